@@ -217,7 +217,7 @@ impl Pods {
     /// The Pod, which must be on this node, and be the one for which the sandbox was created.
     async fn pod(&self, call: &Invocation, id: &EndpointId) -> Result<(Stored, Pod), Failure> {
         let key = Key::namespaced(Kind::Pod, &*id.namespace, &*id.pod);
-        let again = "it is asked for again when the runtime tries again";
+        let again = "the agent retries when the runtime does";
         let later = |msg: String| Failure::new(Code::TRY_AGAIN_LATER, msg, again);
         let stored = self.store.get(&key).await.map_err(store_failure)?;
         let stored = stored.ok_or_else(|| later(format!("{key} is not known")))?;
@@ -384,7 +384,7 @@ fn endpoint_id(call: &Invocation) -> Result<EndpointId, Failure> {
 }
 
 fn nobody_waits(id: &EndpointId) -> Failure {
-    Failure::new(Code::TRY_AGAIN_LATER, format!("nobody waits for the ADD of {id} any more"), "")
+    Failure::new(Code::TRY_AGAIN_LATER, format!("the runtime no longer waits for the ADD of {id}"), "")
 }
 
 async fn blocking<T: Send + 'static>(
@@ -405,7 +405,7 @@ fn wiring_failure(error: WiringError) -> Failure {
 }
 
 pub(crate) fn store_failure(error: StoreError) -> Failure {
-    Failure::new(Code::TRY_AGAIN_LATER, "the datastore did not do what was asked", error.to_string())
+    Failure::new(Code::TRY_AGAIN_LATER, "the datastore did not carry out the request", error.to_string())
 }
 
 /// An annotation that requests something unsupported must not be ignored, because the pod would get another address

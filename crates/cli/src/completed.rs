@@ -70,7 +70,7 @@ fn add_namespaces(snapshot: &mut Snapshot, notes: &mut Vec<String>) {
         let key = Key::global(Kind::Namespace, &name);
         if snapshot.get(&key).is_none() {
             if name != "default" {
-                notes.push(format!("namespace {name} is not given: taken as one without labels"));
+                notes.push(format!("namespace {name} is not given: assumed to have no labels"));
             }
             snapshot.insert(key, json!({"metadata": {"name": name}}), None);
         }
@@ -92,7 +92,7 @@ fn add_accounts(snapshot: &mut Snapshot, notes: &mut Vec<String>) {
     let asked = snapshot.iter().any(|(_, stored)| names_accounts(&stored.value["spec"]));
     if asked && !added.is_empty() {
         notes.push(format!(
-            "service accounts that are not given are taken as ones without labels: {}",
+            "service accounts that are not given are assumed to have no labels: {}",
             listed(&added)
         ));
     }
@@ -125,7 +125,7 @@ fn add_nodes(snapshot: &mut Snapshot, notes: &mut Vec<String>) {
             snapshot.insert(node_key, value, None);
             let (namespace, name) = (&key.namespace, &key.name);
             notes.push(format!(
-                "pod {namespace}/{name} uses the network of its node, which is not given: taken as node {node}"
+                "pod {namespace}/{name} uses the network of its node, which is not given: assumed to be node {node}"
             ));
         }
         if pod.spec.node_name.as_deref() != Some(node.as_str()) {
@@ -165,10 +165,9 @@ fn add_addresses(snapshot: &mut Snapshot, notes: &mut Vec<String>) {
     }
     match made {
         0 => {}
-        1 => notes.push("1 pod or node has no address yet: it is asked with one from 240.0.0.0/4".to_owned()),
-        count => notes.push(format!(
-            "{count} pods and nodes have no address yet: each is asked with one from 240.0.0.0/4"
-        )),
+        1 => notes.push("1 pod or node has no address yet: an address from 240.0.0.0/4 is used".to_owned()),
+        count => notes
+            .push(format!("{count} pods and nodes have no address yet: addresses from 240.0.0.0/4 are used")),
     }
 }
 

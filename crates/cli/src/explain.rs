@@ -137,7 +137,7 @@ fn evaluate(oracle: &Oracle<'_>, question: &Question) -> anyhow::Result<Answer> 
     };
     match oracle.evaluate_by(question, family) {
         Err(QuestionError::NoCommonFamily { from, to }) if oracle.evaluate(question).is_ok() => bail!(
-            "{} is of the other family than the addresses of {from} and {to}; ask with --port {other}",
+            "{} does not belong to the family of the addresses of {from} and {to}; ask with --port {other}",
             question.protocol
         ),
         answer => Ok(answer?),

@@ -72,7 +72,7 @@ fn text(snapshot: &Snapshot, findings: &[Finding]) {
     }
     let is_under_policy = |kind| matches!(kind, Kind::Pod | Kind::WorkloadEndpoint | Kind::HostEndpoint);
     if !snapshot.iter().any(|(key, _)| is_under_policy(key.kind)) {
-        output::line("There are no pods, so only what holds whatever the cluster was looked at.");
+        output::line("There are no pods, so only findings that do not depend on pods are shown.");
     }
 }
 

@@ -117,7 +117,7 @@ fn notes(classes: &Classes, tables: &[Table], snapshot: &Snapshot) -> Vec<String
         true => notes.push("Rows send, columns receive. all, none: of all protocols and ports.".to_owned()),
         false => {
             let asked = classes.ports().named(ports, &clients);
-            notes.push(format!("Rows send, columns receive. all, none: of {asked}, which no rule tells apart from what was asked."));
+            notes.push(format!("Rows send, columns receive. all, none: of {asked}, which no rule distinguishes from the given port."));
         }
     }
     notes.push(match classes.with_hosts() {
@@ -128,16 +128,17 @@ fn notes(classes: &Classes, tables: &[Table], snapshot: &Snapshot) -> Vec<String
     });
     if classes.all().iter().any(|class| class.kind == tortie_reach::ClassKind::Nodes) {
         notes.push(
-            "A node always reaches its own pods; what is said of nodes is about pods of other nodes."
-                .to_owned(),
+            "A node always reaches its own pods; entries of nodes are about pods of other nodes.".to_owned(),
         );
     }
     if clients.len() < classes.ports().len() {
-        notes.push(format!("Some rules ask for source ports: packets come from port {CLIENT_PORT} here."));
+        notes.push(format!(
+            "Some rules match source ports: packets are assumed to come from port {CLIENT_PORT}."
+        ));
     }
     if classes.with_hosts() {
         notes.push(
-            "Host endpoints have their say here; whether a node enforces them, its report says.".to_owned(),
+            "Host endpoints are included; the report of a node shows whether it enforces them.".to_owned(),
         );
     }
     notes.extend(explain::tunnels_note(classes.ports(), ports));
@@ -145,8 +146,7 @@ fn notes(classes: &Classes, tables: &[Table], snapshot: &Snapshot) -> Vec<String
     let scoped = |content: &Content| content.passing().len() > 1;
     if tables.iter().any(|table| table.matrix.cells.iter().flatten().any(scoped)) {
         notes.push(
-            "What is said of one family, between nodes or on one node is said of those flows only."
-                .to_owned(),
+            "An entry for one family, between nodes or on one node, is about those flows only.".to_owned(),
         );
     }
     if classes.left_out() > 0 {

@@ -286,7 +286,7 @@ fn show(change: &Change<'_>, differences: &[Difference], before: &Snapshot, afte
             explain::tunnels_note(change.classes.ports(), &asked).iter().for_each(|note| output::line(note));
             if differences.iter().any(by_hosts) {
                 output::line(
-                    "Host endpoints have a say in this; whether a node enforces them, its report says.",
+                    "Host endpoints are included; the report of a node shows whether it enforces them.",
                 );
                 explain::not_enforced_note(after).iter().for_each(|note| output::line(note));
             }
@@ -297,9 +297,7 @@ fn show(change: &Change<'_>, differences: &[Difference], before: &Snapshot, afte
                 of(Verdict::Deny)
             ));
             if short.len() < differences.len() {
-                output::line(
-                    "They are too many to read, so they stand together by rule; -o json tells each.",
-                );
+                output::line("They are too many to list, so they are grouped by rule; -o json lists each.");
             }
         }
     }

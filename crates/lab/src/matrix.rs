@@ -184,6 +184,9 @@ fn ports_of(pod: &Pod, chosen: Option<u16>) -> Vec<u16> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+    use tortie_api::Key;
+
     use super::*;
 
     fn connection(from: &str, to: &str, verdict: Verdict) -> Connection {
@@ -216,5 +219,26 @@ mod tests {
         }
         let step = Step { name: String::new(), connections: connections.into(), left_out: BTreeMap::new() };
         assert_eq!(step.failed(), 4);
+    }
+
+    /// Only pods with a network of their own are controls, and only on nodes without host endpoints.
+    #[tokio::test]
+    async fn controls_are_pods_on_nodes_without_host_endpoints() {
+        let store = tortie_store::Embedded::in_memory().unwrap();
+        let pod = |name: &str, host_network: bool| {
+            let key = Key::namespaced(Kind::Pod, "n", name);
+            let spec = json!({"nodeName": "one", "hostNetwork": host_network, "containers": [{"name": "c"}]});
+            let status = json!({"podIP": "10.0.0.1"});
+            let metadata = json!({"name": name, "namespace": "n"});
+            (key, json!({"metadata": metadata, "spec": spec, "status": status}))
+        };
+        let host = json!({"metadata": {"name": "h"}, "spec": {"node": "two", "interfaceName": "eth0"}});
+        let host = (Key::global(Kind::HostEndpoint, "h"), host);
+        for (key, value) in [pod("p", false), pod("on-host", true), host] {
+            store.create(&key, value).await.unwrap();
+        }
+        let parties = parties(&LabDir::new(Some("/nowhere".into())), &store, None).await.unwrap();
+        assert_eq!(parties.controls.node_of, [("n/p".to_owned(), "node/one".to_owned())].into());
+        assert_eq!(parties.controls.policed, ["node/two".to_owned()].into());
     }
 }

@@ -66,7 +66,7 @@ impl Oracle<'_> {
         let failsafe = is_failsafe(felix, *direction, &early);
         if failsafe && *forwarded && *at == HostLink::Outside {
             notes.push(format!(
-                "{}: a failsafe port: only its policies for what is forwarded are asked",
+                "{}: a failsafe port: only its policies for forwarded packets are evaluated",
                 interface.identity
             ));
         }

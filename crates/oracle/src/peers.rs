@@ -286,7 +286,7 @@ impl<'a> End<'a> {
 fn remark(from: &End<'_>, to: &End<'_>, source: IpAddr, notes: &mut Vec<String>) {
     let remark = match (from, to) {
         (End::Pod(from, _), End::Pod(to, _)) if std::ptr::eq(*from, *to) => {
-            format!("{from} reaches itself: the packet never leaves the pod, no policy is asked")
+            format!("{from} reaches itself: the packet never leaves the pod, so no policy is evaluated")
         }
         (End::Node(node, _) | End::NodeAt(node, _), End::Pod(pod, _)) if pod.node == *node => {
             format!("{pod} runs on node {node}: a node always reaches its own pods (probes)")
@@ -299,7 +299,7 @@ fn remark(from: &End<'_>, to: &End<'_>, source: IpAddr, notes: &mut Vec<String>)
             format!("{own} {node} is under no policy of pods: of pods, only what leaves {pod} is judged")
         }
         (End::Pod(..), _) | (_, End::Pod(..)) => return,
-        _ => "neither end is a pod with a network of its own: no policy of pods is asked".to_owned(),
+        _ => "neither end is a pod with a network of its own: no policy for pods is evaluated".to_owned(),
     };
     notes.push(remark);
 }

@@ -37,7 +37,7 @@ pub(crate) fn shown(
                 let (missing, all) = (step.add.len(), desired.len());
                 shown
                     .remarks
-                    .push(format!("HNS lacks {missing} of the {all} ACLs that the policies come to"));
+                    .push(format!("HNS lacks {missing} of the {all} ACLs that the policies require"));
             }
             differing.extend(step.remove);
             shown.sets = sets.into_iter().map(|(id, name)| (id, SetId::new(name))).collect();

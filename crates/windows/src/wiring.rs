@@ -254,7 +254,7 @@ fn when_ready<T>(mut call: impl FnMut() -> Result<T, tortie_hcn::Error>) -> Resu
     for pause in NOT_READY_PAUSES_MS.map(Duration::from_millis) {
         match call() {
             Err(error) if error.is_not_ready() => {
-                warn!(%error, ?pause, "HNS is not ready; it is asked again");
+                warn!(%error, ?pause, "HNS is not ready; the agent retries");
                 std::thread::sleep(pause);
             }
             result => return result,

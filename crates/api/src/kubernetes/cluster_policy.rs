@@ -287,7 +287,7 @@ fn only(given: &Map<String, Value>) -> Result<(&str, &Value), String> {
     let mut fields = given.iter();
     match (fields.next(), fields.next()) {
         (Some((name, value)), None) => Ok((name, value)),
-        (None, _) => Err("nothing that is known is said of it".to_owned()),
+        (None, _) => Err("it has no known field".to_owned()),
         _ => {
             Err(format!("{} may not stand together", given.keys().cloned().collect::<Vec<_>>().join(" and ")))
         }

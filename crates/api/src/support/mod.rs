@@ -168,14 +168,14 @@ fn annotation(name: &str) -> Option<&'static str> {
     match name.strip_prefix("cni.projectcalico.org/")? {
         // The CNI plugin itself writes these.
         "podIP" | "podIPs" | "containerID" => None,
-        "ipAddrs" | "ipAddrsNoIpam" => {
-            Some("a pod cannot ask for an address yet; take it out, and the pod gets one of its pools")
-        }
+        "ipAddrs" | "ipAddrsNoIpam" => Some(
+            "a pod cannot request an address yet; remove the annotation, and the pod gets an address of its pools",
+        ),
         "ipv4pools" | "ipv6pools" => Some(
             "pools cannot be chosen by annotation yet; use nodeSelector or namespaceSelector of the IPPool",
         ),
         "floatingIPs" => Some("floating addresses are not supported; use a Service"),
-        "hwAddr" => Some("a pod cannot ask for a MAC address; take it out"),
+        "hwAddr" => Some("a pod cannot request a MAC address; remove the annotation"),
         "allowedSourcePrefixes" => Some("a pod's packets always need its own address; take it out"),
         _ => Some("Tortie does not know it; take it out"),
     }

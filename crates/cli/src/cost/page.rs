@@ -13,7 +13,7 @@ pub(super) fn print(found: &CostReport) {
     variants(found);
     match &found.subject {
         Subject::Pod { .. } => {
-            output::line("\nby policy, in the order in which they are asked:");
+            output::line("\nby policy, in evaluation order:");
             policies(found, usize::MAX);
             output::line("\nby rule, as what would go away without it:");
             rules(found);
@@ -161,11 +161,11 @@ fn advice(found: &CostReport) {
 fn notes(found: &CostReport) {
     output::line("");
     if found.windows == 0 {
-        output::line("There is no Windows node, so all pods were looked at as if they were on such.");
+        output::line("There is no Windows node, so all pods are treated as if they were on Windows nodes.");
     }
     if matches!(found.subject, Subject::Everything) && found.looked_at.0 < found.pods.len() {
         output::line(
-            "Rules were looked at for the dearest pods only: name a policy or a pod to see its own.",
+            "Rules were analysed only for the most expensive pods: name a policy or a pod to see its rules.",
         );
     }
     output::line(

@@ -50,7 +50,7 @@ fn warn(text: &str) {
 fn say_of_counters(system: &Shown) {
     match system.counting {
         Some(true) => output::line(
-            "counted: the packets that policy is asked about, which are the first ones of each connection",
+            "counted: the packets that policy evaluates, which are the first ones of each connection",
         ),
         Some(false) => output::line(&format!(
             "the rules do not count: the annotation {}: Enabled of FelixConfiguration default turns that on",
@@ -61,7 +61,7 @@ fn say_of_counters(system: &Shown) {
 }
 
 /// The note after a tier that decides everything.
-const NEVER: &str = ": never asked, as nothing gets past the tier before";
+const NEVER: &str = ": never evaluated, because no packet gets past the previous tier";
 
 /// Longer rules of the system are truncated.
 const MAX_CHARACTERS: usize = 400;
@@ -92,7 +92,7 @@ impl<'a> Page<'a> {
             tier.policies.iter().for_each(|id| self.policy(id));
             let end = match tier.end {
                 EndOfTier::Deny => "what no rule of it decides is denied",
-                EndOfTier::Pass => "what no rule of it decides goes on",
+                EndOfTier::Pass => "packets that no rule of it decides continue",
             };
             output::line(&format!("    end of tier {}: {end}", tier.name));
             self.rules(|rule| rule.comment == format!("end of tier {}", tier.name), 6);

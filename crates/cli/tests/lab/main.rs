@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use rustix::process::Signal;
 use serde_json::Value;
 use support::{Lab, User, appeared_since, leftovers, machine};
+use tortie_servers::programs::{Program, can_run};
 
 const PODS: [&str; 4] = [
     "calico-demo/linux-client",
@@ -72,10 +73,11 @@ fn check_demo(document: &Value) {
     assert_eq!(cells(&steps[1]), expected(true));
 }
 
-fn demo_as(user: User) {
+fn demo_as(user: User, datastore: &str) {
     let lab = Lab::new(user);
     let before = machine();
-    let output = lab.tortie(&["lab", "demo", "-o", "json"]).output().unwrap();
+    let arguments = ["lab", "demo", "-o", "json", "--datastore", datastore];
+    let output = lab.tortie(&arguments).output().unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{errors}");
     check_demo(&serde_json::from_slice(&output.stdout).unwrap());
@@ -92,12 +94,46 @@ fn demo_as(user: User) {
 
 #[test]
 fn the_demo_as_root() {
-    demo_as(User::Root);
+    demo_as(User::Root, "embedded");
 }
 
 #[test]
 fn the_demo_as_an_ordinary_user() {
-    demo_as(User::Ordinary);
+    demo_as(User::Ordinary, "embedded");
+}
+
+#[test]
+fn the_demo_on_etcd() {
+    if can_run(&[Program::Etcd]) {
+        demo_as(User::Root, "etcd");
+    }
+}
+
+/// Other processes reach etcd through the lab's socket.
+#[test]
+fn commands_work_in_a_lab_on_etcd() {
+    if !can_run(&[Program::Etcd]) {
+        return;
+    }
+    let lab = Lab::new(User::Root);
+    let _running = lab.up(&["--datastore", "etcd"]);
+    let run = |arguments: &[&str]| {
+        let output = lab.tortie(arguments).output().unwrap();
+        let (text, errors) = (output.stdout, String::from_utf8_lossy(&output.stderr).into_owned());
+        assert!(output.status.success(), "{arguments:?}: {errors}");
+        String::from_utf8(text).unwrap()
+    };
+    let manifest = |name: &str| format!("{}/../../examples/seed-002/{name}", env!("CARGO_MANIFEST_DIR"));
+    for name in ["policy-demo-pods.yml", "policy-demo-policy.yml"] {
+        let printed = run(&["apply", "--wait", "-f", &manifest(name)]);
+        assert!(printed.contains("in force on 2 nodes"), "{printed}");
+    }
+    assert!(run(&["get", "nodes"]).contains("192.0.2.12"));
+    let document: Value = serde_json::from_str(&run(&["lab", "matrix", "-o", "json"])).unwrap();
+    let cut = document["connections"].as_array().unwrap().iter().filter(|each| each["verdict"] == "cut");
+    let cut: Vec<&Value> = cut.map(|each| &each["from"]).collect();
+    assert_eq!(cut, ["calico-demo/linux-server", "calico-demo/windows-client", "node/primary"]);
+    run(&["lab", "down"]);
 }
 
 #[test]

@@ -113,7 +113,7 @@ fn listed(data: Attributes<'_>) -> Option<Listed> {
     Some(Listed {
         key: Key::new(value(data, NFTA_SET_ELEM_KEY)?)?,
         closes: data.u32_be(NFTA_SET_ELEM_FLAGS).unwrap_or(0) & NFT_SET_ELEM_INTERVAL_END != 0,
-        value: Value { end, data: element_data(data) },
+        value: Value::new(end, element_data(data)),
         count: count(data.nest(NFTA_SET_ELEM_EXPR)),
     })
 }
@@ -150,14 +150,14 @@ pub(super) fn join(spec: &SetSpec, mut listed: Vec<Listed>) -> BTreeMap<Key, Val
                 continue;
             }
             let end = element.key.previous();
-            ranges.insert(begin.key, Value { end, ..begin.value });
+            ranges.insert(begin.key, Value::new(end, begin.value.data().cloned()));
         }
         if !element.closes {
             open = Some(element);
         }
     }
     if let Some(begin) = open {
-        ranges.insert(begin.key, Value { end: Some(begin.key.last()), ..begin.value });
+        ranges.insert(begin.key, Value::new(Some(begin.key.last()), begin.value.data().cloned()));
     }
     ranges
 }

@@ -313,14 +313,14 @@ fn put_element(to: &mut Vec<u8>, spec: &SetSpec, element: &Element) {
                 put_u32_be(to, NFTA_SET_ELEM_FLAGS, NFT_SET_ELEM_INTERVAL_END);
                 return;
             }
-            match &element.value.data {
+            match element.value.data() {
                 None => {}
                 Some(Data::Verdict(verdict)) => put_verdict(to, NFTA_SET_ELEM_DATA, verdict),
                 Some(Data::Number(number)) => put_value(to, NFTA_SET_ELEM_DATA, &number.to_ne_bytes()),
             }
         });
     };
-    let last = element.value.end.as_ref();
+    let last = element.value.end();
     if spec.interval && spec.key.len() > 1 {
         return put_one(to, &element.key, false, Some(last.unwrap_or(&element.key)));
     }

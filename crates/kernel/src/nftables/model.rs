@@ -145,13 +145,36 @@ impl SetSpec {
     }
 }
 
-/// The content of an element besides its (first) key.
+/// The content of an element besides its (first) key. It has the size of a pointer, because a table has hundreds of
+/// thousands of elements, most of which have no content.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
-pub struct Value {
+pub struct Value(Option<Box<Content>>);
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Content {
+    end: Option<Key>,
+    data: Option<Data>,
+}
+
+impl Value {
+    /// The last key of a range, and the value of a key in a map.
+    #[must_use]
+    pub fn new(end: Option<Key>, data: Option<Data>) -> Self {
+        let is_empty = end.is_none() && data.is_none();
+        Self((!is_empty).then(|| Box::new(Content { end, data })))
+    }
+
     /// The last key of the range, in an interval set.
-    pub end: Option<Key>,
+    #[must_use]
+    pub fn end(&self) -> Option<&Key> {
+        self.0.as_ref()?.end.as_ref()
+    }
+
     /// The value of the key, in a map.
-    pub data: Option<Data>,
+    #[must_use]
+    pub fn data(&self) -> Option<&Data> {
+        self.0.as_ref()?.data.as_ref()
+    }
 }
 
 /// The type of the values of a map.
@@ -191,19 +214,19 @@ impl Element {
     /// A range of keys, both ends included.
     #[must_use]
     pub fn range(first: Key, last: Key) -> Self {
-        Self { key: first, value: Value { end: Some(last), data: None } }
+        Self { key: first, value: Value::new(Some(last), None) }
     }
 
     /// A key that leads to a verdict.
     #[must_use]
     pub fn verdict(key: Key, verdict: Verdict) -> Self {
-        Self { key, value: Value { end: None, data: Some(Data::Verdict(verdict)) } }
+        Self { key, value: Value::new(None, Some(Data::Verdict(verdict))) }
     }
 
     /// A key that leads to a number.
     #[must_use]
     pub fn number(key: Key, number: u32) -> Self {
-        Self { key, value: Value { end: None, data: Some(Data::Number(number)) } }
+        Self { key, value: Value::new(None, Some(Data::Number(number))) }
     }
 }
 
@@ -394,6 +417,15 @@ pub struct Count {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The memory of an agent depends on it.
+    #[test]
+    fn an_element_without_content_takes_a_pointer_beside_its_key() {
+        assert_eq!(size_of::<Value>(), size_of::<usize>());
+        assert_eq!(Value::new(None, None), Value::default());
+        let range = Value::new(Some(Key::port(9)), None);
+        assert_eq!((range.end(), range.data()), (Some(&Key::port(9)), None));
+    }
 
     #[test]
     fn keys_increment_like_numbers() {

@@ -17,11 +17,11 @@ pub fn rule_text(rule: &Rule) -> String {
 #[must_use]
 pub fn element_text(fields: &[Field], key: &Key, value: &Value) -> String {
     let first = key_text(fields, key.bytes());
-    let range = match &value.end {
+    let range = match value.end() {
         Some(end) if end != key => format!("{first}-{}", key_text(fields, end.bytes())),
         _ => first,
     };
-    match &value.data {
+    match value.data() {
         None => range,
         Some(Data::Number(number)) => format!("{range} : {number}"),
         Some(Data::Verdict(verdict)) => format!("{range} : {}", verdict_text(verdict)),

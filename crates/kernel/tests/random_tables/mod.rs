@@ -148,7 +148,7 @@ fn ranges(keys: &[Key]) -> Vec<Element> {
     let mut ranges: Vec<Element> = Vec::new();
     for pair in keys.chunks(2) {
         let (first, last) = (pair[0], pair[pair.len() - 1]);
-        let before = ranges.last().and_then(|range| range.value.end);
+        let before = ranges.last().and_then(|range| range.value.end().copied());
         if before.is_none_or(|before| before.next() != Some(first)) {
             ranges.push(Element::range(first, last));
         }

@@ -78,7 +78,7 @@ fn name(set: &Set) -> String {
     let mut content = format!("{:?}", set.spec);
     for (key, value) in &set.elements {
         // Writing to a string does not fail.
-        let _ = write!(content, " {:?} {:?}", key.bytes(), value.end.as_ref().map(|end| end.bytes()));
+        let _ = write!(content, " {:?} {:?}", key.bytes(), value.end().map(|end| end.bytes()));
     }
     format!("{PREFIX}{}", digest(content.as_bytes()))
 }

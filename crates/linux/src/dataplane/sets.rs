@@ -180,7 +180,8 @@ fn range_changes(
 fn neighbours((first, last): &(Key, Key), there: &BTreeMap<Key, Value>) -> impl Iterator<Item = (Key, Key)> {
     let from = first.previous().unwrap_or(*first);
     let to = last.next().unwrap_or(*last);
-    let before = there.range(..=to).rev().map(|(first, value)| (*first, value.end.unwrap_or(*first)));
+    let before =
+        there.range(..=to).rev().map(|(first, value)| (*first, value.end().copied().unwrap_or(*first)));
     before.take_while(move |(_, last)| *last >= from)
 }
 

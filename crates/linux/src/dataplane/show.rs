@@ -127,7 +127,7 @@ impl Reader<'_> {
 
     /// The value of a key in a map.
     fn find(&mut self, map: &str, key: &Key) -> Result<Option<Data>> {
-        Ok(self.elements(map)?.elements.get(key).and_then(|value| value.data.clone()))
+        Ok(self.elements(map)?.elements.get(key).and_then(|value| value.data().cloned()))
     }
 
     fn elements(&mut self, set: &str) -> Result<CountedElements> {

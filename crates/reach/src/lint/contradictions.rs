@@ -16,7 +16,7 @@ type Contradiction = (String, String);
 pub(super) fn check(key: &Key, stored: &Stored, resource: &Resource, found: &mut Findings) {
     for (field, problem) in of_policy(resource) {
         let witness = "this holds whatever the cluster".to_owned();
-        let advice = "take out one of the criteria, or the rule";
+        let advice = "remove one of the criteria, or the rule";
         found.add(
             (key, stored),
             &field,
@@ -56,7 +56,7 @@ fn spoken(spec: &tortie_api::calico::PolicySpec, all: &mut Vec<Contradiction>) {
         if !rules.is_empty() && !types.contains(&of) {
             all.push((
                 format!("spec.{name}"),
-                format!("types leaves {of:?} out, so these rules are never asked"),
+                format!("types leaves {of:?} out, so these rules are never evaluated"),
             ));
         }
     }
@@ -86,7 +86,7 @@ fn of_rule(rule: &Rule, path: &str, all: &mut Vec<Contradiction>) {
     if let (Some(icmp), Some(not)) = (rule.icmp, rule.not_icmp)
         && covers(not, icmp)
     {
-        wrong("notICMP", "notICMP excludes everything that icmp asks for".to_owned());
+        wrong("notICMP", "notICMP excludes everything that icmp matches".to_owned());
     }
     if rule.http.is_some() {
         let problem =
@@ -110,7 +110,7 @@ fn of_rule(rule: &Rule, path: &str, all: &mut Vec<Contradiction>) {
     if let Some((first, version)) = asked.first()
         && let Some((field, other)) = asked.iter().find(|(_, other)| other != version)
     {
-        wrong(field, format!("{first} asks for IPv{version}, {field} for IPv{other}"));
+        wrong(field, format!("{first} matches IPv{version}, {field} matches IPv{other}"));
     }
     for (side, name) in [(&rule.source, "source"), (&rule.destination, "destination")] {
         of_side(side, protocol, &format!("{path}.{name}"), all);

@@ -24,14 +24,14 @@ pub(super) fn check(key: &Key, stored: &Stored, resource: &Resource, found: &mut
     for Feature { field, what, action } in features {
         let witness = match action {
             Some(Action::Deny) => {
-                "there the rule is left out: what it denies goes on to later rules, and may pass"
+                "there the rule is left out: packets that it denies continue to later rules, and may pass"
             }
             Some(Action::Pass) if what.starts_with("Pass") => {
-                "there it denies, where here the profiles are asked"
+                "there it denies, and here the profiles are evaluated"
             }
-            Some(Action::Pass) => "there the rule is left out, and later rules of the policy are asked",
+            Some(Action::Pass) => "there the rule is left out, and later rules of the policy are evaluated",
             Some(Action::Log) => "there nothing is logged",
-            Some(Action::Allow) => "there the rule is left out: what it allows is denied",
+            Some(Action::Allow) => "there the rule is left out: packets that it allows are denied",
             None => "there it has no effect",
         };
         let problem = format!("{what} does not work on Calico for Windows");

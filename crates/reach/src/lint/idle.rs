@@ -287,10 +287,10 @@ fn failsafe(ports: &[String], action: Action) -> FindingText {
     };
     FindingText::new(
         format!(
-            "it never decides: {} are failsafe ports, which pass before policy is asked",
+            "it never decides: {} are failsafe ports, which pass before policy is evaluated",
             ports.join(", ")
         ),
-        "FelixConfiguration says which ports are, or its defaults (docs/policy.md)",
+        "FelixConfiguration or its defaults list them (docs/policy.md)",
         advice,
     )
 }

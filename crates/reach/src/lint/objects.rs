@@ -27,7 +27,7 @@ fn not_understood(snapshot: &Snapshot, found: &mut Findings) {
             let said = FindingText::new(
                 format!("it cannot be understood: {problem}"),
                 "until then it denies where it stands",
-                "correct the field; tortie apply says what is right",
+                "correct the field; tortie apply reports what is wrong",
             );
             found.add((key, stored), "", (Level::Error, Code::NotUnderstood), said);
         }
@@ -70,7 +70,7 @@ fn equal_priorities(snapshot: &Snapshot, found: &mut Findings) {
         for (key, stored) in policies.iter().skip(1) {
             let said = FindingText::new(
                 format!("{first} has priority {priority} in tier {tier}, too"),
-                format!("by name {first} is asked first; other implementations may choose otherwise"),
+                format!("by name {first} comes first; other implementations may choose another order"),
                 "give them different priorities",
             );
             found.add((key, stored), "spec.priority", (Level::Warning, Code::EqualPriorities), said);
@@ -89,7 +89,7 @@ fn empty_accounts(snapshot: &Snapshot, found: &mut Findings) {
                         continue;
                     }
                     let said = FindingText::new(
-                        "it names no service account and selects none, so it says nothing",
+                        "it names no service account and selects none, so it has no effect",
                         "the rule also matches what is no pod",
                         "name accounts, select them (selector: all() is any pod's), or leave it out",
                     );
@@ -131,7 +131,7 @@ fn cluster_ips(snapshot: &Snapshot, found: &mut Findings) {
             }
             let said = FindingText::new(
                 format!(
-                    "{net} holds {address}, which is {service}'s own address: packets never bear it where policy is asked"
+                    "{net} holds {address}, which is {service}'s own address: packets never have it when policy is evaluated"
                 ),
                 format!("policy sees the backends of {service}; no pod and no node lies in {net}"),
                 "name the Service (services) or select its pods",

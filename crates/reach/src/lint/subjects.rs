@@ -82,7 +82,7 @@ fn about_no_host(key: &Key, stored: &Stored, hosts: bool, found: &mut Findings) 
         true => "policies with doNotTrack or preDNAT are nothing to pods, and it selects no host endpoint",
         false => "policies with doNotTrack or preDNAT are nothing to pods, and there is no host endpoint",
     };
-    let advice = "check the selector, take out the field, or take the policy out";
+    let advice = "check the selector, remove the field, or remove the policy";
     found.add(
         (key, stored),
         "spec.selector",
@@ -141,7 +141,7 @@ fn about_nobody(
         _ => "spec.selector",
     };
     let (problem, advice) = match field {
-        "spec" => ("it has no rules, so it has no say", "give it rules, or take it out"),
+        "spec" => ("it has no rules, so it has no effect", "give it rules, or take it out"),
         _ => ("it is about no pod", "check the selector, or take the policy out"),
     };
     if found.has(key, field, &[Code::NeverMatches]) {
@@ -180,7 +180,7 @@ fn of_nobody(oracle: &Oracle<'_>, host: &SeenHost<'_>, snapshot: &Snapshot, foun
         [] => return,
         [Direction::Ingress] => "what comes to its node",
         [Direction::Egress] => "what its node sends",
-        _ => "what comes to its node and what its node sends",
+        _ => "packets to and from its node",
     };
     let key = Key::global(Kind::HostEndpoint, host.subject().name());
     let Some(stored) = snapshot.get(&key) else { return };

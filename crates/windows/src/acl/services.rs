@@ -236,11 +236,7 @@ impl<'a> JudgementBuilder<'a> {
                 Reason::ServiceAddressTaken,
                 "pods have the address too; such a pod is closed at that port wherever the Service is",
             ),
-            (
-                self.of_sctp,
-                Reason::ServicePartlyAllowed,
-                "its ports are ports of SCTP, which HNS cannot tell apart",
-            ),
+            (self.of_sctp, Reason::ServicePartlyAllowed, "its ports are SCTP ports, which HNS cannot match"),
         ];
         let conditions =
             conditions.into_iter().flat_map(|(services, reason, why)| services.conditions(reason, why));

@@ -222,7 +222,7 @@ impl DesiredTable {
             let program = program.filter(|program| {
                 *slot != Slot::HostPreDnat || interface == EVERY_INTERFACE || !program.asked.tiers.is_empty()
             });
-            let number = program.map(|program| Value { end: None, data: Some(Data::Number(program.number)) });
+            let number = program.map(|program| Value::new(None, Some(Data::Number(program.number))));
             let spec = || SetSpec::number_map(&[Field::Interface]);
             change.element(slot.maps().0, spec, Key::interface(interface), number);
         }
@@ -412,7 +412,7 @@ impl DesiredTable {
                 // A packet returns from a program only while the program is being replaced. Then the next rule closes
                 // pods. For a host, the next rule would be `*`, which must not be evaluated then.
                 let lead = if Slot::OF_PODS.contains(slot) { Verdict::Jump } else { Verdict::Goto };
-                let first = Value { end: None, data: Some(Data::Verdict(lead(first_chain(name)))) };
+                let first = Value::new(None, Some(Data::Verdict(lead(first_chain(name)))));
                 let (map, key) = (slot.maps().1, skeleton::program_key(program.number));
                 change.element(map, skeleton::program_chains, key, (*users > 0).then_some(first));
             }

@@ -1,0 +1,226 @@
+//! CNI on an agent, with what is stored and what is connected.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+
+use crate::common::{Bed, condition, endpoint_id, endpoint_key, pod_key, send, until};
+use serde_json::{Value, json};
+use tortie_api::Kind;
+use tortie_cni::{Code, Command, transport};
+use tortie_dataplane::{Reason, Report};
+
+/// The code of a failed call.
+fn code(answer: transport::Answer) -> Code {
+    answer.expect_err("it fails").code
+}
+
+/// A pod's network differs between operating systems: a host route on Linux, the block on Windows.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_answer_has_the_network_of_the_wiring() {
+    let bed = Bed::new().await;
+    bed.pod("p", "u", json!({})).await;
+    for (prefix_len, gateway) in [(32, [169, 254, 1, 1]), (26, [10, 0, 0, 1])] {
+        bed.os.lock().pod_network = Some((prefix_len, gateway.into()));
+        let success = bed.call(bed.invocation(Command::Add, "c", "p")).await.unwrap().unwrap();
+        assert!(success.ips[0].address.ends_with(&format!("/{prefix_len}")), "{success:?}");
+        assert_eq!(success.routes[0].gw, Some(gateway.into()));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_is_added_checked_and_deleted() {
+    let bed = Bed::new().await;
+    bed.pod("p", "u1", json!({"app": "a"})).await;
+    let success = bed.call(bed.invocation(Command::Add, "c1", "p")).await.unwrap().unwrap();
+    let endpoint = bed.endpoint("p", "eth0").await.unwrap();
+    assert_eq!(endpoint["metadata"]["labels"], json!({"app": "a"}));
+    assert_eq!(endpoint["metadata"]["annotations"], json!({"tortie.io/pod-uid": "u1"}));
+    assert_eq!(endpoint["spec"]["ipNetworks"], json!([success.ips[0].address]));
+    assert!(
+        bed.os.lock().state.endpoints.contains_key(&endpoint_id("p")),
+        "policy was in force before the answer"
+    );
+
+    bed.call(bed.invocation(Command::Check, "c1", "p")).await.unwrap();
+    assert_eq!(code(bed.call(bed.invocation(Command::Check, "c2", "p")).await), Code::DIFFERS);
+    assert_eq!(code(bed.call(bed.invocation(Command::Check, "c1", "q")).await), Code::UNKNOWN_CONTAINER);
+    bed.os.lock().connected.clear();
+    assert_eq!(code(bed.call(bed.invocation(Command::Check, "c1", "p")).await), Code::DIFFERS);
+
+    for _ in 0..2 {
+        bed.call(bed.invocation(Command::Del, "c1", "p")).await.unwrap();
+        assert_eq!(bed.endpoint("p", "eth0").await, None);
+        assert!(bed.store.list(Kind::IpamHandle).await.unwrap().items.is_empty());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn gc_removes_pods_that_the_runtime_does_not_know() {
+    let bed = Bed::new().await;
+    for (pod, container) in [("kept", "c1"), ("lost", "c2")] {
+        bed.pod(pod, pod, json!({})).await;
+        bed.call(bed.invocation(Command::Add, container, pod)).await.unwrap();
+    }
+    let mut gc = bed.invocation(Command::Gc, "", "");
+    (gc.args, gc.interface) = (BTreeMap::new(), String::new());
+    assert_eq!(code(bed.call(gc.clone()).await), Code::INVALID_CONFIG);
+    gc.config.valid_attachments =
+        serde_json::from_value(json!([{"containerID": "c1", "ifname": "eth0"}])).unwrap();
+    bed.call(gc).await.unwrap();
+    assert_eq!(bed.endpoint("lost", "eth0").await, None);
+    assert!(bed.endpoint("kept", "eth0").await.is_some());
+    assert_eq!(bed.os.lock().connected, BTreeMap::from([(endpoint_id("kept"), "c1".to_owned())]));
+}
+
+/// The agent was down only for a moment, and nothing restarts it.
+#[tokio::test(flavor = "multi_thread")]
+async fn deletions_on_disk_are_carried_out_while_the_agent_runs() {
+    let bed = Bed::new().await;
+    bed.pod("p", "u", json!({})).await;
+    bed.call(bed.invocation(Command::Add, "c1", "p")).await.unwrap();
+    let queue = bed.dir.path().join("queue");
+    fs::create_dir_all(&queue).unwrap();
+    fs::write(queue.join("bad.json"), "{").unwrap();
+    let call = serde_json::to_vec(&bed.invocation(Command::Del, "c1", "p")).unwrap();
+    fs::write(queue.join("c1-eth0.json"), call).unwrap();
+    until("the deletion is carried out", || async {
+        bed.endpoint("p", "eth0").await.is_none() && !queue.join("c1-eth0.json").exists()
+    })
+    .await;
+    until("what cannot be read is put aside", || async { queue.join("bad.unreadable").exists() }).await;
+}
+
+/// Pods may be relabelled at any moment, also between the agent's read of the Pod and its write of the endpoint.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relabel_during_add_is_not_lost_on_any_interface() {
+    let bed = Bed::new().await;
+    bed.pod("p", "u", json!({"app": "old"})).await;
+    for (interface, container) in [("eth0", "c1"), ("net1", "c2")] {
+        bed.pod("p", "u", json!({"app": "old"})).await;
+        let mut add = bed.invocation(Command::Add, container, "p");
+        add.interface = interface.to_owned();
+        let open = bed.os.hold(container);
+        let (added, ()) = tokio::join!(bed.call(add), async {
+            until("the pod is being connected", || async { bed.os.is_held(container) }).await;
+            bed.pod("p", "u", json!({"app": "new"})).await;
+            drop(open);
+        });
+        added.unwrap();
+        until("the endpoint has the pod's labels", || async {
+            bed.endpoint("p", interface).await.unwrap()["metadata"]["labels"] == json!({"app": "new"})
+        })
+        .await;
+    }
+    bed.pod("p", "u", json!({"app": "newest"})).await;
+    until("both endpoints have the pod's labels", || async {
+        let mut all = Vec::new();
+        for interface in ["eth0", "net1"] {
+            all.push(bed.endpoint("p", interface).await.unwrap()["metadata"]["labels"]["app"].clone());
+        }
+        all == ["newest", "newest"]
+    })
+    .await;
+}
+
+/// A StatefulSet recreates pods with the same name.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_of_the_same_name_is_another_pod() {
+    let bed = Bed::new().await;
+    bed.pod("p", "u1", json!({"app": "one"})).await;
+    bed.pod("other", "u", json!({"app": "old"})).await;
+    bed.call(bed.invocation(Command::Add, "c1", "p")).await.unwrap();
+    bed.call(bed.invocation(Command::Add, "c2", "other")).await.unwrap();
+    bed.store.delete(&pod_key("p"), None).await.unwrap();
+    bed.pod("p", "u2", json!({"app": "two"})).await;
+    // When the later change has been processed, the earlier one has, too.
+    bed.pod("other", "u", json!({"app": "new"})).await;
+    until("a pod is followed", || async {
+        bed.endpoint("other", "eth0").await.unwrap()["metadata"]["labels"]["app"] == "new"
+    })
+    .await;
+    assert_eq!(bed.endpoint("p", "eth0").await.unwrap()["metadata"]["labels"]["app"], "one");
+
+    let mut add = bed.invocation(Command::Add, "c3", "p");
+    add.args.insert("K8S_POD_UID".to_owned(), "u1".to_owned());
+    let failure = bed.call(add.clone()).await.unwrap_err();
+    assert_eq!(failure.code, Code::TRY_AGAIN_LATER);
+    assert!(failure.to_string().contains("u1") && failure.to_string().contains("u2"), "{failure}");
+    add.args.insert("K8S_POD_UID".to_owned(), "u2".to_owned());
+    bed.call(add).await.unwrap();
+    assert_eq!(bed.endpoint("p", "eth0").await.unwrap()["metadata"]["labels"]["app"], "two");
+}
+
+/// The kubelet gives up on a sandbox and creates another one while the ADD of the first continues.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_late_add_does_not_replace_a_newer_sandbox() {
+    let bed = Bed::new().await;
+    bed.pod("p", "u", json!({})).await;
+    let container =
+        || async { bed.endpoint("p", "eth0").await.unwrap_or_default()["spec"]["containerID"].clone() };
+    let open = bed.os.hold("old");
+    let socket = bed.dir.path().join("agent.sock");
+    let (old, new) = (bed.invocation(Command::Add, "old", "p"), bed.invocation(Command::Add, "new", "p"));
+    let first = tokio::task::spawn_blocking({
+        let (socket, old) = (socket.clone(), old.clone());
+        move || send(&socket, &old)
+    });
+    until("the old sandbox is being connected", || async { bed.os.is_held("old") }).await;
+    let second = tokio::task::spawn_blocking(move || send(&socket, &new));
+    // A call whose plugin was killed while it waited is not executed.
+    let mut killed = UnixStream::connect(bed.dir.path().join("agent.sock")).unwrap();
+    let call = transport::encode(&bed.invocation(Command::Add, "killed", "p")).unwrap();
+    killed.write_all(&call).unwrap();
+    drop(killed);
+    // Time for the others to overtake, which they must not.
+    tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+    drop(open);
+    first.await.unwrap().unwrap();
+    second.await.unwrap().unwrap();
+    assert_eq!(container().await, "new");
+    assert_eq!(bed.os.lock().connected[&endpoint_id("p")], "new");
+
+    let failure = bed.call(old).await.unwrap_err();
+    assert_eq!(failure.code, Code::INVALID_ENVIRONMENT, "{failure}");
+    assert!(failure.to_string().contains("new"), "{failure}");
+    assert_eq!(container().await, "new");
+    bed.call(bed.invocation(Command::Del, "old", "p")).await.unwrap();
+    assert_eq!(container().await, "new", "what is left of the old one is not the new one's");
+    let key = endpoint_key("p", "eth0");
+    assert_ne!(bed.store.get(&key).await.unwrap().map(|stored| stored.value), None::<Value>);
+    let handles: Vec<String> = bed
+        .store
+        .list(Kind::IpamHandle)
+        .await
+        .unwrap()
+        .items
+        .into_iter()
+        .map(|stored| stored.key.name)
+        .collect();
+    assert_eq!(handles, ["net.new"]);
+}
+
+/// Its sandbox is abandoned; the next one must not wait for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_abandoned_add_is_undone() {
+    let bed = Bed::new().await;
+    bed.pod("p", "u", json!({})).await;
+    bed.os.lock().report = Report {
+        endpoints: [(endpoint_id("p"), vec![condition(Reason::InterfaceMissing)])].into(),
+        retry: true,
+        ..Report::default()
+    };
+    let mut killed = UnixStream::connect(bed.dir.path().join("agent.sock")).unwrap();
+    killed.write_all(&transport::encode(&bed.invocation(Command::Add, "killed", "p")).unwrap()).unwrap();
+    until("the endpoint is published", || async { bed.endpoint("p", "eth0").await.is_some() }).await;
+    drop(killed);
+    until("it is undone", || async {
+        bed.endpoint("p", "eth0").await.is_none()
+            && bed.os.lock().connected.is_empty()
+            && bed.store.list(Kind::IpamHandle).await.unwrap().items.is_empty()
+    })
+    .await;
+    bed.os.lock().report = Report::default();
+    bed.call(bed.invocation(Command::Add, "next", "p")).await.unwrap();
+}

@@ -1,0 +1,263 @@
+//! Nothing is accepted and then ignored: what apply and delete reject, and what they warn about.
+
+use std::process::{Output, Stdio};
+
+use crate::support::{Cluster, text_of};
+use serde_json::{Value, json};
+use tortie_api::{Key, Kind};
+use tortie_store::Store;
+
+fn object(kind: &str, name: &str, spec: Value) -> Value {
+    json!({"apiVersion": "projectcalico.org/v3", "kind": kind, "metadata": {"name": name}, "spec": spec})
+}
+
+impl Cluster {
+    /// Applies an object; returns whether that succeeded, and the output.
+    async fn applies(&self, object: &Value) -> (bool, String) {
+        let file = self.file(&object.to_string());
+        let output = self.tortie(&["apply", "-f", file.to_str().unwrap()]).output().await.unwrap();
+        (output.status.success(), text_of(&output))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fields_without_effect_are_rejected_or_reported() {
+    let cluster = Cluster::new().await;
+    let felix = |name: &str, spec: Value| object("FelixConfiguration", name, spec);
+    let table = [
+        (
+            felix("default", json!({"wireguardEnabled": true})),
+            false,
+            "m.yml:1: FelixConfiguration default: spec.wireguardEnabled: it has no effect",
+        ),
+        (
+            felix("default", json!({"vxlanVNI": "abc"})),
+            false,
+            "m.yml:1: FelixConfiguration default: spec.vxlanVNI: \"abc\" is not",
+        ),
+        (felix("default", json!({"nosuchField": 1})), false, "spec.nosuchField: unknown field"),
+        (felix("other", json!({})), false, "metadata.name: no node reads"),
+        (
+            felix("default", json!({"bpfEnabled": true})),
+            true,
+            "warning: m.yml:1: FelixConfiguration default: spec.bpfEnabled: it has no effect",
+        ),
+    ];
+    let key = Key::global(Kind::FelixConfiguration, "default");
+    for (object, good, expected) in table {
+        let (succeeded, printed) = cluster.applies(&object).await;
+        assert_eq!(succeeded, good, "{printed}");
+        assert!(
+            printed.replace(&format!("{}/", cluster.folder()), "").contains(expected),
+            "{expected:?} in {printed}"
+        );
+        assert_eq!(cluster.store.get(&key).await.unwrap().is_some(), good, "{printed}");
+    }
+    // A value that requests what Tortie does anyway gets no finding.
+    let (_, printed) = cluster
+        .applies(&felix("default", json!({"vxlanVNI": 4096, "defaultEndpointToHostAction": "Drop"})))
+        .await;
+    assert!(!printed.contains("warning"), "{printed}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn conflicting_pools_and_pools_in_use_are_not_changed() {
+    let cluster = Cluster::new().await;
+    let node = json!({"metadata": {"name": "one", "annotations": {"projectcalico.org/IPv4Address": "192.0.2.11/24"}}});
+    cluster.put(&Key::global(Kind::Node, "one"), node).await;
+    let pool = |name: &str, cidr: &str, size: u8| {
+        object("IPPool", name, json!({"cidr": cidr, "vxlanMode": "Always", "blockSize": size}))
+    };
+    let used = json!({"cidr": "10.0.0.0/26", "affinity": "host:one", "allocations": [0, null], "unallocated": [1],
+        "attributes": [{"handle_id": "h", "secondary": {"namespace": "n", "pod": "p"}}]});
+    let block = Key::global(Kind::IpamBlock, "10-0-0-0-26");
+    let steps = [
+        (pool("a", "10.0.0.0/16", 26), true, "created"),
+        (pool("a", "10.0.0.0/17", 28), true, "configured"),
+        (pool("a", "10.0.0.0/16", 26), true, "configured"),
+        (
+            pool("b", "10.0.128.0/17", 26),
+            false,
+            "spec.cidr: 10.0.128.0/17 and 10.0.0.0/16 of IPPool a overlap",
+        ),
+        (
+            pool("b", "192.0.0.0/16", 26),
+            false,
+            "spec.cidr: 192.0.0.0/16 and 192.0.2.0/24, the network of node one, overlap",
+        ),
+        (pool("b", "10.1.0.0/16", 26), true, "created"),
+    ];
+    for (object, good, expected) in steps {
+        let (succeeded, printed) = cluster.applies(&object).await;
+        assert!(succeeded == good && printed.contains(expected), "{expected:?} in {printed}");
+    }
+    cluster.put(&block, used).await;
+    for (object, good, expected) in [
+        (
+            pool("a", "10.0.0.0/17", 26),
+            false,
+            "spec.cidr: it cannot change while addresses of the pool are in use (1 address, the first of pod n/p)",
+        ),
+        (pool("a", "10.0.0.0/16", 28), false, "spec.blockSize: it cannot change"),
+        (
+            object(
+                "IPPool",
+                "a",
+                json!({"cidr": "10.0.0.0/16", "vxlanMode": "Always", "blockSize": 26, "disabled": true}),
+            ),
+            true,
+            "configured",
+        ),
+    ] {
+        let (succeeded, printed) = cluster.applies(&object).await;
+        assert!(succeeded == good && printed.contains(expected), "{expected:?} in {printed}");
+    }
+    let delete = async |name: &str| cluster.tortie(&["delete", "ippool", name]).output().await.unwrap();
+    let refused = delete("a").await;
+    assert!(
+        !refused.status.success()
+            && text_of(&refused).contains("has addresses in use (1 address, the first of pod n/p)"),
+        "{}",
+        text_of(&refused)
+    );
+    assert!(delete("b").await.status.success());
+    cluster.store.delete(&block, None).await.unwrap();
+    // A tunnel address of a node, which no pod can give back.
+    let tunnel = json!({"cidr": "10.0.0.0/26", "affinity": "host:one", "allocations": [0, null], "unallocated": [1],
+        "attributes": [{"handle_id": "vxlan-tunnel-addr-one", "secondary": {"node": "one", "type": "vxlanTunnelAddress"}}]});
+    cluster.put(&block, tunnel).await;
+    let refused = text_of(&delete("a").await);
+    let expected = "(1 address, the first of node one): node one keeps its tunnel address, so the pool stays; set disabled: true";
+    assert!(refused.contains(expected) && !refused.contains("delete the pods"), "{refused}");
+    cluster.store.delete(&block, None).await.unwrap();
+    assert!(delete("a").await.status.success());
+}
+
+/// Calico stores a policy `x` of tier default as `default.x`: whoever applies or deletes the one means the other.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_policy_of_tier_default_is_found_by_both_names() {
+    let cluster = Cluster::new().await;
+    let policy = |name: &str, tier: &str, order: u8| {
+        object(
+            "GlobalNetworkPolicy",
+            name,
+            json!({"tier": tier, "order": order, "selector": "all()", "types": ["Ingress"]}),
+        )
+    };
+    let tier = object("Tier", "other", json!({"order": 5}));
+    let steps = [
+        (tier, "Tier other created\n"),
+        (policy("default.x", "default", 1), "GlobalNetworkPolicy default.x created\n"),
+        (policy("x", "default", 2), "GlobalNetworkPolicy default.x configured\n"),
+        (policy("y", "default", 1), "GlobalNetworkPolicy y created\n"),
+        (policy("default.y", "default", 2), "GlobalNetworkPolicy y configured\n"),
+        // In another tier it is another policy.
+        (policy("x", "other", 2), "GlobalNetworkPolicy x created\n"),
+        // Where there are both, each is itself.
+        (policy("default.x", "default", 3), "GlobalNetworkPolicy default.x configured\n"),
+    ];
+    for (object, expected) in steps {
+        let (succeeded, printed) = cluster.applies(&object).await;
+        assert!(succeeded && printed == expected, "{printed:?} is not {expected:?}");
+    }
+    let names = async || {
+        let stored = cluster.store.list(Kind::GlobalNetworkPolicy).await.unwrap().items;
+        stored.into_iter().map(|stored| stored.key.name).collect::<Vec<_>>()
+    };
+    assert_eq!(names().await, ["default.x", "x", "y"]);
+    for (name, expected) in
+        [("default.y", "GlobalNetworkPolicy y deleted\n"), ("x", "GlobalNetworkPolicy x deleted\n")]
+    {
+        let output = cluster.tortie(&["delete", "globalnetworkpolicy", name]).output().await.unwrap();
+        assert_eq!(text_of(&output), expected);
+    }
+    // What previews say of the cluster is what apply would do.
+    let file = cluster.file(&policy("x", "default", 9).to_string());
+    let output = cluster.tortie(&["preview", "-f", file.to_str().unwrap()]).output().await.unwrap();
+    assert!(output.status.success(), "{}", text_of(&output));
+}
+
+/// A folder in which nothing is read is a mistake, and not an empty cluster.
+#[tokio::test(flavor = "multi_thread")]
+async fn folders_without_manifests_are_rejected() {
+    let cluster = Cluster::new().await;
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("policy.txt"), "kind: NetworkPolicy").unwrap();
+    std::fs::create_dir(folder.path().join("inside")).unwrap();
+    let folder = folder.path().to_str().unwrap();
+    for command in [&["policy", "lint"][..], &["matrix"], &["policy", "cost"], &["apply"]] {
+        let output = cluster.tortie(&[command, &["-f", folder]].concat()).output().await.unwrap();
+        assert!(!output.status.success(), "{command:?}");
+        assert!(
+            text_of(&output).contains("the folder has no manifests"),
+            "{command:?}: {}",
+            text_of(&output)
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_that_will_not_be_connected_are_reported() {
+    let cluster = Cluster::new().await;
+    let pod = |namespace: &str, annotations: Value| {
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": namespace, "annotations": annotations},
+            "spec": {"containers": [{"name": "c"}]}})
+    };
+    cluster.put(&Key::global(Kind::Namespace, "n"), json!({"metadata": {"name": "n"}})).await;
+    let (_, printed) = cluster.applies(&pod("nowhere", json!({}))).await;
+    assert!(printed.contains("warning: Namespace nowhere does not exist"), "{printed}");
+    let (_, printed) = cluster.applies(&pod("n", json!({"cni.projectcalico.org/ipAddrs": "[]"}))).await;
+    assert!(
+        printed.contains("metadata.annotations.cni.projectcalico.org/ipAddrs: it is not supported"),
+        "{printed}"
+    );
+    assert!(!printed.contains("Namespace"), "{printed}");
+}
+
+async fn into(cluster: &Cluster, arguments: &[&str], output: Stdio) -> Output {
+    let mut command = cluster.tortie(arguments);
+    command.stdout(output).stderr(Stdio::piped()).spawn().unwrap().wait_with_output().await.unwrap()
+}
+
+/// A failed write is an error, unless the reader has closed the pipe.
+#[tokio::test(flavor = "multi_thread")]
+async fn unwritable_output_gives_a_failing_exit_code() {
+    let cluster = Cluster::new().await;
+    for arguments in [&["get", "nodes"][..], &["--version"], &["explain", "--help"]] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let output = into(&cluster, arguments, full.into()).await;
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        let printed = text_of(&output);
+        assert!(
+            printed.contains("error: standard output: No space left on device"),
+            "{arguments:?}: {printed}"
+        );
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = into(&cluster, arguments, writer.into()).await;
+        assert_eq!(
+            (output.status.code(), crate::support::text_of(&output).as_str()),
+            (Some(1), ""),
+            "{arguments:?}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn get_prints_existing_objects_beside_errors_about_missing_ones() {
+    let cluster = Cluster::new().await;
+    let output = cluster.tortie(&["get", "node", "one", "nosuch", "another"]).output().await.unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let printed = text_of(&output);
+    for part in ["NAME", "one", "error: Node nosuch does not exist", "error: Node another does not exist"] {
+        assert!(printed.contains(part), "{part:?} in {printed}");
+    }
+    let many: Vec<Value> =
+        (0..9).map(|n| json!({"object": {"kind": "Pod", "namespace": "n", "name": format!("p{n}")}, "reason": "HnsUnavailable", "message": "HNS does not answer"})).collect();
+    cluster.report(1, json!(many), 0).await;
+    let output = cluster.tortie(&["get", "nodereports"]).output().await.unwrap();
+    let printed = crate::support::text_of(&output);
+    assert!(printed.contains("one: Pod n/p0: HnsUnavailable: HNS does not answer\n"), "{printed}");
+    assert!(printed.contains("one: 6 more HnsUnavailable"), "{printed}");
+    assert!(printed.lines().all(|line| line.len() < 100), "{printed}");
+}

@@ -1,0 +1,285 @@
+//! `tortie apply`, `get` and `delete` with a separate datastore.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+use tortie_api::{Key, Kind};
+use tortie_store::rpc::serve_unix;
+use tortie_store::{Embedded, Store};
+
+/// A datastore on a socket, and the command that uses it.
+struct Datastore {
+    runtime: Runtime,
+    store: Arc<Embedded>,
+    dir: TempDir,
+}
+
+/// The output of the command.
+struct Output {
+    ok: bool,
+    code: i32,
+    out: String,
+    err: String,
+}
+
+impl Datastore {
+    fn new() -> Self {
+        let runtime = Runtime::new().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let (store, socket) = (Arc::new(Embedded::in_memory().unwrap()), dir.path().join("socket"));
+        runtime.spawn({
+            let (store, socket) = (store.clone(), socket.clone());
+            async move { serve_unix(store, &socket).await }
+        });
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while std::os::unix::net::UnixStream::connect(&socket).is_err() {
+            assert!(Instant::now() < deadline, "the datastore does not answer");
+            std::thread::yield_now();
+        }
+        Self { runtime, store, dir }
+    }
+
+    fn run(&self, arguments: &[&str], input: &str) -> Output {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_tortie"))
+            .args(arguments)
+            .env("TORTIE_STORE", format!("unix:{}", self.dir.path().join("socket").display()))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        Output {
+            ok: output.status.success(),
+            code: output.status.code().unwrap(),
+            out: text(output.stdout),
+            err: text(output.stderr),
+        }
+    }
+
+    fn apply(&self, manifest: &str) -> Output {
+        self.run(&["apply", "-f", "-"], manifest)
+    }
+
+    fn names(&self, kind: Kind) -> Vec<String> {
+        let listed = self.runtime.block_on(self.store.list(kind)).unwrap().items;
+        listed.into_iter().map(|stored| stored.key.name).collect()
+    }
+}
+
+fn object(kind: &str, name: &str, spec: &str) -> String {
+    format!("---\napiVersion: projectcalico.org/v3\nkind: {kind}\nmetadata: {{name: {name}}}\nspec: {spec}\n")
+}
+
+#[test]
+fn a_policy_needs_its_tier_and_a_tier_outlives_its_policies() {
+    let datastore = Datastore::new();
+    let policy = object("GlobalNetworkPolicy", "ops.p", "{tier: ops, selector: all()}");
+    let refused = datastore.apply(&policy);
+    assert!(!refused.ok && refused.err.contains("spec.tier: tier ops does not exist"), "{}", refused.err);
+    assert!(datastore.names(Kind::GlobalNetworkPolicy).is_empty());
+
+    let both = datastore.apply(&(policy + &object("Tier", "ops", "{order: 5}")));
+    assert!(both.ok, "{}", both.err);
+    let refused = datastore.run(&["delete", "tier", "ops"], "");
+    assert!(!refused.ok && refused.err.contains("still has GlobalNetworkPolicy ops.p"), "{}", refused.err);
+    assert_eq!(datastore.names(Kind::Tier), ["ops"]);
+    assert!(datastore.run(&["delete", "gnp", "ops.p"], "").ok);
+    assert!(datastore.run(&["delete", "tier", "ops"], "").ok);
+    assert!(datastore.names(Kind::Tier).is_empty());
+}
+
+#[test]
+fn objects_that_the_cluster_writes_cannot_be_applied() {
+    let datastore = Datastore::new();
+    let endpoint =
+        object("WorkloadEndpoint", "n-k8s-p-eth0", "{node: n}").replace("name:", "namespace: d, name:");
+    let refused = datastore.apply(&(endpoint + &object("Tier", "ops", "{}")));
+    assert!(!refused.ok && refused.err.contains("is written by the node's agent"), "{}", refused.err);
+    assert!(datastore.names(Kind::Tier).is_empty(), "nothing of a refused manifest is applied");
+    for kind in ["wep", "block", "affinity", "handle", "report"] {
+        let refused = datastore.run(&["delete", kind, "x"], "");
+        assert!(!refused.ok && refused.err.contains("is written by"), "{kind}: {}", refused.err);
+    }
+}
+
+#[test]
+fn a_list_is_applied_and_missing_objects_are_named() {
+    let datastore = Datastore::new();
+    let list = "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Namespace, metadata: {name: a}}\n- {apiVersion: v1, kind: Namespace, metadata: {name: b}}\n";
+    assert!(datastore.apply(list).ok);
+    assert_eq!(datastore.names(Kind::Namespace), ["a", "b"]);
+    let listed = datastore.run(&["get", "ns", "-o", "json"], "");
+    assert!(datastore.run(&["apply", "-f", "-"], &listed.out).out.contains("Namespace b unchanged"));
+    for command in ["get", "delete"] {
+        let missing = datastore.run(&[command, "networkpolicy", "x"], "");
+        assert!(!missing.ok && missing.err.contains("a Kubernetes policy is a knp"), "{}", missing.err);
+    }
+}
+
+/// The policies of a namespace are deleted after its endpoints, not before.
+#[test]
+fn deleting_a_namespace_keeps_its_policies_until_pods_are_gone() {
+    let datastore = Datastore::new();
+    let policy = object("NetworkPolicy", "p", "{types: [Ingress]}").replace("name:", "namespace: d, name:");
+    let namespace = "---\napiVersion: v1\nkind: Namespace\nmetadata: {name: d}\n";
+    assert!(datastore.apply(&(policy + namespace)).ok);
+    let endpoint = Key::namespaced(Kind::WorkloadEndpoint, "d", "n-k8s-p-eth0");
+    let create = datastore.store.create(&endpoint, json!({"metadata": {"name": "x"}, "spec": {}}));
+    datastore.runtime.block_on(create).unwrap();
+    let pod = Key::namespaced(Kind::Pod, "d", "p");
+    datastore.runtime.block_on(datastore.store.create(&pod, json!({"metadata": {"name": "p"}}))).unwrap();
+
+    std::thread::scope(|scope| {
+        let deletion = scope.spawn(|| datastore.run(&["delete", "ns", "d"], ""));
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !datastore.names(Kind::Pod).is_empty() {
+            assert!(Instant::now() < deadline, "the pod is not deleted");
+            std::thread::yield_now();
+        }
+        // What the node does after the pod is deleted.
+        assert_eq!(datastore.names(Kind::NetworkPolicy), ["p"]);
+        datastore.runtime.block_on(datastore.store.delete(&endpoint, None)).unwrap();
+        let printed = deletion.join().unwrap();
+        assert!(printed.ok, "{}", printed.err);
+    });
+    assert!(datastore.names(Kind::NetworkPolicy).is_empty() && datastore.names(Kind::Namespace).is_empty());
+}
+
+/// The verdict includes what a node reports about a pod or policy (policy decision 29).
+#[test]
+fn explain_shows_what_nodes_report() {
+    let datastore = Datastore::new();
+    let pod = |name: &str, address: &str| {
+        let value = json!({
+            "metadata": {"name": name, "namespace": "d"}, "spec": {"containers": [], "nodeName": "n"}, "status": {"podIP": address},
+        });
+        (Key::namespaced(Kind::Pod, "d", name), value)
+    };
+    let condition = |pod: &str| json!({"object": {"kind": "Pod", "namespace": "d", "name": pod}, "reason": "RuleNotExpressible", "message": "it is narrowed"});
+    let report = json!({
+        "apiVersion": "tortie.io/v1", "kind": "NodeReport", "metadata": {"name": "n"},
+        "status": {"os": "windows", "endpoints": 2, "conditions": [condition("b"), condition("other")]},
+    });
+    let namespace = (Key::global(Kind::Namespace, "d"), json!({"metadata": {"name": "d"}}));
+    let report = (Key::global(Kind::NodeReport, "n"), report);
+    for (key, value) in [pod("a", "10.0.0.1"), pod("b", "10.0.0.2"), namespace, report] {
+        datastore.runtime.block_on(datastore.store.create(&key, value)).unwrap();
+    }
+    let printed = datastore.run(&["explain", "d/a", "d/b"], "");
+    assert!(printed.ok, "{}{}", printed.out, printed.err);
+    assert!(
+        printed.out.contains("node n reports: Pod d/b: RuleNotExpressible: it is narrowed"),
+        "{}",
+        printed.out
+    );
+    assert!(!printed.out.contains("d/other"), "{}", printed.out);
+}
+
+/// Whatever the order of the manifests, objects are applied after those that they name, and policies before pods.
+#[test]
+fn objects_are_applied_in_dependency_order() {
+    let datastore = Datastore::new();
+    let manifests = "\
+{apiVersion: v1, kind: Pod, metadata: {name: p, namespace: n}, spec: {containers: [{name: c}]}}
+---
+{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: s, namespace: n}, addressType: IPv4}
+---
+{apiVersion: v1, kind: Service, metadata: {name: s, namespace: n}, spec: {ports: [{port: 80}]}}
+---
+{apiVersion: projectcalico.org/v3, kind: HostEndpoint, metadata: {name: h}, spec: {node: a, interfaceName: eth0}}
+---
+{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: k, namespace: n}, spec: {podSelector: {}}}
+---
+{apiVersion: projectcalico.org/v3, kind: GlobalNetworkPolicy, metadata: {name: ops.g}, spec: {tier: ops}}
+---
+{apiVersion: projectcalico.org/v3, kind: Profile, metadata: {name: f}, spec: {}}
+---
+{apiVersion: projectcalico.org/v3, kind: GlobalNetworkSet, metadata: {name: t}, spec: {nets: []}}
+---
+{apiVersion: v1, kind: ServiceAccount, metadata: {name: a, namespace: n}}
+---
+{apiVersion: projectcalico.org/v3, kind: Tier, metadata: {name: ops}, spec: {}}
+---
+{apiVersion: projectcalico.org/v3, kind: IPPool, metadata: {name: i}, spec: {cidr: 10.0.0.0/16}}
+---
+{apiVersion: v1, kind: Namespace, metadata: {name: n}}
+";
+    let output = datastore.apply(manifests);
+    assert!(output.ok, "{}", output.err);
+    let kinds =
+        |out: &str| out.lines().map(|line| line.split(' ').next().unwrap().to_owned()).collect::<Vec<_>>();
+    let mut order = vec![
+        "Namespace",
+        "IPPool",
+        "Tier",
+        "ServiceAccount",
+        "GlobalNetworkSet",
+        "Profile",
+        "KubernetesNetworkPolicy",
+        "GlobalNetworkPolicy",
+        "HostEndpoint",
+        "Service",
+        "EndpointSlice",
+        "Pod",
+    ];
+    assert_eq!(kinds(&output.out), order, "{}", output.out);
+    // Deletion is tried with the manifests in the order in which they were applied.
+    let mut manifests: Vec<&str> = manifests.trim_end().rsplit("---\n").skip(1).collect();
+    manifests.iter_mut().for_each(|manifest| *manifest = manifest.trim_end());
+    let deleted = datastore.run(&["delete", "-f", "-"], &manifests.join("\n---\n"));
+    assert!(deleted.ok, "{}", deleted.err);
+    order.remove(0);
+    let mut found = kinds(&deleted.out);
+    found.reverse();
+    // Two objects of one rank keep the given order.
+    assert_eq!(found, order, "{}", deleted.out);
+}
+
+/// An export of another cluster is applied without what only that cluster can use.
+#[test]
+fn metadata_of_another_cluster_is_not_stored() {
+    let datastore = Datastore::new();
+    let exported = "\
+apiVersion: v1
+kind: List
+items:
+- apiVersion: crd.projectcalico.org/v1
+  kind: GlobalNetworkPolicy
+  metadata:
+    name: default.p
+    uid: theirs
+    resourceVersion: '7'
+    generation: 2
+    creationTimestamp: '2020-01-01T00:00:00Z'
+    managedFields: [{manager: m}]
+    annotations: {projectcalico.org/metadata: '{\"labels\":{\"team\":\"a\"}}'}
+  spec: {tier: default, selector: all()}
+";
+    let printed = datastore.apply(exported);
+    assert!(
+        printed.ok && printed.out == "GlobalNetworkPolicy default.p created\n",
+        "{}{}",
+        printed.out,
+        printed.err
+    );
+    let stored =
+        datastore.runtime.block_on(datastore.store.list(Kind::GlobalNetworkPolicy)).unwrap().items.remove(0);
+    assert_eq!(stored.value["apiVersion"], "projectcalico.org/v3");
+    let metadata = stored.value["metadata"].as_object().unwrap();
+    let fields: Vec<&str> = metadata.keys().map(String::as_str).collect();
+    assert_eq!(fields, ["creationTimestamp", "labels", "name", "uid"]);
+    assert!(metadata["uid"] != "theirs" && metadata["creationTimestamp"] != "2020-01-01T00:00:00Z");
+    assert_eq!(datastore.apply(exported).out, "GlobalNetworkPolicy default.p unchanged\n");
+
+    let wrong = datastore.apply(&exported.replace("selector", "selectr"));
+    assert_eq!((wrong.code, wrong.out.as_str()), (2, ""), "{}", wrong.err);
+    assert!(wrong.err.contains("-:14: GlobalNetworkPolicy default.p: spec.selectr"), "{}", wrong.err);
+}

@@ -1,0 +1,7 @@
+//! Documents and calls of the emulated HNS.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+mod knobs;
+mod objects;
+mod sets;
+mod support;

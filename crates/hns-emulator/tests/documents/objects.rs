@@ -1,0 +1,294 @@
+//! The objects of the emulated HNS: what is accepted, and what is rejected with which code.
+
+use std::net::Ipv4Addr;
+
+use crate::support::*;
+use serde_json::{Value, json};
+use tortie_hcn::schema::{
+    DrMacAddress, Endpoint, HostRoute, Modify, Network, Policy, ProviderAddress, RequestType, lenient,
+};
+use tortie_hcn::{Call, Class, Guid, HResult, Hcn, HcnExt, Kind, Version};
+use tortie_hns_emulator::{Config, Emulator};
+
+#[test]
+fn invalid_networks_are_rejected() {
+    let subnet = "/Ipams/0/Subnets/0";
+    let at = |path: &str| format!("{subnet}{path}");
+    let cases = [
+        (at("/Gateway"), Some(json!("10.244.3.1")), HResult::HCN_E_INVALID_JSON),
+        ("/Flags".into(), Some(json!("many")), HResult::HCN_E_INVALID_JSON),
+        ("/Type".into(), Some(json!("Flat")), HResult::HCN_E_INVALID_NETWORK_TYPE),
+        (at("/IpAddressPrefix"), Some(json!("10.244.3.1/26")), HResult::HCN_E_INVALID_PREFIX),
+        (at("/Routes"), None, HResult::HCN_E_INVALID_NETWORK),
+        (
+            at("/Routes/0"),
+            Some(json!({"NextHop": "10.244.3.1", "DestinationPrefix": "10.0.0.0/8"})),
+            HResult::HCN_E_INVALID_NETWORK,
+        ),
+        (at("/Routes/0"), Some(json!({"DestinationPrefix": "0.0.0.0/0"})), HResult::HCN_E_INVALID_IP),
+        (
+            at("/Routes/0"),
+            Some(json!({"NextHop": "10.9.9.9", "DestinationPrefix": "0.0.0.0/0"})),
+            HResult::HCN_E_INVALID_IP,
+        ),
+        (at("/Policies"), None, HResult::HCN_E_INVALID_POLICY),
+        (at("/Policies/0/Settings/IsolationId"), Some(json!(4095)), HResult::HCN_E_INVALID_POLICY),
+        (at("/Policies/0/Settings/IsolationId"), Some(json!(1 << 24)), HResult::HCN_E_INVALID_POLICY),
+        ("/Ipams".into(), Some(json!([])), HResult::HCN_E_INVALID_NETWORK),
+        ("/Policies/0".into(), Some(acl(1000)), HResult::HCN_E_INVALID_POLICY_TYPE),
+    ];
+    for (at, value, code) in cases {
+        let hcn = emulator();
+        let document = with(overlay("Calico"), &at, value);
+        assert_eq!(create(&hcn, Kind::Network, Guid::ZERO, &document), Err(code), "{document}");
+        assert_eq!(hcn.networks(), Ok(vec![]), "nothing is left of {document}");
+    }
+}
+
+#[test]
+fn a_lenient_hns_ignores_unknown_members() {
+    let mut config = Config::new(Config::SERVER_2022, Ipv4Addr::LOCALHOST);
+    config.strict = false;
+    let hcn = Emulator::new(config);
+    let document = with(overlay("Calico"), "/Gateway", Some(json!("10.244.3.1")));
+    create(&hcn, Kind::Network, Guid::ZERO, &document).unwrap();
+}
+
+#[test]
+fn overlays_report_their_provider_address_and_a_new_mac_each_time() {
+    let hcn = emulator();
+    let mut macs = Vec::new();
+    for _ in 0..2 {
+        let id = create(&hcn, Kind::Network, Guid::ZERO, &overlay("Calico")).unwrap();
+        let network = hcn.network_by_name("CALICO").unwrap().unwrap();
+        assert_eq!(network.id, id);
+        let provider: Vec<ProviderAddress> =
+            network.policies.iter().filter_map(|policy| policy.settings().unwrap()).collect();
+        assert_eq!(provider[0].provider_address, "172.16.0.3");
+        macs.extend(network.policies.iter().filter_map(|p| p.settings::<DrMacAddress>().unwrap()));
+        assert!(network.policies.iter().any(Policy::is::<HostRoute>));
+        assert_eq!(
+            create(&hcn, Kind::Network, Guid::ZERO, &overlay("calico")),
+            Err(HResult::HCN_E_NETWORK_ALREADY_EXISTS)
+        );
+        hcn.delete_network(id).unwrap();
+        assert!(hcn.network(id).unwrap_err().is_not_found());
+    }
+    assert_ne!(macs[0].address, macs[1].address);
+}
+
+#[test]
+fn remote_subnet_routes() {
+    let hcn = emulator();
+    let id = create(&hcn, Kind::Network, Guid::ZERO, &overlay("Calico")).unwrap();
+    let route = |prefix: &str, provider: &str| {
+        json!([{"Type": "RemoteSubnetRoute", "Settings": {"DestinationPrefix": prefix, "IsolationId": 4096,
+            "ProviderAddress": provider, "DistributedRouterMacAddress": "66-00-00-00-00-01"}}])
+    };
+    let (a, b) = (route("10.244.1.0/26", "172.16.0.1"), route("10.244.1.0/26", "172.16.0.2"));
+    let change = |request, what: &Value| policies(&hcn, Kind::Network, id, request, what.clone());
+    assert_eq!(change("Add", &a), Ok(()));
+    assert_eq!(change("Add", &a), Err(HResult::HCN_E_POLICY_ALREADY_EXISTS));
+    assert_eq!(change("Add", &b), Err(HResult::HCN_E_POLICY_ALREADY_EXISTS), "one route for a prefix");
+    assert_eq!(change("Remove", &b), Err(HResult::HCN_E_POLICY_NOT_FOUND), "named whole");
+    assert_eq!(change("Remove", &a), Ok(()));
+    assert_eq!(change("Add", &b), Ok(()));
+    let wrong = with(a, "/0/Settings/DistributedRouterMacAddress", Some(json!("66:00:00:00:00:01")));
+    assert_eq!(change("Add", &wrong), Err(HResult::HCN_E_INVALID_POLICY));
+}
+
+#[test]
+fn invalid_endpoints_are_rejected() {
+    let cases = [
+        ("/MacAddress", Some(json!("0E:2A:0a:f4:03:07")), HResult::HCN_E_INVALID_ENDPOINT),
+        ("/HostComputeNamespace", Some(json!(Guid::random())), HResult::HCN_E_INVALID_ENDPOINT),
+        ("/HostComputeNetwork", Some(json!(Guid::random())), HResult::HCN_E_INVALID_JSON_REFERENCE),
+        ("/HostComputeNetwork", Some(json!("{x}")), HResult::HCN_E_INVALID_JSON),
+        ("/NetworkCompartmentID", Some(json!(1)), HResult::HCN_E_INVALID_JSON),
+        ("/IpConfigurations/0/IpAddress", Some(json!("10.245.0.1")), HResult::HCN_E_INVALID_IP),
+        ("/IpConfigurations/0/IpAddress", Some(json!("fe80::1")), HResult::HCN_E_INVALID_IP),
+        ("/IpConfigurations/0/IpAddress", Some(json!("10.244.3.1")), HResult::HCN_E_ADDR_INVALID_OR_RESERVED),
+        (
+            "/IpConfigurations/0/IpAddress",
+            Some(json!("10.244.3.63")),
+            HResult::HCN_E_ADDR_INVALID_OR_RESERVED,
+        ),
+        ("/IpConfigurations/0/IpAddress", Some(json!("10.244.3.9")), HResult::HCN_E_ADDR_INVALID_OR_RESERVED),
+        ("/Policies", Some(json!([acl(0)])), HResult::HCN_E_INVALID_POLICY),
+        ("/Policies", Some(json!([acl(65_501)])), HResult::HCN_E_INVALID_POLICY),
+        ("/Policies", Some(json!([with(acl(9), "/Settings/Action", None)])), HResult::HCN_E_INVALID_POLICY),
+        (
+            "/Policies",
+            Some(json!([with(acl(9), "/Settings/Action", Some(json!("Pass")))])),
+            HResult::HCN_E_INVALID_POLICY,
+        ),
+        (
+            "/Policies",
+            Some(json!([with(acl(9), "/Settings/RuleType", Some(json!("Host")))])),
+            HResult::HCN_E_INVALID_POLICY,
+        ),
+        (
+            "/Policies",
+            Some(json!([with(acl(9), "/Settings/RemoteAddresses", Some(json!("some-set")))])),
+            HResult::HCN_E_INVALID_POLICY,
+        ),
+        (
+            "/Policies",
+            Some(json!([{"Type": "HostRoute", "Settings": {}}])),
+            HResult::HCN_E_INVALID_POLICY_TYPE,
+        ),
+        (
+            "/Policies",
+            Some(json!([{"Type": "InterfaceParameters", "Settings": {"Mtu": 1400}},
+            {"Type": "InterfaceParameters", "Settings": {"Mtu": 1450}}])),
+            HResult::HCN_INTERFACEPARAMETERS_ALREADY_APPLIED,
+        ),
+    ];
+    let hcn = emulator();
+    let network = create(&hcn, Kind::Network, Guid::ZERO, &overlay("Calico")).unwrap();
+    create(&hcn, Kind::Endpoint, network, &endpoint("10.244.3.9")).unwrap();
+    for (at, value, code) in cases {
+        let document = with(endpoint("10.244.3.7"), at, value);
+        assert_eq!(create(&hcn, Kind::Endpoint, network, &document), Err(code), "{document}");
+    }
+    assert_eq!(hcn.endpoints_of_network(network).unwrap().len(), 1);
+    let nowhere = create(&hcn, Kind::Endpoint, Guid::random(), &endpoint("10.244.3.7"));
+    assert_eq!(nowhere, Err(HResult::HCN_E_NETWORK_NOT_FOUND));
+}
+
+#[test]
+fn endpoint_policies_are_added_removed_and_replaced() {
+    let hcn = emulator();
+    let network = create(&hcn, Kind::Network, Guid::ZERO, &overlay("Calico")).unwrap();
+    let id = create(&hcn, Kind::Endpoint, network, &endpoint("10.244.3.7")).unwrap();
+    let change = |request, what: &[Value]| policies(&hcn, Kind::Endpoint, id, request, json!(what));
+    let count = || hcn.endpoint(id).unwrap().policies.len();
+    assert_eq!(change("Add", &[acl(1), acl(2)]), Ok(()));
+    assert_eq!(change("Add", &[acl(3), acl(1)]), Err(HResult::HCN_E_POLICY_ALREADY_EXISTS));
+    assert_eq!(count(), 2, "a refused request changes nothing");
+    assert_eq!(change("Remove", &[acl(1), acl(9)]), Err(HResult::HCN_E_POLICY_NOT_FOUND));
+    assert_eq!(count(), 2);
+    assert_eq!(change("Remove", &[acl(1)]), Ok(()));
+    assert_eq!(count(), 1);
+    assert_eq!(change("Update", &[acl(5), acl(6), acl(7)]), Ok(()));
+    assert_eq!(count(), 3);
+    assert_eq!(change("Refresh", &[]), Err(HResult::HCN_E_REQUEST_UNSUPPORTED));
+    let port = json!({"RequestType": "Add", "ResourceType": "Port", "Settings": {}});
+    assert_eq!(modify(&hcn, Kind::Endpoint, id, &port), Err(HResult::HCN_E_REQUEST_UNSUPPORTED));
+}
+
+#[test]
+fn attach_and_detach() {
+    let hcn = emulator();
+    let network = create(&hcn, Kind::Network, Guid::ZERO, &overlay("Calico")).unwrap();
+    let id = create(&hcn, Kind::Endpoint, network, &endpoint("10.244.3.7")).unwrap();
+    // As containerd writes it.
+    let namespace =
+        create(&hcn, Kind::Namespace, Guid::ZERO, &json!({"SchemaVersion": {"Major": 0, "Minor": 0}}))
+            .unwrap();
+    let add = Modify::namespace_endpoint(RequestType::Add, id);
+    let code = |result: Result<(), tortie_hcn::Error>| match result.unwrap_err() {
+        tortie_hcn::Error::Call { failure, .. } => failure.code,
+        other => panic!("{other}"),
+    };
+    hcn.modify_namespace(namespace, &add).unwrap();
+    assert_eq!(hcn.endpoint(id).unwrap().host_compute_namespace, namespace);
+    assert_eq!(hcn.endpoint(id).unwrap().base.state, Some(3));
+    assert_eq!(hcn.namespace(namespace).unwrap().endpoints().collect::<Vec<_>>(), [id]);
+    assert_eq!(code(hcn.modify_namespace(namespace, &add)), HResult::HCN_E_ENDPOINT_NAMESPACE_ALREADY_EXISTS);
+
+    let remove = Modify::namespace_endpoint(RequestType::Remove, id);
+    hcn.modify_namespace(namespace, &remove).unwrap();
+    assert_eq!(hcn.modify_namespace(namespace, &remove).unwrap_err().class(), Class::NotFound);
+    assert_eq!(hcn.endpoint(id).unwrap().base.state, Some(4));
+
+    hcn.modify_namespace(namespace, &add).unwrap();
+    hcn.delete_namespace(namespace).unwrap();
+    assert!(hcn.endpoint(id).unwrap().host_compute_namespace.is_zero(), "the endpoint stays without it");
+    assert_eq!(code(hcn.modify_namespace(namespace, &add)), HResult::ERROR_NOT_FOUND);
+    assert_eq!(
+        code(hcn.delete_network(network)),
+        HResult::HCN_E_ENTITY_HAS_REFERENCES,
+        "a network with endpoints"
+    );
+    hcn.delete_endpoint(id).unwrap();
+    assert_eq!(hcn.delete_endpoint(id).unwrap_err().class(), Class::NotFound);
+}
+
+#[test]
+fn deleting_an_attached_endpoint_detaches_it() {
+    let hcn = emulator();
+    let network = create(&hcn, Kind::Network, Guid::ZERO, &overlay("Calico")).unwrap();
+    let id = create(&hcn, Kind::Endpoint, network, &endpoint("10.244.3.7")).unwrap();
+    let namespace = create(&hcn, Kind::Namespace, Guid::ZERO, &json!({})).unwrap();
+    hcn.modify_namespace(namespace, &Modify::namespace_endpoint(RequestType::Add, id)).unwrap();
+    hcn.delete_endpoint(id).unwrap();
+    assert_eq!(hcn.namespace(namespace).unwrap().resources, []);
+}
+
+#[test]
+fn filters_and_identifiers_in_any_case() {
+    let hcn = emulator();
+    let network = create(&hcn, Kind::Network, Guid::ZERO, &overlay("Calico")).unwrap();
+    let other = with(overlay("Other"), "/Type", Some(json!("L2Bridge")));
+    let other = create(&hcn, Kind::Network, Guid::ZERO, &with(other, "/Policies", None)).unwrap();
+    let a = create(&hcn, Kind::Endpoint, network, &endpoint("10.244.3.7")).unwrap();
+    let b = create(&hcn, Kind::Endpoint, other, &endpoint("10.244.3.7")).unwrap();
+    let upper = network.to_string().to_uppercase();
+    let cases = [
+        (json!({}), vec![a, b]),
+        (json!({"VirtualNetwork": upper}), vec![a]),
+        (json!({"HostComputeNetwork": other}), vec![b]),
+        (json!({"ID": a.to_string().to_uppercase()}), vec![a]),
+        (json!({"Name": "ABC_calico", "ID": b}), vec![b]),
+        (json!({"State": 1}), vec![a, b]),
+        (json!({"State": 3}), vec![]),
+        (json!({"Nonsense": 3}), vec![]),
+    ];
+    for (filter, mut expected) in cases {
+        let query = json!({"SchemaVersion": {"Major": 2, "Minor": 0}, "Filter": filter.to_string()});
+        let call = Call::Enumerate { kind: Kind::Endpoint, query: query.to_string() };
+        let found: Vec<Guid> = serde_json::from_str(&hcn.call(&call).unwrap()).unwrap();
+        expected.sort();
+        assert_eq!(found, expected, "{filter}");
+    }
+    let unquoted =
+        Call::Enumerate { kind: Kind::Network, query: json!({"Filter": {"Name": "x"}}).to_string() };
+    assert_eq!(hcn.call(&unquoted).unwrap_err().code, HResult::HCN_E_INVALID_JSON, "a filter is a string");
+}
+
+#[test]
+fn zero_values_are_omitted_from_answers() {
+    let hcn = emulator();
+    let nat = with(with(overlay("nat"), "/Type", Some(json!("NAT"))), "/Policies", None);
+    let nat = create(&hcn, Kind::Network, Guid::ZERO, &nat).unwrap();
+    let query = Call::Query { kind: Kind::Network, id: nat, query: String::new() };
+    let answer: Value = serde_json::from_str(&hcn.call(&query).unwrap()).unwrap();
+    assert_eq!(answer.get("Type"), None);
+    assert_eq!(answer.get("Flags"), None);
+
+    let allow = with(acl(1), "/Settings/Action", Some(json!("Allow")));
+    let document = with(endpoint("10.244.3.7"), "/Policies", Some(json!([allow])));
+    let id = create(&hcn, Kind::Endpoint, nat, &document).unwrap();
+    let query = Call::Query { kind: Kind::Endpoint, id, query: String::new() };
+    let answer: Value = serde_json::from_str(&hcn.call(&query).unwrap()).unwrap();
+    let settings = json!({"Id": "x", "Protocols": "256", "RuleType": "Switch", "Priority": 1});
+    assert_eq!(answer["Policies"][0]["Settings"], settings);
+    assert_eq!(answer["IpConfigurations"][0]["PrefixLength"], 26, "the subnet's");
+}
+
+#[test]
+fn clients_choose_identifiers_and_each_is_unique() {
+    let hcn = emulator();
+    let id = Guid::random();
+    let network = Network { id, ..lenient(&overlay("Calico").to_string()).unwrap() };
+    assert_eq!(hcn.create_network(&network), Ok(id));
+    let again =
+        Endpoint { id, host_compute_network: id, ..lenient(&endpoint("10.244.3.7").to_string()).unwrap() };
+    assert_eq!(hcn.create_endpoint(&again).unwrap_err().class(), Class::AlreadyExists);
+    let chosen = Endpoint { id: Guid::ZERO, ..again };
+    assert!(!hcn.create_endpoint(&chosen).unwrap().is_zero());
+    assert_eq!(hcn.version(), Ok(Version::new(13, 2)));
+    let nonsense = Call::Emulator { name: "dance".into(), settings: String::new() };
+    assert_eq!(hcn.call(&nonsense).unwrap_err().code, HResult::E_NOTIMPL);
+}

@@ -1,0 +1,286 @@
+//! The node reports what others have in the kernel, if it may drop what Tortie lets through (policy decision 28).
+
+use std::process::Command;
+
+use testkit::Stateful;
+use tortie_dataplane::{Condition, Reason, Report};
+use tortie_kernel::namespace::NetNs;
+use tortie_linux::Dataplane;
+use tortie_linux::dataplane::Config;
+
+/// A node with other software.
+struct Node {
+    namespace: NetNs,
+    dataplane: Stateful<Dataplane>,
+}
+
+impl Node {
+    /// A node whose first state is applied after others have run these shell commands.
+    fn beside(others: &str) -> (Self, Report) {
+        let namespace = NetNs::create().unwrap();
+        run(&namespace, others);
+        let dataplane = namespace.run(|| Stateful::new(Dataplane::open(Config::default()).unwrap())).unwrap();
+        let mut node = Self { namespace, dataplane };
+        let report = node.namespace.run(|| node.dataplane.apply(&[])).unwrap();
+        (node, report)
+    }
+
+    fn resync(&mut self) -> Report {
+        self.namespace.run(|| self.dataplane.resync()).unwrap()
+    }
+}
+
+fn run(namespace: &NetNs, script: &str) {
+    let mut command = Command::new("sh");
+    command.args(["-ec", script]);
+    let output = namespace.enter_on_spawn(&mut command).unwrap().output().unwrap();
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success(),
+        "this test needs nftables and iptables (apt-get install): {script}: {printed}"
+    );
+}
+
+/// The reasons of the node's conditions, each with texts that its message must contain.
+type Expected = &'static [(Reason, &'static [&'static str])];
+
+fn check(case: &str, report: &Report, expected: Expected) {
+    let reasons: Vec<_> = report.node.iter().map(|condition| condition.reason).collect();
+    assert_eq!(
+        reasons,
+        expected.iter().map(|(reason, _)| *reason).collect::<Vec<_>>(),
+        "{case}: {report:#?}"
+    );
+    for (Condition { reason, about: _, message }, (_, parts)) in report.node.iter().zip(expected) {
+        assert!(!reason.is_failure(), "{case}: it must not hold anything up");
+        for part in *parts {
+            assert!(message.contains(part), "{case}: {part} in {message}");
+        }
+    }
+    assert!(!report.retry && report.endpoints.is_empty(), "{case}: {report:#?}");
+}
+
+const MAY_DROP: Reason = Reason::ForeignChainMayDrop;
+const CALICO: Reason = Reason::CalicoLeftover;
+
+/// Commands of others, and the resulting conditions.
+const NFTABLES: [(&str, &str, Expected); 25] = [
+    ("nothing", "true", &[]),
+    (
+        "a policy",
+        "nft add table inet fw; nft 'add chain inet fw f { type filter hook forward priority 5; policy drop; }'",
+        &[(MAY_DROP, &["table inet fw ", "chain f (hook forward, priority 5): its policy drops", "nft list table"])],
+    ),
+    (
+        "a policy that is never asked",
+        "nft 'table ip fw { chain f { type filter hook forward priority 5; policy drop; counter accept; drop; }; }'",
+        &[],
+    ),
+    (
+        "a policy behind a condition",
+        "nft 'table ip fw { chain f { type filter hook forward priority 5; policy drop; tcp dport 1 accept; }; }'",
+        &[(MAY_DROP, &["its policy drops"])],
+    ),
+    (
+        "a policy behind a return",
+        "nft 'table ip fw { chain f { type filter hook forward priority 5; policy drop; return; }; }'",
+        &[(MAY_DROP, &["its policy drops"])],
+    ),
+    (
+        "accept only",
+        "nft 'table ip fw { chain f { type filter hook forward priority -5; ip saddr 10.0.0.0/8 accept; }; }'",
+        &[],
+    ),
+    (
+        "a rule",
+        "nft 'table ip6 fw { chain i { type filter hook input priority -5; tcp dport 22 drop; }; }'",
+        &[(MAY_DROP, &["table ip6 fw ", "chain i (hook input, priority -5): a rule drops"])],
+    ),
+    (
+        "a rule in a chain that is jumped to, twice",
+        "nft 'table inet fw {
+            chain c { ct state invalid drop; }; chain b { meta mark 7 goto c; jump d; }; chain d { jump e; }; chain e { };
+            chain o { type filter hook output priority 0; tcp dport 1-7 jump b; };
+        }'",
+        &[(MAY_DROP, &["chain o (hook output, priority 0): a rule of chain c drops"])],
+    ),
+    (
+        "a chain that nothing leads to",
+        "nft 'table inet fw { chain c { drop; }; chain f { type filter hook forward priority 0; jump d; }; chain d { }; }'",
+        &[],
+    ),
+    (
+        "a rule behind an end",
+        "nft 'table inet fw { chain c { return; drop; }; chain f { type filter hook forward priority 0; jump c; }; }'",
+        &[],
+    ),
+    ("a chain without a hook", "nft 'table inet fw { chain c { drop; }; }'", &[]),
+    (
+        "a map with a drop",
+        "nft 'table ip fw {
+            chain p { type filter hook prerouting priority raw; tcp dport vmap { 1 : accept, 2 : drop }; };
+        }'",
+        &[(MAY_DROP, &["chain p (hook prerouting, priority -300): a rule drops"])],
+    ),
+    (
+        "a named map to a chain with a drop",
+        "nft 'table ip fw {
+            map m { type inet_service : verdict; elements = { 1 : accept, 2 : goto c }; };
+            chain c { counter drop; };
+            chain p { type filter hook postrouting priority 0; tcp dport vmap @m; };
+        }'",
+        &[(MAY_DROP, &["chain p (hook postrouting, priority 0): a rule of chain c drops"])],
+    ),
+    (
+        "a map that accepts, and one that nobody asks",
+        "nft 'table ip fw {
+            map m { type inet_service : verdict; elements = { 2 : drop }; };
+            chain p { type filter hook postrouting priority 0; tcp dport vmap { 1 : accept, 2 : return }; };
+        }'",
+        &[],
+    ),
+    (
+        "a chain in a rule",
+        "nft 'table ip fw { chain f { type filter hook forward priority 0; tcp dport 1 jump { udp dport 2 drop; }; }; }'",
+        &[(MAY_DROP, &["a rule of chain __chain"])],
+    ),
+    (
+        "a reject",
+        "nft 'table ip fw { chain f { type filter hook forward priority 0; tcp dport 1 reject; }; }'",
+        &[(MAY_DROP, &["a rule rejects"])],
+    ),
+    (
+        "expressions of all kinds, none of which drops",
+        "nft 'table ip fw {
+            counter n { }; quota q { over 1 mbytes; }; set s { type ipv4_addr; size 9; flags dynamic,timeout; };
+            chain f {
+                type filter hook forward priority 0;
+                limit rate 1/second counter; meta mark set ct mark; ct mark set meta mark and 7; counter name n; quota name q;
+                update @s { ip saddr timeout 1m }; tcp option maxseg size set rt mtu; ip dscp set cs1; fib saddr type local;
+                numgen random mod 2 0 counter; log prefix \"x\"; dup to 10.0.0.1; tcp flags syn; ct count over 3 counter;
+                jhash ip saddr mod 7 1 counter; osf name \"Linux\"; rt nexthop 10.0.0.1; ipsec in reqid 1; meta length 7 notrack;
+            };
+            chain p { type filter hook prerouting priority 0; socket transparent 1 counter; tcp dport 7 tproxy to 127.0.0.1:80; };
+            chain n { type nat hook postrouting priority 100; masquerade; };
+            chain d { type nat hook prerouting priority -100; tcp dport 7 dnat to 10.0.0.1; tcp dport 9 redirect to 8; };
+        }'",
+        &[],
+    ),
+    (
+        "an expression that does more than we know",
+        "nft 'table ip fw { chain i { type filter hook input priority 0; tcp dport 80 synproxy mss 1460; }; }'",
+        &[(MAY_DROP, &["a rule does what Tortie does not know (synproxy)"])],
+    ),
+    (
+        "other families, and interfaces",
+        "ip link add dev eth7 type dummy 2>/dev/null || true
+         nft 'table bridge fw { chain f { type filter hook forward priority 0; policy drop; }; }
+            table arp fw { chain i { type filter hook input priority 0; policy drop; }; }
+            table netdev fw { chain i { type filter hook ingress device lo priority 0; policy drop; }; }
+            table inet fw { chain i { type filter hook ingress device lo priority 0; policy drop; }; }'",
+        &[
+            (MAY_DROP, &["table inet fw ", "hook ingress of lo, priority 0"]),
+            (MAY_DROP, &["table arp fw ", "hook input"]),
+            (MAY_DROP, &["table netdev fw ", "hook ingress of lo, priority 0"]),
+            (MAY_DROP, &["table bridge fw ", "hook forward"]),
+        ],
+    ),
+    (
+        "many chains of one table",
+        "for n in 1 2 3 4 5 6; do nft add table ip fw
+            nft \"add chain ip fw c$n { type filter hook forward priority $n; policy drop; }\"; done",
+        &[(MAY_DROP, &["chain c4 (", "; 2 more chains"])],
+    ),
+    (
+        "a table that sleeps",
+        "nft 'table ip fw { flags dormant; chain f { type filter hook forward priority 0; policy drop; }; }'",
+        &[],
+    ),
+    (
+        "kube-proxy by iptables",
+        "for name in KUBE-FIREWALL KUBE-FORWARD; do iptables-nft -N $name; done
+         iptables-nft -A OUTPUT -j KUBE-FIREWALL; iptables-nft -A FORWARD -j KUBE-FORWARD
+         iptables-nft -A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8 -j DROP
+         iptables-nft -A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP
+         iptables-nft -t nat -A POSTROUTING -j MASQUERADE; iptables-nft -t mangle -A FORWARD -j MARK --set-mark 7",
+        &[(
+            MAY_DROP,
+            &[
+                "table ip filter ",
+                "chain FORWARD (hook forward, priority 0): a rule of chain KUBE-FORWARD drops",
+                "chain OUTPUT (hook output, priority 0): a rule of chain KUBE-FIREWALL drops",
+            ],
+        )],
+    ),
+    (
+        "targets of iptables",
+        "iptables-nft -A FORWARD -j REJECT; iptables-nft -A INPUT -j NFQUEUE; iptables-nft -t raw -A OUTPUT -j CT --notrack
+         iptables-nft -A INPUT -m comment --comment x -j LOG; ip6tables-nft -t mangle -A FORWARD -p tcp --syn -j TCPMSS --set-mss 1400",
+        &[(MAY_DROP, &["chain FORWARD (hook forward, priority 0): a rule rejects", "asks a program (queue)"])],
+    ),
+    (
+        "leftovers of Calico that judge",
+        "iptables-nft -N cali-FORWARD; iptables-nft -N cali-tw-1; iptables-nft -A FORWARD -j cali-FORWARD
+         iptables-nft -A cali-FORWARD -j cali-tw-1; iptables-nft -A cali-tw-1 -j DROP
+         nft 'table ip6 calico { chain filter-FORWARD { type filter hook forward priority 0; }; }'",
+        &[
+            (MAY_DROP, &["a rule of chain cali-tw-1 drops"]),
+            (CALICO, &["3 chains in the nftables tables ip filter, ip6 calico;", "still judge"]),
+        ],
+    ),
+    (
+        "leftovers of Calico that nothing leads to",
+        "iptables-nft -t nat -N cali-OUTPUT; iptables-nft -t nat -A cali-OUTPUT -j RETURN",
+        &[(CALICO, &["1 chains in the nftables tables ip nat;", "no packet reaches them"])],
+    ),
+];
+
+#[test]
+fn foreign_chains_that_may_drop_are_reported() {
+    for (case, others, expected) in NFTABLES {
+        let (mut node, report) = Node::beside(others);
+        check(case, &report, expected);
+        check(case, &node.resync(), expected);
+        let again = node.namespace.run(|| node.dataplane.apply(&[])).unwrap();
+        check(case, &again, expected);
+        // It spares Tortie's table.
+        run(&node.namespace, "nft flush ruleset");
+        check("nothing is left", &node.resync(), &[]);
+    }
+}
+
+#[test]
+fn later_foreign_chains_are_found_at_the_next_resync() {
+    let (mut node, report) = Node::beside("true");
+    check("at first", &report, &[]);
+    for (case, others, expected) in NFTABLES {
+        run(&node.namespace, others);
+        // Tortie's own changes do not hide those of others.
+        check("before", &node.namespace.run(|| node.dataplane.apply(&[])).unwrap(), &[]);
+        check(case, &node.resync(), expected);
+        run(&node.namespace, "nft flush ruleset");
+        check("after", &node.resync(), &[]);
+    }
+}
+
+#[test]
+fn tables_beyond_the_limit_of_a_report_are_counted() {
+    let tables = "for n in $(seq 25); do
+        echo \"table ip fw$n { chain f { type filter hook forward priority 0; policy drop; }; }\"; done | nft -f -";
+    let (_, report) = Node::beside(tables);
+    assert_eq!(report.node.len(), 21, "{report:#?}");
+    assert!(report.node[20].message.starts_with("5 more foreign tables"), "{report:#?}");
+}
+
+/// The tables of the legacy iptables are not part of nftables.
+#[test]
+fn legacy_tables_are_reported() {
+    let (mut node, report) =
+        Node::beside("iptables-legacy -P FORWARD DROP; ip6tables-legacy -t raw -L >/dev/null");
+    let expected: Expected = &[
+        (MAY_DROP, &["legacy iptables tables (filter)", "iptables-legacy-save"]),
+        (MAY_DROP, &["legacy ip6tables tables (raw)"]),
+    ];
+    check("legacy", &report, expected);
+    check("legacy", &node.resync(), expected);
+}

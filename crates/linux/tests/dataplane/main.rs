@@ -1,0 +1,22 @@
+//! The Linux dataplane on nodes that are network namespaces.
+#![cfg(target_os = "linux")]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod complete_changes;
+mod connections;
+mod foreign;
+mod foreign_tables;
+mod host_flows;
+mod hosts;
+mod logged;
+mod nat;
+mod nodes;
+mod overlay;
+mod random_hosts;
+mod random_states;
+mod show;
+mod table;
+mod verdicts;
+mod wiring;

@@ -1,0 +1,114 @@
+//! Pods of different nodes reach each other through VXLAN, and nobody else can send packets into it.
+
+use std::net::{Ipv4Addr, UdpSocket};
+use std::sync::Arc;
+
+use crate::common::cluster::*;
+use tortie_api::net::{Action, Protocol};
+use tortie_kernel::interface_index;
+use tortie_kernel::packet::PacketSocket;
+use tortie_kernel::route::{Address, Change, Route, RouteSocket};
+use tortie_policy::program::*;
+
+#[test]
+fn pods_of_two_nodes_connect_over_vxlan() {
+    let (mut nodes, pods) = two_nodes();
+    let capture =
+        nodes[1].namespace.run(|| PacketSocket::open(interface_index("eth0").unwrap()).unwrap()).unwrap();
+    assert!(pods[0].reaches(&pods[1], 80) && pods[1].reaches(&pods[0], 80));
+    assert!(nodes[0].reaches(&pods[1], 80), "from a node to another node's pod");
+
+    // On the underlay it is VXLAN: UDP to port 4789, flags 8, VNI 4096 (RFC 7348).
+    let mut buffer = [0; 4096];
+    let mut seen = 0;
+    while let Some(length) = capture.receive(&mut buffer).unwrap() {
+        let frame = &buffer[..length];
+        if frame.len() > 50 && frame[12..14] == [8, 0] && frame[23] == 17 {
+            assert_eq!(frame[36..38], 4789u16.to_be_bytes());
+            assert_eq!(frame[42..50], [8, 0, 0, 0, 0, 0x10, 0, 0]);
+            seen += 1;
+        }
+    }
+    assert!(seen >= 6, "{seen} VXLAN packets were seen");
+
+    // From another node, a pod is judged by its policy, with the address that the node has there.
+    nodes[1].change(|state| {
+        let nets = vec!["10.65.1.2/32".parse().unwrap()];
+        let source = EntityMatch { nets, ..EntityMatch::default() };
+        let ingress = vec![Rule { source, ..Rule::all(Action::Allow) }];
+        let rules = PolicyRules { ingress, egress: Vec::new() };
+        state.policies.insert(policy_id("one-only"), Arc::new(rules));
+    });
+    nodes[1].program(&pods[1], ingress(&["one-only"], EndOfTier::Deny));
+    assert!(pods[0].reaches(&pods[1], 80) && nodes[0].is_cut_off(pods[1].address, 80));
+
+    // Packets to a free address of an own block do not leave the node, and nothing else of the block does.
+    let routes = nodes[0].namespace.run(|| RouteSocket::open().unwrap().routes().unwrap()).unwrap();
+    assert!(routes.contains(&Route::blackhole(block(1).into(), 84)), "{routes:#?}");
+
+    // The other node disappears.
+    nodes[0].change(|state| {
+        state.routes.remove(&block(2));
+        state.vteps.clear();
+    });
+    assert!(pods[0].is_cut_off(pods[1].address, 80));
+    let left = nodes[0].namespace.run(|| {
+        let mut socket = RouteSocket::open().unwrap();
+        let link = interface_index("vxlan.calico").unwrap();
+        let neighbours =
+            socket.neighbours().unwrap().into_iter().filter(|it| it.link == link && it.address.is_ipv4());
+        (socket.fdb(link).unwrap().len(), neighbours.count())
+    });
+    assert_eq!(left.unwrap(), (0, 0));
+}
+
+/// VXLAN packets could bypass the pods' policy with any inner source. Sends the same packets to a node from a foreign
+/// address and from a node's address.
+#[test]
+fn vxlan_is_accepted_only_from_nodes() {
+    const STRANGER: u8 = 99;
+    let (mut nodes, pods) = two_nodes();
+    let sender = |number: u8| UdpSocket::bind((node_address(number), 0)).unwrap();
+    let open_senders = || {
+        let link = interface_index("eth0").unwrap();
+        let address = Address { link, address: node_address(STRANGER).into(), prefix_length: 24 };
+        RouteSocket::open().unwrap().change(&Change::AddAddress(address)).unwrap();
+        [STRANGER, 1].map(|number| (number, sender(number)))
+    };
+    let senders = nodes[0].namespace.run(open_senders).unwrap();
+    let receiver = pods[1].namespace.run(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 7000)).unwrap()).unwrap();
+    receiver.set_read_timeout(Some(TIMEOUT)).unwrap();
+
+    // Whose packets arrive in the pod: when the node's has arrived, the foreign one before it has been received or
+    // dropped.
+    let inner = Flow {
+        source: pods[0].address.into(),
+        destination: pods[1].address.into(),
+        protocol: Protocol::UDP,
+        source_port: 7000,
+        destination_port: 7000,
+        icmp: None,
+    };
+    let arrive_from = || {
+        for (number, socket) in &senders {
+            // Flags 8, VNI 4096 (RFC 7348).
+            let header = [8, 0, 0, 0, 0, 0x10, 0, 0];
+            let packet =
+                [&header[..], &crate::common::frame(&inner, vtep(2).mac.0, (*number).into())].concat();
+            socket.send_to(&packet, (node_address(2), 4789)).unwrap();
+        }
+        let mut arrived = Vec::new();
+        while arrived.last() != Some(&1) {
+            let mut buffer = [0; 8];
+            let length = receiver.recv(&mut buffer).expect("a packet from a node is taken");
+            arrived.push(crate::common::tag(&buffer[..length]));
+        }
+        arrived
+    };
+    assert_eq!(arrive_from(), [1]);
+    let node = vtep(STRANGER);
+    nodes[1].change(|state| drop(state.vteps.insert(node.node.clone(), node.clone())));
+    assert_eq!(arrive_from(), [STRANGER.into(), 1], "it is a node's now");
+    nodes[1].change(|state| drop(state.vteps.remove(&node.node)));
+    assert_eq!(arrive_from(), [1], "it is a node's no more");
+}

@@ -1,0 +1,18 @@
+//! The Windows dataplane on one node with an emulated HNS.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+mod builds;
+mod cost;
+mod limits;
+mod load_balancers;
+mod network;
+mod node;
+mod pods;
+mod ports_of_sctp;
+mod programs;
+mod restarts;
+mod services;
+mod sets;
+mod show;
+mod trouble;
+mod verdicts;

@@ -1,0 +1,262 @@
+//! The overlay network and the routes to other nodes.
+
+use std::net::Ipv4Addr;
+
+use crate::node::*;
+use serde_json::json;
+use tortie_dataplane::{ClusterNetwork, Delta, LocalNode, MacAddress, Reason, Route, RouteTarget, Vtep};
+use tortie_hcn::schema::{HostRoute, Modify, Network, Policy, RemoteSubnetRoute, RequestType, lenient};
+use tortie_hcn::{Call, Failure, HResult, Hcn, HcnExt};
+use tortie_hns_emulator::{Config, Emulator};
+use tortie_windows::{Error, NETWORK, OverlaySpec, ensure_overlay};
+
+fn vtep(name: &str, last: u8) -> Delta {
+    Delta::Vtep(Vtep {
+        node: name.into(),
+        address: [10, 244, last, 0].into(),
+        mac: MacAddress([0x66, 0, 0, 0, 0, last]),
+        parent: [172, 16, 0, last].into(),
+    })
+}
+
+fn route(destination: &str, node: &str) -> Delta {
+    let target = RouteTarget::Vxlan { node: node.into() };
+    Delta::Route(Route { destination: destination.parse().unwrap(), target })
+}
+
+fn routes(node: &Node) -> Vec<(String, String, String)> {
+    let network = node.hns.inner().network_by_name(NETWORK).unwrap().unwrap();
+    let read = |policy: &Policy| policy.settings::<RemoteSubnetRoute>().unwrap();
+    let mut routes: Vec<_> = network
+        .policies
+        .iter()
+        .filter_map(read)
+        .map(|r| (r.destination_prefix, r.provider_address, r.distributed_router_mac_address))
+        .collect();
+    routes.sort();
+    routes
+}
+
+#[test]
+fn the_document_that_creates_the_network() {
+    let hns = tortie_hns_emulator::Recorder::new(Emulator::new(Config::new(Config::SERVER_2022, NODE)));
+    let adapter = Some("Ethernet".to_owned());
+    let overlay = ensure_overlay(&hns, &OverlaySpec { adapter, ..spec() }).unwrap();
+    let made = hns.take_changes();
+    let [Call::Create { settings, .. }] = &made[..] else { panic!("{made:?}") };
+    let expected = json!({"Name": "Calico", "Type": "Overlay", "Flags": 8,
+        "Policies": [{"Type": "HostRoute", "Settings": {}},
+            {"Type": "NetAdapterName", "Settings": {"NetworkAdapterName": "Ethernet"}}],
+        "Ipams": [{"Type": "Static", "Subnets": [{"IpAddressPrefix": "10.244.3.0/26",
+            "Policies": [{"Type": "VSID", "Settings": {"IsolationId": 4096}}],
+            "Routes": [{"NextHop": "10.244.3.1", "DestinationPrefix": "0.0.0.0/0"}]}]}],
+        "SchemaVersion": {"Major": 2, "Minor": 0}});
+    assert_eq!(serde_json::from_str::<serde_json::Value>(settings).unwrap(), expected);
+    assert_eq!(overlay.gateway, TUNNEL);
+    assert_eq!(overlay.provider_address, NODE);
+    assert_eq!(overlay.router_mac.0[..3], [0x00, 0x15, 0x5d]);
+
+    assert_eq!(ensure_overlay(&hns, &spec()).unwrap(), overlay, "again");
+    assert_eq!(hns.take_changes(), []);
+}
+
+#[test]
+fn a_network_without_host_route_gets_it() {
+    let hns = Emulator::new(Config::new(Config::SERVER_2022, NODE));
+    let overlay = ensure_overlay(&hns, &spec()).unwrap();
+    let host_route = vec![Policy::of(&HostRoute::default())];
+    hns.modify_network(overlay.id, &Modify::policies(RequestType::Remove, host_route)).unwrap();
+    ensure_overlay(&hns, &spec()).unwrap();
+    assert!(hns.network(overlay.id).unwrap().policies.iter().any(Policy::is::<HostRoute>));
+}
+
+#[test]
+fn a_different_network_is_recreated_only_if_unused() {
+    let others = [
+        OverlaySpec { block: "10.244.7.0/26".parse().unwrap(), ..spec() },
+        OverlaySpec { vni: 5000, ..spec() },
+    ];
+    for other in others {
+        let node = Node::usual();
+        let old = node.hns.network_by_name(NETWORK).unwrap().unwrap().id;
+        let new = ensure_overlay(&*node.hns, &other).unwrap();
+        assert_ne!(new.id, old);
+        ensure_overlay(&*node.hns, &spec()).unwrap();
+
+        let pod = node.connect();
+        node.hns.take();
+        let error = ensure_overlay(&*node.hns, &other).unwrap_err();
+        assert!(matches!(error, Error::NetworkDiffers { endpoints: 1, .. }), "{error}");
+        assert_eq!(node.hns.take_changes(), []);
+        tortie_dataplane::PodWiring::check(&node.wiring, &pod).unwrap();
+    }
+}
+
+#[test]
+fn a_network_of_another_type_or_shape_differs() {
+    let hns = Emulator::new(Config::new(Config::SERVER_2022, NODE));
+    let bridge = json!({"Name": "Calico", "Type": "L2Bridge", "Ipams": [{"Subnets": [{
+        "IpAddressPrefix": "10.244.3.0/26",
+        "Routes": [{"NextHop": "10.244.3.1", "DestinationPrefix": "0.0.0.0/0"}]}]}]});
+    let bridge: Network = lenient(&bridge.to_string()).unwrap();
+    let id = hns.create_network(&bridge).unwrap();
+    assert_ne!(ensure_overlay(&hns, &spec()).unwrap().id, id);
+}
+
+#[test]
+fn routes_follow_the_state_with_minimal_changes() {
+    let mut node = Node::usual();
+    node.apply(&[
+        local_node(),
+        own_block(),
+        route("10.244.1.0/26", "primary"),
+        route("10.244.2.0/26", "second"),
+    ]);
+    assert_eq!(routes(&node), [], "no end of the tunnel is known yet");
+    node.apply(&[vtep("primary", 1)]);
+    let one = |block: u8, last: u8| {
+        (format!("10.244.{block}.0/26"), format!("172.16.0.{last}"), format!("66-00-00-00-00-0{last}"))
+    };
+    assert_eq!(routes(&node), [one(1, 1)]);
+    node.hns.take();
+    node.apply(&[vtep("second", 2)]);
+    let sent = node.hns.take_changes();
+    assert_eq!(sent.len(), 1, "only the new one: {sent:?}");
+    assert_eq!(routes(&node), [one(1, 1), one(2, 2)]);
+
+    // A prefix moves to another node: the old route must be removed first, or HNS refuses the new one.
+    node.apply(&[route("10.244.2.0/26", "primary")]);
+    assert_eq!(routes(&node), [one(1, 1), ("10.244.2.0/26".into(), one(1, 1).1, one(1, 1).2)]);
+    // A recreated node has another MAC address.
+    node.apply(&[vtep("primary", 3)]);
+    assert_eq!(routes(&node), [one(1, 3), one(2, 3)]);
+    node.apply(&[Delta::RouteRemoved("10.244.1.0/26".parse().unwrap())]);
+    assert_eq!(routes(&node), [one(2, 3)]);
+    node.apply(&[Delta::VtepRemoved("primary".into())]);
+    assert_eq!(routes(&node), []);
+}
+
+#[test]
+fn routes_are_repaired_and_adopted() {
+    let deltas = [local_node(), own_block(), route("10.244.1.0/26", "primary"), vtep("primary", 1)];
+    let mut node = Node::usual();
+    node.apply(&deltas);
+    let before = routes(&node);
+    let mut restarted = Node::over(node.hns.clone());
+    node.hns.take();
+    assert_eq!(restarted.apply(&deltas), Default::default());
+    assert_eq!(node.hns.take_changes(), []);
+
+    // Somebody changes the network.
+    let network = node.hns.network_by_name(NETWORK).unwrap().unwrap();
+    let (route_policies, _): (Vec<Policy>, Vec<Policy>) =
+        network.policies.into_iter().partition(Policy::is::<RemoteSubnetRoute>);
+    let remove = Modify::policies(RequestType::Remove, route_policies);
+    node.hns.modify_network(network.id, &remove).unwrap();
+    assert_eq!(restarted.dataplane.resync(), Default::default());
+    assert_eq!(routes(&node), before);
+
+    // HNS loses everything.
+    node.hns.delete_network(network.id).unwrap();
+    let current = restarted.dataplane.current_overlay();
+    let old = current.get().unwrap();
+    let report = restarted.dataplane.resync();
+    assert_eq!(routes(&node), before);
+    // The other nodes must learn the new MAC address.
+    let new = current.get().unwrap();
+    assert!(new.id != old.id && new.router_mac != old.router_mac);
+    let [reported] = &report.node[..] else { panic!("{report:?}") };
+    assert_eq!(reported.reason, Reason::OverlayRemade);
+    assert!(reported.message.contains(&new.router_mac.to_string()), "{}", reported.message);
+    restarted.announced = new.router_mac;
+    assert_eq!(restarted.apply(&[local_node()]), Default::default());
+}
+
+#[test]
+fn the_next_call_completes_after_a_failure() {
+    let mut node = Node::usual();
+    node.apply(&[local_node(), own_block(), route("10.244.1.0/26", "primary"), vtep("primary", 1)]);
+    for refused in ["Remove", "Add"] {
+        let needle = format!(r#""RequestType":"{refused}""#);
+        node.hns.set_fault(move |call| {
+            let hit = matches!(call, Call::Modify { settings, .. } if settings.contains(&needle));
+            hit.then(|| Err(Failure::new(HResult::ERROR_TIMEOUT, "late")))
+        });
+        let last = if refused == "Remove" { 4 } else { 5 };
+        let report = node.apply(&[vtep("primary", last)]);
+        assert!(report.retry);
+        assert_eq!(report.node[0].reason, Reason::HnsUnavailable);
+        node.hns.clear_fault();
+        assert_eq!(node.apply(&[]), Default::default());
+        assert_eq!(routes(&node)[0].1, format!("172.16.0.{last}"));
+    }
+}
+
+#[test]
+fn an_existing_host_route_is_accepted() {
+    let node = Node::usual();
+    // A build that does not list it.
+    let inner = node.hns.clone();
+    node.hns.set_fault(move |call| {
+        let Call::Query { .. } = call else { return None };
+        let mut shown: serde_json::Value = serde_json::from_str(&inner.inner().call(call).ok()?).unwrap();
+        shown["Policies"].as_array_mut()?.retain(|policy| policy["Type"] != "HostRoute");
+        Some(Ok(shown.to_string()))
+    });
+    node.hns.take();
+    ensure_overlay(&*node.hns, &spec()).unwrap();
+    assert_eq!(node.hns.take_changes().len(), 1, "it was asked for");
+}
+
+#[test]
+fn one_bad_route_does_not_block_the_others() {
+    let mut node = Node::usual();
+    node.hns.set_fault(|call| {
+        let bad = matches!(call, Call::Modify { settings, .. } if settings.contains("10.244.66.0/26"));
+        bad.then(|| Err(Failure::new(HResult::HCN_E_INVALID_POLICY, "not this one")))
+    });
+    let prefixes = ["10.244.1.0/26", "10.244.66.0/26", "10.244.80.0/26"];
+    let mut deltas = vec![local_node(), own_block(), vtep("primary", 1)];
+    deltas.extend(prefixes.map(|prefix| route(prefix, "primary")));
+    let report = node.apply(&deltas);
+    let there: Vec<String> = routes(&node).into_iter().map(|(prefix, ..)| prefix).collect();
+    assert_eq!(there, ["10.244.1.0/26", "10.244.80.0/26"]);
+    let [reported] = &report.node[..] else { panic!("{report:?}") };
+    assert_eq!(reported.reason, Reason::RouteRefused);
+    assert!(
+        reported.message.contains("10.244.66.0/26") && reported.message.contains("not this one"),
+        "{}",
+        reported.message
+    );
+    assert!(report.retry);
+    node.hns.clear_fault();
+    assert_eq!(node.apply(&[]), Default::default());
+    assert_eq!(routes(&node).len(), 3);
+    // A route that cannot be removed does not prevent another one.
+    node.hns.set_fault(|call| {
+        let bad = matches!(call, Call::Modify { settings, .. } if settings.contains("10.244.66.0/26"));
+        bad.then(|| Err(Failure::new(HResult::HCN_E_INVALID_POLICY, "not this one")))
+    });
+    let report = node.apply(&[Delta::VtepRemoved("primary".into())]);
+    assert_eq!(routes(&node).len(), 1);
+    assert!(report.node[0].message.contains("Remove of the route"), "{report:?}");
+}
+
+#[test]
+fn unsupported_node_settings_are_reported() {
+    let mut node = Node::usual();
+    let odd = LocalNode {
+        name: "minion".into(),
+        address: Ipv4Addr::new(172, 16, 0, 99),
+        vtep: None,
+        network: ClusterNetwork { port: 8472, ..ClusterNetwork::default() },
+    };
+    let second =
+        Delta::Route(Route { destination: "10.244.4.0/26".parse().unwrap(), target: RouteTarget::Local });
+    let report = node.apply(&[Delta::Node(odd), own_block(), second]);
+    let reasons: Vec<Reason> = report.node.iter().map(|condition| condition.reason).collect();
+    assert_eq!(
+        reasons,
+        [Reason::VxlanPortNotSupported, Reason::MoreThanOneBlock, Reason::ProviderAddressDiffers]
+    );
+}

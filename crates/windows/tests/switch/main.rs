@@ -1,0 +1,6 @@
+//! Connections of pods through the switch of the emulated HNS.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+mod connections;
+mod frames;
+mod switched;
