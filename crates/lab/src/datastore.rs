@@ -13,7 +13,7 @@ use tortie_store::etcd::{Etcd, EtcdConfig};
 use tortie_store::rpc::Remote;
 use tortie_store::{Embedded, Source, Store};
 
-use crate::node::write_private;
+use crate::dir::write_private;
 use crate::pki::Authority;
 use crate::process::Process;
 use crate::{LabDir, LabError, underlay};

@@ -3,7 +3,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, symlink};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
@@ -230,4 +230,11 @@ impl LabDir {
     pub(crate) fn pid_file(&self) -> PathBuf {
         self.path.join("pid")
     }
+}
+
+/// Writes a new file that only its owner may read.
+pub(crate) fn write_private(path: &PathBuf, text: &str) -> Result<(), LabError> {
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    let written = file.and_then(|mut file| file.write_all(text.as_bytes()));
+    written.map_err(LabError::file("writing", path))
 }

@@ -1,8 +1,7 @@
 //! A node of the lab: a network namespace, an agent, and on Windows nodes an emulated HNS.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::net::Ipv4Addr;
-use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -17,6 +16,7 @@ use tortie_kernel::namespace::NetNs;
 use tortie_store::rpc::TlsIdentity;
 
 use crate::datastore::{Datastore, etcd_url};
+use crate::dir::write_private;
 use crate::process::Process;
 use crate::{LabDir, LabError, underlay};
 
@@ -191,11 +191,4 @@ impl Node {
     pub(crate) fn deletion_queue(&self, dir: &LabDir) -> PathBuf {
         dir.node(&self.name).join("deletions")
     }
-}
-
-pub(crate) fn write_private(path: &PathBuf, text: &str) -> Result<(), LabError> {
-    use std::io::Write;
-    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-    let written = file.and_then(|mut file| file.write_all(text.as_bytes()));
-    written.map_err(LabError::file("writing", path))
 }
