@@ -75,7 +75,10 @@ impl Cluster {
         let mut cluster = Self { dir, store, datastore, nodes: Vec::new(), tasks };
         cluster.serve_store(&authority).await?;
         cluster.seed().await?;
-        progress.done(&format!("the datastore ({}) is served", datastore.name()));
+        progress.done(match datastore {
+            Datastore::Embedded => "the datastore is served",
+            Datastore::Etcd => "the datastore is served by etcd",
+        });
 
         let names = |first: &str, more: &str, count: usize| {
             (1..=count)
