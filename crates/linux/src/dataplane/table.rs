@@ -166,6 +166,8 @@ impl PolicyTable {
     /// prevent the others from being enforced.
     fn adopt(&mut self, state: &NodeState) -> Result<()> {
         let adopted = self.adopt_or_close(state);
+        // The listing and the messages of a large table are several times as large as the table.
+        tortie_kernel::memory::release_freed();
         adopted.map_err(|error| {
             self.learn_what_is_missing(&error);
             self.missing_modules.explain(error)
