@@ -3,7 +3,7 @@
 //!
 //! Versions are opaque, and positions are ordered within one kind only, because the Kubernetes API guarantees no more.
 //! [`Embedded`] keeps everything in one file. [`rpc`] serves it to other processes and is a backend itself. [`etcd`] keeps
-//! Calico's data in etcd. The Kubernetes API is planned. `conformance` is the suite that each backend must pass.
+//! Calico's data in etcd, and [`kubernetes`] in the Kubernetes API. `conformance` is the suite that each backend must pass.
 
 mod apply;
 pub mod backoff;
@@ -17,6 +17,7 @@ mod file;
 mod follow;
 mod in_force;
 mod interest;
+pub mod kubernetes;
 mod pod;
 mod ring;
 pub mod rpc;

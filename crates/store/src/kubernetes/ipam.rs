@@ -1,0 +1,195 @@
+//! IPAM's records as CustomResourceDefinitions (`libcalico-go/lib/backend/k8s/resources/ipam_*.go`). In Tortie they have
+//! the shape that they have in etcd; in the API, that shape is in `spec`, with some differences.
+
+use serde_json::{Map, Value, json};
+use sha3::{Digest, Sha3_256};
+use tortie_api::{Key, Kind};
+
+use super::envelope::take_object;
+
+/// Fields with one name in etcd and another one in the API.
+const RENAMED: [(Kind, &str, &str); 3] = [
+    (Kind::IpamBlock, "affinity_claim_time", "affinityClaimTime"),
+    (Kind::IpamConfig, "strict_affinity", "strictAffinity"),
+    (Kind::IpamConfig, "auto_allocate_blocks", "autoAllocateBlocks"),
+];
+
+/// Whether the kind is one of IPAM's records.
+pub(crate) fn is_ipam(kind: Kind) -> bool {
+    matches!(kind, Kind::IpamBlock | Kind::BlockAffinity | Kind::IpamHandle | Kind::IpamConfig)
+}
+
+/// The object as it is stored, without its name and version.
+pub(crate) fn encode(key: &Key, mut spec: Map<String, Value>) -> Result<Map<String, Value>, String> {
+    let renamed = RENAMED.iter().filter(|(kind, ..)| *kind == key.kind);
+    for (_, etcd, api) in renamed {
+        if let Some(value) = spec.remove(*etcd) {
+            spec.insert((*api).to_owned(), value);
+        }
+    }
+    let mut metadata = Map::new();
+    match key.kind {
+        Kind::IpamBlock => {
+            // The schema allows no null, and requires this field, which nobody reads.
+            spec.retain(|name, value| !(name == "affinity" && value.is_null()));
+            spec.entry("strictAffinity").or_insert(json!(false));
+        }
+        Kind::BlockAffinity => {
+            let (node, cidr) =
+                key.name.split_once('/').ok_or("the name of an affinity is NODE/CIDR".to_owned())?;
+            let deleted = spec.get("deleted").and_then(Value::as_bool).unwrap_or_default();
+            spec.insert("deleted".to_owned(), json!(deleted.to_string()));
+            spec.entry("state").or_insert(json!("confirmed"));
+            spec.insert("node".to_owned(), json!(node));
+            spec.insert("cidr".to_owned(), json!(cidr));
+            metadata.insert("labels".to_owned(), labels_of_affinity(node, cidr));
+        }
+        Kind::IpamHandle => {
+            spec.insert("handleID".to_owned(), json!(key.name));
+        }
+        _ => {}
+    }
+    Ok([("metadata".to_owned(), Value::Object(metadata)), ("spec".to_owned(), Value::Object(spec))]
+        .into_iter()
+        .collect())
+}
+
+/// The key and the value of a stored object; `None` if its `spec` does not tell its key, or its owner is no node.
+pub(crate) fn decode(kind: Kind, mut object: Map<String, Value>) -> Option<(Key, Value)> {
+    let mut spec = take_object(&mut object, "spec", "spec").ok()?;
+    let text = |spec: &Map<String, Value>, field: &str| {
+        spec.get(field).and_then(Value::as_str).filter(|text| !text.is_empty()).map(ToOwned::to_owned)
+    };
+    let name = match kind {
+        Kind::IpamBlock => text(&spec, "cidr")?,
+        Kind::BlockAffinity => {
+            if text(&spec, "type").is_some_and(|owner| owner != "host") {
+                return None;
+            }
+            let name = format!("{}/{}", text(&spec, "node")?, text(&spec, "cidr")?);
+            let deleted = text(&spec, "deleted").is_some_and(|deleted| deleted == "true");
+            spec.insert("deleted".to_owned(), json!(deleted));
+            spec.remove("node");
+            spec.remove("cidr");
+            name
+        }
+        Kind::IpamHandle => {
+            let name = text(&spec, "handleID")?;
+            spec.remove("handleID");
+            name
+        }
+        _ => object.get("metadata")?.get("name")?.as_str()?.to_owned(),
+    };
+    let renamed = RENAMED.iter().filter(|(of, ..)| *of == kind);
+    for (_, etcd, api) in renamed {
+        if let Some(value) = spec.remove(*api) {
+            spec.insert((*etcd).to_owned(), value);
+        }
+    }
+    Some((Key::global(kind, name), Value::Object(spec)))
+}
+
+/// Calico lists the affinities of a node by these labels (`libcalico-go/lib/backend/model/block_affinity.go`).
+fn labels_of_affinity(node: &str, cidr: &str) -> Value {
+    json!({
+        "projectcalico.org/affinity-type": "host",
+        "projectcalico.org/hostname-hash": base32(&Sha3_256::digest(node)),
+        "projectcalico.org/ip-version": if cidr.contains(':') { "6" } else { "4" },
+    })
+}
+
+/// RFC 4648 without padding.
+fn base32(bytes: &[u8]) -> String {
+    const ALPHABET: &[u8; 32] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567";
+    let mut text = String::new();
+    let (mut bits, mut count) = (0_u32, 0);
+    for byte in bytes {
+        bits = bits << 8 | u32::from(*byte);
+        count += 8;
+        while count >= 5 {
+            count -= 5;
+            text.push(char::from(ALPHABET[(bits >> count & 31) as usize]));
+        }
+        bits &= (1 << count) - 1;
+    }
+    if count > 0 {
+        text.push(char::from(ALPHABET[(bits << (5 - count) & 31) as usize]));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(key: &Key, value: &Value, stored: &Value) {
+        let Value::Object(fields) = value.clone() else { panic!("{value}") };
+        let written = encode(key, fields).unwrap_or_default();
+        assert_eq!(Value::Object(written.clone()), *stored);
+        let mut named = written;
+        named.insert("metadata".to_owned(), json!({"name": "default"}));
+        let (read_key, read) = decode(key.kind, named).unwrap_or_else(|| panic!("{key} is not read"));
+        assert_eq!(read_key, *key);
+        assert_eq!(read, *value);
+    }
+
+    #[test]
+    fn records_are_those_of_calico() {
+        let labels = json!({
+            "projectcalico.org/affinity-type": "host",
+            "projectcalico.org/hostname-hash": "PY3TQE2E3XMTETLM2MJO3UITKPFB27YUJ4T4E5XGPEJON3SM4QAA",
+            "projectcalico.org/ip-version": "4",
+        });
+        check(
+            &Key::global(Kind::BlockAffinity, "node-a/10.0.0.0/26"),
+            &json!({"state": "pending", "deleted": false, "new": 1}),
+            &json!({"metadata": {"labels": labels}, "spec":
+                {"state": "pending", "deleted": "false", "node": "node-a", "cidr": "10.0.0.0/26", "new": 1}}),
+        );
+        let number = 1_800_000_000_000_000_123_u64;
+        check(
+            &Key::global(Kind::IpamBlock, "10.0.0.0/31"),
+            &json!({"cidr": "10.0.0.0/31", "affinity_claim_time": "2026-01-01T00:00:00Z", "strictAffinity": false,
+                "allocations": [null, 0], "unallocated": [0], "attributes": [{"handle_id": "h", "releasedAt": "x"}],
+                "sequenceNumber": number, "sequenceNumberForAllocation": {"1": number}, "deleted": false}),
+            &json!({"metadata": {}, "spec": {"cidr": "10.0.0.0/31", "affinityClaimTime": "2026-01-01T00:00:00Z",
+                "strictAffinity": false, "allocations": [null, 0], "unallocated": [0],
+                "attributes": [{"handle_id": "h", "releasedAt": "x"}],
+                "sequenceNumber": number, "sequenceNumberForAllocation": {"1": number}, "deleted": false}}),
+        );
+        check(
+            &Key::global(Kind::IpamHandle, "Calico.ABC"),
+            &json!({"block": {"10.0.0.0/26": 1}, "deleted": false}),
+            &json!({"metadata": {}, "spec":
+                {"handleID": "Calico.ABC", "block": {"10.0.0.0/26": 1}, "deleted": false}}),
+        );
+        check(
+            &Key::global(Kind::IpamConfig, "default"),
+            &json!({"strict_affinity": true, "auto_allocate_blocks": true, "maxBlocksPerHost": 3}),
+            &json!({"metadata": {}, "spec":
+                {"strictAffinity": true, "autoAllocateBlocks": true, "maxBlocksPerHost": 3}}),
+        );
+    }
+
+    #[test]
+    fn a_block_without_an_owner_has_no_affinity() {
+        let fields = [("affinity".to_owned(), Value::Null)].into_iter().collect();
+        let written = encode(&Key::global(Kind::IpamBlock, "10.0.0.0/26"), fields).unwrap_or_default();
+        assert_eq!(written["spec"], json!({"strictAffinity": false}));
+    }
+
+    #[test]
+    fn an_object_without_a_key_is_not_read() {
+        let table = [
+            (Kind::IpamBlock, json!({})),
+            (Kind::IpamBlock, json!({"spec": []})),
+            (Kind::BlockAffinity, json!({"spec": {"node": "n"}})),
+            (Kind::BlockAffinity, json!({"spec": {"node": "n", "cidr": "10.0.0.0/26", "type": "virtual"}})),
+            (Kind::IpamHandle, json!({"spec": {"handleID": ""}})),
+        ];
+        for (kind, object) in table {
+            let Value::Object(fields) = object.clone() else { panic!("{object}") };
+            assert_eq!(decode(kind, fields), None, "{object}");
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! The Kubernetes backend: core kinds as they are, and Calico's kinds and node reports as CustomResourceDefinitions.
+//!
+//! Versions are resourceVersions. Positions are the same numbers, which have an order within a kind (KEP-5504). Calico
+//! derives WorkloadEndpoints and Profiles from pods, namespaces and service accounts; this backend does not have them
+//! yet.
+
+mod answer;
+mod client;
+mod envelope;
+mod ipam;
+mod resources;
+mod values;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use futures::StreamExt;
+use http::Method;
+use http::header::{ACCEPT, HeaderValue};
+use serde_json::{Value, json};
+use tortie_api::{Key, Kind, Position, Positions};
+
+use answer::Operation;
+use client::request;
+pub use client::{Kubernetes, KubernetesConfig};
+
+use crate::follow::{Event, Follow, Source, Watch, follow};
+use crate::{Interest, Page, PageToken, Store, StoreError, Stored, Version};
+
+/// The maximum number of objects in a page.
+const MAX_PAGE: usize = 500;
+/// The maximum number of objects without their contents in a page.
+const MAX_METADATA_PAGE: usize = 5_000;
+/// Lists objects without their contents.
+const METADATA_ONLY: HeaderValue =
+    HeaderValue::from_static("application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1");
+
+impl Kubernetes {
+    /// Sends one object and returns the stored one.
+    async fn write(
+        &self,
+        verb: &'static str,
+        key: &Key,
+        value: Value,
+        expected: Option<&Version>,
+    ) -> Result<Stored, StoreError> {
+        let (method, path) = match expected {
+            None => (Method::POST, resources::path(key.kind, &key.namespace)),
+            Some(_) => (Method::PUT, resources::object_path(key)),
+        };
+        let path = path.ok_or(StoreError::KindAbsent(key.kind))?;
+        let object = values::encode(key, value, expected)?;
+        let request = request(method, &path, object.to_string().into_bytes());
+        let written = self.call(&of_object(verb, key), request).await?;
+        stored(key, values::decode(key.kind, written)?)
+    }
+
+    /// Why a write with this version was rejected: somebody else changed or deleted the object.
+    async fn outdated(&self, key: &Key) -> StoreError {
+        match self.get(key).await {
+            Ok(Some(_)) => StoreError::Conflict(key.clone()),
+            Ok(None) => StoreError::NotFound(key.clone()),
+            Err(error) => error,
+        }
+    }
+
+    /// The position of a deletion that has happened after this version: the API server returns it for few kinds only.
+    async fn position_of_deletion(&self, key: &Key, before: &Version) -> Result<Position, StoreError> {
+        let after = values::parse_position(before.as_str())?;
+        let find = async {
+            let mut watch = Source::watch(self, &[Interest::in_object(key)], after).await?;
+            while let Some(event) = watch.next().await {
+                if let Event::Deleted { key: deleted, position } = event?
+                    && deleted == *key
+                {
+                    return Ok(position);
+                }
+            }
+            Err(StoreError::Unavailable(format!("{key} is deleted, but the watch of its deletion ended")))
+        };
+        self.in_time(&of_object("watch", key), find).await
+    }
+
+    /// The highest position of the objects of a kind; `None` if there is none, or the kind cannot be read.
+    async fn newest(&self, kind: Kind) -> Result<Option<Position>, StoreError> {
+        let Some(path) = resources::path(kind, "") else { return Ok(None) };
+        let operation = of_kind("list", kind, Position(0));
+        let (mut newest, mut next, mut limit) = (None, String::new(), MAX_METADATA_PAGE);
+        loop {
+            let query = format!("{path}?limit={limit}{next}");
+            let mut request = request(Method::GET, &query, Vec::new());
+            request.headers_mut().insert(ACCEPT, METADATA_ONLY);
+            let page = match self.call(&operation, request).await {
+                Ok(page) => page,
+                Err(StoreError::KindAbsent(_) | StoreError::Forbidden(_)) => return Ok(None),
+                // The pages took too long: one page with everything.
+                Err(StoreError::Compacted(_)) if limit > 0 => {
+                    (newest, next, limit) = (None, String::new(), 0);
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            for item in page["items"].as_array().into_iter().flatten() {
+                newest = newest.max(Some(values::position(item.get("metadata"))?));
+            }
+            match page["metadata"]["continue"].as_str().filter(|token| !token.is_empty()) {
+                Some(token) => next = format!("&continue={}", resources::escape(token)),
+                None => return Ok(newest),
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl Store for Kubernetes {
+    async fn get(&self, key: &Key) -> Result<Option<Stored>, StoreError> {
+        let path = resources::object_path(key).ok_or(StoreError::KindAbsent(key.kind))?;
+        match self.call(&of_object("get", key), request(Method::GET, &path, Vec::new())).await {
+            Ok(found) => stored(key, values::decode(key.kind, found)?).map(Some),
+            Err(StoreError::NotFound(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// All pages are from one moment, which the token contains.
+    async fn list_page(&self, interest: &Interest, after: Option<PageToken>) -> Result<Page, StoreError> {
+        let kind = interest.kind;
+        let collection = resources::collection(interest).ok_or(StoreError::KindAbsent(kind))?;
+        let mut query = format!("{}?limit={MAX_PAGE}", collection.path);
+        if let Some(fields) = collection.fields {
+            query.push_str(&format!("&fieldSelector={fields}"));
+        }
+        if let Some(PageToken(token)) = after {
+            query.push_str(&format!("&continue={}", resources::escape(&token)));
+        }
+        let operation = of_kind("list", kind, Position(0));
+        let mut page = self.call(&operation, request(Method::GET, &query, Vec::new())).await?;
+        let metadata = page.get("metadata");
+        let position = values::position(metadata)?;
+        let token = metadata.and_then(|metadata| metadata["continue"].as_str());
+        let next = token.filter(|token| !token.is_empty()).map(|token| PageToken(token.to_owned()));
+        let mut items = Vec::new();
+        if let Some(Value::Array(found)) = page.get_mut("items").map(Value::take) {
+            for object in found {
+                let decoded = values::decode(kind, object)?;
+                items.extend(decoded.filter(|stored| interest.covers(&stored.key, &stored.value)));
+            }
+        }
+        // The order of the API is not the one of keys.
+        items.sort_by(|one, other| one.key.cmp(&other.key));
+        Ok(Page { items, position, next })
+    }
+
+    async fn create(&self, key: &Key, value: Value) -> Result<Stored, StoreError> {
+        self.write("create", key, value, None).await
+    }
+
+    async fn update(&self, key: &Key, mut value: Value, expected: &Version) -> Result<Stored, StoreError> {
+        if values::parse_position(expected.as_str()).is_err() {
+            return Err(self.outdated(key).await);
+        }
+        // The API server creates a Service that does not exist, unless the update has a uid.
+        if key.kind == Kind::Service
+            && let Some(fields) = value.as_object_mut()
+        {
+            let current = self.get(key).await?.ok_or_else(|| StoreError::NotFound(key.clone()))?;
+            values::set_uid(fields, &current.value);
+        }
+        match self.write("update", key, value, Some(expected)).await {
+            // Another uid is a conflict, too.
+            Err(StoreError::Conflict(_)) => Err(self.outdated(key).await),
+            result => result,
+        }
+    }
+
+    /// A pod is deleted by its node: the position is the one at which its deletion began.
+    async fn delete(&self, key: &Key, expected: Option<&Version>) -> Result<Position, StoreError> {
+        let path = resources::object_path(key).ok_or(StoreError::KindAbsent(key.kind))?;
+        let before = match expected {
+            Some(expected) if values::parse_position(expected.as_str()).is_err() => {
+                return Err(self.outdated(key).await);
+            }
+            Some(expected) => expected.clone(),
+            None => self.get(key).await?.ok_or_else(|| StoreError::NotFound(key.clone()))?.version,
+        };
+        let mut options = json!({"apiVersion": "v1", "kind": "DeleteOptions"});
+        if let Some(expected) = expected {
+            options["preconditions"] = json!({"resourceVersion": expected.as_str()});
+        }
+        let request = request(Method::DELETE, &path, options.to_string().into_bytes());
+        let deleted = self.call(&of_object("delete", key), request).await?;
+        if deleted["kind"] == "Status" {
+            return self.position_of_deletion(key, &before).await;
+        }
+        values::position(deleted.get("metadata"))
+    }
+
+    fn follow(&self, interests: Vec<Interest>) -> Follow {
+        follow(&Arc::new(self.clone()), interests)
+    }
+
+    /// The highest position of the objects of each kind. (The position of a list would be reached only with the next
+    /// bookmark, up to a minute later.)
+    async fn barrier(&self, kinds: &[Kind]) -> Result<Positions, StoreError> {
+        let newest = kinds.iter().map(async |kind| Ok((*kind, self.newest(*kind).await?)));
+        let newest = futures::future::try_join_all(newest).await?;
+        Ok(newest.into_iter().filter_map(|(kind, newest)| Some((kind, newest?))).collect())
+    }
+}
+
+#[async_trait]
+impl Source for Kubernetes {
+    /// A watch for each kind, as the API has them.
+    fn groups(&self, interests: Vec<Interest>) -> Vec<Vec<Interest>> {
+        interests.into_iter().map(|interest| vec![interest]).collect()
+    }
+
+    async fn watch(&self, interests: &[Interest], after: Position) -> Result<Watch, StoreError> {
+        let [interest] = interests else {
+            return Err(StoreError::Unavailable("the Kubernetes API has one watch for each kind".to_owned()));
+        };
+        let collection = resources::collection(interest).ok_or(StoreError::KindAbsent(interest.kind))?;
+        let mut path = format!("{}?", collection.path);
+        if let Some(fields) = collection.fields {
+            path.push_str(&format!("fieldSelector={fields}&"));
+        }
+        self.open_watch(of_kind("watch", interest.kind, after), path).await
+    }
+}
+
+/// The object of an answer about this key.
+fn stored(key: &Key, decoded: Option<Stored>) -> Result<Stored, StoreError> {
+    match decoded {
+        Some(stored) if stored.key == *key => Ok(stored),
+        other => {
+            let found = other.map_or("an object without a key".to_owned(), |other| other.key.to_string());
+            Err(StoreError::Damaged(format!("{key} is requested, and {found} has its name in the API")))
+        }
+    }
+}
+
+fn of_object(verb: &'static str, key: &Key) -> Operation {
+    Operation { verb, kind: key.kind, key: Some(key.clone()), after: Position(0) }
+}
+
+fn of_kind(verb: &'static str, kind: Kind, after: Position) -> Operation {
+    Operation { verb, kind, key: None, after }
+}

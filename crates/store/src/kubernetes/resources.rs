@@ -1,0 +1,224 @@
+//! The kinds as resources of the Kubernetes API: their paths and the names of their objects.
+
+use std::fmt::Write as _;
+
+use sha2::{Digest, Sha256};
+use tortie_api::{Key, Kind};
+
+use crate::{Interest, Scope};
+
+/// The group of Calico's CustomResourceDefinitions.
+pub(crate) const CALICO_GROUP: &str = "crd.projectcalico.org/v1";
+/// The maximum length of an affinity's name is below this one (`ipam_affinity.go`).
+const MAX_NAME: usize = 253;
+/// The length of the hash in a shortened name.
+const HASH: usize = 11;
+
+/// A collection of objects, with the part of it that an interest needs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Collection {
+    pub(crate) path: String,
+    /// The field selector, escaped for a query.
+    pub(crate) fields: Option<String>,
+}
+
+/// The `apiVersion` of the kind's objects in the API; `None` if Calico derives them from other objects.
+pub(crate) fn api_version(kind: Kind) -> Option<&'static str> {
+    match kind {
+        Kind::WorkloadEndpoint | Kind::Profile => None,
+        kind if kind.api_version() == "projectcalico.org/v3" => Some(CALICO_GROUP),
+        kind => Some(kind.api_version()),
+    }
+}
+
+/// The plural in URLs.
+fn plural(kind: Kind) -> &'static str {
+    match kind {
+        Kind::KubernetesNetworkPolicy => "networkpolicies",
+        kind => kind.plural(),
+    }
+}
+
+/// The path of all objects of a kind, or of those in a namespace, if it is not empty.
+pub(crate) fn path(kind: Kind, namespace: &str) -> Option<String> {
+    let version = api_version(kind)?;
+    let root = if version.contains('/') { "apis" } else { "api" };
+    let plural = plural(kind);
+    Some(if namespace.is_empty() {
+        format!("/{root}/{version}/{plural}")
+    } else {
+        format!("/{root}/{version}/namespaces/{}/{plural}", escape(namespace))
+    })
+}
+
+/// The path of an object.
+pub(crate) fn object_path(key: &Key) -> Option<String> {
+    Some(format!("{}/{}", path(key.kind, &key.namespace)?, escape(&name(key))))
+}
+
+/// The smallest collection with all objects of an interest. It may contain others.
+pub(crate) fn collection(interest: &Interest) -> Option<Collection> {
+    let kind = interest.kind;
+    let by_name = |namespace: &str, name: &str| Collection {
+        path: path(kind, namespace).unwrap_or_default(),
+        fields: Some(escape(&format!("metadata.name={name}"))),
+    };
+    let all = Collection { path: path(kind, "")?, fields: None };
+    Some(match &interest.scope {
+        Scope::All => all,
+        Scope::Namespace(namespace) if kind.namespaced() => {
+            Collection { path: path(kind, namespace)?, fields: None }
+        }
+        Scope::Namespace(_) => all,
+        Scope::Name(namespace, object) => {
+            by_name(namespace, &name(&Key::namespaced(kind, namespace, object)))
+        }
+        Scope::Node(node) => match kind {
+            Kind::Pod => Collection { fields: Some(escape(&format!("spec.nodeName={node}"))), ..all },
+            // Rows of old versions of Calico have no labels with the node.
+            Kind::HostEndpoint | Kind::IpamBlock | Kind::BlockAffinity => all,
+            kind if kind.namespaced() => all,
+            _ => by_name("", &name(&Key::global(kind, node))),
+        },
+    })
+}
+
+/// The name of an object in the API.
+pub(crate) fn name(key: &Key) -> String {
+    match key.kind {
+        Kind::IpamBlock => of_cidr(&key.name),
+        Kind::BlockAffinity => match key.name.split_once('/') {
+            Some((node, cidr)) => of_affinity(node, &of_cidr(cidr)),
+            None => key.name.clone(),
+        },
+        Kind::IpamHandle => key.name.to_lowercase(),
+        _ => key.name.clone(),
+    }
+}
+
+/// `10.0.0.0/26` → `10-0-0-0-26`.
+fn of_cidr(cidr: &str) -> String {
+    cidr.replace(['.', ':', '/'], "-")
+}
+
+fn of_affinity(node: &str, cidr: &str) -> String {
+    let name = format!("{node}-{cidr}");
+    if name.len() < MAX_NAME {
+        return name;
+    }
+    let room = (MAX_NAME - 1).saturating_sub(cidr.len() + HASH + 2);
+    let short = node.get(..room).unwrap_or(node);
+    let mut hash = String::new();
+    for byte in Sha256::digest(format!("{node}+{cidr}")) {
+        let _ = write!(hash, "{byte:02x}");
+    }
+    hash.truncate(HASH);
+    format!("{short}-{cidr}-{hash}")
+}
+
+/// Escapes what has a meaning in URLs.
+pub(crate) fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            escaped.push(char::from(byte));
+        } else {
+            let _ = write!(escaped, "%{byte:02X}");
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_of_objects() {
+        let table = [
+            (Key::global(Kind::Namespace, "n"), "/api/v1/namespaces/n"),
+            (Key::namespaced(Kind::Pod, "n", "p"), "/api/v1/namespaces/n/pods/p"),
+            (
+                Key::namespaced(Kind::EndpointSlice, "n", "s"),
+                "/apis/discovery.k8s.io/v1/namespaces/n/endpointslices/s",
+            ),
+            (
+                Key::namespaced(Kind::KubernetesNetworkPolicy, "n", "p"),
+                "/apis/networking.k8s.io/v1/namespaces/n/networkpolicies/p",
+            ),
+            (
+                Key::namespaced(Kind::NetworkPolicy, "n", "default.p"),
+                "/apis/crd.projectcalico.org/v1/namespaces/n/networkpolicies/default.p",
+            ),
+            (Key::global(Kind::IpPool, "a/b"), "/apis/crd.projectcalico.org/v1/ippools/a%2Fb"),
+            (
+                Key::global(Kind::IpamBlock, "10.0.0.0/26"),
+                "/apis/crd.projectcalico.org/v1/ipamblocks/10-0-0-0-26",
+            ),
+            (
+                Key::global(Kind::IpamBlock, "fd80:24e2:f998:72d6::/122"),
+                "/apis/crd.projectcalico.org/v1/ipamblocks/fd80-24e2-f998-72d6---122",
+            ),
+            (
+                Key::global(Kind::BlockAffinity, "node-1/10.0.0.0/26"),
+                "/apis/crd.projectcalico.org/v1/blockaffinities/node-1-10-0-0-0-26",
+            ),
+            (
+                Key::global(Kind::IpamHandle, "Calico.ABC"),
+                "/apis/crd.projectcalico.org/v1/ipamhandles/calico.abc",
+            ),
+            (Key::global(Kind::NodeReport, "n"), "/apis/tortie.io/v1/nodereports/n"),
+        ];
+        for (key, path) in table {
+            assert_eq!(object_path(&key).as_deref(), Some(path));
+        }
+        assert_eq!(object_path(&Key::global(Kind::Profile, "kns.default")), None);
+        assert_eq!(object_path(&Key::namespaced(Kind::WorkloadEndpoint, "n", "w")), None);
+    }
+
+    #[test]
+    fn a_long_name_of_an_affinity_ends_with_a_hash() {
+        let node = "n".repeat(253);
+        let name = of_affinity(&node, "10-0-0-0-26");
+        assert_eq!(name.len(), 252);
+        let (start, hash) = name.rsplit_once('-').unwrap_or_default();
+        assert_eq!(start, format!("{}-10-0-0-0-26", "n".repeat(228)));
+        // echo -n "$(printf 'n%.0s' $(seq 253))+10-0-0-0-26" | sha256sum
+        assert_eq!(hash, "eb36c8ed6c6");
+        assert_eq!(
+            of_affinity(&"n".repeat(240), "10-0-0-0-26").len(),
+            252,
+            "the longest name without a hash"
+        );
+    }
+
+    #[test]
+    fn an_interest_reads_no_more_than_it_needs() {
+        let node = |kind| Interest::of_node(kind, "one");
+        let table = [
+            (Interest::all(Kind::Pod), "/api/v1/pods", None),
+            (node(Kind::Pod), "/api/v1/pods", Some("spec.nodeName%3Done")),
+            (node(Kind::Node), "/api/v1/nodes", Some("metadata.name%3Done")),
+            (node(Kind::IpamBlock), "/apis/crd.projectcalico.org/v1/ipamblocks", None),
+            (
+                Interest { kind: Kind::Pod, scope: Scope::Namespace("n".to_owned()) },
+                "/api/v1/namespaces/n/pods",
+                None,
+            ),
+            (
+                Interest::in_object(&Key::namespaced(Kind::Pod, "n", "p")),
+                "/api/v1/namespaces/n/pods",
+                Some("metadata.name%3Dp"),
+            ),
+            (
+                Interest::in_object(&Key::global(Kind::BlockAffinity, "a/10.0.0.0/26")),
+                "/apis/crd.projectcalico.org/v1/blockaffinities",
+                Some("metadata.name%3Da-10-0-0-0-26"),
+            ),
+        ];
+        for (interest, path, fields) in table {
+            let expected = Collection { path: path.to_owned(), fields: fields.map(ToOwned::to_owned) };
+            assert_eq!(collection(&interest), Some(expected));
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Objects of the Kubernetes API, and the same objects in Tortie. The version is not part of a value here.
+
+use serde_json::{Map, Value, json};
+use tortie_api::{Key, Kind, Position};
+
+use super::resources::{self, CALICO_GROUP};
+use super::{envelope, ipam};
+use crate::{StoreError, Stored, Version, Written};
+
+/// The object to send for a value, with the version that is expected in the store.
+pub(crate) fn encode(key: &Key, value: Value, expected: Option<&Version>) -> Result<Value, StoreError> {
+    let invalid = |problem: String| StoreError::Invalid { key: key.clone(), problem };
+    let Value::Object(fields) = value else { return Err(invalid("it must be an object".to_owned())) };
+    let api_version = resources::api_version(key.kind).ok_or(StoreError::KindAbsent(key.kind))?;
+    check_name(key, &fields).map_err(invalid)?;
+    let encoded = match key.kind {
+        kind if ipam::is_ipam(kind) => ipam::encode(key, fields),
+        _ if api_version == CALICO_GROUP => envelope::encode(key, fields),
+        _ => Ok(fields),
+    };
+    let mut fields = encoded.map_err(invalid)?;
+    let mut metadata = envelope::take_object(&mut fields, "metadata", "metadata").map_err(invalid)?;
+    metadata.remove("resourceVersion");
+    metadata.insert("name".to_owned(), json!(resources::name(key)));
+    if key.kind.namespaced() {
+        metadata.insert("namespace".to_owned(), json!(key.namespace));
+    }
+    if let Some(expected) = expected {
+        metadata.insert("resourceVersion".to_owned(), json!(expected.as_str()));
+    }
+    fields.insert("metadata".to_owned(), Value::Object(metadata));
+    fields.insert("apiVersion".to_owned(), json!(api_version));
+    fields.insert("kind".to_owned(), json!(key.kind.name()));
+    Ok(Value::Object(fields))
+}
+
+/// The stored object of an answer; `None` if it is no object of Tortie's, which a warning names.
+pub(crate) fn decode(kind: Kind, object: Value) -> Result<Option<Stored>, StoreError> {
+    let Value::Object(mut fields) = object else {
+        return Err(StoreError::Damaged(format!(
+            "the API server answers with {} that are no objects",
+            kind.plural()
+        )));
+    };
+    let position = position(fields.get("metadata"))?;
+    let name = fields.get("metadata").and_then(|metadata| metadata["name"].as_str());
+    let name = name.unwrap_or_default().to_owned();
+    if ipam::is_ipam(kind) {
+        let decoded = ipam::decode(kind, fields);
+        if decoded.is_none() {
+            tracing::debug!(kind = kind.name(), name, "the object has no key, or its owner is no node");
+        }
+        return Ok(decoded.map(|(key, value)| Stored::new(key, value, Written::at(position.0))));
+    }
+    let mut namespace = String::new();
+    if let Some(metadata) = fields.get_mut("metadata").and_then(Value::as_object_mut) {
+        metadata.remove("resourceVersion");
+        metadata.remove("managedFields");
+        namespace = metadata.get("namespace").and_then(Value::as_str).unwrap_or_default().to_owned();
+    }
+    if resources::api_version(kind) == Some(CALICO_GROUP) {
+        envelope::decode(kind, &mut fields);
+    }
+    // Items of lists do not have them.
+    fields.insert("apiVersion".to_owned(), json!(kind.api_version()));
+    fields.insert("kind".to_owned(), json!(kind.name()));
+    let key = Key::namespaced(kind, namespace, name);
+    Ok(Some(Stored::new(key, Value::Object(fields), Written::at(position.0))))
+}
+
+/// Adds the uid of the current object, unless there is one.
+pub(crate) fn set_uid(fields: &mut Map<String, Value>, current: &Value) {
+    let metadata = fields.entry("metadata").or_insert_with(|| json!({}));
+    if let Some(metadata) = metadata.as_object_mut() {
+        metadata.entry("uid").or_insert_with(|| current["metadata"]["uid"].clone());
+    }
+}
+
+/// The position of metadata: since Kubernetes 1.35, resourceVersions are numbers with an order (KEP-5504).
+pub(crate) fn position(metadata: Option<&Value>) -> Result<Position, StoreError> {
+    let text = metadata.and_then(|metadata| metadata.get("resourceVersion")).and_then(Value::as_str);
+    parse_position(text.unwrap_or_default())
+}
+
+/// The position of a resourceVersion.
+pub(crate) fn parse_position(text: &str) -> Result<Position, StoreError> {
+    let damaged = |_| {
+        StoreError::Damaged(format!(
+            "the API server answers with the resourceVersion {text:?}, which is no number"
+        ))
+    };
+    text.parse().map(Position).map_err(damaged)
+}
+
+/// The name and the namespace in a value are those of its key. IPAM's records have neither.
+fn check_name(key: &Key, fields: &Map<String, Value>) -> Result<(), String> {
+    let Some(metadata) = fields.get("metadata").filter(|_| !ipam::is_ipam(key.kind)) else { return Ok(()) };
+    let differs = |field: &str, expected: &str| match metadata.get(field).and_then(Value::as_str) {
+        Some(text) if text != expected => {
+            Some(format!("metadata.{field} is {text:?}, and {expected:?} is expected"))
+        }
+        _ => None,
+    };
+    let problem = differs("namespace", &key.namespace).or_else(|| {
+        let name = metadata.get("name").and_then(Value::as_str).unwrap_or_default();
+        let has_prefix = envelope::has_own_name(key.kind)
+            && key.name.strip_suffix(name).is_some_and(|prefix| prefix.ends_with('.'));
+        differs("name", &key.name).filter(|_| !has_prefix)
+    });
+    problem.map_or(Ok(()), Err)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_goes_and_comes_back() {
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "n", "uid": "u"},
+            "spec": {"big": u64::MAX}});
+        let key = Key::namespaced(Kind::Pod, "n", "p");
+        let mut sent = encode(&key, pod.clone(), Some(&Version::new("7"))).unwrap_or_default();
+        assert_eq!(sent["metadata"]["resourceVersion"], "7");
+        sent["metadata"]["managedFields"] = json!([1]);
+        let read = decode(Kind::Pod, sent);
+        assert_eq!(read, Ok(Some(Stored::new(key, pod, Written::at(7)))));
+    }
+
+    #[test]
+    fn an_invalid_value_is_rejected_with_its_field() {
+        let tier = Key::global(Kind::Tier, "t");
+        let policy = Key::namespaced(Kind::NetworkPolicy, "n", "default.p");
+        let table = [
+            (&tier, json!(1), "must be an object"),
+            (&tier, json!({"metadata": 1}), "metadata must be an object"),
+            (&tier, json!({"metadata": {"name": "u"}}), "metadata.name is \"u\""),
+            (&tier, json!({"metadata": {"uid": "u"}}), "metadata.uid"),
+            (&policy, json!({"metadata": {"name": "p", "namespace": "m"}}), "metadata.namespace is \"m\""),
+            (&policy, json!({"metadata": {"name": "ault.p"}}), "metadata.name"),
+        ];
+        for (key, value, expected) in table {
+            let result = encode(key, value.clone(), None);
+            let Err(StoreError::Invalid { problem, .. }) = &result else { panic!("{value}: {result:?}") };
+            assert!(problem.contains(expected), "{problem}");
+        }
+        assert!(encode(&policy, json!({"metadata": {"name": "p", "namespace": "n"}}), None).is_ok());
+        let profile = Key::global(Kind::Profile, "p");
+        assert_eq!(encode(&profile, json!({}), None), Err(StoreError::KindAbsent(Kind::Profile)));
+    }
+
+    #[test]
+    fn a_version_must_be_a_number() {
+        for metadata in [json!({}), json!({"resourceVersion": "x"}), json!({"resourceVersion": 1})] {
+            let read = decode(Kind::Pod, json!({"metadata": metadata}));
+            assert!(matches!(read, Err(StoreError::Damaged(_))), "{metadata}: {read:?}");
+        }
+    }
+}

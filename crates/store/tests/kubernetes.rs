@@ -1,0 +1,568 @@
+//! The Kubernetes backend on the real API server: compare-and-swap, pages, watches, faults, and Calico's format.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use futures::StreamExt;
+use serde_json::{Value, json};
+use tortie_api::{Key, Kind, Positions};
+use tortie_servers::programs::{Program, can_run};
+use tortie_servers::{KubeApi, KubeOptions};
+use tortie_store::conformance::Mirror;
+use tortie_store::kubernetes::{Kubernetes, KubernetesConfig};
+use tortie_store::{Event, Interest, PageToken, Scope, Source, Store, StoreError, Stored, Version};
+
+const NEEDED: [Program; 1] = [Program::Kube];
+
+fn start(options: KubeOptions) -> KubeApi {
+    KubeApi::start(&options).unwrap()
+}
+
+async fn client(servers: &KubeApi) -> Kubernetes {
+    Kubernetes::new(&KubernetesConfig::Kubeconfig(servers.kubeconfig())).await.unwrap()
+}
+
+async fn client_of(servers: &KubeApi, user: &str) -> Kubernetes {
+    Kubernetes::new(&KubernetesConfig::Kubeconfig(servers.kubeconfig_of(user))).await.unwrap()
+}
+
+fn pod(namespace: &str, name: &str) -> Key {
+    Key::namespaced(Kind::Pod, namespace, name)
+}
+
+fn tier(name: &str) -> Key {
+    Key::global(Kind::Tier, name)
+}
+
+/// A small valid object with a number.
+fn value(key: &Key, number: u64) -> Value {
+    let labels = json!({"number": number.to_string()});
+    match key.kind {
+        Kind::Pod => json!({
+            "metadata": {"labels": labels},
+            "spec": {"nodeName": "one", "terminationGracePeriodSeconds": 0,
+                "containers": [{"name": "c", "image": "i"}]},
+        }),
+        Kind::Service => json!({"metadata": {"labels": labels}, "spec": {"ports": [{"port": 1}]}}),
+        Kind::Tier => json!({"metadata": {"labels": labels}, "spec": {"order": number}}),
+        _ => json!({"metadata": {"labels": labels}}),
+    }
+}
+
+fn number(value: &Value) -> Option<u64> {
+    value["metadata"]["labels"]["number"].as_str()?.parse().ok()
+}
+
+/// The numbers of the mirrored objects.
+fn numbers(mirror: &Mirror) -> BTreeMap<Key, u64> {
+    let numbers = mirror.objects.iter().filter_map(|(key, value)| Some((key.clone(), number(value)?)));
+    numbers.collect()
+}
+
+fn at(stored: &Stored) -> Positions {
+    [(stored.key.kind, stored.position)].into_iter().collect()
+}
+
+async fn put(store: &Kubernetes, key: &Key, number: u64) -> Stored {
+    store.create(key, value(key, number)).await.unwrap()
+}
+
+/// Creates a namespace.
+async fn namespace(store: &Kubernetes, name: &str) {
+    put(store, &Key::global(Kind::Namespace, name), 0).await;
+}
+
+/// Waits as long as the API server may need to start.
+async fn eventually<T>(what: &str, mut attempt: impl AsyncFnMut() -> Result<T, StoreError>) -> T {
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(100);
+    loop {
+        match attempt().await {
+            Ok(done) => return done,
+            Err(error) => assert!(tokio::time::Instant::now() < deadline, "{what}: {error}"),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn objects_are_created_read_updated_deleted_and_followed() {
+    if !can_run(&NEEDED) {
+        return;
+    }
+    let servers = start(KubeOptions::default());
+    servers.create_definitions().unwrap();
+    let store = client(&servers).await;
+    namespace(&store, "n").await;
+    namespace(&store, "m").await;
+    let of_n = |kind, name| Key::namespaced(kind, "n", name);
+    // The API server creates a Service when it is updated, and returns what it deletes of some kinds only.
+    for key in
+        [tier("t"), of_n(Kind::NetworkSet, "s"), of_n(Kind::ServiceAccount, "a"), of_n(Kind::Service, "x")]
+    {
+        compare_and_swap(&store, &key).await;
+    }
+    invalid_writes(&store).await;
+    changes_are_followed(&store).await;
+    interests_are_kept(&store).await;
+    lists_come_in_pages(&store).await;
+    increments_are_not_lost(&store).await;
+}
+
+async fn compare_and_swap(store: &Kubernetes, key: &Key) {
+    assert_eq!(store.get(key).await, Ok(None));
+    let missing = || Err(StoreError::NotFound(key.clone()));
+    assert_eq!(store.update(key, value(key, 0), &Version::new("1")).await.map(drop), missing());
+    assert_eq!(store.delete(key, None).await.map(drop), missing());
+    assert_eq!(store.delete(key, Some(&Version::new("1"))).await.map(drop), missing());
+
+    let mut mirror = Mirror::new(store, vec![Interest::in_object(key)]);
+    let first = put(store, key, 1).await;
+    assert_eq!(number(&first.value), Some(1));
+    assert_eq!(first.value["apiVersion"], key.kind.api_version());
+    assert_eq!(first.value["kind"], key.kind.name());
+    assert_eq!(store.get(key).await, Ok(Some(first.clone())));
+    assert_eq!(store.create(key, value(key, 2)).await, Err(StoreError::AlreadyExists(key.clone())));
+    let second = store.update(key, value(key, 2), &first.version).await.unwrap();
+    assert!(second.position > first.position);
+    let conflict = || Err(StoreError::Conflict(key.clone()));
+    for version in [&first.version, &Version::new("not-a-version")] {
+        assert_eq!(store.update(key, value(key, 3), version).await.map(drop), conflict());
+        assert_eq!(store.delete(key, Some(version)).await.map(drop), conflict());
+    }
+    assert_eq!(store.get(key).await, Ok(Some(second.clone())), "a rejected write changes nothing");
+    mirror.reach(&at(&second)).await;
+    assert_eq!(numbers(&mirror), [(key.clone(), 2)].into());
+
+    let deleted = store.delete(key, Some(&second.version)).await.unwrap();
+    assert!(deleted > second.position, "{key}");
+    mirror.reach(&[(key.kind, deleted)].into_iter().collect()).await;
+    assert!(mirror.objects.is_empty());
+    assert_eq!(store.get(key).await, Ok(None));
+    let third = put(store, key, 3).await;
+    assert!(third.position > deleted);
+    assert_eq!(store.update(key, value(key, 4), &second.version).await.map(drop), conflict());
+    mirror.reach(&at(&third)).await;
+    assert_eq!(numbers(&mirror), [(key.clone(), 3)].into());
+    let deleted = store.delete(key, None).await.unwrap();
+    mirror.reach(&[(key.kind, deleted)].into_iter().collect()).await;
+    assert!(mirror.objects.is_empty());
+}
+
+async fn invalid_writes(store: &Kubernetes) {
+    let in_nowhere = Key::namespaced(Kind::NetworkSet, "nowhere", "s");
+    let table = [
+        (tier("t"), json!(1), "must be an object"),
+        (tier("t"), json!({"spec": {"order": "x"}}), "spec.order"),
+        (tier("T"), json!({}), "lowercase"),
+        (pod("n", "p"), json!({}), "spec.containers"),
+        (in_nowhere.clone(), value(&in_nowhere, 0), "namespaces \"nowhere\" not found"),
+    ];
+    for (key, value, expected) in table {
+        let result = store.create(&key, value).await;
+        let Err(StoreError::Invalid { key: named, problem }) = &result else { panic!("{key}: {result:?}") };
+        assert_eq!(*named, key);
+        assert!(problem.contains(expected), "{problem}");
+    }
+    let derived = Key::namespaced(Kind::WorkloadEndpoint, "n", "w");
+    let absent = || Err(StoreError::KindAbsent(Kind::WorkloadEndpoint));
+    assert_eq!(store.get(&derived).await.map(drop), absent());
+    assert_eq!(store.create(&derived, json!({})).await.map(drop), absent());
+    assert_eq!(store.delete(&derived, None).await.map(drop), absent());
+    assert_eq!(store.list(Kind::WorkloadEndpoint).await.map(drop), absent());
+    assert_eq!(
+        store.list(Kind::AdminNetworkPolicy).await,
+        Err(StoreError::KindAbsent(Kind::AdminNetworkPolicy))
+    );
+}
+
+/// Whoever reaches a barrier has everything that was stored before it, and needs no further write for that.
+async fn changes_are_followed(store: &Kubernetes) {
+    let kinds = [Kind::Tier, Kind::Pod, Kind::Node, Kind::AdminNetworkPolicy];
+    let mut mirror = Mirror::new(store, kinds.map(Interest::all).to_vec());
+    mirror.until(|mirror| kinds[..3].iter().all(|kind| mirror.in_sync.contains(kind))).await;
+    mirror.until(|mirror| mirror.unavailable.contains_key(&Kind::AdminNetworkPolicy)).await;
+    for number in 0..9 {
+        let key = match number % 3 {
+            0 => tier(&format!("t{number}")),
+            1 => pod("n", &format!("p{number}")),
+            _ => Key::global(Kind::Namespace, format!("n{number}")),
+        };
+        let written = put(store, &key, number).await;
+        let barrier = store.barrier(&kinds).await.unwrap();
+        assert!(barrier.reach(&at(&written)), "{barrier}: {key}");
+        mirror.reach(&barrier).await;
+        assert_eq!(mirror.objects.contains_key(&key), kinds.contains(&key.kind), "{key}");
+    }
+    for key in mirror.objects.keys().cloned().collect::<Vec<_>>() {
+        let deleted = store.delete(&key, None).await.unwrap();
+        mirror.reach(&[(key.kind, deleted)].into_iter().collect()).await;
+        mirror.until(|mirror| !mirror.objects.contains_key(&key)).await;
+    }
+}
+
+/// The API rejects a change of a pod's node, so the object that leaves an interest is a HostEndpoint.
+async fn interests_are_kept(store: &Kubernetes) {
+    let endpoint = Key::global(Kind::HostEndpoint, "h");
+    let on = |node: &str| json!({"spec": {"node": node, "interfaceName": "eth0"}});
+    let created = store.create(&endpoint, on("one")).await.unwrap();
+    put(store, &pod("n", "of-one"), 1).await;
+    put(store, &pod("m", "in-m"), 1).await;
+    let mut elsewhere = value(&pod("n", "of-two"), 1);
+    elsewhere["spec"]["nodeName"] = json!("two");
+    let last = store.create(&pod("n", "of-two"), elsewhere).await.unwrap();
+    let table = [
+        (Scope::Node("one".to_owned()), vec!["in-m", "of-one"]),
+        (Scope::Namespace("n".to_owned()), vec!["of-one", "of-two"]),
+        (Scope::Name("n".to_owned(), "of-one".to_owned()), vec!["of-one"]),
+        (Scope::Name("m".to_owned(), "of-one".to_owned()), vec![]),
+    ];
+    for (scope, expected) in table {
+        let mut mirror = Mirror::new(store, vec![Interest { kind: Kind::Pod, scope: scope.clone() }]);
+        mirror.until(|mirror| mirror.in_sync.contains(&Kind::Pod)).await;
+        mirror.reach(&at(&last)).await;
+        let names: Vec<&str> = mirror.objects.keys().map(|key| key.name.as_str()).collect();
+        assert_eq!(names, expected, "{scope:?}");
+    }
+    let mut mirror = Mirror::new(store, vec![Interest::of_node(Kind::HostEndpoint, "one")]);
+    mirror.until(|mirror| mirror.in_sync.contains(&Kind::HostEndpoint)).await;
+    assert!(mirror.objects.contains_key(&endpoint));
+    let moved = store.update(&endpoint, on("two"), &created.version).await.unwrap();
+    mirror.reach(&at(&moved)).await;
+    assert!(mirror.objects.is_empty());
+    let back = store.update(&endpoint, on("one"), &moved.version).await.unwrap();
+    mirror.reach(&at(&back)).await;
+    assert!(mirror.objects.contains_key(&endpoint));
+    for key in [pod("n", "of-one"), pod("m", "in-m"), pod("n", "of-two"), endpoint] {
+        store.delete(&key, None).await.unwrap();
+    }
+}
+
+/// More objects than a page has: each one is in exactly one page.
+async fn lists_come_in_pages(store: &Kubernetes) {
+    const COUNT: u64 = 1_003;
+    let key = |number: u64| {
+        Key::namespaced(
+            Kind::NetworkSet,
+            if number.is_multiple_of(2) { "n" } else { "m" },
+            format!("s{number}"),
+        )
+    };
+    futures::future::join_all((0..8).map(async |writer| {
+        for number in (writer..COUNT).step_by(8) {
+            put(store, &key(number), number).await;
+        }
+    }))
+    .await;
+    for (scope, namespace) in [(Scope::All, None), (Scope::Namespace("n".to_owned()), Some("n"))] {
+        let interest = Interest { kind: Kind::NetworkSet, scope };
+        let (mut found, mut next, mut pages) = (Vec::new(), None, 0);
+        loop {
+            let page = store.list_page(&interest, next).await.unwrap();
+            found.extend(page.items.into_iter().map(|stored| stored.key));
+            pages += 1;
+            next = page.next;
+            if next.is_none() {
+                break;
+            }
+        }
+        found.sort();
+        let is_in = |key: &Key| namespace.is_none_or(|namespace| key.namespace == namespace);
+        let mut expected: Vec<Key> = (0..COUNT).map(key).filter(is_in).collect();
+        expected.sort();
+        assert!(found == expected, "{} objects", found.len());
+        assert!(pages > 1);
+    }
+    let bad = store.list_page(&Interest::all(Kind::NetworkSet), Some(PageToken("x".to_owned()))).await;
+    assert!(matches!(bad, Err(StoreError::Unavailable(_))), "{bad:?}");
+}
+
+/// Many writers increment one number.
+async fn increments_are_not_lost(store: &Kubernetes) {
+    let key = tier("sum");
+    put(store, &key, 0).await;
+    let add = async |_| {
+        for _ in 0..5 {
+            loop {
+                let current = store.get(&key).await.unwrap().unwrap();
+                let sum = number(&current.value).unwrap() + 1;
+                match store.update(&key, value(&key, sum), &current.version).await {
+                    Ok(_) => break,
+                    Err(StoreError::Conflict(_)) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        }
+    };
+    futures::future::join_all((0..5).map(add)).await;
+    assert_eq!(number(&store.get(&key).await.unwrap().unwrap().value), Some(25));
+}
+
+/// A CustomResourceDefinition that is missing, and a permission that is missing, disable nothing else, and may come
+/// later.
+#[tokio::test(flavor = "multi_thread")]
+async fn kinds_may_be_absent_or_forbidden() {
+    if !can_run(&NEEDED) {
+        return;
+    }
+    let servers =
+        start(KubeOptions { users: vec![("reader".to_owned(), Vec::new())], ..KubeOptions::default() });
+    let admin = client(&servers).await;
+    let reader = client_of(&servers, "reader").await;
+    let refused = [
+        reader.get(&pod("default", "p")).await.map(drop),
+        reader.list(Kind::Pod).await.map(drop),
+        reader.create(&pod("default", "p"), value(&pod("default", "p"), 1)).await.map(drop),
+    ];
+    for (result, verb) in refused.into_iter().zip(["get", "list", "create"]) {
+        let Err(StoreError::Forbidden(text)) = &result else { panic!("{verb}: {result:?}") };
+        for part in [verb, "pods", "reader", &servers.url()] {
+            assert!(text.contains(part), "{text}");
+        }
+    }
+    assert_eq!(admin.create(&tier("t"), value(&tier("t"), 1)).await, Err(StoreError::KindAbsent(Kind::Tier)));
+    assert_eq!(admin.get(&tier("t")).await, Err(StoreError::KindAbsent(Kind::Tier)));
+
+    let role = "apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: reader}
+rules: [{apiGroups: ['*'], resources: [namespaces, tiers], verbs: [get, list, watch]}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: reader}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: reader}
+subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: reader}]
+";
+    servers.apply(role).unwrap();
+    let kinds = [Kind::Namespace, Kind::Tier, Kind::Pod];
+    let mut mirror = Mirror::new(&reader, kinds.map(Interest::all).to_vec());
+    mirror
+        .until(|mirror| {
+            mirror.in_sync.contains(&Kind::Namespace)
+                && mirror.unavailable.get(&Kind::Tier) == Some(&StoreError::KindAbsent(Kind::Tier))
+                && matches!(mirror.unavailable.get(&Kind::Pod), Some(StoreError::Forbidden(_)))
+        })
+        .await;
+    let barrier = reader.barrier(&kinds).await.unwrap();
+    mirror.reach(&barrier).await;
+
+    servers.create_definitions().unwrap();
+    eventually("create", async || admin.create(&tier("t"), value(&tier("t"), 1)).await).await;
+    mirror.until(|mirror| mirror.objects.contains_key(&tier("t"))).await;
+    assert!(!mirror.in_sync.contains(&Kind::Pod));
+
+    servers.apply(&role.replace("[namespaces, tiers]", "[namespaces, tiers, pods]")).unwrap();
+    let created = put(&admin, &pod("default", "p"), 1).await;
+    mirror.until(|mirror| mirror.in_sync.contains(&Kind::Pod)).await;
+    mirror.reach(&at(&created)).await;
+    assert_eq!(number(&mirror.objects[&pod("default", "p")]), Some(1));
+}
+
+/// The API server is killed under load. Nothing that was acknowledged is lost, and the follower ends with the stored
+/// state. Then its history is compacted: the follower lists again and receives only differences.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_api_server_may_be_killed_and_its_history_lost() {
+    if !can_run(&NEEDED) {
+        return;
+    }
+    let servers = start(KubeOptions::default());
+    let store = client(&servers).await;
+    let kinds = [Kind::Namespace, Kind::ServiceAccount];
+    let mut mirror = Mirror::in_sync(&store, &kinds).await;
+    let account = |number: u64| Key::namespaced(Kind::ServiceAccount, "default", format!("a{number}"));
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let writer = tokio::spawn({
+        let store = store.clone();
+        async move {
+            let mut acknowledged = Vec::new();
+            for number in 0.. {
+                let key = account(number);
+                match store.create(&key, value(&key, number)).await {
+                    Ok(_) => acknowledged.push(key),
+                    // Between attempts, so that the loop does not take the processor from the server.
+                    Err(_) => tokio::task::yield_now().await,
+                }
+                if *stopped.borrow() {
+                    break;
+                }
+            }
+            acknowledged
+        }
+    });
+    mirror.until(|mirror| mirror.objects.keys().any(|key| *key == account(20))).await;
+    servers.api().kill().unwrap();
+    let unavailable = store.get(&account(0)).await;
+    let Err(StoreError::Unavailable(text)) = &unavailable else { panic!("{unavailable:?}") };
+    assert!(text.contains(&servers.url()) && text.contains("refused"), "{text}");
+    servers.api().restart().unwrap();
+    servers.api().wait_until_ready().unwrap();
+    let key = Key::global(Kind::Namespace, "after");
+    let created = eventually("create", async || put_again(&store, &key).await).await;
+    mirror.reach(&at(&created)).await;
+    stop.send_replace(true);
+    let acknowledged = writer.await.unwrap();
+    let last = put(&store, &Key::namespaced(Kind::ServiceAccount, "default", "last"), 1).await;
+    mirror.reach(&at(&last)).await;
+    let stored: Vec<Key> =
+        store.list(Kind::ServiceAccount).await.unwrap().items.into_iter().map(|stored| stored.key).collect();
+    assert!(acknowledged.len() > 20 && acknowledged.iter().all(|key| stored.contains(key)));
+    assert!(mirror.objects.keys().filter(|key| key.kind == Kind::ServiceAccount).eq(&stored));
+
+    let (puts, before) = (mirror.puts, last.position);
+    store.delete(&account(3), None).await.unwrap();
+    let new = put(&store, &account(1_000_000), 1).await;
+    servers.api().kill().unwrap();
+    servers.etcd().compact().unwrap();
+    servers.api().restart().unwrap();
+    servers.api().wait_until_ready().unwrap();
+    let later = eventually("create", async || put_again(&store, &account(1_000_001)).await).await;
+    mirror.reach(&at(&later)).await;
+    assert!(!mirror.objects.contains_key(&account(3)));
+    assert!(mirror.objects.contains_key(&new.key));
+    assert!(mirror.puts <= puts + 3, "only differences are delivered: {} after {puts}", mirror.puts);
+    let mut late = Source::watch(&store, &[Interest::all(Kind::ServiceAccount)], before).await.unwrap();
+    let event = late.next().await;
+    assert_eq!(event, Some(Err(StoreError::Compacted(before))));
+}
+
+/// The API server ends watches. They are opened again without an error, and nothing is lost or repeated.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_that_ends_is_opened_again() {
+    const COUNT: u64 = 30;
+    if !can_run(&NEEDED) {
+        return;
+    }
+    let servers = start(KubeOptions::default());
+    let store = client(&servers).await.with_watch_seconds(1);
+    let account = |number: u64| Key::namespaced(Kind::ServiceAccount, "default", format!("a{number}"));
+    let listing = store.list(Kind::ServiceAccount).await.unwrap();
+    let interests = [Interest::all(Kind::ServiceAccount)];
+    let mut watch = Source::watch(&store, &interests, listing.position).await.unwrap();
+    let write = async {
+        // The load takes as long as three watches.
+        let mut interval = tokio::time::interval(Duration::from_millis(100));
+        for number in 0..COUNT {
+            interval.tick().await;
+            put(&store, &account(number), number).await;
+        }
+    };
+    let read = async {
+        let mut found = Vec::new();
+        while found.len() < usize::try_from(COUNT).unwrap() {
+            match watch.next().await.unwrap().unwrap() {
+                Event::Put(stored) => found.push(number(&stored.value).unwrap()),
+                Event::Progress(_) => {}
+                event @ Event::Deleted { .. } => panic!("{event:?}"),
+            }
+        }
+        found
+    };
+    let ((), found) = futures::join!(write, read);
+    assert_eq!(found, (0..COUNT).collect::<Vec<_>>());
+}
+
+/// Creates an object, or finds the one that an earlier attempt created.
+async fn put_again(store: &Kubernetes, key: &Key) -> Result<Stored, StoreError> {
+    match store.create(key, value(key, 1)).await {
+        Err(StoreError::AlreadyExists(_)) => Ok(store.get(key).await?.expect("it exists")),
+        other => other,
+    }
+}
+
+/// Objects as Calico writes them: Tortie reads them in the form of Calico's API, or of etcd for IPAM's records, and
+/// writes them as they were.
+#[tokio::test(flavor = "multi_thread")]
+async fn objects_of_calico_are_written_as_they_were() {
+    if !can_run(&NEEDED) {
+        return;
+    }
+    let servers = start(KubeOptions::default());
+    servers.create_definitions().unwrap();
+    let store = client(&servers).await;
+    let created = "2024-05-06T07:08:09Z";
+    let kept = |name: &str| {
+        let rest = r#""labels":{"a":"b"},"annotations":{"note":"x"},"finalizers":["example.com/f"]"#;
+        format!(r#"{{{name}"generation":3,"creationTimestamp":"{created}",{rest}}}"#)
+    };
+    let calico = |kind: &str, metadata: Value, spec: &Value| {
+        json!({"apiVersion": "crd.projectcalico.org/v1", "kind": kind, "metadata": metadata, "spec": spec})
+    };
+    let annotated = |name: &str, text: &str| {
+        json!({"name": name, "annotations": {"projectcalico.org/metadata": text, "projectcalico.org/own": "y"}})
+    };
+    let metadata = |name: &str| {
+        json!({"name": name, "generation": 3, "creationTimestamp": created, "labels": {"a": "b"},
+            "annotations": {"note": "x", "projectcalico.org/own": "y"}, "finalizers": ["example.com/f"]})
+    };
+    let value = |kind: &str, metadata: Value, spec: &Value| {
+        json!({"apiVersion": "projectcalico.org/v3", "kind": kind, "metadata": metadata, "spec": spec})
+    };
+    let big = 1_800_000_000_000_000_123_u64;
+    let tier = json!({"order": 1.5, "defaultAction": "Pass", "new": {"number": big}});
+    let policy = json!({"tier": "default", "order": 7, "selector": "all()", "types": ["Ingress"]});
+    let block = json!({"cidr": "10.0.0.0/30", "affinity": "host:node-a", "affinityClaimTime": created,
+        "allocations": [null, 0, null, null], "unallocated": [0, 2, 3], "strictAffinity": false, "deleted": false,
+        "attributes": [{"handle_id": "Calico.ABC", "secondary": {"node": "node-a"}, "releasedAt": created}],
+        "sequenceNumber": big, "sequenceNumberForAllocation": {"1": big - 1}});
+    let mut block_in_etcd = block.clone();
+    block_in_etcd["affinity_claim_time"] = block_in_etcd["affinityClaimTime"].take();
+    block_in_etcd.as_object_mut().unwrap().remove("affinityClaimTime");
+    let hash = "PY3TQE2E3XMTETLM2MJO3UITKPFB27YUJ4T4E5XGPEJON3SM4QAA";
+    let labels = json!({"projectcalico.org/affinity-type": "host", "projectcalico.org/hostname-hash": hash,
+        "projectcalico.org/ip-version": "4"});
+    let affinity = json!({"state": "confirmed", "node": "node-a", "cidr": "10.0.0.0/30", "deleted": "false", "type": "host"});
+    let handle = json!({"handleID": "Calico.ABC", "block": {"10.0.0.0/30": 1}, "deleted": false});
+    let config = json!({"strictAffinity": true, "autoAllocateBlocks": true, "maxBlocksPerHost": 3});
+    let named = |name: &str| json!({"name": name});
+    let table = [
+        (Key::global(Kind::Tier, "t"), calico("Tier", annotated("t", &kept("")), &tier), value("Tier", metadata("t"), &tier)),
+        (
+            Key::global(Kind::GlobalNetworkPolicy, "default.p"),
+            calico("GlobalNetworkPolicy", annotated("default.p", &kept(r#""name":"p","#)), &policy),
+            value("GlobalNetworkPolicy", metadata("p"), &policy),
+        ),
+        (Key::global(Kind::IpamBlock, "10.0.0.0/30"), calico("IPAMBlock", named("10-0-0-0-30"), &block), block_in_etcd),
+        (
+            Key::global(Kind::BlockAffinity, "node-a/10.0.0.0/30"),
+            calico("BlockAffinity", json!({"name": "node-a-10-0-0-0-30", "labels": labels}), &affinity),
+            json!({"state": "confirmed", "deleted": false, "type": "host"}),
+        ),
+        (
+            Key::global(Kind::IpamHandle, "Calico.ABC"),
+            calico("IPAMHandle", named("calico.abc"), &handle),
+            json!({"block": {"10.0.0.0/30": 1}, "deleted": false}),
+        ),
+        (
+            Key::global(Kind::IpamConfig, "default"),
+            calico("IPAMConfig", named("default"), &config),
+            json!({"strict_affinity": true, "auto_allocate_blocks": true, "maxBlocksPerHost": 3}),
+        ),
+    ];
+    let stored = |object: &Value| {
+        let kind = object["kind"].as_str().unwrap().to_lowercase();
+        let target = format!("{kind}.v1.crd.projectcalico.org/{}", object["metadata"]["name"].as_str().unwrap());
+        serde_json::from_str::<Value>(&servers.kubectl(&["get", &target, "-o", "json"]).unwrap()).unwrap()
+    };
+    for (key, object, expected) in table {
+        servers.apply_unchanged(&object.to_string()).unwrap();
+        let before = stored(&object);
+        let read = store.get(&key).await.unwrap().unwrap();
+        let mut value = read.value.clone();
+        let uid = value.get_mut("metadata").and_then(|metadata| metadata.as_object_mut()?.remove("uid"));
+        assert_ne!(uid.as_ref(), Some(&before["metadata"]["uid"]), "the uid is transformed");
+        assert_eq!(value, expected, "{key}");
+        let written = store.update(&key, read.value.clone(), &read.version).await.unwrap();
+        assert_eq!(written.value, read.value, "{key}");
+        // Writing the same object is no change for the API server.
+        assert_eq!(stored(&object), before, "{key}");
+        assert_eq!(store.list(key.kind).await.unwrap().items, [written]);
+
+        store.delete(&key, None).await.unwrap();
+        let again = store.create(&key, read.value.clone()).await.unwrap();
+        assert_eq!(store.get(&key).await, Ok(Some(again)));
+        let after = stored(&object);
+        for field in ["/spec", "/metadata/annotations", "/metadata/labels", "/metadata/name"] {
+            assert_eq!(after.pointer(field), before.pointer(field), "{key}");
+        }
+    }
+}
