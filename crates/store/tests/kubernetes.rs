@@ -4,13 +4,14 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use futures::StreamExt;
 use serde_json::{Value, json};
 use tortie_api::{Key, Kind, Positions};
 use tortie_servers::programs::{Program, can_run};
 use tortie_servers::{KubeApi, KubeOptions};
 use tortie_store::conformance::Mirror;
 use tortie_store::kubernetes::{Kubernetes, KubernetesConfig};
-use tortie_store::{Interest, PageToken, Scope, Store, StoreError, Stored, Version};
+use tortie_store::{Event, Interest, PageToken, Scope, Source, Store, StoreError, Stored, Version};
 
 const NEEDED: [Program; 1] = [Program::Kube];
 
@@ -419,10 +420,45 @@ async fn the_api_server_may_be_killed_and_its_history_lost() {
     assert!(!mirror.objects.contains_key(&account(3)));
     assert!(mirror.objects.contains_key(&new.key));
     assert!(mirror.puts <= puts + 3, "only differences are delivered: {} after {puts}", mirror.puts);
-    let mut late =
-        tortie_store::Source::watch(&store, &[Interest::all(Kind::ServiceAccount)], before).await.unwrap();
-    let event = futures::StreamExt::next(&mut late).await;
+    let mut late = Source::watch(&store, &[Interest::all(Kind::ServiceAccount)], before).await.unwrap();
+    let event = late.next().await;
     assert_eq!(event, Some(Err(StoreError::Compacted(before))));
+}
+
+/// The API server ends watches. They are opened again without an error, and nothing is lost or repeated.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_that_ends_is_opened_again() {
+    const COUNT: u64 = 30;
+    if !can_run(&NEEDED) {
+        return;
+    }
+    let servers = start(KubeOptions::default());
+    let store = client(&servers).await.with_watch_seconds(1);
+    let account = |number: u64| Key::namespaced(Kind::ServiceAccount, "default", format!("a{number}"));
+    let listing = store.list(Kind::ServiceAccount).await.unwrap();
+    let interests = [Interest::all(Kind::ServiceAccount)];
+    let mut watch = Source::watch(&store, &interests, listing.position).await.unwrap();
+    let write = async {
+        // The load takes as long as three watches.
+        let mut interval = tokio::time::interval(Duration::from_millis(100));
+        for number in 0..COUNT {
+            interval.tick().await;
+            put(&store, &account(number), number).await;
+        }
+    };
+    let read = async {
+        let mut found = Vec::new();
+        while found.len() < usize::try_from(COUNT).unwrap() {
+            match watch.next().await.unwrap().unwrap() {
+                Event::Put(stored) => found.push(number(&stored.value).unwrap()),
+                Event::Progress(_) => {}
+                event @ Event::Deleted { .. } => panic!("{event:?}"),
+            }
+        }
+        found
+    };
+    let ((), found) = futures::join!(write, read);
+    assert_eq!(found, (0..COUNT).collect::<Vec<_>>());
 }
 
 /// Creates an object, or finds the one that an earlier attempt created.
@@ -430,5 +466,108 @@ async fn put_again(store: &Kubernetes, key: &Key) -> Result<Stored, StoreError> 
     match store.create(key, value(key, 1)).await {
         Err(StoreError::AlreadyExists(_)) => Ok(store.get(key).await?.expect("it exists")),
         other => other,
+    }
+}
+
+/// Objects as Calico writes them: Tortie reads them in the form of Calico's API, or of etcd for IPAM's records, and
+/// writes them as they were.
+#[tokio::test(flavor = "multi_thread")]
+async fn objects_of_calico_are_written_as_they_were() {
+    if !can_run(&NEEDED) {
+        return;
+    }
+    let servers = start(KubeOptions::default());
+    servers.create_definitions().unwrap();
+    let store = client(&servers).await;
+    let created = "2024-05-06T07:08:09Z";
+    let kept = |name: &str| {
+        let rest = r#""labels":{"a":"b"},"annotations":{"note":"x","projectcalico.org/own":"y"},"finalizers":["example.com/f"]"#;
+        format!(r#"{{{name}"generation":3,"creationTimestamp":"{created}",{rest}}}"#)
+    };
+    let calico = |kind: &str, metadata: Value, spec: &Value| json!({"apiVersion": "crd.projectcalico.org/v1", "kind": kind, "metadata": metadata, "spec": spec});
+    let annotated = |name: &str, text: &str| json!({"name": name, "annotations": {"projectcalico.org/metadata": text, "projectcalico.org/own": "y"}});
+    let metadata = |name: &str| {
+        json!({"name": name, "generation": 3, "creationTimestamp": created, "labels": {"a": "b"},
+            "annotations": {"note": "x", "projectcalico.org/own": "y"}, "finalizers": ["example.com/f"]})
+    };
+    let value = |kind: &str, metadata: Value, spec: &Value| json!({"apiVersion": "projectcalico.org/v3", "kind": kind, "metadata": metadata, "spec": spec});
+    let big = 1_800_000_000_000_000_123_u64;
+    let tier = json!({"order": 1.5, "defaultAction": "Pass", "new": {"number": big}});
+    let policy = json!({"tier": "default", "order": 7, "selector": "all()", "types": ["Ingress"]});
+    let block = json!({"cidr": "10.0.0.0/30", "affinity": "host:node-a", "affinityClaimTime": created,
+        "allocations": [null, 0, null, null], "unallocated": [0, 2, 3], "strictAffinity": false, "deleted": false,
+        "attributes": [{"handle_id": "Calico.ABC", "secondary": {"node": "node-a"}, "releasedAt": created}],
+        "sequenceNumber": big, "sequenceNumberForAllocation": {"1": big - 1}});
+    let mut block_in_etcd = block.clone();
+    block_in_etcd["affinity_claim_time"] = block_in_etcd["affinityClaimTime"].take();
+    block_in_etcd.as_object_mut().unwrap().remove("affinityClaimTime");
+    let hash = "PY3TQE2E3XMTETLM2MJO3UITKPFB27YUJ4T4E5XGPEJON3SM4QAA";
+    let labels = json!({"projectcalico.org/affinity-type": "host", "projectcalico.org/hostname-hash": hash,
+        "projectcalico.org/ip-version": "4"});
+    let affinity = json!({"state": "confirmed", "node": "node-a", "cidr": "10.0.0.0/30", "deleted": "false", "type": "host"});
+    let handle = json!({"handleID": "Calico.ABC", "block": {"10.0.0.0/30": 1}, "deleted": false});
+    let config = json!({"strictAffinity": true, "autoAllocateBlocks": true, "maxBlocksPerHost": 3});
+    let named = |name: &str| json!({"name": name});
+    let table = [
+        (
+            Key::global(Kind::Tier, "t"),
+            calico("Tier", annotated("t", &kept("")), &tier),
+            value("Tier", metadata("t"), &tier),
+        ),
+        (
+            Key::global(Kind::GlobalNetworkPolicy, "default.p"),
+            calico("GlobalNetworkPolicy", annotated("default.p", &kept(r#""name":"p","#)), &policy),
+            value("GlobalNetworkPolicy", metadata("p"), &policy),
+        ),
+        (
+            Key::global(Kind::IpamBlock, "10.0.0.0/30"),
+            calico("IPAMBlock", named("10-0-0-0-30"), &block),
+            block_in_etcd,
+        ),
+        (
+            Key::global(Kind::BlockAffinity, "node-a/10.0.0.0/30"),
+            calico("BlockAffinity", json!({"name": "node-a-10-0-0-0-30", "labels": labels}), &affinity),
+            json!({"state": "confirmed", "deleted": false, "type": "host"}),
+        ),
+        (
+            Key::global(Kind::IpamHandle, "Calico.ABC"),
+            calico("IPAMHandle", named("calico.abc"), &handle),
+            json!({"block": {"10.0.0.0/30": 1}, "deleted": false}),
+        ),
+        (
+            Key::global(Kind::IpamConfig, "default"),
+            calico("IPAMConfig", named("default"), &config),
+            json!({"strict_affinity": true, "auto_allocate_blocks": true, "maxBlocksPerHost": 3}),
+        ),
+    ];
+    let stored = |object: &Value| {
+        let kind = object["kind"].as_str().unwrap().to_lowercase();
+        let target =
+            format!("{kind}.v1.crd.projectcalico.org/{}", object["metadata"]["name"].as_str().unwrap());
+        serde_json::from_str::<Value>(&servers.kubectl(&["get", &target, "-o", "json"]).unwrap()).unwrap()
+    };
+    let file = tempfile::Builder::new().suffix(".json").tempfile().unwrap();
+    for (key, object, expected) in table {
+        std::fs::write(file.path(), object.to_string()).unwrap();
+        servers.kubectl(&["create", "-f", &file.path().display().to_string()]).unwrap();
+        let before = stored(&object);
+        let read = store.get(&key).await.unwrap().unwrap();
+        let mut value = read.value.clone();
+        let uid = value.get_mut("metadata").and_then(|metadata| metadata.as_object_mut()?.remove("uid"));
+        assert_ne!(uid.as_ref(), Some(&before["metadata"]["uid"]), "the uid is transformed");
+        assert_eq!(value, expected, "{key}");
+        let written = store.update(&key, read.value.clone(), &read.version).await.unwrap();
+        assert_eq!(written.value, read.value, "{key}");
+        // Writing the same object is no change for the API server.
+        assert_eq!(stored(&object), before, "{key}");
+        assert_eq!(store.list(key.kind).await.unwrap().items, [written]);
+
+        store.delete(&key, None).await.unwrap();
+        let again = store.create(&key, read.value.clone()).await.unwrap();
+        assert_eq!(store.get(&key).await, Ok(Some(again)));
+        let after = stored(&object);
+        for field in ["/spec", "/metadata/annotations", "/metadata/labels", "/metadata/name"] {
+            assert_eq!(after.pointer(field), before.pointer(field), "{key}");
+        }
     }
 }

@@ -12,6 +12,7 @@ use http_body_util::BodyExt;
 use kube::client::Body;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use serde_json::Value;
+use tokio::time::Instant;
 
 use super::answer::{self, Lines, Operation, Rejection};
 use crate::StoreError;
@@ -22,6 +23,10 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const CALL_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long a watch may be silent. The API server sends a bookmark each minute.
 const SILENCE: Duration = Duration::from_secs(150);
+/// After this time, the API server ends a watch, so that it can distribute clients.
+const WATCH_SECONDS: u32 = 300;
+/// A watch that ends so soon is not opened again immediately.
+const SHORT_WATCH: Duration = Duration::from_millis(500);
 
 /// How to reach the API server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,6 +45,8 @@ pub struct Kubernetes {
     client: kube::Client,
     /// The URL, for errors.
     server: Arc<str>,
+    /// After this time, the API server ends a watch.
+    watch_seconds: u32,
 }
 
 impl Kubernetes {
@@ -71,7 +78,13 @@ impl Kubernetes {
         let client = kube::Client::try_from(loaded).map_err(|error| {
             StoreError::Unavailable(format!("the configuration for {server}: {}", describe(&error)))
         })?;
-        Ok(Self { client, server })
+        Ok(Self { client, server, watch_seconds: WATCH_SECONDS })
+    }
+
+    /// The same client with watches that the API server ends after this time. They are opened again.
+    #[must_use]
+    pub fn with_watch_seconds(self, watch_seconds: u32) -> Self {
+        Self { watch_seconds, ..self }
     }
 
     /// Sends a request and returns the answer.
@@ -90,19 +103,15 @@ impl Kubernetes {
             .map_err(|error| self.unavailable(operation, &format!("the answer is no JSON: {error}")))
     }
 
-    /// Opens a watch. It ends with an error.
-    pub(super) async fn open_watch(
-        &self,
-        operation: Operation,
-        request: Request<Vec<u8>>,
-    ) -> Result<Watch, StoreError> {
-        let response = self.in_time(&operation, self.send(&operation, request)).await?;
-        let bytes =
-            response.into_body().into_data_stream().map(|part| part.map(|bytes| bytes.to_vec())).boxed();
+    /// Opens a watch. When the API server ends it, it is opened again. It ends with an error.
+    pub(super) async fn open_watch(&self, operation: Operation, path: String) -> Result<Watch, StoreError> {
+        let bytes = self.watch_bytes(&operation, &path).await?;
         let open = OpenWatch {
             client: self.clone(),
             operation,
+            path,
             bytes,
+            opened: Instant::now(),
             lines: Lines::default(),
             ready: VecDeque::new(),
             has_ended: false,
@@ -110,6 +119,17 @@ impl Kubernetes {
         let events =
             futures::stream::unfold(open, async |mut open| open.next().await.map(|event| (event, open)));
         Ok(events.boxed())
+    }
+
+    /// The answer to a watch from the position of the operation.
+    async fn watch_bytes(&self, operation: &Operation, path: &str) -> Result<Bytes, StoreError> {
+        let (seconds, after) = (self.watch_seconds, operation.after);
+        let options = "watch=true&allowWatchBookmarks=true";
+        let path = format!("{path}{options}&timeoutSeconds={seconds}&resourceVersion={after}");
+        let request = request(Method::GET, &path, Vec::new());
+        let response = self.in_time(operation, self.send(operation, request)).await?;
+        let bytes = response.into_body().into_data_stream();
+        Ok(bytes.map(|part| part.map(|bytes| bytes.to_vec())).boxed())
     }
 
     /// Sends a request, and returns the answer if it is a success.
@@ -138,7 +158,8 @@ impl Kubernetes {
         Err(answer::error(operation, &rejection, &self.server))
     }
 
-    async fn in_time<T>(
+    /// The result of this future, if it is ready in time.
+    pub(super) async fn in_time<T>(
         &self,
         operation: &Operation,
         answer: impl Future<Output = Result<T, StoreError>>,
@@ -156,11 +177,17 @@ impl Kubernetes {
     }
 }
 
-/// The answer to a watch.
+/// The parts of an answer, as they arrive.
+type Bytes = BoxStream<'static, Result<Vec<u8>, kube::Error>>;
+
+/// A watch from the position of its operation.
 struct OpenWatch {
     client: Kubernetes,
     operation: Operation,
-    bytes: BoxStream<'static, Result<Vec<u8>, kube::Error>>,
+    /// The path and the query, to which options can be added.
+    path: String,
+    bytes: Bytes,
+    opened: Instant,
     lines: Lines,
     ready: VecDeque<Result<Event, StoreError>>,
     has_ended: bool,
@@ -168,26 +195,38 @@ struct OpenWatch {
 
 impl OpenWatch {
     async fn next(&mut self) -> Option<Result<Event, StoreError>> {
-        loop {
-            if let Some(event) = self.ready.pop_front() {
-                return Some(event);
+        while self.ready.is_empty() && !self.has_ended {
+            if let Err(error) = self.read().await {
+                self.has_ended = true;
+                self.ready.push_back(Err(error));
             }
-            if self.has_ended {
-                return None;
+        }
+        let event = self.ready.pop_front();
+        if let Some(Ok(event)) = &event {
+            self.operation.after = event.position();
+        }
+        event
+    }
+
+    /// Reads what has arrived, or opens the watch again. All events have been delivered before.
+    async fn read(&mut self) -> Result<(), StoreError> {
+        let unavailable = |problem: &str| Err(self.client.unavailable(&self.operation, problem));
+        match tokio::time::timeout(SILENCE, self.bytes.next()).await {
+            Ok(Some(Ok(bytes))) => {
+                let lines = self.lines.push(&bytes);
+                let event = |line: Vec<u8>| answer::event(&self.operation, &line, &self.client.server);
+                self.ready.extend(lines.into_iter().filter_map(event));
+                Ok(())
             }
-            let problem = match tokio::time::timeout(SILENCE, self.bytes.next()).await {
-                Ok(Some(Ok(bytes))) => {
-                    let lines = self.lines.push(&bytes);
-                    let event = |line: Vec<u8>| answer::event(&self.operation, &line, &self.client.server);
-                    self.ready.extend(lines.into_iter().filter_map(event));
-                    continue;
-                }
-                Ok(Some(Err(error))) => describe(&error),
-                Ok(None) => "the API server ended the watch".to_owned(),
-                Err(_) => format!("the watch is silent for {} s", SILENCE.as_secs()),
-            };
-            self.has_ended = true;
-            self.ready.push_back(Err(self.client.unavailable(&self.operation, &problem)));
+            Ok(Some(Err(error))) => unavailable(&describe(&error)),
+            Ok(None) if self.opened.elapsed() < SHORT_WATCH => unavailable("the API server ends each watch"),
+            Ok(None) => {
+                self.bytes = self.client.watch_bytes(&self.operation, &self.path).await?;
+                self.lines = Lines::default();
+                self.opened = Instant::now();
+                Ok(())
+            }
+            Err(_) => unavailable(&format!("the watch is silent for {} s", SILENCE.as_secs())),
         }
     }
 }

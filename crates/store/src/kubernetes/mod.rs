@@ -31,8 +31,6 @@ use crate::{Interest, Page, PageToken, Store, StoreError, Stored, Version};
 const MAX_PAGE: usize = 500;
 /// The maximum number of objects without their contents in a page.
 const MAX_METADATA_PAGE: usize = 5_000;
-/// After this time, the API server ends a watch, and it is opened again.
-const WATCH_SECONDS: u32 = 300;
 /// Lists objects without their contents.
 const METADATA_ONLY: HeaderValue =
     HeaderValue::from_static("application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1");
@@ -69,15 +67,18 @@ impl Kubernetes {
     /// The position of a deletion that has happened after this version: the API server returns it for few kinds only.
     async fn position_of_deletion(&self, key: &Key, before: &Version) -> Result<Position, StoreError> {
         let after = values::parse_position(before.as_str())?;
-        let mut watch = Source::watch(self, &[Interest::in_object(key)], after).await?;
-        while let Some(event) = watch.next().await {
-            if let Event::Deleted { key: deleted, position } = event?
-                && deleted == *key
-            {
-                return Ok(position);
+        let find = async {
+            let mut watch = Source::watch(self, &[Interest::in_object(key)], after).await?;
+            while let Some(event) = watch.next().await {
+                if let Event::Deleted { key: deleted, position } = event?
+                    && deleted == *key
+                {
+                    return Ok(position);
+                }
             }
-        }
-        Err(StoreError::Unavailable(format!("the watch ended before it delivered the deletion of {key}")))
+            Err(StoreError::Unavailable(format!("{key} is deleted, but the watch of its deletion ended")))
+        };
+        self.in_time(&of_object("watch", key), find).await
     }
 
     /// The highest position of the objects of a kind; `None` if there is none, or the kind cannot be read.
@@ -219,15 +220,11 @@ impl Source for Kubernetes {
             return Err(StoreError::Unavailable("the Kubernetes API has one watch for each kind".to_owned()));
         };
         let collection = resources::collection(interest).ok_or(StoreError::KindAbsent(interest.kind))?;
-        let mut query = format!(
-            "{}?watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}&resourceVersion={after}",
-            collection.path
-        );
+        let mut path = format!("{}?", collection.path);
         if let Some(fields) = collection.fields {
-            query.push_str(&format!("&fieldSelector={fields}"));
+            path.push_str(&format!("fieldSelector={fields}&"));
         }
-        let operation = of_kind("watch", interest.kind, after);
-        self.open_watch(operation, request(Method::GET, &query, Vec::new())).await
+        self.open_watch(of_kind("watch", interest.kind, after), path).await
     }
 }
 
