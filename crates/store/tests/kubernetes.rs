@@ -481,22 +481,16 @@ async fn objects_of_calico_are_written_as_they_were() {
     let store = client(&servers).await;
     let created = "2024-05-06T07:08:09Z";
     let kept = |name: &str| {
-        let rest = r#""labels":{"a":"b"},"annotations":{"note":"x"},"finalizers":["example.com/f"]"#;
+        let rest = r#""labels":{"a":"b"},"annotations":{"note":"x","projectcalico.org/own":"y"},"finalizers":["example.com/f"]"#;
         format!(r#"{{{name}"generation":3,"creationTimestamp":"{created}",{rest}}}"#)
     };
-    let calico = |kind: &str, metadata: Value, spec: &Value| {
-        json!({"apiVersion": "crd.projectcalico.org/v1", "kind": kind, "metadata": metadata, "spec": spec})
-    };
-    let annotated = |name: &str, text: &str| {
-        json!({"name": name, "annotations": {"projectcalico.org/metadata": text, "projectcalico.org/own": "y"}})
-    };
+    let calico = |kind: &str, metadata: Value, spec: &Value| json!({"apiVersion": "crd.projectcalico.org/v1", "kind": kind, "metadata": metadata, "spec": spec});
+    let annotated = |name: &str, text: &str| json!({"name": name, "annotations": {"projectcalico.org/metadata": text, "projectcalico.org/own": "y"}});
     let metadata = |name: &str| {
         json!({"name": name, "generation": 3, "creationTimestamp": created, "labels": {"a": "b"},
             "annotations": {"note": "x", "projectcalico.org/own": "y"}, "finalizers": ["example.com/f"]})
     };
-    let value = |kind: &str, metadata: Value, spec: &Value| {
-        json!({"apiVersion": "projectcalico.org/v3", "kind": kind, "metadata": metadata, "spec": spec})
-    };
+    let value = |kind: &str, metadata: Value, spec: &Value| json!({"apiVersion": "projectcalico.org/v3", "kind": kind, "metadata": metadata, "spec": spec});
     let big = 1_800_000_000_000_000_123_u64;
     let tier = json!({"order": 1.5, "defaultAction": "Pass", "new": {"number": big}});
     let policy = json!({"tier": "default", "order": 7, "selector": "all()", "types": ["Ingress"]});
@@ -515,13 +509,21 @@ async fn objects_of_calico_are_written_as_they_were() {
     let config = json!({"strictAffinity": true, "autoAllocateBlocks": true, "maxBlocksPerHost": 3});
     let named = |name: &str| json!({"name": name});
     let table = [
-        (Key::global(Kind::Tier, "t"), calico("Tier", annotated("t", &kept("")), &tier), value("Tier", metadata("t"), &tier)),
+        (
+            Key::global(Kind::Tier, "t"),
+            calico("Tier", annotated("t", &kept("")), &tier),
+            value("Tier", metadata("t"), &tier),
+        ),
         (
             Key::global(Kind::GlobalNetworkPolicy, "default.p"),
             calico("GlobalNetworkPolicy", annotated("default.p", &kept(r#""name":"p","#)), &policy),
             value("GlobalNetworkPolicy", metadata("p"), &policy),
         ),
-        (Key::global(Kind::IpamBlock, "10.0.0.0/30"), calico("IPAMBlock", named("10-0-0-0-30"), &block), block_in_etcd),
+        (
+            Key::global(Kind::IpamBlock, "10.0.0.0/30"),
+            calico("IPAMBlock", named("10-0-0-0-30"), &block),
+            block_in_etcd,
+        ),
         (
             Key::global(Kind::BlockAffinity, "node-a/10.0.0.0/30"),
             calico("BlockAffinity", json!({"name": "node-a-10-0-0-0-30", "labels": labels}), &affinity),
@@ -540,11 +542,14 @@ async fn objects_of_calico_are_written_as_they_were() {
     ];
     let stored = |object: &Value| {
         let kind = object["kind"].as_str().unwrap().to_lowercase();
-        let target = format!("{kind}.v1.crd.projectcalico.org/{}", object["metadata"]["name"].as_str().unwrap());
+        let target =
+            format!("{kind}.v1.crd.projectcalico.org/{}", object["metadata"]["name"].as_str().unwrap());
         serde_json::from_str::<Value>(&servers.kubectl(&["get", &target, "-o", "json"]).unwrap()).unwrap()
     };
+    let file = tempfile::Builder::new().suffix(".json").tempfile().unwrap();
     for (key, object, expected) in table {
-        servers.apply_unchanged(&object.to_string()).unwrap();
+        std::fs::write(file.path(), object.to_string()).unwrap();
+        servers.kubectl(&["create", "-f", &file.path().display().to_string()]).unwrap();
         let before = stored(&object);
         let read = store.get(&key).await.unwrap().unwrap();
         let mut value = read.value.clone();
