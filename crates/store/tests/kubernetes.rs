@@ -8,7 +8,7 @@ use futures::StreamExt;
 use serde_json::{Value, json};
 use tortie_api::{Key, Kind, Positions};
 use tortie_servers::programs::{Program, can_run};
-use tortie_servers::{KubeApi, KubeOptions};
+use tortie_servers::{Authority, KubeApi, KubeOptions};
 use tortie_store::conformance::Mirror;
 use tortie_store::kubernetes::{Kubernetes, KubernetesConfig};
 use tortie_store::{Event, Interest, PageToken, Scope, Source, Store, StoreError, Stored, Version};
@@ -570,5 +570,49 @@ async fn objects_of_calico_are_written_as_they_were() {
         for field in ["/spec", "/metadata/annotations", "/metadata/labels", "/metadata/name"] {
             assert_eq!(after.pointer(field), before.pointer(field), "{key}");
         }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn errors_name_the_server_and_the_cause() {
+    if !can_run(&NEEDED) {
+        return;
+    }
+    let servers = start(KubeOptions::default());
+    let folder = tempfile::tempdir().unwrap();
+    let foreign = Authority::new(folder.path()).unwrap().certificate().display().to_string();
+    let good = std::fs::read_to_string(servers.kubeconfig()).unwrap();
+    let authority = servers.authority().certificate().display().to_string();
+    let table = [
+        (
+            "nobody listens",
+            good.replace(&servers.url(), "https://127.0.0.1:1"),
+            "https://127.0.0.1:1",
+            "refused",
+        ),
+        ("an unknown authority", good.replace(&authority, &foreign), &servers.url(), "certificate"),
+        ("a wrong token", good.replace(&servers.token("admin"), "wrong"), &servers.url(), "Unauthorized"),
+    ];
+    for (name, kubeconfig, server, cause) in table {
+        let path = folder.path().join("kubeconfig");
+        std::fs::write(&path, kubeconfig).unwrap();
+        let store = Kubernetes::new(&KubernetesConfig::Kubeconfig(path)).await.unwrap();
+        let result = store.get(&pod("default", "p")).await;
+        let Err(StoreError::Unavailable(text) | StoreError::Forbidden(text)) = &result else {
+            panic!("{name}: {result:?}")
+        };
+        assert!(text.contains(server) && text.contains(cause), "{name}: {text}");
+    }
+    for (content, cause) in
+        [(None, "No such file"), (Some("clusters: 1"), "clusters"), (Some("{}"), "context")]
+    {
+        let path = folder.path().join("other");
+        if let Some(content) = content {
+            std::fs::write(&path, content).unwrap();
+        }
+        let result = Kubernetes::new(&KubernetesConfig::Kubeconfig(path.clone())).await.map(drop);
+        let Err(StoreError::Unavailable(text)) = &result else { panic!("{content:?}: {result:?}") };
+        let expected = [path.display().to_string(), cause.to_owned()];
+        assert!(expected.iter().all(|part| text.contains(part)), "{text}");
     }
 }
