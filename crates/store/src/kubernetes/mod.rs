@@ -64,11 +64,12 @@ impl Kubernetes {
         }
     }
 
-    /// The position of a deletion that has happened after this version: the API server returns it for few kinds only.
-    async fn position_of_deletion(&self, key: &Key, before: &Version) -> Result<Position, StoreError> {
-        let after = values::parse_position(before.as_str())?;
+    /// The position of a deletion that has happened after this one: the API server returns it for few kinds only. If
+    /// its history does not reach back, a later position.
+    async fn position_of_deletion(&self, key: &Key, after: Position) -> Result<Position, StoreError> {
+        let interest = Interest::in_object(key);
         let find = async {
-            let mut watch = Source::watch(self, &[Interest::in_object(key)], after).await?;
+            let mut watch = Source::watch(self, std::slice::from_ref(&interest), after).await?;
             while let Some(event) = watch.next().await {
                 if let Event::Deleted { key: deleted, position } = event?
                     && deleted == *key
@@ -76,9 +77,12 @@ impl Kubernetes {
                     return Ok(position);
                 }
             }
-            Err(StoreError::Unavailable(format!("{key} is deleted, but the watch of its deletion ended")))
+            Err(StoreError::FellBehind)
         };
-        self.in_time(&of_object("watch", key), find).await
+        match self.in_time(&of_object("watch", key), find).await {
+            Ok(position) => Ok(position),
+            Err(_) => Ok(self.list_page(&interest, None).await?.position),
+        }
     }
 
     /// The highest position of the objects of a kind; `None` if there is none, or the kind cannot be read.
@@ -176,13 +180,14 @@ impl Store for Kubernetes {
     /// A pod is deleted by its node: the position is the one at which its deletion began.
     async fn delete(&self, key: &Key, expected: Option<&Version>) -> Result<Position, StoreError> {
         let path = resources::object_path(key).ok_or(StoreError::KindAbsent(key.kind))?;
-        let before = match expected {
-            Some(expected) if values::parse_position(expected.as_str()).is_err() => {
-                return Err(self.outdated(key).await);
-            }
-            Some(expected) => expected.clone(),
-            None => self.get(key).await?.ok_or_else(|| StoreError::NotFound(key.clone()))?.version,
-        };
+        if expected.is_some_and(|expected| values::parse_position(expected.as_str()).is_err()) {
+            return Err(self.outdated(key).await);
+        }
+        // The object's own version may be too old for a watch.
+        let Page { items, position: before, .. } = self.list_page(&Interest::in_object(key), None).await?;
+        if items.is_empty() {
+            return Err(StoreError::NotFound(key.clone()));
+        }
         let mut options = json!({"apiVersion": "v1", "kind": "DeleteOptions"});
         if let Some(expected) = expected {
             options["preconditions"] = json!({"resourceVersion": expected.as_str()});
@@ -190,7 +195,7 @@ impl Store for Kubernetes {
         let request = request(Method::DELETE, &path, options.to_string().into_bytes());
         let deleted = self.call(&of_object("delete", key), request).await?;
         if deleted["kind"] == "Status" {
-            return self.position_of_deletion(key, &before).await;
+            return self.position_of_deletion(key, before).await;
         }
         values::position(deleted.get("metadata"))
     }

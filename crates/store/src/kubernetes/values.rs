@@ -127,6 +127,22 @@ mod tests {
     }
 
     #[test]
+    fn an_update_has_the_uid_of_the_current_object_or_its_own() {
+        let current = json!({"metadata": {"uid": "u"}});
+        let table = [
+            (json!({}), json!({"metadata": {"uid": "u"}})),
+            (json!({"metadata": {"uid": "other"}}), json!({"metadata": {"uid": "other"}})),
+            (json!({"metadata": 1}), json!({"metadata": 1})),
+        ];
+        for (mut value, expected) in table {
+            if let Some(fields) = value.as_object_mut() {
+                set_uid(fields, &current);
+            }
+            assert_eq!(value, expected);
+        }
+    }
+
+    #[test]
     fn an_invalid_value_is_rejected_with_its_field() {
         let tier = Key::global(Kind::Tier, "t");
         let policy = Key::namespaced(Kind::NetworkPolicy, "n", "default.p");
