@@ -202,3 +202,82 @@ impl Tracked {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::{PageToken, Stored, Written};
+
+    const KIND: Kind = Kind::Tier;
+
+    fn put(name: &str, revision: u64) -> Stored {
+        Stored::new(Key::global(KIND, name), json!(revision), Written::at(revision))
+    }
+
+    fn page(items: &[(&str, u64)], position: u64, next: Option<&str>) -> Page {
+        let items = items.iter().map(|(name, revision)| put(name, *revision)).collect();
+        let next = next.map(|token| PageToken(token.to_owned()));
+        Page { items, position: Position(position), next }
+    }
+
+    fn changes(tracker: &mut Tracker, input: Result<Event, Page>) -> Vec<Change> {
+        let mut changes = Vec::new();
+        match input {
+            Ok(event) => tracker.event(event, &mut changes),
+            Err(page) => tracker.page(KIND, page, &mut changes),
+        }
+        changes
+    }
+
+    /// A listing may be newer than the position from which the watch begins. What the watch then repeats is old.
+    #[test]
+    fn events_from_before_the_listing_change_nothing() {
+        let mut tracker = Tracker::new(vec![Interest::all(KIND)]);
+        let listed = changes(&mut tracker, Err(page(&[("a", 5)], 6, None)));
+        assert_eq!(listed, [Change::Put(put("a", 5)), Change::InSync(KIND, Position(6))]);
+        let deleted = Event::Deleted { key: Key::global(KIND, "a"), position: Position(4) };
+        for old in [Event::Put(put("a", 3)), deleted, Event::Put(put("gone", 4)), Event::Put(put("a", 5))] {
+            assert_eq!(changes(&mut tracker, Ok(old)), []);
+        }
+        let new = put("a", 7);
+        assert_eq!(changes(&mut tracker, Ok(Event::Put(new.clone()))), [Change::Put(new)]);
+    }
+
+    /// Pages from different moments are a state that never was, until the events between them have arrived.
+    #[test]
+    fn pages_of_different_moments_are_in_sync_with_the_last_one() {
+        let mut tracker = Tracker::new(vec![Interest::all(KIND)]);
+        assert_eq!(changes(&mut tracker, Err(page(&[("a", 1)], 2, Some("a")))), [Change::Put(put("a", 1))]);
+        assert_eq!(changes(&mut tracker, Err(page(&[("b", 4)], 5, None))), [Change::Put(put("b", 4))]);
+        assert_eq!(tracker.to_watch(), Some((vec![Interest::all(KIND)], Position(2))));
+        assert_eq!(changes(&mut tracker, Ok(Event::Put(put("a", 3)))), [Change::Put(put("a", 3))]);
+        assert_eq!(changes(&mut tracker, Ok(Event::Put(put("b", 4)))), []);
+        let progress = changes(&mut tracker, Ok(Event::Progress(Position(5))));
+        assert_eq!(progress, [Change::InSync(KIND, Position(5))]);
+    }
+
+    /// Some watches deliver more than the interest.
+    #[test]
+    fn an_object_that_leaves_the_interest_is_gone_once() {
+        let pod = |node: &str, revision: u64| {
+            let key = Key::namespaced(Kind::Pod, "n", "p");
+            Stored::new(key, json!({"spec": {"nodeName": node}}), Written::at(revision))
+        };
+        let mut tracker = Tracker::new(vec![Interest::of_node(Kind::Pod, "one")]);
+        let mut listed = Vec::new();
+        let empty = Page { items: vec![pod("two", 1)], position: Position(1), next: None };
+        tracker.page(Kind::Pod, empty, &mut listed);
+        assert_eq!(listed, [Change::InSync(Kind::Pod, Position(1))]);
+        let gone = Change::Gone { key: pod("", 0).key, position: Position(3) };
+        for (event, expected) in [
+            (pod("one", 2), vec![Change::Put(pod("one", 2))]),
+            (pod("two", 3), vec![gone]),
+            (pod("two", 4), vec![]),
+            (pod("one", 5), vec![Change::Put(pod("one", 5))]),
+        ] {
+            assert_eq!(changes(&mut tracker, Ok(Event::Put(event))), expected);
+        }
+    }
+}
