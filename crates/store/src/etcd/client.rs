@@ -293,7 +293,9 @@ fn is_connect_error(status: &Status) -> bool {
 fn failure(status: &Status, address: &str) -> Failure {
     let mut text = format!("{address}: {}", describe(status));
     // With TLS 1.3, a client learns only in this way that its certificate was rejected.
-    if address.starts_with("https:") && text.contains("connection closed") {
+    let closed = ["connection closed", "stream closed", "broken pipe", "reset", "eof", "canceled"];
+    let lower = text.to_lowercase();
+    if address.starts_with("https:") && closed.iter().any(|words| lower.contains(words)) {
         text.push_str("; a member closes connections of clients whose certificate has expired or is of another authority");
     }
     let no_user = status.message().contains("user name is empty");
