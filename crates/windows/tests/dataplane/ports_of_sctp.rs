@@ -93,7 +93,7 @@ fn sctp_ports_are_closed_and_reported() {
             "{reported:?} {shown}"
         );
         let right = |reported: &&Condition| {
-            reported.reason == Reason::ServicePartlyAllowed && reported.message.contains("ports of SCTP")
+            reported.reason == Reason::ServicePartlyAllowed && reported.message.contains("SCTP ports")
         };
         assert!(reported.iter().all(right), "{reported:?} {shown}");
     }
