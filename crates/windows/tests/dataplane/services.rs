@@ -208,7 +208,7 @@ proptest! {
         let reported: Vec<Condition> = report.conditions().cloned().collect();
         // What is reported about SCTP may close it, in rules and for Services, and opens nothing.
         let agrees = |flow: &Flow, passes: bool, allowed: bool| {
-            let of_sctp = |reported: &Condition| reported.to_string().contains("SCTP ports");
+            let of_sctp = |reported: &Condition| reported.to_string().contains("SCTP");
             let narrower = allowed && !passes && flow.protocol == Protocol::SCTP;
             passes == allowed || narrower && reported.iter().any(of_sctp)
         };
