@@ -78,12 +78,12 @@ pub(crate) struct DeleteRangeRequest {
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct RequestOp {
-    #[prost(oneof = "Operation", tags = "1, 2, 3")]
-    pub(crate) request: Option<Operation>,
+    #[prost(oneof = "TxnOperation", tags = "1, 2, 3")]
+    pub(crate) request: Option<TxnOperation>,
 }
 
 #[derive(Clone, PartialEq, prost::Oneof)]
-pub(crate) enum Operation {
+pub(crate) enum TxnOperation {
     #[prost(message, tag = "1")]
     Range(RangeRequest),
     #[prost(message, tag = "2")]

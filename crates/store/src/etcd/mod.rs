@@ -17,8 +17,8 @@ use tortie_api::{Key, Kind, Position, Positions};
 
 pub use client::{Etcd, EtcdConfig, Login};
 use message::{
-    Compare, CompareResult, CompareTarget, DeleteRangeRequest, EventType, KeyValue, Operation, PutRequest,
-    RangeRequest, RequestOp, SortOrder, SortTarget, TargetUnion, TxnRequest, WatchCreateRequest,
+    Compare, CompareResult, CompareTarget, DeleteRangeRequest, EventType, KeyValue, PutRequest, RangeRequest,
+    RequestOp, SortOrder, SortTarget, TargetUnion, TxnOperation, TxnRequest, WatchCreateRequest,
 };
 
 use crate::follow::{Event, Follow, Source, Watch, follow};
@@ -34,7 +34,7 @@ struct Encoded {
     key: Vec<u8>,
     /// The condition for the write.
     compare: Compare,
-    request: Operation,
+    request: TxnOperation,
 }
 
 impl Encoded {
@@ -53,9 +53,12 @@ impl Encoded {
         };
         let exists = |result| condition(result, CompareTarget::Version, TargetUnion::Version(0));
         let put = |value: &Value| {
-            Operation::Put(PutRequest { key: key.clone(), value: values::encode(write.key(), value.clone()) })
+            TxnOperation::Put(PutRequest {
+                key: key.clone(),
+                value: values::encode(write.key(), value.clone()),
+            })
         };
-        let delete = Operation::DeleteRange(DeleteRangeRequest { key: key.clone() });
+        let delete = TxnOperation::DeleteRange(DeleteRangeRequest { key: key.clone() });
         let (compare, request) = match write {
             Write::Create(_, value) => (exists(CompareResult::Equal), put(value)),
             Write::Update(_, value, expected) => (is_at(expected)?, put(value)),
@@ -77,7 +80,7 @@ impl Etcd {
             .txn(TxnRequest {
                 compare: vec![compare],
                 success: vec![RequestOp { request: Some(request) }],
-                failure: vec![RequestOp { request: Some(Operation::Range(current)) }],
+                failure: vec![RequestOp { request: Some(TxnOperation::Range(current)) }],
             })
             .await?;
         if reply.succeeded {
@@ -209,7 +212,7 @@ impl Store for Etcd {
         let newest = |kind: &Kind| {
             let keys::Range { start, end } = keys::range(&Interest::all(*kind));
             RequestOp {
-                request: Some(Operation::Range(RangeRequest {
+                request: Some(TxnOperation::Range(RangeRequest {
                     key: start,
                     range_end: end,
                     limit: 1,
