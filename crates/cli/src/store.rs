@@ -38,6 +38,7 @@ impl StoreArguments {
     /// Opens the datastore; must be called in a runtime.
     pub(crate) fn open(&self) -> anyhow::Result<Arc<dyn Store>> {
         let Some(address) = &self.store else { return default_store() };
+        self.refuse_unused(address)?;
         if let Some(path) = address.strip_prefix("unix:") {
             return Ok(Arc::new(Remote::unix(Path::new(path))));
         }
@@ -48,6 +49,28 @@ impl StoreArguments {
             bail!("--store {address:?} is neither unix:PATH nor tls:HOST:PORT nor etcd:URL[,URL…]");
         };
         Ok(Arc::new(Remote::tls(host, &self.tls(address)?)?))
+    }
+
+    /// An option that the datastore does not use is an error: its user expects that it has an effect.
+    fn refuse_unused(&self, address: &str) -> anyhow::Result<()> {
+        if self.etcd_user.is_some() && !address.starts_with("etcd:") {
+            bail!("--etcd-user has no effect with --store {address}; remove it");
+        }
+        if address.starts_with("etcd:") && address.contains("https:") && address.contains("http:") {
+            bail!("--store {address} mixes http and https; use https for all members");
+        }
+        let files = [
+            ("authority", &self.tls_authority),
+            ("certificate", &self.tls_certificate),
+            ("key", &self.tls_key),
+        ];
+        let uses_tls = address.starts_with("tls:") || address.contains("https:");
+        match files.iter().find(|(_, file)| file.is_some()) {
+            Some((name, _)) if !uses_tls => {
+                bail!("--tls-{name} has no effect with --store {address}, which is not encrypted")
+            }
+            _ => Ok(()),
+        }
     }
 
     fn etcd(&self, urls: &str) -> anyhow::Result<EtcdConfig> {
@@ -91,4 +114,36 @@ fn default_store() -> anyhow::Result<Arc<dyn Store>> {
 #[cfg(not(feature = "lab"))]
 fn default_store() -> anyhow::Result<Arc<dyn Store>> {
     bail!("say which datastore with --store or TORTIE_STORE")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `open` reads no file and connects to nothing before these errors.
+    #[test]
+    fn options_without_effect_are_errors() {
+        let file = || Some(PathBuf::from("/nonexistent"));
+        let table = [
+            ("unix:/s", None, Some("root"), "--etcd-user has no effect"),
+            ("tls:h:1", file(), Some("root"), "--etcd-user has no effect"),
+            ("unix:/s", file(), None, "--tls-key has no effect"),
+            ("etcd:http://h:1", file(), None, "--tls-key has no effect"),
+            ("etcd:http://h:1,https://h:2", file(), None, "mixes http and https"),
+            ("etcd:https://h:2", None, None, "needs --tls-authority"),
+            ("tls:h:1", None, None, "needs --tls-authority"),
+            ("redis:h:1", None, None, "neither unix:PATH nor"),
+        ];
+        for (address, tls_key, user, expected) in table {
+            let arguments = StoreArguments {
+                store: Some(address.to_owned()),
+                tls_authority: None,
+                tls_certificate: None,
+                tls_key,
+                etcd_user: user.map(str::to_owned),
+            };
+            let error = arguments.open().err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(error.contains(expected), "{address}: {error:?}");
+        }
+    }
 }

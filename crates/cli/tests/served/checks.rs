@@ -171,7 +171,7 @@ async fn a_policy_of_tier_default_is_found_by_both_names() {
         let output = cluster.tortie(&["delete", "globalnetworkpolicy", name]).output().await.unwrap();
         assert_eq!(text_of(&output), expected);
     }
-    // What previews say of the cluster is what apply would do.
+    // The preview reports what `apply` would do to the cluster.
     let file = cluster.file(&policy("x", "default", 9).to_string());
     let output = cluster.tortie(&["preview", "-f", file.to_str().unwrap()]).output().await.unwrap();
     assert!(output.status.success(), "{}", text_of(&output));
