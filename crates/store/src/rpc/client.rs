@@ -209,7 +209,7 @@ fn error(status: Status, kind: Option<Kind>) -> StoreError {
 }
 
 /// The message and its causes, because the message alone is often only "transport error".
-fn describe(status: &Status) -> String {
+pub(crate) fn describe(status: &Status) -> String {
     let mut text = status.message().to_owned();
     let mut cause = std::error::Error::source(status);
     while let Some(error) = cause {

@@ -7,6 +7,7 @@ pub(crate) mod message;
 mod server;
 
 pub use client::Remote;
+pub(crate) use client::describe;
 pub use server::{serve_tls, serve_unix};
 
 /// The certificates and the key for mutual TLS, in PEM form.
