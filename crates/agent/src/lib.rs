@@ -30,7 +30,7 @@ use tortie_api::report::NodeStatus;
 use tortie_dataplane::{ClusterNetwork, Dataplane, PodWiring};
 use tortie_hcn::Hcn;
 use tortie_ipam::{Ipam, IpamError};
-use tortie_store::{Store, StoreError};
+use tortie_store::{Endpoints, Store, StoreError};
 
 use barrier::Barrier;
 use locks::Locks;
@@ -44,7 +44,7 @@ pub struct Config {
     /// The node's name.
     pub node: String,
     /// The datastore.
-    pub store: Arc<dyn Store>,
+    pub store: Arc<dyn Endpoints>,
     /// The node's operating system.
     pub platform: Platform,
     /// The socket for the CNI plugin.
@@ -142,7 +142,8 @@ impl AgentError {
 /// # Errors
 /// It cannot start, or a part of it has ended.
 pub async fn run(config: Config) -> Result<(), AgentError> {
-    let Config { node, store, platform, cni_socket, control_socket, deletion_queue } = config;
+    let Config { node, store: endpoints, platform, cni_socket, control_socket, deletion_queue } = config;
+    let store: Arc<dyn Store> = endpoints.clone();
     let node_labels = node::wait_for(&*store, &node).await?.metadata.labels;
     let network = ClusterNetwork::default();
     let ipam = Ipam::new(store.clone(), &node, node_labels);
@@ -158,7 +159,9 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
     let mut parts = Parts { running: JoinSet::new(), in_force: in_force.clone() };
     parts.add(DATAPLANE, plane::ended(in_force.clone()));
     parts.add("the feed of the dataplane", feed::run(store.clone(), kinds, batches));
-    parts.add("the following of labels", labels::run(store.clone(), node.clone()));
+    if !endpoints.derives_from_pods() {
+        parts.add("the following of labels", labels::run(store.clone(), node.clone()));
+    }
     parts.add("the report", report::run(store.clone(), node.clone(), about, in_force.clone()));
     if let Some(announced) = announced {
         let announcing = node::keep_announced(store.clone(), node.clone(), announced, in_force.clone());
@@ -174,7 +177,7 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
         .map_err(|error| AgentError::system(format!("the socket {}", control_socket.display()), error))?;
     parts.add("the control socket", control_server::run(node.clone(), asker, control));
     let (busy, mtu) = (Locks::default(), network.mtu);
-    let pods = Arc::new(Pods { busy, store, ipam, wiring, node, mtu, in_force, barrier });
+    let pods = Arc::new(Pods { busy, store: endpoints, ipam, wiring, node, mtu, in_force, barrier });
     let listener = server::listen(&cni_socket)
         .map_err(|error| AgentError::system(format!("the socket {}", cni_socket.display()), error))?;
     tracing::info!(socket = %cni_socket.display(), "ready to add pods");

@@ -21,7 +21,7 @@ use tortie_cni::transport::Answer;
 use tortie_cni::{Address, Code, Command, Failure, Interface, Invocation, Route, Success};
 use tortie_dataplane::{EndpointId, PodAttachment, PodInterface, PodWiring, WiringError};
 use tortie_ipam::{Assignment, Ipam, Request, Use};
-use tortie_store::{Store, StoreError, Stored};
+use tortie_store::{Endpoints, StoreError, Stored};
 
 use crate::barrier::Barrier;
 use crate::locks::Locks;
@@ -41,7 +41,7 @@ pub(crate) struct Pods {
     /// One call at a time for each interface of a pod: a runtime may give up on a sandbox, delete it and create
     /// another one, while the ADD of the first continues.
     pub(crate) busy: Locks<EndpointId>,
-    pub(crate) store: Arc<dyn Store>,
+    pub(crate) store: Arc<dyn Endpoints>,
     pub(crate) ipam: Ipam,
     pub(crate) wiring: Arc<dyn PodWiring>,
     pub(crate) node: String,
@@ -141,7 +141,8 @@ impl Pods {
         let disconnect = blocking(move || wiring.disconnect(&endpoint, &container));
         let (disconnected, stored) = tokio::join!(disconnect, self.store.get(&key));
         disconnected.map_err(wiring_failure)?;
-        self.withdraw(call, stored.map_err(store_failure)?).await.map_err(store_failure)?;
+        let withdrawn = self.store.withdraw(stored.map_err(store_failure)?, &call.container_id).await;
+        withdrawn.map_err(store_failure)?;
         let released = self.ipam.release(&handle(call)).await;
         released.map_err(|error| {
             Failure::new(Code::IPAM, "the pod's address could not be released", error.to_string())

@@ -1,19 +1,18 @@
-//! The WorkloadEndpoint of a pod's interface: written by ADD, deleted by DEL.
+//! The WorkloadEndpoint of a pod's interface, which ADD publishes.
 
 use ipnet::IpNet;
-use serde_json::Value;
 use tortie_api::calico::{WorkloadEndpoint, WorkloadEndpointSpec};
 use tortie_api::kubernetes::Pod;
 use tortie_api::{Metadata, Position};
-use tortie_cni::{Code, Failure, Invocation};
+use tortie_cni::{Failure, Invocation};
 use tortie_dataplane::{EndpointId, PodInterface};
 use tortie_ipam::Assignment;
-use tortie_store::{POD_UID, StoreError, Stored};
+use tortie_store::{POD_UID, Stored};
 
 use crate::pods::{Pods, store_failure};
 
 impl Pods {
-    /// Stores the WorkloadEndpoint: from here on every node knows the pod.
+    /// Publishes the WorkloadEndpoint: from here on every node knows the pod.
     pub(crate) async fn publish(
         &self,
         call: &Invocation,
@@ -47,43 +46,6 @@ impl Pods {
                 ports: pod.named_ports(),
             },
         };
-        let value: Value = serde_json::to_value(endpoint).map_err(|error| {
-            Failure::new(Code::DECODING, format!("{key} cannot be written"), error.to_string())
-        })?;
-        loop {
-            let written = match self.store.create(&key, value.clone()).await {
-                Err(StoreError::AlreadyExists(_)) => {
-                    match self.store.get(&key).await.map_err(store_failure)? {
-                        Some(before) => self.store.update(&key, value.clone(), &before.version).await,
-                        None => continue,
-                    }
-                }
-                written => written,
-            };
-            match written {
-                Ok(stored) => return Ok(stored.position),
-                Err(StoreError::Conflict(_) | StoreError::NotFound(_)) => {}
-                Err(error) => return Err(store_failure(error)),
-            }
-        }
-    }
-
-    /// Deletes the WorkloadEndpoint, unless it belongs to another container, because the pod has been recreated.
-    pub(crate) async fn withdraw(
-        &self,
-        call: &Invocation,
-        mut stored: Option<Stored>,
-    ) -> Result<(), StoreError> {
-        while let Some(endpoint) = stored {
-            if endpoint.value["spec"]["containerID"] != call.container_id.as_str() {
-                return Ok(());
-            }
-            match self.store.delete(&endpoint.key, Some(&endpoint.version)).await {
-                Ok(_) | Err(StoreError::NotFound(_)) => return Ok(()),
-                Err(StoreError::Conflict(_)) => stored = self.store.get(&endpoint.key).await?,
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
+        self.store.publish(&endpoint).await.map_err(store_failure)
     }
 }

@@ -21,7 +21,9 @@ use tortie_api::{Key, Kind, Position, Positions};
 use crate::file::File;
 use crate::follow::{self, Event, Follow, Source, Watch};
 use crate::ring::{Events, Reader};
-use crate::{Interest, Page, PageToken, Stopped, Store, StoreError, Stored, Version, Write, Written};
+use crate::{
+    Endpoints, Interest, Page, PageToken, Stopped, Store, StoreError, Stored, Version, Write, Written,
+};
 
 /// Objects: `(plural, namespace, name)` → revision (8 bytes, big-endian) and the value as JSON.
 const OBJECTS: TableDefinition<(&str, &str, &str), &[u8]> = TableDefinition::new("objects");
@@ -263,6 +265,8 @@ impl Store for Embedded {
         Ok(kinds.iter().filter_map(|kind| Some((*kind, latest.of(*kind)?))).collect())
     }
 }
+
+impl Endpoints for Embedded {}
 
 #[async_trait]
 impl Source for Embedded {

@@ -7,7 +7,7 @@ use thiserror::Error;
 use tokio::time::{Instant, timeout_at};
 use tortie_api::kubernetes::{implied_slices, is_implied};
 use tortie_api::report::NodeStatus;
-use tortie_api::{Key, Kind, Position, Positions, Resource};
+use tortie_api::{Key, Kind, Position, Positions, Resource, is_reserved_label};
 
 use crate::{Cache, Interest, Scope, Store, StoreError, Stored, is_of};
 
@@ -88,8 +88,12 @@ pub async fn wait_for_labels(
         let mut late = None;
         if cache.is_complete() {
             let Some(pod) = cache.get(pod) else { return Ok(None) };
-            let labels =
-                |of: &Stored| of.value["metadata"]["labels"].as_object().cloned().unwrap_or_default();
+            // Derived endpoints have some labels more.
+            let labels = |of: &Stored| {
+                let mut labels = of.value["metadata"]["labels"].as_object().cloned().unwrap_or_default();
+                labels.retain(|name, _| !is_reserved_label(name));
+                labels
+            };
             let endpoints = || cache.objects().filter(|endpoint| is_of(endpoint, pod));
             late = endpoints().find(|endpoint| labels(endpoint) != labels(pod));
             if late.is_none() {

@@ -12,6 +12,7 @@ mod cache;
 #[expect(clippy::expect_used, reason = "a suite of tests says what it expects")]
 pub mod conformance;
 mod embedded;
+mod endpoints;
 pub mod etcd;
 mod file;
 mod follow;
@@ -35,6 +36,7 @@ use tortie_api::{Key, Kind, Position, Positions};
 pub use apply::{Applied, apply, merged};
 pub use cache::Cache;
 pub use embedded::Embedded;
+pub use endpoints::Endpoints;
 pub use follow::{Change, Event, Follow, Source, Watch, follow};
 pub use in_force::{
     NotInForce, wait_for_labels, wait_for_pods, wait_for_reports, wait_for_slices, wait_in_force,

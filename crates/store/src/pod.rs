@@ -1,6 +1,5 @@
 //! The pod of a WorkloadEndpoint. The name alone could also refer to a later pod of the same name.
 
-use serde_json::Value;
 use tortie_api::{Key, Kind};
 
 use crate::Stored;
@@ -17,10 +16,10 @@ pub fn pod_of(endpoint: &Stored) -> Key {
     Key::namespaced(Kind::Pod, &endpoint.key.namespace, name)
 }
 
-/// Whether the endpoint belongs to this pod, and not to another one of the same name.
+/// Whether the endpoint belongs to this pod, and not to another one of the same name. A derived endpoint has the pod's uid.
 #[must_use]
 pub fn is_of(endpoint: &Stored, pod: &Stored) -> bool {
     let metadata = &endpoint.value["metadata"];
-    let uid = metadata["annotations"].get(POD_UID).unwrap_or(&Value::Null);
+    let uid = metadata["annotations"].get(POD_UID).unwrap_or(&metadata["uid"]);
     metadata.is_object() && pod_of(endpoint) == pod.key && *uid == pod.value["metadata"]["uid"]
 }

@@ -20,7 +20,7 @@ use tortie_dataplane::{
     Condition, Dataplane, Delta, EndpointId, MacAddress, NodeState, PodAttachment, PodInterface, PodWiring,
     Reason, Report, ShowError, Shown, WiringError,
 };
-use tortie_store::{Embedded, Store, Stored};
+use tortie_store::{Embedded, Endpoints, Store, Stored};
 
 pub(crate) const NODE: &str = "node-1";
 /// How long a test waits for something that must happen.
@@ -140,7 +140,7 @@ impl PodWiring for FakeOs {
 }
 
 pub(crate) struct Bed {
-    pub store: Arc<dyn Store>,
+    pub store: Arc<dyn Endpoints>,
     pub os: FakeOs,
     pub dir: TempDir,
     pub agent: JoinHandle<Result<(), AgentError>>,
@@ -177,21 +177,21 @@ impl Bed {
     }
 
     /// A newly started agent.
-    pub(crate) fn starting(store: Arc<dyn Store>) -> Self {
+    pub(crate) fn starting(store: Arc<dyn Endpoints>) -> Self {
         Self::on(store, FakeOs::default())
     }
 
-    pub(crate) fn on(store: Arc<dyn Store>, os: FakeOs) -> Self {
+    pub(crate) fn on(store: Arc<dyn Endpoints>, os: FakeOs) -> Self {
         let platform = Platform::Other { dataplane: Box::new(os.clone()), wiring: Arc::new(os.clone()) };
         Self::with_platform(store, platform, os)
     }
 
     /// An agent in the network namespace of this thread.
-    pub(crate) fn on_linux(store: Arc<dyn Store>) -> Self {
+    pub(crate) fn on_linux(store: Arc<dyn Endpoints>) -> Self {
         Self::with_platform(store, Platform::Linux, FakeOs::default())
     }
 
-    fn with_platform(store: Arc<dyn Store>, platform: Platform, os: FakeOs) -> Self {
+    fn with_platform(store: Arc<dyn Endpoints>, platform: Platform, os: FakeOs) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let config = Config {
             node: NODE.to_owned(),

@@ -13,7 +13,8 @@ use tortie_api::{Key, Kind, Position, Positions};
 use tortie_cni::{Code, Command};
 use tortie_dataplane::{Delta, NodeState, Reason, Report};
 use tortie_store::{
-    Embedded, Follow, Interest, Page, PageToken, Source, Store, StoreError, Stored, Version, Watch, follow,
+    Embedded, Endpoints, Follow, Interest, Page, PageToken, Source, Store, StoreError, Stored, Version,
+    Watch, follow,
 };
 
 fn namespace(number: usize) -> (Key, Value) {
@@ -181,6 +182,8 @@ impl Store for Awkward {
         self.store.delete(key, expected).await
     }
 }
+
+impl Endpoints for Awkward {}
 
 #[async_trait]
 impl Source for Awkward {

@@ -22,7 +22,9 @@ use message::{
 };
 
 use crate::follow::{Event, Follow, Source, Watch, follow};
-use crate::{Interest, Page, PageToken, Stopped, Store, StoreError, Stored, Version, Write, Written};
+use crate::{
+    Endpoints, Interest, Page, PageToken, Stopped, Store, StoreError, Stored, Version, Write, Written,
+};
 
 /// The maximum number of keys in a page.
 const MAX_PAGE: i64 = 500;
@@ -234,6 +236,8 @@ impl Store for Etcd {
         Ok(positions)
     }
 }
+
+impl Endpoints for Etcd {}
 
 #[async_trait]
 impl Source for Etcd {

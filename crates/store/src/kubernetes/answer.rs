@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tortie_api::{Key, Kind, Position};
 
-use super::values;
+use super::values::{self, Decoded};
 use crate::StoreError;
 use crate::follow::Event;
 
@@ -58,38 +58,40 @@ pub(crate) fn error(operation: &Operation, rejection: &Rejection, server: &str) 
         (409, Some(key)) => StoreError::Conflict(key.clone()),
         (410, _) => StoreError::Compacted(operation.after),
         (401 | 403, _) => StoreError::Forbidden(described),
+        // A patch of an object that has been deleted and created again.
+        (422, Some(key)) if details["causes"][0]["field"] == "metadata.uid" => {
+            StoreError::Conflict(key.clone())
+        }
         (400 | 413 | 422, Some(key)) => StoreError::Invalid { key: key.clone(), problem: message.to_owned() },
         (429, _) => StoreError::Throttled(retry_after.unwrap_or(DEFAULT_RETRY)),
         _ => StoreError::Unavailable(described),
     }
 }
 
-/// The event of a line of a watch; `None` if the object is none of Tortie's.
-pub(crate) fn event(operation: &Operation, line: &[u8], server: &str) -> Option<Result<Event, StoreError>> {
+/// The event of a line of a watch.
+pub(crate) fn event(operation: &Operation, line: &[u8], server: &str) -> Result<Event, StoreError> {
     let kind = operation.kind;
     let mut line: Value = match serde_json::from_slice(line) {
         Ok(line) => line,
         Err(error) => {
             let problem = format!("{server}: the watch of {} has an invalid line: {error}", kind.plural());
-            return Some(Err(StoreError::Unavailable(problem)));
+            return Err(StoreError::Unavailable(problem));
         }
     };
     let object = line.get_mut("object").map(Value::take).unwrap_or_default();
     match line["type"].as_str().unwrap_or_default() {
-        "ADDED" | "MODIFIED" => values::decode(kind, object).transpose().map(|stored| stored.map(Event::Put)),
-        "DELETED" => values::decode(kind, object)
-            .transpose()
-            .map(|stored| stored.map(|stored| Event::Deleted { key: stored.key, position: stored.position })),
-        "BOOKMARK" => Some(values::position(object.get("metadata")).map(Event::Progress)),
+        "ADDED" | "MODIFIED" => values::decode(kind, object).map(Decoded::event),
+        "DELETED" => values::decode(kind, object).map(Decoded::deleted),
+        "BOOKMARK" => values::position(object.get("metadata")).map(Event::Progress),
         "ERROR" => {
             let code = object["code"].as_u64().and_then(|code| u16::try_from(code).ok()).unwrap_or(500);
             let text = object.to_string();
             let rejection = Rejection { code, retry_after: None, status: object, text };
-            Some(Err(error(operation, &rejection, server)))
+            Err(error(operation, &rejection, server))
         }
         other => {
             let problem = format!("{server}: the watch of {} has an event of type {other:?}", kind.plural());
-            Some(Err(StoreError::Unavailable(problem)))
+            Err(StoreError::Unavailable(problem))
         }
     }
 }
@@ -155,6 +157,7 @@ mod tests {
                 StoreError::Forbidden(format!("{SERVER}: create Tier t: {message} (403)")),
             ),
             (422, json!({"message": "spec.order: wrong"}), invalid("spec.order: wrong")),
+            (422, json!({"details": {"causes": [{"field": "metadata.uid"}]}}), StoreError::Conflict(key())),
             (400, json!({"message": "spec.order: wrong"}), invalid("spec.order: wrong")),
             (429, json!({}), StoreError::Throttled(DEFAULT_RETRY)),
             (
@@ -191,11 +194,11 @@ mod tests {
             ("ERROR", &json!({"code": 410}), Err(StoreError::Compacted(Position(7)))),
         ];
         for (name, object, expected) in table {
-            assert_eq!(event(&json!({"type": name, "object": object})), Some(expected));
+            assert_eq!(event(&json!({"type": name, "object": object})), expected);
         }
         for line in [json!({"type": "NEW", "object": {}}), json!({"type": "ERROR", "object": {}}), json!([])]
         {
-            assert!(matches!(event(&line), Some(Err(StoreError::Unavailable(_)))), "{line}");
+            assert!(matches!(event(&line), Err(StoreError::Unavailable(_))), "{line}");
         }
     }
 

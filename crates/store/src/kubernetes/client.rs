@@ -215,7 +215,7 @@ impl OpenWatch {
             Ok(Some(Ok(bytes))) => {
                 let lines = self.lines.push(&bytes);
                 let event = |line: Vec<u8>| answer::event(&self.operation, &line, &self.client.server);
-                self.ready.extend(lines.into_iter().filter_map(event));
+                self.ready.extend(lines.into_iter().map(event));
                 Ok(())
             }
             Ok(Some(Err(error))) => unavailable(&describe(&error)),

@@ -1,13 +1,15 @@
 //! The Kubernetes backend: core kinds as they are, and Calico's kinds and node reports as CustomResourceDefinitions.
 //!
-//! Versions are resourceVersions. Positions are the same numbers, which have an order within a kind (KEP-5504). Calico
-//! derives WorkloadEndpoints and Profiles from pods, namespaces and service accounts; this backend does not have them
-//! yet.
+//! Versions are resourceVersions. Positions are the same numbers, which have an order within a kind (KEP-5504). As in
+//! Calico, WorkloadEndpoints are derived from Pods, and have their versions and positions. Calico derives Profiles from
+//! namespaces and service accounts; this backend does not have them yet.
 
 mod answer;
 mod client;
+mod endpoints;
 mod envelope;
 mod ipam;
+mod publish;
 mod resources;
 mod values;
 
@@ -23,6 +25,7 @@ use tortie_api::{Key, Kind, Position, Positions};
 use answer::Operation;
 use client::request;
 pub use client::{Kubernetes, KubernetesConfig};
+use values::Decoded;
 
 use crate::follow::{Event, Follow, Source, Watch, follow};
 use crate::{Interest, Page, PageToken, Store, StoreError, Stored, Version};
@@ -48,11 +51,13 @@ impl Kubernetes {
             None => (Method::POST, resources::path(key.kind, &key.namespace)),
             Some(_) => (Method::PUT, resources::object_path(key)),
         };
+        refuse_derived(key)?;
         let path = path.ok_or(StoreError::KindAbsent(key.kind))?;
         let object = values::encode(key, value, expected)?;
         let request = request(method, &path, object.to_string().into_bytes());
         let written = self.call(&of_object(verb, key), request).await?;
-        stored(key, values::decode(key.kind, written)?)
+        let stored = stored(key, values::decode(key.kind, written)?)?;
+        stored.ok_or_else(|| StoreError::Damaged(format!("the API server has stored no {key}")))
     }
 
     /// Why a write with this version was rejected: somebody else changed or deleted the object.
@@ -120,7 +125,7 @@ impl Store for Kubernetes {
     async fn get(&self, key: &Key) -> Result<Option<Stored>, StoreError> {
         let path = resources::object_path(key).ok_or(StoreError::KindAbsent(key.kind))?;
         match self.call(&of_object("get", key), request(Method::GET, &path, Vec::new())).await {
-            Ok(found) => stored(key, values::decode(key.kind, found)?).map(Some),
+            Ok(found) => stored(key, values::decode(key.kind, found)?),
             Err(StoreError::NotFound(_)) => Ok(None),
             Err(error) => Err(error),
         }
@@ -146,7 +151,7 @@ impl Store for Kubernetes {
         let mut items = Vec::new();
         if let Some(Value::Array(found)) = page.get_mut("items").map(Value::take) {
             for object in found {
-                let decoded = values::decode(kind, object)?;
+                let decoded = values::decode(kind, object)?.object();
                 items.extend(decoded.filter(|stored| interest.covers(&stored.key, &stored.value)));
             }
         }
@@ -179,6 +184,7 @@ impl Store for Kubernetes {
 
     /// A pod is deleted by its node: the position is the one at which its deletion began.
     async fn delete(&self, key: &Key, expected: Option<&Version>) -> Result<Position, StoreError> {
+        refuse_derived(key)?;
         let path = resources::object_path(key).ok_or(StoreError::KindAbsent(key.kind))?;
         if expected.is_some_and(|expected| values::parse_position(expected.as_str()).is_err()) {
             return Err(self.outdated(key).await);
@@ -233,15 +239,26 @@ impl Source for Kubernetes {
     }
 }
 
-/// The object of an answer about this key.
-fn stored(key: &Key, decoded: Option<Stored>) -> Result<Stored, StoreError> {
+/// The object of an answer about this key; `None` if the answer's object gives none with this key.
+fn stored(key: &Key, decoded: Decoded) -> Result<Option<Stored>, StoreError> {
     match decoded {
-        Some(stored) if stored.key == *key => Ok(stored),
+        Decoded::Object(stored) if stored.key == *key => Ok(Some(stored)),
+        _ if resources::is_derived(key.kind) => Ok(None),
         other => {
-            let found = other.map_or("an object without a key".to_owned(), |other| other.key.to_string());
+            let found = other.object();
+            let found = found.map_or("an object without a key".to_owned(), |other| other.key.to_string());
             Err(StoreError::Damaged(format!("{key} is requested, and {found} has its name in the API")))
         }
     }
+}
+
+fn refuse_derived(key: &Key) -> Result<(), StoreError> {
+    if key.kind != Kind::WorkloadEndpoint {
+        return Ok(());
+    }
+    let problem =
+        "in the Kubernetes API, a WorkloadEndpoint is derived from its Pod; write the Pod".to_owned();
+    Err(StoreError::Invalid { key: key.clone(), problem })
 }
 
 fn of_object(verb: &'static str, key: &Key) -> Operation {

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use sha2::{Digest, Sha256};
 use tortie_api::{Key, Kind};
 
+use super::endpoints;
 use crate::{Interest, Scope};
 
 /// The group of Calico's CustomResourceDefinitions.
@@ -22,10 +23,23 @@ pub(crate) struct Collection {
     pub(crate) fields: Option<String>,
 }
 
+/// The kind of the objects in the API that give those of this kind.
+fn source(kind: Kind) -> Kind {
+    match kind {
+        Kind::WorkloadEndpoint => Kind::Pod,
+        kind => kind,
+    }
+}
+
+/// Whether objects of the kind are derived from others, and so cannot be written.
+pub(crate) fn is_derived(kind: Kind) -> bool {
+    source(kind) != kind
+}
+
 /// The `apiVersion` of the kind's objects in the API; `None` if Calico derives them from other objects.
 pub(crate) fn api_version(kind: Kind) -> Option<&'static str> {
-    match kind {
-        Kind::WorkloadEndpoint | Kind::Profile => None,
+    match source(kind) {
+        Kind::Profile => None,
         kind if kind.api_version() == "projectcalico.org/v3" => Some(CALICO_GROUP),
         kind => Some(kind.api_version()),
     }
@@ -33,7 +47,7 @@ pub(crate) fn api_version(kind: Kind) -> Option<&'static str> {
 
 /// The plural in URLs.
 fn plural(kind: Kind) -> &'static str {
-    match kind {
+    match source(kind) {
         Kind::KubernetesNetworkPolicy => "networkpolicies",
         kind => kind.plural(),
     }
@@ -74,7 +88,9 @@ pub(crate) fn collection(interest: &Interest) -> Option<Collection> {
             by_name(namespace, &name(&Key::namespaced(kind, namespace, object)))
         }
         Scope::Node(node) => match kind {
-            Kind::Pod => Collection { fields: Some(escape(&format!("spec.nodeName={node}"))), ..all },
+            Kind::Pod | Kind::WorkloadEndpoint => {
+                Collection { fields: Some(escape(&format!("spec.nodeName={node}"))), ..all }
+            }
             // Rows of old versions of Calico have no labels with the node.
             Kind::HostEndpoint | Kind::IpamBlock | Kind::BlockAffinity => all,
             kind if kind.namespaced() => all,
@@ -92,6 +108,8 @@ pub(crate) fn name(key: &Key) -> String {
             None => key.name.clone(),
         },
         Kind::IpamHandle => key.name.to_lowercase(),
+        // No pod has the name of an endpoint that is none: it would end with two dashes.
+        Kind::WorkloadEndpoint => endpoints::pod_name(&key.name).unwrap_or_else(|| format!("{}--", key.name)),
         _ => key.name.clone(),
     }
 }
@@ -168,12 +186,16 @@ mod tests {
                 "/apis/crd.projectcalico.org/v1/ipamhandles/calico.abc",
             ),
             (Key::global(Kind::NodeReport, "n"), "/apis/tortie.io/v1/nodereports/n"),
+            (
+                Key::namespaced(Kind::WorkloadEndpoint, "n", "node--1-k8s-p--1-eth0"),
+                "/api/v1/namespaces/n/pods/p-1",
+            ),
+            (Key::namespaced(Kind::WorkloadEndpoint, "n", "w"), "/api/v1/namespaces/n/pods/w--"),
         ];
         for (key, path) in table {
             assert_eq!(object_path(&key).as_deref(), Some(path));
         }
         assert_eq!(object_path(&Key::global(Kind::Profile, "kns.default")), None);
-        assert_eq!(object_path(&Key::namespaced(Kind::WorkloadEndpoint, "n", "w")), None);
     }
 
     #[test]
@@ -198,6 +220,7 @@ mod tests {
         let table = [
             (Interest::all(Kind::Pod), "/api/v1/pods", None),
             (node(Kind::Pod), "/api/v1/pods", Some("spec.nodeName%3Done")),
+            (node(Kind::WorkloadEndpoint), "/api/v1/pods", Some("spec.nodeName%3Done")),
             (node(Kind::Node), "/api/v1/nodes", Some("metadata.name%3Done")),
             (node(Kind::IpamBlock), "/apis/crd.projectcalico.org/v1/ipamblocks", None),
             (

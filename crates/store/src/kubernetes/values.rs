@@ -3,9 +3,49 @@
 use serde_json::{Map, Value, json};
 use tortie_api::{Key, Kind, Position};
 
+use super::endpoints::Derived;
 use super::resources::{self, CALICO_GROUP};
-use super::{envelope, ipam};
+use super::{endpoints, envelope, ipam};
+use crate::follow::Event;
 use crate::{StoreError, Stored, Version, Written};
+
+/// An object of the API in Tortie.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Decoded {
+    Object(Stored),
+    /// The object gives nothing now, and may have given this one.
+    Without(Key, Position),
+    /// The object never gives anything.
+    Nothing(Position),
+}
+
+impl Decoded {
+    pub(crate) fn object(self) -> Option<Stored> {
+        match self {
+            Decoded::Object(stored) => Some(stored),
+            Decoded::Without(..) | Decoded::Nothing(_) => None,
+        }
+    }
+
+    /// The event of a change to this object.
+    pub(crate) fn event(self) -> Event {
+        match self {
+            Decoded::Object(stored) => Event::Put(stored),
+            Decoded::Without(key, position) => Event::Deleted { key, position },
+            Decoded::Nothing(position) => Event::Progress(position),
+        }
+    }
+
+    /// The event of its deletion.
+    pub(crate) fn deleted(self) -> Event {
+        match self {
+            Decoded::Object(Stored { key, position, .. }) | Decoded::Without(key, position) => {
+                Event::Deleted { key, position }
+            }
+            Decoded::Nothing(position) => Event::Progress(position),
+        }
+    }
+}
 
 /// The object to send for a value, with the version that is expected in the store.
 pub(crate) fn encode(key: &Key, value: Value, expected: Option<&Version>) -> Result<Value, StoreError> {
@@ -34,8 +74,8 @@ pub(crate) fn encode(key: &Key, value: Value, expected: Option<&Version>) -> Res
     Ok(Value::Object(fields))
 }
 
-/// The stored object of an answer; `None` if it is no object of Tortie's, which a warning names.
-pub(crate) fn decode(kind: Kind, object: Value) -> Result<Option<Stored>, StoreError> {
+/// The object of this kind that an object of the API gives.
+pub(crate) fn decode(kind: Kind, object: Value) -> Result<Decoded, StoreError> {
     let Value::Object(mut fields) = object else {
         return Err(StoreError::Damaged(format!(
             "the API server answers with {} that are no objects",
@@ -46,11 +86,20 @@ pub(crate) fn decode(kind: Kind, object: Value) -> Result<Option<Stored>, StoreE
     let name = fields.get("metadata").and_then(|metadata| metadata["name"].as_str());
     let name = name.unwrap_or_default().to_owned();
     if ipam::is_ipam(kind) {
-        let decoded = ipam::decode(kind, fields);
-        if decoded.is_none() {
+        let Some((key, value)) = ipam::decode(kind, fields) else {
             tracing::debug!(kind = kind.name(), name, "the object has no key, or its owner is no node");
-        }
-        return Ok(decoded.map(|(key, value)| Stored::new(key, value, Written::at(position.0))));
+            return Ok(Decoded::Nothing(position));
+        };
+        return Ok(Decoded::Object(Stored::new(key, value, Written::at(position.0))));
+    }
+    if kind == Kind::WorkloadEndpoint {
+        return Ok(match endpoints::derive(&fields) {
+            Derived::Endpoint(key, value) => {
+                Decoded::Object(Stored::new(key, value, Written::at(position.0)))
+            }
+            Derived::Without(key) => Decoded::Without(key, position),
+            Derived::Never => Decoded::Nothing(position),
+        });
     }
     let mut namespace = String::new();
     if let Some(metadata) = fields.get_mut("metadata").and_then(Value::as_object_mut) {
@@ -65,7 +114,7 @@ pub(crate) fn decode(kind: Kind, object: Value) -> Result<Option<Stored>, StoreE
     fields.insert("apiVersion".to_owned(), json!(kind.api_version()));
     fields.insert("kind".to_owned(), json!(kind.name()));
     let key = Key::namespaced(kind, namespace, name);
-    Ok(Some(Stored::new(key, Value::Object(fields), Written::at(position.0))))
+    Ok(Decoded::Object(Stored::new(key, Value::Object(fields), Written::at(position.0))))
 }
 
 /// Adds the uid of the current object, unless there is one.
@@ -123,7 +172,7 @@ mod tests {
         assert_eq!(sent["metadata"]["resourceVersion"], "7");
         sent["metadata"]["managedFields"] = json!([1]);
         let read = decode(Kind::Pod, sent);
-        assert_eq!(read, Ok(Some(Stored::new(key, pod, Written::at(7)))));
+        assert_eq!(read, Ok(Decoded::Object(Stored::new(key, pod, Written::at(7)))));
     }
 
     #[test]

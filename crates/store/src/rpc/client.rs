@@ -18,7 +18,9 @@ use super::generated::store_client::StoreClient;
 use super::message::{self, BarrierRequest, GetRequest, ListRequest, Refusal, WatchRequest, WriteRequest};
 use super::server::MAX_MESSAGE_BYTES;
 use crate::follow::{Follow, Source, Watch, follow};
-use crate::{Interest, Page, PageToken, Stopped, Store, StoreError, Stored, Version, Write, Written};
+use crate::{
+    Endpoints, Interest, Page, PageToken, Stopped, Store, StoreError, Stored, Version, Write, Written,
+};
 
 /// The name in the certificate of the service.
 const SERVICE_NAME: &str = "tortie-store";
@@ -150,6 +152,8 @@ impl Store for Remote {
             .collect())
     }
 }
+
+impl Endpoints for Remote {}
 
 #[async_trait]
 impl Source for Remote {

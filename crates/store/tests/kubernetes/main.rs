@@ -1,6 +1,8 @@
 //! The Kubernetes backend on the real API server: compare-and-swap, pages, watches, faults, and Calico's format.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
+mod endpoints;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -163,12 +165,6 @@ async fn invalid_writes(store: &Kubernetes) {
         assert_eq!(*named, key);
         assert!(problem.contains(expected), "{problem}");
     }
-    let derived = Key::namespaced(Kind::WorkloadEndpoint, "n", "w");
-    let absent = || Err(StoreError::KindAbsent(Kind::WorkloadEndpoint));
-    assert_eq!(store.get(&derived).await.map(drop), absent());
-    assert_eq!(store.create(&derived, json!({})).await.map(drop), absent());
-    assert_eq!(store.delete(&derived, None).await.map(drop), absent());
-    assert_eq!(store.list(Kind::WorkloadEndpoint).await.map(drop), absent());
     assert_eq!(
         store.list(Kind::AdminNetworkPolicy).await,
         Err(StoreError::KindAbsent(Kind::AdminNetworkPolicy))

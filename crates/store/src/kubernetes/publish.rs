@@ -1,0 +1,69 @@
+//! Publishes an endpoint as Calico's CNI plugin does (`libcalico-go/lib/backend/k8s/resources/workloadendpoint.go`): by
+//! annotations of the Pod.
+
+use async_trait::async_trait;
+use http::Method;
+use http::header::{CONTENT_TYPE, HeaderValue};
+use serde_json::{Value, json};
+use tortie_api::calico::WorkloadEndpoint;
+use tortie_api::{Key, Kind, Position};
+
+use super::client::request;
+use super::endpoints::{CONTAINER_ID, INTERFACE, POD_IP, POD_IPS};
+use super::{Kubernetes, of_object, resources, values};
+use crate::{Endpoints, POD_UID, StoreError, Stored, pod_of};
+
+const MERGE_PATCH: HeaderValue = HeaderValue::from_static("application/merge-patch+json");
+
+#[async_trait]
+impl Endpoints for Kubernetes {
+    async fn publish(&self, endpoint: &WorkloadEndpoint) -> Result<Position, StoreError> {
+        let WorkloadEndpoint { metadata, spec, .. } = endpoint;
+        let invalid = |problem: String| {
+            let key = Key::namespaced(Kind::WorkloadEndpoint, &metadata.namespace, &metadata.name);
+            StoreError::Invalid { key, problem }
+        };
+        if spec.endpoint != INTERFACE {
+            let interface = &spec.endpoint;
+            return Err(invalid(format!(
+                "in the Kubernetes API, only {INTERFACE} of a pod has an endpoint; name the interface so, instead of {interface}"
+            )));
+        }
+        let uid = metadata.annotations.get(POD_UID);
+        let uid = uid.ok_or_else(|| invalid(format!("it has no annotation {POD_UID}")))?;
+        let addresses: Vec<String> = spec.ip_networks.iter().map(ToString::to_string).collect();
+        let annotations = json!({
+            POD_IP: addresses.first(),
+            POD_IPS: addresses.join(","),
+            CONTAINER_ID: spec.container_id,
+        });
+        let pod = Key::namespaced(Kind::Pod, &metadata.namespace, &spec.pod);
+        self.patch_pod(&pod, &json!({"uid": uid, "annotations": annotations})).await
+    }
+
+    /// The annotations of addresses become empty, and that of the container stays.
+    async fn remove(&self, endpoint: &Stored) -> Result<(), StoreError> {
+        let metadata = json!({
+            "uid": endpoint.value["metadata"]["uid"],
+            "resourceVersion": endpoint.version.as_str(),
+            "annotations": {POD_IP: "", POD_IPS: ""},
+        });
+        self.patch_pod(&pod_of(endpoint), &metadata).await.map(drop)
+    }
+
+    fn derives_from_pods(&self) -> bool {
+        true
+    }
+}
+
+impl Kubernetes {
+    /// Changes metadata of a Pod by its status, as Calico does: nodes need no permission to change what a pod runs.
+    async fn patch_pod(&self, pod: &Key, metadata: &Value) -> Result<Position, StoreError> {
+        let path = resources::object_path(pod).ok_or(StoreError::KindAbsent(pod.kind))?;
+        let body = json!({"metadata": metadata}).to_string().into_bytes();
+        let mut request = request(Method::PATCH, &format!("{path}/status"), body);
+        request.headers_mut().insert(CONTENT_TYPE, MERGE_PATCH);
+        let patched = self.call(&of_object("patch", pod), request).await?;
+        values::position(patched.get("metadata"))
+    }
+}
