@@ -194,6 +194,9 @@ async fn annotate(store: &dyn Store, node: &str, tunnel: &Tunnel) -> Result<(), 
         let annotations =
             annotations.as_object_mut().ok_or_else(|| wrong("its annotations are no mapping"))?;
         annotations.insert(Node::VXLAN_ADDRESS.to_owned(), json!(tunnel.address.to_string()));
+        if let Some(address) = internal_address(&stored.value) {
+            annotations.entry(Node::ADDRESS).or_insert(json!(address.to_string()));
+        }
         match &tunnel.mac {
             Some(mac) => drop(annotations.insert(Node::VXLAN_MAC.to_owned(), json!(mac))),
             None => drop(annotations.remove(Node::VXLAN_MAC)),
@@ -207,6 +210,13 @@ async fn annotate(store: &dyn Store, node: &str, tunnel: &Tunnel) -> Result<(), 
             Err(error) => return Err(error.into()),
         }
     }
+}
+
+/// The node's address as its kubelet reports it.
+fn internal_address(node: &Value) -> Option<Ipv4Addr> {
+    let addresses = node["status"]["addresses"].as_array()?.iter();
+    let mut internal = addresses.filter(|one| one["type"] == "InternalIP");
+    internal.find_map(|one| one["address"].as_str()?.parse().ok())
 }
 
 /// Restores the node's announcements whenever somebody changes the Node, and updates them when HNS has recreated the
@@ -274,6 +284,28 @@ mod tests {
                 let after = store.get(&key).await.unwrap().unwrap().value;
                 assert_eq!(after["metadata"]["annotations"], *expected, "{metadata}");
             }
+        }
+    }
+
+    /// Nobody else tells the other nodes the address of a node of Kubernetes.
+    #[tokio::test]
+    async fn the_address_of_the_kubelet_is_used_unless_there_is_another() {
+        let tunnel = Tunnel { address: Ipv4Addr::new(10, 0, 0, 1), mac: None };
+        let status = json!({"addresses": [
+            {"type": "Hostname", "address": "n"},
+            {"type": "InternalIP", "address": "fd00::1"},
+            {"type": "InternalIP", "address": "192.0.2.1"},
+        ]});
+        for (annotations, expected) in
+            [(json!({}), json!("192.0.2.1")), (json!({Node::ADDRESS: "192.0.2.9/24"}), json!("192.0.2.9/24"))]
+        {
+            let store = Embedded::in_memory().unwrap();
+            let key = Key::global(Kind::Node, "n");
+            let value = json!({"metadata": {"name": "n", "annotations": annotations}, "status": status});
+            store.create(&key, value).await.unwrap();
+            annotate(&store, "n", &tunnel).await.unwrap();
+            let after = store.get(&key).await.unwrap().unwrap().value;
+            assert_eq!(after["metadata"]["annotations"][Node::ADDRESS], expected);
         }
     }
 }

@@ -55,7 +55,7 @@ impl Agent {
             };
             let config = Config {
                 node: self.node,
-                store: self.store.open()?,
+                store: self.store.open().await?,
                 platform,
                 cni_socket: self.cni_socket,
                 control_socket: self.control_socket,

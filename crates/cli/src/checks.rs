@@ -12,6 +12,7 @@ use tortie_api::{FieldError, Key, Kind};
 use tortie_store::{Store, Stored};
 
 use crate::output;
+use crate::store::list;
 
 /// Rejects objects with fields that Tortie does not support, and conflicting pools. Prints every problem with its
 /// position.
@@ -59,7 +60,7 @@ pub(crate) async fn refuse_deletion(store: &dyn Store, keys: &[Key]) -> anyhow::
     if pools.is_empty() {
         return Ok(());
     }
-    let blocks = store.list(Kind::IpamBlock).await?.items;
+    let blocks = list(store, Kind::IpamBlock).await?;
     for key in pools {
         let Some(stored) = store.get(key).await? else { continue };
         let Some(used) = Pool::of(key, &stored.value).and_then(|pool| in_use(&pool.cidr, &blocks)) else {
@@ -96,9 +97,9 @@ async fn pool_problems<'a>(
     if given.is_empty() {
         return Ok(Vec::new());
     }
-    let stored = store.list(Kind::IpPool).await?.items;
-    let blocks = store.list(Kind::IpamBlock).await?.items;
-    let nodes = store.list(Kind::Node).await?.items;
+    let stored = list(store, Kind::IpPool).await?;
+    let blocks = list(store, Kind::IpamBlock).await?;
+    let nodes = list(store, Kind::Node).await?;
     let is_given = |key: &Key| given.iter().any(|(object, _)| object.key == *key);
     let others = stored.iter().filter(|other| !is_given(&other.key));
     let mut pools: Vec<Pool> = others.filter_map(|other| Pool::of(&other.key, &other.value)).collect();

@@ -45,8 +45,8 @@ impl Get {
             let kinds: Vec<&str> = Kind::all().map(Kind::plural).collect();
             format!("{:?} is no kind of object; the kinds are {}", self.kind, kinds.join(", "))
         })?;
-        let items =
-            crate::runtime()?.block_on(async { anyhow::Ok(self.store.open()?.list(kind).await?.items) })?;
+        let items = crate::runtime()?
+            .block_on(async { anyhow::Ok(self.store.open().await?.list(kind).await?.items) })?;
         let namespace = self.namespace.as_ref().filter(|_| !self.all_namespaces);
         let wanted = |stored: &Stored| {
             (self.names.is_empty() || self.names.contains(&stored.key.name))

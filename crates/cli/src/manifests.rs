@@ -15,7 +15,7 @@ use tortie_api::{Key, Kind, Positions};
 use tortie_store::{Applied, Store, StoreError};
 
 use crate::output;
-use crate::store::StoreArguments;
+use crate::store::{StoreArguments, list};
 
 /// How long to wait until the nodes have disconnected the pods of a deleted namespace.
 const DISCONNECT: Duration = Duration::from_secs(30);
@@ -71,7 +71,7 @@ impl Apply {
         refuse_managed(objects.iter().map(|object| &object.key))?;
         objects.sort_by_key(|object| object.key.kind.apply_order());
         crate::runtime()?.block_on(async {
-            let store = self.store.open()?;
+            let store = self.store.open().await?;
             for object in objects.iter_mut().filter(|object| is_of_default_tier(&object.value)) {
                 if let Some(name) = stored_name(&*store, &object.key).await? {
                     rename(object, name);
@@ -122,7 +122,7 @@ impl Delete {
         };
         refuse_managed(keys.iter())?;
         crate::runtime()?.block_on(async {
-            let store = self.store.open()?;
+            let store = self.store.open().await?;
             for key in &mut keys {
                 if let Some(name) = stored_name(&*store, key).await? {
                     key.name = name;
@@ -217,7 +217,7 @@ async fn delete_pods(store: &dyn Store, namespace: &str) -> anyhow::Result<()> {
 
 /// The objects of one kind in a namespace, without those that are derived from others and deleted with them.
 async fn within(store: &dyn Store, kind: Kind, namespace: &str) -> anyhow::Result<Vec<Key>> {
-    let items = store.list(kind).await?.items.into_iter();
+    let items = list(store, kind).await?.into_iter();
     let keys = items
         .filter(|stored| kind != Kind::EndpointSlice || !is_implied(&stored.value))
         .map(|stored| stored.key);
@@ -235,7 +235,7 @@ pub(crate) fn refuse_managed<'a>(mut keys: impl Iterator<Item = &'a Key>) -> any
 /// Rejects policies of tiers that neither exist nor are applied together with them, because the position of such a
 /// policy is undefined.
 async fn without_tier(store: &dyn Store, objects: &[Object]) -> anyhow::Result<()> {
-    let stored = store.list(Kind::Tier).await?.items.into_iter().map(|stored| stored.key.name);
+    let stored = list(store, Kind::Tier).await?.into_iter().map(|stored| stored.key.name);
     refuse_unknown_tiers(stored, objects)
 }
 
@@ -270,7 +270,7 @@ async fn with_policies(store: &dyn Store, keys: &[Key]) -> anyhow::Result<()> {
         return Ok(());
     }
     for kind in Kind::all() {
-        for stored in store.list(kind).await?.items.into_iter().filter(|stored| !keys.contains(&stored.key)) {
+        for stored in list(store, kind).await?.into_iter().filter(|stored| !keys.contains(&stored.key)) {
             let Some(tier) = tier_of(kind, &stored.value) else { continue };
             if tiers.iter().any(|key| key.name == tier) {
                 bail!("Tier {tier} still has {}; nothing was deleted", stored.key);

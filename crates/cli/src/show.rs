@@ -52,7 +52,7 @@ impl Show {
         crate::log("warn");
         let (namespace, pod) = self.name()?;
         let runtime = crate::runtime()?;
-        let store = runtime.block_on(async { self.store.open() })?;
+        let store = runtime.block_on(self.store.open())?;
         let node = runtime.block_on(node_of(&*store, &namespace, &pod))?;
         let found = self.ask(namespace, pod, node)?;
         let meanings = runtime.block_on(meanings(&*store, &found.endpoints))?;

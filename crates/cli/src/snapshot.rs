@@ -10,7 +10,7 @@ use tortie_api::report::ReportedCondition;
 use tortie_api::{Key, Kind, Resource};
 use tortie_oracle::{Peer, Snapshot, Stored};
 
-use crate::store::StoreArguments;
+use crate::store::{StoreArguments, list};
 use crate::{completed, manifests, output};
 
 /// The source of the resources.
@@ -48,9 +48,9 @@ impl Source {
 pub(crate) fn of_store(store: &StoreArguments) -> anyhow::Result<Read> {
     let mut snapshot = Snapshot::new();
     crate::runtime()?.block_on(async {
-        let store = store.open()?;
+        let store = store.open().await?;
         for kind in Kind::all().filter(|kind| matters(*kind)) {
-            for stored in store.list(kind).await?.items {
+            for stored in list(&*store, kind).await? {
                 snapshot.insert(stored.key, stored.value, None);
             }
         }

@@ -4,15 +4,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
-use tortie_store::Store;
+use tortie_api::Kind;
 use tortie_store::etcd::{Etcd, EtcdConfig, Login};
+use tortie_store::kubernetes::{Kubernetes, KubernetesConfig};
 use tortie_store::rpc::{Remote, TlsIdentity};
+use tortie_store::{Endpoints, Store, StoreError, Stored};
 
 /// The datastore.
 #[derive(clap::Args)]
 pub(crate) struct StoreArguments {
-    /// The datastore: unix:PATH, tls:HOST:PORT with the three files below, or etcd:URL[,URL…] with them if the URLs
-    /// are https. By default the lab that runs on this machine
+    /// The datastore: unix:PATH, tls:HOST:PORT with the three files below, etcd:URL[,URL…] with them if the URLs are
+    /// https, or kubernetes[:KUBECONFIG]. By default the lab that runs on this machine
     #[arg(long, env = "TORTIE_STORE", value_name = "ADDRESS")]
     store: Option<String>,
     /// The certificate of the authority that both sides trust (PEM)
@@ -35,8 +37,8 @@ impl StoreArguments {
         cfg!(feature = "lab") && self.store.is_none()
     }
 
-    /// Opens the datastore; must be called in a runtime.
-    pub(crate) fn open(&self) -> anyhow::Result<Arc<dyn Store>> {
+    /// Opens the datastore.
+    pub(crate) async fn open(&self) -> anyhow::Result<Arc<dyn Endpoints>> {
         let Some(address) = &self.store else { return default_store() };
         self.refuse_unused(address)?;
         if let Some(path) = address.strip_prefix("unix:") {
@@ -45,8 +47,13 @@ impl StoreArguments {
         if let Some(urls) = address.strip_prefix("etcd:") {
             return Ok(Arc::new(Etcd::new(self.etcd(urls)?)?));
         }
+        if let Some(config) = kubernetes(address) {
+            return Ok(Arc::new(Kubernetes::new(&config).await?));
+        }
         let Some(host) = address.strip_prefix("tls:") else {
-            bail!("--store {address:?} is neither unix:PATH nor tls:HOST:PORT nor etcd:URL[,URL…]");
+            bail!(
+                "--store {address:?} is neither unix:PATH nor tls:HOST:PORT nor etcd:URL[,URL…] nor kubernetes[:KUBECONFIG]"
+            );
         };
         Ok(Arc::new(Remote::tls(host, &self.tls(address)?)?))
     }
@@ -64,8 +71,12 @@ impl StoreArguments {
             ("certificate", &self.tls_certificate),
             ("key", &self.tls_key),
         ];
-        let uses_tls = address.starts_with("tls:") || address.contains("https:");
+        let is_etcd_with_tls = address.starts_with("etcd:") && address.contains("https:");
+        let uses_tls = address.starts_with("tls:") || is_etcd_with_tls;
         match files.iter().find(|(_, file)| file.is_some()) {
+            Some((name, _)) if kubernetes(address).is_some() => {
+                bail!("--tls-{name} has no effect with --store {address}; name the file in the kubeconfig")
+            }
             Some((name, _)) if !uses_tls => {
                 bail!("--tls-{name} has no effect with --store {address}, which is not encrypted")
             }
@@ -99,8 +110,26 @@ impl StoreArguments {
     }
 }
 
+/// The configuration of `kubernetes` (what kubectl would use, or the service account of this pod) and
+/// `kubernetes:KUBECONFIG`.
+fn kubernetes(address: &str) -> Option<KubernetesConfig> {
+    match address.strip_prefix("kubernetes")? {
+        "" => Some(KubernetesConfig::Inferred),
+        path => path.strip_prefix(':').map(|path| KubernetesConfig::Kubeconfig(path.into())),
+    }
+}
+
+/// The objects of a kind; none if the datastore does not have the kind.
+pub(crate) async fn list(store: &dyn Store, kind: Kind) -> Result<Vec<Stored>, StoreError> {
+    match store.list(kind).await {
+        Ok(listing) => Ok(listing.items),
+        Err(StoreError::KindAbsent(_)) => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
+}
+
 #[cfg(feature = "lab")]
-fn default_store() -> anyhow::Result<Arc<dyn Store>> {
+fn default_store() -> anyhow::Result<Arc<dyn Endpoints>> {
     let dir = crate::lab::dir();
     if !dir.in_use() {
         bail!(
@@ -112,7 +141,7 @@ fn default_store() -> anyhow::Result<Arc<dyn Store>> {
 }
 
 #[cfg(not(feature = "lab"))]
-fn default_store() -> anyhow::Result<Arc<dyn Store>> {
+fn default_store() -> anyhow::Result<Arc<dyn Endpoints>> {
     bail!("say which datastore with --store or TORTIE_STORE")
 }
 
@@ -121,8 +150,8 @@ mod tests {
     use super::*;
 
     /// `open` reads no file and connects to nothing before these errors.
-    #[test]
-    fn options_without_effect_are_errors() {
+    #[tokio::test]
+    async fn options_without_effect_are_errors() {
         let file = || Some(PathBuf::from("/nonexistent"));
         let table = [
             ("unix:/s", None, Some("root"), "--etcd-user has no effect"),
@@ -133,6 +162,11 @@ mod tests {
             ("etcd:https://h:2", None, None, "needs --tls-authority"),
             ("tls:h:1", None, None, "needs --tls-authority"),
             ("redis:h:1", None, None, "neither unix:PATH nor"),
+            ("kubernetesx", None, None, "neither unix:PATH nor"),
+            ("kubernetes", file(), None, "--tls-key has no effect"),
+            ("kubernetes:/https:/k", file(), None, "--tls-key has no effect"),
+            ("kubernetes:/k", None, Some("root"), "--etcd-user has no effect"),
+            ("kubernetes:/nonexistent", None, None, "the kubeconfig /nonexistent: "),
         ];
         for (address, tls_key, user, expected) in table {
             let arguments = StoreArguments {
@@ -142,7 +176,7 @@ mod tests {
                 tls_key,
                 etcd_user: user.map(str::to_owned),
             };
-            let error = arguments.open().err().map(|error| error.to_string()).unwrap_or_default();
+            let error = arguments.open().await.err().map(|error| error.to_string()).unwrap_or_default();
             assert!(error.contains(expected), "{address}: {error:?}");
         }
     }

@@ -76,8 +76,8 @@ pub fn merged(new: &Value, current: &Value, kind: Kind) -> Value {
     if kind == Kind::Pod {
         keep(&mut value, current, &["spec", "nodeName"]);
     }
-    if kind == Kind::Node {
-        // Nodes publish data for others in their annotations.
+    if matches!(kind, Kind::Node | Kind::Pod) {
+        // Nodes publish data of theirs and of their pods in annotations.
         keep(&mut value, current, &["metadata", "annotations"]);
         let annotations = current.pointer("/metadata/annotations").and_then(Value::as_object);
         for name in annotations.into_iter().flat_map(Map::keys) {

@@ -149,6 +149,12 @@ pub(crate) struct Bed {
 /// A store with a node, a namespace and a pool.
 pub(crate) async fn cluster() -> Arc<Embedded> {
     let store = Arc::new(Embedded::in_memory().unwrap());
+    fill(&*store).await;
+    store
+}
+
+/// Stores a node, a namespace and a pool.
+pub(crate) async fn fill(store: &dyn Store) {
     let pool = json!({"metadata": {"name": "default"}, "spec": {"cidr": "10.0.0.0/24", "blockSize": 26, "vxlanMode": "Always"}});
     let node = json!({
         "metadata": {"name": NODE, "annotations": {"projectcalico.org/IPv4Address": "192.0.2.1/24"}},
@@ -164,7 +170,6 @@ pub(crate) async fn cluster() -> Arc<Embedded> {
     ] {
         store.create(&key, value).await.unwrap();
     }
-    store
 }
 
 impl Bed {

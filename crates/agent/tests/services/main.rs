@@ -1,9 +1,10 @@
-//! The agent over an in-memory datastore and a fake operating system.
+//! The agent over an in-memory datastore, or a real Kubernetes API, and a fake operating system.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 #[path = "../common/mod.rs"]
 mod common;
 mod control;
+mod kubernetes;
 mod plane;
 mod pods;
 mod unsupported;

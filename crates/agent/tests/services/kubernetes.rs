@@ -1,0 +1,109 @@
+//! An agent whose datastore is a real Kubernetes API server.
+
+use std::collections::BTreeMap;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use crate::common::{Bed, FakeOs, NODE, endpoint_id, fill, pod_key, until};
+use serde_json::{Value, json};
+use tortie_api::{Key, Kind};
+use tortie_cni::{Code, Command, Invocation};
+use tortie_servers::programs::{Program, can_run};
+use tortie_servers::{KubeApi, KubeOptions};
+use tortie_store::Store;
+use tortie_store::kubernetes::{Kubernetes, KubernetesConfig};
+
+async fn serving(store: Arc<Kubernetes>, os: FakeOs) -> Bed {
+    let bed = Bed::on(store, os);
+    let socket = bed.dir.path().join("agent.sock");
+    until("the agent serves", || async { UnixStream::connect(&socket).is_ok() }).await;
+    bed
+}
+
+/// Creates a pod of the node; returns its uid.
+async fn create_pod(store: &Kubernetes, name: &str, labels: &Value) -> String {
+    let spec = json!({"nodeName": NODE, "terminationGracePeriodSeconds": 0, "containers": [{"name": "c", "image": "i"}]});
+    let value = json!({"metadata": {"name": name, "namespace": "n", "labels": labels}, "spec": spec});
+    let created = store.create(&pod_key(name), value).await.unwrap();
+    created.value["metadata"]["uid"].as_str().unwrap().to_owned()
+}
+
+fn call(bed: &Bed, command: Command, (container, pod, uid): (&str, &str, &str)) -> Invocation {
+    let mut call = bed.invocation(command, container, pod);
+    call.args.insert("K8S_POD_UID".to_owned(), uid.to_owned());
+    call
+}
+
+/// The policies of a pod in the dataplane; `None` without an endpoint.
+fn policies(bed: &Bed, pod: &str) -> Option<Vec<String>> {
+    let os = bed.os.lock();
+    let endpoint = os.state.endpoints.get(&endpoint_id(pod))?;
+    let tiers = endpoint.program.ingress.iter().flat_map(|tier| &tier.policies);
+    Some(tiers.map(|policy| policy.name.to_string()).collect())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_serves_pods_of_a_kubernetes_api() {
+    if !can_run(&[Program::Kube]) {
+        return;
+    }
+    let servers = KubeApi::start(&KubeOptions::default()).unwrap();
+    servers.create_definitions().unwrap();
+    let config = KubernetesConfig::Kubeconfig(servers.kubeconfig());
+    let store = Arc::new(Kubernetes::new(&config).await.unwrap());
+    fill(&*store).await;
+    let bed = serving(store.clone(), FakeOs::default()).await;
+
+    let deny = Key::global(Kind::GlobalNetworkPolicy, "deny");
+    let spec = json!({"selector": "app == 'a'", "types": ["Ingress"]});
+    store.create(&deny, json!({"metadata": {"name": "deny"}, "spec": spec})).await.unwrap();
+    let uid = create_pod(&store, "p", &json!({"app": "a"})).await;
+    let add = call(&bed, Command::Add, ("c1", "p", &uid));
+    let success = bed.call(add.clone()).await.unwrap().unwrap();
+    assert_eq!(policies(&bed, "p"), Some(vec!["deny".to_owned()]), "policy is in force before the answer");
+    let address = success.ips[0].address.clone();
+    let annotations = async || {
+        let pod = store.get(&pod_key("p")).await.unwrap().unwrap();
+        let all: BTreeMap<String, String> =
+            serde_json::from_value(pod.value["metadata"]["annotations"].clone()).unwrap_or_default();
+        ["podIP", "podIPs", "containerID"]
+            .map(|name| all.get(&format!("cni.projectcalico.org/{name}")).cloned().unwrap_or_default())
+    };
+    assert_eq!(annotations().await, [address.as_str(), &address, "c1"]);
+    let endpoint = bed.endpoint("p", "eth0").await.unwrap();
+    assert_eq!(endpoint["spec"]["ipNetworks"], json!([address]));
+    bed.call(call(&bed, Command::Check, ("c1", "p", &uid))).await.unwrap();
+
+    // Nobody copies labels, and nobody has to.
+    servers.kubectl(&["label", "pod", "p", "-n", "n", "--overwrite", "app=b"]).unwrap();
+    until("the policy does not select it", || async { policies(&bed, "p") == Some(vec![]) }).await;
+    servers.kubectl(&["label", "pod", "p", "-n", "n", "--overwrite", "app=a"]).unwrap();
+    until("the policy selects it", || async { policies(&bed, "p") == Some(vec!["deny".to_owned()]) }).await;
+
+    // The next agent knows what the first one did.
+    bed.agent.abort();
+    let os = FakeOs::default();
+    os.lock().connected = bed.os.lock().connected.clone();
+    let bed = serving(store.clone(), os).await;
+    assert_eq!(policies(&bed, "p"), Some(vec!["deny".to_owned()]));
+    assert_eq!(*bed.os.lock().state.endpoints[&endpoint_id("p")].container_id, *"c1");
+    let again = bed.call(call(&bed, Command::Add, ("c1", "p", &uid))).await.unwrap().unwrap();
+    assert_eq!(again.ips[0].address, address);
+
+    for _ in 0..2 {
+        bed.call(call(&bed, Command::Del, ("c1", "p", &uid))).await.unwrap();
+        assert_eq!(annotations().await, ["", "", "c1"]);
+        assert_eq!(bed.endpoint("p", "eth0").await, None);
+        assert_eq!(store.list(Kind::IpamHandle).await.unwrap().items, []);
+    }
+    until("the dataplane has forgotten the pod", || async { policies(&bed, "p").is_none() }).await;
+
+    // A pod of the same name is another pod.
+    store.delete(&pod_key("p"), None).await.unwrap();
+    let new = create_pod(&store, "p", &json!({})).await;
+    let failure = bed.call(call(&bed, Command::Add, ("c2", "p", &uid))).await.unwrap_err();
+    assert_eq!(failure.code, Code::TRY_AGAIN_LATER);
+    bed.call(call(&bed, Command::Add, ("c2", "p", &new))).await.unwrap();
+    assert_eq!(policies(&bed, "p"), Some(vec![]));
+    until("the node reports it", || async { bed.report().await["endpoints"] == 1 }).await;
+}

@@ -1,0 +1,111 @@
+//! Commands against a real Kubernetes API server.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use tortie_servers::programs::{Program, can_run};
+use tortie_servers::{KubeApi, KubeOptions};
+
+use crate::support::text_of;
+
+fn tortie(servers: &KubeApi, arguments: &[&str]) -> Output {
+    let store = format!("kubernetes:{}", servers.kubeconfig().display());
+    Command::new(env!("CARGO_BIN_EXE_tortie")).args(arguments).args(["--store", &store]).output().unwrap()
+}
+
+/// The output of a command that succeeds.
+fn done(servers: &KubeApi, arguments: &[&str]) -> String {
+    let output = tortie(servers, arguments);
+    assert!(output.status.success(), "{arguments:?}: {}", text_of(&output));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+const CLUSTER: &str = "
+apiVersion: v1
+kind: Namespace
+metadata: {name: demo}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: client, namespace: demo, labels: {app: client}}
+spec: {nodeName: one, containers: [{name: c, image: i}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: server, namespace: demo, labels: {app: server}}
+spec: {nodeName: one, containers: [{name: c, image: i, ports: [{containerPort: 80, name: http}]}]}
+";
+
+const POLICY: &str = "
+apiVersion: projectcalico.org/v3
+kind: NetworkPolicy
+metadata: {name: allow-client, namespace: demo}
+spec:
+  selector: app == 'server'
+  types: [Ingress]
+  ingress:
+  - {action: Allow, protocol: TCP, source: {selector: app == 'client'}, destination: {ports: [http]}}
+";
+
+#[test]
+fn commands_work_on_a_kubernetes_api() {
+    if !can_run(&[Program::Kube]) {
+        return;
+    }
+    let servers = KubeApi::start(&KubeOptions::default()).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let (cluster, policy) = (file("cluster.yml", CLUSTER), file("policy.yml", POLICY));
+    servers.kubectl(&["create", "-f", &cluster]).unwrap();
+
+    let absent = tortie(&servers, &["apply", "-f", &policy]);
+    assert!(!absent.status.success());
+    assert!(text_of(&absent).contains("the store does not have networkpolicies"), "{}", text_of(&absent));
+    servers.create_definitions().unwrap();
+    assert!(done(&servers, &["apply", "-f", &policy]).contains("allow-client created"));
+    assert!(done(&servers, &["apply", "-f", &policy]).contains("allow-client unchanged"));
+    assert!(done(&servers, &["get", "networkpolicies"]).contains("allow-client"));
+    let seen = servers.kubectl(&["get", "networkpolicies.crd.projectcalico.org", "-n", "demo"]).unwrap();
+    assert!(seen.contains("allow-client"), "{seen}");
+
+    for (pod, address) in [("client", "10.0.0.1"), ("server", "10.0.0.2")] {
+        let patch = format!(r#"{{"status":{{"podIPs":[{{"ip":"{address}"}}]}}}}"#);
+        servers
+            .kubectl(&[
+                "patch",
+                "pod",
+                pod,
+                "-n",
+                "demo",
+                "--subresource=status",
+                "--type=merge",
+                "-p",
+                &patch,
+            ])
+            .unwrap();
+    }
+    let endpoints = done(&servers, &["get", "workloadendpoints", "-o", "json"]);
+    let endpoints: Value = serde_json::from_str(&endpoints).unwrap();
+    assert_eq!(endpoints["items"][1]["spec"]["pod"], "server");
+    let explain = |from: &str, port: &str| {
+        let output = tortie(&servers, &["explain", from, "demo/server", "--port", port]);
+        (output.status.code(), text_of(&output))
+    };
+    let (allowed, text) = explain("demo/client", "80");
+    assert!(allowed == Some(0) && text.contains("allow-client"), "{text}");
+    let (denied, text) = explain("demo/client", "81");
+    assert!(denied == Some(1), "{text}");
+
+    let refused = tortie(&servers, &["delete", "workloadendpoint", "-n", "demo", "one-k8s-server-eth0"]);
+    assert!(
+        !refused.status.success() && text_of(&refused).contains("is written by"),
+        "{}",
+        text_of(&refused)
+    );
+    assert!(done(&servers, &["delete", "-f", &policy]).contains("allow-client deleted"));
+    assert_eq!(explain("demo/client", "81").0, Some(0));
+}
