@@ -15,7 +15,7 @@ use tortie_hcn::{Address, RemoteHcn};
 use tortie_kernel::namespace::NetNs;
 use tortie_store::rpc::TlsIdentity;
 
-use crate::datastore::{Datastore, etcd_url};
+use crate::datastore::{Datastore, etcd};
 use crate::dir::write_private;
 use crate::process::Process;
 use crate::{LabDir, LabError, underlay};
@@ -28,6 +28,16 @@ const HCN_DEADLINE: Duration = Duration::from_secs(10);
 pub(crate) enum Os {
     Linux,
     Windows,
+}
+
+impl Os {
+    /// Its name in Kubernetes' labels.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Linux => "linux",
+            Self::Windows => "windows",
+        }
+    }
 }
 
 /// A node.
@@ -65,10 +75,7 @@ impl Node {
 
     /// The node's object in the cluster.
     pub(crate) fn object(&self) -> Value {
-        let os = match self.os {
-            Os::Linux => "linux",
-            Os::Windows => "windows",
-        };
+        let os = self.os.name();
         json!({
             "apiVersion": "v1", "kind": "Node",
             "metadata": {
@@ -107,9 +114,10 @@ impl Node {
             (Datastore::Embedded, Os::Windows) => {
                 format!("tls:{}:{}", underlay::LAB, underlay::STORE_PORT)
             }
-            (Datastore::Etcd, _) => format!("etcd:{}", etcd_url()),
+            (Datastore::Etcd, _) => format!("etcd:{}", etcd::url()),
+            (Datastore::Kubernetes, _) => format!("kubernetes:{}", dir.kubeconfig().display()),
         };
-        let needs_tls = !store.starts_with("unix:");
+        let needs_tls = store.starts_with("tls:") || store.starts_with("etcd:");
         option("--store", store);
         if needs_tls {
             for (name, text) in
