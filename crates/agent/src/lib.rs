@@ -26,6 +26,7 @@ use std::sync::Arc;
 use thiserror::Error;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tortie_api::Kind;
 use tortie_api::report::NodeStatus;
 use tortie_dataplane::{ClusterNetwork, Dataplane, PodWiring};
 use tortie_hcn::Hcn;
@@ -151,7 +152,11 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
     let Prepared { dataplane, wiring, announced } =
         node::prepare(&*store, &ipam, &node, platform, &network).await?;
 
-    let kinds = tortie_calc::kinds(dataplane.asks_for_services());
+    let mut kinds = tortie_calc::kinds(dataplane.asks_for_services());
+    if endpoints.derives_from_kubernetes() {
+        // Calc derives them itself from what it reads.
+        kinds.retain(|kind| *kind != Kind::Profile);
+    }
     let barrier = Barrier::new(store.clone(), kinds.clone());
     let (batches, in_force) = plane::start(&node, dataplane)
         .map_err(|error| AgentError::system("starting the dataplane's thread", error))?;
@@ -159,7 +164,7 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
     let mut parts = Parts { running: JoinSet::new(), in_force: in_force.clone() };
     parts.add(DATAPLANE, plane::ended(in_force.clone()));
     parts.add("the feed of the dataplane", feed::run(store.clone(), kinds, batches));
-    if !endpoints.derives_from_pods() {
+    if !endpoints.derives_from_kubernetes() {
         parts.add("the following of labels", labels::run(store.clone(), node.clone()));
     }
     parts.add("the report", report::run(store.clone(), node.clone(), about, in_force.clone()));

@@ -54,8 +54,9 @@ pub trait Endpoints: Store {
         self.delete(&endpoint.key, Some(&endpoint.version)).await.map(drop)
     }
 
-    /// Whether endpoints are derived from Pods. Otherwise somebody must copy the pods' labels to them.
-    fn derives_from_pods(&self) -> bool {
+    /// Whether endpoints are derived from Pods, and profiles from Namespaces and ServiceAccounts. Otherwise somebody must
+    /// copy the pods' labels, and there may be other profiles.
+    fn derives_from_kubernetes(&self) -> bool {
         false
     }
 }

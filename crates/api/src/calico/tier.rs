@@ -101,7 +101,9 @@ impl Profile {
     pub(crate) fn validate(&self) -> Result<(), Vec<FieldError>> {
         let mut problems = Vec::new();
         for (name, value) in &self.spec.labels_to_apply {
-            if !is_label_name(name) || !is_label_value(value) {
+            // The labels of namespaces and service accounts may be as long as others.
+            let bare = name.strip_prefix("pcns.").or_else(|| name.strip_prefix("pcsa.")).unwrap_or(name);
+            if !is_label_name(bare) || !is_label_value(value) {
                 let problem = format!("{name:?}: {value:?} is no label");
                 problems.push(FieldError::new("spec.labelsToApply", problem));
             }

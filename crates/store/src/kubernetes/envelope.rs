@@ -139,7 +139,7 @@ fn is_own(name: &str) -> bool {
 }
 
 /// Reverses the bits of each byte except those of the version and the variant. Twice, it changes nothing.
-fn transform_uid(uid: &Value) -> Result<Value, String> {
+pub(crate) fn transform_uid(uid: &Value) -> Result<Value, String> {
     let text = uid.as_str().unwrap_or_default();
     if text.is_empty() {
         return Ok(uid.clone());

@@ -1,14 +1,15 @@
 //! The Kubernetes backend: core kinds as they are, and Calico's kinds and node reports as CustomResourceDefinitions.
 //!
 //! Versions are resourceVersions. Positions are the same numbers, which have an order within a kind (KEP-5504). As in
-//! Calico, WorkloadEndpoints are derived from Pods, and have their versions and positions. Calico derives Profiles from
-//! namespaces and service accounts; this backend does not have them yet.
+//! Calico, WorkloadEndpoints are derived from Pods, and Profiles from Namespaces and ServiceAccounts; they have the versions
+//! and positions of these objects.
 
 mod answer;
 mod client;
 mod endpoints;
 mod envelope;
 mod ipam;
+mod profiles;
 mod publish;
 mod resources;
 mod values;
@@ -123,6 +124,9 @@ impl Kubernetes {
 #[async_trait]
 impl Store for Kubernetes {
     async fn get(&self, key: &Key) -> Result<Option<Stored>, StoreError> {
+        if key.kind == Kind::Profile {
+            return self.profile(key).await;
+        }
         let path = resources::object_path(key).ok_or(StoreError::KindAbsent(key.kind))?;
         match self.call(&of_object("get", key), request(Method::GET, &path, Vec::new())).await {
             Ok(found) => stored(key, values::decode(key.kind, found)?),
@@ -134,6 +138,9 @@ impl Store for Kubernetes {
     /// All pages are from one moment, which the token contains.
     async fn list_page(&self, interest: &Interest, after: Option<PageToken>) -> Result<Page, StoreError> {
         let kind = interest.kind;
+        if kind == Kind::Profile {
+            return self.profiles_page(interest, after).await;
+        }
         let collection = resources::collection(interest).ok_or(StoreError::KindAbsent(kind))?;
         let mut query = format!("{}?limit={MAX_PAGE}", collection.path);
         if let Some(fields) = collection.fields {
@@ -207,7 +214,11 @@ impl Store for Kubernetes {
     }
 
     fn follow(&self, interests: Vec<Interest>) -> Follow {
-        follow(&Arc::new(self.clone()), interests)
+        let (profiles, others): (Vec<_>, Vec<_>) =
+            interests.into_iter().partition(|interest| interest.kind == Kind::Profile);
+        let profiles = profiles.into_iter().map(|interest| self.follow_profiles(interest));
+        let followers = profiles.chain([follow(&Arc::new(self.clone()), others)]);
+        futures::stream::select_all(followers).boxed()
     }
 
     /// The highest position of the objects of each kind. (The position of a list would be reached only with the next
@@ -253,11 +264,13 @@ fn stored(key: &Key, decoded: Decoded) -> Result<Option<Stored>, StoreError> {
 }
 
 fn refuse_derived(key: &Key) -> Result<(), StoreError> {
-    if key.kind != Kind::WorkloadEndpoint {
-        return Ok(());
-    }
+    let source = match key.kind {
+        Kind::WorkloadEndpoint => "its Pod",
+        Kind::Profile => "its Namespace or ServiceAccount",
+        _ => return Ok(()),
+    };
     let problem =
-        "in the Kubernetes API, a WorkloadEndpoint is derived from its Pod; write the Pod".to_owned();
+        format!("with the Kubernetes API, a {} is derived from {source}: write that", key.kind.name());
     Err(StoreError::Invalid { key: key.clone(), problem })
 }
 

@@ -51,7 +51,7 @@ impl Endpoints for Kubernetes {
         self.patch_pod(&pod_of(endpoint), &metadata).await.map(drop)
     }
 
-    fn derives_from_pods(&self) -> bool {
+    fn derives_from_kubernetes(&self) -> bool {
         true
     }
 }

@@ -1,4 +1,4 @@
-//! WorkloadEndpoints on the real API server: derived from Pods, and published as annotations.
+//! WorkloadEndpoints and Profiles on the real API server: derived from other objects, and published as annotations.
 
 use serde_json::{Value, json};
 use tortie_api::calico::WorkloadEndpoint;
@@ -115,9 +115,9 @@ async fn endpoints_are_derived_from_pods() {
     assert_eq!(waited, Some(relabelled.position));
 
     for (result, expected) in [
-        (store.create(&endpoint("n", "new"), json!({})).await.map(drop), "write the Pod"),
-        (store.update(&key, json!({}), &Version::new("1")).await.map(drop), "write the Pod"),
-        (store.delete(&key, None).await.map(drop), "write the Pod"),
+        (store.create(&endpoint("n", "new"), json!({})).await.map(drop), "from its Pod"),
+        (store.update(&key, json!({}), &Version::new("1")).await.map(drop), "from its Pod"),
+        (store.delete(&key, None).await.map(drop), "from its Pod"),
     ] {
         let Err(StoreError::Invalid { problem, .. }) = &result else { panic!("{result:?}") };
         assert!(problem.contains(expected), "{problem}");
@@ -212,4 +212,52 @@ async fn endpoints_are_published_as_annotations() {
         let Err(StoreError::Invalid { problem, .. }) = &result else { panic!("{result:?}") };
         assert!(problem.contains(expected), "{problem}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn profiles_are_derived_from_namespaces_and_service_accounts() {
+    if !can_run(&NEEDED) {
+        return;
+    }
+    let servers = start(KubeOptions::default());
+    let store = client(&servers).await;
+    let profile = |name: &str| Key::global(Kind::Profile, name);
+    let mut mirror = Mirror::in_sync(&store, &[Kind::Profile]).await;
+    let account = Key::namespaced(Kind::ServiceAccount, "n", "s");
+    namespace(&store, "n").await;
+    // The name of a label may have 63 characters, without the prefix of the profile.
+    let labels = json!({"number": "1", "l".repeat(63): "x"});
+    store.create(&account, json!({"metadata": {"labels": labels}})).await.unwrap();
+    let names = ["kns.n", "ksa.n.s"];
+    mirror.until(|mirror| names.iter().all(|name| mirror.objects.contains_key(&profile(name)))).await;
+    let listed = store.list(Kind::Profile).await.unwrap().items;
+    let listed: std::collections::BTreeMap<Key, Value> =
+        listed.into_iter().map(|stored| (stored.key, stored.value)).collect();
+    assert_eq!(mirror.objects, listed);
+    assert!(listed.contains_key(&profile("kns.default")));
+    for name in names {
+        let key = profile(name);
+        let stored = store.get(&key).await.unwrap().unwrap();
+        assert_eq!(stored.value, listed[&key]);
+        let prefix = if name.starts_with("kns") { "pcns" } else { "pcsa" };
+        let number = if prefix == "pcns" { "0" } else { "1" };
+        assert_eq!(stored.value["spec"]["labelsToApply"][format!("{prefix}.number")], number);
+        assert!(matches!(Resource::read(&key, &stored.value), Ok(Resource::Profile(_))));
+        let refused = store.update(&key, json!({}), &stored.version).await.map(drop);
+        let Err(StoreError::Invalid { problem, .. }) = &refused else { panic!("{refused:?}") };
+        assert!(problem.contains("Namespace or ServiceAccount"), "{problem}");
+        let mut one = Mirror::new(&store, vec![Interest::in_object(&key)]);
+        one.until(|mirror| mirror.in_sync.contains(&Kind::Profile)).await;
+        assert_eq!(one.objects, [(key, stored.value)].into());
+    }
+    assert_eq!(store.get(&profile("kns.nowhere")).await, Ok(None));
+    assert_eq!(store.get(&profile("other")).await, Ok(None));
+
+    // More than one page of each kind.
+    for number in 0..501 {
+        put(&store, &Key::namespaced(Kind::ServiceAccount, "n", format!("s{number}")), number).await;
+    }
+    assert_eq!(store.list(Kind::Profile).await.unwrap().items.len(), listed.len() + 501);
+    store.delete(&account, None).await.unwrap();
+    mirror.until(|mirror| !mirror.objects.contains_key(&profile("ksa.n.s"))).await;
 }
