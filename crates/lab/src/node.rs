@@ -87,8 +87,7 @@ impl Node {
         Ok(())
     }
 
-    /// Starts the agent. The agent of a Linux node reaches the embedded datastore by its socket. All others use TCP with
-    /// mutual TLS, as on a real Windows node.
+    /// Starts the agent. It reaches the datastore by TCP with mutual TLS, with the rights of its node.
     pub(crate) fn start_agent(
         &mut self,
         dir: &LabDir,
@@ -102,23 +101,19 @@ impl Node {
         option("--cni-socket", shown(self.cni_socket(dir)));
         option("--control-socket", shown(dir.control_socket(&self.name)));
         option("--deletion-queue", shown(self.deletion_queue(dir)));
-        let store = match (datastore, self.os) {
-            (Datastore::Embedded, Os::Linux) => format!("unix:{}", dir.store_socket().display()),
-            (Datastore::Embedded, Os::Windows) => {
-                format!("tls:{}:{}", underlay::LAB, underlay::STORE_PORT)
-            }
-            (Datastore::Etcd, _) => format!("etcd:{}", etcd_url()),
-        };
-        let needs_tls = !store.starts_with("unix:");
-        option("--store", store);
-        if needs_tls {
-            for (name, text) in
-                [("authority", &tls.authority), ("certificate", &tls.certificate), ("key", &tls.key)]
-            {
-                let file = folder.join(format!("{name}.pem"));
-                write_private(&file, text)?;
-                option(&format!("--tls-{name}"), shown(file));
-            }
+        option(
+            "--store",
+            match datastore {
+                Datastore::Embedded => format!("tls:{}:{}", underlay::LAB, underlay::STORE_PORT),
+                Datastore::Etcd => format!("etcd:{}", etcd_url()),
+            },
+        );
+        for (name, text) in
+            [("authority", &tls.authority), ("certificate", &tls.certificate), ("key", &tls.key)]
+        {
+            let file = folder.join(format!("{name}.pem"));
+            write_private(&file, text)?;
+            option(&format!("--tls-{name}"), shown(file));
         }
         if self.os == Os::Windows {
             option("--hcn-socket", shown(self.hcn_socket(dir)));
