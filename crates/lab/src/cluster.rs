@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use tortie_api::manifest::Object;
 use tortie_api::{Key, Kind, Positions, Resource};
 use tortie_kernel::namespace::mount;
-use tortie_store::rpc::{serve_tls, serve_unix};
+use tortie_store::rpc::{Limits, serve_tls, serve_unix};
 use tortie_store::{Change, Interest, NotInForce, Source, Store, StoreError, apply, wait_in_force};
 
 use crate::datastore::{self, Datastore, Kubernetes, Servers};
@@ -201,10 +201,10 @@ impl Cluster {
         if self.datastore != Datastore::Embedded {
             return Ok(());
         }
-        let (store, identity) = (self.store.clone(), authority.issue("tortie-store")?);
+        let (store, identity) = (self.store.clone(), authority.issue("tortie-store")?.into());
         let address = SocketAddr::new(IpAddr::V4(underlay::LAB), underlay::STORE_PORT);
         self.tasks.push(tokio::spawn(async move {
-            report("the datastore's port", serve_tls(store, address, &identity).await)
+            report("the datastore's port", serve_tls(store, address, identity, Limits::default()).await)
         }));
         Ok(())
     }
@@ -253,7 +253,7 @@ impl Cluster {
         if os == Os::Windows {
             node.start_hns(&self.dir)?;
         }
-        let identity = authority.issue(&node.name)?;
+        let identity = authority.issue_for_node(&node.name)?;
         node.start_agent(&self.dir, self.datastore, &identity)?;
         self.nodes.push(node);
         Ok(())

@@ -94,8 +94,7 @@ impl Node {
         Ok(())
     }
 
-    /// Starts the agent. The agent of a Linux node reaches the embedded datastore by its socket. All others use TCP with
-    /// mutual TLS, as on a real Windows node.
+    /// Starts the agent. It reaches the datastore by TCP with mutual TLS, with the rights of its node.
     pub(crate) fn start_agent(
         &mut self,
         dir: &LabDir,
@@ -109,17 +108,14 @@ impl Node {
         option("--cni-socket", shown(self.cni_socket(dir)));
         option("--control-socket", shown(dir.control_socket(&self.name)));
         option("--deletion-queue", shown(self.deletion_queue(dir)));
-        let store = match (datastore, self.os) {
-            (Datastore::Embedded, Os::Linux) => format!("unix:{}", dir.store_socket().display()),
-            (Datastore::Embedded, Os::Windows) => {
-                format!("tls:{}:{}", underlay::LAB, underlay::STORE_PORT)
-            }
-            (Datastore::Etcd, _) => format!("etcd:{}", etcd::url()),
-            (Datastore::Kubernetes, _) => format!("kubernetes:{}", dir.kubeconfig().display()),
+        let store = match datastore {
+            Datastore::Embedded => format!("tls:{}:{}", underlay::LAB, underlay::STORE_PORT),
+            Datastore::Etcd => format!("etcd:{}", etcd::url()),
+            Datastore::Kubernetes => format!("kubernetes:{}", dir.kubeconfig().display()),
         };
-        let needs_tls = store.starts_with("tls:") || store.starts_with("etcd:");
         option("--store", store);
-        if needs_tls {
+        // The kubeconfig names its own.
+        if datastore != Datastore::Kubernetes {
             for (name, text) in
                 [("authority", &tls.authority), ("certificate", &tls.certificate), ("key", &tls.key)]
             {
