@@ -16,14 +16,14 @@ use tortie_store::{
 };
 
 /// A sequence that looks random, and is the same for the same seed.
-pub struct Dice(AtomicU64);
+pub(crate) struct Dice(AtomicU64);
 
 impl Dice {
-    pub fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Self(AtomicU64::new(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1))
     }
 
-    pub fn below(&self, limit: u64) -> u64 {
+    pub(crate) fn below(&self, limit: u64) -> u64 {
         let mut state = self.0.load(Ordering::Relaxed);
         state ^= state << 13;
         state ^= state >> 7;
@@ -43,22 +43,22 @@ struct Objects {
 
 /// The objects.
 #[derive(Default)]
-pub struct Memory(Mutex<Objects>);
+pub(crate) struct Memory(Mutex<Objects>);
 
 impl Memory {
     /// Records that an allocator has answered this address.
-    pub fn take(&self, address: Ipv4Addr, handle: &str) {
+    pub(crate) fn take(&self, address: Ipv4Addr, handle: &str) {
         let other = self.0.lock().unwrap().held.insert(address, handle.to_owned());
         assert!(other.as_deref().is_none_or(|other| other == handle), "{address}: {other:?} and {handle}");
     }
 
     /// Records that somebody begins to release this handle.
-    pub fn give_back(&self, handle: &str) {
+    pub(crate) fn give_back(&self, handle: &str) {
         self.0.lock().unwrap().held.retain(|_, holder| holder != handle);
     }
 
     /// Every allocated address and its handle.
-    pub fn allocated(&self) -> BTreeMap<Ipv4Addr, String> {
+    pub(crate) fn allocated(&self) -> BTreeMap<Ipv4Addr, String> {
         let mut all = BTreeMap::new();
         let objects = self.0.lock().unwrap();
         for (_, (value, _)) in objects.stored.iter().filter(|(key, _)| key.kind == Kind::IpamBlock) {
@@ -69,7 +69,7 @@ impl Memory {
         all
     }
 
-    pub fn count(&self, kind: Kind) -> usize {
+    pub(crate) fn count(&self, kind: Kind) -> usize {
         self.0.lock().unwrap().stored.keys().filter(|key| key.kind == kind).count()
     }
 
@@ -200,7 +200,7 @@ fn stored(key: &Key, value: &Value, written: u64) -> Stored {
 }
 
 /// A client whose requests take time, and which dies at some write: before it, or after it and before its answer.
-pub struct Client {
+pub(crate) struct Client {
     memory: Arc<Memory>,
     dice: Arc<Dice>,
     writes_left: AtomicU64,
@@ -209,11 +209,11 @@ pub struct Client {
 }
 
 impl Client {
-    pub fn new(memory: Arc<Memory>, dice: Arc<Dice>, writes_left: u64, transactions: bool) -> Self {
+    pub(crate) fn new(memory: Arc<Memory>, dice: Arc<Dice>, writes_left: u64, transactions: bool) -> Self {
         Self { memory, dice, writes_left: AtomicU64::new(writes_left), transactions }
     }
 
-    pub fn is_dead(&self) -> bool {
+    pub(crate) fn is_dead(&self) -> bool {
         self.writes_left.load(Ordering::Relaxed) == 0
     }
 
