@@ -2,6 +2,7 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod endpoints;
+mod ipam;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
