@@ -150,7 +150,7 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
     let ipam = Ipam::new(store.clone(), &node, node_labels);
     let about = platform.about();
     let Prepared { dataplane, wiring, announced } =
-        node::prepare(&*store, &ipam, &node, platform, &network).await?;
+        node::prepare(&*endpoints, &ipam, &node, platform, &network).await?;
 
     let mut kinds = tortie_calc::kinds(dataplane.asks_for_services());
     if endpoints.derives_from_kubernetes() {
@@ -169,7 +169,7 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
     }
     parts.add("the report", report::run(store.clone(), node.clone(), about, in_force.clone()));
     if let Some(announced) = announced {
-        let announcing = node::keep_announced(store.clone(), node.clone(), announced, in_force.clone());
+        let announcing = node::keep_announced(endpoints.clone(), node.clone(), announced, in_force.clone());
         parts.add("the announcement of the node", announcing);
     }
     let mut first = in_force.clone();
