@@ -11,7 +11,7 @@ use tortie_policy::program::{EndOfTier, EndpointProgram, HostEndpointProgram, Po
 use crate::keys::{KeyRef, Map};
 use crate::local::{LocalEndpointKind, LocalId};
 use crate::policies::Policies;
-use crate::slab::No;
+use crate::slab::{No, Numbers};
 use crate::subjects::{Subject, Subjects};
 
 /// The new value of an endpoint for the state; `None` if it is deleted.
@@ -85,7 +85,7 @@ pub(crate) struct Programs<'a> {
     subjects: &'a Subjects,
     policies: &'a Policies,
     /// The programs of pods, by the policies that select them and their groups.
-    made: Map<(&'a [No], &'a [No]), Arc<EndpointProgram>>,
+    made: Map<(&'a Numbers, &'a [No]), Arc<EndpointProgram>>,
 }
 
 impl<'a> Programs<'a> {
@@ -97,7 +97,7 @@ impl<'a> Programs<'a> {
         let (local, addresses) = subject.local_endpoint()?;
         let LocalEndpointKind::Pod { container_id, host_interface, mac } = &local.kind else { return None };
         let Self { subjects, policies, made } = self;
-        let kind = (local.policies.as_slice(), subject.groups());
+        let kind = (&local.policies, subject.groups());
         let program = made.entry(kind).or_insert_with(|| {
             let (ingress, egress) = policies.tiers_of(&local.policies, Hook::is_for_pods);
             Arc::new(EndpointProgram { ingress, egress, profiles: profiles(subject, subjects, policies) })

@@ -26,6 +26,7 @@ pub(crate) struct LocalEndpoint {
     pub(crate) policies: Numbers,
 }
 
+#[derive(PartialEq)]
 pub(crate) enum LocalEndpointKind {
     Pod { container_id: Arc<str>, host_interface: Arc<str>, mac: Option<MacAddress> },
     Host { interface: Option<String> },

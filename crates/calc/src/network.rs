@@ -1,6 +1,6 @@
 //! The overlay: this node, the other nodes' tunnel ends, and the routes to blocks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use ipnet::{IpNet, Ipv4Net};
@@ -20,60 +20,102 @@ pub(crate) struct Network {
     felix: BTreeMap<String, FelixConfigurationSpec>,
     /// The node of each block.
     blocks: BTreeMap<Ipv4Net, String>,
-    /// Whether anything has changed since the last flush.
-    touched: bool,
+    /// The blocks of each node.
+    blocks_of: BTreeMap<String, BTreeSet<Ipv4Net>>,
+    dirty: Dirty,
+}
+
+/// What may have changed since the last flush.
+#[derive(Default)]
+struct Dirty {
+    /// Pools or FelixConfigurations.
+    settings: bool,
+    nodes: BTreeSet<String>,
+    blocks: BTreeSet<Ipv4Net>,
 }
 
 impl Calc {
     pub(crate) fn network_deltas(&mut self, deltas: &mut Vec<Delta>) {
-        if !std::mem::take(&mut self.network.touched) {
-            return;
+        let Dirty { settings, nodes, mut blocks } = std::mem::take(&mut self.network.dirty);
+        if nodes.contains(&self.node) {
+            let node = self.network.local_node(&self.node);
+            deltas.extend(node.filter(|node| self.state.node.as_ref() != Some(node)).map(Delta::Node));
         }
-        let node = self.network.local_node(&self.node);
-        if let Some(node) = node.filter(|node| self.state.node.as_ref() != Some(node)) {
-            deltas.push(Delta::Node(node));
+        if settings {
+            let settings = self.network.settings(&self.node);
+            if settings != *self.state.settings {
+                deltas.push(Delta::Settings(Arc::new(settings)));
+            }
+            blocks = self.network.blocks.keys().copied().chain(blocks).collect();
         }
-        let settings = self.network.settings(&self.node);
-        if settings != *self.state.settings {
-            deltas.push(Delta::Settings(Arc::new(settings)));
-        }
-        let vteps = self.network.vteps(&self.node);
-        let routes = self.network.routes(&self.node, &vteps);
-
         // A VTEP comes before the routes that name it, and is removed after them.
-        for (name, vtep) in &vteps {
-            if self.state.vteps.get(name) != Some(vtep) {
-                deltas.push(Delta::Vtep(vtep.clone()));
+        let mut gone = Vec::new();
+        for name in nodes {
+            let (vtep, known) = (self.network.vtep(&name, &self.node), self.state.vteps.get(&name));
+            if vtep.is_some() != known.is_some() {
+                blocks.extend(self.network.blocks_of.get(&name).into_iter().flatten());
+            }
+            match vtep {
+                Some(vtep) if known != Some(&vtep) => deltas.push(Delta::Vtep(vtep)),
+                None if known.is_some() => gone.push(Delta::VtepRemoved(name)),
+                _ => {}
             }
         }
-        for (destination, target) in &routes {
-            if self.state.routes.get(destination) != Some(target) {
-                deltas.push(Delta::Route(Route { destination: *destination, target: target.clone() }));
+        let mut removed = Vec::new();
+        for destination in blocks {
+            let (target, known) =
+                (self.network.target(&destination, &self.node), self.state.routes.get(&destination));
+            match target {
+                Some(target) if known != Some(&target) => {
+                    deltas.push(Delta::Route(Route { destination, target }));
+                }
+                None if known.is_some() => removed.push(Delta::RouteRemoved(destination)),
+                _ => {}
             }
         }
-        let gone = self.state.routes.keys().filter(|destination| !routes.contains_key(*destination));
-        deltas.extend(gone.copied().map(Delta::RouteRemoved));
-        let gone = self.state.vteps.keys().filter(|name| !vteps.contains_key(*name));
-        deltas.extend(gone.cloned().map(Delta::VtepRemoved));
+        deltas.extend(removed.into_iter().chain(gone));
     }
 }
 
 impl Network {
     pub(crate) fn update_node(&mut self, name: &str, node: Option<Node>) {
-        self.touched |= put(&mut self.nodes, name.to_owned(), node);
+        if put(&mut self.nodes, name.to_owned(), node) {
+            self.dirty.nodes.insert(name.to_owned());
+        }
     }
 
     pub(crate) fn update_pool(&mut self, name: &str, pool: Option<IpPool>) {
-        self.touched |= put(&mut self.pools, name.to_owned(), pool);
+        self.dirty.settings |= put(&mut self.pools, name.to_owned(), pool);
     }
 
     pub(crate) fn update_felix(&mut self, name: &str, spec: Option<FelixConfigurationSpec>) {
-        self.touched |= put(&mut self.felix, name.to_owned(), spec);
+        self.dirty.settings |= put(&mut self.felix, name.to_owned(), spec);
     }
 
     /// Ingests the node that owns a block, if any.
     pub(crate) fn update_block(&mut self, cidr: Ipv4Net, node: Option<String>) {
-        self.touched |= put(&mut self.blocks, cidr, node);
+        let former = self.blocks.get(&cidr).cloned();
+        if !put(&mut self.blocks, cidr, node.clone()) {
+            return;
+        }
+        self.dirty.blocks.insert(cidr);
+        if let Some(former) = former
+            && let Some(blocks) = self.blocks_of.get_mut(&former)
+        {
+            blocks.remove(&cidr);
+            if blocks.is_empty() {
+                self.blocks_of.remove(&former);
+            }
+        }
+        if let Some(node) = node {
+            self.blocks_of.entry(node).or_default().insert(cidr);
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        let blocks = self.blocks.is_empty() && self.blocks_of.is_empty();
+        blocks && self.nodes.is_empty() && self.pools.is_empty() && self.felix.is_empty()
     }
 
     fn local_node(&self, name: &str) -> Option<LocalNode> {
@@ -93,26 +135,21 @@ impl Network {
         Settings::new(&felix(&format!("node.{name}")).or(&felix("default")), pools.collect())
     }
 
-    fn vteps(&self, local: &str) -> BTreeMap<String, Vtep> {
-        let remote = self.nodes.iter().filter(|(name, _)| *name != local);
-        remote.filter_map(|(name, node)| Some((name.clone(), vtep(name, node)?))).collect()
+    /// The tunnel end of another node.
+    fn vtep(&self, name: &str, local: &str) -> Option<Vtep> {
+        self.nodes.get(name).filter(|_| name != local).and_then(|node| vtep(name, node))
     }
 
-    /// Routes to the blocks of VXLAN pools. Blocks of a node with an unknown tunnel end have no route yet.
-    fn routes(&self, local: &str, vteps: &BTreeMap<String, Vtep>) -> BTreeMap<Ipv4Net, RouteTarget> {
-        let overlaid = |block: &Ipv4Net| {
-            let pools = self.pools.values().filter(|pool| pool.spec.vxlan_mode != EncapsulationMode::Never);
-            pools.into_iter().any(|pool| pool.spec.cidr.contains(&IpNet::V4(*block)))
-        };
-        let target = |block: &Ipv4Net, node: &String| {
-            if node == local {
-                Some(RouteTarget::Local)
-            } else {
-                (overlaid(block) && vteps.contains_key(node))
-                    .then(|| RouteTarget::Vxlan { node: node.clone() })
-            }
-        };
-        self.blocks.iter().filter_map(|(block, node)| Some((*block, target(block, node)?))).collect()
+    /// The target of the route to a block. A block has none if its pool has no VXLAN, or if the tunnel end of its node
+    /// is unknown.
+    fn target(&self, block: &Ipv4Net, local: &str) -> Option<RouteTarget> {
+        let node = self.blocks.get(block)?;
+        if node == local {
+            return Some(RouteTarget::Local);
+        }
+        let mut pools = self.pools.values().filter(|pool| pool.spec.vxlan_mode != EncapsulationMode::Never);
+        let is_overlaid = pools.any(|pool| pool.spec.cidr.contains(&IpNet::V4(*block)));
+        (is_overlaid && self.vtep(node, local).is_some()).then(|| RouteTarget::Vxlan { node: node.clone() })
     }
 }
 

@@ -9,6 +9,7 @@ use crate::Calc;
 use crate::keys::KeyRef;
 use crate::policies::{Body, Policy, TierSettings};
 use crate::slab::No;
+use crate::subjects::Subject;
 
 impl Calc {
     pub(crate) fn update_policy(&mut self, key: &Key, policy: Option<Compiled>) {
@@ -32,7 +33,7 @@ impl Calc {
     /// Removes a policy, and its links to the endpoints that it selects.
     fn forget_policy(&mut self, id: &PolicyId) {
         let Some((no, endpoints)) = self.policies.remove(id) else { return };
-        for endpoint in endpoints {
+        for endpoint in endpoints.iter() {
             let subject = self.subjects.get_mut(endpoint);
             if let Some(local) = subject.and_then(|subject| subject.local.as_mut()) {
                 local.policies.remove(no);
@@ -58,7 +59,7 @@ impl Calc {
     }
 
     pub(crate) fn update_tier(&mut self, name: &str, tier: Option<TierSettings>) {
-        for endpoint in self.policies.update_tier(name, tier) {
+        for endpoint in self.policies.update_tier(name, tier).iter() {
             self.mark(endpoint);
         }
     }
@@ -96,34 +97,40 @@ impl Calc {
     }
 
     pub(crate) fn update_endpoint(&mut self, key: &Key, endpoint: Option<(OwnLabels, WorkloadEndpointSpec)>) {
-        self.remove_subject(key);
-        if let Some((own, spec)) = endpoint {
-            let no = self.subjects.insert_endpoint(key, own, spec, &self.node);
-            self.enter(no);
-        }
+        let subject = endpoint.map(|(own, spec)| self.subjects.endpoint(key, own, spec, &self.node));
+        self.update_subject(key, subject);
     }
 
     pub(crate) fn update_host(&mut self, key: &Key, host: Option<(OwnLabels, HostEndpointSpec)>) {
-        self.remove_subject(key);
-        if let Some((own, spec)) = host {
-            let no = self.subjects.insert_host(key, own, spec, &self.node);
-            self.enter(no);
-        }
+        let subject = host.map(|(own, spec)| self.subjects.host(key, own, spec, &self.node));
+        self.update_subject(key, subject);
     }
 
     pub(crate) fn update_network_set(&mut self, key: &Key, set: Option<(OwnLabels, Box<[ipnet::IpNet]>)>) {
-        self.remove_subject(key);
-        if let Some((own, nets)) = set {
-            let no = self.subjects.insert_network_set(key, own, nets);
-            self.enter(no);
-        }
+        let subject = set.map(|(own, nets)| self.subjects.network_set(key, own, nets));
+        self.update_subject(key, subject);
     }
 
-    fn remove_subject(&mut self, key: &Key) {
-        if let Some(no) = self.subjects.number(key) {
-            self.leave(no);
-            self.gone_endpoints.extend(self.subjects.remove(key));
-        }
+    /// Ingests a subject. Nothing happens if it is as it was, so that listing a kind again costs little.
+    fn update_subject(&mut self, key: &Key, subject: Option<Subject>) {
+        let no = match (self.subjects.number(key), subject) {
+            (None, None) => return,
+            (None, Some(subject)) => self.subjects.insert(subject),
+            (Some(no), None) => {
+                self.leave(no);
+                self.gone_endpoints.extend(self.subjects.remove(key));
+                return;
+            }
+            (Some(no), Some(subject)) => {
+                if self.subjects.get(no).is_some_and(|known| known.is_as(&subject)) {
+                    return;
+                }
+                self.leave(no);
+                self.gone_endpoints.extend(self.subjects.replace(no, subject));
+                no
+            }
+        };
+        self.enter(no);
     }
 
     /// Links a subject to the policies and sets that select it.

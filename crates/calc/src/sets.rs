@@ -55,7 +55,7 @@ impl Sets {
 
     /// Removes the contributions of a subject before it is deleted or gets new labels.
     pub(crate) fn leave(&mut self, subject: &mut Subject) {
-        for no in std::mem::take(&mut subject.in_sets) {
+        for no in std::mem::take(&mut subject.in_sets).iter() {
             let Some(set) = self.table.get_mut(no) else { continue };
             contributed(&set.source.clone(), &subject.what, |member| set.discount(member));
             self.dirty.insert(no);

@@ -32,12 +32,21 @@ pub(crate) struct Subject {
 }
 
 /// The contribution of a subject to sets.
+#[derive(PartialEq)]
 pub(crate) enum What {
     Endpoint { addresses: Box<[IpAddr]>, ports: Box<[NamedPort]> },
     NetworkSet(Box<[IpNet]>),
 }
 
 impl Subject {
+    /// Whether another version of the same object is the same subject. What it inherits from its groups is not compared.
+    pub(crate) fn is_as(&self, other: &Self) -> bool {
+        let Self { key: _, labels, what, groups, in_sets: _, local } = self;
+        let local = local.as_ref().map(|local| (&local.id, &local.kind));
+        let others = other.local.as_ref().map(|local| (&local.id, &local.kind));
+        labels.own == other.labels.own && *what == other.what && *groups == other.groups && local == others
+    }
+
     /// The sources of its labels; for a pod, also the sources of its profiles.
     pub(crate) fn groups(&self) -> &[No] {
         &self.groups
@@ -130,13 +139,14 @@ impl Subjects {
         self.numbers.get(key, |no| self.get(no).is_some_and(|subject| subject.key.borrowed() == key))
     }
 
-    pub(crate) fn insert_endpoint(
+    /// Reads an endpoint as a subject, which is not in the indexes yet.
+    pub(crate) fn endpoint(
         &mut self,
         key: &Key,
         own: OwnLabels,
         spec: WorkloadEndpointSpec,
         node: &str,
-    ) -> No {
+    ) -> Subject {
         let (namespace, key) = self.namespace(key);
         let name = &spec.service_account_name;
         let account = self.group(KeyRef { kind: Kind::ServiceAccount, namespace: &key.namespace, name });
@@ -152,16 +162,11 @@ impl Subjects {
         };
         let what = What::endpoint(spec.ip_networks.iter().map(IpNet::addr), &spec.ports);
         let local = (spec.node == node).then(|| Box::new(LocalEndpoint::pod(&key, spec)));
-        self.insert(key, labels, what, groups, local)
+        Subject { key, labels, what, groups: groups.into(), in_sets: Numbers::default(), local }
     }
 
-    pub(crate) fn insert_host(
-        &mut self,
-        key: &Key,
-        own: OwnLabels,
-        spec: HostEndpointSpec,
-        node: &str,
-    ) -> No {
+    /// Reads a host endpoint as a subject, which is not in the indexes yet.
+    pub(crate) fn host(&mut self, key: &Key, own: OwnLabels, spec: HostEndpointSpec, node: &str) -> Subject {
         let namespace = key.namespace.as_str().into();
         let key = SharedKey { kind: key.kind, namespace, name: key.name.as_str().into() };
         let profiles = spec.profiles.iter();
@@ -169,47 +174,93 @@ impl Subjects {
         let labels = SubjectLabels { own, ..SubjectLabels::default() };
         let what = What::endpoint(spec.expected_ips.iter().copied(), &spec.ports);
         let local = (spec.node == node).then(|| Box::new(LocalEndpoint::host(&key, spec)));
-        self.insert(key, labels, what, groups, local)
+        Subject { key, labels, what, groups, in_sets: Numbers::default(), local }
     }
 
-    pub(crate) fn insert_network_set(&mut self, key: &Key, own: OwnLabels, nets: Box<[IpNet]>) -> No {
+    /// Reads a network set as a subject, which is not in the indexes yet.
+    pub(crate) fn network_set(&mut self, key: &Key, own: OwnLabels, nets: Box<[IpNet]>) -> Subject {
         let (namespace, key) = self.namespace(key);
         let labels = SubjectLabels { own, namespace: key.namespace.clone(), ..SubjectLabels::default() };
-        self.insert(key, labels, What::NetworkSet(nets), vec![namespace], None)
+        let (groups, in_sets) = ([namespace].into(), Numbers::default());
+        Subject { key, labels, what: What::NetworkSet(nets), groups, in_sets, local: None }
     }
 
     /// Inserts a new subject into all indexes.
-    fn insert(
-        &mut self,
-        key: SharedKey,
-        labels: SubjectLabels,
-        what: What,
-        groups: Vec<No>,
-        local: Option<Box<LocalEndpoint>>,
-    ) -> No {
-        let labels = SubjectLabels { own: self.labels.share(labels.own), ..labels };
-        let own = own_labels(&labels);
-        let id = local.as_ref().map(|local| local.id.clone());
-        let (hashed, groups) = (key.clone(), groups.into());
-        let no = self.table.insert(Subject { key, labels, what, groups, in_sets: Numbers::default(), local });
+    pub(crate) fn insert(&mut self, mut subject: Subject) -> No {
+        subject.labels.own = self.labels.share(subject.labels.own);
+        let (key, own) = (subject.key.clone(), own_labels(&subject.labels));
+        let no = self.table.insert(subject);
         for group in self.table.get(no).into_iter().flat_map(Subject::groups) {
             if let Some(group) = self.groups.get_mut(*group) {
                 group.members.insert(no);
             }
         }
-        self.numbers.insert(hashed.borrowed(), no);
+        self.numbers.insert(key.borrowed(), no);
         self.by_own.insert(no, &own);
-        if let Some(id) = id {
-            let others: Vec<No> = self.local_bearers(&id).collect();
-            self.local.insert(&id, no);
-            for bearer in others.iter().chain(others.first().map(|_| &no)) {
-                if let Some(local) = self.table.get_mut(*bearer).and_then(|subject| subject.local.as_mut()) {
-                    local.is_alone = false;
-                }
-            }
-        }
+        self.register_local(no);
         self.inherit(no);
         no
+    }
+
+    /// Replaces a subject without remaining links; indexes change only where it differs. Returns its former id if it
+    /// was an endpoint of this node and is not that endpoint any more.
+    pub(crate) fn replace(&mut self, no: No, mut subject: Subject) -> Option<LocalId> {
+        subject.labels.own = self.labels.share(subject.labels.own);
+        let known = self.table.get_mut(no)?;
+        let former = std::mem::replace(known, subject);
+        let subject = &*known;
+        if former.labels.own != subject.labels.own {
+            let own = own_labels(&subject.labels);
+            self.by_own.remove(no, &own_labels(&former.labels));
+            self.by_own.insert(no, &own);
+        }
+        for group in subject.groups.iter().filter(|group| !former.groups.contains(group)) {
+            if let Some(group) = self.groups.get_mut(*group) {
+                group.members.insert(no);
+            }
+        }
+        let left = former.groups.iter().filter(|group| !subject.groups.contains(group));
+        for number in left.copied().collect::<BTreeSet<_>>() {
+            if let Some(group) = self.groups.get_mut(number) {
+                group.members.remove(no);
+            }
+            self.forget_if_empty(number);
+        }
+        let gone = self.replace_local(no, former.local);
+        self.inherit(no);
+        gone
+    }
+
+    /// Files the new version of a subject as an endpoint of this node, if it is one. Returns the former id if no
+    /// longer in use.
+    fn replace_local(&mut self, no: No, former: Option<Box<LocalEndpoint>>) -> Option<LocalId> {
+        let local = self.table.get_mut(no).and_then(|subject| subject.local.as_mut());
+        match (former, local) {
+            (Some(former), Some(local)) if former.id == local.id => {
+                local.is_alone = former.is_alone;
+                None
+            }
+            (former, _) => {
+                if let Some(former) = &former {
+                    self.local.remove(&former.id, no);
+                }
+                self.register_local(no);
+                former.map(|former| former.id)
+            }
+        }
+    }
+
+    /// Files a subject as an endpoint of this node, if it is one.
+    fn register_local(&mut self, no: No) {
+        let local = self.table.get(no).and_then(|subject| subject.local.as_ref());
+        let Some(id) = local.map(|local| local.id.clone()) else { return };
+        let others: Vec<No> = self.local_bearers(&id).collect();
+        self.local.insert(&id, no);
+        for bearer in others.iter().chain(others.first().map(|_| &no)) {
+            if let Some(local) = self.table.get_mut(*bearer).and_then(|subject| subject.local.as_mut()) {
+                local.is_alone = false;
+            }
+        }
     }
 
     /// Removes a subject without remaining links; returns its id if it was an endpoint of this node.

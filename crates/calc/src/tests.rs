@@ -34,6 +34,7 @@ proptest! {
         }
         calc.flush();
         prop_assert!(calc.subjects.is_empty() && calc.policies.is_empty() && calc.sets.is_empty());
+        prop_assert!(calc.network.is_empty());
         prop_assert!(calc.services.as_ref().is_some_and(crate::services::Services::is_empty));
         prop_assert!(calc.in_use.is_empty() && calc.problems.is_empty() && calc.findings().is_empty());
     }

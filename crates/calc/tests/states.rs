@@ -313,6 +313,42 @@ fn the_states_differ() {
     }
 }
 
+/// An endpoint that differs in one field only is another one; calc leaves out endpoints that are as they were.
+#[test]
+fn a_change_of_one_field_of_an_endpoint_takes_effect() {
+    let base = with(&policies(), [pod("shop", "other", "n0", "web", "10.0.0.9")]);
+    let changed = |from: &Objects, name: &str, field: &str, value: Value| {
+        let mut changed = from.clone();
+        let object = changed.get_mut(&pod("shop", name, "n0", "", "").0).unwrap();
+        let (parent, field) = field.rsplit_once('/').unwrap();
+        object.pointer_mut(parent).unwrap()[field] = value;
+        changed
+    };
+    // Two objects with one id: the last by name counts.
+    let shared = changed(&base, "web", "/spec/pod", json!("db"));
+    let mut variants = vec![changed(&shared, "db", "/spec/containerID", json!("restarted")), shared];
+    for (field, value) in [
+        ("/metadata/labels/app", json!("db")),
+        ("/spec/node", json!("n1")),
+        ("/spec/pod", json!("renamed")),
+        ("/spec/containerID", json!("restarted")),
+        ("/spec/interfaceName", json!("cali9")),
+        ("/spec/mac", json!("02:00:00:00:00:09")),
+        ("/spec/ipNetworks", json!(["10.0.0.8/32"])),
+        ("/spec/profiles", json!(["kns.bank"])),
+        ("/spec/ports", json!([{"name": "web", "protocol": "TCP", "port": 8081}])),
+    ] {
+        let variant = changed(&base, "web", field, value);
+        assert!(from_scratch(&variant) != from_scratch(&base), "{field} makes no difference");
+        variants.push(variant);
+    }
+    for from in &variants {
+        for to in &variants {
+            run(&[&base, from, to, &base], Order::ByKey, Flushes::EachObject);
+        }
+    }
+}
+
 /// A changed slice of thousands of backends is one delta, and an unchanged one is none.
 #[test]
 fn one_slice_is_one_delta() {

@@ -37,7 +37,7 @@ pub(crate) enum LabCommand {
         /// The output format of the result; progress goes to standard error
         #[arg(short, long, value_enum, default_value_t = LabFormat::Table)]
         output: LabFormat,
-        /// The datastore; etcd needs the program etcd (Debian: etcd-server)
+        /// The datastore; etcd needs the program etcd (Debian: etcd-server), kubernetes needs `cargo xtask kube build`
         #[arg(long, value_enum, default_value_t = DatastoreName::Embedded)]
         datastore: DatastoreName,
     },
@@ -49,7 +49,7 @@ pub(crate) enum LabCommand {
         /// Number of Windows nodes: minion, windows-2, …
         #[arg(long, default_value_t = 1)]
         windows: usize,
-        /// The datastore; etcd needs the program etcd (Debian: etcd-server)
+        /// The datastore; etcd needs the program etcd (Debian: etcd-server), kubernetes needs `cargo xtask kube build`
         #[arg(long, value_enum, default_value_t = DatastoreName::Embedded)]
         datastore: DatastoreName,
     },
@@ -70,6 +70,12 @@ pub(crate) enum LabCommand {
         /// The command
         #[arg(last = true, required = true)]
         command: Vec<String>,
+    },
+    /// Run kubectl as the administrator of a lab with --datastore kubernetes
+    Kubectl {
+        /// The arguments of kubectl
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
     },
     /// Show who reaches whom, by a real connection for each pair
     Matrix {
@@ -110,6 +116,7 @@ pub(crate) enum Inside {
 pub(crate) enum DatastoreName {
     Embedded,
     Etcd,
+    Kubernetes,
 }
 
 impl From<DatastoreName> for Datastore {
@@ -117,6 +124,7 @@ impl From<DatastoreName> for Datastore {
         match name {
             DatastoreName::Embedded => Self::Embedded,
             DatastoreName::Etcd => Self::Etcd,
+            DatastoreName::Kubernetes => Self::Kubernetes,
         }
     }
 }
@@ -160,6 +168,10 @@ impl LabCommand {
                 let netns = dir().node_netns(&node);
                 join::join(&dir(), join::Next::RunCommand)?;
                 Ok(join::exec(&netns, &format!("node {node}"), &command)?.into())
+            }
+            Self::Kubectl { arguments } => {
+                join::join(&dir(), join::Next::RunCommand)?;
+                Ok(join::kubectl(&dir(), &arguments)?.into())
             }
             Self::Matrix { port, output } => show_matrix(port, output),
             Self::Inside { what } => {

@@ -7,7 +7,7 @@ use anyhow::{Context, bail};
 use tortie_api::Kind;
 use tortie_store::etcd::{Etcd, EtcdConfig, Login};
 use tortie_store::kubernetes::{Kubernetes, KubernetesConfig};
-use tortie_store::rpc::{Remote, TlsIdentity};
+use tortie_store::rpc::{Remote, TlsFiles};
 use tortie_store::{Endpoints, Store, StoreError, Stored};
 
 /// The datastore.
@@ -55,7 +55,7 @@ impl StoreArguments {
                 "--store {address:?} is neither unix:PATH nor tls:HOST:PORT nor etcd:URL[,URL…] nor kubernetes[:KUBECONFIG]"
             );
         };
-        Ok(Arc::new(Remote::tls(host, &self.tls(address)?)?))
+        Ok(Arc::new(Remote::tls(host, self.tls(address)?)?))
     }
 
     /// An option that the datastore does not use is an error: its user expects that it has an effect.
@@ -85,7 +85,10 @@ impl StoreArguments {
     }
 
     fn etcd(&self, urls: &str) -> anyhow::Result<EtcdConfig> {
-        let tls = if urls.contains("https:") { Some(self.tls(&format!("etcd:{urls}"))?) } else { None };
+        let tls = match urls.contains("https:") {
+            true => Some(self.tls(&format!("etcd:{urls}"))?.read()?),
+            false => None,
+        };
         let login = match &self.etcd_user {
             Some(user) => {
                 let password = std::env::var("TORTIE_ETCD_PASSWORD")
@@ -97,15 +100,14 @@ impl StoreArguments {
         Ok(EtcdConfig { endpoints: urls.split(',').map(str::to_owned).collect(), tls, login })
     }
 
-    fn tls(&self, address: &str) -> anyhow::Result<TlsIdentity> {
-        let read = |option: &str, path: &Option<PathBuf>| {
-            let path = path.as_ref().with_context(|| format!("--store {address} needs --tls-{option}"))?;
-            std::fs::read_to_string(path).with_context(|| format!("--tls-{option} {}", path.display()))
+    fn tls(&self, address: &str) -> anyhow::Result<TlsFiles> {
+        let file = |option: &str, path: &Option<PathBuf>| {
+            path.clone().with_context(|| format!("--store {address} needs --tls-{option}"))
         };
-        Ok(TlsIdentity {
-            authority: read("authority", &self.tls_authority)?,
-            certificate: read("certificate", &self.tls_certificate)?,
-            key: read("key", &self.tls_key)?,
+        Ok(TlsFiles {
+            authority: file("authority", &self.tls_authority)?,
+            certificate: file("certificate", &self.tls_certificate)?,
+            key: file("key", &self.tls_key)?,
         })
     }
 }

@@ -10,16 +10,18 @@ use futures::StreamExt;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
+use tortie_api::manifest::Object;
 use tortie_api::{Key, Kind, Positions, Resource};
 use tortie_kernel::namespace::mount;
-use tortie_store::rpc::{serve_tls, serve_unix};
-use tortie_store::{Change, Interest, NotInForce, Source, Store, StoreError, wait_in_force};
+use tortie_store::rpc::{Limits, serve_tls, serve_unix};
+use tortie_store::{Change, Interest, NotInForce, Source, Store, StoreError, apply, wait_in_force};
 
-use crate::datastore::{self, Datastore};
+use crate::datastore::{self, Datastore, Kubernetes, Servers};
+use crate::kubelet::Kubelet;
 use crate::node::{Node, Os};
 use crate::pki::Authority;
 use crate::runtime;
-use crate::sandbox::RuntimeNode;
+use crate::sandbox::{PodApi, RuntimeNode};
 use crate::{LabDir, LabError, Progress, slices, underlay};
 
 /// How long to wait for a node's first report.
@@ -45,6 +47,8 @@ pub struct Cluster {
     dir: LabDir,
     store: Arc<dyn Source>,
     datastore: Datastore,
+    /// The servers of a Kubernetes API, and a client for what kubelets write there.
+    kubernetes: Option<(Arc<Kubernetes>, Kubelet)>,
     nodes: Vec<Node>,
     tasks: Vec<JoinHandle<()>>,
 }
@@ -70,14 +74,21 @@ impl Cluster {
         mount::tmpfs(&dir.netns_folder())?;
         underlay::lay(count)?;
         let authority = Authority::new()?;
-        let (store, process) = datastore::open(datastore, &dir, &authority).await?;
-        let tasks = process.map(|process| tokio::spawn(process.keep())).into_iter().collect();
-        let mut cluster = Self { dir, store, datastore, nodes: Vec::new(), tasks };
+        let (store, servers) = datastore::open(datastore, &dir, &authority).await?;
+        let (tasks, kubernetes) = match servers {
+            Servers::None => (Vec::new(), None),
+            Servers::Etcd(process) => (vec![tokio::spawn(process.keep())], None),
+            Servers::Kubernetes(servers) => {
+                (Vec::new(), Some((servers, Kubelet::new(&dir.kubeconfig()).await?)))
+            }
+        };
+        let mut cluster = Self { dir, store, datastore, kubernetes, nodes: Vec::new(), tasks };
         cluster.serve_store(&authority).await?;
         cluster.seed().await?;
         progress.done(match datastore {
             Datastore::Embedded => "the datastore is served",
             Datastore::Etcd => "the datastore is served by etcd",
+            Datastore::Kubernetes => "the datastore is a Kubernetes API, with its controllers and scheduler",
         });
 
         let names = |first: &str, more: &str, count: usize| {
@@ -101,6 +112,28 @@ impl Cluster {
     #[must_use]
     pub fn store(&self) -> Arc<dyn Store> {
         self.store.clone()
+    }
+
+    /// Applies a manifest as users do: with kubectl if the datastore is a Kubernetes API, except that only Tortie and
+    /// calicoctl write Calico's kinds there. Returns the positions of its objects.
+    pub(crate) async fn apply(&self, manifest: &str, objects: &[Object]) -> Result<Positions, LabError> {
+        let mut positions = Positions::default();
+        let is_calicos = |object: &Object| object.key.kind.api_version().starts_with("projectcalico.org/");
+        if let Some((kubernetes, _)) = &self.kubernetes
+            && !objects.iter().any(is_calicos)
+        {
+            kubernetes.apply(manifest).await?;
+            for object in objects {
+                if let Some(stored) = self.store.get(&object.key).await? {
+                    positions.advance(object.key.kind, stored.position);
+                }
+            }
+            return Ok(positions);
+        }
+        for object in objects {
+            positions.advance(object.key.kind, apply(&*self.store, object).await?.position());
+        }
+        Ok(positions)
     }
 
     /// The lab's folder.
@@ -151,7 +184,7 @@ impl Cluster {
     /// Stops the nodes. The rest ends with the lab's first process.
     pub async fn down(mut self) {
         // In the reverse order of the start: the runtime, each node's agent and then its HNS, the datastore.
-        for task in self.tasks.into_iter().rev() {
+        for task in std::mem::take(&mut self.tasks).into_iter().rev() {
             task.abort();
             let _ = task.await; // only that it was aborted
         }
@@ -168,10 +201,10 @@ impl Cluster {
         if self.datastore != Datastore::Embedded {
             return Ok(());
         }
-        let (store, identity) = (self.store.clone(), authority.issue("tortie-store")?);
+        let (store, identity) = (self.store.clone(), authority.issue("tortie-store")?.into());
         let address = SocketAddr::new(IpAddr::V4(underlay::LAB), underlay::STORE_PORT);
         self.tasks.push(tokio::spawn(async move {
-            report("the datastore's port", serve_tls(store, address, &identity).await)
+            report("the datastore's port", serve_tls(store, address, identity, Limits::default()).await)
         }));
         Ok(())
     }
@@ -191,7 +224,11 @@ impl Cluster {
             (Key::namespaced(Kind::ServiceAccount, "default", "default"), account),
             (Key::global(Kind::IpamConfig, "default"), ipam),
         ] {
-            self.store.create(&key, value).await?;
+            match self.store.create(&key, value).await {
+                // A Kubernetes API has the namespace and its service account already.
+                Ok(_) | Err(StoreError::AlreadyExists(_)) => {}
+                Err(error) => return Err(error.into()),
+            }
         }
         Ok(())
     }
@@ -205,12 +242,18 @@ impl Cluster {
         authority: &Authority,
     ) -> Result<(), LabError> {
         let mut node = Node::new(&self.dir, name, os, (index, nodes))?;
-        let value: Value = node.object();
-        self.store.create(&Key::global(Kind::Node, &node.name), value).await?;
+        match &self.kubernetes {
+            Some((_, kubelet)) => {
+                kubelet.register(&node.object(), os.name(), &node.address.to_string()).await?;
+            }
+            None => {
+                self.store.create(&Key::global(Kind::Node, &node.name), node.object()).await?;
+            }
+        }
         if os == Os::Windows {
             node.start_hns(&self.dir)?;
         }
-        let identity = authority.issue(&node.name)?;
+        let identity = authority.issue_for_node(&node.name)?;
         node.start_agent(&self.dir, self.datastore, &identity)?;
         self.nodes.push(node);
         Ok(())
@@ -255,24 +298,44 @@ impl Cluster {
             cni_socket: node.cni_socket(&self.dir),
             deletion_queue: node.deletion_queue(&self.dir),
         });
-        self.tasks.push(runtime::start(self.dir.clone(), self.store.clone(), nodes.collect()));
-        self.tasks.push(slices::start(self.store.clone()).await?);
+        let (dir, store, nodes) = (self.dir.clone(), self.store.clone(), nodes.collect());
+        match &self.kubernetes {
+            Some((_, kubelet)) => {
+                let names = self.nodes.iter().map(|node| node.name.clone()).collect();
+                self.tasks.push(kubelet.keep_leases(names));
+                self.tasks.push(runtime::start(dir, store, PodApi::Kubernetes(kubelet.clone()), nodes));
+            }
+            None => {
+                self.tasks.push(runtime::start(dir, store.clone(), PodApi::Stored(store.clone()), nodes));
+                self.tasks.push(slices::start(store).await?);
+            }
+        }
         Ok(())
     }
 
     /// Registers nodes again whose objects were deleted, as kubelets do.
     fn keep_nodes(&mut self) {
-        let objects = self.nodes.iter().map(|node| (Key::global(Kind::Node, &node.name), node.object()));
-        let objects: BTreeMap<Key, Value> = objects.collect();
+        let objects = self.nodes.iter().map(|node| {
+            let address = node.address.to_string();
+            (Key::global(Kind::Node, &node.name), (node.object(), node.os, address))
+        });
+        let objects: BTreeMap<Key, (Value, Os, String)> = objects.collect();
         let store = self.store.clone();
+        let kubelet = self.kubernetes.as_ref().map(|(_, kubelet)| kubelet.clone());
         let mut changes = store.follow(vec![Interest::all(Kind::Node)]);
         self.tasks.push(tokio::spawn(async move {
             while let Some(change) = changes.next().await {
                 let Change::Gone { key, .. } = change else { continue };
-                let Some(object) = objects.get(&key) else { continue };
-                match store.create(&key, object.clone()).await {
-                    Ok(_) | Err(StoreError::AlreadyExists(_)) => {}
-                    Err(error) => tracing::error!(%error, "cannot register the node again"),
+                let Some((object, os, address)) = objects.get(&key) else { continue };
+                let registered = match &kubelet {
+                    Some(kubelet) => kubelet.register(object, os.name(), address).await,
+                    None => match store.create(&key, object.clone()).await {
+                        Ok(_) | Err(StoreError::AlreadyExists(_)) => Ok(()),
+                        Err(error) => Err(error.into()),
+                    },
+                };
+                if let Err(error) = registered {
+                    tracing::error!(%error, "cannot register the node again");
                 }
             }
         }));
@@ -282,6 +345,13 @@ impl Cluster {
         let text = fs::read_to_string(self.dir.log(process)).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(LOG_LINES)..].join("\n")
+    }
+}
+
+impl Drop for Cluster {
+    /// Without this, tasks would report that the datastore is lost while it is taken down.
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
     }
 }
 

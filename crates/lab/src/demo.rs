@@ -2,8 +2,7 @@
 
 use serde::Serialize;
 use tortie_api::manifest::{self, Object};
-use tortie_api::{Key, Kind, Positions};
-use tortie_store::apply;
+use tortie_api::{Key, Kind};
 
 use crate::matrix::{self, Step};
 use crate::{Cluster, LabError, Progress};
@@ -38,9 +37,7 @@ pub async fn run(
 ) -> Result<Demo, LabError> {
     let store = cluster.store();
     let objects = read(manifests.pods)?;
-    for object in &objects {
-        apply(&*store, object).await?;
-    }
+    cluster.apply(manifests.pods.1, &objects).await?;
     let pods: Vec<Key> =
         objects.into_iter().map(|object| object.key).filter(|key| key.kind == Kind::Pod).collect();
     let running = cluster.wait_for_pods(&pods).await?;
@@ -55,11 +52,9 @@ pub async fn run(
     progress.done(&format!("{} connections were tried", before.connections.len()));
     show(&before, None);
 
-    let mut positions = Positions::default();
-    for object in read(manifests.policy)? {
-        positions.advance(object.key.kind, apply(&*store, &object).await?.position());
-        progress.done(&format!("{} is applied", object.key));
-    }
+    let policies = read(manifests.policy)?;
+    let positions = cluster.apply(manifests.policy.1, &policies).await?;
+    policies.iter().for_each(|object| progress.done(&format!("{} is applied", object.key)));
     cluster.wait_in_force(&positions).await?;
     progress.done("it is in force on all nodes");
     let after = matrix::probe_all(cluster.dir(), &*store, "after policy", Some(PORT), progress).await?;

@@ -193,6 +193,12 @@ impl LabDir {
         self.path().join("etcd")
     }
 
+    /// The administrator's kubeconfig, if the Kubernetes API is the lab's datastore.
+    #[must_use]
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.path().join("kubeconfig")
+    }
+
     pub(crate) fn store_file(&self) -> PathBuf {
         self.path.join("store.redb")
     }

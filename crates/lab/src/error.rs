@@ -31,6 +31,9 @@ pub enum LabError {
     /// The datastore failed.
     #[error("the lab's datastore: {0}")]
     Store(#[from] StoreError),
+    /// A server of the datastore, or kubectl, failed.
+    #[error("the lab's datastore: {0}")]
+    Server(#[from] tortie_servers::Error),
     /// The emulated HNS failed.
     #[error("the emulated HNS of node {node}: {problem}")]
     Hns {

@@ -60,6 +60,23 @@ pub fn join(dir: &LabDir, next: Next) -> Result<(), LabError> {
     Ok(())
 }
 
+/// Runs kubectl as the administrator of a lab whose datastore is a Kubernetes API, and returns its exit code. The process
+/// must have joined.
+///
+/// # Errors
+/// The lab has another datastore.
+pub fn kubectl(dir: &LabDir, arguments: &[String]) -> Result<u8, LabError> {
+    let kubeconfig = dir.kubeconfig();
+    if !kubeconfig.exists() {
+        let remedy =
+            "its datastore is no Kubernetes API; start it with `tortie lab up --datastore kubernetes`";
+        return Err(LabError::problem("this lab", remedy));
+    }
+    let mut command = Command::new(dir.binary("kube"));
+    command.arg("kubectl").arg("--kubeconfig").arg(kubeconfig);
+    run("kubectl", command, arguments)
+}
+
 /// Runs a command in a network namespace of the lab and returns its exit code as a shell does: 126 for a program that
 /// cannot be run, 127 for one that does not exist, 128 plus the number for a signal. Passes termination signals on to
 /// the command, which ends with this process in any case. The process must have joined.
@@ -74,7 +91,6 @@ pub fn exec(netns: &Path, object: &str, command: &[String]) -> Result<u8, LabErr
     move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
         .map_err(|error| LabError::io(format!("entering the network namespace of {object}"))(error.into()))?;
     let mut command = Command::new(program);
-    with_own_proc(with_default_signals(die_with_parent(&mut command)));
     // As root, tcpdump switches to another user. The lab of an ordinary user has no other user, and groups cannot be
     // set.
     let is_tcpdump = Path::new(program).file_name().is_some_and(|name| name == "tcpdump");
@@ -84,6 +100,12 @@ pub fn exec(netns: &Path, object: &str, command: &[String]) -> Result<u8, LabErr
             groups::pretend_to_set(&mut command);
         }
     }
+    run(program, command, arguments)
+}
+
+/// Runs a command with these last arguments, and returns its exit code as a shell does.
+fn run(program: &str, mut command: Command, arguments: &[String]) -> Result<u8, LabError> {
+    with_own_proc(with_default_signals(die_with_parent(&mut command)));
     command.args(arguments);
     // One thread: the kernel allows no more after entering a PID namespace.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

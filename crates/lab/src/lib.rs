@@ -6,8 +6,8 @@
 //! ([`LabDir`]) remains to be removed; after a SIGKILL the next start removes it.
 //!
 //! Inside, [`Cluster`] creates the underlay, serves the datastore, and starts an agent for each node (and an emulated
-//! HNS for each Windows node). It replaces scheduler and kubelet: it executes the CNI plugin as a container runtime
-//! does. [`matrix`] probes who reaches whom with real connections.
+//! HNS for each Windows node). It replaces the kubelets, and the scheduler unless the datastore is a Kubernetes API: it
+//! executes the CNI plugin as a container runtime does. [`matrix`] probes who reaches whom with real connections.
 
 mod cluster;
 mod datastore;
@@ -15,10 +15,12 @@ pub mod demo;
 mod dir;
 mod error;
 pub mod join;
+mod kubelet;
 pub mod matrix;
 mod node;
 mod pki;
 mod pod_process;
+mod pod_status;
 mod probe;
 mod process;
 mod progress;

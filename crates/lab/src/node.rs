@@ -15,7 +15,7 @@ use tortie_hcn::{Address, RemoteHcn};
 use tortie_kernel::namespace::NetNs;
 use tortie_store::rpc::TlsIdentity;
 
-use crate::datastore::{Datastore, etcd_url};
+use crate::datastore::{Datastore, etcd};
 use crate::dir::write_private;
 use crate::process::Process;
 use crate::{LabDir, LabError, underlay};
@@ -28,6 +28,16 @@ const HCN_DEADLINE: Duration = Duration::from_secs(10);
 pub(crate) enum Os {
     Linux,
     Windows,
+}
+
+impl Os {
+    /// Its name in Kubernetes' labels.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Linux => "linux",
+            Self::Windows => "windows",
+        }
+    }
 }
 
 /// A node.
@@ -65,10 +75,7 @@ impl Node {
 
     /// The node's object in the cluster.
     pub(crate) fn object(&self) -> Value {
-        let os = match self.os {
-            Os::Linux => "linux",
-            Os::Windows => "windows",
-        };
+        let os = self.os.name();
         json!({
             "apiVersion": "v1", "kind": "Node",
             "metadata": {
@@ -87,8 +94,7 @@ impl Node {
         Ok(())
     }
 
-    /// Starts the agent. The agent of a Linux node reaches the embedded datastore by its socket. All others use TCP with
-    /// mutual TLS, as on a real Windows node.
+    /// Starts the agent. It reaches the datastore by TCP with mutual TLS, with the rights of its node.
     pub(crate) fn start_agent(
         &mut self,
         dir: &LabDir,
@@ -102,16 +108,14 @@ impl Node {
         option("--cni-socket", shown(self.cni_socket(dir)));
         option("--control-socket", shown(dir.control_socket(&self.name)));
         option("--deletion-queue", shown(self.deletion_queue(dir)));
-        let store = match (datastore, self.os) {
-            (Datastore::Embedded, Os::Linux) => format!("unix:{}", dir.store_socket().display()),
-            (Datastore::Embedded, Os::Windows) => {
-                format!("tls:{}:{}", underlay::LAB, underlay::STORE_PORT)
-            }
-            (Datastore::Etcd, _) => format!("etcd:{}", etcd_url()),
+        let store = match datastore {
+            Datastore::Embedded => format!("tls:{}:{}", underlay::LAB, underlay::STORE_PORT),
+            Datastore::Etcd => format!("etcd:{}", etcd::url()),
+            Datastore::Kubernetes => format!("kubernetes:{}", dir.kubeconfig().display()),
         };
-        let needs_tls = !store.starts_with("unix:");
         option("--store", store);
-        if needs_tls {
+        // The kubeconfig names its own.
+        if datastore != Datastore::Kubernetes {
             for (name, text) in
                 [("authority", &tls.authority), ("certificate", &tls.certificate), ("key", &tls.key)]
             {

@@ -19,6 +19,8 @@ use tortie_hns_emulator::bind_compartment;
 use tortie_kernel::namespace::NetNs;
 use tortie_store::{Store, StoreError};
 
+use crate::kubelet::Kubelet;
+use crate::pod_status::PodStatus;
 use crate::{LabDir, LabError};
 
 /// The delay before a pod that could not be started is retried, as a kubelet does.
@@ -39,20 +41,52 @@ pub(crate) struct RuntimeNode {
 /// A command for a pod's task.
 pub(crate) enum Wish {
     Run(Box<DesiredPod>),
-    Stop,
+    /// Stop it, and end its deletion in the API if it has this uid there.
+    Stop {
+        deleted: Option<String>,
+    },
 }
 
 /// A pod that should run on a node.
 pub(crate) struct DesiredPod {
     pub(crate) pod: Pod,
     pub(crate) uid: Option<String>,
+    /// Its containers, as they are in the API.
+    pub(crate) containers: Vec<Value>,
     pub(crate) node: Arc<RuntimeNode>,
+}
+
+/// Where the status of pods is written.
+#[derive(Clone)]
+pub(crate) enum PodApi {
+    /// Into the stored objects, which belong to nobody else.
+    Stored(Arc<dyn Store>),
+    Kubernetes(Kubelet),
+}
+
+impl PodApi {
+    async fn set_status(&self, key: &Key, wanted: &DesiredPod, status: &PodStatus) {
+        match self {
+            Self::Stored(store) => set_status(&**store, key, status.stored()).await,
+            Self::Kubernetes(kubelet) => {
+                let uid = wanted.uid.as_deref().unwrap_or_default();
+                kubelet.set_status(key, uid, status, &wanted.containers).await;
+            }
+        }
+    }
+
+    async fn end_deletion(&self, key: &Key, uid: &str) {
+        match self {
+            Self::Stored(_) => {}
+            Self::Kubernetes(kubelet) => kubelet.end_deletion(key, uid).await,
+        }
+    }
 }
 
 /// Starts and stops a pod, in the order of the commands.
 pub(crate) struct PodTask {
     dir: LabDir,
-    store: Arc<dyn Store>,
+    api: PodApi,
     key: Key,
     wishes: mpsc::UnboundedReceiver<Wish>,
 }
@@ -84,13 +118,8 @@ impl Sandbox {
 }
 
 impl PodTask {
-    pub(crate) fn new(
-        dir: &LabDir,
-        store: &Arc<dyn Store>,
-        key: &Key,
-        wishes: mpsc::UnboundedReceiver<Wish>,
-    ) -> Self {
-        Self { dir: dir.clone(), store: store.clone(), key: key.clone(), wishes }
+    pub(crate) fn new(dir: &LabDir, api: &PodApi, key: &Key, wishes: mpsc::UnboundedReceiver<Wish>) -> Self {
+        Self { dir: dir.clone(), api: api.clone(), key: key.clone(), wishes }
     }
 
     pub(crate) async fn run(mut self) {
@@ -101,7 +130,12 @@ impl PodTask {
                 self.tear_down(old).await;
             }
             next = match wish {
-                Wish::Stop => self.wishes.recv().await,
+                Wish::Stop { deleted } => {
+                    if let Some(uid) = deleted {
+                        self.api.end_deletion(&self.key, &uid).await;
+                    }
+                    self.wishes.recv().await
+                }
                 Wish::Run(wanted) => match self.bring_up(&wanted).await {
                     Ok(new) => {
                         sandbox = Some(new);
@@ -109,8 +143,8 @@ impl PodTask {
                     }
                     Err(error) => {
                         tracing::warn!(pod = %self.key, %error, "cannot start the pod; the lab retries");
-                        let status = json!({"phase": "Pending", "message": error.to_string()});
-                        set_status(&*self.store, &self.key, status).await;
+                        let status = PodStatus::Waiting(error.to_string());
+                        self.api.set_status(&self.key, &wanted, &status).await;
                         match tokio::time::timeout(RETRY_DELAY, self.wishes.recv()).await {
                             Ok(newer) => newer,
                             Err(_) => Some(Wish::Run(wanted)),
@@ -123,7 +157,7 @@ impl PodTask {
 
     async fn bring_up(&self, wanted: &DesiredPod) -> Result<Sandbox, LabError> {
         let mut sandbox = self.new_sandbox(wanted)?;
-        match self.start(&wanted.pod, &mut sandbox).await {
+        match self.start(wanted, &mut sandbox).await {
             Ok(()) => Ok(sandbox),
             Err(error) => {
                 self.tear_down(sandbox).await;
@@ -149,18 +183,15 @@ impl PodTask {
         })
     }
 
-    async fn start(&self, pod: &Pod, sandbox: &mut Sandbox) -> Result<(), LabError> {
+    async fn start(&self, wanted: &DesiredPod, sandbox: &mut Sandbox) -> Result<(), LabError> {
         // A hostNetwork pod uses its node's network, so the CNI plugin is not called.
-        let address = match pod.spec.host_network {
+        let address = match wanted.pod.spec.host_network {
             true => sandbox.node.address.to_string(),
             false => self.connect(sandbox).await?,
         };
-        sandbox.process = Some(self.start_process(pod, sandbox).await?);
-        let status = json!({
-            "phase": "Running", "podIP": address, "podIPs": [{"ip": address}], "hostIP": sandbox.node.address.to_string(),
-            "conditions": [{"type": "Ready", "status": "True"}],
-        });
-        set_status(&*self.store, &self.key, status).await;
+        sandbox.process = Some(self.start_process(&wanted.pod, sandbox).await?);
+        let status = PodStatus::Running { address, node: sandbox.node.address.to_string() };
+        self.api.set_status(&self.key, wanted, &status).await;
         Ok(())
     }
 

@@ -1,5 +1,6 @@
 //! Certificates of servers and their clients.
 
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
 use rcgen::{
@@ -55,6 +56,11 @@ impl Authority {
     /// The certificate or its files cannot be created.
     pub fn server(&self, name: &str) -> Result<Identity, Error> {
         self.issue(name, &["127.0.0.1", "localhost"], &[], false)
+    }
+
+    /// Issues a certificate for a server at this address and on 127.0.0.1.
+    pub(crate) fn server_at(&self, name: &str, address: Ipv4Addr) -> Result<Identity, Error> {
+        self.issue(name, &["127.0.0.1", "localhost", &address.to_string()], &[], false)
     }
 
     /// Issues a client's certificate: the user is its common name, the groups are its organizations.

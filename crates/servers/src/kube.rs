@@ -1,5 +1,6 @@
 //! The Kubernetes API on a real etcd, optionally with its controllers and scheduler.
 
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -26,6 +27,8 @@ pub struct KubeOptions {
     pub scheduler: bool,
     /// Users beside `admin`, each with groups. RBAC allows them nothing at first.
     pub users: Vec<(String, Vec<String>)>,
+    /// The address and port of the API server, instead of a free port on 127.0.0.1.
+    pub listen: Option<(Ipv4Addr, u16)>,
     /// More flags of the API server, such as `--etcd-compaction-interval=1s`.
     pub api_flags: Vec<String>,
 }
@@ -36,7 +39,7 @@ pub struct KubeApi {
     api: Server,
     controllers: Option<Server>,
     scheduler: Option<Server>,
-    port: u16,
+    address: SocketAddrV4,
     authority: Authority,
     binary: PathBuf,
     folder: PathBuf,
@@ -58,18 +61,21 @@ impl KubeApi {
         )?;
         let folder = guard.folder().to_owned();
         let authority = Authority::new(&folder)?;
-        let port = ports::free_port()?;
+        let address = match options.listen {
+            Some((address, port)) => SocketAddrV4::new(address, port),
+            None => SocketAddrV4::new(Ipv4Addr::LOCALHOST, ports::free_port()?),
+        };
 
         let mut users = vec![(ADMIN.to_owned(), vec!["system:masters".to_owned()])];
         users.extend(options.users.iter().cloned());
         write(&folder.join("tokens.csv"), &tokens(&users))?;
         for (user, _) in &users {
             let path = kubeconfig_path(&folder, user);
-            write(&path, &kubeconfig(port, &authority.certificate(), user))?;
+            write(&path, &kubeconfig(address, &authority.certificate(), user))?;
         }
         let accounts = ServiceAccountKey::new(&folder)?;
-        let server = authority.server("kube-apiserver")?;
-        let flags = api_flags(port, &etcd, &authority, &server, &accounts, options, &folder);
+        let server = authority.server_at("kube-apiserver", *address.ip())?;
+        let flags = api_flags(address, &etcd, &authority, &server, &accounts, options, &folder);
         let command = component(&binary, "kube-apiserver", flags);
         let ready = kubectl(&binary, &folder, ADMIN, &["get", "--raw=/readyz", "--request-timeout=5s"]);
         let api = Server::spawn(&guard, "kube-apiserver", command, ready)?;
@@ -99,7 +105,7 @@ impl KubeApi {
         for server in controllers.iter().chain(&scheduler) {
             server.wait_until_ready()?;
         }
-        Ok(Self { etcd, api, controllers, scheduler, port, authority, binary, folder, _guard: guard })
+        Ok(Self { etcd, api, controllers, scheduler, address, authority, binary, folder, _guard: guard })
     }
 
     /// The API server.
@@ -129,13 +135,13 @@ impl KubeApi {
     /// The API server's URL.
     #[must_use]
     pub fn url(&self) -> String {
-        format!("https://127.0.0.1:{}", self.port)
+        format!("https://{}", self.address)
     }
 
-    /// The API server's port on 127.0.0.1.
+    /// The API server's port.
     #[must_use]
     pub fn port(&self) -> u16 {
-        self.port
+        self.address.port()
     }
 
     /// The authority of the API server's certificate. The API server accepts clients' certificates of it, too.
@@ -169,7 +175,8 @@ impl KubeApi {
     /// The file cannot be written.
     pub fn kubeconfig_at(&self, user: &str, port: u16) -> Result<PathBuf, Error> {
         let path = self.folder.join(format!("{}-{port}.kubeconfig", file_name(user)));
-        write(&path, &kubeconfig(port, &self.authority.certificate(), user))?;
+        let address = SocketAddrV4::new(*self.address.ip(), port);
+        write(&path, &kubeconfig(address, &self.authority.certificate(), user))?;
         Ok(path)
     }
 
@@ -241,7 +248,7 @@ fn component(binary: &Path, name: &str, flags: Vec<String>) -> Vec<String> {
 }
 
 fn api_flags(
-    port: u16,
+    address: SocketAddrV4,
     etcd: &Etcd,
     authority: &Authority,
     server: &Identity,
@@ -251,9 +258,9 @@ fn api_flags(
 ) -> Vec<String> {
     let mut flags = vec![
         format!("--etcd-servers={}", etcd.endpoints().join(",")),
-        "--bind-address=127.0.0.1".to_owned(),
-        "--advertise-address=127.0.0.1".to_owned(),
-        format!("--secure-port={port}"),
+        format!("--bind-address={}", address.ip()),
+        format!("--advertise-address={}", address.ip()),
+        format!("--secure-port={}", address.port()),
         format!("--cert-dir={}", folder.display()),
         format!("--tls-cert-file={}", server.certificate.display()),
         format!("--tls-private-key-file={}", server.key.display()),
@@ -320,7 +327,7 @@ fn kubeconfig_path(folder: &Path, user: &str) -> PathBuf {
     folder.join(format!("{}.kubeconfig", file_name(user)))
 }
 
-fn kubeconfig(port: u16, authority: &Path, user: &str) -> String {
+fn kubeconfig(address: SocketAddrV4, authority: &Path, user: &str) -> String {
     format!(
         "apiVersion: v1
 kind: Config
@@ -328,7 +335,7 @@ current-context: test
 clusters:
 - name: test
   cluster:
-    server: https://127.0.0.1:{port}
+    server: https://{address}
     certificate-authority: {}
 users:
 - name: user

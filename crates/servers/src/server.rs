@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::Error;
 use crate::error::io;
@@ -181,13 +182,13 @@ impl fmt::Debug for Server {
     }
 }
 
-/// Whether a process has ended and waits for its parent, the guard, to notice.
+/// Whether a process has ended; its parent, the guard, may not have noticed yet. (`/proc` may belong to another PID
+/// namespace, as in a lab.)
 fn has_ended(process: Pid) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero()));
-    // The state follows the program's name, which is in parentheses.
-    stat.map_or(true, |stat| {
-        stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with(['Z', 'X']))
-    })
+    let Ok(descriptor) = pidfd_open(process, PidfdFlags::empty()) else { return true };
+    let mut ends = [PollFd::new(&descriptor, PollFlags::IN)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut ends, Some(&now)).is_ok_and(|ended| ended > 0)
 }
 
 /// Whether something accepts connections at this port.

@@ -1,18 +1,18 @@
 //! Runs the conformance suite on every backend, and tests the guarantees of the embedded one.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-use std::net::{Ipv4Addr, SocketAddr};
+mod common;
+
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
+use common::{Authority, Served, answering};
 use futures::StreamExt;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use serde_json::json;
 use tempfile::TempDir;
 use tortie_api::kubernetes::implied_slices;
 use tortie_api::{Key, Kind, Position};
-use tortie_store::rpc::{Remote, TlsIdentity, serve_tls, serve_unix};
+use tortie_store::rpc::{Limits, Remote, serve_unix};
 use tortie_store::{
     Embedded, Event, Interest, Source, Store, StoreError, Watch, Write, conformance, wait_for_slices,
 };
@@ -62,37 +62,42 @@ async fn served_on_a_unix_socket_conforms() {
 #[tokio::test(flavor = "multi_thread")]
 async fn served_with_mutual_tls_conforms() {
     conformance::run(|| async {
-        let (store, dir) = embedded();
-        let authority = Authority::new();
-        let address = free_address();
-        let server = authority.issue("tortie-store");
-        tokio::spawn(async move {
-            let _dir = dir;
-            serve_tls(store, address, &server).await
-        });
-        answering(Remote::tls(&address.to_string(), &authority.issue("minion")).unwrap()).await
+        let served = Served::new(Limits::default()).await;
+        let client = served.client(served.authority.operator());
+        // It is served until the process ends.
+        std::mem::forget(served);
+        Arc::new(client) as Arc<dyn Store>
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_without_a_certificate_of_the_authority_is_refused() {
-    let (store, _dir) = embedded();
-    let authority = Authority::new();
-    let address = free_address();
-    let server = authority.issue("tortie-store");
-    tokio::spawn(async move { serve_tls(store, address, &server).await });
-    answering(Remote::tls(&address.to_string(), &authority.issue("good")).unwrap()).await;
-
-    let mut stranger = Authority::new().issue("stranger");
-    stranger.authority = authority.issue("x").authority;
-    let refused = Remote::tls(&address.to_string(), &stranger).unwrap().list(Kind::Pod).await;
-    assert!(matches!(refused, Err(StoreError::Unavailable(_))), "{refused:?}");
-
-    let mut other_name = authority.issue("not-the-store");
-    other_name.authority = Authority::new().issue("x").authority;
-    let distrusted = Remote::tls(&address.to_string(), &other_name).unwrap().list(Kind::Pod).await;
+async fn a_service_of_another_authority_is_refused() {
+    let served = Served::new(Limits::default()).await;
+    let mut distrusting = served.authority.operator();
+    distrusting.authority = Authority::new().operator().authority;
+    let distrusted = served.client(distrusting).list(Kind::Pod).await;
     assert!(matches!(distrusted, Err(StoreError::Unavailable(_))), "{distrusted:?}");
+
+    // A certificate of the right authority is no certificate of the service.
+    let mut other = served.authority.operator();
+    other.authority = served.authority.server().authority;
+    let address = common::free_address();
+    let certificates = other.into();
+    let store = served.store.clone();
+    tokio::spawn(tortie_store::rpc::serve_tls(store, address, certificates, Limits::default()));
+    let client = Remote::tls(&address.to_string(), served.authority.operator()).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let error = loop {
+        match client.list(Kind::Pod).await {
+            Err(StoreError::Unavailable(text)) if text.contains("refused") => {
+                assert!(Instant::now() < deadline)
+            }
+            other => break other.expect_err("it is not the service"),
+        }
+        tokio::task::yield_now().await;
+    };
+    assert!(error.to_string().contains("certificate not valid for name"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -273,39 +278,6 @@ async fn a_quiet_watch_goes_on() {
     assert!(ended.is_err(), "{ended:?}");
     let written = store.create(&Key::global(Kind::Namespace, "n"), json!(0)).await.unwrap();
     assert_eq!(next(&mut watch).await, Some(Ok(Event::Put(written))));
-}
-
-async fn answering(remote: Remote) -> Arc<dyn Store> {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while let Err(error) = remote.list(Kind::Pod).await {
-        assert!(Instant::now() < deadline, "{error}");
-        tokio::task::yield_now().await;
-    }
-    Arc::new(remote)
-}
-
-/// A port of a loopback address that no other test of this process uses.
-fn free_address() -> SocketAddr {
-    static NUMBER: AtomicU8 = AtomicU8::new(2);
-    let loopback = Ipv4Addr::new(127, 0, 0, NUMBER.fetch_add(1, Ordering::Relaxed));
-    std::net::TcpListener::bind((loopback, 0)).unwrap().local_addr().unwrap()
-}
-
-struct Authority(CertifiedIssuer<'static, KeyPair>);
-
-impl Authority {
-    fn new() -> Self {
-        let mut params = CertificateParams::new([]).unwrap();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
-    }
-
-    fn issue(&self, name: &str) -> TlsIdentity {
-        let key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new([name.to_owned()]).unwrap();
-        let certificate = params.signed_by(&key, &self.0).unwrap();
-        TlsIdentity { authority: self.0.pem(), certificate: certificate.pem(), key: key.serialize_pem() }
-    }
 }
 
 #[tokio::test]

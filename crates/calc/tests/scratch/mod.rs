@@ -58,7 +58,7 @@ pub(crate) fn from_scratch(objects: &Objects) -> NodeState {
             container_id: spec.container_id.as_str().into(),
             host_interface: spec.interface_name.as_str().into(),
             addresses: addresses.into_iter().collect(),
-            mac: None,
+            mac: spec.mac.parse().ok(),
             program: Arc::new(program),
         };
         // Of two objects with one endpoint id, the last counts.

@@ -4,6 +4,7 @@
 
 mod commands;
 mod failures;
+mod kubernetes;
 mod network;
 mod show;
 mod support;

@@ -8,15 +8,17 @@ use async_trait::async_trait;
 use futures::StreamExt;
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
-use tokio::net::UnixStream;
-use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::pki_types::ServerName;
+use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 use tortie_api::{Key, Kind, Position, Positions};
 
-use super::TlsIdentity;
 use super::generated::store_client::StoreClient;
 use super::message::{self, BarrierRequest, GetRequest, ListRequest, Refusal, WatchRequest, WriteRequest};
 use super::server::MAX_MESSAGE_BYTES;
+use super::tls::{Certificates, Reloaded, for_client};
 use crate::follow::{Follow, Source, Watch, follow};
 use crate::{
     Endpoints, Interest, Page, PageToken, Stopped, Store, StoreError, Stored, Version, Write, Written,
@@ -53,21 +55,32 @@ impl Remote {
         Self::over(channel)
     }
 
-    /// The store at `host:port`, with mutual TLS.
+    /// The store at `host:port`, with mutual TLS. Each new connection uses the current certificates.
     ///
     /// # Errors
     /// The address or the certificates are invalid.
-    pub fn tls(address: &str, tls: &TlsIdentity) -> Result<Self, StoreError> {
-        let unusable = |error: &dyn std::fmt::Display| StoreError::Unavailable(format!("{address}: {error}"));
-        let config = ClientTlsConfig::new()
-            .domain_name(SERVICE_NAME)
-            .ca_certificate(Certificate::from_pem(&tls.authority))
-            .identity(Identity::from_pem(&tls.certificate, &tls.key));
-        let endpoint =
-            Endpoint::from_shared(format!("https://{address}")).map_err(|error| unusable(&error))?;
-        let endpoint =
-            bounded(endpoint).tcp_nodelay(true).tls_config(config).map_err(|error| unusable(&error))?;
-        Ok(Self::over(endpoint.connect_lazy()))
+    pub fn tls(address: &str, certificates: impl Into<Certificates>) -> Result<Self, StoreError> {
+        let unusable = |problem: &str| StoreError::Unavailable(format!("{address}: {problem}"));
+        if address.rsplit_once(':').is_none_or(|(host, port)| host.is_empty() || port.parse::<u16>().is_err())
+        {
+            return Err(unusable("it is not HOST:PORT"));
+        }
+        let tls =
+            Reloaded::new(certificates.into(), for_client).map_err(|error| unusable(&error.to_string()))?;
+        let name = ServerName::try_from(SERVICE_NAME).map_err(|error| unusable(&error.to_string()))?;
+        let (address, tls) = (address.to_owned(), Arc::new(tls));
+        let channel = bounded(Endpoint::from_static("http://tortie-store")).connect_with_connector_lazy(
+            tower::service_fn(move |_| {
+                let (address, name, tls) = (address.clone(), name.clone(), tls.clone());
+                async move {
+                    let stream = TcpStream::connect(address).await?;
+                    stream.set_nodelay(true)?;
+                    let connector = TlsConnector::from(tls.get());
+                    Ok::<_, std::io::Error>(TokioIo::new(connector.connect(name, stream).await?))
+                }
+            }),
+        );
+        Ok(Self::over(channel))
     }
 
     fn over(channel: Channel) -> Self {

@@ -77,7 +77,7 @@ pub(crate) struct BarrierRequest {
     pub(crate) kinds: Vec<String>,
 }
 
-/// One position for each requested kind that the service knows.
+/// One position for each requested kind that the service knows and the client may read.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct BarrierReply {
     #[prost(map = "string, uint64", tag = "1")]

@@ -8,24 +8,25 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream::{self, BoxStream};
-use tokio::net::UnixListener;
-use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
-use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
+use tokio::net::{TcpListener, UnixListener};
+use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 use tortie_api::{Kind, Position};
 
-use super::TlsIdentity;
+use super::client_identity::{Client, Role};
 use super::generated::store_server::{Store as Service, StoreServer};
+use super::listener::{Limits, TlsListener, operators};
 use super::message::{
     self, BarrierReply, BarrierRequest, GetReply, GetRequest, ListReply, ListRequest, Refusal, WatchMessage,
     WatchRequest, WriteReply, WriteRequest,
 };
-use crate::{PageToken, Source, Stopped, StoreError};
+use super::tls::{Certificates, Reloaded, for_server};
+use crate::{PageToken, Source, Stopped, StoreError, Write, Written};
 
 /// The maximum size of a message.
 pub(super) const MAX_MESSAGE_BYTES: usize = 256 << 20;
 
-/// Serves the store on a Unix socket until the future is dropped. An abandoned socket is replaced.
+/// Serves the store to operators on a Unix socket until the future is dropped. An abandoned socket is replaced.
 ///
 /// # Errors
 /// The socket cannot be created.
@@ -42,31 +43,28 @@ pub async fn serve_unix(store: Arc<dyn Source>, path: &Path) -> Result<(), Store
     let owner_only = std::fs::Permissions::from_mode(0o600);
     std::fs::set_permissions(&unnamed, owner_only).map_err(|error| unusable(&error))?;
     std::fs::rename(&unnamed, path).map_err(|error| unusable(&error))?;
+    let incoming = operators(listener, Limits::default().write_timeout);
     let server = Server::builder().add_service(service(store));
-    server.serve_with_incoming(UnixListenerStream::new(listener)).await.map_err(|error| unusable(&error))
+    server.serve_with_incoming(incoming).await.map_err(|error| unusable(&error))
 }
 
-/// Serves the store on TCP, to clients with a certificate of the authority.
+/// Serves the store on TCP, to clients with a certificate of the authority, until the future is dropped.
 ///
 /// # Errors
 /// The address cannot be listened on, or the certificates are invalid.
 pub async fn serve_tls(
     store: Arc<dyn Source>,
     address: SocketAddr,
-    tls: &TlsIdentity,
+    certificates: Certificates,
+    limits: Limits,
 ) -> Result<(), StoreError> {
     let unusable = |error: &dyn std::fmt::Display| StoreError::Unavailable(format!("{address}: {error}"));
-    let config = ServerTlsConfig::new()
-        .identity(Identity::from_pem(&tls.certificate, &tls.key))
-        .client_ca_root(Certificate::from_pem(&tls.authority));
-    let listener = tokio::net::TcpListener::bind(address).await.map_err(|error| unusable(&error))?;
+    let tls = Reloaded::new(certificates, for_server)?;
+    let listener = TcpListener::bind(address).await.map_err(|error| unusable(&error))?;
     Server::builder()
-        .tls_config(config)
-        .map_err(|error| unusable(&error))?
-        .tcp_nodelay(true)
         .http2_keepalive_interval(Some(Duration::from_secs(30)))
         .add_service(service(store))
-        .serve_with_incoming(TcpListenerStream::new(listener))
+        .serve_with_incoming(TlsListener::new(listener, tls, limits).incoming())
         .await
         .map_err(|error| unusable(&error))
 }
@@ -79,20 +77,30 @@ fn service(store: Arc<dyn Source>) -> StoreServer<Offered> {
 
 struct Offered(Arc<dyn Source>);
 
+/// The role of the client of a request.
+fn role<T>(request: &Request<T>) -> Result<Role, Status> {
+    let client = request.extensions().get::<Arc<Client>>();
+    client.map(|client| client.role.clone()).ok_or_else(|| Status::unauthenticated("the client is unknown"))
+}
+
 #[tonic::async_trait]
 impl Service for Offered {
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetReply>, Status> {
+        let role = role(&request)?;
         let key = message::key(request.into_inner().key).map_err(status)?;
+        role.may_get(&key).map_err(status)?;
         let object = self.0.get(&key).await.map_err(status)?.map(Into::into);
         Ok(Response::new(GetReply { object }))
     }
 
     async fn list(&self, request: Request<ListRequest>) -> Result<Response<ListReply>, Status> {
+        let role = role(&request)?;
         let ListRequest { interest, after } = request.into_inner();
         let interest = interest.ok_or_else(|| Status::invalid_argument("no interest"))?;
         let plural = interest.kind.clone();
         let absent = || Status::unimplemented(format!("{plural:?} is no kind that this service knows"));
         let interest = message::interest(interest).ok_or_else(absent)?;
+        role.may_list(&interest).map_err(status)?;
         let page = self.0.list_page(&interest, after.map(PageToken)).await.map_err(status)?;
         let objects = page.items.into_iter().map(Into::into).collect();
         let next = page.next.map(|token| token.0);
@@ -100,9 +108,10 @@ impl Service for Offered {
     }
 
     async fn write(&self, request: Request<WriteRequest>) -> Result<Response<WriteReply>, Status> {
+        let role = role(&request)?;
         let writes: Result<Vec<_>, _> = request.into_inner().writes.into_iter().map(message::write).collect();
         let writes = writes.map_err(|error| Status::invalid_argument(error.to_string()))?;
-        let (written, refusal, problem) = match self.0.write_all(writes).await {
+        let (written, refusal, problem) = match self.write_as(&role, writes).await {
             Ok(written) => (written, Refusal::None, String::new()),
             Err(Stopped { done, error }) => match error {
                 StoreError::NotFound(_) => (done, Refusal::NotFound, String::new()),
@@ -118,8 +127,14 @@ impl Service for Offered {
     }
 
     async fn barrier(&self, request: Request<BarrierRequest>) -> Result<Response<BarrierReply>, Status> {
+        let role = role(&request)?;
         let kinds = request.into_inner().kinds;
-        let kinds: Vec<Kind> = kinds.iter().filter_map(|plural| message::known_kind(plural)).collect();
+        let mut kinds: Vec<Kind> = kinds.iter().filter_map(|plural| message::known_kind(plural)).collect();
+        let refused = kinds.iter().find_map(|kind| role.may_wait_for(*kind).err());
+        kinds.retain(|kind| role.may_wait_for(*kind).is_ok());
+        if let Some(error) = refused.filter(|_| kinds.is_empty()) {
+            return Err(status(error));
+        }
         let positions = self.0.barrier(&kinds).await.map_err(status)?;
         let positions = kinds
             .iter()
@@ -132,8 +147,10 @@ impl Service for Offered {
 
     /// Kinds that this service does not know were reported when they were listed.
     async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        let role = role(&request)?;
         let WatchRequest { interests, after } = request.into_inner();
         let interests: Vec<_> = interests.into_iter().filter_map(message::interest).collect();
+        interests.iter().try_for_each(|interest| role.may_watch(interest)).map_err(status)?;
         if self.0.groups(interests.clone()).len() > 1 {
             return Err(Status::invalid_argument(
                 "the datastore has no order across kinds: use a watch for each kind",
@@ -143,6 +160,20 @@ impl Service for Offered {
         let events = events.map(|event| event.map(WatchMessage::from).map_err(status));
         let established = stream::iter([Ok(WatchMessage::default())]);
         Ok(Response::new(established.chain(events).boxed()))
+    }
+}
+
+impl Offered {
+    /// Executes the writes before the first one that the client may not do.
+    async fn write_as(&self, role: &Role, mut writes: Vec<Write>) -> Result<Vec<Written>, Stopped> {
+        let refused = writes.iter().map(|write| role.may_write(write).err()).enumerate();
+        let Some((index, error)) = refused.into_iter().find_map(|(index, error)| Some((index, error?)))
+        else {
+            return self.0.write_all(writes).await;
+        };
+        writes.truncate(index);
+        let done = if writes.is_empty() { Vec::new() } else { self.0.write_all(writes).await? };
+        Err(Stopped { done, error })
     }
 }
 

@@ -1,0 +1,74 @@
+//! The status of a pod.
+
+use serde_json::{Value, json};
+
+/// The state of a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum PodStatus {
+    /// It does not run, for this reason.
+    Waiting(String),
+    Running {
+        address: String,
+        /// The address of its node.
+        node: String,
+    },
+}
+
+impl PodStatus {
+    /// The status in a datastore without a Kubernetes API.
+    pub(crate) fn stored(&self) -> Value {
+        match self {
+            Self::Waiting(message) => json!({"phase": "Pending", "message": message}),
+            Self::Running { address, node } => json!({
+                "phase": "Running", "podIP": address, "podIPs": [{"ip": address}], "hostIP": node,
+                "conditions": [{"type": "Ready", "status": "True"}],
+            }),
+        }
+    }
+
+    /// The status of a pod as kubectl and controllers expect it.
+    pub(crate) fn in_api(&self, containers: &[Value]) -> Value {
+        let container = |container: &Value, state: Value, is_ready: bool| {
+            json!({
+                "name": container["name"], "image": container["image"], "imageID": "", "restartCount": 0,
+                "ready": is_ready, "started": is_ready, "state": state,
+            })
+        };
+        match self {
+            Self::Waiting(message) => {
+                let waiting = json!({"waiting": {"reason": "ContainerCreating", "message": message}});
+                let statuses: Vec<Value> =
+                    containers.iter().map(|it| container(it, waiting.clone(), false)).collect();
+                json!({"phase": "Pending", "message": message, "containerStatuses": statuses})
+            }
+            Self::Running { address, node } => {
+                let now = timestamp();
+                let running = json!({"running": {"startedAt": now}});
+                let statuses: Vec<Value> =
+                    containers.iter().map(|it| container(it, running.clone(), true)).collect();
+                let conditions = ["PodScheduled", "Initialized", "ContainersReady", "Ready"];
+                json!({
+                    "phase": "Running", "message": null, "podIP": address, "podIPs": [{"ip": address}],
+                    "hostIP": node, "hostIPs": [{"ip": node}], "startTime": now,
+                    "conditions": conditions.map(|name| condition(name, "")), "containerStatuses": statuses,
+                })
+            }
+        }
+    }
+}
+
+/// A condition that holds since now.
+pub(crate) fn condition(name: &str, reason: &str) -> Value {
+    let now = timestamp();
+    let mut condition = json!({"type": name, "status": "True", "lastTransitionTime": now});
+    if name == "Ready" && !reason.is_empty() {
+        condition["reason"] = json!(reason);
+        condition["lastHeartbeatTime"] = json!(now);
+    }
+    condition
+}
+
+/// The current time in RFC 3339, to the second.
+pub(crate) fn timestamp() -> String {
+    jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}

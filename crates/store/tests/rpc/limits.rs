@@ -1,0 +1,191 @@
+//! Strangers and clients that do not read cannot take the service away from others.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::pki_types::ServerName;
+use tonic::transport::Endpoint;
+use tortie_api::{Key, Kind};
+use tortie_store::rpc::{Limits, Remote, TlsFiles, TlsIdentity, node_subject, serve_unix};
+use tortie_store::{Store, StoreError};
+
+use crate::common::{Served, answering};
+
+const FOR_EVER: Duration = Duration::from_secs(600);
+
+fn limits() -> Limits {
+    Limits { handshake_timeout: FOR_EVER, write_timeout: FOR_EVER, ..Limits::default() }
+}
+
+/// Whether the service ends the connection, which has not sent anything.
+async fn is_closed(stream: &mut TcpStream) -> bool {
+    stream.read_u8().await.is_err()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_does_not_say_who_it_is_is_disconnected() {
+    let handshake_timeout = Duration::from_millis(100);
+    let served = Served::new(Limits { handshake_timeout, ..limits() }).await;
+    let mut silent = TcpStream::connect(served.address).await.unwrap();
+    assert!(is_closed(&mut silent).await);
+}
+
+/// The newest strangers replace the oldest, so a client that proves who it is gets through.
+#[tokio::test(flavor = "multi_thread")]
+async fn strangers_replace_only_strangers() {
+    let served = Served::new(Limits { handshakes: 4, ..limits() }).await;
+    let before = served.client(served.authority.operator());
+    before.list(Kind::Pod).await.unwrap();
+    let mut strangers = Vec::new();
+    for _ in 0..100 {
+        strangers.push(TcpStream::connect(served.address).await.unwrap());
+    }
+    let newest = strangers.split_off(96);
+    for mut stranger in strangers {
+        assert!(is_closed(&mut stranger).await);
+    }
+    served.client(served.authority.operator()).list(Kind::Pod).await.unwrap();
+    before.list(Kind::Pod).await.unwrap();
+    drop(newest);
+}
+
+/// When TCP is exhausted, operators still have the Unix socket.
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_are_limited_on_tcp_only() {
+    let served = Served::new(Limits { connections: 4, ..limits() }).await;
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket");
+    tokio::spawn({
+        let (store, socket) = (served.store.clone(), socket.clone());
+        async move { serve_unix(store, &socket).await }
+    });
+    answering(Remote::unix(&socket)).await;
+    let node = served.authority.issue(node_subject("a"));
+    let mut clients = Vec::new();
+    let refused = loop {
+        let client = served.client(node.clone());
+        match client.list(Kind::Pod).await {
+            Ok(_) => clients.push(client),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(refused, StoreError::Unavailable(_)), "{refused}");
+    assert_eq!(clients.len(), 4);
+    Remote::unix(&socket).list(Kind::Pod).await.unwrap();
+    for client in &clients {
+        client.list(Kind::Pod).await.unwrap();
+    }
+    drop(clients);
+    answering(served.client(node)).await;
+}
+
+fn write(files: &TlsFiles, identity: &TlsIdentity) {
+    std::fs::write(&files.authority, &identity.authority).unwrap();
+    std::fs::write(&files.certificate, &identity.certificate).unwrap();
+    std::fs::write(&files.key, &identity.key).unwrap();
+}
+
+/// Both sides use renewed certificates for new connections, and keep the old ones while the files do not fit together.
+#[tokio::test(flavor = "multi_thread")]
+async fn renewed_certificates_are_used() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = |name: &str| {
+        let file = |what: &str| dir.path().join(format!("{name}-{what}.pem"));
+        TlsFiles { authority: file("authority"), certificate: file("certificate"), key: file("key") }
+    };
+    let (of_server, of_client) = (files("server"), files("client"));
+    let (first, second) = (crate::common::Authority::new(), crate::common::Authority::new());
+    write(&of_server, &first.server());
+    write(&of_client, &first.operator());
+    let store = Arc::new(tortie_store::Embedded::in_memory().unwrap());
+    let address = crate::common::free_address();
+    let certificates = of_server.clone().into();
+    tokio::spawn(tortie_store::rpc::serve_tls(store, address, certificates, limits()));
+    let connect = || Remote::tls(&address.to_string(), of_client.clone()).unwrap();
+    answering(connect()).await;
+    let connected = connect();
+    connected.list(Kind::Pod).await.unwrap();
+
+    // Half of the new files.
+    let renewed = second.server();
+    std::fs::write(&of_server.certificate, &renewed.certificate).unwrap();
+    connect().list(Kind::Pod).await.unwrap();
+    std::fs::remove_file(&of_server.key).unwrap();
+    connect().list(Kind::Pod).await.unwrap();
+
+    write(&of_server, &renewed);
+    let old = connect();
+    let refused = old.list(Kind::Pod).await;
+    assert!(matches!(refused, Err(StoreError::Unavailable(_))), "{refused:?}");
+    connected.list(Kind::Pod).await.unwrap();
+    write(&of_client, &second.operator());
+    // The same client, at its next attempt to connect.
+    answering(old).await;
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct GetRequest {
+    #[prost(message, optional, tag = "1")]
+    key: Option<ObjectKey>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct ObjectKey {
+    #[prost(string, tag = "1")]
+    kind: String,
+    #[prost(string, tag = "3")]
+    name: String,
+}
+
+/// A client that allows the service to send as much as it likes, and then takes nothing. Its connection is the only one
+/// that the service allows, so another client gets through when it has ended.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_takes_nothing_ends() {
+    let write_timeout = Duration::from_millis(200);
+    let served = Served::new(Limits { write_timeout, connections: 1, ..limits() }).await;
+    let key = Key::global(Kind::Namespace, "n");
+    served.store.create(&key, json!("x".repeat(32 << 20))).await.unwrap();
+
+    let relay = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = relay.local_addr().unwrap();
+    let tls = TlsConnector::from(Arc::new(crate::common::tls_client(&served.authority.operator())));
+    let endpoint = Endpoint::from_static("http://store").initial_stream_window_size(1 << 30);
+    let connector = tower::service_fn(move |_| {
+        let tls = tls.clone();
+        async move {
+            let stream = TcpStream::connect(address).await?;
+            let name = ServerName::try_from("tortie-store").unwrap();
+            Ok::<_, std::io::Error>(TokioIo::new(tls.connect(name, stream).await?))
+        }
+    });
+    let endpoint = endpoint.initial_connection_window_size(1 << 30);
+    let mut client = tonic::client::Grpc::new(endpoint.connect_with_connector_lazy(connector))
+        .max_decoding_message_size(usize::MAX);
+    let asking = tokio::spawn(async move {
+        client.ready().await.unwrap();
+        let key = ObjectKey { kind: Kind::Namespace.plural().to_owned(), name: "n".to_owned() };
+        let path = http::uri::PathAndQuery::from_static("/tortie.store.v1.Store/Get");
+        let codec = tonic_prost::ProstCodec::<GetRequest, ()>::default();
+        client.unary(tonic::Request::new(GetRequest { key: Some(key) }), path, codec).await
+    });
+
+    let (near, _) = relay.accept().await.unwrap();
+    let far = TcpStream::connect(served.address).await.unwrap();
+    let (mut near_read, mut near_write) = near.into_split();
+    let (mut far_read, mut far_write) = far.into_split();
+    tokio::spawn(async move { tokio::io::copy(&mut near_read, &mut far_write).await });
+    let (mut buffer, mut taken) = (vec![0; 1 << 16], 0);
+    while taken < 1 << 20 {
+        let count = far_read.read(&mut buffer).await.unwrap();
+        assert!(count > 0, "the service sends the object");
+        near_write.write_all(&buffer[..count]).await.unwrap();
+        taken += count;
+    }
+    answering(served.client(served.authority.operator())).await;
+    asking.abort();
+}
