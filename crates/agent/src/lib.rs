@@ -157,7 +157,9 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
         // Calc derives them itself from what it reads.
         kinds.retain(|kind| *kind != Kind::Profile);
     }
-    let barrier = Barrier::new(store.clone(), kinds.clone());
+    // The position of an ADD's own endpoint covers all earlier ones.
+    let of_barrier = kinds.iter().copied().filter(|kind| *kind != Kind::WorkloadEndpoint).collect();
+    let barrier = Barrier::new(store.clone(), of_barrier);
     let (batches, in_force) = plane::start(&node, dataplane)
         .map_err(|error| AgentError::system("starting the dataplane's thread", error))?;
     let asker = batches.asker();

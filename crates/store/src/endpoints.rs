@@ -13,7 +13,8 @@ use crate::{Store, StoreError, Stored};
 #[async_trait]
 pub trait Endpoints: Store {
     /// Publishes an endpoint: from here on every node knows the pod. Replaces an endpoint of the same name. The annotation
-    /// [`POD_UID`](crate::POD_UID) names the pod: another one of the same name gets no endpoint.
+    /// [`POD_UID`](crate::POD_UID) names the pod: another one of the same name gets no endpoint. Whoever reaches the
+    /// returned position knows all endpoints that were published before this call.
     async fn publish(&self, endpoint: &WorkloadEndpoint) -> Result<Position, StoreError> {
         let WorkloadEndpoint { metadata, .. } = endpoint;
         let key = Key::namespaced(Kind::WorkloadEndpoint, &metadata.namespace, &metadata.name);

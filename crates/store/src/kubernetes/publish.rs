@@ -13,7 +13,7 @@ use tortie_api::{Key, Kind, Position};
 use super::client::request;
 use super::endpoints::{CONTAINER_ID, INTERFACE, POD_IP, POD_IPS};
 use super::{Kubernetes, of_object, resources, values};
-use crate::{Endpoints, POD_UID, StoreError, Stored, pod_of};
+use crate::{Endpoints, POD_UID, Store, StoreError, Stored, pod_of};
 
 const MERGE_PATCH: HeaderValue = HeaderValue::from_static("application/merge-patch+json");
 
@@ -40,7 +40,13 @@ impl Endpoints for Kubernetes {
             CONTAINER_ID: spec.container_id,
         });
         let pod = Key::namespaced(Kind::Pod, &metadata.namespace, &spec.pod);
-        self.patch_status(&pod, &json!({"uid": uid, "annotations": annotations})).await
+        let before = self.get(&pod).await?.ok_or_else(|| StoreError::NotFound(pod.clone()))?;
+        let position = self.patch_status(&pod, &json!({"uid": uid, "annotations": annotations})).await?;
+        if position > before.position {
+            return Ok(position);
+        }
+        // Nothing has changed, so the position is an old one.
+        Ok(self.newest(Kind::WorkloadEndpoint).await?.map_or(position, |newest| newest.max(position)))
     }
 
     /// The annotations of addresses become empty, and that of the container stays.

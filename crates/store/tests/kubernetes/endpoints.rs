@@ -175,6 +175,10 @@ async fn endpoints_are_published_as_annotations() {
         "nothing to change"
     );
 
+    let other = put(&store, &pod("n", "other"), 1).await;
+    let again = store.publish(&published("p", &uid, "c1", "10.0.0.1")).await.unwrap();
+    assert!(again >= other.position, "the position covers everything before the call");
+
     // An endpoint of another container stays. One that has changed since it was read is read again.
     let old = store.get(&key).await.unwrap();
     store.withdraw(old.clone(), "other").await.unwrap();
