@@ -150,14 +150,16 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
     let ipam = Ipam::new(store.clone(), &node, node_labels);
     let about = platform.about();
     let Prepared { dataplane, wiring, announced } =
-        node::prepare(&*store, &ipam, &node, platform, &network).await?;
+        node::prepare(&*endpoints, &ipam, &node, platform, &network).await?;
 
     let mut kinds = tortie_calc::kinds(dataplane.asks_for_services());
     if endpoints.derives_from_kubernetes() {
         // Calc derives them itself from what it reads.
         kinds.retain(|kind| *kind != Kind::Profile);
     }
-    let barrier = Barrier::new(store.clone(), kinds.clone());
+    // The position of an ADD's own endpoint covers all earlier ones.
+    let of_barrier = kinds.iter().copied().filter(|kind| *kind != Kind::WorkloadEndpoint).collect();
+    let barrier = Barrier::new(store.clone(), of_barrier);
     let (batches, in_force) = plane::start(&node, dataplane)
         .map_err(|error| AgentError::system("starting the dataplane's thread", error))?;
     let asker = batches.asker();
@@ -169,7 +171,7 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
     }
     parts.add("the report", report::run(store.clone(), node.clone(), about, in_force.clone()));
     if let Some(announced) = announced {
-        let announcing = node::keep_announced(store.clone(), node.clone(), announced, in_force.clone());
+        let announcing = node::keep_announced(endpoints.clone(), node.clone(), announced, in_force.clone());
         parts.add("the announcement of the node", announcing);
     }
     let mut first = in_force.clone();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tortie_api::kubernetes::Node;
@@ -15,7 +15,7 @@ use tortie_dataplane::{ClusterNetwork, Dataplane, PodWiring};
 use tortie_hcn::Hcn;
 use tortie_ipam::{Ipam, Request, Use};
 use tortie_store::backoff::{Backoff, random_seed};
-use tortie_store::{Change, Interest, Store, StoreError};
+use tortie_store::{Change, Endpoints, Interest, Store, StoreError};
 use tortie_windows::{
     CurrentOverlay, Overlay, OverlaySpec, StaticRules, WindowsDataplane, WindowsWiring, ensure_overlay,
 };
@@ -100,7 +100,7 @@ pub(crate) async fn wait_for(store: &dyn Store, name: &str) -> Result<Node, Agen
 
 /// Sets up the node's tunnel end and announces it.
 pub(crate) async fn prepare(
-    store: &dyn Store,
+    store: &dyn Endpoints,
     ipam: &Ipam,
     node: &str,
     platform: Platform,
@@ -117,7 +117,7 @@ pub(crate) async fn prepare(
 
 /// Linux: the tunnel address is one of the node's own, under Calico's handle; its MAC address is derived from the
 /// node's name.
-async fn prepare_linux(store: &dyn Store, ipam: &Ipam, node: &str) -> Result<Prepared, AgentError> {
+async fn prepare_linux(store: &dyn Endpoints, ipam: &Ipam, node: &str) -> Result<Prepared, AgentError> {
     let owner = [("node", node), ("type", "vxlanTunnelAddress")];
     let request = Request {
         handle: format!("vxlan-tunnel-addr-{node}"),
@@ -143,7 +143,7 @@ async fn prepare_linux(store: &dyn Store, ipam: &Ipam, node: &str) -> Result<Pre
 /// Windows: the network is created from the node's block; its gateway is the tunnel address, and HNS chooses the MAC
 /// address.
 async fn prepare_windows(
-    store: &dyn Store,
+    store: &dyn Endpoints,
     ipam: &Ipam,
     node: &str,
     hcn: &Arc<dyn Hcn>,
@@ -179,37 +179,22 @@ async fn prepare_windows(
 }
 
 /// Writes the annotations of the Node, unless they are current.
-async fn annotate(store: &dyn Store, node: &str, tunnel: &Tunnel) -> Result<(), AgentError> {
+async fn annotate(store: &dyn Endpoints, node: &str, tunnel: &Tunnel) -> Result<(), AgentError> {
     let key = Key::global(Kind::Node, node);
-    loop {
-        let stored = store.get(&key).await?.ok_or_else(|| StoreError::NotFound(key.clone()))?;
-        let mut value = stored.value.clone();
-        let wrong = |problem: &str| AgentError::Node { node: node.to_owned(), problem: problem.to_owned() };
-        let metadata = value.get_mut("metadata").and_then(Value::as_object_mut);
-        let metadata = metadata.ok_or_else(|| wrong("it has no metadata"))?;
-        let annotations = metadata.entry("annotations").or_insert(Value::Null);
-        if annotations.is_null() {
-            *annotations = json!({});
-        }
-        let annotations =
-            annotations.as_object_mut().ok_or_else(|| wrong("its annotations are no mapping"))?;
-        annotations.insert(Node::VXLAN_ADDRESS.to_owned(), json!(tunnel.address.to_string()));
-        if let Some(address) = internal_address(&stored.value) {
-            annotations.entry(Node::ADDRESS).or_insert(json!(address.to_string()));
-        }
-        match &tunnel.mac {
-            Some(mac) => drop(annotations.insert(Node::VXLAN_MAC.to_owned(), json!(mac))),
-            None => drop(annotations.remove(Node::VXLAN_MAC)),
-        }
-        if value == stored.value {
-            return Ok(());
-        }
-        match store.update(&key, value, &stored.version).await {
-            Ok(_) => return Ok(()),
-            Err(StoreError::Conflict(_)) => {}
-            Err(error) => return Err(error.into()),
-        }
+    let stored = store.get(&key).await?.ok_or_else(|| StoreError::NotFound(key.clone()))?;
+    let current = &stored.value["metadata"]["annotations"];
+    let mut annotations = BTreeMap::from([
+        (Node::VXLAN_ADDRESS, Some(tunnel.address.to_string())),
+        (Node::VXLAN_MAC, tunnel.mac.clone()),
+    ]);
+    if let Some(address) = internal_address(&stored.value).filter(|_| current.get(Node::ADDRESS).is_none()) {
+        annotations.insert(Node::ADDRESS, Some(address.to_string()));
     }
+    annotations.retain(|name, value| current[*name].as_str() != value.as_deref());
+    if !annotations.is_empty() {
+        store.annotate_node(node, &annotations).await?;
+    }
+    Ok(())
 }
 
 /// The node's address as its kubelet reports it.
@@ -222,7 +207,7 @@ fn internal_address(node: &Value) -> Option<Ipv4Addr> {
 /// Restores the node's announcements whenever somebody changes the Node, and updates them when HNS has recreated the
 /// overlay network with another MAC address. Ends only when the future is dropped.
 pub(crate) async fn keep_announced(
-    store: Arc<dyn Store>,
+    store: Arc<dyn Endpoints>,
     node: String,
     announced: Announced,
     mut in_force: watch::Receiver<Arc<InForce>>,
@@ -260,6 +245,7 @@ pub(crate) async fn keep_announced(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
     use tortie_store::Embedded;
 
     #[tokio::test]

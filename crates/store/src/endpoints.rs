@@ -1,6 +1,9 @@
-//! The WorkloadEndpoints of pods, as agents write them.
+//! What agents publish for other nodes: the WorkloadEndpoints of their pods, and annotations of their Nodes.
+
+use std::collections::BTreeMap;
 
 use async_trait::async_trait;
+use serde_json::{Value, json};
 use tortie_api::calico::WorkloadEndpoint;
 use tortie_api::{Key, Kind, Position};
 
@@ -10,7 +13,8 @@ use crate::{Store, StoreError, Stored};
 #[async_trait]
 pub trait Endpoints: Store {
     /// Publishes an endpoint: from here on every node knows the pod. Replaces an endpoint of the same name. The annotation
-    /// [`POD_UID`](crate::POD_UID) names the pod: another one of the same name gets no endpoint.
+    /// [`POD_UID`](crate::POD_UID) names the pod: another one of the same name gets no endpoint. Whoever reaches the
+    /// returned position knows all endpoints that were published before this call.
     async fn publish(&self, endpoint: &WorkloadEndpoint) -> Result<Position, StoreError> {
         let WorkloadEndpoint { metadata, .. } = endpoint;
         let key = Key::namespaced(Kind::WorkloadEndpoint, &metadata.namespace, &metadata.name);
@@ -54,9 +58,47 @@ pub trait Endpoints: Store {
         self.delete(&endpoint.key, Some(&endpoint.version)).await.map(drop)
     }
 
+    /// Changes annotations of a Node: `None` removes one.
+    async fn annotate_node(
+        &self,
+        node: &str,
+        annotations: &BTreeMap<&str, Option<String>>,
+    ) -> Result<(), StoreError> {
+        let key = Key::global(Kind::Node, node);
+        loop {
+            let stored = self.get(&key).await?.ok_or_else(|| StoreError::NotFound(key.clone()))?;
+            let mut value = stored.value.clone();
+            annotate(&mut value, annotations)
+                .map_err(|problem| StoreError::Invalid { key: key.clone(), problem })?;
+            if value == stored.value {
+                return Ok(());
+            }
+            match self.update(&key, value, &stored.version).await {
+                Err(StoreError::Conflict(_)) => {}
+                written => return written.map(drop),
+            }
+        }
+    }
+
     /// Whether endpoints are derived from Pods, and profiles from Namespaces and ServiceAccounts. Otherwise somebody must
     /// copy the pods' labels, and there may be other profiles.
     fn derives_from_kubernetes(&self) -> bool {
         false
     }
+}
+
+fn annotate(node: &mut Value, annotations: &BTreeMap<&str, Option<String>>) -> Result<(), String> {
+    let metadata = node.get_mut("metadata").and_then(Value::as_object_mut);
+    let all = metadata.ok_or("it has no metadata")?.entry("annotations").or_insert(Value::Null);
+    if all.is_null() {
+        *all = json!({});
+    }
+    let all = all.as_object_mut().ok_or("its annotations are no mapping")?;
+    for (name, value) in annotations {
+        match value {
+            Some(value) => drop(all.insert((*name).to_owned(), json!(value))),
+            None => drop(all.remove(*name)),
+        }
+    }
+    Ok(())
 }

@@ -13,7 +13,7 @@ use tortie_servers::{KubeApi, KubeOptions};
 use tortie_store::Store;
 use tortie_store::kubernetes::{Kubernetes, KubernetesConfig};
 
-async fn serving(store: Arc<Kubernetes>, os: FakeOs) -> Bed {
+pub(crate) async fn serving(store: Arc<Kubernetes>, os: FakeOs) -> Bed {
     let bed = Bed::on(store, os);
     let socket = bed.dir.path().join("agent.sock");
     until("the agent serves", || async { UnixStream::connect(&socket).is_ok() }).await;
@@ -21,14 +21,14 @@ async fn serving(store: Arc<Kubernetes>, os: FakeOs) -> Bed {
 }
 
 /// Creates a pod of the node; returns its uid.
-async fn create_pod(store: &Kubernetes, name: &str, labels: &Value) -> String {
+pub(crate) async fn create_pod(store: &Kubernetes, name: &str, labels: &Value) -> String {
     let spec = json!({"nodeName": NODE, "terminationGracePeriodSeconds": 0, "containers": [{"name": "c", "image": "i"}]});
     let value = json!({"metadata": {"name": name, "namespace": "n", "labels": labels}, "spec": spec});
     let created = store.create(&pod_key(name), value).await.unwrap();
     created.value["metadata"]["uid"].as_str().unwrap().to_owned()
 }
 
-fn call(bed: &Bed, command: Command, (container, pod, uid): (&str, &str, &str)) -> Invocation {
+pub(crate) fn call(bed: &Bed, command: Command, (container, pod, uid): (&str, &str, &str)) -> Invocation {
     let mut call = bed.invocation(command, container, pod);
     call.args.insert("K8S_POD_UID".to_owned(), uid.to_owned());
     call

@@ -5,6 +5,7 @@
 mod common;
 mod control;
 mod kubernetes;
+mod permissions;
 mod plane;
 mod pods;
 mod unsupported;

@@ -1,15 +1,16 @@
-//! Commands against a real Kubernetes API server.
+//! Commands against a real Kubernetes API server, with the permissions of an operator in `deploy/rbac.yaml`.
 
 use std::process::{Command, Output};
 
 use serde_json::Value;
+use tortie_api::Kind;
 use tortie_servers::programs::{Program, can_run};
 use tortie_servers::{KubeApi, KubeOptions};
 
 use crate::support::text_of;
 
 fn tortie(servers: &KubeApi, arguments: &[&str]) -> Output {
-    let store = format!("kubernetes:{}", servers.kubeconfig().display());
+    let store = format!("kubernetes:{}", servers.kubeconfig_of("operator").display());
     Command::new(env!("CARGO_BIN_EXE_tortie")).args(arguments).args(["--store", &store]).output().unwrap()
 }
 
@@ -19,6 +20,14 @@ fn done(servers: &KubeApi, arguments: &[&str]) -> String {
     assert!(output.status.success(), "{arguments:?}: {}", text_of(&output));
     String::from_utf8(output.stdout).unwrap()
 }
+
+const BINDING: &str = "
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: of-the-test}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: tortie-operator}
+subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: operator}]
+";
 
 const CLUSTER: &str = "
 apiVersion: v1
@@ -52,7 +61,10 @@ fn commands_work_on_a_kubernetes_api() {
     if !can_run(&[Program::Kube]) {
         return;
     }
-    let servers = KubeApi::start(&KubeOptions::default()).unwrap();
+    let users = vec![("operator".to_owned(), Vec::new())];
+    let servers = KubeApi::start(&KubeOptions { users, ..KubeOptions::default() }).unwrap();
+    servers.apply(include_str!("../../../../deploy/rbac.yaml")).unwrap();
+    servers.apply(BINDING).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| {
         let path = folder.path().join(name);
@@ -71,6 +83,18 @@ fn commands_work_on_a_kubernetes_api() {
     assert!(done(&servers, &["get", "networkpolicies"]).contains("allow-client"));
     let seen = servers.kubectl(&["get", "networkpolicies.crd.projectcalico.org", "-n", "demo"]).unwrap();
     assert!(seen.contains("allow-client"), "{seen}");
+
+    for kind in Kind::all() {
+        let output = tortie(&servers, &["get", kind.plural()]);
+        let is_absent = text_of(&output).contains("the store does not have");
+        assert!(output.status.success() || is_absent, "{}: {}", kind.plural(), text_of(&output));
+    }
+    let forbidden = tortie(&servers, &["delete", "-f", &cluster]);
+    assert!(
+        !forbidden.status.success() && text_of(&forbidden).contains("cannot delete"),
+        "{}",
+        text_of(&forbidden)
+    );
 
     for (pod, address) in [("client", "10.0.0.1"), ("server", "10.0.0.2")] {
         let patch = format!(r#"{{"status":{{"podIPs":[{{"ip":"{address}"}}]}}}}"#);

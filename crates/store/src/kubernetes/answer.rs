@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tortie_api::{Key, Kind, Position};
 
+use super::resources::{CALICO_GROUP, NATIVE_GROUP};
 use super::values::{self, Decoded};
 use crate::StoreError;
 use crate::follow::Event;
@@ -66,6 +67,15 @@ pub(crate) fn error(operation: &Operation, rejection: &Rejection, server: &str) 
         (429, _) => StoreError::Throttled(retry_after.unwrap_or(DEFAULT_RETRY)),
         _ => StoreError::Unavailable(described),
     }
+}
+
+/// Whether the API server has Calico's group for users and not the one that Tortie uses, by its list of groups.
+pub(crate) fn has_native_group_only(groups: &Value) -> bool {
+    let has = |group: &str| {
+        let (name, _) = group.split_once('/').unwrap_or_default();
+        groups["groups"].as_array().is_some_and(|groups| groups.iter().any(|group| group["name"] == name))
+    };
+    has(NATIVE_GROUP) && !has(CALICO_GROUP)
 }
 
 /// The event of a line of a watch.
@@ -200,6 +210,22 @@ mod tests {
         {
             assert!(matches!(event(&line), Err(StoreError::Unavailable(_))), "{line}");
         }
+    }
+
+    #[test]
+    fn the_groups_tell_where_calico_keeps_its_kinds() {
+        let table = [
+            (json!(["crd.projectcalico.org"]), false),
+            (json!(["projectcalico.org"]), true),
+            (json!(["projectcalico.org", "crd.projectcalico.org"]), false),
+            (json!([]), false),
+        ];
+        for (names, expected) in table {
+            let groups: Vec<Value> =
+                names.as_array().into_iter().flatten().map(|name| json!({"name": name})).collect();
+            assert_eq!(has_native_group_only(&json!({"groups": groups})), expected, "{names}");
+        }
+        assert!(!has_native_group_only(&Value::Null));
     }
 
     #[test]

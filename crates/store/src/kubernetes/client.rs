@@ -15,6 +15,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use super::answer::{self, Lines, Operation, Rejection};
+use super::resources::{self, CALICO_GROUP, NATIVE_GROUP};
 use crate::StoreError;
 use crate::follow::{Event, Watch};
 
@@ -155,7 +156,30 @@ impl Kubernetes {
             status,
             text: String::from_utf8_lossy(&bytes).into_owned(),
         };
-        Err(answer::error(operation, &rejection, &self.server))
+        match answer::error(operation, &rejection, &self.server) {
+            StoreError::KindAbsent(kind) if resources::api_version(kind) == Some(CALICO_GROUP) => {
+                Err(self.refuse_native_group(operation).await.err().unwrap_or(StoreError::KindAbsent(kind)))
+            }
+            error => Err(error),
+        }
+    }
+
+    /// Calico 3.32 can keep its kinds in its group for users instead. It does so if only that group is served
+    /// (`libcalico-go/lib/backend/k8s/discovery.go`).
+    async fn refuse_native_group(&self, operation: &Operation) -> Result<(), StoreError> {
+        let sent = self.client.send(request(Method::GET, "/apis", Vec::new()).map(Body::from)).await;
+        let response = sent.map_err(|error| self.unavailable(operation, &describe(&error)))?;
+        let bytes = response.into_body().collect_bytes().await;
+        let bytes = bytes.map_err(|error| self.unavailable(operation, &describe(&error)))?;
+        let groups: Value = serde_json::from_slice(&bytes).unwrap_or_default();
+        if answer::has_native_group_only(&groups) {
+            let problem = format!(
+                "Calico's kinds are only in {NATIVE_GROUP}, which Tortie does not support yet; \
+                 install Calico with {CALICO_GROUP}"
+            );
+            return Err(self.unavailable(operation, &problem));
+        }
+        Ok(())
     }
 
     /// The result of this future, if it is ready in time.

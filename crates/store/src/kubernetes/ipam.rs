@@ -89,6 +89,12 @@ pub(crate) fn decode(kind: Kind, mut object: Map<String, Value>) -> Option<(Key,
     Some((Key::global(kind, name), Value::Object(spec)))
 }
 
+/// Whether a record is being deleted. Calico marks it first and removes it then, because another client may have changed
+/// it in between (`libcalico-go/lib/backend/k8s/resources/ipam_block.go`).
+pub(crate) fn is_deleted(value: &Value) -> bool {
+    value["deleted"] == true
+}
+
 /// Calico lists the affinities of a node by these labels (`libcalico-go/lib/backend/model/block_affinity.go`).
 fn labels_of_affinity(node: &str, cidr: &str) -> Value {
     json!({

@@ -29,7 +29,7 @@ pub use client::{Kubernetes, KubernetesConfig};
 use values::Decoded;
 
 use crate::follow::{Event, Follow, Source, Watch, follow};
-use crate::{Interest, Page, PageToken, Store, StoreError, Stored, Version};
+use crate::{Interest, Page, PageToken, Store, StoreError, Stored, Version, Written};
 
 /// The maximum number of objects in a page.
 const MAX_PAGE: usize = 500;
@@ -59,6 +59,17 @@ impl Kubernetes {
         let written = self.call(&of_object(verb, key), request).await?;
         let stored = stored(key, values::decode(key.kind, written)?)?;
         stored.ok_or_else(|| StoreError::Damaged(format!("the API server has stored no {key}")))
+    }
+
+    /// Removes an object, if it has this version; returns the answer.
+    async fn remove_object(&self, key: &Key, expected: Option<&Version>) -> Result<Value, StoreError> {
+        let path = resources::object_path(key).ok_or(StoreError::KindAbsent(key.kind))?;
+        let mut options = json!({"apiVersion": "v1", "kind": "DeleteOptions"});
+        if let Some(expected) = expected {
+            options["preconditions"] = json!({"resourceVersion": expected.as_str()});
+        }
+        let request = request(Method::DELETE, &path, options.to_string().into_bytes());
+        self.call(&of_object("delete", key), request).await
     }
 
     /// Why a write with this version was rejected: somebody else changed or deleted the object.
@@ -128,10 +139,24 @@ impl Store for Kubernetes {
             return self.profile(key).await;
         }
         let path = resources::object_path(key).ok_or(StoreError::KindAbsent(key.kind))?;
-        match self.call(&of_object("get", key), request(Method::GET, &path, Vec::new())).await {
-            Ok(found) => stored(key, values::decode(key.kind, found)?),
-            Err(StoreError::NotFound(_)) => Ok(None),
-            Err(error) => Err(error),
+        loop {
+            let found = self.call(&of_object("get", key), request(Method::GET, &path, Vec::new())).await;
+            let decoded = match found {
+                Ok(found) => values::decode(key.kind, found)?,
+                Err(StoreError::NotFound(_)) => return Ok(None),
+                Err(error) => return Err(error),
+            };
+            match decoded {
+                Decoded::Without(of, position) if of == *key && ipam::is_ipam(key.kind) => {
+                    match self.remove_object(key, Some(&Written::at(position.0).version)).await {
+                        // Whoever may only read leaves the removal to others.
+                        Ok(_) | Err(StoreError::NotFound(_) | StoreError::Forbidden(_)) => return Ok(None),
+                        Err(StoreError::Conflict(_)) => {}
+                        Err(error) => return Err(error),
+                    }
+                }
+                decoded => return stored(key, decoded),
+            }
         }
     }
 
@@ -192,7 +217,6 @@ impl Store for Kubernetes {
     /// A pod is deleted by its node: the position is the one at which its deletion began.
     async fn delete(&self, key: &Key, expected: Option<&Version>) -> Result<Position, StoreError> {
         refuse_derived(key)?;
-        let path = resources::object_path(key).ok_or(StoreError::KindAbsent(key.kind))?;
         if expected.is_some_and(|expected| values::parse_position(expected.as_str()).is_err()) {
             return Err(self.outdated(key).await);
         }
@@ -201,12 +225,7 @@ impl Store for Kubernetes {
         if items.is_empty() {
             return Err(StoreError::NotFound(key.clone()));
         }
-        let mut options = json!({"apiVersion": "v1", "kind": "DeleteOptions"});
-        if let Some(expected) = expected {
-            options["preconditions"] = json!({"resourceVersion": expected.as_str()});
-        }
-        let request = request(Method::DELETE, &path, options.to_string().into_bytes());
-        let deleted = self.call(&of_object("delete", key), request).await?;
+        let deleted = self.remove_object(key, expected).await?;
         if deleted["kind"] == "Status" {
             return self.position_of_deletion(key, before).await;
         }

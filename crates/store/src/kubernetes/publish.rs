@@ -1,6 +1,8 @@
 //! Publishes an endpoint as Calico's CNI plugin does (`libcalico-go/lib/backend/k8s/resources/workloadendpoint.go`): by
 //! annotations of the Pod.
 
+use std::collections::BTreeMap;
+
 use async_trait::async_trait;
 use http::Method;
 use http::header::{CONTENT_TYPE, HeaderValue};
@@ -11,7 +13,7 @@ use tortie_api::{Key, Kind, Position};
 use super::client::request;
 use super::endpoints::{CONTAINER_ID, INTERFACE, POD_IP, POD_IPS};
 use super::{Kubernetes, of_object, resources, values};
-use crate::{Endpoints, POD_UID, StoreError, Stored, pod_of};
+use crate::{Endpoints, POD_UID, Store, StoreError, Stored, pod_of};
 
 const MERGE_PATCH: HeaderValue = HeaderValue::from_static("application/merge-patch+json");
 
@@ -38,7 +40,13 @@ impl Endpoints for Kubernetes {
             CONTAINER_ID: spec.container_id,
         });
         let pod = Key::namespaced(Kind::Pod, &metadata.namespace, &spec.pod);
-        self.patch_pod(&pod, &json!({"uid": uid, "annotations": annotations})).await
+        let before = self.get(&pod).await?.ok_or_else(|| StoreError::NotFound(pod.clone()))?;
+        let position = self.patch_status(&pod, &json!({"uid": uid, "annotations": annotations})).await?;
+        if position > before.position {
+            return Ok(position);
+        }
+        // Nothing has changed, so the position is an old one.
+        Ok(self.newest(Kind::WorkloadEndpoint).await?.map_or(position, |newest| newest.max(position)))
     }
 
     /// The annotations of addresses become empty, and that of the container stays.
@@ -48,7 +56,16 @@ impl Endpoints for Kubernetes {
             "resourceVersion": endpoint.version.as_str(),
             "annotations": {POD_IP: "", POD_IPS: ""},
         });
-        self.patch_pod(&pod_of(endpoint), &metadata).await.map(drop)
+        self.patch_status(&pod_of(endpoint), &metadata).await.map(drop)
+    }
+
+    async fn annotate_node(
+        &self,
+        node: &str,
+        annotations: &BTreeMap<&str, Option<String>>,
+    ) -> Result<(), StoreError> {
+        let metadata = json!({ "annotations": annotations });
+        self.patch_status(&Key::global(Kind::Node, node), &metadata).await.map(drop)
     }
 
     fn derives_from_kubernetes(&self) -> bool {
@@ -57,13 +74,14 @@ impl Endpoints for Kubernetes {
 }
 
 impl Kubernetes {
-    /// Changes metadata of a Pod by its status, as Calico does: nodes need no permission to change what a pod runs.
-    async fn patch_pod(&self, pod: &Key, metadata: &Value) -> Result<Position, StoreError> {
-        let path = resources::object_path(pod).ok_or(StoreError::KindAbsent(pod.kind))?;
+    /// Changes metadata of a Pod or Node by its status, as Calico does: nodes need no permission to change what a pod runs,
+    /// or the taints of a node.
+    async fn patch_status(&self, key: &Key, metadata: &Value) -> Result<Position, StoreError> {
+        let path = resources::object_path(key).ok_or(StoreError::KindAbsent(key.kind))?;
         let body = json!({"metadata": metadata}).to_string().into_bytes();
         let mut request = request(Method::PATCH, &format!("{path}/status"), body);
         request.headers_mut().insert(CONTENT_TYPE, MERGE_PATCH);
-        let patched = self.call(&of_object("patch", pod), request).await?;
+        let patched = self.call(&of_object("patch", key), request).await?;
         values::position(patched.get("metadata"))
     }
 }

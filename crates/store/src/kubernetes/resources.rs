@@ -10,6 +10,8 @@ use crate::{Interest, Scope};
 
 /// The group of Calico's CustomResourceDefinitions.
 pub(crate) const CALICO_GROUP: &str = "crd.projectcalico.org/v1";
+/// Calico's group for users. Without the other one, the objects themselves are there.
+pub(crate) const NATIVE_GROUP: &str = "projectcalico.org/v3";
 /// The maximum length of an affinity's name is below this one (`ipam_affinity.go`).
 const MAX_NAME: usize = 253;
 /// The length of the hash in a shortened name.
@@ -40,7 +42,7 @@ pub(crate) fn is_derived(kind: Kind) -> bool {
 pub(crate) fn api_version(kind: Kind) -> Option<&'static str> {
     match source(kind) {
         Kind::Profile => None,
-        kind if kind.api_version() == "projectcalico.org/v3" => Some(CALICO_GROUP),
+        kind if kind.api_version() == NATIVE_GROUP => Some(CALICO_GROUP),
         kind => Some(kind.api_version()),
     }
 }

@@ -90,6 +90,9 @@ pub(crate) fn decode(kind: Kind, object: Value) -> Result<Decoded, StoreError> {
             tracing::debug!(kind = kind.name(), name, "the object has no key, or its owner is no node");
             return Ok(Decoded::Nothing(position));
         };
+        if ipam::is_deleted(&value) {
+            return Ok(Decoded::Without(key, position));
+        }
         return Ok(Decoded::Object(Stored::new(key, value, Written::at(position.0))));
     }
     if kind == Kind::WorkloadEndpoint {

@@ -1,5 +1,7 @@
 //! WorkloadEndpoints and Profiles on the real API server: derived from other objects, and published as annotations.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Value, json};
 use tortie_api::calico::WorkloadEndpoint;
 use tortie_api::{Key, Kind, Positions, Resource};
@@ -173,6 +175,10 @@ async fn endpoints_are_published_as_annotations() {
         "nothing to change"
     );
 
+    let other = put(&store, &pod("n", "other"), 1).await;
+    let again = store.publish(&published("p", &uid, "c1", "10.0.0.1")).await.unwrap();
+    assert!(again >= other.position, "the position covers everything before the call");
+
     // An endpoint of another container stays. One that has changed since it was read is read again.
     let old = store.get(&key).await.unwrap();
     store.withdraw(old.clone(), "other").await.unwrap();
@@ -231,8 +237,7 @@ async fn profiles_are_derived_from_namespaces_and_service_accounts() {
     let names = ["kns.n", "ksa.n.s"];
     mirror.until(|mirror| names.iter().all(|name| mirror.objects.contains_key(&profile(name)))).await;
     let listed = store.list(Kind::Profile).await.unwrap().items;
-    let listed: std::collections::BTreeMap<Key, Value> =
-        listed.into_iter().map(|stored| (stored.key, stored.value)).collect();
+    let listed: BTreeMap<Key, Value> = listed.into_iter().map(|stored| (stored.key, stored.value)).collect();
     assert_eq!(mirror.objects, listed);
     assert!(listed.contains_key(&profile("kns.default")));
     for name in names {
@@ -260,4 +265,23 @@ async fn profiles_are_derived_from_namespaces_and_service_accounts() {
     assert_eq!(store.list(Kind::Profile).await.unwrap().items.len(), listed.len() + 501);
     store.delete(&account, None).await.unwrap();
     mirror.until(|mirror| !mirror.objects.contains_key(&profile("ksa.n.s"))).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_are_annotated() {
+    if !can_run(&NEEDED) {
+        return;
+    }
+    let servers = start(KubeOptions::default());
+    let store = client(&servers).await;
+    let key = Key::global(Kind::Node, "one");
+    let missing = store.annotate_node("one", &BTreeMap::from([("a", None)])).await;
+    assert_eq!(missing, Err(StoreError::NotFound(key.clone())));
+    let created = json!({"metadata": {"annotations": {"a": "1", "b": "2"}}, "spec": {"unschedulable": true}});
+    store.create(&key, created).await.unwrap();
+    let changes = BTreeMap::from([("a", None), ("b", Some("3".to_owned())), ("c", Some("4".to_owned()))]);
+    store.annotate_node("one", &changes).await.unwrap();
+    let node = store.get(&key).await.unwrap().unwrap().value;
+    assert_eq!(node["metadata"]["annotations"], json!({"b": "3", "c": "4"}));
+    assert_eq!(node["spec"]["unschedulable"], true);
 }

@@ -2,6 +2,8 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod endpoints;
+mod ipam;
+mod kinds;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -292,67 +294,6 @@ async fn increments_are_not_lost(store: &Kubernetes) {
     };
     futures::future::join_all((0..5).map(add)).await;
     assert_eq!(number(&store.get(&key).await.unwrap().unwrap().value), Some(25));
-}
-
-/// A CustomResourceDefinition that is missing, and a permission that is missing, disable nothing else, and may come
-/// later.
-#[tokio::test(flavor = "multi_thread")]
-async fn kinds_may_be_absent_or_forbidden() {
-    if !can_run(&NEEDED) {
-        return;
-    }
-    let servers =
-        start(KubeOptions { users: vec![("reader".to_owned(), Vec::new())], ..KubeOptions::default() });
-    let admin = client(&servers).await;
-    let reader = client_of(&servers, "reader").await;
-    let refused = [
-        reader.get(&pod("default", "p")).await.map(drop),
-        reader.list(Kind::Pod).await.map(drop),
-        reader.create(&pod("default", "p"), value(&pod("default", "p"), 1)).await.map(drop),
-    ];
-    for (result, verb) in refused.into_iter().zip(["get", "list", "create"]) {
-        let Err(StoreError::Forbidden(text)) = &result else { panic!("{verb}: {result:?}") };
-        for part in [verb, "pods", "reader", &servers.url()] {
-            assert!(text.contains(part), "{text}");
-        }
-    }
-    assert_eq!(admin.create(&tier("t"), value(&tier("t"), 1)).await, Err(StoreError::KindAbsent(Kind::Tier)));
-    assert_eq!(admin.get(&tier("t")).await, Err(StoreError::KindAbsent(Kind::Tier)));
-
-    let role = "apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRole
-metadata: {name: reader}
-rules: [{apiGroups: ['*'], resources: [namespaces, tiers], verbs: [get, list, watch]}]
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRoleBinding
-metadata: {name: reader}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: reader}
-subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: reader}]
-";
-    servers.apply(role).unwrap();
-    let kinds = [Kind::Namespace, Kind::Tier, Kind::Pod];
-    let mut mirror = Mirror::new(&reader, kinds.map(Interest::all).to_vec());
-    mirror
-        .until(|mirror| {
-            mirror.in_sync.contains(&Kind::Namespace)
-                && mirror.unavailable.get(&Kind::Tier) == Some(&StoreError::KindAbsent(Kind::Tier))
-                && matches!(mirror.unavailable.get(&Kind::Pod), Some(StoreError::Forbidden(_)))
-        })
-        .await;
-    let barrier = reader.barrier(&kinds).await.unwrap();
-    mirror.reach(&barrier).await;
-
-    servers.create_definitions().unwrap();
-    eventually("create", async || admin.create(&tier("t"), value(&tier("t"), 1)).await).await;
-    mirror.until(|mirror| mirror.objects.contains_key(&tier("t"))).await;
-    assert!(!mirror.in_sync.contains(&Kind::Pod));
-
-    servers.apply(&role.replace("[namespaces, tiers]", "[namespaces, tiers, pods]")).unwrap();
-    let created = put(&admin, &pod("default", "p"), 1).await;
-    mirror.until(|mirror| mirror.in_sync.contains(&Kind::Pod)).await;
-    mirror.reach(&at(&created)).await;
-    assert_eq!(number(&mirror.objects[&pod("default", "p")]), Some(1));
 }
 
 /// The API server is killed under load. Nothing that was acknowledged is lost, and the follower ends with the stored

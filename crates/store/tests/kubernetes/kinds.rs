@@ -1,0 +1,108 @@
+//! Kinds that the API server does not have, or does not show.
+
+use tortie_api::Kind;
+use tortie_servers::KubeOptions;
+use tortie_servers::programs::can_run;
+use tortie_store::conformance::Mirror;
+use tortie_store::{Interest, Store, StoreError};
+
+use crate::{NEEDED, at, client, client_of, eventually, number, pod, put, start, tier, value};
+
+/// Nobody should install the definitions of one group beside objects in the other one.
+#[tokio::test(flavor = "multi_thread")]
+async fn calico_may_keep_its_kinds_in_the_other_group() {
+    if !can_run(&NEEDED) {
+        return;
+    }
+    let servers = start(KubeOptions::default());
+    let store = client(&servers).await;
+    assert_eq!(store.get(&tier("t")).await, Err(StoreError::KindAbsent(Kind::Tier)));
+    let native = "apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: tiers.projectcalico.org}
+spec:
+  group: projectcalico.org
+  scope: Cluster
+  names: {kind: Tier, plural: tiers}
+  versions:
+  - {name: v3, served: true, storage: true, schema: {openAPIV3Schema: {type: object}}}
+";
+    servers.apply(native).unwrap();
+    servers.kubectl(&["wait", "crd", "--all", "--for=condition=Established", "--timeout=60s"]).unwrap();
+    let refused = [
+        eventually("the group", async || match store.get(&tier("t")).await {
+            Err(StoreError::Unavailable(text)) => Ok(text),
+            other => Err(StoreError::Damaged(format!("{other:?}"))),
+        })
+        .await,
+        store.list(Kind::Tier).await.unwrap_err().to_string(),
+        store.create(&tier("t"), value(&tier("t"), 1)).await.unwrap_err().to_string(),
+    ];
+    for text in refused {
+        assert!(text.contains("projectcalico.org/v3, which Tortie does not support"), "{text}");
+        assert!(text.contains("crd.projectcalico.org/v1"), "{text}");
+    }
+    servers.create_definitions().unwrap();
+    eventually("create", async || store.create(&tier("t"), value(&tier("t"), 1)).await).await;
+}
+
+/// A CustomResourceDefinition that is missing, and a permission that is missing, disable nothing else, and may come
+/// later.
+#[tokio::test(flavor = "multi_thread")]
+async fn kinds_may_be_absent_or_forbidden() {
+    if !can_run(&NEEDED) {
+        return;
+    }
+    let servers =
+        start(KubeOptions { users: vec![("reader".to_owned(), Vec::new())], ..KubeOptions::default() });
+    let admin = client(&servers).await;
+    let reader = client_of(&servers, "reader").await;
+    let refused = [
+        reader.get(&pod("default", "p")).await.map(drop),
+        reader.list(Kind::Pod).await.map(drop),
+        reader.create(&pod("default", "p"), value(&pod("default", "p"), 1)).await.map(drop),
+    ];
+    for (result, verb) in refused.into_iter().zip(["get", "list", "create"]) {
+        let Err(StoreError::Forbidden(text)) = &result else { panic!("{verb}: {result:?}") };
+        for part in [verb, "pods", "reader", &servers.url()] {
+            assert!(text.contains(part), "{text}");
+        }
+    }
+    assert_eq!(admin.create(&tier("t"), value(&tier("t"), 1)).await, Err(StoreError::KindAbsent(Kind::Tier)));
+    assert_eq!(admin.get(&tier("t")).await, Err(StoreError::KindAbsent(Kind::Tier)));
+
+    let role = "apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: reader}
+rules: [{apiGroups: ['*'], resources: [namespaces, tiers], verbs: [get, list, watch]}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: reader}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: reader}
+subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: reader}]
+";
+    servers.apply(role).unwrap();
+    let kinds = [Kind::Namespace, Kind::Tier, Kind::Pod];
+    let mut mirror = Mirror::new(&reader, kinds.map(Interest::all).to_vec());
+    mirror
+        .until(|mirror| {
+            mirror.in_sync.contains(&Kind::Namespace)
+                && mirror.unavailable.get(&Kind::Tier) == Some(&StoreError::KindAbsent(Kind::Tier))
+                && matches!(mirror.unavailable.get(&Kind::Pod), Some(StoreError::Forbidden(_)))
+        })
+        .await;
+    let barrier = reader.barrier(&kinds).await.unwrap();
+    mirror.reach(&barrier).await;
+
+    servers.create_definitions().unwrap();
+    eventually("create", async || admin.create(&tier("t"), value(&tier("t"), 1)).await).await;
+    mirror.until(|mirror| mirror.objects.contains_key(&tier("t"))).await;
+    assert!(!mirror.in_sync.contains(&Kind::Pod));
+
+    servers.apply(&role.replace("[namespaces, tiers]", "[namespaces, tiers, pods]")).unwrap();
+    let created = put(&admin, &pod("default", "p"), 1).await;
+    mirror.until(|mirror| mirror.in_sync.contains(&Kind::Pod)).await;
+    mirror.reach(&at(&created)).await;
+    assert_eq!(number(&mirror.objects[&pod("default", "p")]), Some(1));
+}
