@@ -3,6 +3,8 @@
 //! One thread writes. It takes all waiting requests, executes them in one transaction, and answers when it is on
 //! disk: under load many writes share one flush. Readers use snapshots and wait for nobody.
 
+mod log_watch;
+
 use std::fs;
 use std::ops::Bound;
 use std::os::unix::fs::OpenOptionsExt;
@@ -18,9 +20,9 @@ use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 use tortie_api::{Key, Kind, Position, Positions};
 
+use self::log_watch::LogWatch;
 use crate::file::File;
 use crate::follow::{self, Event, Follow, Source, Watch};
-use crate::log_watch::LogWatch;
 use crate::ring::Events;
 use crate::{
     Interest, Page, PageToken, SharedEvent, SharedWatch, Stopped, Store, StoreError, Stored, Version, Write,
@@ -55,7 +57,7 @@ pub struct Embedded {
 }
 
 /// The number of writes so far: the version and the position of the last one.
-pub(crate) type Revision = u64;
+type Revision = u64;
 
 struct Request {
     writes: Vec<Write>,
@@ -126,7 +128,7 @@ impl Embedded {
 }
 
 /// Reads on a thread where it may block.
-pub(crate) async fn read<T: Send + 'static>(
+async fn read<T: Send + 'static>(
     file: &Arc<File>,
     read: impl FnOnce(&File) -> Result<T, StoreError> + Send + 'static,
 ) -> Result<T, StoreError> {
@@ -170,16 +172,16 @@ impl Latest {
 }
 
 /// Events of the log.
-pub(crate) struct Replayed {
-    pub(crate) events: Vec<Event>,
+struct Replayed {
+    events: Vec<Event>,
     /// They reach up to here.
-    pub(crate) reached: Revision,
+    reached: Revision,
     /// Whether these are all.
-    pub(crate) complete: bool,
+    complete: bool,
 }
 
 /// The logged events after a revision, up to a number of bytes (but at least one event).
-pub(crate) fn replay(
+fn replay(
     file: &File,
     interests: &[Interest],
     after: Revision,
@@ -219,7 +221,7 @@ pub(crate) fn replay(
 }
 
 /// The event as it concerns a follower with these interests: an object outside of them is gone for it.
-pub(crate) fn narrowed(event: Event, interests: &[Interest]) -> Event {
+fn narrowed(event: Event, interests: &[Interest]) -> Event {
     match event {
         Event::Put(stored) if !interests.iter().any(|it| it.covers(&stored.key, &stored.value)) => {
             Event::Deleted { position: stored.position, key: stored.key }

@@ -18,7 +18,6 @@ mod follow;
 mod in_force;
 mod interest;
 pub mod kubernetes;
-mod log_watch;
 mod pod;
 mod ring;
 pub mod rpc;

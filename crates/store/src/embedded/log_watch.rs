@@ -7,7 +7,7 @@ use std::sync::Arc;
 use futures::{StreamExt, stream};
 use tortie_api::Position;
 
-use crate::embedded::{Replayed, Revision, narrowed, read, replay};
+use super::{Replayed, Revision, narrowed, read, replay};
 use crate::file::File;
 use crate::follow::Event;
 use crate::ring::{Events, Reader};
