@@ -36,8 +36,7 @@ pub(crate) async fn in_force(
         report.conditions.iter().any(|condition| Severity::of(&condition.reason) == Severity::Failure)
     };
     // A failure is retried, and may end.
-    let waited =
-        wait_for_reports(store, left(), |report| report.positions.reach(&positions) && !failed(report)).await;
+    let waited = wait_for_reports(store, &positions, left(), |report| !failed(report)).await;
     let (reports, late) = match waited {
         Ok(reports) => (reports, None),
         Err(NotInForce::Late { nodes, reports, .. }) => (reports, Some(nodes)),

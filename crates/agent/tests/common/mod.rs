@@ -249,8 +249,10 @@ impl Bed {
         stored.map(|stored| stored.value["status"].clone()).unwrap_or_default()
     }
 
-    /// How far the node's report says that a kind is in force.
-    pub(crate) async fn reported(&self, kind: Kind) -> Option<Position> {
+    /// How far the node reports that a kind is in force, to somebody who waits for this position.
+    pub(crate) async fn reported(&self, kind: Kind, position: Position) -> Option<Position> {
+        let positions = [(kind, position)].into_iter().collect();
+        let _ = tortie_store::wait_in_force(&*self.store, &positions, Duration::ZERO).await;
         self.report().await["positions"][kind.plural()].as_u64().map(Position)
     }
 }
