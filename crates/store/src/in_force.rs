@@ -1,6 +1,6 @@
 //! Waits until writes are in force on the nodes, by their reports (policy decision 29).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -46,23 +46,25 @@ pub async fn wait_in_force(
     positions: &Positions,
     timeout: Duration,
 ) -> Result<BTreeMap<String, NodeStatus>, NotInForce> {
-    wait_for_reports(store, positions, timeout, |_| true).await
+    wait_for_reports(store, None, positions, timeout, |_| true).await
 }
 
-/// Waits until every node reports that everything up to these positions is in force, in a report that fulfils the
-/// condition; returns the last report of each. Stale reports do not count. Asks the nodes for reports, because otherwise
+/// Waits until every node (or each of these nodes) reports that everything up to these positions is in force, in a report
+/// that fulfils the condition; returns the last report of each. Stale reports do not count. Asks the nodes for reports, because otherwise
 /// they write one a minute.
 ///
 /// # Errors
 /// A node had no such report in time, or the store failed.
 pub async fn wait_for_reports(
     store: &dyn Store,
+    nodes: Option<&BTreeSet<String>>,
     positions: &Positions,
     timeout: Duration,
     is_such: impl Fn(&NodeStatus) -> bool + Send + Sync,
 ) -> Result<BTreeMap<String, NodeStatus>, NotInForce> {
     let deadline = Instant::now() + timeout;
-    let nodes = store.list(Kind::Node).await?.items;
+    let is_asked = |node: &Stored| nodes.is_none_or(|nodes| nodes.contains(&node.key.name));
+    let nodes: Vec<Stored> = store.list(Kind::Node).await?.items.into_iter().filter(is_asked).collect();
     let mut cache = Cache::new(store, vec![Interest::all(Kind::NodeReport)]);
     loop {
         let (mut reports, mut late, mut requests) = (BTreeMap::new(), Vec::new(), Vec::new());
@@ -92,6 +94,43 @@ pub async fn wait_for_reports(
             return Err(NotInForce::Late { nodes: late.join(", "), seconds: timeout.as_secs(), reports });
         }
     }
+}
+
+/// The nodes that objects concern that are stored already; `None` means all nodes. Policies of a namespace concern the
+/// nodes of its endpoints; an endpoint that comes later waits for the policies itself.
+///
+/// # Errors
+/// The store failed.
+pub async fn concerned_nodes(
+    store: &dyn Store,
+    objects: &[Key],
+) -> Result<Option<BTreeSet<String>>, StoreError> {
+    let is_policy = |key: &Key| matches!(key.kind, Kind::NetworkPolicy | Kind::KubernetesNetworkPolicy);
+    if objects.is_empty() || !objects.iter().all(is_policy) {
+        return Ok(None);
+    }
+    let namespaces: BTreeSet<&String> = objects.iter().map(|key| &key.namespace).collect();
+    let mut nodes = BTreeSet::new();
+    for namespace in namespaces {
+        let interest = Interest { kind: Kind::WorkloadEndpoint, scope: Scope::Namespace(namespace.clone()) };
+        let mut after = None;
+        loop {
+            let page = match store.list_page(&interest, after).await {
+                Err(StoreError::KindAbsent(_) | StoreError::Forbidden(_)) => return Ok(None),
+                page => page?,
+            };
+            for endpoint in &page.items {
+                // An endpoint that cannot be read may be anywhere.
+                let Some(node) = endpoint.value["spec"]["node"].as_str() else { return Ok(None) };
+                nodes.insert(node.to_owned());
+            }
+            after = page.next;
+            if after.is_none() {
+                break;
+            }
+        }
+    }
+    Ok(Some(nodes))
 }
 
 /// Why a report says nothing about now: it is too old, from the future, or of another start of the node.
@@ -323,6 +362,60 @@ mod tests {
             assert_eq!(result.is_ok(), expected.is_empty(), "{result:?}");
             assert!(expected.is_empty() || result.unwrap_err().to_string().contains(expected));
         }
+    }
+
+    #[tokio::test]
+    async fn policies_of_a_namespace_concern_the_nodes_of_its_endpoints() {
+        let store = Embedded::in_memory().unwrap();
+        let endpoint = async |namespace: &str, name: &str, value: Value| {
+            let key = Key::namespaced(Kind::WorkloadEndpoint, namespace, name);
+            store.create(&key, value).await.unwrap();
+        };
+        for (namespace, name, node) in [("a", "1", "x"), ("a", "2", "x"), ("a", "3", "y"), ("b", "1", "z")] {
+            endpoint(namespace, name, json!({"spec": {"node": node}})).await;
+        }
+        endpoint("damaged", "1", json!({"spec": 1})).await;
+        let policy = |namespace: &str| Key::namespaced(Kind::NetworkPolicy, namespace, "p");
+        let kubernetes = |namespace: &str| Key::namespaced(Kind::KubernetesNetworkPolicy, namespace, "p");
+        let table: [(&[Key], Option<&[&str]>); 8] = [
+            (&[policy("a")], Some(&["x", "y"])),
+            (&[kubernetes("b")], Some(&["z"])),
+            (&[policy("a"), kubernetes("b")], Some(&["x", "y", "z"])),
+            (&[policy("empty")], Some(&[])),
+            (&[policy("a"), Key::global(Kind::GlobalNetworkPolicy, "g")], None),
+            (&[Key::namespaced(Kind::NetworkSet, "a", "s")], None),
+            (&[policy("damaged")], None),
+            (&[], None),
+        ];
+        for (objects, expected) in table {
+            let nodes = concerned_nodes(&store, objects).await.unwrap();
+            let expected = expected.map(|names| names.iter().map(|name| (*name).to_owned()).collect());
+            assert_eq!(nodes, expected, "{objects:?}");
+        }
+    }
+
+    /// Only the nodes that are asked for count, and only their reports are written.
+    #[tokio::test]
+    async fn other_nodes_are_not_waited_for() {
+        let store = Embedded::in_memory().unwrap();
+        let report = |node: &str, position: u64| {
+            let positions: Positions = [(Kind::Pod, Position(position))].into_iter().collect();
+            let status = json!({"os": "linux", "endpoints": 0, "positions": positions,
+                "time": Timestamp::now().to_string(), "heartbeatSeconds": 60});
+            json!({"apiVersion": "tortie.io/v1", "kind": "NodeReport", "metadata": {"name": node}, "status": status})
+        };
+        for (node, position) in [("asked", 9), ("other", 1)] {
+            store.create(&Key::global(Kind::Node, node), json!({"metadata": {"name": node}})).await.unwrap();
+            store.create(&Key::global(Kind::NodeReport, node), report(node, position)).await.unwrap();
+        }
+        let other = store.get(&Key::global(Kind::NodeReport, "other")).await.unwrap();
+        let wanted = [(Kind::Pod, Position(9))].into_iter().collect();
+        let nodes = ["asked".to_owned()].into_iter().collect();
+        let reports = wait_for_reports(&store, Some(&nodes), &wanted, Duration::ZERO, |_| true).await;
+        assert_eq!(reports.unwrap().into_keys().collect::<Vec<_>>(), ["asked"]);
+        assert_eq!(store.get(&Key::global(Kind::NodeReport, "other")).await.unwrap(), other);
+        let all = wait_for_reports(&store, None, &wanted, Duration::ZERO, |_| true).await;
+        assert!(matches!(all, Err(NotInForce::Late { nodes, .. }) if nodes == "other"));
     }
 
     /// Whoever waits asks once, and several requests become one.
