@@ -179,7 +179,21 @@ impl<S: Source> Follower<S> {
                 self.wait_for_retry().await;
                 return Ok(());
             };
-            self.watch = Some(self.source.watch(&interests, after).await?);
+            match self.source.watch(&interests, after).await {
+                Ok(watch) => self.watch = Some(watch),
+                Err(error @ (StoreError::KindAbsent(_) | StoreError::Forbidden(_)))
+                    if interests.len() == 1 =>
+                {
+                    interests.iter().for_each(|interest| self.lose(interest.kind, error.clone(), changes));
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            }
+            for kind in interests.iter().map(|interest| interest.kind) {
+                if self.retries.remove(&kind).is_some() {
+                    tracing::info!(kind = kind.plural(), "the kind can be read now");
+                }
+            }
         }
         self.read_events(changes).await
     }
@@ -203,9 +217,6 @@ impl<S: Source> Follower<S> {
         };
         self.page = page.next.clone().map(|next| (kind, next));
         self.tracker.page(kind, page, changes);
-        if self.page.is_none() && self.retries.remove(&kind).is_some() {
-            tracing::info!(kind = kind.plural(), "the kind can be read now");
-        }
         Ok(())
     }
 
@@ -258,7 +269,7 @@ impl<S: Source> Follower<S> {
                 tracing::info!(%error, kinds = self.kinds, "the watch cannot continue; Tortie lists everything again");
                 self.tracker.restart(changes);
             }
-            // The listing tells which kind it is about.
+            // The listing tells which of several kinds it is about.
             StoreError::KindAbsent(_) | StoreError::Forbidden(_) => self.tracker.restart(changes),
             error if !self.failing => {
                 tracing::warn!(%error, kinds = self.kinds, "the store cannot be read; what is known stays in force, and Tortie reconnects");
@@ -273,9 +284,11 @@ impl<S: Source> Follower<S> {
         let is_new = !self.retries.contains_key(&kind);
         let (at, backoff) = self.retries.entry(kind).or_insert_with(fresh);
         *at = backoff.failed(Instant::now().into_std()).into();
-        self.tracker.lose(kind);
         if is_new {
             tracing::warn!(%error, kind = kind.plural(), "the kind cannot be read; Tortie goes on without it and retries");
+        }
+        // It may have been listed since.
+        if self.tracker.lose(kind) || is_new {
             changes.push(Change::Unavailable(kind, error));
         }
     }
