@@ -1,7 +1,7 @@
 //! Follows objects for ever: lists, watches, reconnects, and lists again where the history is lost. Each backend is a
 //! [`Source`]; what is common to them is here, and what is pure is in the tracker.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
@@ -120,6 +120,8 @@ struct Follower<S> {
     backoff: Backoff,
     /// When to try again to read kinds that cannot be read, and the delays between attempts.
     retries: BTreeMap<Kind, (Instant, Backoff)>,
+    /// The kinds that have been reported as unavailable, and not been listed since.
+    reported: BTreeSet<Kind>,
     /// Whether the last attempt failed.
     failing: bool,
     /// What to wait for before the next attempt.
@@ -145,6 +147,7 @@ impl<S: Source> Follower<S> {
             ready: VecDeque::new(),
             backoff: Backoff::new(random_seed()),
             retries: BTreeMap::new(),
+            reported: BTreeSet::new(),
             failing: false,
             pause: Pause::None,
         }
@@ -217,6 +220,9 @@ impl<S: Source> Follower<S> {
         };
         self.page = page.next.clone().map(|next| (kind, next));
         self.tracker.page(kind, page, changes);
+        if self.page.is_none() {
+            self.reported.remove(&kind);
+        }
         Ok(())
     }
 
@@ -287,8 +293,8 @@ impl<S: Source> Follower<S> {
         if is_new {
             tracing::warn!(%error, kind = kind.plural(), "the kind cannot be read; Tortie goes on without it and retries");
         }
-        // It may have been listed since.
-        if self.tracker.lose(kind) || is_new {
+        self.tracker.lose(kind);
+        if self.reported.insert(kind) {
             changes.push(Change::Unavailable(kind, error));
         }
     }

@@ -2,7 +2,6 @@
 //! last delivered are not delivered again, and deletions that nobody saw are derived from listings.
 
 use std::collections::{HashMap, HashSet};
-use std::mem;
 
 use tortie_api::{Key, Kind, Position};
 
@@ -97,17 +96,18 @@ impl Tracker {
         }
     }
 
-    /// The kind cannot be read. What was delivered stays. Returns whether it was in sync.
-    pub(crate) fn lose(&mut self, kind: Kind) -> bool {
-        let Some(tracked) = self.of(kind) else { return false };
-        matches!(mem::replace(&mut tracked.state, State::Unavailable), State::InSync)
+    /// The kind cannot be read. What was delivered stays.
+    pub(crate) fn lose(&mut self, kind: Kind) {
+        if let Some(tracked) = self.of(kind) {
+            tracked.state = State::Unavailable;
+        }
     }
 
     /// Ingests a page. The kind is complete with its last page.
     pub(crate) fn page(&mut self, kind: Kind, page: Page, changes: &mut Vec<Change>) {
         let Some(tracked) = self.of(kind) else { return };
         let Page { items, position, next } = page;
-        let (mut seen, mut newest) = match mem::replace(&mut tracked.state, State::Unlisted) {
+        let (mut seen, mut newest) = match std::mem::replace(&mut tracked.state, State::Unlisted) {
             State::Listing { seen, newest } => (seen, newest),
             _ => {
                 tracked.listed = position;
