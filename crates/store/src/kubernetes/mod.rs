@@ -89,6 +89,10 @@ impl Kubernetes {
     /// its history does not reach back, a later position.
     async fn position_of_deletion(&self, key: &Key, after: Position) -> Result<Position, StoreError> {
         let interest = Interest::in_object(key);
+        if ipam::is_ipam(key.kind) {
+            // Nobody waits for it.
+            return Ok(self.list_page(&interest, None).await?.position);
+        }
         let find = async {
             let mut watch = Source::watch(self, std::slice::from_ref(&interest), after).await?;
             while let Some(event) = watch.next().await {
