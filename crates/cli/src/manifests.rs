@@ -81,7 +81,7 @@ impl Apply {
             crate::checks::refuse(&*store, &objects).await?;
             let mut positions = Positions::default();
             for object in &objects {
-                let applied = tortie_store::apply(&*store, object).await;
+                let applied = store.apply(object).await;
                 let applied = applied.with_context(|| format!("{}: {}", object.origin, object.key))?;
                 let word = match applied {
                     Applied::Created(_) => "created",

@@ -14,7 +14,7 @@ use tortie_api::manifest::Object;
 use tortie_api::{Key, Kind, Positions, Resource};
 use tortie_kernel::namespace::mount;
 use tortie_store::rpc::{Limits, serve_tls, serve_unix};
-use tortie_store::{Change, Interest, NotInForce, Source, Store, StoreError, apply, wait_in_force};
+use tortie_store::{Change, Interest, NotInForce, Source, Store, StoreError, wait_in_force};
 
 use crate::datastore::{self, Datastore, Kubernetes, Servers};
 use crate::kubelet::Kubelet;
@@ -131,7 +131,7 @@ impl Cluster {
             return Ok(positions);
         }
         for object in objects {
-            positions.advance(object.key.kind, apply(&*self.store, object).await?.position());
+            positions.advance(object.key.kind, self.store.apply(object).await?.position());
         }
         Ok(positions)
     }

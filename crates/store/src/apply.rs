@@ -27,11 +27,8 @@ impl Applied {
     }
 }
 
-/// Stores the object, whether or not it exists. Keeps what the cluster added to it: status, a pod's node, identity.
-///
-/// # Errors
-/// The store failed.
-pub async fn apply(store: &dyn Store, object: &Object) -> Result<Applied, StoreError> {
+/// Replaces the stored object, if it exists. Keeps what the cluster added to it: status, a pod's node, identity.
+pub(crate) async fn replace(store: &(impl Store + ?Sized), object: &Object) -> Result<Applied, StoreError> {
     loop {
         let result = match store.get(&object.key).await? {
             None => {

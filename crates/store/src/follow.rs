@@ -1,7 +1,7 @@
 //! Follows objects for ever: lists, watches, reconnects, and lists again where the history is lost. Each backend is a
 //! [`Source`]; what is common to them is here, and what is pure is in the tracker.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
@@ -129,6 +129,8 @@ struct Follower<S> {
     backoff: Backoff,
     /// When to try again to read kinds that cannot be read, and the delays between attempts.
     retries: BTreeMap<Kind, (Instant, Backoff)>,
+    /// The kinds that have been reported as unavailable, and not been listed since.
+    reported: BTreeSet<Kind>,
     /// Whether the last attempt failed.
     failing: bool,
     /// What to wait for before the next attempt.
@@ -154,6 +156,7 @@ impl<S: Source> Follower<S> {
             ready: VecDeque::new(),
             backoff: Backoff::new(random_seed()),
             retries: BTreeMap::new(),
+            reported: BTreeSet::new(),
             failing: false,
             pause: Pause::None,
         }
@@ -188,7 +191,21 @@ impl<S: Source> Follower<S> {
                 self.wait_for_retry().await;
                 return Ok(());
             };
-            self.watch = Some(self.source.watch(&interests, after).await?);
+            match self.source.watch(&interests, after).await {
+                Ok(watch) => self.watch = Some(watch),
+                Err(error @ (StoreError::KindAbsent(_) | StoreError::Forbidden(_)))
+                    if interests.len() == 1 =>
+                {
+                    interests.iter().for_each(|interest| self.lose(interest.kind, error.clone(), changes));
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            }
+            for kind in interests.iter().map(|interest| interest.kind) {
+                if self.retries.remove(&kind).is_some() {
+                    tracing::info!(kind = kind.plural(), "the kind can be read now");
+                }
+            }
         }
         self.read_events(changes).await
     }
@@ -212,8 +229,8 @@ impl<S: Source> Follower<S> {
         };
         self.page = page.next.clone().map(|next| (kind, next));
         self.tracker.page(kind, page, changes);
-        if self.page.is_none() && self.retries.remove(&kind).is_some() {
-            tracing::info!(kind = kind.plural(), "the kind can be read now");
+        if self.page.is_none() {
+            self.reported.remove(&kind);
         }
         Ok(())
     }
@@ -267,7 +284,7 @@ impl<S: Source> Follower<S> {
                 tracing::info!(%error, kinds = self.kinds, "the watch cannot continue; Tortie lists everything again");
                 self.tracker.restart(changes);
             }
-            // The listing tells which kind it is about.
+            // The listing tells which of several kinds it is about.
             StoreError::KindAbsent(_) | StoreError::Forbidden(_) => self.tracker.restart(changes),
             error if !self.failing => {
                 tracing::warn!(%error, kinds = self.kinds, "the store cannot be read; what is known stays in force, and Tortie reconnects");
@@ -282,9 +299,11 @@ impl<S: Source> Follower<S> {
         let is_new = !self.retries.contains_key(&kind);
         let (at, backoff) = self.retries.entry(kind).or_insert_with(fresh);
         *at = backoff.failed(Instant::now().into_std()).into();
-        self.tracker.lose(kind);
         if is_new {
             tracing::warn!(%error, kind = kind.plural(), "the kind cannot be read; Tortie goes on without it and retries");
+        }
+        self.tracker.lose(kind);
+        if self.reported.insert(kind) {
             changes.push(Change::Unavailable(kind, error));
         }
     }

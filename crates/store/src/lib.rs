@@ -32,9 +32,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde_json::Value;
 use thiserror::Error;
+use tortie_api::manifest::Object;
 use tortie_api::{Key, Kind, Position, Positions};
 
-pub use apply::{Applied, apply, merged};
+pub use apply::{Applied, merged};
 pub use cache::Cache;
 pub use embedded::Embedded;
 pub use endpoints::Endpoints;
@@ -228,6 +229,11 @@ pub trait Store: Send + Sync {
 
     /// Deletes an object, if its version is still `expected` (any version, if that is `None`).
     async fn delete(&self, key: &Key, expected: Option<&Version>) -> Result<Position, StoreError>;
+
+    /// Stores an object of a manifest, whether or not it exists. Keeps what the cluster added to it.
+    async fn apply(&self, object: &Object) -> Result<Applied, StoreError> {
+        apply::replace(self, object).await
+    }
 
     /// The objects of these interests and their changes, for ever. After a lost connection or lost history, the backend
     /// reconnects, lists again if it must, and delivers the differences. Each interest must be of another kind.

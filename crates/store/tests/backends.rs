@@ -292,7 +292,7 @@ async fn applying_again_keeps_what_the_cluster_added() {
         );
         tortie_api::manifest::read("m.yml", &text).unwrap().remove(0)
     };
-    let created = tortie_store::apply(&store, &pod("a")).await.unwrap();
+    let created = store.apply(&pod("a")).await.unwrap();
     assert!(matches!(created, tortie_store::Applied::Created(_)));
     let key = pod("a").key;
     let mut stored = store.get(&key).await.unwrap().unwrap();
@@ -301,12 +301,9 @@ async fn applying_again_keeps_what_the_cluster_added() {
     stored.value["status"] = json!({"phase": "Running"});
     let position = store.update(&key, stored.value.clone(), &stored.version).await.unwrap().position;
 
-    let again = tortie_store::apply(&store, &pod("a")).await.unwrap();
+    let again = store.apply(&pod("a")).await.unwrap();
     assert_eq!(again, tortie_store::Applied::Unchanged(position));
-    assert!(matches!(
-        tortie_store::apply(&store, &pod("b")).await.unwrap(),
-        tortie_store::Applied::Configured(_)
-    ));
+    assert!(matches!(store.apply(&pod("b")).await.unwrap(), tortie_store::Applied::Configured(_)));
     let after = store.get(&key).await.unwrap().unwrap().value;
     assert_eq!(after["metadata"]["labels"]["app"], "b");
     stored.value["metadata"]["labels"]["app"] = json!("b");

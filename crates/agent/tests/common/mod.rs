@@ -223,19 +223,9 @@ impl Bed {
     }
 
     pub(crate) fn invocation(&self, command: Command, container: &str, pod: &str) -> Invocation {
-        let config = json!({
-            "cniVersion": "1.1.0", "name": "net",
-            "agentSocket": self.dir.path().join("agent.sock"), "deletionQueue": self.dir.path().join("queue"),
-        });
-        let args = [("K8S_POD_NAMESPACE", "n"), ("K8S_POD_NAME", pod)];
-        Invocation {
-            command,
-            container_id: container.to_owned(),
-            netns: format!("/run/netns/{container}"),
-            interface: "eth0".to_owned(),
-            args: args.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
-            config: serde_json::from_value(config).unwrap(),
-        }
+        let mut call = invocation(self.dir.path(), command, (container, pod, ""));
+        call.args.remove("K8S_POD_UID");
+        call
     }
 
     pub(crate) async fn endpoint(&self, pod: &str, interface: &str) -> Option<Value> {
@@ -254,6 +244,27 @@ impl Bed {
         let positions = [(kind, position)].into_iter().collect();
         let _ = tortie_store::wait_in_force(&*self.store, &positions, Duration::ZERO).await;
         self.report().await["positions"][kind.plural()].as_u64().map(Position)
+    }
+}
+
+/// The call of a plugin for an agent in this folder: container, pod in `n`, and its uid.
+pub(crate) fn invocation(
+    dir: &Path,
+    command: Command,
+    (container, pod, uid): (&str, &str, &str),
+) -> Invocation {
+    let config = json!({
+        "cniVersion": "1.1.0", "name": "net",
+        "agentSocket": dir.join("agent.sock"), "deletionQueue": dir.join("queue"),
+    });
+    let args = [("K8S_POD_NAMESPACE", "n"), ("K8S_POD_NAME", pod), ("K8S_POD_UID", uid)];
+    Invocation {
+        command,
+        container_id: container.to_owned(),
+        netns: format!("/run/netns/{container}"),
+        interface: "eth0".to_owned(),
+        args: args.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
+        config: serde_json::from_value(config).unwrap(),
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use crate::common::{Bed, FakeOs, NODE, endpoint_id, fill, pod_key, until};
+use crate::common::{Bed, FakeOs, NODE, endpoint_id, fill, invocation, pod_key, until};
 use serde_json::{Value, json};
 use tortie_api::{Key, Kind};
 use tortie_cni::{Code, Command, Invocation};
@@ -22,16 +22,18 @@ pub(crate) async fn serving(store: Arc<Kubernetes>, os: FakeOs) -> Bed {
 
 /// Creates a pod of the node; returns its uid.
 pub(crate) async fn create_pod(store: &Kubernetes, name: &str, labels: &Value) -> String {
-    let spec = json!({"nodeName": NODE, "terminationGracePeriodSeconds": 0, "containers": [{"name": "c", "image": "i"}]});
+    create_pod_on(store, NODE, name, labels).await
+}
+
+pub(crate) async fn create_pod_on(store: &Kubernetes, node: &str, name: &str, labels: &Value) -> String {
+    let spec = json!({"nodeName": node, "terminationGracePeriodSeconds": 0, "containers": [{"name": "c", "image": "i"}]});
     let value = json!({"metadata": {"name": name, "namespace": "n", "labels": labels}, "spec": spec});
     let created = store.create(&pod_key(name), value).await.unwrap();
     created.value["metadata"]["uid"].as_str().unwrap().to_owned()
 }
 
-pub(crate) fn call(bed: &Bed, command: Command, (container, pod, uid): (&str, &str, &str)) -> Invocation {
-    let mut call = bed.invocation(command, container, pod);
-    call.args.insert("K8S_POD_UID".to_owned(), uid.to_owned());
-    call
+pub(crate) fn call(bed: &Bed, command: Command, of: (&str, &str, &str)) -> Invocation {
+    invocation(bed.dir.path(), command, of)
 }
 
 /// The policies of a pod in the dataplane; `None` without an endpoint.

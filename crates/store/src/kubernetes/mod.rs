@@ -19,8 +19,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures::StreamExt;
 use http::Method;
-use http::header::{ACCEPT, HeaderValue};
+use http::header::{ACCEPT, CONTENT_TYPE, HeaderValue};
 use serde_json::{Value, json};
+use tortie_api::manifest::Object;
 use tortie_api::{Key, Kind, Position, Positions};
 
 use answer::Operation;
@@ -29,7 +30,7 @@ pub use client::{Kubernetes, KubernetesConfig};
 use values::Decoded;
 
 use crate::follow::{Event, Follow, Source, Watch, follow};
-use crate::{Interest, Page, PageToken, Store, StoreError, Stored, Version, Written};
+use crate::{Applied, Interest, Page, PageToken, Store, StoreError, Stored, Version, Written};
 
 /// The maximum number of objects in a page.
 const MAX_PAGE: usize = 500;
@@ -38,6 +39,9 @@ const MAX_METADATA_PAGE: usize = 5_000;
 /// Lists objects without their contents.
 const METADATA_ONLY: HeaderValue =
     HeaderValue::from_static("application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1");
+
+/// A patch by server-side apply. JSON is YAML, too.
+const APPLY_PATCH: HeaderValue = HeaderValue::from_static("application/apply-patch+yaml");
 
 impl Kubernetes {
     /// Sends one object and returns the stored one.
@@ -85,6 +89,10 @@ impl Kubernetes {
     /// its history does not reach back, a later position.
     async fn position_of_deletion(&self, key: &Key, after: Position) -> Result<Position, StoreError> {
         let interest = Interest::in_object(key);
+        if ipam::is_ipam(key.kind) {
+            // Nobody waits for it.
+            return Ok(self.list_page(&interest, None).await?.position);
+        }
         let find = async {
             let mut watch = Source::watch(self, std::slice::from_ref(&interest), after).await?;
             while let Some(event) = watch.next().await {
@@ -230,6 +238,27 @@ impl Store for Kubernetes {
             return self.position_of_deletion(key, before).await;
         }
         values::position(deleted.get("metadata"))
+    }
+
+    /// Objects of Kubernetes' own kinds are applied by the API server, as by kubectl: it keeps what others have added.
+    async fn apply(&self, object: &Object) -> Result<Applied, StoreError> {
+        let key = &object.key;
+        if !resources::is_of_kubernetes(key.kind) {
+            return crate::apply::replace(self, object).await;
+        }
+        let path = resources::object_path(key).ok_or(StoreError::KindAbsent(key.kind))?;
+        let value = values::encode(key, object.value.clone(), None)?;
+        let before = self.get(key).await?.map(|stored| stored.position);
+        let path = format!("{path}?fieldManager=tortie&force=true");
+        let mut request = request(Method::PATCH, &path, value.to_string().into_bytes());
+        request.headers_mut().insert(CONTENT_TYPE, APPLY_PATCH);
+        let applied = self.call(&of_object("apply", key), request).await?;
+        let after = values::position(applied.get("metadata"))?;
+        Ok(match before {
+            None => Applied::Created(after),
+            Some(before) if before == after => Applied::Unchanged(after),
+            Some(_) => Applied::Configured(after),
+        })
     }
 
     fn follow(&self, interests: Vec<Interest>) -> Follow {

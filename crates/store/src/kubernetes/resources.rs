@@ -47,6 +47,13 @@ pub(crate) fn api_version(kind: Kind) -> Option<&'static str> {
     }
 }
 
+/// Whether Kubernetes defines the kind, completes its objects, and lets others add to them.
+pub(crate) fn is_of_kubernetes(kind: Kind) -> bool {
+    api_version(kind).is_some_and(|version| version != CALICO_GROUP)
+        && kind != Kind::NodeReport
+        && !is_derived(kind)
+}
+
 /// The plural in URLs.
 fn plural(kind: Kind) -> &'static str {
     match source(kind) {

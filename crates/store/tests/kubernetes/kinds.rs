@@ -106,3 +106,42 @@ subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: reader}]
     mirror.reach(&at(&created)).await;
     assert_eq!(number(&mirror.objects[&pod("default", "p")]), Some(1));
 }
+
+/// Who may list a kind and not watch it would learn of changes late, without knowing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kind_that_cannot_be_watched_is_unavailable() {
+    if !can_run(&NEEDED) {
+        return;
+    }
+    let users = vec![("reader".to_owned(), Vec::new())];
+    let servers = start(KubeOptions { users, ..KubeOptions::default() });
+    let (admin, reader) = (client(&servers).await, client_of(&servers, "reader").await);
+    let role = "apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: reader}
+rules: [{apiGroups: [''], resources: [pods], verbs: [get, list]}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: reader}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: reader}
+subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: reader}]
+";
+    servers.apply(role).unwrap();
+    let forbidden = |mirror: &Mirror| match mirror.unavailable.get(&Kind::Pod) {
+        Some(StoreError::Forbidden(text)) => text.contains("cannot watch"),
+        _ => false,
+    };
+    eventually("the role", async || reader.list(Kind::Pod).await).await;
+    let mut mirror = Mirror::new(&reader, vec![Interest::all(Kind::Pod)]);
+    mirror.until(forbidden).await;
+    // It is still listed from time to time, and unavailable again.
+    put(&admin, &pod("default", "p"), 1).await;
+    mirror.until(|mirror| !mirror.objects.is_empty() && mirror.unavailable.is_empty()).await;
+    mirror.until(forbidden).await;
+    servers.apply(&role.replace("[get, list]", "[get, list, watch]")).unwrap();
+    let last = put(&admin, &pod("default", "q"), 1).await;
+    mirror.reach(&at(&last)).await;
+    admin.delete(&pod("default", "q"), None).await.unwrap();
+    mirror.until(|mirror| mirror.unavailable.is_empty() && mirror.objects.len() == 1).await;
+}
