@@ -79,6 +79,9 @@ pub(crate) async fn run(
                 // Somebody has deleted it.
                 Some(Change::Gone { .. }) => (exists, written) = (false, None),
                 Some(Change::InSync(..)) if !exists => written = None,
+                Some(Change::Unavailable(_, error)) => {
+                    tracing::warn!(%error, "cannot follow the node's report; whoever waits for a policy gets one a minute");
+                }
                 _ => {}
             },
             () = sleep_until(at.unwrap_or_else(Instant::now)) => {}

@@ -256,10 +256,9 @@ impl Ipam {
         let mut current = self.current.lock().await;
         for attempt in 0..RETRIES {
             let cached = current.block.take().filter(|(_, block)| block.cidr.to_string() == key.name);
-            let has_any = |(_, block): &(Version, Block)| block.addresses_of(handle).next().is_some();
-            let found = match cached.filter(has_any) {
+            // If somebody else has allocated what the cache does not know, the write fails.
+            let found = match cached {
                 Some(found) => Some(found),
-                // Somebody else may have allocated what the cache does not know.
                 None => self.read_block(key).await?,
             };
             let Some((version, mut block)) = found else { return Ok(Vec::new()) };

@@ -207,3 +207,47 @@ async fn a_block_whose_name_and_addresses_differ_is_damaged() {
     let assigned = ipam(&store, "mine").assign(&request("h")).await.unwrap();
     assert_eq!(assigned.block.to_string(), "10.0.0.8/29");
 }
+
+/// A block that is inconsistent may give an address twice.
+#[tokio::test]
+async fn a_damaged_block_is_not_used_and_named() {
+    let store = cluster().await;
+    store_block(&store, "10.0.0.0/29", "mine", |block| {
+        block["unallocated"] = json!([0, 0, 1, 2, 3, 4, 5, 6])
+    })
+    .await;
+    store_affinity(&store, "mine", "10.0.0.0/29", json!({"state": "confirmed"})).await;
+    let mine = ipam(&store, "mine");
+    for number in 0..8 {
+        let assigned = mine.assign(&request(&format!("h{number}"))).await.unwrap();
+        assert_eq!(assigned.block.to_string(), "10.0.0.8/29");
+    }
+    let error = mine.assign(&request("h8")).await.unwrap_err().to_string();
+    assert!(error.contains("10.0.0.0/29") && error.contains("free twice"), "{error}");
+}
+
+/// The block was in memory, and another node owns it now.
+#[tokio::test]
+async fn a_block_that_the_node_has_lost_is_not_used_after_a_release() {
+    let store = cluster().await;
+    let mine = ipam(&store, "mine");
+    let assigned = mine.assign(&request("a")).await.unwrap();
+    let key = Key::global(Kind::IpamBlock, assigned.block.to_string());
+    let mut stored = store.get(&key).await.unwrap().unwrap();
+    stored.value["affinity"] = json!("host:other");
+    store.update(&key, stored.value, &stored.version).await.unwrap();
+    assert_eq!(mine.release("a").await.unwrap(), [assigned.address]);
+    assert_ne!(mine.assign(&request("b")).await.unwrap().block, assigned.block);
+}
+
+/// A crash after the handle was counted. Each write of a block counts in its sequence number, as in Calico.
+#[tokio::test]
+async fn a_handle_without_address_is_forgotten_after_a_write_of_its_block() {
+    let store = cluster().await;
+    store_block(&store, "10.0.0.0/29", "mine", |_| {}).await;
+    let handle = json!({"block": {"10.0.0.0/29": 1}, "deleted": false});
+    store.create(&Key::global(Kind::IpamHandle, "h"), handle).await.unwrap();
+    assert_eq!(ipam(&store, "mine").release("h").await.unwrap(), [] as [std::net::Ipv4Addr; 0]);
+    assert_eq!(block(&store, "10.0.0.0/29").await.unwrap().sequence_number, 2);
+    assert_eq!(store.get(&Key::global(Kind::IpamHandle, "h")).await.unwrap(), None);
+}
