@@ -125,7 +125,7 @@ mod tests {
     }
 
     /// The feed does not read more than there is room for, and passes everything on in the end: in one watch with
-    /// many events at once, and also if the store has ended its watch meanwhile.
+    /// many events at once, and also if it lags far behind.
     #[tokio::test]
     async fn a_queue_that_is_full_stops_the_feed_and_loses_nothing() {
         for (limit, count) in [(usize::MAX, 3_000), (1, 3_000), (1, 10_000)] {

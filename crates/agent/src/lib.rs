@@ -91,7 +91,13 @@ impl Platform {
             Platform::Windows { static_rules, .. } => static_rules.reported(),
             Platform::Linux | Platform::Other { .. } => Vec::new(),
         };
-        NodeStatus { os: self.os().to_owned(), static_rules, ..NodeStatus::default() }
+        NodeStatus {
+            os: self.os().to_owned(),
+            heartbeat_seconds: report::HEARTBEAT.as_secs(),
+            boot_id: report::boot_id(),
+            static_rules,
+            ..NodeStatus::default()
+        }
     }
 }
 

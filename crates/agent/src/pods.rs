@@ -367,9 +367,14 @@ impl Pods {
     }
 }
 
-/// `<network>.<container>`, Calico's form of handles.
+/// `<network>.<container>`, Calico's form of handles. A container may have more interfaces in one network: the handles of
+/// those besides the usual one end with the interface's name.
 fn handle(call: &Invocation) -> String {
-    format!("{}.{}", call.config.name, call.container_id)
+    let Invocation { config, container_id, interface, .. } = call;
+    match interface.as_str() {
+        "eth0" => format!("{}.{container_id}", config.name),
+        other => format!("{}.{container_id}.{other}", config.name),
+    }
 }
 
 fn endpoint_id(call: &Invocation) -> Result<EndpointId, Failure> {

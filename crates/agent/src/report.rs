@@ -1,27 +1,38 @@
 //! The node's report in the store: what is in force, and which problems there are.
+//!
+//! It is written when an operator must know (a condition comes or goes), when somebody waits for what is in force now (an
+//! annotation of the report names the positions), and otherwise once in each heartbeat. Progress alone is no reason to
+//! write: most changes do not concern most nodes.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::StreamExt;
+use jiff::Timestamp;
 use serde_json::Value;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until};
 use tortie_api::report::{NodeReport, NodeStatus, ObjectRef, ReportedCondition};
-use tortie_api::{Key, Kind, Metadata};
+use tortie_api::{Key, Kind, Metadata, Positions, Resource};
 use tortie_dataplane::{Reason, Severity};
 use tortie_store::backoff::{Backoff, random_seed};
-use tortie_store::{Store, StoreError};
+use tortie_store::{Change, Interest, Store, StoreError, Stored};
 
 use crate::plane::InForce;
 
+/// The maximum interval between reports.
+pub(crate) const HEARTBEAT: Duration = Duration::from_secs(60);
 /// The minimum interval between reports.
 const INTERVAL: Duration = Duration::from_millis(50);
-/// The number of reports with nothing but progress that may be written at that rate, and the interval at which one
-/// more is allowed: somebody may be waiting for a recent write, but nobody for each step of a steady stream.
-const BURST: u32 = 60;
-const REFILL: Duration = Duration::from_secs(1);
+/// How often a write is tried again at once, when somebody asks for a report at the same moment.
+const MAX_CONFLICTS: usize = 10;
 /// The maximum number of conditions in a report; the rest is counted.
 const MAX_CONDITIONS: usize = 50;
+
+/// The id of the system's current start, as kubelets report it; empty if the system does not tell it.
+pub(crate) fn boot_id() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
+}
 
 /// Writes reports until the dataplane's thread ends. `about` is the constant content.
 pub(crate) async fn run(
@@ -31,74 +42,110 @@ pub(crate) async fn run(
     mut in_force: watch::Receiver<Arc<InForce>>,
 ) {
     let key = Key::global(Kind::NodeReport, &node);
+    let mut changes = store.follow(vec![Interest::in_object(&key)]);
+    let heartbeat = Duration::from_secs(about.heartbeat_seconds);
     let mut backoff = Backoff::new(random_seed());
-    let mut written: Option<NodeStatus> = None;
-    let mut allowance = Allowance { left: BURST, counted: Instant::now() };
-    while in_force.changed().await.is_ok() {
+    let (mut exists, mut requested) = (false, Positions::default());
+    let mut written: Option<Written> = None;
+    if in_force.wait_for(|now| !now.given.is_empty()).await.is_err() {
+        return;
+    }
+    loop {
         let status = status(&about, &in_force.borrow_and_update());
-        let pause = match &written {
-            Some(written) if *written == status => continue,
-            Some(written) if written.conditions == status.conditions => allowance.take(Instant::now()).err(),
-            _ => None,
-        };
-        if let Some(pause) = pause {
-            // An urgent change may arrive meanwhile.
-            if let Ok(Err(_)) = timeout(pause, in_force.changed()).await {
-                return;
+        let at = next_write(written.as_ref(), &status, &requested, heartbeat);
+        if at.is_none_or(|at| at <= Instant::now()) {
+            match write(&*store, &key, &status).await {
+                Ok(()) => {
+                    backoff.succeeded();
+                    written = Some(Written { status, at: Instant::now() });
+                    sleep(INTERVAL).await;
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "cannot write the node's report; Tortie retries");
+                    backoff.wait().await;
+                }
             }
-            in_force.mark_changed();
             continue;
         }
-        match write(&*store, &key, &status).await {
-            Ok(()) => {
-                backoff.succeeded();
-                written = Some(status);
-                sleep(INTERVAL).await;
-            }
-            Err(error) => {
-                tracing::warn!(%error, "cannot write the node's report; Tortie retries");
-                in_force.mark_changed();
-                backoff.wait().await;
-            }
+        tokio::select! {
+            changed = in_force.changed() => if changed.is_err() {
+                return;
+            },
+            change = changes.next() => match change {
+                Some(Change::Put(stored)) => {
+                    exists = true;
+                    requested = requested_of(&stored);
+                }
+                // Somebody has deleted it.
+                Some(Change::Gone { .. }) => (exists, written) = (false, None),
+                Some(Change::InSync(..)) if !exists => written = None,
+                _ => {}
+            },
+            () = sleep_until(at.unwrap_or_else(Instant::now)) => {}
         }
     }
 }
 
-/// Limits the rate of reports with nothing but progress.
-struct Allowance {
-    left: u32,
-    /// The time up to which `left` has been refilled.
-    counted: Instant,
+/// The last written report.
+struct Written {
+    status: NodeStatus,
+    at: Instant,
 }
 
-impl Allowance {
-    /// Takes one, or returns the time until one is available.
-    fn take(&mut self, now: Instant) -> Result<(), Duration> {
-        while self.left < BURST && now >= self.counted + REFILL {
-            self.left += 1;
-            self.counted += REFILL;
-        }
-        if self.left == BURST {
-            self.counted = now;
-        }
-        self.left = self.left.checked_sub(1).ok_or((self.counted + REFILL).saturating_duration_since(now))?;
-        Ok(())
+/// When to write the next report; `None` means now.
+fn next_write(
+    written: Option<&Written>,
+    status: &NodeStatus,
+    requested: &Positions,
+    heartbeat: Duration,
+) -> Option<Instant> {
+    let Written { status: before, at } = written?;
+    let must_be_known = before.conditions != status.conditions || before.more != status.more;
+    let is_waited_for = status.positions.reach(requested) && !before.positions.reach(requested);
+    (!must_be_known && !is_waited_for).then(|| *at + heartbeat)
+}
+
+fn requested_of(stored: &Stored) -> Positions {
+    match Resource::read(&stored.key, &stored.value) {
+        Ok(Resource::NodeReport(report)) => report.requested(),
+        _ => Positions::default(),
     }
 }
 
+/// Writes the report. A request that it does not fulfil stays.
 async fn write(store: &dyn Store, key: &Key, status: &NodeStatus) -> Result<(), StoreError> {
+    let mut result = Err(StoreError::Conflict(key.clone()));
+    for _ in 0..MAX_CONFLICTS {
+        let stored = store.get(key).await?;
+        let requested = stored.as_ref().map(requested_of).unwrap_or_default();
+        let value = value(key, status, &requested)?;
+        result = match stored {
+            None => store.create(key, value).await,
+            Some(stored) => store.update(key, value, &stored.version).await,
+        }
+        .map(drop);
+        match &result {
+            Err(StoreError::Conflict(_) | StoreError::AlreadyExists(_) | StoreError::NotFound(_)) => {}
+            _ => break,
+        }
+    }
+    result
+}
+
+fn value(key: &Key, status: &NodeStatus, requested: &Positions) -> Result<Value, StoreError> {
+    let damaged = |error: serde_json::Error| StoreError::Damaged(error.to_string());
+    let mut metadata = Metadata { name: key.name.clone(), ..Metadata::default() };
+    if !requested.is_empty() && !status.positions.reach(requested) {
+        let text = serde_json::to_string(requested).map_err(damaged)?;
+        metadata.annotations.insert(NodeReport::REQUESTED.to_owned(), text);
+    }
     let report = NodeReport {
         api_version: key.kind.api_version().to_owned(),
         kind: key.kind.name().to_owned(),
-        metadata: Metadata { name: key.name.clone(), ..Metadata::default() },
-        status: status.clone(),
+        metadata,
+        status: NodeStatus { time: Timestamp::now().to_string(), ..status.clone() },
     };
-    let value: Value =
-        serde_json::to_value(report).map_err(|error| StoreError::Damaged(error.to_string()))?;
-    match store.get(key).await? {
-        None => store.create(key, value).await.map(drop),
-        Some(stored) => store.update(key, value, &stored.version).await.map(drop),
-    }
+    serde_json::to_value(report).map_err(damaged)
 }
 
 /// A kind that cannot be read.
@@ -155,20 +202,139 @@ fn status(about: &NodeStatus, in_force: &InForce) -> NodeStatus {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
+    use tokio::time::timeout;
+    use tortie_api::Position;
+    use tortie_store::{Embedded, wait_in_force};
+
     use super::*;
 
+    const HOUR: u64 = 3_600;
+
+    fn at(pairs: &[(Kind, u64)]) -> Positions {
+        pairs.iter().map(|(kind, position)| (*kind, Position(*position))).collect()
+    }
+
     #[test]
-    fn progress_is_reported_in_a_burst_and_then_once_a_second() {
+    fn a_report_is_written_for_conditions_waiters_and_heartbeats() {
+        let condition = |message: &str| ReportedCondition {
+            object: None,
+            about: Vec::new(),
+            reason: "Differs".to_owned(),
+            message: message.to_owned(),
+        };
+        let reached = |position, conditions: &[&str]| NodeStatus {
+            positions: at(&[(Kind::Pod, position), (Kind::Tier, 1)]),
+            conditions: conditions.iter().map(|message| condition(message)).collect(),
+            ..NodeStatus::default()
+        };
         let start = Instant::now();
-        let mut allowance = Allowance { left: BURST, counted: start };
-        // Twenty requests per second for ten minutes.
-        let asked = (0..12_000).map(|number| start + INTERVAL * number);
-        let written = asked.filter(|now| allowance.take(*now).is_ok()).count();
-        assert!((600..=600 + 64).contains(&written), "{written}");
-        let after_a_rest = start + Duration::from_secs(3_600);
-        let burst =
-            (0..BURST).filter(|number| allowance.take(after_a_rest + INTERVAL * *number).is_ok()).count();
-        assert_eq!(burst, 60, "a rest gives the burst back");
+        let heartbeat = Some(start + HEARTBEAT);
+        let written = |status| Some(Written { status, at: start });
+        let table = [
+            ("nothing is written", None, reached(1, &[]), at(&[]), None),
+            ("nothing has changed", written(reached(1, &[])), reached(1, &[]), at(&[]), heartbeat),
+            ("only progress", written(reached(1, &[])), reached(9, &[]), at(&[]), heartbeat),
+            ("a condition", written(reached(1, &[])), reached(1, &["a"]), at(&[]), None),
+            ("another condition", written(reached(1, &["a"])), reached(1, &["b"]), at(&[]), None),
+            ("it is resolved", written(reached(1, &["a"])), reached(1, &[]), at(&[]), None),
+            ("a waiter", written(reached(1, &[])), reached(9, &[]), at(&[(Kind::Pod, 5)]), None),
+            ("not yet", written(reached(1, &[])), reached(4, &[]), at(&[(Kind::Pod, 5)]), heartbeat),
+            ("reported already", written(reached(7, &[])), reached(9, &[]), at(&[(Kind::Pod, 5)]), heartbeat),
+            (
+                "not followed",
+                written(reached(1, &[])),
+                reached(9, &[]),
+                at(&[(Kind::IpamHandle, 5)]),
+                heartbeat,
+            ),
+        ];
+        for (name, written, status, requested, expected) in table {
+            assert_eq!(next_write(written.as_ref(), &status, &requested, HEARTBEAT), expected, "{name}");
+        }
+    }
+
+    /// The part of an agent that writes reports, whose dataplane is the test.
+    struct Reporter {
+        store: Arc<Embedded>,
+        in_force: watch::Sender<Arc<InForce>>,
+    }
+
+    impl Reporter {
+        async fn new(heartbeat_seconds: u64) -> Self {
+            let store = Arc::new(Embedded::in_memory().unwrap());
+            store.create(&Key::global(Kind::Node, "n"), serde_json::json!({})).await.unwrap();
+            let (in_force, receiver) = watch::channel(Arc::default());
+            let about = NodeStatus { heartbeat_seconds, ..NodeStatus::default() };
+            tokio::spawn(run(store.clone(), "n".to_owned(), about, receiver));
+            let reporter = Self { store, in_force };
+            reporter.reach(1);
+            reporter.report_after(None).await;
+            reporter
+        }
+
+        fn reach(&self, position: u64) {
+            let positions = at(&[(Kind::NetworkPolicy, position)]);
+            let now = InForce { given: positions.clone(), positions, ..InForce::default() };
+            self.in_force.send_replace(Arc::new(now));
+        }
+
+        async fn report(&self) -> Option<Stored> {
+            self.store.get(&Key::global(Kind::NodeReport, "n")).await.unwrap()
+        }
+
+        /// Waits for another report than this.
+        async fn report_after(&self, before: Option<Stored>) -> Stored {
+            let changed = async {
+                loop {
+                    match self.report().await {
+                        Some(report) if before.as_ref() != Some(&report) => return report,
+                        _ => tokio::task::yield_now().await,
+                    }
+                }
+            };
+            timeout(Duration::from_secs(20), changed).await.expect("a report")
+        }
+    }
+
+    /// A thousand changes that nobody waits for cause no report. Somebody who waits gets one, when they are in force.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn progress_is_reported_to_those_who_wait() {
+        let reporter = Reporter::new(HOUR).await;
+        let first = reporter.report().await;
+        for position in 2..=1_000 {
+            reporter.reach(position);
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(reporter.report().await, first);
+
+        let wanted = at(&[(Kind::NetworkPolicy, 1_500)]);
+        let waiting = wait_in_force(&*reporter.store, &wanted, Duration::from_secs(20));
+        tokio::pin!(waiting);
+        let asked = tokio::select! {
+            result = &mut waiting => panic!("it is not in force yet: {result:?}"),
+            asked = reporter.report_after(first) => asked,
+        };
+        assert_eq!(requested_of(&asked), wanted);
+        reporter.reach(1_499);
+        reporter.reach(1_501);
+        let reports = waiting.await.unwrap();
+        assert_eq!(reports["n"].positions, at(&[(Kind::NetworkPolicy, 1_501)]));
+        let after = reporter.report().await.unwrap();
+        assert!(requested_of(&after).is_empty(), "the request is fulfilled: {after:?}");
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_report_is_written_again_after_each_heartbeat_and_if_it_is_deleted() {
+        let reporter = Reporter::new(1).await;
+        let first = reporter.report().await;
+        let second = reporter.report_after(first).await;
+        assert!(second.value["status"]["time"].as_str().is_some());
+
+        let reporter = Reporter::new(HOUR).await;
+        let before = reporter.report().await;
+        reporter.store.delete(&Key::global(Kind::NodeReport, "n"), None).await.unwrap();
+        reporter.report_after(before).await;
     }
 }

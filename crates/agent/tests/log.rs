@@ -99,7 +99,7 @@ async fn follow_a_change(log: &Log) {
     };
     let first = put(&*store, &key, policy("Allow")).await.position;
     let bed = Bed::on_linux(store);
-    until("the first state is given", || async { bed.reported(key.kind).await >= Some(first) }).await;
+    until("the first state is given", || async { bed.reported(key.kind, first).await >= Some(first) }).await;
 
     let position = put(&*bed.store, &key, policy("Deny")).await.position;
     let markers = [format!(" position={position} "), format!("positions=globalnetworkpolicies={position}}}")];

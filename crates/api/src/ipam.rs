@@ -174,6 +174,11 @@ impl Block {
         released.into_iter().map(|offset| self.address(offset)).collect()
     }
 
+    /// Counts a write that changes nothing else, so that a concurrent one fails.
+    pub fn bump(&mut self) {
+        self.sequence_number += 1;
+    }
+
     /// The addresses of a handle.
     pub fn addresses_of(&self, handle: &str) -> impl Iterator<Item = Ipv4Addr> {
         self.offsets_of(handle).map(|offset| self.address(offset))

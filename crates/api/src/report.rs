@@ -23,12 +23,36 @@ pub struct NodeReport {
     pub status: NodeStatus,
 }
 
+impl NodeReport {
+    /// The annotation by which somebody who waits asks for a report: the positions (as JSON) that the next report must
+    /// reach.
+    pub const REQUESTED: &str = "tortie.io/requested-positions";
+
+    /// The positions that somebody waits for. A damaged annotation asks for nothing.
+    #[must_use]
+    pub fn requested(&self) -> Positions {
+        let annotation = self.metadata.annotations.get(Self::REQUESTED);
+        annotation.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+    }
+}
+
 /// The content of a report.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeStatus {
     /// `linux` or `windows`.
     pub os: String,
+    /// When the report was written (RFC 3339).
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub time: String,
+    /// The interval at which the node writes reports at least, in seconds. A report that is older than three intervals is
+    /// stale.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub heartbeat_seconds: u64,
+    /// The node's start that the report belongs to, as in `status.nodeInfo.bootID` of the Node; empty if the node does not
+    /// know it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub boot_id: String,
     /// The kinds that the node follows. Everything up to these positions is in force on the node, except for what
     /// `conditions` names.
     #[serde(default)]
@@ -45,6 +69,11 @@ pub struct NodeStatus {
     /// The number of conditions beyond those listed.
     #[serde(default)]
     pub more: usize,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// A rule for every pod of a node before policy: a static rule of Windows (policy decision 26).

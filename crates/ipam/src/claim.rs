@@ -86,17 +86,26 @@ impl Ipam {
         stored: &Stored,
         pools: &[(Ipv4Net, u8)],
     ) -> Result<Option<(Version, Block)>, IpamError> {
-        let no_network = |_| IpamError::Damaged {
-            key: stored.key.clone(),
-            problem: format!("its name says {cidr:?}, which is no network"),
-        };
+        let damaged = |problem: String| IpamError::Damaged { key: stored.key.clone(), problem };
+        let no_network = |_| damaged(format!("its name says {cidr:?}, which is no network"));
         let cidr: Ipv4Net = cidr.parse().map_err(no_network)?;
-        if !pools.iter().any(|(pool, _)| pool.contains(&cidr)) {
+        let Some((pool, block_size)) = pools.iter().find(|(pool, _)| pool.contains(&cidr)) else {
             return Ok(None);
-        }
+        };
         let affinity: Affinity = from_value(&stored.key, stored.value.clone())?;
         let confirmed = affinity.state == AffinityState::Confirmed && !affinity.deleted;
-        match self.read_block(&Key::global(Kind::IpamBlock, cidr.to_string())).await? {
+        let block = self.read_block(&Key::global(Kind::IpamBlock, cidr.to_string())).await?;
+        if cidr.prefix_len() != *block_size {
+            // The pool was recreated with another blockSize.
+            if block.is_none() {
+                let problem = format!("its size is not the blockSize {block_size} of pool {pool}; delete it");
+                return Err(damaged(problem));
+            }
+            if let Some(other) = self.blocks().await?.iter().find(|block| overlaps(block, &cidr)) {
+                return Err(damaged(format!("the block {other} has addresses of it; release one of them")));
+            }
+        }
+        match block {
             Some((version, block)) if confirmed && block.belongs_to(&self.node) => Ok(Some((version, block))),
             _ => self.claim(cidr).await,
         }
@@ -105,44 +114,82 @@ impl Ipam {
     /// Claims the block for this node. `None` if another node was faster.
     async fn claim(&self, cidr: Ipv4Net) -> Result<Option<(Version, Block)>, IpamError> {
         let affinity_key = Key::global(Kind::BlockAffinity, format!("{}/{cidr}", self.node));
-        self.set_affinity(&affinity_key, AffinityState::Pending).await?;
         let block_key = Key::global(Kind::IpamBlock, cidr.to_string());
-        let (nanos, time) = now();
-        let fresh = Block::new(cidr, &self.node, self.windows, nanos, time);
-        match self.store.create(&block_key, to_value(&block_key, &fresh)?).await {
-            Ok(_) | Err(StoreError::AlreadyExists(_)) => {}
-            Err(error) => return Err(error.into()),
-        }
-        let claimed = match self.read_block(&block_key).await? {
-            Some((version, block)) if block.belongs_to(&self.node) => Some((version, block)),
-            _ => None,
-        };
-        if claimed.is_some() {
-            self.set_affinity(&affinity_key, AffinityState::Confirmed).await?;
-        } else {
-            tracing::info!(block = %cidr, node = self.node, "another node owns the block; this node withdraws its claim");
-            match self.store.delete(&affinity_key, None).await {
-                Ok(_) | Err(StoreError::NotFound(_)) => {}
+        for _ in 0..RETRIES {
+            let affinity = self.set_pending(&affinity_key).await?;
+            let Some(claimed) = self.claim_block(&block_key, cidr).await? else {
+                tracing::info!(block = %cidr, node = self.node, "another node owns the block; this node withdraws its claim");
+                return match self.store.delete(&affinity_key, Some(&affinity.0)).await {
+                    // After a conflict, another process of this node claims it.
+                    Ok(_) | Err(StoreError::NotFound(_) | StoreError::Conflict(_)) => Ok(None),
+                    Err(error) => Err(error.into()),
+                };
+            };
+            let Some(claimed) = claimed else { continue };
+            let (version, affinity) = affinity;
+            let confirmed = Affinity { state: AffinityState::Confirmed, ..affinity };
+            match self.store.update(&affinity_key, to_value(&affinity_key, &confirmed)?, &version).await {
+                Ok(_) => return Ok(Some(claimed)),
+                // Somebody releases the affinity, or another process of this node confirms it.
+                Err(StoreError::Conflict(_) | StoreError::NotFound(_)) => {}
                 Err(error) => return Err(error.into()),
             }
         }
-        Ok(claimed)
+        Err(IpamError::Contended(affinity_key))
     }
 
-    async fn set_affinity(&self, key: &Key, state: AffinityState) -> Result<(), IpamError> {
+    /// Creates the block of a pending affinity, or writes it if it exists, so that whoever is releasing the block fails.
+    /// `None` if it belongs to somebody else, `Some(None)` if somebody has changed it meanwhile.
+    async fn claim_block(
+        &self,
+        key: &Key,
+        cidr: Ipv4Net,
+    ) -> Result<Option<Option<(Version, Block)>>, IpamError> {
+        let known = self.read_block(key).await?;
+        let is_new = known.is_none();
+        let (written, block) = match known {
+            None => {
+                let (nanos, time) = now();
+                let fresh = Block::new(cidr, &self.node, self.windows, nanos, time);
+                (self.store.create(key, to_value(key, &fresh)?).await, fresh)
+            }
+            Some((_, block)) if !block.belongs_to(&self.node) => return Ok(None),
+            Some((version, mut block)) => {
+                block.bump();
+                (self.store.update(key, to_value(key, &block)?, &version).await, block)
+            }
+        };
+        let version = match written {
+            Ok(stored) => stored.version,
+            Err(StoreError::AlreadyExists(_) | StoreError::Conflict(_) | StoreError::NotFound(_)) => {
+                return Ok(Some(None));
+            }
+            Err(error) => return Err(error.into()),
+        };
+        // Pools that overlap make it possible that two nodes create such blocks at the same time. Each sees the other's,
+        // so at most one remains.
+        let Some(other) = self.blocks().await?.into_iter().find(|other| overlaps(other, &cidr)) else {
+            return Ok(Some(Some((version, block))));
+        };
+        if is_new {
+            self.store.delete(key, Some(&version)).await?;
+        }
+        let problem = format!("the block {other} has addresses of it; do its pools overlap?");
+        Err(IpamError::Damaged { key: key.clone(), problem })
+    }
+
+    /// Writes the node's affinity as pending; returns it with its version.
+    async fn set_pending(&self, key: &Key) -> Result<(Version, Affinity), IpamError> {
         for _ in 0..RETRIES {
-            let written = match self.read::<Affinity>(key).await? {
-                None => {
-                    let affinity = Affinity { state, ..Affinity::default() };
-                    self.store.create(key, to_value(key, &affinity)?).await
-                }
-                Some((version, mut affinity)) => {
-                    affinity.state = state;
-                    self.store.update(key, to_value(key, &affinity)?, &version).await
-                }
+            let (version, known) = self.read::<Affinity>(key).await?.unzip();
+            let pending = Affinity { state: AffinityState::Pending, ..known.unwrap_or_default() };
+            let value = to_value(key, &pending)?;
+            let written = match version {
+                None => self.store.create(key, value).await,
+                Some(version) => self.store.update(key, value, &version).await,
             };
             match written {
-                Ok(_) => return Ok(()),
+                Ok(stored) => return Ok((stored.version, pending)),
                 Err(StoreError::AlreadyExists(_) | StoreError::Conflict(_) | StoreError::NotFound(_)) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -150,12 +197,16 @@ impl Ipam {
         Err(IpamError::Contended(key.clone()))
     }
 
+    /// All blocks of the cluster.
+    async fn blocks(&self) -> Result<Vec<Ipv4Net>, IpamError> {
+        let listing = self.store.list(Kind::IpamBlock).await?;
+        Ok(listing.items.iter().filter_map(|stored| stored.key.name.parse().ok()).collect())
+    }
+
     /// The first range without a block. The search starts at a position that depends on the node, so that nodes
     /// rarely collide.
     async fn unused_cidr(&self, pools: &[(Ipv4Net, u8)]) -> Result<Option<Ipv4Net>, IpamError> {
-        let listing = self.store.list(Kind::IpamBlock).await?;
-        let used: Vec<Ipv4Net> =
-            listing.items.iter().filter_map(|stored| stored.key.name.parse().ok()).collect();
+        let used = self.blocks().await?;
         let exact: BTreeSet<Ipv4Net> = used.iter().copied().collect();
         for (pool, block_size) in pools {
             let Ok(subnets) = pool.subnets(*block_size) else { continue };
@@ -173,6 +224,11 @@ impl Ipam {
         }
         Ok(None)
     }
+}
+
+/// Whether two different blocks have an address in common.
+fn overlaps(one: &Ipv4Net, other: &Ipv4Net) -> bool {
+    one != other && (one.contains(other) || other.contains(one))
 }
 
 /// FNV-1, 32 bits.

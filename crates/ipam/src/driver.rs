@@ -16,7 +16,7 @@ use tortie_api::{Key, Kind};
 use tortie_store::{Stopped, Store, StoreError, Stored, Version, Write};
 
 use crate::error::{IpamError, RETRIES};
-use crate::records::Handle;
+use crate::records::{Handle, Record};
 use crate::request::{Assignment, Request, Use};
 use crate::waiting::{Waiter, Waiting};
 
@@ -220,48 +220,58 @@ impl Ipam {
     /// The store failed. A retry continues where the release stopped.
     pub async fn release(&self, handle: &str) -> Result<Vec<Ipv4Addr>, IpamError> {
         let key = Key::global(Kind::IpamHandle, handle);
-        let Some((_, record)) = self.read::<Handle>(&key).await? else { return Ok(Vec::new()) };
-        let (mut released, mut forgotten) = (Vec::new(), false);
-        let blocks = record.block.len();
-        for (number, cidr) in record.block.keys().enumerate() {
-            // The handle is deleted after the last address, so it exists while an address is allocated.
-            let last = (number + 1 == blocks).then_some(&key);
-            let some = self.release_from(&Key::global(Kind::IpamBlock, cidr), handle, last).await?;
-            forgotten = last.is_some() && !some.is_empty();
-            released.extend(some);
+        let mut released = Vec::new();
+        for _ in 0..RETRIES {
+            let Some((version, record)) = self.read::<Handle>(&key).await? else { return Ok(released) };
+            let mut forget = Some(Write::Delete(key.clone(), Some(version)));
+            let blocks = record.block.len();
+            for (number, cidr) in record.block.keys().enumerate() {
+                // The record is deleted after the last address, so it exists while an address is allocated.
+                let last = if number + 1 == blocks { &mut forget } else { &mut None };
+                let some = self.release_from(&Key::global(Kind::IpamBlock, cidr), handle, last).await?;
+                released.extend(some);
+            }
+            let Some(forget) = forget else { return Ok(released) };
+            match self.store.write_all(vec![forget]).await.map_err(|stopped| stopped.error) {
+                Ok(_) | Err(StoreError::NotFound(_)) => return Ok(released),
+                // An allocator has counted another address meanwhile.
+                Err(StoreError::Conflict(_)) => {}
+                Err(error) => return Err(error.into()),
+            }
         }
-        if forgotten {
-            return Ok(released);
-        }
-        match self.store.delete(&key, None).await {
-            Ok(_) | Err(StoreError::NotFound(_)) => Ok(released),
-            Err(error) => Err(error.into()),
-        }
+        Err(IpamError::Contended(key))
     }
 
-    /// Releases the handle's addresses of one block. If there are any, and it is the `last` block with addresses,
-    /// deletes the handle's record, too.
+    /// Releases the handle's addresses of one block, and executes `last` with the same request if possible; then it is
+    /// `None` afterwards.
+    ///
+    /// A block without addresses of the handle is written, too: an allocator that has counted the handle and not yet
+    /// written the block must fail, because the handle's record is deleted next.
     async fn release_from(
         &self,
         key: &Key,
         handle: &str,
-        last: Option<&Key>,
+        last: &mut Option<Write>,
     ) -> Result<Vec<Ipv4Addr>, IpamError> {
         let mut current = self.current.lock().await;
-        for _ in 0..RETRIES {
+        for attempt in 0..RETRIES {
             let cached = current.block.take().filter(|(_, block)| block.cidr.to_string() == key.name);
-            let found = match cached {
+            let has_any = |(_, block): &(Version, Block)| block.addresses_of(handle).next().is_some();
+            let found = match cached.filter(has_any) {
                 Some(found) => Some(found),
+                // Somebody else may have allocated what the cache does not know.
                 None => self.read_block(key).await?,
             };
             let Some((version, mut block)) = found else { return Ok(Vec::new()) };
             let released = block.release(handle);
             if released.is_empty() {
-                return Ok(Vec::new());
+                block.bump();
             }
             let update = Write::Update(key.clone(), to_value(key, &block)?, version);
-            let forget = last.map(|handle| Write::Delete(handle.clone(), None));
-            let written = self.store.write_all(std::iter::once(update).chain(forget).collect()).await;
+            // Only once: it may be what was refused, and some stores refuse both writes then.
+            let together = last.clone().filter(|_| attempt == 0);
+            let is_together = together.is_some();
+            let written = self.store.write_all(std::iter::once(update).chain(together).collect()).await;
             let (done, refusal) = match written {
                 Ok(done) => (done, None),
                 Err(Stopped { done, error }) => (done, Some(error)),
@@ -271,11 +281,14 @@ impl Ipam {
                     Some((written.version.clone(), block)).filter(|(_, block)| block.belongs_to(&self.node));
             }
             match (done.is_empty(), refusal) {
-                (_, None) => return Ok(released),
-                (true, Some(StoreError::Conflict(_))) => {}
-                (true, Some(StoreError::NotFound(_))) => return Ok(Vec::new()),
-                // Somebody else deleted the record in between.
-                (false, Some(StoreError::NotFound(_))) => return Ok(released),
+                (_, None) => {
+                    last.take_if(|_| is_together);
+                    return Ok(released);
+                }
+                (true, Some(StoreError::NotFound(gone))) if gone == *key => return Ok(Vec::new()),
+                (true, Some(StoreError::Conflict(_) | StoreError::NotFound(_))) => {}
+                // The record has changed, or is gone; the caller reads it again.
+                (false, Some(StoreError::NotFound(_) | StoreError::Conflict(_))) => return Ok(released),
                 (_, Some(error)) => return Err(error.into()),
             }
         }
@@ -313,15 +326,14 @@ impl Ipam {
     async fn count_handle(&self, request: &Request, cidr: &str) -> Result<Option<Assignment>, IpamError> {
         let key = Key::global(Kind::IpamHandle, &request.handle);
         let new = Handle { block: BTreeMap::from([(cidr.to_owned(), 1)]), ..Handle::default() };
-        match self.store.create(&key, to_value(&key, &new)?).await {
-            Ok(_) => return Ok(None),
-            Err(StoreError::AlreadyExists(_)) => {}
-            Err(error) => return Err(error.into()),
-        }
         for _ in 0..RETRIES {
-            let Some((version, mut handle)) = self.read::<Handle>(&key).await? else {
-                return Err(IpamError::Contended(key));
-            };
+            match self.store.create(&key, to_value(&key, &new)?).await {
+                Ok(_) => return Ok(None),
+                Err(StoreError::AlreadyExists(_)) => {}
+                Err(error) => return Err(error.into()),
+            }
+            // Somebody may release the handle just now.
+            let Some((version, mut handle)) = self.read::<Handle>(&key).await? else { continue };
             for known in handle.block.keys() {
                 let Some((_, block)) = self.read_block(&Key::global(Kind::IpamBlock, known)).await? else {
                     continue;
@@ -330,31 +342,41 @@ impl Ipam {
                     return Ok(Some(Assignment { address, block: block.cidr }));
                 }
             }
-            if handle.block.contains_key(cidr) {
-                return Ok(None);
-            }
+            // Written even if it is there already: whoever is deleting the record must see that it is in use again.
             handle.block.insert(cidr.to_owned(), 1);
             match self.store.update(&key, to_value(&key, &handle)?, &version).await {
                 Ok(_) => return Ok(None),
-                Err(StoreError::Conflict(_)) => {}
+                Err(StoreError::Conflict(_) | StoreError::NotFound(_)) => {}
                 Err(error) => return Err(error.into()),
             }
         }
         Err(IpamError::Contended(key))
     }
 
-    pub(crate) async fn read<T: DeserializeOwned>(
-        &self,
-        key: &Key,
-    ) -> Result<Option<(Version, T)>, IpamError> {
-        let Some(Stored { value, version, .. }) = self.store.get(key).await? else { return Ok(None) };
-        Ok(Some((version, from_value(key, value)?)))
+    /// Reads a record. One that somebody is deleting counts as deleted, and is deleted.
+    pub(crate) async fn read<T: Record>(&self, key: &Key) -> Result<Option<(Version, T)>, IpamError> {
+        for _ in 0..RETRIES {
+            let Some(Stored { value, version, .. }) = self.store.get(key).await? else { return Ok(None) };
+            let record: T = from_value(key, value)?;
+            if !record.is_deleted() {
+                return Ok(Some((version, record)));
+            }
+            match self.store.delete(key, Some(&version)).await {
+                Ok(_) | Err(StoreError::NotFound(_) | StoreError::Conflict(_)) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(IpamError::Contended(key.clone()))
     }
 
     pub(crate) async fn read_block(&self, key: &Key) -> Result<Option<(Version, Block)>, IpamError> {
         let found: Option<(Version, Block)> = self.read(key).await?;
         if let Some((_, block)) = &found {
             block.check().map_err(|error| IpamError::from((key.clone(), error)))?;
+            if block.cidr.to_string() != key.name {
+                let problem = format!("it contains the addresses of {}", block.cidr);
+                return Err(IpamError::Damaged { key: key.clone(), problem });
+            }
         }
         Ok(found)
     }

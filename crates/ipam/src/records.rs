@@ -2,8 +2,39 @@
 
 use std::collections::BTreeMap;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use tortie_api::ipam::Block;
+
+/// A record that is deleted in two steps: Calico first marks it, with compare-and-swap, and then deletes it.
+pub(crate) trait Record: DeserializeOwned {
+    fn is_deleted(&self) -> bool;
+}
+
+impl Record for Block {
+    fn is_deleted(&self) -> bool {
+        self.deleted
+    }
+}
+
+impl Record for Affinity {
+    fn is_deleted(&self) -> bool {
+        self.deleted
+    }
+}
+
+impl Record for Handle {
+    fn is_deleted(&self) -> bool {
+        self.deleted
+    }
+}
+
+impl Record for Config {
+    fn is_deleted(&self) -> bool {
+        false
+    }
+}
 
 /// The record that a node owns, or is claiming, a block.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

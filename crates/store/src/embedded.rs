@@ -3,6 +3,8 @@
 //! One thread writes. It takes all waiting requests, executes them in one transaction, and answers when it is on
 //! disk: under load many writes share one flush. Readers use snapshots and wait for nobody.
 
+mod log_watch;
+
 use std::fs;
 use std::ops::Bound;
 use std::os::unix::fs::OpenOptionsExt;
@@ -11,18 +13,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use async_trait::async_trait;
-use futures::{Stream, StreamExt, stream};
+use futures::StreamExt;
 use redb::backends::InMemoryBackend;
 use redb::{Database, ReadTransaction, ReadableTable, Table, TableDefinition, TableError};
 use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 use tortie_api::{Key, Kind, Position, Positions};
 
+use self::log_watch::LogWatch;
 use crate::file::File;
 use crate::follow::{self, Event, Follow, Source, Watch};
-use crate::ring::{Events, Reader};
+use crate::ring::Events;
 use crate::{
-    Endpoints, Interest, Page, PageToken, Stopped, Store, StoreError, Stored, Version, Write, Written,
+    Endpoints, Interest, Page, PageToken, SharedEvent, SharedWatch, Stopped, Store, StoreError, Stored,
+    Version, Write, Written,
 };
 
 /// Objects: `(plural, namespace, name)` → revision (8 bytes, big-endian) and the value as JSON.
@@ -34,8 +38,6 @@ const LATEST: TableDefinition<(), u64> = TableDefinition::new("latest");
 
 /// The number of writes in the log.
 const LOG_LENGTH: u64 = 20_000;
-/// The maximum size of the values that a new watch reads from the log, in bytes of JSON.
-const MAX_REPLAY_BYTES: usize = 32 << 20;
 /// The maximum size of a page, in objects and in bytes of JSON.
 const MAX_PAGE: (usize, usize) = (1_000, 4 << 20);
 /// The maximum nesting of a value. The parser reads at most 128 levels.
@@ -123,16 +125,16 @@ impl Embedded {
         let written = self.write_all(vec![write]).await.map_err(|stopped| stopped.error)?;
         written.into_iter().next().ok_or_else(stopped)
     }
+}
 
-    /// Reads on a thread where it may block.
-    async fn read<T: Send + 'static>(
-        &self,
-        read: impl FnOnce(&File) -> Result<T, StoreError> + Send + 'static,
-    ) -> Result<T, StoreError> {
-        let file = self.file.clone();
-        let read = tokio::task::spawn_blocking(move || read(&file)).await;
-        read.unwrap_or_else(|panic| Err(StoreError::Unavailable(format!("a reader has failed: {panic}"))))
-    }
+/// Reads on a thread where it may block.
+async fn read<T: Send + 'static>(
+    file: &Arc<File>,
+    read: impl FnOnce(&File) -> Result<T, StoreError> + Send + 'static,
+) -> Result<T, StoreError> {
+    let file = file.clone();
+    let read = tokio::task::spawn_blocking(move || read(&file)).await;
+    read.unwrap_or_else(|panic| Err(StoreError::Unavailable(format!("a reader has failed: {panic}"))))
 }
 
 /// The position of the last write of each kind.
@@ -169,14 +171,22 @@ impl Latest {
     }
 }
 
-/// The logged events after a revision, and the latest revision that they reach. More bytes than the maximum count as
-/// events that are no longer kept.
+/// Events of the log.
+struct Replayed {
+    events: Vec<Event>,
+    /// They reach up to here.
+    reached: Revision,
+    /// Whether these are all.
+    complete: bool,
+}
+
+/// The logged events after a revision, up to a number of bytes (but at least one event).
 fn replay(
     file: &File,
     interests: &[Interest],
     after: Revision,
     max_bytes: usize,
-) -> Result<(Vec<Event>, Revision), StoreError> {
+) -> Result<Replayed, StoreError> {
     file.read(|transaction| {
         let latest = latest(&transaction.open_table(LATEST).map_err(failed)?)?;
         let log = transaction.open_table(LOG).map_err(failed)?;
@@ -191,12 +201,12 @@ fn replay(
             let (revision, entry) = entry.map_err(failed)?;
             let (plural, namespace, name, value) = entry.value();
             let Some(interest) = interests.iter().find(|it| it.kind.plural() == plural) else { continue };
+            let revision = revision.value();
             bytes += value.len();
-            if bytes > max_bytes {
-                return Err(StoreError::Compacted(Position(after)));
+            if bytes > max_bytes && !events.is_empty() {
+                return Ok(Replayed { events, reached: revision - 1, complete: false });
             }
             let key = Key::namespaced(interest.kind, namespace, name);
-            let revision = revision.value();
             let event = match value {
                 [] => Event::Deleted { key, position: Position(revision) },
                 json => {
@@ -206,7 +216,7 @@ fn replay(
             };
             events.push(narrowed(event, interests));
         }
-        Ok((events, latest))
+        Ok(Replayed { events, reached: latest, complete: true })
     })
 }
 
@@ -233,7 +243,7 @@ impl Store for Embedded {
 
     async fn list_page(&self, interest: &Interest, after: Option<PageToken>) -> Result<Page, StoreError> {
         let interest = interest.clone();
-        self.read(move |file| page(file, &interest, after)).await
+        read(&self.file, move |file| page(file, &interest, after)).await
     }
 
     async fn create(&self, key: &Key, value: Value) -> Result<Stored, StoreError> {
@@ -276,29 +286,12 @@ impl Source for Embedded {
     }
 
     async fn watch(&self, interests: &[Interest], after: Position) -> Result<Watch, StoreError> {
-        // Subscribe first: events in between are in both, and are delivered once.
-        let reader = self.events.subscribe();
-        let interests = interests.to_vec();
-        let wanted = interests.clone();
-        let read = move |file: &File| replay(file, &wanted, after.0, MAX_REPLAY_BYTES);
-        let (past, reached) = self.read(read).await?;
-        let live = read_all(reader).filter_map(move |event| {
-            futures::future::ready(match event {
-                Ok(event) if event.position().0 <= reached || !concerns(&event, &interests) => None,
-                event => Some(event.map(|event| narrowed(Arc::unwrap_or_clone(event), &interests))),
-            })
-        });
-        let progress = Event::Progress(Position(reached));
-        Ok(stream::iter(past.into_iter().chain([progress]).map(Ok)).chain(live).boxed())
+        let events = self.watch_shared(interests, after).await?;
+        Ok(events.map(|event| event.map(SharedEvent::into_event)).boxed())
     }
-}
 
-fn concerns(event: &Event, interests: &[Interest]) -> bool {
-    match event {
-        Event::Put(Stored { key, .. }) | Event::Deleted { key, .. } => {
-            interests.iter().any(|interest| interest.kind == key.kind)
-        }
-        Event::Progress(_) => true,
+    async fn watch_shared(&self, interests: &[Interest], after: Position) -> Result<SharedWatch, StoreError> {
+        LogWatch::open(self.file.clone(), self.events.clone(), interests, after).await
     }
 }
 
@@ -332,17 +325,6 @@ fn page(file: &File, interest: &Interest, after: Option<PageToken>) -> Result<Pa
             }
         }
         Ok(Page { items, position, next })
-    })
-}
-
-/// The events of a reader. The stream ends after an error.
-fn read_all(reader: Reader) -> impl Stream<Item = Result<Arc<Event>, StoreError>> {
-    stream::unfold(Some(reader), async |reader| {
-        let mut reader = reader?;
-        match reader.next().await.transpose()? {
-            Ok(event) => Some((Ok(event), Some(reader))),
-            Err(error) => Some((Err(error), None)),
-        }
     })
 }
 
@@ -403,7 +385,7 @@ impl Writer {
     fn catch_up(&mut self) {
         let all: Vec<Interest> = Kind::all().map(Interest::all).collect();
         match replay(&self.file, &all, self.told, usize::MAX) {
-            Ok((events, _)) => self.tell(events),
+            Ok(replayed) => self.tell(replayed.events),
             Err(error) => {
                 tracing::error!(%error, "cannot read the written events; watchers receive them with the next write")
             }

@@ -14,7 +14,7 @@ use tortie_api::{Key, Kind, Position};
 
 use crate::backoff::{Backoff, random_seed};
 use crate::tracker::Tracker;
-use crate::{Interest, PageToken, Store, StoreError, Stored};
+use crate::{Interest, PageToken, SharedEvent, Store, StoreError, Stored};
 
 /// The maximum number of events between two reports of progress.
 const MAX_BATCH: usize = 1_024;
@@ -82,6 +82,9 @@ impl Event {
 /// The events of a watch, in the order of their positions. After an error it ends.
 pub type Watch = BoxStream<'static, Result<Event, StoreError>>;
 
+/// The same, for a service whose clients share encoded events.
+pub type SharedWatch = BoxStream<'static, Result<SharedEvent, StoreError>>;
+
 /// What a backend provides for [`Store::follow`].
 #[async_trait]
 pub trait Source: Store {
@@ -91,6 +94,12 @@ pub trait Source: Store {
 
     /// The changes of a group after a position, in order.
     async fn watch(&self, interests: &[Interest], after: Position) -> Result<Watch, StoreError>;
+
+    /// The same changes. A backend that has many watchers in this process shares the events among them.
+    async fn watch_shared(&self, interests: &[Interest], after: Position) -> Result<SharedWatch, StoreError> {
+        let events = self.watch(interests, after).await?;
+        Ok(events.map(|event| event.map(SharedEvent::new)).boxed())
+    }
 }
 
 /// Follows a source.

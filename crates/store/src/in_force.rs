@@ -1,18 +1,23 @@
 //! Waits until writes are in force on the nodes, by their reports (policy decision 29).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use jiff::Timestamp;
+use serde_json::{Value, json};
 use thiserror::Error;
 use tokio::time::{Instant, timeout_at};
 use tortie_api::kubernetes::{implied_slices, is_implied};
-use tortie_api::report::NodeStatus;
+use tortie_api::report::{NodeReport, NodeStatus};
 use tortie_api::{Key, Kind, Position, Positions, Resource, is_reserved_label};
 
-use crate::{Cache, Interest, Scope, Store, StoreError, Stored, is_of};
+use crate::{Cache, Interest, Scope, Store, StoreError, Stored, Write, is_of};
 
 /// How long to wait for what is stored already.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// A report that is older than this number of heartbeats is stale.
+const MAX_HEARTBEATS: i64 = 3;
 
 /// Why it is unknown whether something is in force.
 #[derive(Debug, Error)]
@@ -41,33 +46,146 @@ pub async fn wait_in_force(
     positions: &Positions,
     timeout: Duration,
 ) -> Result<BTreeMap<String, NodeStatus>, NotInForce> {
-    wait_for_reports(store, timeout, |report| report.positions.reach(positions)).await
+    wait_for_reports(store, None, positions, timeout, |_| true).await
 }
 
-/// Waits until the report of every node fulfils the condition; returns the last report of each.
+/// Waits until every node (or each of these nodes) reports that everything up to these positions is in force, in a report
+/// that fulfils the condition; returns the last report of each. Stale reports do not count. Asks the nodes for reports, because otherwise
+/// they write one a minute.
 ///
 /// # Errors
 /// A node had no such report in time, or the store failed.
 pub async fn wait_for_reports(
     store: &dyn Store,
+    nodes: Option<&BTreeSet<String>>,
+    positions: &Positions,
     timeout: Duration,
     is_such: impl Fn(&NodeStatus) -> bool + Send + Sync,
 ) -> Result<BTreeMap<String, NodeStatus>, NotInForce> {
     let deadline = Instant::now() + timeout;
-    let nodes = store.list(Kind::Node).await?.items.into_iter().map(|node| node.key.name);
-    let nodes: Vec<String> = nodes.collect();
+    let is_asked = |node: &Stored| nodes.is_none_or(|nodes| nodes.contains(&node.key.name));
+    let nodes: Vec<Stored> = store.list(Kind::Node).await?.items.into_iter().filter(is_asked).collect();
     let mut cache = Cache::new(store, vec![Interest::all(Kind::NodeReport)]);
     loop {
-        let reports: BTreeMap<String, NodeStatus> =
-            nodes.iter().filter_map(|node| Some((node.clone(), report_of(&cache, node)?))).collect();
-        let late = nodes.iter().filter(|node| !reports.get(*node).is_some_and(&is_such));
-        let late: Vec<&str> = late.map(String::as_str).collect();
+        let (mut reports, mut late, mut requests) = (BTreeMap::new(), Vec::new(), Vec::new());
+        for node in &nodes {
+            let name = &node.key.name;
+            let Some((stored, report)) = report_of(&cache, name) else {
+                late.push(name.clone());
+                continue;
+            };
+            match stale(&report.status, boot_id(&node.value), Timestamp::now()) {
+                Some(why) => late.push(format!("{name} ({why})")),
+                None if report.status.positions.reach(positions) && is_such(&report.status) => {}
+                None => late.push(name.clone()),
+            }
+            if !report.status.positions.reach(positions) {
+                requests.extend(request(stored, &report, positions));
+            }
+            reports.insert(name.clone(), report.status);
+        }
         if late.is_empty() {
             return Ok(reports);
+        }
+        for write in requests {
+            ask(store, write).await?;
         }
         if !changed(&mut cache, deadline).await? {
             return Err(NotInForce::Late { nodes: late.join(", "), seconds: timeout.as_secs(), reports });
         }
+    }
+}
+
+/// The nodes that objects concern that are stored already; `None` means all nodes. Policies of a namespace concern the
+/// nodes of its endpoints; an endpoint that comes later waits for the policies itself.
+///
+/// # Errors
+/// The store failed.
+pub async fn concerned_nodes(
+    store: &dyn Store,
+    objects: &[Key],
+) -> Result<Option<BTreeSet<String>>, StoreError> {
+    let is_policy = |key: &Key| matches!(key.kind, Kind::NetworkPolicy | Kind::KubernetesNetworkPolicy);
+    if objects.is_empty() || !objects.iter().all(is_policy) {
+        return Ok(None);
+    }
+    let namespaces: BTreeSet<&String> = objects.iter().map(|key| &key.namespace).collect();
+    let mut nodes = BTreeSet::new();
+    for namespace in namespaces {
+        let interest = Interest { kind: Kind::WorkloadEndpoint, scope: Scope::Namespace(namespace.clone()) };
+        let mut after = None;
+        loop {
+            let page = match store.list_page(&interest, after).await {
+                Err(StoreError::KindAbsent(_) | StoreError::Forbidden(_)) => return Ok(None),
+                page => page?,
+            };
+            for endpoint in &page.items {
+                // An endpoint that cannot be read may be anywhere.
+                let Some(node) = endpoint.value["spec"]["node"].as_str() else { return Ok(None) };
+                nodes.insert(node.to_owned());
+            }
+            after = page.next;
+            if after.is_none() {
+                break;
+            }
+        }
+    }
+    Ok(Some(nodes))
+}
+
+/// Why a report says nothing about now: it is too old, from the future, or of another start of the node.
+fn stale(report: &NodeStatus, boot_id: Option<&str>, now: Timestamp) -> Option<String> {
+    let Ok(written) = report.time.parse::<Timestamp>() else {
+        return Some("its report has no time".to_owned());
+    };
+    if let Some(boot_id) = boot_id
+        && !report.boot_id.is_empty()
+        && report.boot_id != boot_id
+    {
+        return Some("its report is from before its last start".to_owned());
+    }
+    let age = now.as_second() - written.as_second();
+    let limit = MAX_HEARTBEATS * i64::try_from(report.heartbeat_seconds).unwrap_or(0);
+    (age.abs() > limit).then(|| match age > 0 {
+        true => format!("its report is {age} seconds old; check its agent and its clock"),
+        false => format!("its report is from {} seconds in the future; check its clock", -age),
+    })
+}
+
+fn boot_id(node: &Value) -> Option<&str> {
+    node["status"]["nodeInfo"]["bootID"].as_str().filter(|id| !id.is_empty())
+}
+
+/// The write that asks a node for a report that reaches these positions; `None` if somebody has asked already.
+fn request(stored: &Stored, report: &NodeReport, positions: &Positions) -> Option<Write> {
+    let requested = report.requested();
+    let mut wanted = requested.clone();
+    wanted.advance_all(positions);
+    if wanted == requested {
+        return None;
+    }
+    let text = serde_json::to_string(&wanted).ok()?;
+    let mut value = stored.value.clone();
+    let annotations =
+        &mut value.get_mut("metadata")?.as_object_mut()?.entry("annotations").or_insert(Value::Null);
+    if !annotations.is_object() {
+        **annotations = json!({});
+    }
+    annotations[NodeReport::REQUESTED] = json!(text);
+    Some(Write::Update(stored.key.clone(), value, stored.version.clone()))
+}
+
+/// A report that the node writes at the same moment is asked for again when it arrives. Without the permission, the
+/// reports of every minute have to do.
+async fn ask(store: &dyn Store, write: Write) -> Result<(), StoreError> {
+    let Write::Update(key, value, version) = write else { return Ok(()) };
+    match store.update(&key, value, &version).await {
+        Ok(_) | Err(StoreError::Conflict(_) | StoreError::NotFound(_)) => Ok(()),
+        Err(StoreError::Forbidden(why)) => {
+            tracing::debug!(why, "cannot ask the node for a report");
+            Ok(())
+        }
+        Err(error) => Err(error),
     }
 }
 
@@ -175,10 +293,160 @@ async fn changed(cache: &mut Cache, deadline: Instant) -> Result<bool, StoreErro
     }
 }
 
-fn report_of(cache: &Cache, node: &str) -> Option<NodeStatus> {
+fn report_of<'a>(cache: &'a Cache, node: &str) -> Option<(&'a Stored, NodeReport)> {
     let stored = cache.get(&Key::global(Kind::NodeReport, node))?;
     match Resource::read(&stored.key, &stored.value) {
-        Ok(Resource::NodeReport(report)) => Some(report.status),
+        Ok(Resource::NodeReport(report)) => Some((stored, report)),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::Embedded;
+
+    const NOW: &str = "2026-01-01T12:00:00Z";
+
+    #[test]
+    fn stale_reports_are_recognised() {
+        let table = [
+            ("2026-01-01T12:00:00Z", "", None, ""),
+            ("2026-01-01T11:57:00Z", "", None, ""),
+            ("2026-01-01T11:56:59Z", "", None, "181 seconds old"),
+            ("2025-01-01T12:00:00Z", "", None, "seconds old"),
+            ("2026-01-01T12:03:00Z", "", None, ""),
+            ("2026-01-01T12:03:01Z", "", None, "181 seconds in the future"),
+            ("", "", None, "no time"),
+            ("yesterday", "", None, "no time"),
+            (NOW, "a", Some("a"), ""),
+            (NOW, "a", Some("b"), "before its last start"),
+            (NOW, "a", None, ""),
+            (NOW, "", Some("b"), ""),
+        ];
+        for (time, report_boot, node_boot, expected) in table {
+            let report = NodeStatus {
+                time: time.to_owned(),
+                boot_id: report_boot.to_owned(),
+                heartbeat_seconds: 60,
+                ..NodeStatus::default()
+            };
+            let why = stale(&report, node_boot, NOW.parse().unwrap());
+            assert_eq!(why.is_none(), expected.is_empty(), "{time} {report_boot} {node_boot:?}: {why:?}");
+            assert!(why.unwrap_or_default().contains(expected), "{time}");
+        }
+    }
+
+    /// A report of a node whose agent is gone does not count, whatever it says.
+    #[tokio::test]
+    async fn a_stale_report_is_never_in_force() {
+        let store = Embedded::in_memory().unwrap();
+        let node = json!({"metadata": {"name": "n"}, "status": {"nodeInfo": {"bootID": "second"}}});
+        let node = store.create(&Key::global(Kind::Node, "n"), node).await.unwrap();
+        let positions: Positions = [(Kind::Node, node.position)].into_iter().collect();
+        let now = Timestamp::now();
+        let minutes_ago =
+            |minutes: i64| Timestamp::from_second(now.as_second() - 60 * minutes).unwrap().to_string();
+        let key = Key::global(Kind::NodeReport, "n");
+        for (time, boot, expected) in [
+            (minutes_ago(10), "second", "seconds old"),
+            (minutes_ago(0), "first", "before its last start"),
+            (minutes_ago(0), "second", ""),
+        ] {
+            let status = json!({"os": "linux", "endpoints": 0, "positions": positions, "time": time, "bootId": boot, "heartbeatSeconds": 60});
+            let report = json!({"apiVersion": "tortie.io/v1", "kind": "NodeReport", "metadata": {"name": "n"}, "status": status});
+            let _ = store.delete(&key, None).await;
+            store.create(&key, report).await.unwrap();
+            let result = wait_in_force(&store, &positions, Duration::ZERO).await;
+            assert_eq!(result.is_ok(), expected.is_empty(), "{result:?}");
+            assert!(expected.is_empty() || result.unwrap_err().to_string().contains(expected));
+        }
+    }
+
+    #[tokio::test]
+    async fn policies_of_a_namespace_concern_the_nodes_of_its_endpoints() {
+        let store = Embedded::in_memory().unwrap();
+        let endpoint = async |namespace: &str, name: &str, value: Value| {
+            let key = Key::namespaced(Kind::WorkloadEndpoint, namespace, name);
+            store.create(&key, value).await.unwrap();
+        };
+        for (namespace, name, node) in [("a", "1", "x"), ("a", "2", "x"), ("a", "3", "y"), ("b", "1", "z")] {
+            endpoint(namespace, name, json!({"spec": {"node": node}})).await;
+        }
+        endpoint("damaged", "1", json!({"spec": 1})).await;
+        let policy = |namespace: &str| Key::namespaced(Kind::NetworkPolicy, namespace, "p");
+        let kubernetes = |namespace: &str| Key::namespaced(Kind::KubernetesNetworkPolicy, namespace, "p");
+        let table: [(&[Key], Option<&[&str]>); 8] = [
+            (&[policy("a")], Some(&["x", "y"])),
+            (&[kubernetes("b")], Some(&["z"])),
+            (&[policy("a"), kubernetes("b")], Some(&["x", "y", "z"])),
+            (&[policy("empty")], Some(&[])),
+            (&[policy("a"), Key::global(Kind::GlobalNetworkPolicy, "g")], None),
+            (&[Key::namespaced(Kind::NetworkSet, "a", "s")], None),
+            (&[policy("damaged")], None),
+            (&[], None),
+        ];
+        for (objects, expected) in table {
+            let nodes = concerned_nodes(&store, objects).await.unwrap();
+            let expected = expected.map(|names| names.iter().map(|name| (*name).to_owned()).collect());
+            assert_eq!(nodes, expected, "{objects:?}");
+        }
+    }
+
+    /// Only the nodes that are asked for count, and only their reports are written.
+    #[tokio::test]
+    async fn other_nodes_are_not_waited_for() {
+        let store = Embedded::in_memory().unwrap();
+        let report = |node: &str, position: u64| {
+            let positions: Positions = [(Kind::Pod, Position(position))].into_iter().collect();
+            let status = json!({"os": "linux", "endpoints": 0, "positions": positions,
+                "time": Timestamp::now().to_string(), "heartbeatSeconds": 60});
+            json!({"apiVersion": "tortie.io/v1", "kind": "NodeReport", "metadata": {"name": node}, "status": status})
+        };
+        for (node, position) in [("asked", 9), ("other", 1)] {
+            store.create(&Key::global(Kind::Node, node), json!({"metadata": {"name": node}})).await.unwrap();
+            store.create(&Key::global(Kind::NodeReport, node), report(node, position)).await.unwrap();
+        }
+        let other = store.get(&Key::global(Kind::NodeReport, "other")).await.unwrap();
+        let wanted = [(Kind::Pod, Position(9))].into_iter().collect();
+        let nodes = ["asked".to_owned()].into_iter().collect();
+        let reports = wait_for_reports(&store, Some(&nodes), &wanted, Duration::ZERO, |_| true).await;
+        assert_eq!(reports.unwrap().into_keys().collect::<Vec<_>>(), ["asked"]);
+        assert_eq!(store.get(&Key::global(Kind::NodeReport, "other")).await.unwrap(), other);
+        let all = wait_for_reports(&store, None, &wanted, Duration::ZERO, |_| true).await;
+        assert!(matches!(all, Err(NotInForce::Late { nodes, .. }) if nodes == "other"));
+    }
+
+    /// Whoever waits asks once, and several requests become one.
+    #[tokio::test]
+    async fn whoever_waits_asks_for_reports() {
+        let store = Embedded::in_memory().unwrap();
+        store.create(&Key::global(Kind::Node, "n"), json!({"metadata": {"name": "n"}})).await.unwrap();
+        let key = Key::global(Kind::NodeReport, "n");
+        let time = Timestamp::now().to_string();
+        let status =
+            json!({"os": "linux", "endpoints": 0, "positions": {}, "time": time, "heartbeatSeconds": 60});
+        let report = json!({"apiVersion": "tortie.io/v1", "kind": "NodeReport", "metadata": {"name": "n"}, "status": status});
+        store.create(&key, report).await.unwrap();
+        let at = |pairs: &[(Kind, u64)]| -> Positions {
+            pairs.iter().map(|(kind, position)| (*kind, Position(*position))).collect()
+        };
+        let mut versions = Vec::new();
+        for (wanted, expected) in [
+            (at(&[(Kind::Pod, 7)]), at(&[(Kind::Pod, 7)])),
+            (at(&[(Kind::Pod, 5)]), at(&[(Kind::Pod, 7)])),
+            (at(&[(Kind::Tier, 3)]), at(&[(Kind::Pod, 7), (Kind::Tier, 3)])),
+        ] {
+            let late = wait_in_force(&store, &wanted, Duration::ZERO).await;
+            assert!(matches!(late, Err(NotInForce::Late { .. })), "{late:?}");
+            let stored = store.get(&key).await.unwrap().unwrap();
+            let Ok(Resource::NodeReport(report)) = Resource::read(&key, &stored.value) else {
+                panic!("{stored:?}")
+            };
+            assert_eq!(report.requested(), expected);
+            versions.push(stored.version);
+        }
+        assert!(versions[0] == versions[1] && versions[1] != versions[2], "one write for each new request");
     }
 }

@@ -22,6 +22,7 @@ pub mod kubernetes;
 mod pod;
 mod ring;
 pub mod rpc;
+mod shared;
 mod size;
 mod tracker;
 
@@ -38,12 +39,14 @@ pub use apply::{Applied, merged};
 pub use cache::Cache;
 pub use embedded::Embedded;
 pub use endpoints::Endpoints;
-pub use follow::{Change, Event, Follow, Source, Watch, follow};
+pub use follow::{Change, Event, Follow, SharedWatch, Source, Watch, follow};
 pub use in_force::{
-    NotInForce, wait_for_labels, wait_for_pods, wait_for_reports, wait_for_slices, wait_in_force,
+    NotInForce, concerned_nodes, wait_for_labels, wait_for_pods, wait_for_reports, wait_for_slices,
+    wait_in_force,
 };
 pub use interest::{Interest, Scope};
 pub use pod::{POD_UID, is_of, pod_of};
+pub use shared::SharedEvent;
 pub use size::size_of_value;
 
 /// A stored object.

@@ -1,5 +1,5 @@
-//! The latest events, for watchers. The ring is bounded by number and by bytes: when it is full, the oldest events go,
-//! and the watchers that have not read them have fallen behind. Events that every watcher has read go at once.
+//! The latest events, for watchers. The ring is bounded by bytes: when it is full, the oldest events go, and the watchers
+//! that have not read them have fallen behind. Events that every watcher has read go at once.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,10 +9,8 @@ use tokio::sync::watch;
 use tortie_api::Key;
 
 use crate::follow::Event;
-use crate::{StoreError, size_of_value};
+use crate::{SharedEvent, StoreError, size_of_value};
 
-/// The number of events that a watcher may lag behind.
-const MAX_EVENTS: usize = 8_192;
 /// The bytes of events that a watcher may lag behind.
 const MAX_BYTES: usize = 64 << 20;
 
@@ -23,7 +21,7 @@ type Index = u64;
 #[derive(Debug)]
 struct Ring {
     max_bytes: usize,
-    events: VecDeque<Arc<Event>>,
+    events: VecDeque<SharedEvent>,
     bytes: usize,
     first: Index,
     /// The number of readers at each position.
@@ -39,17 +37,17 @@ impl Ring {
         self.first + self.events.len() as Index
     }
 
-    fn push(&mut self, event: Arc<Event>) {
+    fn push(&mut self, event: SharedEvent) {
         self.bytes += size(&event);
         self.events.push_back(event);
-        while self.events.len() > MAX_EVENTS || self.bytes > self.max_bytes {
+        while self.bytes > self.max_bytes {
             self.remove_first();
         }
         self.remove_read();
     }
 
     /// The event at a position; `None` if it has not happened yet.
-    fn read(&self, position: Index) -> Result<Option<Arc<Event>>, StoreError> {
+    fn read(&self, position: Index) -> Result<Option<SharedEvent>, StoreError> {
         let index = position.checked_sub(self.first).ok_or(StoreError::FellBehind)?;
         Ok(usize::try_from(index).ok().and_then(|index| self.events.get(index)).cloned())
     }
@@ -86,10 +84,11 @@ impl Ring {
     }
 }
 
-fn size(event: &Event) -> usize {
+/// With the encoded event, which is at most as large as the value.
+fn size(event: &SharedEvent) -> usize {
     let of_key = |key: &Key| key.namespace.len() + key.name.len();
-    let own = match event {
-        Event::Put(stored) => of_key(&stored.key) + size_of_value(&stored.value),
+    let own = match event.event() {
+        Event::Put(stored) => of_key(&stored.key) + 2 * size_of_value(&stored.value),
         Event::Deleted { key, .. } => of_key(key),
         Event::Progress(_) => 0,
     };
@@ -112,7 +111,7 @@ impl Events {
     /// Sends events to every reader.
     pub(crate) fn send(&self, events: Vec<Event>) {
         let mut ring = lock(&self.ring);
-        events.into_iter().for_each(|event| ring.push(Arc::new(event)));
+        events.into_iter().for_each(|event| ring.push(SharedEvent::new(event)));
         drop(ring);
         self.arrived.send_replace(());
     }
@@ -140,7 +139,7 @@ impl Reader {
     ///
     /// # Errors
     /// The next event is not kept any more. This reader stays behind.
-    pub(crate) async fn next(&mut self) -> Result<Option<Arc<Event>>, StoreError> {
+    pub(crate) async fn next(&mut self) -> Result<Option<SharedEvent>, StoreError> {
         loop {
             // What arrives after the ring has been read wakes the reader.
             self.arrived.mark_unchanged();
@@ -153,7 +152,7 @@ impl Reader {
         }
     }
 
-    fn read(&mut self) -> Result<Option<Arc<Event>>, StoreError> {
+    fn read(&mut self) -> Result<Option<SharedEvent>, StoreError> {
         let mut ring = lock(&self.ring);
         let event = ring.read(self.position)?;
         if event.is_some() {
@@ -183,16 +182,16 @@ mod tests {
     use super::*;
     use crate::{Stored, Written};
 
-    fn event(revision: u64, length: usize) -> Arc<Event> {
+    fn event(revision: u64, length: usize) -> SharedEvent {
         let key = Key::global(Kind::Namespace, "n");
-        Arc::new(Event::Put(Stored::new(key, json!("x".repeat(length)), Written::at(revision))))
+        SharedEvent::new(Event::Put(Stored::new(key, json!("x".repeat(length)), Written::at(revision))))
     }
 
     #[test]
-    fn the_ring_is_bounded_by_number_and_by_bytes() {
+    fn the_ring_is_bounded_by_bytes() {
         let one = size(&event(1, 80_000));
         let table = [
-            (usize::MAX, 10, 9_000, MAX_EVENTS),
+            (usize::MAX, 10, 100_000, 100_000),
             (10 * one, 80_000, 9_000, 10),
             (10 * one, 80_000, 9, 9),
             (one - 1, 80_000, 3, 0),
@@ -204,8 +203,8 @@ mod tests {
             assert_eq!((ring.events.len(), ring.end()), (kept, count), "{max_bytes}, {length}, {count}");
             assert!(ring.bytes <= max_bytes);
             let lost = count - kept as u64;
-            for position in 0..=count {
-                let read = ring.read(position).map(|event| event.map(|event| event.position().0));
+            for position in (0..=count).step_by(1 + kept / 10_000) {
+                let read = ring.read(position).map(|event| event.map(|event| event.event().position().0));
                 let expected = match position {
                     position if position < lost => Err(StoreError::FellBehind),
                     position => Ok((position < count).then_some(position + 1)),

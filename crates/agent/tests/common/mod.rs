@@ -239,8 +239,15 @@ impl Bed {
         stored.map(|stored| stored.value["status"].clone()).unwrap_or_default()
     }
 
-    /// How far the node's report says that a kind is in force.
-    pub(crate) async fn reported(&self, kind: Kind) -> Option<Position> {
+    /// The status of the node's report after it was asked for its present state.
+    pub(crate) async fn current_report(&self) -> Value {
+        current_report(&*self.store, NODE).await
+    }
+
+    /// How far the node reports that a kind is in force, to somebody who waits for this position.
+    pub(crate) async fn reported(&self, kind: Kind, position: Position) -> Option<Position> {
+        let positions = [(kind, position)].into_iter().collect();
+        let _ = tortie_store::wait_in_force(&*self.store, &positions, Duration::ZERO).await;
         self.report().await["positions"][kind.plural()].as_u64().map(Position)
     }
 }
@@ -264,6 +271,15 @@ pub(crate) fn invocation(
         args: args.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
         config: serde_json::from_value(config).unwrap(),
     }
+}
+
+/// The status of a node's report after it was asked for its present state; without a report, null.
+pub(crate) async fn current_report(store: &dyn Store, node: &str) -> Value {
+    let positions = store.barrier(&[Kind::WorkloadEndpoint]).await.unwrap_or_default();
+    let (nodes, soon) = ([node.to_owned()].into(), Duration::from_millis(200));
+    let _ = tortie_store::wait_for_reports(store, Some(&nodes), &positions, soon, |_| true).await;
+    let stored = store.get(&Key::global(Kind::NodeReport, node)).await.unwrap();
+    stored.map(|stored| stored.value["status"].clone()).unwrap_or_default()
 }
 
 /// The agent's answer; the test fails without one.

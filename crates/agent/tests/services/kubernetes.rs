@@ -107,7 +107,7 @@ async fn an_agent_serves_pods_of_a_kubernetes_api() {
     assert_eq!(failure.code, Code::TRY_AGAIN_LATER);
     bed.call(call(&bed, Command::Add, ("c2", "p", &new))).await.unwrap();
     assert_eq!(policies(&bed, "p"), Some(vec![]));
-    until("the node reports it", || async { bed.report().await["endpoints"] == 1 }).await;
+    until("the node reports it", || async { bed.current_report().await["endpoints"] == 1 }).await;
 }
 
 /// The API server is killed: what is in force stays, pods are added when it is back, and an agent that starts meanwhile

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::common::{FakeOs, NODE, fill, invocation, send, until};
+use crate::common::{FakeOs, NODE, current_report, fill, invocation, send, until};
 use crate::kubernetes::{call, create_pod, create_pod_on, serving};
 use futures::StreamExt;
 use serde_json::{Value, json};
@@ -150,7 +150,7 @@ async fn an_agent_uses_each_of_its_permissions_and_no_other() {
     bed.agent.abort();
     let bed = serving(store.clone(), FakeOs::default()).await;
     bed.call(call(&bed, Command::Del, ("c3", "p", &uid))).await.unwrap();
-    until("the node reports", || async { bed.report().await["endpoints"] == 0 }).await;
+    until("the node reports", || async { bed.current_report().await["endpoints"] == 0 }).await;
     // A handle of another block, which Calico has marked as deleted.
     servers.apply(LEFT_OVER).unwrap();
     bed.call(call(&bed, Command::Add, ("c4", "p", &uid))).await.unwrap();
@@ -308,7 +308,7 @@ async fn life(
     };
     ask(Command::Add).await?;
     let endpoints = async |count: u64| {
-        let reported = async || (report(admin, node).await["endpoints"] == count).then_some(());
+        let reported = async || (current_report(admin, node).await["endpoints"] == count).then_some(());
         in_time(patience(!reports), reported).await.ok_or("the report is not current".to_owned())
     };
     endpoints(1).await?;

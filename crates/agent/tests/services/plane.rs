@@ -77,7 +77,8 @@ async fn informational_conditions_block_nothing() {
     bed.pod("p", "u", json!({})).await;
     bed.call(bed.invocation(Command::Add, "c1", "p")).await.unwrap();
     let Stored { key, position, .. } = bed.store.get(&endpoint_key("p", "eth0")).await.unwrap().unwrap();
-    until("the report passes the pod", || async { bed.reported(key.kind).await >= Some(position) }).await;
+    until("the report passes the pod", || async { bed.reported(key.kind, position).await >= Some(position) })
+        .await;
     let reported: Vec<Value> =
         bed.report().await["conditions"].as_array().unwrap().iter().map(|c| c["reason"].clone()).collect();
     assert_eq!(
@@ -109,9 +110,9 @@ async fn failed_changes_are_not_in_force() {
     let position = bed.store.create(&key, value).await.unwrap().position;
     until("it is told", || async { bed.report().await["conditions"][0]["reason"] == "PolicyNotInForce" })
         .await;
-    assert!(bed.reported(Kind::Namespace).await < Some(position));
+    assert!(bed.reported(Kind::Namespace, position).await < Some(position));
     bed.os.lock().report = Report::default();
-    until("it is mended", || async { bed.reported(Kind::Namespace).await >= Some(position) }).await;
+    until("it is mended", || async { bed.reported(Kind::Namespace, position).await >= Some(position) }).await;
 }
 
 /// A store with awkward moments.

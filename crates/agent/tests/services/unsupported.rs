@@ -49,7 +49,8 @@ async fn settings_without_effect_are_reported_and_block_nothing() {
     let stored =
         put(&*bed.store, &key, json!({"metadata": {"name": "default"}, "spec": {"wireguardEnabled": true}}));
     let position = stored.await.position;
-    until("the report passes it", || async { bed.reported(key.kind).await >= Some(position) }).await;
+    until("the report passes it", || async { bed.reported(key.kind, position).await >= Some(position) })
+        .await;
     let conditions: Vec<Value> = bed.report().await["conditions"].as_array().unwrap().clone();
     let [condition] = conditions.as_slice() else { panic!("{conditions:?}") };
     assert_eq!(condition["object"], json!({"kind": "FelixConfiguration", "name": "default"}));

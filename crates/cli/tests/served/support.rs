@@ -45,7 +45,8 @@ impl Cluster {
     /// Reports that everything up to this position of every kind is in force.
     pub(crate) async fn report(&self, position: u64, conditions: Value, more: usize) {
         let positions: BTreeMap<&str, u64> = Kind::all().map(|kind| (kind.plural(), position)).collect();
-        let status = json!({"os": "linux", "positions": positions, "endpoints": 0, "conditions": conditions, "more": more});
+        let time = jiff::Timestamp::now().to_string();
+        let status = json!({"os": "linux", "time": time, "heartbeatSeconds": 60, "positions": positions, "endpoints": 0, "conditions": conditions, "more": more});
         let report = json!({
             "apiVersion": "tortie.io/v1", "kind": "NodeReport", "metadata": {"name": "one"}, "status": status,
         });

@@ -122,3 +122,23 @@ async fn apply_waits_until_pods_run() {
         assert_eq!(text_of(&output).contains("does not run: no address is left"), !good, "{phase}");
     }
 }
+
+/// A policy of a namespace concerns the nodes that have pods there; the others are neither waited for nor asked.
+#[tokio::test(flavor = "multi_thread")]
+async fn only_nodes_with_pods_in_the_namespace_are_waited_for() {
+    let cluster = Cluster::new().await;
+    let policy = "apiVersion: projectcalico.org/v3\nkind: NetworkPolicy\nmetadata: {name: deny, namespace: a}\n\
+                  spec: {types: [Ingress]}\n";
+    let file = cluster.file(policy);
+    let output = cluster.apply(&file, SHORT).await;
+    assert!(output.status.success(), "{}", text_of(&output));
+    assert!(text_of(&output).contains("no node has a pod in its namespace"), "{}", text_of(&output));
+    let endpoint = json!({"metadata": {"name": "e", "namespace": "a"}, "spec": {"node": "one"}});
+    cluster.put(&Key::namespaced(Kind::WorkloadEndpoint, "a", "one-k8s-p-eth0"), endpoint).await;
+    let output = cluster.apply(&file, SHORT).await;
+    assert!(
+        !output.status.success() && text_of(&output).contains("not in force on one"),
+        "{}",
+        text_of(&output)
+    );
+}

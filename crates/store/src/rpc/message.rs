@@ -2,6 +2,10 @@
 
 use std::collections::HashMap;
 
+use bytes::{Buf, BufMut, Bytes};
+use prost::DecodeError;
+use prost::Message as _;
+use prost::encoding::{DecodeContext, WireType, skip_field};
 use tortie_api::{Key, Kind, Position};
 
 use crate::{Event, Interest, Scope, StoreError, Stored, Version, Write, Written};
@@ -152,6 +156,39 @@ pub(crate) struct WatchMessage {
     pub(crate) progress: Option<u64>,
 }
 
+/// A [`WatchMessage`], encoded. The service encodes each event once for all watchers.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct EncodedEvent(pub(crate) Bytes);
+
+impl prost::Message for EncodedEvent {
+    fn encode_raw(&self, buffer: &mut impl BufMut) {
+        buffer.put_slice(&self.0);
+    }
+
+    fn encoded_len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn decode(mut buffer: impl Buf) -> Result<Self, DecodeError> {
+        Ok(Self(buffer.copy_to_bytes(buffer.remaining())))
+    }
+
+    /// Not used by [`decode`](Self::decode), which keeps all fields as they are.
+    fn merge_field(
+        &mut self,
+        tag: u32,
+        wire_type: WireType,
+        buffer: &mut impl Buf,
+        context: DecodeContext,
+    ) -> Result<(), DecodeError> {
+        skip_field(wire_type, tag, buffer, context)
+    }
+
+    fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
 impl From<&Key> for ObjectKey {
     fn from(key: &Key) -> Self {
         Self { kind: key.kind.plural().to_owned(), namespace: key.namespace.clone(), name: key.name.clone() }
@@ -271,7 +308,9 @@ pub(crate) fn stored(object: Object) -> Result<Stored, StoreError> {
     Ok(Stored::new(key, value, written))
 }
 
-pub(crate) fn event(message: WatchMessage) -> Result<Event, StoreError> {
+pub(crate) fn event(EncodedEvent(bytes): EncodedEvent) -> Result<Event, StoreError> {
+    let message = WatchMessage::decode(bytes)
+        .map_err(|error| StoreError::Damaged(format!("an event cannot be decoded: {error}")))?;
     match (message.put, message.deleted, message.progress) {
         (Some(object), ..) => stored(object).map(Event::Put),
         (_, Some(object), _) => {

@@ -17,7 +17,7 @@ use super::client_identity::{Client, Role};
 use super::generated::store_server::{Store as Service, StoreServer};
 use super::listener::{Limits, TlsListener, operators};
 use super::message::{
-    self, BarrierReply, BarrierRequest, GetReply, GetRequest, ListReply, ListRequest, Refusal, WatchMessage,
+    self, BarrierReply, BarrierRequest, EncodedEvent, GetReply, GetRequest, ListReply, ListRequest, Refusal,
     WatchRequest, WriteReply, WriteRequest,
 };
 use super::tls::{Certificates, Reloaded, for_server};
@@ -143,7 +143,7 @@ impl Service for Offered {
         Ok(Response::new(BarrierReply { positions }))
     }
 
-    type WatchStream = BoxStream<'static, Result<WatchMessage, Status>>;
+    type WatchStream = BoxStream<'static, Result<EncodedEvent, Status>>;
 
     /// Kinds that this service does not know were reported when they were listed.
     async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
@@ -156,9 +156,9 @@ impl Service for Offered {
                 "the datastore has no order across kinds: use a watch for each kind",
             ));
         }
-        let events = self.0.watch(&interests, Position(after)).await.map_err(status)?;
-        let events = events.map(|event| event.map(WatchMessage::from).map_err(status));
-        let established = stream::iter([Ok(WatchMessage::default())]);
+        let events = self.0.watch_shared(&interests, Position(after)).await.map_err(status)?;
+        let events = events.map(|event| event.map(|event| event.encoded()).map_err(status));
+        let established = stream::iter([Ok(EncodedEvent::default())]);
         Ok(Response::new(established.chain(events).boxed()))
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::StreamExt;
 use hyper_util::rt::TokioIo;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -10,9 +11,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tonic::transport::Endpoint;
-use tortie_api::{Key, Kind};
+use tortie_api::{Key, Kind, Position};
 use tortie_store::rpc::{Limits, Remote, TlsFiles, TlsIdentity, node_subject, serve_unix};
-use tortie_store::{Store, StoreError};
+use tortie_store::{Event, Interest, Source, Store, StoreError, Write};
 
 use crate::common::{Served, answering};
 
@@ -188,4 +189,29 @@ async fn a_connection_that_takes_nothing_ends() {
     }
     answering(served.client(served.authority.operator())).await;
     asking.abort();
+}
+
+/// Watchers that are behind by a burst get all of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_burst_ends_no_watch() {
+    const WRITES: usize = 20_000;
+    let served = Served::new(limits()).await;
+    let node = served.authority.issue(node_subject("a"));
+    let mut watches = Vec::new();
+    for _ in 0..5 {
+        let client = served.client(node.clone());
+        watches.push(client.watch(&[Interest::all(Kind::Namespace)], Position(0)).await.unwrap());
+    }
+    let name = |number| Key::global(Kind::Namespace, format!("n{number}"));
+    let writes = (0..WRITES).map(|number| Write::Create(name(number), json!(number)));
+    served.store.write_all(writes.collect()).await.unwrap();
+    for mut watch in watches {
+        let mut seen = 0;
+        while seen < WRITES {
+            if let Event::Put(stored) = watch.next().await.unwrap().unwrap() {
+                assert_eq!(stored.value, json!(seen));
+                seen += 1;
+            }
+        }
+    }
 }

@@ -1,0 +1,209 @@
+//! Who owns a block: claims that a crash has left, blocks of others, blocks of other sizes, records that are being deleted.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use tortie_api::ipam::Block;
+use tortie_api::{Key, Kind};
+use tortie_ipam::{Affinity, AffinityState, Ipam, IpamError, Request, Use};
+use tortie_store::{Embedded, Store};
+
+/// A pool of two blocks of eight addresses.
+async fn cluster() -> Arc<Embedded> {
+    let store = Arc::new(Embedded::in_memory().unwrap());
+    let pool = json!({
+        "apiVersion": "projectcalico.org/v3", "kind": "IPPool", "metadata": {"name": "default"},
+        "spec": {"cidr": "10.0.0.0/28", "blockSize": 29, "vxlanMode": "Always"},
+    });
+    store.create(&Key::global(Kind::IpPool, "default"), pool).await.unwrap();
+    let config = json!({"strict_affinity": true, "auto_allocate_blocks": true});
+    store.create(&Key::global(Kind::IpamConfig, "default"), config).await.unwrap();
+    store
+}
+
+fn ipam(store: &Arc<Embedded>, node: &str) -> Ipam {
+    Ipam::new(store.clone(), node, BTreeMap::new())
+}
+
+fn request(handle: &str) -> Request {
+    Request {
+        handle: handle.to_owned(),
+        owner: BTreeMap::new(),
+        intended_use: Use::Workload,
+        namespace_labels: BTreeMap::new(),
+    }
+}
+
+async fn store_block(store: &Embedded, cidr: &str, node: &str, change: impl FnOnce(&mut Value)) {
+    let block = Block::new(cidr.parse().unwrap(), node, false, 1, "2026-01-01T00:00:00Z".to_owned());
+    let mut value = serde_json::to_value(block).unwrap();
+    change(&mut value);
+    store.create(&Key::global(Kind::IpamBlock, cidr), value).await.unwrap();
+}
+
+async fn store_affinity(store: &Embedded, node: &str, cidr: &str, value: Value) {
+    store.create(&Key::global(Kind::BlockAffinity, format!("{node}/{cidr}")), value).await.unwrap();
+}
+
+async fn block(store: &Embedded, cidr: &str) -> Option<Block> {
+    let stored = store.get(&Key::global(Kind::IpamBlock, cidr)).await.unwrap()?;
+    Some(serde_json::from_value(stored.value).unwrap())
+}
+
+async fn affinities(store: &Embedded) -> BTreeMap<String, AffinityState> {
+    let listing = store.list(Kind::BlockAffinity).await.unwrap();
+    let affinities = listing
+        .items
+        .into_iter()
+        .map(|stored| (stored.key.name, serde_json::from_value::<Affinity>(stored.value).unwrap().state));
+    affinities.collect()
+}
+
+/// Whatever a node believes, the block decides: it belongs to one node.
+#[tokio::test]
+async fn a_block_of_another_node_is_not_used_and_the_claim_is_withdrawn() {
+    for state in ["pending", "confirmed", "pendingDeletion", ""] {
+        let store = cluster().await;
+        store_block(&store, "10.0.0.0/29", "other", |_| {}).await;
+        store_affinity(&store, "other", "10.0.0.0/29", json!({"state": "confirmed"})).await;
+        store_affinity(&store, "mine", "10.0.0.0/29", json!({"state": state})).await;
+        let mine = ipam(&store, "mine");
+        for number in 0..8 {
+            let assigned = mine.assign(&request(&format!("h{number}"))).await.unwrap();
+            assert_eq!(assigned.block.to_string(), "10.0.0.8/29", "with an affinity that is {state:?}");
+        }
+        let error = mine.assign(&request("h8")).await.unwrap_err();
+        assert!(matches!(error, IpamError::Exhausted { .. }), "{error}");
+        let expected =
+            [("mine/10.0.0.8/29", AffinityState::Confirmed), ("other/10.0.0.0/29", AffinityState::Confirmed)];
+        assert_eq!(affinities(&store).await, expected.map(|(name, state)| (name.to_owned(), state)).into());
+        assert_eq!(block(&store, "10.0.0.0/29").await.unwrap().sequence_number, 1, "nobody has written it");
+    }
+}
+
+/// A block without an owner is not used, either: its addresses may be in use, and it has no route.
+#[tokio::test]
+async fn a_block_without_owner_is_not_used() {
+    let store = cluster().await;
+    store_block(&store, "10.0.0.0/29", "other", |block| block["affinity"] = Value::Null).await;
+    store_affinity(&store, "mine", "10.0.0.0/29", json!({"state": "confirmed"})).await;
+    assert_eq!(ipam(&store, "mine").assign(&request("h")).await.unwrap().block.to_string(), "10.0.0.8/29");
+}
+
+/// The block is written before the claim is confirmed, so that a release of the block that somebody has begun fails.
+#[tokio::test]
+async fn a_claim_that_a_crash_left_is_completed_and_the_block_written() {
+    let store = cluster().await;
+    store_block(&store, "10.0.0.8/29", "mine", |_| {}).await;
+    store_affinity(&store, "mine", "10.0.0.8/29", json!({"state": "pending"})).await;
+    assert_eq!(ipam(&store, "mine").ensure_block().await.unwrap().to_string(), "10.0.0.8/29");
+    assert_eq!(block(&store, "10.0.0.8/29").await.unwrap().sequence_number, 2);
+    assert_eq!(affinities(&store).await["mine/10.0.0.8/29"], AffinityState::Confirmed);
+
+    // The same before the block existed.
+    let store = cluster().await;
+    store_affinity(&store, "mine", "10.0.0.8/29", json!({"state": "pending", "unknown": 7})).await;
+    assert_eq!(ipam(&store, "mine").ensure_block().await.unwrap().to_string(), "10.0.0.8/29");
+    let key = Key::global(Kind::BlockAffinity, "mine/10.0.0.8/29");
+    let value = store.get(&key).await.unwrap().unwrap().value;
+    assert_eq!((&value["state"], &value["unknown"]), (&json!("confirmed"), &json!(7)));
+}
+
+/// The pool was recreated with another blockSize.
+#[tokio::test]
+async fn an_affinity_of_another_size_is_reported_and_left_alone() {
+    // With another node's block inside, with nothing there, and so large that its block would be many megabytes.
+    for (name, pool) in [("10.0.0.0/28", None), ("10.0.0.8/30", None), ("10.0.0.0/10", Some("10.0.0.0/8"))] {
+        let store = cluster().await;
+        if let Some(cidr) = pool {
+            let value = json!({
+                "apiVersion": "projectcalico.org/v3", "kind": "IPPool", "metadata": {"name": "huge"},
+                "spec": {"cidr": cidr, "blockSize": 29, "vxlanMode": "Always"},
+            });
+            store.delete(&Key::global(Kind::IpPool, "default"), None).await.unwrap();
+            store.create(&Key::global(Kind::IpPool, "huge"), value).await.unwrap();
+        }
+        store_block(&store, "10.0.0.0/29", "other", |_| {}).await;
+        store_affinity(&store, "mine", name, json!({"state": "pending"})).await;
+        let mine = ipam(&store, "mine");
+        let assigned = mine.assign(&request("h")).await.unwrap();
+        assert_eq!(assigned.block.prefix_len(), 29);
+        assert_ne!(assigned.block.to_string(), "10.0.0.0/29");
+        assert!(block(&store, name).await.is_none());
+        assert_eq!(affinities(&store).await[&format!("mine/{name}")], AffinityState::Pending);
+        // Until somebody deletes it, an error names it.
+        for number in 0..100 {
+            if let Err(error) = mine.assign(&request(&format!("h{number}"))).await {
+                assert!(error.to_string().contains(&format!("mine/{name}")), "{error}");
+                break;
+            }
+        }
+    }
+}
+
+/// A block of the size before is used until it is empty, unless another one has addresses of it.
+#[tokio::test]
+async fn a_block_of_another_size_is_used_only_alone() {
+    let store = cluster().await;
+    store_block(&store, "10.0.0.8/30", "mine", |_| {}).await;
+    store_affinity(&store, "mine", "10.0.0.8/30", json!({"state": "confirmed"})).await;
+    assert_eq!(ipam(&store, "mine").assign(&request("h")).await.unwrap().block.to_string(), "10.0.0.8/30");
+
+    let store = cluster().await;
+    store_block(&store, "10.0.0.8/30", "mine", |_| {}).await;
+    store_affinity(&store, "mine", "10.0.0.8/30", json!({"state": "confirmed"})).await;
+    store_block(&store, "10.0.0.8/29", "other", |_| {}).await;
+    assert_eq!(ipam(&store, "mine").assign(&request("h")).await.unwrap().block.to_string(), "10.0.0.0/29");
+}
+
+/// Calico marks a record before it deletes it.
+#[tokio::test]
+async fn records_that_are_being_deleted_count_as_deleted() {
+    let store = cluster().await;
+    for cidr in ["10.0.0.0/29", "10.0.0.8/29"] {
+        store_block(&store, cidr, "mine", |block| block["deleted"] = json!(true)).await;
+        store_affinity(&store, "mine", cidr, json!({"state": "confirmed", "deleted": true})).await;
+    }
+    let handle = json!({"block": {"10.0.0.0/29": 1}, "deleted": true});
+    store.create(&Key::global(Kind::IpamHandle, "h"), handle).await.unwrap();
+    let mine = ipam(&store, "mine");
+    assert_eq!(mine.find("h").await.unwrap(), None);
+    let assigned = mine.assign(&request("h")).await.unwrap();
+    let block = block(&store, &assigned.block.to_string()).await.unwrap();
+    assert!(!block.deleted && block.sequence_number > 1, "a new block: {block:?}");
+    assert_eq!(mine.find("h").await.unwrap(), Some(assigned));
+    assert_eq!(affinities(&store).await[&format!("mine/{}", assigned.block)], AffinityState::Confirmed);
+    assert_eq!(mine.release("h").await.unwrap(), [assigned.address]);
+}
+
+/// Another process of the node has given out addresses of the block that this one has in memory.
+#[tokio::test]
+async fn what_another_allocator_of_the_node_has_assigned_can_be_released() {
+    let store = cluster().await;
+    let (one, other) = (ipam(&store, "mine"), ipam(&store, "mine"));
+    one.assign(&request("a")).await.unwrap();
+    let assigned = other.assign(&request("b")).await.unwrap();
+    assert_eq!(one.release("b").await.unwrap(), [assigned.address]);
+    assert_eq!(store.get(&Key::global(Kind::IpamHandle, "b")).await.unwrap(), None);
+    assert_eq!(
+        block(&store, "10.0.0.0/29")
+            .await
+            .or(block(&store, "10.0.0.8/29").await)
+            .unwrap()
+            .allocated()
+            .count(),
+        1
+    );
+}
+
+/// A record under the name of another block would give its addresses.
+#[tokio::test]
+async fn a_block_whose_name_and_addresses_differ_is_damaged() {
+    let store = cluster().await;
+    store_block(&store, "10.0.0.0/29", "mine", |block| block["cidr"] = json!("10.9.0.0/29")).await;
+    store_affinity(&store, "mine", "10.0.0.0/29", json!({"state": "confirmed"})).await;
+    let assigned = ipam(&store, "mine").assign(&request("h")).await.unwrap();
+    assert_eq!(assigned.block.to_string(), "10.0.0.8/29");
+}

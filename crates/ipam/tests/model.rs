@@ -1,0 +1,196 @@
+//! Many allocators on one store: nodes of both systems, two allocators on each node, every order of their requests, crashes
+//! between any two writes. The rules are checked with every single write.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+mod memory;
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use memory::{Client, Dice, Memory};
+use serde_json::json;
+use tortie_api::ipam::Block;
+use tortie_api::{Key, Kind};
+use tortie_ipam::{Ipam, IpamError, Request, Use};
+use tortie_store::{Store, StoreError};
+
+const NODES: [(&str, &str); 4] = [("a", "linux"), ("b", "linux"), ("c", "linux"), ("w", "windows")];
+/// The number of handles of each node.
+const HANDLES: u64 = 12;
+
+fn request(handle: &str) -> Request {
+    Request {
+        handle: handle.to_owned(),
+        owner: BTreeMap::from([("pod".to_owned(), handle.to_owned())]),
+        intended_use: Use::Workload,
+        namespace_labels: BTreeMap::new(),
+    }
+}
+
+fn ipam(store: Arc<dyn Store>, (node, os): (&str, &str)) -> Ipam {
+    Ipam::new(store, node, BTreeMap::from([("kubernetes.io/os".to_owned(), os.to_owned())]))
+}
+
+async fn cluster(memory: &Memory, pools: &[(&str, &str, u8)]) {
+    for (name, cidr, block_size) in pools {
+        let pool = json!({
+            "apiVersion": "projectcalico.org/v3", "kind": "IPPool", "metadata": {"name": name},
+            "spec": {"cidr": cidr, "blockSize": block_size, "vxlanMode": "Always"},
+        });
+        memory.create(&Key::global(Kind::IpPool, *name), pool).await.unwrap();
+    }
+    let config = json!({"strict_affinity": true, "auto_allocate_blocks": true});
+    memory.create(&Key::global(Kind::IpamConfig, "default"), config).await.unwrap();
+}
+
+/// The state of one run.
+struct Model {
+    memory: Arc<Memory>,
+    dice: Arc<Dice>,
+    /// One operation per handle at a time, as an agent does it, except in the runs with races.
+    busy: RefCell<BTreeMap<String, u32>>,
+    done: Cell<usize>,
+    assigned: Cell<usize>,
+    crashes: Cell<usize>,
+    with_crashes: bool,
+    with_races: bool,
+}
+
+impl Model {
+    fn client(&self, transactions: bool) -> Arc<Client> {
+        let writes = if self.with_crashes { 1 + self.dice.below(40) } else { u64::MAX };
+        Arc::new(Client::new(self.memory.clone(), self.dice.clone(), writes, transactions))
+    }
+
+    /// An allocator that dies and is born again, and executes random operations until enough are done.
+    async fn allocator(self: Rc<Self>, node: (&str, &str), enough: usize) {
+        let transactions = self.dice.below(2) == 0;
+        let mut client = self.client(transactions);
+        let mut allocator = ipam(client.clone(), node);
+        while self.done.get() < enough {
+            self.done.set(self.done.get() + 1);
+            if client.is_dead() {
+                self.crashes.set(self.crashes.get() + 1);
+                client = self.client(transactions);
+                allocator = ipam(client.clone(), node);
+            }
+            let handle = format!("{}.{}", node.0, self.dice.below(HANDLES));
+            if !self.with_races && self.busy.borrow().contains_key(&handle) {
+                tokio::task::yield_now().await;
+                continue;
+            }
+            *self.busy.borrow_mut().entry(handle.clone()).or_default() += 1;
+            if self.dice.below(2) == 0 {
+                self.assign(&allocator, node.0, &handle).await;
+            } else {
+                self.memory.give_back(&handle);
+                // After a crash, somebody else continues.
+                match allocator.release(&handle).await {
+                    Ok(_) | Err(IpamError::Store(StoreError::Unavailable(_))) => {}
+                    Err(error) => panic!("release {handle}: {error}"),
+                }
+            }
+            let mut busy = self.busy.borrow_mut();
+            let others = busy.get_mut(&handle).unwrap();
+            *others -= 1;
+            if *others == 0 {
+                busy.remove(&handle);
+            }
+        }
+    }
+
+    async fn assign(&self, allocator: &Ipam, node: &str, handle: &str) {
+        match allocator.assign(&request(handle)).await {
+            Ok(assignment) => {
+                self.assigned.set(self.assigned.get() + 1);
+                let key = Key::global(Kind::IpamBlock, assignment.block.to_string());
+                let stored = self.memory.get(&key).await.unwrap().unwrap();
+                let block: Block = serde_json::from_value(stored.value).unwrap();
+                assert_eq!(block.node(), Some(node), "{handle} has an address of another node's block");
+                // If somebody releases the same handle at the same time, nobody knows who was first.
+                if self.busy.borrow()[handle] == 1 {
+                    self.memory.take(assignment.address, handle);
+                }
+            }
+            Err(IpamError::Exhausted { .. } | IpamError::Store(StoreError::Unavailable(_))) => {}
+            Err(error) => panic!("assign {handle}: {error}"),
+        }
+    }
+}
+
+fn run(seed: u64, operations: usize, with_crashes: bool, with_races: bool) -> Rc<Model> {
+    let memory = Arc::new(Memory::default());
+    let dice = Arc::new(Dice::new(seed));
+    let model = Rc::new(Model {
+        memory: memory.clone(),
+        dice,
+        busy: RefCell::default(),
+        done: Cell::new(0),
+        assigned: Cell::new(0),
+        crashes: Cell::new(0),
+        with_crashes,
+        with_races,
+    });
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(async {
+        cluster(&memory, &[("default", "10.0.0.0/26", 29)]).await;
+        let allocators = NODES.iter().chain(&NODES).map(|node| model.clone().allocator(*node, operations));
+        futures::future::join_all(allocators).await;
+        // Whatever crashed, a release by handle finds everything.
+        for node in NODES {
+            let survivor = ipam(memory.clone(), node);
+            for number in 0..HANDLES {
+                let handle = format!("{}.{number}", node.0);
+                memory.give_back(&handle);
+                survivor.release(&handle).await.unwrap();
+            }
+        }
+    });
+    assert_eq!(memory.allocated(), BTreeMap::<Ipv4Addr, String>::new(), "seed {seed}: addresses are leaked");
+    assert_eq!(memory.count(Kind::IpamHandle), 0, "seed {seed}: records of handles are leaked");
+    model
+}
+
+#[test]
+fn no_address_is_given_twice_and_none_is_lost() {
+    let (mut assigned, mut crashes) = (0, 0);
+    for seed in 0..100 {
+        let model = run(seed, 1_000, seed % 2 == 0, seed % 4 < 2);
+        assigned += model.assigned.get();
+        crashes += model.crashes.get();
+    }
+    assert!(assigned > 20_000 && crashes > 1_000, "{assigned} addresses, {crashes} crashes");
+}
+
+/// Pools that overlap, with blocks of different sizes: whatever order two nodes claim in, no address is in two blocks
+/// from which addresses are taken.
+#[test]
+fn blocks_of_overlapping_pools_do_not_share_addresses() {
+    for seed in 0..300 {
+        let memory = Arc::new(Memory::default());
+        let dice = Arc::new(Dice::new(seed));
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            cluster(&memory, &[("large", "10.0.0.0/27", 28), ("small", "10.0.0.0/28", 30)]).await;
+            let nodes = NODES[..3].iter().chain(&NODES[..3]).enumerate().map(|(number, node)| {
+                let client = Client::new(memory.clone(), dice.clone(), u64::MAX, false);
+                let (allocator, memory) = (ipam(Arc::new(client), *node), memory.clone());
+                async move {
+                    for pod in 0..6 {
+                        let handle = format!("{}.{number}.{pod}", node.0);
+                        // Where the pools overlap, a node may find no block; it may not get an address twice.
+                        if let Ok(assignment) = allocator.assign(&request(&handle)).await {
+                            memory.take(assignment.address, &handle);
+                        }
+                    }
+                }
+            });
+            futures::future::join_all(nodes).await;
+        });
+        // Fails if an address is allocated in two blocks.
+        assert!(!memory.allocated().is_empty());
+    }
+}
