@@ -161,9 +161,9 @@ fn unavailable(kind: Kind, error: &StoreError) -> ReportedCondition {
             (Reason::KindAbsent, message)
         }
         error => {
+            // The error names the resource, which may be another one: some kinds are derived.
             let message = format!(
-                "the agent cannot read objects of kind {name} ({error}); grant get, list and watch on {}",
-                kind.plural()
+                "the agent cannot read objects of kind {name} ({error}); grant it get, list and watch there"
             );
             (Reason::KindForbidden, message)
         }

@@ -109,3 +109,57 @@ async fn an_agent_serves_pods_of_a_kubernetes_api() {
     assert_eq!(policies(&bed, "p"), Some(vec![]));
     until("the node reports it", || async { bed.current_report().await["endpoints"] == 1 }).await;
 }
+
+/// The API server is killed: what is in force stays, pods are added when it is back, and an agent that starts meanwhile
+/// waits for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_outlives_the_api_server() {
+    if !can_run(&[Program::Kube]) {
+        return;
+    }
+    let servers = KubeApi::start(&KubeOptions::default()).unwrap();
+    servers.create_definitions().unwrap();
+    let config = KubernetesConfig::Kubeconfig(servers.kubeconfig());
+    let store = Arc::new(Kubernetes::new(&config).await.unwrap());
+    fill(&*store).await;
+    let spec = json!({"selector": "app == 'a'", "types": ["Ingress"]});
+    let deny = |name: &str| {
+        (Key::global(Kind::GlobalNetworkPolicy, name), json!({"metadata": {"name": name}, "spec": spec}))
+    };
+    let (key, value) = deny("deny");
+    store.create(&key, value).await.unwrap();
+    let bed = serving(store.clone(), FakeOs::default()).await;
+    let first = create_pod(&store, "p", &json!({"app": "a"})).await;
+    let second = create_pod(&store, "q", &json!({"app": "a"})).await;
+    bed.call(call(&bed, Command::Add, ("c1", "p", &first))).await.unwrap();
+
+    servers.api().kill().unwrap();
+    let failure = bed.call(call(&bed, Command::Add, ("c2", "q", &second))).await.unwrap_err();
+    assert_eq!(failure.code, Code::TRY_AGAIN_LATER);
+    assert!(failure.to_string().contains(&servers.url()), "{failure}");
+    assert!(bed.call(call(&bed, Command::Del, ("c1", "p", &first))).await.is_err());
+    assert_eq!(policies(&bed, "p"), Some(vec!["deny".to_owned()]), "what is in force stays");
+    servers.api().restart().unwrap();
+    servers.api().wait_until_ready().unwrap();
+    until("a pod is added", || async {
+        bed.call(call(&bed, Command::Add, ("c2", "q", &second))).await.is_ok()
+    })
+    .await;
+    let (key, value) = deny("another");
+    store.create(&key, value).await.unwrap();
+    let both = |bed: &Bed, pod: &str| policies(bed, pod).is_some_and(|all| all.len() == 2);
+    until("both policies are in force", || async { both(&bed, "p") && both(&bed, "q") }).await;
+
+    servers.api().kill().unwrap();
+    bed.agent.abort();
+    let later = Bed::on(store.clone(), FakeOs::default());
+    later.os.lock().connected = bed.os.lock().connected.clone();
+    assert!(later.os.lock().batches.is_empty(), "the next agent knows nothing yet");
+    servers.api().restart().unwrap();
+    servers.api().wait_until_ready().unwrap();
+    let socket = later.dir.path().join("agent.sock");
+    until("the agent serves", || async { UnixStream::connect(&socket).is_ok() }).await;
+    assert!(both(&later, "p") && both(&later, "q"));
+    later.call(call(&later, Command::Del, ("c1", "p", &first))).await.unwrap();
+    until("the pod is forgotten", || async { policies(&later, "p").is_none() }).await;
+}
