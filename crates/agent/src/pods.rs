@@ -18,9 +18,9 @@ use tortie_api::calico::WorkloadEndpoint;
 use tortie_api::kubernetes::Pod;
 use tortie_api::{Key, Kind, Metadata, Positions, Resource, support};
 use tortie_cni::transport::Answer;
-use tortie_cni::{Address, Code, Command, Failure, Interface, Invocation, Route, Success};
+use tortie_cni::{Address, Attachment, Code, Command, Failure, Interface, Invocation, Route, Success};
 use tortie_dataplane::{EndpointId, PodAttachment, PodInterface, PodWiring, WiringError};
-use tortie_ipam::{Assignment, Ipam, Request, Use};
+use tortie_ipam::{Assignment, Ipam, IpamError, Request, Use};
 use tortie_store::{Endpoints, StoreError, Stored};
 
 use crate::barrier::Barrier;
@@ -212,7 +212,42 @@ impl Pods {
             tracing::info!(pod = %stored.key, container = spec.container_id, "the runtime no longer knows this pod; Tortie removes it");
             failures.extend(self.del(&gone).await.err());
         }
+        failures.extend(self.release_forgotten(&call.config.name, valid).await.err());
         failures.into_iter().next().map_or(Ok(()), Err)
+    }
+
+    /// Releases the addresses of this node's pods in a network that belong neither to an attachment that the runtime
+    /// knows nor to an endpoint.
+    async fn release_forgotten(&self, network: &str, valid: &[Attachment]) -> Result<(), Failure> {
+        let failure = |error: IpamError| {
+            Failure::new(Code::IPAM, "the addresses of the node's pods cannot be checked", error.to_string())
+        };
+        for (handle, owner) in self.ipam.handles().await.map_err(failure)? {
+            let known =
+                valid.iter().any(|each| handle_of(network, &each.container_id, &each.ifname) == handle);
+            let attachment = handle.strip_prefix(network).and_then(|rest| rest.strip_prefix('.'));
+            // Without a pod's name it is the address of something else.
+            let (Some(attachment), Some(namespace), Some(pod), false) =
+                (attachment, owner.get("namespace"), owner.get("pod"), known)
+            else {
+                continue;
+            };
+            let (container, interface) = attachment.split_once('.').unwrap_or((attachment, USUAL_INTERFACE));
+            let id = EndpointId {
+                namespace: namespace.as_str().into(),
+                pod: pod.as_str().into(),
+                interface: interface.into(),
+            };
+            // An ADD of this container may be about to store the endpoint.
+            let _turn = self.busy.lock(&id).await;
+            let stored = self.store.get(&self.key(&id)).await.map_err(store_failure)?;
+            if stored.is_some_and(|endpoint| endpoint.value["spec"]["containerID"] == container) {
+                continue;
+            }
+            tracing::info!(pod = %id, container, "the runtime does not know this container, and it has no endpoint; Tortie releases its address");
+            self.ipam.release(&handle).await.map_err(failure)?;
+        }
+        Ok(())
     }
 
     /// The Pod, which must be on this node, and be the one for which the sandbox was created.
@@ -226,7 +261,10 @@ impl Pods {
             return Err(Failure::new(Code::DECODING, format!("{key} cannot be read"), ""));
         };
         let uid = stored.value["metadata"]["uid"].as_str().unwrap_or_default();
-        if let Some(made_for) = call.args.get("K8S_POD_UID").filter(|made_for| *made_for != uid) {
+        // The sandbox of a static pod has the uid of its manifest. Its Pod in the API, a mirror, has its own.
+        let hash = pod.metadata.annotations.get("kubernetes.io/config.hash");
+        let is_meant = |made_for: &&String| *made_for == uid || hash == Some(made_for);
+        if let Some(made_for) = call.args.get("K8S_POD_UID").filter(|made_for| !is_meant(made_for)) {
             let msg = format!(
                 "the sandbox is for {key} with the uid {made_for}, and the one that is known has {uid}"
             );
@@ -367,13 +405,20 @@ impl Pods {
     }
 }
 
+/// The interface of pods that have one.
+const USUAL_INTERFACE: &str = "eth0";
+
+/// The handle of the attachment's address.
+fn handle(call: &Invocation) -> String {
+    handle_of(&call.config.name, &call.container_id, &call.interface)
+}
+
 /// `<network>.<container>`, Calico's form of handles. A container may have more interfaces in one network: the handles of
 /// those besides the usual one end with the interface's name.
-fn handle(call: &Invocation) -> String {
-    let Invocation { config, container_id, interface, .. } = call;
-    match interface.as_str() {
-        "eth0" => format!("{}.{container_id}", config.name),
-        other => format!("{}.{container_id}.{other}", config.name),
+fn handle_of(network: &str, container: &str, interface: &str) -> String {
+    match interface {
+        USUAL_INTERFACE => format!("{network}.{container}"),
+        other => format!("{network}.{container}.{other}"),
     }
 }
 

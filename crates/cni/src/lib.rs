@@ -7,5 +7,6 @@ pub mod transport;
 mod types;
 
 pub use types::{
-    Address, Code, Command, Failure, Interface, Invocation, NetworkConfig, Route, SUPPORTED_VERSIONS, Success,
+    Address, Attachment, Code, Command, Failure, Interface, Invocation, NetworkConfig, Route,
+    SUPPORTED_VERSIONS, Success,
 };

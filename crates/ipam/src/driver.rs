@@ -214,6 +214,27 @@ impl Ipam {
         Ok(None)
     }
 
+    /// The handles with addresses in this node's blocks, and the attributes of one of their addresses. Damaged blocks are
+    /// left out.
+    ///
+    /// # Errors
+    /// The store failed.
+    pub async fn handles(&self) -> Result<BTreeMap<String, BTreeMap<String, String>>, IpamError> {
+        let mut handles = BTreeMap::new();
+        for stored in self.store.list(Kind::IpamBlock).await?.items {
+            let Ok(block) = from_value::<Block>(&stored.key, stored.value) else { continue };
+            if block.deleted || block.check().is_err() || !block.belongs_to(&self.node) {
+                continue;
+            }
+            for (_, attribute) in block.allocated() {
+                if let (Some(handle), Some(owner)) = (&attribute.handle_id, &attribute.owner) {
+                    handles.insert(handle.clone(), owner.clone());
+                }
+            }
+        }
+        Ok(handles)
+    }
+
     /// Releases every address of a handle, and returns them. A handle without addresses is no error.
     ///
     /// # Errors

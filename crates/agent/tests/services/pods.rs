@@ -5,14 +5,15 @@ use std::fs;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 
-use crate::common::{Bed, condition, endpoint_id, endpoint_key, pod_key, send, until};
+use crate::common::{Bed, NODE, condition, endpoint_id, endpoint_key, pod_key, send, until};
 use serde_json::{Value, json};
 use tortie_api::Kind;
-use tortie_cni::{Code, Command, transport};
+use tortie_cni::transport::{self, Answer};
+use tortie_cni::{Code, Command, Invocation};
 use tortie_dataplane::{Reason, Report};
 
 /// The code of a failed call.
-fn code(answer: transport::Answer) -> Code {
+fn code(answer: Answer) -> Code {
     answer.expect_err("it fails").code
 }
 
@@ -72,6 +73,75 @@ async fn gc_removes_pods_that_the_runtime_does_not_know() {
     assert_eq!(bed.endpoint("lost", "eth0").await, None);
     assert!(bed.endpoint("kept", "eth0").await.is_some());
     assert_eq!(bed.os.lock().connected, BTreeMap::from([(endpoint_id("kept"), "c1".to_owned())]));
+}
+
+/// The interfaces of one container have addresses of their own.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_interfaces_of_a_container_have_two_addresses() {
+    let bed = Bed::new().await;
+    bed.pod("p", "u", json!({})).await;
+    let call = |command, interface: &str| Invocation {
+        interface: interface.to_owned(),
+        ..bed.invocation(command, "c1", "p")
+    };
+    let address = |answer: Answer| answer.unwrap().unwrap().ips[0].address.clone();
+    let first = address(bed.call(call(Command::Add, "eth0")).await);
+    let second = address(bed.call(call(Command::Add, "net1")).await);
+    assert_ne!(first, second);
+    bed.call(call(Command::Del, "net1")).await.unwrap();
+    let handles = bed.store.list(Kind::IpamHandle).await.unwrap().items;
+    let handles: Vec<&str> = handles.iter().map(|handle| handle.key.name.as_str()).collect();
+    assert_eq!(handles, ["net.c1"], "the form that Calico knows");
+    bed.pod("q", "v", json!({})).await;
+    let other = address(bed.call(bed.invocation(Command::Add, "c2", "q")).await);
+    assert_ne!(other, first, "eth0 still has it");
+    bed.call(call(Command::Del, "eth0")).await.unwrap();
+}
+
+/// Addresses remain if an endpoint was deleted by hand, or if a node crashed in the middle of an ADD.
+#[tokio::test(flavor = "multi_thread")]
+async fn gc_releases_addresses_without_endpoint() {
+    let bed = Bed::new().await;
+    for (pod, container, interface) in
+        [("a", "c1", "eth0"), ("b", "c2", "eth0"), ("b", "c2", "net1"), ("c", "c3", "eth0")]
+    {
+        if interface == "eth0" {
+            bed.pod(pod, pod, json!({})).await;
+        }
+        let call =
+            Invocation { interface: interface.to_owned(), ..bed.invocation(Command::Add, container, pod) };
+        bed.call(call).await.unwrap();
+        // All but c lose their endpoints; the runtime knows a and c.
+        if pod != "c" {
+            bed.store.delete(&endpoint_key(pod, interface), None).await.unwrap();
+        }
+    }
+    let mut gc = bed.invocation(Command::Gc, "", "");
+    (gc.args, gc.interface) = (BTreeMap::new(), String::new());
+    let known = json!([{"containerID": "c1", "ifname": "eth0"}, {"containerID": "c3", "ifname": "eth0"}]);
+    gc.config.valid_attachments = serde_json::from_value(known).unwrap();
+    bed.call(gc).await.unwrap();
+    let handles = bed.store.list(Kind::IpamHandle).await.unwrap().items;
+    let handles: Vec<&str> = handles.iter().map(|handle| handle.key.name.as_str()).collect();
+    assert_eq!(handles, ["net.c1", "net.c3"]);
+}
+
+/// The sandbox of a static pod has the uid of its manifest, which its mirror in the API names in an annotation.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_static_pod_is_known_by_the_hash_of_its_manifest() {
+    let bed = Bed::new().await;
+    let value = json!({
+        "metadata": {"name": "p", "namespace": "n", "uid": "mirror", "annotations": {"kubernetes.io/config.hash": "static"}},
+        "spec": {"nodeName": NODE, "containers": []},
+    });
+    bed.store.create(&pod_key("p"), value).await.unwrap();
+    let with_uid = |uid: &str| {
+        let mut call = bed.invocation(Command::Add, "c1", "p");
+        call.args.insert("K8S_POD_UID".to_owned(), uid.to_owned());
+        call
+    };
+    assert_eq!(code(bed.call(with_uid("another")).await), Code::TRY_AGAIN_LATER);
+    bed.call(with_uid("static")).await.unwrap();
 }
 
 /// The agent was down only for a moment, and nothing restarts it.
