@@ -144,12 +144,16 @@ impl AgentError {
     }
 }
 
-/// Runs the agent until the future is dropped; what is in force stays in force.
+/// Runs the agent until the future is dropped; what is in force stays in force. While another agent serves the same
+/// socket, it waits.
 ///
 /// # Errors
 /// It cannot start, or a part of it has ended.
 pub async fn run(config: Config) -> Result<(), AgentError> {
     let Config { node, store: endpoints, platform, cni_socket, control_socket, deletion_queue } = config;
+    let _lock = server::lock(&cni_socket).await.map_err(|error| {
+        AgentError::system(format!("the lock of the socket {}", cni_socket.display()), error)
+    })?;
     let store: Arc<dyn Store> = endpoints.clone();
     let node_labels = node::wait_for(&*store, &node).await?.metadata.labels;
     let network = ClusterNetwork::default();
@@ -195,7 +199,7 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
         .map_err(|error| AgentError::system(format!("the socket {}", cni_socket.display()), error))?;
     tracing::info!(socket = %cni_socket.display(), "ready to add pods");
     parts.add("the deletion queue", server::drain_queue(pods.clone(), deletion_queue));
-    parts.add("the CNI server", server::run(pods, listener));
+    parts.add("the CNI server", server::run(pods, cni_socket, listener));
     Err(parts.ended().await)
 }
 

@@ -1,14 +1,17 @@
 //! The socket for the CNI plugin, and the deletions that it stored on disk while the agent was down.
 
-use std::fs::Permissions;
+use std::fs::{DirBuilder, File, Permissions, TryLockError};
 use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::{StreamExt, stream};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
 use tortie_cni::transport::{body_length, encode_answer};
 use tortie_cni::{Code, Command, Failure, Invocation};
 
@@ -21,11 +24,48 @@ const QUEUE_INTERVAL: Duration = Duration::from_secs(5);
 /// The maximum delay after a failed accept, which is mostly caused by a lack of file descriptors.
 pub(crate) const MAX_ACCEPT_DELAY: Duration = Duration::from_secs(1);
 
+/// How long the plugin may take to send its call.
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// The maximum number of calls at a time. A kubelet adds its pods one by one, and a node has some hundred.
+const MAX_CALLS: usize = 1024;
+/// The interval of checks whether the socket is still there.
+const SOCKET_INTERVAL: Duration = Duration::from_secs(1);
+/// The interval of attempts to become the node's agent.
+const LOCK_INTERVAL: Duration = Duration::from_millis(100);
+/// The number of deletions on disk that are executed at a time.
+const DELETIONS_AT_A_TIME: usize = 16;
+
+/// Waits until no other agent serves this socket: two would undo each other's work. The lock ends with the file.
+pub(crate) async fn lock(socket: &Path) -> io::Result<File> {
+    make_folder(socket)?;
+    let path = socket.with_added_extension("lock");
+    let file = File::options().create(true).append(true).mode(0o600).open(&path)?;
+    let mut has_waited = false;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(TryLockError::Error(error)) => return Err(error),
+            Err(TryLockError::WouldBlock) => {
+                if !std::mem::replace(&mut has_waited, true) {
+                    tracing::warn!(lock = %path.display(), "another agent serves this node; this one starts when that one has ended");
+                }
+                tokio::time::sleep(LOCK_INTERVAL).await;
+            }
+        }
+    }
+}
+
+/// Creates the folder of a socket, for the agent's own user.
+fn make_folder(socket: &Path) -> io::Result<()> {
+    match socket.parent() {
+        Some(folder) => DirBuilder::new().recursive(true).mode(0o700).create(folder),
+        None => Ok(()),
+    }
+}
+
 /// Creates a socket for the agent's own user. An abandoned one is replaced.
 pub(crate) fn listen(socket: &Path) -> io::Result<UnixListener> {
-    if let Some(folder) = socket.parent() {
-        std::fs::create_dir_all(folder)?;
-    }
+    make_folder(socket)?;
     match std::fs::remove_file(socket) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -35,11 +75,28 @@ pub(crate) fn listen(socket: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Serves until the future is dropped.
-pub(crate) async fn run(pods: Arc<Pods>, listener: UnixListener) {
+/// Serves until the future is dropped. If somebody removes or replaces the socket, it is created again.
+pub(crate) async fn run(pods: Arc<Pods>, socket: PathBuf, mut listener: UnixListener) {
     let mut backoff = Backoff::new(random_seed()).with_max(MAX_ACCEPT_DELAY);
+    let calls = Arc::new(Semaphore::new(MAX_CALLS));
+    let mut own = inode(&socket);
+    let mut check = tokio::time::interval(SOCKET_INTERVAL);
     loop {
-        let stream = match listener.accept().await {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = check.tick() => {
+                if own.is_some() && inode(&socket) == own {
+                    continue;
+                }
+                tracing::warn!(socket = %socket.display(), "somebody has removed or replaced the socket; Tortie creates it again");
+                match listen(&socket) {
+                    Ok(new) => (listener, own) = (new, inode(&socket)),
+                    Err(error) => tracing::error!(%error, socket = %socket.display(), "cannot create the socket; Tortie retries"),
+                }
+                continue;
+            }
+        };
+        let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
                 tracing::error!(%error, "cannot accept a call of the CNI plugin; Tortie retries");
@@ -48,20 +105,30 @@ pub(crate) async fn run(pods: Arc<Pods>, listener: UnixListener) {
             }
         };
         backoff.succeeded();
+        let Ok(permit) = calls.clone().try_acquire_owned() else {
+            tracing::error!(
+                calls = MAX_CALLS,
+                "too many calls of the CNI plugin; Tortie rejects one, and the runtime retries"
+            );
+            continue;
+        };
         let pods = pods.clone();
         tokio::spawn(async move {
             if let Err(error) = serve(&pods, stream).await {
                 tracing::warn!(%error, "a call of the CNI plugin broke off; the runtime retries");
             }
+            drop(permit);
         });
     }
 }
 
+/// The file of a socket.
+fn inode(socket: &Path) -> Option<(u64, u64)> {
+    std::fs::symlink_metadata(socket).ok().map(|file| (file.dev(), file.ino()))
+}
+
 async fn serve(pods: &Pods, mut stream: UnixStream) -> io::Result<()> {
-    let mut header = [0; 4];
-    stream.read_exact(&mut header).await?;
-    let mut body = vec![0; body_length(header)?];
-    stream.read_exact(&mut body).await?;
+    let body = timeout(CALL_TIMEOUT, read_call(&mut stream)).await??;
     let answer = match serde_json::from_slice::<Invocation>(&body) {
         Ok(call) => pods.carry_out(&call, hung_up(&stream)).await,
         Err(error) => {
@@ -69,6 +136,14 @@ async fn serve(pods: &Pods, mut stream: UnixStream) -> io::Result<()> {
         }
     };
     stream.write_all(&encode_answer(answer)?).await
+}
+
+async fn read_call(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
+    let mut header = [0; 4];
+    stream.read_exact(&mut header).await?;
+    let mut body = vec![0; body_length(header)?];
+    stream.read_exact(&mut body).await?;
+    Ok(body)
 }
 
 /// Waits until the plugin disconnects. It sends nothing after its call, so the socket becomes readable only then.
@@ -84,11 +159,16 @@ async fn hung_up(stream: &UnixStream) {
 /// Executes the deletions that the plugin stores in this folder, until the future is dropped.
 pub(crate) async fn drain_queue(pods: Arc<Pods>, queue: PathBuf) {
     loop {
-        for file in waiting(&queue) {
-            if let Err(error) = carry_out(&pods, &file).await {
-                tracing::warn!(%error, file = %file.display(), "a queued deletion failed; Tortie retries");
+        // One that has to wait must not hold up the others.
+        let deletions = stream::iter(waiting(&queue)).map(|file| {
+            let pods = pods.clone();
+            async move {
+                if let Err(error) = carry_out(&pods, &file).await {
+                    tracing::warn!(%error, file = %file.display(), "a queued deletion failed; Tortie retries");
+                }
             }
-        }
+        });
+        deletions.buffer_unordered(DELETIONS_AT_A_TIME).collect::<Vec<()>>().await;
         tokio::time::sleep(QUEUE_INTERVAL).await;
     }
 }
@@ -102,8 +182,16 @@ async fn carry_out(pods: &Pods, file: &Path) -> io::Result<()> {
             return std::fs::rename(file, aside);
         }
     };
-    pods.carry_out(&call, std::future::pending()).await.map_err(io::Error::other)?;
-    std::fs::remove_file(file)
+    match pods.carry_out(&call, std::future::pending()).await {
+        Ok(_) => std::fs::remove_file(file),
+        // For instance without the pod's name. No retry changes that.
+        Err(failure) if failure.code == Code::INVALID_ENVIRONMENT => {
+            let aside = file.with_extension("rejected");
+            tracing::error!(%failure, file = %aside.display(), "cannot execute a queued deletion; Tortie moves the file aside");
+            std::fs::rename(file, aside)
+        }
+        Err(failure) => Err(io::Error::other(failure)),
+    }
 }
 
 fn waiting(queue: &Path) -> Vec<PathBuf> {

@@ -102,7 +102,8 @@ fn enqueue(invocation: &Invocation, why: &str) -> Result<(), Failure> {
         )
     };
     fs::create_dir_all(queue).map_err(failed)?;
-    let name = format!("{}-{}", invocation.container_id, invocation.interface);
+    // No id of a container contains a plus, so no two attachments share a name.
+    let name = format!("{}+{}", invocation.container_id, invocation.interface);
     let text = serde_json::to_vec(invocation).map_err(|error| failed(error.into()))?;
     let unfinished = queue.join(format!(".{name}"));
     let kept = fs::File::create(&unfinished).and_then(|mut file| {

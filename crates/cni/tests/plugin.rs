@@ -126,9 +126,16 @@ fn without_the_agent_add_asks_for_a_retry_and_del_waits_on_disk() {
     assert_eq!(ran.document, Value::Null);
     let files: Vec<_> =
         std::fs::read_dir(dir.path().join("queue")).unwrap().map(|file| file.unwrap().path()).collect();
-    assert_eq!(files, [dir.path().join("queue/abc-eth0.json")]);
+    assert_eq!(files, [dir.path().join("queue/abc+eth0.json")]);
     let waiting: Invocation = serde_json::from_slice(&std::fs::read(&files[0]).unwrap()).unwrap();
     assert_eq!(waiting.container_id, "abc");
+
+    // Names that look alike are different attachments.
+    for (container, interface) in [("a-b", "c"), ("a", "b-c")] {
+        let del = [("CNI_COMMAND", "DEL"), ("CNI_CONTAINERID", container), ("CNI_IFNAME", interface)];
+        assert!(run(&with(&del), &config).success);
+    }
+    assert_eq!(std::fs::read_dir(dir.path().join("queue")).unwrap().count(), 3);
 
     // If the DEL cannot be stored either, the runtime must not consider the pod deleted.
     std::fs::remove_dir_all(dir.path().join("queue")).unwrap();

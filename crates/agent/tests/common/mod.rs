@@ -198,15 +198,14 @@ impl Bed {
 
     fn with_platform(store: Arc<dyn Endpoints>, platform: Platform, os: FakeOs) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let config = Config {
-            node: NODE.to_owned(),
-            store: store.clone(),
-            platform,
-            cni_socket: dir.path().join("agent.sock"),
-            control_socket: dir.path().join("control.sock"),
-            deletion_queue: dir.path().join("queue"),
-        };
-        Self { store, os, dir, agent: tokio::spawn(tortie_agent::run(config)) }
+        let agent = tokio::spawn(tortie_agent::run(config(dir.path(), store.clone(), platform)));
+        Self { store, os, dir, agent }
+    }
+
+    /// Starts another agent of the same node.
+    pub(crate) fn another(&self, os: &FakeOs) -> JoinHandle<Result<(), AgentError>> {
+        let platform = Platform::Other { dataplane: Box::new(os.clone()), wiring: Arc::new(os.clone()) };
+        tokio::spawn(tortie_agent::run(config(self.dir.path(), self.store.clone(), platform)))
     }
 
     pub(crate) async fn pod(&self, name: &str, uid: &str, labels: Value) -> Stored {
@@ -280,6 +279,17 @@ pub(crate) async fn current_report(store: &dyn Store, node: &str) -> Value {
     let _ = tortie_store::wait_for_reports(store, Some(&nodes), &positions, soon, |_| true).await;
     let stored = store.get(&Key::global(Kind::NodeReport, node)).await.unwrap();
     stored.map(|stored| stored.value["status"].clone()).unwrap_or_default()
+}
+
+fn config(dir: &Path, store: Arc<dyn Endpoints>, platform: Platform) -> Config {
+    Config {
+        node: NODE.to_owned(),
+        store,
+        platform,
+        cni_socket: dir.join("agent.sock"),
+        control_socket: dir.join("control.sock"),
+        deletion_queue: dir.join("queue"),
+    }
 }
 
 /// The agent's answer; the test fails without one.

@@ -8,4 +8,5 @@ mod kubernetes;
 mod permissions;
 mod plane;
 mod pods;
+mod server;
 mod unsupported;
