@@ -203,14 +203,17 @@ async fn an_agent_notices_each_missing_permission() {
     admin.create(&Key::global(Kind::IpPool, "large"), pool).await.unwrap();
     let all = granted(&servers, "tortie-node");
     let is_tried = |(group, resource, verb): &&Permission| {
-        // After a race with another node, or where Calico was interrupted; and kinds without a definition here.
-        let rare = [
+        let exceptions = [
+            // Used after a race with another node, or where Calico was interrupted.
             ("blockaffinities", "delete"),
+            ("blockaffinities", "list"),
             ("ipamblocks", "delete"),
             ("ipamhandles", "update"),
-            ("blockaffinities", "list"),
+            // Without it, an agent lists its report from time to time.
+            ("nodereports", "watch"),
         ];
-        !rare.contains(&(resource, verb)) && group != "policy.networking.k8s.io"
+        // These kinds have no definition here.
+        !exceptions.contains(&(resource, verb)) && group != "policy.networking.k8s.io"
     };
     let missing: Vec<Option<&Permission>> = all.iter().filter(is_tried).map(Some).chain([None]).collect();
     let roles: String =
@@ -288,7 +291,8 @@ async fn life(
     in_time(patience(is("get", "nodes")), serves).await.ok_or("the agent does not serve")?;
     let reports = missing.is_none_or(|(_, resource, _)| resource != "nodereports");
     if missing.is_some_and(|(_, resource, verb)| {
-        ["list", "watch"].contains(&verb.as_str()) && resource != "ipamhandles"
+        ["list", "watch"].contains(&verb.as_str())
+            && !["ipamhandles", "nodereports"].contains(&resource.as_str())
     }) {
         let condition = async || {
             let conditions = report(admin, node).await["conditions"].as_array().cloned()?;
