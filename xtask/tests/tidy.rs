@@ -344,8 +344,7 @@ fn the_path_from_a_label_to_a_set_element_is_short_and_exists() {
 }
 
 /// The existing circles of files. Add none, and remove entries of circles that no longer exist.
-const CIRCLES: [(&str, &str); 3] = [
-    ("kernel", "nftables::expr nftables::model"),
+const CIRCLES: [(&str, &str); 2] = [
     ("oracle", "ask calico cluster hosts judge kubernetes order packet peers"),
     ("reach", "criteria hosts signature"),
 ];
