@@ -344,9 +344,8 @@ fn the_path_from_a_label_to_a_set_element_is_short_and_exists() {
 }
 
 /// The existing circles of files. Add none, and remove entries of circles that no longer exist.
-const CIRCLES: [(&str, &str); 2] = [
+const CIRCLES: [(&str, &str); 1] = [
     ("oracle", "ask calico cluster hosts judge kubernetes order packet peers"),
-    ("reach", "criteria hosts signature"),
 ];
 
 #[test]
