@@ -343,28 +343,14 @@ fn the_path_from_a_label_to_a_set_element_is_short_and_exists() {
     }
 }
 
-/// The existing circles of files. Add none, and remove entries of circles that no longer exist.
-const CIRCLES: [(&str, &str); 5] = [
-    ("kernel", "nftables::expr nftables::model"),
-    ("linux", "dataplane::host_skeleton dataplane::nat dataplane::skeleton"),
-    ("oracle", "ask calico cluster hosts judge kubernetes order packet peers"),
-    ("reach", "criteria hosts signature"),
-    ("store", "embedded file"),
-];
-
 #[test]
 fn only_parent_and_child_files_use_each_other() {
     for room in ROOMS {
         let sources = sources(room);
         let below = format!("crates/{room}/src/");
         let files: Vec<_> = sources.iter().map(|(file, text)| (&file[below.len()..], code(text))).collect();
-        let known =
-            CIRCLES.iter().filter(|(known, _)| *known == room).map(|(_, circle)| (*circle).to_owned());
-        assert_eq!(
-            circles::circles(&files),
-            known.collect(),
-            "{room}: the files that use each other in a circle (left) are not those of CIRCLES (right)"
-        );
+        let circles = circles::circles(&files);
+        assert!(circles.is_empty(), "{room}: files that use each other in a circle: {circles:?}");
     }
 }
 

@@ -7,36 +7,11 @@ use tortie_api::calico::{EndpointToHostAction, FailsafePort, FelixConfigurationS
 use tortie_api::net::{Direction, Protocol};
 
 use super::Oracle;
-use super::judge::JudgedEndpoint;
+use super::endpoint::JudgedEndpoint;
 use super::packet::Packet;
+use super::path::{HostHop, HostLink};
 use super::trace::{DecidedBy, Table, TierOutcome, Trace, Verdict};
 use super::world::HostInterface;
-
-/// The kind of interface that a packet passes.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum HostLink {
-    /// An interface through which the node reaches others.
-    Outside,
-    /// An interface between the node and one of its pods. Only a host endpoint of all interfaces covers it, before
-    /// DNAT and for packets that the node forwards.
-    Pod,
-}
-
-/// A packet at an interface of a node.
-pub(super) struct HostHop<'a> {
-    pub(super) interface: &'a HostInterface,
-    pub(super) at: HostLink,
-    /// Whether the node is the sender's; otherwise it is the receiver's.
-    pub(super) near: bool,
-    /// Whether the packet enters the node (ingress) or leaves it (egress).
-    pub(super) direction: Direction,
-    /// Whether the node forwards the packet, instead of being its sender or receiver.
-    pub(super) forwarded: bool,
-    /// The packet's source at this point, if a previous node has replaced it with its own address.
-    pub(super) source: Option<IpAddr>,
-    /// The packet's destination before this node translates it.
-    pub(super) before: Option<(IpAddr, u16)>,
-}
 
 impl Oracle<'_> {
     /// The traces of the tables, in order, until one decides. Tables without policies are omitted.
@@ -46,22 +21,20 @@ impl Oracle<'_> {
         packet: &Packet<'_>,
         notes: &mut Vec<String>,
     ) -> Vec<Trace> {
-        let mut traces = self.ask_tables(hop, packet, notes);
+        let mut traces = self.judge_tables(hop, packet, notes);
         traces
             .retain(|trace| trace.decided_by != DecidedBy::Nobody || !trace.tiers.is_empty() || trace.reply);
         traces.iter_mut().for_each(|trace| trace.at_pod = hop.at == HostLink::Pod);
         traces
     }
 
-    fn ask_tables(&self, hop: &HostHop<'_>, packet: &Packet<'_>, notes: &mut Vec<String>) -> Vec<Trace> {
+    fn judge_tables(&self, hop: &HostHop<'_>, packet: &Packet<'_>, notes: &mut Vec<String>) -> Vec<Trace> {
         let HostHop { interface, at, direction, forwarded, before, .. } = hop;
         let early = before.map_or_else(|| packet.clone(), |(address, port)| packet.towards(address, port));
-        let ask_of = |interface: &HostInterface, table, packet: &Packet<'_>, direction| {
-            let asked =
-                JudgedEndpoint { identity: &interface.identity, profiles: &interface.profiles, table };
-            self.judge(&asked, direction, packet)
+        let judge_at = |interface: &HostInterface, table, packet: &Packet<'_>, direction| {
+            self.judge(&JudgedEndpoint::host(interface, table), direction, packet)
         };
-        let ask = |table, packet: &Packet<'_>, direction| ask_of(interface, table, packet, direction);
+        let judge = |table, packet: &Packet<'_>, direction| judge_at(interface, table, packet, direction);
         let felix = self.world.felix(&interface.node);
         let failsafe = is_failsafe(felix, *direction, &early);
         if failsafe && *forwarded && *at == HostLink::Outside {
@@ -76,7 +49,7 @@ impl Oracle<'_> {
         let incoming = *direction == Direction::Ingress;
         let untracked = !interface.all_interfaces && (!forwarded || incoming);
         if !failsafe && untracked && !answers_failsafe(felix, *direction, &early) {
-            let trace = ask(Table::Untracked, &early, *direction);
+            let trace = judge(Table::Untracked, &early, *direction);
             if trace.decided_by != DecidedBy::Nobody {
                 let allows = trace.verdict == Verdict::Allow;
                 let reply = allows.then(|| self.reply(interface, *direction, &early));
@@ -85,12 +58,12 @@ impl Oracle<'_> {
             traces.push(trace);
         }
         if !failsafe && incoming {
-            let mut trace = ask(Table::PreDnat, &early, *direction);
+            let mut trace = judge(Table::PreDnat, &early, *direction);
             // If the interface's own host endpoint has no such policy, that of all interfaces is evaluated.
             let has_none = trace.tiers.iter().all(|tier| tier.outcome == TierOutcome::OnlyStaged);
             let all = self.world.all_interfaces(&interface.node).filter(|_| has_none);
             if let Some(all) = all {
-                trace = ask_of(all, Table::PreDnat, &early, *direction);
+                trace = judge_at(all, Table::PreDnat, &early, *direction);
             }
             let decided = trace.decided_by != DecidedBy::Nobody;
             traces.push(trace);
@@ -101,8 +74,8 @@ impl Oracle<'_> {
         match (*forwarded, failsafe) {
             // From one of its own pods to the node itself: `Hop::OwnNode` decides.
             (false, _) if *at == HostLink::Pod => {}
-            (true, _) => traces.push(ask(Table::Forward, packet, *direction)),
-            (false, false) => traces.push(ask(Table::Normal, packet, *direction)),
+            (true, _) => traces.push(judge(Table::Forward, packet, *direction)),
+            (false, false) => traces.push(judge(Table::Normal, packet, *direction)),
             (false, true) => {
                 let mut trace = Trace::begin(interface.identity.to_string(), *direction, Table::Normal);
                 traces.push(trace.decided(Verdict::Allow, DecidedBy::Failsafe));
@@ -118,12 +91,8 @@ impl Oracle<'_> {
             Direction::Ingress => (Direction::Egress, packet.reply()),
             Direction::Egress => (Direction::Ingress, packet.reply()),
         };
-        let asked = JudgedEndpoint {
-            identity: &interface.identity,
-            profiles: &interface.profiles,
-            table: Table::Untracked,
-        };
-        let mut trace = self.judge(&asked, back, &packet);
+        let endpoint = JudgedEndpoint::host(interface, Table::Untracked);
+        let mut trace = self.judge(&endpoint, back, &packet);
         trace.reply = true;
         if trace.decided_by == DecidedBy::Nobody {
             trace.verdict = Verdict::Deny;

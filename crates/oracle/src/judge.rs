@@ -5,28 +5,16 @@ use tortie_api::net::{Action, Direction, Protocol};
 use tortie_api::report::StaticRule;
 use tortie_api::{Key, Kind, Resource};
 
-use super::ask::SeenProfile;
+use super::endpoint::JudgedEndpoint;
 use super::order::{Policy, Rules};
 use super::packet::Packet;
+use super::profiles::SeenProfile;
 use super::trace::{DecidedBy, PolicyName, PolicyTrace, Table, TierTrace, Trace, Verdict};
-use super::world::{Identity, Workload};
+use super::world::Workload;
 use super::{Oracle, Stored, calico, cluster, kubernetes};
 
 /// The UDP port of VXLAN between nodes.
 const VXLAN_PORT: u16 = 4789;
-
-/// The endpoint whose policies are evaluated, and the table.
-pub(super) struct JudgedEndpoint<'a> {
-    pub(super) identity: &'a Identity,
-    pub(super) profiles: &'a [String],
-    pub(super) table: Table,
-}
-
-impl<'a> JudgedEndpoint<'a> {
-    pub(super) fn pod(pod: &'a Workload) -> Self {
-        Self { identity: &pod.identity, profiles: &pod.profiles, table: Table::Normal }
-    }
-}
 
 impl Table {
     /// The default at the end of a tier. Before connection tracking and before address translation, a packet is not
@@ -44,33 +32,33 @@ impl Oracle<'_> {
     /// tables of a host endpoint consist of tiers only (policy decision 16).
     pub(super) fn judge(
         &self,
-        asked: &JudgedEndpoint<'_>,
+        endpoint: &JudgedEndpoint<'_>,
         direction: Direction,
         packet: &Packet<'_>,
     ) -> Trace {
-        let mut trace = Trace::begin(asked.identity.to_string(), direction, asked.table);
+        let mut trace = Trace::begin(endpoint.identity.to_string(), direction, endpoint.table);
         for tier in &self.tiers {
-            let mut said = TierTrace::begin(&tier.name);
-            for policy in tier.policies.iter().filter(|policy| policy.applies(asked, direction)) {
+            let mut tier_trace = TierTrace::begin(&tier.name);
+            for policy in tier.policies.iter().filter(|policy| policy.applies(endpoint, direction)) {
                 let policy = visit(policy, direction, packet);
                 let decided = policy.decision.is_some() && !policy.staged;
-                said.policies.push(policy);
+                tier_trace.policies.push(policy);
                 if decided {
                     break;
                 }
             }
             // A tier counts only if one of its policies applies.
-            if said.policies.is_empty() {
+            if tier_trace.policies.is_empty() {
                 continue;
             }
-            if let Some(decided) = trace.close_tier(said, asked.table.end_of(tier.end)) {
+            if let Some(decided) = trace.close_tier(tier_trace, endpoint.table.end_of(tier.end)) {
                 return decided;
             }
         }
-        if asked.table != Table::Normal {
+        if endpoint.table != Table::Normal {
             return trace.decided(Verdict::Allow, DecidedBy::Nobody);
         }
-        for profile in asked.profiles {
+        for profile in endpoint.profiles {
             trace.profiles.push(self.profile(profile, direction, packet));
             if let Some(decided) = trace.decided_by_profile() {
                 return decided;
@@ -105,8 +93,8 @@ impl Oracle<'_> {
         let [source, destination] =
             [&packet.source, &packet.destination].map(|side| (side.address, side.port));
         let rule = StaticRule::decisive(&report.status.static_rules, |rule| {
-            let is_asked = !(from_own_node && rule.after_own_node);
-            is_asked && rule.matches(direction, packet.protocol, source, destination)
+            let applies = !(from_own_node && rule.after_own_node);
+            applies && rule.matches(direction, packet.protocol, source, destination)
         })?;
         let mut trace = Trace::begin(pod.identity.to_string(), direction, Table::Normal);
         let by = DecidedBy::StaticRule { node: pod.node.clone(), name: rule.name.clone() };
@@ -180,7 +168,7 @@ fn visit(policy: &Policy<'_>, direction: Direction, packet: &Packet<'_>) -> Poli
         Rules::Cluster(spec) => {
             for (index, rule) in cluster::rules(spec, direction).iter().enumerate() {
                 let outcome = cluster::matches(spec, rule, direction, packet);
-                if trace.visit(cluster::action(rule), outcome, place(policy.stored, direction, index)) {
+                if trace.visit(cluster::action(rule), outcome, location(policy.stored, direction, index)) {
                     break;
                 }
             }
@@ -188,7 +176,7 @@ fn visit(policy: &Policy<'_>, direction: Direction, packet: &Packet<'_>) -> Poli
         Rules::Kubernetes(spec) => {
             for (index, rule) in kubernetes::rules(spec, direction).iter().enumerate() {
                 let outcome = kubernetes::matches(&policy.name.namespace, spec, rule, direction, packet);
-                if trace.visit(Action::Allow, outcome, place(policy.stored, direction, index)) {
+                if trace.visit(Action::Allow, outcome, location(policy.stored, direction, index)) {
                     break;
                 }
             }
@@ -208,14 +196,14 @@ fn visit_rules(
 ) {
     for (index, rule) in rules.iter().enumerate() {
         let outcome = calico::matches(namespace, rule, packet);
-        if trace.visit(rule.action, outcome, place(stored, direction, index)) {
+        if trace.visit(rule.action, outcome, location(stored, direction, index)) {
             break;
         }
     }
 }
 
 /// The source location of a rule.
-fn place(stored: &Stored, direction: Direction, index: usize) -> Option<String> {
+fn location(stored: &Stored, direction: Direction, index: usize) -> Option<String> {
     let direction = match direction {
         Direction::Ingress => "ingress",
         Direction::Egress => "egress",

@@ -5,16 +5,19 @@
 //! shares the parsing of resources (with the API's own defaults: the directions of a policy, the reasons why a rule
 //! is not understood, a slice's backends) and the selector evaluator. Both have tests of their own.
 
-mod ask;
 mod calico;
 mod cluster;
+mod endpoint;
 pub mod enforced;
 mod hosts;
 mod judge;
 mod kubernetes;
 mod order;
 mod packet;
+mod path;
 mod peers;
+mod profiles;
+mod queries;
 mod snapshot;
 mod trace;
 mod world;
@@ -24,13 +27,13 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 use tortie_api::net::{Direction, IpVersion, Protocol};
 
-pub use ask::{SeenHost, SeenPod, SeenPolicy, SeenProfile, Subject, shown_labels};
-use judge::JudgedEndpoint;
+use endpoint::JudgedEndpoint;
 use order::Tier;
 use packet::Packet;
-pub use peers::family_of;
-use peers::{Hop, PacketPath};
-pub use peers::{Peer, QuestionError};
+use path::{Hop, PacketPath};
+pub use peers::{Peer, QuestionError, family_of};
+pub use profiles::SeenProfile;
+pub use queries::{SeenHost, SeenPod, SeenPolicy, Subject, shown_labels};
 pub use snapshot::{Snapshot, Stored};
 pub use trace::{
     Answer, DecidedBy, Mismatch, PolicyName, PolicyTrace, RuleTrace, Table, TierOutcome, TierTrace, Trace,
@@ -87,7 +90,7 @@ impl<'a> Oracle<'a> {
     /// # Errors
     /// As [`evaluate`].
     pub fn evaluate(&self, question: &Question) -> Result<Answer, QuestionError> {
-        Ok(self.judge_way(question, peers::resolve(&self.world, question, None)?))
+        Ok(self.judge_path(question, peers::resolve(&self.world, question, None)?))
     }
 
     /// Judges a packet of one family. ([`Oracle::evaluate`] takes IPv4 if both ends have it.)
@@ -95,25 +98,25 @@ impl<'a> Oracle<'a> {
     /// # Errors
     /// As [`evaluate`].
     pub fn evaluate_by(&self, question: &Question, family: IpVersion) -> Result<Answer, QuestionError> {
-        Ok(self.judge_way(question, peers::resolve(&self.world, question, Some(family))?))
+        Ok(self.judge_path(question, peers::resolve(&self.world, question, Some(family))?))
     }
 
-    fn judge_way(&self, question: &Question, way: PacketPath<'_>) -> Answer {
-        let packet = Packet::new(&self.world, way.source, way.destination, question);
+    fn judge_path(&self, question: &Question, path: PacketPath<'_>) -> Answer {
+        let packet = Packet::new(&self.world, path.source, path.destination, question);
         let mut answer = Answer {
             verdict: Verdict::Allow,
-            source: way.source,
-            destination: way.destination,
-            notes: way.notes,
+            source: path.source,
+            destination: path.destination,
+            notes: path.notes,
             egress: None,
             ingress: None,
             hosts: Vec::new(),
         };
         // Every hop must allow the packet (policy decision 5).
-        for hop in &way.hops {
+        for hop in &path.hops {
             match hop {
                 Hop::Pod(pod, direction) => {
-                    let to_own_node = way.hops.iter().any(|hop| matches!(hop, Hop::OwnNode(_)));
+                    let to_own_node = path.hops.iter().any(|hop| matches!(hop, Hop::OwnNode(_)));
                     let built_in = match direction {
                         Direction::Egress => self.built_in(pod, to_own_node, &packet),
                         Direction::Ingress => None,
@@ -145,7 +148,7 @@ impl<'a> Oracle<'a> {
                     answer.ingress = before;
                 }
                 Hop::Host(hop) => {
-                    let packet = packet.at(hop);
+                    let packet = packet.with_source(hop.source);
                     for trace in self.judge_host(hop, &packet, &mut answer.notes) {
                         answer.verdict = answer.verdict.and(trace.verdict);
                         answer.hosts.push(trace);

@@ -9,7 +9,7 @@ use tortie_api::net::Direction;
 use tortie_api::{Key, Kind, Resource};
 use tortie_selector::{NAMESPACE_LABEL, Selector};
 
-use super::judge::JudgedEndpoint;
+use super::endpoint::JudgedEndpoint;
 use super::snapshot::{Snapshot, Stored};
 use super::trace::{PolicyName, Table};
 use super::world::Identity;
@@ -77,14 +77,14 @@ enum PolicySubject<'a> {
 
 /// Every tier that has policies, in order (policy decision 7).
 pub(super) fn tiers(snapshot: &Snapshot) -> Vec<Tier<'_>> {
-    let mut tiers: Vec<(TierPlace, Tier<'_>)> = Vec::new();
+    let mut tiers: Vec<(TierPosition, Tier<'_>)> = Vec::new();
     for (key, stored) in snapshot.iter() {
         let Some((tier, policy)) = policy(key, stored) else { continue };
         match tiers.iter_mut().find(|(_, known)| known.name == tier) {
             Some((_, known)) => known.policies.push(policy),
             None => {
-                let (place, end) = described(snapshot, &tier);
-                tiers.push((place, Tier { name: tier, end, policies: vec![policy] }));
+                let (position, end) = described(snapshot, &tier);
+                tiers.push((position, Tier { name: tier, end, policies: vec![policy] }));
             }
         }
     }
@@ -95,7 +95,7 @@ pub(super) fn tiers(snapshot: &Snapshot) -> Vec<Tier<'_>> {
 }
 
 /// The position of a tier. Tiers without an object come last.
-struct TierPlace {
+struct TierPosition {
     unknown: bool,
     order: Option<f64>,
 }
@@ -103,10 +103,10 @@ struct TierPlace {
 /// The position and default of a tier. A tier that was not understood has its own `order`, or comes first if that is
 /// unreadable, and denies at its end. The tier without a name, to which policies with an unreadable tier belong, also
 /// comes first and denies.
-fn described(snapshot: &Snapshot, name: &str) -> (TierPlace, TierDefault) {
-    let place = |order| TierPlace { unknown: false, order };
+fn described(snapshot: &Snapshot, name: &str) -> (TierPosition, TierDefault) {
+    let position = |order| TierPosition { unknown: false, order };
     if name.is_empty() {
-        return (place(Some(f64::NEG_INFINITY)), TierDefault::Deny);
+        return (position(Some(f64::NEG_INFINITY)), TierDefault::Deny);
     }
     // Nobody can change the positions of the tiers that every cluster has.
     let well_known = WELL_KNOWN_TIERS.iter().find(|(known, ..)| *known == name);
@@ -115,17 +115,17 @@ fn described(snapshot: &Snapshot, name: &str) -> (TierPlace, TierDefault) {
             None | Some(Ok(_)) => *end,
             Some(Err(_)) => TierDefault::Deny,
         };
-        return (place(Some(*order)), end);
+        return (position(Some(*order)), end);
     }
     if let Some(stored) = snapshot.get(&Key::global(Kind::Tier, name)) {
         return match &stored.resource {
             Ok(Resource::Tier(tier)) => {
-                (place(tier.spec.order), tier.spec.default_action.unwrap_or_default())
+                (position(tier.spec.order), tier.spec.default_action.unwrap_or_default())
             }
-            _ => (place(readable_order(&stored.value["spec"])), TierDefault::Deny),
+            _ => (position(readable_order(&stored.value["spec"])), TierDefault::Deny),
         };
     }
-    (TierPlace { unknown: true, order: None }, TierDefault::Deny)
+    (TierPosition { unknown: true, order: None }, TierDefault::Deny)
 }
 
 fn readable_order(spec: &Value) -> Option<f64> {
@@ -339,21 +339,21 @@ fn readable_subject(spec: &Value) -> Option<PolicySubject<'static>> {
 
 impl Policy<'_> {
     /// Whether the policy applies to packets of this direction at this endpoint, in this table.
-    pub(super) fn applies(&self, asked: &JudgedEndpoint<'_>, direction: Direction) -> bool {
+    pub(super) fn applies(&self, endpoint: &JudgedEndpoint<'_>, direction: Direction) -> bool {
         let speaks = self.types.contains(&match direction {
             Direction::Ingress => PolicyType::Ingress,
             Direction::Egress => PolicyType::Egress,
         });
         let in_table = self.hook == Hook::Everywhere
-            || match asked.table {
+            || match endpoint.table {
                 Table::Normal => matches!(self.hook, Hook::Normal | Hook::AlsoForwarded),
                 Table::Forward => self.hook == Hook::AlsoForwarded,
                 Table::Untracked => self.hook == Hook::Untracked,
                 Table::PreDnat => self.hook == Hook::PreDnat,
             };
         let global = self.name.namespace.is_empty();
-        let here = global || self.name.namespace == asked.identity.namespace;
-        speaks && in_table && here && self.selects(asked.identity, global)
+        let here = global || self.name.namespace == endpoint.identity.namespace;
+        speaks && in_table && here && self.selects(endpoint.identity, global)
     }
 
     fn selects(&self, pod: &Identity, global: bool) -> bool {

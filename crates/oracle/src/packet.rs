@@ -6,7 +6,6 @@ use std::net::IpAddr;
 use tortie_api::net::Protocol;
 
 use super::Question;
-use super::hosts::HostHop;
 use super::world::{Identity, NamedPort, World};
 
 /// A packet as policy sees it.
@@ -40,9 +39,9 @@ impl<'a> Packet<'a> {
         }
     }
 
-    /// The packet as it is at a node's interface.
-    pub(super) fn at(&self, hop: &HostHop<'_>) -> Self {
-        let source = hop.source.map_or_else(
+    /// The packet with this source address, if there is one.
+    pub(super) fn with_source(&self, address: Option<IpAddr>) -> Self {
+        let source = address.map_or_else(
             || self.source.clone(),
             |address| PacketEnd::new(self.world, address, self.source.port),
         );

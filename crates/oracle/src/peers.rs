@@ -8,7 +8,7 @@ use thiserror::Error;
 use tortie_api::net::{Direction, IpVersion};
 
 use super::Question;
-use super::hosts::{HostHop, HostLink};
+use super::path::{Hop, HostHop, HostLink, PacketPath};
 use super::world::{NodeAddresses, Workload, World};
 
 /// One end of a flow.
@@ -65,27 +65,6 @@ pub enum QuestionError {
     },
 }
 
-/// The way of a packet: its addresses, and the hops that judge it.
-pub(super) struct PacketPath<'a> {
-    pub(super) source: IpAddr,
-    pub(super) destination: IpAddr,
-    /// The hops that judge it, in order.
-    pub(super) hops: Vec<Hop<'a>>,
-    pub(super) notes: Vec<String>,
-}
-
-/// A place on the way where a packet is judged.
-pub(super) enum Hop<'a> {
-    /// A pod, as the sender (egress) or the receiver (ingress).
-    Pod(&'a Workload, Direction),
-    /// A pod that receives a packet from its own node: policy is not evaluated (policy decision 2).
-    Probed(&'a Workload),
-    /// An interface of a node that has a host endpoint.
-    Host(HostHop<'a>),
-    /// The node of a pod that sends to its own node.
-    OwnNode(&'a str),
-}
-
 /// A resolved end of a flow.
 enum End<'a> {
     Pod(&'a Workload, Vec<IpAddr>),
@@ -95,7 +74,7 @@ enum End<'a> {
     Outside(IpAddr),
 }
 
-/// The way of the question's packet, by the given family. Without one, it is IPv4 if both ends have it.
+/// The path of the question's packet, by the given family. Without one, it is IPv4 if both ends have it.
 pub(super) fn resolve<'a>(
     world: &'a World,
     question: &Question,
@@ -186,7 +165,7 @@ fn addresses(end: &End<'_>, towards: Option<&End<'_>>, world: &World) -> Vec<IpA
     }
 }
 
-/// The hops that judge the packet, in the order of its way (policy decisions 2–5, 16).
+/// The hops that judge the packet, in the order of its path (policy decisions 2–5, 16).
 fn hops<'a>(
     world: &'a World,
     from: &End<'a>,
@@ -209,7 +188,7 @@ fn hops<'a>(
     };
     if near.is_some() && near == far {
         // Inside one node, packets pass no other interface that could have a host endpoint.
-        let way = match (from, to) {
+        let hops = match (from, to) {
             (End::Pod(..), End::Pod(..)) => vec![
                 pod(from, Direction::Egress),
                 of_pod(from, Direction::Ingress, true),
@@ -224,13 +203,13 @@ fn hops<'a>(
             (End::Node(..) | End::NodeAt(..), End::Pod(receiver, _)) => vec![Some(Hop::Probed(receiver))],
             _ => vec![],
         };
-        return way.into_iter().flatten().collect();
+        return hops.into_iter().flatten().collect();
     }
     // Nodes encapsulate packets to another node's pods, or to its tunnel address.
     let overlaid = near.is_some() && far.is_some() && world.is_overlaid(destination);
     let host = |end: &End<'a>, direction| {
         let interface = world.interface(end.node()?, overlaid)?;
-        // The first node on the way translates a Service's address. If the sender's node replaced the source with its
+        // The first node on the path translates a Service's address. If the sender's node replaced the source with its
         // own address, the receiver's node sees that address.
         let first = direction == Direction::Egress || near.is_none();
         let source = translated.filter(|_| direction == Direction::Ingress);
@@ -239,7 +218,7 @@ fn hops<'a>(
         let near = direction == Direction::Egress;
         Some(Hop::Host(HostHop { interface, at, near, direction, forwarded, source, before }))
     };
-    let way = [
+    let hops = [
         pod(from, Direction::Egress),
         of_pod(from, Direction::Ingress, true),
         host(from, Direction::Egress),
@@ -247,7 +226,7 @@ fn hops<'a>(
         of_pod(to, Direction::Egress, true),
         pod(to, Direction::Ingress),
     ];
-    way.into_iter().flatten().collect()
+    hops.into_iter().flatten().collect()
 }
 
 /// The interface between a pod and its node, if a host endpoint of all interfaces covers it. Packets that the pod
@@ -282,7 +261,7 @@ impl<'a> End<'a> {
     }
 }
 
-/// Adds remarks about the way for readers.
+/// Adds remarks about the path for readers.
 fn remark(from: &End<'_>, to: &End<'_>, source: IpAddr, notes: &mut Vec<String>) {
     let remark = match (from, to) {
         (End::Pod(from, _), End::Pod(to, _)) if std::ptr::eq(*from, *to) => {

@@ -6,16 +6,17 @@ use std::net::IpAddr;
 use tortie_api::net::Direction;
 use tortie_api::{Kind, Resource};
 
+use super::applying::{Policies, Profile};
 use super::atoms::{Uses, Vocabulary};
 use super::class::{Class, ClassKind};
-use super::criteria::{Criteria, Policies, is_policy};
-use super::hosts::{ALL_INTERFACES, HostSight};
+use super::criteria::{Criteria, is_policy};
+use super::hosts::{ALL_INTERFACES, HostSignature};
 use super::members::{addresses_in_use, of_nodes, of_outsiders, of_pods};
 use super::names;
 use super::path::{Placement, Scope, Stop};
 use super::placement::{Ends, Places};
 use super::ports::Ports;
-use super::signature::{EndSignature, Profile, SignatureIndex};
+use super::signature::{EndSignature, SignatureIndex};
 use tortie_oracle::{Oracle, Peer, Snapshot};
 
 /// The classes of one cluster, or of one cluster before and after a change.
@@ -24,7 +25,7 @@ pub struct Classes {
     ports: Ports,
     pub(super) asked: Vec<Criteria>,
     /// The host endpoints of each cluster, without duplicates.
-    hosts: Vec<Vec<HostSight>>,
+    hosts: Vec<Vec<HostSignature>>,
     places: Places,
     vocabulary: Vocabulary,
     policies: Policies,
@@ -57,7 +58,8 @@ impl Classes {
             let (mut classes, left_out) = of_pods(oracles, &mut signatures);
             classes.extend(of_nodes(oracles, &signatures));
             classes.extend(of_outsiders(oracles, &vocabulary, &signatures));
-            let hosts: Vec<Vec<HostSight>> = signatures.into_iter().map(SignatureIndex::into_hosts).collect();
+            let hosts: Vec<Vec<HostSignature>> =
+                signatures.into_iter().map(SignatureIndex::into_hosts).collect();
             (classes, left_out, hosts)
         };
         names::give(&mut classes);

@@ -7,7 +7,7 @@ use tortie_api::{Key, Kind};
 use super::classes::Classes;
 use super::criteria::is_policy;
 use super::path::{FAMILIES, Stop};
-use super::signature::{AddressSight, EndSignature};
+use super::signature::{AddressSignature, EndSignature};
 use tortie_oracle::{Oracle, PolicyName, Snapshot};
 
 /// The possible effects of a change, by class.
@@ -74,7 +74,7 @@ impl Concern {
     }
 }
 
-type Looks<'a> = ([Option<&'a AddressSight>; 2], Option<&'a AddressSight>, bool);
+type Looks<'a> = ([Option<&'a AddressSignature>; 2], Option<&'a AddressSignature>, bool);
 
 /// The parts of the signature that policies see.
 fn looks(signature: &EndSignature) -> Looks<'_> {

@@ -5,47 +5,32 @@ use std::collections::{BTreeMap, BTreeSet};
 use tortie_api::net::Direction;
 use tortie_api::{Kind, Resource};
 
+use super::applying::{PodPolicies, Policies, Profile};
 use super::atoms::{Uses, Vocabulary};
-use super::hosts::HostSight;
-use super::signature::{Judged, Profile};
+use super::hosts::HostSignature;
 use tortie_oracle::{Oracle, SeenPolicy, SeenProfile, Stored, Table};
-
-/// The policies that distinguish ends and packets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Policies {
-    /// Enforced policies.
-    Enforced,
-    /// Enforced and staged policies.
-    All,
-}
-
-impl Policies {
-    pub(super) fn count(self, policy: &SeenPolicy<'_>) -> bool {
-        self == Self::All || !policy.staged
-    }
-}
 
 /// The criteria of each policy and each stored profile, for [`SignatureIndex`](super::signature::SignatureIndex)s with one vocabulary.
 pub(super) struct Criteria {
     /// By the policy's index.
-    policies: Vec<BothWays>,
+    policies: Vec<BothDirections>,
     /// The criteria that the policies with doNotTrack have for packets whose replies they judge; by the policy's
     /// index.
-    of_replies: BTreeMap<usize, BothWays>,
-    profiles: BTreeMap<String, BothWays>,
+    of_replies: BTreeMap<usize, BothDirections>,
+    profiles: BTreeMap<String, BothDirections>,
     /// The criteria that distinguish failsafe ports from others, on any node.
-    failsafe: BothWays,
+    failsafe: BothDirections,
     /// The criteria that decide whether a packet comes from a failsafe port of the other direction. Untracked policy
     /// is not evaluated for such packets; without untracked policy the criteria are empty.
-    answers: BothWays,
+    answers: BothDirections,
 }
 
 /// Ingress, then egress.
-type BothWays = [Uses; 2];
+type BothDirections = [Uses; 2];
 
 const DIRECTIONS: [Direction; 2] = [Direction::Ingress, Direction::Egress];
 
-fn side(direction: Direction) -> usize {
+fn index_of(direction: Direction) -> usize {
     usize::from(direction == Direction::Egress)
 }
 
@@ -92,13 +77,13 @@ impl Criteria {
         let [inbound, outbound] = &failsafe;
         let answers = match has_untracked {
             true => [outbound, inbound].map(|opposite| vocabulary.before_reply(opposite)),
-            false => BothWays::default(),
+            false => BothDirections::default(),
         };
         Self { policies, of_replies, profiles, failsafe, answers }
     }
 
     /// The criteria of all policies and profiles that apply to a pod.
-    pub(super) fn of_pod(&self, judged: &Judged, direction: Direction) -> Uses {
+    pub(super) fn of_pod(&self, judged: &PodPolicies, direction: Direction) -> Uses {
         let mut uses = Uses::default();
         self.add_policies(judged.of(direction), direction, &mut uses);
         self.add_profiles(&judged.profiles, direction, &mut uses);
@@ -107,7 +92,7 @@ impl Criteria {
 
     /// The criteria of all tables of a host endpoint, for packets that its node forwards or for packets of the node
     /// itself.
-    pub(super) fn of_host(&self, host: &HostSight, direction: Direction, forwarded: bool) -> Uses {
+    pub(super) fn of_host(&self, host: &HostSignature, direction: Direction, forwarded: bool) -> Uses {
         let mut uses = Uses::default();
         let own = if forwarded { Table::Forward } else { Table::Normal };
         self.add_policies(host.policies(own, direction), direction, &mut uses);
@@ -115,26 +100,26 @@ impl Criteria {
             self.add_profiles(&host.profiles, direction, &mut uses);
         }
         if !forwarded || direction == Direction::Ingress {
-            uses.add(&self.failsafe[side(direction)]);
+            uses.add(&self.failsafe[index_of(direction)]);
             for table in [Table::Untracked, Table::PreDnat] {
                 self.add_policies(host.policies(table, direction), direction, &mut uses);
             }
             if !host.policies(Table::Untracked, direction).is_empty() {
-                uses.add(&self.answers[side(direction)]);
+                uses.add(&self.answers[index_of(direction)]);
             }
             for of in DIRECTIONS {
                 let untracked = host.policies(Table::Untracked, of).iter();
                 let of_replies = untracked.filter_map(|index| self.of_replies.get(index));
-                of_replies.for_each(|both| uses.add(&both[side(direction)]));
+                of_replies.for_each(|both| uses.add(&both[index_of(direction)]));
             }
         }
         uses
     }
 
     /// The criteria of a host endpoint of all interfaces, before DNAT and for packets that its node forwards.
-    pub(super) fn of_all_interfaces(&self, host: &HostSight) -> Uses {
+    pub(super) fn of_all_interfaces(&self, host: &HostSignature) -> Uses {
         let mut uses = Uses::default();
-        uses.add(&self.failsafe[side(Direction::Ingress)]);
+        uses.add(&self.failsafe[index_of(Direction::Ingress)]);
         self.add_policies(host.policies(Table::PreDnat, Direction::Ingress), Direction::Ingress, &mut uses);
         for direction in DIRECTIONS {
             self.add_policies(host.policies(Table::Forward, direction), direction, &mut uses);
@@ -143,8 +128,8 @@ impl Criteria {
     }
 
     fn add_policies(&self, policies: &[usize], direction: Direction, uses: &mut Uses) {
-        let asked = policies.iter().filter_map(|index| self.policies.get(*index));
-        asked.for_each(|both| uses.add(&both[side(direction)]));
+        let criteria = policies.iter().filter_map(|index| self.policies.get(*index));
+        criteria.for_each(|both| uses.add(&both[index_of(direction)]));
     }
 
     fn add_profiles(&self, profiles: &[Profile], direction: Direction, uses: &mut Uses) {
@@ -152,7 +137,7 @@ impl Criteria {
             if let Profile::Stored(name) = profile
                 && let Some(both) = self.profiles.get(name)
             {
-                uses.add(&both[side(direction)]);
+                uses.add(&both[index_of(direction)]);
             }
         }
     }
@@ -164,7 +149,7 @@ fn of(
     namespace: &str,
     resource: Option<&Resource>,
     vocabulary: &mut Vocabulary,
-) -> BothWays {
+) -> BothDirections {
     DIRECTIONS.map(|direction| match resource {
         Some(resource) => vocabulary.policy(all, namespace, resource, direction),
         None => Uses::default(),

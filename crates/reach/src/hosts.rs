@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use tortie_api::calico::FailsafePort;
 use tortie_api::net::Direction;
 
-use super::signature::{Profile, profiles};
+use super::applying::{Profile, profiles};
 use tortie_oracle::{Oracle, SeenHost, Table};
 
 /// A host endpoint: all properties that may affect packets.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct HostSight {
+pub(super) struct HostSignature {
     /// The policies that apply, by table and direction.
     tables: BTreeMap<(Table, Direction), Vec<usize>>,
     pub(super) profiles: Vec<Profile>,
@@ -21,7 +21,7 @@ pub(super) struct HostSight {
 /// The host endpoints of one cluster, without duplicates.
 #[derive(Default)]
 pub(super) struct Hosts {
-    pub(super) signatures: Vec<HostSight>,
+    pub(super) signatures: Vec<HostSignature>,
     of_node: BTreeMap<String, Interfaces>,
 }
 
@@ -48,7 +48,7 @@ impl Hosts {
                     oracle.all_interfaces(node),
                 ];
                 let interfaces =
-                    interfaces.map(|host| Some(hosts.number(HostSight::new(oracle, &host?, counts))));
+                    interfaces.map(|host| Some(hosts.number(HostSignature::new(oracle, &host?, counts))));
                 hosts.of_node.insert(host.node().to_owned(), interfaces);
             }
         }
@@ -59,7 +59,7 @@ impl Hosts {
         self.of_node.get(node).copied().unwrap_or_default()
     }
 
-    fn number(&mut self, signature: HostSight) -> usize {
+    fn number(&mut self, signature: HostSignature) -> usize {
         let known = self.signatures.iter().position(|known| *known == signature);
         known.unwrap_or_else(|| {
             self.signatures.push(signature);
@@ -68,7 +68,7 @@ impl Hosts {
     }
 }
 
-impl HostSight {
+impl HostSignature {
     fn new(oracle: &Oracle<'_>, host: &SeenHost<'_>, counts: &[bool]) -> Self {
         let all = TABLES.iter().flat_map(|table| DIRECTIONS.map(|direction| (*table, direction)));
         let applying = |(table, direction)| {
@@ -90,9 +90,9 @@ impl HostSight {
 
     /// Every policy that is evaluated for packets of this direction, or for their replies.
     pub(super) fn all_policies(&self, direction: Direction) -> impl Iterator<Item = usize> {
-        let asked = move |((table, of), _): &(&(Table, Direction), &Vec<usize>)| {
+        let is_evaluated = move |((table, of), _): &(&(Table, Direction), &Vec<usize>)| {
             *of == direction || *table == Table::Untracked
         };
-        self.tables.iter().filter(asked).flat_map(|(_, policies)| policies.iter().copied())
+        self.tables.iter().filter(is_evaluated).flat_map(|(_, policies)| policies.iter().copied())
     }
 }

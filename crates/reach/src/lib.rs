@@ -32,6 +32,7 @@
 //! requires. A stop is evaluated once for all classes that its own policies do not distinguish: hundreds of nodes
 //! with equal host endpoints need as much time as one.
 
+mod applying;
 mod atoms;
 mod change;
 mod class;

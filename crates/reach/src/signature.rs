@@ -10,19 +10,19 @@ use tortie_api::kubernetes::{ClusterPeer, LabelSelector};
 use tortie_api::net::{Direction, IpVersion};
 use tortie_selector::Selector;
 
+use super::applying::{PodPolicies, Policies, profiles};
 use super::atoms::{Atom, Vocabulary};
-use super::criteria::Policies;
-use super::hosts::{HostSight, Hosts, Interfaces};
+use super::hosts::{HostSignature, Hosts, Interfaces};
 use super::nets::NetIndex;
 use super::path::{FAMILIES, family_number};
-use tortie_oracle::{Oracle, SeenPod, SeenProfile, Subject, family_of};
+use tortie_oracle::{Oracle, SeenPod, Subject, family_of};
 
 /// The numbers of the criteria that match, ascending.
 pub(super) type Holding = Vec<u32>;
 
 /// An address, as rules see it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub(super) struct AddressSight {
+pub(super) struct AddressSignature {
     /// The criteria that match the address itself.
     pub(super) holding: Holding,
     /// The criteria that match each pod and network set there.
@@ -33,11 +33,11 @@ pub(super) struct AddressSight {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub(super) struct EndSignature {
     /// The policies and profiles of a pod; `None` if the end is not a pod.
-    pub(super) judged: Option<Judged>,
+    pub(super) judged: Option<PodPolicies>,
     /// Its address of each family.
     pub(super) addresses: [Option<Routed>; 2],
     /// A node's tunnel address, from which it reaches pods by VXLAN.
-    pub(super) tunnel: Option<AddressSight>,
+    pub(super) tunnel: Option<AddressSignature>,
     /// Whether nodes reach it from their tunnel address.
     pub(super) overlaid: bool,
     /// Whether it is a node, or on one; only set if there are host endpoints.
@@ -52,13 +52,13 @@ pub(super) struct EndSignature {
 /// there. The properties are only set if there are host endpoints.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub(super) struct Routed {
-    pub(super) address: AddressSight,
+    pub(super) address: AddressSignature,
     /// Whether packets to it pass the overlay.
     pub(super) overlaid: bool,
     /// Whether packets to it keep their source.
     pub(super) pooled: bool,
     /// The source of packets from it otherwise.
-    pub(super) translated: Option<AddressSight>,
+    pub(super) translated: Option<AddressSignature>,
 }
 
 impl EndSignature {
@@ -72,32 +72,6 @@ impl EndSignature {
         let by_tunnel = family == IpVersion::V4 && other.overlaid && self.tunnel.is_some();
         (self.by(family).is_some() || by_tunnel) && other.by(family).is_some()
     }
-}
-
-/// The policies and profiles that apply to a pod.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub(super) struct Judged {
-    pub(super) ingress: Vec<usize>,
-    pub(super) egress: Vec<usize>,
-    pub(super) profiles: Vec<Profile>,
-}
-
-impl Judged {
-    pub(super) fn of(&self, direction: Direction) -> &[usize] {
-        match direction {
-            Direction::Ingress => &self.ingress,
-            Direction::Egress => &self.egress,
-        }
-    }
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Profile {
-    Stored(String),
-    /// The profile of an existing namespace.
-    AllowsAll,
-    /// A profile that does not exist, and denies.
-    Missing,
 }
 
 /// One cluster, with indices for fast evaluation.
@@ -167,7 +141,7 @@ impl<'a> SignatureIndex<'a> {
         let seen = self.look(pod);
         let translated = |address| self.oracle.translated(pod.node(), address).map(|node| self.address(node));
         EndSignature {
-            judged: Some(Judged {
+            judged: Some(PodPolicies {
                 ingress: seen.ingress,
                 egress: seen.egress,
                 profiles: profiles(self.oracle, pod.profiles()),
@@ -205,7 +179,7 @@ impl<'a> SignatureIndex<'a> {
         &self,
         addresses: &[IpAddr],
         node: &str,
-        translated: impl Fn(IpAddr) -> Option<AddressSight>,
+        translated: impl Fn(IpAddr) -> Option<AddressSignature>,
     ) -> [Option<Routed>; 2] {
         FAMILIES.map(|family| {
             let address = *addresses.iter().filter(|address| family_of(**address) == family).min()?;
@@ -227,17 +201,17 @@ impl<'a> SignatureIndex<'a> {
     }
 
     /// The host endpoints of the cluster, without duplicates.
-    pub(super) fn into_hosts(self) -> Vec<HostSight> {
+    pub(super) fn into_hosts(self) -> Vec<HostSignature> {
         self.hosts.signatures
     }
 
-    fn address(&self, address: IpAddr) -> AddressSight {
+    fn address(&self, address: IpAddr) -> AddressSignature {
         let mut holding: Holding = self.nets.holding(address).collect();
         holding.extend(self.backends.get(&address).into_iter().flatten());
         holding.sort_unstable();
         let pods = self.pods_at.get(&address).into_iter().flatten();
         let sets = self.sets.holding(address).filter_map(|index| self.set_signatures.get(index));
-        AddressSight { holding, present: pods.chain(sets).cloned().collect() }
+        AddressSignature { holding, present: pods.chain(sets).cloned().collect() }
     }
 
     /// Evaluates the selectors for a pod. Pods with equal appearance are evaluated once.
@@ -283,26 +257,6 @@ fn backends(oracle: &Oracle<'_>, vocabulary: &Vocabulary) -> BTreeMap<IpAddr, Ve
     }
     at.values_mut().for_each(|numbers| numbers.dedup());
     at
-}
-
-/// The profiles that have rules, up to the first that decides about every packet.
-pub(super) fn profiles(oracle: &Oracle<'_>, names: &[String]) -> Vec<Profile> {
-    let mut all = Vec::new();
-    for name in names {
-        match oracle.profile_of(name) {
-            SeenProfile::Stored(_) => all.push(Profile::Stored(name.clone())),
-            SeenProfile::WithoutRules => {}
-            SeenProfile::AllowsAll => {
-                all.push(Profile::AllowsAll);
-                break;
-            }
-            SeenProfile::Missing => {
-                all.push(Profile::Missing);
-                break;
-            }
-        }
-    }
-    all
 }
 
 /// The labels that selectors mention: pods that differ only in other labels have the same appearance.

@@ -15,13 +15,13 @@ use std::thread;
 use async_trait::async_trait;
 use futures::StreamExt;
 use redb::backends::InMemoryBackend;
-use redb::{Database, ReadTransaction, ReadableTable, Table, TableDefinition, TableError};
+use redb::{Database, ReadTransaction, ReadableTable, Table, TableDefinition};
 use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 use tortie_api::{Key, Kind, Position, Positions};
 
 use self::log_watch::LogWatch;
-use crate::file::File;
+use crate::file::{File, failed};
 use crate::follow::{self, Event, Follow, Source, Watch};
 use crate::ring::Events;
 use crate::{
@@ -514,24 +514,6 @@ fn is_deeper(value: &Value, depth: usize) -> bool {
 fn stopped() -> StoreError {
     StoreError::Unavailable("its writer has stopped".to_owned())
 }
-
-pub(crate) fn failed(error: impl Into<FileError>) -> StoreError {
-    StoreError::Unavailable(error.into().0)
-}
-
-/// Any of redb's errors, as text.
-pub(crate) struct FileError(String);
-
-macro_rules! file_error {
-    ($($error:ty),*) => {
-        $(impl From<$error> for FileError {
-            fn from(error: $error) -> Self {
-                Self(error.to_string())
-            }
-        })*
-    };
-}
-file_error!(redb::DatabaseError, TableError, redb::TransactionError, redb::StorageError, redb::CommitError);
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]

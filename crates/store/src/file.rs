@@ -3,10 +3,12 @@
 
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
-use redb::{Database, DatabaseError, ReadTransaction, ReadableDatabase, WriteTransaction};
+use redb::{
+    CommitError, Database, DatabaseError, ReadTransaction, ReadableDatabase, StorageError, TableError,
+    TransactionError, WriteTransaction,
+};
 
 use crate::StoreError;
-use crate::embedded::failed;
 
 type Open = dyn Fn() -> Result<Database, DatabaseError> + Send + Sync;
 
@@ -71,3 +73,22 @@ impl File {
         self.database.read().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+/// Converts an error of redb.
+pub(crate) fn failed(error: impl Into<FileError>) -> StoreError {
+    StoreError::Unavailable(error.into().0)
+}
+
+/// Any of redb's errors, as text.
+pub(crate) struct FileError(String);
+
+macro_rules! file_error {
+    ($($error:ty),*) => {
+        $(impl From<$error> for FileError {
+            fn from(error: $error) -> Self {
+                Self(error.to_string())
+            }
+        })*
+    };
+}
+file_error!(DatabaseError, TableError, TransactionError, StorageError, CommitError);

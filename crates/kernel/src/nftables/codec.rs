@@ -1,7 +1,9 @@
 //! Encodes and decodes expressions and verdicts (`linux/netfilter/nf_tables.h`).
 
-use super::expr::{CmpOp, Expr, Header, MetaKey, Register, Reject, SetRef, Verdict};
-use super::model::{Count, Set};
+use super::expr::{CmpOp, Expr, Header, MetaKey, Register, SetRef};
+use super::set::Set;
+use super::table::Count;
+use super::verdict::{Reject, Verdict};
 use crate::netlink::attribute::{Attributes, put, put_nest, put_text, put_u32_be};
 
 /// `NFTA_LIST_ELEM`, `NFTA_EXPR_NAME`, `NFTA_EXPR_DATA`.

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use super::codec::{LIST_ELEM, count, expr, value, verdict};
 use super::encode::*;
-use super::model::{
-    BaseChain, Chain, ChainKind, Count, Data, DataKind, Field, Hook, Key, Rule, Set, SetSpec, Value,
-};
+use super::key::{Field, Key};
+use super::set::{Data, DataKind, Set, SetSpec, Value};
+use super::table::{BaseChain, Chain, ChainKind, Count, Hook, Rule};
 use crate::netlink::Reply;
 use crate::netlink::attribute::Attributes;
 

@@ -1,7 +1,9 @@
 //! Encodes changes as messages (`linux/netfilter/nf_tables.h`, `linux/netfilter/nfnetlink.h`).
 
 use super::codec::{ANONYMOUS, LIST_ELEM, put_counter, put_expr, put_value, put_verdict};
-use super::model::{BaseChain, ChainKind, Data, DataKind, Element, Field, Key, Rule, Set, SetSpec};
+use super::key::{Field, Key};
+use super::set::{Data, DataKind, Element, Set, SetSpec};
+use super::table::{BaseChain, ChainKind, Rule};
 use super::transaction::{Op, Transaction};
 use crate::netlink::Request;
 use crate::netlink::attribute::{MAX_LENGTH, put, put_nest, put_text, put_u32_be};

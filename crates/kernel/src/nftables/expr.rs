@@ -1,6 +1,7 @@
 //! The expressions in rules (`linux/netfilter/nf_tables.h`).
 
-use super::model::Set;
+use super::set::Set;
+use super::verdict::{Reject, Verdict};
 
 /// One of the sixteen registers of four bytes, 0 to 15. Longer values occupy several consecutive registers.
 pub type Register = u8;
@@ -195,30 +196,4 @@ impl SetRef {
     pub fn named(name: impl Into<String>) -> Self {
         Self::Named(name.into())
     }
-}
-
-/// A verdict on a packet.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Verdict {
-    /// Accepts the packet in this base chain.
-    Accept,
-    /// Drops the packet.
-    Drop,
-    /// Continues with the next rule.
-    Continue,
-    /// Returns to the rule after the last jump; in a base chain, the policy decides.
-    Return,
-    /// Calls a chain.
-    Jump(String),
-    /// Continues in a chain without returning here: at its end, the packet returns to the caller of this chain.
-    Goto(String),
-}
-
-/// The answer to the sender.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Reject {
-    /// A TCP reset.
-    TcpReset,
-    /// The ICMP or ICMPv6 message "administratively prohibited".
-    Prohibited,
 }

@@ -9,24 +9,27 @@ mod codec;
 mod counts;
 mod decode;
 mod encode;
-mod model;
+mod key;
 pub mod others;
 pub mod probe;
+mod set;
+mod table;
 mod text;
 mod transaction;
+mod verdict;
 mod watch;
 
 use std::collections::BTreeMap;
 
 pub use counts::{CountedElements, CountedRule};
-pub use expr::{CmpOp, Expr, Header, MetaKey, Register, Reject, SetRef, Verdict};
-pub use model::{
-    BaseChain, Chain, ChainKind, Count, Data, DataKind, Element, Field, Hook, Key, Rule, Set, SetSpec, Table,
-    Value,
-};
+pub use expr::{CmpOp, Expr, Header, MetaKey, Register, SetRef};
+pub use key::{Field, Key};
+pub use set::{Data, DataKind, Element, Set, SetSpec, Value};
+pub use table::{BaseChain, Chain, ChainKind, Count, Hook, Rule, Table};
 pub use text::{element_text, rule_text};
 pub use transaction::{Op, Transaction, diff, diff_elements};
 pub use transaction::{additions, alterations, changeable, changes, created, removals};
+pub use verdict::{Reject, Verdict};
 pub use watch::{ChangeCallback, Watch};
 
 #[cfg(any(test, feature = "missing-modules"))]

@@ -9,7 +9,7 @@ use std::fmt;
 use super::codec::{LIST_ELEM, verdict};
 use super::decode::attributes;
 use super::encode::*;
-use super::expr::Verdict;
+use super::verdict::Verdict;
 use crate::netlink::attribute::{Attributes, put_text};
 use crate::netlink::{Family, Refusal, Reply, Request, Socket};
 use crate::{Error, Result};

@@ -3,9 +3,12 @@
 use std::collections::BTreeSet;
 
 use super::encode::{self, Piece};
-use super::expr::{Expr, Reject};
-use super::model::{BaseChain, ChainKind, Field, Hook, Rule, SetSpec};
+use super::expr::Expr;
+use super::key::Field;
+use super::set::SetSpec;
+use super::table::{BaseChain, ChainKind, Hook, Rule};
 use super::transaction::{Op, Transaction};
+use super::verdict::Reject;
 use super::{Nft, Result};
 use crate::Error;
 use crate::netlink::Request;

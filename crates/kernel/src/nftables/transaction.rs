@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use super::model::{BaseChain, Chain, DataKind, Element, Rule, Set, SetSpec, Table};
+use super::set::{DataKind, Element, Set, SetSpec};
+use super::table::{BaseChain, Chain, Rule, Table};
 
 /// Changes that the kernel makes all at once or not at all.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -22,9 +22,9 @@ use tortie_kernel::nftables::{
 
 use super::Config;
 use super::fold::fold;
+use super::packet_kinds::{VXLAN_PEERS, are_pods, by_flow, in_state, neighbour_discovery, vxlan};
 use super::packet_test::{PacketEnd, Test, exprs, in_set, load_address, port_ranges};
 use super::sets::{Family, ranges};
-use super::skeleton::{VXLAN_PEERS, are_pods, by_flow, in_state, neighbour_discovery, udp_to, vxlan_port};
 use super::slots::{Slot, is_settled, unsettle};
 
 const RAW_IN: &str = "raw-in";
@@ -121,7 +121,7 @@ fn overlay(node: &NodeState, interface: MetaKey) -> Vec<Rule> {
     if node.node.as_ref().is_none_or(|node| node.vtep.is_none()) {
         return Vec::new();
     }
-    let mut between_nodes = exprs(&udp_to(vxlan_port(node)));
+    let mut between_nodes = vxlan(node);
     between_nodes.extend(Test::Family(Family::V4).exprs());
     between_nodes.extend([load_address(other_side(interface), Family::V4), in_set(VXLAN_PEERS, false)]);
     vec![accept(between_nodes, "VXLAN between nodes")]

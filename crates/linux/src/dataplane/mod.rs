@@ -15,6 +15,7 @@ mod matches;
 mod missing_modules;
 mod nat;
 mod network;
+mod packet_kinds;
 mod packet_test;
 mod policies;
 mod programs;

@@ -8,9 +8,9 @@ use tortie_kernel::nftables::{
 };
 
 use super::Config;
+use super::packet_kinds::are_pods;
 use super::packet_test::{PacketEnd, Test, in_set, load_address};
 use super::sets::{Family, ranges, set};
-use super::skeleton::are_pods;
 
 const CHAIN: &str = "nat-outgoing";
 /// For each family: the set of all pools, and the set of pools whose packets are translated.

@@ -20,14 +20,17 @@ use tortie_dataplane::NodeState;
 use tortie_kernel::nftables::expr::state;
 use tortie_kernel::nftables::{
     BaseChain, Chain, ChainKind, CmpOp, Element, Expr, Field, Header, Hook, Key, MetaKey, Register, Rule,
-    Set, SetRef, SetSpec, Table, Verdict,
+    Set, SetSpec, Table, Verdict,
 };
 
 use super::Config;
 use super::cut;
 use super::host_skeleton::{self, HOST_FORWARD_IN, HOST_FORWARD_OUT, HOST_IN, to_program};
 use super::nat;
-use super::packet_test::{PacketEnd, Test, exprs, in_set, load_address, load_address_to, port_ranges};
+use super::packet_kinds::{
+    ODD_INTERFACES, VXLAN_PEERS, are_pods, by_flow, in_state, neighbour_discovery, vxlan,
+};
+use super::packet_test::{PacketEnd, Test, in_set, load_address, load_address_to};
 use super::sets::{Family, set};
 use super::slots::{Slot, Stage};
 
@@ -41,10 +44,6 @@ const NEVER_FROM_WORKLOAD: &str = "from-workload-never";
 /// The addresses that may come from a pod's interface.
 const OWN_ADDRESSES_4: &str = "own-addresses4";
 const OWN_ADDRESSES_6: &str = "own-addresses6";
-/// The interfaces of pods whose names do not have the prefix.
-pub(super) const ODD_INTERFACES: &str = "odd-interfaces";
-/// The nodes from which VXLAN packets are accepted.
-pub(super) const VXLAN_PEERS: &str = "vxlan-peers";
 
 /// The number of the closed program.
 pub(super) const CLOSED: u32 = 0;
@@ -143,20 +142,10 @@ fn of_pods(config: &Config, interface: MetaKey, chain: &str) -> Vec<Rule> {
     are_pods(config, interface).map(|exprs| Rule::new([exprs, vec![goto(chain)]].concat(), "")).into()
 }
 
-/// Tests that together match interfaces of pods.
-pub(super) fn are_pods(config: &Config, interface: MetaKey) -> [Vec<Expr>; 2] {
-    let load = Expr::Meta { register: 0, key: interface };
-    let prefix = config.workload_prefix.as_bytes().to_vec();
-    [
-        vec![load.clone(), Expr::Cmp { register: 0, op: CmpOp::Equal, value: prefix }],
-        vec![load, in_set(ODD_INTERFACES, false)],
-    ]
-}
-
 /// Packets to the node itself: packets from pods are judged by the pod's policy first.
 fn input_from(config: &Config, node: &NodeState) -> Vec<Rule> {
     let has_overlay = node.node.as_ref().is_some_and(|node| node.vtep.is_some());
-    let mut rules = Vec::from_iter(has_overlay.then(|| vxlan_guard(vxlan_port(node))));
+    let mut rules = Vec::from_iter(has_overlay.then(|| vxlan_guard(node)));
     rules.extend(are_pods(config, MetaKey::InputInterface).map(find_gateway));
     rules.extend(of_pods(config, MetaKey::InputInterface, FROM_WORKLOAD));
     rules
@@ -197,10 +186,9 @@ fn goto(chain: &str) -> Expr {
 /// What no pod may send, whatever its policy: tunnels, unless they are allowed, because another node would treat
 /// their content as packets of this node (`felix/rules/static.go`); and router advertisements.
 fn never_from_workload(node: &NodeState) -> Vec<Rule> {
-    let vxlan = exprs(&udp_to(vxlan_port(node)));
     let ipip = Test::Protocol { numbers: vec![4], invert: false }.exprs();
     let all = [
-        (!node.settings.vxlan_from_workloads, vxlan, "no VXLAN from pods"),
+        (!node.settings.vxlan_from_workloads, vxlan(node), "no VXLAN from pods"),
         (!node.settings.ipip_from_workloads, ipip, "no IPIP from pods"),
         (true, neighbour_discovery(&[134]), "no router advertisements from pods"),
     ];
@@ -254,43 +242,11 @@ fn no_flow_from_its_middle(node: &NodeState) -> Option<Rule> {
     cut::is_asked_for(node).then(|| Rule::new(exprs, "establishedFlows: Cut"))
 }
 
-/// Packets of established flows pass; invalid packets do not.
-pub(super) fn by_flow() -> [Rule; 2] {
-    let rule = |bits, verdict| Rule::new([in_state(bits), vec![Expr::Verdict(verdict)]].concat(), "");
-    [rule(state::ESTABLISHED | state::RELATED, Verdict::Accept), rule(state::INVALID, Verdict::Drop)]
-}
-
-/// The connection is in one of these states.
-pub(super) fn in_state(bits: u32) -> Vec<Expr> {
-    vec![
-        Expr::CtState { register: 0 },
-        Expr::Bitwise { source: 0, destination: 0, mask: bits.to_ne_bytes().to_vec(), xor: vec![0; 4] },
-        Expr::Cmp { register: 0, op: CmpOp::NotEqual, value: vec![0; 4] },
-    ]
-}
-
 /// The program of the pod. An interface that does not belong to a pod (yet, or any more) is closed.
 fn by_interface(slot: Slot) -> [Rule; 2] {
     let interface = Expr::Meta { register: 0, key: slot.interface() };
     let closed = Rule::new(vec![Expr::Verdict(Verdict::Drop)], "no pod's interface");
     [to_program(interface, slot, "the interface's number"), closed]
-}
-
-/// Matches ICMPv6 messages of these types, with which IPv6 finds neighbours and routers (RFC 4861, policy decision
-/// 22).
-pub(super) fn neighbour_discovery(types: &[u8]) -> Vec<Expr> {
-    let types = types.iter().map(|icmp_type| Element::key(Key::byte(*icmp_type)));
-    let types = SetRef::Inline(Box::new(set(SetSpec::hash(&[Field::Icmpv6Type]), types)));
-    let mut found = exprs(&[Test::Family(Family::V6), Test::Protocol { numbers: vec![58], invert: false }]);
-    found.extend([
-        Expr::Payload { register: 0, header: Header::Transport, offset: 0, length: 1 },
-        Expr::Lookup { register: 0, set: types, invert: false },
-    ]);
-    found
-}
-
-pub(super) fn vxlan_port(node: &NodeState) -> u16 {
-    node.node.as_ref().map(|node| node.network.clone()).unwrap_or_default().port
 }
 
 /// The addresses of the nodes from which VXLAN packets are accepted.
@@ -300,8 +256,8 @@ fn vxlan_peers(node: &NodeState) -> Set {
 }
 
 /// VXLAN packets from elsewhere could bypass the pods' policy with any inner source.
-fn vxlan_guard(port: u16) -> Rule {
-    let mut guard = exprs(&udp_to(port));
+fn vxlan_guard(node: &NodeState) -> Rule {
+    let mut guard = vxlan(node);
     guard.extend(Test::Family(Family::V4).exprs());
     guard.extend([
         load_address(PacketEnd::Source, Family::V4),
@@ -309,12 +265,4 @@ fn vxlan_guard(port: u16) -> Rule {
         Expr::Verdict(Verdict::Drop),
     ]);
     Rule::new(guard, "VXLAN only from nodes")
-}
-
-pub(super) fn udp_to(port: u16) -> [Test; 2] {
-    let ranges = port_ranges([(port, port)].into_iter());
-    [
-        Test::Protocol { numbers: vec![17], invert: false },
-        Test::Port { side: PacketEnd::Destination, ranges, invert: false },
-    ]
 }

@@ -7,10 +7,11 @@ use std::rc::Rc;
 use tortie_api::net::IpVersion;
 
 use super::{Decision, Judge};
+use crate::applying::Profile;
 use crate::atoms::Uses;
 use crate::hosts::{ALL_INTERFACES, Interfaces};
 use crate::path::{Spot, family_number};
-use crate::signature::{AddressSight, EndSignature, Holding, Profile};
+use crate::signature::{AddressSignature, EndSignature, Holding};
 
 /// The results at one stop for one family. Peers and ports that are not distinguished there form one group.
 pub(super) struct View {
@@ -62,9 +63,9 @@ enum Whose<'a> {
 /// The part of a signature for which some policies have criteria.
 #[derive(PartialEq, Eq, Hash)]
 struct Restricted {
-    address: Option<AddressSight>,
-    tunnel: Option<AddressSight>,
-    translated: Option<AddressSight>,
+    address: Option<AddressSignature>,
+    tunnel: Option<AddressSignature>,
+    translated: Option<AddressSignature>,
     /// Selects the address that the packet has, and the interface that it passes.
     routed: [bool; 4],
 }
@@ -72,7 +73,7 @@ struct Restricted {
 impl Restricted {
     fn new(signature: &EndSignature, family: IpVersion, atoms: &BTreeSet<u32>) -> Self {
         let holding = |all: &Holding| all.iter().filter(|number| atoms.contains(number)).copied().collect();
-        let address = |signature: &AddressSight| AddressSight {
+        let address = |signature: &AddressSignature| AddressSignature {
             holding: holding(&signature.holding),
             present: signature.present.iter().map(holding).collect(),
         };

@@ -22,10 +22,11 @@ use crate::dataplane::dirty::{ChangedSet, Dirty};
 use crate::dataplane::host_skeleton::EVERY_INTERFACE;
 use crate::dataplane::literals::Literals;
 use crate::dataplane::lookups::Sources;
+use crate::dataplane::packet_kinds::ODD_INTERFACES;
 use crate::dataplane::policies::{Lines, chain_name, problem};
 use crate::dataplane::programs::{ProgramSpec, RenderedProgram, closed, first_chain, program_name, write};
 use crate::dataplane::sets::{Family, digest_number};
-use crate::dataplane::skeleton::{self, ODD_INTERFACES};
+use crate::dataplane::skeleton;
 use crate::dataplane::slots::{Slot, Stage};
 
 /// The desired table.

@@ -1,4 +1,4 @@
-//! The parts of the table that do not depend on programs: the frame and sets.
+//! The parts of the table that do not depend on programs: the skeleton and sets.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,10 +9,11 @@ use tortie_policy::program::{Member, SetId};
 use crate::dataplane::Config;
 use crate::dataplane::change::Change;
 use crate::dataplane::dirty::{ChangedSet, Dirty};
+use crate::dataplane::packet_kinds::VXLAN_PEERS;
 use crate::dataplane::sets::{Part, changes, kernel_sets};
 use crate::dataplane::skeleton;
 
-/// Applies the frame; the elements of its sets that belong to pods stay.
+/// Applies the skeleton; the elements of its sets that belong to pods stay.
 pub(super) fn update_skeleton(config: &Config, state: &NodeState, kernel: &Table, change: &mut Change) {
     let skeleton = skeleton::skeleton(config, state);
     for name in kernel.chains.keys().filter(|name| skeleton::is_of_skeleton(name)) {
@@ -27,7 +28,7 @@ pub(super) fn update_skeleton(config: &Config, state: &NodeState, kernel: &Table
         change.set(kernel, name, None);
     }
     for (name, set) in skeleton.sets {
-        if name == skeleton::VXLAN_PEERS || !kernel.sets.contains_key(&name) {
+        if name == VXLAN_PEERS || !kernel.sets.contains_key(&name) {
             change.set(kernel, &name, Some(set));
         }
     }

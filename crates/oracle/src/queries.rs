@@ -5,15 +5,14 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use tortie_api::calico::{EndpointToHostAction, FailsafePort, HostEndpoint};
+use tortie_api::calico::{EndpointToHostAction, FailsafePort};
 use tortie_api::kubernetes::LabelSelector;
 use tortie_api::net::{Direction, IpVersion, Protocol};
-use tortie_api::{Key, Kind};
 use tortie_selector::Selector;
 
-use super::judge::JudgedEndpoint;
+use super::endpoint::JudgedEndpoint;
 use super::packet::Packet;
-use super::peers::Hop;
+use super::path::Hop;
 use super::world::{HostInterface, Identity, Workload};
 use super::{
     Oracle, Peer, PolicyName, PolicyTrace, Question, QuestionError, Stored, Table, Trace, calico, kubernetes,
@@ -130,35 +129,13 @@ impl Oracle<'_> {
 
     /// As [`Self::applying`], for one table of a host endpoint.
     pub fn applying_at(&self, host: &SeenHost<'_>, table: Table, direction: Direction) -> Vec<usize> {
-        let SeenHost(HostInterface { identity, profiles, .. }) = host;
-        self.applying_to(&JudgedEndpoint { identity, profiles, table }, direction)
+        self.applying_to(&JudgedEndpoint::host(host.0, table), direction)
     }
 
-    fn applying_to(&self, asked: &JudgedEndpoint<'_>, direction: Direction) -> Vec<usize> {
+    fn applying_to(&self, endpoint: &JudgedEndpoint<'_>, direction: Direction) -> Vec<usize> {
         let policies = self.tiers.iter().flat_map(|tier| &tier.policies).enumerate();
-        let applying = policies.filter(|(_, policy)| policy.applies(asked, direction));
+        let applying = policies.filter(|(_, policy)| policy.applies(endpoint, direction));
         applying.map(|(index, _)| index).collect()
-    }
-
-    /// The source of a profile's rules.
-    pub fn profile_of(&self, name: &str) -> SeenProfile<'_> {
-        match self.snapshot.get(&Key::global(Kind::Profile, name)) {
-            Some(stored) => SeenProfile::Stored(stored),
-            None if name == HostEndpoint::DEFAULT_ALLOW => SeenProfile::AllowsAll,
-            None => match (name.strip_prefix("kns."), name.strip_prefix("ksa.")) {
-                (Some(namespace), _) if self.world.namespace_exists(namespace) => SeenProfile::AllowsAll,
-                (_, Some(account)) if self.account_exists(account) => SeenProfile::WithoutRules,
-                _ => SeenProfile::Missing,
-            },
-        }
-    }
-
-    /// Whether there is a service account of this name, given as `namespace.name`.
-    fn account_exists(&self, account: &str) -> bool {
-        let key = account
-            .split_once('.')
-            .map(|(namespace, name)| Key::namespaced(Kind::ServiceAccount, namespace, name));
-        key.is_some_and(|key| self.snapshot.get(&key).is_some())
     }
 
     /// The traces of one end's pod policies for a packet; empty if no pod policies apply to that end.
@@ -168,9 +145,9 @@ impl Oracle<'_> {
         family: IpVersion,
         direction: Direction,
     ) -> Result<Vec<Trace>, QuestionError> {
-        let way = peers::resolve(&self.world, question, Some(family))?;
-        let packet = Packet::new(&self.world, way.source, way.destination, question);
-        let judged = way.hops.iter().filter_map(|hop| match hop {
+        let path = peers::resolve(&self.world, question, Some(family))?;
+        let packet = Packet::new(&self.world, path.source, path.destination, question);
+        let judged = path.hops.iter().filter_map(|hop| match hop {
             Hop::Pod(pod, of) if *of == direction => {
                 Some(self.judge(&JudgedEndpoint::pod(pod), direction, &packet))
             }
@@ -187,11 +164,11 @@ impl Oracle<'_> {
         family: IpVersion,
         near: bool,
     ) -> Result<Vec<Trace>, QuestionError> {
-        let way = peers::resolve(&self.world, question, Some(family))?;
-        let packet = Packet::new(&self.world, way.source, way.destination, question);
-        let judged = way.hops.iter().filter_map(|hop| match hop {
+        let path = peers::resolve(&self.world, question, Some(family))?;
+        let packet = Packet::new(&self.world, path.source, path.destination, question);
+        let judged = path.hops.iter().filter_map(|hop| match hop {
             Hop::Host(hop) if hop.near == near => {
-                Some(self.judge_host(hop, &packet.at(hop), &mut Vec::new()))
+                Some(self.judge_host(hop, &packet.with_source(hop.source), &mut Vec::new()))
             }
             _ => None,
         });
@@ -207,8 +184,8 @@ impl Oracle<'_> {
         family: IpVersion,
         near: bool,
     ) -> Result<Vec<Trace>, QuestionError> {
-        let way = peers::resolve(&self.world, question, Some(family))?;
-        let packet = Packet::new(&self.world, way.source, way.destination, question);
+        let path = peers::resolve(&self.world, question, Some(family))?;
+        let packet = Packet::new(&self.world, path.source, path.destination, question);
         let direction = if near { Direction::Ingress } else { Direction::Egress };
         let pod = |peer: &Peer| match peer {
             Peer::Pod { namespace, name } => self.world.pod(namespace, name),
@@ -227,8 +204,8 @@ impl Oracle<'_> {
         family: IpVersion,
         (name, direction): (&str, Direction),
     ) -> Result<PolicyTrace, QuestionError> {
-        let way = peers::resolve(&self.world, question, Some(family))?;
-        let packet = Packet::new(&self.world, way.source, way.destination, question);
+        let path = peers::resolve(&self.world, question, Some(family))?;
+        let packet = Packet::new(&self.world, path.source, path.destination, question);
         Ok(self.profile(name, direction, &packet))
     }
 }
@@ -236,18 +213,6 @@ impl Oracle<'_> {
 /// A Kubernetes selector as text for readers.
 pub fn shown_labels(what: &str, selector: &LabelSelector) -> String {
     kubernetes::shown_selector(what, selector)
-}
-
-/// The source of a profile's rules.
-pub enum SeenProfile<'a> {
-    /// A stored object.
-    Stored(&'a Stored),
-    /// Implicit: the profile of a namespace, or the default of automatic host endpoints. It allows everything.
-    AllowsAll,
-    /// Implicit: the profile of a service account. It has no rules, and leaves the decision to the next profile.
-    WithoutRules,
-    /// None: the profile does not exist, and denies.
-    Missing,
 }
 
 impl<'a> SeenPod<'a> {

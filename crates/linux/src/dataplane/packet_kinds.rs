@@ -1,0 +1,68 @@
+//! The kinds of packets that the skeleton tells apart, as tests: packets of pods, of established flows, of neighbour
+//! discovery, of VXLAN.
+
+use tortie_dataplane::NodeState;
+use tortie_kernel::nftables::expr::state;
+use tortie_kernel::nftables::{
+    CmpOp, Element, Expr, Field, Header, Key, MetaKey, Rule, SetRef, SetSpec, Verdict,
+};
+
+use super::Config;
+use super::packet_test::{PacketEnd, Test, exprs, in_set, port_ranges};
+use super::sets::{Family, set};
+
+/// The interfaces of pods whose names do not have the prefix.
+pub(super) const ODD_INTERFACES: &str = "odd-interfaces";
+/// The nodes from which VXLAN packets are accepted.
+pub(super) const VXLAN_PEERS: &str = "vxlan-peers";
+
+/// Tests that together match interfaces of pods.
+pub(super) fn are_pods(config: &Config, interface: MetaKey) -> [Vec<Expr>; 2] {
+    let load = Expr::Meta { register: 0, key: interface };
+    let prefix = config.workload_prefix.as_bytes().to_vec();
+    [
+        vec![load.clone(), Expr::Cmp { register: 0, op: CmpOp::Equal, value: prefix }],
+        vec![load, in_set(ODD_INTERFACES, false)],
+    ]
+}
+
+/// The connection is in one of these states.
+pub(super) fn in_state(bits: u32) -> Vec<Expr> {
+    vec![
+        Expr::CtState { register: 0 },
+        Expr::Bitwise { source: 0, destination: 0, mask: bits.to_ne_bytes().to_vec(), xor: vec![0; 4] },
+        Expr::Cmp { register: 0, op: CmpOp::NotEqual, value: vec![0; 4] },
+    ]
+}
+
+/// Packets of established flows pass; invalid packets do not.
+pub(super) fn by_flow() -> [Rule; 2] {
+    let rule = |bits, verdict| Rule::new([in_state(bits), vec![Expr::Verdict(verdict)]].concat(), "");
+    [rule(state::ESTABLISHED | state::RELATED, Verdict::Accept), rule(state::INVALID, Verdict::Drop)]
+}
+
+/// Matches ICMPv6 messages of these types, with which IPv6 finds neighbours and routers (RFC 4861, policy decision
+/// 22).
+pub(super) fn neighbour_discovery(types: &[u8]) -> Vec<Expr> {
+    let types = types.iter().map(|icmp_type| Element::key(Key::byte(*icmp_type)));
+    let types = SetRef::Inline(Box::new(set(SetSpec::hash(&[Field::Icmpv6Type]), types)));
+    let mut found = exprs(&[Test::Family(Family::V6), Test::Protocol { numbers: vec![58], invert: false }]);
+    found.extend([
+        Expr::Payload { register: 0, header: Header::Transport, offset: 0, length: 1 },
+        Expr::Lookup { register: 0, set: types, invert: false },
+    ]);
+    found
+}
+
+/// VXLAN packets of the overlay.
+pub(super) fn vxlan(node: &NodeState) -> Vec<Expr> {
+    let port = node.node.as_ref().map(|node| node.network.clone()).unwrap_or_default().port;
+    exprs(&[
+        Test::Protocol { numbers: vec![17], invert: false },
+        Test::Port {
+            side: PacketEnd::Destination,
+            ranges: port_ranges([(port, port)].into_iter()),
+            invert: false,
+        },
+    ])
+}
