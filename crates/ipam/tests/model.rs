@@ -192,5 +192,11 @@ fn blocks_of_overlapping_pools_do_not_share_addresses() {
         });
         // Fails if an address is allocated in two blocks.
         assert!(!memory.allocated().is_empty());
+        let blocks = memory.blocks();
+        for block in &blocks {
+            let others = blocks.iter().filter(|other| *other != block);
+            let overlapping: Vec<_> = others.filter(|other| block.contains(*other)).collect();
+            assert!(overlapping.is_empty(), "seed {seed}: {block} and {overlapping:?} are left");
+        }
     }
 }

@@ -69,6 +69,13 @@ impl Memory {
         all
     }
 
+    /// The addresses of all blocks.
+    pub(crate) fn blocks(&self) -> Vec<ipnet::Ipv4Net> {
+        let objects = self.0.lock().unwrap();
+        let blocks = objects.stored.keys().filter(|key| key.kind == Kind::IpamBlock);
+        blocks.map(|key| key.name.parse().unwrap()).collect()
+    }
+
     pub(crate) fn count(&self, kind: Kind) -> usize {
         self.0.lock().unwrap().stored.keys().filter(|key| key.kind == kind).count()
     }
