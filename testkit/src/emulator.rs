@@ -99,7 +99,7 @@ pub struct EmulatedCluster {
     nodes: Vec<Node>,
     rendering: Rendering,
     objects: BTreeMap<Key, Value>,
-    places: BTreeMap<IpAddr, Location>,
+    locations: BTreeMap<IpAddr, Location>,
     /// How far the dataplanes' clocks are ahead.
     ahead: Arc<Mutex<Duration>>,
 }
@@ -167,7 +167,7 @@ impl EmulatedCluster {
                 Node::new(name, config, rendering, block, clock())
             })
             .collect::<Result<_>>()?;
-        Ok(Self { nodes, rendering, objects: BTreeMap::new(), places: BTreeMap::new(), ahead })
+        Ok(Self { nodes, rendering, objects: BTreeMap::new(), locations: BTreeMap::new(), ahead })
     }
 
     /// Advances the clocks of the dataplanes.
@@ -187,13 +187,13 @@ impl EmulatedCluster {
 
     /// The location of an address, if it belongs to a pod.
     #[must_use]
-    pub fn place(&self, address: IpAddr) -> Option<&Location> {
-        self.places.get(&address)
+    pub fn location(&self, address: IpAddr) -> Option<&Location> {
+        self.locations.get(&address)
     }
 
     /// The addresses of the pods.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
-        self.places.keys().copied()
+        self.locations.keys().copied()
     }
 
     /// The HNS of a node, with its recorded calls.
@@ -224,30 +224,32 @@ impl EmulatedCluster {
     }
 
     fn connect(&mut self) -> Result<()> {
-        let mut places = BTreeMap::new();
+        let mut locations = BTreeMap::new();
         for (index, node) in self.nodes.iter().enumerate() {
             for (id, endpoint) in &node.calc.state().endpoints {
                 let container_id = endpoint.container_id.to_string();
-                let place = Location { node: index, endpoint: id.clone(), container_id };
-                places.extend(endpoint.addresses.iter().map(|address| (*address, place.clone())));
+                let location = Location { node: index, endpoint: id.clone(), container_id };
+                locations.extend(endpoint.addresses.iter().map(|address| (*address, location.clone())));
             }
         }
-        let (old, new) = (sandboxes(&self.places), sandboxes(&places));
-        for (place, address) in old.iter().filter(|(place, _)| !new.contains_key(*place)) {
-            let wiring = &self.nodes[place.node].wiring;
-            wiring.disconnect(&place.endpoint, &place.container_id).with_context(|| address.to_string())?;
+        let (old, new) = (sandboxes(&self.locations), sandboxes(&locations));
+        for (location, address) in old.iter().filter(|(location, _)| !new.contains_key(*location)) {
+            let wiring = &self.nodes[location.node].wiring;
+            wiring
+                .disconnect(&location.endpoint, &location.container_id)
+                .with_context(|| address.to_string())?;
         }
-        for (place, address) in new.iter().filter(|(place, _)| !old.contains_key(*place)) {
-            self.nodes[place.node].connect(place, *address)?;
+        for (location, address) in new.iter().filter(|(location, _)| !old.contains_key(*location)) {
+            self.nodes[location.node].connect(location, *address)?;
         }
-        self.places = places;
+        self.locations = locations;
         Ok(())
     }
 
     /// Whether at least one end of the flow is a pod.
     #[must_use]
     pub fn is_of_pods(&self, flow: &Flow) -> bool {
-        self.place(flow.source).is_some() || self.place(flow.destination).is_some()
+        self.location(flow.source).is_some() || self.location(flow.destination).is_some()
     }
 
     /// The verdicts of the ACLs of both ends on the flow's first packet.
@@ -255,8 +257,8 @@ impl EmulatedCluster {
     /// # Errors
     /// HNS does not have an endpoint, or an address of the flow is not IPv4.
     pub fn judge(&self, flow: &Flow) -> Result<Ends<bool>> {
-        self.at_ends(flow, |hns, place, packet| {
-            Ok(hns.judge(endpoint_id(&place.container_id), packet)? == Verdict::Allow)
+        self.at_ends(flow, |hns, location, packet| {
+            Ok(hns.judge(endpoint_id(&location.container_id), packet)? == Verdict::Allow)
         })
     }
 
@@ -265,8 +267,8 @@ impl EmulatedCluster {
     /// # Errors
     /// As [`judge`](Self::judge).
     pub fn judge_to_service(&self, flow: &Flow, front: (Ipv4Addr, u16)) -> Result<Ends<bool>> {
-        self.at_ends(flow, |hns, place, packet| {
-            let endpoint = endpoint_id(&place.container_id);
+        self.at_ends(flow, |hns, location, packet| {
+            let endpoint = endpoint_id(&location.container_id);
             Ok(hns.judge_to_service(endpoint, packet, Some(front))? == Verdict::Allow)
         })
     }
@@ -276,8 +278,8 @@ impl EmulatedCluster {
     /// # Errors
     /// As [`judge`](Self::judge).
     pub fn open(&self, flow: &Flow) -> Result<Ends<bool>> {
-        self.at_ends(flow, |hns, place, packet| {
-            Ok(hns.open(endpoint_id(&place.container_id), packet, None)? == Verdict::Allow)
+        self.at_ends(flow, |hns, location, packet| {
+            Ok(hns.open(endpoint_id(&location.container_id), packet, None)? == Verdict::Allow)
         })
     }
 
@@ -286,7 +288,9 @@ impl EmulatedCluster {
     /// # Errors
     /// As [`judge`](Self::judge).
     pub fn is_open(&self, flow: &Flow) -> Result<Ends<bool>> {
-        self.at_ends(flow, |hns, place, packet| Ok(hns.is_open(endpoint_id(&place.container_id), packet)?))
+        self.at_ends(flow, |hns, location, packet| {
+            Ok(hns.is_open(endpoint_id(&location.container_id), packet)?)
+        })
     }
 
     /// The HNS endpoints of a flow's ends.
@@ -294,7 +298,7 @@ impl EmulatedCluster {
     /// # Errors
     /// As [`judge`](Self::judge).
     pub fn endpoints(&self, flow: &Flow) -> Result<Ends<Endpoint>> {
-        self.at_ends(flow, |hns, place, _| Ok(hns.endpoint(endpoint_id(&place.container_id))?))
+        self.at_ends(flow, |hns, location, _| Ok(hns.endpoint(endpoint_id(&location.container_id))?))
     }
 
     fn at_ends<T>(
@@ -303,10 +307,10 @@ impl EmulatedCluster {
         ask: impl Fn(&Emulator, &Location, &Packet) -> Result<T>,
     ) -> Result<Ends<T>> {
         let end = |address: IpAddr, direction| {
-            let Some(place) = self.place(address) else { return Ok(None) };
+            let Some(location) = self.location(address) else { return Ok(None) };
             let packet = packet(direction, flow).with_context(|| format!("{flow:?} is not IPv4"))?;
-            let hns = self.nodes[place.node].hns.inner();
-            ask(hns, place, &packet).with_context(|| place.endpoint.to_string()).map(Some)
+            let hns = self.nodes[location.node].hns.inner();
+            ask(hns, location, &packet).with_context(|| location.endpoint.to_string()).map(Some)
         };
         let egress = end(flow.source, Direction::Egress)?;
         Ok(Ends { egress, ingress: end(flow.destination, Direction::Ingress)? })
@@ -327,28 +331,28 @@ impl Node {
         Ok(Self { hns, calc, dataplane, wiring, network, block })
     }
 
-    fn connect(&self, place: &Location, address: Ipv4Addr) -> Result<()> {
+    fn connect(&self, location: &Location, address: Ipv4Addr) -> Result<()> {
         let compartment = self.hns.create_namespace(&Namespace::default())?;
         let pod = PodAttachment {
-            endpoint: place.endpoint.clone(),
-            container_id: place.container_id.clone(),
+            endpoint: location.endpoint.clone(),
+            container_id: location.container_id.clone(),
             netns: compartment.to_string(),
             address,
             block: self.block,
             mtu: 1450,
         };
-        self.wiring.connect(&pod).with_context(|| place.endpoint.to_string())?;
+        self.wiring.connect(&pod).with_context(|| location.endpoint.to_string())?;
         Ok(())
     }
 }
 
 /// The address of each sandbox. The network is IPv4 only: a pod without an IPv4 address gets one in HNS that the
 /// cluster does not know.
-fn sandboxes(places: &BTreeMap<IpAddr, Location>) -> BTreeMap<&Location, Ipv4Addr> {
+fn sandboxes(locations: &BTreeMap<IpAddr, Location>) -> BTreeMap<&Location, Ipv4Addr> {
     let mut all = BTreeMap::new();
     // IPv4 addresses come first.
-    for (address, place) in places {
-        all.entry(place).or_insert_with(|| match address {
+    for (address, location) in locations {
+        all.entry(location).or_insert_with(|| match address {
             IpAddr::V4(address) => *address,
             IpAddr::V6(address) => {
                 let [.., a, b] = address.octets();

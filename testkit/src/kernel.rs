@@ -57,7 +57,7 @@ pub struct KernelCluster {
     nodes: [Node; 2],
     objects: BTreeMap<Key, Value>,
     /// The node and the link of each pod.
-    places: BTreeMap<IpAddr, Location>,
+    locations: BTreeMap<IpAddr, Location>,
 }
 
 /// A node with the core of an agent: calc, and the dataplane that it feeds.
@@ -104,7 +104,7 @@ impl KernelCluster {
         for address in PASSERS_BY {
             first.routes.change(&Change::AddRoute(first.to_other(address.parse()?, second)))?;
         }
-        let mut cluster = Self { nodes, objects: BTreeMap::new(), places: BTreeMap::new() };
+        let mut cluster = Self { nodes, objects: BTreeMap::new(), locations: BTreeMap::new() };
         let reports = cluster.change(&Objects::new())?; // nodes forward from then on
         ensure!(reports == [Report::default(), Report::default()], "{reports:?}");
         Ok(cluster)
@@ -118,8 +118,8 @@ impl KernelCluster {
 
     /// The location of an address, if it belongs to a pod.
     #[must_use]
-    pub fn place(&self, address: IpAddr) -> Option<&Location> {
-        self.places.get(&address)
+    pub fn location(&self, address: IpAddr) -> Option<&Location> {
+        self.locations.get(&address)
     }
 
     /// Changes the cluster to these objects: passes the differences to both nodes' calc, and the deltas to the
@@ -145,22 +145,23 @@ impl KernelCluster {
     /// # Errors
     /// An error of the kernel.
     pub fn connect(&mut self) -> Result<()> {
-        let mut places = BTreeMap::new();
+        let mut locations = BTreeMap::new();
         for (index, node) in self.nodes.iter_mut().enumerate() {
             for endpoint in node.calc.state().endpoints.values() {
                 let link = endpoint.host_interface.to_string();
-                let place = Location { node: index, link };
-                places.extend(endpoint.addresses.iter().map(|address| (*address, place.clone())));
+                let location = Location { node: index, link };
+                locations.extend(endpoint.addresses.iter().map(|address| (*address, location.clone())));
             }
         }
-        for (address, place) in &places {
-            self.nodes[place.node].connect(&place.link, *address)?;
+        for (address, location) in &locations {
+            self.nodes[location.node].connect(&location.link, *address)?;
         }
-        let node_of =
-            |places: &BTreeMap<IpAddr, Location>, address: &IpAddr| places.get(address).map(|at| at.node);
-        let all: BTreeSet<IpAddr> = self.places.keys().chain(places.keys()).copied().collect();
+        let node_of = |locations: &BTreeMap<IpAddr, Location>, address: &IpAddr| {
+            locations.get(address).map(|at| at.node)
+        };
+        let all: BTreeSet<IpAddr> = self.locations.keys().chain(locations.keys()).copied().collect();
         for address in all {
-            let (old, new) = (node_of(&self.places, &address), node_of(&places, &address));
+            let (old, new) = (node_of(&self.locations, &address), node_of(&locations, &address));
             for (adds, of) in [(false, old), (true, new)].into_iter().filter(|_| old != new) {
                 let Some(of) = of else { continue };
                 let from = &self.nodes[1 - of];
@@ -169,7 +170,7 @@ impl KernelCluster {
                 self.nodes[1 - of].routes.change(&change)?;
             }
         }
-        self.places = places;
+        self.locations = locations;
         Ok(())
     }
 
@@ -221,7 +222,7 @@ impl KernelCluster {
     /// Whether at least one end of the flow is a pod.
     #[must_use]
     pub fn is_of_pods(&self, flow: &Flow) -> bool {
-        self.place(flow.source).is_some() || self.place(flow.destination).is_some()
+        self.location(flow.source).is_some() || self.location(flow.destination).is_some()
     }
 
     /// Sends a packet of each flow, and returns the indices of those that arrived. No flow may be the answer to
@@ -256,7 +257,7 @@ impl KernelCluster {
         let world = |node| Location { node, link: WORLD.to_owned() };
         let mut packets = Vec::new();
         for (tag, flow) in (0..).zip(flows) {
-            let (source, destination) = (self.place(flow.source), self.place(flow.destination));
+            let (source, destination) = (self.location(flow.source), self.location(flow.destination));
             let (from, to) = match (source, destination) {
                 (Some(source), Some(destination)) => (source.clone(), destination.clone()),
                 (Some(source), None) => (source.clone(), world(source.node)),
@@ -266,8 +267,8 @@ impl KernelCluster {
             packets.push((self.socket(&from)?, frames::frame(flow, self.nodes[from.node].mac.0, tag), to));
         }
         let ends = self.nodes.iter().enumerate().flat_map(|(index, node)| {
-            let place = move |link: &String| Location { node: index, link: link.clone() };
-            let pods = node.pods.iter().map(move |(link, socket)| (place(link), socket.clone()));
+            let location = move |link: &String| Location { node: index, link: link.clone() };
+            let pods = node.pods.iter().map(move |(link, socket)| (location(link), socket.clone()));
             pods.chain([(world(index), node.world.clone())])
         });
         let router = self.nodes[0].mac.0;
@@ -275,8 +276,8 @@ impl KernelCluster {
         Ok(Traffic { packets, ends: ends.collect(), first, router, last })
     }
 
-    fn socket(&self, place: &Location) -> Result<Arc<PacketSocket>> {
-        self.nodes[place.node].socket(&place.link)
+    fn socket(&self, location: &Location) -> Result<Arc<PacketSocket>> {
+        self.nodes[location.node].socket(&location.link)
     }
 }
 
@@ -319,7 +320,7 @@ impl Traffic {
             in_world.extend(tags(&self.last)?);
         }
         let mut passed = BTreeSet::new();
-        for (place, socket) in &self.ends {
+        for (location, socket) in &self.ends {
             let mut arrived = tags(socket)?;
             if Arc::ptr_eq(socket, &self.last) {
                 arrived.append(&mut in_world);
@@ -327,7 +328,7 @@ impl Traffic {
             for tag in arrived {
                 let index = tag as usize;
                 let Some((_, _, to)) = self.packets.get(index) else { continue };
-                ensure!(to == place, "packet {index} to {to:?} arrived at {place:?}");
+                ensure!(to == location, "packet {index} to {to:?} arrived at {location:?}");
                 passed.insert(index);
             }
         }

@@ -389,8 +389,8 @@ fn referenced_files_exist() {
         let Ok(text) = fs::read_to_string(workspace().join(file)) else { continue };
         for reference in text.lines().flat_map(|line| references(line, file.ends_with(".md"))) {
             let folder = Path::new(file).parent().unwrap();
-            let places = [Path::new(""), folder, Path::new("docs")];
-            if !places.iter().any(|place| workspace().join(place).join(&reference).exists()) {
+            let roots = [Path::new(""), folder, Path::new("docs")];
+            if !roots.iter().any(|root| workspace().join(root).join(&reference).exists()) {
                 missing.entry(reference).or_default().insert(file);
             }
         }

@@ -49,10 +49,10 @@ fn spec(value: &mut Value) -> Option<&mut Map<String, Value>> {
 
 /// Writes the field where it is absent, null or an empty list.
 fn or_write(fields: &mut Map<String, Value>, name: &str, value: Value) {
-    let said = fields
+    let is_set = fields
         .get(name)
         .is_some_and(|given| !given.is_null() && given.as_array().is_none_or(|list| !list.is_empty()));
-    if !said {
+    if !is_set {
         fields.insert(name.to_owned(), value);
     }
 }

@@ -136,15 +136,15 @@ pub(crate) fn check_workload(kind: &str, value: &Value) -> Vec<FieldError> {
 
 /// Checks the mapping at a path; if the path ends with `[]`, every item of that list.
 fn check_at(value: &Value, path: &str, known: &[&str], problems: &mut Vec<FieldError>) {
-    let (place, items) = path.strip_suffix("[]").map_or((path, false), |place| (place, true));
-    let Some(found) = value.pointer(&format!("/{}", place.replace('.', "/"))) else { return };
+    let (field, items) = path.strip_suffix("[]").map_or((path, false), |field| (field, true));
+    let Some(found) = value.pointer(&format!("/{}", field.replace('.', "/"))) else { return };
     match found {
         Value::Array(list) if items => {
             for (index, item) in list.iter().enumerate() {
-                only(item, &format!("{place}[{index}]"), known, problems);
+                only(item, &format!("{field}[{index}]"), known, problems);
             }
         }
         _ if items => {}
-        found => only(found, place, known, problems),
+        found => only(found, field, known, problems),
     }
 }

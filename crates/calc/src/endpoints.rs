@@ -115,8 +115,8 @@ impl<'a> Programs<'a> {
     fn host_endpoint(&self, subject: &Subject) -> Option<Arc<HostEndpoint>> {
         let (local, addresses) = subject.local_endpoint()?;
         let LocalEndpointKind::Host { interface } = &local.kind else { return None };
-        let table = |asked: fn(Hook) -> bool| {
-            let (ingress, egress) = self.policies.tiers_of(&local.policies, asked);
+        let table = |is_in_table: fn(Hook) -> bool| {
+            let (ingress, egress) = self.policies.tiers_of(&local.policies, is_in_table);
             EndpointProgram { ingress, egress, profiles: Vec::new() }
         };
         // Before connection tracking and address translation, nothing is denied because no rule matches.

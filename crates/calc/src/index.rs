@@ -32,7 +32,7 @@ enum Slot<'a> {
 impl SelectorIndex {
     /// Files a selector with these restrictions.
     pub(crate) fn insert(&mut self, no: No, demands: &Restrictions<'_>) {
-        match self.place(demands) {
+        match self.slot(demands) {
             Slot::Values(label, values) => {
                 let by_value = self.by_value.entry_ref(label).or_default();
                 values.iter().for_each(|value| by_value.entry_ref(*value).or_default().push(no));
@@ -91,7 +91,7 @@ impl SelectorIndex {
 
     /// The restriction with the fewest selectors: every namespace has its own policies, but all pods share some
     /// labels.
-    fn place<'a>(&self, demands: &'a Restrictions<'a>) -> Slot<'a> {
+    fn slot<'a>(&self, demands: &'a Restrictions<'a>) -> Slot<'a> {
         let contradicts = |demand: &Restriction<'_>| {
             let none = demand.values.as_ref().is_some_and(BTreeSet::is_empty);
             none || (demand.absent && demand.present)

@@ -122,8 +122,9 @@ fn closed(key: &Key, value: &Value, problems: &[FieldError]) -> (Input, String) 
     let problem = in_words(problems);
     if key.kind == Kind::Tier {
         let tier = TierSettings { order: readable_order(&value["spec"]), end: EndOfTier::Deny };
-        let place = "the tier comes where it stands, or first if that cannot be read, and ends with Deny";
-        return (Input::Tier(tier), format!("{problem}; {place}"));
+        let consequence =
+            "the tier comes where it stands, or first if that cannot be read, and ends with Deny";
+        return (Input::Tier(tier), format!("{problem}; {consequence}"));
     }
     let deny = vec![Rule::all(Action::Deny)];
     let rules = PolicyRules { ingress: deny.clone(), egress: deny };

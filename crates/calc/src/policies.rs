@@ -119,7 +119,7 @@ impl Policies {
     }
 
     /// Whether a policy of the same id has the same position and selector.
-    pub(crate) fn has_place_of(&self, new: &Policy) -> bool {
+    pub(crate) fn keeps_head(&self, new: &Policy) -> bool {
         self.known(&new.id).is_some_and(|old| old.head == new.head)
     }
 
@@ -223,12 +223,12 @@ impl Policies {
     pub(crate) fn tiers_of(
         &self,
         policies: &Numbers,
-        asked: impl Fn(Hook) -> bool,
+        is_in_table: impl Fn(Hook) -> bool,
     ) -> (Vec<TierProgram>, Vec<TierProgram>) {
         let selected = policies.iter().filter_map(|no| self.table.get(no));
-        let mut selected: Vec<&Policy> = selected.filter(|policy| asked(policy.head.hook)).collect();
+        let mut selected: Vec<&Policy> = selected.filter(|policy| is_in_table(policy.head.hook)).collect();
         selected.sort_by(|a, b| {
-            let tiers = || self.tiers.place(&a.head.tier).cmp(&self.tiers.place(&b.head.tier));
+            let tiers = || self.tiers.position(&a.head.tier).cmp(&self.tiers.position(&b.head.tier));
             let same = a.head.tier == b.head.tier;
             if same { a.head.order.cmp(&b.head.order) } else { tiers() }
         });

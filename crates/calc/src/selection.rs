@@ -17,7 +17,7 @@ impl Calc {
             return;
         };
         let new = self.policies.take_note(&id, policy);
-        if new.as_ref().is_some_and(|new| self.policies.has_place_of(new)) {
+        if new.as_ref().is_some_and(|new| self.policies.keeps_head(new)) {
             if new.is_some_and(|new| self.policies.replace_body(new)) {
                 self.mark_policy(&id);
             }

@@ -29,14 +29,14 @@ impl Tiers {
 
     /// The position of a tier: known tiers before unknown ones, by order (absent is last), then by name (policy
     /// decision 7). The first of all is the tier without a name, for policies whose tier cannot be read.
-    pub(crate) fn place<'a>(&self, name: &'a str) -> TierPlace<'a> {
+    pub(crate) fn position<'a>(&self, name: &'a str) -> TierPosition<'a> {
         if name.is_empty() {
-            return TierPlace { unknown: false, order: f64::NEG_INFINITY, name };
+            return TierPosition { unknown: false, order: f64::NEG_INFINITY, name };
         }
         // Nobody can change the order of the tiers that every cluster has.
         let stored = || self.0.get(name).map(|tier| tier.order);
         let order = well_known(name).map(|(order, _)| Some(order)).or_else(stored);
-        TierPlace { unknown: order.is_none(), order: order.flatten().unwrap_or(f64::INFINITY), name }
+        TierPosition { unknown: order.is_none(), order: order.flatten().unwrap_or(f64::INFINITY), name }
     }
 
     pub(crate) fn is_known(&self, name: &str) -> bool {
@@ -58,27 +58,27 @@ fn well_known(name: &str) -> Option<(f64, TierDefault)> {
 
 /// The position of a tier, totally ordered.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct TierPlace<'a> {
+pub(crate) struct TierPosition<'a> {
     unknown: bool,
     order: f64,
     name: &'a str,
 }
 
-impl PartialEq for TierPlace<'_> {
+impl PartialEq for TierPosition<'_> {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other) == Ordering::Equal
     }
 }
 
-impl Eq for TierPlace<'_> {}
+impl Eq for TierPosition<'_> {}
 
-impl PartialOrd for TierPlace<'_> {
+impl PartialOrd for TierPosition<'_> {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for TierPlace<'_> {
+impl Ord for TierPosition<'_> {
     fn cmp(&self, other: &Self) -> Ordering {
         let orders = self.order.total_cmp(&other.order);
         self.unknown.cmp(&other.unknown).then(orders).then(self.name.cmp(other.name))

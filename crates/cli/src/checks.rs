@@ -215,8 +215,8 @@ mod tests {
         ];
         for (within, allocations, attributes, expected) in cases {
             let found = in_use(&net(within), &[block(allocations.clone(), attributes)]);
-            let said = found.map(|found| found.to_string());
-            assert_eq!(said.as_deref(), expected, "{within} {allocations}");
+            let message = found.map(|found| found.to_string());
+            assert_eq!(message.as_deref(), expected, "{within} {allocations}");
         }
     }
 }

@@ -89,8 +89,8 @@ fn add_accounts(snapshot: &mut Snapshot, notes: &mut Vec<String>) {
             added.push(format!("{namespace}/{name}"));
         }
     }
-    let asked = snapshot.iter().any(|(_, stored)| names_accounts(&stored.value["spec"]));
-    if asked && !added.is_empty() {
+    let needs_accounts = snapshot.iter().any(|(_, stored)| names_accounts(&stored.value["spec"]));
+    if needs_accounts && !added.is_empty() {
         notes.push(format!(
             "service accounts that are not given are assumed to have no labels: {}",
             listed(&added)

@@ -16,7 +16,7 @@ use tortie_policy::policy_id;
 use tortie_policy::program::{PolicyId, PolicyKind};
 use tortie_windows::{Because, Cost, Costing, Saving, Tally};
 
-use crate::decided::rule_place;
+use crate::decided::rule_location;
 use crate::output::{self, Format};
 use crate::snapshot::Source;
 use cluster::Cluster;
@@ -93,7 +93,7 @@ struct RuleTotal {
     /// The number as written, counted from one.
     number: usize,
     /// ` (file:line)`, if known.
-    place: String,
+    location: String,
     lists: Saving,
     sets: Saving,
     because: Because,
@@ -147,7 +147,7 @@ fn subject(snapshot: &Snapshot, text: Option<&str>) -> anyhow::Result<Subject> {
 }
 
 fn found(snapshot: &Snapshot, cluster: &Cluster, subject: Subject) -> anyhow::Result<CostReport> {
-    let is_asked = |id: &EndpointId| match &subject {
+    let is_included = |id: &EndpointId| match &subject {
         Subject::Pod { namespace, name } => *id.namespace == **namespace && *id.pod == **name,
         _ => cluster.counts(id),
     };
@@ -159,7 +159,7 @@ fn found(snapshot: &Snapshot, cluster: &Cluster, subject: Subject) -> anyhow::Re
             .is_some_and(|endpoint| endpoint.program.policy_ids().any(|of| of == policy))
     };
     let mut by_node: BTreeMap<&str, Vec<&EndpointId>> = BTreeMap::new();
-    for id in cluster.state.endpoints.keys().filter(|id| is_asked(id)) {
+    for id in cluster.state.endpoints.keys().filter(|id| is_included(id)) {
         let concerned = match &subject {
             Subject::Policy(policy) => is_under(policy, id),
             _ => true,
@@ -310,7 +310,7 @@ impl Rules<'_> {
         let (namespace, name) = (id.namespace.to_string(), id.name.to_string());
         let named = PolicyName { kind: id.kind.kind().to_string(), namespace, name };
         RuleTotal {
-            place: rule_place(self.snapshot, &named, cost.direction, cost.number),
+            location: rule_location(self.snapshot, &named, cost.direction, cost.number),
             policy: cost.policy,
             direction: cost.direction,
             number: cost.number,

@@ -25,7 +25,7 @@ pub(crate) fn by(snapshot: &Snapshot, reason: &Reason) -> String {
 }
 
 /// Where the decision was made: at the receiver, at the sender's node.
-pub(crate) fn place(stop: Stop) -> &'static str {
+pub(crate) fn stop_name(stop: Stop) -> &'static str {
     match stop {
         Stop::Sender => "out",
         Stop::SenderNode => "out of the node",
@@ -56,7 +56,7 @@ fn decision(snapshot: &Snapshot, stop: Stop, direction: Direction, decided: &Dec
             format!("no policy: the {whose}'s profile allows")
         }
         DecidedBy::Rule { policy, number } => {
-            format!("{policy}, rule {number}{}", rule_place(snapshot, policy, direction, *number))
+            format!("{policy}, rule {number}{}", rule_location(snapshot, policy, direction, *number))
         }
         DecidedBy::NotUnderstood { policy } => {
             format!("{policy}, which cannot be understood{}", written(snapshot, policy, ""))
@@ -72,7 +72,7 @@ fn decision(snapshot: &Snapshot, stop: Stop, direction: Direction, decided: &Dec
 }
 
 /// The position of a rule, in parentheses; empty if unknown.
-pub(crate) fn rule_place(
+pub(crate) fn rule_location(
     snapshot: &Snapshot,
     policy: &PolicyName,
     direction: Direction,
@@ -83,8 +83,8 @@ pub(crate) fn rule_place(
 }
 
 fn written(snapshot: &Snapshot, policy: &PolicyName, field: &str) -> String {
-    let place = stored(snapshot, policy).and_then(|stored| stored.place(field));
-    place.map_or_else(String::new, |place| format!(" ({place})"))
+    let location = stored(snapshot, policy).and_then(|stored| stored.location(field));
+    location.map_or_else(String::new, |location| format!(" ({location})"))
 }
 
 fn stored<'a>(snapshot: &'a Snapshot, policy: &PolicyName) -> Option<&'a Stored> {

@@ -50,20 +50,20 @@ impl Explain {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         crate::log("warn");
         let Some(mut read) = self.source.read()? else { return Ok(ExitCode::from(2)) };
-        let asked = PortSpec::read(&self.port)?;
+        let port = PortSpec::read(&self.port)?;
         let to = self.to.as_ref().map(|to| snapshot::peer(&read.snapshot, to)).transpose()?;
-        let node_port = to.as_ref().and_then(|to| service::node_port_note(&read.snapshot, to, asked));
+        let node_port = to.as_ref().and_then(|to| service::node_port_note(&read.snapshot, to, port));
         node_port.into_iter().for_each(|note| read.note(note));
         let snapshot = &read.snapshot;
         let from = snapshot::peer(snapshot, &self.from)?;
         let translated = match (&to, &self.service) {
-            (Some(Peer::Address(address)), _) => service::at(snapshot, *address, asked)?,
-            (None, Some(service)) => Some(service::named(snapshot, service, asked)?),
+            (Some(Peer::Address(address)), _) => service::at(snapshot, *address, port)?,
+            (None, Some(service)) => Some(service::named(snapshot, service, port)?),
             _ => None,
         };
         let questions = match (&translated, to) {
-            (Some(translated), _) => questions(&from, translated, asked, self.source_port),
-            (None, Some(to)) => vec![question(from, to, asked, self.source_port)],
+            (Some(translated), _) => questions(&from, translated, port, self.source_port),
+            (None, Some(to)) => vec![question(from, to, port, self.source_port)],
             (None, None) => bail!("say to whom"),
         };
         if let (Some(Translated { service, address: Some(address), backends }), Format::Text) =
@@ -91,12 +91,13 @@ impl Explain {
                             "\nhost endpoint {name} is not enforced, as node {node} is a Windows node: as things are, the packet is {now}"
                         ));
                     }
-                    about(&answer, &reports).for_each(|(node, told)| show_condition(node, told));
+                    about(&answer, &reports).for_each(|(node, condition)| show_condition(node, condition));
                 }
                 Format::Json => {
-                    let told = about(&answer, &reports);
-                    let reported: Vec<_> =
-                        told.map(|(node, told)| json!({"node": node, "condition": told})).collect();
+                    let conditions = about(&answer, &reports);
+                    let reported: Vec<_> = conditions
+                        .map(|(node, condition)| json!({"node": node, "condition": condition}))
+                        .collect();
                     let hosts: Vec<_> = not_enforced_in(&answer, &not_enforced)
                         .map(|(name, node)| json!({"hostEndpoint": name, "node": node}))
                         .collect();
@@ -144,16 +145,16 @@ fn evaluate(oracle: &Oracle<'_>, question: &Question) -> anyhow::Result<Answer> 
     }
 }
 
-pub(crate) fn question(from: Peer, to: Peer, asked: PortSpec, source_port: u16) -> Question {
-    let PortSpec { protocol, port, icmp } = asked;
+pub(crate) fn question(from: Peer, to: Peer, packet: PortSpec, source_port: u16) -> Question {
+    let PortSpec { protocol, port, icmp } = packet;
     let source_port = if protocol.has_ports() { source_port } else { 0 };
     Question { from, to, protocol, source_port, destination_port: port, via: None, icmp }
 }
 
 /// The questions about a packet to a Service: one for each of its backends.
-pub(crate) fn questions(from: &Peer, to: &Translated, asked: PortSpec, source_port: u16) -> Vec<Question> {
+pub(crate) fn questions(from: &Peer, to: &Translated, packet: PortSpec, source_port: u16) -> Vec<Question> {
     let question = |(backend, port): &(Peer, PortSpec)| Question {
-        via: to.address.map(|address| (address, asked.port)),
+        via: to.address.map(|address| (address, packet.port)),
         ..question(from.clone(), backend.clone(), *port, source_port)
     };
     to.backends.iter().map(question).collect()
@@ -205,8 +206,8 @@ fn not_enforced_in<'a>(
     answer: &Answer,
     not_enforced: &'a BTreeMap<String, String>,
 ) -> impl Iterator<Item = (&'a String, &'a String)> {
-    let asked: BTreeSet<String> = answer.hosts.iter().map(|trace| trace.endpoint.clone()).collect();
-    not_enforced.iter().filter(move |(name, _)| asked.contains(&format!("host endpoint {name}")))
+    let passed: BTreeSet<String> = answer.hosts.iter().map(|trace| trace.endpoint.clone()).collect();
+    not_enforced.iter().filter(move |(name, _)| passed.contains(&format!("host endpoint {name}")))
 }
 
 /// What a reader of many verdicts has to know of tunnels from pods, where these classes of ports hold such packets.
@@ -219,8 +220,8 @@ pub(crate) fn tunnels_note(ports: &Ports, classes: &[usize]) -> Option<String> {
     };
     let vxlan = of(Protocol::UDP, 4789);
     let ipip = Sample { source_port: 0, ..of(Protocol::IPIP, 0) };
-    let is_asked = |sample: &Sample| !ports.is_empty() && classes.contains(&ports.class_of(sample));
-    [vxlan, ipip].iter().any(is_asked).then(|| {
+    let is_included = |sample: &Sample| !ports.is_empty() && classes.contains(&ports.class_of(sample));
+    [vxlan, ipip].iter().any(is_included).then(|| {
         "VXLAN (udp/4789) and IPIP (proto/4) from pods are dropped before policy, unless FelixConfiguration allows them; \
          that is not shown here."
             .to_owned()
@@ -248,18 +249,18 @@ fn about<'a>(
     let mut named = BTreeSet::new();
     for trace in answer.egress.iter().chain(&answer.hosts).chain(&answer.ingress) {
         named.insert(trace.endpoint.clone());
-        let asked = trace.tiers.iter().flat_map(|tier| &tier.policies).chain(&trace.profiles);
-        named.extend(asked.map(|policy| policy.policy.to_string()));
+        let evaluated = trace.tiers.iter().flat_map(|tier| &tier.policies).chain(&trace.profiles);
+        named.extend(evaluated.map(|policy| policy.policy.to_string()));
     }
     // A trace names pods without their kind.
     let name = |object: &ObjectRef| match object.kind.as_str() {
         "Pod" => format!("{}/{}", object.namespace, object.name),
         _ => object.to_string(),
     };
-    let told = reports.iter().filter(move |(_, condition)| {
+    let conditions = reports.iter().filter(move |(_, condition)| {
         condition.object.as_ref().is_some_and(|object| named.contains(&name(object)))
     });
-    told.map(|(node, condition)| (node.as_str(), condition))
+    conditions.map(|(node, condition)| (node.as_str(), condition))
 }
 
 fn show_condition(node: &str, condition: &ReportedCondition) {
@@ -329,12 +330,12 @@ fn show_tier(tier: &TierTrace) {
 }
 
 fn show_policy(policy: &PolicyTrace, indent: &str) {
-    let place = |origin: &Option<String>| match origin {
+    let location = |origin: &Option<String>| match origin {
         Some(origin) => coloured(FAINT, &format!(" ({origin})")),
         None => String::new(),
     };
     let staged = if policy.staged { ", staged: has no effect" } else { "" };
-    output::line(&format!("{indent}{}{}{staged}", policy.policy, place(&policy.origin)));
+    output::line(&format!("{indent}{}{}{staged}", policy.policy, location(&policy.origin)));
     if let Some(problem) = &policy.not_understood {
         output::line(&format!("{indent}  cannot be understood, and denies: {problem}"));
     }
@@ -351,7 +352,7 @@ fn show_policy(policy: &PolicyTrace, indent: &str) {
             "{indent}  {} {:?}: {outcome}{}",
             rule.number,
             rule.action,
-            place(&rule.origin)
+            location(&rule.origin)
         ));
     }
 }

@@ -104,7 +104,7 @@ fn add_reasons(page: &mut String, reasons: &[Because]) {
         let by: Vec<String> = reason
             .by
             .iter()
-            .map(|(stop, by)| format!("{}: {}", decided::place(*stop), escaped(by)))
+            .map(|(stop, by)| format!("{}: {}", decided::stop_name(*stop), escaped(by)))
             .collect();
         let _ = write!(page, "<div>{} <b>{word}</b> – {}</div>", escaped(&reason.ports), by.join("; "));
     }

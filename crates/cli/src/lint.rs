@@ -46,7 +46,7 @@ impl Lint {
 
 fn text(snapshot: &Snapshot, findings: &[Finding]) {
     for finding in findings {
-        let place = place(finding).map_or_else(String::new, |place| format!("{place}: "));
+        let location = location(finding).map_or_else(String::new, |location| format!("{location}: "));
         let field = if finding.field.is_empty() { String::new() } else { format!(": {}", finding.field) };
         let level = match finding.level {
             Level::Error => coloured(DENIED, "error"),
@@ -54,7 +54,7 @@ fn text(snapshot: &Snapshot, findings: &[Finding]) {
             Level::Note => coloured(FAINT, "note"),
         };
         output::line(&format!(
-            "{place}{level}[{}]: {}{field}: {}",
+            "{location}{level}[{}]: {}{field}: {}",
             finding.code, finding.object, finding.problem
         ));
         output::line(&format!("    {} {}", coloured(FAINT, "because:"), finding.witness));
@@ -76,13 +76,13 @@ fn text(snapshot: &Snapshot, findings: &[Finding]) {
     }
 }
 
-fn place(finding: &Finding) -> Option<String> {
-    finding.place.as_ref().map(|(file, line)| format!("{file}:{line}"))
+fn location(finding: &Finding) -> Option<String> {
+    finding.location.as_ref().map(|(file, line)| format!("{file}:{line}"))
 }
 
 fn of_finding(finding: &Finding) -> serde_json::Value {
     json!({
         "level": finding.level, "code": finding.code, "object": finding.object.to_string(), "field": finding.field,
-        "place": place(finding), "problem": finding.problem, "witness": finding.witness, "advice": finding.advice,
+        "place": location(finding), "problem": finding.problem, "witness": finding.witness, "advice": finding.advice,
     })
 }

@@ -125,9 +125,9 @@ fn finish_with(result: anyhow::Result<ExitCode>, failed: ExitCode) -> ExitCode {
 
 /// The error with its causes, without those that the message already contains.
 fn with_causes(error: &anyhow::Error) -> String {
-    error.chain().map(ToString::to_string).fold(String::new(), |said, cause| match said.as_str() {
+    error.chain().map(ToString::to_string).fold(String::new(), |text, cause| match text.as_str() {
         "" => cause,
-        already if already.contains(&cause) => said,
+        already if already.contains(&cause) => text,
         already => format!("{already}: {cause}"),
     })
 }

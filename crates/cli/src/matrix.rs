@@ -116,8 +116,8 @@ fn notes(classes: &Classes, tables: &[Table], snapshot: &Snapshot) -> Vec<String
     match clients.iter().all(|class| ports.contains(class)) {
         true => notes.push("Rows send, columns receive. all, none: of all protocols and ports.".to_owned()),
         false => {
-            let asked = classes.ports().named(ports, &clients);
-            notes.push(format!("Rows send, columns receive. all, none: of {asked}, which no rule distinguishes from the given port."));
+            let shown_ports = classes.ports().named(ports, &clients);
+            notes.push(format!("Rows send, columns receive. all, none: of {shown_ports}, which no rule distinguishes from the given port."));
         }
     }
     notes.push(match classes.with_hosts() {

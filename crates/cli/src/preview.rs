@@ -169,16 +169,16 @@ fn read_flows(file: &Path, before: &Snapshot, after: &Snapshot) -> anyhow::Resul
     let mut flows: BTreeMap<(String, String, String), u64> = BTreeMap::new();
     let mut read = Vec::new();
     for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty()) {
-        let place = || format!("{}:{number}", file.display());
-        let flow: Flow = serde_json::from_str(line).with_context(|| format!("{}: {line}", place()))?;
-        let port = PortSpec::read(&flow.port).with_context(place)?;
+        let location = || format!("{}:{number}", file.display());
+        let flow: Flow = serde_json::from_str(line).with_context(|| format!("{}: {line}", location()))?;
+        let port = PortSpec::read(&flow.port).with_context(location)?;
         let peer = |text: &str| {
             let found = snapshot::peer(before, text);
-            found.or_else(|_| snapshot::peer(after, text)).with_context(place)
+            found.or_else(|_| snapshot::peer(after, text)).with_context(location)
         };
         let (from, to) = (peer(&flow.from)?, peer(&flow.to)?);
         let translated = match &to {
-            Peer::Address(address) => service::at(after, *address, port).with_context(place)?,
+            Peer::Address(address) => service::at(after, *address, port).with_context(location)?,
             _ => None,
         };
         let questions = match translated {
@@ -281,9 +281,11 @@ fn show(change: &Change<'_>, differences: &[Difference], before: &Snapshot, afte
                 let of = differences.iter().filter(|difference| difference.after.verdict == verdict);
                 of.count()
             };
-            let asked: Vec<usize> =
+            let changed_ports: Vec<usize> =
                 differences.iter().flat_map(|difference| difference.ports.iter().copied()).collect();
-            explain::tunnels_note(change.classes.ports(), &asked).iter().for_each(|note| output::line(note));
+            explain::tunnels_note(change.classes.ports(), &changed_ports)
+                .iter()
+                .for_each(|note| output::line(note));
             if differences.iter().any(by_hosts) {
                 output::line(
                     "Host endpoints are included; the report of a node shows whether it enforces them.",
@@ -348,7 +350,7 @@ fn reason(why: &Why, snapshot: &Snapshot) -> String {
         .by
         .iter()
         .filter(|reason| !any || by_policy(reason))
-        .map(|reason| format!("{}: {}", decided::place(reason.stop), decided::by(snapshot, reason)))
+        .map(|reason| format!("{}: {}", decided::stop_name(reason.stop), decided::by(snapshot, reason)))
         .collect();
     if ends.is_empty() { "no policy is asked".to_owned() } else { ends.join("; ") }
 }

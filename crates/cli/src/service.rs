@@ -22,14 +22,14 @@ pub(crate) struct Translated {
 }
 
 /// The targets of packets to this Service (`NAMESPACE/NAME`).
-pub(crate) fn named(snapshot: &Snapshot, service: &str, asked: PortSpec) -> anyhow::Result<Translated> {
+pub(crate) fn named(snapshot: &Snapshot, service: &str, packet: PortSpec) -> anyhow::Result<Translated> {
     let (namespace, name) = service.split_once('/').unwrap_or(("default", service));
     let key = Key::namespaced(Kind::Service, namespace, name);
     let Some(Ok(Resource::Service(found))) = snapshot.get(&key).map(|stored| &stored.resource) else {
         bail!("{key} does not exist");
     };
     let address = found.cluster_ips().first().copied();
-    let backends = backends(snapshot, &key, found, asked)?;
+    let backends = backends(snapshot, &key, found, packet)?;
     Ok(Translated { service: key, address, backends })
 }
 
@@ -37,12 +37,12 @@ pub(crate) fn named(snapshot: &Snapshot, service: &str, asked: PortSpec) -> anyh
 pub(crate) fn at(
     snapshot: &Snapshot,
     address: IpAddr,
-    asked: PortSpec,
+    packet: PortSpec,
 ) -> anyhow::Result<Option<Translated>> {
     for (key, stored) in snapshot.iter() {
         let Ok(Resource::Service(service)) = &stored.resource else { continue };
         if service.cluster_ips().contains(&address) || service.external_ips().contains(&address) {
-            let mut backends = backends(snapshot, key, service, asked)?;
+            let mut backends = backends(snapshot, key, service, packet)?;
             backends.retain(|(peer, _)| match peer {
                 Peer::Address(backend) => backend.is_ipv4() == address.is_ipv4(),
                 _ => true,
@@ -54,7 +54,7 @@ pub(crate) fn at(
 }
 
 /// What a reader has to know of packets to a node, if they are to the node port of a Service: they go to its backends.
-pub(crate) fn node_port_note(snapshot: &Snapshot, to: &Peer, asked: PortSpec) -> Option<String> {
+pub(crate) fn node_port_note(snapshot: &Snapshot, to: &Peer, packet: PortSpec) -> Option<String> {
     let is_node = |address: &IpAddr| {
         snapshot.iter().any(|(_, stored)| match (&stored.resource, address) {
             (Ok(Resource::Node(node)), IpAddr::V4(address)) => node.address() == Some(*address),
@@ -69,7 +69,7 @@ pub(crate) fn node_port_note(snapshot: &Snapshot, to: &Peer, asked: PortSpec) ->
     }
     let is_it = |port: &Value| {
         let protocol = Protocol::from_name(port["protocol"].as_str().unwrap_or("TCP"));
-        protocol == Some(asked.protocol) && port["nodePort"].as_u64() == Some(asked.port.into())
+        protocol == Some(packet.protocol) && port["nodePort"].as_u64() == Some(packet.port.into())
     };
     let (key, _) = snapshot.iter().filter(|(key, _)| key.kind == Kind::Service).find(|(_, stored)| {
         stored.value["spec"]["ports"].as_array().is_some_and(|ports| ports.iter().any(is_it))
@@ -77,8 +77,8 @@ pub(crate) fn node_port_note(snapshot: &Snapshot, to: &Peer, asked: PortSpec) ->
     Some(format!(
         "{}/{} is a node port of {key}: nodes send such packets to its backends, and this answer is about the node itself; \
          ask with --service {}/{}",
-        asked.protocol.to_string().to_lowercase(),
-        asked.port,
+        packet.protocol.to_string().to_lowercase(),
+        packet.port,
         key.namespace,
         key.name
     ))

@@ -144,11 +144,11 @@ async fn node_of(store: &dyn Store, namespace: &str, name: &str) -> anyhow::Resu
 /// The meaning of the sets that the endpoints' policies name.
 async fn meanings(store: &dyn Store, endpoints: &[ShownEndpoint]) -> anyhow::Result<Meanings> {
     let mut meanings = Meanings::new();
-    for asked in endpoints.iter().map(|endpoint| &endpoint.asked) {
-        for (id, members) in &asked.sets {
+    for desired in endpoints.iter().map(|endpoint| &endpoint.asked) {
+        for (id, members) in &desired.sets {
             meanings.insert(id.clone(), Meaning { members: *members, source: None });
         }
-        for (id, _) in &asked.policies {
+        for (id, _) in &desired.policies {
             for (set, source) in sources(store, id).await? {
                 if let Some(meaning) = meanings.get_mut(&set) {
                     meaning.source = Some(source);

@@ -83,7 +83,7 @@ fn icmp(icmp: &IcmpMatch) -> String {
     if parts.is_empty() { "of any type".to_owned() } else { parts.join(" ") }
 }
 
-fn entity(way: &str, entity: &EntityMatch, sets: &Meanings) -> Option<String> {
+fn entity(preposition: &str, entity: &EntityMatch, sets: &Meanings) -> Option<String> {
     let EntityMatch { nets, not_nets, sets: within, not_sets, ports, port_sets, not_ports, not_port_sets } =
         entity;
     let mut parts = Vec::new();
@@ -98,7 +98,7 @@ fn entity(way: &str, entity: &EntityMatch, sets: &Meanings) -> Option<String> {
     parts.extend((!wanted.is_empty()).then(|| wanted.join(" or ")));
     parts.extend((!not_ports.is_empty()).then(|| format!("not {}", numbers(not_ports))));
     parts.extend(not_port_sets.iter().map(|id| format!("not {}", set(id, sets))));
-    (!parts.is_empty()).then(|| format!("{way} {}", parts.join(" and ")))
+    (!parts.is_empty()).then(|| format!("{preposition} {}", parts.join(" and ")))
 }
 
 /// A network; for a single address, the address.
@@ -141,7 +141,7 @@ mod tests {
         let ports = |ports: &[(u16, u16)]| {
             ports.iter().map(|(first, last)| PortRange { first: *first, last: *last }).collect::<Vec<_>>()
         };
-        for (asked, wanted) in [
+        for (given, wanted) in [
             (all.clone(), "Allow everything"),
             (
                 Rule {
@@ -179,7 +179,7 @@ mod tests {
                 "Pass ICMP but not type 8",
             ),
         ] {
-            assert_eq!(rule(&asked, &sets), wanted);
+            assert_eq!(rule(&given, &sets), wanted);
         }
     }
 }

@@ -235,8 +235,8 @@ fn update_set(network: &mut Network, policy: Policy) -> Result<(), Failure> {
         other.settings::<SetPolicy>().ok().flatten().is_some_and(|other| other.id == set.id)
     };
     match network.policies.iter_mut().find(is_it) {
-        Some(place) => {
-            *place = policy;
+        Some(known) => {
+            *known = policy;
             Ok(())
         }
         None => fail(HResult::HCN_E_POLICY_NOT_FOUND, format!("set {} is not there", set.id)),

@@ -52,8 +52,8 @@ mod linux {
         if std::env::args().any(|given| given == "memory") {
             return NetNs::create().unwrap().run(memory).unwrap();
         }
-        for place in [Place::Before, Place::Behind] {
-            NetNs::create().unwrap().run(move || kinds(place)).unwrap();
+        for position in [TablePosition::Before, TablePosition::Behind] {
+            NetNs::create().unwrap().run(move || kinds(position)).unwrap();
         }
         // In a separate process, so that its memory is separate, too.
         let status = Command::new(std::env::current_exe().unwrap()).arg("memory").status().unwrap();
@@ -113,12 +113,12 @@ mod linux {
     /// The position of the sets among the 2,000 of the table: the kernel finds a set by comparing names, one after
     /// another.
     #[derive(Debug, Clone, Copy, PartialEq)]
-    enum Place {
+    enum TablePosition {
         Before,
         Behind,
     }
 
-    fn kinds(place: Place) {
+    fn kinds(position: TablePosition) {
         let mut dataplane =
             Stateful::new(Dataplane::open(Config { guard_table: false, ..Config::default() }).unwrap());
         make_links(SHAPE.pods + (KINDS.len() * SIZES.len()) as u32);
@@ -126,14 +126,14 @@ mod linux {
         let all: Vec<_> = KINDS.iter().flat_map(|of| SIZES.map(|size| (of, size))).collect();
         let made = all.iter().map(|(of, size)| of.made(*size));
         let mut steps: Vec<_> = made.chain([deltas(SHAPE)]).collect();
-        if place == Place::Behind {
+        if position == TablePosition::Behind {
             steps.rotate_right(1);
         }
         steps.iter().for_each(|step| apply(step));
         let workload: Vec<_> = all.iter().flat_map(|(of, size)| of.workload(*size)).collect();
         apply(&workload);
         println!(
-            "\none member of a set comes or goes (F1), {}, {} members in the table; the set {place:?} the others",
+            "\none member of a set comes or goes (F1), {}, {} members in the table; the set {position:?} the others",
             SHAPE.name,
             SETS * MEMBERS
         );

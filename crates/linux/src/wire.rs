@@ -347,13 +347,13 @@ struct Deleter {
 
 impl Deleter {
     fn start(mut socket: RouteSocket) -> tortie_kernel::Result<Self> {
-        let (queue, asked) = channel();
+        let (queue, requests) = channel();
         let work = move || {
-            while asked.recv().is_ok() {
+            while requests.recv().is_ok() {
                 // The kernel holds a lock during deletion that the next disconnect needs, so wait until a burst has
                 // ended.
                 let begun = Instant::now();
-                while begun.elapsed() < MAX_WAIT && asked.recv_timeout(PAUSE).is_ok() {}
+                while begun.elapsed() < MAX_WAIT && requests.recv_timeout(PAUSE).is_ok() {}
                 match socket.change(&Change::DeleteGroup(DISCONNECTED)) {
                     Err(error) if error.errno() != Some(libc::ENODEV) => {
                         tracing::warn!(%error, "cannot delete disconnected links; Tortie retries with the next disconnected pod");

@@ -116,7 +116,7 @@ fn allows(answer: &Answer) -> bool {
 
 /// The kinds under which a flow is counted.
 fn kinds(cluster: &KernelCluster, flow: &Flow) -> [String; 3] {
-    let node = |address: IpAddr| cluster.place(address).map(|place| place.node);
+    let node = |address: IpAddr| cluster.location(address).map(|location| location.node);
     let path = match (node(flow.source), node(flow.destination)) {
         (Some(from), Some(to)) if from == to => "within a node",
         (Some(_), Some(_)) => "across nodes",

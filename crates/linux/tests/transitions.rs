@@ -255,7 +255,7 @@ impl Seat {
             found.is_none_or(|(endpoint, state)| evaluate(&endpoint.program, direction, flow, state))
         };
         Self {
-            places: [flow.source, flow.destination].map(|address| cluster.place(address).cloned()),
+            places: [flow.source, flow.destination].map(|address| cluster.location(address).cloned()),
             allowed: [says(flow.source, Direction::Egress), says(flow.destination, Direction::Ingress)],
         }
     }

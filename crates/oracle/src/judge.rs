@@ -132,7 +132,7 @@ impl Oracle<'_> {
     /// (`felix/calc/active_rules_calculator.go`, `DummyDropRules`).
     pub(super) fn profile(&self, name: &str, direction: Direction, packet: &Packet<'_>) -> PolicyTrace {
         let stored = self.snapshot.get(&Key::global(Kind::Profile, name));
-        let origin = stored.and_then(|stored| stored.place(""));
+        let origin = stored.and_then(|stored| stored.location(""));
         let mut trace = PolicyTrace::begin(PolicyName::profile(name), origin);
         match stored.map(|stored| (&stored.resource, stored)) {
             Some((Ok(Resource::Profile(profile)), stored)) => {
@@ -156,7 +156,7 @@ impl Oracle<'_> {
 
 /// Evaluates one policy: its rules in order, until one decides.
 fn visit(policy: &Policy<'_>, direction: Direction, packet: &Packet<'_>) -> PolicyTrace {
-    let mut trace = PolicyTrace::begin(policy.name.clone(), policy.stored.place(""));
+    let mut trace = PolicyTrace::begin(policy.name.clone(), policy.stored.location(""));
     trace.staged = policy.staged;
     match &policy.rules {
         // It denies at its position, for the endpoints that it selects (policy decision 18).
@@ -208,5 +208,5 @@ fn location(stored: &Stored, direction: Direction, index: usize) -> Option<Strin
         Direction::Ingress => "ingress",
         Direction::Egress => "egress",
     };
-    stored.place(&format!("spec.{direction}[{index}]"))
+    stored.location(&format!("spec.{direction}[{index}]"))
 }

@@ -28,7 +28,7 @@ pub struct Stored {
 impl Stored {
     /// The location of a field, as `file:line`.
     #[must_use]
-    pub fn place(&self, path: &str) -> Option<String> {
+    pub fn location(&self, path: &str) -> Option<String> {
         let (origin, lines) = self.written.as_ref()?;
         Some(format!("{}:{}", origin.file, lines.of(path)))
     }

@@ -50,8 +50,8 @@ impl OwnLabels {
     /// The value of a label, if the object has it.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&str> {
-        let place = self.0.binary_search_by(|(known, _)| (**known).cmp(name)).ok()?;
-        Some(&*self.0[place].1)
+        let index = self.0.binary_search_by(|(known, _)| (**known).cmp(name)).ok()?;
+        Some(&*self.0[index].1)
     }
 
     /// Whether there are other clones.

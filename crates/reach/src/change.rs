@@ -8,7 +8,7 @@ use tortie_api::net::IpVersion;
 use super::classes::Classes;
 use super::concern::Concern;
 use super::judge::{Flow, Judge, Row, flow_of};
-use super::path::{ByWay, FAMILIES, Path, Scope, Stop, scopes};
+use super::path::{ByPath, FAMILIES, Path, Scope, Stop, scopes};
 use super::rectangles::{Pairs, Plain, Shapes, rectangles};
 use super::why::Why;
 use tortie_oracle::Snapshot;
@@ -131,7 +131,7 @@ struct Comparison<'a> {
     /// Whether verdicts at one stop differ, by the rows before and after.
     rows_differ: HashMap<(Option<Row>, Option<Row>), bool>,
     /// The changes, by the flows before and after.
-    known: HashMap<(ByWay<Flow>, ByWay<Flow>), Changes>,
+    known: HashMap<(ByPath<Flow>, ByPath<Flow>), Changes>,
     /// The results: decision after the change and scope, with the pairs that have it.
     found: Vec<((Plain, Scope), Pairs)>,
 }
@@ -179,25 +179,26 @@ impl Comparison<'_> {
         }
     }
 
-    fn of_flows(&mut self, one: &ByWay<Flow>, other: &ByWay<Flow>) -> Changes {
-        let there_is = |flows: &ByWay<Flow>, way: &Path| flows.get(way.number()).is_some_and(Option::is_some);
-        let ways: Vec<Path> =
-            Path::ALL.into_iter().filter(|way| there_is(one, way) || there_is(other, way)).collect();
+    fn of_flows(&mut self, one: &ByPath<Flow>, other: &ByPath<Flow>) -> Changes {
+        let there_is =
+            |flows: &ByPath<Flow>, path: &Path| flows.get(path.number()).is_some_and(Option::is_some);
+        let paths: Vec<Path> =
+            Path::ALL.into_iter().filter(|path| there_is(one, path) || there_is(other, path)).collect();
         let mut changes: BTreeMap<(Plain, usize), (Vec<Path>, Vec<usize>)> = BTreeMap::new();
-        for way in &ways {
-            let (Some(one), Some(other)) = (flow_of(one, *way), flow_of(other, *way)) else { continue };
+        for path in &paths {
+            let (Some(one), Some(other)) = (flow_of(one, *path), flow_of(other, *path)) else { continue };
             let ports = 0..self.classes.ports().len();
             let cells = ports.map(|port| (port, self.was.cell(one, port), self.is.cell(other, port)));
             for (after, shape) in self.shapes.of(cells) {
-                let (ways, shapes) = changes.entry((after, self.shapes.ports_of(shape))).or_default();
-                ways.push(*way);
+                let (paths, shapes) = changes.entry((after, self.shapes.ports_of(shape))).or_default();
+                paths.push(*path);
                 shapes.push(shape);
             }
         }
         let mut all = Vec::new();
         for ((after, _), (changing, shapes)) in changes {
             let shape = self.shapes.joined(&shapes);
-            for scope in scopes(&changing, &ways) {
+            for scope in scopes(&changing, &paths) {
                 all.push((self.number((after, scope)), shape));
             }
         }

@@ -53,7 +53,7 @@ impl Class {
     }
 
     /// The namespaces of its pods; for others a name of their kind.
-    pub(super) fn place(&self) -> BTreeSet<String> {
+    pub(super) fn groups(&self) -> BTreeSet<String> {
         match self.kind {
             ClassKind::Pods => self.pods.iter().map(|(namespace, ..)| namespace.clone()).collect(),
             // Neither can be a namespace's name.

@@ -14,7 +14,7 @@ use super::hosts::{ALL_INTERFACES, HostSignature};
 use super::members::{addresses_in_use, of_nodes, of_outsiders, of_pods};
 use super::names;
 use super::path::{Placement, Scope, Stop};
-use super::placement::{Ends, Places};
+use super::placement::{Ends, Placements};
 use super::ports::Ports;
 use super::signature::{EndSignature, SignatureIndex};
 use tortie_oracle::{Oracle, Peer, Snapshot};
@@ -23,10 +23,10 @@ use tortie_oracle::{Oracle, Peer, Snapshot};
 pub struct Classes {
     classes: Vec<Class>,
     ports: Ports,
-    pub(super) asked: Vec<Criteria>,
+    pub(super) criteria: Vec<Criteria>,
     /// The host endpoints of each cluster, without duplicates.
     hosts: Vec<Vec<HostSignature>>,
-    places: Places,
+    placements: Placements,
     vocabulary: Vocabulary,
     policies: Policies,
     left_out: usize,
@@ -50,7 +50,7 @@ impl Classes {
         let oracles: Vec<Oracle<'_>> = snapshots.iter().map(|snapshot| Oracle::new(snapshot)).collect();
         let oracles = oracles.as_slice();
         let mut vocabulary = Vocabulary::new(oracles);
-        let asked =
+        let criteria =
             oracles.iter().map(|oracle| Criteria::new(oracle, oracles, policies, &mut vocabulary)).collect();
         let (mut classes, left_out, hosts) = {
             let signature = |oracle| SignatureIndex::new(oracle, &vocabulary, policies);
@@ -67,8 +67,8 @@ impl Classes {
         let ports = Ports::new(vocabulary.matchers.clone());
         let closed = |class: &Class| class.signatures.iter().flatten().any(|signature| signature.closed);
         let matter = hosts.iter().any(|hosts| !hosts.is_empty()) || classes.iter().any(closed);
-        let places = Places::new(&classes, matter);
-        Self { classes, ports, asked, hosts, places, vocabulary, policies, left_out }
+        let placements = Placements::new(&classes, matter);
+        Self { classes, ports, criteria, hosts, placements, vocabulary, policies, left_out }
     }
 
     /// The class of outsiders that contains the address, if no pod and no node has it; `snapshots` are those of the
@@ -111,14 +111,16 @@ impl Classes {
         let probes = sender.kind == ClassKind::Nodes && receiver.kind == ClassKind::Pods;
         match scope.placement {
             None if !probes => all,
-            None | Some(Placement::Apart) => all - self.places.pairs_together(sender, receiver, from == to),
-            Some(Placement::Together) => self.places.pairs_together(sender, receiver, from == to),
+            None | Some(Placement::Apart) => {
+                all - self.placements.pairs_together(sender, receiver, from == to)
+            }
+            Some(Placement::Together) => self.placements.pairs_together(sender, receiver, from == to),
         }
     }
 
     /// Where the pairs of the two classes are located.
     pub(super) fn ends(&self, from: usize, to: usize) -> Ends {
-        self.classes.get(from).map(|sender| self.places.ends((from, sender), to)).unwrap_or_default()
+        self.classes.get(from).map(|sender| self.placements.ends((from, sender), to)).unwrap_or_default()
     }
 
     /// One member of each of the two classes: not the same member, and on different nodes with `apart`.
@@ -135,17 +137,17 @@ impl Classes {
         world: usize,
         direction: Direction,
     ) -> Option<Uses> {
-        let (asked, hosts) = (self.asked.get(world)?, self.hosts.get(world)?);
+        let (criteria, hosts) = (self.criteria.get(world)?, self.hosts.get(world)?);
         let mut interfaces =
             signature.interfaces.iter().flatten().filter_map(|number| hosts.get(*number)).peekable();
         interfaces.peek()?;
         let mut uses = Uses::default();
         for host in interfaces {
-            uses.add(&asked.of_host(host, direction, signature.judged.is_some()));
+            uses.add(&criteria.of_host(host, direction, signature.judged.is_some()));
         }
         let all = signature.interfaces.get(ALL_INTERFACES).copied().flatten();
         if let Some(all) = all.and_then(|number| hosts.get(number)) {
-            uses.add(&asked.of_all_interfaces(all));
+            uses.add(&criteria.of_all_interfaces(all));
         }
         Some(uses)
     }
@@ -193,9 +195,9 @@ impl Classes {
             let all = all.and_then(|number| hosts.get(number)).into_iter();
             let inside =
                 all.flat_map(|host| [Direction::Ingress, Direction::Egress].map(|of| host.all_policies(of)));
-            let mut asked =
+            let mut applying =
                 interfaces.flat_map(|host| host.all_policies(stop.direction())).chain(inside.flatten());
-            return asked.any(|index| policies.contains(&index));
+            return applying.any(|index| policies.contains(&index));
         }
         let Some(judged) = &signature.judged else { return false };
         judged.of(stop.direction()).iter().any(|index| policies.contains(index))

@@ -28,7 +28,7 @@
 //!   the sides exchanged, because the reply is evaluated there.
 //!
 //! The members of a class have the first three in common, in every snapshot of the class; the members of a class of
-//! ports have the last in common. So it is enough to evaluate one pair, on different nodes or not, as the way
+//! ports have the last in common. So it is enough to evaluate one pair, on different nodes or not, as the path
 //! requires. A stop is evaluated once for all classes that its own policies do not distinguish: hundreds of nodes
 //! with equal host endpoints need as much time as one.
 

@@ -7,7 +7,7 @@ use super::class::{Class, ClassKind, PodName};
 use super::classes::Classes;
 use super::judge::{Flow, Judge};
 use super::names;
-use super::path::{ByWay, Path, Scope, scopes};
+use super::path::{ByPath, Path, Scope, scopes};
 use tortie_oracle::Verdict;
 
 /// The reachability matrix. Rows are senders, columns are receivers.
@@ -35,9 +35,9 @@ pub struct Group {
 /// The packets that pass from one group to another.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Content {
-    /// The classes of ports that pass, on each way. Empty if there are no such flows: from a pod to itself, between
+    /// The classes of ports that pass, on each path. Empty if there are no such flows: from a pod to itself, between
     /// ends to which no policy applies, or without a common address family.
-    by_way: ByWay<Rc<[usize]>>,
+    by_path: ByPath<Rc<[usize]>>,
     /// Whether only some packets pass, and others do not: see [`Matrix::by_namespace`].
     pub partly: bool,
 }
@@ -46,32 +46,36 @@ impl Content {
     /// Whether there are no such flows.
     #[must_use]
     pub fn is_nothing(&self) -> bool {
-        self.by_way.iter().all(Option::is_none)
+        self.by_path.iter().all(Option::is_none)
     }
 
     /// The classes of ports that pass, and the ways on which they do.
     #[must_use]
     pub fn passing(&self) -> Vec<(Scope, &[usize])> {
         let there_are = || {
-            Path::ALL.into_iter().zip(&self.by_way).filter_map(|(way, ports)| Some((way, ports.as_deref()?)))
+            Path::ALL
+                .into_iter()
+                .zip(&self.by_path)
+                .filter_map(|(path, ports)| Some((path, ports.as_deref()?)))
         };
-        let all: Vec<Path> = there_are().map(|(way, _)| way).collect();
+        let all: Vec<Path> = there_are().map(|(path, _)| path).collect();
         let mut by_ports: Vec<(&[usize], Vec<Path>)> = Vec::new();
-        for (way, ports) in there_are() {
+        for (path, ports) in there_are() {
             match by_ports.iter_mut().find(|(known, _)| *known == ports) {
-                Some((_, ways)) => ways.push(way),
-                None => by_ports.push((ports, vec![way])),
+                Some((_, paths)) => paths.push(path),
+                None => by_ports.push((ports, vec![path])),
             }
         }
-        let of_ports =
-            |(ports, ways): (_, Vec<Path>)| scopes(&ways, &all).into_iter().map(move |scope| (scope, ports));
+        let of_ports = |(ports, paths): (_, Vec<Path>)| {
+            scopes(&paths, &all).into_iter().map(move |scope| (scope, ports))
+        };
         by_ports.into_iter().flat_map(of_ports).collect()
     }
 
     /// Whether both are equal on the ways that both have; `None` if they have none in common.
     fn agrees(&self, other: &Self) -> Option<bool> {
         let mut agrees = None;
-        for (one, other) in self.by_way.iter().zip(&other.by_way) {
+        for (one, other) in self.by_path.iter().zip(&other.by_path) {
             if let (Some(one), Some(other)) = (one, other) {
                 agrees = Some(agrees != Some(false) && (Rc::ptr_eq(one, other) || one == other));
             }
@@ -80,7 +84,7 @@ impl Content {
     }
 
     fn add(&mut self, other: Self) {
-        for (known, more) in self.by_way.iter_mut().zip(other.by_way) {
+        for (known, more) in self.by_path.iter_mut().zip(other.by_path) {
             *known = known.take().or(more);
         }
     }
@@ -104,7 +108,7 @@ impl Matrix {
                 passing.clone()
             };
             Content {
-                by_way: flows.map(|flow| flow.filter(|flow| flow.is_asked()).map(&mut passing)),
+                by_path: flows.map(|flow| flow.filter(|flow| flow.meets_policy()).map(&mut passing)),
                 partly: false,
             }
         };
@@ -135,7 +139,7 @@ impl Matrix {
     pub fn by_namespace(&self, classes: &Classes) -> Self {
         let key = |group: &Group| {
             let chosen = group.classes.iter().filter_map(|index| classes.all().get(*index));
-            chosen.flat_map(|class| class.place()).collect::<BTreeSet<String>>()
+            chosen.flat_map(|class| class.groups()).collect::<BTreeSet<String>>()
         };
         let grouped = |groups: &[Group]| {
             let mut by_key: BTreeMap<BTreeSet<String>, Vec<usize>> = BTreeMap::new();
@@ -174,7 +178,7 @@ fn together<'a>(contents: impl Iterator<Item = &'a Content>) -> Content {
     let mut all = Content::default();
     for content in contents {
         all.partly |= all.agrees(content) == Some(false);
-        for (known, more) in all.by_way.iter_mut().zip(&content.by_way) {
+        for (known, more) in all.by_path.iter_mut().zip(&content.by_path) {
             *known = match (known.take(), more) {
                 (Some(known), Some(more)) if known != *more => Some(
                     known.iter().chain(more.iter()).copied().collect::<BTreeSet<_>>().into_iter().collect(),
@@ -194,14 +198,14 @@ fn merge(rows: Vec<Vec<Content>>, kinds: &[Option<ClassKind>]) -> (Vec<Vec<usize
         let of_kind =
             |members: &[usize]| members.first().is_some_and(|first| kinds.get(*first) == kinds.get(index));
         let alike = |known: &[Content]| {
-            let mut asked = false;
+            let mut compared = false;
             let same = known.iter().zip(&row).all(|(known, content)| {
                 let agrees = known.agrees(content);
-                asked |= agrees.is_some();
+                compared |= agrees.is_some();
                 agrees != Some(false)
             });
             let nowhere = |row: &[Content]| row.iter().all(Content::is_nothing);
-            same && (asked || (nowhere(known) && nowhere(&row)))
+            same && (compared || (nowhere(known) && nowhere(&row)))
         };
         match groups.iter_mut().find(|(members, known)| of_kind(members) && alike(known)) {
             None => groups.push((vec![index], row)),

@@ -18,8 +18,8 @@ type Found = ((String, String), String);
 
 /// The classes of pods, and the number of pods without an address.
 pub(super) fn of_pods(oracles: &[Oracle<'_>], signatures: &mut [SignatureIndex<'_>]) -> (Vec<Class>, usize) {
-    type Place = (Vec<Option<EndSignature>>, String);
-    let mut pods: BTreeMap<(String, String), Place> = BTreeMap::new();
+    type PodOnNode = (Vec<Option<EndSignature>>, String);
+    let mut pods: BTreeMap<(String, String), PodOnNode> = BTreeMap::new();
     let mut labels = HashMap::new();
     for (world, (oracle, signature)) in oracles.iter().zip(signatures).enumerate() {
         let mut seen = BTreeSet::new();
@@ -31,24 +31,24 @@ pub(super) fn of_pods(oracles: &[Oracle<'_>], signatures: &mut [SignatureIndex<'
                 continue;
             }
             labels.entry(name.clone()).or_insert_with(|| subject.own_labels().clone());
-            let place = pods.entry(name).or_insert_with(|| (vec![None; oracles.len()], String::new()));
-            place.1 = pod.node().to_owned();
-            if let Some(slot) = place.0.get_mut(world).filter(|_| !pod.addresses().is_empty()) {
+            let entry = pods.entry(name).or_insert_with(|| (vec![None; oracles.len()], String::new()));
+            entry.1 = pod.node().to_owned();
+            if let Some(slot) = entry.0.get_mut(world).filter(|_| !pod.addresses().is_empty()) {
                 *slot = Some(signature.pod(&pod));
             }
         }
     }
-    let mut by_sight: HashMap<Vec<Option<EndSignature>>, Vec<Found>> = HashMap::new();
+    let mut by_signature: HashMap<Vec<Option<EndSignature>>, Vec<Found>> = HashMap::new();
     let mut left_out = 0;
     for (pod, (signatures, node)) in pods {
         match signatures.iter().all(Option::is_none) {
             true => left_out += 1,
-            false => by_sight.entry(signatures).or_default().push((pod, node)),
+            false => by_signature.entry(signatures).or_default().push((pod, node)),
         }
     }
     let mut classes: Vec<Class> = Vec::new();
     #[expect(clippy::iter_over_hash_type, reason = "they are put in order right after")]
-    for (signatures, pods) in by_sight {
+    for (signatures, pods) in by_signature {
         classes.push(class_of_pods(signatures, pods, &labels));
     }
     classes.sort_by(|a, b| a.pods.cmp(&b.pods));
@@ -88,9 +88,9 @@ pub(super) fn of_nodes(oracles: &[Oracle<'_>], signatures: &[SignatureIndex<'_>]
             }
         }
     }
-    let mut by_sight: BTreeMap<Vec<Option<EndSignature>>, Vec<&str>> = BTreeMap::new();
+    let mut by_signature: BTreeMap<Vec<Option<EndSignature>>, Vec<&str>> = BTreeMap::new();
     for (name, signatures) in nodes {
-        by_sight.entry(signatures).or_default().push(name);
+        by_signature.entry(signatures).or_default().push(name);
     }
     let labels = labels_of_hosts(oracles);
     let class = |(signatures, names): (_, Vec<&str>)| {
@@ -106,7 +106,7 @@ pub(super) fn of_nodes(oracles: &[Oracle<'_>], signatures: &[SignatureIndex<'_>]
             signatures,
         }
     };
-    by_sight.into_iter().map(class).collect()
+    by_signature.into_iter().map(class).collect()
 }
 
 /// The labels of a host endpoint of each node that has one, because readers know nodes by them.

@@ -1,4 +1,4 @@
-//! Ways of packets between two classes: the address family, between two nodes or inside one, and the stops at which
+//! Paths of packets between two classes: the address family, between two nodes or inside one, and the stops at which
 //! policy is evaluated.
 
 use std::fmt;
@@ -131,7 +131,7 @@ pub(super) fn family_number(family: IpVersion) -> usize {
 }
 
 /// A value for each [`Path`].
-pub(super) type ByWay<T> = [Option<T>; 4];
+pub(super) type ByPath<T> = [Option<T>; 4];
 
 /// A set of ways between two classes for readers. It names only properties that make a difference.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -145,9 +145,9 @@ pub struct Scope {
 impl Scope {
     /// Whether the set contains the way.
     #[must_use]
-    pub fn holds(self, way: Path) -> bool {
-        self.family.is_none_or(|family| family == way.family)
-            && self.placement.is_none_or(|placement| placement == way.placement)
+    pub fn holds(self, path: Path) -> bool {
+        self.family.is_none_or(|family| family == path.family)
+            && self.placement.is_none_or(|placement| placement == path.placement)
     }
 }
 
@@ -167,21 +167,21 @@ impl fmt::Display for Scope {
 }
 
 /// Divides these ways, among all existing ways, into as few scopes as possible.
-pub(super) fn scopes(ways: &[Path], among: &[Path]) -> Vec<Scope> {
-    if ways.len() == among.len() {
+pub(super) fn scopes(paths: &[Path], among: &[Path]) -> Vec<Scope> {
+    if paths.len() == among.len() {
         return vec![Scope::default()];
     }
     let placements = [Placement::Apart, Placement::Together];
     let of_family = FAMILIES.map(|family| Scope { family: Some(family), placement: None });
     let of_placement = placements.map(|placement| Scope { family: None, placement: Some(placement) });
-    let single = |way: &Path| Scope { family: Some(way.family), placement: Some(way.placement) };
-    let candidates = of_family.into_iter().chain(of_placement).chain(ways.iter().map(single));
-    let mut left = ways.to_vec();
+    let single = |path: &Path| Scope { family: Some(path.family), placement: Some(path.placement) };
+    let candidates = of_family.into_iter().chain(of_placement).chain(paths.iter().map(single));
+    let mut left = paths.to_vec();
     let mut chosen = Vec::new();
     for scope in candidates {
-        let mut held = among.iter().filter(|way| scope.holds(**way)).peekable();
-        if held.peek().is_some() && held.all(|way| left.contains(way)) {
-            left.retain(|way| !scope.holds(*way));
+        let mut held = among.iter().filter(|path| scope.holds(**path)).peekable();
+        if held.peek().is_some() && held.all(|path| left.contains(path)) {
+            left.retain(|path| !scope.holds(*path));
             chosen.push(scope);
         }
     }
@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn paths_are_named_only_if_they_matter() {
         let [v4, v4_inside, v6, v6_inside] = Path::ALL;
-        for (ways, among, expected) in [
+        for (paths, among, expected) in [
             (vec![v4], vec![v4], ""),
             (vec![v4, v6], vec![v4, v6], ""),
             (vec![v6], vec![v4, v6], "IPv6"),
@@ -205,8 +205,8 @@ mod tests {
             (vec![v4, v4_inside, v6], Path::ALL.to_vec(), "IPv4, IPv6 between nodes"),
             (vec![v4, v6_inside], Path::ALL.to_vec(), "IPv4 between nodes, IPv6 on one node"),
         ] {
-            let scopes: Vec<String> = scopes(&ways, &among).iter().map(ToString::to_string).collect();
-            assert_eq!(scopes.join(", "), expected, "{ways:?} among {among:?}");
+            let scopes: Vec<String> = scopes(&paths, &among).iter().map(ToString::to_string).collect();
+            assert_eq!(scopes.join(", "), expected, "{paths:?} among {among:?}");
         }
     }
 }

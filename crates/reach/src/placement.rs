@@ -15,7 +15,7 @@ pub(super) struct Ends {
 }
 
 /// The nodes of each class.
-pub(super) struct Places {
+pub(super) struct Placements {
     nodes: Vec<NodeSet>,
     /// Whether nodes matter: only if there are host endpoints, or nodes that drop packets from their own pods to
     /// themselves.
@@ -33,7 +33,7 @@ struct NodeSet {
     elsewhere: bool,
 }
 
-impl Places {
+impl Placements {
     pub(super) fn new(classes: &[Class], matter: bool) -> Self {
         let mut numbers: HashMap<&str, usize> = HashMap::new();
         let mut set = |class| {

@@ -81,12 +81,13 @@ impl Shapes {
 /// If packets are dropped, the deciders that drop them. If packets pass, the pods' policies, and those host endpoints
 /// that drop the packets in the other snapshot.
 fn plain(cell: &Cell, other: &Cell) -> Plain {
-    let denies = |said: Option<Decision>| said.is_some_and(|said| said.verdict == Verdict::Deny);
+    let denies =
+        |decision: Option<Decision>| decision.is_some_and(|decision| decision.verdict == Verdict::Deny);
     let counts = |stop: Stop| {
-        let said = cell.at(stop).filter(|said| said.verdict == cell.verdict);
-        said.filter(|_| cell.verdict == Verdict::Deny || !stop.is_host() || denies(other.at(stop)))
+        let decision = cell.at(stop).filter(|decision| decision.verdict == cell.verdict);
+        decision.filter(|_| cell.verdict == Verdict::Deny || !stop.is_host() || denies(other.at(stop)))
     };
-    (cell.verdict, Stop::ALL.map(|stop| counts(stop).map(|said| said.by)))
+    (cell.verdict, Stop::ALL.map(|stop| counts(stop).map(|decision| decision.by)))
 }
 
 /// The index of the ports, the senders, the receivers.

@@ -8,7 +8,7 @@ use tortie_oracle::{Answer, DecidedBy, Table, Trace, Verdict};
 pub struct Why {
     /// Whether packets pass.
     pub verdict: Verdict,
-    /// The deciders, in the order of the way: the one that drops the packets, or all that allow them.
+    /// The deciders, in the order of the path: the one that drops the packets, or all that allow them.
     pub by: Vec<Reason>,
 }
 

@@ -103,7 +103,7 @@ impl Embedded {
     }
 
     fn over(file: File) -> Result<Self, StoreError> {
-        let told = file.write(|transaction| {
+        let sent = file.write(|transaction| {
             transaction.open_table(OBJECTS).map_err(failed)?;
             transaction.open_table(LOG).map_err(failed)?;
             latest(&transaction.open_table(LATEST).map_err(failed)?)
@@ -113,7 +113,7 @@ impl Embedded {
 
         let (writer, mut requests) = mpsc::channel(MAX_WAITING);
         let events = Events::new();
-        let mut thread = Writer { file: file.clone(), events: events.clone(), latest: latest.clone(), told };
+        let mut thread = Writer { file: file.clone(), events: events.clone(), latest: latest.clone(), sent };
         thread::Builder::new()
             .name("store-writer".to_owned())
             .spawn(move || thread.run(&mut requests))
@@ -333,7 +333,7 @@ struct Writer {
     events: Events,
     latest: Arc<Latest>,
     /// Watchers have received every event up to here.
-    told: Revision,
+    sent: Revision,
 }
 
 impl Writer {
@@ -346,7 +346,7 @@ impl Writer {
                 Ok((events, results)) => {
                     let first = events.first().map_or(0, |event| event.position().0);
                     // Watchers may have missed what happened in a failed transaction.
-                    match first > self.told + 1 {
+                    match first > self.sent + 1 {
                         true => self.catch_up(),
                         false => self.tell(events),
                     }
@@ -368,7 +368,7 @@ impl Writer {
 
     fn tell(&mut self, events: Vec<Event>) {
         let last = events.last().map_or(0, |event| event.position().0);
-        self.told = self.told.max(last);
+        self.sent = self.sent.max(last);
         self.latest.advance(&events);
         self.events.send(events);
     }
@@ -384,7 +384,7 @@ impl Writer {
     /// Sends watchers every event in the log that they have not received.
     fn catch_up(&mut self) {
         let all: Vec<Interest> = Kind::all().map(Interest::all).collect();
-        match replay(&self.file, &all, self.told, usize::MAX) {
+        match replay(&self.file, &all, self.sent, usize::MAX) {
             Ok(replayed) => self.tell(replayed.events),
             Err(error) => {
                 tracing::error!(%error, "cannot read the written events; watchers receive them with the next write")

@@ -63,8 +63,8 @@ pub async fn wait_for_reports(
     is_such: impl Fn(&NodeStatus) -> bool + Send + Sync,
 ) -> Result<BTreeMap<String, NodeStatus>, NotInForce> {
     let deadline = Instant::now() + timeout;
-    let is_asked = |node: &Stored| nodes.is_none_or(|nodes| nodes.contains(&node.key.name));
-    let nodes: Vec<Stored> = store.list(Kind::Node).await?.items.into_iter().filter(is_asked).collect();
+    let is_wanted = |node: &Stored| nodes.is_none_or(|nodes| nodes.contains(&node.key.name));
+    let nodes: Vec<Stored> = store.list(Kind::Node).await?.items.into_iter().filter(is_wanted).collect();
     let mut cache = Cache::new(store, vec![Interest::all(Kind::NodeReport)]);
     loop {
         let (mut reports, mut late, mut requests) = (BTreeMap::new(), Vec::new(), Vec::new());

@@ -163,8 +163,8 @@ impl AclReconciler {
 
     /// The conditions about endpoints.
     pub(crate) fn conditions(&self) -> BTreeMap<EndpointId, Vec<Condition>> {
-        let told = self.known.iter().filter(|(_, known)| !known.conditions.is_empty());
-        told.map(|(id, known)| (id.clone(), known.conditions.clone())).collect()
+        let with_conditions = self.known.iter().filter(|(_, known)| !known.conditions.is_empty());
+        with_conditions.map(|(id, known)| (id.clone(), known.conditions.clone())).collect()
     }
 
     /// The conditions about sets.

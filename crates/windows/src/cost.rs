@@ -130,8 +130,8 @@ impl<'a, L: Lookup> Costing<'a, L> {
     }
 
     /// The endpoint's ACLs by a rendering; those of [`CostModel::Lists`] and [`CostModel::Sets`] as for an endpoint without ACLs.
-    pub fn acls(&self, endpoint: &Endpoint, way: CostModel) -> Vec<Acl> {
-        match way {
+    pub fn acls(&self, endpoint: &Endpoint, model: CostModel) -> Vec<Acl> {
+        match model {
             CostModel::Lists => self.ours(endpoint, self.lookup, false).0,
             CostModel::Sets => self.ours(endpoint, self.lookup, true).0,
             CostModel::Naive => self.naive.acls(endpoint, &self.node).acls,

@@ -348,9 +348,9 @@ fn node_addresses(state: &NodeState) -> BTreeSet<Ipv4Addr> {
 /// Other nodes address this node by the MAC address that it has published. HNS assigns a new one whenever it creates
 /// the network. Until the node publishes that, no tunnel packets arrive.
 fn remade(node: &LocalNode, overlay: &Overlay) -> Option<Condition> {
-    let (told, now) = (node.vtep.as_ref()?.mac, overlay.router_mac);
-    (told != now).then(|| Condition::new(Reason::OverlayRemade, format!(
-            "network {NETWORK} has the MAC address {now}, but the other nodes send to {told}: the network was made anew, \
+    let (published, now) = (node.vtep.as_ref()?.mac, overlay.router_mac);
+    (published != now).then(|| Condition::new(Reason::OverlayRemade, format!(
+            "network {NETWORK} has the MAC address {now}, but the other nodes send to {published}: the network was made anew, \
              and the Node's annotation has to follow"
         )))
 }

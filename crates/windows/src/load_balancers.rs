@@ -99,13 +99,14 @@ impl LoadBalancers {
 
 /// The enforced policies for which the pods' addresses matter.
 fn concerned(state: &NodeState) -> String {
-    let asked = state.endpoints.values().flat_map(|endpoint| {
+    let enforced = state.endpoints.values().flat_map(|endpoint| {
         let tiers = endpoint.program.ingress.iter().flat_map(|tier| &tier.policies);
         tiers.chain(&endpoint.program.profiles)
     });
-    let asked: BTreeSet<&PolicyId> = asked.collect();
+    let enforced: BTreeSet<&PolicyId> = enforced.collect();
     let tells = |id: &PolicyId| state.policies.get(id).is_some_and(|rules| tells_clients_apart(rules));
-    let policies: Vec<String> = asked.into_iter().filter(|id| tells(id)).map(PolicyId::to_string).collect();
+    let policies: Vec<String> =
+        enforced.into_iter().filter(|id| tells(id)).map(PolicyId::to_string).collect();
     let more = match policies.len().saturating_sub(NAMED) {
         0 => String::new(),
         more => format!(" and {more} more"),

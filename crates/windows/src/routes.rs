@@ -30,8 +30,8 @@ pub(crate) fn sync(
     let mut missing = desired(state);
     let mut surplus = Vec::new();
     for policy in actual(&hcn.network(network)?) {
-        match policy.settings::<RemoteSubnetRoute>().ok().flatten().and_then(way) {
-            Some((prefix, way)) if missing.get(&prefix) == Some(&way) => drop(missing.remove(&prefix)),
+        match policy.settings::<RemoteSubnetRoute>().ok().flatten().and_then(next_hop) {
+            Some((prefix, hop)) if missing.get(&prefix) == Some(&hop) => drop(missing.remove(&prefix)),
             _ => surplus.push(policy),
         }
     }
@@ -39,12 +39,12 @@ pub(crate) fn sync(
         return Ok(vec![]);
     }
     info!(add = missing.len(), remove = surplus.len(), "changing the routes to other nodes");
-    let additions = missing.iter().map(|(prefix, way)| Policy::of(&document(*prefix, way))).collect();
+    let additions = missing.iter().map(|(prefix, hop)| Policy::of(&document(*prefix, hop))).collect();
     let mut refused = send(hcn, network, &RequestType::Remove, surplus)?;
     refused.extend(send(hcn, network, &RequestType::Add, additions)?);
     let read_back = actual(&hcn.network(network)?);
     let there: BTreeMap<Ipv4Net, NextHop> =
-        read_back.iter().filter_map(|policy| policy.settings().ok().flatten().and_then(way)).collect();
+        read_back.iter().filter_map(|policy| policy.settings().ok().flatten().and_then(next_hop)).collect();
     if there == desired(state) && there.len() == read_back.len() {
         return Ok(vec![]);
     }
@@ -92,24 +92,24 @@ fn desired(state: &NodeState) -> BTreeMap<Ipv4Net, NextHop> {
             debug!(%prefix, node = other, "no route yet: the node's end of the tunnel is not known");
             return None;
         };
-        let way = NextHop { vni: node.network.vni, provider: vtep.parent.to_string(), mac: Some(vtep.mac) };
-        Some((*prefix, way))
+        let hop = NextHop { vni: node.network.vni, provider: vtep.parent.to_string(), mac: Some(vtep.mac) };
+        Some((*prefix, hop))
     });
     routes.collect()
 }
 
-fn way(route: RemoteSubnetRoute) -> Option<(Ipv4Net, NextHop)> {
+fn next_hop(route: RemoteSubnetRoute) -> Option<(Ipv4Net, NextHop)> {
     let mac = route.distributed_router_mac_address.parse().ok();
-    let way = NextHop { vni: route.isolation_id, provider: route.provider_address, mac };
-    Some((route.destination_prefix.parse().ok()?, way))
+    let hop = NextHop { vni: route.isolation_id, provider: route.provider_address, mac };
+    Some((route.destination_prefix.parse().ok()?, hop))
 }
 
-fn document(prefix: Ipv4Net, way: &NextHop) -> RemoteSubnetRoute {
+fn document(prefix: Ipv4Net, hop: &NextHop) -> RemoteSubnetRoute {
     RemoteSubnetRoute {
         destination_prefix: prefix.to_string(),
-        isolation_id: way.vni,
-        provider_address: way.provider.clone(),
-        distributed_router_mac_address: way.mac.map(MacAddress::dashed).unwrap_or_default(),
+        isolation_id: hop.vni,
+        provider_address: hop.provider.clone(),
+        distributed_router_mac_address: hop.mac.map(MacAddress::dashed).unwrap_or_default(),
         ..Default::default()
     }
 }

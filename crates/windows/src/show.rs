@@ -54,7 +54,7 @@ pub(crate) fn shown(
     ends.extend([NO_PROFILE, CLOSED, SERVICE].map(str::to_owned));
     for (direction, name) in [(Direction::Ingress, "In"), (Direction::Egress, "Out")] {
         for before in [true, false] {
-            let of_list = |acl: &&Acl| way(acl) == direction && is_before_policy(acl) == before;
+            let of_list = |acl: &&Acl| direction_of(acl) == direction && is_before_policy(acl) == before;
             let rules = acls.iter().filter(of_list);
             let rules = rules.map(|acl| rule(acl, &policies, &ends, differing.contains(acl)));
             let part = if before { ShownPart::BeforePolicy } else { ShownPart::Program };
@@ -72,7 +72,7 @@ pub(crate) fn shown(
     shown
 }
 
-fn way(acl: &Acl) -> Direction {
+fn direction_of(acl: &Acl) -> Direction {
     if acl.direction == AclDirection::Out { Direction::Egress } else { Direction::Ingress }
 }
 
@@ -89,12 +89,12 @@ fn rule(acl: &Acl, policies: &[&PolicyId], ends: &[String], differs: bool) -> Sh
 
 /// The ACL in one line: `1000 Allow In, protocol 6, local ports 80, remote 10.0.0.1,10.0.0.2`.
 fn text(acl: &Acl) -> String {
-    let place = match acl.rule_type {
+    let priority = match acl.rule_type {
         AclRuleType::Switch => acl.priority.to_string(),
         _ => "Host".to_owned(),
     };
     let any = ["", &ANY_PROTOCOL.to_string()].contains(&acl.protocols.as_str());
-    let mut words = vec![format!("{place} {} {}", acl.action, acl.direction)];
+    let mut words = vec![format!("{priority} {} {}", acl.action, acl.direction)];
     words.extend((!any).then(|| format!("protocol {}", acl.protocols)));
     for (what, list) in [
         ("local", &acl.local_addresses),

@@ -94,9 +94,9 @@ impl StaticRules {
                 .map_err(|(member, problem)| wrong(&format!("{at}: {member}"), problem))?;
             if acl.rule_type == AclRuleType::Switch {
                 // Of two ACLs with one priority, HNS may take either (docs/hns.md, ACLs).
-                let place = (acl.direction.to_string(), acl.priority);
+                let position = (acl.direction.to_string(), acl.priority);
                 let (action, other) =
-                    actions.entry(place).or_insert_with(|| (acl.action.clone(), at.clone()));
+                    actions.entry(position).or_insert_with(|| (acl.action.clone(), at.clone()));
                 if *action != acl.action {
                     let problem = format!("{} is that of {other}, which has another action", acl.priority);
                     return Err(wrong(&format!("{at}: Priority"), problem));
@@ -126,7 +126,7 @@ impl StaticRules {
                 ports: parts(ports).filter_map(range).collect(),
             }
         };
-        let told = |acl: &Acl| StaticRule {
+        let reported = |acl: &Acl| StaticRule {
             name: acl.id.clone(),
             rule_type: match acl.rule_type {
                 AclRuleType::Switch => StaticRuleType::Switch,
@@ -139,7 +139,7 @@ impl StaticRules {
             local: side(&acl.local_addresses, &acl.local_ports),
             remote: side(&acl.remote_addresses, &acl.remote_ports),
         };
-        acls.into_iter().map(told).collect()
+        acls.into_iter().map(reported).collect()
     }
 }
 

@@ -451,8 +451,10 @@ fn both_ways(flow: &Flow) -> Vec<Packet> {
 }
 
 fn has_ipv6(cluster: &EmulatedCluster, address: IpAddr) -> bool {
-    let place = cluster.place(address);
-    cluster.addresses().any(|other| other.is_ipv6() && place.is_some() && cluster.place(other) == place)
+    let location = cluster.location(address);
+    cluster
+        .addresses()
+        .any(|other| other.is_ipv6() && location.is_some() && cluster.location(other) == location)
 }
 
 /// The exception for flows of the protocol at this end, if the endpoint has the condition that reports it.
@@ -462,8 +464,9 @@ fn exception(
     address: IpAddr,
     protocol: Protocol,
 ) -> Option<Exception> {
-    let reported =
-        cluster.place(address).and_then(|place| reports[place.node].endpoints.get(&place.endpoint));
+    let reported = cluster
+        .location(address)
+        .and_then(|location| reports[location.node].endpoints.get(&location.endpoint));
     let is_reported = |exception: &Exception| {
         reported.into_iter().flatten().any(|reported| exception.is_reported_by(reported))
     };
@@ -472,7 +475,7 @@ fn exception(
 
 /// The kinds under which a flow is counted.
 fn kinds(cluster: &EmulatedCluster, flow: &Flow) -> [String; 3] {
-    let node = |address| cluster.place(address).map(|place| place.node);
+    let node = |address| cluster.location(address).map(|location| location.node);
     let own_node = |address, node| testkit::emulator::node_address(node as u8) == address;
     let path = match (node(flow.source), node(flow.destination)) {
         (Some(from), Some(to)) if from == to => "within a node",

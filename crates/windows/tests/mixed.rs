@@ -204,7 +204,7 @@ fn from_nodes(cluster: &MixedCluster) -> Vec<Flow> {
 /// The exception for the flow, if one of its ends has the condition that its ACLs allow less.
 fn exception(cluster: &MixedCluster, reports: &[Report], flow: &Flow) -> Option<Exception> {
     let reported =
-        |address| cluster.place(address).and_then(|at| reports[at.node].endpoints.get(&at.endpoint));
+        |address| cluster.location(address).and_then(|at| reports[at.node].endpoints.get(&at.endpoint));
     let mut reported = [flow.source, flow.destination].into_iter().filter_map(reported).flatten();
     Exception::of(flow.protocol)
         .filter(|exception| reported.any(|reported| exception.is_reported_by(reported)))
@@ -216,7 +216,7 @@ fn is_allowed(trace: &Option<Trace>) -> bool {
 
 /// The entry of [`CLASSES`] for a flow, or its source if that is a node.
 fn class(cluster: &MixedCluster, flow: &Flow) -> &'static str {
-    let node = |address: IpAddr| cluster.place(address).map(|place| place.node);
+    let node = |address: IpAddr| cluster.location(address).map(|location| location.node);
     let to = node(flow.destination).unwrap();
     let Some(from) = node(flow.source) else {
         let is_own = cluster.from_node(to, flow.destination, flow.destination_port) == *flow;

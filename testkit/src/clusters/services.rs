@@ -108,14 +108,14 @@ fn service(name: &'static str, number: usize) -> impl Strategy<Value = Objects> 
             let mut taken = BTreeSet::new();
             ports.retain(|(protocol, port, _)| taken.insert((*protocol, *port)));
             let mut spec = spec;
-            spec["ports"] = ports.iter().enumerate().map(|(place, port)| front_port(place, port)).collect();
+            spec["ports"] = ports.iter().enumerate().map(|(number, port)| front_port(number, port)).collect();
             let key = Key::namespaced(Kind::Service, namespace, name);
             let metadata = json!({"namespace": namespace, "name": name});
             let service = (key, json!({"metadata": metadata, "spec": spec, "status": status}));
             let slices = slices.into_iter().enumerate().map(|(index, (addresses, conditions))| {
                 let own = format!("{name}-{index}");
                 let ports: Vec<Value> =
-                    ports.iter().enumerate().filter_map(|(place, port)| slice_port(place, port, index)).collect();
+                    ports.iter().enumerate().filter_map(|(number, port)| slice_port(number, port, index)).collect();
                 let backend = |(address, conditions): (&&str, &Value)| json!({"addresses": [address], "conditions": conditions});
                 let value = json!({
                     "metadata": {"namespace": namespace, "name": own, "labels": {EndpointSlice::SERVICE: name}},
@@ -147,17 +147,17 @@ fn addresses(number: usize) -> impl Strategy<Value = (Value, Value)> {
 }
 
 /// The first port has no name, because the only port of a Service needs none.
-fn port_name(place: usize) -> Option<Value> {
-    (place > 0).then(|| json!(format!("port-{place}")))
+fn port_name(number: usize) -> Option<Value> {
+    (number > 0).then(|| json!(format!("port-{number}")))
 }
 
-fn front_port(place: usize, (protocol, port, _): &Port) -> Value {
+fn front_port(number: usize, (protocol, port, _): &Port) -> Value {
     let protocol = (*protocol != "TCP").then(|| json!(protocol));
-    maybe(vec![("name", port_name(place)), ("protocol", protocol), ("port", Some(json!(port)))])
+    maybe(vec![("name", port_name(number)), ("protocol", protocol), ("port", Some(json!(port)))])
 }
 
-fn slice_port(place: usize, (protocol, _, targets): &Port, slice: usize) -> Option<Value> {
-    let (name, port) = (port_name(place), targets[slice]?);
+fn slice_port(number: usize, (protocol, _, targets): &Port, slice: usize) -> Option<Value> {
+    let (name, port) = (port_name(number), targets[slice]?);
     Some(maybe(vec![("name", name), ("protocol", Some(json!(protocol))), ("port", Some(json!(port)))]))
 }
 
@@ -292,7 +292,7 @@ pub fn calls() -> impl Strategy<Value = Call> {
 impl Call {
     /// The Service, and the flow to the backend. Without a backend, the flow goes to the Service's address itself.
     #[must_use]
-    pub fn place<'a>(&self, clients: &[Ipv4Addr], fronts: &'a [Front]) -> Option<(&'a Front, Flow)> {
+    pub fn resolve<'a>(&self, clients: &[Ipv4Addr], fronts: &'a [Front]) -> Option<(&'a Front, Flow)> {
         if clients.is_empty() || fronts.is_empty() {
             return None;
         }

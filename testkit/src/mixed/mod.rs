@@ -169,7 +169,7 @@ impl MixedCluster {
 
     /// The location of an address, if it belongs to a pod.
     #[must_use]
-    pub fn place(&self, address: IpAddr) -> Option<&Location> {
+    pub fn location(&self, address: IpAddr) -> Option<&Location> {
         self.pods.get(&address).map(|pod| &pod.at)
     }
 

@@ -62,7 +62,7 @@ pub fn placed(objects: &Objects, addresses: &Addresses) -> Objects {
         Ok(address) => addresses.get(&address).map(|(_, new)| new.to_string()),
         Err(_) => renamed_net(old, addresses),
     };
-    let place = |(key, value): &(Key, Value)| {
+    let placed = |(key, value): &(Key, Value)| {
         let (mut key, mut value) = (key.clone(), value.clone());
         if key.kind == Kind::WorkloadEndpoint {
             move_pod(&mut key, &mut value, addresses);
@@ -70,7 +70,7 @@ pub fn placed(objects: &Objects, addresses: &Addresses) -> Objects {
         replace(&mut value, &texts);
         (key, value)
     };
-    objects.iter().map(place).collect()
+    objects.iter().map(placed).collect()
 }
 
 fn renamed_net(old: &str, addresses: &Addresses) -> Option<String> {

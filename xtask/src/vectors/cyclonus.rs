@@ -250,7 +250,7 @@ fn by_emulator(
         }
     }
     let exception = |flow: &Flow, end| {
-        let reported = cluster.place(end).and_then(|end| reports[end.node].endpoints.get(&end.endpoint));
+        let reported = cluster.location(end).and_then(|end| reports[end.node].endpoints.get(&end.endpoint));
         let is_reported = reported.into_iter().flatten().any(|reported| sctp.is_reported_by(reported));
         Exception::of(flow.protocol).filter(|exception| *exception == sctp && is_reported)
     };

@@ -121,7 +121,7 @@ fn by_kernel(
     let tested: Vec<usize> = (0..expected.len()).filter(|index| obstacles[*index].is_none()).collect();
     let flows: Vec<Flow> = tested.iter().map(|index| expected[*index].flow).collect();
     let passed = cluster.passed(&flows)?;
-    let passed: BTreeSet<usize> = passed.into_iter().map(|place| tested[place]).collect();
+    let passed: BTreeSet<usize> = passed.into_iter().map(|index| tested[index]).collect();
     let outcome = |(index, obstacle): (usize, &Option<&'static str>)| match obstacle {
         Some(reason) => Outcome::LeftOut(reason),
         None => Outcome::Judged {
@@ -141,7 +141,7 @@ fn by_emulator(
 ) -> Result<Vec<Outcome>> {
     let reports = cluster.change(&on_windows(objects, &WINDOWS_NODES))?;
     let exception = |flow: &Flow, end| {
-        let conditions = cluster.place(end).and_then(|end| reports[end.node].endpoints.get(&end.endpoint));
+        let conditions = cluster.location(end).and_then(|end| reports[end.node].endpoints.get(&end.endpoint));
         let is_reported = |known: &Exception| {
             conditions.into_iter().flatten().any(|reported| known.is_reported_by(reported))
         };

@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn documents_that_resemble_policy_are_never_unrelated() {
-        for (api_version, kind, said) in [
+        for (api_version, kind, expected) in [
             (
                 "networking.k8s.io",
                 "NetworkPolicy",
@@ -295,10 +295,10 @@ mod tests {
             ("rbac.authorization.k8s.io/v1", "Role", None),
             ("kubeflow.org/v1", "Profile", None),
         ] {
-            match (meaning(api_version, kind), said) {
+            match (meaning(api_version, kind), expected) {
                 (Meaning::Unrelated, None) => {}
-                (Meaning::Mistake(error), Some(said)) => {
-                    assert!(error.to_string().contains(said), "{api_version} {kind}: {error}");
+                (Meaning::Mistake(error), Some(expected)) => {
+                    assert!(error.to_string().contains(expected), "{api_version} {kind}: {error}");
                 }
                 (found, _) => panic!("{api_version} {kind}: {found:?}"),
             }

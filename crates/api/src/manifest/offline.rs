@@ -132,14 +132,14 @@ impl Offline {
             // A missing field is reported there.
             return object(file, document).map(drop);
         }
-        let place = Reference::of(&document.value);
-        self.owned.extend(owners(&document.value).map(|owner| (owner, place.clone())));
+        let owned = Reference::of(&document.value);
+        self.owned.extend(owners(&document.value).map(|owner| (owner, owned.clone())));
         match meaning::meaning(&api_version, &kind) {
             Meaning::Kept(kind) if is_bookkeeping(kind) => self.skip(file, &document),
             Meaning::Kept(Kind::IpPool) if is_v6_pool(&document.value) => {
                 let name = describe(&document.value);
-                let place = format!("{file}:{}", document.lines.first);
-                self.notes.push(format!("{place}: {name}: IPv6 pools are not supported yet: left out"));
+                let location = format!("{file}:{}", document.lines.first);
+                self.notes.push(format!("{location}: {name}: IPv6 pools are not supported yet: left out"));
             }
             Meaning::Kept(kind) => {
                 self.make_readable(kind, file, &mut document);
@@ -192,12 +192,12 @@ impl Offline {
 
     /// Changes what `apply` rejects, if it is sufficient for a verdict.
     fn make_readable(&mut self, kind: Kind, file: &str, document: &mut Document) {
-        let place = format!("{file}:{}", document.lines.first);
+        let location = format!("{file}:{}", document.lines.first);
         match kind {
             Kind::IpPool => {
                 if let Some(problem) = make_pool_readable(&mut document.value) {
                     let name = describe(&document.value);
-                    self.notes.push(format!("{place}: {name}: {problem}; verdicts do not depend on it"));
+                    self.notes.push(format!("{location}: {name}: {problem}; verdicts do not depend on it"));
                 }
             }
             // Calico derives these from namespaces and service accounts, and so does Tortie.

@@ -26,7 +26,7 @@ pub(crate) struct Cluster {
     /// Which of them are Windows nodes.
     windows: BTreeSet<String>,
     /// The nodes of pods.
-    places: BTreeMap<(String, String), String>,
+    nodes_of_pods: BTreeMap<(String, String), String>,
 }
 
 impl Cluster {
@@ -35,7 +35,7 @@ impl Cluster {
             state: NodeState::default(),
             nodes: BTreeMap::new(),
             windows: BTreeSet::new(),
-            places: BTreeMap::new(),
+            nodes_of_pods: BTreeMap::new(),
         };
         let mut calc = Calc::new(EVERYWHERE);
         let mut endpoints: BTreeMap<(String, String), Vec<Value>> = BTreeMap::new();
@@ -44,7 +44,7 @@ impl Cluster {
                 Ok(Resource::Node(node)) => cluster.add_node(&key.name, node),
                 Ok(Resource::WorkloadEndpoint(endpoint)) => {
                     let pod = (key.namespace.clone(), endpoint.spec.pod.clone());
-                    cluster.places.insert(pod.clone(), endpoint.spec.node.clone());
+                    cluster.nodes_of_pods.insert(pod.clone(), endpoint.spec.node.clone());
                     endpoints.entry(pod).or_default().push(stored.value.clone());
                 }
                 _ if key.kind != Kind::WorkloadEndpoint => calc.update(key, Some(&stored.value)),
@@ -55,7 +55,7 @@ impl Cluster {
             let Ok(Resource::Pod(pod)) = resource else { continue };
             let name = (key.namespace.clone(), key.name.clone());
             if !endpoints.contains_key(&name) && is_under_policy(pod) {
-                cluster.places.insert(name.clone(), pod.spec.node_name.clone().unwrap_or_default());
+                cluster.nodes_of_pods.insert(name.clone(), pod.spec.node_name.clone().unwrap_or_default());
                 endpoints.insert(name, vec![endpoint_of(key, pod)]);
             }
         }
@@ -88,7 +88,7 @@ impl Cluster {
 
     /// The node of a pod; empty if it has none yet.
     pub(crate) fn node_of(&self, id: &EndpointId) -> &str {
-        self.places.get(&(id.namespace.to_string(), id.pod.to_string())).map_or("", String::as_str)
+        self.nodes_of_pods.get(&(id.namespace.to_string(), id.pod.to_string())).map_or("", String::as_str)
     }
 
     /// Whether the pod counts: it is on a Windows node, or there is none.

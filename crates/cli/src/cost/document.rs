@@ -36,7 +36,7 @@ fn pod(pod: &PodCost) -> Value {
     json!({
         "pod": format!("{}/{}", pod.id.namespace, pod.id.pod), "interface": pod.id.interface, "node": pod.node,
         "withoutSets": tally(&cost.lists), "withSets": sets, "naive": naive,
-        "conditions": conditions.map(|told| json!({"reason": told.reason, "about": told.about, "message": told.message})).collect::<Vec<_>>(),
+        "conditions": conditions.map(|condition| json!({"reason": condition.reason, "about": condition.about, "message": condition.message})).collect::<Vec<_>>(),
     })
 }
 
@@ -48,10 +48,10 @@ fn policy(total: &PolicyTotal) -> Value {
 }
 
 fn rule(rule: &RuleTotal) -> Value {
-    let place = rule.place.trim().trim_matches(['(', ')']);
+    let location = rule.location.trim().trim_matches(['(', ')']);
     json!({
         "policy": rule.policy.to_string(), "direction": direction_name(rule.direction), "rule": rule.number,
-        "place": (!place.is_empty()).then_some(place),
+        "place": (!location.is_empty()).then_some(location),
         "saves": {"withoutSets": saving(rule.lists), "withSets": saving(rule.sets)},
         "because": rule.because.to_string(),
     })

@@ -110,7 +110,7 @@ fn rules(found: &CostReport) {
     let header = ["  rule", "ACLs", "addresses", "ACLs with sets", "because"].map(str::to_owned).to_vec();
     let rows = found.rules.iter().map(|rule| {
         let counts = [rule.lists.acls, rule.lists.addresses, rule.sets.acls].map(|count| count.to_string());
-        [format!("  {}{}", named(rule), rule.place)]
+        [format!("  {}{}", named(rule), rule.location)]
             .into_iter()
             .chain(counts)
             .chain([rule.because.to_string()])
@@ -153,7 +153,7 @@ fn advice(found: &CostReport) {
             named(rule),
             parts.join(" and "),
             rule.because,
-            rule.place
+            rule.location
         ));
     }
 }
@@ -178,9 +178,9 @@ fn notes(found: &CostReport) {
             "The naive expansion leaves out {rules} (counted once for each pod) that it cannot say: negations, types of ICMP."
         ));
     }
-    let mut told: Vec<String> =
+    let mut messages: Vec<String> =
         found.pods.iter().flat_map(|pod| &pod.cost.conditions).map(ToString::to_string).collect();
-    told.sort_unstable();
-    told.dedup();
-    told.iter().take(DEAREST).for_each(|message| output::line(&format!("note: {message}")));
+    messages.sort_unstable();
+    messages.dedup();
+    messages.iter().take(DEAREST).for_each(|message| output::line(&format!("note: {message}")));
 }

@@ -15,8 +15,8 @@ pub(super) fn of(found: &ShownPod, sets: &Meanings) -> Value {
 }
 
 fn of_endpoint(shown: &ShownEndpoint, sets: &Meanings) -> Value {
-    let asked = &shown.asked;
-    let policies = asked.policies.iter().map(|(id, rules)| {
+    let desired = &shown.asked;
+    let policies = desired.policies.iter().map(|(id, rules)| {
         let rules = |direction: Direction| -> Vec<Value> {
             let rules = rules.direction(direction).iter();
             let rule =
@@ -27,16 +27,16 @@ fn of_endpoint(shown: &ShownEndpoint, sets: &Meanings) -> Value {
             "policy": id, "ingress": rules(Direction::Ingress), "egress": rules(Direction::Egress),
         })
     });
-    let described = asked
+    let described = desired
         .sets
         .iter()
         .map(|(id, members)| (id.to_string(), json!({"members": members, "words": words::set(id, sets)})));
     let mut document = json!({
         "interface": shown.id.interface,
-        "containerId": asked.endpoint.container_id,
-        "hostInterface": asked.endpoint.host_interface,
-        "addresses": asked.endpoint.addresses,
-        "program": asked.endpoint.program,
+        "containerId": desired.endpoint.container_id,
+        "hostInterface": desired.endpoint.host_interface,
+        "addresses": desired.endpoint.addresses,
+        "program": desired.endpoint.program,
         "policies": policies.collect::<Vec<_>>(),
         "sets": described.collect::<serde_json::Map<_, _>>(),
         "conditions": shown.conditions,

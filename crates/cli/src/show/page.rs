@@ -18,8 +18,8 @@ pub(super) fn print(found: &ShownPod, sets: &Meanings, counters: bool) {
         let endpoint = &shown.asked.endpoint;
         let addresses: Vec<_> = endpoint.addresses.iter().map(ToString::to_string).collect();
         output::line(&format!("pod {} on node {}: {}", shown.id, found.node, addresses.join(", ")));
-        for told in &shown.conditions {
-            warn(&format!("the node reports {}: {}", told.reason, told.text()));
+        for condition in &shown.conditions {
+            warn(&format!("the node reports {}: {}", condition.reason, condition.text()));
         }
         let nothing = Shown::default();
         let system = match &shown.system {
@@ -114,10 +114,10 @@ impl<'a> Page<'a> {
     }
 
     fn before_policy(&mut self) {
-        for (place, list) in self.lists().filter(|(_, list)| list.part == ShownPart::BeforePolicy) {
+        for (list_number, list) in self.lists().filter(|(_, list)| list.part == ShownPart::BeforePolicy) {
             output::line(&format!("  before policy: {}{}", list.words, in_list(list)));
             for (index, rule) in list.rules.iter().enumerate() {
-                self.printed.insert((place, index));
+                self.printed.insert((list_number, index));
                 self.rule(rule, 6);
             }
         }
@@ -153,9 +153,9 @@ impl<'a> Page<'a> {
     /// Prints the earlier rule whose system rule also represents this one.
     fn folded(&self, wanted: impl Fn(&ShownRule) -> bool) {
         let mut with = BTreeSet::<usize>::new();
-        for (place, list) in self.lists() {
+        for (list_number, list) in self.lists() {
             let rules = list.rules.iter().enumerate();
-            let printed = rules.filter(|(index, _)| self.printed.contains(&(place, *index)));
+            let printed = rules.filter(|(index, _)| self.printed.contains(&(list_number, *index)));
             with.extend(
                 printed
                     .filter(|(_, rule)| wanted(rule))
@@ -169,9 +169,9 @@ impl<'a> Page<'a> {
 
     /// Prints rules of the system that belong to no policy, or to several.
     fn others(&mut self) {
-        let left = self
-            .lists()
-            .any(|(place, list)| (0..list.rules.len()).any(|index| !self.printed.contains(&(place, index))));
+        let left = self.lists().any(|(list_number, list)| {
+            (0..list.rules.len()).any(|index| !self.printed.contains(&(list_number, index)))
+        });
         if left {
             output::line(
                 "  other rules of the system, such as those that stand for rules of several policies",
@@ -182,9 +182,9 @@ impl<'a> Page<'a> {
 
     /// Prints matching rules of the system that have not been printed yet.
     fn rules(&mut self, wanted: impl Fn(&ShownRule) -> bool, indent: usize) {
-        for (place, list) in self.lists() {
+        for (list_number, list) in self.lists() {
             for (index, rule) in list.rules.iter().enumerate().filter(|(_, rule)| wanted(rule)) {
-                if self.printed.insert((place, index)) {
+                if self.printed.insert((list_number, index)) {
                     self.rule(rule, indent);
                 }
             }

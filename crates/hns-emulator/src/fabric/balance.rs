@@ -76,8 +76,8 @@ pub(crate) fn fronts(network: Guid, state: &State, node: Ipv4Addr) -> Fronts {
                 else {
                     continue;
                 };
-                let place = (protocol, vip, mapping.external_port);
-                fronts.insert(place, Front::new(balancer, mapping, &backends, node));
+                let key = (protocol, vip, mapping.external_port);
+                fronts.insert(key, Front::new(balancer, mapping, &backends, node));
             }
         }
     }

@@ -78,7 +78,7 @@ fn refused<E: Into<io::Error>>(operation: &'static str) -> impl FnOnce(E) -> Err
 /// The remedy for a refusal, by the switches that distributions have.
 fn advice(source: &io::Error, sysctl: impl Fn(&str) -> Option<String>) -> String {
     let is = |name: &str, value: &str| sysctl(name).is_some_and(|text| text.trim() == value);
-    let ways = [
+    let switches = [
         ("kernel/unprivileged_userns_clone", "0", "kernel.unprivileged_userns_clone=1"),
         (
             "kernel/apparmor_restrict_unprivileged_userns",
@@ -87,7 +87,7 @@ fn advice(source: &io::Error, sysctl: impl Fn(&str) -> Option<String>) -> String
         ),
         ("user/max_user_namespaces", "0", "user.max_user_namespaces=10000"),
     ];
-    let setting = ways.iter().find(|(name, value, _)| is(name, value)).map(|(_, _, setting)| setting);
+    let setting = switches.iter().find(|(name, value, _)| is(name, value)).map(|(_, _, setting)| setting);
     match (source.raw_os_error(), setting) {
         (Some(libc::EINVAL), _) => {
             "The process has several threads, or the kernel lacks these namespaces (CONFIG_USER_NS, CONFIG_NET_NS, \
@@ -126,7 +126,7 @@ mod tests {
             (libc::EINVAL, ("user/max_user_namespaces", "100\n"), "several threads"),
         ];
         for (errno, (name, value), expected) in cases {
-            let sysctl = |asked: &str| (asked == name).then(|| value.to_owned());
+            let sysctl = |wanted: &str| (wanted == name).then(|| value.to_owned());
             let text = advice(&io::Error::from_raw_os_error(errno), sysctl);
             assert!(text.contains(expected), "{errno} with {name}={value}: {text}");
         }

@@ -146,8 +146,8 @@ fn refusal(message: &Incoming<'_>) -> Option<Refusal> {
         let skipped = if message.flags & CAPPED != 0 { HEADER } else { repeated.next_multiple_of(4) };
         rest.get(skipped..).unwrap_or_default()
     };
-    let told = message.flags & ACK_TLVS != 0;
-    let text = if told { Attributes(attributes).text(TEXT).unwrap_or_default() } else { String::new() };
+    let has_text = message.flags & ACK_TLVS != 0;
+    let text = if has_text { Attributes(attributes).text(TEXT).unwrap_or_default() } else { String::new() };
     Some(Refusal { source: io::Error::from_raw_os_error(code.saturating_neg()), text })
 }
 

@@ -119,7 +119,7 @@ impl Nft {
         let transaction = Transaction { table: TABLE.to_owned(), ops };
         let requests = |piece: Piece| piece.requests.into_iter().map(move |request| (piece.op, request));
         let pieces = encode::encode(&transaction, self.room());
-        let (places, messages): (Vec<usize>, Vec<Request>) = pieces.into_iter().flat_map(requests).unzip();
+        let (ops, messages): (Vec<usize>, Vec<Request>) = pieces.into_iter().flat_map(requests).unzip();
         let batch = [vec![encode::begin()], messages, vec![encode::end()]].concat();
         let failed = || Error::refused("say what of nftables it has", "the kernel");
         let answers = self.socket.transaction(&batch).map_err(failed())?;
@@ -128,15 +128,15 @@ impl Nft {
         let mut never_made = false;
         for (index, answer) in answers {
             let Err(refusal) = answer else { continue };
-            let place = index.checked_sub(1).and_then(|index| places.get(index));
-            let feature = place.map_or(Feature::Tables, |place| features[*place]);
-            never_made |= place.is_none_or(|place| features[*place] == Feature::Tables);
+            let op = index.checked_sub(1).and_then(|index| ops.get(index));
+            let feature = op.map_or(Feature::Tables, |op| features[*op]);
+            never_made |= op.is_none_or(|op| features[*op] == Feature::Tables);
             let unheard = matches!(
                 refusal.source.raw_os_error(),
                 Some(libc::ENOENT | libc::EOPNOTSUPP | libc::EPROTONOSUPPORT)
             );
             // The last change is refused in any case.
-            if unheard && place.is_none_or(|place| *place + 1 < features.len()) {
+            if unheard && op.is_none_or(|op| *op + 1 < features.len()) {
                 lacking.insert(feature);
             }
         }

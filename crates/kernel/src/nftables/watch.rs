@@ -33,20 +33,20 @@ pub struct Watch {
 
 impl Watch {
     /// Watches a table in the network namespace of the calling thread. `own` is the port id of the connection whose
-    /// changes are Tortie's own. Calls `told` for each burst of changes by others, and if the kernel had to drop
+    /// changes are Tortie's own. Calls `on_change` for each burst of changes by others, and if the kernel had to drop
     /// notifications, because then the changes are unknown.
     ///
     /// # Errors
     /// The connection or thread that could not be created.
-    pub fn start(table: &str, own: u32, told: ChangeCallback) -> Result<Self> {
-        Self::on(subscribed()?, table, own, told)
+    pub fn start(table: &str, own: u32, on_change: ChangeCallback) -> Result<Self> {
+        Self::on(subscribed()?, table, own, on_change)
     }
 
     /// The same with an existing connection.
-    fn on(mut socket: Socket, table: &str, own: u32, told: ChangeCallback) -> Result<Self> {
+    fn on(mut socket: Socket, table: &str, own: u32, on_change: ChangeCallback) -> Result<Self> {
         let alive = Arc::new(());
         let (weak, table) = (Arc::downgrade(&alive), table.to_owned());
-        let watch = move || watch(&mut socket, &table, own, &told, &weak);
+        let watch = move || watch(&mut socket, &table, own, &on_change, &weak);
         let failed = crate::Error::system("start it", "the thread that watches the nftables table");
         thread::Builder::new().name("nftables-watch".to_owned()).spawn(watch).map_err(failed)?;
         Ok(Self { _alive: alive })
@@ -60,16 +60,16 @@ fn subscribed() -> Result<Socket> {
     Ok(socket)
 }
 
-fn watch(socket: &mut Socket, table: &str, own: u32, told: &ChangeCallback, alive: &Weak<()>) {
+fn watch(socket: &mut Socket, table: &str, own: u32, on_change: &ChangeCallback, alive: &Weak<()>) {
     while alive.strong_count() > 0 {
         match socket.next_notifications(TIMEOUT) {
             Ok(changes) if changes.iter().any(|change| is_foreign(change, table, own)) => {
                 tracing::warn!(table, "another program has changed the table; Tortie repairs it");
-                (told.0)();
+                (on_change.0)();
             }
             Ok(_) => {}
             // Some were dropped, possibly of Tortie's own changes.
-            Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => (told.0)(),
+            Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => (on_change.0)(),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => {
                 tracing::error!(table, %error, "cannot watch the table; Tortie notices changes by others at the next resync");
@@ -112,8 +112,8 @@ mod tests {
         };
         let socket = NetNs::create().unwrap().run(overrun).unwrap();
         let (disturb, disturbed) = mpsc::channel();
-        let told = ChangeCallback(Box::new(move || disturb.send(()).unwrap_or_default()));
-        let _watch = Watch::on(socket, "ours", 0, told).unwrap();
+        let on_change = ChangeCallback(Box::new(move || disturb.send(()).unwrap_or_default()));
+        let _watch = Watch::on(socket, "ours", 0, on_change).unwrap();
         disturbed.recv_timeout(Duration::from_secs(10)).unwrap();
         assert!(disturbed.recv_timeout(2 * TIMEOUT).is_err(), "once");
     }

@@ -13,25 +13,25 @@ use super::sets::digest;
 use super::skeleton::is_of_skeleton;
 
 /// Whether the operator wants counters.
-pub(super) fn is_asked_for(state: &NodeState) -> bool {
+pub(super) fn is_enabled(state: &NodeState) -> bool {
     state.settings.policy_counters == PolicyCounters::Enabled
 }
 
 /// The maximum size of a policy in bytes, given the size of a transaction: in the worst case all of its sets exist
 /// twice.
 pub(super) fn room(state: &NodeState, room: usize) -> usize {
-    if is_asked_for(state) { room / 2 } else { room }
+    if is_enabled(state) { room / 2 } else { room }
 }
 
 /// The maximum number of keys of program sets, given the maximum without counters: a counter takes 16 bytes for each
 /// processor.
 pub(super) fn most_keys(state: &NodeState, most: usize) -> usize {
-    if is_asked_for(state) { most / 8 } else { most }
+    if is_enabled(state) { most / 8 } else { most }
 }
 
 /// Adds counters to the rules of programs and policies, if requested.
 pub(super) fn add_counters(state: &NodeState, change: &mut Change) {
-    if is_asked_for(state) {
+    if is_enabled(state) {
         for (_, chain) in change.new_chains_by_name().filter(|(name, _)| !is_of_skeleton(name)) {
             count(chain);
         }
@@ -45,8 +45,8 @@ pub(super) fn is_counting(expr: &Expr) -> bool {
 
 /// The part of a set's name that distinguishes counting sets: the chain, the rule, and the position of the set in the
 /// rule.
-pub(super) fn name(chain: &str, rule: &Rule, place: usize, set: &Set) -> String {
-    let exprs = rule.exprs.iter().enumerate().filter(|(index, _)| *index != place);
+pub(super) fn name(chain: &str, rule: &Rule, index_of_lookup: usize, set: &Set) -> String {
+    let exprs = rule.exprs.iter().enumerate().filter(|(index, _)| *index != index_of_lookup);
     let rest: Vec<_> = exprs.map(|(_, expr)| expr).collect();
     digest(format!("{chain} {rest:?} {set:?}").as_bytes())
 }

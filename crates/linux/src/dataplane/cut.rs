@@ -24,7 +24,7 @@ pub(super) struct Cut {
 }
 
 /// Whether this state requires cutting.
-pub(super) fn is_asked_for(state: &NodeState) -> bool {
+pub(super) fn is_enabled(state: &NodeState) -> bool {
     state.settings.established_flows == EstablishedFlows::Cut
 }
 

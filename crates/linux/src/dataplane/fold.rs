@@ -27,7 +27,7 @@ const JOINTS: [Joint; 5] = [
 
 impl Joint {
     /// Whether the test matches alternatives of the field.
-    fn is_asked_by(self, test: &Test) -> bool {
+    fn is_matched_by(self, test: &Test) -> bool {
         match test {
             Test::Protocol { invert: false, .. } => self == Self::Protocol,
             Test::Address { side, invert: false, .. } => self == Self::Address(*side),
@@ -54,21 +54,21 @@ fn join<T>(all: Vec<(Conjunction, Vec<T>)>, joint: Joint) -> Vec<(Conjunction, V
     // By all tests except that of the field: the index, and the position of the field's test.
     let mut alike: HashMap<Conjunction, (usize, usize)> = HashMap::new();
     for (mut tests, origins) in all {
-        let Some(place) = tests.iter().position(|test| joint.is_asked_by(test)) else {
+        let Some(position) = tests.iter().position(|test| joint.is_matched_by(test)) else {
             joined.push((tests, origins));
             continue;
         };
-        let test = tests.remove(place);
+        let test = tests.remove(position);
         match alike.get(&tests) {
-            Some((index, place)) => {
+            Some((index, position)) => {
                 let (other, its_origins) = &mut joined[*index];
-                other[*place].absorb(test);
+                other[*position].absorb(test);
                 its_origins.extend(origins);
             }
             None => {
                 let rest = tests.clone();
-                tests.insert(place, test);
-                alike.insert(rest, (joined.len(), place));
+                tests.insert(position, test);
+                alike.insert(rest, (joined.len(), position));
                 joined.push((tests, origins));
             }
         }

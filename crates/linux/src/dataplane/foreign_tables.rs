@@ -181,16 +181,16 @@ fn ends<'a>(table: &'a ForeignTable, from: &'a str) -> Vec<(&'a str, &'a End)> {
 
 /// What Calico left behind: its chains in the tables of `iptables`, or its own tables.
 fn calico(others: &Others) -> Option<Condition> {
-    let (mut chains, mut places, mut asked) = (0, Vec::new(), false);
+    let (mut chains, mut tables, mut is_entered) = (0, Vec::new(), false);
     for (id, table) in &others.tables {
         let whole = id.name == "calico";
         let is_its = |name: &str| whole || name.starts_with("cali");
         let count = table.chains.keys().filter(|name| is_its(name)).count();
         if count > 0 {
             chains += count;
-            places.push(id.to_string());
+            tables.push(id.to_string());
             let entered = table.chains.iter().filter(|(_, chain)| chain.base.is_some());
-            asked |= entered.into_iter().any(|(name, _)| {
+            is_entered |= entered.into_iter().any(|(name, _)| {
                 is_its(name)
                     || ends(table, name)
                         .iter()
@@ -198,15 +198,15 @@ fn calico(others: &Others) -> Option<Condition> {
             });
         }
     }
-    let judges = match asked {
-        true => "they still judge packets foreign_tables Tortie",
+    let judges = match is_entered {
+        true => "they still judge packets in addition to Tortie",
         false => "no packet reaches them",
     };
-    (!places.is_empty()).then(|| {
+    (!tables.is_empty()).then(|| {
         let message = format!(
             "Calico has left {chains} chains in the nftables tables {}; {judges}. Tortie leaves them alone; remove them \
              once no Calico runs on this node",
-            listed(&places)
+            listed(&tables)
         );
         Condition::new(CALICO, message)
     })
@@ -260,7 +260,7 @@ mod tests {
     #[test]
     fn unreadable_tables_are_reported_and_fail_nothing() {
         let refused = || Error::refused("list them", "theirs")(io::Error::from_raw_os_error(libc::EINTR));
-        let said = [
+        let reports = [
             conditions(Err(refused())),
             conditions(Ok(Others { cut_short: true, ..Others::default() })),
             legacy(|names| match names {
@@ -268,7 +268,7 @@ mod tests {
                 _ => Err(io::Error::from_raw_os_error(libc::ENOENT)),
             }),
         ];
-        for conditions in said {
+        for conditions in reports {
             let reasons: Vec<_> = conditions.iter().map(|condition| condition.reason).collect();
             assert_eq!(reasons, [UNKNOWN]);
             assert!(!UNKNOWN.is_failure());

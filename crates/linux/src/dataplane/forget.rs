@@ -43,7 +43,7 @@ struct Work {
 
 #[derive(Debug, Default)]
 struct Queue {
-    asked: BTreeSet<IpAddr>,
+    waiting: BTreeSet<IpAddr>,
     cut: Cut,
     /// The addresses whose connections are being removed.
     busy: BTreeSet<IpAddr>,
@@ -66,7 +66,7 @@ impl Forgetter {
         if addresses.is_empty() {
             return;
         }
-        lock(&self.work.queue).asked.extend(addresses);
+        lock(&self.work.queue).waiting.extend(addresses);
         if let Some(wake) = &self.wake {
             let _ = wake.send(()); // the thread ends only with us
         }
@@ -86,7 +86,7 @@ impl Forgetter {
     /// An error of the kernel; the removal is retried.
     pub(super) fn settle<'a>(&self, addresses: impl IntoIterator<Item = &'a IpAddr>) -> Result<()> {
         let queue = lock(&self.work.queue);
-        let waits = |address: &&IpAddr| queue.asked.contains(*address) || queue.busy.contains(*address);
+        let waits = |address: &&IpAddr| queue.waiting.contains(*address) || queue.busy.contains(*address);
         let Some(address) = addresses.into_iter().find(waits) else { return Ok(()) };
         tracing::debug!(%address, "an address is reused while its old connections are still being removed");
         drop(queue);
@@ -123,14 +123,14 @@ impl Work {
         let mut conntrack = lock(&self.conntrack);
         let addresses = {
             let mut queue = lock(&self.queue);
-            queue.busy = std::mem::take(&mut queue.asked);
+            queue.busy = std::mem::take(&mut queue.waiting);
             queue.busy.clone()
         };
         let forgotten = conntrack.forget(&addresses);
         let mut queue = lock(&self.queue);
         let busy = std::mem::take(&mut queue.busy);
         if forgotten.is_err() {
-            queue.asked.extend(busy);
+            queue.waiting.extend(busy);
         }
         drop(queue);
         tracing::debug!(?addresses, count = forgotten?, "removed connections of released addresses");
@@ -184,7 +184,7 @@ mod tests {
         drop(reading);
         forgetter.settle(&[address(2)]).unwrap();
         let queue = lock(&forgetter.work.queue);
-        assert!(queue.asked.is_empty() && queue.busy.is_empty(), "{queue:?}");
+        assert!(queue.waiting.is_empty() && queue.busy.is_empty(), "{queue:?}");
     }
 
     #[test]
@@ -195,7 +195,7 @@ mod tests {
             forgetter.ask(BTreeSet::from([address(2)]));
             if begun.elapsed() < MAX_WAIT / 10 {
                 forgetter.ask(BTreeSet::from([address(1)]));
-            } else if !lock(&forgetter.work.queue).asked.contains(&address(1)) {
+            } else if !lock(&forgetter.work.queue).waiting.contains(&address(1)) {
                 return;
             }
             assert!(begun.elapsed() < MAX_WAIT * 5);

@@ -52,14 +52,14 @@ impl Literals {
 fn lift(of: &str, chain: &mut Chain, sets: &mut BTreeMap<String, Set>) {
     for rule in &mut chain.rules {
         let counting = rule.exprs.iter().any(counting::is_counting).then(|| rule.clone());
-        for (place, expr) in rule.exprs.iter_mut().enumerate() {
+        for (index, expr) in rule.exprs.iter_mut().enumerate() {
             if let Expr::Lookup { set, .. } = expr
                 && let SetRef::Inline(spelled) = set
             {
                 let name = match &counting {
                     // It is not shared, because it would count for other rules, too.
                     Some(rule) if spelled.spec.counts => {
-                        format!("{PREFIX}{}", counting::name(of, rule, place, spelled))
+                        format!("{PREFIX}{}", counting::name(of, rule, index, spelled))
                     }
                     _ => name(spelled),
                 };

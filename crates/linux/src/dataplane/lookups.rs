@@ -215,7 +215,7 @@ fn keys(tests: &[Test], sets: &BTreeMap<String, &SetId>) -> Option<(Keyed, Sourc
     let (mut family, mut protocols, mut ports, mut peer) = (None, None, None, None);
     for test in tests {
         match test {
-            Test::Family(asked) => family = Some(*asked),
+            Test::Family(of) => family = Some(*of),
             Test::Protocol { numbers, invert: false } => protocols = Some(numbers.clone()),
             Test::Port { side: PacketEnd::Destination, ranges, invert: false } => {
                 ports = Some(ranges.keys(MAX_VALUES)?);

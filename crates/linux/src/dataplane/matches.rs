@@ -103,10 +103,10 @@ fn classes(rule: &Rule) -> Vec<Class> {
     let mut classes = match rule.protocol {
         Some(Protocol(protocol)) => vec![class(&[protocol], &[])],
         None => {
-            let asked = [(asks_ports, &WITH_PORTS[..]), (asks_icmp, &ICMP[..])];
-            let asked = asked.into_iter().filter_map(|(asks, protocols)| asks.then_some(protocols));
-            let mut classes: Vec<_> = asked.clone().map(|protocols| class(protocols, &[])).collect();
-            classes.push(class(&[], &asked.flatten().copied().collect::<Vec<_>>()));
+            let exclusive = [(asks_ports, &WITH_PORTS[..]), (asks_icmp, &ICMP[..])];
+            let exclusive = exclusive.into_iter().filter_map(|(asks, protocols)| asks.then_some(protocols));
+            let mut classes: Vec<_> = exclusive.clone().map(|protocols| class(protocols, &[])).collect();
+            classes.push(class(&[], &exclusive.flatten().copied().collect::<Vec<_>>()));
             classes
         }
     };
@@ -130,20 +130,20 @@ fn groups(
     class: &Class,
     exists: &dyn Fn(&str) -> bool,
 ) -> Option<Vec<Group>> {
-    let mut asked = TestGroups { groups: Vec::new(), family, has_ports: class.has_ports, exists };
+    let mut tests = TestGroups { groups: Vec::new(), family, has_ports: class.has_ports, exists };
     if let Some(family) = family {
-        asked.all(Test::Family(family));
+        tests.all(Test::Family(family));
     }
-    asked.protocols(&class.one_of, false);
-    asked.protocols(&class.none_of, true);
+    tests.protocols(&class.one_of, false);
+    tests.protocols(&class.none_of, true);
     // Exhaustive, here and below, because a forgotten criterion would open something.
     // `families` and `classes` read the rest.
     let Rule { action: _, ip_version: _, protocol: _, not_protocol: _, icmp, not_icmp, source, destination } =
         rule;
-    asked.icmp(*icmp, *not_icmp, class)?;
-    asked.entity(source, PacketEnd::Source)?;
-    asked.entity(destination, PacketEnd::Destination)?;
-    Some(asked.groups)
+    tests.icmp(*icmp, *not_icmp, class)?;
+    tests.entity(source, PacketEnd::Source)?;
+    tests.entity(destination, PacketEnd::Destination)?;
+    Some(tests.groups)
 }
 
 /// The tests so far.

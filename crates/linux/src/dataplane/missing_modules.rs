@@ -53,7 +53,7 @@ impl MissingModules {
     /// The conditions if the rest is in force.
     pub(super) fn conditions(&self) -> impl Iterator<Item = Condition> {
         self.0.iter().filter_map(|feature| {
-            let so = said_without(*feature)?;
+            let so = message_without(*feature)?;
             let modules = feature.modules();
             let message =
                 format!("this kernel lacks {modules}: {so}. Load them, or take a kernel that has them");
@@ -63,7 +63,7 @@ impl MissingModules {
 
     /// The missing modules without which there is no policy, if any.
     pub(super) fn needed(&self) -> Option<String> {
-        let needed = self.0.iter().filter(|feature| said_without(**feature).is_none());
+        let needed = self.0.iter().filter(|feature| message_without(**feature).is_none());
         let modules: Vec<_> = needed.map(|feature| feature.modules()).collect();
         (!modules.is_empty()).then(|| modules.join(", "))
     }
@@ -80,7 +80,7 @@ impl MissingModules {
 }
 
 /// The message if the table works without the feature; `None` if it does not.
-fn said_without(feature: Feature) -> Option<&'static str> {
+fn message_without(feature: Feature) -> Option<&'static str> {
     match feature {
         Feature::Log => Some("rules with the action Log log nothing; verdicts are not affected"),
         Feature::Counter => Some("rules count no packets; verdicts are not affected"),
@@ -164,7 +164,7 @@ mod tests {
     }
 
     /// The pod of the state has no link here, which does not matter.
-    fn said(report: &Report) -> Vec<(Reason, &str)> {
+    fn messages_of(report: &Report) -> Vec<(Reason, &str)> {
         report.node.iter().map(|condition| (condition.reason, condition.message.as_str())).collect()
     }
 
@@ -203,7 +203,7 @@ mod tests {
             let [(report, table), (after, repaired)] = on_kernel_without(names);
             assert!(table.as_ref() == Some(expected), "{names:?}: {table:#?}");
             assert_eq!(report.node.len(), messages.len(), "{report:?}");
-            for ((reason, message), expected) in said(&report).into_iter().zip(messages) {
+            for ((reason, message), expected) in messages_of(&report).into_iter().zip(messages) {
                 assert!(message.contains(expected) && !reason.is_failure(), "{names:?}: {message}");
             }
             assert!(repaired.as_ref() == Some(&full) && after.node.is_empty(), "{names:?}: {after:?}");
@@ -215,12 +215,12 @@ mod tests {
         for names in [&["ct"] as &[_], &["ct", "log"]] {
             let [(report, table), (after, repaired)] = on_kernel_without(names);
             assert_eq!(table, None);
-            let said = said(&report);
+            let found = messages_of(&report);
             assert!(
-                said[0].0 == Reason::PolicyNotInForce && said[0].0.is_failure() && report.retry,
-                "{said:?}"
+                found[0].0 == Reason::PolicyNotInForce && found[0].0.is_failure() && report.retry,
+                "{found:?}"
             );
-            assert!(said[0].1.contains("lacks nft_ct and nf_conntrack: load them"), "{said:?}");
+            assert!(found[0].1.contains("lacks nft_ct and nf_conntrack: load them"), "{found:?}");
             let [conditions] = &report.endpoints.values().collect::<Vec<_>>()[..] else { panic!() };
             assert!(conditions[0].message.contains("nft_ct and nf_conntrack"), "{conditions:?}");
             assert!(repaired.is_some() && after.node.is_empty(), "{after:?}");

@@ -206,7 +206,7 @@ impl Dataplane {
     /// Schedules the removal of established flows that policy denies now, if this is configured and policy is in
     /// force.
     fn cut_denied(&mut self, state: &NodeState, mut dirty: Dirty, policy: Result<()>) -> Result<()> {
-        if !cut::is_asked_for(state) {
+        if !cut::is_enabled(state) {
             return policy;
         }
         dirty.settings |= std::mem::replace(&mut self.uncut, true);
@@ -300,8 +300,8 @@ impl tortie_dataplane::Dataplane for Dataplane {
         report
     }
 
-    fn watch(&mut self, told: Box<dyn Fn() + Send>) {
-        self.policy.watch(told);
+    fn watch(&mut self, on_change: Box<dyn Fn() + Send>) {
+        self.policy.watch(on_change);
     }
 
     fn show(&mut self, state: &NodeState, endpoint: &EndpointId) -> Result<Shown, ShowError> {

@@ -406,11 +406,11 @@ fn foreign_link(link: &Link) -> Condition {
 
 /// Whether two routes do the same, whoever created them.
 fn leads_alike(one: &Route, other: &Route) -> bool {
-    let way = |route: &Route| match route.kind {
+    let target = |route: &Route| match route.kind {
         RouteKind::Blackhole => (route.kind, None, None),
         RouteKind::Unicast => (route.kind, route.link, route.gateway),
     };
-    way(one) == way(other)
+    target(one) == target(other)
 }
 
 /// Whether a failed deletion means that the object was already gone, for instance with its link.

@@ -108,9 +108,9 @@ pub(super) fn closed(name: &str, message: String) -> RenderedProgram {
 }
 
 /// Renders a program.
-pub(super) fn write(name: &str, asked: &ProgramSpec, sources: &Sources<'_>) -> RenderedProgram {
+pub(super) fn write(name: &str, spec: &ProgramSpec, sources: &Sources<'_>) -> RenderedProgram {
     let chains = vec![Vec::new()];
-    let mut writer = Writer { name, asked, sources, chains, written: RenderedProgram::default() };
+    let mut writer = Writer { name, spec, sources, chains, written: RenderedProgram::default() };
     writer.program();
     if writer.chains.len() > MAX_CHAINS {
         let problem =
@@ -124,7 +124,7 @@ pub(super) fn write(name: &str, asked: &ProgramSpec, sources: &Sources<'_>) -> R
 
 struct Writer<'a, 's> {
     name: &'a str,
-    asked: &'a ProgramSpec,
+    spec: &'a ProgramSpec,
     sources: &'a Sources<'s>,
     chains: Vec<Vec<Rule>>,
     written: RenderedProgram,
@@ -133,7 +133,7 @@ struct Writer<'a, 's> {
 impl Writer<'_, '_> {
     /// A tier has a chain of its own only if a Pass rule must reach it.
     fn program(&mut self) {
-        for tier in &self.asked.tiers {
+        for tier in &self.spec.tiers {
             let next = Verdict::Goto(format!("{}-{}", self.name, self.chains.len()));
             let passes = tier.policies.iter().any(|id| (self.sources.lines)(id).passes());
             self.policies(&tier.policies, Some(&next));
@@ -149,12 +149,12 @@ impl Writer<'_, '_> {
                 return; // nothing comes further
             }
         }
-        if !self.asked.stage.denies_at_end() {
+        if !self.spec.stage.denies_at_end() {
             return self.rules([Rule::new(vec![Expr::Verdict(Verdict::Accept)], "no tier decides")]);
         }
         // A profile with Pass leaves the decision to the next one, which then needs a chain of its own.
         let passes = |id: &PolicyId| (self.sources.lines)(id).passes();
-        for profiles in self.asked.profiles.split_inclusive(passes) {
+        for profiles in self.spec.profiles.split_inclusive(passes) {
             let next = Verdict::Goto(format!("{}-{}", self.name, self.chains.len()));
             self.policies(profiles, Some(&next));
             if profiles.last().is_some_and(passes) {
@@ -176,8 +176,7 @@ impl Writer<'_, '_> {
             if lines.passes() {
                 self.lines(&lines.lines, pass);
             } else if !lines.lines.is_empty() {
-                let jump =
-                    Expr::Verdict(Verdict::Jump(chain_name(id, self.asked.direction, self.asked.stage)));
+                let jump = Expr::Verdict(Verdict::Jump(chain_name(id, self.spec.direction, self.spec.stage)));
                 self.rules([Rule::new(vec![jump], &id.to_string())]);
                 self.written.jumps.insert(id.clone());
             }
@@ -198,12 +197,12 @@ impl Writer<'_, '_> {
     }
 
     fn lines(&mut self, lines: &[Line], pass: Option<&Verdict>) {
-        let (stage, deny) = (self.asked.stage, self.sources.deny);
+        let (stage, deny) = (self.spec.stage, self.sources.deny);
         self.rules(lines.iter().flat_map(|line| line.rules(stage, deny, pass)));
     }
 
     fn deny(&mut self, comment: &str) {
-        self.rules(Line::all(Action::Deny, comment).rules(self.asked.stage, self.sources.deny, None));
+        self.rules(Line::all(Action::Deny, comment).rules(self.spec.stage, self.sources.deny, None));
     }
 
     fn rules(&mut self, rules: impl IntoIterator<Item = Rule>) {

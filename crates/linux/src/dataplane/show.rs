@@ -57,7 +57,7 @@ impl PolicyTable {
                     "nftables table inet {}, interface {}",
                     self.config.table, endpoint.host_interface
                 ),
-                counting: Some(super::counting::is_asked_for(state)),
+                counting: Some(super::counting::is_enabled(state)),
                 sets: names_of_sets(state, endpoint),
                 ..Shown::default()
             },
@@ -207,7 +207,7 @@ impl Reader<'_> {
     /// The rule with the values of its own sets, and their counts.
     fn spell_out(&mut self, rule: &Rule) -> Result<(Rule, Vec<ShownValue>)> {
         let (mut exprs, mut values) = (Vec::<Expr>::new(), Vec::new());
-        let mut asked: Vec<(Expr, Set)> = Vec::new();
+        let mut tested: Vec<(Expr, Set)> = Vec::new();
         for expr in &rule.exprs {
             let Expr::Lookup { register, set: SetRef::Named(name), invert } = expr else {
                 exprs.push(expr.clone());
@@ -227,12 +227,12 @@ impl Reader<'_> {
             let set = Set { spec: SetSpec { counts: false, ..spec }, elements: elements.elements };
             // It tests the same field with the same values, and exists only to count them.
             if let Some(load) = exprs.last()
-                && asked.iter().any(|before| before.0 == *load && before.1 == set)
+                && tested.iter().any(|before| before.0 == *load && before.1 == set)
             {
                 exprs.pop();
                 continue;
             }
-            asked.extend(exprs.last().map(|load| (load.clone(), set.clone())));
+            tested.extend(exprs.last().map(|load| (load.clone(), set.clone())));
             let set = match is_literal && set.elements.len() <= MAX_SPELLED_OUT {
                 true => SetRef::Inline(Box::new(set)),
                 false => SetRef::Named(name.clone()),
@@ -301,14 +301,14 @@ fn counted_values(
 ) -> Vec<ShownValue> {
     let all = elements.elements.len() <= MAX_VALUES;
     let count = |key: &Key| elements.counts.get(key).copied();
-    let told = elements.elements.iter();
-    let told = told.filter(|(key, _)| all || count(key).is_some_and(|count| count.packets > 0));
+    let listed = elements.elements.iter();
+    let listed = listed.filter(|(key, _)| all || count(key).is_some_and(|count| count.packets > 0));
     let value = |(key, value): (&Key, &Value)| ShownValue {
         text: element_text(&spec.key, key, value),
         count: count(key).map(shown),
         from: from(key),
     };
-    told.take(MAX_VALUES).map(value).collect()
+    listed.take(MAX_VALUES).map(value).collect()
 }
 
 /// The possible policy actions of a rule.

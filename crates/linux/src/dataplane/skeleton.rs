@@ -239,7 +239,7 @@ fn no_flow_from_its_middle(node: &NodeState) -> Option<Rule> {
         Expr::Cmp { register: 0, op: CmpOp::Equal, value: vec![0] },
         Expr::Verdict(Verdict::Drop),
     ]);
-    cut::is_asked_for(node).then(|| Rule::new(exprs, "establishedFlows: Cut"))
+    cut::is_enabled(node).then(|| Rule::new(exprs, "establishedFlows: Cut"))
 }
 
 /// The program of the pod. An interface that does not belong to a pod (yet, or any more) is closed.

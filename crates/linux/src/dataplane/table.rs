@@ -38,7 +38,7 @@ pub(super) struct PolicyTable {
     /// The node's own addresses with their interfaces.
     own_addresses: BTreeMap<IpAddr, String>,
     /// The callback for changes by others, until the watch begins.
-    told: Option<ChangeCallback>,
+    on_change: Option<ChangeCallback>,
     watch: Option<Watch>,
 }
 
@@ -48,7 +48,7 @@ impl PolicyTable {
         let flags = if config.guard_table { Table::GUARDED } else { 0 };
         let mut nft = Nft::open()?;
         nft.limit_transactions(config.transaction_bytes);
-        let (desired_table, refused, missing_modules, own_addresses, told, watch) = Default::default();
+        let (desired_table, refused, missing_modules, own_addresses, on_change, watch) = Default::default();
         Ok(Self {
             nft,
             config,
@@ -60,7 +60,7 @@ impl PolicyTable {
             refused,
             missing_modules,
             own_addresses,
-            told,
+            on_change,
             watch,
         })
     }
@@ -71,17 +71,17 @@ impl PolicyTable {
     }
 
     /// Calls `told` when somebody else has changed the table.
-    pub(super) fn watch(&mut self, told: Box<dyn Fn() + Send>) {
-        self.told = Some(ChangeCallback(told));
+    pub(super) fn watch(&mut self, on_change: Box<dyn Fn() + Send>) {
+        self.on_change = Some(ChangeCallback(on_change));
     }
 
     /// Begins to watch the table if the kernel does not prevent changes by others. Policy is in force without the
     /// watch, too.
     fn begin_watch(&mut self) {
         if self.flags == 0
-            && let Some(told) = self.told.take()
+            && let Some(on_change) = self.on_change.take()
         {
-            let watch = Watch::start(&self.config.table, self.nft.port(), told);
+            let watch = Watch::start(&self.config.table, self.nft.port(), on_change);
             self.watch = watch
                 .inspect_err(|error| {
                     tracing::error!(%error, "cannot watch the table; Tortie notices changes by others at the next resync");
@@ -136,11 +136,10 @@ impl PolicyTable {
     /// The problems of each endpoint's policy.
     pub(super) fn conditions(&self) -> BTreeMap<EndpointId, Vec<Condition>> {
         let mut conditions = BTreeMap::new();
-        for (id, said) in self.desired_table.said() {
-            let mut all: Vec<_> = said.problems.into_iter().map(not_expressible).collect();
-            all.extend(said.contested.then(|| {
-                let message =
-                    format!("another pod has its interface {} too; both are closed", said.interface);
+        for (id, pod) in self.desired_table.problems_of_pods() {
+            let mut all: Vec<_> = pod.problems.into_iter().map(not_expressible).collect();
+            all.extend(pod.contested.then(|| {
+                let message = format!("another pod has its interface {} too; both are closed", pod.interface);
                 Condition::new(Reason::InterfaceContested, message)
             }));
             conditions.insert(id.clone(), all);

@@ -9,7 +9,7 @@ use tortie_api::net::IpVersion;
 
 use super::class::Class;
 use super::classes::Classes;
-use super::path::{ByStop, ByWay, FAMILIES, Path, Placement, Scope, Spot, Stop, scopes};
+use super::path::{ByPath, ByStop, FAMILIES, Path, Placement, Scope, Spot, Stop, scopes};
 use super::signature::EndSignature;
 use super::why::{Decider, Reason, Why};
 use tortie_oracle::{DecidedBy, Oracle, PolicyName, PolicyTrace, Question, Snapshot, Table, Trace, Verdict};
@@ -54,12 +54,12 @@ pub struct Cell {
     /// Whether they pass.
     pub verdict: Verdict,
     /// The result at each stop, in the order of [`Stop::ALL`]; `None` if no policy applies there.
-    pub said: ByStop<Decision>,
+    pub stops: ByStop<Decision>,
 }
 
 impl Flow {
     /// Whether any policy applies.
-    pub(super) fn is_asked(self) -> bool {
+    pub(super) fn meets_policy(self) -> bool {
         self.0.iter().any(Option::is_some)
     }
 }
@@ -68,7 +68,7 @@ impl Cell {
     /// The result at one stop.
     #[must_use]
     pub fn at(&self, stop: Stop) -> Option<Decision> {
-        self.said.get(stop.number()).copied().flatten()
+        self.stops.get(stop.number()).copied().flatten()
     }
 }
 
@@ -98,14 +98,14 @@ impl<'a> Judge<'a> {
     }
 
     /// The verdict on packets of a class of ports; `None` if there are no such flows.
-    pub fn verdict(&mut self, from: usize, to: usize, way: Path, port: usize) -> Option<Cell> {
-        let flow = flow_of(&self.flows(from, to), way).filter(|flow| flow.is_asked())?;
+    pub fn verdict(&mut self, from: usize, to: usize, path: Path, port: usize) -> Option<Cell> {
+        let flow = flow_of(&self.flows(from, to), path).filter(|flow| flow.meets_policy())?;
         Some(self.cell(flow, port))
     }
 
-    /// The results for all packets from one class to another, on each way that matters, for [`Self::cell`].
-    pub(super) fn flows(&mut self, from: usize, to: usize) -> ByWay<Flow> {
-        let mut flows = ByWay::default();
+    /// The results for all packets from one class to another, on each path that matters, for [`Self::cell`].
+    pub(super) fn flows(&mut self, from: usize, to: usize) -> ByPath<Flow> {
+        let mut flows = ByPath::default();
         let (Some(source), Some(destination)) = (self.signature(from), self.signature(to)) else {
             return flows;
         };
@@ -117,9 +117,9 @@ impl<'a> Judge<'a> {
             for (placement, there_are) in
                 [(Placement::Apart, ends.apart), (Placement::Together, ends.together)]
             {
-                let way = Path { family, placement };
-                let flow = there_are.then(|| self.flow(from, to, way));
-                if let Some(slot) = flows.get_mut(way.number()) {
+                let path = Path { family, placement };
+                let flow = there_are.then(|| self.flow(from, to, path));
+                if let Some(slot) = flows.get_mut(path.number()) {
                     *slot = flow;
                 }
             }
@@ -127,17 +127,17 @@ impl<'a> Judge<'a> {
         flows
     }
 
-    fn flow(&mut self, from: usize, to: usize, way: Path) -> Flow {
+    fn flow(&mut self, from: usize, to: usize, path: Path) -> Flow {
         let mut flow = Flow::default();
         for stop in Stop::ALL {
             let (subject, peer) = stop.subject_and_peer(from, to);
-            let own_node = match way.placement {
+            let own_node = match path.placement {
                 Placement::Together if stop.is_host() => self.own_node(from, to, stop),
                 _ => None,
             };
             let row = match own_node {
                 Some(row) => Some(row),
-                None => self.row(subject, peer, Spot { stop, placement: way.placement }, way.family),
+                None => self.row(subject, peer, Spot { stop, placement: path.placement }, path.family),
             };
             if let Some(slot) = flow.0.get_mut(stop.number()) {
                 *slot = row;
@@ -150,20 +150,20 @@ impl<'a> Judge<'a> {
     /// have it.
     pub fn cells(&mut self, from: usize, to: usize, ports: &[usize]) -> Vec<(Scope, Cell, Vec<usize>)> {
         let flows = self.flows(from, to);
-        let (mut ways, mut by_cell) = (Vec::new(), BTreeMap::<(Cell, Vec<usize>), Vec<Path>>::new());
-        for (way, flow) in Path::ALL.into_iter().zip(flows) {
-            let Some(flow) = flow.filter(|flow| flow.is_asked()) else { continue };
-            ways.push(way);
+        let (mut paths, mut by_cell) = (Vec::new(), BTreeMap::<(Cell, Vec<usize>), Vec<Path>>::new());
+        for (path, flow) in Path::ALL.into_iter().zip(flows) {
+            let Some(flow) = flow.filter(|flow| flow.meets_policy()) else { continue };
+            paths.push(path);
             let mut ports_of: BTreeMap<Cell, Vec<usize>> = BTreeMap::new();
             for port in ports {
                 ports_of.entry(self.cell(flow, *port)).or_default().push(*port);
             }
             for cell in ports_of {
-                by_cell.entry(cell).or_default().push(way);
+                by_cell.entry(cell).or_default().push(path);
             }
         }
         let scoped = |((cell, ports), of): ((Cell, Vec<usize>), Vec<Path>)| {
-            scopes(&of, &ways).into_iter().map(move |scope| (scope, cell, ports.clone()))
+            scopes(&of, &paths).into_iter().map(move |scope| (scope, cell, ports.clone()))
         };
         by_cell.into_iter().flat_map(scoped).collect()
     }
@@ -171,8 +171,11 @@ impl<'a> Judge<'a> {
     /// The deciders of a cell's verdict.
     #[must_use]
     pub fn why(&self, cell: &Cell) -> Why {
-        let decides = |said: &Decision| said.verdict == cell.verdict;
-        self.why_of(cell.verdict, cell.said.map(|said| said.filter(decides).map(|said| said.by)))
+        let decides = |decision: &Decision| decision.verdict == cell.verdict;
+        self.why_of(
+            cell.verdict,
+            cell.stops.map(|decision| decision.filter(decides).map(|decision| decision.by)),
+        )
     }
 
     pub(super) fn why_of(&self, verdict: Verdict, by: ByStop<usize>) -> Why {
@@ -206,15 +209,16 @@ impl<'a> Judge<'a> {
 
     /// Whether packets of a class of ports pass a stop with these results.
     pub(super) fn allows(&self, row: Option<Row>, port: usize) -> bool {
-        let said = row.and_then(|row| self.rows.get(row.index())?.get(port).copied().flatten());
-        said.is_none_or(|said| said.verdict == Verdict::Allow)
+        let decision = row.and_then(|row| self.rows.get(row.index())?.get(port).copied().flatten());
+        decision.is_none_or(|decision| decision.verdict == Verdict::Allow)
     }
 
     /// The verdict on packets of a class of ports.
     pub(super) fn cell(&self, flow: Flow, port: usize) -> Cell {
-        let said = flow.0.map(|row| self.rows.get(row?.index())?.get(port).copied().flatten());
-        let allows = |said: &Option<Decision>| said.is_none_or(|said| said.verdict == Verdict::Allow);
-        Cell { verdict: Verdict::from(said.iter().all(allows)), said }
+        let stops = flow.0.map(|row| self.rows.get(row?.index())?.get(port).copied().flatten());
+        let allows =
+            |decision: &Option<Decision>| decision.is_none_or(|decision| decision.verdict == Verdict::Allow);
+        Cell { verdict: Verdict::from(stops.iter().all(allows)), stops }
     }
 
     /// Whether it is a node that drops packets from its own pods to itself.
@@ -230,19 +234,19 @@ impl<'a> Judge<'a> {
         }
         let by = DecidedBy::EndpointToHost { action: "Drop".to_owned() };
         let by = self.decider_number(Decider { by, table: Table::Normal, reply: false });
-        let said = Some(Decision { verdict: Verdict::Deny, by });
-        self.row_number(vec![said; self.classes.ports().len()])
+        let decision = Some(Decision { verdict: Verdict::Deny, by });
+        self.row_number(vec![decision; self.classes.ports().len()])
     }
 
     /// `None` if there is no result for any port.
-    fn row_number(&mut self, said: Vec<Option<Decision>>) -> Option<Row> {
-        if said.iter().all(Option::is_none) {
+    fn row_number(&mut self, decisions: Vec<Option<Decision>>) -> Option<Row> {
+        if decisions.iter().all(Option::is_none) {
             return None;
         }
         let next = Row::at(self.rows.len())?;
-        let row = *self.row_numbers.entry(said.clone()).or_insert(next);
+        let row = *self.row_numbers.entry(decisions.clone()).or_insert(next);
         if row == next {
-            self.rows.push(said);
+            self.rows.push(decisions);
         }
         Some(row)
     }
@@ -305,7 +309,7 @@ impl<'a> Judge<'a> {
         stop: Stop,
         family: IpVersion,
     ) -> Vec<(usize, usize, usize)> {
-        let mut asked = BTreeSet::new();
+        let mut covered = BTreeSet::new();
         let mut packets = Vec::new();
         let classes = 0..self.classes.all().len();
         for subject in classes.filter(|class| subjects(*class)) {
@@ -314,8 +318,8 @@ impl<'a> Judge<'a> {
             let Some(View { peers, port_samples, .. }) = self.views.get(number) else { continue };
             for (peer, group) in peers.iter().enumerate() {
                 let (from, to) = stop.sender_and_receiver(subject, peer);
-                if !asked.contains(&(number, *group)) && self.is_asked(from, to, stop, family) {
-                    asked.insert((number, *group));
+                if !covered.contains(&(number, *group)) && self.passes(from, to, stop, family) {
+                    covered.insert((number, *group));
                     packets.extend(port_samples.iter().map(|port| (from, to, *port)));
                 }
             }
@@ -324,7 +328,7 @@ impl<'a> Judge<'a> {
     }
 
     /// Whether packets from one class to another pass this stop.
-    fn is_asked(&self, from: usize, to: usize, stop: Stop, family: IpVersion) -> bool {
+    fn passes(&self, from: usize, to: usize, stop: Stop, family: IpVersion) -> bool {
         let (Some(source), Some(destination)) = (self.signature(from), self.signature(to)) else {
             return false;
         };
@@ -366,8 +370,8 @@ impl<'a> Judge<'a> {
     }
 }
 
-/// The flow on a way. If nothing depends on the nodes, one flow represents both placements.
-pub(super) fn flow_of(flows: &ByWay<Flow>, way: Path) -> Option<Flow> {
-    let of = |way: Path| flows.get(way.number()).copied().flatten();
-    of(way).or_else(|| of(Path { placement: Placement::Apart, ..way }))
+/// The flow on a path. If nothing depends on the nodes, one flow represents both placements.
+pub(super) fn flow_of(flows: &ByPath<Flow>, path: Path) -> Option<Flow> {
+    let of = |path: Path| flows.get(path.number()).copied().flatten();
+    of(path).or_else(|| of(Path { placement: Placement::Apart, ..path }))
 }

@@ -102,15 +102,15 @@ impl<'a> Judge<'a> {
             return *known;
         }
         let (from, to) = spot.stop.sender_and_receiver(subject, peer);
-        let said: Vec<Option<Decision>> = view
+        let decisions: Vec<Option<Decision>> = view
             .port_samples
             .clone()
             .into_iter()
             .map(|port| self.ask(from, to, port, spot, family))
             .collect();
         let view = self.views.get(number)?;
-        let said = view.ports.iter().map(|group| said.get(*group).copied().flatten()).collect();
-        let row = self.row_number(said);
+        let decisions = view.ports.iter().map(|group| decisions.get(*group).copied().flatten()).collect();
+        let row = self.row_number(decisions);
         *self.views.get_mut(number)?.rows.get_mut(group)? = Some(row);
         row
     }
@@ -134,7 +134,7 @@ impl<'a> Judge<'a> {
         {
             return None;
         }
-        let asked = self.classes.asked.get(self.world)?;
+        let criteria = self.classes.criteria.get(self.world)?;
         let (whose, uses) = match stop.is_host() {
             true => {
                 let uses = self.classes.uses_of_hosts(signature, self.world, stop.direction())?;
@@ -144,7 +144,7 @@ impl<'a> Judge<'a> {
             false => {
                 let judged = signature.judged.as_ref()?;
                 let policies = judged.of(stop.direction());
-                let uses = asked.of_pod(judged, stop.direction());
+                let uses = criteria.of_pod(judged, stop.direction());
                 (Whose::Pods { policies, profiles: &judged.profiles }, uses)
             }
         };

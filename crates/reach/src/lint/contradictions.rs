@@ -99,16 +99,16 @@ fn of_rule(rule: &Rule, path: &str, all: &mut Vec<Contradiction>) {
         Some(Protocol::ICMPV6) => Some(6),
         _ => None,
     };
-    let asked = [
+    let versions = [
         ("ipVersion", rule.ip_version),
         ("protocol", by_protocol),
         ("source.nets", family(&rule.source.nets)),
         ("destination.nets", family(&rule.destination.nets)),
     ];
-    let asked: Vec<(&str, u8)> =
-        asked.iter().filter_map(|(field, version)| Some((*field, (*version)?))).collect();
-    if let Some((first, version)) = asked.first()
-        && let Some((field, other)) = asked.iter().find(|(_, other)| other != version)
+    let versions: Vec<(&str, u8)> =
+        versions.iter().filter_map(|(field, version)| Some((*field, (*version)?))).collect();
+    if let Some((first, version)) = versions.first()
+        && let Some((field, other)) = versions.iter().find(|(_, other)| other != version)
     {
         wrong(field, format!("{first} matches IPv{version}, {field} matches IPv{other}"));
     }

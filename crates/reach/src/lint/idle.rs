@@ -27,7 +27,8 @@ struct Cluster {
 /// A packet at a stop: its sender, receiver and port.
 #[derive(Clone, Copy)]
 struct PacketAtStop {
-    packet: (usize, usize, usize),
+    /// The classes of the sender, the receiver and the ports.
+    classes: (usize, usize, usize),
     stop: Stop,
     family: IpVersion,
 }
@@ -77,7 +78,7 @@ pub(super) fn check(snapshot: &Snapshot, found: &mut Findings) {
         if !cluster.is_about_somebody(&owner) {
             continue;
         }
-        match owner.is_asked() {
+        match owner.is_enforced() {
             true => of_rules(&owner, &cluster, &decide, found),
             false => of_rules(&owner, &cluster, &cluster.deciding(&owner), found),
         }
@@ -111,8 +112,8 @@ impl Cluster {
     fn deciding_policies(&self) -> BTreeSet<RuleName> {
         let mut judge = Judge::new(&self.classes, &self.reduced, 0);
         let mut rules = BTreeSet::new();
-        for asked in packets(&mut judge, |_, _| true) {
-            for trace in traces(&judge, asked) {
+        for packet in packets(&mut judge, |_, _| true) {
+            for trace in traces(&judge, packet) {
                 let policies = trace.tiers.iter().flat_map(|tier| &tier.policies);
                 let decided = policies.filter_map(|policy| Some((policy.policy.clone(), deciding(policy)?)));
                 rules.extend(decided.map(|(policy, number)| (policy, trace.direction, number)));
@@ -126,10 +127,10 @@ impl Cluster {
     fn deciding(&self, owner: &Owner<'_>) -> BTreeSet<RuleName> {
         let mut judge = Judge::new(&self.classes, self.with(owner), 0);
         let mut rules = BTreeSet::new();
-        for asked in packets(&mut judge, |class, stop| self.concerns(owner, class, stop)) {
+        for packet in packets(&mut judge, |class, stop| self.concerns(owner, class, stop)) {
             for direction in DIRECTIONS {
-                let said = owner.said(&judge, asked, direction).into_iter();
-                let numbers = said.filter_map(|(said, _)| deciding(&said));
+                let traces = owner.traces(&judge, packet, direction).into_iter();
+                let numbers = traces.filter_map(|(policy, _)| deciding(&policy));
                 rules.extend(numbers.map(|number| (owner.name(), direction, number)));
             }
         }
@@ -182,7 +183,7 @@ fn packets(judge: &mut Judge<'_>, concerned: impl Fn(usize, Stop) -> bool) -> Ve
     for stop in Stop::ALL {
         for family in FAMILIES {
             let packets = judge.packets(|class| concerned(class, stop), stop, family);
-            all.extend(packets.into_iter().map(|packet| PacketAtStop { packet, stop, family }));
+            all.extend(packets.into_iter().map(|classes| PacketAtStop { classes, stop, family }));
         }
     }
     all
@@ -190,7 +191,7 @@ fn packets(judge: &mut Judge<'_>, concerned: impl Fn(usize, Stop) -> bool) -> Ve
 
 fn traces(
     judge: &Judge<'_>,
-    PacketAtStop { packet: (from, to, port), stop, family }: PacketAtStop,
+    PacketAtStop { classes: (from, to, port), stop, family }: PacketAtStop,
 ) -> Vec<Trace> {
     judge.traces_of(from, to, port, stop, family)
 }
@@ -213,36 +214,36 @@ impl Owner<'_> {
     }
 
     /// Whether it is enforced as it is, so that any packet may reach it; profiles are examined on their own.
-    fn is_asked(&self) -> bool {
+    fn is_enforced(&self) -> bool {
         self.instead.is_none() && !self.is_profile()
     }
 
     fn by_profile(
         &self,
         judge: &Judge<'_>,
-        PacketAtStop { packet, stop, family }: PacketAtStop,
+        PacketAtStop { classes, stop, family }: PacketAtStop,
     ) -> Option<PolicyTrace> {
-        judge.by_profile(&self.key.name, packet, stop, family)
+        judge.by_profile(&self.key.name, classes, stop, family)
     }
 
     /// Its results for a packet in one direction; for policies with the trace of the table that contains them.
-    fn said(
+    fn traces(
         &self,
         judge: &Judge<'_>,
-        asked: PacketAtStop,
+        packet: PacketAtStop,
         direction: Direction,
     ) -> Vec<(PolicyTrace, Option<Trace>)> {
         if self.is_profile() {
-            let said = self.by_profile(judge, asked).filter(|_| asked.stop.direction() == direction);
-            return said.into_iter().map(|said| (said, None)).collect();
+            let profile = self.by_profile(judge, packet).filter(|_| packet.stop.direction() == direction);
+            return profile.into_iter().map(|profile| (profile, None)).collect();
         }
         let name = self.name();
         let of_trace = |trace: Trace| {
             let policies = trace.tiers.iter().flat_map(|tier| &tier.policies);
-            let said = policies.into_iter().find(|policy| policy.policy == name)?.clone();
-            Some((said, Some(trace)))
+            let policy = policies.into_iter().find(|policy| policy.policy == name)?.clone();
+            Some((policy, Some(trace)))
         };
-        let here = traces(judge, asked).into_iter().filter(|trace| trace.direction == direction);
+        let here = traces(judge, packet).into_iter().filter(|trace| trace.direction == direction);
         here.filter_map(of_trace).collect()
     }
 }
@@ -269,11 +270,11 @@ fn of_rules(owner: &Owner<'_>, cluster: &Cluster, decide: &BTreeSet<RuleName>, f
                 );
                 continue;
             }
-            let (code, said) = match alone(Rule { owner, direction, index }, cluster) {
+            let (code, text) = match alone(Rule { owner, direction, index }, cluster) {
                 Alone::Matches { deciders, witness } => (Code::Shadowed, shadowed(owner, deciders, witness)),
                 Alone::Nothing(mismatch) => (Code::MatchesNothing, matches_nothing(mismatch)),
             };
-            found.add((owner.key, owner.stored), &field, (Level::Warning, code), said);
+            found.add((owner.key, owner.stored), &field, (Level::Warning, code), text);
         }
     }
 }
@@ -360,16 +361,16 @@ fn alone(rule: Rule<'_>, cluster: &Cluster) -> Alone {
     let mut would = Judge::new(&cluster.classes, &single, 0);
     let judge = Judge::new(&cluster.classes, cluster.with(rule.owner), 0);
     let (mut deciders, mut witness, mut mismatches) = (BTreeSet::new(), None, Vec::new());
-    for asked in packets(&mut would, |class, stop| cluster.concerns(rule.owner, class, stop)) {
-        for (said, trace) in rule.owner.said(&would, asked, rule.direction) {
-            if said.decision.is_none() {
-                mismatches.extend(said.rules.into_iter().filter_map(|rule| rule.mismatch));
+    for packet in packets(&mut would, |class, stop| cluster.concerns(rule.owner, class, stop)) {
+        for (policy, trace) in rule.owner.traces(&would, packet, rule.direction) {
+            if policy.decision.is_none() {
+                mismatches.extend(policy.rules.into_iter().filter_map(|rule| rule.mismatch));
                 continue;
             }
-            let Some(by) = instead(rule, &judge, asked, trace.as_ref()) else { continue };
+            let Some(by) = instead(rule, &judge, packet, trace.as_ref()) else { continue };
             let by = shown(cluster.with(rule.owner), rule, &by);
-            let (from, to, port) = asked.packet;
-            if let (None, Some(question)) = (&witness, judge.question(from, to, port, asked.stop)) {
+            let (from, to, port) = packet.classes;
+            if let (None, Some(question)) = (&witness, judge.question(from, to, port, packet.stop)) {
                 let port = Ports::shown(&cluster.classes.ports().sample(port));
                 witness = Some(format!("{} → {} {port}: {by}", question.from, question.to));
             }
@@ -389,15 +390,15 @@ fn alone(rule: Rule<'_>, cluster: &Cluster) -> Alone {
 fn instead(
     rule: Rule<'_>,
     judge: &Judge<'_>,
-    asked: PacketAtStop,
+    packet: PacketAtStop,
     alone: Option<&Trace>,
 ) -> Option<DecidedBy> {
     let owner = rule.owner;
     let of_rule = |policy: &PolicyTrace| {
         Some(DecidedBy::Rule { policy: policy.policy.clone(), number: deciding(policy)? })
     };
-    let Some(alone) = alone else { return of_rule(&owner.by_profile(judge, asked)?) };
-    let traces = traces(judge, asked);
+    let Some(alone) = alone else { return of_rule(&owner.by_profile(judge, packet)?) };
+    let traces = traces(judge, packet);
     let same_table = |trace: &&Trace| (trace.table, trace.reply) == (alone.table, alone.reply);
     let Some(trace) = traces.iter().find(same_table) else {
         // An earlier table decided.
@@ -463,19 +464,19 @@ fn side(direction: Direction) -> &'static str {
 
 fn shown(snapshot: &Snapshot, Rule { owner, direction, .. }: Rule<'_>, by: &DecidedBy) -> String {
     let side = side(direction);
-    let place = |policy: &PolicyName, field: &str| {
+    let location = |policy: &PolicyName, field: &str| {
         let kind = Kind::all().find(|kind| kind.to_string() == policy.kind)?;
         let key = Key { kind, namespace: policy.namespace.clone(), name: policy.name.clone() };
-        snapshot.get(&key)?.place(field).map(|place| format!(" ({place})"))
+        snapshot.get(&key)?.location(field).map(|location| format!(" ({location})"))
     };
     match by {
         DecidedBy::Rule { policy, number } => {
-            let place = place(policy, &format!("spec.{side}[{}]", number.saturating_sub(1)));
+            let location = location(policy, &format!("spec.{side}[{}]", number.saturating_sub(1)));
             let policy = if *policy == owner.name() { owner.key.to_string() } else { policy.to_string() };
-            format!("{policy}, rule {number}{}", place.unwrap_or_default())
+            format!("{policy}, rule {number}{}", location.unwrap_or_default())
         }
         DecidedBy::NotUnderstood { policy } => {
-            format!("{policy}, which cannot be understood{}", place(policy, "").unwrap_or_default())
+            format!("{policy}, which cannot be understood{}", location(policy, "").unwrap_or_default())
         }
         DecidedBy::EndOfTier { tier } => format!("the end of tier {tier}"),
         DecidedBy::Failsafe => "failsafe ports".to_owned(),

@@ -23,7 +23,7 @@ use tortie_oracle::{Snapshot, Stored};
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Finding {
     /// Its source location as file and line, if known.
-    pub place: Option<(String, usize)>,
+    pub location: Option<(String, usize)>,
     /// The object.
     pub object: Key,
     /// The field, such as `spec.ingress[0].source.selector`; empty for the object as a whole.
@@ -141,12 +141,12 @@ impl Findings {
         (key, stored): (&Key, &Stored),
         field: &str,
         (level, code): (Level, Code),
-        said: FindingText,
+        text: FindingText,
     ) {
-        let place = stored.written.as_ref().map(|(origin, lines)| (origin.file.clone(), lines.of(field)));
-        let FindingText { problem, witness, advice } = said;
+        let location = stored.written.as_ref().map(|(origin, lines)| (origin.file.clone(), lines.of(field)));
+        let FindingText { problem, witness, advice } = text;
         let (object, field) = (key.clone(), field.to_owned());
-        self.all.push(Finding { place, object, field, level, code, problem, witness, advice });
+        self.all.push(Finding { location, object, field, level, code, problem, witness, advice });
     }
 
     /// Whether there is a finding with this code for exactly this field.

@@ -24,12 +24,12 @@ fn not_understood(snapshot: &Snapshot, found: &mut Findings) {
     for (key, stored) in snapshot.iter() {
         let matters = is_policy(key.kind) || matches!(key.kind, Kind::Tier | Kind::Profile);
         if let (Err(problem), true) = (&stored.resource, matters) {
-            let said = FindingText::new(
+            let text = FindingText::new(
                 format!("it cannot be understood: {problem}"),
                 "until then it denies where it stands",
                 "correct the field; tortie apply reports what is wrong",
             );
-            found.add((key, stored), "", (Level::Error, Code::NotUnderstood), said);
+            found.add((key, stored), "", (Level::Error, Code::NotUnderstood), text);
         }
     }
 }
@@ -45,12 +45,12 @@ fn unknown_tiers(snapshot: &Snapshot, found: &mut Findings) {
         let key = Kind::all().find(|kind| kind.to_string() == name.kind);
         let key = key.map(|kind| Key { kind, namespace: name.namespace.clone(), name: name.name.clone() });
         if let Some((key, stored)) = key.and_then(|key| Some((key.clone(), snapshot.get(&key)?))) {
-            let said = FindingText::new(
+            let text = FindingText::new(
                 format!("tier {} does not exist", policy.tier),
                 "such policies stand after all tiers, and what they do not allow is denied",
                 "create the tier, or name one that is there",
             );
-            found.add((&key, stored), "spec.tier", (Level::Error, Code::UnknownTier), said);
+            found.add((&key, stored), "spec.tier", (Level::Error, Code::UnknownTier), text);
         }
     }
 }
@@ -68,12 +68,12 @@ fn equal_priorities(snapshot: &Snapshot, found: &mut Findings) {
     for ((tier, priority), policies) in at.into_iter().filter(|(_, policies)| policies.len() > 1) {
         let Some((first, _)) = policies.first() else { continue };
         for (key, stored) in policies.iter().skip(1) {
-            let said = FindingText::new(
+            let text = FindingText::new(
                 format!("{first} has priority {priority} in tier {tier}, too"),
                 format!("by name {first} comes first; other implementations may choose another order"),
                 "give them different priorities",
             );
-            found.add((key, stored), "spec.priority", (Level::Warning, Code::EqualPriorities), said);
+            found.add((key, stored), "spec.priority", (Level::Warning, Code::EqualPriorities), text);
         }
     }
 }
@@ -88,13 +88,13 @@ fn empty_accounts(snapshot: &Snapshot, found: &mut Findings) {
                     if !is_empty(&rule[side]["serviceAccounts"]) {
                         continue;
                     }
-                    let said = FindingText::new(
+                    let text = FindingText::new(
                         "it names no service account and selects none, so it has no effect",
                         "the rule also matches what is no pod",
                         "name accounts, select them (selector: all() is any pod's), or leave it out",
                     );
                     let field = format!("spec.{direction}[{index}].{side}.serviceAccounts");
-                    found.add((key, stored), &field, (Level::Warning, Code::EmptyServiceAccounts), said);
+                    found.add((key, stored), &field, (Level::Warning, Code::EmptyServiceAccounts), text);
                 }
             }
         }
@@ -129,14 +129,14 @@ fn cluster_ips(snapshot: &Snapshot, found: &mut Findings) {
             if net.prefix_len() == 0 || taken.iter().any(|address| net.contains(address)) {
                 continue;
             }
-            let said = FindingText::new(
+            let text = FindingText::new(
                 format!(
                     "{net} holds {address}, which is {service}'s own address: packets never have it when policy is evaluated"
                 ),
                 format!("policy sees the backends of {service}; no pod and no node lies in {net}"),
                 "name the Service (services) or select its pods",
             );
-            found.add((key, stored), &field, (Level::Warning, Code::ClusterIp), said);
+            found.add((key, stored), &field, (Level::Warning, Code::ClusterIp), text);
         }
     }
 }

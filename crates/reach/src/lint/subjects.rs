@@ -39,12 +39,12 @@ pub(super) fn check(snapshot: &Snapshot, found: &mut Findings) {
 fn on_windows(name: &str, node: &str, snapshot: &Snapshot, found: &mut Findings) {
     let key = Key::global(Kind::HostEndpoint, name);
     let Some(stored) = snapshot.get(&key) else { return };
-    let said = FindingText::new(
+    let text = FindingText::new(
         format!("it is not enforced: node {node} is a Windows node, and host endpoints are for Linux nodes"),
         "policies that select it close nothing there",
         "close the node's ports by the Windows firewall, and take the host endpoint out",
     );
-    found.add((&key, stored), "spec.node", (Level::Warning, Code::NotEnforced), said);
+    found.add((&key, stored), "spec.node", (Level::Warning, Code::NotEnforced), text);
 }
 
 /// The policies that apply to an endpoint.
@@ -184,7 +184,7 @@ fn of_nobody(oracle: &Oracle<'_>, host: &SeenHost<'_>, snapshot: &Snapshot, foun
     };
     let key = Key::global(Kind::HostEndpoint, host.subject().name());
     let Some(stored) = snapshot.get(&key) else { return };
-    let said = FindingText::new(
+    let text = FindingText::new(
         format!("no policy and no profile speaks of {what}: it is dropped, but for failsafe ports"),
         format!(
             "no GlobalNetworkPolicy that is in force selects it for that, and it has {}",
@@ -192,7 +192,7 @@ fn of_nobody(oracle: &Oracle<'_>, host: &SeenHost<'_>, snapshot: &Snapshot, foun
         ),
         "select it, give it the profile projectcalico-default-allow, or take it out",
     );
-    found.add((&key, stored), "", (Level::Warning, Code::NoPolicy), said);
+    found.add((&key, stored), "", (Level::Warning, Code::NoPolicy), text);
 }
 
 fn shown(profiles: &[String]) -> String {

@@ -78,12 +78,12 @@ fn to_calico_node(value: &mut Value) {
     }
     let Some(spec) = object_at(fields, "spec") else { return };
     for (parent, field, text) in moved {
-        let place = match parent {
+        let section = match parent {
             Some(parent) => object_at(spec, parent),
             None => Some(&mut *spec),
         };
-        if let Some(place) = place {
-            place.insert(field.to_owned(), text);
+        if let Some(section) = section {
+            section.insert(field.to_owned(), text);
         }
     }
     if spec.is_empty() {
@@ -99,11 +99,11 @@ fn of_calico_node(value: &mut Value) {
     let Some(spec) = fields.get_mut("spec").and_then(Value::as_object_mut) else { return };
     let mut found = Vec::new();
     for (annotation, parent, field) in NODE_FIELDS {
-        let place = match parent {
+        let section = match parent {
             Some(parent) => spec.get_mut(parent).and_then(Value::as_object_mut),
             None => Some(&mut *spec),
         };
-        if let Some(text) = place.and_then(|place| place.remove(field)) {
+        if let Some(text) = section.and_then(|section| section.remove(field)) {
             found.push((annotation, text));
         }
         // An empty section would be invalid when it is written back.

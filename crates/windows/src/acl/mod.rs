@@ -141,8 +141,8 @@ pub(crate) fn render<L: Lookup>(
     for (direction, (_, policy)) in
         [Direction::Ingress, Direction::Egress].into_iter().zip(&mut rendered.policy)
     {
-        let (list, told) = flatten(&endpoint.program, direction, view);
-        conditions.extend(told);
+        let (list, problems) = flatten(&endpoint.program, direction, view);
+        conditions.extend(problems);
         *policy = rows(&list);
         if direction == Direction::Egress {
             let judged = services.judge(list);

@@ -19,30 +19,30 @@ pub(super) fn priorities(list: &[Acl], actual: &[Acl], room: Range<u16>) -> Opti
     for acl in actual.iter().filter(|acl| room.contains(&acl.priority)) {
         there.entry(unnumbered(acl)).or_insert(acl.priority);
     }
-    let mut places = Vec::with_capacity(list.len());
+    let mut slots = Vec::with_capacity(list.len());
     let mut run = 0;
     for (index, acl) in list.iter().enumerate() {
         run += usize::from(index > 0 && list[index - 1].action != acl.action);
         // Normalising long lists takes long.
         let kept = if there.is_empty() { None } else { there.get(&unnumbered(acl)).copied() };
-        places.push(AclSlot { index, run, kept });
+        slots.push(AclSlot { index, run, kept });
     }
     // Within a run, the ACLs that may keep their priorities come in the order of those.
-    places.sort_by_key(|place| (place.run, place.kept));
-    keep_most(&mut places);
-    let mut given = vec![0; places.len()];
+    slots.sort_by_key(|slot| (slot.run, slot.kept));
+    keep_most(&mut slots);
+    let mut given = vec![0; slots.len()];
     let mut moved = 1;
-    while let Err(tight) = fill(&places, &room, &mut given) {
+    while let Err(tight) = fill(&slots, &room, &mut given) {
         // There is no room where it is needed, so the neighbours move, too.
-        let around = tight.start.saturating_sub(moved)..(tight.end + moved).min(places.len());
+        let around = tight.start.saturating_sub(moved)..(tight.end + moved).min(slots.len());
         if around == tight {
             return None;
         }
-        places[around].iter_mut().for_each(|place| place.kept = None);
+        slots[around].iter_mut().for_each(|slot| slot.kept = None);
         moved *= 2;
     }
-    let mut priorities = vec![0; places.len()];
-    places.iter().zip(given).for_each(|(place, given)| priorities[place.index] = given);
+    let mut priorities = vec![0; slots.len()];
+    slots.iter().zip(given).for_each(|(slot, given)| priorities[slot.index] = given);
     Some(priorities)
 }
 
@@ -57,60 +57,60 @@ struct AclSlot {
 }
 
 /// Keeps as many priorities as possible: the longest sequence that increases where runs change.
-fn keep_most(places: &mut [AclSlot]) {
+fn keep_most(slots: &mut [AclSlot]) {
     // For each length, the last place of a sequence; for each place, its predecessor.
     let mut ends: Vec<usize> = Vec::new();
-    let mut before: Vec<Option<usize>> = vec![None; places.len()];
+    let mut before: Vec<Option<usize>> = vec![None; slots.len()];
     // Within a run, a priority may occur repeatedly; in a later run it must be higher.
-    let key = |place: &AclSlot| place.kept.map(|kept| (kept, std::cmp::Reverse(place.run)));
-    for (at, place) in places.iter().enumerate() {
-        let Some(own) = key(place) else { continue };
-        let length = ends.partition_point(|end| key(&places[*end]).is_some_and(|last| last <= own));
+    let key = |slot: &AclSlot| slot.kept.map(|kept| (kept, std::cmp::Reverse(slot.run)));
+    for (at, slot) in slots.iter().enumerate() {
+        let Some(own) = key(slot) else { continue };
+        let length = ends.partition_point(|end| key(&slots[*end]).is_some_and(|last| last <= own));
         before[at] = length.checked_sub(1).map(|last| ends[last]);
         if length == ends.len() { ends.push(at) } else { ends[length] = at }
     }
-    let mut keep = vec![false; places.len()];
+    let mut keep = vec![false; slots.len()];
     let mut next = ends.last().copied();
     while let Some(at) = next {
         keep[at] = true;
         next = before[at];
     }
-    for (place, keep) in places.iter_mut().zip(keep) {
-        place.kept = place.kept.filter(|_| keep);
+    for (slot, keep) in slots.iter_mut().zip(keep) {
+        slot.kept = slot.kept.filter(|_| keep);
     }
 }
 
 /// Assigns each place a priority between those that stay. If there is no room, returns the places concerned.
-fn fill(places: &[AclSlot], room: &Range<u16>, given: &mut [u16]) -> Result<(), Range<usize>> {
+fn fill(slots: &[AclSlot], room: &Range<u16>, given: &mut [u16]) -> Result<(), Range<usize>> {
     let mut begin = 0;
-    while begin < places.len() {
-        if let Some(kept) = places[begin].kept {
+    while begin < slots.len() {
+        if let Some(kept) = slots[begin].kept {
             given[begin] = kept;
             begin += 1;
             continue;
         }
-        let length = places[begin..].iter().take_while(|place| place.kept.is_none()).count();
+        let length = slots[begin..].iter().take_while(|slot| slot.kept.is_none()).count();
         let end = begin + length;
-        let (before, after) = (begin.checked_sub(1).map(|at| &places[at]), places.get(end));
-        let low = before.and_then(|place| place.kept).map_or(u32::from(room.start) - 1, u32::from);
-        let high: u32 = after.and_then(|place| place.kept).unwrap_or(room.end).into();
+        let (before, after) = (begin.checked_sub(1).map(|at| &slots[at]), slots.get(end));
+        let low = before.and_then(|slot| slot.kept).map_or(u32::from(room.start) - 1, u32::from);
+        let high: u32 = after.and_then(|slot| slot.kept).unwrap_or(room.end).into();
         // Each place gets its own priority, so that others find room in between; otherwise each run does.
         let shared = |run: usize| {
             let has_it =
-                |place: Option<&AclSlot>| place.filter(|place| place.run == run).and_then(|place| place.kept);
+                |slot: Option<&AclSlot>| slot.filter(|slot| slot.run == run).and_then(|slot| slot.kept);
             has_it(before).or_else(|| has_it(after))
         };
         let apart = high - low > u32::try_from(length).unwrap_or(u32::MAX);
         let mut groups: Vec<Range<usize>> = Vec::new();
         for at in begin..end {
-            let same = at > begin && places[at - 1].run == places[at].run;
+            let same = at > begin && slots[at - 1].run == slots[at].run;
             match groups.last_mut() {
                 Some(group) if same && !apart => group.end = at + 1,
                 _ => groups.push(at..at + 1),
             }
         }
         if !apart {
-            groups.retain(|group| match shared(places[group.start].run) {
+            groups.retain(|group| match shared(slots[group.start].run) {
                 Some(priority) => {
                     given[group.clone()].fill(priority);
                     false

@@ -41,7 +41,7 @@ pub(crate) struct Frontends {
     /// The targets of each VIP:port.
     fronts: Vec<Frontend>,
     /// The addresses to look up in a list for this, sorted.
-    asked: BTreeMap<Port, Vec<u32>>,
+    looked_up: BTreeMap<Port, Vec<u32>>,
     /// The blocks of pod addresses.
     pods: Addresses,
 }
@@ -108,18 +108,18 @@ impl Frontends {
         }
         // An address without backends needs no row.
         let fronts: Vec<_> = by_front.into_values().filter(|front| !front.backends.is_empty()).collect();
-        let mut asked: BTreeMap<Port, Vec<u32>> = BTreeMap::new();
+        let mut looked_up: BTreeMap<Port, Vec<u32>> = BTreeMap::new();
         for front in &fronts {
-            asked.entry(front.port).or_default().push(front.vip);
+            looked_up.entry(front.port).or_default().push(front.vip);
             for (address, port) in &front.backends {
-                asked.entry((front.port.0, *port)).or_default().push(*address);
+                looked_up.entry((front.port.0, *port)).or_default().push(*address);
             }
         }
-        for addresses in asked.values_mut() {
+        for addresses in looked_up.values_mut() {
             addresses.sort_unstable();
             addresses.dedup();
         }
-        Self { fronts, asked, pods: Addresses::of_nets(state.routes.keys().copied()) }
+        Self { fronts, looked_up, pods: Addresses::of_nets(state.routes.keys().copied()) }
     }
 }
 
@@ -150,10 +150,10 @@ impl<'a, L: Lookup> Services<'a, L> {
     }
 
     fn judge_list(&self, list: &[Decision]) -> Judgement {
-        let said = ListVerdicts::new(list, self.frontends, self.lookup);
+        let verdicts = ListVerdicts::new(list, self.frontends, self.lookup);
         let mut found = JudgementBuilder::default();
         for front in &self.frontends.fronts {
-            found.front(front, &said, &self.frontends.pods);
+            found.front(front, &verdicts, &self.frontends.pods);
         }
         found.judgement()
     }
@@ -177,8 +177,8 @@ type RowKey = (bool, Protocol, (u32, u32));
 
 impl<'a> JudgementBuilder<'a> {
     /// Judges one VIP:port by the list's verdicts on it and its backends.
-    fn front(&mut self, front: &'a Frontend, said: &ListVerdicts<'_>, pods: &Addresses) {
-        let of = |(address, port): (u32, u16)| said.of((front.port.0, port), address);
+    fn front(&mut self, front: &'a Frontend, verdicts: &ListVerdicts<'_>, pods: &Addresses) {
+        let of = |(address, port): (u32, u16)| verdicts.of((front.port.0, port), address);
         let backends = || front.backends.iter().map(|backend| of(*backend));
         let (all, none) =
             (backends().all(|sure| sure == Sure::Allowed), backends().all(|sure| sure == Sure::Denied));
@@ -194,7 +194,8 @@ impl<'a> JudgementBuilder<'a> {
             self.reachable.push(front);
         }
         let denies = !all || collides;
-        let as_wanted = said.of(front.port, front.vip) == if denies { Sure::Denied } else { Sure::Allowed };
+        let as_wanted =
+            verdicts.of(front.port, front.vip) == if denies { Sure::Denied } else { Sure::Allowed };
         if as_wanted {
             return;
         }
@@ -260,8 +261,8 @@ impl<'a> ListVerdicts<'a> {
     fn new(list: &[Decision], frontends: &'a Frontends, lookup: &impl Lookup) -> Self {
         let mut peers: HashMap<&Peers, Addresses> = HashMap::new();
         let mut verdicts = BTreeMap::new();
-        for (port, asked) in &frontends.asked {
-            let mut walk = Walk::new(asked);
+        for (port, looked_up) in &frontends.looked_up {
+            let mut walk = Walk::new(looked_up);
             let number = Ports::from_ranges(vec![(port.1.into(), port.1.into())]);
             for Decision { verdict, region, .. } in list {
                 if !region.protocols.contains(port.0) || !number.is_within(&region.remote.ports) {
@@ -284,15 +285,16 @@ impl<'a> ListVerdicts<'a> {
     }
 
     fn of(&self, port: Port, address: u32) -> Sure {
-        let place = self.frontends.asked.get(&port).and_then(|asked| asked.binary_search(&address).ok());
-        let sure = place.and_then(|place| self.verdicts.get(&port)?.get(place));
+        let index =
+            self.frontends.looked_up.get(&port).and_then(|looked_up| looked_up.binary_search(&address).ok());
+        let sure = index.and_then(|index| self.verdicts.get(&port)?.get(index));
         sure.copied().unwrap_or(Sure::Neither)
     }
 }
 
 /// The addresses with one port during the evaluation of a list.
 struct Walk<'a> {
-    asked: &'a [u32],
+    addresses: &'a [u32],
     /// Whether a decision so far allows, whether one denies, and whether none after these counts.
     seen: Vec<(bool, bool, bool)>,
     /// The number of undecided addresses.
@@ -300,14 +302,14 @@ struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    fn new(asked: &'a [u32]) -> Self {
-        Self { asked, seen: vec![(false, false, false); asked.len()], left: asked.len() }
+    fn new(addresses: &'a [u32]) -> Self {
+        Self { addresses, seen: vec![(false, false, false); addresses.len()], left: addresses.len() }
     }
 
     /// Applies a decision about these addresses, for all source ports or only for some.
     fn decide(&mut self, addresses: &Addresses, verdict: Verdict, whole: bool) {
-        let mut note = |place: usize| {
-            let (allows, denies, done) = &mut self.seen[place];
+        let mut note = |index: usize| {
+            let (allows, denies, done) = &mut self.seen[index];
             if *done {
                 return;
             }
@@ -319,14 +321,14 @@ impl<'a> Walk<'a> {
             self.left -= usize::from(whole);
         };
         // The shorter one is iterated and looked up in the other.
-        if addresses.ranges().len() > self.asked.len() {
+        if addresses.ranges().len() > self.addresses.len() {
             let meant = |(_, address): &(usize, &u32)| addresses.contains(**address);
-            self.asked.iter().enumerate().filter(meant).for_each(|(place, _)| note(place));
+            self.addresses.iter().enumerate().filter(meant).for_each(|(index, _)| note(index));
             return;
         }
         for (first, last) in addresses.ranges() {
-            let begin = self.asked.partition_point(|address| address < first);
-            let length = self.asked[begin..].partition_point(|address| address <= last);
+            let begin = self.addresses.partition_point(|address| address < first);
+            let length = self.addresses[begin..].partition_point(|address| address <= last);
             (begin..begin + length).for_each(&mut note);
         }
     }
@@ -426,16 +428,16 @@ mod tests {
         let id = ServiceId { namespace: "n".into(), name: "s".into() };
         let service = Service { cluster_ips: vec![], external_ips: vec![pod], ports: vec![port] };
         state.services.insert(id, Arc::new(service));
-        let told = |state: &NodeState| {
+        let messages = |state: &NodeState| {
             let frontends = Frontends::new(state);
             let judged = Services::new(&frontends, state).judge(list(1, 200));
             let [row] = &judged.judgement.rows[..] else { panic!("{judged:?}") };
             assert_eq!(row.action, AclAction::Block);
             judged.judgement.conditions.iter().map(ToString::to_string).collect::<Vec<_>>()
         };
-        assert_eq!(told(&state), Vec::<String>::new(), "no pods have such addresses");
+        assert_eq!(messages(&state), Vec::<String>::new(), "no pods have such addresses");
         state.routes.insert("10.0.7.0/26".parse().unwrap(), RouteTarget::Local);
-        let [message] = &told(&state)[..] else { panic!() };
+        let [message] = &messages(&state)[..] else { panic!() };
         assert!(message.starts_with("Service n/s: 10.0.7.7:80/TCP: "), "{message}");
     }
 

@@ -233,7 +233,7 @@ impl<'a> Reconciliation<'a> {
                 known.conditions = vec![Condition::new(Reason::PolicyNotInForce, message)];
             }
         }
-        unusable.extend(sets.into_iter().map(|(id, told)| (id, (told, until))));
+        unusable.extend(sets.into_iter().map(|(id, condition)| (id, (condition, until))));
         for mut job in std::mem::take(&mut self.jobs) {
             job.list = self.list(&job.rows, &BTreeSet::new());
             self.jobs.push(job);

@@ -320,7 +320,7 @@ fn spelled(rule: &Expansion, direction: Direction) -> Vec<Acl> {
         }
     };
     let action = if rule.action == Action::Allow { AclAction::Allow } else { AclAction::Block };
-    let way = if direction == Direction::Ingress { AclDirection::In } else { AclDirection::Out };
+    let direction_of_acl = if direction == Direction::Ingress { AclDirection::In } else { AclDirection::Out };
     let (local_ports, remote_ports) = (port_lists(&rule.local.ports), port_lists(&rule.remote.ports));
     let mut acls = Vec::new();
     let remote = addresses(&rule.remote);
@@ -337,7 +337,7 @@ fn spelled(rule: &Expansion, direction: Direction) -> Vec<Acl> {
                         remote_addresses: remote_addresses.clone(),
                         local_ports: local_ports.clone(),
                         remote_ports: remote_ports.clone(),
-                        ..any(action.clone(), way.clone(), 0, &rule.origin)
+                        ..any(action.clone(), direction_of_acl.clone(), 0, &rule.origin)
                     });
                 }
             }

@@ -79,9 +79,9 @@ impl<L: Lookup> Costing<'_, L> {
         let mut costs = Vec::new();
         for direction in [Direction::Ingress, Direction::Egress] {
             let tiers = endpoint.program.tiers(direction).iter();
-            let asked = tiers.flat_map(|tier| &tier.policies).chain(&endpoint.program.profiles);
+            let named = tiers.flat_map(|tier| &tier.policies).chain(&endpoint.program.profiles);
             let mut seen = BTreeSet::new();
-            for id in asked.filter(|id| wanted(id) && seen.insert(*id)) {
+            for id in named.filter(|id| wanted(id) && seen.insert(*id)) {
                 let Some(policy) = self.lookup.policy(id) else { continue };
                 let rules = policy.direction(direction);
                 let lengths =

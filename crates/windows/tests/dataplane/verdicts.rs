@@ -122,8 +122,8 @@ fn is_probe(direction: Direction, flow: &Flow) -> bool {
 fn decided_before_policy(rules: &StaticRules, direction: Direction, flow: &Flow) -> Option<bool> {
     let [source, destination] = [(flow.source, flow.source_port), (flow.destination, flow.destination_port)];
     let matches = |rule: &report::StaticRule| {
-        let is_asked = !(is_probe(direction, flow) && rule.after_own_node);
-        is_asked && rule.matches(direction, flow.protocol, source, destination)
+        let applies = !(is_probe(direction, flow) && rule.after_own_node);
+        applies && rule.matches(direction, flow.protocol, source, destination)
     };
     report::StaticRule::decisive(&rules.reported(), matches).map(|rule| rule.allow)
 }

@@ -76,7 +76,7 @@ impl Callers<'_> {
     /// A difference between HNS and the oracle, or a condition without a reason.
     pub(crate) fn compare(&self, calls: &[Call], tally: &mut Tally) -> Result<(), String> {
         let clients: Vec<_> = self.cluster.addresses().filter_map(v4).collect();
-        let placed = calls.iter().filter_map(|call| call.place(&clients, self.fronts));
+        let placed = calls.iter().filter_map(|call| call.resolve(&clients, self.fronts));
         // No policy applies to connections of a pod to itself.
         for (front, flow) in placed.filter(|(_, flow)| flow.source != flow.destination) {
             self.call(front, &flow, tally)?;
@@ -214,8 +214,10 @@ impl Callers<'_> {
     }
 
     fn conditions(&self, pod: IpAddr) -> impl Iterator<Item = &Condition> {
-        let reported =
-            self.cluster.place(pod).and_then(|place| self.reports[place.node].endpoints.get(&place.endpoint));
+        let reported = self
+            .cluster
+            .location(pod)
+            .and_then(|location| self.reports[location.node].endpoints.get(&location.endpoint));
         reported.into_iter().flatten()
     }
 

@@ -70,7 +70,7 @@ struct Host {
 /// The program for packets of one direction of some endpoints.
 #[derive(Debug)]
 struct Program {
-    asked: ProgramSpec,
+    spec: ProgramSpec,
     number: u32,
     /// The number of endpoints that use it, by slot.
     users: BTreeMap<Slot, usize>,
@@ -161,7 +161,7 @@ impl DesiredTable {
             change.policies.contains(id) || self.policies.get(id).is_none_or(names)
         };
         let changes = |(name, program): (&String, &Program)| {
-            change.programs.contains(name) || program.asked.policies().any(policy_changes)
+            change.programs.contains(name) || program.spec.policies().any(policy_changes)
         };
         let programs = self.programs.iter().filter(|entry| changes(*entry));
         let programs: BTreeSet<_> = programs.map(|(name, _)| name).collect();
@@ -221,7 +221,7 @@ impl DesiredTable {
             let program = programs.and_then(|programs| self.programs.get(programs.get(slot)?));
             // If a host endpoint has no preDNAT policy, that of all interfaces applies, as in Calico.
             let program = program.filter(|program| {
-                *slot != Slot::HostPreDnat || interface == EVERY_INTERFACE || !program.asked.tiers.is_empty()
+                *slot != Slot::HostPreDnat || interface == EVERY_INTERFACE || !program.spec.tiers.is_empty()
             });
             let number = program.map(|program| Value::new(None, Some(Data::Number(program.number))));
             let spec = || SetSpec::number_map(&[Field::Interface]);
@@ -321,8 +321,8 @@ impl DesiredTable {
     }
 
     /// Adds a new program.
-    fn begin(&mut self, name: &str, asked: ProgramSpec, affected: &mut Objects) {
-        for id in asked.policies() {
+    fn begin(&mut self, name: &str, spec: ProgramSpec, affected: &mut Objects) {
+        for id in spec.policies() {
             let policy = self.policies.entry(id.clone()).or_default();
             if policy.programs.is_empty() {
                 affected.policies.insert(id.clone());
@@ -333,7 +333,7 @@ impl DesiredTable {
         while number == skeleton::CLOSED || !self.numbers.insert(number) {
             number = number.wrapping_add(1);
         }
-        let program = Program { asked, number, users: BTreeMap::new(), written: RenderedProgram::default() };
+        let program = Program { spec, number, users: BTreeMap::new(), written: RenderedProgram::default() };
         self.programs.insert(name.to_owned(), program);
     }
 
@@ -419,11 +419,11 @@ impl DesiredTable {
             }
             program.users.retain(|_, users| *users > 0);
             program.written.put(&old, state, kernel, change);
-            let place = (program.asked.direction, program.asked.stage.of_policies());
+            let chain = (program.spec.direction, program.spec.stage.of_policies());
             for (jumps, by) in [(&program.written.jumps, 1), (&old.jumps, -1)] {
                 for id in jumps {
                     if let Some(policy) = self.policies.get_mut(id) {
-                        let count = policy.jumps.entry(place).or_default();
+                        let count = policy.jumps.entry(chain).or_default();
                         *count = count.saturating_add_signed(by);
                         affected.policies.insert(id.clone());
                     }
@@ -431,7 +431,7 @@ impl DesiredTable {
             }
             if !is_used {
                 self.numbers.remove(&program.number);
-                for id in program.asked.policies() {
+                for id in program.spec.policies() {
                     if let Some(policy) = self.policies.get_mut(id) {
                         policy.programs.remove(name);
                         affected.policies.insert(id.clone());
@@ -456,17 +456,17 @@ impl DesiredTable {
         let unknown = Lines::default();
         let sources = Sources {
             lines: &|id| match self.policies.get(id) {
-                Some(policy) => policy.lines(program.asked.direction),
+                Some(policy) => policy.lines(program.spec.direction),
                 None => &unknown,
             },
             members: &|id| state.sets.get(id).map_or(0, |(_, members)| members.len()),
             deny: state.settings.deny,
-            counts: counting::is_asked_for(state),
+            counts: counting::is_enabled(state),
             in_a_row: around.config.rules_in_a_row,
             most_keys: counting::most_keys(state, MAX_KEYS)
                 .saturating_sub(self.keys - program.written.keys()),
         };
-        write(name, &program.asked, &sources)
+        write(name, &program.spec, &sources)
     }
 
     /// Adds the chains of policies to which programs jump, and removes policies that no program names.

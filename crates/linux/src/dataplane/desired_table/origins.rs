@@ -19,8 +19,8 @@ impl DesiredTable {
         let mut programs = self.programs.values();
         let (program, lookup) =
             programs.find_map(|program| Some((program, program.written.lookups.get(set)?)))?;
-        let direction = program.asked.direction;
-        let policies = program.asked.policies().filter_map(|id| self.policies.get(id));
+        let direction = program.spec.direction;
+        let policies = program.spec.policies().filter_map(|id| self.policies.get(id));
         let all: Vec<_> = policies.map(|policy| policy.lines(direction)).collect();
         let sets = address_sets(all.iter().flat_map(|lines| &lines.sets));
         let lines = all.iter().copied().flat_map(|lines| &lines.lines);

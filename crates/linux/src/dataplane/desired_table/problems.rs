@@ -19,20 +19,20 @@ pub(crate) struct EndpointProblems<'a> {
 
 impl DesiredTable {
     /// The pods with problems.
-    pub(crate) fn said(&self) -> Vec<(&EndpointId, EndpointProblems<'_>)> {
+    pub(crate) fn problems_of_pods(&self) -> Vec<(&EndpointId, EndpointProblems<'_>)> {
         // Usually there is nothing, and this runs after every change.
         if self.problems == 0 && self.interfaces.len() == self.pods.len() {
             return Vec::new();
         }
         let bad = self.bad_programs();
-        let said = |(id, pod): (_, _)| {
+        let of_pod = |(id, pod): (_, _)| {
             let pod: &Pod = pod;
             let contested = self.interfaces.get(&pod.interface).is_some_and(|ids| ids.len() > 1);
             let problems = self.problems(&pod.programs, &bad);
-            let is_said = contested || !problems.is_empty();
-            is_said.then_some((id, EndpointProblems { interface: &pod.interface, contested, problems }))
+            let has_any = contested || !problems.is_empty();
+            has_any.then_some((id, EndpointProblems { interface: &pod.interface, contested, problems }))
         };
-        self.pods.iter().filter_map(said).collect()
+        self.pods.iter().filter_map(of_pod).collect()
     }
 
     /// The host endpoints whose policy cannot be rendered, with the problems.
@@ -73,8 +73,8 @@ impl DesiredTable {
         for name in programs.values().filter(|name| bad.contains(name.as_str())) {
             let Some(program) = self.programs.get(name) else { continue };
             problems.extend(&program.written.problem);
-            let policies = program.asked.policies().filter_map(|id| self.policies.get(id));
-            let lines = policies.map(|policy| policy.lines(program.asked.direction));
+            let policies = program.spec.policies().filter_map(|id| self.policies.get(id));
+            let lines = policies.map(|policy| policy.lines(program.spec.direction));
             problems.extend(lines.filter_map(|lines| lines.problem.as_ref()));
         }
         problems
