@@ -18,7 +18,7 @@ use tortie_store::{Change, Interest, NotInForce, Source, Store, StoreError, wait
 
 use crate::datastore::{self, Datastore, Kubernetes, Servers};
 use crate::kubelet::Kubelet;
-use crate::node::{Node, Os};
+use crate::node::{Node, Os, StoreAccess};
 use crate::pki::Authority;
 use crate::runtime;
 use crate::sandbox::{PodApi, RuntimeNode};
@@ -74,7 +74,9 @@ impl Cluster {
         mount::tmpfs(&dir.netns_folder())?;
         underlay::lay(count)?;
         let authority = Authority::new()?;
-        let (store, servers) = datastore::open(datastore, &dir, &authority).await?;
+        let names = names(size);
+        let all: Vec<String> = names.iter().map(|(name, _)| name.clone()).collect();
+        let (store, servers) = datastore::open(datastore, &dir, &authority, &all).await?;
         let (tasks, kubernetes) = match servers {
             Servers::None => (Vec::new(), None),
             Servers::Etcd(process) => (vec![tokio::spawn(process.keep())], None),
@@ -91,14 +93,7 @@ impl Cluster {
             Datastore::Kubernetes => "the datastore is a Kubernetes API, with its controllers and scheduler",
         });
 
-        let names = |first: &str, more: &str, count: usize| {
-            (1..=count)
-                .map(|n| if n == 1 { first.to_owned() } else { format!("{more}-{n}") })
-                .collect::<Vec<_>>()
-        };
-        let linux = names("primary", "linux", size.linux).into_iter().map(|name| (name, Os::Linux));
-        let windows = names("minion", "windows", size.windows).into_iter().map(|name| (name, Os::Windows));
-        for (index, (name, os)) in linux.chain(windows).enumerate() {
+        for (index, (name, os)) in names.into_iter().enumerate() {
             cluster.add_node(name, os, index, count, &authority).await?;
         }
         cluster.wait_for_nodes(progress).await?;
@@ -253,8 +248,17 @@ impl Cluster {
         if os == Os::Windows {
             node.start_hns(&self.dir)?;
         }
-        let identity = authority.issue_for_node(&node.name)?;
-        node.start_agent(&self.dir, self.datastore, &identity)?;
+        let access = match (&self.kubernetes, self.datastore) {
+            (Some((kubernetes, _)), _) => StoreAccess::Kubeconfig(kubernetes.kubeconfig_of(&node.name)),
+            (None, datastore) => {
+                let address = match datastore {
+                    Datastore::Etcd => format!("etcd:{}", datastore::etcd::url()),
+                    _ => format!("tls:{}:{}", underlay::LAB, underlay::STORE_PORT),
+                };
+                StoreAccess::Tls { address, identity: authority.issue_for_node(&node.name)? }
+            }
+        };
+        node.start_agent(&self.dir, &access)?;
         self.nodes.push(node);
         Ok(())
     }
@@ -346,6 +350,15 @@ impl Cluster {
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(LOG_LINES)..].join("\n")
     }
+}
+
+/// The nodes' names and systems.
+fn names(size: Size) -> Vec<(String, Os)> {
+    let names = |first: &'static str, more: &'static str, count: usize, os: Os| {
+        (1..=count).map(move |n| (if n == 1 { first.to_owned() } else { format!("{more}-{n}") }, os))
+    };
+    let linux = names("primary", "linux", size.linux, Os::Linux);
+    linux.chain(names("minion", "windows", size.windows, Os::Windows)).collect()
 }
 
 impl Drop for Cluster {

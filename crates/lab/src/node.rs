@@ -15,7 +15,6 @@ use tortie_hcn::{Address, RemoteHcn};
 use tortie_kernel::namespace::NetNs;
 use tortie_store::rpc::TlsIdentity;
 
-use crate::datastore::{Datastore, etcd};
 use crate::dir::write_private;
 use crate::process::Process;
 use crate::{LabDir, LabError, underlay};
@@ -38,6 +37,14 @@ impl Os {
             Self::Windows => "windows",
         }
     }
+}
+
+/// How an agent reaches the datastore.
+pub(crate) enum StoreAccess {
+    /// At this address, with mutual TLS.
+    Tls { address: String, identity: TlsIdentity },
+    /// A Kubernetes API, as this file says.
+    Kubeconfig(PathBuf),
 }
 
 /// A node.
@@ -94,13 +101,8 @@ impl Node {
         Ok(())
     }
 
-    /// Starts the agent. It reaches the datastore by TCP with mutual TLS, with the rights of its node.
-    pub(crate) fn start_agent(
-        &mut self,
-        dir: &LabDir,
-        datastore: Datastore,
-        tls: &TlsIdentity,
-    ) -> Result<(), LabError> {
+    /// Starts the agent. It reaches the datastore with the rights of its node.
+    pub(crate) fn start_agent(&mut self, dir: &LabDir, access: &StoreAccess) -> Result<(), LabError> {
         let shown = |path: PathBuf| path.display().to_string();
         let folder = dir.node(&self.name);
         let mut arguments = vec!["agent".to_owned(), "--node".to_owned(), self.name.clone()];
@@ -108,20 +110,19 @@ impl Node {
         option("--cni-socket", shown(self.cni_socket(dir)));
         option("--control-socket", shown(dir.control_socket(&self.name)));
         option("--deletion-queue", shown(self.deletion_queue(dir)));
-        let store = match datastore {
-            Datastore::Embedded => format!("tls:{}:{}", underlay::LAB, underlay::STORE_PORT),
-            Datastore::Etcd => format!("etcd:{}", etcd::url()),
-            Datastore::Kubernetes => format!("kubernetes:{}", dir.kubeconfig().display()),
-        };
-        option("--store", store);
-        // The kubeconfig names its own.
-        if datastore != Datastore::Kubernetes {
-            for (name, text) in
-                [("authority", &tls.authority), ("certificate", &tls.certificate), ("key", &tls.key)]
-            {
-                let file = folder.join(format!("{name}.pem"));
-                write_private(&file, text)?;
-                option(&format!("--tls-{name}"), shown(file));
+        match access {
+            StoreAccess::Kubeconfig(path) => option("--store", format!("kubernetes:{}", path.display())),
+            StoreAccess::Tls { address, identity } => {
+                option("--store", address.clone());
+                for (name, text) in [
+                    ("authority", &identity.authority),
+                    ("certificate", &identity.certificate),
+                    ("key", &identity.key),
+                ] {
+                    let file = folder.join(format!("{name}.pem"));
+                    write_private(&file, text)?;
+                    option(&format!("--tls-{name}"), shown(file));
+                }
             }
         }
         if self.os == Os::Windows {

@@ -1,5 +1,6 @@
 //! The Kubernetes API as the datastore of a lab: a real API server on its etcd, the controller manager, the scheduler.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use tortie_servers::programs::Program;
@@ -11,24 +12,39 @@ use crate::{LabDir, LabError, underlay};
 /// The port of the API server.
 const PORT: u16 = 6443;
 
+/// The permissions of agents, as in any cluster.
+const ROLES: &str = include_str!("../../../../deploy/rbac.yaml");
+/// Gives the agents of the lab these permissions. They are no pods, so they have no service account.
+const BINDING: &str = "apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: tortie-lab-nodes}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: tortie-node}
+subjects: [{apiGroup: rbac.authorization.k8s.io, kind: Group, name: tortie:nodes}]
+";
+/// The group of the agents' users.
+const AGENTS: &str = "tortie:nodes";
+
 /// The servers. They end when it is dropped.
 pub(crate) struct Kubernetes {
     api: Arc<KubeApi>,
 }
 
 impl Kubernetes {
-    /// Starts the servers, and creates the CustomResourceDefinitions.
-    pub(super) async fn start(dir: &LabDir) -> Result<(Store, Self), LabError> {
+    /// Starts the servers, and creates the CustomResourceDefinitions and the permissions of agents. Each of these nodes has
+    /// a user.
+    pub(super) async fn start(dir: &LabDir, nodes: &[String]) -> Result<(Store, Self), LabError> {
         let options = KubeOptions {
             controllers: true,
             scheduler: true,
             listen: Some((underlay::LAB, PORT)),
+            users: nodes.iter().map(|node| (node.clone(), vec![AGENTS.to_owned()])).collect(),
             ..KubeOptions::default()
         };
         let links = [(dir.kubeconfig(), None), (dir.binary("kube"), Some(Program::Kube.find()?))];
         let start = move || {
             let api = KubeApi::start(&options)?;
             api.create_definitions()?;
+            api.apply(&format!("{ROLES}---\n{BINDING}"))?;
             Ok::<_, LabError>(api)
         };
         let started = tokio::task::spawn_blocking(start).await;
@@ -39,6 +55,11 @@ impl Kubernetes {
         }
         let store = Store::new(&KubernetesConfig::Kubeconfig(api.kubeconfig())).await?;
         Ok((store, Self { api: Arc::new(api) }))
+    }
+
+    /// The kubeconfig of a node's agent.
+    pub(crate) fn kubeconfig_of(&self, node: &str) -> PathBuf {
+        self.api.kubeconfig_of(node)
     }
 
     /// Applies a manifest as the administrator.

@@ -56,11 +56,12 @@ pub fn client(dir: &LabDir) -> Remote {
     }
 }
 
-/// Opens or starts the datastore.
+/// Opens or starts the datastore of these nodes.
 pub(crate) async fn open(
     datastore: Datastore,
     dir: &LabDir,
     authority: &Authority,
+    nodes: &[String],
 ) -> Result<(Arc<dyn Source>, Servers), LabError> {
     match datastore {
         Datastore::Embedded => Ok((Arc::new(Embedded::open(&dir.store_file())?), Servers::None)),
@@ -69,7 +70,7 @@ pub(crate) async fn open(
             Ok((Arc::new(etcd), Servers::Etcd(Box::new(process))))
         }
         Datastore::Kubernetes => {
-            let (store, servers) = Kubernetes::start(dir).await?;
+            let (store, servers) = Kubernetes::start(dir, nodes).await?;
             Ok((Arc::new(store), Servers::Kubernetes(Arc::new(servers))))
         }
     }
