@@ -17,7 +17,7 @@ use crate::output;
 /// The exit code that a shell uses for a program ended by Ctrl-C.
 const INTERRUPTED: u8 = 130;
 /// How long to wait until a lab has ended.
-const DOWN_PATIENCE: Duration = Duration::from_secs(30);
+const DOWN_TIMEOUT: Duration = Duration::from_secs(30);
 
 const MANIFESTS: Manifests<'static> = Manifests {
     pods: (
@@ -246,13 +246,13 @@ fn down() -> anyhow::Result<ExitCode> {
         bail!("no lab is running in {}", dir.path().display());
     }
     tortie_lab::signal_end(&dir)?;
-    let deadline = Instant::now() + DOWN_PATIENCE;
+    let deadline = Instant::now() + DOWN_TIMEOUT;
     while dir.path().exists() {
         if Instant::now() > deadline {
             bail!(
                 "the lab in {} has not ended within {} seconds",
                 dir.path().display(),
-                DOWN_PATIENCE.as_secs()
+                DOWN_TIMEOUT.as_secs()
             );
         }
         std::thread::sleep(Duration::from_millis(10));

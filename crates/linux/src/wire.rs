@@ -259,12 +259,12 @@ struct Note {
 impl Note {
     fn of(endpoint: &EndpointId, container_id: &str) -> Self {
         /// The maximum length of either part; a longer one is truncated and gets a digest of all of it.
-        const MOST: usize = 120;
+        const MAX_LENGTH: usize = 120;
         let part = |text: String| match text.len() {
-            0..=MOST => text,
+            0..=MAX_LENGTH => text,
             _ => {
                 let digest: String = Sha1::digest(&text).iter().map(|byte| format!("{byte:02x}")).collect();
-                format!("{}..{digest}", &text[..text.floor_char_boundary(MOST - 42)])
+                format!("{}..{digest}", &text[..text.floor_char_boundary(MAX_LENGTH - 42)])
             }
         };
         let EndpointId { namespace, pod, interface } = endpoint;

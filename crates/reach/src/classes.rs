@@ -143,7 +143,7 @@ impl Classes {
         interfaces.peek()?;
         let mut uses = Uses::default();
         for host in interfaces {
-            uses.add(&criteria.of_host(host, direction, signature.judged.is_some()));
+            uses.add(&criteria.of_host(host, direction, signature.pod_policies.is_some()));
         }
         let all = signature.interfaces.get(ALL_INTERFACES).copied().flatten();
         if let Some(all) = all.and_then(|number| hosts.get(number)) {
@@ -172,7 +172,7 @@ impl Classes {
             return false;
         };
         if !stop.is_host() {
-            return was.judged != is.judged;
+            return was.pod_policies != is.pod_policies;
         }
         let hosts = |signature: &EndSignature, world: usize| {
             let hosts = self.hosts.get(world).map_or(&[][..], Vec::as_slice);
@@ -199,8 +199,8 @@ impl Classes {
                 interfaces.flat_map(|host| host.all_policies(stop.direction())).chain(inside.flatten());
             return applying.any(|index| policies.contains(&index));
         }
-        let Some(judged) = &signature.judged else { return false };
-        judged.of(stop.direction()).iter().any(|index| policies.contains(index))
+        let Some(pod_policies) = &signature.pod_policies else { return false };
+        pod_policies.of(stop.direction()).iter().any(|index| policies.contains(index))
     }
 
     /// Whether the class has this profile at that stop.
@@ -208,8 +208,8 @@ impl Classes {
         let signature = self.classes.get(class).and_then(|class| class.signatures.first()?.as_ref());
         let is_it = |known: &Profile| matches!(known, Profile::Stored(name) if name == profile);
         let hosts = self.hosts.first().map_or(&[][..], Vec::as_slice);
-        signature.is_some_and(|signature| match (stop.is_host(), &signature.judged) {
-            (false, Some(judged)) => judged.profiles.iter().any(is_it),
+        signature.is_some_and(|signature| match (stop.is_host(), &signature.pod_policies) {
+            (false, Some(pod_policies)) => pod_policies.profiles.iter().any(is_it),
             // No profile applies to packets that a node forwards.
             (true, None) => {
                 let interfaces =

@@ -15,7 +15,7 @@ pub(super) struct Concern {
     /// Stops at which different policies or changed policies may apply to it.
     policies: Vec<[bool; 4]>,
     /// Whether policies see it differently.
-    looks: Vec<bool>,
+    visible_parts: Vec<bool>,
     /// Whether its packets take a different route, or look different on it.
     routes: Vec<bool>,
 }
@@ -37,14 +37,14 @@ impl Concern {
                 |class, stop| classes.has_say(class, stop, 0, &was) || classes.has_say(class, stop, 1, &is);
             return Self {
                 policies: at_stops(&has_say),
-                looks: vec![false; count],
+                visible_parts: vec![false; count],
                 routes: vec![false; count],
             };
         }
         if changed.iter().any(|key| is_text(key.kind)) {
             return Self {
                 policies: vec![[true; 4]; count],
-                looks: vec![true; count],
+                visible_parts: vec![true; count],
                 routes: vec![true; count],
             };
         }
@@ -58,7 +58,7 @@ impl Concern {
         let asks_others = |class, stop: Stop| classes.asks_others(class, stop);
         Self {
             policies: at_stops(&asks_others),
-            looks: differs(&|was, is| looks(was) != looks(is)),
+            visible_parts: differs(&|was, is| visible_parts(was) != visible_parts(is)),
             routes: differs(&|was, is| routes(was) != routes(is)),
         }
     }
@@ -66,7 +66,7 @@ impl Concern {
     /// Whether the results at the stop can have changed for packets from one class to another.
     pub(super) fn concerns(&self, from: usize, to: usize, stop: Stop) -> bool {
         let (subject, peer) = stop.subject_and_peer(from, to);
-        let otherwise = if stop.is_host() { &self.routes } else { &self.looks };
+        let otherwise = if stop.is_host() { &self.routes } else { &self.visible_parts };
         let is = |class: usize| otherwise.get(class) == Some(&true);
         is(subject)
             || is(peer)
@@ -74,17 +74,17 @@ impl Concern {
     }
 }
 
-type Looks<'a> = ([Option<&'a AddressSignature>; 2], Option<&'a AddressSignature>, bool);
+type VisibleParts<'a> = ([Option<&'a AddressSignature>; 2], Option<&'a AddressSignature>, bool);
 
 /// The parts of the signature that policies see.
-fn looks(signature: &EndSignature) -> Looks<'_> {
+fn visible_parts(signature: &EndSignature) -> VisibleParts<'_> {
     let addresses = FAMILIES.map(|family| signature.by(family).map(|routed| &routed.address));
     (addresses, signature.tunnel.as_ref(), signature.overlaid)
 }
 
 /// The whole signature, except the policies that apply.
 fn routes(signature: &EndSignature) -> EndSignature {
-    EndSignature { judged: None, interfaces: Default::default(), ..signature.clone() }
+    EndSignature { pod_policies: None, interfaces: Default::default(), ..signature.clone() }
 }
 
 /// The indices of these policies in evaluation order.

@@ -83,10 +83,10 @@ impl Criteria {
     }
 
     /// The criteria of all policies and profiles that apply to a pod.
-    pub(super) fn of_pod(&self, judged: &PodPolicies, direction: Direction) -> Uses {
+    pub(super) fn of_pod(&self, pod_policies: &PodPolicies, direction: Direction) -> Uses {
         let mut uses = Uses::default();
-        self.add_policies(judged.of(direction), direction, &mut uses);
-        self.add_profiles(&judged.profiles, direction, &mut uses);
+        self.add_policies(pod_policies.of(direction), direction, &mut uses);
+        self.add_profiles(&pod_policies.profiles, direction, &mut uses);
         uses
     }
 

@@ -33,7 +33,7 @@ pub(super) struct AddressSignature {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub(super) struct EndSignature {
     /// The policies and profiles of a pod; `None` if the end is not a pod.
-    pub(super) judged: Option<PodPolicies>,
+    pub(super) pod_policies: Option<PodPolicies>,
     /// Its address of each family.
     pub(super) addresses: [Option<Routed>; 2],
     /// A node's tunnel address, from which it reaches pods by VXLAN.
@@ -87,14 +87,14 @@ pub(super) struct SignatureIndex<'a> {
     set_signatures: Vec<Holding>,
     /// The signatures of the pods and host endpoints with the address.
     pods_at: HashMap<IpAddr, Vec<Holding>>,
-    seen: HashMap<Appearance, Seen>,
+    evaluated: HashMap<Appearance, EvaluatedSelectors>,
 }
 
 /// All properties of a pod that may matter, except its addresses and profiles.
 type Appearance = (String, String, Vec<(String, String)>, Vec<(String, String)>, Vec<(String, u8, u16)>);
 
 #[derive(Clone)]
-struct Seen {
+struct EvaluatedSelectors {
     holding: Holding,
     ingress: Vec<usize>,
     egress: Vec<usize>,
@@ -121,12 +121,12 @@ impl<'a> SignatureIndex<'a> {
             sets: NetIndex::new(sets),
             set_signatures: oracle.network_sets().map(|(set, _)| holding(vocabulary, set)).collect(),
             pods_at: HashMap::new(),
-            seen: HashMap::new(),
+            evaluated: HashMap::new(),
         };
         for pod in oracle.pods() {
-            let seen = signature.look(&pod).holding;
+            let evaluated = signature.evaluate(&pod).holding;
             for address in pod.addresses() {
-                signature.pods_at.entry(*address).or_default().push(seen.clone());
+                signature.pods_at.entry(*address).or_default().push(evaluated.clone());
             }
         }
         for host in oracle.hosts() {
@@ -138,12 +138,12 @@ impl<'a> SignatureIndex<'a> {
     }
 
     pub(super) fn pod(&mut self, pod: &SeenPod<'_>) -> EndSignature {
-        let seen = self.look(pod);
+        let evaluated = self.evaluate(pod);
         let translated = |address| self.oracle.translated(pod.node(), address).map(|node| self.address(node));
         EndSignature {
-            judged: Some(PodPolicies {
-                ingress: seen.ingress,
-                egress: seen.egress,
+            pod_policies: Some(PodPolicies {
+                ingress: evaluated.ingress,
+                egress: evaluated.egress,
                 profiles: profiles(self.oracle, pod.profiles()),
             }),
             addresses: self.addresses(pod.addresses(), pod.node(), translated),
@@ -215,23 +215,23 @@ impl<'a> SignatureIndex<'a> {
     }
 
     /// Evaluates the selectors for a pod. Pods with equal appearance are evaluated once.
-    fn look(&mut self, pod: &SeenPod<'_>) -> Seen {
+    fn evaluate(&mut self, pod: &SeenPod<'_>) -> EvaluatedSelectors {
         let subject = pod.subject();
         let appearance = self.mentioned.appearance(subject);
-        if let Some(seen) = self.seen.get(&appearance) {
-            return seen.clone();
+        if let Some(evaluated) = self.evaluated.get(&appearance) {
+            return evaluated.clone();
         }
         let counting = |direction| {
             let applying = self.oracle.applying(pod, direction).into_iter();
             applying.filter(|index| self.counts.get(*index) == Some(&true)).collect()
         };
-        let seen = Seen {
+        let evaluated = EvaluatedSelectors {
             holding: holding(self.vocabulary, subject),
             ingress: counting(Direction::Ingress),
             egress: counting(Direction::Egress),
         };
-        self.seen.insert(appearance, seen.clone());
-        seen
+        self.evaluated.insert(appearance, evaluated.clone());
+        evaluated
     }
 }
 

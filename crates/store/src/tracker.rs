@@ -140,7 +140,7 @@ impl Tracker {
         tracked.reached = listed;
         tracked.reported = None;
         tracked.state = State::Settling(newest);
-        tracked.settle(changes);
+        tracked.report_sync(changes);
     }
 
     /// Ingests an event of the watch.
@@ -172,7 +172,7 @@ impl Tracker {
         // The events of these kinds have a common order.
         for tracked in &mut self.kinds {
             tracked.reached = tracked.reached.max(position);
-            tracked.settle(changes);
+            tracked.report_sync(changes);
         }
     }
 
@@ -192,7 +192,8 @@ impl Tracker {
 }
 
 impl Tracked {
-    fn settle(&mut self, changes: &mut Vec<Change>) {
+    /// Reports that the kind is in sync, once the watch has reached the newest listed object.
+    fn report_sync(&mut self, changes: &mut Vec<Change>) {
         if let State::Settling(newest) = self.state
             && self.reached >= newest
         {

@@ -2,7 +2,7 @@
 //! denies now ([`Cut`]). This requires a dump of the kernel's whole table, which takes about 10 ms, so a thread does
 //! it once for all addresses of an interval.
 //!
-//! Nobody may inherit connections: before an address is reused, [`Forgetter::settle`] must be called. It waits only
+//! Nobody may inherit connections: before an address is reused, [`Forgetter::wait_for`] must be called. It waits only
 //! if the address is still queued.
 
 use std::collections::BTreeSet;
@@ -84,7 +84,7 @@ impl Forgetter {
     ///
     /// # Errors
     /// An error of the kernel; the removal is retried.
-    pub(super) fn settle<'a>(&self, addresses: impl IntoIterator<Item = &'a IpAddr>) -> Result<()> {
+    pub(super) fn wait_for<'a>(&self, addresses: impl IntoIterator<Item = &'a IpAddr>) -> Result<()> {
         let queue = lock(&self.work.queue);
         let waits = |address: &&IpAddr| queue.waiting.contains(*address) || queue.busy.contains(*address);
         let Some(address) = addresses.into_iter().find(waits) else { return Ok(()) };
@@ -180,9 +180,9 @@ mod tests {
         for last in [1, 2, 3] {
             forgetter.ask(BTreeSet::from([address(last)])); // would wait for ever for what this thread holds
         }
-        forgetter.settle(&[address(4)]).unwrap();
+        forgetter.wait_for(&[address(4)]).unwrap();
         drop(reading);
-        forgetter.settle(&[address(2)]).unwrap();
+        forgetter.wait_for(&[address(2)]).unwrap();
         let queue = lock(&forgetter.work.queue);
         assert!(queue.waiting.is_empty() && queue.busy.is_empty(), "{queue:?}");
     }
@@ -204,16 +204,16 @@ mod tests {
     }
 
     #[test]
-    fn settling_waits_for_the_running_reading() {
+    fn waiting_for_an_address_waits_for_the_running_reading() {
         let forgetter = NetNs::create().unwrap().run(Forgetter::open).unwrap().unwrap();
         let reading = lock(&forgetter.work.conntrack);
         lock(&forgetter.work.queue).busy.insert(address(1));
         std::thread::scope(|scope| {
-            let settling = scope.spawn(|| forgetter.settle(&[address(1)]));
+            let waiting = scope.spawn(|| forgetter.wait_for(&[address(1)]));
             std::thread::sleep(Duration::from_millis(50));
-            assert!(!settling.is_finished());
+            assert!(!waiting.is_finished());
             drop(reading);
-            settling.join().unwrap().unwrap();
+            waiting.join().unwrap().unwrap();
         });
     }
 }

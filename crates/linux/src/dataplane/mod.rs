@@ -191,7 +191,7 @@ impl Dataplane {
         let held = state.endpoints.values().flat_map(|endpoint| &endpoint.addresses);
         let given_again: Vec<_> = held.filter(|address| gone.contains(address)).copied().collect();
         self.forgetter.ask(gone);
-        Ok(self.forgetter.settle(&given_again)?)
+        Ok(self.forgetter.wait_for(&given_again)?)
     }
 
     /// Waits for the removal of connections that newly assigned addresses must not inherit.
@@ -200,7 +200,7 @@ impl Dataplane {
             Delta::Endpoint(_, endpoint) => Some(&endpoint.addresses),
             _ => None,
         });
-        Ok(self.forgetter.settle(given.flatten())?)
+        Ok(self.forgetter.wait_for(given.flatten())?)
     }
 
     /// Schedules the removal of established flows that policy denies now, if this is configured and policy is in

@@ -228,7 +228,7 @@ impl<'a> Judge<'a> {
 
     /// The result of a node for packets from its own pods to itself.
     fn own_node(&mut self, from: usize, to: usize, stop: Stop) -> Option<Row> {
-        let to_node = stop == Stop::ReceiverNode && self.signature(from)?.judged.is_some();
+        let to_node = stop == Stop::ReceiverNode && self.signature(from)?.pod_policies.is_some();
         if !to_node || !self.is_closed(to) {
             return None;
         }

@@ -42,13 +42,13 @@ pub(super) struct Seat<'a> {
     /// The number of the spot.
     spot: usize,
     family: IpVersion,
-    whose: Whose<'a>,
+    policies: StopPolicies<'a>,
     own: Restricted,
 }
 
 /// The policies that apply.
 #[derive(PartialEq, Eq, Hash)]
-enum Whose<'a> {
+enum StopPolicies<'a> {
     Pods {
         policies: &'a [usize],
         profiles: &'a [Profile],
@@ -129,27 +129,27 @@ impl<'a> Judge<'a> {
         }
         let signature = self.signature(subject)?;
         if spot.is_inside_node()
-            && (signature.judged.is_none()
+            && (signature.pod_policies.is_none()
                 || signature.interfaces.get(ALL_INTERFACES).is_none_or(Option::is_none))
         {
             return None;
         }
         let criteria = self.classes.criteria.get(self.world)?;
-        let (whose, uses) = match stop.is_host() {
+        let (policies, uses) = match stop.is_host() {
             true => {
                 let uses = self.classes.uses_of_hosts(signature, self.world, stop.direction())?;
-                let forwarded = signature.judged.is_some();
-                (Whose::Hosts { interfaces: signature.interfaces, forwarded }, uses)
+                let forwarded = signature.pod_policies.is_some();
+                (StopPolicies::Hosts { interfaces: signature.interfaces, forwarded }, uses)
             }
             false => {
-                let judged = signature.judged.as_ref()?;
-                let policies = judged.of(stop.direction());
-                let uses = criteria.of_pod(judged, stop.direction());
-                (Whose::Pods { policies, profiles: &judged.profiles }, uses)
+                let pod_policies = signature.pod_policies.as_ref()?;
+                let policies = pod_policies.of(stop.direction());
+                let uses = criteria.of_pod(pod_policies, stop.direction());
+                (StopPolicies::Pods { policies, profiles: &pod_policies.profiles }, uses)
             }
         };
         let own = Restricted::new(signature, family, &uses.atoms);
-        let seat = Seat { spot: spot.number(), family, whose, own };
+        let seat = Seat { spot: spot.number(), family, policies, own };
         let number = match self.seats.get(&seat) {
             Some(known) => *known,
             None => {

@@ -125,7 +125,7 @@ impl Frontends {
 
 /// The verdict of a list on one address and port, for every source port of the endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Sure {
+enum PortVerdict {
     Allowed,
     Denied,
     /// It depends on the source port.
@@ -180,8 +180,10 @@ impl<'a> JudgementBuilder<'a> {
     fn front(&mut self, front: &'a Frontend, verdicts: &ListVerdicts<'_>, pods: &Addresses) {
         let of = |(address, port): (u32, u16)| verdicts.of((front.port.0, port), address);
         let backends = || front.backends.iter().map(|backend| of(*backend));
-        let (all, none) =
-            (backends().all(|sure| sure == Sure::Allowed), backends().all(|sure| sure == Sure::Denied));
+        let (all, none) = (
+            backends().all(|verdict| verdict == PortVerdict::Allowed),
+            backends().all(|verdict| verdict == PortVerdict::Denied),
+        );
         let collides = front.services.len() > 1;
         if collides && !none {
             self.taken.note(front);
@@ -194,8 +196,8 @@ impl<'a> JudgementBuilder<'a> {
             self.reachable.push(front);
         }
         let denies = !all || collides;
-        let as_wanted =
-            verdicts.of(front.port, front.vip) == if denies { Sure::Denied } else { Sure::Allowed };
+        let as_wanted = verdicts.of(front.port, front.vip)
+            == if denies { PortVerdict::Denied } else { PortVerdict::Allowed };
         if as_wanted {
             return;
         }
@@ -254,7 +256,7 @@ fn about(verdict: Verdict, protocol: Protocol, ports: (u32, u32), addresses: Add
 /// The verdicts of a list on all addresses to look up.
 struct ListVerdicts<'a> {
     frontends: &'a Frontends,
-    verdicts: BTreeMap<Port, Vec<Sure>>,
+    verdicts: BTreeMap<Port, Vec<PortVerdict>>,
 }
 
 impl<'a> ListVerdicts<'a> {
@@ -284,11 +286,11 @@ impl<'a> ListVerdicts<'a> {
         Self { frontends, verdicts }
     }
 
-    fn of(&self, port: Port, address: u32) -> Sure {
+    fn of(&self, port: Port, address: u32) -> PortVerdict {
         let index =
             self.frontends.looked_up.get(&port).and_then(|looked_up| looked_up.binary_search(&address).ok());
-        let sure = index.and_then(|index| self.verdicts.get(&port)?.get(index));
-        sure.copied().unwrap_or(Sure::Neither)
+        let verdict = index.and_then(|index| self.verdicts.get(&port)?.get(index));
+        verdict.copied().unwrap_or(PortVerdict::Neither)
     }
 }
 
@@ -333,13 +335,13 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn end(self) -> Vec<Sure> {
-        let sure = |(allows, denies, done)| match (allows, denies, done) {
-            (true, false, true) => Sure::Allowed,
-            (false, true, true) => Sure::Denied,
-            _ => Sure::Neither,
+    fn end(self) -> Vec<PortVerdict> {
+        let verdict = |(allows, denies, done)| match (allows, denies, done) {
+            (true, false, true) => PortVerdict::Allowed,
+            (false, true, true) => PortVerdict::Denied,
+            _ => PortVerdict::Neither,
         };
-        self.seen.into_iter().map(sure).collect()
+        self.seen.into_iter().map(verdict).collect()
     }
 }
 

@@ -14,7 +14,7 @@ use tortie_policy::program::{EndOfTier, EntityMatch, Lookup, Member, PolicyId, R
 use crate::acl::{ANY_PROTOCOL, CHUNK, Ports, any, before_policy, port_lists, text};
 
 /// The maximum number of ACLs of one direction.
-const MOST: usize = 50_000;
+const MAX_RULES: usize = 50_000;
 
 /// Renders as Calico for Windows does. Each policy is expanded once for all endpoints, as there.
 pub(super) struct Naive<'a, L> {
@@ -100,8 +100,8 @@ impl<'a, L: Lookup> Naive<'a, L> {
             for tier in endpoint.program.tiers(direction).iter().rev() {
                 let rules = self.tier(&tier.policies, tier.end, direction, &mut expanded);
                 list = flattened(rules, &list);
-                expanded.cut |= list.len() > MOST;
-                list.truncate(MOST);
+                expanded.cut |= list.len() > MAX_RULES;
+                list.truncate(MAX_RULES);
             }
             expanded.acls.extend(list.iter().flat_map(|rule| spelled(rule, direction)));
         }
@@ -259,10 +259,10 @@ fn flattened(tier: Vec<Expansion>, next: &[Expansion]) -> Vec<Expansion> {
     let mut list = Vec::new();
     for rule in tier {
         match rule.action {
-            Action::Pass => list.extend(next.iter().filter_map(|then| rule.and(then)).take(MOST)),
+            Action::Pass => list.extend(next.iter().filter_map(|then| rule.and(then)).take(MAX_RULES)),
             _ => list.push(rule),
         }
-        if list.len() > MOST {
+        if list.len() > MAX_RULES {
             break;
         }
     }
