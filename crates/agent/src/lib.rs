@@ -27,6 +27,7 @@ use thiserror::Error;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tortie_api::Kind;
+use tortie_api::kubernetes::Node;
 use tortie_api::report::NodeStatus;
 use tortie_dataplane::{ClusterNetwork, Dataplane, PodWiring};
 use tortie_hcn::Hcn;
@@ -155,7 +156,11 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
         AgentError::system(format!("the lock of the socket {}", cni_socket.display()), error)
     })?;
     let store: Arc<dyn Store> = endpoints.clone();
-    let node_labels = node::wait_for(&*store, &node).await?.metadata.labels;
+    let mut node_labels = node::wait_for(&*store, &node).await?.metadata.labels;
+    if let Platform::Windows { .. } = platform {
+        // Windows needs some addresses of each block for itself, whatever the labels say.
+        node_labels.insert(Node::OS.to_owned(), "windows".to_owned());
+    }
     let network = ClusterNetwork::default();
     let ipam = Ipam::new(store.clone(), &node, node_labels);
     let about = platform.about();

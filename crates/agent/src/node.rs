@@ -125,7 +125,12 @@ async fn prepare_linux(store: &dyn Endpoints, ipam: &Ipam, node: &str) -> Result
         intended_use: Use::Tunnel,
         namespace_labels: BTreeMap::new(),
     };
-    let address = ipam.assign(&request).await?.address;
+    // A node keeps its address, also when its pool is disabled or full.
+    let known = ipam.find(&request.handle).await?;
+    let address = match known {
+        Some(assignment) => assignment.address,
+        None => ipam.assign(&request).await?.address,
+    };
     let announced = Announced { first: Tunnel { address, mac: None }, overlay: None };
     annotate(store, node, &announced.first).await?;
 

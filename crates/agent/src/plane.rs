@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use tortie_api::report::ReportedCondition;
-use tortie_api::{Kind, Positions};
+use tortie_api::{Kind, Position, Positions};
 use tortie_calc::{Calc, Finding};
 use tortie_dataplane::{AskedFor, Dataplane, EndpointId, Reason, Report};
 use tortie_store::StoreError;
@@ -145,8 +145,6 @@ impl Plane {
         for (kind, error) in unavailable {
             match error {
                 Some(error) => {
-                    // Nobody waits for the kind, as nobody knows how far it is.
-                    self.given.forget(kind);
                     self.unavailable.insert(kind, error);
                 }
                 None => {
@@ -154,6 +152,8 @@ impl Plane {
                 }
             }
         }
+        // What is stored of such a kind, and not known here, is not in force.
+        self.unavailable.keys().for_each(|kind| self.given.advance(*kind, Position(0)));
         for (key, value) in changes {
             self.calc.update(&key, value.as_ref());
             self.watched.update(&key, value.as_ref());

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
 use ipnet::Ipv4Net;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
@@ -31,13 +31,14 @@ pub struct Block {
     /// The free addresses, by offset. They are taken from the head and returned at the tail, so that an address rests
     /// as long as possible before it is reused.
     pub unallocated: Vec<usize>,
-    /// The owners of addresses.
+    /// The owners of addresses. In etcd, Calico writes null into a block without addresses.
+    #[serde(deserialize_with = "or_empty")]
     pub attributes: Vec<Attribute>,
     /// Increases with each write of the block; starts with the wall clock in nanoseconds.
     #[serde(rename = "sequenceNumber", default)]
     pub sequence_number: u64,
     /// The block's sequence number before the write that allocated the address, by offset.
-    #[serde(rename = "sequenceNumberForAllocation", default)]
+    #[serde(rename = "sequenceNumberForAllocation", default, deserialize_with = "or_empty")]
     pub sequence_number_for_allocation: BTreeMap<String, u64>,
     /// Whether it is being deleted.
     #[serde(default)]
@@ -69,6 +70,11 @@ pub struct BlockError {
     pub cidr: Ipv4Net,
     /// The problem.
     pub problem: String,
+}
+
+/// A list or map; null means that it is empty.
+fn or_empty<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(value: D) -> Result<T, D::Error> {
+    Ok(Option::deserialize(value)?.unwrap_or_default())
 }
 
 impl Block {

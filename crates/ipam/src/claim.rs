@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use ipnet::Ipv4Net;
+use ipnet::{Ipv4Net, Ipv6Net};
 use tortie_api::ipam::Block;
 use tortie_api::{Key, Kind};
 use tortie_store::{StoreError, Stored, Version};
@@ -60,12 +60,36 @@ impl Ipam {
         Err(IpamError::Contended(Key::global(Kind::BlockAffinity, format!("{}/…", self.node))))
     }
 
+    /// The first block that certainly belongs to the node, of any pool.
+    pub(crate) async fn confirmed_block(&self) -> Result<Option<Ipv4Net>, IpamError> {
+        let prefix = format!("{}/", self.node);
+        for stored in self.store.list(Kind::BlockAffinity).await?.items {
+            let Some(Ok(cidr)) = stored.key.name.strip_prefix(&prefix).map(str::parse::<Ipv4Net>) else {
+                continue;
+            };
+            let Ok(affinity) = from_value::<Affinity>(&stored.key, stored.value) else { continue };
+            if affinity.deleted || affinity.state != AffinityState::Confirmed {
+                continue;
+            }
+            match self.read_block(&Key::global(Kind::IpamBlock, cidr.to_string())).await {
+                Ok(Some((_, block))) if block.belongs_to(&self.node) => return Ok(Some(cidr)),
+                Ok(_) | Err(IpamError::Damaged { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(None)
+    }
+
     /// The node's blocks. Completes claims in one of these pools that a crash left unfinished.
     pub(crate) async fn own_blocks(&self, pools: &[(Ipv4Net, u8)]) -> Result<Own, IpamError> {
         let prefix = format!("{}/", self.node);
         let mut own = Own::default();
         for stored in self.store.list(Kind::BlockAffinity).await?.items {
             let Some(cidr) = stored.key.name.strip_prefix(&prefix) else { continue };
+            // Blocks of IPv6, which Calico may have claimed, have limits of their own.
+            if cidr.parse::<Ipv6Net>().is_ok() {
+                continue;
+            }
             own.count += 1;
             match self.own_block(cidr, &stored, pools).await {
                 Ok(block) => own.usable.extend(block),

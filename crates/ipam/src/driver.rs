@@ -188,6 +188,10 @@ impl Ipam {
     /// # Errors
     /// No block is available, or the store failed.
     pub async fn ensure_block(&self) -> Result<Ipv4Net, IpamError> {
+        // The network exists already, so a pool that was disabled since does not matter.
+        if let Some(block) = self.confirmed_block().await? {
+            return Ok(block);
+        }
         let pools = self.pools(Use::Workload, None).await?;
         if let Some((_, block)) = self.own_blocks(&pools).await?.usable.into_iter().next() {
             return Ok(block.cidr);
@@ -362,8 +366,8 @@ impl Ipam {
                     return Ok(Some(Assignment { address, block: block.cidr }));
                 }
             }
-            // Written even if it is there already: whoever is deleting the record must see that it is in use again.
-            handle.block.insert(cidr.to_owned(), 1);
+            // Changed even if the block is there already: whoever is deleting the record must see that it is in use again.
+            *handle.block.entry(cidr.to_owned()).or_default() += 1;
             match self.store.update(&key, to_value(&key, &handle)?, &version).await {
                 Ok(_) => return Ok(None),
                 Err(StoreError::Conflict(_) | StoreError::NotFound(_)) => {}

@@ -251,3 +251,37 @@ async fn a_handle_without_address_is_forgotten_after_a_write_of_its_block() {
     assert_eq!(block(&store, "10.0.0.0/29").await.unwrap().sequence_number, 2);
     assert_eq!(store.get(&Key::global(Kind::IpamHandle, "h")).await.unwrap(), None);
 }
+
+/// The network of a Windows node exists already, and a pool that is disabled gives no new addresses only.
+#[tokio::test]
+async fn a_node_keeps_its_block_when_its_pool_is_disabled() {
+    let store = cluster().await;
+    let block = ipam(&store, "mine").ensure_block().await.unwrap();
+    let key = Key::global(Kind::IpPool, "default");
+    let mut pool = store.get(&key).await.unwrap().unwrap();
+    pool.value["spec"]["disabled"] = json!(true);
+    store.update(&key, pool.value, &pool.version).await.unwrap();
+    assert_eq!(ipam(&store, "mine").ensure_block().await.unwrap(), block);
+    assert!(matches!(ipam(&store, "mine").assign(&request("h")).await, Err(IpamError::NoPool(_))));
+    assert!(ipam(&store, "another").ensure_block().await.is_err());
+}
+
+/// Calico in etcd: null instead of empty lists, and blocks of IPv6.
+#[tokio::test]
+async fn what_calico_writes_is_no_damage() {
+    let store = cluster().await;
+    store_block(&store, "10.0.0.0/29", "mine", |block| {
+        (block["attributes"], block["sequenceNumberForAllocation"]) = (Value::Null, Value::Null);
+    })
+    .await;
+    store_affinity(&store, "mine", "10.0.0.0/29", json!({"state": "confirmed"})).await;
+    for number in 0..30 {
+        store_affinity(&store, "mine", &format!("fd00::{number}:0/122"), json!({"state": "confirmed"})).await;
+    }
+    let mine = ipam(&store, "mine");
+    for number in 0..16 {
+        mine.assign(&request(&format!("h{number}"))).await.unwrap();
+    }
+    let error = mine.assign(&request("h16")).await.unwrap_err().to_string();
+    assert!(!error.contains("damaged") && !error.contains("fd00"), "{error}");
+}

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::common::{Bed, FakeOs, NODE, endpoint_id, fill, invocation, pod_key, until};
 use serde_json::{Value, json};
-use tortie_api::{Key, Kind};
+use tortie_api::{Key, Kind, Position};
 use tortie_cni::{Code, Command, Invocation};
 use tortie_servers::programs::{Program, can_run};
 use tortie_servers::{KubeApi, KubeOptions};
@@ -108,6 +108,11 @@ async fn an_agent_serves_pods_of_a_kubernetes_api() {
     bed.call(call(&bed, Command::Add, ("c2", "p", &new))).await.unwrap();
     assert_eq!(policies(&bed, "p"), Some(vec![]));
     until("the node reports it", || async { bed.current_report().await["endpoints"] == 1 }).await;
+
+    // Nobody may believe that a policy is in force whose kind the agent cannot read.
+    let unread = [(Kind::ClusterNetworkPolicy, Position(1))].into_iter().collect();
+    let waited = tortie_store::wait_in_force(&*store, &unread, std::time::Duration::from_millis(500)).await;
+    assert!(waited.is_err(), "{waited:?}");
 }
 
 /// The API server is killed: what is in force stays, pods are added when it is back, and an agent that starts meanwhile
