@@ -76,7 +76,10 @@ fn batch(changes: Vec<Change>) -> Batch {
                 batch.positions.forget(kind);
                 batch.unavailable.insert(kind, Some(error));
             }
-            Change::Restarted(_) => {}
+            Change::Restarted(kind) => {
+                batch.positions.reset(kind);
+                batch.restarted.insert(kind);
+            }
         }
     }
     batch

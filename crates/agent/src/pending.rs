@@ -4,7 +4,7 @@
 //! Nothing is lost by this: calc's result depends only on the final objects, whatever the order and the batching of
 //! updates. A deletion followed by a creation is a change like any other.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 
 use serde_json::Value;
@@ -18,6 +18,8 @@ pub(crate) struct Batch {
     pub(crate) changes: BTreeMap<Key, Option<Value>>,
     /// The batch contains the history of these kinds up to here.
     pub(crate) positions: Positions,
+    /// Kinds whose history has begun again before that position, as that of a datastore that was restored.
+    pub(crate) restarted: BTreeSet<Kind>,
     /// Kinds that cannot be read, with the error; `None` if the kind can be read now.
     pub(crate) unavailable: BTreeMap<Kind, Option<StoreError>>,
 }
@@ -33,8 +35,10 @@ impl Pending {
     /// Adds a batch. Its values replace older ones of the same objects.
     pub(crate) fn add(&mut self, batch: Batch) {
         let pending = self.batch.get_or_insert_default();
-        let Batch { changes, positions, unavailable } = batch;
+        let Batch { changes, positions, restarted, unavailable } = batch;
+        restarted.iter().for_each(|kind| pending.positions.reset(*kind));
         pending.positions.advance_all(&positions);
+        pending.restarted.extend(restarted);
         let lost = unavailable.iter().filter(|(_, error)| error.is_some());
         lost.for_each(|(kind, _)| pending.positions.forget(*kind));
         pending.unavailable.extend(unavailable);
@@ -85,8 +89,20 @@ mod tests {
         Batch {
             changes: changes.iter().map(|(name, value)| (key(name), value.clone())).collect(),
             positions: [(Kind::Namespace, Position(position))].into_iter().collect(),
-            unavailable: BTreeMap::new(),
+            ..Batch::default()
         }
+    }
+
+    #[test]
+    fn a_history_that_begins_again_has_a_lower_position() {
+        let restored = Batch { restarted: [Kind::Namespace].into(), ..batch(3, &[]) };
+        let mut pending = Pending::default();
+        for (batch, expected) in [(batch(7, &[]), 7), (batch(5, &[]), 7), (restored, 3), (batch(4, &[]), 4)] {
+            pending.add(batch);
+            let waiting = pending.batch.as_ref().unwrap();
+            assert_eq!(waiting.positions.of(Kind::Namespace), Some(Position(expected)));
+        }
+        assert_eq!(pending.take().unwrap().restarted, [Kind::Namespace].into());
     }
 
     #[test]

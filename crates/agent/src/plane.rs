@@ -135,12 +135,13 @@ impl Plane {
     /// Applies a batch. A batch without changes only reports positions.
     fn ingest(&mut self, batch: Batch) {
         let changed = self.given.is_empty() || !batch.changes.is_empty();
-        let Batch { changes, positions, unavailable } = batch;
+        let Batch { changes, positions, restarted, unavailable } = batch;
         let kinds: BTreeSet<Kind> = changes.keys().map(|key| key.kind).collect();
         let of_changes: Positions =
             kinds.into_iter().filter_map(|kind| Some((kind, positions.of(kind)?))).collect();
         let span = tracing::debug_span!("change", objects = changes.len(), positions = %of_changes);
         let _entered = span.enter();
+        restarted.into_iter().for_each(|kind| self.given.reset(kind));
         self.given.advance_all(&positions);
         for (kind, error) in unavailable {
             match error {
@@ -326,5 +327,26 @@ mod tests {
         assert!(batches.wait_for_room().await);
         let now = in_force.wait_for(|now| now.given == at(position)).await.unwrap();
         assert_eq!(now.positions, at(position));
+    }
+
+    /// What is in force of a restored datastore, and of a kind that cannot be read.
+    #[tokio::test]
+    async fn positions_follow_the_history_that_there_is() {
+        let (batches, inbox) = bounded(1 << 20);
+        let (entered, _is_stuck) = mpsc::channel();
+        let (open, tokens) = mpsc::channel();
+        let mut in_force = start_with("node", Box::new(Stuck { entered, tokens }), inbox).unwrap();
+        drop(open);
+        batches.send(batch(5_000, "first", None));
+        in_force.wait_for(|now| now.given == at(5_000)).await.unwrap();
+        batches.send(Batch { restarted: [Kind::Namespace].into(), ..batch(3_000, "second", None) });
+        let now = in_force.wait_for(|now| now.given == at(3_000)).await.unwrap().clone();
+        assert!(!now.given.reach(&at(3_001)));
+
+        let error = StoreError::KindAbsent(Kind::Tier);
+        batches.send(Batch { unavailable: [(Kind::Tier, Some(error))].into(), ..Batch::default() });
+        let now = in_force.wait_for(|now| now.given.of(Kind::Tier).is_some()).await.unwrap().clone();
+        assert!(!now.given.reach(&[(Kind::Tier, Position(1))].into_iter().collect()));
+        assert!(now.given.reach(&at(3_000)));
     }
 }

@@ -37,6 +37,11 @@ impl Positions {
         other.0.iter().for_each(|(kind, position)| self.advance(*kind, *position));
     }
 
+    /// Begins a kind again: what was processed of it belongs to another history.
+    pub fn reset(&mut self, kind: Kind) {
+        self.0.insert(kind, Position(0));
+    }
+
     /// Removes a kind: it is not followed any more.
     pub fn forget(&mut self, kind: Kind) {
         self.0.remove(&kind);
