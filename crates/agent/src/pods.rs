@@ -212,40 +212,67 @@ impl Pods {
             tracing::info!(pod = %stored.key, container = spec.container_id, "the runtime no longer knows this pod; Tortie removes it");
             failures.extend(self.del(&gone).await.err());
         }
-        failures.extend(self.release_forgotten(&call.config.name, valid).await.err());
+        failures.extend(self.release_forgotten(&call.config.name, valid).await);
         failures.into_iter().next().map_or(Ok(()), Err)
     }
 
     /// Releases the addresses of this node's pods in a network that belong neither to an attachment that the runtime
-    /// knows nor to an endpoint.
-    async fn release_forgotten(&self, network: &str, valid: &[Attachment]) -> Result<(), Failure> {
-        let failure = |error: IpamError| {
-            Failure::new(Code::IPAM, "the addresses of the node's pods cannot be checked", error.to_string())
+    /// knows nor to an endpoint. Returns the failures.
+    async fn release_forgotten(&self, network: &str, valid: &[Attachment]) -> Vec<Failure> {
+        let handles = match self.ipam.handles().await {
+            Ok(handles) => handles,
+            Err(error) => return vec![not_checked(&error)],
         };
-        for (handle, owner) in self.ipam.handles().await.map_err(failure)? {
+        let mut failures = Vec::new();
+        for (handle, (block, owner)) in handles {
             let known =
                 valid.iter().any(|each| handle_of(network, &each.container_id, &each.ifname) == handle);
             let attachment = handle.strip_prefix(network).and_then(|rest| rest.strip_prefix('.'));
             // Without a pod's name it is the address of something else.
-            let (Some(attachment), Some(namespace), Some(pod), false) =
+            if let (Some(attachment), Some(namespace), Some(pod), false) =
                 (attachment, owner.get("namespace"), owner.get("pod"), known)
-            else {
-                continue;
-            };
-            let (container, interface) = attachment.split_once('.').unwrap_or((attachment, USUAL_INTERFACE));
-            let id = EndpointId {
-                namespace: namespace.as_str().into(),
-                pod: pod.as_str().into(),
-                interface: interface.into(),
-            };
-            // An ADD of this container may be about to store the endpoint.
-            let _turn = self.busy.lock(&id).await;
-            let stored = self.store.get(&self.key(&id)).await.map_err(store_failure)?;
-            if stored.is_some_and(|endpoint| endpoint.value["spec"]["containerID"] == container) {
-                continue;
+            {
+                let interface = attachment.split_once('.').map_or(USUAL_INTERFACE, |(_, name)| name);
+                let id = |interface: &str| EndpointId {
+                    namespace: namespace.as_str().into(),
+                    pod: pod.as_str().into(),
+                    interface: interface.into(),
+                };
+                let released = self.release_if_forgotten(
+                    &handle,
+                    attachment,
+                    block,
+                    [id(interface), id(USUAL_INTERFACE)],
+                );
+                failures.extend(released.await.err());
             }
-            tracing::info!(pod = %id, container, "the runtime does not know this container, and it has no endpoint; Tortie releases its address");
-            self.ipam.release(&handle).await.map_err(failure)?;
+        }
+        failures
+    }
+
+    /// Releases the addresses of a handle, unless an endpoint of its pod has its container.
+    async fn release_if_forgotten(
+        &self,
+        handle: &str,
+        attachment: &str,
+        block: Ipv4Net,
+        [id, usual]: [EndpointId; 2],
+    ) -> Result<(), Failure> {
+        // An ADD of this container may be about to store the endpoint.
+        let _turn = self.busy.lock(&id).await;
+        for id in [&id, &usual] {
+            let stored = self.store.get(&self.key(id)).await.map_err(store_failure)?;
+            let container =
+                stored.as_ref().and_then(|endpoint| endpoint.value["spec"]["containerID"].as_str());
+            // The name of another network may begin with this one's and a dot, so the container may be any part.
+            if container.is_some_and(|container| attachment.split('.').any(|part| part == container)) {
+                return Ok(());
+            }
+        }
+        tracing::info!(pod = %id, handle, "the runtime does not know this container, and it has no endpoint; Tortie releases its address");
+        let released = self.ipam.release(handle).await.map_err(|error| not_checked(&error))?;
+        if released.is_empty() {
+            self.ipam.release_in(handle, block).await.map_err(|error| not_checked(&error))?;
         }
         Ok(())
     }
@@ -403,6 +430,10 @@ impl Pods {
         ];
         pairs.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
     }
+}
+
+fn not_checked(error: &IpamError) -> Failure {
+    Failure::new(Code::IPAM, "the addresses of the node's pods cannot be checked", error.to_string())
 }
 
 /// The interface of pods that have one.

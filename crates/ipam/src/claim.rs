@@ -23,6 +23,14 @@ pub(crate) struct Own {
     pub(crate) damaged: Vec<IpamError>,
 }
 
+/// The result of an attempt to claim a block.
+enum BlockClaim {
+    Claimed(Version, Block),
+    /// Somebody has changed it meanwhile.
+    Changed,
+    OfAnother,
+}
+
 impl Ipam {
     /// A block of this node with a free address, from one of these pools. Claims a new block if none has room.
     pub(crate) async fn block_with_room(
@@ -141,15 +149,11 @@ impl Ipam {
         let block_key = Key::global(Kind::IpamBlock, cidr.to_string());
         for _ in 0..RETRIES {
             let affinity = self.set_pending(&affinity_key).await?;
-            let Some(claimed) = self.claim_block(&block_key, cidr).await? else {
-                tracing::info!(block = %cidr, node = self.node, "another node owns the block; this node withdraws its claim");
-                return match self.store.delete(&affinity_key, Some(&affinity.0)).await {
-                    // After a conflict, another process of this node claims it.
-                    Ok(_) | Err(StoreError::NotFound(_) | StoreError::Conflict(_)) => Ok(None),
-                    Err(error) => Err(error.into()),
-                };
+            let claimed = match self.claim_block(&block_key, cidr).await? {
+                BlockClaim::Claimed(version, block) => (version, block),
+                BlockClaim::Changed => continue,
+                BlockClaim::OfAnother => return self.withdraw(&affinity_key, &affinity.0, cidr).await,
             };
-            let Some(claimed) = claimed else { continue };
             let (version, affinity) = affinity;
             let confirmed = Affinity { state: AffinityState::Confirmed, ..affinity };
             match self.store.update(&affinity_key, to_value(&affinity_key, &confirmed)?, &version).await {
@@ -162,13 +166,23 @@ impl Ipam {
         Err(IpamError::Contended(affinity_key))
     }
 
-    /// Creates the block of a pending affinity, or writes it if it exists, so that whoever is releasing the block fails.
-    /// `None` if it belongs to somebody else, `Some(None)` if somebody has changed it meanwhile.
-    async fn claim_block(
+    /// Deletes this version of the affinity to a block of another node.
+    async fn withdraw(
         &self,
-        key: &Key,
+        affinity: &Key,
+        version: &Version,
         cidr: Ipv4Net,
-    ) -> Result<Option<Option<(Version, Block)>>, IpamError> {
+    ) -> Result<Option<(Version, Block)>, IpamError> {
+        tracing::info!(block = %cidr, node = self.node, "another node owns the block; this node withdraws its claim");
+        match self.store.delete(affinity, Some(version)).await {
+            // After a conflict, another process of this node claims it.
+            Ok(_) | Err(StoreError::NotFound(_) | StoreError::Conflict(_)) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Creates the block of a pending affinity, or writes it if it exists, so that whoever is releasing the block fails.
+    async fn claim_block(&self, key: &Key, cidr: Ipv4Net) -> Result<BlockClaim, IpamError> {
         let known = self.read_block(key).await?;
         let is_new = known.is_none();
         let (written, block) = match known {
@@ -177,7 +191,7 @@ impl Ipam {
                 let fresh = Block::new(cidr, &self.node, self.windows, nanos, time);
                 (self.store.create(key, to_value(key, &fresh)?).await, fresh)
             }
-            Some((_, block)) if !block.belongs_to(&self.node) => return Ok(None),
+            Some((_, block)) if !block.belongs_to(&self.node) => return Ok(BlockClaim::OfAnother),
             Some((version, mut block)) => {
                 block.bump();
                 (self.store.update(key, to_value(key, &block)?, &version).await, block)
@@ -186,14 +200,14 @@ impl Ipam {
         let version = match written {
             Ok(stored) => stored.version,
             Err(StoreError::AlreadyExists(_) | StoreError::Conflict(_) | StoreError::NotFound(_)) => {
-                return Ok(Some(None));
+                return Ok(BlockClaim::Changed);
             }
             Err(error) => return Err(error.into()),
         };
         // Pools that overlap make it possible that two nodes create such blocks at the same time. Each sees the other's,
         // so at most one remains.
         let Some(other) = self.blocks().await?.into_iter().find(|other| overlaps(other, &cidr)) else {
-            return Ok(Some(Some((version, block))));
+            return Ok(BlockClaim::Claimed(version, block));
         };
         if is_new {
             self.store.delete(key, Some(&version)).await?;

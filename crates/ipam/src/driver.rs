@@ -218,12 +218,12 @@ impl Ipam {
         Ok(None)
     }
 
-    /// The handles with addresses in this node's blocks, and the attributes of one of their addresses. Damaged blocks are
-    /// left out.
+    /// The handles with addresses in this node's blocks, each with a block and the attributes of an address. Damaged blocks
+    /// are left out.
     ///
     /// # Errors
     /// The store failed.
-    pub async fn handles(&self) -> Result<BTreeMap<String, BTreeMap<String, String>>, IpamError> {
+    pub async fn handles(&self) -> Result<BTreeMap<String, (Ipv4Net, BTreeMap<String, String>)>, IpamError> {
         let mut handles = BTreeMap::new();
         for stored in self.store.list(Kind::IpamBlock).await?.items {
             let Ok(block) = from_value::<Block>(&stored.key, stored.value) else { continue };
@@ -232,11 +232,19 @@ impl Ipam {
             }
             for (_, attribute) in block.allocated() {
                 if let (Some(handle), Some(owner)) = (&attribute.handle_id, &attribute.owner) {
-                    handles.insert(handle.clone(), owner.clone());
+                    handles.insert(handle.clone(), (block.cidr, owner.clone()));
                 }
             }
         }
         Ok(handles)
+    }
+
+    /// Releases the addresses that a handle has in this block, also if the handle has no record any more.
+    ///
+    /// # Errors
+    /// The store failed.
+    pub async fn release_in(&self, handle: &str, block: Ipv4Net) -> Result<Vec<Ipv4Addr>, IpamError> {
+        self.release_from(&Key::global(Kind::IpamBlock, block.to_string()), handle, &mut None).await
     }
 
     /// Releases every address of a handle, and returns them. A handle without addresses is no error.

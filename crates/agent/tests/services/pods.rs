@@ -7,7 +7,8 @@ use std::os::unix::net::UnixStream;
 
 use crate::common::{Bed, NODE, condition, endpoint_id, endpoint_key, pod_key, send, until};
 use serde_json::{Value, json};
-use tortie_api::Kind;
+use tortie_api::ipam::Block;
+use tortie_api::{Key, Kind};
 use tortie_cni::transport::{self, Answer};
 use tortie_cni::{Code, Command, Invocation};
 use tortie_dataplane::{Reason, Report};
@@ -116,6 +117,13 @@ async fn gc_releases_addresses_without_endpoint() {
             bed.store.delete(&endpoint_key(pod, interface), None).await.unwrap();
         }
     }
+    // A record that is lost does not keep its address.
+    bed.store.delete(&Key::global(Kind::IpamHandle, "net.c2"), None).await.unwrap();
+    // Another network whose name begins with this one's, and of which this GC knows nothing.
+    bed.pod("d", "d", json!({})).await;
+    let mut other = bed.invocation(Command::Add, "c4", "d");
+    other.config.name = "net.x".to_owned();
+    bed.call(other).await.unwrap();
     let mut gc = bed.invocation(Command::Gc, "", "");
     (gc.args, gc.interface) = (BTreeMap::new(), String::new());
     let known = json!([{"containerID": "c1", "ifname": "eth0"}, {"containerID": "c3", "ifname": "eth0"}]);
@@ -123,7 +131,10 @@ async fn gc_releases_addresses_without_endpoint() {
     bed.call(gc).await.unwrap();
     let handles = bed.store.list(Kind::IpamHandle).await.unwrap().items;
     let handles: Vec<&str> = handles.iter().map(|handle| handle.key.name.as_str()).collect();
-    assert_eq!(handles, ["net.c1", "net.c3"]);
+    assert_eq!(handles, ["net.c1", "net.c3", "net.x.c4"]);
+    let blocks = bed.store.list(Kind::IpamBlock).await.unwrap().items;
+    let block: Block = serde_json::from_value(blocks[0].value.clone()).unwrap();
+    assert_eq!((blocks.len(), block.allocated().count()), (1, 3));
 }
 
 /// The sandbox of a static pod has the uid of its manifest, which its mirror in the API names in an annotation.
