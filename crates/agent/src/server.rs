@@ -26,7 +26,7 @@ pub(crate) const MAX_ACCEPT_DELAY: Duration = Duration::from_secs(1);
 
 /// How long the plugin may take to send its call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
-/// The maximum number of calls at a time. A kubelet adds its pods one by one, and a node has some hundred.
+/// The maximum number of calls at a time: a node has at most some hundred pods, and one call for each.
 const MAX_CALLS: usize = 1024;
 /// The interval of checks whether the socket is still there.
 const SOCKET_INTERVAL: Duration = Duration::from_secs(1);

@@ -197,12 +197,12 @@ async fn inside(what: Inside) -> anyhow::Result<ExitCode> {
     // `tortie lab down` is the normal end of a cluster that is kept up. If the supervisor itself was asked to end, it
     // reports that.
     let ended = if matches!(what, Inside::Up { .. }) { 0 } else { INTERRUPTED };
-    let told_to_end = async {
+    let end_requested = async {
         tokio::select! { _ = terminate.recv() => ended, _ = interrupt.recv() => INTERRUPTED }
     };
     tokio::select! {
         result = run_inside(what) => result,
-        code = told_to_end => {
+        code = end_requested => {
             output::error_line("the lab is taken down");
             Ok(code.into())
         }

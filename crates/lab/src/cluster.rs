@@ -25,11 +25,11 @@ use crate::sandbox::{PodApi, RuntimeNode};
 use crate::{LabDir, LabError, Progress, slices, underlay};
 
 /// How long to wait for a node's first report.
-const NODE_PATIENCE: Duration = Duration::from_secs(30);
+const NODE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long to wait until pods run.
-const POD_PATIENCE: Duration = Duration::from_secs(60);
+const POD_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long to wait until a policy is in force.
-const POLICY_PATIENCE: Duration = Duration::from_secs(30);
+const POLICY_TIMEOUT: Duration = Duration::from_secs(30);
 /// How many log lines an error shows.
 const LOG_LINES: usize = 15;
 
@@ -142,7 +142,7 @@ impl Cluster {
     /// # Errors
     /// A node did not report it in time.
     pub async fn wait_in_force(&self, positions: &Positions) -> Result<(), LabError> {
-        match wait_in_force(&*self.store, positions, POLICY_PATIENCE).await {
+        match wait_in_force(&*self.store, positions, POLICY_TIMEOUT).await {
             Ok(_) => Ok(()),
             Err(NotInForce::Store(error)) => Err(error.into()),
             Err(late @ NotInForce::Late { .. }) => Err(LabError::problem("the policy", late.to_string())),
@@ -154,7 +154,7 @@ impl Cluster {
     /// # Errors
     /// A pod did not run in time; the error contains what its node reported about it.
     pub async fn wait_for_pods(&self, keys: &[Key]) -> Result<BTreeMap<Key, (IpAddr, String)>, LabError> {
-        let deadline = Instant::now() + POD_PATIENCE;
+        let deadline = Instant::now() + POD_TIMEOUT;
         let mut running = BTreeMap::new();
         for key in keys {
             loop {
@@ -167,8 +167,8 @@ impl Cluster {
                     break;
                 }
                 if Instant::now() > deadline {
-                    let said = value["status"]["message"].as_str().unwrap_or("no node has taken it");
-                    return Err(LabError::problem(key, format!("does not run: {said}")));
+                    let reason = value["status"]["message"].as_str().unwrap_or("no node has taken it");
+                    return Err(LabError::problem(key, format!("does not run: {reason}")));
                 }
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
@@ -264,7 +264,7 @@ impl Cluster {
     }
 
     async fn wait_for_nodes(&mut self, progress: &Progress) -> Result<(), LabError> {
-        let deadline = Instant::now() + NODE_PATIENCE;
+        let deadline = Instant::now() + NODE_TIMEOUT;
         for index in 0..self.nodes.len() {
             let (name, address) = (self.nodes[index].name.clone(), self.nodes[index].address);
             let socket = self.nodes[index].cni_socket(&self.dir);
@@ -279,7 +279,7 @@ impl Cluster {
                 if Instant::now() > deadline {
                     let what = format!("the agent of node {name} does not take pods");
                     let log = self.log_tail(&format!("{name}-agent"));
-                    return Err(LabError::Timeout { what, seconds: NODE_PATIENCE.as_secs(), log });
+                    return Err(LabError::Timeout { what, seconds: NODE_TIMEOUT.as_secs(), log });
                 }
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }

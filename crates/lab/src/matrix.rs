@@ -111,8 +111,8 @@ async fn parties(dir: &LabDir, store: &dyn Store, port: Option<u16>) -> Result<P
             continue;
         };
         let (Some(address), Some(node)) = (pod.status.pod_ip, &pod.spec.node_name) else {
-            let said = stored.value["status"]["message"].as_str().unwrap_or("no node has taken it yet");
-            parties.left_out.insert(shown, said.to_owned());
+            let reason = stored.value["status"]["message"].as_str().unwrap_or("no node has taken it yet");
+            parties.left_out.insert(shown, reason.to_owned());
             continue;
         };
         let netns = match pod.spec.host_network {

@@ -309,9 +309,9 @@ impl PodTask {
         if output.status.success() {
             return Ok(document);
         }
-        let said = String::from_utf8_lossy(&output.stdout);
+        let answer = String::from_utf8_lossy(&output.stdout);
         let errors = String::from_utf8_lossy(&output.stderr);
-        Err(LabError::problem(&self.key, format!("CNI {verb} failed: {}{}", said.trim(), errors.trim())))
+        Err(LabError::problem(&self.key, format!("CNI {verb} failed: {}{}", answer.trim(), errors.trim())))
     }
 }
 

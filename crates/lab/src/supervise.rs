@@ -76,7 +76,7 @@ pub(crate) async fn wait_and_hand_on(
         (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?, listen(SignalKind::hangup())?);
     let mut interrupted = false;
     loop {
-        let told = tokio::select! {
+        let received = tokio::select! {
             // A terminal signals both processes. The signal must count even if the child ends first.
             biased;
             _ = interrupt.recv() => Signal::INT,
@@ -90,7 +90,7 @@ pub(crate) async fn wait_and_hand_on(
         let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
         if let Some(pid) = pid {
             // It may have ended just now; then the wait above sees it.
-            let _ = kill_process(pid, hand_on.unwrap_or(told));
+            let _ = kill_process(pid, hand_on.unwrap_or(received));
         }
     }
 }
