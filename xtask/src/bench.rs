@@ -25,9 +25,9 @@ const DEMOS: usize = 5;
 pub(crate) fn run(names: &[&str]) -> Result<()> {
     let wanted = |name: &str| names.is_empty() || names.contains(&name);
     if let Some(unknown) =
-        names.iter().find(|name| !["calc", "cni", "demo", "nftables", "windows"].contains(name))
+        names.iter().find(|name| !["calc", "cni", "demo", "kubernetes", "nftables", "windows"].contains(name))
     {
-        bail!("there is no benchmark {unknown:?}; there are calc, cni, demo, nftables, windows");
+        bail!("there is no benchmark {unknown:?}; there are calc, cni, demo, kubernetes, nftables, windows");
     }
     if wanted("calc") {
         calc()?;
@@ -41,6 +41,11 @@ pub(crate) fn run(names: &[&str]) -> Result<()> {
         for bench in ["table", "members", "new_connections"] {
             cargo(&["bench", "--quiet", "--package", "tortie-linux", "--bench", bench])?;
         }
+    }
+    if wanted("kubernetes") {
+        setup::require_root("the benchmarks on the Kubernetes API")?;
+        kube::build()?;
+        cargo(&["bench", "--quiet", "--package", "tortie-agent", "--bench", "kubernetes"])?;
     }
     if wanted("cni") || wanted("demo") {
         setup::require_root("the benchmarks of CNI and the demo")?;

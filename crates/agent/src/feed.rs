@@ -9,7 +9,7 @@ use tortie_api::{Kind, Positions};
 use tortie_store::backoff::{Backoff, random_seed};
 use tortie_store::{Change, Follow, Interest, Store};
 
-use crate::pending::{Batch, Pending};
+use crate::pending::Batch;
 use crate::queue::Batches;
 
 /// The maximum number of changes in a batch.
@@ -19,9 +19,10 @@ const MAX_BATCH: usize = 1_024;
 pub(crate) async fn run(store: Arc<dyn Store>, kinds: Vec<Kind>, batches: Batches) {
     let interests = kinds.iter().copied().map(Interest::all).collect();
     let mut changes = store.follow(interests).ready_chunks(MAX_BATCH);
-    let Some(first) = first_batch(&*store, &kinds, &mut changes).await else { return };
+    if snapshot(&*store, &kinds, &mut changes, &batches).await.is_none() {
+        return;
+    }
     tracing::info!("the node knows the whole cluster");
-    batches.send(first);
     // While the thread does not keep up, nothing is read. In the end, the store ends the watch and lists again.
     while batches.wait_for_room().await {
         let Some(changes) = changes.next().await else { return };
@@ -29,21 +30,32 @@ pub(crate) async fn run(store: Arc<dyn Store>, kinds: Vec<Kind>, batches: Batche
     }
 }
 
-/// Everything that is stored. It contains everything that was stored before any object in it, so that no policy is
-/// missing that existed before a pod, although each kind is listed at another time.
-async fn first_batch(store: &dyn Store, kinds: &[Kind], changes: &mut ReadyChunks<Follow>) -> Option<Batch> {
+/// Sends everything that is stored, in parts, so that it never is in memory as a whole. It contains everything that was
+/// stored before any object in it, so that no policy is missing that existed before a pod, although each kind is listed
+/// at another time. `None` if the thread or the store has ended.
+async fn snapshot(
+    store: &dyn Store,
+    kinds: &[Kind],
+    changes: &mut ReadyChunks<Follow>,
+    batches: &Batches,
+) -> Option<()> {
     let mut missing: BTreeSet<Kind> = kinds.iter().copied().collect();
-    let mut first = Pending::default();
-    while !missing.is_empty() {
-        let batch = batch(changes.next().await?);
-        missing.retain(|kind| !batch.unavailable.contains_key(kind));
-        first.add(batch);
+    let (mut positions, mut end) = (Positions::default(), None);
+    while batches.wait_for_room().await {
+        let mut part = batch(changes.next().await?);
+        missing.retain(|kind| !part.unavailable.contains_key(kind));
+        part.advance(&mut positions);
+        if missing.is_empty() && end.is_none() {
+            end = Some(barrier(store, kinds).await);
+        }
+        let complete = end.as_ref().is_some_and(|end| positions.reach(end));
+        part.more_follows = !complete;
+        batches.send(part);
+        if complete {
+            return Some(());
+        }
     }
-    let barrier = barrier(store, kinds).await;
-    while !first.reaches(&barrier) {
-        first.add(batch(changes.next().await?));
-    }
-    first.take()
+    None
 }
 
 async fn barrier(store: &dyn Store, kinds: &[Kind]) -> Positions {

@@ -22,6 +22,18 @@ pub(crate) struct Batch {
     pub(crate) restarted: BTreeSet<Kind>,
     /// Kinds that cannot be read, with the error; `None` if the kind can be read now.
     pub(crate) unavailable: BTreeMap<Kind, Option<StoreError>>,
+    /// Nothing is applied before the next batch: this is a part of the first snapshot of the cluster.
+    pub(crate) more_follows: bool,
+}
+
+impl Batch {
+    /// Moves positions to the end of the batch.
+    pub(crate) fn advance(&self, positions: &mut Positions) {
+        self.restarted.iter().for_each(|kind| positions.reset(*kind));
+        positions.advance_all(&self.positions);
+        let lost = self.unavailable.iter().filter(|(_, error)| error.is_some());
+        lost.for_each(|(kind, _)| positions.forget(*kind));
+    }
 }
 
 /// Everything that waits, as one batch.
@@ -35,13 +47,11 @@ impl Pending {
     /// Adds a batch. Its values replace older ones of the same objects.
     pub(crate) fn add(&mut self, batch: Batch) {
         let pending = self.batch.get_or_insert_default();
-        let Batch { changes, positions, restarted, unavailable } = batch;
-        restarted.iter().for_each(|kind| pending.positions.reset(*kind));
-        pending.positions.advance_all(&positions);
+        batch.advance(&mut pending.positions);
+        let Batch { changes, positions: _, restarted, unavailable, more_follows } = batch;
         pending.restarted.extend(restarted);
-        let lost = unavailable.iter().filter(|(_, error)| error.is_some());
-        lost.for_each(|(kind, _)| pending.positions.forget(*kind));
         pending.unavailable.extend(unavailable);
+        pending.more_follows = more_follows;
         for (key, value) in changes {
             self.bytes += size(&key, value.as_ref());
             let (old_key, old) = (key.clone(), pending.changes.insert(key, value));
@@ -54,11 +64,6 @@ impl Pending {
     /// Takes everything, if anything has been added.
     pub(crate) fn take(&mut self) -> Option<Batch> {
         mem::take(self).batch
-    }
-
-    /// Whether the history up to these positions has been added.
-    pub(crate) fn reaches(&self, positions: &Positions) -> bool {
-        self.batch.as_ref().is_some_and(|batch| batch.positions.reach(positions))
     }
 
     /// The approximate memory of the changes, in bytes.

@@ -101,9 +101,9 @@ impl Plane {
     fn run(&mut self, inbox: &Inbox) {
         // Nothing is applied before the whole cluster is known, because half of it may allow too much. Until then,
         // requests get the answer that nothing is known yet.
-        loop {
+        while self.publish.borrow().given.is_empty() {
             match inbox.take(None) {
-                Some(Work { batch: Some(first), .. }) => break self.ingest(first),
+                Some(Work { batch: Some(part), .. }) => self.ingest(part),
                 Some(_) => {}
                 None => return,
             }
@@ -134,8 +134,9 @@ impl Plane {
 
     /// Applies a batch. A batch without changes only reports positions.
     fn ingest(&mut self, batch: Batch) {
-        let changed = self.given.is_empty() || !batch.changes.is_empty();
-        let Batch { changes, positions, restarted, unavailable } = batch;
+        let first = self.publish.borrow().given.is_empty();
+        let changed = first || !batch.changes.is_empty();
+        let Batch { changes, positions, restarted, unavailable, more_follows } = batch;
         let kinds: BTreeSet<Kind> = changes.keys().map(|key| key.kind).collect();
         let of_changes: Positions =
             kinds.into_iter().filter_map(|kind| Some((kind, positions.of(kind)?))).collect();
@@ -158,6 +159,9 @@ impl Plane {
         for (key, value) in changes {
             self.calc.update(&key, value.as_ref());
             self.watched.update(&key, value.as_ref());
+        }
+        if more_follows {
+            return;
         }
         if changed {
             let deltas = self.calc.flush();
@@ -327,6 +331,29 @@ mod tests {
         assert!(batches.wait_for_room().await);
         let now = in_force.wait_for(|now| now.given == at(position)).await.unwrap();
         assert_eq!(now.positions, at(position));
+    }
+
+    /// Half a cluster may allow too much.
+    #[tokio::test]
+    async fn nothing_is_applied_before_the_last_part_of_the_snapshot() {
+        let (batches, inbox) = bounded(1 << 20);
+        let (entered, applied) = mpsc::channel();
+        let (open, tokens) = mpsc::channel();
+        drop(open);
+        let waiting = inbox.waiting_of();
+        let mut in_force = start_with("node", Box::new(Stuck { entered, tokens }), inbox).unwrap();
+        let named = |name: &str| Some(json!({"metadata": {"name": name}}));
+        for position in 1..=100 {
+            let part = batch(position, &format!("n{position}"), named("n"));
+            batches.send(Batch { more_follows: true, ..part });
+            while waiting().0 > 0 {
+                tokio::task::yield_now().await;
+            }
+        }
+        assert!(applied.try_recv().is_err() && in_force.borrow().given.is_empty());
+        batches.send(Batch { positions: at(101), ..Batch::default() });
+        in_force.wait_for(|now| now.given == at(101)).await.unwrap();
+        assert_eq!(applied.try_iter().count(), 1);
     }
 
     /// What is in force of a restored datastore, and of a kind that cannot be read.

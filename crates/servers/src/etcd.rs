@@ -18,7 +18,7 @@ pub struct Etcd {
     ports: Vec<u16>,
     tls: Option<Tls>,
     etcdctl: Option<PathBuf>,
-    _guard: Arc<Guard>,
+    guard: Arc<Guard>,
 }
 
 /// What an [`Etcd`] consists of.
@@ -115,13 +115,19 @@ impl Etcd {
             member.wait_until_ready()?;
         }
         let ports = ports.iter().map(|ports| ports.client).collect();
-        Ok(Self { members, ports, tls, etcdctl: Program::Etcdctl.find().ok(), _guard: guard })
+        Ok(Self { members, ports, tls, etcdctl: Program::Etcdctl.find().ok(), guard })
     }
 
     /// The members.
     #[must_use]
     pub fn members(&self) -> &[Server] {
         &self.members
+    }
+
+    /// The folder with the data of a member, by its number.
+    #[must_use]
+    pub fn data_folder(&self, member: usize) -> PathBuf {
+        data_folder(self.guard.folder(), &format!("etcd-{member}"))
     }
 
     /// The addresses for clients, one for each member.
@@ -210,9 +216,13 @@ impl MemberPorts {
     }
 }
 
+fn data_folder(folder: &Path, member: &str) -> PathBuf {
+    folder.join(format!("{member}.data"))
+}
+
 fn flags(name: &str, scheme: &str, ports: &MemberPorts, cluster: &str, folder: &Path) -> Vec<String> {
     let url = |port: u16| format!("{scheme}://127.0.0.1:{port}");
-    let data = folder.join(format!("{name}.data"));
+    let data = data_folder(folder, name);
     vec![
         format!("--name={name}"),
         format!("--data-dir={}", data.display()),

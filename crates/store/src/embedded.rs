@@ -26,7 +26,7 @@ use crate::follow::{self, Event, Follow, Source, Watch};
 use crate::ring::Events;
 use crate::{
     Endpoints, Interest, Page, PageToken, SharedEvent, SharedWatch, Stopped, Store, StoreError, Stored,
-    Version, Write, Written,
+    Version, Write, Written, stored_json,
 };
 
 /// Objects: `(plural, namespace, name)` → revision (8 bytes, big-endian) and the value as JSON.
@@ -210,7 +210,7 @@ fn replay(
             let event = match value {
                 [] => Event::Deleted { key, position: Position(revision) },
                 json => {
-                    let value = parse(&key, json)?;
+                    let value = stored_json::decode(&key, json);
                     Event::Put(Stored::new(key, value, Written::at(revision)))
                 }
             };
@@ -452,7 +452,7 @@ impl Tables<'_> {
             _ => {}
         }
         if let Write::Create(_, value) | Write::Update(_, value, _) = &write
-            && is_deeper(value, MAX_DEPTH)
+            && stored_json::is_deeper(value, MAX_DEPTH)
         {
             let problem =
                 format!("it is nested deeper than {MAX_DEPTH} levels, and could never be read again");
@@ -494,21 +494,8 @@ fn revision_of(key: &Key, bytes: &[u8]) -> Result<Revision, StoreError> {
 
 fn decode(key: Key, bytes: &[u8]) -> Result<Stored, StoreError> {
     let revision = revision_of(&key, bytes)?;
-    let value = parse(&key, &bytes[size_of::<Revision>()..])?;
+    let value = stored_json::decode(&key, &bytes[size_of::<Revision>()..]);
     Ok(Stored::new(key, value, Written::at(revision)))
-}
-
-fn parse(key: &Key, json: &[u8]) -> Result<Value, StoreError> {
-    serde_json::from_slice(json).map_err(|error| StoreError::Damaged(format!("{key}: {error}")))
-}
-
-/// Whether the value is nested deeper than this. The recursion ends there, too.
-fn is_deeper(value: &Value, depth: usize) -> bool {
-    match value {
-        Value::Array(items) => depth == 0 || items.iter().any(|item| is_deeper(item, depth - 1)),
-        Value::Object(fields) => depth == 0 || fields.values().any(|field| is_deeper(field, depth - 1)),
-        _ => false,
-    }
 }
 
 fn stopped() -> StoreError {
@@ -521,7 +508,7 @@ mod tests {
     use std::io;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    use redb::StorageBackend;
+    use redb::{StorageBackend, WriteTransaction};
     use serde_json::json;
 
     use super::*;
@@ -589,6 +576,39 @@ mod tests {
             assert!(store.get(&key("before")).await.unwrap().is_some());
         }
         assert_eq!(store.list(Kind::Namespace).await.unwrap().items.len(), 4);
+    }
+
+    /// A damaged record is an object that no reader understands; the others of its kind are not affected.
+    #[tokio::test]
+    async fn a_damaged_record_stays_alone() {
+        let store = Embedded::in_memory().unwrap();
+        let key = |name: &str| Key::global(Kind::Namespace, name);
+        for name in ["damaged", "whole"] {
+            store.create(&key(name), json!({"metadata": {"name": name}})).await.unwrap();
+        }
+        let damage = |transaction: &WriteTransaction| {
+            let mut objects = transaction.open_table(OBJECTS).map_err(failed)?;
+            let record = [&1_u64.to_be_bytes()[..], b"{\"metadata\":"].concat();
+            objects.insert(("namespaces", "", "damaged"), record.as_slice()).map_err(failed)?;
+            let mut log = transaction.open_table(LOG).map_err(failed)?;
+            log.insert(1, ("namespaces", "", "damaged", &b"{\"metadata\":"[..])).map_err(failed)?;
+            Ok(())
+        };
+        store.file.write(damage).unwrap();
+        let text = json!("{\"metadata\":");
+        let listed = store.list(Kind::Namespace).await.unwrap().items;
+        assert_eq!(
+            listed.iter().map(|it| &it.value).collect::<Vec<_>>(),
+            [&text, &json!({"metadata": {"name": "whole"}})]
+        );
+        let mut events = store.watch(&[Interest::all(Kind::Namespace)], Position(0)).await.unwrap();
+        for expected in [&text, &listed[1].value] {
+            let Some(Ok(Event::Put(stored))) = events.next().await else { panic!("both are delivered") };
+            assert_eq!(stored.value, *expected);
+        }
+        let repaired = json!({"metadata": {"name": "damaged"}});
+        store.update(&key("damaged"), repaired.clone(), &listed[0].version).await.unwrap();
+        assert_eq!(store.get(&key("damaged")).await.unwrap().unwrap().value, repaired);
     }
 
     /// A disk that hangs costs the memory of the requests that may wait, and the others are made later.

@@ -24,6 +24,7 @@ mod ring;
 pub mod rpc;
 mod shared;
 mod size;
+mod stored_json;
 mod tracker;
 
 use std::sync::Arc;

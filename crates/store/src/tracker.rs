@@ -110,6 +110,10 @@ impl Tracker {
         let (mut seen, mut newest) = match std::mem::replace(&mut tracked.state, State::Unlisted) {
             State::Listing { seen, newest } => (seen, newest),
             _ => {
+                if position < tracked.reached {
+                    // The history is another one, where an object of the same position may have another value.
+                    tracked.known.values_mut().for_each(|known| *known = Position::default());
+                }
                 tracked.listed = position;
                 (HashSet::new(), position)
             }
@@ -257,6 +261,22 @@ mod tests {
         assert_eq!(changes(&mut tracker, Ok(Event::Put(put("b", 4)))), []);
         let progress = changes(&mut tracker, Ok(Event::Progress(Position(5))));
         assert_eq!(progress, [Change::InSync(KIND, Position(5))]);
+    }
+
+    /// In a restored datastore, the same position may belong to another value.
+    #[test]
+    fn a_listing_of_an_older_history_delivers_everything_again() {
+        for (restored, expected) in
+            [(7, vec![]), (6, vec![Change::Put(put("a", 5)), Change::Put(put("b", 6))])]
+        {
+            let mut tracker = Tracker::new(vec![Interest::all(KIND)]);
+            let objects: [(&str, u64); 2] = [("a", 5), ("b", 6)];
+            changes(&mut tracker, Err(page(&objects, 7, None)));
+            tracker.restart(&mut Vec::new());
+            let mut again = changes(&mut tracker, Err(page(&objects, restored, None)));
+            assert_eq!(again.pop(), Some(Change::InSync(KIND, Position(restored))));
+            assert_eq!(again, expected);
+        }
     }
 
     /// Some watches deliver more than the interest.

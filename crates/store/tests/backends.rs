@@ -12,10 +12,9 @@ use serde_json::json;
 use tempfile::TempDir;
 use tortie_api::kubernetes::implied_slices;
 use tortie_api::{Key, Kind, Position};
+use tortie_store::conformance::{self, Values};
 use tortie_store::rpc::{Limits, Remote, serve_unix};
-use tortie_store::{
-    Embedded, Event, Interest, Source, Store, StoreError, Watch, Write, conformance, wait_for_slices,
-};
+use tortie_store::{Embedded, Event, Interest, Source, Store, StoreError, Watch, Write, wait_for_slices};
 
 fn all(kind: Kind) -> [Interest; 1] {
     [Interest::all(kind)]
@@ -38,7 +37,7 @@ fn embedded() -> (Arc<Embedded>, TempDir) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn embedded_conforms() {
-    conformance::run(|| async {
+    conformance::run(Values::Any, || async {
         Arc::new(Embedded::open(&tempfile::tempdir().unwrap().keep().join("s")).unwrap()) as Arc<dyn Store>
     })
     .await;
@@ -46,7 +45,7 @@ async fn embedded_conforms() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn served_on_a_unix_socket_conforms() {
-    conformance::run(|| async {
+    conformance::run(Values::Any, || async {
         let dir = tempfile::tempdir().unwrap().keep();
         let store = Arc::new(Embedded::open(&dir.join("s")).unwrap());
         let socket = dir.join("socket");
@@ -61,7 +60,7 @@ async fn served_on_a_unix_socket_conforms() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn served_with_mutual_tls_conforms() {
-    conformance::run(|| async {
+    conformance::run(Values::Any, || async {
         let served = Served::new(Limits::default()).await;
         let client = served.client(served.authority.operator());
         // It is served until the process ends.

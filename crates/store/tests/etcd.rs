@@ -2,6 +2,8 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::fs;
+use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +11,7 @@ use serde_json::{Value, json};
 use tortie_api::{Key, Kind, Positions};
 use tortie_servers::programs::{Program, can_run};
 use tortie_servers::{Authority, Etcd as Servers, Identity};
-use tortie_store::conformance::{self, Mirror};
+use tortie_store::conformance::{self, Mirror, Values};
 use tortie_store::etcd::{Etcd, EtcdConfig, Login};
 use tortie_store::rpc::TlsIdentity;
 use tortie_store::{Interest, Store, StoreError, Stored, Write};
@@ -60,7 +62,7 @@ async fn three_members_with_tls_conform() {
         return;
     }
     let servers = Servers::start_three_with_tls().unwrap();
-    conformance::run(|| async {
+    conformance::run(Values::Any, || async {
         servers.etcdctl(&["del", "--prefix", "/"]).unwrap();
         Arc::new(client(&servers)) as Arc<dyn Store>
     })
@@ -204,6 +206,41 @@ async fn put(store: &Etcd, key: &Key) -> Result<Stored, StoreError> {
         Err(StoreError::AlreadyExists(_)) => Ok(store.get(key).await?.expect("it exists")),
         other => other,
     }
+}
+
+/// etcd is restored from an older backup, so its history ends before the position of the watches.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restored_backup_is_listed_again() {
+    if !can_run(&NEEDED) {
+        return;
+    }
+    let servers = Servers::start().unwrap();
+    let [member] = servers.members() else { panic!("one member is expected") };
+    let store = client(&servers);
+    store.create(&tier("old"), json!(1)).await.unwrap();
+    let (data, folder) = (servers.data_folder(0), tempfile::tempdir().unwrap());
+    let backup = folder.path().join("backup");
+    let copy = |from: &Path, to: &Path| {
+        let copied = Command::new("cp").arg("-a").arg(from).arg(to).status().unwrap();
+        assert!(copied.success(), "{} to {}", from.display(), to.display());
+    };
+    member.kill().unwrap();
+    copy(&data, &backup);
+    member.restart().unwrap();
+
+    let mut mirror = Mirror::new(&store, vec![Interest::all(Kind::Tier)]);
+    for number in 0..50 {
+        eventually("create", async || put(&store, &tier(&format!("lost-{number}"))).await).await;
+    }
+    mirror.until(|mirror| mirror.objects.len() == 51).await;
+    mirror.may_repeat = true;
+    member.kill().unwrap();
+    fs::remove_dir_all(&data).unwrap();
+    copy(&backup, &data);
+    member.restart().unwrap();
+    let after = eventually("create", async || put(&store, &tier("after")).await).await;
+    mirror.until(|mirror| mirror.objects.len() == 2).await;
+    assert_eq!(mirror.objects.keys().collect::<Vec<_>>(), [&after.key, &tier("old")]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

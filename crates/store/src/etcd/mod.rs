@@ -252,6 +252,12 @@ impl Source for Etcd {
         };
         let interest = interest.clone();
         let keys::Range { start, end } = keys::range(&interest);
+        // An etcd that was restored from an older backup would wait for its history to reach this position again. A
+        // member that lags behind answers this question only after it has caught up.
+        let request = RangeRequest { key: start.clone(), keys_only: true, ..RangeRequest::default() };
+        if revision(self.range(request).await?.header)? < after.0 {
+            return Err(StoreError::Compacted(after));
+        }
         let create = WatchCreateRequest {
             key: start,
             range_end: end,

@@ -7,6 +7,7 @@ use tortie_api::kubernetes::Node;
 use tortie_api::{Key, Kind};
 
 use super::keys;
+use crate::stored_json;
 
 /// Annotations of the Kubernetes node, and the fields of Calico's node: parent and name below `spec`.
 const NODE_FIELDS: [(&str, Option<&str>, &str); 10] = [
@@ -37,20 +38,13 @@ pub(crate) fn encode(key: &Key, mut value: Value) -> Vec<u8> {
     value.to_string().into_bytes()
 }
 
-/// The object of a stored text. A text that cannot be parsed becomes a string, which no reader understands: the object
-/// gets a condition or an error, and the other objects of its kind are not affected.
+/// The object of a stored text. A text that cannot be parsed becomes a string.
 pub(crate) fn decode(key: &Key, text: &[u8]) -> Value {
     // Old versions of Calico wrote empty affinities (`libcalico-go/lib/backend/model/block_affinity.go`).
     if key.kind == Kind::BlockAffinity && text.is_empty() {
         return json!({});
     }
-    let mut value = match serde_json::from_slice(text) {
-        Ok(value) => value,
-        Err(error) => {
-            tracing::warn!(object = %key, %error, "the object in etcd is not JSON");
-            return Value::String(String::from_utf8_lossy(text).into_owned());
-        }
-    };
+    let mut value = stored_json::decode(key, text);
     if key.kind == Kind::Node {
         of_calico_node(&mut value);
     }

@@ -7,11 +7,11 @@ use tortie_api::calico::WorkloadEndpoint;
 use tortie_api::{Key, Kind, Positions, Resource};
 use tortie_servers::programs::can_run;
 use tortie_servers::{KubeApi, KubeOptions};
-use tortie_store::conformance::Mirror;
+use tortie_store::conformance::{Mirror, sample};
 use tortie_store::kubernetes::Kubernetes;
 use tortie_store::{Endpoints, Interest, POD_UID, Scope, Store, StoreError, Version, wait_for_labels};
 
-use crate::{NEEDED, client, namespace, pod, put, start, value};
+use crate::{NEEDED, client, namespace, pod, put, start};
 
 fn endpoint(namespace: &str, pod: &str) -> Key {
     Key::namespaced(Kind::WorkloadEndpoint, namespace, WorkloadEndpoint::name_for("one", pod, "eth0"))
@@ -62,10 +62,10 @@ async fn endpoints_are_derived_from_pods() {
     let mut mirror = Mirror::in_sync(&store, &[kind]).await;
 
     let created = put(&store, &pod("n", "p-1"), 1).await;
-    let mut unscheduled = value(&pod("n", "q"), 1);
+    let mut unscheduled = sample(&pod("n", "q"), 1);
     unscheduled["spec"]["nodeName"] = Value::Null;
     store.create(&pod("n", "q"), unscheduled).await.unwrap();
-    let mut of_node = value(&pod("n", "h"), 1);
+    let mut of_node = sample(&pod("n", "h"), 1);
     of_node["spec"]["hostNetwork"] = json!(true);
     store.create(&pod("n", "h"), of_node).await.unwrap();
     catch_up(&mut mirror, &store).await;

@@ -3,10 +3,10 @@
 use tortie_api::Kind;
 use tortie_servers::KubeOptions;
 use tortie_servers::programs::can_run;
-use tortie_store::conformance::Mirror;
+use tortie_store::conformance::{Mirror, number_of, sample};
 use tortie_store::{Interest, Store, StoreError};
 
-use crate::{NEEDED, at, client, client_of, eventually, number, pod, put, start, tier, value};
+use crate::{NEEDED, at, client, client_of, eventually, pod, put, start, tier};
 
 /// Nobody should install the definitions of one group beside objects in the other one.
 #[tokio::test(flavor = "multi_thread")]
@@ -36,14 +36,14 @@ spec:
         })
         .await,
         store.list(Kind::Tier).await.unwrap_err().to_string(),
-        store.create(&tier("t"), value(&tier("t"), 1)).await.unwrap_err().to_string(),
+        store.create(&tier("t"), sample(&tier("t"), 1)).await.unwrap_err().to_string(),
     ];
     for text in refused {
         assert!(text.contains("projectcalico.org/v3, which Tortie does not support"), "{text}");
         assert!(text.contains("crd.projectcalico.org/v1"), "{text}");
     }
     servers.create_definitions().unwrap();
-    eventually("create", async || store.create(&tier("t"), value(&tier("t"), 1)).await).await;
+    eventually("create", async || store.create(&tier("t"), sample(&tier("t"), 1)).await).await;
 }
 
 /// A CustomResourceDefinition that is missing, and a permission that is missing, disable nothing else, and may come
@@ -60,7 +60,7 @@ async fn kinds_may_be_absent_or_forbidden() {
     let refused = [
         reader.get(&pod("default", "p")).await.map(drop),
         reader.list(Kind::Pod).await.map(drop),
-        reader.create(&pod("default", "p"), value(&pod("default", "p"), 1)).await.map(drop),
+        reader.create(&pod("default", "p"), sample(&pod("default", "p"), 1)).await.map(drop),
     ];
     for (result, verb) in refused.into_iter().zip(["get", "list", "create"]) {
         let Err(StoreError::Forbidden(text)) = &result else { panic!("{verb}: {result:?}") };
@@ -68,7 +68,10 @@ async fn kinds_may_be_absent_or_forbidden() {
             assert!(text.contains(part), "{text}");
         }
     }
-    assert_eq!(admin.create(&tier("t"), value(&tier("t"), 1)).await, Err(StoreError::KindAbsent(Kind::Tier)));
+    assert_eq!(
+        admin.create(&tier("t"), sample(&tier("t"), 1)).await,
+        Err(StoreError::KindAbsent(Kind::Tier))
+    );
     assert_eq!(admin.get(&tier("t")).await, Err(StoreError::KindAbsent(Kind::Tier)));
 
     let role = "apiVersion: rbac.authorization.k8s.io/v1
@@ -96,7 +99,7 @@ subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: reader}]
     mirror.reach(&barrier).await;
 
     servers.create_definitions().unwrap();
-    eventually("create", async || admin.create(&tier("t"), value(&tier("t"), 1)).await).await;
+    eventually("create", async || admin.create(&tier("t"), sample(&tier("t"), 1)).await).await;
     mirror.until(|mirror| mirror.objects.contains_key(&tier("t"))).await;
     assert!(!mirror.in_sync.contains(&Kind::Pod));
 
@@ -104,7 +107,7 @@ subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: reader}]
     let created = put(&admin, &pod("default", "p"), 1).await;
     mirror.until(|mirror| mirror.in_sync.contains(&Kind::Pod)).await;
     mirror.reach(&at(&created)).await;
-    assert_eq!(number(&mirror.objects[&pod("default", "p")]), Some(1));
+    assert_eq!(number_of(&mirror.objects[&pod("default", "p")]), Some(1));
 }
 
 /// Who may list a kind and not watch it would learn of changes late, without knowing.
