@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-use crate::{cargo, run as run_command, setup, workspace};
+use crate::{cargo, go, run as run_command, setup, workspace};
 
 /// The number of pods that are added and deleted.
 const PODS: usize = 100;
@@ -44,7 +44,8 @@ pub(crate) fn run(names: &[&str]) -> Result<()> {
     }
     if wanted("kubernetes") {
         setup::require_root("the benchmarks on the Kubernetes API")?;
-        kube::build()?;
+        setup::packages(&setup::SERVER_PACKAGES)?;
+        go::build_kube()?;
         cargo(&["bench", "--quiet", "--package", "tortie-agent", "--bench", "kubernetes"])?;
     }
     if wanted("cni") || wanted("demo") {
