@@ -149,6 +149,26 @@ fn log(default: &str) {
     log.with_target(false).with_ansi(coloured).init();
 }
 
+/// As [`log`], with a function that changes the level.
+fn changeable_log(default: &str) -> tortie_agent::LogLevel {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env();
+    let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
+    let coloured = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let log = log.with_target(false).with_ansi(coloured).with_filter_reloading();
+    let handle = log.reload_handle();
+    log.init();
+    std::sync::Arc::new(move |new| {
+        if let Some(new) = new {
+            let filter = new.parse::<tracing_subscriber::EnvFilter>();
+            let filter = filter.map_err(|error| format!("the log level {new:?} is invalid: {error}"))?;
+            handle.reload(filter).map_err(|error| error.to_string())?;
+            tracing::info!(level = new, "an operator has changed the log level");
+        }
+        handle.with_current(ToString::to_string).map_err(|error| error.to_string())
+    })
+}
+
 /// A runtime with one thread for each processor.
 fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_multi_thread().enable_all().build()?)

@@ -16,6 +16,9 @@ const LABEL: &str = "app.kubernetes.io/name";
 /// The role by which the first agent creates the pool.
 const SETUP_ROLE: &str = "tortie-node-setup";
 
+/// The port of the agent's health on the node's loopback address.
+pub const HEALTH_PORT: u16 = 9198;
+
 /// Where the folders of the node are in the containers.
 const BIN_DIR: &str = "/host/opt/cni/bin";
 const CONF_DIR: &str = "/host/etc/cni/net.d";
@@ -90,12 +93,16 @@ pub(crate) fn daemon_set(template: &Template) -> Value {
     });
     let agent = json!({
         "name": "agent", "image": image, "imagePullPolicy": pull_policy,
-        "args": ["agent", "--cni-conf-dir", CONF_DIR],
+        "args": ["agent", "--cni-conf-dir", CONF_DIR, "--health-address", format!("127.0.0.1:{HEALTH_PORT}")],
         "env": [{"name": "NODENAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}],
         "envFrom": [{"configMapRef": {"name": CONFIG_MAP}}],
         // Netlink and nftables; raw sockets; the namespaces of pods.
         "securityContext": unprivileged(&["NET_ADMIN", "NET_RAW", "SYS_ADMIN"]),
         "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}},
+        // Until the agent has its lock and its port, an earlier agent of the node may still be there.
+        "startupProbe": probe("/healthz", 2, 60),
+        "livenessProbe": probe("/healthz", 10, 6),
+        "readinessProbe": probe("/readyz", 5, 2),
         "volumeMounts": [
             {"name": "run", "mountPath": "/run/tortie"},
             {"name": "lib", "mountPath": "/var/lib/tortie"},
@@ -139,6 +146,13 @@ fn pod_spec() -> Value {
         "priorityClassName": "system-node-critical",
         "tolerations": [{"operator": "Exists"}],
         "terminationGracePeriodSeconds": 5,
+    })
+}
+
+fn probe(path: &str, period: u32, failures: u32) -> Value {
+    json!({
+        "httpGet": {"host": "127.0.0.1", "path": path, "port": HEALTH_PORT},
+        "periodSeconds": period, "failureThreshold": failures, "timeoutSeconds": 5,
     })
 }
 
