@@ -123,6 +123,7 @@ impl Platform {
         };
         NodeStatus {
             os: self.os().to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
             heartbeat_seconds: report::HEARTBEAT.as_secs(),
             boot_id: report::boot_id(),
             static_rules,

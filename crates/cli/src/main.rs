@@ -27,8 +27,10 @@ mod preview;
 mod service;
 mod show;
 mod snapshot;
+mod status;
 mod store;
 mod table;
+mod uninstall;
 mod wait;
 mod words;
 
@@ -68,6 +70,12 @@ enum Command {
     /// Check and show policies
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
+    /// Install Tortie in a Kubernetes cluster, or print its manifests
+    Install(Box<install::Install>),
+    /// Show the nodes, what is in force there, and what is wrong
+    Status(status::Status),
+    /// Remove Tortie from a Kubernetes cluster and its nodes
+    Uninstall(uninstall::Uninstall),
     /// Run the node daemon
     Agent(Box<agent::Agent>),
     /// Prepare this node, or clean it up; the pods of an installation run this
@@ -105,6 +113,9 @@ fn main() -> ExitCode {
         Command::Matrix(matrix) => return ask(matrix.run()),
         Command::Preview(preview) => return ask(preview.run()),
         Command::Policy(policy) => return ask(policy.run()),
+        Command::Install(install) => install.run(),
+        Command::Status(status) => return ask(status.run()),
+        Command::Uninstall(uninstall) => uninstall.run(),
         Command::Agent(agent) => agent.run(),
         Command::Node(command) => command.run(),
     };

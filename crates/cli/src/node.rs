@@ -7,12 +7,18 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
-use tortie_deploy::CNI_PLUGIN;
+use tokio::signal::unix::{SignalKind, signal};
+use tortie_deploy::{CNI_CONFIG_FILE, CNI_PLUGIN};
 
 #[derive(clap::Subcommand)]
 pub(crate) enum NodeCommand {
     /// Install the CNI plugin for the container runtime
     InstallPlugin(InstallPlugin),
+    /// Remove everything of Tortie from this node. Its pods lose their network
+    Cleanup(Cleanup),
+    /// Wait until this process is ended
+    #[command(hide = true)]
+    Idle,
 }
 
 #[derive(clap::Args)]
@@ -29,8 +35,59 @@ impl NodeCommand {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         match self {
             Self::InstallPlugin(install) => install.run(),
+            Self::Cleanup(cleanup) => cleanup.run(),
+            Self::Idle => crate::runtime()?.block_on(async {
+                signal(SignalKind::terminate())?.recv().await;
+                Ok(ExitCode::SUCCESS)
+            }),
         }
     }
+}
+
+#[derive(clap::Args)]
+pub(crate) struct Cleanup {
+    /// Where the container runtime looks for network configurations
+    #[arg(long, value_name = "FOLDER", default_value = "/etc/cni/net.d")]
+    cni_conf_dir: PathBuf,
+    /// Where the container runtime looks for plugins
+    #[arg(long, value_name = "FOLDER", default_value = "/opt/cni/bin")]
+    cni_bin_dir: PathBuf,
+    /// The node's /run
+    #[arg(long, value_name = "FOLDER", default_value = "/run")]
+    run_dir: PathBuf,
+    /// The node's /var/lib
+    #[arg(long, value_name = "FOLDER", default_value = "/var/lib")]
+    lib_dir: PathBuf,
+}
+
+impl Cleanup {
+    /// The runtime must start no pod from here on, so its configuration goes first. What remains of it is found by a
+    /// second call, because every step is repeatable.
+    fn run(self) -> anyhow::Result<ExitCode> {
+        crate::log("info");
+        remove(&self.cni_conf_dir.join(CNI_CONFIG_FILE))?;
+        let config = tortie_linux::dataplane::Config::default();
+        for removed in tortie_linux::remove_all(&config).context("removing Tortie from the node's network")? {
+            anstream::println!("removed {removed}");
+        }
+        remove(&self.cni_bin_dir.join(CNI_PLUGIN))?;
+        remove(&self.run_dir.join("tortie"))?;
+        remove(&self.lib_dir.join("tortie"))?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Removes a file or a folder, if it exists.
+fn remove(path: &Path) -> anyhow::Result<()> {
+    let removed = match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => Err(error),
+        Ok(found) if found.is_dir() => fs::remove_dir_all(path),
+        Ok(_) => fs::remove_file(path),
+    };
+    removed.with_context(|| format!("removing {}", path.display()))?;
+    anstream::println!("removed {}", path.display());
+    Ok(())
 }
 
 impl InstallPlugin {

@@ -12,7 +12,7 @@ use serde_json::Value;
 use tortie_api::{from_yaml, to_yaml};
 
 pub use cni::{CNI_CONFIG_FILE, CNI_NETWORK, CNI_PLUGIN, cni_config};
-pub use node::{CONFIG_MAP, DAEMON_SET, HEALTH_PORT, cleanup};
+pub use node::{CLEANUP_SET, CONFIG_MAP, DAEMON_SET, HEALTH_PORT, cleanup};
 pub use values::{DEFAULT_IMAGE, DEFAULT_POOL, PoolError, Values, check_pool};
 
 /// The namespace of Tortie's own objects.

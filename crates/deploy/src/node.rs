@@ -10,7 +10,7 @@ pub const DAEMON_SET: &str = "tortie-node";
 /// The ConfigMap with the agents' environment variables.
 pub const CONFIG_MAP: &str = "tortie-config";
 /// The DaemonSet that removes Tortie from nodes.
-const CLEANUP: &str = "tortie-cleanup";
+pub const CLEANUP_SET: &str = "tortie-cleanup";
 /// The label of Tortie's pods.
 const LABEL: &str = "app.kubernetes.io/name";
 /// The role by which the first agent creates the pool.
@@ -178,7 +178,10 @@ pub fn cleanup(values: &Values) -> Value {
     let Values { image, pull_policy, cni_bin_dir, cni_conf_dir, .. } = values;
     let container = json!({
         "name": "cleanup", "image": image, "imagePullPolicy": pull_policy,
-        "args": ["node", "cleanup", "--cni-conf-dir", CONF_DIR, "--cni-bin-dir", BIN_DIR, "--serve"],
+        "args": [
+            "node", "cleanup", "--cni-conf-dir", CONF_DIR, "--cni-bin-dir", BIN_DIR, "--run-dir", "/host/run",
+            "--lib-dir", "/host/var/lib",
+        ],
         "securityContext": unprivileged(&["NET_ADMIN"]),
         "volumeMounts": [
             {"name": "run", "mountPath": "/host/run"},
@@ -189,17 +192,22 @@ pub fn cleanup(values: &Values) -> Value {
     });
     let mut spec = pod_spec();
     spec["automountServiceAccountToken"] = json!(false);
-    spec["containers"] = json!([container]);
+    let idle = json!({
+        "name": "done", "image": image, "imagePullPolicy": pull_policy, "args": ["node", "idle"],
+        "securityContext": unprivileged(&[]),
+    });
+    spec["initContainers"] = json!([container]);
+    spec["containers"] = json!([idle]);
     spec["volumes"] = json!([
         folder("run", "/run"),
         folder("lib", "/var/lib"),
         folder("cni-bin", cni_bin_dir),
         folder("cni-conf", cni_conf_dir),
     ]);
-    let labels = json!({LABEL: CLEANUP});
+    let labels = json!({LABEL: CLEANUP_SET});
     json!({
         "apiVersion": "apps/v1", "kind": "DaemonSet",
-        "metadata": {"name": CLEANUP, "namespace": NAMESPACE, "labels": labels},
+        "metadata": {"name": CLEANUP_SET, "namespace": NAMESPACE, "labels": labels},
         "spec": {
             "selector": {"matchLabels": labels},
             "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "100%"}},

@@ -9,6 +9,7 @@ mod client;
 mod endpoints;
 mod envelope;
 mod ipam;
+mod objects;
 mod profiles;
 mod publish;
 mod resources;
@@ -27,6 +28,7 @@ use tortie_api::{Key, Kind, Position, Positions};
 use answer::Operation;
 use client::request;
 pub use client::{Kubernetes, KubernetesConfig};
+pub use objects::ObjectError;
 use values::Decoded;
 
 use crate::follow::{Event, Follow, Source, Watch, follow};

@@ -15,7 +15,7 @@ use super::endpoints::{CONTAINER_ID, INTERFACE, POD_IP, POD_IPS};
 use super::{Kubernetes, apply_request, of_object, resources, values};
 use crate::{Endpoints, POD_UID, Store, StoreError, Stored, pod_of};
 
-const MERGE_PATCH: HeaderValue = HeaderValue::from_static("application/merge-patch+json");
+pub(super) const MERGE_PATCH: HeaderValue = HeaderValue::from_static("application/merge-patch+json");
 
 #[async_trait]
 impl Endpoints for Kubernetes {
