@@ -102,6 +102,7 @@ fn options(arguments: &[&str]) -> Result<Options> {
 fn platform(architecture: Architecture) -> Result<Platform> {
     let Architecture { name, target, compiler } = architecture;
     println!("==> {name}");
+    setup::target(target)?;
     let variable = target.replace('-', "_");
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(["build", "--profile", "image", "--no-default-features", "--target", target]);

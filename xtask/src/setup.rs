@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
 use crate::{cargo, go, run};
 
@@ -42,6 +42,16 @@ pub(crate) fn everything() -> Result<()> {
         cargo(&["install", "cargo-deny", "--locked"])?;
     }
     Ok(())
+}
+
+/// Installs Rust's library for a target, if it is missing.
+pub(crate) fn target(target: &str) -> Result<()> {
+    let ask = Command::new("rustc").args(["--print", "target-libdir", "--target", target]).output()?;
+    if Path::new(String::from_utf8_lossy(&ask.stdout).trim()).exists() {
+        return Ok(());
+    }
+    run(Command::new("rustup").args(["target", "add", target]))
+        .with_context(|| format!("Rust's library for {target} is missing; install it as you installed Rust"))
 }
 
 /// Installs and builds the servers that tests of datastores run against.

@@ -29,8 +29,7 @@ fn left() -> (Vec<String>, Vec<(String, u8)>, bool) {
 
 #[test]
 fn everything_of_tortie_goes_and_nothing_else() {
-    let (mut nodes, pods) = two_nodes();
-    let node = nodes.remove(0);
+    let ([node, _other], pods) = two_nodes();
     node.namespace.run(foreign).unwrap();
     let before = node.namespace.run(left).unwrap();
     assert!(before.2 && before.0.len() == 3 && before.1.len() > 2, "{before:?}");
