@@ -3,7 +3,9 @@
 
 mod bench;
 mod go;
+mod image;
 mod kube;
+mod manifests;
 mod setup;
 mod vectors;
 
@@ -21,6 +23,9 @@ cargo xtask soak            what takes too long for every change: a million verd
 cargo xtask ci              what must hold before a change lands: formatting, lints, licences, tests
 cargo xtask kube build      builds Kubernetes for tests (tests/kube); needs Go, or installs it
 cargo xtask kube up|down    starts etcd, API server, controller manager and scheduler on loopback; ends them
+cargo xtask image [--arch amd64|arm64] [--name NAME] [--output FILE]
+                            builds the container image, an OCI archive (target/image/tortie.tar)
+cargo xtask manifests       writes the generated files in deploy/
 cargo xtask bench [NAME]    measurements beside named peers: calc, cni, demo, nftables, windows; all without NAME
 cargo xtask vectors FILE… [--on program|oracle|kernel|emulator|server]
                             replays files of published verdicts; fails where one differs; kernel needs root";
@@ -40,6 +45,8 @@ fn main() -> ExitCode {
         ["kube", rest @ ..] => kube::run(rest),
         ["soak"] => soak(),
         ["ci"] => ci(),
+        ["image", rest @ ..] => image::build(rest),
+        ["manifests"] => manifests::write(),
         ["bench", rest @ ..] => bench::run(rest),
         ["vectors", rest @ ..] => vectors::run(rest),
         _ => {

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
 use crate::{cargo, go, run};
 
@@ -18,6 +18,12 @@ pub(crate) const SERVER_PACKAGES: [Package; 2] =
     [("/usr/bin/etcd", "etcd-server"), ("/usr/bin/etcdctl", "etcd-client")];
 /// For the Kubernetes binary, where Go is not installed in another way.
 pub(crate) const GO_PACKAGES: [Package; 1] = [("/usr/lib/go/bin/go", "golang-go")];
+/// For the image: compilers of C for static programs; Rust brings the rest.
+pub(crate) const IMAGE_PACKAGES: [Package; 3] = [
+    ("/usr/bin/musl-gcc", "musl-tools"),
+    ("/usr/bin/aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu"),
+    ("/usr/aarch64-linux-gnu/include/stdio.h", "libc6-dev-arm64-cross"),
+];
 /// For benchmarks: the peers, and a tool that creates network namespaces for them.
 pub(crate) const BENCH_PACKAGES: [Package; 2] =
     [("/usr/lib/cni/ptp", "containernetworking-plugins"), ("/bin/ip", "iproute2")];
@@ -26,6 +32,7 @@ pub(crate) const BENCH_PACKAGES: [Package; 2] =
 pub(crate) fn everything() -> Result<()> {
     packages(&TEST_PACKAGES)?;
     packages(&BENCH_PACKAGES)?;
+    packages(&IMAGE_PACKAGES)?;
     servers()?;
     let has_deny = Command::new("cargo")
         .args(["deny", "--version"])
@@ -35,6 +42,16 @@ pub(crate) fn everything() -> Result<()> {
         cargo(&["install", "cargo-deny", "--locked"])?;
     }
     Ok(())
+}
+
+/// Installs Rust's library for a target, if it is missing.
+pub(crate) fn target(target: &str) -> Result<()> {
+    let ask = Command::new("rustc").args(["--print", "target-libdir", "--target", target]).output()?;
+    if Path::new(String::from_utf8_lossy(&ask.stdout).trim()).exists() {
+        return Ok(());
+    }
+    run(Command::new("rustup").args(["target", "add", target]))
+        .with_context(|| format!("Rust's library for {target} is missing; install it as you installed Rust"))
 }
 
 /// Installs and builds the servers that tests of datastores run against.

@@ -1,4 +1,4 @@
-//! The socket on which the agent answers operators: what is in force for a pod (`tortie policy show`).
+//! The socket on which the agent answers operators: what is in force for a pod (`tortie policy show`), and its log level.
 //!
 //! A request and its answer are one JSON document each; after writing its document, each side closes its direction of
 //! the stream. Only the agent's own user may connect, which is root outside of a lab.
@@ -40,6 +40,12 @@ pub enum Ask {
         /// Its name.
         pod: String,
     },
+    /// Requests the log level.
+    LogLevel {
+        /// The new one, in the syntax of `RUST_LOG`; absent to keep it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        new: Option<String>,
+    },
 }
 
 /// An answer of the agent.
@@ -59,6 +65,8 @@ pub struct Answer {
 pub enum Outcome {
     /// The pod's interfaces; none if the node has no such pod.
     Shown(Vec<ShownEndpoint>),
+    /// The log level that now applies.
+    LogLevel(String),
     /// Why there is no answer.
     Failed(String),
 }

@@ -7,6 +7,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
 
+use crate::LogLevel;
 use crate::control::{Answer, Ask, Outcome, Request, VERSION};
 use crate::queue::{Asker, Unanswered};
 use crate::server::MAX_ACCEPT_DELAY;
@@ -20,7 +21,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(40);
 
 /// Serves until the future is dropped.
-pub(crate) async fn run(node: String, asker: Asker, listener: UnixListener) {
+pub(crate) async fn run(node: String, asker: Asker, log_level: Option<LogLevel>, listener: UnixListener) {
     let mut backoff = Backoff::new(random_seed()).with_max(MAX_ACCEPT_DELAY);
     loop {
         let stream = match listener.accept().await {
@@ -32,16 +33,21 @@ pub(crate) async fn run(node: String, asker: Asker, listener: UnixListener) {
             }
         };
         backoff.succeeded();
-        let (node, asker) = (node.clone(), asker.clone());
+        let (node, asker, log_level) = (node.clone(), asker.clone(), log_level.clone());
         tokio::spawn(async move {
-            if let Err(error) = serve(node, &asker, stream).await {
+            if let Err(error) = serve(node, &asker, log_level, stream).await {
                 tracing::warn!(%error, "an operator's request broke off");
             }
         });
     }
 }
 
-async fn serve(node: String, asker: &Asker, mut stream: UnixStream) -> io::Result<()> {
+async fn serve(
+    node: String,
+    asker: &Asker,
+    log_level: Option<LogLevel>,
+    mut stream: UnixStream,
+) -> io::Result<()> {
     let mut request = Vec::new();
     let mut reader = (&mut stream).take(MAX_REQUEST_BYTES);
     timeout(REQUEST_TIMEOUT, reader.read_to_end(&mut request)).await??;
@@ -58,6 +64,10 @@ async fn serve(node: String, asker: &Asker, mut stream: UnixStream) -> io::Resul
                 "the dataplane has been busy for {} seconds; the agent's log says with what",
                 ANSWER_TIMEOUT.as_secs()
             )),
+        },
+        Ok(Ask::LogLevel { new }) => match log_level {
+            Some(log_level) => log_level(new.as_deref()).map_or_else(Outcome::Failed, Outcome::LogLevel),
+            None => Outcome::Failed("the log level of this agent is fixed".to_owned()),
         },
         Err(problem) => Outcome::Failed(problem),
     };

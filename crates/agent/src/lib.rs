@@ -4,12 +4,16 @@
 //! for the first pod. Each part has a file of its own; this file connects them.
 
 mod barrier;
+mod cni_config;
 pub mod control;
 mod control_server;
-
+mod default_pool;
 mod feed;
+mod health;
+mod http_server;
 mod labels;
 mod locks;
+mod metrics;
 mod node;
 mod pending;
 mod plane;
@@ -20,6 +24,7 @@ mod report;
 mod server;
 mod unsupported;
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -35,7 +40,11 @@ use tortie_ipam::{Ipam, IpamError};
 use tortie_store::{Endpoints, Store, StoreError};
 
 use barrier::Barrier;
+pub use default_pool::DefaultPool;
+use health::{Progress, Stage};
+use http_server::{Paths, Sources};
 use locks::Locks;
+use metrics::{Measured, Metrics};
 use node::Prepared;
 use plane::InForce;
 use pods::Pods;
@@ -56,6 +65,26 @@ pub struct Config {
     /// Where the plugin stores deletions while the agent is down.
     pub deletion_queue: PathBuf,
 }
+
+/// What an agent does for its cluster and its node beside its main work. By default, nothing.
+#[derive(Clone, Default)]
+pub struct Extras {
+    /// The pool that is created if the datastore has none.
+    pub default_pool: Option<DefaultPool>,
+    /// The folder where the container runtime looks for network configurations. The agent writes its own there when it
+    /// serves ADD.
+    pub cni_conf_dir: Option<PathBuf>,
+    /// Where `/healthz`, `/readyz` and `/metrics` are served.
+    pub health_address: Option<SocketAddr>,
+    /// Where `/metrics` is served, too.
+    pub metrics_address: Option<SocketAddr>,
+    /// Reads and changes the log level at run time, for operators.
+    pub log_level: Option<LogLevel>,
+}
+
+/// Changes the log level if there is a new one, in the syntax of `RUST_LOG`. Returns the level that now applies, or why the
+/// new one is invalid.
+pub type LogLevel = Arc<dyn Fn(Option<&str>) -> Result<String, String> + Send + Sync>;
 
 /// The operating system of a node.
 pub enum Platform {
@@ -94,6 +123,7 @@ impl Platform {
         };
         NodeStatus {
             os: self.os().to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
             heartbeat_seconds: report::HEARTBEAT.as_secs(),
             boot_id: report::boot_id(),
             static_rules,
@@ -151,16 +181,32 @@ impl AgentError {
 /// # Errors
 /// It cannot start, or a part of it has ended.
 pub async fn run(config: Config) -> Result<(), AgentError> {
+    run_with(config, Extras::default()).await
+}
+
+/// As [`run`], with extras.
+///
+/// # Errors
+/// As for [`run`].
+pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> {
     let Config { node, store: endpoints, platform, cni_socket, control_socket, deletion_queue } = config;
     let _lock = server::lock(&cni_socket).await.map_err(|error| {
         AgentError::system(format!("the lock of the socket {}", cni_socket.display()), error)
     })?;
+    let (metrics, progress) = (Arc::new(Metrics::new()), Arc::new(Progress::default()));
+    let (started, in_force) = watch::channel(None);
+    let sources = Sources { metrics: metrics.clone(), progress: progress.clone(), in_force };
+    let _http = serve_http(&extras, &sources).await?;
     let store: Arc<dyn Store> = endpoints.clone();
     let mut node_labels = node::wait_for(&*store, &node).await?.metadata.labels;
     if let Platform::Windows { .. } = platform {
         // Windows needs some addresses of each block for itself, whatever the labels say.
         node_labels.insert(Node::OS.to_owned(), "windows".to_owned());
     }
+    if let Some(pool) = &extras.default_pool {
+        default_pool::ensure(&*endpoints, pool).await;
+    }
+    progress.reach(Stage::PrepareNode);
     let network = ClusterNetwork::default();
     let ipam = Ipam::new(store.clone(), &node, node_labels);
     let about = platform.about();
@@ -175,8 +221,11 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
     // The position of an ADD's own endpoint covers all earlier ones.
     let of_barrier = kinds.iter().copied().filter(|kind| *kind != Kind::WorkloadEndpoint).collect();
     let barrier = Barrier::new(store.clone(), of_barrier);
+    let dataplane = Box::new(Measured { inner: dataplane, metrics: metrics.clone() });
     let (batches, in_force) = plane::start(&node, dataplane)
         .map_err(|error| AgentError::system("starting the dataplane's thread", error))?;
+    progress.reach(Stage::ReadCluster);
+    started.send_replace(Some(in_force.clone()));
     let asker = batches.asker();
     let mut parts = Parts { running: JoinSet::new(), in_force: in_force.clone() };
     parts.add(DATAPLANE, plane::ended(in_force.clone()));
@@ -197,15 +246,38 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
     }
     let control = server::listen(&control_socket)
         .map_err(|error| AgentError::system(format!("the socket {}", control_socket.display()), error))?;
-    parts.add("the control socket", control_server::run(node.clone(), asker, control));
+    parts.add(
+        "the control socket",
+        control_server::run(node.clone(), asker, extras.log_level.clone(), control),
+    );
     let (busy, mtu) = (Locks::default(), network.mtu);
-    let pods = Arc::new(Pods { busy, store: endpoints, ipam, wiring, node, mtu, in_force, barrier });
+    let pods = Arc::new(Pods { busy, store: endpoints, ipam, wiring, node, mtu, in_force, barrier, metrics });
     let listener = server::listen(&cni_socket)
         .map_err(|error| AgentError::system(format!("the socket {}", cni_socket.display()), error))?;
     tracing::info!(socket = %cni_socket.display(), "ready to add pods");
     parts.add("the deletion queue", server::drain_queue(pods.clone(), deletion_queue));
     parts.add("the CNI server", server::run(pods, cni_socket, listener));
+    if let Some(folder) = &extras.cni_conf_dir {
+        cni_config::write(folder).map_err(|error| {
+            AgentError::system(format!("the CNI configuration in {}", folder.display()), error)
+        })?;
+    }
+    progress.reach(Stage::Serve);
     Err(parts.ended().await)
+}
+
+/// Serves health and metrics. The servers end when the result is dropped.
+async fn serve_http(extras: &Extras, sources: &Sources) -> Result<JoinSet<()>, AgentError> {
+    let addresses = [(extras.health_address, Paths::All), (extras.metrics_address, Paths::Metrics)];
+    let mut servers = JoinSet::new();
+    for (address, paths) in addresses {
+        let Some(address) = address else { continue };
+        let listener = http_server::listen(address)
+            .await
+            .map_err(|error| AgentError::system(format!("serving health and metrics at {address}"), error))?;
+        servers.spawn(http_server::run(listener, paths, sources.clone()));
+    }
+    Ok(servers)
 }
 
 /// The concurrent parts, each of which runs as long as the agent. Dropping this ends all of them.

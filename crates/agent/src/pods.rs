@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use ipnet::Ipv4Net;
@@ -25,6 +25,7 @@ use tortie_store::{Endpoints, StoreError, Stored};
 
 use crate::barrier::Barrier;
 use crate::locks::Locks;
+use crate::metrics::Metrics;
 use crate::plane::InForce;
 
 /// How long an ADD waits for policy before it undoes everything.
@@ -48,6 +49,7 @@ pub(crate) struct Pods {
     pub(crate) mtu: u32,
     pub(crate) in_force: watch::Receiver<Arc<InForce>>,
     pub(crate) barrier: Barrier,
+    pub(crate) metrics: Arc<Metrics>,
 }
 
 impl Pods {
@@ -57,14 +59,17 @@ impl Pods {
         call: &Invocation,
         hung_up: impl Future<Output = ()> + Send,
     ) -> Answer {
-        match call.command {
+        let started = Instant::now();
+        let answer = match call.command {
             Command::Add => self.add(call, pin!(hung_up)).await.map(Some),
             Command::Del => self.del(call).await.map(|()| None),
             Command::Check => self.check(call).await.map(|()| None),
             Command::Gc => self.collect_garbage(call).await.map(|()| None),
             Command::Status => self.status().map(|()| None),
             Command::Version => Ok(None),
-        }
+        };
+        self.metrics.call(call.command, &answer, started.elapsed());
+        answer
     }
 
     /// CNI STATUS: whether an ADD could succeed.

@@ -171,8 +171,13 @@ fn unavailable(kind: Kind, error: &StoreError) -> ReportedCondition {
     ReportedCondition { object: None, about: Vec::new(), reason: reason.to_string(), message }
 }
 
-/// `about` is the constant content.
-fn status(about: &NodeStatus, in_force: &InForce) -> NodeStatus {
+/// The reasons of all conditions.
+pub(crate) fn reasons(in_force: &InForce) -> Vec<String> {
+    conditions(in_force).into_iter().map(|condition| condition.reason).collect()
+}
+
+/// All conditions of the node and its pods.
+fn conditions(in_force: &InForce) -> Vec<ReportedCondition> {
     let of_object = |key: &Key, reason: Reason, message: &str| ReportedCondition {
         object: Some(key.into()),
         about: Vec::new(),
@@ -191,6 +196,12 @@ fn status(about: &NodeStatus, in_force: &InForce) -> NodeStatus {
         let pod = Some(ObjectRef::from(id));
         conditions.extend(told.iter().map(|condition| condition.reported(pod.clone())));
     }
+    conditions
+}
+
+/// `about` is the constant content.
+fn status(about: &NodeStatus, in_force: &InForce) -> NodeStatus {
+    let mut conditions = conditions(in_force);
     // Failures first, so that a long list omits less urgent conditions.
     conditions.sort_by_key(|condition| Severity::of(&condition.reason) != Severity::Failure);
     let more = conditions.len().saturating_sub(MAX_CONDITIONS);

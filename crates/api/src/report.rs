@@ -42,6 +42,9 @@ impl NodeReport {
 pub struct NodeStatus {
     /// `linux` or `windows`.
     pub os: String,
+    /// The version of the agent.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub version: String,
     /// When the report was written (RFC 3339).
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub time: String,

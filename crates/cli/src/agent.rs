@@ -1,15 +1,19 @@
-//! `tortie agent`.
+//! `tortie agent`, and `tortie agent log-level`.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
+use ipnet::Ipv4Net;
 use tokio::signal::unix::{SignalKind, signal};
-use tortie_agent::{Config, Platform, StaticRules};
+use tortie_agent::control::{Ask, Outcome, ask};
+use tortie_agent::{Config, DefaultPool, Extras, Platform, StaticRules};
 use tortie_hcn::{Address, RemoteHcn};
 
+use crate::output;
 use crate::store::StoreArguments;
 
 /// The deadline of one call of HNS: some calls take many seconds, and some never return (docs/hns.md, Calls).
@@ -19,7 +23,32 @@ const HCN_DEADLINE: Duration = Duration::from_secs(30);
 pub(crate) const CONTROL_SOCKET: &str = "/run/tortie/control.sock";
 
 #[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Agent {
+    #[command(subcommand)]
+    command: Option<AgentCommand>,
+    #[command(flatten)]
+    daemon: Option<Daemon>,
+}
+
+#[derive(clap::Subcommand)]
+enum AgentCommand {
+    /// Show or change what the agent of this node logs, until it restarts
+    LogLevel(SetLogLevel),
+}
+
+#[derive(clap::Args)]
+struct SetLogLevel {
+    /// The new level: error, warn, info, debug, trace, or a list such as info,tortie_store=debug; by default, the level
+    /// stays
+    level: Option<String>,
+    /// The socket of the agent
+    #[arg(long, value_name = "PATH", default_value = CONTROL_SOCKET)]
+    agent_socket: PathBuf,
+}
+
+#[derive(clap::Args)]
+struct Daemon {
     /// The name of this node
     #[arg(long, env = "NODENAME")]
     node: String,
@@ -40,11 +69,48 @@ pub(crate) struct Agent {
     /// On a Windows node: rules for every pod before policy, in the format of Calico's static-rules.json
     #[arg(long, value_name = "FILE", requires = "hcn_socket")]
     static_rules: Option<PathBuf>,
+    /// The pool of addresses that this agent creates if the cluster has none
+    #[arg(long, env = "TORTIE_DEFAULT_POOL", value_name = "CIDR", value_parser = crate::install::pool)]
+    default_pool: Option<Ipv4Net>,
+    /// Whether pods of that pool use their node's address outside of the cluster
+    #[arg(long, env = "TORTIE_DEFAULT_POOL_NAT", value_name = "BOOL", action = clap::ArgAction::Set, default_value_t = true)]
+    default_pool_nat: bool,
+    /// Where the container runtime looks for network configurations: the agent writes its own there when pods can be added
+    #[arg(long, env = "TORTIE_CNI_CONF_DIR", value_name = "FOLDER")]
+    cni_conf_dir: Option<PathBuf>,
+    /// Where to serve /healthz, /readyz and /metrics, such as 127.0.0.1:9198
+    #[arg(long, env = "TORTIE_HEALTH_ADDRESS", value_name = "ADDRESS")]
+    health_address: Option<SocketAddr>,
+    /// Where to serve /metrics, too, such as 0.0.0.0:9199
+    #[arg(long, env = "TORTIE_METRICS_ADDRESS", value_name = "ADDRESS")]
+    metrics_address: Option<SocketAddr>,
 }
 
 impl Agent {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        crate::log("info");
+        match (self.command, self.daemon) {
+            (Some(AgentCommand::LogLevel(set)), _) => set.run(),
+            (None, Some(daemon)) => daemon.run(),
+            (None, None) => bail!("--node is missing: see tortie agent --help"),
+        }
+    }
+}
+
+impl SetLogLevel {
+    fn run(self) -> anyhow::Result<ExitCode> {
+        let answer = ask(&self.agent_socket, Ask::LogLevel { new: self.level })?;
+        match answer.outcome {
+            Outcome::LogLevel(level) => output::line(&format!("node {}: {level}", answer.node)),
+            Outcome::Failed(problem) => bail!("node {}: {problem}", answer.node),
+            Outcome::Shown(_) => bail!("node {}: the agent answers another question", answer.node),
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+impl Daemon {
+    fn run(self) -> anyhow::Result<ExitCode> {
+        let log_level = crate::changeable_log("info");
         crate::runtime()?.block_on(async {
             let platform = match self.hcn_socket {
                 None => Platform::Linux,
@@ -61,9 +127,17 @@ impl Agent {
                 control_socket: self.control_socket,
                 deletion_queue: self.deletion_queue,
             };
+            let nat_outgoing = self.default_pool_nat;
+            let extras = Extras {
+                default_pool: self.default_pool.map(|cidr| DefaultPool { cidr, nat_outgoing }),
+                cni_conf_dir: self.cni_conf_dir,
+                health_address: self.health_address,
+                metrics_address: self.metrics_address,
+                log_level: Some(log_level),
+            };
             let mut terminate = signal(SignalKind::terminate())?;
             tokio::select! {
-                result = tortie_agent::run(config) => result.context("the agent stopped").map(|()| ExitCode::SUCCESS),
+                result = tortie_agent::run_with(config, extras) => result.context("the agent stopped").map(|()| ExitCode::SUCCESS),
                 _ = terminate.recv() => {
                     tracing::info!("stopping; policy stays in force");
                     Ok(ExitCode::SUCCESS)

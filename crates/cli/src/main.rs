@@ -12,11 +12,13 @@ mod decided;
 mod explain;
 mod get;
 mod html;
+mod install;
 #[cfg(feature = "lab")]
 mod lab;
 mod lint;
 mod manifests;
 mod matrix;
+mod node;
 mod output;
 mod planned;
 mod policy;
@@ -25,8 +27,10 @@ mod preview;
 mod service;
 mod show;
 mod snapshot;
+mod status;
 mod store;
 mod table;
+mod uninstall;
 mod wait;
 mod words;
 
@@ -66,8 +70,17 @@ enum Command {
     /// Check and show policies
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
+    /// Install Tortie in a Kubernetes cluster, or print its manifests
+    Install(Box<install::Install>),
+    /// Show the nodes, what is in force there, and what is wrong
+    Status(status::Status),
+    /// Remove Tortie from a Kubernetes cluster and its nodes
+    Uninstall(uninstall::Uninstall),
     /// Run the node daemon
     Agent(Box<agent::Agent>),
+    /// Prepare this node, or clean it up; the pods of an installation run this
+    #[command(subcommand)]
+    Node(node::NodeCommand),
 }
 
 fn main() -> ExitCode {
@@ -100,7 +113,11 @@ fn main() -> ExitCode {
         Command::Matrix(matrix) => return ask(matrix.run()),
         Command::Preview(preview) => return ask(preview.run()),
         Command::Policy(policy) => return ask(policy.run()),
+        Command::Install(install) => install.run(),
+        Command::Status(status) => return ask(status.run()),
+        Command::Uninstall(uninstall) => uninstall.run(),
         Command::Agent(agent) => agent.run(),
+        Command::Node(command) => command.run(),
     };
     finish(result)
 }
@@ -141,6 +158,26 @@ fn log(default: &str) {
     let coloured = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     log.with_target(false).with_ansi(coloured).init();
+}
+
+/// As [`log`], with a function that changes the level.
+fn changeable_log(default: &str) -> tortie_agent::LogLevel {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env();
+    let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
+    let coloured = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let log = log.with_target(false).with_ansi(coloured).with_filter_reloading();
+    let handle = log.reload_handle();
+    log.init();
+    std::sync::Arc::new(move |new| {
+        if let Some(new) = new {
+            let filter = new.parse::<tracing_subscriber::EnvFilter>();
+            let filter = filter.map_err(|error| format!("the log level {new:?} is invalid: {error}"))?;
+            handle.reload(filter).map_err(|error| error.to_string())?;
+            tracing::info!(level = new, "an operator has changed the log level");
+        }
+        handle.with_current(ToString::to_string).map_err(|error| error.to_string())
+    })
 }
 
 /// A runtime with one thread for each processor.

@@ -97,6 +97,7 @@ impl Show {
         let endpoints = match answer.outcome {
             Outcome::Shown(endpoints) => endpoints,
             Outcome::Failed(problem) => bail!("node {node}: {problem}"),
+            Outcome::LogLevel(_) => bail!("node {node}: the agent answers another question"),
         };
         if endpoints.is_empty() {
             bail!(

@@ -4,12 +4,14 @@
 #![cfg(target_os = "linux")]
 
 pub mod dataplane;
+mod removal;
 pub mod wire;
 
 mod error;
 
 pub use dataplane::Dataplane;
 pub use error::Error;
+pub use removal::remove_all;
 
 /// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -285,6 +285,12 @@ impl std::fmt::Display for Note {
     }
 }
 
+/// Whether Tortie created this link for a pod, by its alias. Calico's links have the same names and no alias.
+pub(crate) fn is_own(link: &Link, prefix: &str) -> bool {
+    let has_owner = |note: Note| note.owner.split('/').count() == 3;
+    link.name.starts_with(prefix) && link.kind == "veth" && Note::read(&link.alias).is_some_and(has_owner)
+}
+
 /// An error if the link's alias names another pod.
 fn refuse_foreign(link: Option<&Link>, endpoint: &EndpointId) -> crate::Result<()> {
     let Some(link) = link else { return Ok(()) };

@@ -43,6 +43,7 @@ use self::dirty::Dirty;
 use self::foreign_tables::ForeignTables;
 use self::forget::Forgetter;
 use self::network::Network;
+pub(crate) use self::network::{MARK as OVERLAY_MARK, PROTOCOL as ROUTE_PROTOCOL};
 use self::table::PolicyTable;
 use crate::{Error, Result};
 

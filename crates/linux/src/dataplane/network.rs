@@ -19,10 +19,10 @@ use super::Config;
 
 /// The protocol number of Tortie's routes. Nobody else has it in `rtnetlink.h` and iproute2's `rt_protos`. Calico's
 /// is 80 (`felix/dataplane/linux/route_mgr.go`), and Tortie must not delete Calico's routes.
-pub(super) const PROTOCOL: u8 = 84;
+pub(crate) const PROTOCOL: u8 = 84;
 
 /// The mark (`ifalias`) of the VXLAN link that Tortie creates.
-const MARK: &str = "tortie overlay";
+pub(crate) const MARK: &str = "tortie overlay";
 
 /// The routes and links of the node, and the known state of the kernel.
 #[derive(Debug)]

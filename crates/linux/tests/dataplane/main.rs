@@ -16,6 +16,7 @@ mod nodes;
 mod overlay;
 mod random_hosts;
 mod random_states;
+mod removal;
 mod show;
 mod table;
 mod verdicts;

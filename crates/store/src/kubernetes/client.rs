@@ -88,6 +88,16 @@ impl Kubernetes {
         Self { watch_seconds, ..self }
     }
 
+    pub(super) fn client(&self) -> &kube::Client {
+        &self.client
+    }
+
+    /// The URL of the API server.
+    #[must_use]
+    pub fn server(&self) -> &str {
+        &self.server
+    }
+
     /// Sends a request and returns the answer.
     pub(super) async fn call(
         &self,
@@ -268,7 +278,7 @@ pub(super) fn request(method: Method, path: &str, body: Vec<u8>) -> Request<Vec<
 }
 
 /// The message and its causes.
-fn describe(error: &dyn std::error::Error) -> String {
+pub(super) fn describe(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

@@ -1,0 +1,129 @@
+//! Whether the agent works, for probes: `/healthz` and `/readyz`.
+//!
+//! `/healthz` fails if only a restart can help. `/readyz` fails while ADD would fail.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+
+use crate::plane::InForce;
+
+/// The maximum duration of one call of the dataplane. The largest clusters of the benchmarks take seconds.
+const MAX_BUSY: Duration = Duration::from_secs(300);
+
+/// How far the start of the agent is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub(crate) enum Stage {
+    /// The datastore does not answer yet, or has no Node for the agent.
+    FindNode,
+    /// The node gets its tunnel.
+    PrepareNode,
+    /// The agent reads the cluster for the first time.
+    ReadCluster,
+    /// The sockets exist, and the container runtime has its configuration.
+    Serve,
+}
+
+/// The stage of the agent's start.
+#[derive(Debug, Default)]
+pub(crate) struct Progress(AtomicU8);
+
+impl Progress {
+    pub(crate) fn reach(&self, stage: Stage) {
+        self.0.store(stage as u8, Ordering::Relaxed);
+    }
+
+    pub(crate) fn stage(&self) -> Stage {
+        match self.0.load(Ordering::Relaxed) {
+            0 => Stage::FindNode,
+            1 => Stage::PrepareNode,
+            2 => Stage::ReadCluster,
+            _ => Stage::Serve,
+        }
+    }
+}
+
+/// Why the agent is not healthy. The agent ends by itself when a part of it ends, so only a call that never returns
+/// remains.
+pub(crate) fn health(busy: Option<Duration>) -> Result<(), String> {
+    match busy {
+        Some(busy) if busy > MAX_BUSY => {
+            Err(format!("the dataplane has been in one call for {} seconds", busy.as_secs()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Why the agent is not ready.
+pub(crate) fn readiness(stage: Stage, now: &InForce) -> Result<(), String> {
+    match stage {
+        Stage::FindNode => return Err("the agent waits for the datastore and for its Node".to_owned()),
+        Stage::PrepareNode => return Err("the agent prepares the node's tunnel".to_owned()),
+        Stage::ReadCluster if now.given.is_empty() => {
+            return Err("the agent reads the cluster for the first time".to_owned());
+        }
+        Stage::ReadCluster | Stage::Serve => {}
+    }
+    let failures: Vec<String> =
+        now.report.node_failures().map(|one| format!("{}: {one}", one.reason)).collect();
+    if !failures.is_empty() {
+        return Err(format!("not in force on this node: {}", failures.join("; ")));
+    }
+    if stage < Stage::Serve {
+        return Err("the agent does not serve the CNI plugin yet".to_owned());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use tortie_api::{Kind, Position};
+    use tortie_dataplane::{Condition, Reason};
+
+    use super::*;
+
+    #[test]
+    fn an_agent_is_ready_when_everything_is_in_force_and_served() {
+        let read = InForce {
+            given: [(Kind::Pod, Position(1))].into_iter().collect(),
+            positions: [(Kind::Pod, Position(1))].into_iter().collect(),
+            ..InForce::default()
+        };
+        let mut failed = read.clone();
+        failed.report.node.push(Condition::new(Reason::PolicyNotInForce, "the kernel rejects it"));
+        let mut informed = read.clone();
+        informed.report.node.push(Condition::new(Reason::CalicoLeftover, "a chain"));
+        for (stage, now, expected) in [
+            (Stage::FindNode, &InForce::default(), "waits for the datastore"),
+            (Stage::PrepareNode, &InForce::default(), "prepares the node's tunnel"),
+            (Stage::ReadCluster, &InForce::default(), "reads the cluster"),
+            (Stage::ReadCluster, &failed, "PolicyNotInForce: the kernel rejects it"),
+            (Stage::ReadCluster, &read, "does not serve"),
+            (Stage::Serve, &failed, "PolicyNotInForce"),
+            (Stage::Serve, &informed, ""),
+            (Stage::Serve, &read, ""),
+        ] {
+            let problem = readiness(stage, now).err().unwrap_or_default();
+            assert!(
+                problem.contains(expected) && problem.is_empty() == expected.is_empty(),
+                "{stage:?}: {problem}"
+            );
+        }
+    }
+
+    #[test]
+    fn stages_are_kept() {
+        let progress = Progress::default();
+        for stage in [Stage::FindNode, Stage::PrepareNode, Stage::ReadCluster, Stage::Serve] {
+            progress.reach(stage);
+            assert_eq!(progress.stage(), stage);
+        }
+    }
+
+    #[test]
+    fn a_call_that_does_not_return_is_not_healthy() {
+        assert_eq!(health(None), Ok(()));
+        assert_eq!(health(Some(Duration::from_secs(299))), Ok(()));
+        assert!(health(Some(Duration::from_secs(301))).unwrap_err().contains("301 seconds"));
+    }
+}

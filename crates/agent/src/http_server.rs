@@ -1,0 +1,102 @@
+//! The agent's HTTP server: `/healthz`, `/readyz` and `/metrics`.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use http::header::CONTENT_TYPE;
+use http::{Request, Response, StatusCode};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, watch};
+use tokio::time::timeout;
+
+use crate::health::{Progress, health, readiness};
+use crate::metrics::Metrics;
+use crate::plane::InForce;
+
+/// The maximum number of connections at a time.
+const MAX_CONNECTIONS: usize = 32;
+/// The maximum duration of a connection. Prometheus and kubelets open another one.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
+/// The delay after a failed accept, which is mostly caused by a lack of file descriptors.
+const ACCEPT_DELAY: Duration = Duration::from_secs(1);
+
+/// What the server tells.
+#[derive(Clone)]
+pub(crate) struct Sources {
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) progress: Arc<Progress>,
+    /// Has a value when the dataplane's thread has started.
+    pub(crate) in_force: watch::Receiver<Option<watch::Receiver<Arc<InForce>>>>,
+}
+
+/// Which paths an address serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Paths {
+    /// All.
+    All,
+    /// `/metrics` only.
+    Metrics,
+}
+
+/// Opens the address.
+pub(crate) async fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
+    TcpListener::bind(address).await
+}
+
+/// Serves until the future is dropped.
+pub(crate) async fn run(listener: TcpListener, paths: Paths, sources: Sources) {
+    let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    loop {
+        // Closed together with the agent, not before.
+        let Ok(permit) = connections.clone().acquire_owned().await else { return };
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a request for health or metrics; Tortie retries");
+                tokio::time::sleep(ACCEPT_DELAY).await;
+                continue;
+            }
+        };
+        let sources = sources.clone();
+        tokio::spawn(async move {
+            let service = service_fn(|request: Request<Incoming>| {
+                let answer = sources.answer(paths, request.uri().path());
+                async move { Ok::<_, Infallible>(answer) }
+            });
+            let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
+            if let Ok(Err(error)) = timeout(CONNECTION_TIMEOUT, connection).await {
+                tracing::debug!(%error, "a request for health or metrics broke off");
+            }
+            drop(permit);
+        });
+    }
+}
+
+impl Sources {
+    fn answer(&self, paths: Paths, path: &str) -> Response<String> {
+        let now =
+            self.in_force.borrow().as_ref().map(|in_force| in_force.borrow().clone()).unwrap_or_default();
+        let of_result = |result: Result<(), String>| match result {
+            Ok(()) => (StatusCode::OK, "ok\n".to_owned()),
+            Err(problem) => (StatusCode::SERVICE_UNAVAILABLE, format!("{problem}\n")),
+        };
+        let mut kind = "text/plain; charset=utf-8";
+        let (status, text) = match (path, paths) {
+            ("/metrics", _) => {
+                kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+                (StatusCode::OK, self.metrics.text(&now))
+            }
+            ("/healthz", Paths::All) => of_result(health(self.metrics.busy(Instant::now()))),
+            ("/readyz", Paths::All) => of_result(readiness(self.progress.stage(), &now)),
+            _ => (StatusCode::NOT_FOUND, "there are /healthz, /readyz and /metrics\n".to_owned()),
+        };
+        let response = Response::builder().status(status).header(CONTENT_TYPE, kind);
+        response.body(text).unwrap_or_default()
+    }
+}

@@ -1,0 +1,229 @@
+//! `tortie install`: prints the manifests of an installation, or applies them and waits until every node is ready.
+
+pub(crate) mod cluster;
+mod preflight;
+pub(crate) mod rollout;
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::ValueEnum;
+use ipnet::Ipv4Net;
+use serde_json::Value;
+use tokio::time::Instant;
+use tortie_deploy::{DEFAULT_IMAGE, DEFAULT_POOL, Values};
+use tortie_store::kubernetes::Kubernetes;
+
+use crate::output;
+use cluster::{ClusterArguments, MANAGER, name_of, path_of};
+use rollout::Rollout;
+
+/// The interval of looks at the API server.
+pub(crate) const INTERVAL: Duration = Duration::from_millis(500);
+/// How long a definition may take until the API server serves its kind.
+const DEFINITION_TIMEOUT: Duration = Duration::from_secs(60);
+
+#[derive(clap::Args)]
+pub(crate) struct Install {
+    /// Print the manifests and change nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// The addresses of pods. By default, the pools that the cluster has; otherwise the pod network of kubeadm
+    #[arg(long, value_name = "CIDR", value_parser = pool)]
+    pool: Option<Ipv4Net>,
+    /// Whether pods use their node's address outside of the cluster
+    #[arg(long, value_name = "BOOL", action = clap::ArgAction::Set, default_value_t = true)]
+    nat_outgoing: bool,
+    /// How packets travel between nodes
+    #[arg(long, value_enum, default_value_t = Encapsulation::Vxlan)]
+    encapsulation: Encapsulation,
+    /// The image of agent and plugin
+    #[arg(long, value_name = "NAME", default_value = DEFAULT_IMAGE)]
+    image: String,
+    /// When kubelets pull the image
+    #[arg(long, value_name = "POLICY", value_parser = ["Always", "IfNotPresent", "Never"], default_value = "IfNotPresent")]
+    pull_policy: String,
+    /// What agents log, in the syntax of RUST_LOG
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    log_level: String,
+    /// Where each agent serves metrics to other machines, such as 0.0.0.0:9199
+    #[arg(long, value_name = "ADDRESS")]
+    metrics_address: Option<SocketAddr>,
+    /// The API server for agents, if nodes cannot reach the Service `kubernetes` before Tortie runs
+    #[arg(long, value_name = "HOST:PORT", value_parser = host_and_port)]
+    api_server: Option<(String, u16)>,
+    /// Where the container runtime looks for plugins
+    #[arg(long, value_name = "FOLDER", default_value = "/opt/cni/bin")]
+    cni_bin_dir: String,
+    /// Where the container runtime looks for network configurations
+    #[arg(long, value_name = "FOLDER", default_value = "/etc/cni/net.d")]
+    cni_conf_dir: String,
+    /// Install although another network for pods is there
+    #[arg(long)]
+    force: bool,
+    /// Do not wait until the nodes are ready
+    #[arg(long)]
+    no_wait: bool,
+    /// How long to wait, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    timeout: u64,
+    #[command(flatten)]
+    cluster: ClusterArguments,
+}
+
+/// An encapsulation. All of Calico's are known, so that an unsupported one gets a reason.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Encapsulation {
+    Vxlan,
+    VxlanCrossSubnet,
+    Ipip,
+    None,
+}
+
+/// Reads the network of a pool.
+pub(crate) fn pool(text: &str) -> Result<Ipv4Net, String> {
+    let pool: Ipv4Net = text.parse().map_err(|_| {
+        "it is no IPv4 network such as 10.244.0.0/16 (Tortie has no IPv6 pools yet)".to_owned()
+    })?;
+    tortie_deploy::check_pool(pool).map_err(|error| error.to_string())?;
+    Ok(pool)
+}
+
+fn host_and_port(text: &str) -> Result<(String, u16), String> {
+    let (host, port) = text.rsplit_once(':').ok_or("the port is missing")?;
+    let port = port.parse().map_err(|_| format!("{port:?} is no port"))?;
+    Ok((host.trim_matches(['[', ']']).to_owned(), port))
+}
+
+impl Install {
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        crate::log("warn");
+        if self.encapsulation != Encapsulation::Vxlan {
+            bail!("--encapsulation: Tortie supports only vxlan between nodes so far");
+        }
+        if self.dry_run {
+            let pool = self.pool.map_or_else(|| pool(DEFAULT_POOL), Ok).map_err(anyhow::Error::msg)?;
+            output::text(&tortie_deploy::manifest(&self.values(pool)));
+            return Ok(ExitCode::SUCCESS);
+        }
+        crate::runtime()?.block_on(self.install())
+    }
+
+    fn values(&self, pool: Ipv4Net) -> Values {
+        Values {
+            image: self.image.clone(),
+            pull_policy: self.pull_policy.clone(),
+            pool,
+            nat_outgoing: self.nat_outgoing,
+            log_level: self.log_level.clone(),
+            metrics_address: self.metrics_address,
+            api_server: self.api_server.clone(),
+            cni_bin_dir: self.cni_bin_dir.clone(),
+            cni_conf_dir: self.cni_conf_dir.clone(),
+        }
+    }
+
+    async fn install(self) -> anyhow::Result<ExitCode> {
+        let cluster = self.cluster.open().await?;
+        let found = preflight::read(&cluster).await?;
+        let decision = preflight::decide(&found, self.pool, self.force).map_err(anyhow::Error::msg)?;
+        for warning in &decision.warnings {
+            output::error_line(&format!("warning: {warning}"));
+        }
+        output::line(&format!("pods get addresses of {}", decision.described));
+        let values = self.values(decision.pool);
+        for object in tortie_deploy::objects(&values) {
+            apply(&cluster, &object).await?;
+        }
+        if self.no_wait {
+            return Ok(ExitCode::SUCCESS);
+        }
+        wait(&cluster, Duration::from_secs(self.timeout)).await
+    }
+}
+
+/// Applies an object and prints the result.
+async fn apply(cluster: &Kubernetes, object: &Value) -> anyhow::Result<()> {
+    let (path, name) = (path_of(object)?, name_of(object));
+    let before = cluster::get(cluster, &path).await?;
+    let is_definition = object["kind"] == "CustomResourceDefinition";
+    if let Some(before) = before.as_ref().filter(|_| is_definition)
+        && !cluster::is_managed(before)
+    {
+        output::line(&format!("{name} kept, because somebody else has created it"));
+        return Ok(());
+    }
+    let after = cluster.apply_path(&path, MANAGER, object).await.with_context(|| name.clone())?;
+    let version = |object: &Value| object["metadata"]["resourceVersion"].clone();
+    let outcome = match before {
+        None => "created",
+        Some(before) if version(&before) == version(&after) => "unchanged",
+        Some(_) => "configured",
+    };
+    output::line(&format!("{name} {outcome}"));
+    if is_definition {
+        wait_until_served(cluster, &path, &name).await?;
+    }
+    Ok(())
+}
+
+/// Agents must not start before the API server serves the kinds.
+async fn wait_until_served(cluster: &Kubernetes, path: &str, name: &str) -> anyhow::Result<()> {
+    let deadline = Instant::now() + DEFINITION_TIMEOUT;
+    loop {
+        let definition = cluster.get_path(path).await?;
+        let conditions = definition["status"]["conditions"].as_array();
+        let is_true = |kind: &str| {
+            conditions.is_some_and(|all| all.iter().any(|one| one["type"] == kind && one["status"] == "True"))
+        };
+        if is_true("Established") {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            bail!("the API server does not serve {name}: {}", definition["status"]["conditions"]);
+        }
+        tokio::time::sleep(INTERVAL).await;
+    }
+}
+
+/// Waits until the agent of each node is ready, and prints progress. In the end, says what is missing.
+async fn wait(cluster: &Kubernetes, timeout: Duration) -> anyhow::Result<ExitCode> {
+    let deadline = Instant::now() + timeout;
+    let mut shown = String::new();
+    loop {
+        let rollout = Rollout::read(cluster, tortie_deploy::DAEMON_SET).await?;
+        let progress = rollout.progress();
+        if progress != shown {
+            output::line(&progress);
+            shown = progress;
+        }
+        if rollout.is_complete() {
+            output::line("Tortie is ready; tortie status shows more");
+            return Ok(ExitCode::SUCCESS);
+        }
+        if Instant::now() >= deadline {
+            output::error_line(&format!("after {} s, this is missing:", timeout.as_secs()));
+            for problem in rollout.missing() {
+                output::error_line(&format!("  {problem}"));
+            }
+            return Ok(ExitCode::FAILURE);
+        }
+        tokio::time::sleep(INTERVAL).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_are_read_with_their_port() {
+        let read = |text: &str| host_and_port(text).ok();
+        assert_eq!(read("192.0.2.1:6443"), Some(("192.0.2.1".to_owned(), 6443)));
+        assert_eq!(read("[fd00::1]:6443"), Some(("fd00::1".to_owned(), 6443)));
+        assert_eq!(read("api.example"), None);
+        assert_eq!(read("api.example:meow"), None);
+    }
+}

@@ -1,0 +1,244 @@
+//! What an installation depends on: the addresses of pods, and other networks for pods.
+
+use std::net::Ipv4Addr;
+
+use anyhow::Context;
+use ipnet::Ipv4Net;
+use serde_json::Value;
+use tortie_store::kubernetes::Kubernetes;
+
+use super::cluster::{get, list};
+
+/// DaemonSets of other networks for pods.
+const OTHERS: [&str; 8] = [
+    "antrea-agent",
+    "aws-node",
+    "calico-node",
+    "cilium",
+    "kube-flannel-ds",
+    "kube-router",
+    "ovnkube-node",
+    "weave-net",
+];
+
+/// What the cluster has.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    nodes: Vec<Value>,
+    pools: Vec<Value>,
+    daemon_sets: Vec<Value>,
+    /// The Service `kubernetes`.
+    service: Option<Value>,
+    /// The ConfigMap of kubeadm.
+    kubeadm: Option<Value>,
+}
+
+pub(super) async fn read(cluster: &Kubernetes) -> anyhow::Result<Found> {
+    let read = async {
+        Ok::<_, tortie_store::kubernetes::ObjectError>(Found {
+            nodes: list(cluster, "/api/v1/nodes").await?,
+            pools: list(cluster, "/apis/crd.projectcalico.org/v1/ippools").await?,
+            daemon_sets: list(cluster, "/apis/apps/v1/daemonsets").await?,
+            service: get(cluster, "/api/v1/namespaces/default/services/kubernetes").await?,
+            kubeadm: get(cluster, "/api/v1/namespaces/kube-system/configmaps/kubeadm-config").await?,
+        })
+    };
+    read.await.context("reading the cluster")
+}
+
+/// The pool, and what the operator should know.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Decision {
+    pub(super) pool: Ipv4Net,
+    /// The pools in words.
+    pub(super) described: String,
+    pub(super) warnings: Vec<String>,
+}
+
+/// Decides which addresses pods get; or why Tortie cannot be installed.
+pub(super) fn decide(found: &Found, wanted: Option<Ipv4Net>, force: bool) -> Result<Decision, String> {
+    let other = found.daemon_sets.iter().filter_map(|one| {
+        let name = one["metadata"]["name"].as_str()?;
+        OTHERS
+            .contains(&name)
+            .then(|| format!("{}/{name}", one["metadata"]["namespace"].as_str().unwrap_or_default()))
+    });
+    if let Some(other) = other.filter(|_| !force).next() {
+        return Err(format!(
+            "DaemonSet {other} provides the pods' network; remove it first, or use --force to install Tortie beside it"
+        ));
+    }
+    let existing: Vec<Ipv4Net> =
+        found.pools.iter().filter_map(|pool| pool["spec"]["cidr"].as_str()?.parse().ok()).collect();
+    let (pool, described) = match (wanted, existing.as_slice()) {
+        (None, [first, ..]) => (*first, format!("the cluster's IPPools ({})", words(&existing))),
+        (Some(wanted), [_, ..]) if !existing.contains(&wanted) => {
+            return Err(format!(
+                "--pool {wanted} would have no effect: the cluster has IPPools already ({}); add or change pools with \
+                 tortie apply",
+                words(&existing)
+            ));
+        }
+        (Some(wanted), _) => (wanted, wanted.to_string()),
+        (None, []) => match kubeadm_pool(found)? {
+            Some(pool) => (pool, format!("{pool}, the pod network of kubeadm")),
+            None => {
+                return Err(format!(
+                    "--pool is missing: the cluster has no IPPool, and kubeadm names no IPv4 pod network. Use the network \
+                     that kube-controller-manager has as --cluster-cidr{}",
+                    hint(found)
+                ));
+            }
+        },
+    };
+    for (what, address) in addresses(found) {
+        if pool.contains(&address) {
+            return Err(format!(
+                "the pool {pool} contains {address}, the address of {what}; choose another one with --pool"
+            ));
+        }
+    }
+    let all = if existing.is_empty() { vec![pool] } else { existing };
+    let mut warnings: Vec<String> = pod_networks(found)
+        .filter(|(_, network)| !all.iter().any(|pool| pool.contains(network)))
+        .map(|(node, network)| {
+            format!(
+                "node {node} has the pod network {network}, which is not in {}; kube-proxy and the controller manager \
+                 may be configured for another network",
+                words(&all)
+            )
+        })
+        .collect();
+    let is_linux = |node: &&Value| node["metadata"]["labels"]["kubernetes.io/os"] == "linux";
+    if !found.nodes.iter().any(|node| is_linux(&node)) {
+        warnings.push("the cluster has no Linux node yet".to_owned());
+    }
+    Ok(Decision { pool, described, warnings })
+}
+
+fn words(networks: &[Ipv4Net]) -> String {
+    networks.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// The pod network that kubeadm was told.
+fn kubeadm_pool(found: &Found) -> Result<Option<Ipv4Net>, String> {
+    let Some(text) = found.kubeadm.as_ref().and_then(|map| map["data"]["ClusterConfiguration"].as_str())
+    else {
+        return Ok(None);
+    };
+    let documents = tortie_api::from_yaml(text);
+    let documents =
+        documents.map_err(|problem| format!("ConfigMap kube-system/kubeadm-config: {problem}"))?;
+    let networks = documents.first().and_then(|document| document["networking"]["podSubnet"].as_str());
+    let mut networks = networks.unwrap_or_default().split(',').filter_map(|text| text.trim().parse().ok());
+    match networks.next() {
+        None => Ok(None),
+        Some(pool) => super::pool(&Ipv4Net::to_string(&pool)).map(Some),
+    }
+}
+
+/// The pod networks of nodes.
+fn pod_networks(found: &Found) -> impl Iterator<Item = (String, Ipv4Net)> {
+    found.nodes.iter().filter_map(|node| {
+        let network = node["spec"]["podCIDR"].as_str()?.parse().ok()?;
+        Some((node["metadata"]["name"].as_str()?.to_owned(), network))
+    })
+}
+
+fn hint(found: &Found) -> String {
+    pod_networks(found)
+        .next()
+        .map_or_else(String::new, |(node, network)| format!("; {network} of node {node} is a part of it"))
+}
+
+/// Addresses that pods must not have.
+fn addresses(found: &Found) -> impl Iterator<Item = (String, Ipv4Addr)> {
+    let service = found.service.iter().filter_map(|service| {
+        Some((
+            "the Service default/kubernetes".to_owned(),
+            service["spec"]["clusterIP"].as_str()?.parse().ok()?,
+        ))
+    });
+    let nodes = found.nodes.iter().flat_map(|node| {
+        let name = node["metadata"]["name"].as_str().unwrap_or_default();
+        let addresses = node["status"]["addresses"].as_array().into_iter().flatten();
+        addresses
+            .filter_map(move |one| Some((format!("node {name}"), one["address"].as_str()?.parse().ok()?)))
+    });
+    service.chain(nodes)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn node(name: &str, pods: &str) -> Value {
+        json!({
+            "metadata": {"name": name, "labels": {"kubernetes.io/os": "linux"}}, "spec": {"podCIDR": pods},
+            "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]},
+        })
+    }
+
+    fn kubeadm(networks: &str) -> Option<Value> {
+        let text = format!("kind: ClusterConfiguration\nnetworking:\n  podSubnet: {networks}\n");
+        Some(json!({"data": {"ClusterConfiguration": text}}))
+    }
+
+    fn set(name: &str) -> Value {
+        json!({"metadata": {"namespace": "kube-system", "name": name}})
+    }
+
+    #[test]
+    fn pools_come_from_the_operator_the_cluster_or_kubeadm() {
+        let net = |text: &str| text.parse::<Ipv4Net>().unwrap();
+        let pools = vec![json!({"spec": {"cidr": "10.1.0.0/16"}})];
+        let one = || Found { nodes: vec![node("one", "10.244.0.0/24")], ..Found::default() };
+        for (found, wanted, expected) in [
+            (Found { kubeadm: kubeadm("10.244.0.0/16"), ..one() }, None, Ok("10.244.0.0/16")),
+            (Found { kubeadm: kubeadm("fd00::/56,10.244.0.0/16"), ..one() }, None, Ok("10.244.0.0/16")),
+            (Found { kubeadm: kubeadm("fd00::/56"), ..one() }, None, Err("--pool is missing")),
+            (one(), None, Err("10.244.0.0/24 of node one is a part of it")),
+            (one(), Some("10.244.0.0/16"), Ok("10.244.0.0/16")),
+            (Found { pools: pools.clone(), ..one() }, None, Ok("10.1.0.0/16")),
+            (Found { pools: pools.clone(), ..one() }, Some("10.1.0.0/16"), Ok("10.1.0.0/16")),
+            (Found { pools, ..one() }, Some("10.2.0.0/16"), Err("would have no effect")),
+            (one(), Some("192.0.2.0/24"), Err("the address of node one")),
+            (
+                Found { service: Some(json!({"spec": {"clusterIP": "10.96.0.1"}})), ..one() },
+                Some("10.96.0.0/12"),
+                Err("the address of the Service"),
+            ),
+            (
+                Found { daemon_sets: vec![set("calico-node")], ..one() },
+                Some("10.244.0.0/16"),
+                Err("calico-node provides"),
+            ),
+            (
+                Found { daemon_sets: vec![set("kube-proxy")], ..one() },
+                Some("10.244.0.0/16"),
+                Ok("10.244.0.0/16"),
+            ),
+        ] {
+            let decision = decide(&found, wanted.map(net), false);
+            match (&decision, expected) {
+                (Ok(decision), Ok(expected)) => assert_eq!(decision.pool, net(expected), "{found:?}"),
+                (Err(problem), Err(expected)) => assert!(problem.contains(expected), "{problem}"),
+                _ => panic!("{found:?} {wanted:?}: {decision:?}"),
+            }
+        }
+        let beside = Found { daemon_sets: vec![set("calico-node")], ..one() };
+        assert!(decide(&beside, Some(net("10.244.0.0/16")), true).is_ok());
+    }
+
+    #[test]
+    fn a_pool_that_does_not_fit_the_nodes_is_a_warning() {
+        let found = Found { nodes: vec![node("one", "10.244.0.0/24")], ..Found::default() };
+        let warnings = |pool: &str| decide(&found, Some(pool.parse().unwrap()), false).unwrap().warnings;
+        assert_eq!(warnings("10.244.0.0/16"), Vec::<String>::new());
+        assert!(warnings("10.1.0.0/16")[0].contains("node one has the pod network 10.244.0.0/24"));
+        let empty = decide(&Found::default(), Some("10.1.0.0/16".parse().unwrap()), false).unwrap();
+        assert!(empty.warnings[0].contains("no Linux node"));
+    }
+}

@@ -1,0 +1,260 @@
+//! `tortie status`: the nodes, what is in force there, and what is wrong, on one screen.
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+use std::time::SystemTime;
+
+use serde_json::Value;
+use tortie_api::report::{NodeReport, NodeStatus};
+use tortie_dataplane::Severity;
+use tortie_deploy::DAEMON_SET;
+use tortie_store::kubernetes::{Kubernetes, ObjectError};
+
+use crate::install::cluster::{ClusterArguments, list};
+use crate::install::rollout::{Rollout, problem};
+use crate::output;
+
+/// The maximum number of problems on the screen.
+const MAX_PROBLEMS: usize = 20;
+/// How many heartbeats a report may be old.
+const STALE_HEARTBEATS: u64 = 3;
+
+#[derive(clap::Args)]
+pub(crate) struct Status {
+    #[command(flatten)]
+    cluster: ClusterArguments,
+}
+
+/// What the cluster says.
+#[derive(Debug, Default)]
+struct Cluster {
+    rollout: Rollout,
+    nodes: Vec<Value>,
+    reports: Vec<Value>,
+    pools: Vec<Value>,
+}
+
+/// A screen.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Screen {
+    head: Vec<String>,
+    rows: Vec<Vec<String>>,
+    problems: Vec<String>,
+}
+
+impl Status {
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        crate::log("warn");
+        let screen = crate::runtime()?.block_on(async {
+            let cluster = read(&self.cluster.open().await?).await?;
+            anyhow::Ok(screen(&cluster, now()))
+        })?;
+        screen.head.iter().for_each(|line| output::line(line));
+        if !screen.rows.is_empty() {
+            output::line("");
+            output::columns(&screen.rows);
+        }
+        if screen.problems.is_empty() {
+            return Ok(ExitCode::SUCCESS);
+        }
+        output::line("");
+        screen.problems.iter().take(MAX_PROBLEMS).for_each(|problem| output::line(problem));
+        if screen.problems.len() > MAX_PROBLEMS {
+            let more = screen.problems.len() - MAX_PROBLEMS;
+            output::line(&format!("and {more} more: tortie get nodereports -o json"));
+        }
+        Ok(ExitCode::from(1))
+    }
+}
+
+async fn read(cluster: &Kubernetes) -> Result<Cluster, ObjectError> {
+    Ok(Cluster {
+        rollout: Rollout::read(cluster, DAEMON_SET).await?,
+        nodes: list(cluster, "/api/v1/nodes").await?,
+        reports: list(cluster, "/apis/tortie.io/v1/nodereports").await?,
+        pools: list(cluster, "/apis/crd.projectcalico.org/v1/ippools").await?,
+    })
+}
+
+/// The seconds since 1970.
+fn now() -> i64 {
+    let elapsed = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |elapsed| elapsed.as_secs());
+    i64::try_from(elapsed).unwrap_or(i64::MAX)
+}
+
+fn screen(cluster: &Cluster, now: i64) -> Screen {
+    let mut screen = Screen::default();
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let pools: Vec<String> = cluster.pools.iter().map(|pool| text(&pool["spec"]["cidr"])).collect();
+    screen.head.push(format!("agents: {}", cluster.rollout.progress()));
+    screen
+        .head
+        .push(format!("pools:  {}", if pools.is_empty() { "none".to_owned() } else { pools.join(", ") }));
+    if pools.is_empty() {
+        screen.problems.push("the cluster has no IPPool, so pods get no addresses".to_owned());
+    }
+    if cluster.rollout.set.is_none() {
+        screen.problems.push("Tortie is not installed: tortie install".to_owned());
+    }
+    let reports: BTreeMap<String, NodeStatus> = cluster
+        .reports
+        .iter()
+        .filter_map(|report| serde_json::from_value::<NodeReport>(report.clone()).ok())
+        .map(|report| (report.metadata.name, report.status))
+        .collect();
+    if !cluster.nodes.is_empty() {
+        let names = ["NODE", "READY", "AGENT", "OS", "VERSION", "PODS", "IN FORCE", "CONDITIONS"];
+        screen.rows.push(names.map(str::to_owned).to_vec());
+    }
+    for node in &cluster.nodes {
+        let name = text(&node["metadata"]["name"]);
+        let pod = cluster.rollout.pods.iter().find(|pod| pod["spec"]["nodeName"] == *name);
+        let (row, problems) = of_node(node, &name, pod, reports.get(&name), now);
+        screen.rows.push(row);
+        screen.problems.extend(problems);
+    }
+    let unscheduled = cluster.rollout.pods.iter().filter(|pod| pod["spec"]["nodeName"].is_null());
+    screen.problems.extend(unscheduled.filter_map(problem));
+    let known = |name: &String| cluster.nodes.iter().any(|node| node["metadata"]["name"] == **name);
+    for name in reports.keys().filter(|name| !known(name)) {
+        screen.problems.push(format!(
+            "node {name}: it has a NodeReport and does not exist: tortie delete nodereport {name}"
+        ));
+    }
+    screen
+}
+
+/// The row of a node, and its problems.
+fn of_node(
+    node: &Value,
+    name: &str,
+    pod: Option<&Value>,
+    report: Option<&NodeStatus>,
+    now: i64,
+) -> (Vec<String>, Vec<String>) {
+    let mut problems = Vec::new();
+    let ready =
+        node["status"]["conditions"].as_array().into_iter().flatten().find(|one| one["type"] == "Ready");
+    let is_ready = ready.is_some_and(|one| one["status"] == "True");
+    if !is_ready {
+        let message = ready.and_then(|one| one["message"].as_str()).unwrap_or("its kubelet has not reported");
+        problems.push(format!("node {name}: not ready: {message}"));
+    }
+    let os = node["metadata"]["labels"]["kubernetes.io/os"].as_str().unwrap_or("?");
+    let pod_problem = pod.and_then(problem);
+    let agent = match (pod, &pod_problem) {
+        (Some(_), None) => "ready",
+        (Some(_), Some(_)) => "not ready",
+        (None, _) => "-",
+    };
+    problems.extend(pod_problem);
+    if pod.is_none() && report.is_none() {
+        problems.push(format!("node {name}: no agent runs there"));
+    }
+    let age = report.and_then(|report| Some(now - report.time.parse::<jiff::Timestamp>().ok()?.as_second()));
+    let boot = node["status"]["nodeInfo"]["bootID"].as_str().unwrap_or_default();
+    let in_force = match report {
+        None => "unknown",
+        Some(report) if !report.boot_id.is_empty() && !boot.is_empty() && report.boot_id != boot => {
+            problems.push(format!("node {name}: it has restarted, and its agent has not reported since"));
+            "unknown"
+        }
+        Some(report)
+            if age.is_none_or(|age| age.unsigned_abs() > STALE_HEARTBEATS * report.heartbeat_seconds) =>
+        {
+            let age = age.map_or("without a time".to_owned(), |age| format!("{age} s old"));
+            problems.push(format!("node {name}: its report is {age}; does its agent run?"));
+            "unknown"
+        }
+        Some(report)
+            if report.conditions.iter().any(|one| Severity::of(&one.reason) == Severity::Failure) =>
+        {
+            "no"
+        }
+        Some(_) => "yes",
+    };
+    let conditions = report.map_or(0, |report| report.conditions.len() + report.more);
+    for condition in report.into_iter().flat_map(|report| &report.conditions) {
+        if Severity::of(&condition.reason) != Severity::Information {
+            problems.push(format!("node {name}: {}", output::condition(condition)));
+        }
+    }
+    let of_report = |value: fn(&NodeStatus) -> String| report.map_or("-".to_owned(), value);
+    let row = vec![
+        name.to_owned(),
+        if is_ready { "yes" } else { "no" }.to_owned(),
+        agent.to_owned(),
+        os.to_owned(),
+        of_report(|report| if report.version.is_empty() { "?".to_owned() } else { report.version.clone() }),
+        of_report(|report| report.endpoints.to_string()),
+        in_force.to_owned(),
+        conditions.to_string(),
+    ];
+    (row, problems)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const NOW: i64 = 1_800_000_000;
+
+    fn report(age: i64, boot: &str, reasons: &[&str]) -> Value {
+        let time = jiff::Timestamp::from_second(NOW - age).unwrap().to_string();
+        let conditions: Vec<Value> =
+            reasons.iter().map(|reason| json!({"reason": reason, "message": "a message"})).collect();
+        json!({"apiVersion": "tortie.io/v1", "kind": "NodeReport", "metadata": {"name": "one"}, "status": {
+            "os": "linux", "version": "0.1.0", "time": time, "heartbeatSeconds": 60, "bootId": boot, "endpoints": 3,
+            "conditions": conditions,
+        }})
+    }
+
+    fn cluster(report: Option<Value>, ready: &str) -> Cluster {
+        let node = json!({
+            "metadata": {"name": "one", "labels": {"kubernetes.io/os": "linux"}},
+            "status": {"nodeInfo": {"bootID": "b"}, "conditions": [{"type": "Ready", "status": ready, "message": "cni"}]},
+        });
+        let pod = json!({
+            "metadata": {"name": "p"}, "spec": {"nodeName": "one"},
+            "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+        });
+        let set = json!({"metadata": {"generation": 1}, "status": {
+            "desiredNumberScheduled": 1, "updatedNumberScheduled": 1, "numberReady": 1, "observedGeneration": 1,
+        }});
+        Cluster {
+            rollout: Rollout { set: Some(set), pods: vec![pod] },
+            nodes: vec![node],
+            reports: report.into_iter().collect(),
+            pools: vec![json!({"spec": {"cidr": "10.244.0.0/16"}})],
+        }
+    }
+
+    #[test]
+    fn a_node_is_in_force_only_by_a_current_report_without_failures() {
+        for (report_of, ready, in_force, problem) in [
+            (Some(report(10, "b", &[])), "True", "yes", ""),
+            (Some(report(10, "b", &["CalicoLeftover"])), "True", "yes", ""),
+            (Some(report(10, "b", &["FieldNotSupported"])), "True", "yes", "FieldNotSupported"),
+            (Some(report(10, "b", &["PolicyNotInForce"])), "True", "no", "PolicyNotInForce"),
+            (Some(report(181, "b", &[])), "True", "unknown", "181 s old"),
+            (Some(report(-181, "b", &[])), "True", "unknown", "-181 s old"),
+            (Some(report(10, "a", &[])), "True", "unknown", "has restarted"),
+            (Some(report(10, "b", &[])), "False", "yes", "not ready: cni"),
+            (None, "True", "unknown", ""),
+        ] {
+            let screen = screen(&cluster(report_of.clone(), ready), NOW);
+            assert_eq!(screen.rows[1][6], in_force, "{report_of:?}");
+            let problems = screen.problems.join("\n");
+            assert!(problems.contains(problem) && problems.is_empty() == problem.is_empty(), "{problems}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_installed_is_named() {
+        let screen = screen(&Cluster::default(), NOW);
+        assert!(screen.problems.iter().any(|problem| problem.contains("not installed")));
+        assert!(screen.problems.iter().any(|problem| problem.contains("no IPPool")));
+    }
+}

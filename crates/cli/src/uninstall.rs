@@ -1,0 +1,195 @@
+//! `tortie uninstall`.
+//!
+//! The order: the agents end first, because they would repair what is removed. Then a DaemonSet cleans the nodes: the CNI
+//! configuration goes first, so that the runtime starts no pod without a network; then the links of pods, and only then
+//! the policy, so that nothing opens. The permissions and the namespace go when no pod needs them, and the data last.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+use tortie_api::kubernetes::Node;
+use tortie_deploy::{CLEANUP_SET, DAEMON_SET, NAMESPACE, Values};
+use tortie_store::kubernetes::Kubernetes;
+
+use crate::install::INTERVAL;
+use crate::install::cluster::{ClusterArguments, MANAGER, get, list, name_of, path_of};
+use crate::install::rollout::Rollout;
+use crate::output;
+
+/// The definition that has no data of users.
+const REPORTS: &str = "nodereports.tortie.io";
+
+#[derive(clap::Args)]
+pub(crate) struct Uninstall {
+    /// Delete all policies, pools and addresses, too: the CustomResourceDefinitions and their objects
+    #[arg(long)]
+    data: bool,
+    /// Leave the nodes as they are
+    #[arg(long)]
+    skip_nodes: bool,
+    /// The image for cleaning the nodes. By default, that of the agents
+    #[arg(long, value_name = "NAME")]
+    image: Option<String>,
+    /// How long to wait for each step, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    timeout: u64,
+    #[command(flatten)]
+    cluster: ClusterArguments,
+}
+
+impl Uninstall {
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        crate::log("warn");
+        crate::runtime()?.block_on(self.uninstall())
+    }
+
+    async fn uninstall(self) -> anyhow::Result<ExitCode> {
+        let cluster = self.cluster.open().await?;
+        if self.data {
+            refuse_shared_data(&cluster).await?;
+        }
+        let agents = get(&cluster, &set_path(DAEMON_SET)).await?;
+        let cleanup = self.cleanup(agents.as_ref(), get(&cluster, &set_path(CLEANUP_SET)).await?);
+        remove_set(&cluster, DAEMON_SET, self.timeout()).await?;
+        if !self.skip_nodes
+            && let Some(cleanup) = cleanup
+        {
+            self.clean_nodes(&cluster, &cleanup).await?;
+        }
+        remove_set(&cluster, CLEANUP_SET, self.timeout()).await?;
+        let values = Values::default();
+        for object in tortie_deploy::objects(&values).iter().rev() {
+            let is_data =
+                object["kind"] == "CustomResourceDefinition" && object["metadata"]["name"] != REPORTS;
+            if !is_data || self.data {
+                delete(&cluster, object).await?;
+            }
+        }
+        if self.data {
+            forget_nodes(&cluster).await?;
+        }
+        wait_until_gone(&cluster, &format!("/api/v1/namespaces/{NAMESPACE}"), self.timeout()).await?;
+        let rest =
+            if self.data { "nothing of Tortie is left" } else { "policies, pools and addresses are kept" };
+        output::line(rest);
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn timeout(&self) -> Duration {
+        Duration::from_secs(self.timeout)
+    }
+
+    /// The DaemonSet that cleans nodes: with the image and folders of the agents, or the one of an earlier attempt.
+    fn cleanup(&self, agents: Option<&Value>, earlier: Option<Value>) -> Option<Value> {
+        let Some(agents) = agents else { return earlier };
+        let spec = &agents["spec"]["template"]["spec"];
+        let container = &spec["containers"][0];
+        let folder = |name: &str| {
+            let volumes = spec["volumes"].as_array()?;
+            let volume = volumes.iter().find(|volume| volume["name"] == name)?;
+            volume["hostPath"]["path"].as_str().map(str::to_owned)
+        };
+        let mut values = Values::default();
+        if let Some(image) = self.image.as_deref().or(container["image"].as_str()) {
+            values.image = image.to_owned();
+        }
+        if let Some(policy) = container["imagePullPolicy"].as_str() {
+            values.pull_policy = policy.to_owned();
+        }
+        values.cni_bin_dir = folder("cni-bin").unwrap_or(values.cni_bin_dir);
+        values.cni_conf_dir = folder("cni-conf").unwrap_or(values.cni_conf_dir);
+        Some(tortie_deploy::cleanup(&values))
+    }
+
+    /// Cleans the nodes, and waits until each one is clean.
+    async fn clean_nodes(&self, cluster: &Kubernetes, cleanup: &Value) -> anyhow::Result<()> {
+        let mut cleanup = cleanup.clone();
+        for field in ["status"] {
+            if let Some(object) = cleanup.as_object_mut() {
+                object.remove(field);
+            }
+        }
+        cleanup["metadata"] = json!({"name": CLEANUP_SET, "namespace": NAMESPACE});
+        cluster.apply_path(&path_of(&cleanup)?, MANAGER, &cleanup).await.context("starting the clean-up")?;
+        let deadline = Instant::now() + self.timeout();
+        let mut shown = String::new();
+        loop {
+            let rollout = Rollout::read(cluster, CLEANUP_SET).await?;
+            let progress = format!("cleaning nodes: {}", rollout.progress());
+            if progress != shown {
+                output::line(&progress);
+                shown = progress;
+            }
+            let linux = list(cluster, "/api/v1/nodes?labelSelector=kubernetes.io/os%3Dlinux").await?;
+            if rollout.is_complete() || linux.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                bail!(
+                    "some nodes are not clean: {}. Run tortie uninstall again, or leave them with --skip-nodes and run \
+                     `tortie node cleanup` there",
+                    rollout.missing().join("; ")
+                );
+            }
+            tokio::time::sleep(INTERVAL).await;
+        }
+    }
+}
+
+fn set_path(name: &str) -> String {
+    format!("/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/{name}")
+}
+
+/// Calico uses the same definitions.
+async fn refuse_shared_data(cluster: &Kubernetes) -> anyhow::Result<()> {
+    for set in list(cluster, "/apis/apps/v1/daemonsets").await? {
+        if set["metadata"]["name"] == "calico-node" {
+            bail!("--data would delete the data of Calico, which runs in this cluster");
+        }
+    }
+    Ok(())
+}
+
+/// Deletes a DaemonSet, and waits until its pods have ended.
+async fn remove_set(cluster: &Kubernetes, name: &str, timeout: Duration) -> anyhow::Result<()> {
+    let path = set_path(name);
+    if cluster.delete_path(&path).await? {
+        wait_until_gone(cluster, &path, timeout).await?;
+        output::line(&format!("daemonset/{name} deleted"));
+    }
+    Ok(())
+}
+
+async fn delete(cluster: &Kubernetes, object: &Value) -> anyhow::Result<()> {
+    let name = name_of(object);
+    if cluster.delete_path(&path_of(object)?).await.with_context(|| name.clone())? {
+        output::line(&format!("{name} deleted"));
+    }
+    Ok(())
+}
+
+async fn wait_until_gone(cluster: &Kubernetes, path: &str, timeout: Duration) -> anyhow::Result<()> {
+    let deadline = Instant::now() + timeout;
+    while let Some(object) = get(cluster, path).await? {
+        if Instant::now() > deadline {
+            let conditions = &object["status"]["conditions"];
+            bail!("{} is still being deleted after {} s: {conditions}", name_of(&object), timeout.as_secs());
+        }
+        tokio::time::sleep(INTERVAL).await;
+    }
+    Ok(())
+}
+
+/// Removes the annotations of Nodes.
+async fn forget_nodes(cluster: &Kubernetes) -> anyhow::Result<()> {
+    let annotations = json!({Node::ADDRESS: null, Node::VXLAN_ADDRESS: null, Node::VXLAN_MAC: null});
+    for node in list(cluster, "/api/v1/nodes").await? {
+        let name = node["metadata"]["name"].as_str().unwrap_or_default();
+        let change = json!({"metadata": {"annotations": annotations}});
+        cluster.merge_path(&format!("/api/v1/nodes/{name}"), &change).await?;
+    }
+    Ok(())
+}
