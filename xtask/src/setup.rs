@@ -18,6 +18,16 @@ pub(crate) const SERVER_PACKAGES: [Package; 2] =
     [("/usr/bin/etcd", "etcd-server"), ("/usr/bin/etcdctl", "etcd-client")];
 /// For the Kubernetes binary, where Go is not installed in another way.
 pub(crate) const GO_PACKAGES: [Package; 1] = [("/usr/lib/go/bin/go", "golang-go")];
+/// For clusters with real nodes: the container runtime, the plugin that it uses for loopback, and a shell for images.
+pub(crate) const NODE_PACKAGES: [Package; 7] = [
+    ("/usr/bin/containerd", "containerd"),
+    ("/usr/sbin/runc", "runc"),
+    ("/usr/lib/cni/loopback", "containernetworking-plugins"),
+    ("/bin/busybox", "busybox-static"),
+    ("/usr/sbin/nft", "nftables"),
+    ("/bin/ip", "iproute2"),
+    ("/usr/bin/nsenter", "util-linux"),
+];
 /// For benchmarks: the peers, and a tool that creates network namespaces for them.
 pub(crate) const BENCH_PACKAGES: [Package; 2] =
     [("/usr/lib/cni/ptp", "containernetworking-plugins"), ("/bin/ip", "iproute2")];
@@ -26,6 +36,7 @@ pub(crate) const BENCH_PACKAGES: [Package; 2] =
 pub(crate) fn everything() -> Result<()> {
     packages(&TEST_PACKAGES)?;
     packages(&BENCH_PACKAGES)?;
+    packages(&NODE_PACKAGES)?;
     servers()?;
     let has_deny = Command::new("cargo")
         .args(["deny", "--version"])
