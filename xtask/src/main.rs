@@ -4,7 +4,9 @@
 mod bench;
 mod e2e;
 mod go;
+mod image;
 mod kube;
+mod manifests;
 mod setup;
 mod vectors;
 
@@ -28,6 +30,9 @@ cargo xtask e2e build|up|down
 cargo xtask e2e run [ARGS]  runs Kubernetes' network suite there; ARGS go to the suite (-ginkgo.focus=Netpol)
 cargo xtask e2e kubectl ARGS, cargo xtask e2e exec NODE COMMAND
                             runs kubectl there, or a command on a node
+cargo xtask image [--arch amd64|arm64] [--name NAME] [--output FILE]
+                            builds the container image, an OCI archive (target/image/tortie.tar)
+cargo xtask manifests       writes the generated files in deploy/
 cargo xtask bench [NAME]    measurements beside named peers: calc, cni, demo, nftables, windows; all without NAME
 cargo xtask vectors FILE… [--on program|oracle|kernel|emulator|server]
                             replays files of published verdicts; fails where one differs; kernel needs root";
@@ -48,6 +53,8 @@ fn main() -> ExitCode {
         ["e2e", rest @ ..] => e2e::run(rest),
         ["soak"] => soak(),
         ["ci"] => ci(),
+        ["image", rest @ ..] => image::build(rest),
+        ["manifests"] => manifests::write(),
         ["bench", rest @ ..] => bench::run(rest),
         ["vectors", rest @ ..] => vectors::run(rest),
         _ => {

@@ -28,6 +28,12 @@ pub(crate) const NODE_PACKAGES: [Package; 7] = [
     ("/bin/ip", "iproute2"),
     ("/usr/bin/nsenter", "util-linux"),
 ];
+/// For the image: compilers of C for static programs; Rust brings the rest.
+pub(crate) const IMAGE_PACKAGES: [Package; 3] = [
+    ("/usr/bin/musl-gcc", "musl-tools"),
+    ("/usr/bin/aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu"),
+    ("/usr/aarch64-linux-gnu/include/stdio.h", "libc6-dev-arm64-cross"),
+];
 /// For benchmarks: the peers, and a tool that creates network namespaces for them.
 pub(crate) const BENCH_PACKAGES: [Package; 2] =
     [("/usr/lib/cni/ptp", "containernetworking-plugins"), ("/bin/ip", "iproute2")];
@@ -37,6 +43,7 @@ pub(crate) fn everything() -> Result<()> {
     packages(&TEST_PACKAGES)?;
     packages(&BENCH_PACKAGES)?;
     packages(&NODE_PACKAGES)?;
+    packages(&IMAGE_PACKAGES)?;
     servers()?;
     let has_deny = Command::new("cargo")
         .args(["deny", "--version"])

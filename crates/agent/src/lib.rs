@@ -4,9 +4,10 @@
 //! for the first pod. Each part has a file of its own; this file connects them.
 
 mod barrier;
+mod cni_config;
 pub mod control;
 mod control_server;
-
+mod default_pool;
 mod feed;
 mod labels;
 mod locks;
@@ -35,6 +36,7 @@ use tortie_ipam::{Ipam, IpamError};
 use tortie_store::{Endpoints, Store, StoreError};
 
 use barrier::Barrier;
+pub use default_pool::DefaultPool;
 use locks::Locks;
 use node::Prepared;
 use plane::InForce;
@@ -55,6 +57,16 @@ pub struct Config {
     pub control_socket: PathBuf,
     /// Where the plugin stores deletions while the agent is down.
     pub deletion_queue: PathBuf,
+}
+
+/// What an agent does for its cluster and its node beside its main work. By default, nothing.
+#[derive(Debug, Clone, Default)]
+pub struct Extras {
+    /// The pool that is created if the datastore has none.
+    pub default_pool: Option<DefaultPool>,
+    /// The folder where the container runtime looks for network configurations. The agent writes its own there when it
+    /// serves ADD.
+    pub cni_conf_dir: Option<PathBuf>,
 }
 
 /// The operating system of a node.
@@ -151,6 +163,14 @@ impl AgentError {
 /// # Errors
 /// It cannot start, or a part of it has ended.
 pub async fn run(config: Config) -> Result<(), AgentError> {
+    run_with(config, Extras::default()).await
+}
+
+/// As [`run`], with extras.
+///
+/// # Errors
+/// As for [`run`].
+pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> {
     let Config { node, store: endpoints, platform, cni_socket, control_socket, deletion_queue } = config;
     let _lock = server::lock(&cni_socket).await.map_err(|error| {
         AgentError::system(format!("the lock of the socket {}", cni_socket.display()), error)
@@ -160,6 +180,9 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
     if let Platform::Windows { .. } = platform {
         // Windows needs some addresses of each block for itself, whatever the labels say.
         node_labels.insert(Node::OS.to_owned(), "windows".to_owned());
+    }
+    if let Some(pool) = &extras.default_pool {
+        default_pool::ensure(&*endpoints, pool).await;
     }
     let network = ClusterNetwork::default();
     let ipam = Ipam::new(store.clone(), &node, node_labels);
@@ -205,6 +228,11 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
     tracing::info!(socket = %cni_socket.display(), "ready to add pods");
     parts.add("the deletion queue", server::drain_queue(pods.clone(), deletion_queue));
     parts.add("the CNI server", server::run(pods, cni_socket, listener));
+    if let Some(folder) = &extras.cni_conf_dir {
+        cni_config::write(folder).map_err(|error| {
+            AgentError::system(format!("the CNI configuration in {}", folder.display()), error)
+        })?;
+    }
     Err(parts.ended().await)
 }
 

@@ -19,6 +19,7 @@ mod resource;
 pub mod staged;
 mod strict;
 pub mod support;
+mod to_yaml;
 mod unknown_fields;
 mod value;
 mod yaml;
@@ -27,3 +28,13 @@ pub use fields::{Cidr, Network, Port, ProtocolName, is_reserved_label};
 pub use key::{Key, Kind};
 pub use position::{Position, Positions};
 pub use resource::{FieldError, Metadata, Resource, in_words};
+pub use to_yaml::to_yaml;
+
+/// The documents of a YAML stream as values, without a check of their meaning.
+///
+/// # Errors
+/// The line and the problem.
+pub fn from_yaml(text: &str) -> Result<Vec<serde_json::Value>, String> {
+    let documents = yaml::read(text).map_err(|error| format!("line {}: {}", error.line, error.problem))?;
+    Ok(documents.into_iter().map(|document| document.value).collect())
+}

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use ipnet::Ipv4Net;
 use tokio::signal::unix::{SignalKind, signal};
-use tortie_agent::{Config, Platform, StaticRules};
+use tortie_agent::{Config, DefaultPool, Extras, Platform, StaticRules};
 use tortie_hcn::{Address, RemoteHcn};
 
 use crate::store::StoreArguments;
@@ -40,6 +41,15 @@ pub(crate) struct Agent {
     /// On a Windows node: rules for every pod before policy, in the format of Calico's static-rules.json
     #[arg(long, value_name = "FILE", requires = "hcn_socket")]
     static_rules: Option<PathBuf>,
+    /// The pool of addresses that this agent creates if the cluster has none
+    #[arg(long, env = "TORTIE_DEFAULT_POOL", value_name = "CIDR", value_parser = crate::install::pool)]
+    default_pool: Option<Ipv4Net>,
+    /// Whether pods of that pool use their node's address outside of the cluster
+    #[arg(long, env = "TORTIE_DEFAULT_POOL_NAT", value_name = "BOOL", action = clap::ArgAction::Set, default_value_t = true)]
+    default_pool_nat: bool,
+    /// Where the container runtime looks for network configurations: the agent writes its own there when pods can be added
+    #[arg(long, env = "TORTIE_CNI_CONF_DIR", value_name = "FOLDER")]
+    cni_conf_dir: Option<PathBuf>,
 }
 
 impl Agent {
@@ -61,9 +71,14 @@ impl Agent {
                 control_socket: self.control_socket,
                 deletion_queue: self.deletion_queue,
             };
+            let nat_outgoing = self.default_pool_nat;
+            let extras = Extras {
+                default_pool: self.default_pool.map(|cidr| DefaultPool { cidr, nat_outgoing }),
+                cni_conf_dir: self.cni_conf_dir,
+            };
             let mut terminate = signal(SignalKind::terminate())?;
             tokio::select! {
-                result = tortie_agent::run(config) => result.context("the agent stopped").map(|()| ExitCode::SUCCESS),
+                result = tortie_agent::run_with(config, extras) => result.context("the agent stopped").map(|()| ExitCode::SUCCESS),
                 _ = terminate.recv() => {
                     tracing::info!("stopping; policy stays in force");
                     Ok(ExitCode::SUCCESS)

@@ -12,11 +12,13 @@ mod decided;
 mod explain;
 mod get;
 mod html;
+mod install;
 #[cfg(feature = "lab")]
 mod lab;
 mod lint;
 mod manifests;
 mod matrix;
+mod node;
 mod output;
 mod planned;
 mod policy;
@@ -68,6 +70,9 @@ enum Command {
     Policy(policy::PolicyCommand),
     /// Run the node daemon
     Agent(Box<agent::Agent>),
+    /// Prepare this node, or clean it up; the pods of an installation run this
+    #[command(subcommand)]
+    Node(node::NodeCommand),
 }
 
 fn main() -> ExitCode {
@@ -101,6 +106,7 @@ fn main() -> ExitCode {
         Command::Preview(preview) => return ask(preview.run()),
         Command::Policy(policy) => return ask(policy.run()),
         Command::Agent(agent) => agent.run(),
+        Command::Node(command) => command.run(),
     };
     finish(result)
 }

@@ -69,6 +69,6 @@ fn command(control: &OwnedFd, interface: &str, command: u32, value: u32) -> io::
     request.ifr_ifru.ifru_data = (&raw mut value).cast();
     // SAFETY: the request and the value that it points to live across the call, and every command in OFFLOADS
     // reads and writes an ethtool_value and no more.
-    check(unsafe { libc::ioctl(control.as_raw_fd(), libc::SIOCETHTOOL, &raw mut request) })?;
+    check(unsafe { libc::ioctl(control.as_raw_fd(), libc::SIOCETHTOOL as libc::Ioctl, &raw mut request) })?;
     Ok(value.data)
 }

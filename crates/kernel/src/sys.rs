@@ -83,10 +83,10 @@ pub(crate) fn set_interface_flags(name: &str, flags: libc::c_int) -> Result<()> 
     let socket = socket(libc::AF_INET, libc::SOCK_DGRAM, 0).map_err(Error::system(failed, name))?;
     // SAFETY: both calls read and write one ifreq, and `ifru_flags` is the member that they are about.
     unsafe {
-        check(libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFFLAGS, &raw mut request))
+        check(libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFFLAGS as libc::Ioctl, &raw mut request))
             .map_err(Error::system(failed, name))?;
         request.ifr_ifru.ifru_flags |= flags as libc::c_short;
-        check(libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request))
+        check(libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS as libc::Ioctl, &raw const request))
             .map_err(Error::system(failed, name))?;
     }
     Ok(())
@@ -123,7 +123,7 @@ impl InterfaceIndex {
         let mut request = interface_request(name)?;
         // SAFETY: the call reads the name and writes the index of one ifreq.
         let index = unsafe {
-            check(libc::ioctl(self.socket.as_raw_fd(), libc::SIOCGIFINDEX, &raw mut request))
+            check(libc::ioctl(self.socket.as_raw_fd(), libc::SIOCGIFINDEX as libc::Ioctl, &raw mut request))
                 .map_err(Error::system("find the interface", name))?;
             request.ifr_ifru.ifru_ifindex
         };

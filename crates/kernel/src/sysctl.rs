@@ -1,23 +1,33 @@
 //! Kernel parameters of the calling thread's network namespace, through `/proc/sys`.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::{Error, Result};
+
+/// Where a container may have the node's `/proc/sys/net` in a form that it may write to; its own is read-only. The kernel
+/// shows the parameters of the reader's network namespace in both.
+const WRITABLE: &str = "/host/proc/sys";
 
 /// Sets a parameter, and returns whether it had another value. The name is written with slashes, such as
 /// `net/ipv4/conf/vxlan.calico/rp_filter`, because interface names may contain dots.
 ///
 /// # Errors
 /// The file in `/proc/sys` that could not be read or written: it is missing if the kernel lacks the feature, and
-/// read-only in a container without privileges.
+/// read-only in a container that has neither privileges nor the folder `/host/proc/sys/net`.
 pub fn ensure(name: &str, value: &str) -> Result<bool> {
     let file = file(name);
     if read_file(&file)? == value {
         return Ok(false);
     }
-    fs::write(&file, value)
-        .map_err(Error::system("write the kernel parameter", file.display().to_string()))?;
+    let written = match fs::write(&file, value) {
+        Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => {
+            fs::write(Path::new(WRITABLE).join(name), value).map_err(|_| error)
+        }
+        written => written,
+    };
+    written.map_err(Error::system("write the kernel parameter", file.display().to_string()))?;
     tracing::debug!(parameter = name, value, "set a kernel parameter");
     Ok(true)
 }

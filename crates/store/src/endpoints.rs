@@ -58,6 +58,14 @@ pub trait Endpoints: Store {
         self.delete(&endpoint.key, Some(&endpoint.version)).await.map(drop)
     }
 
+    /// Creates an object unless it exists. Several agents may do this at once.
+    async fn provide(&self, key: &Key, value: Value) -> Result<(), StoreError> {
+        match self.create(key, value).await {
+            Ok(_) | Err(StoreError::AlreadyExists(_)) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Changes annotations of a Node: `None` removes one.
     async fn annotate_node(
         &self,

@@ -5,7 +5,6 @@
 //! no defaults, so that objects stay as they were written.
 
 mod kinds;
-mod yaml;
 
 use serde_json::{Map, Value, json};
 use tortie_api::Kind;
@@ -46,7 +45,7 @@ impl Definition {
     fn text(&self) -> String {
         let head =
             "# Generated from the types in crates/api: UPDATE_CRDS=1 cargo test -p tortie-api --test crds\n";
-        format!("{head}{}", yaml::text(&self.value()))
+        format!("{head}{}", tortie_api::to_yaml(&self.value()))
     }
 
     fn value(&self) -> Value {

@@ -140,6 +140,13 @@ impl Kubernetes {
     }
 }
 
+/// A request for server-side apply.
+fn apply_request(path: &str, value: &Value) -> http::Request<Vec<u8>> {
+    let mut request = request(Method::PATCH, path, value.to_string().into_bytes());
+    request.headers_mut().insert(CONTENT_TYPE, APPLY_PATCH);
+    request
+}
+
 #[async_trait]
 impl Store for Kubernetes {
     async fn get(&self, key: &Key) -> Result<Option<Stored>, StoreError> {
@@ -250,9 +257,7 @@ impl Store for Kubernetes {
         let value = values::encode(key, object.value.clone(), None)?;
         let before = self.get(key).await?.map(|stored| stored.position);
         let path = format!("{path}?fieldManager=tortie&force=true");
-        let mut request = request(Method::PATCH, &path, value.to_string().into_bytes());
-        request.headers_mut().insert(CONTENT_TYPE, APPLY_PATCH);
-        let applied = self.call(&of_object("apply", key), request).await?;
+        let applied = self.call(&of_object("apply", key), apply_request(&path, &value)).await?;
         let after = values::position(applied.get("metadata"))?;
         Ok(match before {
             None => Applied::Created(after),

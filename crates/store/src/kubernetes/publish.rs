@@ -12,7 +12,7 @@ use tortie_api::{Key, Kind, Position};
 
 use super::client::request;
 use super::endpoints::{CONTAINER_ID, INTERFACE, POD_IP, POD_IPS};
-use super::{Kubernetes, of_object, resources, values};
+use super::{Kubernetes, apply_request, of_object, resources, values};
 use crate::{Endpoints, POD_UID, Store, StoreError, Stored, pod_of};
 
 const MERGE_PATCH: HeaderValue = HeaderValue::from_static("application/merge-patch+json");
@@ -47,6 +47,14 @@ impl Endpoints for Kubernetes {
         }
         // Nothing has changed, so the position is an old one.
         Ok(self.newest(Kind::WorkloadEndpoint).await?.map_or(position, |newest| newest.max(position)))
+    }
+
+    /// Server-side apply names the object, so that a role can allow one name. A plain creation has no name for RBAC.
+    async fn provide(&self, key: &Key, value: Value) -> Result<(), StoreError> {
+        let path = resources::object_path(key).ok_or(StoreError::KindAbsent(key.kind))?;
+        let value = values::encode(key, value, None)?;
+        let path = format!("{path}?fieldManager=tortie");
+        self.call(&of_object("create", key), apply_request(&path, &value)).await.map(drop)
     }
 
     /// The annotations of addresses become empty, and that of the container stays.

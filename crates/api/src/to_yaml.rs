@@ -4,8 +4,9 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-/// A mapping as a YAML document.
-pub(super) fn text(value: &Value) -> String {
+/// A mapping as a YAML document. What YAML could read as another type is in quotes.
+#[must_use]
+pub fn to_yaml(value: &Value) -> String {
     let mut text = String::new();
     write(&mut text, value, 0);
     text
@@ -74,22 +75,27 @@ fn is_plain(text: &str) -> bool {
         && !words.contains(&text.to_ascii_lowercase().as_str())
 }
 
-#[test]
-fn values_are_read_back_unchanged() {
-    let document = serde_json::json!({
-        "apiVersion": "projectcalico.org/v3", "kind": "NetworkPolicy",
-        "metadata": {"name": "a", "namespace": "b", "annotations": {
-            "No": "no", "text": "it: #1 'x' \"y\"", "number": "12", "empty": "", "pattern": "^(?i)(A|B)?$", "end": "a ",
-        }},
-        "spec": {
-            "order": -1.5, "types": ["Ingress"], "egress": [], "selector": "a == 'b'",
-            "ingress": [
-                {"action": "Allow", "protocol": 6, "destination": {"nets": ["10.0.0.0/8"], "ports": [1, "http"]}},
-                {"metadata": {"annotations": {}}, "action": "Deny"},
-            ],
-        },
-    });
-    let read = tortie_api::manifest::read("f.yml", &text(&document)).unwrap();
-    assert_eq!(read.len(), 1);
-    assert_eq!(read[0].value, document);
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_read_back_unchanged() {
+        let document = serde_json::json!({
+            "apiVersion": "projectcalico.org/v3", "kind": "NetworkPolicy",
+            "metadata": {"name": "a", "namespace": "b", "annotations": {
+                "No": "no", "text": "it: #1 'x' \"y\"", "number": "12", "empty": "", "pattern": "^(?i)(A|B)?$", "end": "a ",
+            }},
+            "spec": {
+                "order": -1.5, "types": ["Ingress"], "egress": [], "selector": "a == 'b'",
+                "ingress": [
+                    {"action": "Allow", "protocol": 6, "destination": {"nets": ["10.0.0.0/8"], "ports": [1, "http"]}},
+                    {"metadata": {"annotations": {}}, "action": "Deny"},
+                ],
+            },
+        });
+        let read = crate::manifest::read("f.yml", &to_yaml(&document)).unwrap();
+        assert_eq!(read.len(), 1);
+        assert_eq!(read[0].value, document);
+    }
 }

@@ -1,0 +1,50 @@
+//! The configuration by which the container runtime calls the plugin. It is written when the agent serves ADD, because
+//! kubelets report a node as ready as soon as it exists.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::Path;
+
+use tortie_deploy::{CNI_CONFIG_FILE, cni_config};
+
+/// Writes the configuration to the runtime's folder. Runtimes see either the old file or the complete new one.
+pub(crate) fn write(folder: &Path) -> io::Result<()> {
+    let text = format!("{:#}\n", cni_config());
+    let path = folder.join(CNI_CONFIG_FILE);
+    if fs::read_to_string(&path).is_ok_and(|current| current == text) {
+        return Ok(());
+    }
+    fs::create_dir_all(folder)?;
+    // Runtimes ignore other endings.
+    let unfinished = folder.join(format!(".{CNI_CONFIG_FILE}.unfinished"));
+    let mut file = File::create(&unfinished)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    fs::rename(&unfinished, &path)?;
+    tracing::info!(file = %path.display(), "wrote the CNI configuration");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    #[test]
+    fn the_file_is_complete_and_written_only_when_it_differs() {
+        let folder = tempfile::tempdir().unwrap();
+        let (conf_dir, file) =
+            (folder.path().join("net.d"), folder.path().join("net.d").join(CNI_CONFIG_FILE));
+        write(&conf_dir).unwrap();
+        let text = fs::read_to_string(&file).unwrap();
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), cni_config());
+        let inode = fs::metadata(&file).unwrap().ino();
+        write(&conf_dir).unwrap();
+        assert_eq!(fs::metadata(&file).unwrap().ino(), inode);
+        fs::write(&file, "{").unwrap();
+        write(&conf_dir).unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), text);
+        assert_eq!(fs::read_dir(&conf_dir).unwrap().count(), 1);
+    }
+}

@@ -1,0 +1,66 @@
+//! The pool of addresses that the first agent of a new cluster creates.
+
+use ipnet::Ipv4Net;
+use serde_json::json;
+use tortie_api::{Key, Kind};
+use tortie_deploy::POOL_NAME;
+use tortie_store::backoff::{Backoff, random_seed};
+use tortie_store::{Endpoints, StoreError};
+
+/// The pool that an agent creates if the datastore has none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DefaultPool {
+    /// Its network.
+    pub cidr: Ipv4Net,
+    /// Whether the node's address replaces that of pods when they talk to addresses outside of all pools.
+    pub nat_outgoing: bool,
+}
+
+/// Creates the pool if there is none, and retries until the datastore has answered.
+pub(crate) async fn ensure(store: &dyn Endpoints, pool: &DefaultPool) {
+    let mut backoff = Backoff::new(random_seed());
+    while let Err(error) = create(store, pool).await {
+        tracing::warn!(%error, pool = %pool.cidr, "cannot create the default pool; Tortie retries");
+        backoff.wait().await;
+    }
+}
+
+async fn create(store: &dyn Endpoints, pool: &DefaultPool) -> Result<(), StoreError> {
+    if !store.list(Kind::IpPool).await?.items.is_empty() {
+        return Ok(());
+    }
+    let key = Key::global(Kind::IpPool, POOL_NAME);
+    let spec = json!({
+        "cidr": pool.cidr.to_string(), "vxlanMode": "Always", "ipipMode": "Never", "natOutgoing": pool.nat_outgoing,
+        "blockSize": 26, "nodeSelector": "all()",
+    });
+    let value = json!({
+        "apiVersion": Kind::IpPool.api_version(), "kind": Kind::IpPool.name(),
+        "metadata": {"name": POOL_NAME}, "spec": spec,
+    });
+    store.provide(&key, value).await?;
+    tracing::info!(pool = %pool.cidr, "created the IPPool {POOL_NAME}, because there was none");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tortie_store::{Embedded, Store};
+
+    #[tokio::test]
+    async fn a_pool_is_created_only_if_there_is_none() {
+        let store = Embedded::in_memory().unwrap();
+        let pool = |cidr: &str| DefaultPool { cidr: cidr.parse().unwrap(), nat_outgoing: true };
+        ensure(&store, &pool("10.1.0.0/16")).await;
+        ensure(&store, &pool("10.2.0.0/16")).await;
+        let pools = store.list(Kind::IpPool).await.unwrap().items;
+        assert_eq!(pools.len(), 1);
+        assert_eq!(pools[0].value["spec"]["cidr"], "10.1.0.0/16");
+        store.delete(&pools[0].key, None).await.unwrap();
+        let own = Key::global(Kind::IpPool, "own");
+        store.create(&own, json!({"spec": {"cidr": "10.3.0.0/16", "vxlanMode": "Always"}})).await.unwrap();
+        ensure(&store, &pool("10.2.0.0/16")).await;
+        assert_eq!(store.list(Kind::IpPool).await.unwrap().items.len(), 1);
+    }
+}

@@ -1,0 +1,92 @@
+//! The Helm chart: the same objects with placeholders instead of values.
+
+use serde_json::json;
+use tortie_api::to_yaml;
+
+use crate::node::{self, Template};
+use crate::{DEFINITIONS, RBAC, Values, documents};
+
+/// The paths in the chart's folder, and contents.
+pub(crate) fn files() -> Vec<(String, String)> {
+    let mut files = vec![
+        ("Chart.yaml".to_owned(), chart()),
+        ("values.yaml".to_owned(), values()),
+        ("templates/rbac.yaml".to_owned(), rbac()),
+        ("templates/node.yaml".to_owned(), node_template()),
+    ];
+    // Helm creates what is in this folder before anything else, and never changes or deletes it.
+    files.extend(DEFINITIONS.iter().map(|(name, text)| (format!("crds/{name}"), (*text).to_owned())));
+    files
+}
+
+fn chart() -> String {
+    to_yaml(&json!({
+        "apiVersion": "v2", "name": "tortie", "type": "application",
+        "description": "Networking and network policy for Kubernetes clusters of Linux and Windows nodes",
+        "version": env!("CARGO_PKG_VERSION"), "appVersion": env!("CARGO_PKG_VERSION"),
+    }))
+}
+
+fn values() -> String {
+    let values = Values::default();
+    let text = to_yaml(&json!({
+        "image": values.image,
+        "imagePullPolicy": values.pull_policy,
+        "cniBinDir": values.cni_bin_dir,
+        "cniConfDir": values.cni_conf_dir,
+        "config": values.environment(),
+    }));
+    format!("# config has the environment variables of the agents: see docs/reference.md.\n{text}")
+}
+
+/// Helm creates the namespace (`--create-namespace`), and refuses one of the chart that exists.
+fn rbac() -> String {
+    let mut documents =
+        RBAC.split("---\n").filter(|document| !document.contains("kind: Namespace\n")).peekable();
+    let mut text = String::new();
+    while let Some(document) = documents.next() {
+        text.push_str(document);
+        if documents.peek().is_some() {
+            text.push_str("---\n");
+        }
+    }
+    text
+}
+
+fn node_template() -> String {
+    let placeholder = |name: &str| format!("{{{{ .Values.{name} }}}}");
+    let template = Template {
+        image: placeholder("image"),
+        pull_policy: placeholder("imagePullPolicy"),
+        cni_bin_dir: placeholder("cniBinDir"),
+        cni_conf_dir: placeholder("cniConfDir"),
+        config_digest: "{{ .Values.config | toJson | sha256sum }}".to_owned(),
+    };
+    let mut objects = node::objects(&Values::default());
+    objects.pop();
+    objects.push(node::daemon_set(&template));
+    if let Some(config) = objects.iter_mut().find(|object| object["kind"] == "ConfigMap") {
+        config["data"] = json!("CONFIG");
+    }
+    documents(&objects).replace(" CONFIG\n", "\n  {{- .Values.config | toYaml | nindent 2 }}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn templates_have_every_value_and_the_namespace_is_left_to_helm() {
+        let values = tortie_api::from_yaml(&values()).unwrap();
+        let template = node_template();
+        for name in values[0].as_object().unwrap().keys() {
+            assert!(template.contains(&format!(".Values.{name} ")), "{name} has no effect");
+        }
+        assert!(!template.contains("CONFIG"));
+        assert!(!rbac().contains("kind: Namespace"));
+        assert_eq!(
+            tortie_api::from_yaml(&rbac()).unwrap().len() + 1,
+            tortie_api::from_yaml(RBAC).unwrap().len()
+        );
+    }
+}

@@ -1,0 +1,159 @@
+//! The manifests of an installation, from one source: `tortie install` applies [`objects`], and `cargo xtask manifests`
+//! writes [`files`] to `deploy/`.
+//!
+//! `deploy/rbac.yaml` and `deploy/crds` are inputs. Tests of other crates compare them with what agents and types need.
+
+mod chart;
+mod cni;
+mod node;
+mod values;
+
+use serde_json::Value;
+use tortie_api::{from_yaml, to_yaml};
+
+pub use cni::{CNI_CONFIG_FILE, CNI_NETWORK, CNI_PLUGIN, cni_config};
+pub use node::{CONFIG_MAP, DAEMON_SET, cleanup};
+pub use values::{DEFAULT_IMAGE, DEFAULT_POOL, PoolError, Values, check_pool};
+
+/// The namespace of Tortie's own objects.
+pub const NAMESPACE: &str = "tortie-system";
+/// The name of the pool that the first agent creates if the cluster has none. Agents may create no other pool.
+pub const POOL_NAME: &str = "default-ipv4-ippool";
+
+/// The namespace, service account and roles.
+const RBAC: &str = include_str!("../../../deploy/rbac.yaml");
+
+/// A file of `deploy/crds`.
+macro_rules! definition {
+    ($name:literal) => {
+        ($name, include_str!(concat!("../../../deploy/crds/", $name)))
+    };
+}
+
+/// The CustomResourceDefinitions, by file name.
+const DEFINITIONS: &[(&str, &str)] = &[
+    definition!("crd.projectcalico.org_blockaffinities.yaml"),
+    definition!("crd.projectcalico.org_felixconfigurations.yaml"),
+    definition!("crd.projectcalico.org_globalnetworkpolicies.yaml"),
+    definition!("crd.projectcalico.org_globalnetworksets.yaml"),
+    definition!("crd.projectcalico.org_hostendpoints.yaml"),
+    definition!("crd.projectcalico.org_ipamblocks.yaml"),
+    definition!("crd.projectcalico.org_ipamconfigs.yaml"),
+    definition!("crd.projectcalico.org_ipamhandles.yaml"),
+    definition!("crd.projectcalico.org_ippools.yaml"),
+    definition!("crd.projectcalico.org_networkpolicies.yaml"),
+    definition!("crd.projectcalico.org_networksets.yaml"),
+    definition!("crd.projectcalico.org_stagedglobalnetworkpolicies.yaml"),
+    definition!("crd.projectcalico.org_stagedkubernetesnetworkpolicies.yaml"),
+    definition!("crd.projectcalico.org_stagednetworkpolicies.yaml"),
+    definition!("crd.projectcalico.org_tiers.yaml"),
+    definition!("tortie.io_nodereports.yaml"),
+];
+
+/// A generated file, relative to `deploy/`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct File {
+    /// Its path.
+    pub path: String,
+    /// Its content.
+    pub text: String,
+}
+
+/// The first lines of each generated file.
+const HEAD: &str = "# Generated from crates/deploy: cargo xtask manifests\n";
+
+/// The CustomResourceDefinitions.
+#[must_use]
+pub fn definitions() -> Vec<Value> {
+    DEFINITIONS.iter().flat_map(|(_, text)| parsed(text)).collect()
+}
+
+/// The namespace, the service account and the roles.
+#[must_use]
+pub fn permissions() -> Vec<Value> {
+    parsed(RBAC)
+}
+
+/// All objects of an installation, in the order in which they must be applied.
+#[must_use]
+pub fn objects(values: &Values) -> Vec<Value> {
+    let mut objects = permissions();
+    objects.extend(definitions());
+    objects.extend(node::objects(values));
+    objects
+}
+
+/// The objects as one manifest.
+#[must_use]
+pub fn manifest(values: &Values) -> String {
+    documents(&objects(values))
+}
+
+/// The generated files.
+#[must_use]
+pub fn files() -> Vec<File> {
+    let values = Values::default();
+    let file = |path: &str, text: String| File { path: path.to_owned(), text: format!("{HEAD}{text}") };
+    let mut files = vec![
+        file("tortie.yaml", manifest(&values)),
+        file("node.yaml", documents(&node::objects(&values))),
+        file("kustomization.yaml", kustomization()),
+    ];
+    files.extend(chart::files().into_iter().map(|(path, text)| file(&format!("helm/tortie/{path}"), text)));
+    files
+}
+
+fn kustomization() -> String {
+    let crds = DEFINITIONS.iter().map(|(name, _)| format!("crds/{name}"));
+    let resources: Vec<String> =
+        ["rbac.yaml".to_owned()].into_iter().chain(crds).chain(["node.yaml".to_owned()]).collect();
+    to_yaml(&serde_json::json!({
+        "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": resources,
+    }))
+}
+
+fn documents(objects: &[Value]) -> String {
+    objects.iter().map(to_yaml).collect::<Vec<_>>().join("---\n")
+}
+
+/// The documents of a file of this repository. A test shows that each can be read.
+fn parsed(text: &str) -> Vec<Value> {
+    from_yaml(text).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_inputs_are_complete_and_can_be_read() {
+        for (name, text) in DEFINITIONS {
+            assert_eq!(from_yaml(text).unwrap().len(), 1, "{name}");
+        }
+        assert_eq!(from_yaml(RBAC).unwrap().len(), RBAC.split("\n---\n").count());
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/crds");
+        let mut names: Vec<String> = std::fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        assert_eq!(names, DEFINITIONS.iter().map(|(name, _)| *name).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn the_manifest_is_the_objects() {
+        let values = Values { image: "registry.example:5000/tortie:1".to_owned(), ..Values::default() };
+        assert_eq!(from_yaml(&manifest(&values)).unwrap(), objects(&values));
+        assert!(manifest(&values).contains("registry.example:5000/tortie:1"));
+    }
+
+    /// `cargo xtask manifests` rewrites the files.
+    #[test]
+    fn the_files_in_deploy_are_up_to_date() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy");
+        for File { path, text } in files() {
+            let found = std::fs::read_to_string(folder.join(&path)).unwrap_or_default();
+            assert!(found == text, "deploy/{path} is not up to date: cargo xtask manifests");
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! The agents of Linux nodes: ConfigMap and DaemonSet, and the DaemonSet that cleans nodes up.
+
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use crate::{NAMESPACE, POOL_NAME, Values};
+
+/// The DaemonSet of the agents, their service account, and their label.
+pub const DAEMON_SET: &str = "tortie-node";
+/// The ConfigMap with the agents' environment variables.
+pub const CONFIG_MAP: &str = "tortie-config";
+/// The DaemonSet that removes Tortie from nodes.
+const CLEANUP: &str = "tortie-cleanup";
+/// The label of Tortie's pods.
+const LABEL: &str = "app.kubernetes.io/name";
+/// The role by which the first agent creates the pool.
+const SETUP_ROLE: &str = "tortie-node-setup";
+
+/// Where the folders of the node are in the containers.
+const BIN_DIR: &str = "/host/opt/cni/bin";
+const CONF_DIR: &str = "/host/etc/cni/net.d";
+
+/// The objects, in the order in which they must be applied.
+pub(crate) fn objects(values: &Values) -> Vec<Value> {
+    let config = json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": metadata(CONFIG_MAP),
+        "data": values.environment(),
+    });
+    let digest = Sha256::digest(config.to_string());
+    let digest: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    vec![setup_role(), setup_binding(), config, daemon_set(&Template::of(values, &digest))]
+}
+
+/// What the DaemonSet has from [`Values`]: text, or placeholders of a chart.
+pub(crate) struct Template {
+    pub(crate) image: String,
+    pub(crate) pull_policy: String,
+    pub(crate) cni_bin_dir: String,
+    pub(crate) cni_conf_dir: String,
+    /// Changes when the ConfigMap does, so that the pods are replaced.
+    pub(crate) config_digest: String,
+}
+
+impl Template {
+    fn of(values: &Values, digest: &str) -> Self {
+        Self {
+            image: values.image.clone(),
+            pull_policy: values.pull_policy.clone(),
+            cni_bin_dir: values.cni_bin_dir.clone(),
+            cni_conf_dir: values.cni_conf_dir.clone(),
+            config_digest: digest.to_owned(),
+        }
+    }
+}
+
+fn metadata(name: &str) -> Value {
+    json!({"name": name, "namespace": NAMESPACE, "labels": {LABEL: DAEMON_SET}})
+}
+
+/// Agents may create the default pool, and no other one: with server-side apply, the API server compares the name.
+pub(crate) fn setup_role() -> Value {
+    json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
+        "metadata": {"name": SETUP_ROLE},
+        "rules": [{
+            "apiGroups": ["crd.projectcalico.org"], "resources": ["ippools"],
+            "resourceNames": [POOL_NAME], "verbs": ["create", "patch"],
+        }],
+    })
+}
+
+pub(crate) fn setup_binding() -> Value {
+    json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
+        "metadata": {"name": SETUP_ROLE},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": SETUP_ROLE},
+        "subjects": [{"kind": "ServiceAccount", "name": DAEMON_SET, "namespace": NAMESPACE}],
+    })
+}
+
+pub(crate) fn daemon_set(template: &Template) -> Value {
+    let Template { image, pull_policy, cni_bin_dir, cni_conf_dir, config_digest } = template;
+    let install = json!({
+        "name": "install-plugin", "image": image, "imagePullPolicy": pull_policy,
+        "args": ["node", "install-plugin", "--to", BIN_DIR],
+        "securityContext": unprivileged(&[]),
+        "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}},
+        "volumeMounts": [{"name": "cni-bin", "mountPath": BIN_DIR}],
+    });
+    let agent = json!({
+        "name": "agent", "image": image, "imagePullPolicy": pull_policy,
+        "args": ["agent", "--cni-conf-dir", CONF_DIR],
+        "env": [{"name": "NODENAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}],
+        "envFrom": [{"configMapRef": {"name": CONFIG_MAP}}],
+        // Netlink and nftables; raw sockets; the namespaces of pods.
+        "securityContext": unprivileged(&["NET_ADMIN", "NET_RAW", "SYS_ADMIN"]),
+        "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}},
+        "volumeMounts": [
+            {"name": "run", "mountPath": "/run/tortie"},
+            {"name": "lib", "mountPath": "/var/lib/tortie"},
+            {"name": "cni-conf", "mountPath": CONF_DIR},
+            {"name": "netns", "mountPath": "/run/netns", "mountPropagation": "HostToContainer"},
+            {"name": "sysctl", "mountPath": "/host/proc/sys/net"},
+        ],
+    });
+    let mut spec = pod_spec();
+    spec["serviceAccountName"] = json!(DAEMON_SET);
+    spec["initContainers"] = json!([install]);
+    spec["containers"] = json!([agent]);
+    spec["volumes"] = json!([
+        folder("run", "/run/tortie"),
+        folder("lib", "/var/lib/tortie"),
+        folder("cni-bin", cni_bin_dir),
+        folder("cni-conf", cni_conf_dir),
+        folder("netns", "/run/netns"),
+        {"name": "sysctl", "hostPath": {"path": "/proc/sys/net", "type": "Directory"}},
+    ]);
+    let labels = json!({LABEL: DAEMON_SET});
+    json!({
+        "apiVersion": "apps/v1", "kind": "DaemonSet",
+        "metadata": metadata(DAEMON_SET),
+        "spec": {
+            "selector": {"matchLabels": labels},
+            "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}},
+            "template": {
+                "metadata": {"labels": labels, "annotations": {"tortie.io/config-digest": config_digest}},
+                "spec": spec,
+            },
+        },
+    })
+}
+
+/// What all of Tortie's pods on nodes have in common: they run on each Linux node, before its network is ready.
+fn pod_spec() -> Value {
+    json!({
+        "hostNetwork": true,
+        "nodeSelector": {"kubernetes.io/os": "linux"},
+        "priorityClassName": "system-node-critical",
+        "tolerations": [{"operator": "Exists"}],
+        "terminationGracePeriodSeconds": 5,
+    })
+}
+
+fn folder(name: &str, path: &str) -> Value {
+    json!({"name": name, "hostPath": {"path": path, "type": "DirectoryOrCreate"}})
+}
+
+/// Root with these capabilities only.
+fn unprivileged(capabilities: &[&str]) -> Value {
+    let mut context = json!({
+        "runAsUser": 0, "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true,
+        "capabilities": {"drop": ["ALL"]},
+    });
+    if !capabilities.is_empty() {
+        context["capabilities"]["add"] = json!(capabilities);
+    }
+    context
+}
+
+/// The DaemonSet that removes what Tortie leaves on nodes. Its pods are ready when their node is clean.
+#[must_use]
+pub fn cleanup(values: &Values) -> Value {
+    let Values { image, pull_policy, cni_bin_dir, cni_conf_dir, .. } = values;
+    let container = json!({
+        "name": "cleanup", "image": image, "imagePullPolicy": pull_policy,
+        "args": ["node", "cleanup", "--cni-conf-dir", CONF_DIR, "--cni-bin-dir", BIN_DIR, "--serve"],
+        "securityContext": unprivileged(&["NET_ADMIN"]),
+        "volumeMounts": [
+            {"name": "run", "mountPath": "/host/run"},
+            {"name": "lib", "mountPath": "/host/var/lib"},
+            {"name": "cni-bin", "mountPath": BIN_DIR},
+            {"name": "cni-conf", "mountPath": CONF_DIR},
+        ],
+    });
+    let mut spec = pod_spec();
+    spec["automountServiceAccountToken"] = json!(false);
+    spec["containers"] = json!([container]);
+    spec["volumes"] = json!([
+        folder("run", "/run"),
+        folder("lib", "/var/lib"),
+        folder("cni-bin", cni_bin_dir),
+        folder("cni-conf", cni_conf_dir),
+    ]);
+    let labels = json!({LABEL: CLEANUP});
+    json!({
+        "apiVersion": "apps/v1", "kind": "DaemonSet",
+        "metadata": {"name": CLEANUP, "namespace": NAMESPACE, "labels": labels},
+        "spec": {
+            "selector": {"matchLabels": labels},
+            "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "100%"}},
+            "template": {"metadata": {"labels": labels}, "spec": spec},
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The agent needs no more than these privileges; a change of the list is a decision.
+    #[test]
+    fn containers_have_few_privileges() {
+        let values = Values::default();
+        let [.., agents] = &objects(&values)[..] else { panic!("no objects") };
+        let spec = &agents["spec"]["template"]["spec"];
+        let contexts = |spec: &Value| {
+            let containers =
+                spec["initContainers"].as_array().into_iter().chain(spec["containers"].as_array());
+            containers.flatten().map(|container| container["securityContext"].clone()).collect::<Vec<_>>()
+        };
+        for context in
+            contexts(spec).into_iter().chain(contexts(&cleanup(&values)["spec"]["template"]["spec"]))
+        {
+            assert_eq!(context["privileged"], Value::Null);
+            assert_eq!(context["allowPrivilegeEscalation"], false);
+            assert_eq!(context["readOnlyRootFilesystem"], true);
+            assert_eq!(context["capabilities"]["drop"], json!(["ALL"]));
+        }
+        assert_eq!(spec["initContainers"][0]["securityContext"]["capabilities"]["add"], Value::Null);
+    }
+
+    #[test]
+    fn pods_are_replaced_when_the_configuration_changes() {
+        let digest =
+            |values: &Values| objects(values)[3]["spec"]["template"]["metadata"]["annotations"].clone();
+        let other = Values { log_level: "debug".to_owned(), ..Values::default() };
+        assert_eq!(digest(&Values::default()), digest(&Values::default()));
+        assert_ne!(digest(&Values::default()), digest(&other));
+    }
+}

@@ -1,0 +1,143 @@
+//! What an installation can choose.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use ipnet::Ipv4Net;
+use thiserror::Error;
+
+/// The image of this version, as `cargo xtask image` names it.
+pub const DEFAULT_IMAGE: &str = concat!("tortie.io/tortie:", env!("CARGO_PKG_VERSION"));
+/// The pool of addresses in `deploy/tortie.yaml`.
+pub const DEFAULT_POOL: &str = "10.244.0.0/16";
+/// The size of the blocks that nodes take from the pool, as in Calico.
+const BLOCK_SIZE: u8 = 26;
+
+/// The choices.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Values {
+    /// The image of agent and plugin.
+    pub image: String,
+    /// When kubelets pull it.
+    pub pull_policy: String,
+    /// The pool that is created if the cluster has none.
+    pub pool: Ipv4Net,
+    /// Whether the node's address replaces that of pods when they talk to addresses outside of all pools.
+    pub nat_outgoing: bool,
+    /// What the agents log.
+    pub log_level: String,
+    /// Where agents serve metrics to other machines.
+    pub metrics_address: Option<SocketAddr>,
+    /// The API server's host and port, if nodes cannot reach the Service `kubernetes` before Tortie runs.
+    pub api_server: Option<(String, u16)>,
+    /// Where the container runtime looks for plugins.
+    pub cni_bin_dir: String,
+    /// Where the container runtime looks for network configurations.
+    pub cni_conf_dir: String,
+}
+
+impl Default for Values {
+    fn default() -> Self {
+        Self {
+            image: DEFAULT_IMAGE.to_owned(),
+            pull_policy: "IfNotPresent".to_owned(),
+            pool: DEFAULT_POOL.parse().unwrap_or_default(),
+            nat_outgoing: true,
+            log_level: "info".to_owned(),
+            metrics_address: None,
+            api_server: None,
+            cni_bin_dir: "/opt/cni/bin".to_owned(),
+            cni_conf_dir: "/etc/cni/net.d".to_owned(),
+        }
+    }
+}
+
+impl Values {
+    /// The agent's environment variables, which are the content of the ConfigMap.
+    pub(crate) fn environment(&self) -> BTreeMap<String, String> {
+        let mut environment = BTreeMap::from([
+            ("TORTIE_STORE".to_owned(), "kubernetes".to_owned()),
+            ("TORTIE_DEFAULT_POOL".to_owned(), self.pool.to_string()),
+            ("TORTIE_DEFAULT_POOL_NAT".to_owned(), self.nat_outgoing.to_string()),
+            ("RUST_LOG".to_owned(), self.log_level.clone()),
+        ]);
+        if let Some(address) = self.metrics_address {
+            environment.insert("TORTIE_METRICS_ADDRESS".to_owned(), address.to_string());
+        }
+        if let Some((host, port)) = &self.api_server {
+            environment.insert("KUBERNETES_SERVICE_HOST".to_owned(), host.clone());
+            environment.insert("KUBERNETES_SERVICE_PORT".to_owned(), port.to_string());
+        }
+        environment
+    }
+}
+
+/// Why a network cannot be the pool.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum PoolError {
+    /// Nodes take blocks of a fixed size.
+    #[error("the pool {0} is smaller than one block of a node (/{BLOCK_SIZE}); use a larger network")]
+    TooSmall(Ipv4Net),
+    /// Bits behind the prefix are set.
+    #[error("the pool {0} has bits behind its prefix; use {1}")]
+    NotTruncated(Ipv4Net, Ipv4Net),
+    /// No host may have these addresses.
+    #[error("the pool {0} has addresses that no pod can have (loopback, link-local, multicast or 0.0.0.0/8)")]
+    Reserved(Ipv4Net),
+}
+
+/// Checks that a network can be the pool.
+///
+/// # Errors
+/// It cannot.
+pub fn check_pool(pool: Ipv4Net) -> Result<(), PoolError> {
+    if pool.trunc() != pool {
+        return Err(PoolError::NotTruncated(pool, pool.trunc()));
+    }
+    if pool.prefix_len() > BLOCK_SIZE {
+        return Err(PoolError::TooSmall(pool));
+    }
+    let reserved = [([0, 0, 0, 0], 8), ([127, 0, 0, 0], 8), ([169, 254, 0, 0], 16), ([224, 0, 0, 0], 4)];
+    let reserved =
+        reserved.into_iter().filter_map(|(address, length)| Ipv4Net::new(address.into(), length).ok());
+    for network in reserved {
+        if network.contains(&pool) || pool.contains(&network) {
+            return Err(PoolError::Reserved(pool));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pools_that_cannot_work_are_rejected() {
+        for (pool, expected) in [
+            ("10.244.0.0/16", ""),
+            ("10.0.0.0/26", ""),
+            ("10.0.0.0/27", "smaller than one block"),
+            ("10.0.0.1/16", "use 10.0.0.0/16"),
+            ("127.0.0.0/16", "no pod can have"),
+            ("169.254.0.0/16", "no pod can have"),
+            ("0.0.0.0/0", "no pod can have"),
+            ("239.0.0.0/16", "no pod can have"),
+        ] {
+            let problem = check_pool(pool.parse().unwrap()).err().map(|error| error.to_string());
+            match expected {
+                "" => assert_eq!(problem, None, "{pool}"),
+                expected => {
+                    assert!(problem.clone().unwrap_or_default().contains(expected), "{pool}: {problem:?}")
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_defaults_are_valid() {
+        let values = Values::default();
+        assert_eq!(values.pool.to_string(), DEFAULT_POOL);
+        assert_eq!(check_pool(values.pool), Ok(()));
+    }
+}

@@ -1,0 +1,165 @@
+//! `cargo xtask image`: the container image as an OCI archive, without a container engine.
+//!
+//! Cargo builds static programs for each architecture; [`archive`] packs them. The image has no shell and no other files.
+
+mod archive;
+mod tar;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::{run, setup, workspace};
+use archive::{Archive, Platform};
+
+/// The name under which a container runtime keeps the image, as in the manifests.
+pub(crate) const NAME: &str = tortie_deploy::DEFAULT_IMAGE;
+
+/// An architecture of nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Architecture {
+    /// Its name in OCI documents and for Kubernetes.
+    name: &'static str,
+    /// Its name for Rust.
+    target: &'static str,
+    /// The compiler for the few C files of the program (`ring`).
+    compiler: &'static str,
+}
+
+const ARCHITECTURES: [Architecture; 2] = [
+    Architecture { name: "amd64", target: "x86_64-unknown-linux-musl", compiler: "musl-gcc" },
+    Architecture { name: "arm64", target: "aarch64-unknown-linux-musl", compiler: "aarch64-linux-gnu-gcc" },
+];
+
+/// The programs of the image, and their packages.
+const PROGRAMS: [(&str, &str); 2] = [("tortie", "tortie-cli"), ("tortie-cni", "tortie-cni")];
+
+/// Options of `cargo xtask image`.
+#[derive(Debug, PartialEq, Eq)]
+struct Options {
+    architectures: Vec<Architecture>,
+    name: String,
+    output: PathBuf,
+}
+
+/// Builds the image.
+pub(crate) fn build(arguments: &[&str]) -> Result<()> {
+    let options = options(arguments)?;
+    setup::packages(&setup::IMAGE_PACKAGES)?;
+    let mut platforms = Vec::new();
+    for architecture in &options.architectures {
+        platforms.push(platform(*architecture)?);
+    }
+    let archive = Archive::new(&options.name, &platforms)?;
+    let file = workspace()?.join(&options.output);
+    if let Some(folder) = file.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    std::fs::write(&file, &archive.bytes).with_context(|| file.display().to_string())?;
+    for platform in &platforms {
+        for (name, program) in &platform.programs {
+            println!("{:>12} {name:<12} {:>6.1} MB", platform.architecture, megabytes(program.len()));
+        }
+    }
+    println!(
+        "{}: {} {}, {:.1} MB",
+        options.output.display(),
+        options.name,
+        archive.digest,
+        megabytes(archive.bytes.len())
+    );
+    Ok(())
+}
+
+#[expect(clippy::cast_precision_loss, reason = "for people")]
+fn megabytes(bytes: usize) -> f64 {
+    bytes as f64 / 1e6
+}
+
+fn options(arguments: &[&str]) -> Result<Options> {
+    let mut options = Options {
+        architectures: ARCHITECTURES.to_vec(),
+        name: NAME.to_owned(),
+        output: PathBuf::from("target/image/tortie.tar"),
+    };
+    for pair in arguments.chunks(2) {
+        match pair {
+            ["--arch", name] => {
+                let known = ARCHITECTURES.into_iter().find(|architecture| architecture.name == *name);
+                let known = known.with_context(|| format!("--arch {name}: use amd64 or arm64"))?;
+                options.architectures = vec![known];
+            }
+            ["--name", name] => options.name = (*name).to_owned(),
+            ["--output", path] => options.output = PathBuf::from(path),
+            _ => bail!("usage: cargo xtask image [--arch amd64|arm64] [--name NAME] [--output FILE]"),
+        }
+    }
+    Ok(options)
+}
+
+/// Builds the programs of an architecture.
+fn platform(architecture: Architecture) -> Result<Platform> {
+    let Architecture { name, target, compiler } = architecture;
+    println!("==> {name}");
+    let variable = target.replace('-', "_");
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.args(["build", "--profile", "image", "--no-default-features", "--target", target]);
+    cargo.args(PROGRAMS.iter().flat_map(|(_, package)| ["--package", package]));
+    // Rust brings the linker and the C library of these targets; the compiler is for C files of dependencies.
+    cargo.env(format!("CARGO_TARGET_{}_LINKER", variable.to_uppercase()), linker()?);
+    cargo.env(format!("CC_{variable}"), compiler);
+    // No path of the machine that builds is in the programs.
+    cargo.env(format!("CARGO_TARGET_{}_RUSTFLAGS", variable.to_uppercase()), remapped()?);
+    run(&mut cargo)?;
+    let target_folder =
+        std::env::var_os("CARGO_TARGET_DIR").map_or(workspace()?.join("target"), PathBuf::from);
+    let folder = target_folder.join(target).join("image");
+    let mut programs = Vec::new();
+    for (program, _) in PROGRAMS {
+        let file = folder.join(program);
+        let bytes = std::fs::read(&file).with_context(|| file.display().to_string())?;
+        programs.push((program.to_owned(), bytes));
+    }
+    Ok(Platform { architecture: name.to_owned(), programs })
+}
+
+/// The linker that comes with Rust.
+fn linker() -> Result<PathBuf> {
+    let ask = |what: &[&str]| -> Result<String> {
+        let output = Command::new("rustc").args(what).output().context("rustc")?;
+        Ok(String::from_utf8(output.stdout)?)
+    };
+    let root = ask(&["--print", "sysroot"])?;
+    let version = ask(&["-vV"])?;
+    let host = version.lines().find_map(|line| line.strip_prefix("host: ")).context("rustc names no host")?;
+    Ok(Path::new(root.trim()).join("lib/rustlib").join(host).join("bin/rust-lld"))
+}
+
+/// Flags of rustc that replace the folders of this machine.
+fn remapped() -> Result<String> {
+    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| Some(Path::new(&std::env::var_os("HOME")?).join(".cargo")));
+    let home = home.context("neither CARGO_HOME nor HOME is set")?;
+    let (home, here) = (home.display(), workspace()?);
+    Ok(format!("--remap-path-prefix={home}=/cargo --remap-path-prefix={}=/tortie", here.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_read_or_rejected() {
+        let all = options(&[]).unwrap();
+        assert_eq!((all.architectures.len(), all.name.as_str()), (2, NAME));
+        let one = options(&["--arch", "arm64", "--name", "n:1", "--output", "f.tar"]).unwrap();
+        assert_eq!(
+            (one.architectures[0].name, one.name.as_str(), one.architectures.len()),
+            ("arm64", "n:1", 1)
+        );
+        for wrong in [&["--arch", "s390x"][..], &["--arch"], &["meow"]] {
+            assert!(options(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}
