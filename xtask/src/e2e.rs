@@ -4,6 +4,8 @@
 //! background that `up` starts, and everything else ends with the first process: other processes, mounts and networks.
 //! Its folder and its cgroups remain; `down` and the next `up` remove them.
 
+mod suites;
+
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
@@ -13,10 +15,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
-use tortie_servers::cluster::{self, Cluster, ClusterOptions, image};
+use tortie_servers::cluster::image::{AGNHOST, PAUSE, write_test_images};
+use tortie_servers::cluster::{self, Cluster, ClusterOptions};
 use tortie_servers::programs::{E2E, Program};
 
-use crate::{go, setup};
+use crate::{go, image, setup, workspace};
 
 /// How long a wait lasts at most.
 const DEADLINE: Duration = Duration::from_secs(300);
@@ -24,24 +27,26 @@ const DEADLINE: Duration = Duration::from_secs(300);
 const NODES: [&str; 2] = ["alpha", "beta"];
 /// The addresses of pods.
 const PODS: &str = "10.244.0.0/16";
-/// How many specs run at a time.
-const PROCESSES: &str = "4";
 /// The first process of the cluster: it starts the next one, and reaps processes whose parent has ended.
 const INIT: &str = r#""$@" & main=$!; while kill -0 $main 2>/dev/null; do wait; done"#;
-/// The last arguments of the process in the background.
+/// The arguments of the process in the background; archives of images follow.
 const SERVE: [&str; 2] = ["e2e", "serve"];
+/// What is installed on the cluster.
+const MANIFEST: &str = "deploy/tortie.yaml";
 
 pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     match arguments {
         ["build"] => build(),
-        ["up"] => up(),
+        ["up"] => up(true),
+        ["up", "--without-tortie"] => up(false),
         ["down"] => down(),
-        ["run", rest @ ..] => run_suite(rest),
+        ["run", rest @ ..] => on_cluster(|folder| suites::network(folder, rest)),
+        ["policy", rest @ ..] => on_cluster(|folder| suites::cluster_policy(folder, rest)),
         ["kubectl", rest @ ..] => kubectl(rest),
         ["exec", node, command @ ..] => exec(node, command),
         // The process in the background that `up` starts.
-        ["serve"] => serve(),
-        _ => bail!("say `cargo xtask e2e build`, `up`, `down`, `run`, `kubectl` or `exec`"),
+        ["serve", archives @ ..] => serve(archives),
+        _ => bail!("say `cargo xtask e2e build`, `up`, `down`, `run`, `policy`, `kubectl` or `exec`"),
     }
 }
 
@@ -57,7 +62,7 @@ fn build() -> Result<()> {
 fn check_image_names() -> Result<()> {
     let output = Command::new(Program::Suite.find()?).arg("-images").output()?;
     let wanted = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-    let written = format!("{}\n{}", image::AGNHOST, image::PAUSE);
+    let written = format!("{}\n{}", AGNHOST, PAUSE);
     if wanted != written {
         bail!("the suite wants the images\n{wanted}\nand crates/servers/src/cluster/image.rs has\n{written}");
     }
@@ -89,8 +94,8 @@ impl Folder {
         let number: i32 = fs::read_to_string(self.file("pid")).ok()?.trim().parse().ok()?;
         // The number may belong to another program by now.
         let command = fs::read(format!("/proc/{number}/cmdline")).ok()?;
-        let end = format!("\0{}\0{}\0", SERVE[0], SERVE[1]);
-        command.ends_with(end.as_bytes()).then_some(number).and_then(Pid::from_raw)
+        let words = format!("\0{}\0", SERVE.join("\0"));
+        String::from_utf8_lossy(&command).contains(&words).then_some(number).and_then(Pid::from_raw)
     }
 
     fn running(&self) -> Result<Running> {
@@ -114,8 +119,8 @@ impl Folder {
     }
 }
 
-/// Starts the cluster in the background, and waits until its programs answer.
-fn up() -> Result<()> {
+/// Starts the cluster in the background, waits until its programs answer, and installs Tortie.
+fn up(with_tortie: bool) -> Result<()> {
     setup::require_root("clusters with real nodes")?;
     let folder = Folder::new();
     if folder.process().is_some() {
@@ -123,6 +128,10 @@ fn up() -> Result<()> {
         return print(&folder);
     }
     build()?;
+    let archive = E2E.target().join("tortie.tar");
+    if with_tortie {
+        image::build_for_this_machine(&archive)?;
+    }
     remove(&folder)?;
     let temporary = folder.file("tmp");
     fs::create_dir_all(&temporary).with_context(|| temporary.display().to_string())?;
@@ -130,7 +139,7 @@ fn up() -> Result<()> {
     let mut command = Command::new("unshare");
     command.args(["--mount", "--net", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]);
     command.args(["--propagation", "private", "/bin/sh", "-c", INIT, "init"]);
-    command.arg(std::env::current_exe()?).args(SERVE);
+    command.arg(std::env::current_exe()?).args(SERVE).args(with_tortie.then_some(archive));
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).env("TMPDIR", temporary);
     // Its own process group: it stays when the terminal's process ends.
     let mut child = command.process_group(0).spawn().context("starting the process in the background")?;
@@ -141,11 +150,21 @@ fn up() -> Result<()> {
         }
         Ok(folder.file("running.json").exists())
     });
-    if let Err(error) = is_ready {
+    let result = is_ready.and_then(|()| if with_tortie { install() } else { Ok(()) });
+    if let Err(error) = result {
+        eprintln!("removing the cluster; its logs would be in {}", folder.0.display());
         down()?;
         return Err(error);
     }
     print(&folder)
+}
+
+/// Installs Tortie, and waits until the nodes are Ready.
+fn install() -> Result<()> {
+    let manifest = workspace()?.join(MANIFEST);
+    kubectl(&["apply", "--filename", &manifest.display().to_string()])?;
+    kubectl(&["rollout", "status", "--namespace=tortie-system", "daemonset/tortie-node", "--timeout=120s"])?;
+    kubectl(&["wait", "node", "--all", "--for=condition=Ready", "--timeout=120s"])
 }
 
 fn print(folder: &Folder) -> Result<()> {
@@ -160,9 +179,10 @@ fn print(folder: &Folder) -> Result<()> {
 }
 
 /// Runs the cluster until this process is ended.
-fn serve() -> Result<()> {
+fn serve(archives: &[&str]) -> Result<()> {
     let folder = Folder::new();
-    let images = image::write_test_images(&std::env::temp_dir())?;
+    let mut images = write_test_images(&std::env::temp_dir())?;
+    images.extend(archives.iter().map(PathBuf::from));
     let options =
         ClusterOptions { nodes: NODES.map(str::to_owned).to_vec(), pod_network: PODS.to_owned(), images };
     let cluster = Cluster::start(&options)?;
@@ -225,36 +245,17 @@ fn exec(node: &str, arguments: &[&str]) -> Result<()> {
     finish(command.args(arguments))
 }
 
-/// Runs Kubernetes' suite on the cluster. Starts the cluster if none runs, and then removes it afterwards.
-fn run_suite(arguments: &[&str]) -> Result<()> {
+/// Runs something on the cluster. Starts the cluster if none runs, and then removes it afterwards.
+fn on_cluster(work: impl FnOnce(&Folder) -> Result<()>) -> Result<()> {
     let folder = Folder::new();
     let is_running = folder.process().is_some();
     if !is_running {
-        up()?;
+        up(true)?;
     }
-    let result = suite(&folder, arguments);
+    let result = work(&folder);
     if !is_running {
         down()?;
     }
-    result
-}
-
-fn suite(folder: &Folder, arguments: &[&str]) -> Result<()> {
-    let running = folder.running()?;
-    // It is not removed with the cluster.
-    let report = E2E.target().join("report.json");
-    let mut command = folder.command()?;
-    command.arg(Program::Ginkgo.find()?).args(["run", "--no-color", "--timeout=6h"]);
-    command.arg(format!("--procs={PROCESSES}"));
-    command.arg(format!("--output-dir={}", E2E.target().display()));
-    command.arg(format!("--json-report={}", report.file_name().unwrap_or_default().display()));
-    let (of_ginkgo, of_suite): (Vec<&str>, Vec<&str>) =
-        arguments.iter().partition(|argument| argument.starts_with("-ginkgo."));
-    command.args(of_ginkgo.iter().map(|argument| argument.replacen("-ginkgo.", "--", 1)));
-    command.arg(Program::Suite.find()?).arg("--").args(["-provider=local", "-num-nodes=2"]);
-    command.arg(format!("-kubeconfig={}", running.kubeconfig.display()));
-    let result = finish(command.args(of_suite));
-    println!("report: {}", report.display());
     result
 }
 

@@ -61,6 +61,15 @@ fn build_binary(module: &GoModule, name: &str, package: &str, binary: &Path) -> 
 
 const KUBERNETES: &str = "k8s.io/kubernetes";
 
+/// The folder of a module that the module requires.
+pub(crate) fn module_folder(module: &GoModule, required: &str) -> Result<PathBuf> {
+    let requirements = std::fs::read_to_string(module.folder().join("go.mod"))?;
+    let mut command = Command::new(toolchain(&requirements)?);
+    command.current_dir(module.folder()).env("GOTOOLCHAIN", "local").env_remove("GOFLAGS");
+    command.args(["list", "-mod=readonly", "-m", "-f", "{{.Dir}}", required]);
+    Ok(PathBuf::from(output(command)?))
+}
+
 /// Binaries without symbols that know their version, as those of a release do.
 fn linker_flags(module: &str) -> Result<String> {
     let version = requirement(module, KUBERNETES)?;
@@ -129,6 +138,10 @@ pub(crate) fn installed() -> Option<PathBuf> {
 fn ask(go: &Path, arguments: &[&str]) -> Result<String> {
     let mut command = Command::new(go);
     command.args(arguments).current_dir("/").env("GOTOOLCHAIN", "local").env_remove("GOFLAGS");
+    output(command)
+}
+
+fn output(mut command: Command) -> Result<String> {
     let output = command.output().with_context(|| format!("{command:?}"))?;
     if !output.status.success() {
         bail!("{command:?} failed: {}", String::from_utf8_lossy(&output.stderr).trim());

@@ -26,8 +26,11 @@ cargo xtask kube build      builds Kubernetes for tests (tests/kube); needs Go, 
 cargo xtask kube up|down    starts etcd, API server, controller manager and scheduler on loopback; ends them
 cargo xtask e2e build|up|down
                             builds the programs of nodes and Kubernetes' suite (tests/e2e); starts a cluster with two
-                            nodes that run pods; removes it; needs root
+                            nodes that run pods, and installs Tortie (not with up --without-tortie); removes it; needs
+                            root
 cargo xtask e2e run [ARGS]  runs Kubernetes' network suite there; ARGS go to the suite (-ginkgo.focus=Netpol)
+cargo xtask e2e policy [ARGS]
+                            runs the conformance suite of ClusterNetworkPolicy there (-test.run, -test.skip)
 cargo xtask e2e kubectl ARGS, cargo xtask e2e exec NODE COMMAND
                             runs kubectl there, or a command on a node
 cargo xtask image [--arch amd64|arm64] [--name NAME] [--output FILE]

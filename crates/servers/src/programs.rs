@@ -31,12 +31,20 @@ pub const KUBE: GoModule =
 /// The programs of nodes, images of pods, Kubernetes' suite of network tests, and the program that runs it in parallel.
 pub const E2E: GoModule = GoModule {
     name: "e2e",
-    sources: &["go.mod", "go.sum", "agnhost/main.go", "node/main.go", "suite/suite_test.go"],
+    sources: &[
+        "go.mod",
+        "go.sum",
+        "agnhost/main.go",
+        "node/main.go",
+        "policy/policy_test.go",
+        "suite/suite_test.go",
+    ],
     binaries: &[
         ("agnhost", "./agnhost"),
         ("node", "./node"),
         // ginkgo accepts no other ending.
         ("suite.test", "./suite"),
+        ("policy.test", "./policy"),
         ("ginkgo", "github.com/onsi/ginkgo/v2/ginkgo"),
     ],
 };
@@ -98,6 +106,8 @@ pub enum Program {
     Containerd,
     /// A shell and its companions without libraries, for images.
     Busybox,
+    /// An HTTP client, for images.
+    Curl,
     /// kubelet and kube-proxy in one binary.
     Node,
     /// The program of the image that Kubernetes' suites run in pods.
@@ -106,6 +116,8 @@ pub enum Program {
     Suite,
     /// The program that runs the suite in several processes.
     Ginkgo,
+    /// The conformance suite of ClusterNetworkPolicy.
+    PolicySuite,
 }
 
 impl Program {
@@ -123,11 +135,13 @@ impl Program {
             Self::Etcdctl => installed("etcdctl", "etcd-client"),
             Self::Containerd => installed("containerd", "containerd"),
             Self::Busybox => installed("busybox", "busybox-static"),
+            Self::Curl => installed("curl", "curl"),
             Self::Kube => KUBE.find("kube"),
             Self::Node => E2E.find("node"),
             Self::Agnhost => E2E.find("agnhost"),
             Self::Suite => E2E.find("suite.test"),
             Self::Ginkgo => E2E.find("ginkgo"),
+            Self::PolicySuite => E2E.find("policy.test"),
         }
     }
 }

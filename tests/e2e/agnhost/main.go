@@ -6,6 +6,8 @@ package main
 
 import (
 	"os"
+	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 	"k8s.io/component-base/cli"
@@ -25,7 +27,23 @@ import (
 	testwebserver "k8s.io/kubernetes/test/images/agnhost/test-webserver"
 )
 
+// withoutSCTP drops requests to serve SCTP where the kernel has none. Otherwise porter ends, and with it the readiness of
+// all other protocols of the pod.
+func withoutSCTP() {
+	socket, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, syscall.IPPROTO_SCTP)
+	if err == nil {
+		syscall.Close(socket)
+		return
+	}
+	for _, variable := range os.Environ() {
+		if name, _, _ := strings.Cut(variable, "="); strings.HasPrefix(name, "SERVE_SCTP_PORT_") {
+			os.Unsetenv(name)
+		}
+	}
+}
+
 func main() {
+	withoutSCTP()
 	root := &cobra.Command{Use: "agnhost"}
 	root.AddCommand(
 		connect.CmdConnect,

@@ -14,6 +14,8 @@ use crate::{Error, programs};
 
 /// The image that Kubernetes' suites run in pods, as the suite of this version names it.
 pub const AGNHOST: &str = "registry.k8s.io/e2e-test-images/agnhost:2.63.0";
+/// The name of the same image in the conformance suite of ClusterNetworkPolicy.
+const AGNHOST_OF_POLICY: &str = "registry.k8s.io/e2e-test-images/agnhost:2.45";
 /// The image of a pod's sandbox.
 pub const PAUSE: &str = "registry.k8s.io/pause:3.10.2";
 
@@ -41,12 +43,34 @@ pub fn write_test_images(folder: &Path) -> Result<Vec<PathBuf>, Error> {
         Entry::Folder("tmp"),
         Entry::Folder("uploads"),
     ];
-    shell.extend(commands.lines().filter(|name| *name != "busybox").map(|name| Entry::Link(name, BUSYBOX)));
+    // The suites run these in agnhost. Their libraries serve busybox, too, which loads them to look names up.
+    let mut dynamic = with_libraries(&Program::Curl.find()?)?;
+    dynamic.extend(with_libraries(Path::new("/bin/bash"))?);
+    shell.extend(dynamic.iter().map(|file| Entry::File(file.trim_start_matches('/'), PathBuf::from(file))));
+    shell.extend(
+        commands
+            .lines()
+            .filter(|name| *name != "busybox" && *name != "curl")
+            .map(|name| Entry::Link(name, BUSYBOX)),
+    );
     let pause = [Entry::File("agnhost", agnhost)];
     Ok(vec![
-        archive(folder, AGNHOST, &shell, &["/agnhost"], &["pause"])?,
-        archive(folder, PAUSE, &pause, &["/agnhost", "pause"], &[])?,
+        archive(folder, &[AGNHOST, AGNHOST_OF_POLICY], &shell, &["/agnhost"], &["pause"])?,
+        archive(folder, &[PAUSE], &pause, &["/agnhost", "pause"], &[])?,
     ])
+}
+
+/// A program and the libraries that it loads, by their absolute paths.
+fn with_libraries(program: &Path) -> Result<Vec<String>, Error> {
+    let mut command = Command::new("ldd");
+    command.arg(program);
+    let libraries = programs::run(command)?;
+    // `name => /path (address)`, or `/path (address)` for the loader.
+    let paths = libraries.lines().filter_map(|line| {
+        let path = line.split(" => ").last()?.split_whitespace().next()?;
+        path.starts_with('/').then(|| path.to_owned())
+    });
+    Ok(paths.chain([program.display().to_string()]).collect())
 }
 
 /// A part of an image. Paths are relative to its root.
@@ -58,10 +82,10 @@ enum Entry<'a> {
     Link(&'a str, &'a str),
 }
 
-/// Writes the archive of an image with one layer.
+/// Writes the archive of an image with one layer and at least one name.
 fn archive(
     folder: &Path,
-    name: &str,
+    names: &[&str],
     entries: &[Entry<'_>],
     entrypoint: &[&str],
     command: &[&str],
@@ -91,11 +115,16 @@ fn archive(
     let manifest = json!({
         "schemaVersion": 2, "mediaType": manifest_type, "config": configuration, "layers": [layer],
     });
-    let mut manifest = document(&blobs, manifest_type, &manifest)?;
-    manifest["annotations"] = json!({"io.containerd.image.name": name});
-    let index = json!({"schemaVersion": 2, "manifests": [manifest]});
+    let manifest = document(&blobs, manifest_type, &manifest)?;
+    let named = names.iter().map(|name| {
+        let mut manifest = manifest.clone();
+        manifest["annotations"] = json!({"io.containerd.image.name": name});
+        manifest
+    });
+    let index = json!({"schemaVersion": 2, "manifests": named.collect::<Vec<_>>()});
     write(&layout.join("index.json"), &index.to_string())?;
     write(&layout.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#)?;
+    let name = names.first().copied().unwrap_or_default();
     let short = name.rsplit('/').next().unwrap_or(name).split(':').next().unwrap_or(name);
     let file = folder.join(format!("{short}.tar"));
     tar(&layout, &file)?;
@@ -156,7 +185,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let entries =
             [Entry::Text("etc/passwd", "root"), Entry::Folder("tmp"), Entry::Link("sh", "/bin/busybox")];
-        let write = || archive(folder.path(), "example.org/tests/small:1.0", &entries, &["/sh"], &["-l"]);
+        let names = ["example.org/tests/small:1.0", "example.org/tests/small:2.0"];
+        let write = || archive(folder.path(), &names, &entries, &["/sh"], &["-l"]);
         let file = write().unwrap();
         assert_eq!(file.file_name().unwrap(), "small.tar");
         let first = fs::read(&file).unwrap();
@@ -176,7 +206,11 @@ mod tests {
         let parse = |content: &[u8]| serde_json::from_slice::<Value>(content).unwrap();
         let index = parse(&fs::read(layout.join("index.json")).unwrap());
         let manifest = &index["manifests"][0];
-        assert_eq!(manifest["annotations"]["io.containerd.image.name"], "example.org/tests/small:1.0");
+        for (number, name) in names.iter().enumerate() {
+            let named = &index["manifests"][number];
+            assert_eq!(named["annotations"]["io.containerd.image.name"], *name);
+            assert_eq!(named["digest"], manifest["digest"]);
+        }
         let manifest = parse(&read(manifest));
         let configuration = parse(&read(&manifest["config"]));
         assert_eq!(configuration["config"]["Entrypoint"], json!(["/sh"]));
