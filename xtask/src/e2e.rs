@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use tortie_servers::cluster::image::{AGNHOST, PAUSE, write_test_images};
 use tortie_servers::cluster::{self, Cluster, ClusterOptions};
-use tortie_servers::programs::{E2E, Program};
+use tortie_servers::programs::{COREDNS, E2E, Program};
 
 use crate::{go, image, setup, workspace};
 
@@ -55,6 +55,7 @@ fn build() -> Result<()> {
     setup::packages(&setup::NODE_PACKAGES)?;
     go::build_kube()?;
     go::build(&E2E)?;
+    go::build(&COREDNS)?;
     check_image_names()
 }
 
@@ -159,12 +160,15 @@ fn up(with_tortie: bool) -> Result<()> {
     print(&folder)
 }
 
-/// Installs Tortie, and waits until the nodes are Ready.
+/// Installs Tortie, waits until the nodes are Ready, and then installs the DNS, whose pods need Tortie.
 fn install() -> Result<()> {
     let manifest = workspace()?.join(MANIFEST);
     kubectl(&["apply", "--filename", &manifest.display().to_string()])?;
     kubectl(&["rollout", "status", "--namespace=tortie-system", "daemonset/tortie-node", "--timeout=120s"])?;
-    kubectl(&["wait", "node", "--all", "--for=condition=Ready", "--timeout=120s"])
+    kubectl(&["wait", "node", "--all", "--for=condition=Ready", "--timeout=120s"])?;
+    let dns = COREDNS.folder().join("cluster.yaml");
+    kubectl(&["apply", "--filename", &dns.display().to_string()])?;
+    kubectl(&["rollout", "status", "--namespace=kube-system", "deployment/coredns", "--timeout=120s"])
 }
 
 fn print(folder: &Folder) -> Result<()> {

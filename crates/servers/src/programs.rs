@@ -19,6 +19,8 @@ use crate::error::io;
 pub struct GoModule {
     /// Its name: that of its folder in `tests/`, and of the folder in `target/` for its binaries.
     pub name: &'static str,
+    /// The task of `cargo xtask` that builds it.
+    task: &'static str,
     /// The files that decide what its binaries are.
     sources: &'static [&'static str],
     /// Its binaries: their names, and the packages that they are built from.
@@ -26,11 +28,16 @@ pub struct GoModule {
 }
 
 /// The Kubernetes API and its controllers.
-pub const KUBE: GoModule =
-    GoModule { name: "kube", sources: &["go.mod", "go.sum", "main.go"], binaries: &[("kube", ".")] };
+pub const KUBE: GoModule = GoModule {
+    name: "kube",
+    task: "kube",
+    sources: &["go.mod", "go.sum", "main.go"],
+    binaries: &[("kube", ".")],
+};
 /// The programs of nodes, images of pods, Kubernetes' suite of network tests, and the program that runs it in parallel.
 pub const E2E: GoModule = GoModule {
     name: "e2e",
+    task: "e2e",
     sources: &[
         "go.mod",
         "go.sum",
@@ -47,6 +54,14 @@ pub const E2E: GoModule = GoModule {
         ("policy.test", "./policy"),
         ("ginkgo", "github.com/onsi/ginkgo/v2/ginkgo"),
     ],
+};
+
+/// The DNS of clusters. It needs newer versions of the libraries that it shares with Kubernetes.
+pub const COREDNS: GoModule = GoModule {
+    name: "coredns",
+    task: "e2e",
+    sources: &["go.mod", "go.sum", "main.go"],
+    binaries: &[("coredns", ".")],
 };
 
 impl GoModule {
@@ -83,7 +98,7 @@ impl GoModule {
         let binary = self.binary(name)?;
         let missing = || Error::Missing {
             program: format!("the binary {name} of tests/{}", self.name),
-            remedy: format!("build it with `cargo xtask {} build`, which needs Go", self.name),
+            remedy: format!("build it with `cargo xtask {} build`, which needs Go", self.task),
         };
         binary.exists().then_some(binary).ok_or_else(missing)
     }
@@ -118,6 +133,8 @@ pub enum Program {
     Ginkgo,
     /// The conformance suite of ClusterNetworkPolicy.
     PolicySuite,
+    /// The DNS of clusters.
+    CoreDns,
 }
 
 impl Program {
@@ -142,6 +159,7 @@ impl Program {
             Self::Suite => E2E.find("suite.test"),
             Self::Ginkgo => E2E.find("ginkgo"),
             Self::PolicySuite => E2E.find("policy.test"),
+            Self::CoreDns => COREDNS.find("coredns"),
         }
     }
 }
@@ -220,7 +238,7 @@ mod tests {
 
     #[test]
     fn every_go_file_decides_what_the_binaries_are() {
-        for module in [KUBE, E2E] {
+        for module in [KUBE, E2E, COREDNS] {
             let mut folders = vec![module.folder()];
             let mut found = 0;
             while let Some(folder) = folders.pop() {
@@ -228,6 +246,9 @@ mod tests {
                     let path = entry.path();
                     if path.is_dir() {
                         folders.push(path);
+                        continue;
+                    }
+                    if path.extension().is_some_and(|extension| extension == "yaml") {
                         continue;
                     }
                     let relative = path.strip_prefix(module.folder()).unwrap().display().to_string();

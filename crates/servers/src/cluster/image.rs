@@ -16,13 +16,15 @@ use crate::{Error, programs};
 pub const AGNHOST: &str = "registry.k8s.io/e2e-test-images/agnhost:2.63.0";
 /// The name of the same image in the conformance suite of ClusterNetworkPolicy.
 const AGNHOST_OF_POLICY: &str = "registry.k8s.io/e2e-test-images/agnhost:2.45";
+/// The image of the DNS, in `tests/coredns/cluster.yaml`.
+const COREDNS: &str = "tortie.test/coredns:1";
 /// The image of a pod's sandbox.
 pub const PAUSE: &str = "registry.k8s.io/pause:3.10.2";
 
 /// The shell and its companions, which the suites run in agnhost.
 const BUSYBOX: &str = "/bin/busybox";
 
-/// Writes the archives of [`AGNHOST`] and [`PAUSE`] to this folder, and returns their files.
+/// Writes the archives of [`AGNHOST`], [`PAUSE`] and the DNS to this folder, and returns their files.
 ///
 /// # Errors
 ///
@@ -53,9 +55,11 @@ pub fn write_test_images(folder: &Path) -> Result<Vec<PathBuf>, Error> {
             .filter(|name| *name != "busybox" && *name != "curl")
             .map(|name| Entry::Link(name, BUSYBOX)),
     );
+    let dns = [Entry::File("coredns", Program::CoreDns.find()?)];
     let pause = [Entry::File("agnhost", agnhost)];
     Ok(vec![
         archive(folder, &[AGNHOST, AGNHOST_OF_POLICY], &shell, &["/agnhost"], &["pause"])?,
+        archive(folder, &[COREDNS], &dns, &["/coredns"], &[])?,
         archive(folder, &[PAUSE], &pause, &["/agnhost", "pause"], &[])?,
     ])
 }
