@@ -1,6 +1,6 @@
-//! Go, which builds the Kubernetes binary for tests.
+//! Go, which builds the Kubernetes binaries for tests.
 //!
-//! The module in `tests/kube` names the version that it needs. Any Go can provide it: an older one downloads the
+//! The modules in `tests/kube` and `tests/e2e` name the version that they need. Any Go can provide it: an older one downloads the
 //! toolchain as a module, which Go's checksum database verifies. So Debian's package, however old, is enough.
 
 use std::os::unix::fs::PermissionsExt as _;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
-use tortie_servers::programs;
+use tortie_servers::programs::{GoModule, KUBE};
 
 use crate::setup;
 
@@ -17,45 +17,65 @@ const FOLDERS: [&str; 2] = ["/usr/local/go/bin", "/usr/lib/go/bin"];
 
 /// Builds the Kubernetes binary, unless it exists, and returns its path.
 pub(crate) fn build_kube() -> Result<PathBuf> {
-    let binary = programs::kube_binary()?;
-    if binary.exists() {
-        return Ok(binary);
+    build(&KUBE)?;
+    Ok(KUBE.binary("kube")?)
+}
+
+/// Builds the binaries of a module that do not exist.
+pub(crate) fn build(module: &GoModule) -> Result<()> {
+    for (name, package) in module.binaries {
+        let binary = module.binary(name)?;
+        if !binary.exists() {
+            build_binary(module, name, package, &binary)?;
+        }
     }
-    let sources = programs::kube_sources();
-    let module = std::fs::read_to_string(sources.join("go.mod")).context("reading tests/kube/go.mod")?;
-    let go = toolchain(&module)?;
+    Ok(())
+}
+
+fn build_binary(module: &GoModule, name: &str, package: &str, binary: &Path) -> Result<()> {
+    let sources = module.folder();
+    let file = sources.join("go.mod");
+    let requirements = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+    let go = toolchain(&requirements)?;
     let folder = binary.parent().context("the binary has no folder")?;
     std::fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
     // The final name appears only when the binary is complete.
-    let part = folder.join(format!("kube.{}.part", std::process::id()));
-    println!(
-        "==> building Kubernetes {} (five to ten minutes the first time)",
-        requirement(&module, KUBERNETES)?
-    );
+    let part = folder.join(format!("{name}.{}.part", std::process::id()));
+    println!("==> building {name} of tests/{} (minutes the first time)", module.name);
     let mut command = Command::new(&go);
     command.current_dir(&sources).env("GOTOOLCHAIN", "local").env("CGO_ENABLED", "0");
     command.env_remove("GOFLAGS").env_remove("GOROOT");
-    command.args(["build", "-mod=readonly", "-trimpath", "-buildvcs=false", "-ldflags"]);
-    command.arg(linker_flags(&module)?).arg("-o").arg(&part).arg(".");
+    // A package of this module without a program is one of tests.
+    let is_test = package.starts_with("./") && !sources.join(package).join("main.go").exists();
+    command.args(if is_test { ["test", "-c"].as_slice() } else { &["build"] });
+    command.args(["-mod=readonly", "-trimpath", "-buildvcs=false", "-ldflags"]);
+    command.arg(linker_flags(&requirements)).arg("-o").arg(&part).arg(package);
     let status = command.status().with_context(|| format!("{command:?}"))?;
     if !status.success() {
         bail!("{command:?} failed: {status}");
     }
-    std::fs::rename(&part, &binary).with_context(|| format!("renaming {}", part.display()))?;
-    remove_others(folder)?;
-    Ok(binary)
+    std::fs::rename(&part, binary).with_context(|| format!("renaming {}", part.display()))?;
+    remove_others(folder, name)
 }
 
 const KUBERNETES: &str = "k8s.io/kubernetes";
 
-/// Binaries without symbols that know their version, as those of a release do.
-fn linker_flags(module: &str) -> Result<String> {
-    let version = requirement(module, KUBERNETES)?;
+/// The folder of a module that the module requires.
+pub(crate) fn module_folder(module: &GoModule, required: &str) -> Result<PathBuf> {
+    let requirements = std::fs::read_to_string(module.folder().join("go.mod"))?;
+    let mut command = Command::new(toolchain(&requirements)?);
+    command.current_dir(module.folder()).env("GOTOOLCHAIN", "local").env_remove("GOFLAGS");
+    command.args(["list", "-mod=readonly", "-m", "-f", "{{.Dir}}", required]);
+    Ok(PathBuf::from(output(command)?))
+}
+
+/// Binaries without symbols. Those of Kubernetes know their version, as those of a release do.
+fn linker_flags(module: &str) -> String {
+    let Ok(version) = requirement(module, KUBERNETES) else { return "-s -w".to_owned() };
     let mut numbers = version.trim_start_matches('v').split('.');
     let (major, minor) = (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default());
     let set = |name: &str, value: &str| format!(" -X k8s.io/component-base/version.{name}={value}");
-    Ok(["-s -w".to_owned(), set("gitVersion", version), set("gitMajor", major), set("gitMinor", minor)]
-        .concat())
+    ["-s -w".to_owned(), set("gitVersion", version), set("gitMajor", major), set("gitMinor", minor)].concat()
 }
 
 /// The version of a requirement in go.mod, or of `go` itself.
@@ -64,14 +84,14 @@ fn requirement<'a>(module: &'a str, name: &str) -> Result<&'a str> {
         let line = line.trim().trim_start_matches("require ");
         line.strip_prefix(name)?.strip_prefix(' ').filter(|version| !version.contains(' '))
     };
-    module.lines().find_map(line).with_context(|| format!("tests/kube/go.mod names no version of {name}"))
+    module.lines().find_map(line).with_context(|| format!("go.mod names no version of {name}"))
 }
 
 /// Removes the binaries of other versions.
-fn remove_others(folder: &Path) -> Result<()> {
+fn remove_others(folder: &Path, name: &str) -> Result<()> {
     let parent = folder.parent().context("the binary has no folder")?;
     for entry in std::fs::read_dir(parent)?.flatten() {
-        let is_binary = entry.path().join("kube").is_file();
+        let is_binary = entry.path().join(name).is_file();
         if is_binary && entry.path() != folder {
             std::fs::remove_dir_all(entry.path()).with_context(|| format!("removing {:?}", entry.path()))?;
         }
@@ -116,6 +136,10 @@ pub(crate) fn installed() -> Option<PathBuf> {
 fn ask(go: &Path, arguments: &[&str]) -> Result<String> {
     let mut command = Command::new(go);
     command.args(arguments).current_dir("/").env("GOTOOLCHAIN", "local").env_remove("GOFLAGS");
+    output(command)
+}
+
+fn output(mut command: Command) -> Result<String> {
     let output = command.output().with_context(|| format!("{command:?}"))?;
     if !output.status.success() {
         bail!("{command:?} failed: {}", String::from_utf8_lossy(&output.stderr).trim());
@@ -133,6 +157,8 @@ fn numbers(version: &str) -> Vec<u32> {
 
 #[cfg(test)]
 mod tests {
+    use tortie_servers::programs::E2E;
+
     use super::*;
 
     #[test]
@@ -149,17 +175,22 @@ mod tests {
     }
 
     #[test]
-    fn the_module_names_the_versions() {
-        let module = std::fs::read_to_string(programs::kube_sources().join("go.mod")).unwrap();
-        let version = requirement(&module, KUBERNETES).unwrap();
-        assert!(version.starts_with("v1."), "{version}");
-        assert!(numbers(requirement(&module, "go").unwrap()) >= numbers("1.20"));
-        assert!(linker_flags(&module).unwrap().contains(&format!("gitVersion={version} ")));
-        assert!(requirement(&module, "k8s.io/nothing").is_err());
-        // All staging modules have the version that belongs to it.
-        let staging = version.replacen("v1.", "v0.", 1);
-        for line in module.lines().filter(|line| line.contains("=>")) {
-            assert!(line.ends_with(&staging), "{line}");
+    fn the_modules_name_the_versions() {
+        let mut versions = Vec::new();
+        for module in [KUBE, E2E] {
+            let module = std::fs::read_to_string(module.folder().join("go.mod")).unwrap();
+            let version = requirement(&module, KUBERNETES).unwrap().to_owned();
+            assert!(version.starts_with("v1."), "{version}");
+            assert!(numbers(requirement(&module, "go").unwrap()) >= numbers("1.20"));
+            assert!(linker_flags(&module).contains(&format!("gitVersion={version} ")));
+            assert!(requirement(&module, "k8s.io/nothing").is_err());
+            // All staging modules have the version that belongs to it.
+            let staging = version.replacen("v1.", "v0.", 1);
+            for line in module.lines().filter(|line| line.contains("=>")) {
+                assert!(line.ends_with(&staging), "{line}");
+            }
+            versions.push(version);
         }
+        assert_eq!(versions[0], versions[1], "nodes and API have different versions");
     }
 }

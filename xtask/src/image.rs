@@ -45,7 +45,18 @@ struct Options {
 
 /// Builds the image.
 pub(crate) fn build(arguments: &[&str]) -> Result<()> {
-    let options = options(arguments)?;
+    write(&options(arguments)?)
+}
+
+/// Builds the image for this machine only, and writes it to this file.
+pub(crate) fn build_for_this_machine(output: &Path) -> Result<()> {
+    let here =
+        ARCHITECTURES.iter().find(|architecture| architecture.target.starts_with(std::env::consts::ARCH));
+    let here = here.with_context(|| format!("no image for {}", std::env::consts::ARCH))?;
+    write(&Options { architectures: vec![*here], name: NAME.to_owned(), output: output.to_owned() })
+}
+
+fn write(options: &Options) -> Result<()> {
     setup::packages(&setup::IMAGE_PACKAGES)?;
     let mut platforms = Vec::new();
     for architecture in &options.architectures {

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
-use tortie_servers::{KubeApi, KubeOptions, programs};
+use tortie_servers::programs::KUBE;
+use tortie_servers::{KubeApi, KubeOptions};
 
 use crate::{go, setup};
 
@@ -36,7 +37,7 @@ struct State {
 
 impl State {
     fn new() -> Self {
-        Self { folder: programs::kube_target().join("up") }
+        Self { folder: KUBE.target().join("up") }
     }
 
     fn file(&self, name: &str) -> PathBuf {
@@ -84,7 +85,7 @@ fn print(state: &State) -> Result<()> {
     println!("logs:       {}", fs::read_to_string(state.file("ready"))?.trim());
     println!(
         "try:        {} kubectl --kubeconfig {kubeconfig} get namespaces",
-        programs::kube_binary()?.display()
+        KUBE.binary("kube")?.display()
     );
     println!("stop:       cargo xtask kube down");
     Ok(())

@@ -2,6 +2,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal of whoever builds")]
 
 mod bench;
+mod e2e;
 mod go;
 mod image;
 mod kube;
@@ -23,6 +24,15 @@ cargo xtask soak            what takes too long for every change: a million verd
 cargo xtask ci              what must hold before a change lands: formatting, lints, licences, tests
 cargo xtask kube build      builds Kubernetes for tests (tests/kube); needs Go, or installs it
 cargo xtask kube up|down    starts etcd, API server, controller manager and scheduler on loopback; ends them
+cargo xtask e2e build|up|down
+                            builds the programs of nodes and Kubernetes' suite (tests/e2e); starts a cluster with two
+                            nodes that run pods, and installs Tortie (not with up --without-tortie); removes it; needs
+                            root
+cargo xtask e2e run [ARGS]  runs Kubernetes' network suite there; ARGS go to the suite (-ginkgo.focus=Netpol)
+cargo xtask e2e policy [ARGS]
+                            runs the conformance suite of ClusterNetworkPolicy there (-test.run, -test.skip)
+cargo xtask e2e kubectl ARGS, cargo xtask e2e exec NODE COMMAND
+                            runs kubectl there, or a command on a node
 cargo xtask image [--arch amd64|arm64] [--name NAME] [--output FILE]
                             builds the container image, an OCI archive (target/image/tortie.tar)
 cargo xtask manifests       writes the generated files in deploy/
@@ -43,6 +53,7 @@ fn main() -> ExitCode {
         ["setup"] => setup::everything(),
         ["test", rest @ ..] => test(rest, Missing::IsListed),
         ["kube", rest @ ..] => kube::run(rest),
+        ["e2e", rest @ ..] => e2e::run(rest),
         ["soak"] => soak(),
         ["ci"] => ci(),
         ["image", rest @ ..] => image::build(rest),

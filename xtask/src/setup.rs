@@ -18,6 +18,18 @@ pub(crate) const SERVER_PACKAGES: [Package; 2] =
     [("/usr/bin/etcd", "etcd-server"), ("/usr/bin/etcdctl", "etcd-client")];
 /// For the Kubernetes binary, where Go is not installed in another way.
 pub(crate) const GO_PACKAGES: [Package; 1] = [("/usr/lib/go/bin/go", "golang-go")];
+/// For clusters with real nodes: the container runtime, the plugin that it uses for loopback, a shell and an HTTP
+/// client for images.
+pub(crate) const NODE_PACKAGES: [Package; 8] = [
+    ("/usr/bin/containerd", "containerd"),
+    ("/usr/sbin/runc", "runc"),
+    ("/usr/lib/cni/loopback", "containernetworking-plugins"),
+    ("/bin/busybox", "busybox-static"),
+    ("/usr/bin/curl", "curl"),
+    ("/usr/sbin/nft", "nftables"),
+    ("/bin/ip", "iproute2"),
+    ("/usr/bin/nsenter", "util-linux"),
+];
 /// For the image: compilers of C for static programs; Rust brings the rest.
 pub(crate) const IMAGE_PACKAGES: [Package; 3] = [
     ("/usr/bin/musl-gcc", "musl-tools"),
@@ -32,6 +44,7 @@ pub(crate) const BENCH_PACKAGES: [Package; 2] =
 pub(crate) fn everything() -> Result<()> {
     packages(&TEST_PACKAGES)?;
     packages(&BENCH_PACKAGES)?;
+    packages(&NODE_PACKAGES)?;
     packages(&IMAGE_PACKAGES)?;
     servers()?;
     let has_deny = Command::new("cargo")

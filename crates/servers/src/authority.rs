@@ -58,9 +58,12 @@ impl Authority {
         self.issue(name, &["127.0.0.1", "localhost"], &[], false)
     }
 
-    /// Issues a certificate for a server at this address and on 127.0.0.1.
-    pub(crate) fn server_at(&self, name: &str, address: Ipv4Addr) -> Result<Identity, Error> {
-        self.issue(name, &["127.0.0.1", "localhost", &address.to_string()], &[], false)
+    /// Issues a certificate for a server at these addresses and on 127.0.0.1.
+    pub(crate) fn server_at(&self, name: &str, addresses: &[Ipv4Addr]) -> Result<Identity, Error> {
+        let addresses: Vec<String> = addresses.iter().map(Ipv4Addr::to_string).collect();
+        let mut hosts = vec!["127.0.0.1", "localhost"];
+        hosts.extend(addresses.iter().map(String::as_str));
+        self.issue(name, &hosts, &[], false)
     }
 
     /// Issues a client's certificate: the user is its common name, the groups are its organizations.

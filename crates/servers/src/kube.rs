@@ -18,6 +18,9 @@ use crate::{Authority, Error, Etcd, EtcdOptions, EtcdVersion, Identity, Server, 
 /// The administrator: a member of `system:masters`, whom RBAC allows everything.
 const ADMIN: &str = "admin";
 
+/// The address of the service `kubernetes`: the first of the range of services.
+const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
+
 /// What a [`KubeApi`] consists of.
 #[derive(Debug, Clone, Default)]
 pub struct KubeOptions {
@@ -29,6 +32,8 @@ pub struct KubeOptions {
     pub users: Vec<(String, Vec<String>)>,
     /// The address and port of the API server, instead of a free port on 127.0.0.1.
     pub listen: Option<(Ipv4Addr, u16)>,
+    /// Serves kubelets, and pods by the service `kubernetes`: the address in `listen` must be one that nodes reach.
+    pub nodes: bool,
     /// More flags of the API server, such as `--etcd-compaction-interval=1s`.
     pub api_flags: Vec<String>,
 }
@@ -43,7 +48,7 @@ pub struct KubeApi {
     authority: Authority,
     binary: PathBuf,
     folder: PathBuf,
-    _guard: Arc<Guard>,
+    guard: Arc<Guard>,
 }
 
 impl KubeApi {
@@ -74,8 +79,14 @@ impl KubeApi {
             write(&path, &kubeconfig(address, &authority.certificate(), user))?;
         }
         let accounts = ServiceAccountKey::new(&folder)?;
-        let server = authority.server_at("kube-apiserver", *address.ip())?;
-        let flags = api_flags(address, &etcd, &authority, &server, &accounts, options, &folder);
+        let server = authority.server_at("kube-apiserver", &[*address.ip(), SERVICE])?;
+        let mut flags = api_flags(address, &etcd, &authority, &server, &accounts, options, &folder);
+        if options.nodes {
+            let client = authority.client("kube-apiserver-kubelet-client", &["system:masters"])?;
+            flags.extend(node_flags(&client));
+        }
+        // The last flag of a name counts.
+        flags.extend(options.api_flags.iter().cloned());
         let command = component(&binary, "kube-apiserver", flags);
         let ready = kubectl(&binary, &folder, ADMIN, &["get", "--raw=/readyz", "--request-timeout=5s"]);
         let api = Server::spawn(&guard, "kube-apiserver", command, ready)?;
@@ -105,7 +116,7 @@ impl KubeApi {
         for server in controllers.iter().chain(&scheduler) {
             server.wait_until_ready()?;
         }
-        Ok(Self { etcd, api, controllers, scheduler, address, authority, binary, folder, _guard: guard })
+        Ok(Self { etcd, api, controllers, scheduler, address, authority, binary, folder, guard })
     }
 
     /// The API server.
@@ -198,6 +209,16 @@ impl KubeApi {
         programs::run(kubectl_command(&self.binary, &self.folder, user, arguments))
     }
 
+    /// The folder of the servers' files.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The process that starts the servers. More servers may share it.
+    pub(crate) fn guard(&self) -> &Arc<Guard> {
+        &self.guard
+    }
+
     /// Creates the definitions of `deploy/crds`, and waits until the API server serves them.
     ///
     /// # Errors
@@ -266,7 +287,7 @@ fn api_flags(
         format!("--tls-private-key-file={}", server.key.display()),
         format!("--client-ca-file={}", authority.certificate().display()),
         format!("--token-auth-file={}", folder.join("tokens.csv").display()),
-        "--authorization-mode=RBAC".to_owned(),
+        format!("--authorization-mode={}", if options.nodes { "Node,RBAC" } else { "RBAC" }),
         "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
         format!("--service-account-key-file={}", accounts.public.display()),
         format!("--service-account-signing-key-file={}", accounts.private.display()),
@@ -282,8 +303,17 @@ fn api_flags(
         // Nobody creates the service accounts that it requires of pods.
         flags.push("--disable-admission-plugins=ServiceAccount".to_owned());
     }
-    flags.extend(options.api_flags.iter().cloned());
     flags
+}
+
+/// What the API server needs in addition where kubelets and pods use it.
+fn node_flags(client: &Identity) -> [String; 3] {
+    [
+        // `exec` and `logs` are calls of the API server to the kubelet.
+        format!("--kubelet-client-certificate={}", client.certificate.display()),
+        format!("--kubelet-client-key={}", client.key.display()),
+        "--endpoint-reconciler-type=lease".to_owned(),
+    ]
 }
 
 fn controller_flags(

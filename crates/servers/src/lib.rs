@@ -4,9 +4,12 @@
 //! each server ([`Server`]), and place a [`Proxy`] before it that delays, holds or cuts connections. When the value is
 //! dropped, or the test process ends for any reason, a guard process kills the servers and removes the folder.
 //!
+//! [`cluster`] has nodes that run pods.
+//!
 //! The servers are other programs: [`programs`] finds them, and decides what a test does without them.
 
 mod authority;
+pub mod cluster;
 mod error;
 mod etcd;
 mod guard;

@@ -2,6 +2,8 @@
 //!
 //! etcd and etcdctl are Debian packages. The Kubernetes components are one binary that `cargo xtask kube build` makes from
 //! the Go module in `tests/kube`. Its folder is named after the hash of its sources, so another version is another binary.
+//! The programs of nodes, and Kubernetes' own suite, are binaries of `tests/e2e`, which `cargo xtask e2e build` makes. They
+//! take twice as long to build, and the gate does not need them: that is why they are another module.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -12,8 +14,96 @@ use sha2::{Digest as _, Sha256};
 use crate::Error;
 use crate::error::io;
 
-/// The files that decide what the Kubernetes binary is.
-const SOURCES: [&str; 3] = ["go.mod", "go.sum", "main.go"];
+/// A Go module with programs for tests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GoModule {
+    /// Its name: that of its folder in `tests/`, and of the folder in `target/` for its binaries.
+    pub name: &'static str,
+    /// The task of `cargo xtask` that builds it.
+    task: &'static str,
+    /// The files that decide what its binaries are.
+    sources: &'static [&'static str],
+    /// Its binaries: their names, and the packages that they are built from.
+    pub binaries: &'static [(&'static str, &'static str)],
+}
+
+/// The Kubernetes API and its controllers.
+pub const KUBE: GoModule = GoModule {
+    name: "kube",
+    task: "kube",
+    sources: &["go.mod", "go.sum", "main.go"],
+    binaries: &[("kube", ".")],
+};
+/// The programs of nodes, images of pods, Kubernetes' suite of network tests, and the program that runs it in parallel.
+pub const E2E: GoModule = GoModule {
+    name: "e2e",
+    task: "e2e",
+    sources: &[
+        "go.mod",
+        "go.sum",
+        "agnhost/main.go",
+        "node/main.go",
+        "policy/policy_test.go",
+        "suite/suite_test.go",
+    ],
+    binaries: &[
+        ("agnhost", "./agnhost"),
+        ("node", "./node"),
+        // ginkgo accepts no other ending.
+        ("suite.test", "./suite"),
+        ("policy.test", "./policy"),
+        ("ginkgo", "github.com/onsi/ginkgo/v2/ginkgo"),
+    ],
+};
+
+/// The DNS of clusters. It needs newer versions of the libraries that it shares with Kubernetes.
+pub const COREDNS: GoModule = GoModule {
+    name: "coredns",
+    task: "e2e",
+    sources: &["go.mod", "go.sum", "main.go"],
+    binaries: &[("coredns", ".")],
+};
+
+impl GoModule {
+    /// The folder of its sources.
+    #[must_use]
+    pub fn folder(&self) -> PathBuf {
+        workspace().join("tests").join(self.name)
+    }
+
+    /// The folder of all its binaries, of any version.
+    #[must_use]
+    pub fn target(&self) -> PathBuf {
+        // A relative folder is relative to the workspace, where `cargo xtask` runs cargo.
+        let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+        workspace().join(target).join(self.name)
+    }
+
+    /// Where a binary is or will be: `target/kube/HASH/kube`.
+    ///
+    /// # Errors
+    ///
+    /// The sources cannot be read.
+    pub fn binary(&self, name: &str) -> Result<PathBuf, Error> {
+        let folder = self.folder();
+        let mut contents = Vec::new();
+        for source in self.sources {
+            let path = folder.join(source);
+            contents.push(std::fs::read(&path).map_err(io(format!("reading {}", path.display())))?);
+        }
+        Ok(self.target().join(digest(&contents)).join(name))
+    }
+
+    fn find(&self, name: &str) -> Result<PathBuf, Error> {
+        let binary = self.binary(name)?;
+        let missing = || Error::Missing {
+            program: format!("the binary {name} of tests/{}", self.name),
+            remedy: format!("build it with `cargo xtask {} build`, which needs Go", self.task),
+        };
+        binary.exists().then_some(binary).ok_or_else(missing)
+    }
+}
+
 /// A test that misses a program writes a line to this file and succeeds. Without the variable, the test fails.
 /// `cargo xtask test` sets it, and prints the file at its end.
 pub const SKIPPED_FILE: &str = "TORTIE_SKIPPED_TESTS";
@@ -27,10 +117,28 @@ pub enum Program {
     Etcdctl,
     /// The Kubernetes components in one binary.
     Kube,
+    /// The container runtime of nodes.
+    Containerd,
+    /// A shell and its companions without libraries, for images.
+    Busybox,
+    /// An HTTP client, for images.
+    Curl,
+    /// kubelet and kube-proxy in one binary.
+    Node,
+    /// The program of the image that Kubernetes' suites run in pods.
+    Agnhost,
+    /// Kubernetes' own suite of network tests.
+    Suite,
+    /// The program that runs the suite in several processes.
+    Ginkgo,
+    /// The conformance suite of ClusterNetworkPolicy.
+    PolicySuite,
+    /// The DNS of clusters.
+    CoreDns,
 }
 
 impl Program {
-    /// All programs.
+    /// The programs that tests of datastores need.
     pub const ALL: [Self; 3] = [Self::Etcd, Self::Etcdctl, Self::Kube];
 
     /// Finds the program.
@@ -39,27 +147,29 @@ impl Program {
     ///
     /// It is not installed or not built.
     pub fn find(self) -> Result<PathBuf, Error> {
-        let missing = |program: &str, remedy: &str| Error::Missing {
-            program: program.to_owned(),
-            remedy: remedy.to_owned(),
-        };
         match self {
-            Self::Etcd => in_path("etcd").ok_or_else(|| {
-                missing("etcd", "install it with `cargo xtask setup` (Debian: apt-get install etcd-server)")
-            }),
-            Self::Etcdctl => in_path("etcdctl").ok_or_else(|| {
-                missing(
-                    "etcdctl",
-                    "install it with `cargo xtask setup` (Debian: apt-get install etcd-client)",
-                )
-            }),
-            Self::Kube => {
-                let binary = kube_binary()?;
-                let remedy = "build it with `cargo xtask kube build`, which needs Go";
-                binary.exists().then_some(binary).ok_or_else(|| missing("the Kubernetes binary", remedy))
-            }
+            Self::Etcd => installed("etcd", "etcd-server"),
+            Self::Etcdctl => installed("etcdctl", "etcd-client"),
+            Self::Containerd => installed("containerd", "containerd"),
+            Self::Busybox => installed("busybox", "busybox-static"),
+            Self::Curl => installed("curl", "curl"),
+            Self::Kube => KUBE.find("kube"),
+            Self::Node => E2E.find("node"),
+            Self::Agnhost => E2E.find("agnhost"),
+            Self::Suite => E2E.find("suite.test"),
+            Self::Ginkgo => E2E.find("ginkgo"),
+            Self::PolicySuite => E2E.find("policy.test"),
+            Self::CoreDns => COREDNS.find("coredns"),
         }
     }
+}
+
+/// Finds the program of a Debian package.
+fn installed(program: &str, package: &str) -> Result<PathBuf, Error> {
+    in_path(program).ok_or_else(|| Error::Missing {
+        program: program.to_owned(),
+        remedy: format!("install it with `cargo xtask setup` (Debian: apt-get install {package})"),
+    })
 }
 
 /// Decides whether a test that needs these programs runs. If one is missing and [`SKIPPED_FILE`] is set, the test is
@@ -86,35 +196,6 @@ pub fn can_run(needed: &[Program]) -> bool {
         panic!("{test} cannot run: {problem}; recording this in {} failed: {error}", file.display());
     }
     false
-}
-
-/// The folder of the Go module.
-#[must_use]
-pub fn kube_sources() -> PathBuf {
-    workspace().join("tests/kube")
-}
-
-/// Where the Kubernetes binary is or will be: `target/kube/HASH/kube`.
-///
-/// # Errors
-///
-/// The sources cannot be read.
-pub fn kube_binary() -> Result<PathBuf, Error> {
-    let folder = kube_sources();
-    let mut contents = Vec::new();
-    for name in SOURCES {
-        let path = folder.join(name);
-        contents.push(std::fs::read(&path).map_err(io(format!("reading {}", path.display())))?);
-    }
-    Ok(kube_target().join(digest(&contents)).join("kube"))
-}
-
-/// The folder of all Kubernetes binaries.
-#[must_use]
-pub fn kube_target() -> PathBuf {
-    // A relative folder is relative to the workspace, where `cargo xtask` runs cargo.
-    let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
-    workspace().join(target).join("kube")
 }
 
 /// The hash of files, as the name of a folder.
@@ -154,6 +235,30 @@ pub(crate) fn run(mut command: Command) -> Result<String, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_go_file_decides_what_the_binaries_are() {
+        for module in [KUBE, E2E, COREDNS] {
+            let mut folders = vec![module.folder()];
+            let mut found = 0;
+            while let Some(folder) = folders.pop() {
+                for entry in std::fs::read_dir(folder).unwrap().flatten() {
+                    let path = entry.path();
+                    if path.is_dir() {
+                        folders.push(path);
+                        continue;
+                    }
+                    if path.extension().is_some_and(|extension| extension == "yaml") {
+                        continue;
+                    }
+                    let relative = path.strip_prefix(module.folder()).unwrap().display().to_string();
+                    assert!(module.sources.contains(&relative.as_str()), "{relative} is not in the hash");
+                    found += 1;
+                }
+            }
+            assert_eq!(found, module.sources.len());
+        }
+    }
 
     #[test]
     fn a_change_of_any_source_is_another_binary() {

@@ -1,0 +1,284 @@
+//! `cargo xtask e2e`: a Kubernetes cluster with nodes that run pods, and Kubernetes' own suite on it.
+//!
+//! The cluster lives in network, mount and PID namespaces of its own. Its first process ends with the one in the
+//! background that `up` starts, and everything else ends with the first process: other processes, mounts and networks.
+//! Its folder and its cgroups remain; `down` and the next `up` remove them.
+
+mod suites;
+
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use serde::{Deserialize, Serialize};
+use tortie_servers::cluster::image::{AGNHOST, PAUSE, write_test_images};
+use tortie_servers::cluster::{self, Cluster, ClusterOptions};
+use tortie_servers::programs::{COREDNS, E2E, Program};
+
+use crate::{go, image, setup, workspace};
+
+/// How long a wait lasts at most.
+const DEADLINE: Duration = Duration::from_secs(300);
+/// The names of the nodes.
+const NODES: [&str; 2] = ["alpha", "beta"];
+/// The addresses of pods.
+const PODS: &str = "10.244.0.0/16";
+/// The first process of the cluster: it starts the next one, and reaps processes whose parent has ended.
+const INIT: &str = r#""$@" & main=$!; while kill -0 $main 2>/dev/null; do wait; done"#;
+/// The arguments of the process in the background; archives of images follow.
+const SERVE: [&str; 2] = ["e2e", "serve"];
+/// What is installed on the cluster.
+const MANIFEST: &str = "deploy/tortie.yaml";
+
+pub(crate) fn run(arguments: &[&str]) -> Result<()> {
+    match arguments {
+        ["build"] => build(),
+        ["up"] => up(true),
+        ["up", "--without-tortie"] => up(false),
+        ["down"] => down(),
+        ["run", rest @ ..] => on_cluster(|folder| suites::network(folder, rest)),
+        ["policy", rest @ ..] => on_cluster(|folder| suites::cluster_policy(folder, rest)),
+        ["kubectl", rest @ ..] => kubectl(rest),
+        ["exec", node, command @ ..] => exec(node, command),
+        // The process in the background that `up` starts.
+        ["serve", archives @ ..] => serve(archives),
+        _ => bail!("say `cargo xtask e2e build`, `up`, `down`, `run`, `policy`, `kubectl` or `exec`"),
+    }
+}
+
+fn build() -> Result<()> {
+    setup::packages(&setup::SERVER_PACKAGES)?;
+    setup::packages(&setup::NODE_PACKAGES)?;
+    go::build_kube()?;
+    go::build(&E2E)?;
+    go::build(&COREDNS)?;
+    check_image_names()
+}
+
+/// Kubernetes of another version wants other images; pods would wait for them for ever.
+fn check_image_names() -> Result<()> {
+    let output = Command::new(Program::Suite.find()?).arg("-images").output()?;
+    let wanted = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    let written = format!("{}\n{}", AGNHOST, PAUSE);
+    if wanted != written {
+        bail!("the suite wants the images\n{wanted}\nand crates/servers/src/cluster/image.rs has\n{written}");
+    }
+    Ok(())
+}
+
+/// The files of the cluster.
+struct Folder(PathBuf);
+
+/// What commands need to know about the running cluster.
+#[derive(Serialize, Deserialize)]
+struct Running {
+    kubeconfig: PathBuf,
+    /// The names of the nodes, and the processes that keep their namespaces, as the cluster numbers processes.
+    nodes: Vec<(String, i32)>,
+}
+
+impl Folder {
+    fn new() -> Self {
+        Self(E2E.target().join("up"))
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// The process in the background, if it runs.
+    fn process(&self) -> Option<Pid> {
+        let number: i32 = fs::read_to_string(self.file("pid")).ok()?.trim().parse().ok()?;
+        // The number may belong to another program by now.
+        let command = fs::read(format!("/proc/{number}/cmdline")).ok()?;
+        let words = format!("\0{}\0", SERVE.join("\0"));
+        String::from_utf8_lossy(&command).contains(&words).then_some(number).and_then(Pid::from_raw)
+    }
+
+    fn running(&self) -> Result<Running> {
+        self.process().context("no cluster is running; start it with `cargo xtask e2e up`")?;
+        let text = fs::read_to_string(self.file("running.json")).context("the cluster is not ready yet")?;
+        Ok(serde_json::from_str(&text)?)
+    }
+
+    /// A command in the cluster's namespaces.
+    fn command(&self) -> Result<Command> {
+        let process = self.process().context("no cluster is running; start it with `cargo xtask e2e up`")?;
+        let process = process.as_raw_nonzero();
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--pid=/proc/{process}/ns/pid_for_children"));
+        command.args(["mount=mnt", "net=net"].map(|pair| {
+            let (option, file) = pair.split_once('=').unwrap_or((pair, pair));
+            format!("--{option}=/proc/{process}/ns/{file}")
+        }));
+        command.arg("--").env("HOME", &self.0);
+        Ok(command)
+    }
+}
+
+/// Starts the cluster in the background, waits until its programs answer, and installs Tortie.
+fn up(with_tortie: bool) -> Result<()> {
+    setup::require_root("clusters with real nodes")?;
+    let folder = Folder::new();
+    if folder.process().is_some() {
+        println!("the cluster is running already");
+        return print(&folder);
+    }
+    build()?;
+    let archive = E2E.target().join("tortie.tar");
+    if with_tortie {
+        image::build_for_this_machine(&archive)?;
+    }
+    remove(&folder)?;
+    let temporary = folder.file("tmp");
+    fs::create_dir_all(&temporary).with_context(|| temporary.display().to_string())?;
+    let log = File::create(folder.file("log"))?;
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--net", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]);
+    command.args(["--propagation", "private", "/bin/sh", "-c", INIT, "init"]);
+    command.arg(std::env::current_exe()?).args(SERVE).args(with_tortie.then_some(archive));
+    command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).env("TMPDIR", temporary);
+    // Its own process group: it stays when the terminal's process ends.
+    let mut child = command.process_group(0).spawn().context("starting the process in the background")?;
+    fs::write(folder.file("pid"), child.id().to_string())?;
+    let is_ready = wait_until("the cluster's programs answer", || {
+        if let Some(status) = child.try_wait()? {
+            bail!("the cluster did not start: {status}\n{}", fs::read_to_string(folder.file("log"))?);
+        }
+        Ok(folder.file("running.json").exists())
+    });
+    let result = is_ready.and_then(|()| if with_tortie { install() } else { Ok(()) });
+    if let Err(error) = result {
+        eprintln!("removing the cluster; its logs would be in {}", folder.0.display());
+        down()?;
+        return Err(error);
+    }
+    print(&folder)
+}
+
+/// Installs Tortie, waits until the nodes are Ready, and then installs the DNS, whose pods need Tortie.
+fn install() -> Result<()> {
+    let manifest = workspace()?.join(MANIFEST);
+    kubectl(&["apply", "--filename", &manifest.display().to_string()])?;
+    kubectl(&["rollout", "status", "--namespace=tortie-system", "daemonset/tortie-node", "--timeout=120s"])?;
+    kubectl(&["wait", "node", "--all", "--for=condition=Ready", "--timeout=120s"])?;
+    let dns = COREDNS.folder().join("cluster.yaml");
+    kubectl(&["apply", "--filename", &dns.display().to_string()])?;
+    kubectl(&["rollout", "status", "--namespace=kube-system", "deployment/coredns", "--timeout=120s"])
+}
+
+fn print(folder: &Folder) -> Result<()> {
+    let running = folder.running()?;
+    println!("logs: {}", running.kubeconfig.parent().unwrap_or(&running.kubeconfig).display());
+    println!("try:  cargo xtask e2e kubectl get nodes");
+    for (node, _) in &running.nodes {
+        println!("      cargo xtask e2e exec {node} ip address");
+    }
+    println!("stop: cargo xtask e2e down");
+    Ok(())
+}
+
+/// Runs the cluster until this process is ended.
+fn serve(archives: &[&str]) -> Result<()> {
+    let folder = Folder::new();
+    let mut images = write_test_images(&std::env::temp_dir())?;
+    images.extend(archives.iter().map(PathBuf::from));
+    let options =
+        ClusterOptions { nodes: NODES.map(str::to_owned).to_vec(), pod_network: PODS.to_owned(), images };
+    let cluster = Cluster::start(&options)?;
+    let nodes = cluster
+        .nodes()
+        .iter()
+        .map(|node| (node.name().to_owned(), node.machine().process_id().unwrap_or_default()));
+    let running = Running { kubeconfig: cluster.kube().kubeconfig(), nodes: nodes.collect() };
+    fs::write(folder.file("running.part"), serde_json::to_string(&running)?)?;
+    fs::rename(folder.file("running.part"), folder.file("running.json"))?;
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Ends the cluster, and removes what it leaves.
+fn down() -> Result<()> {
+    let folder = Folder::new();
+    if let Some(process) = folder.process() {
+        kill_process(process, Signal::KILL).context("ending the process in the background")?;
+    } else {
+        println!("no cluster is running");
+    }
+    remove(&folder)
+}
+
+/// Removes the files and cgroups of a cluster whose first process has ended or is ending.
+fn remove(folder: &Folder) -> Result<()> {
+    let mut failure = None;
+    let removed = wait_until("the cluster's files and cgroups are removed", || {
+        let result = cluster::remove_cgroups().map_err(anyhow::Error::from).and_then(|()| {
+            match fs::remove_dir_all(&folder.0) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
+                _ => Ok(()),
+            }
+        });
+        failure = result.err();
+        Ok(failure.is_none())
+    });
+    removed.map_err(|error| failure.unwrap_or(error))
+}
+
+/// Runs kubectl as the administrator.
+fn kubectl(arguments: &[&str]) -> Result<()> {
+    let folder = Folder::new();
+    let running = folder.running()?;
+    let mut command = folder.command()?;
+    command.arg(Program::Kube.find()?).args(["kubectl", "--kubeconfig"]).arg(running.kubeconfig);
+    finish(command.args(arguments))
+}
+
+/// Runs a command in the namespaces of a node.
+fn exec(node: &str, arguments: &[&str]) -> Result<()> {
+    let folder = Folder::new();
+    let running = folder.running()?;
+    let found = running.nodes.iter().find(|(name, _)| name == node);
+    let (_, process) = found.with_context(|| format!("node {node} does not exist; nodes: {NODES:?}"))?;
+    let mut command = folder.command()?;
+    command.args(["nsenter", "--target", &process.to_string(), "--mount", "--net", "--uts", "--"]);
+    finish(command.args(arguments))
+}
+
+/// Runs something on the cluster. Starts the cluster if none runs, and then removes it afterwards.
+fn on_cluster(work: impl FnOnce(&Folder) -> Result<()>) -> Result<()> {
+    let folder = Folder::new();
+    let is_running = folder.process().is_some();
+    if !is_running {
+        up(true)?;
+    }
+    let result = work(&folder);
+    if !is_running {
+        down()?;
+    }
+    result
+}
+
+/// Runs a command to its end.
+fn finish(command: &mut Command) -> Result<()> {
+    let status = command.status().with_context(|| format!("{command:?}"))?;
+    if !status.success() {
+        bail!("{command:?} failed: {status}");
+    }
+    Ok(())
+}
+
+fn wait_until(what: &str, mut happened: impl FnMut() -> Result<bool>) -> Result<()> {
+    let start = Instant::now();
+    while !happened()? {
+        if start.elapsed() > DEADLINE {
+            bail!("not within {} seconds: {what}", DEADLINE.as_secs());
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
