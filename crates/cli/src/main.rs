@@ -7,6 +7,7 @@
 mod agent;
 mod checks;
 mod completed;
+mod controllers;
 mod cost;
 mod decided;
 mod explain;
@@ -68,6 +69,8 @@ enum Command {
     Policy(policy::PolicyCommand),
     /// Run the node daemon
     Agent(Box<agent::Agent>),
+    /// Run what a cluster needs once: copies in etcd, vanished nodes, automatic host endpoints
+    Controllers(Box<controllers::Controllers>),
 }
 
 fn main() -> ExitCode {
@@ -101,6 +104,7 @@ fn main() -> ExitCode {
         Command::Preview(preview) => return ask(preview.run()),
         Command::Policy(policy) => return ask(policy.run()),
         Command::Agent(agent) => agent.run(),
+        Command::Controllers(controllers) => controllers.run(),
     };
     finish(result)
 }

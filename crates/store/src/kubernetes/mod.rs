@@ -27,6 +27,7 @@ use tortie_api::{Key, Kind, Position, Positions};
 use answer::Operation;
 use client::request;
 pub use client::{Kubernetes, KubernetesConfig};
+pub use profiles::profile_of;
 use values::Decoded;
 
 use crate::follow::{Event, Follow, Source, Watch, follow};
