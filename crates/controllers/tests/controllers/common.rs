@@ -118,6 +118,12 @@ pub(crate) fn memory() -> Arc<Embedded> {
 /// Controllers that run until this is dropped.
 pub(crate) struct Running(JoinHandle<()>);
 
+impl Running {
+    pub(crate) fn new(task: JoinHandle<()>) -> Self {
+        Self(task)
+    }
+}
+
 impl Drop for Running {
     fn drop(&mut self) {
         self.0.abort();
@@ -136,7 +142,7 @@ pub(crate) fn start(
         namespace: "tortie-system".to_owned(),
         node_grace: Duration::from_secs(4),
     };
-    Running(tokio::spawn(tortie_controllers::run(config)))
+    Running::new(tokio::spawn(tortie_controllers::run(config)))
 }
 
 pub(crate) async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {

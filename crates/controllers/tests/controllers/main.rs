@@ -5,3 +5,5 @@ mod common;
 mod copies;
 mod election;
 mod nodes;
+mod permissions;
+mod servers;
