@@ -30,12 +30,13 @@ const ROOMS: [&str; 20] = [
     "cni",
     "deploy",
     "agent",
+    "controllers",
     "servers",
     "lab",
     "cli",
 ];
 /// The asynchronous crates; all others are plain functions.
-const ASYNC: [&str; 5] = ["store", "ipam", "agent", "lab", "cli"];
+const ASYNC: [&str; 6] = ["store", "ipam", "agent", "controllers", "lab", "cli"];
 /// The crates without clocks, files, sockets and threads.
 const PURE: [&str; 7] = ["selector", "api", "policy", "oracle", "reach", "dataplane", "calc"];
 /// The only crates with unsafe code.

@@ -1,4 +1,5 @@
-//! Copies a pod's labels to its WorkloadEndpoints when they change, also during CNI ADD.
+//! Copies a pod's labels to its WorkloadEndpoints when they change, also during CNI ADD. The controllers do this for the
+//! pods that they copy from the Kubernetes API.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -7,7 +8,7 @@ use futures::StreamExt;
 use serde_json::{Value, json};
 use tortie_api::{Key, Kind};
 use tortie_store::backoff::{Backoff, random_seed};
-use tortie_store::{Change, Interest, Store, StoreError, Stored, pod_of};
+use tortie_store::{COPIED_FROM, Change, Interest, Store, StoreError, Stored, pod_of};
 
 /// Follows the pods and endpoints of one node until the future is dropped. Checks an endpoint whenever it or its pod
 /// was written: whichever was written last, both are then current.
@@ -52,7 +53,8 @@ async fn copy_labels(store: &dyn Store, key: &Key) -> Result<(), StoreError> {
             Value::Null => json!({}),
             labels => labels.clone(),
         };
-        if !tortie_store::is_of(&endpoint, &pod) || labels(&endpoint) == labels(&pod) {
+        let is_copy = pod.value["metadata"]["annotations"].get(COPIED_FROM).is_some();
+        if is_copy || !tortie_store::is_of(&endpoint, &pod) || labels(&endpoint) == labels(&pod) {
             return Ok(());
         }
         endpoint.value["metadata"]["labels"] = labels(&pod);

@@ -50,6 +50,8 @@ pub enum Kind {
     HostEndpoint,
     /// The settings of nodes; `default` applies to all.
     FelixConfiguration,
+    /// The settings of the controllers; only `default` is read.
+    KubeControllersConfiguration,
     /// A Calico address pool.
     IpPool,
     /// A pod's interface, as created by the CNI plugin.
@@ -64,6 +66,8 @@ pub enum Kind {
     IpamConfig,
     /// What a node reports (policy decision 29).
     NodeReport,
+    /// Which of several controllers works.
+    Lease,
 }
 
 struct Description {
@@ -80,7 +84,7 @@ struct Description {
 const CORE: &str = "v1";
 const CALICO: &str = "projectcalico.org/v3";
 
-const DESCRIPTIONS: [Description; 28] = [
+const DESCRIPTIONS: [Description; 30] = [
     describe(Kind::Namespace, CORE, "Namespace", "namespaces", &["ns"], false),
     describe(Kind::Node, CORE, "Node", "nodes", &["no"], false),
     describe(Kind::ServiceAccount, CORE, "ServiceAccount", "serviceaccounts", &["sa"], true),
@@ -172,6 +176,14 @@ const DESCRIPTIONS: [Description; 28] = [
         &["felixconfig"],
         false,
     ),
+    describe(
+        Kind::KubeControllersConfiguration,
+        CALICO,
+        "KubeControllersConfiguration",
+        "kubecontrollersconfigurations",
+        &["kubecontrollersconfig", "kcc"],
+        false,
+    ),
     describe(Kind::IpPool, CALICO, "IPPool", "ippools", &["pool"], false),
     describe(Kind::WorkloadEndpoint, CALICO, "WorkloadEndpoint", "workloadendpoints", &["wep"], true),
     describe(Kind::IpamBlock, CALICO, "IPAMBlock", "ipamblocks", &["block"], false),
@@ -179,6 +191,7 @@ const DESCRIPTIONS: [Description; 28] = [
     describe(Kind::IpamHandle, CALICO, "IPAMHandle", "ipamhandles", &["handle"], false),
     describe(Kind::IpamConfig, CALICO, "IPAMConfig", "ipamconfigs", &[], false),
     describe(Kind::NodeReport, "tortie.io/v1", "NodeReport", "nodereports", &["report"], false),
+    describe(Kind::Lease, "coordination.k8s.io/v1", "Lease", "leases", &[], true),
 ];
 
 const fn describe(
@@ -228,7 +241,11 @@ impl Kind {
     pub fn apply_order(self) -> u8 {
         match self {
             Kind::Namespace => 0,
-            Kind::Node | Kind::FelixConfiguration | Kind::IpPool | Kind::IpamConfig => 1,
+            Kind::Node
+            | Kind::FelixConfiguration
+            | Kind::KubeControllersConfiguration
+            | Kind::IpPool
+            | Kind::IpamConfig => 1,
             Kind::Tier => 2,
             Kind::ServiceAccount => 3,
             Kind::NetworkSet | Kind::GlobalNetworkSet => 4,
@@ -250,7 +267,8 @@ impl Kind {
             | Kind::IpamBlock
             | Kind::BlockAffinity
             | Kind::IpamHandle
-            | Kind::NodeReport => 11,
+            | Kind::NodeReport
+            | Kind::Lease => 11,
         }
     }
 
@@ -263,6 +281,7 @@ impl Kind {
                 Some("IPAM, when addresses are given and released")
             }
             Kind::NodeReport => Some("the node's agent"),
+            Kind::Lease => Some("the controllers"),
             _ => None,
         }
     }

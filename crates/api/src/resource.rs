@@ -8,8 +8,8 @@ use serde_json::Value;
 use thiserror::Error;
 
 use crate::calico::{
-    FelixConfiguration, GlobalNetworkPolicy, HostEndpoint, IpPool, NetworkPolicy, NetworkSet, Profile,
-    StagedAction, Tier, WorkloadEndpoint,
+    FelixConfiguration, GlobalNetworkPolicy, HostEndpoint, IpPool, KubeControllersConfiguration,
+    NetworkPolicy, NetworkSet, Profile, StagedAction, Tier, WorkloadEndpoint,
 };
 use crate::kubernetes::{
     ClusterPolicy, EndpointSlice, KubernetesNetworkPolicy, Namespace, Node, Pod, Service, ServiceAccount,
@@ -81,6 +81,7 @@ pub enum Resource {
     GlobalNetworkPolicy(GlobalNetworkPolicy),
     HostEndpoint(HostEndpoint),
     FelixConfiguration(FelixConfiguration),
+    KubeControllersConfiguration(KubeControllersConfiguration),
     IpPool(IpPool),
     WorkloadEndpoint(WorkloadEndpoint),
     NodeReport(NodeReport),
@@ -209,6 +210,11 @@ impl Resource {
                 felix.read_annotations().map_err(one)?;
                 Self::FelixConfiguration(felix)
             }
+            Kind::KubeControllersConfiguration => {
+                let settings: KubeControllersConfiguration = typed(value).map_err(one)?;
+                settings.validate()?;
+                Self::KubeControllersConfiguration(settings)
+            }
             Kind::IpPool => {
                 let pool: IpPool = typed(value).map_err(one)?;
                 pool.validate()?;
@@ -220,6 +226,12 @@ impl Resource {
                 return Err(vec![FieldError::new(
                     "kind",
                     format!("{} is IPAM's own and has no manifest", key.kind),
+                )]);
+            }
+            Kind::Lease => {
+                return Err(vec![FieldError::new(
+                    "kind",
+                    "the controllers write Leases; it has no manifest",
                 )]);
             }
         })

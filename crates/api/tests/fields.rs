@@ -9,7 +9,9 @@ use std::path::Path;
 
 use probe::{Read, read_by};
 use serde_json::{Value, json};
-use tortie_api::calico::{FelixConfiguration, HostEndpoint, IpPool, NetworkSet, Profile, Tier};
+use tortie_api::calico::{
+    FelixConfiguration, HostEndpoint, IpPool, KubeControllersConfiguration, NetworkSet, Profile, Tier,
+};
 use tortie_api::calico::{GlobalNetworkPolicy, NetworkPolicy};
 use tortie_api::kubernetes::{EndpointSlice, Namespace, Node, Pod, Service, ServiceAccount};
 use tortie_api::support::{self, State, Takes};
@@ -30,6 +32,7 @@ fn types() -> Vec<(&'static str, Vec<Read>)> {
         ("HostEndpoint", read_by::<HostEndpoint>()),
         ("IPPool", read_by::<IpPool>()),
         ("FelixConfiguration", read_by::<FelixConfiguration>()),
+        ("KubeControllersConfiguration", read_by::<KubeControllersConfiguration>()),
         ("Namespace", read_by::<Namespace>()),
         ("ServiceAccount", read_by::<ServiceAccount>()),
         ("Pod", read_by::<Pod>()),
@@ -67,6 +70,16 @@ fn the_table_marks_exactly_the_fields_that_types_read_as_implemented() {
         assert!(unknown.is_empty(), "{kind}: the table lacks {unknown:?}");
         assert_eq!(table.len(), support::fields(kind).unwrap().len(), "{kind}: a field stands twice");
     }
+}
+
+/// The type has every field of the table and no other.
+#[test]
+fn the_table_of_the_controllers_has_the_fields_of_its_type() {
+    let read = read_by::<KubeControllersConfiguration>();
+    let read: BTreeSet<&str> = read.iter().filter_map(|field| field.path.strip_prefix("spec.")).collect();
+    let read: BTreeSet<&str> = read.into_iter().map(|path| path.trim_end_matches("[]")).collect();
+    let table = support::fields(Kind::KubeControllersConfiguration).unwrap();
+    assert_eq!(read, table.iter().map(|field| field.name).collect());
 }
 
 /// Every state and every type of value, in manifests as a user would write them.
@@ -139,6 +152,44 @@ fn fields_without_effect_are_reported_unless_they_request_the_fixed_value() {
     assert_eq!(paths(all), expected);
 }
 
+#[test]
+fn settings_of_the_controllers_are_validated_and_reported() {
+    let document = |name: &str, spec: &Value| json!({"apiVersion": "projectcalico.org/v3", "kind": "KubeControllersConfiguration", "metadata": {"name": name}, "spec": spec});
+    let node = |node: Value| json!({"controllers": {"node": node}});
+    let refused = [
+        ("other", json!({}), "metadata.name: \"other\" is not read; name it default"),
+        ("default", json!({"controllers": {"nodes": {}}}), "spec.controllers.nodes: unknown field"),
+        ("default", node(json!({"syncLabels": "yes"})), "spec.controllers.node.syncLabels"),
+        (
+            "default",
+            node(json!({"leakGracePeriod": "soon"})),
+            "spec.controllers.node.leakGracePeriod: \"soon\" is not a time",
+        ),
+        ("default", json!({"prometheusMetricsPort": 70000}), "spec.prometheusMetricsPort"),
+        ("default", json!({"logSeverityScreen": "Loud"}), "spec.logSeverityScreen"),
+    ];
+    for (name, spec, expected) in refused {
+        let problems = manifest::read("f.yml", &document(name, &spec).to_string()).unwrap_err();
+        let messages: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        assert!(messages.iter().any(|line| line.contains(expected)), "{name} {spec}: {messages:?}");
+    }
+    let paths =
+        |errors: Vec<tortie_api::FieldError>| errors.into_iter().map(|it| it.path).collect::<Vec<_>>();
+    let spec = json!({
+        "logSeverityScreen": "Info", "healthChecks": "Enabled", "prometheusMetricsPort": 0,
+        "controllers": {"node": {"hostEndpoint": {"autoCreate": "Enabled", "templates": [{"generateName": "x"}]}},
+            "policy": {"reconcilerPeriod": "5m"}},
+    });
+    let value = document("default", &spec);
+    manifest::read("f.yml", &value.to_string()).unwrap();
+    let kind = Kind::KubeControllersConfiguration;
+    assert_eq!(paths(support::rejected(kind, &value)), ["spec.controllers.node.hostEndpoint.templates"]);
+    assert_eq!(
+        paths(support::reported(kind, &value)),
+        ["spec.controllers.policy.reconcilerPeriod", "spec.healthChecks"]
+    );
+}
+
 /// Without an overlay, nodes do not carry each other's packets, and Never is the default.
 #[test]
 fn a_pool_without_encapsulation_is_reported() {
@@ -189,6 +240,7 @@ fn page() -> String {
     for (kind, table) in [
         ("FelixConfiguration", support::fields(Kind::FelixConfiguration)),
         ("IPPool", support::fields(Kind::IpPool)),
+        ("KubeControllersConfiguration", support::fields(Kind::KubeControllersConfiguration)),
     ] {
         let _ = write!(page, "\n## {kind}\n\n| field of `spec` | takes | state |\n|---|---|---|\n");
         for field in table.unwrap() {
@@ -218,8 +270,9 @@ fn page() -> String {
         let _ = writeln!(page, "| `{name}` | rejected: {} |", support::why_refused(name));
     }
     let _ = write!(page, "\n## The other kinds\n\n{OTHERS}");
-    for (kind, read) in
-        types().into_iter().filter(|(kind, _)| !["FelixConfiguration", "IPPool"].contains(kind))
+    for (kind, read) in types()
+        .into_iter()
+        .filter(|(kind, _)| !["FelixConfiguration", "IPPool", "KubeControllersConfiguration"].contains(kind))
     {
         let _ = write!(page, "\n### {kind}\n\n");
         let fields: Vec<String> = read.iter().map(|field| format!("`{}`", field.path)).collect();

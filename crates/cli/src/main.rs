@@ -7,6 +7,7 @@
 mod agent;
 mod checks;
 mod completed;
+mod controllers;
 mod cost;
 mod decided;
 mod explain;
@@ -81,6 +82,8 @@ enum Command {
     /// Prepare this node, or clean it up; the pods of an installation run this
     #[command(subcommand)]
     Node(node::NodeCommand),
+    /// Run what a cluster needs once: copies in etcd, vanished nodes, automatic host endpoints
+    Controllers(Box<controllers::Controllers>),
 }
 
 fn main() -> ExitCode {
@@ -118,6 +121,7 @@ fn main() -> ExitCode {
         Command::Uninstall(uninstall) => uninstall.run(),
         Command::Agent(agent) => agent.run(),
         Command::Node(command) => command.run(),
+        Command::Controllers(controllers) => controllers.run(),
     };
     finish(result)
 }

@@ -37,6 +37,11 @@ impl StoreArguments {
         cfg!(feature = "lab") && self.store.is_none()
     }
 
+    /// Whether it is etcd.
+    pub(crate) fn is_etcd(&self) -> bool {
+        self.store.as_ref().is_some_and(|address| address.starts_with("etcd:"))
+    }
+
     /// Opens the datastore.
     pub(crate) async fn open(&self) -> anyhow::Result<Arc<dyn Endpoints>> {
         let Some(address) = &self.store else { return default_store() };

@@ -46,7 +46,7 @@ pub use in_force::{
     wait_in_force,
 };
 pub use interest::{Interest, Scope};
-pub use pod::{POD_UID, is_of, pod_of};
+pub use pod::{COPIED_FROM, POD_UID, is_of, pod_of};
 pub use shared::SharedEvent;
 pub use size::size_of_value;
 

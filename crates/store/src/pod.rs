@@ -9,6 +9,10 @@ use crate::Stored;
 /// (`libcalico-go/lib/backend/k8s/conversion`).
 pub const POD_UID: &str = "tortie.io/pod-uid";
 
+/// The annotation of an object that the controllers have copied from the Kubernetes API: the plural of its kind there, its
+/// namespace and its name (`pods/default/web`). They copy the labels of such a pod to its endpoints, too.
+pub const COPIED_FROM: &str = "tortie.io/copied-from";
+
 /// The key of the endpoint's pod.
 #[must_use]
 pub fn pod_of(endpoint: &Stored) -> Key {

@@ -205,6 +205,28 @@ async fn a_relabel_during_add_is_not_lost_on_any_interface() {
     .await;
 }
 
+/// The controllers copy the labels of pods that they copy from the Kubernetes API.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_labels_of_a_copied_pod_are_left_to_the_controllers() {
+    let bed = Bed::new().await;
+    bed.pod("p", "u", json!({"app": "old"})).await;
+    bed.pod("other", "u", json!({"app": "old"})).await;
+    bed.call(bed.invocation(Command::Add, "c1", "p")).await.unwrap();
+    bed.call(bed.invocation(Command::Add, "c2", "other")).await.unwrap();
+    let stored = bed.store.get(&pod_key("p")).await.unwrap().unwrap();
+    let mut copied = stored.value.clone();
+    copied["metadata"]["annotations"] = json!({tortie_store::COPIED_FROM: "pods/n/p"});
+    copied["metadata"]["labels"] = json!({"app": "new"});
+    bed.store.update(&pod_key("p"), copied, &stored.version).await.unwrap();
+    // When the later change has been processed, the earlier one has, too.
+    bed.pod("other", "u", json!({"app": "new"})).await;
+    until("a pod is followed", || async {
+        bed.endpoint("other", "eth0").await.unwrap()["metadata"]["labels"]["app"] == "new"
+    })
+    .await;
+    assert_eq!(bed.endpoint("p", "eth0").await.unwrap()["metadata"]["labels"]["app"], "old");
+}
+
 /// A StatefulSet recreates pods with the same name.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_of_the_same_name_is_another_pod() {

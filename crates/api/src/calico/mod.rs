@@ -1,5 +1,6 @@
 //! `projectcalico.org/v3`.
 
+mod controllers;
 mod endpoint;
 mod felix;
 mod host;
@@ -9,6 +10,10 @@ mod sets;
 mod tier;
 mod written;
 
+pub use controllers::{
+    AutoHostEndpoint, Controllers, CopyController, KubeControllersConfiguration,
+    KubeControllersConfigurationSpec, LoadBalancerController, MigrationController, NodeController, Switch,
+};
 pub use endpoint::{EndpointPort, WorkloadEndpoint, WorkloadEndpointSpec};
 pub use felix::{
     EndpointToHostAction, EstablishedFlows, FailsafePort, FelixConfiguration, FelixConfigurationSpec,

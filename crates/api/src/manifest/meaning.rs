@@ -72,7 +72,6 @@ const CALICO: &[&str] = &[
     "IPAMConfiguration",
     "IPAMHandle",
     "IPReservation",
-    "KubeControllersConfiguration",
     "LiveMigration",
     "RemoteClusterConfiguration",
 ];

@@ -1,6 +1,7 @@
 //! What Tortie does with each field of Calico's kinds: one table, which apply, agents and docs/fields.md use. Nothing
 //! may be accepted and then ignored: a field is implemented, rejected, or reported when it is set.
 
+mod controllers;
 mod felix;
 mod pools;
 mod takes;
@@ -30,7 +31,7 @@ pub enum State {
 /// A field of `spec`.
 #[derive(Debug, Clone, Copy)]
 pub struct Field {
-    /// Its name.
+    /// Its name; with dots, the path below `spec`.
     pub name: &'static str,
     /// The values that it takes.
     pub takes: Takes,
@@ -45,6 +46,12 @@ const fn field(name: &'static str, takes: Takes, state: State, usual: &'static [
 }
 
 impl Field {
+    /// The value of the field in an object, if it is set.
+    fn in_object<'a>(&self, object: &'a Value) -> Option<&'a Value> {
+        let path = self.name.split('.').try_fold(object.get("spec")?, |value, name| value.get(name));
+        path.filter(|value| !value.is_null())
+    }
+
     /// Whether the value requests what Tortie does anyway.
     fn is_usual(&self, value: &Value) -> bool {
         let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
@@ -62,6 +69,7 @@ pub fn fields(kind: Kind) -> Option<&'static [Field]> {
     match kind {
         Kind::FelixConfiguration => Some(felix::FIELDS),
         Kind::IpPool => Some(pools::FIELDS),
+        Kind::KubeControllersConfiguration => Some(controllers::FIELDS),
         _ => None,
     }
 }
@@ -69,6 +77,12 @@ pub fn fields(kind: Kind) -> Option<&'static [Field]> {
 /// Reports every value of a wrong type, every unknown field, and a name that is never read.
 pub(crate) fn check(key: &Key, value: &Value) -> Vec<FieldError> {
     let mut problems = Vec::new();
+    if key.kind == Kind::KubeControllersConfiguration {
+        let given = controllers::FIELDS.iter().filter_map(|field| Some((field, field.in_object(value)?)));
+        let wrong = given.filter_map(|(field, value)| Some((field, field.takes.problem(value)?)));
+        problems
+            .extend(wrong.map(|(field, problem)| FieldError::new(format!("spec.{}", field.name), problem)));
+    }
     if key.kind != Kind::FelixConfiguration {
         return problems;
     }
@@ -130,11 +144,10 @@ pub fn not_in_force(key: &Key, value: &Value) -> Vec<FieldError> {
 }
 
 fn unsupported(kind: Kind, value: &Value, why: impl Fn(State) -> Option<&'static str>) -> Vec<FieldError> {
-    let table = fields(kind).unwrap_or_default();
-    let set = given(value).filter_map(|(name, value)| {
-        let field = table.iter().find(|field| field.name == name)?;
+    let set = fields(kind).unwrap_or_default().iter().filter_map(|field| {
+        let value = field.in_object(value)?;
         let why = why(field.state).filter(|_| !field.is_usual(value))?;
-        Some(FieldError::new(format!("spec.{name}"), format!("it has no effect: {why}")))
+        Some(FieldError::new(format!("spec.{}", field.name), format!("it has no effect: {why}")))
     });
     set.collect()
 }

@@ -88,6 +88,24 @@ pub(crate) fn complete() -> Vec<(&'static str, Value)> {
             }),
         ),
         (
+            "KubeControllersConfiguration",
+            json!({
+                "logSeverityScreen": "Info", "healthChecks": "Enabled", "etcdV3CompactionPeriod": "10m0s",
+                "prometheusMetricsPort": 9094, "debugProfilePort": 0, "ofTheFuture": 1,
+                "controllers": {
+                    "node": {
+                        "reconcilerPeriod": "5m0s", "syncLabels": "Enabled", "leakGracePeriod": "15m0s",
+                        "hostEndpoint": {"autoCreate": "Disabled", "createDefaultHostEndpoint": "Enabled", "templates": [
+                            {"generateName": "x", "interfaceCIDRs": ["10.0.0.0/8"], "labels": {"a": "b"}, "nodeSelector": "all()"},
+                        ]},
+                    },
+                    "policy": {"reconcilerPeriod": "5m0s"}, "workloadEndpoint": {"reconcilerPeriod": "5m0s"},
+                    "serviceAccount": {"reconcilerPeriod": "5m0s"}, "namespace": {"reconcilerPeriod": "5m0s"},
+                    "loadBalancer": {"assignIPs": "AllServices"}, "policyMigration": {"enabled": "Enabled"},
+                },
+            }),
+        ),
+        (
             "IPAMBlock",
             json!({
                 "cidr": "10.244.0.0/30", "affinity": "host:primary", "affinityClaimTime": "2026-01-01T00:00:00Z",

@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 use tortie_api::Kind;
-use tortie_api::calico::{HostEndpoint, NetworkPolicy, NetworkSet, Tier};
+use tortie_api::calico::{HostEndpoint, KubeControllersConfiguration, NetworkPolicy, NetworkSet, Tier};
 use tortie_api::kubernetes;
 use tortie_api::report::NodeReport;
 
@@ -23,6 +23,10 @@ const REQUIRED: &Required = &[(".ingress[]", &["action"]), (".egress[]", &["acti
 /// In a HostEndpoint, a port is a mapping.
 const HOST_KNOWN: &Known = &[(".ports[].protocol", number_or_text)];
 const HOST_REQUIRED: &Required = &[(".ports[]", &["name", "port", "protocol"])];
+
+/// Templates are mappings.
+const CONTROLLERS_KNOWN: &Known =
+    &[(".templates", || list(json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true})))];
 
 /// A Kubernetes policy: a port is a mapping, and its protocol is a name.
 const KUBERNETES_KNOWN: &Known = &[
@@ -122,6 +126,19 @@ fn inputs() -> Vec<Definition> {
             "The settings of nodes: default for all nodes, node.NAME for one.",
             of_table(Kind::FelixConfiguration, ports, &[]),
         ),
+        Definition {
+            status: true,
+            ..definition(
+                Kind::KubeControllersConfiguration,
+                "The settings of the controllers; only default is read.",
+                of_shape(
+                    &field(&shape_of::<KubeControllersConfiguration>(), "spec"),
+                    "spec",
+                    CONTROLLERS_KNOWN,
+                    &[],
+                ),
+            )
+        },
     ]
 }
 

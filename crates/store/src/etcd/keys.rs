@@ -54,6 +54,7 @@ pub(crate) fn is_calico_resource(kind: Kind) -> bool {
         | Kind::StagedKubernetesNetworkPolicy
         | Kind::HostEndpoint
         | Kind::FelixConfiguration
+        | Kind::KubeControllersConfiguration
         | Kind::IpPool
         | Kind::WorkloadEndpoint => true,
         Kind::Namespace
@@ -69,7 +70,8 @@ pub(crate) fn is_calico_resource(kind: Kind) -> bool {
         | Kind::BlockAffinity
         | Kind::IpamHandle
         | Kind::IpamConfig
-        | Kind::NodeReport => false,
+        | Kind::NodeReport
+        | Kind::Lease => false,
     }
 }
 

@@ -29,6 +29,7 @@ use answer::Operation;
 use client::request;
 pub use client::{Kubernetes, KubernetesConfig};
 pub use objects::ObjectError;
+pub use profiles::profile_of;
 use values::Decoded;
 
 use crate::follow::{Event, Follow, Source, Watch, follow};

@@ -123,7 +123,12 @@ fn name(source: &Key) -> String {
     }
 }
 
-/// The profile of a Namespace, which allows everything, or of a ServiceAccount, which has no rules.
+/// The profile that Calico derives from a Namespace, which allows everything, or from a ServiceAccount, which has no rules.
+#[must_use]
+pub fn profile_of(source: Stored) -> Stored {
+    derive(source)
+}
+
 fn derive(source: Stored) -> Stored {
     let Stored { key, value, version, position } = source;
     let profile = Key::global(Kind::Profile, name(&key));

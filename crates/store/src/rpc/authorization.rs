@@ -78,6 +78,8 @@ fn row(kind: Kind) -> (Rights, Rights) {
         | Kind::FelixConfiguration
         | Kind::IpPool
         | Kind::IpamConfig => (READ, READ),
+        Kind::KubeControllersConfiguration => (NOTHING, READ),
+        Kind::Lease => (NOTHING, FULL),
         Kind::StagedNetworkPolicy | Kind::StagedGlobalNetworkPolicy | Kind::StagedKubernetesNetworkPolicy => {
             (NOTHING, READ)
         }

@@ -38,6 +38,7 @@ const EXPECTED: &str = "
     stagedkubernetesnetworkpolicies                -------  -------  glwb---
     hostendpoints                                  glwb---  glwb---  glwbcud
     felixconfigurations                            glwb---  glwb---  glwb---
+    kubecontrollersconfigurations                  -------  -------  glwb---
     ippools                                        glwb---  glwb---  glwb---
     workloadendpoints                              glwbcud  glwb---  glwbcud
     ipamblocks                                     glwbcud  glwb-ud  glwbcud
@@ -45,6 +46,7 @@ const EXPECTED: &str = "
     ipamhandles                                    glwbcud  glwbcud  glwbcud
     ipamconfigs                                    glwb---  glwb---  glwb---
     nodereports                                    glwbcu-  ---b---  glwb--d
+    leases                                         -------  -------  glwbcud
 ";
 const VERBS: &str = "glwbcud";
 

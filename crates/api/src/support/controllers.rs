@@ -1,0 +1,45 @@
+//! The fields of KubeControllersConfiguration.
+
+use super::State::{Implemented, Rejected, Reported};
+use super::Takes::{Duration, Integer, Objects, Word};
+use super::{Field, Takes, field};
+
+const SWITCH: Takes = Word(&["Enabled", "Disabled"]);
+const LEVELS: Takes = Word(&["None", "Debug", "Info", "Warning", "Error", "Fatal", "Panic"]);
+const PORT: Takes = Integer(0, 65535);
+const ON_CHANGE: &str = "the controllers follow what they copy, and have no period";
+const LEAKS: &str =
+    "agents release the addresses that their pods leave behind, and --node-grace is for vanished nodes";
+const LOG: &str = "the environment variable RUST_LOG sets the level";
+const NO_PORT: &str = "the controllers have no such port";
+const COMPACTION: &str = "set --auto-compaction-retention of etcd";
+const TEMPLATES: &str =
+    "only the host endpoint for all interfaces is created; apply other host endpoints yourself";
+const NO_ADDRESSES: &str = "Tortie gives no addresses to Services";
+const NO_RENAMING: &str = "Tortie renames no policies";
+
+/// The fields of `spec`, by path.
+pub(super) const FIELDS: &[Field] = &[
+    field(
+        "controllers.loadBalancer.assignIPs",
+        Word(&["AllServices", "RequestedServicesOnly"]),
+        Reported(NO_ADDRESSES),
+        &[],
+    ),
+    field("controllers.namespace.reconcilerPeriod", Duration, Reported(ON_CHANGE), &[]),
+    field("controllers.node.hostEndpoint.autoCreate", SWITCH, Implemented, &[]),
+    field("controllers.node.hostEndpoint.createDefaultHostEndpoint", SWITCH, Implemented, &[]),
+    field("controllers.node.hostEndpoint.templates", Objects, Rejected(TEMPLATES), &["[]"]),
+    field("controllers.node.leakGracePeriod", Duration, Reported(LEAKS), &[]),
+    field("controllers.node.reconcilerPeriod", Duration, Reported(ON_CHANGE), &[]),
+    field("controllers.node.syncLabels", SWITCH, Implemented, &[]),
+    field("controllers.policy.reconcilerPeriod", Duration, Reported(ON_CHANGE), &[]),
+    field("controllers.policyMigration.enabled", SWITCH, Reported(NO_RENAMING), &["Disabled"]),
+    field("controllers.serviceAccount.reconcilerPeriod", Duration, Reported(ON_CHANGE), &[]),
+    field("controllers.workloadEndpoint.reconcilerPeriod", Duration, Reported(ON_CHANGE), &[]),
+    field("debugProfilePort", PORT, Reported(NO_PORT), &["0"]),
+    field("etcdV3CompactionPeriod", Duration, Reported(COMPACTION), &["0s"]),
+    field("healthChecks", SWITCH, Reported(NO_PORT), &["Disabled"]),
+    field("logSeverityScreen", LEVELS, Reported(LOG), &["Info"]),
+    field("prometheusMetricsPort", PORT, Reported(NO_PORT), &["0"]),
+];

@@ -1,0 +1,253 @@
+//! The objects that the controllers write for an object of the Kubernetes API: those of Calico's kube-controllers
+//! (`kube-controllers/pkg/converter`), and those that Tortie's agents read besides.
+
+use serde_json::{Map, Value, json};
+use tortie_api::kubernetes::Node;
+use tortie_api::{Key, Kind};
+use tortie_store::kubernetes::profile_of;
+use tortie_store::{COPIED_FROM, POD_UID, Stored, pod_of};
+
+use crate::decision::{Decision, annotation, labels, update};
+use crate::policies;
+
+/// The kinds that are copied from the Kubernetes API.
+pub(crate) const SOURCES: [Kind; 10] = [
+    Kind::Namespace,
+    Kind::Node,
+    Kind::ServiceAccount,
+    Kind::Pod,
+    Kind::Service,
+    Kind::EndpointSlice,
+    Kind::KubernetesNetworkPolicy,
+    Kind::ClusterNetworkPolicy,
+    Kind::AdminNetworkPolicy,
+    Kind::BaselineAdminNetworkPolicy,
+];
+
+/// The kinds that are written.
+pub(crate) const TARGETS: [Kind; 12] = [
+    Kind::Namespace,
+    Kind::Node,
+    Kind::ServiceAccount,
+    Kind::Pod,
+    Kind::Service,
+    Kind::EndpointSlice,
+    Kind::Profile,
+    Kind::NetworkPolicy,
+    Kind::ClusterNetworkPolicy,
+    Kind::AdminNetworkPolicy,
+    Kind::BaselineAdminNetworkPolicy,
+    Kind::WorkloadEndpoint,
+];
+
+/// The annotation of Calico's Node with the labels that came from Kubernetes
+/// (`kube-controllers/pkg/controllers/node/labels.go`).
+const KUBE_LABELS: &str = "projectcalico.org/kube-labels";
+/// What kubectl keeps in an annotation may be as long as the object.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+
+/// The copies of an object, each with its key. A Node's is a draft: [`node`] completes it.
+pub(crate) fn copies(source: &Stored) -> Vec<(Key, Value)> {
+    let Stored { key, value, .. } = source;
+    let same = |fields: &[&str]| (key.clone(), trimmed(key, value, fields));
+    match key.kind {
+        Kind::Namespace | Kind::ServiceAccount => vec![same(&[]), profile(source)],
+        Kind::Pod => vec![(key.clone(), pod(key, value))],
+        Kind::Service => vec![same(&["spec", "status"])],
+        Kind::EndpointSlice => vec![same(&["addressType", "endpoints", "ports"])],
+        Kind::KubernetesNetworkPolicy => vec![policy(key, value)],
+        Kind::Node => vec![(key.clone(), new_node(key, value))],
+        _ => vec![same(&["spec"])],
+    }
+}
+
+/// The value of the annotation [`COPIED_FROM`].
+fn origin(key: &Key) -> String {
+    let parts = [key.kind.plural(), &key.namespace, &key.name];
+    let parts: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+    parts.join("/")
+}
+
+/// The key in that annotation.
+pub(crate) fn source_of(copy: &Value) -> Option<Key> {
+    let parts: Vec<&str> = annotation(copy, COPIED_FROM)?.split('/').collect();
+    let kind = SOURCES.into_iter().find(|kind| Some(&kind.plural()) == parts.first())?;
+    match (kind.namespaced(), parts.as_slice()) {
+        (true, [_, namespace, name]) => Some(Key::namespaced(kind, *namespace, *name)),
+        (false, [_, name]) => Some(Key::global(kind, *name)),
+        _ => None,
+    }
+}
+
+/// An object with some of its fields.
+fn trimmed(key: &Key, value: &Value, fields: &[&str]) -> Value {
+    let given = |name: &str| value["metadata"].get(name).cloned();
+    let mut annotations = given("annotations").and_then(|all| all.as_object().cloned()).unwrap_or_default();
+    annotations.remove(LAST_APPLIED);
+    annotations.insert(COPIED_FROM.to_owned(), json!(origin(key)));
+    let mut metadata = json!({"name": key.name, "labels": labels(value), "annotations": annotations});
+    if key.kind.namespaced() {
+        metadata["namespace"] = json!(key.namespace);
+    }
+    if let Some(uid) = given("uid") {
+        metadata["uid"] = uid;
+    }
+    let mut copy =
+        json!({"apiVersion": key.kind.api_version(), "kind": key.kind.name(), "metadata": metadata});
+    for field in fields {
+        if let Some(content) = value.get(*field) {
+            copy[*field] = content.clone();
+        }
+    }
+    copy
+}
+
+/// What agents and commands read of a Pod.
+fn pod(key: &Key, value: &Value) -> Value {
+    let mut copy = trimmed(key, value, &[]);
+    let some = |value: &Value, fields: &[&str]| -> Value {
+        let given = fields.iter().filter_map(|field| Some(((*field).to_owned(), value.get(field)?.clone())));
+        Value::Object(given.collect())
+    };
+    copy["spec"] = some(&value["spec"], &["nodeName", "nodeSelector", "hostNetwork", "serviceAccountName"]);
+    for field in ["containers", "initContainers"] {
+        if let Some(containers) = value["spec"][field].as_array() {
+            let containers: Vec<Value> =
+                containers.iter().map(|container| some(container, &["name", "ports"])).collect();
+            copy["spec"][field] = json!(containers);
+        }
+    }
+    copy["status"] = some(&value["status"], &["phase", "podIP", "podIPs"]);
+    copy
+}
+
+fn profile(source: &Stored) -> (Key, Value) {
+    let origin = origin(&source.key);
+    let Stored { key, mut value, .. } = profile_of(source.clone());
+    value["metadata"] = json!({"name": key.name, "annotations": {COPIED_FROM: origin}});
+    (key, value)
+}
+
+fn policy(key: &Key, value: &Value) -> (Key, Value) {
+    let copy = policies::copy_of(key);
+    let metadata =
+        json!({"name": copy.name, "namespace": copy.namespace, "annotations": {COPIED_FROM: origin(key)}});
+    let value = json!({
+        "apiVersion": copy.kind.api_version(), "kind": copy.kind.name(), "metadata": metadata,
+        "spec": policies::spec(key, value),
+    });
+    (copy, value)
+}
+
+/// A new Node. Its agent adds the addresses of tunnels.
+fn new_node(key: &Key, value: &Value) -> Value {
+    let labels = labels(value);
+    let mut annotations =
+        json!({COPIED_FROM: origin(key), KUBE_LABELS: Value::Object(labels.clone()).to_string()});
+    let addresses = value["status"]["addresses"].as_array().map_or(&[][..], Vec::as_slice);
+    let internal = addresses.iter().filter(|address| address["type"] == "InternalIP");
+    let mut internal = internal.filter_map(|address| address["address"].as_str()?.parse().ok());
+    if let Some(address) = internal.find(std::net::IpAddr::is_ipv4) {
+        annotations[Node::ADDRESS] = json!(address.to_string());
+    }
+    json!({
+        "apiVersion": key.kind.api_version(), "kind": key.kind.name(),
+        "metadata": {"name": key.name, "labels": labels, "annotations": annotations},
+        "spec": {"orchRefs": [{"nodeName": key.name, "orchestrator": "k8s"}]},
+    })
+}
+
+/// Brings a Node to its desired state. Of an existing one, only the labels that came from Kubernetes change.
+pub(crate) fn node(desired: Option<&Value>, actual: Option<&Stored>, copies_labels: bool) -> Decision {
+    let Some(desired) = desired else { return Decision::Nothing };
+    let Some(actual) = actual else { return Decision::Create(desired.clone()) };
+    let refs = actual.value["spec"]["orchRefs"].as_array().map_or(&[][..], Vec::as_slice);
+    let is_same = |of: &Value| of["orchestrator"] == "k8s" && of["nodeName"] == actual.key.name.as_str();
+    if source_of(&actual.value).is_none() && !refs.iter().any(is_same) {
+        return Decision::Foreign("copies the labels of Kubernetes' node to it");
+    }
+    let before = annotation(&actual.value, KUBE_LABELS);
+    let before: Map<String, Value> =
+        before.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+    let wanted = labels(desired);
+    let mut merged = labels(&actual.value);
+    merged.retain(|name, _| !before.contains_key(name));
+    merged.extend(wanted.clone());
+    let mut annotations = actual.value["metadata"]["annotations"].as_object().cloned().unwrap_or_default();
+    let known = (merged == labels(&actual.value)) && before == wanted;
+    if known || !copies_labels {
+        return Decision::Nothing;
+    }
+    annotations.insert(KUBE_LABELS.to_owned(), json!(Value::Object(wanted).to_string()));
+    let mut value = actual.value.clone();
+    value["metadata"]["labels"] = Value::Object(merged);
+    value["metadata"]["annotations"] = Value::Object(annotations);
+    Decision::Update(value, actual.version.clone())
+}
+
+/// Brings the labels of an endpoint to those of its pod, with the labels that Calico adds
+/// (`libcalico-go/lib/backend/k8s/conversion/workload_endpoint_default.go`). `pod` is the copy of its pod.
+pub(crate) fn endpoint(actual: &Stored, pod: Option<&Value>) -> Decision {
+    let Some(pod) = pod.filter(|pod| is_of(actual, pod)) else { return Decision::Nothing };
+    let mut wanted = labels(pod);
+    wanted.insert("projectcalico.org/namespace".to_owned(), json!(actual.key.namespace));
+    wanted.insert("projectcalico.org/orchestrator".to_owned(), json!("k8s"));
+    let account =
+        pod["spec"]["serviceAccountName"].as_str().filter(|name| !name.is_empty() && name.len() < 63);
+    match account {
+        Some(account) => drop(wanted.insert("projectcalico.org/serviceaccount".to_owned(), json!(account))),
+        None => drop(wanted.remove("projectcalico.org/serviceaccount")),
+    }
+    if wanted == labels(&actual.value) || !actual.value["metadata"].is_object() {
+        return Decision::Nothing;
+    }
+    let mut value = actual.value.clone();
+    value["metadata"]["labels"] = Value::Object(wanted);
+    Decision::Update(value, actual.version.clone())
+}
+
+/// Whether the endpoint belongs to this pod. Calico's endpoints name only the pod and the node.
+fn is_of(endpoint: &Stored, pod: &Value) -> bool {
+    match annotation(&endpoint.value, POD_UID) {
+        Some(uid) => pod["metadata"]["uid"] == uid,
+        None => endpoint.value["spec"]["node"] == pod["spec"]["nodeName"],
+    }
+}
+
+/// The key of the endpoint's pod, if it is one of Kubernetes.
+pub(crate) fn pod_of_endpoint(endpoint: &Stored) -> Option<Key> {
+    let spec = &endpoint.value["spec"];
+    let is_pod = spec["orchestrator"] == "k8s" && !pod_of(endpoint).name.is_empty();
+    is_pod.then(|| pod_of(endpoint))
+}
+
+/// Whether the controllers could have created an object with this key.
+pub(crate) fn concerns(key: &Key) -> bool {
+    match key.kind {
+        Kind::Profile => ["kns.", "ksa."].iter().any(|prefix| key.name.starts_with(prefix)),
+        Kind::NetworkPolicy => key.name.starts_with(policies::PREFIX),
+        _ => true,
+    }
+}
+
+/// Brings a copy to its desired content. Only what the controllers have created is changed.
+pub(crate) fn copy(desired: Option<&Value>, actual: Option<&Stored>) -> Decision {
+    match (desired, actual) {
+        (None, None) => Decision::Nothing,
+        (Some(desired), None) => Decision::Create(desired.clone()),
+        (Some(desired), Some(actual)) => match source_of(&actual.value) {
+            Some(_) => update(actual, desired),
+            None if is_alike(&actual.value, desired) => Decision::Nothing,
+            None => Decision::Foreign("writes the copy of an object of the Kubernetes API under this name"),
+        },
+        (None, Some(actual)) => match source_of(&actual.value) {
+            Some(source) => Decision::Delete(actual.version.clone(), Some(source)),
+            None => Decision::Nothing,
+        },
+    }
+}
+
+/// Whether somebody else, such as Calico's controllers, has written the same content.
+fn is_alike(actual: &Value, desired: &Value) -> bool {
+    actual["spec"] == desired["spec"] && labels(actual) == labels(desired)
+}

@@ -1,0 +1,113 @@
+//! What runs once in a cluster (`tortie controllers`): copies of Kubernetes' objects in etcd, what vanished nodes leave
+//! behind, and automatic host endpoints, as Calico's kube-controllers do.
+//!
+//! Several processes may run; a Lease decides which one works. Its writes are conditional, so one that believes too long
+//! that it leads does no harm. The controllers change only what they have created, and, as in Calico, the labels of Nodes and
+//! endpoints, and IPAM's records of vanished nodes.
+
+mod absence;
+mod copier;
+mod copies;
+mod decision;
+mod election;
+mod host_endpoints;
+mod leader;
+mod nodes;
+mod policies;
+mod reconciler;
+mod synced;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tortie_api::{Key, Kind};
+use tortie_store::backoff::{Backoff, random_seed};
+use tortie_store::{Endpoints, Interest, Store};
+
+pub use election::{Claim, DEADLINE, Election, LEASE, PERIOD};
+pub use nodes::Nodes;
+
+use copier::Copier;
+use host_endpoints::HostEndpoints;
+use reconciler::Stores;
+
+/// The maximum time between two looks for vanished nodes.
+const MAX_ROUND: Duration = Duration::from_secs(60);
+/// The name of the Lease.
+pub const LEASE_NAME: &str = "tortie-controllers";
+
+/// What the controllers need.
+#[derive(Clone)]
+pub struct Config {
+    /// The datastore of the agents.
+    pub store: Arc<dyn Endpoints>,
+    /// The Kubernetes API whose objects are copied to the datastore, if they are not there already.
+    pub kubernetes: Option<Arc<dyn Store>>,
+    /// The name of this process, which must be unique.
+    pub identity: String,
+    /// The namespace of the Lease.
+    pub namespace: String,
+    /// How long a Node must be missing before what it leaves behind is removed.
+    pub node_grace: Duration,
+}
+
+impl Config {
+    /// Has the Nodes, the Pods and the Lease.
+    fn truth(&self) -> Arc<dyn Store> {
+        match &self.kubernetes {
+            Some(kubernetes) => kubernetes.clone(),
+            None => self.store.clone(),
+        }
+    }
+}
+
+/// Runs the controllers whenever this process leads, until the future is dropped.
+pub async fn run(config: Config) {
+    let lease = Key::namespaced(Kind::Lease, &config.namespace, LEASE_NAME);
+    let election = Election::new(lease.clone(), &config.identity);
+    let truth = config.truth();
+    leader::run(&*truth, &lease, election, || work(&config)).await;
+}
+
+/// The work of the leader, which does not end.
+async fn work(config: &Config) {
+    let copies = async {
+        match &config.kubernetes {
+            Some(kubernetes) => copy(&**kubernetes, &*config.store).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::join!(copies, host_endpoints(&*config.store), nodes(config));
+}
+
+async fn copy(kubernetes: &dyn Store, store: &dyn Store) {
+    let sources = kubernetes.follow(copies::SOURCES.map(Interest::all).to_vec());
+    let targets = store.follow(copier::followed().into_iter().map(Interest::all).collect());
+    let stores = Stores { source: kubernetes, target: store };
+    reconciler::run(Copier::new(), stores, sources, targets).await;
+}
+
+async fn host_endpoints(store: &dyn Store) {
+    let targets = store.follow(host_endpoints::KINDS.map(Interest::all).to_vec());
+    let sources = Box::pin(futures::stream::pending());
+    let stores = Stores { source: store, target: store };
+    reconciler::run(HostEndpoints::new(), stores, sources, targets).await;
+}
+
+async fn nodes(config: &Config) {
+    let mut nodes = Nodes::new(config.store.clone(), config.truth(), config.node_grace);
+    let period = MAX_ROUND.min(config.node_grace / 4);
+    let mut backoff = Backoff::new(random_seed()).with_max(period);
+    loop {
+        match nodes.round(Instant::now()).await {
+            Ok(()) => {
+                backoff.succeeded();
+                tokio::time::sleep(period).await;
+            }
+            Err(error) => {
+                tracing::warn!(%error, "vanished nodes cannot be looked for; the controllers retry");
+                backoff.wait().await;
+            }
+        }
+    }
+}

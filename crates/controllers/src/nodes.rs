@@ -1,0 +1,362 @@
+//! The lifecycle of nodes: what a vanished node leaves behind is removed after a grace period.
+//!
+//! Each step is derived from what is stored, so another controller continues where a crash stopped this one. Before each
+//! write, the Node is looked up once more.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ipnet::Ipv4Net;
+use serde_json::{Value, json};
+use tortie_api::{Key, Kind};
+use tortie_ipam::{Ipam, IpamError};
+use tortie_store::{Endpoints, Interest, Store, StoreError, Stored, pod_of};
+
+use crate::absence::Absence;
+use crate::copies::source_of;
+use crate::host_endpoints::is_automatic;
+
+/// The types of a node's own addresses (`libcalico-go/lib/ipam/ipam_types.go`).
+const TUNNELS: [&str; 5] = [
+    "ipipTunnelAddress",
+    "vxlanTunnelAddress",
+    "vxlanV6TunnelAddress",
+    "wireguardTunnelAddress",
+    "wireguardV6TunnelAddress",
+];
+const WINDOWS_HANDLE: &str = "windows-reserved-ipam-handle";
+
+/// The lifecycle of the nodes of a cluster.
+pub struct Nodes {
+    store: Arc<dyn Endpoints>,
+    /// Has the Nodes and Pods: the datastore, or the Kubernetes API that is copied to it.
+    truth: Arc<dyn Store>,
+    grace: Duration,
+    absence: Absence,
+}
+
+/// The result of removing what a node left behind.
+enum Removal {
+    Complete,
+    /// Something is still in use.
+    Waits(String),
+    /// The Node exists.
+    Returned,
+}
+
+impl Nodes {
+    /// The lifecycle of the nodes whose Nodes and Pods are in `truth`.
+    #[must_use]
+    pub fn new(store: Arc<dyn Endpoints>, truth: Arc<dyn Store>, grace: Duration) -> Self {
+        Self { store, truth, grace, absence: Absence::default() }
+    }
+
+    /// Looks for vanished nodes, and removes what those leave behind that have been missing for the grace period.
+    ///
+    /// # Errors
+    /// A list is incomplete, so nothing was removed; or a removal failed, and the next round continues.
+    pub async fn round(&mut self, now: Instant) -> Result<(), IpamError> {
+        let referenced = self.referenced().await?;
+        // After the objects: a node that comes in between has its Node first.
+        let present = self.truth.list(Kind::Node).await?.items;
+        let present: BTreeSet<String> = present.into_iter().map(|node| node.key.name).collect();
+        let overdue = self.absence.overdue(referenced, &present, now, self.grace);
+        let mut failure = None;
+        for node in overdue {
+            match self.remove(&node).await {
+                Ok(Removal::Complete) => tracing::info!(node, "removed what the vanished node left behind"),
+                Ok(Removal::Waits(why)) => {
+                    tracing::info!(node, why, "the node has vanished; some of its objects stay for now")
+                }
+                Ok(Removal::Returned) => tracing::info!(node, "the node is back"),
+                Err(error) => {
+                    tracing::warn!(node, %error, "what the vanished node left behind cannot be removed yet");
+                    failure = Some(error);
+                }
+            }
+        }
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// The names of nodes in the objects that this removes.
+    async fn referenced(&self) -> Result<BTreeSet<String>, StoreError> {
+        let mut names = BTreeSet::new();
+        for stored in self.list(Kind::BlockAffinity).await? {
+            names.extend(stored.key.name.split_once('/').map(|(node, _)| node.to_owned()));
+        }
+        for stored in self.list(Kind::IpamBlock).await? {
+            names.extend(owner_of(&stored.value).map(str::to_owned));
+            names.extend(attributes(&stored.value).filter_map(node_of).map(str::to_owned));
+        }
+        for stored in self.list(Kind::HostEndpoint).await? {
+            if is_automatic(&stored.value) {
+                names.extend(stored.value["spec"]["node"].as_str().map(str::to_owned));
+            }
+        }
+        names.extend(self.list(Kind::NodeReport).await?.into_iter().map(|stored| stored.key.name));
+        if self.copies() {
+            let copies = self.list(Kind::Node).await?.into_iter();
+            names.extend(copies.filter(|node| source_of(&node.value).is_some()).map(|node| node.key.name));
+        }
+        Ok(names)
+    }
+
+    /// Whether Nodes are copied to the datastore.
+    fn copies(&self) -> bool {
+        let store: *const () = Arc::as_ptr(&self.store).cast();
+        !std::ptr::addr_eq(store, Arc::as_ptr(&self.truth).cast::<()>())
+    }
+
+    /// The objects of a kind; none if the datastore does not have the kind.
+    async fn list(&self, kind: Kind) -> Result<Vec<Stored>, StoreError> {
+        match self.store.list(kind).await {
+            Ok(listing) => Ok(listing.items),
+            Err(StoreError::KindAbsent(_)) => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn remove(&self, node: &str) -> Result<Removal, IpamError> {
+        if self.exists(node).await? {
+            return Ok(Removal::Returned);
+        }
+        if self.copies()
+            && let Some(copy) = self.store.get(&Key::global(Kind::Node, node)).await?
+            && source_of(&copy.value).is_some()
+            && !self.delete(node, &copy).await?
+        {
+            return Ok(Removal::Returned);
+        }
+        let used = self.remove_endpoints(node).await?;
+        let mut waits = used.iter().next().map(|pod| format!("{pod} exists"));
+        for stored in self.list(Kind::IpamBlock).await? {
+            if let Some(why) = self.release_addresses(node, &stored, &used).await? {
+                waits.get_or_insert(why);
+            }
+        }
+        if waits.is_none() {
+            self.release_handles(node).await?;
+            for stored in self.list(Kind::BlockAffinity).await? {
+                if stored.key.name.split_once('/').is_some_and(|(of, _)| of == node) {
+                    self.release_block(node, stored).await?;
+                }
+            }
+            // Old versions of Calico left blocks without an affinity.
+            for stored in self.list(Kind::IpamBlock).await? {
+                if owner_of(&stored.value) == Some(node) {
+                    self.disown(node, stored).await?;
+                }
+            }
+        }
+        for stored in self.list(Kind::HostEndpoint).await? {
+            if is_automatic(&stored.value) && stored.value["spec"]["node"] == node {
+                self.delete(node, &stored).await?;
+            }
+        }
+        let report = Key::global(Kind::NodeReport, node);
+        let reports = self.list(Kind::NodeReport).await?;
+        if let Some(stored) = reports.into_iter().find(|stored| stored.key == report) {
+            self.delete(node, &stored).await?;
+        }
+        Ok(waits.map_or(Removal::Complete, Removal::Waits))
+    }
+
+    async fn exists(&self, node: &str) -> Result<bool, StoreError> {
+        Ok(self.truth.get(&Key::global(Kind::Node, node)).await?.is_some())
+    }
+
+    /// Deletes this version of an object, unless the node is back. Returns whether the node is still missing.
+    async fn delete(&self, node: &str, stored: &Stored) -> Result<bool, StoreError> {
+        if self.exists(node).await? {
+            return Ok(false);
+        }
+        match self.store.delete(&stored.key, Some(&stored.version)).await {
+            Ok(_) => tracing::info!(object = %stored.key, node, "deleted: its node has vanished"),
+            Err(StoreError::NotFound(_)) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(true)
+    }
+
+    /// Deletes the node's WorkloadEndpoints whose pods do not exist any more. Returns the pods of the others.
+    async fn remove_endpoints(&self, node: &str) -> Result<BTreeSet<Key>, StoreError> {
+        let interest = Interest::of_node(Kind::WorkloadEndpoint, node);
+        let (mut endpoints, mut next) = (Vec::new(), None);
+        loop {
+            let page = self.store.list_page(&interest, next).await?;
+            endpoints.extend(page.items);
+            next = page.next;
+            if next.is_none() {
+                break;
+            }
+        }
+        let mut used = BTreeSet::new();
+        for endpoint in endpoints {
+            let pod = pod_of(&endpoint);
+            if self.store.derives_from_kubernetes() || self.runs(node, &pod).await? {
+                used.insert(pod);
+            } else {
+                self.delete(node, &endpoint).await?;
+            }
+        }
+        Ok(used)
+    }
+
+    /// Whether a pod exists and belongs to the node.
+    async fn runs(&self, node: &str, pod: &Key) -> Result<bool, StoreError> {
+        let stored = self.truth.get(pod).await?;
+        Ok(stored.is_some_and(|stored| stored.value["spec"]["nodeName"] == node))
+    }
+
+    /// Releases the node's addresses in a block, except for those of existing pods. Returns why some stay.
+    async fn release_addresses(
+        &self,
+        node: &str,
+        block: &Stored,
+        used: &BTreeSet<Key>,
+    ) -> Result<Option<String>, IpamError> {
+        let mut stays = None;
+        for attribute in attributes(&block.value).filter(|attribute| node_of(attribute) == Some(node)) {
+            let Some(handle) = attribute["handle_id"].as_str() else {
+                stays = Some(format!("an address of {} has no handle", block.key));
+                continue;
+            };
+            let owner = &attribute["secondary"];
+            let is_tunnel = owner["type"].as_str().is_some_and(|of| TUNNELS.contains(&of));
+            if !is_tunnel {
+                let (Some(namespace), Some(pod)) = (owner["namespace"].as_str(), owner["pod"].as_str())
+                else {
+                    stays = Some(format!("nobody knows whose the addresses of handle {handle} are"));
+                    continue;
+                };
+                let pod = Key::namespaced(Kind::Pod, namespace, pod);
+                if used.contains(&pod) || self.runs(node, &pod).await? {
+                    stays = Some(format!("{pod} exists"));
+                    continue;
+                }
+            }
+            if self.exists(node).await? {
+                return Ok(Some("the node is back".to_owned()));
+            }
+            self.release(node, handle, &block.key).await?;
+        }
+        Ok(stays)
+    }
+
+    async fn release(&self, node: &str, handle: &str, block: &Key) -> Result<(), IpamError> {
+        let store: Arc<dyn Store> = self.store.clone();
+        let ipam = Ipam::new(store, node, BTreeMap::new());
+        let mut released = ipam.release(handle).await?;
+        if released.is_empty()
+            && let Ok(cidr) = block.name.parse::<Ipv4Net>()
+        {
+            // The handle has no record.
+            released = ipam.release_in(handle, cidr).await?;
+        }
+        tracing::info!(node, handle, addresses = ?released, "released addresses of the vanished node");
+        Ok(())
+    }
+
+    /// Deletes the records of handles without addresses that name a block of the node: a crash between two writes leaves
+    /// such a record.
+    async fn release_handles(&self, node: &str) -> Result<(), IpamError> {
+        let affinities = self.list(Kind::BlockAffinity).await?.into_iter();
+        let mut own: BTreeSet<String> = affinities
+            .filter_map(|stored| {
+                stored.key.name.split_once('/').map(|(of, cidr)| (of == node, cidr.to_owned()))
+            })
+            .filter_map(|(is_own, cidr)| is_own.then_some(cidr))
+            .collect();
+        let blocks = self.list(Kind::IpamBlock).await?;
+        own.extend(
+            blocks.iter().filter(|block| owner_of(&block.value) == Some(node)).map(|it| it.key.name.clone()),
+        );
+        let used: BTreeSet<&str> = blocks
+            .iter()
+            .flat_map(|block| attributes(&block.value))
+            .filter_map(|attribute| attribute["handle_id"].as_str())
+            .collect();
+        for handle in self.list(Kind::IpamHandle).await? {
+            let mut cidrs = handle.value["block"].as_object().into_iter().flat_map(|blocks| blocks.keys());
+            if !used.contains(handle.key.name.as_str()) && cidrs.any(|cidr| own.contains(cidr)) {
+                if self.exists(node).await? {
+                    return Ok(());
+                }
+                let store: Arc<dyn Store> = self.store.clone();
+                Ipam::new(store, node, BTreeMap::new()).release(&handle.key.name).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives up a block as Calico does: the affinity is marked, the block is deleted or loses its owner, and the affinity is
+    /// deleted.
+    async fn release_block(&self, node: &str, mut affinity: Stored) -> Result<(), IpamError> {
+        if affinity.value["state"] != "pendingDeletion" {
+            if self.exists(node).await? {
+                return Ok(());
+            }
+            let mut value = affinity.value.clone();
+            if let Some(fields) = value.as_object_mut() {
+                fields.insert("state".to_owned(), json!("pendingDeletion"));
+            }
+            affinity = self.store.update(&affinity.key, value, &affinity.version).await?;
+        }
+        let cidr = affinity.key.name.split_once('/').map_or("", |(_, cidr)| cidr);
+        if let Some(block) = self.store.get(&Key::global(Kind::IpamBlock, cidr)).await?
+            && owner_of(&block.value) == Some(node)
+        {
+            self.disown(node, block).await?;
+        }
+        self.delete(node, &affinity).await?;
+        Ok(())
+    }
+
+    /// Deletes an empty block. Another one loses its owner.
+    async fn disown(&self, node: &str, block: Stored) -> Result<(), IpamError> {
+        if is_empty(&block.value) {
+            self.delete(node, &block).await?;
+            return Ok(());
+        }
+        if self.exists(node).await? {
+            return Ok(());
+        }
+        let mut value = block.value.clone();
+        if let Some(fields) = value.as_object_mut() {
+            fields.insert("affinity".to_owned(), Value::Null);
+            fields.remove("affinity_claim_time");
+            let sequence = fields.get("sequenceNumber").and_then(Value::as_u64).unwrap_or(0);
+            fields.insert("sequenceNumber".to_owned(), json!(sequence.wrapping_add(1)));
+        }
+        self.store.update(&block.key, value, &block.version).await?;
+        Ok(())
+    }
+}
+
+/// The node that owns a block.
+fn owner_of(block: &Value) -> Option<&str> {
+    block["affinity"].as_str()?.strip_prefix("host:")
+}
+
+fn attributes(block: &Value) -> impl Iterator<Item = &Value> {
+    block["attributes"].as_array().into_iter().flatten()
+}
+
+/// The node of an attribute.
+fn node_of(attribute: &Value) -> Option<&str> {
+    attribute["secondary"]["node"].as_str()
+}
+
+/// Whether a block has no addresses in use, besides those that Windows reserves.
+fn is_empty(block: &Value) -> bool {
+    let Some(allocations) = block["allocations"].as_array() else { return false };
+    let attributes: Vec<&Value> = attributes(block).collect();
+    allocations.iter().all(|index| {
+        let Some(index) = index.as_u64().and_then(|index| usize::try_from(index).ok()) else {
+            return index.is_null();
+        };
+        let handle = attributes.get(index).and_then(|attribute| attribute["handle_id"].as_str());
+        handle.is_some_and(|handle| handle.eq_ignore_ascii_case(WINDOWS_HANDLE))
+    })
+}

@@ -1,0 +1,184 @@
+//! The loop that carries out decisions: follows both sides, and writes what differs.
+
+use std::collections::BTreeMap;
+use std::future::pending;
+
+use futures::{FutureExt, StreamExt};
+use tokio::time::{Instant, sleep_until};
+use tortie_api::Key;
+use tortie_api::Position;
+use tortie_store::backoff::{Backoff, random_seed};
+use tortie_store::{Change, Follow, Store, StoreError, Stored};
+
+use crate::decision::Decision;
+
+/// How many writes run at the same time.
+const AT_ONCE: usize = 16;
+/// The maximum number of changes that are read before something is written.
+const MAX_BATCH: usize = 4096;
+
+/// Where a change comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Side {
+    /// What the controllers read only.
+    Source,
+    /// What they write.
+    Target,
+}
+
+/// What is known of both sides, and what to do about it.
+pub(crate) trait Reconciler {
+    /// Takes note of a change.
+    fn note(&mut self, side: Side, change: Change);
+    /// The objects that may differ from what they should be, and forgets them.
+    fn take_due(&mut self) -> Vec<Key>;
+    /// Takes an object back that could not be written.
+    fn retry(&mut self, key: Key);
+    /// What to do about an object.
+    fn decide(&self, key: &Key) -> Decision;
+}
+
+/// The stores of the two sides.
+#[derive(Clone, Copy)]
+pub(crate) struct Stores<'a> {
+    pub(crate) source: &'a dyn Store,
+    pub(crate) target: &'a dyn Store,
+}
+
+/// What came of a decision.
+enum Outcome {
+    Done,
+    /// The change to note at once; the followers report it later.
+    Changed(Side, Change),
+    /// The store rejects the object itself. It is tried again when it changes.
+    Rejected(StoreError),
+    Failed(StoreError),
+}
+
+/// Reconciles until the future is dropped.
+pub(crate) async fn run(
+    mut reconciler: impl Reconciler,
+    stores: Stores<'_>,
+    mut sources: Follow,
+    mut targets: Follow,
+) {
+    let mut backoff = Backoff::new(random_seed());
+    let mut retry_at: Option<Instant> = None;
+    let mut reported = BTreeMap::new();
+    loop {
+        let at = retry_at;
+        let retry = async move {
+            match at {
+                Some(at) => sleep_until(at).await,
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            Some(change) = sources.next() => reconciler.note(Side::Source, change),
+            Some(change) = targets.next() => reconciler.note(Side::Target, change),
+            () = retry => retry_at = None,
+        }
+        for _ in 0..MAX_BATCH {
+            if let Some(Some(change)) = sources.next().now_or_never() {
+                reconciler.note(Side::Source, change);
+            } else if let Some(Some(change)) = targets.next().now_or_never() {
+                reconciler.note(Side::Target, change);
+            } else {
+                break;
+            }
+        }
+        if retry_at.is_some() {
+            continue;
+        }
+        match round(&mut reconciler, stores, &mut reported).await {
+            Ok(()) => backoff.succeeded(),
+            Err(error) => {
+                tracing::warn!(%error, "not everything could be written; the controllers retry");
+                retry_at = Some(backoff.failed(Instant::now().into_std()).into());
+            }
+        }
+    }
+}
+
+/// Writes what differs: objects after those that they depend on. If a write fails, what depends on it waits.
+async fn round(
+    reconciler: &mut impl Reconciler,
+    stores: Stores<'_>,
+    reported: &mut BTreeMap<Key, &'static str>,
+) -> Result<(), StoreError> {
+    let mut phases: BTreeMap<u8, Vec<(Key, Decision)>> = BTreeMap::new();
+    for key in reconciler.take_due() {
+        match reconciler.decide(&key) {
+            Decision::Nothing => drop(reported.remove(&key)),
+            Decision::Foreign(what) => {
+                if reported.insert(key.clone(), what) != Some(what) {
+                    tracing::warn!(object = %key, "somebody else created the object, so the controllers leave it as it is; delete it, and Tortie {what}");
+                }
+            }
+            decision => phases.entry(key.kind.apply_order()).or_default().push((key, decision)),
+        }
+    }
+    let mut failure = None;
+    for decisions in phases.into_values() {
+        if failure.is_some() {
+            decisions.into_iter().for_each(|(key, _)| reconciler.retry(key));
+            continue;
+        }
+        let outcomes = futures::stream::iter(decisions).map(|(key, decision)| async {
+            let outcome = carry_out(stores, &key, decision).await;
+            (key, outcome)
+        });
+        let mut outcomes = outcomes.buffer_unordered(AT_ONCE);
+        while let Some((key, outcome)) = outcomes.next().await {
+            match outcome {
+                Outcome::Done => {}
+                Outcome::Changed(side, change) => reconciler.note(side, change),
+                Outcome::Rejected(error) => tracing::error!(%error, "the object cannot be written"),
+                Outcome::Failed(error) => {
+                    reconciler.retry(key);
+                    failure = Some(error);
+                }
+            }
+        }
+    }
+    failure.map_or(Ok(()), Err)
+}
+
+async fn carry_out(stores: Stores<'_>, key: &Key, decision: Decision) -> Outcome {
+    let written = match decision {
+        Decision::Nothing | Decision::Foreign(_) => return Outcome::Done,
+        Decision::Create(value) => stores.target.create(key, value).await,
+        Decision::Update(value, version) => stores.target.update(key, value, &version).await,
+        Decision::Delete(version, source) => {
+            // A list may lack what exists.
+            if let Some(source) = source {
+                match stores.source.get(&source).await {
+                    Ok(None) => {}
+                    Ok(Some(stored)) => {
+                        tracing::warn!(object = %source, "a list or watch lacks an object that exists; its copy stays");
+                        return Outcome::Changed(Side::Source, Change::Put(stored));
+                    }
+                    Err(error) => return Outcome::Failed(error),
+                }
+            }
+            return match stores.target.delete(key, Some(&version)).await {
+                Ok(position) => gone(key, position),
+                Err(StoreError::NotFound(_)) => Outcome::Done,
+                Err(error) => Outcome::Failed(error),
+            };
+        }
+    };
+    match written {
+        Ok(stored) => put(stored),
+        Err(error @ StoreError::Invalid { .. }) => Outcome::Rejected(error),
+        Err(error) => Outcome::Failed(error),
+    }
+}
+
+fn put(stored: Stored) -> Outcome {
+    Outcome::Changed(Side::Target, Change::Put(stored))
+}
+
+fn gone(key: &Key, position: Position) -> Outcome {
+    Outcome::Changed(Side::Target, Change::Gone { key: key.clone(), position })
+}

@@ -1,0 +1,9 @@
+//! The controllers on stores in memory, and on real servers.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+mod copies;
+mod election;
+mod nodes;
+mod permissions;
+mod servers;

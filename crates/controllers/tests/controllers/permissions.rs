@@ -1,0 +1,387 @@
+//! The permissions of the controllers in `deploy/rbac.yaml`: those that they use, and no others. Each one that is missing is
+//! named in the log.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
+use std::path::Path;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tortie_api::{Key, Kind};
+use tortie_controllers::Config;
+use tortie_ipam::{Ipam, Request, Use};
+use tortie_servers::programs::{Program, can_run};
+use tortie_servers::{KubeApi, KubeOptions};
+use tortie_store::{Endpoints, Store};
+
+use crate::common::{Running, global, memory, put, until, value};
+use crate::servers::{CLUSTER, open};
+
+const AUDIT_POLICY: &str = "apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules: [{level: Metadata}]
+";
+
+/// Group, resource, verb.
+type Permission = (String, String, String);
+
+/// What the controllers log, of all tests in this process.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Log {
+    fn get() -> &'static Self {
+        static LOG: OnceLock<Log> = OnceLock::new();
+        LOG.get_or_init(|| {
+            let log = Log::default();
+            let made = log.clone();
+            let format = tracing_subscriber::fmt().with_ansi(false).with_writer(move || made.clone());
+            format.with_max_level(tracing_subscriber::filter::LevelFilter::WARN).init();
+            log
+        })
+    }
+
+    fn has(&self, text: &str) -> bool {
+        String::from_utf8_lossy(&self.0.lock().unwrap()).replace("\\\"", "\"").contains(text)
+    }
+}
+
+/// The permissions that requests of a user needed, and those that were refused.
+fn requested(log: &Path, user: &str) -> (BTreeSet<Permission>, BTreeSet<Permission>) {
+    let (mut used, mut refused) = (BTreeSet::new(), BTreeSet::new());
+    for line in std::fs::read_to_string(log).unwrap().lines() {
+        // The last line may be incomplete.
+        let Ok(event) = serde_json::from_str::<Value>(line) else { continue };
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let object = &event["objectRef"];
+        if event["user"]["username"] != user || object.is_null() {
+            continue;
+        }
+        let permission = (text(&object["apiGroup"]), text(&object["resource"]), text(&event["verb"]));
+        match event["responseStatus"]["code"].as_u64() {
+            Some(403) => refused.insert(permission),
+            _ => used.insert(permission),
+        };
+    }
+    (used, refused)
+}
+
+/// The permissions of a role in the file, with those for the Lease.
+fn granted(servers: &KubeApi, role: &str) -> BTreeSet<Permission> {
+    let mut granted = BTreeSet::new();
+    let roles = [vec!["clusterrole", role], vec!["role", "tortie-controllers", "-n", "tortie-system"]];
+    for role in roles {
+        let text = servers.kubectl(&[&["get", "-o", "json"], role.as_slice()].concat()).unwrap();
+        let role: Value = serde_json::from_str(&text).unwrap();
+        let words = |value: &Value| -> Vec<String> { serde_json::from_value(value.clone()).unwrap() };
+        for rule in role["rules"].as_array().unwrap() {
+            for group in words(&rule["apiGroups"]) {
+                for resource in words(&rule["resources"]) {
+                    let verbs = words(&rule["verbs"]).into_iter();
+                    granted.extend(verbs.map(|verb| (group.clone(), resource.clone(), verb)));
+                }
+            }
+        }
+    }
+    granted
+}
+
+/// A role with these permissions, bound to a user of the same name.
+fn role(user: &str, permissions: impl Iterator<Item = Permission>) -> String {
+    let rules: Vec<Value> = permissions
+        .map(
+            |(group, resource, verb)| json!({"apiGroups": [group], "resources": [resource], "verbs": [verb]}),
+        )
+        .collect();
+    format!(
+        "apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {{name: {user}}}
+rules: {}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {{name: {user}}}
+roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: {user}}}
+subjects: [{{apiGroup: rbac.authorization.k8s.io, kind: User, name: {user}}}]
+---
+",
+        Value::Array(rules)
+    )
+}
+
+/// Starts controllers whose Lease is in this namespace.
+fn start(store: Arc<dyn Endpoints>, kubernetes: Option<Arc<dyn Store>>, namespace: &str) -> Running {
+    let config = Config {
+        store,
+        kubernetes,
+        identity: namespace.to_owned(),
+        namespace: namespace.to_owned(),
+        node_grace: Duration::from_secs(1),
+    };
+    Running::new(tokio::spawn(tortie_controllers::run(config)))
+}
+
+/// The definition of a kind of cluster policies, without its schema.
+fn definition(plural: &str, version: &str) -> String {
+    let kind = plural.replace("policies", "policy");
+    format!(
+        "apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata:
+  name: {plural}.policy.networking.k8s.io
+  annotations: {{api-approved.kubernetes.io: unapproved}}
+spec:
+  group: policy.networking.k8s.io
+  scope: Cluster
+  names: {{kind: {kind}, plural: {plural}}}
+  versions:
+  - name: {version}
+    served: true
+    storage: true
+    schema: {{openAPIV3Schema: {{type: object, x-kubernetes-preserve-unknown-fields: true}}}}
+---
+"
+    )
+}
+
+/// The servers, with the permissions of the file and users, whose names are a letter and a number.
+fn servers(letter: char, users: usize, audit: Option<(&Path, &Path)>) -> KubeApi {
+    let users = (0..users).map(|number| (format!("{letter}{number}"), Vec::new())).collect();
+    let flags = audit.map(|(policy, log)| {
+        vec![
+            format!("--audit-policy-file={}", policy.display()),
+            format!("--audit-log-path={}", log.display()),
+        ]
+    });
+    let options = KubeOptions { users, api_flags: flags.unwrap_or_default(), ..KubeOptions::default() };
+    let servers = KubeApi::start(&options).unwrap();
+    servers.create_definitions().unwrap();
+    let plurals = [
+        ("adminnetworkpolicies", "v1alpha1"),
+        ("baselineadminnetworkpolicies", "v1alpha1"),
+        ("clusternetworkpolicies", "v1alpha2"),
+    ];
+    servers.apply(&plurals.map(|(plural, version)| definition(plural, version)).concat()).unwrap();
+    servers.kubectl(&["wait", "crd", "--all", "--for=condition=Established", "--timeout=60s"]).unwrap();
+    servers.apply(CLUSTER).unwrap();
+    for (plural, version) in plurals {
+        let kind = plural.replace("policies", "policy");
+        let policy = format!(
+            "apiVersion: policy.networking.k8s.io/{version}\nkind: {kind}\nmetadata: {{name: x}}\nspec: {{}}\n"
+        );
+        servers.apply(&policy).unwrap();
+    }
+    servers.apply(include_str!("../../../../deploy/rbac.yaml")).unwrap();
+    servers
+}
+
+/// Compares what is granted with what the audit log says.
+fn compare(granted: &BTreeSet<Permission>, log: &Path) {
+    let difference = |one: &BTreeSet<Permission>, other: &BTreeSet<Permission>| -> BTreeSet<Permission> {
+        one.difference(other).cloned().collect()
+    };
+    // The last requests may not be in the log yet.
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !difference(granted, &requested(log, "u0").0).is_empty() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    let (used, refused) = requested(log, "u0");
+    assert_eq!(refused, BTreeSet::new());
+    assert_eq!(difference(granted, &used), BTreeSet::new(), "granted and not used");
+    assert_eq!(difference(&used, granted), BTreeSet::new(), "granted by another role");
+}
+
+/// What an agent of a node leaves behind: a tunnel address, the address of a pod, a report, a host endpoint.
+async fn leave_behind(admin: &Arc<dyn Endpoints>, node: &str) {
+    let store: Arc<dyn Store> = admin.clone();
+    let ipam = Ipam::new(store, node, BTreeMap::new());
+    let tunnel = [("type", "vxlanTunnelAddress"), ("node", node)];
+    let pod = [("namespace", "n"), ("pod", "gone"), ("node", node)];
+    for (handle, owner, intended_use) in [
+        (format!("vxlan-tunnel-addr-{node}"), tunnel.as_slice(), Use::Tunnel),
+        (format!("net.{node}"), pod.as_slice(), Use::Workload),
+    ] {
+        let owner = owner.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let request = Request { handle, owner, intended_use, namespace_labels: BTreeMap::new() };
+        ipam.assign(&request).await.unwrap();
+    }
+    let report = json!({"metadata": {"name": node}, "status": {"os": "linux", "endpoints": 0}});
+    put(&**admin, &global(Kind::NodeReport, node), report).await;
+    let name = format!("{node}-auto-hep");
+    let labels = json!({"projectcalico.org/created-by": "calico-kube-controllers"});
+    let endpoint =
+        json!({"metadata": {"name": name, "labels": labels}, "spec": {"node": node, "interfaceName": "*"}});
+    put(&**admin, &global(Kind::HostEndpoint, &name), endpoint).await;
+}
+
+async fn prepare(admin: &Arc<dyn Endpoints>) {
+    let pool = json!({"metadata": {"name": "p"}, "spec": {"cidr": "10.1.0.0/16", "blockSize": 28, "vxlanMode": "Always"}});
+    put(&**admin, &global(Kind::IpPool, "p"), pool).await;
+    let settings = json!({"metadata": {"name": "default"}, "spec": {"controllers": {"node": {"hostEndpoint": {"autoCreate": "Enabled"}}}}});
+    put(&**admin, &global(Kind::KubeControllersConfiguration, "default"), settings).await;
+}
+
+/// What the controllers do on a Kubernetes API, until it is done or `stopped` says that they cannot.
+async fn life(admin: &Arc<dyn Endpoints>, store: Arc<dyn Endpoints>, user: &str, stopped: impl Fn() -> bool) {
+    let (gone, new) = (format!("gone-{user}"), format!("new-{user}"));
+    leave_behind(admin, &gone).await;
+    let _running = start(store, None, user);
+    let exists = async |kind, name: &str| admin.get(&global(kind, name)).await.unwrap().is_some();
+    until("what is left over is removed", async || stopped() || !exists(Kind::NodeReport, &gone).await).await;
+    let node = global(Kind::Node, &new);
+    let created = put(&**admin, &node, json!({"metadata": {"name": new}})).await;
+    let endpoint = format!("{new}-auto-hep");
+    until("there is a host endpoint", async || stopped() || exists(Kind::HostEndpoint, &endpoint).await)
+        .await;
+    let mut changed = created.value.clone();
+    changed["metadata"]["labels"] = json!({"a": "b"});
+    admin.update(&node, changed, &created.version).await.unwrap();
+    let label = async || {
+        value(&**admin, &global(Kind::HostEndpoint, &endpoint)).await["metadata"]["labels"]["a"].clone()
+    };
+    until("the host endpoint has the label", async || stopped() || label().await == "b").await;
+    until("the lease is renewed", async || {
+        let lease = Key::namespaced(Kind::Lease, user, tortie_controllers::LEASE_NAME);
+        let spec = value(&**admin, &lease).await["spec"].clone();
+        stopped() || spec["renewTime"] != spec["acquireTime"]
+    })
+    .await;
+    admin.delete(&node, None).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn controllers_on_a_kubernetes_api_use_each_of_their_permissions_and_no_other() {
+    if !can_run(&[Program::Kube]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (policy, log) = (folder.path().join("policy.yaml"), folder.path().join("audit.log"));
+    std::fs::write(&policy, AUDIT_POLICY).unwrap();
+    let servers = servers('u', 1, Some((&policy, &log)));
+    let granted = granted(&servers, "tortie-controllers");
+    servers.apply(&role("u0", granted.iter().cloned())).unwrap();
+    servers.kubectl(&["create", "namespace", "u0"]).unwrap();
+    let admin: Arc<dyn Endpoints> = Arc::new(open(servers.kubeconfig()).await);
+    prepare(&admin).await;
+    let store = Arc::new(open(servers.kubeconfig_of("u0")).await);
+    life(&admin, store, "u0", || false).await;
+    compare(&granted, &log);
+}
+
+/// Each user lacks one permission. The controllers' log names it.
+#[tokio::test(flavor = "multi_thread")]
+async fn controllers_on_a_kubernetes_api_name_each_missing_permission() {
+    if !can_run(&[Program::Kube]) {
+        return;
+    }
+    let output = Log::get();
+    let servers = servers('u', 40, None);
+    let admin: Arc<dyn Endpoints> = Arc::new(open(servers.kubeconfig()).await);
+    prepare(&admin).await;
+    let all: Vec<Permission> = granted(&servers, "tortie-controllers").into_iter().collect();
+    assert!(all.len() < 40);
+    for (number, missing) in all.iter().enumerate() {
+        let user = format!("u{number}");
+        servers.apply(&role(&user, all.iter().filter(|permission| *permission != missing).cloned())).unwrap();
+        servers.kubectl(&["create", "namespace", &user]).unwrap();
+        let store = Arc::new(open(servers.kubeconfig_of(&user)).await);
+        let (_, resource, verb) = missing;
+        let expected = format!("User \"{user}\" cannot {verb} resource \"{resource}\"");
+        // Without the watch that tells the position of a deletion, it is read from a list instead.
+        if (resource.as_str(), verb.as_str()) == ("nodereports", "watch") {
+            life(&admin, store, &user, || false).await;
+            continue;
+        }
+        life(&admin, store, &user, || output.has(&expected)).await;
+        assert!(output.has(&expected), "{verb} {resource} is not missed");
+    }
+}
+
+/// What the controllers do for etcd, until it is done or `stopped` says that they cannot.
+async fn copy(servers: &KubeApi, kubernetes: Arc<dyn Store>, user: &str, stopped: impl Fn() -> bool) {
+    let store = memory();
+    let running = start(store.clone(), Some(kubernetes.clone()), user);
+    let exists = async |key: &Key| store.get(key).await.unwrap().is_some();
+    let pod = Key::namespaced(Kind::Pod, "n", "w");
+    until("the pod is copied", async || stopped() || exists(&pod).await).await;
+    // Objects that are gone are looked up before their copies are deleted.
+    let copies = [
+        ("namespaces/x", global(Kind::Profile, "kns.x")),
+        ("serviceaccounts/n/x", global(Kind::Profile, "ksa.n.x")),
+        ("pods/n/x", Key::namespaced(Kind::Pod, "n", "x")),
+        ("services/n/x", Key::namespaced(Kind::Service, "n", "x")),
+        ("endpointslices/n/x", Key::namespaced(Kind::EndpointSlice, "n", "x")),
+        ("kubernetesnetworkpolicies/n/x", Key::namespaced(Kind::NetworkPolicy, "n", "knp.default.x")),
+        ("adminnetworkpolicies/y", global(Kind::AdminNetworkPolicy, "y")),
+        ("baselineadminnetworkpolicies/y", global(Kind::BaselineAdminNetworkPolicy, "y")),
+        ("clusternetworkpolicies/y", global(Kind::ClusterNetworkPolicy, "y")),
+        ("nodes/x", global(Kind::Node, "x")),
+    ];
+    for (from, key) in &copies {
+        let value = json!({"metadata": {"name": key.name, "annotations": {tortie_store::COPIED_FROM: from}}, "spec": {}});
+        put(&*store, key, value).await;
+    }
+    for (_, key) in &copies {
+        until("the copy is deleted", async || stopped() || !exists(key).await).await;
+    }
+    let lease = Key::namespaced(Kind::Lease, user, tortie_controllers::LEASE_NAME);
+    let admin = open(servers.kubeconfig()).await;
+    until("the lease is renewed", async || {
+        let spec = value(&admin, &lease).await["spec"].clone();
+        stopped() || spec["renewTime"] != spec["acquireTime"]
+    })
+    .await;
+    drop(running);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn controllers_for_etcd_use_each_of_their_permissions_and_no_other() {
+    if !can_run(&[Program::Kube]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (policy, log) = (folder.path().join("policy.yaml"), folder.path().join("audit.log"));
+    std::fs::write(&policy, AUDIT_POLICY).unwrap();
+    let servers = servers('u', 1, Some((&policy, &log)));
+    let granted = granted(&servers, "tortie-controllers-etcd");
+    servers.apply(&role("u0", granted.iter().cloned())).unwrap();
+    servers.kubectl(&["create", "namespace", "u0"]).unwrap();
+    copy(&servers, Arc::new(open(servers.kubeconfig_of("u0")).await), "u0", || false).await;
+    compare(&granted, &log);
+}
+
+/// Each user lacks one permission. The controllers' log names it.
+#[tokio::test(flavor = "multi_thread")]
+async fn controllers_for_etcd_name_each_missing_permission() {
+    if !can_run(&[Program::Kube]) {
+        return;
+    }
+    let output = Log::get();
+    let servers = servers('e', 40, None);
+    let all: Vec<Permission> = granted(&servers, "tortie-controllers-etcd").into_iter().collect();
+    assert!(all.len() < 40);
+    for (number, missing) in all.iter().enumerate() {
+        let user = format!("e{number}");
+        servers.apply(&role(&user, all.iter().filter(|permission| *permission != missing).cloned())).unwrap();
+        servers.kubectl(&["create", "namespace", &user]).unwrap();
+        let kubernetes = Arc::new(open(servers.kubeconfig_of(&user)).await);
+        let (_, resource, verb) = missing;
+        let expected = format!("User \"{user}\" cannot {verb} resource \"{resource}\"");
+        copy(&servers, kubernetes, &user, || output.has(&expected)).await;
+        assert!(output.has(&expected), "{verb} {resource} is not missed");
+    }
+}
