@@ -1,15 +1,17 @@
 //! IPAM blocks as they are stored: the addresses of a block and their owners. Pure: time is an argument.
 
 use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use ipnet::Ipv4Net;
+use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
 /// The handle of the addresses that Windows reserves; no handle object exists for it.
 const WINDOWS_HANDLE: &str = "windows-reserved-ipam-handle";
+/// Blocks have at most 2 to this power addresses. Pools have blocks of at most 2 to the power of 12.
+const LARGEST_BLOCK_BITS: u8 = 16;
 /// Number of addresses that Windows reserves at the beginning of a block: network, gateway, host endpoint.
 const WINDOWS_RESERVED_FIRST: usize = 3;
 /// Number of addresses that Windows reserves at the end: broadcast.
@@ -19,7 +21,7 @@ const WINDOWS_RESERVED_LAST: usize = 1;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Block {
     /// Its addresses.
-    pub cidr: Ipv4Net,
+    pub cidr: IpNet,
     /// `host:<node>`, or absent if no node owns the block.
     #[serde(default)]
     pub affinity: Option<String>,
@@ -67,7 +69,7 @@ pub struct Attribute {
 #[error("block {cidr}: {problem}")]
 pub struct BlockError {
     /// The block.
-    pub cidr: Ipv4Net,
+    pub cidr: IpNet,
     /// The problem.
     pub problem: String,
 }
@@ -78,10 +80,11 @@ fn or_empty<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(value: D) 
 }
 
 impl Block {
-    /// A new block of a node; a Windows node reserves four addresses.
+    /// A new block of a node; a Windows node reserves four addresses of an IPv4 block. The block must be one that
+    /// [`Block::size_of`] accepts; any other one has no addresses.
     #[must_use]
-    pub fn new(cidr: Ipv4Net, node: &str, windows: bool, now_nanos: u64, now_rfc3339: String) -> Self {
-        let size = 1_usize << (32 - cidr.prefix_len());
+    pub fn new(cidr: IpNet, node: &str, windows: bool, now_nanos: u64, now_rfc3339: String) -> Self {
+        let size = Self::size_of(&cidr).unwrap_or_default();
         let mut block = Self {
             cidr,
             affinity: Some(format!("host:{node}")),
@@ -94,10 +97,17 @@ impl Block {
             deleted: false,
             extra: Map::new(),
         };
-        if windows {
+        if windows && cidr.addr().is_ipv4() {
             block.keep_back_for_windows(size);
         }
         block
+    }
+
+    /// The number of addresses of a network; `None` if there are too many for a block.
+    #[must_use]
+    pub fn size_of(cidr: &IpNet) -> Option<usize> {
+        let bits = cidr.max_prefix_len() - cidr.prefix_len();
+        (bits <= LARGEST_BLOCK_BITS).then(|| 1 << bits)
     }
 
     fn keep_back_for_windows(&mut self, size: usize) {
@@ -106,7 +116,7 @@ impl Block {
             owner: Some(BTreeMap::from([("note".to_owned(), "windows host rsvd".to_owned())])),
             extra: Map::new(),
         });
-        let kept = |offset: usize| offset < WINDOWS_RESERVED_FIRST || offset >= size - WINDOWS_RESERVED_LAST;
+        let kept = |offset: usize| offset < WINDOWS_RESERVED_FIRST || offset + WINDOWS_RESERVED_LAST >= size;
         for offset in (0..size).filter(|offset| kept(*offset)) {
             self.allocations[offset] = Some(0);
         }
@@ -119,7 +129,15 @@ impl Block {
     /// The inconsistency.
     pub fn check(&self) -> Result<(), BlockError> {
         let wrong = |problem: String| Err(BlockError { cidr: self.cidr, problem });
-        let size = 1_usize.checked_shl(u32::from(32 - self.cidr.prefix_len())).unwrap_or(0);
+        let Some(size) = Self::size_of(&self.cidr) else {
+            return wrong("it has more than 65536 addresses".to_owned());
+        };
+        if self.cidr != self.cidr.trunc() {
+            return wrong(format!(
+                "its address has bits after its prefix; it should be {}",
+                self.cidr.trunc()
+            ));
+        }
         if self.allocations.len() != size {
             return wrong(format!("{} allocations for {size} addresses", self.allocations.len()));
         }
@@ -147,7 +165,7 @@ impl Block {
     }
 
     /// Allocates the next free address, if there is one.
-    pub fn assign(&mut self, handle: &str, owner: &BTreeMap<String, String>) -> Option<Ipv4Addr> {
+    pub fn assign(&mut self, handle: &str, owner: &BTreeMap<String, String>) -> Option<IpAddr> {
         if self.unallocated.is_empty() {
             return None;
         }
@@ -165,7 +183,7 @@ impl Block {
     }
 
     /// Releases every address of a handle, and returns them.
-    pub fn release(&mut self, handle: &str) -> Vec<Ipv4Addr> {
+    pub fn release(&mut self, handle: &str) -> Vec<IpAddr> {
         let released: Vec<usize> = self.offsets_of(handle).collect();
         if released.is_empty() {
             return Vec::new();
@@ -186,12 +204,12 @@ impl Block {
     }
 
     /// The addresses of a handle.
-    pub fn addresses_of(&self, handle: &str) -> impl Iterator<Item = Ipv4Addr> {
+    pub fn addresses_of(&self, handle: &str) -> impl Iterator<Item = IpAddr> {
         self.offsets_of(handle).map(|offset| self.address(offset))
     }
 
     /// Every allocated address with its attribute, without those that Windows reserves.
-    pub fn allocated(&self) -> impl Iterator<Item = (Ipv4Addr, &Attribute)> {
+    pub fn allocated(&self) -> impl Iterator<Item = (IpAddr, &Attribute)> {
         self.allocations.iter().enumerate().filter_map(|(offset, index)| {
             let attribute = self.attributes.get((*index)?)?;
             (!attribute.is_windows()).then(|| (self.address(offset), attribute))
@@ -235,11 +253,13 @@ impl Block {
         self.attributes = kept;
     }
 
-    fn address(&self, offset: usize) -> Ipv4Addr {
-        // A block has at most 2^12 addresses, so the offset fits.
-        Ipv4Addr::from_bits(
-            self.cidr.network().to_bits().wrapping_add(u32::try_from(offset).unwrap_or(u32::MAX)),
-        )
+    fn address(&self, offset: usize) -> IpAddr {
+        // A block has at most 2^16 addresses, so the offset fits.
+        let offset = u32::try_from(offset).unwrap_or(u32::MAX);
+        match self.cidr.network() {
+            IpAddr::V4(first) => Ipv4Addr::from_bits(first.to_bits().wrapping_add(offset)).into(),
+            IpAddr::V6(first) => Ipv6Addr::from_bits(first.to_bits().wrapping_add(offset.into())).into(),
+        }
     }
 }
 

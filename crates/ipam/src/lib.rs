@@ -5,6 +5,7 @@
 //! with compare-and-swap. Its order of writes makes every crash recoverable: a block is claimed `pending` before it
 //! exists, and a handle is counted before the address is allocated.
 
+mod access;
 mod claim;
 mod driver;
 mod error;
@@ -13,7 +14,8 @@ mod records;
 mod request;
 mod waiting;
 
+pub use access::Records;
 pub use driver::Ipam;
 pub use error::IpamError;
 pub use records::{Affinity, AffinityState, Config, Handle};
-pub use request::{Assignment, Request, Use};
+pub use request::{Assignment, Count, Family, Request, Use};

@@ -1,0 +1,5 @@
+//! Features of IPAM beyond one IPv4 address for a pod.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+mod families;
+mod support;
