@@ -59,7 +59,10 @@ pub struct Attribute {
     /// Pod, namespace, node and so on.
     #[serde(rename = "secondary", default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<BTreeMap<String, String>>,
-    /// Unknown fields, such as `releasedAt`.
+    /// When its addresses were released, RFC 3339. They rest, and belong to nobody.
+    #[serde(rename = "releasedAt", default, skip_serializing_if = "Option::is_none")]
+    pub released_at: Option<String>,
+    /// Unknown fields.
     #[serde(flatten)]
     pub extra: Map<String, Value>,
 }
@@ -114,7 +117,7 @@ impl Block {
         self.attributes.push(Attribute {
             handle_id: Some(WINDOWS_HANDLE.to_owned()),
             owner: Some(BTreeMap::from([("note".to_owned(), "windows host rsvd".to_owned())])),
-            extra: Map::new(),
+            ..Attribute::default()
         });
         let kept = |offset: usize| offset < WINDOWS_RESERVED_FIRST || offset + WINDOWS_RESERVED_LAST >= size;
         for offset in (0..size).filter(|offset| kept(*offset)) {
@@ -164,38 +167,136 @@ impl Block {
         Ok(())
     }
 
-    /// Allocates the next free address, if there is one.
-    pub fn assign(&mut self, handle: &str, owner: &BTreeMap<String, String>) -> Option<IpAddr> {
-        if self.unallocated.is_empty() {
-            return None;
-        }
-        let offset = self.unallocated.remove(0);
-        let attribute =
-            Attribute { handle_id: Some(handle.to_owned()), owner: Some(owner.clone()), extra: Map::new() };
-        let index = self.attributes.iter().position(|known| *known == attribute).unwrap_or_else(|| {
-            self.attributes.push(attribute);
-            self.attributes.len() - 1
-        });
-        self.allocations[offset] = Some(index);
-        self.sequence_number_for_allocation.insert(offset.to_string(), self.sequence_number);
-        self.sequence_number += 1;
-        Some(self.address(offset))
+    /// Allocates the next free address that is not reserved, if there is one.
+    pub fn assign(
+        &mut self,
+        handle: &str,
+        owner: &BTreeMap<String, String>,
+        reserved: &[IpNet],
+    ) -> Option<IpAddr> {
+        let position = self.next_free(reserved)?;
+        Some(self.allocate(position, handle, owner))
     }
 
-    /// Releases every address of a handle, and returns them.
-    pub fn release(&mut self, handle: &str) -> Vec<IpAddr> {
+    /// Whether an address is free and not reserved.
+    #[must_use]
+    pub fn has_room(&self, reserved: &[IpNet]) -> bool {
+        self.next_free(reserved).is_some()
+    }
+
+    /// Allocates this address, reserved or not. Returns whether it was free.
+    pub fn assign_address(
+        &mut self,
+        address: IpAddr,
+        handle: &str,
+        owner: &BTreeMap<String, String>,
+    ) -> bool {
+        let position = self.unallocated.iter().position(|offset| self.address(*offset) == address);
+        position.is_some_and(|position| self.allocate(position, handle, owner) == address)
+    }
+
+    /// The position of the next free address among the free ones.
+    fn next_free(&self, reserved: &[IpNet]) -> Option<usize> {
+        let free = |offset: &usize| {
+            let address = self.address(*offset);
+            !reserved.iter().any(|net| net.contains(&address))
+        };
+        self.unallocated.iter().position(free)
+    }
+
+    fn allocate(&mut self, position: usize, handle: &str, owner: &BTreeMap<String, String>) -> IpAddr {
+        let offset = self.unallocated.remove(position);
+        let attribute = Attribute {
+            handle_id: Some(handle.to_owned()),
+            owner: Some(owner.clone()),
+            ..Attribute::default()
+        };
+        self.allocations[offset] = Some(self.index_of(attribute));
+        self.sequence_number_for_allocation.insert(offset.to_string(), self.sequence_number);
+        self.sequence_number += 1;
+        self.address(offset)
+    }
+
+    fn index_of(&mut self, attribute: Attribute) -> usize {
+        self.attributes.iter().position(|known| *known == attribute).unwrap_or_else(|| {
+            self.attributes.push(attribute);
+            self.attributes.len() - 1
+        })
+    }
+
+    /// Releases every address of a handle, and returns them. With a time (RFC 3339), they rest from then on.
+    pub fn release(&mut self, handle: &str, resting_since: Option<&str>) -> Vec<IpAddr> {
         let released: Vec<usize> = self.offsets_of(handle).collect();
+        self.release_offsets(released, resting_since)
+    }
+
+    /// Releases some addresses, and returns those that were allocated and did not rest.
+    pub fn release_addresses(&mut self, addresses: &[IpAddr], resting_since: Option<&str>) -> Vec<IpAddr> {
+        let allocated: Vec<IpAddr> = self.allocated().map(|(address, _)| address).collect();
+        let is_released = |offset: &usize| {
+            let address = self.address(*offset);
+            addresses.contains(&address) && allocated.contains(&address)
+        };
+        let released = (0..self.allocations.len()).filter(is_released).collect();
+        self.release_offsets(released, resting_since)
+    }
+
+    fn release_offsets(&mut self, released: Vec<usize>, resting_since: Option<&str>) -> Vec<IpAddr> {
         if released.is_empty() {
             return Vec::new();
         }
+        let resting = resting_since.map(|time| {
+            self.index_of(Attribute { released_at: Some(time.to_owned()), ..Attribute::default() })
+        });
         for offset in &released {
-            self.allocations[*offset] = None;
-            self.unallocated.push(*offset);
-            self.sequence_number_for_allocation.remove(&offset.to_string());
+            self.allocations[*offset] = resting;
+            if resting.is_none() {
+                self.free(*offset);
+            }
         }
         self.forget_unused_attributes();
         self.sequence_number += 1;
         released.into_iter().map(|offset| self.address(offset)).collect()
+    }
+
+    fn free(&mut self, offset: usize) {
+        self.allocations[offset] = None;
+        self.unallocated.push(offset);
+        self.sequence_number_for_allocation.remove(&offset.to_string());
+    }
+
+    /// Frees the addresses whose rest is over, judged by the time of their release. This is no write of its own.
+    pub fn end_rests(&mut self, is_over: impl Fn(&str) -> bool) {
+        let over: Vec<usize> = (0..self.allocations.len())
+            .filter(|offset| {
+                let attribute = self.allocations[*offset].and_then(|index| self.attributes.get(index));
+                attribute.and_then(|attribute| attribute.released_at.as_deref()).is_some_and(&is_over)
+            })
+            .collect();
+        if !over.is_empty() {
+            over.into_iter().for_each(|offset| self.free(offset));
+            self.forget_unused_attributes();
+        }
+    }
+
+    /// Whether nobody has an address, and none rests. Those that Windows reserves do not count.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        let mut used = self.allocations.iter().flatten().filter_map(|index| self.attributes.get(*index));
+        used.all(Attribute::is_windows)
+    }
+
+    /// Whether a Windows node has created the block: its addresses are only for that node.
+    #[must_use]
+    pub fn is_of_windows(&self) -> bool {
+        self.attributes.iter().any(Attribute::is_windows)
+    }
+
+    /// The sequence number of the allocation of an address, if Calico or Tortie stored one.
+    #[must_use]
+    pub fn sequence_of(&self, address: IpAddr) -> Option<u64> {
+        let offset = (0..self.allocations.len()).find(|offset| self.address(*offset) == address)?;
+        self.sequence_number_for_allocation.get(&offset.to_string()).copied()
     }
 
     /// Counts a write that changes nothing else, so that a concurrent one fails.
@@ -208,11 +309,12 @@ impl Block {
         self.offsets_of(handle).map(|offset| self.address(offset))
     }
 
-    /// Every allocated address with its attribute, without those that Windows reserves.
+    /// Every allocated address with its attribute, without those that Windows reserves and those that rest.
     pub fn allocated(&self) -> impl Iterator<Item = (IpAddr, &Attribute)> {
         self.allocations.iter().enumerate().filter_map(|(offset, index)| {
             let attribute = self.attributes.get((*index)?)?;
-            (!attribute.is_windows()).then(|| (self.address(offset), attribute))
+            (!attribute.is_windows() && attribute.released_at.is_none())
+                .then(|| (self.address(offset), attribute))
         })
     }
 

@@ -52,6 +52,8 @@ pub enum Kind {
     FelixConfiguration,
     /// A Calico address pool.
     IpPool,
+    /// Addresses that IPAM does not give.
+    IpReservation,
     /// A pod's interface, as created by the CNI plugin.
     WorkloadEndpoint,
     /// An IPAM block (`libcalico-go/lib/backend/model/block.go`); its name is its CIDR.
@@ -80,7 +82,7 @@ struct Description {
 const CORE: &str = "v1";
 const CALICO: &str = "projectcalico.org/v3";
 
-const DESCRIPTIONS: [Description; 28] = [
+const DESCRIPTIONS: [Description; 29] = [
     describe(Kind::Namespace, CORE, "Namespace", "namespaces", &["ns"], false),
     describe(Kind::Node, CORE, "Node", "nodes", &["no"], false),
     describe(Kind::ServiceAccount, CORE, "ServiceAccount", "serviceaccounts", &["sa"], true),
@@ -173,6 +175,7 @@ const DESCRIPTIONS: [Description; 28] = [
         false,
     ),
     describe(Kind::IpPool, CALICO, "IPPool", "ippools", &["pool"], false),
+    describe(Kind::IpReservation, CALICO, "IPReservation", "ipreservations", &["reservation"], false),
     describe(Kind::WorkloadEndpoint, CALICO, "WorkloadEndpoint", "workloadendpoints", &["wep"], true),
     describe(Kind::IpamBlock, CALICO, "IPAMBlock", "ipamblocks", &["block"], false),
     describe(Kind::BlockAffinity, CALICO, "BlockAffinity", "blockaffinities", &["affinity"], false),
@@ -228,7 +231,9 @@ impl Kind {
     pub fn apply_order(self) -> u8 {
         match self {
             Kind::Namespace => 0,
-            Kind::Node | Kind::FelixConfiguration | Kind::IpPool | Kind::IpamConfig => 1,
+            Kind::Node | Kind::FelixConfiguration | Kind::IpPool | Kind::IpReservation | Kind::IpamConfig => {
+                1
+            }
             Kind::Tier => 2,
             Kind::ServiceAccount => 3,
             Kind::NetworkSet | Kind::GlobalNetworkSet => 4,

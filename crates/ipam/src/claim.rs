@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net};
+use jiff::Timestamp;
 use tortie_api::ipam::Block;
 use tortie_api::{Key, Kind};
 use tortie_store::{StoreError, Stored, Version};
@@ -14,6 +15,7 @@ use crate::driver::{Ipam, now};
 use crate::error::{IpamError, RETRIES};
 use crate::records::{Affinity, AffinityState};
 use crate::request::Family;
+use crate::settings::Settings;
 
 /// The blocks of a node.
 #[derive(Default)]
@@ -35,19 +37,21 @@ enum BlockClaim {
 }
 
 impl Ipam {
-    /// A block of this node with a free address, from one of these pools. Claims a new block if none has room.
+    /// A block with a free address, from one of these pools: a block of this node, then a new one, then another node's
+    /// block if the cluster allows that.
     pub(crate) async fn block_with_room(
         &self,
         family: Family,
         pools: &[(IpNet, u8)],
+        settings: &Settings,
     ) -> Result<(Version, Block), IpamError> {
         for _ in 0..RETRIES {
-            let own = self.own_blocks(family, pools).await?;
-            let blocks = own.count;
-            if let Some(found) = own.usable.into_iter().find(|(_, block)| !block.unallocated.is_empty()) {
+            let own = self.own_blocks(family, pools, settings).await?;
+            let (blocks, limit) = (own.count, settings.max_blocks(self.windows));
+            if let Some(found) = own.usable.into_iter().find(|(_, block)| block.has_room(&settings.reserved))
+            {
                 return Ok(found);
             }
-            let (config, limit) = self.limit().await?;
             let full = |hint| {
                 let damaged = own.damaged.iter().map(|error| format!("; damaged: {error}")).collect();
                 IpamError::Exhausted { node: self.node.clone(), blocks, limit, hint, damaged }
@@ -59,15 +63,26 @@ impl Ipam {
                     "raise maxBlocksPerHost, or give the pool larger blocks"
                 }));
             }
-            if !config.auto_allocate_blocks {
-                return Err(full("auto_allocate_blocks is off"));
+            if settings.config.auto_allocate_blocks {
+                if let Some(cidr) = self.unused_cidr(pools, settings).await? {
+                    match self.claim(cidr).await? {
+                        Some(claimed) => return Ok(claimed),
+                        None => continue,
+                    }
+                }
+                if self.reclaim_empty_block(pools).await? {
+                    continue;
+                }
             }
-            let Some(cidr) = self.unused_cidr(pools).await? else {
-                return Err(full("every block of its pools belongs to another node; add a pool"));
-            };
-            if let Some(claimed) = self.claim(cidr).await? {
-                return Ok(claimed);
+            let may_borrow = !settings.config.strict_affinity && !self.windows;
+            if may_borrow && let Some(borrowed) = self.block_to_borrow_from(pools, settings).await? {
+                return Ok(borrowed);
             }
+            return Err(full(if settings.config.auto_allocate_blocks {
+                "every block of its pools belongs to another node, or is reserved; add a pool"
+            } else {
+                "autoAllocateBlocks is off"
+            }));
         }
         Err(IpamError::Contended(Key::global(Kind::BlockAffinity, format!("{}/…", self.node))))
     }
@@ -93,7 +108,12 @@ impl Ipam {
     }
 
     /// The node's blocks of a family. Completes claims in one of these pools that a crash left unfinished.
-    pub(crate) async fn own_blocks(&self, family: Family, pools: &[(IpNet, u8)]) -> Result<Own, IpamError> {
+    pub(crate) async fn own_blocks(
+        &self,
+        family: Family,
+        pools: &[(IpNet, u8)],
+        settings: &Settings,
+    ) -> Result<Own, IpamError> {
         let prefix = format!("{}/", self.node);
         let mut own = Own::default();
         for stored in self.records.store.list(Kind::BlockAffinity).await?.items {
@@ -104,7 +124,11 @@ impl Ipam {
             }
             own.count += 1;
             match self.own_block(cidr, &stored, pools).await {
-                Ok(block) => own.usable.extend(block),
+                Ok(Some((version, mut block))) => {
+                    settings.end_rests(&mut block, Timestamp::now());
+                    own.usable.push((version, block));
+                }
+                Ok(None) => {}
                 Err(error @ IpamError::Damaged { .. }) => {
                     tracing::warn!(%error, "a block of this node is damaged; it is not used");
                     own.damaged.push(error);
@@ -247,7 +271,11 @@ impl Ipam {
 
     /// The first range without a block. The search starts at a position that depends on the node, so that nodes
     /// rarely collide.
-    async fn unused_cidr(&self, pools: &[(IpNet, u8)]) -> Result<Option<IpNet>, IpamError> {
+    async fn unused_cidr(
+        &self,
+        pools: &[(IpNet, u8)],
+        settings: &Settings,
+    ) -> Result<Option<IpNet>, IpamError> {
         let used = self.records.blocks().await?;
         let exact: BTreeSet<IpNet> = used.iter().copied().collect();
         for (pool, block_size) in pools {
@@ -255,9 +283,16 @@ impl Ipam {
             let start = u128::from(fnv1(&self.node)) % ring.count;
             let mut passed = 0;
             while passed < ring.count {
-                let cidr = ring.nth((start + passed) % ring.count);
+                let number = (start + passed) % ring.count;
+                let cidr = ring.nth(number);
+                if let Some(all) = settings.reserved.iter().find(|net| net.contains(&cidr)) {
+                    // A reservation may have more blocks than anybody can walk through.
+                    passed += ring.after(all).saturating_sub(number).max(1);
+                    continue;
+                }
                 // Blocks of another size may overlap if a pool was recreated with another blockSize.
-                if !exact.contains(&cidr) && !used.iter().any(|block| overlaps(block, &cidr)) {
+                let is_used = exact.contains(&cidr) || used.iter().any(|block| overlaps(block, &cidr));
+                if !is_used && has_unreserved(&cidr, &settings.reserved) {
                     return Ok(Some(cidr));
                 }
                 passed += 1;
@@ -281,6 +316,16 @@ impl Ring {
         (block_size <= pool.max_prefix_len()).then_some(Self { pool, block_size, count })
     }
 
+    /// The number of the first range after a network; the count if there is none.
+    fn after(&self, net: &IpNet) -> u128 {
+        let bits = |address: IpAddr| match address {
+            IpAddr::V4(address) => u128::from(address.to_bits()),
+            IpAddr::V6(address) => address.to_bits(),
+        };
+        let offset = bits(net.broadcast()).saturating_sub(bits(self.pool.network()));
+        ((offset >> (self.pool.max_prefix_len() - self.block_size)) + 1).min(self.count)
+    }
+
     fn nth(&self, number: u128) -> IpNet {
         let offset = number << (self.pool.max_prefix_len() - self.block_size);
         let address = match self.pool.network() {
@@ -294,12 +339,18 @@ impl Ring {
     }
 }
 
+/// Whether some address of a block is not reserved.
+fn has_unreserved(cidr: &IpNet, reserved: &[IpNet]) -> bool {
+    let inside: Vec<IpNet> = reserved.iter().copied().filter(|net| cidr.contains(net)).collect();
+    inside.is_empty() || Block::new(*cidr, "", false, 0, String::new()).has_room(&inside)
+}
+
 /// Whether two different blocks have an address in common.
-fn overlaps(one: &IpNet, other: &IpNet) -> bool {
+pub(crate) fn overlaps(one: &IpNet, other: &IpNet) -> bool {
     one != other && (one.contains(other) || other.contains(one))
 }
 
 /// FNV-1, 32 bits.
-fn fnv1(text: &str) -> u32 {
+pub(crate) fn fnv1(text: &str) -> u32 {
     text.bytes().fold(0x811c_9dc5, |hash: u32, byte| hash.wrapping_mul(0x0100_0193) ^ u32::from(byte))
 }

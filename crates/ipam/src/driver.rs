@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use ipnet::{IpNet, Ipv4Net};
@@ -10,12 +10,13 @@ use jiff::Timestamp;
 use tokio::sync::Mutex;
 use tortie_api::ipam::Block;
 use tortie_api::{Key, Kind};
-use tortie_store::{Stopped, Store, StoreError, Version, Write};
+use tortie_store::{Store, StoreError, Version, Write};
 
-use crate::access::{Records, from_value, to_value};
+use crate::access::{Records, to_value};
 use crate::error::{IpamError, RETRIES};
 use crate::records::Handle;
 use crate::request::{Assignment, Count, Family, Request, Use};
+use crate::settings::Settings;
 use crate::waiting::{Waiter, Waiting};
 
 /// How long pools are cached: a disabled pool gives addresses no longer than this.
@@ -23,8 +24,8 @@ const POOLS_FRESH: Duration = Duration::from_secs(5);
 
 /// The block that gave the last address, and the requests that pools allow it for.
 #[derive(Default)]
-struct AtHand {
-    block: Option<(Version, Block)>,
+pub(crate) struct AtHand {
+    pub(crate) block: Option<(Version, Block)>,
     checked: Option<Checked>,
 }
 
@@ -33,17 +34,28 @@ struct Checked {
     intended_use: Use,
     namespace_labels: BTreeMap<String, String>,
     block: IpNet,
+    settings: Arc<Settings>,
     at: Instant,
 }
 
 impl Checked {
-    fn now(request: &Request, block: IpNet) -> Self {
+    fn now(request: &Request, block: IpNet, settings: Arc<Settings>) -> Self {
         let (intended_use, namespace_labels) = (request.intended_use, request.namespace_labels.clone());
-        Self { intended_use, namespace_labels, block, at: Instant::now() }
+        Self { intended_use, namespace_labels, block, settings, at: Instant::now() }
     }
 }
 
 impl AtHand {
+    /// Keeps a block of the node. Addresses of other nodes' blocks are borrowed one at a time.
+    pub(crate) fn keep(&mut self, node: &str, version: Version, block: Block) {
+        self.block = Some((version, block)).filter(|(_, block)| block.belongs_to(node));
+    }
+
+    /// The addresses that may not be given.
+    fn reserved(&self) -> Vec<IpNet> {
+        self.checked.as_ref().map(|checked| checked.settings.reserved.clone()).unwrap_or_default()
+    }
+
     /// Whether the request may use the current block, without reading the pools again.
     fn serves(&self, request: &Request) -> bool {
         let (Some((_, block)), Some(checked)) = (&self.block, &self.checked) else { return false };
@@ -62,13 +74,15 @@ pub struct Ipam {
     pub(crate) node_labels: BTreeMap<String, String>,
     v4: Side,
     v6: Side,
+    /// The settings of the cluster, and when they were read.
+    settings: std::sync::Mutex<Option<(Instant, Arc<Settings>)>>,
 }
 
 /// The allocation of one family.
 #[derive(Default)]
-struct Side {
+pub(crate) struct Side {
     /// The block that gave the last address, so that the next one costs one write and no read.
-    current: Mutex<AtHand>,
+    pub(crate) current: Mutex<AtHand>,
     /// Requests that wait for the block, which are served together.
     waiting: Waiting,
 }
@@ -82,10 +96,18 @@ impl Ipam {
     ) -> Self {
         let windows = node_labels.get("kubernetes.io/os").is_some_and(|os| os == "windows");
         let (records, v4, v6) = (Records::new(store), Side::default(), Side::default());
-        Self { records, node: node.into(), windows, node_labels, v4, v6 }
+        Self {
+            records,
+            node: node.into(),
+            windows,
+            node_labels,
+            v4,
+            v6,
+            settings: std::sync::Mutex::default(),
+        }
     }
 
-    fn side(&self, family: Family) -> &Side {
+    pub(crate) fn side(&self, family: Family) -> &Side {
         match family {
             Family::V4 => &self.v4,
             Family::V6 => &self.v6,
@@ -140,10 +162,11 @@ impl Ipam {
         let (waiters, mut alone): (Vec<_>, Vec<_>) =
             waiters.into_iter().partition(|waiter| current.serves(&waiter.request));
         let Some((version, block)) = current.block.take_if(|_| !waiters.is_empty()) else { return alone };
+        let reserved = current.reserved();
         let mut changed = block.clone();
         let mut served = Vec::new();
         for waiter in waiters {
-            match changed.assign(&waiter.request.handle, &waiter.request.owner) {
+            match changed.assign(&waiter.request.handle, &waiter.request.owner, &reserved) {
                 Some(address) => served.push((waiter, address)),
                 None => alone.push(waiter),
             }
@@ -207,10 +230,17 @@ impl Ipam {
             return Ok(known);
         }
         let family = request.family;
+        // Before a block is claimed for what the handle has already.
+        let mut known = self.find(&request.handle).await?;
+        known.retain(|known| Family::of(&known.block) == family);
+        if let Some(last) = known.pop().filter(|_| known.len() + 1 >= enough) {
+            return Ok(last);
+        }
         let pools = self.pools(request.intended_use, family, Some(&request.namespace_labels)).await?;
+        let settings = self.current_settings().await?;
         for _ in 0..RETRIES {
-            let (version, block) = self.block_with_room(family, &pools).await?;
-            current.checked = Some(Checked::now(request, block.cidr));
+            let (version, block) = self.block_with_room(family, &pools, &settings).await?;
+            current.checked = Some(Checked::now(request, block.cidr, settings.clone()));
             if let Some(assignment) = self.assign_from(version, block, request, enough, current).await? {
                 return Ok(assignment);
             }
@@ -229,15 +259,39 @@ impl Ipam {
             return Ok(block);
         }
         let pools = self.pools(Use::Workload, Family::V4, None).await?;
-        let usable = self.own_blocks(Family::V4, &pools).await?.usable.into_iter().next();
+        let settings = self.current_settings().await?;
+        let usable = self.own_blocks(Family::V4, &pools, &settings).await?.usable.into_iter().next();
         let (_, block) = match usable {
             Some(known) => known,
-            None => self.block_with_room(Family::V4, &pools).await?,
+            None => self.block_with_room(Family::V4, &pools, &settings).await?,
         };
         match block.cidr {
             IpNet::V4(cidr) => Ok(cidr),
             IpNet::V6(_) => Err(IpamError::NoPool(format!("node {}", self.node))),
         }
+    }
+
+    /// The settings, which are read now.
+    async fn current_settings(&self) -> Result<Arc<Settings>, IpamError> {
+        let settings = Arc::new(self.records.settings().await?);
+        if self.windows && !settings.config.strict_affinity {
+            return Err(IpamError::StrictAffinityNeeded);
+        }
+        *self.settings.lock().unwrap_or_else(PoisonError::into_inner) =
+            Some((Instant::now(), settings.clone()));
+        Ok(settings)
+    }
+
+    /// The settings, which were read a moment ago. A release does not need the latest.
+    pub(crate) async fn recent_settings(&self) -> Result<Arc<Settings>, IpamError> {
+        let known = self.settings.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some((_, settings)) = known.filter(|(read, _)| read.elapsed() < POOLS_FRESH) {
+            return Ok(settings);
+        }
+        let settings = Arc::new(self.records.settings().await?);
+        *self.settings.lock().unwrap_or_else(PoisonError::into_inner) =
+            Some((Instant::now(), settings.clone()));
+        Ok(settings)
     }
 
     /// The addresses of a handle, IPv4 first.
@@ -266,119 +320,6 @@ impl Ipam {
         Ok(found)
     }
 
-    /// The handles with addresses in this node's blocks, each with a block and the attributes of an address. Damaged blocks
-    /// are left out.
-    ///
-    /// # Errors
-    /// The store failed.
-    pub async fn handles(&self) -> Result<BTreeMap<String, (IpNet, BTreeMap<String, String>)>, IpamError> {
-        let mut handles = BTreeMap::new();
-        for stored in self.records.store.list(Kind::IpamBlock).await?.items {
-            let Ok(block) = from_value::<Block>(&stored.key, stored.value) else { continue };
-            if block.deleted || block.check().is_err() || !block.belongs_to(&self.node) {
-                continue;
-            }
-            for (_, attribute) in block.allocated() {
-                if let (Some(handle), Some(owner)) = (&attribute.handle_id, &attribute.owner) {
-                    handles.insert(handle.clone(), (block.cidr, owner.clone()));
-                }
-            }
-        }
-        Ok(handles)
-    }
-
-    /// Releases the addresses that a handle has in this block, also if the handle has no record any more.
-    ///
-    /// # Errors
-    /// The store failed.
-    pub async fn release_in(&self, handle: &str, block: IpNet) -> Result<Vec<IpAddr>, IpamError> {
-        self.release_from(&Key::global(Kind::IpamBlock, block.to_string()), handle, &mut None).await
-    }
-
-    /// Releases every address of a handle, and returns them. A handle without addresses is no error.
-    ///
-    /// # Errors
-    /// The store failed. A retry continues where the release stopped.
-    pub async fn release(&self, handle: &str) -> Result<Vec<IpAddr>, IpamError> {
-        let key = Key::global(Kind::IpamHandle, handle);
-        let mut released = Vec::new();
-        for _ in 0..RETRIES {
-            let Some((version, record)) = self.records.read::<Handle>(&key).await? else {
-                return Ok(released);
-            };
-            let mut forget = Some(Write::Delete(key.clone(), Some(version)));
-            let blocks = record.block.len();
-            for (number, cidr) in record.block.keys().enumerate() {
-                // The record is deleted after the last address, so it exists while an address is allocated.
-                let last = if number + 1 == blocks { &mut forget } else { &mut None };
-                let some = self.release_from(&Key::global(Kind::IpamBlock, cidr), handle, last).await?;
-                released.extend(some);
-            }
-            let Some(forget) = forget else { return Ok(released) };
-            match self.records.store.write_all(vec![forget]).await.map_err(|stopped| stopped.error) {
-                Ok(_) | Err(StoreError::NotFound(_)) => return Ok(released),
-                // An allocator has counted another address meanwhile.
-                Err(StoreError::Conflict(_)) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Err(IpamError::Contended(key))
-    }
-
-    /// Releases the handle's addresses of one block, and executes `last` with the same request if possible; then it is
-    /// `None` afterwards.
-    ///
-    /// A block without addresses of the handle is written, too: an allocator that has counted the handle and not yet
-    /// written the block must fail, because the handle's record is deleted next.
-    async fn release_from(
-        &self,
-        key: &Key,
-        handle: &str,
-        last: &mut Option<Write>,
-    ) -> Result<Vec<IpAddr>, IpamError> {
-        let family = key.name.parse().map_or(Family::V4, |cidr| Family::of(&cidr));
-        let mut current = self.side(family).current.lock().await;
-        for attempt in 0..RETRIES {
-            let cached = current.block.take().filter(|(_, block)| block.cidr.to_string() == key.name);
-            // If somebody else has allocated what the cache does not know, the write fails.
-            let found = match cached {
-                Some(found) => Some(found),
-                None => self.records.read_block(key).await?,
-            };
-            let Some((version, mut block)) = found else { return Ok(Vec::new()) };
-            let released = block.release(handle);
-            if released.is_empty() {
-                block.bump();
-            }
-            let update = Write::Update(key.clone(), to_value(key, &block)?, version);
-            // Only once: it may be what was refused, and some stores refuse both writes then.
-            let together = last.clone().filter(|_| attempt == 0);
-            let is_together = together.is_some();
-            let written =
-                self.records.store.write_all(std::iter::once(update).chain(together).collect()).await;
-            let (done, refusal) = match written {
-                Ok(done) => (done, None),
-                Err(Stopped { done, error }) => (done, Some(error)),
-            };
-            if let Some(written) = done.first() {
-                current.block =
-                    Some((written.version.clone(), block)).filter(|(_, block)| block.belongs_to(&self.node));
-            }
-            match (done.is_empty(), refusal) {
-                (_, None) => {
-                    last.take_if(|_| is_together);
-                    return Ok(released);
-                }
-                (true, Some(StoreError::NotFound(gone))) if gone == *key => return Ok(Vec::new()),
-                (true, Some(StoreError::Conflict(_) | StoreError::NotFound(_))) => {}
-                // The record has changed, or is gone; the caller reads it again.
-                (false, Some(StoreError::NotFound(_) | StoreError::Conflict(_))) => return Ok(released),
-                (_, Some(error)) => return Err(error.into()),
-            }
-        }
-        Err(IpamError::Contended(key.clone()))
-    }
-
     /// Allocates an address from this block, or finds that the handle already has enough. `None` if the block is
     /// full or was changed by somebody else.
     async fn assign_from(
@@ -392,13 +333,14 @@ impl Ipam {
         let cidr = block.cidr;
         let key = Key::global(Kind::IpamBlock, cidr.to_string());
         if let Some(known) = self.count_handle(request, enough, &cidr.to_string()).await? {
-            current.block = Some((version, block));
+            current.keep(&self.node, version, block);
             return Ok(Some(known));
         }
-        let Some(address) = block.assign(&request.handle, &request.owner) else { return Ok(None) };
+        let reserved = current.reserved();
+        let Some(address) = block.assign(&request.handle, &request.owner, &reserved) else { return Ok(None) };
         match self.records.store.update(&key, to_value(&key, &block)?, &version).await {
             Ok(stored) => {
-                current.block = Some((stored.version, block));
+                current.keep(&self.node, stored.version, block);
                 Ok(Some(Assignment { address, block: cidr }))
             }
             Err(StoreError::Conflict(_) | StoreError::NotFound(_)) => Ok(None),

@@ -1,18 +1,15 @@
-//! The pools that a node may use, and the maximum number of its blocks.
+//! The pools that a node may use.
 
 use std::collections::BTreeMap;
 
 use ipnet::IpNet;
 use tortie_api::calico::IpPool;
-use tortie_api::{Key, Kind, Resource};
+use tortie_api::{Kind, Resource};
 
 use crate::driver::Ipam;
 use crate::error::IpamError;
-use crate::records::Config;
 use crate::request::{Family, Use};
 
-/// The default maximum number of blocks of a node.
-const DEFAULT_MAX_BLOCKS: u32 = 20;
 /// The longest prefix of a Windows node's IPv4 block: four of its addresses are reserved.
 const WINDOWS_LONGEST_PREFIX: u8 = 29;
 
@@ -66,17 +63,5 @@ impl Ipam {
             && spec.assignment_mode.as_deref().is_none_or(|mode| mode == "Automatic")
             && spec.node_selector.as_ref().is_none_or(|selector| selector.matches(&self.node_labels))
             && !(self.windows && spec.cidr.addr().is_ipv4() && pool.block_size() > WINDOWS_LONGEST_PREFIX)
-    }
-
-    /// The maximum number of blocks of this node.
-    pub(crate) async fn limit(&self) -> Result<(Config, u32), IpamError> {
-        let key = Key::global(Kind::IpamConfig, "default");
-        let config: Config = self.records.read(&key).await?.map(|(_, config)| config).unwrap_or_default();
-        if self.windows && !config.strict_affinity {
-            return Err(IpamError::StrictAffinityNeeded);
-        }
-        let configured =
-            if config.max_blocks_per_host == 0 { DEFAULT_MAX_BLOCKS } else { config.max_blocks_per_host };
-        Ok((config, if self.windows { 1 } else { configured }))
     }
 }

@@ -61,7 +61,13 @@ async fn affinities(store: &Embedded) -> BTreeMap<String, AffinityState> {
 async fn a_block_of_another_node_is_not_used_and_the_claim_is_withdrawn() {
     for state in ["pending", "confirmed", "pendingDeletion", ""] {
         let store = cluster().await;
-        store_block(&store, "10.0.0.0/29", "other", |_| {}).await;
+        store_block(&store, "10.0.0.0/29", "other", |block| {
+            // An empty block would be taken over.
+            block["attributes"] = json!([{"handle_id": "pod"}]);
+            block["allocations"][0] = json!(0);
+            block["unallocated"] = json!([1, 2, 3, 4, 5, 6, 7]);
+        })
+        .await;
         store_affinity(&store, "other", "10.0.0.0/29", json!({"state": "confirmed"})).await;
         store_affinity(&store, "mine", "10.0.0.0/29", json!({"state": state})).await;
         let mine = ipam(&store, "mine");

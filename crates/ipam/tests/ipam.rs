@@ -167,6 +167,11 @@ async fn what_others_wrote_is_kept() {
         .await
         .unwrap();
 
+    // Otherwise the released address would be free again.
+    let config = Key::global(Kind::IpamConfig, "default");
+    let mut stored = store.get(&config).await.unwrap().unwrap();
+    stored.value["ipCooldownSeconds"] = json!(i32::MAX);
+    store.update(&config, stored.value, &stored.version).await.unwrap();
     let assigned = ipam(store.clone(), "primary", "linux").assign(&request("mine")).await.unwrap();
     assert_eq!(assigned.address, IpAddr::from([10, 0, 0, 3]), "the head of the free ones");
     let value = store.get(&key).await.unwrap().unwrap().value;

@@ -106,7 +106,12 @@ impl Memory {
         objects.written += 1;
         let written = objects.written;
         let value = match write {
-            Write::Create(_, value) | Write::Update(_, value, _) => {
+            Write::Create(_, mut value) | Write::Update(_, mut value, _) => {
+                // Blocks count as old, so that other nodes may take them over.
+                value
+                    .as_object_mut()
+                    .into_iter()
+                    .for_each(|fields| drop(fields.remove("affinity_claim_time")));
                 objects.stored.insert(key.clone(), (value.clone(), written));
                 Some(value)
             }

@@ -55,6 +55,7 @@ pub(crate) fn is_calico_resource(kind: Kind) -> bool {
         | Kind::HostEndpoint
         | Kind::FelixConfiguration
         | Kind::IpPool
+        | Kind::IpReservation
         | Kind::WorkloadEndpoint => true,
         Kind::Namespace
         | Kind::ServiceAccount

@@ -39,6 +39,7 @@ const EXPECTED: &str = "
     hostendpoints                                  glwb---  glwb---  glwbcud
     felixconfigurations                            glwb---  glwb---  glwb---
     ippools                                        glwb---  glwb---  glwb---
+    ipreservations                                 glwb---  glwb---  glwb---
     workloadendpoints                              glwbcud  glwb---  glwbcud
     ipamblocks                                     glwbcud  glwb-ud  glwbcud
     blockaffinities                                glwbcud  glwb---  glwbcud
