@@ -3,6 +3,7 @@
 //! [`run`] sets up the node's tunnel end, feeds the dataplane, and only then serves CNI, so that everything is ready
 //! for the first pod. Each part has a file of its own; this file connects them.
 
+mod addresses;
 mod barrier;
 mod cni_config;
 pub mod control;

@@ -1,7 +1,7 @@
 //! The node's own tunnel end: its address, announced to the other nodes by annotations of the Node.
 
 use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -123,13 +123,17 @@ async fn prepare_linux(store: &dyn Endpoints, ipam: &Ipam, node: &str) -> Result
         handle: format!("vxlan-tunnel-addr-{node}"),
         owner: owner.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
         intended_use: Use::Tunnel,
-        namespace_labels: BTreeMap::new(),
+        ..Request::default()
     };
     // A node keeps its address, also when its pool is disabled or full.
     let known = ipam.find(&request.handle).await?;
+    let known = known.iter().find_map(|assignment| ipv4(assignment.address));
     let address = match known {
-        Some(assignment) => assignment.address,
-        None => ipam.assign(&request).await?.address,
+        Some(address) => address,
+        None => ipv4(ipam.assign(&request).await?.address).ok_or_else(|| AgentError::Node {
+            node: node.to_owned(),
+            problem: "IPAM gave it an IPv6 tunnel address, which Tortie does not support".to_owned(),
+        })?,
     };
     let announced = Announced { first: Tunnel { address, mac: None }, overlay: None };
     annotate(store, node, &announced.first).await?;
@@ -143,6 +147,13 @@ async fn prepare_linux(store: &dyn Endpoints, ipam: &Ipam, node: &str) -> Result
     let dataplane =
         tortie_linux::dataplane::Dataplane::open(config).map_err(opened("opening the dataplane"))?;
     Ok(Prepared { dataplane: Box::new(dataplane), wiring: Arc::new(wiring), announced: Some(announced) })
+}
+
+fn ipv4(address: IpAddr) -> Option<Ipv4Addr> {
+    match address {
+        IpAddr::V4(address) => Some(address),
+        IpAddr::V6(_) => None,
+    }
 }
 
 /// Windows: the network is created from the node's block; its gateway is the tunnel address, and HNS chooses the MAC

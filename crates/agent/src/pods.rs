@@ -5,12 +5,13 @@
 //! address is reused while a pod still has it.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::FutureExt;
-use ipnet::Ipv4Net;
+use ipnet::{IpNet, Ipv4Net};
 use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -23,6 +24,7 @@ use tortie_dataplane::{EndpointId, PodAttachment, PodInterface, PodWiring, Wirin
 use tortie_ipam::{Assignment, Ipam, IpamError, Request, Use};
 use tortie_store::{Endpoints, StoreError, Stored};
 
+use crate::addresses::{self, PodAddress};
 use crate::barrier::Barrier;
 use crate::locks::Locks;
 use crate::metrics::Metrics;
@@ -111,6 +113,7 @@ impl Pods {
             self.namespace(&id.namespace),
             self.refuse_replaced(call, id)
         )?;
+        addresses::check_config(&call.config)?;
         refuse_annotations(&pod.0.key, &pod.1.metadata.annotations)?;
         refuse_annotations(&Key::global(Kind::Namespace, &*id.namespace), &namespace.annotations)?;
         let request = Request {
@@ -118,10 +121,12 @@ impl Pods {
             owner: self.owner(id),
             intended_use: Use::Workload,
             namespace_labels: namespace.labels,
+            ..Request::default()
         };
-        let assignment = self.ipam.assign(&request).await;
-        let assignment = assignment
+        let assigned = self.ipam.assign(&request).await;
+        let assigned = assigned
             .map_err(|error| Failure::new(Code::IPAM, "no address for the pod", error.to_string()))?;
+        let assignment = PodAddress::of(&assigned).ok_or_else(|| addresses::not_wired(id))?;
         let interface = self.connect(call, id, assignment).await?;
         let published = self.publish(call, id, &pod, assignment, &interface).await?;
         positions.advance(Kind::WorkloadEndpoint, published);
@@ -175,7 +180,7 @@ impl Pods {
         let Some(assignment) = self.find(call).await? else {
             return Err(differs("it has no address".to_owned()));
         };
-        let has = endpoint.spec.ip_networks.iter().any(|net| net.addr() == assignment.address);
+        let has = endpoint.spec.ip_networks.iter().any(|net| net.addr() == IpAddr::from(assignment.address));
         if !has {
             return Err(differs(format!("its address {} is not the endpoint's", assignment.address)));
         }
@@ -211,7 +216,7 @@ impl Pods {
                 ..call.clone()
             };
             // Without a handle with this network's name, the pod belongs to another network.
-            if self.find(&gone).await?.is_none() {
+            if self.assigned(&gone).await?.is_empty() {
                 continue;
             }
             tracing::info!(pod = %stored.key, container = spec.container_id, "the runtime no longer knows this pod; Tortie removes it");
@@ -260,7 +265,7 @@ impl Pods {
         &self,
         handle: &str,
         attachment: &str,
-        block: Ipv4Net,
+        block: IpNet,
         [id, usual]: [EndpointId; 2],
     ) -> Result<(), Failure> {
         // An ADD of this container may be about to store the endpoint.
@@ -315,7 +320,7 @@ impl Pods {
         let stored = self.store.get(&self.key(id)).await.map_err(store_failure)?;
         let holder = stored.as_ref().and_then(|stored| stored.value["spec"]["containerID"].as_str());
         match holder {
-            Some(holder) if holder != call.container_id && self.find(call).await?.is_some() => {
+            Some(holder) if holder != call.container_id && !self.assigned(call).await?.is_empty() => {
                 let msg = format!(
                     "container {} of {id} has been replaced by container {holder}",
                     call.container_id
@@ -339,8 +344,13 @@ impl Pods {
         }
     }
 
-    /// The address that the container already has.
-    async fn find(&self, call: &Invocation) -> Result<Option<Assignment>, Failure> {
+    /// The IPv4 address that the container already has.
+    async fn find(&self, call: &Invocation) -> Result<Option<PodAddress>, Failure> {
+        Ok(self.assigned(call).await?.iter().find_map(PodAddress::of))
+    }
+
+    /// All addresses that the container already has.
+    async fn assigned(&self, call: &Invocation) -> Result<Vec<Assignment>, Failure> {
         let found = self.ipam.find(&handle(call)).await;
         found.map_err(|error| {
             Failure::new(Code::IPAM, "the pod's address cannot be looked up", error.to_string())
@@ -351,7 +361,7 @@ impl Pods {
         &self,
         call: &Invocation,
         id: &EndpointId,
-        assignment: Assignment,
+        assignment: PodAddress,
     ) -> Result<PodInterface, Failure> {
         let (wiring, attachment) = (self.wiring.clone(), self.attachment(call, id, assignment));
         blocking(move || wiring.connect(&attachment)).await.map_err(wiring_failure)
@@ -392,7 +402,7 @@ impl Pods {
         Err(Failure::new(Code::TRY_AGAIN_LATER, msg, format!("{} on the host", interface.host_interface)))
     }
 
-    fn success(call: &Invocation, assignment: Assignment, interface: &PodInterface) -> Success {
+    fn success(call: &Invocation, assignment: PodAddress, interface: &PodInterface) -> Success {
         Success {
             interfaces: vec![Interface {
                 name: call.interface.clone(),
@@ -407,7 +417,7 @@ impl Pods {
         }
     }
 
-    fn attachment(&self, call: &Invocation, id: &EndpointId, assignment: Assignment) -> PodAttachment {
+    fn attachment(&self, call: &Invocation, id: &EndpointId, assignment: PodAddress) -> PodAttachment {
         PodAttachment {
             endpoint: id.clone(),
             container_id: call.container_id.clone(),

@@ -6,9 +6,9 @@ use tortie_api::kubernetes::Pod;
 use tortie_api::{Metadata, Position};
 use tortie_cni::{Failure, Invocation};
 use tortie_dataplane::{EndpointId, PodInterface};
-use tortie_ipam::Assignment;
 use tortie_store::{POD_UID, Stored};
 
+use crate::addresses::PodAddress;
 use crate::pods::{Pods, store_failure};
 
 impl Pods {
@@ -18,7 +18,7 @@ impl Pods {
         call: &Invocation,
         id: &EndpointId,
         (stored, pod): &(Stored, Pod),
-        assignment: Assignment,
+        assignment: PodAddress,
         interface: &PodInterface,
     ) -> Result<Position, Failure> {
         let key = self.key(id);

@@ -1,15 +1,17 @@
 //! IPAM blocks as they are stored: the addresses of a block and their owners. Pure: time is an argument.
 
 use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use ipnet::Ipv4Net;
+use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
 /// The handle of the addresses that Windows reserves; no handle object exists for it.
 const WINDOWS_HANDLE: &str = "windows-reserved-ipam-handle";
+/// Blocks have at most 2 to this power addresses. Pools have blocks of at most 2 to the power of 12.
+const LARGEST_BLOCK_BITS: u8 = 16;
 /// Number of addresses that Windows reserves at the beginning of a block: network, gateway, host endpoint.
 const WINDOWS_RESERVED_FIRST: usize = 3;
 /// Number of addresses that Windows reserves at the end: broadcast.
@@ -19,7 +21,7 @@ const WINDOWS_RESERVED_LAST: usize = 1;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Block {
     /// Its addresses.
-    pub cidr: Ipv4Net,
+    pub cidr: IpNet,
     /// `host:<node>`, or absent if no node owns the block.
     #[serde(default)]
     pub affinity: Option<String>,
@@ -57,7 +59,10 @@ pub struct Attribute {
     /// Pod, namespace, node and so on.
     #[serde(rename = "secondary", default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<BTreeMap<String, String>>,
-    /// Unknown fields, such as `releasedAt`.
+    /// When its addresses were released, RFC 3339. They rest, and belong to nobody.
+    #[serde(rename = "releasedAt", default, skip_serializing_if = "Option::is_none")]
+    pub released_at: Option<String>,
+    /// Unknown fields.
     #[serde(flatten)]
     pub extra: Map<String, Value>,
 }
@@ -67,7 +72,7 @@ pub struct Attribute {
 #[error("block {cidr}: {problem}")]
 pub struct BlockError {
     /// The block.
-    pub cidr: Ipv4Net,
+    pub cidr: IpNet,
     /// The problem.
     pub problem: String,
 }
@@ -78,10 +83,11 @@ fn or_empty<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(value: D) 
 }
 
 impl Block {
-    /// A new block of a node; a Windows node reserves four addresses.
+    /// A new block of a node; a Windows node reserves four addresses of an IPv4 block. The block must be one that
+    /// [`Block::size_of`] accepts; any other one has no addresses.
     #[must_use]
-    pub fn new(cidr: Ipv4Net, node: &str, windows: bool, now_nanos: u64, now_rfc3339: String) -> Self {
-        let size = 1_usize << (32 - cidr.prefix_len());
+    pub fn new(cidr: IpNet, node: &str, windows: bool, now_nanos: u64, now_rfc3339: String) -> Self {
+        let size = Self::size_of(&cidr).unwrap_or_default();
         let mut block = Self {
             cidr,
             affinity: Some(format!("host:{node}")),
@@ -94,19 +100,26 @@ impl Block {
             deleted: false,
             extra: Map::new(),
         };
-        if windows {
+        if windows && cidr.addr().is_ipv4() {
             block.keep_back_for_windows(size);
         }
         block
+    }
+
+    /// The number of addresses of a network; `None` if there are too many for a block.
+    #[must_use]
+    pub fn size_of(cidr: &IpNet) -> Option<usize> {
+        let bits = cidr.max_prefix_len() - cidr.prefix_len();
+        (bits <= LARGEST_BLOCK_BITS).then(|| 1 << bits)
     }
 
     fn keep_back_for_windows(&mut self, size: usize) {
         self.attributes.push(Attribute {
             handle_id: Some(WINDOWS_HANDLE.to_owned()),
             owner: Some(BTreeMap::from([("note".to_owned(), "windows host rsvd".to_owned())])),
-            extra: Map::new(),
+            ..Attribute::default()
         });
-        let kept = |offset: usize| offset < WINDOWS_RESERVED_FIRST || offset >= size - WINDOWS_RESERVED_LAST;
+        let kept = |offset: usize| offset < WINDOWS_RESERVED_FIRST || offset + WINDOWS_RESERVED_LAST >= size;
         for offset in (0..size).filter(|offset| kept(*offset)) {
             self.allocations[offset] = Some(0);
         }
@@ -119,7 +132,15 @@ impl Block {
     /// The inconsistency.
     pub fn check(&self) -> Result<(), BlockError> {
         let wrong = |problem: String| Err(BlockError { cidr: self.cidr, problem });
-        let size = 1_usize.checked_shl(u32::from(32 - self.cidr.prefix_len())).unwrap_or(0);
+        let Some(size) = Self::size_of(&self.cidr) else {
+            return wrong("it has more than 65536 addresses".to_owned());
+        };
+        if self.cidr != self.cidr.trunc() {
+            return wrong(format!(
+                "its address has bits after its prefix; it should be {}",
+                self.cidr.trunc()
+            ));
+        }
         if self.allocations.len() != size {
             return wrong(format!("{} allocations for {size} addresses", self.allocations.len()));
         }
@@ -146,38 +167,136 @@ impl Block {
         Ok(())
     }
 
-    /// Allocates the next free address, if there is one.
-    pub fn assign(&mut self, handle: &str, owner: &BTreeMap<String, String>) -> Option<Ipv4Addr> {
-        if self.unallocated.is_empty() {
-            return None;
-        }
-        let offset = self.unallocated.remove(0);
-        let attribute =
-            Attribute { handle_id: Some(handle.to_owned()), owner: Some(owner.clone()), extra: Map::new() };
-        let index = self.attributes.iter().position(|known| *known == attribute).unwrap_or_else(|| {
-            self.attributes.push(attribute);
-            self.attributes.len() - 1
-        });
-        self.allocations[offset] = Some(index);
-        self.sequence_number_for_allocation.insert(offset.to_string(), self.sequence_number);
-        self.sequence_number += 1;
-        Some(self.address(offset))
+    /// Allocates the next free address that is not reserved, if there is one.
+    pub fn assign(
+        &mut self,
+        handle: &str,
+        owner: &BTreeMap<String, String>,
+        reserved: &[IpNet],
+    ) -> Option<IpAddr> {
+        let position = self.next_free(reserved)?;
+        Some(self.allocate(position, handle, owner))
     }
 
-    /// Releases every address of a handle, and returns them.
-    pub fn release(&mut self, handle: &str) -> Vec<Ipv4Addr> {
+    /// Whether an address is free and not reserved.
+    #[must_use]
+    pub fn has_room(&self, reserved: &[IpNet]) -> bool {
+        self.next_free(reserved).is_some()
+    }
+
+    /// Allocates this address, reserved or not. Returns whether it was free.
+    pub fn assign_address(
+        &mut self,
+        address: IpAddr,
+        handle: &str,
+        owner: &BTreeMap<String, String>,
+    ) -> bool {
+        let position = self.unallocated.iter().position(|offset| self.address(*offset) == address);
+        position.is_some_and(|position| self.allocate(position, handle, owner) == address)
+    }
+
+    /// The position of the next free address among the free ones.
+    fn next_free(&self, reserved: &[IpNet]) -> Option<usize> {
+        let free = |offset: &usize| {
+            let address = self.address(*offset);
+            !reserved.iter().any(|net| net.contains(&address))
+        };
+        self.unallocated.iter().position(free)
+    }
+
+    fn allocate(&mut self, position: usize, handle: &str, owner: &BTreeMap<String, String>) -> IpAddr {
+        let offset = self.unallocated.remove(position);
+        let attribute = Attribute {
+            handle_id: Some(handle.to_owned()),
+            owner: Some(owner.clone()),
+            ..Attribute::default()
+        };
+        self.allocations[offset] = Some(self.index_of(attribute));
+        self.sequence_number_for_allocation.insert(offset.to_string(), self.sequence_number);
+        self.sequence_number += 1;
+        self.address(offset)
+    }
+
+    fn index_of(&mut self, attribute: Attribute) -> usize {
+        self.attributes.iter().position(|known| *known == attribute).unwrap_or_else(|| {
+            self.attributes.push(attribute);
+            self.attributes.len() - 1
+        })
+    }
+
+    /// Releases every address of a handle, and returns them. With a time (RFC 3339), they rest from then on.
+    pub fn release(&mut self, handle: &str, resting_since: Option<&str>) -> Vec<IpAddr> {
         let released: Vec<usize> = self.offsets_of(handle).collect();
+        self.release_offsets(released, resting_since)
+    }
+
+    /// Releases some addresses, and returns those that were allocated and did not rest.
+    pub fn release_addresses(&mut self, addresses: &[IpAddr], resting_since: Option<&str>) -> Vec<IpAddr> {
+        let allocated: Vec<IpAddr> = self.allocated().map(|(address, _)| address).collect();
+        let is_released = |offset: &usize| {
+            let address = self.address(*offset);
+            addresses.contains(&address) && allocated.contains(&address)
+        };
+        let released = (0..self.allocations.len()).filter(is_released).collect();
+        self.release_offsets(released, resting_since)
+    }
+
+    fn release_offsets(&mut self, released: Vec<usize>, resting_since: Option<&str>) -> Vec<IpAddr> {
         if released.is_empty() {
             return Vec::new();
         }
+        let resting = resting_since.map(|time| {
+            self.index_of(Attribute { released_at: Some(time.to_owned()), ..Attribute::default() })
+        });
         for offset in &released {
-            self.allocations[*offset] = None;
-            self.unallocated.push(*offset);
-            self.sequence_number_for_allocation.remove(&offset.to_string());
+            self.allocations[*offset] = resting;
+            if resting.is_none() {
+                self.free(*offset);
+            }
         }
         self.forget_unused_attributes();
         self.sequence_number += 1;
         released.into_iter().map(|offset| self.address(offset)).collect()
+    }
+
+    fn free(&mut self, offset: usize) {
+        self.allocations[offset] = None;
+        self.unallocated.push(offset);
+        self.sequence_number_for_allocation.remove(&offset.to_string());
+    }
+
+    /// Frees the addresses whose rest is over, judged by the time of their release. This is no write of its own.
+    pub fn end_rests(&mut self, is_over: impl Fn(&str) -> bool) {
+        let over: Vec<usize> = (0..self.allocations.len())
+            .filter(|offset| {
+                let attribute = self.allocations[*offset].and_then(|index| self.attributes.get(index));
+                attribute.and_then(|attribute| attribute.released_at.as_deref()).is_some_and(&is_over)
+            })
+            .collect();
+        if !over.is_empty() {
+            over.into_iter().for_each(|offset| self.free(offset));
+            self.forget_unused_attributes();
+        }
+    }
+
+    /// Whether nobody has an address, and none rests. Those that Windows reserves do not count.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        let mut used = self.allocations.iter().flatten().filter_map(|index| self.attributes.get(*index));
+        used.all(Attribute::is_windows)
+    }
+
+    /// Whether a Windows node has created the block: its addresses are only for that node.
+    #[must_use]
+    pub fn is_of_windows(&self) -> bool {
+        self.attributes.iter().any(Attribute::is_windows)
+    }
+
+    /// The sequence number of the allocation of an address, if Calico or Tortie stored one.
+    #[must_use]
+    pub fn sequence_of(&self, address: IpAddr) -> Option<u64> {
+        let offset = (0..self.allocations.len()).find(|offset| self.address(*offset) == address)?;
+        self.sequence_number_for_allocation.get(&offset.to_string()).copied()
     }
 
     /// Counts a write that changes nothing else, so that a concurrent one fails.
@@ -186,15 +305,16 @@ impl Block {
     }
 
     /// The addresses of a handle.
-    pub fn addresses_of(&self, handle: &str) -> impl Iterator<Item = Ipv4Addr> {
+    pub fn addresses_of(&self, handle: &str) -> impl Iterator<Item = IpAddr> {
         self.offsets_of(handle).map(|offset| self.address(offset))
     }
 
-    /// Every allocated address with its attribute, without those that Windows reserves.
-    pub fn allocated(&self) -> impl Iterator<Item = (Ipv4Addr, &Attribute)> {
+    /// Every allocated address with its attribute, without those that Windows reserves and those that rest.
+    pub fn allocated(&self) -> impl Iterator<Item = (IpAddr, &Attribute)> {
         self.allocations.iter().enumerate().filter_map(|(offset, index)| {
             let attribute = self.attributes.get((*index)?)?;
-            (!attribute.is_windows()).then(|| (self.address(offset), attribute))
+            (!attribute.is_windows() && attribute.released_at.is_none())
+                .then(|| (self.address(offset), attribute))
         })
     }
 
@@ -235,11 +355,13 @@ impl Block {
         self.attributes = kept;
     }
 
-    fn address(&self, offset: usize) -> Ipv4Addr {
-        // A block has at most 2^12 addresses, so the offset fits.
-        Ipv4Addr::from_bits(
-            self.cidr.network().to_bits().wrapping_add(u32::try_from(offset).unwrap_or(u32::MAX)),
-        )
+    fn address(&self, offset: usize) -> IpAddr {
+        // A block has at most 2^16 addresses, so the offset fits.
+        let offset = u32::try_from(offset).unwrap_or(u32::MAX);
+        match self.cidr.network() {
+            IpAddr::V4(first) => Ipv4Addr::from_bits(first.to_bits().wrapping_add(offset)).into(),
+            IpAddr::V6(first) => Ipv6Addr::from_bits(first.to_bits().wrapping_add(offset.into())).into(),
+        }
     }
 }
 

@@ -54,6 +54,8 @@ pub enum Kind {
     KubeControllersConfiguration,
     /// A Calico address pool.
     IpPool,
+    /// Addresses that IPAM does not give.
+    IpReservation,
     /// A pod's interface, as created by the CNI plugin.
     WorkloadEndpoint,
     /// An IPAM block (`libcalico-go/lib/backend/model/block.go`); its name is its CIDR.
@@ -84,7 +86,7 @@ struct Description {
 const CORE: &str = "v1";
 const CALICO: &str = "projectcalico.org/v3";
 
-const DESCRIPTIONS: [Description; 30] = [
+const DESCRIPTIONS: [Description; 31] = [
     describe(Kind::Namespace, CORE, "Namespace", "namespaces", &["ns"], false),
     describe(Kind::Node, CORE, "Node", "nodes", &["no"], false),
     describe(Kind::ServiceAccount, CORE, "ServiceAccount", "serviceaccounts", &["sa"], true),
@@ -185,6 +187,7 @@ const DESCRIPTIONS: [Description; 30] = [
         false,
     ),
     describe(Kind::IpPool, CALICO, "IPPool", "ippools", &["pool"], false),
+    describe(Kind::IpReservation, CALICO, "IPReservation", "ipreservations", &["reservation"], false),
     describe(Kind::WorkloadEndpoint, CALICO, "WorkloadEndpoint", "workloadendpoints", &["wep"], true),
     describe(Kind::IpamBlock, CALICO, "IPAMBlock", "ipamblocks", &["block"], false),
     describe(Kind::BlockAffinity, CALICO, "BlockAffinity", "blockaffinities", &["affinity"], false),
@@ -245,6 +248,7 @@ impl Kind {
             | Kind::FelixConfiguration
             | Kind::KubeControllersConfiguration
             | Kind::IpPool
+            | Kind::IpReservation
             | Kind::IpamConfig => 1,
             Kind::Tier => 2,
             Kind::ServiceAccount => 3,

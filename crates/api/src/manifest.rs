@@ -25,7 +25,8 @@ pub use offline::{Offline, Settled};
 pub struct Object {
     /// Its key.
     pub key: Key,
-    /// The complete object as written, without what only the exporting cluster can use.
+    /// The complete object as written, without what only the exporting cluster can use. IPAMConfigs have their stored
+    /// form.
     pub value: Value,
     /// Its typed view.
     pub resource: Resource,
@@ -172,6 +173,9 @@ fn object(file: &str, mut document: Document) -> Result<Object, Vec<Problem>> {
     match resource {
         Some(resource) if errors.is_empty() => {
             defaults::fill(&key, &mut document.value, &resource);
+            if let Resource::IpamConfig(config) = &resource {
+                document.value = config.stored();
+            }
             exported::drop_metadata_of_the_cluster(&mut document.value);
             Ok(Object { key, value: document.value, resource, origin, lines: document.lines })
         }

@@ -8,8 +8,8 @@ use serde_json::Value;
 use thiserror::Error;
 
 use crate::calico::{
-    FelixConfiguration, GlobalNetworkPolicy, HostEndpoint, IpPool, KubeControllersConfiguration,
-    NetworkPolicy, NetworkSet, Profile, StagedAction, Tier, WorkloadEndpoint,
+    FelixConfiguration, GlobalNetworkPolicy, HostEndpoint, IpPool, IpReservation, IpamConfig,
+    KubeControllersConfiguration, NetworkPolicy, NetworkSet, Profile, StagedAction, Tier, WorkloadEndpoint,
 };
 use crate::kubernetes::{
     ClusterPolicy, EndpointSlice, KubernetesNetworkPolicy, Namespace, Node, Pod, Service, ServiceAccount,
@@ -83,6 +83,9 @@ pub enum Resource {
     FelixConfiguration(FelixConfiguration),
     KubeControllersConfiguration(KubeControllersConfiguration),
     IpPool(IpPool),
+    IpReservation(IpReservation),
+    /// A manifest; the stored form is in `tortie-ipam`.
+    IpamConfig(IpamConfig),
     WorkloadEndpoint(WorkloadEndpoint),
     NodeReport(NodeReport),
 }
@@ -222,7 +225,13 @@ impl Resource {
             }
             Kind::WorkloadEndpoint => Self::WorkloadEndpoint(typed(value).map_err(one)?),
             Kind::NodeReport => Self::NodeReport(typed(value).map_err(one)?),
-            Kind::IpamBlock | Kind::BlockAffinity | Kind::IpamHandle | Kind::IpamConfig => {
+            Kind::IpReservation => Self::IpReservation(typed(value).map_err(one)?),
+            Kind::IpamConfig => {
+                let config: IpamConfig = typed(value).map_err(one)?;
+                config.validate()?;
+                Self::IpamConfig(config)
+            }
+            Kind::IpamBlock | Kind::BlockAffinity | Kind::IpamHandle => {
                 return Err(vec![FieldError::new(
                     "kind",
                     format!("{} is IPAM's own and has no manifest", key.kind),

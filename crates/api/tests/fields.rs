@@ -190,6 +190,23 @@ fn settings_of_the_controllers_are_validated_and_reported() {
     );
 }
 
+/// IPAM reads it, and Calico may have stored it, but nothing carries its packets.
+#[test]
+fn an_ipv6_pool_is_rejected_by_apply_and_reported() {
+    for (cidr, paths) in [("fd00::/64", vec!["spec.cidr"]), ("10.0.0.0/16", vec![])] {
+        let key = Key::global(Kind::IpPool, "p");
+        let spec = json!({"cidr": cidr, "vxlanMode": "Always"});
+        let pool = json!({
+            "apiVersion": "projectcalico.org/v3", "kind": "IPPool", "metadata": {"name": "p"}, "spec": spec,
+        });
+        let rejected: Vec<String> =
+            support::rejected(key.kind, &pool).into_iter().map(|it| it.path).collect();
+        assert_eq!(rejected, paths);
+        assert_eq!(support::not_in_force(&key, &pool).len(), paths.len());
+        tortie_api::Resource::read(&key, &pool).expect(cidr);
+    }
+}
+
 /// Without an overlay, nodes do not carry each other's packets, and Never is the default.
 #[test]
 fn a_pool_without_encapsulation_is_reported() {

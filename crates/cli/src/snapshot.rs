@@ -120,7 +120,8 @@ impl Read {
 
 /// Whether verdicts may depend on objects of this kind.
 fn matters(kind: Kind) -> bool {
-    let bookkeeping = [Kind::IpamBlock, Kind::BlockAffinity, Kind::IpamHandle, Kind::IpamConfig];
+    let bookkeeping =
+        [Kind::IpamBlock, Kind::BlockAffinity, Kind::IpamHandle, Kind::IpamConfig, Kind::IpReservation];
     !bookkeeping.contains(&kind)
 }
 

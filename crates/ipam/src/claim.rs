@@ -2,15 +2,20 @@
 //! affinity `confirmed`.
 
 use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use ipnet::{Ipv4Net, Ipv6Net};
+use ipnet::{IpNet, Ipv4Net};
+use jiff::Timestamp;
 use tortie_api::ipam::Block;
 use tortie_api::{Key, Kind};
 use tortie_store::{StoreError, Stored, Version};
 
-use crate::driver::{Ipam, from_value, now, to_value};
+use crate::access::{from_value, to_value};
+use crate::driver::{Ipam, now};
 use crate::error::{IpamError, RETRIES};
 use crate::records::{Affinity, AffinityState};
+use crate::request::Family;
+use crate::settings::Settings;
 
 /// The blocks of a node.
 #[derive(Default)]
@@ -25,25 +30,28 @@ pub(crate) struct Own {
 
 /// The result of an attempt to claim a block.
 enum BlockClaim {
-    Claimed(Version, Block),
+    Claimed(Version, Box<Block>),
     /// Somebody has changed it meanwhile.
     Changed,
     OfAnother,
 }
 
 impl Ipam {
-    /// A block of this node with a free address, from one of these pools. Claims a new block if none has room.
+    /// A block with a free address, from one of these pools: a block of this node, then a new one, then another node's
+    /// block if the cluster allows that.
     pub(crate) async fn block_with_room(
         &self,
-        pools: &[(Ipv4Net, u8)],
+        family: Family,
+        pools: &[(IpNet, u8)],
+        settings: &Settings,
     ) -> Result<(Version, Block), IpamError> {
         for _ in 0..RETRIES {
-            let own = self.own_blocks(pools).await?;
-            let blocks = own.count;
-            if let Some(found) = own.usable.into_iter().find(|(_, block)| !block.unallocated.is_empty()) {
+            let own = self.own_blocks(family, pools, settings).await?;
+            let (blocks, limit) = (own.count, settings.max_blocks(self.windows));
+            if let Some(found) = own.usable.into_iter().find(|(_, block)| block.has_room(&settings.reserved))
+            {
                 return Ok(found);
             }
-            let (config, limit) = self.limit().await?;
             let full = |hint| {
                 let damaged = own.damaged.iter().map(|error| format!("; damaged: {error}")).collect();
                 IpamError::Exhausted { node: self.node.clone(), blocks, limit, hint, damaged }
@@ -55,23 +63,34 @@ impl Ipam {
                     "raise maxBlocksPerHost, or give the pool larger blocks"
                 }));
             }
-            if !config.auto_allocate_blocks {
-                return Err(full("auto_allocate_blocks is off"));
+            if settings.config.auto_allocate_blocks {
+                if let Some(cidr) = self.unused_cidr(pools, settings).await? {
+                    match self.claim(cidr).await? {
+                        Some(claimed) => return Ok(claimed),
+                        None => continue,
+                    }
+                }
+                if self.reclaim_empty_block(pools).await? {
+                    continue;
+                }
             }
-            let Some(cidr) = self.unused_cidr(pools).await? else {
-                return Err(full("every block of its pools belongs to another node; add a pool"));
-            };
-            if let Some(claimed) = self.claim(cidr).await? {
-                return Ok(claimed);
+            let may_borrow = !settings.config.strict_affinity && !self.windows;
+            if may_borrow && let Some(borrowed) = self.block_to_borrow_from(pools, settings).await? {
+                return Ok(borrowed);
             }
+            return Err(full(if settings.config.auto_allocate_blocks {
+                "every block of its pools belongs to another node, or is reserved; add a pool"
+            } else {
+                "autoAllocateBlocks is off"
+            }));
         }
         Err(IpamError::Contended(Key::global(Kind::BlockAffinity, format!("{}/…", self.node))))
     }
 
-    /// The first block that certainly belongs to the node, of any pool.
+    /// The first IPv4 block that certainly belongs to the node, of any pool.
     pub(crate) async fn confirmed_block(&self) -> Result<Option<Ipv4Net>, IpamError> {
         let prefix = format!("{}/", self.node);
-        for stored in self.store.list(Kind::BlockAffinity).await?.items {
+        for stored in self.records.store.list(Kind::BlockAffinity).await?.items {
             let Some(Ok(cidr)) = stored.key.name.strip_prefix(&prefix).map(str::parse::<Ipv4Net>) else {
                 continue;
             };
@@ -79,7 +98,7 @@ impl Ipam {
             if affinity.deleted || affinity.state != AffinityState::Confirmed {
                 continue;
             }
-            match self.read_block(&Key::global(Kind::IpamBlock, cidr.to_string())).await {
+            match self.records.read_block(&Key::global(Kind::IpamBlock, cidr.to_string())).await {
                 Ok(Some((_, block))) if block.belongs_to(&self.node) => return Ok(Some(cidr)),
                 Ok(_) | Err(IpamError::Damaged { .. }) => {}
                 Err(error) => return Err(error),
@@ -88,19 +107,28 @@ impl Ipam {
         Ok(None)
     }
 
-    /// The node's blocks. Completes claims in one of these pools that a crash left unfinished.
-    pub(crate) async fn own_blocks(&self, pools: &[(Ipv4Net, u8)]) -> Result<Own, IpamError> {
+    /// The node's blocks of a family. Completes claims in one of these pools that a crash left unfinished.
+    pub(crate) async fn own_blocks(
+        &self,
+        family: Family,
+        pools: &[(IpNet, u8)],
+        settings: &Settings,
+    ) -> Result<Own, IpamError> {
         let prefix = format!("{}/", self.node);
         let mut own = Own::default();
-        for stored in self.store.list(Kind::BlockAffinity).await?.items {
+        for stored in self.records.store.list(Kind::BlockAffinity).await?.items {
             let Some(cidr) = stored.key.name.strip_prefix(&prefix) else { continue };
-            // Blocks of IPv6, which Calico may have claimed, have limits of their own.
-            if cidr.parse::<Ipv6Net>().is_ok() {
+            // Each family has a limit of its own.
+            if cidr.parse::<IpNet>().is_ok_and(|cidr| Family::of(&cidr) != family) {
                 continue;
             }
             own.count += 1;
             match self.own_block(cidr, &stored, pools).await {
-                Ok(block) => own.usable.extend(block),
+                Ok(Some((version, mut block))) => {
+                    settings.end_rests(&mut block, Timestamp::now());
+                    own.usable.push((version, block));
+                }
+                Ok(None) => {}
                 Err(error @ IpamError::Damaged { .. }) => {
                     tracing::warn!(%error, "a block of this node is damaged; it is not used");
                     own.damaged.push(error);
@@ -116,24 +144,24 @@ impl Ipam {
         &self,
         cidr: &str,
         stored: &Stored,
-        pools: &[(Ipv4Net, u8)],
+        pools: &[(IpNet, u8)],
     ) -> Result<Option<(Version, Block)>, IpamError> {
         let damaged = |problem: String| IpamError::Damaged { key: stored.key.clone(), problem };
         let no_network = |_| damaged(format!("its name says {cidr:?}, which is no network"));
-        let cidr: Ipv4Net = cidr.parse().map_err(no_network)?;
+        let cidr: IpNet = cidr.parse().map_err(no_network)?;
         let Some((pool, block_size)) = pools.iter().find(|(pool, _)| pool.contains(&cidr)) else {
             return Ok(None);
         };
         let affinity: Affinity = from_value(&stored.key, stored.value.clone())?;
         let confirmed = affinity.state == AffinityState::Confirmed && !affinity.deleted;
-        let block = self.read_block(&Key::global(Kind::IpamBlock, cidr.to_string())).await?;
+        let block = self.records.read_block(&Key::global(Kind::IpamBlock, cidr.to_string())).await?;
         if cidr.prefix_len() != *block_size {
             // The pool was recreated with another blockSize.
             if block.is_none() {
                 let problem = format!("its size is not the blockSize {block_size} of pool {pool}; delete it");
                 return Err(damaged(problem));
             }
-            if let Some(other) = self.blocks().await?.iter().find(|block| overlaps(block, &cidr)) {
+            if let Some(other) = self.records.blocks().await?.iter().find(|block| overlaps(block, &cidr)) {
                 return Err(damaged(format!("the block {other} has addresses of it; release one of them")));
             }
         }
@@ -144,19 +172,24 @@ impl Ipam {
     }
 
     /// Claims the block for this node. `None` if another node was faster.
-    async fn claim(&self, cidr: Ipv4Net) -> Result<Option<(Version, Block)>, IpamError> {
+    async fn claim(&self, cidr: IpNet) -> Result<Option<(Version, Block)>, IpamError> {
         let affinity_key = Key::global(Kind::BlockAffinity, format!("{}/{cidr}", self.node));
         let block_key = Key::global(Kind::IpamBlock, cidr.to_string());
         for _ in 0..RETRIES {
             let affinity = self.set_pending(&affinity_key).await?;
             let claimed = match self.claim_block(&block_key, cidr).await? {
-                BlockClaim::Claimed(version, block) => (version, block),
+                BlockClaim::Claimed(version, block) => (version, *block),
                 BlockClaim::Changed => continue,
                 BlockClaim::OfAnother => return self.withdraw(&affinity_key, &affinity.0, cidr).await,
             };
             let (version, affinity) = affinity;
             let confirmed = Affinity { state: AffinityState::Confirmed, ..affinity };
-            match self.store.update(&affinity_key, to_value(&affinity_key, &confirmed)?, &version).await {
+            match self
+                .records
+                .store
+                .update(&affinity_key, to_value(&affinity_key, &confirmed)?, &version)
+                .await
+            {
                 Ok(_) => return Ok(Some(claimed)),
                 // Somebody releases the affinity, or another process of this node confirms it.
                 Err(StoreError::Conflict(_) | StoreError::NotFound(_)) => {}
@@ -171,10 +204,10 @@ impl Ipam {
         &self,
         affinity: &Key,
         version: &Version,
-        cidr: Ipv4Net,
+        cidr: IpNet,
     ) -> Result<Option<(Version, Block)>, IpamError> {
         tracing::info!(block = %cidr, node = self.node, "another node owns the block; this node withdraws its claim");
-        match self.store.delete(affinity, Some(version)).await {
+        match self.records.store.delete(affinity, Some(version)).await {
             // After a conflict, another process of this node claims it.
             Ok(_) | Err(StoreError::NotFound(_) | StoreError::Conflict(_)) => Ok(None),
             Err(error) => Err(error.into()),
@@ -182,19 +215,19 @@ impl Ipam {
     }
 
     /// Creates the block of a pending affinity, or writes it if it exists, so that whoever is releasing the block fails.
-    async fn claim_block(&self, key: &Key, cidr: Ipv4Net) -> Result<BlockClaim, IpamError> {
-        let known = self.read_block(key).await?;
+    async fn claim_block(&self, key: &Key, cidr: IpNet) -> Result<BlockClaim, IpamError> {
+        let known = self.records.read_block(key).await?;
         let is_new = known.is_none();
         let (written, block) = match known {
             None => {
                 let (nanos, time) = now();
                 let fresh = Block::new(cidr, &self.node, self.windows, nanos, time);
-                (self.store.create(key, to_value(key, &fresh)?).await, fresh)
+                (self.records.store.create(key, to_value(key, &fresh)?).await, fresh)
             }
             Some((_, block)) if !block.belongs_to(&self.node) => return Ok(BlockClaim::OfAnother),
             Some((version, mut block)) => {
                 block.bump();
-                (self.store.update(key, to_value(key, &block)?, &version).await, block)
+                (self.records.store.update(key, to_value(key, &block)?, &version).await, block)
             }
         };
         let version = match written {
@@ -206,11 +239,12 @@ impl Ipam {
         };
         // Pools that overlap make it possible that two nodes create such blocks at the same time. Each sees the other's,
         // so at most one remains.
-        let Some(other) = self.blocks().await?.into_iter().find(|other| overlaps(other, &cidr)) else {
-            return Ok(BlockClaim::Claimed(version, block));
+        let Some(other) = self.records.blocks().await?.into_iter().find(|other| overlaps(other, &cidr))
+        else {
+            return Ok(BlockClaim::Claimed(version, Box::new(block)));
         };
         if is_new {
-            self.store.delete(key, Some(&version)).await?;
+            self.records.store.delete(key, Some(&version)).await?;
         }
         let problem = format!("the block {other} has addresses of it; do its pools overlap?");
         Err(IpamError::Damaged { key: key.clone(), problem })
@@ -219,12 +253,12 @@ impl Ipam {
     /// Writes the node's affinity as pending; returns it with its version.
     async fn set_pending(&self, key: &Key) -> Result<(Version, Affinity), IpamError> {
         for _ in 0..RETRIES {
-            let (version, known) = self.read::<Affinity>(key).await?.unzip();
+            let (version, known) = self.records.read::<Affinity>(key).await?.unzip();
             let pending = Affinity { state: AffinityState::Pending, ..known.unwrap_or_default() };
             let value = to_value(key, &pending)?;
             let written = match version {
-                None => self.store.create(key, value).await,
-                Some(version) => self.store.update(key, value, &version).await,
+                None => self.records.store.create(key, value).await,
+                Some(version) => self.records.store.update(key, value, &version).await,
             };
             match written {
                 Ok(stored) => return Ok((stored.version, pending)),
@@ -235,41 +269,88 @@ impl Ipam {
         Err(IpamError::Contended(key.clone()))
     }
 
-    /// All blocks of the cluster.
-    async fn blocks(&self) -> Result<Vec<Ipv4Net>, IpamError> {
-        let listing = self.store.list(Kind::IpamBlock).await?;
-        Ok(listing.items.iter().filter_map(|stored| stored.key.name.parse().ok()).collect())
-    }
-
     /// The first range without a block. The search starts at a position that depends on the node, so that nodes
     /// rarely collide.
-    async fn unused_cidr(&self, pools: &[(Ipv4Net, u8)]) -> Result<Option<Ipv4Net>, IpamError> {
-        let used = self.blocks().await?;
-        let exact: BTreeSet<Ipv4Net> = used.iter().copied().collect();
+    async fn unused_cidr(
+        &self,
+        pools: &[(IpNet, u8)],
+        settings: &Settings,
+    ) -> Result<Option<IpNet>, IpamError> {
+        let used = self.records.blocks().await?;
+        let exact: BTreeSet<IpNet> = used.iter().copied().collect();
         for (pool, block_size) in pools {
-            let Ok(subnets) = pool.subnets(*block_size) else { continue };
-            let count = 1_usize << (block_size - pool.prefix_len());
-            let start = usize::try_from(fnv1(&self.node)).unwrap_or(0) % count;
-            let free = |cidr: &Ipv4Net| {
+            let Some(ring) = Ring::new(*pool, *block_size) else { continue };
+            let start = u128::from(fnv1(&self.node)) % ring.count;
+            let mut passed = 0;
+            while passed < ring.count {
+                let number = (start + passed) % ring.count;
+                let cidr = ring.nth(number);
+                if let Some(all) = settings.reserved.iter().find(|net| net.contains(&cidr)) {
+                    // A reservation may have more blocks than anybody can walk through.
+                    passed += ring.after(all).saturating_sub(number).max(1);
+                    continue;
+                }
                 // Blocks of another size may overlap if a pool was recreated with another blockSize.
-                !exact.contains(cidr)
-                    && !used.iter().any(|block| block.contains(cidr) || cidr.contains(block))
-            };
-            let ring = subnets.skip(start).chain(subnets.take(start));
-            if let Some(cidr) = ring.into_iter().find(free) {
-                return Ok(Some(cidr));
+                let is_used = exact.contains(&cidr) || used.iter().any(|block| overlaps(block, &cidr));
+                if !is_used && has_unreserved(&cidr, &settings.reserved) {
+                    return Ok(Some(cidr));
+                }
+                passed += 1;
             }
         }
         Ok(None)
     }
 }
 
+/// The ranges of a pool that can be blocks. An IPv6 pool may have more of them than fit into 64 bits.
+struct Ring {
+    pool: IpNet,
+    block_size: u8,
+    count: u128,
+}
+
+impl Ring {
+    fn new(pool: IpNet, block_size: u8) -> Option<Self> {
+        let bits = block_size.checked_sub(pool.prefix_len())?;
+        let count = 1_u128.checked_shl(bits.into())?;
+        (block_size <= pool.max_prefix_len()).then_some(Self { pool, block_size, count })
+    }
+
+    /// The number of the first range after a network; the count if there is none.
+    fn after(&self, net: &IpNet) -> u128 {
+        let bits = |address: IpAddr| match address {
+            IpAddr::V4(address) => u128::from(address.to_bits()),
+            IpAddr::V6(address) => address.to_bits(),
+        };
+        let offset = bits(net.broadcast()).saturating_sub(bits(self.pool.network()));
+        ((offset >> (self.pool.max_prefix_len() - self.block_size)) + 1).min(self.count)
+    }
+
+    fn nth(&self, number: u128) -> IpNet {
+        let offset = number << (self.pool.max_prefix_len() - self.block_size);
+        let address = match self.pool.network() {
+            IpAddr::V4(first) => {
+                let offset = u32::try_from(offset).unwrap_or_default();
+                Ipv4Addr::from_bits(first.to_bits().wrapping_add(offset)).into()
+            }
+            IpAddr::V6(first) => Ipv6Addr::from_bits(first.to_bits().wrapping_add(offset)).into(),
+        };
+        IpNet::new(address, self.block_size).unwrap_or(self.pool)
+    }
+}
+
+/// Whether some address of a block is not reserved.
+fn has_unreserved(cidr: &IpNet, reserved: &[IpNet]) -> bool {
+    let inside: Vec<IpNet> = reserved.iter().copied().filter(|net| cidr.contains(net)).collect();
+    inside.is_empty() || Block::new(*cidr, "", false, 0, String::new()).has_room(&inside)
+}
+
 /// Whether two different blocks have an address in common.
-fn overlaps(one: &Ipv4Net, other: &Ipv4Net) -> bool {
+pub(crate) fn overlaps(one: &IpNet, other: &IpNet) -> bool {
     one != other && (one.contains(other) || other.contains(one))
 }
 
 /// FNV-1, 32 bits.
-fn fnv1(text: &str) -> u32 {
+pub(crate) fn fnv1(text: &str) -> u32 {
     text.bytes().fold(0x811c_9dc5, |hash: u32, byte| hash.wrapping_mul(0x0100_0193) ^ u32::from(byte))
 }

@@ -1,23 +1,22 @@
 //! IPAM over a store.
 
 use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
-use std::sync::Arc;
+use std::net::IpAddr;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use ipnet::Ipv4Net;
+use ipnet::{IpNet, Ipv4Net};
 use jiff::Timestamp;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
-use serde_json::Value;
 use tokio::sync::Mutex;
 use tortie_api::ipam::Block;
 use tortie_api::{Key, Kind};
-use tortie_store::{Stopped, Store, StoreError, Stored, Version, Write};
+use tortie_store::{Store, StoreError, Version, Write};
 
+use crate::access::{Records, to_value};
 use crate::error::{IpamError, RETRIES};
-use crate::records::{Handle, Record};
-use crate::request::{Assignment, Request, Use};
+use crate::records::Handle;
+use crate::request::{Assignment, Count, Family, Request, Use};
+use crate::settings::Settings;
 use crate::waiting::{Waiter, Waiting};
 
 /// How long pools are cached: a disabled pool gives addresses no longer than this.
@@ -25,8 +24,8 @@ const POOLS_FRESH: Duration = Duration::from_secs(5);
 
 /// The block that gave the last address, and the requests that pools allow it for.
 #[derive(Default)]
-struct AtHand {
-    block: Option<(Version, Block)>,
+pub(crate) struct AtHand {
+    pub(crate) block: Option<(Version, Block)>,
     checked: Option<Checked>,
 }
 
@@ -34,18 +33,29 @@ struct AtHand {
 struct Checked {
     intended_use: Use,
     namespace_labels: BTreeMap<String, String>,
-    block: Ipv4Net,
+    block: IpNet,
+    settings: Arc<Settings>,
     at: Instant,
 }
 
 impl Checked {
-    fn now(request: &Request, block: Ipv4Net) -> Self {
+    fn now(request: &Request, block: IpNet, settings: Arc<Settings>) -> Self {
         let (intended_use, namespace_labels) = (request.intended_use, request.namespace_labels.clone());
-        Self { intended_use, namespace_labels, block, at: Instant::now() }
+        Self { intended_use, namespace_labels, block, settings, at: Instant::now() }
     }
 }
 
 impl AtHand {
+    /// Keeps a block of the node. Addresses of other nodes' blocks are borrowed one at a time.
+    pub(crate) fn keep(&mut self, node: &str, version: Version, block: Block) {
+        self.block = Some((version, block)).filter(|(_, block)| block.belongs_to(node));
+    }
+
+    /// The addresses that may not be given.
+    fn reserved(&self) -> Vec<IpNet> {
+        self.checked.as_ref().map(|checked| checked.settings.reserved.clone()).unwrap_or_default()
+    }
+
     /// Whether the request may use the current block, without reading the pools again.
     fn serves(&self, request: &Request) -> bool {
         let (Some((_, block)), Some(checked)) = (&self.block, &self.checked) else { return false };
@@ -58,12 +68,21 @@ impl AtHand {
 
 /// The addresses of one node.
 pub struct Ipam {
-    pub(crate) store: Arc<dyn Store>,
+    pub(crate) records: Records,
     pub(crate) node: String,
     pub(crate) windows: bool,
     pub(crate) node_labels: BTreeMap<String, String>,
+    v4: Side,
+    v6: Side,
+    /// The settings of the cluster, and when they were read.
+    settings: std::sync::Mutex<Option<(Instant, Arc<Settings>)>>,
+}
+
+/// The allocation of one family.
+#[derive(Default)]
+pub(crate) struct Side {
     /// The block that gave the last address, so that the next one costs one write and no read.
-    current: Mutex<AtHand>,
+    pub(crate) current: Mutex<AtHand>,
     /// Requests that wait for the block, which are served together.
     waiting: Waiting,
 }
@@ -76,8 +95,23 @@ impl Ipam {
         node_labels: BTreeMap<String, String>,
     ) -> Self {
         let windows = node_labels.get("kubernetes.io/os").is_some_and(|os| os == "windows");
-        let (current, waiting) = (Mutex::default(), Waiting::default());
-        Self { store, node: node.into(), windows, node_labels, current, waiting }
+        let (records, v4, v6) = (Records::new(store), Side::default(), Side::default());
+        Self {
+            records,
+            node: node.into(),
+            windows,
+            node_labels,
+            v4,
+            v6,
+            settings: std::sync::Mutex::default(),
+        }
+    }
+
+    pub(crate) fn side(&self, family: Family) -> &Side {
+        match family {
+            Family::V4 => &self.v4,
+            Family::V6 => &self.v6,
+        }
     }
 
     /// Allocates an address. The handle is counted first, so that releasing it frees everything, whatever happens
@@ -86,18 +120,19 @@ impl Ipam {
     /// # Errors
     /// No address is available, or the store failed. Releasing the handle frees whatever was allocated.
     pub async fn assign(&self, request: &Request) -> Result<Assignment, IpamError> {
+        let side = self.side(request.family);
         loop {
-            let mut answer = self.waiting.join(request);
-            let mut current = self.current.lock().await;
+            let mut answer = side.waiting.join(request);
+            let mut current = side.current.lock().await;
             if let Some(answer) = answer.take() {
                 return answer;
             }
             // Nobody has served this request together with another one. (If somebody did and was cancelled, it joins
             // again.)
-            let together = self.waiting.take_all();
+            let together = side.waiting.take_all();
             let alone = self.assign_together(together, &mut current).await;
             for waiter in alone {
-                let answer = self.assign_alone(&waiter.request, &mut current).await;
+                let answer = self.assign_alone(&waiter.request, 1, &mut current).await;
                 waiter.answer(answer);
             }
             if let Some(answer) = answer.take() {
@@ -106,15 +141,32 @@ impl Ipam {
         }
     }
 
+    /// Allocates addresses until the handle has as many of each family as it needs, and returns all of them: IPv4 first.
+    /// The family of the request does not matter.
+    ///
+    /// # Errors
+    /// Some of the addresses are not available, or the store failed. Releasing the handle frees whatever was allocated.
+    pub async fn assign_all(&self, request: &Request, count: Count) -> Result<Vec<Assignment>, IpamError> {
+        for (family, wanted) in [(Family::V4, count.ipv4), (Family::V6, count.ipv6)] {
+            let request = Request { family, ..request.clone() };
+            let mut current = self.side(family).current.lock().await;
+            for enough in 1..=wanted {
+                self.assign_alone(&request, enough, &mut current).await?;
+            }
+        }
+        self.find(&request.handle).await
+    }
+
     /// Serves requests from the current block, and returns those that it cannot serve.
     async fn assign_together(&self, waiters: Vec<Waiter>, current: &mut AtHand) -> Vec<Waiter> {
         let (waiters, mut alone): (Vec<_>, Vec<_>) =
             waiters.into_iter().partition(|waiter| current.serves(&waiter.request));
         let Some((version, block)) = current.block.take_if(|_| !waiters.is_empty()) else { return alone };
+        let reserved = current.reserved();
         let mut changed = block.clone();
         let mut served = Vec::new();
         for waiter in waiters {
-            match changed.assign(&waiter.request.handle, &waiter.request.owner) {
+            match changed.assign(&waiter.request.handle, &waiter.request.owner, &reserved) {
                 Some(address) => served.push((waiter, address)),
                 None => alone.push(waiter),
             }
@@ -143,7 +195,7 @@ impl Ipam {
     /// Writes the handles and then the block.
     async fn write_together(
         &self,
-        served: &[(Waiter, Ipv4Addr)],
+        served: &[(Waiter, IpAddr)],
         block: &Block,
         version: Version,
     ) -> Result<Version, IpamError> {
@@ -159,30 +211,44 @@ impl Ipam {
         }
         let key = Key::global(Kind::IpamBlock, cidr);
         writes.push(Write::Update(key.clone(), to_value(&key, block)?, version.clone()));
-        let written = self.store.write_all(writes).await.map_err(|stopped| stopped.error)?;
+        let written = self.records.store.write_all(writes).await.map_err(|stopped| stopped.error)?;
         Ok(written.into_iter().last().map_or(version, |written| written.version))
     }
 
-    /// Serves one request from any block that the node has or can claim.
-    async fn assign_alone(&self, request: &Request, current: &mut AtHand) -> Result<Assignment, IpamError> {
+    /// Serves one request from any block that the node has or can claim. The handle then has at least `enough`
+    /// addresses of the family; returns the last one.
+    async fn assign_alone(
+        &self,
+        request: &Request,
+        enough: usize,
+        current: &mut AtHand,
+    ) -> Result<Assignment, IpamError> {
         if current.serves(request)
             && let Some((version, block)) = current.block.take()
-            && let Some(known) = self.assign_from(version, block, request, current).await?
+            && let Some(known) = self.assign_from(version, block, request, enough, current).await?
         {
             return Ok(known);
         }
-        let pools = self.pools(request.intended_use, Some(&request.namespace_labels)).await?;
+        let family = request.family;
+        // Before a block is claimed for what the handle has already.
+        let mut known = self.find(&request.handle).await?;
+        known.retain(|known| Family::of(&known.block) == family);
+        if let Some(last) = known.pop().filter(|_| known.len() + 1 >= enough) {
+            return Ok(last);
+        }
+        let pools = self.pools(request.intended_use, family, Some(&request.namespace_labels)).await?;
+        let settings = self.current_settings().await?;
         for _ in 0..RETRIES {
-            let (version, block) = self.block_with_room(&pools).await?;
-            current.checked = Some(Checked::now(request, block.cidr));
-            if let Some(assignment) = self.assign_from(version, block, request, current).await? {
+            let (version, block) = self.block_with_room(family, &pools, &settings).await?;
+            current.checked = Some(Checked::now(request, block.cidr, settings.clone()));
+            if let Some(assignment) = self.assign_from(version, block, request, enough, current).await? {
                 return Ok(assignment);
             }
         }
         Err(IpamError::Contended(Key::global(Kind::IpamBlock, format!("(any block of {})", self.node))))
     }
 
-    /// The node's first block, which is claimed if necessary. A Windows node's network is created from it. The future
+    /// The node's first IPv4 block, which is claimed if necessary. A Windows node's network is created from it. The future
     /// pods are unknown, so pools for certain namespaces count, too, after those for all namespaces.
     ///
     /// # Errors
@@ -192,160 +258,89 @@ impl Ipam {
         if let Some(block) = self.confirmed_block().await? {
             return Ok(block);
         }
-        let pools = self.pools(Use::Workload, None).await?;
-        if let Some((_, block)) = self.own_blocks(&pools).await?.usable.into_iter().next() {
-            return Ok(block.cidr);
-        }
-        Ok(self.block_with_room(&pools).await?.1.cidr)
-    }
-
-    /// The address of a handle.
-    ///
-    /// # Errors
-    /// The store failed.
-    pub async fn find(&self, handle: &str) -> Result<Option<Assignment>, IpamError> {
-        let Some((_, record)) = self.read::<Handle>(&Key::global(Kind::IpamHandle, handle)).await? else {
-            return Ok(None);
+        let pools = self.pools(Use::Workload, Family::V4, None).await?;
+        let settings = self.current_settings().await?;
+        let usable = self.own_blocks(Family::V4, &pools, &settings).await?.usable.into_iter().next();
+        let (_, block) = match usable {
+            Some(known) => known,
+            None => self.block_with_room(Family::V4, &pools, &settings).await?,
         };
+        match block.cidr {
+            IpNet::V4(cidr) => Ok(cidr),
+            IpNet::V6(_) => Err(IpamError::NoPool(format!("node {}", self.node))),
+        }
+    }
+
+    /// The settings, which are read now.
+    async fn current_settings(&self) -> Result<Arc<Settings>, IpamError> {
+        let settings = Arc::new(self.records.settings().await?);
+        if self.windows && !settings.config.strict_affinity {
+            return Err(IpamError::StrictAffinityNeeded);
+        }
+        *self.settings.lock().unwrap_or_else(PoisonError::into_inner) =
+            Some((Instant::now(), settings.clone()));
+        Ok(settings)
+    }
+
+    /// The settings, which were read a moment ago. A release does not need the latest.
+    pub(crate) async fn recent_settings(&self) -> Result<Arc<Settings>, IpamError> {
+        let known = self.settings.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some((_, settings)) = known.filter(|(read, _)| read.elapsed() < POOLS_FRESH) {
+            return Ok(settings);
+        }
+        let settings = Arc::new(self.records.settings().await?);
+        *self.settings.lock().unwrap_or_else(PoisonError::into_inner) =
+            Some((Instant::now(), settings.clone()));
+        Ok(settings)
+    }
+
+    /// The addresses of a handle, IPv4 first.
+    ///
+    /// # Errors
+    /// The store failed.
+    pub async fn find(&self, handle: &str) -> Result<Vec<Assignment>, IpamError> {
+        let Some((_, record)) = self.records.read::<Handle>(&Key::global(Kind::IpamHandle, handle)).await?
+        else {
+            return Ok(Vec::new());
+        };
+        let mut found = self.addresses(handle, &record).await?;
+        found.sort_by_key(|assignment| (assignment.address, assignment.block));
+        Ok(found)
+    }
+
+    /// The addresses that a handle has in the blocks of its record.
+    async fn addresses(&self, handle: &str, record: &Handle) -> Result<Vec<Assignment>, IpamError> {
+        let mut found = Vec::new();
         for cidr in record.block.keys() {
-            let Some((_, block)) = self.read_block(&Key::global(Kind::IpamBlock, cidr)).await? else {
-                continue;
-            };
-            if let Some(address) = block.addresses_of(handle).next() {
-                return Ok(Some(Assignment { address, block: block.cidr }));
+            if let Some((_, block)) = self.records.read_block(&Key::global(Kind::IpamBlock, cidr)).await? {
+                let all = block.addresses_of(handle);
+                found.extend(all.map(|address| Assignment { address, block: block.cidr }));
             }
         }
-        Ok(None)
+        Ok(found)
     }
 
-    /// The handles with addresses in this node's blocks, each with a block and the attributes of an address. Damaged blocks
-    /// are left out.
-    ///
-    /// # Errors
-    /// The store failed.
-    pub async fn handles(&self) -> Result<BTreeMap<String, (Ipv4Net, BTreeMap<String, String>)>, IpamError> {
-        let mut handles = BTreeMap::new();
-        for stored in self.store.list(Kind::IpamBlock).await?.items {
-            let Ok(block) = from_value::<Block>(&stored.key, stored.value) else { continue };
-            if block.deleted || block.check().is_err() || !block.belongs_to(&self.node) {
-                continue;
-            }
-            for (_, attribute) in block.allocated() {
-                if let (Some(handle), Some(owner)) = (&attribute.handle_id, &attribute.owner) {
-                    handles.insert(handle.clone(), (block.cidr, owner.clone()));
-                }
-            }
-        }
-        Ok(handles)
-    }
-
-    /// Releases the addresses that a handle has in this block, also if the handle has no record any more.
-    ///
-    /// # Errors
-    /// The store failed.
-    pub async fn release_in(&self, handle: &str, block: Ipv4Net) -> Result<Vec<Ipv4Addr>, IpamError> {
-        self.release_from(&Key::global(Kind::IpamBlock, block.to_string()), handle, &mut None).await
-    }
-
-    /// Releases every address of a handle, and returns them. A handle without addresses is no error.
-    ///
-    /// # Errors
-    /// The store failed. A retry continues where the release stopped.
-    pub async fn release(&self, handle: &str) -> Result<Vec<Ipv4Addr>, IpamError> {
-        let key = Key::global(Kind::IpamHandle, handle);
-        let mut released = Vec::new();
-        for _ in 0..RETRIES {
-            let Some((version, record)) = self.read::<Handle>(&key).await? else { return Ok(released) };
-            let mut forget = Some(Write::Delete(key.clone(), Some(version)));
-            let blocks = record.block.len();
-            for (number, cidr) in record.block.keys().enumerate() {
-                // The record is deleted after the last address, so it exists while an address is allocated.
-                let last = if number + 1 == blocks { &mut forget } else { &mut None };
-                let some = self.release_from(&Key::global(Kind::IpamBlock, cidr), handle, last).await?;
-                released.extend(some);
-            }
-            let Some(forget) = forget else { return Ok(released) };
-            match self.store.write_all(vec![forget]).await.map_err(|stopped| stopped.error) {
-                Ok(_) | Err(StoreError::NotFound(_)) => return Ok(released),
-                // An allocator has counted another address meanwhile.
-                Err(StoreError::Conflict(_)) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Err(IpamError::Contended(key))
-    }
-
-    /// Releases the handle's addresses of one block, and executes `last` with the same request if possible; then it is
-    /// `None` afterwards.
-    ///
-    /// A block without addresses of the handle is written, too: an allocator that has counted the handle and not yet
-    /// written the block must fail, because the handle's record is deleted next.
-    async fn release_from(
-        &self,
-        key: &Key,
-        handle: &str,
-        last: &mut Option<Write>,
-    ) -> Result<Vec<Ipv4Addr>, IpamError> {
-        let mut current = self.current.lock().await;
-        for attempt in 0..RETRIES {
-            let cached = current.block.take().filter(|(_, block)| block.cidr.to_string() == key.name);
-            // If somebody else has allocated what the cache does not know, the write fails.
-            let found = match cached {
-                Some(found) => Some(found),
-                None => self.read_block(key).await?,
-            };
-            let Some((version, mut block)) = found else { return Ok(Vec::new()) };
-            let released = block.release(handle);
-            if released.is_empty() {
-                block.bump();
-            }
-            let update = Write::Update(key.clone(), to_value(key, &block)?, version);
-            // Only once: it may be what was refused, and some stores refuse both writes then.
-            let together = last.clone().filter(|_| attempt == 0);
-            let is_together = together.is_some();
-            let written = self.store.write_all(std::iter::once(update).chain(together).collect()).await;
-            let (done, refusal) = match written {
-                Ok(done) => (done, None),
-                Err(Stopped { done, error }) => (done, Some(error)),
-            };
-            if let Some(written) = done.first() {
-                current.block =
-                    Some((written.version.clone(), block)).filter(|(_, block)| block.belongs_to(&self.node));
-            }
-            match (done.is_empty(), refusal) {
-                (_, None) => {
-                    last.take_if(|_| is_together);
-                    return Ok(released);
-                }
-                (true, Some(StoreError::NotFound(gone))) if gone == *key => return Ok(Vec::new()),
-                (true, Some(StoreError::Conflict(_) | StoreError::NotFound(_))) => {}
-                // The record has changed, or is gone; the caller reads it again.
-                (false, Some(StoreError::NotFound(_) | StoreError::Conflict(_))) => return Ok(released),
-                (_, Some(error)) => return Err(error.into()),
-            }
-        }
-        Err(IpamError::Contended(key.clone()))
-    }
-
-    /// Allocates an address from this block, or finds the address that the handle already has. `None` if the block is
+    /// Allocates an address from this block, or finds that the handle already has enough. `None` if the block is
     /// full or was changed by somebody else.
     async fn assign_from(
         &self,
         version: Version,
         mut block: Block,
         request: &Request,
+        enough: usize,
         current: &mut AtHand,
     ) -> Result<Option<Assignment>, IpamError> {
         let cidr = block.cidr;
         let key = Key::global(Kind::IpamBlock, cidr.to_string());
-        if let Some(known) = self.count_handle(request, &cidr.to_string()).await? {
-            current.block = Some((version, block));
+        if let Some(known) = self.count_handle(request, enough, &cidr.to_string()).await? {
+            current.keep(&self.node, version, block);
             return Ok(Some(known));
         }
-        let Some(address) = block.assign(&request.handle, &request.owner) else { return Ok(None) };
-        match self.store.update(&key, to_value(&key, &block)?, &version).await {
+        let reserved = current.reserved();
+        let Some(address) = block.assign(&request.handle, &request.owner, &reserved) else { return Ok(None) };
+        match self.records.store.update(&key, to_value(&key, &block)?, &version).await {
             Ok(stored) => {
-                current.block = Some((stored.version, block));
+                current.keep(&self.node, stored.version, block);
                 Ok(Some(Assignment { address, block: cidr }))
             }
             Err(StoreError::Conflict(_) | StoreError::NotFound(_)) => Ok(None),
@@ -353,30 +348,32 @@ impl Ipam {
         }
     }
 
-    /// Records that the handle has, or will have, an address of the block. If it already has one of any block,
-    /// returns it.
-    async fn count_handle(&self, request: &Request, cidr: &str) -> Result<Option<Assignment>, IpamError> {
+    /// Records that the handle has, or will have, an address of the block. If it already has enough of the family, in
+    /// any blocks, returns the last of these.
+    async fn count_handle(
+        &self,
+        request: &Request,
+        enough: usize,
+        cidr: &str,
+    ) -> Result<Option<Assignment>, IpamError> {
         let key = Key::global(Kind::IpamHandle, &request.handle);
         let new = Handle { block: BTreeMap::from([(cidr.to_owned(), 1)]), ..Handle::default() };
         for _ in 0..RETRIES {
-            match self.store.create(&key, to_value(&key, &new)?).await {
+            match self.records.store.create(&key, to_value(&key, &new)?).await {
                 Ok(_) => return Ok(None),
                 Err(StoreError::AlreadyExists(_)) => {}
                 Err(error) => return Err(error.into()),
             }
             // Somebody may release the handle just now.
-            let Some((version, mut handle)) = self.read::<Handle>(&key).await? else { continue };
-            for known in handle.block.keys() {
-                let Some((_, block)) = self.read_block(&Key::global(Kind::IpamBlock, known)).await? else {
-                    continue;
-                };
-                if let Some(address) = block.addresses_of(&request.handle).next() {
-                    return Ok(Some(Assignment { address, block: block.cidr }));
-                }
+            let Some((version, mut handle)) = self.records.read::<Handle>(&key).await? else { continue };
+            let mut known = self.addresses(&request.handle, &handle).await?;
+            known.retain(|known| Family::of(&known.block) == request.family);
+            if known.len() >= enough {
+                return Ok(known.pop());
             }
             // Changed even if the block is there already: whoever is deleting the record must see that it is in use again.
             *handle.block.entry(cidr.to_owned()).or_default() += 1;
-            match self.store.update(&key, to_value(&key, &handle)?, &version).await {
+            match self.records.store.update(&key, to_value(&key, &handle)?, &version).await {
                 Ok(_) => return Ok(None),
                 Err(StoreError::Conflict(_) | StoreError::NotFound(_)) => {}
                 Err(error) => return Err(error.into()),
@@ -384,43 +381,6 @@ impl Ipam {
         }
         Err(IpamError::Contended(key))
     }
-
-    /// Reads a record. One that somebody is deleting counts as deleted, and is deleted.
-    pub(crate) async fn read<T: Record>(&self, key: &Key) -> Result<Option<(Version, T)>, IpamError> {
-        for _ in 0..RETRIES {
-            let Some(Stored { value, version, .. }) = self.store.get(key).await? else { return Ok(None) };
-            let record: T = from_value(key, value)?;
-            if !record.is_deleted() {
-                return Ok(Some((version, record)));
-            }
-            match self.store.delete(key, Some(&version)).await {
-                Ok(_) | Err(StoreError::NotFound(_) | StoreError::Conflict(_)) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Err(IpamError::Contended(key.clone()))
-    }
-
-    pub(crate) async fn read_block(&self, key: &Key) -> Result<Option<(Version, Block)>, IpamError> {
-        let found: Option<(Version, Block)> = self.read(key).await?;
-        if let Some((_, block)) = &found {
-            block.check().map_err(|error| IpamError::from((key.clone(), error)))?;
-            if block.cidr.to_string() != key.name {
-                let problem = format!("it contains the addresses of {}", block.cidr);
-                return Err(IpamError::Damaged { key: key.clone(), problem });
-            }
-        }
-        Ok(found)
-    }
-}
-
-pub(crate) fn from_value<T: DeserializeOwned>(key: &Key, value: Value) -> Result<T, IpamError> {
-    T::deserialize(value).map_err(|error| IpamError::Damaged { key: key.clone(), problem: error.to_string() })
-}
-
-pub(crate) fn to_value(key: &Key, record: &impl Serialize) -> Result<Value, IpamError> {
-    serde_json::to_value(record)
-        .map_err(|error| IpamError::Damaged { key: key.clone(), problem: error.to_string() })
 }
 
 /// Now, in nanoseconds since 1970 and as RFC 3339.

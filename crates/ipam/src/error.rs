@@ -1,5 +1,7 @@
 //! Errors of address allocation.
 
+use std::net::IpAddr;
+
 use thiserror::Error;
 use tortie_api::Key;
 use tortie_api::ipam::BlockError;
@@ -47,6 +49,14 @@ pub enum IpamError {
         /// The object.
         key: Key,
         /// The problem.
+        problem: String,
+    },
+    /// An address is not what the caller has seen.
+    #[error("{address} has changed: {problem}; look at it again")]
+    Changed {
+        /// The address.
+        address: IpAddr,
+        /// The difference.
         problem: String,
     },
     /// Other writers were faster too many times in a row.

@@ -5,15 +5,25 @@
 //! with compare-and-swap. Its order of writes makes every crash recoverable: a block is claimed `pending` before it
 //! exists, and a handle is counted before the address is allocated.
 
+mod access;
+mod affinities;
+mod borrow;
+mod check;
 mod claim;
 mod driver;
 mod error;
 mod pools;
 mod records;
+mod release;
 mod request;
+mod settings;
 mod waiting;
 
+pub use access::Records;
+pub use affinities::Given;
+pub use check::{Finding, Fix, Problem, Snapshot, check};
 pub use driver::Ipam;
 pub use error::IpamError;
 pub use records::{Affinity, AffinityState, Config, Handle};
-pub use request::{Assignment, Request, Use};
+pub use release::{Cleared, Release};
+pub use request::{Assignment, Count, Family, Request, Use};

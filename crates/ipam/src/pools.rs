@@ -1,19 +1,16 @@
-//! The pools that a node may use, and the maximum number of its blocks.
+//! The pools that a node may use.
 
 use std::collections::BTreeMap;
 
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::IpNet;
 use tortie_api::calico::IpPool;
-use tortie_api::{Key, Kind, Resource};
+use tortie_api::{Kind, Resource};
 
 use crate::driver::Ipam;
 use crate::error::IpamError;
-use crate::records::Config;
-use crate::request::Use;
+use crate::request::{Family, Use};
 
-/// The default maximum number of blocks of a node.
-const DEFAULT_MAX_BLOCKS: u32 = 20;
-/// The longest prefix of a Windows node's block: four of its addresses are reserved.
+/// The longest prefix of a Windows node's IPv4 block: four of its addresses are reserved.
 const WINDOWS_LONGEST_PREFIX: u8 = 29;
 
 impl Ipam {
@@ -23,14 +20,15 @@ impl Ipam {
     pub(crate) async fn pools(
         &self,
         intended_use: Use,
+        family: Family,
         namespace: Option<&BTreeMap<String, String>>,
-    ) -> Result<Vec<(Ipv4Net, u8)>, IpamError> {
+    ) -> Result<Vec<(IpNet, u8)>, IpamError> {
         let wanted = match intended_use {
             Use::Workload => "Workload",
             Use::Tunnel => "Tunnel",
         };
         let (mut pools, mut for_some) = (Vec::new(), Vec::new());
-        for stored in self.store.list(Kind::IpPool).await?.items {
+        for stored in self.records.store.list(Kind::IpPool).await?.items {
             let pool = match Resource::read(&stored.key, &stored.value) {
                 Ok(Resource::IpPool(pool)) => pool,
                 _ => {
@@ -38,8 +36,11 @@ impl Ipam {
                     continue;
                 }
             };
-            let IpNet::V4(cidr) = pool.spec.cidr else { continue };
-            if !self.may_use(&pool) || !pool.spec.allowed_uses.iter().any(|each| each == wanted) {
+            let cidr = pool.spec.cidr;
+            if Family::of(&cidr) != family
+                || !self.may_use(&pool)
+                || !pool.spec.allowed_uses.iter().any(|each| each == wanted)
+            {
                 continue;
             }
             match (&pool.spec.namespace_selector, namespace) {
@@ -50,7 +51,8 @@ impl Ipam {
         }
         pools.extend(for_some);
         if pools.is_empty() {
-            return Err(IpamError::NoPool(format!("node {} ({wanted})", self.node)));
+            let of = if family == Family::V6 { "IPv6 " } else { "" };
+            return Err(IpamError::NoPool(format!("node {} ({of}{wanted})", self.node)));
         }
         Ok(pools)
     }
@@ -60,18 +62,6 @@ impl Ipam {
         !spec.disabled
             && spec.assignment_mode.as_deref().is_none_or(|mode| mode == "Automatic")
             && spec.node_selector.as_ref().is_none_or(|selector| selector.matches(&self.node_labels))
-            && !(self.windows && pool.block_size() > WINDOWS_LONGEST_PREFIX)
-    }
-
-    /// The maximum number of blocks of this node.
-    pub(crate) async fn limit(&self) -> Result<(Config, u32), IpamError> {
-        let key = Key::global(Kind::IpamConfig, "default");
-        let config: Config = self.read(&key).await?.map(|(_, config)| config).unwrap_or_default();
-        if self.windows && !config.strict_affinity {
-            return Err(IpamError::StrictAffinityNeeded);
-        }
-        let configured =
-            if config.max_blocks_per_host == 0 { DEFAULT_MAX_BLOCKS } else { config.max_blocks_per_host };
-        Ok((config, if self.windows { 1 } else { configured }))
+            && !(self.windows && spec.cidr.addr().is_ipv4() && pool.block_size() > WINDOWS_LONGEST_PREFIX)
     }
 }

@@ -91,6 +91,9 @@ pub struct Config {
     /// The maximum number of blocks of a node; 0 means the default of 20.
     #[serde(default, rename = "maxBlocksPerHost")]
     pub max_blocks_per_host: u32,
+    /// For how many seconds nobody gets an address after its release.
+    #[serde(default, rename = "ipCooldownSeconds")]
+    pub ip_cooldown_seconds: i64,
     /// Unknown fields.
     #[serde(flatten)]
     pub extra: Map<String, Value>,
@@ -99,6 +102,12 @@ pub struct Config {
 impl Default for Config {
     /// The defaults if nothing is stored (`libcalico-go/lib/ipam/ipam.go`).
     fn default() -> Self {
-        Self { strict_affinity: false, auto_allocate_blocks: true, max_blocks_per_host: 0, extra: Map::new() }
+        Self {
+            strict_affinity: false,
+            auto_allocate_blocks: true,
+            max_blocks_per_host: 0,
+            ip_cooldown_seconds: 0,
+            extra: Map::new(),
+        }
     }
 }

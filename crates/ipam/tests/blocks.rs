@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ipnet::Ipv4Net;
+use ipnet::IpNet;
 use serde_json::{Value, json};
 use tortie_api::{Key, Kind};
-use tortie_ipam::{Ipam, IpamError, Request, Use};
+use tortie_ipam::{Ipam, IpamError, Request};
 use tortie_store::{Embedded, Store};
 
 async fn cluster(pools: &[(&str, &str, Value)]) -> Arc<Embedded> {
@@ -33,12 +33,12 @@ fn request(handle: &str, team: &str) -> Request {
     Request {
         handle: handle.to_owned(),
         owner: BTreeMap::new(),
-        intended_use: Use::Workload,
         namespace_labels: BTreeMap::from([("team".to_owned(), team.to_owned())]),
+        ..Request::default()
     }
 }
 
-fn net(text: &str) -> Ipv4Net {
+fn net(text: &str) -> IpNet {
     text.parse().unwrap()
 }
 
@@ -111,9 +111,9 @@ async fn a_node_gets_its_first_block_also_of_a_pool_for_some_namespaces() {
     let for_red = json!({"namespaceSelector": "team == 'red'"});
     let store = cluster(&[("a-red", "10.1.0.0/28", for_red.clone())]).await;
     let block = ipam(&store, "windows").ensure_block().await.unwrap();
-    assert!(net("10.1.0.0/28").contains(&block));
-    assert_eq!(ipam(&store, "windows").assign(&request("r", "red")).await.unwrap().block, block);
+    assert!(net("10.1.0.0/28").contains(&IpNet::V4(block)));
+    assert_eq!(ipam(&store, "windows").assign(&request("r", "red")).await.unwrap().block, IpNet::V4(block));
 
     let store = cluster(&[("a-red", "10.1.0.0/28", for_red), ("b-all", "10.2.0.0/28", json!({}))]).await;
-    assert!(net("10.2.0.0/28").contains(&ipam(&store, "windows").ensure_block().await.unwrap()));
+    assert!(net("10.2.0.0/28").contains(&IpNet::V4(ipam(&store, "windows").ensure_block().await.unwrap())));
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use tortie_api::ipam::Block;
 use tortie_api::{Key, Kind};
-use tortie_ipam::{Affinity, AffinityState, Ipam, IpamError, Request, Use};
+use tortie_ipam::{Affinity, AffinityState, Ipam, IpamError, Request};
 use tortie_store::{Embedded, Store};
 
 /// A pool of two blocks of eight addresses.
@@ -28,12 +28,7 @@ fn ipam(store: &Arc<Embedded>, node: &str) -> Ipam {
 }
 
 fn request(handle: &str) -> Request {
-    Request {
-        handle: handle.to_owned(),
-        owner: BTreeMap::new(),
-        intended_use: Use::Workload,
-        namespace_labels: BTreeMap::new(),
-    }
+    Request { handle: handle.to_owned(), owner: BTreeMap::new(), ..Request::default() }
 }
 
 async fn store_block(store: &Embedded, cidr: &str, node: &str, change: impl FnOnce(&mut Value)) {
@@ -66,7 +61,13 @@ async fn affinities(store: &Embedded) -> BTreeMap<String, AffinityState> {
 async fn a_block_of_another_node_is_not_used_and_the_claim_is_withdrawn() {
     for state in ["pending", "confirmed", "pendingDeletion", ""] {
         let store = cluster().await;
-        store_block(&store, "10.0.0.0/29", "other", |_| {}).await;
+        store_block(&store, "10.0.0.0/29", "other", |block| {
+            // An empty block would be taken over.
+            block["attributes"] = json!([{"handle_id": "pod"}]);
+            block["allocations"][0] = json!(0);
+            block["unallocated"] = json!([1, 2, 3, 4, 5, 6, 7]);
+        })
+        .await;
         store_affinity(&store, "other", "10.0.0.0/29", json!({"state": "confirmed"})).await;
         store_affinity(&store, "mine", "10.0.0.0/29", json!({"state": state})).await;
         let mine = ipam(&store, "mine");
@@ -169,11 +170,11 @@ async fn records_that_are_being_deleted_count_as_deleted() {
     let handle = json!({"block": {"10.0.0.0/29": 1}, "deleted": true});
     store.create(&Key::global(Kind::IpamHandle, "h"), handle).await.unwrap();
     let mine = ipam(&store, "mine");
-    assert_eq!(mine.find("h").await.unwrap(), None);
+    assert_eq!(mine.find("h").await.unwrap(), []);
     let assigned = mine.assign(&request("h")).await.unwrap();
     let block = block(&store, &assigned.block.to_string()).await.unwrap();
     assert!(!block.deleted && block.sequence_number > 1, "a new block: {block:?}");
-    assert_eq!(mine.find("h").await.unwrap(), Some(assigned));
+    assert_eq!(mine.find("h").await.unwrap(), [assigned]);
     assert_eq!(affinities(&store).await[&format!("mine/{}", assigned.block)], AffinityState::Confirmed);
     assert_eq!(mine.release("h").await.unwrap(), [assigned.address]);
 }
@@ -247,7 +248,7 @@ async fn a_handle_without_address_is_forgotten_after_a_write_of_its_block() {
     store_block(&store, "10.0.0.0/29", "mine", |_| {}).await;
     let handle = json!({"block": {"10.0.0.0/29": 1}, "deleted": false});
     store.create(&Key::global(Kind::IpamHandle, "h"), handle).await.unwrap();
-    assert_eq!(ipam(&store, "mine").release("h").await.unwrap(), [] as [std::net::Ipv4Addr; 0]);
+    assert_eq!(ipam(&store, "mine").release("h").await.unwrap(), [] as [std::net::IpAddr; 0]);
     assert_eq!(block(&store, "10.0.0.0/29").await.unwrap().sequence_number, 2);
     assert_eq!(store.get(&Key::global(Kind::IpamHandle, "h")).await.unwrap(), None);
 }

@@ -2,7 +2,7 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -36,13 +36,12 @@ fn request(handle: &str) -> Request {
     Request {
         handle: handle.to_owned(),
         owner: BTreeMap::from([("pod".to_owned(), handle.to_owned())]),
-        intended_use: Use::Workload,
-        namespace_labels: BTreeMap::new(),
+        ..Request::default()
     }
 }
 
 /// Every allocated address and its handle. Asserts that each block is consistent.
-async fn allocated(store: &dyn Store) -> BTreeMap<Ipv4Addr, String> {
+async fn allocated(store: &dyn Store) -> BTreeMap<IpAddr, String> {
     let mut all = BTreeMap::new();
     for stored in store.list(Kind::IpamBlock).await.unwrap().items {
         let block: Block = serde_json::from_value(stored.value).unwrap();
@@ -55,6 +54,11 @@ async fn allocated(store: &dyn Store) -> BTreeMap<Ipv4Addr, String> {
     all
 }
 
+fn address_of(block: ipnet::IpNet, offset: usize) -> IpAddr {
+    let ipnet::IpNet::V4(block) = block else { panic!("{block} is no IPv4 block") };
+    std::net::Ipv4Addr::from_bits(block.network().to_bits() + u32::try_from(offset).unwrap()).into()
+}
+
 #[tokio::test]
 async fn a_linux_node_uses_a_whole_block_and_then_the_next() {
     let store = cluster("10.0.0.0/24", 29).await;
@@ -65,10 +69,8 @@ async fn a_linux_node_uses_a_whole_block_and_then_the_next() {
     }
     let first = addresses[0].block;
     let within: Vec<_> = addresses[..8].iter().map(|each| each.address).collect();
-    assert_eq!(
-        within,
-        (0..8).map(|n| Ipv4Addr::from_bits(first.network().to_bits() + n)).collect::<Vec<_>>()
-    );
+    let expected: Vec<_> = (0..8).map(|offset| address_of(first, offset)).collect();
+    assert_eq!(within, expected);
     assert_ne!(addresses[8].block, first);
     assert_eq!(store.list(Kind::IpamBlock).await.unwrap().items.len(), 3);
     assert_eq!(allocated(&*store).await.len(), 20);
@@ -83,9 +85,9 @@ async fn a_windows_node_keeps_four_addresses_back_and_has_one_block() {
     let mut offsets = Vec::new();
     for number in 0..4 {
         let assigned = ipam.assign(&request(&format!("h{number}"))).await.unwrap();
-        offsets.push(assigned.address.to_bits() - block.network().to_bits());
+        offsets.push(assigned.address);
     }
-    assert_eq!(offsets, [3, 4, 5, 6]);
+    assert_eq!(offsets, [3, 4, 5, 6].map(|offset| address_of(block.into(), offset)));
     let error = ipam.assign(&request("h4")).await.unwrap_err();
     assert!(matches!(error, IpamError::Exhausted { blocks: 1, limit: 1, .. }), "{error}");
 
@@ -134,7 +136,7 @@ async fn the_same_handle_gets_the_same_address_and_a_released_one_rests() {
         "after a restart"
     );
     assert_eq!(primary.release("a").await.unwrap(), [first.address]);
-    assert_eq!(primary.release("a").await.unwrap(), [] as [Ipv4Addr; 0]);
+    assert_eq!(primary.release("a").await.unwrap(), [] as [IpAddr; 0]);
     assert_eq!(allocated(&*store).await, BTreeMap::new());
     assert_eq!(store.list(Kind::IpamHandle).await.unwrap().items, []);
     for number in 0..7 {
@@ -165,8 +167,13 @@ async fn what_others_wrote_is_kept() {
         .await
         .unwrap();
 
+    // Otherwise the released address would be free again.
+    let config = Key::global(Kind::IpamConfig, "default");
+    let mut stored = store.get(&config).await.unwrap().unwrap();
+    stored.value["ipCooldownSeconds"] = json!(i32::MAX);
+    store.update(&config, stored.value, &stored.version).await.unwrap();
     let assigned = ipam(store.clone(), "primary", "linux").assign(&request("mine")).await.unwrap();
-    assert_eq!(assigned.address, Ipv4Addr::new(10, 0, 0, 3), "the head of the free ones");
+    assert_eq!(assigned.address, IpAddr::from([10, 0, 0, 3]), "the head of the free ones");
     let value = store.get(&key).await.unwrap().unwrap().value;
     assert_eq!(value["fieldOfTheFuture"], json!({"a": [1]}));
     assert_eq!(value["attributes"][0]["alternateOwnerAttrs"], json!({"k": "v"}));
@@ -333,7 +340,7 @@ proptest! {
                 (ipam(mortal.clone(), nodes[node], if node == 1 { "windows" } else { "linux" }), mortal)
             };
             let mut alive = [born(0), born(1)];
-            let mut held: BTreeMap<String, Ipv4Addr> = BTreeMap::new();
+            let mut held: BTreeMap<String, IpAddr> = BTreeMap::new();
             for (node, pod, take) in steps {
                 let handle = format!("{node}.{pod}");
                 if alive[node].1.dead() {
@@ -406,7 +413,7 @@ async fn each_request_keeps_to_its_own_pools() {
         ] {
             let assigned =
                 primary.assign(&of(&format!("{handle}{round}"), intended_use, team)).await.unwrap();
-            let pool: ipnet::Ipv4Net = pool.parse().unwrap();
+            let pool: ipnet::IpNet = pool.parse().unwrap();
             assert!(pool.contains(&assigned.address), "{handle}{round}: {assigned:?}");
         }
     }

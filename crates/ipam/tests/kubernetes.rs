@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use tortie_api::ipam::Block;
 use tortie_api::{Key, Kind};
-use tortie_ipam::{Ipam, Request, Use};
+use tortie_ipam::{Ipam, Request};
 use tortie_servers::programs::{Program, can_run};
 use tortie_servers::{KubeApi, KubeOptions};
 use tortie_store::Store;
@@ -17,8 +17,7 @@ fn request(handle: &str) -> Request {
     Request {
         handle: handle.to_owned(),
         owner: BTreeMap::from([("pod".to_owned(), handle.to_owned())]),
-        intended_use: Use::Workload,
-        namespace_labels: BTreeMap::new(),
+        ..Request::default()
     }
 }
 

@@ -66,6 +66,15 @@ fn identify(value: &mut Value) {
 #[must_use]
 pub fn merged(new: &Value, current: &Value, kind: Kind) -> Value {
     let mut value = new.clone();
+    if kind == Kind::IpamConfig {
+        // It has no metadata, and its other fields belong to Calico.
+        for (name, kept) in current.as_object().into_iter().flatten() {
+            if let Some(fields) = value.as_object_mut() {
+                fields.entry(name.as_str()).or_insert_with(|| kept.clone());
+            }
+        }
+        return value;
+    }
     keep(&mut value, current, &["status"]);
     for field in ["uid", "creationTimestamp"] {
         keep(&mut value, current, &["metadata", field]);

@@ -43,6 +43,31 @@ async fn unsupported_annotations_fail_the_add() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn unsupported_settings_of_ipam_fail_the_add() {
+    let bed = Bed::new().await;
+    bed.pod("p", "u", json!({})).await;
+    for (ipam, named) in [
+        (json!({"type": "calico-ipam", "assign_ipv4": "true", "assign_ipv6": "false"}), ""),
+        (json!({"type": "host-local"}), "ipam.type"),
+        (json!({"type": "calico-ipam", "assign_ipv6": "true"}), "ipam.assign_ipv6"),
+        (json!({"type": "calico-ipam", "assign_ipv4": false}), "ipam.assign_ipv4"),
+        (json!({"ranges": []}), "ipam.ranges"),
+    ] {
+        let mut call = bed.invocation(Command::Add, "c1", "p");
+        call.config.extra.insert("ipam".to_owned(), ipam.clone());
+        let answer = bed.call(call).await;
+        match named {
+            "" => drop(answer.unwrap()),
+            _ => {
+                let failure = answer.expect_err(named);
+                assert_eq!(failure.code, Code::NOT_SUPPORTED, "{ipam}");
+                assert!(failure.msg.contains(named), "{failure:?}");
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn settings_without_effect_are_reported_and_block_nothing() {
     let bed = Bed::new().await;
     let key = Key::global(Kind::FelixConfiguration, "default");

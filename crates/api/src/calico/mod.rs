@@ -4,6 +4,7 @@ mod controllers;
 mod endpoint;
 mod felix;
 mod host;
+mod ipam;
 mod policy;
 mod pool;
 mod sets;
@@ -20,6 +21,7 @@ pub use felix::{
     FilterDenyAction, PolicyCounters, WindowsPolicySets,
 };
 pub use host::{HostEndpoint, HostEndpointSpec};
+pub use ipam::{IpReservation, IpReservationSpec, IpamConfig, IpamConfigSpec};
 pub use policy::{
     EntityRule, GlobalNetworkPolicy, Http, HttpPath, Icmp, NetworkPolicy, PolicySpec, PolicyType, Rule,
     RuleMetadata, ServiceAccountMatch, ServiceMatch, StagedAction,

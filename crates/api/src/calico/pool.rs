@@ -119,9 +119,6 @@ impl IpPool {
         if spec.vxlan_mode == EncapsulationMode::CrossSubnet {
             wrong("spec.vxlanMode", "CrossSubnet is not supported yet; use Always".into());
         }
-        if spec.cidr.addr().is_ipv6() {
-            wrong("spec.cidr", "IPv6 pools are not supported yet".into());
-        }
         if let Some(bad) =
             spec.allowed_uses.iter().find(|each| !["Workload", "Tunnel"].contains(&each.as_str()))
         {

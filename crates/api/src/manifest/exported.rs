@@ -92,6 +92,8 @@ pub(super) fn translate(document: &mut Document) -> Result<(), FieldError> {
             unpack_metadata(value)?;
             value["apiVersion"] = json!(CALICO);
         }
+        // The name since Calico 3.32.
+        (CALICO, "IPAMConfiguration") => value["kind"] = json!(Kind::IpamConfig.name()),
         (CALICO, "Node") => of_calico_node(value, lines),
         _ => {}
     }

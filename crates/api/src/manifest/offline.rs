@@ -221,7 +221,10 @@ fn skipped(file: &str, document: &Document) -> Skipped {
 
 /// Whether objects of this kind are records that no verdict depends on.
 fn is_bookkeeping(kind: Kind) -> bool {
-    matches!(kind, Kind::IpamBlock | Kind::BlockAffinity | Kind::IpamHandle | Kind::IpamConfig)
+    matches!(
+        kind,
+        Kind::IpamBlock | Kind::BlockAffinity | Kind::IpamHandle | Kind::IpamConfig | Kind::IpReservation
+    )
 }
 
 /// Returns what a pool has that is not supported, and changes the pool so that it can be read: verdicts depend only

@@ -33,6 +33,13 @@ pub(super) const FIELDS: &[Field] = &[
     field("vxlanMode", Word(&["Never", "Always", "CrossSubnet"]), Implemented, &[]),
 ];
 
+/// The problem of an IPv6 pool: IPAM reads it, and pods have no IPv6 routes.
+pub(super) fn of_ipv6(pool: &Value) -> Option<FieldError> {
+    let cidr: IpNet = pool.pointer("/spec/cidr")?.as_str()?.parse().ok()?;
+    let problem = "IPv6 pools are not supported yet: pods have no IPv6 routes; use an IPv4 network";
+    cidr.addr().is_ipv6().then(|| FieldError::new("spec.cidr", problem))
+}
+
 /// The problem of a pool without an overlay, whether explicit or by default.
 pub(super) fn not_carried(pool: &Value) -> Option<FieldError> {
     let mode = pool.pointer("/spec/vxlanMode").and_then(Value::as_str);

@@ -87,6 +87,7 @@ pub(crate) fn complete() -> Vec<(&'static str, Value)> {
                 "ofTheFuture": "x",
             }),
         ),
+        ("IPReservation", json!({"reservedCIDRs": ["10.244.0.0/24", "10.244.1.1", "fd00::/64"]})),
         (
             "KubeControllersConfiguration",
             json!({
@@ -186,6 +187,7 @@ pub(crate) fn wrong() -> Vec<(&'static str, Value, &'static str)> {
         ),
         ("HostEndpoint", json!({"ports": [{"name": "a", "port": 1}]}), "spec.ports[0].protocol"),
         ("IPPool", json!({"vxlanMode": "Always"}), "spec.cidr"),
+        ("IPReservation", json!({"reservedCIDRs": "10.0.0.0/8"}), "spec.reservedCIDRs"),
         ("IPPool", json!({"cidr": "10.0.0.0/8", "vxlanMode": "Sometimes"}), "spec.vxlanMode"),
         ("FelixConfiguration", json!({"bpfEnabled": "yes"}), "spec.bpfEnabled"),
         ("FelixConfiguration", json!({"netlinkTimeout": "soon"}), "spec.netlinkTimeout"),

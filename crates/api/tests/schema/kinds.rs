@@ -46,6 +46,12 @@ pub(super) fn all() -> Vec<Definition> {
     let mut all = policies();
     all.extend(inputs());
     all.extend(ipam());
+    let reserved = [("reservedCIDRs", list(text()))];
+    all.push(definition(
+        Kind::IpReservation,
+        "Addresses that IPAM does not give.",
+        object(named(reserved), &[]),
+    ));
     all.push(Definition {
         field: "status",
         ..definition(

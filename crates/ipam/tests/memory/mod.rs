@@ -1,7 +1,7 @@
 //! A store in memory that checks the rules of IPAM with every write, and clients that are slow and die.
 
 use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -38,7 +38,7 @@ struct Objects {
     stored: BTreeMap<Key, (Value, u64)>,
     written: u64,
     /// The addresses that allocators have answered, until their release begins.
-    held: BTreeMap<Ipv4Addr, String>,
+    held: BTreeMap<IpAddr, String>,
 }
 
 /// The objects.
@@ -47,7 +47,7 @@ pub(crate) struct Memory(Mutex<Objects>);
 
 impl Memory {
     /// Records that an allocator has answered this address.
-    pub(crate) fn take(&self, address: Ipv4Addr, handle: &str) {
+    pub(crate) fn take(&self, address: IpAddr, handle: &str) {
         let other = self.0.lock().unwrap().held.insert(address, handle.to_owned());
         assert!(other.as_deref().is_none_or(|other| other == handle), "{address}: {other:?} and {handle}");
     }
@@ -58,7 +58,7 @@ impl Memory {
     }
 
     /// Every allocated address and its handle.
-    pub(crate) fn allocated(&self) -> BTreeMap<Ipv4Addr, String> {
+    pub(crate) fn allocated(&self) -> BTreeMap<IpAddr, String> {
         let mut all = BTreeMap::new();
         let objects = self.0.lock().unwrap();
         for (_, (value, _)) in objects.stored.iter().filter(|(key, _)| key.kind == Kind::IpamBlock) {
@@ -70,7 +70,7 @@ impl Memory {
     }
 
     /// The addresses of all blocks.
-    pub(crate) fn blocks(&self) -> Vec<ipnet::Ipv4Net> {
+    pub(crate) fn blocks(&self) -> Vec<ipnet::IpNet> {
         let objects = self.0.lock().unwrap();
         let blocks = objects.stored.keys().filter(|key| key.kind == Kind::IpamBlock);
         blocks.map(|key| key.name.parse().unwrap()).collect()
@@ -106,7 +106,12 @@ impl Memory {
         objects.written += 1;
         let written = objects.written;
         let value = match write {
-            Write::Create(_, value) | Write::Update(_, value, _) => {
+            Write::Create(_, mut value) | Write::Update(_, mut value, _) => {
+                // Blocks count as old, so that other nodes may take them over.
+                value
+                    .as_object_mut()
+                    .into_iter()
+                    .for_each(|fields| drop(fields.remove("affinity_claim_time")));
                 objects.stored.insert(key.clone(), (value.clone(), written));
                 Some(value)
             }
@@ -138,7 +143,7 @@ impl Objects {
 
     fn check_block(&self, cidr: &str, value: Option<&Value>) {
         let block: Option<Block> = value.map(|value| serde_json::from_value(value.clone()).unwrap());
-        let now: BTreeMap<Ipv4Addr, String> = block.iter().flat_map(allocations).collect();
+        let now: BTreeMap<IpAddr, String> = block.iter().flat_map(allocations).collect();
         for (address, handle) in &now {
             let record = self.stored.get(&Key::global(Kind::IpamHandle, handle));
             let record: Option<Handle> =
@@ -149,14 +154,14 @@ impl Objects {
         if let Some(block) = &block {
             block.check().unwrap();
         }
-        let net: ipnet::Ipv4Net = cidr.parse().unwrap();
+        let net: ipnet::IpNet = cidr.parse().unwrap();
         for (address, holder) in self.held.iter().filter(|(address, _)| net.contains(*address)) {
             assert_eq!(now.get(address), Some(holder), "{holder} has {address}, and nobody has released it");
         }
     }
 }
 
-fn allocations(block: &Block) -> Vec<(Ipv4Addr, String)> {
+fn allocations(block: &Block) -> Vec<(IpAddr, String)> {
     let allocated = block.allocated();
     allocated.map(|(address, attribute)| (address, attribute.handle_id.clone().unwrap())).collect()
 }

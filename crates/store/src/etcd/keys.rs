@@ -56,6 +56,7 @@ pub(crate) fn is_calico_resource(kind: Kind) -> bool {
         | Kind::FelixConfiguration
         | Kind::KubeControllersConfiguration
         | Kind::IpPool
+        | Kind::IpReservation
         | Kind::WorkloadEndpoint => true,
         Kind::Namespace
         | Kind::ServiceAccount

@@ -77,6 +77,7 @@ fn row(kind: Kind) -> (Rights, Rights) {
         | Kind::GlobalNetworkPolicy
         | Kind::FelixConfiguration
         | Kind::IpPool
+        | Kind::IpReservation
         | Kind::IpamConfig => (READ, READ),
         Kind::KubeControllersConfiguration => (NOTHING, READ),
         Kind::Lease => (NOTHING, FULL),

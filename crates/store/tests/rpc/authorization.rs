@@ -40,6 +40,7 @@ const EXPECTED: &str = "
     felixconfigurations                            glwb---  glwb---  glwb---
     kubecontrollersconfigurations                  -------  -------  glwb---
     ippools                                        glwb---  glwb---  glwb---
+    ipreservations                                 glwb---  glwb---  glwb---
     workloadendpoints                              glwbcud  glwb---  glwbcud
     ipamblocks                                     glwbcud  glwb-ud  glwbcud
     blockaffinities                                glwbcud  glwb---  glwbcud

@@ -1,0 +1,8 @@
+//! Features of IPAM beyond one IPv4 address for a pod.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+mod borrowing;
+mod families;
+mod releases;
+mod settings;
+mod support;
