@@ -12,6 +12,7 @@ mod decided;
 mod explain;
 mod get;
 mod html;
+mod ipam;
 #[cfg(feature = "lab")]
 mod lab;
 mod lint;
@@ -66,6 +67,9 @@ enum Command {
     /// Check and show policies
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
+    /// Show, check and repair the addresses of pods
+    #[command(subcommand)]
+    Ipam(ipam::IpamCommand),
     /// Run the node daemon
     Agent(Box<agent::Agent>),
 }
@@ -100,6 +104,7 @@ fn main() -> ExitCode {
         Command::Matrix(matrix) => return ask(matrix.run()),
         Command::Preview(preview) => return ask(preview.run()),
         Command::Policy(policy) => return ask(policy.run()),
+        Command::Ipam(command) => return ask(command.run()),
         Command::Agent(agent) => agent.run(),
     };
     finish(result)
