@@ -48,6 +48,47 @@ fn problems(text: &str) -> Vec<String> {
 }
 
 #[test]
+fn ipam_settings() {
+    let manifest = |kind: &str, name: &str, spec: &str| {
+        format!("apiVersion: projectcalico.org/v3\nkind: {kind}\nmetadata: {{name: {name}}}\nspec: {spec}\n")
+    };
+    for (kind, name, spec, expected) in [
+        ("IPAMConfig", "other", "{}", "metadata.name: nobody reads it"),
+        (
+            "IPAMConfig",
+            "default",
+            "{strictAffinity: false, autoAllocateBlocks: false}",
+            "spec.autoAllocateBlocks: false needs",
+        ),
+        ("IPAMConfig", "default", "{maxBlocksPerHost: 3}", "spec.maxBlocksPerHost: needs strictAffinity"),
+        (
+            "IPAMConfig",
+            "default",
+            "{kubeVirtVMAddressPersistence: Enabled}",
+            "spec.kubeVirtVMAddressPersistence: virtual",
+        ),
+        ("IPAMConfig", "default", "{strict: true}", "spec.strict: unknown field"),
+        ("IPReservation", "r", "{reservedCIDRs: [10.0.0.0/33]}", "spec.reservedCIDRs[0]: "),
+        ("IPReservation", "r", "{reserved: []}", "spec.reserved: unknown field"),
+    ] {
+        let found = problems(&manifest(kind, name, spec));
+        assert!(found.iter().any(|found| found.contains(expected)), "{kind} {spec}: {found:?}");
+    }
+    // Both of Calico's names, in the form that is stored.
+    for kind in ["IPAMConfig", "IPAMConfiguration"] {
+        let spec = "{strictAffinity: true, maxBlocksPerHost: 3, kubeVirtVMAddressPersistence: Disabled}";
+        let read = read("m.yml", &manifest(kind, "default", spec)).unwrap();
+        let expected = serde_json::json!({
+            "strict_affinity": true, "auto_allocate_blocks": true, "maxBlocksPerHost": 3, "ipCooldownSeconds": 0,
+            "kubeVirtVMAddressPersistence": "Disabled",
+        });
+        assert_eq!(read[0].value, expected);
+    }
+    read("m.yml", &manifest("IPReservation", "r", "{reservedCIDRs: [10.0.0.0/8, 10.0.0.1, 'fd00::/64']}"))
+        .unwrap();
+}
+
+#[test]
 fn bad_input() {
     let policy = "m.yml:6: NetworkPolicy n/p: spec.ingress[0].";
     let rules = [

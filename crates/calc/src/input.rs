@@ -1,6 +1,7 @@
 //! Parses objects of the cluster; the code behind this module does not see JSON.
 
 use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use ipnet::{IpNet, Ipv4Net};
@@ -35,7 +36,7 @@ pub(crate) enum Input {
     Pool(IpPool),
     Felix(Box<FelixConfigurationSpec>),
     /// The node of a block.
-    Block(Ipv4Net, String),
+    Block(Ipv4Net, BlockNodes),
 }
 
 /// The content of the object, if it exists and has relevant content; and the problem with it, if any.
@@ -141,7 +142,31 @@ fn read_block(key: &Key, value: &Value) -> (Option<Input>, Option<String>) {
     };
     match Block::deserialize(value) {
         Ok(block) if block.deleted => (None, None),
-        Ok(block) => (block.node().map(|node| Input::Block(cidr, node.to_owned())), None),
+        Ok(block) => (Some(Input::Block(cidr, BlockNodes::of(&block))), None),
         Err(error) => (None, Some(format!("{error}; it has no route"))),
+    }
+}
+
+/// The nodes of a block's addresses.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct BlockNodes {
+    /// The owner, if there is one.
+    pub(crate) owner: Option<String>,
+    /// The addresses that other nodes have borrowed, and those nodes.
+    pub(crate) borrowed: BTreeMap<Ipv4Addr, String>,
+}
+
+impl BlockNodes {
+    fn of(block: &Block) -> Self {
+        let owner = block.node().map(str::to_owned);
+        let borrowed = block.allocated().filter_map(|(address, attribute)| {
+            let node = attribute.owner.as_ref()?.get("node")?;
+            match address {
+                IpAddr::V4(address) if owner.as_ref() != Some(node) => Some((address, node.clone())),
+                _ => None,
+            }
+        });
+        let borrowed = borrowed.collect();
+        Self { owner, borrowed }
     }
 }

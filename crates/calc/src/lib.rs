@@ -31,7 +31,7 @@ use tortie_dataplane::NodeState;
 use tortie_policy::program::PolicyId;
 
 use flush::InUse;
-use input::Input;
+use input::{BlockNodes, Input};
 use local::LocalId;
 use network::Network;
 use policies::Policies;
@@ -188,7 +188,7 @@ impl Calc {
             Some(Input::Node(node)) => self.network.update_node(&key.name, Some(node)),
             Some(Input::Felix(spec)) => self.network.update_felix(&key.name, Some(*spec)),
             Some(Input::Pool(pool)) => self.network.update_pool(&key.name, Some(pool)),
-            Some(Input::Block(cidr, node)) => self.network.update_block(cidr, Some(node)),
+            Some(Input::Block(cidr, nodes)) => self.network.update_block(cidr, nodes),
             None => self.forget(key),
         }
     }
@@ -216,9 +216,11 @@ impl Calc {
             Kind::Node => self.network.update_node(&key.name, None),
             Kind::IpPool => self.network.update_pool(&key.name, None),
             Kind::FelixConfiguration => self.network.update_felix(&key.name, None),
-            Kind::IpamBlock => {
-                key.name.parse().into_iter().for_each(|cidr| self.network.update_block(cidr, None))
-            }
+            Kind::IpamBlock => key
+                .name
+                .parse()
+                .into_iter()
+                .for_each(|cidr| self.network.update_block(cidr, BlockNodes::default())),
             _ => self.update_policy(key, None),
         }
     }

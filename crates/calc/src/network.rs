@@ -1,6 +1,7 @@
 //! The overlay: this node, the other nodes' tunnel ends, and the routes to blocks.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use ipnet::{IpNet, Ipv4Net};
@@ -10,6 +11,7 @@ use tortie_api::kubernetes::Node;
 use tortie_dataplane::{ClusterNetwork, Delta, LocalNode, MacAddress, Route, RouteTarget, Settings, Vtep};
 
 use crate::Calc;
+use crate::input::BlockNodes;
 
 /// The inputs of the overlay.
 #[derive(Default)]
@@ -20,7 +22,11 @@ pub(crate) struct Network {
     felix: BTreeMap<String, FelixConfigurationSpec>,
     /// The node of each block.
     blocks: BTreeMap<Ipv4Net, String>,
-    /// The blocks of each node.
+    /// The addresses of each block that other nodes have borrowed.
+    borrowed: BTreeMap<Ipv4Net, BTreeMap<Ipv4Addr, String>>,
+    /// The node of each borrowed address.
+    borrowers: BTreeMap<Ipv4Net, String>,
+    /// The blocks and borrowed addresses of each node.
     blocks_of: BTreeMap<String, BTreeSet<Ipv4Net>>,
     dirty: Dirty,
 }
@@ -46,7 +52,8 @@ impl Calc {
             if settings != *self.state.settings {
                 deltas.push(Delta::Settings(Arc::new(settings)));
             }
-            blocks = self.network.blocks.keys().copied().chain(blocks).collect();
+            let all = self.network.blocks.keys().chain(self.network.borrowers.keys());
+            blocks = all.copied().chain(blocks).collect();
         }
         // A VTEP comes before the routes that name it, and is removed after them.
         let mut gone = Vec::new();
@@ -92,29 +99,55 @@ impl Network {
         self.dirty.settings |= put(&mut self.felix, name.to_owned(), spec);
     }
 
-    /// Ingests the node that owns a block, if any.
-    pub(crate) fn update_block(&mut self, cidr: Ipv4Net, node: Option<String>) {
+    /// Ingests the node that owns a block, if any, and those that have borrowed addresses of it.
+    pub(crate) fn update_block(&mut self, cidr: Ipv4Net, nodes: BlockNodes) {
+        let BlockNodes { owner, borrowed } = nodes;
         let former = self.blocks.get(&cidr).cloned();
-        if !put(&mut self.blocks, cidr, node.clone()) {
+        if put(&mut self.blocks, cidr, owner.clone()) {
+            self.dirty.blocks.insert(cidr);
+            self.move_route(cidr, former, owner);
+        }
+        let known = self.borrowed.get(&cidr).cloned().unwrap_or_default();
+        if known == borrowed {
             return;
         }
-        self.dirty.blocks.insert(cidr);
-        if let Some(former) = former
-            && let Some(blocks) = self.blocks_of.get_mut(&former)
+        let addresses: BTreeSet<Ipv4Addr> = known.keys().chain(borrowed.keys()).copied().collect();
+        for address in addresses {
+            let (former, node) = (known.get(&address), borrowed.get(&address));
+            if former == node {
+                continue;
+            }
+            let route = Ipv4Net::from(address);
+            put(&mut self.borrowers, route, node.cloned());
+            self.dirty.blocks.insert(route);
+            self.move_route(route, former.cloned(), node.cloned());
+        }
+        put(&mut self.borrowed, cidr, Some(borrowed).filter(|borrowed| !borrowed.is_empty()));
+    }
+
+    /// Notes that a route leads to another node.
+    fn move_route(&mut self, route: Ipv4Net, former: Option<String>, node: Option<String>) {
+        // A block of one address has the route that its address has when it is borrowed.
+        let is_left = |former: &String| {
+            self.blocks.get(&route) != Some(former) && self.borrowers.get(&route) != Some(former)
+        };
+        if let Some(former) = former.filter(is_left)
+            && let Some(routes) = self.blocks_of.get_mut(&former)
         {
-            blocks.remove(&cidr);
-            if blocks.is_empty() {
+            routes.remove(&route);
+            if routes.is_empty() {
                 self.blocks_of.remove(&former);
             }
         }
         if let Some(node) = node {
-            self.blocks_of.entry(node).or_default().insert(cidr);
+            self.blocks_of.entry(node).or_default().insert(route);
         }
     }
 
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
-        let blocks = self.blocks.is_empty() && self.blocks_of.is_empty();
+        let borrowed = self.borrowed.is_empty() && self.borrowers.is_empty();
+        let blocks = self.blocks.is_empty() && self.blocks_of.is_empty() && borrowed;
         blocks && self.nodes.is_empty() && self.pools.is_empty() && self.felix.is_empty()
     }
 
@@ -140,10 +173,15 @@ impl Network {
         self.nodes.get(name).filter(|_| name != local).and_then(|node| vtep(name, node))
     }
 
-    /// The target of the route to a block. A block has none if its pool has no VXLAN, or if the tunnel end of its node
-    /// is unknown.
+    /// The target of the route to a block or a borrowed address. It has none if its pool has no VXLAN, or if the tunnel
+    /// end of its node is unknown.
     fn target(&self, block: &Ipv4Net, local: &str) -> Option<RouteTarget> {
-        let node = self.blocks.get(block)?;
+        let node = match self.borrowers.get(block) {
+            // The pod's own route leads there.
+            Some(borrower) if borrower == local => return None,
+            Some(borrower) => borrower,
+            None => self.blocks.get(block)?,
+        };
         if node == local {
             return Some(RouteTarget::Local);
         }

@@ -11,6 +11,7 @@ use tortie_api::support::{self, Pool};
 use tortie_api::{FieldError, Key, Kind};
 use tortie_store::{Store, Stored};
 
+use crate::ipam::windows_node;
 use crate::output;
 use crate::store::list;
 
@@ -18,10 +19,23 @@ use crate::store::list;
 /// position.
 pub(crate) async fn refuse(store: &dyn Store, objects: &[Object]) -> anyhow::Result<()> {
     let pools = pool_problems(store, objects).await?;
+    let not_strict = objects
+        .iter()
+        .filter(|object| object.key.kind == Kind::IpamConfig && object.value["strict_affinity"] == false);
+    let not_strict: Vec<&Object> = not_strict.collect();
+    let windows = match not_strict.is_empty() {
+        true => None,
+        false => windows_node(&list(store, Kind::Node).await?).map(str::to_owned),
+    };
+    let of_windows = not_strict.into_iter().filter_map(|object| {
+        let problem = format!("must be true, because {} is a Windows node", windows.as_ref()?);
+        Some((object, FieldError::new("spec.strictAffinity", problem)))
+    });
     let fields = objects.iter().flat_map(|object| {
         support::rejected(object.key.kind, &object.value).into_iter().map(move |error| (object, error))
     });
-    let problems: Vec<Problem> = fields.chain(pools).map(|(object, error)| at(object, error)).collect();
+    let problems: Vec<Problem> =
+        fields.chain(pools).chain(of_windows).map(|(object, error)| at(object, error)).collect();
     for problem in &problems {
         output::error_line(&problem.to_string());
     }

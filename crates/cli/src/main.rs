@@ -14,6 +14,7 @@ mod explain;
 mod get;
 mod html;
 mod install;
+mod ipam;
 #[cfg(feature = "lab")]
 mod lab;
 mod lint;
@@ -77,6 +78,9 @@ enum Command {
     Status(status::Status),
     /// Remove Tortie from a Kubernetes cluster and its nodes
     Uninstall(uninstall::Uninstall),
+    /// Show, check and repair the addresses of pods
+    #[command(subcommand)]
+    Ipam(ipam::IpamCommand),
     /// Run the node daemon
     Agent(Box<agent::Agent>),
     /// Prepare this node, or clean it up; the pods of an installation run this
@@ -119,6 +123,7 @@ fn main() -> ExitCode {
         Command::Install(install) => install.run(),
         Command::Status(status) => return ask(status.run()),
         Command::Uninstall(uninstall) => uninstall.run(),
+        Command::Ipam(command) => return ask(command.run()),
         Command::Agent(agent) => agent.run(),
         Command::Node(command) => command.run(),
         Command::Controllers(controllers) => controllers.run(),

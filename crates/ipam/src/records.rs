@@ -99,6 +99,22 @@ pub struct Config {
     pub extra: Map<String, Value>,
 }
 
+impl Config {
+    /// What Calico rejects (`libcalico-go/lib/ipam`, `SetIPAMConfig`), with the remedy.
+    #[must_use]
+    pub fn problem(&self) -> Option<&'static str> {
+        if !self.strict_affinity && !self.auto_allocate_blocks {
+            return Some("autoAllocateBlocks is false, which needs strict affinity");
+        }
+        if !self.strict_affinity && self.max_blocks_per_host > 0 {
+            return Some(
+                "a maximum number of blocks needs strict affinity: otherwise nodes borrow addresses",
+            );
+        }
+        None
+    }
+}
+
 impl Default for Config {
     /// The defaults if nothing is stored (`libcalico-go/lib/ipam/ipam.go`).
     fn default() -> Self {

@@ -252,9 +252,7 @@ impl Records {
                 let block = Key::global(Kind::IpamBlock, block.to_string());
                 self.forget_with(handle, &block, None).await.map(|()| true)
             }
-            Fix::GiveUp(node, block) => {
-                Ok(self.give_up_block(node, *block, false, None).await? == Given::Up)
-            }
+            Fix::GiveUp(node, block) => Ok(self.give_up_block(node, *block, false, None).await? == Given::Up),
         }
     }
 

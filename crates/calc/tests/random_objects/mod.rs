@@ -384,11 +384,20 @@ fn node() -> impl Strategy<Value = Object> {
 }
 
 fn block() -> impl Strategy<Value = Object> {
-    (0..4_u8, of(name("n", 3))).prop_map(|(number, node)| {
+    let address = || of((0..2_usize, name("n", 3)));
+    (0..4_u8, of(name("n", 3)), address(), address()).prop_map(|(number, node, one, other)| {
         let cidr = format!("10.0.{number}.0/30");
+        let (mut allocations, mut attributes) = (vec![json!(null); 4], Vec::new());
+        for (offset, (shift, pod_node)) in
+            [one, other].into_iter().enumerate().filter_map(|(n, it)| Some((n, it?)))
+        {
+            allocations[2 * offset + shift] = json!(attributes.len());
+            attributes.push(json!({"handle_id": format!("h{offset}"), "secondary": {"node": pod_node}}));
+        }
+        let unallocated: Vec<usize> = (0..4).filter(|offset| allocations[*offset].is_null()).collect();
         let value = json!({
             "cidr": cidr, "affinity": node.map(|node| format!("host:{node}")),
-            "allocations": [null, null, null, null], "unallocated": [0, 1, 2, 3], "attributes": [],
+            "allocations": allocations, "unallocated": unallocated, "attributes": attributes,
         });
         (Key::global(Kind::IpamBlock, cidr), value)
     })

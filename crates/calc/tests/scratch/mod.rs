@@ -382,11 +382,22 @@ fn network_from_scratch(objects: &Objects, state: &mut NodeState) {
         }
     }
     for (key, value) in objects.iter().filter(|(key, _)| key.kind == Kind::IpamBlock) {
-        let Some(node) = value["affinity"].as_str().and_then(|affinity| affinity.strip_prefix("host:"))
-        else {
-            continue;
-        };
-        let cidr = key.name.parse().unwrap();
+        let owner = value["affinity"].as_str().and_then(|affinity| affinity.strip_prefix("host:"));
+        let cidr: ipnet::Ipv4Net = key.name.parse().unwrap();
+        for (offset, index) in value["allocations"].as_array().into_iter().flatten().enumerate() {
+            let Some(index) = index.as_u64() else { continue };
+            let attribute = &value["attributes"][usize::try_from(index).unwrap()];
+            let node = attribute["secondary"]["node"].as_str();
+            if let Some(node) = node.filter(|node| Some(*node) != owner && *node != NODE)
+                && overlay
+                && state.vteps.contains_key(node)
+            {
+                let address = cidr.hosts().next().unwrap().to_bits() - 1 + u32::try_from(offset).unwrap();
+                let route = std::net::Ipv4Addr::from_bits(address).into();
+                state.routes.insert(route, RouteTarget::Vxlan { node: node.into() });
+            }
+        }
+        let Some(node) = owner else { continue };
         if node == NODE {
             state.routes.insert(cidr, RouteTarget::Local);
         } else if overlay && state.vteps.contains_key(node) {

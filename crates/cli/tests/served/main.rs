@@ -3,6 +3,7 @@
 
 mod checks;
 mod install;
+mod ipam;
 mod kubernetes;
 mod manifests;
 mod support;

@@ -2,6 +2,7 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod borrowing;
+mod check;
 mod families;
 mod releases;
 mod settings;
