@@ -41,6 +41,8 @@ const DEFINITIONS: &[(&str, &str)] = &[
     definition!("crd.projectcalico.org_ipamconfigs.yaml"),
     definition!("crd.projectcalico.org_ipamhandles.yaml"),
     definition!("crd.projectcalico.org_ippools.yaml"),
+    definition!("crd.projectcalico.org_ipreservations.yaml"),
+    definition!("crd.projectcalico.org_kubecontrollersconfigurations.yaml"),
     definition!("crd.projectcalico.org_networkpolicies.yaml"),
     definition!("crd.projectcalico.org_networksets.yaml"),
     definition!("crd.projectcalico.org_stagedglobalnetworkpolicies.yaml"),
