@@ -3,6 +3,7 @@
 use serde_json::json;
 use tortie_api::to_yaml;
 
+use crate::controllers::deployment;
 use crate::node::{self, Template};
 use crate::{DEFINITIONS, RBAC, Values, documents};
 
@@ -63,8 +64,8 @@ fn node_template() -> String {
         config_digest: "{{ .Values.config | toJson | sha256sum }}".to_owned(),
     };
     let mut objects = node::objects(&Values::default());
-    objects.pop();
-    objects.push(node::daemon_set(&template));
+    objects.truncate(objects.len() - 2);
+    objects.extend([deployment(&template), node::daemon_set(&template)]);
     if let Some(config) = objects.iter_mut().find(|object| object["kind"] == "ConfigMap") {
         config["data"] = json!("CONFIG");
     }

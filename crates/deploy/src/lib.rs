@@ -5,6 +5,7 @@
 
 mod chart;
 mod cni;
+mod controllers;
 mod node;
 mod values;
 
@@ -12,6 +13,7 @@ use serde_json::Value;
 use tortie_api::{from_yaml, to_yaml};
 
 pub use cni::{CNI_CONFIG_FILE, CNI_NETWORK, CNI_PLUGIN, cni_config};
+pub use controllers::CONTROLLERS;
 pub use node::{CLEANUP_SET, CONFIG_MAP, DAEMON_SET, HEALTH_PORT, cleanup};
 pub use values::{DEFAULT_IMAGE, DEFAULT_POOL, PoolError, Values, check_pool};
 

@@ -1,8 +1,10 @@
-//! The agents of Linux nodes: ConfigMap and DaemonSet, and the DaemonSet that cleans nodes up.
+//! What runs in pods: the agents of Linux nodes (ConfigMap and DaemonSet), the controllers, and the DaemonSet that cleans
+//! nodes up.
 
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
+use crate::controllers::deployment;
 use crate::{NAMESPACE, POOL_NAME, Values};
 
 /// The DaemonSet of the agents, their service account, and their label.
@@ -12,7 +14,7 @@ pub const CONFIG_MAP: &str = "tortie-config";
 /// The DaemonSet that removes Tortie from nodes.
 pub const CLEANUP_SET: &str = "tortie-cleanup";
 /// The label of Tortie's pods.
-const LABEL: &str = "app.kubernetes.io/name";
+pub(crate) const LABEL: &str = "app.kubernetes.io/name";
 /// The role by which the first agent creates the pool.
 const SETUP_ROLE: &str = "tortie-node-setup";
 
@@ -32,10 +34,11 @@ pub(crate) fn objects(values: &Values) -> Vec<Value> {
     });
     let digest = Sha256::digest(config.to_string());
     let digest: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-    vec![setup_role(), setup_binding(), config, daemon_set(&Template::of(values, &digest))]
+    let template = Template::of(values, &digest);
+    vec![setup_role(), setup_binding(), config, deployment(&template), daemon_set(&template)]
 }
 
-/// What the DaemonSet has from [`Values`]: text, or placeholders of a chart.
+/// What the DaemonSet and the Deployment have from [`Values`]: text, or placeholders of a chart.
 pub(crate) struct Template {
     pub(crate) image: String,
     pub(crate) pull_policy: String,
@@ -245,7 +248,7 @@ mod tests {
     #[test]
     fn pods_are_replaced_when_the_configuration_changes() {
         let digest =
-            |values: &Values| objects(values)[3]["spec"]["template"]["metadata"]["annotations"].clone();
+            |values: &Values| objects(values)[4]["spec"]["template"]["metadata"]["annotations"].clone();
         let other = Values { log_level: "debug".to_owned(), ..Values::default() };
         assert_eq!(digest(&Values::default()), digest(&Values::default()));
         assert_ne!(digest(&Values::default()), digest(&other));
