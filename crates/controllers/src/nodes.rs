@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ipnet::Ipv4Net;
+use ipnet::IpNet;
 use serde_json::{Value, json};
 use tortie_api::{Key, Kind};
 use tortie_ipam::{Ipam, IpamError};
@@ -249,7 +249,7 @@ impl Nodes {
         let ipam = Ipam::new(store, node, BTreeMap::new());
         let mut released = ipam.release(handle).await?;
         if released.is_empty()
-            && let Ok(cidr) = block.name.parse::<Ipv4Net>()
+            && let Ok(cidr) = block.name.parse::<IpNet>()
         {
             // The handle has no record.
             released = ipam.release_in(handle, cidr).await?;
