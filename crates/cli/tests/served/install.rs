@@ -36,10 +36,20 @@ fn kubelet(servers: &KubeApi) {
         let name = pod["metadata"]["name"].as_str().unwrap();
         // Either may be too late.
         if !pod["metadata"]["deletionTimestamp"].is_null() {
-            let _ = servers.kubectl(&["delete", "pod", "-n", "tortie-system", name, "--force", "--grace-period=0"]);
+            let _ = servers.kubectl(&[
+                "delete",
+                "pod",
+                "-n",
+                "tortie-system",
+                name,
+                "--force",
+                "--grace-period=0",
+            ]);
         } else if pod["spec"]["nodeName"] == "one" && pod["status"]["phase"] != "Running" {
-            let status = json!({"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}});
-            let patch = ["--subresource=status", "--type=merge", "-p", &status.to_string()].map(str::to_owned);
+            let status =
+                json!({"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}});
+            let patch =
+                ["--subresource=status", "--type=merge", "-p", &status.to_string()].map(str::to_owned);
             let mut arguments = vec!["patch", "pod", "-n", "tortie-system", name];
             arguments.extend(patch.iter().map(String::as_str));
             let _ = servers.kubectl(&arguments);
@@ -69,7 +79,8 @@ fn an_installation_comes_and_goes() {
         return;
     }
     let servers =
-        KubeApi::start(&KubeOptions { controllers: true, scheduler: true, ..KubeOptions::default() }).unwrap();
+        KubeApi::start(&KubeOptions { controllers: true, scheduler: true, ..KubeOptions::default() })
+            .unwrap();
     let kubeconfig = servers.kubeconfig();
     let run = |arguments: &[&str]| {
         let output = tortie(&kubeconfig, arguments);
@@ -91,7 +102,10 @@ fn an_installation_comes_and_goes() {
     assert!(text.contains("daemonset/tortie-node unchanged") && !text.contains("created"), "{text}");
 
     let pool = json!({"metadata": {"name": "p"}, "spec": {"cidr": "10.1.0.0/16", "vxlanMode": "Always", "blockSize": 26}});
-    let pool = format!("apiVersion: crd.projectcalico.org/v1\nkind: IPPool\nmetadata: {}\nspec: {}\n", pool["metadata"], pool["spec"]);
+    let pool = format!(
+        "apiVersion: crd.projectcalico.org/v1\nkind: IPPool\nmetadata: {}\nspec: {}\n",
+        pool["metadata"], pool["spec"]
+    );
     servers.apply(&pool).unwrap();
     let (code, text) = run(&["install", "--pool", "10.244.0.0/16"]);
     assert!(code == Some(1) && text.contains("would have no effect"), "{text}");
@@ -127,7 +141,11 @@ fn the_generated_files_are_accepted_by_the_api_server() {
     .unwrap();
     let manifest = std::fs::read_to_string(Path::new(DEPLOY).join("tortie.yaml")).unwrap();
     let output = tortie(Path::new("/nonexistent"), &["install", "--dry-run"]);
-    assert!(manifest.ends_with(&String::from_utf8(output.stdout).unwrap()), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        manifest.ends_with(&String::from_utf8(output.stdout).unwrap()),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     servers.apply(&manifest).unwrap();
     let again = servers.kubectl(&["apply", "-k", DEPLOY]).unwrap();
     assert!(again.lines().all(|line| line.ends_with(" unchanged")), "the kustomization differs: {again}");
@@ -148,9 +166,11 @@ subjects: [{{apiGroup: rbac.authorization.k8s.io, kind: User, name: agent}}]
     servers.apply(&["tortie-node", "tortie-node-setup"].map(binding).concat()).unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
-        let store = Kubernetes::new(&KubernetesConfig::Kubeconfig(servers.kubeconfig_of("agent"))).await.unwrap();
+        let store =
+            Kubernetes::new(&KubernetesConfig::Kubeconfig(servers.kubeconfig_of("agent"))).await.unwrap();
         let provide = async |name: &str| {
-            let pool = json!({"metadata": {"name": name}, "spec": {"cidr": "10.1.0.0/16", "vxlanMode": "Always"}});
+            let pool =
+                json!({"metadata": {"name": name}, "spec": {"cidr": "10.1.0.0/16", "vxlanMode": "Always"}});
             store.provide(&Key::global(Kind::IpPool, name), pool).await
         };
         assert!(matches!(provide("other").await, Err(StoreError::Forbidden(_))));
