@@ -27,7 +27,7 @@ pub(crate) struct Status {
 
 /// What the cluster says.
 #[derive(Debug, Default)]
-struct Cluster {
+struct Observed {
     rollout: Rollout,
     nodes: Vec<Value>,
     reports: Vec<Value>,
@@ -67,8 +67,8 @@ impl Status {
     }
 }
 
-async fn read(cluster: &Kubernetes) -> Result<Cluster, ObjectError> {
-    Ok(Cluster {
+async fn read(cluster: &Kubernetes) -> Result<Observed, ObjectError> {
+    Ok(Observed {
         rollout: Rollout::read(cluster, DAEMON_SET).await?,
         nodes: list(cluster, "/api/v1/nodes").await?,
         reports: list(cluster, "/apis/tortie.io/v1/nodereports").await?,
@@ -82,7 +82,7 @@ fn now() -> i64 {
     i64::try_from(elapsed).unwrap_or(i64::MAX)
 }
 
-fn screen(cluster: &Cluster, now: i64) -> Screen {
+fn screen(cluster: &Observed, now: i64) -> Screen {
     let mut screen = Screen::default();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let pools: Vec<String> = cluster.pools.iter().map(|pool| text(&pool["spec"]["cidr"])).collect();
@@ -211,7 +211,7 @@ mod tests {
         }})
     }
 
-    fn cluster(report: Option<Value>, ready: &str) -> Cluster {
+    fn cluster(report: Option<Value>, ready: &str) -> Observed {
         let node = json!({
             "metadata": {"name": "one", "labels": {"kubernetes.io/os": "linux"}},
             "status": {"nodeInfo": {"bootID": "b"}, "conditions": [{"type": "Ready", "status": ready, "message": "cni"}]},
@@ -223,7 +223,7 @@ mod tests {
         let set = json!({"metadata": {"generation": 1}, "status": {
             "desiredNumberScheduled": 1, "updatedNumberScheduled": 1, "numberReady": 1, "observedGeneration": 1,
         }});
-        Cluster {
+        Observed {
             rollout: Rollout { set: Some(set), pods: vec![pod] },
             nodes: vec![node],
             reports: report.into_iter().collect(),
@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn what_is_not_installed_is_named() {
-        let screen = screen(&Cluster::default(), NOW);
+        let screen = screen(&Observed::default(), NOW);
         assert!(screen.problems.iter().any(|problem| problem.contains("not installed")));
         assert!(screen.problems.iter().any(|problem| problem.contains("no IPPool")));
     }

@@ -21,6 +21,7 @@ const NODE: &str = "
 apiVersion: v1
 kind: Node
 metadata: {name: one, labels: {kubernetes.io/os: linux, kubernetes.io/hostname: one}}
+status: {capacity: {cpu: 4, memory: 8Gi, pods: 110}, allocatable: {cpu: 4, memory: 8Gi, pods: 110}}
 ";
 
 fn tortie(kubeconfig: &Path, arguments: &[&str]) -> Output {

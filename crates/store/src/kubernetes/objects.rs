@@ -1,17 +1,22 @@
 //! Objects of any kind by their path, as they are: what an installation consists of.
 
 use http::header::CONTENT_TYPE;
+use std::time::Duration;
+
 use http::{Method, Request, StatusCode};
 use http_body_util::BodyExt;
 use kube::client::Body;
 use serde_json::{Value, json};
 use thiserror::Error;
+use tokio::time::Instant;
 
 use super::APPLY_PATCH;
 use super::client::{Kubernetes, describe, request};
 
 /// How long to wait for an answer.
-const CALL_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// The delay before a request is repeated because the API server is too busy.
+const BUSY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Why a request for an object failed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -78,7 +83,21 @@ impl Kubernetes {
         }
     }
 
+    /// Sends a request, and repeats it while the API server is too busy, for instance just after its start. Each of these
+    /// requests can be repeated.
     async fn send_path(&self, request: Request<Vec<u8>>) -> Result<Value, ObjectError> {
+        let deadline = Instant::now() + CALL_TIMEOUT;
+        loop {
+            match self.send_once(request.clone()).await {
+                Err(ObjectError::Rejected { code: 429, .. }) if Instant::now() < deadline => {
+                    tokio::time::sleep(BUSY_INTERVAL).await;
+                }
+                result => return result,
+            }
+        }
+    }
+
+    async fn send_once(&self, request: Request<Vec<u8>>) -> Result<Value, ObjectError> {
         let path = request.uri().path().to_owned();
         let unavailable = |problem: String| ObjectError::Unavailable(format!("{}: {problem}", self.server()));
         let answer = async {
