@@ -42,8 +42,8 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         ["down"] => down(),
         ["run", rest @ ..] => on_cluster(|folder| suites::network(folder, rest)),
         ["policy", rest @ ..] => on_cluster(|folder| suites::cluster_policy(folder, rest)),
-        ["kubectl", rest @ ..] => kubectl(rest),
-        ["exec", node, command @ ..] => exec(node, command),
+        ["kubectl", rest @ ..] => become_process(kubectl_command(rest)?),
+        ["exec", node, command @ ..] => become_process(node_command(node, command)?),
         // The process in the background that `up` starts.
         ["serve", archives @ ..] => serve(archives),
         _ => bail!("say `cargo xtask e2e build`, `up`, `down`, `run`, `policy`, `kubectl` or `exec`"),
@@ -231,22 +231,33 @@ fn remove(folder: &Folder) -> Result<()> {
 
 /// Runs kubectl as the administrator.
 fn kubectl(arguments: &[&str]) -> Result<()> {
+    finish(&mut kubectl_command(arguments)?)
+}
+
+fn kubectl_command(arguments: &[&str]) -> Result<Command> {
     let folder = Folder::new();
     let running = folder.running()?;
     let mut command = folder.command()?;
     command.arg(Program::Kube.find()?).args(["kubectl", "--kubeconfig"]).arg(running.kubeconfig);
-    finish(command.args(arguments))
+    command.args(arguments);
+    Ok(command)
 }
 
-/// Runs a command in the namespaces of a node.
-fn exec(node: &str, arguments: &[&str]) -> Result<()> {
+/// A command in the namespaces of a node.
+fn node_command(node: &str, arguments: &[&str]) -> Result<Command> {
     let folder = Folder::new();
     let running = folder.running()?;
     let found = running.nodes.iter().find(|(name, _)| name == node);
     let (_, process) = found.with_context(|| format!("node {node} does not exist; nodes: {NODES:?}"))?;
     let mut command = folder.command()?;
     command.args(["nsenter", "--target", &process.to_string(), "--mount", "--net", "--uts", "--"]);
-    finish(command.args(arguments))
+    command.args(arguments);
+    Ok(command)
+}
+
+/// Replaces this process by the command, whose exit code counts.
+fn become_process(mut command: Command) -> Result<()> {
+    Err(command.exec()).with_context(|| format!("{command:?}"))
 }
 
 /// Runs something on the cluster. Starts the cluster if none runs, and then removes it afterwards.

@@ -18,14 +18,15 @@ pub(crate) const SERVER_PACKAGES: [Package; 2] =
     [("/usr/bin/etcd", "etcd-server"), ("/usr/bin/etcdctl", "etcd-client")];
 /// For the Kubernetes binary, where Go is not installed in another way.
 pub(crate) const GO_PACKAGES: [Package; 1] = [("/usr/lib/go/bin/go", "golang-go")];
-/// For clusters with real nodes: the container runtime, the plugin that it uses for loopback, a shell and an HTTP
-/// client for images.
-pub(crate) const NODE_PACKAGES: [Package; 8] = [
+/// For clusters with real nodes: the container runtime, the plugin that it uses for loopback, and a shell and
+/// clients for images.
+pub(crate) const NODE_PACKAGES: [Package; 9] = [
     ("/usr/bin/containerd", "containerd"),
     ("/usr/sbin/runc", "runc"),
     ("/usr/lib/cni/loopback", "containernetworking-plugins"),
     ("/bin/busybox", "busybox-static"),
     ("/usr/bin/curl", "curl"),
+    ("/bin/nc.openbsd", "netcat-openbsd"),
     ("/usr/sbin/nft", "nftables"),
     ("/bin/ip", "iproute2"),
     ("/usr/bin/nsenter", "util-linux"),

@@ -123,6 +123,8 @@ pub enum Program {
     Busybox,
     /// An HTTP client, for images.
     Curl,
+    /// A client of any port, for images.
+    Netcat,
     /// kubelet and kube-proxy in one binary.
     Node,
     /// The program of the image that Kubernetes' suites run in pods.
@@ -153,6 +155,7 @@ impl Program {
             Self::Containerd => installed("containerd", "containerd"),
             Self::Busybox => installed("busybox", "busybox-static"),
             Self::Curl => installed("curl", "curl"),
+            Self::Netcat => installed("nc.openbsd", "netcat-openbsd"),
             Self::Kube => KUBE.find("kube"),
             Self::Node => E2E.find("node"),
             Self::Agnhost => E2E.find("agnhost"),

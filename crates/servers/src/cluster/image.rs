@@ -48,11 +48,15 @@ pub fn write_test_images(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     // The suites run these in agnhost. Their libraries serve busybox, too, which loads them to look names up.
     let mut dynamic = with_libraries(&Program::Curl.find()?)?;
     dynamic.extend(with_libraries(Path::new("/bin/bash"))?);
+    let netcat = Program::Netcat.find()?;
+    dynamic.extend(with_libraries(&netcat)?);
+    // busybox has no `nc -z`.
+    shell.push(Entry::File("bin/nc", netcat));
     shell.extend(dynamic.iter().map(|file| Entry::File(file.trim_start_matches('/'), PathBuf::from(file))));
     shell.extend(
         commands
             .lines()
-            .filter(|name| *name != "busybox" && *name != "curl")
+            .filter(|name| !["busybox", "nc"].contains(name))
             .map(|name| Entry::Link(name, BUSYBOX)),
     );
     let dns = [Entry::File("coredns", Program::CoreDns.find()?)];
