@@ -52,6 +52,16 @@ pub enum Kind {
     FelixConfiguration,
     /// The settings of the controllers; only `default` is read.
     KubeControllersConfiguration,
+    /// A BGP peer of Calico's nodes.
+    BgpPeer,
+    /// The BGP settings of Calico's nodes.
+    BgpConfiguration,
+    /// Rules for routes of Calico's nodes.
+    BgpFilter,
+    /// What Calico's components know of the cluster; only `default` is read.
+    ClusterInformation,
+    /// A request for the BGP state of a node of Calico.
+    CalicoNodeStatus,
     /// A Calico address pool.
     IpPool,
     /// A pod's interface, as created by the CNI plugin.
@@ -84,7 +94,7 @@ struct Description {
 const CORE: &str = "v1";
 const CALICO: &str = "projectcalico.org/v3";
 
-const DESCRIPTIONS: [Description; 30] = [
+const DESCRIPTIONS: [Description; 35] = [
     describe(Kind::Namespace, CORE, "Namespace", "namespaces", &["ns"], false),
     describe(Kind::Node, CORE, "Node", "nodes", &["no"], false),
     describe(Kind::ServiceAccount, CORE, "ServiceAccount", "serviceaccounts", &["sa"], true),
@@ -184,6 +194,11 @@ const DESCRIPTIONS: [Description; 30] = [
         &["kubecontrollersconfig", "kcc"],
         false,
     ),
+    describe(Kind::BgpPeer, CALICO, "BGPPeer", "bgppeers", &[], false),
+    describe(Kind::BgpConfiguration, CALICO, "BGPConfiguration", "bgpconfigurations", &["bgpconfig"], false),
+    describe(Kind::BgpFilter, CALICO, "BGPFilter", "bgpfilters", &[], false),
+    describe(Kind::ClusterInformation, CALICO, "ClusterInformation", "clusterinformations", &[], false),
+    describe(Kind::CalicoNodeStatus, CALICO, "CalicoNodeStatus", "caliconodestatuses", &[], false),
     describe(Kind::IpPool, CALICO, "IPPool", "ippools", &["pool"], false),
     describe(Kind::WorkloadEndpoint, CALICO, "WorkloadEndpoint", "workloadendpoints", &["wep"], true),
     describe(Kind::IpamBlock, CALICO, "IPAMBlock", "ipamblocks", &["block"], false),
@@ -244,6 +259,11 @@ impl Kind {
             Kind::Node
             | Kind::FelixConfiguration
             | Kind::KubeControllersConfiguration
+            | Kind::BgpPeer
+            | Kind::BgpConfiguration
+            | Kind::BgpFilter
+            | Kind::ClusterInformation
+            | Kind::CalicoNodeStatus
             | Kind::IpPool
             | Kind::IpamConfig => 1,
             Kind::Tier => 2,
