@@ -52,6 +52,16 @@ pub enum Kind {
     FelixConfiguration,
     /// The settings of the controllers; only `default` is read.
     KubeControllersConfiguration,
+    /// A BGP peer of Calico's nodes.
+    BgpPeer,
+    /// The BGP settings of Calico's nodes.
+    BgpConfiguration,
+    /// Rules for routes of Calico's nodes.
+    BgpFilter,
+    /// What Calico's components know of the cluster; only `default` is read.
+    ClusterInformation,
+    /// A request for the BGP state of a node of Calico.
+    CalicoNodeStatus,
     /// A Calico address pool.
     IpPool,
     /// Addresses that IPAM does not give.
@@ -86,7 +96,7 @@ struct Description {
 const CORE: &str = "v1";
 const CALICO: &str = "projectcalico.org/v3";
 
-const DESCRIPTIONS: [Description; 31] = [
+const DESCRIPTIONS: [Description; 36] = [
     describe(Kind::Namespace, CORE, "Namespace", "namespaces", &["ns"], false),
     describe(Kind::Node, CORE, "Node", "nodes", &["no"], false),
     describe(Kind::ServiceAccount, CORE, "ServiceAccount", "serviceaccounts", &["sa"], true),
@@ -186,6 +196,11 @@ const DESCRIPTIONS: [Description; 31] = [
         &["kubecontrollersconfig", "kcc"],
         false,
     ),
+    describe(Kind::BgpPeer, CALICO, "BGPPeer", "bgppeers", &[], false),
+    describe(Kind::BgpConfiguration, CALICO, "BGPConfiguration", "bgpconfigurations", &["bgpconfig"], false),
+    describe(Kind::BgpFilter, CALICO, "BGPFilter", "bgpfilters", &[], false),
+    describe(Kind::ClusterInformation, CALICO, "ClusterInformation", "clusterinformations", &[], false),
+    describe(Kind::CalicoNodeStatus, CALICO, "CalicoNodeStatus", "caliconodestatuses", &[], false),
     describe(Kind::IpPool, CALICO, "IPPool", "ippools", &["pool"], false),
     describe(Kind::IpReservation, CALICO, "IPReservation", "ipreservations", &["reservation"], false),
     describe(Kind::WorkloadEndpoint, CALICO, "WorkloadEndpoint", "workloadendpoints", &["wep"], true),
@@ -247,6 +262,11 @@ impl Kind {
             Kind::Node
             | Kind::FelixConfiguration
             | Kind::KubeControllersConfiguration
+            | Kind::BgpPeer
+            | Kind::BgpConfiguration
+            | Kind::BgpFilter
+            | Kind::ClusterInformation
+            | Kind::CalicoNodeStatus
             | Kind::IpPool
             | Kind::IpReservation
             | Kind::IpamConfig => 1,

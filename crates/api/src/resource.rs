@@ -8,8 +8,9 @@ use serde_json::Value;
 use thiserror::Error;
 
 use crate::calico::{
-    FelixConfiguration, GlobalNetworkPolicy, HostEndpoint, IpPool, IpReservation, IpamConfig,
-    KubeControllersConfiguration, NetworkPolicy, NetworkSet, Profile, StagedAction, Tier, WorkloadEndpoint,
+    BgpConfiguration, BgpFilter, BgpPeer, CalicoNodeStatus, ClusterInformation, FelixConfiguration,
+    GlobalNetworkPolicy, HostEndpoint, IpPool, IpReservation, IpamConfig, KubeControllersConfiguration,
+    NetworkPolicy, NetworkSet, Profile, StagedAction, Tier, WorkloadEndpoint,
 };
 use crate::kubernetes::{
     ClusterPolicy, EndpointSlice, KubernetesNetworkPolicy, Namespace, Node, Pod, Service, ServiceAccount,
@@ -82,6 +83,11 @@ pub enum Resource {
     HostEndpoint(HostEndpoint),
     FelixConfiguration(FelixConfiguration),
     KubeControllersConfiguration(KubeControllersConfiguration),
+    BgpPeer(BgpPeer),
+    BgpConfiguration(BgpConfiguration),
+    BgpFilter(BgpFilter),
+    ClusterInformation(ClusterInformation),
+    CalicoNodeStatus(CalicoNodeStatus),
     IpPool(IpPool),
     IpReservation(IpReservation),
     /// A manifest; the stored form is in `tortie-ipam`.
@@ -218,6 +224,27 @@ impl Resource {
                 settings.validate()?;
                 Self::KubeControllersConfiguration(settings)
             }
+            Kind::BgpPeer => {
+                let object: BgpPeer = typed(value).map_err(one)?;
+                object.validate()?;
+                Self::BgpPeer(object)
+            }
+            Kind::BgpConfiguration => {
+                let object: BgpConfiguration = typed(value).map_err(one)?;
+                object.validate()?;
+                Self::BgpConfiguration(object)
+            }
+            Kind::BgpFilter => {
+                let object: BgpFilter = typed(value).map_err(one)?;
+                object.validate()?;
+                Self::BgpFilter(object)
+            }
+            Kind::ClusterInformation => {
+                let object: ClusterInformation = typed(value).map_err(one)?;
+                object.validate()?;
+                Self::ClusterInformation(object)
+            }
+            Kind::CalicoNodeStatus => Self::CalicoNodeStatus(typed(value).map_err(one)?),
             Kind::IpPool => {
                 let pool: IpPool = typed(value).map_err(one)?;
                 pool.validate()?;

@@ -10,7 +10,8 @@ use std::path::Path;
 use probe::{Read, read_by};
 use serde_json::{Value, json};
 use tortie_api::calico::{
-    FelixConfiguration, HostEndpoint, IpPool, KubeControllersConfiguration, NetworkSet, Profile, Tier,
+    BgpConfiguration, BgpFilter, BgpPeer, CalicoNodeStatus, ClusterInformation, FelixConfiguration,
+    HostEndpoint, IpPool, KubeControllersConfiguration, NetworkSet, Profile, Tier,
 };
 use tortie_api::calico::{GlobalNetworkPolicy, NetworkPolicy};
 use tortie_api::kubernetes::{EndpointSlice, Namespace, Node, Pod, Service, ServiceAccount};
@@ -70,6 +71,138 @@ fn the_table_marks_exactly_the_fields_that_types_read_as_implemented() {
         assert!(unknown.is_empty(), "{kind}: the table lacks {unknown:?}");
         assert_eq!(table.len(), support::fields(kind).unwrap().len(), "{kind}: a field stands twice");
     }
+}
+
+/// What Tortie stores for Calico's nodes, with the types that validate it.
+#[test]
+fn the_tables_of_kinds_for_calico_have_the_fields_of_their_types() {
+    for (kind, read) in [
+        (Kind::BgpPeer, read_by::<BgpPeer>()),
+        (Kind::BgpConfiguration, read_by::<BgpConfiguration>()),
+        (Kind::BgpFilter, read_by::<BgpFilter>()),
+        (Kind::ClusterInformation, read_by::<ClusterInformation>()),
+        (Kind::CalicoNodeStatus, read_by::<CalicoNodeStatus>()),
+    ] {
+        let table: BTreeSet<&str> = support::fields(kind).unwrap().iter().map(|field| field.name).collect();
+        assert_eq!(of_spec(&read), table, "{kind}");
+    }
+}
+
+#[test]
+fn bgp_kinds_are_validated_and_reported() {
+    let document = |kind: &str, name: &str, spec: &Value| {
+        json!({"apiVersion": "projectcalico.org/v3", "kind": kind, "metadata": {"name": name}, "spec": spec})
+            .to_string()
+    };
+    let rule = |rule: Value| json!({"importV4": [rule]});
+    let refused = [
+        ("BGPPeer", "x", json!({"peerIP": "10.0.0.1:0"}), "spec.peerIP"),
+        (
+            "BGPPeer",
+            "x",
+            json!({"node": "a", "nodeSelector": "all()"}),
+            "spec.nodeSelector: may not stand beside node",
+        ),
+        (
+            "BGPPeer",
+            "x",
+            json!({"peerSelector": "all()", "asNumber": 1}),
+            "spec.asNumber: may not stand beside",
+        ),
+        ("BGPPeer", "x", json!({"localWorkloadSelector": "all()"}), "spec.asNumber: is required"),
+        ("BGPPeer", "x", json!({"reachableBy": "10.0.0.1", "peerIP": "fd00::1"}), "spec.reachableBy"),
+        ("BGPPeer", "x", json!({"asNumber": "1.65536"}), "spec.asNumber: is no AS number"),
+        ("BGPPeer", "x", json!({"ttlSecurity": 256}), "spec.ttlSecurity"),
+        ("BGPPeer", "x", json!({"peerIp": "10.0.0.1"}), "unknown field"),
+        (
+            "BGPConfiguration",
+            "node.a",
+            json!({"nodeToNodeMeshEnabled": true}),
+            "is for the object default only",
+        ),
+        (
+            "BGPConfiguration",
+            "default",
+            json!({"serviceClusterIPs": [{"cidr": "10.0.0.1/8"}]}),
+            "spec.serviceClusterIPs[0].cidr",
+        ),
+        (
+            "BGPConfiguration",
+            "default",
+            json!({"communities": [{"name": "a", "value": "1:2"}]}),
+            "are used by no",
+        ),
+        (
+            "BGPConfiguration",
+            "default",
+            json!({"ipv4NormalRoutePriority": 0}),
+            "spec.ipv4NormalRoutePriority",
+        ),
+        (
+            "BGPConfiguration",
+            "default",
+            json!({"prefixAdvertisements": [{"cidr": "10.0.0.0/8", "communities": ["b"]}]}),
+            "neither a community",
+        ),
+        ("BGPFilter", "x", rule(json!({})), "action"),
+        ("BGPFilter", "x", rule(json!({"action": "Accept", "cidr": "10.0.0.0/8"})), "go together"),
+        (
+            "BGPFilter",
+            "x",
+            rule(json!({"action": "Accept", "cidr": "fd00::/8", "matchOperator": "In"})),
+            "no IPv4 network",
+        ),
+        (
+            "BGPFilter",
+            "x",
+            rule(json!({"action": "Reject", "operations": [{"setPriority": {"value": 1}}]})),
+            "need action: Accept",
+        ),
+        ("BGPFilter", "x", rule(json!({"action": "Accept", "operations": [{}]})), "exactly one of"),
+        ("ClusterInformation", "x", json!({}), "name it default"),
+        ("ClusterInformation", "default", json!({"ready": true}), "unknown field"),
+        ("CalicoNodeStatus", "x", json!({"classes": ["Bgp"]}), "spec.classes"),
+    ];
+    for (kind, name, spec, expected) in refused {
+        let problems = manifest::read("f.yml", &document(kind, name, &spec)).unwrap_err();
+        let messages: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        assert!(messages.iter().any(|line| line.contains(expected)), "{kind} {name} {spec}: {messages:?}");
+    }
+    let community = json!([{"name": "a", "value": "65001:100"}]);
+    let taken = [
+        (
+            "BGPPeer",
+            "x",
+            json!({"peerIP": "[fd00::1]:179", "asNumber": "64512", "filters": ["f"], "keepaliveTime": "10s"}),
+        ),
+        (
+            "BGPConfiguration",
+            "default",
+            json!({"asNumber": 64512, "communities": community,
+            "prefixAdvertisements": [{"cidr": "10.0.0.0/8", "communities": ["a", "1:2:3"]}]}),
+        ),
+        (
+            "BGPFilter",
+            "x",
+            rule(json!({"action": "Accept", "cidr": "10.0.0.0/8", "matchOperator": "In",
+            "prefixLength": {"min": 8, "max": 32}, "operations": [{"prependASPath": {"prefix": [1]}}]})),
+        ),
+        ("ClusterInformation", "default", json!({"clusterGUID": "x", "datastoreReady": true})),
+        (
+            "CalicoNodeStatus",
+            "x",
+            json!({"node": "a", "classes": ["Agent", "BGP", "Routes"], "updatePeriodSeconds": 10}),
+        ),
+    ];
+    for (kind, name, spec) in taken {
+        manifest::read("f.yml", &document(kind, name, &spec))
+            .unwrap_or_else(|problems| panic!("{kind}: {problems:?}"));
+    }
+    let reported = |kind, spec: Value| support::reported(kind, &json!({"spec": spec})).len();
+    assert_eq!(reported(Kind::BgpPeer, json!({"peerIP": "10.0.0.1", "asNumber": 1})), 2);
+    assert_eq!(reported(Kind::BgpConfiguration, json!({"nodeToNodeMeshEnabled": false})), 0);
+    assert_eq!(reported(Kind::ClusterInformation, json!({"clusterGUID": "x", "datastoreReady": true})), 0);
+    assert_eq!(reported(Kind::ClusterInformation, json!({"datastoreReady": false})), 1);
 }
 
 /// The type has every field of the table and no other.
@@ -258,6 +391,11 @@ fn page() -> String {
         ("FelixConfiguration", support::fields(Kind::FelixConfiguration)),
         ("IPPool", support::fields(Kind::IpPool)),
         ("KubeControllersConfiguration", support::fields(Kind::KubeControllersConfiguration)),
+        ("BGPPeer", support::fields(Kind::BgpPeer)),
+        ("BGPConfiguration", support::fields(Kind::BgpConfiguration)),
+        ("BGPFilter", support::fields(Kind::BgpFilter)),
+        ("ClusterInformation", support::fields(Kind::ClusterInformation)),
+        ("CalicoNodeStatus", support::fields(Kind::CalicoNodeStatus)),
     ] {
         let _ = write!(page, "\n## {kind}\n\n| field of `spec` | takes | state |\n|---|---|---|\n");
         for field in table.unwrap() {

@@ -34,7 +34,12 @@ macro_rules! definition {
 
 /// The CustomResourceDefinitions, by file name.
 const DEFINITIONS: &[(&str, &str)] = &[
+    definition!("crd.projectcalico.org_bgpconfigurations.yaml"),
+    definition!("crd.projectcalico.org_bgpfilters.yaml"),
+    definition!("crd.projectcalico.org_bgppeers.yaml"),
     definition!("crd.projectcalico.org_blockaffinities.yaml"),
+    definition!("crd.projectcalico.org_caliconodestatuses.yaml"),
+    definition!("crd.projectcalico.org_clusterinformations.yaml"),
     definition!("crd.projectcalico.org_felixconfigurations.yaml"),
     definition!("crd.projectcalico.org_globalnetworkpolicies.yaml"),
     definition!("crd.projectcalico.org_globalnetworksets.yaml"),

@@ -9,13 +9,9 @@ use tortie_api::{Kind, manifest};
 use super::Tally;
 
 /// Kinds that Tortie does not store yet.
-pub(super) const NOT_KEPT: [&str; 6] = [
-    "BGPConfiguration",
-    "BGPFilter",
-    "BGPPeer",
+pub(super) const NOT_KEPT: [&str; 2] = [
     "IPAMConfiguration",
     "IPReservation",
-    "KubeControllersConfiguration",
 ];
 
 /// Returns the number of objects that one side accepts and the other rejects.
@@ -66,6 +62,9 @@ fn stricter(kind: &str, problems: &[String]) -> Option<&'static str> {
             "Calico does not look into staged Kubernetes policies: what it accepts could never be enforced",
         );
     }
+    if problems.iter().all(|problem| problem.contains("\"-") && problem.contains("is not a time")) {
+        return Some("Calico accepts times below zero");
+    }
     let ignored =
         |problem: &String| problem.contains("is no network") || problem.contains("missing field `name`");
     problems
@@ -81,6 +80,9 @@ fn looser(line: &Value) -> Option<&'static str> {
         && line["object"].to_string().contains(&format!("\"{field}\":null"))
     {
         return Some("a field that is null is absent, whatever its name");
+    }
+    if reason == "not allowed here" && line["object"]["spec"]["localWorkloadSelector"] == "" {
+        return Some("an empty selector of a BGPPeer is absent");
     }
     None
 }

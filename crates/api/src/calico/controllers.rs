@@ -52,7 +52,9 @@ pub struct Controllers {
     /// Rejected: Tortie gives no addresses to Services.
     pub load_balancer: Option<LoadBalancerController>,
     /// Without effect: Tortie does not rename policies.
-    pub policy_migration: Option<MigrationController>,
+    pub migration: Option<MigrationController>,
+    /// The same in newer versions of Calico.
+    pub policy_migration: Option<PolicyMigrationController>,
 }
 
 /// The settings for nodes.
@@ -100,8 +102,16 @@ pub struct LoadBalancerController {
 
 /// The settings for the names of policies.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct MigrationController {
+    /// Whether policies get new names.
+    pub policy_name_migrator: Option<Switch>,
+}
+
+/// The same in newer versions of Calico.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PolicyMigrationController {
     /// Whether policies get new names.
     pub enabled: Option<Switch>,
 }
@@ -113,6 +123,9 @@ pub enum Switch {
     Enabled,
     /// Off.
     Disabled,
+    /// As if it were absent.
+    #[serde(rename = "")]
+    Unset,
 }
 
 impl KubeControllersConfiguration {

@@ -1,5 +1,7 @@
 //! `projectcalico.org/v3`.
 
+mod bgp;
+mod cluster;
 mod controllers;
 mod endpoint;
 mod felix;
@@ -11,9 +13,18 @@ mod sets;
 mod tier;
 mod written;
 
+pub use bgp::{
+    AddCommunity, BgpConfiguration, BgpConfigurationSpec, BgpFilter, BgpFilterRule, BgpFilterSpec,
+    BgpPassword, BgpPeer, BgpPeerSpec, Communities, Community, Operation, PrefixAdvertisement, PrefixLength,
+    PrependAsPath, SecretKey, ServiceBlock, SetPriority,
+};
+pub use cluster::{
+    CalicoNodeStatus, CalicoNodeStatusSpec, ClusterInformation, ClusterInformationSpec, StatusClass,
+};
 pub use controllers::{
     AutoHostEndpoint, Controllers, CopyController, KubeControllersConfiguration,
-    KubeControllersConfigurationSpec, LoadBalancerController, MigrationController, NodeController, Switch,
+    KubeControllersConfigurationSpec, LoadBalancerController, MigrationController, NodeController,
+    PolicyMigrationController, Switch,
 };
 pub use endpoint::{EndpointPort, WorkloadEndpoint, WorkloadEndpointSpec};
 pub use felix::{

@@ -61,12 +61,7 @@ const UNRELATED: &[(&str, &[&str], &[&str])] = &[
 ];
 
 const CALICO: &[&str] = &[
-    "BGPConfiguration",
-    "BGPFilter",
-    "BGPPeer",
     "BlockAffinity",
-    "CalicoNodeStatus",
-    "ClusterInformation",
     "IPAMBlock",
     "IPAMConfig",
     "IPAMConfiguration",
@@ -285,7 +280,7 @@ mod tests {
             ("v1", "ConfigMap", None),
             ("apps/v1", "Deployment", None),
             ("networking.k8s.io/v1", "Ingress", None),
-            ("projectcalico.org/v3", "BGPPeer", None),
+            ("projectcalico.org/v3", "RemoteClusterConfiguration", None),
             ("policy/v1beta1", "PodSecurityPolicy", None),
             ("policy/v1", "PodDisruptionBudget", None),
             ("security.istio.io/v1", "AuthorizationPolicy", None),

@@ -4,8 +4,8 @@ use super::State::{Implemented, Rejected, Reported};
 use super::Takes::{Duration, Integer, Objects, Word};
 use super::{Field, Takes, field};
 
-const SWITCH: Takes = Word(&["Enabled", "Disabled"]);
-const LEVELS: Takes = Word(&["None", "Debug", "Info", "Warning", "Error", "Fatal", "Panic"]);
+const SWITCH: Takes = Word(&["Enabled", "Disabled", ""]);
+const LEVELS: Takes = Word(&["None", "Debug", "Info", "Warning", "Error", "Fatal", "Panic", ""]);
 const PORT: Takes = Integer(0, 65535);
 const ON_CHANGE: &str = "the controllers follow what they copy, and have no period";
 const LEAKS: &str =
@@ -22,7 +22,7 @@ const NO_RENAMING: &str = "Tortie renames no policies";
 pub(super) const FIELDS: &[Field] = &[
     field(
         "controllers.loadBalancer.assignIPs",
-        Word(&["AllServices", "RequestedServicesOnly"]),
+        Word(&["AllServices", "RequestedServicesOnly", ""]),
         Reported(NO_ADDRESSES),
         &[],
     ),
@@ -34,6 +34,7 @@ pub(super) const FIELDS: &[Field] = &[
     field("controllers.node.reconcilerPeriod", Duration, Reported(ON_CHANGE), &[]),
     field("controllers.node.syncLabels", SWITCH, Implemented, &[]),
     field("controllers.policy.reconcilerPeriod", Duration, Reported(ON_CHANGE), &[]),
+    field("controllers.migration.policyNameMigrator", SWITCH, Reported(NO_RENAMING), &["Disabled"]),
     field("controllers.policyMigration.enabled", SWITCH, Reported(NO_RENAMING), &["Disabled"]),
     field("controllers.serviceAccount.reconcilerPeriod", Duration, Reported(ON_CHANGE), &[]),
     field("controllers.workloadEndpoint.reconcilerPeriod", Duration, Reported(ON_CHANGE), &[]),

@@ -1,6 +1,7 @@
 //! What Tortie does with each field of Calico's kinds: one table, which apply, agents and docs/fields.md use. Nothing
 //! may be accepted and then ignored: a field is implemented, rejected, or reported when it is set.
 
+mod bgp;
 mod controllers;
 mod felix;
 mod pools;
@@ -70,6 +71,11 @@ pub fn fields(kind: Kind) -> Option<&'static [Field]> {
         Kind::FelixConfiguration => Some(felix::FIELDS),
         Kind::IpPool => Some(pools::FIELDS),
         Kind::KubeControllersConfiguration => Some(controllers::FIELDS),
+        Kind::BgpPeer => Some(bgp::PEER),
+        Kind::BgpConfiguration => Some(bgp::CONFIGURATION),
+        Kind::BgpFilter => Some(bgp::FILTER),
+        Kind::ClusterInformation => Some(bgp::CLUSTER),
+        Kind::CalicoNodeStatus => Some(bgp::STATUS),
         _ => None,
     }
 }
@@ -77,8 +83,9 @@ pub fn fields(kind: Kind) -> Option<&'static [Field]> {
 /// Reports every value of a wrong type, every unknown field, and a name that is never read.
 pub(crate) fn check(key: &Key, value: &Value) -> Vec<FieldError> {
     let mut problems = Vec::new();
-    if key.kind == Kind::KubeControllersConfiguration {
-        let given = controllers::FIELDS.iter().filter_map(|field| Some((field, field.in_object(value)?)));
+    if !matches!(key.kind, Kind::FelixConfiguration | Kind::IpPool) {
+        let fields = fields(key.kind).unwrap_or_default();
+        let given = fields.iter().filter_map(|field| Some((field, field.in_object(value)?)));
         let wrong = given.filter_map(|(field, value)| Some((field, field.takes.problem(value)?)));
         problems
             .extend(wrong.map(|(field, problem)| FieldError::new(format!("spec.{}", field.name), problem)));

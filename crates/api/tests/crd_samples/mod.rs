@@ -89,6 +89,44 @@ pub(crate) fn complete() -> Vec<(&'static str, Value)> {
         ),
         ("IPReservation", json!({"reservedCIDRs": ["10.244.0.0/24", "10.244.1.1", "fd00::/64"]})),
         (
+            "BGPPeer",
+            json!({
+                "node": "a", "peerIP": "10.0.0.1:179", "asNumber": "1.10", "localASNumber": 64512, "filters": ["f"],
+                "password": {"secretKeyRef": {"name": "s", "key": "k"}}, "sourceAddress": "None", "ttlSecurity": 2,
+                "keepaliveTime": "10s", "maxRestartTime": "2m0s", "nextHopMode": "Self", "reversePeering": "Manual",
+                "numAllowedLocalASNumbers": 1, "reachableBy": "10.0.0.2", "ofTheFuture": 1,
+            }),
+        ),
+        (
+            "BGPConfiguration",
+            json!({
+                "asNumber": 64512, "nodeToNodeMeshEnabled": true, "logSeverityScreen": "Info", "listenPort": 179,
+                "serviceClusterIPs": [{"cidr": "10.96.0.0/12"}], "communities": [{"name": "a", "value": "1:2"}],
+                "prefixAdvertisements": [{"cidr": "10.0.0.0/8", "communities": ["a"]}], "bindMode": "NodeIP",
+                "nodeMeshPassword": {"secretKeyRef": {"name": "s", "key": "k"}}, "nodeMeshMaxRestartTime": "2m0s",
+                "ignoredInterfaces": ["eth*"], "programClusterRoutes": "EnabledNoEncapOnly", "ofTheFuture": {"a": 1},
+                "ipv4NormalRoutePriority": 1024, "localWorkloadPeeringIPV4": "10.0.0.1",
+            }),
+        ),
+        (
+            "BGPFilter",
+            json!({
+                "exportV4": [{"action": "Accept", "cidr": "10.0.0.0/8", "matchOperator": "In", "prefixLength": {"min": 8},
+                    "communities": {"values": ["1:2"]}, "operations": [{"setPriority": {"value": 1}}]}],
+                "importV6": [{"action": "Reject", "source": "RemotePeers", "peerType": "eBGP", "asPathPrefix": [1]}],
+                "ofTheFuture": [],
+            }),
+        ),
+        (
+            "ClusterInformation",
+            json!({"clusterGUID": "0", "clusterType": "k8s", "calicoVersion": "v3.32.0", "datastoreReady": true,
+                "variant": "Calico", "ofTheFuture": 1}),
+        ),
+        (
+            "CalicoNodeStatus",
+            json!({"node": "a", "classes": ["Agent", "BGP", "Routes"], "updatePeriodSeconds": 10, "ofTheFuture": 1}),
+        ),
+        (
             "KubeControllersConfiguration",
             json!({
                 "logSeverityScreen": "Info", "healthChecks": "Enabled", "etcdV3CompactionPeriod": "10m0s",
@@ -102,7 +140,7 @@ pub(crate) fn complete() -> Vec<(&'static str, Value)> {
                     },
                     "policy": {"reconcilerPeriod": "5m0s"}, "workloadEndpoint": {"reconcilerPeriod": "5m0s"},
                     "serviceAccount": {"reconcilerPeriod": "5m0s"}, "namespace": {"reconcilerPeriod": "5m0s"},
-                    "loadBalancer": {"assignIPs": "AllServices"}, "policyMigration": {"enabled": "Enabled"},
+                    "loadBalancer": {"assignIPs": "AllServices"}, "migration": {"policyNameMigrator": "Enabled"},
                 },
             }),
         ),

@@ -45,6 +45,7 @@ const FOR_STAGED: &str = "stagedAction";
 pub(super) fn all() -> Vec<Definition> {
     let mut all = policies();
     all.extend(inputs());
+    all.extend(for_calico());
     all.extend(ipam());
     let reserved = [("reservedCIDRs", list(text()))];
     all.push(definition(
@@ -144,6 +145,21 @@ fn inputs() -> Vec<Definition> {
                     &[],
                 ),
             )
+        },
+    ]
+}
+
+/// The kinds that Tortie stores for Calico's nodes.
+fn for_calico() -> Vec<Definition> {
+    let of = |kind, description| definition(kind, description, of_table(kind, &[], &[]));
+    vec![
+        of(Kind::BgpPeer, "A BGP peer of Calico's nodes. Tortie's nodes have no BGP."),
+        of(Kind::BgpConfiguration, "The BGP settings of Calico's nodes: default for all, node.NAME for one."),
+        of(Kind::BgpFilter, "Rules for the BGP routes of Calico's nodes."),
+        of(Kind::ClusterInformation, "What Calico's components know of the cluster; its name is default."),
+        Definition {
+            status: true,
+            ..of(Kind::CalicoNodeStatus, "A request for the BGP state of a node of Calico.")
         },
     ]
 }

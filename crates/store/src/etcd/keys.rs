@@ -55,6 +55,11 @@ pub(crate) fn is_calico_resource(kind: Kind) -> bool {
         | Kind::HostEndpoint
         | Kind::FelixConfiguration
         | Kind::KubeControllersConfiguration
+        | Kind::BgpPeer
+        | Kind::BgpConfiguration
+        | Kind::BgpFilter
+        | Kind::ClusterInformation
+        | Kind::CalicoNodeStatus
         | Kind::IpPool
         | Kind::IpReservation
         | Kind::WorkloadEndpoint => true,

@@ -79,7 +79,12 @@ fn row(kind: Kind) -> (Rights, Rights) {
         | Kind::IpPool
         | Kind::IpReservation
         | Kind::IpamConfig => (READ, READ),
-        Kind::KubeControllersConfiguration => (NOTHING, READ),
+        Kind::KubeControllersConfiguration
+        | Kind::BgpPeer
+        | Kind::BgpConfiguration
+        | Kind::BgpFilter
+        | Kind::ClusterInformation
+        | Kind::CalicoNodeStatus => (NOTHING, READ),
         Kind::Lease => (NOTHING, FULL),
         Kind::StagedNetworkPolicy | Kind::StagedGlobalNetworkPolicy | Kind::StagedKubernetesNetworkPolicy => {
             (NOTHING, READ)

@@ -39,6 +39,11 @@ const EXPECTED: &str = "
     hostendpoints                                  glwb---  glwb---  glwbcud
     felixconfigurations                            glwb---  glwb---  glwb---
     kubecontrollersconfigurations                  -------  -------  glwb---
+    bgppeers                                       -------  -------  glwb---
+    bgpconfigurations                              -------  -------  glwb---
+    bgpfilters                                     -------  -------  glwb---
+    clusterinformations                            -------  -------  glwb---
+    caliconodestatuses                             -------  -------  glwb---
     ippools                                        glwb---  glwb---  glwb---
     ipreservations                                 glwb---  glwb---  glwb---
     workloadendpoints                              glwbcud  glwb---  glwbcud
