@@ -9,10 +9,7 @@ use tortie_api::{Kind, manifest};
 use super::Tally;
 
 /// Kinds that Tortie does not store yet.
-pub(super) const NOT_KEPT: [&str; 2] = [
-    "IPAMConfiguration",
-    "IPReservation",
-];
+pub(super) const NOT_KEPT: [&str; 2] = ["IPAMConfiguration", "IPReservation"];
 
 /// Returns the number of objects that one side accepts and the other rejects.
 pub(super) fn replay(file: &str, lines: &[Value]) -> Result<usize> {
