@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tortie_api::calico::WorkloadEndpoint;
 use tortie_api::{Key, Kind};
 use tortie_controllers::Nodes;
-use tortie_ipam::{Ipam, Request, Use};
+use tortie_ipam::{Family, Ipam, Request, Use};
 use tortie_store::{Embedded, Endpoints, Store};
 
 use crate::common::{Disturbed, everything, global, memory, put, start, until, value};
@@ -30,7 +30,7 @@ async fn assign(store: &Arc<Embedded>, node: &str, handle: &str, owner: &[(&str,
     let owner = owner.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
     let intended_use = if handle.contains("tunnel") { Use::Tunnel } else { Use::Workload };
     let request =
-        Request { handle: handle.to_owned(), owner, intended_use, namespace_labels: BTreeMap::new() };
+        Request { handle: handle.to_owned(), owner, intended_use, family: Family::V4, namespace_labels: BTreeMap::new() };
     Ipam::new(store.clone(), node, labels).assign(&request).await.unwrap().address.to_string()
 }
 
