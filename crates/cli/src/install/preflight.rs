@@ -57,13 +57,13 @@ pub(super) struct Decision {
 
 /// Decides which addresses pods get; or why Tortie cannot be installed.
 pub(super) fn decide(found: &Found, wanted: Option<Ipv4Net>, force: bool) -> Result<Decision, String> {
-    let other = found.daemon_sets.iter().filter_map(|one| {
+    let mut other = found.daemon_sets.iter().filter_map(|one| {
         let name = one["metadata"]["name"].as_str()?;
         OTHERS
             .contains(&name)
             .then(|| format!("{}/{name}", one["metadata"]["namespace"].as_str().unwrap_or_default()))
     });
-    if let Some(other) = other.filter(|_| !force).next() {
+    if let Some(other) = other.find(|_| !force) {
         return Err(format!(
             "DaemonSet {other} provides the pods' network; remove it first, or use --force to install Tortie beside it"
         ));
