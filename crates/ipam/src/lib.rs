@@ -15,6 +15,7 @@ mod error;
 mod pools;
 mod records;
 mod release;
+mod repair;
 mod request;
 mod settings;
 mod waiting;

@@ -12,7 +12,6 @@ use tortie_store::{Stopped, StoreError, Version, Write};
 
 use crate::access::{Records, from_value, to_value};
 use crate::affinities::Given;
-use crate::check::Fix;
 use crate::driver::Ipam;
 use crate::error::{IpamError, RETRIES};
 use crate::records::Handle;
@@ -238,27 +237,9 @@ impl Records {
         Err(IpamError::Contended(key))
     }
 
-    /// Carries out a repair of a check. Returns whether anything was to be done.
-    ///
-    /// # Errors
-    /// [`IpamError::Changed`] if an address is not what the check has seen. The store failed.
-    pub async fn repair(&self, fix: &Fix) -> Result<bool, IpamError> {
-        match fix {
-            Fix::Release(block, release) => {
-                let released = self.release_addresses(*block, std::slice::from_ref(release)).await?;
-                Ok(!released.is_empty())
-            }
-            Fix::Forget(handle, block) => {
-                let block = Key::global(Kind::IpamBlock, block.to_string());
-                self.forget_with(handle, &block, None).await.map(|()| true)
-            }
-            Fix::GiveUp(node, block) => Ok(self.give_up_block(node, *block, false, None).await? == Given::Up),
-        }
-    }
-
     /// Removes a block without addresses of the handle from its record, which is deleted with the last one. `known` is
     /// the record from before the block was last written.
-    async fn forget_with(
+    pub(crate) async fn forget_with(
         &self,
         handle: &str,
         block: &Key,

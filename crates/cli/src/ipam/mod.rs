@@ -18,7 +18,7 @@ use crate::store::list;
 #[derive(Subcommand)]
 pub(crate) enum IpamCommand {
     /// Show how many addresses are used, or who has one
-    Show(show::Show),
+    Show(show::ShowAddresses),
     /// Find leaked, duplicate and unknown addresses, and affinities of missing nodes; exits with 1 if it finds any
     Check(check::Check),
     /// Release an address, the addresses of a handle, or everything of a node that is gone

@@ -13,7 +13,7 @@ use crate::output;
 use crate::store::StoreArguments;
 
 #[derive(clap::Args)]
-pub(crate) struct Show {
+pub(crate) struct ShowAddresses {
     /// Also show the blocks of each pool
     #[arg(long, conflicts_with = "ip")]
     show_blocks: bool,
@@ -24,7 +24,7 @@ pub(crate) struct Show {
     store: StoreArguments,
 }
 
-impl Show {
+impl ShowAddresses {
     pub(super) async fn run(self) -> anyhow::Result<ExitCode> {
         let store = self.store.open().await?;
         let snapshot = snapshot(&*store).await?;
