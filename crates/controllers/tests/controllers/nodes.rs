@@ -29,8 +29,13 @@ async fn assign(store: &Arc<Embedded>, node: &str, handle: &str, owner: &[(&str,
     let owner = owner.iter().chain(&own);
     let owner = owner.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
     let intended_use = if handle.contains("tunnel") { Use::Tunnel } else { Use::Workload };
-    let request =
-        Request { handle: handle.to_owned(), owner, intended_use, family: Family::V4, namespace_labels: BTreeMap::new() };
+    let request = Request {
+        handle: handle.to_owned(),
+        owner,
+        intended_use,
+        family: Family::V4,
+        namespace_labels: BTreeMap::new(),
+    };
     Ipam::new(store.clone(), node, labels).assign(&request).await.unwrap().address.to_string()
 }
 

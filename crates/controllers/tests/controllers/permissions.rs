@@ -216,7 +216,8 @@ async fn leave_behind(admin: &Arc<dyn Endpoints>, node: &str) {
         (format!("net.{node}"), pod.as_slice(), Use::Workload),
     ] {
         let owner = owner.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        let request = Request { handle, owner, intended_use, family: Family::V4, namespace_labels: BTreeMap::new() };
+        let request =
+            Request { handle, owner, intended_use, family: Family::V4, namespace_labels: BTreeMap::new() };
         ipam.assign(&request).await.unwrap();
     }
     let report = json!({"metadata": {"name": node}, "status": {"os": "linux", "endpoints": 0}});
