@@ -24,7 +24,7 @@ fn a_real_api_server_takes_the_definitions_and_their_objects() {
 fn every_definition_is_structural(kube: &KubeApi) {
     let definitions = json_of(&kube.kubectl(&["get", "crds", "-o", "json"]).unwrap());
     let definitions = definitions["items"].as_array().unwrap();
-    assert_eq!(definitions.len(), 22);
+    assert_eq!(definitions.len(), 23);
     for definition in definitions {
         let conditions = definition["status"]["conditions"].as_array().unwrap();
         let is = |wanted: &str| {

@@ -292,7 +292,7 @@ async fn life(
     let reports = missing.is_none_or(|(_, resource, _)| resource != "nodereports");
     if missing.is_some_and(|(_, resource, verb)| {
         ["list", "watch"].contains(&verb.as_str())
-            && !["ipamhandles", "nodereports"].contains(&resource.as_str())
+            && !["ipamhandles", "ipreservations", "nodereports"].contains(&resource.as_str())
     }) {
         let condition = async || {
             let conditions = report(admin, node).await["conditions"].as_array().cloned()?;

@@ -64,6 +64,9 @@ impl Rollout {
 
     /// What is missing, for people.
     pub(crate) fn missing(&self) -> Vec<String> {
+        if self.is_complete() {
+            return Vec::new();
+        }
         if !self.is_observed() {
             return vec![format!("{}; is kube-controller-manager running?", self.progress())];
         }
