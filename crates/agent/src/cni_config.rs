@@ -7,12 +7,13 @@ use std::path::Path;
 
 use tortie_deploy::{CNI_CONFIG_FILE, cni_config};
 
-/// Writes the configuration to the runtime's folder. Runtimes see either the old file or the complete new one.
-pub(crate) fn write(folder: &Path) -> io::Result<()> {
+/// Writes the configuration to the runtime's folder. Runtimes see either the old file or the complete new one. Returns the
+/// name of a file that the runtime uses instead, if there is one.
+pub(crate) fn write(folder: &Path) -> io::Result<Option<String>> {
     let text = format!("{:#}\n", cni_config());
     let path = folder.join(CNI_CONFIG_FILE);
     if fs::read_to_string(&path).is_ok_and(|current| current == text) {
-        return Ok(());
+        return preceding(folder);
     }
     fs::create_dir_all(folder)?;
     // Runtimes ignore other endings.
@@ -22,7 +23,20 @@ pub(crate) fn write(folder: &Path) -> io::Result<()> {
     file.sync_all()?;
     fs::rename(&unfinished, &path)?;
     tracing::info!(file = %path.display(), "wrote the CNI configuration");
-    Ok(())
+    preceding(folder)
+}
+
+/// The first configuration of the folder, if it is not Tortie's.
+fn preceding(folder: &Path) -> io::Result<Option<String>> {
+    let mut first: Option<String> = None;
+    for entry in fs::read_dir(folder)? {
+        let Ok(name) = entry?.file_name().into_string() else { continue };
+        let is_configuration = [".conf", ".conflist", ".json"].iter().any(|ending| name.ends_with(ending));
+        if is_configuration && first.as_ref().is_none_or(|first| name < *first) {
+            first = Some(name);
+        }
+    }
+    Ok(first.filter(|first| first != CNI_CONFIG_FILE))
 }
 
 #[cfg(test)]
@@ -46,5 +60,19 @@ mod tests {
         write(&conf_dir).unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), text);
         assert_eq!(fs::read_dir(&conf_dir).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn another_configuration_that_comes_first_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, expected) in [
+            ("10-calico.conflist", None),
+            ("00-multus.conf.disabled", None),
+            ("00-multus.conf", Some("00-multus.conf")),
+            ("00-a.json", Some("00-a.json")),
+        ] {
+            fs::write(folder.path().join(name), "{}").unwrap();
+            assert_eq!(write(folder.path()).unwrap().as_deref(), expected, "{name}");
+        }
     }
 }

@@ -10,7 +10,7 @@ use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
@@ -21,8 +21,10 @@ use crate::plane::InForce;
 
 /// The maximum number of connections at a time.
 const MAX_CONNECTIONS: usize = 32;
-/// The maximum duration of a connection. Prometheus and kubelets open another one.
-const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a client may take for its request. Idle connections must not keep the kubelet's probes out.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
+/// The maximum duration of a connection.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 /// The delay after a failed accept, which is mostly caused by a lack of file descriptors.
 const ACCEPT_DELAY: Duration = Duration::from_secs(1);
 
@@ -69,7 +71,11 @@ pub(crate) async fn run(listener: TcpListener, paths: Paths, sources: Sources) {
                 let answer = sources.answer(paths, request.uri().path());
                 async move { Ok::<_, Infallible>(answer) }
             });
-            let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
+            let connection = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(REQUEST_TIMEOUT)
+                .keep_alive(false)
+                .serve_connection(TokioIo::new(stream), service);
             if let Ok(Err(error)) = timeout(CONNECTION_TIMEOUT, connection).await {
                 tracing::debug!(%error, "a request for health or metrics broke off");
             }

@@ -258,10 +258,21 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
     tracing::info!(socket = %cni_socket.display(), "ready to add pods");
     parts.add("the deletion queue", server::drain_queue(pods.clone(), deletion_queue));
     parts.add("the CNI server", server::run(pods, cni_socket, listener));
+    tokio::select! {
+        // Before, each ADD would fail. Kubelets report the node as ready when the configuration exists.
+        _ = first.wait_for(|now| !now.positions.is_empty()) => {}
+        error = parts.ended() => return Err(error),
+    }
     if let Some(folder) = &extras.cni_conf_dir {
-        cni_config::write(folder).map_err(|error| {
+        let preceding = cni_config::write(folder).map_err(|error| {
             AgentError::system(format!("the CNI configuration in {}", folder.display()), error)
         })?;
+        if let Some(file) = preceding {
+            tracing::warn!(
+                file,
+                "the container runtime uses another CNI configuration than Tortie's, because its name comes first: pods that it connects have no policy, unless it calls Tortie's plugin; remove the file"
+            );
+        }
     }
     progress.reach(Stage::Serve);
     Err(parts.ended().await)

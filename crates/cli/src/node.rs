@@ -1,12 +1,12 @@
 //! `tortie node`: what an installation does on a node beside the agent.
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use tokio::signal::unix::{SignalKind, signal};
 use tortie_deploy::{CNI_CONFIG_FILE, CNI_PLUGIN};
 
@@ -65,6 +65,7 @@ impl Cleanup {
     /// second call, because every step is repeatable.
     fn run(self) -> anyhow::Result<ExitCode> {
         crate::log("info");
+        let _lock = self.lock_out_agents()?;
         remove(&self.cni_conf_dir.join(CNI_CONFIG_FILE))?;
         let config = tortie_linux::dataplane::Config::default();
         for removed in tortie_linux::remove_all(&config).context("removing Tortie from the node's network")? {
@@ -74,6 +75,22 @@ impl Cleanup {
         remove(&self.run_dir.join("tortie"))?;
         remove(&self.lib_dir.join("tortie"))?;
         Ok(ExitCode::SUCCESS)
+    }
+}
+
+impl Cleanup {
+    /// Takes the lock of the node's agent, which would repair what is removed.
+    fn lock_out_agents(&self) -> anyhow::Result<Option<File>> {
+        let path = self.run_dir.join("tortie/agent.sock.lock");
+        let file = match File::open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file.with_context(|| path.display().to_string())?,
+        };
+        match file.try_lock() {
+            Ok(()) => Ok(Some(file)),
+            Err(TryLockError::WouldBlock) => bail!("an agent runs on this node; stop it first"),
+            Err(TryLockError::Error(error)) => Err(error).with_context(|| path.display().to_string()),
+        }
     }
 }
 
@@ -124,6 +141,22 @@ fn install(program: &[u8], to: &Path) -> io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_node_with_an_agent_is_not_cleaned_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let run_dir = folder.path().to_owned();
+        let (cni_conf_dir, cni_bin_dir, lib_dir) = (run_dir.clone(), run_dir.clone(), run_dir.clone());
+        let cleanup = Cleanup { cni_conf_dir, cni_bin_dir, run_dir: run_dir.clone(), lib_dir };
+        assert!(cleanup.lock_out_agents().unwrap().is_none());
+        fs::create_dir(run_dir.join("tortie")).unwrap();
+        let agent = File::create(run_dir.join("tortie/agent.sock.lock")).unwrap();
+        agent.lock().unwrap();
+        let refused = cleanup.lock_out_agents().unwrap_err().to_string();
+        assert_eq!(refused, "an agent runs on this node; stop it first");
+        drop(agent);
+        assert!(cleanup.lock_out_agents().unwrap().is_some());
+    }
 
     #[test]
     fn a_plugin_is_replaced_as_a_whole() {

@@ -148,8 +148,9 @@ fn of_node(
         (None, _) => "-",
     };
     problems.extend(pod_problem);
-    if pod.is_none() && report.is_none() {
-        problems.push(format!("node {name}: no agent runs there"));
+    if report.is_none() {
+        let why = if pod.is_none() { "no agent runs there" } else { "its agent has not reported" };
+        problems.push(format!("node {name}: {why}"));
     }
     let age = report.and_then(|report| Some(now - report.time.parse::<jiff::Timestamp>().ok()?.as_second()));
     let boot = node["status"]["nodeInfo"]["bootID"].as_str().unwrap_or_default();
@@ -242,7 +243,7 @@ mod tests {
             (Some(report(-181, "b", &[])), "True", "unknown", "-181 s old"),
             (Some(report(10, "a", &[])), "True", "unknown", "has restarted"),
             (Some(report(10, "b", &[])), "False", "yes", "not ready: cni"),
-            (None, "True", "unknown", ""),
+            (None, "True", "unknown", "its agent has not reported"),
         ] {
             let screen = screen(&cluster(report_of.clone(), ready), NOW);
             assert_eq!(screen.rows[1][6], in_force, "{report_of:?}");

@@ -52,7 +52,9 @@ impl Uninstall {
             refuse_shared_data(&cluster).await?;
         }
         let agents = get(&cluster, &set_path(DAEMON_SET)).await?;
-        let cleanup = self.cleanup(agents.as_ref(), get(&cluster, &set_path(CLEANUP_SET)).await?);
+        let earlier = get(&cluster, &set_path(CLEANUP_SET)).await?;
+        let is_installed = get(&cluster, &namespace_path()).await?.is_some();
+        let cleanup = is_installed.then(|| self.cleanup(agents.as_ref(), earlier));
         remove_set(&cluster, DAEMON_SET, self.timeout()).await?;
         if !self.skip_nodes
             && let Some(cleanup) = cleanup
@@ -71,10 +73,12 @@ impl Uninstall {
         if self.data {
             forget_nodes(&cluster).await?;
         }
-        wait_until_gone(&cluster, &format!("/api/v1/namespaces/{NAMESPACE}"), self.timeout()).await?;
-        let rest =
-            if self.data { "nothing of Tortie is left" } else { "policies, pools and addresses are kept" };
-        output::line(rest);
+        wait_until_gone(&cluster, &namespace_path(), self.timeout()).await?;
+        output::line(match (self.data, self.skip_nodes) {
+            (true, false) => "nothing of Tortie is left, except for annotations of pods",
+            (true, true) => "the nodes are as they were: run `tortie node cleanup` there",
+            (false, _) => "policies, pools and addresses are kept",
+        });
         Ok(ExitCode::SUCCESS)
     }
 
@@ -82,10 +86,10 @@ impl Uninstall {
         Duration::from_secs(self.timeout)
     }
 
-    /// The DaemonSet that cleans nodes: with the image and folders of the agents, or the one of an earlier attempt.
-    fn cleanup(&self, agents: Option<&Value>, earlier: Option<Value>) -> Option<Value> {
-        let Some(agents) = agents else { return earlier };
-        let spec = &agents["spec"]["template"]["spec"];
+    /// The DaemonSet that cleans nodes: with the image and folders of the agents, or of an earlier attempt.
+    fn cleanup(&self, agents: Option<&Value>, earlier: Option<Value>) -> Value {
+        let set = agents.or(earlier.as_ref()).unwrap_or(&Value::Null);
+        let spec = &set["spec"]["template"]["spec"];
         let container = &spec["containers"][0];
         let folder = |name: &str| {
             let volumes = spec["volumes"].as_array()?;
@@ -101,7 +105,7 @@ impl Uninstall {
         }
         values.cni_bin_dir = folder("cni-bin").unwrap_or(values.cni_bin_dir);
         values.cni_conf_dir = folder("cni-conf").unwrap_or(values.cni_conf_dir);
-        Some(tortie_deploy::cleanup(&values))
+        tortie_deploy::cleanup(&values)
     }
 
     /// Cleans the nodes, and waits until each one is clean.
@@ -139,6 +143,10 @@ impl Uninstall {
     }
 }
 
+fn namespace_path() -> String {
+    format!("/api/v1/namespaces/{NAMESPACE}")
+}
+
 fn set_path(name: &str) -> String {
     format!("/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/{name}")
 }
@@ -149,6 +157,13 @@ async fn refuse_shared_data(cluster: &Kubernetes) -> anyhow::Result<()> {
         if set["metadata"]["name"] == "calico-node" {
             bail!("--data would delete the data of Calico, which runs in this cluster");
         }
+    }
+    // Calico creates it, and Tortie does not.
+    if get(cluster, "/apis/crd.projectcalico.org/v1/clusterinformations/default").await?.is_some() {
+        bail!(
+            "--data would delete the data of Calico, which has used this cluster. If they may be deleted, delete its \
+             ClusterInformation first: kubectl delete clusterinformations.crd.projectcalico.org default"
+        );
     }
     Ok(())
 }

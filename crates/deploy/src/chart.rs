@@ -69,7 +69,7 @@ fn node_template() -> String {
     if let Some(config) = objects.iter_mut().find(|object| object["kind"] == "ConfigMap") {
         config["data"] = json!("CONFIG");
     }
-    documents(&objects).replace(" CONFIG\n", "\n  {{- .Values.config | toYaml | nindent 2 }}\n")
+    documents(&objects).replace(" CONFIG\n", "\n  {{- range $name, $value := .Values.config }}\n  {{ $name }}: {{ $value | toString | quote }}\n  {{- end }}\n")
 }
 
 #[cfg(test)]

@@ -2,8 +2,9 @@
 
 use serde_json::{Value, json};
 
-/// The name of the file. Runtimes use the first file in the order of names.
-pub const CNI_CONFIG_FILE: &str = "10-tortie.conflist";
+/// The name of the file. Runtimes use the first file in the order of names, and packages of runtimes bring files that begin
+/// with 10. A pod that another plugin connects has no policy.
+pub const CNI_CONFIG_FILE: &str = "00-tortie.conflist";
 /// The plugin's name in the runtime's folder.
 pub const CNI_PLUGIN: &str = "tortie-cni";
 /// The network's name, which begins the names of IPAM handles, as in Calico.

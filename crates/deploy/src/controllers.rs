@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::NAMESPACE;
-use crate::node::{LABEL, Template};
+use crate::node::{CONFIG_MAP, LABEL, Template};
 
 /// The Deployment of the controllers, their service account, their Lease and their label.
 pub const CONTROLLERS: &str = "tortie-controllers";
@@ -15,6 +15,8 @@ pub(crate) fn deployment(template: &Template) -> Value {
     let container = json!({
         "name": "controllers", "image": template.image, "imagePullPolicy": template.pull_policy,
         "args": ["controllers", "--store", "kubernetes", "--namespace", NAMESPACE],
+        // The address of the API server, if operators set one.
+        "envFrom": [{"configMapRef": {"name": CONFIG_MAP}}],
         "securityContext": {
             "runAsNonRoot": true, "runAsUser": 65_534, "allowPrivilegeEscalation": false,
             "readOnlyRootFilesystem": true, "capabilities": {"drop": ["ALL"]},
@@ -32,7 +34,7 @@ pub(crate) fn deployment(template: &Template) -> Value {
             "replicas": 1,
             "selector": {"matchLabels": labels},
             "template": {
-                "metadata": {"labels": labels},
+                "metadata": {"labels": labels, "annotations": {"tortie.io/config-digest": template.config_digest}},
                 "spec": {
                     "hostNetwork": true,
                     "nodeSelector": {"kubernetes.io/os": "linux"},

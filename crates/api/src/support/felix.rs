@@ -24,7 +24,7 @@ const FLOATING: &str = "floating addresses are not supported";
 const FLOW_LOGS: &str = "flow logs are not supported yet";
 const FORWARDING: &str = "nodes always forward packets of pods";
 const GO: &str = "it tunes the runtime of Felix, which Tortie does not contain";
-const HEALTH: &str = "agents have no health port; `tortie get nodereports` shows their state";
+const HEALTH: &str = "agents serve health at the address that the flag --health-address sets";
 const INTERFACES: &str =
     "host interfaces of pods always begin with cali; every other interface may have a host endpoint";
 const IPIP: &str = "Tortie has no IPIP; packets between nodes use VXLAN";
@@ -35,7 +35,8 @@ const L2: &str = "nodes do not answer ARP or neighbour discovery for pods on the
 const LOG_ACTION: &str = "on Linux, the Log action sends each packet to nflog, with the name of the policy as the prefix and \
      without a rate limit; Windows nodes do not log";
 const LOGS: &str = "agents log to standard error; RUST_LOG sets the level";
-const METRICS: &str = "agents have no Prometheus metrics yet";
+const METRICS: &str =
+    "agents serve metrics at the addresses that the flags --health-address and --metrics-address set";
 const MTU: &str = "the MTU of pods and of the overlay is 1450 bytes";
 const NAT: &str = "packets that leave all pools get the address of the interface that they leave by";
 const NFTABLES: &str = "marks, chains and intervals of the nftables table are fixed";
