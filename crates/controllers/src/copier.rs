@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 use tortie_api::calico::KubeControllersConfiguration;
-use tortie_api::{Key, Kind, Resource};
+use tortie_api::{Key, Kind, Position, Resource};
 use tortie_store::{Change, Stored};
 
 use crate::copies::{self, SOURCES, TARGETS};
@@ -150,6 +150,11 @@ impl Reconciler for Copier {
             (Side::Source, Change::InSync(..)) => {
                 let without = self.actual.keys().filter(|key| !self.desired.contains_key(key));
                 self.dirty.extend(without.cloned());
+            }
+            // The history may begin again at an older position, as that of a restored datastore.
+            (Side::Target, Change::Restarted(kind)) => {
+                let of_kind = self.actual.iter_mut().filter(|(key, _)| key.kind == kind);
+                of_kind.for_each(|(_, stored)| stored.position = Position::default());
             }
             (Side::Target, Change::Put(stored)) => self.put_target(stored),
             (Side::Target, Change::Gone { key, .. }) => self.remove_target(key),

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use serde_json::{Value, json};
 use tortie_api::calico::{HostEndpoint, KubeControllersConfiguration};
 use tortie_api::kubernetes::Node;
-use tortie_api::{Key, Kind, Resource};
+use tortie_api::{Key, Kind, Position, Resource};
 use tortie_store::{Change, Stored};
 
 use crate::decision::{Decision, annotation, labels, update};
@@ -153,6 +153,11 @@ impl Reconciler for HostEndpoints {
     fn note(&mut self, _: Side, change: Change) {
         self.synced.note(&change);
         match change {
+            // The history may begin again at an older position, as that of a restored datastore.
+            Change::Restarted(kind) => {
+                let of_kind = self.actual.iter_mut().filter(|(key, _)| key.kind == kind);
+                of_kind.for_each(|(_, stored)| stored.position = Position::default());
+            }
             Change::Put(stored) => self.put(stored),
             Change::Gone { key, .. } => self.remove(&key),
             _ => {}

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use ipnet::IpNet;
 use serde_json::{Value, json};
 use tortie_api::{Key, Kind};
-use tortie_ipam::{Ipam, IpamError};
+use tortie_ipam::{Fix, Ipam, IpamError, Records};
 use tortie_store::{Endpoints, Interest, Store, StoreError, Stored, pod_of};
 
 use crate::absence::Absence;
@@ -59,8 +59,7 @@ impl Nodes {
     pub async fn round(&mut self, now: Instant) -> Result<(), IpamError> {
         let referenced = self.referenced().await?;
         // After the objects: a node that comes in between has its Node first.
-        let present = self.truth.list(Kind::Node).await?.items;
-        let present: BTreeSet<String> = present.into_iter().map(|node| node.key.name).collect();
+        let present = self.present().await?;
         let overdue = self.absence.overdue(referenced, &present, now, self.grace);
         let mut failure = None;
         for node in overdue {
@@ -121,13 +120,6 @@ impl Nodes {
         if self.exists(node).await? {
             return Ok(Removal::Returned);
         }
-        if self.copies()
-            && let Some(copy) = self.store.get(&Key::global(Kind::Node, node)).await?
-            && source_of(&copy.value).is_some()
-            && !self.delete(node, &copy).await?
-        {
-            return Ok(Removal::Returned);
-        }
         let used = self.remove_endpoints(node).await?;
         let mut waits = used.iter().next().map(|pod| format!("{pod} exists"));
         for stored in self.list(Kind::IpamBlock).await? {
@@ -149,10 +141,21 @@ impl Nodes {
                 }
             }
         }
+        if waits.is_some() {
+            // Pods of the node exist, so its machine may, and its host endpoint may protect it.
+            return Ok(waits.map_or(Removal::Complete, Removal::Waits));
+        }
         for stored in self.list(Kind::HostEndpoint).await? {
             if is_automatic(&stored.value) && stored.value["spec"]["node"] == node {
                 self.delete(node, &stored).await?;
             }
+        }
+        if self.copies()
+            && let Some(copy) = self.store.get(&Key::global(Kind::Node, node)).await?
+            && source_of(&copy.value).is_some()
+            && !self.delete(node, &copy).await?
+        {
+            return Ok(Removal::Returned);
         }
         let report = Key::global(Kind::NodeReport, node);
         let reports = self.list(Kind::NodeReport).await?;
@@ -163,7 +166,22 @@ impl Nodes {
     }
 
     async fn exists(&self, node: &str) -> Result<bool, StoreError> {
-        Ok(self.truth.get(&Key::global(Kind::Node, node)).await?.is_some())
+        let key = Key::global(Kind::Node, node);
+        if self.truth.get(&key).await?.is_some() {
+            return Ok(true);
+        }
+        Ok(self.copies() && self.store.get(&key).await?.is_some_and(|node| source_of(&node.value).is_none()))
+    }
+
+    /// The nodes that exist. A Node of the datastore that is no copy does, too: a host outside of Kubernetes, or one with
+    /// another name there.
+    async fn present(&self) -> Result<BTreeSet<String>, StoreError> {
+        let mut present = self.truth.list(Kind::Node).await?.items;
+        if self.copies() {
+            let own = self.list(Kind::Node).await?.into_iter();
+            present.extend(own.filter(|node| source_of(&node.value).is_none()));
+        }
+        Ok(present.into_iter().map(|node| node.key.name).collect())
     }
 
     /// Deletes this version of an object, unless the node is back. Returns whether the node is still missing.
@@ -283,8 +301,13 @@ impl Nodes {
                 if self.exists(node).await? {
                     return Ok(());
                 }
+                // Not a release: another node may have given the handle an address since the blocks were read.
                 let store: Arc<dyn Store> = self.store.clone();
-                Ipam::new(store, node, BTreeMap::new()).release(&handle.key.name).await?;
+                let records = Records::new(store);
+                for cidr in handle.value["block"].as_object().into_iter().flat_map(|blocks| blocks.keys()) {
+                    let Ok(cidr) = cidr.parse::<IpNet>() else { continue };
+                    records.repair(&Fix::Forget(handle.key.name.clone(), cidr)).await?;
+                }
             }
         }
         Ok(())

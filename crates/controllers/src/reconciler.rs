@@ -5,10 +5,9 @@ use std::future::pending;
 
 use futures::{FutureExt, StreamExt};
 use tokio::time::{Instant, sleep_until};
-use tortie_api::Key;
-use tortie_api::Position;
+use tortie_api::{Key, Kind, Position};
 use tortie_store::backoff::{Backoff, random_seed};
-use tortie_store::{Change, Follow, Store, StoreError, Stored};
+use tortie_store::{Change, Follow, Interest, Store, StoreError, Stored};
 
 use crate::decision::Decision;
 
@@ -153,7 +152,11 @@ async fn carry_out(stores: Stores<'_>, key: &Key, decision: Decision) -> Outcome
             // A list may lack what exists.
             if let Some(source) = source {
                 match stores.source.get(&source).await {
-                    Ok(None) => {}
+                    Ok(None) => match is_empty(stores.source).await {
+                        Ok(false) => {}
+                        Ok(true) => return Outcome::Failed(no_namespace()),
+                        Err(error) => return Outcome::Failed(error),
+                    },
                     Ok(Some(stored)) => {
                         tracing::warn!(object = %source, "a list or watch lacks an object that exists; its copy stays");
                         return Outcome::Changed(Side::Source, Change::Put(stored));
@@ -173,6 +176,17 @@ async fn carry_out(stores: Stores<'_>, key: &Key, decision: Decision) -> Outcome
         Err(error @ StoreError::Invalid { .. }) => Outcome::Rejected(error),
         Err(error) => Outcome::Failed(error),
     }
+}
+
+/// Whether a Kubernetes API has lost its data: each has namespaces.
+async fn is_empty(source: &dyn Store) -> Result<bool, StoreError> {
+    Ok(source.list_page(&Interest::all(Kind::Namespace), None).await?.items.is_empty())
+}
+
+fn no_namespace() -> StoreError {
+    let problem =
+        "the Kubernetes API has no Namespace, so it may have lost its data; copies stay until it has one";
+    StoreError::Unavailable(problem.to_owned())
 }
 
 fn put(stored: Stored) -> Outcome {

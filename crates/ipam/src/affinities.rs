@@ -2,6 +2,7 @@
 //! (`libcalico-go/lib/ipam/ipam_block_reader_writer.go`).
 
 use ipnet::IpNet;
+use jiff::Timestamp;
 use tortie_api::ipam::Block;
 use tortie_api::{Key, Kind};
 use tortie_store::{StoreError, Version};
@@ -37,9 +38,13 @@ impl Records {
     ) -> Result<Given, IpamError> {
         let affinity_key = Key::global(Kind::BlockAffinity, format!("{node}/{cidr}"));
         let block_key = Key::global(Kind::IpamBlock, cidr.to_string());
+        let config = self.config().await?;
         for _ in 0..RETRIES {
             let affinity = self.read::<Affinity>(&affinity_key).await?;
-            let block = self.read_block(&block_key).await?;
+            let mut block = self.read_block(&block_key).await?;
+            if let Some((_, block)) = &mut block {
+                config.end_rests(block, Timestamp::now());
+            }
             let refusal = match &block {
                 Some((_, block)) if !block.belongs_to(node) => None,
                 Some((_, block)) if sequence_number.is_some_and(|number| number != block.sequence_number) => {

@@ -21,9 +21,14 @@ const RECLAIM_AGE: Duration = Duration::from_secs(60);
 
 impl Ipam {
     /// Takes an empty block from its owner. Returns whether one was taken: it is nobody's then.
-    pub(crate) async fn reclaim_empty_block(&self, pools: &[(IpNet, u8)]) -> Result<bool, IpamError> {
+    pub(crate) async fn reclaim_empty_block(
+        &self,
+        pools: &[(IpNet, u8)],
+        settings: &Settings,
+    ) -> Result<bool, IpamError> {
         let now = Timestamp::now();
-        for (version, block) in self.blocks_of_others(pools).await? {
+        for (version, mut block) in self.blocks_of_others(pools).await? {
+            settings.config.end_rests(&mut block, now);
             if !block.is_empty() || (block.affinity.is_some() && is_younger(&block, now)) {
                 continue;
             }
@@ -67,16 +72,16 @@ impl Ipam {
         let start = usize::try_from(fnv1(&self.node)).unwrap_or(0) % blocks.len().max(1);
         blocks.rotate_left(start);
         for (version, mut block) in blocks {
-            settings.end_rests(&mut block, Timestamp::now());
+            settings.config.end_rests(&mut block, Timestamp::now());
             let is_of_load_balancers = block.affinity.is_some() && block.node().is_none();
-            if block.has_room(&settings.reserved) && !is_of_load_balancers {
+            if block.has_room(&settings.reserved) && !is_of_load_balancers && !block.is_of_windows() {
                 return Ok(Some((version, block)));
             }
         }
         Ok(None)
     }
 
-    /// The readable blocks of these pools that do not belong to this node or to a Windows node.
+    /// The readable blocks of these pools that do not belong to this node or to a Windows node that exists.
     async fn blocks_of_others(&self, pools: &[(IpNet, u8)]) -> Result<Vec<(Version, Block)>, IpamError> {
         let listing = self.records.store.list(Kind::IpamBlock).await?;
         let blocks = listing.items.into_iter().filter_map(|stored| {
@@ -84,7 +89,8 @@ impl Ipam {
             let block: Block = from_value(&stored.key, stored.value).ok()?;
             let is_sound = !block.deleted && block.check().is_ok() && block.cidr.to_string() == name;
             let in_pool = pools.iter().any(|(pool, _)| pool.contains(&block.cidr));
-            let of_other = !block.belongs_to(&self.node) && !block.is_of_windows();
+            let of_windows = block.affinity.is_some() && block.is_of_windows();
+            let of_other = !block.belongs_to(&self.node) && !of_windows;
             (is_sound && in_pool && of_other).then_some((stored.version, block))
         });
         Ok(blocks.collect())

@@ -230,7 +230,8 @@ impl Check {
             {
                 let why = format!("it belongs to node {node}, which has no affinity to it");
                 let fix = Fix::GiveUp(node.to_owned(), block.cidr);
-                let fix = (!self.nodes.contains(node) || block.is_empty()).then_some(fix);
+                let fix = ((!self.nodes.contains(node) && !self.nodes.is_empty()) || block.is_empty())
+                    .then_some(fix);
                 self.find(Problem::Block, format!("block {}", block.cidr), why, fix);
             }
         }
@@ -268,7 +269,10 @@ impl Check {
         let is_tunnel = owner.get("type").is_some_and(|kind| kind.ends_with("TunnelAddress"));
         let (Some(namespace), Some(pod)) = (owner.get("namespace"), owner.get("pod")) else {
             let gone = node.filter(|node| is_tunnel && !self.nodes.contains(*node))?;
-            return Some((format!("it is the tunnel address of node {gone}, which does not exist"), true));
+            return Some((
+                format!("it is the tunnel address of node {gone}, which does not exist"),
+                !self.nodes.is_empty(),
+            ));
         };
         let pod = format!("{namespace}/{pod}");
         if self.endpoints.contains_key(&address) {
@@ -280,7 +284,8 @@ impl Check {
         }
         let gone = node.filter(|node| !self.nodes.contains(*node));
         if let Some(node) = gone {
-            return Some((format!("pod {pod} was on node {node}, which does not exist"), true));
+            let is_certain = !self.nodes.is_empty();
+            return Some((format!("pod {pod} was on node {node}, which does not exist"), is_certain));
         }
         match owner.get("timestamp").and_then(|time| given_at(time)) {
             None => Some((format!("pod {pod} does not exist; since when is unknown"), false)),
@@ -372,7 +377,8 @@ impl Check {
         }
         let is_damaged = self.findings.iter().any(|finding| finding.kind == Problem::Damaged);
         for (node, cidr, why) in found {
-            let fix = (!is_damaged).then(|| Fix::GiveUp(node.clone(), cidr));
+            // Without any node, the datastore may have lost them.
+            let fix = (!is_damaged && !self.nodes.is_empty()).then(|| Fix::GiveUp(node.clone(), cidr));
             self.find(Problem::Affinity, format!("affinity {node}/{cidr}"), why, fix);
         }
     }

@@ -70,7 +70,7 @@ impl Ipam {
                         None => continue,
                     }
                 }
-                if self.reclaim_empty_block(pools).await? {
+                if self.reclaim_empty_block(pools, settings).await? {
                     continue;
                 }
             }
@@ -125,7 +125,7 @@ impl Ipam {
             own.count += 1;
             match self.own_block(cidr, &stored, pools).await {
                 Ok(Some((version, mut block))) => {
-                    settings.end_rests(&mut block, Timestamp::now());
+                    settings.config.end_rests(&mut block, Timestamp::now());
                     own.usable.push((version, block));
                 }
                 Ok(None) => {}

@@ -14,7 +14,7 @@ use tortie_store::{Store, StoreError, Version, Write};
 
 use crate::access::{Records, to_value};
 use crate::error::{IpamError, RETRIES};
-use crate::records::Handle;
+use crate::records::{Config, Handle};
 use crate::request::{Assignment, Count, Family, Request, Use};
 use crate::settings::Settings;
 use crate::waiting::{Waiter, Waiting};
@@ -74,8 +74,8 @@ pub struct Ipam {
     pub(crate) node_labels: BTreeMap<String, String>,
     v4: Side,
     v6: Side,
-    /// The settings of the cluster, and when they were read.
-    settings: std::sync::Mutex<Option<(Instant, Arc<Settings>)>>,
+    /// The settings of the cluster that releases need, and when they were read.
+    config: std::sync::Mutex<Option<(Instant, Config)>>,
 }
 
 /// The allocation of one family.
@@ -96,15 +96,7 @@ impl Ipam {
     ) -> Self {
         let windows = node_labels.get("kubernetes.io/os").is_some_and(|os| os == "windows");
         let (records, v4, v6) = (Records::new(store), Side::default(), Side::default());
-        Self {
-            records,
-            node: node.into(),
-            windows,
-            node_labels,
-            v4,
-            v6,
-            settings: std::sync::Mutex::default(),
-        }
+        Self { records, node: node.into(), windows, node_labels, v4, v6, config: std::sync::Mutex::default() }
     }
 
     pub(crate) fn side(&self, family: Family) -> &Side {
@@ -277,21 +269,24 @@ impl Ipam {
         if self.windows && !settings.config.strict_affinity {
             return Err(IpamError::StrictAffinityNeeded);
         }
-        *self.settings.lock().unwrap_or_else(PoisonError::into_inner) =
-            Some((Instant::now(), settings.clone()));
+        self.keep(&settings.config);
         Ok(settings)
     }
 
-    /// The settings, which were read a moment ago. A release does not need the latest.
-    pub(crate) async fn recent_settings(&self) -> Result<Arc<Settings>, IpamError> {
-        let known = self.settings.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some((_, settings)) = known.filter(|(read, _)| read.elapsed() < POOLS_FRESH) {
-            return Ok(settings);
+    /// The part of the settings that releases need, which was read a moment ago.
+    pub(crate) async fn recent_config(&self) -> Result<Config, IpamError> {
+        let known = self.config.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some((_, config)) = known.filter(|(read, _)| read.elapsed() < POOLS_FRESH) {
+            return Ok(config);
         }
-        let settings = Arc::new(self.records.settings().await?);
-        *self.settings.lock().unwrap_or_else(PoisonError::into_inner) =
-            Some((Instant::now(), settings.clone()));
-        Ok(settings)
+        let config = self.records.config().await?;
+        self.keep(&config);
+        Ok(config)
+    }
+
+    fn keep(&self, config: &Config) {
+        let mut known = self.config.lock().unwrap_or_else(PoisonError::into_inner);
+        *known = Some((Instant::now(), config.clone()));
     }
 
     /// The addresses of a handle, IPv4 first.

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use ipnet::IpNet;
 use jiff::Timestamp;
@@ -16,7 +15,6 @@ use crate::driver::Ipam;
 use crate::error::{IpamError, RETRIES};
 use crate::records::Handle;
 use crate::request::Family;
-use crate::settings::Settings;
 
 impl Ipam {
     /// The handles of this node's addresses, each with a block and the attributes of an address. An address belongs to the
@@ -92,7 +90,8 @@ impl Ipam {
         handle: &str,
         last: &mut Option<Write>,
     ) -> Result<Vec<IpAddr>, IpamError> {
-        let settings = self.recent_settings().await?;
+        // A reservation that cannot be read keeps no address from being released.
+        let config = self.recent_config().await?;
         let family = key.name.parse().map_or(Family::V4, |cidr| Family::of(&cidr));
         let mut current = self.side(family).current.lock().await;
         for attempt in 0..RETRIES {
@@ -103,7 +102,7 @@ impl Ipam {
                 None => self.records.read_block(key).await?,
             };
             let Some((version, mut block)) = found else { return Ok(Vec::new()) };
-            let released = block.release(handle, settings.resting_since(Timestamp::now()).as_deref());
+            let released = block.release(handle, config.resting_since(Timestamp::now()).as_deref());
             if released.is_empty() {
                 block.bump();
             }
@@ -201,7 +200,7 @@ impl Records {
         releases: &[Release],
     ) -> Result<Vec<IpAddr>, IpamError> {
         let key = Key::global(Kind::IpamBlock, block.to_string());
-        let settings: Arc<Settings> = Arc::new(self.settings().await?);
+        let config = self.config().await?;
         let addresses: Vec<IpAddr> = releases.iter().map(|release| release.address).collect();
         for _ in 0..RETRIES {
             let Some((version, mut block)) = self.read_block(&key).await? else { return Ok(Vec::new()) };
@@ -215,7 +214,7 @@ impl Records {
                 let record = self.read::<Handle>(&Key::global(Kind::IpamHandle, &handle)).await?;
                 records.push((handle, record));
             }
-            let since = settings.resting_since(Timestamp::now());
+            let since = config.resting_since(Timestamp::now());
             let released = block.release_addresses(&addresses, since.as_deref());
             if released.is_empty() {
                 return Ok(released);

@@ -32,16 +32,18 @@ impl Settings {
             configured => configured,
         }
     }
+}
 
+impl Config {
     /// The time from which on released addresses rest; `None` if they do not.
     pub(crate) fn resting_since(&self, now: Timestamp) -> Option<String> {
         let text = now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
-        (self.config.ip_cooldown_seconds > 0).then_some(text)
+        (self.ip_cooldown_seconds > 0).then_some(text)
     }
 
     /// Frees the addresses of the block whose rest is over.
     pub(crate) fn end_rests(&self, block: &mut Block, now: Timestamp) {
-        let seconds = self.config.ip_cooldown_seconds;
+        let seconds = self.ip_cooldown_seconds;
         block.end_rests(|released_at| {
             // A time that nobody can read does not block an address for ever.
             let Ok(released_at) = released_at.parse::<Timestamp>() else { return true };

@@ -1,6 +1,7 @@
 //! `tortie ipam check`.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use tortie_ipam::{Finding, IpamError, Records, check};
@@ -18,7 +19,7 @@ pub(crate) struct Check {
     /// Repair what is safe to repair, and report each repair
     #[arg(long)]
     fix: bool,
-    /// How long a pod may be missing, in seconds since its address was given
+    /// How many seconds ago an address must have been given to a pod that is missing; --fix looks twice at this interval
     #[arg(long, value_name = "SECONDS", default_value_t = GRACE, value_parser = clap::value_parser!(i64).range(0..))]
     grace: i64,
     #[command(flatten)]
@@ -41,7 +42,12 @@ impl Check {
             output::line(&output::count(findings.len() as u64, "finding"));
             return Ok(ExitCode::FAILURE);
         }
-        // What is still wrong in a second, complete snapshot was not just being changed.
+        // A pod that was deleted a moment ago may still run on a node that does not answer, and what is being changed
+        // looks wrong for a moment.
+        if self.grace > 0 && findings.iter().any(|finding| finding.fix.is_some()) {
+            output::line(&format!("looking again in {} seconds", self.grace));
+            tokio::time::sleep(Duration::from_secs(self.grace.unsigned_abs())).await;
+        }
         let again = self.findings(&*store).await?;
         let records = Records::new(store.clone());
         let (mut fixed, mut failed) = (0_u64, 0_u64);

@@ -8,6 +8,9 @@ use tortie_store::{COPIED_FROM, Embedded, Store};
 
 use crate::common::{Disturbed, everything, global, memory, namespaced, pod, put, start, until, value};
 
+/// A Namespace that stays.
+const SYSTEM: &str = "kube-system";
+
 /// A small cluster, as in the Kubernetes API.
 async fn fill(kubernetes: &dyn Store) {
     let metadata = |name: &str, more: Value| {
@@ -123,8 +126,11 @@ async fn objects_of_the_kubernetes_api_are_copied_as_calico_does() {
     }
     assert_eq!(labels(&stale).await, json!({"app": "x"}), "an endpoint of an earlier pod of this name");
 
-    // Objects that go.
-    for key in everything(&*kubernetes).await.into_keys().filter(|key| key.kind != Kind::Node) {
+    // Objects that go. A Kubernetes API always has a Namespace.
+    let is_gone = |key: &Key| key.kind != Kind::Node;
+    let all: Vec<Key> = everything(&*kubernetes).await.into_keys().filter(is_gone).collect();
+    put(&*kubernetes, &global(Kind::Namespace, SYSTEM), json!({"metadata": {"name": SYSTEM}})).await;
+    for key in all {
         kubernetes.delete(&key, None).await.unwrap();
     }
     for (key, _) in expected.iter().filter(|(key, _)| key.kind != Kind::Node) {
@@ -202,11 +208,14 @@ async fn what_somebody_else_created_is_never_touched() {
     }
     let running = start(store.clone(), Some(kubernetes.clone()), "me");
     until("others are copied", async || store.get(&global(Kind::Node, "one")).await.unwrap().is_some()).await;
-    for key in everything(&*kubernetes).await.into_keys() {
+    let all = everything(&*kubernetes).await;
+    put(&*kubernetes, &global(Kind::Namespace, SYSTEM), json!({"metadata": {"name": SYSTEM}})).await;
+    for key in all.into_keys() {
         kubernetes.delete(&key, None).await.unwrap();
     }
     let copies = async || {
-        let all = everything(&*store).await;
+        let mut all = everything(&*store).await;
+        all.retain(|key, _| !key.name.ends_with(SYSTEM) && key.namespace != SYSTEM);
         all.values().filter(|value| value["metadata"]["annotations"][COPIED_FROM].is_string()).count()
     };
     // The Node stays for the grace period, and for ever if there is no other.
@@ -218,6 +227,28 @@ async fn what_somebody_else_created_is_never_touched() {
 }
 
 /// A list that lacks objects deletes nothing, because each object is looked up first.
+/// The policies of pods that run must not go.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kubernetes_api_that_has_lost_its_data_deletes_nothing() {
+    let (kubernetes, store) = (memory(), memory());
+    fill(&*kubernetes).await;
+    let _running = start(store.clone(), Some(kubernetes.clone()), "me");
+    until("the pod is copied", async || store.get(&namespaced(Kind::Pod, "w")).await.unwrap().is_some())
+        .await;
+    let all = everything(&*kubernetes).await;
+    let (namespaces, others): (Vec<Key>, Vec<Key>) =
+        all.into_keys().partition(|key| key.kind == Kind::Namespace);
+    for key in namespaces.iter().chain(&others) {
+        kubernetes.delete(key, None).await.unwrap();
+    }
+    let before = everything(&*store).await;
+    assert!(before.contains_key(&namespaced(Kind::NetworkPolicy, "knp.default.p")));
+    // As soon as there is a Namespace again, the others go.
+    put(&*kubernetes, &global(Kind::Namespace, SYSTEM), json!({"metadata": {"name": SYSTEM}})).await;
+    let gone = namespaced(Kind::NetworkPolicy, "knp.default.p");
+    until("the policy is gone", async || store.get(&gone).await.unwrap().is_none()).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_list_that_lacks_an_object_deletes_nothing() {
     let (kubernetes, store) = (memory(), memory());

@@ -298,6 +298,10 @@ async fn the_copies_of_vanished_nodes_are_removed() {
     }
     let foreign = json!({"metadata": {"name": "three"}, "spec": {"orchRefs": [{"orchestrator": "k8s", "nodeName": "three"}]}});
     put(&*store, &global(Kind::Node, "three"), foreign).await;
+    let affinities = ["two/10.9.0.0/26", "three/10.9.0.64/26"].map(|name| global(Kind::BlockAffinity, name));
+    for key in &affinities {
+        put(&*store, key, json!({"state": "confirmed", "deleted": "false"})).await;
+    }
     let _running = start(store.clone(), Some(kubernetes.clone()), "me");
     until("Nodes are copied", async || store.list(Kind::Node).await.unwrap().items.len() == 3).await;
     for node in ["two", "three"] {
@@ -306,5 +310,7 @@ async fn the_copies_of_vanished_nodes_are_removed() {
     until("the copy is removed", async || store.get(&global(Kind::Node, "two")).await.unwrap().is_none())
         .await;
     assert!(store.get(&global(Kind::Node, "three")).await.unwrap().is_some());
+    assert!(store.get(&affinities[0]).await.unwrap().is_none());
+    assert!(store.get(&affinities[1]).await.unwrap().is_some(), "the foreign node has what it had");
     assert!(store.get(&global(Kind::Node, "one")).await.unwrap().is_some());
 }

@@ -211,6 +211,7 @@ async fn leave_behind(admin: &Arc<dyn Endpoints>, node: &str) {
     let ipam = Ipam::new(store, node, BTreeMap::new());
     let tunnel = [("type", "vxlanTunnelAddress"), ("node", node)];
     let pod = [("namespace", "n"), ("pod", "gone"), ("node", node)];
+    let mut block = String::new();
     for (handle, owner, intended_use) in [
         (format!("vxlan-tunnel-addr-{node}"), tunnel.as_slice(), Use::Tunnel),
         (format!("net.{node}"), pod.as_slice(), Use::Workload),
@@ -218,8 +219,12 @@ async fn leave_behind(admin: &Arc<dyn Endpoints>, node: &str) {
         let owner = owner.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         let request =
             Request { handle, owner, intended_use, family: Family::V4, namespace_labels: BTreeMap::new() };
-        ipam.assign(&request).await.unwrap();
+        block = ipam.assign(&request).await.unwrap().block.to_string();
     }
+    // A crash leaves records of handles without addresses.
+    let handle = format!("net.crashed-{node}");
+    let record = json!({"handleID": handle, "block": {(block): 1, "10.1.255.0/28": 1}, "deleted": false});
+    put(&**admin, &global(Kind::IpamHandle, &handle), record).await;
     let report = json!({"metadata": {"name": node}, "status": {"os": "linux", "endpoints": 0}});
     put(&**admin, &global(Kind::NodeReport, node), report).await;
     let name = format!("{node}-auto-hep");
