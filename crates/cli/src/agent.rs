@@ -28,7 +28,7 @@ pub(crate) struct Agent {
     #[command(subcommand)]
     command: Option<AgentCommand>,
     #[command(flatten)]
-    daemon: Option<Daemon>,
+    daemon: Daemon,
 }
 
 #[derive(clap::Subcommand)]
@@ -51,7 +51,7 @@ struct SetLogLevel {
 struct Daemon {
     /// The name of this node
     #[arg(long, env = "NODENAME")]
-    node: String,
+    node: Option<String>,
     #[command(flatten)]
     store: StoreArguments,
     /// The socket for the CNI plugin
@@ -88,10 +88,9 @@ struct Daemon {
 
 impl Agent {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        match (self.command, self.daemon) {
-            (Some(AgentCommand::LogLevel(set)), _) => set.run(),
-            (None, Some(daemon)) => daemon.run(),
-            (None, None) => bail!("--node is missing: see tortie agent --help"),
+        match self.command {
+            Some(AgentCommand::LogLevel(set)) => set.run(),
+            None => self.daemon.run(),
         }
     }
 }
@@ -110,6 +109,7 @@ impl SetLogLevel {
 
 impl Daemon {
     fn run(self) -> anyhow::Result<ExitCode> {
+        let Some(node) = self.node else { bail!("--node is missing: see tortie agent --help") };
         let log_level = crate::changeable_log("info");
         crate::runtime()?.block_on(async {
             let platform = match self.hcn_socket {
@@ -120,7 +120,7 @@ impl Daemon {
                 },
             };
             let config = Config {
-                node: self.node,
+                node,
                 store: self.store.open().await?,
                 platform,
                 cni_socket: self.cni_socket,

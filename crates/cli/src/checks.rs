@@ -106,6 +106,8 @@ async fn pool_problems<'a>(
     let given: Vec<(&Object, Pool)> = objects
         .iter()
         .filter(|object| object.key.kind == Kind::IpPool)
+        // One that is rejected anyway needs no datastore.
+        .filter(|object| support::rejected(object.key.kind, &object.value).is_empty())
         .filter_map(|object| Some((object, Pool::of(&object.key, &object.value)?)))
         .collect();
     if given.is_empty() {
