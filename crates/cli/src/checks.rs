@@ -15,7 +15,15 @@ use crate::ipam::windows_node;
 use crate::output;
 use crate::store::list;
 
-/// Rejects objects with fields that Tortie does not support, and conflicting pools. Prints every problem with its
+/// Rejects objects with fields that Tortie does not support. Prints every problem with its position.
+pub(crate) fn refuse_fields(objects: &[Object]) -> anyhow::Result<()> {
+    let fields = objects.iter().flat_map(|object| {
+        support::rejected(object.key.kind, &object.value).into_iter().map(move |error| at(object, error))
+    });
+    refuse_problems(&fields.collect::<Vec<_>>())
+}
+
+/// Rejects what conflicts with stored objects, as a pool that overlaps with another one. Prints every problem with its
 /// position.
 pub(crate) async fn refuse(store: &dyn Store, objects: &[Object]) -> anyhow::Result<()> {
     let pools = pool_problems(store, objects).await?;
@@ -31,12 +39,12 @@ pub(crate) async fn refuse(store: &dyn Store, objects: &[Object]) -> anyhow::Res
         let problem = format!("must be true, because {} is a Windows node", windows.as_ref()?);
         Some((object, FieldError::new("spec.strictAffinity", problem)))
     });
-    let fields = objects.iter().flat_map(|object| {
-        support::rejected(object.key.kind, &object.value).into_iter().map(move |error| (object, error))
-    });
-    let problems: Vec<Problem> =
-        fields.chain(pools).chain(of_windows).map(|(object, error)| at(object, error)).collect();
-    for problem in &problems {
+    let problems = pools.into_iter().chain(of_windows).map(|(object, error)| at(object, error));
+    refuse_problems(&problems.collect::<Vec<_>>())
+}
+
+fn refuse_problems(problems: &[Problem]) -> anyhow::Result<()> {
+    for problem in problems {
         output::error_line(&problem.to_string());
     }
     match problems.len() {
@@ -106,8 +114,6 @@ async fn pool_problems<'a>(
     let given: Vec<(&Object, Pool)> = objects
         .iter()
         .filter(|object| object.key.kind == Kind::IpPool)
-        // One that is rejected anyway needs no datastore.
-        .filter(|object| support::rejected(object.key.kind, &object.value).is_empty())
         .filter_map(|object| Some((object, Pool::of(&object.key, &object.value)?)))
         .collect();
     if given.is_empty() {

@@ -69,6 +69,10 @@ impl Apply {
         crate::log("warn");
         let Some(mut objects) = read_all(&self.files)? else { return Ok(ExitCode::from(NOT_UNDERSTOOD)) };
         refuse_managed(objects.iter().map(|object| &object.key))?;
+        if let Err(error) = crate::checks::refuse_fields(&objects) {
+            output::error(&error.to_string());
+            return Ok(ExitCode::from(NOT_UNDERSTOOD));
+        }
         objects.sort_by_key(|object| object.key.kind.apply_order());
         crate::runtime()?.block_on(async {
             let store = self.store.open().await?;
