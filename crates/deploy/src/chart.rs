@@ -4,7 +4,8 @@ use serde_json::json;
 use tortie_api::to_yaml;
 
 use crate::controllers::deployment;
-use crate::node::{self, Template};
+use crate::node;
+use crate::template::Template;
 use crate::{DEFINITIONS, RBAC, Values, documents};
 
 /// The paths in the chart's folder, and contents.

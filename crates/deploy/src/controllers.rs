@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::NAMESPACE;
-use crate::node::{CONFIG_MAP, LABEL, Template};
+use crate::template::{CONFIG_MAP, LABEL, Template};
 
 /// The Deployment of the controllers, their service account, their Lease and their label.
 pub const CONTROLLERS: &str = "tortie-controllers";

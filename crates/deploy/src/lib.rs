@@ -7,6 +7,7 @@ mod chart;
 mod cni;
 mod controllers;
 mod node;
+mod template;
 mod values;
 
 use serde_json::Value;
@@ -14,7 +15,8 @@ use tortie_api::{from_yaml, to_yaml};
 
 pub use cni::{CNI_CONFIG_FILE, CNI_NETWORK, CNI_PLUGIN, cni_config};
 pub use controllers::CONTROLLERS;
-pub use node::{CLEANUP_SET, CONFIG_MAP, DAEMON_SET, HEALTH_PORT, cleanup};
+pub use node::{CLEANUP_SET, DAEMON_SET, HEALTH_PORT, cleanup};
+pub use template::CONFIG_MAP;
 pub use values::{DEFAULT_IMAGE, DEFAULT_POOL, PoolError, Values, check_pool};
 
 /// The namespace of Tortie's own objects.

@@ -5,16 +5,13 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::controllers::deployment;
+use crate::template::{CONFIG_MAP, LABEL, Template};
 use crate::{NAMESPACE, POOL_NAME, Values};
 
 /// The DaemonSet of the agents, their service account, and their label.
 pub const DAEMON_SET: &str = "tortie-node";
-/// The ConfigMap with the agents' environment variables.
-pub const CONFIG_MAP: &str = "tortie-config";
 /// The DaemonSet that removes Tortie from nodes.
 pub const CLEANUP_SET: &str = "tortie-cleanup";
-/// The label of Tortie's pods.
-pub(crate) const LABEL: &str = "app.kubernetes.io/name";
 /// The role by which the first agent creates the pool.
 const SETUP_ROLE: &str = "tortie-node-setup";
 
@@ -36,28 +33,6 @@ pub(crate) fn objects(values: &Values) -> Vec<Value> {
     let digest: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
     let template = Template::of(values, &digest);
     vec![setup_role(), setup_binding(), config, deployment(&template), daemon_set(&template)]
-}
-
-/// What the DaemonSet and the Deployment have from [`Values`]: text, or placeholders of a chart.
-pub(crate) struct Template {
-    pub(crate) image: String,
-    pub(crate) pull_policy: String,
-    pub(crate) cni_bin_dir: String,
-    pub(crate) cni_conf_dir: String,
-    /// Changes when the ConfigMap does, so that the pods are replaced.
-    pub(crate) config_digest: String,
-}
-
-impl Template {
-    fn of(values: &Values, digest: &str) -> Self {
-        Self {
-            image: values.image.clone(),
-            pull_policy: values.pull_policy.clone(),
-            cni_bin_dir: values.cni_bin_dir.clone(),
-            cni_conf_dir: values.cni_conf_dir.clone(),
-            config_digest: digest.to_owned(),
-        }
-    }
 }
 
 fn metadata(name: &str) -> Value {
