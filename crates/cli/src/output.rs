@@ -50,7 +50,6 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
 }
 
 /// Prints text unchanged.
-#[cfg(feature = "lab")]
 pub(crate) fn text(text: &str) {
     note(write!(anstream::stdout(), "{text}"));
 }
