@@ -85,7 +85,6 @@ impl Pod {
             cluster.runtime.block_on(cluster.store.create(&key, json!({"metadata": metadata, "spec": spec})));
         let uid = stored.unwrap().value["metadata"]["uid"].as_str().unwrap().to_owned();
         let (netns, path) = (NetNs::create().unwrap(), folder.join(name));
-        std::fs::write(&path, "").unwrap();
         netns.bind_to(&path).unwrap();
         let config = json!({
             "cniVersion": "1.1.0", "name": "net",
