@@ -77,7 +77,7 @@ pub(crate) fn daemon_set(template: &Template) -> Value {
         // Netlink and nftables; raw sockets; the namespaces of pods.
         "securityContext": unprivileged(&["NET_ADMIN", "NET_RAW", "SYS_ADMIN"]),
         "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}},
-        // Until the agent has its lock and its port, an earlier agent of the node may still be there.
+        // A new agent waits for the lock and the port of the earlier one, and answers no probe meanwhile.
         "startupProbe": probe("/healthz", 2, 60),
         "livenessProbe": probe("/healthz", 10, 6),
         "readinessProbe": probe("/readyz", 5, 2),
