@@ -99,6 +99,8 @@ fn test(arguments: &[&str], missing: Missing) -> Result<()> {
     let mut all = vec!["test"];
     // A package replaces the workspace.
     all.extend((!arguments.iter().any(|argument| is_package(argument))).then_some("--workspace"));
+    // A run of half an hour reports every failure, not only the first.
+    all.extend(arguments.is_empty().then_some("--no-fail-fast"));
     all.extend(arguments);
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(all).env_remove(SKIPPED_FILE);

@@ -22,7 +22,11 @@ impl Records {
                 let block = Key::global(Kind::IpamBlock, block.to_string());
                 self.forget_with(handle, &block, None).await.map(|()| true)
             }
-            Fix::GiveUp(node, block) => Ok(self.give_up_block(node, *block, false, None).await? == Given::Up),
+            Fix::GiveUp(node, block) => {
+                // A node that exists may have begun to use the block since the check.
+                let exists = self.store.get(&Key::global(Kind::Node, node)).await?.is_some();
+                Ok(self.give_up_block(node, *block, exists, None).await? == Given::Up)
+            }
         }
     }
 }

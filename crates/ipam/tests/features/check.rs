@@ -157,6 +157,23 @@ async fn what_a_missing_node_has_is_found_and_released() {
     assert_eq!(names(&store, Kind::IpamHandle).await, ["net.sound"]);
 }
 
+/// Between the check and its repair, the missing node is created.
+#[tokio::test]
+async fn a_repair_leaves_the_block_in_use_of_a_node_that_exists_by_now() {
+    for (exists, expected) in [(true, false), (false, true)] {
+        let store = sound().await;
+        linux(&store, "late").assign(&of_pod("late", "p", Some(GIVEN))).await.unwrap();
+        let fixes = findings(&store).await.into_iter().filter_map(|finding| finding.fix);
+        let give_up =
+            fixes.filter(|fix| matches!(fix, Fix::GiveUp(..))).last().expect("an affinity of no node");
+        if exists {
+            put(&store, &Key::global(Kind::Node, "late"), json!({"metadata": {"name": "late"}})).await;
+        }
+        assert_eq!(Records::new(store.clone()).repair(&give_up).await.unwrap(), expected);
+        assert_eq!(names(&store, Kind::BlockAffinity).await.len(), if exists { 2 } else { 1 });
+    }
+}
+
 #[tokio::test]
 async fn duplicates_and_orphans_are_explained_and_not_repaired() {
     let store = sound().await;
