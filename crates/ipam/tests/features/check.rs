@@ -163,9 +163,8 @@ async fn a_repair_leaves_the_block_in_use_of_a_node_that_exists_by_now() {
     for (exists, expected) in [(true, false), (false, true)] {
         let store = sound().await;
         linux(&store, "late").assign(&of_pod("late", "p", Some(GIVEN))).await.unwrap();
-        let fixes = findings(&store).await.into_iter().filter_map(|finding| finding.fix);
-        let give_up =
-            fixes.filter(|fix| matches!(fix, Fix::GiveUp(..))).next_back().expect("an affinity of no node");
+        let mut fixes = findings(&store).await.into_iter().filter_map(|finding| finding.fix);
+        let give_up = fixes.rfind(|fix| matches!(fix, Fix::GiveUp(..))).expect("an affinity of no node");
         if exists {
             put(&store, &Key::global(Kind::Node, "late"), json!({"metadata": {"name": "late"}})).await;
         }
