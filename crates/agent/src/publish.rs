@@ -43,7 +43,7 @@ impl Pods {
                 profiles: WorkloadEndpoint::profiles_for(&id.namespace, pod.service_account()),
                 interface_name: interface.host_interface.clone(),
                 mac: interface.mac.to_string(),
-                ports: pod.named_ports(),
+                ports: pod.endpoint_ports(),
             },
         };
         self.store.publish(&endpoint).await.map_err(store_failure)

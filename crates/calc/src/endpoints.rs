@@ -95,7 +95,9 @@ impl<'a> Programs<'a> {
 
     fn endpoint(&mut self, subject: &'a Subject) -> Option<Arc<Endpoint>> {
         let (local, addresses) = subject.local_endpoint()?;
-        let LocalEndpointKind::Pod { container_id, host_interface, mac } = &local.kind else { return None };
+        let LocalEndpointKind::Pod { container_id, host_interface, mac, host_ports } = &local.kind else {
+            return None;
+        };
         let Self { subjects, policies, made } = self;
         let kind = (&local.policies, subject.groups());
         let program = made.entry(kind).or_insert_with(|| {
@@ -107,6 +109,7 @@ impl<'a> Programs<'a> {
             host_interface: host_interface.clone(),
             addresses: addresses.to_vec(),
             mac: *mac,
+            host_ports: host_ports.clone(),
             program: program.clone(),
         }))
     }

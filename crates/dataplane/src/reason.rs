@@ -62,6 +62,10 @@ pub enum Reason {
     HostEndpointNotEnforced,
     /// No interface of the node fits a host endpoint.
     HostEndpointWithoutInterface,
+    /// The operating system does not serve a port of the node for a pod.
+    HostPortNotServed,
+    /// Another pod has the port of the node that a pod wants.
+    HostPortTaken,
     /// A rule matches ICMP types, which the operating system cannot match. The rule is narrowed if it allows, and
     /// widened if it denies.
     IcmpTypeNotExpressible,
@@ -135,6 +139,8 @@ impl Reason {
             | ForeignVxlanLink
             | HostEndpointNotEnforced
             | HostEndpointWithoutInterface
+            | HostPortNotServed
+            | HostPortTaken
             | IcmpTypeNotExpressible
             | KernelModuleMissing
             | KindAbsent

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ipnet::Ipv4Net;
 use serde::{Deserialize, Serialize};
-use tortie_api::net::MacAddress;
+use tortie_api::net::{MacAddress, Protocol};
 use tortie_api::report::ObjectRef;
 use tortie_api::{Key, Kind};
 use tortie_policy::program::{
@@ -50,8 +50,23 @@ pub struct Endpoint {
     pub addresses: Vec<IpAddr>,
     /// The pod's MAC address, if known.
     pub mac: Option<MacAddress>,
+    /// The ports of the node that lead to the pod.
+    pub host_ports: Arc<[HostPort]>,
     /// The program for its packets. Pods with the same policies and profiles share it.
     pub program: Arc<EndpointProgram>,
+}
+
+/// A port of the node that leads to a pod (`hostPort`).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostPort {
+    /// TCP, UDP or SCTP.
+    pub protocol: Protocol,
+    /// The node's address that has the port; `None` for all of them.
+    pub address: Option<IpAddr>,
+    /// The node's port.
+    pub port: u16,
+    /// The pod's port.
+    pub pod_port: u16,
 }
 
 /// Interfaces of this node with policy of their own (policy decision 16).

@@ -224,6 +224,7 @@ mod linux {
                 host_interface: self.interface(size).into(),
                 addresses: vec![],
                 mac: None,
+                host_ports: Default::default(),
                 program: Arc::new(program),
             };
             let policies = policies.into_iter().map(|(id, rules)| Delta::Policy(id, rules));

@@ -172,6 +172,7 @@ mod linux {
                 host_interface: format!("cali-{name}").into(),
                 addresses: vec![address.into()],
                 mac: None,
+                host_ports: Default::default(),
                 program: Arc::new(program),
             };
             let (namespace, interface) = ("bench".into(), "eth0".into());

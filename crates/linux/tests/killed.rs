@@ -277,6 +277,7 @@ mod linux {
                 host_interface: text("interface").into(),
                 addresses: vec![text("address").parse().unwrap()],
                 mac: None,
+                host_ports: Default::default(),
                 program: Arc::new(program),
             };
             let (namespace, interface) = ("demo".into(), "eth0".into());

@@ -165,6 +165,7 @@ fn state() -> NodeState {
             host_interface: format!("c{number}").into(),
             addresses: vec![address(1_000_000 + number).into()],
             mac: None,
+            host_ports: Default::default(),
             program: Arc::new(program),
         };
         let id = EndpointId {

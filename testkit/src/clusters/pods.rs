@@ -70,7 +70,7 @@ fn endpoint(key: &Key, value: &Value) -> Option<(Key, Value)> {
         "spec": {
             "node": node, "pod": key.name, "endpoint": "eth0", "serviceAccountName": account,
             "ipNetworks": nets, "profiles": WorkloadEndpoint::profiles_for(&key.namespace, account),
-            "ports": pod.named_ports(),
+            "ports": pod.endpoint_ports(),
             "interfaceName": format!("cali-{}-{}", key.namespace, key.name),
         },
     });

@@ -307,7 +307,7 @@ pub(super) fn with_endpoints(objects: &Objects) -> Result<Objects> {
                 "node": node, "pod": key.name, "endpoint": "eth0", "serviceAccountName": account,
                 "ipNetworks": addresses.collect::<Vec<_>>(),
                 "profiles": WorkloadEndpoint::profiles_for(&key.namespace, account),
-                "ports": pod.named_ports(), "interfaceName": format!("cali{index}"),
+                "ports": pod.endpoint_ports(), "interfaceName": format!("cali{index}"),
             },
         });
         all.push((Key::namespaced(Kind::WorkloadEndpoint, &key.namespace, name), endpoint));

@@ -51,8 +51,9 @@ pub struct WorkloadEndpointSpec {
     pub ports: Vec<EndpointPort>,
 }
 
-/// A named port of an endpoint.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// A port of an endpoint: it has a name, or the node has a port for it, or both.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct EndpointPort {
     /// Its name.
     #[serde(default)]
@@ -61,6 +62,12 @@ pub struct EndpointPort {
     pub protocol: String,
     /// Its number.
     pub port: u16,
+    /// The port of the node that leads to it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_port: Option<u16>,
+    /// The address of the node that has that port, as text; all addresses if absent.
+    #[serde(rename = "hostIP", default, skip_serializing_if = "Option::is_none")]
+    pub host_ip: Option<String>,
 }
 
 impl WorkloadEndpoint {

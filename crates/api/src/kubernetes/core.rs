@@ -144,6 +144,12 @@ pub struct ContainerPort {
     /// Its protocol; TCP if absent.
     #[serde(default)]
     pub protocol: Option<String>,
+    /// The port of the node that leads to it.
+    #[serde(default)]
+    pub host_port: Option<u16>,
+    /// The address of the node that has that port; all addresses if absent or empty.
+    #[serde(rename = "hostIP", default)]
+    pub host_ip: Option<String>,
 }
 
 /// The observed state of a pod.
@@ -183,15 +189,18 @@ impl Pod {
         self.spec.service_account_name.as_deref().filter(|name| !name.is_empty()).unwrap_or("default")
     }
 
-    /// The named ports of its containers and initContainers, whatever their restart policy, as in Calico's conversion
-    /// of pods (`libcalico-go/lib/backend/k8s/conversion/workload_endpoint_default.go`).
+    /// The ports of its containers and initContainers, whatever their restart policy, that have a name or a port of the
+    /// node, as in Calico's conversion of pods (`libcalico-go/lib/backend/k8s/conversion/workload_endpoint_default.go`).
     #[must_use]
-    pub fn named_ports(&self) -> Vec<EndpointPort> {
+    pub fn endpoint_ports(&self) -> Vec<EndpointPort> {
         let containers = self.spec.containers.iter().chain(&self.spec.init_containers);
-        let named = containers.flat_map(|container| &container.ports).filter_map(|port| {
-            let protocol = port.protocol.clone().unwrap_or_else(|| "TCP".to_owned());
-            Some(EndpointPort { name: port.name.clone()?, protocol, port: port.container_port })
+        let ports = containers.flat_map(|container| &container.ports).map(|port| EndpointPort {
+            name: port.name.clone().unwrap_or_default(),
+            protocol: port.protocol.clone().unwrap_or_else(|| "TCP".to_owned()),
+            port: port.container_port,
+            host_port: port.host_port.filter(|port| *port > 0),
+            host_ip: port.host_ip.clone().filter(|address| !address.is_empty()),
         });
-        named.collect()
+        ports.filter(|port| !port.name.is_empty() || port.host_port.is_some()).collect()
     }
 }

@@ -114,7 +114,7 @@ fn endpoint_of(key: &Key, pod: &Pod) -> Value {
             "serviceAccountName": pod.service_account(),
             "ipNetworks": nets.collect::<Vec<_>>(),
             "profiles": WorkloadEndpoint::profiles_for(&key.namespace, pod.service_account()),
-            "ports": pod.named_ports(),
+            "ports": pod.endpoint_ports(),
         },
     })
 }

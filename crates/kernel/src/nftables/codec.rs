@@ -70,6 +70,7 @@ fn known_name(expr: &Expr) -> &str {
         Expr::Reject(_) => "reject",
         Expr::Log { .. } => "log",
         Expr::Masquerade => "masq",
+        Expr::DestinationNat { .. } => "nat",
         Expr::Notrack => "notrack",
         Expr::Fib { .. } => "fib",
         Expr::Other(name, _) => name,
@@ -123,6 +124,10 @@ fn put_expr_data(to: &mut Vec<u8>, expr: &Expr, inline: &mut dyn FnMut(&Set) -> 
             put_verdict(to, 2, verdict);
         }
         Expr::Counter | Expr::Masquerade | Expr::Notrack => {}
+        Expr::DestinationNat { address, port } => {
+            put_numbers(to, &[(1, NAT_DESTINATION), (2, libc::NFPROTO_IPV4.cast_unsigned())]);
+            put_numbers(to, &[(3, number(*address)), (5, number(*port))]);
+        }
         Expr::Reject(Reject::TcpReset) => put_numbers(to, &[(1, REJECT_TCP_RESET)]),
         Expr::Reject(Reject::Prohibited) => {
             put_numbers(to, &[(1, REJECT_ICMPX)]);
@@ -141,6 +146,8 @@ fn put_expr_data(to: &mut Vec<u8>, expr: &Expr, inline: &mut dyn FnMut(&Set) -> 
 
 const VERDICT_REGISTER: u32 = 0;
 const LOOKUP_INVERT: u32 = 1;
+/// `NFT_NAT_DNAT`
+const NAT_DESTINATION: u32 = 1;
 const REJECT_TCP_RESET: u32 = 1;
 const REJECT_ICMPX: u32 = 2;
 const ICMPX_PROHIBITED: u8 = 3;
@@ -251,6 +258,7 @@ fn known(name: &str, data: Attributes<'_>, inline: &dyn Fn(&str) -> Option<Set>)
             Expr::Log { group, prefix: data.text(2).unwrap_or_default() }
         }
         "masq" => data.0.is_empty().then_some(Expr::Masquerade)?,
+        "nat" => nat(data)?,
         "notrack" => Expr::Notrack,
         "fib" => Expr::Fib { register: register_at(1)?, result: data.u32_be(2)?, flags: data.u32_be(3)? },
         _ => return None,
@@ -279,6 +287,22 @@ fn lookup(data: Attributes<'_>, inline: &dyn Fn(&str) -> Option<Set>) -> Option<
             invert: data.u32_be(5).unwrap_or(0) & LOOKUP_INVERT != 0,
         }),
     }
+}
+
+/// The kernel adds the ends of both ranges, which are their beginnings, and flags that say that they exist.
+fn nat(data: Attributes<'_>) -> Option<Expr> {
+    /// `NF_NAT_RANGE_MAP_IPS` and `NF_NAT_RANGE_PROTO_SPECIFIED`
+    const ADDRESS_AND_PORT: u32 = 1 | 2;
+    let is_known = data.u32_be(1)? == NAT_DESTINATION
+        && data.u32_be(2)? == libc::NFPROTO_IPV4.cast_unsigned()
+        && data.u32_be(7).is_none_or(|flags| flags == ADDRESS_AND_PORT)
+        && [(3, 4), (5, 6)]
+            .iter()
+            .all(|(first, last)| data.u32_be(*last).is_none_or(|last| Some(last) == data.u32_be(*first)));
+    is_known.then_some(Expr::DestinationNat {
+        address: register(data.u32_be(3)?)?,
+        port: register(data.u32_be(5)?)?,
+    })
 }
 
 /// The bytes of data that is a value.

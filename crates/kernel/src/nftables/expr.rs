@@ -117,6 +117,13 @@ pub enum Expr {
     },
     /// Translates the source to the address of the outgoing interface.
     Masquerade,
+    /// Translates the destination to an IPv4 address and a port.
+    DestinationNat {
+        /// The register of the address.
+        address: Register,
+        /// The register of the port, in network byte order.
+        port: Register,
+    },
     /// Leaves the packet out of connection tracking.
     Notrack,
     /// Looks the packet up in the routing tables.

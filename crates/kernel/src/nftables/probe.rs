@@ -30,6 +30,8 @@ pub enum Feature {
     Log,
     /// Chains that translate addresses, and translation to the address of the outgoing interface.
     Masquerade,
+    /// Translation of destinations.
+    DestinationNat,
     /// Lookups in the routing tables.
     Fib,
     /// Sets of single keys.
@@ -51,6 +53,7 @@ impl Feature {
             Self::Reject => "nft_reject_inet",
             Self::Log => "nft_log and nfnetlink_log",
             Self::Masquerade => "nft_masq, nft_chain_nat and nf_nat",
+            Self::DestinationNat => "nft_nat, nft_chain_nat and nf_nat",
             Self::Fib => "nft_fib_inet",
             Self::HashSet | Self::IntervalSet => "nf_tables_set",
             Self::ConcatenatedIntervalSet => "nf_tables with nft_set_pipapo (Linux 5.6)",
@@ -72,6 +75,12 @@ impl Feature {
                 let base = BaseChain { kind, hook, priority: 100, drop: false };
                 [vec![Op::AddChain("nat".to_owned(), Some(base))], rule(Expr::Masquerade)].concat()
             }
+            Self::DestinationNat => {
+                let load = |register, value: &[u8]| Expr::Immediate { register, value: value.to_vec() };
+                let exprs =
+                    vec![load(0, &[0; 4]), load(1, &[0; 2]), Expr::DestinationNat { address: 0, port: 1 }];
+                vec![Op::SetRules(CHAIN.to_owned(), vec![Rule::new(exprs, "")])]
+            }
             Self::Fib => rule(Expr::Fib { register: 0, result: 3, flags: 1 }),
             Self::HashSet => set(SetSpec::hash(&[Field::Ipv4])),
             Self::IntervalSet => set(SetSpec::interval(&[Field::Ipv4])),
@@ -81,12 +90,13 @@ impl Feature {
 }
 
 /// The features to try, besides the table itself.
-const TRIED: [Feature; 9] = [
+const TRIED: [Feature; 10] = [
     Feature::Counter,
     Feature::Conntrack,
     Feature::Reject,
     Feature::Log,
     Feature::Masquerade,
+    Feature::DestinationNat,
     Feature::Fib,
     Feature::HashSet,
     Feature::IntervalSet,

@@ -93,6 +93,10 @@ impl Text {
             Expr::Reject(Reject::Prohibited) => "reject with icmpx admin-prohibited".to_owned(),
             Expr::Log { group, prefix } => format!("log group {group} prefix {prefix:?}"),
             Expr::Masquerade => "masquerade".to_owned(),
+            Expr::DestinationNat { .. } => {
+                self.loaded.clear();
+                "dnat to that".to_owned()
+            }
             Expr::Notrack => "notrack".to_owned(),
             Expr::Other(name, _) => format!("({name})"),
         };

@@ -309,11 +309,17 @@ fn special_chains() -> impl Strategy<Value = BTreeMap<String, Chain>> {
         Expr::Meta { register: 0, key: MetaKey::L4Proto },
         Expr::Cmp { register: 0, op: CmpOp::Equal, value: vec![6] },
     ];
+    let translation = vec![
+        Expr::Immediate { register: 0, value: vec![10, 0, 0, 1] },
+        Expr::Immediate { register: 1, value: vec![0, 80] },
+        Expr::DestinationNat { address: 0, port: 1 },
+    ];
     let fib = Expr::Fib { register: 0, result: 1, flags: 1 | 8 };
     let no_route = Expr::Cmp { register: 0, op: CmpOp::Equal, value: vec![0; 4] };
     let stock = [
         ("raw", base(ChainKind::Filter, Hook::Prerouting, -300), vec![rule(vec![Expr::Notrack])]),
         ("masquerade", base(ChainKind::Nat, Hook::Postrouting, 100), vec![rule(vec![Expr::Masquerade])]),
+        ("translate", base(ChainKind::Nat, Hook::Prerouting, -100), vec![rule(translation)]),
         (
             "forward",
             base(ChainKind::Filter, Hook::Forward, 0),

@@ -76,6 +76,7 @@ pub(crate) fn deltas(shape: Shape) -> Vec<Delta> {
             host_interface: format!("cali{pod}").into(),
             addresses: vec![IpAddr::from((0xac10_0000 + pod).to_be_bytes())],
             mac: None,
+            host_ports: Default::default(),
             program: Arc::new(EndpointProgram { ingress: vec![tier], ..EndpointProgram::default() }),
         };
         let (namespace, interface) = ("bench".into(), "eth0".into());

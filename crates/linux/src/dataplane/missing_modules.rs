@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use tortie_dataplane::{Condition, Reason};
 use tortie_kernel::Error;
 use tortie_kernel::nftables::probe::Feature;
-use tortie_kernel::nftables::{Chain, ChainKind, Expr, Verdict};
+use tortie_kernel::nftables::{ChainKind, Expr, Verdict};
 
 use crate::dataplane::change::Change;
 
@@ -23,10 +23,11 @@ impl MissingModules {
         if self.0.is_empty() {
             return;
         }
-        if self.cannot_translate() {
-            let is_nat = |chain: &Chain| chain.base.is_some_and(|base| base.kind == ChainKind::Nat);
-            change.retain_new_chains(|chain| !is_nat(chain));
-        }
+        change.retain_new_chains(|chain| {
+            let is_nat = chain.base.is_some_and(|base| base.kind == ChainKind::Nat);
+            !is_nat
+                || !chain.rules.iter().flat_map(|rule| &rule.exprs).any(|expr| self.cannot_translate(expr))
+        });
         let lacks = |feature| self.0.contains(&feature);
         for chain in change.new_chains() {
             for rule in &mut chain.rules {
@@ -45,9 +46,15 @@ impl MissingModules {
         }
     }
 
-    /// Address translation needs an interface's address, and a test whether a packet belongs to the node.
-    fn cannot_translate(&self) -> bool {
-        [Feature::Masquerade, Feature::Fib].iter().any(|feature| self.0.contains(feature))
+    /// Whether the kernel lacks what this expression of a translation needs.
+    fn cannot_translate(&self, expr: &Expr) -> bool {
+        let feature = match expr {
+            Expr::Masquerade => Feature::Masquerade,
+            Expr::DestinationNat { .. } => Feature::DestinationNat,
+            Expr::Fib { .. } => Feature::Fib,
+            _ => return false,
+        };
+        self.0.contains(&feature)
     }
 
     /// The conditions if the rest is in force.
@@ -85,9 +92,14 @@ fn message_without(feature: Feature) -> Option<&'static str> {
         Feature::Log => Some("rules with the action Log log nothing; verdicts are not affected"),
         Feature::Counter => Some("rules count no packets; verdicts are not affected"),
         Feature::Reject => Some("what would be rejected is dropped without a word to its sender"),
-        Feature::Masquerade | Feature::Fib => {
+        Feature::Masquerade => {
             Some("natOutgoing is not in force: packets of pods leave the pools with the pods' addresses")
         }
+        Feature::DestinationNat => Some("hostPorts are not in force: connections to them reach no pod"),
+        Feature::Fib => Some(
+            "natOutgoing and hostPorts are not in force: packets of pods leave the pools with the pods' addresses, and \
+             connections to hostPorts reach no pod",
+        ),
         _ => None,
     }
 }
@@ -128,6 +140,7 @@ mod tests {
             host_interface: "cali1".into(),
             addresses: vec![[10, 65, 1, 2].into()],
             mac: None,
+            host_ports: Default::default(),
             program: Arc::new(EndpointProgram { ingress: vec![tier], ..EndpointProgram::default() }),
         };
         vec![
@@ -197,7 +210,7 @@ mod tests {
             (&["log"], &no_log, &["lacks nft_log and nfnetlink_log: rules with the action Log log nothing"]),
             (&["reject"], &silent, &["lacks nft_reject_inet: what would be rejected is dropped"]),
             (&["masq"], &no_nat, &["nft_masq, nft_chain_nat and nf_nat: natOutgoing is not in force"]),
-            (&["fib"], &no_nat, &["lacks nft_fib_inet: natOutgoing is not in force"]),
+            (&["fib"], &no_nat, &["lacks nft_fib_inet: natOutgoing and hostPorts are not in force"]),
         ];
         for (names, expected, messages) in cases {
             let [(report, table), (after, repaired)] = on_kernel_without(names);

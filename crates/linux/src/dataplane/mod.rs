@@ -8,6 +8,7 @@ mod dirty;
 mod fold;
 mod foreign_tables;
 mod forget;
+mod host_ports;
 mod host_skeleton;
 mod literals;
 mod lookups;
@@ -100,6 +101,8 @@ pub struct Dataplane {
     foreign_tables: ForeignTables,
     /// Time of the last full resync, while only individual pods are pending, for instance for their links.
     waiting: Option<Instant>,
+    /// The number of pods with ports of the node.
+    host_port_pods: usize,
     clock: Clock,
     /// Whether routes and links are waiting for policy.
     network_behind: bool,
@@ -132,6 +135,7 @@ impl Dataplane {
             forgetter,
             foreign_tables,
             waiting: None,
+            host_port_pods: 0,
             clock: Box::new(Instant::now),
             network_behind,
             released,
@@ -156,6 +160,7 @@ impl Dataplane {
     /// Collects the objects that the deltas concern, and the addresses that endpoints had before them.
     fn ingest(&mut self, deltas: &[Delta]) -> Dirty {
         let mut dirty = Dirty::default();
+        let had_host_ports = self.host_port_pods > 0;
         for delta in deltas {
             let replaced = match delta {
                 Delta::Endpoint(id, endpoint) => {
@@ -164,12 +169,18 @@ impl Dataplane {
                 Delta::EndpointRemoved(id) => Some((id, self.endpoints.remove(id))),
                 _ => None,
             };
+            let wants_one = |endpoint: &Endpoint| usize::from(!endpoint.host_ports.is_empty());
+            if let Delta::Endpoint(_, endpoint) = delta {
+                self.host_port_pods += wants_one(endpoint);
+            }
             if let Some((id, Some(old))) = replaced {
+                self.host_port_pods -= wants_one(&old);
                 let held = |address: &IpAddr| (*address, id.clone(), old.container_id.to_string());
                 self.released.extend(old.addresses.iter().map(held));
             }
             dirty.note(delta);
         }
+        dirty.skeleton |= had_host_ports != (self.host_port_pods > 0);
         dirty
     }
 

@@ -17,8 +17,10 @@ const CHAIN: &str = "nat-outgoing";
 const POOLS: [(Family, &str, &str); 2] =
     [(Family::V4, "pools4", "nat-pools4"), (Family::V6, "pools6", "nat-pools6")];
 
+/// `NF_IP_PRI_NAT_DST`
+pub(super) const DESTINATION_NAT: i32 = -100;
 /// `NF_IP_PRI_NAT_SRC`
-const SOURCE_NAT: i32 = 100;
+pub(super) const SOURCE_NAT: i32 = 100;
 
 /// Whether a chain or a set belongs to this module.
 pub(super) fn is_part(name: &str) -> bool {
@@ -61,19 +63,24 @@ fn masquerade(family: Family, all: &str, nat: &str) -> Rule {
     let mut exprs = Test::Family(family).exprs();
     exprs.extend([load_address(PacketEnd::Source, family), in_set(nat, false)]);
     exprs.extend([load_address(PacketEnd::Destination, family), in_set(all, true)]);
-    exprs.extend([
-        Expr::Fib { register: 0, result: ADDRESS_TYPE, flags: OF_SOURCE },
-        Expr::Cmp {
-            register: 0,
-            op: CmpOp::NotEqual,
-            value: u32::from(libc::RTN_LOCAL).to_ne_bytes().into(),
-        },
-        Expr::Masquerade,
-    ]);
+    exprs.extend(is_local(PacketEnd::Source, CmpOp::NotEqual));
+    exprs.push(Expr::Masquerade);
     Rule::new(exprs, "natOutgoing")
+}
+
+/// Tests whether an address of the packet is the node's own.
+pub(super) fn is_local(side: PacketEnd, op: CmpOp) -> [Expr; 2] {
+    let flags = match side {
+        PacketEnd::Source => OF_SOURCE,
+        PacketEnd::Destination => OF_DESTINATION,
+    };
+    let value = u32::from(libc::RTN_LOCAL).to_ne_bytes().into();
+    [Expr::Fib { register: 0, result: ADDRESS_TYPE, flags }, Expr::Cmp { register: 0, op, value }]
 }
 
 /// `NFT_FIB_RESULT_ADDRTYPE`
 const ADDRESS_TYPE: u32 = 3;
 /// `NFTA_FIB_F_SADDR`
 const OF_SOURCE: u32 = 1;
+/// `NFTA_FIB_F_DADDR`
+const OF_DESTINATION: u32 = 2;

@@ -112,7 +112,7 @@ impl Keyed {
     }
 
     /// Loads the key.
-    fn load(self) -> Vec<Expr> {
+    pub(super) fn load(self) -> Vec<Expr> {
         let behind = self.family.registers();
         let mut exprs = vec![load_address(self.side, self.family)];
         if self.then != Then::Nothing {

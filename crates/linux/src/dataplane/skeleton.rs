@@ -25,6 +25,7 @@ use tortie_kernel::nftables::{
 
 use super::Config;
 use super::cut;
+use super::host_ports;
 use super::host_skeleton::{self, HOST_FORWARD_IN, HOST_FORWARD_OUT, HOST_IN, to_program};
 use super::nat;
 use super::packet_kinds::{
@@ -100,6 +101,7 @@ pub(super) fn skeleton(config: &Config, node: &NodeState) -> Table {
     let sets = empty.chain(leads).chain([peers]).collect();
     let mut table = Table { flags: 0, chains: chains.collect(), sets };
     nat::add(config, node, &mut table);
+    host_ports::add(node, &mut table);
     table
 }
 
@@ -114,6 +116,7 @@ pub(super) fn is_of_skeleton(name: &str) -> bool {
         || sets.contains(&name)
         || host_skeleton::is_chain(name)
         || nat::is_part(name)
+        || host_ports::is_part(name)
         || Slot::OF_PODS.iter().chain(&Slot::OF_HOSTS).any(is_map)
 }
 

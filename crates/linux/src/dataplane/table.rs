@@ -142,6 +142,10 @@ impl PolicyTable {
                 let message = format!("another pod has its interface {} too; both are closed", pod.interface);
                 Condition::new(Reason::InterfaceContested, message)
             }));
+            all.extend(pod.host_port_taken_by.map(|owner| {
+                let message = format!("{owner} has a hostPort that this pod wants, too, and gets the connections; choose another one");
+                Condition::new(Reason::HostPortTaken, message)
+            }));
             conditions.insert(id.clone(), all);
         }
         conditions

@@ -116,6 +116,7 @@ impl Node {
             host_interface: interface.host_interface.into(),
             addresses: vec![pod.address.into()],
             mac: Some(interface.mac),
+            host_ports: Default::default(),
             program: Arc::new(program),
         };
         let report = self.change(|state| drop(state.endpoints.insert(pod.id(), Arc::new(endpoint))));

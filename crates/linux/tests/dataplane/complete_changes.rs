@@ -326,6 +326,7 @@ fn pod(state: &mut NodeState, name: &str, number: u8, program: EndpointProgram) 
         host_interface: format!("cali{name}").into(),
         addresses: vec![Ipv4Addr::new(10, 65, 1, number).into()],
         mac: None,
+        host_ports: Default::default(),
         program: Arc::new(program),
     };
     state.endpoints.insert(id(name), Arc::new(endpoint));

@@ -9,6 +9,7 @@ mod connections;
 mod foreign;
 mod foreign_tables;
 mod host_flows;
+mod host_ports;
 mod hosts;
 mod logged;
 mod nat;

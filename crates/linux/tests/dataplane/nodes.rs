@@ -387,6 +387,7 @@ fn a_missing_interface_is_reported_and_found_later() {
         host_interface: host_interface.as_str().into(),
         addresses: vec![server.address.into()],
         mac: None,
+        host_ports: Default::default(),
         program: Arc::new(open()),
     };
     let report = node.change(|state| drop(state.endpoints.insert(server.id(), Arc::new(endpoint))));

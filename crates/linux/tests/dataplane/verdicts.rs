@@ -240,7 +240,7 @@ fn allowed(state: &NodeState, flows: &[Flow], direction: Direction) -> BTreeSet<
 #[test]
 fn between_transactions_only_flows_of_either_state_pass() {
     let node = Arc::new(Node::new());
-    let small = |guard_table| Config { guard_table, transaction_bytes: 9_000, ..Config::default() };
+    let small = |guard_table| Config { guard_table, transaction_bytes: 12_000, ..Config::default() };
     let open = |guard| node.namespace.run(|| Stateful::new(Dataplane::open(small(guard)).unwrap())).unwrap();
     let current = RefCell::new((open(true), NodeState::default(), 0u32));
     let counts = Arc::new(Mutex::new((0, 0)));
@@ -315,7 +315,7 @@ fn between_transactions_only_flows_of_either_state_pass() {
 #[test]
 fn new_members_are_not_added_before_their_rules() {
     let node = Arc::new(Node::new());
-    let config = Config { transaction_bytes: 9_000, ..Config::default() };
+    let config = Config { transaction_bytes: 12_000, ..Config::default() };
     let mut dataplane = node.namespace.run(|| Stateful::new(Dataplane::open(config).unwrap())).unwrap();
     let id = crate::random_states::id("pod");
     let (set, policy) = (SetId::new("s:some"), crate::common::cluster::policy_id("some"));
@@ -338,7 +338,7 @@ fn new_members_are_not_added_before_their_rules() {
     };
     let stranger = |n: u32| IpAddr::from((0xf000_0000 + n * 2).to_be_bytes());
     let client: IpAddr = "10.1.0.1".parse().unwrap();
-    let members = (0..1000).map(stranger).chain([client]).collect();
+    let members = (0..1_500).map(stranger).chain([client]).collect();
     let (old, new) = (state(vec![], Action::Allow), state(members, Action::Deny));
     let flow = Flow {
         source: client,

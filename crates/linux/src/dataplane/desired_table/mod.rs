@@ -2,12 +2,13 @@
 //! with them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use tortie_api::net::Direction;
 use tortie_dataplane::{EndpointId, HostEndpoint, NodeState};
 use tortie_policy::program::{EndpointProgram, PolicyId, SetId};
 
+mod host_ports;
 mod origins;
 mod parts;
 mod problems;
@@ -35,6 +36,8 @@ pub(super) struct DesiredTable {
     pods: BTreeMap<EndpointId, Pod>,
     /// The owners of each interface. If there is more than one, they are closed.
     interfaces: BTreeMap<String, BTreeSet<EndpointId>>,
+    /// The pods that want each port of the node, with their address and port. The first one gets it.
+    host_ports: BTreeMap<Key, BTreeMap<EndpointId, (Ipv4Addr, u16)>>,
     hosts: BTreeMap<String, Host>,
     /// The host endpoints of each interface. The first one counts.
     host_interfaces: BTreeMap<String, BTreeSet<String>>,
@@ -57,6 +60,8 @@ type Programs = BTreeMap<Slot, String>;
 struct Pod {
     interface: String,
     addresses: Vec<IpAddr>,
+    /// The keys of its ports of the node.
+    host_ports: Vec<Key>,
     programs: Programs,
 }
 
@@ -236,6 +241,7 @@ impl DesiredTable {
             let old = self.pods.remove(id);
             if let Some(old) = &old {
                 remove(&mut self.interfaces, &old.interface, id);
+                self.give_host_ports_up(id, old, change);
                 old.put_addresses(false, change);
                 affected.interfaces.insert(old.interface.clone());
             }
@@ -243,8 +249,9 @@ impl DesiredTable {
                 let programs = Slot::OF_PODS.map(|slot| (slot, &*endpoint.program));
                 let (interface, addresses) =
                     (endpoint.host_interface.to_string(), endpoint.addresses.clone());
-                let pod =
-                    Pod { interface, addresses, programs: self.acquire_programs(&programs, &mut affected) };
+                let host_ports = self.take_host_ports(id, endpoint, change);
+                let programs = self.acquire_programs(&programs, &mut affected);
+                let pod = Pod { interface, addresses, host_ports, programs };
                 affected.interfaces.insert(pod.interface.clone());
                 self.interfaces.entry(pod.interface.clone()).or_default().insert(id.clone());
                 self.pods.insert(id.clone(), pod);

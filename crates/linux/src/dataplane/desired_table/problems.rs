@@ -1,6 +1,6 @@
 //! The problems of endpoints that differ from what was requested.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tortie_dataplane::EndpointId;
 
@@ -13,6 +13,8 @@ pub(crate) struct EndpointProblems<'a> {
     pub interface: &'a str,
     /// Whether another endpoint claims the same interface.
     pub contested: bool,
+    /// Another endpoint that has a port of the node that it wants.
+    pub host_port_taken_by: Option<&'a EndpointId>,
     /// The parts of its policy that cannot be rendered.
     pub problems: BTreeSet<&'a Problem>,
 }
@@ -21,7 +23,11 @@ impl DesiredTable {
     /// The pods with problems.
     pub(crate) fn problems_of_pods(&self) -> Vec<(&EndpointId, EndpointProblems<'_>)> {
         // Usually there is nothing, and this runs after every change.
-        if self.problems == 0 && self.interfaces.len() == self.pods.len() {
+        let is_alone = |wanted: &BTreeMap<_, _>| wanted.len() == 1;
+        if self.problems == 0
+            && self.interfaces.len() == self.pods.len()
+            && self.host_ports.values().all(is_alone)
+        {
             return Vec::new();
         }
         let bad = self.bad_programs();
@@ -29,8 +35,11 @@ impl DesiredTable {
             let pod: &Pod = pod;
             let contested = self.interfaces.get(&pod.interface).is_some_and(|ids| ids.len() > 1);
             let problems = self.problems(&pod.programs, &bad);
-            let has_any = contested || !problems.is_empty();
-            has_any.then_some((id, EndpointProblems { interface: &pod.interface, contested, problems }))
+            let owners = pod.host_ports.iter().filter_map(|key| self.host_ports.get(key)?.keys().next());
+            let host_port_taken_by = owners.into_iter().find(|owner| *owner != id);
+            let has_any = contested || host_port_taken_by.is_some() || !problems.is_empty();
+            let interface = &pod.interface;
+            has_any.then_some((id, EndpointProblems { interface, contested, host_port_taken_by, problems }))
         };
         self.pods.iter().filter_map(of_pod).collect()
     }

@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use tortie_api::calico::PolicyCounters;
 use tortie_api::net::{Action, IpVersion, PortRange, Protocol};
-use tortie_dataplane::{Endpoint, EndpointId, NodeState};
+use tortie_dataplane::{Endpoint, EndpointId, HostPort, NodeState};
 use tortie_policy::program::*;
 
 /// The tested pod, and one that lets everything through.
@@ -62,8 +62,9 @@ pub(crate) fn state() -> impl Strategy<Value = NodeState> {
     let sets = vec(of(set()), 5);
     let policies = vec(weighted(0.95, (vec(rule(), 0..4), vec(rule(), 0..4))), 4);
     let profiles = vec(prop_oneof![3 => Just(99u8), 1 => 0u8..4], 0..4);
-    (sets, policies, tiers(), tiers(), profiles, prop::bool::weighted(0.3)).prop_map(
-        |(sets, policies, ingress, egress, profiles, counts)| {
+    let host_ports = vec((prop_oneof![Just(None), Just(Some([192, 168, 0, 1].into()))], 0u16..4), 0..3);
+    (sets, policies, tiers(), tiers(), profiles, prop::bool::weighted(0.3), host_ports).prop_map(
+        |(sets, policies, ingress, egress, profiles, counts, host_ports)| {
             let mut state = NodeState::default();
             if counts {
                 Arc::make_mut(&mut state.settings).policy_counters = PolicyCounters::Enabled;
@@ -82,7 +83,15 @@ pub(crate) fn state() -> impl Strategy<Value = NodeState> {
             state.policies.insert(policy_id(99), Arc::new(everything));
             let profiles = profiles.into_iter().map(policy_id).collect();
             let program = EndpointProgram { ingress, egress, profiles };
-            state.endpoints.insert(id("pod"), endpoint(POD_LINK, POD, program));
+            let pod = Arc::unwrap_or_clone(endpoint(POD_LINK, POD, program));
+            let host_port = |(address, port)| HostPort {
+                protocol: Protocol::UDP,
+                address,
+                port: 8_000 + port,
+                pod_port: 80 + port,
+            };
+            let host_ports = host_ports.into_iter().map(host_port).collect();
+            state.endpoints.insert(id("pod"), Arc::new(Endpoint { host_ports, ..pod }));
             let open = EndpointProgram { profiles: vec![policy_id(99)], ..EndpointProgram::default() };
             state.endpoints.insert(id("sentinel"), endpoint(SENTINEL_LINK, SENTINEL, open));
             state
@@ -96,6 +105,7 @@ fn endpoint(link: &str, addresses: [&str; 2], program: EndpointProgram) -> Arc<E
         host_interface: link.into(),
         addresses: addresses.map(parse).to_vec(),
         mac: None,
+        host_ports: Default::default(),
         program: Arc::new(program),
     })
 }

@@ -169,6 +169,7 @@ pub(crate) fn endpoint(program: EndpointProgram) -> Delta {
         host_interface: format!("{CONTAINER}_{NETWORK}").into(),
         addresses: vec![POD.into()],
         mac: None,
+        host_ports: Default::default(),
         program: Arc::new(program),
     };
     Delta::Endpoint(pod_id(), Arc::new(endpoint))

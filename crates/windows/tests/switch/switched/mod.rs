@@ -133,6 +133,7 @@ impl Node {
             host_interface: "".into(),
             addresses: vec![Ipv4Addr::new(10, 244, self.number, last).into()],
             mac: None,
+            host_ports: Default::default(),
             program: Arc::new(program),
         };
         self.apply(&[Delta::Endpoint(pod_id(last), Arc::new(endpoint))]);
