@@ -43,10 +43,13 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         ["run", rest @ ..] => on_cluster(|folder| suites::network(folder, rest)),
         ["policy", rest @ ..] => on_cluster(|folder| suites::cluster_policy(folder, rest)),
         ["kubectl", rest @ ..] => become_process(kubectl_command(rest)?),
+        ["tortie", rest @ ..] => become_process(tortie_command(rest)?),
         ["exec", node, command @ ..] => become_process(node_command(node, command)?),
         // The process in the background that `up` starts.
         ["serve", archives @ ..] => serve(archives),
-        _ => bail!("say `cargo xtask e2e build`, `up`, `down`, `run`, `policy`, `kubectl` or `exec`"),
+        _ => {
+            bail!("say `cargo xtask e2e build`, `up`, `down`, `run`, `policy`, `kubectl`, `tortie` or `exec`")
+        }
     }
 }
 
@@ -178,6 +181,7 @@ fn print(folder: &Folder) -> Result<()> {
     for (node, _) in &running.nodes {
         println!("      cargo xtask e2e exec {node} ip address");
     }
+    println!("      cargo xtask e2e tortie status");
     println!("stop: cargo xtask e2e down");
     Ok(())
 }
@@ -240,6 +244,18 @@ fn kubectl_command(arguments: &[&str]) -> Result<Command> {
     let mut command = folder.command()?;
     command.arg(Program::Kube.find()?).args(["kubectl", "--kubeconfig"]).arg(running.kubeconfig);
     command.args(arguments);
+    Ok(command)
+}
+
+/// This workspace's command line as the administrator.
+fn tortie_command(arguments: &[&str]) -> Result<Command> {
+    crate::cargo(&["build", "--quiet", "--package", "tortie-cli"])?;
+    let folder = Folder::new();
+    let running = folder.running()?;
+    let mut command = folder.command()?;
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or(workspace()?.join("target"), PathBuf::from);
+    command.arg(target.join("debug/tortie")).args(arguments);
+    command.env("KUBECONFIG", running.kubeconfig).env("TORTIE_STORE", "kubernetes");
     Ok(command)
 }
 

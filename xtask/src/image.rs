@@ -39,28 +39,36 @@ const PROGRAMS: [(&str, &str); 2] = [("tortie", "tortie-cli"), ("tortie-cni", "t
 #[derive(Debug, PartialEq, Eq)]
 struct Options {
     architectures: Vec<Architecture>,
+    /// The profile of cargo.
+    profile: &'static str,
     name: String,
     output: PathBuf,
 }
+
+/// The profile of images for clusters.
+const SHIPPED: &str = "image";
+/// The profile of images for tests.
+const QUICK: &str = "quick";
 
 /// Builds the image.
 pub(crate) fn build(arguments: &[&str]) -> Result<()> {
     write(&options(arguments)?)
 }
 
-/// Builds the image for this machine only, and writes it to this file.
+/// Builds the image for this machine only and without optimization, and writes it to this file.
 pub(crate) fn build_for_this_machine(output: &Path) -> Result<()> {
     let here =
         ARCHITECTURES.iter().find(|architecture| architecture.target.starts_with(std::env::consts::ARCH));
     let here = here.with_context(|| format!("no image for {}", std::env::consts::ARCH))?;
-    write(&Options { architectures: vec![*here], name: NAME.to_owned(), output: output.to_owned() })
+    let (architectures, name, output) = (vec![*here], NAME.to_owned(), output.to_owned());
+    write(&Options { architectures, profile: QUICK, name, output })
 }
 
 fn write(options: &Options) -> Result<()> {
     setup::packages(&setup::IMAGE_PACKAGES)?;
     let mut platforms = Vec::new();
     for architecture in &options.architectures {
-        platforms.push(platform(*architecture)?);
+        platforms.push(platform(*architecture, options.profile)?);
     }
     let archive = Archive::new(&options.name, &platforms)?;
     let file = workspace()?.join(&options.output);
@@ -91,6 +99,7 @@ fn megabytes(bytes: usize) -> f64 {
 fn options(arguments: &[&str]) -> Result<Options> {
     let mut options = Options {
         architectures: ARCHITECTURES.to_vec(),
+        profile: SHIPPED,
         name: NAME.to_owned(),
         output: PathBuf::from("target/image/tortie.tar"),
     };
@@ -110,13 +119,13 @@ fn options(arguments: &[&str]) -> Result<Options> {
 }
 
 /// Builds the programs of an architecture.
-fn platform(architecture: Architecture) -> Result<Platform> {
+fn platform(architecture: Architecture, profile: &str) -> Result<Platform> {
     let Architecture { name, target, compiler } = architecture;
     println!("==> {name}");
     setup::target(target)?;
     let variable = target.replace('-', "_");
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.args(["build", "--profile", "image", "--no-default-features", "--target", target]);
+    cargo.args(["build", "--profile", profile, "--no-default-features", "--target", target]);
     cargo.args(PROGRAMS.iter().flat_map(|(_, package)| ["--package", package]));
     // Rust brings the linker and the C library of these targets; the compiler is for C files of dependencies.
     cargo.env(format!("CARGO_TARGET_{}_LINKER", variable.to_uppercase()), linker()?);
@@ -126,7 +135,7 @@ fn platform(architecture: Architecture) -> Result<Platform> {
     run(&mut cargo)?;
     let target_folder =
         std::env::var_os("CARGO_TARGET_DIR").map_or(workspace()?.join("target"), PathBuf::from);
-    let folder = target_folder.join(target).join("image");
+    let folder = target_folder.join(target).join(profile);
     let mut programs = Vec::new();
     for (program, _) in PROGRAMS {
         let file = folder.join(program);
