@@ -4,6 +4,7 @@
 //! background that `up` starts, and everything else ends with the first process: other processes, mounts and networks.
 //! Its folder and its cgroups remain; `down` and the next `up` remove them.
 
+mod disruptions;
 mod suites;
 
 use std::fs::{self, File};
@@ -31,6 +32,8 @@ const PODS: &str = "10.244.0.0/16";
 const INIT: &str = r#""$@" & main=$!; while kill -0 $main 2>/dev/null; do wait; done"#;
 /// The arguments of the process in the background; archives of images follow.
 const SERVE: [&str; 2] = ["e2e", "serve"];
+/// The folder of requests to the process in the background.
+const REQUESTS: &str = "requests";
 /// What is installed on the cluster.
 const MANIFEST: &str = "deploy/tortie.yaml";
 
@@ -41,6 +44,8 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         ["up", "--without-tortie"] => up(false),
         ["down"] => down(),
         ["run", rest @ ..] => on_cluster(|folder| suites::network(folder, rest)),
+        ["disrupt"] => on_cluster(|_| disruptions::run()),
+        ["restart", node, program] => restart(node, program),
         ["policy", rest @ ..] => on_cluster(|folder| suites::cluster_policy(folder, rest)),
         ["kubectl", rest @ ..] => become_process(kubectl_command(rest)?),
         ["tortie", rest @ ..] => become_process(tortie_command(rest)?),
@@ -48,7 +53,9 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         // The process in the background that `up` starts.
         ["serve", archives @ ..] => serve(archives),
         _ => {
-            bail!("say `cargo xtask e2e build`, `up`, `down`, `run`, `policy`, `kubectl`, `tortie` or `exec`")
+            bail!(
+                "say `cargo xtask e2e build`, `up`, `down`, `run`, `policy`, `disrupt`, `kubectl`, `tortie`, `exec` or `restart`"
+            )
         }
     }
 }
@@ -200,10 +207,48 @@ fn serve(archives: &[&str]) -> Result<()> {
         .map(|node| (node.name().to_owned(), node.machine().process_id().unwrap_or_default()));
     let running = Running { kubeconfig: cluster.kube().kubeconfig(), nodes: nodes.collect() };
     fs::write(folder.file("running.part"), serde_json::to_string(&running)?)?;
+    fs::create_dir(folder.file(REQUESTS))?;
     fs::rename(folder.file("running.part"), folder.file("running.json"))?;
     loop {
-        std::thread::park();
+        std::thread::sleep(Duration::from_millis(50));
+        for request in fs::read_dir(folder.file(REQUESTS))?.flatten() {
+            let name = request.file_name().to_string_lossy().into_owned();
+            // The file disappears when its request is done, and contains an error otherwise.
+            if request.metadata()?.len() == 0 {
+                match carry_out(&cluster, &name) {
+                    Ok(()) => fs::remove_file(request.path())?,
+                    Err(error) => fs::write(request.path(), format!("{error:#}"))?,
+                }
+            }
+        }
     }
+}
+
+/// Kills a program of a node, and starts it again.
+fn carry_out(cluster: &Cluster, request: &str) -> Result<()> {
+    let (node, program) = request.split_once('.').context("a request is NODE.PROGRAM")?;
+    let node = cluster.nodes().iter().find(|other| other.name() == node);
+    let node = node.with_context(|| format!("the nodes are {NODES:?}"))?;
+    let server = node.program(program).context("the programs are containerd, kubelet and kube-proxy")?;
+    server.kill()?;
+    Ok(server.start_again().and_then(|()| server.wait_until_ready())?)
+}
+
+/// Asks the process in the background to kill a program of a node and to start it again.
+fn restart(node: &str, program: &str) -> Result<()> {
+    let folder = Folder::new();
+    folder.running()?;
+    let request = folder.file(REQUESTS).join(format!("{node}.{program}"));
+    File::create(&request).with_context(|| request.display().to_string())?;
+    wait_until(&format!("{program} of {node} is restarted"), || match fs::read_to_string(&request) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(true),
+        Err(error) => Err(error.into()),
+        Ok(text) if text.is_empty() => Ok(false),
+        Ok(problem) => {
+            fs::remove_file(&request)?;
+            bail!("{program} of {node}: {problem}")
+        }
+    })
 }
 
 /// Ends the cluster, and removes what it leaves.

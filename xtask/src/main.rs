@@ -31,8 +31,11 @@ cargo xtask e2e build|up|down
 cargo xtask e2e run [ARGS]  runs Kubernetes' network suite there; ARGS go to the suite (-ginkgo.focus=Netpol)
 cargo xtask e2e policy [ARGS]
                             runs the conformance suite of ClusterNetworkPolicy there (-test.run, -test.skip)
-cargo xtask e2e kubectl ARGS, cargo xtask e2e exec NODE COMMAND
-                            runs kubectl there, or a command on a node
+cargo xtask e2e disrupt     ends and restarts parts of the cluster while 50 pods have connections
+cargo xtask e2e kubectl ARGS, cargo xtask e2e tortie ARGS, cargo xtask e2e exec NODE COMMAND
+                            runs kubectl or tortie there, or a command on a node
+cargo xtask e2e restart NODE PROGRAM
+                            kills containerd, kubelet or kube-proxy of a node, and starts it again
 cargo xtask image [--arch amd64|arm64] [--name NAME] [--output FILE]
                             builds the container image, an OCI archive (target/image/tortie.tar)
 cargo xtask manifests       writes the generated files in deploy/

@@ -10,9 +10,14 @@ use crate::{cargo, go, run};
 /// A program and its Debian package.
 type Package = (&'static str, &'static str);
 
-/// For tests: packet captures, an independent reader of the kernel's tables, and a tool that adds foreign tables.
-pub(crate) const TEST_PACKAGES: [Package; 3] =
-    [("/usr/bin/tcpdump", "tcpdump"), ("/usr/sbin/nft", "nftables"), ("/usr/sbin/iptables-nft", "iptables")];
+/// For tests: packet captures, an independent reader of the kernel's tables, a tool that adds foreign tables, and CNI
+/// plugins to chain.
+pub(crate) const TEST_PACKAGES: [Package; 4] = [
+    ("/usr/bin/tcpdump", "tcpdump"),
+    ("/usr/sbin/nft", "nftables"),
+    ("/usr/sbin/iptables-nft", "iptables"),
+    ("/usr/lib/cni/bandwidth", "containernetworking-plugins"),
+];
 /// For tests of datastores. Debian's etcd-server also starts an etcd of its own where systemd runs; nobody here uses it.
 pub(crate) const SERVER_PACKAGES: [Package; 2] =
     [("/usr/bin/etcd", "etcd-server"), ("/usr/bin/etcdctl", "etcd-client")];

@@ -5,12 +5,12 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
 
-use tortie_deploy::{CNI_CONFIG_FILE, cni_config};
+use tortie_deploy::{CNI_CONFIG_FILE, ChainedPlugins, cni_config};
 
 /// Writes the configuration to the runtime's folder. Runtimes see either the old file or the complete new one. Returns the
 /// name of a file that the runtime uses instead, if there is one.
-pub(crate) fn write(folder: &Path) -> io::Result<Option<String>> {
-    let text = format!("{:#}\n", cni_config());
+pub(crate) fn write(folder: &Path, chained: &ChainedPlugins) -> io::Result<Option<String>> {
+    let text = format!("{:#}\n", cni_config(chained));
     let path = folder.join(CNI_CONFIG_FILE);
     if fs::read_to_string(&path).is_ok_and(|current| current == text) {
         return preceding(folder);
@@ -47,17 +47,17 @@ mod tests {
 
     #[test]
     fn the_file_is_complete_and_written_only_when_it_differs() {
-        let folder = tempfile::tempdir().unwrap();
+        let (folder, none) = (tempfile::tempdir().unwrap(), ChainedPlugins::default());
         let (conf_dir, file) =
             (folder.path().join("net.d"), folder.path().join("net.d").join(CNI_CONFIG_FILE));
-        write(&conf_dir).unwrap();
+        write(&conf_dir, &none).unwrap();
         let text = fs::read_to_string(&file).unwrap();
-        assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), cni_config());
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), cni_config(&none));
         let inode = fs::metadata(&file).unwrap().ino();
-        write(&conf_dir).unwrap();
+        write(&conf_dir, &none).unwrap();
         assert_eq!(fs::metadata(&file).unwrap().ino(), inode);
         fs::write(&file, "{").unwrap();
-        write(&conf_dir).unwrap();
+        write(&conf_dir, &none).unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), text);
         assert_eq!(fs::read_dir(&conf_dir).unwrap().count(), 1);
     }
@@ -72,7 +72,11 @@ mod tests {
             ("00-a.json", Some("00-a.json")),
         ] {
             fs::write(folder.path().join(name), "{}").unwrap();
-            assert_eq!(write(folder.path()).unwrap().as_deref(), expected, "{name}");
+            assert_eq!(
+                write(folder.path(), &ChainedPlugins::default()).unwrap().as_deref(),
+                expected,
+                "{name}"
+            );
         }
     }
 }

@@ -22,6 +22,7 @@ mod pods;
 mod publish;
 mod queue;
 mod report;
+mod runtime_config;
 mod server;
 mod unsupported;
 
@@ -36,6 +37,7 @@ use tortie_api::Kind;
 use tortie_api::kubernetes::Node;
 use tortie_api::report::NodeStatus;
 use tortie_dataplane::{ClusterNetwork, Dataplane, PodWiring};
+use tortie_deploy::ChainedPlugins;
 use tortie_hcn::Hcn;
 use tortie_ipam::{Ipam, IpamError};
 use tortie_store::{Endpoints, Store, StoreError};
@@ -75,6 +77,8 @@ pub struct Extras {
     /// The folder where the container runtime looks for network configurations. The agent writes its own there when it
     /// serves ADD.
     pub cni_conf_dir: Option<PathBuf>,
+    /// The plugins that the runtime calls after Tortie's.
+    pub cni_plugins: ChainedPlugins,
     /// Where `/healthz`, `/readyz` and `/metrics` are served.
     pub health_address: Option<SocketAddr>,
     /// Where `/metrics` is served, too.
@@ -252,7 +256,19 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
         control_server::run(node.clone(), asker, extras.log_level.clone(), control),
     );
     let (busy, mtu) = (Locks::default(), network.mtu);
-    let pods = Arc::new(Pods { busy, store: endpoints, ipam, wiring, node, mtu, in_force, barrier, metrics });
+    let limits_bandwidth = extras.cni_plugins.has(BANDWIDTH_PLUGIN);
+    let pods = Arc::new(Pods {
+        busy,
+        store: endpoints,
+        ipam,
+        wiring,
+        node,
+        mtu,
+        limits_bandwidth,
+        in_force,
+        barrier,
+        metrics,
+    });
     let listener = server::listen(&cni_socket)
         .map_err(|error| AgentError::system(format!("the socket {}", cni_socket.display()), error))?;
     tracing::info!(socket = %cni_socket.display(), "ready to add pods");
@@ -264,7 +280,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
         error = parts.ended() => return Err(error),
     }
     if let Some(folder) = &extras.cni_conf_dir {
-        let preceding = cni_config::write(folder).map_err(|error| {
+        let preceding = cni_config::write(folder, &extras.cni_plugins).map_err(|error| {
             AgentError::system(format!("the CNI configuration in {}", folder.display()), error)
         })?;
         if let Some(file) = preceding {
@@ -277,6 +293,9 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
     progress.reach(Stage::Serve);
     Err(parts.ended().await)
 }
+
+/// The plugin to which runtimes pass the limits of a pod's annotations.
+const BANDWIDTH_PLUGIN: &str = "bandwidth";
 
 /// Serves health and metrics. The servers end when the result is dropped.
 async fn serve_http(extras: &Extras, sources: &Sources) -> Result<JoinSet<()>, AgentError> {

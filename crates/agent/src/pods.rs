@@ -19,7 +19,9 @@ use tortie_api::calico::WorkloadEndpoint;
 use tortie_api::kubernetes::Pod;
 use tortie_api::{Key, Kind, Metadata, Positions, Resource, support};
 use tortie_cni::transport::Answer;
-use tortie_cni::{Address, Attachment, Code, Command, Failure, Interface, Invocation, Route, Success};
+use tortie_cni::{
+    Address, Attachment, Code, Command, Failure, Interface, Invocation, PrevResult, Route, Success,
+};
 use tortie_dataplane::{EndpointId, PodAttachment, PodInterface, PodWiring, WiringError};
 use tortie_ipam::{Assignment, Ipam, IpamError, Request, Use};
 use tortie_store::{Endpoints, StoreError, Stored};
@@ -29,6 +31,7 @@ use crate::barrier::Barrier;
 use crate::locks::Locks;
 use crate::metrics::Metrics;
 use crate::plane::InForce;
+use crate::runtime_config;
 
 /// How long an ADD waits for policy before it undoes everything.
 const POLICY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -49,6 +52,8 @@ pub(crate) struct Pods {
     pub(crate) wiring: Arc<dyn PodWiring>,
     pub(crate) node: String,
     pub(crate) mtu: u32,
+    /// Whether the runtime calls a plugin that limits bandwidth after Tortie's.
+    pub(crate) limits_bandwidth: bool,
     pub(crate) in_force: watch::Receiver<Arc<InForce>>,
     pub(crate) barrier: Barrier,
     pub(crate) metrics: Arc<Metrics>,
@@ -114,7 +119,9 @@ impl Pods {
             self.refuse_replaced(call, id)
         )?;
         addresses::check_config(&call.config)?;
+        runtime_config::check(&call.config)?;
         refuse_annotations(&pod.0.key, &pod.1.metadata.annotations)?;
+        self.refuse_limits_of_bandwidth(&pod.0.key, &pod.1.metadata.annotations)?;
         refuse_annotations(&Key::global(Kind::Namespace, &*id.namespace), &namespace.annotations)?;
         let request = Request {
             handle: handle(call),
@@ -183,6 +190,10 @@ impl Pods {
         let has = endpoint.spec.ip_networks.iter().any(|net| net.addr() == IpAddr::from(assignment.address));
         if !has {
             return Err(differs(format!("its address {} is not the endpoint's", assignment.address)));
+        }
+        let before = PrevResult::read(&call.config.extra)?;
+        if before.is_some_and(|before| !before.has_address(&assignment.address.to_string())) {
+            return Err(differs(format!("prevResult does not have its address {}", assignment.address)));
         }
         let (wiring, attachment) = (self.wiring.clone(), self.attachment(call, &id, assignment));
         blocking(move || wiring.check(&attachment)).await.map_err(|error| differs(error.to_string()))
@@ -331,6 +342,25 @@ impl Pods {
         }
     }
 
+    /// The runtime passes limits to the plugin that sets them. Without it, they would have no effect.
+    fn refuse_limits_of_bandwidth(
+        &self,
+        key: &Key,
+        annotations: &BTreeMap<String, String>,
+    ) -> Result<(), Failure> {
+        let limits = ["kubernetes.io/ingress-bandwidth", "kubernetes.io/egress-bandwidth"];
+        let Some(limit) = limits.into_iter().find(|name| annotations.contains_key(*name)) else {
+            return Ok(());
+        };
+        if self.limits_bandwidth {
+            return Ok(());
+        }
+        let msg = format!("{key} has the annotation {limit}, and no plugin limits bandwidth");
+        let remedy = "take the annotation out, or install Tortie with --cni-plugins and the plugin bandwidth \
+                      (docs/operate.md, Other CNI plugins)";
+        Err(Failure::new(Code::NOT_SUPPORTED, msg, remedy))
+    }
+
     async fn namespace(&self, name: &str) -> Result<Metadata, Failure> {
         let key = Key::global(Kind::Namespace, name);
         // Without it, nobody can tell which pools and policies its labels select.
@@ -403,16 +433,21 @@ impl Pods {
     }
 
     fn success(call: &Invocation, assignment: PodAddress, interface: &PodInterface) -> Success {
+        let host_end = interface.host_mac.map(|mac| Interface {
+            name: interface.host_interface.clone(),
+            mac: mac.to_string(),
+            sandbox: String::new(),
+        });
+        let in_pod = Interface {
+            name: call.interface.clone(),
+            mac: interface.mac.to_string(),
+            sandbox: call.netns.clone(),
+        };
+        let interfaces: Vec<_> = host_end.into_iter().chain([in_pod]).collect();
+        let address = format!("{}/{}", assignment.address, interface.prefix_len);
         Success {
-            interfaces: vec![Interface {
-                name: call.interface.clone(),
-                mac: interface.mac.to_string(),
-                sandbox: call.netns.clone(),
-            }],
-            ips: vec![Address {
-                address: format!("{}/{}", assignment.address, interface.prefix_len),
-                interface: 0,
-            }],
+            ips: vec![Address { address, interface: interfaces.len() - 1 }],
+            interfaces,
             routes: vec![Route { dst: Ipv4Net::default().to_string(), gw: Some(interface.gateway.into()) }],
         }
     }

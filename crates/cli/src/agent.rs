@@ -11,6 +11,7 @@ use ipnet::Ipv4Net;
 use tokio::signal::unix::{SignalKind, signal};
 use tortie_agent::control::{Ask, Outcome, ask};
 use tortie_agent::{Config, DefaultPool, Extras, Platform, StaticRules};
+use tortie_deploy::ChainedPlugins;
 use tortie_hcn::{Address, RemoteHcn};
 
 use crate::output;
@@ -78,6 +79,16 @@ struct Daemon {
     /// Where the container runtime looks for network configurations: the agent writes its own there when pods can be added
     #[arg(long, env = "TORTIE_CNI_CONF_DIR", value_name = "FOLDER")]
     cni_conf_dir: Option<PathBuf>,
+    /// The plugins that the container runtime calls after Tortie's, as a JSON list, such as
+    /// [{"type": "bandwidth", "capabilities": {"bandwidth": true}}]
+    #[arg(
+        long,
+        env = "TORTIE_CNI_PLUGINS",
+        value_name = "JSON",
+        default_value = "",
+        hide_default_value = true
+    )]
+    cni_plugins: ChainedPlugins,
     /// Where to serve /healthz, /readyz and /metrics, such as 127.0.0.1:9198
     #[arg(long, env = "TORTIE_HEALTH_ADDRESS", value_name = "ADDRESS")]
     health_address: Option<SocketAddr>,
@@ -131,6 +142,7 @@ impl Daemon {
             let extras = Extras {
                 default_pool: self.default_pool.map(|cidr| DefaultPool { cidr, nat_outgoing }),
                 cni_conf_dir: self.cni_conf_dir,
+                cni_plugins: self.cni_plugins,
                 health_address: self.health_address,
                 metrics_address: self.metrics_address,
                 log_level: Some(log_level),

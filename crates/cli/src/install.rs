@@ -13,7 +13,7 @@ use clap::ValueEnum;
 use ipnet::Ipv4Net;
 use serde_json::Value;
 use tokio::time::Instant;
-use tortie_deploy::{DEFAULT_IMAGE, DEFAULT_POOL, Values};
+use tortie_deploy::{ChainedPlugins, DEFAULT_IMAGE, DEFAULT_POOL, Values};
 use tortie_store::kubernetes::Kubernetes;
 
 use crate::output;
@@ -60,6 +60,10 @@ pub(crate) struct Install {
     /// Where the container runtime looks for network configurations
     #[arg(long, value_name = "FOLDER", default_value = "/etc/cni/net.d")]
     cni_conf_dir: String,
+    /// The plugins that the container runtime calls after Tortie's, as a JSON list, such as
+    /// [{"type": "bandwidth", "capabilities": {"bandwidth": true}}]
+    #[arg(long, value_name = "JSON", default_value = "", hide_default_value = true)]
+    cni_plugins: ChainedPlugins,
     /// Install although another network for pods is there
     #[arg(long)]
     force: bool,
@@ -122,6 +126,7 @@ impl Install {
             api_server: self.api_server.clone(),
             cni_bin_dir: self.cni_bin_dir.clone(),
             cni_conf_dir: self.cni_conf_dir.clone(),
+            cni_plugins: self.cni_plugins.clone(),
         }
     }
 

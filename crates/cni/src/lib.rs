@@ -3,9 +3,11 @@
 //! small: it passes the call to the agent over a socket ([`transport`]) and prints the answer.
 
 pub mod plugin;
+mod prev_result;
 pub mod transport;
 mod types;
 
+pub use prev_result::PrevResult;
 pub use types::{
     Address, Attachment, Code, Command, Failure, Interface, Invocation, NetworkConfig, Route,
     SUPPORTED_VERSIONS, Success,

@@ -14,7 +14,7 @@ use std::{env, fs, io};
 use serde_json::{Value, json};
 
 use crate::transport::{self, Answer};
-use crate::{Code, Command, Failure, Invocation, NetworkConfig, SUPPORTED_VERSIONS};
+use crate::{Code, Command, Failure, Invocation, NetworkConfig, PrevResult, SUPPORTED_VERSIONS};
 
 /// How long to wait for the agent's answer: less than the four minutes after which a kubelet gives up.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
@@ -61,9 +61,41 @@ fn run(environment: &dyn Fn(&str) -> Option<String>, config: &str) -> (Option<Va
             ExitCode::SUCCESS,
         );
     }
-    match call(&invocation) {
-        Ok(success) => (success.map(|success| success.document(&version)), ExitCode::SUCCESS),
+    let answer = PrevResult::read(&invocation.config.extra).and_then(|before| {
+        check_prev_result(&invocation, before.as_ref())?;
+        Ok(call(&invocation)?.map(|success| match before {
+            Some(before) => before.followed_by(&success, &version),
+            None => success.document(&version),
+        }))
+    });
+    match answer {
+        Ok(document) => (document, ExitCode::SUCCESS),
         Err(failure) => (Some(failure.document(&version)), ExitCode::FAILURE),
+    }
+}
+
+/// ADD makes the interface, so no earlier plugin of the list may have made it. CHECK needs the result of ADD.
+fn check_prev_result(invocation: &Invocation, before: Option<&PrevResult>) -> Result<(), Failure> {
+    let interface = &invocation.interface;
+    let exists = before.is_some_and(|before| before.has_interface(interface));
+    match (invocation.command, before) {
+        (Command::Add, _) if exists => Err(Failure::new(
+            Code::NOT_SUPPORTED,
+            format!(
+                "an earlier plugin of network {} has made the interface {interface}",
+                invocation.config.name
+            ),
+            "let tortie-cni be the first plugin of the list: it makes the pod's interface itself",
+        )),
+        (Command::Check, None) => Err(Failure::new(
+            Code::INVALID_CONFIG,
+            "CHECK needs prevResult",
+            "the runtime passes the result of the pod's last ADD",
+        )),
+        (Command::Check, _) if !exists => {
+            Err(Failure::new(Code::DIFFERS, format!("prevResult has no interface {interface}"), ""))
+        }
+        _ => Ok(()),
     }
 }
 

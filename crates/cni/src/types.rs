@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value, json};
 use thiserror::Error;
 
@@ -57,8 +57,13 @@ pub struct NetworkConfig {
     /// Where DELs are stored while the agent is down.
     #[serde(default = "default_queue")]
     pub deletion_queue: PathBuf,
-    /// The existing attachments, for GC.
-    #[serde(rename = "cni.dev/valid-attachments", default, skip_serializing_if = "Option::is_none")]
+    /// The existing attachments, for GC. Runtimes in Go write an empty list as null.
+    #[serde(
+        rename = "cni.dev/valid-attachments",
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "list_or_null"
+    )]
     pub valid_attachments: Option<Vec<Attachment>>,
     /// Everything else.
     #[serde(flatten)]
@@ -73,6 +78,11 @@ pub struct Attachment {
     pub container_id: String,
     /// The interface.
     pub ifname: String,
+}
+
+/// Reads a list, or null as an empty one. Without the key, this is not called.
+fn list_or_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<Attachment>>, D::Error> {
+    Ok(Some(Option::deserialize(deserializer)?.unwrap_or_default()))
 }
 
 fn default_socket() -> PathBuf {

@@ -59,6 +59,8 @@ pub struct PodAttachment {
 pub struct PodInterface {
     /// The host end on Linux, the HNS endpoint's name on Windows.
     pub host_interface: String,
+    /// The MAC address of the host end; `None` on Windows, where there is no interface for it.
+    pub host_mac: Option<MacAddress>,
     /// The pod's MAC address.
     pub mac: MacAddress,
     /// The length of the network's prefix that the pod's address has.

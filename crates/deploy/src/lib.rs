@@ -13,7 +13,7 @@ mod values;
 use serde_json::Value;
 use tortie_api::{from_yaml, to_yaml};
 
-pub use cni::{CNI_CONFIG_FILE, CNI_NETWORK, CNI_PLUGIN, cni_config};
+pub use cni::{CNI_CONFIG_FILE, CNI_NETWORK, CNI_PLUGIN, ChainError, ChainedPlugins, cni_config};
 pub use controllers::CONTROLLERS;
 pub use node::{CLEANUP_SET, DAEMON_SET, HEALTH_PORT, cleanup};
 pub use template::CONFIG_MAP;

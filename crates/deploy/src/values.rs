@@ -6,6 +6,8 @@ use std::net::SocketAddr;
 use ipnet::Ipv4Net;
 use thiserror::Error;
 
+use crate::ChainedPlugins;
+
 /// The image of this version, as `cargo xtask image` names it.
 pub const DEFAULT_IMAGE: &str = concat!("tortie.io/tortie:", env!("CARGO_PKG_VERSION"));
 /// The pool of addresses in `deploy/tortie.yaml`.
@@ -34,6 +36,8 @@ pub struct Values {
     pub cni_bin_dir: String,
     /// Where the container runtime looks for network configurations.
     pub cni_conf_dir: String,
+    /// The plugins that the runtime calls after Tortie's.
+    pub cni_plugins: ChainedPlugins,
 }
 
 impl Default for Values {
@@ -48,6 +52,7 @@ impl Default for Values {
             api_server: None,
             cni_bin_dir: "/opt/cni/bin".to_owned(),
             cni_conf_dir: "/etc/cni/net.d".to_owned(),
+            cni_plugins: ChainedPlugins::default(),
         }
     }
 }
@@ -61,6 +66,9 @@ impl Values {
             ("TORTIE_DEFAULT_POOL_NAT".to_owned(), self.nat_outgoing.to_string()),
             ("RUST_LOG".to_owned(), self.log_level.clone()),
         ]);
+        if !self.cni_plugins.is_empty() {
+            environment.insert("TORTIE_CNI_PLUGINS".to_owned(), self.cni_plugins.to_string());
+        }
         if let Some(address) = self.metrics_address {
             environment.insert("TORTIE_METRICS_ADDRESS".to_owned(), address.to_string());
         }

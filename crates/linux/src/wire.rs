@@ -98,7 +98,8 @@ impl Wiring {
         host.change(&Change::SetNeighbour(Neighbour { link: index, address, mac: pod_mac(pod.address) }))?;
         namespace.run(|| {
             let index = interface_index(&pod.endpoint.interface)?;
-            let verdicts = RouteSocket::open()?.change_all(&pod_side(pod.address, index))?;
+            let changes = pod_side(pod.address, &pod.endpoint.interface, index);
+            let verdicts = RouteSocket::open()?.change_all(&changes)?;
             verdicts.into_iter().collect()
         })?
     }
@@ -155,8 +156,10 @@ impl Wiring {
             if !inside.up || !socket.addresses()?.contains(&wanted) {
                 return Ok(Some(format!("the pod's {interface} is down or has not the address {address}")));
             }
-            let is_default =
-                |route: &Route| route.destination.prefix_len() == 0 && route.gateway == Some(GATEWAY.into());
+            let is_default = |route: &Route| {
+                let leads_here = route.link == Some(inside.index) && route.gateway == Some(GATEWAY.into());
+                route.destination.prefix_len() == 0 && leads_here
+            };
             let routed =
                 socket.routes()?.iter().any(|route| is_default(route) && route.kind == RouteKind::Unicast);
             Ok((!routed).then(|| format!("the pod has no route by {GATEWAY}")))
@@ -170,8 +173,13 @@ impl PodWiring for Wiring {
         let failed = |operation| failed(operation, &name);
         let namespace = NetNs::open(Path::new(&pod.netns)).map_err(failed("find the pod's namespace"))?;
         let mut host = RouteSocket::open().map_err(failed("talk to the kernel"))?;
-        let interface =
-            |mac| PodInterface { host_interface: name.clone(), mac, prefix_len: 32, gateway: GATEWAY };
+        let interface = |mac| PodInterface {
+            host_interface: name.clone(),
+            host_mac: Some(HOST_MAC),
+            mac,
+            prefix_len: 32,
+            gateway: GATEWAY,
+        };
         let mut laid = self.lay(pod, &mut host, &namespace, &name);
         if matches!(&laid, Err(error) if error.errno() == Some(libc::EEXIST)) {
             let link = host.link(&name).map_err(failed("look for the cable"))?;
@@ -308,17 +316,22 @@ fn first_number() -> u32 {
     std::time::UNIX_EPOCH.elapsed().map_or(0, |time| time.subsec_nanos()) ^ std::process::id().rotate_left(16)
 }
 
-/// The configuration of the pod's end.
-fn pod_side(address: Ipv4Addr, link: u32) -> Vec<Change> {
+/// The interface of a pod that has the first default route.
+const FIRST_INTERFACE: &str = "eth0";
+
+/// The configuration of the pod's end. All interfaces of a pod have the same gateway, so the routes of further ones have a
+/// metric of their own.
+fn pod_side(address: Ipv4Addr, interface: &str, link: u32) -> Vec<Change> {
     /// `RTPROT_BOOT`, as for routes that are set up when a host starts.
     const BOOT: u8 = 3;
     let gateway = IpAddr::V4(GATEWAY);
     let everything = IpNet::V4(Ipv4Net::default());
+    let metric = if interface == FIRST_INTERFACE { 0 } else { link };
     vec![
         Change::SetLink(link, vec![LinkSetting::Up(true)]),
         Change::AddAddress(Address { link, address: address.into(), prefix_length: 32 }),
-        Change::AddRoute(Route::on_link(IpNet::from(gateway), link, BOOT)),
-        Change::AddRoute(Route { onlink: false, ..Route::via(everything, gateway, link, BOOT) }),
+        Change::AddRoute(Route { metric, ..Route::on_link(IpNet::from(gateway), link, BOOT) }),
+        Change::AddRoute(Route { onlink: false, metric, ..Route::via(everything, gateway, link, BOOT) }),
         // A permanent neighbour entry: the first packet is sent at once, even if the host has no route for its own
         // answer.
         Change::SetNeighbour(Neighbour { link, address: gateway, mac: HOST_MAC }),

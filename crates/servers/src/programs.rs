@@ -27,6 +27,13 @@ pub struct GoModule {
     pub binaries: &'static [(&'static str, &'static str)],
 }
 
+/// The specification's own driver of plugins.
+pub const CNI: GoModule = GoModule {
+    name: "cni",
+    task: "kube",
+    sources: &["go.mod", "go.sum"],
+    binaries: &[("cnitool", "github.com/containernetworking/cni/cnitool")],
+};
 /// The Kubernetes API and its controllers.
 pub const KUBE: GoModule = GoModule {
     name: "kube",
@@ -137,6 +144,10 @@ pub enum Program {
     PolicySuite,
     /// The DNS of clusters.
     CoreDns,
+    /// The driver of CNI plugins.
+    Cnitool,
+    /// CNI plugins to chain; the path is their folder.
+    CniPlugins,
 }
 
 impl Program {
@@ -163,16 +174,25 @@ impl Program {
             Self::Ginkgo => E2E.find("ginkgo"),
             Self::PolicySuite => E2E.find("policy.test"),
             Self::CoreDns => COREDNS.find("coredns"),
+            Self::Cnitool => CNI.find("cnitool"),
+            Self::CniPlugins => {
+                let folder = PathBuf::from("/usr/lib/cni");
+                let missing =
+                    || not_installed("the CNI plugins in /usr/lib/cni", "containernetworking-plugins");
+                folder.join("bandwidth").exists().then_some(folder).ok_or_else(missing)
+            }
         }
     }
 }
 
 /// Finds the program of a Debian package.
 fn installed(program: &str, package: &str) -> Result<PathBuf, Error> {
-    in_path(program).ok_or_else(|| Error::Missing {
-        program: program.to_owned(),
-        remedy: format!("install it with `cargo xtask setup` (Debian: apt-get install {package})"),
-    })
+    in_path(program).ok_or_else(|| not_installed(program, package))
+}
+
+fn not_installed(program: &str, package: &str) -> Error {
+    let remedy = format!("install it with `cargo xtask setup` (Debian: apt-get install {package})");
+    Error::Missing { program: program.to_owned(), remedy }
 }
 
 /// Decides whether a test that needs these programs runs. If one is missing and [`SKIPPED_FILE`] is set, the test is
@@ -241,7 +261,7 @@ mod tests {
 
     #[test]
     fn every_go_file_decides_what_the_binaries_are() {
-        for module in [KUBE, E2E, COREDNS] {
+        for module in [CNI, KUBE, E2E, COREDNS] {
             let mut folders = vec![module.folder()];
             let mut found = 0;
             while let Some(folder) = folders.pop() {

@@ -73,6 +73,7 @@ impl WindowsWiring {
         })?;
         info!(endpoint = endpoint.name, address = %pod.address, created, "the pod is connected, closed");
         Ok(PodInterface {
+            host_mac: None,
             host_interface: endpoint.name,
             mac,
             prefix_len: pod.block.prefix_len(),

@@ -109,7 +109,13 @@ impl PodWiring for FakeOs {
         self.lock().connected.insert(pod.endpoint.clone(), pod.container_id.clone());
         let host_interface = self.host_interface(&pod.endpoint, &pod.container_id);
         let (prefix_len, gateway) = self.lock().pod_network.unwrap_or((32, Ipv4Addr::new(169, 254, 1, 1)));
-        Ok(PodInterface { host_interface, mac: MacAddress([2, 0, 0, 0, 0, 1]), prefix_len, gateway })
+        Ok(PodInterface {
+            host_interface,
+            host_mac: None,
+            mac: MacAddress([2, 0, 0, 0, 0, 1]),
+            prefix_len,
+            gateway,
+        })
     }
 
     fn disconnect(&self, endpoint: &EndpointId, container_id: &str) -> Result<(), WiringError> {

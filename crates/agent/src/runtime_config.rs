@@ -1,0 +1,62 @@
+//! What a container runtime asks of plugins that declare a capability (`runtimeConfig`).
+
+use serde_json::Value;
+use tortie_cni::{Code, Failure, NetworkConfig};
+
+/// Rejects what a runtime asks of Tortie's plugin. The configuration that the agent writes declares no capability, so only
+/// a configuration that somebody else wrote can ask for something.
+pub(crate) fn check(config: &NetworkConfig) -> Result<(), Failure> {
+    let asked = match config.extra.get("runtimeConfig") {
+        None | Some(Value::Null) => return Ok(()),
+        Some(Value::Object(asked)) => asked,
+        Some(_) => return Err(Failure::new(Code::INVALID_CONFIG, "runtimeConfig is no object", "")),
+    };
+    let is_empty = |value: &Value| match value {
+        Value::Null => true,
+        Value::Array(list) => list.is_empty(),
+        Value::Object(object) => object.is_empty(),
+        Value::String(text) => text.is_empty(),
+        _ => false,
+    };
+    let Some((name, _)) = asked.iter().find(|(_, value)| !is_empty(value)) else { return Ok(()) };
+    let remedy = match name.as_str() {
+        "portMappings" => "Tortie reads hostPort from the Pod itself",
+        "bandwidth" => "list the plugin bandwidth after tortie-cni, with this capability",
+        "dns" => "kubelets write the pod's resolv.conf",
+        _ => "Tortie does not know it",
+    };
+    let msg =
+        format!("network {} passes runtimeConfig.{name} to tortie-cni, which is not supported", config.name);
+    Err(Failure::new(
+        Code::NOT_SUPPORTED,
+        msg,
+        format!("{remedy}; take the capability {name} out of the configuration"),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_a_runtime_asks_is_rejected_by_name() {
+        let checked = |asked: Value| {
+            let config = json!({"cniVersion": "1.0.0", "name": "n", "runtimeConfig": asked});
+            check(&serde_json::from_value(config).unwrap()).map_err(|failure| failure.to_string())
+        };
+        for nothing in [json!(null), json!({}), json!({"portMappings": [], "dns": {}, "mac": ""})] {
+            assert_eq!(checked(nothing.clone()), Ok(()), "{nothing}");
+        }
+        for (asked, name) in [
+            (json!({"portMappings": [{"hostPort": 80}]}), "runtimeConfig.portMappings"),
+            (json!({"bandwidth": {"ingressRate": 1}}), "bandwidth after tortie-cni"),
+            (json!({"mac": "0a:00:00:00:00:01"}), "runtimeConfig.mac"),
+            (json!([1]), "no object"),
+        ] {
+            let problem = checked(asked.clone()).unwrap_err();
+            assert!(problem.contains(name), "{asked}: {problem}");
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! Debian's plugins after Tortie's.
+
+use serde_json::{Map, Value, json};
+use tortie_servers::programs::{Program, can_run};
+
+use crate::node::{Node, address, output_of, until};
+
+/// Limits of bandwidth, and a kernel parameter in the pod.
+#[test]
+fn bandwidth_and_tuning_follow_tortie() {
+    if !can_run(&[Program::CniPlugins]) {
+        return;
+    }
+    let node = Node::new(&json!([
+        {"type": "bandwidth", "capabilities": {"bandwidth": true}},
+        {"type": "tuning", "sysctl": {"net.ipv4.tcp_fin_timeout": "17"}},
+    ]));
+    let pod = node.pod("limited", json!({"kubernetes.io/ingress-bandwidth": "1M"}));
+    let rates =
+        json!({"ingressRate": 1_000_000, "ingressBurst": 1_000_000, "egressRate": 0, "egressBurst": 0});
+    let asked = Map::from_iter([("bandwidth".to_owned(), rates)]);
+    let result = node.call_list("ADD", &pod, &asked, &Value::Null).unwrap();
+    let (host_end, in_pod) = (&result["interfaces"][0], &result["interfaces"][1]);
+    assert_eq!((&in_pod["name"], &result["ips"][0]["interface"]), (&json!("eth0"), &json!(1)));
+    assert_eq!(host_end["sandbox"], Value::Null, "{result}");
+    let shaped = output_of(
+        &node.namespace,
+        "/usr/sbin/tc",
+        &["qdisc", "show", "dev", host_end["name"].as_str().unwrap()],
+    );
+    assert!(shaped.contains("tbf") && shaped.contains("rate 1Mbit"), "{shaped}");
+    assert_eq!(output_of(&pod.netns, "/bin/cat", &["/proc/sys/net/ipv4/tcp_fin_timeout"]).trim(), "17");
+    assert!(output_of(&pod.netns, "/bin/ip", &["address"]).contains(&address(&result).to_string()));
+
+    node.call_list("CHECK", &pod, &asked, &result).unwrap();
+    for _ in 0..2 {
+        node.call_list("DEL", &pod, &asked, &result).unwrap();
+    }
+    until("the interface goes", || !pod.has_interface("eth0"));
+    assert_eq!(node.addresses_in_use(), 0);
+}
+
+/// Without a plugin that limits it, a limit would have no effect.
+#[test]
+fn a_limit_that_nobody_sets_is_refused() {
+    let node = Node::new(&json!([]));
+    for (name, limit) in
+        [("in", "kubernetes.io/ingress-bandwidth"), ("out", "kubernetes.io/egress-bandwidth")]
+    {
+        let pod = node.pod(name, json!({limit: "1M"}));
+        let error = node.call("ADD", &pod, json!({})).unwrap_err();
+        let text = error.to_string();
+        assert!(error["code"] == 103 && text.contains(limit) && text.contains("--cni-plugins"), "{text}");
+        assert!(!pod.has_interface("eth0") && node.addresses_in_use() == 0);
+    }
+}

@@ -1,0 +1,9 @@
+//! The CNI plugin as container runtimes call it: a real agent on a node made of a network namespace, the plugin's process,
+//! and other people's plugins and drivers.
+#![cfg(target_os = "linux")]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+mod chained;
+mod cnitool;
+mod musts;
+mod node;

@@ -1,0 +1,125 @@
+//! What happens to pods and their connections while parts of the cluster end and return.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use tortie_servers::cluster::image::AGNHOST;
+
+use super::{NODES, kubectl, kubectl_command, restart};
+
+const MANIFEST: &str = include_str!("traffic.yaml");
+const NAMESPACE: &str = "--namespace=disrupted";
+const DEPLOYMENTS: [&str; 4] = ["server", "client", "stranger", "rest"];
+/// How long connections run after each disruption before they are judged: longer than a client takes to call one lost.
+const AFTERMATH: Duration = Duration::from_secs(15);
+
+/// A disruption, with its name.
+type Disruption = (&'static str, fn() -> Result<()>);
+
+const DISRUPTIONS: [Disruption; 5] = [
+    ("containerd is killed on each node", || on_each_node("containerd")),
+    ("the kubelet is killed on each node", || on_each_node("kubelet")),
+    ("kube-proxy is killed on each node", || on_each_node("kube-proxy")),
+    ("the agents are killed", kill_agents),
+    ("the agents are replaced, node by node", replace_agents),
+];
+
+/// Runs 50 pods with connections through all disruptions. An error names the first one that cost a connection, let a
+/// stranger in, or left a pod that is not ready.
+pub(super) fn run() -> Result<()> {
+    apply()?;
+    let outcome = DISRUPTIONS.into_iter().try_for_each(|(name, disrupt)| {
+        let started = Instant::now();
+        println!("==> {name}");
+        disrupt().with_context(|| name.to_owned())?;
+        renew_the_rest()?;
+        std::thread::sleep(AFTERMATH);
+        check(name)?;
+        println!(
+            "    no connection lost, nobody let in, every pod ready after {:.0} s",
+            started.elapsed().as_secs_f64()
+        );
+        Ok(())
+    });
+    outcome.and_then(|()| many_pods()).and_then(|()| kubectl(&["delete", "namespace", "disrupted"]))
+}
+
+fn apply() -> Result<()> {
+    let file = tempfile::NamedTempFile::with_suffix(".yaml")?;
+    std::fs::write(file.path(), MANIFEST.replace("AGNHOST", AGNHOST))?;
+    kubectl(&["apply", "--filename", &file.path().display().to_string()])?;
+    DEPLOYMENTS.into_iter().try_for_each(wait_for)?;
+    // Pods that started before their policy, or their server, had lost a connection or got in.
+    std::thread::sleep(Duration::from_secs(2));
+    kubectl(&["rollout", "restart", NAMESPACE, "deployment/client", "deployment/stranger"])?;
+    ["client", "stranger"].into_iter().try_for_each(wait_for)
+}
+
+fn wait_for(deployment: &str) -> Result<()> {
+    kubectl(&["rollout", "status", NAMESPACE, &format!("deployment/{deployment}"), "--timeout=300s"])
+}
+
+fn on_each_node(program: &str) -> Result<()> {
+    NODES.into_iter().try_for_each(|node| restart(node, program))
+}
+
+/// Agents end without a chance to clean up; kubelets start their containers again.
+fn kill_agents() -> Result<()> {
+    for node in NODES {
+        let mut pkill = super::node_command(node, &["pkill", "-KILL", "-f", "^/?tortie agent"])?;
+        super::finish(&mut pkill)?;
+    }
+    std::thread::sleep(Duration::from_secs(1));
+    agents_are_ready()
+}
+
+fn replace_agents() -> Result<()> {
+    kubectl(&["rollout", "restart", "--namespace=tortie-system", "daemonset/tortie-node"])?;
+    agents_are_ready()
+}
+
+fn agents_are_ready() -> Result<()> {
+    kubectl(&["rollout", "status", "--namespace=tortie-system", "daemonset/tortie-node", "--timeout=120s"])?;
+    kubectl(&["wait", "node", "--all", "--for=condition=Ready", "--timeout=120s"])
+}
+
+/// Pods come and go after each disruption.
+fn renew_the_rest() -> Result<()> {
+    kubectl(&["delete", "pods", NAMESPACE, "--selector=app=rest"])?;
+    DEPLOYMENTS.into_iter().try_for_each(wait_for)
+}
+
+fn check(disruption: &str) -> Result<()> {
+    for (app, word, meaning) in
+        [("client", "lost", "connections were lost"), ("stranger", "in", "strangers were let in")]
+    {
+        let selector = format!("--selector=app={app}");
+        let output = kubectl_command(&["logs", NAMESPACE, &selector, "--prefix", "--tail=-1"])?.output()?;
+        if !output.status.success() {
+            bail!(
+                "{disruption}: the logs of {app} cannot be read: {}",
+                String::from_utf8_lossy(&output.stderr)
+            );
+        }
+        let log = String::from_utf8_lossy(&output.stdout);
+        let bad: Vec<&str> = log.lines().filter(|line| line.ends_with(word)).collect();
+        if !bad.is_empty() {
+            bail!("{disruption}: {} {meaning}:\n{}", bad.len(), bad.join("\n"));
+        }
+    }
+    Ok(())
+}
+
+/// How long a node with many pods takes until all of them are ready, and until they are gone.
+fn many_pods() -> Result<()> {
+    for pods in ["200", "34"] {
+        let started = Instant::now();
+        kubectl(&["scale", NAMESPACE, "deployment/rest", &format!("--replicas={pods}")])?;
+        wait_for("rest")?;
+        println!(
+            "    {pods} pods of one Deployment are ready after {:.0} s",
+            started.elapsed().as_secs_f64()
+        );
+    }
+    check("many pods")
+}
