@@ -137,6 +137,11 @@ fn soak() -> Result<()> {
         let verdicts = verdicts.display().to_string();
         step("Calico's verdicts, by Windows nodes", || vectors::run(&[&verdicts, "--on", "emulator"]))?;
     }
+    step("ten million calls of the CNI plugin", || {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let arguments = ["test", "--release", "--package", "tortie-cni", "--lib", "any_call"];
+        run(Command::new(cargo).args(arguments).env("PROPTEST_CASES", "10000000"))
+    })?;
     step("5,000 changes under traffic, twice", || random("tortie-linux", "transitions", 5_000))?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let test = ["test", "--release", "--package", "tortie-linux", "--test", "killed"];

@@ -238,3 +238,123 @@ fn is_interface(name: &str) -> bool {
         && name != ".."
         && !name.contains(|each: char| each == '/' || each == ':' || each.is_whitespace())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use proptest::collection::{btree_map, vec};
+    use proptest::prelude::*;
+    use proptest::sample::{Index, select};
+    use serde_json::Map;
+
+    use super::*;
+    use crate::transport::encode;
+
+    /// Any JSON, with the names that the plugin reads.
+    fn json() -> impl Strategy<Value = Value> {
+        let names = select(vec![
+            "address",
+            "interface",
+            "sandbox",
+            "name",
+            "ips",
+            "interfaces",
+            "routes",
+            "dns",
+            "x",
+        ]);
+        let texts = select(vec!["", "eth0", "10.0.0.1/32", "/", "\u{0}", "é", "1.1.0", "/run/netns/x"]);
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            texts.prop_map(Value::from),
+        ];
+        leaf.prop_recursive(4, 24, 4, move |inner| {
+            prop_oneof![
+                vec(inner.clone(), 0..4).prop_map(Value::from),
+                btree_map(names.clone().prop_map(str::to_owned), inner, 0..4)
+                    .prop_map(|entries| Value::Object(entries.into_iter().collect())),
+            ]
+        })
+    }
+
+    /// The value of a variable: mostly one of these, and sometimes any text.
+    fn variable(usual: &[&'static str]) -> impl Strategy<Value = String> {
+        prop_oneof![9 => select(usual.to_vec()).prop_map(str::to_owned), 1 => "\\PC{0,20}"]
+    }
+
+    fn variables() -> impl Strategy<Value = Vec<String>> {
+        let command = variable(&["ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION"]);
+        let args = variable(&["", "K8S_POD_NAME=p;K8S_POD_NAMESPACE=n", ";=;"]);
+        let all =
+            (command, variable(&["c1"]), variable(&["/run/netns/x", ""]), variable(&["eth0", "net1"]), args);
+        all.prop_map(|(command, container, netns, interface, args)| {
+            vec![command, container, netns, interface, args]
+        })
+    }
+
+    /// Where no file and no socket can be.
+    const NOWHERE: &str = "/dev/null/tortie";
+
+    #[test]
+    fn any_call_gets_a_document_and_an_exit_code() {
+        let keys = vec![
+            "cniVersion",
+            "name",
+            "type",
+            "prevResult",
+            "runtimeConfig",
+            "ipam",
+            "cni.dev/valid-attachments",
+        ];
+        let config = btree_map(select(keys), json(), 0..5);
+        let cut = prop_oneof![4 => Just(None), 1 => any::<Index>().prop_map(Some)];
+        let answers = Cell::new([0; 2]);
+        let input = (variables(), config, cut);
+        let test = |(variables, config, cut): (Vec<String>, BTreeMap<&str, Value>, Option<Index>)| {
+            let mut config = Value::Object(Map::from_iter(
+                config.into_iter().map(|(name, value)| (name.to_owned(), value)),
+            ));
+            // Most calls get past the version and the name.
+            config["cniVersion"] = if config["cniVersion"] == Value::Null {
+                json!("1.1.0")
+            } else {
+                config["cniVersion"].take()
+            };
+            config["name"] = if config["name"] == Value::Null { json!("net") } else { config["name"].take() };
+            config["agentSocket"] = json!(NOWHERE);
+            config["deletionQueue"] = json!(NOWHERE);
+            let mut bytes = config.to_string();
+            if let Some(cut) = cut {
+                let end = bytes.floor_char_boundary(cut.index(bytes.len() + 1));
+                bytes.truncate(end);
+            }
+            let names = ["CNI_COMMAND", "CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_ARGS"];
+            let environment = |name: &str| {
+                let index = names.iter().position(|other| *other == name)?;
+                Some(variables[index].clone())
+            };
+            let (document, code) = run(&environment, &bytes);
+            let has_failed = code != ExitCode::SUCCESS;
+            prop_assert!(
+                !has_failed || document.is_some_and(|document| document["code"].is_u64()),
+                "{bytes}"
+            );
+            // What the agent reads from its socket.
+            if let Ok(call) = read_invocation(&environment, &bytes) {
+                let message = encode(&call).expect("it is small");
+                let read: Invocation = serde_json::from_slice(&message[4..]).expect("what was written");
+                prop_assert_eq!(read.command, call.command);
+                answers.set([answers.get()[0] + 1, answers.get()[1]]);
+            } else {
+                answers.set([answers.get()[0], answers.get()[1] + 1]);
+            }
+            Ok(())
+        };
+        let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::default() };
+        proptest::test_runner::TestRunner::new(config).run(&input, test).expect("no call panics");
+        assert!(answers.get().iter().all(|count| *count > 10), "{answers:?}");
+    }
+}
