@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use tortie_servers::cluster::image::AGNHOST;
 
-use super::{NODES, kubectl, kubectl_command, restart};
+use super::{NODES, kubectl_command, restart};
 
 const MANIFEST: &str = include_str!("traffic.yaml");
 const NAMESPACE: &str = "--namespace=disrupted";
@@ -55,6 +55,16 @@ fn apply() -> Result<()> {
     ["client", "stranger"].into_iter().try_for_each(wait_for)
 }
 
+/// Runs kubectl, and shows what it prints only if it fails.
+fn kubectl(arguments: &[&str]) -> Result<()> {
+    let output = kubectl_command(arguments)?.output()?;
+    if !output.status.success() {
+        let printed = [output.stdout, output.stderr].concat();
+        bail!("kubectl {}: {}", arguments.join(" "), String::from_utf8_lossy(&printed).trim());
+    }
+    Ok(())
+}
+
 fn wait_for(deployment: &str) -> Result<()> {
     kubectl(&["rollout", "status", NAMESPACE, &format!("deployment/{deployment}"), "--timeout=300s"])
 }
@@ -65,10 +75,8 @@ fn on_each_node(program: &str) -> Result<()> {
 
 /// Agents end without a chance to clean up; kubelets start their containers again.
 fn kill_agents() -> Result<()> {
-    for node in NODES {
-        let mut pkill = super::node_command(node, &["pkill", "-KILL", "-f", "^/?tortie agent"])?;
-        super::finish(&mut pkill)?;
-    }
+    // The nodes have one PID namespace.
+    super::finish(&mut super::node_command(NODES[0], &["pkill", "-KILL", "-f", "^/?tortie agent"])?)?;
     std::thread::sleep(Duration::from_secs(1));
     agents_are_ready()
 }

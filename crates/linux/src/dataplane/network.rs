@@ -160,13 +160,19 @@ impl Network {
                     .map(|r| Change::DeleteRoute(*r)),
             );
         }
-        changes.extend(kernel.fdb.difference(&desired.fdb).copied().map(Change::DeleteFdb));
-        changes
-            .extend(kernel.neighbours.difference(&desired.neighbours).copied().map(Change::DeleteNeighbour));
-        changes.extend(kernel.addresses.difference(&desired.addresses).copied().map(Change::DeleteAddress));
+        // What packets need exists before what they needed goes. The kernel replaces a neighbour of the same address, and an
+        // entry of the same hardware address; to delete the old one afterwards would delete the new one.
         changes.extend(desired.addresses.difference(&kernel.addresses).copied().map(Change::AddAddress));
         changes.extend(desired.fdb.difference(&kernel.fdb).copied().map(Change::SetFdb));
         changes.extend(desired.neighbours.difference(&kernel.neighbours).copied().map(Change::SetNeighbour));
+        let addresses: BTreeSet<IpAddr> =
+            desired.neighbours.iter().map(|neighbour| neighbour.address).collect();
+        let neighbours = kernel.neighbours.iter().filter(|old| !addresses.contains(&old.address));
+        changes.extend(neighbours.copied().map(Change::DeleteNeighbour));
+        let macs: BTreeSet<_> = desired.fdb.iter().map(|entry| entry.mac).collect();
+        changes
+            .extend(kernel.fdb.iter().filter(|old| !macs.contains(&old.mac)).copied().map(Change::DeleteFdb));
+        changes.extend(kernel.addresses.difference(&desired.addresses).copied().map(Change::DeleteAddress));
         for (key, route) in &desired.routes {
             match kernel.routes.get(key) {
                 None => changes.push(Change::AddRoute(*route)),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::common::cluster::*;
 use tortie_api::net::{Action, Protocol};
+use tortie_dataplane::{MacAddress, Report, RouteTarget};
 use tortie_kernel::interface_index;
 use tortie_kernel::packet::PacketSocket;
 use tortie_kernel::route::{Address, Change, Route, RouteSocket};
@@ -111,4 +112,49 @@ fn vxlan_is_accepted_only_from_nodes() {
     assert_eq!(arrive_from(), [STRANGER.into(), 1], "it is a node's now");
     nodes[1].change(|state| drop(state.vteps.remove(&node.node)));
     assert_eq!(arrive_from(), [1], "it is a node's no more");
+}
+
+/// Another node's VTEP gets another MAC address, and then another underlay address: at each moment the kernel knows where
+/// its packets go.
+#[test]
+fn a_changed_vtep_is_known_before_the_old_one_is_forgotten() {
+    let underlay = Underlay::new();
+    let mut node = Node::new(&underlay, 1);
+    node.change(|state| {
+        state.node = Some(local_node(1));
+        state.vteps.insert("node-2".to_owned(), vtep(2));
+        state.routes.insert(block(2), RouteTarget::Vxlan { node: "node-2".to_owned() });
+    });
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let mut monitor = std::process::Command::new("ip");
+    monitor.args(["monitor", "neigh"]).stdout(log.reopen().unwrap());
+    let mut monitor = node.namespace.run(|| monitor.spawn().unwrap()).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let (mac, parent) = (MacAddress([0x66, 0, 0, 0, 0, 0x99]), Ipv4Addr::new(172, 31, 0, 77));
+    assert_eq!(node.change(|state| state.vteps.get_mut("node-2").unwrap().mac = mac), Report::default());
+    assert_eq!(
+        node.change(|state| state.vteps.get_mut("node-2").unwrap().parent = parent),
+        Report::default()
+    );
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    monitor.kill().unwrap();
+    monitor.wait().unwrap();
+    let events = std::fs::read_to_string(log.path()).unwrap();
+    let of = |word: &str| events.lines().filter(|line| line.contains(word)).collect::<Vec<_>>();
+    let neighbour = of(&vtep(2).address.to_string());
+    assert!(!neighbour.is_empty() && neighbour.iter().all(|line| !line.starts_with("Deleted")), "{events}");
+    let (added, old) = (of("66:00:00:00:00:99"), of("66:00:00:00:00:02"));
+    assert!(added.iter().all(|line| !line.starts_with("Deleted")), "{events}");
+    // The last word on the old one is its deletion, after the new one came.
+    let deleted = old.last().expect("the old entry goes");
+    assert!(deleted.starts_with("Deleted"), "{events}");
+    assert!(events.find(added[0]) < events.find(*deleted), "{events}");
+    let knows = || {
+        let mut socket = RouteSocket::open().unwrap();
+        let link = interface_index("vxlan.calico").unwrap();
+        let entries = socket.fdb(link).unwrap();
+        entries.iter().map(|entry| (entry.mac, entry.destination)).collect::<Vec<_>>()
+    };
+    assert_eq!(node.namespace.run(knows).unwrap(), [(mac, parent)]);
+    assert_eq!(node.resync(), Report::default());
 }
