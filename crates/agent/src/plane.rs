@@ -16,6 +16,7 @@ use tortie_store::backoff::{Backoff, random_seed};
 use crate::control::ShownEndpoint;
 use crate::pending::Batch;
 use crate::queue::{Batches, Inbox, Question, Work, queue};
+use crate::report;
 use crate::unsupported::{Unsupported, Watched};
 
 /// The interval at which the dataplane reads everything back.
@@ -39,6 +40,15 @@ pub(crate) struct InForce {
 }
 
 impl InForce {
+    /// The kinds that the agent may not read and has never read, with the remedies. Until it may, it applies nothing,
+    /// because policy could depend on them.
+    pub(crate) fn blocking(&self) -> Vec<String> {
+        let forbidden =
+            self.unavailable.iter().filter(|(_, error)| !matches!(error, StoreError::KindAbsent(_)));
+        let forbidden = forbidden.filter(|_| self.given.is_empty());
+        forbidden.map(|(kind, error)| report::forbidden(*kind, error)).collect()
+    }
+
     /// Whether the endpoint exists, with its policy as of these positions in force.
     pub(crate) fn covers(&self, endpoint: &EndpointId, positions: &Positions) -> bool {
         self.given.reach(positions)
@@ -161,6 +171,7 @@ impl Plane {
             self.watched.update(&key, value.as_ref());
         }
         if more_follows {
+            self.publish_unavailable();
             return;
         }
         if changed {
@@ -172,6 +183,18 @@ impl Plane {
             self.report = self.dataplane.apply(self.calc.state(), &deltas);
         }
         self.publish_in_force();
+    }
+
+    /// Publishes which kinds cannot be read, while the first snapshot is not complete.
+    fn publish_unavailable(&self) {
+        let unavailable = &self.unavailable;
+        self.publish.send_if_modified(|now| {
+            let differs = now.unavailable != *unavailable;
+            if differs {
+                Arc::make_mut(now).unavailable = unavailable.clone();
+            }
+            differs
+        });
     }
 
     fn resync(&mut self) {
@@ -351,8 +374,18 @@ mod tests {
             }
         }
         assert!(applied.try_recv().is_err() && in_force.borrow().given.is_empty());
+        // What cannot be read is known before.
+        let forbidden = StoreError::Forbidden("no".to_owned());
+        let absent = StoreError::KindAbsent(Kind::Tier);
+        let unavailable = [(Kind::Tier, Some(absent)), (Kind::NetworkPolicy, Some(forbidden.clone()))].into();
+        batches.send(Batch { unavailable, more_follows: true, ..Batch::default() });
+        let now = in_force.wait_for(|now| !now.blocking().is_empty()).await.unwrap().clone();
+        assert_eq!(now.blocking(), [report::forbidden(Kind::NetworkPolicy, &forbidden)]);
+        let unavailable = [(Kind::NetworkPolicy, None), (Kind::Tier, None)].into();
+        batches.send(Batch { unavailable, more_follows: true, ..Batch::default() });
+        in_force.wait_for(|now| now.blocking().is_empty()).await.unwrap();
         batches.send(Batch { positions: at(101), ..Batch::default() });
-        in_force.wait_for(|now| now.given == at(101)).await.unwrap();
+        in_force.wait_for(|now| now.given.reach(&at(101)) && !now.given.is_empty()).await.unwrap();
         assert_eq!(applied.try_iter().count(), 1);
     }
 
