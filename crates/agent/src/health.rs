@@ -2,6 +2,8 @@
 //!
 //! `/healthz` fails if only a restart can help. `/readyz` fails while ADD would fail.
 
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
@@ -9,6 +11,9 @@ use crate::plane::InForce;
 
 /// The maximum duration of one call of the dataplane. The largest clusters of the benchmarks take seconds.
 const MAX_BUSY: Duration = Duration::from_secs(300);
+
+/// The addresses for probes and metrics that cannot be served now, with the reasons.
+pub(crate) type Taken = BTreeMap<SocketAddr, String>;
 
 /// How far the start of the agent is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

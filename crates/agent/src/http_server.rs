@@ -1,6 +1,5 @@
 //! The agent's HTTP server: `/healthz`, `/readyz` and `/metrics`.
 
-use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,7 +15,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 
-use crate::health::{Progress, health, readiness};
+use crate::health::{Progress, Taken, health, readiness};
 use crate::metrics::Metrics;
 use crate::plane::InForce;
 use tortie_store::backoff::{Backoff, random_seed};
@@ -49,9 +48,6 @@ pub(crate) enum Paths {
     /// `/metrics` only.
     Metrics,
 }
-
-/// The addresses that cannot be served now, with the reasons.
-pub(crate) type Taken = BTreeMap<SocketAddr, String>;
 
 /// Opens the address, as often as it takes, and serves until the future is dropped.
 pub(crate) async fn serve(address: SocketAddr, paths: Paths, sources: Sources) {

@@ -16,7 +16,6 @@ use tortie_store::backoff::{Backoff, random_seed};
 use crate::control::ShownEndpoint;
 use crate::pending::Batch;
 use crate::queue::{Batches, Inbox, Question, Work, queue};
-use crate::report;
 use crate::unsupported::{Unsupported, Watched};
 
 /// The interval at which the dataplane reads everything back.
@@ -43,10 +42,9 @@ impl InForce {
     /// The kinds that the agent may not read and has never read, with the remedies. Until it may, it applies nothing,
     /// because policy could depend on them.
     pub(crate) fn blocking(&self) -> Vec<String> {
-        let forbidden =
-            self.unavailable.iter().filter(|(_, error)| !matches!(error, StoreError::KindAbsent(_)));
-        let forbidden = forbidden.filter(|_| self.given.is_empty());
-        forbidden.map(|(kind, error)| report::forbidden(*kind, error)).collect()
+        let unread = self.unavailable.iter().filter(|(_, error)| !matches!(error, StoreError::KindAbsent(_)));
+        let unread = unread.filter(|_| self.given.is_empty());
+        unread.map(|(kind, error)| forbidden(*kind, error)).collect()
     }
 
     /// Whether the endpoint exists, with its policy as of these positions in force.
@@ -55,6 +53,16 @@ impl InForce {
             && self.report.failures_of(endpoint).next().is_none()
             && self.endpoints.binary_search(endpoint).is_ok()
     }
+}
+
+/// A kind that may not be read, and what to do.
+pub(crate) fn forbidden(kind: Kind, error: &StoreError) -> String {
+    // The error names the resource, which may be another one: some kinds are derived.
+    format!(
+        "the agent cannot read objects of kind {} ({error}); grant it get, list and watch there, in Kubernetes by the \
+         ClusterRole tortie-node",
+        kind.name()
+    )
 }
 
 /// Starts the thread. It ends when the [`Batches`] are dropped, and leaves everything in force.
@@ -375,12 +383,12 @@ mod tests {
         }
         assert!(applied.try_recv().is_err() && in_force.borrow().given.is_empty());
         // What cannot be read is known before.
-        let forbidden = StoreError::Forbidden("no".to_owned());
+        let refused = StoreError::Forbidden("no".to_owned());
         let absent = StoreError::KindAbsent(Kind::Tier);
-        let unavailable = [(Kind::Tier, Some(absent)), (Kind::NetworkPolicy, Some(forbidden.clone()))].into();
+        let unavailable = [(Kind::Tier, Some(absent)), (Kind::NetworkPolicy, Some(refused.clone()))].into();
         batches.send(Batch { unavailable, more_follows: true, ..Batch::default() });
         let now = in_force.wait_for(|now| !now.blocking().is_empty()).await.unwrap().clone();
-        assert_eq!(now.blocking(), [report::forbidden(Kind::NetworkPolicy, &forbidden)]);
+        assert_eq!(now.blocking(), [forbidden(Kind::NetworkPolicy, &refused)]);
         let unavailable = [(Kind::NetworkPolicy, None), (Kind::Tier, None)].into();
         batches.send(Batch { unavailable, more_follows: true, ..Batch::default() });
         in_force.wait_for(|now| now.blocking().is_empty()).await.unwrap();

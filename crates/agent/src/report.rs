@@ -18,8 +18,8 @@ use tortie_dataplane::{Condition, Reason, Severity};
 use tortie_store::backoff::{Backoff, random_seed};
 use tortie_store::{Change, Interest, Store, StoreError, Stored};
 
-use crate::http_server::Taken;
-use crate::plane::InForce;
+use crate::health::Taken;
+use crate::plane::{InForce, forbidden};
 
 /// The maximum interval between reports.
 pub(crate) const HEARTBEAT: Duration = Duration::from_secs(60);
@@ -153,16 +153,6 @@ fn value(key: &Key, status: &NodeStatus, requested: &Positions) -> Result<Value,
         status: NodeStatus { time: Timestamp::now().to_string(), ..status.clone() },
     };
     serde_json::to_value(report).map_err(damaged)
-}
-
-/// A kind that may not be read, and what to do.
-pub(crate) fn forbidden(kind: Kind, error: &StoreError) -> String {
-    // The error names the resource, which may be another one: some kinds are derived.
-    format!(
-        "the agent cannot read objects of kind {} ({error}); grant it get, list and watch there, in Kubernetes by the \
-         ClusterRole tortie-node",
-        kind.name()
-    )
 }
 
 /// A kind that cannot be read.

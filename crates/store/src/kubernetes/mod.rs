@@ -8,6 +8,7 @@
 mod answer;
 mod client;
 mod connection;
+mod detection;
 mod endpoints;
 mod envelope;
 mod group;
