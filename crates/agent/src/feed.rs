@@ -7,7 +7,7 @@ use futures::StreamExt;
 use futures::stream::ReadyChunks;
 use tortie_api::{Kind, Positions};
 use tortie_store::backoff::{Backoff, random_seed};
-use tortie_store::{Change, Follow, Interest, Store};
+use tortie_store::{Change, Follow, Interest, Store, StoreError};
 
 use crate::pending::Batch;
 use crate::queue::Batches;
@@ -32,7 +32,8 @@ pub(crate) async fn run(store: Arc<dyn Store>, kinds: Vec<Kind>, batches: Batche
 
 /// Sends everything that is stored, in parts, so that it never is in memory as a whole. It contains everything that was
 /// stored before any object in it, so that no policy is missing that existed before a pod, although each kind is listed
-/// at another time. `None` if the thread or the store has ended.
+/// at another time. It is not complete while a kind is forbidden, because policy could depend on its objects. A kind that
+/// the store does not have has none. `None` if the thread or the store has ended.
 async fn snapshot(
     store: &dyn Store,
     kinds: &[Kind],
@@ -43,12 +44,17 @@ async fn snapshot(
     let (mut positions, mut end) = (Positions::default(), None);
     while batches.wait_for_room().await {
         let mut part = batch(changes.next().await?);
-        missing.retain(|kind| !part.unavailable.contains_key(kind));
+        for (kind, error) in &part.unavailable {
+            match error {
+                None | Some(StoreError::KindAbsent(_)) => drop(missing.remove(kind)),
+                Some(_) => drop(missing.insert(*kind)),
+            }
+        }
         part.advance(&mut positions);
         if missing.is_empty() && end.is_none() {
             end = Some(barrier(store, kinds).await);
         }
-        let complete = end.as_ref().is_some_and(|end| positions.reach(end));
+        let complete = missing.is_empty() && end.as_ref().is_some_and(|end| positions.reach(end));
         part.more_follows = !complete;
         batches.send(part);
         if complete {

@@ -2,6 +2,8 @@
 //!
 //! `/healthz` fails if only a restart can help. `/readyz` fails while ADD would fail.
 
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
@@ -9,6 +11,9 @@ use crate::plane::InForce;
 
 /// The maximum duration of one call of the dataplane. The largest clusters of the benchmarks take seconds.
 const MAX_BUSY: Duration = Duration::from_secs(300);
+
+/// The addresses for probes and metrics that cannot be served now, with the reasons.
+pub(crate) type Taken = BTreeMap<SocketAddr, String>;
 
 /// How far the start of the agent is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -60,7 +65,11 @@ pub(crate) fn readiness(stage: Stage, now: &InForce) -> Result<(), String> {
         Stage::FindNode => return Err("the agent waits for the datastore and for its Node".to_owned()),
         Stage::PrepareNode => return Err("the agent prepares the node's tunnel".to_owned()),
         Stage::ReadCluster if now.given.is_empty() => {
-            return Err("the agent reads the cluster for the first time".to_owned());
+            let blocking = now.blocking();
+            return Err(match blocking.is_empty() {
+                true => "the agent reads the cluster for the first time".to_owned(),
+                false => format!("no policy is applied: {}", blocking.join("; ")),
+            });
         }
         Stage::ReadCluster | Stage::Serve => {}
     }
@@ -93,7 +102,10 @@ mod tests {
         failed.report.node.push(Condition::new(Reason::PolicyNotInForce, "the kernel rejects it"));
         let mut informed = read.clone();
         informed.report.node.push(Condition::new(Reason::CalicoLeftover, "a chain"));
+        let refused = tortie_store::StoreError::Forbidden("may not list tiers".to_owned());
+        let blocked = InForce { unavailable: [(Kind::Tier, refused)].into(), ..InForce::default() };
         for (stage, now, expected) in [
+            (Stage::ReadCluster, &blocked, "cannot read objects of kind Tier"),
             (Stage::FindNode, &InForce::default(), "waits for the datastore"),
             (Stage::PrepareNode, &InForce::default(), "prepares the node's tunnel"),
             (Stage::ReadCluster, &InForce::default(), "reads the cluster"),

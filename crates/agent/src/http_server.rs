@@ -15,9 +15,10 @@ use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 
-use crate::health::{Progress, health, readiness};
+use crate::health::{Progress, Taken, health, readiness};
 use crate::metrics::Metrics;
 use crate::plane::InForce;
+use tortie_store::backoff::{Backoff, random_seed};
 
 /// The maximum number of connections at a time.
 const MAX_CONNECTIONS: usize = 32;
@@ -35,6 +36,8 @@ pub(crate) struct Sources {
     pub(crate) progress: Arc<Progress>,
     /// Has a value when the dataplane's thread has started.
     pub(crate) in_force: watch::Receiver<Option<watch::Receiver<Arc<InForce>>>>,
+    /// Receives the addresses that are taken.
+    pub(crate) taken: watch::Sender<Taken>,
 }
 
 /// Which paths an address serves.
@@ -46,13 +49,27 @@ pub(crate) enum Paths {
     Metrics,
 }
 
-/// Opens the address.
-pub(crate) async fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
-    TcpListener::bind(address).await
+/// Opens the address, as often as it takes, and serves until the future is dropped.
+pub(crate) async fn serve(address: SocketAddr, paths: Paths, sources: Sources) {
+    let mut backoff = Backoff::new(random_seed());
+    let listener = loop {
+        match TcpListener::bind(address).await {
+            Ok(listener) => break listener,
+            Err(error) => {
+                if !sources.taken.borrow().contains_key(&address) {
+                    tracing::error!(%error, %address, "cannot serve health and metrics; Tortie retries");
+                }
+                sources.taken.send_modify(|taken| drop(taken.insert(address, error.to_string())));
+                backoff.wait().await;
+            }
+        }
+    };
+    sources.taken.send_if_modified(|taken| taken.remove(&address).is_some());
+    run(listener, paths, sources).await;
 }
 
 /// Serves until the future is dropped.
-pub(crate) async fn run(listener: TcpListener, paths: Paths, sources: Sources) {
+async fn run(listener: TcpListener, paths: Paths, sources: Sources) {
     let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         // Closed together with the agent, not before.

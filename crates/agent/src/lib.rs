@@ -200,8 +200,10 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
     })?;
     let (metrics, progress) = (Arc::new(Metrics::new()), Arc::new(Progress::default()));
     let (started, in_force) = watch::channel(None);
-    let sources = Sources { metrics: metrics.clone(), progress: progress.clone(), in_force };
-    let _http = serve_http(&extras, &sources).await?;
+    let taken = watch::Sender::default();
+    let taken_now = taken.subscribe();
+    let sources = Sources { metrics: metrics.clone(), progress: progress.clone(), in_force, taken };
+    let _http = serve_http(&extras, &sources);
     let store: Arc<dyn Store> = endpoints.clone();
     let mut node_labels = node::wait_for(&*store, &node).await?.metadata.labels;
     if let Platform::Windows { .. } = platform {
@@ -213,7 +215,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
     }
     progress.reach(Stage::PrepareNode);
     let network = ClusterNetwork::default();
-    let ipam = Ipam::new(store.clone(), &node, node_labels);
+    let ipam = Arc::new(Ipam::new(store.clone(), &node, node_labels));
     let about = platform.about();
     let Prepared { dataplane, wiring, announced } =
         node::prepare(&*endpoints, &ipam, &node, platform, &network).await?;
@@ -238,15 +240,16 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
     if !endpoints.derives_from_kubernetes() {
         parts.add("the following of labels", labels::run(store.clone(), node.clone()));
     }
-    parts.add("the report", report::run(store.clone(), node.clone(), about, in_force.clone()));
+    parts.add("the report", report::run(store.clone(), node.clone(), about, in_force.clone(), taken_now));
     if let Some(announced) = announced {
-        let announcing = node::keep_announced(endpoints.clone(), node.clone(), announced, in_force.clone());
+        let announcing =
+            node::keep_announced(endpoints.clone(), ipam.clone(), node.clone(), announced, in_force.clone());
         parts.add("the announcement of the node", announcing);
     }
     let mut first = in_force.clone();
     tokio::select! {
-        // Everything is ready for the first pod.
-        _ = first.wait_for(|now| !now.given.is_empty()) => {}
+        // Everything is ready for the first pod; or calls can say why it is not.
+        _ = first.wait_for(|now| !now.given.is_empty() || !now.blocking().is_empty()) => {}
         error = parts.ended() => return Err(error),
     }
     let control = server::listen(&control_socket)
@@ -271,7 +274,10 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
     });
     let listener = server::listen(&cni_socket)
         .map_err(|error| AgentError::system(format!("the socket {}", cni_socket.display()), error))?;
-    tracing::info!(socket = %cni_socket.display(), "ready to add pods");
+    match first.borrow().blocking().as_slice() {
+        [] => tracing::info!(socket = %cni_socket.display(), "ready to add pods"),
+        blocking => tracing::error!("no policy is applied and no pod is added: {}", blocking.join("; ")),
+    }
     parts.add("the deletion queue", server::drain_queue(pods.clone(), deletion_queue));
     parts.add("the CNI server", server::run(pods, cni_socket, listener));
     tokio::select! {
@@ -297,18 +303,16 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
 /// The plugin to which runtimes pass the limits of a pod's annotations.
 const BANDWIDTH_PLUGIN: &str = "bandwidth";
 
-/// Serves health and metrics. The servers end when the result is dropped.
-async fn serve_http(extras: &Extras, sources: &Sources) -> Result<JoinSet<()>, AgentError> {
+/// Serves health and metrics. The servers end when the result is dropped. An address that is taken is tried again: it must
+/// not cost the pods their policy.
+fn serve_http(extras: &Extras, sources: &Sources) -> JoinSet<()> {
     let addresses = [(extras.health_address, Paths::All), (extras.metrics_address, Paths::Metrics)];
     let mut servers = JoinSet::new();
     for (address, paths) in addresses {
         let Some(address) = address else { continue };
-        let listener = http_server::listen(address)
-            .await
-            .map_err(|error| AgentError::system(format!("serving health and metrics at {address}"), error))?;
-        servers.spawn(http_server::run(listener, paths, sources.clone()));
+        servers.spawn(http_server::serve(address, paths, sources.clone()));
     }
-    Ok(servers)
+    servers
 }
 
 /// The concurrent parts, each of which runs as long as the agent. Dropping this ends all of them.

@@ -115,9 +115,9 @@ pub(crate) async fn prepare(
     }
 }
 
-/// Linux: the tunnel address is one of the node's own, under Calico's handle; its MAC address is derived from the
-/// node's name.
-async fn prepare_linux(store: &dyn Endpoints, ipam: &Ipam, node: &str) -> Result<Prepared, AgentError> {
+/// The tunnel address of a Linux node: one of its own, under Calico's handle. A node keeps its address, also when its pool
+/// is disabled or full. If the address was released, because the node was thought to be gone, it gets another one.
+async fn tunnel_address(ipam: &Ipam, node: &str) -> Result<Ipv4Addr, AgentError> {
     let owner = [("node", node), ("type", "vxlanTunnelAddress")];
     let request = Request {
         handle: format!("vxlan-tunnel-addr-{node}"),
@@ -125,16 +125,20 @@ async fn prepare_linux(store: &dyn Endpoints, ipam: &Ipam, node: &str) -> Result
         intended_use: Use::Tunnel,
         ..Request::default()
     };
-    // A node keeps its address, also when its pool is disabled or full.
     let known = ipam.find(&request.handle).await?;
     let known = known.iter().find_map(|assignment| ipv4(assignment.address));
-    let address = match known {
-        Some(address) => address,
+    match known {
+        Some(address) => Ok(address),
         None => ipv4(ipam.assign(&request).await?.address).ok_or_else(|| AgentError::Node {
             node: node.to_owned(),
             problem: "IPAM gave it an IPv6 tunnel address, which Tortie does not support".to_owned(),
-        })?,
-    };
+        }),
+    }
+}
+
+/// Linux: the MAC address of the tunnel is derived from the node's name.
+async fn prepare_linux(store: &dyn Endpoints, ipam: &Ipam, node: &str) -> Result<Prepared, AgentError> {
+    let address = tunnel_address(ipam, node).await?;
     let announced = Announced { first: Tunnel { address, mac: None }, overlay: None };
     annotate(store, node, &announced.first).await?;
 
@@ -221,11 +225,12 @@ fn internal_address(node: &Value) -> Option<Ipv4Addr> {
 }
 
 /// Restores the node's announcements whenever somebody changes the Node, and updates them when HNS has recreated the
-/// overlay network with another MAC address. Ends only when the future is dropped.
+/// overlay network with another MAC address, or IPAM has released the tunnel address. Ends only when the future is dropped.
 pub(crate) async fn keep_announced(
     store: Arc<dyn Endpoints>,
+    ipam: Arc<Ipam>,
     node: String,
-    announced: Announced,
+    mut announced: Announced,
     mut in_force: watch::Receiver<Arc<InForce>>,
 ) {
     let mut backoff = Backoff::new(random_seed());
@@ -249,13 +254,31 @@ pub(crate) async fn keep_announced(
                 tracing::warn!(node, "HNS has recreated the overlay network; Tortie publishes its new MAC address");
             }
         }
-        written = announced.now();
-        while let Err(error) = annotate(&*store, &node, &written).await {
+        while let Err(error) = announce(&*store, &ipam, &node, &mut announced).await {
             tracing::debug!(%error, "cannot annotate the Node; Tortie retries");
             backoff.wait().await;
         }
+        written = announced.now();
         backoff.succeeded();
     }
+}
+
+/// Announces what the node has now.
+async fn announce(
+    store: &dyn Endpoints,
+    ipam: &Ipam,
+    node: &str,
+    announced: &mut Announced,
+) -> Result<(), AgentError> {
+    if announced.overlay.is_none() {
+        let address = tunnel_address(ipam, node).await?;
+        if address != announced.first.address {
+            let old = announced.first.address;
+            tracing::warn!(node, %old, new = %address, "the node's tunnel address was released; Tortie announces another one");
+            announced.first.address = address;
+        }
+    }
+    annotate(store, node, &announced.now()).await
 }
 
 #[cfg(test)]
@@ -287,6 +310,53 @@ mod tests {
                 assert_eq!(after["metadata"]["annotations"], *expected, "{metadata}");
             }
         }
+    }
+
+    /// The controllers have released the addresses of a node that was away for long. Another node may have them.
+    #[tokio::test]
+    async fn a_released_tunnel_address_is_not_announced_again() {
+        let store = Arc::new(Embedded::in_memory().unwrap());
+        let pool = json!({"metadata": {"name": "p"}, "spec": {"cidr": "10.0.0.0/26", "blockSize": 30, "vxlanMode": "Always"}});
+        store.create(&Key::global(Kind::IpPool, "p"), pool).await.unwrap();
+        let config = json!({"strict_affinity": false, "auto_allocate_blocks": true});
+        store.create(&Key::global(Kind::IpamConfig, "default"), config).await.unwrap();
+        let key = Key::global(Kind::Node, "n");
+        let value = || json!({"metadata": {"name": "n"}});
+        store.create(&key, value()).await.unwrap();
+        let ipam = Arc::new(Ipam::new(store.clone(), "n", BTreeMap::new()));
+        let address = tunnel_address(&ipam, "n").await.unwrap();
+        assert_eq!(tunnel_address(&ipam, "n").await.unwrap(), address, "a node keeps its address");
+        let first = Tunnel { address, mac: None };
+        let announced = Announced { first, overlay: None };
+        let (_keep, in_force) = watch::channel(Arc::default());
+        let keeping =
+            tokio::spawn(keep_announced(store.clone(), ipam.clone(), "n".to_owned(), announced, in_force));
+        let announces = async |expected: Option<Ipv4Addr>| loop {
+            let stored = store.get(&key).await.unwrap();
+            let annotations = stored.map(|stored| stored.value["metadata"]["annotations"].clone());
+            let found =
+                annotations.and_then(|all| all[Node::VXLAN_ADDRESS].as_str()?.parse::<Ipv4Addr>().ok());
+            if let Some(found) = found.filter(|found| expected.is_none_or(|expected| *found == expected)) {
+                return found;
+            }
+            tokio::task::yield_now().await;
+        };
+        announces(Some(address)).await;
+
+        store.delete(&key, None).await.unwrap();
+        ipam.release("vxlan-tunnel-addr-n").await.unwrap();
+        for number in 0.. {
+            let request = Request { handle: format!("pod.{number}"), ..Request::default() };
+            if ipam.assign(&request).await.unwrap().address == IpAddr::V4(address) {
+                break;
+            }
+        }
+        store.create(&key, value()).await.unwrap();
+        let now = announces(None).await;
+        assert_ne!(now, address);
+        let owners = ipam.find("vxlan-tunnel-addr-n").await.unwrap();
+        assert_eq!(owners.iter().map(|one| one.address).collect::<Vec<_>>(), [IpAddr::V4(now)]);
+        keeping.abort();
     }
 
     /// Nobody else tells the other nodes the address of a node of Kubernetes.

@@ -39,12 +39,30 @@ pub(crate) struct InForce {
 }
 
 impl InForce {
+    /// The kinds that the agent may not read and has never read, with the remedies. Until it may, it applies nothing,
+    /// because policy could depend on them.
+    pub(crate) fn blocking(&self) -> Vec<String> {
+        let unread = self.unavailable.iter().filter(|(_, error)| !matches!(error, StoreError::KindAbsent(_)));
+        let unread = unread.filter(|_| self.given.is_empty());
+        unread.map(|(kind, error)| forbidden(*kind, error)).collect()
+    }
+
     /// Whether the endpoint exists, with its policy as of these positions in force.
     pub(crate) fn covers(&self, endpoint: &EndpointId, positions: &Positions) -> bool {
         self.given.reach(positions)
             && self.report.failures_of(endpoint).next().is_none()
             && self.endpoints.binary_search(endpoint).is_ok()
     }
+}
+
+/// A kind that may not be read, and what to do.
+pub(crate) fn forbidden(kind: Kind, error: &StoreError) -> String {
+    // The error names the resource, which may be another one: some kinds are derived.
+    format!(
+        "the agent cannot read objects of kind {} ({error}); grant it get, list and watch there, in Kubernetes by the \
+         ClusterRole tortie-node",
+        kind.name()
+    )
 }
 
 /// Starts the thread. It ends when the [`Batches`] are dropped, and leaves everything in force.
@@ -161,6 +179,7 @@ impl Plane {
             self.watched.update(&key, value.as_ref());
         }
         if more_follows {
+            self.publish_unavailable();
             return;
         }
         if changed {
@@ -172,6 +191,18 @@ impl Plane {
             self.report = self.dataplane.apply(self.calc.state(), &deltas);
         }
         self.publish_in_force();
+    }
+
+    /// Publishes which kinds cannot be read, while the first snapshot is not complete.
+    fn publish_unavailable(&self) {
+        let unavailable = &self.unavailable;
+        self.publish.send_if_modified(|now| {
+            let differs = now.unavailable != *unavailable;
+            if differs {
+                Arc::make_mut(now).unavailable = unavailable.clone();
+            }
+            differs
+        });
     }
 
     fn resync(&mut self) {
@@ -351,8 +382,18 @@ mod tests {
             }
         }
         assert!(applied.try_recv().is_err() && in_force.borrow().given.is_empty());
+        // What cannot be read is known before.
+        let refused = StoreError::Forbidden("no".to_owned());
+        let absent = StoreError::KindAbsent(Kind::Tier);
+        let unavailable = [(Kind::Tier, Some(absent)), (Kind::NetworkPolicy, Some(refused.clone()))].into();
+        batches.send(Batch { unavailable, more_follows: true, ..Batch::default() });
+        let now = in_force.wait_for(|now| !now.blocking().is_empty()).await.unwrap().clone();
+        assert_eq!(now.blocking(), [forbidden(Kind::NetworkPolicy, &refused)]);
+        let unavailable = [(Kind::NetworkPolicy, None), (Kind::Tier, None)].into();
+        batches.send(Batch { unavailable, more_follows: true, ..Batch::default() });
+        in_force.wait_for(|now| now.blocking().is_empty()).await.unwrap();
         batches.send(Batch { positions: at(101), ..Batch::default() });
-        in_force.wait_for(|now| now.given == at(101)).await.unwrap();
+        in_force.wait_for(|now| now.given.reach(&at(101)) && !now.given.is_empty()).await.unwrap();
         assert_eq!(applied.try_iter().count(), 1);
     }
 

@@ -48,7 +48,7 @@ pub(crate) struct Pods {
     /// another one, while the ADD of the first continues.
     pub(crate) busy: Locks<EndpointId>,
     pub(crate) store: Arc<dyn Endpoints>,
-    pub(crate) ipam: Ipam,
+    pub(crate) ipam: Arc<Ipam>,
     pub(crate) wiring: Arc<dyn PodWiring>,
     pub(crate) node: String,
     pub(crate) mtu: u32,
@@ -85,7 +85,8 @@ impl Pods {
         if !now.positions.is_empty() {
             return Ok(());
         }
-        let why: Vec<String> = now.report.node_failures().map(ToString::to_string).collect();
+        let mut why = now.blocking();
+        why.extend(now.report.node_failures().map(ToString::to_string));
         Err(Failure::new(Code::NOT_AVAILABLE, "no policy is in force on the node yet", why.join("; ")))
     }
 
@@ -112,6 +113,7 @@ impl Pods {
         id: &EndpointId,
         hung_up: HungUp<'_>,
     ) -> Result<Success, Failure> {
+        self.refuse_blocked(id)?;
         let (mut positions, pod, namespace, ()) = tokio::try_join!(
             async { self.barrier.positions().await.map_err(store_failure) },
             self.pod(call, id),
@@ -140,6 +142,16 @@ impl Pods {
         self.wait_for_policy(id, &positions, hung_up).await?;
         self.wait_until_live(id, &interface).await?;
         Ok(Self::success(call, assignment, &interface))
+    }
+
+    /// The policy of a pod is not known while the agent has never read a kind.
+    fn refuse_blocked(&self, id: &EndpointId) -> Result<(), Failure> {
+        let blocking = self.in_force.borrow().blocking();
+        if blocking.is_empty() {
+            return Ok(());
+        }
+        let msg = format!("the policy of pod {}/{} is not known", id.namespace, id.pod);
+        Err(Failure::new(Code::TRY_AGAIN_LATER, msg, blocking.join("; ")))
     }
 
     /// CNI DEL.

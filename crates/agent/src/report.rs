@@ -14,11 +14,12 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 use tortie_api::report::{NodeReport, NodeStatus, ObjectRef, ReportedCondition};
 use tortie_api::{Key, Kind, Metadata, Positions, Resource};
-use tortie_dataplane::{Reason, Severity};
+use tortie_dataplane::{Condition, Reason, Severity};
 use tortie_store::backoff::{Backoff, random_seed};
 use tortie_store::{Change, Interest, Store, StoreError, Stored};
 
-use crate::plane::InForce;
+use crate::health::Taken;
+use crate::plane::{InForce, forbidden};
 
 /// The maximum interval between reports.
 pub(crate) const HEARTBEAT: Duration = Duration::from_secs(60);
@@ -40,6 +41,7 @@ pub(crate) async fn run(
     node: String,
     about: NodeStatus,
     mut in_force: watch::Receiver<Arc<InForce>>,
+    mut taken: watch::Receiver<Taken>,
 ) {
     let key = Key::global(Kind::NodeReport, &node);
     let mut changes = store.follow(vec![Interest::in_object(&key)]);
@@ -47,11 +49,11 @@ pub(crate) async fn run(
     let mut backoff = Backoff::new(random_seed());
     let (mut exists, mut requested) = (false, Positions::default());
     let mut written: Option<Written> = None;
-    if in_force.wait_for(|now| !now.given.is_empty()).await.is_err() {
+    if in_force.wait_for(|now| !now.given.is_empty() || !now.blocking().is_empty()).await.is_err() {
         return;
     }
     loop {
-        let status = status(&about, &in_force.borrow_and_update());
+        let status = status(&about, &in_force.borrow_and_update(), &taken.borrow_and_update());
         let at = next_write(written.as_ref(), &status, &requested, heartbeat);
         if at.is_none_or(|at| at <= Instant::now()) {
             match write(&*store, &key, &status).await {
@@ -71,6 +73,8 @@ pub(crate) async fn run(
             changed = in_force.changed() => if changed.is_err() {
                 return;
             },
+            // The other end lives as long as the agent.
+            Ok(()) = taken.changed() => {}
             change = changes.next() => match change {
                 Some(Change::Put(stored)) => {
                     exists = true;
@@ -160,13 +164,7 @@ fn unavailable(kind: Kind, error: &StoreError) -> ReportedCondition {
                 format!("the datastore has no kind {name}; install its CustomResourceDefinition to use it");
             (Reason::KindAbsent, message)
         }
-        error => {
-            // The error names the resource, which may be another one: some kinds are derived.
-            let message = format!(
-                "the agent cannot read objects of kind {name} ({error}); grant it get, list and watch there"
-            );
-            (Reason::KindForbidden, message)
-        }
+        error => (Reason::KindForbidden, forbidden(kind, error)),
     };
     ReportedCondition { object: None, about: Vec::new(), reason: reason.to_string(), message }
 }
@@ -200,8 +198,14 @@ fn conditions(in_force: &InForce) -> Vec<ReportedCondition> {
 }
 
 /// `about` is the constant content.
-fn status(about: &NodeStatus, in_force: &InForce) -> NodeStatus {
+fn status(about: &NodeStatus, in_force: &InForce, taken: &Taken) -> NodeStatus {
     let mut conditions = conditions(in_force);
+    conditions.extend(taken.iter().map(|(address, error)| {
+        let message = format!(
+            "health and metrics are not served at {address}: {error}; free the port or choose another"
+        );
+        Condition::new(Reason::AddressTaken, message).reported(None)
+    }));
     // Failures first, so that a long list omits less urgent conditions.
     conditions.sort_by_key(|condition| Severity::of(&condition.reason) != Severity::Failure);
     let more = conditions.len().saturating_sub(MAX_CONDITIONS);
@@ -281,7 +285,7 @@ mod tests {
             store.create(&Key::global(Kind::Node, "n"), serde_json::json!({})).await.unwrap();
             let (in_force, receiver) = watch::channel(Arc::default());
             let about = NodeStatus { heartbeat_seconds, ..NodeStatus::default() };
-            tokio::spawn(run(store.clone(), "n".to_owned(), about, receiver));
+            tokio::spawn(run(store.clone(), "n".to_owned(), about, receiver, watch::channel(Taken::new()).1));
             let reporter = Self { store, in_force };
             reporter.reach(1);
             reporter.report_after(None).await;

@@ -14,7 +14,7 @@ use ipnet::Ipv4Net;
 use serde_json::Value;
 use tokio::time::Instant;
 use tortie_deploy::{ChainedPlugins, DEFAULT_IMAGE, DEFAULT_POOL, Values};
-use tortie_store::kubernetes::Kubernetes;
+use tortie_store::kubernetes::{CalicoGroup, Kubernetes};
 
 use crate::output;
 use cluster::{ClusterArguments, MANAGER, name_of, path_of};
@@ -140,6 +140,11 @@ impl Install {
         output::line(&format!("pods get addresses of {}", decision.described));
         let values = self.values(decision.pool);
         for object in tortie_deploy::objects(&values) {
+            if found.group == CalicoGroup::Native && object["spec"]["group"] == CalicoGroup::Crd.name() {
+                // With these definitions, Calico would use that group after its next start, and find it empty.
+                output::line(&format!("{} skipped: Calico uses {}", name_of(&object), found.group));
+                continue;
+            }
             apply(&cluster, &object).await?;
         }
         if self.no_wait {

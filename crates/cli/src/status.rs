@@ -8,7 +8,7 @@ use serde_json::Value;
 use tortie_api::report::{NodeReport, NodeStatus};
 use tortie_dataplane::Severity;
 use tortie_deploy::DAEMON_SET;
-use tortie_store::kubernetes::{Kubernetes, ObjectError};
+use tortie_store::kubernetes::{CalicoGroup, Kubernetes, ObjectError};
 
 use crate::install::cluster::{ClusterArguments, list};
 use crate::install::rollout::{Rollout, problem};
@@ -46,7 +46,9 @@ impl Status {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         crate::log("warn");
         let screen = crate::runtime()?.block_on(async {
-            let cluster = read(&self.cluster.open().await?).await?;
+            let cluster = self.cluster.open().await?;
+            let group = cluster.group().await?;
+            let cluster = read(&cluster, group).await?;
             anyhow::Ok(screen(&cluster, now()))
         })?;
         screen.head.iter().for_each(|line| output::line(line));
@@ -67,12 +69,12 @@ impl Status {
     }
 }
 
-async fn read(cluster: &Kubernetes) -> Result<Observed, ObjectError> {
+async fn read(cluster: &Kubernetes, group: CalicoGroup) -> Result<Observed, ObjectError> {
     Ok(Observed {
         rollout: Rollout::read(cluster, DAEMON_SET).await?,
         nodes: list(cluster, "/api/v1/nodes").await?,
         reports: list(cluster, "/apis/tortie.io/v1/nodereports").await?,
-        pools: list(cluster, "/apis/crd.projectcalico.org/v1/ippools").await?,
+        pools: list(cluster, &format!("/apis/{group}/ippools")).await?,
     })
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use tortie_api::Kind;
 use tortie_store::etcd::{Etcd, EtcdConfig, Login};
-use tortie_store::kubernetes::{Kubernetes, KubernetesConfig};
+use tortie_store::kubernetes::{CalicoGroup, Kubernetes, KubernetesConfig};
 use tortie_store::rpc::{Remote, TlsFiles};
 use tortie_store::{Endpoints, Store, StoreError, Stored};
 
@@ -29,6 +29,10 @@ pub(crate) struct StoreArguments {
     /// The user of etcd, if it demands one; the password is in TORTIE_ETCD_PASSWORD
     #[arg(long, value_name = "NAME")]
     etcd_user: Option<String>,
+    /// The API group of Calico's kinds: crd.projectcalico.org/v1 or projectcalico.org/v3. By default, the one that Calico
+    /// would use
+    #[arg(long, env = "TORTIE_CALICO_GROUP", value_name = "GROUP")]
+    calico_group: Option<CalicoGroup>,
 }
 
 impl StoreArguments {
@@ -44,7 +48,12 @@ impl StoreArguments {
 
     /// Opens the datastore.
     pub(crate) async fn open(&self) -> anyhow::Result<Arc<dyn Endpoints>> {
-        let Some(address) = &self.store else { return default_store() };
+        let Some(address) = &self.store else {
+            if self.calico_group.is_some() {
+                bail!("--calico-group has no effect without --store kubernetes; remove it");
+            }
+            return default_store();
+        };
         self.refuse_unused(address)?;
         if let Some(path) = address.strip_prefix("unix:") {
             return Ok(Arc::new(Remote::unix(Path::new(path))));
@@ -53,7 +62,11 @@ impl StoreArguments {
             return Ok(Arc::new(Etcd::new(self.etcd(urls)?)?));
         }
         if let Some(config) = kubernetes(address) {
-            return Ok(Arc::new(Kubernetes::new(&config).await?));
+            let cluster = Kubernetes::new(&config).await?;
+            return Ok(match self.calico_group {
+                Some(group) => Arc::new(cluster.with_group(group)),
+                None => Arc::new(cluster),
+            });
         }
         let Some(host) = address.strip_prefix("tls:") else {
             bail!(
@@ -67,6 +80,9 @@ impl StoreArguments {
     fn refuse_unused(&self, address: &str) -> anyhow::Result<()> {
         if self.etcd_user.is_some() && !address.starts_with("etcd:") {
             bail!("--etcd-user has no effect with --store {address}; remove it");
+        }
+        if self.calico_group.is_some() && kubernetes(address).is_none() {
+            bail!("--calico-group has no effect with --store {address}; remove it");
         }
         if address.starts_with("etcd:") && address.contains("https:") && address.contains("http:") {
             bail!("--store {address} mixes http and https; use https for all members");
@@ -182,9 +198,20 @@ mod tests {
                 tls_certificate: None,
                 tls_key,
                 etcd_user: user.map(str::to_owned),
+                calico_group: None,
             };
             let error = arguments.open().await.err().map(|error| error.to_string()).unwrap_or_default();
             assert!(error.contains(expected), "{address}: {error:?}");
         }
+        let with_group = StoreArguments {
+            store: Some("unix:/s".to_owned()),
+            tls_authority: None,
+            tls_certificate: None,
+            tls_key: None,
+            etcd_user: None,
+            calico_group: Some(CalicoGroup::Crd),
+        };
+        let error = with_group.open().await.err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(error.contains("--calico-group has no effect"), "{error}");
     }
 }

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 use tortie_api::kubernetes::Node;
 use tortie_deploy::{CLEANUP_SET, DAEMON_SET, NAMESPACE, Values};
-use tortie_store::kubernetes::Kubernetes;
+use tortie_store::kubernetes::{CalicoGroup, Kubernetes};
 
 use crate::install::INTERVAL;
 use crate::install::cluster::{ClusterArguments, MANAGER, get, list, name_of, path_of};
@@ -157,6 +157,13 @@ async fn refuse_shared_data(cluster: &Kubernetes) -> anyhow::Result<()> {
         if set["metadata"]["name"] == "calico-node" {
             bail!("--data would delete the data of Calico, which runs in this cluster");
         }
+    }
+    if cluster.group().await? == CalicoGroup::Native {
+        bail!(
+            "--data would delete the data of Calico, which keeps them in {}. If they may be deleted, delete the \
+             CustomResourceDefinitions of that group",
+            CalicoGroup::Native
+        );
     }
     // Calico creates it, and Tortie does not.
     if get(cluster, "/apis/crd.projectcalico.org/v1/clusterinformations/default").await?.is_some() {

@@ -45,7 +45,7 @@ pub(crate) fn setup_role() -> Value {
         "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
         "metadata": {"name": SETUP_ROLE},
         "rules": [{
-            "apiGroups": ["crd.projectcalico.org"], "resources": ["ippools"],
+            "apiGroups": ["crd.projectcalico.org", "projectcalico.org"], "resources": ["ippools"],
             "resourceNames": [POOL_NAME], "verbs": ["create", "patch"],
         }],
     })

@@ -4,7 +4,7 @@
 //! each server ([`Server`]), and place a [`Proxy`] before it that delays, holds or cuts connections. When the value is
 //! dropped, or the test process ends for any reason, a guard process kills the servers and removes the folder.
 //!
-//! [`cluster`] has nodes that run pods.
+//! [`cluster`] has nodes that run pods. [`permissions`] compares what a user requests with what a role allows.
 //!
 //! The servers are other programs: [`programs`] finds them, and decides what a test does without them.
 
@@ -14,6 +14,8 @@ mod error;
 mod etcd;
 mod guard;
 mod kube;
+mod native;
+pub mod permissions;
 mod ports;
 pub mod programs;
 mod proxy;

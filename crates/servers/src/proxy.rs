@@ -29,6 +29,8 @@ struct Shared {
 #[derive(Default)]
 struct State {
     delay: Duration,
+    /// The maximum of what a connection adds to the delay.
+    spread: Duration,
     paused: bool,
     refuses: bool,
     ended: bool,
@@ -74,6 +76,12 @@ impl Proxy {
     /// Forwards everything that arrives from now on this much later, in both directions.
     pub fn delay(&self, delay: Duration) {
         self.shared.lock().delay = delay;
+    }
+
+    /// Delays each connection by a time of its own, up to this one. What is sent at the same time on several connections
+    /// arrives in another order.
+    pub fn spread(&self, most: Duration) {
+        self.shared.lock().spread = most;
     }
 
     /// Forwards nothing more, and keeps connections open: half-open connections. New connections are accepted.
@@ -136,6 +144,15 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// How much later a connection forwards now.
+    fn delay_of(&self, connection: u64) -> Duration {
+        // Neighbours get times that are far apart.
+        const STEPS: u64 = 5;
+        let state = self.lock();
+        let step = u32::try_from(connection * 2 % STEPS).unwrap_or_default();
+        state.delay + state.spread * step / 4
+    }
+
     /// Waits until the connection may forward. Returns false if the connection was closed.
     fn may_forward(&self, connection: u64) -> bool {
         let mut state = self.lock();
@@ -194,18 +211,18 @@ fn connect(client: TcpStream, target: SocketAddr, number: u64, shared: &Arc<Shar
     for (from, to) in pairs {
         let (sender, receiver) = sync_channel(CHUNKS);
         let (reader, writer) = (Arc::clone(shared), Arc::clone(shared));
-        std::thread::spawn(move || read(from, &sender, &reader));
+        std::thread::spawn(move || read(from, number, &sender, &reader));
         std::thread::spawn(move || write(to, number, &receiver, &writer));
     }
     Ok(())
 }
 
 /// Reads one direction of a connection until its end.
-fn read(mut from: TcpStream, sender: &SyncSender<Chunk>, shared: &Shared) {
+fn read(mut from: TcpStream, number: u64, sender: &SyncSender<Chunk>, shared: &Shared) {
     let mut buffer = vec![0; 16 * 1024];
     // The end of the data, and an error, end the channel; the other thread then closes this direction.
     while let Ok(count @ 1..) = from.read(&mut buffer) {
-        let due = Instant::now() + shared.lock().delay;
+        let due = Instant::now() + shared.delay_of(number);
         if sender.send(Chunk { due, data: buffer[..count].to_vec() }).is_err() {
             return;
         }

@@ -90,6 +90,30 @@ fn a_cut_closes_connections_and_admits_new_ones() {
 }
 
 #[test]
+fn a_spread_changes_the_order_between_connections() {
+    let proxy = Proxy::start(echo()).unwrap();
+    let mut clients: Vec<TcpStream> = (0..5).map(|_| client(&proxy)).collect();
+    for client in &mut clients {
+        exchange(client, "a");
+    }
+    proxy.spread(SHORT);
+    let begun = Instant::now();
+    clients.iter_mut().for_each(|client| client.write_all(b"b").unwrap());
+    let arrivals: Vec<_> = clients
+        .into_iter()
+        .map(|mut client| {
+            std::thread::spawn(move || {
+                client.read_exact(&mut [0]).unwrap();
+                begun.elapsed()
+            })
+        })
+        .collect();
+    let arrivals: Vec<Duration> = arrivals.into_iter().map(|arrival| arrival.join().unwrap()).collect();
+    assert!(!arrivals.is_sorted(), "{arrivals:?}");
+    assert!(arrivals.iter().any(|arrival| *arrival >= SHORT), "{arrivals:?}");
+}
+
+#[test]
 fn a_pause_keeps_connections_open_and_silent() {
     let proxy = Proxy::start(echo()).unwrap();
     let mut before = client(&proxy);

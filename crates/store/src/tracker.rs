@@ -1,7 +1,7 @@
 //! What a follower knows of some kinds: pages and events in, changes out. Objects that have not changed since they were
 //! last delivered are not delivered again, and deletions that nobody saw are derived from listings.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use tortie_api::{Key, Kind, Position};
 
@@ -17,8 +17,10 @@ pub(crate) struct Tracker {
 struct Tracked {
     interest: Interest,
     state: State,
-    /// The delivered objects, with the position of their last write.
-    known: HashMap<Key, Position>,
+    /// The delivered objects.
+    known: HashMap<Key, Known>,
+    /// The number of the last listing, for the objects that it found.
+    round: u32,
     /// Everything up to here was in the last listing. Events up to here are old.
     listed: Position,
     /// Everything up to here has been delivered.
@@ -27,14 +29,21 @@ struct Tracked {
     reported: Option<Position>,
 }
 
+/// A delivered object.
+#[derive(Debug, Clone, Copy)]
+struct Known {
+    /// The position of its last write.
+    position: Position,
+    /// The last listing in which it was, or during which it was delivered.
+    round: u32,
+}
+
 #[derive(Debug)]
 enum State {
     /// It has to be listed.
     Unlisted,
     /// Some pages are missing.
     Listing {
-        /// The keys of the objects so far.
-        seen: HashSet<Key>,
         /// The position of the newest page.
         newest: Position,
     },
@@ -51,6 +60,7 @@ impl Tracker {
             interest,
             state: State::Unlisted,
             known: HashMap::new(),
+            round: 0,
             listed: Position::default(),
             reached: Position::default(),
             reported: None,
@@ -107,15 +117,16 @@ impl Tracker {
     pub(crate) fn page(&mut self, kind: Kind, page: Page, changes: &mut Vec<Change>) {
         let Some(tracked) = self.of(kind) else { return };
         let Page { items, position, next } = page;
-        let (mut seen, mut newest) = match std::mem::replace(&mut tracked.state, State::Unlisted) {
-            State::Listing { seen, newest } => (seen, newest),
+        let mut newest = match std::mem::replace(&mut tracked.state, State::Unlisted) {
+            State::Listing { newest } => newest,
             _ => {
                 if position < tracked.reached {
                     // The history is another one, where an object of the same position may have another value.
-                    tracked.known.values_mut().for_each(|known| *known = Position::default());
+                    tracked.known.values_mut().for_each(|known| known.position = Position::default());
                 }
                 tracked.listed = position;
-                (HashSet::new(), position)
+                tracked.round = tracked.round.wrapping_add(1);
+                position
             }
         };
         newest = newest.max(position);
@@ -123,19 +134,20 @@ impl Tracker {
             if !tracked.interest.covers(&stored.key, &stored.value) {
                 continue;
             }
-            seen.insert(stored.key.clone());
-            if tracked.known.get(&stored.key) != Some(&stored.position) {
-                tracked.known.insert(stored.key.clone(), stored.position);
+            let is_new = tracked.position_of(&stored.key) != Some(stored.position);
+            tracked.know(&stored.key, stored.position);
+            if is_new {
                 changes.push(Change::Put(stored));
             }
         }
         if next.is_some() {
-            tracked.state = State::Listing { seen, newest };
+            tracked.state = State::Listing { newest };
             return;
         }
         let listed = tracked.listed;
-        tracked.known.retain(|key, _| {
-            let exists = seen.contains(key);
+        let round = tracked.round;
+        tracked.known.retain(|key, known| {
+            let exists = known.round == round;
             if !exists {
                 changes.push(Change::Gone { key: key.clone(), position: listed });
             }
@@ -153,10 +165,10 @@ impl Tracker {
         match event {
             Event::Put(stored) => {
                 let Some(tracked) = self.of(stored.key.kind) else { return };
-                let known = tracked.known.get(&stored.key).copied();
+                let known = tracked.position_of(&stored.key);
                 if position > tracked.listed && known.is_none_or(|known| position > known) {
                     if tracked.interest.covers(&stored.key, &stored.value) {
-                        tracked.known.insert(stored.key.clone(), position);
+                        tracked.know(&stored.key, position);
                         changes.push(Change::Put(stored));
                     } else if tracked.known.remove(&stored.key).is_some() {
                         changes.push(Change::Gone { key: stored.key, position });
@@ -165,7 +177,7 @@ impl Tracker {
             }
             Event::Deleted { key, .. } => {
                 let Some(tracked) = self.of(key.kind) else { return };
-                let known = tracked.known.get(&key).copied();
+                let known = tracked.position_of(&key);
                 if known.is_some_and(|known| position > known) {
                     tracked.known.remove(&key);
                     changes.push(Change::Gone { key, position });
@@ -196,6 +208,20 @@ impl Tracker {
 }
 
 impl Tracked {
+    /// The position of a delivered object.
+    fn position_of(&self, key: &Key) -> Option<Position> {
+        self.known.get(key).map(|known| known.position)
+    }
+
+    /// The object is delivered, or has been, with this position.
+    fn know(&mut self, key: &Key, position: Position) {
+        let known = Known { position, round: self.round };
+        match self.known.get_mut(key) {
+            Some(before) => *before = known,
+            None => drop(self.known.insert(key.clone(), known)),
+        }
+    }
+
     /// Reports that the kind is in sync, once the watch has reached the newest listed object.
     fn report_sync(&mut self, changes: &mut Vec<Change>) {
         if let State::Settling(newest) = self.state

@@ -90,7 +90,7 @@ fn policy(number: usize, name: &str, peer: &Value) -> (Key, Value) {
     (key, json!({"metadata": {"name": name, "namespace": namespace}, "spec": spec}))
 }
 
-fn memory(process: u32, field: &str) -> u64 {
+pub(crate) fn memory(process: u32, field: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
     let line = status.lines().find(|line| line.starts_with(field)).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1_024

@@ -287,7 +287,7 @@ pub(crate) async fn current_report(store: &dyn Store, node: &str) -> Value {
     stored.map(|stored| stored.value["status"].clone()).unwrap_or_default()
 }
 
-fn config(dir: &Path, store: Arc<dyn Endpoints>, platform: Platform) -> Config {
+pub(crate) fn config(dir: &Path, store: Arc<dyn Endpoints>, platform: Platform) -> Config {
     Config {
         node: NODE.to_owned(),
         store,

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,23 +12,11 @@ use serde_json::{Value, json};
 use tortie_agent::{Config, Platform};
 use tortie_api::{Key, Kind};
 use tortie_cni::Command;
+use tortie_servers::permissions::{AuditLog, Permission, cluster_policies, role};
 use tortie_servers::programs::{Program, can_run};
 use tortie_servers::{KubeApi, KubeOptions};
-use tortie_store::kubernetes::{Kubernetes, KubernetesConfig};
+use tortie_store::kubernetes::{CalicoGroup, Kubernetes, KubernetesConfig};
 use tortie_store::{Endpoints, Store};
-
-const AUDIT_POLICY: &str = "apiVersion: audit.k8s.io/v1
-kind: Policy
-omitStages: [RequestReceived]
-rules: [{level: Metadata}]
-";
-
-const BINDING: &str = "apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRoleBinding
-metadata: {name: of-the-test}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: tortie-node}
-subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: agent}]
-";
 
 const LEFT_OVER: &str = "apiVersion: crd.projectcalico.org/v1
 kind: IPAMHandle
@@ -42,97 +29,43 @@ metadata: {name: 10-0-1-0-26}
 spec: {cidr: 10.0.1.0/26, strictAffinity: false, allocations: [], unallocated: [], attributes: [], deleted: true}
 ";
 
-/// The definition of a kind of cluster policies, without its schema.
-fn definition(plural: &str) -> String {
-    let kind = plural.replace("policies", "policy");
-    format!(
-        "apiVersion: apiextensions.k8s.io/v1
-kind: CustomResourceDefinition
-metadata:
-  name: {plural}.policy.networking.k8s.io
-  annotations: {{api-approved.kubernetes.io: unapproved}}
-spec:
-  group: policy.networking.k8s.io
-  scope: Cluster
-  names: {{kind: {kind}, plural: {plural}}}
-  versions:
-  - {{name: v1alpha1, served: true, storage: true, schema: {{openAPIV3Schema: {{type: object}}}}}}
-  - {{name: v1alpha2, served: true, storage: false, schema: {{openAPIV3Schema: {{type: object}}}}}}
----
-"
-    )
-}
-
-/// Group, resource with subresource, verb.
-type Permission = (String, String, String);
-
-/// The permissions that requests of the agent needed, and those that were refused.
-fn requested(log: &Path) -> (BTreeSet<Permission>, BTreeSet<Permission>) {
-    let (mut used, mut refused) = (BTreeSet::new(), BTreeSet::new());
-    for line in std::fs::read_to_string(log).unwrap().lines() {
-        // The last line may be incomplete.
-        let Ok(event) = serde_json::from_str::<Value>(line) else { continue };
-        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        let object = &event["objectRef"];
-        if event["user"]["username"] != "agent" || object.is_null() {
-            continue;
-        }
-        let resource = match object["subresource"].as_str() {
-            Some(part) => format!("{}/{part}", text(&object["resource"])),
-            None => text(&object["resource"]),
-        };
-        let permission = (text(&object["apiGroup"]), resource, text(&event["verb"]));
-        match event["responseStatus"]["code"].as_u64() {
-            Some(403) => refused.insert(permission),
-            _ => used.insert(permission),
-        };
-    }
-    (used, refused)
-}
-
-/// The permissions of a role in the file.
-fn granted(servers: &KubeApi, role: &str) -> BTreeSet<Permission> {
-    let role = servers.kubectl(&["get", "clusterrole", role, "-o", "json"]).unwrap();
-    let role: Value = serde_json::from_str(&role).unwrap();
-    let words = |value: &Value| -> Vec<String> { serde_json::from_value(value.clone()).unwrap() };
-    let mut granted = BTreeSet::new();
-    for rule in role["rules"].as_array().unwrap() {
-        for group in words(&rule["apiGroups"]) {
-            for resource in words(&rule["resources"]) {
-                let verbs = words(&rule["verbs"]).into_iter();
-                granted.extend(verbs.map(|verb| (group.clone(), resource.clone(), verb)));
-            }
-        }
-    }
+/// The role without the permissions for the group that a cluster does not use.
+fn granted(servers: &KubeApi, unused: CalicoGroup) -> BTreeSet<Permission> {
+    let mut granted = servers.granted(&["clusterrole", "tortie-node"]).unwrap();
+    granted.retain(|(group, ..)| group != unused.name());
     granted
 }
 
-/// A node's life: start, pods come and go, and the agent starts again.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_uses_each_of_its_permissions_and_no_other() {
+    uses_its_permissions(CalicoGroup::Crd, CalicoGroup::Native).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn in_the_native_group_an_agent_uses_each_of_its_permissions_and_no_other() {
+    uses_its_permissions(CalicoGroup::Native, CalicoGroup::Crd).await;
+}
+
+/// A node's life: start, pods come and go, and the agent starts again.
+async fn uses_its_permissions(group: CalicoGroup, unused: CalicoGroup) {
     if !can_run(&[Program::Kube]) {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let (policy, log) = (folder.path().join("policy.yaml"), folder.path().join("audit.log"));
-    std::fs::write(&policy, AUDIT_POLICY).unwrap();
-    let servers = KubeApi::start(&KubeOptions {
-        users: vec![("agent".to_owned(), Vec::new())],
-        api_flags: vec![
-            format!("--audit-policy-file={}", policy.display()),
-            format!("--audit-log-path={}", log.display()),
-        ],
-        ..KubeOptions::default()
-    })
-    .unwrap();
-    servers.create_definitions().unwrap();
+    let audit = AuditLog::new(folder.path()).unwrap();
+    let users = vec![("agent".to_owned(), Vec::new())];
+    let options = KubeOptions { users, api_flags: audit.flags(), ..KubeOptions::default() };
+    let servers = KubeApi::start(&options).unwrap();
+    match group {
+        CalicoGroup::Crd => servers.create_definitions().unwrap(),
+        CalicoGroup::Native => servers.create_native_definitions().unwrap(),
+    }
     let plurals = ["adminnetworkpolicies", "baselineadminnetworkpolicies", "clusternetworkpolicies"];
-    let definitions = plurals.map(definition).concat();
+    let definitions = plurals.map(|plural| cluster_policies(plural, &["v1alpha1", "v1alpha2"])).concat();
     servers.apply(&definitions).unwrap();
     servers.kubectl(&["wait", "crd", "--all", "--for=condition=Established", "--timeout=60s"]).unwrap();
-    let manifest = include_str!("../../../../deploy/rbac.yaml");
-    servers.apply(manifest).unwrap();
-    servers.apply(BINDING).unwrap();
+    servers.apply(include_str!("../../../../deploy/rbac.yaml")).unwrap();
+    servers.bind("agent", "tortie-node").unwrap();
     let admin = open(servers.kubeconfig()).await;
     fill(&admin).await;
     let store = Arc::new(open(servers.kubeconfig_of("agent")).await);
@@ -152,7 +85,7 @@ async fn an_agent_uses_each_of_its_permissions_and_no_other() {
     bed.call(call(&bed, Command::Del, ("c3", "p", &uid))).await.unwrap();
     until("the node reports", || async { bed.current_report().await["endpoints"] == 0 }).await;
     // A handle of another block, which Calico has marked as deleted.
-    servers.apply(LEFT_OVER).unwrap();
+    servers.apply(&LEFT_OVER.replace(CalicoGroup::Crd.api_version(), group.api_version())).unwrap();
     bed.call(call(&bed, Command::Add, ("c4", "p", &uid))).await.unwrap();
     bed.call(call(&bed, Command::Del, ("c4", "p", &uid))).await.unwrap();
     // The fake operating system has no tunnel.
@@ -164,19 +97,8 @@ async fn an_agent_uses_each_of_its_permissions_and_no_other() {
     let affinity = admin.list(Kind::BlockAffinity).await.unwrap().items.remove(0).key;
     store.delete(&affinity, None).await.unwrap();
 
-    let granted = granted(&servers, "tortie-node");
-    let difference = |one: &BTreeSet<Permission>, other: &BTreeSet<Permission>| -> BTreeSet<Permission> {
-        one.difference(other).cloned().collect()
-    };
-    // The last requests may not be in the log yet.
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !difference(&granted, &requested(&log).0).is_empty() && Instant::now() < deadline {
-        tokio::task::yield_now().await;
-    }
-    let (used, refused) = requested(&log);
-    assert_eq!(refused, BTreeSet::new());
-    assert_eq!(difference(&granted, &used), BTreeSet::new(), "granted and not used");
-    assert_eq!(difference(&used, &granted), BTreeSet::new(), "granted by another role");
+    let differences = audit.differences("agent", &granted(&servers, unused)).unwrap();
+    assert_eq!(differences, Vec::<String>::new());
 }
 
 /// How many agents run at the same time.
@@ -201,7 +123,7 @@ async fn an_agent_notices_each_missing_permission() {
     // A block for each node.
     let pool = json!({"metadata": {"name": "large"}, "spec": {"cidr": "10.1.0.0/16", "blockSize": 26, "vxlanMode": "Always"}});
     admin.create(&Key::global(Kind::IpPool, "large"), pool).await.unwrap();
-    let all = granted(&servers, "tortie-node");
+    let all = granted(&servers, CalicoGroup::Native);
     let is_tried = |(group, resource, verb): &&Permission| {
         let exceptions = [
             // Used after a race with another node, or where Calico was interrupted.
@@ -216,8 +138,10 @@ async fn an_agent_notices_each_missing_permission() {
         !exceptions.contains(&(resource, verb)) && group != "policy.networking.k8s.io"
     };
     let missing: Vec<Option<&Permission>> = all.iter().filter(is_tried).map(Some).chain([None]).collect();
-    let roles: String =
-        missing.iter().enumerate().map(|(number, missing)| role(number, &all, *missing)).collect();
+    let roles = missing.iter().enumerate().map(|(number, missing)| {
+        role(&format!("u{number}"), all.iter().filter(|permission| Some(*permission) != *missing))
+    });
+    let roles: String = roles.collect();
     servers.apply(&roles).unwrap();
     let (servers, admin, missing) = (&servers, &admin, &missing);
     let outcomes = futures::stream::iter(missing.iter().enumerate()).map(|(number, missing)| async move {
@@ -239,30 +163,6 @@ async fn an_agent_notices_each_missing_permission() {
         let expected = format!("cannot {verb} resource \"{resource}");
         assert!(problem.contains(&expected), "{resource} {verb}: {problem}");
     }
-}
-
-/// A role with all of these permissions but one, bound to a user.
-fn role(number: usize, all: &BTreeSet<Permission>, missing: Option<&Permission>) -> String {
-    let rules = all.iter().filter(|permission| Some(*permission) != missing);
-    let rules: Vec<Value> = rules
-        .map(
-            |(group, resource, verb)| json!({"apiGroups": [group], "resources": [resource], "verbs": [verb]}),
-        )
-        .collect();
-    format!(
-        "apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRole
-metadata: {{name: u{number}}}
-rules: {}
----
-{}---
-",
-        Value::Array(rules),
-        BINDING
-            .replace("of-the-test", &format!("u{number}"))
-            .replace("tortie-node", &format!("u{number}"))
-            .replace("name: agent", &format!("name: u{number}"))
-    )
 }
 
 /// The life of a node whose agent lacks a permission; the first problem.

@@ -9,11 +9,14 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use serde_json::Value;
 use tortie_api::calico::{
-    EndpointToHostAction, FelixConfigurationSpec, HostEndpointSpec, TierDefault, WorkloadEndpointSpec,
+    EndpointPort, EndpointToHostAction, FelixConfigurationSpec, HostEndpointSpec, TierDefault,
+    WorkloadEndpointSpec,
 };
 use tortie_api::net::{Action, Protocol};
 use tortie_api::{Key, Kind, Resource};
-use tortie_dataplane::{Delta, Endpoint, EndpointId, HostEndpoint, NodeState, RouteTarget, Settings};
+use tortie_dataplane::{
+    Delta, Endpoint, EndpointId, HostEndpoint, HostPort, NodeState, RouteTarget, Settings,
+};
 use tortie_policy::program::{
     EndOfTier, EndpointProgram, HostEndpointProgram, Member, PolicyId, PolicyRules, Rule, SetId, TierProgram,
 };
@@ -35,6 +38,12 @@ struct Subjects {
     network_sets: Vec<(SubjectLabels, Vec<IpNet>)>,
     /// Namespace and name of a Service, and some of its backends: addresses, and addresses with ports.
     backends: Vec<(String, String, Vec<IpAddr>, Backends)>,
+}
+
+fn host_port(port: &EndpointPort) -> Option<HostPort> {
+    let address = port.host_ip.as_deref().map(|address| address.parse().expect("the tests write addresses"));
+    let protocol = Protocol::from_name(&port.protocol)?;
+    Some(HostPort { protocol, address, port: port.host_port?, pod_port: port.port })
 }
 
 /// The state of a node that needs Services.
@@ -59,6 +68,7 @@ pub(crate) fn from_scratch(objects: &Objects) -> NodeState {
             host_interface: spec.interface_name.as_str().into(),
             addresses: addresses.into_iter().collect(),
             mac: spec.mac.parse().ok(),
+            host_ports: spec.ports.iter().filter_map(host_port).collect(),
             program: Arc::new(program),
         };
         // Of two objects with one endpoint id, the last counts.

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use anyhow::Context;
 use ipnet::Ipv4Net;
 use serde_json::Value;
-use tortie_store::kubernetes::Kubernetes;
+use tortie_store::kubernetes::{CalicoGroup, Kubernetes};
 
 use super::cluster::{get, list};
 
@@ -25,6 +25,8 @@ const OTHERS: [&str; 8] = [
 #[derive(Debug, Default)]
 pub(super) struct Found {
     nodes: Vec<Value>,
+    /// The group of Calico's kinds.
+    pub(super) group: CalicoGroup,
     pools: Vec<Value>,
     daemon_sets: Vec<Value>,
     /// The Service `kubernetes`.
@@ -34,10 +36,12 @@ pub(super) struct Found {
 }
 
 pub(super) async fn read(cluster: &Kubernetes) -> anyhow::Result<Found> {
+    let group = cluster.group().await?;
     let read = async {
         Ok::<_, tortie_store::kubernetes::ObjectError>(Found {
             nodes: list(cluster, "/api/v1/nodes").await?,
-            pools: list(cluster, "/apis/crd.projectcalico.org/v1/ippools").await?,
+            group,
+            pools: list(cluster, &format!("/apis/{group}/ippools")).await?,
             daemon_sets: list(cluster, "/apis/apps/v1/daemonsets").await?,
             service: get(cluster, "/api/v1/namespaces/default/services/kubernetes").await?,
             kubeadm: get(cluster, "/api/v1/namespaces/kube-system/configmaps/kubeadm-config").await?,

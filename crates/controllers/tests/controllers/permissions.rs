@@ -3,29 +3,21 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
-use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::json;
 use tortie_api::{Key, Kind};
 use tortie_controllers::Config;
 use tortie_ipam::{Family, Ipam, Request, Use};
+use tortie_servers::permissions::{AuditLog, Permission, cluster_policies, role};
 use tortie_servers::programs::{Program, can_run};
 use tortie_servers::{KubeApi, KubeOptions};
+use tortie_store::kubernetes::CalicoGroup;
 use tortie_store::{Endpoints, Store};
 
 use crate::common::{Running, global, memory, put, until, value};
 use crate::servers::{CLUSTER, open};
-
-const AUDIT_POLICY: &str = "apiVersion: audit.k8s.io/v1
-kind: Policy
-omitStages: [RequestReceived]
-rules: [{level: Metadata}]
-";
-
-/// Group, resource, verb.
-type Permission = (String, String, String);
 
 /// What the controllers log, of all tests in this process.
 #[derive(Clone, Default)]
@@ -59,68 +51,12 @@ impl Log {
     }
 }
 
-/// The permissions that requests of a user needed, and those that were refused.
-fn requested(log: &Path, user: &str) -> (BTreeSet<Permission>, BTreeSet<Permission>) {
-    let (mut used, mut refused) = (BTreeSet::new(), BTreeSet::new());
-    for line in std::fs::read_to_string(log).unwrap().lines() {
-        // The last line may be incomplete.
-        let Ok(event) = serde_json::from_str::<Value>(line) else { continue };
-        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        let object = &event["objectRef"];
-        if event["user"]["username"] != user || object.is_null() {
-            continue;
-        }
-        let permission = (text(&object["apiGroup"]), text(&object["resource"]), text(&event["verb"]));
-        match event["responseStatus"]["code"].as_u64() {
-            Some(403) => refused.insert(permission),
-            _ => used.insert(permission),
-        };
-    }
-    (used, refused)
-}
-
-/// The permissions of a role in the file, with those for the Lease.
+/// The permissions of a role in the file, with those for the Lease, without those for Calico's other group.
 fn granted(servers: &KubeApi, role: &str) -> BTreeSet<Permission> {
-    let mut granted = BTreeSet::new();
-    let roles = [vec!["clusterrole", role], vec!["role", "tortie-controllers", "-n", "tortie-system"]];
-    for role in roles {
-        let text = servers.kubectl(&[&["get", "-o", "json"], role.as_slice()].concat()).unwrap();
-        let role: Value = serde_json::from_str(&text).unwrap();
-        let words = |value: &Value| -> Vec<String> { serde_json::from_value(value.clone()).unwrap() };
-        for rule in role["rules"].as_array().unwrap() {
-            for group in words(&rule["apiGroups"]) {
-                for resource in words(&rule["resources"]) {
-                    let verbs = words(&rule["verbs"]).into_iter();
-                    granted.extend(verbs.map(|verb| (group.clone(), resource.clone(), verb)));
-                }
-            }
-        }
-    }
+    let mut granted = servers.granted(&["clusterrole", role]).unwrap();
+    granted.extend(servers.granted(&["role", "tortie-controllers", "-n", "tortie-system"]).unwrap());
+    granted.retain(|(group, ..)| group != CalicoGroup::Native.name());
     granted
-}
-
-/// A role with these permissions, bound to a user of the same name.
-fn role(user: &str, permissions: impl Iterator<Item = Permission>) -> String {
-    let rules: Vec<Value> = permissions
-        .map(
-            |(group, resource, verb)| json!({"apiGroups": [group], "resources": [resource], "verbs": [verb]}),
-        )
-        .collect();
-    format!(
-        "apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRole
-metadata: {{name: {user}}}
-rules: {}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRoleBinding
-metadata: {{name: {user}}}
-roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: {user}}}
-subjects: [{{apiGroup: rbac.authorization.k8s.io, kind: User, name: {user}}}]
----
-",
-        Value::Array(rules)
-    )
 }
 
 /// Starts controllers whose Lease is in this namespace.
@@ -135,39 +71,11 @@ fn start(store: Arc<dyn Endpoints>, kubernetes: Option<Arc<dyn Store>>, namespac
     Running::new(tokio::spawn(tortie_controllers::run(config)))
 }
 
-/// The definition of a kind of cluster policies, without its schema.
-fn definition(plural: &str, version: &str) -> String {
-    let kind = plural.replace("policies", "policy");
-    format!(
-        "apiVersion: apiextensions.k8s.io/v1
-kind: CustomResourceDefinition
-metadata:
-  name: {plural}.policy.networking.k8s.io
-  annotations: {{api-approved.kubernetes.io: unapproved}}
-spec:
-  group: policy.networking.k8s.io
-  scope: Cluster
-  names: {{kind: {kind}, plural: {plural}}}
-  versions:
-  - name: {version}
-    served: true
-    storage: true
-    schema: {{openAPIV3Schema: {{type: object, x-kubernetes-preserve-unknown-fields: true}}}}
----
-"
-    )
-}
-
 /// The servers, with the permissions of the file and users, whose names are a letter and a number.
-fn servers(letter: char, users: usize, audit: Option<(&Path, &Path)>) -> KubeApi {
+fn servers(letter: char, users: usize, audit: Option<&AuditLog>) -> KubeApi {
     let users = (0..users).map(|number| (format!("{letter}{number}"), Vec::new())).collect();
-    let flags = audit.map(|(policy, log)| {
-        vec![
-            format!("--audit-policy-file={}", policy.display()),
-            format!("--audit-log-path={}", log.display()),
-        ]
-    });
-    let options = KubeOptions { users, api_flags: flags.unwrap_or_default(), ..KubeOptions::default() };
+    let flags = audit.map(AuditLog::flags).unwrap_or_default();
+    let options = KubeOptions { users, api_flags: flags, ..KubeOptions::default() };
     let servers = KubeApi::start(&options).unwrap();
     servers.create_definitions().unwrap();
     let plurals = [
@@ -175,7 +83,7 @@ fn servers(letter: char, users: usize, audit: Option<(&Path, &Path)>) -> KubeApi
         ("baselineadminnetworkpolicies", "v1alpha1"),
         ("clusternetworkpolicies", "v1alpha2"),
     ];
-    servers.apply(&plurals.map(|(plural, version)| definition(plural, version)).concat()).unwrap();
+    servers.apply(&plurals.map(|(plural, version)| cluster_policies(plural, &[version])).concat()).unwrap();
     servers.kubectl(&["wait", "crd", "--all", "--for=condition=Established", "--timeout=60s"]).unwrap();
     servers.apply(CLUSTER).unwrap();
     for (plural, version) in plurals {
@@ -187,22 +95,6 @@ fn servers(letter: char, users: usize, audit: Option<(&Path, &Path)>) -> KubeApi
     }
     servers.apply(include_str!("../../../../deploy/rbac.yaml")).unwrap();
     servers
-}
-
-/// Compares what is granted with what the audit log says.
-fn compare(granted: &BTreeSet<Permission>, log: &Path) {
-    let difference = |one: &BTreeSet<Permission>, other: &BTreeSet<Permission>| -> BTreeSet<Permission> {
-        one.difference(other).cloned().collect()
-    };
-    // The last requests may not be in the log yet.
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !difference(granted, &requested(log, "u0").0).is_empty() && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(200));
-    }
-    let (used, refused) = requested(log, "u0");
-    assert_eq!(refused, BTreeSet::new());
-    assert_eq!(difference(granted, &used), BTreeSet::new(), "granted and not used");
-    assert_eq!(difference(&used, granted), BTreeSet::new(), "granted by another role");
 }
 
 /// What an agent of a node leaves behind: a tunnel address, the address of a pod, a report, a host endpoint.
@@ -275,17 +167,16 @@ async fn controllers_on_a_kubernetes_api_use_each_of_their_permissions_and_no_ot
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let (policy, log) = (folder.path().join("policy.yaml"), folder.path().join("audit.log"));
-    std::fs::write(&policy, AUDIT_POLICY).unwrap();
-    let servers = servers('u', 1, Some((&policy, &log)));
+    let audit = AuditLog::new(folder.path()).unwrap();
+    let servers = servers('u', 1, Some(&audit));
     let granted = granted(&servers, "tortie-controllers");
-    servers.apply(&role("u0", granted.iter().cloned())).unwrap();
+    servers.apply(&role("u0", granted.iter())).unwrap();
     servers.kubectl(&["create", "namespace", "u0"]).unwrap();
     let admin: Arc<dyn Endpoints> = Arc::new(open(servers.kubeconfig()).await);
     prepare(&admin).await;
     let store = Arc::new(open(servers.kubeconfig_of("u0")).await);
     life(&admin, store, "u0", || false).await;
-    compare(&granted, &log);
+    assert_eq!(audit.differences("u0", &granted).unwrap(), Vec::<String>::new());
 }
 
 /// Each user lacks one permission. The controllers' log names it.
@@ -302,7 +193,7 @@ async fn controllers_on_a_kubernetes_api_name_each_missing_permission() {
     assert!(all.len() < 40);
     for (number, missing) in all.iter().enumerate() {
         let user = format!("u{number}");
-        servers.apply(&role(&user, all.iter().filter(|permission| *permission != missing).cloned())).unwrap();
+        servers.apply(&role(&user, all.iter().filter(|permission| *permission != missing))).unwrap();
         servers.kubectl(&["create", "namespace", &user]).unwrap();
         let store = Arc::new(open(servers.kubeconfig_of(&user)).await);
         let (_, resource, verb) = missing;
@@ -360,14 +251,13 @@ async fn controllers_for_etcd_use_each_of_their_permissions_and_no_other() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let (policy, log) = (folder.path().join("policy.yaml"), folder.path().join("audit.log"));
-    std::fs::write(&policy, AUDIT_POLICY).unwrap();
-    let servers = servers('u', 1, Some((&policy, &log)));
+    let audit = AuditLog::new(folder.path()).unwrap();
+    let servers = servers('u', 1, Some(&audit));
     let granted = granted(&servers, "tortie-controllers-etcd");
-    servers.apply(&role("u0", granted.iter().cloned())).unwrap();
+    servers.apply(&role("u0", granted.iter())).unwrap();
     servers.kubectl(&["create", "namespace", "u0"]).unwrap();
     copy(&servers, Arc::new(open(servers.kubeconfig_of("u0")).await), "u0", || false).await;
-    compare(&granted, &log);
+    assert_eq!(audit.differences("u0", &granted).unwrap(), Vec::<String>::new());
 }
 
 /// Each user lacks one permission. The controllers' log names it.
@@ -382,7 +272,7 @@ async fn controllers_for_etcd_name_each_missing_permission() {
     assert!(all.len() < 40);
     for (number, missing) in all.iter().enumerate() {
         let user = format!("e{number}");
-        servers.apply(&role(&user, all.iter().filter(|permission| *permission != missing).cloned())).unwrap();
+        servers.apply(&role(&user, all.iter().filter(|permission| *permission != missing))).unwrap();
         servers.kubectl(&["create", "namespace", &user]).unwrap();
         let kubernetes = Arc::new(open(servers.kubeconfig_of(&user)).await);
         let (_, resource, verb) = missing;

@@ -5,7 +5,8 @@ use std::time::Duration;
 use serde_json::Value;
 use tortie_api::{Key, Kind, Position};
 
-use super::resources::{CALICO_GROUP, NATIVE_GROUP};
+use super::group::CalicoGroup;
+use super::trim;
 use super::values::{self, Decoded};
 use crate::StoreError;
 use crate::follow::Event;
@@ -22,6 +23,8 @@ pub(crate) struct Operation {
     pub(crate) key: Option<Key>,
     /// Where a watch begins.
     pub(crate) after: Position,
+    /// The group of Calico's kinds.
+    pub(crate) group: CalicoGroup,
 }
 
 /// An answer that is no success.
@@ -69,19 +72,10 @@ pub(crate) fn error(operation: &Operation, rejection: &Rejection, server: &str) 
     }
 }
 
-/// Whether the API server has Calico's group for users and not the one that Tortie uses, by its list of groups.
-pub(crate) fn has_native_group_only(groups: &Value) -> bool {
-    let has = |group: &str| {
-        let (name, _) = group.split_once('/').unwrap_or_default();
-        groups["groups"].as_array().is_some_and(|groups| groups.iter().any(|group| group["name"] == name))
-    };
-    has(NATIVE_GROUP) && !has(CALICO_GROUP)
-}
-
 /// The event of a line of a watch.
 pub(crate) fn event(operation: &Operation, line: &[u8], server: &str) -> Result<Event, StoreError> {
     let kind = operation.kind;
-    let mut line: Value = match serde_json::from_slice(line) {
+    let mut line: Value = match trim::read(trim::of_line(kind), line) {
         Ok(line) => line,
         Err(error) => {
             let problem = format!("{server}: the watch of {} has an invalid line: {error}", kind.plural());
@@ -90,8 +84,8 @@ pub(crate) fn event(operation: &Operation, line: &[u8], server: &str) -> Result<
     };
     let object = line.get_mut("object").map(Value::take).unwrap_or_default();
     match line["type"].as_str().unwrap_or_default() {
-        "ADDED" | "MODIFIED" => values::decode(kind, object).map(Decoded::event),
-        "DELETED" => values::decode(kind, object).map(Decoded::deleted),
+        "ADDED" | "MODIFIED" => values::decode(operation.group, kind, object).map(Decoded::event),
+        "DELETED" => values::decode(operation.group, kind, object).map(Decoded::deleted),
         "BOOKMARK" => values::position(object.get("metadata")).map(Event::Progress),
         "ERROR" => {
             let code = object["code"].as_u64().and_then(|code| u16::try_from(code).ok()).unwrap_or(500);
@@ -138,7 +132,7 @@ mod tests {
     const SERVER: &str = "https://server";
 
     fn operation(verb: &'static str, key: Option<Key>) -> Operation {
-        Operation { verb, kind: Kind::Tier, key, after: Position(7) }
+        Operation { verb, kind: Kind::Tier, key, after: Position(7), group: CalicoGroup::Crd }
     }
 
     fn rejection(code: u16, status: Value) -> Rejection {
@@ -210,22 +204,6 @@ mod tests {
         {
             assert!(matches!(event(&line), Err(StoreError::Unavailable(_))), "{line}");
         }
-    }
-
-    #[test]
-    fn the_groups_tell_where_calico_keeps_its_kinds() {
-        let table = [
-            (json!(["crd.projectcalico.org"]), false),
-            (json!(["projectcalico.org"]), true),
-            (json!(["projectcalico.org", "crd.projectcalico.org"]), false),
-            (json!([]), false),
-        ];
-        for (names, expected) in table {
-            let groups: Vec<Value> =
-                names.as_array().into_iter().flatten().map(|name| json!({"name": name})).collect();
-            assert_eq!(has_native_group_only(&json!({"groups": groups})), expected, "{names}");
-        }
-        assert!(!has_native_group_only(&Value::Null));
     }
 
     #[test]

@@ -15,15 +15,18 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use super::answer::{self, Lines, Operation, Rejection};
-use super::resources::{self, CALICO_GROUP, NATIVE_GROUP};
+use super::connection;
+use super::group::{CalicoGroup, Groups};
+use super::resources;
+use super::trim::{self, Keep};
 use crate::StoreError;
 use crate::follow::{Event, Watch};
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long to wait for an answer.
 const CALL_TIMEOUT: Duration = Duration::from_secs(15);
-/// How long a watch may be silent. The API server sends a bookmark each minute.
-const SILENCE: Duration = Duration::from_secs(150);
+/// How long a watch may be silent. The API server sends a bookmark each minute. A connection whose other side has vanished
+/// ends sooner.
+const SILENCE: Duration = Duration::from_secs(90);
 /// After this time, the API server ends a watch, so that it can distribute clients.
 const WATCH_SECONDS: u32 = 300;
 /// A watch that ends so soon is not opened again immediately.
@@ -48,6 +51,10 @@ pub struct Kubernetes {
     server: Arc<str>,
     /// After this time, the API server ends a watch.
     watch_seconds: u32,
+    /// How long a watch may be silent.
+    silence: Duration,
+    /// The group of Calico's kinds.
+    groups: Arc<Groups>,
 }
 
 impl Kubernetes {
@@ -56,7 +63,7 @@ impl Kubernetes {
     /// # Errors
     /// A file is missing or invalid.
     pub async fn new(config: &KubernetesConfig) -> Result<Self, StoreError> {
-        let mut loaded = match config {
+        let loaded = match config {
             KubernetesConfig::Kubeconfig(path) => {
                 let invalid = |error: &dyn std::error::Error| {
                     StoreError::Unavailable(format!("the kubeconfig {}: {}", path.display(), describe(error)))
@@ -72,20 +79,33 @@ impl Kubernetes {
                 StoreError::Unavailable(format!("the configuration for Kubernetes: {}", describe(&error)))
             })?,
         };
-        loaded.connect_timeout = Some(CONNECT_TIMEOUT);
-        // Callers decide whether to repeat a request.
-        loaded.default_retry = false;
         let server = loaded.cluster_url.to_string().trim_end_matches('/').into();
-        let client = kube::Client::try_from(loaded).map_err(|error| {
+        let client = connection::open(loaded).map_err(|error| {
             StoreError::Unavailable(format!("the configuration for {server}: {}", describe(&error)))
         })?;
-        Ok(Self { client, server, watch_seconds: WATCH_SECONDS })
+        Ok(Self { client, server, watch_seconds: WATCH_SECONDS, silence: SILENCE, groups: Arc::default() })
     }
 
     /// The same client with watches that the API server ends after this time. They are opened again.
     #[must_use]
     pub fn with_watch_seconds(self, watch_seconds: u32) -> Self {
         Self { watch_seconds, ..self }
+    }
+
+    /// The same client, which opens a watch again that is silent for this time.
+    #[must_use]
+    pub fn with_silence(self, silence: Duration) -> Self {
+        Self { silence, ..self }
+    }
+
+    /// The same client, which uses this group for Calico's kinds and does not look for it.
+    #[must_use]
+    pub fn with_group(self, group: CalicoGroup) -> Self {
+        Self { groups: Arc::new(Groups::chosen(group)), ..self }
+    }
+
+    pub(super) fn calico_groups(&self) -> &Groups {
+        &self.groups
     }
 
     pub(super) fn client(&self) -> &kube::Client {
@@ -104,13 +124,23 @@ impl Kubernetes {
         operation: &Operation,
         request: Request<Vec<u8>>,
     ) -> Result<Value, StoreError> {
+        self.call_for(operation, request, Keep::All).await
+    }
+
+    /// Sends a request and returns these parts of the answer.
+    pub(super) async fn call_for(
+        &self,
+        operation: &Operation,
+        request: Request<Vec<u8>>,
+        keep: Keep,
+    ) -> Result<Value, StoreError> {
         let answer = async {
             let response = self.send(operation, request).await?;
             let bytes = response.into_body().collect_bytes().await;
             bytes.map_err(|error| self.unavailable(operation, &describe(&error)))
         };
         let bytes = self.in_time(operation, answer).await?;
-        serde_json::from_slice(&bytes)
+        trim::read(keep, &bytes)
             .map_err(|error| self.unavailable(operation, &format!("the answer is no JSON: {error}")))
     }
 
@@ -166,30 +196,11 @@ impl Kubernetes {
             status,
             text: String::from_utf8_lossy(&bytes).into_owned(),
         };
-        match answer::error(operation, &rejection, &self.server) {
-            StoreError::KindAbsent(kind) if resources::api_version(kind) == Some(CALICO_GROUP) => {
-                Err(self.refuse_native_group(operation).await.err().unwrap_or(StoreError::KindAbsent(kind)))
-            }
-            error => Err(error),
+        let error = answer::error(operation, &rejection, &self.server);
+        if matches!(error, StoreError::KindAbsent(kind) if resources::is_calico(kind)) {
+            self.groups.forget();
         }
-    }
-
-    /// Calico 3.32 can keep its kinds in its group for users instead. It does so if only that group is served
-    /// (`libcalico-go/lib/backend/k8s/discovery.go`).
-    async fn refuse_native_group(&self, operation: &Operation) -> Result<(), StoreError> {
-        let sent = self.client.send(request(Method::GET, "/apis", Vec::new()).map(Body::from)).await;
-        let response = sent.map_err(|error| self.unavailable(operation, &describe(&error)))?;
-        let bytes = response.into_body().collect_bytes().await;
-        let bytes = bytes.map_err(|error| self.unavailable(operation, &describe(&error)))?;
-        let groups: Value = serde_json::from_slice(&bytes).unwrap_or_default();
-        if answer::has_native_group_only(&groups) {
-            let problem = format!(
-                "Calico's kinds are only in {NATIVE_GROUP}, which Tortie does not support yet; \
-                 install Calico with {CALICO_GROUP}"
-            );
-            return Err(self.unavailable(operation, &problem));
-        }
-        Ok(())
+        Err(error)
     }
 
     /// The result of this future, if it is ready in time.
@@ -245,7 +256,8 @@ impl OpenWatch {
     /// Reads what has arrived, or opens the watch again. All events have been delivered before.
     async fn read(&mut self) -> Result<(), StoreError> {
         let unavailable = |problem: &str| Err(self.client.unavailable(&self.operation, problem));
-        match tokio::time::timeout(SILENCE, self.bytes.next()).await {
+        let silence = self.client.silence;
+        match tokio::time::timeout(silence, self.bytes.next()).await {
             Ok(Some(Ok(bytes))) => {
                 let lines = self.lines.push(&bytes);
                 let event = |line: Vec<u8>| answer::event(&self.operation, &line, &self.client.server);
@@ -260,7 +272,7 @@ impl OpenWatch {
                 self.opened = Instant::now();
                 Ok(())
             }
-            Err(_) => unavailable(&format!("the watch is silent for {} s", SILENCE.as_secs())),
+            Err(_) => unavailable(&format!("the watch is silent for {} s", silence.as_secs())),
         }
     }
 }

@@ -202,6 +202,7 @@ fn annotation<'a>(pod: &'a Map<String, Value>, name: &str) -> Option<&'a str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kubernetes::trim;
 
     /// A running pod with these changes: the path and the new value.
     fn pod(changes: &[(&str, Value)]) -> Map<String, Value> {
@@ -223,7 +224,11 @@ mod tests {
             }
             pod.pointer_mut(&parent).unwrap_or(&mut Value::Null)[name] = value.clone();
         }
-        match pod {
+        // What is not read must not be needed.
+        pod["spec"]["containers"][0]["env"] = json!([{"name": "A", "value": "B"}]);
+        let list = json!({"items": [pod]}).to_string();
+        let mut list = trim::read(trim::of_list(Kind::WorkloadEndpoint), list.as_bytes()).unwrap_or_default();
+        match list["items"][0].take() {
             Value::Object(pod) => pod,
             other => panic!("{other}"),
         }

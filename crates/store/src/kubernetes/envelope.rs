@@ -4,7 +4,7 @@
 use serde_json::{Map, Value, json};
 use tortie_api::{Key, Kind};
 
-use super::resources::CALICO_GROUP;
+use super::group::CalicoGroup;
 
 /// The annotation with the metadata.
 const METADATA: &str = "projectcalico.org/metadata";
@@ -49,7 +49,7 @@ pub(crate) fn encode(key: &Key, mut object: Map<String, Value>) -> Result<Map<St
     } else {
         metadata.remove("name");
     }
-    rewrite_owners(&mut metadata, CALICO, CALICO_GROUP)?;
+    rewrite_owners(&mut metadata, CALICO, CalicoGroup::Crd.api_version())?;
     let own = |field: &str| {
         let pairs = metadata.get(field).and_then(Value::as_object).into_iter().flatten();
         pairs.filter(|(name, _)| is_own(name)).map(|(name, value)| (name.clone(), value.clone())).collect()
@@ -117,7 +117,7 @@ pub(crate) fn decode(kind: Kind, object: &mut Map<String, Value>) {
 /// The metadata of an annotation.
 fn parse(text: &str) -> Result<Map<String, Value>, String> {
     let mut metadata: Map<String, Value> = serde_json::from_str(text).map_err(|error| error.to_string())?;
-    rewrite_owners(&mut metadata, CALICO_GROUP, CALICO)?;
+    rewrite_owners(&mut metadata, CalicoGroup::Crd.api_version(), CALICO)?;
     Ok(metadata)
 }
 

@@ -6,6 +6,7 @@ use sha3::{Digest, Sha3_256};
 use tortie_api::{Key, Kind};
 
 use super::envelope::take_object;
+use super::group::CalicoGroup;
 
 /// Fields with one name in etcd and another one in the API.
 const RENAMED: [(Kind, &str, &str); 3] = [
@@ -20,7 +21,11 @@ pub(crate) fn is_ipam(kind: Kind) -> bool {
 }
 
 /// The object as it is stored, without its name and version.
-pub(crate) fn encode(key: &Key, mut spec: Map<String, Value>) -> Result<Map<String, Value>, String> {
+pub(crate) fn encode(
+    group: CalicoGroup,
+    key: &Key,
+    mut spec: Map<String, Value>,
+) -> Result<Map<String, Value>, String> {
     let renamed = RENAMED.iter().filter(|(kind, ..)| *kind == key.kind);
     for (_, etcd, api) in renamed {
         if let Some(value) = spec.remove(*etcd) {
@@ -38,7 +43,11 @@ pub(crate) fn encode(key: &Key, mut spec: Map<String, Value>) -> Result<Map<Stri
             let (node, cidr) =
                 key.name.split_once('/').ok_or("the name of an affinity is NODE/CIDR".to_owned())?;
             let deleted = spec.get("deleted").and_then(Value::as_bool).unwrap_or_default();
-            spec.insert("deleted".to_owned(), json!(deleted.to_string()));
+            let deleted = match group {
+                CalicoGroup::Crd => json!(deleted.to_string()),
+                CalicoGroup::Native => json!(deleted),
+            };
+            spec.insert("deleted".to_owned(), deleted);
             spec.entry("state").or_insert(json!("confirmed"));
             spec.insert("node".to_owned(), json!(node));
             spec.insert("cidr".to_owned(), json!(cidr));
@@ -55,7 +64,7 @@ pub(crate) fn encode(key: &Key, mut spec: Map<String, Value>) -> Result<Map<Stri
 }
 
 /// The key and the value of a stored object; `None` if its `spec` does not tell its key, or its owner is no node.
-pub(crate) fn decode(kind: Kind, mut object: Map<String, Value>) -> Option<(Key, Value)> {
+pub(crate) fn decode(group: CalicoGroup, kind: Kind, mut object: Map<String, Value>) -> Option<(Key, Value)> {
     let mut spec = take_object(&mut object, "spec", "spec").ok()?;
     let text = |spec: &Map<String, Value>, field: &str| {
         spec.get(field).and_then(Value::as_str).filter(|text| !text.is_empty()).map(ToOwned::to_owned)
@@ -67,7 +76,10 @@ pub(crate) fn decode(kind: Kind, mut object: Map<String, Value>) -> Option<(Key,
                 return None;
             }
             let name = format!("{}/{}", text(&spec, "node")?, text(&spec, "cidr")?);
-            let deleted = text(&spec, "deleted").is_some_and(|deleted| deleted == "true");
+            let deleted = match group {
+                CalicoGroup::Crd => text(&spec, "deleted").is_some_and(|deleted| deleted == "true"),
+                CalicoGroup::Native => spec.get("deleted").and_then(Value::as_bool).unwrap_or_default(),
+            };
             spec.insert("deleted".to_owned(), json!(deleted));
             spec.remove("node");
             spec.remove("cidr");
@@ -128,13 +140,25 @@ fn base32(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
 
+    const CRD: CalicoGroup = CalicoGroup::Crd;
+
+    /// In the other group, only an affinity looks different.
     fn check(key: &Key, value: &Value, stored: &Value) {
+        check_in(CRD, key, value, stored);
+        let mut stored = stored.clone();
+        if key.kind == Kind::BlockAffinity {
+            stored["spec"]["deleted"] = json!(false);
+        }
+        check_in(CalicoGroup::Native, key, value, &stored);
+    }
+
+    fn check_in(group: CalicoGroup, key: &Key, value: &Value, stored: &Value) {
         let Value::Object(fields) = value.clone() else { panic!("{value}") };
-        let written = encode(key, fields).unwrap_or_default();
+        let written = encode(group, key, fields).unwrap_or_default();
         assert_eq!(Value::Object(written.clone()), *stored);
         let mut named = written;
         named.insert("metadata".to_owned(), json!({"name": "default"}));
-        let (read_key, read) = decode(key.kind, named).unwrap_or_else(|| panic!("{key} is not read"));
+        let (read_key, read) = decode(group, key.kind, named).unwrap_or_else(|| panic!("{key} is not read"));
         assert_eq!(read_key, *key);
         assert_eq!(read, *value);
     }
@@ -180,7 +204,7 @@ mod tests {
     #[test]
     fn a_block_without_an_owner_has_no_affinity() {
         let fields = [("affinity".to_owned(), Value::Null)].into_iter().collect();
-        let written = encode(&Key::global(Kind::IpamBlock, "10.0.0.0/26"), fields).unwrap_or_default();
+        let written = encode(CRD, &Key::global(Kind::IpamBlock, "10.0.0.0/26"), fields).unwrap_or_default();
         assert_eq!(written["spec"], json!({"strictAffinity": false}));
     }
 
@@ -195,7 +219,7 @@ mod tests {
         ];
         for (kind, object) in table {
             let Value::Object(fields) = object.clone() else { panic!("{object}") };
-            assert_eq!(decode(kind, fields), None, "{object}");
+            assert_eq!(decode(CRD, kind, fields), None, "{object}");
         }
     }
 }

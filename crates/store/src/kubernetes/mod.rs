@@ -1,4 +1,5 @@
 //! The Kubernetes backend: core kinds as they are, and Calico's kinds and node reports as CustomResourceDefinitions.
+//! Calico's are in one of two groups ([`CalicoGroup`]).
 //!
 //! Versions are resourceVersions. Positions are the same numbers, which have an order within a kind (KEP-5504). As in
 //! Calico, WorkloadEndpoints are derived from Pods, and Profiles from Namespaces and ServiceAccounts; they have the versions
@@ -6,13 +7,17 @@
 
 mod answer;
 mod client;
+mod connection;
+mod detection;
 mod endpoints;
 mod envelope;
+mod group;
 mod ipam;
 mod objects;
 mod profiles;
 mod publish;
 mod resources;
+mod trim;
 mod values;
 
 use std::sync::Arc;
@@ -28,6 +33,7 @@ use tortie_api::{Key, Kind, Position, Positions};
 use answer::Operation;
 use client::request;
 pub use client::{Kubernetes, KubernetesConfig};
+pub use group::CalicoGroup;
 pub use objects::ObjectError;
 pub use profiles::profile_of;
 use values::Decoded;
@@ -55,28 +61,36 @@ impl Kubernetes {
         value: Value,
         expected: Option<&Version>,
     ) -> Result<Stored, StoreError> {
-        let (method, path) = match expected {
-            None => (Method::POST, resources::path(key.kind, &key.namespace)),
-            Some(_) => (Method::PUT, resources::object_path(key)),
-        };
         refuse_derived(key)?;
+        let group = self.group_of(key.kind).await?;
+        let (method, path) = match expected {
+            None => (Method::POST, resources::path(group, key.kind, &key.namespace)),
+            Some(_) => (Method::PUT, resources::object_path(group, key)),
+        };
         let path = path.ok_or(StoreError::KindAbsent(key.kind))?;
-        let object = values::encode(key, value, expected)?;
+        let object = values::encode(group, key, value, expected)?;
         let request = request(method, &path, object.to_string().into_bytes());
-        let written = self.call(&of_object(verb, key), request).await?;
-        let stored = stored(key, values::decode(key.kind, written)?)?;
+        let written = self.call(&of_object(verb, key, group), request).await?;
+        let stored = stored(key, values::decode(group, key.kind, written)?)?;
         stored.ok_or_else(|| StoreError::Damaged(format!("the API server has stored no {key}")))
     }
 
     /// Removes an object, if it has this version; returns the answer.
     async fn remove_object(&self, key: &Key, expected: Option<&Version>) -> Result<Value, StoreError> {
-        let path = resources::object_path(key).ok_or(StoreError::KindAbsent(key.kind))?;
+        let (group, path) = self.object_path(key).await?;
         let mut options = json!({"apiVersion": "v1", "kind": "DeleteOptions"});
         if let Some(expected) = expected {
             options["preconditions"] = json!({"resourceVersion": expected.as_str()});
         }
         let request = request(Method::DELETE, &path, options.to_string().into_bytes());
-        self.call(&of_object("delete", key), request).await
+        self.call(&of_object("delete", key, group), request).await
+    }
+
+    /// The path of an object, in the group of its kind.
+    async fn object_path(&self, key: &Key) -> Result<(CalicoGroup, String), StoreError> {
+        let group = self.group_of(key.kind).await?;
+        let path = resources::object_path(group, key).ok_or(StoreError::KindAbsent(key.kind))?;
+        Ok((group, path))
     }
 
     /// Why a write with this version was rejected: somebody else changed or deleted the object.
@@ -107,7 +121,8 @@ impl Kubernetes {
             }
             Err(StoreError::FellBehind)
         };
-        match self.in_time(&of_object("watch", key), find).await {
+        let group = self.group_of(key.kind).await?;
+        match self.in_time(&of_object("watch", key, group), find).await {
             Ok(position) => Ok(position),
             Err(_) => Ok(self.list_page(&interest, None).await?.position),
         }
@@ -115,8 +130,9 @@ impl Kubernetes {
 
     /// The highest position of the objects of a kind; `None` if there is none, or the kind cannot be read.
     async fn newest(&self, kind: Kind) -> Result<Option<Position>, StoreError> {
-        let Some(path) = resources::path(kind, "") else { return Ok(None) };
-        let operation = of_kind("list", kind, Position(0));
+        let group = self.group_of(kind).await?;
+        let Some(path) = resources::path(group, kind, "") else { return Ok(None) };
+        let operation = of_kind("list", kind, Position(0), group);
         let (mut newest, mut next, mut limit) = (None, String::new(), MAX_METADATA_PAGE);
         loop {
             let query = format!("{path}?limit={limit}{next}");
@@ -156,11 +172,12 @@ impl Store for Kubernetes {
         if key.kind == Kind::Profile {
             return self.profile(key).await;
         }
-        let path = resources::object_path(key).ok_or(StoreError::KindAbsent(key.kind))?;
+        let (group, path) = self.object_path(key).await?;
+        let operation = of_object("get", key, group);
         loop {
-            let found = self.call(&of_object("get", key), request(Method::GET, &path, Vec::new())).await;
+            let found = self.call(&operation, request(Method::GET, &path, Vec::new())).await;
             let decoded = match found {
-                Ok(found) => values::decode(key.kind, found)?,
+                Ok(found) => values::decode(group, key.kind, found)?,
                 Err(StoreError::NotFound(_)) => return Ok(None),
                 Err(error) => return Err(error),
             };
@@ -184,7 +201,8 @@ impl Store for Kubernetes {
         if kind == Kind::Profile {
             return self.profiles_page(interest, after).await;
         }
-        let collection = resources::collection(interest).ok_or(StoreError::KindAbsent(kind))?;
+        let group = self.group_of(kind).await?;
+        let collection = resources::collection(group, interest).ok_or(StoreError::KindAbsent(kind))?;
         let mut query = format!("{}?limit={MAX_PAGE}", collection.path);
         if let Some(fields) = collection.fields {
             query.push_str(&format!("&fieldSelector={fields}"));
@@ -192,8 +210,9 @@ impl Store for Kubernetes {
         if let Some(PageToken(token)) = after {
             query.push_str(&format!("&continue={}", resources::escape(&token)));
         }
-        let operation = of_kind("list", kind, Position(0));
-        let mut page = self.call(&operation, request(Method::GET, &query, Vec::new())).await?;
+        let operation = of_kind("list", kind, Position(0), group);
+        let request = request(Method::GET, &query, Vec::new());
+        let mut page = self.call_for(&operation, request, trim::of_list(kind)).await?;
         let metadata = page.get("metadata");
         let position = values::position(metadata)?;
         let token = metadata.and_then(|metadata| metadata["continue"].as_str());
@@ -201,7 +220,7 @@ impl Store for Kubernetes {
         let mut items = Vec::new();
         if let Some(Value::Array(found)) = page.get_mut("items").map(Value::take) {
             for object in found {
-                let decoded = values::decode(kind, object)?.object();
+                let decoded = values::decode(group, kind, object)?.object();
                 items.extend(decoded.filter(|stored| interest.covers(&stored.key, &stored.value)));
             }
         }
@@ -256,11 +275,11 @@ impl Store for Kubernetes {
         if !resources::is_of_kubernetes(key.kind) {
             return crate::apply::replace(self, object).await;
         }
-        let path = resources::object_path(key).ok_or(StoreError::KindAbsent(key.kind))?;
-        let value = values::encode(key, object.value.clone(), None)?;
+        let (group, path) = self.object_path(key).await?;
+        let value = values::encode(group, key, object.value.clone(), None)?;
         let before = self.get(key).await?.map(|stored| stored.position);
         let path = format!("{path}?fieldManager=tortie&force=true");
-        let applied = self.call(&of_object("apply", key), apply_request(&path, &value)).await?;
+        let applied = self.call(&of_object("apply", key, group), apply_request(&path, &value)).await?;
         let after = values::position(applied.get("metadata"))?;
         Ok(match before {
             None => Applied::Created(after),
@@ -297,12 +316,14 @@ impl Source for Kubernetes {
         let [interest] = interests else {
             return Err(StoreError::Unavailable("the Kubernetes API has one watch for each kind".to_owned()));
         };
-        let collection = resources::collection(interest).ok_or(StoreError::KindAbsent(interest.kind))?;
+        let group = self.group_of(interest.kind).await?;
+        let collection = resources::collection(group, interest);
+        let collection = collection.ok_or(StoreError::KindAbsent(interest.kind))?;
         let mut path = format!("{}?", collection.path);
         if let Some(fields) = collection.fields {
             path.push_str(&format!("fieldSelector={fields}&"));
         }
-        self.open_watch(of_kind("watch", interest.kind, after), path).await
+        self.open_watch(of_kind("watch", interest.kind, after, group), path).await
     }
 }
 
@@ -330,10 +351,10 @@ fn refuse_derived(key: &Key) -> Result<(), StoreError> {
     Err(StoreError::Invalid { key: key.clone(), problem })
 }
 
-fn of_object(verb: &'static str, key: &Key) -> Operation {
-    Operation { verb, kind: key.kind, key: Some(key.clone()), after: Position(0) }
+fn of_object(verb: &'static str, key: &Key, group: CalicoGroup) -> Operation {
+    Operation { verb, kind: key.kind, key: Some(key.clone()), after: Position(0), group }
 }
 
-fn of_kind(verb: &'static str, kind: Kind, after: Position) -> Operation {
-    Operation { verb, kind, key: None, after }
+fn of_kind(verb: &'static str, kind: Kind, after: Position, group: CalicoGroup) -> Operation {
+    Operation { verb, kind, key: None, after, group }
 }

@@ -12,7 +12,7 @@ use tortie_api::{Key, Kind, Position};
 
 use super::client::request;
 use super::endpoints::{CONTAINER_ID, INTERFACE, POD_IP, POD_IPS};
-use super::{Kubernetes, apply_request, of_object, resources, values};
+use super::{Kubernetes, apply_request, of_object, values};
 use crate::{Endpoints, POD_UID, Store, StoreError, Stored, pod_of};
 
 pub(super) const MERGE_PATCH: HeaderValue = HeaderValue::from_static("application/merge-patch+json");
@@ -51,10 +51,10 @@ impl Endpoints for Kubernetes {
 
     /// Server-side apply names the object, so that a role can allow one name. A plain creation has no name for RBAC.
     async fn provide(&self, key: &Key, value: Value) -> Result<(), StoreError> {
-        let path = resources::object_path(key).ok_or(StoreError::KindAbsent(key.kind))?;
-        let value = values::encode(key, value, None)?;
+        let (group, path) = self.object_path(key).await?;
+        let value = values::encode(group, key, value, None)?;
         let path = format!("{path}?fieldManager=tortie");
-        self.call(&of_object("create", key), apply_request(&path, &value)).await.map(drop)
+        self.call(&of_object("create", key, group), apply_request(&path, &value)).await.map(drop)
     }
 
     /// The annotations of addresses become empty, and that of the container stays.
@@ -85,11 +85,11 @@ impl Kubernetes {
     /// Changes metadata of a Pod or Node by its status, as Calico does: nodes need no permission to change what a pod runs,
     /// or the taints of a node.
     async fn patch_status(&self, key: &Key, metadata: &Value) -> Result<Position, StoreError> {
-        let path = resources::object_path(key).ok_or(StoreError::KindAbsent(key.kind))?;
+        let (group, path) = self.object_path(key).await?;
         let body = json!({"metadata": metadata}).to_string().into_bytes();
         let mut request = request(Method::PATCH, &format!("{path}/status"), body);
         request.headers_mut().insert(CONTENT_TYPE, MERGE_PATCH);
-        let patched = self.call(&of_object("patch", key), request).await?;
+        let patched = self.call(&of_object("patch", key, group), request).await?;
         values::position(patched.get("metadata"))
     }
 }

@@ -6,12 +6,11 @@ use sha2::{Digest, Sha256};
 use tortie_api::{Key, Kind};
 
 use super::endpoints;
+use super::group::CalicoGroup;
 use crate::{Interest, Scope};
 
-/// The group of Calico's CustomResourceDefinitions.
-pub(crate) const CALICO_GROUP: &str = "crd.projectcalico.org/v1";
-/// Calico's group for users. Without the other one, the objects themselves are there.
-pub(crate) const NATIVE_GROUP: &str = "projectcalico.org/v3";
+/// The version of Calico's kinds in Tortie.
+const CALICO: &str = "projectcalico.org/v3";
 /// The maximum length of an affinity's name is below this one (`ipam_affinity.go`).
 const MAX_NAME: usize = 253;
 /// The length of the hash in a shortened name.
@@ -38,35 +37,48 @@ pub(crate) fn is_derived(kind: Kind) -> bool {
     source(kind) != kind
 }
 
+/// Whether the objects of the kind are in Calico's group of the API.
+pub(crate) fn is_calico(kind: Kind) -> bool {
+    let kind = source(kind);
+    kind != Kind::Profile && kind.api_version() == CALICO
+}
+
 /// The `apiVersion` of the kind's objects in the API; `None` if Calico derives them from other objects.
-pub(crate) fn api_version(kind: Kind) -> Option<&'static str> {
+pub(crate) fn api_version(group: CalicoGroup, kind: Kind) -> Option<&'static str> {
     match source(kind) {
         Kind::Profile => None,
-        kind if kind.api_version() == NATIVE_GROUP => Some(CALICO_GROUP),
+        kind if is_calico(kind) => Some(group.api_version()),
         kind => Some(kind.api_version()),
     }
 }
 
 /// Whether Kubernetes defines the kind, completes its objects, and lets others add to them.
 pub(crate) fn is_of_kubernetes(kind: Kind) -> bool {
-    api_version(kind).is_some_and(|version| version != CALICO_GROUP)
-        && kind != Kind::NodeReport
-        && !is_derived(kind)
+    !is_calico(kind) && ![Kind::Profile, Kind::NodeReport].contains(&kind) && !is_derived(kind)
+}
+
+/// The `kind` of objects in the API.
+pub(crate) fn name_of_kind(group: CalicoGroup, kind: Kind) -> &'static str {
+    match (group, kind) {
+        (CalicoGroup::Native, Kind::IpamConfig) => "IPAMConfiguration",
+        (_, kind) => kind.name(),
+    }
 }
 
 /// The plural in URLs.
-fn plural(kind: Kind) -> &'static str {
-    match source(kind) {
-        Kind::KubernetesNetworkPolicy => "networkpolicies",
-        kind => kind.plural(),
+fn plural(group: CalicoGroup, kind: Kind) -> &'static str {
+    match (group, source(kind)) {
+        (_, Kind::KubernetesNetworkPolicy) => "networkpolicies",
+        (CalicoGroup::Native, Kind::IpamConfig) => "ipamconfigurations",
+        (_, kind) => kind.plural(),
     }
 }
 
 /// The path of all objects of a kind, or of those in a namespace, if it is not empty.
-pub(crate) fn path(kind: Kind, namespace: &str) -> Option<String> {
-    let version = api_version(kind)?;
+pub(crate) fn path(group: CalicoGroup, kind: Kind, namespace: &str) -> Option<String> {
+    let version = api_version(group, kind)?;
     let root = if version.contains('/') { "apis" } else { "api" };
-    let plural = plural(kind);
+    let plural = plural(group, kind);
     Some(if namespace.is_empty() {
         format!("/{root}/{version}/{plural}")
     } else {
@@ -75,22 +87,22 @@ pub(crate) fn path(kind: Kind, namespace: &str) -> Option<String> {
 }
 
 /// The path of an object.
-pub(crate) fn object_path(key: &Key) -> Option<String> {
-    Some(format!("{}/{}", path(key.kind, &key.namespace)?, escape(&name(key))))
+pub(crate) fn object_path(group: CalicoGroup, key: &Key) -> Option<String> {
+    Some(format!("{}/{}", path(group, key.kind, &key.namespace)?, escape(&name(key))))
 }
 
 /// The smallest collection with all objects of an interest. It may contain others.
-pub(crate) fn collection(interest: &Interest) -> Option<Collection> {
+pub(crate) fn collection(group: CalicoGroup, interest: &Interest) -> Option<Collection> {
     let kind = interest.kind;
     let by_name = |namespace: &str, name: &str| Collection {
-        path: path(kind, namespace).unwrap_or_default(),
+        path: path(group, kind, namespace).unwrap_or_default(),
         fields: Some(escape(&format!("metadata.name={name}"))),
     };
-    let all = Collection { path: path(kind, "")?, fields: None };
+    let all = Collection { path: path(group, kind, "")?, fields: None };
     Some(match &interest.scope {
         Scope::All => all,
         Scope::Namespace(namespace) if kind.namespaced() => {
-            Collection { path: path(kind, namespace)?, fields: None }
+            Collection { path: path(group, kind, namespace)?, fields: None }
         }
         Scope::Namespace(_) => all,
         Scope::Name(namespace, object) => {
@@ -202,9 +214,18 @@ mod tests {
             (Key::namespaced(Kind::WorkloadEndpoint, "n", "w"), "/api/v1/namespaces/n/pods/w--"),
         ];
         for (key, path) in table {
-            assert_eq!(object_path(&key).as_deref(), Some(path));
+            assert_eq!(object_path(CalicoGroup::Crd, &key).as_deref(), Some(path));
+            let native = path.replace("crd.projectcalico.org/v1", "projectcalico.org/v3");
+            assert_eq!(object_path(CalicoGroup::Native, &key), Some(native));
         }
-        assert_eq!(object_path(&Key::global(Kind::Profile, "kns.default")), None);
+        for (group, expected) in [
+            (CalicoGroup::Crd, "/apis/crd.projectcalico.org/v1/ipamconfigs/default"),
+            (CalicoGroup::Native, "/apis/projectcalico.org/v3/ipamconfigurations/default"),
+        ] {
+            let config = Key::global(Kind::IpamConfig, "default");
+            assert_eq!(object_path(group, &config).as_deref(), Some(expected));
+            assert_eq!(object_path(group, &Key::global(Kind::Profile, "kns.default")), None);
+        }
     }
 
     #[test]
@@ -250,7 +271,7 @@ mod tests {
         ];
         for (interest, path, fields) in table {
             let expected = Collection { path: path.to_owned(), fields: fields.map(ToOwned::to_owned) };
-            assert_eq!(collection(&interest), Some(expected));
+            assert_eq!(collection(CalicoGroup::Crd, &interest), Some(expected));
         }
     }
 }

@@ -4,8 +4,8 @@ use serde_json::{Map, Value, json};
 use tortie_api::{Key, Kind, Position};
 
 use super::endpoints::Derived;
-use super::resources::{self, CALICO_GROUP};
-use super::{endpoints, envelope, ipam};
+use super::group::CalicoGroup;
+use super::{endpoints, envelope, ipam, resources};
 use crate::follow::Event;
 use crate::{StoreError, Stored, Version, Written};
 
@@ -48,14 +48,19 @@ impl Decoded {
 }
 
 /// The object to send for a value, with the version that is expected in the store.
-pub(crate) fn encode(key: &Key, value: Value, expected: Option<&Version>) -> Result<Value, StoreError> {
+pub(crate) fn encode(
+    group: CalicoGroup,
+    key: &Key,
+    value: Value,
+    expected: Option<&Version>,
+) -> Result<Value, StoreError> {
     let invalid = |problem: String| StoreError::Invalid { key: key.clone(), problem };
     let Value::Object(fields) = value else { return Err(invalid("it must be an object".to_owned())) };
-    let api_version = resources::api_version(key.kind).ok_or(StoreError::KindAbsent(key.kind))?;
-    check_name(key, &fields).map_err(invalid)?;
+    let api_version = resources::api_version(group, key.kind).ok_or(StoreError::KindAbsent(key.kind))?;
+    check_name(group, key, &fields).map_err(invalid)?;
     let encoded = match key.kind {
-        kind if ipam::is_ipam(kind) => ipam::encode(key, fields),
-        _ if api_version == CALICO_GROUP => envelope::encode(key, fields),
+        kind if ipam::is_ipam(kind) => ipam::encode(group, key, fields),
+        kind if has_envelope(group, kind) => envelope::encode(key, fields),
         _ => Ok(fields),
     };
     let mut fields = encoded.map_err(invalid)?;
@@ -70,12 +75,12 @@ pub(crate) fn encode(key: &Key, value: Value, expected: Option<&Version>) -> Res
     }
     fields.insert("metadata".to_owned(), Value::Object(metadata));
     fields.insert("apiVersion".to_owned(), json!(api_version));
-    fields.insert("kind".to_owned(), json!(key.kind.name()));
+    fields.insert("kind".to_owned(), json!(resources::name_of_kind(group, key.kind)));
     Ok(Value::Object(fields))
 }
 
 /// The object of this kind that an object of the API gives.
-pub(crate) fn decode(kind: Kind, object: Value) -> Result<Decoded, StoreError> {
+pub(crate) fn decode(group: CalicoGroup, kind: Kind, object: Value) -> Result<Decoded, StoreError> {
     let Value::Object(mut fields) = object else {
         return Err(StoreError::Damaged(format!(
             "the API server answers with {} that are no objects",
@@ -86,7 +91,7 @@ pub(crate) fn decode(kind: Kind, object: Value) -> Result<Decoded, StoreError> {
     let name = fields.get("metadata").and_then(|metadata| metadata["name"].as_str());
     let name = name.unwrap_or_default().to_owned();
     if ipam::is_ipam(kind) {
-        let Some((key, value)) = ipam::decode(kind, fields) else {
+        let Some((key, value)) = ipam::decode(group, kind, fields) else {
             tracing::debug!(kind = kind.name(), name, "the object has no key, or its owner is no node");
             return Ok(Decoded::Nothing(position));
         };
@@ -110,7 +115,7 @@ pub(crate) fn decode(kind: Kind, object: Value) -> Result<Decoded, StoreError> {
         metadata.remove("managedFields");
         namespace = metadata.get("namespace").and_then(Value::as_str).unwrap_or_default().to_owned();
     }
-    if resources::api_version(kind) == Some(CALICO_GROUP) {
+    if has_envelope(group, kind) {
         envelope::decode(kind, &mut fields);
     }
     // Items of lists do not have them.
@@ -118,6 +123,11 @@ pub(crate) fn decode(kind: Kind, object: Value) -> Result<Decoded, StoreError> {
     fields.insert("kind".to_owned(), json!(kind.name()));
     let key = Key::namespaced(kind, namespace, name);
     Ok(Decoded::Object(Stored::new(key, Value::Object(fields), Written::at(position.0))))
+}
+
+/// Whether most of the metadata of the kind's objects is in an annotation.
+fn has_envelope(group: CalicoGroup, kind: Kind) -> bool {
+    group == CalicoGroup::Crd && resources::is_calico(kind)
 }
 
 /// Adds the uid of the current object, unless there is one.
@@ -145,7 +155,7 @@ pub(crate) fn parse_position(text: &str) -> Result<Position, StoreError> {
 }
 
 /// The name and the namespace in a value are those of its key. IPAM's records have neither.
-fn check_name(key: &Key, fields: &Map<String, Value>) -> Result<(), String> {
+fn check_name(group: CalicoGroup, key: &Key, fields: &Map<String, Value>) -> Result<(), String> {
     let Some(metadata) = fields.get("metadata").filter(|_| !ipam::is_ipam(key.kind)) else { return Ok(()) };
     let differs = |field: &str, expected: &str| match metadata.get(field).and_then(Value::as_str) {
         Some(text) if text != expected => {
@@ -155,7 +165,8 @@ fn check_name(key: &Key, fields: &Map<String, Value>) -> Result<(), String> {
     };
     let problem = differs("namespace", &key.namespace).or_else(|| {
         let name = metadata.get("name").and_then(Value::as_str).unwrap_or_default();
-        let has_prefix = envelope::has_own_name(key.kind)
+        let has_prefix = has_envelope(group, key.kind)
+            && envelope::has_own_name(key.kind)
             && key.name.strip_suffix(name).is_some_and(|prefix| prefix.ends_with('.'));
         differs("name", &key.name).filter(|_| !has_prefix)
     });
@@ -166,15 +177,17 @@ fn check_name(key: &Key, fields: &Map<String, Value>) -> Result<(), String> {
 mod tests {
     use super::*;
 
+    const CRD: CalicoGroup = CalicoGroup::Crd;
+
     #[test]
     fn a_value_goes_and_comes_back() {
         let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "n", "uid": "u"},
             "spec": {"big": u64::MAX}});
         let key = Key::namespaced(Kind::Pod, "n", "p");
-        let mut sent = encode(&key, pod.clone(), Some(&Version::new("7"))).unwrap_or_default();
+        let mut sent = encode(CRD, &key, pod.clone(), Some(&Version::new("7"))).unwrap_or_default();
         assert_eq!(sent["metadata"]["resourceVersion"], "7");
         sent["metadata"]["managedFields"] = json!([1]);
-        let read = decode(Kind::Pod, sent);
+        let read = decode(CRD, Kind::Pod, sent);
         assert_eq!(read, Ok(Decoded::Object(Stored::new(key, pod, Written::at(7)))));
     }
 
@@ -207,20 +220,39 @@ mod tests {
             (&policy, json!({"metadata": {"name": "ault.p"}}), "metadata.name"),
         ];
         for (key, value, expected) in table {
-            let result = encode(key, value.clone(), None);
+            let result = encode(CRD, key, value.clone(), None);
             let Err(StoreError::Invalid { problem, .. }) = &result else { panic!("{value}: {result:?}") };
             assert!(problem.contains(expected), "{problem}");
         }
-        assert!(encode(&policy, json!({"metadata": {"name": "p", "namespace": "n"}}), None).is_ok());
+        assert!(encode(CRD, &policy, json!({"metadata": {"name": "p", "namespace": "n"}}), None).is_ok());
         let profile = Key::global(Kind::Profile, "p");
-        assert_eq!(encode(&profile, json!({}), None), Err(StoreError::KindAbsent(Kind::Profile)));
+        assert_eq!(encode(CRD, &profile, json!({}), None), Err(StoreError::KindAbsent(Kind::Profile)));
     }
 
     #[test]
     fn a_version_must_be_a_number() {
         for metadata in [json!({}), json!({"resourceVersion": "x"}), json!({"resourceVersion": 1})] {
-            let read = decode(Kind::Pod, json!({"metadata": metadata}));
+            let read = decode(CRD, Kind::Pod, json!({"metadata": metadata}));
             assert!(matches!(read, Err(StoreError::Damaged(_))), "{metadata}: {read:?}");
         }
+    }
+
+    /// In the group for users, nothing is moved or transformed.
+    #[test]
+    fn an_object_of_the_native_group_is_as_users_write_it() {
+        let policy = json!({"apiVersion": "projectcalico.org/v3", "kind": "NetworkPolicy", "metadata": {
+            "name": "p", "namespace": "n", "labels": {"a": "b"}, "annotations": {"note": "x"}, "finalizers": ["f"],
+            "uid": "00000000-0000-4000-8000-000000000001", "creationTimestamp": "2024-05-06T07:08:09Z",
+            "ownerReferences": [{"apiVersion": "projectcalico.org/v3", "uid": "00000000-0000-4000-8000-000000000001"}]},
+            "spec": {"order": 1}});
+        let key = Key::namespaced(Kind::NetworkPolicy, "n", "p");
+        let native = CalicoGroup::Native;
+        let mut sent = encode(native, &key, policy.clone(), None).unwrap_or_default();
+        assert_eq!(sent, policy);
+        sent["metadata"]["resourceVersion"] = json!("7");
+        let read = decode(native, Kind::NetworkPolicy, sent);
+        assert_eq!(read, Ok(Decoded::Object(Stored::new(key, policy.clone(), Written::at(7)))));
+        let other = Key::namespaced(Kind::NetworkPolicy, "n", "default.p");
+        assert!(encode(native, &other, policy, None).is_err(), "the name in the value is the object's name");
     }
 }

@@ -14,6 +14,12 @@ use tonic::transport::server::Connected;
 
 use super::client_identity::Client;
 
+/// The right to a connection: one of all, and one of those of its client.
+pub(crate) struct Permit {
+    pub(crate) _of_all: OwnedSemaphorePermit,
+    pub(crate) _of_client: OwnedSemaphorePermit,
+}
+
 /// A connection.
 pub(crate) struct Connection<S> {
     stream: S,
@@ -24,16 +30,11 @@ pub(crate) struct Connection<S> {
     /// The end of the client's certificate.
     expires: Option<Pin<Box<Sleep>>>,
     /// Counts the connection, as long as it exists.
-    _permit: Option<OwnedSemaphorePermit>,
+    _permit: Option<Permit>,
 }
 
 impl<S> Connection<S> {
-    pub(crate) fn new(
-        stream: S,
-        client: Client,
-        write_timeout: Duration,
-        permit: Option<OwnedSemaphorePermit>,
-    ) -> Self {
+    pub(crate) fn new(stream: S, client: Client, write_timeout: Duration, permit: Option<Permit>) -> Self {
         let left = client.expires.map(|end| end.duration_since(SystemTime::now()).unwrap_or_default());
         let expires = left.map(|left| Box::pin(sleep(left)));
         Self { stream, client: Arc::new(client), write_timeout, stalled: None, expires, _permit: permit }

@@ -2,7 +2,7 @@
 //! Connections of strangers cannot exhaust the process: their number and their time are limited, and the descriptors of
 //! TCP leave enough for the Unix socket, which serves operators.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::server::TlsStream;
 
 use super::client_identity::Client;
-use super::connection::Connection;
+use super::connection::{Connection, Permit};
 use super::tls::Reloaded;
 
 /// The pause after a failed accept: without descriptors, it would fail again at once.
@@ -29,6 +29,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const RESERVED: u64 = 128;
 /// The default of [`Limits::connections`], if there are enough descriptors.
 const MAX_CONNECTIONS: u64 = 10_000;
+/// The default of [`Limits::connections_of_client`], if there are enough descriptors.
+const MAX_OF_CLIENT: u64 = 64;
 /// The default of [`Limits::handshakes`], if there are enough descriptors.
 const MAX_HANDSHAKES: u64 = 256;
 
@@ -42,6 +44,9 @@ pub struct Limits {
     pub handshake_timeout: Duration,
     /// The number of connections of clients that have proved who they are. Further ones are closed.
     pub connections: usize,
+    /// The number of connections of one of these clients: of a node, the controllers, or an operator. Further ones are
+    /// closed. An agent or a command needs one or two.
+    pub connections_of_client: usize,
     /// How long a client may take nothing of what is sent to it.
     pub write_timeout: Duration,
 }
@@ -64,6 +69,7 @@ impl Limits {
             handshakes: number(handshakes),
             handshake_timeout: Duration::from_secs(10),
             connections: number(connections),
+            connections_of_client: number((connections / 2).clamp(1, MAX_OF_CLIENT)),
             write_timeout: Duration::from_secs(30),
         }
     }
@@ -79,12 +85,15 @@ pub(crate) struct TlsListener {
     /// The same, from the oldest to the newest; some have ended.
     order: VecDeque<AbortHandle>,
     connections: Arc<Semaphore>,
+    /// The connections of each client that has one.
+    of_clients: HashMap<String, Arc<Semaphore>>,
 }
 
 impl TlsListener {
     pub(crate) fn new(listener: TcpListener, tls: Reloaded<ServerConfig>, limits: Limits) -> Self {
         let connections = Arc::new(Semaphore::new(limits.connections));
-        Self { listener, tls, limits, handshakes: JoinSet::new(), order: VecDeque::new(), connections }
+        let (handshakes, order, of_clients) = Default::default();
+        Self { listener, tls, limits, handshakes, order, connections, of_clients }
     }
 
     /// The connections, for ever.
@@ -140,14 +149,24 @@ impl TlsListener {
     }
 
     fn admit(
-        &self,
+        &mut self,
         stream: TlsStream<TcpStream>,
         client: Client,
     ) -> Option<Connection<TlsStream<TcpStream>>> {
-        let Ok(permit) = self.connections.clone().try_acquire_owned() else {
-            tracing::warn!(limit = self.limits.connections, client = %client.role, "too many connections; the client is disconnected");
+        let refuse = |limit: usize, what: &str| tracing::warn!(limit, client = %client.role, "{what}; the client is disconnected");
+        let Ok(one_of_all) = self.connections.clone().try_acquire_owned() else {
+            refuse(self.limits.connections, "too many connections");
             return None;
         };
+        // Each connection holds on to the semaphore of its client.
+        self.of_clients.retain(|_, connections| Arc::strong_count(connections) > 1);
+        let new = || Arc::new(Semaphore::new(self.limits.connections_of_client));
+        let own = self.of_clients.entry(client.role.to_string()).or_insert_with(new);
+        let Ok(one_of_client) = own.clone().try_acquire_owned() else {
+            refuse(self.limits.connections_of_client, "too many connections of one client");
+            return None;
+        };
+        let permit = Permit { _of_all: one_of_all, _of_client: one_of_client };
         Some(Connection::new(stream, client, self.limits.write_timeout, Some(permit)))
     }
 }
@@ -207,6 +226,7 @@ mod tests {
         for descriptors in [0, 1, 64, 129, 256, 1_024, 4_096, 20_000, 1 << 30] {
             let limits = Limits::for_descriptors(Some(descriptors));
             assert!(limits.handshakes >= 1 && limits.connections >= 1, "{descriptors}: {limits:?}");
+            assert!((1..=limits.connections).contains(&limits.connections_of_client), "{limits:?}");
             let sum = (limits.handshakes + limits.connections) as u64;
             assert!(sum <= descriptors.saturating_sub(RESERVED).max(2), "{descriptors}: {limits:?}");
         }

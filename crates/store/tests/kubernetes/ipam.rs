@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 use tortie_api::{Key, Kind};
-use tortie_servers::KubeOptions;
 use tortie_servers::programs::can_run;
+use tortie_servers::{KubeApi, KubeOptions};
 use tortie_store::Store;
 use tortie_store::conformance::Mirror;
 
@@ -18,7 +18,22 @@ async fn a_record_that_is_marked_as_deleted_is_gone() {
     }
     let servers = start(KubeOptions::default());
     servers.create_definitions().unwrap();
-    let store = client(&servers).await;
+    a_marked_record_is_gone(&servers, json!("true")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_of_the_native_group_that_is_marked_as_deleted_is_gone() {
+    if !can_run(&NEEDED) {
+        return;
+    }
+    let servers = start(KubeOptions::default());
+    servers.create_native_definitions().unwrap();
+    a_marked_record_is_gone(&servers, json!(true)).await;
+}
+
+/// The mark of an affinity differs between the groups.
+async fn a_marked_record_is_gone(servers: &KubeApi, mark_of_affinity: Value) {
+    let store = client(servers).await;
     let records = [
         (
             Key::global(Kind::IpamBlock, "10.0.0.0/30"),
@@ -29,7 +44,7 @@ async fn a_record_that_is_marked_as_deleted_is_gone() {
         (
             Key::global(Kind::BlockAffinity, "n/10.0.0.0/30"),
             json!({"state": "confirmed"}),
-            ("blockaffinity/n-10-0-0-0-30", json!("true")),
+            ("blockaffinity/n-10-0-0-0-30", mark_of_affinity),
         ),
         (
             Key::global(Kind::IpamHandle, "net.C1"),

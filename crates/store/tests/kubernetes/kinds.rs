@@ -8,44 +8,6 @@ use tortie_store::{Interest, Store, StoreError};
 
 use crate::{NEEDED, at, client, client_of, eventually, pod, put, start, tier};
 
-/// Nobody should install the definitions of one group beside objects in the other one.
-#[tokio::test(flavor = "multi_thread")]
-async fn calico_may_keep_its_kinds_in_the_other_group() {
-    if !can_run(&NEEDED) {
-        return;
-    }
-    let servers = start(KubeOptions::default());
-    let store = client(&servers).await;
-    assert_eq!(store.get(&tier("t")).await, Err(StoreError::KindAbsent(Kind::Tier)));
-    let native = "apiVersion: apiextensions.k8s.io/v1
-kind: CustomResourceDefinition
-metadata: {name: tiers.projectcalico.org}
-spec:
-  group: projectcalico.org
-  scope: Cluster
-  names: {kind: Tier, plural: tiers}
-  versions:
-  - {name: v3, served: true, storage: true, schema: {openAPIV3Schema: {type: object}}}
-";
-    servers.apply(native).unwrap();
-    servers.kubectl(&["wait", "crd", "--all", "--for=condition=Established", "--timeout=60s"]).unwrap();
-    let refused = [
-        eventually("the group", async || match store.get(&tier("t")).await {
-            Err(StoreError::Unavailable(text)) => Ok(text),
-            other => Err(StoreError::Damaged(format!("{other:?}"))),
-        })
-        .await,
-        store.list(Kind::Tier).await.unwrap_err().to_string(),
-        store.create(&tier("t"), sample(&tier("t"), 1)).await.unwrap_err().to_string(),
-    ];
-    for text in refused {
-        assert!(text.contains("projectcalico.org/v3, which Tortie does not support"), "{text}");
-        assert!(text.contains("crd.projectcalico.org/v1"), "{text}");
-    }
-    servers.create_definitions().unwrap();
-    eventually("create", async || store.create(&tier("t"), sample(&tier("t"), 1)).await).await;
-}
-
 /// A CustomResourceDefinition that is missing, and a permission that is missing, disable nothing else, and may come
 /// later.
 #[tokio::test(flavor = "multi_thread")]

@@ -3,6 +3,8 @@
 
 mod apply;
 mod endpoints;
+mod faults;
+mod groups;
 mod ipam;
 mod kinds;
 

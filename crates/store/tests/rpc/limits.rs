@@ -85,6 +85,26 @@ async fn connections_are_limited_on_tcp_only() {
     answering(served.client(node)).await;
 }
 
+/// One client cannot take all connections from others.
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_of_one_client_are_limited() {
+    let served = Served::new(Limits { connections_of_client: 3, ..limits() }).await;
+    let greedy = served.authority.issue(node_subject("greedy"));
+    let mut clients = Vec::new();
+    let refused = loop {
+        let client = served.client(greedy.clone());
+        match client.list(Kind::Pod).await {
+            Ok(_) => clients.push(client),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(refused, StoreError::Unavailable(_)), "{refused}");
+    assert_eq!(clients.len(), 3);
+    served.client(served.authority.issue(node_subject("other"))).list(Kind::Pod).await.unwrap();
+    drop(clients);
+    answering(served.client(greedy)).await;
+}
+
 fn write(files: &TlsFiles, identity: &TlsIdentity) {
     std::fs::write(&files.authority, &identity.authority).unwrap();
     std::fs::write(&files.certificate, &identity.certificate).unwrap();

@@ -1,0 +1,125 @@
+//! An agent that must not read a kind, and one whose port for probes is taken.
+
+use std::collections::BTreeSet;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::sync::Arc;
+
+use crate::common::{Bed, FakeOs, cluster, config, endpoint_id, fill, until};
+use crate::kubernetes::{call, create_pod, serving};
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tortie_agent::{Extras, Platform};
+use tortie_api::{Key, Kind};
+use tortie_cni::{Code, Command};
+use tortie_servers::permissions::{Permission, role};
+use tortie_servers::programs::{Program, can_run};
+use tortie_servers::{KubeApi, KubeOptions};
+use tortie_store::Store;
+use tortie_store::kubernetes::{Kubernetes, KubernetesConfig};
+
+/// A policy that an agent cannot read could isolate a pod. So the agent changes nothing on the node and adds no pod, and
+/// says why, until it may read the kind.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_may_not_list_policies_applies_nothing() {
+    if !can_run(&[Program::Kube]) {
+        return;
+    }
+    let users = vec![("agent".to_owned(), Vec::new())];
+    let servers = KubeApi::start(&KubeOptions { users, ..KubeOptions::default() }).unwrap();
+    servers.create_definitions().unwrap();
+    servers.apply(include_str!("../../../../deploy/rbac.yaml")).unwrap();
+    let all = servers.granted(&["clusterrole", "tortie-node"]).unwrap();
+    let grant = |is_granted: &dyn Fn(&Permission) -> bool| {
+        servers.apply(&role("agent", all.iter().filter(|permission| is_granted(permission)))).unwrap();
+    };
+    grant(&|_| true);
+    let open = async |path| Kubernetes::new(&KubernetesConfig::Kubeconfig(path)).await.unwrap();
+    let admin = open(servers.kubeconfig()).await;
+    fill(&admin).await;
+    let store = Arc::new(open(servers.kubeconfig_of("agent")).await);
+    let deny = Key::namespaced(Kind::NetworkPolicy, "n", "deny");
+    let policy = json!({"metadata": {"name": "deny", "namespace": "n"}, "spec": {"selector": "all()", "types": ["Ingress"]}});
+    admin.create(&deny, policy).await.unwrap();
+    let bed = serving(store.clone(), FakeOs::default()).await;
+    let uid = create_pod(&admin, "p", &json!({})).await;
+    bed.call(call(&bed, Command::Add, ("c1", "p", &uid))).await.unwrap();
+    let os = bed.os.clone();
+    let before = os.lock().state.clone();
+    assert!(before.endpoints.contains_key(&endpoint_id("p")));
+    bed.agent.abort();
+    drop(bed);
+
+    // Another agent starts without the permission.
+    let batches = os.lock().batches.len();
+    grant(&|(group, resource, verb)| {
+        !(group == "crd.projectcalico.org" && resource == "networkpolicies" && verb == "list")
+    });
+    until("the permission is gone", || async { store.list(Kind::NetworkPolicy).await.is_err() }).await;
+    let bed = serving(store.clone(), os.clone()).await;
+    let other = create_pod(&admin, "q", &json!({})).await;
+    let failure = bed.call(call(&bed, Command::Add, ("c2", "q", &other))).await.unwrap_err();
+    assert_eq!(failure.code, Code::TRY_AGAIN_LATER);
+    let status = bed.call(call(&bed, Command::Status, ("", "", ""))).await.unwrap_err();
+    let reported = async || {
+        let conditions = bed.report().await["conditions"].as_array().cloned().unwrap_or_default();
+        let forbidden = conditions.into_iter().find(|condition| condition["reason"] == "KindForbidden");
+        forbidden.map(|condition| condition["message"].as_str().unwrap_or_default().to_owned())
+    };
+    until("the report names the kind", || async { reported().await.is_some() }).await;
+    for text in [failure.to_string(), status.to_string(), reported().await.unwrap()] {
+        for part in ["NetworkPolicy", "cannot list resource \"networkpolicies\"", "ClusterRole tortie-node"] {
+            assert!(text.contains(part), "{text}");
+        }
+    }
+    assert_eq!(os.lock().batches.len(), batches, "nothing is applied");
+    assert_eq!(os.lock().state, before, "the pod that runs keeps its policy");
+    // Pods may go.
+    bed.call(call(&bed, Command::Del, ("c2", "q", &other))).await.unwrap();
+
+    grant(&|_| true);
+    let added = || async { bed.call(call(&bed, Command::Add, ("c3", "q", &other))).await.is_ok() };
+    until("the pod is added", added).await;
+    let expected: BTreeSet<_> = ["p", "q"].map(endpoint_id).into();
+    let endpoints = || os.lock().state.endpoints.keys().cloned().collect::<BTreeSet<_>>();
+    assert_eq!(endpoints(), expected);
+    assert!(os.lock().state.endpoints.values().all(|endpoint| !endpoint.program.ingress.is_empty()));
+    until("the condition ends", || async { reported().await.is_none() }).await;
+}
+
+/// The port of the agent's probes is used by another program for a while.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_port_that_is_taken_does_not_end_the_agent() {
+    let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = taken.local_addr().unwrap();
+    let (store, os, dir) = (cluster().await, FakeOs::default(), tempfile::tempdir().unwrap());
+    let platform = Platform::Other { dataplane: Box::new(os.clone()), wiring: Arc::new(os.clone()) };
+    let extras = Extras { health_address: Some(address), ..Extras::default() };
+    let config = config(dir.path(), store.clone(), platform);
+    let agent = tokio::spawn(tortie_agent::run_with(config, extras));
+    let bed = Bed { store, os, dir, agent };
+    let reported = async || {
+        let conditions = bed.report().await["conditions"].as_array().cloned().unwrap_or_default();
+        conditions.iter().any(|condition| {
+            let message = condition["message"].as_str().unwrap_or_default();
+            condition["reason"] == "AddressTaken" && message.contains(&address.to_string())
+        })
+    };
+    until("the report says it", || async { reported().await }).await;
+    bed.pod("p", "u", json!({})).await;
+    bed.call(bed.invocation(Command::Add, "c1", "p")).await.unwrap();
+    drop(taken);
+    until("the agent is ready", || async { ready(address).await }).await;
+    until("the condition ends", || async { !reported().await }).await;
+    assert!(!bed.agent.is_finished());
+    bed.agent.abort();
+}
+
+/// Whether `/readyz` succeeds.
+async fn ready(address: SocketAddr) -> bool {
+    let Ok(mut stream) = tokio::net::TcpStream::connect(address).await else { return false };
+    let request = b"GET /readyz HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n";
+    let mut answer = String::new();
+    stream.write_all(request).await.is_ok()
+        && stream.read_to_string(&mut answer).await.is_ok()
+        && answer.starts_with("HTTP/1.1 200")
+}
