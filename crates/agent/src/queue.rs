@@ -10,9 +10,10 @@ use tokio::sync::{Notify, oneshot};
 use crate::control::ShownEndpoint;
 use crate::pending::{Batch, Pending};
 
-/// The bytes of waiting changes at which the feed stops reading the store. The store then ends a watch that has fallen
-/// behind, and the feed lists everything again once the thread has taken the changes.
-const MAX_BYTES: usize = 32 << 20;
+/// The bytes of waiting changes at which the feed stops reading the store; as many may be with the thread at the same
+/// time. The store then ends a watch that has fallen behind, and the feed lists everything again once the thread has taken
+/// the changes.
+const MAX_BYTES: usize = 16 << 20;
 /// The maximum number of waiting requests.
 const MAX_QUESTIONS: usize = 64;
 

@@ -138,7 +138,7 @@ impl Kubernetes {
             let query = format!("{path}?limit={limit}{next}");
             let mut request = request(Method::GET, &query, Vec::new());
             request.headers_mut().insert(ACCEPT, METADATA_ONLY);
-            let page = match self.call(&operation, request).await {
+            let page = match self.call_for(&operation, request, trim::POSITIONS).await {
                 Ok(page) => page,
                 Err(StoreError::KindAbsent(_) | StoreError::Forbidden(_)) => return Ok(None),
                 // The pages took too long: one page with everything.

@@ -64,6 +64,12 @@ const POD: Keep = Keep::Parts(&POD_FIELDS);
 const PODS: Keep = Keep::Parts(&[("items", Keep::Items(&POD))]);
 const POD_LINE: Keep = Keep::Parts(&[("object", POD)]);
 
+/// The positions of the objects of a list, and where it goes on.
+pub(crate) const POSITIONS: Keep = Keep::Parts(&[(
+    "items",
+    Keep::Items(&Keep::Only(&[("metadata", Keep::Only(&[("resourceVersion", Keep::All)]))])),
+)]);
+
 /// What is needed of a list of objects that give this kind.
 pub(crate) fn of_list(kind: Kind) -> Keep {
     if kind == Kind::WorkloadEndpoint { PODS } else { LIST }
@@ -196,6 +202,16 @@ mod tests {
         assert_eq!(trimmed(of_list(Kind::Pod), &list)["metadata"], list["metadata"]);
         let line = json!({"type": "ADDED", "object": object});
         assert_eq!(trimmed(of_line(Kind::Pod), &line), json!({"type": "ADDED", "object": expected}));
+    }
+
+    #[test]
+    fn only_positions_are_kept_of_objects_that_are_only_counted() {
+        let item =
+            json!({"kind": "K", "metadata": {"name": "n", "resourceVersion": "7", "managedFields": [1]}});
+        let list = json!({"metadata": {"continue": "c", "resourceVersion": "9"}, "items": [item]});
+        let expected =
+            json!({"metadata": list["metadata"], "items": [{"metadata": {"resourceVersion": "7"}}]});
+        assert_eq!(trimmed(POSITIONS, &list), expected);
     }
 
     #[test]
