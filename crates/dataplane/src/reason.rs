@@ -34,6 +34,8 @@ impl Severity {
 pub enum Reason {
     /// The dataplane does not serve an address of the pod.
     AddressNotServed,
+    /// A Windows node may have more pods than its blocks have addresses.
+    BlocksTooSmall,
     /// Calico left something on the node.
     CalicoLeftover,
     /// A load balancer hides the client's address from policy.
@@ -131,6 +133,7 @@ impl Reason {
         use Reason::*;
         match self {
             AddressNotServed
+            | BlocksTooSmall
             | CalicoLeftover
             | ClientAddressHidden
             | ForeignAcl
