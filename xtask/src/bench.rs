@@ -21,13 +21,19 @@ const PARALLEL: usize = 10;
 /// How often the demo is timed.
 const DEMOS: usize = 5;
 
+/// The measurements.
+const NAMES: [&str; 7] = ["addresses", "calc", "cni", "demo", "kubernetes", "nftables", "windows"];
+
 /// Runs the measurements of these names, or all without names.
 pub(crate) fn run(names: &[&str]) -> Result<()> {
     let wanted = |name: &str| names.is_empty() || names.contains(&name);
-    if let Some(unknown) =
-        names.iter().find(|name| !["calc", "cni", "demo", "kubernetes", "nftables", "windows"].contains(name))
-    {
-        bail!("there is no benchmark {unknown:?}; there are calc, cni, demo, kubernetes, nftables, windows");
+    if let Some(unknown) = names.iter().find(|name| !NAMES.contains(name)) {
+        bail!("there is no benchmark {unknown:?}; there are {}", NAMES.join(", "));
+    }
+    if wanted("addresses") {
+        setup::packages(&setup::SERVER_PACKAGES)?;
+        go::build_kube()?;
+        cargo(&["bench", "--quiet", "--package", "tortie-ipam", "--bench", "addresses"])?;
     }
     if wanted("calc") {
         calc()?;

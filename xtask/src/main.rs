@@ -20,7 +20,8 @@ const USAGE: &str = "cargo xtask setup           installs what tests, checks and
 cargo xtask test [ARGS]     every test of the workspace; ARGS go to cargo test; needs root
 cargo xtask soak            what takes too long for every change: a million verdicts of random clusters, a million
                             of emulated Windows nodes, 200,000 flows on this kernel, 100,000 in mixed clusters,
-                            10,000 changes and a thousand kills under traffic; needs root
+                            a million operations of address allocators, 10,000 on servers with faults, 10,000 changes
+                            and a thousand kills under traffic; needs root
 cargo xtask ci              what must hold before a change lands: formatting, lints, licences, tests
 cargo xtask kube build      builds Kubernetes for tests (tests/kube); needs Go, or installs it
 cargo xtask kube up|down    starts etcd, API server, controller manager and scheduler on loopback; ends them
@@ -39,7 +40,8 @@ cargo xtask e2e restart NODE PROGRAM
 cargo xtask image [--arch amd64|arm64] [--name NAME] [--output FILE]
                             builds the container image, an OCI archive (target/image/tortie.tar)
 cargo xtask manifests       writes the generated files in deploy/
-cargo xtask bench [NAME]    measurements beside named peers: calc, cni, demo, nftables, windows; all without NAME
+cargo xtask bench [NAME]    measurements beside named peers: addresses, calc, cni, demo, kubernetes, nftables, windows;
+                            all without NAME
 cargo xtask vectors FILE… [--on program|oracle|kernel|emulator|server]
                             replays files of published verdicts; fails where one differs; kernel needs root";
 
@@ -141,6 +143,11 @@ fn soak() -> Result<()> {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let arguments = ["test", "--release", "--package", "tortie-cni", "--lib", "any_call"];
         run(Command::new(cargo).args(arguments).env("PROPTEST_CASES", "10000000"))
+    })?;
+    step("a million operations of address allocators", || random("tortie-ipam", "model", 1_000))?;
+    step("10,000 of them on etcd and on Kubernetes, with faults", || {
+        setup::servers()?;
+        random("tortie-ipam", "servers", 10_000)
     })?;
     step("5,000 changes under traffic, twice", || random("tortie-linux", "transitions", 5_000))?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());

@@ -1,12 +1,16 @@
 //! Which addresses a pod needs.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::{IpNet, Ipv4Net};
+use serde::Deserialize;
 use serde_json::Value;
-use tortie_cni::{Code, Failure, NetworkConfig};
+use tortie_api::{Key, support};
+use tortie_cni::{Code, Failure, Invocation, NetworkConfig};
 use tortie_dataplane::EndpointId;
-use tortie_ipam::Assignment;
+use tortie_ipam::{Assignment, Holder, Ipam, IpamError, Request};
+use tortie_store::Stored;
 
 /// The IPv4 address of a pod, and its block. Pods have no IPv6 addresses yet.
 #[derive(Debug, Clone, Copy)]
@@ -31,28 +35,197 @@ pub(crate) fn not_wired(id: &EndpointId) -> Failure {
     Failure::new(Code::NOT_SUPPORTED, msg, "give the pod an IPv4 address")
 }
 
-/// Rejects settings of the `ipam` section of a network configuration that Tortie does not implement.
+/// The addresses of an endpoint, if it is of this container.
+pub(crate) fn of_endpoint(endpoint: &Stored, container: &str) -> Vec<IpAddr> {
+    let spec = &endpoint.value["spec"];
+    let networks = spec["ipNetworks"].as_array().filter(|_| spec["containerID"] == container);
+    let parse = |text: &str| text.parse::<IpNet>().map(|net| net.addr()).or_else(|_| text.parse()).ok();
+    networks.into_iter().flatten().filter_map(|net| parse(net.as_str()?)).collect()
+}
+
+/// The address that a pod requests, and the pools that it must be from.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    /// `None` for any address.
+    pub(crate) address: Option<IpAddr>,
+    /// Names or networks; empty for those that select the node and the namespace.
+    pub(crate) pools: Vec<String>,
+}
+
+/// What a pod requests: by its annotations or those of its namespace, otherwise by the call and its configuration.
+///
+/// # Errors
+/// The request is invalid or not supported.
+pub(crate) fn wanted(
+    call: &Invocation,
+    pod: (&Key, &BTreeMap<String, String>),
+    namespace: (&Key, &BTreeMap<String, String>),
+) -> Result<Wanted, Failure> {
+    let of_config = check_config(&call.config)?;
+    refuse_annotations(pod)?;
+    refuse_annotations(namespace)?;
+    let requested = support::requested(pod.1, namespace.1);
+    let address = match requested.address {
+        Some(address) => Some(address),
+        None => address_of_call(call)?,
+    };
+    Ok(Wanted { address, pools: requested.pools.unwrap_or(of_config) })
+}
+
+/// An annotation that requests something unsupported must not be ignored, because the pod would get another address
+/// than it needs.
+fn refuse_annotations((key, annotations): (&Key, &BTreeMap<String, String>)) -> Result<(), Failure> {
+    match support::refused_annotation(key.kind, annotations) {
+        Some((name, why)) => {
+            let msg = format!("{key} has the annotation {name}, which is not supported");
+            Err(Failure::new(Code::NOT_SUPPORTED, msg, why))
+        }
+        None => Ok(()),
+    }
+}
+
+/// The address that the runtime requests: by the capability `ips`, by `args`, or by `IP` in `CNI_ARGS`.
+fn address_of_call(call: &Invocation) -> Result<Option<IpAddr>, Failure> {
+    let extra = &call.config.extra;
+    let lists = [
+        ("runtimeConfig.ips", extra.get("runtimeConfig").and_then(|config| config.get("ips"))),
+        ("args.cni.ips", extra.get("args").and_then(|args| args.pointer("/cni/ips"))),
+    ];
+    for (name, value) in lists {
+        let Some(value) = value.filter(|value| !value.is_null()) else { continue };
+        let texts = texts_of(name, value)?;
+        match &texts[..] {
+            [] => {}
+            [text] => return address(name, text).map(Some),
+            _ => {
+                let msg = format!("{name} has {} addresses", texts.len());
+                return Err(Failure::new(Code::NOT_SUPPORTED, msg, "a pod has one IPv4 address"));
+            }
+        }
+    }
+    let text = call.args.get("IP").filter(|text| !text.is_empty());
+    text.map(|text| address("IP in CNI_ARGS", text)).transpose()
+}
+
+/// An address, with or without a prefix length.
+fn address(name: &str, text: &str) -> Result<IpAddr, Failure> {
+    let parsed = text.parse::<IpAddr>().ok().or_else(|| text.parse::<IpNet>().ok().map(|net| net.addr()));
+    match parsed {
+        Some(address @ IpAddr::V4(_)) => Ok(address),
+        Some(IpAddr::V6(_)) => {
+            let msg = format!("{name} requests the IPv6 address {text}");
+            Err(Failure::new(Code::NOT_SUPPORTED, msg, "pods have no IPv6 addresses yet"))
+        }
+        None => Err(Failure::new(Code::INVALID_CONFIG, format!("{name}: {text:?} is no address"), "")),
+    }
+}
+
+fn texts_of(name: &str, value: &Value) -> Result<Vec<String>, Failure> {
+    Vec::deserialize(value).map_err(|error| {
+        Failure::new(Code::INVALID_CONFIG, format!("{name} is no list of texts"), error.to_string())
+    })
+}
+
+/// Rejects settings of a network configuration that Tortie does not implement. Returns the pools that it names.
 ///
 /// # Errors
 /// The first such setting.
-pub(crate) fn check_config(config: &NetworkConfig) -> Result<(), Failure> {
+fn check_config(config: &NetworkConfig) -> Result<Vec<String>, Failure> {
+    let refuse = |name: &str, text: &str, why: &str| {
+        let msg = format!("{name} of network {} is {text:?}, which is not supported", config.name);
+        Err(Failure::new(Code::NOT_SUPPORTED, msg, why))
+    };
+    for (name, value) in config.extra.get("feature_control").and_then(Value::as_object).into_iter().flatten()
+    {
+        if *value != Value::Bool(false) {
+            let why = "Tortie has no addresses outside of IPAM and no floating addresses; take it out";
+            return refuse(&format!("feature_control.{name}"), &value.to_string(), why);
+        }
+    }
     let section = match config.extra.get("ipam") {
-        None | Some(Value::Null) => return Ok(()),
+        None | Some(Value::Null) => return Ok(Vec::new()),
         Some(Value::Object(section)) => section,
         Some(_) => return Err(Failure::new(Code::INVALID_CONFIG, "ipam is no object", "")),
     };
+    let mut pools = Vec::new();
     for (name, value) in section {
         // Calico writes these as texts.
         let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         let why = match (name.as_str(), text.as_str()) {
-            ("type", "calico-ipam") | ("assign_ipv4", "true") | ("assign_ipv6", "false") => continue,
+            ("type", "calico-ipam" | "tortie") | ("assign_ipv4", "true") | ("assign_ipv6", "false") => {
+                continue;
+            }
+            ("ipv4_pools", _) => {
+                pools = texts_of("ipam.ipv4_pools", value)?;
+                continue;
+            }
+            ("ipv6_pools", "[]") => continue,
             ("type", _) => "Tortie gives the addresses itself; set it to calico-ipam",
             ("assign_ipv4", _) => "pods need an IPv4 address; set it to \"true\"",
             ("assign_ipv6", _) => "pods have no IPv6 routes yet; set it to \"false\"",
+            ("ipv6_pools", _) => "pods have no IPv6 routes yet; take it out",
             _ => "Tortie does not know it; take it out",
         };
-        let msg = format!("ipam.{name} of network {} is {text:?}, which is not supported", config.name);
-        return Err(Failure::new(Code::NOT_SUPPORTED, msg, why));
+        return refuse(&format!("ipam.{name}"), &text, why);
     }
-    Ok(())
+    Ok(pools)
+}
+
+/// Allocates the address of a pod.
+pub(crate) async fn assign(
+    ipam: &Ipam,
+    call: &Invocation,
+    request: &Request,
+    wanted: Option<IpAddr>,
+) -> Result<Assignment, Failure> {
+    let assigned = match wanted {
+        None => ipam.assign(request).await,
+        Some(address) => match ipam.assign_address(request, address).await {
+            Err(IpamError::Taken { holder, .. }) if is_replaced(call, request, &holder) => {
+                let old = holder.0.handle_id.unwrap_or_default();
+                tracing::info!(%address, old, new = request.handle, "the pod has a new sandbox, which takes its address over");
+                match ipam.release(&old).await {
+                    Ok(_) => ipam.assign_address(request, address).await,
+                    Err(error) => Err(error),
+                }
+            }
+            assigned => assigned,
+        },
+    };
+    assigned.map_err(|error| Failure::new(Code::IPAM, "no address for the pod", error.to_string()))
+}
+
+/// Whether an address belongs to an earlier sandbox of the same pod and interface on this node. A runtime creates the next
+/// sandbox when it has stopped the one before.
+fn is_replaced(call: &Invocation, request: &Request, holder: &Holder) -> bool {
+    let is_same = |name: &str| holder.get(name) == request.owner.get(name).map(String::as_str);
+    let of_sandbox =
+        holder.0.handle_id.as_deref().and_then(|handle| attachment_of(&call.config.name, handle));
+    ["node", "namespace", "pod"].into_iter().all(is_same)
+        && of_sandbox.is_some_and(|(container, interface)| {
+            container != call.container_id && interface == call.interface
+        })
+}
+
+/// The interface of pods that have one.
+pub(crate) const USUAL_INTERFACE: &str = "eth0";
+
+/// The handle of the attachment's address.
+pub(crate) fn handle(call: &Invocation) -> String {
+    handle_of(&call.config.name, &call.container_id, &call.interface)
+}
+
+/// `<network>.<container>`, Calico's form of handles. A container may have more interfaces in one network: the handles of
+/// those besides the usual one end with the interface's name.
+pub(crate) fn handle_of(network: &str, container: &str, interface: &str) -> String {
+    match interface {
+        USUAL_INTERFACE => format!("{network}.{container}"),
+        other => format!("{network}.{container}.{other}"),
+    }
+}
+
+/// The container and the interface of a handle of this network.
+pub(crate) fn attachment_of<'a>(network: &str, handle: &'a str) -> Option<(&'a str, &'a str)> {
+    let attachment = handle.strip_prefix(network)?.strip_prefix('.')?;
+    Some(attachment.split_once('.').unwrap_or((attachment, USUAL_INTERFACE)))
 }

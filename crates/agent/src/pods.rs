@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tortie_api::calico::WorkloadEndpoint;
 use tortie_api::kubernetes::Pod;
-use tortie_api::{Key, Kind, Metadata, Positions, Resource, support};
+use tortie_api::{Key, Kind, Metadata, Positions, Resource};
 use tortie_cni::transport::Answer;
 use tortie_cni::{
     Address, Attachment, Code, Command, Failure, Interface, Invocation, PrevResult, Route, Success,
@@ -26,7 +26,7 @@ use tortie_dataplane::{EndpointId, PodAttachment, PodInterface, PodWiring, Wirin
 use tortie_ipam::{Assignment, Ipam, IpamError, Request, Use};
 use tortie_store::{Endpoints, StoreError, Stored};
 
-use crate::addresses::{self, PodAddress};
+use crate::addresses::{self, PodAddress, USUAL_INTERFACE, attachment_of, handle, handle_of};
 use crate::barrier::Barrier;
 use crate::locks::Locks;
 use crate::metrics::Metrics;
@@ -120,21 +120,23 @@ impl Pods {
             self.namespace(&id.namespace),
             self.refuse_replaced(call, id)
         )?;
-        addresses::check_config(&call.config)?;
         runtime_config::check(&call.config)?;
-        refuse_annotations(&pod.0.key, &pod.1.metadata.annotations)?;
+        let namespace_key = Key::global(Kind::Namespace, &*id.namespace);
+        let wanted = addresses::wanted(
+            call,
+            (&pod.0.key, &pod.1.metadata.annotations),
+            (&namespace_key, &namespace.annotations),
+        )?;
         self.refuse_limits_of_bandwidth(&pod.0.key, &pod.1.metadata.annotations)?;
-        refuse_annotations(&Key::global(Kind::Namespace, &*id.namespace), &namespace.annotations)?;
         let request = Request {
             handle: handle(call),
             owner: self.owner(id),
             intended_use: Use::Workload,
             namespace_labels: namespace.labels,
+            pools: wanted.pools,
             ..Request::default()
         };
-        let assigned = self.ipam.assign(&request).await;
-        let assigned = assigned
-            .map_err(|error| Failure::new(Code::IPAM, "no address for the pod", error.to_string()))?;
+        let assigned = addresses::assign(&self.ipam, call, &request, wanted.address).await?;
         let assignment = PodAddress::of(&assigned).ok_or_else(|| addresses::not_wired(id))?;
         let interface = self.connect(call, id, assignment).await?;
         let published = self.publish(call, id, &pod, assignment, &interface).await?;
@@ -170,9 +172,11 @@ impl Pods {
         let disconnect = blocking(move || wiring.disconnect(&endpoint, &container));
         let (disconnected, stored) = tokio::join!(disconnect, self.store.get(&key));
         disconnected.map_err(wiring_failure)?;
-        let withdrawn = self.store.withdraw(stored.map_err(store_failure)?, &call.container_id).await;
+        let stored = stored.map_err(store_failure)?;
+        let addresses = stored.as_ref().map(|stored| addresses::of_endpoint(stored, &call.container_id));
+        let withdrawn = self.store.withdraw(stored, &call.container_id).await;
         withdrawn.map_err(store_failure)?;
-        let released = self.ipam.release(&handle(call)).await;
+        let released = self.ipam.release_with(&handle(call), &addresses.unwrap_or_default()).await;
         released.map_err(|error| {
             Failure::new(Code::IPAM, "the pod's address could not be released", error.to_string())
         })?;
@@ -261,11 +265,11 @@ impl Pods {
             let known =
                 valid.iter().any(|each| handle_of(network, &each.container_id, &each.ifname) == handle);
             let attachment = handle.strip_prefix(network).and_then(|rest| rest.strip_prefix('.'));
+            let interface = attachment_of(network, &handle).map(|(_, interface)| interface.to_owned());
             // Without a pod's name it is the address of something else.
-            if let (Some(attachment), Some(namespace), Some(pod), false) =
-                (attachment, owner.get("namespace"), owner.get("pod"), known)
+            if let (Some(attachment), Some(interface), Some(namespace), Some(pod), false) =
+                (attachment, interface, owner.get("namespace"), owner.get("pod"), known)
             {
-                let interface = attachment.split_once('.').map_or(USUAL_INTERFACE, |(_, name)| name);
                 let id = |interface: &str| EndpointId {
                     namespace: namespace.as_str().into(),
                     pod: pod.as_str().into(),
@@ -275,7 +279,7 @@ impl Pods {
                     &handle,
                     attachment,
                     block,
-                    [id(interface), id(USUAL_INTERFACE)],
+                    [id(&interface), id(USUAL_INTERFACE)],
                 );
                 failures.extend(released.await.err());
             }
@@ -498,23 +502,6 @@ fn not_checked(error: &IpamError) -> Failure {
     Failure::new(Code::IPAM, "the addresses of the node's pods cannot be checked", error.to_string())
 }
 
-/// The interface of pods that have one.
-const USUAL_INTERFACE: &str = "eth0";
-
-/// The handle of the attachment's address.
-fn handle(call: &Invocation) -> String {
-    handle_of(&call.config.name, &call.container_id, &call.interface)
-}
-
-/// `<network>.<container>`, Calico's form of handles. A container may have more interfaces in one network: the handles of
-/// those besides the usual one end with the interface's name.
-fn handle_of(network: &str, container: &str, interface: &str) -> String {
-    match interface {
-        USUAL_INTERFACE => format!("{network}.{container}"),
-        other => format!("{network}.{container}.{other}"),
-    }
-}
-
 fn endpoint_id(call: &Invocation) -> Result<EndpointId, Failure> {
     let arg = |name: &str| {
         let value = call.args.get(name).filter(|value| !value.is_empty()).cloned();
@@ -550,16 +537,4 @@ fn wiring_failure(error: WiringError) -> Failure {
 
 pub(crate) fn store_failure(error: StoreError) -> Failure {
     Failure::new(Code::TRY_AGAIN_LATER, "the datastore did not carry out the request", error.to_string())
-}
-
-/// An annotation that requests something unsupported must not be ignored, because the pod would get another address
-/// than it needs.
-fn refuse_annotations(key: &Key, annotations: &BTreeMap<String, String>) -> Result<(), Failure> {
-    match support::refused_annotation(annotations) {
-        Some((name, why)) => {
-            let msg = format!("{key} has the annotation {name}, which is not supported");
-            Err(Failure::new(Code::NOT_SUPPORTED, msg, why))
-        }
-        None => Ok(()),
-    }
 }

@@ -18,7 +18,9 @@ pub(crate) fn check(config: &NetworkConfig) -> Result<(), Failure> {
         Value::String(text) => text.is_empty(),
         _ => false,
     };
-    let Some((name, _)) = asked.iter().find(|(_, value)| !is_empty(value)) else { return Ok(()) };
+    // An address of the pod is asked for by `ips`, which `addresses` reads.
+    let unknown = asked.iter().find(|(name, value)| *name != "ips" && !is_empty(value));
+    let Some((name, _)) = unknown else { return Ok(()) };
     let remedy = match name.as_str() {
         "portMappings" => "Tortie reads hostPort from the Pod itself",
         "bandwidth" => "list the plugin bandwidth after tortie-cni, with this capability",

@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 
 use ipnet::IpNet;
+use serde::Deserialize;
 use serde_json::Value;
+use tortie_api::ipam::{Attribute, Block};
 use tortie_api::support::{self, Pool};
 use tortie_api::{FieldError, Key, Kind};
 use tortie_dataplane::Reason;
@@ -28,6 +30,10 @@ pub(crate) struct Watched {
     nodes: BTreeMap<String, IpNet>,
     /// This node's blocks with addresses in use.
     blocks: BTreeMap<Key, IpNet>,
+    /// The blocks of this node, if it is a Windows node, with the number of addresses that pods can have.
+    of_windows: BTreeMap<IpNet, usize>,
+    /// How many pods this node may have.
+    most_pods: Option<usize>,
 }
 
 impl Watched {
@@ -50,16 +56,23 @@ impl Watched {
             }
             // Agents do not read all pods. A pod with such an annotation is not connected; CNI ADD says why.
             Kind::Namespace => {
-                let wrong = value.and_then(support::unsupported_annotation);
+                let wrong = value.and_then(|value| support::unsupported_annotation(Kind::Namespace, value));
                 set(&mut self.fields, key.clone(), wrong.map(|wrong| vec![wrong]));
             }
             Kind::Node => {
                 let net = value.and_then(support::node_network);
                 set(&mut self.nodes, key.name.clone(), net);
+                if key.name == self.node {
+                    self.most_pods = value.and_then(most_pods);
+                }
             }
             Kind::IpamBlock => {
                 let net = value.and_then(|value| used_block(&self.node, value));
                 set(&mut self.blocks, key.clone(), net);
+                if let Ok(cidr) = key.name.parse() {
+                    let room = value.and_then(|value| room_of_windows(&self.node, value));
+                    set(&mut self.of_windows, cidr, room);
+                }
             }
             _ => {}
         }
@@ -74,7 +87,7 @@ impl Watched {
                 message: error.to_string(),
             })
         });
-        fields.chain(self.conflicts()).chain(self.without_pool()).collect()
+        fields.chain(self.conflicts()).chain(self.without_pool()).chain(self.small_blocks()).collect()
     }
 
     fn conflicts(&self) -> impl Iterator<Item = Unsupported> {
@@ -85,6 +98,28 @@ impl Watched {
             let object = Key::global(Kind::IpPool, &pool.name);
             Some(Unsupported { object, reason: Reason::PoolConflict, message })
         })
+    }
+
+    /// A Windows node does not borrow addresses, so the pods that are too many do not start.
+    fn small_blocks(&self) -> Option<Unsupported> {
+        let most_pods = self.most_pods?;
+        let (first, room) = (self.of_windows.keys().next()?, self.of_windows.values().sum::<usize>());
+        if room >= most_pods {
+            return None;
+        }
+        // With the four addresses that Windows needs.
+        let bits = (most_pods + 4).next_power_of_two().trailing_zeros();
+        let blocks: Vec<String> = self.of_windows.keys().map(ToString::to_string).collect();
+        let message = format!(
+            "{} of {} pods can have an address: the node's blocks ({}) have no more, and Windows needs four of each. \
+             Let it have fewer pods (maxPods of its kubelet), or larger blocks (blockSize {} of the IPPool)",
+            room,
+            most_pods,
+            blocks.join(", "),
+            u32::from(first.max_prefix_len()).saturating_sub(bits),
+        );
+        let object = Key::global(Kind::Node, &self.node);
+        Some(Unsupported { object, reason: Reason::BlocksTooSmall, message })
     }
 
     fn without_pool(&self) -> impl Iterator<Item = Unsupported> {
@@ -99,6 +134,28 @@ impl Watched {
             ),
         })
     }
+}
+
+/// How many pods a node may have.
+fn most_pods(node: &Value) -> Option<usize> {
+    let status = &node["status"];
+    [&status["allocatable"]["pods"], &status["capacity"]["pods"]].into_iter().find_map(|pods| match pods {
+        Value::String(text) => text.parse().ok(),
+        other => usize::try_from(other.as_u64()?).ok(),
+    })
+}
+
+/// How many pods can have addresses of a block of this node, if Windows has reserved some of them.
+fn room_of_windows(node: &str, value: &Value) -> Option<usize> {
+    // Blocks of other nodes change often.
+    if value["affinity"].as_str()?.strip_prefix("host:")? != node {
+        return None;
+    }
+    let block = Block::deserialize(value).ok()?;
+    let reserved = block.allocations.iter().flatten();
+    let reserved = reserved.filter(|index| block.attributes.get(**index).is_some_and(Attribute::is_windows));
+    let reserved = reserved.count();
+    (reserved > 0).then(|| block.allocations.len().saturating_sub(reserved))
 }
 
 fn set<K: Ord, V>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>) {
@@ -149,7 +206,8 @@ mod tests {
     fn annotations_of_namespaces_without_effect_are_reported() {
         let key = &Key::global(Kind::Namespace, "n");
         for (annotation, expected) in [
-            ("cni.projectcalico.org/ipv4pools", 1),
+            ("cni.projectcalico.org/ipv6pools", 1),
+            ("cni.projectcalico.org/ipv4pools", 0),
             ("example.org/pools", 0),
             ("cni.projectcalico.org/podIP", 0),
         ] {
@@ -160,10 +218,54 @@ mod tests {
             assert_eq!(all.len(), expected, "{value}: {all:?}");
             for found in all {
                 assert_eq!((found.object, found.reason), (key.clone(), Reason::FieldNotSupported));
-                assert!(found.message.contains("metadata.annotations.cni.projectcalico.org/ipv4pools"));
+                assert!(found.message.contains("metadata.annotations.cni.projectcalico.org/ipv6pools"));
             }
             watched.update(key, None);
             assert_eq!(watched.all(), []);
+        }
+    }
+
+    #[test]
+    fn a_windows_node_with_more_pods_than_addresses_is_reported() {
+        let block = |cidr: &str, node: &str, windows: bool| {
+            let block = Block::new(cidr.parse().unwrap(), node, windows, 1, String::new());
+            (Key::global(Kind::IpamBlock, cidr), serde_json::to_value(block).unwrap())
+        };
+        let node = |status: Value| json!({"metadata": {"name": "one"}, "status": status});
+        for (blocks, status, expected) in [
+            (
+                vec![block("10.0.0.0/26", "one", true)],
+                json!({"capacity": {"pods": "61"}}),
+                Some("60 of 61 pods"),
+            ),
+            (vec![block("10.0.0.0/26", "one", true)], json!({"capacity": {"pods": "60"}}), None),
+            (
+                vec![block("10.0.0.0/26", "one", true)],
+                json!({"capacity": {"pods": 110}}),
+                Some("blockSize 25"),
+            ),
+            (vec![block("10.0.0.0/26", "one", true)], json!({}), None),
+            (vec![block("10.0.0.0/26", "two", true)], json!({"capacity": {"pods": "110"}}), None),
+            (vec![block("10.0.0.0/26", "one", false)], json!({"capacity": {"pods": "110"}}), None),
+            (
+                vec![block("10.0.0.0/26", "one", true), block("10.0.0.64/26", "one", true)],
+                json!({"allocatable": {"pods": "120"}, "capacity": {"pods": "130"}}),
+                None,
+            ),
+            (vec![], json!({"capacity": {"pods": "110"}}), None),
+        ] {
+            let mut watched = Watched::new("one");
+            let blocks = blocks.into_iter().chain([(Key::global(Kind::Node, "one"), node(status.clone()))]);
+            pool(&mut watched, "a", Some("10.0.0.0/16"));
+            for (key, value) in blocks {
+                watched.update(&key, Some(&value));
+            }
+            let found: Vec<Unsupported> = watched.all();
+            assert_eq!(found.len(), usize::from(expected.is_some()), "{status}: {found:?}");
+            if let (Some(found), Some(expected)) = (found.first(), expected) {
+                assert_eq!(found.reason, Reason::BlocksTooSmall);
+                assert!(found.message.contains(expected), "{}", found.message);
+            }
         }
     }
 

@@ -295,7 +295,7 @@ impl Block {
     /// The sequence number of the allocation of an address, if Calico or Tortie stored one.
     #[must_use]
     pub fn sequence_of(&self, address: IpAddr) -> Option<u64> {
-        let offset = (0..self.allocations.len()).find(|offset| self.address(*offset) == address)?;
+        let offset = self.offset(address)?;
         self.sequence_number_for_allocation.get(&offset.to_string()).copied()
     }
 
@@ -316,6 +316,12 @@ impl Block {
             (!attribute.is_windows() && attribute.released_at.is_none())
                 .then(|| (self.address(offset), attribute))
         })
+    }
+
+    /// The attribute of an address that is not free: its owner, Windows, or its rest.
+    #[must_use]
+    pub fn attribute_of(&self, address: IpAddr) -> Option<&Attribute> {
+        self.attributes.get(self.allocations[self.offset(address)?]?)
     }
 
     /// Whether the node owns the block.
@@ -353,6 +359,10 @@ impl Block {
             *index = new;
         }
         self.attributes = kept;
+    }
+
+    fn offset(&self, address: IpAddr) -> Option<usize> {
+        (0..self.allocations.len()).find(|offset| self.address(*offset) == address)
     }
 
     fn address(&self, offset: usize) -> IpAddr {

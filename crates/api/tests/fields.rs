@@ -358,16 +358,74 @@ fn a_pool_without_encapsulation_is_reported() {
 fn unsupported_annotations_are_rejected() {
     let refused = |name: &str| {
         let annotations = [(name.to_owned(), "x".to_owned())].into();
-        support::refused_annotation(&annotations).map(|(name, _)| name.to_owned())
+        support::refused_annotation(Kind::Pod, &annotations).map(|(name, _)| name.to_owned())
     };
-    for name in support::ANNOTATIONS {
+    for (name, ..) in support::ANNOTATIONS {
         assert_eq!(refused(name).as_deref(), Some(*name));
-        assert!(!support::why_refused(name).is_empty());
     }
     assert!(refused("cni.projectcalico.org/somethingNew").is_some());
     for name in ["cni.projectcalico.org/podIP", "example.com/ipAddrs", "projectcalico.org/labels"] {
         assert_eq!(refused(name), None, "{name}");
     }
+}
+
+#[test]
+fn annotations_about_addresses_are_checked() {
+    let (pod, namespace) = (Kind::Pod, Kind::Namespace);
+    for (kind, name, text, problem) in [
+        (pod, "ipAddrs", r#"["10.0.0.5"]"#, None),
+        (pod, "ipAddrs", "", None),
+        (pod, "ipAddrs", "10.0.0.5", Some("is no list of texts")),
+        (pod, "ipAddrs", "[]", Some("0 IPv4 addresses")),
+        (pod, "ipAddrs", r#"["10.0.0.5", "10.0.0.6"]"#, Some("2 IPv4 addresses")),
+        (pod, "ipAddrs", r#"["10.0.0.5/32"]"#, Some("is no address")),
+        (pod, "ipAddrs", r#"["10.0.0.5", "fd00::5"]"#, Some("no IPv6 addresses yet")),
+        (namespace, "ipAddrs", r#"["10.0.0.5"]"#, Some("move it to a Pod")),
+        (pod, "ipAddrsNoIpam", r#"["10.0.0.5"]"#, Some("off, as they are in Calico")),
+        (pod, "ipv4pools", r#"["one", "10.0.0.0/16"]"#, None),
+        (namespace, "ipv4pools", "[]", None),
+        (namespace, "ipv4pools", "one", Some("is no list of texts")),
+        (pod, "ipv4pools", r#"["fd00::/64"]"#, Some("is no IPv4 pool")),
+        (pod, "ipv6pools", r#"["six"]"#, Some("no IPv6 addresses yet")),
+        (pod, "floatingIPs", r#"["10.0.0.5"]"#, Some("off, as they are in Calico")),
+        (pod, "floatingIPs", r#"["x"]"#, Some("is no address")),
+    ] {
+        let name = format!("cni.projectcalico.org/{name}");
+        let found =
+            support::unsupported_annotation(kind, &json!({"metadata": {"annotations": {(&name): text}}}));
+        let map = [(name.clone(), text.to_owned())].into();
+        let of_map = support::refused_annotation(kind, &map).map(|(_, why)| why);
+        match problem {
+            None => assert_eq!((found, of_map), (None, None), "{kind} {name} {text}"),
+            Some(problem) => {
+                let found = found.unwrap_or_else(|| panic!("{kind} {name} {text} is accepted"));
+                assert!(found.problem.contains(problem), "{found}");
+                assert!(of_map.unwrap().contains(problem));
+            }
+        }
+    }
+}
+
+#[test]
+fn annotations_of_pods_win_over_those_of_namespaces() {
+    let of = |pools: Option<&str>| {
+        let pools = pools.map(|text| ("cni.projectcalico.org/ipv4pools".to_owned(), text.to_owned()));
+        pools.into_iter().collect()
+    };
+    for (pod, namespace, expected) in [
+        (None, None, None),
+        (None, Some(r#"["a"]"#), Some(vec!["a"])),
+        (Some(r#"["b"]"#), Some(r#"["a"]"#), Some(vec!["b"])),
+        (Some("[]"), Some(r#"["a"]"#), Some(vec![])),
+        (Some(""), Some(r#"["a"]"#), Some(vec!["a"])),
+    ] {
+        let requested = support::requested(&of(pod), &of(namespace));
+        let expected = expected.map(|pools: Vec<&str>| pools.into_iter().map(str::to_owned).collect());
+        assert_eq!(requested, support::Requested { address: None, pools: expected });
+    }
+    let address = |text: &str| [("cni.projectcalico.org/ipAddrs".to_owned(), text.to_owned())].into();
+    let requested = support::requested(&address(r#"["10.0.0.5"]"#), &address(r#"["10.0.0.6"]"#));
+    assert_eq!(requested.address, "10.0.0.5".parse().ok());
 }
 
 /// `UPDATE_DOCS=1 cargo test -p tortie-api --test fields` rewrites the page.
@@ -399,11 +457,7 @@ fn page() -> String {
     ] {
         let _ = write!(page, "\n## {kind}\n\n| field of `spec` | takes | state |\n|---|---|---|\n");
         for field in table.unwrap() {
-            let state = match field.state {
-                State::Implemented => "implemented".to_owned(),
-                State::Rejected(why) => format!("rejected: {why}"),
-                State::Reported(why) => format!("reported: {why}"),
-            };
+            let state = state_text(field.state);
             let usual: Vec<String> = field.usual.iter().map(|value| format!("`{value}`")).collect();
             let usual = match usual.len() {
                 0 => String::new(),
@@ -420,9 +474,12 @@ fn page() -> String {
             let _ = writeln!(page, "| `{}` | {} | {state}{usual} |", field.name, shown(field.takes));
         }
     }
-    let _ = write!(page, "\n## Annotations of Pods and Namespaces\n\n| annotation | state |\n|---|---|\n");
-    for name in support::ANNOTATIONS {
-        let _ = writeln!(page, "| `{name}` | rejected: {} |", support::why_refused(name));
+    let _ = write!(
+        page,
+        "\n## Annotations of Pods and Namespaces\n\n| annotation | takes | state |\n|---|---|---|\n"
+    );
+    for (name, takes, state) in support::ANNOTATIONS {
+        let _ = writeln!(page, "| `{name}` | {takes} | {} |", state_text(*state));
     }
     let _ = write!(page, "\n## The other kinds\n\n{OTHERS}");
     for (kind, read) in types()
@@ -435,6 +492,14 @@ fn page() -> String {
         let _ = writeln!(page, "{}", fields.join(", "));
     }
     page
+}
+
+fn state_text(state: State) -> String {
+    match state {
+        State::Implemented => "implemented".to_owned(),
+        State::Rejected(why) => format!("rejected: {why}"),
+        State::Reported(why) => format!("reported: {why}"),
+    }
 }
 
 fn shown(takes: Takes) -> String {

@@ -60,7 +60,8 @@ pub(crate) async fn warn(store: &dyn Store, objects: &[Object]) -> anyhow::Resul
             output::error_line(&format!("warning: {}", at(object, error)));
         }
         let has_annotations = matches!(object.key.kind, Kind::Pod | Kind::Namespace);
-        if let Some(error) = support::unsupported_annotation(&object.value).filter(|_| has_annotations) {
+        let problem = support::unsupported_annotation(object.key.kind, &object.value);
+        if let Some(error) = problem.filter(|_| has_annotations) {
             output::error_line(&format!("warning: {}", at(object, error)));
         }
     }

@@ -1,11 +1,12 @@
 //! What runs once in a cluster (`tortie controllers`): copies of Kubernetes' objects in etcd, what vanished nodes leave
-//! behind, and automatic host endpoints, as Calico's kube-controllers do.
+//! behind, empty blocks that nodes do not need, and automatic host endpoints, as Calico's kube-controllers do.
 //!
 //! Several processes may run; a Lease decides which one works. Its writes are conditional, so one that believes too long
 //! that it leads does no harm. The controllers change only what they have created, and, as in Calico, the labels of Nodes and
 //! endpoints, and IPAM's records of vanished nodes.
 
 mod absence;
+mod blocks;
 mod copier;
 mod copies;
 mod decision;
@@ -24,6 +25,7 @@ use tortie_api::{Key, Kind};
 use tortie_store::backoff::{Backoff, random_seed};
 use tortie_store::{Endpoints, Interest, Store};
 
+pub use blocks::Blocks;
 pub use election::{Claim, DEADLINE, Election, LEASE, PERIOD};
 pub use nodes::Nodes;
 
@@ -33,6 +35,8 @@ use reconciler::Stores;
 
 /// The maximum time between two looks for vanished nodes.
 const MAX_ROUND: Duration = Duration::from_secs(60);
+/// How long a block must be empty before its node gives it up: Calico's `leakGracePeriod`.
+const EMPTY_GRACE: Duration = Duration::from_secs(15 * 60);
 /// The name of the Lease.
 pub const LEASE_NAME: &str = "tortie-controllers";
 
@@ -77,7 +81,7 @@ async fn work(config: &Config) {
             None => std::future::pending().await,
         }
     };
-    tokio::join!(copies, host_endpoints(&*config.store), nodes(config));
+    tokio::join!(copies, host_endpoints(&*config.store), nodes(config), blocks(config));
 }
 
 async fn copy(kubernetes: &dyn Store, store: &dyn Store) {
@@ -106,6 +110,23 @@ async fn nodes(config: &Config) {
             }
             Err(error) => {
                 tracing::warn!(%error, "vanished nodes cannot be looked for; the controllers retry");
+                backoff.wait().await;
+            }
+        }
+    }
+}
+
+async fn blocks(config: &Config) {
+    let mut blocks = Blocks::new(config.store.clone(), EMPTY_GRACE);
+    let mut backoff = Backoff::new(random_seed()).with_max(MAX_ROUND);
+    loop {
+        match blocks.round(Instant::now()).await {
+            Ok(()) => {
+                backoff.succeeded();
+                tokio::time::sleep(MAX_ROUND).await;
+            }
+            Err(error) => {
+                tracing::warn!(%error, "empty blocks cannot be looked for; the controllers retry");
                 backoff.wait().await;
             }
         }

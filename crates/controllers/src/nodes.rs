@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
-use serde_json::{Value, json};
+use serde_json::Value;
+use tortie_api::ipam::Block;
 use tortie_api::{Key, Kind};
-use tortie_ipam::{Fix, Ipam, IpamError, Records};
+use tortie_ipam::{Fix, Given, IpamError, Records, Release};
 use tortie_store::{Endpoints, Interest, Store, StoreError, Stored, pod_of};
 
 use crate::absence::Absence;
@@ -25,11 +26,11 @@ const TUNNELS: [&str; 5] = [
     "wireguardTunnelAddress",
     "wireguardV6TunnelAddress",
 ];
-const WINDOWS_HANDLE: &str = "windows-reserved-ipam-handle";
 
 /// The lifecycle of the nodes of a cluster.
 pub struct Nodes {
     store: Arc<dyn Endpoints>,
+    records: Records,
     /// Has the Nodes and Pods: the datastore, or the Kubernetes API that is copied to it.
     truth: Arc<dyn Store>,
     grace: Duration,
@@ -49,7 +50,8 @@ impl Nodes {
     /// The lifecycle of the nodes whose Nodes and Pods are in `truth`.
     #[must_use]
     pub fn new(store: Arc<dyn Endpoints>, truth: Arc<dyn Store>, grace: Duration) -> Self {
-        Self { store, truth, grace, absence: Absence::default() }
+        let records = Records::new(store.clone());
+        Self { store, records, truth, grace, absence: Absence::default() }
     }
 
     /// Looks for vanished nodes, and removes what those leave behind that have been missing for the grace period.
@@ -129,15 +131,22 @@ impl Nodes {
         }
         if waits.is_none() {
             self.release_handles(node).await?;
-            for stored in self.list(Kind::BlockAffinity).await? {
-                if stored.key.name.split_once('/').is_some_and(|(of, _)| of == node) {
-                    self.release_block(node, stored).await?;
+            for cidr in self.blocks_of(node).await? {
+                if self.exists(node).await? {
+                    return Ok(Removal::Returned);
                 }
-            }
-            // Old versions of Calico left blocks without an affinity.
-            for stored in self.list(Kind::IpamBlock).await? {
-                if owner_of(&stored.value) == Some(node) {
-                    self.disown(node, stored).await?;
+                match self.records.give_up_block(node, cidr, false, None).await {
+                    Ok(Given::Up) => {
+                        tracing::info!(node, block = %cidr, "the vanished node gave up the block")
+                    }
+                    Ok(Given::InUse | Given::Changed) => {
+                        waits.get_or_insert(format!("block {cidr} has changed"));
+                    }
+                    // The others are not concerned.
+                    Err(error @ IpamError::Damaged { .. }) => {
+                        waits.get_or_insert(error.to_string());
+                    }
+                    Err(error) => return Err(error),
                 }
             }
         }
@@ -199,16 +208,7 @@ impl Nodes {
 
     /// Deletes the node's WorkloadEndpoints whose pods do not exist any more. Returns the pods of the others.
     async fn remove_endpoints(&self, node: &str) -> Result<BTreeSet<Key>, StoreError> {
-        let interest = Interest::of_node(Kind::WorkloadEndpoint, node);
-        let (mut endpoints, mut next) = (Vec::new(), None);
-        loop {
-            let page = self.store.list_page(&interest, next).await?;
-            endpoints.extend(page.items);
-            next = page.next;
-            if next.is_none() {
-                break;
-            }
-        }
+        let endpoints = self.store.list_all(&Interest::of_node(Kind::WorkloadEndpoint, node)).await?.items;
         let mut used = BTreeSet::new();
         for endpoint in endpoints {
             let pod = pod_of(&endpoint);
@@ -231,128 +231,113 @@ impl Nodes {
     async fn release_addresses(
         &self,
         node: &str,
-        block: &Stored,
+        stored: &Stored,
         used: &BTreeSet<Key>,
     ) -> Result<Option<String>, IpamError> {
-        let mut stays = None;
-        for attribute in attributes(&block.value).filter(|attribute| node_of(attribute) == Some(node)) {
-            let Some(handle) = attribute["handle_id"].as_str() else {
-                stays = Some(format!("an address of {} has no handle", block.key));
+        if !attributes(&stored.value).any(|attribute| node_of(attribute) == Some(node)) {
+            return Ok(None);
+        }
+        let block = serde_json::from_value::<Block>(stored.value.clone()).ok();
+        let block = block.filter(|block| block.check().is_ok());
+        let Some(block) = block else {
+            return Ok(Some(format!("{} cannot be read; tortie ipam check says why", stored.key)));
+        };
+        let (mut stays, mut releases) = (None, Vec::new());
+        for (address, attribute) in block.allocated() {
+            let owner = attribute.owner.clone().unwrap_or_default();
+            if owner.get("node").is_none_or(|of| of != node) {
+                continue;
+            }
+            let Some(handle) = &attribute.handle_id else {
+                stays = Some(format!("{address} has no handle"));
                 continue;
             };
-            let owner = &attribute["secondary"];
-            let is_tunnel = owner["type"].as_str().is_some_and(|of| TUNNELS.contains(&of));
-            if !is_tunnel {
-                let (Some(namespace), Some(pod)) = (owner["namespace"].as_str(), owner["pod"].as_str())
-                else {
-                    stays = Some(format!("nobody knows whose the addresses of handle {handle} are"));
-                    continue;
-                };
-                let pod = Key::namespaced(Kind::Pod, namespace, pod);
-                if used.contains(&pod) || self.runs(node, &pod).await? {
-                    stays = Some(format!("{pod} exists"));
-                    continue;
-                }
+            if let Some(why) = self.is_used(node, &owner, used).await? {
+                stays = Some(why);
+                continue;
             }
-            if self.exists(node).await? {
-                return Ok(Some("the node is back".to_owned()));
+            let sequence_number = block.sequence_of(address);
+            releases.push(Release { address, handle: Some(handle.clone()), sequence_number });
+        }
+        if releases.is_empty() {
+            return Ok(stays);
+        }
+        if self.exists(node).await? {
+            return Ok(Some("the node is back".to_owned()));
+        }
+        match self.records.release_addresses(block.cidr, &releases).await {
+            Ok(released) => {
+                tracing::info!(node, addresses = ?released, "released addresses of the vanished node")
             }
-            self.release(node, handle, &block.key).await?;
+            Err(IpamError::Changed { address, problem }) => {
+                stays = Some(format!("{address} has changed: {problem}"));
+            }
+            Err(error) => return Err(error),
         }
         Ok(stays)
     }
 
-    async fn release(&self, node: &str, handle: &str, block: &Key) -> Result<(), IpamError> {
-        let store: Arc<dyn Store> = self.store.clone();
-        let ipam = Ipam::new(store, node, BTreeMap::new());
-        let mut released = ipam.release(handle).await?;
-        if released.is_empty()
-            && let Ok(cidr) = block.name.parse::<IpNet>()
-        {
-            // The handle has no record.
-            released = ipam.release_in(handle, cidr).await?;
+    /// Why an address of the node is in use, or may be.
+    async fn is_used(
+        &self,
+        node: &str,
+        owner: &BTreeMap<String, String>,
+        used: &BTreeSet<Key>,
+    ) -> Result<Option<String>, StoreError> {
+        if owner.get("type").is_some_and(|of| TUNNELS.contains(&&**of)) {
+            return Ok(None);
         }
-        tracing::info!(node, handle, addresses = ?released, "released addresses of the vanished node");
-        Ok(())
+        let (Some(namespace), Some(pod)) = (owner.get("namespace"), owner.get("pod")) else {
+            return Ok(Some("nobody knows whose some of its addresses are".to_owned()));
+        };
+        let pod = Key::namespaced(Kind::Pod, namespace, pod);
+        let is_used = used.contains(&pod) || self.runs(node, &pod).await?;
+        Ok(is_used.then(|| format!("{pod} exists")))
+    }
+
+    /// The blocks that belong to the node, by an affinity or by their own record: old versions of Calico left blocks
+    /// without an affinity.
+    async fn blocks_of(&self, node: &str) -> Result<BTreeSet<IpNet>, StoreError> {
+        let affinities = self.list(Kind::BlockAffinity).await?.into_iter();
+        let mut blocks: BTreeSet<IpNet> = affinities
+            .filter_map(|stored| {
+                let (of, cidr) = stored.key.name.split_once('/')?;
+                cidr.parse().ok().filter(|_| of == node)
+            })
+            .collect();
+        let stored = self.list(Kind::IpamBlock).await?.into_iter();
+        blocks.extend(
+            stored
+                .filter(|block| owner_of(&block.value) == Some(node))
+                .filter_map(|block| block.key.name.parse::<IpNet>().ok()),
+        );
+        Ok(blocks)
     }
 
     /// Deletes the records of handles without addresses that name a block of the node: a crash between two writes leaves
     /// such a record.
     async fn release_handles(&self, node: &str) -> Result<(), IpamError> {
-        let affinities = self.list(Kind::BlockAffinity).await?.into_iter();
-        let mut own: BTreeSet<String> = affinities
-            .filter_map(|stored| {
-                stored.key.name.split_once('/').map(|(of, cidr)| (of == node, cidr.to_owned()))
-            })
-            .filter_map(|(is_own, cidr)| is_own.then_some(cidr))
-            .collect();
+        let own = self.blocks_of(node).await?;
         let blocks = self.list(Kind::IpamBlock).await?;
-        own.extend(
-            blocks.iter().filter(|block| owner_of(&block.value) == Some(node)).map(|it| it.key.name.clone()),
-        );
         let used: BTreeSet<&str> = blocks
             .iter()
             .flat_map(|block| attributes(&block.value))
             .filter_map(|attribute| attribute["handle_id"].as_str())
             .collect();
         for handle in self.list(Kind::IpamHandle).await? {
-            let mut cidrs = handle.value["block"].as_object().into_iter().flat_map(|blocks| blocks.keys());
-            if !used.contains(handle.key.name.as_str()) && cidrs.any(|cidr| own.contains(cidr)) {
-                if self.exists(node).await? {
-                    return Ok(());
-                }
-                // Not a release: another node may have given the handle an address since the blocks were read.
-                let store: Arc<dyn Store> = self.store.clone();
-                let records = Records::new(store);
-                for cidr in handle.value["block"].as_object().into_iter().flat_map(|blocks| blocks.keys()) {
-                    let Ok(cidr) = cidr.parse::<IpNet>() else { continue };
-                    records.repair(&Fix::Forget(handle.key.name.clone(), cidr)).await?;
-                }
+            let cidrs = handle.value["block"].as_object().into_iter().flat_map(|blocks| blocks.keys());
+            let cidrs: Vec<IpNet> = cidrs.filter_map(|cidr| cidr.parse().ok()).collect();
+            if used.contains(handle.key.name.as_str()) || !cidrs.iter().any(|cidr| own.contains(cidr)) {
+                continue;
             }
-        }
-        Ok(())
-    }
-
-    /// Gives up a block as Calico does: the affinity is marked, the block is deleted or loses its owner, and the affinity is
-    /// deleted.
-    async fn release_block(&self, node: &str, mut affinity: Stored) -> Result<(), IpamError> {
-        if affinity.value["state"] != "pendingDeletion" {
             if self.exists(node).await? {
                 return Ok(());
             }
-            let mut value = affinity.value.clone();
-            if let Some(fields) = value.as_object_mut() {
-                fields.insert("state".to_owned(), json!("pendingDeletion"));
+            // Not a release: another node may have given the handle an address since the blocks were read.
+            for cidr in cidrs {
+                self.records.repair(&Fix::Forget(handle.key.name.clone(), cidr)).await?;
             }
-            affinity = self.store.update(&affinity.key, value, &affinity.version).await?;
         }
-        let cidr = affinity.key.name.split_once('/').map_or("", |(_, cidr)| cidr);
-        if let Some(block) = self.store.get(&Key::global(Kind::IpamBlock, cidr)).await?
-            && owner_of(&block.value) == Some(node)
-        {
-            self.disown(node, block).await?;
-        }
-        self.delete(node, &affinity).await?;
-        Ok(())
-    }
-
-    /// Deletes an empty block. Another one loses its owner.
-    async fn disown(&self, node: &str, block: Stored) -> Result<(), IpamError> {
-        if is_empty(&block.value) {
-            self.delete(node, &block).await?;
-            return Ok(());
-        }
-        if self.exists(node).await? {
-            return Ok(());
-        }
-        let mut value = block.value.clone();
-        if let Some(fields) = value.as_object_mut() {
-            fields.insert("affinity".to_owned(), Value::Null);
-            fields.remove("affinity_claim_time");
-            let sequence = fields.get("sequenceNumber").and_then(Value::as_u64).unwrap_or(0);
-            fields.insert("sequenceNumber".to_owned(), json!(sequence.wrapping_add(1)));
-        }
-        self.store.update(&block.key, value, &block.version).await?;
         Ok(())
     }
 }
@@ -369,17 +354,4 @@ fn attributes(block: &Value) -> impl Iterator<Item = &Value> {
 /// The node of an attribute.
 fn node_of(attribute: &Value) -> Option<&str> {
     attribute["secondary"]["node"].as_str()
-}
-
-/// Whether a block has no addresses in use, besides those that Windows reserves.
-fn is_empty(block: &Value) -> bool {
-    let Some(allocations) = block["allocations"].as_array() else { return false };
-    let attributes: Vec<&Value> = attributes(block).collect();
-    allocations.iter().all(|index| {
-        let Some(index) = index.as_u64().and_then(|index| usize::try_from(index).ok()) else {
-            return index.is_null();
-        };
-        let handle = attributes.get(index).and_then(|attribute| attribute["handle_id"].as_str());
-        handle.is_some_and(|handle| handle.eq_ignore_ascii_case(WINDOWS_HANDLE))
-    })
 }

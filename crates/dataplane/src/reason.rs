@@ -36,6 +36,8 @@ pub enum Reason {
     AddressNotServed,
     /// The address for probes and metrics is in use.
     AddressTaken,
+    /// A Windows node may have more pods than its blocks have addresses.
+    BlocksTooSmall,
     /// Calico left something on the node.
     CalicoLeftover,
     /// A load balancer hides the client's address from policy.
@@ -134,6 +136,7 @@ impl Reason {
         match self {
             AddressNotServed
             | AddressTaken
+            | BlocksTooSmall
             | CalicoLeftover
             | ClientAddressHidden
             | ForeignAcl

@@ -11,11 +11,15 @@ use tortie_api::{Key, Kind};
 use tortie_store::{StoreError, Stored, Version};
 
 use crate::access::{from_value, to_value};
+use crate::at_hand::AtHand;
 use crate::driver::{Ipam, now};
 use crate::error::{IpamError, RETRIES};
 use crate::records::{Affinity, AffinityState};
 use crate::request::Family;
 use crate::settings::Settings;
+
+/// The default maximum number of blocks of a node.
+const DEFAULT_MAX_BLOCKS: u32 = 20;
 
 /// The blocks of a node.
 #[derive(Default)]
@@ -44,10 +48,12 @@ impl Ipam {
         family: Family,
         pools: &[(IpNet, u8)],
         settings: &Settings,
+        at_hand: &mut AtHand,
     ) -> Result<(Version, Block), IpamError> {
         for _ in 0..RETRIES {
             let own = self.own_blocks(family, pools, settings).await?;
-            let (blocks, limit) = (own.count, settings.max_blocks(self.windows));
+            at_hand.replace(pools, &own.usable);
+            let (blocks, limit) = (own.count, self.max_blocks(settings));
             if let Some(found) = own.usable.into_iter().find(|(_, block)| block.has_room(&settings.reserved))
             {
                 return Ok(found);
@@ -58,7 +64,7 @@ impl Ipam {
             };
             if blocks >= usize::try_from(limit).unwrap_or(usize::MAX) {
                 return Err(full(if self.windows {
-                    "a Windows node has one block, of one pool: give the pool a smaller blockSize number (larger blocks)"
+                    "its network has no room for more blocks: give the pool a smaller blockSize number (larger blocks)"
                 } else {
                     "raise maxBlocksPerHost, or give the pool larger blocks"
                 }));
@@ -85,6 +91,15 @@ impl Ipam {
             }));
         }
         Err(IpamError::Contended(Key::global(Kind::BlockAffinity, format!("{}/…", self.node))))
+    }
+
+    /// The maximum number of blocks of the node, of each family.
+    pub(crate) fn max_blocks(&self, settings: &Settings) -> u32 {
+        let of_cluster = match settings.config.max_blocks_per_host {
+            0 => DEFAULT_MAX_BLOCKS,
+            configured => configured,
+        };
+        of_cluster.min(self.most_blocks)
     }
 
     /// The first IPv4 block that certainly belongs to the node, of any pool.
@@ -172,7 +187,7 @@ impl Ipam {
     }
 
     /// Claims the block for this node. `None` if another node was faster.
-    async fn claim(&self, cidr: IpNet) -> Result<Option<(Version, Block)>, IpamError> {
+    pub(crate) async fn claim(&self, cidr: IpNet) -> Result<Option<(Version, Block)>, IpamError> {
         let affinity_key = Key::global(Kind::BlockAffinity, format!("{}/{cidr}", self.node));
         let block_key = Key::global(Kind::IpamBlock, cidr.to_string());
         for _ in 0..RETRIES {

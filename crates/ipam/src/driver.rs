@@ -1,76 +1,32 @@
 //! IPAM over a store.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ipnet::{IpNet, Ipv4Net};
 use jiff::Timestamp;
 use tokio::sync::Mutex;
 use tortie_api::ipam::Block;
 use tortie_api::{Key, Kind};
-use tortie_store::{Store, StoreError, Version, Write};
+use tortie_store::{Store, StoreError, Version};
 
 use crate::access::{Records, to_value};
+use crate::at_hand::{AtHand, POOLS_FRESH};
+use crate::criteria::Criteria;
 use crate::error::{IpamError, RETRIES};
 use crate::records::{Config, Handle};
-use crate::request::{Assignment, Count, Family, Request, Use};
+use crate::request::{Assignment, Count, Family, Request};
 use crate::settings::Settings;
-use crate::waiting::{Waiter, Waiting};
-
-/// How long pools are cached: a disabled pool gives addresses no longer than this.
-const POOLS_FRESH: Duration = Duration::from_secs(5);
-
-/// The block that gave the last address, and the requests that pools allow it for.
-#[derive(Default)]
-pub(crate) struct AtHand {
-    pub(crate) block: Option<(Version, Block)>,
-    checked: Option<Checked>,
-}
-
-/// That the pools, when last read, allowed a block for this kind of request.
-struct Checked {
-    intended_use: Use,
-    namespace_labels: BTreeMap<String, String>,
-    block: IpNet,
-    settings: Arc<Settings>,
-    at: Instant,
-}
-
-impl Checked {
-    fn now(request: &Request, block: IpNet, settings: Arc<Settings>) -> Self {
-        let (intended_use, namespace_labels) = (request.intended_use, request.namespace_labels.clone());
-        Self { intended_use, namespace_labels, block, settings, at: Instant::now() }
-    }
-}
-
-impl AtHand {
-    /// Keeps a block of the node. Addresses of other nodes' blocks are borrowed one at a time.
-    pub(crate) fn keep(&mut self, node: &str, version: Version, block: Block) {
-        self.block = Some((version, block)).filter(|(_, block)| block.belongs_to(node));
-    }
-
-    /// The addresses that may not be given.
-    fn reserved(&self) -> Vec<IpNet> {
-        self.checked.as_ref().map(|checked| checked.settings.reserved.clone()).unwrap_or_default()
-    }
-
-    /// Whether the request may use the current block, without reading the pools again.
-    fn serves(&self, request: &Request) -> bool {
-        let (Some((_, block)), Some(checked)) = (&self.block, &self.checked) else { return false };
-        checked.block == block.cidr
-            && checked.intended_use == request.intended_use
-            && checked.namespace_labels == request.namespace_labels
-            && checked.at.elapsed() < POOLS_FRESH
-    }
-}
+use crate::waiting::Waiting;
 
 /// The addresses of one node.
 pub struct Ipam {
     pub(crate) records: Records,
     pub(crate) node: String,
     pub(crate) windows: bool,
+    /// How many blocks of each family its network can have.
+    pub(crate) most_blocks: u32,
     pub(crate) node_labels: BTreeMap<String, String>,
     v4: Side,
     v6: Side,
@@ -81,22 +37,36 @@ pub struct Ipam {
 /// The allocation of one family.
 #[derive(Default)]
 pub(crate) struct Side {
-    /// The block that gave the last address, so that the next one costs one write and no read.
-    pub(crate) current: Mutex<AtHand>,
-    /// Requests that wait for the block, which are served together.
+    pub(crate) at_hand: Mutex<AtHand>,
+    /// Requests that wait for the blocks, which are served together.
     waiting: Waiting,
 }
 
 impl Ipam {
-    /// For a node with these labels; a Windows node reserves addresses and has one block.
+    /// For a node with these labels. A Windows node reserves addresses, and has one block unless
+    /// [`Ipam::with_most_blocks`] says otherwise.
     pub fn new(
         store: Arc<dyn Store>,
         node: impl Into<String>,
         node_labels: BTreeMap<String, String>,
     ) -> Self {
         let windows = node_labels.get("kubernetes.io/os").is_some_and(|os| os == "windows");
-        let (records, v4, v6) = (Records::new(store), Side::default(), Side::default());
-        Self { records, node: node.into(), windows, node_labels, v4, v6, config: std::sync::Mutex::default() }
+        Self {
+            records: Records::new(store),
+            node: node.into(),
+            windows,
+            most_blocks: if windows { 1 } else { u32::MAX },
+            node_labels,
+            v4: Side::default(),
+            v6: Side::default(),
+            config: std::sync::Mutex::default(),
+        }
+    }
+
+    /// The node's network can have this many blocks.
+    #[must_use]
+    pub fn with_most_blocks(self, most_blocks: u32) -> Self {
+        Self { most_blocks, ..self }
     }
 
     pub(crate) fn side(&self, family: Family) -> &Side {
@@ -107,7 +77,7 @@ impl Ipam {
     }
 
     /// Allocates an address. The handle is counted first, so that releasing it frees everything, whatever happens
-    /// next. Requests that arrive while another one is served are then served together by one write of the block.
+    /// next. Requests that arrive while others are served are then served together, by one write of a block.
     ///
     /// # Errors
     /// No address is available, or the store failed. Releasing the handle frees whatever was allocated.
@@ -115,18 +85,13 @@ impl Ipam {
         let side = self.side(request.family);
         loop {
             let mut answer = side.waiting.join(request);
-            let mut current = side.current.lock().await;
+            let mut at_hand = side.at_hand.lock().await;
             if let Some(answer) = answer.take() {
                 return answer;
             }
             // Nobody has served this request together with another one. (If somebody did and was cancelled, it joins
             // again.)
-            let together = side.waiting.take_all();
-            let alone = self.assign_together(together, &mut current).await;
-            for waiter in alone {
-                let answer = self.assign_alone(&waiter.request, 1, &mut current).await;
-                waiter.answer(answer);
-            }
+            self.serve(side.waiting.take_all(), &mut at_hand).await;
             if let Some(answer) = answer.take() {
                 return answer;
             }
@@ -141,99 +106,41 @@ impl Ipam {
     pub async fn assign_all(&self, request: &Request, count: Count) -> Result<Vec<Assignment>, IpamError> {
         for (family, wanted) in [(Family::V4, count.ipv4), (Family::V6, count.ipv6)] {
             let request = Request { family, ..request.clone() };
-            let mut current = self.side(family).current.lock().await;
+            let mut at_hand = self.side(family).at_hand.lock().await;
             for enough in 1..=wanted {
-                self.assign_alone(&request, enough, &mut current).await?;
+                self.assign_alone(&request, enough, &mut at_hand).await?;
             }
         }
         self.find(&request.handle).await
     }
 
-    /// Serves requests from the current block, and returns those that it cannot serve.
-    async fn assign_together(&self, waiters: Vec<Waiter>, current: &mut AtHand) -> Vec<Waiter> {
-        let (waiters, mut alone): (Vec<_>, Vec<_>) =
-            waiters.into_iter().partition(|waiter| current.serves(&waiter.request));
-        let Some((version, block)) = current.block.take_if(|_| !waiters.is_empty()) else { return alone };
-        let reserved = current.reserved();
-        let mut changed = block.clone();
-        let mut served = Vec::new();
-        for waiter in waiters {
-            match changed.assign(&waiter.request.handle, &waiter.request.owner, &reserved) {
-                Some(address) => served.push((waiter, address)),
-                None => alone.push(waiter),
-            }
-        }
-        let cidr = block.cidr;
-        let written = self.write_together(&served, &changed, version.clone()).await;
-        match written {
-            Ok(version) => {
-                current.block = Some((version, changed));
-                for (waiter, address) in served {
-                    waiter.answer(Ok(Assignment { address, block: cidr }));
-                }
-                return alone;
-            }
-            // The handle may have an address already, so each request is served separately.
-            Err(IpamError::Store(StoreError::AlreadyExists(_))) => current.block = Some((version, block)),
-            Err(IpamError::Store(StoreError::Conflict(_) | StoreError::NotFound(_))) => {}
-            Err(error) => {
-                served.into_iter().for_each(|(waiter, _)| waiter.answer(Err(error.clone())));
-                return alone;
-            }
-        }
-        served.into_iter().map(|(waiter, _)| waiter).chain(alone).collect()
-    }
-
-    /// Writes the handles and then the block.
-    async fn write_together(
-        &self,
-        served: &[(Waiter, IpAddr)],
-        block: &Block,
-        version: Version,
-    ) -> Result<Version, IpamError> {
-        if served.is_empty() {
-            return Ok(version);
-        }
-        let cidr = block.cidr.to_string();
-        let mut writes = Vec::with_capacity(served.len() + 1);
-        for (waiter, _) in served {
-            let key = Key::global(Kind::IpamHandle, &waiter.request.handle);
-            let handle = Handle { block: BTreeMap::from([(cidr.clone(), 1)]), ..Handle::default() };
-            writes.push(Write::Create(key.clone(), to_value(&key, &handle)?));
-        }
-        let key = Key::global(Kind::IpamBlock, cidr);
-        writes.push(Write::Update(key.clone(), to_value(&key, block)?, version.clone()));
-        let written = self.records.store.write_all(writes).await.map_err(|stopped| stopped.error)?;
-        Ok(written.into_iter().last().map_or(version, |written| written.version))
-    }
-
     /// Serves one request from any block that the node has or can claim. The handle then has at least `enough`
     /// addresses of the family; returns the last one.
-    async fn assign_alone(
+    pub(crate) async fn assign_alone(
         &self,
         request: &Request,
         enough: usize,
-        current: &mut AtHand,
+        at_hand: &mut AtHand,
     ) -> Result<Assignment, IpamError> {
-        if current.serves(request)
-            && let Some((version, block)) = current.block.take()
-            && let Some(known) = self.assign_from(version, block, request, enough, current).await?
+        if let Some(cidr) = at_hand.block_for(request)
+            && let Some(settings) = at_hand.settings_for(request, &cidr)
+            && let Some(block) = at_hand.take(&cidr)
+            && let Some(known) = self.assign_from(block, request, enough, &settings, at_hand).await?
         {
             return Ok(known);
         }
-        let family = request.family;
         // Before a block is claimed for what the handle has already.
-        let mut known = self.find(&request.handle).await?;
-        known.retain(|known| Family::of(&known.block) == family);
+        let mut known = self.find_of(request).await?;
         if let Some(last) = known.pop().filter(|_| known.len() + 1 >= enough) {
             return Ok(last);
         }
-        let pools = self.pools(request.intended_use, family, Some(&request.namespace_labels)).await?;
+        let criteria = Criteria::of(request);
+        let pools = self.pools(request.family, &criteria).await?;
         let settings = self.current_settings().await?;
+        at_hand.allow(criteria, pools.clone(), settings.clone());
         for _ in 0..RETRIES {
-            let (version, block) = self.block_with_room(family, &pools, &settings).await?;
-            current.checked = Some(Checked::now(request, block.cidr, settings.clone()));
-            if let Some(assignment) = self.assign_from(version, block, request, enough, current).await? {
+            let block = self.block_with_room(request.family, &pools, &settings, at_hand).await?;
+            if let Some(assignment) = self.assign_from(block, request, enough, &settings, at_hand).await? {
                 return Ok(assignment);
             }
         }
@@ -250,12 +157,12 @@ impl Ipam {
         if let Some(block) = self.confirmed_block().await? {
             return Ok(block);
         }
-        let pools = self.pools(Use::Workload, Family::V4, None).await?;
+        let pools = self.pools(Family::V4, &Criteria::of_future_pods()).await?;
         let settings = self.current_settings().await?;
         let usable = self.own_blocks(Family::V4, &pools, &settings).await?.usable.into_iter().next();
         let (_, block) = match usable {
             Some(known) => known,
-            None => self.block_with_room(Family::V4, &pools, &settings).await?,
+            None => self.block_with_room(Family::V4, &pools, &settings, &mut AtHand::default()).await?,
         };
         match block.cidr {
             IpNet::V4(cidr) => Ok(cidr),
@@ -264,7 +171,7 @@ impl Ipam {
     }
 
     /// The settings, which are read now.
-    async fn current_settings(&self) -> Result<Arc<Settings>, IpamError> {
+    pub(crate) async fn current_settings(&self) -> Result<Arc<Settings>, IpamError> {
         let settings = Arc::new(self.records.settings().await?);
         if self.windows && !settings.config.strict_affinity {
             return Err(IpamError::StrictAffinityNeeded);
@@ -303,6 +210,13 @@ impl Ipam {
         Ok(found)
     }
 
+    /// The addresses of the request's family that its handle has already.
+    pub(crate) async fn find_of(&self, request: &Request) -> Result<Vec<Assignment>, IpamError> {
+        let mut known = self.find(&request.handle).await?;
+        known.retain(|known| Family::of(&known.block) == request.family);
+        Ok(known)
+    }
+
     /// The addresses that a handle has in the blocks of its record.
     async fn addresses(&self, handle: &str, record: &Handle) -> Result<Vec<Assignment>, IpamError> {
         let mut found = Vec::new();
@@ -319,23 +233,24 @@ impl Ipam {
     /// full or was changed by somebody else.
     async fn assign_from(
         &self,
-        version: Version,
-        mut block: Block,
+        (version, mut block): (Version, Block),
         request: &Request,
         enough: usize,
-        current: &mut AtHand,
+        settings: &Settings,
+        at_hand: &mut AtHand,
     ) -> Result<Option<Assignment>, IpamError> {
         let cidr = block.cidr;
         let key = Key::global(Kind::IpamBlock, cidr.to_string());
         if let Some(known) = self.count_handle(request, enough, &cidr.to_string()).await? {
-            current.keep(&self.node, version, block);
+            at_hand.keep(&self.node, version, block);
             return Ok(Some(known));
         }
-        let reserved = current.reserved();
-        let Some(address) = block.assign(&request.handle, &request.owner, &reserved) else { return Ok(None) };
+        settings.config.end_rests(&mut block, Timestamp::now());
+        let assigned = block.assign(&request.handle, &request.owner, &settings.reserved);
+        let Some(address) = assigned else { return Ok(None) };
         match self.records.store.update(&key, to_value(&key, &block)?, &version).await {
             Ok(stored) => {
-                current.keep(&self.node, stored.version, block);
+                at_hand.keep_using(&self.node, stored.version, block);
                 Ok(Some(Assignment { address, block: cidr }))
             }
             Err(StoreError::Conflict(_) | StoreError::NotFound(_)) => Ok(None),
@@ -345,7 +260,7 @@ impl Ipam {
 
     /// Records that the handle has, or will have, an address of the block. If it already has enough of the family, in
     /// any blocks, returns the last of these.
-    async fn count_handle(
+    pub(crate) async fn count_handle(
         &self,
         request: &Request,
         enough: usize,

@@ -1,10 +1,12 @@
 //! Errors of address allocation.
 
+use std::fmt;
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use thiserror::Error;
 use tortie_api::Key;
-use tortie_api::ipam::BlockError;
+use tortie_api::ipam::{Attribute, BlockError};
 use tortie_store::StoreError;
 
 /// How often a write is retried after a conflict (Calico's number).
@@ -21,6 +23,47 @@ pub enum IpamError {
         "no IPPool gives addresses to {0}: look at disabled, nodeSelector, namespaceSelector, allowedUses, blockSize"
     )]
     NoPool(String),
+    /// A pool that a request names cannot give it an address.
+    #[error("the requested pool {pool} gives no address: {problem}")]
+    ChosenPool {
+        /// Its name or network, as requested.
+        pool: String,
+        /// The problem.
+        problem: String,
+    },
+    /// A requested address is not IPAM's.
+    #[error("the requested address {0} is in no enabled IPPool; request one of a pool, or add a pool")]
+    InNoPool(IpAddr),
+    /// Somebody else has the requested address.
+    #[error("the requested address {address} is taken: {holder}")]
+    Taken {
+        /// The address.
+        address: IpAddr,
+        /// Who has it.
+        holder: Box<Holder>,
+    },
+    /// The node may not use the block of a requested address.
+    #[error("the requested address {address} is in block {block} of {owner}: {problem}; request another one")]
+    OfAnother {
+        /// The address.
+        address: IpAddr,
+        /// Its block.
+        block: IpNet,
+        /// The owner of the block.
+        owner: String,
+        /// Why the node may not use the block.
+        problem: &'static str,
+    },
+    /// The container has another address than the requested one.
+    #[error("handle {handle} has {has} and requests {address}; release the handle first")]
+    HasAnother {
+        /// The handle.
+        handle: String,
+        /// Its address.
+        has: IpAddr,
+        /// The requested address.
+        address: IpAddr,
+    },
     /// Every address that this node may use is allocated.
     #[error(
         "node {node} has no free address: none of its blocks ({blocks}, of at most {limit}) has room for this; \
@@ -62,6 +105,38 @@ pub enum IpamError {
     /// Other writers were faster too many times in a row.
     #[error("{0} was changed by others {RETRIES} times in a row; try again later")]
     Contended(Key),
+}
+
+/// Who has an address: its attributes in the block.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Holder(pub Attribute);
+
+impl Holder {
+    /// An attribute of the owner, such as `pod`.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.0.owner.as_ref()?.get(name).map(String::as_str)
+    }
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_windows() {
+            return f.write_str("a Windows node needs it itself");
+        }
+        if let Some(released) = &self.0.released_at {
+            return write!(f, "it was released at {released} and rests");
+        }
+        match (self.get("namespace"), self.get("pod"), self.get("type")) {
+            (Some(namespace), Some(pod), _) => write!(f, "pod {namespace}/{pod} has it")?,
+            (.., Some(kind)) => write!(f, "it is a {kind}")?,
+            _ => f.write_str("its owner is unknown")?,
+        }
+        if let Some(node) = self.get("node") {
+            write!(f, " on node {node}")?;
+        }
+        write!(f, " (handle {})", self.0.handle_id.as_deref().unwrap_or("none"))
+    }
 }
 
 impl From<(Key, BlockError)> for IpamError {

@@ -7,24 +7,28 @@
 
 mod access;
 mod affinities;
+mod at_hand;
 mod borrow;
 mod check;
 mod claim;
+mod criteria;
 mod driver;
 mod error;
+mod fixed;
 mod pools;
 mod records;
 mod release;
 mod repair;
 mod request;
 mod settings;
+mod together;
 mod waiting;
 
 pub use access::Records;
 pub use affinities::Given;
 pub use check::{Finding, Fix, Problem, Snapshot, check};
 pub use driver::Ipam;
-pub use error::IpamError;
+pub use error::{Holder, IpamError};
 pub use records::{Affinity, AffinityState, Config, Handle};
 pub use release::{Cleared, Release};
 pub use request::{Assignment, Count, Family, Request, Use};

@@ -1,11 +1,12 @@
 //! The pools that a node may use.
 
-use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 use tortie_api::calico::IpPool;
 use tortie_api::{Kind, Resource};
 
+use crate::criteria::{Criteria, Pools};
 use crate::driver::Ipam;
 use crate::error::IpamError;
 use crate::request::{Family, Use};
@@ -14,36 +15,25 @@ use crate::request::{Family, Use};
 const WINDOWS_LONGEST_PREFIX: u8 = 29;
 
 impl Ipam {
-    /// The pools for this purpose and for pods of a namespace with these labels, ordered by name
-    /// (`libcalico-go/lib/ipam/ipam.go`). Without a namespace: first the pools for all namespaces, then those for
+    /// The pools of these criteria (`libcalico-go/lib/ipam/ipam.go`): the chosen ones, otherwise those that select the node
+    /// and the namespace, ordered by name. If the namespace is unknown, first the pools for all namespaces, then those for
     /// some.
-    pub(crate) async fn pools(
-        &self,
-        intended_use: Use,
-        family: Family,
-        namespace: Option<&BTreeMap<String, String>>,
-    ) -> Result<Vec<(IpNet, u8)>, IpamError> {
-        let wanted = match intended_use {
-            Use::Workload => "Workload",
-            Use::Tunnel => "Tunnel",
-        };
+    pub(crate) async fn pools(&self, family: Family, criteria: &Criteria) -> Result<Pools, IpamError> {
+        let all = self.all_pools().await?;
+        if !criteria.chosen.is_empty() {
+            return self.chosen_pools(&all, family, criteria);
+        }
         let (mut pools, mut for_some) = (Vec::new(), Vec::new());
-        for stored in self.records.store.list(Kind::IpPool).await?.items {
-            let pool = match Resource::read(&stored.key, &stored.value) {
-                Ok(Resource::IpPool(pool)) => pool,
-                _ => {
-                    tracing::warn!(pool = %stored.key, "cannot parse the pool; it gives no addresses");
-                    continue;
-                }
-            };
+        for (_, pool) in all {
             let cidr = pool.spec.cidr;
             if Family::of(&cidr) != family
-                || !self.may_use(&pool)
-                || !pool.spec.allowed_uses.iter().any(|each| each == wanted)
+                || !self.is_for_node(&pool)
+                || !self.has_large_blocks(&pool)
+                || !criteria.allow_use_of(&pool)
             {
                 continue;
             }
-            match (&pool.spec.namespace_selector, namespace) {
+            match (&pool.spec.namespace_selector, &criteria.namespace_labels) {
                 (Some(_), None) => for_some.push((cidr, pool.block_size())),
                 (Some(selector), Some(labels)) if !selector.matches(labels) => {}
                 _ => pools.push((cidr, pool.block_size())),
@@ -52,16 +42,90 @@ impl Ipam {
         pools.extend(for_some);
         if pools.is_empty() {
             let of = if family == Family::V6 { "IPv6 " } else { "" };
-            return Err(IpamError::NoPool(format!("node {} ({of}{wanted})", self.node)));
+            let name = criteria.intended_use.name();
+            return Err(IpamError::NoPool(format!("node {} ({of}{name})", self.node)));
         }
         Ok(pools)
     }
 
-    fn may_use(&self, pool: &IpPool) -> bool {
+    /// The pools with these names or networks, in this order. Their selectors and assignment mode do not matter.
+    fn chosen_pools(
+        &self,
+        all: &[(String, IpPool)],
+        family: Family,
+        criteria: &Criteria,
+    ) -> Result<Pools, IpamError> {
+        let refused = |pool: &str, problem: &str| {
+            Err(IpamError::ChosenPool { pool: pool.to_owned(), problem: problem.to_owned() })
+        };
+        let mut pools = Pools::new();
+        for wanted in &criteria.chosen {
+            let net = wanted.parse::<IpNet>().ok();
+            let is_wanted = |name: &str, pool: &IpPool| match net {
+                Some(net) => pool.spec.cidr == net,
+                None => name == wanted,
+            };
+            let Some((_, pool)) = all.iter().find(|(name, pool)| is_wanted(name, pool)) else {
+                return refused(wanted, "no IPPool has this name or network");
+            };
+            let cidr = pool.spec.cidr;
+            if pool.spec.disabled {
+                return refused(wanted, "the IPPool is disabled");
+            }
+            if Family::of(&cidr) != family {
+                return refused(wanted, "the IPPool has addresses of the other family");
+            }
+            if criteria.allow_use_of(pool) && self.has_large_blocks(pool) {
+                pools.push((cidr, pool.block_size()));
+            }
+        }
+        if pools.is_empty() {
+            let why = format!(
+                "its allowedUses lack {}, or its blocks are too small for a Windows node",
+                criteria.intended_use.name()
+            );
+            return refused(&criteria.chosen.join(", "), &why);
+        }
+        Ok(pools)
+    }
+
+    /// The enabled pool of an address. Its selectors and assignment mode do not matter.
+    pub(crate) async fn pool_of(&self, address: IpAddr, intended_use: Use) -> Result<(IpNet, u8), IpamError> {
+        let pools = self.all_pools().await?;
+        let found = pools.iter().find(|(_, pool)| !pool.spec.disabled && pool.spec.cidr.contains(&address));
+        let Some((name, pool)) = found else { return Err(IpamError::InNoPool(address)) };
+        let is_for_it = pool.spec.allowed_uses.iter().any(|each| each == intended_use.name());
+        if !is_for_it || !self.has_large_blocks(pool) {
+            let problem = format!(
+                "its allowedUses lack {}, or its blocks are too small for a Windows node",
+                intended_use.name()
+            );
+            return Err(IpamError::ChosenPool { pool: name.clone(), problem });
+        }
+        Ok((pool.spec.cidr, pool.block_size()))
+    }
+
+    /// Every readable pool, by name.
+    async fn all_pools(&self) -> Result<Vec<(String, IpPool)>, IpamError> {
+        let mut pools = Vec::new();
+        for stored in self.records.store.list(Kind::IpPool).await?.items {
+            match Resource::read(&stored.key, &stored.value) {
+                Ok(Resource::IpPool(pool)) => pools.push((stored.key.name, pool)),
+                _ => tracing::warn!(pool = %stored.key, "cannot parse the pool; it gives no addresses"),
+            }
+        }
+        Ok(pools)
+    }
+
+    fn is_for_node(&self, pool: &IpPool) -> bool {
         let spec = &pool.spec;
         !spec.disabled
             && spec.assignment_mode.as_deref().is_none_or(|mode| mode == "Automatic")
             && spec.node_selector.as_ref().is_none_or(|selector| selector.matches(&self.node_labels))
-            && !(self.windows && spec.cidr.addr().is_ipv4() && pool.block_size() > WINDOWS_LONGEST_PREFIX)
+    }
+
+    /// Whether the pool's blocks have addresses that Windows does not need itself, if this is a Windows node.
+    fn has_large_blocks(&self, pool: &IpPool) -> bool {
+        !self.windows || pool.spec.cidr.addr().is_ipv6() || pool.block_size() <= WINDOWS_LONGEST_PREFIX
     }
 }

@@ -49,6 +49,21 @@ impl Ipam {
         self.release_from(&Key::global(Kind::IpamBlock, block.to_string()), handle, &mut None).await
     }
 
+    /// Releases every address of a handle. If it has no record any more, these are its addresses, as far as they are known.
+    ///
+    /// # Errors
+    /// The store failed.
+    pub async fn release_with(&self, handle: &str, addresses: &[IpAddr]) -> Result<Vec<IpAddr>, IpamError> {
+        let mut released = self.release(handle).await?;
+        if released.is_empty() && !addresses.is_empty() {
+            let blocks = self.records.blocks().await?;
+            for block in blocks.into_iter().filter(|block| addresses.iter().any(|one| block.contains(one))) {
+                released.extend(self.release_in(handle, block).await?);
+            }
+        }
+        Ok(released)
+    }
+
     /// Releases every address of a handle, and returns them. A handle without addresses is no error.
     ///
     /// # Errors
@@ -93,9 +108,9 @@ impl Ipam {
         // A reservation that cannot be read keeps no address from being released.
         let config = self.recent_config().await?;
         let family = key.name.parse().map_or(Family::V4, |cidr| Family::of(&cidr));
-        let mut current = self.side(family).current.lock().await;
+        let mut at_hand = self.side(family).at_hand.lock().await;
         for attempt in 0..RETRIES {
-            let cached = current.block.take().filter(|(_, block)| block.cidr.to_string() == key.name);
+            let cached = key.name.parse().ok().and_then(|cidr| at_hand.take(&cidr));
             // If somebody else has allocated what the cache does not know, the write fails.
             let found = match cached {
                 Some(found) => Some(found),
@@ -117,7 +132,7 @@ impl Ipam {
                 Err(Stopped { done, error }) => (done, Some(error)),
             };
             if let Some(written) = done.first() {
-                current.keep(&self.node, written.version.clone(), block);
+                at_hand.keep(&self.node, written.version.clone(), block);
             }
             match (done.is_empty(), refusal) {
                 (_, None) => {

@@ -46,6 +46,8 @@ pub struct Request {
     pub namespace_labels: BTreeMap<String, String>,
     /// The family of the address.
     pub family: Family,
+    /// The names or networks of the pools to use; if it is empty, those that select the node and the namespace.
+    pub pools: Vec<String>,
 }
 
 /// The number of addresses that a handle needs of each family.

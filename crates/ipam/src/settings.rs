@@ -11,27 +11,12 @@ use crate::access::Records;
 use crate::error::IpamError;
 use crate::records::Config;
 
-/// The default maximum number of blocks of a node.
-const DEFAULT_MAX_BLOCKS: u32 = 20;
-
 /// The settings of the cluster.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Settings {
     pub(crate) config: Config,
     /// The addresses that IPAM does not give.
     pub(crate) reserved: Vec<IpNet>,
-}
-
-impl Settings {
-    /// The maximum number of blocks of a node, of each family.
-    pub(crate) fn max_blocks(&self, windows: bool) -> u32 {
-        match self.config.max_blocks_per_host {
-            // Its network has one subnet.
-            _ if windows => 1,
-            0 => DEFAULT_MAX_BLOCKS,
-            configured => configured,
-        }
-    }
 }
 
 impl Config {
@@ -42,7 +27,7 @@ impl Config {
     }
 
     /// Frees the addresses of the block whose rest is over.
-    pub(crate) fn end_rests(&self, block: &mut Block, now: Timestamp) {
+    pub fn end_rests(&self, block: &mut Block, now: Timestamp) {
         let seconds = self.ip_cooldown_seconds;
         block.end_rests(|released_at| {
             // A time that nobody can read does not block an address for ever.

@@ -134,7 +134,7 @@ pub async fn concerned_nodes(
 }
 
 /// Why a report says nothing about now: it is too old, from the future, or of another start of the node.
-fn stale(report: &NodeStatus, boot_id: Option<&str>, now: Timestamp) -> Option<String> {
+pub fn stale(report: &NodeStatus, boot_id: Option<&str>, now: Timestamp) -> Option<String> {
     let Ok(written) = report.time.parse::<Timestamp>() else {
         return Some("its report has no time".to_owned());
     };

@@ -42,7 +42,7 @@ pub use embedded::Embedded;
 pub use endpoints::Endpoints;
 pub use follow::{Change, Event, Follow, SharedWatch, Source, Watch, follow};
 pub use in_force::{
-    NotInForce, concerned_nodes, wait_for_labels, wait_for_pods, wait_for_reports, wait_for_slices,
+    NotInForce, concerned_nodes, stale, wait_for_labels, wait_for_pods, wait_for_reports, wait_for_slices,
     wait_in_force,
 };
 pub use interest::{Interest, Scope};
@@ -267,10 +267,14 @@ pub trait Store: Send + Sync {
 
     /// Every object of a kind.
     async fn list(&self, kind: Kind) -> Result<Listing, StoreError> {
-        let interest = Interest::all(kind);
-        let Page { mut items, position, mut next } = self.list_page(&interest, None).await?;
+        self.list_all(&Interest::all(kind)).await
+    }
+
+    /// Every object of an interest.
+    async fn list_all(&self, interest: &Interest) -> Result<Listing, StoreError> {
+        let Page { mut items, position, mut next } = self.list_page(interest, None).await?;
         while let Some(after) = next {
-            let page = self.list_page(&interest, Some(after)).await?;
+            let page = self.list_page(interest, Some(after)).await?;
             items.extend(page.items);
             next = page.next;
         }

@@ -13,6 +13,7 @@ use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tortie_agent::{AgentError, Config, Platform};
 use tortie_api::calico::WorkloadEndpoint;
+use tortie_api::ipam::Block;
 use tortie_api::{Key, Kind, Position};
 use tortie_cni::transport::{Answer, ask};
 use tortie_cni::{Command, Invocation};
@@ -236,6 +237,13 @@ impl Bed {
     pub(crate) async fn endpoint(&self, pod: &str, interface: &str) -> Option<Value> {
         let key = endpoint_key(pod, interface);
         self.store.get(&key).await.unwrap().map(|stored| stored.value)
+    }
+
+    /// Every allocated address.
+    pub(crate) async fn allocated(&self) -> Vec<String> {
+        let blocks = self.store.list(Kind::IpamBlock).await.unwrap().items;
+        let blocks = blocks.into_iter().map(|block| serde_json::from_value::<Block>(block.value).unwrap());
+        blocks.flat_map(|block| block.allocated().map(|it| it.0.to_string()).collect::<Vec<_>>()).collect()
     }
 
     /// The node's report, once it exists.

@@ -1,6 +1,7 @@
 //! The agent over an in-memory datastore, or a real Kubernetes API, and a fake operating system.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
+mod addresses;
 mod blocked;
 #[path = "../common/mod.rs"]
 mod common;

@@ -14,7 +14,7 @@ async fn unsupported_annotations_fail_the_add() {
             "spec": {"nodeName": crate::common::NODE, "containers": [{"name": "c"}]}})
     };
     let namespace = Key::global(Kind::Namespace, "n");
-    let pools = "cni.projectcalico.org/ipv4pools";
+    let pools = "cni.projectcalico.org/ipv6pools";
     for (key, value, named) in [
         (pod_key("p"), annotated("p", "cni.projectcalico.org/ipAddrs"), "Pod n/p has the annotation cni"),
         (pod_key("p"), annotated("p", "projectcalico.org/other"), ""),
@@ -52,6 +52,8 @@ async fn unsupported_settings_of_ipam_fail_the_add() {
         (json!({"type": "calico-ipam", "assign_ipv6": "true"}), "ipam.assign_ipv6"),
         (json!({"type": "calico-ipam", "assign_ipv4": false}), "ipam.assign_ipv4"),
         (json!({"ranges": []}), "ipam.ranges"),
+        (json!({"type": "tortie", "ipv4_pools": ["default"], "ipv6_pools": []}), ""),
+        (json!({"ipv6_pools": ["six"]}), "ipam.ipv6_pools"),
     ] {
         let mut call = bed.invocation(Command::Add, "c1", "p");
         call.config.extra.insert("ipam".to_owned(), ipam.clone());
@@ -63,6 +65,27 @@ async fn unsupported_settings_of_ipam_fail_the_add() {
                 assert_eq!(failure.code, Code::NOT_SUPPORTED, "{ipam}");
                 assert!(failure.msg.contains(named), "{failure:?}");
             }
+        }
+    }
+}
+
+/// They are features that Calico has, and enables only if the configuration says so.
+#[tokio::test(flavor = "multi_thread")]
+async fn features_that_are_off_fail_the_add() {
+    let bed = Bed::new().await;
+    bed.pod("p", "u", json!({})).await;
+    for (features, fails) in [
+        (json!({"floating_ips": false}), false),
+        (json!({"ip_addrs_no_ipam": true}), true),
+        (json!({"floating_ips": true}), true),
+    ] {
+        let mut call = bed.invocation(Command::Add, "c1", "p");
+        call.config.extra.insert("feature_control".to_owned(), features.clone());
+        let answer = bed.call(call).await;
+        assert_eq!(answer.is_err(), fails, "{features}");
+        if let Err(failure) = answer {
+            assert_eq!(failure.code, Code::NOT_SUPPORTED);
+            assert!(failure.msg.contains("feature_control."), "{failure:?}");
         }
     }
 }

@@ -1,16 +1,16 @@
 //! What Tortie does with each field of Calico's kinds: one table, which apply, agents and docs/fields.md use. Nothing
 //! may be accepted and then ignored: a field is implemented, rejected, or reported when it is set.
 
+mod annotations;
 mod bgp;
 mod controllers;
 mod felix;
 mod pools;
 mod takes;
 
-use std::collections::BTreeMap;
-
 use serde_json::Value;
 
+pub use self::annotations::{ANNOTATIONS, Requested, refused_annotation, requested, unsupported_annotation};
 pub use self::pools::{Pool, conflicts, node_network, overlapping_nodes};
 pub use self::takes::Takes;
 use crate::calico::FelixConfiguration;
@@ -166,59 +166,4 @@ fn unsupported(kind: Kind, value: &Value, why: impl Fn(State) -> Option<&'static
 fn given(value: &Value) -> impl Iterator<Item = (&str, &Value)> {
     let spec = value.get("spec").and_then(Value::as_object).into_iter().flatten();
     spec.filter(|(_, value)| !value.is_null()).map(|(name, value)| (name.as_str(), value))
-}
-
-/// The first annotation of a pod or its namespace that requests something unsupported, with the reason and the
-/// remedy.
-#[must_use]
-pub fn refused_annotation(annotations: &BTreeMap<String, String>) -> Option<(&str, &'static str)> {
-    annotations.keys().find_map(|name| Some((name.as_str(), annotation(name)?)))
-}
-
-/// The same of a pod or namespace as it is stored, as a problem with the annotation.
-#[must_use]
-pub fn unsupported_annotation(value: &Value) -> Option<FieldError> {
-    let annotations = value.pointer("/metadata/annotations")?.as_object()?;
-    let (name, why) = annotations.keys().find_map(|name| Some((name, annotation(name)?)))?;
-    let problem = format!("it is not supported, and such pods are not connected: {why}");
-    Some(FieldError::new(format!("metadata.annotations.{name}"), problem))
-}
-
-/// Why an annotation is rejected, if it is.
-fn annotation(name: &str) -> Option<&'static str> {
-    if name.starts_with("qos.projectcalico.org/") {
-        return Some("limits of bandwidth, packets and connections are not supported; take it out");
-    }
-    match name.strip_prefix("cni.projectcalico.org/")? {
-        // The CNI plugin itself writes these.
-        "podIP" | "podIPs" | "containerID" => None,
-        "ipAddrs" | "ipAddrsNoIpam" => Some(
-            "a pod cannot request an address yet; remove the annotation, and the pod gets an address of its pools",
-        ),
-        "ipv4pools" | "ipv6pools" => Some(
-            "pools cannot be chosen by annotation yet; use nodeSelector or namespaceSelector of the IPPool",
-        ),
-        "floatingIPs" => Some("floating addresses are not supported; use a Service"),
-        "hwAddr" => Some("a pod cannot request a MAC address; remove the annotation"),
-        "allowedSourcePrefixes" => Some("a pod's packets always need its own address; take it out"),
-        _ => Some("Tortie does not know it; take it out"),
-    }
-}
-
-/// The rejected annotations, for docs/fields.md.
-pub const ANNOTATIONS: &[&str] = &[
-    "cni.projectcalico.org/ipAddrs",
-    "cni.projectcalico.org/ipAddrsNoIpam",
-    "cni.projectcalico.org/ipv4pools",
-    "cni.projectcalico.org/ipv6pools",
-    "cni.projectcalico.org/floatingIPs",
-    "cni.projectcalico.org/hwAddr",
-    "cni.projectcalico.org/allowedSourcePrefixes",
-    "qos.projectcalico.org/…",
-];
-
-/// Why one of [`ANNOTATIONS`] is rejected.
-#[must_use]
-pub fn why_refused(annotation_name: &str) -> &'static str {
-    annotation(annotation_name).unwrap_or_default()
 }

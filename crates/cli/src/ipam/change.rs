@@ -5,11 +5,14 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use ipnet::IpNet;
+use jiff::Timestamp;
+use serde::Deserialize;
 use serde_json::json;
 use tortie_api::kubernetes::Node;
+use tortie_api::report::NodeReport;
 use tortie_api::{Key, Kind};
 use tortie_ipam::{Ipam, Records, Release as OneRelease};
-use tortie_store::{Store, StoreError, Stored};
+use tortie_store::{Interest, Store, StoreError, Stored, stale};
 
 use super::{show, snapshot};
 use crate::output;
@@ -26,8 +29,8 @@ pub(crate) struct Release {
     /// The node, which must be gone
     #[arg(long)]
     node: Option<String>,
-    /// Release an address although a pod has it
-    #[arg(long, requires = "ip")]
+    /// Release an address although a pod has it, or what a node has although its agent or pods were there a moment ago
+    #[arg(long, conflicts_with = "handle")]
     force: bool,
     #[command(flatten)]
     store: StoreArguments,
@@ -39,6 +42,11 @@ impl Release {
         let released = if let Some(node) = &self.node {
             if store.get(&Key::global(Kind::Node, node)).await?.is_some() {
                 bail!("Node {node} exists, and its pods use its addresses; delete the Node first");
+            }
+            if let Some(sign) = sign_of_life(&*store, node).await?.filter(|_| !self.force) {
+                bail!(
+                    "{sign}: its pods may use its addresses; switch node {node} off, or say --force if it is"
+                );
             }
             let cleared = Records::new(store.clone()).release_node(node).await?;
             cleared.blocks.iter().for_each(|block| output::line(&format!("released block {block}")));
@@ -88,6 +96,25 @@ impl Release {
         };
         Ok(Records::new(store).release_addresses(block.cidr, &[release]).await?)
     }
+}
+
+/// Why a node without a Node may still run, if it may.
+async fn sign_of_life(store: &dyn Store, node: &str) -> anyhow::Result<Option<String>> {
+    let report = match store.get(&Key::global(Kind::NodeReport, node)).await {
+        Err(StoreError::KindAbsent(_)) => None,
+        report => report?,
+    };
+    match report.map(|report| NodeReport::deserialize(report.value)) {
+        Some(Ok(report)) if stale(&report.status, None, Timestamp::now()).is_none() => {
+            return Ok(Some(format!("the agent of node {node} has reported a moment ago")));
+        }
+        Some(Err(error)) => return Ok(Some(format!("the report of node {node} cannot be read ({error})"))),
+        Some(Ok(_)) | None => {}
+    }
+    // A datastore may list the endpoints of all nodes.
+    let endpoints = store.list_all(&Interest::of_node(Kind::WorkloadEndpoint, node)).await?.items;
+    let endpoint = endpoints.into_iter().find(|endpoint| endpoint.value["spec"]["node"] == node);
+    Ok(endpoint.map(|endpoint| format!("{} of node {node} exists", endpoint.key)))
 }
 
 /// The pod with an address.

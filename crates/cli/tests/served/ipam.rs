@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::support::{Cluster, text_of};
+use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 use tortie_api::{Key, Kind};
 use tortie_ipam::{Ipam, Request};
@@ -36,7 +37,8 @@ impl Cluster {
         let ipam = Ipam::new(self.store.clone(), node, BTreeMap::new());
         let address = ipam.assign(&request).await.unwrap().address.to_string();
         if has_endpoint {
-            let endpoint = json!({"spec": {"pod": pod, "ipNetworks": [format!("{address}/32")]}});
+            let endpoint =
+                json!({"spec": {"node": node, "pod": pod, "ipNetworks": [format!("{address}/32")]}});
             self.put(
                 &Key::namespaced(Kind::WorkloadEndpoint, "n", format!("{node}-k8s-{pod}-eth0")),
                 endpoint,
@@ -131,6 +133,29 @@ async fn release_refuses_what_is_in_use() {
     cluster.assign("one", "again", false).await;
     assert_eq!(cluster.ipam(&["release", "--handle", "net.again"]).await.0, 0);
     cluster.assign("gone", "q", true).await;
+    let (code, refused) = cluster.ipam(&["release", "--node", "gone"]).await;
+    assert!(code == 2 && refused.contains("gone-k8s-q-eth0 of node gone exists"), "{code} {refused}");
+    let endpoint = Key::namespaced(Kind::WorkloadEndpoint, "n", "gone-k8s-q-eth0");
+    cluster.store.delete(&endpoint, None).await.unwrap();
+    let report = |time: Timestamp| {
+        let status = json!({"os": "linux", "endpoints": 0, "positions": {}, "heartbeatSeconds": 60});
+        let mut report =
+            json!({"apiVersion": "tortie.io/v1", "kind": "NodeReport", "metadata": {"name": "gone"}});
+        report["status"] = status;
+        report["status"]["time"] = json!(time.to_string());
+        report
+    };
+    let key = Key::global(Kind::NodeReport, "gone");
+    cluster.put(&key, report(Timestamp::now())).await;
+    let (code, refused) = cluster.ipam(&["release", "--node", "gone"]).await;
+    assert!(code == 2 && refused.contains("has reported a moment ago"), "{code} {refused}");
+    cluster.put(&key, json!({"metadata": {"name": "gone"}, "status": {}})).await;
+    let (code, refused) = cluster.ipam(&["release", "--node", "gone"]).await;
+    assert!(code == 2 && refused.contains("cannot be read"), "{code} {refused}");
+    assert_eq!(cluster.ipam(&["release", "--node", "gone", "--force"]).await.0, 0);
+    cluster.store.delete(&key, None).await.unwrap();
+    cluster.assign("gone", "q", false).await;
+    cluster.put(&key, report(Timestamp::now() - SignedDuration::from_mins(4))).await;
     let (code, released) = cluster.ipam(&["release", "--node", "gone"]).await;
     assert!(code == 0 && released.contains("released block"), "{released}");
     assert_eq!(cluster.names(Kind::IpamHandle).await, [""; 0]);

@@ -1,6 +1,7 @@
 //! The controllers on stores in memory, and on real servers.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
+mod blocks;
 mod common;
 mod copies;
 mod election;

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tortie_api::calico::WorkloadEndpoint;
 use tortie_api::{Key, Kind};
 use tortie_controllers::Nodes;
-use tortie_ipam::{Family, Ipam, Request, Use};
+use tortie_ipam::{Ipam, Request, Use};
 use tortie_store::{Embedded, Endpoints, Store};
 
 use crate::common::{Disturbed, everything, global, memory, put, start, until, value};
@@ -29,13 +29,7 @@ async fn assign(store: &Arc<Embedded>, node: &str, handle: &str, owner: &[(&str,
     let owner = owner.iter().chain(&own);
     let owner = owner.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
     let intended_use = if handle.contains("tunnel") { Use::Tunnel } else { Use::Workload };
-    let request = Request {
-        handle: handle.to_owned(),
-        owner,
-        intended_use,
-        family: Family::V4,
-        namespace_labels: BTreeMap::new(),
-    };
+    let request = Request { handle: handle.to_owned(), owner, intended_use, ..Request::default() };
     Ipam::new(store.clone(), node, labels).assign(&request).await.unwrap().address.to_string()
 }
 
@@ -300,7 +294,7 @@ async fn the_copies_of_vanished_nodes_are_removed() {
     put(&*store, &global(Kind::Node, "three"), foreign).await;
     let affinities = ["two/10.9.0.0/26", "three/10.9.0.64/26"].map(|name| global(Kind::BlockAffinity, name));
     for key in &affinities {
-        put(&*store, key, json!({"state": "confirmed", "deleted": "false"})).await;
+        put(&*store, key, json!({"state": "confirmed", "deleted": false})).await;
     }
     let _running = start(store.clone(), Some(kubernetes.clone()), "me");
     until("Nodes are copied", async || store.list(Kind::Node).await.unwrap().items.len() == 3).await;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::json;
 use tortie_api::{Key, Kind};
 use tortie_controllers::Config;
-use tortie_ipam::{Family, Ipam, Request, Use};
+use tortie_ipam::{Ipam, Request, Use};
 use tortie_servers::permissions::{AuditLog, Permission, cluster_policies, role};
 use tortie_servers::programs::{Program, can_run};
 use tortie_servers::{KubeApi, KubeOptions};
@@ -109,8 +109,7 @@ async fn leave_behind(admin: &Arc<dyn Endpoints>, node: &str) {
         (format!("net.{node}"), pod.as_slice(), Use::Workload),
     ] {
         let owner = owner.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        let request =
-            Request { handle, owner, intended_use, family: Family::V4, namespace_labels: BTreeMap::new() };
+        let request = Request { handle, owner, intended_use, ..Request::default() };
         block = ipam.assign(&request).await.unwrap().block.to_string();
     }
     // A crash leaves records of handles without addresses.

@@ -4,6 +4,7 @@
 mod borrowing;
 mod check;
 mod families;
+mod fixed;
 mod releases;
 mod settings;
 mod support;

@@ -1,9 +1,9 @@
-//! A store in memory that checks the rules of IPAM with every write, and clients that are slow and die.
+//! A store in memory that checks the rules of IPAM with every write.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use futures::StreamExt;
@@ -11,9 +11,7 @@ use serde_json::Value;
 use tortie_api::ipam::Block;
 use tortie_api::{Key, Kind, Position, Positions};
 use tortie_ipam::Handle;
-use tortie_store::{
-    Follow, Interest, Page, PageToken, Stopped, Store, StoreError, Stored, Version, Write, Written,
-};
+use tortie_store::{Follow, Interest, Page, PageToken, Store, StoreError, Stored, Version, Write, Written};
 
 /// A sequence that looks random, and is the same for the same seed.
 pub(crate) struct Dice(AtomicU64);
@@ -45,6 +43,9 @@ struct Objects {
 #[derive(Default)]
 pub(crate) struct Memory(Mutex<Objects>);
 
+/// The time of a release that is long ago.
+const LONG_AGO: &str = "2020-01-01T00:00:00Z";
+
 impl Memory {
     /// Records that an allocator has answered this address.
     pub(crate) fn take(&self, address: IpAddr, handle: &str) {
@@ -69,6 +70,11 @@ impl Memory {
         all
     }
 
+    /// The addresses that somebody has been given and nobody has begun to release, with their handles.
+    pub(crate) fn held(&self) -> BTreeMap<IpAddr, String> {
+        self.0.lock().unwrap().held.clone()
+    }
+
     /// The addresses of all blocks.
     pub(crate) fn blocks(&self) -> Vec<ipnet::IpNet> {
         let objects = self.0.lock().unwrap();
@@ -81,7 +87,7 @@ impl Memory {
     }
 
     /// Executes all writes or none.
-    fn execute_all(&self, writes: Vec<Write>) -> Result<Vec<Written>, StoreError> {
+    pub(crate) fn execute_all(&self, writes: Vec<Write>) -> Result<Vec<Written>, StoreError> {
         let before = self.0.lock().unwrap().stored.clone();
         let written: Result<_, _> = writes.into_iter().map(|write| self.execute(write)).collect();
         if written.is_err() {
@@ -90,7 +96,7 @@ impl Memory {
         written
     }
 
-    fn execute(&self, write: Write) -> Result<Written, StoreError> {
+    pub(crate) fn execute(&self, write: Write) -> Result<Written, StoreError> {
         let mut objects = self.0.lock().unwrap();
         let key = write.key().clone();
         let known = objects.stored.get(&key).map(|(_, version)| *version);
@@ -107,11 +113,11 @@ impl Memory {
         let written = objects.written;
         let value = match write {
             Write::Create(_, mut value) | Write::Update(_, mut value, _) => {
-                // Blocks count as old, so that other nodes may take them over.
-                value
-                    .as_object_mut()
-                    .into_iter()
-                    .for_each(|fields| drop(fields.remove("affinity_claim_time")));
+                if key.kind == Kind::IpamBlock {
+                    let before = objects.stored.get(&key).map(|(value, _)| value.clone());
+                    check_rests(before.as_ref(), &value);
+                    make_older(&mut value, written);
+                }
                 objects.stored.insert(key.clone(), (value.clone(), written));
                 Some(value)
             }
@@ -157,6 +163,41 @@ impl Objects {
         let net: ipnet::IpNet = cidr.parse().unwrap();
         for (address, holder) in self.held.iter().filter(|(address, _)| net.contains(*address)) {
             assert_eq!(now.get(address), Some(holder), "{holder} has {address}, and nobody has released it");
+        }
+    }
+}
+
+/// An address that rests stays so until its time is over.
+fn check_rests(before: Option<&Value>, after: &Value) {
+    let block = |value: &Value| serde_json::from_value::<Block>(value.clone()).unwrap();
+    let Some(before) = before.filter(|value| value["attributes"].to_string().contains("releasedAt")) else {
+        return;
+    };
+    let (before, after) = (block(before), block(after));
+    for address in resting(&before) {
+        let now = after.attribute_of(address);
+        let rests = now.is_some_and(|attribute| attribute.released_at.is_some());
+        assert!(rests, "{address} rests, and is now {now:?}");
+    }
+}
+
+/// The addresses of a block that were released a moment ago.
+fn resting(block: &Block) -> Vec<IpAddr> {
+    let is_resting = |address: &IpAddr| {
+        let released = block.attribute_of(*address).and_then(|attribute| attribute.released_at.as_deref());
+        released.is_some_and(|released| released != LONG_AGO)
+    };
+    block.cidr.hosts().chain([block.cidr.network(), block.cidr.broadcast()]).filter(is_resting).collect()
+}
+
+/// Blocks count as old, so that other nodes may take them over. Most rests are over at the next write.
+fn make_older(block: &mut Value, written: u64) {
+    if let Some(fields) = block.as_object_mut() {
+        fields.remove("affinity_claim_time");
+    }
+    for attribute in block["attributes"].as_array_mut().into_iter().flatten() {
+        if attribute["releasedAt"].is_string() && !written.is_multiple_of(4) {
+            attribute["releasedAt"] = LONG_AGO.into();
         }
     }
 }
@@ -209,95 +250,4 @@ impl Store for Memory {
 
 fn stored(key: &Key, value: &Value, written: u64) -> Stored {
     Stored { key: key.clone(), value: value.clone(), version: version(written), position: Position(written) }
-}
-
-/// A client whose requests take time, and which dies at some write: before it, or after it and before its answer.
-pub(crate) struct Client {
-    memory: Arc<Memory>,
-    dice: Arc<Dice>,
-    writes_left: AtomicU64,
-    /// Whether writes that are given together are executed together or not at all, as in etcd.
-    transactions: bool,
-}
-
-impl Client {
-    pub(crate) fn new(memory: Arc<Memory>, dice: Arc<Dice>, writes_left: u64, transactions: bool) -> Self {
-        Self { memory, dice, writes_left: AtomicU64::new(writes_left), transactions }
-    }
-
-    pub(crate) fn is_dead(&self) -> bool {
-        self.writes_left.load(Ordering::Relaxed) == 0
-    }
-
-    async fn wait(&self) -> Result<(), StoreError> {
-        for _ in 0..self.dice.below(4) {
-            tokio::task::yield_now().await;
-        }
-        if self.is_dead() { Err(dead()) } else { Ok(()) }
-    }
-
-    async fn write<T>(&self, write: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
-        self.wait().await?;
-        let left = self.writes_left.load(Ordering::Relaxed) - 1;
-        self.writes_left.store(left, Ordering::Relaxed);
-        if left > 0 {
-            return write.await;
-        }
-        if self.dice.below(2) == 0 {
-            let _ = write.await; // the answer is lost
-        }
-        Err(dead())
-    }
-}
-
-fn dead() -> StoreError {
-    StoreError::Unavailable("the caller died".to_owned())
-}
-
-#[async_trait]
-impl Store for Client {
-    async fn get(&self, key: &Key) -> Result<Option<Stored>, StoreError> {
-        self.wait().await?;
-        self.memory.get(key).await
-    }
-
-    async fn list_page(&self, interest: &Interest, after: Option<PageToken>) -> Result<Page, StoreError> {
-        self.wait().await?;
-        self.memory.list_page(interest, after).await
-    }
-
-    async fn create(&self, key: &Key, value: Value) -> Result<Stored, StoreError> {
-        self.write(self.memory.create(key, value)).await
-    }
-
-    async fn update(&self, key: &Key, value: Value, expected: &Version) -> Result<Stored, StoreError> {
-        self.write(self.memory.update(key, value, expected)).await
-    }
-
-    async fn delete(&self, key: &Key, expected: Option<&Version>) -> Result<Position, StoreError> {
-        self.write(self.memory.delete(key, expected)).await
-    }
-
-    async fn write_all(&self, writes: Vec<Write>) -> Result<Vec<Written>, Stopped> {
-        let mut done = Vec::new();
-        if self.transactions {
-            let all = self.write(async { self.memory.execute_all(writes) }).await;
-            return all.map_err(|error| Stopped { done: Vec::new(), error });
-        }
-        for write in writes {
-            match self.write(async { self.memory.execute(write) }).await {
-                Ok(written) => done.push(written),
-                Err(error) => return Err(Stopped { done, error }),
-            }
-        }
-        Ok(done)
-    }
-
-    fn follow(&self, interests: Vec<Interest>) -> Follow {
-        self.memory.follow(interests)
-    }
-
-    async fn barrier(&self, kinds: &[Kind]) -> Result<Positions, StoreError> {
-        self.memory.barrier(kinds).await
-    }
 }

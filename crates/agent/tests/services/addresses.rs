@@ -1,0 +1,140 @@
+//! Addresses and pools that a pod requests by annotations, or the runtime by its call.
+
+use serde_json::{Value, json};
+use tortie_api::{Key, Kind};
+use tortie_cni::transport::Answer;
+use tortie_cni::{Code, Command, Invocation};
+
+use crate::common::{Bed, NODE, pod_key, put, until};
+
+const ADDRESSES: &str = "cni.projectcalico.org/ipAddrs";
+const POOLS: &str = "cni.projectcalico.org/ipv4pools";
+
+impl Bed {
+    async fn annotated(&self, name: &str, annotation: &str, text: &str) {
+        let value = json!({
+            "metadata": {"name": name, "namespace": "n", "uid": name, "annotations": {(annotation): text}},
+            "spec": {"nodeName": NODE, "containers": [{"name": "c"}]},
+        });
+        put(&*self.store, &pod_key(name), value).await;
+    }
+
+    async fn annotate_namespace(&self, annotation: &str, text: &str) {
+        let value = json!({"metadata": {"name": "n", "annotations": {(annotation): text}}});
+        put(&*self.store, &Key::global(Kind::Namespace, "n"), value).await;
+    }
+
+    async fn add(&self, container: &str, pod: &str) -> Answer {
+        self.call(self.invocation(Command::Add, container, pod)).await
+    }
+
+    async fn pool(&self, name: &str, spec: Value) {
+        put(
+            &*self.store,
+            &Key::global(Kind::IpPool, name),
+            json!({"metadata": {"name": name}, "spec": spec}),
+        )
+        .await;
+    }
+}
+
+fn address(answer: Answer) -> String {
+    let address = answer.unwrap().unwrap().ips[0].address.clone();
+    address.split('/').next().unwrap().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_gets_the_address_that_it_requests() {
+    let bed = Bed::new().await;
+    bed.annotated("p", ADDRESSES, r#"["10.0.0.77"]"#).await;
+    for _ in 0..2 {
+        assert_eq!(address(bed.add("c1", "p").await), "10.0.0.77", "also if the call is repeated");
+    }
+    let endpoint = bed.endpoint("p", "eth0").await.unwrap();
+    assert_eq!(endpoint["spec"]["ipNetworks"], json!(["10.0.0.77/32"]));
+    bed.annotated("q", ADDRESSES, r#"["10.0.0.77"]"#).await;
+    let failure = bed.add("c2", "q").await.unwrap_err();
+    assert_eq!(failure.code, Code::IPAM);
+    assert!(failure.details.contains("pod n/p has it on node"), "{failure:?}");
+    bed.annotated("q", ADDRESSES, r#"["192.168.0.1"]"#).await;
+    let failure = bed.add("c2", "q").await.unwrap_err();
+    assert!(failure.details.contains("is in no enabled IPPool"), "{failure:?}");
+    assert_eq!(bed.allocated().await, ["10.0.0.77"], "a failed ADD leaves nothing");
+    bed.call(bed.invocation(Command::Del, "c1", "p")).await.unwrap();
+    bed.annotated("q", ADDRESSES, r#"["10.0.0.77"]"#).await;
+    assert_eq!(address(bed.add("c2", "q").await), "10.0.0.77");
+}
+
+/// The DEL of a sandbox may come after the ADD of the next one, for instance after a crash of the node.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_next_sandbox_of_a_pod_takes_the_address_over() {
+    let bed = Bed::new().await;
+    bed.annotated("p", ADDRESSES, r#"["10.0.0.77"]"#).await;
+    bed.add("c1", "p").await.unwrap();
+    // Another interface of the same sandbox has no right to it.
+    let second = Invocation { interface: "net1".to_owned(), ..bed.invocation(Command::Add, "c1", "p") };
+    let failure = bed.call(second).await.unwrap_err();
+    assert!(failure.details.contains("is taken"), "{failure:?}");
+    assert_eq!(address(bed.add("c2", "p").await), "10.0.0.77");
+    bed.call(bed.invocation(Command::Del, "c1", "p")).await.unwrap();
+    assert_eq!(bed.allocated().await, ["10.0.0.77"]);
+    bed.call(bed.invocation(Command::Check, "c2", "p")).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_gets_an_address_of_the_pools_that_it_or_its_namespace_requests() {
+    let bed = Bed::new().await;
+    for (name, cidr) in [("one", "10.1.0.0/24"), ("two", "10.2.0.0/24")] {
+        let spec = json!({"cidr": cidr, "vxlanMode": "Always", "nodeSelector": "has(nobody)"});
+        bed.pool(name, spec).await;
+    }
+    bed.pod("a", "a", json!({})).await;
+    assert!(address(bed.add("c1", "a").await).starts_with("10.0.0."));
+    bed.annotate_namespace(POOLS, r#"["one"]"#).await;
+    bed.pod("b", "b", json!({})).await;
+    assert!(address(bed.add("c2", "b").await).starts_with("10.1.0."));
+    bed.annotated("c", POOLS, r#"["10.2.0.0/24"]"#).await;
+    assert!(address(bed.add("c3", "c").await).starts_with("10.2.0."));
+    bed.annotated("d", POOLS, r#"["three"]"#).await;
+    let failure = bed.add("c4", "d").await.unwrap_err();
+    assert_eq!(failure.code, Code::IPAM);
+    assert!(failure.details.contains("no IPPool has this name"), "{failure:?}");
+    bed.annotated("d", POOLS, "[]").await;
+    assert!(address(bed.add("c4", "d").await).starts_with("10.0.0."), "the pod's annotation wins");
+    // The configuration of the network comes last.
+    bed.annotate_namespace("example.org/other", "").await;
+    bed.pod("e", "e", json!({})).await;
+    let mut call = bed.invocation(Command::Add, "c5", "e");
+    call.config.extra.insert("ipam".to_owned(), json!({"type": "calico-ipam", "ipv4_pools": ["two"]}));
+    assert!(address(bed.call(call).await).starts_with("10.2.0."));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_runtime_may_request_an_address() {
+    let bed = Bed::new().await;
+    let with = |container: &str, pod: &str, name: &str, value: Value| {
+        let mut call = bed.invocation(Command::Add, container, pod);
+        call.config.extra.insert(name.to_owned(), value);
+        call
+    };
+    for name in ["a", "b", "c", "d"] {
+        bed.pod(name, name, json!({})).await;
+    }
+    let call = with("c1", "a", "runtimeConfig", json!({"ips": ["10.0.0.70/24"]}));
+    assert_eq!(address(bed.call(call).await), "10.0.0.70");
+    let call = with("c2", "b", "args", json!({"cni": {"ips": ["10.0.0.71"]}}));
+    assert_eq!(address(bed.call(call).await), "10.0.0.71");
+    let mut call = bed.invocation(Command::Add, "c3", "c");
+    call.args.insert("IP".to_owned(), "10.0.0.72".to_owned());
+    assert_eq!(address(bed.call(call).await), "10.0.0.72");
+    for (ips, code) in [
+        (json!(["10.0.0.73", "10.0.0.74"]), Code::NOT_SUPPORTED),
+        (json!(["fd00::1/64"]), Code::NOT_SUPPORTED),
+        (json!(["x"]), Code::INVALID_CONFIG),
+        (json!("10.0.0.73"), Code::INVALID_CONFIG),
+    ] {
+        let call = with("c4", "d", "runtimeConfig", json!({"ips": ips}));
+        assert_eq!(bed.call(call).await.unwrap_err().code, code, "{ips}");
+    }
+    until("nothing remains of the failed ones", || async { bed.allocated().await.len() == 3 }).await;
+}

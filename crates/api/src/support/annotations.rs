@@ -1,0 +1,155 @@
+//! The annotations of Pods and Namespaces by which Calico's CNI plugin is told about addresses and more
+//! (`cni-plugin/pkg/k8s`).
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use serde_json::Value;
+
+use super::State;
+use crate::{FieldError, Kind};
+
+const PREFIX: &str = "cni.projectcalico.org/";
+const ADDRESSES: &str = "cni.projectcalico.org/ipAddrs";
+const POOLS: &str = "cni.projectcalico.org/ipv4pools";
+
+/// What a pod requests by annotations.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Requested {
+    /// The address that the pod must have.
+    pub address: Option<IpAddr>,
+    /// The names or networks of the pools that its address must be from; `None` without such an annotation.
+    pub pools: Option<Vec<String>>,
+}
+
+/// What a pod with these annotations requests. They must have passed [`refused_annotation`]. The pod's annotations win
+/// over those of its namespace.
+#[must_use]
+pub fn requested(pod: &BTreeMap<String, String>, namespace: &BTreeMap<String, String>) -> Requested {
+    let given =
+        |of: &BTreeMap<String, String>, name: &str| of.get(name).filter(|text| !text.is_empty()).cloned();
+    let address = given(pod, ADDRESSES).and_then(|text| fixed_address(&text).ok());
+    let pools = given(pod, POOLS).or_else(|| given(namespace, POOLS));
+    Requested { address, pools: pools.and_then(|text| pools_of(&text).ok()) }
+}
+
+/// The first annotation of a Pod or Namespace that requests something unsupported, or has an invalid value, with the
+/// reason and the remedy.
+#[must_use]
+pub fn refused_annotation(kind: Kind, annotations: &BTreeMap<String, String>) -> Option<(&str, String)> {
+    annotations.iter().find_map(|(name, text)| Some((name.as_str(), problem(kind, name, text)?)))
+}
+
+/// The same of a Pod or Namespace as it is stored, as a problem with the annotation.
+#[must_use]
+pub fn unsupported_annotation(kind: Kind, value: &Value) -> Option<FieldError> {
+    let annotations = value.pointer("/metadata/annotations")?.as_object()?;
+    let (name, why) = annotations
+        .iter()
+        .find_map(|(name, text)| Some((name, problem(kind, name, text.as_str().unwrap_or_default())?)))?;
+    let problem = format!("it is not supported, and such pods are not connected: {why}");
+    Some(FieldError::new(format!("metadata.annotations.{name}"), problem))
+}
+
+/// Why an annotation is rejected, if it is.
+fn problem(kind: Kind, name: &str, text: &str) -> Option<String> {
+    let always =
+        |name: &str| ANNOTATIONS.iter().find(|known| known.0 == name).and_then(|known| rejected(known.2));
+    if name.starts_with("qos.projectcalico.org/") {
+        return always("qos.projectcalico.org/…");
+    }
+    match name.strip_prefix(PREFIX)? {
+        // The CNI plugin itself writes these.
+        "podIP" | "podIPs" | "containerID" => None,
+        // To Calico, too, an empty text is none.
+        "ipAddrs" | "ipv4pools" if text.is_empty() => None,
+        "ipAddrs" if kind == Kind::Namespace => {
+            Some("each pod needs an address of its own; move it to a Pod".to_owned())
+        }
+        "ipAddrs" => fixed_address(text).err(),
+        "ipv4pools" => pools_of(text).err(),
+        "floatingIPs" => match addresses_of(text) {
+            Ok(_) => always(name),
+            Err(problem) => Some(problem),
+        },
+        _ => always(name).or_else(|| Some("Tortie does not know it; take it out".to_owned())),
+    }
+}
+
+fn rejected(state: State) -> Option<String> {
+    match state {
+        State::Rejected(why) => Some(why.to_owned()),
+        State::Implemented | State::Reported(_) => None,
+    }
+}
+
+/// The address of `ipAddrs`.
+fn fixed_address(text: &str) -> Result<IpAddr, String> {
+    let addresses = addresses_of(text)?;
+    if addresses.iter().any(IpAddr::is_ipv6) {
+        return Err("pods have no IPv6 addresses yet; request an IPv4 address only".to_owned());
+    }
+    match addresses[..] {
+        [address] => Ok(address),
+        _ => Err(format!("it has {} IPv4 addresses; a pod has one", addresses.len())),
+    }
+}
+
+fn addresses_of(text: &str) -> Result<Vec<IpAddr>, String> {
+    let parse = |text: &String| text.parse().map_err(|_| format!("{text:?} is no address"));
+    list_of(text)?.iter().map(parse).collect()
+}
+
+/// The pools of `ipv4pools`: names or networks.
+fn pools_of(text: &str) -> Result<Vec<String>, String> {
+    let pools = list_of(text)?;
+    if let Some(other) = pools.iter().find(|pool| pool.parse::<IpNet>().is_ok_and(|net| net.addr().is_ipv6()))
+    {
+        return Err(format!("{other} is no IPv4 pool; pods have no IPv6 addresses yet"));
+    }
+    Ok(pools)
+}
+
+fn list_of(text: &str) -> Result<Vec<String>, String> {
+    let list = serde_json::from_str::<Vec<String>>(text);
+    list.map_err(|error| format!("it is no list of texts in JSON such as [\"10.0.0.5\"] ({error})"))
+}
+
+/// The known annotations, with what they take and what Tortie does with them, for docs/fields.md.
+pub const ANNOTATIONS: &[(&str, &str, State)] = &[
+    (ADDRESSES, "on Pods: a JSON list of one IPv4 address", State::Implemented),
+    (
+        "cni.projectcalico.org/ipAddrsNoIpam",
+        "a JSON list of addresses",
+        State::Rejected(
+            "addresses outside of IPAM are off, as they are in Calico by default: other nodes have no route to them; use cni.projectcalico.org/ipAddrs",
+        ),
+    ),
+    (POOLS, "on Pods and Namespaces: a JSON list of names or networks of IPPools", State::Implemented),
+    (
+        "cni.projectcalico.org/ipv6pools",
+        "a JSON list of names or networks of IPPools",
+        State::Rejected("pods have no IPv6 addresses yet; take it out"),
+    ),
+    (
+        "cni.projectcalico.org/floatingIPs",
+        "a JSON list of addresses",
+        State::Rejected("floating addresses are off, as they are in Calico by default; use a Service"),
+    ),
+    (
+        "cni.projectcalico.org/hwAddr",
+        "a MAC address",
+        State::Rejected("a pod cannot request a MAC address; remove the annotation"),
+    ),
+    (
+        "cni.projectcalico.org/allowedSourcePrefixes",
+        "a JSON list of networks",
+        State::Rejected("a pod's packets always need its own address; take it out"),
+    ),
+    (
+        "qos.projectcalico.org/…",
+        "a number or quantity",
+        State::Rejected("limits of bandwidth, packets and connections are not supported; take it out"),
+    ),
+];

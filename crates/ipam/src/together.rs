@@ -1,0 +1,112 @@
+//! Requests that wait for the node's blocks are served together: one write of a block gives addresses to many of them.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use jiff::Timestamp;
+use tortie_api::ipam::Block;
+use tortie_api::{Key, Kind};
+use tortie_store::{Stopped, StoreError, Version, Write};
+
+use crate::at_hand::AtHand;
+use crate::driver::Ipam;
+use crate::error::IpamError;
+use crate::records::Handle;
+use crate::request::{Assignment, Request};
+use crate::waiting::Waiter;
+
+/// How many requests one write serves at most, because etcd limits the size of a transaction.
+const MOST_TOGETHER: usize = 100;
+
+impl Ipam {
+    /// Answers all of these requests: as many as possible with each write of a block at hand. Otherwise one of them
+    /// reads or claims a block, which is then at hand for the others.
+    pub(crate) async fn serve(&self, mut waiters: Vec<Waiter>, at_hand: &mut AtHand) {
+        while !waiters.is_empty() {
+            let mut alone = self.serve_some(&mut waiters, at_hand).await;
+            let is_at_hand = |waiter: &Waiter| at_hand.block_for(&waiter.request).is_some();
+            if alone.is_empty() && !waiters.is_empty() && !waiters.iter().any(is_at_hand) {
+                alone.push(waiters.remove(0));
+            }
+            for waiter in alone {
+                let answer = self.assign_alone(&waiter.request, 1, at_hand).await;
+                waiter.answer(answer);
+            }
+        }
+    }
+
+    /// Serves requests from one block at hand, and takes them out. Returns those that must be served separately.
+    async fn serve_some(&self, waiters: &mut Vec<Waiter>, at_hand: &mut AtHand) -> Vec<Waiter> {
+        let first = waiters.iter().find_map(|waiter| at_hand.block_for(&waiter.request));
+        let Some((version, block)) = first.and_then(|cidr| at_hand.take(&cidr)) else { return Vec::new() };
+        let mut changed = block.clone();
+        let (mut served, mut left) = (Vec::new(), Vec::new());
+        for waiter in std::mem::take(waiters) {
+            let is_next = served.len() < MOST_TOGETHER;
+            let address = is_next.then(|| self.address_for(&waiter.request, &mut changed, at_hand)).flatten();
+            match address {
+                Some(address) => served.push((waiter, address)),
+                None => left.push(waiter),
+            }
+        }
+        *waiters = left;
+        if served.is_empty() {
+            return Vec::new();
+        }
+        let Stopped { done, error } = match self.write_together(&served, &changed, version.clone()).await {
+            Ok(version) => {
+                at_hand.keep_using(&self.node, version, changed);
+                for (waiter, address) in served {
+                    waiter.answer(Ok(Assignment { address, block: block.cidr }));
+                }
+                return Vec::new();
+            }
+            Err(stopped) => stopped,
+        };
+        match error {
+            StoreError::AlreadyExists(_) => at_hand.keep(&self.node, version, block),
+            // Somebody else has changed the block, so it is read again.
+            StoreError::Conflict(_) | StoreError::NotFound(_) => {}
+            error => {
+                let error = IpamError::from(error);
+                served.into_iter().for_each(|(waiter, _)| waiter.answer(Err(error.clone())));
+                return Vec::new();
+            }
+        }
+        // The handles whose records exist now, and the one that was refused, may have an address already.
+        let exists = done.len() + 1;
+        let mut alone: Vec<Waiter> = served.into_iter().map(|(waiter, _)| waiter).collect();
+        waiters.extend(alone.split_off(exists.min(alone.len())));
+        alone
+    }
+
+    /// Gives an address of the block to a request, if it may have one.
+    fn address_for(&self, request: &Request, block: &mut Block, at_hand: &AtHand) -> Option<IpAddr> {
+        let settings = at_hand.settings_for(request, &block.cidr)?;
+        if !block.has_room(&settings.reserved) {
+            settings.config.end_rests(block, Timestamp::now());
+        }
+        block.assign(&request.handle, &request.owner, &settings.reserved)
+    }
+
+    /// Writes the handles and then the block.
+    async fn write_together(
+        &self,
+        served: &[(Waiter, IpAddr)],
+        block: &Block,
+        version: Version,
+    ) -> Result<Version, Stopped> {
+        let cidr = block.cidr.to_string();
+        let mut writes = Vec::with_capacity(served.len() + 1);
+        let damaged = |error: serde_json::Error| Stopped::from(StoreError::Damaged(error.to_string()));
+        for (waiter, _) in served {
+            let key = Key::global(Kind::IpamHandle, &waiter.request.handle);
+            let handle = Handle { block: BTreeMap::from([(cidr.clone(), 1)]), ..Handle::default() };
+            writes.push(Write::Create(key, serde_json::to_value(&handle).map_err(damaged)?));
+        }
+        let key = Key::global(Kind::IpamBlock, cidr);
+        writes.push(Write::Update(key, serde_json::to_value(block).map_err(damaged)?, version.clone()));
+        let written = self.records.store.write_all(writes).await?;
+        Ok(written.into_iter().last().map_or(version, |written| written.version))
+    }
+}
