@@ -7,7 +7,8 @@ use tortie_servers::cluster::image::AGNHOST;
 
 use super::{NODES, kubectl_command, restart};
 
-const MANIFEST: &str = include_str!("traffic.yaml");
+const TRAFFIC: &str = include_str!("traffic.yaml");
+const POLICY: &str = include_str!("clients-only.yaml");
 const NAMESPACE: &str = "--namespace=disrupted";
 const DEPLOYMENTS: [&str; 4] = ["server", "client", "stranger", "rest"];
 /// How long connections run after each disruption before they are judged: longer than a client takes to call one lost.
@@ -45,14 +46,22 @@ pub(super) fn run() -> Result<()> {
 }
 
 fn apply() -> Result<()> {
-    let file = tempfile::NamedTempFile::with_suffix(".yaml")?;
-    std::fs::write(file.path(), MANIFEST.replace("AGNHOST", AGNHOST))?;
-    kubectl(&["apply", "--filename", &file.path().display().to_string()])?;
+    apply_manifest(TRAFFIC)?;
     DEPLOYMENTS.into_iter().try_for_each(wait_for)?;
-    // Pods that started before their policy, or their server, had lost a connection or got in.
-    std::thread::sleep(Duration::from_secs(2));
+    // Without the policy, the test of strangers must see that they get in.
+    std::thread::sleep(Duration::from_secs(5));
+    if check("without policy").is_ok() {
+        bail!("strangers do not get in although nothing keeps them out: the test would see nothing");
+    }
+    apply_manifest(POLICY)?;
     kubectl(&["rollout", "restart", NAMESPACE, "deployment/client", "deployment/stranger"])?;
     ["client", "stranger"].into_iter().try_for_each(wait_for)
+}
+
+fn apply_manifest(text: &str) -> Result<()> {
+    let file = tempfile::NamedTempFile::with_suffix(".yaml")?;
+    std::fs::write(file.path(), text.replace("AGNHOST", AGNHOST))?;
+    kubectl(&["apply", "--filename", &file.path().display().to_string()])
 }
 
 /// Runs kubectl, and shows what it prints only if it fails.
