@@ -206,7 +206,8 @@ impl Drop for Node {
             let _ = agent.wait();
         }
         if std::thread::panicking() {
-            eprintln!("{}", std::fs::read_to_string(self.path("agent.log")).unwrap_or_default());
+            let log = std::fs::read_to_string(self.path("agent.log")).unwrap_or_default();
+            let _ = std::io::stderr().write_all(log.as_bytes());
         }
     }
 }
