@@ -116,7 +116,7 @@ fn the_first_of_two_pods_has_the_port_and_the_second_gets_it_afterwards() {
     let connect = || outside.namespace.run(|| connect(node_address(1), 8080)).unwrap();
     // Other protocols and addresses are not in the way.
     let udp = HostPort { protocol: Protocol::UDP, ..tcp(None, 8080, 80) };
-    assert_eq!(want(&mut node, second, &[udp.clone()]), Report::default());
+    assert_eq!(want(&mut node, second, std::slice::from_ref(&udp)), Report::default());
     assert_eq!(want(&mut node, second, &[udp, tcp(None, 8080, 80)]), Report::default());
     assert!(seen(connect(), &servers[1]).is_some());
     let report = want(&mut node, first, &[tcp(None, 8080, 80)]);
