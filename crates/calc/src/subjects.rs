@@ -62,11 +62,14 @@ impl Subject {
 }
 
 impl What {
-    fn endpoint(addresses: impl Iterator<Item = IpAddr>, ports: &[EndpointPort]) -> Self {
+    fn endpoint<'a>(
+        addresses: impl Iterator<Item = IpAddr>,
+        ports: impl Iterator<Item = &'a EndpointPort>,
+    ) -> Self {
         let mut addresses: Vec<IpAddr> = addresses.collect();
         addresses.sort_unstable();
         addresses.dedup();
-        let named = ports.iter().filter(|port| !port.name.is_empty()).filter_map(|port| {
+        let named = ports.filter(|port| !port.name.is_empty()).filter_map(|port| {
             let protocol = Protocol::from_name(&port.protocol)?;
             Some(NamedPort { name: port.name.clone(), protocol, port: port.port })
         });
@@ -160,7 +163,10 @@ impl Subjects {
             service_account: self.name(account),
             ..SubjectLabels::default()
         };
-        let what = What::endpoint(spec.ip_networks.iter().map(IpNet::addr), &spec.ports);
+        let what = What::endpoint(
+            spec.ip_networks.iter().map(IpNet::addr),
+            spec.ports.iter().map(|port| &port.port),
+        );
         let local = (spec.node == node).then(|| Box::new(LocalEndpoint::pod(&key, spec)));
         Subject { key, labels, what, groups: groups.into(), in_sets: Numbers::default(), local }
     }
@@ -172,7 +178,7 @@ impl Subjects {
         let profiles = spec.profiles.iter();
         let groups = profiles.map(|profile| self.group(KeyRef::global(Kind::Profile, profile))).collect();
         let labels = SubjectLabels { own, ..SubjectLabels::default() };
-        let what = What::endpoint(spec.expected_ips.iter().copied(), &spec.ports);
+        let what = What::endpoint(spec.expected_ips.iter().copied(), spec.ports.iter());
         let local = (spec.node == node).then(|| Box::new(LocalEndpoint::host(&key, spec)));
         Subject { key, labels, what, groups, in_sets: Numbers::default(), local }
     }

@@ -114,7 +114,8 @@ fn a_failure_of_the_agent_is_printed_and_exits_1() {
 fn without_the_agent_add_asks_for_a_retry_and_del_waits_on_disk() {
     let dir = tempfile::tempdir().unwrap();
     let config = config(dir.path(), "1.1.0");
-    for (command, code) in [("ADD", 11), ("CHECK", 11), ("GC", 11), ("STATUS", 50)] {
+    // Without the result of ADD, CHECK does not even ask.
+    for (command, code) in [("ADD", 11), ("CHECK", 7), ("GC", 11), ("STATUS", 50)] {
         let ran = run(&with(&[("CNI_COMMAND", command)]), &config);
         assert!(!ran.success, "{command}");
         assert_eq!(ran.document["code"], code, "{command}");

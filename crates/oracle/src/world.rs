@@ -310,7 +310,7 @@ impl World {
 
     fn of_endpoint(&self, snapshot: &Snapshot, key: &Key, endpoint: &WorkloadEndpoint) -> Workload {
         let spec = &endpoint.spec;
-        let named = spec.ports.iter().filter(|port| !port.name.is_empty());
+        let named = spec.ports.iter().map(|port| &port.port).filter(|port| !port.name.is_empty());
         let ports = named.filter_map(|port| {
             let protocol = Protocol::from_name(&port.protocol)?;
             Some(NamedPort { name: port.name.clone(), protocol, port: port.port })

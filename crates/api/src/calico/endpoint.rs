@@ -48,12 +48,11 @@ pub struct WorkloadEndpointSpec {
     pub mac: String,
     /// The named ports of the pod's containers.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub ports: Vec<EndpointPort>,
+    pub ports: Vec<WorkloadEndpointPort>,
 }
 
-/// A port of an endpoint: it has a name, or the node has a port for it, or both.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+/// A named port of an endpoint.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndpointPort {
     /// Its name.
     #[serde(default)]
@@ -62,6 +61,15 @@ pub struct EndpointPort {
     pub protocol: String,
     /// Its number.
     pub port: u16,
+}
+
+/// A port of a workload endpoint: it has a name, or the node has a port for it, or both.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WorkloadEndpointPort {
+    /// Name, protocol and number; the name may be empty.
+    #[serde(flatten)]
+    pub port: EndpointPort,
     /// The port of the node that leads to it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_port: Option<u16>,

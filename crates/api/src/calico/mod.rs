@@ -26,7 +26,7 @@ pub use controllers::{
     KubeControllersConfigurationSpec, LoadBalancerController, MigrationController, NodeController,
     PolicyMigrationController, Switch,
 };
-pub use endpoint::{EndpointPort, WorkloadEndpoint, WorkloadEndpointSpec};
+pub use endpoint::{EndpointPort, WorkloadEndpoint, WorkloadEndpointPort, WorkloadEndpointSpec};
 pub use felix::{
     EndpointToHostAction, EstablishedFlows, FailsafePort, FelixConfiguration, FelixConfigurationSpec,
     FilterDenyAction, PolicyCounters, WindowsPolicySets,

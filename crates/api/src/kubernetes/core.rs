@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use serde::Deserialize;
 
 use crate::Metadata;
-use crate::calico::EndpointPort;
+use crate::calico::{EndpointPort, WorkloadEndpointPort};
 use crate::fields::{address_of, list};
 
 /// A namespace; its labels become its pods' `pcns.` labels.
@@ -192,15 +192,17 @@ impl Pod {
     /// The ports of its containers and initContainers, whatever their restart policy, that have a name or a port of the
     /// node, as in Calico's conversion of pods (`libcalico-go/lib/backend/k8s/conversion/workload_endpoint_default.go`).
     #[must_use]
-    pub fn endpoint_ports(&self) -> Vec<EndpointPort> {
+    pub fn endpoint_ports(&self) -> Vec<WorkloadEndpointPort> {
         let containers = self.spec.containers.iter().chain(&self.spec.init_containers);
-        let ports = containers.flat_map(|container| &container.ports).map(|port| EndpointPort {
-            name: port.name.clone().unwrap_or_default(),
-            protocol: port.protocol.clone().unwrap_or_else(|| "TCP".to_owned()),
-            port: port.container_port,
+        let ports = containers.flat_map(|container| &container.ports).map(|port| WorkloadEndpointPort {
+            port: EndpointPort {
+                name: port.name.clone().unwrap_or_default(),
+                protocol: port.protocol.clone().unwrap_or_else(|| "TCP".to_owned()),
+                port: port.container_port,
+            },
             host_port: port.host_port.filter(|port| *port > 0),
             host_ip: port.host_ip.clone().filter(|address| !address.is_empty()),
         });
-        ports.filter(|port| !port.name.is_empty() || port.host_port.is_some()).collect()
+        ports.filter(|port| !port.port.name.is_empty() || port.host_port.is_some()).collect()
     }
 }

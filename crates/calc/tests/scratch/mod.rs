@@ -9,7 +9,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use serde_json::Value;
 use tortie_api::calico::{
-    EndpointPort, EndpointToHostAction, FelixConfigurationSpec, HostEndpointSpec, TierDefault,
+    EndpointToHostAction, FelixConfigurationSpec, HostEndpointSpec, TierDefault, WorkloadEndpointPort,
     WorkloadEndpointSpec,
 };
 use tortie_api::net::{Action, Protocol};
@@ -40,10 +40,10 @@ struct Subjects {
     backends: Vec<(String, String, Vec<IpAddr>, Backends)>,
 }
 
-fn host_port(port: &EndpointPort) -> Option<HostPort> {
+fn host_port(port: &WorkloadEndpointPort) -> Option<HostPort> {
     let address = port.host_ip.as_deref().map(|address| address.parse().expect("the tests write addresses"));
-    let protocol = Protocol::from_name(&port.protocol)?;
-    Some(HostPort { protocol, address, port: port.host_port?, pod_port: port.port })
+    let protocol = Protocol::from_name(&port.port.protocol)?;
+    Some(HostPort { protocol, address, port: port.host_port?, pod_port: port.port.port })
 }
 
 /// The state of a node that needs Services.
@@ -285,13 +285,15 @@ fn members(source: &SetSource, subjects: &Subjects) -> BTreeSet<Member> {
         SetSource::NamedPort { selector, protocol, name } => {
             let mut members = BTreeSet::new();
             let pods = subjects.pods.iter().filter(|(_, _, labels)| selector.matches(labels));
-            let pods =
-                pods.map(|(_, spec, _)| (spec.ip_networks.iter().map(IpNet::addr).collect(), &spec.ports));
+            let pods = pods.map(|(_, spec, _)| {
+                let ports: Vec<_> = spec.ports.iter().map(|port| &port.port).collect();
+                (spec.ip_networks.iter().map(IpNet::addr).collect(), ports)
+            });
             let hosts = subjects.hosts.iter().filter(|(_, _, labels)| selector.matches(labels));
-            let hosts = hosts.map(|(_, spec, _)| (spec.expected_ips.clone(), &spec.ports));
+            let hosts = hosts.map(|(_, spec, _)| (spec.expected_ips.clone(), spec.ports.iter().collect()));
             for (addresses, ports) in pods.chain(hosts) {
                 let addresses: Vec<IpAddr> = addresses;
-                for port in ports.iter().filter(|port| port.name == *name) {
+                for port in ports.into_iter().filter(|port| port.name == *name) {
                     let declared = Protocol::from_name(&port.protocol);
                     let Some(declared) = declared.filter(|it| protocol.is_none_or(|wanted| wanted == *it))
                     else {
