@@ -253,6 +253,23 @@ impl Kind {
         self.description().namespaced
     }
 
+    /// Whether its objects are policies, enforced or staged ones.
+    #[must_use]
+    pub fn is_policy(self) -> bool {
+        matches!(
+            self,
+            Kind::NetworkPolicy
+                | Kind::GlobalNetworkPolicy
+                | Kind::StagedNetworkPolicy
+                | Kind::StagedGlobalNetworkPolicy
+                | Kind::KubernetesNetworkPolicy
+                | Kind::StagedKubernetesNetworkPolicy
+                | Kind::ClusterNetworkPolicy
+                | Kind::AdminNetworkPolicy
+                | Kind::BaselineAdminNetworkPolicy
+        )
+    }
+
     /// The order in which objects are applied, lowest first: objects come after those that they name, and pods come
     /// last, so that all policy exists before them. Deletion uses the opposite order.
     #[must_use]

@@ -147,6 +147,36 @@ fn overlays_and_tunnels_separate_classes() {
     }
 }
 
+/// Untracked policy applies to a host endpoint of one interface, not to one of all interfaces, even if both have the
+/// same policies and profiles.
+#[test]
+fn untracked_policy_separates_host_endpoints_of_one_and_of_all_interfaces() {
+    let mut snapshot = Snapshot::new();
+    let mut add = |kind, name: &str, mut value: serde_json::Value| {
+        value["metadata"]["name"] = json!(name);
+        snapshot.insert(Key::global(kind, name), value, None);
+    };
+    for (node, address) in [("n1", "203.0.113.1"), ("n2", "203.0.113.2"), ("n3", "203.0.113.3")] {
+        let annotations = json!({"projectcalico.org/IPv4Address": format!("{address}/24")});
+        add(Kind::Node, node, json!({"metadata": {"annotations": annotations}}));
+    }
+    for (name, node, interface) in [("one", "n1", "eth0"), ("all", "n1", "*"), ("all-of-n2", "n2", "*")] {
+        let spec = json!({"node": node, "interfaceName": interface});
+        add(Kind::HostEndpoint, name, json!({"metadata": {}, "spec": spec}));
+    }
+    let allow = json!([{"action": "Allow"}]);
+    let spec = json!({"doNotTrack": true, "applyOnForward": true, "selector": "all()", "ingress": allow, "egress": allow});
+    add(Kind::GlobalNetworkPolicy, "p", json!({"metadata": {}, "spec": spec}));
+    let classes = Classes::of(&[&snapshot]);
+    let reduced = classes.reduced(&snapshot);
+    let mut judge = Judge::new(&classes, &reduced, 0);
+    let class = |name: &str| classes.class_of(&Peer::Node(name.to_owned())).unwrap();
+    for (from, verdict) in [("n1", Verdict::Allow), ("n2", Verdict::Deny)] {
+        let cell = apart(&mut judge, class(from), class("n3")).unwrap();
+        assert_eq!(cell.verdict, verdict, "{from}");
+    }
+}
+
 /// The verdict between nodes for IPv4.
 fn apart(judge: &mut Judge<'_>, from: usize, to: usize) -> Option<Cell> {
     judge.verdict(from, to, Path { family: IpVersion::V4, placement: Placement::Apart }, 0)

@@ -248,6 +248,11 @@ impl<'a> SeenHost<'a> {
         &self.0.node
     }
 
+    /// Whether it is for all interfaces of its node. Untracked policy does not apply to it then.
+    pub fn is_for_all_interfaces(&self) -> bool {
+        self.0.all_interfaces
+    }
+
     /// The addresses by which rules identify it.
     pub fn addresses(&self) -> &'a [IpAddr] {
         &self.0.addresses

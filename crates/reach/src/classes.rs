@@ -9,7 +9,7 @@ use tortie_api::{Kind, Resource};
 use super::applying::{Policies, Profile};
 use super::atoms::{Uses, Vocabulary};
 use super::class::{Class, ClassKind};
-use super::criteria::{Criteria, is_policy};
+use super::criteria::Criteria;
 use super::hosts::{ALL_INTERFACES, HostSignature};
 use super::members::{addresses_in_use, of_nodes, of_outsiders, of_pods};
 use super::names;
@@ -240,7 +240,9 @@ impl Classes {
                 }
                 _ => false,
             },
-            kind => is_policy(kind) || !matches!(kind, Kind::NodeReport | Kind::IpamBlock | Kind::IpamHandle),
+            kind => {
+                kind.is_policy() || !matches!(kind, Kind::NodeReport | Kind::IpamBlock | Kind::IpamHandle)
+            }
         })
     }
 }

@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use tortie_api::{Key, Kind};
 
 use super::classes::Classes;
-use super::criteria::is_policy;
 use super::path::{FAMILIES, Stop};
 use super::signature::{AddressSignature, EndSignature};
 use tortie_oracle::{Oracle, PolicyName, Snapshot};
@@ -27,11 +26,11 @@ impl Concern {
     pub(super) fn new(classes: &Classes, before: &Snapshot, after: &Snapshot) -> Self {
         let changed = changed(before, after);
         let count = classes.all().len();
-        let is_text = |kind| is_policy(kind) || matches!(kind, Kind::Tier | Kind::Profile);
+        let is_text = |kind: Kind| kind.is_policy() || matches!(kind, Kind::Tier | Kind::Profile);
         let at_stops = |at: &dyn Fn(usize, Stop) -> bool| -> Vec<[bool; 4]> {
             (0..count).map(|class| Stop::ALL.map(|stop| at(class, stop))).collect()
         };
-        if changed.iter().all(|key| is_policy(key.kind)) {
+        if changed.iter().all(|key| key.kind.is_policy()) {
             let [was, is] = [before, after].map(|snapshot| numbers(snapshot, &changed));
             let has_say =
                 |class, stop| classes.has_say(class, stop, 0, &was) || classes.has_say(class, stop, 1, &is);

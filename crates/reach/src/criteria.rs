@@ -164,19 +164,3 @@ fn is_untracked(resource: &Resource) -> bool {
         _ => false,
     }
 }
-
-/// Whether objects of this kind are policies.
-pub(crate) fn is_policy(kind: Kind) -> bool {
-    matches!(
-        kind,
-        Kind::NetworkPolicy
-            | Kind::GlobalNetworkPolicy
-            | Kind::StagedNetworkPolicy
-            | Kind::StagedGlobalNetworkPolicy
-            | Kind::KubernetesNetworkPolicy
-            | Kind::StagedKubernetesNetworkPolicy
-            | Kind::ClusterNetworkPolicy
-            | Kind::AdminNetworkPolicy
-            | Kind::BaselineAdminNetworkPolicy
-    )
-}

@@ -11,6 +11,8 @@ use tortie_oracle::{Oracle, SeenHost, Table};
 /// A host endpoint: all properties that may affect packets.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct HostSignature {
+    /// Whether it is for all interfaces: untracked policy does not apply to it then.
+    all_interfaces: bool,
     /// The policies that apply, by table and direction.
     tables: BTreeMap<(Table, Direction), Vec<usize>>,
     pub(super) profiles: Vec<Profile>,
@@ -77,6 +79,7 @@ impl HostSignature {
             ((table, direction), applying)
         };
         Self {
+            all_interfaces: host.is_for_all_interfaces(),
             tables: all.map(applying).collect(),
             profiles: profiles(oracle, host.profiles()),
             failsafe: DIRECTIONS.map(|direction| oracle.failsafe_ports(host.node(), direction)),

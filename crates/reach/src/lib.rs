@@ -57,7 +57,6 @@ pub use change::{Change, Difference, summary};
 pub use class::{Class, ClassKind};
 pub use classes::Classes;
 pub use concern::changed;
-pub(crate) use criteria::is_policy;
 pub use judge::{Cell, Decision, Judge};
 pub use matrix::{Content, Group, Matrix, group_name};
 pub use path::{Path, Placement, Scope, Stop};

@@ -9,7 +9,7 @@ use tortie_api::net::{Action, Direction, IpVersion};
 use tortie_api::{Key, Kind, Port, ProtocolName, Resource};
 
 use super::{Code, FindingText, Findings, Level, policies};
-use crate::{Classes, Judge, Ports, Stop, is_policy};
+use crate::{Classes, Judge, Ports, Stop};
 use tortie_api::staged::{Staged, enforced, staged};
 use tortie_oracle::{DecidedBy, Mismatch, Oracle, PolicyName, PolicyTrace, Snapshot, Stored, Trace};
 
@@ -433,7 +433,7 @@ fn rank(field: &str) -> usize {
 /// The cluster with this rule as its only policy rule.
 fn single(snapshot: &Snapshot, rule: Rule<'_>) -> Snapshot {
     let Rule { owner, direction, index } = rule;
-    let mut single = snapshot.only(|key, _| !is_policy(key.kind));
+    let mut single = snapshot.only(|key, _| !key.kind.is_policy());
     let key = &owner.in_force;
     let current = owner.instead.as_ref().and_then(|snapshot| snapshot.get(key)).unwrap_or(owner.stored);
     let mut value = current.value.clone();

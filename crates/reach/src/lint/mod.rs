@@ -16,7 +16,6 @@ use std::fmt;
 use serde::Serialize;
 use tortie_api::{Key, Resource};
 
-use crate::is_policy;
 use tortie_oracle::{Snapshot, Stored};
 
 /// A probable mistake.
@@ -125,7 +124,7 @@ pub fn lint(snapshot: &Snapshot) -> Vec<Finding> {
 
 /// Every policy that was understood.
 fn policies(snapshot: &Snapshot) -> impl Iterator<Item = (&Key, &Stored, &Resource)> {
-    let policies = snapshot.iter().filter(|(key, _)| is_policy(key.kind));
+    let policies = snapshot.iter().filter(|(key, _)| key.kind.is_policy());
     policies.filter_map(|(key, stored)| Some((key, stored, stored.resource.as_ref().ok()?)))
 }
 

@@ -9,7 +9,6 @@ use tortie_api::calico::WELL_KNOWN_TIERS;
 use tortie_api::{Cidr, Key, Kind, Resource};
 
 use super::{Code, FindingText, Findings, Level, policies};
-use crate::is_policy;
 use tortie_oracle::{Oracle, Snapshot, Stored};
 
 pub(super) fn check(snapshot: &Snapshot, found: &mut Findings) {
@@ -22,7 +21,7 @@ pub(super) fn check(snapshot: &Snapshot, found: &mut Findings) {
 
 fn not_understood(snapshot: &Snapshot, found: &mut Findings) {
     for (key, stored) in snapshot.iter() {
-        let matters = is_policy(key.kind) || matches!(key.kind, Kind::Tier | Kind::Profile);
+        let matters = key.kind.is_policy() || matches!(key.kind, Kind::Tier | Kind::Profile);
         if let (Err(problem), true) = (&stored.resource, matters) {
             let text = FindingText::new(
                 format!("it cannot be understood: {problem}"),
