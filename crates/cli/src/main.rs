@@ -7,6 +7,7 @@
 mod agent;
 mod checks;
 mod completed;
+mod concerned;
 mod controllers;
 mod cost;
 mod decided;

@@ -14,6 +14,7 @@ use tortie_api::manifest::{self, Object, Offline, Problem, Settled};
 use tortie_api::{Key, Kind, Positions};
 use tortie_store::{Applied, Store, StoreError};
 
+use crate::concerned::Policies;
 use crate::output;
 use crate::store::{StoreArguments, list};
 
@@ -83,6 +84,7 @@ impl Apply {
             }
             without_tier(&*store, &objects).await?;
             crate::checks::refuse(&*store, &objects).await?;
+            let policies = if self.wait { Policies::of(&*store, &objects).await? } else { None };
             let mut positions = Positions::default();
             for object in &objects {
                 let applied = store.apply(object).await;
@@ -100,7 +102,8 @@ impl Apply {
                 let applied: Vec<Key> = objects.into_iter().map(|object| object.key).collect();
                 let patience = Duration::from_secs(self.timeout);
                 let slices = self.store.is_of_lab();
-                return crate::wait::in_force(&*store, &applied, positions, (patience, slices)).await;
+                return crate::wait::in_force(&*store, (&applied, policies), positions, (patience, slices))
+                    .await;
             }
             Ok(ExitCode::SUCCESS)
         })

@@ -8,19 +8,19 @@ use std::time::{Duration, Instant};
 use tortie_api::report::NodeStatus;
 use tortie_api::{Key, Kind, Positions};
 use tortie_dataplane::Severity;
-use tortie_store::{
-    NotInForce, Store, concerned_nodes, wait_for_labels, wait_for_pods, wait_for_reports, wait_for_slices,
-};
+use tortie_store::{NotInForce, Store, wait_for_labels, wait_for_pods, wait_for_reports, wait_for_slices};
 
+use crate::concerned::Policies;
 use crate::output;
 
 /// Waits until the pods among these objects run, and all objects, written at these positions at the latest, are in force
 /// on every node that they concern.
 /// Prints the nodes' conditions. Fails if this does not happen in time, or if a node has a condition about one of the
-/// objects. With `slices`, also waits for the EndpointSlices that Services imply, which somebody else creates.
+/// objects. With `slices`, also waits for the EndpointSlices that Services imply, which somebody else creates. `policies`
+/// are the objects, if all of them are policies.
 pub(crate) async fn in_force(
     store: &dyn Store,
-    applied: &[Key],
+    (applied, policies): (&[Key], Option<Policies>),
     mut positions: Positions,
     (patience, slices): (Duration, bool),
 ) -> anyhow::Result<ExitCode> {
@@ -40,7 +40,10 @@ pub(crate) async fn in_force(
         report.conditions.iter().any(|condition| Severity::of(&condition.reason) == Severity::Failure)
     };
     // A failure is retried, and may end.
-    let nodes = concerned_nodes(store, applied).await?;
+    let nodes = match policies {
+        Some(policies) => policies.nodes(store).await?,
+        None => None,
+    };
     let waited = wait_for_reports(store, nodes.as_ref(), &positions, left(), |report| !failed(report)).await;
     let (reports, late) = match waited {
         Ok(reports) => (reports, None),
@@ -68,7 +71,7 @@ pub(crate) async fn in_force(
         Some(nodes) => output::error(&format!("after {seconds} seconds it is not in force on {nodes}")),
         None if without_effect => output::error("not all that was applied is in force"),
         None if nodes.as_ref().is_some_and(BTreeSet::is_empty) => {
-            output::line("no node has a pod in its namespace")
+            output::line("no pod and no host endpoint is selected")
         }
         None if waiting.is_empty() => {
             output::line(&format!("in force on {}", output::count(reports.len() as u64, "node")))

@@ -26,5 +26,5 @@ pub use error::Error;
 pub use etcd::{Etcd, EtcdOptions, EtcdVersion};
 pub use kube::{KubeApi, KubeOptions};
 pub use ports::free_port;
-pub use proxy::Proxy;
+pub use proxy::{Fault, Proxy};
 pub use server::Server;

@@ -5,6 +5,7 @@ use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::Error;
@@ -38,6 +39,41 @@ struct State {
     connections: BTreeMap<u64, Connection>,
     /// How many connections there were.
     accepted: u64,
+}
+
+/// A fault of a network, caused by [`Proxy::disturb`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// Everything arrives later.
+    Delay,
+    /// What is sent on several connections arrives in another order.
+    Reordering,
+    /// All connections end.
+    Cut,
+    /// All connections end, again and again.
+    Cuts,
+    /// Connections end, and new ones are refused for a second.
+    Refusal,
+    /// Nothing arrives for a second.
+    Pause,
+    /// Nothing arrives, and then all connections end.
+    PauseAndCut,
+    /// Nothing arrives for five seconds. Nobody ends the connections meanwhile.
+    LostConnections,
+}
+
+impl Fault {
+    /// Every fault.
+    pub const ALL: [Self; 8] = [
+        Self::Delay,
+        Self::Reordering,
+        Self::Cut,
+        Self::Cuts,
+        Self::Refusal,
+        Self::Pause,
+        Self::PauseAndCut,
+        Self::LostConnections,
+    ];
 }
 
 struct Connection {
@@ -106,6 +142,49 @@ impl Proxy {
     /// Closes new connections at once, or accepts them again. Existing connections stay.
     pub fn refuse(&self, refuses: bool) {
         self.shared.lock().refuses = refuses;
+    }
+
+    /// Causes a fault, and waits until it is over. Delays stay until [`Self::calm`].
+    pub fn disturb(&self, fault: Fault) {
+        let pause_for = |milliseconds| {
+            self.pause();
+            sleep(Duration::from_millis(milliseconds));
+        };
+        match fault {
+            Fault::Delay => self.delay(Duration::from_millis(300)),
+            Fault::Reordering => self.spread(Duration::from_millis(500)),
+            Fault::Cut => {
+                self.cut();
+            }
+            Fault::Cuts => {
+                for _ in 0..10 {
+                    sleep(Duration::from_millis(70));
+                    self.cut();
+                }
+            }
+            Fault::Refusal => {
+                self.refuse(true);
+                self.cut();
+                sleep(Duration::from_secs(1));
+                self.refuse(false);
+            }
+            Fault::Pause => pause_for(1_000),
+            Fault::PauseAndCut => {
+                pause_for(500);
+                self.cut();
+            }
+            Fault::LostConnections => {
+                pause_for(5_000);
+                self.cut();
+            }
+        }
+        self.resume();
+    }
+
+    /// Ends all delays.
+    pub fn calm(&self) {
+        self.delay(Duration::ZERO);
+        self.spread(Duration::ZERO);
     }
 
     /// How many connections are open.
@@ -232,7 +311,7 @@ fn read(mut from: TcpStream, number: u64, sender: &SyncSender<Chunk>, shared: &S
 /// Writes one direction of a connection until its end.
 fn write(mut to: TcpStream, number: u64, receiver: &Receiver<Chunk>, shared: &Shared) {
     for Chunk { due, data } in receiver {
-        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        sleep(due.saturating_duration_since(Instant::now()));
         if !shared.may_forward(number) || to.write_all(&data).is_err() {
             shared.close(number);
             return;

@@ -96,43 +96,6 @@ pub async fn wait_for_reports(
     }
 }
 
-/// The nodes that objects concern that are stored already; `None` means all nodes. Policies of a namespace concern the
-/// nodes of its endpoints; an endpoint that comes later waits for the policies itself.
-///
-/// # Errors
-/// The store failed.
-pub async fn concerned_nodes(
-    store: &dyn Store,
-    objects: &[Key],
-) -> Result<Option<BTreeSet<String>>, StoreError> {
-    let is_policy = |key: &Key| matches!(key.kind, Kind::NetworkPolicy | Kind::KubernetesNetworkPolicy);
-    if objects.is_empty() || !objects.iter().all(is_policy) {
-        return Ok(None);
-    }
-    let namespaces: BTreeSet<&String> = objects.iter().map(|key| &key.namespace).collect();
-    let mut nodes = BTreeSet::new();
-    for namespace in namespaces {
-        let interest = Interest { kind: Kind::WorkloadEndpoint, scope: Scope::Namespace(namespace.clone()) };
-        let mut after = None;
-        loop {
-            let page = match store.list_page(&interest, after).await {
-                Err(StoreError::KindAbsent(_) | StoreError::Forbidden(_)) => return Ok(None),
-                page => page?,
-            };
-            for endpoint in &page.items {
-                // An endpoint that cannot be read may be anywhere.
-                let Some(node) = endpoint.value["spec"]["node"].as_str() else { return Ok(None) };
-                nodes.insert(node.to_owned());
-            }
-            after = page.next;
-            if after.is_none() {
-                break;
-            }
-        }
-    }
-    Ok(Some(nodes))
-}
-
 /// Why a report says nothing about now: it is too old, from the future, or of another start of the node.
 pub fn stale(report: &NodeStatus, boot_id: Option<&str>, now: Timestamp) -> Option<String> {
     let Ok(written) = report.time.parse::<Timestamp>() else {
@@ -361,36 +324,6 @@ mod tests {
             let result = wait_in_force(&store, &positions, Duration::ZERO).await;
             assert_eq!(result.is_ok(), expected.is_empty(), "{result:?}");
             assert!(expected.is_empty() || result.unwrap_err().to_string().contains(expected));
-        }
-    }
-
-    #[tokio::test]
-    async fn policies_of_a_namespace_concern_the_nodes_of_its_endpoints() {
-        let store = Embedded::in_memory().unwrap();
-        let endpoint = async |namespace: &str, name: &str, value: Value| {
-            let key = Key::namespaced(Kind::WorkloadEndpoint, namespace, name);
-            store.create(&key, value).await.unwrap();
-        };
-        for (namespace, name, node) in [("a", "1", "x"), ("a", "2", "x"), ("a", "3", "y"), ("b", "1", "z")] {
-            endpoint(namespace, name, json!({"spec": {"node": node}})).await;
-        }
-        endpoint("damaged", "1", json!({"spec": 1})).await;
-        let policy = |namespace: &str| Key::namespaced(Kind::NetworkPolicy, namespace, "p");
-        let kubernetes = |namespace: &str| Key::namespaced(Kind::KubernetesNetworkPolicy, namespace, "p");
-        let table: [(&[Key], Option<&[&str]>); 8] = [
-            (&[policy("a")], Some(&["x", "y"])),
-            (&[kubernetes("b")], Some(&["z"])),
-            (&[policy("a"), kubernetes("b")], Some(&["x", "y", "z"])),
-            (&[policy("empty")], Some(&[])),
-            (&[policy("a"), Key::global(Kind::GlobalNetworkPolicy, "g")], None),
-            (&[Key::namespaced(Kind::NetworkSet, "a", "s")], None),
-            (&[policy("damaged")], None),
-            (&[], None),
-        ];
-        for (objects, expected) in table {
-            let nodes = concerned_nodes(&store, objects).await.unwrap();
-            let expected = expected.map(|names| names.iter().map(|name| (*name).to_owned()).collect());
-            assert_eq!(nodes, expected, "{objects:?}");
         }
     }
 

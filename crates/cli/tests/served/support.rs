@@ -42,6 +42,17 @@ impl Cluster {
         written.unwrap().position.0
     }
 
+    /// Stores the endpoint of pod `p` on a node, with the label `app: <namespace>`.
+    pub(crate) async fn put_endpoint(&self, namespace: &str, node: &str) {
+        let key = Key::namespaced(Kind::WorkloadEndpoint, namespace, format!("{node}-k8s-p-eth0"));
+        let metadata = json!({"name": key.name, "namespace": namespace, "labels": {"app": namespace}});
+        let spec = json!({"node": node, "orchestrator": "k8s", "pod": "p", "endpoint": "eth0",
+            "ipNetworks": ["10.0.0.1/32"], "profiles": [format!("kns.{namespace}")]});
+        let endpoint = json!({"apiVersion": "projectcalico.org/v3", "kind": "WorkloadEndpoint",
+            "metadata": metadata, "spec": spec});
+        self.put(&key, endpoint).await;
+    }
+
     /// Reports that everything up to this position of every kind is in force.
     pub(crate) async fn report(&self, position: u64, conditions: Value, more: usize) {
         let positions: BTreeMap<&str, u64> = Kind::all().map(|kind| (kind.plural(), position)).collect();

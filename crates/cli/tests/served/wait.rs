@@ -11,6 +11,7 @@ const POLICY: &str = "apiVersion: projectcalico.org/v3\nkind: GlobalNetworkPolic
 #[tokio::test(flavor = "multi_thread")]
 async fn node_reports_about_applied_objects_decide_the_exit_code() {
     let cluster = Cluster::new().await;
+    cluster.put_endpoint("n", "one").await;
     let file = cluster.file(POLICY);
     let pod = json!({"kind": "Pod", "namespace": "n", "name": "p"});
     let policy = |name: &str| json!({"kind": "GlobalNetworkPolicy", "name": name, "rule": {"direction": "Ingress", "number": 2}});
@@ -123,22 +124,60 @@ async fn apply_waits_until_pods_run() {
     }
 }
 
-/// A policy of a namespace concerns the nodes that have pods there; the others are neither waited for nor asked.
+/// A policy concerns the nodes with endpoints that it selects, or selected before; the others are neither waited for nor
+/// asked. Anything else may concern every node.
 #[tokio::test(flavor = "multi_thread")]
-async fn only_nodes_with_pods_in_the_namespace_are_waited_for() {
+async fn policies_are_waited_for_on_the_nodes_of_endpoints_that_they_select() {
     let cluster = Cluster::new().await;
-    let policy = "apiVersion: projectcalico.org/v3\nkind: NetworkPolicy\nmetadata: {name: deny, namespace: a}\n\
-                  spec: {types: [Ingress]}\n";
-    let file = cluster.file(policy);
-    let output = cluster.apply(&file, SHORT).await;
-    assert!(output.status.success(), "{}", text_of(&output));
-    assert!(text_of(&output).contains("no node has a pod in its namespace"), "{}", text_of(&output));
-    let endpoint = json!({"metadata": {"name": "e", "namespace": "a"}, "spec": {"node": "one"}});
-    cluster.put(&Key::namespaced(Kind::WorkloadEndpoint, "a", "one-k8s-p-eth0"), endpoint).await;
-    let output = cluster.apply(&file, SHORT).await;
-    assert!(
-        !output.status.success() && text_of(&output).contains("not in force on one"),
-        "{}",
-        text_of(&output)
-    );
+    for name in ["two", "three", "four"] {
+        cluster.put(&Key::global(Kind::Node, name), json!({"metadata": {"name": name}})).await;
+    }
+    for (name, team) in [("a", "x"), ("b", "y")] {
+        let namespace = json!({"metadata": {"name": name, "labels": {"team": team}}});
+        cluster.put(&Key::global(Kind::Namespace, name), namespace).await;
+    }
+    for (namespace, node) in [("a", "one"), ("b", "two")] {
+        cluster.put_endpoint(namespace, node).await;
+    }
+    let host = json!({"metadata": {"name": "h", "labels": {"role": "host"}}, "spec": {"node": "three", "interfaceName": "*"}});
+    cluster.put(&Key::global(Kind::HostEndpoint, "h"), host).await;
+
+    let calico = |kind: &str, namespace: &str, spec: &str| {
+        format!(
+            "apiVersion: projectcalico.org/v3\nkind: {kind}\nmetadata: {{name: p, namespace: {namespace}}}\nspec: {{{spec}}}\n"
+        )
+    };
+    let global = |spec: &str| calico("GlobalNetworkPolicy", "''", spec);
+    let kubernetes = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: p, namespace: b}\n\
+                      spec: {podSelector: {matchLabels: {app: b}}}\n";
+    let set = calico("GlobalNetworkSet", "''", "nets: [10.9.0.0/16]");
+    let table = [
+        (calico("NetworkPolicy", "a", "selector: app == 'a'"), "on one"),
+        (calico("NetworkPolicy", "a", "selector: app == 'b'"), "on one"),
+        (calico("NetworkPolicy", "a", "selector: app == 'c'"), "no pod and no host endpoint is selected"),
+        (kubernetes.to_owned(), "on two"),
+        (global("selector: has(nothing)"), "no pod and no host endpoint is selected"),
+        (global("selector: app == 'b'"), "on two"),
+        (global("selector: app == 'a'"), "on one, two"),
+        (global("selector: app == 'a', types: [Egress]"), "on one"),
+        (global("namespaceSelector: team == 'y'"), "on one, two"),
+        (global("selector: has(role), applyOnForward: true"), "on three, two"),
+        (global("selector: has(role), preDNAT: true, applyOnForward: true, types: [Ingress]"), "on three"),
+        (global("selector: all()"), "on one, three, two"),
+        (global("selector: has(nothing)") + "---\n" + &set, "on four, one, three, two"),
+    ];
+    for (manifest, expected) in table {
+        let output = cluster.apply(&cluster.file(&manifest), "0").await;
+        let printed = text_of(&output);
+        let expected = match expected.starts_with("on ") {
+            true => format!("it is not in force {expected}\n"),
+            false => expected.to_owned(),
+        };
+        assert!(printed.contains(&expected), "{expected}:\n{manifest}\n{printed}");
+    }
+
+    let damaged = Key::namespaced(Kind::WorkloadEndpoint, "a", "damaged");
+    cluster.put(&damaged, json!({"metadata": {"name": "damaged", "namespace": "a"}, "spec": 1})).await;
+    let output = cluster.apply(&cluster.file(kubernetes), "0").await;
+    assert!(text_of(&output).contains("on four, one, three, two"), "{}", text_of(&output));
 }

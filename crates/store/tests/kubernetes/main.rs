@@ -3,7 +3,6 @@
 
 mod apply;
 mod endpoints;
-mod faults;
 mod groups;
 mod ipam;
 mod kinds;
