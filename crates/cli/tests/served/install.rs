@@ -130,6 +130,64 @@ fn an_installation_comes_and_goes() {
     assert_eq!(left.trim(), "");
 }
 
+/// Calico 3.32 may keep its kinds in `projectcalico.org/v3`. Tortie then works on these, creates no definitions of the
+/// other group, and leaves Calico's definitions when it goes.
+#[test]
+fn an_installation_works_on_the_group_that_calico_uses() {
+    if !can_run(&[Program::Kube]) {
+        return;
+    }
+    let servers =
+        KubeApi::start(&KubeOptions { controllers: true, scheduler: true, ..KubeOptions::default() })
+            .unwrap();
+    servers.create_native_definitions().unwrap();
+    servers.apply(NODE).unwrap();
+    let definitions = || servers.kubectl(&["get", "crds", "-o", "name"]).unwrap();
+    let pool = "apiVersion: projectcalico.org/v3\nkind: IPPool\nmetadata: {name: of-calico}\n\
+                spec: {cidr: 10.1.0.0/16, vxlanMode: Always}\n";
+    servers.apply(pool).unwrap();
+
+    let output = with_kubelet(&servers, &["install", "--timeout", "120"]);
+    let text = text_of(&output);
+    assert!(output.status.success() && text.contains("Tortie is ready"), "{text}");
+    assert!(text.contains("skipped: Calico uses projectcalico.org/v3"), "{text}");
+    assert!(!definitions().contains(".crd.projectcalico.org"), "{}", definitions());
+
+    let kubeconfig = servers.kubeconfig();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("policy.yml").display().to_string();
+    let policy = "apiVersion: projectcalico.org/v3\nkind: NetworkPolicy\nmetadata: {name: p, namespace: default}\n\
+                  spec: {selector: all()}\n";
+    std::fs::write(&file, policy).unwrap();
+    let store = format!("kubernetes:{}", kubeconfig.display());
+    let run = |arguments: &[&str]| {
+        let output = tortie(&kubeconfig, &[arguments, &["--store", &store]].concat());
+        (output.status.success(), text_of(&output))
+    };
+    assert_eq!(run(&["apply", "-f", &file]), (true, "NetworkPolicy default/p created\n".to_owned()));
+    let stored = servers.kubectl(&["get", "networkpolicies.projectcalico.org", "-o", "name"]).unwrap();
+    assert!(stored.contains("networkpolicy.projectcalico.org/"), "{stored}");
+    for (arguments, expected) in [
+        (vec!["get", "ippools"], "of-calico"),
+        (vec!["get", "networkpolicies", "--namespace", "default"], "p"),
+        (vec!["delete", "-f", &file], "NetworkPolicy default/p deleted"),
+    ] {
+        let (is_good, text) = run(&arguments);
+        assert!(is_good && text.contains(expected), "{arguments:?}: {text}");
+    }
+    let text = text_of(&tortie(&kubeconfig, &["status"]));
+    assert!(text.contains("1 of 1 nodes ready"), "{text}");
+
+    let output = with_kubelet(&servers, &["uninstall", "--data", "--timeout", "120"]);
+    let text = text_of(&output);
+    assert!(!output.status.success() && text.contains("projectcalico.org/v3"), "{text}");
+    assert!(definitions().contains("ippools.projectcalico.org"), "{text}");
+    let output = with_kubelet(&servers, &["uninstall", "--timeout", "120"]);
+    assert!(output.status.success(), "{}", text_of(&output));
+    assert!(!definitions().contains("tortie"), "{}", definitions());
+    assert!(servers.kubectl(&["get", "ippools.projectcalico.org", "of-calico"]).is_ok());
+}
+
 #[test]
 fn the_generated_files_are_accepted_by_the_api_server() {
     if !can_run(&[Program::Kube]) {
