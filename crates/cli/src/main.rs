@@ -33,6 +33,7 @@ mod snapshot;
 mod status;
 mod store;
 mod table;
+mod targets;
 mod uninstall;
 mod wait;
 mod words;

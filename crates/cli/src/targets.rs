@@ -1,0 +1,183 @@
+//! The objects that a command names: `pods`, `pods,services`, `pod a b`, `pod/a service/b`, `all`.
+
+use anyhow::{Context, bail};
+use tortie_api::{Key, Kind};
+use tortie_store::{Interest, Scope, Store, StoreError, Stored};
+
+use crate::manifests::other_name;
+use crate::output;
+
+/// The word for the kinds that decide about packets.
+const ALL: &str = "all";
+
+/// One kind, and the wanted names; no names stand for all objects.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub(crate) kind: Kind,
+    pub(crate) names: Vec<String>,
+}
+
+impl Target {
+    /// Whether the object is wanted.
+    pub(crate) fn includes(&self, key: &Key) -> bool {
+        key.kind == self.kind && (self.names.is_empty() || self.names.iter().any(|name| is_named(key, name)))
+    }
+}
+
+/// Whether the object has this name; a policy in tier default has two.
+fn is_named(key: &Key, name: &str) -> bool {
+    key.name == name || other_name(key).is_some_and(|other| other.name == name)
+}
+
+/// Parses the words of a command line, as kubectl does.
+///
+/// # Errors
+/// A word is no kind of object, or the forms are mixed.
+pub(crate) fn parse(words: &[String]) -> anyhow::Result<Vec<Target>> {
+    let [first, rest @ ..] = words else {
+        bail!(
+            "name a kind of object, such as pods, networkpolicies or pod/NAME; the kinds are {}",
+            all_kinds()
+        )
+    };
+    if first.contains('/') {
+        return of_pairs(words);
+    }
+    let mut targets: Vec<Target> = Vec::new();
+    for kind in kinds(first)? {
+        if !targets.iter().any(|target| target.kind == kind) {
+            targets.push(Target { kind, names: rest.to_vec() });
+        }
+    }
+    Ok(targets)
+}
+
+/// `KIND/NAME`, each of any kind. Objects of one kind that follow each other are one target.
+fn of_pairs(words: &[String]) -> anyhow::Result<Vec<Target>> {
+    let mut targets: Vec<Target> = Vec::new();
+    for word in words {
+        // The name of an affinity contains a slash, too.
+        let pair = word.split_once('/').filter(|(kind, name)| !kind.is_empty() && !name.is_empty());
+        let Some((kind, name)) = pair else {
+            bail!("{word:?} is not of the form KIND/NAME, as other arguments are; use one form for all")
+        };
+        let kind = kind_of(kind)?;
+        match targets.last_mut().filter(|target| target.kind == kind) {
+            Some(target) => target.names.push(name.to_owned()),
+            None => targets.push(Target { kind, names: vec![name.to_owned()] }),
+        }
+    }
+    Ok(targets)
+}
+
+fn kinds(words: &str) -> anyhow::Result<Vec<Kind>> {
+    let mut kinds = Vec::new();
+    for word in words.split(',').filter(|word| !word.is_empty()) {
+        match word {
+            ALL => kinds.extend(Kind::all().filter(|kind| decides(*kind))),
+            word => kinds.push(kind_of(word)?),
+        }
+    }
+    Ok(kinds)
+}
+
+/// Whether `all` includes the kind: pods, Services, policies and what policies refer to.
+fn decides(kind: Kind) -> bool {
+    let others = [
+        Kind::Pod,
+        Kind::Service,
+        Kind::Tier,
+        Kind::NetworkSet,
+        Kind::GlobalNetworkSet,
+        Kind::HostEndpoint,
+        Kind::IpPool,
+    ];
+    kind.is_policy() || others.contains(&kind)
+}
+
+fn kind_of(word: &str) -> anyhow::Result<Kind> {
+    Kind::from_word(word)
+        .with_context(|| format!("{word:?} is no kind of object; the kinds are {}", all_kinds()))
+}
+
+fn all_kinds() -> String {
+    Kind::all().map(Kind::plural).collect::<Vec<_>>().join(", ")
+}
+
+/// The objects of a target in a namespace, or in all of them, and the names that do not exist. A kind that the datastore
+/// does not have has no objects.
+///
+/// # Errors
+/// The store failed.
+pub(crate) async fn read(
+    store: &dyn Store,
+    target: &Target,
+    namespace: Option<&str>,
+) -> Result<(Vec<Stored>, Vec<String>), StoreError> {
+    let listed = match store.list_all(&interest(target, namespace)).await {
+        Err(StoreError::KindAbsent(_)) => Vec::new(),
+        listed => listed?.items,
+    };
+    let items: Vec<Stored> = listed.into_iter().filter(|stored| target.includes(&stored.key)).collect();
+    let is_missing = |name: &&String| !items.iter().any(|stored| is_named(&stored.key, name));
+    let missing = target.names.iter().filter(is_missing).cloned().collect();
+    Ok((items, missing))
+}
+
+/// The interest that contains a target.
+pub(crate) fn interest(target: &Target, namespace: Option<&str>) -> Interest {
+    let scope = match namespace.filter(|_| target.kind.namespaced()) {
+        Some(namespace) => Scope::Namespace(namespace.to_owned()),
+        None => Scope::All,
+    };
+    Interest { kind: target.kind, scope }
+}
+
+/// Reports an object that does not exist.
+pub(crate) fn report_missing(kind: Kind, name: &str) {
+    let hint = if kind == Kind::NetworkPolicy { " (a Kubernetes policy is a knp)" } else { "" };
+    output::error(&format!("{kind} {name} does not exist{hint}"));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_name_kinds_and_objects() {
+        let target =
+            |kind, names: &[&str]| Target { kind, names: names.iter().map(|&name| name.into()).collect() };
+        for (words, expected) in [
+            ("pods", vec![target(Kind::Pod, &[])]),
+            ("po,svc", vec![target(Kind::Pod, &[]), target(Kind::Service, &[])]),
+            ("pods,pod", vec![target(Kind::Pod, &[])]),
+            ("pod a b", vec![target(Kind::Pod, &["a", "b"])]),
+            ("pod,svc a", vec![target(Kind::Pod, &["a"]), target(Kind::Service, &["a"])]),
+            ("pod/a pod/b svc/c", vec![target(Kind::Pod, &["a", "b"]), target(Kind::Service, &["c"])]),
+            ("ipamblock 10.0.0.0/26", vec![target(Kind::IpamBlock, &["10.0.0.0/26"])]),
+            ("blockaffinity/n/10.0.0.0/26", vec![target(Kind::BlockAffinity, &["n/10.0.0.0/26"])]),
+        ] {
+            let words: Vec<String> = words.split(' ').map(str::to_owned).collect();
+            assert_eq!(parse(&words).unwrap(), expected, "{words:?}");
+        }
+        for (words, expected) in [
+            ("", "name a kind"),
+            ("nonsense", "no kind of object"),
+            ("pod/a b", "not of the form KIND/NAME"),
+            ("pod/", "not of the form"),
+            ("pod,nonsense", "no kind of object"),
+        ] {
+            let words: Vec<String> =
+                words.split(' ').filter(|word| !word.is_empty()).map(str::to_owned).collect();
+            let error = parse(&words).unwrap_err().to_string();
+            assert!(error.contains(expected), "{words:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn all_means_what_decides_about_packets() {
+        let kinds: Vec<Kind> = parse(&["all".to_owned()]).unwrap().iter().map(|target| target.kind).collect();
+        assert!(kinds.contains(&Kind::Pod) && kinds.contains(&Kind::ClusterNetworkPolicy));
+        assert!(!kinds.contains(&Kind::IpamBlock) && !kinds.contains(&Kind::NodeReport));
+    }
+}
