@@ -1,7 +1,6 @@
 //! `tortie get`.
 
 mod columns;
-mod filter;
 mod format;
 mod template;
 mod watch;
@@ -10,9 +9,9 @@ use std::process::ExitCode;
 
 use tortie_store::Stored;
 
+use crate::filter::{FieldFilter, LabelFilter};
 use crate::store::StoreArguments;
 use crate::targets::{self, Target};
-use filter::{FieldFilter, LabelFilter};
 use format::{GetFormat, Printer};
 use template::Path;
 
@@ -70,14 +69,15 @@ impl Get {
                 let (items, absent) = targets::read(&*store, target, self.namespace()).await?;
                 let items = items.into_iter().filter(|stored| self.fits(stored));
                 groups.push((target.kind, items.collect::<Vec<Stored>>()));
-                missing.extend(absent.into_iter().map(|name| (target.kind, name)));
+                missing
+                    .extend(absent.into_iter().map(|name| (target.kind, format!("{} {name}", target.kind))));
             }
             let is_empty = groups.iter().all(|(_, items)| items.is_empty());
             // If none of the requested objects exists, the errors are sufficient.
             if !is_empty || missing.is_empty() {
                 printer.print(groups, is_single(&targets))?;
             }
-            missing.iter().for_each(|(kind, name)| targets::report_missing(*kind, name));
+            missing.iter().for_each(|(kind, object)| targets::report_missing(*kind, object));
             Ok(if missing.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         })
     }

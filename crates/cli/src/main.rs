@@ -5,13 +5,17 @@
 //! lab needs.
 
 mod agent;
+mod apply;
 mod checks;
 mod completed;
 mod concerned;
 mod controllers;
 mod cost;
 mod decided;
+mod delete;
+mod editor;
 mod explain;
+mod filter;
 mod get;
 mod html;
 mod install;
@@ -21,6 +25,7 @@ mod lab;
 mod lint;
 mod manifests;
 mod matrix;
+mod modify;
 mod node;
 mod output;
 mod planned;
@@ -43,6 +48,7 @@ use std::io::IsTerminal;
 use std::path::Path;
 use std::process::ExitCode;
 
+use apply::Expects;
 use clap::{Parser, Subcommand};
 
 /// Networking and network policy for Kubernetes clusters that mix Linux and Windows nodes.
@@ -60,9 +66,21 @@ enum Command {
     #[command(subcommand)]
     Lab(lab::LabCommand),
     /// Create or change the objects of manifests
-    Apply(manifests::Apply),
-    /// Delete objects, by manifest or by name
-    Delete(manifests::Delete),
+    Apply(apply::Apply),
+    /// Create the objects of manifests; none of them may exist
+    Create(apply::Apply),
+    /// Change the objects of manifests; all of them must exist
+    Replace(apply::Apply),
+    /// Delete objects, by manifest, by name or by labels
+    Delete(delete::Delete),
+    /// Change fields of stored objects by a patch
+    Patch(modify::Patch),
+    /// Change stored objects in an editor
+    Edit(modify::Edit),
+    /// Set and remove labels of stored objects
+    Label(modify::Mark),
+    /// Set and remove annotations of stored objects
+    Annotate(modify::Mark),
     /// Show objects
     Get(get::Get),
     /// Explain whether a packet would pass, in a cluster or in manifests
@@ -115,8 +133,14 @@ fn main() -> ExitCode {
     let result = match arguments.command {
         #[cfg(feature = "lab")]
         Command::Lab(command) => command.run(),
-        Command::Apply(apply) => apply.run(),
+        Command::Apply(apply) => apply.run(Expects::Either),
+        Command::Create(create) => create.run(Expects::New),
+        Command::Replace(replace) => replace.run(Expects::Existing),
         Command::Delete(delete) => delete.run(),
+        Command::Patch(patch) => patch.run(),
+        Command::Edit(edit) => edit.run(),
+        Command::Label(label) => label.run("labels"),
+        Command::Annotate(annotate) => annotate.run("annotations"),
         Command::Get(get) => get.run(),
         Command::Explain(explain) => return ask(explain.run()),
         Command::Matrix(matrix) => return ask(matrix.run()),

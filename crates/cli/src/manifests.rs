@@ -1,25 +1,17 @@
-//! `tortie apply` and `tortie delete`.
+//! Reads manifests, and what is special about the objects in them: tiers, names of policies, objects of others.
 
 use std::collections::BTreeSet;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
-use std::time::Duration;
 
 use anyhow::{Context, bail};
 use serde_json::Value;
 use tortie_api::calico::WELL_KNOWN_TIERS;
-use tortie_api::kubernetes::is_implied;
 use tortie_api::manifest::{self, Object, Offline, Problem, Settled};
-use tortie_api::{Key, Kind, Positions};
-use tortie_store::{Applied, Store, StoreError};
+use tortie_api::{Key, Kind};
+use tortie_store::Store;
 
-use crate::concerned::Policies;
 use crate::output;
-use crate::store::{StoreArguments, list};
-
-/// How long to wait until the nodes have disconnected the pods of a deleted namespace.
-const DISCONNECT: Duration = Duration::from_secs(30);
 
 /// Calico's kinds of policy, which belong to tiers.
 const OF_CALICO: [Kind; 4] = [
@@ -30,129 +22,10 @@ const OF_CALICO: [Kind; 4] = [
 ];
 
 /// The exit code of a command whose manifests have problems.
-const NOT_UNDERSTOOD: u8 = 2;
-
-#[derive(clap::Args)]
-pub(crate) struct Apply {
-    /// Manifests: files, folders of them, or - for standard input
-    #[arg(short, long = "filename", value_name = "FILE", required = true)]
-    files: Vec<PathBuf>,
-    /// Wait until the objects are in force on every node
-    #[arg(long)]
-    wait: bool,
-    /// The maximum number of seconds to wait
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, requires = "wait")]
-    timeout: u64,
-    #[command(flatten)]
-    store: StoreArguments,
-}
-
-#[derive(clap::Args)]
-pub(crate) struct Delete {
-    /// Manifests: files, folders of them, or - for standard input
-    #[arg(short, long = "filename", value_name = "FILE", conflicts_with_all = ["kind", "names"])]
-    files: Vec<PathBuf>,
-    /// The kind, such as networkpolicy
-    #[arg(required_unless_present = "files")]
-    kind: Option<String>,
-    /// The names
-    #[arg(required_unless_present = "files")]
-    names: Vec<String>,
-    /// The namespace
-    #[arg(short, long, default_value = "default")]
-    namespace: String,
-    #[command(flatten)]
-    store: StoreArguments,
-}
-
-impl Apply {
-    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        crate::log("warn");
-        let Some(mut objects) = read_all(&self.files)? else { return Ok(ExitCode::from(NOT_UNDERSTOOD)) };
-        refuse_managed(objects.iter().map(|object| &object.key))?;
-        if let Err(error) = crate::checks::refuse_fields(&objects) {
-            output::error(&error.to_string());
-            return Ok(ExitCode::from(NOT_UNDERSTOOD));
-        }
-        objects.sort_by_key(|object| object.key.kind.apply_order());
-        crate::runtime()?.block_on(async {
-            let store = self.store.open().await?;
-            for object in objects.iter_mut().filter(|object| is_of_default_tier(&object.value)) {
-                if let Some(name) = stored_name(&*store, &object.key).await? {
-                    rename(object, name);
-                }
-            }
-            without_tier(&*store, &objects).await?;
-            crate::checks::refuse(&*store, &objects).await?;
-            let policies = if self.wait { Policies::of(&*store, &objects).await? } else { None };
-            let mut positions = Positions::default();
-            for object in &objects {
-                let applied = store.apply(object).await;
-                let applied = applied.with_context(|| format!("{}: {}", object.origin, object.key))?;
-                let word = match applied {
-                    Applied::Created(_) => "created",
-                    Applied::Configured(_) => "configured",
-                    Applied::Unchanged(_) => "unchanged",
-                };
-                output::line(&format!("{} {word}", object.key));
-                positions.advance(object.key.kind, applied.position());
-            }
-            crate::checks::warn(&*store, &objects).await?;
-            if self.wait {
-                let applied: Vec<Key> = objects.into_iter().map(|object| object.key).collect();
-                let patience = Duration::from_secs(self.timeout);
-                let slices = self.store.is_of_lab();
-                return crate::wait::in_force(&*store, (&applied, policies), positions, (patience, slices))
-                    .await;
-            }
-            Ok(ExitCode::SUCCESS)
-        })
-    }
-}
-
-impl Delete {
-    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        crate::log("warn");
-        let mut keys: Vec<Key> = match &self.kind {
-            None => {
-                let Some(mut objects) = read_all(&self.files)? else {
-                    return Ok(ExitCode::from(NOT_UNDERSTOOD));
-                };
-                objects.sort_by_key(|object| std::cmp::Reverse(object.key.kind.apply_order()));
-                objects.into_iter().map(|object| object.key).collect()
-            }
-            Some(word) => {
-                let kind = Kind::from_word(word).with_context(|| format!("{word:?} is no kind of object"))?;
-                let namespace = if kind.namespaced() { self.namespace.clone() } else { String::new() };
-                self.names.iter().map(|name| Key::namespaced(kind, &namespace, name)).collect()
-            }
-        };
-        refuse_managed(keys.iter())?;
-        crate::runtime()?.block_on(async {
-            let store = self.store.open().await?;
-            for key in &mut keys {
-                if let Some(name) = stored_name(&*store, key).await? {
-                    key.name = name;
-                }
-            }
-            with_policies(&*store, &keys).await?;
-            crate::checks::refuse_deletion(&*store, &keys).await?;
-            let mut missing = false;
-            for key in keys {
-                if key.kind == Kind::Namespace {
-                    delete_pods(&*store, &key.name).await?;
-                }
-                for key in with_contents(&*store, key).await? {
-                    missing |= !delete(&*store, &key).await?;
-                }
-            }
-            Ok(if missing { ExitCode::FAILURE } else { ExitCode::SUCCESS })
-        })
-    }
-}
+pub(crate) const NOT_UNDERSTOOD: u8 = 2;
 
 /// The name under which a policy is stored that is given by its other one ([`other_name`]).
-async fn stored_name(store: &dyn Store, key: &Key) -> anyhow::Result<Option<String>> {
+pub(crate) async fn stored_name(store: &dyn Store, key: &Key) -> anyhow::Result<Option<String>> {
     let Some(other) = other_name(key) else { return Ok(None) };
     if store.get(key).await?.is_some() {
         return Ok(None);
@@ -185,52 +58,6 @@ pub(crate) fn rename(object: &mut Object, name: String) {
     object.key.name = name;
 }
 
-/// Deletes the object; returns whether it existed.
-async fn delete(store: &dyn Store, key: &Key) -> anyhow::Result<bool> {
-    match store.delete(key, None).await {
-        Ok(_) => output::line(&format!("{key} deleted")),
-        Err(error @ StoreError::NotFound(_)) => {
-            output::error(&match key.kind {
-                Kind::NetworkPolicy => format!("{error} (a Kubernetes policy is a knp)"),
-                _ => error.to_string(),
-            });
-            return Ok(false);
-        }
-        Err(error) => return Err(error.into()),
-    }
-    Ok(true)
-}
-
-/// Deletes the pods of a namespace and waits until their nodes have disconnected them: without the namespace's
-/// policies they would be open meanwhile.
-async fn delete_pods(store: &dyn Store, namespace: &str) -> anyhow::Result<()> {
-    for key in within(store, Kind::Pod, namespace).await? {
-        delete(store, &key).await?;
-    }
-    let deadline = tokio::time::Instant::now() + DISCONNECT;
-    loop {
-        let left = within(store, Kind::WorkloadEndpoint, namespace).await?;
-        match left.first() {
-            None => return Ok(()),
-            Some(first) if tokio::time::Instant::now() > deadline => bail!(
-                "{} endpoints of namespace {namespace} are still connected ({first} …): its policies stay until their nodes have \
-                 disconnected them; look at those nodes' agents, and delete again",
-                left.len()
-            ),
-            Some(_) => tokio::time::sleep(Duration::from_millis(50)).await,
-        }
-    }
-}
-
-/// The objects of one kind in a namespace, without those that are derived from others and deleted with them.
-async fn within(store: &dyn Store, kind: Kind, namespace: &str) -> anyhow::Result<Vec<Key>> {
-    let items = list(store, kind).await?.into_iter();
-    let keys = items
-        .filter(|stored| kind != Kind::EndpointSlice || !is_implied(&stored.value))
-        .map(|stored| stored.key);
-    Ok(keys.filter(|key| key.namespace == namespace).collect())
-}
-
 /// Rejects objects that users neither apply nor delete.
 pub(crate) fn refuse_managed<'a>(mut keys: impl Iterator<Item = &'a Key>) -> anyhow::Result<()> {
     match keys.find_map(|key| Some((key, key.kind.written_by()?))) {
@@ -240,13 +67,7 @@ pub(crate) fn refuse_managed<'a>(mut keys: impl Iterator<Item = &'a Key>) -> any
 }
 
 /// Rejects policies of tiers that neither exist nor are applied together with them, because the position of such a
-/// policy is undefined.
-async fn without_tier(store: &dyn Store, objects: &[Object]) -> anyhow::Result<()> {
-    let stored = list(store, Kind::Tier).await?.into_iter().map(|stored| stored.key.name);
-    refuse_unknown_tiers(stored, objects)
-}
-
-/// The same, with the names of the existing tiers.
+/// policy is undefined. `stored` are the names of the existing tiers.
 pub(crate) fn refuse_unknown_tiers(
     stored: impl Iterator<Item = String>,
     objects: &[Object],
@@ -270,39 +91,10 @@ pub(crate) fn refuse_unknown_tiers(
     Ok(())
 }
 
-/// Rejects the deletion of tiers with policies that are not deleted together with them.
-async fn with_policies(store: &dyn Store, keys: &[Key]) -> anyhow::Result<()> {
-    let tiers: Vec<&Key> = keys.iter().filter(|key| key.kind == Kind::Tier).collect();
-    if tiers.is_empty() {
-        return Ok(());
-    }
-    for kind in Kind::all() {
-        for stored in list(store, kind).await?.into_iter().filter(|stored| !keys.contains(&stored.key)) {
-            let Some(tier) = tier_of(kind, &stored.value) else { continue };
-            if tiers.iter().any(|key| key.name == tier) {
-                bail!("Tier {tier} still has {}; nothing was deleted", stored.key);
-            }
-        }
-    }
-    Ok(())
-}
-
 /// The tier of a policy that names one.
 pub(crate) fn tier_of(kind: Kind, value: &Value) -> Option<&str> {
     let tier = value.pointer("/spec/tier").filter(|_| OF_CALICO.contains(&kind))?.as_str();
     tier.filter(|tier| !tier.is_empty())
-}
-
-/// The object, after its content if it is a namespace.
-async fn with_contents(store: &dyn Store, key: Key) -> anyhow::Result<Vec<Key>> {
-    let mut keys = Vec::new();
-    if key.kind == Kind::Namespace {
-        for kind in Kind::all().filter(|kind| kind.namespaced() && kind.written_by().is_none()) {
-            keys.extend(within(store, kind, &key.name).await?);
-        }
-    }
-    keys.push(key);
-    Ok(keys)
 }
 
 /// Reads all manifests. `None` if there is any problem: every problem has then been printed.

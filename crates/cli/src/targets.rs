@@ -4,6 +4,7 @@ use anyhow::{Context, bail};
 use tortie_api::{Key, Kind};
 use tortie_store::{Interest, Scope, Store, StoreError, Stored};
 
+use crate::filter::{FieldFilter, LabelFilter};
 use crate::manifests::other_name;
 use crate::output;
 
@@ -133,10 +134,72 @@ pub(crate) fn interest(target: &Target, namespace: Option<&str>) -> Interest {
     Interest { kind: target.kind, scope }
 }
 
-/// Reports an object that does not exist.
-pub(crate) fn report_missing(kind: Kind, name: &str) {
+/// Reports that an object does not exist.
+pub(crate) fn report_missing(kind: Kind, object: &str) {
     let hint = if kind == Kind::NetworkPolicy { " (a Kubernetes policy is a knp)" } else { "" };
-    output::error(&format!("{kind} {name} does not exist{hint}"));
+    output::error(&format!("{object} does not exist{hint}"));
+}
+
+/// The objects that a command changes: by name, or all that selectors select.
+#[derive(clap::Args)]
+pub(crate) struct Selection {
+    /// The namespace
+    #[arg(short, long, default_value = "default")]
+    namespace: String,
+    /// All namespaces, with --all, -l or --field-selector
+    #[arg(short = 'A', long, conflicts_with = "namespace")]
+    all_namespaces: bool,
+    /// All objects of the kinds
+    #[arg(long)]
+    all: bool,
+    /// The objects with these labels, such as app=web,tier in (a,b),!old
+    #[arg(short = 'l', long, value_name = "SELECTOR", conflicts_with = "all")]
+    selector: Option<LabelFilter>,
+    /// The objects with these fields, such as spec.nodeName=one
+    #[arg(long, value_name = "SELECTOR", conflicts_with = "all")]
+    field_selector: Option<FieldFilter>,
+}
+
+impl Selection {
+    /// The keys of the objects. Those that are given by name need not exist.
+    ///
+    /// # Errors
+    /// Neither names nor selectors are given, or both; or the store failed.
+    pub(crate) async fn keys(&self, store: &dyn Store, targets: &[Target]) -> anyhow::Result<Vec<Key>> {
+        let selects = self.all || self.selector.is_some() || self.field_selector.is_some();
+        let mut keys = Vec::new();
+        for target in targets {
+            let plural = target.kind.plural();
+            match (target.names.is_empty(), selects) {
+                (true, false) => bail!("which {plural}? Give names, --all, -l or --field-selector"),
+                (false, true) => bail!("give either the names of {plural}, or --all, -l or --field-selector"),
+                (false, false) if self.all_namespaces => {
+                    bail!("--all-namespaces needs --all, -l or --field-selector")
+                }
+                (false, false) => keys.extend(target.names.iter().map(|name| self.key(target.kind, name))),
+                (true, true) => {
+                    let namespace = Some(self.namespace.as_str()).filter(|_| !self.all_namespaces);
+                    let (items, _) = read(store, target, namespace).await?;
+                    keys.extend(
+                        items.into_iter().filter(|stored| self.fits(stored)).map(|stored| stored.key),
+                    );
+                }
+            }
+        }
+        Ok(keys)
+    }
+
+    fn key(&self, kind: Kind, name: &str) -> Key {
+        match kind.namespaced() {
+            true => Key::namespaced(kind, &self.namespace, name),
+            false => Key::global(kind, name),
+        }
+    }
+
+    fn fits(&self, stored: &Stored) -> bool {
+        self.selector.as_ref().is_none_or(|selector| selector.matches(&stored.value))
+            && self.field_selector.as_ref().is_none_or(|selector| selector.matches(&stored.value))
+    }
 }
 
 #[cfg(test)]

@@ -147,7 +147,7 @@ impl Printer {
 
     fn print_document(&self, document: &Value) -> anyhow::Result<()> {
         match &self.format {
-            GetFormat::Yaml => output::text(&serde_saphyr::to_string(document)?),
+            GetFormat::Yaml => output::text(&tortie_api::to_yaml(document)),
             GetFormat::Template(template) => output::text(&template.render(document)),
             _ => output::line(&serde_json::to_string_pretty(document)?),
         }

@@ -7,5 +7,6 @@ mod install;
 mod ipam;
 mod kubernetes;
 mod manifests;
+mod modify;
 mod support;
 mod wait;

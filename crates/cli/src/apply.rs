@@ -1,0 +1,141 @@
+//! `tortie apply`, `create` and `replace`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use tortie_api::manifest::Object;
+use tortie_api::{Key, Kind, Positions};
+use tortie_store::{Applied, Store, StoreError, Stored, merged};
+
+use crate::concerned::Policies;
+use crate::manifests::{
+    NOT_UNDERSTOOD, is_of_default_tier, read_all, refuse_managed, refuse_unknown_tiers, rename, stored_name,
+};
+use crate::output;
+use crate::store::{StoreArguments, list};
+
+/// What a command expects of the objects of manifests.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Expects {
+    /// Objects may exist or not.
+    Either,
+    /// No object exists.
+    New,
+    /// All objects exist.
+    Existing,
+}
+
+#[derive(clap::Args)]
+pub(crate) struct Apply {
+    /// Manifests: files, folders of them, or - for standard input
+    #[arg(short, long = "filename", value_name = "FILE", required = true)]
+    files: Vec<PathBuf>,
+    /// Check the objects and show what would change, and change nothing
+    #[arg(long, conflicts_with = "wait")]
+    dry_run: bool,
+    /// Wait until the objects are in force on every node that they concern
+    #[arg(long)]
+    wait: bool,
+    /// The maximum number of seconds to wait
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, requires = "wait")]
+    timeout: u64,
+    #[command(flatten)]
+    store: StoreArguments,
+}
+
+impl Apply {
+    pub(crate) fn run(self, expects: Expects) -> anyhow::Result<ExitCode> {
+        crate::log("warn");
+        let Some(mut objects) = read_all(&self.files)? else { return Ok(ExitCode::from(NOT_UNDERSTOOD)) };
+        refuse_managed(objects.iter().map(|object| &object.key))?;
+        if let Err(error) = crate::checks::refuse_fields(&objects) {
+            output::error(&error.to_string());
+            return Ok(ExitCode::from(NOT_UNDERSTOOD));
+        }
+        objects.sort_by_key(|object| object.key.kind.apply_order());
+        crate::runtime()?.block_on(async {
+            let store = self.store.open().await?;
+            for object in objects.iter_mut().filter(|object| is_of_default_tier(&object.value)) {
+                if let Some(name) = stored_name(&*store, &object.key).await? {
+                    rename(object, name);
+                }
+            }
+            without_tier(&*store, &objects).await?;
+            crate::checks::refuse(&*store, &objects).await?;
+            expects.check(&*store, &objects).await?;
+            let policies = if self.wait { Policies::of(&*store, &objects).await? } else { None };
+            let mut positions = Positions::default();
+            for object in &objects {
+                if self.dry_run {
+                    output::line(&format!("{} {} (dry run)", object.key, planned(&*store, object).await?));
+                    continue;
+                }
+                let applied = store.apply(object).await;
+                let applied = applied.with_context(|| format!("{}: {}", object.origin, object.key))?;
+                output::line(&format!("{} {}", object.key, expects.word(applied)));
+                positions.advance(object.key.kind, applied.position());
+            }
+            crate::checks::warn(&*store, &objects).await?;
+            if self.wait {
+                let applied: Vec<Key> = objects.into_iter().map(|object| object.key).collect();
+                let patience = Duration::from_secs(self.timeout);
+                let slices = self.store.is_of_lab();
+                return crate::wait::in_force(&*store, (&applied, policies), positions, (patience, slices))
+                    .await;
+            }
+            Ok(ExitCode::SUCCESS)
+        })
+    }
+}
+
+impl Expects {
+    /// Rejects the manifests as a whole if an object exists that should not, or does not exist and should.
+    async fn check(self, store: &dyn Store, objects: &[Object]) -> anyhow::Result<()> {
+        if self == Self::Either {
+            return Ok(());
+        }
+        let mut wrong = Vec::new();
+        for object in objects {
+            let exists = store.get(&object.key).await?.is_some();
+            if exists != (self == Self::Existing) {
+                wrong.push(object);
+            }
+        }
+        let problem = if self == Self::New { "exists already" } else { "does not exist" };
+        for object in &wrong {
+            output::error(&format!("{}: {} {problem}", object.origin, object.key));
+        }
+        anyhow::ensure!(
+            wrong.is_empty(),
+            "nothing was changed; tortie apply takes both new and existing objects"
+        );
+        Ok(())
+    }
+
+    fn word(self, applied: Applied) -> &'static str {
+        match applied {
+            Applied::Created(_) => "created",
+            Applied::Configured(_) if self == Self::Existing => "replaced",
+            Applied::Configured(_) => "configured",
+            Applied::Unchanged(_) => "unchanged",
+        }
+    }
+}
+
+/// What applying the object would do.
+async fn planned(store: &dyn Store, object: &Object) -> Result<&'static str, StoreError> {
+    let current = store.get(&object.key).await?;
+    Ok(match current {
+        None => "created",
+        Some(Stored { value, .. }) if merged(&object.value, &value, object.key.kind) == value => "unchanged",
+        Some(_) => "configured",
+    })
+}
+
+/// Rejects policies of tiers that neither exist nor are applied together with them.
+pub(crate) async fn without_tier(store: &dyn Store, objects: &[Object]) -> anyhow::Result<()> {
+    let stored = list(store, Kind::Tier).await?.into_iter().map(|stored| stored.key.name);
+    refuse_unknown_tiers(stored, objects)
+}

@@ -1,0 +1,172 @@
+//! `tortie delete`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::bail;
+use tortie_api::kubernetes::is_implied;
+use tortie_api::{Key, Kind};
+use tortie_store::{Store, StoreError};
+
+use crate::manifests::{NOT_UNDERSTOOD, read_all, refuse_managed, stored_name, tier_of};
+use crate::output;
+use crate::store::{StoreArguments, list};
+use crate::targets::{self, Selection};
+
+/// How long to wait until the nodes have disconnected the pods of a deleted namespace.
+const DISCONNECT: Duration = Duration::from_secs(30);
+
+#[derive(clap::Args)]
+pub(crate) struct Delete {
+    /// Manifests: files, folders of them, or - for standard input
+    #[arg(short, long = "filename", value_name = "FILE", conflicts_with = "objects")]
+    files: Vec<PathBuf>,
+    /// Kinds and names: networkpolicy NAME; pod/NAME service/NAME; pods with --all or -l
+    #[arg(required_unless_present = "files", value_name = "KIND | KIND/NAME")]
+    objects: Vec<String>,
+    #[command(flatten)]
+    selection: Selection,
+    /// Objects that do not exist are no error
+    #[arg(long)]
+    ignore_not_found: bool,
+    /// Show what would be deleted, and delete nothing
+    #[arg(long)]
+    dry_run: bool,
+    #[command(flatten)]
+    store: StoreArguments,
+}
+
+impl Delete {
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        crate::log("warn");
+        let of_files = match self.files.is_empty() {
+            true => None,
+            false => {
+                let Some(mut objects) = read_all(&self.files)? else {
+                    return Ok(ExitCode::from(NOT_UNDERSTOOD));
+                };
+                objects.sort_by_key(|object| std::cmp::Reverse(object.key.kind.apply_order()));
+                Some(objects.into_iter().map(|object| object.key).collect::<Vec<_>>())
+            }
+        };
+        crate::runtime()?.block_on(async {
+            let store = self.store.open().await?;
+            let mut keys = match of_files {
+                Some(keys) => keys,
+                None => {
+                    let mut keys = self.selection.keys(&*store, &targets::parse(&self.objects)?).await?;
+                    keys.sort_by_key(|key| std::cmp::Reverse(key.kind.apply_order()));
+                    keys
+                }
+            };
+            refuse_managed(keys.iter())?;
+            for key in &mut keys {
+                if let Some(name) = stored_name(&*store, key).await? {
+                    key.name = name;
+                }
+            }
+            with_policies(&*store, &keys).await?;
+            crate::checks::refuse_deletion(&*store, &keys).await?;
+            let mut missing = false;
+            for key in keys {
+                if key.kind == Kind::Namespace && !self.dry_run {
+                    delete_pods(&*store, &key.name).await?;
+                }
+                for key in with_contents(&*store, key).await? {
+                    missing |= !self.delete(&*store, &key).await?;
+                }
+            }
+            Ok(if missing { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+        })
+    }
+
+    /// Deletes the object; returns false if it should exist and does not.
+    async fn delete(&self, store: &dyn Store, key: &Key) -> anyhow::Result<bool> {
+        let existed = match self.dry_run {
+            true => {
+                let exists = store.get(key).await?.is_some();
+                if exists {
+                    output::line(&format!("{key} would be deleted"));
+                }
+                exists
+            }
+            false => delete(store, key).await?,
+        };
+        if !existed && !self.ignore_not_found {
+            targets::report_missing(key.kind, &key.to_string());
+        }
+        Ok(existed || self.ignore_not_found)
+    }
+}
+
+/// Deletes the object; returns whether it existed.
+async fn delete(store: &dyn Store, key: &Key) -> anyhow::Result<bool> {
+    match store.delete(key, None).await {
+        Ok(_) => {
+            output::line(&format!("{key} deleted"));
+            Ok(true)
+        }
+        Err(StoreError::NotFound(_)) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Deletes the pods of a namespace and waits until their nodes have disconnected them: without the namespace's
+/// policies they would be open meanwhile.
+async fn delete_pods(store: &dyn Store, namespace: &str) -> anyhow::Result<()> {
+    for key in within(store, Kind::Pod, namespace).await? {
+        delete(store, &key).await?;
+    }
+    let deadline = tokio::time::Instant::now() + DISCONNECT;
+    loop {
+        let left = within(store, Kind::WorkloadEndpoint, namespace).await?;
+        match left.first() {
+            None => return Ok(()),
+            Some(first) if tokio::time::Instant::now() > deadline => bail!(
+                "{} endpoints of namespace {namespace} are still connected ({first} …): its policies stay until their nodes have \
+                 disconnected them; look at those nodes' agents, and delete again",
+                left.len()
+            ),
+            Some(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+        }
+    }
+}
+
+/// The objects of one kind in a namespace, without those that are derived from others and deleted with them.
+async fn within(store: &dyn Store, kind: Kind, namespace: &str) -> anyhow::Result<Vec<Key>> {
+    let items = list(store, kind).await?.into_iter();
+    let keys = items
+        .filter(|stored| kind != Kind::EndpointSlice || !is_implied(&stored.value))
+        .map(|stored| stored.key);
+    Ok(keys.filter(|key| key.namespace == namespace).collect())
+}
+
+/// Rejects the deletion of tiers with policies that are not deleted together with them.
+async fn with_policies(store: &dyn Store, keys: &[Key]) -> anyhow::Result<()> {
+    let tiers: Vec<&Key> = keys.iter().filter(|key| key.kind == Kind::Tier).collect();
+    if tiers.is_empty() {
+        return Ok(());
+    }
+    for kind in Kind::all() {
+        for stored in list(store, kind).await?.into_iter().filter(|stored| !keys.contains(&stored.key)) {
+            let Some(tier) = tier_of(kind, &stored.value) else { continue };
+            if tiers.iter().any(|key| key.name == tier) {
+                bail!("Tier {tier} still has {}; nothing was deleted", stored.key);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The object, after its content if it is a namespace.
+async fn with_contents(store: &dyn Store, key: Key) -> anyhow::Result<Vec<Key>> {
+    let mut keys = Vec::new();
+    if key.kind == Kind::Namespace {
+        for kind in Kind::all().filter(|kind| kind.namespaced() && kind.written_by().is_none()) {
+            keys.extend(within(store, kind, &key.name).await?);
+        }
+    }
+    keys.push(key);
+    Ok(keys)
+}
