@@ -1,15 +1,15 @@
 //! Reports what others have in the kernel that may drop what Tortie lets through (policy decision 28). Tortie never
 //! changes it.
 
+mod kubernetes;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::time::{Duration, Instant};
 
 use tortie_dataplane::{Condition, Reason};
-use tortie_kernel::nftables::others::{
-    Base, End, ForeignChain, ForeignTable, Others, TableId, current_generation,
-};
+use tortie_kernel::nftables::others::{Base, End, ForeignTable, Others, TableId, current_generation};
 
 use tortie_kernel::Result;
 
@@ -109,7 +109,7 @@ fn conditions(read: Result<Others>) -> Vec<Condition> {
 fn of_table(id: &TableId, table: &ForeignTable) -> Option<Condition> {
     let entered = table.chains.iter().filter_map(|(name, chain)| {
         let base = chain.base.as_ref()?;
-        let why = why(table, name, chain, base)?;
+        let why = why(id, table, name, base)?;
         let (hook, priority) = (id.hook(base.hook), base.priority);
         let devices = match base.devices.as_slice() {
             [] => String::new(),
@@ -134,12 +134,17 @@ fn of_table(id: &TableId, table: &ForeignTable) -> Option<Condition> {
 }
 
 /// Why packets that enter a table by a base chain may be dropped.
-fn why(table: &ForeignTable, name: &str, chain: &ForeignChain, base: &Base) -> Option<String> {
-    if base.drop && !chain.closed {
+fn why(id: &TableId, table: &ForeignTable, name: &str, base: &Base) -> Option<String> {
+    if base.drop && table.chains.get(name).is_some_and(|chain| !chain.closed) {
         return Some("its policy drops".to_owned());
     }
     let mut doubtful = None;
+    let harmless =
+        |at: &str| table.chains.get(at).is_some_and(|chain| kubernetes::drops_nothing_allowed(id, at, chain));
     for (at, end) in ends(table, name) {
+        if matches!(end, End::Drop | End::Reject) && harmless(at) {
+            continue;
+        }
         let of_rule = || match at == name {
             true => String::new(),
             false => format!(" of chain {}", at.escape_debug()),
