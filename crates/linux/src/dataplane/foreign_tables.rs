@@ -73,6 +73,8 @@ impl ForeignTables {
     }
 }
 
+/// `NFPROTO_INET`: Calico has no table of this family.
+const INET: u8 = 1;
 const MAY_DROP: Reason = Reason::ForeignChainMayDrop;
 const UNKNOWN: Reason = Reason::ForeignChainsUnknown;
 const CALICO: Reason = Reason::CalicoLeftover;
@@ -188,8 +190,8 @@ fn ends<'a>(table: &'a ForeignTable, from: &'a str) -> Vec<(&'a str, &'a End)> {
 fn calico(others: &Others) -> Option<Condition> {
     let (mut chains, mut tables, mut is_entered) = (0, Vec::new(), false);
     for (id, table) in &others.tables {
-        let whole = id.name == "calico";
-        let is_its = |name: &str| whole || name.starts_with("cali");
+        let whole = id.name == "calico" && id.family != INET;
+        let is_its = |name: &str| whole || name.starts_with("cali-");
         let count = table.chains.keys().filter(|name| is_its(name)).count();
         if count > 0 {
             chains += count;
@@ -209,8 +211,8 @@ fn calico(others: &Others) -> Option<Condition> {
     };
     (!tables.is_empty()).then(|| {
         let message = format!(
-            "Calico has left {chains} chains in the nftables tables {}; {judges}. Tortie leaves them alone; remove them \
-             once no Calico runs on this node",
+            "Calico has left {chains} chains in the nftables tables {}; {judges}. When no Calico runs on this node any more, \
+             remove them: tortie node cleanup --calico",
             listed(&tables)
         );
         Condition::new(CALICO, message)

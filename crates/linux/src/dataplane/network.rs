@@ -403,8 +403,8 @@ fn foreign_link(link: &Link) -> Condition {
         None => format!("link of kind {:?}", link.kind),
     };
     let message = format!(
-        "the {what} {} is not ours and stays; while it is there this node may have no overlay. If nobody needs it any \
-         more, Calico for instance, delete it",
+        "the {what} {} is not ours and stays; while it is there this node may have no overlay. If it is of a Calico that \
+         no longer runs: tortie node cleanup --calico. If nobody else needs it, delete it",
         link.name
     );
     Condition::new(Reason::ForeignVxlanLink, message)

@@ -30,7 +30,8 @@ impl Node {
     }
 }
 
-fn run(namespace: &NetNs, script: &str) {
+/// Runs shell commands in a namespace.
+pub(crate) fn run(namespace: &NetNs, script: &str) {
     let mut command = Command::new("sh");
     command.args(["-ec", script]);
     let output = namespace.enter_on_spawn(&mut command).unwrap().output().unwrap();

@@ -20,5 +20,6 @@ mod random_states;
 mod removal;
 mod show;
 mod table;
+mod takeover;
 mod verdicts;
 mod wiring;
