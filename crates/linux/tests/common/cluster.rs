@@ -224,7 +224,7 @@ impl Pod {
             netns: format!("/proc/self/fd/{}", self.namespace.as_fd().as_raw_fd()),
             address: self.address,
             block: Ipv4Net::new(self.address, 26).unwrap().trunc(),
-            mtu: 1450,
+            mtu: None,
         }
     }
 

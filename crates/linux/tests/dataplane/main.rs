@@ -12,6 +12,7 @@ mod host_flows;
 mod host_ports;
 mod hosts;
 mod logged;
+mod mtu;
 mod nat;
 mod nodes;
 mod overlay;
