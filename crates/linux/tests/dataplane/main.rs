@@ -20,6 +20,7 @@ mod random_hosts;
 mod random_states;
 mod removal;
 mod show;
+mod sources;
 mod table;
 mod takeover;
 mod verdicts;
