@@ -339,7 +339,7 @@ impl Node {
             netns: compartment.to_string(),
             address,
             block: self.block,
-            mtu: 1450,
+            mtu: None,
         };
         self.wiring.connect(&pod).with_context(|| location.endpoint.to_string())?;
         Ok(())

@@ -5,6 +5,7 @@
 //! Its folder and its cgroups remain; `down` and the next `up` remove them.
 
 mod disruptions;
+mod lifecycle;
 mod suites;
 
 use std::fs::{self, File};
@@ -44,6 +45,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         ["up", "--without-tortie"] => up(false),
         ["down"] => down(),
         ["run", rest @ ..] => on_cluster(|folder| suites::network(folder, rest)),
+        ["lifecycle"] => lifecycle::run(),
         ["disrupt"] => on_cluster(|_| disruptions::run()),
         ["restart", node, program] => restart(node, program),
         ["policy", rest @ ..] => on_cluster(|folder| suites::cluster_policy(folder, rest)),
@@ -54,7 +56,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         ["serve", archives @ ..] => serve(archives),
         _ => {
             bail!(
-                "say `cargo xtask e2e build`, `up`, `down`, `run`, `policy`, `disrupt`, `kubectl`, `tortie`, `exec` or `restart`"
+                "say `cargo xtask e2e build`, `up`, `down`, `run`, `policy`, `disrupt`, `lifecycle`, `kubectl`, `tortie`, `exec` or `restart`"
             )
         }
     }
@@ -130,7 +132,7 @@ impl Folder {
     }
 }
 
-/// Starts the cluster in the background, waits until its programs answer, and installs Tortie.
+/// Starts the cluster and installs Tortie.
 fn up(with_tortie: bool) -> Result<()> {
     setup::require_root("clusters with real nodes")?;
     let folder = Folder::new();
@@ -138,11 +140,23 @@ fn up(with_tortie: bool) -> Result<()> {
         println!("the cluster is running already");
         return print(&folder);
     }
-    build()?;
     let archive = E2E.target().join("tortie.tar");
-    if with_tortie {
-        image::build_for_this_machine(&archive)?;
+    let archives = if with_tortie { vec![archive] } else { Vec::new() };
+    archives.iter().try_for_each(|archive| image::build_for_this_machine(archive, image::NAME))?;
+    let folder = start(&archives)?;
+    if let Err(error) = if with_tortie { install() } else { Ok(()) } {
+        eprintln!("removing the cluster; its logs would be in {}", folder.0.display());
+        down()?;
+        return Err(error);
     }
+    print(&folder)
+}
+
+/// Starts the cluster in the background with archives of images, and waits until its programs answer.
+fn start(archives: &[PathBuf]) -> Result<Folder> {
+    setup::require_root("clusters with real nodes")?;
+    let folder = Folder::new();
+    build()?;
     remove(&folder)?;
     let temporary = folder.file("tmp");
     fs::create_dir_all(&temporary).with_context(|| temporary.display().to_string())?;
@@ -150,7 +164,7 @@ fn up(with_tortie: bool) -> Result<()> {
     let mut command = Command::new("unshare");
     command.args(["--mount", "--net", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]);
     command.args(["--propagation", "private", "/bin/sh", "-c", INIT, "init"]);
-    command.arg(std::env::current_exe()?).args(SERVE).args(with_tortie.then_some(archive));
+    command.arg(std::env::current_exe()?).args(SERVE).args(archives);
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).env("TMPDIR", temporary);
     // Its own process group: it stays when the terminal's process ends.
     let mut child = command.process_group(0).spawn().context("starting the process in the background")?;
@@ -161,13 +175,11 @@ fn up(with_tortie: bool) -> Result<()> {
         }
         Ok(folder.file("running.json").exists())
     });
-    let result = is_ready.and_then(|()| if with_tortie { install() } else { Ok(()) });
-    if let Err(error) = result {
-        eprintln!("removing the cluster; its logs would be in {}", folder.0.display());
+    if let Err(error) = is_ready {
         down()?;
         return Err(error);
     }
-    print(&folder)
+    Ok(folder)
 }
 
 /// Installs Tortie, waits until the nodes are Ready, and then installs the DNS, whose pods need Tortie.
@@ -176,9 +188,7 @@ fn install() -> Result<()> {
     kubectl(&["apply", "--filename", &manifest.display().to_string()])?;
     kubectl(&["rollout", "status", "--namespace=tortie-system", "daemonset/tortie-node", "--timeout=120s"])?;
     kubectl(&["wait", "node", "--all", "--for=condition=Ready", "--timeout=120s"])?;
-    let dns = COREDNS.folder().join("cluster.yaml");
-    kubectl(&["apply", "--filename", &dns.display().to_string()])?;
-    kubectl(&["rollout", "status", "--namespace=kube-system", "deployment/coredns", "--timeout=120s"])
+    lifecycle::install_dns()
 }
 
 fn print(folder: &Folder) -> Result<()> {

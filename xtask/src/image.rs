@@ -55,12 +55,12 @@ pub(crate) fn build(arguments: &[&str]) -> Result<()> {
     write(&options(arguments)?)
 }
 
-/// Builds the image for this machine only and without optimization, and writes it to this file.
-pub(crate) fn build_for_this_machine(output: &Path) -> Result<()> {
+/// Builds the image for this machine only and without optimization, and writes it to this file, under this name.
+pub(crate) fn build_for_this_machine(output: &Path, name: &str) -> Result<()> {
     let here =
         ARCHITECTURES.iter().find(|architecture| architecture.target.starts_with(std::env::consts::ARCH));
     let here = here.with_context(|| format!("no image for {}", std::env::consts::ARCH))?;
-    let (architectures, name, output) = (vec![*here], NAME.to_owned(), output.to_owned());
+    let (architectures, name, output) = (vec![*here], name.to_owned(), output.to_owned());
     write(&Options { architectures, profile: QUICK, name, output })
 }
 

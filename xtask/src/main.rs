@@ -32,6 +32,7 @@ cargo xtask e2e build|up|down
 cargo xtask e2e run [ARGS]  runs Kubernetes' network suite there; ARGS go to the suite (-ginkgo.focus=Netpol)
 cargo xtask e2e policy [ARGS]
                             runs the conformance suite of ClusterNetworkPolicy there (-test.run, -test.skip)
+cargo xtask e2e lifecycle   installs, tests with five specs, upgrades and uninstalls Tortie there, and looks for what is left
 cargo xtask e2e disrupt     ends and restarts parts of the cluster while 50 pods have connections
 cargo xtask e2e kubectl ARGS, cargo xtask e2e tortie ARGS, cargo xtask e2e exec NODE COMMAND
                             runs kubectl or tortie there, or a command on a node

@@ -258,7 +258,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
         "the control socket",
         control_server::run(node.clone(), asker, extras.log_level.clone(), control),
     );
-    let (busy, mtu) = (Locks::default(), network.mtu);
+    let busy = Locks::default();
     let limits_bandwidth = extras.cni_plugins.has(BANDWIDTH_PLUGIN);
     let pods = Arc::new(Pods {
         busy,
@@ -266,7 +266,6 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
         ipam,
         wiring,
         node,
-        mtu,
         limits_bandwidth,
         in_force,
         barrier,

@@ -51,7 +51,6 @@ pub(crate) struct Pods {
     pub(crate) ipam: Arc<Ipam>,
     pub(crate) wiring: Arc<dyn PodWiring>,
     pub(crate) node: String,
-    pub(crate) mtu: u32,
     /// Whether the runtime calls a plugin that limits bandwidth after Tortie's.
     pub(crate) limits_bandwidth: bool,
     pub(crate) in_force: watch::Receiver<Arc<InForce>>,
@@ -211,7 +210,7 @@ impl Pods {
         if before.is_some_and(|before| !before.has_address(&assignment.address.to_string())) {
             return Err(differs(format!("prevResult does not have its address {}", assignment.address)));
         }
-        let (wiring, attachment) = (self.wiring.clone(), self.attachment(call, &id, assignment));
+        let (wiring, attachment) = (self.wiring.clone(), self.attachment(call, &id, assignment)?);
         blocking(move || wiring.check(&attachment)).await.map_err(|error| differs(error.to_string()))
     }
 
@@ -409,7 +408,7 @@ impl Pods {
         id: &EndpointId,
         assignment: PodAddress,
     ) -> Result<PodInterface, Failure> {
-        let (wiring, attachment) = (self.wiring.clone(), self.attachment(call, id, assignment));
+        let (wiring, attachment) = (self.wiring.clone(), self.attachment(call, id, assignment)?);
         blocking(move || wiring.connect(&attachment)).await.map_err(wiring_failure)
     }
 
@@ -468,15 +467,20 @@ impl Pods {
         }
     }
 
-    fn attachment(&self, call: &Invocation, id: &EndpointId, assignment: PodAddress) -> PodAttachment {
-        PodAttachment {
+    fn attachment(
+        &self,
+        call: &Invocation,
+        id: &EndpointId,
+        assignment: PodAddress,
+    ) -> Result<PodAttachment, Failure> {
+        Ok(PodAttachment {
             endpoint: id.clone(),
             container_id: call.container_id.clone(),
             netns: call.netns.clone(),
             address: assignment.address,
             block: assignment.block,
-            mtu: self.mtu,
-        }
+            mtu: runtime_config::mtu(&call.config)?,
+        })
     }
 
     pub(crate) fn key(&self, id: &EndpointId) -> Key {

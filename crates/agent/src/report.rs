@@ -155,10 +155,11 @@ fn value(key: &Key, status: &NodeStatus, requested: &Positions) -> Result<Value,
     serde_json::to_value(report).map_err(damaged)
 }
 
-/// A kind that cannot be read.
-fn unavailable(kind: Kind, error: &StoreError) -> ReportedCondition {
+/// A kind that cannot be read. A kind that a healthy cluster may lack is no problem: nobody can have stored its objects.
+fn unavailable(kind: Kind, error: &StoreError) -> Option<ReportedCondition> {
     let name = kind.name();
     let (reason, message) = match error {
+        StoreError::KindAbsent(_) if kind.is_optional() => return None,
         StoreError::KindAbsent(_) => {
             let message =
                 format!("the datastore has no kind {name}; install its CustomResourceDefinition to use it");
@@ -166,7 +167,7 @@ fn unavailable(kind: Kind, error: &StoreError) -> ReportedCondition {
         }
         error => (Reason::KindForbidden, forbidden(kind, error)),
     };
-    ReportedCondition { object: None, about: Vec::new(), reason: reason.to_string(), message }
+    Some(ReportedCondition { object: None, about: Vec::new(), reason: reason.to_string(), message })
 }
 
 /// The reasons of all conditions.
@@ -188,7 +189,7 @@ fn conditions(in_force: &InForce) -> Vec<ReportedCondition> {
         findings.map(|finding| of_object(&finding.key, Reason::NotUnderstood, &finding.problem)).collect();
     let unsupported = in_force.unsupported.iter();
     conditions.extend(unsupported.map(|it| of_object(&it.object, it.reason, &it.message)));
-    conditions.extend(in_force.unavailable.iter().map(|(kind, error)| unavailable(*kind, error)));
+    conditions.extend(in_force.unavailable.iter().filter_map(|(kind, error)| unavailable(*kind, error)));
     conditions.extend(report.node.iter().map(|condition| condition.reported(None)));
     for (id, told) in &report.endpoints {
         let pod = Some(ObjectRef::from(id));
@@ -270,6 +271,32 @@ mod tests {
         ];
         for (name, written, status, requested, expected) in table {
             assert_eq!(next_write(written.as_ref(), &status, &requested, HEARTBEAT), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn only_kinds_that_an_installation_defines_are_missed() {
+        let forbidden = |kind| StoreError::Forbidden(format!("cannot list {kind:?}"));
+        for (kind, error, expected) in [
+            (Kind::ClusterNetworkPolicy, StoreError::KindAbsent(Kind::ClusterNetworkPolicy), None),
+            (Kind::AdminNetworkPolicy, StoreError::KindAbsent(Kind::AdminNetworkPolicy), None),
+            (
+                Kind::BaselineAdminNetworkPolicy,
+                StoreError::KindAbsent(Kind::BaselineAdminNetworkPolicy),
+                None,
+            ),
+            (Kind::Tier, StoreError::KindAbsent(Kind::Tier), Some("KindAbsent")),
+            (
+                Kind::GlobalNetworkPolicy,
+                StoreError::KindAbsent(Kind::GlobalNetworkPolicy),
+                Some("KindAbsent"),
+            ),
+            (Kind::ClusterNetworkPolicy, forbidden(Kind::ClusterNetworkPolicy), Some("KindForbidden")),
+            (Kind::KubernetesNetworkPolicy, forbidden(Kind::KubernetesNetworkPolicy), Some("KindForbidden")),
+        ] {
+            let now = InForce { unavailable: [(kind, error)].into(), ..InForce::default() };
+            let told: Vec<String> = reasons(&now);
+            assert_eq!(told, expected.map(str::to_owned).into_iter().collect::<Vec<_>>(), "{kind:?}");
         }
     }
 

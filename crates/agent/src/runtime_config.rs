@@ -36,11 +36,45 @@ pub(crate) fn check(config: &NetworkConfig) -> Result<(), Failure> {
     ))
 }
 
+/// The MTU of the pod's interface in the configuration (`mtu`), in bytes; 0 and none mean that of the overlay, as in Calico.
+pub(crate) fn mtu(config: &NetworkConfig) -> Result<Option<u32>, Failure> {
+    /// IPv4 needs this much; the kernel takes no more.
+    const POSSIBLE: std::ops::RangeInclusive<u64> = 68..=65_535;
+    let mtu = match config.extra.get("mtu") {
+        None | Some(Value::Null) => return Ok(None),
+        Some(mtu) => mtu.as_u64(),
+    };
+    match mtu {
+        Some(0) => Ok(None),
+        Some(mtu) if POSSIBLE.contains(&mtu) => Ok(u32::try_from(mtu).ok()),
+        _ => {
+            let msg = format!("mtu of network {} must be a number from 68 to 65535", config.name);
+            Err(Failure::new(Code::INVALID_CONFIG, msg, "without it, pods have the MTU of the overlay"))
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn the_mtu_is_read_or_rejected() {
+        for (value, expected) in [
+            (json!(null), Ok(None)),
+            (json!(0), Ok(None)),
+            (json!(1400), Ok(Some(1400))),
+            (json!(65_536), Err(())),
+            (json!(-1), Err(())),
+            (json!("1400"), Err(())),
+        ] {
+            let config = json!({"cniVersion": "1.0.0", "name": "n", "mtu": value});
+            let read = mtu(&serde_json::from_value(config).unwrap()).map_err(|_| ());
+            assert_eq!(read, expected, "{value}");
+        }
+    }
 
     #[test]
     fn what_a_runtime_asks_is_rejected_by_name() {

@@ -270,6 +270,13 @@ impl Kind {
         )
     }
 
+    /// Whether a healthy cluster may lack its definition: other projects define it, and neither Kubernetes nor an
+    /// installation of Tortie does.
+    #[must_use]
+    pub fn is_optional(self) -> bool {
+        self.api_version().starts_with("policy.networking.k8s.io/")
+    }
+
     /// The order in which objects are applied, lowest first: objects come after those that they name, and pods come
     /// last, so that all policy exists before them. Deletion uses the opposite order.
     #[must_use]

@@ -278,10 +278,10 @@ fn fields_without_effect_are_reported_unless_they_request_the_fixed_value() {
     }});
     assert_eq!(paths(support::rejected(felix, &value)), ["spec.wireguardEnabled"]);
     assert_eq!(paths(support::reported(felix, &value)), ["spec.bpfEnabled", "spec.vxlanVNI"]);
-    let stored = json!({"spec": {"vxlanVNI": "abc", "wireguardEnabled": true, "vxlanMTU": 9000}});
+    let stored = json!({"spec": {"vxlanVNI": "abc", "wireguardEnabled": true, "vxlanMTUV6": 9000}});
     let all = support::not_in_force(&Key::global(felix, "other"), &stored);
     let expected =
-        ["metadata.name", "spec.vxlanVNI", "spec.wireguardEnabled", "spec.vxlanMTU", "spec.vxlanVNI"];
+        ["metadata.name", "spec.vxlanVNI", "spec.wireguardEnabled", "spec.vxlanMTUV6", "spec.vxlanVNI"];
     assert_eq!(paths(all), expected);
 }
 

@@ -1,5 +1,7 @@
 //! `tortie node`: what an installation does on a node beside the agent.
 
+mod calico;
+
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -14,7 +16,7 @@ use tortie_deploy::{CNI_CONFIG_FILE, CNI_PLUGIN};
 pub(crate) enum NodeCommand {
     /// Install the CNI plugin for the container runtime
     InstallPlugin(InstallPlugin),
-    /// Remove everything of Tortie from this node. Its pods lose their network
+    /// Remove everything of Tortie from this node, whose pods lose their network; or what Calico has left there
     Cleanup(Cleanup),
     /// Wait until this process is ended
     #[command(hide = true)]
@@ -46,6 +48,15 @@ impl NodeCommand {
 
 #[derive(clap::Args)]
 pub(crate) struct Cleanup {
+    /// Remove what Calico has left instead. Tortie's agent must run on this node, and Calico's must not
+    #[arg(long)]
+    calico: bool,
+    /// With --calico: print what would be removed, and change nothing
+    #[arg(long, requires = "calico")]
+    dry_run: bool,
+    /// Leave pods, routes and the VXLAN link to Calico, whose agent must run on this node: pods keep their network
+    #[arg(long, conflicts_with = "calico")]
+    for_calico: bool,
     /// Where the container runtime looks for network configurations
     #[arg(long, value_name = "FOLDER", default_value = "/etc/cni/net.d")]
     cni_conf_dir: PathBuf,
@@ -65,11 +76,21 @@ impl Cleanup {
     /// second call, because every step is repeatable.
     fn run(self) -> anyhow::Result<ExitCode> {
         crate::log("info");
+        if self.calico {
+            return calico::remove(&self.cni_conf_dir, self.dry_run);
+        }
         let _lock = self.lock_out_agents()?;
-        remove(&self.cni_conf_dir.join(CNI_CONFIG_FILE))?;
         let config = tortie_linux::dataplane::Config::default();
-        for removed in tortie_linux::remove_all(&config).context("removing Tortie from the node's network")? {
-            anstream::println!("removed {removed}");
+        if self.for_calico {
+            // First, because it refuses if nobody would enforce policy afterwards.
+            let done = tortie_linux::hand_over_to_calico(&config).context("leaving the node to Calico")?;
+            done.iter().for_each(|done| anstream::println!("{done}"));
+        }
+        remove(&self.cni_conf_dir.join(CNI_CONFIG_FILE))?;
+        if !self.for_calico {
+            let removed =
+                tortie_linux::remove_all(&config).context("removing Tortie from the node's network")?;
+            removed.iter().for_each(|removed| anstream::println!("removed {removed}"));
         }
         remove(&self.cni_bin_dir.join(CNI_PLUGIN))?;
         remove(&self.run_dir.join("tortie"))?;
@@ -147,7 +168,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let run_dir = folder.path().to_owned();
         let (cni_conf_dir, cni_bin_dir, lib_dir) = (run_dir.clone(), run_dir.clone(), run_dir.clone());
-        let cleanup = Cleanup { cni_conf_dir, cni_bin_dir, run_dir: run_dir.clone(), lib_dir };
+        let (calico, dry_run, for_calico) = (false, false, false);
+        let run_dir_of = run_dir.clone();
+        let cleanup =
+            Cleanup { calico, dry_run, for_calico, cni_conf_dir, cni_bin_dir, run_dir: run_dir_of, lib_dir };
         assert!(cleanup.lock_out_agents().unwrap().is_none());
         fs::create_dir(run_dir.join("tortie")).unwrap();
         let agent = File::create(run_dir.join("tortie/agent.sock.lock")).unwrap();

@@ -27,6 +27,9 @@ pub(crate) struct Uninstall {
     /// Delete all policies, pools and addresses, too: the CustomResourceDefinitions and their objects
     #[arg(long)]
     data: bool,
+    /// Leave pods and their connections to Calico, whose agent must run on each node already
+    #[arg(long, conflicts_with_all = ["data", "skip_nodes"])]
+    for_calico: bool,
     /// Leave the nodes as they are
     #[arg(long)]
     skip_nodes: bool,
@@ -74,6 +77,9 @@ impl Uninstall {
             forget_nodes(&cluster).await?;
         }
         wait_until_gone(&cluster, &namespace_path(), self.timeout()).await?;
+        if self.for_calico {
+            output::line("pods keep their network, which is Calico's from now on");
+        }
         output::line(match (self.data, self.skip_nodes) {
             (true, false) => "nothing of Tortie is left, except for annotations of pods",
             (true, true) => "the nodes are as they were: run `tortie node cleanup` there",
@@ -105,7 +111,7 @@ impl Uninstall {
         }
         values.cni_bin_dir = folder("cni-bin").unwrap_or(values.cni_bin_dir);
         values.cni_conf_dir = folder("cni-conf").unwrap_or(values.cni_conf_dir);
-        tortie_deploy::cleanup(&values)
+        tortie_deploy::cleanup(&values, self.for_calico)
     }
 
     /// Cleans the nodes, and waits until each one is clean.

@@ -23,6 +23,8 @@ pub struct Settings {
     pub vxlan_from_workloads: bool,
     /// Whether pods may send IPIP packets, which are otherwise dropped before policy.
     pub ipip_from_workloads: bool,
+    /// The MTU of the overlay and of new pods, in bytes, on Linux; none for that of the node's interface less VXLAN's 50 bytes.
+    pub vxlan_mtu: Option<u32>,
     /// What happens to denied packets.
     pub deny: FilterDenyAction,
     /// What happens to established flows that a changed policy denies (policy decision 20).
@@ -65,6 +67,7 @@ impl Settings {
             default_endpoint_to_host_action,
             allow_vxlan_packets_from_workloads,
             allow_ipip_packets_from_workloads,
+            vxlan_mtu,
             nftables_filter_deny_action: _,
             iptables_filter_deny_action: _,
             established_flows,
@@ -78,6 +81,7 @@ impl Settings {
             endpoint_to_host: default_endpoint_to_host_action.unwrap_or_default(),
             vxlan_from_workloads: allow_vxlan_packets_from_workloads.unwrap_or_default(),
             ipip_from_workloads: allow_ipip_packets_from_workloads.unwrap_or_default(),
+            vxlan_mtu: vxlan_mtu.filter(|mtu| *mtu != 0),
             deny: felix.deny_action(),
             established_flows: established_flows.unwrap_or_default(),
             policy_counters: policy_counters.unwrap_or_default(),

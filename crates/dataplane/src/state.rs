@@ -122,7 +122,7 @@ pub struct ClusterNetwork {
     pub vni: u32,
     /// The UDP port of VXLAN; 4789, as Windows requires.
     pub port: u16,
-    /// The MTU of pods and of the VXLAN device, in bytes.
+    /// The MTU of pods and of the VXLAN device, in bytes, where no setting and no interface tells it.
     pub mtu: u32,
 }
 

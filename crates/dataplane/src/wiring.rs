@@ -50,8 +50,8 @@ pub struct PodAttachment {
     pub address: Ipv4Addr,
     /// The IPAM block that the address is from.
     pub block: Ipv4Net,
-    /// The MTU of the pod's interface, in bytes.
-    pub mtu: u32,
+    /// The MTU of the pod's interface, in bytes; none for that of the node's overlay.
+    pub mtu: Option<u32>,
 }
 
 /// The interface of a connected pod.

@@ -150,11 +150,12 @@ fn unprivileged(capabilities: &[&str]) -> Value {
     context
 }
 
-/// The DaemonSet that removes what Tortie leaves on nodes. Its pods are ready when their node is clean.
+/// The DaemonSet that removes what Tortie leaves on nodes. Its pods are ready when their node is clean. With `for_calico`,
+/// pods keep their network, and Calico must run on each node.
 #[must_use]
-pub fn cleanup(values: &Values) -> Value {
+pub fn cleanup(values: &Values, for_calico: bool) -> Value {
     let Values { image, pull_policy, cni_bin_dir, cni_conf_dir, .. } = values;
-    let container = json!({
+    let mut container = json!({
         "name": "cleanup", "image": image, "imagePullPolicy": pull_policy,
         "args": [
             "node", "cleanup", "--cni-conf-dir", CONF_DIR, "--cni-bin-dir", BIN_DIR, "--run-dir", "/host/run",
@@ -168,6 +169,9 @@ pub fn cleanup(values: &Values) -> Value {
             {"name": "cni-conf", "mountPath": CONF_DIR},
         ],
     });
+    if let Some(arguments) = container["args"].as_array_mut().filter(|_| for_calico) {
+        arguments.push(json!("--for-calico"));
+    }
     let mut spec = pod_spec();
     spec["automountServiceAccountToken"] = json!(false);
     let idle = json!({
@@ -210,7 +214,7 @@ mod tests {
             containers.flatten().map(|container| container["securityContext"].clone()).collect::<Vec<_>>()
         };
         for context in
-            contexts(spec).into_iter().chain(contexts(&cleanup(&values)["spec"]["template"]["spec"]))
+            contexts(spec).into_iter().chain(contexts(&cleanup(&values, false)["spec"]["template"]["spec"]))
         {
             assert_eq!(context["privileged"], Value::Null);
             assert_eq!(context["allowPrivilegeEscalation"], false);

@@ -7,6 +7,7 @@
 
 pub mod conntrack;
 pub mod ethtool;
+pub mod ipset;
 pub mod memory;
 pub mod namespace;
 pub mod netlink;

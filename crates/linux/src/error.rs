@@ -28,6 +28,27 @@ pub enum Error {
         /// The pod that has it, as namespace/pod/interface.
         owner: String,
     },
+    /// Calico's agent would restore what is removed, or lose what it needs.
+    #[error("Calico runs on this node: {sign}. Stop it first: kubectl delete daemonset calico-node")]
+    CalicoRuns {
+        /// Why it seems to run.
+        sign: String,
+    },
+    /// Without an agent of Calico, the removal of Tortie's policy would open all pods.
+    #[error(
+        "Calico does not run on this node, so pods would have no policy; start Calico first, and wait until its agent is \
+         ready"
+    )]
+    CalicoMissing,
+    /// Without Tortie's table, the removal of Calico's policy would open all pods.
+    #[error(
+        "Tortie's policy is not in force on this node (there is no nftables table inet {table}), so nothing of Calico is \
+         removed; start Tortie's agent first"
+    )]
+    NotInForce {
+        /// The name of the table.
+        table: String,
+    },
 }
 
 impl Error {
@@ -37,7 +58,10 @@ impl Error {
         match self {
             Self::Kernel(failure) => failure.errno(),
             Self::ModuleMissing { failure, .. } => failure.errno(),
-            Self::LinkTaken { .. } => None,
+            Self::LinkTaken { .. }
+            | Self::CalicoRuns { .. }
+            | Self::CalicoMissing
+            | Self::NotInForce { .. } => None,
         }
     }
 }

@@ -3,6 +3,7 @@
 //! On other systems the crate is empty, so that the workspace builds everywhere.
 #![cfg(target_os = "linux")]
 
+pub mod calico;
 pub mod dataplane;
 mod removal;
 pub mod wire;
@@ -11,7 +12,7 @@ mod error;
 
 pub use dataplane::Dataplane;
 pub use error::Error;
-pub use removal::remove_all;
+pub use removal::{hand_over_to_calico, remove_all};
 
 /// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

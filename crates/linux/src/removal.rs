@@ -3,10 +3,10 @@
 //! The order keeps closed what policy closes: the links of pods go first, and the table with their policy goes last.
 
 use tortie_kernel::nftables::{Nft, Op, Transaction};
-use tortie_kernel::route::{Change, Link, RouteSocket};
+use tortie_kernel::route::{Change, LinkSetting, Route, RouteSocket};
 
 use crate::dataplane::{Config, OVERLAY_MARK, ROUTE_PROTOCOL};
-use crate::wire;
+use crate::{Error, calico, wire};
 
 /// Removes everything of Tortie from the calling thread's network namespace, and returns what it has removed. The agent
 /// must have ended. The parameters of the kernel stay, because others may need them by now.
@@ -15,46 +15,85 @@ use crate::wire;
 /// The kernel refused something, for instance because an agent still owns the table. What was removed before stays removed.
 pub fn remove_all(config: &Config) -> crate::Result<Vec<String>> {
     let mut removed = Vec::new();
-    let mut nft = Nft::open()?;
-    let table = nft.list(&config.table)?;
-    if table.is_some() {
-        // Before anything is removed: while an agent runs, it would repair everything except for the pods' links.
-        nft.check_owner(&config.table)?;
-    }
+    let table = Table::of_ended_agent(config)?;
     let mut socket = RouteSocket::open()?;
     let links = socket.links()?;
     for link in links.iter().filter(|link| wire::is_own(link, &config.workload_prefix)) {
-        delete(&mut socket, link)?;
+        tolerate_gone(socket.change(&Change::DeleteLink(link.index)))?;
         removed.push(format!("link {}", link.name));
     }
     let routes = socket.routes()?;
     for route in routes.iter().filter(|route| route.protocol == ROUTE_PROTOCOL) {
-        // A route may have gone with its link.
-        if let Err(error) = socket.change(&Change::DeleteRoute(*route))
-            && ![Some(libc::ESRCH), Some(libc::ENODEV)].contains(&error.errno())
-        {
-            return Err(error.into());
-        }
+        tolerate_gone(socket.change(&Change::DeleteRoute(*route)))?;
         removed.push(format!("route {}", route.destination));
     }
     // Calico's device has the same name.
     if let Some(link) =
         links.iter().find(|link| link.name == config.vxlan_device && link.alias == OVERLAY_MARK)
     {
-        delete(&mut socket, link)?;
+        tolerate_gone(socket.change(&Change::DeleteLink(link.index)))?;
         removed.push(format!("link {}", link.name));
     }
-    if table.is_some() {
-        nft.commit(&Transaction { table: config.table.clone(), ops: vec![Op::DeleteTable] })?;
-        removed.push(format!("nftables table inet {}", config.table));
-    }
+    removed.extend(table.delete()?);
     Ok(removed)
 }
 
-/// Deletes a link, unless it has gone, for instance with its namespace.
-fn delete(socket: &mut RouteSocket, link: &Link) -> crate::Result<()> {
-    match socket.change(&Change::DeleteLink(link.index)) {
-        Err(error) if error.errno() != Some(libc::ENODEV) => Err(error.into()),
-        _ => Ok(()),
+/// Leaves pods, routes and the VXLAN link to Calico, as Calico leaves its own, and removes the policy. Returns what it has
+/// done. Pods keep their connections. Tortie's agent must have ended.
+///
+/// # Errors
+/// Calico does not run here, so that pods would lose all policy; or as [`remove_all`].
+pub fn hand_over_to_calico(config: &Config) -> crate::Result<Vec<String>> {
+    if calico::running().is_none() {
+        return Err(Error::CalicoMissing);
+    }
+    let table = Table::of_ended_agent(config)?;
+    let mut done = Vec::new();
+    let mut socket = RouteSocket::open()?;
+    for route in socket.routes()?.into_iter().filter(|route| route.protocol == ROUTE_PROTOCOL) {
+        let change = Change::ReplaceRoute(Route { protocol: calico::PROTOCOL, ..route });
+        tolerate_gone(socket.change(&change))?;
+        done.push(format!("left the {route} to Calico"));
+    }
+    for link in socket.links()? {
+        if link.alias == OVERLAY_MARK || wire::is_own(&link, &config.workload_prefix) {
+            // Calico's links have no alias.
+            let unmarked = vec![LinkSetting::Alias(String::new())];
+            tolerate_gone(socket.change(&Change::SetLink(link.index, unmarked)))?;
+            done.push(format!("left link {} to Calico", link.name));
+        }
+    }
+    done.extend(table.delete()?);
+    Ok(done)
+}
+
+/// Tortie's table, if it exists.
+struct Table(Option<(Nft, String)>);
+
+impl Table {
+    /// An error if an agent runs: it would repair everything except for the pods' links.
+    fn of_ended_agent(config: &Config) -> crate::Result<Self> {
+        let mut nft = Nft::open()?;
+        if nft.list(&config.table)?.is_none() {
+            return Ok(Self(None));
+        }
+        nft.check_owner(&config.table)?;
+        Ok(Self(Some((nft, config.table.clone()))))
+    }
+
+    /// Deletes it, and returns its name.
+    fn delete(self) -> crate::Result<Option<String>> {
+        let Some((mut nft, table)) = self.0 else { return Ok(None) };
+        nft.commit(&Transaction { table: table.clone(), ops: vec![Op::DeleteTable] })?;
+        Ok(Some(format!("nftables table inet {table}")))
+    }
+}
+
+/// A link may go at any time, for instance with its namespace, and its routes with it.
+pub(crate) fn tolerate_gone(result: tortie_kernel::Result<()>) -> tortie_kernel::Result<()> {
+    const GONE: [i32; 4] = [libc::ENODEV, libc::ESRCH, libc::ENOENT, libc::EADDRNOTAVAIL];
+    match result {
+        Err(error) if error.errno().is_some_and(|errno| GONE.contains(&errno)) => Ok(()),
+        result => result,
     }
 }

@@ -14,7 +14,9 @@ use std::time::{Duration, Instant};
 
 use ipnet::{IpNet, Ipv4Net};
 use sha1::{Digest, Sha1};
-use tortie_dataplane::{EndpointId, MacAddress, PodAttachment, PodInterface, PodWiring, WiringError};
+use tortie_dataplane::{
+    ClusterNetwork, EndpointId, MacAddress, PodAttachment, PodInterface, PodWiring, WiringError,
+};
 use tortie_kernel::interface_index;
 use tortie_kernel::namespace::NetNs;
 use tortie_kernel::route::{
@@ -37,6 +39,8 @@ pub const HOST_MAC: MacAddress = MacAddress([0xee; 6]);
 #[derive(Debug)]
 pub struct Wiring {
     prefix: String,
+    /// The link of the overlay, whose MTU is that of pods.
+    overlay: String,
     deleter: Mutex<Deleter>,
     disconnected: AtomicU32,
 }
@@ -47,10 +51,15 @@ impl Wiring {
     /// # Errors
     /// The connection could not be opened.
     pub fn open(config: &crate::dataplane::Config) -> crate::Result<Self> {
-        let prefix = config.workload_prefix.clone();
+        let (prefix, overlay) = (config.workload_prefix.clone(), config.vxlan_device.clone());
         let deleter = Deleter::start(RouteSocket::open()?)?;
         deleter.delete();
-        Ok(Self { prefix, deleter: Mutex::new(deleter), disconnected: AtomicU32::new(first_number()) })
+        Ok(Self {
+            prefix,
+            overlay,
+            deleter: Mutex::new(deleter),
+            disconnected: AtomicU32::new(first_number()),
+        })
     }
 
     /// Connects the cable and configures both ends.
@@ -61,15 +70,11 @@ impl Wiring {
         namespace: &NetNs,
         name: &str,
     ) -> tortie_kernel::Result<MacAddress> {
-        let mac = pod_mac(pod.address);
-        let peer = Peer {
-            name: &pod.endpoint.interface,
-            mac: Some(mac),
-            mtu: Some(pod.mtu),
-            namespace: Some(namespace.as_fd()),
-        };
+        let (mac, mtu) = (pod_mac(pod.address), Some(self.mtu(pod, host)?));
+        let peer =
+            Peer { name: &pod.endpoint.interface, mac: Some(mac), mtu, namespace: Some(namespace.as_fd()) };
         let link = NewLink::new(name, NewLinkKind::Veth(peer));
-        host.create(&NewLink { mac: Some(HOST_MAC), mtu: Some(pod.mtu), up: true, ..link })?;
+        host.create(&NewLink { mac: Some(HOST_MAC), mtu, up: true, ..link })?;
         let index = interface_index(name)?;
         let laid = self.finish(pod, host, namespace, name, index);
         if laid.is_err() {
@@ -77,6 +82,14 @@ impl Wiring {
             host.change(&Change::DeleteLink(index))?;
         }
         laid.map(|()| mac)
+    }
+
+    /// The MTU of a pod's link.
+    fn mtu(&self, pod: &PodAttachment, host: &mut RouteSocket) -> tortie_kernel::Result<u32> {
+        match pod.mtu {
+            Some(mtu) => Ok(mtu),
+            None => Ok(host.link(&self.overlay)?.map_or(ClusterNetwork::default().mtu, |link| link.mtu)),
+        }
     }
 
     fn finish(

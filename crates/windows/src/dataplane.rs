@@ -21,6 +21,7 @@ use crate::endpoint::find;
 use crate::load_balancers::LoadBalancers;
 use crate::overlay::{CurrentOverlay, Overlay, OverlaySpec, ensure_overlay};
 use crate::static_rules::StaticRules;
+use crate::wiring::USUAL_MTU;
 use crate::{Error, NETWORK, routes, show};
 
 /// The VXLAN port of Windows.
@@ -201,6 +202,15 @@ impl WindowsDataplane {
             report.node.push(Condition::new(
                 Reason::VxlanPortNotSupported,
                 format!("VXLAN port {port}: Windows has {VXLAN_PORT} only, which is used here"),
+            ));
+        }
+        if let Some(mtu) = state.settings.vxlan_mtu.filter(|mtu| *mtu != USUAL_MTU) {
+            report.node.push(Condition::new(
+                Reason::FieldNotSupported,
+                format!(
+                    "FelixConfiguration.spec.vxlanMTU is {mtu}, and pods of a Windows node have an MTU of {USUAL_MTU}; set it for \
+                     Linux nodes only, in FelixConfiguration node.NAME"
+                ),
             ));
         }
         let blocks: Vec<Ipv4Net> = own_blocks(state).collect();

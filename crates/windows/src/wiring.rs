@@ -23,7 +23,7 @@ use crate::{Error, NETWORK};
 const MAC_PREFIX: [u8; 2] = [0x0e, 0x2a];
 
 /// The default MTU of a container in HNS (docs/hns.md, Networks).
-const USUAL_MTU: u32 = 1450;
+pub(crate) const USUAL_MTU: u32 = 1450;
 
 /// The delays, in milliseconds, before a call is repeated for which HNS is not ready; then the caller must retry.
 const NOT_READY_PAUSES_MS: [u64; 4] = [100, 200, 400, 800];
@@ -214,8 +214,8 @@ fn document(pod: &PodAttachment, network: Guid, policies: &[Policy]) -> Result<E
     let missing = Error::NetworkNotReady { name: NETWORK.into(), missing: "ProviderAddress" };
     let mut policies = vec![Policy::of(&provider.ok_or(missing)?)];
     policies.extend(documents(&closed()));
-    if pod.mtu != USUAL_MTU {
-        policies.push(Policy::of(&InterfaceParameters { mtu: pod.mtu, ..Default::default() }));
+    if let Some(mtu) = pod.mtu.filter(|mtu| *mtu != USUAL_MTU) {
+        policies.push(Policy::of(&InterfaceParameters { mtu, ..Default::default() }));
     }
     let mut endpoint = Endpoint {
         id: endpoint_id(&pod.container_id),

@@ -147,7 +147,7 @@ impl Cluster {
                         netns: namespace.to_string(),
                         address,
                         block: block(number),
-                        mtu: 1450,
+                        mtu: None,
                     };
                     node.wiring.connect(&pod).unwrap();
                 }

@@ -61,7 +61,7 @@ impl Host for Node {
             netns: compartment.to_string(),
             address,
             block: self.block,
-            mtu: 1450,
+            mtu: None,
         })?;
         // Without its address, the pod's kernel has nothing to answer.
         let socket = namespace.run(|| -> Result<_> {

@@ -36,6 +36,9 @@ pub struct FelixConfigurationSpec {
     /// Whether pods may send IPIP packets. Otherwise they are dropped.
     #[serde(rename = "allowIPIPPacketsFromWorkloads")]
     pub allow_ipip_packets_from_workloads: Option<bool>,
+    /// The MTU of the overlay and of new pods, on Linux; 0 and none mean that of the node's interface less VXLAN's 50 bytes.
+    #[serde(rename = "vxlanMTU")]
+    pub vxlan_mtu: Option<u32>,
     /// What happens to denied packets, on Linux.
     pub nftables_filter_deny_action: Option<FilterDenyAction>,
     /// The older name of the same setting, used if the newer one is absent.
@@ -232,6 +235,7 @@ impl FelixConfigurationSpec {
             default_endpoint_to_host_action,
             allow_vxlan_packets_from_workloads,
             allow_ipip_packets_from_workloads,
+            vxlan_mtu,
             nftables_filter_deny_action,
             iptables_filter_deny_action,
             established_flows,
@@ -251,6 +255,7 @@ impl FelixConfigurationSpec {
             allow_ipip_packets_from_workloads: self
                 .allow_ipip_packets_from_workloads
                 .or(allow_ipip_packets_from_workloads),
+            vxlan_mtu: self.vxlan_mtu.or(vxlan_mtu),
             nftables_filter_deny_action: self.nftables_filter_deny_action.or(nftables_filter_deny_action),
             iptables_filter_deny_action: self.iptables_filter_deny_action.or(iptables_filter_deny_action),
             established_flows: self.established_flows.or(established_flows),

@@ -37,7 +37,7 @@ const LOG_ACTION: &str = "on Linux, the Log action sends each packet to nflog, w
 const LOGS: &str = "agents log to standard error; RUST_LOG sets the level";
 const METRICS: &str =
     "agents serve metrics at the addresses that the flags --health-address and --metrics-address set";
-const MTU: &str = "the MTU of pods and of the overlay is 1450 bytes";
+const MTU: &str = "pods get no IPv6 addresses yet; vxlanMTU is the MTU of the overlay";
 const NAT: &str = "packets that leave all pools get the address of the interface that they leave by";
 const NFTABLES: &str = "marks, chains and intervals of the nftables table are fixed";
 const OPENSTACK: &str = "Tortie does not work with OpenStack";
@@ -266,7 +266,7 @@ pub(super) const FIELDS: &[Field] = &[
     field("usageReportingInterval", Duration, Reported(USAGE), &[]),
     field("useInternalDataplaneDriver", Bool, Reported(DRIVER), &["true"]),
     field("vxlanEnabled", Bool, Reported(VXLAN_ENABLED), &["true"]),
-    field("vxlanMTU", Takes::INTEGER, Reported(MTU), &["0", "1450"]),
+    field("vxlanMTU", Takes::INTEGER, Implemented, &[]),
     field("vxlanMTUV6", Takes::INTEGER, Reported(MTU), &["0"]),
     field("vxlanPort", Takes::INTEGER, Reported(VXLAN_PORT), &["4789"]),
     field("vxlanVNI", Takes::INTEGER, Reported(VNI), &["4096"]),

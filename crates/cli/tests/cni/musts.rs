@@ -73,7 +73,7 @@ fn add_fails_if_the_interface_exists() {
     assert_eq!(node.addresses_in_use(), 0, "nothing of the attempt remains");
 }
 
-/// ADD: a result of earlier plugins is passed on; one that already has the interface cannot be.
+/// ADD passes the results of earlier plugins on. It fails if one of them has made an interface of the same name.
 #[test]
 fn add_handles_the_result_of_earlier_plugins() {
     let node = node();

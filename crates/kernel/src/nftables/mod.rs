@@ -10,6 +10,7 @@ mod counts;
 mod decode;
 mod encode;
 mod key;
+pub mod leftovers;
 pub mod others;
 pub mod probe;
 mod set;

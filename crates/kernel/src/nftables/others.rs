@@ -132,7 +132,7 @@ pub fn current_generation() -> Result<u32> {
     generation(&mut Socket::open(Family::Netfilter)?)
 }
 
-fn generation(socket: &mut Socket) -> Result<u32> {
+pub(super) fn generation(socket: &mut Socket) -> Result<u32> {
     /// `NFTA_GEN_ID`
     const ID: u16 = 1;
     let replies = socket.get(&request(libc::NFT_MSG_GETGEN, 0, |_| ())).map_err(refused)?;
@@ -140,11 +140,12 @@ fn generation(socket: &mut Socket) -> Result<u32> {
     number.ok_or_else(|| refused(std::io::Error::from_raw_os_error(libc::EBADMSG).into()))
 }
 
-fn refused(refusal: Refusal) -> Error {
+pub(super) fn refused(refusal: Refusal) -> Error {
     Error::refused("list them", "the nftables tables of others")(refusal)
 }
 
-fn request(kind: i32, family: u8, fill: impl FnOnce(&mut Vec<u8>)) -> Request {
+/// A request about objects of a family.
+pub(super) fn request(kind: i32, family: u8, fill: impl FnOnce(&mut Vec<u8>)) -> Request {
     let Request { kind, flags, mut payload } = message(kind, 0, fill);
     payload[0] = family;
     Request { kind, flags, payload }
@@ -249,7 +250,7 @@ impl Reader<'_> {
     }
 }
 
-fn table_id(reply: &Reply) -> Option<TableId> {
+pub(super) fn table_id(reply: &Reply) -> Option<TableId> {
     Some(TableId { family: *reply.payload.first()?, name: attributes(reply).text(NFTA_TABLE)? })
 }
 
@@ -301,6 +302,18 @@ impl ForeignTable {
 }
 
 impl ForeignChain {
+    /// A chain with one rule.
+    pub(super) fn of_rule(rule: Attributes<'_>) -> Self {
+        let mut chain = Self::default();
+        chain.take(rule);
+        chain
+    }
+
+    /// Whether a rule continues in a chain whose name begins so.
+    pub(super) fn leads_to(&self, prefix: &str) -> bool {
+        self.ends.iter().any(|end| matches!(end, End::Chain(chain) if chain.starts_with(prefix)))
+    }
+
     /// Adds the next rule.
     fn take(&mut self, rule: Attributes<'_>) {
         // `NFTA_EXPR_NAME`, `NFTA_EXPR_DATA`, and the numbers of the verdict in `immediate` and `lookup`.

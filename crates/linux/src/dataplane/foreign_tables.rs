@@ -1,15 +1,15 @@
 //! Reports what others have in the kernel that may drop what Tortie lets through (policy decision 28). Tortie never
 //! changes it.
 
+mod kubernetes;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::time::{Duration, Instant};
 
 use tortie_dataplane::{Condition, Reason};
-use tortie_kernel::nftables::others::{
-    Base, End, ForeignChain, ForeignTable, Others, TableId, current_generation,
-};
+use tortie_kernel::nftables::others::{Base, End, ForeignTable, Others, TableId, current_generation};
 
 use tortie_kernel::Result;
 
@@ -73,6 +73,8 @@ impl ForeignTables {
     }
 }
 
+/// `NFPROTO_INET`: Calico has no table of this family.
+const INET: u8 = 1;
 const MAY_DROP: Reason = Reason::ForeignChainMayDrop;
 const UNKNOWN: Reason = Reason::ForeignChainsUnknown;
 const CALICO: Reason = Reason::CalicoLeftover;
@@ -109,7 +111,7 @@ fn conditions(read: Result<Others>) -> Vec<Condition> {
 fn of_table(id: &TableId, table: &ForeignTable) -> Option<Condition> {
     let entered = table.chains.iter().filter_map(|(name, chain)| {
         let base = chain.base.as_ref()?;
-        let why = why(table, name, chain, base)?;
+        let why = why(id, table, name, base)?;
         let (hook, priority) = (id.hook(base.hook), base.priority);
         let devices = match base.devices.as_slice() {
             [] => String::new(),
@@ -134,12 +136,17 @@ fn of_table(id: &TableId, table: &ForeignTable) -> Option<Condition> {
 }
 
 /// Why packets that enter a table by a base chain may be dropped.
-fn why(table: &ForeignTable, name: &str, chain: &ForeignChain, base: &Base) -> Option<String> {
-    if base.drop && !chain.closed {
+fn why(id: &TableId, table: &ForeignTable, name: &str, base: &Base) -> Option<String> {
+    if base.drop && table.chains.get(name).is_some_and(|chain| !chain.closed) {
         return Some("its policy drops".to_owned());
     }
     let mut doubtful = None;
+    let harmless =
+        |at: &str| table.chains.get(at).is_some_and(|chain| kubernetes::drops_nothing_allowed(id, at, chain));
     for (at, end) in ends(table, name) {
+        if matches!(end, End::Drop | End::Reject) && harmless(at) {
+            continue;
+        }
         let of_rule = || match at == name {
             true => String::new(),
             false => format!(" of chain {}", at.escape_debug()),
@@ -183,8 +190,8 @@ fn ends<'a>(table: &'a ForeignTable, from: &'a str) -> Vec<(&'a str, &'a End)> {
 fn calico(others: &Others) -> Option<Condition> {
     let (mut chains, mut tables, mut is_entered) = (0, Vec::new(), false);
     for (id, table) in &others.tables {
-        let whole = id.name == "calico";
-        let is_its = |name: &str| whole || name.starts_with("cali");
+        let whole = id.name == "calico" && id.family != INET;
+        let is_its = |name: &str| whole || name.starts_with("cali-");
         let count = table.chains.keys().filter(|name| is_its(name)).count();
         if count > 0 {
             chains += count;
@@ -204,8 +211,8 @@ fn calico(others: &Others) -> Option<Condition> {
     };
     (!tables.is_empty()).then(|| {
         let message = format!(
-            "Calico has left {chains} chains in the nftables tables {}; {judges}. Tortie leaves them alone; remove them \
-             once no Calico runs on this node",
+            "Calico has left {chains} chains in the nftables tables {}; {judges}. When no Calico runs on this node any more, \
+             remove them: tortie node cleanup --calico",
             listed(&tables)
         );
         Condition::new(CALICO, message)

@@ -40,7 +40,12 @@ pub(super) struct Network {
     endpoints: BTreeMap<EndpointId, Condition>,
     node: Vec<Condition>,
     retry: bool,
+    /// The MTU of the interface that has the node's address.
+    underlay_mtu: Option<u32>,
 }
+
+/// What VXLAN adds to a packet: Ethernet, IPv4, UDP and its own header (RFC 7348).
+const VXLAN_OVERHEAD: u32 = 50;
 
 /// The tables that this module writes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -57,7 +62,18 @@ impl Network {
     pub(super) fn open(config: Config) -> Result<Self> {
         let (vxlan, foreign, prepared, endpoints, node) = Default::default();
         let socket = RouteSocket::open()?;
-        Ok(Self { socket, config, kernel: None, vxlan, foreign, prepared, endpoints, node, retry: false })
+        Ok(Self {
+            socket,
+            config,
+            kernel: None,
+            vxlan,
+            foreign,
+            prepared,
+            endpoints,
+            node,
+            retry: false,
+            underlay_mtu: None,
+        })
     }
 
     /// Applies changes, if there are any, and what failed the last time.
@@ -207,7 +223,8 @@ impl Network {
     /// Creates or changes the VXLAN link, and returns its index. Without an overlay, removes Tortie's link. A link
     /// from before this process stays until the overlay is known.
     fn vxlan_link(&mut self, state: &NodeState) -> Result<Option<u32>> {
-        let wanted = state.node.as_ref().and_then(|node| Some((node, node.vtep.as_ref()?)));
+        let local = self.local_node(state)?;
+        let wanted = local.as_ref().and_then(|node| Some((node, node.vtep.as_ref()?)));
         let Some((node, vtep)) = wanted else {
             self.foreign = None;
             if let Some((_, index)) = self.vxlan.take() {
@@ -250,6 +267,23 @@ impl Network {
         };
         self.vxlan = Some((node.clone(), index));
         Ok(Some(index))
+    }
+
+    /// This node with the MTU that its overlay must have: as configured, or as its interface permits.
+    fn local_node(&mut self, state: &NodeState) -> Result<Option<LocalNode>> {
+        let Some(mut node) = state.node.clone() else { return Ok(None) };
+        if self.kernel.is_none() {
+            let addresses = self.socket.addresses()?.into_iter();
+            let own =
+                addresses.filter(|own| own.address == IpAddr::V4(node.address)).map(|own| own.link).next();
+            // A node's address may be on the loopback interface; packets leave by another one.
+            let links = self.socket.links()?.into_iter();
+            let link = links.filter(|link| link.name != "lo").find(|link| Some(link.index) == own);
+            self.underlay_mtu = link.map(|link| link.mtu);
+        }
+        let detected = self.underlay_mtu.map(|mtu| mtu.saturating_sub(VXLAN_OVERHEAD));
+        node.network.mtu = state.settings.vxlan_mtu.or(detected).unwrap_or(node.network.mtu);
+        Ok(Some(node))
     }
 
     fn create(&mut self, name: &str, node: &LocalNode, vtep: &Vtep) -> Result<u32> {
@@ -403,8 +437,8 @@ fn foreign_link(link: &Link) -> Condition {
         None => format!("link of kind {:?}", link.kind),
     };
     let message = format!(
-        "the {what} {} is not ours and stays; while it is there this node may have no overlay. If nobody needs it any \
-         more, Calico for instance, delete it",
+        "the {what} {} is not ours and stays; while it is there this node may have no overlay. If it is of a Calico that \
+         no longer runs: tortie node cleanup --calico. If nobody else needs it, delete it",
         link.name
     );
     Condition::new(Reason::ForeignVxlanLink, message)

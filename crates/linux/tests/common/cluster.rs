@@ -1,7 +1,7 @@
 //! Nodes and pods made of namespaces, wired and programmed by the code under test.
 
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -168,6 +168,22 @@ pub(crate) fn two_nodes_with(config: &Config) -> ([Node; 2], [Pod; 2]) {
     (nodes, pods)
 }
 
+/// A node with two pods that policy leaves open, and a machine outside of the cluster.
+pub(crate) fn node_with_two_pods() -> ([Node; 2], [Pod; 2]) {
+    let underlay = Underlay::new();
+    let (mut node, outside) = (Node::new(&underlay, 1), Node::new(&underlay, 9));
+    let pods = [Pod::new("pod", 1, 2), Pod::new("other", 1, 3)];
+    assert_eq!(node.change(open_profile), Report::default());
+    pods.iter().for_each(|pod| node.add(pod, open()));
+    ([node, outside], pods)
+}
+
+/// The address of a client as its server sees it; `None` if the client did not reach the server.
+pub(crate) fn seen(client: Option<TcpStream>, server: &TcpListener) -> Option<IpAddr> {
+    let _stream = client?;
+    Some(server.accept().unwrap().1.ip())
+}
+
 pub(crate) fn node_address(number: u8) -> Ipv4Addr {
     Ipv4Addr::new(172, 31, 0, number)
 }
@@ -224,7 +240,7 @@ impl Pod {
             netns: format!("/proc/self/fd/{}", self.namespace.as_fd().as_raw_fd()),
             address: self.address,
             block: Ipv4Net::new(self.address, 26).unwrap().trunc(),
-            mtu: 1450,
+            mtu: None,
         }
     }
 

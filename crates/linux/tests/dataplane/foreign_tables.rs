@@ -30,7 +30,8 @@ impl Node {
     }
 }
 
-fn run(namespace: &NetNs, script: &str) {
+/// Runs shell commands in a namespace.
+pub(crate) fn run(namespace: &NetNs, script: &str) {
     let mut command = Command::new("sh");
     command.args(["-ec", script]);
     let output = namespace.enter_on_spawn(&mut command).unwrap().output().unwrap();
@@ -63,8 +64,50 @@ fn check(case: &str, report: &Report, expected: Expected) {
 const MAY_DROP: Reason = Reason::ForeignChainMayDrop;
 const CALICO: Reason = Reason::CalicoLeftover;
 
+/// What kube-proxy 1.36 makes in its nftables mode, for a Service without backends, one with `loadBalancerSourceRanges` and
+/// one that works.
+const KUBE_PROXY: &str = "nft 'table ip kube-proxy {
+    set cluster-ips { type ipv4_addr; elements = { 10.96.0.1, 10.96.0.7 }; };
+    map no-endpoint-services {
+        type ipv4_addr . inet_proto . inet_service : verdict
+        elements = { 10.96.0.7 . tcp . 80 : goto reject-chain, 192.0.2.8 . tcp . 80 : drop }
+    }
+    map no-endpoint-nodeports {
+        type inet_proto . inet_service : verdict; elements = { tcp . 30080 : drop, tcp . 30081 : goto reject-chain }
+    }
+    map firewall-ips {
+        type ipv4_addr . inet_proto . inet_service : verdict
+        elements = { 192.0.2.7 . tcp . 80 : goto firewall-QWERTY-default/lb/tcp/http }
+    }
+    map service-ips {
+        type ipv4_addr . inet_proto . inet_service : verdict; elements = { 10.96.0.1 . tcp . 443 : goto service-ABCDEF }
+    }
+    chain service-ABCDEF { meta l4proto tcp dnat to 192.0.2.1:6443; }
+    chain firewall-QWERTY-default/lb/tcp/http { ip saddr != { 198.51.100.0/24 } drop; }
+    chain reject-chain { reject; }
+    chain cluster-ips-check { ip daddr @cluster-ips reject; ip daddr { 10.96.0.0/12 } drop; }
+    chain firewall-check { ip daddr . meta l4proto . th dport vmap @firewall-ips; }
+    chain service-endpoints-check { ip daddr . meta l4proto . th dport vmap @no-endpoint-services; }
+    chain nodeport-endpoints-check {
+        ip daddr != 127.0.0.0/8 meta l4proto . th dport vmap @no-endpoint-nodeports;
+    }
+    chain services { ip daddr . meta l4proto . th dport vmap @service-ips; }
+    chain filter-prerouting-pre-dnat {
+        type filter hook prerouting priority -110; ct state new jump firewall-check;
+    }
+    chain filter-input {
+        type filter hook input priority -110; ct state new jump nodeport-endpoints-check;
+        ct state new jump service-endpoints-check;
+    }
+    chain filter-forward {
+        type filter hook forward priority -110; ct state new jump service-endpoints-check;
+        ct state new jump cluster-ips-check;
+    }
+    chain nat-prerouting { type nat hook prerouting priority -100; jump services; }
+}'";
+
 /// Commands of others, and the resulting conditions.
-const NFTABLES: [(&str, &str, Expected); 25] = [
+const NFTABLES: [(&str, &str, Expected); 31] = [
     ("nothing", "true", &[]),
     (
         "a policy",
@@ -197,20 +240,77 @@ const NFTABLES: [(&str, &str, Expected); 25] = [
         &[],
     ),
     (
-        "kube-proxy by iptables",
-        "for name in KUBE-FIREWALL KUBE-FORWARD; do iptables-nft -N $name; done
-         iptables-nft -A OUTPUT -j KUBE-FIREWALL; iptables-nft -A FORWARD -j KUBE-FORWARD
+        "kube-proxy and a kubelet, by iptables",
+        "for name in KUBE-FIREWALL KUBE-FORWARD KUBE-SERVICES KUBE-PROXY-FIREWALL; do iptables-nft -N $name; done
+         iptables-nft -A OUTPUT -j KUBE-FIREWALL; iptables-nft -A FORWARD -j KUBE-FORWARD; iptables-nft -A INPUT -j KUBE-SERVICES
          iptables-nft -A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8 -j DROP
-         iptables-nft -A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP
+         iptables-nft -A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP; iptables-nft -A FORWARD -j KUBE-PROXY-FIREWALL
+         iptables-nft -A KUBE-SERVICES -p tcp -d 10.96.0.7 --dport 80 -j REJECT
+         iptables-nft -A KUBE-PROXY-FIREWALL -p tcp -d 192.0.2.7 --dport 80 -j DROP
          iptables-nft -t nat -A POSTROUTING -j MASQUERADE; iptables-nft -t mangle -A FORWARD -j MARK --set-mark 7",
+        &[],
+    ),
+    (
+        "kube-proxy by ipvs",
+        "for name in KUBE-PROXY-FIREWALL KUBE-SOURCE-RANGES-FIREWALL; do iptables-nft -N $name; done
+         iptables-nft -A FORWARD -j KUBE-PROXY-FIREWALL; iptables-nft -A KUBE-SOURCE-RANGES-FIREWALL -j DROP
+         iptables-nft -A KUBE-PROXY-FIREWALL -d 192.0.2.7 -j KUBE-SOURCE-RANGES-FIREWALL",
+        &[],
+    ),
+    (
+        "kube-proxy by nftables",
+        KUBE_PROXY,
+        &[],
+    ),
+    (
+        "a drop without a condition in a chain of kube-proxy",
+        "iptables-nft -N KUBE-FORWARD; iptables-nft -A FORWARD -j KUBE-FORWARD; iptables-nft -A KUBE-FORWARD -j DROP",
+        &[(MAY_DROP, &["table ip filter ", "chain FORWARD (hook forward, priority 0): a rule of chain KUBE-FORWARD drops"])],
+    ),
+    (
+        "drops beside those of kube-proxy",
+        "iptables-nft -N KUBE-FORWARD; iptables-nft -A FORWARD -j KUBE-FORWARD
+         iptables-nft -A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP
+         iptables-nft -A FORWARD -p tcp --dport 25 -j DROP; iptables-nft -P INPUT DROP",
         &[(
             MAY_DROP,
             &[
-                "table ip filter ",
-                "chain FORWARD (hook forward, priority 0): a rule of chain KUBE-FORWARD drops",
-                "chain OUTPUT (hook output, priority 0): a rule of chain KUBE-FIREWALL drops",
+                "chain FORWARD (hook forward, priority 0): a rule drops",
+                "chain INPUT (hook input, priority 0): its policy drops",
             ],
         )],
+    ),
+    (
+        "a chain of kube-proxy's that leads to another drop",
+        "iptables-nft -N KUBE-FORWARD; iptables-nft -N MINE; iptables-nft -A FORWARD -j KUBE-FORWARD
+         iptables-nft -A KUBE-FORWARD -p tcp -j MINE; iptables-nft -A MINE -s 10.0.0.0/8 -j DROP",
+        &[(MAY_DROP, &["a rule of chain MINE drops"])],
+    ),
+    (
+        "names of kube-proxy's in other tables, in base chains and elsewhere in its table",
+        "nft 'table ip fw { chain reject-chain { reject; }; chain f { type filter hook forward priority 0; jump reject-chain; }; }
+            table inet kube-proxy {
+                chain firewall-check { type filter hook forward priority 0; tcp dport 1 drop; };
+            }
+            table ip kube-proxy {
+                chain mine { tcp dport 1 drop; }; chain firewall-x { drop; };
+                chain firewall-check { type filter hook forward priority 0; tcp dport 1 drop; };
+                chain f { type filter hook forward priority 0; jump mine; };
+                chain g { type filter hook forward priority 0; jump firewall-x; };
+            }'",
+        &[
+            (MAY_DROP, &["table inet kube-proxy "]),
+            (MAY_DROP, &["table ip fw ", "chain reject-chain rejects"]),
+            (
+                MAY_DROP,
+                &[
+                    "table ip kube-proxy ",
+                    "chain f (hook forward, priority 0): a rule of chain mine drops",
+                    "chain firewall-check (hook forward, priority 0): a rule drops",
+                    "a rule of chain firewall-x drops",
+                ],
+            ),
+        ],
     ),
     (
         "targets of iptables",

@@ -25,12 +25,6 @@ fn want(node: &mut Node, pod: &Pod, ports: &[HostPort]) -> Report {
     })
 }
 
-/// The peer that a pod's server sees.
-fn seen(client: Option<TcpStream>, server: &TcpListener) -> Option<IpAddr> {
-    let _stream = client?;
-    Some(server.accept().unwrap().1.ip())
-}
-
 fn listen(pod: &Pod, port: u16) -> TcpListener {
     let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
     pod.namespace.run(|| TcpListener::bind(address).unwrap()).unwrap()
@@ -38,12 +32,7 @@ fn listen(pod: &Pod, port: u16) -> TcpListener {
 
 #[test]
 fn a_port_of_the_node_leads_to_its_pod_from_everywhere() {
-    let underlay = Underlay::new();
-    let (mut node, outside) = (Node::new(&underlay, 1), Node::new(&underlay, 9));
-    let (pod, other) = (Pod::new("pod", 1, 2), Pod::new("other", 1, 3));
-    assert_eq!(node.change(open_profile), Report::default());
-    node.add(&pod, open());
-    node.add(&other, open());
+    let ([mut node, outside], [pod, other]) = node_with_two_pods();
     let add_second = || {
         let link = interface_index("eth0").unwrap();
         let address = Address { link, address: SECOND.into(), prefix_length: 24 };

@@ -13,20 +13,9 @@ use tortie_kernel::route::{Address, Change, Route, RouteSocket};
 const POOLED: Ipv4Addr = Ipv4Addr::new(10, 66, 0, 9);
 const OUTSIDE: Ipv4Addr = Ipv4Addr::new(172, 31, 0, 9);
 
-/// The address of a client as its server sees it; `None` if it does not reach the server.
-fn seen(client: impl FnOnce() -> Option<TcpStream>, server: &TcpListener) -> Option<IpAddr> {
-    let _stream = client()?;
-    Some(server.accept().unwrap().1.ip())
-}
-
 #[test]
 fn packets_that_leave_the_pools_have_the_nodes_address() {
-    let underlay = Underlay::new();
-    let (mut node, outside) = (Node::new(&underlay, 1), Node::new(&underlay, 9));
-    let (pod, other) = (Pod::new("pod", 1, 2), Pod::new("other", 1, 3));
-    assert_eq!(node.change(open_profile), Report::default());
-    node.add(&pod, open());
-    node.add(&other, open());
+    let ([mut node, outside], [pod, other]) = node_with_two_pods();
     // The second pool is behind the same switch, and has a route back to pods.
     let wire = |route: Route, address: Option<Ipv4Addr>| {
         move || {
@@ -54,9 +43,9 @@ fn packets_that_leave_the_pools_have_the_nodes_address() {
     for (outgoing, expected) in [(false, own), (true, Some(node_address(1).into())), (false, own)] {
         let report = node.change(|state| Arc::make_mut(&mut state.settings).pools = pools(outgoing));
         assert_eq!(report, Report::default());
-        assert_eq!(seen(|| pod.connect(OUTSIDE, 80), &server), expected, "natOutgoing: {outgoing}");
-        assert_eq!(seen(|| pod.connect(POOLED, 80), &server), own, "another pool");
-        assert_eq!(seen(|| pod.connect(other.address, 80), &neighbour), own, "another pod");
+        assert_eq!(seen(pod.connect(OUTSIDE, 80), &server), expected, "natOutgoing: {outgoing}");
+        assert_eq!(seen(pod.connect(POOLED, 80), &server), own, "another pool");
+        assert_eq!(seen(pod.connect(other.address, 80), &neighbour), own, "another pod");
     }
 
     // A pod outside all pools is still a pod of this node; the node's own packets keep their address.
@@ -64,7 +53,7 @@ fn packets_that_leave_the_pools_have_the_nodes_address() {
     let none: BTreeMap<_, _> =
         [("10.65.1.0/31".parse().unwrap(), true), ("10.65.1.2/32".parse().unwrap(), true)].into();
     node.change(|state| Arc::make_mut(&mut state.settings).pools = none);
-    assert_eq!(seen(|| pod.connect(other.address, 80), &neighbour), own, "a pod outside of the pools");
+    assert_eq!(seen(pod.connect(other.address, 80), &neighbour), own, "a pod outside of the pools");
     let from_tunnel = || {
         let link = interface_index("eth0").unwrap();
         let address = Address { link, address: tunnel.into(), prefix_length: 32 };
@@ -77,10 +66,10 @@ fn packets_that_leave_the_pools_have_the_nodes_address() {
         Some(TcpStream::from(socket))
     };
     assert_eq!(
-        node.namespace.run(|| seen(from_tunnel, &server)).unwrap(),
+        node.namespace.run(|| seen(from_tunnel(), &server)).unwrap(),
         Some(tunnel.into()),
         "the node's own"
     );
-    assert_eq!(seen(|| pod.connect(OUTSIDE, 80), &server), Some(node_address(1).into()));
+    assert_eq!(seen(pod.connect(OUTSIDE, 80), &server), Some(node_address(1).into()));
     assert_eq!(node.resync(), Report::default());
 }

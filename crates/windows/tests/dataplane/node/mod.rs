@@ -155,7 +155,7 @@ pub(crate) fn attachment(namespace: Guid) -> PodAttachment {
         netns: namespace.to_string(),
         address: POD,
         block: spec().block,
-        mtu: 1450,
+        mtu: None,
     }
 }
 

@@ -119,7 +119,7 @@ impl Node {
             netns: compartment.to_string(),
             address,
             block: block(self.number),
-            mtu: 1450,
+            mtu: None,
         };
         WindowsWiring::new(self.hns.clone()).connect(&pod).unwrap();
         self.pods.push((namespace, address));

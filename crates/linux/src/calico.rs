@@ -1,0 +1,178 @@
+//! What Calico leaves on a node when Tortie has taken over: found, and removed on request.
+//!
+//! The links of pods stay, because Tortie has adopted them. The VXLAN link and the routes between nodes are handed over to
+//! the agent instead of being removed, so that no packet is lost: the agent keeps what it needs and removes the rest.
+
+mod running;
+
+use std::fmt;
+
+use tortie_kernel::ipset;
+use tortie_kernel::nftables::Nft;
+use tortie_kernel::nftables::leftovers::{Leftover, Leftovers, Marks};
+use tortie_kernel::route::{Address, Change, Link, LinkSetting, Route, RouteSocket};
+
+use crate::Error;
+use crate::dataplane::{Config, OVERLAY_MARK, ROUTE_PROTOCOL};
+use crate::removal::tolerate_gone;
+
+pub use running::running;
+
+/// Calico's objects in nftables: tables of its own, or chains and rules in those of `iptables` (`felix/rules`).
+const MARKS: Marks<'static> = Marks { table: "calico", chains: "cali-", comments: "cali:" };
+/// The prefixes of its IP sets (`felix/ipsets`): version 4 and 6, permanent and temporary.
+const SETS: [&str; 4] = ["cali40", "cali60", "cali4t", "cali6t"];
+/// `RTPROT` of its routes (`felix/dataplane/linux`).
+pub(crate) const PROTOCOL: u8 = 80;
+/// Its links besides those of pods and the IPv4 overlay.
+const LINKS: [&str; 5] = ["vxlan-v6.calico", "wireguard.cali", "wg-v6.cali", "bpfin.cali", "bpfout.cali"];
+/// The link of IPIP, which the kernel creates and nobody can delete.
+const IPIP: &str = "tunl0";
+/// How often the removal from nftables is tried when others change it at the same time.
+const ATTEMPTS: usize = 10;
+
+/// What Calico has left, in the calling thread's network namespace.
+#[derive(Debug, Default)]
+pub struct Found {
+    leftovers: Leftovers,
+    sets: Vec<String>,
+    routes: Vec<Route>,
+    /// The VXLAN link, without the mark of Tortie.
+    overlay: Option<Link>,
+    links: Vec<Link>,
+    /// The addresses of the link of IPIP.
+    ipip: Vec<Address>,
+    /// The families whose legacy tables may hold chains of Calico.
+    legacy: Vec<&'static str>,
+}
+
+impl Found {
+    /// Looks for leftovers, and changes nothing.
+    ///
+    /// # Errors
+    /// The kernel refused to list something.
+    pub fn find(config: &Config) -> crate::Result<Self> {
+        let mut socket = RouteSocket::open()?;
+        let (mut overlay, mut links, mut ipip) = (None, Vec::new(), Vec::new());
+        for link in socket.links()? {
+            if link.name == config.vxlan_device && link.vxlan.is_some() && link.alias.is_empty() {
+                overlay = Some(link);
+            } else if LINKS.contains(&link.name.as_str()) {
+                links.push(link);
+            } else if link.name == IPIP {
+                // Calico's tunnel address is a network of its own.
+                ipip = socket.addresses()?;
+                ipip.retain(|address| address.link == link.index && address.prefix_length == 32);
+            }
+        }
+        let mut sets = ipset::names()?;
+        sets.retain(|name| SETS.iter().any(|prefix| name.starts_with(prefix)));
+        let mut routes = socket.routes()?;
+        routes.retain(|route| route.protocol == PROTOCOL);
+        let leftovers = Leftovers::find(MARKS)?;
+        Ok(Self { leftovers, sets, routes, overlay, links, ipip, legacy: legacy() })
+    }
+
+    /// Whether nothing is left that [`remove`](Self::remove) would change.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        let Self { leftovers, sets, routes, overlay, links, ipip, legacy: _ } = self;
+        leftovers.objects.is_empty()
+            && sets.is_empty()
+            && routes.is_empty()
+            && overlay.is_none()
+            && links.is_empty()
+            && ipip.is_empty()
+    }
+
+    /// What Tortie cannot remove, each with the remedy.
+    pub fn notes(&self) -> impl Iterator<Item = String> {
+        self.legacy.iter().map(|program| {
+            format!(
+                "legacy {program} tables exist, which Tortie cannot change; if {program}-legacy-save shows chains of Calico: \
+                 {program}-legacy-save | grep -v cali | {program}-legacy-restore"
+            )
+        })
+    }
+
+    /// Removes everything, or hands it over to the agent. Repeat it after an error.
+    ///
+    /// # Errors
+    /// Calico runs here; Tortie's policy is not in force here, so that pods would lose all policy; or the kernel refused
+    /// something.
+    pub fn remove(mut self, config: &Config) -> crate::Result<()> {
+        if let Some(sign) = running() {
+            return Err(Error::CalicoRuns { sign });
+        }
+        if Nft::open()?.list(&config.table)?.is_none() {
+            return Err(Error::NotInForce { table: config.table.clone() });
+        }
+        self.remove_chains()?;
+        // Rules no longer use them.
+        self.sets.iter().try_for_each(|name| ipset::destroy(name))?;
+        let mut socket = RouteSocket::open()?;
+        if let Some(overlay) = &self.overlay {
+            let marked = vec![LinkSetting::Alias(OVERLAY_MARK.to_owned())];
+            socket.change(&Change::SetLink(overlay.index, marked))?;
+        }
+        let handed_over = |route: &Route| Change::ReplaceRoute(Route { protocol: ROUTE_PROTOCOL, ..*route });
+        self.routes.iter().try_for_each(|route| tolerate_gone(socket.change(&handed_over(route))))?;
+        for link in &self.links {
+            tolerate_gone(socket.change(&Change::DeleteLink(link.index)))?;
+        }
+        for address in &self.ipip {
+            tolerate_gone(socket.change(&Change::DeleteAddress(*address)))?;
+            let down = Change::SetLink(address.link, vec![LinkSetting::Up(false)]);
+            tolerate_gone(socket.change(&down))?;
+        }
+        Ok(())
+    }
+
+    /// Others, such as kube-proxy, change the ruleset at any time; then what is left is found again.
+    fn remove_chains(&mut self) -> crate::Result<()> {
+        let mut attempt = 1;
+        loop {
+            match self.leftovers.remove() {
+                Err(error) if error.errno() == Some(libc::ERESTART) && attempt < ATTEMPTS => {
+                    attempt += 1;
+                    self.leftovers = Leftovers::find(MARKS)?;
+                }
+                removed => return Ok(removed?),
+            }
+        }
+    }
+}
+
+/// One line for each object; rules and chains of a table are counted.
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let objects = self.leftovers.objects.iter();
+        let tables = objects.clone().filter(|object| matches!(object, Leftover::Table(_)));
+        tables.into_iter().try_for_each(|table| writeln!(f, "{table}"))?;
+        for object in objects {
+            match object {
+                Leftover::Rule(..) | Leftover::Chain(..) => writeln!(f, "{object}")?,
+                Leftover::Table(_) => {}
+            }
+        }
+        self.sets.iter().try_for_each(|name| writeln!(f, "IP set {name}"))?;
+        self.routes
+            .iter()
+            .try_for_each(|route| writeln!(f, "route {route}, which Tortie's agent takes over"))?;
+        if let Some(link) = &self.overlay {
+            writeln!(f, "link {}, which Tortie's agent takes over", link.name)?;
+        }
+        self.links.iter().try_for_each(|link| writeln!(f, "link {}", link.name))?;
+        self.ipip.iter().try_for_each(|address| writeln!(f, "address {} of link {IPIP}", address.address))
+    }
+}
+
+/// The programs of legacy tables that exist here.
+fn legacy() -> Vec<&'static str> {
+    let families = [("ip", "iptables"), ("ip6", "ip6tables")];
+    let exist = |family: &str| {
+        std::fs::read_to_string(format!("/proc/thread-self/net/{family}_tables_names"))
+            .is_ok_and(|names| !names.trim().is_empty())
+    };
+    families.into_iter().filter(|(family, _)| exist(family)).map(|(_, program)| program).collect()
+}

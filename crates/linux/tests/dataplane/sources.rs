@@ -1,0 +1,69 @@
+//! Pods send only from their own addresses.
+
+use std::net::{Ipv4Addr, UdpSocket};
+use std::sync::Arc;
+
+use crate::common::cluster::*;
+use tortie_api::calico::EndpointToHostAction;
+use tortie_dataplane::PodWiring as _;
+use tortie_kernel::interface_index;
+use tortie_kernel::namespace::NetNs;
+use tortie_kernel::route::{Address, Change, RouteSocket};
+use tortie_kernel::sysctl;
+
+/// A socket that sends from this address, which the namespace gets.
+fn sender(namespace: &NetNs, address: Ipv4Addr) -> UdpSocket {
+    let open = || {
+        let link = interface_index("eth0").unwrap();
+        let address = Address { link, address: address.into(), prefix_length: 32 };
+        // The pod's own address exists.
+        let _ = RouteSocket::open().unwrap().change(&Change::AddAddress(address));
+        UdpSocket::bind((address.address, 0)).unwrap()
+    };
+    namespace.run(open).unwrap()
+}
+
+fn receiver(namespace: &NetNs) -> UdpSocket {
+    let socket = namespace.run(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 7000)).unwrap()).unwrap();
+    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+    socket
+}
+
+/// The kernel's own check of sources is strict, loose or off, as other software may set it for all interfaces: the
+/// table's check counts in any case.
+#[test]
+fn packets_from_other_addresses_are_dropped() {
+    let (mut nodes, [pod, remote]) = two_nodes();
+    let neighbour = Pod::new("neighbour", 1, 3);
+    nodes[0].add(&neighbour, open());
+    let to_node = EndpointToHostAction::Accept;
+    nodes[0].change(|state| Arc::make_mut(&mut state.settings).endpoint_to_host = to_node);
+    let node = &nodes[0];
+    let receivers = [&neighbour.namespace, &remote.namespace, &node.namespace].map(receiver);
+    let to = [neighbour.address, remote.address, node_address(1)];
+    // Of nobody, of this node's block, of the block of another node, and of that node.
+    let forged = [[192, 0, 2, 1], [10, 65, 1, 9], [10, 65, 2, 9], [172, 31, 0, 2]].map(Ipv4Addr::from);
+    let forged = forged.map(|address| sender(&pod.namespace, address));
+    let own = sender(&pod.namespace, pod.address);
+    let host = node.wiring.host_interface(&pod.id(), &pod.container_id);
+    for filter in ["1", "2", "0"] {
+        let set = || {
+            for link in ["all", &host] {
+                sysctl::ensure(&format!("net/ipv4/conf/{link}/rp_filter"), filter).unwrap();
+            }
+        };
+        node.namespace.run(set).unwrap();
+        for (receiver, to) in receivers.iter().zip(to) {
+            forged.iter().for_each(|socket| drop(socket.send_to(b"forged", (to, 7000)).unwrap()));
+            // When this one has arrived, the others have been dropped or received.
+            own.send_to(b"own", (to, 7000)).unwrap();
+            let mut buffer = [0; 8];
+            let (length, from) = receiver.recv_from(&mut buffer).unwrap();
+            assert_eq!(
+                (&buffer[..length], from.ip()),
+                (&b"own"[..], pod.address.into()),
+                "rp_filter {filter}"
+            );
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Tortie comes, is used, is replaced by another build, and goes without a trace.
+
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, bail};
+use tortie_servers::programs::{COREDNS, E2E};
+
+use super::{
+    Folder, NODES, PODS, down, finish, kubectl, kubectl_command, node_command, start, suites, tortie_command,
+    wait_until,
+};
+use crate::image;
+
+/// The name of the image to which the cluster is upgraded.
+const NEXT: &str = "tortie.io/tortie:next";
+
+/// Five specs of Kubernetes' suite: policy, pods on one node, Services, and ports of nodes.
+const SPECS: [&str; 5] = [
+    "Netpol NetworkPolicy between server and client should support a 'default-deny-ingress' policy",
+    "Netpol NetworkPolicy .* should enforce policy to allow traffic only from a different namespace, based on NamespaceSelector",
+    "Networking Granular Checks: Pods should function for intra-pod communication: http ",
+    "Services should serve a basic endpoint from pods",
+    "HostPort validates that there is no conflict between pods with same hostPort",
+];
+
+/// What a node has that Tortie may leave: links, routes, nftables tables, files, kernel parameters. The tables of iptables are
+/// kubelet's, which makes them at any time.
+const SURVEY: &str = "
+    ip -o link | cut -d: -f2 | cut -d@ -f1 | sed 's/^/link/'
+    ip route | sed 's/^/route /'
+    nft list tables | grep -v 'table ip6* [fmnr]' | grep -v kube-proxy
+    ls -A /etc/cni/net.d | sed 's/^/configuration /'
+    ls -A /opt/cni/bin | sed 's/^/plugin /'
+    for folder in /run/tortie /var/lib/tortie /var/run/tortie; do if [ -e $folder ]; then echo folder $folder; fi; done
+    ss -lxn | grep tortie || true
+    cd /proc/sys/net && grep -r . ipv4/ip_forward ipv4/conf ipv4/neigh ipv6/conf 2>/dev/null | grep -v 'cali\\|stable_secret\\|mc_forwarding'";
+
+/// Runs all of it on a cluster of its own.
+pub(super) fn run() -> Result<()> {
+    if Folder::new().process().is_some() {
+        bail!("a cluster is running; remove it first: cargo xtask e2e down");
+    }
+    let started = Instant::now();
+    let archives = ["tortie.tar", "tortie-next.tar"].map(|name| E2E.target().join(name));
+    image::build_for_this_machine(&archives[0], image::NAME)?;
+    image::build_for_this_machine(&archives[1], NEXT)?;
+    let folder = start(&archives)?;
+    let outcome = whole_life(&folder);
+    down()?;
+    outcome?;
+    println!("==> all of it took {:.0} s", started.elapsed().as_secs_f64());
+    Ok(())
+}
+
+fn whole_life(folder: &Folder) -> Result<()> {
+    let before = surveys()?;
+    step("install", || tortie(&["install", "--pool", PODS]))?;
+    step("the cluster is healthy", is_healthy)?;
+    step("DNS", install_dns)?;
+    step("five specs of Kubernetes' suite", || {
+        suites::network(folder, &[&format!("-ginkgo.focus={}", SPECS.join("|"))])
+    })?;
+    step("upgrade", || tortie(&["install", "--pool", PODS, "--image", NEXT]))?;
+    step("each agent is of the new image", agents_are_new)?;
+    step("the cluster is healthy", is_healthy)?;
+    step("uninstall", || {
+        kubectl(&["delete", "--filename", &dns_manifest()])?;
+        kubectl(&["wait", "pod", "--all", "--namespace=kube-system", "--for=delete", "--timeout=120s"])?;
+        tortie(&["uninstall", "--data"])
+    })?;
+    step("nothing is left", || nothing_is_left(&before))
+}
+
+fn step(name: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
+    let started = Instant::now();
+    println!("==> {name}");
+    work().with_context(|| name.to_owned())?;
+    println!("    after {:.0} s", started.elapsed().as_secs_f64());
+    Ok(())
+}
+
+fn tortie(arguments: &[&str]) -> Result<()> {
+    finish(&mut tortie_command(arguments)?)
+}
+
+fn dns_manifest() -> String {
+    COREDNS.folder().join("cluster.yaml").display().to_string()
+}
+
+/// Installs the DNS, whose pods need Tortie.
+pub(super) fn install_dns() -> Result<()> {
+    kubectl(&["apply", "--filename", &dns_manifest()])?;
+    kubectl(&["rollout", "status", "--namespace=kube-system", "deployment/coredns", "--timeout=120s"])
+}
+
+/// `tortie status` has no complaint, and no node has a condition.
+fn is_healthy() -> Result<()> {
+    kubectl(&["wait", "node", "--all", "--for=condition=Ready", "--timeout=120s"])?;
+    let mut screen = String::new();
+    let healthy = wait_until("tortie status has no complaint, and no node has a condition", || {
+        let output = tortie_command(&["status"])?.output()?;
+        screen = String::from_utf8_lossy(&output.stdout).into_owned();
+        // The last column is the number of conditions.
+        let row = |node: &str| screen.lines().find(|line| line.split_whitespace().next() == Some(node));
+        let is_calm = |node: &str| row(node).is_some_and(|row| row.split_whitespace().last() == Some("0"));
+        Ok(output.status.success() && NODES.into_iter().all(is_calm))
+    });
+    let reports =
+        || tortie_command(&["get", "nodereports", "-o", "json"])?.output().map_err(anyhow::Error::from);
+    if let Err(error) = healthy {
+        bail!("{error}:\n{screen}\n{}", String::from_utf8_lossy(&reports()?.stdout));
+    }
+    println!("{screen}");
+    Ok(())
+}
+
+fn agents_are_new() -> Result<()> {
+    let images = "jsonpath={range .items[*]}{.spec.containers[0].image} {end}";
+    let output = kubectl_command(&["get", "pods", "--namespace=tortie-system", "-o", images])?.output()?;
+    let images = String::from_utf8_lossy(&output.stdout).into_owned();
+    // The agents, and the controllers.
+    if images.split_whitespace().count() <= NODES.len()
+        || images.split_whitespace().any(|image| image != NEXT)
+    {
+        bail!("the pods of Tortie have the images {images}");
+    }
+    Ok(())
+}
+
+/// The state of each node.
+fn surveys() -> Result<Vec<Vec<String>>> {
+    NODES.into_iter().map(survey).collect()
+}
+
+fn survey(node: &str) -> Result<Vec<String>> {
+    let output = node_command(node, &["sh", "-c", SURVEY])?.output()?;
+    if output.stdout.is_empty() {
+        bail!("{node}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
+}
+
+fn nothing_is_left(before: &[Vec<String>]) -> Result<()> {
+    let mut differences = Vec::new();
+    for ((node, before), after) in NODES.into_iter().zip(before).zip(surveys()?) {
+        let new = after.iter().filter(|line| !before.contains(line)).map(|line| format!("{node}: + {line}"));
+        let gone = before.iter().filter(|line| !after.contains(line)).map(|line| format!("{node}: - {line}"));
+        differences.extend(new.chain(gone));
+    }
+    let objects = ["get", "clusterroles,clusterrolebindings,namespaces,crds", "-o", "name"];
+    let output = kubectl_command(&objects)?.output()?;
+    let names = String::from_utf8_lossy(&output.stdout).into_owned();
+    differences.extend(
+        names.lines().filter(|name| name.contains("tortie") || name.contains("calico")).map(str::to_owned),
+    );
+    if !differences.is_empty() {
+        bail!("uninstall leaves something, or removes something else:\n{}", differences.join("\n"));
+    }
+    Ok(())
+}
