@@ -16,6 +16,7 @@ mod labels;
 mod locks;
 mod metrics;
 mod node;
+mod obtain;
 mod pending;
 mod plane;
 mod pods;
@@ -258,10 +259,11 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
         "the control socket",
         control_server::run(node.clone(), asker, extras.log_level.clone(), control),
     );
-    let (busy, mtu) = (Locks::default(), network.mtu);
+    let (busy, addressing, mtu) = (Locks::default(), Locks::default(), network.mtu);
     let limits_bandwidth = extras.cni_plugins.has(BANDWIDTH_PLUGIN);
     let pods = Arc::new(Pods {
         busy,
+        addressing,
         store: endpoints,
         ipam,
         wiring,

@@ -1,6 +1,7 @@
 //! The thread that owns calc and the dataplane: batches of changes in, what is in force out.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -30,6 +31,8 @@ pub(crate) struct InForce {
     /// Everything up to here is in force, except for what the report says about single endpoints.
     pub(crate) positions: Positions,
     pub(crate) endpoints: Vec<EndpointId>,
+    /// The endpoints of the node by address.
+    pub(crate) holders: BTreeMap<IpAddr, EndpointId>,
     pub(crate) report: Report,
     pub(crate) findings: Vec<Finding>,
     /// Stored objects that are not in force.
@@ -261,11 +264,17 @@ impl Plane {
             given: self.given.clone(),
             positions: self.positions.clone(),
             endpoints: self.calc.state().endpoints.keys().cloned().collect(),
+            holders: self.holders(),
             report: self.report.clone(),
             findings: self.calc.findings(),
             unsupported: self.watched.all(),
             unavailable: self.unavailable.clone(),
         }));
+    }
+
+    fn holders(&self) -> BTreeMap<IpAddr, EndpointId> {
+        let endpoints = self.calc.state().endpoints.iter();
+        endpoints.flat_map(|(id, endpoint)| endpoint.addresses.iter().map(|one| (*one, id.clone()))).collect()
     }
 
     /// Logs new conditions, and those that have ended.

@@ -11,6 +11,10 @@ use tortie_store::{POD_UID, Stored};
 use crate::addresses::PodAddress;
 use crate::pods::{Pods, store_failure};
 
+/// The annotation of a WorkloadEndpoint with the CNI network whose IPAM plugin has given its address. There is no handle that
+/// would name the network.
+pub(crate) const NETWORK: &str = "tortie.io/cni-network";
+
 impl Pods {
     /// Publishes the WorkloadEndpoint: from here on every node knows the pod.
     pub(crate) async fn publish(
@@ -23,6 +27,8 @@ impl Pods {
     ) -> Result<Position, Failure> {
         let key = self.key(id);
         let uid = stored.value["metadata"]["uid"].as_str();
+        let network = call.delegated.map(|_| (NETWORK.to_owned(), call.config.name.clone()));
+        let uid = uid.map(|uid| (POD_UID.to_owned(), uid.to_owned()));
         let endpoint = WorkloadEndpoint {
             api_version: key.kind.api_version().to_owned(),
             kind: key.kind.name().to_owned(),
@@ -30,7 +36,7 @@ impl Pods {
                 name: key.name.clone(),
                 namespace: id.namespace.to_string(),
                 labels: pod.metadata.labels.clone(),
-                annotations: uid.map(|uid| (POD_UID.to_owned(), uid.to_owned())).into_iter().collect(),
+                annotations: uid.into_iter().chain(network).collect(),
             },
             spec: WorkloadEndpointSpec {
                 orchestrator: "k8s".to_owned(),

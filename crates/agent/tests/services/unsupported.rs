@@ -48,7 +48,6 @@ async fn unsupported_settings_of_ipam_fail_the_add() {
     bed.pod("p", "u", json!({})).await;
     for (ipam, named) in [
         (json!({"type": "calico-ipam", "assign_ipv4": "true", "assign_ipv6": "false"}), ""),
-        (json!({"type": "host-local"}), "ipam.type"),
         (json!({"type": "calico-ipam", "assign_ipv6": "true"}), "ipam.assign_ipv6"),
         (json!({"type": "calico-ipam", "assign_ipv4": false}), "ipam.assign_ipv4"),
         (json!({"ranges": []}), "ipam.ranges"),

@@ -14,6 +14,9 @@ const PREFIX: &str = "cni.projectcalico.org/";
 const ADDRESSES: &str = "cni.projectcalico.org/ipAddrs";
 const POOLS: &str = "cni.projectcalico.org/ipv4pools";
 
+/// The annotations by which pods and namespaces request addresses of Tortie's IPAM.
+pub const REQUESTS: [&str; 2] = [ADDRESSES, POOLS];
+
 /// What a pod requests by annotations.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Requested {
