@@ -216,7 +216,9 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
     }
     progress.reach(Stage::PrepareNode);
     let network = ClusterNetwork::default();
-    let ipam = Arc::new(Ipam::new(store.clone(), &node, node_labels));
+    let most_blocks = node::most_blocks(&platform).await;
+    let ipam = Ipam::new(store.clone(), &node, node_labels).with_most_blocks(most_blocks);
+    let ipam = Arc::new(ipam);
     let about = platform.about();
     let Prepared { dataplane, wiring, announced } =
         node::prepare(&*endpoints, &ipam, &node, platform, &network).await?;
@@ -230,7 +232,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
     let of_barrier = kinds.iter().copied().filter(|kind| *kind != Kind::WorkloadEndpoint).collect();
     let barrier = Barrier::new(store.clone(), of_barrier);
     let dataplane = Box::new(Measured { inner: dataplane, metrics: metrics.clone() });
-    let (batches, in_force) = plane::start(&node, dataplane)
+    let (batches, in_force) = plane::start(&node, dataplane, most_blocks)
         .map_err(|error| AgentError::system("starting the dataplane's thread", error))?;
     progress.reach(Stage::ReadCluster);
     started.send_replace(Some(in_force.clone()));

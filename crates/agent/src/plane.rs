@@ -72,23 +72,23 @@ pub(crate) fn forbidden(kind: Kind, error: &StoreError) -> String {
 pub(crate) fn start(
     node: &str,
     dataplane: Box<dyn Dataplane>,
+    most_blocks: u32,
 ) -> std::io::Result<(Batches, watch::Receiver<Arc<InForce>>)> {
     let (batches, inbox) = queue();
-    let in_force = start_with(node, dataplane, inbox)?;
+    let in_force = start_with(Watched::new(node).with_most_blocks(most_blocks), dataplane, inbox)?;
     Ok((batches, in_force))
 }
 
 fn start_with(
-    node: &str,
+    watched: Watched,
     mut dataplane: Box<dyn Dataplane>,
     inbox: Inbox,
 ) -> std::io::Result<watch::Receiver<Arc<InForce>>> {
     dataplane.watch(Box::new(inbox.disturb()));
     let (publish, in_force) = watch::channel(Arc::new(InForce::default()));
     let (report, logged, given, positions, unavailable) = Default::default();
-    let calc = Calc::new(node);
+    let calc = Calc::new(watched.node());
     let calc = if dataplane.asks_for_services() { calc.with_services() } else { calc };
-    let watched = Watched::new(node);
     let backoff = Backoff::new(random_seed());
     let mut plane =
         Plane { calc, watched, dataplane, publish, given, positions, unavailable, report, backoff, logged };
@@ -346,7 +346,8 @@ mod tests {
         let (entered, is_stuck) = mpsc::channel();
         let (open, tokens) = mpsc::channel();
         let waiting = inbox.waiting_of();
-        let mut in_force = start_with("node", Box::new(Stuck { entered, tokens }), inbox).unwrap();
+        let mut in_force =
+            start_with(Watched::new("node"), Box::new(Stuck { entered, tokens }), inbox).unwrap();
         batches.send(batch(1, "first", Some(json!({"metadata": {"name": "first"}}))));
         is_stuck.recv().unwrap();
 
@@ -381,7 +382,8 @@ mod tests {
         let (open, tokens) = mpsc::channel();
         drop(open);
         let waiting = inbox.waiting_of();
-        let mut in_force = start_with("node", Box::new(Stuck { entered, tokens }), inbox).unwrap();
+        let mut in_force =
+            start_with(Watched::new("node"), Box::new(Stuck { entered, tokens }), inbox).unwrap();
         let named = |name: &str| Some(json!({"metadata": {"name": name}}));
         for position in 1..=100 {
             let part = batch(position, &format!("n{position}"), named("n"));
@@ -412,7 +414,8 @@ mod tests {
         let (batches, inbox) = bounded(1 << 20);
         let (entered, _is_stuck) = mpsc::channel();
         let (open, tokens) = mpsc::channel();
-        let mut in_force = start_with("node", Box::new(Stuck { entered, tokens }), inbox).unwrap();
+        let mut in_force =
+            start_with(Watched::new("node"), Box::new(Stuck { entered, tokens }), inbox).unwrap();
         drop(open);
         batches.send(batch(5_000, "first", None));
         in_force.wait_for(|now| now.given == at(5_000)).await.unwrap();
