@@ -121,6 +121,13 @@ impl Platform {
         }
     }
 
+    fn hcn(&self) -> Option<Arc<dyn Hcn>> {
+        match self {
+            Platform::Windows { hcn, .. } => Some(hcn.clone()),
+            Platform::Linux | Platform::Other { .. } => None,
+        }
+    }
+
     /// The constant content of the node's reports.
     fn about(&self) -> NodeStatus {
         let static_rules = match self {
@@ -216,7 +223,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
     }
     progress.reach(Stage::PrepareNode);
     let network = ClusterNetwork::default();
-    let most_blocks = node::most_blocks(&platform).await;
+    let most_blocks = node::most_blocks(platform.hcn()).await;
     let ipam = Ipam::new(store.clone(), &node, node_labels).with_most_blocks(most_blocks);
     let ipam = Arc::new(ipam);
     let about = platform.about();

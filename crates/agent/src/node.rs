@@ -100,10 +100,9 @@ pub(crate) async fn wait_for(store: &dyn Store, name: &str) -> Result<Node, Agen
 }
 
 /// How many blocks the node's network can have. A Windows node that does not answer has one, until its agent starts again.
-pub(crate) async fn most_blocks(platform: &Platform) -> u32 {
-    let Platform::Windows { hcn, .. } = platform else { return u32::MAX };
-    let asked = hcn.clone();
-    match tokio::task::spawn_blocking(move || asked.version()).await {
+pub(crate) async fn most_blocks(hcn: Option<Arc<dyn Hcn>>) -> u32 {
+    let Some(hcn) = hcn else { return u32::MAX };
+    match tokio::task::spawn_blocking(move || hcn.version()).await {
         Ok(Ok(version)) if version.supports(Feature::SeveralSubnets) => u32::MAX,
         Ok(Ok(_)) => 1,
         error => {
