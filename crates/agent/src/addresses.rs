@@ -56,6 +56,8 @@ pub(crate) fn of_endpoint(endpoint: &Stored, container: &str) -> Vec<IpAddr> {
 pub(crate) struct Wanted {
     /// `None` for any address.
     pub(crate) address: Option<IpAddr>,
+    /// An address that no IPAM knows.
+    pub(crate) outside: Option<Ipv4Addr>,
     /// Names or networks; empty for those that select the node and the namespace.
     pub(crate) pools: Vec<String>,
 }
@@ -78,11 +80,24 @@ pub(crate) fn wanted(
     }
     let of_config = check_config(&call.config)?;
     let requested = support::requested(pod.1, namespace.1);
+    if let Some(IpAddr::V4(outside)) = requested.outside {
+        let msg = format!("{} requests the address {outside} outside of IPAM", pod.0);
+        if !allows_outside(&call.config) {
+            let why = "this is off; set feature_control.ip_addrs_no_ipam in the CNI configuration, or use the annotation \
+                       cni.projectcalico.org/ipAddrs";
+            return Err(Failure::new(Code::NOT_SUPPORTED, msg, why));
+        }
+        if let Some(address) = requested.address {
+            let why = "take one of the annotations out";
+            return Err(Failure::new(Code::INVALID_CONFIG, format!("{msg}, and {address} of IPAM"), why));
+        }
+        return Ok(Wanted { outside: Some(outside), ..Wanted::default() });
+    }
     let address = match requested.address {
         Some(address) => Some(address),
         None => address_of_call(call)?,
     };
-    Ok(Wanted { address, pools: requested.pools.unwrap_or(of_config) })
+    Ok(Wanted { address, outside: None, pools: requested.pools.unwrap_or(of_config) })
 }
 
 /// Only Tortie's own IPAM gives a requested address, or one of requested pools. Another IPAM plugin reads what the runtime
@@ -171,12 +186,20 @@ fn refuse<T>(config: &NetworkConfig, name: &str, text: &str, why: &str) -> Resul
     Err(Failure::new(Code::NOT_SUPPORTED, msg, why))
 }
 
+/// The feature of addresses that pods request and no IPAM knows.
+const NO_IPAM: &str = "ip_addrs_no_ipam";
+
+/// Whether pods of the network may have addresses that IPAM does not know.
+pub(crate) fn allows_outside(config: &NetworkConfig) -> bool {
+    config.extra.get("feature_control").is_some_and(|features| features[NO_IPAM] == true)
+}
+
 /// Rejects features that a network configuration switches on.
 fn refuse_features(config: &NetworkConfig) -> Result<(), Failure> {
     for (name, value) in config.extra.get("feature_control").and_then(Value::as_object).into_iter().flatten()
     {
-        if *value != Value::Bool(false) {
-            let why = "Tortie has no addresses outside of IPAM and no floating addresses; take it out";
+        if *value != Value::Bool(false) && !(name == NO_IPAM && *value == Value::Bool(true)) {
+            let why = "Tortie has no floating addresses and knows no other features; take it out";
             return refuse(config, &format!("feature_control.{name}"), &value.to_string(), why);
         }
     }

@@ -21,6 +21,8 @@ const MOST_REFUSED: usize = 16;
 /// An address for a pod.
 pub(crate) struct Obtained {
     pub(crate) address: PodAddress,
+    /// Whether the agent's IPAM does not know it.
+    pub(crate) outside: bool,
     /// Keeps other calls from using the same address until this one is done.
     _turn: Option<OwnedMutexGuard<()>>,
 }
@@ -42,6 +44,10 @@ impl Pods {
             (&pod.0.key, &pod.1.metadata.annotations),
             (&namespace_key, &namespace.annotations),
         )?;
+        if let Some(address) = wanted.outside {
+            let from = format!("the address {address} of the annotation cni.projectcalico.org/ipAddrsNoIpam");
+            return self.outside(id, from, address.into()).await;
+        }
         let request = Request {
             handle: handle(call),
             owner: self.owner(id),
@@ -55,7 +61,10 @@ impl Pods {
                 addresses::assign(&self.ipam, call, &request, wanted.address).await?
             }
             (AddressSource::System, _) => return self.chosen_by_system(call, id, &request).await,
-            (_, Some(net)) => return self.delegated(id, source, net).await,
+            (_, Some(net)) => {
+                let from = format!("the address {} of ipam.type {}", net.addr(), source.name());
+                return self.outside(id, from, net).await;
+            }
             (_, None) => {
                 let msg = format!("the plugin has passed no address of ipam.type {}", source.name());
                 return Err(Failure::new(
@@ -66,18 +75,12 @@ impl Pods {
             }
         };
         let address = PodAddress::of(&assigned).ok_or_else(|| addresses::not_wired(id))?;
-        Ok(Obtained { address, _turn: None })
+        Ok(Obtained { address, outside: false, _turn: None })
     }
 
-    /// An address of another IPAM plugin. Nobody else may have it, whatever that plugin says.
-    async fn delegated(
-        &self,
-        id: &EndpointId,
-        source: AddressSource<'_>,
-        net: Ipv4Net,
-    ) -> Result<Obtained, Failure> {
+    /// An address that the agent's IPAM does not know. Nobody else may have it, wherever it is from.
+    async fn outside(&self, id: &EndpointId, from: String, net: Ipv4Net) -> Result<Obtained, Failure> {
         let address = net.addr();
-        let from = format!("the address {address} of ipam.type {}", source.name());
         let turn = self.addressing.lock(&address).await;
         let holder = self.in_force.borrow().holders.get(&IpAddr::V4(address)).cloned();
         if let Some(holder) = holder.filter(|holder| holder != id) {
@@ -94,7 +97,7 @@ impl Pods {
             let remedy = "use another network, or set assignmentMode Manual or disabled in the IPPool";
             return Err(Failure::new(Code::IPAM, msg, remedy));
         }
-        Ok(Obtained { address: PodAddress { address, block: net.trunc() }, _turn: Some(turn) })
+        Ok(Obtained { address: PodAddress { address, block: net.trunc() }, outside: true, _turn: Some(turn) })
     }
 
     /// An address that the operating system chooses. IPAM records it, so that it gives it to nobody else.
@@ -123,7 +126,7 @@ impl Pods {
                         Failure::new(Code::IPAM, msg, error.to_string())
                     })?;
                     let address = PodAddress::of(&assigned).ok_or_else(|| addresses::not_wired(id))?;
-                    return Ok(Obtained { address, _turn: None });
+                    return Ok(Obtained { address, outside: false, _turn: None });
                 }
             }
         }

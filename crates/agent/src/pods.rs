@@ -20,7 +20,8 @@ use tortie_api::kubernetes::Pod;
 use tortie_api::{Key, Kind, Metadata, Positions, Resource};
 use tortie_cni::transport::Answer;
 use tortie_cni::{
-    Address, Attachment, Code, Command, Failure, Interface, Invocation, PrevResult, Route, Success,
+    Address, Attachment, Code, Command, Failure, Interface, Invocation, NetworkConfig, PrevResult, Route,
+    Success,
 };
 use tortie_dataplane::{EndpointId, PodAttachment, PodInterface, PodWiring, WiringError};
 use tortie_ipam::{Assignment, Ipam, IpamError};
@@ -129,7 +130,7 @@ impl Pods {
         let obtained = self.obtain(call, id, &pod, namespace).await?;
         let assignment = obtained.address;
         let interface = self.connect(call, id, assignment).await?;
-        let published = self.publish(call, id, &pod, assignment, &interface).await?;
+        let published = self.publish(call, id, &pod, &obtained, &interface).await?;
         positions.advance(Kind::WorkloadEndpoint, published);
         self.wait_for_policy(id, &positions, hung_up).await?;
         self.wait_until_live(id, &interface).await?;
@@ -190,9 +191,9 @@ impl Pods {
         if endpoint.spec.container_id != call.container_id {
             return Err(differs(format!("it belongs to container {}", endpoint.spec.container_id)));
         }
-        let is_delegated = call.config.address_source()?.is_delegated();
         let of_endpoint = || endpoint.spec.ip_networks.iter().find_map(PodAddress::alone);
-        let known = if is_delegated { of_endpoint() } else { self.find(call).await? };
+        let is_outside = has_outside(&call.config)?;
+        let known = self.find(call).await?.or_else(|| of_endpoint().filter(|_| is_outside));
         let Some(assignment) = known else {
             return Err(differs("it has no address".to_owned()));
         };
@@ -251,7 +252,7 @@ impl Pods {
         if !self.assigned(gone).await?.is_empty() {
             return Ok(true);
         }
-        if !gone.config.address_source()?.is_delegated() {
+        if !has_outside(&gone.config)? {
             return Ok(false);
         }
         if !self.store.derives_from_kubernetes() {
@@ -505,6 +506,11 @@ impl Pods {
         ];
         pairs.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
     }
+}
+
+/// Whether pods of the network may have addresses that the agent's IPAM does not know.
+fn has_outside(config: &NetworkConfig) -> Result<bool, Failure> {
+    Ok(config.address_source()?.is_delegated() || addresses::allows_outside(config))
 }
 
 fn not_checked(error: &IpamError) -> Failure {

@@ -15,6 +15,9 @@ use tracing::{info, warn};
 
 use crate::Error;
 
+/// The longest prefix of a subnet: it needs an address besides its own, its gateway and its broadcast address.
+const LONGEST_PREFIX: u8 = 30;
+
 /// The required overlay network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OverlaySpec {
@@ -136,6 +139,13 @@ pub(crate) fn subnets(network: &Network) -> impl Iterator<Item = Ipv4Net> {
 
 /// Adds a subnet for a block. Another call may do the same at the same time.
 pub(crate) fn add_subnet(hcn: &(impl Hcn + ?Sized), network: &Network, block: Ipv4Net) -> Result<(), Error> {
+    if block.prefix_len() > LONGEST_PREFIX {
+        let object = format!("network {}", network.name);
+        return Err(Error::Differs {
+            object,
+            problem: format!("no subnet of it has the address {}", block.addr()),
+        });
+    }
     let version = hcn.version()?;
     if !version.supports(Feature::SeveralSubnets) {
         let object = format!("network {}", network.name);

@@ -75,7 +75,8 @@ async fn features_that_are_off_fail_the_add() {
     bed.pod("p", "u", json!({})).await;
     for (features, fails) in [
         (json!({"floating_ips": false}), false),
-        (json!({"ip_addrs_no_ipam": true}), true),
+        (json!({"ip_addrs_no_ipam": true}), false),
+        (json!({"ip_addrs_no_ipam": "true"}), true),
         (json!({"floating_ips": true}), true),
     ] {
         let mut call = bed.invocation(Command::Add, "c1", "p");

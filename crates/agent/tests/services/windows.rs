@@ -106,3 +106,27 @@ async fn hns_chooses_addresses_that_ipam_records() {
     let network = hns.network_by_name(tortie_windows::NETWORK).unwrap().unwrap();
     assert_eq!(hns.endpoints_of_network(network.id).unwrap().len(), 4, "{failure}");
 }
+
+/// The plugin has got it from host-local. Its network becomes a subnet.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_of_another_ipam_plugin_gets_a_subnet() {
+    let (bed, hns) = node(Config::SERVER_2022).await;
+    let delegated = |mut call: Invocation, net: &str| {
+        call.config.extra.insert("ipam".to_owned(), json!({"type": "host-local"}));
+        call.delegated = Some(net.parse().unwrap());
+        call
+    };
+    let call_a = delegated(call(&bed, &hns, Command::Add, "a").await, "10.77.0.2/24");
+    let success = bed.call(call_a).await.unwrap().unwrap();
+    assert_eq!(success.ips[0].address, "10.77.0.2/24");
+    assert_eq!(success.routes[0].gw, Some("10.77.0.1".parse().unwrap()));
+    add(&bed, &hns, "b").await.unwrap();
+    let alone = delegated(call(&bed, &hns, Command::Add, "c").await, "10.78.0.2/32");
+    let failure = bed.call(alone).await.unwrap_err();
+    assert!(failure.details.contains("no subnet of it has the address 10.78.0.2"), "{failure:?}");
+    // A plugin of an older version passes no address.
+    let mut older = call(&bed, &hns, Command::Add, "c").await;
+    older.config.extra.insert("ipam".to_owned(), json!({"type": "host-local"}));
+    let failure = bed.call(older).await.unwrap_err();
+    assert!(failure.msg.contains("passed no address of ipam.type host-local"), "{failure:?}");
+}
