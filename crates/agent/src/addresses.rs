@@ -7,7 +7,7 @@ use ipnet::{IpNet, Ipv4Net};
 use serde::Deserialize;
 use serde_json::Value;
 use tortie_api::{Key, support};
-use tortie_cni::{Code, Failure, Invocation, NetworkConfig};
+use tortie_cni::{AddressSource, Code, Failure, Invocation, NetworkConfig};
 use tortie_dataplane::EndpointId;
 use tortie_ipam::{Assignment, Holder, Ipam, IpamError, Request};
 use tortie_store::Stored;
@@ -20,6 +20,14 @@ pub(crate) struct PodAddress {
 }
 
 impl PodAddress {
+    /// The address of an endpoint, without its block.
+    pub(crate) fn alone(net: &IpNet) -> Option<Self> {
+        match net {
+            IpNet::V4(net) => Some(Self { address: net.addr(), block: net.addr().into() }),
+            IpNet::V6(_) => None,
+        }
+    }
+
     /// `None` for IPv6.
     pub(crate) fn of(assignment: &Assignment) -> Option<Self> {
         match (assignment.address, assignment.block) {
@@ -48,6 +56,8 @@ pub(crate) fn of_endpoint(endpoint: &Stored, container: &str) -> Vec<IpAddr> {
 pub(crate) struct Wanted {
     /// `None` for any address.
     pub(crate) address: Option<IpAddr>,
+    /// An address that no IPAM knows.
+    pub(crate) outside: Option<Ipv4Addr>,
     /// Names or networks; empty for those that select the node and the namespace.
     pub(crate) pools: Vec<String>,
 }
@@ -58,18 +68,63 @@ pub(crate) struct Wanted {
 /// The request is invalid or not supported.
 pub(crate) fn wanted(
     call: &Invocation,
+    source: AddressSource<'_>,
     pod: (&Key, &BTreeMap<String, String>),
     namespace: (&Key, &BTreeMap<String, String>),
 ) -> Result<Wanted, Failure> {
-    let of_config = check_config(&call.config)?;
+    refuse_features(&call.config)?;
     refuse_annotations(pod)?;
     refuse_annotations(namespace)?;
+    if source != AddressSource::Pools {
+        return refuse_requests(call, source, [pod, namespace]).map(|()| Wanted::default());
+    }
+    let of_config = check_config(&call.config)?;
     let requested = support::requested(pod.1, namespace.1);
+    if let Some(IpAddr::V4(outside)) = requested.outside {
+        let msg = format!("{} requests the address {outside} outside of IPAM", pod.0);
+        if !allows_outside(&call.config) {
+            let why = "this is off; set feature_control.ip_addrs_no_ipam in the CNI configuration, or use the annotation \
+                       cni.projectcalico.org/ipAddrs";
+            return Err(Failure::new(Code::NOT_SUPPORTED, msg, why));
+        }
+        if let Some(address) = requested.address {
+            let why = "take one of the annotations out";
+            return Err(Failure::new(Code::INVALID_CONFIG, format!("{msg}, and {address} of IPAM"), why));
+        }
+        return Ok(Wanted { outside: Some(outside), ..Wanted::default() });
+    }
     let address = match requested.address {
         Some(address) => Some(address),
         None => address_of_call(call)?,
     };
-    Ok(Wanted { address, pools: requested.pools.unwrap_or(of_config) })
+    Ok(Wanted { address, outside: None, pools: requested.pools.unwrap_or(of_config) })
+}
+
+/// Only Tortie's own IPAM gives a requested address, or one of requested pools. Another IPAM plugin reads what the runtime
+/// requests itself.
+fn refuse_requests(
+    call: &Invocation,
+    source: AddressSource<'_>,
+    annotated: [(&Key, &BTreeMap<String, String>); 2],
+) -> Result<(), Failure> {
+    let of_network = format!("ipam.type of network {} is {:?}", call.config.name, source.name());
+    let why = "set ipam.type to calico-ipam, or take the request out";
+    for (key, annotations) in annotated {
+        let found = support::REQUESTS
+            .into_iter()
+            .find(|name| annotations.get(*name).is_some_and(|text| !text.is_empty()));
+        if let Some(name) = found {
+            let msg = format!("{key} has the annotation {name}, and {of_network}");
+            return Err(Failure::new(Code::NOT_SUPPORTED, msg, why));
+        }
+    }
+    match address_of_call(call) {
+        Ok(Some(address)) if source == AddressSource::System => {
+            let msg = format!("the runtime requests the address {address}, and {of_network}");
+            Err(Failure::new(Code::NOT_SUPPORTED, msg, why))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// An annotation that requests something unsupported must not be ignored, because the pod would get another address
@@ -126,22 +181,36 @@ fn texts_of(name: &str, value: &Value) -> Result<Vec<String>, Failure> {
     })
 }
 
-/// Rejects settings of a network configuration that Tortie does not implement. Returns the pools that it names.
+fn refuse<T>(config: &NetworkConfig, name: &str, text: &str, why: &str) -> Result<T, Failure> {
+    let msg = format!("{name} of network {} is {text:?}, which is not supported", config.name);
+    Err(Failure::new(Code::NOT_SUPPORTED, msg, why))
+}
+
+/// The feature of addresses that pods request and no IPAM knows.
+const NO_IPAM: &str = "ip_addrs_no_ipam";
+
+/// Whether pods of the network may have addresses that IPAM does not know.
+pub(crate) fn allows_outside(config: &NetworkConfig) -> bool {
+    config.extra.get("feature_control").is_some_and(|features| features[NO_IPAM] == true)
+}
+
+/// Rejects features that a network configuration switches on.
+fn refuse_features(config: &NetworkConfig) -> Result<(), Failure> {
+    for (name, value) in config.extra.get("feature_control").and_then(Value::as_object).into_iter().flatten()
+    {
+        if *value != Value::Bool(false) && !(name == NO_IPAM && *value == Value::Bool(true)) {
+            let why = "Tortie has no floating addresses and knows no other features; take it out";
+            return refuse(config, &format!("feature_control.{name}"), &value.to_string(), why);
+        }
+    }
+    Ok(())
+}
+
+/// Rejects settings of Tortie's IPAM that it does not implement. Returns the pools that the configuration names.
 ///
 /// # Errors
 /// The first such setting.
 fn check_config(config: &NetworkConfig) -> Result<Vec<String>, Failure> {
-    let refuse = |name: &str, text: &str, why: &str| {
-        let msg = format!("{name} of network {} is {text:?}, which is not supported", config.name);
-        Err(Failure::new(Code::NOT_SUPPORTED, msg, why))
-    };
-    for (name, value) in config.extra.get("feature_control").and_then(Value::as_object).into_iter().flatten()
-    {
-        if *value != Value::Bool(false) {
-            let why = "Tortie has no addresses outside of IPAM and no floating addresses; take it out";
-            return refuse(&format!("feature_control.{name}"), &value.to_string(), why);
-        }
-    }
     let section = match config.extra.get("ipam") {
         None | Some(Value::Null) => return Ok(Vec::new()),
         Some(Value::Object(section)) => section,
@@ -160,13 +229,12 @@ fn check_config(config: &NetworkConfig) -> Result<Vec<String>, Failure> {
                 continue;
             }
             ("ipv6_pools", "[]") => continue,
-            ("type", _) => "Tortie gives the addresses itself; set it to calico-ipam",
             ("assign_ipv4", _) => "pods need an IPv4 address; set it to \"true\"",
             ("assign_ipv6", _) => "pods have no IPv6 routes yet; set it to \"false\"",
             ("ipv6_pools", _) => "pods have no IPv6 routes yet; take it out",
             _ => "Tortie does not know it; take it out",
         };
-        return refuse(&format!("ipam.{name}"), &text, why);
+        return refuse(config, &format!("ipam.{name}"), &text, why);
     }
     Ok(pools)
 }

@@ -16,6 +16,7 @@ mod labels;
 mod locks;
 mod metrics;
 mod node;
+mod obtain;
 mod pending;
 mod plane;
 mod pods;
@@ -120,6 +121,13 @@ impl Platform {
         }
     }
 
+    fn hcn(&self) -> Option<Arc<dyn Hcn>> {
+        match self {
+            Platform::Windows { hcn, .. } => Some(hcn.clone()),
+            Platform::Linux | Platform::Other { .. } => None,
+        }
+    }
+
     /// The constant content of the node's reports.
     fn about(&self) -> NodeStatus {
         let static_rules = match self {
@@ -215,7 +223,9 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
     }
     progress.reach(Stage::PrepareNode);
     let network = ClusterNetwork::default();
-    let ipam = Arc::new(Ipam::new(store.clone(), &node, node_labels));
+    let most_blocks = node::most_blocks(platform.hcn()).await;
+    let ipam = Ipam::new(store.clone(), &node, node_labels).with_most_blocks(most_blocks);
+    let ipam = Arc::new(ipam);
     let about = platform.about();
     let Prepared { dataplane, wiring, announced } =
         node::prepare(&*endpoints, &ipam, &node, platform, &network).await?;
@@ -229,7 +239,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
     let of_barrier = kinds.iter().copied().filter(|kind| *kind != Kind::WorkloadEndpoint).collect();
     let barrier = Barrier::new(store.clone(), of_barrier);
     let dataplane = Box::new(Measured { inner: dataplane, metrics: metrics.clone() });
-    let (batches, in_force) = plane::start(&node, dataplane)
+    let (batches, in_force) = plane::start(&node, dataplane, most_blocks)
         .map_err(|error| AgentError::system("starting the dataplane's thread", error))?;
     progress.reach(Stage::ReadCluster);
     started.send_replace(Some(in_force.clone()));
@@ -258,10 +268,11 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
         "the control socket",
         control_server::run(node.clone(), asker, extras.log_level.clone(), control),
     );
-    let busy = Locks::default();
+    let (busy, addressing) = (Locks::default(), Locks::default());
     let limits_bandwidth = extras.cni_plugins.has(BANDWIDTH_PLUGIN);
     let pods = Arc::new(Pods {
         busy,
+        addressing,
         store: endpoints,
         ipam,
         wiring,

@@ -114,7 +114,7 @@ impl Metrics {
 
     /// Counts a finished call.
     pub(crate) fn call(&self, command: Command, answer: &Answer, duration: Duration) {
-        let command = name(command);
+        let command = command.name();
         let code = answer.as_ref().err().map_or(0, |Failure { code, .. }| code.0);
         self.calls.get_or_create(&CallLabels { command, code }).inc();
         self.call_seconds.get_or_create(&CommandLabels { command }).observe(duration.as_secs_f64());
@@ -161,17 +161,6 @@ fn resident_bytes(status: &str) -> i64 {
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let kilobytes = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<i64>().ok());
     kilobytes.unwrap_or_default().saturating_mul(1024)
-}
-
-fn name(command: Command) -> &'static str {
-    match command {
-        Command::Add => "ADD",
-        Command::Del => "DEL",
-        Command::Check => "CHECK",
-        Command::Gc => "GC",
-        Command::Status => "STATUS",
-        Command::Version => "VERSION",
-    }
 }
 
 /// A dataplane whose work is measured.

@@ -6,18 +6,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
+use ipnet::Ipv4Net;
 use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tortie_api::kubernetes::Node;
 use tortie_api::{Key, Kind, Resource};
 use tortie_dataplane::{ClusterNetwork, Dataplane, PodWiring};
-use tortie_hcn::Hcn;
-use tortie_ipam::{Ipam, Request, Use};
+use tortie_hcn::{Feature, Hcn, HcnExt};
+use tortie_ipam::{Ipam, IpamError, Request, Use};
 use tortie_store::backoff::{Backoff, random_seed};
 use tortie_store::{Change, Endpoints, Interest, Store, StoreError};
 use tortie_windows::{
-    CurrentOverlay, Overlay, OverlaySpec, StaticRules, WindowsDataplane, WindowsWiring, ensure_overlay,
+    CurrentOverlay, Overlay, OverlaySpec, StaticRules, WindowsDataplane, WindowsWiring, ensure_overlay_with,
 };
 
 use crate::plane::InForce;
@@ -98,6 +99,19 @@ pub(crate) async fn wait_for(store: &dyn Store, name: &str) -> Result<Node, Agen
     }
 }
 
+/// How many blocks the node's network can have. A Windows node that does not answer has one, until its agent starts again.
+pub(crate) async fn most_blocks(hcn: Option<Arc<dyn Hcn>>) -> u32 {
+    let Some(hcn) = hcn else { return u32::MAX };
+    match tokio::task::spawn_blocking(move || hcn.version()).await {
+        Ok(Ok(version)) if version.supports(Feature::SeveralSubnets) => u32::MAX,
+        Ok(Ok(_)) => 1,
+        error => {
+            tracing::warn!(?error, "HNS does not answer the version request; the node uses one block");
+            1
+        }
+    }
+}
+
 /// Sets up the node's tunnel end and announces it.
 pub(crate) async fn prepare(
     store: &dyn Endpoints,
@@ -170,15 +184,17 @@ async fn prepare_windows(
     static_rules: StaticRules,
     network: &ClusterNetwork,
 ) -> Result<Prepared, AgentError> {
-    let block = ipam.ensure_block().await?;
+    let mut blocks = ipam.ensure_blocks().await?.into_iter();
+    let block = blocks.next().ok_or_else(|| IpamError::NoPool(format!("node {node}")))?;
+    let others: Vec<Ipv4Net> = blocks.collect();
     let spec =
         OverlaySpec { name: tortie_windows::NETWORK.to_owned(), block, vni: network.vni, adapter: None };
     let deadline = Instant::now() + NETWORK_TIMEOUT;
     let mut backoff = Backoff::new(random_seed()).with_max(MAX_START_DELAY);
     let overlay = loop {
-        let (asked, spec) = (hcn.clone(), spec.clone());
+        let (asked, spec, others) = (hcn.clone(), spec.clone(), others.clone());
         // A call of HNS may take long, and must not block the other tasks.
-        let made = tokio::task::spawn_blocking(move || ensure_overlay(&asked, &spec)).await;
+        let made = tokio::task::spawn_blocking(move || ensure_overlay_with(&asked, &spec, &others)).await;
         match made.map_err(|error| AgentError::system("making the overlay network", error))? {
             Ok(overlay) => break overlay,
             Err(error) if error.is_passing() && Instant::now() < deadline => {

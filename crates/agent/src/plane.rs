@@ -1,6 +1,7 @@
 //! The thread that owns calc and the dataplane: batches of changes in, what is in force out.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -30,6 +31,8 @@ pub(crate) struct InForce {
     /// Everything up to here is in force, except for what the report says about single endpoints.
     pub(crate) positions: Positions,
     pub(crate) endpoints: Vec<EndpointId>,
+    /// The endpoints of the node by address.
+    pub(crate) holders: BTreeMap<IpAddr, EndpointId>,
     pub(crate) report: Report,
     pub(crate) findings: Vec<Finding>,
     /// Stored objects that are not in force.
@@ -69,23 +72,23 @@ pub(crate) fn forbidden(kind: Kind, error: &StoreError) -> String {
 pub(crate) fn start(
     node: &str,
     dataplane: Box<dyn Dataplane>,
+    most_blocks: u32,
 ) -> std::io::Result<(Batches, watch::Receiver<Arc<InForce>>)> {
     let (batches, inbox) = queue();
-    let in_force = start_with(node, dataplane, inbox)?;
+    let in_force = start_with(Watched::new(node).with_most_blocks(most_blocks), dataplane, inbox)?;
     Ok((batches, in_force))
 }
 
 fn start_with(
-    node: &str,
+    watched: Watched,
     mut dataplane: Box<dyn Dataplane>,
     inbox: Inbox,
 ) -> std::io::Result<watch::Receiver<Arc<InForce>>> {
     dataplane.watch(Box::new(inbox.disturb()));
     let (publish, in_force) = watch::channel(Arc::new(InForce::default()));
     let (report, logged, given, positions, unavailable) = Default::default();
-    let calc = Calc::new(node);
+    let calc = Calc::new(watched.node());
     let calc = if dataplane.asks_for_services() { calc.with_services() } else { calc };
-    let watched = Watched::new(node);
     let backoff = Backoff::new(random_seed());
     let mut plane =
         Plane { calc, watched, dataplane, publish, given, positions, unavailable, report, backoff, logged };
@@ -261,11 +264,17 @@ impl Plane {
             given: self.given.clone(),
             positions: self.positions.clone(),
             endpoints: self.calc.state().endpoints.keys().cloned().collect(),
+            holders: self.holders(),
             report: self.report.clone(),
             findings: self.calc.findings(),
             unsupported: self.watched.all(),
             unavailable: self.unavailable.clone(),
         }));
+    }
+
+    fn holders(&self) -> BTreeMap<IpAddr, EndpointId> {
+        let endpoints = self.calc.state().endpoints.iter();
+        endpoints.flat_map(|(id, endpoint)| endpoint.addresses.iter().map(|one| (*one, id.clone()))).collect()
     }
 
     /// Logs new conditions, and those that have ended.
@@ -337,7 +346,8 @@ mod tests {
         let (entered, is_stuck) = mpsc::channel();
         let (open, tokens) = mpsc::channel();
         let waiting = inbox.waiting_of();
-        let mut in_force = start_with("node", Box::new(Stuck { entered, tokens }), inbox).unwrap();
+        let mut in_force =
+            start_with(Watched::new("node"), Box::new(Stuck { entered, tokens }), inbox).unwrap();
         batches.send(batch(1, "first", Some(json!({"metadata": {"name": "first"}}))));
         is_stuck.recv().unwrap();
 
@@ -372,7 +382,8 @@ mod tests {
         let (open, tokens) = mpsc::channel();
         drop(open);
         let waiting = inbox.waiting_of();
-        let mut in_force = start_with("node", Box::new(Stuck { entered, tokens }), inbox).unwrap();
+        let mut in_force =
+            start_with(Watched::new("node"), Box::new(Stuck { entered, tokens }), inbox).unwrap();
         let named = |name: &str| Some(json!({"metadata": {"name": name}}));
         for position in 1..=100 {
             let part = batch(position, &format!("n{position}"), named("n"));
@@ -403,7 +414,8 @@ mod tests {
         let (batches, inbox) = bounded(1 << 20);
         let (entered, _is_stuck) = mpsc::channel();
         let (open, tokens) = mpsc::channel();
-        let mut in_force = start_with("node", Box::new(Stuck { entered, tokens }), inbox).unwrap();
+        let mut in_force =
+            start_with(Watched::new("node"), Box::new(Stuck { entered, tokens }), inbox).unwrap();
         drop(open);
         batches.send(batch(5_000, "first", None));
         in_force.wait_for(|now| now.given == at(5_000)).await.unwrap();

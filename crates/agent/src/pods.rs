@@ -5,7 +5,7 @@
 //! address is reused while a pod still has it.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,10 +20,11 @@ use tortie_api::kubernetes::Pod;
 use tortie_api::{Key, Kind, Metadata, Positions, Resource};
 use tortie_cni::transport::Answer;
 use tortie_cni::{
-    Address, Attachment, Code, Command, Failure, Interface, Invocation, PrevResult, Route, Success,
+    Address, Attachment, Code, Command, Failure, Interface, Invocation, NetworkConfig, PrevResult, Route,
+    Success,
 };
 use tortie_dataplane::{EndpointId, PodAttachment, PodInterface, PodWiring, WiringError};
-use tortie_ipam::{Assignment, Ipam, IpamError, Request, Use};
+use tortie_ipam::{Assignment, Ipam, IpamError};
 use tortie_store::{Endpoints, StoreError, Stored};
 
 use crate::addresses::{self, PodAddress, USUAL_INTERFACE, attachment_of, handle, handle_of};
@@ -31,6 +32,7 @@ use crate::barrier::Barrier;
 use crate::locks::Locks;
 use crate::metrics::Metrics;
 use crate::plane::InForce;
+use crate::publish::NETWORK;
 use crate::runtime_config;
 
 /// How long an ADD waits for policy before it undoes everything.
@@ -47,6 +49,8 @@ pub(crate) struct Pods {
     /// One call at a time for each interface of a pod: a runtime may give up on a sandbox, delete it and create
     /// another one, while the ADD of the first continues.
     pub(crate) busy: Locks<EndpointId>,
+    /// One call at a time for each address of another IPAM plugin.
+    pub(crate) addressing: Locks<Ipv4Addr>,
     pub(crate) store: Arc<dyn Endpoints>,
     pub(crate) ipam: Arc<Ipam>,
     pub(crate) wiring: Arc<dyn PodWiring>,
@@ -73,6 +77,7 @@ impl Pods {
             Command::Gc => self.collect_garbage(call).await.map(|()| None),
             Command::Status => self.status().map(|()| None),
             Command::Version => Ok(None),
+            Command::PodCidrs => self.pod_cidrs().await.map(Some),
         };
         self.metrics.call(call.command, &answer, started.elapsed());
         answer
@@ -120,25 +125,11 @@ impl Pods {
             self.refuse_replaced(call, id)
         )?;
         runtime_config::check(&call.config)?;
-        let namespace_key = Key::global(Kind::Namespace, &*id.namespace);
-        let wanted = addresses::wanted(
-            call,
-            (&pod.0.key, &pod.1.metadata.annotations),
-            (&namespace_key, &namespace.annotations),
-        )?;
         self.refuse_limits_of_bandwidth(&pod.0.key, &pod.1.metadata.annotations)?;
-        let request = Request {
-            handle: handle(call),
-            owner: self.owner(id),
-            intended_use: Use::Workload,
-            namespace_labels: namespace.labels,
-            pools: wanted.pools,
-            ..Request::default()
-        };
-        let assigned = addresses::assign(&self.ipam, call, &request, wanted.address).await?;
-        let assignment = PodAddress::of(&assigned).ok_or_else(|| addresses::not_wired(id))?;
+        let obtained = self.obtain(call, id, &pod, namespace).await?;
+        let assignment = obtained.address;
         let interface = self.connect(call, id, assignment).await?;
-        let published = self.publish(call, id, &pod, assignment, &interface).await?;
+        let published = self.publish(call, id, &pod, &obtained, &interface).await?;
         positions.advance(Kind::WorkloadEndpoint, published);
         self.wait_for_policy(id, &positions, hung_up).await?;
         self.wait_until_live(id, &interface).await?;
@@ -199,7 +190,10 @@ impl Pods {
         if endpoint.spec.container_id != call.container_id {
             return Err(differs(format!("it belongs to container {}", endpoint.spec.container_id)));
         }
-        let Some(assignment) = self.find(call).await? else {
+        let of_endpoint = || endpoint.spec.ip_networks.iter().find_map(PodAddress::alone);
+        let is_outside = has_outside(&call.config)?;
+        let known = self.find(call).await?.or_else(|| of_endpoint().filter(|_| is_outside));
+        let Some(assignment) = known else {
             return Err(differs("it has no address".to_owned()));
         };
         let has = endpoint.spec.ip_networks.iter().any(|net| net.addr() == IpAddr::from(assignment.address));
@@ -241,8 +235,7 @@ impl Pods {
                 ]),
                 ..call.clone()
             };
-            // Without a handle with this network's name, the pod belongs to another network.
-            if self.assigned(&gone).await?.is_empty() {
+            if !self.is_of_network(&gone, &endpoint.metadata).await? {
                 continue;
             }
             tracing::info!(pod = %stored.key, container = spec.container_id, "the runtime no longer knows this pod; Tortie removes it");
@@ -250,6 +243,23 @@ impl Pods {
         }
         failures.extend(self.release_forgotten(&call.config.name, valid).await);
         failures.into_iter().next().map_or(Ok(()), Err)
+    }
+
+    /// Whether a pod belongs to the network of this call: it has a handle with the network's name, or its endpoint names the
+    /// network. In the Kubernetes API, an endpoint cannot name it; there a pod has one interface, and so one network.
+    async fn is_of_network(&self, gone: &Invocation, metadata: &Metadata) -> Result<bool, Failure> {
+        if !self.assigned(gone).await?.is_empty() {
+            return Ok(true);
+        }
+        if !has_outside(&gone.config)? {
+            return Ok(false);
+        }
+        if !self.store.derives_from_kubernetes() {
+            return Ok(metadata.annotations.get(NETWORK) == Some(&gone.config.name));
+        }
+        let handles = self.ipam.handles().await.map_err(|error| not_checked(&error))?;
+        let is_part = |handle: &String| handle.split('.').any(|part| part == gone.container_id);
+        Ok(!handles.keys().any(is_part))
     }
 
     /// Releases the addresses of this node's pods in a network that belong neither to an attachment that the runtime
@@ -490,7 +500,7 @@ impl Pods {
 
     /// The attributes that the block stores with the address (`cni-plugin/pkg/ipamplugin` of Calico); the time is in
     /// Go's text form.
-    fn owner(&self, id: &EndpointId) -> BTreeMap<String, String> {
+    pub(crate) fn owner(&self, id: &EndpointId) -> BTreeMap<String, String> {
         let now = Timestamp::now().strftime("%Y-%m-%d %H:%M:%S%.f +0000 UTC").to_string();
         let pairs = [
             ("node", self.node.clone()),
@@ -500,6 +510,11 @@ impl Pods {
         ];
         pairs.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
     }
+}
+
+/// Whether pods of the network may have addresses that the agent's IPAM does not know.
+fn has_outside(config: &NetworkConfig) -> Result<bool, Failure> {
+    Ok(config.address_source()?.is_delegated() || addresses::allows_outside(config))
 }
 
 fn not_checked(error: &IpamError) -> Failure {
@@ -522,7 +537,7 @@ fn nobody_waits(id: &EndpointId) -> Failure {
     Failure::new(Code::TRY_AGAIN_LATER, format!("the runtime no longer waits for the ADD of {id}"), "")
 }
 
-async fn blocking<T: Send + 'static>(
+pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, WiringError> + Send + 'static,
 ) -> Result<T, WiringError> {
     let done = tokio::task::spawn_blocking(work).await;
@@ -535,7 +550,7 @@ async fn blocking<T: Send + 'static>(
     })
 }
 
-fn wiring_failure(error: WiringError) -> Failure {
+pub(crate) fn wiring_failure(error: WiringError) -> Failure {
     Failure::new(Code::WIRING, "the pod's interface could not be made or removed", error.to_string())
 }
 

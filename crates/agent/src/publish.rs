@@ -8,8 +8,12 @@ use tortie_cni::{Failure, Invocation};
 use tortie_dataplane::{EndpointId, PodInterface};
 use tortie_store::{POD_UID, Stored};
 
-use crate::addresses::PodAddress;
+use crate::obtain::Obtained;
 use crate::pods::{Pods, store_failure};
+
+/// The annotation of a WorkloadEndpoint with the CNI network of its address, if the agent's IPAM does not know the address. There is no
+/// handle that would name the network.
+pub(crate) const NETWORK: &str = "tortie.io/cni-network";
 
 impl Pods {
     /// Publishes the WorkloadEndpoint: from here on every node knows the pod.
@@ -18,11 +22,13 @@ impl Pods {
         call: &Invocation,
         id: &EndpointId,
         (stored, pod): &(Stored, Pod),
-        assignment: PodAddress,
+        obtained: &Obtained,
         interface: &PodInterface,
     ) -> Result<Position, Failure> {
         let key = self.key(id);
         let uid = stored.value["metadata"]["uid"].as_str();
+        let network = obtained.outside.then(|| (NETWORK.to_owned(), call.config.name.clone()));
+        let uid = uid.map(|uid| (POD_UID.to_owned(), uid.to_owned()));
         let endpoint = WorkloadEndpoint {
             api_version: key.kind.api_version().to_owned(),
             kind: key.kind.name().to_owned(),
@@ -30,7 +36,7 @@ impl Pods {
                 name: key.name.clone(),
                 namespace: id.namespace.to_string(),
                 labels: pod.metadata.labels.clone(),
-                annotations: uid.map(|uid| (POD_UID.to_owned(), uid.to_owned())).into_iter().collect(),
+                annotations: uid.into_iter().chain(network).collect(),
             },
             spec: WorkloadEndpointSpec {
                 orchestrator: "k8s".to_owned(),
@@ -39,7 +45,7 @@ impl Pods {
                 pod: id.pod.to_string(),
                 endpoint: id.interface.to_string(),
                 service_account_name: pod.service_account().to_owned(),
-                ip_networks: vec![IpNet::from(std::net::IpAddr::V4(assignment.address))],
+                ip_networks: vec![IpNet::from(std::net::IpAddr::V4(obtained.address.address))],
                 profiles: WorkloadEndpoint::profiles_for(&id.namespace, pod.service_account()),
                 interface_name: interface.host_interface.clone(),
                 mac: interface.mac.to_string(),

@@ -34,11 +34,24 @@ pub(crate) struct Watched {
     of_windows: BTreeMap<IpNet, usize>,
     /// How many pods this node may have.
     most_pods: Option<usize>,
+    /// How many blocks this node may have.
+    most_blocks: usize,
 }
 
 impl Watched {
     pub(crate) fn new(node: &str) -> Self {
-        Self { node: node.to_owned(), ..Self::default() }
+        Self { node: node.to_owned(), most_blocks: 1, ..Self::default() }
+    }
+
+    /// The node may have this many blocks, but not more than the default of IPAM.
+    pub(crate) fn with_most_blocks(self, most_blocks: u32) -> Self {
+        let most_blocks = usize::try_from(most_blocks.min(tortie_ipam::DEFAULT_MAX_BLOCKS)).unwrap_or(1);
+        Self { most_blocks, ..self }
+    }
+
+    /// The name of the node.
+    pub(crate) fn node(&self) -> &str {
+        &self.node
     }
 
     /// Ingests an object; `None` means deleted.
@@ -103,7 +116,9 @@ impl Watched {
     /// A Windows node does not borrow addresses, so the pods that are too many do not start.
     fn small_blocks(&self) -> Option<Unsupported> {
         let most_pods = self.most_pods?;
-        let (first, room) = (self.of_windows.keys().next()?, self.of_windows.values().sum::<usize>());
+        let (first, of_each) = self.of_windows.first_key_value()?;
+        let more = self.most_blocks.saturating_sub(self.of_windows.len());
+        let room = self.of_windows.values().sum::<usize>() + more * of_each;
         if room >= most_pods {
             return None;
         }
@@ -111,8 +126,8 @@ impl Watched {
         let bits = (most_pods + 4).next_power_of_two().trailing_zeros();
         let blocks: Vec<String> = self.of_windows.keys().map(ToString::to_string).collect();
         let message = format!(
-            "{} of {} pods can have an address: the node's blocks ({}) have no more, and Windows needs four of each. \
-             Let it have fewer pods (maxPods of its kubelet), or larger blocks (blockSize {} of the IPPool)",
+            "{} of {} pods can have an address: the node has {} and can have {more} more blocks, and Windows needs four \
+             addresses of each. Let it have fewer pods (maxPods of its kubelet), or larger blocks (blockSize {} of the IPPool)",
             room,
             most_pods,
             blocks.join(", "),

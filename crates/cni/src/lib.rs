@@ -2,11 +2,13 @@
 //! ([`Success`], [`Failure`]), and the plugin ([`plugin`]) that the runtime executes for each pod. The plugin is
 //! small: it passes the call to the agent over a socket ([`transport`]) and prints the answer.
 
+mod ipam;
 pub mod plugin;
 mod prev_result;
 pub mod transport;
 mod types;
 
+pub use ipam::AddressSource;
 pub use prev_result::PrevResult;
 pub use types::{
     Address, Attachment, Code, Command, Failure, Interface, Invocation, NetworkConfig, Route,

@@ -11,10 +11,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 use std::{env, fs, io};
 
+use ipnet::Ipv4Net;
 use serde_json::{Value, json};
 
+use crate::ipam::{Delegation, IpamResult};
 use crate::transport::{self, Answer};
-use crate::{Code, Command, Failure, Invocation, NetworkConfig, PrevResult, SUPPORTED_VERSIONS};
+use crate::{Code, Command, Failure, Invocation, NetworkConfig, PrevResult, SUPPORTED_VERSIONS, Success};
 
 /// How long to wait for the agent's answer: less than the four minutes after which a kubelet gives up.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
@@ -61,17 +63,67 @@ fn run(environment: &dyn Fn(&str) -> Option<String>, config: &str) -> (Option<Va
             ExitCode::SUCCESS,
         );
     }
+    let path = environment("CNI_PATH").unwrap_or_default();
     let answer = PrevResult::read(&invocation.config.extra).and_then(|before| {
         check_prev_result(&invocation, before.as_ref())?;
-        Ok(call(&invocation)?.map(|success| match before {
+        let (success, addressed) = carry_out(&invocation, config, &path)?;
+        let mut document = success.map(|success| match before {
             Some(before) => before.followed_by(&success, &version),
             None => success.document(&version),
-        }))
+        });
+        if let (Some(document), Some(addressed)) = (&mut document, addressed) {
+            addressed.add_dns(document);
+        }
+        Ok(document)
     });
     match answer {
         Ok(document) => (document, ExitCode::SUCCESS),
         Err(failure) => (Some(failure.document(&version)), ExitCode::FAILURE),
     }
+}
+
+/// Carries out a call, with the IPAM plugin that the configuration names. The address comes before everything else, and
+/// goes after everything else, so that no pod has it any more when it is free.
+fn carry_out(
+    invocation: &Invocation,
+    config: &str,
+    path: &str,
+) -> Result<(Option<Success>, Option<IpamResult>), Failure> {
+    let source = invocation.config.address_source()?;
+    if !source.is_delegated() {
+        return call(invocation).map(|success| (success, None));
+    }
+    let delegation = Delegation { source, call: invocation, text: config, path };
+    let pod_cidrs = || pod_cidrs(invocation);
+    match invocation.command {
+        Command::Add => {
+            let addressed = delegation.add(&pod_cidrs)?;
+            let with_address = Invocation { delegated: Some(addressed.address), ..invocation.clone() };
+            match call(&with_address) {
+                Ok(success) => Ok((success, Some(addressed))),
+                Err(failure) => {
+                    // The failure of the agent is the one to report. The runtime's DEL repeats this.
+                    let _ = delegation.run(Command::Del);
+                    Err(failure)
+                }
+            }
+        }
+        Command::Status => {
+            call(invocation)?;
+            delegation.status(&pod_cidrs).map(|()| (None, None))
+        }
+        command => {
+            call(invocation)?;
+            delegation.run(command).map(|()| (None, None))
+        }
+    }
+}
+
+/// The IPv4 networks of the node's pods, which the agent knows.
+fn pod_cidrs(invocation: &Invocation) -> Result<Vec<Ipv4Net>, Failure> {
+    let question = Invocation { command: Command::PodCidrs, ..invocation.clone() };
+    let nets = call(&question)?.unwrap_or_default().ips;
+    Ok(nets.iter().filter_map(|net| net.address.parse().ok()).collect())
 }
 
 /// ADD makes the interface, so no earlier plugin of the list may have made it. CHECK needs the result of ADD.
@@ -174,6 +226,7 @@ fn read_invocation(
         interface: variable("CNI_IFNAME"),
         args: read_args(&variable("CNI_ARGS"))?,
         config: read_config(config, command)?,
+        delegated: None,
     };
     if matches!(command, Command::Add | Command::Del | Command::Check) {
         if !is_container_id(&invocation.container_id) {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use ipnet::Ipv4Net;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value, json};
 use thiserror::Error;
@@ -22,6 +23,25 @@ pub enum Command {
     Gc,
     Status,
     Version,
+    /// Tortie's own, and no `CNI_COMMAND`: the plugin asks the agent for the networks of the node's pods
+    /// (`Node.spec.podCIDRs`). They are the `ips` of the answer.
+    PodCidrs,
+}
+
+impl Command {
+    /// Its name as the value of `CNI_COMMAND`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Add => "ADD",
+            Self::Del => "DEL",
+            Self::Check => "CHECK",
+            Self::Gc => "GC",
+            Self::Status => "STATUS",
+            Self::Version => "VERSION",
+            Self::PodCidrs => "PODCIDRS",
+        }
+    }
 }
 
 /// One call of the plugin: the environment and the configuration that the runtime gave it.
@@ -39,6 +59,10 @@ pub struct Invocation {
     pub args: BTreeMap<String, String>,
     /// The configuration, from standard input.
     pub config: NetworkConfig,
+    /// ADD: the pod's address with the prefix length of its network, if the plugin has obtained it from host-local or
+    /// another IPAM plugin.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delegated: Option<Ipv4Net>,
 }
 
 /// The plugin's part of a network configuration. Unknown keys are kept.

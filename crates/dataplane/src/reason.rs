@@ -83,7 +83,7 @@ pub enum Reason {
     KindAbsent,
     /// The agent cannot read a kind of object. What it knows of the kind stays in force.
     KindForbidden,
-    /// The node has more than one block, and uses one.
+    /// The node has a block for which its overlay network has no subnet.
     MoreThanOneBlock,
     /// The network exists with other properties, and is in use.
     NetworkDiffers,

@@ -17,6 +17,21 @@ pub trait PodWiring: Send + Sync {
     /// The failed operation and its object; a failed attempt leaves nothing behind.
     fn connect(&self, pod: &PodAttachment) -> Result<PodInterface, WiringError>;
 
+    /// Lets the operating system choose the address of a pod that is not connected yet, but none of those that were
+    /// `refused`; `None` if it chooses no addresses. A repeated call for the same container has the same answer, and
+    /// [`disconnect`](Self::disconnect) gives the address back.
+    ///
+    /// # Errors
+    /// The failed operation and its object.
+    fn choose_address(
+        &self,
+        _endpoint: &EndpointId,
+        _container_id: &str,
+        _refused: &[Ipv4Addr],
+    ) -> Result<Option<Ipv4Addr>, WiringError> {
+        Ok(None)
+    }
+
     /// Removes the pod's interface, if it exists. May return before the operating system is done, but then the
     /// interface has a name that a recreated pod does not need.
     ///

@@ -59,6 +59,8 @@ pub enum Feature {
     SessionAffinity,
     /// IPv4 and IPv6 on one endpoint.
     Ipv6DualStack,
+    /// Networks with several subnets, which can be added and removed (Windows Server 2022 and later).
+    SeveralSubnets,
     /// Sets of addresses that ACLs refer to.
     SetPolicy,
     /// A configurable VXLAN port.
@@ -105,7 +107,7 @@ impl Feature {
             Feature::AclSupportForProtocol252 => const { &[from(11, 0)] },
             Feature::SessionAffinity => const { &[from(12, 0)] },
             Feature::Ipv6DualStack => const { &[from(11, 10)] },
-            Feature::SetPolicy => const { &[from(13, 0)] },
+            Feature::SeveralSubnets | Feature::SetPolicy => const { &[from(13, 0)] },
             Feature::VxlanPort => const { &[from(10, 3)] },
             Feature::L4Proxy => const { &[line(9, 5), line(10, 5), line(11, 11), line(12, 1), from(13, 1)] },
             Feature::L4WfpProxy => const { &[from(13, 2)] },
@@ -149,6 +151,8 @@ mod tests {
             (Ipv6DualStack, 11, 9, false),
             (Ipv6DualStack, 12, 0, true),
             (SessionAffinity, 11, 99, false),
+            (SeveralSubnets, 12, 99, false),
+            (SeveralSubnets, 13, 2, true),
             (SetPolicy, 12, 99, false),
             (SetPolicy, 13, 0, true),
             (VxlanPort, 10, 2, false),

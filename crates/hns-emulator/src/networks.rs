@@ -1,11 +1,13 @@
 //! Networks (hcsshim `hcn/hcnnetwork.go`).
 
+use std::net::Ipv4Addr;
+
 use ipnet::Ipv4Net;
 use tortie_hcn::schema::{
-    DrMacAddress, Modify, Network, NetworkMode, Policy, PolicyList, ProviderAddress, RemoteSubnetRoute,
-    RequestType, ResourceType, SetPolicy, SetPolicyType, Subnet, Vsid,
+    DrMacAddress, IpConfig, Modify, Network, NetworkMode, Policy, PolicyList, ProviderAddress,
+    RemoteSubnetRoute, RequestType, ResourceType, SetPolicy, SetPolicyType, Subnet, SubnetList, Vsid,
 };
-use tortie_hcn::{Failure, Guid, HResult};
+use tortie_hcn::{Failure, Feature, Guid, HResult};
 
 use crate::check::{self, address, document, fail, prefix, settings};
 use crate::config::Config;
@@ -47,6 +49,9 @@ impl State {
 
     pub(crate) fn modify_network(&mut self, id: Guid, text: &str, config: &Config) -> Result<(), Failure> {
         let request: Modify = document(text, config.strict)?;
+        if request.resource_type == ResourceType::Subnet {
+            return self.modify_subnets(id, &request, config);
+        }
         let network = self.network(id)?;
         if request.resource_type != ResourceType::Policy {
             let error = format!("ResourceType {} of a network is not emulated", request.resource_type);
@@ -81,6 +86,55 @@ impl State {
         if sets != *before {
             self.set_sets(id, sets, config)?;
         }
+        Ok(())
+    }
+
+    /// Subnets come and go one by one; a subnet whose addresses endpoints have stays (docs/hns.md, Networks).
+    fn modify_subnets(&mut self, id: Guid, request: &Modify, config: &Config) -> Result<(), Failure> {
+        if !config.version.supports(Feature::SeveralSubnets) {
+            let error = format!("ResourceType {} of a network", request.resource_type);
+            return fail(HResult::HCN_E_REQUEST_UNSUPPORTED, error);
+        }
+        let SubnetList { subnets, .. } = document(&request.settings.to_string(), config.strict)?;
+        let mut changed = self.network(id)?.clone();
+        let overlay = changed.r#type == NetworkMode::Overlay;
+        let Some(ipam) = changed.ipams.first_mut() else {
+            return fail(HResult::HCN_E_INVALID_NETWORK, format!("network {id} has no subnets"));
+        };
+        for mut subnet in subnets {
+            match request.request_type {
+                RequestType::Add => {
+                    check_subnet(&subnet, overlay)?;
+                    let net = prefix(&subnet.ip_address_prefix, "IpAddressPrefix")?;
+                    for other in &ipam.subnets {
+                        let other = prefix(&other.ip_address_prefix, "IpAddressPrefix")?;
+                        if other.contains(&net) || net.contains(&other) {
+                            return fail(HResult::HCN_E_INVALID_SUBNET, format!("{net} overlaps {other}"));
+                        }
+                    }
+                    subnet.id = if subnet.id.is_zero() { Guid::random() } else { subnet.id };
+                    ipam.subnets.push(subnet);
+                }
+                RequestType::Remove => {
+                    let Some(at) = ipam.subnets.iter().position(|other| other.id == subnet.id) else {
+                        return fail(HResult::HCN_E_SUBNET_NOT_FOUND, format!("subnet {}", subnet.id));
+                    };
+                    let net = prefix(&ipam.subnets.remove(at).ip_address_prefix, "IpAddressPrefix")?;
+                    let is_inside =
+                        |ip: &IpConfig| ip.ip_address.parse().is_ok_and(|ip: Ipv4Addr| net.contains(&ip));
+                    let user = self.endpoints_of(id).find(|one| one.ip_configurations.iter().any(is_inside));
+                    if let Some(user) = user {
+                        let error = format!("endpoint {} has an address of {net}", user.id);
+                        return fail(HResult::HCN_E_ENTITY_HAS_REFERENCES, error);
+                    }
+                }
+                ref other => {
+                    let error = format!("RequestType {other} for subnets of a network");
+                    return fail(HResult::HCN_E_REQUEST_UNSUPPORTED, error);
+                }
+            }
+        }
+        *self.network_mut(id)? = changed;
         Ok(())
     }
 

@@ -18,8 +18,8 @@ use crate::records::{Affinity, AffinityState};
 use crate::request::Family;
 use crate::settings::Settings;
 
-/// The default maximum number of blocks of a node.
-const DEFAULT_MAX_BLOCKS: u32 = 20;
+/// The maximum number of blocks of a node, of each family, unless IPAMConfig says otherwise.
+pub const DEFAULT_MAX_BLOCKS: u32 = 20;
 
 /// The blocks of a node.
 #[derive(Default)]
@@ -103,7 +103,8 @@ impl Ipam {
     }
 
     /// The first IPv4 block that certainly belongs to the node, of any pool.
-    pub(crate) async fn confirmed_block(&self) -> Result<Option<Ipv4Net>, IpamError> {
+    pub(crate) async fn confirmed_blocks(&self) -> Result<Vec<Ipv4Net>, IpamError> {
+        let mut blocks = Vec::new();
         let prefix = format!("{}/", self.node);
         for stored in self.records.store.list(Kind::BlockAffinity).await?.items {
             let Some(Ok(cidr)) = stored.key.name.strip_prefix(&prefix).map(str::parse::<Ipv4Net>) else {
@@ -114,12 +115,12 @@ impl Ipam {
                 continue;
             }
             match self.records.read_block(&Key::global(Kind::IpamBlock, cidr.to_string())).await {
-                Ok(Some((_, block))) if block.belongs_to(&self.node) => return Ok(Some(cidr)),
+                Ok(Some((_, block))) if block.belongs_to(&self.node) => blocks.push(cidr),
                 Ok(_) | Err(IpamError::Damaged { .. }) => {}
                 Err(error) => return Err(error),
             }
         }
-        Ok(None)
+        Ok(blocks)
     }
 
     /// The node's blocks of a family. Completes claims in one of these pools that a crash left unfinished.

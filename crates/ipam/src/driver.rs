@@ -147,15 +147,16 @@ impl Ipam {
         Err(IpamError::Contended(Key::global(Kind::IpamBlock, format!("(any block of {})", self.node))))
     }
 
-    /// The node's first IPv4 block, which is claimed if necessary. A Windows node's network is created from it. The future
+    /// The node's IPv4 blocks; without one, it claims one. A Windows node's network is created from them. The future
     /// pods are unknown, so pools for certain namespaces count, too, after those for all namespaces.
     ///
     /// # Errors
     /// No block is available, or the store failed.
-    pub async fn ensure_block(&self) -> Result<Ipv4Net, IpamError> {
+    pub async fn ensure_blocks(&self) -> Result<Vec<Ipv4Net>, IpamError> {
         // The network exists already, so a pool that was disabled since does not matter.
-        if let Some(block) = self.confirmed_block().await? {
-            return Ok(block);
+        let confirmed = self.confirmed_blocks().await?;
+        if !confirmed.is_empty() {
+            return Ok(confirmed);
         }
         let pools = self.pools(Family::V4, &Criteria::of_future_pods()).await?;
         let settings = self.current_settings().await?;
@@ -165,7 +166,7 @@ impl Ipam {
             None => self.block_with_room(Family::V4, &pools, &settings, &mut AtHand::default()).await?,
         };
         match block.cidr {
-            IpNet::V4(cidr) => Ok(cidr),
+            IpNet::V4(cidr) => Ok(vec![cidr]),
             IpNet::V6(_) => Err(IpamError::NoPool(format!("node {}", self.node))),
         }
     }

@@ -27,6 +27,7 @@ mod waiting;
 pub use access::Records;
 pub use affinities::Given;
 pub use check::{Finding, Fix, Problem, Snapshot, check};
+pub use claim::DEFAULT_MAX_BLOCKS;
 pub use driver::Ipam;
 pub use error::{Holder, IpamError};
 pub use records::{Affinity, AffinityState, Config, Handle};

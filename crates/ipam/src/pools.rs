@@ -105,6 +105,20 @@ impl Ipam {
         Ok((pool.spec.cidr, pool.block_size()))
     }
 
+    /// The pool from which IPAM may give this address without a request for it.
+    ///
+    /// # Errors
+    /// The store failed.
+    pub async fn giving_pool(&self, address: IpAddr) -> Result<Option<String>, IpamError> {
+        let pools = self.all_pools().await?.into_iter();
+        let mut giving = pools.filter(|(_, pool)| {
+            let spec = &pool.spec;
+            let is_automatic = spec.assignment_mode.as_deref().is_none_or(|mode| mode == "Automatic");
+            !spec.disabled && is_automatic && spec.cidr.contains(&address)
+        });
+        Ok(giving.next().map(|(name, _)| name))
+    }
+
     /// Every readable pool, by name.
     async fn all_pools(&self) -> Result<Vec<(String, IpPool)>, IpamError> {
         let mut pools = Vec::new();

@@ -110,10 +110,12 @@ async fn a_windows_node_has_one_block_whatever_its_pool() {
 async fn a_node_gets_its_first_block_also_of_a_pool_for_some_namespaces() {
     let for_red = json!({"namespaceSelector": "team == 'red'"});
     let store = cluster(&[("a-red", "10.1.0.0/28", for_red.clone())]).await;
-    let block = ipam(&store, "windows").ensure_block().await.unwrap();
+    let block = ipam(&store, "windows").ensure_blocks().await.unwrap()[0];
     assert!(net("10.1.0.0/28").contains(&IpNet::V4(block)));
     assert_eq!(ipam(&store, "windows").assign(&request("r", "red")).await.unwrap().block, IpNet::V4(block));
 
     let store = cluster(&[("a-red", "10.1.0.0/28", for_red), ("b-all", "10.2.0.0/28", json!({}))]).await;
-    assert!(net("10.2.0.0/28").contains(&IpNet::V4(ipam(&store, "windows").ensure_block().await.unwrap())));
+    assert!(
+        net("10.2.0.0/28").contains(&IpNet::V4(ipam(&store, "windows").ensure_blocks().await.unwrap()[0]))
+    );
 }

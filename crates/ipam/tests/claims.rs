@@ -99,14 +99,14 @@ async fn a_claim_that_a_crash_left_is_completed_and_the_block_written() {
     let store = cluster().await;
     store_block(&store, "10.0.0.8/29", "mine", |_| {}).await;
     store_affinity(&store, "mine", "10.0.0.8/29", json!({"state": "pending"})).await;
-    assert_eq!(ipam(&store, "mine").ensure_block().await.unwrap().to_string(), "10.0.0.8/29");
+    assert_eq!(ipam(&store, "mine").ensure_blocks().await.unwrap()[0].to_string(), "10.0.0.8/29");
     assert_eq!(block(&store, "10.0.0.8/29").await.unwrap().sequence_number, 2);
     assert_eq!(affinities(&store).await["mine/10.0.0.8/29"], AffinityState::Confirmed);
 
     // The same before the block existed.
     let store = cluster().await;
     store_affinity(&store, "mine", "10.0.0.8/29", json!({"state": "pending", "unknown": 7})).await;
-    assert_eq!(ipam(&store, "mine").ensure_block().await.unwrap().to_string(), "10.0.0.8/29");
+    assert_eq!(ipam(&store, "mine").ensure_blocks().await.unwrap()[0].to_string(), "10.0.0.8/29");
     let key = Key::global(Kind::BlockAffinity, "mine/10.0.0.8/29");
     let value = store.get(&key).await.unwrap().unwrap().value;
     assert_eq!((&value["state"], &value["unknown"]), (&json!("confirmed"), &json!(7)));
@@ -257,14 +257,14 @@ async fn a_handle_without_address_is_forgotten_after_a_write_of_its_block() {
 #[tokio::test]
 async fn a_node_keeps_its_block_when_its_pool_is_disabled() {
     let store = cluster().await;
-    let block = ipam(&store, "mine").ensure_block().await.unwrap();
+    let block = ipam(&store, "mine").ensure_blocks().await.unwrap()[0];
     let key = Key::global(Kind::IpPool, "default");
     let mut pool = store.get(&key).await.unwrap().unwrap();
     pool.value["spec"]["disabled"] = json!(true);
     store.update(&key, pool.value, &pool.version).await.unwrap();
-    assert_eq!(ipam(&store, "mine").ensure_block().await.unwrap(), block);
+    assert_eq!(ipam(&store, "mine").ensure_blocks().await.unwrap()[0], block);
     assert!(matches!(ipam(&store, "mine").assign(&request("h")).await, Err(IpamError::NoPool(_))));
-    assert!(ipam(&store, "another").ensure_block().await.is_err());
+    assert!(ipam(&store, "another").ensure_blocks().await.is_err());
 }
 
 /// Calico in etcd: null instead of empty lists, and blocks of IPv6.

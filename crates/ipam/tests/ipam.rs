@@ -80,8 +80,8 @@ async fn a_linux_node_uses_a_whole_block_and_then_the_next() {
 async fn a_windows_node_keeps_four_addresses_back_and_has_one_block() {
     let store = cluster("10.0.0.0/24", 29).await;
     let ipam = ipam(store.clone(), "minion", "windows");
-    let block = ipam.ensure_block().await.unwrap();
-    assert_eq!(ipam.ensure_block().await.unwrap(), block, "asked again, the same");
+    let block = ipam.ensure_blocks().await.unwrap()[0];
+    assert_eq!(ipam.ensure_blocks().await.unwrap()[0], block, "asked again, the same");
     let mut offsets = Vec::new();
     for number in 0..4 {
         let assigned = ipam.assign(&request(&format!("h{number}"))).await.unwrap();

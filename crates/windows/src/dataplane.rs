@@ -19,7 +19,7 @@ use crate::acl_reconciler::{AclReconciler, Node};
 use crate::backoff::Backoff;
 use crate::endpoint::find;
 use crate::load_balancers::LoadBalancers;
-use crate::overlay::{CurrentOverlay, Overlay, OverlaySpec, ensure_overlay};
+use crate::overlay::{CurrentOverlay, Overlay, OverlaySpec, ensure_overlay_with, remove_subnets};
 use crate::static_rules::StaticRules;
 use crate::wiring::USUAL_MTU;
 use crate::{Error, NETWORK, routes, show};
@@ -214,22 +214,20 @@ impl WindowsDataplane {
             ));
         }
         let blocks: Vec<Ipv4Net> = own_blocks(state).collect();
-        let Some(block) = blocks.first() else { return Ok(()) };
-        if blocks.len() > 1 {
-            report.node.push(Condition::new(
-                Reason::MoreThanOneBlock,
-                format!("the node has the blocks {blocks:?}: a Windows node has one, here {block}"),
-            ));
-        }
+        let Some((block, others)) = blocks.split_first() else { return Ok(()) };
         let vni = node.network.vni;
         let spec = OverlaySpec { name: NETWORK.into(), block: *block, vni, adapter: self.adapter.clone() };
         if self.overlay.is_none() {
-            let overlay = self.ensure_network(spec)?;
+            let overlay = self.ensure_network(spec, others)?;
             self.current_overlay.set(&overlay);
             self.network = Some(overlay.id);
             self.overlay = Some(overlay);
         }
         let Some(overlay) = &self.overlay else { return Ok(()) };
+        report.node.extend(overlay.without_subnet.iter().map(|(block, why)| {
+            let message = format!("pods with addresses of the block {block} are not connected: {why}");
+            Condition::new(Reason::MoreThanOneBlock, message)
+        }));
         report.node.extend(remade(&node, overlay));
         if overlay.provider_address != node.address {
             report.node.push(Condition::new(
@@ -241,6 +239,11 @@ impl WindowsDataplane {
             ));
         }
         if self.routes_due {
+            let is_of_another = |net: &Ipv4Net| {
+                let mut routes = state.routes.iter();
+                routes.any(|(route, target)| route == net && *target != RouteTarget::Local)
+            };
+            remove_subnets(&*self.hcn, overlay.id, is_of_another)?;
             let synced = routes::sync(&*self.hcn, overlay.id, state);
             self.routes_refused = synced.inspect_err(|_| self.overlay = None)?;
             self.routes_due = false;
@@ -257,7 +260,7 @@ impl WindowsDataplane {
 
     /// The overlay network. If HNS refused it or is not ready, requests become less and less frequent. Whether HNS
     /// answers at all is checked each time.
-    fn ensure_network(&mut self, spec: OverlaySpec) -> Result<Overlay, Error> {
+    fn ensure_network(&mut self, spec: OverlaySpec, others: &[Ipv4Net]) -> Result<Overlay, Error> {
         let now = (self.clock)();
         match &self.network_refused {
             Some((refused, error)) if *refused == spec && self.network_backoff.has_to_wait(&(), now) => {
@@ -266,7 +269,7 @@ impl WindowsDataplane {
             Some((refused, _)) if *refused != spec => self.network_backoff.forget(&()),
             _ => {}
         }
-        let ensured = ensure_overlay(&*self.hcn, &spec);
+        let ensured = ensure_overlay_with(&*self.hcn, &spec, others);
         match &ensured {
             Ok(_) => {
                 self.network_refused = None;

@@ -27,7 +27,7 @@ pub use cost::{Because, Cost, CostModel, Costing, PolicyCost, RuleCost, RuleCoun
 pub use dataplane::{Clock, WindowsDataplane};
 pub use endpoint::endpoint_id;
 pub use error::Error;
-pub use overlay::{CurrentOverlay, Overlay, OverlaySpec, ensure_overlay};
+pub use overlay::{CurrentOverlay, Overlay, OverlaySpec, ensure_overlay, ensure_overlay_with};
 pub use static_rules::{StaticRules, StaticRulesError};
 pub use wiring::WindowsWiring;
 

@@ -10,17 +10,20 @@ use tortie_hcn::schema::{
     DrMacAddress, HostRoute, Ipam, Modify, NetAdapterName, Network, NetworkFlags, NetworkMode, Policy,
     PolicySettings, ProviderAddress, RequestType, Route, SchemaVersion, Subnet, Vsid,
 };
-use tortie_hcn::{Class, Guid, Hcn, HcnExt};
+use tortie_hcn::{Class, Feature, Guid, Hcn, HcnExt};
 use tracing::{info, warn};
 
 use crate::Error;
+
+/// The longest prefix of a subnet: it needs an address besides its own, its gateway and its broadcast address.
+const LONGEST_PREFIX: u8 = 30;
 
 /// The required overlay network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OverlaySpec {
     /// Its name.
     pub name: String,
-    /// The node's IPAM block, which becomes its only subnet.
+    /// The node's IPAM block, which becomes its first subnet.
     pub block: Ipv4Net,
     /// The VXLAN network identifier.
     pub vni: u32,
@@ -51,6 +54,8 @@ pub struct Overlay {
     pub router_mac: MacAddress,
     /// The node's address on the underlay, as found by HNS.
     pub provider_address: Ipv4Addr,
+    /// The blocks for which it has no subnet, each with the reason.
+    pub without_subnet: Vec<(Ipv4Net, String)>,
 }
 
 /// The overlay network as a dataplane last found it. All clones share it.
@@ -73,7 +78,27 @@ impl CurrentOverlay {
 /// # Errors
 /// A call failed; the network differs and is in use; or it is not ready yet, and the caller should retry.
 pub fn ensure_overlay(hcn: &(impl Hcn + ?Sized), spec: &OverlaySpec) -> Result<Overlay, Error> {
-    let found = match hcn.network_by_name(&spec.name)? {
+    ensure_overlay_with(hcn, spec, &[])
+}
+
+/// The same with further blocks of the node, each of which gets a subnet. An existing network keeps its first subnet if that
+/// is any of the blocks, because the node's tunnel end is there.
+///
+/// # Errors
+/// As for [`ensure_overlay`]. A refused subnet is no error.
+pub fn ensure_overlay_with(
+    hcn: &(impl Hcn + ?Sized),
+    spec: &OverlaySpec,
+    others: &[Ipv4Net],
+) -> Result<Overlay, Error> {
+    let blocks: Vec<Ipv4Net> = std::iter::once(spec.block).chain(others.iter().copied()).collect();
+    let existing = hcn.network_by_name(&spec.name)?;
+    let first = existing.as_ref().and_then(|network| subnets(network).next());
+    let spec = &match first {
+        Some(block) if blocks.contains(&block) => OverlaySpec { block, ..spec.clone() },
+        _ => spec.clone(),
+    };
+    let found = match existing {
         Some(network) => match difference(&network, spec) {
             None => network,
             Some((found, wanted)) => {
@@ -96,7 +121,72 @@ pub fn ensure_overlay(hcn: &(impl Hcn + ?Sized), spec: &OverlaySpec) -> Result<O
             result => result?,
         }
     }
-    overlay(&found, spec)
+    let mut without_subnet = Vec::new();
+    for block in blocks.into_iter().filter(|block| !subnets(&found).any(|subnet| subnet == *block)) {
+        match add_subnet(hcn, &found, block) {
+            Ok(()) => {}
+            Err(error) if error.is_unavailable() => return Err(error),
+            Err(error) => without_subnet.push((block, error.to_string())),
+        }
+    }
+    Ok(Overlay { without_subnet, ..overlay(&found, spec)? })
+}
+
+/// The networks of a network's subnets.
+pub(crate) fn subnets(network: &Network) -> impl Iterator<Item = Ipv4Net> {
+    network.subnets().filter_map(|subnet| subnet.ip_address_prefix.parse().ok())
+}
+
+/// Adds a subnet for a block. Another call may do the same at the same time.
+pub(crate) fn add_subnet(hcn: &(impl Hcn + ?Sized), network: &Network, block: Ipv4Net) -> Result<(), Error> {
+    if block.prefix_len() > LONGEST_PREFIX {
+        let object = format!("network {}", network.name);
+        return Err(Error::Differs {
+            object,
+            problem: format!("no subnet of it has the address {}", block.addr()),
+        });
+    }
+    let version = hcn.version()?;
+    if !version.supports(Feature::SeveralSubnets) {
+        let object = format!("network {}", network.name);
+        let problem = format!(
+            "it needs a subnet for {block}, and networks of HNS {version} have one: give the node larger blocks (blockSize of \
+             the IPPool) or fewer pods"
+        );
+        return Err(Error::Differs { object, problem });
+    }
+    let vsid = network.subnets().flat_map(|subnet| &subnet.policies);
+    let vsid = vsid.filter_map(|policy| policy.settings::<Vsid>().ok().flatten()).next();
+    let subnet = subnet(block, vsid.map_or(0, |vsid| vsid.isolation_id));
+    let added = hcn.modify_network(network.id, &Modify::subnets(RequestType::Add, vec![subnet]));
+    if subnets(&hcn.network(network.id)?).any(|subnet| subnet == block) {
+        info!(network = network.name, %block, "the overlay network has a subnet for the block");
+        return Ok(());
+    }
+    added?;
+    Err(Error::NotTaken { object: format!("network {}", network.name), what: "a subnet" })
+}
+
+/// Removes the unused subnets of blocks that other nodes have now.
+pub(crate) fn remove_subnets(
+    hcn: &(impl Hcn + ?Sized),
+    network: Guid,
+    is_of_another: impl Fn(&Ipv4Net) -> bool,
+) -> Result<(), Error> {
+    let network = hcn.network(network)?;
+    // The first one is the node's tunnel end.
+    for subnet in network.subnets().skip(1) {
+        if subnet.ip_address_prefix.parse().is_ok_and(|net| is_of_another(&net)) {
+            let gone = Subnet { id: subnet.id, ..Default::default() };
+            hcn.modify_network(network.id, &Modify::subnets(RequestType::Remove, vec![gone]))?;
+            info!(
+                network = network.name,
+                subnet = subnet.ip_address_prefix,
+                "removed the subnet of a block that is another node's"
+            );
+        }
+    }
+    Ok(())
 }
 
 fn create(hcn: &(impl Hcn + ?Sized), spec: &OverlaySpec) -> Result<Network, Error> {
@@ -110,21 +200,15 @@ fn document(spec: &OverlaySpec) -> Network {
     policies.extend(spec.adapter.as_ref().map(|adapter| {
         Policy::of(&NetAdapterName { network_adapter_name: adapter.clone(), ..Default::default() })
     }));
-    let subnet = Subnet {
-        ip_address_prefix: spec.block.to_string(),
-        policies: vec![Policy::of(&Vsid { isolation_id: spec.vni, ..Default::default() })],
-        routes: vec![Route {
-            next_hop: spec.gateway().to_string(),
-            destination_prefix: "0.0.0.0/0".into(),
-            ..Default::default()
-        }],
-        ..Default::default()
-    };
     let mut network = Network {
         name: spec.name.clone(),
         r#type: NetworkMode::Overlay,
         policies,
-        ipams: vec![Ipam { r#type: "Static".into(), subnets: vec![subnet], ..Default::default() }],
+        ipams: vec![Ipam {
+            r#type: "Static".into(),
+            subnets: vec![subnet(spec.block, spec.vni)],
+            ..Default::default()
+        }],
         // After a restart of the node, the network may be bound to an adapter that no longer exists (docs/hns.md,
         // Networks).
         flags: NetworkFlags::ENABLE_NON_PERSISTENT,
@@ -134,11 +218,23 @@ fn document(spec: &OverlaySpec) -> Network {
     network
 }
 
+fn subnet(block: Ipv4Net, vni: u32) -> Subnet {
+    Subnet {
+        ip_address_prefix: block.to_string(),
+        policies: vec![Policy::of(&Vsid { isolation_id: vni, ..Default::default() })],
+        routes: vec![Route {
+            next_hop: gateway(block).to_string(),
+            destination_prefix: "0.0.0.0/0".into(),
+            ..Default::default()
+        }],
+        ..Default::default()
+    }
+}
+
 /// The actual and the required value of a property that cannot be changed.
 fn difference(network: &Network, spec: &OverlaySpec) -> Option<(String, String)> {
-    let subnets: Vec<&Subnet> = network.subnets().collect();
-    let [subnet] = subnets[..] else {
-        return Some((format!("{} subnets", subnets.len()), "one".into()));
+    let Some(subnet) = network.subnets().next() else {
+        return Some(("no subnet".into(), spec.block.to_string()));
     };
     let gateway = subnet.routes.first().map(|route| route.next_hop.clone()).unwrap_or_default();
     let vni = subnet.policies.iter().find_map(|policy| policy.settings::<Vsid>().ok().flatten());
@@ -158,6 +254,7 @@ fn overlay(network: &Network, spec: &OverlaySpec) -> Result<Overlay, Error> {
         id: network.id,
         gateway: spec.gateway(),
         router_mac: read::<DrMacAddress, _>(network, |policy| policy.address.parse().ok())?,
+        without_subnet: Vec::new(),
         provider_address: read::<ProviderAddress, _>(network, |policy| policy.provider_address.parse().ok())
             .inspect_err(|error| warn!(network = name, %error))?,
     })

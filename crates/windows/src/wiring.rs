@@ -4,9 +4,10 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ipnet::Ipv4Net;
 use tortie_dataplane::{EndpointId, MacAddress, PodAttachment, PodInterface, PodWiring, WiringError};
 use tortie_hcn::schema::{
-    Endpoint, InterfaceParameters, IpConfig, Modify, Policy, ProviderAddress, RequestType, Route,
+    Endpoint, InterfaceParameters, IpConfig, Modify, Network, Policy, ProviderAddress, RequestType, Route,
     SchemaVersion,
 };
 use tortie_hcn::{Class, Guid, Hcn, HcnExt};
@@ -14,7 +15,7 @@ use tracing::{info, warn};
 
 use crate::acl::closed;
 use crate::endpoint::{documents, endpoint_id, endpoint_name, ensure_closed, find};
-use crate::overlay::gateway;
+use crate::overlay::{add_subnet, gateway, subnets};
 use crate::{Error, NETWORK};
 
 /// The first two bytes of every pod's MAC address; the other four are its IP address. It is the same on all nodes,
@@ -44,6 +45,7 @@ impl WindowsWiring {
         let compartment = compartment(pod)?;
         let network = self.hcn.network_by_name(NETWORK)?.ok_or_else(|| Error::NoNetwork(NETWORK.into()))?;
         let mac = mac(pod.address);
+        let subnet = self.subnet(&network, pod)?;
         let existing = match find(&*self.hcn, &pod.container_id, NETWORK)? {
             Some(endpoint) if difference(&endpoint, pod, network.id).is_none() => Some(endpoint),
             Some(stale) => {
@@ -60,7 +62,7 @@ impl WindowsWiring {
                 ensure_closed(&*self.hcn, &endpoint)?;
                 endpoint
             }
-            None => self.create(&document(pod, network.id, &network.policies)?)?,
+            None => self.create(&document(pod, &network, gateway(subnet))?)?,
         };
         self.attach(&endpoint, compartment).inspect_err(|_| {
             if created {
@@ -76,9 +78,48 @@ impl WindowsWiring {
             host_mac: None,
             host_interface: endpoint.name,
             mac,
-            prefix_len: pod.block.prefix_len(),
-            gateway: gateway(pod.block),
+            prefix_len: subnet.prefix_len(),
+            gateway: gateway(subnet),
         })
+    }
+
+    /// The subnet of the pod's address. A block that the node has claimed for this pod gets one now.
+    fn subnet(&self, network: &Network, pod: &PodAttachment) -> Result<Ipv4Net, Error> {
+        match subnets(network).find(|subnet| subnet.contains(&pod.address)) {
+            Some(subnet) => Ok(subnet),
+            None => add_subnet(&*self.hcn, network, pod.block).map(|()| pod.block),
+        }
+    }
+
+    /// Creates the pod's endpoint with an address that HNS chooses. [`connect`](PodWiring::connect) then replaces it by one
+    /// with the MAC address that belongs to the address.
+    fn choose(&self, container_id: &str, refused: &[Ipv4Addr]) -> Result<Ipv4Addr, Error> {
+        let network = self.hcn.network_by_name(NETWORK)?.ok_or_else(|| Error::NoNetwork(NETWORK.into()))?;
+        if let Some(known) = find(&*self.hcn, container_id, NETWORK)? {
+            match address(&known) {
+                Some(address) if !refused.contains(&address) => return Ok(address),
+                _ => self.remove(&known)?,
+            }
+        }
+        let name = endpoint_name(container_id, NETWORK);
+        let mut held = Vec::new();
+        for address in refused {
+            // HNS refuses an address that it would not choose, or that another endpoint has.
+            let holder = unaddressed(format!("{name}-{address}"), Guid::ZERO, &network)
+                .map(|endpoint| Endpoint { ip_configurations: config_of(*address), ..endpoint })?;
+            held.extend(self.hcn.create_endpoint(&holder));
+        }
+        let created =
+            unaddressed(name, endpoint_id(container_id), &network).and_then(|own| self.create(&own));
+        for holder in held {
+            absent_is_fine(self.hcn.delete_endpoint(holder))?;
+        }
+        let created = created?;
+        let missing = || Error::NotTaken {
+            object: format!("endpoint {}", created.name),
+            what: "an endpoint without address, to which HNS gives one",
+        };
+        address(&created).ok_or_else(missing)
     }
 
     /// Creates the endpoint. A remote endpoint, as created by kube-proxy, may still have the address, from an earlier
@@ -162,6 +203,16 @@ impl PodWiring for WindowsWiring {
         self.plug(pod).map_err(|error| failed("connect the pod", &pod.endpoint, error))
     }
 
+    fn choose_address(
+        &self,
+        endpoint: &EndpointId,
+        container_id: &str,
+        refused: &[Ipv4Addr],
+    ) -> Result<Option<Ipv4Addr>, WiringError> {
+        let chosen = self.choose(container_id, refused);
+        chosen.map(Some).map_err(|error| failed("let HNS choose an address", endpoint, error))
+    }
+
     fn disconnect(&self, endpoint: &EndpointId, container_id: &str) -> Result<(), WiringError> {
         let gone = find(&*self.hcn, container_id, NETWORK)
             .and_then(|found| found.map_or(Ok(()), |found| self.remove(&found)));
@@ -209,30 +260,42 @@ fn mac(address: Ipv4Addr) -> MacAddress {
 }
 
 /// The document that creates the pod's endpoint. Its ACLs close it from its creation.
-fn document(pod: &PodAttachment, network: Guid, policies: &[Policy]) -> Result<Endpoint, Error> {
-    let provider = policies.iter().find_map(|policy| policy.settings::<ProviderAddress>().ok().flatten());
-    let missing = Error::NetworkNotReady { name: NETWORK.into(), missing: "ProviderAddress" };
-    let mut policies = vec![Policy::of(&provider.ok_or(missing)?)];
-    policies.extend(documents(&closed()));
+fn document(pod: &PodAttachment, network: &Network, gateway: Ipv4Addr) -> Result<Endpoint, Error> {
+    let name = endpoint_name(&pod.container_id, NETWORK);
+    let mut endpoint = unaddressed(name, endpoint_id(&pod.container_id), network)?;
     if let Some(mtu) = pod.mtu.filter(|mtu| *mtu != USUAL_MTU) {
-        policies.push(Policy::of(&InterfaceParameters { mtu, ..Default::default() }));
+        endpoint.policies.push(Policy::of(&InterfaceParameters { mtu, ..Default::default() }));
     }
-    let mut endpoint = Endpoint {
-        id: endpoint_id(&pod.container_id),
-        name: endpoint_name(&pod.container_id, NETWORK),
-        host_compute_network: network,
-        policies,
-        ip_configurations: vec![IpConfig { ip_address: pod.address.to_string(), ..Default::default() }],
-        routes: vec![Route {
-            next_hop: gateway(pod.block).to_string(),
-            destination_prefix: "0.0.0.0/0".into(),
-            ..Default::default()
-        }],
-        mac_address: mac(pod.address).dashed(),
+    endpoint.ip_configurations = config_of(pod.address);
+    endpoint.routes = vec![Route {
+        next_hop: gateway.to_string(),
+        destination_prefix: "0.0.0.0/0".into(),
         ..Default::default()
-    };
+    }];
+    endpoint.mac_address = mac(pod.address).dashed();
+    Ok(endpoint)
+}
+
+fn config_of(address: Ipv4Addr) -> Vec<IpConfig> {
+    vec![IpConfig { ip_address: address.to_string(), ..Default::default() }]
+}
+
+/// A closed endpoint whose address HNS chooses.
+fn unaddressed(name: String, id: Guid, network: &Network) -> Result<Endpoint, Error> {
+    let mut providers =
+        network.policies.iter().filter_map(|policy| policy.settings::<ProviderAddress>().ok().flatten());
+    let missing = Error::NetworkNotReady { name: NETWORK.into(), missing: "ProviderAddress" };
+    let mut policies = vec![Policy::of(&providers.next().ok_or(missing)?)];
+    policies.extend(documents(&closed()));
+    let mut endpoint =
+        Endpoint { id, name, host_compute_network: network.id, policies, ..Default::default() };
     endpoint.base.schema_version = Some(SchemaVersion::V2);
     Ok(endpoint)
+}
+
+/// The address of an endpoint.
+fn address(endpoint: &Endpoint) -> Option<Ipv4Addr> {
+    endpoint.ip_configurations.first()?.ip_address.parse().ok()
 }
 
 /// The difference between an endpoint and the pod.

@@ -203,7 +203,7 @@ impl Bed {
         Self::with_platform(store, Platform::Linux, FakeOs::default())
     }
 
-    fn with_platform(store: Arc<dyn Endpoints>, platform: Platform, os: FakeOs) -> Self {
+    pub(crate) fn with_platform(store: Arc<dyn Endpoints>, platform: Platform, os: FakeOs) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let agent = tokio::spawn(tortie_agent::run(config(dir.path(), store.clone(), platform)));
         Self { store, os, dir, agent }
@@ -283,6 +283,7 @@ pub(crate) fn invocation(
         interface: "eth0".to_owned(),
         args: args.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
         config: serde_json::from_value(config).unwrap(),
+        delegated: None,
     }
 }
 

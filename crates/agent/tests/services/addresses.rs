@@ -138,3 +138,46 @@ async fn the_runtime_may_request_an_address() {
     }
     until("nothing remains of the failed ones", || async { bed.allocated().await.len() == 3 }).await;
 }
+
+/// An address that no IPAM knows belongs to one pod of the node, too.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_gets_an_address_outside_of_ipam_if_the_network_allows_it() {
+    const OUTSIDE: &str = "cni.projectcalico.org/ipAddrsNoIpam";
+    let bed = Bed::new().await;
+    let allowed = |command, container: &str, pod: &str| {
+        let mut call = bed.invocation(command, container, pod);
+        call.config.extra.insert("feature_control".to_owned(), json!({"ip_addrs_no_ipam": true}));
+        call
+    };
+    bed.annotated("p", OUTSIDE, r#"["192.168.7.7"]"#).await;
+    let failure = bed.add("c1", "p").await.unwrap_err();
+    assert!(failure.details.contains("feature_control.ip_addrs_no_ipam"), "{failure:?}");
+    for _ in 0..2 {
+        assert_eq!(address(bed.call(allowed(Command::Add, "c1", "p")).await), "192.168.7.7");
+    }
+    let endpoint = bed.endpoint("p", "eth0").await.unwrap();
+    assert_eq!(endpoint["spec"]["ipNetworks"], json!(["192.168.7.7/32"]));
+    bed.call(allowed(Command::Check, "c1", "p")).await.unwrap();
+    assert!(bed.allocated().await.is_empty());
+    bed.annotated("q", OUTSIDE, r#"["192.168.7.7"]"#).await;
+    let failure = bed.call(allowed(Command::Add, "c2", "q")).await.unwrap_err();
+    assert!(failure.msg.contains("belongs to pod n/p"), "{failure:?}");
+    for (text, expected) in [(r#"["10.0.0.9"]"#, "is in IPPool default"), (r#"["x"]"#, "is not supported")] {
+        bed.annotated("q", OUTSIDE, text).await;
+        let failure = bed.call(allowed(Command::Add, "c2", "q")).await.unwrap_err();
+        assert!(failure.msg.contains(expected), "{failure:?}");
+    }
+    // GC removes what the runtime does not know of this network, and nothing of another one.
+    let mut gc = allowed(Command::Gc, "", "");
+    gc.config.valid_attachments = Some(Vec::new());
+    let mut of_another = gc.clone();
+    of_another.config.name = "another".to_owned();
+    bed.call(of_another).await.unwrap();
+    assert!(bed.endpoint("p", "eth0").await.is_some());
+    bed.call(gc).await.unwrap();
+    assert!(bed.endpoint("p", "eth0").await.is_none());
+    bed.annotated("q", OUTSIDE, r#"["192.168.7.7"]"#).await;
+    bed.call(allowed(Command::Add, "c2", "q")).await.unwrap();
+    bed.call(allowed(Command::Del, "c2", "q")).await.unwrap();
+    assert!(bed.endpoint("q", "eth0").await.is_none());
+}

@@ -12,3 +12,4 @@ mod plane;
 mod pods;
 mod server;
 mod unsupported;
+mod windows;

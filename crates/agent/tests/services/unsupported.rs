@@ -48,7 +48,6 @@ async fn unsupported_settings_of_ipam_fail_the_add() {
     bed.pod("p", "u", json!({})).await;
     for (ipam, named) in [
         (json!({"type": "calico-ipam", "assign_ipv4": "true", "assign_ipv6": "false"}), ""),
-        (json!({"type": "host-local"}), "ipam.type"),
         (json!({"type": "calico-ipam", "assign_ipv6": "true"}), "ipam.assign_ipv6"),
         (json!({"type": "calico-ipam", "assign_ipv4": false}), "ipam.assign_ipv4"),
         (json!({"ranges": []}), "ipam.ranges"),
@@ -76,7 +75,8 @@ async fn features_that_are_off_fail_the_add() {
     bed.pod("p", "u", json!({})).await;
     for (features, fails) in [
         (json!({"floating_ips": false}), false),
-        (json!({"ip_addrs_no_ipam": true}), true),
+        (json!({"ip_addrs_no_ipam": true}), false),
+        (json!({"ip_addrs_no_ipam": "true"}), true),
         (json!({"floating_ips": true}), true),
     ] {
         let mut call = bed.invocation(Command::Add, "c1", "p");

@@ -12,13 +12,19 @@ use crate::{FieldError, Kind};
 
 const PREFIX: &str = "cni.projectcalico.org/";
 const ADDRESSES: &str = "cni.projectcalico.org/ipAddrs";
+const OUTSIDE: &str = "cni.projectcalico.org/ipAddrsNoIpam";
 const POOLS: &str = "cni.projectcalico.org/ipv4pools";
+
+/// The annotations by which pods and namespaces request addresses of Tortie's IPAM.
+pub const REQUESTS: [&str; 3] = [ADDRESSES, OUTSIDE, POOLS];
 
 /// What a pod requests by annotations.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Requested {
     /// The address that the pod must have.
     pub address: Option<IpAddr>,
+    /// The address that the pod must have and that no IPAM knows.
+    pub outside: Option<IpAddr>,
     /// The names or networks of the pools that its address must be from; `None` without such an annotation.
     pub pools: Option<Vec<String>>,
 }
@@ -30,8 +36,9 @@ pub fn requested(pod: &BTreeMap<String, String>, namespace: &BTreeMap<String, St
     let given =
         |of: &BTreeMap<String, String>, name: &str| of.get(name).filter(|text| !text.is_empty()).cloned();
     let address = given(pod, ADDRESSES).and_then(|text| fixed_address(&text).ok());
+    let outside = given(pod, OUTSIDE).and_then(|text| fixed_address(&text).ok());
     let pools = given(pod, POOLS).or_else(|| given(namespace, POOLS));
-    Requested { address, pools: pools.and_then(|text| pools_of(&text).ok()) }
+    Requested { address, outside, pools: pools.and_then(|text| pools_of(&text).ok()) }
 }
 
 /// The first annotation of a Pod or Namespace that requests something unsupported, or has an invalid value, with the
@@ -63,11 +70,11 @@ fn problem(kind: Kind, name: &str, text: &str) -> Option<String> {
         // The CNI plugin itself writes these.
         "podIP" | "podIPs" | "containerID" => None,
         // To Calico, too, an empty text is none.
-        "ipAddrs" | "ipv4pools" if text.is_empty() => None,
-        "ipAddrs" if kind == Kind::Namespace => {
+        "ipAddrs" | "ipAddrsNoIpam" | "ipv4pools" if text.is_empty() => None,
+        "ipAddrs" | "ipAddrsNoIpam" if kind == Kind::Namespace => {
             Some("each pod needs an address of its own; move it to a Pod".to_owned())
         }
-        "ipAddrs" => fixed_address(text).err(),
+        "ipAddrs" | "ipAddrsNoIpam" => fixed_address(text).err(),
         "ipv4pools" => pools_of(text).err(),
         "floatingIPs" => match addresses_of(text) {
             Ok(_) => always(name),
@@ -120,11 +127,9 @@ fn list_of(text: &str) -> Result<Vec<String>, String> {
 pub const ANNOTATIONS: &[(&str, &str, State)] = &[
     (ADDRESSES, "on Pods: a JSON list of one IPv4 address", State::Implemented),
     (
-        "cni.projectcalico.org/ipAddrsNoIpam",
-        "a JSON list of addresses",
-        State::Rejected(
-            "addresses outside of IPAM are off, as they are in Calico by default: other nodes have no route to them; use cni.projectcalico.org/ipAddrs",
-        ),
+        OUTSIDE,
+        "on Pods: a JSON list of one IPv4 address that no IPAM knows; off, as in Calico, unless the CNI configuration has `feature_control.ip_addrs_no_ipam`",
+        State::Implemented,
     ),
     (POOLS, "on Pods and Namespaces: a JSON list of names or networks of IPPools", State::Implemented),
     (
@@ -135,7 +140,9 @@ pub const ANNOTATIONS: &[(&str, &str, State)] = &[
     (
         "cni.projectcalico.org/floatingIPs",
         "a JSON list of addresses",
-        State::Rejected("floating addresses are off, as they are in Calico by default; use a Service"),
+        State::Rejected(
+            "floating addresses (feature_control.floating_ips) are off, as they are in Calico by default, and Tortie has none; use a Service",
+        ),
     ),
     (
         "cni.projectcalico.org/hwAddr",

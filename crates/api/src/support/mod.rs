@@ -10,7 +10,9 @@ mod takes;
 
 use serde_json::Value;
 
-pub use self::annotations::{ANNOTATIONS, Requested, refused_annotation, requested, unsupported_annotation};
+pub use self::annotations::{
+    ANNOTATIONS, REQUESTS, Requested, refused_annotation, requested, unsupported_annotation,
+};
 pub use self::pools::{Pool, conflicts, node_network, overlapping_nodes};
 pub use self::takes::Takes;
 use crate::calico::FelixConfiguration;

@@ -5,5 +5,6 @@
 
 mod chained;
 mod cnitool;
+mod ipam;
 mod musts;
 mod node;

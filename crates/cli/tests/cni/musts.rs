@@ -249,7 +249,7 @@ fn invalid_parameters_are_errors() {
     for (change, expected) in [
         (json!({"cniVersion": "2.0.0"}), 1),
         (json!({"name": ""}), 7),
-        (json!({"ipam": {"type": "dhcp"}}), 103),
+        (json!({"ipam": {"type": "nobody"}}), 4),
     ] {
         assert_eq!(
             code(node.execute(&pod.environment("ADD"), &node.config_of(0, "1.0.0", change.clone()))),

@@ -55,7 +55,10 @@ impl Node {
         let chained = chained.to_string();
         let mut node = Self { namespace, store, folder, runtime, agent: None, chained };
         let status = json!({"addresses": [{"type": "InternalIP", "address": ADDRESS}]});
-        node.put(&Key::global(Kind::Node, "one"), json!({"metadata": {"name": "one"}, "status": status}));
+        node.put(
+            &Key::global(Kind::Node, "one"),
+            json!({"metadata": {"name": "one"}, "spec": {"podCIDR": "10.77.3.0/29"}, "status": status}),
+        );
         node.put(&Key::global(Kind::Namespace, "n"), json!({"metadata": {"name": "n"}}));
         let pool = json!({"cidr": "10.65.0.0/16", "vxlanMode": "Always"});
         node.put(&Key::global(Kind::IpPool, "pool"), json!({"metadata": {"name": "pool"}, "spec": pool}));
@@ -93,6 +96,10 @@ impl Node {
         let mut agent = self.agent.take().unwrap();
         agent.kill().unwrap();
         agent.wait().unwrap();
+    }
+
+    pub(crate) fn stored(&self, key: &Key) -> Option<Value> {
+        self.runtime.block_on(self.store.get(key)).unwrap().map(|stored| stored.value)
     }
 
     pub(crate) fn put(&self, key: &Key, value: Value) {
@@ -144,7 +151,7 @@ impl Node {
         let program = folders.iter().map(|folder| folder.join(name)).find(|path| path.exists()).unwrap();
         let mut command = Command::new(&program);
         command.env_clear().envs(environment.iter().copied()).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
-        command.env("CNI_PATH", self.path("bin"));
+        command.env("CNI_PATH", format!("{}:{OTHER_PLUGINS}", self.path("bin").display()));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = self.namespace.run(|| command.spawn().unwrap()).unwrap();
         child.stdin.take().unwrap().write_all(config.to_string().as_bytes()).unwrap();

@@ -14,7 +14,7 @@ mod wire_enum;
 
 pub use endpoint::{Endpoint, EndpointFlags, IpConfig};
 pub use load_balancer::{LoadBalancer, LoadBalancerFlags, LoadBalancerPortMapping};
-pub use modify::{Modify, NamespaceEndpoint, PolicyList, RequestType, ResourceType};
+pub use modify::{Modify, NamespaceEndpoint, PolicyList, RequestType, ResourceType, SubnetList};
 pub use namespace::{Namespace, NamespaceResource, NamespaceType};
 pub use network::{Ipam, MacPool, MacRange, Network, NetworkFlags, NetworkMode, Route, Subnet};
 pub use policy::{

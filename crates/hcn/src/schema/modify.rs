@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::wire_enum::wire_enum;
-use super::{Extra, Policy, strict_members};
+use super::{Extra, Policy, Subnet, strict_members};
 use crate::Guid;
 
 wire_enum! {
@@ -70,6 +70,16 @@ impl Modify {
         }
     }
 
+    /// A change of a network's subnets.
+    pub fn subnets(request_type: RequestType, subnets: Vec<Subnet>) -> Modify {
+        Modify {
+            resource_type: ResourceType::Subnet,
+            request_type,
+            settings: json!({ "Subnets": subnets }),
+            extra: Extra::new(),
+        }
+    }
+
     /// Attaches an endpoint to a namespace (Add), or detaches it (Remove).
     pub fn namespace_endpoint(request_type: RequestType, endpoint: Guid) -> Modify {
         Modify {
@@ -92,6 +102,17 @@ pub struct PolicyList {
     pub extra: Extra,
 }
 
+/// `Settings` of a change of subnets.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct SubnetList {
+    /// The subnets.
+    pub subnets: Vec<Subnet>,
+    /// Unknown members.
+    #[serde(flatten)]
+    pub extra: Extra,
+}
+
 /// `Settings` of a change of a namespace's endpoints.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
@@ -106,5 +127,6 @@ pub struct NamespaceEndpoint {
 strict_members! {
     Modify { resource_type = "ResourceType", request_type = "RequestType" }
     PolicyList { policies = "Policies" }
+    SubnetList { subnets = "Subnets" }
     NamespaceEndpoint {}
 }

@@ -227,7 +227,7 @@ impl Fabric {
                 Decision::Answer(packet) => self.send_for(network, plan, pod, &packet, now),
             };
         }
-        if plan.host_route && (to == plan.gateway || to == plan.provider) {
+        if plan.host_route && (plan.is_gateway(to) || to == plan.provider) {
             let frame = ipv4_frame(plan.router_mac, source, packet.bytes());
             return vec![Output::Frame(Port::Node(network), frame)];
         }
@@ -296,13 +296,13 @@ fn encapsulate(plan: &Plan, remote: &Remote, packet: &Ipv4Packet<'_>) -> Output 
 /// router's.
 fn answer_arp(plan: &Plan, port: Port, pod: Option<&PodPort>, request: &ArpRequest) -> Option<Output> {
     let target = request.target;
-    let own = pod.map_or(plan.gateway, |pod| pod.address);
+    let own = pod.map(|pod| pod.address).or_else(|| plan.subnets.first().map(|(_, gateway)| *gateway));
     let mac = match (plan.pods.get(&target), plan.remote(target)) {
         // The sender checks whether its own address is in use. Nobody else has it.
-        _ if target == own => return None,
+        _ if Some(target) == own => return None,
         (Some(other), _) => other.mac,
         (None, Some(remote)) => remote.router_mac,
-        (None, None) if target == plan.gateway || !plan.subnet.contains(&target) => plan.router_mac,
+        (None, None) if plan.is_gateway(target) || plan.subnet(target).is_none() => plan.router_mac,
         (None, None) if plan.hides_behind(target) => plan.router_mac,
         (None, None) => return None,
     };

@@ -29,8 +29,8 @@ pub(crate) struct Plan {
     pub(crate) provider: Ipv4Addr,
     /// The MAC address of the node's end of the tunnel.
     pub(crate) router_mac: Mac,
-    pub(crate) subnet: Ipv4Net,
-    pub(crate) gateway: Ipv4Addr,
+    /// The subnets with their gateways. The first gateway is the node's own end.
+    pub(crate) subnets: Vec<(Ipv4Net, Ipv4Addr)>,
     /// Whether the node itself is connected (policy HostRoute).
     pub(crate) host_route: bool,
     /// Whether the inner sources of tunnel packets are checked.
@@ -78,7 +78,7 @@ pub(crate) struct NodeLeg {
     pub(crate) prefix_length: u8,
     pub(crate) mac: Mac,
     pub(crate) mtu: u32,
-    /// The networks behind it, besides its own subnet.
+    /// The networks behind it, besides the subnet of its address.
     pub(crate) routes: Vec<Ipv4Net>,
 }
 
@@ -131,8 +131,13 @@ impl Plan {
             vni: vsid.isolation_id,
             provider,
             router_mac: mac(&first::<DrMacAddress>(network)?.address)?,
-            subnet: subnet.ip_address_prefix.parse().ok()?,
-            gateway: subnet.routes.first()?.next_hop.parse().ok()?,
+            subnets: network
+                .subnets()
+                .map(|subnet| {
+                    let gateway = subnet.routes.first()?.next_hop.parse().ok()?;
+                    Some((subnet.ip_address_prefix.parse().ok()?, gateway))
+                })
+                .collect::<Option<_>>()?,
             host_route: network.policies.iter().any(|policy| policy.is::<HostRoute>()),
             check_tunnel_sources: config.check_tunnel_sources,
             remotes: remotes(network),
@@ -142,9 +147,19 @@ impl Plan {
         })
     }
 
+    /// The node's own subnet that has this address.
+    pub(crate) fn subnet(&self, address: Ipv4Addr) -> Option<Ipv4Net> {
+        self.subnets.iter().map(|(net, _)| *net).find(|net| net.contains(&address))
+    }
+
+    /// Whether the address is the gateway of a subnet.
+    pub(crate) fn is_gateway(&self, address: Ipv4Addr) -> bool {
+        self.subnets.iter().any(|(_, gateway)| *gateway == address)
+    }
+
     /// The other node that has this address. An address in the node's own subnet needs a route with a longer prefix.
     pub(crate) fn remote(&self, address: Ipv4Addr) -> Option<&Remote> {
-        let own = self.subnet.contains(&address).then_some(self.subnet.prefix_len());
+        let own = self.subnet(address).map(|net| net.prefix_len());
         let covers = |remote: &&Remote| {
             remote.prefix.contains(&address) && own.is_none_or(|length| remote.prefix.prefix_len() > length)
         };
@@ -158,22 +173,22 @@ impl Plan {
 
     /// Whether a packet with this source may come from another node.
     pub(crate) fn may_come_by_tunnel(&self, source: Ipv4Addr) -> bool {
-        let own = source == self.provider || self.subnet.contains(&source) && self.remote(source).is_none();
+        let own = source == self.provider || self.subnet(source).is_some() && self.remote(source).is_none();
         !(self.check_tunnel_sources && own)
     }
 
     /// The node's own interface: the network's gateway, with the MAC address that other nodes send to.
     pub(crate) fn node_leg(&self) -> Option<NodeLeg> {
-        self.host_route.then(|| {
-            let mut routes: Vec<_> = self.remotes.iter().map(|remote| remote.prefix).collect();
-            routes.sort();
-            NodeLeg {
-                address: self.gateway,
-                prefix_length: self.subnet.prefix_len(),
-                mac: self.router_mac,
-                mtu: MTU,
-                routes,
-            }
+        let ((subnet, gateway), others) = self.subnets.split_first().filter(|_| self.host_route)?;
+        let others = others.iter().map(|(net, _)| *net);
+        let mut routes: Vec<_> = self.remotes.iter().map(|remote| remote.prefix).chain(others).collect();
+        routes.sort();
+        Some(NodeLeg {
+            address: *gateway,
+            prefix_length: subnet.prefix_len(),
+            mac: self.router_mac,
+            mtu: MTU,
+            routes,
         })
     }
 }

@@ -90,13 +90,13 @@ async fn a_block_is_given_up_empty_or_as_it_is() {
     assert_eq!(allocated(&store).await.len(), 1);
     assert_ne!(mine.assign(&request("b")).await.unwrap().block, assigned.block);
 
-    windows(&store, "w").ensure_block().await.unwrap_err();
+    windows(&store, "w").ensure_blocks().await.unwrap_err();
     let of_mine = mine.find("b").await.unwrap()[0].block;
     mine.release("b").await.unwrap();
     assert_eq!(records.give_up_block("mine", of_mine, true, None).await.unwrap(), Given::Up);
     assert_eq!(names(&store, Kind::IpamBlock).await, [cidr]);
     // What Windows reserves does not count.
-    windows(&store, "w").ensure_block().await.unwrap();
+    windows(&store, "w").ensure_blocks().await.unwrap();
     assert_eq!(records.give_up_block("w", of_mine, true, None).await.unwrap(), Given::Up);
 }
 

@@ -8,7 +8,7 @@ use tortie_dataplane::{ClusterNetwork, Delta, LocalNode, MacAddress, Reason, Rou
 use tortie_hcn::schema::{HostRoute, Modify, Network, Policy, RemoteSubnetRoute, RequestType, lenient};
 use tortie_hcn::{Call, Failure, HResult, Hcn, HcnExt};
 use tortie_hns_emulator::{Config, Emulator};
-use tortie_windows::{Error, NETWORK, OverlaySpec, ensure_overlay};
+use tortie_windows::{Error, NETWORK, OverlaySpec, ensure_overlay, ensure_overlay_with};
 
 fn vtep(name: &str, last: u8) -> Delta {
     Delta::Vtep(Vtep {
@@ -244,7 +244,8 @@ fn one_bad_route_does_not_block_the_others() {
 
 #[test]
 fn unsupported_node_settings_are_reported() {
-    let mut node = Node::usual();
+    // Its networks have one subnet.
+    let mut node = Node::new(Config::new(Config::SERVER_2019, NODE));
     let odd = LocalNode {
         name: "minion".into(),
         address: Ipv4Addr::new(172, 16, 0, 99),
@@ -259,4 +260,73 @@ fn unsupported_node_settings_are_reported() {
         reasons,
         [Reason::VxlanPortNotSupported, Reason::MoreThanOneBlock, Reason::ProviderAddressDiffers]
     );
+    let message = &report.node[1].message;
+    assert!(message.contains("10.244.4.0/26") && message.contains("HNS 9.3"), "{message}");
+}
+
+fn local(destination: &str) -> Delta {
+    Delta::Route(Route { destination: destination.parse().unwrap(), target: RouteTarget::Local })
+}
+
+fn subnets(node: &Node) -> Vec<String> {
+    let network = node.hns.inner().network_by_name(NETWORK).unwrap().unwrap();
+    network.subnets().map(|subnet| subnet.ip_address_prefix.clone()).collect()
+}
+
+/// The first subnet, which has the node's end of the tunnel, stays, whichever block has the lowest address.
+#[test]
+fn each_block_has_a_subnet() {
+    let mut node = Node::usual();
+    node.apply(&[local_node(), own_block()]);
+    let id = node.hns.network_by_name(NETWORK).unwrap().unwrap().id;
+    node.hns.take();
+    for block in ["10.244.2.0/26", "10.244.9.0/26"] {
+        assert_eq!(node.apply(&[local(block)]), Default::default());
+    }
+    let changes = node.hns.take_changes();
+    assert_eq!(changes.len(), 2, "{changes:?}");
+    let Call::Modify { settings, .. } = &changes[0] else { panic!("{changes:?}") };
+    let expected = json!({"ResourceType": "Subnet", "RequestType": "Add", "Settings": {"Subnets": [{
+        "IpAddressPrefix": "10.244.2.0/26",
+        "Policies": [{"Type": "VSID", "Settings": {"IsolationId": 4096}}],
+        "Routes": [{"NextHop": "10.244.2.1", "DestinationPrefix": "0.0.0.0/0"}]}]}});
+    assert_eq!(serde_json::from_str::<serde_json::Value>(settings).unwrap(), expected);
+    assert_eq!(subnets(&node), ["10.244.3.0/26", "10.244.2.0/26", "10.244.9.0/26"]);
+    // The agent starts again, or HNS has lost the network.
+    let blocks = ["10.244.3.0/26", "10.244.9.0/26"].map(|block| block.parse().unwrap());
+    let low = OverlaySpec { block: "10.244.2.0/26".parse().unwrap(), ..spec() };
+    let overlay = ensure_overlay_with(&*node.hns, &low, &blocks).unwrap();
+    assert_eq!((overlay.id, overlay.gateway), (id, TUNNEL));
+    assert_eq!(node.hns.take_changes(), []);
+    node.hns.delete_network(id).unwrap();
+    let overlay = ensure_overlay_with(&*node.hns, &low, &blocks).unwrap();
+    assert_eq!(overlay.gateway, Ipv4Addr::new(10, 244, 2, 1));
+    assert_eq!(subnets(&node).len(), 3);
+}
+
+/// Its subnet would take the packets to the other node.
+#[test]
+fn the_subnet_of_a_block_that_another_node_has_goes() {
+    let mut node = Node::usual();
+    node.apply(&[local_node(), own_block(), local("10.244.4.0/26"), vtep("primary", 1)]);
+    assert_eq!(subnets(&node).len(), 2);
+    assert_eq!(node.apply(&[route("10.244.4.0/26", "primary")]), Default::default());
+    assert_eq!((subnets(&node), routes(&node).len()), (vec!["10.244.3.0/26".to_owned()], 1));
+}
+
+#[test]
+fn a_refused_subnet_is_reported_until_it_is_there() {
+    let mut node = Node::usual();
+    node.apply(&[local_node(), own_block()]);
+    node.hns.set_fault(|call| {
+        let bad = matches!(call, Call::Modify { settings, .. } if settings.contains("10.244.4.0/26"));
+        bad.then(|| Err(Failure::new(HResult::HCN_E_INVALID_SUBNET, "not this one")))
+    });
+    let report = node.apply(&[local("10.244.4.0/26")]);
+    assert_eq!(report.node[0].reason, Reason::MoreThanOneBlock);
+    assert!(report.node[0].message.contains("not this one"), "{report:?}");
+    node.hns.clear_fault();
+    node.wait(11);
+    assert_eq!(node.dataplane.resync(), Default::default());
+    assert_eq!(subnets(&node).len(), 2);
 }

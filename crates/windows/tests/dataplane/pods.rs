@@ -1,11 +1,14 @@
 //! Pods are added, deleted, and added again; HNS fails in between.
 
+use std::net::Ipv4Addr;
+
 use crate::node::*;
 use serde_json::json;
 use tortie_api::net::{Action, Direction, PortRange, Protocol};
 use tortie_dataplane::{Delta, PodAttachment, PodWiring, Reason, Settings, WiringError};
 use tortie_hcn::schema::{Acl, AclAction, Endpoint, Modify, Policy, ProviderAddress, RequestType, lenient};
 use tortie_hcn::{Call, Failure, Guid, HResult, HcnExt, Kind};
+use tortie_hns_emulator::Config;
 use tortie_policy::program::{EndOfTier, EndpointProgram, Flow, Rule};
 use tortie_windows::endpoint_id;
 
@@ -388,4 +391,58 @@ fn a_pod_missing_in_hns_is_reported_and_retried() {
     assert_eq!(report.node[0].reason, Reason::HnsUnavailable);
     node.hns.clear_fault();
     assert_eq!(node.apply(&[Delta::VtepRemoved("nobody".into())]), Default::default());
+}
+
+/// HNS chooses the address of an endpoint without one. IPAM refuses some of its choices.
+#[test]
+fn hns_chooses_the_address_of_a_pod() {
+    let node = Node::usual();
+    let choose =
+        |refused: &[Ipv4Addr]| node.wiring.choose_address(&pod_id(), CONTAINER, refused).unwrap().unwrap();
+    let at = |last: u8| Ipv4Addr::new(10, 244, 3, last);
+    assert_eq!((choose(&[]), choose(&[])), (at(2), at(2)), "asked again, the same");
+    assert_eq!(choose(&[at(2)]), at(3));
+    assert_eq!(choose(&[at(2), at(3)]), at(4));
+    let network = node.hns.network_by_name("Calico").unwrap().unwrap().id;
+    assert_eq!(
+        node.hns.endpoints_of_network(network).unwrap().len(),
+        1,
+        "nothing is left of the refused ones"
+    );
+    // It is closed from the beginning, and gets the MAC address that belongs to the address.
+    assert!(node.acls().iter().all(|acl| acl.action == AclAction::Block) && !node.acls().is_empty());
+    let pod = PodAttachment { address: at(4), ..attachment(node.namespace()) };
+    let interface = node.wiring.connect(&pod).unwrap();
+    assert_eq!((interface.gateway, interface.prefix_len), (TUNNEL, 26));
+    assert_eq!(node.endpoint().mac_address.to_lowercase(), "0e-2a-0a-f4-03-04");
+    node.wiring.check(&pod).unwrap();
+    node.wiring.disconnect(&pod.endpoint, CONTAINER).unwrap();
+    assert!(node.hns.endpoints_of_network(network).unwrap().is_empty());
+}
+
+/// The network gets the block's subnet before the endpoint, and the pod that subnet's gateway.
+#[test]
+fn a_pod_of_a_new_block_gets_its_subnet() {
+    let node = Node::usual();
+    let of = |block: &str, address: &str| PodAttachment {
+        block: block.parse().unwrap(),
+        address: address.parse().unwrap(),
+        ..attachment(node.namespace())
+    };
+    let interface = node.wiring.connect(&of("10.9.0.0/28", "10.9.0.4")).unwrap();
+    assert_eq!((interface.gateway, interface.prefix_len), (Ipv4Addr::new(10, 9, 0, 1), 28));
+    assert_eq!(node.endpoint().routes[0].next_hop, "10.9.0.1");
+    assert_eq!(
+        changes(&node).iter().filter(|name| **name == "create").count(),
+        3,
+        "network, namespace, endpoint"
+    );
+    // A block that overlaps a subnet cannot have one.
+    let error = node.wiring.connect(&of("10.9.0.0/24", "10.9.0.77")).unwrap_err();
+    assert!(error.to_string().contains("overlaps"), "{error}");
+
+    let old = Node::new(Config::new(Config::SERVER_2019, NODE));
+    let pod = PodAttachment { netns: old.namespace().to_string(), ..of("10.9.0.0/28", "10.9.0.4") };
+    let error = old.wiring.connect(&pod).unwrap_err();
+    assert!(error.to_string().contains("10.9.0.0/28, and networks of HNS 9.3 have one"), "{error}");
 }

@@ -10,7 +10,7 @@ use crate::switched::*;
 use ipnet::Ipv4Net;
 use testkit::mixed::{Balanced, Proxy};
 use tortie_api::net::{Action, PortRange, Protocol};
-use tortie_dataplane::Delta;
+use tortie_dataplane::{Delta, Route, RouteTarget};
 use tortie_hcn::HcnExt;
 use tortie_hns_emulator::{Config, EgressSees, OnRewrite};
 use tortie_kernel::namespace::NetNs;
@@ -55,6 +55,36 @@ fn pods_connect_until_policy_admits_only_one() {
     let (added, removed) = (vec![member(1, 5)], vec![member(1, 4)]);
     server.apply(&[Delta::SetChanged { id: SetId::new("s:linux-client"), added, removed }]);
     assert_eq!(who(&client, &server), [false, true, false, false, true]);
+}
+
+/// A block is full, and the node has claimed another one for the next pod.
+#[test]
+fn pods_of_several_blocks_connect() {
+    let [first, second] = underlay();
+    let (mut one, mut two) = (Node::new(1, first), Node::new(2, second));
+    one.start(&two.vtep, 2);
+    two.start(&one.vtep, 1);
+    let more: Ipv4Net = "10.245.7.0/26".parse().unwrap();
+    one.add_pod(4);
+    two.add_pod(4);
+    // CNI connects the pod before the dataplane knows the block.
+    one.add_pod_of(more, 5);
+    one.apply(&[Delta::Route(Route { destination: more, target: RouteTarget::Local })]);
+    two.apply(&[Delta::Route(Route { destination: more, target: RouteTarget::Vxlan { node: name(1) } })]);
+    one.add_pod_of(more, 6);
+    let [old, new, newest] = &one.pods[..] else { panic!("three pods") };
+    assert!(new.1.octets()[..3] == [10, 245, 7]);
+    for (from, to) in [
+        (&old.0, new),
+        (&new.0, old),
+        (&new.0, newest),
+        (&two.pods[0].0, new),
+        (&new.0, &two.pods[0]),
+        (&one.namespace, new),
+        (&two.namespace, new),
+    ] {
+        assert!(talk(from, to).is_some(), "to {}", to.1);
+    }
 }
 
 const VIP: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);

@@ -109,35 +109,49 @@ impl Node {
     }
 
     pub(crate) fn add_pod(&mut self, last: u8) {
+        self.add_pod_of(block(self.number), last);
+    }
+
+    /// A pod of any block; the last parts of the addresses of a node's pods differ.
+    pub(crate) fn add_pod_of(&mut self, block: Ipv4Net, last: u8) {
         let namespace = NetNs::create().unwrap();
         let compartment = self.hns.create_namespace(&Namespace::default()).unwrap();
         bind_compartment(&*self.hns, compartment, Some(&path_of(&namespace))).unwrap();
-        let address = Ipv4Addr::new(10, 244, self.number, last);
+        let address = address_in(block, last);
         let pod = PodAttachment {
             endpoint: pod_id(last),
             container_id: format!("container-{last}"),
             netns: compartment.to_string(),
             address,
-            block: block(self.number),
+            block,
             mtu: None,
         };
         WindowsWiring::new(self.hns.clone()).connect(&pod).unwrap();
         self.pods.push((namespace, address));
         let open = EndpointProgram { profiles: vec![policy_id("open")], ..EndpointProgram::default() };
-        self.set_program(last, open);
+        self.set_program_of(block, last, open);
     }
 
     pub(crate) fn set_program(&mut self, last: u8, program: EndpointProgram) {
+        self.set_program_of(block(self.number), last, program);
+    }
+
+    fn set_program_of(&mut self, block: Ipv4Net, last: u8, program: EndpointProgram) {
         let endpoint = Endpoint {
             container_id: format!("container-{last}").into(),
             host_interface: "".into(),
-            addresses: vec![Ipv4Addr::new(10, 244, self.number, last).into()],
+            addresses: vec![address_in(block, last).into()],
             mac: None,
             host_ports: Default::default(),
             program: Arc::new(program),
         };
         self.apply(&[Delta::Endpoint(pod_id(last), Arc::new(endpoint))]);
     }
+}
+
+fn address_in(block: Ipv4Net, last: u8) -> Ipv4Addr {
+    let [a, b, c, _] = block.addr().octets();
+    Ipv4Addr::new(a, b, c, last)
 }
 
 pub(crate) fn pod_id(last: u8) -> EndpointId {

@@ -1,0 +1,152 @@
+//! The address of a new pod, from the source that the network configuration names.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use ipnet::Ipv4Net;
+use serde_json::Value;
+use tokio::sync::OwnedMutexGuard;
+use tortie_api::kubernetes::Pod;
+use tortie_api::{Key, Kind, Metadata};
+use tortie_cni::{Address, AddressSource, Code, Failure, Invocation, Success};
+use tortie_dataplane::EndpointId;
+use tortie_ipam::{IpamError, Request, Use};
+use tortie_store::Stored;
+
+use crate::addresses::{self, PodAddress, handle};
+use crate::pods::{Pods, blocking, store_failure, wiring_failure};
+
+/// How many addresses of the operating system may belong to somebody else.
+const MOST_REFUSED: usize = 16;
+
+/// An address for a pod.
+pub(crate) struct Obtained {
+    pub(crate) address: PodAddress,
+    /// Whether the agent's IPAM does not know it.
+    pub(crate) outside: bool,
+    /// Keeps other calls from using the same address until this one is done.
+    _turn: Option<OwnedMutexGuard<()>>,
+}
+
+impl Pods {
+    /// The address of a new pod.
+    pub(crate) async fn obtain(
+        &self,
+        call: &Invocation,
+        id: &EndpointId,
+        pod: &(Stored, Pod),
+        namespace: Metadata,
+    ) -> Result<Obtained, Failure> {
+        let source = call.config.address_source()?;
+        let namespace_key = Key::global(Kind::Namespace, &*id.namespace);
+        let wanted = addresses::wanted(
+            call,
+            source,
+            (&pod.0.key, &pod.1.metadata.annotations),
+            (&namespace_key, &namespace.annotations),
+        )?;
+        if let Some(address) = wanted.outside {
+            let from = format!("the address {address} of the annotation cni.projectcalico.org/ipAddrsNoIpam");
+            return self.outside(id, from, address.into()).await;
+        }
+        let request = Request {
+            handle: handle(call),
+            owner: self.owner(id),
+            intended_use: Use::Workload,
+            namespace_labels: namespace.labels,
+            pools: wanted.pools,
+            ..Request::default()
+        };
+        let assigned = match (source, call.delegated) {
+            (AddressSource::Pools, _) => {
+                addresses::assign(&self.ipam, call, &request, wanted.address).await?
+            }
+            (AddressSource::System, _) => return self.chosen_by_system(call, id, &request).await,
+            (_, Some(net)) => {
+                let from = format!("the address {} of ipam.type {}", net.addr(), source.name());
+                return self.outside(id, from, net).await;
+            }
+            (_, None) => {
+                let msg = format!("the plugin has passed no address of ipam.type {}", source.name());
+                return Err(Failure::new(
+                    Code::INVALID_CONFIG,
+                    msg,
+                    "install tortie-cni of the agent's version",
+                ));
+            }
+        };
+        let address = PodAddress::of(&assigned).ok_or_else(|| addresses::not_wired(id))?;
+        Ok(Obtained { address, outside: false, _turn: None })
+    }
+
+    /// An address that the agent's IPAM does not know. Nobody else may have it, wherever it is from.
+    async fn outside(&self, id: &EndpointId, from: String, net: Ipv4Net) -> Result<Obtained, Failure> {
+        let address = net.addr();
+        let turn = self.addressing.lock(&address).await;
+        let holder = self.in_force.borrow().holders.get(&IpAddr::V4(address)).cloned();
+        if let Some(holder) = holder.filter(|holder| holder != id) {
+            let msg = format!("{from} belongs to pod {holder}");
+            return Err(Failure::new(Code::TRY_AGAIN_LATER, msg, "it is free when that pod is deleted"));
+        }
+        let pool = self
+            .ipam
+            .giving_pool(address.into())
+            .await
+            .map_err(|error| Failure::new(Code::IPAM, "the IPPools cannot be read", error.to_string()))?;
+        if let Some(pool) = pool {
+            let msg = format!("{from} is in IPPool {pool}, from which Tortie gives addresses, too");
+            let remedy = "use another network, or set assignmentMode Manual or disabled in the IPPool";
+            return Err(Failure::new(Code::IPAM, msg, remedy));
+        }
+        Ok(Obtained { address: PodAddress { address, block: net.trunc() }, outside: true, _turn: Some(turn) })
+    }
+
+    /// An address that the operating system chooses. IPAM records it, so that it gives it to nobody else.
+    async fn chosen_by_system(
+        &self,
+        call: &Invocation,
+        id: &EndpointId,
+        request: &Request,
+    ) -> Result<Obtained, Failure> {
+        let mut refused: Vec<Ipv4Addr> = Vec::new();
+        loop {
+            let (wiring, container) = (self.wiring.clone(), call.container_id.clone());
+            let (endpoint, not_these) = (id.clone(), refused.clone());
+            let chosen = blocking(move || wiring.choose_address(&endpoint, &container, &not_these)).await;
+            let Some(address) = chosen.map_err(wiring_failure)? else {
+                let msg = format!("ipam of network {} is empty", call.config.name);
+                let why = "this operating system chooses no addresses; set ipam.type to calico-ipam";
+                return Err(Failure::new(Code::NOT_SUPPORTED, msg, why));
+            };
+            match self.ipam.assign_address(request, address.into()).await {
+                // Windows itself needs it, or IPAM has given it to something that HNS does not know.
+                Err(IpamError::Taken { .. }) if refused.len() < MOST_REFUSED => refused.push(address),
+                assigned => {
+                    let assigned = assigned.map_err(|error| {
+                        let msg = format!("the address {address}, which the operating system has chosen");
+                        Failure::new(Code::IPAM, msg, error.to_string())
+                    })?;
+                    let address = PodAddress::of(&assigned).ok_or_else(|| addresses::not_wired(id))?;
+                    return Ok(Obtained { address, outside: false, _turn: None });
+                }
+            }
+        }
+    }
+
+    /// The IPv4 networks of the node's pods (`Node.spec.podCIDRs`), for host-local.
+    pub(crate) async fn pod_cidrs(&self) -> Result<Success, Failure> {
+        let key = Key::global(Kind::Node, &self.node);
+        let node = self.store.get(&key).await.map_err(store_failure)?;
+        let spec = node.as_ref().map_or(&Value::Null, |node| &node.value["spec"]);
+        let several = spec["podCIDRs"].as_array().filter(|nets| !nets.is_empty());
+        let nets = several.map_or_else(|| vec![&spec["podCIDR"]], |nets| nets.iter().collect());
+        let nets: Vec<Ipv4Net> = nets.iter().filter_map(|net| net.as_str()?.parse().ok()).collect();
+        if nets.is_empty() {
+            let msg = format!("{key} has no IPv4 network in spec.podCIDRs, which host-local needs");
+            let remedy =
+                "let the controller manager allocate them (--allocate-node-cidrs), or write ipam.subnet";
+            return Err(Failure::new(Code::TRY_AGAIN_LATER, msg, remedy));
+        }
+        let ips = nets.iter().map(|net| Address { address: net.to_string(), interface: 0 }).collect();
+        Ok(Success { ips, ..Success::default() })
+    }
+}

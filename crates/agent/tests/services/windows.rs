@@ -1,0 +1,132 @@
+//! The agent of an emulated Windows node: several blocks, and addresses that HNS chooses.
+
+use std::net::Ipv4Addr;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use serde_json::json;
+use tortie_agent::{Platform, StaticRules};
+use tortie_api::{Key, Kind};
+use tortie_cni::transport::Answer;
+use tortie_cni::{Code, Command, Invocation};
+use tortie_hcn::schema::Namespace;
+use tortie_hcn::{HcnExt, Version};
+use tortie_hns_emulator::{Config, Emulator};
+
+use crate::common::{Bed, FakeOs, cluster, put, until};
+
+/// A node of this version of HNS whose blocks have four addresses for pods.
+async fn node(version: Version) -> (Bed, Arc<Emulator>) {
+    let store = cluster().await;
+    let pool = json!({"metadata": {"name": "default"}, "spec": {"cidr": "10.0.0.0/24", "blockSize": 29, "vxlanMode": "Always"}});
+    put(&*store, &Key::global(Kind::IpPool, "default"), pool).await;
+    let hns = Arc::new(Emulator::new(Config::new(version, Ipv4Addr::new(192, 0, 2, 1))));
+    let platform = Platform::Windows { hcn: hns.clone(), static_rules: StaticRules::default() };
+    let bed = Bed::with_platform(store, platform, FakeOs::default());
+    let socket = bed.dir.path().join("agent.sock");
+    until("the agent serves", || async { UnixStream::connect(&socket).is_ok() }).await;
+    (bed, hns)
+}
+
+/// A call for a pod with a namespace in HNS.
+async fn call(bed: &Bed, hns: &Emulator, command: Command, pod: &str) -> Invocation {
+    bed.pod(pod, pod, json!({})).await;
+    let namespace = hns.create_namespace(&Namespace::default()).unwrap();
+    Invocation { netns: namespace.to_string(), ..bed.invocation(command, pod, pod) }
+}
+
+async fn add(bed: &Bed, hns: &Emulator, pod: &str) -> Answer {
+    let call = call(bed, hns, Command::Add, pod).await;
+    bed.call(call).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_block_leads_to_a_second_one() {
+    let (bed, hns) = node(Config::SERVER_2022).await;
+    let mut gateways = Vec::new();
+    for number in 0..6 {
+        let success = add(&bed, &hns, &format!("p{number}")).await.unwrap().unwrap();
+        let gateway = success.routes[0].gw.unwrap();
+        let (address, length) = success.ips[0].address.split_once('/').unwrap();
+        let net = ipnet::IpNet::new(address.parse().unwrap(), length.parse().unwrap()).unwrap();
+        assert!(length == "29" && net.contains(&gateway), "{success:?}");
+        gateways.push(gateway);
+    }
+    assert!(gateways[..4].iter().all(|gateway| *gateway == gateways[0]), "{gateways:?}");
+    assert!(gateways[4] != gateways[0] && gateways[5] == gateways[4], "{gateways:?}");
+    let network = hns.network_by_name(tortie_windows::NETWORK).unwrap().unwrap();
+    assert_eq!(network.subnets().count(), 2);
+    let report = bed.current_report().await;
+    assert_eq!(report["conditions"].as_array().map_or(0, Vec::len), 0, "{report}");
+}
+
+/// Networks of old versions have one subnet, so IPAM gives the node one block.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_block_is_the_end_on_an_old_version() {
+    let (bed, hns) = node(Config::SERVER_2019).await;
+    for number in 0..4 {
+        add(&bed, &hns, &format!("p{number}")).await.unwrap();
+    }
+    let failure = add(&bed, &hns, "p4").await.unwrap_err();
+    assert!(failure.code == Code::IPAM && failure.details.contains("no room for more blocks"), "{failure:?}");
+}
+
+/// HNS and IPAM agree on who has which address, whoever chose it.
+#[tokio::test(flavor = "multi_thread")]
+async fn hns_chooses_addresses_that_ipam_records() {
+    let (bed, hns) = node(Config::SERVER_2022).await;
+    let by_hns = |mut call: Invocation| {
+        call.config.extra.insert("ipam".to_owned(), json!({}));
+        call
+    };
+    let mut all = Vec::new();
+    for (pod, chooses) in [("a", true), ("b", false), ("c", true), ("d", false)] {
+        let call = call(&bed, &hns, Command::Add, pod).await;
+        let call = if chooses { by_hns(call) } else { call };
+        let again = bed.call(call.clone()).await.unwrap().unwrap();
+        let success = bed.call(call).await.unwrap().unwrap();
+        assert_eq!(success.ips, again.ips, "a repeated call");
+        all.push(success.ips[0].address.split('/').next().unwrap().to_owned());
+    }
+    let mut distinct = all.clone();
+    distinct.sort();
+    distinct.dedup();
+    let mut allocated = bed.allocated().await;
+    allocated.sort();
+    assert_eq!((distinct.len(), &distinct), (4, &allocated));
+    let mut del = call(&bed, &hns, Command::Del, "c").await;
+    del = by_hns(del);
+    bed.call(del).await.unwrap();
+    assert!(!bed.allocated().await.contains(&all[2]));
+    // The block is full, and HNS has no other subnet; nothing of the attempt remains.
+    add(&bed, &hns, "e").await.unwrap();
+    let call = by_hns(call(&bed, &hns, Command::Add, "f").await);
+    let failure = bed.call(call).await.unwrap_err();
+    assert_eq!(bed.allocated().await.len(), 4, "{failure}");
+    let network = hns.network_by_name(tortie_windows::NETWORK).unwrap().unwrap();
+    assert_eq!(hns.endpoints_of_network(network.id).unwrap().len(), 4, "{failure}");
+}
+
+/// The plugin has got it from host-local. Its network becomes a subnet.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_of_another_ipam_plugin_gets_a_subnet() {
+    let (bed, hns) = node(Config::SERVER_2022).await;
+    let delegated = |mut call: Invocation, net: &str| {
+        call.config.extra.insert("ipam".to_owned(), json!({"type": "host-local"}));
+        call.delegated = Some(net.parse().unwrap());
+        call
+    };
+    let call_a = delegated(call(&bed, &hns, Command::Add, "a").await, "10.77.0.2/24");
+    let success = bed.call(call_a).await.unwrap().unwrap();
+    assert_eq!(success.ips[0].address, "10.77.0.2/24");
+    assert_eq!(success.routes[0].gw, Some("10.77.0.1".parse().unwrap()));
+    add(&bed, &hns, "b").await.unwrap();
+    let alone = delegated(call(&bed, &hns, Command::Add, "c").await, "10.78.0.2/32");
+    let failure = bed.call(alone).await.unwrap_err();
+    assert!(failure.details.contains("no subnet of it has the address 10.78.0.2"), "{failure:?}");
+    // A plugin of an older version passes no address.
+    let mut older = call(&bed, &hns, Command::Add, "c").await;
+    older.config.extra.insert("ipam".to_owned(), json!({"type": "host-local"}));
+    let failure = bed.call(older).await.unwrap_err();
+    assert!(failure.msg.contains("passed no address of ipam.type host-local"), "{failure:?}");
+}
