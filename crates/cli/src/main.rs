@@ -14,6 +14,7 @@ mod cost;
 mod decided;
 mod delete;
 mod editor;
+mod expectations;
 mod explain;
 mod filter;
 mod get;

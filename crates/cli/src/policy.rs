@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use clap::Subcommand;
 
 use crate::cost::CostOf;
+use crate::expectations::Test;
 use crate::lint::Lint;
 use crate::show::Show;
 
@@ -16,6 +17,8 @@ pub(crate) enum PolicyCommand {
     Show(Box<Show>),
     /// Show what policies cost on Windows nodes, and which rule to change to save most, in a cluster or in manifests
     Cost(Box<CostOf>),
+    /// Compare verdicts with expectations, in a cluster or in manifests: "shop/front reaches shop/back on tcp/8443"
+    Test(Box<Test>),
 }
 
 impl PolicyCommand {
@@ -24,6 +27,7 @@ impl PolicyCommand {
             Self::Lint(lint) => lint.run(),
             Self::Show(show) => show.run(),
             Self::Cost(cost) => cost.run(),
+            Self::Test(test) => test.run(),
         }
     }
 }

@@ -12,7 +12,7 @@ use super::path::{Hop, HostHop, HostLink, PacketPath};
 use super::world::{NodeAddresses, Workload, World};
 
 /// One end of a flow.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, PartialOrd, Ord)]
 #[serde(rename_all = "camelCase")]
 pub enum Peer {
     /// A pod.

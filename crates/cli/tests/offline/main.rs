@@ -4,6 +4,7 @@
 mod completed;
 mod cost;
 mod dropped;
+mod expectations;
 mod explain;
 mod hosts;
 mod lint;

@@ -1,0 +1,252 @@
+//! The verdicts of a cluster, for expectations.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tortie_api::net::IpVersion;
+use tortie_oracle::{Oracle, Peer, Question, Snapshot, Verdict};
+use tortie_reach::{CLIENT_PORT, ClassKind, Classes, Sample, Why};
+
+use super::sentence::{End, Ends, Expectation, matches, port_text};
+use crate::decided;
+use crate::port::PortSpec;
+
+/// The result of an expectation.
+pub(super) enum Outcome {
+    Holds,
+    /// No pod, node or address is meant by this.
+    Nothing(String),
+    /// The packets with another verdict than expected, and who decides.
+    Wrong(Vec<String>),
+}
+
+impl Outcome {
+    pub(super) fn holds(&self) -> bool {
+        matches!(self, Self::Holds)
+    }
+}
+
+/// Evaluates expectations in one cluster.
+pub(super) struct Verdicts<'a> {
+    snapshot: &'a Snapshot,
+    oracle: Oracle<'a>,
+    classes: Classes,
+    /// The class of each pod, each node and some outsiders.
+    class_of: BTreeMap<Peer, usize>,
+    /// The node of each pod.
+    nodes: BTreeMap<Peer, String>,
+}
+
+/// Packets of one kind between two classes, on one node or between nodes. All have the same verdict.
+type Kind = (usize, usize, bool, Sample);
+
+impl<'a> Verdicts<'a> {
+    pub(super) fn new(snapshot: &'a Snapshot) -> Self {
+        let (oracle, classes) = (Oracle::new(snapshot), Classes::of(&[snapshot]));
+        let pods = oracle.pods().map(|pod| {
+            let subject = pod.subject();
+            let peer =
+                Peer::Pod { namespace: subject.namespace().to_owned(), name: subject.name().to_owned() };
+            (peer, pod.node().to_owned())
+        });
+        let nodes = pods.collect();
+        let members = |(index, class): (usize, &tortie_reach::Class)| {
+            class.members.iter().map(|peer| (peer.clone(), index)).collect::<Vec<_>>()
+        };
+        let class_of = classes.all().iter().enumerate().flat_map(members).collect();
+        Self { snapshot, oracle, classes, class_of, nodes }
+    }
+
+    pub(super) fn judge(&self, expectation: &Expectation) -> Outcome {
+        let (from, to) = match (self.peers(&expectation.from), self.peers(&expectation.to)) {
+            (Ok(from), Ok(to)) => (from, to),
+            (Err(end), _) | (_, Err(end)) => return Outcome::Nothing(end),
+        };
+        let samples = match expectation.ports.is_empty() {
+            true => self
+                .classes
+                .ports()
+                .of_clients()
+                .iter()
+                .map(|class| self.classes.ports().sample(*class))
+                .collect(),
+            false => expectation.ports.iter().map(sample).collect::<Vec<_>>(),
+        };
+        let mut known: BTreeMap<Kind, Option<String>> = BTreeMap::new();
+        let (mut wrong, mut judged) = (Vec::new(), false);
+        for (from, to) in pairs(&from, &to) {
+            for sample in &samples {
+                let ask = || self.wrong(from, to, sample, expectation.reaches);
+                let by = match self.kind(from, to, sample) {
+                    Some(kind) => known.entry(kind).or_insert_with(ask).clone(),
+                    None => ask(),
+                };
+                match by {
+                    Some(by) if by.is_empty() => continue,
+                    Some(by) => wrong.push(format!("{from} → {to} {by}")),
+                    None => {}
+                }
+                judged = true;
+            }
+        }
+        match (wrong.is_empty(), judged) {
+            (false, _) => Outcome::Wrong(wrong),
+            (true, true) => Outcome::Holds,
+            (true, false) => Outcome::Nothing(ends_text(expectation)),
+        }
+    }
+
+    /// The kind of the packets, if the ends are in classes.
+    fn kind(&self, from: &Peer, to: &Peer, sample: &Sample) -> Option<Kind> {
+        let (from_class, to_class) = (*self.class_of.get(from)?, *self.class_of.get(to)?);
+        Some((from_class, to_class, self.are_together(from, to), *sample))
+    }
+
+    /// Whether both ends are on one node.
+    fn are_together(&self, from: &Peer, to: &Peer) -> bool {
+        match (self.node(from), self.node(to)) {
+            (Some(from), Some(to)) => from == to,
+            _ => false,
+        }
+    }
+
+    fn node<'b>(&'b self, peer: &'b Peer) -> Option<&'b String> {
+        match peer {
+            Peer::Node(name) => Some(name),
+            peer => self.nodes.get(peer),
+        }
+    }
+
+    /// Who decides, if the verdict in any family is not the expected one; empty if there are no such packets.
+    fn wrong(&self, from: &Peer, to: &Peer, sample: &Sample, reaches: bool) -> Option<String> {
+        let question = Question {
+            from: from.clone(),
+            to: to.clone(),
+            protocol: sample.protocol,
+            source_port: sample.source_port,
+            destination_port: sample.destination_port,
+            icmp: sample.icmp,
+            via: None,
+        };
+        let mut judged = false;
+        for family in [IpVersion::V4, IpVersion::V6] {
+            let Ok(answer) = self.oracle.evaluate_by(&question, family) else { continue };
+            judged = true;
+            if (answer.verdict == Verdict::Allow) != reaches {
+                let word = if reaches { "denied" } else { "allowed" };
+                let reasons = Why::of(&answer).by;
+                let by: Vec<String> = reasons
+                    .iter()
+                    .map(|reason| {
+                        format!("{}: {}", decided::stop_name(reason.stop), decided::by(self.snapshot, reason))
+                    })
+                    .collect();
+                let by = if by.is_empty() { "no policy applies".to_owned() } else { by.join("; ") };
+                return Some(format!("{} is {word} ({by})", port_text(sample)));
+            }
+        }
+        (!judged).then(String::new)
+    }
+
+    /// The peers of ends, or the end that means none.
+    fn peers(&self, ends: &[End]) -> Result<Vec<Peer>, String> {
+        let mut all = BTreeSet::new();
+        for end in ends {
+            let peers = self.peers_of(&end.of);
+            if peers.is_empty() {
+                return Err(end.text.clone());
+            }
+            all.extend(peers);
+        }
+        Ok(all.into_iter().collect())
+    }
+
+    fn peers_of(&self, ends: &Ends) -> Vec<Peer> {
+        let pods = |is_meant: &dyn Fn(&tortie_oracle::Subject<'_>) -> bool| -> Vec<Peer> {
+            let pods = self.oracle.pods().map(|pod| pod.subject()).filter(|subject| is_meant(subject));
+            pods.map(|pod| Peer::Pod { namespace: pod.namespace().to_owned(), name: pod.name().to_owned() })
+                .collect()
+        };
+        let nodes = || self.oracle.nodes().map(|(name, ..)| name.to_owned());
+        match ends {
+            Ends::AllPods => pods(&|_| true),
+            Ends::Pods(namespace, pattern) => {
+                pods(&|pod| pod.namespace() == namespace && matches(pattern, pod.name()))
+            }
+            Ends::Selected(namespace, selector) => pods(&|pod| {
+                namespace.as_ref().is_none_or(|namespace| pod.namespace() == namespace)
+                    && selector.matches(pod.labels())
+            }),
+            Ends::Nodes => nodes().map(Peer::Node).collect(),
+            Ends::Node(name) => nodes().filter(|node| node == name).map(Peer::Node).collect(),
+            Ends::Address(address) => vec![Peer::Address(*address)],
+            Ends::Outside => {
+                let outside = self.classes.all().iter().filter(|class| class.kind == ClassKind::Outside);
+                outside.filter_map(|class| class.members.first().cloned()).collect()
+            }
+        }
+    }
+
+    /// The verdicts between pods, and between pods and the outside, as sentences.
+    pub(super) fn record(&self) -> Vec<String> {
+        let all = self.classes.all();
+        let is_recorded = |kind: ClassKind| matches!(kind, ClassKind::Pods | ClassKind::Outside);
+        let mut sentences = Vec::new();
+        for from in all.iter().filter(|class| is_recorded(class.kind)) {
+            for to in all.iter().filter(|class| is_recorded(class.kind)) {
+                if from.kind == ClassKind::Outside && to.kind == ClassKind::Outside {
+                    continue;
+                }
+                sentences.extend(self.sentences(&from.members, &to.members));
+            }
+        }
+        sentences
+    }
+
+    /// Sentences about packets between the members of two classes. Where the verdict depends on the pair, as between
+    /// nodes and on one node, or on the family, there is none.
+    fn sentences(&self, from: &[Peer], to: &[Peer]) -> Vec<String> {
+        let ports = self.classes.ports();
+        let clients = ports.of_clients();
+        // One pair on one node and one between nodes stand for all.
+        let of = |together| pairs(from, to).find(|(from, to)| self.are_together(from, to) == together);
+        let pairs: Vec<(&Peer, &Peer)> = [of(false), of(true)].into_iter().flatten().collect();
+        let verdict = |sample: &Sample, reaches: bool| {
+            let wrong = || pairs.iter().map(|(from, to)| self.wrong(from, to, sample, reaches));
+            wrong().any(|by| by.is_none()) && wrong().flatten().all(|by| by.is_empty())
+        };
+        let samples: Vec<Sample> = clients.iter().map(|class| ports.sample(*class)).collect();
+        let (from_text, to_text) = (peers_text(from), peers_text(to));
+        let mut sentences = Vec::new();
+        for (reaches, words) in [(true, "reaches"), (false, "does not reach")] {
+            let fitting: Vec<&Sample> = samples.iter().filter(|sample| verdict(sample, reaches)).collect();
+            if fitting.len() == samples.len() {
+                return vec![format!("{from_text} {words} {to_text}")];
+            }
+            let named: Vec<String> = fitting.iter().map(|sample| port_text(sample)).collect();
+            if !named.is_empty() {
+                sentences.push(format!("{from_text} {words} {to_text} on {}", named.join(", ")));
+            }
+        }
+        sentences
+    }
+}
+
+fn peers_text(peers: &[Peer]) -> String {
+    peers.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+fn ends_text(expectation: &Expectation) -> String {
+    let text = |ends: &[End]| ends.iter().map(|end| end.text.clone()).collect::<Vec<_>>().join(", ");
+    format!("{} → {}", text(&expectation.from), text(&expectation.to))
+}
+
+/// Every pair of different ends.
+fn pairs<'b>(from: &'b [Peer], to: &'b [Peer]) -> impl Iterator<Item = (&'b Peer, &'b Peer)> {
+    from.iter().flat_map(move |from| to.iter().map(move |to| (from, to))).filter(|(from, to)| from != to)
+}
+
+fn sample(port: &PortSpec) -> Sample {
+    let PortSpec { protocol, port, icmp } = *port;
+    let source_port = if protocol.has_ports() { CLIENT_PORT } else { 0 };
+    Sample { protocol, source_port, destination_port: port, icmp }
+}
