@@ -14,7 +14,7 @@ use tortie_kernel::route::{Address, Change, Link, LinkSetting, Route, RouteSocke
 
 use crate::Error;
 use crate::dataplane::{Config, OVERLAY_MARK, ROUTE_PROTOCOL};
-use crate::removal::tolerate_gone;
+use crate::error::tolerate_gone;
 
 pub use running::running;
 

@@ -65,3 +65,12 @@ impl Error {
         }
     }
 }
+
+/// A link may go at any time, for instance with its namespace, and its routes with it.
+pub(crate) fn tolerate_gone(result: tortie_kernel::Result<()>) -> tortie_kernel::Result<()> {
+    const GONE: [i32; 4] = [libc::ENODEV, libc::ESRCH, libc::ENOENT, libc::EADDRNOTAVAIL];
+    match result {
+        Err(error) if error.errno().is_some_and(|errno| GONE.contains(&errno)) => Ok(()),
+        result => result,
+    }
+}

@@ -6,6 +6,7 @@ use tortie_kernel::nftables::{Nft, Op, Transaction};
 use tortie_kernel::route::{Change, LinkSetting, Route, RouteSocket};
 
 use crate::dataplane::{Config, OVERLAY_MARK, ROUTE_PROTOCOL};
+use crate::error::tolerate_gone;
 use crate::{Error, calico, wire};
 
 /// Removes everything of Tortie from the calling thread's network namespace, and returns what it has removed. The agent
@@ -86,14 +87,5 @@ impl Table {
         let Some((mut nft, table)) = self.0 else { return Ok(None) };
         nft.commit(&Transaction { table: table.clone(), ops: vec![Op::DeleteTable] })?;
         Ok(Some(format!("nftables table inet {table}")))
-    }
-}
-
-/// A link may go at any time, for instance with its namespace, and its routes with it.
-pub(crate) fn tolerate_gone(result: tortie_kernel::Result<()>) -> tortie_kernel::Result<()> {
-    const GONE: [i32; 4] = [libc::ENODEV, libc::ESRCH, libc::ENOENT, libc::EADDRNOTAVAIL];
-    match result {
-        Err(error) if error.errno().is_some_and(|errno| GONE.contains(&errno)) => Ok(()),
-        result => result,
     }
 }

@@ -24,7 +24,8 @@ const SPECS: [&str; 5] = [
 ];
 
 /// What a node has that Tortie may leave: links, routes, nftables tables, files, kernel parameters. The tables of iptables are
-/// kubelet's, which makes them at any time.
+/// kubelet's, which makes them at any time. `ip_forward`, and what the kernel derives from it (`forwarding`, `accept_redirects`),
+/// stays as others may need it by now.
 const SURVEY: &str = "
     ip -o link | cut -d: -f2 | cut -d@ -f1 | sed 's/^/link/'
     ip route | sed 's/^/route /'
@@ -33,7 +34,8 @@ const SURVEY: &str = "
     ls -A /opt/cni/bin | sed 's/^/plugin /'
     for folder in /run/tortie /var/lib/tortie /var/run/tortie; do if [ -e $folder ]; then echo folder $folder; fi; done
     ss -lxn | grep tortie || true
-    cd /proc/sys/net && grep -r . ipv4/ip_forward ipv4/conf ipv4/neigh ipv6/conf 2>/dev/null | grep -v 'cali\\|stable_secret\\|mc_forwarding'";
+    cd /proc/sys/net && grep -r . ipv4/conf ipv4/neigh ipv6/conf 2>/dev/null |
+        grep -v 'cali\\|stable_secret\\|forwarding\\|accept_redirects'";
 
 /// Runs all of it on a cluster of its own.
 pub(super) fn run() -> Result<()> {
