@@ -56,7 +56,7 @@ async fn a_borrowed_block_is_not_kept_at_hand() {
 #[tokio::test]
 async fn nobody_borrows_from_or_for_a_windows_node_or_from_load_balancers() {
     let store = cluster(&[("four", "10.0.0.0/28", Some(29))]).await;
-    windows(&store, "w").ensure_blocks().await.unwrap()[0];
+    windows(&store, "w").ensure_blocks().await.unwrap();
     let linux_node = linux(&store, "a");
     fill(&linux_node, "a", 8).await;
     configure(&store, OPEN()).await;
@@ -142,7 +142,7 @@ async fn an_empty_block_is_taken_over_unless_it_is_new_or_of_windows() {
     assert_eq!(value(&store, Kind::BlockAffinity, "busy/10.0.0.0/29").await.unwrap()["state"], "confirmed");
 
     let store = cluster(&[("four", "10.0.0.0/29", Some(29))]).await;
-    windows(&store, "w").ensure_blocks().await.unwrap()[0];
+    windows(&store, "w").ensure_blocks().await.unwrap();
     age(&store, "10.0.0.0/29", "2026-01-01T00:00:00Z").await;
     assert!(linux(&store, "busy").assign(&request("q")).await.is_err());
 }
