@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use ipnet::Ipv4Net;
 use tokio::signal::unix::{SignalKind, signal};
 use tortie_agent::control::{Ask, Outcome, ask};
-use tortie_agent::{Config, DefaultPool, Extras, Platform, StaticRules};
+use tortie_agent::{CniIpam, Config, DefaultPool, Extras, Platform, StaticRules};
 use tortie_deploy::ChainedPlugins;
 use tortie_hcn::{Address, RemoteHcn};
 
