@@ -12,6 +12,10 @@ use tortie_dataplane::EndpointId;
 use tortie_ipam::{Assignment, Holder, Ipam, IpamError, Request};
 use tortie_store::Stored;
 
+/// The annotation of a WorkloadEndpoint with the CNI network of its address, if the agent's IPAM does not know the address. There is no
+/// handle that would name the network.
+pub(crate) const NETWORK: &str = "tortie.io/cni-network";
+
 /// The IPv4 address of a pod, and its block. Pods have no IPv6 addresses yet.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PodAddress {

@@ -4,13 +4,16 @@
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
+use std::str::FromStr;
 
-use tortie_deploy::{CNI_CONFIG_FILE, ChainedPlugins, cni_config};
+use serde_json::{Map, Value, json};
+use tortie_cni::{AddressSource, NetworkConfig};
+use tortie_deploy::{CNI_CONFIG_FILE, CNI_NETWORK, ChainedPlugins, cni_config};
 
 /// Writes the configuration to the runtime's folder. Runtimes see either the old file or the complete new one. Returns the
 /// name of a file that the runtime uses instead, if there is one.
-pub(crate) fn write(folder: &Path, chained: &ChainedPlugins) -> io::Result<Option<String>> {
-    let text = format!("{:#}\n", cni_config(chained));
+pub(crate) fn write(folder: &Path, chained: &ChainedPlugins, ipam: &CniIpam) -> io::Result<Option<String>> {
+    let text = format!("{:#}\n", ipam.add_to(cni_config(chained)));
     let path = folder.join(CNI_CONFIG_FILE);
     if fs::read_to_string(&path).is_ok_and(|current| current == text) {
         return preceding(folder);
@@ -39,6 +42,44 @@ fn preceding(folder: &Path) -> io::Result<Option<String>> {
     Ok(first.filter(|first| first != CNI_CONFIG_FILE))
 }
 
+/// The section `ipam` of Tortie's plugin. By default there is none, and Tortie's own IPAM gives the addresses.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CniIpam(Option<Map<String, Value>>);
+
+impl CniIpam {
+    /// Adds it to a configuration. Another IPAM plugin may not know the newest version of the protocol.
+    fn add_to(&self, mut config: Value) -> Value {
+        let Some(section) = &self.0 else { return config };
+        config["plugins"][0]["ipam"] = json!(section);
+        if let Some(config) = config.as_object_mut().filter(|_| is_of_another(section)) {
+            config.remove("cniVersions");
+        }
+        config
+    }
+}
+
+fn is_of_another(section: &Map<String, Value>) -> bool {
+    let network: Result<NetworkConfig, _> = serde_json::from_value(json!({"ipam": section}));
+    network.is_ok_and(|network| matches!(network.address_source(), Ok(AddressSource::Plugin(_))))
+}
+
+impl FromStr for CniIpam {
+    type Err = String;
+
+    /// Reads a JSON object. Empty text is none.
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.trim().is_empty() {
+            return Ok(Self::default());
+        }
+        let section: Map<String, Value> = serde_json::from_str(text)
+            .map_err(|error| format!("{error}; use an object such as {{\"type\": \"host-local\"}}"))?;
+        let network = json!({"name": CNI_NETWORK, "ipam": section});
+        let network: NetworkConfig = serde_json::from_value(network).map_err(|error| error.to_string())?;
+        network.address_source().map_err(|failure| failure.to_string())?;
+        Ok(Self(Some(section)))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::MetadataExt;
@@ -50,16 +91,39 @@ mod tests {
         let (folder, none) = (tempfile::tempdir().unwrap(), ChainedPlugins::default());
         let (conf_dir, file) =
             (folder.path().join("net.d"), folder.path().join("net.d").join(CNI_CONFIG_FILE));
-        write(&conf_dir, &none).unwrap();
+        write(&conf_dir, &none, &CniIpam::default()).unwrap();
         let text = fs::read_to_string(&file).unwrap();
         assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), cni_config(&none));
         let inode = fs::metadata(&file).unwrap().ino();
-        write(&conf_dir, &none).unwrap();
+        write(&conf_dir, &none, &CniIpam::default()).unwrap();
         assert_eq!(fs::metadata(&file).unwrap().ino(), inode);
         fs::write(&file, "{").unwrap();
-        write(&conf_dir, &none).unwrap();
+        write(&conf_dir, &none, &CniIpam::default()).unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), text);
         assert_eq!(fs::read_dir(&conf_dir).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn the_section_ipam_is_part_of_the_file() {
+        let written = |text: &str| {
+            let folder = tempfile::tempdir().unwrap();
+            write(folder.path(), &ChainedPlugins::default(), &text.parse().unwrap()).unwrap();
+            let text = fs::read_to_string(folder.path().join(CNI_CONFIG_FILE)).unwrap();
+            serde_json::from_str::<Value>(&text).unwrap()
+        };
+        assert_eq!(written(""), cni_config(&ChainedPlugins::default()));
+        for (section, has_versions) in
+            [(json!({"type": "host-local"}), true), (json!({}), true), (json!({"type": "dhcp"}), false)]
+        {
+            let config = written(&section.to_string());
+            assert_eq!(config["plugins"][0]["ipam"], section);
+            assert_eq!(config["cniVersions"].is_array(), has_versions, "{section}");
+        }
+        for (wrong, expected) in
+            [("[]", "use an object"), (r#"{"type": "a/b"}"#, "file name"), ("x", "use an object")]
+        {
+            assert!(wrong.parse::<CniIpam>().unwrap_err().contains(expected), "{wrong}");
+        }
     }
 
     #[test]
@@ -73,7 +137,7 @@ mod tests {
         ] {
             fs::write(folder.path().join(name), "{}").unwrap();
             assert_eq!(
-                write(folder.path(), &ChainedPlugins::default()).unwrap().as_deref(),
+                write(folder.path(), &ChainedPlugins::default(), &CniIpam::default()).unwrap().as_deref(),
                 expected,
                 "{name}"
             );

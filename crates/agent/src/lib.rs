@@ -44,6 +44,7 @@ use tortie_ipam::{Ipam, IpamError};
 use tortie_store::{Endpoints, Store, StoreError};
 
 use barrier::Barrier;
+pub use cni_config::CniIpam;
 pub use default_pool::DefaultPool;
 use health::{Progress, Stage};
 use http_server::{Paths, Sources};
@@ -80,6 +81,8 @@ pub struct Extras {
     pub cni_conf_dir: Option<PathBuf>,
     /// The plugins that the runtime calls after Tortie's.
     pub cni_plugins: ChainedPlugins,
+    /// The section `ipam` of Tortie's plugin.
+    pub cni_ipam: CniIpam,
     /// Where `/healthz`, `/readyz` and `/metrics` are served.
     pub health_address: Option<SocketAddr>,
     /// Where `/metrics` is served, too.
@@ -296,9 +299,10 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
         error = parts.ended() => return Err(error),
     }
     if let Some(folder) = &extras.cni_conf_dir {
-        let preceding = cni_config::write(folder, &extras.cni_plugins).map_err(|error| {
-            AgentError::system(format!("the CNI configuration in {}", folder.display()), error)
-        })?;
+        let preceding =
+            cni_config::write(folder, &extras.cni_plugins, &extras.cni_ipam).map_err(|error| {
+                AgentError::system(format!("the CNI configuration in {}", folder.display()), error)
+            })?;
         if let Some(file) = preceding {
             tracing::warn!(
                 file,

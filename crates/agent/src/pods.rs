@@ -27,12 +27,11 @@ use tortie_dataplane::{EndpointId, PodAttachment, PodInterface, PodWiring, Wirin
 use tortie_ipam::{Assignment, Ipam, IpamError};
 use tortie_store::{Endpoints, StoreError, Stored};
 
-use crate::addresses::{self, PodAddress, USUAL_INTERFACE, attachment_of, handle, handle_of};
+use crate::addresses::{self, NETWORK, PodAddress, USUAL_INTERFACE, attachment_of, handle, handle_of};
 use crate::barrier::Barrier;
 use crate::locks::Locks;
 use crate::metrics::Metrics;
 use crate::plane::InForce;
-use crate::publish::NETWORK;
 use crate::runtime_config;
 
 /// How long an ADD waits for policy before it undoes everything.

@@ -8,12 +8,9 @@ use tortie_cni::{Failure, Invocation};
 use tortie_dataplane::{EndpointId, PodInterface};
 use tortie_store::{POD_UID, Stored};
 
+use crate::addresses::NETWORK;
 use crate::obtain::Obtained;
 use crate::pods::{Pods, store_failure};
-
-/// The annotation of a WorkloadEndpoint with the CNI network of its address, if the agent's IPAM does not know the address. There is no
-/// handle that would name the network.
-pub(crate) const NETWORK: &str = "tortie.io/cni-network";
 
 impl Pods {
     /// Publishes the WorkloadEndpoint: from here on every node knows the pod.

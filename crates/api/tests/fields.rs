@@ -423,7 +423,7 @@ fn annotations_of_pods_win_over_those_of_namespaces() {
     ] {
         let requested = support::requested(&of(pod), &of(namespace));
         let expected = expected.map(|pools: Vec<&str>| pools.into_iter().map(str::to_owned).collect());
-        assert_eq!(requested, support::Requested { address: None, outside: None, pools: expected });
+        assert_eq!(requested, support::Requested { pools: expected, ..Default::default() });
     }
     let address = |text: &str| [("cni.projectcalico.org/ipAddrs".to_owned(), text.to_owned())].into();
     let requested = support::requested(&address(r#"["10.0.0.5"]"#), &address(r#"["10.0.0.6"]"#));

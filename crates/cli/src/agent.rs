@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use ipnet::Ipv4Net;
 use tokio::signal::unix::{SignalKind, signal};
 use tortie_agent::control::{Ask, Outcome, ask};
-use tortie_agent::{Config, DefaultPool, Extras, Platform, StaticRules};
+use tortie_agent::{CniIpam, Config, DefaultPool, Extras, Platform, StaticRules};
 use tortie_deploy::ChainedPlugins;
 use tortie_hcn::{Address, RemoteHcn};
 
@@ -89,6 +89,10 @@ struct Daemon {
         hide_default_value = true
     )]
     cni_plugins: ChainedPlugins,
+    /// Where pods' addresses come from: the section ipam of the CNI configuration that the agent writes, such as
+    /// {"type": "host-local"}. Without it, from IPPools
+    #[arg(long, env = "TORTIE_CNI_IPAM", value_name = "JSON", default_value = "", hide_default_value = true)]
+    cni_ipam: CniIpam,
     /// Where to serve /healthz, /readyz and /metrics, such as 127.0.0.1:9198
     #[arg(long, env = "TORTIE_HEALTH_ADDRESS", value_name = "ADDRESS")]
     health_address: Option<SocketAddr>,
@@ -143,6 +147,7 @@ impl Daemon {
                 default_pool: self.default_pool.map(|cidr| DefaultPool { cidr, nat_outgoing }),
                 cni_conf_dir: self.cni_conf_dir,
                 cni_plugins: self.cni_plugins,
+                cni_ipam: self.cni_ipam,
                 health_address: self.health_address,
                 metrics_address: self.metrics_address,
                 log_level: Some(log_level),

@@ -104,3 +104,23 @@ impl Allowed {
         rested.has_room(&self.settings.reserved)
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// A pool may have been disabled since, or an address reserved.
+    #[test]
+    fn what_was_read_long_ago_is_read_again() {
+        let (mut at_hand, request) = (AtHand::default(), Request::default());
+        let cidr: IpNet = "10.0.0.0/30".parse().unwrap();
+        at_hand.keep("n", Version::new("1"), Block::new(cidr, "n", false, 1, String::new()));
+        at_hand.allow(Criteria::of(&request), vec![(cidr, 30)], Arc::default());
+        assert_eq!(at_hand.block_for(&request), Some(cidr));
+        assert!(at_hand.settings_for(&request, &cidr).is_some());
+        at_hand.allowed[0].at = Instant::now().checked_sub(POOLS_FRESH).unwrap();
+        assert_eq!(at_hand.block_for(&request), None);
+        assert!(at_hand.settings_for(&request, &cidr).is_none());
+    }
+}

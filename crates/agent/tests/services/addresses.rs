@@ -181,3 +181,32 @@ async fn a_pod_gets_an_address_outside_of_ipam_if_the_network_allows_it() {
     bed.call(allowed(Command::Del, "c2", "q")).await.unwrap();
     assert!(bed.endpoint("q", "eth0").await.is_none());
 }
+
+/// Two pods at the same moment, before either of them has an endpoint.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_outside_of_ipam_goes_to_one_of_two_pods_at_once() {
+    let bed = Bed::new().await;
+    let address = r#"["192.168.7.7"]"#;
+    bed.annotated("p", "cni.projectcalico.org/ipAddrsNoIpam", address).await;
+    bed.annotated("q", "cni.projectcalico.org/ipAddrsNoIpam", address).await;
+    let add = |container: &str, pod: &str| {
+        let mut call = bed.invocation(Command::Add, container, pod);
+        call.config.extra.insert("feature_control".to_owned(), json!({"ip_addrs_no_ipam": true}));
+        bed.call(call)
+    };
+    let open = bed.os.hold("c1");
+    let later = async {
+        until("the first pod is being connected", || async { bed.os.is_held("c1") }).await;
+        let opened = async {
+            // Time for the second to overtake, which it must not.
+            tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+            drop(open);
+        };
+        tokio::join!(add("c2", "q"), opened).0
+    };
+    let (first, second) = tokio::join!(add("c1", "p"), later);
+    first.unwrap();
+    let failure = second.unwrap_err();
+    assert!(failure.msg.contains("belongs to pod n/p"), "{failure:?}");
+    assert!(bed.endpoint("q", "eth0").await.is_none());
+}

@@ -292,3 +292,38 @@ fn clients_choose_identifiers_and_each_is_unique() {
     let nonsense = Call::Emulator { name: "dance".into(), settings: String::new() };
     assert_eq!(hcn.call(&nonsense).unwrap_err().code, HResult::E_NOTIMPL);
 }
+
+#[test]
+fn subnets_come_and_go_while_they_are_unused() {
+    let node = Node::new(Config::new(Config::SERVER_2022, Ipv4Addr::LOCALHOST));
+    let subnets = |node: &Node, request: &str, subnets: Value| {
+        let settings = json!({"Subnets": subnets});
+        let request = json!({"RequestType": request, "ResourceType": "Subnet", "Settings": settings});
+        modify(&node.hns, Kind::Network, node.network, &request)
+    };
+    let subnet = |net: &str, gateway: &str| {
+        json!([{"IpAddressPrefix": net,
+            "Policies": [{"Type": "VSID", "Settings": {"IsolationId": 4096}}],
+            "Routes": [{"NextHop": gateway, "DestinationPrefix": "0.0.0.0/0"}]}])
+    };
+    for (net, gateway, code) in [
+        ("10.244.3.0/27", "10.244.3.1", HResult::HCN_E_INVALID_SUBNET),
+        ("10.244.0.0/16", "10.244.0.1", HResult::HCN_E_INVALID_SUBNET),
+        ("10.245.0.0/26", "10.246.0.1", HResult::HCN_E_INVALID_IP),
+    ] {
+        assert_eq!(subnets(&node, "Add", subnet(net, gateway)), Err(code), "{net}");
+    }
+    subnets(&node, "Add", subnet("10.245.0.0/26", "10.245.0.1")).unwrap();
+    let endpoint = create(&node.hns, Kind::Endpoint, node.network, &endpoint("10.245.0.7")).unwrap();
+    let network = node.hns.network(node.network).unwrap();
+    let second = json!([{"ID": network.subnets().nth(1).unwrap().id}]);
+    assert_eq!(subnets(&node, "Remove", second.clone()), Err(HResult::HCN_E_ENTITY_HAS_REFERENCES));
+    assert_eq!(node.hns.network(node.network).unwrap().subnets().count(), 2, "a refusal changes nothing");
+    node.hns.delete_endpoint(endpoint).unwrap();
+    subnets(&node, "Remove", second.clone()).unwrap();
+    assert_eq!(subnets(&node, "Remove", second), Err(HResult::HCN_E_SUBNET_NOT_FOUND));
+
+    let old = Node::new(Config::new(Config::SERVER_2019, Ipv4Addr::LOCALHOST));
+    let refused = subnets(&old, "Add", subnet("10.245.0.0/26", "10.245.0.1"));
+    assert_eq!(refused, Err(HResult::HCN_E_REQUEST_UNSUPPORTED));
+}

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 use tortie_api::{Key, Kind};
 use tortie_ipam::{Ipam, IpamError, Request};
+use tortie_store::Store;
 
 use crate::support::{allocated, block, cluster, configure, linux, names, put, request, value, windows};
 
@@ -169,4 +170,26 @@ async fn a_block_without_owner_is_deleted_with_its_last_address() {
         }
         linux(&store, "b").assign(&request("q")).await.unwrap();
     }
+}
+
+/// What a Windows node that has vanished leaves behind belongs to nobody.
+#[tokio::test]
+async fn a_block_that_a_windows_node_has_left_is_taken_over_when_it_is_empty() {
+    let store = cluster(&[("one", "10.0.0.0/29", Some(29))]).await;
+    let of_windows = windows(&store, "w");
+    of_windows.assign(&request("w.0")).await.unwrap();
+    let mut left = value(&store, Kind::IpamBlock, "10.0.0.0/29").await.unwrap();
+    left["affinity"] = Value::Null;
+    put(&store, &Key::global(Kind::IpamBlock, "10.0.0.0/29"), left.clone()).await;
+    for affinity in names(&store, Kind::BlockAffinity).await {
+        store.delete(&Key::global(Kind::BlockAffinity, affinity), None).await.unwrap();
+    }
+    assert!(linux(&store, "a").assign(&request("a.0")).await.is_err(), "it has an address");
+    // Without owner, the release of the last address deletes the block. Calico leaves it if that release fails.
+    linux(&store, "a").release("w.0").await.unwrap();
+    let empty = tortie_api::ipam::Block::new("10.0.0.0/29".parse().unwrap(), "w", true, 1, String::new());
+    let mut empty = serde_json::to_value(empty).unwrap();
+    empty["affinity"] = Value::Null;
+    put(&store, &Key::global(Kind::IpamBlock, "10.0.0.0/29"), empty).await;
+    fill(&linux(&store, "a"), "a", 8).await;
 }

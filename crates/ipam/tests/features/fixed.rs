@@ -191,3 +191,17 @@ async fn requested_pools_are_used_whatever_they_select() {
     let error = windows(&store, "minion").assign(&wants("f", &["tiny"])).await.unwrap_err();
     assert!(error.to_string().contains("too small for a Windows node"), "{error}");
 }
+
+/// Each family has a limit of its own.
+#[tokio::test]
+async fn a_windows_node_claims_the_block_of_a_request_beside_one_of_the_other_family() {
+    let store = cluster(&[("four", "10.0.0.0/28", Some(29)), ("six", "fd00::/124", Some(125))]).await;
+    let minion = windows(&store, "minion");
+    let of_six = Request { family: Family::V6, ..request("six") };
+    minion.assign(&of_six).await.unwrap();
+    let address = "10.0.0.5".parse().unwrap();
+    assert_eq!(minion.assign_address(&request("four"), address).await.unwrap().address, address);
+    // Now it has its one block.
+    let error = minion.assign_address(&request("more"), "10.0.0.13".parse().unwrap()).await.unwrap_err();
+    assert!(error.to_string().contains("none of the Windows node's blocks"), "{error}");
+}

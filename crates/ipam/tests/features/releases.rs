@@ -153,3 +153,20 @@ async fn a_damaged_block_of_a_node_is_an_error_after_the_rest() {
     assert!(error.to_string().contains(damaged), "{error}");
     assert_eq!(names(&store, Kind::IpamBlock).await, [damaged]);
 }
+
+/// A crash may have left a claim of a block that another node has won.
+#[tokio::test]
+async fn a_claim_of_another_nodes_block_is_given_up_whatever_the_block_has() {
+    let store = cluster(&[("one", "10.0.0.0/29", Some(29))]).await;
+    linux(&store, "a").assign(&request("p")).await.unwrap();
+    let claim = Key::global(Kind::BlockAffinity, "b/10.0.0.0/29");
+    let before = block(&store, "10.0.0.0/29").await;
+    for number in [None, Some(1)] {
+        put(&store, &claim, json!({"state": "pending"})).await;
+        let cidr = "10.0.0.0/29".parse().unwrap();
+        let given = Records::new(store.clone()).give_up_block("b", cidr, true, number).await;
+        assert_eq!(given.unwrap(), Given::Up);
+        assert_eq!(names(&store, Kind::BlockAffinity).await, ["a/10.0.0.0/29"]);
+        assert_eq!(block(&store, "10.0.0.0/29").await, before, "the owner keeps it");
+    }
+}

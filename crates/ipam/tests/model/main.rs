@@ -5,6 +5,8 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod client;
+#[path = "../common/mod.rs"]
+mod common;
 mod memory;
 mod operations;
 mod repairs;
@@ -12,8 +14,9 @@ mod repairs;
 use std::sync::Arc;
 
 use client::Client;
+use common::{ipam, request};
 use memory::{Dice, Memory};
-use operations::{Model, Options, ipam, request};
+use operations::{Model, Options};
 use serde_json::json;
 use tortie_api::{Key, Kind};
 use tortie_store::Store;
@@ -71,14 +74,7 @@ fn run(seed: u64, operations: usize, options: Options) -> std::rc::Rc<Model> {
 fn no_address_is_given_twice_and_none_is_lost() {
     let mut counts = operations::Counts::default();
     for seed in 0..runs(100) {
-        let options = Options {
-            strict: true,
-            with_crashes: seed % 2 == 0,
-            with_races: seed % 4 < 2,
-            breaks: seed % 3 == 0,
-            cooldown: if seed % 5 == 0 { 3600 } else { 0 },
-        };
-        counts.add(&run(seed, 1_000, options).counts.borrow());
+        counts.add(&run(seed, 1_000, Options::of(seed, true)).counts.borrow());
     }
     println!("{counts:?}");
     let enough = |count: usize, least: u64| u64::try_from(count).unwrap() * 100 > least * runs(100);
@@ -93,14 +89,7 @@ fn no_address_is_given_twice_and_none_is_lost() {
 fn borrowed_addresses_are_given_once_and_not_lost() {
     let mut counts = operations::Counts::default();
     for seed in 0..runs(40) {
-        let options = Options {
-            strict: false,
-            with_crashes: seed % 2 == 0,
-            with_races: seed % 4 < 2,
-            breaks: seed % 3 == 0,
-            cooldown: if seed % 5 == 0 { 3600 } else { 0 },
-        };
-        counts.add(&run(seed, 400, options).counts.borrow());
+        counts.add(&run(seed, 400, Options::of(seed, false)).counts.borrow());
     }
     println!("{counts:?}");
     let enough = |count: usize, least: u64| u64::try_from(count).unwrap() * 40 > least * runs(40);

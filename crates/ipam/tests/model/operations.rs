@@ -8,11 +8,12 @@ use std::sync::Arc;
 
 use tortie_api::ipam::Block;
 use tortie_api::{Key, Kind};
-use tortie_ipam::{Assignment, Count, Family, Ipam, IpamError, Request};
+use tortie_ipam::{Assignment, Count, Family, Ipam, IpamError};
 use tortie_store::{Store, StoreError};
 
 use crate::GONE;
 use crate::client::Client;
+use crate::common::{ipam, request};
 use crate::memory::{Dice, Memory};
 
 const ONE: Count = Count { ipv4: 1, ipv6: 0 };
@@ -31,6 +32,19 @@ pub(crate) struct Options {
     pub(crate) breaks: bool,
     /// `ipCooldownSeconds`.
     pub(crate) cooldown: u32,
+}
+
+impl Options {
+    /// The disturbances of a seed.
+    pub(crate) fn of(seed: u64, strict: bool) -> Self {
+        Self {
+            strict,
+            with_crashes: seed.is_multiple_of(2),
+            with_races: seed % 4 < 2,
+            breaks: seed.is_multiple_of(3),
+            cooldown: if seed.is_multiple_of(5) { 3600 } else { 0 },
+        }
+    }
 }
 
 /// What has happened.
@@ -58,20 +72,6 @@ impl Counts {
         self.cleared += other.cleared;
         self.released_by_address += other.released_by_address;
     }
-}
-
-pub(crate) fn request(node: &str, handle: &str) -> Request {
-    let owner =
-        [("namespace", "n"), ("pod", handle), ("node", node), ("timestamp", "2026-01-01 00:00:00 +0000 UTC")];
-    Request {
-        handle: handle.to_owned(),
-        owner: owner.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
-        ..Request::default()
-    }
-}
-
-pub(crate) fn ipam(store: Arc<dyn Store>, (node, os): (&str, &str)) -> Ipam {
-    Ipam::new(store, node, BTreeMap::from([("kubernetes.io/os".to_owned(), os.to_owned())]))
 }
 
 /// Whether the caller is dead, or has no connection: somebody else continues.

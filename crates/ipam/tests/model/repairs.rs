@@ -12,7 +12,8 @@ use tortie_api::{Key, Kind, Position};
 use tortie_ipam::{Finding, Fix, IpamError, Records, Release, Snapshot, check};
 use tortie_store::{Store, StoreError, Stored, Version};
 
-use crate::operations::{HANDLES, Model, ipam, is_cut};
+use crate::common::ipam;
+use crate::operations::{HANDLES, Model, is_cut};
 use crate::{GONE, NODES};
 
 impl Model {
