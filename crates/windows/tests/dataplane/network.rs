@@ -4,7 +4,9 @@ use std::net::Ipv4Addr;
 
 use crate::node::*;
 use serde_json::json;
-use tortie_dataplane::{ClusterNetwork, Delta, LocalNode, MacAddress, Reason, Route, RouteTarget, Vtep};
+use tortie_dataplane::{
+    ClusterNetwork, Delta, LocalNode, MacAddress, Reason, Route, RouteTarget, Settings, Vtep,
+};
 use tortie_hcn::schema::{HostRoute, Modify, Network, Policy, RemoteSubnetRoute, RequestType, lenient};
 use tortie_hcn::{Call, Failure, HResult, Hcn, HcnExt};
 use tortie_hns_emulator::{Config, Emulator};
@@ -329,4 +331,18 @@ fn a_refused_subnet_is_reported_until_it_is_there() {
     node.wait(11);
     assert_eq!(node.dataplane.resync(), Default::default());
     assert_eq!(subnets(&node).len(), 2);
+}
+
+/// HNS gives pods their usual MTU, so another one in the settings is no setting of this node.
+#[test]
+fn another_mtu_of_the_overlay_is_reported() {
+    for (vxlan_mtu, expected) in
+        [(None, &[][..]), (Some(1450), &[]), (Some(1300), &[Reason::FieldNotSupported])]
+    {
+        let mut node = Node::usual();
+        let settings = Settings { vxlan_mtu, ..Settings::default() };
+        let report = node.apply(&[local_node(), own_block(), Delta::Settings(settings.into())]);
+        let reasons: Vec<_> = report.node.iter().map(|condition| condition.reason).collect();
+        assert_eq!(reasons, expected, "{vxlan_mtu:?}");
+    }
 }
