@@ -119,6 +119,10 @@ mod tests {
         at_hand.allow(Criteria::of(&request), vec![(cidr, 30)], Arc::default());
         assert_eq!(at_hand.block_for(&request), Some(cidr));
         assert!(at_hand.settings_for(&request, &cidr).is_some());
+        at_hand.allow(Criteria::of(&request), Vec::new(), Arc::default());
+        assert_eq!(at_hand.block_for(&request), None, "what was read last counts");
+        at_hand.allow(Criteria::of(&request), vec![(cidr, 30)], Arc::default());
+        assert_eq!(at_hand.block_for(&request), Some(cidr));
         at_hand.allowed[0].at = Instant::now().checked_sub(POOLS_FRESH).unwrap();
         assert_eq!(at_hand.block_for(&request), None);
         assert!(at_hand.settings_for(&request, &cidr).is_none());
