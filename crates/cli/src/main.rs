@@ -41,6 +41,7 @@ mod store;
 mod table;
 mod targets;
 mod uninstall;
+mod version;
 mod wait;
 mod words;
 
@@ -50,7 +51,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use apply::Expects;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// Networking and network policy for Kubernetes clusters that mix Linux and Windows nodes.
 #[derive(Parser)]
@@ -84,6 +85,10 @@ enum Command {
     Annotate(modify::Mark),
     /// Show objects
     Get(get::Get),
+    /// Show the versions of this program, of the agents, and of Calico
+    Version(version::Version),
+    /// Print the completion script for a shell: source <(tortie completion bash)
+    Completion(version::Completion),
     /// Explain whether a packet would pass, in a cluster or in manifests
     Explain(Box<explain::Explain>),
     /// Show who reaches whom, and by which rule, in a cluster or in manifests
@@ -143,6 +148,8 @@ fn main() -> ExitCode {
         Command::Label(label) => label.run("labels"),
         Command::Annotate(annotate) => annotate.run("annotations"),
         Command::Get(get) => get.run(),
+        Command::Version(version) => return ask(version.run()),
+        Command::Completion(completion) => Ok(completion.run(Arguments::command())),
         Command::Explain(explain) => return ask(explain.run()),
         Command::Matrix(matrix) => return ask(matrix.run()),
         Command::Preview(preview) => return ask(preview.run()),

@@ -9,4 +9,5 @@ mod kubernetes;
 mod manifests;
 mod modify;
 mod support;
+mod version;
 mod wait;

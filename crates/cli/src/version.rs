@@ -1,0 +1,95 @@
+//! `tortie version` and `tortie completion`.
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+
+use clap_complete::Shell;
+use serde_json::json;
+use tortie_api::report::NodeReport;
+use tortie_api::{Key, Kind};
+use tortie_store::Store;
+
+use crate::output::{self, Format};
+use crate::store::{StoreArguments, list};
+
+#[derive(clap::Args)]
+pub(crate) struct Version {
+    /// Only the version of this program
+    #[arg(long)]
+    client: bool,
+    /// The output format
+    #[arg(short, long, value_enum, default_value_t = Format::Text)]
+    output: Format,
+    #[command(flatten)]
+    store: StoreArguments,
+}
+
+#[derive(clap::Args)]
+pub(crate) struct Completion {
+    /// The shell
+    shell: Shell,
+}
+
+/// The versions in a cluster.
+#[derive(Debug, Default)]
+struct Versions {
+    /// The nodes by the version of their agent.
+    agents: BTreeMap<String, Vec<String>>,
+    /// The version of Calico that has used the datastore.
+    calico: Option<String>,
+}
+
+impl Version {
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        crate::log("warn");
+        let client = env!("CARGO_PKG_VERSION");
+        let cluster = match self.client {
+            true => None,
+            false => Some(crate::runtime()?.block_on(async { read(&*self.store.open().await?).await })?),
+        };
+        if self.output == Format::Json {
+            let cluster = cluster.map(|cluster| json!({"agents": cluster.agents, "calico": cluster.calico}));
+            output::line(&serde_json::to_string_pretty(&json!({"client": client, "cluster": cluster}))?);
+            return Ok(ExitCode::SUCCESS);
+        }
+        output::line(&format!("client   {client}"));
+        let Some(Versions { agents, calico }) = cluster else { return Ok(ExitCode::SUCCESS) };
+        if agents.is_empty() {
+            output::line("agents   no node has reported");
+        }
+        for (version, nodes) in agents {
+            let version = if version.is_empty() { "unknown" } else { &version };
+            output::line(&format!("agents   {version} on {}", nodes.join(", ")));
+        }
+        if let Some(calico) = calico {
+            output::line(&format!("Calico   {calico} has used this datastore"));
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+async fn read(store: &dyn Store) -> anyhow::Result<Versions> {
+    let mut versions = Versions::default();
+    for report in list(store, Kind::NodeReport).await? {
+        // A report of another version may have another form.
+        let version = serde_json::from_value::<NodeReport>(report.value).map(|report| report.status.version);
+        versions.agents.entry(version.unwrap_or_default()).or_default().push(report.key.name);
+    }
+    let information = Key::global(Kind::ClusterInformation, "default");
+    let information =
+        list(store, Kind::ClusterInformation).await?.into_iter().find(|one| one.key == information);
+    let calico =
+        information.and_then(|one| Some(one.value.pointer("/spec/calicoVersion")?.as_str()?.to_owned()));
+    versions.calico = calico.filter(|version| !version.is_empty());
+    Ok(versions)
+}
+
+impl Completion {
+    /// Prints the script for `command`.
+    pub(crate) fn run(self, mut command: clap::Command) -> ExitCode {
+        let mut script = Vec::new();
+        clap_complete::generate(self.shell, &mut command, "tortie", &mut script);
+        output::text(&String::from_utf8_lossy(&script));
+        ExitCode::SUCCESS
+    }
+}
