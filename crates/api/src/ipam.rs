@@ -266,7 +266,7 @@ impl Block {
     }
 
     /// Frees the addresses whose rest is over, judged by the time of their release. This is no write of its own.
-    pub fn end_rests(&mut self, is_over: impl Fn(&str) -> bool) {
+    pub fn end_cooldowns(&mut self, is_over: impl Fn(&str) -> bool) {
         let over: Vec<usize> = (0..self.allocations.len())
             .filter(|offset| {
                 let attribute = self.allocations[*offset].and_then(|index| self.attributes.get(index));

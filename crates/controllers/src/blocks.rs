@@ -57,7 +57,7 @@ impl Blocks {
             if block.deleted || block.check().is_err() || block.is_of_windows() {
                 continue;
             }
-            config.end_rests(&mut block, jiff::Timestamp::now());
+            config.end_cooldowns(&mut block, jiff::Timestamp::now());
             let mut is_overdue = false;
             if block.is_empty() {
                 let number = block.sequence_number;

@@ -43,7 +43,7 @@ impl Records {
             let affinity = self.read::<Affinity>(&affinity_key).await?;
             let mut block = self.read_block(&block_key).await?;
             if let Some((_, block)) = &mut block {
-                config.end_rests(block, Timestamp::now());
+                config.end_cooldowns(block, Timestamp::now());
             }
             let refusal = match &block {
                 Some((_, block)) if !block.belongs_to(node) => None,

@@ -28,7 +28,7 @@ impl Ipam {
     ) -> Result<bool, IpamError> {
         let now = Timestamp::now();
         for (version, mut block) in self.blocks_of_others(pools).await? {
-            settings.config.end_rests(&mut block, now);
+            settings.config.end_cooldowns(&mut block, now);
             if !block.is_empty() || (block.affinity.is_some() && is_younger(&block, now)) {
                 continue;
             }
@@ -72,7 +72,7 @@ impl Ipam {
         let start = usize::try_from(fnv1(&self.node)).unwrap_or(0) % blocks.len().max(1);
         blocks.rotate_left(start);
         for (version, mut block) in blocks {
-            settings.config.end_rests(&mut block, Timestamp::now());
+            settings.config.end_cooldowns(&mut block, Timestamp::now());
             let is_of_load_balancers = block.affinity.is_some() && block.node().is_none();
             if block.has_room(&settings.reserved) && !is_of_load_balancers && !block.is_of_windows() {
                 return Ok(Some((version, block)));

@@ -11,7 +11,7 @@ use tortie_api::{Key, Kind};
 use tortie_store::{StoreError, Stored, Version};
 
 use crate::access::{from_value, to_value};
-use crate::at_hand::AtHand;
+use crate::block_cache::BlockCache;
 use crate::driver::{Ipam, now};
 use crate::error::{IpamError, RETRIES};
 use crate::records::{Affinity, AffinityState};
@@ -48,11 +48,11 @@ impl Ipam {
         family: Family,
         pools: &[(IpNet, u8)],
         settings: &Settings,
-        at_hand: &mut AtHand,
+        cache: &mut BlockCache,
     ) -> Result<(Version, Block), IpamError> {
         for _ in 0..RETRIES {
             let own = self.own_blocks(family, pools, settings).await?;
-            at_hand.replace(pools, &own.usable);
+            cache.replace(pools, &own.usable);
             let (blocks, limit) = (own.count, self.max_blocks(settings));
             if let Some(found) = own.usable.into_iter().find(|(_, block)| block.has_room(&settings.reserved))
             {
@@ -141,7 +141,7 @@ impl Ipam {
             own.count += 1;
             match self.own_block(cidr, &stored, pools).await {
                 Ok(Some((version, mut block))) => {
-                    settings.config.end_rests(&mut block, Timestamp::now());
+                    settings.config.end_cooldowns(&mut block, Timestamp::now());
                     own.usable.push((version, block));
                 }
                 Ok(None) => {}

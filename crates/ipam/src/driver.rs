@@ -12,7 +12,7 @@ use tortie_api::{Key, Kind};
 use tortie_store::{Store, StoreError, Version};
 
 use crate::access::{Records, to_value};
-use crate::at_hand::{AtHand, POOLS_FRESH};
+use crate::block_cache::{BlockCache, POOLS_FRESH};
 use crate::criteria::Criteria;
 use crate::error::{IpamError, RETRIES};
 use crate::records::{Config, Handle};
@@ -37,7 +37,7 @@ pub struct Ipam {
 /// The allocation of one family.
 #[derive(Default)]
 pub(crate) struct Side {
-    pub(crate) at_hand: Mutex<AtHand>,
+    pub(crate) cache: Mutex<BlockCache>,
     /// Requests that wait for the blocks, which are served together.
     waiting: Waiting,
 }
@@ -85,13 +85,13 @@ impl Ipam {
         let side = self.side(request.family);
         loop {
             let mut answer = side.waiting.join(request);
-            let mut at_hand = side.at_hand.lock().await;
+            let mut cache = side.cache.lock().await;
             if let Some(answer) = answer.take() {
                 return answer;
             }
             // Nobody has served this request together with another one. (If somebody did and was cancelled, it joins
             // again.)
-            self.serve(side.waiting.take_all(), &mut at_hand).await;
+            self.serve(side.waiting.take_all(), &mut cache).await;
             if let Some(answer) = answer.take() {
                 return answer;
             }
@@ -106,9 +106,9 @@ impl Ipam {
     pub async fn assign_all(&self, request: &Request, count: Count) -> Result<Vec<Assignment>, IpamError> {
         for (family, wanted) in [(Family::V4, count.ipv4), (Family::V6, count.ipv6)] {
             let request = Request { family, ..request.clone() };
-            let mut at_hand = self.side(family).at_hand.lock().await;
+            let mut cache = self.side(family).cache.lock().await;
             for enough in 1..=wanted {
-                self.assign_alone(&request, enough, &mut at_hand).await?;
+                self.assign_alone(&request, enough, &mut cache).await?;
             }
         }
         self.find(&request.handle).await
@@ -120,12 +120,12 @@ impl Ipam {
         &self,
         request: &Request,
         enough: usize,
-        at_hand: &mut AtHand,
+        cache: &mut BlockCache,
     ) -> Result<Assignment, IpamError> {
-        if let Some(cidr) = at_hand.block_for(request)
-            && let Some(settings) = at_hand.settings_for(request, &cidr)
-            && let Some(block) = at_hand.take(&cidr)
-            && let Some(known) = self.assign_from(block, request, enough, &settings, at_hand).await?
+        if let Some(cidr) = cache.block_for(request)
+            && let Some(settings) = cache.settings_for(request, &cidr)
+            && let Some(block) = cache.take(&cidr)
+            && let Some(known) = self.assign_from(block, request, enough, &settings, cache).await?
         {
             return Ok(known);
         }
@@ -137,10 +137,10 @@ impl Ipam {
         let criteria = Criteria::of(request);
         let pools = self.pools(request.family, &criteria).await?;
         let settings = self.current_settings().await?;
-        at_hand.allow(criteria, pools.clone(), settings.clone());
+        cache.allow(criteria, pools.clone(), settings.clone());
         for _ in 0..RETRIES {
-            let block = self.block_with_room(request.family, &pools, &settings, at_hand).await?;
-            if let Some(assignment) = self.assign_from(block, request, enough, &settings, at_hand).await? {
+            let block = self.block_with_room(request.family, &pools, &settings, cache).await?;
+            if let Some(assignment) = self.assign_from(block, request, enough, &settings, cache).await? {
                 return Ok(assignment);
             }
         }
@@ -163,7 +163,7 @@ impl Ipam {
         let usable = self.own_blocks(Family::V4, &pools, &settings).await?.usable.into_iter().next();
         let (_, block) = match usable {
             Some(known) => known,
-            None => self.block_with_room(Family::V4, &pools, &settings, &mut AtHand::default()).await?,
+            None => self.block_with_room(Family::V4, &pools, &settings, &mut BlockCache::default()).await?,
         };
         match block.cidr {
             IpNet::V4(cidr) => Ok(vec![cidr]),
@@ -238,20 +238,20 @@ impl Ipam {
         request: &Request,
         enough: usize,
         settings: &Settings,
-        at_hand: &mut AtHand,
+        cache: &mut BlockCache,
     ) -> Result<Option<Assignment>, IpamError> {
         let cidr = block.cidr;
         let key = Key::global(Kind::IpamBlock, cidr.to_string());
         if let Some(known) = self.count_handle(request, enough, &cidr.to_string()).await? {
-            at_hand.keep(&self.node, version, block);
+            cache.keep(&self.node, version, block);
             return Ok(Some(known));
         }
-        settings.config.end_rests(&mut block, Timestamp::now());
+        settings.config.end_cooldowns(&mut block, Timestamp::now());
         let assigned = block.assign(&request.handle, &request.owner, &settings.reserved);
         let Some(address) = assigned else { return Ok(None) };
         match self.records.store.update(&key, to_value(&key, &block)?, &version).await {
             Ok(stored) => {
-                at_hand.keep_using(&self.node, stored.version, block);
+                cache.keep_using(&self.node, stored.version, block);
                 Ok(Some(Assignment { address, block: cidr }))
             }
             Err(StoreError::Conflict(_) | StoreError::NotFound(_)) => Ok(None),

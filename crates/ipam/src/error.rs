@@ -125,7 +125,7 @@ impl fmt::Display for Holder {
             return f.write_str("a Windows node needs it itself");
         }
         if let Some(released) = &self.0.released_at {
-            return write!(f, "it was released at {released} and rests");
+            return write!(f, "it was released at {released} and cools down");
         }
         match (self.get("namespace"), self.get("pod"), self.get("type")) {
             (Some(namespace), Some(pod), _) => write!(f, "pod {namespace}/{pod} has it")?,

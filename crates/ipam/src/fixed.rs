@@ -31,7 +31,7 @@ impl Ipam {
         let cidr = IpNet::new(address, block_size).map_or(net, |cidr| cidr.trunc());
         let settings = self.current_settings().await?;
         let key = Key::global(Kind::IpamBlock, cidr.to_string());
-        let mut at_hand = self.side(family).at_hand.lock().await;
+        let mut cache = self.side(family).cache.lock().await;
         for _ in 0..RETRIES {
             let known = self.find_of(&request).await?;
             if let Some(same) = known.iter().find(|known| known.address == address) {
@@ -43,7 +43,7 @@ impl Ipam {
             let Some((version, mut block)) = self.block_of_fixed(&key, cidr, &settings).await? else {
                 continue;
             };
-            settings.config.end_rests(&mut block, Timestamp::now());
+            settings.config.end_cooldowns(&mut block, Timestamp::now());
             self.may_use(&block, address, &settings)?;
             if let Some(attribute) = block.attribute_of(address) {
                 return Err(IpamError::Taken { address, holder: Box::new(Holder(attribute.clone())) });
@@ -57,7 +57,7 @@ impl Ipam {
             }
             match self.records.store.update(&key, to_value(&key, &block)?, &version).await {
                 Ok(stored) => {
-                    at_hand.keep_using(&self.node, stored.version, block);
+                    cache.keep_using(&self.node, stored.version, block);
                     return Ok(Assignment { address, block: cidr });
                 }
                 Err(StoreError::Conflict(_) | StoreError::NotFound(_)) => {}

@@ -7,7 +7,7 @@
 
 mod access;
 mod affinities;
-mod at_hand;
+mod block_cache;
 mod borrow;
 mod check;
 mod claim;
@@ -21,7 +21,7 @@ mod release;
 mod repair;
 mod request;
 mod settings;
-mod together;
+mod shared_writes;
 mod waiting;
 
 pub use access::Records;

@@ -108,9 +108,9 @@ impl Ipam {
         // A reservation that cannot be read keeps no address from being released.
         let config = self.recent_config().await?;
         let family = key.name.parse().map_or(Family::V4, |cidr| Family::of(&cidr));
-        let mut at_hand = self.side(family).at_hand.lock().await;
+        let mut cache = self.side(family).cache.lock().await;
         for attempt in 0..RETRIES {
-            let cached = key.name.parse().ok().and_then(|cidr| at_hand.take(&cidr));
+            let cached = key.name.parse().ok().and_then(|cidr| cache.take(&cidr));
             // If somebody else has allocated what the cache does not know, the write fails.
             let found = match cached {
                 Some(found) => Some(found),
@@ -132,7 +132,7 @@ impl Ipam {
                 Err(Stopped { done, error }) => (done, Some(error)),
             };
             if let Some(written) = done.first() {
-                at_hand.keep(&self.node, written.version.clone(), block);
+                cache.keep(&self.node, written.version.clone(), block);
             }
             match (done.is_empty(), refusal) {
                 (_, None) => {

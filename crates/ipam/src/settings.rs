@@ -27,9 +27,9 @@ impl Config {
     }
 
     /// Frees the addresses of the block whose rest is over.
-    pub fn end_rests(&self, block: &mut Block, now: Timestamp) {
+    pub fn end_cooldowns(&self, block: &mut Block, now: Timestamp) {
         let seconds = self.ip_cooldown_seconds;
-        block.end_rests(|released_at| {
+        block.end_cooldowns(|released_at| {
             // A time that nobody can read does not block an address for ever.
             let Ok(released_at) = released_at.parse::<Timestamp>() else { return true };
             seconds < 0 || now.as_second().saturating_sub(released_at.as_second()) > seconds

@@ -136,7 +136,7 @@ async fn an_empty_block_is_taken_over_unless_it_is_new_or_of_windows() {
     busy.assign(&request("q")).await.unwrap();
     assert!(block(&store, "10.0.0.0/29").await.unwrap().belongs_to("busy"));
     assert_eq!(names(&store, Kind::BlockAffinity).await, ["busy/10.0.0.0/29"]);
-    // The former owner has it at hand.
+    // The former owner has it in its cache.
     assert!(idle.assign(&request("p")).await.is_err());
     age(&store, "10.0.0.0/29", "2026-01-01T00:00:00Z").await;
     assert!(idle.assign(&request("p")).await.is_err(), "it is not empty");

@@ -80,7 +80,7 @@ async fn a_released_address_rests_for_whoever_requests_it() {
     one.assign_address(&request("a"), address("10.0.0.5")).await.unwrap();
     one.release("a").await.unwrap();
     let error = one.assign_address(&request("b"), address("10.0.0.5")).await.unwrap_err();
-    assert!(error.to_string().contains("and rests"), "{error}");
+    assert!(error.to_string().contains("and cools down"), "{error}");
 }
 
 #[tokio::test]
@@ -173,7 +173,7 @@ async fn requested_pools_are_used_whatever_they_select() {
         let given = one.assign(&wants(&format!("b{number}"), pools)).await.unwrap();
         assert_eq!(given.address.to_string()[..6], *"10.1.0", "{pools:?}");
     }
-    // What is at hand for one kind of request is not given to another one.
+    // What is cached for one kind of request is not given to another one.
     assert_eq!(one.assign(&request("c")).await.unwrap().address.to_string()[..6], *"10.0.0");
     let six = Request { family: Family::V6, ..wants("d", &["six"]) };
     assert!(one.assign(&six).await.unwrap().address.is_ipv6());

@@ -40,7 +40,7 @@ async fn an_address_is_released_only_if_it_is_what_was_seen() {
             records.release_addresses(one.block, &[release(address, Some("a"), number)]).await.unwrap();
         assert_eq!(released, [] as [IpAddr; 0]);
     }
-    // The node's own allocator has the old block at hand.
+    // The node's own allocator has the old cached block.
     mine.assign(&request("c")).await.unwrap();
     assert_eq!(allocated(&store).await.len(), 2);
 }

@@ -1,16 +1,14 @@
 //! The two groups of the API in which Calico can keep its kinds.
 
-use std::sync::Arc;
-
 use serde_json::{Value, json};
 use tortie_api::{Key, Kind};
 use tortie_servers::programs::can_run;
 use tortie_servers::{KubeApi, KubeOptions};
-use tortie_store::conformance::{self, Mirror, Values, sample};
+use tortie_store::conformance::{Mirror, sample};
 use tortie_store::kubernetes::CalicoGroup;
 use tortie_store::{Store, StoreError};
 
-use crate::{NEEDED, an_absent_kind_is_reported, at, client, empty, eventually, invalid_writes, start, tier};
+use crate::{NEEDED, at, client, conforms, eventually, start, tier};
 
 /// The definition of Calico's tiers in the native group, as if by Calico's API server.
 const TIERS: &str = "apiVersion: apiextensions.k8s.io/v1
@@ -31,16 +29,8 @@ async fn the_native_group_conforms() {
     }
     let servers = start(KubeOptions::default());
     servers.create_native_definitions().unwrap();
-    conformance::run(Values::Valid, || async {
-        let store = Arc::new(client(&servers).await);
-        empty(&store).await;
-        store as Arc<dyn Store>
-    })
-    .await;
-    let store = client(&servers).await;
-    assert_eq!(store.group().await, Ok(CalicoGroup::Native));
-    invalid_writes(&store).await;
-    an_absent_kind_is_reported(&store).await;
+    assert_eq!(client(&servers).await.group().await, Ok(CalicoGroup::Native));
+    conforms(&servers).await;
 }
 
 /// Calico's choice at each state of the cluster. Where it would overlook objects, Tortie refuses to choose.

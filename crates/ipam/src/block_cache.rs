@@ -18,7 +18,7 @@ pub(crate) const POOLS_FRESH: Duration = Duration::from_secs(5);
 
 /// Blocks of the node, and what requests may have addresses of them.
 #[derive(Default)]
-pub(crate) struct AtHand {
+pub(crate) struct BlockCache {
     blocks: BTreeMap<IpNet, (Version, Block)>,
     /// The block that gave the last address. It is used first, so that addresses of other blocks rest longer.
     last: Option<IpNet>,
@@ -33,7 +33,7 @@ struct Allowed {
     at: Instant,
 }
 
-impl AtHand {
+impl BlockCache {
     /// Keeps a block if it belongs to the node. Addresses of other nodes' blocks are borrowed one at a time.
     pub(crate) fn keep(&mut self, node: &str, version: Version, block: Block) {
         if block.belongs_to(node) {
@@ -100,7 +100,7 @@ impl Allowed {
     /// Whether the block has room as soon as the rests that are over end.
     fn has_rested(&self, block: &Block) -> bool {
         let mut rested = block.clone();
-        self.settings.config.end_rests(&mut rested, Timestamp::now());
+        self.settings.config.end_cooldowns(&mut rested, Timestamp::now());
         rested.has_room(&self.settings.reserved)
     }
 }
@@ -113,18 +113,18 @@ mod tests {
     /// A pool may have been disabled since, or an address reserved.
     #[test]
     fn what_was_read_long_ago_is_read_again() {
-        let (mut at_hand, request) = (AtHand::default(), Request::default());
+        let (mut cache, request) = (BlockCache::default(), Request::default());
         let cidr: IpNet = "10.0.0.0/30".parse().unwrap();
-        at_hand.keep("n", Version::new("1"), Block::new(cidr, "n", false, 1, String::new()));
-        at_hand.allow(Criteria::of(&request), vec![(cidr, 30)], Arc::default());
-        assert_eq!(at_hand.block_for(&request), Some(cidr));
-        assert!(at_hand.settings_for(&request, &cidr).is_some());
-        at_hand.allow(Criteria::of(&request), Vec::new(), Arc::default());
-        assert_eq!(at_hand.block_for(&request), None, "what was read last counts");
-        at_hand.allow(Criteria::of(&request), vec![(cidr, 30)], Arc::default());
-        assert_eq!(at_hand.block_for(&request), Some(cidr));
-        at_hand.allowed[0].at = Instant::now().checked_sub(POOLS_FRESH).unwrap();
-        assert_eq!(at_hand.block_for(&request), None);
-        assert!(at_hand.settings_for(&request, &cidr).is_none());
+        cache.keep("n", Version::new("1"), Block::new(cidr, "n", false, 1, String::new()));
+        cache.allow(Criteria::of(&request), vec![(cidr, 30)], Arc::default());
+        assert_eq!(cache.block_for(&request), Some(cidr));
+        assert!(cache.settings_for(&request, &cidr).is_some());
+        cache.allow(Criteria::of(&request), Vec::new(), Arc::default());
+        assert_eq!(cache.block_for(&request), None, "what was read last counts");
+        cache.allow(Criteria::of(&request), vec![(cidr, 30)], Arc::default());
+        assert_eq!(cache.block_for(&request), Some(cidr));
+        cache.allowed[0].at = Instant::now().checked_sub(POOLS_FRESH).unwrap();
+        assert_eq!(cache.block_for(&request), None);
+        assert!(cache.settings_for(&request, &cidr).is_none());
     }
 }

@@ -8,7 +8,7 @@ use tortie_api::ipam::Block;
 use tortie_api::{Key, Kind};
 use tortie_store::{Stopped, StoreError, Version, Write};
 
-use crate::at_hand::AtHand;
+use crate::block_cache::BlockCache;
 use crate::driver::Ipam;
 use crate::error::IpamError;
 use crate::records::Handle;
@@ -16,34 +16,34 @@ use crate::request::{Assignment, Request};
 use crate::waiting::Waiter;
 
 /// How many requests one write serves at most, because etcd limits the size of a transaction.
-const MOST_TOGETHER: usize = 100;
+const MOST_SHARED: usize = 100;
 
 impl Ipam {
-    /// Answers all of these requests: as many as possible with each write of a block at hand. Otherwise one of them
-    /// reads or claims a block, which is then at hand for the others.
-    pub(crate) async fn serve(&self, mut waiters: Vec<Waiter>, at_hand: &mut AtHand) {
+    /// Answers all of these requests: as many as possible with each write of a cached block. Otherwise one of them
+    /// reads or claims a block, which is then cached for the others.
+    pub(crate) async fn serve(&self, mut waiters: Vec<Waiter>, cache: &mut BlockCache) {
         while !waiters.is_empty() {
-            let mut alone = self.serve_some(&mut waiters, at_hand).await;
-            let is_at_hand = |waiter: &Waiter| at_hand.block_for(&waiter.request).is_some();
-            if alone.is_empty() && !waiters.is_empty() && !waiters.iter().any(is_at_hand) {
+            let mut alone = self.serve_some(&mut waiters, cache).await;
+            let is_cached = |waiter: &Waiter| cache.block_for(&waiter.request).is_some();
+            if alone.is_empty() && !waiters.is_empty() && !waiters.iter().any(is_cached) {
                 alone.push(waiters.remove(0));
             }
             for waiter in alone {
-                let answer = self.assign_alone(&waiter.request, 1, at_hand).await;
+                let answer = self.assign_alone(&waiter.request, 1, cache).await;
                 waiter.answer(answer);
             }
         }
     }
 
-    /// Serves requests from one block at hand, and takes them out. Returns those that must be served separately.
-    async fn serve_some(&self, waiters: &mut Vec<Waiter>, at_hand: &mut AtHand) -> Vec<Waiter> {
-        let first = waiters.iter().find_map(|waiter| at_hand.block_for(&waiter.request));
-        let Some((version, block)) = first.and_then(|cidr| at_hand.take(&cidr)) else { return Vec::new() };
+    /// Serves requests from one cached block, and takes them out. Returns those that must be served separately.
+    async fn serve_some(&self, waiters: &mut Vec<Waiter>, cache: &mut BlockCache) -> Vec<Waiter> {
+        let first = waiters.iter().find_map(|waiter| cache.block_for(&waiter.request));
+        let Some((version, block)) = first.and_then(|cidr| cache.take(&cidr)) else { return Vec::new() };
         let mut changed = block.clone();
         let (mut served, mut left) = (Vec::new(), Vec::new());
         for waiter in std::mem::take(waiters) {
-            let is_next = served.len() < MOST_TOGETHER;
-            let address = is_next.then(|| self.address_for(&waiter.request, &mut changed, at_hand)).flatten();
+            let is_next = served.len() < MOST_SHARED;
+            let address = is_next.then(|| self.address_for(&waiter.request, &mut changed, cache)).flatten();
             match address {
                 Some(address) => served.push((waiter, address)),
                 None => left.push(waiter),
@@ -55,7 +55,7 @@ impl Ipam {
         }
         let Stopped { done, error } = match self.write_together(&served, &changed, version.clone()).await {
             Ok(version) => {
-                at_hand.keep_using(&self.node, version, changed);
+                cache.keep_using(&self.node, version, changed);
                 for (waiter, address) in served {
                     waiter.answer(Ok(Assignment { address, block: block.cidr }));
                 }
@@ -64,7 +64,7 @@ impl Ipam {
             Err(stopped) => stopped,
         };
         match error {
-            StoreError::AlreadyExists(_) => at_hand.keep(&self.node, version, block),
+            StoreError::AlreadyExists(_) => cache.keep(&self.node, version, block),
             // Somebody else has changed the block, so it is read again.
             StoreError::Conflict(_) | StoreError::NotFound(_) => {}
             error => {
@@ -81,10 +81,10 @@ impl Ipam {
     }
 
     /// Gives an address of the block to a request, if it may have one.
-    fn address_for(&self, request: &Request, block: &mut Block, at_hand: &AtHand) -> Option<IpAddr> {
-        let settings = at_hand.settings_for(request, &block.cidr)?;
+    fn address_for(&self, request: &Request, block: &mut Block, cache: &BlockCache) -> Option<IpAddr> {
+        let settings = cache.settings_for(request, &block.cidr)?;
         if !block.has_room(&settings.reserved) {
-            settings.config.end_rests(block, Timestamp::now());
+            settings.config.end_cooldowns(block, Timestamp::now());
         }
         block.assign(&request.handle, &request.owner, &settings.reserved)
     }
