@@ -218,6 +218,10 @@ impl Store {
     /// Reserves an address. Returns whether it was free.
     fn reserve(&self, address: Ipv4Addr, content: &str) -> Result<bool, Failure> {
         let (path, unfinished) = (self.folder.join(address.to_string()), self.folder.join(UNFINISHED));
+        // Most addresses of a nearly full range are taken: each write and flush would be in vain.
+        if path.exists() {
+            return Ok(false);
+        }
         let reserved = fs::write(&unfinished, content)
             .and_then(|()| File::open(&unfinished)?.sync_all())
             .and_then(|()| fs::hard_link(&unfinished, &path));
@@ -255,7 +259,7 @@ fn content(container: &str, interface: &str) -> String {
 pub(super) fn add(call: &Invocation, pod_cidrs: PodCidrs<'_>) -> Result<IpamResult, Failure> {
     let config = Config::of(call)?;
     let ranges = config.ranges(pod_cidrs)?;
-    // What it says of routes, the pod must be able to have.
+    // Reading the routes as a result rejects those that a pod cannot have, before an address is reserved.
     let routes = |address: Ipv4Net| {
         IpamResult::read(&json!({"ips": [{"address": address}], "routes": config.routes}), "host-local")
     };
