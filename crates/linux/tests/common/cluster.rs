@@ -148,20 +148,25 @@ pub(crate) fn two_nodes() -> ([Node; 2], [Pod; 2]) {
     two_nodes_with(&Config::default())
 }
 
+/// Connects a node with another one by VXLAN.
+pub(crate) fn join_overlay(node: &mut Node, own: u8, other: u8) {
+    let report = node.change(|state| {
+        open_profile(state);
+        state.node = Some(local_node(own));
+        state.vteps.insert(format!("node-{other}"), vtep(other));
+        state.routes.insert(block(own), RouteTarget::Local);
+        state.routes.insert(block(other), RouteTarget::Vxlan { node: format!("node-{other}") });
+    });
+    assert_eq!(report, Report::default());
+}
+
 pub(crate) fn two_nodes_with(config: &Config) -> ([Node; 2], [Pod; 2]) {
     let underlay = Underlay::new();
     let mut nodes = [1, 2].map(|number| Node::with(&underlay, number, config.clone()));
     let pods = [Pod::new("one", 1, 2), Pod::new("two", 2, 2)];
     for (index, node) in nodes.iter_mut().enumerate() {
         let (own, other) = ([1, 2][index], [2, 1][index]);
-        let report = node.change(|state| {
-            open_profile(state);
-            state.node = Some(local_node(own));
-            state.vteps.insert(format!("node-{other}"), vtep(other));
-            state.routes.insert(block(own), RouteTarget::Local);
-            state.routes.insert(block(other), RouteTarget::Vxlan { node: format!("node-{other}") });
-        });
-        assert_eq!(report, Report::default());
+        join_overlay(node, own, other);
         node.add(&pods[index], open());
         pods[index].serve(80);
     }

@@ -25,17 +25,6 @@ fn mtu(namespace: &NetNs, link: &str) -> u32 {
     namespace.run(|| RouteSocket::open().unwrap().link(link).unwrap().unwrap().mtu).unwrap()
 }
 
-fn overlay(node: &mut Node, own: u8, other: u8) {
-    let report = node.change(|state| {
-        open_profile(state);
-        state.node = Some(local_node(own));
-        state.vteps.insert(format!("node-{other}"), vtep(other));
-        state.routes.insert(block(own), RouteTarget::Local);
-        state.routes.insert(block(other), RouteTarget::Vxlan { node: format!("node-{other}") });
-    });
-    assert_eq!(report, Report::default());
-}
-
 /// Two nodes on an underlay with this MTU, and a pod on each.
 fn nodes(underlay_mtu: u32) -> ([Node; 2], [Pod; 2]) {
     let underlay = Underlay::new();
@@ -43,7 +32,7 @@ fn nodes(underlay_mtu: u32) -> ([Node; 2], [Pod; 2]) {
     let pods = [Pod::new("one", 1, 2), Pod::new("two", 2, 2)];
     for (node, (pod, own, other)) in nodes.iter_mut().zip([(&pods[0], 1, 2), (&pods[1], 2, 1)]) {
         set_mtu(&node.namespace, "eth0", underlay_mtu);
-        overlay(node, own, other);
+        join_overlay(node, own, other);
         node.add(pod, open());
     }
     (nodes, pods)
