@@ -97,12 +97,14 @@ fn read(file: &Path) -> anyhow::Result<Vec<Expected>> {
     if sentences.is_empty() {
         bail!("{name}: there are no expectations");
     }
-    let mut lines = text.lines().enumerate();
+    let (lines, mut begin): (Vec<&str>, usize) = (text.lines().collect(), 0);
     let (mut all, mut problems) = (Vec::new(), 0_u64);
     for sentence in sentences {
         let text = sentence.as_str().unwrap_or_default();
-        // Each sentence is on a line of its own, after the one before.
-        let line = lines.by_ref().find(|(_, line)| line.contains(text)).map_or(0, |(number, _)| number + 1);
+        // A sentence that is written over several lines is reported at the line of the one before.
+        let found = lines.iter().skip(begin).position(|line| !text.is_empty() && line.contains(text));
+        let line = begin + found.map_or(0, |skipped| skipped + 1);
+        begin = line;
         match Expectation::parse(text) {
             Ok(expectation) => all.push(Expected { line, text: text.to_owned(), expectation }),
             Err(error) => {

@@ -99,6 +99,7 @@ fn files_with_problems_are_refused() {
         ("- x", "is no list of sentences"),
         ("expectations:\n- shop/a likes shop/b\n- 7", "e.yml:2: \"shop/a likes shop/b\" is not of the form"),
         ("expectations:\n- a: b", "is not of the form"),
+        ("expectations:\n- >-\n  a\n  b\n- shop/a likes shop/b", "e.yml:5: \"shop/a likes shop/b\""),
         ("expectations: [", "e.yml: line"),
     ] {
         let all = [&files[..], &[("e.yml", text)]].concat();
