@@ -1,9 +1,11 @@
 //! The user's editor.
 
 use std::io::Write;
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, bail};
+use tempfile::NamedTempFile;
 
 /// The variables that name the editor, as for kubectl, and the default.
 const VARIABLES: [&str; 2] = ["KUBE_EDITOR", "EDITOR"];
@@ -14,9 +16,7 @@ const DEFAULT: &str = if cfg!(windows) { "notepad" } else { "vi" };
 /// # Errors
 /// The editor cannot be started, or it fails.
 pub(crate) fn edit(text: &str, extension: &str) -> anyhow::Result<String> {
-    let mut file = tempfile::Builder::new().prefix("tortie-").suffix(&format!(".{extension}")).tempfile()?;
-    file.write_all(text.as_bytes())?;
-    file.flush()?;
+    let file = file_with(text, extension)?;
     let named = VARIABLES.iter().find_map(|name| std::env::var(name).ok().filter(|value| !value.is_empty()));
     let named = named.unwrap_or_else(|| DEFAULT.to_owned());
     // The variable may contain options, as "code --wait".
@@ -29,4 +29,19 @@ pub(crate) fn edit(text: &str, extension: &str) -> anyhow::Result<String> {
     }
     // Editors may replace the file.
     Ok(std::fs::read_to_string(file.path())?)
+}
+
+/// Writes a text to a file that stays, so that the user's work is not lost.
+///
+/// # Errors
+/// The file cannot be written.
+pub(crate) fn keep(text: &str, extension: &str) -> anyhow::Result<PathBuf> {
+    Ok(file_with(text, extension)?.into_temp_path().keep()?)
+}
+
+fn file_with(text: &str, extension: &str) -> std::io::Result<NamedTempFile> {
+    let mut file = tempfile::Builder::new().prefix("tortie-").suffix(&format!(".{extension}")).tempfile()?;
+    file.write_all(text.as_bytes())?;
+    file.flush()?;
+    Ok(file)
 }

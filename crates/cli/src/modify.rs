@@ -1,6 +1,7 @@
 //! `tortie patch`, `edit`, `label` and `annotate`: changes of stored objects. The result passes the same checks as a
 //! manifest, and replaces the object only if nobody has changed it meanwhile.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -169,11 +170,18 @@ fn marked(
 impl Edit {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         crate::log("warn");
-        change_all(&self.store, &self.selection, &self.objects, |stored| {
-            let text = tortie_api::to_yaml(stored);
-            let edited = crate::editor::edit(&text, "yaml")?;
+        let written = RefCell::new(String::new());
+        let code = change_all(&self.store, &self.selection, &self.objects, |stored| {
+            let edited = crate::editor::edit(&tortie_api::to_yaml(stored), "yaml")?;
+            written.replace(edited.clone());
             one_value(&edited).context("the edited object")
-        })
+        })?;
+        let written = written.into_inner();
+        if code != ExitCode::SUCCESS && !written.is_empty() {
+            let path = crate::editor::keep(&written, "yaml")?;
+            output::error_line(&format!("the last edited object is in {}", path.display()));
+        }
+        Ok(code)
     }
 }
 

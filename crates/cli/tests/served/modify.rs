@@ -163,6 +163,12 @@ async fn an_object_is_changed_in_an_editor() {
         let output = command.env("KUBE_EDITOR", format!("{script} -w")).output().await.unwrap();
         let printed = text_of(&output);
         assert!(output.status.code() == Some(code) && printed.contains(expected), "{change}: {printed}");
+        let kept = printed.lines().find_map(|line| line.strip_prefix("the last edited object is in "));
+        assert_eq!(kept.is_some(), code != 0, "{printed}");
+        if let Some(path) = kept {
+            assert!(std::fs::read_to_string(path).unwrap().contains("app == 'db'"));
+            std::fs::remove_file(path).unwrap();
+        }
     }
     let mut command = cluster.tortie(&["edit", "networkpolicy/db", "-n", "shop"]);
     let output = command.env_remove("KUBE_EDITOR").env("EDITOR", "/bin/false").output().await.unwrap();
