@@ -1,6 +1,5 @@
 //! `tortie apply`, `create` and `replace`.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -10,6 +9,7 @@ use tortie_api::{Key, Kind, Positions};
 use tortie_store::{Applied, Store, StoreError, Stored, merged};
 
 use crate::concerned::Policies;
+use crate::filenames::Filenames;
 use crate::manifests::{
     NOT_UNDERSTOOD, is_of_default_tier, read_all, refuse_managed, refuse_unknown_tiers, rename, stored_name,
 };
@@ -28,10 +28,10 @@ pub(crate) enum Expects {
 }
 
 #[derive(clap::Args)]
+#[command(mut_arg("files", |files| files.required_unless_present("kustomize")))]
 pub(crate) struct Apply {
-    /// Manifests: files, folders of them, or - for standard input
-    #[arg(short, long = "filename", value_name = "FILE", required = true)]
-    files: Vec<PathBuf>,
+    #[command(flatten)]
+    filenames: Filenames,
     /// Check the objects and show what would change, and change nothing
     #[arg(long, conflicts_with = "wait")]
     dry_run: bool,
@@ -48,7 +48,7 @@ pub(crate) struct Apply {
 impl Apply {
     pub(crate) fn run(self, expects: Expects) -> anyhow::Result<ExitCode> {
         crate::log("warn");
-        let Some(mut objects) = read_all(&self.files)? else { return Ok(ExitCode::from(NOT_UNDERSTOOD)) };
+        let Some(mut objects) = read_all(&self.filenames)? else { return Ok(ExitCode::from(NOT_UNDERSTOOD)) };
         refuse_managed(objects.iter().map(|object| &object.key))?;
         if let Err(error) = crate::checks::refuse_fields(&objects) {
             output::error(&error.to_string());
@@ -57,13 +57,7 @@ impl Apply {
         objects.sort_by_key(|object| object.key.kind.apply_order());
         crate::runtime()?.block_on(async {
             let store = self.store.open().await?;
-            for object in objects.iter_mut().filter(|object| is_of_default_tier(&object.value)) {
-                if let Some(name) = stored_name(&*store, &object.key).await? {
-                    rename(object, name);
-                }
-            }
-            without_tier(&*store, &objects).await?;
-            crate::checks::refuse(&*store, &objects).await?;
+            check(&*store, &mut objects).await?;
             expects.check(&*store, &objects).await?;
             let policies = if self.wait { Policies::of(&*store, &objects).await? } else { None };
             let mut positions = Positions::default();
@@ -88,6 +82,17 @@ impl Apply {
             Ok(ExitCode::SUCCESS)
         })
     }
+}
+
+/// Checks objects against those that are stored, and gives policies of tier default the names under which they are stored.
+pub(crate) async fn check(store: &dyn Store, objects: &mut [Object]) -> anyhow::Result<()> {
+    for object in objects.iter_mut().filter(|object| is_of_default_tier(&object.value)) {
+        if let Some(name) = stored_name(store, &object.key).await? {
+            rename(object, name);
+        }
+    }
+    without_tier(store, objects).await?;
+    crate::checks::refuse(store, objects).await
 }
 
 impl Expects {

@@ -1,6 +1,5 @@
 //! `tortie delete`.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -9,6 +8,7 @@ use tortie_api::kubernetes::is_implied;
 use tortie_api::{Key, Kind};
 use tortie_store::{Store, StoreError};
 
+use crate::filenames::Filenames;
 use crate::manifests::{NOT_UNDERSTOOD, read_all, refuse_managed, stored_name, tier_of};
 use crate::output;
 use crate::store::{StoreArguments, list};
@@ -19,11 +19,10 @@ const DISCONNECT: Duration = Duration::from_secs(30);
 
 #[derive(clap::Args)]
 pub(crate) struct Delete {
-    /// Manifests: files, folders of them, or - for standard input
-    #[arg(short, long = "filename", value_name = "FILE", conflicts_with = "objects")]
-    files: Vec<PathBuf>,
+    #[command(flatten)]
+    filenames: Filenames,
     /// Kinds and names: networkpolicy NAME; pod/NAME service/NAME; pods with --all or -l
-    #[arg(required_unless_present = "files", value_name = "KIND | KIND/NAME")]
+    #[arg(required_unless_present_any = ["files", "kustomize"], conflicts_with_all = ["files", "kustomize"], value_name = "KIND | KIND/NAME")]
     objects: Vec<String>,
     #[command(flatten)]
     selection: Selection,
@@ -40,10 +39,10 @@ pub(crate) struct Delete {
 impl Delete {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         crate::log("warn");
-        let of_files = match self.files.is_empty() {
+        let of_files = match self.filenames.is_empty() {
             true => None,
             false => {
-                let Some(mut objects) = read_all(&self.files)? else {
+                let Some(mut objects) = read_all(&self.filenames)? else {
                     return Ok(ExitCode::from(NOT_UNDERSTOOD));
                 };
                 objects.sort_by_key(|object| std::cmp::Reverse(object.key.kind.apply_order()));

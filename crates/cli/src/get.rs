@@ -12,6 +12,7 @@ use tortie_store::Stored;
 use crate::filter::{FieldFilter, LabelFilter};
 use crate::store::StoreArguments;
 use crate::targets::{self, Target};
+pub(crate) use columns::age;
 use format::{GetFormat, Printer};
 use template::Path;
 

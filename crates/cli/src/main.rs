@@ -13,14 +13,18 @@ mod controllers;
 mod cost;
 mod decided;
 mod delete;
+mod describe;
+mod diff;
 mod editor;
 mod expectations;
 mod explain;
+mod filenames;
 mod filter;
 mod get;
 mod html;
 mod install;
 mod ipam;
+mod junit;
 #[cfg(feature = "lab")]
 mod lab;
 mod lint;
@@ -41,6 +45,7 @@ mod store;
 mod table;
 mod targets;
 mod uninstall;
+mod validate;
 mod version;
 mod wait;
 mod words;
@@ -85,10 +90,18 @@ enum Command {
     Annotate(modify::Mark),
     /// Show objects
     Get(get::Get),
+    /// Show objects with what applies to them, or what they apply to, and what nodes report about them
+    Describe(describe::Describe),
+    /// Show what apply would change: in stored objects, and in verdicts
+    Diff(diff::Diff),
+    /// Check manifests without a cluster
+    Validate(validate::Validate),
     /// Show the versions of this program, of the agents, and of Calico
     Version(version::Version),
     /// Print the completion script for a shell: source <(tortie completion bash)
     Completion(version::Completion),
+    /// Write man pages into a folder
+    Man(version::Man),
     /// Explain whether a packet would pass, in a cluster or in manifests
     Explain(Box<explain::Explain>),
     /// Show who reaches whom, and by which rule, in a cluster or in manifests
@@ -148,8 +161,12 @@ fn main() -> ExitCode {
         Command::Label(label) => label.run("labels"),
         Command::Annotate(annotate) => annotate.run("annotations"),
         Command::Get(get) => get.run(),
+        Command::Describe(describe) => describe.run(),
+        Command::Diff(diff) => return ask(diff.run()),
+        Command::Validate(validate) => return ask(validate.run()),
         Command::Version(version) => return ask(version.run()),
         Command::Completion(completion) => Ok(completion.run(Arguments::command())),
+        Command::Man(man) => man.run(Arguments::command()),
         Command::Explain(explain) => return ask(explain.run()),
         Command::Matrix(matrix) => return ask(matrix.run()),
         Command::Preview(preview) => return ask(preview.run()),

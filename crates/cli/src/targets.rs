@@ -26,7 +26,7 @@ impl Target {
 }
 
 /// Whether the object has this name; a policy in tier default has two.
-fn is_named(key: &Key, name: &str) -> bool {
+pub(crate) fn is_named(key: &Key, name: &str) -> bool {
     key.name == name || other_name(key).is_some_and(|other| other.name == name)
 }
 
