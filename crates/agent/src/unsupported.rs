@@ -44,9 +44,9 @@ pub(crate) struct Watched {
 }
 
 /// What a locked datastore means, and the remedy.
-pub(crate) const LOCKED: &str = "datastoreReady is false, so the datastore is locked, as calicoctl does while it migrates \
-     one: the node keeps what is in force, applies no changes, and adds and removes no pods. If nobody migrates it, run \
-     tortie patch clusterinformation default --type merge -p '{\"spec\":{\"datastoreReady\":true}}'";
+pub(crate) const LOCKED: &str = "datastoreReady is false, so the datastore is locked, as during a migration to another one: the \
+     node keeps what is in force, applies no changes, and adds and removes no pods. If nobody migrates it, run \
+     tortie datastore unlock";
 
 impl Watched {
     pub(crate) fn new(node: &str) -> Self {

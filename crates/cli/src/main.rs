@@ -11,6 +11,7 @@ mod completed;
 mod concerned;
 mod controllers;
 mod cost;
+mod datastore;
 mod decided;
 mod delete;
 mod describe;
@@ -120,6 +121,9 @@ enum Command {
     /// Show, check and repair the addresses of pods
     #[command(subcommand)]
     Ipam(ipam::IpamCommand),
+    /// Copy a datastore into another one: lock, export, import, compare, unlock
+    #[command(subcommand)]
+    Datastore(datastore::DatastoreCommand),
     /// Run the node daemon
     Agent(Box<agent::Agent>),
     /// Prepare this node, or clean it up; the pods of an installation run this
@@ -175,6 +179,7 @@ fn main() -> ExitCode {
         Command::Status(status) => return ask(status.run()),
         Command::Uninstall(uninstall) => uninstall.run(),
         Command::Ipam(command) => return ask(command.run()),
+        Command::Datastore(command) => return ask(command.run()),
         Command::Agent(agent) => agent.run(),
         Command::Node(command) => command.run(),
         Command::Controllers(controllers) => controllers.run(),

@@ -131,7 +131,7 @@ pub(super) fn decide(found: &Found, wanted: Option<Ipv4Net>, force: bool) -> Res
 fn check_datastore(information: &Value) -> Result<(), String> {
     if ClusterInformation::is_locked(information) {
         return Err("the datastore is locked (datastoreReady of ClusterInformation default is false), as calicoctl does while it \
-             migrates one, so agents would only wait; unlock it first, or use --force"
+             migrates one, so agents would only wait; unlock it first (tortie datastore unlock), or use --force"
             .to_owned());
     }
     match ClusterInformation::unknown_version(information) {

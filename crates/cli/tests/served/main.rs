@@ -2,6 +2,7 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod checks;
+mod datastore;
 mod diff;
 mod get;
 mod install;
