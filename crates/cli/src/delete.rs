@@ -65,8 +65,7 @@ impl Delete {
                     key.name = name;
                 }
             }
-            with_policies(&*store, &keys).await?;
-            crate::checks::refuse_deletion(&*store, &keys).await?;
+            refuse(&*store, &keys).await?;
             let mut missing = false;
             for key in keys {
                 if key.kind == Kind::Namespace && !self.dry_run {
@@ -97,6 +96,12 @@ impl Delete {
         }
         Ok(existed || self.ignore_not_found)
     }
+}
+
+/// Rejects the deletion of what others still need.
+pub(crate) async fn refuse(store: &dyn Store, keys: &[Key]) -> anyhow::Result<()> {
+    with_policies(store, keys).await?;
+    crate::checks::refuse_deletion(store, keys).await
 }
 
 /// Deletes the object; returns whether it existed.

@@ -13,6 +13,9 @@ pub(crate) struct Filenames {
     /// Read the folders in the folders, too
     #[arg(short = 'R', long, requires = "files")]
     recursive: bool,
+    /// Manifests without objects are no error
+    #[arg(long, requires = "files")]
+    pub(crate) skip_empty: bool,
     /// Not supported: pipe the output of kubectl kustomize to -f -
     #[arg(short = 'k', long, value_name = "DIR", hide = true)]
     kustomize: Option<PathBuf>,
@@ -45,7 +48,7 @@ impl Filenames {
             }
             let before = all.len();
             self.add_folder(path, &mut all)?;
-            if all.len() == before {
+            if all.len() == before && !self.skip_empty {
                 let hint = if self.recursive { "" } else { ", and folders in it are read only with -R" };
                 bail!(
                     "{}: the folder has no manifests: no file in it ends with .yaml, .yml or .json{hint}",
@@ -97,7 +100,7 @@ mod tests {
         symlink(folder.path(), at("a/loop")).unwrap();
         let names = |recursive: bool, files: &[&str]| {
             let files = files.iter().map(|name| at(name)).collect();
-            let names = Filenames { files, recursive, kustomize: None }.files()?;
+            let names = Filenames { files, recursive, ..Filenames::default() }.files()?;
             let names =
                 names.iter().map(|file| file.strip_prefix(folder.path()).unwrap().display().to_string());
             anyhow::Ok(names.collect::<Vec<_>>())

@@ -6,6 +6,7 @@
 
 mod agent;
 mod apply;
+mod calicoctl;
 mod checks;
 mod completed;
 mod concerned;

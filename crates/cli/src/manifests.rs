@@ -123,7 +123,7 @@ pub(crate) fn read_all(filenames: &Filenames) -> anyhow::Result<Option<Vec<Objec
     if !all_right(&problems, "nothing was changed") {
         return Ok(None);
     }
-    if objects.is_empty() {
+    if objects.is_empty() && !filenames.skip_empty {
         bail!("there are no objects in the manifests");
     }
     Ok(Some(objects))

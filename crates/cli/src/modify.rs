@@ -14,10 +14,10 @@ use tortie_api::manifest::{self, Object};
 use tortie_api::{Key, Kind};
 use tortie_store::{Store, StoreError, Stored};
 
-use crate::apply::without_tier;
+use crate::apply::{CALICO, without_tier};
 use crate::manifests::{other_name, refuse_managed};
 use crate::store::StoreArguments;
-use crate::targets::{self, Selection};
+use crate::targets::{self, Selection, Target};
 use crate::{checks, manifests, output};
 
 /// How often a change is tried again after another writer was faster.
@@ -43,7 +43,7 @@ pub(crate) struct Patch {
     #[arg(long, value_name = "FILE")]
     patch_file: Option<PathBuf>,
     /// merge (RFC 7386: fields that replace others, null removes one) or json (RFC 6902: a list of operations)
-    #[arg(long = "type", value_enum, default_value_t = PatchType::Merge)]
+    #[arg(short = 't', long = "type", value_enum, default_value_t = PatchType::Merge)]
     patch_type: PatchType,
     #[command(flatten)]
     store: StoreArguments,
@@ -53,6 +53,9 @@ pub(crate) struct Patch {
 enum PatchType {
     Merge,
     Json,
+    /// For Calico's kinds the same as merge: their lists have no keys, so calicoctl replaces them, too.
+    #[value(hide = true)]
+    Strategic,
 }
 
 #[derive(clap::Args)]
@@ -63,6 +66,9 @@ pub(crate) struct Mark {
     /// Replace values that exist and differ
     #[arg(long)]
     overwrite: bool,
+    /// Remove the last word's entry, as NAME- does: pod a app --remove
+    #[arg(long, conflicts_with = "overwrite")]
+    remove: bool,
     #[command(flatten)]
     selection: Selection,
     #[command(flatten)]
@@ -90,10 +96,20 @@ impl Patch {
         };
         let patch = one_value(&text).context("the patch")?;
         let operations: Option<JsonPatch> = match self.patch_type {
-            PatchType::Merge if !patch.is_object() => {
+            PatchType::Merge | PatchType::Strategic if !patch.is_object() => {
                 bail!("the patch: an object is expected; --type json takes a list")
             }
             PatchType::Merge => None,
+            PatchType::Strategic => {
+                let is_of_kubernetes = |target: &Target| !target.kind.api_version().starts_with(CALICO);
+                if let Some(target) = targets::parse(&self.objects)?.into_iter().find(is_of_kubernetes) {
+                    bail!(
+                        "--type strategic: lists of {} have keys; use --type merge or json",
+                        target.kind.plural()
+                    );
+                }
+                None
+            }
             PatchType::Json => Some(serde_json::from_value(patch.clone()).context("the patch")?),
         };
         let change = |stored: &Value| {
@@ -112,9 +128,16 @@ impl Mark {
     /// Changes the entries of `metadata.<field>`.
     pub(crate) fn run(self, field: &str) -> anyhow::Result<ExitCode> {
         crate::log("warn");
+        let mut words = self.words.clone();
+        if let Some(last) = words.last_mut().filter(|last| self.remove && !last.contains('=')) {
+            last.push('-');
+        }
         let is_change = |word: &String| word.contains('=') || word.ends_with('-');
-        let (changes, objects): (Vec<String>, Vec<String>) = self.words.iter().cloned().partition(is_change);
+        let (changes, objects): (Vec<String>, Vec<String>) = words.into_iter().partition(is_change);
         let changes = changes_of(&changes)?;
+        if self.remove && changes.values().any(Option::is_some) {
+            bail!("--remove takes names without values");
+        }
         let change = |stored: &Value| marked(stored, field, &changes, self.overwrite);
         change_all(&self.store, &self.selection, &objects, change)
     }

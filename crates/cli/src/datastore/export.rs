@@ -17,8 +17,8 @@ use crate::store::{StoreArguments, list};
 
 #[derive(clap::Args)]
 pub(crate) struct Export {
-    /// The new file, or - for standard output
-    #[arg(short, long, value_name = "FILE")]
+    /// The new file; by default standard output
+    #[arg(short, long, value_name = "FILE", default_value = "-", hide_default_value = true)]
     output: PathBuf,
     /// Export a datastore that is not locked. What changes meanwhile may be missing, or not fit together
     #[arg(long)]

@@ -30,6 +30,18 @@ pub(crate) enum DatastoreCommand {
     Import(import::Import),
     /// Compare a datastore with what was exported
     Compare(import::Compare),
+    /// As in calicoctl: lock, unlock, export and import
+    #[command(subcommand, hide = true)]
+    Migrate(MigrateCommand),
+}
+
+/// The subcommands of `calicoctl datastore migrate`.
+#[derive(Subcommand)]
+pub(crate) enum MigrateCommand {
+    Lock(Lock),
+    Unlock(Lock),
+    Export(export::Export),
+    Import(import::Import),
 }
 
 impl DatastoreCommand {
@@ -41,6 +53,10 @@ impl DatastoreCommand {
             Self::Export(export) => export.run(),
             Self::Import(import) => import.run(),
             Self::Compare(compare) => compare.run(),
+            Self::Migrate(MigrateCommand::Lock(lock)) => lock.run(true),
+            Self::Migrate(MigrateCommand::Unlock(lock)) => lock.run(false),
+            Self::Migrate(MigrateCommand::Export(export)) => export.run(),
+            Self::Migrate(MigrateCommand::Import(import)) => import.run(),
         }
     }
 }
@@ -56,7 +72,7 @@ impl Lock {
         let changed =
             crate::runtime()?.block_on(async { set_lock(&*self.store.open().await?, lock).await })?;
         let state = if lock { "locked" } else { "unlocked" };
-        output::line(&if changed { format!("{state}") } else { format!("already {state}") });
+        output::line(&if changed { state.to_owned() } else { format!("already {state}") });
         Ok(ExitCode::SUCCESS)
     }
 }

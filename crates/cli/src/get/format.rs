@@ -34,7 +34,8 @@ impl GetFormat {
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let (name, value) = text.split_once('=').map_or((text, None), |(name, value)| (name, Some(value)));
         match (name, value) {
-            ("table", None) => Ok(Self::Table),
+            // `ps` is calicoctl's word.
+            ("table" | "ps", None) => Ok(Self::Table),
             ("wide", None) => Ok(Self::Wide),
             ("json", None) => Ok(Self::Json),
             ("yaml", None) => Ok(Self::Yaml),

@@ -1,6 +1,7 @@
 //! Commands against a datastore that the test serves.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
+mod calicoctl;
 mod checks;
 mod datastore;
 mod diff;

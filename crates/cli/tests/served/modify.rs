@@ -48,6 +48,45 @@ async fn stored(cluster: &Cluster, kind: Kind, name: &str) -> Option<Value> {
     cluster.store.get(&key).await.unwrap().map(|stored| stored.value)
 }
 
+/// Objects that manifests no longer contain are deleted only with their labels, kinds and namespaces.
+#[tokio::test(flavor = "multi_thread")]
+async fn objects_that_left_the_manifests_are_pruned() {
+    let cluster = Cluster::new().await;
+    let policy = |name: &str, namespace: &str, part: &str| {
+        format!(
+            "---\napiVersion: projectcalico.org/v3\nkind: NetworkPolicy\n\
+             metadata: {{name: {name}, namespace: {namespace}, labels: {{part: {part}}}}}\nspec: {{selector: all()}}\n"
+        )
+    };
+    let all = ["a", "b"].map(|name| policy(name, "shop", "one")).concat();
+    let others = policy("other", "shop", "two") + &policy("elsewhere", "jobs", "one");
+    let set = "---\napiVersion: projectcalico.org/v3\nkind: GlobalNetworkSet\nmetadata: {name: s, labels: {part: one}}\nspec: {}\n";
+    let file = cluster.file(&format!("{all}{others}{set}")).display().to_string();
+    expect(&cluster, &[(&format!("apply|-f|{file}"), 0, "created")]).await;
+    cluster.file(&policy("a", "shop", "one"));
+    let prune = |more: &str| format!("apply|-f|{file}|--prune{more}");
+    expect(
+        &cluster,
+        &[
+            (&prune(""), 2, "--selector"),
+            (&prune("|-l|part=two"), 1, "does not have the labels of --prune"),
+            (&prune("|-l|part=one|--dry-run"), 0, "NetworkPolicy shop/b would be pruned"),
+        ],
+    )
+    .await;
+    assert!(stored(&cluster, Kind::NetworkPolicy, "b").await.is_some());
+    let expected = "NetworkPolicy shop/a unchanged\nNetworkPolicy shop/b pruned\n";
+    expect(&cluster, &[(&prune("|-l|part=one"), 0, expected)]).await;
+    expect(&cluster, &[("get|networkpolicies,gns|-o|name", 0, "globalnetworkset.projectcalico.org/s")]).await;
+    let left = run(&cluster, "get|networkpolicies|-o|jsonpath={.items[*].metadata.name}").await;
+    assert_eq!(left, (0, "elsewhere a other".to_owned()));
+    cluster.file("apiVersion: v1\nkind: Namespace\nmetadata: {name: shop, labels: {part: one}}\n");
+    expect(&cluster, &[(&prune("|-l|part=one"), 0, "namespaces are not pruned")]).await;
+    cluster.file(&policy("a", "shop", "one"));
+    let replace = format!("replace|-f|{file}|--prune|-l|part=one");
+    expect(&cluster, &[(&replace, 1, "--prune has an effect with apply only")]).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn objects_are_created_changed_and_deleted_as_requested() {
     let cluster = Cluster::new().await;
