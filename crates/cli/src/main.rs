@@ -7,6 +7,7 @@
 mod agent;
 mod apply;
 mod calicoctl;
+mod certs;
 mod checks;
 mod completed;
 mod concerned;
@@ -39,6 +40,7 @@ mod planned;
 mod policy;
 mod port;
 mod preview;
+mod serve;
 mod service;
 mod show;
 mod snapshot;
@@ -125,6 +127,12 @@ enum Command {
     /// Copy a datastore into another one: lock, export, import, compare, unlock
     #[command(subcommand)]
     Datastore(datastore::DatastoreCommand),
+    /// Serve the embedded datastore
+    #[command(subcommand)]
+    Store(serve::StoreCommand),
+    /// Issue the certificates of the embedded datastore
+    #[command(subcommand)]
+    Certs(certs::CertsCommand),
     /// Run the node daemon
     Agent(Box<agent::Agent>),
     /// Prepare this node, or clean it up; the pods of an installation run this
@@ -181,6 +189,8 @@ fn main() -> ExitCode {
         Command::Uninstall(uninstall) => uninstall.run(),
         Command::Ipam(command) => return ask(command.run()),
         Command::Datastore(command) => return ask(command.run()),
+        Command::Store(command) => command.run(),
+        Command::Certs(command) => command.run(),
         Command::Agent(agent) => agent.run(),
         Command::Node(command) => command.run(),
         Command::Controllers(controllers) => controllers.run(),
@@ -204,6 +214,15 @@ fn finish_with(result: anyhow::Result<ExitCode>, failed: ExitCode) -> ExitCode {
         failed
     });
     output::end(code, failed)
+}
+
+/// Waits until the process is asked to end.
+async fn end_of_process() -> std::io::Result<()> {
+    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    tokio::select! {
+        _ = terminate.recv() => Ok(()),
+        interrupted = tokio::signal::ctrl_c() => interrupted,
+    }
 }
 
 /// The error with its causes, without those that the message already contains.

@@ -11,6 +11,7 @@ mod ipam;
 mod kubernetes;
 mod manifests;
 mod modify;
+mod store;
 mod support;
 mod version;
 mod wait;
