@@ -121,6 +121,7 @@ pub(crate) async fn prepare(
     network: &ClusterNetwork,
 ) -> Result<Prepared, AgentError> {
     match platform {
+        #[cfg(target_os = "linux")]
         Platform::Linux => prepare_linux(store, ipam, node).await,
         Platform::Windows { hcn, static_rules } => {
             prepare_windows(store, ipam, node, &hcn, static_rules, network).await
@@ -151,6 +152,7 @@ async fn tunnel_address(ipam: &Ipam, node: &str) -> Result<Ipv4Addr, AgentError>
 }
 
 /// Linux: the MAC address of the tunnel is derived from the node's name.
+#[cfg(target_os = "linux")]
 async fn prepare_linux(store: &dyn Endpoints, ipam: &Ipam, node: &str) -> Result<Prepared, AgentError> {
     let address = tunnel_address(ipam, node).await?;
     let announced = Announced { first: Tunnel { address, mac: None }, overlay: None };

@@ -8,20 +8,16 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use ipnet::Ipv4Net;
-use tokio::signal::unix::{SignalKind, signal};
 use tortie_agent::control::{Ask, Outcome, ask};
 use tortie_agent::{CniIpam, Config, DefaultPool, Extras, Platform, StaticRules};
+use tortie_cni::local;
 use tortie_deploy::ChainedPlugins;
-use tortie_hcn::{Address, RemoteHcn};
 
 use crate::output;
 use crate::store::StoreArguments;
 
 /// The deadline of one call of HNS: some calls take many seconds, and some never return (docs/hns.md, Calls).
 const HCN_DEADLINE: Duration = Duration::from_secs(30);
-
-/// The default socket for operators on this node.
-pub(crate) const CONTROL_SOCKET: &str = "/run/tortie/control.sock";
 
 #[derive(clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
@@ -43,8 +39,8 @@ struct SetLogLevel {
     /// The new level: error, warn, info, debug, trace, or a list such as info,tortie_store=debug; by default, the level
     /// stays
     level: Option<String>,
-    /// The socket of the agent
-    #[arg(long, value_name = "PATH", default_value = CONTROL_SOCKET)]
+    /// The socket of the agent; on Windows, its pipe
+    #[arg(long, value_name = "PATH", default_value_os_t = local::control_address())]
     agent_socket: PathBuf,
 }
 
@@ -55,20 +51,22 @@ struct Daemon {
     node: Option<String>,
     #[command(flatten)]
     store: StoreArguments,
-    /// The socket for the CNI plugin
-    #[arg(long, value_name = "PATH", default_value = "/run/tortie/agent.sock")]
+    /// The socket for the CNI plugin; on Windows, a named pipe
+    #[arg(long, value_name = "PATH", default_value_os_t = local::agent_address())]
     cni_socket: PathBuf,
-    /// The socket for operators
-    #[arg(long, value_name = "PATH", default_value = CONTROL_SOCKET)]
+    /// The socket for operators; on Windows, a named pipe
+    #[arg(long, value_name = "PATH", default_value_os_t = local::control_address())]
     control_socket: PathBuf,
     /// Where the CNI plugin stores deletions while the agent is down
-    #[arg(long, value_name = "FOLDER", default_value = "/var/lib/tortie/cni-deletions")]
+    #[arg(long, value_name = "FOLDER", default_value_os_t = local::deletion_queue())]
     deletion_queue: PathBuf,
-    /// On a Windows node: the socket of its HNS
+    /// On a Windows node of a lab: the socket of its HNS
+    #[cfg(unix)]
     #[arg(long, value_name = "PATH")]
     hcn_socket: Option<PathBuf>,
     /// On a Windows node: rules for every pod before policy, in the format of Calico's static-rules.json
-    #[arg(long, value_name = "FILE", requires = "hcn_socket")]
+    #[arg(long, value_name = "FILE")]
+    #[cfg_attr(unix, arg(requires = "hcn_socket"))]
     static_rules: Option<PathBuf>,
     /// The pool of addresses that this agent creates if the cluster has none
     #[arg(long, env = "TORTIE_DEFAULT_POOL", value_name = "CIDR", value_parser = crate::install::pool)]
@@ -124,16 +122,10 @@ impl SetLogLevel {
 
 impl Daemon {
     fn run(self) -> anyhow::Result<ExitCode> {
-        let Some(node) = self.node else { bail!("--node is missing: see tortie agent --help") };
+        let Some(node) = self.node.clone() else { bail!("--node is missing: see tortie agent --help") };
         let log_level = crate::changeable_log("info");
         crate::runtime()?.block_on(async {
-            let platform = match self.hcn_socket {
-                None => Platform::Linux,
-                Some(socket) => Platform::Windows {
-                    hcn: Arc::new(RemoteHcn::new(Address::Unix(socket), HCN_DEADLINE)),
-                    static_rules: self.static_rules.as_deref().map_or(Ok(StaticRules::default()), static_rules)?,
-                },
-            };
+            let platform = self.platform()?;
             let config = Config {
                 node,
                 store: self.store.open().await?,
@@ -152,15 +144,39 @@ impl Daemon {
                 metrics_address: self.metrics_address,
                 log_level: Some(log_level),
             };
-            let mut terminate = signal(SignalKind::terminate())?;
             tokio::select! {
                 result = tortie_agent::run_with(config, extras) => result.context("the agent stopped").map(|()| ExitCode::SUCCESS),
-                _ = terminate.recv() => {
+                ended = crate::signals::end() => {
+                    ended?;
                     tracing::info!("stopping; policy stays in force");
                     Ok(ExitCode::SUCCESS)
                 }
             }
         })
+    }
+}
+
+impl Daemon {
+    #[cfg(unix)]
+    fn platform(&self) -> anyhow::Result<Platform> {
+        use tortie_hcn::{Address, RemoteHcn};
+        Ok(match &self.hcn_socket {
+            None => Platform::Linux,
+            Some(socket) => Platform::Windows {
+                hcn: Arc::new(RemoteHcn::new(Address::Unix(socket.clone()), HCN_DEADLINE)),
+                static_rules: self.static_rules()?,
+            },
+        })
+    }
+
+    #[cfg(windows)]
+    fn platform(&self) -> anyhow::Result<Platform> {
+        let hcn = Arc::new(tortie_hcn::native::NativeHcn::load(HCN_DEADLINE)?);
+        Ok(Platform::Windows { hcn, static_rules: self.static_rules()? })
+    }
+
+    fn static_rules(&self) -> anyhow::Result<StaticRules> {
+        self.static_rules.as_deref().map_or(Ok(StaticRules::default()), static_rules)
     }
 }
 

@@ -9,6 +9,7 @@ mod apply;
 mod checks;
 mod completed;
 mod concerned;
+#[cfg(unix)]
 mod controllers;
 mod cost;
 mod decided;
@@ -27,6 +28,7 @@ mod lint;
 mod manifests;
 mod matrix;
 mod modify;
+#[cfg(unix)]
 mod node;
 mod output;
 mod planned;
@@ -35,6 +37,7 @@ mod port;
 mod preview;
 mod service;
 mod show;
+mod signals;
 mod snapshot;
 mod status;
 mod store;
@@ -110,9 +113,11 @@ enum Command {
     /// Run the node daemon
     Agent(Box<agent::Agent>),
     /// Prepare this node, or clean it up; the pods of an installation run this
+    #[cfg(unix)]
     #[command(subcommand)]
     Node(node::NodeCommand),
     /// Run what a cluster needs once: copies in etcd, vanished nodes, automatic host endpoints
+    #[cfg(unix)]
     Controllers(Box<controllers::Controllers>),
 }
 
@@ -125,7 +130,7 @@ fn main() -> ExitCode {
         .and_then(OsStr::to_str)
         .unwrap_or("tortie");
     match called {
-        "tortie-cni" => return tortie_cni::plugin::main(),
+        "tortie-cni" | "tortie-cni.exe" => return tortie_cni::plugin::main(),
         #[cfg(feature = "lab")]
         "tortie-hns" => return finish(lab::hns_process()),
         #[cfg(feature = "lab")]
@@ -159,7 +164,9 @@ fn main() -> ExitCode {
         Command::Uninstall(uninstall) => uninstall.run(),
         Command::Ipam(command) => return ask(command.run()),
         Command::Agent(agent) => agent.run(),
+        #[cfg(unix)]
         Command::Node(command) => command.run(),
+        #[cfg(unix)]
         Command::Controllers(controllers) => controllers.run(),
     };
     finish(result)

@@ -1,0 +1,24 @@
+//! HNS of this machine, by `computenetwork.dll` and `vmcompute.dll`; and what else of Windows needs `unsafe`: access lists.
+//!
+//! [`functions`] has the signatures, [`calls`] makes a [`Call`](crate::Call) of them, and [`deadline`] gives each call a
+//! deadline. They are compiled for tests on every system.
+
+#[cfg(any(windows, test))]
+mod calls;
+#[cfg(any(windows, test))]
+mod deadline;
+#[cfg(any(windows, test))]
+mod functions;
+#[cfg(windows)]
+mod library;
+#[cfg(any(windows, test))]
+mod notifications;
+#[cfg(windows)]
+mod security;
+#[cfg(test)]
+mod tests;
+
+#[cfg(windows)]
+pub use library::{LibraryError, NativeHcn};
+#[cfg(windows)]
+pub use security::{restrict_folder, restrict_pipe};
