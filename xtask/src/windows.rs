@@ -11,8 +11,7 @@ use crate::{run, setup, step, workspace};
 const TARGET: &str = "x86_64-pc-windows-gnu";
 
 /// The packages of the programs, without the lab.
-const PROGRAMS: [&str; 5] =
-    ["--package", "tortie-cli", "--package", "tortie-cni", "--no-default-features"];
+const PROGRAMS: [&str; 5] = ["--package", "tortie-cli", "--package", "tortie-cni", "--no-default-features"];
 /// The package of the libraries for Wine.
 const LIBRARIES: [&str; 2] = ["--package", "tortie-hns-dll"];
 
