@@ -4,7 +4,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::functions::{Close, Functions, Handle, RawGuid, Text};
+use super::functions::{CloseFunction, Functions, Handle, RawGuid, Text};
 use crate::schema::lenient;
 use crate::{Call, Failure, Guid, HResult, Kind};
 
@@ -17,7 +17,7 @@ pub(super) struct Calls {
 /// An open object.
 struct Opened {
     handle: Handle,
-    close: Close,
+    close: CloseFunction,
 }
 
 impl Drop for Opened {

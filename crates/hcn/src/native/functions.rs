@@ -9,19 +9,21 @@ pub(super) type Handle = *mut c_void;
 /// A document in UTF-16 that the callee allocates with `CoTaskMemAlloc`, and the caller frees.
 pub(super) type Text = *mut u16;
 
-pub(super) type Enumerate = unsafe extern "system" fn(*const u16, *mut Text, *mut Text) -> i32;
-pub(super) type Create = unsafe extern "system" fn(*const RawGuid, *const u16, *mut Handle, *mut Text) -> i32;
-pub(super) type CreateIn =
+pub(super) type EnumerateFunction = unsafe extern "system" fn(*const u16, *mut Text, *mut Text) -> i32;
+pub(super) type CreateFunction =
+    unsafe extern "system" fn(*const RawGuid, *const u16, *mut Handle, *mut Text) -> i32;
+pub(super) type CreateInFunction =
     unsafe extern "system" fn(Handle, *const RawGuid, *const u16, *mut Handle, *mut Text) -> i32;
-pub(super) type Open = unsafe extern "system" fn(*const RawGuid, *mut Handle, *mut Text) -> i32;
-pub(super) type Modify = unsafe extern "system" fn(Handle, *const u16, *mut Text) -> i32;
-pub(super) type Query = unsafe extern "system" fn(Handle, *const u16, *mut Text, *mut Text) -> i32;
-pub(super) type Delete = unsafe extern "system" fn(*const RawGuid, *mut Text) -> i32;
-pub(super) type Close = unsafe extern "system" fn(Handle) -> i32;
-pub(super) type HnsCall = unsafe extern "system" fn(*const u16, *const u16, *const u16, *mut Text) -> i32;
+pub(super) type OpenFunction = unsafe extern "system" fn(*const RawGuid, *mut Handle, *mut Text) -> i32;
+pub(super) type ModifyFunction = unsafe extern "system" fn(Handle, *const u16, *mut Text) -> i32;
+pub(super) type QueryFunction = unsafe extern "system" fn(Handle, *const u16, *mut Text, *mut Text) -> i32;
+pub(super) type DeleteFunction = unsafe extern "system" fn(*const RawGuid, *mut Text) -> i32;
+pub(super) type CloseFunction = unsafe extern "system" fn(Handle) -> i32;
+pub(super) type HnsCallFunction =
+    unsafe extern "system" fn(*const u16, *const u16, *const u16, *mut Text) -> i32;
 pub(super) type Callback = unsafe extern "system" fn(u32, *const c_void, i32, *const u16);
-pub(super) type Register = unsafe extern "system" fn(Callback, *const c_void, *mut Handle) -> i32;
-pub(super) type Free = unsafe extern "system" fn(*const c_void);
+pub(super) type RegisterFunction = unsafe extern "system" fn(Callback, *const c_void, *mut Handle) -> i32;
+pub(super) type FreeFunction = unsafe extern "system" fn(*const c_void);
 
 /// A GUID as C has it.
 #[repr(C)]
@@ -43,13 +45,13 @@ impl From<Guid> for RawGuid {
 /// The functions for one kind of object.
 #[derive(Clone, Copy)]
 pub(super) struct ObjectFunctions {
-    pub(super) enumerate: Option<Enumerate>,
-    pub(super) create: Option<Create>,
-    pub(super) open: Option<Open>,
-    pub(super) modify: Option<Modify>,
-    pub(super) query: Option<Query>,
-    pub(super) delete: Option<Delete>,
-    pub(super) close: Option<Close>,
+    pub(super) enumerate: Option<EnumerateFunction>,
+    pub(super) create: Option<CreateFunction>,
+    pub(super) open: Option<OpenFunction>,
+    pub(super) modify: Option<ModifyFunction>,
+    pub(super) query: Option<QueryFunction>,
+    pub(super) delete: Option<DeleteFunction>,
+    pub(super) close: Option<CloseFunction>,
 }
 
 /// Everything that was found. Old builds of Windows lack some functions.
@@ -60,12 +62,12 @@ pub(super) struct Functions {
     pub(super) endpoint: ObjectFunctions,
     pub(super) namespace: ObjectFunctions,
     pub(super) load_balancer: ObjectFunctions,
-    pub(super) create_endpoint: Option<CreateIn>,
-    pub(super) hns_call: Option<HnsCall>,
+    pub(super) create_endpoint: Option<CreateInFunction>,
+    pub(super) hns_call: Option<HnsCallFunction>,
     #[cfg_attr(not(windows), allow(dead_code, reason = "only a real library has it"))]
-    pub(super) register: Option<Register>,
+    pub(super) register: Option<RegisterFunction>,
     /// Frees a [`Text`].
-    pub(super) free: Free,
+    pub(super) free: FreeFunction,
 }
 
 impl Functions {

@@ -14,7 +14,7 @@ use windows_sys::Win32::System::LibraryLoader::{
 
 use super::calls::Calls;
 use super::deadline::{NoResult, Workers};
-use super::functions::{Free, Functions, ObjectFunctions};
+use super::functions::{FreeFunction, Functions, ObjectFunctions};
 use super::notifications::{self, Watchers};
 use crate::{Call, Failure, HResult, Hcn};
 
@@ -35,7 +35,7 @@ pub struct LibraryError {
 /// result is logged, and whoever watches is told to read the current state.
 pub struct NativeHcn {
     calls: Calls,
-    register: Option<super::functions::Register>,
+    register: Option<super::functions::RegisterFunction>,
     deadline: Duration,
     workers: Arc<Workers>,
     watchers: &'static Watchers,
@@ -142,7 +142,7 @@ fn object(library: HMODULE, one: &str, many: &str) -> ObjectFunctions {
 }
 
 fn functions(compute_network: HMODULE, vm_compute: Option<HMODULE>) -> Functions {
-    let free: Free = free;
+    let free: FreeFunction = free;
     // SAFETY: the signatures are those of the documentation (`functions`).
     let (create_endpoint, hns_call, register) = unsafe {
         (

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tracing::{debug, info, warn};
 
-use super::functions::{Handle, Register};
+use super::functions::{Handle, RegisterFunction};
 use crate::HResult;
 
 /// The delay before another attempt to register with an HNS that is not there.
@@ -49,7 +49,7 @@ struct Context {
 ///
 /// # Errors
 /// There is no thread.
-pub(super) fn start(register: Register, watchers: &'static Watchers) -> std::io::Result<()> {
+pub(super) fn start(register: RegisterFunction, watchers: &'static Watchers) -> std::io::Result<()> {
     let (disconnected, ended) = std::sync::mpsc::channel();
     let context = Box::leak(Box::new(Context { watchers, disconnected: Mutex::new(disconnected) }));
     let body = move || keep_registered(register, context, ended);
@@ -57,7 +57,7 @@ pub(super) fn start(register: Register, watchers: &'static Watchers) -> std::io:
 }
 
 #[allow(clippy::needless_pass_by_value, reason = "the thread owns it")]
-fn keep_registered(register: Register, context: &'static Context, ended: Receiver<()>) {
+fn keep_registered(register: RegisterFunction, context: &'static Context, ended: Receiver<()>) {
     loop {
         let mut handle: Handle = std::ptr::null_mut();
         // SAFETY: the context lives for ever; the result is a place for a pointer.
