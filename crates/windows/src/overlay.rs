@@ -255,9 +255,15 @@ fn overlay(network: &Network, spec: &OverlaySpec) -> Result<Overlay, Error> {
         gateway: spec.gateway(),
         router_mac: read::<DrMacAddress, _>(network, |policy| policy.address.parse().ok())?,
         without_subnet: Vec::new(),
-        provider_address: read::<ProviderAddress, _>(network, |policy| policy.provider_address.parse().ok())
-            .inspect_err(|error| warn!(network = name, %error))?,
+        provider_address: provider_address(network).inspect_err(|error| warn!(network = name, %error))?,
     })
+}
+
+/// The node's address on the underlay. An adapter whose address is about to be moved to the network's switch has one of its
+/// own choice meanwhile (169.254.0.0/16), by which no other node can reach this one.
+pub(crate) fn provider_address(network: &Network) -> Result<Ipv4Addr, Error> {
+    let usable = |address: &Ipv4Addr| !address.is_link_local() && !address.is_unspecified();
+    read::<ProviderAddress, _>(network, |policy| policy.provider_address.parse().ok().filter(usable))
 }
 
 fn read<P: PolicySettings, T>(network: &Network, value: impl Fn(P) -> Option<T>) -> Result<T, Error> {
