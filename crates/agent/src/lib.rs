@@ -108,6 +108,8 @@ pub enum Platform {
         hcn: Arc<dyn Hcn>,
         /// The rules of every pod before policy.
         static_rules: StaticRules,
+        /// The adapter of the overlay network; without it, HNS chooses one.
+        adapter: Option<String>,
     },
     /// Another implementation of the two traits, for instance in a test. It reports its own tunnel end.
     Other {

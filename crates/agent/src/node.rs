@@ -123,8 +123,9 @@ pub(crate) async fn prepare(
     match platform {
         #[cfg(target_os = "linux")]
         Platform::Linux => prepare_linux(store, ipam, node).await,
-        Platform::Windows { hcn, static_rules } => {
-            prepare_windows(store, ipam, node, &hcn, static_rules, network).await
+        Platform::Windows { hcn, static_rules, adapter } => {
+            let windows = WindowsNode { hcn, static_rules, adapter };
+            prepare_windows(store, ipam, node, windows, network).await
         }
         Platform::Other { dataplane, wiring } => Ok(Prepared { dataplane, wiring, announced: None }),
     }
@@ -176,21 +177,28 @@ fn ipv4(address: IpAddr) -> Option<Ipv4Addr> {
     }
 }
 
+/// The parts of [`Platform::Windows`].
+struct WindowsNode {
+    hcn: Arc<dyn Hcn>,
+    static_rules: StaticRules,
+    adapter: Option<String>,
+}
+
 /// Windows: the network is created from the node's block; its gateway is the tunnel address, and HNS chooses the MAC
 /// address.
 async fn prepare_windows(
     store: &dyn Endpoints,
     ipam: &Ipam,
     node: &str,
-    hcn: &Arc<dyn Hcn>,
-    static_rules: StaticRules,
+    windows: WindowsNode,
     network: &ClusterNetwork,
 ) -> Result<Prepared, AgentError> {
+    let WindowsNode { hcn, static_rules, adapter } = windows;
     let mut blocks = ipam.ensure_blocks().await?.into_iter();
     let block = blocks.next().ok_or_else(|| IpamError::NoPool(format!("node {node}")))?;
     let others: Vec<Ipv4Net> = blocks.collect();
-    let spec =
-        OverlaySpec { name: tortie_windows::NETWORK.to_owned(), block, vni: network.vni, adapter: None };
+    let name = tortie_windows::NETWORK.to_owned();
+    let spec = OverlaySpec { name, block, vni: network.vni, adapter: adapter.clone() };
     let deadline = Instant::now() + NETWORK_TIMEOUT;
     let mut backoff = Backoff::new(random_seed()).with_max(MAX_START_DELAY);
     let overlay = loop {
@@ -206,7 +214,7 @@ async fn prepare_windows(
             Err(error) => return Err(AgentError::system("making the overlay network", error)),
         }
     };
-    let dataplane = WindowsDataplane::new(hcn.clone(), None).with_static_rules(static_rules);
+    let dataplane = WindowsDataplane::new(hcn.clone(), adapter).with_static_rules(static_rules);
     let announced = Announced { first: Tunnel::of(&overlay), overlay: Some(dataplane.current_overlay()) };
     annotate(store, node, &announced.first).await?;
     Ok(Prepared {

@@ -68,6 +68,11 @@ struct Daemon {
     #[arg(long, value_name = "FILE")]
     #[cfg_attr(unix, arg(requires = "hcn_socket"))]
     static_rules: Option<PathBuf>,
+    /// On a Windows node: the network adapter with the node's address, such as Ethernet; its switch takes the address over.
+    /// By default, HNS chooses one, which is right if there is one
+    #[arg(long, env = "TORTIE_ADAPTER", value_name = "NAME", value_parser = adapter)]
+    #[cfg_attr(unix, arg(requires = "hcn_socket"))]
+    adapter: Option<String>,
     /// The pool of addresses that this agent creates if the cluster has none
     #[arg(long, env = "TORTIE_DEFAULT_POOL", value_name = "CIDR", value_parser = crate::install::pool)]
     default_pool: Option<Ipv4Net>,
@@ -165,6 +170,7 @@ impl Daemon {
             Some(socket) => Platform::Windows {
                 hcn: Arc::new(RemoteHcn::new(Address::Unix(socket.clone()), HCN_DEADLINE)),
                 static_rules: self.static_rules()?,
+                adapter: self.adapter.clone(),
             },
         })
     }
@@ -172,11 +178,22 @@ impl Daemon {
     #[cfg(windows)]
     fn platform(&self) -> anyhow::Result<Platform> {
         let hcn = Arc::new(tortie_hcn::native::NativeHcn::load(HCN_DEADLINE)?);
-        Ok(Platform::Windows { hcn, static_rules: self.static_rules()? })
+        Ok(Platform::Windows { hcn, static_rules: self.static_rules()?, adapter: self.adapter.clone() })
     }
 
     fn static_rules(&self) -> anyhow::Result<StaticRules> {
         self.static_rules.as_deref().map_or(Ok(StaticRules::default()), static_rules)
+    }
+}
+
+/// The name of an adapter that is not itself part of a switch.
+fn adapter(name: &str) -> Result<String, String> {
+    match name.trim() {
+        "" => Err("the name of an adapter is missing".to_owned()),
+        name if name.to_ascii_lowercase().starts_with("vethernet") => {
+            Err("this adapter belongs to a virtual switch; name the physical one, as Get-NetAdapter -Physical shows it".to_owned())
+        }
+        name => Ok(name.to_owned()),
     }
 }
 
@@ -185,4 +202,26 @@ fn static_rules(file: &Path) -> anyhow::Result<StaticRules> {
     let read = || format!("static rules {}", file.display());
     let text = std::fs::read_to_string(file).with_context(read)?;
     StaticRules::parse(&text).with_context(read)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn adapters_of_switches_are_refused() {
+        for (name, expected) in [
+            ("Ethernet 2", Ok("Ethernet 2")),
+            (" Ethernet", Ok("Ethernet")),
+            ("vEthernet (Ethernet)", Err("virtual switch")),
+            ("VETHERNET", Err("virtual switch")),
+            (" ", Err("is missing")),
+        ] {
+            match (adapter(name), expected) {
+                (Ok(found), Ok(expected)) => assert_eq!(found, expected),
+                (Err(found), Err(expected)) => assert!(found.contains(expected), "{found}"),
+                (found, _) => panic!("{name:?}: {found:?}"),
+            }
+        }
+    }
 }

@@ -111,6 +111,20 @@ fn a_different_network_is_recreated_only_if_unused() {
 }
 
 #[test]
+fn a_network_on_another_adapter_is_reported_and_never_recreated() {
+    let hns = Emulator::new(Config::new(Config::SERVER_2022, NODE));
+    let on = |name: &str| OverlaySpec { adapter: Some(name.to_owned()), ..spec() };
+    let overlay = ensure_overlay(&hns, &on("Ethernet")).unwrap();
+    for same in [on("ETHERNET"), spec()] {
+        assert_eq!(ensure_overlay(&hns, &same).unwrap(), overlay);
+    }
+    let error = ensure_overlay(&hns, &on("Ethernet 2")).unwrap_err();
+    assert!(matches!(error, Error::NetworkDiffers { endpoints: 0, .. }), "{error}");
+    assert!(error.to_string().contains("adapter Ethernet where adapter Ethernet 2 is needed"), "{error}");
+    assert_eq!(ensure_overlay(&hns, &spec()).unwrap(), overlay);
+}
+
+#[test]
 fn a_network_of_another_type_or_shape_differs() {
     let hns = Emulator::new(Config::new(Config::SERVER_2022, NODE));
     let bridge = json!({"Name": "Calico", "Type": "L2Bridge", "Ipams": [{"Subnets": [{
