@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use ipnet::Ipv4Net;
 use tortie_agent::control::{Ask, Outcome, ask};
-use tortie_agent::{CniIpam, Config, DefaultPool, Extras, Platform, StaticRules};
+use tortie_agent::{CniIpam, Config, DefaultPool, Extras, LogLevel, Platform, StaticRules};
 use tortie_cni::local;
 use tortie_deploy::ChainedPlugins;
 
@@ -46,6 +46,10 @@ struct SetLogLevel {
 
 #[derive(clap::Args)]
 struct Daemon {
+    /// Run as the Windows service that this process was started for; the log is agent.log in %ProgramData%\tortie
+    #[cfg(windows)]
+    #[arg(long)]
+    service: bool,
     /// The name of this node
     #[arg(long, env = "NODENAME")]
     node: Option<String>,
@@ -108,7 +112,14 @@ impl Agent {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         match self.command {
             Some(AgentCommand::LogLevel(set)) => set.run(),
-            None => self.daemon.run(),
+            #[cfg(windows)]
+            None if self.daemon.service => self.daemon.run_as_service(),
+            None => {
+                self.daemon.check()?;
+                let log_level = crate::changeable_log("info");
+                self.daemon.run(log_level, crate::signals::end())?;
+                Ok(ExitCode::SUCCESS)
+            }
         }
     }
 }
@@ -126,9 +137,14 @@ impl SetLogLevel {
 }
 
 impl Daemon {
-    fn run(self) -> anyhow::Result<ExitCode> {
-        let Some(node) = self.node.clone() else { bail!("--node is missing: see tortie agent --help") };
-        let log_level = crate::changeable_log("info");
+    /// Fails without the options that clap cannot demand, because subcommands do without them.
+    fn check(&self) -> anyhow::Result<String> {
+        self.node.clone().context("--node is missing: see tortie agent --help")
+    }
+
+    /// Runs until somebody wants its end.
+    fn run(self, log_level: LogLevel, end: impl Future<Output = std::io::Result<()>>) -> anyhow::Result<()> {
+        let node = self.check()?;
         crate::runtime()?.block_on(async {
             let platform = self.platform()?;
             let config = Config {
@@ -150,11 +166,11 @@ impl Daemon {
                 log_level: Some(log_level),
             };
             tokio::select! {
-                result = tortie_agent::run_with(config, extras) => result.context("the agent stopped").map(|()| ExitCode::SUCCESS),
-                ended = crate::signals::end() => {
+                result = tortie_agent::run_with(config, extras) => result.context("the agent stopped"),
+                ended = end => {
                     ended?;
                     tracing::info!("stopping; policy stays in force");
-                    Ok(ExitCode::SUCCESS)
+                    Ok(())
                 }
             }
         })
@@ -179,6 +195,30 @@ impl Daemon {
     fn platform(&self) -> anyhow::Result<Platform> {
         let hcn = Arc::new(tortie_hcn::native::NativeHcn::load(HCN_DEADLINE)?);
         Ok(Platform::Windows { hcn, static_rules: self.static_rules()?, adapter: self.adapter.clone() })
+    }
+
+    /// Runs until the service manager wants its end.
+    #[cfg(windows)]
+    fn run_as_service(self) -> anyhow::Result<ExitCode> {
+        let folder = local::state_folder();
+        local::make_folder(&folder).with_context(|| folder.display().to_string())?;
+        let log = folder.join("agent.log");
+        let file = crate::log_file::LogFile::open(&log).with_context(|| log.display().to_string())?;
+        let place = tracing_subscriber::fmt::writer::BoxMakeWriter::new(std::sync::Mutex::new(file));
+        let log_level = crate::changeable_log_to("info", place, false);
+        let stopped = Arc::new(tokio::sync::Notify::new());
+        let stop = stopped.clone();
+        let work = move || {
+            let ended = async move {
+                stopped.notified().await;
+                Ok(())
+            };
+            let result = self.run(log_level, ended);
+            result.inspect_err(|error| tracing::error!("{}", crate::with_causes(error))).is_ok()
+        };
+        tortie_hcn::native::run_service(work, move || stop.notify_one())
+            .context("running as a service, which only the service manager can start")?;
+        Ok(ExitCode::SUCCESS)
     }
 
     fn static_rules(&self) -> anyhow::Result<StaticRules> {

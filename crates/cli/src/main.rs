@@ -25,6 +25,8 @@ mod ipam;
 #[cfg(feature = "lab")]
 mod lab;
 mod lint;
+#[cfg(any(windows, test))]
+mod log_file;
 mod manifests;
 mod matrix;
 mod modify;
@@ -55,6 +57,7 @@ use std::process::ExitCode;
 
 use apply::Expects;
 use clap::{CommandFactory, Parser, Subcommand};
+use tracing_subscriber::fmt::writer::BoxMakeWriter;
 
 /// Networking and network policy for Kubernetes clusters that mix Linux and Windows nodes.
 #[derive(Parser)]
@@ -212,10 +215,15 @@ fn log(default: &str) {
 
 /// As [`log`], with a function that changes the level.
 fn changeable_log(default: &str) -> tortie_agent::LogLevel {
+    let coloured = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    changeable_log_to(default, BoxMakeWriter::new(std::io::stderr), coloured)
+}
+
+/// The same, to another place.
+fn changeable_log_to(default: &str, place: BoxMakeWriter, coloured: bool) -> tortie_agent::LogLevel {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env();
     let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
-    let coloured = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(place);
     let log = log.with_target(false).with_ansi(coloured).with_filter_reloading();
     let handle = log.reload_handle();
     log.init();

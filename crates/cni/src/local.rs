@@ -28,12 +28,10 @@ pub fn deletion_queue() -> PathBuf {
 /// What outlives the agent and the plugin.
 #[must_use]
 pub fn state_folder() -> PathBuf {
-    if cfg!(windows) {
-        let data = std::env::var_os("ProgramData").unwrap_or_else(|| r"C:\ProgramData".into());
-        PathBuf::from(data).join("tortie")
-    } else {
-        "/var/lib/tortie".into()
-    }
+    #[cfg(windows)]
+    return tortie_hcn::native::program_data().join("tortie");
+    #[cfg(not(windows))]
+    "/var/lib/tortie".into()
 }
 
 /// Creates a folder for the state of the agent and the plugin. On Windows, every user may create files in folders below

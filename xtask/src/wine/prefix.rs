@@ -22,8 +22,8 @@ pub(crate) struct Prefix {
 }
 
 impl Prefix {
-    /// A machine with the libraries.
-    pub(crate) fn new(built: &Built) -> Result<Self> {
+    /// A machine with the libraries, and with an environment variable for all of its programs.
+    pub(crate) fn new(built: &Built, (name, value): (&str, &str)) -> Result<Self> {
         let template = template()?;
         let folder = TempDir::with_prefix_in("run-", home()?)?;
         let prefix = folder.path().join("prefix");
@@ -42,6 +42,10 @@ impl Prefix {
         for (library, name) in libraries {
             fs::copy(library, machine.drive().join("windows/system32").join(name)).context(name)?;
         }
+        let environment = r"HKLM\System\CurrentControlSet\Control\Session Manager\Environment";
+        output(machine.command(Path::new("reg")).args(["add", environment, "/v", name, "/d", value, "/f"]))?;
+        // Only the next service manager reads it.
+        wait_for_end(&prefix);
         Ok(machine)
     }
 
@@ -119,13 +123,18 @@ fn template() -> Result<PathBuf> {
         let key = r"HKLM\Software\Microsoft\Windows NT\CurrentVersion";
         output(wine(&prefix, Path::new("reg")).args(["add", key, "/v", value, "/d", BUILD, "/f"]))?;
     }
-    // The registry is written when the last process has ended. Without any, this fails.
-    let _ = Command::new(WINESERVER).arg("-w").env("WINEPREFIX", &prefix).stderr(Stdio::null()).status();
+    wait_for_end(&prefix);
     // Another run may have been faster.
     if !template.exists() {
         fs::rename(&prefix, &template)?;
     }
     Ok(template)
+}
+
+/// Waits until the last process of a machine has ended, which is when the registry is written.
+fn wait_for_end(prefix: &Path) {
+    // Without any process, it fails.
+    let _ = Command::new(WINESERVER).arg("-w").env("WINEPREFIX", prefix).stderr(Stdio::null()).status();
 }
 
 fn wine(prefix: &Path, program: &Path) -> Command {

@@ -3,13 +3,13 @@
 use std::fs::{self, File};
 use std::io::Write;
 use std::net::Ipv4Addr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
-use tortie_hcn::schema::{Endpoint, Namespace};
+use tortie_hcn::schema::{Endpoint, Namespace, NetAdapterName};
 use tortie_hcn::{Guid, HcnExt};
 use tortie_hns_emulator::{Packet, PacketDirection, Survives, Verdict};
 
@@ -24,6 +24,11 @@ const INTERVAL: Duration = Duration::from_millis(20);
 
 /// The agent's log on the node.
 const LOG: &str = "agent.log";
+
+/// The variable that tells the library where HNS is.
+const HNS_ADDRESS: &str = "TORTIE_HNS_ADDRESS";
+/// The adapter that the operator chose.
+const ADAPTER: &str = "Ethernet 2";
 
 /// A client that policy allows, at first, and another one.
 const FIRST: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 5);
@@ -47,11 +52,12 @@ struct Pod {
 
 /// Runs the scenario.
 pub(crate) fn run(built: &Built) -> Result<()> {
-    let machine = Prefix::new(built)?;
+    let hns = Hns::start()?;
+    let machine = Prefix::new(built, (HNS_ADDRESS, &hns.address.to_string()))?;
     let runtime = tokio::runtime::Runtime::new()?;
     let cluster = runtime.block_on(Cluster::new(machine.outside()))?;
     runtime.block_on(cluster.allow("10.9.0.0/24"))?;
-    let node = WindowsNode { runtime, built, machine, cluster, hns: Hns::start()? };
+    let node = WindowsNode { runtime, built, machine, cluster, hns };
     node.whole_life().with_context(|| node.log())
 }
 
@@ -59,7 +65,11 @@ impl WindowsNode<'_> {
     fn whole_life(&self) -> Result<()> {
         let agent = self.start_agent()?;
         step("the overlay network exists", || {
-            until("the network", || Ok(self.hns.emulator.network_by_name("Calico")?.is_some()))
+            let network = self.hns.emulator.network_by_name("Calico")?.context("there is none")?;
+            let adapter =
+                network.policies.iter().find_map(|policy| policy.settings::<NetAdapterName>().ok().flatten());
+            ensure!(adapter.is_some_and(|adapter| adapter.network_adapter_name == ADAPTER), "{network:?}");
+            Ok(())
         })?;
         step("a command reaches the agent by its pipe", || self.log_level())?;
         let (web, other) = (self.add("web")?, self.add("other")?);
@@ -108,23 +118,13 @@ impl WindowsNode<'_> {
         })?;
         until("all handles are closed", || Ok(self.hns.service.open_handles().is_empty()))?;
         drop(agent);
-        Ok(())
+        step("the agent runs as a service", || self.runs_as_a_service())
     }
 
     fn start_agent(&self) -> Result<Killed> {
         let log = File::options().create(true).append(true).open(self.machine.outside().join(LOG))?;
-        let files = &self.cluster.files;
         let mut command = self.machine.command(&self.built.tortie);
-        command.args(["agent", "--node", NODE, "--store", &format!("tls:{}", self.cluster.address)]);
-        for (option, file) in [
-            ("--tls-authority", &files.authority),
-            ("--tls-certificate", &files.certificate),
-            ("--tls-key", &files.key),
-        ] {
-            command.arg(option).arg(windows_path(file));
-        }
-        command.args(["--cni-conf-dir", r"C:\etc\cni\net.d"]);
-        command.env("TORTIE_HNS_ADDRESS", self.hns.address.to_string());
+        command.args(self.arguments());
         command.stdout(Stdio::null()).stderr(log);
         let configuration = self.machine.drive().join("etc/cni/net.d").join(tortie_deploy::CNI_CONFIG_FILE);
         match fs::remove_file(&configuration) {
@@ -139,6 +139,46 @@ impl WindowsNode<'_> {
             Ok(configuration.exists())
         })?;
         Ok(agent)
+    }
+
+    /// The arguments of the agent.
+    fn arguments(&self) -> Vec<String> {
+        let files = &self.cluster.files;
+        let store = format!("tls:{}", self.cluster.address);
+        let [authority, certificate, key] =
+            [&files.authority, &files.certificate, &files.key].map(|file| windows_path(file));
+        let arguments = [
+            ("--node", NODE),
+            ("--store", &store),
+            ("--adapter", ADAPTER),
+            ("--tls-authority", &authority),
+            ("--tls-certificate", &certificate),
+            ("--tls-key", &key),
+            ("--cni-conf-dir", r"C:\etc\cni\net.d"),
+        ];
+        let arguments = arguments.into_iter().flat_map(|(option, value)| [option, value]);
+        std::iter::once("agent").chain(arguments).map(str::to_owned).collect()
+    }
+
+    /// The service manager starts the agent, which answers a command, and stops it.
+    fn runs_as_a_service(&self) -> Result<()> {
+        let run = |program: &str, arguments: &[&str]| -> Result<String> {
+            let output = output(self.machine.command(Path::new(program)).args(arguments))?;
+            Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        };
+        let mut command = vec![windows_path(&self.built.tortie)];
+        command.extend(self.arguments());
+        command.push("--service".to_owned());
+        let command: Vec<String> = command.iter().map(|part| format!("\"{part}\"")).collect();
+        run("sc", &["create", "tortie", "binPath=", &command.join(" ")])?;
+        run("sc", &["start", "tortie"])?;
+        until("the service answers", || Ok(self.log_level().is_ok()))?;
+        run("sc", &["stop", "tortie"])?;
+        until("the service has stopped", || Ok(run("sc", &["query", "tortie"])?.contains("STOPPED")))?;
+        let log = self.machine.drive().join("ProgramData/tortie/agent.log");
+        let log = fs::read_to_string(&log).context("the service's log")?;
+        ensure!(log.contains("stopping; policy stays in force"), "{log}");
+        Ok(())
     }
 
     fn add(&self, name: &'static str) -> Result<Pod> {
@@ -175,9 +215,11 @@ impl WindowsNode<'_> {
     /// The command that uses the pipe for operators.
     fn log_level(&self) -> Result<()> {
         let mut command = self.machine.command(&self.built.tortie);
-        let answer = output(command.args(["agent", "log-level", "debug"]))?.stdout;
+        let answer = output(command.args(["agent", "log-level", "info,tortie_windows=debug"]))?.stdout;
         let answer = String::from_utf8_lossy(&answer);
-        ensure!(answer.trim() == format!("node {NODE}: debug"), "{answer}");
+        let is_answer =
+            answer.starts_with(&format!("node {NODE}: ")) && answer.contains("tortie_windows=debug");
+        ensure!(is_answer, "{answer}");
         Ok(())
     }
 

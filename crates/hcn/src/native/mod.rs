@@ -1,4 +1,5 @@
-//! HNS of this machine, by `computenetwork.dll` and `vmcompute.dll`; and what else of Windows needs `unsafe`: access lists.
+//! HNS of this machine, by `computenetwork.dll` and `vmcompute.dll`; and what else of Windows needs `unsafe`: access lists
+//! and services.
 //!
 //! [`functions`] has the signatures, [`calls`] makes a [`Call`](crate::Call) of them, and [`deadline`] gives each call a
 //! deadline. They are compiled for tests on every system.
@@ -15,10 +16,14 @@ mod library;
 mod notifications;
 #[cfg(windows)]
 mod security;
+#[cfg(windows)]
+mod service;
 #[cfg(test)]
 mod tests;
 
 #[cfg(windows)]
 pub use library::{LibraryError, NativeHcn};
 #[cfg(windows)]
-pub use security::{restrict_folder, restrict_pipe};
+pub use security::{program_data, restrict_folder, restrict_pipe};
+#[cfg(windows)]
+pub use service::run_service;

@@ -1,10 +1,12 @@
-//! Access lists of what only administrators and the system may use.
+//! Folders and access lists of what only administrators and the system may use.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io;
+use std::os::windows::ffi::OsStringExt;
 use std::os::windows::fs::OpenOptionsExt;
 use std::os::windows::io::{AsHandle, AsRawHandle, BorrowedHandle};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use windows_sys::Win32::Foundation::LocalFree;
 use windows_sys::Win32::Security::Authorization::{
@@ -15,6 +17,8 @@ use windows_sys::Win32::Security::{
     ACL, DACL_SECURITY_INFORMATION, GetSecurityDescriptorDacl, PROTECTED_DACL_SECURITY_INFORMATION,
 };
 use windows_sys::Win32::Storage::FileSystem::{FILE_FLAG_BACKUP_SEMANTICS, READ_CONTROL, WRITE_DAC};
+use windows_sys::Win32::System::Com::CoTaskMemFree;
+use windows_sys::Win32::UI::Shell::{FOLDERID_ProgramData, SHGetKnownFolderPath};
 
 /// Nothing is inherited; administrators and the system may do everything, also with what is created inside.
 const ADMINISTRATORS: &str = "D:P(A;OICI;GA;;;BA)(A;OICI;GA;;;SY)";
@@ -35,6 +39,23 @@ pub fn restrict_folder(path: &Path) -> io::Result<()> {
     let mut options = File::options();
     let folder = options.access_mode(READ_CONTROL | WRITE_DAC).custom_flags(FILE_FLAG_BACKUP_SEMANTICS);
     restrict(folder.open(path)?.as_handle(), SE_FILE_OBJECT)
+}
+
+/// The folder for data of programs. Unlike the variable `ProgramData`, whoever starts the process does not choose it.
+pub fn program_data() -> PathBuf {
+    let mut path = std::ptr::null_mut();
+    // SAFETY: the folder's identifier lives longer than the call; no user is named; the result is a place for a pointer.
+    let code = unsafe { SHGetKnownFolderPath(&FOLDERID_ProgramData, 0, std::ptr::null_mut(), &raw mut path) };
+    let mut units = Vec::new();
+    if code >= 0 && !path.is_null() {
+        // SAFETY: the text ends with NUL, and nothing behind it is read.
+        while let unit @ 1.. = unsafe { *path.add(units.len()) } {
+            units.push(unit);
+        }
+    }
+    // SAFETY: the text was allocated for the caller, and is freed once; null is allowed.
+    unsafe { CoTaskMemFree(path.cast()) };
+    if units.is_empty() { r"C:\ProgramData".into() } else { OsString::from_wide(&units).into() }
 }
 
 fn restrict(object: BorrowedHandle<'_>, kind: SE_OBJECT_TYPE) -> io::Result<()> {
