@@ -42,7 +42,9 @@ cargo xtask e2e restart NODE PROGRAM
                             kills containerd, kubelet or kube-proxy of a node, and starts it again
 cargo xtask image [--arch amd64|arm64] [--name NAME] [--output FILE]
                             builds the container image, an OCI archive (target/image/tortie.tar)
-cargo xtask windows         builds and checks tortie.exe and tortie-cni.exe, and the libraries of an emulated HNS for Wine
+cargo xtask windows [--debian]
+                            builds and checks tortie.exe and tortie-cni.exe, and the libraries of an emulated HNS for Wine;
+                            with Debian's compiler, which it also uses if Rust's library for Windows cannot be had
 cargo xtask wine            runs tortie.exe and tortie-cni.exe under Wine, on an emulated HNS
 cargo xtask manifests       writes the generated files in deploy/
 cargo xtask bench [NAME]    measurements beside named peers: addresses, calc, cni, demo, kubernetes, nftables, windows;
@@ -67,7 +69,7 @@ fn main() -> ExitCode {
         ["soak"] => soak(),
         ["ci"] => ci(),
         ["image", rest @ ..] => image::build(rest),
-        ["windows"] => windows::build().map(drop),
+        ["windows", rest @ ..] => windows::run_with(rest),
         ["wine"] => wine::run(),
         ["manifests"] => manifests::write(),
         ["bench", rest @ ..] => bench::run(rest),

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
 use crate::{run, setup, step, workspace};
 
@@ -44,10 +44,14 @@ impl Toolchain {
             Ok(()) => Ok(Self::Installed),
             Err(error) => {
                 println!("==> {error:#}; Debian's compiler builds it");
-                setup::packages(&setup::WINDOWS_LIBRARY_PACKAGES)?;
-                Ok(Self::Debian)
+                Self::of_debian()
             }
         }
+    }
+
+    fn of_debian() -> Result<Self> {
+        setup::packages(&setup::WINDOWS_LIBRARY_PACKAGES)?;
+        Ok(Self::Debian)
     }
 
     /// The folder of what is built. Two compilers do not share one.
@@ -75,10 +79,22 @@ impl Toolchain {
     }
 }
 
+/// `cargo xtask windows`.
+pub(crate) fn run_with(arguments: &[&str]) -> Result<()> {
+    match arguments {
+        [] => build().map(drop),
+        ["--debian"] => build_with(&Toolchain::of_debian()?).map(drop),
+        _ => bail!("cargo xtask windows takes --debian or nothing"),
+    }
+}
+
 /// Builds and checks everything for Windows.
 pub(crate) fn build() -> Result<Built> {
+    build_with(&Toolchain::find()?)
+}
+
+fn build_with(toolchain: &Toolchain) -> Result<Built> {
     setup::packages(&setup::WINDOWS_PACKAGES)?;
-    let toolchain = Toolchain::find()?;
     if let Toolchain::Installed = toolchain {
         // Debian's compiler is another version, with other lints.
         step("lints of the programs for Windows", || {
