@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tortie_dataplane::{Condition, Reason};
 use tortie_hcn::schema::{Acl, AclAction, AclRuleType, Endpoint, Modify, Policy, Query, RequestType};
-use tortie_hcn::{Guid, Hcn, HcnExt, Kind};
+use tortie_hcn::{Class, Guid, Hcn, HcnExt, Kind};
 use tracing::{info, warn};
 
 use crate::Error;
@@ -17,6 +17,9 @@ const SPACE: Guid = Guid::from_bytes(*b"tortie-endpoint\0");
 
 /// How long a list that HNS changed is not sent again, if nothing else has changed.
 const SEND_AGAIN_AFTER: Duration = Duration::from_secs(600);
+
+/// The number of ACLs in a part of a request that HNS refused as a whole. azure-npm sends at most so many (`npm/config`).
+const BATCH: usize = 30;
 
 /// The identifier of the endpoint of a container's sandbox. It is derived from the container's id, so that a later
 /// process finds the endpoint without stored state, even if the call that created it was cut off (docs/hns.md,
@@ -125,9 +128,33 @@ impl RejectedList {
 fn change(hcn: &(impl Hcn + ?Sized), endpoint: &Endpoint, step: &Transition) -> Result<(), Error> {
     info!(endpoint = endpoint.name, add = step.add.len(), remove = step.remove.len(), "changing ACLs");
     for (request, acls) in [(RequestType::Add, &step.add), (RequestType::Remove, &step.remove)] {
-        if !acls.is_empty() {
-            hcn.modify_endpoint(endpoint.id, &Modify::policies(request, documents(acls)))?;
+        if acls.is_empty() {
+            continue;
         }
+        match hcn.modify_endpoint(endpoint.id, &Modify::policies(request.clone(), documents(acls))) {
+            Err(error) if acls.len() > BATCH && error.class() != Class::Unavailable => {
+                warn!(endpoint = endpoint.name, %error, acls = acls.len(), "HNS refused a long request; sending parts");
+                change_in_parts(hcn, endpoint, &request, acls)?;
+            }
+            result => result?,
+        }
+    }
+    Ok(())
+}
+
+/// Sends a request in parts, in an order in which nothing passes in between that does not pass with all of the old and the
+/// new ACLs, or with the new ones alone: what blocks comes first, and goes last.
+fn change_in_parts(
+    hcn: &(impl Hcn + ?Sized),
+    endpoint: &Endpoint,
+    request: &RequestType,
+    acls: &[Acl],
+) -> Result<(), Error> {
+    let (allow, block): (Vec<&Acl>, Vec<&Acl>) = acls.iter().partition(|acl| acl.action == AclAction::Allow);
+    let in_order = if *request == RequestType::Add { [block, allow] } else { [allow, block] };
+    for part in in_order.iter().flat_map(|acls| acls.chunks(BATCH)) {
+        let policies = part.iter().map(|acl| Policy::of(*acl)).collect();
+        hcn.modify_endpoint(endpoint.id, &Modify::policies(request.clone(), policies))?;
     }
     Ok(())
 }
