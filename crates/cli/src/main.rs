@@ -11,6 +11,7 @@ mod certs;
 mod checks;
 mod completed;
 mod concerned;
+#[cfg(unix)]
 mod controllers;
 mod cost;
 mod datastore;
@@ -31,9 +32,12 @@ mod junit;
 #[cfg(feature = "lab")]
 mod lab;
 mod lint;
+#[cfg(any(windows, test))]
+mod log_file;
 mod manifests;
 mod matrix;
 mod modify;
+#[cfg(unix)]
 mod node;
 mod output;
 mod planned;
@@ -43,6 +47,7 @@ mod preview;
 mod serve;
 mod service;
 mod show;
+mod signals;
 mod snapshot;
 mod status;
 mod store;
@@ -61,6 +66,7 @@ use std::process::ExitCode;
 
 use apply::Expects;
 use clap::{CommandFactory, Parser, Subcommand};
+use tracing_subscriber::fmt::writer::BoxMakeWriter;
 
 /// Networking and network policy for Kubernetes clusters that mix Linux and Windows nodes.
 #[derive(Parser)]
@@ -136,9 +142,11 @@ enum Command {
     /// Run the node daemon
     Agent(Box<agent::Agent>),
     /// Prepare this node, or clean it up; the pods of an installation run this
+    #[cfg(unix)]
     #[command(subcommand)]
     Node(node::NodeCommand),
     /// Run what a cluster needs once: copies in etcd, vanished nodes, automatic host endpoints
+    #[cfg(unix)]
     Controllers(Box<controllers::Controllers>),
 }
 
@@ -151,7 +159,7 @@ fn main() -> ExitCode {
         .and_then(OsStr::to_str)
         .unwrap_or("tortie");
     match called {
-        "tortie-cni" => return tortie_cni::plugin::main(),
+        "tortie-cni" | "tortie-cni.exe" => return tortie_cni::plugin::main(),
         #[cfg(feature = "lab")]
         "tortie-hns" => return finish(lab::hns_process()),
         #[cfg(feature = "lab")]
@@ -192,7 +200,9 @@ fn main() -> ExitCode {
         Command::Store(command) => command.run(),
         Command::Certs(command) => command.run(),
         Command::Agent(agent) => agent.run(),
+        #[cfg(unix)]
         Command::Node(command) => command.run(),
+        #[cfg(unix)]
         Command::Controllers(controllers) => controllers.run(),
     };
     finish(result)
@@ -247,10 +257,15 @@ fn log(default: &str) {
 
 /// As [`log`], with a function that changes the level.
 fn changeable_log(default: &str) -> tortie_agent::LogLevel {
+    let coloured = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    changeable_log_to(default, BoxMakeWriter::new(std::io::stderr), coloured)
+}
+
+/// The same, to another place.
+fn changeable_log_to(default: &str, place: BoxMakeWriter, coloured: bool) -> tortie_agent::LogLevel {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env();
     let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
-    let coloured = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(place);
     let log = log.with_target(false).with_ansi(coloured).with_filter_reloading();
     let handle = log.reload_handle();
     log.init();

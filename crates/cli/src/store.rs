@@ -1,6 +1,6 @@
 //! The datastore of a command.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
@@ -51,6 +51,7 @@ impl StoreArguments {
     }
 
     /// Whether it is etcd.
+    #[cfg(unix)]
     pub(crate) fn is_etcd(&self) -> bool {
         self.store.as_ref().is_some_and(|address| address.starts_with("etcd:"))
             || matches!(self.calicoctl(), Ok(Some(CalicoStore::Etcd(_))))
@@ -104,8 +105,9 @@ impl StoreArguments {
             return default_store();
         };
         self.refuse_unused(address)?;
+        #[cfg(unix)]
         if let Some(path) = address.strip_prefix("unix:") {
-            return Ok(Arc::new(Remote::unix(Path::new(path))));
+            return Ok(Arc::new(Remote::unix(std::path::Path::new(path))));
         }
         if let Some(urls) = address.strip_prefix("etcd:") {
             return Ok(Arc::new(Etcd::new(self.etcd(urls)?)?));
