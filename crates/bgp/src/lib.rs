@@ -1,0 +1,7 @@
+//! A BGP speaker of Tortie's own.
+//!
+//! - [`codec`]: messages as bytes and as values.
+//!
+//! `docs/bgp.md` lists the standards, with the tests that show them.
+
+pub mod codec;
