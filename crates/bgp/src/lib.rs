@@ -5,3 +5,7 @@
 //! `docs/bgp.md` lists the standards, with the tests that show them.
 
 pub mod codec;
+pub mod filter;
+pub mod fsm;
+pub mod rib;
+pub mod router;
