@@ -9,3 +9,4 @@ pub mod filter;
 pub mod fsm;
 pub mod rib;
 pub mod router;
+pub mod speaker;
