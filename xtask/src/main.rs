@@ -93,6 +93,7 @@ enum Missing {
 fn test(arguments: &[&str], missing: Missing) -> Result<()> {
     setup::require_root("the tests")?;
     setup::packages(&setup::TEST_PACKAGES)?;
+    setup::packages(&setup::BGP_PACKAGES)?;
     // Whoever runs some tests only may not need the servers, whose build takes long.
     if arguments.is_empty()
         && let Err(error) = setup::servers()

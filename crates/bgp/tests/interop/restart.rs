@@ -1,0 +1,1 @@
+//! Graceful restart, of Tortie and of the peer.

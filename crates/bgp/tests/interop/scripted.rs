@@ -1,0 +1,1 @@
+//! A peer by hand.
