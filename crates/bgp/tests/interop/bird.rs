@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use testkit::random as _;
 use tortie_bgp::codec::{AnyCommunity, Attributes, Community, LargeCommunity};
 use tortie_bgp::fsm::State;
 use tortie_bgp::rib::PeerRules;

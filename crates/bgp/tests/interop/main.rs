@@ -4,5 +4,6 @@
 
 mod bird;
 mod lab;
+mod others;
 mod restart;
 mod scripted;
