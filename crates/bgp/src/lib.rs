@@ -4,6 +4,7 @@
 //!
 //! `docs/bgp.md` lists the standards, with the tests that show them.
 
+pub mod calico;
 pub mod codec;
 pub mod filter;
 pub mod fsm;

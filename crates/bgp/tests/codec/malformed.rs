@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use ipnet::IpNet;
 use tortie_bgp::codec::notification::{code, header, open, update};
 use tortie_bgp::codec::{
-    AsPath, Context, Families, Family, Message, Notification, Treatment, Update, encode_open, length,
+    Context, Families, Family, Message, Notification, Treatment, Update, encode_open, length,
 };
 
 use crate::strategies::context;
@@ -293,6 +293,15 @@ fn numbers_of_four_bytes_come_back_from_peers_that_know_two() {
     let cases: Vec<OldCase> = vec![
         (vec![old_path(&[1, 23456]), new_path(&[70000])], &[1, 70000], None),
         (vec![old_path(&[1, 2, 3]), new_path(&[70000, 3])], &[1, 70000, 3], None),
+        // The old path is made of several sequences.
+        (
+            vec![
+                attribute(0x40, 2, &[2, 1, 0, 1, 2, 1, 0, 2, 2, 2, 0, 3, 0x5b, 0xa0]),
+                new_path(&[3, 70000]),
+            ],
+            &[1, 2, 3, 70000],
+            None,
+        ),
         // Longer than the path: it is ignored.
         (vec![old_path(&[23456]), new_path(&[70000, 3])], &[23456], None),
         (
@@ -307,7 +316,7 @@ fn numbers_of_four_bytes_come_back_from_peers_that_know_two() {
         let message = update(&[vec![origin(), next_hop()], attributes].concat(), true);
         let Ok(Message::Update(read)) = Message::decode(&message, &two) else { panic!() };
         let attributes = &read.announced[0].attributes;
-        assert_eq!(attributes.as_path, AsPath::sequence(path.iter().copied()));
+        assert_eq!(attributes.as_path.numbers().collect::<Vec<_>>(), path);
         assert_eq!(attributes.aggregator.map(|aggregator| aggregator.as_number), aggregator);
     }
 }

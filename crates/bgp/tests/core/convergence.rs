@@ -134,7 +134,7 @@ fn compare(network: &Network) -> Result<usize, TestCaseError> {
         let told: BTreeMap<_, _> =
             network.forwarding[node].iter().map(|(prefix, (_, path))| (*prefix, path.clone())).collect();
         prop_assert_eq!(told, wanted.into_iter().map(|(prefix, (_, path))| (prefix, path)).collect());
-        for (prefix, _) in &best {
+        for prefix in best.keys() {
             for alternative in network.routers[node].rib().explain(prefix).unwrap().1 {
                 prop_assert!(!alternative.stale, "{} at {} is stale", prefix, node);
             }

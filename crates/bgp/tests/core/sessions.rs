@@ -262,6 +262,7 @@ fn a_peer_that_is_back_confirms_its_routes() {
         test.input(Input::Accepted(NEXT));
         test.open(NEXT, &open(1, promise));
         assert_eq!(test.keepalive(NEXT), ["forget 2", "up 3"]);
+        assert!(test.0.stale().is_empty());
     }
 }
 
