@@ -77,7 +77,7 @@ pub struct Derived {
 
 /// A node, as BGP sees it.
 #[derive(Debug)]
-struct Member<'a> {
+struct BgpNode<'a> {
     name: &'a str,
     labels: &'a BTreeMap<String, String>,
     ipv4: Option<Ipv4Addr>,
@@ -87,7 +87,7 @@ struct Member<'a> {
     port: u16,
 }
 
-impl Member<'_> {
+impl BgpNode<'_> {
     fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.ipv4.map(IpAddr::V4).into_iter().chain(self.ipv6.map(IpAddr::V6))
     }
@@ -130,7 +130,7 @@ pub fn derive(node: &str, resources: &Resources<'_>) -> Derived {
     let settings = Settings::new(resources.configurations);
     let mut problems = Vec::new();
     let default_as = settings.all.as_number.as_ref().and_then(as_number).unwrap_or(DEFAULT_AS);
-    let members: Vec<Member<'_>> =
+    let members: Vec<BgpNode<'_>> =
         resources.nodes.iter().map(|node| member(node, default_as, &settings, &mut problems)).collect();
     let own = advertised(resources, &settings.all, &mut problems);
     let Some(me) = members.iter().find(|member| member.name == node) else {
@@ -160,7 +160,7 @@ fn member<'a>(
     default_as: u32,
     settings: &Settings<'_>,
     problems: &mut Vec<Problem>,
-) -> Member<'a> {
+) -> BgpNode<'a> {
     let metadata = &node.metadata;
     let annotation =
         |name: &str| metadata.annotations.get(name).map(String::as_str).filter(|text| !text.is_empty());
@@ -169,7 +169,7 @@ fn member<'a>(
         let message = format!("its annotation {AS_NUMBER} is no AS number, and counts as absent");
         problems.push(Problem { about: format!("Node {}", metadata.name), message });
     }
-    Member {
+    BgpNode {
         name: &metadata.name,
         labels: &metadata.labels,
         ipv4: node.address(),
@@ -181,7 +181,7 @@ fn member<'a>(
 }
 
 /// The router id: the IPv4 address, or, as in Calico without one, a hash of the name.
-fn identifier(me: &Member<'_>) -> Option<Ipv4Addr> {
+fn identifier(me: &BgpNode<'_>) -> Option<Ipv4Addr> {
     me.ipv4.or_else(|| {
         me.ipv6?;
         // FNV-1a. The highest bit is clear, so that it is no multicast address, and it is never zero.

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use tortie_api::calico::{BgpConfigurationSpec, BgpPeer, BgpPeerSpec};
 
-use super::{Member, Peers, Problem, Resources, as_number, duration, password, policy};
+use super::{BgpNode, Peers, Problem, Resources, as_number, duration, password, policy};
 use crate::codec::{Families, Family};
 use crate::fsm::SessionSettings;
 use crate::rib::{NextHopMode, OwnAddresses, PeerRules};
@@ -12,8 +12,8 @@ use crate::speaker::{PeerConfig, Transport};
 
 /// The peers of a node while they are collected. The first session with an address and port stays.
 pub(super) struct Derivation<'a> {
-    me: &'a Member<'a>,
-    members: &'a [Member<'a>],
+    me: &'a BgpNode<'a>,
+    members: &'a [BgpNode<'a>],
     identifier: Ipv4Addr,
     resources: &'a Resources<'a>,
     all: &'a BgpConfigurationSpec,
@@ -27,13 +27,13 @@ struct Remote<'a> {
     address: SocketAddr,
     as_number: u32,
     /// The node, if it is one.
-    member: Option<&'a Member<'a>>,
+    member: Option<&'a BgpNode<'a>>,
 }
 
 impl<'a> Derivation<'a> {
     pub(super) fn new(
-        me: &'a Member<'a>,
-        members: &'a [Member<'a>],
+        me: &'a BgpNode<'a>,
+        members: &'a [BgpNode<'a>],
         identifier: Ipv4Addr,
         resources: &'a Resources<'a>,
         all: &'a BgpConfigurationSpec,
@@ -244,7 +244,7 @@ impl<'a> Derivation<'a> {
 }
 
 /// The ends of sessions with a node.
-fn ends<'a>(other: &'a Member<'a>) -> impl Iterator<Item = Remote<'a>> {
+fn ends<'a>(other: &'a BgpNode<'a>) -> impl Iterator<Item = Remote<'a>> {
     other.addresses().map(|address| Remote {
         address: SocketAddr::new(address, other.port),
         as_number: other.as_number,
@@ -253,7 +253,7 @@ fn ends<'a>(other: &'a Member<'a>) -> impl Iterator<Item = Remote<'a>> {
 }
 
 /// Whether the peer is one of this node.
-fn selects(spec: &BgpPeerSpec, node: &Member<'_>) -> bool {
+fn selects(spec: &BgpPeerSpec, node: &BgpNode<'_>) -> bool {
     match &spec.node_selector {
         Some(selector) => selector.matches(node.labels),
         None => spec.node.is_empty() || spec.node == node.name,

@@ -3,7 +3,7 @@
 use ipnet::IpNet;
 use tortie_api::calico::{BgpConfigurationSpec, BgpFilter, BgpFilterRule};
 
-use super::{Member, Resources, service_networks};
+use super::{BgpNode, Resources, service_networks};
 use crate::codec::{AnyCommunity, Family};
 use crate::filter::{Action, Conditions, MatchOperator, Operation, Policy, PrefixMatch, Rule};
 use crate::rib::PeerRules;
@@ -18,7 +18,7 @@ fn rule(cidr: IpNet, operator: MatchOperator, action: Action) -> Rule {
 
 /// What a peer is told of routes about which its filters do not decide.
 pub(super) fn export(
-    me: &Member<'_>,
+    me: &BgpNode<'_>,
     all: &BgpConfigurationSpec,
     resources: &Resources<'_>,
     internal: bool,

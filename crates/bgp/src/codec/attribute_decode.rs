@@ -16,7 +16,7 @@ use super::wire::Reader;
 
 /// What the attributes of a message say.
 #[derive(Debug, Default)]
-pub(super) struct Received {
+pub(super) struct ReceivedAttributes {
     /// The attributes without a next hop, those that are missing as `None`.
     origin: Option<Origin>,
     as_path: Option<AsPath>,
@@ -49,7 +49,7 @@ fn reset(subcode: u8, attribute: &[u8]) -> Notification {
     Notification::with(code::UPDATE, subcode, attribute)
 }
 
-impl Received {
+impl ReceivedAttributes {
     /// Reads all attributes.
     pub(super) fn decode(bytes: &[u8], context: &Context) -> Result<Self, Notification> {
         let mut received = Self::default();

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use super::Context;
-use super::attribute_decode::Received;
+use super::attribute_decode::ReceivedAttributes;
 use super::attributes::{self, Attributes, NextHop, attribute, flag, kind};
 use super::family::Family;
 use super::malformed::{Malformed, Treatment};
@@ -50,7 +50,7 @@ impl Update {
         let invalid = || Notification::new(code::UPDATE, update::INVALID_NETWORK);
         let withdrawn = prefix::decode(Family::Ipv4, Reader::new(withdrawn)).ok_or_else(invalid)?;
         let prefixes = prefix::decode(Family::Ipv4, reader).ok_or_else(invalid)?;
-        let received = Received::decode(list, context)?;
+        let received = ReceivedAttributes::decode(list, context)?;
         if bytes.len() == 4 {
             return Ok(Self { end_of_rib: Some(Family::Ipv4), ..Self::default() });
         }
@@ -60,7 +60,7 @@ impl Update {
     fn assembled(
         withdrawn: Vec<IpNet>,
         prefixes: Vec<IpNet>,
-        mut received: Received,
+        mut received: ReceivedAttributes,
         context: &Context,
     ) -> Result<Self, Notification> {
         let mut update = Self { withdrawn, ..Self::default() };
@@ -118,7 +118,7 @@ impl Update {
     }
 }
 
-impl Received {
+impl ReceivedAttributes {
     /// The type of the mandatory attribute that is missing.
     fn missing(&self, has_next_hop: bool) -> u8 {
         let is_there = |kind: u8| self.kinds.contains(&kind);

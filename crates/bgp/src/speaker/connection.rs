@@ -38,13 +38,13 @@ const READ: usize = 64 << 10;
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
 /// The owner's end of a connection. Dropping it closes the connection after everything that was sent.
-pub(super) struct Connection {
+pub(super) struct OpenConnection {
     out: mpsc::UnboundedSender<Vec<u8>>,
     waiting: Arc<AtomicUsize>,
     reader: JoinHandle<()>,
 }
 
-impl Connection {
+impl OpenConnection {
     /// Starts the tasks.
     pub(super) fn start(
         stream: TcpStream,
@@ -83,7 +83,7 @@ impl Connection {
     }
 }
 
-impl Drop for Connection {
+impl Drop for OpenConnection {
     fn drop(&mut self) {
         self.reader.abort();
     }

@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::config::{Config, PeerConfig};
-use super::connection::{Connection, Report, Tagged};
+use super::connection::{OpenConnection, Report, Tagged};
 use super::error::Error;
 use super::socket;
 use super::status::{PeerStatus, RouteEvent, SpeakerStatus};
@@ -50,7 +50,7 @@ pub(super) struct Owner {
     ids: BTreeMap<SocketAddr, PeerId>,
     next_id: u32,
     next_connection: u64,
-    connections: HashMap<ConnectionId, (PeerId, Connection)>,
+    connections: HashMap<ConnectionId, (PeerId, OpenConnection)>,
     listeners: BTreeMap<SocketAddr, (Arc<TcpListener>, JoinHandle<()>)>,
     commands: mpsc::Receiver<Command>,
     opened: (mpsc::Sender<Opened>, mpsc::Receiver<Opened>),
@@ -254,7 +254,7 @@ impl Owner {
     fn start(&mut self, id: PeerId, stream: TcpStream) -> ConnectionId {
         self.next_connection += 1;
         let number = ConnectionId(self.next_connection);
-        let connection = Connection::start(stream, id, number, self.reports.0.clone());
+        let connection = OpenConnection::start(stream, id, number, self.reports.0.clone());
         self.connections.insert(number, (id, connection));
         number
     }

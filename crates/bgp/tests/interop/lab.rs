@@ -112,6 +112,12 @@ impl Lab {
 pub(crate) struct Daemon(Child);
 
 impl Daemon {
+    /// Its process.
+    #[allow(dead_code, reason = "the benchmark asks for its memory")]
+    pub(crate) fn id(&self) -> u32 {
+        self.0.id()
+    }
+
     /// Ends it by SIGKILL.
     pub(crate) fn kill(self) {
         drop(self);
