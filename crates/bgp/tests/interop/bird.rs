@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use tortie_bgp::codec::{AnyCommunity, Attributes, Community, LargeCommunity};
+use tortie_bgp::codec::{AnyCommunity, Attributes, Community, Families, Family, LargeCommunity};
+use tortie_bgp::filter::{Action, Conditions, MatchOperator, PrefixMatch, Rule};
 use tortie_bgp::fsm::State;
 use tortie_bgp::rib::PeerRules;
-use tortie_bgp::speaker::Password;
+use tortie_bgp::speaker::{Password, Transport};
 use tortie_servers::programs::{Program, can_run};
 
 use crate::lab::{AS, Daemon, Lab, Tortie, at, config, here, ipv4, ipv6, peer, until};
@@ -164,11 +165,7 @@ fn sessions_need_the_same_password() {
             config(1, [(2, peer)])
         };
         let tortie = Tortie::start(&lab, 1, with(Some("wrong")), false);
-        let never = std::time::Instant::now();
-        while never.elapsed() < std::time::Duration::from_secs(3) {
-            assert!(!tortie.is_established());
-            std::thread::sleep(std::time::Duration::from_millis(50));
-        }
+        never("a session with another password", || tortie.is_established());
         tortie.apply(with(Some("secret")));
         until("the session is established", || tortie.is_established());
         // Another password ends the session, none does not begin one.
@@ -192,11 +189,7 @@ fn packets_from_further_away_do_not_reach_a_protected_session() {
     // Without the option, BIRD sends with a time to live of 1 (direct) or 64 (multihop).
     let bird = Bird::start(&lab, 2, &session(2, 1, 64513, AS, "multihop 5;"));
     let tortie = Tortie::start(&lab, 1, protected, false);
-    let never = std::time::Instant::now();
-    while never.elapsed() < std::time::Duration::from_secs(3) {
-        assert!(!tortie.is_established());
-        std::thread::sleep(std::time::Duration::from_millis(50));
-    }
+    never("a session from far away", || tortie.is_established());
     bird.write(2, &session(2, 1, 64513, AS, "direct; ttl security yes;"));
     bird.ask("configure");
     until("the session is established", || tortie.is_established());
@@ -294,4 +287,106 @@ fn routes_pass_a_reflector_whoever_it_is() {
 fn texts_of_communities_are_those_of_bird() {
     let community: AnyCommunity = "64512:7".parse().unwrap();
     assert_eq!(community, AnyCommunity::Standard(Community(64512 << 16 | 7)));
+}
+
+/// Sessions over IPv6 have options of their own for signatures, the time to live and link-local next hops.
+#[test]
+fn sessions_over_ipv6_carry_routes_and_are_protected() {
+    if !can_run(&[Program::Bird, Program::Birdc]) {
+        return;
+    }
+    let lab = Lab::new(2);
+    let (own, other) = (ipv6(2), ipv6(1));
+    let protocol = |options: &str| {
+        format!(
+            "{ROUTES}protocol bgp n1 {{ local {own} as 64513; neighbor {other} as {AS};
+            connect delay time 1; connect retry time 1; error wait time 1,2; hold time 9; {options}
+            ipv6 {{ import all; export where source = RTS_STATIC; }}; }}\n"
+        )
+    };
+    let bird = Bird::start(&lab, 2, &protocol("direct; ttl security yes; password \"secret\";"));
+    let address = std::net::SocketAddr::new(ipv6(2), 179);
+    let with = |password: &str, ttl_security| {
+        let mut peer = peer(1, 2, 64513);
+        peer.session.families = Families::from_iter([Family::Ipv6]);
+        peer.rules.address = ipv6(2);
+        let password = Some(Password(password.to_owned()));
+        peer.transport = Transport { source: Some(ipv6(1)), password, ttl_security };
+        let mut config = config(1, []);
+        config.listen = vec![std::net::SocketAddr::new(ipv6(1), 179)];
+        config.peers.insert(address, peer);
+        config
+    };
+    let mut tortie = Tortie::start(&lab, 1, with("secret", Some(1)), false);
+    tortie.advertise(&[("fd01::/32", here()), ("10.1.0.0/16", here())]);
+    until("BIRD has the route", || bird.route("fd01::/32").is_some());
+    until("Tortie has the route", || tortie.route("fd20::/32").is_some());
+    let shown = bird.route("fd01::/32").unwrap();
+    assert!(shown.contains("BGP.next_hop: fd09::1") && shown.contains("BGP.as_path: 64512\n"), "{shown}");
+    // BIRD adds its link-local address.
+    let hop = tortie.route("fd20::/32").unwrap().attributes.next_hop;
+    assert_eq!(hop.address, ipv6(2));
+    assert!(bird.route("10.1.0.0/16").is_none());
+    tortie.events();
+    // Another password, and packets that come from too far away.
+    tortie.apply(with("wrong", Some(1)));
+    never("a session without the right password", || tortie.is_established());
+    bird.write(2, &protocol("multihop 5; password \"secret\";"));
+    bird.ask("configure");
+    tortie.apply(with("secret", Some(1)));
+    never("a session from far away", || tortie.is_established());
+    tortie.apply(with("secret", None));
+    until("a session from far away that is allowed", || tortie.is_established());
+}
+
+#[test]
+fn a_new_configuration_leaves_other_sessions_alone() {
+    if !can_run(&[Program::Bird, Program::Birdc]) {
+        return;
+    }
+    let lab = Lab::new(3);
+    let second = Bird::start(&lab, 2, &format!("{ROUTES}{}", session(2, 1, AS, AS, "")));
+    let third = Bird::start(&lab, 3, &session(3, 1, AS, AS, ""));
+    let tortie = Tortie::start(&lab, 1, config(1, [(2, peer(1, 2, AS))]), false);
+    tortie.advertise(&[("10.1.0.0/16", here()), ("10.2.0.0/16", here())]);
+    until("node 2 has the routes", || second.route("10.1.0.0/16").is_some());
+    // Another peer, and a filter for the first one.
+    let mut filtered = peer(1, 2, AS);
+    let cidr = "10.1.0.0/16".parse().unwrap();
+    let prefix = Some(PrefixMatch { cidr, operator: MatchOperator::Equal, lengths: None });
+    let conditions = Conditions { prefix, ..Conditions::default() };
+    filtered.rules.export.rules = vec![Rule { conditions, action: Action::Reject, operations: vec![] }];
+    let both = config(1, [(2, filtered), (3, peer(1, 3, AS))]);
+    tortie.apply(both.clone());
+    until("node 3 has the routes", || third.route("10.1.0.0/16").is_some());
+    until("node 2 loses the filtered route", || second.route("10.1.0.0/16").is_none());
+    assert!(second.route("10.2.0.0/16").is_some());
+    // Other settings of a session begin it again; a peer that goes loses the routes.
+    let mut slower = both.clone();
+    slower.peers.get_mut(&at(3)).unwrap().session.hold_time = 30;
+    tortie.apply(slower.clone());
+    until("the session of node 3 begins again", || {
+        tortie.status().peers[1].negotiated.as_ref().is_some_and(|negotiated| negotiated.hold_time == 9)
+            && tortie.is_established()
+    });
+    let established: Vec<u64> = tortie.status().peers.iter().map(|peer| peer.established).collect();
+    assert_eq!(established[0], 1, "node 2 noticed nothing");
+    slower.peers.remove(&at(3));
+    tortie.apply(slower);
+    until("node 3 loses the routes", || third.route("10.1.0.0/16").is_none());
+    assert_eq!(tortie.status().peers[0].established, 1);
+    // Nobody listens where nothing is configured.
+    let mut silent = both;
+    silent.listen.clear();
+    tortie.apply(silent);
+    assert_eq!(tortie.status().peers.len(), 2);
+}
+
+/// Checks for some time that something does not happen.
+fn never(what: &str, mut happens: impl FnMut() -> bool) {
+    let begin = std::time::Instant::now();
+    while begin.elapsed() < std::time::Duration::from_secs(3) {
+        assert!(!happens(), "{what}");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
 }
