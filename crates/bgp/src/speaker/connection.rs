@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use crate::codec::{Notification, length};
@@ -42,6 +42,8 @@ pub(super) struct OpenConnection {
     out: mpsc::UnboundedSender<Vec<u8>>,
     waiting: Arc<AtomicUsize>,
     reader: JoinHandle<()>,
+    /// The writer notices that it is dropped, also while it waits for a peer that does not read.
+    _closing: oneshot::Sender<()>,
 }
 
 impl OpenConnection {
@@ -57,18 +59,26 @@ impl OpenConnection {
         let waiting = Arc::new(AtomicUsize::new(0));
         let drained = reports.clone();
         let counter = Arc::clone(&waiting);
+        let (_closing, closed) = oneshot::channel::<()>();
         tokio::spawn(async move {
-            write_all(write, messages, &counter, || {
+            let writing = write_all(write, messages, &counter, || {
                 // If the queue of reports is full, the owner will look at all connections anyway.
                 let _ = drained.try_send((peer, id, Report::Drained));
-            })
-            .await;
+            });
+            let too_long = async {
+                let _ = closed.await;
+                tokio::time::sleep(LAST_WORDS).await;
+            };
+            tokio::select! {
+                () = writing => {}
+                () = too_long => {}
+            }
         });
         let reader = tokio::spawn(read_all(read, move |report| {
             let reports = reports.clone();
             async move { reports.send((peer, id, report)).await.is_ok() }
         }));
-        Self { out, waiting, reader }
+        Self { out, waiting, reader, _closing }
     }
 
     /// Queues bytes. If the connection has ended, they are lost, and the end is reported.
@@ -104,11 +114,7 @@ async fn write_all(
         {
             batch.extend(message);
         }
-        let written = if messages.is_closed() {
-            tokio::time::timeout(LAST_WORDS, write.write_all(&batch)).await.unwrap_or(Ok(()))
-        } else {
-            write.write_all(&batch).await
-        };
+        let written = write.write_all(&batch).await;
         // A broken connection also ends the reader, which reports it.
         if written.is_err() {
             return;

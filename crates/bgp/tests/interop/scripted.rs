@@ -234,3 +234,29 @@ fn a_peer_that_reads_slowly_gets_all_routes_and_costs_little_memory() {
     }
     assert_eq!(seen, routes.len());
 }
+
+#[test]
+fn a_peer_that_reads_nothing_leaves_no_connection_behind() {
+    let lab = Lab::new(2);
+    let tortie = Tortie::start(&lab, 1, waiting(|peer| peer.session.hold_time = 3), false);
+    let routes: Vec<String> = (0..60_000_u32)
+        .map(|number| format!("10.{}.{}.{}/32", number >> 16, number >> 8 & 255, number & 255))
+        .collect();
+    let attributes = |number: usize| Attributes { med: Some(number as u32), ..crate::lab::here() };
+    let routes: Vec<(&str, Attributes)> =
+        routes.iter().enumerate().map(|(number, prefix)| (prefix.as_str(), attributes(number))).collect();
+    let mut script = Script::connect(&lab, 2);
+    script.establish(&hello(AS, 90));
+    until("the session is established", || tortie.is_established());
+    // States of sockets as in `net/tcp_states.h`: 01 is an established connection.
+    let connections = || {
+        let read = || std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
+        let table = lab.namespace(1).run(read).unwrap();
+        table.lines().filter(|line| line.contains(":00B3 ") && line.contains(" 01 ")).count()
+    };
+    assert_eq!(connections(), 1);
+    tortie.advertise(&routes);
+    until("the hold timer ends the session", || !tortie.is_established());
+    until("the connection is closed", || connections() == 0);
+    drop(script);
+}
