@@ -5,14 +5,16 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use netgauze_bgp_pkt::BgpMessage;
 use netgauze_bgp_pkt::path_attribute::{self as peer, MpReach, MpUnreach, PathAttributeValue};
+use netgauze_bgp_pkt::update::BgpUpdateMessage;
 use netgauze_bgp_pkt::wire::deserializer::BgpParsingContext;
 use netgauze_parse_utils::reader::SliceReader;
 use netgauze_parse_utils::traits::ParseFromWithOneInput as _;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use testkit::random::Random;
-use tortie_bgp::codec::{self, Attributes, Family, Origin, SegmentKind};
+use tortie_bgp::codec::{self, Attributes, Family, Message, Origin, SegmentKind};
 
+use crate::random_bytes;
 use crate::strategies::{attributes, context, family, open};
 
 /// A prefix that the other decoder takes: it rejects multicast as part of a message.
@@ -52,6 +54,11 @@ struct Seen {
 
 fn by_peer(message: &[u8], four_octet: bool) -> Seen {
     let BgpMessage::Update(update) = read(message, four_octet) else { panic!("no UPDATE") };
+    seen(&update).unwrap_or_else(|| panic!("{update:?}"))
+}
+
+/// What the other decoder saw; `None` if there are attributes that Tortie does not know.
+fn seen(update: &BgpUpdateMessage) -> Option<Seen> {
     let mut seen = Seen::default();
     seen.withdrawn.extend(update.withdraw_routes().iter().map(|route| IpNet::V4(route.network().address())));
     seen.announced.extend(update.nlri().iter().map(|route| IpNet::V4(route.network().address())));
@@ -100,10 +107,14 @@ fn by_peer(message: &[u8], four_octet: bool) -> Seen {
                 seen.withdrawn.extend(nlri.iter().map(|route| IpNet::V6(route.network().address())));
             }
             PathAttributeValue::UnknownAttribute(_) => {}
-            other => panic!("{other:?}"),
+            _ => return None,
         }
     }
-    seen
+    // It keeps the bits after the length, which have no meaning.
+    for prefix in seen.withdrawn.iter_mut().chain(&mut seen.announced) {
+        *prefix = prefix.trunc();
+    }
+    Some(seen)
 }
 
 fn as_meant(attributes: &Attributes, prefixes: &[IpNet]) -> Seen {
@@ -217,4 +228,48 @@ fn another_decoder_reads_opens_as_they_are_meant() {
         Ok(())
     };
     Random::cases(50).shrinking(500).run(&open(), test).unwrap();
+}
+
+/// What both decoders accept without complaint, both understand in the same way.
+#[test]
+fn another_decoder_understands_damaged_messages_in_the_same_way() {
+    let seeds = random_bytes::seeds();
+    let mut numbers = random_bytes::Numbers(0x1234_5678_9abc_def1);
+    let (mut runs, mut compared) = (0, 0);
+    let count = Random::cases(100_000).count();
+    while runs < count || compared < 2000 {
+        runs += 1;
+        assert!(runs < count + 10_000_000, "only {compared} were compared");
+        let bytes = random_bytes::damaged(&seeds[numbers.below(seeds.len())], &mut numbers);
+        let Ok(Message::Update(ours)) = Message::decode(&bytes, &context(true)) else { continue };
+        let mut other = BgpParsingContext::asn2_default();
+        other.set_asn4(true);
+        let theirs = BgpMessage::parse(&mut SliceReader::new(&bytes), &mut other);
+        let Ok(BgpMessage::Update(theirs)) = theirs else { continue };
+        // Where Tortie finds errors, the other decoder is not asked.
+        let Some(theirs) = seen(&theirs).filter(|_| ours.problems.is_empty()) else { continue };
+        // Without routes, Tortie has no use for attributes, and with two next hops there is none to compare.
+        let mut wanted = Seen { withdrawn: ours.withdrawn.clone(), ..Seen::default() };
+        if let [announcement] = ours.announced.as_slice() {
+            wanted = Seen {
+                withdrawn: ours.withdrawn,
+                ..as_meant(&announcement.attributes, &announcement.prefixes)
+            };
+            // NEXT_HOP may stand beside MP_REACH_NLRI, where it means nothing.
+            let has_both = |kind: u8| bytes.windows(3).any(|window| window == [0x40, kind, 4]);
+            if wanted.next_hop.is_some_and(|next_hop| next_hop.is_ipv6()) && has_both(3) {
+                wanted.next_hop = theirs.next_hop;
+            }
+            // Twice the same community counts once.
+            let once = theirs.large_communities.iter().collect::<std::collections::BTreeSet<_>>().len();
+            if once < theirs.large_communities.len() {
+                continue;
+            }
+            assert_eq!(theirs, wanted, "{bytes:02x?}");
+            compared += 1;
+        } else if ours.announced.is_empty() {
+            assert_eq!((theirs.withdrawn, theirs.announced), (wanted.withdrawn, vec![]), "{bytes:02x?}");
+            compared += 1;
+        }
+    }
 }

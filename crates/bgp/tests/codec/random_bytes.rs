@@ -8,7 +8,7 @@ use tortie_bgp::codec::{self, Context, Families, Family, Message};
 use crate::strategies::{attributes, context, open, prefix};
 
 /// A source of numbers that is fast enough for ten million messages (xorshift).
-struct Numbers(u64);
+pub(crate) struct Numbers(pub(crate) u64);
 
 impl Numbers {
     fn next(&mut self) -> u64 {
@@ -18,13 +18,13 @@ impl Numbers {
         self.0
     }
 
-    fn below(&mut self, limit: usize) -> usize {
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
         (self.next() % limit as u64) as usize
     }
 }
 
 /// Valid messages to start from: damage close to validity reaches deeper than noise.
-fn seeds() -> Vec<Vec<u8>> {
+pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let mut runner = TestRunner::deterministic();
     let mut seeds = vec![codec::encode_keepalive(), codec::encode_end_of_rib(Family::Ipv6)];
     for index in 0..200 {
@@ -42,7 +42,7 @@ fn seeds() -> Vec<Vec<u8>> {
     seeds
 }
 
-fn damaged(seed: &[u8], numbers: &mut Numbers) -> Vec<u8> {
+pub(crate) fn damaged(seed: &[u8], numbers: &mut Numbers) -> Vec<u8> {
     let mut bytes = seed.to_vec();
     for _ in 0..=numbers.below(3) {
         // The marker is of no interest.
