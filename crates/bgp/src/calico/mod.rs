@@ -4,6 +4,7 @@
 //! What cannot be done is a [`Problem`]. A peer that could not be protected or filtered as its resource says gets no
 //! session, or no routes.
 
+mod forwarding;
 mod peers;
 mod policy;
 
@@ -19,6 +20,8 @@ use tortie_api::calico::{
     BgpConfiguration, BgpConfigurationSpec, BgpFilter, BgpPassword, BgpPeer, IpPool, ServiceBlock,
 };
 use tortie_api::kubernetes::Node;
+
+pub use self::forwarding::{Forwarding, forwarding};
 
 use crate::codec::Attributes;
 use crate::rib::OwnRoute;
@@ -71,6 +74,8 @@ pub struct Derived {
     pub config: Option<Config>,
     /// The routes that it advertises: the node's blocks, and networks of Services.
     pub own: BTreeMap<IpNet, OwnRoute>,
+    /// The blocks for whose unused addresses the kernel drops packets. Blocks of one address are in use.
+    pub blackholes: Vec<IpNet>,
     /// What does not happen.
     pub problems: Vec<Problem>,
 }
@@ -133,13 +138,15 @@ pub fn derive(node: &str, resources: &Resources<'_>) -> Derived {
     let members: Vec<BgpNode<'_>> =
         resources.nodes.iter().map(|node| member(node, default_as, &settings, &mut problems)).collect();
     let own = advertised(resources, &settings.all, &mut problems);
+    let has_room = |block: &&IpNet| block.prefix_len() < block.max_prefix_len();
+    let blackholes: Vec<IpNet> = resources.blocks.iter().filter(has_room).copied().collect();
     let Some(me) = members.iter().find(|member| member.name == node) else {
-        return Derived { config: None, own, problems };
+        return Derived { config: None, own, blackholes, problems };
     };
     let Some(identifier) = identifier(me) else {
         let message = "it has no address for BGP, so it has no sessions".to_owned();
         problems.push(Problem { about: format!("Node {node}"), message });
-        return Derived { config: None, own, problems };
+        return Derived { config: None, own, blackholes, problems };
     };
     let bind: Vec<IpAddr> = if settings.binds_to_node(node) {
         me.addresses().collect()
@@ -152,7 +159,7 @@ pub fn derive(node: &str, resources: &Resources<'_>) -> Derived {
     let (peers, found) = derivation.finish();
     problems.extend(found);
     let listen = bind.into_iter().map(|address| SocketAddr::new(address, me.port)).collect();
-    Derived { config: Some(Config { identifier, listen, peers }), own, problems }
+    Derived { config: Some(Config { identifier, listen, peers }), own, blackholes, problems }
 }
 
 fn member<'a>(

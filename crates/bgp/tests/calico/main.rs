@@ -2,15 +2,16 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 use serde_json::{Value, json};
 use tortie_api::calico::{BgpConfiguration, BgpFilter, BgpPeer, IpPool};
 use tortie_api::kubernetes::Node;
-use tortie_bgp::calico::{Derived, Resources, derive};
+use tortie_bgp::calico::{Derived, Forwarding, Resources, derive, forwarding};
 use tortie_bgp::codec::{Attributes, Community, Family, LargeCommunity};
 use tortie_bgp::filter::{Candidate, HIGHEST_PREFERENCE, Policy, Verdict};
-use tortie_bgp::rib::NextHopMode;
+use tortie_bgp::rib::{Chosen, NextHopMode, PeerId, RouteChange, Source};
 use tortie_bgp::speaker::{Config, Password, PeerConfig};
 
 /// Resources as text.
@@ -348,6 +349,7 @@ fn nodes_tell_what_calico_tells() {
     let derived = derived(&cluster, "n1");
     let own: Vec<String> = derived.own.keys().map(IpNet::to_string).collect();
     assert_eq!(own, ["10.10.1.0/26", "10.96.0.0/12"]);
+    assert_eq!(derived.blackholes, ["10.10.1.0/26".parse::<IpNet>().unwrap()]);
     for route in derived.own.values() {
         assert_eq!(route.attributes.local_pref, Some(HIGHEST_PREFERENCE - 2000));
     }
@@ -420,5 +422,46 @@ fn filters_come_first_and_close_if_they_cannot_be_read() {
         assert!(judged(&rules.import, "10.1.0.0/16", |_| {}).is_none(), "{name}");
         assert!(judged(&rules.export, "10.10.9.0/26", |_| {}).is_none(), "{name}");
         assert!(derived(&cluster, "n1").problems[0].message.contains("no route passes"), "{name}");
+    }
+}
+
+#[test]
+fn routes_of_bgp_belong_into_the_kernel_unless_the_dataplane_has_them() {
+    let pools: Vec<IpPool> = all(&[
+        named("plain", json!({"cidr": "10.10.0.0/16"})),
+        named("overlay", json!({"cidr": "10.11.0.0/16", "vxlanMode": "Always"})),
+        named("mixed", json!({"cidr": "10.12.0.0/16", "vxlanMode": "CrossSubnet"})),
+        named("tunnel", json!({"cidr": "10.13.0.0/16", "ipipMode": "Always"})),
+    ]);
+    let from = |peer: u32, hop: &str| Chosen {
+        source: if peer == 0 { Source::Own } else { Source::Peer(PeerId(peer)) },
+        attributes: Arc::new(Attributes::new(hop.parse::<std::net::IpAddr>().unwrap())),
+    };
+    let one = || vec![from(1, "10.0.0.2")];
+    let via = |hops: &[&str]| Forwarding::Via(hops.iter().map(|hop| hop.parse().unwrap()).collect());
+    let none = || Forwarding::Nothing;
+    for (prefix, routes, mode, expected) in [
+        ("10.10.1.0/26", one(), None, via(&["10.0.0.2"])),
+        ("10.10.1.5/32", one(), Some("Enabled"), via(&["10.0.0.2"])),
+        ("10.10.1.0/26", one(), Some("EnabledIPIPOnly"), none()),
+        ("10.10.1.0/26", one(), Some("Disabled"), none()),
+        ("10.11.1.0/26", one(), Some("Enabled"), none()),
+        ("10.12.1.0/26", one(), Some("Enabled"), none()),
+        ("10.13.1.0/26", one(), Some("Enabled"), none()),
+        ("192.0.2.0/24", one(), Some("Disabled"), via(&["10.0.0.2"])),
+        ("0.0.0.0/0", one(), None, via(&["10.0.0.2"])),
+        // Several routers, of which two are the same.
+        (
+            "192.0.2.0/24",
+            vec![from(1, "10.0.0.3"), from(2, "10.0.0.2"), from(3, "10.0.0.3")],
+            None,
+            via(&["10.0.0.2", "10.0.0.3"]),
+        ),
+        ("192.0.2.0/24", vec![], None, none()),
+        ("192.0.2.0/24", vec![from(0, "0.0.0.0")], None, none()),
+    ] {
+        let spec = serde_json::from_value(json!({"programClusterRoutes": mode})).unwrap();
+        let change = RouteChange { prefix: prefix.parse().unwrap(), routes };
+        assert_eq!(forwarding(&change, &pools, &spec), expected, "{change:?} {mode:?}");
     }
 }
