@@ -13,10 +13,11 @@ use crate::concerned::Policies;
 use crate::filenames::Filenames;
 use crate::filter::LabelFilter;
 use crate::manifests::{
-    NOT_UNDERSTOOD, is_of_default_tier, read_all, refuse_managed, refuse_unknown_tiers, rename, stored_name,
+    NOT_UNDERSTOOD, is_of_default_tier, other_name, read_all, refuse_managed, refuse_unknown_tiers, rename,
+    stored_name,
 };
 use crate::output;
-use crate::store::{StoreArguments, list};
+use crate::store::{StoreArguments, list, warn_of_lock};
 
 /// The group of Calico's kinds.
 pub(crate) const CALICO: &str = "projectcalico.org/";
@@ -72,6 +73,7 @@ impl Apply {
         objects.sort_by_key(|object| object.key.kind.apply_order());
         crate::runtime()?.block_on(async {
             let store = self.store.open().await?;
+            warn_of_lock(&*store).await;
             check(&*store, &mut objects).await?;
             if self.skip_exists {
                 anyhow::ensure!(expects == Expects::New, "--skip-exists has an effect with create only");
@@ -89,7 +91,11 @@ impl Apply {
                     output::line(&format!("{} {} (dry run)", object.key, planned(&*store, object).await?));
                     continue;
                 }
-                let applied = store.apply(object).await;
+                let applied = match expects {
+                    // Somebody else may have created it since the check.
+                    Expects::New => tortie_store::create(&*store, object).await,
+                    Expects::Either | Expects::Existing => store.apply(object).await,
+                };
                 let applied = applied.with_context(|| format!("{}: {}", object.origin, object.key))?;
                 output::line(&format!("{} {}", object.key, expects.word(applied)));
                 positions.advance(object.key.kind, applied.position());
@@ -116,7 +122,17 @@ impl Apply {
 
 /// Checks objects against those that are stored, and gives policies of tier default the names under which they are stored.
 pub(crate) async fn check(store: &dyn Store, objects: &mut [Object]) -> anyhow::Result<()> {
+    // Of the two names of a policy in tier default, the manifests may have both.
+    let names: BTreeSet<Key> = objects.iter().map(|object| object.key.clone()).collect();
     for object in objects.iter_mut().filter(|object| is_of_default_tier(&object.value)) {
+        let both = other_name(&object.key).filter(|other| names.contains(other));
+        anyhow::ensure!(
+            both.is_none(),
+            "{}: {}: the manifests have it under its other name, too: a policy of tier default is one with and without \
+             \"default.\" before its name; nothing was changed",
+            object.origin,
+            object.key
+        );
         if let Some(name) = stored_name(store, &object.key).await? {
             rename(object, name);
         }

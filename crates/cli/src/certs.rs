@@ -54,7 +54,7 @@ pub(crate) struct Folder {
 }
 
 /// A certificate and its key (PEM).
-struct Pair {
+struct Issued {
     certificate: String,
     key: String,
 }
@@ -98,12 +98,12 @@ impl Folder {
             std::fs::read_to_string(&path)
                 .with_context(|| format!("{}: run tortie certs authority first", path.display()))
         };
-        let signer = Pair { certificate: read("crt")?, key: read("key")? };
+        let signer = Issued { certificate: read("crt")?, key: read("key")? };
         let pair = issue(&signer, organisation, common_name, self.days.unwrap_or(365))?;
         self.write(file, &pair)
     }
 
-    fn write(&self, name: &str, pair: &Pair) -> anyhow::Result<ExitCode> {
+    fn write(&self, name: &str, pair: &Issued) -> anyhow::Result<ExitCode> {
         std::fs::create_dir_all(&self.dir).with_context(|| self.dir.display().to_string())?;
         // The key first: a certificate is there only with its key.
         for (ending, text) in [("key", &pair.key), ("crt", &pair.certificate)] {
@@ -129,16 +129,21 @@ impl Folder {
 }
 
 /// A new authority.
-fn authority(days: i64) -> anyhow::Result<Pair> {
+fn authority(days: i64) -> anyhow::Result<Issued> {
     let mut params = valid_for(CertificateParams::new([])?, days)?;
     params.distinguished_name.push(DnType::CommonName, "tortie authority");
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     let key = KeyPair::generate()?;
-    Ok(Pair { certificate: params.self_signed(&key)?.pem(), key: key.serialize_pem() })
+    Ok(Issued { certificate: params.self_signed(&key)?.pem(), key: key.serialize_pem() })
 }
 
-fn issue(signer: &Pair, organisation: Option<&str>, common_name: &str, days: i64) -> anyhow::Result<Pair> {
+fn issue(
+    signer: &Issued,
+    organisation: Option<&str>,
+    common_name: &str,
+    days: i64,
+) -> anyhow::Result<Issued> {
     let signer_key = KeyPair::from_pem(&signer.key).context("the key of the authority")?;
     let issuer = Issuer::from_ca_cert_pem(&signer.certificate, signer_key)
         .context("the certificate of the authority")?;
@@ -150,7 +155,7 @@ fn issue(signer: &Pair, organisation: Option<&str>, common_name: &str, days: i64
     }
     let key = KeyPair::generate()?;
     let certificate = params.signed_by(&key, &issuer)?;
-    Ok(Pair { certificate: certificate.pem(), key: key.serialize_pem() })
+    Ok(Issued { certificate: certificate.pem(), key: key.serialize_pem() })
 }
 
 /// Valid from yesterday, because clocks differ, to the end of the last day.

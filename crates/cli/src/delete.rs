@@ -11,13 +11,16 @@ use tortie_store::{Store, StoreError};
 use crate::filenames::Filenames;
 use crate::manifests::{NOT_UNDERSTOOD, read_all, refuse_managed, stored_name, tier_of};
 use crate::output;
-use crate::store::{StoreArguments, list};
+use crate::store::{StoreArguments, list, warn_of_lock};
 use crate::targets::{self, Selection};
 
 /// How long to wait until the nodes have disconnected the pods of a deleted namespace.
 const DISCONNECT: Duration = Duration::from_secs(30);
 
 #[derive(clap::Args)]
+#[command(mut_arg("files", |files| {
+    files.conflicts_with_all(["namespace", "all_namespaces", "all", "selector", "field_selector"])
+}))]
 pub(crate) struct Delete {
     #[command(flatten)]
     filenames: Filenames,
@@ -51,6 +54,7 @@ impl Delete {
         };
         crate::runtime()?.block_on(async {
             let store = self.store.open().await?;
+            warn_of_lock(&*store).await;
             let mut keys = match of_files {
                 Some(keys) => keys,
                 None => {

@@ -41,7 +41,7 @@ impl Describe {
             );
         }
         let Some(read) = self.source.read()? else { return Ok(ExitCode::from(2)) };
-        let page = Page::new(&read.snapshot);
+        let page = Cluster::new(&read.snapshot);
         let (mut found, mut missing) = (0, Vec::new());
         for target in &targets {
             let is_wanted = |key: &Key| {
@@ -68,12 +68,12 @@ impl Describe {
 }
 
 /// The cluster that the objects are described in.
-struct Page<'a> {
+struct Cluster<'a> {
     snapshot: &'a Snapshot,
     oracle: Oracle<'a>,
 }
 
-impl<'a> Page<'a> {
+impl<'a> Cluster<'a> {
     fn new(snapshot: &'a Snapshot) -> Self {
         Self { snapshot, oracle: Oracle::new(snapshot) }
     }
@@ -242,6 +242,6 @@ fn list(name: &str, lines: impl IntoIterator<Item = String>) {
     let mut lines = lines.into_iter().peekable();
     if lines.peek().is_some() {
         output::line(&format!("{name}:"));
-        lines.for_each(|line| output::line(&format!("  {line}")));
+        lines.for_each(|line| output::line(&format!("  {}", output::shown(&line))));
     }
 }

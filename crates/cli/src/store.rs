@@ -193,6 +193,16 @@ fn kubernetes(address: &str) -> Option<KubernetesConfig> {
     }
 }
 
+/// Warns that a change may be lost: somebody copies the datastore at the moment.
+pub(crate) async fn warn_of_lock(store: &dyn Store) {
+    // Who may not read the lock, or cannot reach the datastore, learns that by the change itself.
+    if tortie_store::is_locked(store).await.unwrap_or(false) {
+        crate::output::error_line(
+            "warning: the datastore is locked, so nodes do not apply the change; if somebody copies it, the change may be lost",
+        );
+    }
+}
+
 /// The objects of a kind; none if the datastore does not have the kind.
 pub(crate) async fn list(store: &dyn Store, kind: Kind) -> Result<Vec<Stored>, StoreError> {
     match store.list(kind).await {

@@ -37,7 +37,7 @@ use thiserror::Error;
 use tortie_api::manifest::Object;
 use tortie_api::{Key, Kind, Position, Positions};
 
-pub use apply::{Applied, merged};
+pub use apply::{Applied, create, merged};
 pub use cache::Cache;
 pub use embedded::Embedded;
 pub use endpoints::Endpoints;

@@ -24,7 +24,9 @@ struct Header {
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 struct Line {
+    api_version: String,
     kind: String,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     namespace: String,
@@ -34,7 +36,7 @@ struct Line {
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct End {
+struct LastLine {
     /// The number of objects.
     end: usize,
 }
@@ -56,10 +58,11 @@ pub(super) fn write(to: &mut dyn Write, objects: &[Exported]) -> anyhow::Result<
     writeln!(to, "{}", serde_json::to_string(&header)?)?;
     for Exported { key, value } in objects {
         let (kind, namespace) = (key.kind.name().to_owned(), key.namespace.clone());
-        let line = Line { kind, namespace, name: key.name.clone(), value: value.clone() };
+        let api_version = key.kind.api_version().to_owned();
+        let line = Line { api_version, kind, namespace, name: key.name.clone(), value: value.clone() };
         writeln!(to, "{}", serde_json::to_string(&line)?)?;
     }
-    writeln!(to, "{}", serde_json::to_string(&End { end: objects.len() })?)?;
+    writeln!(to, "{}", serde_json::to_string(&LastLine { end: objects.len() })?)?;
     to.flush()?;
     Ok(())
 }
@@ -86,29 +89,66 @@ fn parse(text: &str) -> anyhow::Result<Vec<Exported>> {
         Some(_) => {}
     }
     let mut objects = Vec::new();
-    for (number, line) in lines {
+    while let Some((number, line)) = lines.next() {
         let number = number + 1;
-        if let Ok(End { end }) = serde_json::from_str(line) {
+        if let Ok(LastLine { end }) = serde_json::from_str(line) {
             if end != objects.len() {
                 bail!("line {number}: {} objects of {end} are there; export again", objects.len());
+            }
+            if lines.next().is_some() {
+                bail!("line {}: there is more after the last line; export again", number + 1);
             }
             return Ok(objects);
         }
         let line: Line = serde_json::from_str(line).with_context(|| format!("line {number}"))?;
-        let kind = Kind::all().find(|kind| kind.name() == line.kind && is_kind(*kind, &line));
+        let is_kind = |kind: &Kind| kind.name() == line.kind && kind.api_version() == line.api_version;
+        let kind = Kind::all().find(is_kind);
         let kind =
             kind.with_context(|| format!("line {number}: {} is no kind that Tortie keeps", line.kind))?;
-        objects.push(Exported {
-            key: Key { kind, namespace: line.namespace, name: line.name },
-            value: line.value,
-        });
+        let key = Key { kind, namespace: line.namespace, name: line.name };
+        let object = Exported { key, value: line.value };
+        if let Some(problem) = object.problem() {
+            bail!(
+                "line {number}: {}: {problem}; correct it in the exported datastore, and export again",
+                object.key
+            );
+        }
+        objects.push(object);
     }
     bail!("the file is not complete: its last line is missing; export again")
 }
 
-/// Two kinds have the name NetworkPolicy; their objects name the API.
-fn is_kind(kind: Kind, line: &Line) -> bool {
-    line.value.get("apiVersion").and_then(Value::as_str).is_none_or(|version| version == kind.api_version())
+impl Exported {
+    /// Why the object cannot be stored under its key, whatever its fields mean.
+    fn problem(&self) -> Option<String> {
+        let Self { key, value } = self;
+        let Some(fields) = value.as_object() else { return Some("its value is no mapping".to_owned()) };
+        if key.name.is_empty() || key.kind.namespaced() == key.namespace.is_empty() {
+            return Some("its name or namespace is missing, or it must not have a namespace".to_owned());
+        }
+        if matches!(key.kind, Kind::IpamBlock | Kind::BlockAffinity | Kind::IpamHandle | Kind::IpamConfig) {
+            return None;
+        }
+        if key.name.contains('/') {
+            return Some("its name has a slash".to_owned());
+        }
+        let wrong = ["metadata", "spec"]
+            .into_iter()
+            .find(|field| fields.get(*field).is_some_and(|part| !part.is_object()));
+        if let Some(field) = wrong {
+            return Some(format!("{field} is no mapping"));
+        }
+        let is_named = |field: &str, expected: &str| {
+            fields
+                .get("metadata")
+                .and_then(|metadata| metadata.get(field))
+                .and_then(Value::as_str)
+                .unwrap_or_default()
+                == expected
+        };
+        (!is_named("name", &key.name) || !is_named("namespace", &key.namespace))
+            .then(|| "metadata has another name or namespace".to_owned())
+    }
 }
 
 #[cfg(test)]
@@ -120,7 +160,7 @@ mod tests {
     fn objects() -> Vec<Exported> {
         let policy = |kind: Kind| Exported {
             key: Key::namespaced(kind, "n", "p"),
-            value: json!({"apiVersion": kind.api_version(), "kind": "NetworkPolicy", "spec": {}}),
+            value: json!({"apiVersion": kind.api_version(), "metadata": {"name": "p", "namespace": "n"}, "spec": {}}),
         };
         let block = Exported {
             key: Key::global(Kind::IpamBlock, "10.0.0.0/26"),
@@ -149,6 +189,14 @@ mod tests {
             (text[..text.len() / 2].to_owned(), "line "),
             (lines[1..].join("\n"), "no export"),
             (String::new(), "no export"),
+            (format!("{text}x"), "more after the last line"),
+            (text.replace("\"name\":\"p\",\"value", "\"name\":\"q\",\"value"), "metadata has another name"),
+            (text.replace("\"spec\":{}", "\"spec\":[]"), "spec is no mapping"),
+            (
+                text.replace("\"namespace\":\"n\",\"name\":\"p\",\"value", "\"name\":\"p\",\"value"),
+                "namespace is missing",
+            ),
+            (text.replace("{\"sequenceNumber\":1800000000000000001}", "\"x\""), "its value is no mapping"),
             (text.replace("IPAMBlock", "Nonsense"), "Nonsense is no kind"),
         ] {
             let error = format!("{:#}", parse(&damaged).unwrap_err());

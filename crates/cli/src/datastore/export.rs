@@ -42,7 +42,7 @@ impl Export {
         if self.output == Path::new("-") {
             let mut text = Vec::new();
             document::write(&mut text, &objects)?;
-            output::text(&String::from_utf8(text)?);
+            output::data(&String::from_utf8(text)?);
             return Ok(ExitCode::SUCCESS);
         }
         write(&self.output, &objects).with_context(|| self.output.display().to_string())?;
@@ -84,6 +84,6 @@ fn write(file: &Path, objects: &[Exported]) -> anyhow::Result<()> {
     document::write(&mut partial, objects)?;
     let partial = partial.into_inner().map_err(std::io::IntoInnerError::into_error)?;
     partial.as_file().sync_all()?;
-    partial.persist(file)?;
+    partial.persist_noclobber(file).map_err(|error| error.error)?;
     Ok(())
 }

@@ -7,8 +7,8 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use futures::StreamExt;
 use serde_json::{Value, json};
-use tortie_api::calico::WorkloadEndpoint;
-use tortie_api::{Key, Kind};
+use tortie_api::calico::{WELL_KNOWN_TIERS, WorkloadEndpoint};
+use tortie_api::{Key, Kind, Resource};
 use tortie_store::{Endpoints, POD_UID, StoreError, Stored, Version};
 
 use super::document::{self, Exported};
@@ -30,6 +30,9 @@ pub(crate) struct Import {
     /// Replace objects that exist and differ
     #[arg(long)]
     overwrite: bool,
+    /// Keep objects that the export lacks
+    #[arg(long)]
+    keep_others: bool,
     #[command(flatten)]
     store: StoreArguments,
 }
@@ -44,27 +47,29 @@ pub(crate) struct Compare {
 }
 
 /// The state of an exported object in the datastore.
-enum Found {
+enum Presence {
     Missing,
     Equal,
     Different(Version, Value),
 }
 
 /// An exported object, and what the datastore has.
-struct Pair {
+struct Compared {
     object: Exported,
-    found: Found,
+    found: Presence,
 }
 
 /// The comparison of a datastore with an export.
 struct Comparison {
-    pairs: Vec<Pair>,
+    pairs: Vec<Compared>,
     /// Exported objects that the datastore derives, or gets from the cluster.
     derived: usize,
     /// Endpoints whose pods the cluster does not have any more.
     gone: Vec<Key>,
-    /// IPAM's records that were not exported.
+    /// Objects of Calico's kinds that were not exported.
     extra: Vec<Key>,
+    /// Whether the datastore derives objects from the Kubernetes API.
+    derives: bool,
 }
 
 impl Import {
@@ -72,6 +77,7 @@ impl Import {
         let objects = document::read(&self.file)?;
         crate::runtime()?.block_on(async {
             let store = self.store.open().await?;
+            warn_of_invalid(&objects);
             self.refuse(&Comparison::of(&*store, objects.clone()).await?)?;
             // Nodes that use this datastore already must not apply half of it.
             if set_lock(&*store, true).await? {
@@ -84,7 +90,7 @@ impl Import {
                 output::error_line(failure);
             }
             let after = Comparison::of(&*store, objects).await?;
-            let is_equal = after.print();
+            let is_equal = after.print(!self.keep_others);
             if !is_equal || !failures.is_empty() {
                 bail!("the datastore differs from the export; correct what is named above, and run the command again");
             }
@@ -95,17 +101,31 @@ impl Import {
 
     /// Refuses to write into a datastore that others use, or that has other objects of the same names.
     fn refuse(&self, comparison: &Comparison) -> anyhow::Result<()> {
-        if let [first, ..] = comparison.extra.as_slice() {
-            let count = comparison.extra.len() as u64;
+        let of_ipam =
+            |key: &&Key| matches!(key.kind, Kind::IpamBlock | Kind::BlockAffinity | Kind::IpamHandle);
+        if let Some(first) = comparison.extra.iter().find(of_ipam) {
             bail!(
-                "the datastore has {} of IPAM that the export lacks ({first}), so its addresses are in use already; import into a \
-                 datastore without pods. Nothing was changed",
-                output::count(count, "record")
+                "the datastore has records of IPAM that the export lacks ({first}), so its addresses are in use already; import into \
+                 a datastore without pods. Nothing was changed"
             );
         }
-        let different = comparison.pairs.iter().filter(|pair| matches!(pair.found, Found::Different(..)));
-        let different: Vec<&Key> =
-            different.map(|pair| &pair.object.key).filter(|key| !is_merged(key)).collect();
+        if let Some(first) = comparison.extra.first().filter(|_| !self.keep_others) {
+            comparison
+                .extra
+                .iter()
+                .take(SHOWN)
+                .for_each(|key| output::error_line(&format!("{key} was not exported")));
+            bail!(
+                "the datastore has {} that the export lacks, such as {first}, so policy would mean something else; delete them, or \
+                 use --keep-others. Nothing was changed",
+                output::count(comparison.extra.len() as u64, "object")
+            );
+        }
+        let different = comparison.pairs.iter().filter(|pair| matches!(pair.found, Presence::Different(..)));
+        let different: Vec<&Key> = different
+            .map(|pair| &pair.object.key)
+            .filter(|key| !is_merged(key, comparison.derives))
+            .collect();
         if different.is_empty() || self.overwrite {
             return Ok(());
         }
@@ -115,9 +135,29 @@ impl Import {
     }
 }
 
+/// Warns about objects that Tortie does not understand. They are copied as they are: nodes report them, and deny what they
+/// cannot understand.
+fn warn_of_invalid(objects: &[Exported]) {
+    for Exported { key, value } in objects {
+        if let Err(problems) = Resource::read(key, value) {
+            let problem = problems.first().map(ToString::to_string).unwrap_or_default();
+            output::error_line(&format!(
+                "warning: {key} is copied as it is, but Tortie does not understand it: {problem}"
+            ));
+        }
+    }
+}
+
 /// Whether what exists is changed in part only: Nodes and Pods are the cluster's, and the lock is in ClusterInformation.
-fn is_merged(key: &Key) -> bool {
-    matches!(owner(key.kind), Owner::Node | Owner::Endpoint) || key.kind == Kind::ClusterInformation
+fn is_merged(key: &Key, derives: bool) -> bool {
+    derives && matches!(owner(key.kind), Owner::Node | Owner::Endpoint)
+        || key.kind == Kind::ClusterInformation
+}
+
+/// Whether every cluster has the object: Calico creates these tiers.
+fn is_provided(key: &Key) -> bool {
+    let is_tier = key.kind == Kind::Tier && WELL_KNOWN_TIERS.iter().any(|(name, ..)| key.name == *name);
+    is_tier || key.kind == Kind::ClusterInformation
 }
 
 impl Compare {
@@ -125,7 +165,7 @@ impl Compare {
         let objects = document::read(&self.file)?;
         crate::runtime()?.block_on(async {
             let comparison = Comparison::of(&*self.store.open().await?, objects).await?;
-            Ok(if comparison.print() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+            Ok(if comparison.print(true) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         })
     }
 }
@@ -141,8 +181,8 @@ impl Comparison {
                 false => derived += 1,
             }
         }
-        let of_ipam = [Kind::IpamBlock, Kind::BlockAffinity, Kind::IpamHandle];
-        let kinds: BTreeSet<Kind> = by_kind.keys().copied().chain(of_ipam).collect();
+        let of_calico = Kind::all().filter(|kind| owner(*kind) == Owner::Calico);
+        let kinds: BTreeSet<Kind> = by_kind.keys().copied().chain(of_calico).collect();
         let bar = progress("comparing", kinds.len());
         for kind in kinds {
             bar.inc(1);
@@ -158,33 +198,38 @@ impl Comparison {
                         gone.push(object.key);
                         continue;
                     }
-                    None => Found::Missing,
+                    None => Presence::Missing,
                     Some(stored) => {
                         let is_equal = comparable(kind, &stored.value, derives)
                             == comparable(kind, &object.value, derives);
-                        if is_equal { Found::Equal } else { Found::Different(stored.version, stored.value) }
+                        if is_equal {
+                            Presence::Equal
+                        } else {
+                            Presence::Different(stored.version, stored.value)
+                        }
                     }
                 };
-                pairs.push(Pair { object, found });
+                pairs.push(Compared { object, found });
             }
-            if of_ipam.contains(&kind) {
-                extra.extend(items.into_keys());
+            if owner(kind) == Owner::Calico {
+                extra.extend(items.into_keys().filter(|key| is_kept(key, derives) && !is_provided(key)));
             }
         }
         bar.finish_and_clear();
         pairs.sort_by_key(|pair| pair.object.key.kind.apply_order());
-        Ok(Self { pairs, derived, gone, extra })
+        Ok(Self { pairs, derived, gone, extra, derives })
     }
 
-    /// Prints a row for each kind, and the first differences; returns whether there are none.
-    fn print(&self) -> bool {
+    /// Prints a row for each kind, and the first differences; returns whether there are none. Objects that were not exported are
+    /// differences, if the caller wants that.
+    fn print(&self, with_extra: bool) -> bool {
         let mut kinds: BTreeMap<&str, [usize; 3]> = BTreeMap::new();
         for pair in &self.pairs {
             let counts = kinds.entry(pair.object.key.kind.plural()).or_default();
             match pair.found {
-                Found::Equal => counts[0] += 1,
-                Found::Different(..) => counts[1] += 1,
-                Found::Missing => counts[2] += 1,
+                Presence::Equal => counts[0] += 1,
+                Presence::Different(..) => counts[1] += 1,
+                Presence::Missing => counts[2] += 1,
             }
         }
         let header = ["KIND", "EQUAL", "DIFFERENT", "MISSING"].map(str::to_owned).to_vec();
@@ -205,11 +250,11 @@ impl Comparison {
             output::line("tortie ipam check --fix releases the addresses of pods that are gone");
         }
         let wrong = self.pairs.iter().filter_map(|pair| match pair.found {
-            Found::Equal => None,
-            Found::Different(..) => Some(format!("{} differs", pair.object.key)),
-            Found::Missing => Some(format!("{} is missing", pair.object.key)),
+            Presence::Equal => None,
+            Presence::Different(..) => Some(format!("{} differs", pair.object.key)),
+            Presence::Missing => Some(format!("{} is missing", pair.object.key)),
         });
-        let extra = self.extra.iter().map(|key| format!("{key} was not exported"));
+        let extra = self.extra.iter().filter(|_| with_extra).map(|key| format!("{key} was not exported"));
         let wrong: Vec<String> = wrong.chain(extra).collect();
         wrong.iter().take(SHOWN).for_each(|line| output::error_line(line));
         wrong.is_empty()
@@ -217,8 +262,9 @@ impl Comparison {
 }
 
 /// Writes what is missing or differs; returns what could not be written.
-async fn write(store: &dyn Endpoints, pairs: Vec<Pair>) -> anyhow::Result<Vec<String>> {
-    let pairs: Vec<Pair> = pairs.into_iter().filter(|pair| !matches!(pair.found, Found::Equal)).collect();
+async fn write(store: &dyn Endpoints, pairs: Vec<Compared>) -> anyhow::Result<Vec<String>> {
+    let pairs: Vec<Compared> =
+        pairs.into_iter().filter(|pair| !matches!(pair.found, Presence::Equal)).collect();
     let bar = progress("writing", pairs.len());
     let mut failures = Vec::new();
     let writes = pairs.into_iter().map(|pair| async {
@@ -239,7 +285,7 @@ async fn write(store: &dyn Endpoints, pairs: Vec<Pair>) -> anyhow::Result<Vec<St
     Ok(failures)
 }
 
-async fn write_one(store: &dyn Endpoints, Pair { object, found }: Pair) -> Result<(), StoreError> {
+async fn write_one(store: &dyn Endpoints, Compared { object, found }: Compared) -> Result<(), StoreError> {
     if store.derives_from_kubernetes() {
         match owner(object.key.kind) {
             Owner::Node => return annotate(store, &object.key, &object.value).await,
@@ -250,20 +296,28 @@ async fn write_one(store: &dyn Endpoints, Pair { object, found }: Pair) -> Resul
     let Exported { key, value } = object;
     let mut value = without_identity(value);
     if key.kind == Kind::ClusterInformation {
-        value["spec"]["datastoreReady"] = json!(false);
+        set(&mut value, "spec", "datastoreReady", json!(false));
     }
     match found {
-        Found::Equal => Ok(()),
-        Found::Missing => store.create(&key, value).await.map(drop),
-        Found::Different(version, current) => {
+        Presence::Equal => Ok(()),
+        Presence::Missing => store.create(&key, value).await.map(drop),
+        Presence::Different(version, current) => {
             // The identity of an object stays.
             for field in ["uid", "creationTimestamp"] {
                 if let Some(kept) = current.pointer(&format!("/metadata/{field}")) {
-                    value["metadata"][field] = kept.clone();
+                    set(&mut value, "metadata", field, kept.clone());
                 }
             }
             store.update(&key, value, &version).await.map(drop)
         }
+    }
+}
+
+/// Sets a field of a part of the object, which is a mapping or absent.
+fn set(object: &mut Value, part: &str, field: &str, value: Value) {
+    let part = object.as_object_mut().map(|fields| fields.entry(part).or_insert_with(|| json!({})));
+    if let Some(fields) = part.and_then(Value::as_object_mut) {
+        fields.insert(field.to_owned(), value);
     }
 }
 

@@ -5,9 +5,10 @@ mod sarif;
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
+use anyhow::bail;
 use clap::ValueEnum;
 use serde_json::{Value, json};
-use tortie_api::manifest::{Object, Offline, Problem};
+use tortie_api::manifest::{Object, Offline, Origin, Problem};
 use tortie_api::{FieldError, Kind, support};
 
 use crate::checks::at;
@@ -115,13 +116,30 @@ impl Report {
         let (mut cluster, mut problems) = (Offline::strict(), Vec::new());
         let mut files = Vec::new();
         for file in filenames.files()? {
-            let (name, text) = (file.display().to_string(), manifests::read(&file)?);
-            problems.extend(cluster.read(&name, &text).err().into_iter().flatten());
+            let name = file.display().to_string();
+            match manifests::read(&file) {
+                Ok(text) => problems.extend(cluster.read(&name, &text).err().into_iter().flatten()),
+                // A file that is named, and not there, is a mistake of the command line.
+                Err(error) if !file.exists() && !file.is_symlink() => return Err(error),
+                Err(error) => problems.push(Problem {
+                    origin: Origin { file: name.clone(), line: 0 },
+                    object: String::new(),
+                    field: String::new(),
+                    problem: format!("it cannot be read: {}", error.root_cause()),
+                }),
+            }
             files.push(name);
         }
         let mut problems: Vec<(Rule, Problem)> =
             problems.into_iter().map(|one| (of_reading(&one), one)).collect();
         let settled = cluster.settled();
+        if settled.objects.is_empty()
+            && settled.skipped.is_empty()
+            && problems.is_empty()
+            && !filenames.skip_empty
+        {
+            bail!("there are no objects in the manifests; --skip-empty allows that");
+        }
         let objects = &settled.objects;
         problems.extend(objects.iter().flat_map(of_object));
         problems.extend(unknown_tiers(std::iter::empty(), objects).map(|(object, tier)| {
@@ -148,7 +166,7 @@ impl Report {
             let level = coloured(if rule.is_error() { DENIED } else { WARNING }, rule.level());
             let parts = [object, field, problem].into_iter().filter(|part| !part.is_empty());
             let text = parts.map(String::as_str).collect::<Vec<_>>().join(": ");
-            output::line(&format!("{origin}: {level}[{}]: {text}", rule.name()));
+            output::line(&format!("{origin}: {level}[{}]: {}", rule.name(), output::shown(&text)));
         }
         let skipped: Vec<String> =
             self.skipped.iter().map(|(kind, count)| format!("{count} {kind}")).collect();

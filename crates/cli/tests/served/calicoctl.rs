@@ -1,5 +1,5 @@
-//! Command lines of calicoctl v3.30 to v3.32: the same words have the same effect and the same exit code. The wording of the
-//! output is Tortie's.
+//! Command lines of calicoctl v3.30 to v3.32: the same words have the same effect, and succeed or fail alike. The wording
+//! of the output is Tortie's.
 
 use serde_json::{Value, json};
 use tortie_api::{Key, Kind};

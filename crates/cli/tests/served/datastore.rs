@@ -112,6 +112,19 @@ async fn a_copy_is_equal_and_can_be_made_again() {
     on(&to, &format!("datastore compare -f {file}")).await.expect(1, "Tier team differs");
     on(&to, &format!("datastore import -f {file}")).await.expect(2, "Tier team exists and differs");
     on(&to, &format!("datastore import -f {file} --overwrite")).await.expect(0, "equals the export");
+    on(&to, "annotate tier/team x=y").await.expect(0, "warning: the datastore is locked");
+    on(&to, "annotate tier/team x-").await.expect(0, "changed");
+    let open = to.file(
+        "apiVersion: projectcalico.org/v3\nkind: GlobalNetworkPolicy\nmetadata: {name: open}\nspec: {selector: all(), order: 1}\n",
+    );
+    on(&to, &format!("apply -f {}", open.display())).await.expect(0, "created");
+    on(&to, &format!("datastore compare -f {file}"))
+        .await
+        .expect(1, "GlobalNetworkPolicy open was not exported");
+    on(&to, &format!("datastore import -f {file}")).await.expect(2, "policy would mean something else");
+    on(&to, &format!("datastore import -f {file} --keep-others")).await.expect(0, "equals the export");
+    on(&to, "delete gnp open").await.expect(0, "deleted");
+    on(&from, &format!("datastore export -o {file}")).await.expect(2, &file);
     on(&to, "datastore unlock").await.expect(0, "unlocked");
     on(&to, &format!("datastore compare -f {file}")).await.expect(0, "tiers");
 }
