@@ -1,5 +1,6 @@
 //! `tortie delete`.
 
+use std::collections::BTreeSet;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -70,12 +71,16 @@ impl Delete {
                 }
             }
             refuse(&*store, &keys).await?;
-            let mut missing = false;
+            let (mut missing, mut done) = (false, BTreeSet::new());
             for key in keys {
                 if key.kind == Kind::Namespace && !self.dry_run {
                     delete_pods(&*store, &key.name).await?;
                 }
+                // A namespace contains objects that the manifests may have, too.
                 for key in with_contents(&*store, key).await? {
+                    if !done.insert(key.clone()) {
+                        continue;
+                    }
                     missing |= !self.delete(&*store, &key).await?;
                 }
             }

@@ -79,6 +79,9 @@ fn kinds(words: &str) -> anyhow::Result<Vec<Kind>> {
             word => kinds.push(kind_of(word)?),
         }
     }
+    if kinds.is_empty() {
+        bail!("{words:?} names no kind of object; the kinds are {}", all_kinds());
+    }
     Ok(kinds)
 }
 
@@ -237,6 +240,7 @@ mod tests {
         for (words, expected) in [
             ("", "name a kind"),
             ("nonsense", "no kind of object"),
+            (",", "names no kind of object"),
             ("pod/a b", "not of the form KIND/NAME"),
             ("pod/", "not of the form"),
             ("pod,nonsense", "no kind of object"),

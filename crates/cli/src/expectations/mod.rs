@@ -61,8 +61,18 @@ impl Test {
         let Some(read) = self.source.read()? else { return Ok(ExitCode::from(2)) };
         let verdicts = Verdicts::new(&read.snapshot);
         if self.record {
+            let sentences = verdicts.record();
+            if self.output != TestFormat::Text {
+                bail!("--record prints YAML; remove -o");
+            }
+            if sentences.is_empty() {
+                bail!(
+                    "there are no pods, so there is nothing to record: nodes and host endpoints are not recorded"
+                );
+            }
+            output::error_line("note: what reaches nodes and their host endpoints is not recorded");
             output::line(&format!("{FIELD}:"));
-            verdicts.record().iter().for_each(|sentence| output::line(&format!("- {sentence}")));
+            sentences.iter().for_each(|sentence| output::line(&format!("- {sentence}")));
             return Ok(ExitCode::SUCCESS);
         }
         let outcomes: Vec<(Expected, Outcome)> = expected

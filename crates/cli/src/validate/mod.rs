@@ -2,21 +2,21 @@
 
 mod sarif;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
 
 use anyhow::bail;
 use clap::ValueEnum;
 use serde_json::{Value, json};
 use tortie_api::manifest::{Object, Offline, Origin, Problem};
-use tortie_api::{FieldError, Kind, support};
+use tortie_api::{FieldError, Key, Kind, support};
 
 use crate::checks::at;
 use crate::explain::{DENIED, coloured};
 use crate::filenames::Filenames;
 use crate::junit::{self, Case, Suite};
 use crate::lint::WARNING;
-use crate::manifests::{self, unknown_tiers};
+use crate::manifests::{self, is_of_default_tier, other_name, unknown_tiers};
 use crate::output;
 
 #[derive(clap::Args)]
@@ -142,6 +142,14 @@ impl Report {
         }
         let objects = &settled.objects;
         problems.extend(objects.iter().flat_map(of_object));
+        let keys: BTreeSet<&Key> = objects.iter().map(|object| &object.key).collect();
+        let twice = objects.iter().filter(|object| object.key.name.starts_with("default."));
+        let twice = twice.filter(|object| is_of_default_tier(&object.value));
+        problems.extend(twice.filter_map(|object| {
+            let other = other_name(&object.key).filter(|other| keys.contains(other))?;
+            let problem = format!("{other} is the same policy: one of tier default has two names");
+            Some((Rule::Duplicate, at(object, FieldError::new("metadata.name", problem))))
+        }));
         problems.extend(unknown_tiers(std::iter::empty(), objects).map(|(object, tier)| {
             let problem = format!("tier {tier} is not in the manifests; the cluster must have it");
             (Rule::UnknownTier, at(object, FieldError::new("spec.tier", problem)))

@@ -52,6 +52,21 @@ fn problems_are_named_with_line_and_rule() {
     assert_eq!(code, 0, "{out}");
     assert!(out.contains(" in 1 file: 0 errors, 0 warnings\n"), "{out}");
 
+    let policy = |name: &str| {
+        format!(
+            "---\napiVersion: projectcalico.org/v3\nkind: NetworkPolicy\nmetadata: {{name: {name}, namespace: n}}\nspec: {{selector: all()}}\n"
+        )
+    };
+    let both = [policy("x"), policy("default.x")].concat();
+    let (code, out, _) = run(&[("d.yml", &both)], &[]);
+    assert!(
+        code == 1 && out.contains("d.yml:9: error[duplicate]: NetworkPolicy n/default.x: metadata.name"),
+        "{out}"
+    );
+    let (code, out, _) = run(&[("e.yml", "# nothing\n")], &[]);
+    assert_eq!((code, out.as_str()), (2, ""));
+    assert_eq!(run(&[("e.yml", "# nothing\n")], &["--skip-empty"]).0, 0);
+
     let (code, out, _) = run(&[("b.yml", BAD)], &[]);
     assert_eq!(code, 1, "{out}");
     for expected in [
