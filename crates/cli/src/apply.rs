@@ -86,7 +86,7 @@ impl Apply {
             };
             let policies = if self.wait { Policies::of(&*store, &objects).await? } else { None };
             let mut positions = Positions::default();
-            for object in &objects {
+            for (done, object) in objects.iter().enumerate() {
                 if self.dry_run {
                     output::line(&format!("{} {} (dry run)", object.key, planned(&*store, object).await?));
                     continue;
@@ -96,7 +96,13 @@ impl Apply {
                     Expects::New => tortie_store::create(&*store, object).await,
                     Expects::Either | Expects::Existing => store.apply(object).await,
                 };
-                let applied = applied.with_context(|| format!("{}: {}", object.origin, object.key))?;
+                let applied = applied.with_context(|| {
+                    // Those that follow may depend on this one.
+                    for object in objects.iter().skip(done + 1) {
+                        output::error_line(&format!("{} not tried", object.key));
+                    }
+                    format!("{}: {}", object.origin, object.key)
+                })?;
                 output::line(&format!("{} {}", object.key, expects.word(applied)));
                 positions.advance(object.key.kind, applied.position());
             }

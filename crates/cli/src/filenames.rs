@@ -71,12 +71,17 @@ impl Filenames {
                 if self.recursive {
                     self.add_folder(&path, all)?;
                 }
-            } else if is_manifest(&path) {
+            } else if is_manifest(&path) && !is_special(&path) {
                 all.push(path);
             }
         }
         Ok(())
     }
+}
+
+/// A pipe or device in a folder could wait for ever. A link to nothing is an error when it is read.
+fn is_special(file: &Path) -> bool {
+    std::fs::metadata(file).is_ok_and(|metadata| !metadata.is_file())
 }
 
 fn is_manifest(file: &Path) -> bool {

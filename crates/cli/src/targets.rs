@@ -192,9 +192,12 @@ impl Selection {
                 (true, true) => {
                     let namespace = Some(self.namespace.as_str()).filter(|_| !self.all_namespaces);
                     let (items, _) = read(store, target, namespace).await?;
-                    keys.extend(
-                        items.into_iter().filter(|stored| self.fits(stored)).map(|stored| stored.key),
-                    );
+                    let selected = items.into_iter().filter(|stored| self.fits(stored));
+                    let before = keys.len();
+                    keys.extend(selected.map(|stored| stored.key));
+                    if keys.len() == before {
+                        output::error_line(&format!("no {plural} are selected"));
+                    }
                 }
             }
         }

@@ -43,6 +43,7 @@ pub(super) async fn run(
                 listing.remove(&kind);
                 if !is_listed && listing.is_empty() {
                     print_all(printer, targets, &shown, get.output_watch_events)?;
+                    report_missing(targets, &shown);
                 }
                 continue;
             }
@@ -61,6 +62,17 @@ pub(super) async fn run(
         }
     }
     bail!("the datastore ended the watch")
+}
+
+/// Names what is requested by name and does not exist yet.
+fn report_missing(targets: &[Target], shown: &BTreeMap<Key, Stored>) {
+    for target in targets {
+        let is_there =
+            |name: &String| shown.keys().any(|key| key.kind == target.kind && targets::is_named(key, name));
+        for name in target.names.iter().filter(|name| !is_there(name)) {
+            targets::report_missing(target.kind, &format!("{} {name}", target.kind));
+        }
+    }
 }
 
 /// Prints what exists at the beginning.
