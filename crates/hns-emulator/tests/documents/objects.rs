@@ -294,6 +294,35 @@ fn clients_choose_identifiers_and_each_is_unique() {
 }
 
 #[test]
+fn a_load_balancer_is_replaced_as_a_whole_where_hns_can() {
+    for version in [Config::SERVER_2022, Config::NEWEST] {
+        let hcn = Emulator::new(Config::new(version, Ipv4Addr::LOCALHOST));
+        let ports = |external: u16| json!([{"Protocol": 6, "InternalPort": 80, "ExternalPort": external, "DistributionType": 0}]);
+        let balancer = |vip: &str, external: u16| json!({"FrontendVIPs": [vip], "PortMappings": ports(external), "SchemaVersion": {"Major": 2, "Minor": 0}});
+        let one = create(&hcn, Kind::LoadBalancer, Guid::ZERO, &balancer("10.96.0.1", 80)).unwrap();
+        create(&hcn, Kind::LoadBalancer, Guid::ZERO, &balancer("10.96.0.2", 80)).unwrap();
+        let modify = |id: Guid, document: Value| {
+            hcn.call(&Call::Modify { kind: Kind::LoadBalancer, id, settings: document.to_string() })
+                .map_err(|failure| failure.code)
+        };
+        if version != Config::NEWEST {
+            assert_eq!(modify(one, balancer("10.96.0.1", 81)), Err(HResult::E_NOTIMPL));
+            continue;
+        }
+        assert_eq!(modify(one, balancer("10.96.0.1", 80)), Ok(String::new()), "as it was");
+        assert_eq!(modify(one, balancer("10.96.0.1", 81)), Ok(String::new()));
+        assert_eq!(hcn.load_balancer(one).unwrap().port_mappings[0].external_port, 81);
+        assert_eq!(modify(one, balancer("10.96.0.2", 80)), Err(HResult::HCN_E_PORT_ALREADY_EXISTS));
+        assert_eq!(
+            hcn.load_balancer(one).unwrap().frontend_vips,
+            ["10.96.0.1"],
+            "a refused change has no effect"
+        );
+        assert_eq!(modify(Guid::random(), balancer("10.96.0.3", 80)), Err(HResult::ERROR_NOT_FOUND));
+    }
+}
+
+#[test]
 fn subnets_come_and_go_while_they_are_unused() {
     let node = Node::new(Config::new(Config::SERVER_2022, Ipv4Addr::LOCALHOST));
     let subnets = |node: &Node, request: &str, subnets: Value| {
