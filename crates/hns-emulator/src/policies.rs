@@ -83,7 +83,7 @@ pub(crate) fn endpoint_policies(
                 acl_document(policy, &acl, config)?;
                 acls.push(acl);
             }
-            None => endpoint_policy(policy, config)?,
+            None => endpoint_policy(policy)?,
         }
     }
     if let Some(most) = config.limits.endpoint_acls.filter(|most| acls.len() > *most) {
@@ -92,7 +92,7 @@ pub(crate) fn endpoint_policies(
     AccessControl::new(acls, sets, config).or_else(|problem| invalid(format!("ACL: {}", problem.0)))
 }
 
-fn endpoint_policy(policy: &Policy, config: &Config) -> Result<(), Failure> {
+fn endpoint_policy(policy: &Policy) -> Result<(), Failure> {
     if let Some(nat) = settings::<OutBoundNat>(policy)? {
         let strange = nat.exceptions.iter().find(|exception| cidr(exception).is_none());
         return strange.map_or(Ok(()), |text| invalid(format!("OutBoundNAT exception {text:?}")));
@@ -105,7 +105,7 @@ fn endpoint_policy(policy: &Policy, config: &Config) -> Result<(), Failure> {
     }
     match policy.r#type.to_ascii_lowercase().as_str() {
         "portmapping" | "interfaceparameters" | "encapoverhead" | "qos" => Ok(()),
-        // HNS has them, and they have no effect here. Tortie sends none of them.
+        // HNS has them, and they have no effect here. A strict emulator rejects them with the document.
         "l4wfpproxy"
         | "l4proxy"
         | "tieracl"
@@ -113,11 +113,7 @@ fn endpoint_policy(policy: &Policy, config: &Config) -> Result<(), Failure> {
         | "portname"
         | "iov"
         | "interfaceconstraint"
-        | "encryption"
-            if !config.strict =>
-        {
-            Ok(())
-        }
+        | "encryption" => Ok(()),
         _ => fail(
             HResult::HCN_E_INVALID_POLICY_TYPE,
             format!("{} is not a policy of an endpoint here", policy.r#type),
