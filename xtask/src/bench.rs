@@ -22,7 +22,7 @@ const PARALLEL: usize = 10;
 const DEMOS: usize = 5;
 
 /// The measurements.
-const NAMES: [&str; 7] = ["addresses", "calc", "cni", "demo", "kubernetes", "nftables", "windows"];
+const NAMES: [&str; 8] = ["addresses", "bgp", "calc", "cni", "demo", "kubernetes", "nftables", "windows"];
 
 /// Runs the measurements of these names, or all without names.
 pub(crate) fn run(names: &[&str]) -> Result<()> {
@@ -34,6 +34,11 @@ pub(crate) fn run(names: &[&str]) -> Result<()> {
         setup::packages(&setup::SERVER_PACKAGES)?;
         go::build_kube()?;
         cargo(&["bench", "--quiet", "--package", "tortie-ipam", "--bench", "addresses"])?;
+    }
+    if wanted("bgp") {
+        setup::require_root("the benchmark of BGP")?;
+        setup::packages(&setup::BGP_PACKAGES)?;
+        cargo(&["bench", "--quiet", "--package", "tortie-bgp", "--bench", "mesh"])?;
     }
     if wanted("calc") {
         calc()?;

@@ -22,8 +22,9 @@ const USAGE: &str = "cargo xtask setup           installs what tests, checks and
 cargo xtask test [ARGS]     every test of the workspace; ARGS go to cargo test; needs root
 cargo xtask soak            what takes too long for every change: a million verdicts of random clusters, a million
                             of emulated Windows nodes, 200,000 flows on this kernel, 100,000 in mixed clusters,
-                            a million operations of address allocators, 10,000 on servers with faults, 10,000 changes
-                            and a thousand kills under traffic; needs root
+                            a million operations of address allocators, 10,000 on servers with faults, ten million BGP
+                            messages, 5,000 networks of BGP speakers, 10,000 changes and a thousand kills under traffic;
+                            needs root
 cargo xtask ci              what must hold before a change lands: formatting, lints, licences, tests
 cargo xtask kube build      builds Kubernetes for tests (tests/kube); needs Go, or installs it
 cargo xtask kube up|down    starts etcd, API server, controller manager and scheduler on loopback; ends them
@@ -49,7 +50,7 @@ cargo xtask wine            runs tortie.exe and tortie-cni.exe under Wine, on an
 cargo xtask wine exec PROGRAM [ARGS]
                             runs another Windows program there, on an HNS that accepts what HNS accepts
 cargo xtask manifests       writes the generated files in deploy/
-cargo xtask bench [NAME]    measurements beside named peers: addresses, calc, cni, demo, kubernetes, nftables, windows;
+cargo xtask bench [NAME]    measurements beside named peers: addresses, bgp, calc, cni, demo, kubernetes, nftables, windows;
                             all without NAME
 cargo xtask vectors FILE… [--on program|oracle|kernel|emulator|server]
                             replays files of published verdicts; fails where one differs; kernel needs root";
@@ -103,6 +104,7 @@ enum Missing {
 fn test(arguments: &[&str], missing: Missing) -> Result<()> {
     setup::require_root("the tests")?;
     setup::packages(&setup::TEST_PACKAGES)?;
+    setup::packages(&setup::BGP_PACKAGES)?;
     // Whoever runs some tests only may not need the servers, whose build takes long.
     if arguments.is_empty()
         && let Err(error) = setup::servers()
@@ -160,6 +162,10 @@ fn soak() -> Result<()> {
         setup::servers()?;
         random("tortie-ipam", "servers", 10_000)
     })?;
+    step("ten million damaged BGP messages", || {
+        one_random("tortie-bgp", "codec", "no_bytes_panic", 10_000_000)
+    })?;
+    step("5,000 networks of BGP speakers", || one_random("tortie-bgp", "core", "random_networks", 5_000))?;
     step("5,000 changes under traffic, twice", || random("tortie-linux", "transitions", 5_000))?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let test = ["test", "--release", "--package", "tortie-linux", "--test", "killed"];
@@ -170,6 +176,13 @@ fn soak() -> Result<()> {
 fn random(package: &str, test: &str, cases: u32) -> Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let arguments = ["test", "--release", "--package", package, "--test", test, "--", "--nocapture"];
+    run(Command::new(cargo).args(arguments).env("PROPTEST_CASES", cases.to_string()))
+}
+
+/// Runs one random test of a binary, whose other tests would take too long with that many cases.
+fn one_random(package: &str, test: &str, name: &str, cases: u32) -> Result<()> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let arguments = ["test", "--release", "--package", package, "--test", test, name];
     run(Command::new(cargo).args(arguments).env("PROPTEST_CASES", cases.to_string()))
 }
 

@@ -18,6 +18,9 @@ pub(crate) const TEST_PACKAGES: [Package; 4] = [
     ("/usr/sbin/iptables-nft", "iptables"),
     ("/usr/lib/cni/bandwidth", "containernetworking-plugins"),
 ];
+/// For tests of BGP: the peers. Debian starts BIRD and FRR as services where systemd runs; nobody here uses these.
+pub(crate) const BGP_PACKAGES: [Package; 3] =
+    [("/usr/sbin/bird", "bird2"), ("/usr/lib/frr/bgpd", "frr"), ("/usr/bin/gobgpd", "gobgpd")];
 /// For tests of datastores. Debian's etcd-server also starts an etcd of its own where systemd runs; nobody here uses it.
 pub(crate) const SERVER_PACKAGES: [Package; 2] =
     [("/usr/bin/etcd", "etcd-server"), ("/usr/bin/etcdctl", "etcd-client")];
@@ -58,6 +61,7 @@ pub(crate) const BENCH_PACKAGES: [Package; 2] =
 /// Installs everything.
 pub(crate) fn everything() -> Result<()> {
     packages(&TEST_PACKAGES)?;
+    packages(&BGP_PACKAGES)?;
     packages(&BENCH_PACKAGES)?;
     packages(&NODE_PACKAGES)?;
     packages(&IMAGE_PACKAGES)?;

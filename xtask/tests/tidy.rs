@@ -12,7 +12,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// The crates in the order of ARCHITECTURE.md: each may depend only on earlier ones.
-const ROOMS: [&str; 22] = [
+const ROOMS: [&str; 23] = [
     "selector",
     "api",
     "policy",
@@ -23,6 +23,7 @@ const ROOMS: [&str; 22] = [
     "ipam",
     "calc",
     "kernel",
+    "bgp",
     "linux",
     "hcn",
     "windows",
@@ -37,7 +38,7 @@ const ROOMS: [&str; 22] = [
     "cli",
 ];
 /// The asynchronous crates; all others are plain functions.
-const ASYNC: [&str; 6] = ["store", "ipam", "agent", "controllers", "lab", "cli"];
+const ASYNC: [&str; 7] = ["store", "ipam", "bgp", "agent", "controllers", "lab", "cli"];
 /// The crates without clocks, files, sockets and threads.
 const PURE: [&str; 7] = ["selector", "api", "policy", "oracle", "reach", "dataplane", "calc"];
 /// The only crates with unsafe code.

@@ -231,6 +231,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
         // Windows needs some addresses of each block for itself, whatever the labels say.
         node_labels.insert(Node::OS.to_owned(), "windows".to_owned());
     }
+    node::wait_until_unlocked(&*store).await;
     if let Some(pool) = &extras.default_pool {
         default_pool::ensure(&*endpoints, pool).await;
     }
@@ -244,6 +245,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
         node::prepare(&*endpoints, &ipam, &node, platform, &network).await?;
 
     let mut kinds = tortie_calc::kinds(dataplane.asks_for_services());
+    kinds.push(Kind::ClusterInformation);
     if endpoints.derives_from_kubernetes() {
         // Calc derives them itself from what it reads.
         kinds.retain(|kind| *kind != Kind::Profile);

@@ -22,6 +22,7 @@ use tortie_windows::{
 };
 
 use crate::plane::InForce;
+use crate::unsupported::LOCKED;
 use crate::{AgentError, Platform};
 
 /// The maximum delay before reading the Node again, or HNS is called again, while the agent starts.
@@ -96,6 +97,20 @@ pub(crate) async fn wait_for(store: &dyn Store, name: &str) -> Result<Node, Agen
                 backoff.wait().await;
             }
         }
+    }
+}
+
+/// Waits while the datastore is locked: the node takes addresses for itself.
+pub(crate) async fn wait_until_unlocked(store: &dyn Store) {
+    let mut told = false;
+    let mut backoff = Backoff::new(random_seed()).with_max(MAX_START_DELAY);
+    // An agent that may not read the lock reports that later, and applies nothing.
+    while tortie_store::is_locked(store).await.unwrap_or(false) {
+        if !told {
+            tracing::error!("ClusterInformation default: {LOCKED}; the agent waits");
+            told = true;
+        }
+        backoff.wait().await;
     }
 }
 

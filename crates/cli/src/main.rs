@@ -6,22 +6,29 @@
 
 mod agent;
 mod apply;
+mod calicoctl;
+mod certs;
 mod checks;
 mod completed;
 mod concerned;
 #[cfg(unix)]
 mod controllers;
 mod cost;
+mod datastore;
 mod decided;
 mod delete;
+mod describe;
+mod diff;
 mod editor;
 mod expectations;
 mod explain;
+mod filenames;
 mod filter;
 mod get;
 mod html;
 mod install;
 mod ipam;
+mod junit;
 #[cfg(feature = "lab")]
 mod lab;
 mod lint;
@@ -37,6 +44,7 @@ mod planned;
 mod policy;
 mod port;
 mod preview;
+mod serve;
 mod service;
 mod show;
 mod signals;
@@ -46,6 +54,7 @@ mod store;
 mod table;
 mod targets;
 mod uninstall;
+mod validate;
 mod version;
 mod wait;
 mod words;
@@ -91,10 +100,18 @@ enum Command {
     Annotate(modify::Mark),
     /// Show objects
     Get(get::Get),
+    /// Show objects with what applies to them, or what they apply to, and what nodes report about them
+    Describe(describe::Describe),
+    /// Show what apply would change: in stored objects, and in verdicts
+    Diff(diff::Diff),
+    /// Check manifests without a cluster
+    Validate(validate::Validate),
     /// Show the versions of this program, of the agents, and of Calico
     Version(version::Version),
     /// Print the completion script for a shell: source <(tortie completion bash)
     Completion(version::Completion),
+    /// Write man pages into a folder
+    Man(version::Man),
     /// Explain whether a packet would pass, in a cluster or in manifests
     Explain(Box<explain::Explain>),
     /// Show who reaches whom, and by which rule, in a cluster or in manifests
@@ -113,6 +130,15 @@ enum Command {
     /// Show, check and repair the addresses of pods
     #[command(subcommand)]
     Ipam(ipam::IpamCommand),
+    /// Copy a datastore into another one: lock, export, import, compare, unlock
+    #[command(subcommand)]
+    Datastore(datastore::DatastoreCommand),
+    /// Serve the embedded datastore
+    #[command(subcommand)]
+    Store(serve::StoreCommand),
+    /// Issue the certificates of the embedded datastore
+    #[command(subcommand)]
+    Certs(certs::CertsCommand),
     /// Run the node daemon
     Agent(Box<agent::Agent>),
     /// Prepare this node, or clean it up; the pods of an installation run this
@@ -156,8 +182,12 @@ fn main() -> ExitCode {
         Command::Label(label) => label.run("labels"),
         Command::Annotate(annotate) => annotate.run("annotations"),
         Command::Get(get) => get.run(),
+        Command::Describe(describe) => describe.run(),
+        Command::Diff(diff) => return ask(diff.run()),
+        Command::Validate(validate) => return ask(validate.run()),
         Command::Version(version) => return ask(version.run()),
         Command::Completion(completion) => Ok(completion.run(Arguments::command())),
+        Command::Man(man) => man.run(Arguments::command()),
         Command::Explain(explain) => return ask(explain.run()),
         Command::Matrix(matrix) => return ask(matrix.run()),
         Command::Preview(preview) => return ask(preview.run()),
@@ -166,6 +196,9 @@ fn main() -> ExitCode {
         Command::Status(status) => return ask(status.run()),
         Command::Uninstall(uninstall) => uninstall.run(),
         Command::Ipam(command) => return ask(command.run()),
+        Command::Datastore(command) => return ask(command.run()),
+        Command::Store(command) => command.run(),
+        Command::Certs(command) => command.run(),
         Command::Agent(agent) => agent.run(),
         #[cfg(unix)]
         Command::Node(command) => command.run(),
@@ -191,6 +224,15 @@ fn finish_with(result: anyhow::Result<ExitCode>, failed: ExitCode) -> ExitCode {
         failed
     });
     output::end(code, failed)
+}
+
+/// Waits until the process is asked to end.
+async fn end_of_process() -> std::io::Result<()> {
+    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    tokio::select! {
+        _ = terminate.recv() => Ok(()),
+        interrupted = tokio::signal::ctrl_c() => interrupted,
+    }
 }
 
 /// The error with its causes, without those that the message already contains.

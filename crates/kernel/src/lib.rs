@@ -15,6 +15,7 @@ pub mod nftables;
 pub mod packet;
 pub mod route;
 pub mod sysctl;
+pub mod tcp;
 
 mod error;
 mod sys;

@@ -148,6 +148,16 @@ pub enum Program {
     Cnitool,
     /// CNI plugins to chain; the path is their folder.
     CniPlugins,
+    /// The BGP speaker BIRD.
+    Bird,
+    /// The client of BIRD.
+    Birdc,
+    /// The BGP speaker of FRR.
+    FrrBgpd,
+    /// The BGP speaker GoBGP.
+    Gobgpd,
+    /// The client of GoBGP.
+    Gobgp,
 }
 
 impl Program {
@@ -175,6 +185,16 @@ impl Program {
             Self::PolicySuite => E2E.find("policy.test"),
             Self::CoreDns => COREDNS.find("coredns"),
             Self::Cnitool => CNI.find("cnitool"),
+            Self::Bird => installed("bird", "bird2"),
+            Self::Birdc => installed("birdc", "bird2"),
+            Self::Gobgpd => installed("gobgpd", "gobgpd"),
+            Self::Gobgp => installed("gobgp", "gobgpd"),
+            Self::FrrBgpd => {
+                // Debian keeps FRR's programs out of the path.
+                let program = PathBuf::from("/usr/lib/frr/bgpd");
+                let missing = || not_installed("FRR's bgpd", "frr");
+                program.exists().then_some(program).ok_or_else(missing)
+            }
             Self::CniPlugins => {
                 let folder = PathBuf::from("/usr/lib/cni");
                 let missing =

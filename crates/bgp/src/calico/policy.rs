@@ -1,0 +1,199 @@
+//! What nodes tell each other and others (`confd/templates/bird_ipam.cfg.template` of Calico).
+
+use ipnet::IpNet;
+use tortie_api::calico::{BgpConfigurationSpec, BgpFilter, BgpFilterRule};
+
+use super::{BgpNode, Resources, service_networks};
+use crate::codec::{AnyCommunity, Family};
+use crate::filter::{Action, Conditions, MatchOperator, Operation, Policy, PrefixMatch, Rule};
+use crate::rib::PeerRules;
+
+/// The priority of routes that have none of their own.
+const NORMAL_PRIORITY: u32 = 1024;
+
+fn rule(cidr: IpNet, operator: MatchOperator, action: Action) -> Rule {
+    let prefix = Some(PrefixMatch { cidr, operator, lengths: None });
+    Rule { conditions: Conditions { prefix, ..Conditions::default() }, action, operations: Vec::new() }
+}
+
+/// What a peer is told of routes about which its filters do not decide.
+pub(super) fn export(
+    me: &BgpNode<'_>,
+    all: &BgpConfigurationSpec,
+    resources: &Resources<'_>,
+    internal: bool,
+    family: Family,
+) -> Policy {
+    use MatchOperator::{Equal, In};
+    let mut rules = Vec::new();
+    let of_family = |cidr: &IpNet| Family::of(cidr) == family;
+    let pools = || resources.pools.iter().filter(|pool| of_family(&pool.spec.cidr));
+    rules.extend(
+        pools()
+            .filter(|pool| pool.spec.disable_bgp_export)
+            .map(|pool| rule(pool.spec.cidr, In, Action::Reject)),
+    );
+    let overlays: &[&str] =
+        if internal { &["*.calico", "*.cali", "tunl0", "bpf*.cali"] } else { &["bpf*.cali"] };
+    rules.extend(overlays.iter().map(|pattern| {
+        let conditions = Conditions { interface: Some((*pattern).to_owned()), ..Conditions::default() };
+        Rule { conditions, action: Action::Reject, operations: Vec::new() }
+    }));
+    rules.extend(
+        communities(all)
+            .filter(|rule| rule.conditions.prefix.as_ref().is_some_and(|prefix| of_family(&prefix.cidr))),
+    );
+    for block in resources.blocks.iter().filter(|block| of_family(block)) {
+        rules.push(rule(*block, Equal, Action::Accept));
+        // Single addresses of an own block are part of it.
+        rules.push(rule(*block, In, Action::Reject));
+    }
+    let services = || {
+        let blocks = [&all.service_cluster_ips, &all.service_external_ips, &all.service_load_balancer_ips];
+        blocks.into_iter().flat_map(|blocks| service_networks(blocks)).filter(of_family)
+    };
+    rules.extend(services().map(|cidr| rule(cidr, Equal, Action::Accept)));
+    if me.cluster_id.is_some() {
+        // A reflector passes on what nodes advertise for Services.
+        rules.extend(services().map(|cidr| rule(cidr, In, Action::Accept)));
+    }
+    rules.extend(
+        pools().filter(|pool| !pool.spec.disabled).map(|pool| rule(pool.spec.cidr, In, Action::Accept)),
+    );
+    Policy { rules, accepts_others: false }
+}
+
+/// The communities of prefixAdvertisements.
+fn communities(all: &BgpConfigurationSpec) -> impl Iterator<Item = Rule> {
+    all.prefix_advertisements.iter().filter_map(|advertisement| {
+        let value = |name: &String| {
+            let known = all.communities.iter().find(|community| community.name == *name);
+            known.map_or(name.as_str(), |community| &community.value).parse::<AnyCommunity>().ok()
+        };
+        let operations =
+            advertisement.communities.iter().filter_map(value).map(Operation::AddCommunity).collect();
+        let cidr = advertisement.cidr.parse().ok()?;
+        Some(Rule { operations, ..rule(cidr, MatchOperator::In, Action::Continue) })
+    })
+}
+
+/// Puts the rules of BGPFilters before others. If one of them is absent or cannot be read, no route passes.
+pub(super) fn add_filters(
+    rules: &mut PeerRules,
+    family: Family,
+    names: &[String],
+    filters: &[BgpFilter],
+) -> Vec<String> {
+    let mut problems = Vec::new();
+    let (mut import, mut export) = (Vec::new(), Vec::new());
+    for name in names {
+        let Some(filter) = filters.iter().find(|filter| filter.metadata.name == *name) else {
+            problems.push(format!("there is no BGPFilter {name}, so no route passes"));
+            continue;
+        };
+        let (import_rules, export_rules) = match family {
+            Family::Ipv4 => (&filter.spec.import_v4, &filter.spec.export_v4),
+            Family::Ipv6 => (&filter.spec.import_v6, &filter.spec.export_v6),
+        };
+        for (list, to) in [(import_rules, &mut import), (export_rules, &mut export)] {
+            for (index, rule) in list.iter().enumerate() {
+                match filter_rule(rule) {
+                    Some(rule) => to.push(rule),
+                    None => problems
+                        .push(format!("rule {index} of BGPFilter {name} cannot be read, so no route passes")),
+                }
+            }
+        }
+    }
+    if problems.is_empty() {
+        rules.import.rules.splice(0..0, import);
+        rules.export.rules.splice(0..0, export);
+    } else {
+        let closed = || Policy { rules: Vec::new(), accepts_others: false };
+        (rules.import, rules.export) = (closed(), closed());
+    }
+    problems
+}
+
+fn filter_rule(rule: &BgpFilterRule) -> Option<Rule> {
+    let BgpFilterRule {
+        cidr,
+        match_operator,
+        prefix_length,
+        source,
+        interface,
+        peer_type,
+        communities,
+        as_path_prefix,
+        priority,
+        action,
+        operations,
+    } = rule;
+    let text = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+    let prefix = match (text(cidr), text(match_operator)) {
+        (Some(cidr), Some(operator)) => {
+            let cidr: IpNet = cidr.parse().ok()?;
+            let operator = match operator.as_str() {
+                "Equal" => MatchOperator::Equal,
+                "NotEqual" => MatchOperator::NotEqual,
+                "In" => MatchOperator::In,
+                "NotIn" => MatchOperator::NotIn,
+                _ => return None,
+            };
+            let lengths = prefix_length.as_ref().map(|lengths| {
+                let longest = Family::of(&cidr).bits();
+                (lengths.min.unwrap_or(cidr.prefix_len()), lengths.max.unwrap_or(longest))
+            });
+            Some(PrefixMatch { cidr, operator, lengths })
+        }
+        (None, None) if prefix_length.is_none() => None,
+        _ => return None,
+    };
+    let community = match communities.as_ref().map(|communities| communities.values.as_slice()) {
+        None => None,
+        Some([value]) => Some(value.parse().ok()?),
+        Some(_) => return None,
+    };
+    let only_from_peers = match text(source).as_deref() {
+        None => false,
+        Some("RemotePeers") => true,
+        Some(_) => return None,
+    };
+    let internal_peer = match text(peer_type).as_deref() {
+        None => None,
+        Some("iBGP") => Some(true),
+        Some("eBGP") => Some(false),
+        Some(_) => return None,
+    };
+    let conditions = Conditions {
+        prefix,
+        only_from_peers,
+        interface: text(interface),
+        internal_peer,
+        community,
+        as_path_prefix: as_path_prefix.clone(),
+        priority: *priority,
+    };
+    let action = match action.as_str() {
+        "Accept" => Action::Accept,
+        "Reject" => Action::Reject,
+        _ => return None,
+    };
+    let operations = operations.iter().map(operation).collect::<Option<_>>()?;
+    Some(Rule { conditions, action, operations })
+}
+
+fn operation(operation: &tortie_api::calico::Operation) -> Option<Operation> {
+    match (&operation.add_community, &operation.prepend_as_path, &operation.set_priority) {
+        (Some(add), None, None) => Some(Operation::AddCommunity(add.value.parse().ok()?)),
+        (None, Some(prepend), None) => Some(Operation::PrependAsPath(prepend.prefix.clone())),
+        (None, None, Some(priority)) => Some(Operation::SetPriority(priority.value)),
+        _ => None,
+    }
+}
+
+/// LOCAL_PREF of an own route with the usual priority.
+#[must_use]
+pub(super) fn normal_preference(priority: Option<u32>) -> u32 {
+    crate::filter::HIGHEST_PREFERENCE - priority.unwrap_or(NORMAL_PRIORITY)
+}

@@ -1,0 +1,579 @@
+//! The routing tables: what peers sent (Adj-RIB-In), what was chosen (Loc-RIB), and what peers were told (Adj-RIB-Out).
+//!
+//! Changes are incremental: an input marks prefixes, [`Rib::recalculate`] decides about these alone, and
+//! [`Rib::messages`] compares what a peer should know with what it was told.
+
+mod adj_out;
+mod decision;
+mod export;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use ipnet::IpNet;
+
+pub use self::decision::{Contender, Neighbour, decide};
+pub use self::export::{NextHopMode, OwnAddresses, PeerRules};
+
+use self::adj_out::AdjOut;
+use self::export::{Provenance, exported, may_export};
+use crate::codec::{Attributes, Context, Families, Family, Update};
+use crate::filter::{Candidate, Verdict};
+
+/// A peer, by a number that the owner of the tables chose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PeerId(pub u32);
+
+/// An own route.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwnRoute {
+    /// Its attributes. A next hop of only zeroes stands for the own address.
+    pub attributes: Arc<Attributes>,
+    /// The interface that it leads to, for filters.
+    pub interface: Option<Arc<str>>,
+}
+
+impl OwnRoute {
+    /// A route by way of this node.
+    #[must_use]
+    pub fn here() -> Self {
+        let attributes = Attributes::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+        Self { attributes: Arc::new(attributes), interface: None }
+    }
+}
+
+/// Who sent a route.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Source {
+    /// It is the own one.
+    Own,
+    /// A peer.
+    Peer(PeerId),
+}
+
+/// A chosen route.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chosen {
+    /// Who sent it.
+    pub source: Source,
+    /// Its attributes, after the policy.
+    pub attributes: Arc<Attributes>,
+}
+
+/// A change of the chosen routes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RouteChange {
+    /// The prefix.
+    pub prefix: IpNet,
+    /// The best route, and those that are as good for forwarding; none if there is no way any more.
+    pub routes: Vec<Chosen>,
+}
+
+/// A route that a peer sent.
+#[derive(Debug)]
+struct Received {
+    peer: PeerId,
+    /// As it was sent.
+    attributes: Arc<Attributes>,
+    /// As the policy lets it pass.
+    accepted: Option<Arc<Attributes>>,
+    /// Whether it is from before the peer's restart, or before it sends its routes again.
+    stale: bool,
+}
+
+/// The routes to a prefix.
+#[derive(Debug, Default)]
+struct Destination {
+    received: Vec<Received>,
+    own: Option<OwnRoute>,
+    chosen: Vec<Chosen>,
+}
+
+impl Destination {
+    fn is_empty(&self) -> bool {
+        self.received.is_empty() && self.own.is_none() && self.chosen.is_empty()
+    }
+}
+
+#[derive(Debug)]
+struct Peer {
+    rules: PeerRules,
+    /// How many routes it sent, in each family.
+    received: [u32; 2],
+    session: Option<PeerSession>,
+    /// The identifier of the last session; stale routes keep it.
+    identifier: Ipv4Addr,
+    /// The own address of the last session.
+    own_address: Option<IpAddr>,
+}
+
+impl Peer {
+    /// The own addresses that the peer can use.
+    fn own_addresses(&self) -> OwnAddresses {
+        let mut addresses = self.rules.own_addresses;
+        self.own_address.into_iter().for_each(|address| addresses.supplement(address));
+        addresses
+    }
+}
+
+#[derive(Debug)]
+struct PeerSession {
+    context: Context,
+    out: AdjOut,
+}
+
+/// A peer, as a receiver of routes.
+struct Target<'a> {
+    id: PeerId,
+    rules: &'a PeerRules,
+    own: OwnAddresses,
+    context: &'a Context,
+}
+
+/// A route that a peer sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Alternative {
+    /// The peer.
+    pub peer: PeerId,
+    /// The attributes, as it sent them.
+    pub attributes: Arc<Attributes>,
+    /// Whether the route may be used.
+    pub accepted: bool,
+    /// Whether it is from before the peer's restart.
+    pub stale: bool,
+}
+
+/// The peer sent more prefixes than it may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TooManyPrefixes {
+    /// The family.
+    pub family: Family,
+    /// How many it may send.
+    pub limit: u32,
+}
+
+/// The routing tables.
+#[derive(Debug)]
+pub struct Rib {
+    /// The own identifier.
+    identifier: Ipv4Addr,
+    table: BTreeMap<IpNet, Destination>,
+    peers: BTreeMap<PeerId, Peer>,
+    /// The costs of the ways to next hops; `None` if there is no way. Others cost nothing.
+    costs: HashMap<IpAddr, Option<u32>>,
+    /// The prefixes to decide about.
+    marked: BTreeSet<IpNet>,
+}
+
+fn position(family: Family) -> usize {
+    usize::from(family == Family::Ipv6)
+}
+
+impl Rib {
+    /// Empty tables of a speaker with this identifier.
+    #[must_use]
+    pub fn new(identifier: Ipv4Addr) -> Self {
+        Self {
+            identifier,
+            table: BTreeMap::new(),
+            peers: BTreeMap::new(),
+            costs: HashMap::new(),
+            marked: BTreeSet::new(),
+        }
+    }
+
+    /// Adds a peer, or changes its rules. Routes that it sent are judged again, and it is told what it should know now.
+    pub fn set_peer(&mut self, id: PeerId, rules: PeerRules) {
+        match self.peers.get_mut(&id) {
+            Some(peer) if peer.rules == rules => return,
+            Some(peer) => peer.rules = rules,
+            None => {
+                let identifier = Ipv4Addr::UNSPECIFIED;
+                self.peers.insert(
+                    id,
+                    Peer { rules, received: [0; 2], session: None, identifier, own_address: None },
+                );
+                return;
+            }
+        }
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        for (prefix, destination) in &mut self.table {
+            if let Some(received) = destination.received.iter_mut().find(|received| received.peer == id) {
+                received.accepted = import(self.identifier, peer, prefix, &received.attributes);
+                self.marked.insert(*prefix);
+            }
+            if !destination.chosen.is_empty()
+                && let Some(session) = &mut peer.session
+            {
+                session.out.note(*prefix);
+            }
+        }
+    }
+
+    /// Removes a peer with its routes.
+    pub fn remove_peer(&mut self, id: PeerId) {
+        self.remove_received(id, |_, _| true);
+        self.peers.remove(&id);
+    }
+
+    /// A session with a peer begins; `own` is its local address.
+    pub fn up(&mut self, id: PeerId, context: Context, identifier: Ipv4Addr, own: IpAddr) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let is_new = peer.identifier != identifier;
+        peer.identifier = identifier;
+        peer.own_address = Some(own);
+        let chosen = self.table.iter().filter(|(_, destination)| !destination.chosen.is_empty());
+        let out = AdjOut::new(context.families, chosen.map(|(prefix, _)| *prefix));
+        peer.session = Some(PeerSession { context, out });
+        if is_new {
+            // The choice depends on the identifier.
+            let theirs = |destination: &Destination| destination.received.iter().any(|r| r.peer == id);
+            let theirs = self.table.iter().filter(|(_, destination)| theirs(destination));
+            self.marked.extend(theirs.map(|(prefix, _)| *prefix));
+        }
+    }
+
+    /// The session with a peer has ended. Its routes of the families become stale, the others go.
+    pub fn down(&mut self, id: PeerId, retained: Families) {
+        if let Some(peer) = self.peers.get_mut(&id) {
+            peer.session = None;
+        }
+        // Routes that are stale for the second time are not kept any longer (RFC 4724 4.2).
+        self.remove_received(id, |prefix, received| !retained.contains(Family::of(prefix)) || received.stale);
+        retained.iter().for_each(|family| self.make_stale(id, family));
+    }
+
+    /// Makes all routes of a peer stale, before it sends them again.
+    pub fn make_stale(&mut self, id: PeerId, family: Family) {
+        for (prefix, destination) in &mut self.table {
+            if Family::of(prefix) == family {
+                let received = destination.received.iter_mut().find(|received| received.peer == id);
+                received.into_iter().for_each(|received| received.stale = true);
+            }
+        }
+    }
+
+    /// Removes stale routes of a peer.
+    pub fn forget_stale(&mut self, id: PeerId, families: Families) {
+        self.remove_received(id, |prefix, received| received.stale && families.contains(Family::of(prefix)));
+    }
+
+    fn remove_received(&mut self, id: PeerId, is_gone: impl Fn(&IpNet, &Received) -> bool) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        for (prefix, destination) in &mut self.table {
+            let before = destination.received.len();
+            destination.received.retain(|received| received.peer != id || !is_gone(prefix, received));
+            if destination.received.len() < before {
+                peer.received[position(Family::of(prefix))] -= 1;
+                self.marked.insert(*prefix);
+            }
+        }
+    }
+
+    /// Takes the routes of a message.
+    ///
+    /// # Errors
+    /// The peer sent too many; what exceeds the limit is not taken.
+    pub fn update(&mut self, id: PeerId, update: Update) -> Result<(), TooManyPrefixes> {
+        let Some(peer) = self.peers.get_mut(&id) else { return Ok(()) };
+        for prefix in update.withdrawn {
+            let Some(destination) = self.table.get_mut(&prefix) else { continue };
+            if let Some(index) = destination.received.iter().position(|received| received.peer == id) {
+                destination.received.swap_remove(index);
+                peer.received[position(Family::of(&prefix))] -= 1;
+                self.marked.insert(prefix);
+            }
+        }
+        let own = peer.own_addresses();
+        for announcement in update.announced {
+            let attributes = Arc::new(announcement.attributes);
+            let mut judge = Judge::new(self.identifier, &peer.rules, own, Arc::clone(&attributes));
+            for prefix in announcement.prefixes.into_iter().filter(is_unicast) {
+                let accepted = judge.accepted(&prefix);
+                let destination = self.table.entry(prefix).or_default();
+                self.marked.insert(prefix);
+                let attributes = Arc::clone(&attributes);
+                let new = Received { peer: id, attributes, accepted, stale: false };
+                match destination.received.iter_mut().find(|received| received.peer == id) {
+                    Some(known) => *known = new,
+                    None => {
+                        let family = Family::of(&prefix);
+                        let count = &mut peer.received[position(family)];
+                        if let Some(limit) = peer.rules.max_prefixes
+                            && *count >= limit
+                        {
+                            return Err(TooManyPrefixes { family, limit });
+                        }
+                        *count += 1;
+                        destination.received.push(new);
+                    }
+                }
+            }
+        }
+        if let Some(family) = update.end_of_rib {
+            self.forget_stale(id, Families::from_iter([family]));
+        }
+        Ok(())
+    }
+
+    /// Adds, changes or removes an own route.
+    pub fn set_own(&mut self, prefix: IpNet, route: Option<OwnRoute>) {
+        let known = self.table.get(&prefix).and_then(|destination| destination.own.as_ref());
+        if known != route.as_ref() {
+            self.table.entry(prefix).or_default().own = route;
+            self.marked.insert(prefix);
+        }
+    }
+
+    /// The prefixes of own routes.
+    pub fn own(&self) -> impl Iterator<Item = &IpNet> {
+        self.table.iter().filter(|(_, destination)| destination.own.is_some()).map(|(prefix, _)| prefix)
+    }
+
+    /// Sets the cost of the way to a next hop; `None` if there is no way. Unknown next hops cost nothing.
+    pub fn set_cost(&mut self, next_hop: IpAddr, cost: Option<u32>) {
+        if self.costs.insert(next_hop, cost).unwrap_or(Some(0)) == cost {
+            return;
+        }
+        let leads_there = |received: &Received| received.attributes.next_hop.address == next_hop;
+        let concerned = self.table.iter().filter(|(_, d)| d.received.iter().any(leads_there));
+        self.marked.extend(concerned.map(|(prefix, _)| *prefix));
+    }
+
+    /// Decides about all marked prefixes, and returns those whose chosen routes changed.
+    pub fn recalculate(&mut self) -> Vec<RouteChange> {
+        let mut changes = Vec::new();
+        for prefix in std::mem::take(&mut self.marked) {
+            let Some(destination) = self.table.get_mut(&prefix) else { continue };
+            let chosen = choose(destination, &self.peers, &self.costs);
+            if chosen != destination.chosen {
+                let best = |routes: &[Chosen]| routes.first().cloned();
+                let is_new_best = best(&chosen) != best(&destination.chosen);
+                destination.chosen = chosen;
+                changes.push(RouteChange { prefix, routes: destination.chosen.clone() });
+                if is_new_best {
+                    let sessions = self.peers.values_mut().filter_map(|peer| peer.session.as_mut());
+                    sessions.for_each(|session| session.out.note(prefix));
+                }
+            }
+            if destination.is_empty() {
+                self.table.remove(&prefix);
+            }
+        }
+        changes
+    }
+
+    /// The peer wants to be told everything again. Returns a message to send at once.
+    pub fn refresh(&mut self, id: PeerId, family: Family, marks: bool) -> Option<Vec<u8>> {
+        self.peers.get_mut(&id)?.session.as_mut()?.out.refresh(family, marks)
+    }
+
+    /// Whether there is nothing to tell the peer.
+    #[must_use]
+    pub fn is_idle(&self, id: PeerId) -> bool {
+        let session = self.peers.get(&id).and_then(|peer| peer.session.as_ref());
+        session.is_none_or(|session| session.out.is_idle())
+    }
+
+    /// The next messages for a peer; call again until it is idle.
+    pub fn messages(&mut self, id: PeerId) -> Vec<Vec<u8>> {
+        let Some(mut peer) = self.peers.remove(&id) else { return Vec::new() };
+        let mut messages = Vec::new();
+        let own = peer.own_addresses();
+        if let Some(PeerSession { context, out }) = &mut peer.session {
+            let mut cache = HashMap::new();
+            messages = out.messages(context, |prefix| {
+                let destination = self.table.get(prefix)?;
+                let to = Target { id, rules: &peer.rules, own, context };
+                self.told(prefix, destination, &to, &mut cache)
+            });
+        }
+        self.peers.insert(id, peer);
+        messages
+    }
+
+    /// What a peer should know about a prefix. Routes with the same attributes that the policy leaves alone share the
+    /// result.
+    fn told(
+        &self,
+        prefix: &IpNet,
+        destination: &Destination,
+        to: &Target<'_>,
+        cache: &mut HashMap<(*const Attributes, Source, Family), Option<Arc<Attributes>>>,
+    ) -> Option<Arc<Attributes>> {
+        let best = destination.chosen.first()?;
+        let rules = to.rules;
+        let provenance = match best.source {
+            Source::Own => Provenance::Own,
+            Source::Peer(from) if from == to.id => return None,
+            Source::Peer(from) => {
+                let from = self.peers.get(&from)?;
+                let (internal, client) = (from.rules.is_internal(), from.rules.client);
+                Provenance::Peer { internal, client, identifier: from.identifier }
+            }
+        };
+        if !may_export(&best.attributes, provenance, rules) {
+            return None;
+        }
+        let candidate = Candidate {
+            prefix,
+            attributes: &best.attributes,
+            from_peer: best.source != Source::Own,
+            interface: destination.own.as_ref().and_then(|own| own.interface.as_deref()),
+            internal_peer: rules.is_internal(),
+        };
+        let family = Family::of(prefix);
+        let export = |attributes: Attributes| {
+            exported(family, attributes, provenance, (rules, to.own), to.context.extended_next_hop)
+                .map(Arc::new)
+        };
+        match rules.export.judge(&candidate) {
+            Verdict::Rejected => None,
+            Verdict::Changed(attributes) => export(*attributes),
+            // The table holds the attributes, so that their address stands for them as long as the cache lives.
+            Verdict::Unchanged => cache
+                .entry((Arc::as_ptr(&best.attributes), best.source, family))
+                .or_insert_with(|| export(Attributes::clone(&best.attributes)))
+                .clone(),
+        }
+    }
+
+    /// The chosen routes to a prefix, and all that peers sent.
+    #[must_use]
+    pub fn explain(&self, prefix: &IpNet) -> Option<(Vec<Chosen>, Vec<Alternative>)> {
+        let destination = self.table.get(prefix)?;
+        let alternatives = destination.received.iter().map(|received| Alternative {
+            peer: received.peer,
+            attributes: Arc::clone(&received.attributes),
+            accepted: received.accepted.is_some(),
+            stale: received.stale,
+        });
+        Some((destination.chosen.clone(), alternatives.collect()))
+    }
+
+    /// All chosen routes.
+    pub fn routes(&self) -> impl Iterator<Item = (&IpNet, &[Chosen])> {
+        let chosen = self.table.iter().map(|(prefix, destination)| (prefix, destination.chosen.as_slice()));
+        chosen.filter(|(_, chosen)| !chosen.is_empty())
+    }
+
+    /// How many routes a peer sent, and how many it was told.
+    #[must_use]
+    pub fn counts(&self, id: PeerId) -> (u32, usize) {
+        let Some(peer) = self.peers.get(&id) else { return (0, 0) };
+        (peer.received.iter().sum(), peer.session.as_ref().map_or(0, |session| session.out.len()))
+    }
+
+    /// The route that a peer was told.
+    #[must_use]
+    pub fn advertised(&self, id: PeerId, prefix: &IpNet) -> Option<&Arc<Attributes>> {
+        self.peers.get(&id)?.session.as_ref()?.out.told(prefix)
+    }
+}
+
+/// The routes to use for a destination.
+fn choose(
+    destination: &Destination,
+    peers: &BTreeMap<PeerId, Peer>,
+    costs: &HashMap<IpAddr, Option<u32>>,
+) -> Vec<Chosen> {
+    let mut sources = Vec::new();
+    let mut contenders = Vec::new();
+    if let Some(own) = &destination.own {
+        sources.push((Source::Own, &own.attributes));
+        contenders.push(Contender { attributes: &own.attributes, peer: None, cost: 0 });
+    }
+    for received in &destination.received {
+        let (Some(attributes), Some(peer)) = (&received.accepted, peers.get(&received.peer)) else {
+            continue;
+        };
+        let Some(cost) = costs.get(&attributes.next_hop.address).copied().unwrap_or(Some(0)) else {
+            continue;
+        };
+        let neighbour = Neighbour {
+            internal: peer.rules.is_internal(),
+            identifier: peer.identifier,
+            address: peer.rules.address,
+        };
+        sources.push((Source::Peer(received.peer), attributes));
+        contenders.push(Contender { attributes, peer: Some(neighbour), cost });
+    }
+    let chosen = decide(&contenders).into_iter().map(|index| {
+        let (source, attributes) = sources[index];
+        Chosen { source, attributes: Arc::clone(attributes) }
+    });
+    chosen.collect()
+}
+
+/// The policy about the routes of one message: what does not depend on the prefix is decided once.
+struct Judge<'a> {
+    rules: &'a PeerRules,
+    attributes: Arc<Attributes>,
+    is_usable: bool,
+    /// The last changed attributes, which the next prefix often shares.
+    changed: Option<Arc<Attributes>>,
+}
+
+impl<'a> Judge<'a> {
+    fn new(
+        identifier: Ipv4Addr,
+        rules: &'a PeerRules,
+        own: OwnAddresses,
+        attributes: Arc<Attributes>,
+    ) -> Self {
+        let is_usable = is_usable(identifier, rules, own, &attributes);
+        Self { rules, attributes, is_usable, changed: None }
+    }
+
+    fn accepted(&mut self, prefix: &IpNet) -> Option<Arc<Attributes>> {
+        if !self.is_usable {
+            return None;
+        }
+        let candidate = Candidate {
+            prefix,
+            attributes: &self.attributes,
+            from_peer: true,
+            interface: None,
+            internal_peer: self.rules.is_internal(),
+        };
+        match self.rules.import.judge(&candidate) {
+            Verdict::Rejected => None,
+            Verdict::Unchanged => Some(Arc::clone(&self.attributes)),
+            Verdict::Changed(changed) => match &self.changed {
+                Some(known) if **known == *changed => Some(Arc::clone(known)),
+                _ => Some(Arc::clone(self.changed.insert(Arc::from(changed)))),
+            },
+        }
+    }
+}
+
+fn import(
+    identifier: Ipv4Addr,
+    peer: &Peer,
+    prefix: &IpNet,
+    attributes: &Arc<Attributes>,
+) -> Option<Arc<Attributes>> {
+    Judge::new(identifier, &peer.rules, peer.own_addresses(), Arc::clone(attributes)).accepted(prefix)
+}
+
+/// Whether a route is no loop, and leads to a possible next router (RFC 4271 9.1.2 and 6.3, RFC 4456 8).
+fn is_usable(identifier: Ipv4Addr, rules: &PeerRules, own: OwnAddresses, attributes: &Attributes) -> bool {
+    let address = attributes.next_hop.address;
+    let is_possible_hop = !address.is_unspecified()
+        && !address.is_multicast()
+        && !address.is_loopback()
+        && address != IpAddr::V4(Ipv4Addr::BROADCAST)
+        && !own.contains(address);
+    let is_own_cluster =
+        !rules.cluster_id.is_unspecified() && attributes.cluster_list.contains(&rules.cluster_id);
+    is_possible_hop
+        && attributes.as_path.count(rules.local_as) <= rules.allowed_own_as
+        && attributes.originator_id != Some(identifier)
+        && !is_own_cluster
+}
+
+/// Whether routes to the prefix make sense: those of multicast do not (RFC 4271 6.3).
+fn is_unicast(prefix: &IpNet) -> bool {
+    !prefix.network().is_multicast()
+}

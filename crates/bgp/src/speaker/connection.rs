@@ -1,0 +1,166 @@
+//! The tasks of a connection: one reads whole messages, one writes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+
+use crate::codec::{Notification, length};
+use crate::fsm::ConnectionId;
+use crate::rib::PeerId;
+
+/// What a connection reports.
+#[derive(Debug)]
+pub(super) enum Report {
+    /// Whole messages, one behind the other.
+    Messages(Vec<u8>),
+    /// What follows is no message.
+    Broken(Notification),
+    /// It has ended.
+    Closed,
+    /// There is room for more messages.
+    Drained,
+}
+
+/// A report, and whose it is.
+pub(super) type Tagged = (PeerId, ConnectionId, Report);
+
+/// Nothing more is queued when this many bytes wait.
+const FULL: usize = 256 << 10;
+/// The most bytes in one read.
+const READ: usize = 64 << 10;
+/// How long a connection may take to send its last bytes.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+
+/// The owner's end of a connection. Dropping it closes the connection after everything that was sent.
+pub(super) struct OpenConnection {
+    out: mpsc::UnboundedSender<Vec<u8>>,
+    waiting: Arc<AtomicUsize>,
+    reader: JoinHandle<()>,
+    /// The writer notices that it is dropped, also while it waits for a peer that does not read.
+    _closing: oneshot::Sender<()>,
+}
+
+impl OpenConnection {
+    /// Starts the tasks.
+    pub(super) fn start(
+        stream: TcpStream,
+        peer: PeerId,
+        id: ConnectionId,
+        reports: mpsc::Sender<Tagged>,
+    ) -> Self {
+        let (read, write) = stream.into_split();
+        let (out, messages) = mpsc::unbounded_channel();
+        let waiting = Arc::new(AtomicUsize::new(0));
+        let drained = reports.clone();
+        let counter = Arc::clone(&waiting);
+        let (_closing, closed) = oneshot::channel::<()>();
+        tokio::spawn(async move {
+            let writing = write_all(write, messages, &counter, || {
+                // If the queue of reports is full, the owner will look at all connections anyway.
+                let _ = drained.try_send((peer, id, Report::Drained));
+            });
+            let too_long = async {
+                let _ = closed.await;
+                tokio::time::sleep(LAST_WORDS).await;
+            };
+            tokio::select! {
+                () = writing => {}
+                () = too_long => {}
+            }
+        });
+        let reader = tokio::spawn(read_all(read, move |report| {
+            let reports = reports.clone();
+            async move { reports.send((peer, id, report)).await.is_ok() }
+        }));
+        Self { out, waiting, reader, _closing }
+    }
+
+    /// Queues bytes. If the connection has ended, they are lost, and the end is reported.
+    pub(super) fn send(&self, bytes: Vec<u8>) {
+        self.waiting.fetch_add(bytes.len(), Ordering::Relaxed);
+        let _ = self.out.send(bytes);
+    }
+
+    /// Whether more bytes should wait elsewhere.
+    pub(super) fn is_full(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) >= FULL
+    }
+}
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
+}
+
+async fn write_all(
+    mut write: OwnedWriteHalf,
+    mut messages: mpsc::UnboundedReceiver<Vec<u8>>,
+    waiting: &AtomicUsize,
+    drained: impl Fn(),
+) {
+    let mut batch = Vec::new();
+    while let Some(message) = messages.recv().await {
+        batch.clear();
+        batch.extend(message);
+        while batch.len() < READ
+            && let Ok(message) = messages.try_recv()
+        {
+            batch.extend(message);
+        }
+        let written = write.write_all(&batch).await;
+        // A broken connection also ends the reader, which reports it.
+        if written.is_err() {
+            return;
+        }
+        let before = waiting.fetch_sub(batch.len(), Ordering::Relaxed);
+        if before >= FULL && before - batch.len() < FULL {
+            drained();
+        }
+    }
+    let _ = write.shutdown().await;
+}
+
+async fn read_all<F: Future<Output = bool>>(mut read: OwnedReadHalf, report: impl Fn(Report) -> F) {
+    let mut buffer: Vec<u8> = Vec::new();
+    loop {
+        buffer.reserve(READ);
+        match read.read_buf(&mut buffer).await {
+            Ok(0) | Err(_) => {
+                report(Report::Closed).await;
+                return;
+            }
+            Ok(_) => {}
+        }
+        let (whole, problem) = whole_messages(&buffer);
+        if whole > 0 {
+            let rest = buffer.split_off(whole);
+            let messages = std::mem::replace(&mut buffer, rest);
+            if !report(Report::Messages(messages)).await {
+                return;
+            }
+        }
+        if let Some(notification) = problem {
+            report(Report::Broken(notification)).await;
+            return;
+        }
+    }
+}
+
+/// The length of the whole messages at the front, and what is wrong with what follows them.
+fn whole_messages(bytes: &[u8]) -> (usize, Option<Notification>) {
+    let mut at = 0;
+    loop {
+        match length(&bytes[at..]) {
+            Ok(Some(length)) if at + length <= bytes.len() => at += length,
+            Ok(_) => return (at, None),
+            Err(notification) => return (at, Some(notification)),
+        }
+    }
+}

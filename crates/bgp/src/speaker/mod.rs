@@ -1,0 +1,132 @@
+//! The shell: sockets and clocks around [`Router`](crate::router::Router). One task owns sessions and tables; each
+//! connection has a task that reads and one that writes.
+
+mod config;
+mod connection;
+mod error;
+mod owner;
+mod socket;
+mod status;
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use ipnet::IpNet;
+use tokio::sync::{mpsc, oneshot};
+
+pub use config::{Config, Password, PeerConfig, Transport};
+pub use error::Error;
+pub use status::{PeerStatus, RouteEvent, SpeakerStatus};
+
+use self::owner::{Command, Owner};
+use crate::rib::{Chosen, OwnRoute};
+
+/// The most commands that wait.
+const COMMANDS: usize = 64;
+
+/// A running speaker. It ends without a word when this is dropped, and its peers keep its routes for the restart time;
+/// [`shut_down`](Self::shut_down) takes leave of them.
+#[derive(Debug)]
+pub struct Speaker {
+    commands: mpsc::Sender<Command>,
+}
+
+impl Speaker {
+    /// Starts a speaker, in the network namespace of the calling thread's runtime. `restarted` says that an earlier
+    /// speaker's routes are still in the kernel, and how long to wait at most for the peers' routes before these are
+    /// replaced. The receiver reports the chosen routes.
+    ///
+    /// # Errors
+    /// It cannot listen, or a connection cannot be protected as configured.
+    pub async fn start(
+        config: Config,
+        restarted: Option<Duration>,
+    ) -> Result<(Self, mpsc::UnboundedReceiver<RouteEvent>), Error> {
+        let (commands, received) = mpsc::channel(COMMANDS);
+        let (events, routes) = mpsc::unbounded_channel();
+        // Speakers that start at once must not try at once for ever.
+        let seed = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64)
+            ^ u64::from(u32::from(config.identifier)) << 32;
+        let owner = Owner::new(config.identifier, seed, restarted, received, events);
+        tokio::spawn(owner.run());
+        let speaker = Self { commands };
+        speaker.apply(config).await?;
+        Ok((speaker, routes))
+    }
+
+    /// Changes the configuration. Sessions whose settings stay the same go on.
+    ///
+    /// # Errors
+    /// As for [`start`](Self::start); what could be applied is in force.
+    pub async fn apply(&self, config: Config) -> Result<(), Error> {
+        self.ask(|answer| Command::Apply(Box::new(config), answer)).await?
+    }
+
+    /// Adds or changes own routes.
+    ///
+    /// # Errors
+    /// The speaker has ended.
+    pub async fn advertise(&self, routes: impl IntoIterator<Item = (IpNet, OwnRoute)>) -> Result<(), Error> {
+        let routes = routes.into_iter().map(|(prefix, route)| (prefix, Some(route))).collect();
+        self.tell(Command::SetOwn(routes)).await
+    }
+
+    /// Removes own routes.
+    ///
+    /// # Errors
+    /// The speaker has ended.
+    pub async fn withdraw(&self, prefixes: impl IntoIterator<Item = IpNet>) -> Result<(), Error> {
+        let routes = prefixes.into_iter().map(|prefix| (prefix, None)).collect();
+        self.tell(Command::SetOwn(routes)).await
+    }
+
+    /// Sets the cost of the way to a next hop; `None` if there is no way. Unknown next hops cost nothing.
+    ///
+    /// # Errors
+    /// The speaker has ended.
+    pub async fn set_cost(&self, next_hop: IpAddr, cost: Option<u32>) -> Result<(), Error> {
+        self.tell(Command::SetCost(next_hop, cost)).await
+    }
+
+    /// Asks a peer to send its routes again.
+    ///
+    /// # Errors
+    /// The speaker has ended.
+    pub async fn refresh(&self, peer: SocketAddr) -> Result<(), Error> {
+        self.tell(Command::Refresh(peer)).await
+    }
+
+    /// The state of the speaker.
+    ///
+    /// # Errors
+    /// The speaker has ended.
+    pub async fn status(&self) -> Result<SpeakerStatus, Error> {
+        self.ask(Command::Status).await
+    }
+
+    /// All chosen routes.
+    ///
+    /// # Errors
+    /// The speaker has ended.
+    pub async fn routes(&self) -> Result<Vec<(IpNet, Vec<Chosen>)>, Error> {
+        self.ask(Command::Routes).await
+    }
+
+    /// Ends all sessions, and tells the peers why. They drop the routes.
+    ///
+    /// # Errors
+    /// The speaker has ended before.
+    pub async fn shut_down(self, text: &str) -> Result<(), Error> {
+        self.ask(|answer| Command::ShutDown(text.to_owned(), answer)).await
+    }
+
+    async fn tell(&self, command: Command) -> Result<(), Error> {
+        self.commands.send(command).await.map_err(|_| Error::Ended)
+    }
+
+    async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, Error> {
+        let (answer, received) = oneshot::channel();
+        self.tell(command(answer)).await?;
+        received.await.map_err(|_| Error::Ended)
+    }
+}

@@ -1,0 +1,398 @@
+//! The task that owns sessions and tables: it gives inputs to the router, and carries out what the router wants.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use super::config::{Config, PeerConfig};
+use super::connection::{OpenConnection, Report, Tagged};
+use super::error::Error;
+use super::socket;
+use super::status::{PeerStatus, RouteEvent, SpeakerStatus};
+use crate::codec::length;
+use crate::fsm::{ConnectionId, State, Time};
+use crate::rib::{OwnRoute, PeerId};
+use crate::router::{Effect, Router};
+
+/// What the handle asks for.
+pub(super) enum Command {
+    Apply(Box<Config>, oneshot::Sender<Result<(), Error>>),
+    SetOwn(Vec<(IpNet, Option<OwnRoute>)>),
+    SetCost(IpAddr, Option<u32>),
+    Refresh(SocketAddr),
+    Status(oneshot::Sender<SpeakerStatus>),
+    Routes(oneshot::Sender<Vec<(IpNet, Vec<crate::rib::Chosen>)>>),
+    ShutDown(String, oneshot::Sender<()>),
+}
+
+/// Streams that were opened.
+pub(super) enum Opened {
+    Outgoing(PeerId, std::io::Result<TcpStream>),
+    Incoming(TcpStream, SocketAddr),
+}
+
+/// How many inputs are taken before routes are decided and sent.
+const BATCH: usize = 256;
+/// The most reports of connections that wait. A full queue slows down the readers, and by way of TCP the peers.
+const REPORTS: usize = 256;
+
+pub(super) struct Owner {
+    config: Config,
+    router: Router,
+    begin: Instant,
+    ids: BTreeMap<SocketAddr, PeerId>,
+    next_id: u32,
+    next_connection: u64,
+    connections: HashMap<ConnectionId, (PeerId, OpenConnection)>,
+    listeners: BTreeMap<SocketAddr, (Arc<TcpListener>, JoinHandle<()>)>,
+    commands: mpsc::Receiver<Command>,
+    opened: (mpsc::Sender<Opened>, mpsc::Receiver<Opened>),
+    reports: (mpsc::Sender<Tagged>, mpsc::Receiver<Tagged>),
+    events: mpsc::UnboundedSender<RouteEvent>,
+    was_deferring: bool,
+}
+
+impl Owner {
+    pub(super) fn new(
+        identifier: Ipv4Addr,
+        seed: u64,
+        restarted: Option<Duration>,
+        commands: mpsc::Receiver<Command>,
+        events: mpsc::UnboundedSender<RouteEvent>,
+    ) -> Self {
+        Self {
+            config: Config { identifier, listen: Vec::new(), peers: BTreeMap::new() },
+            router: Router::new(identifier, seed, Duration::ZERO, restarted),
+            begin: Instant::now(),
+            ids: BTreeMap::new(),
+            next_id: 0,
+            next_connection: 0,
+            connections: HashMap::new(),
+            listeners: BTreeMap::new(),
+            commands,
+            opened: mpsc::channel(REPORTS),
+            reports: mpsc::channel(REPORTS),
+            events,
+            was_deferring: true,
+        }
+    }
+
+    fn now(&self) -> Time {
+        self.begin.elapsed()
+    }
+
+    /// Works until it is told to end, or nobody can tell it anything any more.
+    pub(super) async fn run(mut self) {
+        loop {
+            let deadline = self.router.deadline().map(|deadline| self.begin + deadline);
+            // Without a deadline there is nothing to wait for.
+            let sleep = tokio::time::sleep_until(deadline.unwrap_or_else(Instant::now));
+            tokio::select! {
+                command = self.commands.recv() => match command {
+                    None => return,
+                    Some(Command::ShutDown(text, done)) => {
+                        let effects = self.router.shut_down(self.now(), &text);
+                        self.carry_out(effects);
+                        let _ = done.send(());
+                        return;
+                    }
+                    Some(command) => self.command(command),
+                },
+                Some(opened) = self.opened.1.recv() => self.opened(opened),
+                Some(report) = self.reports.1.recv() => {
+                    self.report(report);
+                    for _ in 0..BATCH {
+                        let Ok(report) = self.reports.1.try_recv() else { break };
+                        self.report(report);
+                    }
+                }
+                () = sleep, if deadline.is_some() => {
+                    let effects = self.router.tick(self.now());
+                    self.carry_out(effects);
+                }
+            }
+            self.flush();
+        }
+    }
+
+    fn command(&mut self, command: Command) {
+        match command {
+            Command::Apply(config, done) => {
+                let _ = done.send(self.apply(*config));
+            }
+            Command::SetOwn(routes) => {
+                routes.into_iter().for_each(|(prefix, route)| self.router.set_own(prefix, route));
+            }
+            Command::SetCost(next_hop, cost) => self.router.set_cost(next_hop, cost),
+            Command::Refresh(peer) => {
+                if let Some(id) = self.ids.get(&peer).copied() {
+                    let effects = self.router.request_refresh(id);
+                    self.carry_out(effects);
+                }
+            }
+            Command::Status(answer) => {
+                let _ = answer.send(self.status());
+            }
+            Command::Routes(answer) => {
+                let routes = self.router.rib().routes();
+                let _ = answer.send(routes.map(|(prefix, chosen)| (*prefix, chosen.to_vec())).collect());
+            }
+            Command::ShutDown(..) => {}
+        }
+    }
+
+    /// Makes the configuration real. Sessions whose settings stay the same go on. After an error, the rest is in force.
+    fn apply(&mut self, config: Config) -> Result<(), Error> {
+        if config.identifier != self.config.identifier {
+            return Err(Error::Identifier { from: self.config.identifier, to: config.identifier });
+        }
+        let mut result = self.listen(&config);
+        let old = std::mem::take(&mut self.config.peers);
+        for (address, peer) in &old {
+            // Another password or source address is a new connection.
+            let stays = config.peers.get(address).is_some_and(|new| new.transport == peer.transport);
+            if !stays && let Some(id) = self.ids.remove(address) {
+                let effects = self.router.remove_peer(self.now(), id);
+                self.carry_out(effects);
+            }
+            if !stays && peer.transport.password.is_some() {
+                result = result.and(self.set_password(address.ip(), None));
+            }
+        }
+        for (address, peer) in &config.peers {
+            // Without its protection, a session must not begin.
+            if peer.transport.password.is_some()
+                && let Err(error) = self.set_password(address.ip(), Some(peer))
+            {
+                result = result.and(Err(error));
+                continue;
+            }
+            let id = *self.ids.entry(*address).or_insert_with(|| {
+                self.next_id += 1;
+                PeerId(self.next_id)
+            });
+            let effects = self.router.set_peer(self.now(), id, peer.session.clone(), peer.rules.clone());
+            self.carry_out(effects);
+        }
+        self.config = config;
+        result
+    }
+
+    fn set_password(&self, peer: IpAddr, config: Option<&PeerConfig>) -> Result<(), Error> {
+        let password = config.and_then(|config| config.transport.password.as_ref());
+        self.listeners.values().try_for_each(|(listener, _)| socket::set_password(listener, peer, password))
+    }
+
+    /// Opens and closes listening sockets.
+    fn listen(&mut self, config: &Config) -> Result<(), Error> {
+        self.listeners.retain(|address, (_, task)| {
+            let stays = config.listen.contains(address);
+            if !stays {
+                task.abort();
+            }
+            stays
+        });
+        for address in &config.listen {
+            if self.listeners.contains_key(address) {
+                continue;
+            }
+            let listener = Arc::new(socket::listen(*address)?);
+            // Passwords of peers that stay.
+            for (peer, known) in &config.peers {
+                socket::set_password(&listener, peer.ip(), known.transport.password.as_ref())?;
+            }
+            let task = tokio::spawn(accept(Arc::clone(&listener), self.opened.0.clone()));
+            self.listeners.insert(*address, (listener, task));
+        }
+        Ok(())
+    }
+
+    fn opened(&mut self, opened: Opened) {
+        let now = self.now();
+        match opened {
+            Opened::Outgoing(id, Err(error)) => {
+                tracing::debug!(peer = id.0, %error, "cannot connect");
+                let effects = self.router.connect_failed(now, id);
+                self.carry_out(effects);
+            }
+            Opened::Outgoing(id, Ok(stream)) => {
+                let Ok(own) = stream.local_addr() else {
+                    let effects = self.router.connect_failed(now, id);
+                    return self.carry_out(effects);
+                };
+                let connection = self.start(id, stream);
+                let effects = self.router.connected(now, id, connection, own.ip());
+                self.carry_out(effects);
+            }
+            Opened::Incoming(stream, from) => {
+                let peer = self.ids.iter().find(|(address, _)| address.ip() == from.ip().to_canonical());
+                let Some((address, id)) = peer.map(|(address, id)| (*address, *id)) else {
+                    tracing::info!(%from, "connection of a stranger");
+                    return;
+                };
+                let Some(config) = self.config.peers.get(&address) else { return };
+                let own = match (socket::accepted(&stream, from.ip(), &config.transport), stream.local_addr())
+                {
+                    (Ok(()), Ok(own)) => own.ip().to_canonical(),
+                    (Err(error), _) => return tracing::warn!(%error, "connection refused"),
+                    (_, Err(_)) => return,
+                };
+                let connection = self.start(id, stream);
+                let effects = self.router.accepted(now, id, connection, own);
+                self.carry_out(effects);
+            }
+        }
+    }
+
+    fn start(&mut self, id: PeerId, stream: TcpStream) -> ConnectionId {
+        self.next_connection += 1;
+        let number = ConnectionId(self.next_connection);
+        let connection = OpenConnection::start(stream, id, number, self.reports.0.clone());
+        self.connections.insert(number, (id, connection));
+        number
+    }
+
+    fn report(&mut self, (id, connection, report): Tagged) {
+        let now = self.now();
+        match report {
+            Report::Messages(bytes) => {
+                let mut rest = bytes.as_slice();
+                while let Ok(Some(length)) = length(rest)
+                    && let Some((message, others)) = rest.split_at_checked(length)
+                {
+                    rest = others;
+                    let effects = self.router.received(now, id, connection, Ok(message));
+                    self.carry_out(effects);
+                }
+            }
+            Report::Broken(notification) => {
+                let effects = self.router.received(now, id, connection, Err(notification));
+                self.carry_out(effects);
+            }
+            Report::Closed => {
+                self.connections.remove(&connection);
+                let effects = self.router.closed(now, id, connection);
+                self.carry_out(effects);
+            }
+            Report::Drained => {}
+        }
+    }
+
+    fn carry_out(&mut self, effects: Vec<Effect>) {
+        for effect in effects {
+            match effect {
+                Effect::Connect(id) => self.connect(id),
+                Effect::Send(connection, bytes) => {
+                    if let Some((_, connection)) = self.connections.get(&connection) {
+                        connection.send(bytes);
+                    }
+                }
+                Effect::Close(connection) => drop(self.connections.remove(&connection)),
+            }
+        }
+    }
+
+    fn connect(&self, id: PeerId) {
+        let address = self.ids.iter().find(|(_, known)| **known == id).map(|(address, _)| *address);
+        let Some((address, config)) =
+            address.and_then(|address| Some((address, self.config.peers.get(&address)?)))
+        else {
+            // It is being configured: the answer makes it try again.
+            let opened = self.opened.0.clone();
+            tokio::spawn(async move {
+                let _ = opened.send(Opened::Outgoing(id, Err(std::io::ErrorKind::NotFound.into()))).await;
+            });
+            return;
+        };
+        let transport = config.transport.clone();
+        let limit = Duration::from_secs(config.session.connect_retry.max(1).into());
+        let opened = self.opened.0.clone();
+        tokio::spawn(async move {
+            let stream = socket::connect(address, &transport, limit).await;
+            let _ = opened.send(Opened::Outgoing(id, stream)).await;
+        });
+    }
+
+    /// Decides about routes, tells who listens, and tells peers as much as their connections take.
+    fn flush(&mut self) {
+        let changes = self.router.take_changes();
+        if !changes.is_empty() {
+            let _ = self.events.send(RouteEvent::Changed(changes));
+        }
+        if self.was_deferring && !self.router.is_deferring() {
+            self.was_deferring = false;
+            let _ = self.events.send(RouteEvent::Complete);
+        }
+        let peers: Vec<PeerId> = self.router.peers().collect();
+        for id in peers {
+            loop {
+                let connection = self.router.session(id).and_then(|session| session.connection());
+                let Some((_, connection)) =
+                    connection.and_then(|connection| self.connections.get(&connection))
+                else {
+                    break;
+                };
+                if connection.is_full() {
+                    break;
+                }
+                let Some((_, messages)) = self.router.messages(id) else { break };
+                messages.into_iter().for_each(|message| connection.send(message));
+            }
+        }
+    }
+
+    fn status(&self) -> SpeakerStatus {
+        let peers = self.ids.iter().filter_map(|(address, id)| {
+            let session = self.router.session(*id)?;
+            let (received, advertised) = self.router.rib().counts(*id);
+            let negotiated = session.negotiated();
+            Some(PeerStatus {
+                address: *address,
+                id: *id,
+                state: session.state(),
+                since: negotiated.map(|(_, since)| self.now().saturating_sub(since)),
+                negotiated: negotiated.map(|(negotiated, _)| negotiated.clone()),
+                stale: session.stale(),
+                received,
+                advertised,
+                established: session.established(),
+                last_error: session.last_error().map(str::to_owned),
+            })
+        });
+        let peers: Vec<PeerStatus> = peers.collect();
+        let established = peers.iter().filter(|peer| peer.state == State::Established).count();
+        SpeakerStatus { peers, established, deferring: self.router.is_deferring() }
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.listeners.values().for_each(|(_, task)| task.abort());
+    }
+}
+
+/// Accepts connections until the task is ended.
+async fn accept(listener: Arc<TcpListener>, opened: mpsc::Sender<Opened>) {
+    /// A pause after errors such as too many open files.
+    const PAUSE: Duration = Duration::from_millis(100);
+    loop {
+        match listener.accept().await {
+            Ok((stream, from)) => {
+                if opened.send(Opened::Incoming(stream, from)).await.is_err() {
+                    return;
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Sockets with the options that a peer's configuration asks for.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+
+use super::config::{Password, Transport};
+use super::error::Error;
+
+/// The time to live of all packets: a peer with TTL security expects the highest.
+const TTL: u8 = 255;
+const BACKLOG: u32 = 1024;
+
+/// A socket that listens at the address.
+pub(super) fn listen(address: SocketAddr) -> Result<TcpListener, Error> {
+    let listen = || {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        socket.set_reuseaddr(true)?;
+        options::only_own_family(&socket, address.is_ipv6())?;
+        options::set_ttl(&socket, address.is_ipv6(), TTL)?;
+        socket.bind(address)?;
+        socket.listen(BACKLOG)
+    };
+    listen().map_err(|source| Error::Listen { address, source })
+}
+
+/// Sets the password for connections of a peer, or none.
+pub(super) fn set_password(
+    listener: &TcpListener,
+    peer: IpAddr,
+    password: Option<&Password>,
+) -> Result<(), Error> {
+    let is_same_family = listener.local_addr().is_ok_and(|address| address.is_ipv4() == peer.is_ipv4());
+    if !is_same_family {
+        return Ok(());
+    }
+    let key = password.map_or("", |password| &password.0);
+    options::set_md5_key(listener, peer, key).map_err(|error| protect(peer, &error))
+}
+
+/// Applies the options to a connection that a peer opened.
+pub(super) fn accepted(stream: &TcpStream, peer: IpAddr, transport: &Transport) -> Result<(), Error> {
+    stream.set_nodelay(true).map_err(|error| protect(peer, &error))?;
+    match transport.ttl_security {
+        Some(hops) => {
+            options::set_min_ttl(stream, peer.is_ipv6(), lowest(hops)).map_err(|error| protect(peer, &error))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Connects to a peer.
+pub(super) async fn connect(
+    peer: SocketAddr,
+    transport: &Transport,
+    limit: Duration,
+) -> io::Result<TcpStream> {
+    let socket = if peer.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    options::set_ttl(&socket, peer.is_ipv6(), TTL)?;
+    if let Some(source) = transport.source {
+        socket.set_reuseaddr(true)?;
+        socket.bind(SocketAddr::new(source, 0))?;
+    }
+    if let Some(password) = &transport.password {
+        options::set_md5_key(&socket, peer.ip(), &password.0)?;
+    }
+    if let Some(hops) = transport.ttl_security {
+        options::set_min_ttl(&socket, peer.is_ipv6(), lowest(hops))?;
+    }
+    let stream = tokio::time::timeout(limit, socket.connect(peer)).await??;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+/// The lowest time to live of packets that passed fewer routers than `hops`.
+fn lowest(hops: u8) -> u8 {
+    TTL - hops.saturating_sub(1)
+}
+
+fn protect(peer: IpAddr, error: &io::Error) -> Error {
+    Error::Protect { peer, problem: error.to_string() }
+}
+
+#[cfg(target_os = "linux")]
+mod options {
+    use std::io;
+    use std::net::IpAddr;
+    use std::os::fd::AsFd;
+
+    use tortie_kernel::tcp;
+
+    pub(super) fn only_own_family(socket: &impl AsFd, is_ipv6: bool) -> io::Result<()> {
+        if is_ipv6 { tcp::set_only_ipv6(socket.as_fd()).map_err(io::Error::other) } else { Ok(()) }
+    }
+
+    pub(super) fn set_md5_key(socket: &impl AsFd, peer: IpAddr, key: &str) -> io::Result<()> {
+        tcp::set_md5_key(socket.as_fd(), peer, key.as_bytes()).map_err(io::Error::other)
+    }
+
+    pub(super) fn set_ttl(socket: &impl AsFd, is_ipv6: bool, ttl: u8) -> io::Result<()> {
+        tcp::set_ttl(socket.as_fd(), is_ipv6, ttl).map_err(io::Error::other)
+    }
+
+    pub(super) fn set_min_ttl(socket: &impl AsFd, is_ipv6: bool, ttl: u8) -> io::Result<()> {
+        tcp::set_min_ttl(socket.as_fd(), is_ipv6, ttl).map_err(io::Error::other)
+    }
+}
+
+/// What other systems lack is refused, and not left out.
+#[cfg(not(target_os = "linux"))]
+mod options {
+    use std::io;
+    use std::net::IpAddr;
+
+    pub(super) fn only_own_family<S>(_: &S, _: bool) -> io::Result<()> {
+        // Windows separates the families unless asked otherwise.
+        Ok(())
+    }
+
+    pub(super) fn set_md5_key<S>(_: &S, _: IpAddr, key: &str) -> io::Result<()> {
+        if key.is_empty() { Ok(()) } else { Err(io::ErrorKind::Unsupported.into()) }
+    }
+
+    pub(super) fn set_ttl<S>(_: &S, _: bool, _: u8) -> io::Result<()> {
+        // Without TTL security on this end, that of the peer finds the system's own value, and refuses it.
+        Ok(())
+    }
+
+    pub(super) fn set_min_ttl<S>(_: &S, _: bool, _: u8) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}

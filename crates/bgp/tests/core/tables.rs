@@ -1,0 +1,331 @@
+//! The routing tables, by single inputs.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use tortie_bgp::codec::{
+    Announcement, AsPath, Attributes, Community, Context, Families, Family, Message, RefreshKind, Update,
+};
+use tortie_bgp::filter::{Action, Conditions, MatchOperator, Policy, PrefixMatch, Rule};
+use tortie_bgp::rib::{NextHopMode, OwnRoute, PeerId, PeerRules, Rib, Source, TooManyPrefixes};
+
+use crate::network::address;
+
+const CONTEXT: Context =
+    Context { four_octet: true, internal: true, extended_next_hop: false, families: Families::BOTH };
+/// Internal, internal, external.
+const PEERS: [(PeerId, u32); 3] = [(PeerId(1), 64512), (PeerId(2), 64512), (PeerId(3), 65000)];
+
+fn rules(id: PeerId, peer_as: u32) -> PeerRules {
+    PeerRules {
+        cluster_id: Ipv4Addr::new(9, 9, 9, 9),
+        ..PeerRules::new(address(id.0 as usize), 64512, peer_as)
+    }
+}
+
+fn rib() -> Rib {
+    let mut rib = Rib::new(Ipv4Addr::new(5, 5, 5, 5));
+    for (id, peer_as) in PEERS {
+        rib.set_peer(id, rules(id, peer_as));
+        up(&mut rib, id);
+    }
+    rib
+}
+
+fn up(rib: &mut Rib, id: PeerId) {
+    rib.up(id, CONTEXT, Ipv4Addr::new(1, 1, 1, id.0 as u8), address(0));
+    drop(messages(rib, id));
+}
+
+fn prefix(text: &str) -> IpNet {
+    text.parse().unwrap()
+}
+
+fn route(id: PeerId) -> Attributes {
+    Attributes { as_path: AsPath::sequence([65000]), ..Attributes::new(address(id.0 as usize)) }
+}
+
+fn announce(rib: &mut Rib, id: PeerId, text: &str, attributes: Attributes) {
+    let announced = vec![Announcement { attributes, prefixes: vec![prefix(text)] }];
+    rib.update(id, Update { announced, ..Update::default() }).unwrap();
+    rib.recalculate();
+}
+
+/// What a peer is told now.
+fn messages(rib: &mut Rib, id: PeerId) -> Vec<Message> {
+    rib.recalculate();
+    let mut all = Vec::new();
+    while !rib.is_idle(id) {
+        let messages = rib.messages(id);
+        all.extend(messages.iter().map(|message| Message::decode(message, &CONTEXT).unwrap()));
+    }
+    all
+}
+
+/// The prefixes that a peer is told, and those that are withdrawn.
+fn told(rib: &mut Rib, id: PeerId) -> (Vec<(IpNet, Attributes)>, Vec<IpNet>) {
+    let (mut announced, mut withdrawn) = (Vec::new(), Vec::new());
+    for message in messages(rib, id) {
+        let Message::Update(update) = message else { continue };
+        withdrawn.extend(update.withdrawn);
+        for announcement in update.announced {
+            announced.extend(announcement.prefixes.into_iter().map(|p| (p, announcement.attributes.clone())));
+        }
+    }
+    (announced, withdrawn)
+}
+
+fn best(rib: &Rib, text: &str) -> Option<Source> {
+    let (chosen, _) = rib.explain(&prefix(text))?;
+    chosen.first().map(|chosen| chosen.source)
+}
+
+#[test]
+fn routes_go_where_the_standards_let_them_go() {
+    let [internal, other, external] = PEERS.map(|(id, _)| id);
+    let with = |community| Attributes { communities: vec![community], ..route(internal) };
+    // From, attributes, and whether each of the peers is told.
+    let cases = [
+        ("internal", internal, route(internal), [false, false, true]),
+        (
+            "external",
+            external,
+            Attributes { as_path: AsPath::sequence([65000]), ..route(external) },
+            [true, true, false],
+        ),
+        (
+            "no export",
+            external,
+            Attributes { next_hop: address(3).into(), ..with(Community::NO_EXPORT) },
+            [true, true, false],
+        ),
+        ("internal, no export", internal, with(Community::NO_EXPORT), [false, false, false]),
+        (
+            "internal, no export of the confederation",
+            internal,
+            with(Community::NO_EXPORT_SUBCONFED),
+            [false, false, false],
+        ),
+        (
+            "no advertise",
+            external,
+            Attributes { next_hop: address(3).into(), ..with(Community::NO_ADVERTISE) },
+            [false, false, false],
+        ),
+    ];
+    for (name, from, attributes, expected) in cases {
+        let mut rib = rib();
+        announce(&mut rib, from, "10.1.0.0/16", attributes);
+        let seen = PEERS.map(|(id, _)| !told(&mut rib, id).0.is_empty());
+        assert_eq!(seen, expected, "{name}");
+    }
+    // A reflector tells clients everything, and others what clients told.
+    for (client, from, to, expected) in [
+        (internal, internal, other, true),
+        (other, internal, other, true),
+        (external, internal, other, false),
+    ] {
+        let mut rib = rib();
+        let (_, peer_as) = PEERS[client.0 as usize - 1];
+        rib.set_peer(client, PeerRules { client: true, ..rules(client, peer_as) });
+        announce(&mut rib, from, "10.1.0.0/16", route(from));
+        let (announced, _) = told(&mut rib, to);
+        assert_eq!(!announced.is_empty(), expected, "{client:?}");
+        for (_, attributes) in announced {
+            assert_eq!(attributes.originator_id, Some(Ipv4Addr::new(1, 1, 1, 1)));
+            assert_eq!(attributes.cluster_list, [Ipv4Addr::new(9, 9, 9, 9)]);
+            assert_eq!(attributes.next_hop.address, address(1));
+        }
+    }
+}
+
+#[test]
+fn attributes_change_at_the_border() {
+    let [internal, other, external] = PEERS.map(|(id, _)| id);
+    let mut rib = rib();
+    let attributes = Attributes { med: Some(5), local_pref: Some(300), ..route(internal) };
+    announce(&mut rib, internal, "10.1.0.0/16", attributes);
+    let own = Attributes { med: Some(6), ..Attributes::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED)) };
+    rib.set_own(prefix("10.2.0.0/16"), Some(OwnRoute { attributes: Arc::new(own), interface: None }));
+    let (announced, _) = told(&mut rib, external);
+    let [(_, passed), (_, own)] = announced.as_slice() else { panic!("{announced:?}") };
+    assert_eq!(passed.as_path, AsPath::sequence([64512, 65000]));
+    assert_eq!((passed.med, passed.local_pref, passed.next_hop.address), (None, None, address(0)));
+    assert_eq!((own.as_path.clone(), own.med), (AsPath::sequence([64512]), Some(6)));
+    let (announced, _) = told(&mut rib, other);
+    let [(_, own)] = announced.as_slice() else { panic!("{announced:?}") };
+    assert_eq!((own.as_path.length(), own.local_pref, own.next_hop.address), (0, Some(100), address(0)));
+    // The other modes.
+    for (mode, expected) in [(NextHopMode::Keep, address(1)), (NextHopMode::Own, address(0))] {
+        rib.set_peer(external, PeerRules { next_hop: mode, ..rules(external, 65000) });
+        let _ = told(&mut rib, external);
+        assert_eq!(rib.advertised(external, &prefix("10.1.0.0/16")).unwrap().next_hop.address, expected);
+        assert_eq!(rib.advertised(external, &prefix("10.2.0.0/16")).unwrap().next_hop.address, address(0));
+    }
+}
+
+#[test]
+fn loops_and_impossible_next_hops_are_not_used() {
+    let [internal, _, _] = PEERS.map(|(id, _)| id);
+    let path = |numbers: &[u32]| Attributes {
+        as_path: AsPath::sequence(numbers.iter().copied()),
+        ..route(internal)
+    };
+    let hop =
+        |address: &str| Attributes { next_hop: address.parse::<IpAddr>().unwrap().into(), ..route(internal) };
+    let cases = [
+        ("a proper route", route(internal), true),
+        ("the own number", path(&[65000, 64512]), false),
+        (
+            "the own identifier",
+            Attributes { originator_id: Some([5, 5, 5, 5].into()), ..route(internal) },
+            false,
+        ),
+        ("the own cluster", Attributes { cluster_list: vec![[9, 9, 9, 9].into()], ..route(internal) }, false),
+        ("the own address", hop("10.0.0.1"), false),
+        ("no address", hop("0.0.0.0"), false),
+        ("multicast", hop("224.0.0.5"), false),
+        ("loopback", hop("127.0.0.1"), false),
+        ("broadcast", hop("255.255.255.255"), false),
+    ];
+    for (name, attributes, used) in cases {
+        let mut rib = rib();
+        announce(&mut rib, internal, "10.1.0.0/16", attributes);
+        assert_eq!(best(&rib, "10.1.0.0/16").is_some(), used, "{name}");
+    }
+    let mut rib = rib();
+    rib.set_peer(internal, PeerRules { allowed_own_as: 1, ..rules(internal, 64512) });
+    announce(&mut rib, internal, "10.1.0.0/16", path(&[64512]));
+    announce(&mut rib, internal, "10.2.0.0/16", path(&[64512, 64512]));
+    announce(&mut rib, internal, "224.0.0.0/8", route(internal));
+    assert!(best(&rib, "10.1.0.0/16").is_some());
+    assert_eq!((best(&rib, "10.2.0.0/16"), best(&rib, "224.0.0.0/8")), (None, None));
+}
+
+#[test]
+fn a_next_hop_without_a_way_is_not_used() {
+    let [a, b, _] = PEERS.map(|(id, _)| id);
+    let mut rib = rib();
+    announce(&mut rib, a, "10.1.0.0/16", route(a));
+    announce(&mut rib, b, "10.1.0.0/16", route(b));
+    assert_eq!(best(&rib, "10.1.0.0/16"), Some(Source::Peer(a)));
+    rib.set_cost(address(1), Some(10));
+    rib.recalculate();
+    assert_eq!(best(&rib, "10.1.0.0/16"), Some(Source::Peer(b)));
+    rib.set_cost(address(2), None);
+    rib.recalculate();
+    assert_eq!(best(&rib, "10.1.0.0/16"), Some(Source::Peer(a)));
+    rib.set_cost(address(1), None);
+    assert_eq!(rib.recalculate()[0].routes, []);
+}
+
+#[test]
+fn new_rules_apply_to_what_peers_sent_and_were_told() {
+    let [internal, _, external] = PEERS.map(|(id, _)| id);
+    let mut rib = rib();
+    announce(&mut rib, internal, "10.1.0.0/16", route(internal));
+    announce(&mut rib, internal, "10.2.0.0/16", route(internal));
+    assert_eq!(told(&mut rib, external).0.len(), 2);
+    let one = PrefixMatch { cidr: prefix("10.1.0.0/16"), operator: MatchOperator::In, lengths: None };
+    let conditions = Conditions { prefix: Some(one), ..Conditions::default() };
+    let reject = Policy {
+        rules: vec![Rule { conditions, action: Action::Reject, operations: Vec::new() }],
+        accepts_others: true,
+    };
+    rib.set_peer(external, PeerRules { export: reject.clone(), ..rules(external, 65000) });
+    assert_eq!(told(&mut rib, external), (vec![], vec![prefix("10.1.0.0/16")]));
+    rib.set_peer(external, rules(external, 65000));
+    assert_eq!(told(&mut rib, external).0.len(), 1);
+    rib.set_peer(internal, PeerRules { import: reject, ..rules(internal, 64512) });
+    rib.recalculate();
+    assert_eq!(best(&rib, "10.1.0.0/16"), None);
+    assert_eq!(told(&mut rib, external).1, [prefix("10.1.0.0/16")]);
+    // The route was kept: no refresh is necessary.
+    rib.set_peer(internal, rules(internal, 64512));
+    rib.recalculate();
+    assert_eq!(best(&rib, "10.1.0.0/16"), Some(Source::Peer(internal)));
+}
+
+#[test]
+fn what_is_sent_again_replaces_stale_routes() {
+    let [internal, _, external] = PEERS.map(|(id, _)| id);
+    let mut rib = rib();
+    announce(&mut rib, internal, "10.1.0.0/16", route(internal));
+    announce(&mut rib, internal, "10.2.0.0/16", route(internal));
+    rib.make_stale(internal, Family::Ipv4);
+    announce(&mut rib, internal, "10.1.0.0/16", route(internal));
+    assert!(best(&rib, "10.2.0.0/16").is_some(), "a stale route is used");
+    rib.forget_stale(internal, Families::BOTH);
+    rib.recalculate();
+    assert_eq!((best(&rib, "10.1.0.0/16"), best(&rib, "10.2.0.0/16")), (Some(Source::Peer(internal)), None));
+    // A peer that is lost twice before it confirms its routes loses them.
+    rib.down(internal, Families::BOTH);
+    rib.recalculate();
+    assert!(best(&rib, "10.1.0.0/16").is_some());
+    up(&mut rib, internal);
+    rib.down(internal, Families::BOTH);
+    rib.recalculate();
+    assert_eq!(best(&rib, "10.1.0.0/16"), None);
+
+    // The other way round: a peer asks, with marks. A route that goes in the meantime is withdrawn.
+    rib.set_own(prefix("10.3.0.0/16"), Some(OwnRoute::here()));
+    rib.set_own(prefix("10.4.0.0/16"), Some(OwnRoute::here()));
+    assert_eq!(told(&mut rib, external).0.len(), 2);
+    rib.set_own(prefix("10.4.0.0/16"), None);
+    rib.recalculate();
+    let begin = rib.refresh(external, Family::Ipv4, true).unwrap();
+    let kind = |message: &Message| match message {
+        Message::RouteRefresh { kind, .. } => Some(*kind),
+        _ => None,
+    };
+    assert_eq!(kind(&Message::decode(&begin, &CONTEXT).unwrap()), Some(RefreshKind::Begin));
+    let messages = messages(&mut rib, external);
+    assert_eq!(kind(messages.last().unwrap()), Some(RefreshKind::End));
+    let updates: Vec<&Update> =
+        messages.iter().filter_map(|m| if let Message::Update(u) = m { Some(u) } else { None }).collect();
+    assert_eq!(updates[0].withdrawn, [prefix("10.4.0.0/16")]);
+    assert_eq!(updates[1].announced[0].prefixes, [prefix("10.3.0.0/16")]);
+}
+
+#[test]
+fn a_peer_may_send_only_so_many() {
+    let [internal, _, _] = PEERS.map(|(id, _)| id);
+    let mut rib = rib();
+    rib.set_peer(internal, PeerRules { max_prefixes: Some(2), ..rules(internal, 64512) });
+    announce(&mut rib, internal, "10.1.0.0/16", route(internal));
+    announce(&mut rib, internal, "10.2.0.0/16", route(internal));
+    // Those that are replaced, and those of the other family, do not count.
+    announce(&mut rib, internal, "10.2.0.0/16", Attributes { med: Some(1), ..route(internal) });
+    announce(&mut rib, internal, "fd00::/16", Attributes::new("fd00::9".parse::<IpAddr>().unwrap()));
+    let announced = vec![Announcement { attributes: route(internal), prefixes: vec![prefix("10.3.0.0/16")] }];
+    let result = rib.update(internal, Update { announced, ..Update::default() });
+    assert_eq!(result, Err(TooManyPrefixes { family: Family::Ipv4, limit: 2 }));
+    rib.recalculate();
+    assert_eq!((best(&rib, "10.3.0.0/16"), rib.counts(internal).0), (None, 3));
+    let update =
+        Update { withdrawn: vec![prefix("10.1.0.0/16"), prefix("10.9.0.0/16")], ..Update::default() };
+    rib.update(internal, update).unwrap();
+    announce(&mut rib, internal, "10.3.0.0/16", route(internal));
+    assert_eq!(rib.counts(internal).0, 3);
+    rib.remove_peer(internal);
+    rib.recalculate();
+    assert_eq!(rib.routes().count(), 0);
+}
+
+#[test]
+fn attributes_that_fit_into_no_message_withdraw_the_route() {
+    let [_, _, external] = PEERS.map(|(id, _)| id);
+    let mut rib = rib();
+    let own = |communities: u32| {
+        let communities = (0..communities).map(Community).collect();
+        let attributes = Attributes { communities, ..Attributes::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED)) };
+        Some(OwnRoute { attributes: Arc::new(attributes), interface: None })
+    };
+    rib.set_own(prefix("10.1.0.0/16"), own(10));
+    assert_eq!(told(&mut rib, external).0.len(), 1);
+    rib.set_own(prefix("10.1.0.0/16"), own(2000));
+    assert_eq!(told(&mut rib, external), (vec![], vec![prefix("10.1.0.0/16")]));
+    rib.set_own(prefix("10.1.0.0/16"), own(900));
+    assert_eq!(told(&mut rib, external).0.len(), 1);
+}
