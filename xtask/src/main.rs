@@ -47,6 +47,8 @@ cargo xtask windows [--debian]
                             builds and checks tortie.exe and tortie-cni.exe, and the libraries of an emulated HNS for Wine;
                             with Debian's compiler, which it also uses if Rust's library for Windows cannot be had
 cargo xtask wine            runs tortie.exe and tortie-cni.exe under Wine, on an emulated HNS
+cargo xtask wine exec PROGRAM [ARGS]
+                            runs another Windows program there, on an HNS that accepts what HNS accepts
 cargo xtask manifests       writes the generated files in deploy/
 cargo xtask bench [NAME]    measurements beside named peers: addresses, bgp, calc, cni, demo, kubernetes, nftables, windows;
                             all without NAME
@@ -71,7 +73,7 @@ fn main() -> ExitCode {
         ["ci"] => ci(),
         ["image", rest @ ..] => image::build(rest),
         ["windows", rest @ ..] => windows::run_with(rest),
-        ["wine"] => wine::run(),
+        ["wine", rest @ ..] => wine::run(rest),
         ["manifests"] => manifests::write(),
         ["bench", rest @ ..] => bench::run(rest),
         ["vectors", rest @ ..] => vectors::run(rest),

@@ -4,14 +4,44 @@ mod cluster;
 mod prefix;
 mod scenario;
 
+use std::path::Path;
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
+use self::cluster::Hns;
+use self::prefix::Prefix;
 use crate::{step, windows};
 
+/// The variable that tells the library where HNS is.
+const HNS_ADDRESS: &str = "TORTIE_HNS_ADDRESS";
+
+/// `cargo xtask wine`.
+pub(crate) fn run(arguments: &[&str]) -> Result<()> {
+    match arguments {
+        [] => scenario(),
+        ["exec", program, arguments @ ..] => execute(Path::new(program), arguments),
+        _ => bail!("cargo xtask wine takes nothing, or exec PROGRAM [ARGS]"),
+    }
+}
+
+/// Runs any Windows program on a machine with an emulated HNS, which accepts what HNS accepts.
+fn execute(program: &Path, arguments: &[&str]) -> Result<()> {
+    let built = windows::build()?;
+    let lenient =
+        tortie_hns_emulator::Config { strict: false, ..cluster::hns(tortie_hns_emulator::Config::NEWEST) };
+    let hns = Hns::start(lenient)?;
+    let machine = Prefix::new(&built, (HNS_ADDRESS, &hns.address.to_string()))?;
+    let status = machine.command(program).args(arguments).status()?;
+    println!("==> {} handles are open", hns.service.open_handles().len());
+    if !status.success() {
+        bail!("{}: {status}", program.display());
+    }
+    Ok(())
+}
+
 /// Builds the programs and runs the scenario.
-pub(crate) fn run() -> Result<()> {
+fn scenario() -> Result<()> {
     let built = windows::build()?;
     let started = Instant::now();
     step("tortie.exe and tortie-cni.exe under Wine", || scenario::run(&built))?;

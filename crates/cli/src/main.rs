@@ -44,6 +44,7 @@ mod planned;
 mod policy;
 mod port;
 mod preview;
+#[cfg(unix)]
 mod serve;
 mod service;
 mod show;
@@ -135,6 +136,7 @@ enum Command {
     Datastore(datastore::DatastoreCommand),
     /// Serve the embedded datastore
     #[command(subcommand)]
+    #[cfg(unix)]
     Store(serve::StoreCommand),
     /// Issue the certificates of the embedded datastore
     #[command(subcommand)]
@@ -197,6 +199,7 @@ fn main() -> ExitCode {
         Command::Uninstall(uninstall) => uninstall.run(),
         Command::Ipam(command) => return ask(command.run()),
         Command::Datastore(command) => return ask(command.run()),
+        #[cfg(unix)]
         Command::Store(command) => command.run(),
         Command::Certs(command) => command.run(),
         Command::Agent(agent) => agent.run(),
@@ -227,10 +230,10 @@ fn finish_with(result: anyhow::Result<ExitCode>, failed: ExitCode) -> ExitCode {
 }
 
 /// Waits until the process is asked to end.
+#[cfg(unix)]
 async fn end_of_process() -> std::io::Result<()> {
-    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     tokio::select! {
-        _ = terminate.recv() => Ok(()),
+        ended = signals::end() => ended,
         interrupted = tokio::signal::ctrl_c() => interrupted,
     }
 }

@@ -152,7 +152,7 @@ impl Emulator {
                 Kind::Network => state.modify_network(*id, settings, config),
                 Kind::Endpoint => state.modify_endpoint(*id, settings, config),
                 Kind::Namespace => state.modify_namespace(*id, settings, config),
-                Kind::LoadBalancer => fail(HResult::E_NOTIMPL, "load balancers are not modified here"),
+                Kind::LoadBalancer => state.modify_load_balancer(*id, settings, config),
             }
             .map(|()| String::new()),
             Call::Delete { kind, id } => match kind {

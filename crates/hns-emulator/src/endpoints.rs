@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use ipnet::Ipv4Net;
 use tortie_hcn::schema::{
-    Acl, Endpoint, IpConfig, Modify, Network, Policy, PolicyList, RequestType, ResourceType, Subnet,
+    Acl, Endpoint, IpConfig, Modify, Network, Policy, PolicyList, PortMapping, RequestType, ResourceType,
+    Subnet,
 };
 use tortie_hcn::{Failure, Guid, HResult};
 
@@ -38,6 +39,7 @@ impl State {
         endpoint.base.state = Some(CREATED);
         self.settle_addresses(&mut endpoint, network)?;
         settle_mac(&mut endpoint)?;
+        self.check_port_mappings(&endpoint)?;
         let control = self.control(&endpoint, config)?.into();
         let id = endpoint.id;
         self.endpoints.insert(id, endpoint.into());
@@ -66,11 +68,25 @@ impl State {
                 return fail(HResult::HCN_E_REQUEST_UNSUPPORTED, error);
             }
         };
+        self.check_port_mappings(&changed)?;
         let control = self.control(&changed, config)?.into();
         let resets = self.guard(id)?.resets + u64::from(written.resets(config.on_rewrite));
         *self.endpoint_mut(id)? = changed;
         self.guards.insert(id, Guard { control, resets });
         Ok(())
+    }
+
+    /// A port of the node leads to one endpoint (`TestEndpointAlreadyExistsError` of hcsshim's `hcn/hcnerrors_test.go`).
+    fn check_port_mappings(&self, endpoint: &Endpoint) -> Result<(), Failure> {
+        let others = self.endpoints.values().filter(|other| other.id != endpoint.id);
+        let taken: Vec<_> = others.flat_map(|other| mapped_ports(other)).collect();
+        match mapped_ports(endpoint).find(|port| taken.contains(port)) {
+            Some((protocol, port, _)) => {
+                let error = format!("port {port} of protocol {protocol} is mapped already");
+                fail(HResult::HCN_E_PORT_ALREADY_EXISTS, error)
+            }
+            None => Ok(()),
+        }
     }
 
     /// An endpoint may be deleted while it is attached; it is then removed from its namespace.
@@ -215,4 +231,11 @@ fn settle_mac(endpoint: &mut Endpoint) -> Result<(), Failure> {
 pub(crate) fn detached(endpoint: &mut Endpoint) {
     endpoint.host_compute_namespace = Guid::ZERO;
     endpoint.base.state = Some(DETACHED);
+}
+
+/// The ports of the node that lead to an endpoint: protocol, port and address.
+fn mapped_ports(endpoint: &Endpoint) -> impl Iterator<Item = (u32, u16, String)> {
+    let mappings =
+        endpoint.policies.iter().filter_map(|policy| policy.settings::<PortMapping>().ok().flatten());
+    mappings.map(|mapping| (mapping.protocol, mapping.external_port, mapping.vip))
 }

@@ -24,6 +24,24 @@ impl State {
         Ok(id)
     }
 
+    /// Replaces a load balancer by the one of the document, which is whole (hcsshim, `hcn/hcnloadbalancer.go`).
+    pub(crate) fn modify_load_balancer(
+        &mut self,
+        id: Guid,
+        text: &str,
+        config: &Config,
+    ) -> Result<(), Failure> {
+        if !config.version.supports(Feature::ModifyLoadBalancer) {
+            let error = format!("HNS {} does not change load balancers", config.version);
+            return fail(HResult::E_NOTIMPL, error);
+        }
+        self.load_balancer(id)?;
+        let balancer = LoadBalancer { id, ..document(text, config.strict)? };
+        self.check_load_balancer(&balancer, config)?;
+        self.load_balancers.insert(id, balancer.into());
+        Ok(())
+    }
+
     pub(crate) fn delete_load_balancer(&mut self, id: Guid) -> Result<(), Failure> {
         self.load_balancer(id)?;
         self.load_balancers.remove(&id);
@@ -50,7 +68,8 @@ impl State {
             let error = format!("HNS {} has no direct server return", config.version);
             return fail(HResult::HCN_E_REQUEST_UNSUPPORTED, error);
         }
-        let taken: BTreeSet<_> = self.load_balancers.values().flat_map(|other| fronts(other)).collect();
+        let others = self.load_balancers.values().filter(|other| other.id != balancer.id);
+        let taken: BTreeSet<_> = others.flat_map(|other| fronts(other)).collect();
         match fronts(balancer).find(|front| taken.contains(front)) {
             Some(front) => fail(HResult::HCN_E_PORT_ALREADY_EXISTS, format!("{front:?} is balanced already")),
             None => Ok(()),

@@ -105,6 +105,15 @@ fn endpoint_policy(policy: &Policy) -> Result<(), Failure> {
     }
     match policy.r#type.to_ascii_lowercase().as_str() {
         "portmapping" | "interfaceparameters" | "encapoverhead" | "qos" => Ok(()),
+        // HNS has them, and they have no effect here. A strict emulator rejects them with the document.
+        "l4wfpproxy"
+        | "l4proxy"
+        | "tieracl"
+        | "l2driver"
+        | "portname"
+        | "iov"
+        | "interfaceconstraint"
+        | "encryption" => Ok(()),
         _ => fail(
             HResult::HCN_E_INVALID_POLICY_TYPE,
             format!("{} is not a policy of an endpoint here", policy.r#type),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use tortie_api::{Key, Kind};
-use tortie_hcn::Hcn;
+use tortie_hcn::{Hcn, Version};
 use tortie_hns_emulator::{Config, Emulator, LibraryService};
 use tortie_servers::{Authority, free_port};
 use tortie_store::rpc::{Limits, TlsFiles, TlsIdentity, node_subject, serve_tls};
@@ -99,6 +99,11 @@ async fn fill(store: &dyn Store) -> Result<()> {
     Ok(())
 }
 
+/// An HNS of this version on the node.
+pub(crate) fn hns(version: Version) -> Config {
+    Config::new(version, ADDRESS)
+}
+
 /// An emulated HNS that serves libraries on loopback.
 pub(crate) struct Hns {
     pub(crate) emulator: Arc<Emulator>,
@@ -107,8 +112,8 @@ pub(crate) struct Hns {
 }
 
 impl Hns {
-    pub(crate) fn start() -> Result<Self> {
-        let emulator = Arc::new(Emulator::new(Config::new(Config::SERVER_2022, ADDRESS)));
+    pub(crate) fn start(config: Config) -> Result<Self> {
+        let emulator = Arc::new(Emulator::new(config));
         let service = Arc::new(LibraryService::new(emulator.clone()));
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("a port for HNS")?;
         let address = listener.local_addr()?;

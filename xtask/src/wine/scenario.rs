@@ -11,9 +11,10 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 use tortie_hcn::schema::{Endpoint, Namespace, NetAdapterName};
 use tortie_hcn::{Guid, HcnExt};
-use tortie_hns_emulator::{Packet, PacketDirection, Survives, Verdict};
+use tortie_hns_emulator::{Config, Packet, PacketDirection, Survives, Verdict};
 
-use super::cluster::{Cluster, Hns, NODE};
+use super::HNS_ADDRESS;
+use super::cluster::{Cluster, Hns, NODE, hns};
 use super::prefix::{Killed, Prefix, output, windows_path};
 use crate::step;
 use crate::windows::Built;
@@ -25,8 +26,6 @@ const INTERVAL: Duration = Duration::from_millis(20);
 /// The agent's log on the node.
 const LOG: &str = "agent.log";
 
-/// The variable that tells the library where HNS is.
-const HNS_ADDRESS: &str = "TORTIE_HNS_ADDRESS";
 /// The adapter that the operator chose.
 const ADAPTER: &str = "Ethernet 2";
 
@@ -52,7 +51,7 @@ struct Pod {
 
 /// Runs the scenario.
 pub(crate) fn run(built: &Built) -> Result<()> {
-    let hns = Hns::start()?;
+    let hns = Hns::start(hns(Config::SERVER_2022))?;
     let machine = Prefix::new(built, (HNS_ADDRESS, &hns.address.to_string()))?;
     let runtime = tokio::runtime::Runtime::new()?;
     let cluster = runtime.block_on(Cluster::new(machine.outside()))?;

@@ -294,6 +294,82 @@ fn clients_choose_identifiers_and_each_is_unique() {
 }
 
 #[test]
+fn a_port_of_the_node_leads_to_one_endpoint() {
+    let hcn = emulator();
+    let network = create(&hcn, Kind::Network, Guid::ZERO, &overlay("Calico")).unwrap();
+    let mapped = |address: &str, port: u16| {
+        let mapping = json!({"Protocol": 17, "InternalPort": 53, "ExternalPort": port});
+        let policies = json!([{"Type": "PortMapping", "Settings": mapping}]);
+        with(endpoint(address), "/Policies", Some(policies))
+    };
+    let one = create(&hcn, Kind::Endpoint, network, &mapped("10.244.3.7", 5353)).unwrap();
+    let second = |port| create(&hcn, Kind::Endpoint, network, &mapped("10.244.3.8", port));
+    assert_eq!(second(5353), Err(HResult::HCN_E_PORT_ALREADY_EXISTS));
+    let two = second(5354).unwrap();
+    let add = json!({"Policies": mapped("10.244.3.8", 5353)["Policies"]});
+    let request = json!({"ResourceType": "Policy", "RequestType": "Add", "Settings": add});
+    let modify = |id| hcn.call(&Call::Modify { kind: Kind::Endpoint, id, settings: request.to_string() });
+    assert_eq!(modify(two).unwrap_err().code, HResult::HCN_E_PORT_ALREADY_EXISTS);
+    hcn.delete_endpoint(one).unwrap();
+    modify(two).unwrap();
+}
+
+/// Other clients of HNS use them.
+#[test]
+fn policies_without_effect_are_stored_unless_the_emulator_is_strict() {
+    for strict in [true, false] {
+        let config = Config::new(Config::NEWEST, Ipv4Addr::LOCALHOST);
+        let hcn = Emulator::new(Config { strict, ..config });
+        let network = create(&hcn, Kind::Network, Guid::ZERO, &overlay("Calico")).unwrap();
+        for kind in ["L4WFPPROXY", "TierAcl"] {
+            let policies = json!([{"Type": kind, "Settings": {"Any": "thing"}}]);
+            let document = with(endpoint("10.244.3.7"), "/Policies", Some(policies));
+            match create(&hcn, Kind::Endpoint, network, &document) {
+                Ok(id) => {
+                    assert!(!strict, "{kind}");
+                    let stored = hcn.endpoint(id).unwrap().policies;
+                    assert_eq!(
+                        (stored[0].r#type.as_str(), &stored[0].settings["Any"]),
+                        (kind, &json!("thing"))
+                    );
+                    hcn.delete_endpoint(id).unwrap();
+                }
+                Err(code) => assert!(strict, "{kind}: {code}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_load_balancer_is_replaced_as_a_whole_where_hns_can() {
+    for version in [Config::SERVER_2022, Config::NEWEST] {
+        let hcn = Emulator::new(Config::new(version, Ipv4Addr::LOCALHOST));
+        let ports = |external: u16| json!([{"Protocol": 6, "InternalPort": 80, "ExternalPort": external, "DistributionType": 0}]);
+        let balancer = |vip: &str, external: u16| json!({"FrontendVIPs": [vip], "PortMappings": ports(external), "SchemaVersion": {"Major": 2, "Minor": 0}});
+        let one = create(&hcn, Kind::LoadBalancer, Guid::ZERO, &balancer("10.96.0.1", 80)).unwrap();
+        create(&hcn, Kind::LoadBalancer, Guid::ZERO, &balancer("10.96.0.2", 80)).unwrap();
+        let modify = |id: Guid, document: Value| {
+            hcn.call(&Call::Modify { kind: Kind::LoadBalancer, id, settings: document.to_string() })
+                .map_err(|failure| failure.code)
+        };
+        if version != Config::NEWEST {
+            assert_eq!(modify(one, balancer("10.96.0.1", 81)), Err(HResult::E_NOTIMPL));
+            continue;
+        }
+        assert_eq!(modify(one, balancer("10.96.0.1", 80)), Ok(String::new()), "as it was");
+        assert_eq!(modify(one, balancer("10.96.0.1", 81)), Ok(String::new()));
+        assert_eq!(hcn.load_balancer(one).unwrap().port_mappings[0].external_port, 81);
+        assert_eq!(modify(one, balancer("10.96.0.2", 80)), Err(HResult::HCN_E_PORT_ALREADY_EXISTS));
+        assert_eq!(
+            hcn.load_balancer(one).unwrap().frontend_vips,
+            ["10.96.0.1"],
+            "a refused change has no effect"
+        );
+        assert_eq!(modify(Guid::random(), balancer("10.96.0.3", 80)), Err(HResult::ERROR_NOT_FOUND));
+    }
+}
+
+#[test]
 fn subnets_come_and_go_while_they_are_unused() {
     let node = Node::new(Config::new(Config::SERVER_2022, Ipv4Addr::LOCALHOST));
     let subnets = |node: &Node, request: &str, subnets: Value| {
