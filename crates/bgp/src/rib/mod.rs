@@ -233,8 +233,14 @@ impl Rib {
         let is_new = peer.identifier != identifier;
         peer.identifier = identifier;
         peer.own_address = Some(own);
-        let chosen = self.table.iter().filter(|(_, destination)| !destination.chosen.is_empty());
-        let out = AdjOut::new(context.families, chosen.map(|(prefix, _)| *prefix));
+        let rules = peer.rules.clone();
+        let may_be_told = |destination: &Destination| {
+            let best = destination.chosen.first();
+            best.is_some_and(|best| concerns(&rules, best, provenance(&self.peers, best.source)))
+        };
+        let told = self.table.iter().filter(|(_, destination)| may_be_told(destination));
+        let out = AdjOut::new(context.families, told.map(|(prefix, _)| *prefix));
+        let Some(peer) = self.peers.get_mut(&id) else { return };
         peer.session = Some(PeerSession { context, out });
         if is_new {
             // The choice depends on the identifier, and so does what others are told.
@@ -483,14 +489,16 @@ fn tell(peers: &mut BTreeMap<PeerId, Peer>, prefix: IpNet, routes: [Option<&Chos
     let routes = routes.map(|route| route.map(|route| (route, provenance(peers, route.source))));
     for Peer { rules, session, .. } in peers.values_mut() {
         let Some(session) = session else { continue };
-        let concerns = |(route, from): (&Chosen, Option<Provenance>)| {
-            // What is known of a peer that is gone does not matter: the routes are looked at.
-            from.is_none_or(|from| may_export(&route.attributes, from, rules))
-        };
-        if routes.into_iter().flatten().any(concerns) {
+        if routes.into_iter().flatten().any(|(route, from)| concerns(rules, route, from)) {
             session.out.note(prefix);
         }
     }
+}
+
+/// Whether a peer with these rules may be told of a route. What is known of a sender that is gone does not matter: the
+/// route is looked at.
+fn concerns(rules: &PeerRules, route: &Chosen, from: Option<Provenance>) -> bool {
+    from.is_none_or(|from| may_export(&route.attributes, from, rules))
 }
 
 /// Where a route comes from.
