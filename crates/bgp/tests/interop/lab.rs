@@ -61,7 +61,7 @@ impl Lab {
         lab
     }
 
-    fn add(&mut self, node: u8) {
+    pub(crate) fn add(&mut self, node: u8) {
         let namespace = NetNs::create().unwrap();
         // Addresses are usable at once.
         let no_detection = || sysctl::ensure("net/ipv6/conf/default/accept_dad", "0");
