@@ -207,7 +207,7 @@ fn a_silent_peer_is_given_up() {
 fn a_peer_that_reads_slowly_gets_all_routes_and_costs_little_memory() {
     let lab = Lab::new(2);
     let tortie = Tortie::start(&lab, 1, waiting(|peer| peer.session.hold_time = 0), false);
-    let routes: Vec<String> = (0..60_000_u32)
+    let routes: Vec<String> = (0..150_000_u32)
         .map(|number| format!("10.{}.{}.{}/32", number >> 16, number >> 8 & 255, number & 255))
         .collect();
     // Each with attributes of its own, so that each needs a message.
