@@ -229,6 +229,18 @@ fn the_core_has_no_clock_no_files_no_sockets_no_threads() {
 }
 
 #[test]
+fn only_the_shell_of_the_bgp_speaker_has_clocks_and_sockets() {
+    let core: Vec<_> = sources("bgp").into_iter().filter(|(file, _)| !file.contains("/speaker/")).collect();
+    assert!(core.len() > 10, "{} files", core.len());
+    for (file, text) in core {
+        for forbidden in ["Instant", "SystemTime", "std::fs", "std::thread", "TcpStream", "tokio", "async fn"]
+        {
+            assert!(!code(&text).contains(forbidden), "{file} uses {forbidden}");
+        }
+    }
+}
+
+#[test]
 fn unsafe_code_is_limited_to_listed_crates() {
     for room in ROOMS {
         let manifest = read(format!("crates/{room}/Cargo.toml"));

@@ -82,11 +82,12 @@ impl Control {
         }
     }
 
-    /// The number of routes of static and BGP origin.
+    /// The number of routes, without that of the node's network. The answer begins with `1007-COUNT of `.
     fn count(&mut self) -> usize {
-        let answer = self.ask("show route where source != RTS_DEVICE count");
-        let number = answer.split_whitespace().nth(1).and_then(|word| word.parse().ok());
-        number.unwrap_or(0)
+        let answer = self.ask("show route count");
+        let first = answer.split(' ').next().unwrap_or_default();
+        let number = first.split_once('-').and_then(|(_, number)| number.parse::<usize>().ok());
+        number.unwrap_or(0).saturating_sub(1)
     }
 }
 

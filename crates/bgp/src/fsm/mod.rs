@@ -23,6 +23,9 @@ pub type Time = Duration;
 
 /// The hold time until the peer's OPEN is there (RFC 4271 8.2.2 suggests four minutes).
 const LARGE_HOLD_TIME: Duration = Duration::from_secs(240);
+/// The time to the second attempt, if the peer did not answer the first; later ones take twice as long each, up to the
+/// usual time. Speakers of a cluster often start at once.
+const SECOND_ATTEMPT: Duration = Duration::from_millis(250);
 /// The longest time to wait for a peer after errors.
 const LONGEST_RETRY: Duration = Duration::from_secs(120);
 /// An established session that is younger wins against a new connection: both may come from one collision.
@@ -136,6 +139,8 @@ pub struct Session {
     refuse_until: Option<Time>,
     /// Errors in a row, which make retries slower.
     errors: u32,
+    /// Attempts in a row that found nobody.
+    failures: u32,
     /// The families with stale routes, and until when they may be.
     stale: Families,
     stale_until: Option<Time>,
@@ -157,6 +162,7 @@ impl Session {
             retry_at: None,
             refuse_until: None,
             errors: 0,
+            failures: 0,
             stale: Families::default(),
             stale_until: None,
             last_error: None,
@@ -246,6 +252,7 @@ impl Session {
             }
             Input::ConnectFailed => {
                 self.is_connecting = false;
+                self.failures = self.failures.saturating_add(1);
                 self.retry(now);
             }
             Input::Accepted(id) => self.opened(now, id, false, &mut out),
@@ -346,7 +353,11 @@ impl Session {
             return;
         }
         let usual = Duration::from_secs(self.settings.connect_retry.max(1).into());
-        let delay = (usual * 2_u32.saturating_pow(self.errors.min(10))).min(LONGEST_RETRY.max(usual));
+        let delay = if self.errors == 0 && self.failures > 0 {
+            (SECOND_ATTEMPT * 2_u32.saturating_pow((self.failures - 1).min(10))).min(usual)
+        } else {
+            (usual * 2_u32.saturating_pow(self.errors.min(10))).min(LONGEST_RETRY.max(usual))
+        };
         self.retry_at = Some(now + self.jitter.shortened(delay));
     }
 
@@ -515,6 +526,7 @@ impl Session {
         self.stale = kept;
         self.stale_until = (!kept.is_empty()).then(|| now + LONGEST_INITIAL_UPDATE);
         self.errors = 0;
+        self.failures = 0;
         self.retry_at = None;
         self.established += 1;
         if !lost.is_empty() {

@@ -198,16 +198,26 @@ impl Rib {
             }
         }
         let Some(peer) = self.peers.get_mut(&id) else { return };
+        let mut passed_on = Vec::new();
         for (prefix, destination) in &mut self.table {
             if let Some(received) = destination.received.iter_mut().find(|received| received.peer == id) {
                 received.accepted = import(self.identifier, peer, prefix, &received.attributes);
                 self.marked.insert(*prefix);
+                passed_on.push(*prefix);
             }
             if !destination.chosen.is_empty()
                 && let Some(session) = &mut peer.session
             {
                 session.out.note(*prefix);
             }
+        }
+        self.note_everywhere(&passed_on);
+    }
+
+    /// What peers are told about these prefixes may change, also if the choice does not.
+    fn note_everywhere(&mut self, prefixes: &[IpNet]) {
+        for session in self.peers.values_mut().filter_map(|peer| peer.session.as_mut()) {
+            prefixes.iter().for_each(|prefix| session.out.note(*prefix));
         }
     }
 
@@ -223,14 +233,22 @@ impl Rib {
         let is_new = peer.identifier != identifier;
         peer.identifier = identifier;
         peer.own_address = Some(own);
-        let chosen = self.table.iter().filter(|(_, destination)| !destination.chosen.is_empty());
-        let out = AdjOut::new(context.families, chosen.map(|(prefix, _)| *prefix));
+        let rules = peer.rules.clone();
+        let may_be_told = |destination: &Destination| {
+            let best = destination.chosen.first();
+            best.is_some_and(|best| concerns(&rules, best, provenance(&self.peers, best.source)))
+        };
+        let told = self.table.iter().filter(|(_, destination)| may_be_told(destination));
+        let out = AdjOut::new(context.families, told.map(|(prefix, _)| *prefix));
+        let Some(peer) = self.peers.get_mut(&id) else { return };
         peer.session = Some(PeerSession { context, out });
         if is_new {
-            // The choice depends on the identifier.
+            // The choice depends on the identifier, and so does what others are told.
             let theirs = |destination: &Destination| destination.received.iter().any(|r| r.peer == id);
             let theirs = self.table.iter().filter(|(_, destination)| theirs(destination));
-            self.marked.extend(theirs.map(|(prefix, _)| *prefix));
+            let theirs: Vec<IpNet> = theirs.map(|(prefix, _)| *prefix).collect();
+            self.note_everywhere(&theirs);
+            self.marked.extend(theirs);
         }
     }
 
@@ -348,13 +366,11 @@ impl Rib {
             let Some(destination) = self.table.get_mut(&prefix) else { continue };
             let chosen = choose(destination, &self.peers, &self.costs);
             if chosen != destination.chosen {
-                let best = |routes: &[Chosen]| routes.first().cloned();
-                let is_new_best = best(&chosen) != best(&destination.chosen);
-                destination.chosen = chosen;
+                let old = std::mem::replace(&mut destination.chosen, chosen);
                 changes.push(RouteChange { prefix, routes: destination.chosen.clone() });
-                if is_new_best {
-                    let sessions = self.peers.values_mut().filter_map(|peer| peer.session.as_mut());
-                    sessions.for_each(|session| session.out.note(prefix));
+                let (old, new) = (old.first(), destination.chosen.first());
+                if old != new {
+                    tell(&mut self.peers, prefix, [old, new]);
                 }
             }
             if destination.is_empty() {
@@ -404,15 +420,10 @@ impl Rib {
     ) -> Option<Arc<Attributes>> {
         let best = destination.chosen.first()?;
         let rules = to.rules;
-        let provenance = match best.source {
-            Source::Own => Provenance::Own,
-            Source::Peer(from) if from == to.id => return None,
-            Source::Peer(from) => {
-                let from = self.peers.get(&from)?;
-                let (internal, client) = (from.rules.is_internal(), from.rules.client);
-                Provenance::Peer { internal, client, identifier: from.identifier }
-            }
-        };
+        if best.source == Source::Peer(to.id) {
+            return None;
+        }
+        let provenance = provenance(&self.peers, best.source)?;
         if !may_export(&best.attributes, provenance, rules) {
             return None;
         }
@@ -470,6 +481,32 @@ impl Rib {
     pub fn advertised(&self, id: PeerId, prefix: &IpNet) -> Option<&Arc<Attributes>> {
         self.peers.get(&id)?.session.as_ref()?.out.told(prefix)
     }
+}
+
+/// Marks a prefix for the peers that may have been told of the old best route, or may be told of the new one. In a mesh,
+/// most routes are for few peers.
+fn tell(peers: &mut BTreeMap<PeerId, Peer>, prefix: IpNet, routes: [Option<&Chosen>; 2]) {
+    let routes = routes.map(|route| route.map(|route| (route, provenance(peers, route.source))));
+    for Peer { rules, session, .. } in peers.values_mut() {
+        let Some(session) = session else { continue };
+        if routes.into_iter().flatten().any(|(route, from)| concerns(rules, route, from)) {
+            session.out.note(prefix);
+        }
+    }
+}
+
+/// Whether a peer with these rules may be told of a route. What is known of a sender that is gone does not matter: the
+/// route is looked at.
+fn concerns(rules: &PeerRules, route: &Chosen, from: Option<Provenance>) -> bool {
+    from.is_none_or(|from| may_export(&route.attributes, from, rules))
+}
+
+/// Where a route comes from.
+fn provenance(peers: &BTreeMap<PeerId, Peer>, source: Source) -> Option<Provenance> {
+    let Source::Peer(id) = source else { return Some(Provenance::Own) };
+    let peer = peers.get(&id)?;
+    let (internal, client) = (peer.rules.is_internal(), peer.rules.client);
+    Some(Provenance::Peer { internal, client, identifier: peer.identifier })
 }
 
 /// The routes to use for a destination.

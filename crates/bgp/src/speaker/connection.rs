@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, oneshot};
@@ -32,8 +32,8 @@ pub(super) type Tagged = (PeerId, ConnectionId, Report);
 
 /// Nothing more is queued when this many bytes wait.
 const FULL: usize = 256 << 10;
-/// The most bytes in one read.
-const READ: usize = 64 << 10;
+/// The most bytes in one read or write.
+const READ: usize = 16 << 10;
 /// How long a connection may take to send its last bytes.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
@@ -105,10 +105,8 @@ async fn write_all(
     waiting: &AtomicUsize,
     drained: impl Fn(),
 ) {
-    let mut batch = Vec::new();
-    while let Some(message) = messages.recv().await {
-        batch.clear();
-        batch.extend(message);
+    // Nothing is kept between batches: a speaker may have many connections that are idle.
+    while let Some(mut batch) = messages.recv().await {
         while batch.len() < READ
             && let Ok(message) = messages.try_recv()
         {
@@ -127,11 +125,17 @@ async fn write_all(
     let _ = write.shutdown().await;
 }
 
-async fn read_all<F: Future<Output = bool>>(mut read: OwnedReadHalf, report: impl Fn(Report) -> F) {
+async fn read_all<F: Future<Output = bool>>(read: OwnedReadHalf, report: impl Fn(Report) -> F) {
     let mut buffer: Vec<u8> = Vec::new();
     loop {
+        // An idle connection has no buffer.
+        let ready = read.readable().await;
         buffer.reserve(READ);
-        match read.read_buf(&mut buffer).await {
+        match ready.and_then(|()| read.try_read_buf(&mut buffer)) {
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                buffer.shrink_to_fit();
+                continue;
+            }
             Ok(0) | Err(_) => {
                 report(Report::Closed).await;
                 return;
@@ -140,8 +144,10 @@ async fn read_all<F: Future<Output = bool>>(mut read: OwnedReadHalf, report: imp
         }
         let (whole, problem) = whole_messages(&buffer);
         if whole > 0 {
-            let rest = buffer.split_off(whole);
-            let messages = std::mem::replace(&mut buffer, rest);
+            let rest = buffer[whole..].to_vec();
+            let mut messages = std::mem::replace(&mut buffer, rest);
+            messages.truncate(whole);
+            messages.shrink_to_fit();
             if !report(Report::Messages(messages)).await {
                 return;
             }

@@ -41,7 +41,7 @@ pub(super) enum Opened {
 /// How many inputs are taken before routes are decided and sent.
 const BATCH: usize = 256;
 /// The most reports of connections that wait. A full queue slows down the readers, and by way of TCP the peers.
-const REPORTS: usize = 256;
+const REPORTS: usize = 64;
 
 pub(super) struct Owner {
     config: Config,

@@ -150,14 +150,19 @@ fn attempts_become_rarer_after_errors() {
         test.open(OUT, &Open { two_octet_as: 1, capabilities: vec![], ..open(1, None) });
     }
     assert!(pauses[1] < seconds(11) && pauses[7] > seconds(80) && pauses[7] <= seconds(121), "{pauses:?}");
-    // A peer that only does not answer is tried at the usual times.
+    // A peer that only does not answer is soon tried again, and then at the usual times.
     let mut test = Test::new(settings());
-    for _ in 0..5 {
+    let mut pauses = Vec::new();
+    for _ in 0..9 {
         let begin = test.1;
-        while test.wait(Duration::from_millis(100)).is_empty() {}
-        assert!(test.1 - begin <= seconds(6));
+        while test.wait(Duration::from_millis(10)).is_empty() {}
+        pauses.push(test.1 - begin);
         test.input(Input::ConnectFailed);
     }
+    assert!(
+        pauses[1] < Duration::from_millis(300) && pauses[8] > seconds(3) && pauses[8] < seconds(6),
+        "{pauses:?}"
+    );
 }
 
 /// RFC 4271 6.8: of two connections, the one stays that the end with the higher identifier opened.

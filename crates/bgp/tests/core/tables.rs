@@ -140,6 +140,24 @@ fn routes_go_where_the_standards_let_them_go() {
     }
 }
 
+/// What others are told depends on whether the sender is a client, and on its identifier.
+#[test]
+fn a_change_of_the_sender_reaches_those_who_are_told() {
+    let [internal, other, _] = PEERS.map(|(id, _)| id);
+    let mut rib = rib();
+    announce(&mut rib, internal, "10.1.0.0/16", route(internal));
+    assert!(told(&mut rib, other).0.is_empty());
+    rib.set_peer(internal, PeerRules { client: true, ..rules(internal, 64512) });
+    let (announced, _) = told(&mut rib, other);
+    assert_eq!(announced[0].1.originator_id, Some(Ipv4Addr::new(1, 1, 1, 1)));
+    rib.down(internal, Families::BOTH);
+    rib.up(internal, CONTEXT, Ipv4Addr::new(7, 7, 7, 7), address(0));
+    let (announced, _) = told(&mut rib, other);
+    assert_eq!(announced[0].1.originator_id, Some(Ipv4Addr::new(7, 7, 7, 7)));
+    rib.set_peer(internal, rules(internal, 64512));
+    assert_eq!(told(&mut rib, other).1, [prefix("10.1.0.0/16")]);
+}
+
 #[test]
 fn attributes_change_at_the_border() {
     let [internal, other, external] = PEERS.map(|(id, _)| id);

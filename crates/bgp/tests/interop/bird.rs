@@ -77,7 +77,7 @@ pub(crate) fn session(node: u8, other: u8, own_as: u32, other_as: u32, options: 
     let (own, address, own6) = (ipv4(node), ipv4(other), ipv6(node));
     format!(
         "protocol bgp n{other} {{ local {own} as {own_as}; neighbor {address} as {other_as};
-    connect delay time 1; connect retry time 1; error wait time 1,2; hold time 9; {options}
+    connect delay time 1; connect retry time 1; error wait time 1,2; hold time 30; {options}
     ipv4 {{ import all; export where source ~ [RTS_STATIC, RTS_BGP]; }};
     ipv6 {{ import all; export where source ~ [RTS_STATIC, RTS_BGP]; next hop address {own6}; }}; }}\n"
     )
@@ -300,7 +300,7 @@ fn sessions_over_ipv6_carry_routes_and_are_protected() {
     let protocol = |options: &str| {
         format!(
             "{ROUTES}protocol bgp n1 {{ local {own} as 64513; neighbor {other} as {AS};
-            connect delay time 1; connect retry time 1; error wait time 1,2; hold time 9; {options}
+            connect delay time 1; connect retry time 1; error wait time 1,2; hold time 30; {options}
             ipv6 {{ import all; export where source = RTS_STATIC; }}; }}\n"
         )
     };
@@ -363,10 +363,10 @@ fn a_new_configuration_leaves_other_sessions_alone() {
     assert!(second.route("10.2.0.0/16").is_some());
     // Other settings of a session begin it again; a peer that goes loses the routes.
     let mut slower = both.clone();
-    slower.peers.get_mut(&at(3)).unwrap().session.hold_time = 30;
+    slower.peers.get_mut(&at(3)).unwrap().session.hold_time = 60;
     tortie.apply(slower.clone());
     until("the session of node 3 begins again", || {
-        tortie.status().peers[1].negotiated.as_ref().is_some_and(|negotiated| negotiated.hold_time == 9)
+        tortie.status().peers[1].negotiated.as_ref().is_some_and(|negotiated| negotiated.hold_time == 30)
             && tortie.is_established()
     });
     let established: Vec<u64> = tortie.status().peers.iter().map(|peer| peer.established).collect();

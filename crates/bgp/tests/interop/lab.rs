@@ -61,7 +61,7 @@ impl Lab {
         lab
     }
 
-    fn add(&mut self, node: u8) {
+    pub(crate) fn add(&mut self, node: u8) {
         let namespace = NetNs::create().unwrap();
         // Addresses are usable at once.
         let no_detection = || sysctl::ensure("net/ipv6/conf/default/accept_dad", "0");
@@ -213,7 +213,7 @@ pub(crate) fn peer(node: u8, peer: u8, peer_as: u32) -> PeerConfig {
     let IpAddr::V4(identifier) = ipv4(node) else { unreachable!() };
     let mut session = SessionSettings::new(AS, identifier, peer_as);
     session.connect_retry = 1;
-    session.hold_time = 9;
+    session.hold_time = 30;
     let mut rules = PeerRules::new(ipv4(peer), AS, peer_as);
     if let IpAddr::V6(address) = ipv6(node) {
         rules.own_addresses.ipv6 = Some(address);

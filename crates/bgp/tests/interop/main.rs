@@ -4,6 +4,7 @@
 
 mod bird;
 mod lab;
+mod mesh;
 mod others;
 mod restart;
 mod scripted;

@@ -45,7 +45,7 @@ fn gobgp_and_tortie_exchange_routes() {
         format!("[[neighbors.afi-safis]]\n[neighbors.afi-safis.config]\nafi-safi-name = \"{name}\"\n[neighbors.afi-safis.mp-graceful-restart.config]\nenabled = true\n")
     });
     let text = format!(
-        "[global.config]\nas = {AS}\nrouter-id = \"10.9.0.2\"\n[[neighbors]]\n[neighbors.config]\nneighbor-address = \"10.9.0.1\"\npeer-as = {AS}\nauth-password = \"secret\"\n[neighbors.graceful-restart.config]\nenabled = true\nnotification-enabled = true\nrestart-time = 20\n[neighbors.timers.config]\nhold-time = 9\nkeepalive-interval = 3\nconnect-retry = 1\n{}",
+        "[global.config]\nas = {AS}\nrouter-id = \"10.9.0.2\"\n[[neighbors]]\n[neighbors.config]\nneighbor-address = \"10.9.0.1\"\npeer-as = {AS}\nauth-password = \"secret\"\n[neighbors.graceful-restart.config]\nenabled = true\nnotification-enabled = true\nrestart-time = 20\n[neighbors.timers.config]\nhold-time = 30\nkeepalive-interval = 10\nconnect-retry = 1\n{}",
         families.concat()
     );
     std::fs::write(lab.path("gobgp.toml"), text).unwrap();
@@ -86,7 +86,7 @@ fn frr_and_tortie_exchange_routes() {
     }
     let lab = Lab::new(2);
     let text = format!(
-        "router bgp {AS}\n bgp router-id 10.9.0.2\n no bgp network import-check\n neighbor 10.9.0.1 remote-as {AS}\n neighbor 10.9.0.1 timers 3 9\n neighbor 10.9.0.1 timers connect 1\n neighbor 10.9.0.1 update-source 10.9.0.2\n address-family ipv4 unicast\n  network 10.20.0.0/16\n  neighbor 10.9.0.1 activate\n exit-address-family\n address-family ipv6 unicast\n  network fd20::/32\n  neighbor 10.9.0.1 activate\n  neighbor 10.9.0.1 route-map six out\n exit-address-family\nexit\nroute-map six permit 1\n set ipv6 next-hop global fd09::2\nexit\n"
+        "router bgp {AS}\n bgp router-id 10.9.0.2\n no bgp network import-check\n neighbor 10.9.0.1 remote-as {AS}\n neighbor 10.9.0.1 timers 10 30\n neighbor 10.9.0.1 timers connect 1\n neighbor 10.9.0.1 update-source 10.9.0.2\n address-family ipv4 unicast\n  network 10.20.0.0/16\n  neighbor 10.9.0.1 activate\n exit-address-family\n address-family ipv6 unicast\n  network fd20::/32\n  neighbor 10.9.0.1 activate\n  neighbor 10.9.0.1 route-map six out\n exit-address-family\nexit\nroute-map six permit 1\n set ipv6 next-hop global fd09::2\nexit\n"
     );
     std::fs::write(lab.path("bgpd.conf"), text).unwrap();
     let folder = lab.folder.path().display().to_string();

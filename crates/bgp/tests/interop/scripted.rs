@@ -9,7 +9,7 @@ use tortie_bgp::codec::notification::{cease, code, header, open};
 use tortie_bgp::codec::{
     self, Attributes, Capability, Context, Families, Family, GracefulRestart, Message, Notification, Open,
 };
-use tortie_bgp::speaker::{Config, PeerConfig};
+use tortie_bgp::speaker::{Config, Password, PeerConfig, Speaker};
 
 use crate::lab::{AS, Lab, PATIENCE, Tortie, at, config, ipv4, peer, until};
 
@@ -207,7 +207,7 @@ fn a_silent_peer_is_given_up() {
 fn a_peer_that_reads_slowly_gets_all_routes_and_costs_little_memory() {
     let lab = Lab::new(2);
     let tortie = Tortie::start(&lab, 1, waiting(|peer| peer.session.hold_time = 0), false);
-    let routes: Vec<String> = (0..60_000_u32)
+    let routes: Vec<String> = (0..150_000_u32)
         .map(|number| format!("10.{}.{}.{}/32", number >> 16, number >> 8 & 255, number & 255))
         .collect();
     // Each with attributes of its own, so that each needs a message.
@@ -259,4 +259,23 @@ fn a_peer_that_reads_nothing_leaves_no_connection_behind() {
     until("the hold timer ends the session", || !tortie.is_established());
     until("the connection is closed", || connections() == 0);
     drop(script);
+}
+
+#[test]
+fn what_cannot_be_done_is_refused_with_its_reason() {
+    let lab = Lab::new(2);
+    let tortie = Tortie::start(&lab, 1, waiting(|_| {}), false);
+    let refused =
+        |config: Config| tortie.run(async |speaker| speaker.apply(config).await.unwrap_err().to_string());
+    let other = Config { identifier: [1, 2, 3, 4].into(), ..waiting(|_| {}) };
+    assert!(refused(other).contains("cannot change from 10.9.0.1 to 1.2.3.4"));
+    let second = tortie.run(async |_| Speaker::start(waiting(|_| {}), None).await.err().unwrap().to_string());
+    assert!(second.contains("10.9.0.1:179: cannot listen"), "{second}");
+    // A session that cannot be protected does not begin.
+    let long = waiting(|peer| peer.transport.password = Some(Password("x".repeat(81))));
+    assert!(refused(long).contains("a key has at most 80 bytes"));
+    assert_eq!(tortie.status().peers.len(), 0);
+    assert_eq!(Script::connect(&lab, 2).message(), None);
+    tortie.apply(waiting(|_| {}));
+    Script::connect(&lab, 2).establish(&hello(AS, 90));
 }
