@@ -41,7 +41,7 @@ impl Describe {
             );
         }
         let Some(read) = self.source.read()? else { return Ok(ExitCode::from(2)) };
-        let page = Cluster::new(&read.snapshot);
+        let page = Scene::new(&read.snapshot);
         let (mut found, mut missing) = (0, Vec::new());
         for target in &targets {
             let is_wanted = |key: &Key| {
@@ -68,12 +68,12 @@ impl Describe {
 }
 
 /// The cluster that the objects are described in.
-struct Cluster<'a> {
+struct Scene<'a> {
     snapshot: &'a Snapshot,
     oracle: Oracle<'a>,
 }
 
-impl<'a> Cluster<'a> {
+impl<'a> Scene<'a> {
     fn new(snapshot: &'a Snapshot) -> Self {
         Self { snapshot, oracle: Oracle::new(snapshot) }
     }
