@@ -9,6 +9,8 @@ mod kube;
 mod manifests;
 mod setup;
 mod vectors;
+mod windows;
+mod wine;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -41,6 +43,10 @@ cargo xtask e2e restart NODE PROGRAM
                             kills containerd, kubelet or kube-proxy of a node, and starts it again
 cargo xtask image [--arch amd64|arm64] [--name NAME] [--output FILE]
                             builds the container image, an OCI archive (target/image/tortie.tar)
+cargo xtask windows [--debian]
+                            builds and checks tortie.exe and tortie-cni.exe, and the libraries of an emulated HNS for Wine;
+                            with Debian's compiler, which it also uses if Rust's library for Windows cannot be had
+cargo xtask wine            runs tortie.exe and tortie-cni.exe under Wine, on an emulated HNS
 cargo xtask manifests       writes the generated files in deploy/
 cargo xtask bench [NAME]    measurements beside named peers: addresses, bgp, calc, cni, demo, kubernetes, nftables, windows;
                             all without NAME
@@ -64,6 +70,8 @@ fn main() -> ExitCode {
         ["soak"] => soak(),
         ["ci"] => ci(),
         ["image", rest @ ..] => image::build(rest),
+        ["windows", rest @ ..] => windows::run_with(rest),
+        ["wine"] => wine::run(),
         ["manifests"] => manifests::write(),
         ["bench", rest @ ..] => bench::run(rest),
         ["vectors", rest @ ..] => vectors::run(rest),

@@ -45,6 +45,15 @@ pub(crate) const IMAGE_PACKAGES: [Package; 3] = [
     ("/usr/bin/aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu"),
     ("/usr/aarch64-linux-gnu/include/stdio.h", "libc6-dev-arm64-cross"),
 ];
+/// For Windows programs: the C compiler that links them, and Wine, which runs them.
+pub(crate) const WINDOWS_PACKAGES: [Package; 2] =
+    [("/usr/bin/x86_64-w64-mingw32-gcc", "gcc-mingw-w64-x86-64-win32"), ("/usr/lib/wine/wine64", "wine64")];
+/// For Windows programs where Rust's library for Windows cannot be had: Debian's compiler, which builds it.
+pub(crate) const WINDOWS_LIBRARY_PACKAGES: [Package; 3] = [
+    ("/usr/bin/rustc", "rustc-web"),
+    ("/usr/bin/cargo", "cargo-web"),
+    ("/usr/lib/rustlib/src/rust/library/std", "rust-web-src"),
+];
 /// For benchmarks: the peers, and a tool that creates network namespaces for them.
 pub(crate) const BENCH_PACKAGES: [Package; 2] =
     [("/usr/lib/cni/ptp", "containernetworking-plugins"), ("/bin/ip", "iproute2")];
@@ -56,6 +65,7 @@ pub(crate) fn everything() -> Result<()> {
     packages(&BENCH_PACKAGES)?;
     packages(&NODE_PACKAGES)?;
     packages(&IMAGE_PACKAGES)?;
+    packages(&WINDOWS_PACKAGES)?;
     servers()?;
     let has_deny = Command::new("cargo")
         .args(["deny", "--version"])

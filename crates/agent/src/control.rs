@@ -1,17 +1,16 @@
 //! The socket on which the agent answers operators: what is in force for a pod (`tortie policy show`), and its log level.
 //!
-//! A request and its answer are one JSON document each; after writing its document, each side closes its direction of
-//! the stream. Only the agent's own user may connect, which is root outside of a lab.
+//! A request and its answer are one line with a JSON document each. Only the agent's own user may connect, which is root
+//! outside of a lab; on Windows, administrators may.
 
-use std::io::{self, Read, Write};
-use std::net::Shutdown;
-use std::os::unix::net::UnixStream;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use tortie_api::report::ReportedCondition;
+use tortie_cni::local;
 use tortie_dataplane::{AskedFor, EndpointId, ShowError, Shown};
 
 /// The version of requests and answers. An agent answers other versions with [`Outcome::Failed`].
@@ -114,18 +113,9 @@ pub enum AskError {
 pub fn ask(socket: &Path, ask: Ask) -> Result<Answer, AskError> {
     let silent = |source| AskError::Silent { socket: socket.to_owned(), source };
     let unreadable = |source| AskError::Unreadable { socket: socket.to_owned(), source };
-    let request = serde_json::to_vec(&Request { version: VERSION, ask }).map_err(unreadable)?;
-    let answer = exchange(socket, &request).map_err(silent)?;
+    let mut request = serde_json::to_vec(&Request { version: VERSION, ask }).map_err(unreadable)?;
+    request.push(b'\n');
+    let is_complete = |answer: &[u8]| answer.ends_with(b"\n");
+    let answer = local::exchange(socket, request, CALL_TIMEOUT, is_complete).map_err(silent)?;
     serde_json::from_slice(&answer).map_err(unreadable)
-}
-
-fn exchange(socket: &Path, request: &[u8]) -> io::Result<Vec<u8>> {
-    let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(CALL_TIMEOUT))?;
-    stream.set_write_timeout(Some(CALL_TIMEOUT))?;
-    stream.write_all(request)?;
-    stream.shutdown(Shutdown::Write)?;
-    let mut answer = Vec::new();
-    stream.read_to_end(&mut answer)?;
-    Ok(answer)
 }

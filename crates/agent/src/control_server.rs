@@ -4,28 +4,28 @@ use std::io;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
 
 use crate::LogLevel;
 use crate::control::{Answer, Ask, Outcome, Request, VERSION};
+use crate::local::{Listener, Stream};
 use crate::queue::{Asker, Unanswered};
 use crate::server::MAX_ACCEPT_DELAY;
 use tortie_store::backoff::{Backoff, random_seed};
 
 /// The maximum size of a request in bytes.
-const MAX_REQUEST_BYTES: u64 = 64 << 10;
+const MAX_REQUEST_BYTES: usize = 64 << 10;
 /// How long to wait for a request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long to wait for the dataplane, which may be busy. A call of HNS may take this long.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(40);
 
 /// Serves until the future is dropped.
-pub(crate) async fn run(node: String, asker: Asker, log_level: Option<LogLevel>, listener: UnixListener) {
+pub(crate) async fn run(node: String, asker: Asker, log_level: Option<LogLevel>, mut listener: Listener) {
     let mut backoff = Backoff::new(random_seed()).with_max(MAX_ACCEPT_DELAY);
     loop {
         let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+            Ok(stream) => stream,
             Err(error) => {
                 tracing::error!(%error, "cannot accept an operator's request; Tortie retries");
                 backoff.wait().await;
@@ -46,11 +46,9 @@ async fn serve(
     node: String,
     asker: &Asker,
     log_level: Option<LogLevel>,
-    mut stream: UnixStream,
+    mut stream: Stream,
 ) -> io::Result<()> {
-    let mut request = Vec::new();
-    let mut reader = (&mut stream).take(MAX_REQUEST_BYTES);
-    timeout(REQUEST_TIMEOUT, reader.read_to_end(&mut request)).await??;
+    let request = timeout(REQUEST_TIMEOUT, read_line(&mut stream)).await??;
     let outcome = match read(&request) {
         Ok(Ask::Show { namespace, pod }) => match timeout(ANSWER_TIMEOUT, asker.show(namespace, pod)).await {
             Ok(Ok(shown)) => Outcome::Shown(shown),
@@ -71,9 +69,22 @@ async fn serve(
         },
         Err(problem) => Outcome::Failed(problem),
     };
-    let answer = serde_json::to_vec(&Answer { version: VERSION, node, outcome })?;
+    let mut answer = serde_json::to_vec(&Answer { version: VERSION, node, outcome })?;
+    answer.push(b'\n');
     stream.write_all(&answer).await?;
     stream.shutdown().await
+}
+
+/// Reads to the end of the line, or to the end of what the client sends.
+async fn read_line(stream: &mut Stream) -> io::Result<Vec<u8>> {
+    let (mut request, mut part) = (Vec::new(), [0; 4096]);
+    while !request.ends_with(b"\n") && request.len() < MAX_REQUEST_BYTES {
+        match stream.read(&mut part).await? {
+            0 => break,
+            length => request.extend_from_slice(&part[..length]),
+        }
+    }
+    Ok(request)
 }
 
 fn read(request: &[u8]) -> Result<Ask, String> {

@@ -62,7 +62,11 @@ pub(crate) fn health(busy: Option<Duration>) -> Result<(), String> {
 /// Why the agent is not ready.
 pub(crate) fn readiness(stage: Stage, now: &InForce) -> Result<(), String> {
     match stage {
-        Stage::FindNode => return Err("the agent waits for the datastore and for its Node".to_owned()),
+        Stage::FindNode => {
+            return Err(
+                "the agent waits for the datastore, its Node, or the end of a lock (see its log)".to_owned()
+            );
+        }
         Stage::PrepareNode => return Err("the agent prepares the node's tunnel".to_owned()),
         Stage::ReadCluster if now.given.is_empty() => {
             let blocking = now.blocking();
@@ -77,6 +81,9 @@ pub(crate) fn readiness(stage: Stage, now: &InForce) -> Result<(), String> {
         now.report.node_failures().map(|one| format!("{}: {one}", one.reason)).collect();
     if !failures.is_empty() {
         return Err(format!("not in force on this node: {}", failures.join("; ")));
+    }
+    if now.lock.is_some() {
+        return Err(format!("no change is applied: {}", now.blocking().join("; ")));
     }
     if stage < Stage::Serve {
         return Err("the agent does not serve the CNI plugin yet".to_owned());

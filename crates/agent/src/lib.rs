@@ -13,6 +13,7 @@ mod feed;
 mod health;
 mod http_server;
 mod labels;
+mod local;
 mod locks;
 mod metrics;
 mod node;
@@ -48,6 +49,7 @@ pub use cni_config::CniIpam;
 pub use default_pool::DefaultPool;
 use health::{Progress, Stage};
 use http_server::{Paths, Sources};
+use local::Listener;
 use locks::Locks;
 use metrics::{Measured, Metrics};
 use node::Prepared;
@@ -63,7 +65,7 @@ pub struct Config {
     pub store: Arc<dyn Endpoints>,
     /// The node's operating system.
     pub platform: Platform,
-    /// The socket for the CNI plugin.
+    /// The socket for the CNI plugin; on Windows, a named pipe ([`tortie_cni::local`]).
     pub cni_socket: PathBuf,
     /// The socket for operators ([`control`]).
     pub control_socket: PathBuf,
@@ -98,6 +100,7 @@ pub type LogLevel = Arc<dyn Fn(Option<&str>) -> Result<String, String> + Send + 
 /// The operating system of a node.
 pub enum Platform {
     /// Linux, in the agent's own network namespace.
+    #[cfg(target_os = "linux")]
     Linux,
     /// Windows.
     Windows {
@@ -105,6 +108,8 @@ pub enum Platform {
         hcn: Arc<dyn Hcn>,
         /// The rules of every pod before policy.
         static_rules: StaticRules,
+        /// The adapter of the overlay network; without it, HNS chooses one.
+        adapter: Option<String>,
     },
     /// Another implementation of the two traits, for instance in a test. It reports its own tunnel end.
     Other {
@@ -118,6 +123,7 @@ pub enum Platform {
 impl Platform {
     fn os(&self) -> &'static str {
         match self {
+            #[cfg(target_os = "linux")]
             Platform::Linux => "linux",
             Platform::Windows { .. } => "windows",
             Platform::Other { .. } => "other",
@@ -127,7 +133,9 @@ impl Platform {
     fn hcn(&self) -> Option<Arc<dyn Hcn>> {
         match self {
             Platform::Windows { hcn, .. } => Some(hcn.clone()),
-            Platform::Linux | Platform::Other { .. } => None,
+            #[cfg(target_os = "linux")]
+            Platform::Linux => None,
+            Platform::Other { .. } => None,
         }
     }
 
@@ -135,7 +143,9 @@ impl Platform {
     fn about(&self) -> NodeStatus {
         let static_rules = match self {
             Platform::Windows { static_rules, .. } => static_rules.reported(),
-            Platform::Linux | Platform::Other { .. } => Vec::new(),
+            #[cfg(target_os = "linux")]
+            Platform::Linux => Vec::new(),
+            Platform::Other { .. } => Vec::new(),
         };
         NodeStatus {
             os: self.os().to_owned(),
@@ -221,6 +231,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
         // Windows needs some addresses of each block for itself, whatever the labels say.
         node_labels.insert(Node::OS.to_owned(), "windows".to_owned());
     }
+    node::wait_until_unlocked(&*store).await;
     if let Some(pool) = &extras.default_pool {
         default_pool::ensure(&*endpoints, pool).await;
     }
@@ -234,6 +245,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
         node::prepare(&*endpoints, &ipam, &node, platform, &network).await?;
 
     let mut kinds = tortie_calc::kinds(dataplane.asks_for_services());
+    kinds.push(Kind::ClusterInformation);
     if endpoints.derives_from_kubernetes() {
         // Calc derives them itself from what it reads.
         kinds.retain(|kind| *kind != Kind::Profile);
@@ -265,7 +277,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
         _ = first.wait_for(|now| !now.given.is_empty() || !now.blocking().is_empty()) => {}
         error = parts.ended() => return Err(error),
     }
-    let control = server::listen(&control_socket)
+    let control = Listener::bind(&control_socket)
         .map_err(|error| AgentError::system(format!("the socket {}", control_socket.display()), error))?;
     parts.add(
         "the control socket",
@@ -285,7 +297,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
         barrier,
         metrics,
     });
-    let listener = server::listen(&cni_socket)
+    let listener = Listener::bind(&cni_socket)
         .map_err(|error| AgentError::system(format!("the socket {}", cni_socket.display()), error))?;
     match first.borrow().blocking().as_slice() {
         [] => tracing::info!(socket = %cni_socket.display(), "ready to add pods"),

@@ -22,6 +22,7 @@ use tortie_windows::{
 };
 
 use crate::plane::InForce;
+use crate::unsupported::LOCKED;
 use crate::{AgentError, Platform};
 
 /// The maximum delay before reading the Node again, or HNS is called again, while the agent starts.
@@ -99,6 +100,20 @@ pub(crate) async fn wait_for(store: &dyn Store, name: &str) -> Result<Node, Agen
     }
 }
 
+/// Waits while the datastore is locked: the node takes addresses for itself.
+pub(crate) async fn wait_until_unlocked(store: &dyn Store) {
+    let mut told = false;
+    let mut backoff = Backoff::new(random_seed()).with_max(MAX_START_DELAY);
+    // An agent that may not read the lock reports that later, and applies nothing.
+    while tortie_store::is_locked(store).await.unwrap_or(false) {
+        if !told {
+            tracing::error!("ClusterInformation default: {LOCKED}; the agent waits");
+            told = true;
+        }
+        backoff.wait().await;
+    }
+}
+
 /// How many blocks the node's network can have. A Windows node that does not answer has one, until its agent starts again.
 pub(crate) async fn most_blocks(hcn: Option<Arc<dyn Hcn>>) -> u32 {
     let Some(hcn) = hcn else { return u32::MAX };
@@ -121,9 +136,11 @@ pub(crate) async fn prepare(
     network: &ClusterNetwork,
 ) -> Result<Prepared, AgentError> {
     match platform {
+        #[cfg(target_os = "linux")]
         Platform::Linux => prepare_linux(store, ipam, node).await,
-        Platform::Windows { hcn, static_rules } => {
-            prepare_windows(store, ipam, node, &hcn, static_rules, network).await
+        Platform::Windows { hcn, static_rules, adapter } => {
+            let windows = WindowsNode { hcn, static_rules, adapter };
+            prepare_windows(store, ipam, node, windows, network).await
         }
         Platform::Other { dataplane, wiring } => Ok(Prepared { dataplane, wiring, announced: None }),
     }
@@ -151,6 +168,7 @@ async fn tunnel_address(ipam: &Ipam, node: &str) -> Result<Ipv4Addr, AgentError>
 }
 
 /// Linux: the MAC address of the tunnel is derived from the node's name.
+#[cfg(target_os = "linux")]
 async fn prepare_linux(store: &dyn Endpoints, ipam: &Ipam, node: &str) -> Result<Prepared, AgentError> {
     let address = tunnel_address(ipam, node).await?;
     let announced = Announced { first: Tunnel { address, mac: None }, overlay: None };
@@ -174,21 +192,28 @@ fn ipv4(address: IpAddr) -> Option<Ipv4Addr> {
     }
 }
 
+/// The parts of [`Platform::Windows`].
+struct WindowsNode {
+    hcn: Arc<dyn Hcn>,
+    static_rules: StaticRules,
+    adapter: Option<String>,
+}
+
 /// Windows: the network is created from the node's block; its gateway is the tunnel address, and HNS chooses the MAC
 /// address.
 async fn prepare_windows(
     store: &dyn Endpoints,
     ipam: &Ipam,
     node: &str,
-    hcn: &Arc<dyn Hcn>,
-    static_rules: StaticRules,
+    windows: WindowsNode,
     network: &ClusterNetwork,
 ) -> Result<Prepared, AgentError> {
+    let WindowsNode { hcn, static_rules, adapter } = windows;
     let mut blocks = ipam.ensure_blocks().await?.into_iter();
     let block = blocks.next().ok_or_else(|| IpamError::NoPool(format!("node {node}")))?;
     let others: Vec<Ipv4Net> = blocks.collect();
-    let spec =
-        OverlaySpec { name: tortie_windows::NETWORK.to_owned(), block, vni: network.vni, adapter: None };
+    let name = tortie_windows::NETWORK.to_owned();
+    let spec = OverlaySpec { name, block, vni: network.vni, adapter: adapter.clone() };
     let deadline = Instant::now() + NETWORK_TIMEOUT;
     let mut backoff = Backoff::new(random_seed()).with_max(MAX_START_DELAY);
     let overlay = loop {
@@ -204,7 +229,7 @@ async fn prepare_windows(
             Err(error) => return Err(AgentError::system("making the overlay network", error)),
         }
     };
-    let dataplane = WindowsDataplane::new(hcn.clone(), None).with_static_rules(static_rules);
+    let dataplane = WindowsDataplane::new(hcn.clone(), adapter).with_static_rules(static_rules);
     let announced = Announced { first: Tunnel::of(&overlay), overlay: Some(dataplane.current_overlay()) };
     annotate(store, node, &announced.first).await?;
     Ok(Prepared {

@@ -39,15 +39,18 @@ pub(crate) struct InForce {
     pub(crate) unsupported: Vec<Unsupported>,
     /// Kinds that cannot be read.
     pub(crate) unavailable: BTreeMap<Kind, StoreError>,
+    /// Why no changes are applied, if somebody has locked the datastore.
+    pub(crate) lock: Option<Unsupported>,
 }
 
 impl InForce {
-    /// The kinds that the agent may not read and has never read, with the remedies. Until it may, it applies nothing,
-    /// because policy could depend on them.
+    /// Why the agent applies nothing, with the remedies: the datastore is locked, or there are kinds that the agent may not
+    /// read and has never read. Policy could depend on them.
     pub(crate) fn blocking(&self) -> Vec<String> {
+        let lock = self.lock.iter().map(|lock| format!("{}: {}", lock.object, lock.message));
         let unread = self.unavailable.iter().filter(|(_, error)| !matches!(error, StoreError::KindAbsent(_)));
         let unread = unread.filter(|_| self.given.is_empty());
-        unread.map(|(kind, error)| forbidden(*kind, error)).collect()
+        lock.chain(unread.map(|(kind, error)| forbidden(*kind, error))).collect()
     }
 
     /// Whether the endpoint exists, with its policy as of these positions in force.
@@ -86,12 +89,24 @@ fn start_with(
 ) -> std::io::Result<watch::Receiver<Arc<InForce>>> {
     dataplane.watch(Box::new(inbox.disturb()));
     let (publish, in_force) = watch::channel(Arc::new(InForce::default()));
-    let (report, logged, given, positions, unavailable) = Default::default();
+    let (report, logged, read, given, positions, unavailable) = Default::default();
     let calc = Calc::new(watched.node());
     let calc = if dataplane.asks_for_services() { calc.with_services() } else { calc };
     let backoff = Backoff::new(random_seed());
-    let mut plane =
-        Plane { calc, watched, dataplane, publish, given, positions, unavailable, report, backoff, logged };
+    let mut plane = Plane {
+        calc,
+        watched,
+        dataplane,
+        publish,
+        read,
+        is_changed: true,
+        given,
+        positions,
+        unavailable,
+        report,
+        backoff,
+        logged,
+    };
     thread::Builder::new().name("dataplane".to_owned()).spawn(move || plane.run(&inbox))?;
     Ok(in_force)
 }
@@ -106,6 +121,10 @@ struct Plane {
     watched: Watched,
     dataplane: Box<dyn Dataplane>,
     publish: watch::Sender<Arc<InForce>>,
+    /// The positions of what calc has.
+    read: Positions,
+    /// The dataplane does not have all that calc has.
+    is_changed: bool,
     /// The positions of the last input of the dataplane.
     given: Positions,
     /// The last positions without a failure of the whole node.
@@ -155,16 +174,15 @@ impl Plane {
 
     /// Applies a batch. A batch without changes only reports positions.
     fn ingest(&mut self, batch: Batch) {
-        let first = self.publish.borrow().given.is_empty();
-        let changed = first || !batch.changes.is_empty();
         let Batch { changes, positions, restarted, unavailable, more_follows } = batch;
+        self.is_changed |= !changes.is_empty();
         let kinds: BTreeSet<Kind> = changes.keys().map(|key| key.kind).collect();
         let of_changes: Positions =
             kinds.into_iter().filter_map(|kind| Some((kind, positions.of(kind)?))).collect();
         let span = tracing::debug_span!("change", objects = changes.len(), positions = %of_changes);
         let _entered = span.enter();
-        restarted.into_iter().for_each(|kind| self.given.reset(kind));
-        self.given.advance_all(&positions);
+        restarted.into_iter().for_each(|kind| self.read.reset(kind));
+        self.read.advance_all(&positions);
         for (kind, error) in unavailable {
             match error {
                 Some(error) => {
@@ -176,16 +194,18 @@ impl Plane {
             }
         }
         // What is stored of such a kind, and not known here, is not in force.
-        self.unavailable.keys().for_each(|kind| self.given.advance(*kind, Position(0)));
+        self.unavailable.keys().for_each(|kind| self.read.advance(*kind, Position(0)));
         for (key, value) in changes {
             self.calc.update(&key, value.as_ref());
             self.watched.update(&key, value.as_ref());
         }
-        if more_follows {
-            self.publish_unavailable();
+        if more_follows || self.watched.lock().is_some() {
+            self.publish_blocking();
             return;
         }
-        if changed {
+        self.given = self.read.clone();
+        if self.is_changed {
+            self.is_changed = false;
             let deltas = self.calc.flush();
             tracing::debug!(
                 deltas = deltas.len(),
@@ -196,13 +216,17 @@ impl Plane {
         self.publish_in_force();
     }
 
-    /// Publishes which kinds cannot be read, while the first snapshot is not complete.
-    fn publish_unavailable(&self) {
-        let unavailable = &self.unavailable;
+    /// Publishes why nothing is applied: kinds that cannot be read, while the first snapshot is not complete, or a lock.
+    fn publish_blocking(&self) {
+        let (unavailable, lock) = (&self.unavailable, self.watched.lock());
+        if let Some(lock) = lock.as_ref().filter(|_| self.publish.borrow().lock.is_none()) {
+            tracing::error!(reason = %lock.reason, "{}: {}", lock.object, lock.message);
+        }
         self.publish.send_if_modified(|now| {
-            let differs = now.unavailable != *unavailable;
+            let differs = now.unavailable != *unavailable || now.lock != lock;
             if differs {
-                Arc::make_mut(now).unavailable = unavailable.clone();
+                let now = Arc::make_mut(now);
+                (now.unavailable, now.lock) = (unavailable.clone(), lock);
             }
             differs
         });
@@ -250,6 +274,12 @@ impl Plane {
     /// Publishes what is in force now.
     fn publish_in_force(&mut self) {
         self.log();
+        let lock = self.watched.lock();
+        if lock.is_none() && self.publish.borrow().lock.is_some() {
+            tracing::info!(
+                "the datastore is unlocked; its changes are in force, or in the conditions of the node"
+            );
+        }
         // Problems of single endpoints are in the report; they must not delay the node's positions.
         let failed = self.report.node_failures().next().is_some();
         if !failed {
@@ -269,6 +299,7 @@ impl Plane {
             findings: self.calc.findings(),
             unsupported: self.watched.all(),
             unavailable: self.unavailable.clone(),
+            lock,
         }));
     }
 
@@ -406,6 +437,43 @@ mod tests {
         batches.send(Batch { positions: at(101), ..Batch::default() });
         in_force.wait_for(|now| now.given.reach(&at(101)) && !now.given.is_empty()).await.unwrap();
         assert_eq!(applied.try_iter().count(), 1);
+    }
+
+    /// A datastore may be locked because it is filled, so half of its objects may be missing.
+    #[tokio::test]
+    async fn nothing_is_applied_while_the_datastore_is_locked() {
+        let (batches, inbox) = bounded(1 << 20);
+        let (entered, applied) = mpsc::channel();
+        let (open, tokens) = mpsc::channel();
+        drop(open);
+        let waiting = inbox.waiting_of();
+        let mut in_force =
+            start_with(Watched::new("node"), Box::new(Stuck { entered, tokens }), inbox).unwrap();
+        let lock = |position, ready: bool| {
+            let key = Key::global(Kind::ClusterInformation, "default");
+            let changes = [(key, Some(json!({"spec": {"datastoreReady": ready}})))].into();
+            Batch { changes, positions: at(position), ..Batch::default() }
+        };
+        let taken = async || {
+            while waiting().0 > 0 {
+                tokio::task::yield_now().await;
+            }
+        };
+        for round in [0, 10] {
+            batches.send(lock(round + 1, false));
+            let now = in_force.wait_for(|now| now.lock.is_some()).await.unwrap().clone();
+            assert_eq!(now.blocking().len(), 1, "{:?}", now.blocking());
+            let before = now.given.clone();
+            batches.send(batch(round + 2, "first", Some(json!({"metadata": {"name": "first"}}))));
+            taken().await;
+            batches.send(Batch { positions: at(round + 3), ..Batch::default() });
+            taken().await;
+            assert_eq!((applied.try_iter().count(), &in_force.borrow().given), (0, &before));
+            batches.send(lock(round + 4, true));
+            let now = in_force.wait_for(|now| now.given == at(round + 4)).await.unwrap().clone();
+            assert_eq!((now.blocking(), now.positions.clone()), (vec![], at(round + 4)));
+            assert_eq!(applied.try_iter().count(), 1, "all changes at once");
+        }
     }
 
     /// What is in force of a restored datastore, and of a kind that cannot be read.

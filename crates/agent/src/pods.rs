@@ -135,7 +135,7 @@ impl Pods {
         Ok(Self::success(call, assignment, &interface))
     }
 
-    /// The policy of a pod is not known while the agent has never read a kind.
+    /// The policy of a pod is not known while the agent has never read a kind, or applies no changes.
     fn refuse_blocked(&self, id: &EndpointId) -> Result<(), Failure> {
         let blocking = self.in_force.borrow().blocking();
         if blocking.is_empty() {
@@ -148,8 +148,17 @@ impl Pods {
     /// CNI DEL.
     async fn del(&self, call: &Invocation) -> Result<(), Failure> {
         let id = endpoint_id(call)?;
+        self.refuse_locked()?;
         let _turn = self.busy.lock(&id).await;
         self.remove(call, &id).await
+    }
+
+    /// What is written to a datastore that is migrated may be lost: then a pod's address would never be released.
+    fn refuse_locked(&self) -> Result<(), Failure> {
+        match &self.in_force.borrow().lock {
+            Some(lock) => Err(Failure::new(Code::TRY_AGAIN_LATER, "the datastore is locked", &lock.message)),
+            None => Ok(()),
+        }
     }
 
     /// Removes everything of the container, for a DEL or after a failed ADD.
@@ -212,6 +221,7 @@ impl Pods {
         let Some(valid) = &call.config.valid_attachments else {
             return Err(Failure::new(Code::INVALID_CONFIG, "GC needs cni.dev/valid-attachments", ""));
         };
+        self.refuse_locked()?;
         let listing = self.store.list(Kind::WorkloadEndpoint).await.map_err(store_failure)?;
         let mut failures = Vec::new();
         for stored in listing.items {

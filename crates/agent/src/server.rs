@@ -1,20 +1,19 @@
 //! The socket for the CNI plugin, and the deletions that it stored on disk while the agent was down.
 
-use std::fs::{DirBuilder, File, Permissions, TryLockError};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{StreamExt, stream};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tortie_cni::transport::{body_length, encode_answer};
 use tortie_cni::{Code, Command, Failure, Invocation};
 
+use crate::local::{Listener, Stream, make_folder_of, path_of_lock, private};
 use crate::pods::Pods;
 use tortie_store::backoff::{Backoff, random_seed};
 
@@ -37,9 +36,9 @@ const DELETIONS_AT_A_TIME: usize = 16;
 
 /// Waits until no other agent serves this socket: two would undo each other's work. The lock ends with the file.
 pub(crate) async fn lock(socket: &Path) -> io::Result<File> {
-    make_folder(socket)?;
-    let path = socket.with_added_extension("lock");
-    let file = File::options().create(true).append(true).mode(0o600).open(&path)?;
+    make_folder_of(socket)?;
+    let path = path_of_lock(socket);
+    let file = private(OpenOptions::new().create(true).append(true)).open(&path)?;
     let mut has_waited = false;
     loop {
         match file.try_lock() {
@@ -55,49 +54,28 @@ pub(crate) async fn lock(socket: &Path) -> io::Result<File> {
     }
 }
 
-/// Creates the folder of a socket, for the agent's own user.
-fn make_folder(socket: &Path) -> io::Result<()> {
-    match socket.parent() {
-        Some(folder) => DirBuilder::new().recursive(true).mode(0o700).create(folder),
-        None => Ok(()),
-    }
-}
-
-/// Creates a socket for the agent's own user. An abandoned one is replaced.
-pub(crate) fn listen(socket: &Path) -> io::Result<UnixListener> {
-    make_folder(socket)?;
-    match std::fs::remove_file(socket) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let listener = UnixListener::bind(socket)?;
-    std::fs::set_permissions(socket, Permissions::from_mode(0o600))?;
-    Ok(listener)
-}
-
 /// Serves until the future is dropped. If somebody removes or replaces the socket, it is created again.
-pub(crate) async fn run(pods: Arc<Pods>, socket: PathBuf, mut listener: UnixListener) {
+pub(crate) async fn run(pods: Arc<Pods>, socket: PathBuf, mut listener: Listener) {
     let mut backoff = Backoff::new(random_seed()).with_max(MAX_ACCEPT_DELAY);
     let calls = Arc::new(Semaphore::new(MAX_CALLS));
-    let mut own = inode(&socket);
     let mut check = tokio::time::interval(SOCKET_INTERVAL);
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             _ = check.tick() => {
-                if own.is_some() && inode(&socket) == own {
+                if listener.is_there() {
                     continue;
                 }
                 tracing::warn!(socket = %socket.display(), "somebody has removed or replaced the socket; Tortie creates it again");
-                match listen(&socket) {
-                    Ok(new) => (listener, own) = (new, inode(&socket)),
+                match Listener::bind(&socket) {
+                    Ok(new) => listener = new,
                     Err(error) => tracing::error!(%error, socket = %socket.display(), "cannot create the socket; Tortie retries"),
                 }
                 continue;
             }
         };
         let stream = match accepted {
-            Ok((stream, _)) => stream,
+            Ok(stream) => stream,
             Err(error) => {
                 tracing::error!(%error, "cannot accept a call of the CNI plugin; Tortie retries");
                 backoff.wait().await;
@@ -122,12 +100,7 @@ pub(crate) async fn run(pods: Arc<Pods>, socket: PathBuf, mut listener: UnixList
     }
 }
 
-/// The file of a socket.
-fn inode(socket: &Path) -> Option<(u64, u64)> {
-    std::fs::symlink_metadata(socket).ok().map(|file| (file.dev(), file.ino()))
-}
-
-async fn serve(pods: &Pods, mut stream: UnixStream) -> io::Result<()> {
+async fn serve(pods: &Pods, mut stream: Stream) -> io::Result<()> {
     let body = timeout(CALL_TIMEOUT, read_call(&mut stream)).await??;
     let answer = match serde_json::from_slice::<Invocation>(&body) {
         Ok(call) => pods.carry_out(&call, hung_up(&stream)).await,
@@ -138,7 +111,7 @@ async fn serve(pods: &Pods, mut stream: UnixStream) -> io::Result<()> {
     stream.write_all(&encode_answer(answer)?).await
 }
 
-async fn read_call(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
+async fn read_call(stream: &mut Stream) -> io::Result<Vec<u8>> {
     let mut header = [0; 4];
     stream.read_exact(&mut header).await?;
     let mut body = vec![0; body_length(header)?];
@@ -147,7 +120,7 @@ async fn read_call(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
 }
 
 /// Waits until the plugin disconnects. It sends nothing after its call, so the socket becomes readable only then.
-async fn hung_up(stream: &UnixStream) {
+async fn hung_up(stream: &Stream) {
     while stream.readable().await.is_ok() {
         match stream.try_read(&mut [0]) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use ipnet::IpNet;
 use serde::Deserialize;
 use serde_json::Value;
+use tortie_api::calico::ClusterInformation;
 use tortie_api::ipam::{Attribute, Block};
 use tortie_api::support::{self, Pool};
 use tortie_api::{FieldError, Key, Kind};
@@ -36,7 +37,16 @@ pub(crate) struct Watched {
     most_pods: Option<usize>,
     /// How many blocks this node may have.
     most_blocks: usize,
+    /// Somebody has locked the datastore.
+    is_locked: bool,
+    /// The version of Calico that used the datastore last, if it is unknown.
+    unknown_version: Option<String>,
 }
+
+/// What a locked datastore means, and the remedy.
+pub(crate) const LOCKED: &str = "datastoreReady is false, so the datastore is locked, as during a migration to another one: the \
+     node keeps what is in force, applies no changes, and adds and removes no pods. If nobody migrates it, run \
+     tortie datastore unlock";
 
 impl Watched {
     pub(crate) fn new(node: &str) -> Self {
@@ -79,6 +89,11 @@ impl Watched {
                     self.most_pods = value.and_then(most_pods);
                 }
             }
+            Kind::ClusterInformation if key.name == ClusterInformation::NAME => {
+                self.is_locked = value.is_some_and(ClusterInformation::is_locked);
+                self.unknown_version =
+                    value.and_then(ClusterInformation::unknown_version).map(ToOwned::to_owned);
+            }
             Kind::IpamBlock => {
                 let net = value.and_then(|value| used_block(&self.node, value));
                 set(&mut self.blocks, key.clone(), net);
@@ -100,7 +115,29 @@ impl Watched {
                 message: error.to_string(),
             })
         });
-        fields.chain(self.conflicts()).chain(self.without_pool()).chain(self.small_blocks()).collect()
+        let others = self.conflicts().chain(self.without_pool()).chain(self.small_blocks());
+        fields.chain(others).chain(self.version()).collect()
+    }
+
+    /// Why nothing of the datastore may be applied now.
+    pub(crate) fn lock(&self) -> Option<Unsupported> {
+        let object = Key::global(Kind::ClusterInformation, ClusterInformation::NAME);
+        self.is_locked.then(|| Unsupported {
+            object,
+            reason: Reason::DatastoreLocked,
+            message: LOCKED.to_owned(),
+        })
+    }
+
+    fn version(&self) -> Option<Unsupported> {
+        let version = self.unknown_version.as_ref()?;
+        let message = format!(
+            "Calico {version} used this datastore, and Tortie knows v3.30 to v3.32: it may misread objects of other \
+             versions. Bring Calico and its CustomResourceDefinitions to one of these versions. If Calico is gone and its \
+             objects have been converted, remove calicoVersion from the object"
+        );
+        let object = Key::global(Kind::ClusterInformation, ClusterInformation::NAME);
+        Some(Unsupported { object, reason: Reason::CalicoVersionUnknown, message })
     }
 
     fn conflicts(&self) -> impl Iterator<Item = Unsupported> {
@@ -215,6 +252,25 @@ mod tests {
             watched.update(&key, None);
             assert_eq!(watched.all(), []);
         }
+    }
+
+    #[test]
+    fn locks_and_unknown_versions_are_reported() {
+        let mut watched = Watched::new("one");
+        let key = Key::global(Kind::ClusterInformation, "default");
+        let other = Key::global(Kind::ClusterInformation, "other");
+        let both = json!({"spec": {"datastoreReady": false, "calicoVersion": "v3.29.1"}});
+        watched.update(&other, Some(&both));
+        assert!(watched.lock().is_none() && watched.all().is_empty(), "only the object default is read");
+        watched.update(&key, Some(&both));
+        assert_eq!(watched.lock().unwrap().reason, Reason::DatastoreLocked);
+        assert_eq!(reasons(&watched), [(key.to_string(), Reason::CalicoVersionUnknown)]);
+        let fine = json!({"spec": {"datastoreReady": true, "calicoVersion": "v3.32.0"}});
+        watched.update(&key, Some(&fine));
+        assert!(watched.lock().is_none() && watched.all().is_empty());
+        watched.update(&key, Some(&both));
+        watched.update(&key, None);
+        assert!(watched.lock().is_none() && watched.all().is_empty());
     }
 
     #[test]

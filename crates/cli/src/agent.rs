@@ -8,20 +8,16 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use ipnet::Ipv4Net;
-use tokio::signal::unix::{SignalKind, signal};
 use tortie_agent::control::{Ask, Outcome, ask};
-use tortie_agent::{CniIpam, Config, DefaultPool, Extras, Platform, StaticRules};
+use tortie_agent::{CniIpam, Config, DefaultPool, Extras, LogLevel, Platform, StaticRules};
+use tortie_cni::local;
 use tortie_deploy::ChainedPlugins;
-use tortie_hcn::{Address, RemoteHcn};
 
 use crate::output;
 use crate::store::StoreArguments;
 
 /// The deadline of one call of HNS: some calls take many seconds, and some never return (docs/hns.md, Calls).
 const HCN_DEADLINE: Duration = Duration::from_secs(30);
-
-/// The default socket for operators on this node.
-pub(crate) const CONTROL_SOCKET: &str = "/run/tortie/control.sock";
 
 #[derive(clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
@@ -43,33 +39,44 @@ struct SetLogLevel {
     /// The new level: error, warn, info, debug, trace, or a list such as info,tortie_store=debug; by default, the level
     /// stays
     level: Option<String>,
-    /// The socket of the agent
-    #[arg(long, value_name = "PATH", default_value = CONTROL_SOCKET)]
+    /// The socket of the agent; on Windows, its pipe
+    #[arg(long, value_name = "PATH", default_value_os_t = local::control_address())]
     agent_socket: PathBuf,
 }
 
 #[derive(clap::Args)]
 struct Daemon {
+    /// Run as the Windows service that this process was started for; the log is agent.log in %ProgramData%\tortie
+    #[cfg(windows)]
+    #[arg(long)]
+    service: bool,
     /// The name of this node
     #[arg(long, env = "NODENAME")]
     node: Option<String>,
     #[command(flatten)]
     store: StoreArguments,
-    /// The socket for the CNI plugin
-    #[arg(long, value_name = "PATH", default_value = "/run/tortie/agent.sock")]
+    /// The socket for the CNI plugin; on Windows, a named pipe
+    #[arg(long, value_name = "PATH", default_value_os_t = local::agent_address())]
     cni_socket: PathBuf,
-    /// The socket for operators
-    #[arg(long, value_name = "PATH", default_value = CONTROL_SOCKET)]
+    /// The socket for operators; on Windows, a named pipe
+    #[arg(long, value_name = "PATH", default_value_os_t = local::control_address())]
     control_socket: PathBuf,
     /// Where the CNI plugin stores deletions while the agent is down
-    #[arg(long, value_name = "FOLDER", default_value = "/var/lib/tortie/cni-deletions")]
+    #[arg(long, value_name = "FOLDER", default_value_os_t = local::deletion_queue())]
     deletion_queue: PathBuf,
-    /// On a Windows node: the socket of its HNS
+    /// On a Windows node of a lab: the socket of its HNS
+    #[cfg(unix)]
     #[arg(long, value_name = "PATH")]
     hcn_socket: Option<PathBuf>,
     /// On a Windows node: rules for every pod before policy, in the format of Calico's static-rules.json
-    #[arg(long, value_name = "FILE", requires = "hcn_socket")]
+    #[arg(long, value_name = "FILE")]
+    #[cfg_attr(unix, arg(requires = "hcn_socket"))]
     static_rules: Option<PathBuf>,
+    /// On a Windows node: the network adapter with the node's address, such as Ethernet; its switch takes the address over.
+    /// By default, HNS chooses one, which is right if there is one
+    #[arg(long, env = "TORTIE_ADAPTER", value_name = "NAME", value_parser = adapter)]
+    #[cfg_attr(unix, arg(requires = "hcn_socket"))]
+    adapter: Option<String>,
     /// The pool of addresses that this agent creates if the cluster has none
     #[arg(long, env = "TORTIE_DEFAULT_POOL", value_name = "CIDR", value_parser = crate::install::pool)]
     default_pool: Option<Ipv4Net>,
@@ -105,7 +112,14 @@ impl Agent {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         match self.command {
             Some(AgentCommand::LogLevel(set)) => set.run(),
-            None => self.daemon.run(),
+            #[cfg(windows)]
+            None if self.daemon.service => self.daemon.run_as_service(),
+            None => {
+                self.daemon.check()?;
+                let log_level = crate::changeable_log("info");
+                self.daemon.run(log_level, crate::signals::end())?;
+                Ok(ExitCode::SUCCESS)
+            }
         }
     }
 }
@@ -123,17 +137,16 @@ impl SetLogLevel {
 }
 
 impl Daemon {
-    fn run(self) -> anyhow::Result<ExitCode> {
-        let Some(node) = self.node else { bail!("--node is missing: see tortie agent --help") };
-        let log_level = crate::changeable_log("info");
+    /// Fails without the options that clap cannot demand, because subcommands do without them.
+    fn check(&self) -> anyhow::Result<String> {
+        self.node.clone().context("--node is missing: see tortie agent --help")
+    }
+
+    /// Runs until somebody wants its end.
+    fn run(self, log_level: LogLevel, end: impl Future<Output = std::io::Result<()>>) -> anyhow::Result<()> {
+        let node = self.check()?;
         crate::runtime()?.block_on(async {
-            let platform = match self.hcn_socket {
-                None => Platform::Linux,
-                Some(socket) => Platform::Windows {
-                    hcn: Arc::new(RemoteHcn::new(Address::Unix(socket), HCN_DEADLINE)),
-                    static_rules: self.static_rules.as_deref().map_or(Ok(StaticRules::default()), static_rules)?,
-                },
-            };
+            let platform = self.platform()?;
             let config = Config {
                 node,
                 store: self.store.open().await?,
@@ -152,15 +165,75 @@ impl Daemon {
                 metrics_address: self.metrics_address,
                 log_level: Some(log_level),
             };
-            let mut terminate = signal(SignalKind::terminate())?;
             tokio::select! {
-                result = tortie_agent::run_with(config, extras) => result.context("the agent stopped").map(|()| ExitCode::SUCCESS),
-                _ = terminate.recv() => {
+                result = tortie_agent::run_with(config, extras) => result.context("the agent stopped"),
+                ended = end => {
+                    ended?;
                     tracing::info!("stopping; policy stays in force");
-                    Ok(ExitCode::SUCCESS)
+                    Ok(())
                 }
             }
         })
+    }
+}
+
+impl Daemon {
+    #[cfg(unix)]
+    fn platform(&self) -> anyhow::Result<Platform> {
+        use tortie_hcn::{Address, RemoteHcn};
+        Ok(match &self.hcn_socket {
+            None => Platform::Linux,
+            Some(socket) => Platform::Windows {
+                hcn: Arc::new(RemoteHcn::new(Address::Unix(socket.clone()), HCN_DEADLINE)),
+                static_rules: self.static_rules()?,
+                adapter: self.adapter.clone(),
+            },
+        })
+    }
+
+    #[cfg(windows)]
+    fn platform(&self) -> anyhow::Result<Platform> {
+        let hcn = Arc::new(tortie_hcn::native::NativeHcn::load(HCN_DEADLINE)?);
+        Ok(Platform::Windows { hcn, static_rules: self.static_rules()?, adapter: self.adapter.clone() })
+    }
+
+    /// Runs until the service manager wants its end.
+    #[cfg(windows)]
+    fn run_as_service(self) -> anyhow::Result<ExitCode> {
+        let folder = local::state_folder();
+        local::make_folder(&folder).with_context(|| folder.display().to_string())?;
+        let log = folder.join("agent.log");
+        let file = crate::log_file::LogFile::open(&log).with_context(|| log.display().to_string())?;
+        let place = tracing_subscriber::fmt::writer::BoxMakeWriter::new(std::sync::Mutex::new(file));
+        let log_level = crate::changeable_log_to("info", place, false);
+        let stopped = Arc::new(tokio::sync::Notify::new());
+        let stop = stopped.clone();
+        let work = move || {
+            let ended = async move {
+                stopped.notified().await;
+                Ok(())
+            };
+            let result = self.run(log_level, ended);
+            result.inspect_err(|error| tracing::error!("{}", crate::with_causes(error))).is_ok()
+        };
+        tortie_hcn::native::run_service(work, move || stop.notify_one())
+            .context("running as a service, which only the service manager can start")?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn static_rules(&self) -> anyhow::Result<StaticRules> {
+        self.static_rules.as_deref().map_or(Ok(StaticRules::default()), static_rules)
+    }
+}
+
+/// The name of an adapter that is not itself part of a switch.
+fn adapter(name: &str) -> Result<String, String> {
+    match name.trim() {
+        "" => Err("the name of an adapter is missing".to_owned()),
+        name if name.to_ascii_lowercase().starts_with("vethernet") => {
+            Err("this adapter belongs to a virtual switch; name the physical one, as Get-NetAdapter -Physical shows it".to_owned())
+        }
+        name => Ok(name.to_owned()),
     }
 }
 
@@ -169,4 +242,26 @@ fn static_rules(file: &Path) -> anyhow::Result<StaticRules> {
     let read = || format!("static rules {}", file.display());
     let text = std::fs::read_to_string(file).with_context(read)?;
     StaticRules::parse(&text).with_context(read)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn adapters_of_switches_are_refused() {
+        for (name, expected) in [
+            ("Ethernet 2", Ok("Ethernet 2")),
+            (" Ethernet", Ok("Ethernet")),
+            ("vEthernet (Ethernet)", Err("virtual switch")),
+            ("VETHERNET", Err("virtual switch")),
+            (" ", Err("is missing")),
+        ] {
+            match (adapter(name), expected) {
+                (Ok(found), Ok(expected)) => assert_eq!(found, expected),
+                (Err(found), Err(expected)) => assert!(found.contains(expected), "{found}"),
+                (found, _) => panic!("{name:?}: {found:?}"),
+            }
+        }
+    }
 }

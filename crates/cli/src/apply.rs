@@ -1,6 +1,6 @@
 //! `tortie apply`, `create` and `replace`.
 
-use std::path::PathBuf;
+use std::collections::BTreeSet;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -10,11 +10,17 @@ use tortie_api::{Key, Kind, Positions};
 use tortie_store::{Applied, Store, StoreError, Stored, merged};
 
 use crate::concerned::Policies;
+use crate::filenames::Filenames;
+use crate::filter::LabelFilter;
 use crate::manifests::{
-    NOT_UNDERSTOOD, is_of_default_tier, read_all, refuse_managed, refuse_unknown_tiers, rename, stored_name,
+    NOT_UNDERSTOOD, is_of_default_tier, other_name, read_all, refuse_managed, refuse_unknown_tiers, rename,
+    stored_name,
 };
 use crate::output;
-use crate::store::{StoreArguments, list};
+use crate::store::{StoreArguments, list, warn_of_lock};
+
+/// The group of Calico's kinds.
+pub(crate) const CALICO: &str = "projectcalico.org/";
 
 /// What a command expects of the objects of manifests.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -28,10 +34,20 @@ pub(crate) enum Expects {
 }
 
 #[derive(clap::Args)]
+#[command(mut_arg("files", |files| files.required_unless_present("kustomize")))]
 pub(crate) struct Apply {
-    /// Manifests: files, folders of them, or - for standard input
-    #[arg(short, long = "filename", value_name = "FILE", required = true)]
-    files: Vec<PathBuf>,
+    #[command(flatten)]
+    filenames: Filenames,
+    /// With create: leave objects alone that exist
+    #[arg(long)]
+    skip_exists: bool,
+    /// With apply: then delete the objects that have these labels and are not in the manifests, of the kinds and namespaces in
+    /// the manifests
+    #[arg(long, requires = "selector")]
+    prune: bool,
+    /// The labels for --prune, which all objects of the manifests need, such as app=web
+    #[arg(short = 'l', long, value_name = "SELECTOR", requires = "prune")]
+    selector: Option<LabelFilter>,
     /// Check the objects and show what would change, and change nothing
     #[arg(long, conflicts_with = "wait")]
     dry_run: bool,
@@ -48,7 +64,7 @@ pub(crate) struct Apply {
 impl Apply {
     pub(crate) fn run(self, expects: Expects) -> anyhow::Result<ExitCode> {
         crate::log("warn");
-        let Some(mut objects) = read_all(&self.files)? else { return Ok(ExitCode::from(NOT_UNDERSTOOD)) };
+        let Some(mut objects) = read_all(&self.filenames)? else { return Ok(ExitCode::from(NOT_UNDERSTOOD)) };
         refuse_managed(objects.iter().map(|object| &object.key))?;
         if let Err(error) = crate::checks::refuse_fields(&objects) {
             output::error(&error.to_string());
@@ -57,14 +73,17 @@ impl Apply {
         objects.sort_by_key(|object| object.key.kind.apply_order());
         crate::runtime()?.block_on(async {
             let store = self.store.open().await?;
-            for object in objects.iter_mut().filter(|object| is_of_default_tier(&object.value)) {
-                if let Some(name) = stored_name(&*store, &object.key).await? {
-                    rename(object, name);
-                }
+            warn_of_lock(&*store).await;
+            check(&*store, &mut objects).await?;
+            if self.skip_exists {
+                anyhow::ensure!(expects == Expects::New, "--skip-exists has an effect with create only");
+                skip_existing(&*store, &mut objects).await?;
             }
-            without_tier(&*store, &objects).await?;
-            crate::checks::refuse(&*store, &objects).await?;
             expects.check(&*store, &objects).await?;
+            let pruned = match self.selector.as_ref().filter(|_| self.prune) {
+                Some(selector) => to_prune(&*store, expects, &objects, selector).await?,
+                None => Vec::new(),
+            };
             let policies = if self.wait { Policies::of(&*store, &objects).await? } else { None };
             let mut positions = Positions::default();
             for object in &objects {
@@ -72,10 +91,21 @@ impl Apply {
                     output::line(&format!("{} {} (dry run)", object.key, planned(&*store, object).await?));
                     continue;
                 }
-                let applied = store.apply(object).await;
+                let applied = match expects {
+                    // Somebody else may have created it since the check.
+                    Expects::New => tortie_store::create(&*store, object).await,
+                    Expects::Either | Expects::Existing => store.apply(object).await,
+                };
                 let applied = applied.with_context(|| format!("{}: {}", object.origin, object.key))?;
                 output::line(&format!("{} {}", object.key, expects.word(applied)));
                 positions.advance(object.key.kind, applied.position());
+            }
+            for key in pruned {
+                let word = if self.dry_run { "would be pruned" } else { "pruned" };
+                if !self.dry_run {
+                    store.delete(&key, None).await.with_context(|| key.to_string())?;
+                }
+                output::line(&format!("{key} {word}"));
             }
             crate::checks::warn(&*store, &objects).await?;
             if self.wait {
@@ -88,6 +118,27 @@ impl Apply {
             Ok(ExitCode::SUCCESS)
         })
     }
+}
+
+/// Checks objects against those that are stored, and gives policies of tier default the names under which they are stored.
+pub(crate) async fn check(store: &dyn Store, objects: &mut [Object]) -> anyhow::Result<()> {
+    // Of the two names of a policy in tier default, the manifests may have both.
+    let names: BTreeSet<Key> = objects.iter().map(|object| object.key.clone()).collect();
+    for object in objects.iter_mut().filter(|object| is_of_default_tier(&object.value)) {
+        let both = other_name(&object.key).filter(|other| names.contains(other));
+        anyhow::ensure!(
+            both.is_none(),
+            "{}: {}: the manifests have it under its other name, too: a policy of tier default is one with and without \
+             \"default.\" before its name; nothing was changed",
+            object.origin,
+            object.key
+        );
+        if let Some(name) = stored_name(store, &object.key).await? {
+            rename(object, name);
+        }
+    }
+    without_tier(store, objects).await?;
+    crate::checks::refuse(store, objects).await
 }
 
 impl Expects {
@@ -122,6 +173,57 @@ impl Expects {
             Applied::Unchanged(_) => "unchanged",
         }
     }
+}
+
+/// The stored objects that are not in the manifests, of their kinds and namespaces, with the labels.
+async fn to_prune(
+    store: &dyn Store,
+    expects: Expects,
+    objects: &[Object],
+    selector: &LabelFilter,
+) -> anyhow::Result<Vec<Key>> {
+    anyhow::ensure!(expects == Expects::Either, "--prune has an effect with apply only");
+    // The next command with fewer objects would not delete it.
+    if let Some(object) = objects.iter().find(|object| !selector.matches(&object.value)) {
+        anyhow::bail!(
+            "{}: {} does not have the labels of --prune; nothing was changed",
+            object.origin,
+            object.key
+        );
+    }
+    let given: BTreeSet<&Key> = objects.iter().map(|object| &object.key).collect();
+    let places: BTreeSet<(Kind, &str)> = given.iter().map(|key| (key.kind, key.namespace.as_str())).collect();
+    let kinds: BTreeSet<Kind> = places.iter().map(|(kind, _)| *kind).collect();
+    let mut pruned = Vec::new();
+    for kind in kinds {
+        // A Namespace goes with everything in it, and Pods with their workloads.
+        if !kind.is_policy() && !kind.api_version().starts_with(CALICO) {
+            output::error_line(&format!("note: {} are not pruned; use tortie delete", kind.plural()));
+            continue;
+        }
+        let stored = list(store, kind).await?.into_iter();
+        let left = stored.filter(|stored| {
+            let is_here = places.contains(&(kind, stored.key.namespace.as_str()));
+            is_here && !given.contains(&stored.key) && selector.matches(&stored.value)
+        });
+        pruned.extend(left.map(|stored| stored.key));
+    }
+    pruned.sort_by_key(|key| std::cmp::Reverse(key.kind.apply_order()));
+    crate::delete::refuse(store, &pruned).await?;
+    Ok(pruned)
+}
+
+/// Removes the objects that exist.
+async fn skip_existing(store: &dyn Store, objects: &mut Vec<Object>) -> Result<(), StoreError> {
+    let mut new = Vec::new();
+    for object in std::mem::take(objects) {
+        match store.get(&object.key).await? {
+            None => new.push(object),
+            Some(_) => output::line(&format!("{} skipped: it exists", object.key)),
+        }
+    }
+    *objects = new;
+    Ok(())
 }
 
 /// What applying the object would do.

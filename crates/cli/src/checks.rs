@@ -101,7 +101,8 @@ pub(crate) async fn refuse_deletion(store: &dyn Store, keys: &[Key]) -> anyhow::
     Ok(())
 }
 
-fn at(object: &Object, error: FieldError) -> Problem {
+/// A problem of a field, with its line.
+pub(crate) fn at(object: &Object, error: FieldError) -> Problem {
     let line = object.lines.of(&error.path);
     let origin = tortie_api::manifest::Origin { line, ..object.origin.clone() };
     Problem { origin, object: object.key.to_string(), field: error.path, problem: error.problem }

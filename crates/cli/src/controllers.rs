@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use tokio::signal::unix::{SignalKind, signal};
 use tortie_controllers::Config;
 use tortie_store::Store;
 use tortie_store::backoff::random_seed;
@@ -54,10 +53,12 @@ impl Controllers {
                 namespace: self.namespace,
                 node_grace: Duration::from_secs(self.node_grace),
             };
-            let mut terminate = signal(SignalKind::terminate())?;
             tokio::select! {
                 () = tortie_controllers::run(config) => {}
-                _ = terminate.recv() => tracing::info!("stopping"),
+                ended = crate::signals::end() => {
+                    ended?;
+                    tracing::info!("stopping");
+                }
             }
             Ok(ExitCode::SUCCESS)
         })

@@ -1,6 +1,6 @@
 //! `tortie delete`.
 
-use std::path::PathBuf;
+use std::collections::BTreeSet;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -9,21 +9,24 @@ use tortie_api::kubernetes::is_implied;
 use tortie_api::{Key, Kind};
 use tortie_store::{Store, StoreError};
 
+use crate::filenames::Filenames;
 use crate::manifests::{NOT_UNDERSTOOD, read_all, refuse_managed, stored_name, tier_of};
 use crate::output;
-use crate::store::{StoreArguments, list};
+use crate::store::{StoreArguments, list, warn_of_lock};
 use crate::targets::{self, Selection};
 
 /// How long to wait until the nodes have disconnected the pods of a deleted namespace.
 const DISCONNECT: Duration = Duration::from_secs(30);
 
 #[derive(clap::Args)]
+#[command(mut_arg("files", |files| {
+    files.conflicts_with_all(["namespace", "all_namespaces", "all", "selector", "field_selector"])
+}))]
 pub(crate) struct Delete {
-    /// Manifests: files, folders of them, or - for standard input
-    #[arg(short, long = "filename", value_name = "FILE", conflicts_with = "objects")]
-    files: Vec<PathBuf>,
+    #[command(flatten)]
+    filenames: Filenames,
     /// Kinds and names: networkpolicy NAME; pod/NAME service/NAME; pods with --all or -l
-    #[arg(required_unless_present = "files", value_name = "KIND | KIND/NAME")]
+    #[arg(required_unless_present_any = ["files", "kustomize"], conflicts_with_all = ["files", "kustomize"], value_name = "KIND | KIND/NAME")]
     objects: Vec<String>,
     #[command(flatten)]
     selection: Selection,
@@ -40,10 +43,10 @@ pub(crate) struct Delete {
 impl Delete {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         crate::log("warn");
-        let of_files = match self.files.is_empty() {
+        let of_files = match self.filenames.is_empty() {
             true => None,
             false => {
-                let Some(mut objects) = read_all(&self.files)? else {
+                let Some(mut objects) = read_all(&self.filenames)? else {
                     return Ok(ExitCode::from(NOT_UNDERSTOOD));
                 };
                 objects.sort_by_key(|object| std::cmp::Reverse(object.key.kind.apply_order()));
@@ -52,6 +55,7 @@ impl Delete {
         };
         crate::runtime()?.block_on(async {
             let store = self.store.open().await?;
+            warn_of_lock(&*store).await;
             let mut keys = match of_files {
                 Some(keys) => keys,
                 None => {
@@ -66,14 +70,17 @@ impl Delete {
                     key.name = name;
                 }
             }
-            with_policies(&*store, &keys).await?;
-            crate::checks::refuse_deletion(&*store, &keys).await?;
-            let mut missing = false;
+            refuse(&*store, &keys).await?;
+            let (mut missing, mut done) = (false, BTreeSet::new());
             for key in keys {
                 if key.kind == Kind::Namespace && !self.dry_run {
                     delete_pods(&*store, &key.name).await?;
                 }
+                // A namespace contains objects that the manifests may have, too.
                 for key in with_contents(&*store, key).await? {
+                    if !done.insert(key.clone()) {
+                        continue;
+                    }
                     missing |= !self.delete(&*store, &key).await?;
                 }
             }
@@ -98,6 +105,12 @@ impl Delete {
         }
         Ok(existed || self.ignore_not_found)
     }
+}
+
+/// Rejects the deletion of what others still need.
+pub(crate) async fn refuse(store: &dyn Store, keys: &[Key]) -> anyhow::Result<()> {
+    with_policies(store, keys).await?;
+    crate::checks::refuse_deletion(store, keys).await
 }
 
 /// Deletes the object; returns whether it existed.

@@ -74,7 +74,7 @@ impl FromStr for FieldFilter {
         let one = |part: &str| {
             let (field, value, negated) =
                 comparison(part).ok_or_else(|| format!("{part:?} is not of the form FIELD=VALUE"))?;
-            let path = field.trim_start_matches('.').split('.').map(str::to_owned).collect();
+            let path = field_path(field)?;
             Ok(FieldRequirement { path, value: value.to_owned(), negated })
         };
         parts(text)?.into_iter().map(one).collect::<Result<_, String>>().map(Self)
@@ -123,17 +123,18 @@ fn requirement(part: &str) -> Result<Requirement, String> {
     if let Some(open) = part.find('(') {
         let values = part.get(open + 1..).and_then(|rest| rest.strip_suffix(')'));
         let mut words = part.get(..open).unwrap_or_default().split_whitespace();
-        let values = values.map(|values| values.split(',').map(|value| value.trim().to_owned()).collect());
+        let values = values.map(|values| values.split(',').map(|value| label_value(value.trim())).collect());
+        let values: Option<Vec<String>> = values.transpose()?;
         return match (words.next(), words.next(), words.next(), values) {
-            (Some(name), Some("in"), None, Some(values)) => Ok(Requirement::In(name.to_owned(), values)),
+            (Some(name), Some("in"), None, Some(values)) => Ok(Requirement::In(label_name(name)?, values)),
             (Some(name), Some("notin"), None, Some(values)) => {
-                Ok(Requirement::NotIn(name.to_owned(), values))
+                Ok(Requirement::NotIn(label_name(name)?, values))
             }
             _ => Err(format!("{part:?} is not of the form LABEL in (VALUE, …)")),
         };
     }
     if let Some((name, value, negated)) = comparison(part) {
-        let (name, values) = (label_name(name)?, vec![value.to_owned()]);
+        let (name, values) = (label_name(name)?, vec![label_value(value)?]);
         return Ok(if negated { Requirement::NotIn(name, values) } else { Requirement::In(name, values) });
     }
     match part.strip_prefix('!') {
@@ -146,6 +147,38 @@ fn label_name(name: &str) -> Result<String, String> {
     let is_valid = !name.is_empty()
         && name.chars().all(|character| character.is_ascii_alphanumeric() || "-_./".contains(character));
     if is_valid { Ok(name.to_owned()) } else { Err(format!("{name:?} is no name of a label")) }
+}
+
+/// A value that no label can have would select nothing, or with != everything.
+fn label_value(value: &str) -> Result<String, String> {
+    let is_valid = value.len() <= 63
+        && value.chars().all(|character| character.is_ascii_alphanumeric() || "-_.".contains(character));
+    if is_valid { Ok(value.to_owned()) } else { Err(format!("{value:?} is no value of a label")) }
+}
+
+/// The names of the fields on the way: `metadata.labels.kubernetes\\.io/os` has three.
+fn field_path(field: &str) -> Result<Vec<String>, String> {
+    let (mut path, mut name, mut escaped) = (Vec::new(), String::new(), false);
+    for character in field.trim_start_matches('.').chars() {
+        match character {
+            '\\' if !escaped => escaped = true,
+            '.' if !escaped => path.push(std::mem::take(&mut name)),
+            '[' | ']' | '{' | '}' if !escaped => {
+                return Err(format!(
+                    "{field:?}: elements of lists cannot be selected; name a field, such as spec.nodeName"
+                ));
+            }
+            other => {
+                name.push(other);
+                escaped = false;
+            }
+        }
+    }
+    path.push(name);
+    match path.iter().any(String::is_empty) {
+        true => Err(format!("{field:?} has a field without a name")),
+        false => Ok(path),
+    }
 }
 
 #[cfg(test)]
@@ -175,9 +208,22 @@ mod tests {
         ] {
             assert_eq!(text.parse::<LabelFilter>().unwrap().matches(&object), expected, "{text}");
         }
-        for text in
-            ["", "a,,b", "a in b", "a in (b", "a) in (b", "a within (b)", "!", "a b", "(a)", "a in (b) c"]
-        {
+        for text in [
+            "",
+            "a,,b",
+            "a in b",
+            "a in (b",
+            "a) in (b",
+            "a within (b)",
+            "!",
+            "a b",
+            "(a)",
+            "a in (b) c",
+            "app!='web'",
+            "app=web db",
+            "app=we*",
+            "app in ('a')",
+        ] {
             assert!(text.parse::<LabelFilter>().is_err(), "{text:?}");
         }
     }
@@ -195,6 +241,11 @@ mod tests {
         ] {
             assert_eq!(text.parse::<FieldFilter>().unwrap().matches(&object), expected, "{text}");
         }
-        assert!("metadata.name".parse::<FieldFilter>().is_err());
+        let labelled = json!({"metadata": {"labels": {"kubernetes.io/os": "linux"}}});
+        let filter: FieldFilter = r"metadata.labels.kubernetes\.io/os=linux".parse().unwrap();
+        assert!(filter.matches(&labelled) && !filter.matches(&object));
+        for text in ["metadata.name", "spec.containers[0].image!=x", "{.spec}=x", "a..b=c", "a.=b"] {
+            assert!(text.parse::<FieldFilter>().is_err(), "{text}");
+        }
     }
 }

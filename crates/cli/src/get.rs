@@ -12,6 +12,7 @@ use tortie_store::Stored;
 use crate::filter::{FieldFilter, LabelFilter};
 use crate::store::StoreArguments;
 use crate::targets::{self, Target};
+pub(crate) use columns::age;
 use format::{GetFormat, Printer};
 use template::Path;
 
@@ -24,7 +25,7 @@ pub(crate) struct Get {
     #[arg(short, long, conflicts_with = "all_namespaces")]
     namespace: Option<String>,
     /// All namespaces, as without -n
-    #[arg(short = 'A', long)]
+    #[arg(short = 'A', long, short_alias = 'a')]
     all_namespaces: bool,
     /// Only objects with these labels, such as app=web,tier in (a,b),!old
     #[arg(short = 'l', long, value_name = "SELECTOR")]

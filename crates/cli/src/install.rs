@@ -64,7 +64,7 @@ pub(crate) struct Install {
     /// [{"type": "bandwidth", "capabilities": {"bandwidth": true}}]
     #[arg(long, value_name = "JSON", default_value = "", hide_default_value = true)]
     cni_plugins: ChainedPlugins,
-    /// Install although another network for pods is there
+    /// Install although another network for pods is there, or the datastore is locked or of an unknown version of Calico
     #[arg(long)]
     force: bool,
     /// Do not wait until the nodes are ready

@@ -12,7 +12,7 @@ use crate::explain::{DENIED, FAINT, coloured};
 use crate::output::{self, Format};
 use crate::snapshot::Source;
 
-const WARNING: Style = AnsiColor::Yellow.on_default();
+pub(crate) const WARNING: Style = AnsiColor::Yellow.on_default();
 
 #[derive(clap::Args)]
 pub(crate) struct Lint {

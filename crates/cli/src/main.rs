@@ -6,41 +6,55 @@
 
 mod agent;
 mod apply;
+mod calicoctl;
+mod certs;
 mod checks;
 mod completed;
 mod concerned;
+#[cfg(unix)]
 mod controllers;
 mod cost;
+mod datastore;
 mod decided;
 mod delete;
+mod describe;
+mod diff;
 mod editor;
 mod expectations;
 mod explain;
+mod filenames;
 mod filter;
 mod get;
 mod html;
 mod install;
 mod ipam;
+mod junit;
 #[cfg(feature = "lab")]
 mod lab;
 mod lint;
+#[cfg(any(windows, test))]
+mod log_file;
 mod manifests;
 mod matrix;
 mod modify;
+#[cfg(unix)]
 mod node;
 mod output;
 mod planned;
 mod policy;
 mod port;
 mod preview;
+mod serve;
 mod service;
 mod show;
+mod signals;
 mod snapshot;
 mod status;
 mod store;
 mod table;
 mod targets;
 mod uninstall;
+mod validate;
 mod version;
 mod wait;
 mod words;
@@ -52,6 +66,7 @@ use std::process::ExitCode;
 
 use apply::Expects;
 use clap::{CommandFactory, Parser, Subcommand};
+use tracing_subscriber::fmt::writer::BoxMakeWriter;
 
 /// Networking and network policy for Kubernetes clusters that mix Linux and Windows nodes.
 #[derive(Parser)]
@@ -85,10 +100,18 @@ enum Command {
     Annotate(modify::Mark),
     /// Show objects
     Get(get::Get),
+    /// Show objects with what applies to them, or what they apply to, and what nodes report about them
+    Describe(describe::Describe),
+    /// Show what apply would change: in stored objects, and in verdicts
+    Diff(diff::Diff),
+    /// Check manifests without a cluster
+    Validate(validate::Validate),
     /// Show the versions of this program, of the agents, and of Calico
     Version(version::Version),
     /// Print the completion script for a shell: source <(tortie completion bash)
     Completion(version::Completion),
+    /// Write man pages into a folder
+    Man(version::Man),
     /// Explain whether a packet would pass, in a cluster or in manifests
     Explain(Box<explain::Explain>),
     /// Show who reaches whom, and by which rule, in a cluster or in manifests
@@ -107,12 +130,23 @@ enum Command {
     /// Show, check and repair the addresses of pods
     #[command(subcommand)]
     Ipam(ipam::IpamCommand),
+    /// Copy a datastore into another one: lock, export, import, compare, unlock
+    #[command(subcommand)]
+    Datastore(datastore::DatastoreCommand),
+    /// Serve the embedded datastore
+    #[command(subcommand)]
+    Store(serve::StoreCommand),
+    /// Issue the certificates of the embedded datastore
+    #[command(subcommand)]
+    Certs(certs::CertsCommand),
     /// Run the node daemon
     Agent(Box<agent::Agent>),
     /// Prepare this node, or clean it up; the pods of an installation run this
+    #[cfg(unix)]
     #[command(subcommand)]
     Node(node::NodeCommand),
     /// Run what a cluster needs once: copies in etcd, vanished nodes, automatic host endpoints
+    #[cfg(unix)]
     Controllers(Box<controllers::Controllers>),
 }
 
@@ -125,7 +159,7 @@ fn main() -> ExitCode {
         .and_then(OsStr::to_str)
         .unwrap_or("tortie");
     match called {
-        "tortie-cni" => return tortie_cni::plugin::main(),
+        "tortie-cni" | "tortie-cni.exe" => return tortie_cni::plugin::main(),
         #[cfg(feature = "lab")]
         "tortie-hns" => return finish(lab::hns_process()),
         #[cfg(feature = "lab")]
@@ -148,8 +182,12 @@ fn main() -> ExitCode {
         Command::Label(label) => label.run("labels"),
         Command::Annotate(annotate) => annotate.run("annotations"),
         Command::Get(get) => get.run(),
+        Command::Describe(describe) => describe.run(),
+        Command::Diff(diff) => return ask(diff.run()),
+        Command::Validate(validate) => return ask(validate.run()),
         Command::Version(version) => return ask(version.run()),
         Command::Completion(completion) => Ok(completion.run(Arguments::command())),
+        Command::Man(man) => man.run(Arguments::command()),
         Command::Explain(explain) => return ask(explain.run()),
         Command::Matrix(matrix) => return ask(matrix.run()),
         Command::Preview(preview) => return ask(preview.run()),
@@ -158,8 +196,13 @@ fn main() -> ExitCode {
         Command::Status(status) => return ask(status.run()),
         Command::Uninstall(uninstall) => uninstall.run(),
         Command::Ipam(command) => return ask(command.run()),
+        Command::Datastore(command) => return ask(command.run()),
+        Command::Store(command) => command.run(),
+        Command::Certs(command) => command.run(),
         Command::Agent(agent) => agent.run(),
+        #[cfg(unix)]
         Command::Node(command) => command.run(),
+        #[cfg(unix)]
         Command::Controllers(controllers) => controllers.run(),
     };
     finish(result)
@@ -181,6 +224,15 @@ fn finish_with(result: anyhow::Result<ExitCode>, failed: ExitCode) -> ExitCode {
         failed
     });
     output::end(code, failed)
+}
+
+/// Waits until the process is asked to end.
+async fn end_of_process() -> std::io::Result<()> {
+    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    tokio::select! {
+        _ = terminate.recv() => Ok(()),
+        interrupted = tokio::signal::ctrl_c() => interrupted,
+    }
 }
 
 /// The error with its causes, without those that the message already contains.
@@ -205,10 +257,15 @@ fn log(default: &str) {
 
 /// As [`log`], with a function that changes the level.
 fn changeable_log(default: &str) -> tortie_agent::LogLevel {
+    let coloured = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    changeable_log_to(default, BoxMakeWriter::new(std::io::stderr), coloured)
+}
+
+/// The same, to another place.
+fn changeable_log_to(default: &str, place: BoxMakeWriter, coloured: bool) -> tortie_agent::LogLevel {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env();
     let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
-    let coloured = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(place);
     let log = log.with_target(false).with_ansi(coloured).with_filter_reloading();
     let handle = log.reload_handle();
     log.init();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, bail};
 use serde_json::Value;
@@ -11,6 +11,7 @@ use tortie_api::manifest::{self, Object, Offline, Problem, Settled};
 use tortie_api::{Key, Kind};
 use tortie_store::Store;
 
+use crate::filenames::Filenames;
 use crate::output;
 
 /// Calico's kinds of policy, which belong to tiers.
@@ -72,23 +73,29 @@ pub(crate) fn refuse_unknown_tiers(
     stored: impl Iterator<Item = String>,
     objects: &[Object],
 ) -> anyhow::Result<()> {
+    match unknown_tiers(stored, objects).next() {
+        Some((object, tier)) => bail!(
+            "{}: {}: spec.tier: tier {tier} does not exist; nothing was changed",
+            object.origin,
+            object.key
+        ),
+        None => Ok(()),
+    }
+}
+
+/// The policies of tiers that neither exist nor are given together with them.
+pub(crate) fn unknown_tiers(
+    stored: impl Iterator<Item = String>,
+    objects: &[Object],
+) -> impl Iterator<Item = (&Object, &str)> {
     let given =
         objects.iter().filter(|object| object.key.kind == Kind::Tier).map(|object| object.key.name.clone());
     let known: BTreeSet<String> =
         WELL_KNOWN_TIERS.iter().map(|(name, ..)| (*name).to_owned()).chain(stored).chain(given).collect();
-    for object in objects {
-        match tier_of(object.key.kind, &object.value) {
-            Some(tier) if !known.contains(tier) => {
-                bail!(
-                    "{}: {}: spec.tier: tier {tier} does not exist; nothing was changed",
-                    object.origin,
-                    object.key
-                )
-            }
-            _ => {}
-        }
-    }
-    Ok(())
+    objects.iter().filter_map(move |object| {
+        let tier = tier_of(object.key.kind, &object.value)?;
+        (!known.contains(tier)).then_some((object, tier))
+    })
 }
 
 /// The tier of a policy that names one.
@@ -98,10 +105,10 @@ pub(crate) fn tier_of(kind: Kind, value: &Value) -> Option<&str> {
 }
 
 /// Reads all manifests. `None` if there is any problem: every problem has then been printed.
-pub(crate) fn read_all(paths: &[PathBuf]) -> anyhow::Result<Option<Vec<Object>>> {
+pub(crate) fn read_all(filenames: &Filenames) -> anyhow::Result<Option<Vec<Object>>> {
     let mut objects: Vec<Object> = Vec::new();
     let mut problems = Vec::new();
-    for file in files(paths)? {
+    for file in filenames.files()? {
         match manifest::read(&file.display().to_string(), &read(&file)?) {
             Ok(more) => objects.extend(more),
             Err(more) => problems.extend(more.iter().map(ToString::to_string)),
@@ -116,16 +123,16 @@ pub(crate) fn read_all(paths: &[PathBuf]) -> anyhow::Result<Option<Vec<Object>>>
     if !all_right(&problems, "nothing was changed") {
         return Ok(None);
     }
-    if objects.is_empty() {
+    if objects.is_empty() && !filenames.skip_empty {
         bail!("there are no objects in the manifests");
     }
     Ok(Some(objects))
 }
 
 /// Reads the manifests of a whole cluster, which contain more kinds than Tortie stores.
-pub(crate) fn read_cluster(paths: &[PathBuf]) -> anyhow::Result<Option<Settled>> {
+pub(crate) fn read_cluster(filenames: &Filenames) -> anyhow::Result<Option<Settled>> {
     let (mut cluster, mut problems): (Offline, Vec<Problem>) = Default::default();
-    for file in files(paths)? {
+    for file in filenames.files()? {
         if let Err(more) = cluster.read(&file.display().to_string(), &read(&file)?) {
             problems.extend(more);
         }
@@ -152,30 +159,4 @@ pub(crate) fn read(file: &Path) -> anyhow::Result<String> {
         return Ok(text);
     }
     std::fs::read_to_string(file).with_context(|| file.display().to_string())
-}
-
-/// The named files, and the files in named folders with the extension of a manifest.
-fn files(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
-    let mut all = Vec::new();
-    for path in paths {
-        if !path.is_dir() {
-            all.push(path.clone());
-            continue;
-        }
-        let is_manifest = |file: &PathBuf| {
-            file.extension().is_some_and(|ending| ending == "yaml" || ending == "yml" || ending == "json")
-        };
-        let entries = std::fs::read_dir(path).with_context(|| path.display().to_string())?;
-        let mut inside: Vec<PathBuf> =
-            entries.flatten().map(|entry| entry.path()).filter(is_manifest).collect();
-        if inside.is_empty() {
-            bail!(
-                "{}: the folder has no manifests: no file in it ends with .yaml, .yml or .json, and folders in it are not read",
-                path.display()
-            );
-        }
-        inside.sort();
-        all.extend(inside);
-    }
-    Ok(all)
 }

@@ -1,7 +1,6 @@
 //! `tortie patch`, `edit`, `label` and `annotate`: changes of stored objects. The result passes the same checks as a
 //! manifest, and replaces the object only if nobody has changed it meanwhile.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -14,10 +13,10 @@ use tortie_api::manifest::{self, Object};
 use tortie_api::{Key, Kind};
 use tortie_store::{Store, StoreError, Stored};
 
-use crate::apply::without_tier;
-use crate::manifests::{other_name, refuse_managed};
-use crate::store::StoreArguments;
-use crate::targets::{self, Selection};
+use crate::apply::{CALICO, without_tier};
+use crate::manifests::{is_of_default_tier, other_name, refuse_managed};
+use crate::store::{StoreArguments, warn_of_lock};
+use crate::targets::{self, Selection, Target};
 use crate::{checks, manifests, output};
 
 /// How often a change is tried again after another writer was faster.
@@ -43,7 +42,7 @@ pub(crate) struct Patch {
     #[arg(long, value_name = "FILE")]
     patch_file: Option<PathBuf>,
     /// merge (RFC 7386: fields that replace others, null removes one) or json (RFC 6902: a list of operations)
-    #[arg(long = "type", value_enum, default_value_t = PatchType::Merge)]
+    #[arg(short = 't', long = "type", value_enum, default_value_t = PatchType::Merge)]
     patch_type: PatchType,
     #[command(flatten)]
     store: StoreArguments,
@@ -53,6 +52,9 @@ pub(crate) struct Patch {
 enum PatchType {
     Merge,
     Json,
+    /// For Calico's kinds the same as merge: their lists have no keys, so calicoctl replaces them, too.
+    #[value(hide = true)]
+    Strategic,
 }
 
 #[derive(clap::Args)]
@@ -63,6 +65,9 @@ pub(crate) struct Mark {
     /// Replace values that exist and differ
     #[arg(long)]
     overwrite: bool,
+    /// Remove the last word's entry, as NAME- does: pod a app --remove
+    #[arg(long, conflicts_with = "overwrite")]
+    remove: bool,
     #[command(flatten)]
     selection: Selection,
     #[command(flatten)]
@@ -90,10 +95,20 @@ impl Patch {
         };
         let patch = one_value(&text).context("the patch")?;
         let operations: Option<JsonPatch> = match self.patch_type {
-            PatchType::Merge if !patch.is_object() => {
+            PatchType::Merge | PatchType::Strategic if !patch.is_object() => {
                 bail!("the patch: an object is expected; --type json takes a list")
             }
             PatchType::Merge => None,
+            PatchType::Strategic => {
+                let is_of_kubernetes = |target: &Target| !target.kind.api_version().starts_with(CALICO);
+                if let Some(target) = targets::parse(&self.objects)?.into_iter().find(is_of_kubernetes) {
+                    bail!(
+                        "--type strategic: lists of {} have keys; use --type merge or json",
+                        target.kind.plural()
+                    );
+                }
+                None
+            }
             PatchType::Json => Some(serde_json::from_value(patch.clone()).context("the patch")?),
         };
         let change = |stored: &Value| {
@@ -112,9 +127,16 @@ impl Mark {
     /// Changes the entries of `metadata.<field>`.
     pub(crate) fn run(self, field: &str) -> anyhow::Result<ExitCode> {
         crate::log("warn");
+        let mut words = self.words.clone();
+        if let Some(last) = words.last_mut().filter(|last| self.remove && !last.contains('=')) {
+            last.push('-');
+        }
         let is_change = |word: &String| word.contains('=') || word.ends_with('-');
-        let (changes, objects): (Vec<String>, Vec<String>) = self.words.iter().cloned().partition(is_change);
+        let (changes, objects): (Vec<String>, Vec<String>) = words.into_iter().partition(is_change);
         let changes = changes_of(&changes)?;
+        if self.remove && changes.values().any(Option::is_some) {
+            bail!("--remove takes names without values");
+        }
         let change = |stored: &Value| marked(stored, field, &changes, self.overwrite);
         change_all(&self.store, &self.selection, &objects, change)
     }
@@ -170,18 +192,60 @@ fn marked(
 impl Edit {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         crate::log("warn");
-        let written = RefCell::new(String::new());
-        let code = change_all(&self.store, &self.selection, &self.objects, |stored| {
-            let edited = crate::editor::edit(&tortie_api::to_yaml(stored), "yaml")?;
-            written.replace(edited.clone());
-            one_value(&edited).context("the edited object")
-        })?;
-        let written = written.into_inner();
-        if code != ExitCode::SUCCESS && !written.is_empty() {
-            let path = crate::editor::keep(&written, "yaml")?;
-            output::error_line(&format!("the last edited object is in {}", path.display()));
-        }
-        Ok(code)
+        let targets = targets::parse(&self.objects)?;
+        crate::runtime()?.block_on(async {
+            let store = self.store.open().await?;
+            let keys = self.selection.keys(&*store, &targets).await?;
+            refuse_managed(keys.iter())?;
+            warn_of_lock(&*store).await;
+            let mut failed = false;
+            for key in keys {
+                let mut written = None;
+                let (word, problem) = match edit_one(&*store, &key, &mut written).await {
+                    Ok(true) => ("changed", None),
+                    Ok(false) => ("unchanged", None),
+                    Err(problem) => ("", Some(problem)),
+                };
+                match problem {
+                    None => output::line(&format!("{key} {word}")),
+                    Some(problem) => {
+                        failed = true;
+                        output::error(&format!("{key}: {problem:#}"));
+                        if let Some(text) = written {
+                            let path = crate::editor::keep(&text, "yaml")?;
+                            output::error_line(&format!("what you wrote is in {}", path.display()));
+                        }
+                    }
+                }
+            }
+            Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+        })
+    }
+}
+
+/// Edits one object; returns whether it differs now. A text that could not be stored is left in `written`.
+async fn edit_one(store: &dyn Store, key: &Key, written: &mut Option<String>) -> anyhow::Result<bool> {
+    refuse_kind(key)?;
+    let Stored { key, value: old, version, .. } = existing(store, key).await?;
+    let text = crate::editor::edit(&tortie_api::to_yaml(&old), "yaml")?;
+    let text = written.insert(text);
+    let new = one_value(text).context("the edited object")?;
+    if new == old {
+        return Ok(false);
+    }
+    check(store, &key, &old, &new).await?;
+    match store.update(&key, new, &version).await {
+        Ok(_) => Ok(true),
+        Err(StoreError::Conflict(_)) => bail!("somebody else has changed it meanwhile; edit it again"),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Rejects a kind that another command changes.
+fn refuse_kind(key: &Key) -> anyhow::Result<()> {
+    match key.kind {
+        Kind::IpamConfig => bail!("tortie ipam configure changes it"),
+        _ => Ok(()),
     }
 }
 
@@ -197,6 +261,7 @@ fn change_all(
         let store = store.open().await?;
         let keys = selection.keys(&*store, &targets).await?;
         refuse_managed(keys.iter())?;
+        warn_of_lock(&*store).await;
         let mut failed = false;
         for key in keys {
             match change_one(&*store, &key, &change).await {
@@ -218,16 +283,14 @@ async fn change_one(
     key: &Key,
     change: &impl Fn(&Value) -> anyhow::Result<Value>,
 ) -> anyhow::Result<bool> {
-    if key.kind == Kind::IpamConfig {
-        bail!("tortie ipam configure changes it");
-    }
+    refuse_kind(key)?;
     for _ in 0..ATTEMPTS {
         let Stored { key, value: old, version, .. } = existing(store, key).await?;
         let new = change(&old)?;
         if new == old {
             return Ok(false);
         }
-        check(store, &key, &new).await?;
+        check(store, &key, &old, &new).await?;
         match store.update(&key, new, &version).await {
             Ok(_) => return Ok(true),
             // Another writer was faster: the change is made again on the new object.
@@ -254,6 +317,7 @@ async fn existing(store: &dyn Store, key: &Key) -> anyhow::Result<Stored> {
     }
     if let Some(other) = other_name(key)
         && let Some(stored) = store.get(&other).await?
+        && is_of_default_tier(&stored.value)
     {
         return Ok(stored);
     }
@@ -261,7 +325,15 @@ async fn existing(store: &dyn Store, key: &Key) -> anyhow::Result<Stored> {
 }
 
 /// Rejects what `apply` rejects, and another identity.
-async fn check(store: &dyn Store, key: &Key, value: &Value) -> anyhow::Result<()> {
+async fn check(store: &dyn Store, key: &Key, old: &Value, value: &Value) -> anyhow::Result<()> {
+    for field in ["uid", "creationTimestamp", "resourceVersion"] {
+        let of = |object: &Value| {
+            object.pointer(&format!("/metadata/{field}")).filter(|value| !value.is_null()).cloned()
+        };
+        if of(old) != of(value) {
+            bail!("metadata.{field} cannot be changed");
+        }
+    }
     let problems = |problems: Vec<manifest::Problem>| {
         let texts: Vec<String> =
             problems.into_iter().map(|problem| format!("{}: {}", problem.field, problem.problem)).collect();

@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
-use tokio::signal::unix::{SignalKind, signal};
 use tortie_deploy::{CNI_CONFIG_FILE, CNI_PLUGIN};
 
 #[derive(clap::Subcommand)]
@@ -39,7 +38,7 @@ impl NodeCommand {
             Self::InstallPlugin(install) => install.run(),
             Self::Cleanup(cleanup) => cleanup.run(),
             Self::Idle => crate::runtime()?.block_on(async {
-                signal(SignalKind::terminate())?.recv().await;
+                crate::signals::end().await?;
                 Ok(ExitCode::SUCCESS)
             }),
         }

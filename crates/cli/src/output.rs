@@ -49,6 +49,22 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
     end(code, ExitCode::FAILURE)
 }
 
+/// Prints text of objects for programs, byte for byte.
+pub(crate) fn data(text: &str) {
+    note(std::io::stdout().write_all(text.as_bytes()));
+}
+
+/// Whether standard output has failed: nobody reads any more.
+pub(crate) fn has_failed() -> bool {
+    note(std::io::stdout().flush());
+    FAILED.get().is_some()
+}
+
+/// Text of objects for a terminal: control characters could change what it shows.
+pub(crate) fn shown(text: &str) -> String {
+    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+}
+
 /// Prints text unchanged.
 pub(crate) fn text(text: &str) {
     note(write!(anstream::stdout(), "{text}"));
@@ -79,11 +95,15 @@ pub(crate) fn condition(condition: &ReportedCondition) -> String {
 pub(crate) fn columns(rows: &[Vec<String>]) {
     let count = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
-        rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
+        rows.iter()
+            .filter_map(|row| row.get(column))
+            .map(|cell| shown(cell).chars().count())
+            .max()
+            .unwrap_or(0)
     };
     let widths: Vec<usize> = (0..count).map(width).collect();
     for row in rows {
-        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{:width$}", shown(cell)));
         line(cells.collect::<Vec<_>>().join("   ").trim_end());
     }
 }

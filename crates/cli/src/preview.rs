@@ -12,6 +12,7 @@ use tortie_oracle::{Answer, DecidedBy, Oracle, Peer, Question, QuestionError, Sn
 use tortie_reach::{CLIENT_PORT, Change, Difference, Reason, Scope, Why, group_name, summary};
 
 use crate::explain::{self, ALLOWED, DENIED, FAINT, coloured};
+use crate::filenames::Filenames;
 use crate::output::Format;
 use crate::port::PortSpec;
 use crate::snapshot::Read;
@@ -19,10 +20,14 @@ use crate::store::StoreArguments;
 use crate::{decided, manifests, output, planned, service, snapshot};
 
 #[derive(clap::Args)]
+#[command(mut_arg("files", |files| {
+    files
+        .help("The change: manifests as for apply, files, folders of them, or - for standard input")
+        .required_unless_present_any(["delete", "staged", "kustomize"])
+}))]
 pub(crate) struct Preview {
-    /// The change: manifests as for apply, files, folders of them, or - for standard input
-    #[arg(short, long = "filename", value_name = "FILE", required_unless_present_any = ["delete", "staged"])]
-    files: Vec<PathBuf>,
+    #[command(flatten)]
+    change: Filenames,
     /// The cluster before the change: manifests, or the word cluster for a datastore, which is the default
     #[arg(long = "in", value_name = "DIR")]
     within: Vec<PathBuf>,
@@ -49,9 +54,9 @@ impl Preview {
         let wrong = Ok(ExitCode::from(2));
         let Some(read) = self.before()? else { return wrong };
         let before = &read.snapshot;
-        let objects = match self.files.as_slice() {
-            [] => Vec::new(),
-            files => match manifests::read_all(files)? {
+        let objects = match self.change.is_empty() {
+            true => Vec::new(),
+            false => match manifests::read_all(&self.change)? {
                 Some(objects) => objects,
                 None => return wrong,
             },
@@ -59,7 +64,7 @@ impl Preview {
         let after = planned::after(before, objects, &self.delete, self.staged, self.is_within_manifests())?;
         let changes = match &self.flows {
             Some(file) => self.flows(file, &read, &after)?,
-            None => self.everything(&read, &after)?,
+            None => everything(&read, &after, self.output)?,
         };
         // Like diff: 0 if nothing changes, 1 if something does, 2 if there is no answer.
         Ok(if changes { ExitCode::from(1) } else { ExitCode::SUCCESS })
@@ -73,25 +78,8 @@ impl Preview {
         match self.within.as_slice() {
             [] => snapshot::of_store(&self.store).map(Some),
             [only] if only == Path::new("cluster") => snapshot::of_store(&self.store).map(Some),
-            files => snapshot::of_files(files),
+            files => snapshot::of_files(&Filenames::new(files)),
         }
-    }
-
-    /// Prints every change; returns whether there is any.
-    fn everything(&self, read: &Read, after: &Snapshot) -> anyhow::Result<bool> {
-        let before = &read.snapshot;
-        let change = Change::new(before, after);
-        let differences = change.differences();
-        match self.output {
-            Format::Text => show(&change, &differences, before, after),
-            Format::Json => {
-                let one = |difference| of_difference(&change, difference, before, after);
-                let mut document = json!({"changes": differences.iter().map(one).collect::<Vec<_>>()});
-                read.add_to(&mut document);
-                output::line(&serde_json::to_string_pretty(&document)?);
-            }
-        }
-        Ok(!differences.is_empty())
     }
 
     fn flows(&self, file: &Path, read: &Read, after: &Snapshot) -> anyhow::Result<bool> {
@@ -143,6 +131,38 @@ impl Preview {
         }
         Ok(changed > 0)
     }
+}
+
+/// Prints every change; returns whether there is any.
+fn everything(read: &Read, after: &Snapshot, format: Format) -> anyhow::Result<bool> {
+    match format {
+        Format::Text => Ok(print_changes(read, after)),
+        Format::Json => {
+            let document = changes_document(read, after);
+            output::line(&serde_json::to_string_pretty(&document)?);
+            Ok(document["changes"].as_array().is_some_and(|changes| !changes.is_empty()))
+        }
+    }
+}
+
+/// Prints which verdicts change, by groups of pods; returns whether any does.
+pub(crate) fn print_changes(read: &Read, after: &Snapshot) -> bool {
+    let before = &read.snapshot;
+    let change = Change::new(before, after);
+    let differences = change.differences();
+    show(&change, &differences, before, after);
+    !differences.is_empty()
+}
+
+/// Which verdicts change, in JSON.
+pub(crate) fn changes_document(read: &Read, after: &Snapshot) -> Value {
+    let before = &read.snapshot;
+    let change = Change::new(before, after);
+    let differences = change.differences();
+    let one = |difference| of_difference(&change, difference, before, after);
+    let mut document = json!({"changes": differences.iter().map(one).collect::<Vec<_>>()});
+    read.add_to(&mut document);
+    document
 }
 
 /// One line of a file of flows.

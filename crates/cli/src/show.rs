@@ -13,7 +13,6 @@ use tortie_store::Store;
 mod document;
 mod page;
 
-use crate::agent::CONTROL_SOCKET;
 use crate::output::{self, Format};
 use crate::store::StoreArguments;
 use crate::words::{Meaning, Meanings};
@@ -29,7 +28,7 @@ pub(crate) struct Show {
     #[arg(long)]
     counters: bool,
     /// The socket of the agent on the pod's node. By default: in a lab, that of the right node; otherwise that of
-    /// this node, /run/tortie/control.sock
+    /// this node
     #[arg(long, value_name = "PATH")]
     agent_socket: Option<PathBuf>,
     /// The output format
@@ -112,7 +111,7 @@ impl Show {
         match &self.agent_socket {
             Some(socket) => socket.clone(),
             None if self.store.is_of_lab() => lab_socket(node),
-            None => PathBuf::from(CONTROL_SOCKET),
+            None => tortie_cni::local::control_address(),
         }
     }
 }
@@ -124,7 +123,7 @@ fn lab_socket(node: &str) -> PathBuf {
 
 #[cfg(not(feature = "lab"))]
 fn lab_socket(_node: &str) -> PathBuf {
-    PathBuf::from(CONTROL_SOCKET)
+    tortie_cni::local::control_address()
 }
 
 /// The node of a pod, if the pod has policy there.

@@ -1,7 +1,6 @@
 //! The resources for verdicts: from manifests in files, or from a datastore.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
@@ -10,15 +9,16 @@ use tortie_api::report::ReportedCondition;
 use tortie_api::{Key, Kind, Resource};
 use tortie_oracle::{Peer, Snapshot, Stored};
 
+use crate::filenames::Filenames;
 use crate::store::{StoreArguments, list};
 use crate::{completed, manifests, output};
 
 /// The source of the resources.
 #[derive(clap::Args)]
+#[command(mut_arg("files", |files| files.help("Manifests instead of a datastore: files, folders of them, or - for standard input")))]
 pub(crate) struct Source {
-    /// Manifests instead of a datastore: files, folders of them, or - for standard input
-    #[arg(short, long = "filename", value_name = "FILE")]
-    files: Vec<PathBuf>,
+    #[command(flatten)]
+    filenames: Filenames,
     #[command(flatten)]
     store: StoreArguments,
 }
@@ -37,8 +37,8 @@ impl Source {
     /// Reads the resources, and prints notes. `None` if there is a problem with the manifests: every problem has then
     /// been printed.
     pub(crate) fn read(&self) -> anyhow::Result<Option<Read>> {
-        if !self.files.is_empty() {
-            return of_files(&self.files);
+        if !self.filenames.is_empty() {
+            return of_files(&self.filenames);
         }
         of_store(&self.store).map(Some)
     }
@@ -71,8 +71,10 @@ pub(crate) fn reports(snapshot: &Snapshot) -> Vec<(String, ReportedCondition)> {
 }
 
 /// The resources of manifests, completed to those of a cluster. Additions are noted.
-pub(crate) fn of_files(files: &[PathBuf]) -> anyhow::Result<Option<Read>> {
-    let Some(Settled { objects, skipped, notes }) = manifests::read_cluster(files)? else { return Ok(None) };
+pub(crate) fn of_files(filenames: &Filenames) -> anyhow::Result<Option<Read>> {
+    let Some(Settled { objects, skipped, notes }) = manifests::read_cluster(filenames)? else {
+        return Ok(None);
+    };
     let mut read = Read { snapshot: Snapshot::new(), skipped, notes };
     for object in objects {
         read.snapshot.insert(object.key, object.value, Some((object.origin, object.lines)));
@@ -119,7 +121,7 @@ impl Read {
 }
 
 /// Whether verdicts may depend on objects of this kind.
-fn matters(kind: Kind) -> bool {
+pub(crate) fn matters(kind: Kind) -> bool {
     let bookkeeping =
         [Kind::IpamBlock, Kind::BlockAffinity, Kind::IpamHandle, Kind::IpamConfig, Kind::IpReservation];
     !bookkeeping.contains(&kind)

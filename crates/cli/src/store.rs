@@ -1,6 +1,6 @@
 //! The datastore of a command.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
@@ -10,6 +10,8 @@ use tortie_store::kubernetes::{CalicoGroup, Kubernetes, KubernetesConfig};
 use tortie_store::rpc::{Remote, TlsFiles};
 use tortie_store::{Endpoints, Store, StoreError, Stored};
 
+use crate::calicoctl::{self, CalicoStore};
+
 /// The datastore.
 #[derive(clap::Args)]
 pub(crate) struct StoreArguments {
@@ -17,6 +19,13 @@ pub(crate) struct StoreArguments {
     /// https, or kubernetes[:KUBECONFIG]. By default the lab that runs on this machine
     #[arg(long, env = "TORTIE_STORE", value_name = "ADDRESS")]
     store: Option<String>,
+    /// The datastore of this configuration file of calicoctl. Without it and --store, DATASTORE_TYPE and calicoctl's other
+    /// environment variables count
+    #[arg(short, long, value_name = "FILE", conflicts_with = "store")]
+    config: Option<PathBuf>,
+    /// An option of calicoctl; Tortie reads objects of all known versions
+    #[arg(long, hide = true)]
+    allow_version_mismatch: bool,
     /// The certificate of the authority that both sides trust (PEM)
     #[arg(long, value_name = "FILE")]
     tls_authority: Option<PathBuf>,
@@ -38,16 +47,57 @@ pub(crate) struct StoreArguments {
 impl StoreArguments {
     /// Whether it belongs to the lab on this machine.
     pub(crate) fn is_of_lab(&self) -> bool {
-        cfg!(feature = "lab") && self.store.is_none()
+        cfg!(feature = "lab") && self.store.is_none() && matches!(self.calicoctl(), Ok(None))
     }
 
     /// Whether it is etcd.
+    #[cfg(unix)]
     pub(crate) fn is_etcd(&self) -> bool {
         self.store.as_ref().is_some_and(|address| address.starts_with("etcd:"))
+            || matches!(self.calicoctl(), Ok(Some(CalicoStore::Etcd(_))))
+    }
+
+    /// The datastore as calicoctl finds it, if --store does not name it.
+    fn calicoctl(&self) -> anyhow::Result<Option<CalicoStore>> {
+        if self.store.is_some() {
+            return Ok(None);
+        }
+        let Some(file) = &self.config else {
+            let found = calicoctl::of_environment(|name| std::env::var(name).ok());
+            return found.map_err(|problem| anyhow::anyhow!("the environment of calicoctl: {problem}"));
+        };
+        let found = calicoctl::of_file(&crate::manifests::read(file)?);
+        found.map(Some).map_err(|problem| anyhow::anyhow!("{}: {problem}", file.display()))
+    }
+
+    async fn open_as_calicoctl(&self, found: &CalicoStore) -> anyhow::Result<Arc<dyn Endpoints>> {
+        let unused = [
+            ("tls-authority", self.tls_authority.is_some()),
+            ("tls-certificate", self.tls_certificate.is_some()),
+            ("tls-key", self.tls_key.is_some()),
+            ("etcd-user", self.etcd_user.is_some()),
+        ];
+        if let Some((option, _)) = unused.iter().find(|(_, is_given)| *is_given) {
+            bail!("--{option} has no effect with the settings of calicoctl; remove it, or use --store");
+        }
+        Ok(match (found, self.calico_group) {
+            (CalicoStore::Etcd(_), Some(_)) => bail!("--calico-group has no effect with etcd; remove it"),
+            (CalicoStore::Etcd(settings), None) => Arc::new(Etcd::new(settings.config()?)?),
+            (CalicoStore::Kubernetes(file), group) => {
+                let cluster = Kubernetes::new(&calicoctl::kubernetes(file.as_ref())).await?;
+                match group {
+                    Some(group) => Arc::new(cluster.with_group(group)),
+                    None => Arc::new(cluster),
+                }
+            }
+        })
     }
 
     /// Opens the datastore.
     pub(crate) async fn open(&self) -> anyhow::Result<Arc<dyn Endpoints>> {
+        if let Some(found) = self.calicoctl()? {
+            return self.open_as_calicoctl(&found).await;
+        }
         let Some(address) = &self.store else {
             if self.calico_group.is_some() {
                 bail!("--calico-group has no effect without --store kubernetes; remove it");
@@ -55,8 +105,9 @@ impl StoreArguments {
             return default_store();
         };
         self.refuse_unused(address)?;
+        #[cfg(unix)]
         if let Some(path) = address.strip_prefix("unix:") {
-            return Ok(Arc::new(Remote::unix(Path::new(path))));
+            return Ok(Arc::new(Remote::unix(std::path::Path::new(path))));
         }
         if let Some(urls) = address.strip_prefix("etcd:") {
             return Ok(Arc::new(Etcd::new(self.etcd(urls)?)?));
@@ -142,6 +193,16 @@ fn kubernetes(address: &str) -> Option<KubernetesConfig> {
     }
 }
 
+/// Warns that a change may be lost: somebody copies the datastore at the moment.
+pub(crate) async fn warn_of_lock(store: &dyn Store) {
+    // Who may not read the lock, or cannot reach the datastore, learns that by the change itself.
+    if tortie_store::is_locked(store).await.unwrap_or(false) {
+        crate::output::error_line(
+            "warning: the datastore is locked, so nodes do not apply the change; if somebody copies it, the change may be lost",
+        );
+    }
+}
+
 /// The objects of a kind; none if the datastore does not have the kind.
 pub(crate) async fn list(store: &dyn Store, kind: Kind) -> Result<Vec<Stored>, StoreError> {
     match store.list(kind).await {
@@ -194,6 +255,8 @@ mod tests {
         for (address, tls_key, user, expected) in table {
             let arguments = StoreArguments {
                 store: Some(address.to_owned()),
+                config: None,
+                allow_version_mismatch: false,
                 tls_authority: None,
                 tls_certificate: None,
                 tls_key,
@@ -205,6 +268,8 @@ mod tests {
         }
         let with_group = StoreArguments {
             store: Some("unix:/s".to_owned()),
+            config: None,
+            allow_version_mismatch: false,
             tls_authority: None,
             tls_certificate: None,
             tls_key: None,

@@ -26,7 +26,7 @@ impl Target {
 }
 
 /// Whether the object has this name; a policy in tier default has two.
-fn is_named(key: &Key, name: &str) -> bool {
+pub(crate) fn is_named(key: &Key, name: &str) -> bool {
     key.name == name || other_name(key).is_some_and(|other| other.name == name)
 }
 
@@ -79,6 +79,9 @@ fn kinds(words: &str) -> anyhow::Result<Vec<Kind>> {
             word => kinds.push(kind_of(word)?),
         }
     }
+    if kinds.is_empty() {
+        bail!("{words:?} names no kind of object; the kinds are {}", all_kinds());
+    }
     Ok(kinds)
 }
 
@@ -97,7 +100,16 @@ fn decides(kind: Kind) -> bool {
 }
 
 fn kind_of(word: &str) -> anyhow::Result<Kind> {
+    // As -o name prints it: networkpolicy.projectcalico.org.
+    let of_group = |word: &str| {
+        let (name, group) = word.split_once('.')?;
+        Kind::all().find(|kind| {
+            kind.name().eq_ignore_ascii_case(name)
+                && kind.api_version().split_once('/').is_some_and(|(known, _)| known == group)
+        })
+    };
     Kind::from_word(word)
+        .or_else(|| of_group(word))
         .with_context(|| format!("{word:?} is no kind of object; the kinds are {}", all_kinds()))
 }
 
@@ -218,6 +230,8 @@ mod tests {
             ("pod,svc a", vec![target(Kind::Pod, &["a"]), target(Kind::Service, &["a"])]),
             ("pod/a pod/b svc/c", vec![target(Kind::Pod, &["a", "b"]), target(Kind::Service, &["c"])]),
             ("ipamblock 10.0.0.0/26", vec![target(Kind::IpamBlock, &["10.0.0.0/26"])]),
+            ("networkpolicy.projectcalico.org/a", vec![target(Kind::NetworkPolicy, &["a"])]),
+            ("networkpolicy.networking.k8s.io", vec![target(Kind::KubernetesNetworkPolicy, &[])]),
             ("blockaffinity/n/10.0.0.0/26", vec![target(Kind::BlockAffinity, &["n/10.0.0.0/26"])]),
         ] {
             let words: Vec<String> = words.split(' ').map(str::to_owned).collect();
@@ -226,6 +240,7 @@ mod tests {
         for (words, expected) in [
             ("", "name a kind"),
             ("nonsense", "no kind of object"),
+            (",", "names no kind of object"),
             ("pod/a b", "not of the form KIND/NAME"),
             ("pod/", "not of the form"),
             ("pod,nonsense", "no kind of object"),

@@ -1,8 +1,10 @@
-//! `tortie version` and `tortie completion`.
+//! `tortie version`, `tortie completion` and `tortie man`.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap_complete::Shell;
 use serde_json::json;
 use tortie_api::report::NodeReport;
@@ -28,6 +30,23 @@ pub(crate) struct Version {
 pub(crate) struct Completion {
     /// The shell
     shell: Shell,
+}
+
+#[derive(clap::Args)]
+pub(crate) struct Man {
+    /// The folder for the pages, such as /usr/local/share/man/man1
+    folder: PathBuf,
+}
+
+impl Man {
+    /// Writes a page for each command.
+    pub(crate) fn run(self, command: clap::Command) -> anyhow::Result<ExitCode> {
+        let shown = self.folder.display().to_string();
+        std::fs::create_dir_all(&self.folder).with_context(|| shown.clone())?;
+        clap_mangen::generate_to(command, &self.folder).with_context(|| shown.clone())?;
+        output::line(&format!("the pages are in {shown}; man tortie shows the first one"));
+        Ok(ExitCode::SUCCESS)
+    }
 }
 
 /// The versions in a cluster.

@@ -3,6 +3,7 @@
 //! small: it passes the call to the agent over a socket ([`transport`]) and prints the answer.
 
 mod ipam;
+pub mod local;
 pub mod plugin;
 mod prev_result;
 pub mod transport;

@@ -5,8 +5,6 @@
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 use std::{env, fs, io};
@@ -15,6 +13,7 @@ use ipnet::Ipv4Net;
 use serde_json::{Value, json};
 
 use crate::ipam::{Delegation, IpamResult};
+use crate::local;
 use crate::transport::{self, Answer};
 use crate::{Code, Command, Failure, Invocation, NetworkConfig, PrevResult, SUPPORTED_VERSIONS, Success};
 
@@ -153,7 +152,8 @@ fn check_prev_result(invocation: &Invocation, before: Option<&PrevResult>) -> Re
 
 fn call(invocation: &Invocation) -> Answer {
     let socket = &invocation.config.agent_socket;
-    match ask(socket, invocation) {
+    let patience = if invocation.command == Command::Status { STATUS_TIMEOUT } else { ANSWER_TIMEOUT };
+    match transport::ask(socket, invocation, patience) {
         Ok(answer) => answer,
         Err(error) => {
             let why = format!("{}: {error}", socket.display());
@@ -164,14 +164,6 @@ fn call(invocation: &Invocation) -> Answer {
             }
         }
     }
-}
-
-fn ask(socket: &Path, invocation: &Invocation) -> io::Result<Answer> {
-    let mut stream = UnixStream::connect(socket)?;
-    let patience = if invocation.command == Command::Status { STATUS_TIMEOUT } else { ANSWER_TIMEOUT };
-    stream.set_read_timeout(Some(patience))?;
-    stream.set_write_timeout(Some(patience))?;
-    transport::ask(&mut stream, invocation)
 }
 
 /// Stores a DEL for the agent. The file appears completely or not at all, and survives a power failure, because the
@@ -185,7 +177,7 @@ fn enqueue(invocation: &Invocation, why: &str) -> Result<(), Failure> {
             format!("{why}; {}: {error}", queue.display()),
         )
     };
-    fs::create_dir_all(queue).map_err(failed)?;
+    local::make_folder(queue).map_err(failed)?;
     // No id of a container contains a plus, so no two attachments share a name.
     let name = format!("{}+{}", invocation.container_id, invocation.interface);
     let text = serde_json::to_vec(invocation).map_err(|error| failed(error.into()))?;
@@ -194,7 +186,8 @@ fn enqueue(invocation: &Invocation, why: &str) -> Result<(), Failure> {
         file.write_all(&text)?;
         file.sync_all()?;
         fs::rename(&unfinished, queue.join(format!("{name}.json")))?;
-        fs::File::open(queue)?.sync_all()
+        // Windows has no way to flush a folder: its file systems log the names of files.
+        if cfg!(unix) { fs::File::open(queue)?.sync_all() } else { Ok(()) }
     });
     kept.map_err(failed)
 }
@@ -290,6 +283,8 @@ fn is_interface(name: &str) -> bool {
         && name != "."
         && name != ".."
         && !name.contains(|each: char| each == '/' || each == ':' || each.is_whitespace())
+        // It becomes part of the name of a file.
+        && !(cfg!(windows) && name.contains(['\\', '*', '?', '"', '<', '>', '|']))
 }
 
 #[cfg(test)]

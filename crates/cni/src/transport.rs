@@ -1,11 +1,14 @@
-//! The protocol between plugin and agent: on a Unix socket, each message is a 32-bit big-endian length and JSON.
+//! The protocol between plugin and agent: on a local connection ([`local`]), each message is a 32-bit big-endian length
+//! and JSON.
 
-use std::io::{self, Read, Write};
+use std::io;
+use std::path::Path;
+use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::{Failure, Success};
+use crate::{Failure, Success, local};
 
 /// The maximum size of a message.
 pub const MAX_MESSAGE_BYTES: usize = 1 << 20;
@@ -61,22 +64,29 @@ pub fn body_length(header: [u8; 4]) -> io::Result<usize> {
     Ok(length)
 }
 
-/// Sends a request to the agent and waits for its answer.
+/// Sends a request to the agent at an address and waits for its answer.
 ///
 /// # Errors
 /// The connection fails, or the answer is invalid.
-pub fn ask(stream: &mut (impl Read + Write), invocation: &crate::Invocation) -> io::Result<Answer> {
-    stream.write_all(&encode(invocation)?)?;
-    Ok(match read::<AnswerMessage>(stream)? {
+pub fn ask(address: &Path, invocation: &crate::Invocation, patience: Duration) -> io::Result<Answer> {
+    let answer = local::exchange(address, encode(invocation)?, patience, is_complete)?;
+    Ok(match decode::<AnswerMessage>(&answer)? {
         AnswerMessage::Done(success) => Ok(success),
         AnswerMessage::Failed(failure) => Err(failure),
     })
 }
 
-fn read<T: DeserializeOwned>(stream: &mut impl Read) -> io::Result<T> {
-    let mut header = [0; 4];
-    stream.read_exact(&mut header)?;
-    let mut body = vec![0; body_length(header)?];
-    stream.read_exact(&mut body)?;
-    Ok(serde_json::from_slice(&body)?)
+/// Whether this is a whole message, or can never become one.
+fn is_complete(message: &[u8]) -> bool {
+    match message.split_first_chunk() {
+        Some((header, body)) => body_length(*header).map_or(true, |length| body.len() >= length),
+        None => false,
+    }
+}
+
+fn decode<T: DeserializeOwned>(message: &[u8]) -> io::Result<T> {
+    let incomplete = || io::Error::from(io::ErrorKind::UnexpectedEof);
+    let (header, body) = message.split_first_chunk().ok_or_else(incomplete)?;
+    let body = body.get(..body_length(*header)?).ok_or_else(incomplete)?;
+    Ok(serde_json::from_slice(body)?)
 }

@@ -76,10 +76,10 @@ pub struct NetworkConfig {
     #[serde(default)]
     pub name: String,
     /// The agent's socket.
-    #[serde(default = "default_socket")]
+    #[serde(default = "crate::local::agent_address")]
     pub agent_socket: PathBuf,
     /// Where DELs are stored while the agent is down.
-    #[serde(default = "default_queue")]
+    #[serde(default = "crate::local::deletion_queue")]
     pub deletion_queue: PathBuf,
     /// The existing attachments, for GC. Runtimes in Go write an empty list as null.
     #[serde(
@@ -107,14 +107,6 @@ pub struct Attachment {
 /// Reads a list, or null as an empty one. Without the key, this is not called.
 fn list_or_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<Attachment>>, D::Error> {
     Ok(Some(Option::deserialize(deserializer)?.unwrap_or_default()))
-}
-
-fn default_socket() -> PathBuf {
-    PathBuf::from("/run/tortie/agent.sock")
-}
-
-fn default_queue() -> PathBuf {
-    PathBuf::from("/var/lib/tortie/cni-deletions")
 }
 
 /// Why a call failed: the error document of the specification.

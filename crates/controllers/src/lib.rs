@@ -13,6 +13,7 @@ mod decision;
 mod election;
 mod host_endpoints;
 mod leader;
+mod lock;
 mod nodes;
 mod policies;
 mod reconciler;
@@ -70,7 +71,7 @@ pub async fn run(config: Config) {
     let lease = Key::namespaced(Kind::Lease, &config.namespace, LEASE_NAME);
     let election = Election::new(lease.clone(), &config.identity);
     let truth = config.truth();
-    leader::run(&*truth, &lease, election, || work(&config)).await;
+    leader::run(&*truth, &lease, election, || lock::run(&*config.store, || work(&config))).await;
 }
 
 /// The work of the leader, which does not end.

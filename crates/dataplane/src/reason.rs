@@ -40,8 +40,12 @@ pub enum Reason {
     BlocksTooSmall,
     /// Calico left something on the node.
     CalicoLeftover,
+    /// A version of Calico that Tortie does not know used the datastore.
+    CalicoVersionUnknown,
     /// A load balancer hides the client's address from policy.
     ClientAddressHidden,
+    /// The datastore is locked, so its changes are not applied.
+    DatastoreLocked,
     /// An object of HNS is not as required.
     Differs,
     /// HNS has no endpoint for a pod.
@@ -138,6 +142,7 @@ impl Reason {
             | AddressTaken
             | BlocksTooSmall
             | CalicoLeftover
+            | CalicoVersionUnknown
             | ClientAddressHidden
             | ForeignAcl
             | ForeignChainMayDrop
@@ -165,9 +170,9 @@ impl Reason {
             | TooManyRules
             | VxlanPortNotSupported => Severity::Information,
             FieldNotSupported | KindForbidden | PoolConflict | PoolMissing => Severity::WithoutEffect,
-            Differs | EndpointMissing | HnsDidNotTake | HnsRefused | HnsUnavailable | InterfaceContested
-            | InterfaceMissing | NetworkDiffers | NetworkMissing | NetworkNotInForce | NetworkNotReady
-            | PolicyNotInForce => Severity::Failure,
+            DatastoreLocked | Differs | EndpointMissing | HnsDidNotTake | HnsRefused | HnsUnavailable
+            | InterfaceContested | InterfaceMissing | NetworkDiffers | NetworkMissing | NetworkNotInForce
+            | NetworkNotReady | PolicyNotInForce => Severity::Failure,
         }
     }
 

@@ -129,11 +129,19 @@ pub trait Hcn: Send + Sync {
     /// # Errors
     /// The error of the API: a code and an error record.
     fn call(&self, call: &Call) -> Result<String, Failure>;
+
+    /// Calls `notify` whenever HNS has been restarted, or somebody has created or deleted a network. It is called from any
+    /// thread, and must return soon. Implementations without notifications never call it.
+    fn watch(&self, _notify: Box<dyn Fn() + Send>) {}
 }
 
 impl<T: Hcn + ?Sized> Hcn for std::sync::Arc<T> {
     fn call(&self, call: &Call) -> Result<String, Failure> {
         (**self).call(call)
+    }
+
+    fn watch(&self, notify: Box<dyn Fn() + Send>) {
+        (**self).watch(notify);
     }
 }
 

@@ -7,8 +7,7 @@
 //! Implementations:
 //! - [`RemoteHcn`] sends calls over a socket to a process that runs [`serve`] (the emulated HNS of a lab node).
 //! - In unit tests, an emulator in the same process.
-//! - On Windows, `computenetwork.dll`. **That binding does not exist yet**: until then, this crate cannot control a
-//!   real Windows node.
+//! - On Windows, `native::NativeHcn` calls `computenetwork.dll`.
 //!
 //! `docs/hns.md` collects what is known about HNS, with sources.
 
@@ -18,6 +17,7 @@ mod error;
 mod features;
 mod guid;
 mod hresult;
+pub mod native;
 pub mod schema;
 mod server;
 mod wire;

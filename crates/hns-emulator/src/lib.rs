@@ -25,6 +25,7 @@ mod error;
 #[cfg(target_os = "linux")]
 mod fabric;
 mod flows;
+mod library;
 mod load_balancers;
 mod namespaces;
 mod networks;
@@ -49,6 +50,7 @@ pub use config::{
 pub use emulator::Emulator;
 #[cfg(target_os = "linux")]
 pub use error::Error;
+pub use library::LibraryService;
 pub use recorder::{Hold, Recorder};
 pub use restart::Survives;
 #[cfg(target_os = "linux")]

@@ -58,6 +58,15 @@ impl Authority {
         self.issue(name, &["127.0.0.1", "localhost"], &[], false)
     }
 
+    /// Issues a certificate for a server of that name, on whatever host.
+    ///
+    /// # Errors
+    ///
+    /// The certificate or its files cannot be created.
+    pub fn server_named(&self, name: &str) -> Result<Identity, Error> {
+        self.issue(name, &[name], &[], false)
+    }
+
     /// Issues a certificate for a server at these addresses and on 127.0.0.1.
     pub(crate) fn server_at(&self, name: &str, addresses: &[Ipv4Addr]) -> Result<Identity, Error> {
         let addresses: Vec<String> = addresses.iter().map(Ipv4Addr::to_string).collect();

@@ -27,6 +27,16 @@ impl Applied {
     }
 }
 
+/// Stores an object of a manifest that must not exist.
+///
+/// # Errors
+/// It exists, or the store failed.
+pub async fn create(store: &dyn Store, object: &Object) -> Result<Applied, StoreError> {
+    let mut value = object.value.clone();
+    identify(&mut value);
+    store.create(&object.key, value).await.map(|stored| Applied::Created(stored.position))
+}
+
 /// Replaces the stored object, if it exists. Keeps what the cluster added to it: status, a pod's node, identity.
 pub(crate) async fn replace(store: &(impl Store + ?Sized), object: &Object) -> Result<Applied, StoreError> {
     loop {

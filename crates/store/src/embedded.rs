@@ -7,7 +7,6 @@ mod log_watch;
 
 use std::fs;
 use std::ops::Bound;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -74,15 +73,12 @@ impl Embedded {
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         let own = path.to_owned();
         let create = move || {
+            let mut options = fs::OpenOptions::new();
+            options.read(true).write(true).create(true).truncate(false);
             // Secrets may be in objects, so the file is the owner's only, whatever the umask.
-            let options = fs::OpenOptions::new()
-                .read(true)
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .mode(0o600)
-                .open(&own);
-            options.map_err(redb::StorageError::from)?;
+            #[cfg(unix)]
+            std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+            options.open(&own).map_err(redb::StorageError::from)?;
             Database::create(&own)
         };
         let opened = File::new(create).and_then(Self::over);

@@ -19,6 +19,7 @@ mod follow;
 mod in_force;
 mod interest;
 pub mod kubernetes;
+mod lock;
 mod pod;
 mod ring;
 pub mod rpc;
@@ -36,7 +37,7 @@ use thiserror::Error;
 use tortie_api::manifest::Object;
 use tortie_api::{Key, Kind, Position, Positions};
 
-pub use apply::{Applied, merged};
+pub use apply::{Applied, create, merged};
 pub use cache::Cache;
 pub use embedded::Embedded;
 pub use endpoints::Endpoints;
@@ -45,6 +46,7 @@ pub use in_force::{
     NotInForce, stale, wait_for_labels, wait_for_pods, wait_for_reports, wait_for_slices, wait_in_force,
 };
 pub use interest::{Interest, Scope};
+pub use lock::is_locked;
 pub use pod::{COPIED_FROM, POD_UID, is_of, pod_of};
 pub use shared::SharedEvent;
 pub use size::size_of_value;

@@ -311,6 +311,10 @@ impl WindowsDataplane {
 }
 
 impl Dataplane for WindowsDataplane {
+    fn watch(&mut self, notify: Box<dyn Fn() + Send>) {
+        self.hcn.watch(notify);
+    }
+
     fn asks_for_services(&self) -> bool {
         true
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tortie_dataplane::{Condition, Reason};
 use tortie_hcn::schema::{Acl, AclAction, AclRuleType, Endpoint, Modify, Policy, Query, RequestType};
-use tortie_hcn::{Guid, Hcn, HcnExt, Kind};
+use tortie_hcn::{Class, Guid, Hcn, HcnExt, Kind};
 use tracing::{info, warn};
 
 use crate::Error;
@@ -17,6 +17,9 @@ const SPACE: Guid = Guid::from_bytes(*b"tortie-endpoint\0");
 
 /// How long a list that HNS changed is not sent again, if nothing else has changed.
 const SEND_AGAIN_AFTER: Duration = Duration::from_secs(600);
+
+/// The number of ACLs in a part of a request that HNS refused as a whole. azure-npm sends at most so many (`npm/config`).
+const BATCH: usize = 30;
 
 /// The identifier of the endpoint of a container's sandbox. It is derived from the container's id, so that a later
 /// process finds the endpoint without stored state, even if the call that created it was cut off (docs/hns.md,
@@ -125,9 +128,33 @@ impl RejectedList {
 fn change(hcn: &(impl Hcn + ?Sized), endpoint: &Endpoint, step: &Transition) -> Result<(), Error> {
     info!(endpoint = endpoint.name, add = step.add.len(), remove = step.remove.len(), "changing ACLs");
     for (request, acls) in [(RequestType::Add, &step.add), (RequestType::Remove, &step.remove)] {
-        if !acls.is_empty() {
-            hcn.modify_endpoint(endpoint.id, &Modify::policies(request, documents(acls)))?;
+        if acls.is_empty() {
+            continue;
         }
+        match hcn.modify_endpoint(endpoint.id, &Modify::policies(request.clone(), documents(acls))) {
+            Err(error) if acls.len() > BATCH && error.class() != Class::Unavailable => {
+                warn!(endpoint = endpoint.name, %error, acls = acls.len(), "HNS refused a long request; sending parts");
+                change_in_parts(hcn, endpoint, &request, acls)?;
+            }
+            result => result?,
+        }
+    }
+    Ok(())
+}
+
+/// Sends a request in parts, in an order in which nothing passes in between that does not pass with all of the old and the
+/// new ACLs, or with the new ones alone: what blocks comes first, and goes last.
+fn change_in_parts(
+    hcn: &(impl Hcn + ?Sized),
+    endpoint: &Endpoint,
+    request: &RequestType,
+    acls: &[Acl],
+) -> Result<(), Error> {
+    let (allow, block): (Vec<&Acl>, Vec<&Acl>) = acls.iter().partition(|acl| acl.action == AclAction::Allow);
+    let in_order = if *request == RequestType::Add { [block, allow] } else { [allow, block] };
+    for part in in_order.iter().flat_map(|acls| acls.chunks(BATCH)) {
+        let policies = part.iter().map(|acl| Policy::of(*acl)).collect();
+        hcn.modify_endpoint(endpoint.id, &Modify::policies(request.clone(), policies))?;
     }
     Ok(())
 }
@@ -144,6 +171,8 @@ struct OwnedPolicies {
     unclear: usize,
     /// Everything else, in a form that can be sent back.
     others: Vec<Policy>,
+    /// What the ACLs of others are that may decide what Tortie's should decide.
+    overriding: Vec<String>,
 }
 
 impl OwnedPolicies {
@@ -162,7 +191,10 @@ impl OwnedPolicies {
                     found.unclear += 1;
                 }
                 // Serialised in full, because HNS omits zero values, such as Allow, in its answers.
-                Ok(Some(theirs)) => found.others.push(Policy::of(&theirs)),
+                Ok(Some(theirs)) => {
+                    found.overriding.extend(overriding(&theirs, names_rule_type(policy)));
+                    found.others.push(Policy::of(&theirs));
+                }
                 Ok(None) => found.others.push(policy.clone()),
                 Err(error) if has_our_mark(policy) => {
                     warn!(endpoint = endpoint.name, %error, "one of our ACLs cannot be read back");
@@ -171,6 +203,9 @@ impl OwnedPolicies {
                 }
                 Err(error) => {
                     warn!(endpoint = endpoint.name, %error, "cannot parse a foreign ACL; Tortie leaves it alone");
+                    found
+                        .overriding
+                        .push(format!("an ACL that is not ours cannot be read, and may come first: {error}"));
                     found.others.push(policy.clone());
                 }
             }
@@ -180,22 +215,11 @@ impl OwnedPolicies {
 
     /// The ACLs of others that are evaluated before the end of Tortie's: they override policy (policy decision 28).
     fn conditions(&self, endpoint: &Endpoint) -> Vec<Condition> {
-        let foreign = |policy: &Policy| {
-            let what = match policy.settings::<Acl>() {
-                Ok(Some(acl)) if !overrides_policy(&acl) => return None,
-                Ok(Some(acl)) => {
-                    let Acl { id, action, direction, rule_type, priority, .. } = acl;
-                    format!(
-                        "the ACL {id:?} ({action}, {direction}, {rule_type}, priority {priority}) is not ours and may come first"
-                    )
-                }
-                Ok(None) => return None,
-                Err(error) => format!("an ACL that is not ours cannot be read, and may come first: {error}"),
-            };
+        let condition = |what: &String| {
             let message = format!("HNS endpoint {}: {what}; it stays, and overrides policy", endpoint.name);
-            Some(Condition::new(Reason::ForeignAcl, message))
+            Condition::new(Reason::ForeignAcl, message)
         };
-        self.others.iter().filter_map(foreign).collect()
+        self.overriding.iter().map(condition).collect()
     }
 
     fn is(&self, desired: &[Acl]) -> bool {
@@ -203,15 +227,31 @@ impl OwnedPolicies {
     }
 }
 
-/// Whether a foreign ACL may decide what Tortie's ACLs should decide.
-fn overrides_policy(acl: &Acl) -> bool {
-    match acl.rule_type {
-        // A packet must pass the node's firewall, too (docs/hns.md, ACLs). Rules there have no order, and Tortie's
-        // allow everything, so a rule that allows has no effect.
-        AclRuleType::Host => acl.action != AclAction::Allow,
-        AclRuleType::Switch => acl.priority <= LAST_PRIORITY,
-        AclRuleType::Unknown(_) => true,
-    }
+/// Whether a document says where its ACL applies.
+fn names_rule_type(policy: &Policy) -> bool {
+    policy.settings.get("RuleType").is_some()
+}
+
+/// Describes a foreign ACL that may decide what Tortie's ACLs should decide.
+fn overriding(acl: &Acl, names_rule_type: bool) -> Option<String> {
+    let Acl { id, action, direction, rule_type, priority, .. } = acl;
+    // A packet must pass the node's firewall, too (docs/hns.md, ACLs). Rules there have no order, and Tortie's allow
+    // everything, so a rule that allows has no effect.
+    let at_host = *action != AclAction::Allow;
+    let at_switch = *priority <= LAST_PRIORITY;
+    let (overrides, place) = match rule_type {
+        // azure-npm's and Calico's ACLs for the switch have a priority, those for the firewall have none. HNS may apply an
+        // ACL without a type at both places, or leave out the type Host in its answer.
+        AclRuleType::Host if !names_rule_type && *priority > 0 => {
+            (at_host || at_switch, "without RuleType".to_owned())
+        }
+        AclRuleType::Host => (at_host, rule_type.to_string()),
+        AclRuleType::Switch => (at_switch, rule_type.to_string()),
+        AclRuleType::Unknown(_) => (true, rule_type.to_string()),
+    };
+    overrides.then(|| {
+        format!("the ACL {id:?} ({action}, {direction}, {place}, priority {priority}) is not ours and may come first")
+    })
 }
 
 /// Tortie's ACLs on the endpoint, as far as they can be identified.

@@ -99,11 +99,11 @@ pub fn ensure_overlay_with(
         _ => spec.clone(),
     };
     let found = match existing {
-        Some(network) => match difference(&network, spec) {
+        Some(network) => match differs_in_adapter(&network, spec).or_else(|| difference(&network, spec)) {
             None => network,
             Some((found, wanted)) => {
                 let endpoints = hcn.endpoints_of_network(network.id)?.len();
-                if endpoints > 0 {
+                if endpoints > 0 || differs_in_adapter(&network, spec).is_some() {
                     return Err(Error::NetworkDiffers { name: spec.name.clone(), found, wanted, endpoints });
                 }
                 warn!(network = spec.name, found, wanted, "the network differs and is unused; recreating it");
@@ -231,6 +231,17 @@ fn subnet(block: Ipv4Net, vni: u32) -> Subnet {
     }
 }
 
+/// The actual and the required adapter, if the network names one. Such a network is never recreated: if HNS showed another
+/// name of the same adapter, that would never end, and each time the node would lose its connections.
+fn differs_in_adapter(network: &Network, spec: &OverlaySpec) -> Option<(String, String)> {
+    let wanted = spec.adapter.as_ref()?;
+    let mut named =
+        network.policies.iter().filter_map(|policy| policy.settings::<NetAdapterName>().ok().flatten());
+    let found = named.find(|named| !named.network_adapter_name.is_empty())?.network_adapter_name;
+    let differs = !found.eq_ignore_ascii_case(wanted);
+    differs.then(|| (format!("adapter {found}"), format!("adapter {wanted}")))
+}
+
 /// The actual and the required value of a property that cannot be changed.
 fn difference(network: &Network, spec: &OverlaySpec) -> Option<(String, String)> {
     let Some(subnet) = network.subnets().next() else {
@@ -255,9 +266,15 @@ fn overlay(network: &Network, spec: &OverlaySpec) -> Result<Overlay, Error> {
         gateway: spec.gateway(),
         router_mac: read::<DrMacAddress, _>(network, |policy| policy.address.parse().ok())?,
         without_subnet: Vec::new(),
-        provider_address: read::<ProviderAddress, _>(network, |policy| policy.provider_address.parse().ok())
-            .inspect_err(|error| warn!(network = name, %error))?,
+        provider_address: provider_address(network).inspect_err(|error| warn!(network = name, %error))?,
     })
+}
+
+/// The node's address on the underlay. An adapter whose address is about to be moved to the network's switch has one of its
+/// own choice meanwhile (169.254.0.0/16), by which no other node can reach this one.
+pub(crate) fn provider_address(network: &Network) -> Result<Ipv4Addr, Error> {
+    let usable = |address: &Ipv4Addr| !address.is_link_local() && !address.is_unspecified();
+    read::<ProviderAddress, _>(network, |policy| policy.provider_address.parse().ok().filter(usable))
 }
 
 fn read<P: PolicySettings, T>(network: &Network, value: impl Fn(P) -> Option<T>) -> Result<T, Error> {

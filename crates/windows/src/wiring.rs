@@ -15,7 +15,7 @@ use tracing::{info, warn};
 
 use crate::acl::closed;
 use crate::endpoint::{documents, endpoint_id, endpoint_name, ensure_closed, find};
-use crate::overlay::{add_subnet, gateway, subnets};
+use crate::overlay::{add_subnet, gateway, provider_address, subnets};
 use crate::{Error, NETWORK};
 
 /// The first two bytes of every pod's MAC address; the other four are its IP address. It is the same on all nodes,
@@ -47,7 +47,7 @@ impl WindowsWiring {
         let mac = mac(pod.address);
         let subnet = self.subnet(&network, pod)?;
         let existing = match find(&*self.hcn, &pod.container_id, NETWORK)? {
-            Some(endpoint) if difference(&endpoint, pod, network.id).is_none() => Some(endpoint),
+            Some(endpoint) if difference(&endpoint, pod, &network).is_none() => Some(endpoint),
             Some(stale) => {
                 warn!(endpoint = stale.name, "an endpoint of an earlier attempt differs; recreating it");
                 self.remove(&stale)?;
@@ -186,7 +186,7 @@ impl WindowsWiring {
         let endpoint = find(&*self.hcn, &pod.container_id, NETWORK)?.ok_or_else(no_endpoint)?;
         let network = self.hcn.network_by_name(NETWORK)?.ok_or_else(|| Error::NoNetwork(NETWORK.into()))?;
         let differs = |problem| Error::Differs { object: format!("endpoint {}", endpoint.name), problem };
-        if let Some(problem) = difference(&endpoint, pod, network.id) {
+        if let Some(problem) = difference(&endpoint, pod, &network) {
             return Err(differs(problem));
         }
         let (found, wanted) = (endpoint.host_compute_namespace, compartment(pod)?);
@@ -282,10 +282,9 @@ fn config_of(address: Ipv4Addr) -> Vec<IpConfig> {
 
 /// A closed endpoint whose address HNS chooses.
 fn unaddressed(name: String, id: Guid, network: &Network) -> Result<Endpoint, Error> {
-    let mut providers =
-        network.policies.iter().filter_map(|policy| policy.settings::<ProviderAddress>().ok().flatten());
-    let missing = Error::NetworkNotReady { name: NETWORK.into(), missing: "ProviderAddress" };
-    let mut policies = vec![Policy::of(&providers.next().ok_or(missing)?)];
+    let provider = provider_address(network)?.to_string();
+    let mut policies =
+        vec![Policy::of(&ProviderAddress { provider_address: provider, ..Default::default() })];
     policies.extend(documents(&closed()));
     let mut endpoint =
         Endpoint { id, name, host_compute_network: network.id, policies, ..Default::default() };
@@ -299,16 +298,24 @@ fn address(endpoint: &Endpoint) -> Option<Ipv4Addr> {
 }
 
 /// The difference between an endpoint and the pod.
-fn difference(endpoint: &Endpoint, pod: &PodAttachment, network: Guid) -> Option<String> {
+fn difference(endpoint: &Endpoint, pod: &PodAttachment, network: &Network) -> Option<String> {
     let addresses: Vec<&str> = endpoint.ip_configurations.iter().map(|ip| ip.ip_address.as_str()).collect();
-    if endpoint.host_compute_network != network {
-        return Some(format!("it is on network {}, not on {network}", endpoint.host_compute_network));
+    if endpoint.host_compute_network != network.id {
+        return Some(format!("it is on network {}, not on {}", endpoint.host_compute_network, network.id));
     }
     if addresses != [pod.address.to_string()] {
         return Some(format!("it has the addresses {addresses:?}, not {}", pod.address));
     }
     if endpoint.mac_address.parse() != Ok(mac(pod.address)) {
         return Some(format!("it has the MAC address {}, not {}", endpoint.mac_address, mac(pod.address)));
+    }
+    let mut providers =
+        endpoint.policies.iter().filter_map(|policy| policy.settings::<ProviderAddress>().ok().flatten());
+    // A build may not list it.
+    if let (Some(own), Ok(node)) = (providers.next(), provider_address(network))
+        && own.provider_address.parse() != Ok(node)
+    {
+        return Some(format!("it has the ProviderAddress {}, not {node}", own.provider_address));
     }
     None
 }

@@ -2,7 +2,6 @@
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -104,7 +103,7 @@ impl Pod {
         while !socket.exists() {
             std::thread::sleep(Duration::from_millis(10));
         }
-        let answer = ask(&mut UnixStream::connect(&socket).unwrap(), &call).unwrap().unwrap().unwrap();
+        let answer = ask(&socket, &call, Duration::from_secs(60)).unwrap().unwrap().unwrap();
         let address = answer.ips[0].address.split('/').next().unwrap().parse().unwrap();
         Self { netns, path, address }
     }

@@ -309,9 +309,7 @@ pub(crate) fn config(dir: &Path, store: Arc<dyn Endpoints>, platform: Platform) 
 
 /// The agent's answer; the test fails without one.
 pub(crate) fn send(socket: &Path, call: &Invocation) -> Answer {
-    let mut stream = UnixStream::connect(socket).unwrap();
-    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
-    ask(&mut stream, call).unwrap()
+    ask(socket, call, TIMEOUT).unwrap()
 }
 
 pub(crate) fn pod_key(name: &str) -> Key {

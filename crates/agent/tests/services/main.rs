@@ -7,6 +7,7 @@ mod blocked;
 mod common;
 mod control;
 mod kubernetes;
+mod lock;
 mod permissions;
 mod plane;
 mod pods;

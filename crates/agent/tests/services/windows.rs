@@ -9,7 +9,7 @@ use tortie_agent::{Platform, StaticRules};
 use tortie_api::{Key, Kind};
 use tortie_cni::transport::Answer;
 use tortie_cni::{Code, Command, Invocation};
-use tortie_hcn::schema::Namespace;
+use tortie_hcn::schema::{Namespace, NetAdapterName};
 use tortie_hcn::{HcnExt, Version};
 use tortie_hns_emulator::{Config, Emulator};
 
@@ -21,7 +21,8 @@ async fn node(version: Version) -> (Bed, Arc<Emulator>) {
     let pool = json!({"metadata": {"name": "default"}, "spec": {"cidr": "10.0.0.0/24", "blockSize": 29, "vxlanMode": "Always"}});
     put(&*store, &Key::global(Kind::IpPool, "default"), pool).await;
     let hns = Arc::new(Emulator::new(Config::new(version, Ipv4Addr::new(192, 0, 2, 1))));
-    let platform = Platform::Windows { hcn: hns.clone(), static_rules: StaticRules::default() };
+    let adapter = Some("Ethernet 2".to_owned());
+    let platform = Platform::Windows { hcn: hns.clone(), static_rules: StaticRules::default(), adapter };
     let bed = Bed::with_platform(store, platform, FakeOs::default());
     let socket = bed.dir.path().join("agent.sock");
     until("the agent serves", || async { UnixStream::connect(&socket).is_ok() }).await;
@@ -56,6 +57,9 @@ async fn a_full_block_leads_to_a_second_one() {
     assert!(gateways[4] != gateways[0] && gateways[5] == gateways[4], "{gateways:?}");
     let network = hns.network_by_name(tortie_windows::NETWORK).unwrap().unwrap();
     assert_eq!(network.subnets().count(), 2);
+    let mut adapters =
+        network.policies.iter().filter_map(|policy| policy.settings::<NetAdapterName>().unwrap());
+    assert_eq!(adapters.next().unwrap().network_adapter_name, "Ethernet 2", "the operator's choice");
     let report = bed.current_report().await;
     assert_eq!(report["conditions"].as_array().map_or(0, Vec::len), 0, "{report}");
 }

@@ -17,6 +17,8 @@ use crate::{FieldError, Key, Kind, is_reserved_label, known_fields};
 /// The content of all files read so far.
 #[derive(Default)]
 pub struct Offline {
+    /// Objects are checked as `apply` checks them, even if no verdict depends on what is wrong.
+    is_strict: bool,
     objects: Vec<Object>,
     workloads: Vec<Workload>,
     endpoints: Vec<Endpoints>,
@@ -77,6 +79,12 @@ impl Workload {
 const WORKLOAD_GROUPS: [&str; 3] = ["apps", "batch", "extensions"];
 
 impl Offline {
+    /// Checks objects as `apply` checks them, even if no verdict depends on what is wrong.
+    #[must_use]
+    pub fn strict() -> Self {
+        Self { is_strict: true, ..Self::default() }
+    }
+
     /// Reads the documents of one file.
     ///
     /// # Errors
@@ -94,8 +102,9 @@ impl Offline {
     /// Combines all files.
     #[must_use]
     pub fn settled(self) -> Settled {
-        let Self { mut objects, workloads, endpoints, mut skipped, mut notes, seen: Seen(seen), owned } =
+        let Self { is_strict: _, objects, workloads, endpoints, skipped, notes, seen: Seen(seen), owned } =
             self;
+        let (mut objects, mut skipped, mut notes) = (objects, skipped, notes);
         // A given pod represents its owner, and the owner of that owner.
         let pod = |key: &Key| Reference::new(&key.namespace, "Pod", &key.name);
         let mut there: BTreeSet<Reference> =
@@ -135,14 +144,16 @@ impl Offline {
         let owned = Reference::of(&document.value);
         self.owned.extend(owners(&document.value).map(|owner| (owner, owned.clone())));
         match meaning::meaning(&api_version, &kind) {
-            Meaning::Kept(kind) if is_bookkeeping(kind) => self.skip(file, &document),
-            Meaning::Kept(Kind::IpPool) if is_v6_pool(&document.value) => {
+            Meaning::Kept(kind) if !self.is_strict && is_bookkeeping(kind) => self.skip(file, &document),
+            Meaning::Kept(Kind::IpPool) if !self.is_strict && is_v6_pool(&document.value) => {
                 let name = describe(&document.value);
                 let location = format!("{file}:{}", document.lines.first);
                 self.notes.push(format!("{location}: {name}: IPv6 pools are not supported yet: left out"));
             }
             Meaning::Kept(kind) => {
-                self.make_readable(kind, file, &mut document);
+                if !self.is_strict {
+                    self.make_readable(kind, file, &mut document);
+                }
                 let object = object(file, document)?;
                 if let Some(problem) = self.seen.twice(&object) {
                     return Err(vec![problem]);

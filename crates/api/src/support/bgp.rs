@@ -6,7 +6,6 @@ use super::{Field, State, Takes, field};
 
 const NO_BGP: State = Reported("Tortie has no BGP; Calico's nodes use it");
 const NO_STATUS: State = Reported("Tortie's nodes have NodeReports instead; Calico's nodes answer it");
-const NOT_READY: State = Reported("Tortie's nodes and commands use the datastore all the same");
 const SWITCH: Takes = Word(&["Enabled", "Disabled", ""]);
 const LEVELS: Takes = AnyCase(&["debug", "info", "warning", "error", "fatal", "panic", "none"]);
 const PRIORITY: Takes = Integer(1, 2_147_483_646);
@@ -71,7 +70,7 @@ pub(super) const CLUSTER: &[Field] = &[
     field("calicoVersion", Text, Implemented, &[]),
     field("clusterGUID", Text, Implemented, &[]),
     field("clusterType", Text, Implemented, &[]),
-    field("datastoreReady", Bool, NOT_READY, &["true"]),
+    field("datastoreReady", Bool, Implemented, &[]),
     field("variant", Text, Implemented, &[]),
 ];
 

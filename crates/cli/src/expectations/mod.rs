@@ -10,6 +10,7 @@ use anyhow::{Context, bail};
 use clap::ValueEnum;
 use serde_json::{Value, json};
 
+use crate::junit::{self, Case, Suite};
 use crate::snapshot::Source;
 use crate::{manifests, output};
 use sentence::Expectation;
@@ -60,8 +61,18 @@ impl Test {
         let Some(read) = self.source.read()? else { return Ok(ExitCode::from(2)) };
         let verdicts = Verdicts::new(&read.snapshot);
         if self.record {
+            let sentences = verdicts.record();
+            if self.output != TestFormat::Text {
+                bail!("--record prints YAML; remove -o");
+            }
+            if sentences.is_empty() {
+                bail!(
+                    "there are no pods, so there is nothing to record: nodes and host endpoints are not recorded"
+                );
+            }
+            output::error_line("note: what reaches nodes and their host endpoints is not recorded");
             output::line(&format!("{FIELD}:"));
-            verdicts.record().iter().for_each(|sentence| output::line(&format!("- {sentence}")));
+            sentences.iter().for_each(|sentence| output::line(&format!("- {sentence}")));
             return Ok(ExitCode::SUCCESS);
         }
         let outcomes: Vec<(Expected, Outcome)> = expected
@@ -75,7 +86,7 @@ impl Test {
         match self.output {
             TestFormat::Text => print_text(&file, &outcomes, failed),
             TestFormat::Json => output::line(&serde_json::to_string_pretty(&document(&file, &outcomes))?),
-            TestFormat::Junit => output::text(&junit(&file, &outcomes, failed)),
+            TestFormat::Junit => output::text(&junit::document(&suite(&file, &outcomes))),
         }
         Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
@@ -155,27 +166,11 @@ fn document(file: &Path, outcomes: &[(Expected, Outcome)]) -> Value {
     json!({"file": file.display().to_string(), "expectations": outcomes.iter().map(one).collect::<Vec<_>>()})
 }
 
-/// The form of JUnit, which CI systems read.
-fn junit(file: &Path, outcomes: &[(Expected, Outcome)], failed: usize) -> String {
-    let file = escaped(&file.display().to_string());
-    let mut text = format!(
-        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuite name=\"{file}\" tests=\"{}\" failures=\"{failed}\">\n",
-        outcomes.len()
-    );
-    for (Expected { line, text: sentence, .. }, outcome) in outcomes {
-        let case = format!("  <testcase classname=\"{file}\" name=\"{}\" line=\"{line}\"", escaped(sentence));
+fn suite(file: &Path, outcomes: &[(Expected, Outcome)]) -> Suite {
+    let cases = outcomes.iter().map(|(expected, outcome)| {
         let messages = messages(outcome);
-        text += &match messages.is_empty() {
-            true => format!("{case}/>\n"),
-            false => format!(
-                "{case}>\n    <failure message=\"{}\"/>\n  </testcase>\n",
-                escaped(&messages.join("; "))
-            ),
-        };
-    }
-    text + "</testsuite>\n"
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+        let failure = (!messages.is_empty()).then(|| messages.join("; "));
+        Case { name: expected.text.clone(), line: Some(expected.line), failure }
+    });
+    Suite { name: file.display().to_string(), cases: cases.collect() }
 }

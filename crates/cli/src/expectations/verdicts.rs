@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tortie_api::net::IpVersion;
+use tortie_api::net::{IpVersion, Protocol};
 use tortie_oracle::{Oracle, Peer, Question, Snapshot, Verdict};
 use tortie_reach::{CLIENT_PORT, ClassKind, Classes, Sample, Why};
 
@@ -72,7 +72,7 @@ impl<'a> Verdicts<'a> {
             false => expectation.ports.iter().map(sample).collect::<Vec<_>>(),
         };
         let mut known: BTreeMap<Kind, Option<String>> = BTreeMap::new();
-        let (mut wrong, mut judged) = (Vec::new(), false);
+        let (mut wrong, mut judged) = (Vec::new(), BTreeSet::new());
         for (from, to) in pairs(&from, &to) {
             for sample in &samples {
                 let ask = || self.wrong(from, to, sample, expectation.reaches);
@@ -85,13 +85,21 @@ impl<'a> Verdicts<'a> {
                     Some(by) => wrong.push(format!("{from} → {to} {by}")),
                     None => {}
                 }
-                judged = true;
+                judged.extend([from, to]);
             }
         }
-        match (wrong.is_empty(), judged) {
+        // Nothing was said about an address that has no packets to or from the other end, for instance of another family.
+        let named = |end: &End| match end.of {
+            Ends::Address(address) => Some(Peer::Address(address)),
+            _ => None,
+        };
+        let mut named = expectation.from.iter().chain(&expectation.to).filter_map(named);
+        let unheard = named.find(|address| !judged.contains(address));
+        match (wrong.is_empty(), unheard) {
             (false, _) => Outcome::Wrong(wrong),
-            (true, true) => Outcome::Holds,
-            (true, false) => Outcome::Nothing(ends_text(expectation)),
+            (true, Some(address)) => Outcome::Nothing(format!("{address} in {}", ends_text(expectation))),
+            (true, None) if judged.is_empty() => Outcome::Nothing(ends_text(expectation)),
+            (true, None) => Outcome::Holds,
         }
     }
 
@@ -129,6 +137,13 @@ impl<'a> Verdicts<'a> {
         };
         let mut judged = false;
         for family in [IpVersion::V4, IpVersion::V6] {
+            let other = match family {
+                IpVersion::V4 => Protocol::ICMPV6,
+                IpVersion::V6 => Protocol::ICMP,
+            };
+            if sample.protocol == other {
+                continue;
+            }
             let Ok(answer) = self.oracle.evaluate_by(&question, family) else { continue };
             judged = true;
             if (answer.verdict == Verdict::Allow) != reaches {

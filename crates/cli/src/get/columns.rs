@@ -281,7 +281,7 @@ fn condition_count(stored: &Stored) -> String {
 }
 
 /// The time since the object was created: `40s`, `5m`, `3h`, `12d`; nothing if that is unknown.
-fn age(object: &Value, now: i64) -> String {
+pub(crate) fn age(object: &Value, now: i64) -> String {
     let created = object.pointer("/metadata/creationTimestamp").and_then(Value::as_str);
     let Some(created) = created.and_then(|text| text.parse::<jiff::Timestamp>().ok()) else {
         return String::new();

@@ -34,7 +34,8 @@ impl GetFormat {
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let (name, value) = text.split_once('=').map_or((text, None), |(name, value)| (name, Some(value)));
         match (name, value) {
-            ("table", None) => Ok(Self::Table),
+            // `ps` is calicoctl's word.
+            ("table" | "ps", None) => Ok(Self::Table),
             ("wide", None) => Ok(Self::Wide),
             ("json", None) => Ok(Self::Json),
             ("yaml", None) => Ok(Self::Yaml),
@@ -147,9 +148,9 @@ impl Printer {
 
     fn print_document(&self, document: &Value) -> anyhow::Result<()> {
         match &self.format {
-            GetFormat::Yaml => output::text(&tortie_api::to_yaml(document)),
-            GetFormat::Template(template) => output::text(&template.render(document)),
-            _ => output::line(&serde_json::to_string_pretty(document)?),
+            GetFormat::Yaml => output::data(&tortie_api::to_yaml(document)),
+            GetFormat::Template(template) => output::data(&template.render(document)),
+            _ => output::data(&(serde_json::to_string_pretty(document)? + "\n")),
         }
         Ok(())
     }
@@ -166,7 +167,7 @@ impl Printer {
             GetFormat::Name | GetFormat::Columns(_) => self.print_rows(&[stored], false),
             GetFormat::Json | GetFormat::Yaml | GetFormat::Template(_) => {
                 if self.format == GetFormat::Yaml {
-                    output::line("---");
+                    output::data("---\n");
                 }
                 let object = document(stored.clone());
                 self.print_document(&match event {

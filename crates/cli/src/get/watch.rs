@@ -10,6 +10,7 @@ use tortie_store::{Change, Store, StoreError, Stored};
 
 use super::format::Printer;
 use super::{Get, Target, targets};
+use crate::output;
 
 /// Follows the targets until the command is interrupted.
 pub(super) async fn run(
@@ -25,6 +26,9 @@ pub(super) async fn run(
     let is_wanted =
         |stored: &Stored| targets.iter().any(|target| target.includes(&stored.key)) && get.fits(stored);
     while let Some(change) = changes.next().await {
+        if output::has_failed() {
+            return Ok(ExitCode::FAILURE);
+        }
         let is_listed = listing.is_empty();
         let (event, stored) = match change {
             Change::Put(stored) if is_wanted(&stored) => {

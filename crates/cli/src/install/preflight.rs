@@ -5,6 +5,7 @@ use std::net::Ipv4Addr;
 use anyhow::Context;
 use ipnet::Ipv4Net;
 use serde_json::Value;
+use tortie_api::calico::ClusterInformation;
 use tortie_store::kubernetes::{CalicoGroup, Kubernetes};
 
 use super::cluster::{get, list};
@@ -28,6 +29,8 @@ pub(super) struct Found {
     /// The group of Calico's kinds.
     pub(super) group: CalicoGroup,
     pools: Vec<Value>,
+    /// ClusterInformation `default`.
+    information: Option<Value>,
     daemon_sets: Vec<Value>,
     /// The Service `kubernetes`.
     service: Option<Value>,
@@ -42,6 +45,7 @@ pub(super) async fn read(cluster: &Kubernetes) -> anyhow::Result<Found> {
             nodes: list(cluster, "/api/v1/nodes").await?,
             group,
             pools: list(cluster, &format!("/apis/{group}/ippools")).await?,
+            information: get(cluster, &format!("/apis/{group}/clusterinformations/default")).await?,
             daemon_sets: list(cluster, "/apis/apps/v1/daemonsets").await?,
             service: get(cluster, "/api/v1/namespaces/default/services/kubernetes").await?,
             kubeadm: get(cluster, "/api/v1/namespaces/kube-system/configmaps/kubeadm-config").await?,
@@ -71,6 +75,9 @@ pub(super) fn decide(found: &Found, wanted: Option<Ipv4Net>, force: bool) -> Res
         return Err(format!(
             "DaemonSet {other} provides the pods' network; remove it first, or use --force to install Tortie beside it"
         ));
+    }
+    if let Some(information) = found.information.as_ref().filter(|_| !force) {
+        check_datastore(information)?;
     }
     let existing: Vec<Ipv4Net> =
         found.pools.iter().filter_map(|pool| pool["spec"]["cidr"].as_str()?.parse().ok()).collect();
@@ -118,6 +125,22 @@ pub(super) fn decide(found: &Found, wanted: Option<Ipv4Net>, force: bool) -> Res
         warnings.push("the cluster has no Linux node yet".to_owned());
     }
     Ok(Decision { pool, described, warnings })
+}
+
+/// Agents wait while the datastore is locked, and may misread objects of another version of Calico.
+fn check_datastore(information: &Value) -> Result<(), String> {
+    if ClusterInformation::is_locked(information) {
+        return Err("the datastore is locked (datastoreReady of ClusterInformation default is false), as calicoctl does while it \
+             migrates one, so agents would only wait; unlock it first (tortie datastore unlock), or use --force"
+            .to_owned());
+    }
+    match ClusterInformation::unknown_version(information) {
+        None => Ok(()),
+        Some(version) => Err(format!(
+            "Calico {version} used this cluster (calicoVersion of ClusterInformation default), and Tortie knows v3.30 to v3.32; \
+             bring Calico to one of these versions first, or use --force"
+        )),
+    }
 }
 
 fn words(networks: &[Ipv4Net]) -> String {
@@ -194,6 +217,10 @@ mod tests {
         json!({"metadata": {"namespace": "kube-system", "name": name}})
     }
 
+    fn information(version: &str, ready: bool) -> Option<Value> {
+        Some(json!({"spec": {"calicoVersion": version, "datastoreReady": ready}}))
+    }
+
     #[test]
     fn pools_come_from_the_operator_the_cluster_or_kubeadm() {
         let net = |text: &str| text.parse::<Ipv4Net>().unwrap();
@@ -220,6 +247,21 @@ mod tests {
                 Err("calico-node provides"),
             ),
             (
+                Found { information: information("v3.29.3", true), ..one() },
+                Some("10.244.0.0/16"),
+                Err("Calico v3.29.3 used this cluster"),
+            ),
+            (
+                Found { information: information("v3.31.0", false), ..one() },
+                Some("10.244.0.0/16"),
+                Err("the datastore is locked"),
+            ),
+            (
+                Found { information: information("v3.31.0", true), ..one() },
+                Some("10.244.0.0/16"),
+                Ok("10.244.0.0/16"),
+            ),
+            (
                 Found { daemon_sets: vec![set("kube-proxy")], ..one() },
                 Some("10.244.0.0/16"),
                 Ok("10.244.0.0/16"),
@@ -232,7 +274,8 @@ mod tests {
                 _ => panic!("{found:?} {wanted:?}: {decision:?}"),
             }
         }
-        let beside = Found { daemon_sets: vec![set("calico-node")], ..one() };
+        let information = information("v3.29.3", false);
+        let beside = Found { daemon_sets: vec![set("calico-node")], information, ..one() };
         assert!(decide(&beside, Some(net("10.244.0.0/16")), true).is_ok());
     }
 

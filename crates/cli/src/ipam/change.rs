@@ -199,7 +199,7 @@ fn parts(cidr: IpNet, number: u32, block_size: Option<u64>) -> anyhow::Result<Ve
 #[derive(clap::Args)]
 pub(crate) struct Configure {
     /// Whether the addresses of a block are only for its node; Windows nodes need true
-    #[arg(long, value_name = "BOOL", required_unless_present_any = ["max_blocks_per_host", "cooldown"])]
+    #[arg(long, alias = "strictaffinity", value_name = "BOOL", required_unless_present_any = ["max_blocks_per_host", "cooldown"])]
     strict_affinity: Option<bool>,
     /// The maximum number of blocks of a node for each family; 0 means 20
     #[arg(long, value_name = "NUMBER")]

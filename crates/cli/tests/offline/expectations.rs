@@ -24,6 +24,8 @@ fn expectations_hold_or_name_who_decides() {
         ("outside does not reach shop/back-0", ""),
         ("203.0.113.7 reaches shop/front* on tcp/443, tcp/8500", ""),
         ("outside reaches shop/front* on tcp/443", "tcp/443 is denied"),
+        ("203.0.113.7, 2001:db8::1 reaches shop/front* on tcp/443", "2001:db8::1 in"),
+        ("shop/front* reaches 192.0.2.1 on icmpv6/128", "is no pod, node or address of this cluster"),
         ("198.51.100.7 does not reach shop/back-0", ""),
         ("pods with app == 'front' reaches pods of shop with app == 'back' on 8443", ""),
         ("all pods reaches jobs/* on udp/53", ""),

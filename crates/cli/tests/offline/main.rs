@@ -3,6 +3,7 @@
 
 mod completed;
 mod cost;
+mod describe;
 mod dropped;
 mod expectations;
 mod explain;
@@ -11,6 +12,7 @@ mod lint;
 mod matrix;
 mod preview;
 mod support;
+mod validate;
 
 /// Pods of an installation name their node by the environment.
 #[test]

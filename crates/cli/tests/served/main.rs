@@ -1,13 +1,17 @@
 //! Commands against a datastore that the test serves.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
+mod calicoctl;
 mod checks;
+mod datastore;
+mod diff;
 mod get;
 mod install;
 mod ipam;
 mod kubernetes;
 mod manifests;
 mod modify;
+mod store;
 mod support;
 mod version;
 mod wait;

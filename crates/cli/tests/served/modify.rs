@@ -48,6 +48,45 @@ async fn stored(cluster: &Cluster, kind: Kind, name: &str) -> Option<Value> {
     cluster.store.get(&key).await.unwrap().map(|stored| stored.value)
 }
 
+/// Objects that manifests no longer contain are deleted only with their labels, kinds and namespaces.
+#[tokio::test(flavor = "multi_thread")]
+async fn objects_that_left_the_manifests_are_pruned() {
+    let cluster = Cluster::new().await;
+    let policy = |name: &str, namespace: &str, part: &str| {
+        format!(
+            "---\napiVersion: projectcalico.org/v3\nkind: NetworkPolicy\n\
+             metadata: {{name: {name}, namespace: {namespace}, labels: {{part: {part}}}}}\nspec: {{selector: all()}}\n"
+        )
+    };
+    let all = ["a", "b"].map(|name| policy(name, "shop", "one")).concat();
+    let others = policy("other", "shop", "two") + &policy("elsewhere", "jobs", "one");
+    let set = "---\napiVersion: projectcalico.org/v3\nkind: GlobalNetworkSet\nmetadata: {name: s, labels: {part: one}}\nspec: {}\n";
+    let file = cluster.file(&format!("{all}{others}{set}")).display().to_string();
+    expect(&cluster, &[(&format!("apply|-f|{file}"), 0, "created")]).await;
+    cluster.file(&policy("a", "shop", "one"));
+    let prune = |more: &str| format!("apply|-f|{file}|--prune{more}");
+    expect(
+        &cluster,
+        &[
+            (&prune(""), 2, "--selector"),
+            (&prune("|-l|part=two"), 1, "does not have the labels of --prune"),
+            (&prune("|-l|part=one|--dry-run"), 0, "NetworkPolicy shop/b would be pruned"),
+        ],
+    )
+    .await;
+    assert!(stored(&cluster, Kind::NetworkPolicy, "b").await.is_some());
+    let expected = "NetworkPolicy shop/a unchanged\nNetworkPolicy shop/b pruned\n";
+    expect(&cluster, &[(&prune("|-l|part=one"), 0, expected)]).await;
+    expect(&cluster, &[("get|networkpolicies,gns|-o|name", 0, "globalnetworkset.projectcalico.org/s")]).await;
+    let left = run(&cluster, "get|networkpolicies|-o|jsonpath={.items[*].metadata.name}").await;
+    assert_eq!(left, (0, "elsewhere a other".to_owned()));
+    cluster.file("apiVersion: v1\nkind: Namespace\nmetadata: {name: shop, labels: {part: one}}\n");
+    expect(&cluster, &[(&prune("|-l|part=one"), 0, "namespaces are not pruned")]).await;
+    cluster.file(&policy("a", "shop", "one"));
+    let replace = format!("replace|-f|{file}|--prune|-l|part=one");
+    expect(&cluster, &[(&replace, 1, "--prune has an effect with apply only")]).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn objects_are_created_changed_and_deleted_as_requested() {
     let cluster = Cluster::new().await;
@@ -145,6 +184,9 @@ async fn objects_are_created_changed_and_deleted_as_requested() {
     .await;
 }
 
+/// A change during which another writer changes the object, too.
+const MEANWHILE: &str = "s/order: 30/order: 40/";
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_object_is_changed_in_an_editor() {
     let cluster = Cluster::new().await;
@@ -156,14 +198,24 @@ async fn an_object_is_changed_in_an_editor() {
         ("s/nothing/x/", 0, "NetworkPolicy shop/db unchanged\n"),
         ("s/order: 30/order: [/", 1, "the edited object"),
         ("s/order:/ordr:/", 1, "unknown field `ordr`"),
+        ("s/uid: .*/uid: x/", 1, "metadata.uid cannot be changed"),
+        (MEANWHILE, 1, "somebody else has changed it meanwhile"),
     ] {
-        std::fs::write(&script, format!("#!/bin/sh\n[ $1 = -w ] && sed -i '{change}' \"$2\"\n")).unwrap();
+        // Another writer is faster.
+        let other = match change {
+            MEANWHILE => {
+                format!("{} label networkpolicy/db -n shop by=other\n", env!("CARGO_BIN_EXE_tortie"))
+            }
+            _ => String::new(),
+        };
+        std::fs::write(&script, format!("#!/bin/sh\n{other}[ $1 = -w ] && sed -i '{change}' \"$2\"\n"))
+            .unwrap();
         std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
         let mut command = cluster.tortie(&["edit", "networkpolicy/db", "-n", "shop"]);
         let output = command.env("KUBE_EDITOR", format!("{script} -w")).output().await.unwrap();
         let printed = text_of(&output);
         assert!(output.status.code() == Some(code) && printed.contains(expected), "{change}: {printed}");
-        let kept = printed.lines().find_map(|line| line.strip_prefix("the last edited object is in "));
+        let kept = printed.lines().find_map(|line| line.strip_prefix("what you wrote is in "));
         assert_eq!(kept.is_some(), code != 0, "{printed}");
         if let Some(path) = kept {
             assert!(std::fs::read_to_string(path).unwrap().contains("app == 'db'"));
@@ -174,6 +226,59 @@ async fn an_object_is_changed_in_an_editor() {
     let output = command.env_remove("KUBE_EDITOR").env("EDITOR", "/bin/false").output().await.unwrap();
     assert!(!output.status.success() && text_of(&output).contains("nothing was changed"));
     assert_eq!(stored(&cluster, Kind::NetworkPolicy, "db").await.unwrap()["spec"]["order"], 30);
+}
+
+/// A policy in tier default has two names; others have one.
+#[tokio::test(flavor = "multi_thread")]
+async fn only_policies_of_tier_default_have_two_names() {
+    let cluster = Cluster::new().await;
+    let policy = |name: &str, tier: &str| {
+        format!(
+            "---\napiVersion: projectcalico.org/v3\nkind: NetworkPolicy\nmetadata: {{name: {name}, namespace: shop}}\nspec: {{tier: {tier}, selector: all()}}\n"
+        )
+    };
+    let tier = "apiVersion: projectcalico.org/v3\nkind: Tier\nmetadata: {name: sec}\nspec: {order: 1}\n";
+    let file = cluster
+        .file(&[tier, &policy("foo", "sec"), &policy("bar", "default")].concat())
+        .display()
+        .to_string();
+    expect(&cluster, &[(&format!("apply|-f|{file}"), 0, "created")]).await;
+    cluster.file(&[policy("bar", "default"), policy("default.bar", "default")].concat());
+    expect(
+        &cluster,
+        &[
+            (&format!("apply|-f|{file}"), 1, "the manifests have it under its other name, too"),
+            ("patch|np|default.foo|-n|shop|-p|{spec: {order: 5}}", 1, "it does not exist"),
+            ("patch|np|default.bar|-n|shop|-p|{spec: {order: 5}}", 0, "changed"),
+            ("patch|np|bar|-n|shop|-p|{metadata: {uid: x}}", 1, "metadata.uid cannot be changed"),
+            ("patch|np|bar|-n|shop|-p|{metadata: {resourceVersion: '7'}}", 1, "cannot be changed"),
+            ("get|networkpolicy.projectcalico.org/bar|-o|name", 0, "networkpolicy.projectcalico.org/bar\n"),
+            (&format!("delete|-f|{file}|-l|a=b"), 2, "cannot be used with"),
+            (&format!("delete|-f|{file}|-n|shop"), 2, "cannot be used with"),
+        ],
+    )
+    .await;
+    assert!(stored(&cluster, Kind::NetworkPolicy, "bar").await.is_some());
+}
+
+/// Several writers create one object; one of them has created it, and the others learn that.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_of_several_creators_wins() {
+    let cluster = Cluster::new().await;
+    let files: Vec<String> = (0..6)
+        .map(|number| {
+            let path = format!("{}/{number}.yml", cluster.folder());
+            let text = format!("apiVersion: projectcalico.org/v3\nkind: GlobalNetworkSet\nmetadata: {{name: s, labels: {{by: 'w{number}'}}}}\nspec: {{}}\n");
+            std::fs::write(&path, text).unwrap();
+            format!("create|-f|{path}")
+        })
+        .collect();
+    let outputs = futures::future::join_all(files.iter().map(|line| run(&cluster, line))).await;
+    let won: Vec<usize> =
+        outputs.iter().enumerate().filter(|(_, (code, _))| *code == 0).map(|(number, _)| number).collect();
+    assert_eq!(won.len(), 1, "{outputs:?}");
+    let set = stored(&cluster, Kind::GlobalNetworkSet, "s").await.unwrap();
+    assert_eq!(set["metadata"]["labels"]["by"], format!("w{}", won[0]));
 }
 
 /// Two writers add labels to one object at the same time; none is lost.

@@ -6,7 +6,7 @@
 //! that an address rests as long as possible. The lock of the file `lock` serialises all of this.
 
 use std::fs::{self, File};
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Write};
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
@@ -222,9 +222,9 @@ impl Store {
         if path.exists() {
             return Ok(false);
         }
-        let reserved = fs::write(&unfinished, content)
-            .and_then(|()| File::open(&unfinished)?.sync_all())
-            .and_then(|()| fs::hard_link(&unfinished, &path));
+        let write = |mut file: File| file.write_all(content.as_bytes()).and_then(|()| file.sync_all());
+        let reserved =
+            File::create(&unfinished).and_then(write).and_then(|()| fs::hard_link(&unfinished, &path));
         let _ = fs::remove_file(&unfinished);
         match reserved {
             Ok(()) => Ok(true),

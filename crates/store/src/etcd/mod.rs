@@ -84,7 +84,8 @@ impl Etcd {
                 success: vec![RequestOp { request: Some(request) }],
                 failure: vec![RequestOp { request: Some(TxnOperation::Range(current)) }],
             })
-            .await?;
+            .await
+            .map_err(|error| too_large(error, write.key()))?;
         if reply.succeeded {
             return Ok(Written::at(revision(reply.header)?));
         }
@@ -297,6 +298,17 @@ fn event(interest: &Interest, event: message::WatchEvent) -> Option<Result<Event
         EventType::Put => stored(key, &found).map(Event::Put),
         EventType::Delete => position(found.mod_revision).map(|position| Event::Deleted { key, position }),
     })
+}
+
+/// etcd limits the size of a request. That is a problem of the object, not of etcd.
+fn too_large(error: StoreError, key: &Key) -> StoreError {
+    match error {
+        StoreError::Unavailable(text) if text.contains("request is too large") => {
+            let problem = format!("it is larger than etcd allows (--max-request-bytes): {text}");
+            StoreError::Invalid { key: key.clone(), problem }
+        }
+        error => error,
+    }
 }
 
 fn stored(key: Key, found: &KeyValue) -> Result<Stored, StoreError> {

@@ -76,6 +76,7 @@ fn row(kind: Kind) -> (Rights, Rights) {
         | Kind::NetworkPolicy
         | Kind::GlobalNetworkPolicy
         | Kind::FelixConfiguration
+        | Kind::ClusterInformation
         | Kind::IpPool
         | Kind::IpReservation
         | Kind::IpamConfig => (READ, READ),
@@ -83,7 +84,6 @@ fn row(kind: Kind) -> (Rights, Rights) {
         | Kind::BgpPeer
         | Kind::BgpConfiguration
         | Kind::BgpFilter
-        | Kind::ClusterInformation
         | Kind::CalicoNodeStatus => (NOTHING, READ),
         Kind::Lease => (NOTHING, FULL),
         Kind::StagedNetworkPolicy | Kind::StagedGlobalNetworkPolicy | Kind::StagedKubernetesNetworkPolicy => {

@@ -1,6 +1,5 @@
 //! The client.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +7,7 @@ use async_trait::async_trait;
 use futures::StreamExt;
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tonic::transport::{Channel, Endpoint};
@@ -42,16 +41,20 @@ pub struct Remote {
 
 impl Remote {
     /// The store behind a Unix socket.
+    #[cfg(unix)]
     #[must_use]
-    pub fn unix(path: &Path) -> Self {
-        let path: PathBuf = path.to_owned();
+    pub fn unix(path: &std::path::Path) -> Self {
+        let path = path.to_owned();
         // The address is not used, because the connector knows the socket.
-        let channel = bounded(Endpoint::from_static("http://tortie-store")).connect_with_connector_lazy(
-            tower::service_fn(move |_| {
-                let path = path.clone();
-                async move { Ok::<_, std::io::Error>(TokioIo::new(UnixStream::connect(path).await?)) }
-            }),
-        );
+        let channel =
+            bounded(Endpoint::from_static("http://tortie-store")).connect_with_connector_lazy(
+                tower::service_fn(move |_| {
+                    let path = path.clone();
+                    async move {
+                        Ok::<_, std::io::Error>(TokioIo::new(tokio::net::UnixStream::connect(path).await?))
+                    }
+                }),
+            );
         Self::over(channel)
     }
 

@@ -100,6 +100,7 @@ pub(crate) struct Client {
 
 impl Client {
     /// A peer of the Unix socket.
+    #[cfg(any(unix, test))]
     pub(crate) fn on_socket() -> Self {
         Self { role: Role::Operator("on the Unix socket".to_owned()), expires: None }
     }

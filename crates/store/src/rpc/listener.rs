@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use futures::Stream;
 use futures::stream;
-use rustix::process::{Resource, geteuid, getrlimit};
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::net::{TcpListener, TcpStream};
+#[cfg(unix)]
+use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::timeout;
@@ -54,7 +55,12 @@ pub struct Limits {
 impl Default for Limits {
     /// For this process, by its limit of file descriptors.
     fn default() -> Self {
-        Self::for_descriptors(getrlimit(Resource::Nofile).current)
+        #[cfg(unix)]
+        let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        // Windows has no limit of handles that matters here.
+        #[cfg(not(unix))]
+        let descriptors = None;
+        Self::for_descriptors(descriptors)
     }
 }
 
@@ -173,6 +179,7 @@ impl TlsListener {
 
 /// The connections to a Unix socket, for ever. Only root and this process's own user are operators; others are
 /// disconnected, whatever the mode of the socket.
+#[cfg(unix)]
 pub(crate) fn operators(
     listener: UnixListener,
     write_timeout: Duration,
@@ -187,7 +194,7 @@ pub(crate) fn operators(
                 }
             };
             match stream.peer_cred() {
-                Ok(peer) if is_operator(peer.uid(), geteuid().as_raw()) => {
+                Ok(peer) if is_operator(peer.uid(), rustix::process::geteuid().as_raw()) => {
                     let connection = Connection::new(stream, Client::on_socket(), write_timeout, None);
                     return Some((Ok(connection), listener));
                 }
@@ -200,6 +207,7 @@ pub(crate) fn operators(
     })
 }
 
+#[cfg(unix)]
 fn is_operator(peer: u32, own: u32) -> bool {
     peer == 0 || peer == own
 }

@@ -1,21 +1,19 @@
 //! The server.
 
 use std::net::SocketAddr;
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream::{self, BoxStream};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::TcpListener;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 use tortie_api::{Kind, Position};
 
 use super::client_identity::{Client, Role};
 use super::generated::store_server::{Store as Service, StoreServer};
-use super::listener::{Limits, TlsListener, operators};
+use super::listener::{Limits, TlsListener};
 use super::message::{
     self, BarrierReply, BarrierRequest, EncodedEvent, GetReply, GetRequest, ListReply, ListRequest, Refusal,
     WatchRequest, WriteReply, WriteRequest,
@@ -30,7 +28,9 @@ pub(super) const MAX_MESSAGE_BYTES: usize = 256 << 20;
 ///
 /// # Errors
 /// The socket cannot be created.
-pub async fn serve_unix(store: Arc<dyn Source>, path: &Path) -> Result<(), StoreError> {
+#[cfg(unix)]
+pub async fn serve_unix(store: Arc<dyn Source>, path: &std::path::Path) -> Result<(), StoreError> {
+    use std::os::unix::fs::PermissionsExt;
     let unusable =
         |error: &dyn std::fmt::Display| StoreError::Unavailable(format!("{}: {error}", path.display()));
     // The socket gets its name when only its owner may connect.
@@ -39,11 +39,11 @@ pub async fn serve_unix(store: Arc<dyn Source>, path: &Path) -> Result<(), Store
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(unusable(&error)),
         _ => {}
     }
-    let listener = UnixListener::bind(&unnamed).map_err(|error| unusable(&error))?;
+    let listener = tokio::net::UnixListener::bind(&unnamed).map_err(|error| unusable(&error))?;
     let owner_only = std::fs::Permissions::from_mode(0o600);
     std::fs::set_permissions(&unnamed, owner_only).map_err(|error| unusable(&error))?;
     std::fs::rename(&unnamed, path).map_err(|error| unusable(&error))?;
-    let incoming = operators(listener, Limits::default().write_timeout);
+    let incoming = super::listener::operators(listener, Limits::default().write_timeout);
     let server = Server::builder().add_service(service(store));
     server.serve_with_incoming(incoming).await.map_err(|error| unusable(&error))
 }

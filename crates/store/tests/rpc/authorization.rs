@@ -42,7 +42,7 @@ const EXPECTED: &str = "
     bgppeers                                       -------  -------  glwb---
     bgpconfigurations                              -------  -------  glwb---
     bgpfilters                                     -------  -------  glwb---
-    clusterinformations                            -------  -------  glwb---
+    clusterinformations                            glwb---  glwb---  glwb---
     caliconodestatuses                             -------  -------  glwb---
     ippools                                        glwb---  glwb---  glwb---
     ipreservations                                 glwb---  glwb---  glwb---

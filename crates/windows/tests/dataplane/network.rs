@@ -4,13 +4,14 @@ use std::net::Ipv4Addr;
 
 use crate::node::*;
 use serde_json::json;
+use tortie_dataplane::PodWiring;
 use tortie_dataplane::{
     ClusterNetwork, Delta, LocalNode, MacAddress, Reason, Route, RouteTarget, Settings, Vtep,
 };
 use tortie_hcn::schema::{HostRoute, Modify, Network, Policy, RemoteSubnetRoute, RequestType, lenient};
 use tortie_hcn::{Call, Failure, HResult, Hcn, HcnExt};
 use tortie_hns_emulator::{Config, Emulator};
-use tortie_windows::{Error, NETWORK, OverlaySpec, ensure_overlay, ensure_overlay_with};
+use tortie_windows::{Error, NETWORK, OverlaySpec, WindowsWiring, ensure_overlay, ensure_overlay_with};
 
 fn vtep(name: &str, last: u8) -> Delta {
     Delta::Vtep(Vtep {
@@ -62,6 +63,21 @@ fn the_document_that_creates_the_network() {
     assert_eq!(hns.take_changes(), []);
 }
 
+/// While the switch takes over the adapter, its address may be one of its own choice. Other nodes cannot reach it.
+#[test]
+fn an_address_that_the_adapter_chose_is_not_that_of_the_node() {
+    for address in [Ipv4Addr::new(169, 254, 7, 9), Ipv4Addr::UNSPECIFIED] {
+        let hns = std::sync::Arc::new(Emulator::new(Config::new(Config::SERVER_2022, address)));
+        let error = ensure_overlay(&*hns, &spec()).unwrap_err();
+        assert!(matches!(error, Error::NetworkNotReady { missing: "ProviderAddress", .. }), "{error}");
+        assert!(error.is_passing());
+        let pod = attachment(hns.create_namespace(&Default::default()).unwrap());
+        WindowsWiring::new(hns.clone()).connect(&pod).unwrap_err();
+        let network = hns.network_by_name(NETWORK).unwrap().unwrap();
+        assert_eq!(hns.endpoints_of_network(network.id).unwrap(), [], "a pod would keep the address");
+    }
+}
+
 #[test]
 fn a_network_without_host_route_gets_it() {
     let hns = Emulator::new(Config::new(Config::SERVER_2022, NODE));
@@ -92,6 +108,20 @@ fn a_different_network_is_recreated_only_if_unused() {
         assert_eq!(node.hns.take_changes(), []);
         tortie_dataplane::PodWiring::check(&node.wiring, &pod).unwrap();
     }
+}
+
+#[test]
+fn a_network_on_another_adapter_is_reported_and_never_recreated() {
+    let hns = Emulator::new(Config::new(Config::SERVER_2022, NODE));
+    let on = |name: &str| OverlaySpec { adapter: Some(name.to_owned()), ..spec() };
+    let overlay = ensure_overlay(&hns, &on("Ethernet")).unwrap();
+    for same in [on("ETHERNET"), spec()] {
+        assert_eq!(ensure_overlay(&hns, &same).unwrap(), overlay);
+    }
+    let error = ensure_overlay(&hns, &on("Ethernet 2")).unwrap_err();
+    assert!(matches!(error, Error::NetworkDiffers { endpoints: 0, .. }), "{error}");
+    assert!(error.to_string().contains("adapter Ethernet where adapter Ethernet 2 is needed"), "{error}");
+    assert_eq!(ensure_overlay(&hns, &spec()).unwrap(), overlay);
 }
 
 #[test]

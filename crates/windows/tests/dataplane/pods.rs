@@ -7,7 +7,7 @@ use serde_json::json;
 use tortie_api::net::{Action, Direction, PortRange, Protocol};
 use tortie_dataplane::{Delta, PodAttachment, PodWiring, Reason, Settings, WiringError};
 use tortie_hcn::schema::{Acl, AclAction, Endpoint, Modify, Policy, ProviderAddress, RequestType, lenient};
-use tortie_hcn::{Call, Failure, Guid, HResult, HcnExt, Kind};
+use tortie_hcn::{Call, Failure, Guid, HResult, Hcn, HcnExt, Kind};
 use tortie_hns_emulator::Config;
 use tortie_policy::program::{EndOfTier, EndpointProgram, Flow, Rule};
 use tortie_windows::endpoint_id;
@@ -25,6 +25,27 @@ fn tcp(from: &str, to_port: u16) -> Flow {
         destination_port: to_port,
         icmp: None,
     }
+}
+
+/// The node has got another address since the pod was made: its packets would have the old one.
+#[test]
+fn an_endpoint_with_an_earlier_address_of_the_node_is_made_anew() {
+    let node = Node::usual();
+    let pod = node.connect();
+    let inner = std::sync::Arc::clone(&node.hns);
+    node.hns.set_fault(move |call| match call {
+        Call::Query { kind: Kind::Network, .. } => {
+            Some(inner.inner().call(call).map(|document| document.replace("172.16.0.3", "172.16.0.33")))
+        }
+        _ => None,
+    });
+    let differs = node.wiring.check(&pod).unwrap_err().to_string();
+    assert!(differs.contains("ProviderAddress 172.16.0.3, not 172.16.0.33"), "{differs}");
+    node.wiring.connect(&pod).unwrap();
+    node.wiring.check(&pod).unwrap();
+    let provider =
+        node.endpoint().policies.iter().find_map(|policy| policy.settings::<ProviderAddress>().unwrap());
+    assert_eq!(provider.unwrap().provider_address, "172.16.0.33");
 }
 
 #[test]

@@ -152,6 +152,38 @@ fn foreign_acls_with_precedence_are_reported() {
     assert_eq!(node.dataplane.resync(), Default::default());
 }
 
+/// azure-npm's `baseallowinswitch` has a priority and no RuleType, and allows everything.
+#[test]
+fn a_foreign_acl_without_rule_type_counts_at_the_switch() {
+    let acl = |priority: u16, rule_type: Option<&str>| {
+        let mut settings = json!({"Id": "azure", "Action": "Allow", "Direction": "In", "Priority": priority});
+        if let Some(rule_type) = rule_type {
+            settings["RuleType"] = json!(rule_type);
+        }
+        json!({"Type": "ACL", "Settings": settings})
+    };
+    for (acl, expected) in [
+        (acl(65_499, None), Some("(Allow, In, without RuleType, priority 65499)")),
+        (acl(65_499, Some("switch")), Some("(Allow, In, Switch, priority 65499)")),
+        (acl(65_499, Some("Host")), None),
+        (acl(65_501, None), None),
+        // HNS leaves out the type Host, and the firewall's rules have no priority.
+        (acl(0, None), None),
+    ] {
+        let mut node = Node::usual();
+        node.connect();
+        let shown = acl.clone();
+        disguise(&node.hns, move |policies| policies.push(shown.clone()));
+        let report = node.apply(&[local_node(), own_block(), allow_all(), endpoint(open_program())]);
+        let messages = report.endpoints.get(&pod_id()).map_or(&[][..], Vec::as_slice);
+        assert_eq!(messages.len(), usize::from(expected.is_some()), "{acl}: {report:?}");
+        if let Some(expected) = expected {
+            assert_eq!(messages[0].reason, Reason::ForeignAcl);
+            assert!(messages[0].message.contains(expected), "{:?}", messages[0]);
+        }
+    }
+}
+
 #[test]
 fn policy_is_not_in_force_while_acls_cannot_be_read_back() {
     let mut node = Node::usual();

@@ -1,0 +1,130 @@
+//! Listens for the CNI plugin and operators ([`tortie_cni::local`]): on Unix sockets, and on named pipes on Windows.
+
+pub(crate) use system::{Listener, Stream, make_folder_of, path_of_lock, private};
+
+#[cfg(unix)]
+mod system {
+    use std::fs::{DirBuilder, OpenOptions, Permissions};
+    use std::io;
+    use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+    use std::path::{Path, PathBuf};
+
+    use tokio::net::UnixListener;
+
+    pub(crate) use tokio::net::UnixStream as Stream;
+
+    /// A socket for the agent's own user.
+    pub(crate) struct Listener {
+        listener: UnixListener,
+        path: PathBuf,
+        own: Option<(u64, u64)>,
+    }
+
+    impl Listener {
+        /// Creates the socket. An abandoned one is replaced.
+        pub(crate) fn bind(path: &Path) -> io::Result<Self> {
+            make_folder_of(path)?;
+            match std::fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+            let listener = UnixListener::bind(path)?;
+            std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
+            Ok(Self { listener, path: path.to_owned(), own: inode(path) })
+        }
+
+        /// The next connection.
+        pub(crate) async fn accept(&mut self) -> io::Result<Stream> {
+            self.listener.accept().await.map(|(stream, _)| stream)
+        }
+
+        /// Whether clients find it: nobody has removed or replaced the socket.
+        pub(crate) fn is_there(&self) -> bool {
+            self.own.is_some() && inode(&self.path) == self.own
+        }
+    }
+
+    /// The file of a socket.
+    fn inode(socket: &Path) -> Option<(u64, u64)> {
+        std::fs::symlink_metadata(socket).ok().map(|file| (file.dev(), file.ino()))
+    }
+
+    /// Creates the folder of a socket, for the agent's own user.
+    pub(crate) fn make_folder_of(socket: &Path) -> io::Result<()> {
+        match socket.parent() {
+            Some(folder) => DirBuilder::new().recursive(true).mode(0o700).create(folder),
+            None => Ok(()),
+        }
+    }
+
+    /// The file whose lock the agent of a socket holds.
+    pub(crate) fn path_of_lock(socket: &Path) -> PathBuf {
+        socket.with_added_extension("lock")
+    }
+
+    /// Lets a new file be the agent's own.
+    pub(crate) fn private(options: &mut OpenOptions) -> &mut OpenOptions {
+        options.mode(0o600)
+    }
+}
+
+#[cfg(windows)]
+mod system {
+    use std::fs::OpenOptions;
+    use std::io;
+    use std::path::{Path, PathBuf};
+
+    use tokio::net::windows::named_pipe::ServerOptions;
+    use tortie_cni::local;
+
+    pub(crate) use tokio::net::windows::named_pipe::NamedPipeServer as Stream;
+
+    /// A named pipe for administrators and the system.
+    pub(crate) struct Listener {
+        path: PathBuf,
+        /// The instance for the next client.
+        next: Stream,
+    }
+
+    impl Listener {
+        /// Creates the pipe. It fails if another process has created it.
+        pub(crate) fn bind(path: &Path) -> io::Result<Self> {
+            let mut options = ServerOptions::new();
+            let next =
+                options.first_pipe_instance(true).reject_remote_clients(true).write_dac(true).create(path)?;
+            // All instances share the access list.
+            tortie_hcn::native::restrict_pipe(&next)?;
+            Ok(Self { path: path.to_owned(), next })
+        }
+
+        /// The next connection. It may be cancelled.
+        pub(crate) async fn accept(&mut self) -> io::Result<Stream> {
+            let connected = self.next.connect().await;
+            // A client that is gone again has used the instance up, too.
+            let next = ServerOptions::new().reject_remote_clients(true).create(&self.path)?;
+            let stream = std::mem::replace(&mut self.next, next);
+            connected.map(|()| stream)
+        }
+
+        /// Nobody can remove a pipe that has an instance.
+        pub(crate) fn is_there(&self) -> bool {
+            true
+        }
+    }
+
+    /// Creates the folder of the lock of a pipe.
+    pub(crate) fn make_folder_of(_: &Path) -> io::Result<()> {
+        local::make_folder(&local::state_folder())
+    }
+
+    /// The file whose lock the agent of a pipe holds.
+    pub(crate) fn path_of_lock(pipe: &Path) -> PathBuf {
+        let name = pipe.file_name().unwrap_or(pipe.as_os_str());
+        local::state_folder().join(name).with_added_extension("lock")
+    }
+
+    /// The folder's access list applies.
+    pub(crate) fn private(options: &mut OpenOptions) -> &mut OpenOptions {
+        options
+    }
+}

@@ -1,0 +1,89 @@
+//! `tortie datastore export`.
+
+use std::collections::BTreeMap;
+use std::io::BufWriter;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use tempfile::NamedTempFile;
+use tortie_api::Kind;
+use tortie_store::{Endpoints, is_locked};
+
+use super::document::{self, Exported};
+use super::{is_kept, progress};
+use crate::output;
+use crate::store::{StoreArguments, list};
+
+#[derive(clap::Args)]
+pub(crate) struct Export {
+    /// The new file; by default standard output
+    #[arg(short, long, value_name = "FILE", default_value = "-", hide_default_value = true)]
+    output: PathBuf,
+    /// Export a datastore that is not locked. What changes meanwhile may be missing, or not fit together
+    #[arg(long)]
+    unlocked: bool,
+    #[command(flatten)]
+    store: StoreArguments,
+}
+
+impl Export {
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        let objects = crate::runtime()?.block_on(async {
+            let store = self.store.open().await?;
+            if !self.unlocked && !is_locked(&*store).await? {
+                bail!(
+                    "the datastore is not locked, so nodes may change it meanwhile: run tortie datastore lock first, or use \
+                     --unlocked for a copy that may not fit together"
+                );
+            }
+            read(&*store).await
+        })?;
+        if self.output == Path::new("-") {
+            let mut text = Vec::new();
+            document::write(&mut text, &objects)?;
+            output::data(&String::from_utf8(text)?);
+            return Ok(ExitCode::SUCCESS);
+        }
+        write(&self.output, &objects).with_context(|| self.output.display().to_string())?;
+        let mut kinds: BTreeMap<&str, u64> = BTreeMap::new();
+        for object in &objects {
+            *kinds.entry(object.key.kind.plural()).or_default() += 1;
+        }
+        let counts = kinds.iter().map(|(kind, count)| vec![(*kind).to_owned(), count.to_string()]);
+        output::columns(
+            &std::iter::once(vec!["KIND".to_owned(), "EXPORTED".to_owned()])
+                .chain(counts)
+                .collect::<Vec<_>>(),
+        );
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// What a copy of the datastore needs.
+pub(super) async fn read(store: &dyn Endpoints) -> anyhow::Result<Vec<Exported>> {
+    let derives = store.derives_from_kubernetes();
+    let mut objects = Vec::new();
+    let kinds: Vec<Kind> = Kind::all().collect();
+    let bar = progress("reading", kinds.len());
+    for kind in kinds {
+        bar.inc(1);
+        let items = list(store, kind).await.with_context(|| format!("reading {}", kind.plural()))?;
+        let kept = items.into_iter().filter(|stored| is_kept(&stored.key, derives));
+        objects.extend(kept.map(|stored| Exported { key: stored.key, value: stored.value }));
+    }
+    bar.finish_and_clear();
+    objects.sort_by(|a, b| (a.key.kind.apply_order(), &a.key).cmp(&(b.key.kind.apply_order(), &b.key)));
+    Ok(objects)
+}
+
+/// Writes a file that only its owner may read: policies tell an attacker a lot. A file that is not complete never has the name.
+fn write(file: &Path, objects: &[Exported]) -> anyhow::Result<()> {
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut partial = BufWriter::new(NamedTempFile::new_in(folder)?);
+    document::write(&mut partial, objects)?;
+    let partial = partial.into_inner().map_err(std::io::IntoInnerError::into_error)?;
+    partial.as_file().sync_all()?;
+    partial.persist_noclobber(file).map_err(|error| error.error)?;
+    Ok(())
+}

@@ -1,0 +1,364 @@
+//! `tortie datastore import` and `compare`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use futures::StreamExt;
+use serde_json::{Value, json};
+use tortie_api::calico::{WELL_KNOWN_TIERS, WorkloadEndpoint};
+use tortie_api::{Key, Kind, Resource};
+use tortie_store::{Endpoints, POD_UID, StoreError, Stored, Version};
+
+use super::document::{self, Exported};
+use super::same::{annotations, comparable};
+use super::{Owner, is_kept, owner, progress, set_lock};
+use crate::output;
+use crate::store::{StoreArguments, list};
+
+/// How many objects are written at the same time.
+const AT_ONCE: usize = 32;
+/// The maximum number of objects of which differences are printed.
+const SHOWN: usize = 20;
+
+#[derive(clap::Args)]
+pub(crate) struct Import {
+    /// The file of the export, or - for standard input
+    #[arg(short, long = "filename", value_name = "FILE")]
+    file: PathBuf,
+    /// Replace objects that exist and differ
+    #[arg(long)]
+    overwrite: bool,
+    /// Keep objects that the export lacks
+    #[arg(long)]
+    keep_others: bool,
+    #[command(flatten)]
+    store: StoreArguments,
+}
+
+#[derive(clap::Args)]
+pub(crate) struct Compare {
+    /// The file of the export, or - for standard input
+    #[arg(short, long = "filename", value_name = "FILE")]
+    file: PathBuf,
+    #[command(flatten)]
+    store: StoreArguments,
+}
+
+/// The state of an exported object in the datastore.
+enum Presence {
+    Missing,
+    Equal,
+    Different(Version, Value),
+}
+
+/// An exported object, and what the datastore has.
+struct Compared {
+    object: Exported,
+    found: Presence,
+}
+
+/// The comparison of a datastore with an export.
+struct Comparison {
+    pairs: Vec<Compared>,
+    /// Exported objects that the datastore derives, or gets from the cluster.
+    derived: usize,
+    /// Endpoints whose pods the cluster does not have any more.
+    gone: Vec<Key>,
+    /// Objects of Calico's kinds that were not exported.
+    extra: Vec<Key>,
+    /// Whether the datastore derives objects from the Kubernetes API.
+    derives: bool,
+}
+
+impl Import {
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        let objects = document::read(&self.file)?;
+        crate::runtime()?.block_on(async {
+            let store = self.store.open().await?;
+            warn_of_invalid(&objects);
+            self.refuse(&Comparison::of(&*store, objects.clone()).await?)?;
+            // Nodes that use this datastore already must not apply half of it.
+            if set_lock(&*store, true).await? {
+                output::line("the datastore is locked now");
+            }
+            let before = Comparison::of(&*store, objects.clone()).await?;
+            self.refuse(&before)?;
+            let failures = write(&*store, before.pairs).await?;
+            for failure in failures.iter().take(SHOWN) {
+                output::error_line(failure);
+            }
+            let after = Comparison::of(&*store, objects).await?;
+            let is_equal = after.print(!self.keep_others);
+            if !is_equal || !failures.is_empty() {
+                bail!("the datastore differs from the export; correct what is named above, and run the command again");
+            }
+            output::line("the datastore equals the export. It stays locked: when agents and controllers use it, run tortie datastore unlock");
+            Ok(ExitCode::SUCCESS)
+        })
+    }
+
+    /// Refuses to write into a datastore that others use, or that has other objects of the same names.
+    fn refuse(&self, comparison: &Comparison) -> anyhow::Result<()> {
+        let of_ipam =
+            |key: &&Key| matches!(key.kind, Kind::IpamBlock | Kind::BlockAffinity | Kind::IpamHandle);
+        if let Some(first) = comparison.extra.iter().find(of_ipam) {
+            bail!(
+                "the datastore has records of IPAM that the export lacks ({first}), so its addresses are in use already; import into \
+                 a datastore without pods. Nothing was changed"
+            );
+        }
+        if let Some(first) = comparison.extra.first().filter(|_| !self.keep_others) {
+            comparison
+                .extra
+                .iter()
+                .take(SHOWN)
+                .for_each(|key| output::error_line(&format!("{key} was not exported")));
+            bail!(
+                "the datastore has {} that the export lacks, such as {first}, so policy would mean something else; delete them, or \
+                 use --keep-others. Nothing was changed",
+                output::count(comparison.extra.len() as u64, "object")
+            );
+        }
+        let different = comparison.pairs.iter().filter(|pair| matches!(pair.found, Presence::Different(..)));
+        let different: Vec<&Key> = different
+            .map(|pair| &pair.object.key)
+            .filter(|key| !is_merged(key, comparison.derives))
+            .collect();
+        if different.is_empty() || self.overwrite {
+            return Ok(());
+        }
+        different.iter().take(SHOWN).for_each(|key| output::error_line(&format!("{key} exists and differs")));
+        let count = output::count(different.len() as u64, "object");
+        bail!("{count} exist and differ; use --overwrite to replace them. Nothing was changed")
+    }
+}
+
+/// Warns about objects that Tortie does not understand. They are copied as they are: nodes report them, and deny what they
+/// cannot understand.
+fn warn_of_invalid(objects: &[Exported]) {
+    for Exported { key, value } in objects {
+        if let Err(problems) = Resource::read(key, value) {
+            let problem = problems.first().map(ToString::to_string).unwrap_or_default();
+            output::error_line(&format!(
+                "warning: {key} is copied as it is, but Tortie does not understand it: {problem}"
+            ));
+        }
+    }
+}
+
+/// Whether what exists is changed in part only: Nodes and Pods are the cluster's, and the lock is in ClusterInformation.
+fn is_merged(key: &Key, derives: bool) -> bool {
+    derives && matches!(owner(key.kind), Owner::Node | Owner::Endpoint)
+        || key.kind == Kind::ClusterInformation
+}
+
+/// Whether every cluster has the object: Calico creates these tiers.
+fn is_provided(key: &Key) -> bool {
+    let is_tier = key.kind == Kind::Tier && WELL_KNOWN_TIERS.iter().any(|(name, ..)| key.name == *name);
+    is_tier || key.kind == Kind::ClusterInformation
+}
+
+impl Compare {
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        let objects = document::read(&self.file)?;
+        crate::runtime()?.block_on(async {
+            let comparison = Comparison::of(&*self.store.open().await?, objects).await?;
+            Ok(if comparison.print(true) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        })
+    }
+}
+
+impl Comparison {
+    async fn of(store: &dyn Endpoints, objects: Vec<Exported>) -> anyhow::Result<Self> {
+        let derives = store.derives_from_kubernetes();
+        let (mut pairs, mut derived, mut gone, mut extra) = (Vec::new(), 0, Vec::new(), Vec::new());
+        let mut by_kind: BTreeMap<Kind, Vec<Exported>> = BTreeMap::new();
+        for object in objects {
+            match is_kept(&object.key, derives) {
+                true => by_kind.entry(object.key.kind).or_default().push(object),
+                false => derived += 1,
+            }
+        }
+        let of_calico = Kind::all().filter(|kind| owner(*kind) == Owner::Calico);
+        let kinds: BTreeSet<Kind> = by_kind.keys().copied().chain(of_calico).collect();
+        let bar = progress("comparing", kinds.len());
+        for kind in kinds {
+            bar.inc(1);
+            let items = list(store, kind).await.with_context(|| format!("reading {}", kind.plural()))?;
+            let mut items: BTreeMap<Key, Stored> =
+                items.into_iter().map(|stored| (stored.key.clone(), stored)).collect();
+            for object in by_kind.remove(&kind).unwrap_or_default() {
+                let found = match items.remove(&object.key) {
+                    None if derives
+                        && kind == Kind::WorkloadEndpoint
+                        && pod_of(store, &object).await?.is_none() =>
+                    {
+                        gone.push(object.key);
+                        continue;
+                    }
+                    None => Presence::Missing,
+                    Some(stored) => {
+                        let is_equal = comparable(kind, &stored.value, derives)
+                            == comparable(kind, &object.value, derives);
+                        if is_equal {
+                            Presence::Equal
+                        } else {
+                            Presence::Different(stored.version, stored.value)
+                        }
+                    }
+                };
+                pairs.push(Compared { object, found });
+            }
+            if owner(kind) == Owner::Calico {
+                extra.extend(items.into_keys().filter(|key| is_kept(key, derives) && !is_provided(key)));
+            }
+        }
+        bar.finish_and_clear();
+        pairs.sort_by_key(|pair| pair.object.key.kind.apply_order());
+        Ok(Self { pairs, derived, gone, extra, derives })
+    }
+
+    /// Prints a row for each kind, and the first differences; returns whether there are none. Objects that were not exported are
+    /// differences, if the caller wants that.
+    fn print(&self, with_extra: bool) -> bool {
+        let mut kinds: BTreeMap<&str, [usize; 3]> = BTreeMap::new();
+        for pair in &self.pairs {
+            let counts = kinds.entry(pair.object.key.kind.plural()).or_default();
+            match pair.found {
+                Presence::Equal => counts[0] += 1,
+                Presence::Different(..) => counts[1] += 1,
+                Presence::Missing => counts[2] += 1,
+            }
+        }
+        let header = ["KIND", "EQUAL", "DIFFERENT", "MISSING"].map(str::to_owned).to_vec();
+        let rows = kinds.iter().map(|(kind, counts)| {
+            std::iter::once((*kind).to_owned()).chain(counts.iter().map(ToString::to_string)).collect()
+        });
+        output::columns(&std::iter::once(header).chain(rows).collect::<Vec<_>>());
+        if self.derived > 0 {
+            let count = output::count(self.derived as u64, "exported object");
+            output::line(&format!("{count} not compared, because this datastore gets them from the cluster"));
+        }
+        for key in self.gone.iter().take(SHOWN) {
+            output::error_line(&format!(
+                "{key} is left out, because the cluster does not have its pod any more"
+            ));
+        }
+        if !self.gone.is_empty() {
+            output::line("tortie ipam check --fix releases the addresses of pods that are gone");
+        }
+        let wrong = self.pairs.iter().filter_map(|pair| match pair.found {
+            Presence::Equal => None,
+            Presence::Different(..) => Some(format!("{} differs", pair.object.key)),
+            Presence::Missing => Some(format!("{} is missing", pair.object.key)),
+        });
+        let extra = self.extra.iter().filter(|_| with_extra).map(|key| format!("{key} was not exported"));
+        let wrong: Vec<String> = wrong.chain(extra).collect();
+        wrong.iter().take(SHOWN).for_each(|line| output::error_line(line));
+        wrong.is_empty()
+    }
+}
+
+/// Writes what is missing or differs; returns what could not be written.
+async fn write(store: &dyn Endpoints, pairs: Vec<Compared>) -> anyhow::Result<Vec<String>> {
+    let pairs: Vec<Compared> =
+        pairs.into_iter().filter(|pair| !matches!(pair.found, Presence::Equal)).collect();
+    let bar = progress("writing", pairs.len());
+    let mut failures = Vec::new();
+    let writes = pairs.into_iter().map(|pair| async {
+        let key = pair.object.key.clone();
+        (key, write_one(store, pair).await)
+    });
+    let mut writes = futures::stream::iter(writes).buffered(AT_ONCE);
+    while let Some((key, written)) = writes.next().await {
+        bar.inc(1);
+        match written {
+            Ok(()) => {}
+            // Each further write would wait as long as this one.
+            Err(error @ StoreError::Unavailable(_)) => return Err(error).with_context(|| key.to_string()),
+            Err(error) => failures.push(format!("{key}: {error}")),
+        }
+    }
+    bar.finish_and_clear();
+    Ok(failures)
+}
+
+async fn write_one(store: &dyn Endpoints, Compared { object, found }: Compared) -> Result<(), StoreError> {
+    if store.derives_from_kubernetes() {
+        match owner(object.key.kind) {
+            Owner::Node => return annotate(store, &object.key, &object.value).await,
+            Owner::Endpoint => return publish(store, &object).await,
+            Owner::Calico | Owner::Cluster | Owner::Component => {}
+        }
+    }
+    let Exported { key, value } = object;
+    let mut value = without_identity(value);
+    if key.kind == Kind::ClusterInformation {
+        set(&mut value, "spec", "datastoreReady", json!(false));
+    }
+    match found {
+        Presence::Equal => Ok(()),
+        Presence::Missing => store.create(&key, value).await.map(drop),
+        Presence::Different(version, current) => {
+            // The identity of an object stays.
+            for field in ["uid", "creationTimestamp"] {
+                if let Some(kept) = current.pointer(&format!("/metadata/{field}")) {
+                    set(&mut value, "metadata", field, kept.clone());
+                }
+            }
+            store.update(&key, value, &version).await.map(drop)
+        }
+    }
+}
+
+/// Sets a field of a part of the object, which is a mapping or absent.
+fn set(object: &mut Value, part: &str, field: &str, value: Value) {
+    let part = object.as_object_mut().map(|fields| fields.entry(part).or_insert_with(|| json!({})));
+    if let Some(fields) = part.and_then(Value::as_object_mut) {
+        fields.insert(field.to_owned(), value);
+    }
+}
+
+/// Without what only the exporting datastore can use.
+fn without_identity(mut value: Value) -> Value {
+    if let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) {
+        for field in ["resourceVersion", "generation", "managedFields", "selfLink", "ownerReferences"] {
+            metadata.remove(field);
+        }
+    }
+    value
+}
+
+/// Copies Calico's data about a node to the cluster's Node.
+async fn annotate(store: &dyn Endpoints, key: &Key, value: &Value) -> Result<(), StoreError> {
+    let annotations = annotations(value);
+    let texts = annotations.iter().map(|(name, text)| (name.as_str(), text.as_str().map(str::to_owned)));
+    store.annotate_node(&key.name, &texts.collect()).await
+}
+
+/// Copies an endpoint to the annotations of its Pod.
+async fn publish(store: &dyn Endpoints, object: &Exported) -> Result<(), StoreError> {
+    let Exported { key, value } = object;
+    let invalid = |problem: String| StoreError::Invalid { key: key.clone(), problem };
+    let mut endpoint: WorkloadEndpoint =
+        serde_json::from_value(value.clone()).map_err(|error| invalid(error.to_string()))?;
+    let uid = pod_of(store, object).await?;
+    let uid = uid.ok_or_else(|| invalid("the cluster does not have its pod any more".to_owned()))?;
+    endpoint.metadata.annotations.insert(POD_UID.to_owned(), uid);
+    store.publish(&endpoint).await.map(drop)
+}
+
+/// The uid of an endpoint's pod; `None` if the cluster does not have it any more, or has another one of the name.
+async fn pod_of(store: &dyn Endpoints, endpoint: &Exported) -> Result<Option<String>, StoreError> {
+    let Exported { key, value } = endpoint;
+    let name = value["spec"]["pod"].as_str().unwrap_or_default();
+    let Some(pod) = store.get(&Key::namespaced(Kind::Pod, &key.namespace, name)).await? else {
+        return Ok(None);
+    };
+    let uid = pod.value.pointer("/metadata/uid").and_then(Value::as_str).map(str::to_owned);
+    // Calico's endpoints do not name the uid.
+    let known = value["metadata"]["annotations"].get(POD_UID).and_then(Value::as_str);
+    Ok(uid.filter(|uid| known.is_none_or(|known| known == uid)))
+}

@@ -1,0 +1,185 @@
+//! `tortie datastore`: copies a datastore into another one, of any backend, while both are locked.
+
+mod document;
+mod export;
+mod import;
+mod same;
+
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use clap::Subcommand;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Value, json};
+use tortie_api::calico::ClusterInformation;
+use tortie_api::{Key, Kind};
+use tortie_store::{Store, StoreError};
+
+use crate::output;
+use crate::store::StoreArguments;
+
+#[derive(Subcommand)]
+pub(crate) enum DatastoreCommand {
+    /// Lock the datastore: nodes keep what is in force, apply no changes, and add and remove no pods
+    Lock(Lock),
+    /// Unlock the datastore: nodes apply what has changed
+    Unlock(Lock),
+    /// Write everything that Calico and Tortie keep in a locked datastore to a file
+    Export(export::Export),
+    /// Lock another datastore, put what was exported there, and compare. It can be repeated after an interruption
+    Import(import::Import),
+    /// Compare a datastore with what was exported
+    Compare(import::Compare),
+    /// As in calicoctl: lock, unlock, export and import
+    #[command(subcommand, hide = true)]
+    Migrate(MigrateCommand),
+}
+
+/// The subcommands of `calicoctl datastore migrate`.
+#[derive(Subcommand)]
+pub(crate) enum MigrateCommand {
+    Lock(Lock),
+    Unlock(Lock),
+    Export(export::Export),
+    Import(import::Import),
+}
+
+impl DatastoreCommand {
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        crate::log("warn");
+        match self {
+            Self::Lock(lock) => lock.run(true),
+            Self::Unlock(lock) => lock.run(false),
+            Self::Export(export) => export.run(),
+            Self::Import(import) => import.run(),
+            Self::Compare(compare) => compare.run(),
+            Self::Migrate(MigrateCommand::Lock(lock)) => lock.run(true),
+            Self::Migrate(MigrateCommand::Unlock(lock)) => lock.run(false),
+            Self::Migrate(MigrateCommand::Export(export)) => export.run(),
+            Self::Migrate(MigrateCommand::Import(import)) => import.run(),
+        }
+    }
+}
+
+#[derive(clap::Args)]
+pub(crate) struct Lock {
+    #[command(flatten)]
+    store: StoreArguments,
+}
+
+impl Lock {
+    fn run(self, lock: bool) -> anyhow::Result<ExitCode> {
+        let changed =
+            crate::runtime()?.block_on(async { set_lock(&*self.store.open().await?, lock).await })?;
+        let state = if lock { "locked" } else { "unlocked" };
+        output::line(&if changed { state.to_owned() } else { format!("already {state}") });
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// The attempts to write the lock if others write the same object.
+const ATTEMPTS: usize = 10;
+
+/// Sets `datastoreReady` of ClusterInformation `default`, as Calico does; returns whether that changed anything.
+async fn set_lock(store: &dyn Store, lock: bool) -> anyhow::Result<bool> {
+    let key = Key::global(Kind::ClusterInformation, ClusterInformation::NAME);
+    for _ in 0..ATTEMPTS {
+        let written = match store.get(&key).await? {
+            None if !lock => return Ok(false),
+            None => {
+                let value = json!({"apiVersion": key.kind.api_version(), "kind": key.kind.name(),
+                    "metadata": {"name": key.name}, "spec": {"datastoreReady": false}});
+                store.create(&key, value).await
+            }
+            Some(stored) => {
+                if ClusterInformation::is_locked(&stored.value) == lock {
+                    return Ok(false);
+                }
+                let mut value = stored.value;
+                let spec = value.get_mut("spec").and_then(Value::as_object_mut);
+                spec.with_context(|| format!("{key} has no spec"))?
+                    .insert("datastoreReady".to_owned(), json!(!lock));
+                store.update(&key, value, &stored.version).await
+            }
+        };
+        match written {
+            Ok(_) => return Ok(true),
+            Err(StoreError::Conflict(_) | StoreError::AlreadyExists(_) | StoreError::NotFound(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    bail!("{key} changes all the time; try again")
+}
+
+/// Whose objects a kind has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Owner {
+    /// Calico's and Tortie's, which are copied.
+    Calico,
+    /// Nodes belong to the cluster; only Calico's annotations are copied to the Kubernetes API.
+    Node,
+    /// Endpoints are annotations of pods in the Kubernetes API.
+    Endpoint,
+    /// The cluster's. A datastore that is not the Kubernetes API has copies.
+    Cluster,
+    /// What components say about themselves. It is not copied.
+    Component,
+}
+
+fn owner(kind: Kind) -> Owner {
+    match kind {
+        Kind::Tier
+        | Kind::Profile
+        | Kind::NetworkSet
+        | Kind::GlobalNetworkSet
+        | Kind::NetworkPolicy
+        | Kind::GlobalNetworkPolicy
+        | Kind::StagedNetworkPolicy
+        | Kind::StagedGlobalNetworkPolicy
+        | Kind::StagedKubernetesNetworkPolicy
+        | Kind::HostEndpoint
+        | Kind::FelixConfiguration
+        | Kind::KubeControllersConfiguration
+        | Kind::BgpPeer
+        | Kind::BgpConfiguration
+        | Kind::BgpFilter
+        | Kind::ClusterInformation
+        | Kind::IpPool
+        | Kind::IpReservation
+        | Kind::IpamBlock
+        | Kind::BlockAffinity
+        | Kind::IpamHandle
+        | Kind::IpamConfig => Owner::Calico,
+        Kind::Node => Owner::Node,
+        Kind::WorkloadEndpoint => Owner::Endpoint,
+        Kind::Namespace
+        | Kind::ServiceAccount
+        | Kind::Pod
+        | Kind::Service
+        | Kind::EndpointSlice
+        | Kind::KubernetesNetworkPolicy
+        | Kind::ClusterNetworkPolicy
+        | Kind::AdminNetworkPolicy
+        | Kind::BaselineAdminNetworkPolicy => Owner::Cluster,
+        Kind::CalicoNodeStatus | Kind::NodeReport | Kind::Lease => Owner::Component,
+    }
+}
+
+/// Whether an object is in a datastore of this form: the Kubernetes API derives profiles from Namespaces and ServiceAccounts.
+fn is_kept(key: &Key, derives_from_kubernetes: bool) -> bool {
+    let is_derived = key.kind == Kind::Profile
+        && ["kns.", "ksa."].iter().any(|prefix| key.name.starts_with(prefix))
+        && derives_from_kubernetes;
+    match owner(key.kind) {
+        Owner::Calico | Owner::Node | Owner::Endpoint => !is_derived,
+        Owner::Cluster => !derives_from_kubernetes,
+        Owner::Component => false,
+    }
+}
+
+/// A progress bar on standard error, if that is a terminal.
+fn progress(what: &'static str, length: usize) -> ProgressBar {
+    let style = ProgressStyle::with_template("{msg} {wide_bar} {pos}/{len}");
+    let bar = ProgressBar::new(length as u64).with_message(what);
+    style.map_or(bar.clone(), |style| bar.with_style(style))
+}

@@ -1,0 +1,84 @@
+//! `tortie store serve`: the embedded datastore for machines without Kubernetes and etcd.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context;
+use clap::Subcommand;
+use tortie_store::Embedded;
+use tortie_store::rpc::{Limits, TlsFiles, serve_tls, serve_unix};
+
+#[derive(Subcommand)]
+pub(crate) enum StoreCommand {
+    /// Serve the embedded datastore, until the process is ended
+    Serve(Serve),
+}
+
+#[derive(clap::Args)]
+pub(crate) struct Serve {
+    /// The file with the data, which is created if it does not exist
+    #[arg(long, value_name = "FILE", default_value = "/var/lib/tortie/store.redb")]
+    data: PathBuf,
+    /// The socket for operators on this machine
+    #[arg(long, value_name = "PATH", default_value = "/run/tortie/store.sock")]
+    socket: PathBuf,
+    /// Where to serve other machines, such as 0.0.0.0:6666; they need certificates (tortie certs)
+    #[arg(long, value_name = "ADDRESS", requires_all = ["tls_authority", "tls_certificate", "tls_key"])]
+    listen: Option<SocketAddr>,
+    /// The certificate of the authority that both sides trust (PEM)
+    #[arg(long, value_name = "FILE", requires = "listen")]
+    tls_authority: Option<PathBuf>,
+    /// The certificate of the service (PEM)
+    #[arg(long, value_name = "FILE", requires = "listen")]
+    tls_certificate: Option<PathBuf>,
+    /// The key of the service's certificate (PEM)
+    #[arg(long, value_name = "FILE", requires = "listen")]
+    tls_key: Option<PathBuf>,
+}
+
+impl StoreCommand {
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        match self {
+            Self::Serve(serve) => serve.run(),
+        }
+    }
+}
+
+impl Serve {
+    fn run(self) -> anyhow::Result<ExitCode> {
+        crate::log("info");
+        for file in [&self.data, &self.socket] {
+            if let Some(folder) = file.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+                std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+            }
+        }
+        crate::runtime()?.block_on(async {
+            let store = Arc::new(Embedded::open(&self.data).with_context(|| self.data.display().to_string())?);
+            let on_socket = async {
+                tracing::info!(socket = %self.socket.display(), data = %self.data.display(), "serving operators of this machine");
+                serve_unix(store.clone(), &self.socket).await
+            };
+            let on_network = async {
+                match (self.listen, self.tls_authority, self.tls_certificate, self.tls_key) {
+                    (Some(address), Some(authority), Some(certificate), Some(key)) => {
+                        let files = TlsFiles { authority, certificate, key };
+                        tracing::info!(%address, "serving machines with certificates of the authority");
+                        serve_tls(store.clone(), address, files.into(), Limits::default()).await
+                    }
+                    _ => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                ended = on_socket => ended?,
+                ended = on_network => ended?,
+                ended = crate::end_of_process() => ended?,
+            }
+            // Nobody else removes it, and a client would wait for an answer.
+            let _ = std::fs::remove_file(&self.socket);
+            tracing::info!("stopping; nodes keep what is in force");
+            Ok(ExitCode::SUCCESS)
+        })
+    }
+}

@@ -1,0 +1,29 @@
+//! HNS of this machine, by `computenetwork.dll` and `vmcompute.dll`; and what else of Windows needs `unsafe`: access lists
+//! and services.
+//!
+//! [`functions`] has the signatures, [`calls`] makes a [`Call`](crate::Call) of them, and [`deadline`] gives each call a
+//! deadline. They are compiled for tests on every system.
+
+#[cfg(any(windows, test))]
+mod calls;
+#[cfg(any(windows, test))]
+mod deadline;
+#[cfg(any(windows, test))]
+mod functions;
+#[cfg(windows)]
+mod library;
+#[cfg(any(windows, test))]
+mod notifications;
+#[cfg(windows)]
+mod security;
+#[cfg(windows)]
+mod service;
+#[cfg(test)]
+mod tests;
+
+#[cfg(windows)]
+pub use library::{LibraryError, NativeHcn};
+#[cfg(windows)]
+pub use security::{program_data, restrict_folder, restrict_pipe};
+#[cfg(windows)]
+pub use service::run_service;

@@ -1,0 +1,302 @@
+//! The exported functions (`api/hcn/Reference` of Microsoft's Virtualization-Documentation; `hcn` of hcsshim).
+//!
+//! All pointers are as that documentation says: texts end with NUL, and places for results are valid or null.
+#![allow(non_snake_case, reason = "the names are those of Windows")]
+
+use std::ffi::c_void;
+
+use serde_json::{Value, json};
+use tortie_hcn::{Call, Failure, HResult, Kind};
+
+use crate::callbacks::{self, Callback};
+use crate::client;
+use crate::memory::{Handle, RawGuid, Text, give, give_text, guid, outcome, text};
+
+/// The functions of one kind of object, except for Create.
+macro_rules! object {
+    ($kind:expr, $enumerate:ident, $open:ident, $modify:ident, $query:ident, $delete:ident, $close:ident) => {
+        /// Returns the identifiers of the objects that a query selects.
+        ///
+        /// # Safety
+        /// The pointers are as documented.
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "system" fn $enumerate(
+            query: *const u16,
+            ids: *mut Text,
+            record: *mut Text,
+        ) -> i32 {
+            // SAFETY: the pointers are as documented.
+            unsafe {
+                let found = client::call(&Call::Enumerate { kind: $kind, query: text(query) });
+                outcome(found.map(|found| give_text(ids, &found)), record)
+            }
+        }
+
+        /// Opens an object.
+        ///
+        /// # Safety
+        /// The pointers are as documented.
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "system" fn $open(
+            id: *const RawGuid,
+            handle: *mut Handle,
+            record: *mut Text,
+        ) -> i32 {
+            // SAFETY: the pointers are as documented.
+            unsafe { outcome(client::open($kind, guid(id)).map(|opened| give(handle, opened)), record) }
+        }
+
+        /// Changes an object.
+        ///
+        /// # Safety
+        /// The pointers are as documented.
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "system" fn $modify(
+            handle: Handle,
+            settings: *const u16,
+            record: *mut Text,
+        ) -> i32 {
+            // SAFETY: the pointers are as documented.
+            unsafe {
+                let settings = text(settings);
+                let modify = |id| client::call(&Call::Modify { kind: $kind, id, settings });
+                outcome(client::object($kind, handle).and_then(modify).map(drop), record)
+            }
+        }
+
+        /// Returns an object's document.
+        ///
+        /// # Safety
+        /// The pointers are as documented.
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "system" fn $query(
+            handle: Handle,
+            query: *const u16,
+            properties: *mut Text,
+            record: *mut Text,
+        ) -> i32 {
+            // SAFETY: the pointers are as documented.
+            unsafe {
+                let query = text(query);
+                let read = |id| client::call(&Call::Query { kind: $kind, id, query });
+                let found = client::object($kind, handle).and_then(read);
+                outcome(found.map(|found| give_text(properties, &found)), record)
+            }
+        }
+
+        /// Deletes an object.
+        ///
+        /// # Safety
+        /// The pointers are as documented.
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "system" fn $delete(id: *const RawGuid, record: *mut Text) -> i32 {
+            // SAFETY: the pointers are as documented.
+            unsafe { outcome(client::call(&Call::Delete { kind: $kind, id: guid(id) }).map(drop), record) }
+        }
+
+        /// Closes a handle. The object stays.
+        ///
+        /// # Safety
+        /// None.
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "system" fn $close(handle: Handle) -> i32 {
+            // SAFETY: nobody wants an error record.
+            unsafe { outcome(client::close($kind, handle), std::ptr::null_mut()) }
+        }
+    };
+}
+
+object!(
+    Kind::Network,
+    HcnEnumerateNetworks,
+    HcnOpenNetwork,
+    HcnModifyNetwork,
+    HcnQueryNetworkProperties,
+    HcnDeleteNetwork,
+    HcnCloseNetwork
+);
+object!(
+    Kind::Endpoint,
+    HcnEnumerateEndpoints,
+    HcnOpenEndpoint,
+    HcnModifyEndpoint,
+    HcnQueryEndpointProperties,
+    HcnDeleteEndpoint,
+    HcnCloseEndpoint
+);
+object!(
+    Kind::Namespace,
+    HcnEnumerateNamespaces,
+    HcnOpenNamespace,
+    HcnModifyNamespace,
+    HcnQueryNamespaceProperties,
+    HcnDeleteNamespace,
+    HcnCloseNamespace
+);
+object!(
+    Kind::LoadBalancer,
+    HcnEnumerateLoadBalancers,
+    HcnOpenLoadBalancer,
+    HcnModifyLoadBalancer,
+    HcnQueryLoadBalancerProperties,
+    HcnDeleteLoadBalancer,
+    HcnCloseLoadBalancer
+);
+
+macro_rules! create {
+    ($kind:expr, $create:ident) => {
+        /// Creates an object.
+        ///
+        /// # Safety
+        /// The pointers are as documented.
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "system" fn $create(
+            id: *const RawGuid,
+            settings: *const u16,
+            handle: *mut Handle,
+            record: *mut Text,
+        ) -> i32 {
+            // SAFETY: the pointers are as documented.
+            unsafe { create($kind, std::ptr::null_mut(), id, settings, handle, record) }
+        }
+    };
+}
+
+create!(Kind::Network, HcnCreateNetwork);
+create!(Kind::Namespace, HcnCreateNamespace);
+create!(Kind::LoadBalancer, HcnCreateLoadBalancer);
+
+/// Creates an endpoint in a network.
+///
+/// # Safety
+/// The pointers are as documented.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "system" fn HcnCreateEndpoint(
+    network: Handle,
+    id: *const RawGuid,
+    settings: *const u16,
+    handle: *mut Handle,
+    record: *mut Text,
+) -> i32 {
+    // SAFETY: the pointers are as documented.
+    unsafe { create(Kind::Endpoint, network, id, settings, handle, record) }
+}
+
+/// # Safety
+/// The pointers are as documented.
+unsafe fn create(
+    kind: Kind,
+    network: Handle,
+    id: *const RawGuid,
+    settings: *const u16,
+    handle: *mut Handle,
+    record: *mut Text,
+) -> i32 {
+    // SAFETY: the pointers are as documented.
+    let (id, settings) = unsafe { (guid(id), text(settings)) };
+    let create = || {
+        let network = match kind {
+            Kind::Endpoint => client::object(Kind::Network, network)?,
+            Kind::Network | Kind::Namespace | Kind::LoadBalancer => tortie_hcn::Guid::ZERO,
+        };
+        let created = client::call(&Call::Create { kind, network, id, settings })?;
+        let id = serde_json::from_str(&created)
+            .map_err(|error| Failure::new(HResult::E_FAIL, format!("{created} is no identifier: {error}")))?;
+        client::open(kind, id)
+    };
+    // SAFETY: the pointers are as documented.
+    unsafe { outcome(create().map(|opened| give(handle, opened)), record) }
+}
+
+/// Registers a callback for notifications.
+///
+/// # Safety
+/// The pointers are as documented.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "system" fn HcnRegisterServiceCallback(
+    callback: Callback,
+    context: *const c_void,
+    handle: *mut Handle,
+) -> i32 {
+    let registered = callbacks::register(callback, context);
+    // SAFETY: the place is valid or null; nobody wants an error record.
+    unsafe { outcome(registered.map(|registered| give(handle, registered)), std::ptr::null_mut()) }
+}
+
+/// Ends the registration of a callback.
+///
+/// # Safety
+/// None.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "system" fn HcnUnregisterServiceCallback(handle: Handle) -> i32 {
+    callbacks::unregister(handle);
+    0
+}
+
+/// The old interface (`vmcompute.dll`): a method and a path.
+///
+/// # Safety
+/// The pointers are as documented.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "system" fn HNSCall(
+    method: *const u16,
+    path: *const u16,
+    _request: *const u16,
+    response: *mut Text,
+) -> i32 {
+    // SAFETY: the pointers are as documented.
+    let (method, path) = unsafe { (text(method), text(path)) };
+    let answer = match (method.as_str(), path.as_str()) {
+        ("GET", "/globals/version") => client::call(&Call::Version).map(|version| {
+            let version: Value = serde_json::from_str(&version).unwrap_or_default();
+            json!({"Success": true, "Output": version})
+        }),
+        _ => Ok(json!({"Success": false, "Error": format!("{method} {path} is not implemented")})),
+    };
+    // SAFETY: the place is valid or null; nobody wants an error record.
+    unsafe { outcome(answer.map(|answer| give_text(response, &answer.to_string())), std::ptr::null_mut()) }
+}
+
+/// Functions that the emulated HNS does not have. The caller cleans up the arguments, so they have none here.
+macro_rules! not_implemented {
+    ($($name:ident),* $(,)?) => {
+        $(
+            /// Returns `E_NOTIMPL`.
+            ///
+            /// # Safety
+            /// None.
+            #[unsafe(no_mangle)]
+            pub(crate) unsafe extern "system" fn $name() -> i32 {
+                HResult::E_NOTIMPL.0.cast_signed()
+            }
+        )*
+    };
+}
+
+not_implemented!(
+    HcnQueryEndpointStats,
+    HcnQueryEndpointAddresses,
+    HcnEnumerateSdnRoutes,
+    HcnCreateSdnRoute,
+    HcnOpenSdnRoute,
+    HcnModifySdnRoute,
+    HcnQuerySdnRouteProperties,
+    HcnDeleteSdnRoute,
+    HcnCloseSdnRoute,
+    HcnEnumerateGuestNetworkServices,
+    HcnCreateGuestNetworkService,
+    HcnOpenGuestNetworkService,
+    HcnModifyGuestNetworkService,
+    HcnQueryGuestNetworkServiceProperties,
+    HcnDeleteGuestNetworkService,
+    HcnCloseGuestNetworkService,
+    HcnRegisterGuestNetworkServiceCallback,
+    HcnUnregisterGuestNetworkServiceCallback,
+    HcnReserveGuestNetworkServicePort,
+    HcnReserveGuestNetworkServicePortRange,
+    HcnReleaseGuestNetworkServicePortReservationHandle,
+    HcnEnumerateGuestNetworkPortReservations,
+    HcnFreeGuestNetworkPortReservations,
+    HcnOpenService,
+    HcnCloseService,
+);

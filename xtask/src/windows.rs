@@ -1,0 +1,121 @@
+//! `cargo xtask windows`: the programs for Windows.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Result, bail};
+
+use crate::{run, setup, step, workspace};
+
+/// The target. Its programs need no library of Microsoft's compiler.
+const TARGET: &str = "x86_64-pc-windows-gnu";
+
+/// The packages of the programs, without the lab.
+const PROGRAMS: [&str; 5] = ["--package", "tortie-cli", "--package", "tortie-cni", "--no-default-features"];
+/// The package of the libraries for Wine.
+const LIBRARIES: [&str; 2] = ["--package", "tortie-hns-dll"];
+
+/// The package of the library that Wine 8 lacks.
+const RANDOM_NUMBERS: [&str; 2] = ["--manifest-path", "crates/hns-dll/prng/Cargo.toml"];
+
+/// What was built.
+pub(crate) struct Built {
+    /// `tortie.exe`.
+    pub(crate) tortie: PathBuf,
+    /// `tortie-cni.exe`.
+    pub(crate) plugin: PathBuf,
+    /// `computenetwork.dll` and `vmcompute.dll` for Wine.
+    pub(crate) hns: PathBuf,
+    /// `bcryptprimitives.dll` for Wine.
+    pub(crate) random: PathBuf,
+}
+
+/// Where Rust's library for Windows comes from.
+enum Toolchain {
+    /// It is installed.
+    Installed,
+    /// Debian's compiler builds it.
+    Debian,
+}
+
+impl Toolchain {
+    fn find() -> Result<Self> {
+        match setup::target(TARGET) {
+            Ok(()) => Ok(Self::Installed),
+            Err(error) => {
+                println!("==> {error:#}; Debian's compiler builds it");
+                Self::of_debian()
+            }
+        }
+    }
+
+    fn of_debian() -> Result<Self> {
+        setup::packages(&setup::WINDOWS_LIBRARY_PACKAGES)?;
+        Ok(Self::Debian)
+    }
+
+    /// The folder of what is built. Two compilers do not share one.
+    fn folder(&self) -> Result<PathBuf> {
+        let target = workspace()?.join("target");
+        Ok(match self {
+            Self::Installed => target,
+            Self::Debian => target.join("windows"),
+        })
+    }
+
+    fn cargo(&self, task: &str, packages: &[&str]) -> Result<Command> {
+        let mut command = match self {
+            Self::Installed => Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())),
+            Self::Debian => Command::new("/usr/bin/cargo"),
+        };
+        command.arg(task);
+        if let Self::Debian = self {
+            command.args(["-Z", "build-std=std,panic_abort"]).env("RUSTC_BOOTSTRAP", "1");
+            // Cargo's own variables would choose the other compiler.
+            command.env("RUSTC", "/usr/bin/rustc").env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO");
+        }
+        command.args(["--target", TARGET]).args(packages).arg("--target-dir").arg(self.folder()?);
+        Ok(command)
+    }
+}
+
+/// `cargo xtask windows`.
+pub(crate) fn run_with(arguments: &[&str]) -> Result<()> {
+    match arguments {
+        [] => build().map(drop),
+        ["--debian"] => build_with(&Toolchain::of_debian()?).map(drop),
+        _ => bail!("cargo xtask windows takes --debian or nothing"),
+    }
+}
+
+/// Builds and checks everything for Windows.
+pub(crate) fn build() -> Result<Built> {
+    build_with(&Toolchain::find()?)
+}
+
+fn build_with(toolchain: &Toolchain) -> Result<Built> {
+    setup::packages(&setup::WINDOWS_PACKAGES)?;
+    if let Toolchain::Installed = toolchain {
+        // Debian's compiler is another version, with other lints.
+        step("lints of the programs for Windows", || {
+            for packages in [&PROGRAMS[..], &LIBRARIES] {
+                run(toolchain.cargo("clippy", packages)?.args(["--", "-D", "warnings"]))?;
+            }
+            Ok(())
+        })?;
+    }
+    step("the programs for Windows", || run(&mut toolchain.cargo("build", &PROGRAMS)?))?;
+    step("the libraries for Wine", || {
+        run(&mut toolchain.cargo("build", &LIBRARIES)?)?;
+        run(&mut toolchain.cargo("build", &RANDOM_NUMBERS)?)
+    })?;
+    let folder = toolchain.folder()?.join(TARGET).join("debug");
+    let built = Built {
+        tortie: folder.join("tortie.exe"),
+        plugin: folder.join("tortie-cni.exe"),
+        hns: folder.join("tortie_hns_dll.dll"),
+        random: folder.join("bcryptprimitives.dll"),
+    };
+    println!("==> {}\n==> {}", built.tortie.display(), built.plugin.display());
+    Ok(built)
+}

@@ -1,0 +1,286 @@
+//! The life of a node: pods come, policy changes, HNS restarts, the agent is away while a pod goes.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+use tortie_hcn::schema::{Endpoint, Namespace, NetAdapterName};
+use tortie_hcn::{Guid, HcnExt};
+use tortie_hns_emulator::{Packet, PacketDirection, Survives, Verdict};
+
+use super::cluster::{Cluster, Hns, NODE};
+use super::prefix::{Killed, Prefix, output, windows_path};
+use crate::step;
+use crate::windows::Built;
+
+/// How long to wait for what must happen.
+const PATIENCE: Duration = Duration::from_secs(60);
+const INTERVAL: Duration = Duration::from_millis(20);
+
+/// The agent's log on the node.
+const LOG: &str = "agent.log";
+
+/// The variable that tells the library where HNS is.
+const HNS_ADDRESS: &str = "TORTIE_HNS_ADDRESS";
+/// The adapter that the operator chose.
+const ADAPTER: &str = "Ethernet 2";
+
+/// A client that policy allows, at first, and another one.
+const FIRST: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 5);
+const SECOND: Ipv4Addr = Ipv4Addr::new(10, 8, 0, 5);
+
+/// A Windows node.
+struct WindowsNode<'a> {
+    runtime: tokio::runtime::Runtime,
+    built: &'a Built,
+    machine: Prefix,
+    cluster: Cluster,
+    hns: Hns,
+}
+
+/// A pod with its namespace in HNS and the result of ADD.
+struct Pod {
+    name: &'static str,
+    namespace: Guid,
+    result: Value,
+}
+
+/// Runs the scenario.
+pub(crate) fn run(built: &Built) -> Result<()> {
+    let hns = Hns::start()?;
+    let machine = Prefix::new(built, (HNS_ADDRESS, &hns.address.to_string()))?;
+    let runtime = tokio::runtime::Runtime::new()?;
+    let cluster = runtime.block_on(Cluster::new(machine.outside()))?;
+    runtime.block_on(cluster.allow("10.9.0.0/24"))?;
+    let node = WindowsNode { runtime, built, machine, cluster, hns };
+    node.whole_life().with_context(|| node.log())
+}
+
+impl WindowsNode<'_> {
+    fn whole_life(&self) -> Result<()> {
+        let agent = self.start_agent()?;
+        step("the overlay network exists", || {
+            let network = self.hns.emulator.network_by_name("Calico")?.context("there is none")?;
+            let adapter =
+                network.policies.iter().find_map(|policy| policy.settings::<NetAdapterName>().ok().flatten());
+            ensure!(adapter.is_some_and(|adapter| adapter.network_adapter_name == ADAPTER), "{network:?}");
+            Ok(())
+        })?;
+        step("a command reaches the agent by its pipe", || self.log_level())?;
+        let (web, other) = (self.add("web")?, self.add("other")?);
+        step("ADD connects pods, and policy is in force", || {
+            ensure!(self.endpoints()?.len() == 2, "{:?}", self.endpoints()?);
+            [&web, &other].into_iter().try_for_each(|pod| self.is_reached(pod, FIRST, SECOND))
+        })?;
+        step("CHECK finds what ADD made", || {
+            let checked = self.plugin("CHECK", &web, &web.result)?;
+            ensure!(checked.is_null(), "{checked}");
+            let elsewhere = Pod { namespace: Guid::random(), result: Value::Null, ..web };
+            let differs = self.plugin("CHECK", &elsewhere, &web.result);
+            ensure!(differs.is_err(), "CHECK accepts another namespace");
+            Ok(())
+        })?;
+        step("a changed policy is in force", || {
+            self.runtime.block_on(self.cluster.allow("10.8.0.0/24"))?;
+            until("the verdicts", || Ok(self.is_reached(&web, SECOND, FIRST).is_ok()))
+        })?;
+        step("after a restart of HNS, endpoints are closed again", || self.restart_hns(&web))?;
+        step("no handle stays open", || {
+            ensure!(self.hns.service.opened() > 20, "{} handles", self.hns.service.opened());
+            until("all handles are closed", || Ok(self.hns.service.open_handles().is_empty()))
+        })?;
+        drop(agent);
+        step("without the agent, ADD fails and DEL succeeds", || {
+            let refused = self.add("late").err().context("ADD succeeds")?;
+            ensure!(format!("{refused:#}").contains("\"code\":11"), "{refused:#}");
+            self.del(&other)?;
+            ensure!(self.endpoints()?.len() == 2, "nobody could remove the endpoint");
+            ensure!(fs::read_dir(self.queue())?.count() == 1, "one deletion is kept");
+            Ok(())
+        })?;
+        let agent = self.start_agent()?;
+        step("the deletion is carried out when the agent is back", || {
+            until("one endpoint is left", || Ok(self.endpoints()?.len() == 1))?;
+            until("the queue is empty", || Ok(fs::read_dir(self.queue())?.count() == 0))
+        })?;
+        step("DEL removes the endpoint and the address", || {
+            self.is_reached(&web, SECOND, FIRST)?;
+            self.del(&web)?;
+            ensure!(self.endpoints()?.is_empty(), "{:?}", self.endpoints()?);
+            let allocated = self.runtime.block_on(self.cluster.allocated())?;
+            ensure!(allocated == 0, "{allocated} addresses are left");
+            self.del(&web).context("DEL again")
+        })?;
+        until("all handles are closed", || Ok(self.hns.service.open_handles().is_empty()))?;
+        drop(agent);
+        step("the agent runs as a service", || self.runs_as_a_service())
+    }
+
+    fn start_agent(&self) -> Result<Killed> {
+        let log = File::options().create(true).append(true).open(self.machine.outside().join(LOG))?;
+        let mut command = self.machine.command(&self.built.tortie);
+        command.args(self.arguments());
+        command.stdout(Stdio::null()).stderr(log);
+        let configuration = self.machine.drive().join("etc/cni/net.d").join(tortie_deploy::CNI_CONFIG_FILE);
+        match fs::remove_file(&configuration) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
+            _ => {}
+        }
+        let mut agent = Killed(command.spawn()?);
+        until("the agent serves", || {
+            if let Some(status) = agent.0.try_wait()? {
+                bail!("the agent has ended: {status}");
+            }
+            Ok(configuration.exists())
+        })?;
+        Ok(agent)
+    }
+
+    /// The arguments of the agent.
+    fn arguments(&self) -> Vec<String> {
+        let files = &self.cluster.files;
+        let store = format!("tls:{}", self.cluster.address);
+        let [authority, certificate, key] =
+            [&files.authority, &files.certificate, &files.key].map(|file| windows_path(file));
+        let arguments = [
+            ("--node", NODE),
+            ("--store", &store),
+            ("--adapter", ADAPTER),
+            ("--tls-authority", &authority),
+            ("--tls-certificate", &certificate),
+            ("--tls-key", &key),
+            ("--cni-conf-dir", r"C:\etc\cni\net.d"),
+        ];
+        let arguments = arguments.into_iter().flat_map(|(option, value)| [option, value]);
+        std::iter::once("agent").chain(arguments).map(str::to_owned).collect()
+    }
+
+    /// The service manager starts the agent, which answers a command, and stops it.
+    fn runs_as_a_service(&self) -> Result<()> {
+        let run = |program: &str, arguments: &[&str]| -> Result<String> {
+            let output = output(self.machine.command(Path::new(program)).args(arguments))?;
+            Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        };
+        let mut command = vec![windows_path(&self.built.tortie)];
+        command.extend(self.arguments());
+        command.push("--service".to_owned());
+        let command: Vec<String> = command.iter().map(|part| format!("\"{part}\"")).collect();
+        run("sc", &["create", "tortie", "binPath=", &command.join(" ")])?;
+        run("sc", &["start", "tortie"])?;
+        until("the service answers", || Ok(self.log_level().is_ok()))?;
+        run("sc", &["stop", "tortie"])?;
+        until("the service has stopped", || Ok(run("sc", &["query", "tortie"])?.contains("STOPPED")))?;
+        let log = self.machine.drive().join("ProgramData/tortie/agent.log");
+        let log = fs::read_to_string(&log).context("the service's log")?;
+        ensure!(log.contains("stopping; policy stays in force"), "{log}");
+        Ok(())
+    }
+
+    fn add(&self, name: &'static str) -> Result<Pod> {
+        self.runtime.block_on(self.cluster.pod(name))?;
+        let namespace = self.hns.service.create_namespace(&Namespace::default())?;
+        let pod = Pod { name, namespace, result: Value::Null };
+        let result = self.plugin("ADD", &pod, &Value::Null)?;
+        Ok(Pod { result, ..pod })
+    }
+
+    fn del(&self, pod: &Pod) -> Result<()> {
+        let answer = self.plugin("DEL", pod, &pod.result)?;
+        ensure!(answer.is_null(), "{answer}");
+        Ok(())
+    }
+
+    /// Runs the plugin as a runtime does, and returns its document.
+    fn plugin(&self, command: &str, pod: &Pod, before: &Value) -> Result<Value> {
+        let mut config = json!({"cniVersion": "1.0.0", "name": "net", "type": "tortie-cni"});
+        if !before.is_null() {
+            config["prevResult"] = before.clone();
+        }
+        let input = self.machine.outside().join("input");
+        File::create(&input)?.write_all(config.to_string().as_bytes())?;
+        let mut plugin = self.machine.command(&self.built.plugin);
+        plugin.stdin(File::open(&input)?).env("CNI_COMMAND", command);
+        plugin.env("CNI_CONTAINERID", pod.name).env("CNI_NETNS", pod.namespace.to_string());
+        plugin.env("CNI_IFNAME", "eth0").env("CNI_PATH", r"C:\opt\cni\bin");
+        plugin.env("CNI_ARGS", format!("K8S_POD_NAMESPACE=n;K8S_POD_NAME={}", pod.name));
+        let output = output(&mut plugin)?.stdout;
+        Ok(if output.is_empty() { Value::Null } else { serde_json::from_slice(&output)? })
+    }
+
+    /// The command that uses the pipe for operators.
+    fn log_level(&self) -> Result<()> {
+        let mut command = self.machine.command(&self.built.tortie);
+        let answer = output(command.args(["agent", "log-level", "info,tortie_windows=debug"]))?.stdout;
+        let answer = String::from_utf8_lossy(&answer);
+        let is_answer =
+            answer.starts_with(&format!("node {NODE}: ")) && answer.contains("tortie_windows=debug");
+        ensure!(is_answer, "{answer}");
+        Ok(())
+    }
+
+    fn endpoints(&self) -> Result<Vec<Endpoint>> {
+        let network = self.hns.emulator.network_by_name("Calico")?.context("no network")?;
+        Ok(self.hns.emulator.endpoints_of_network(network.id)?)
+    }
+
+    /// Checks a pod: its endpoint is in its namespace, and one client reaches port 80, and nothing else passes.
+    fn is_reached(&self, pod: &Pod, allowed: Ipv4Addr, denied: Ipv4Addr) -> Result<()> {
+        let address = pod.result["ips"][0]["address"].as_str().and_then(|text| text.split('/').next());
+        let address: Ipv4Addr = address.context("ADD gave no address")?.parse()?;
+        let text = address.to_string();
+        let endpoints = self.endpoints()?;
+        let has = |endpoint: &&Endpoint| endpoint.ip_configurations.iter().any(|own| own.ip_address == text);
+        let endpoint = endpoints.iter().find(has).context("no endpoint has the address")?;
+        ensure!(endpoint.host_compute_namespace == pod.namespace, "{endpoint:?}");
+        for (client, port, expected) in
+            [(allowed, 80, Verdict::Allow), (allowed, 81, Verdict::Block), (denied, 80, Verdict::Block)]
+        {
+            let packet = Packet {
+                direction: PacketDirection::In,
+                protocol: 6,
+                local: address,
+                remote: client,
+                local_port: port,
+                remote_port: 40_000,
+            };
+            let verdict = self.hns.emulator.judge(endpoint.id, &packet)?;
+            ensure!(verdict == expected, "{}: {client} to port {port}: {verdict:?}", pod.name);
+        }
+        Ok(())
+    }
+
+    /// HNS restarts without the ACLs. The agent hears of it by the callback, and registers again.
+    fn restart_hns(&self, pod: &Pod) -> Result<()> {
+        let registrations = || self.log().matches("HNS sends its notifications").count();
+        let before = registrations();
+        ensure!(before > 0, "the agent has registered no callback");
+        self.hns.emulator.restart(Survives::AllButAcls)?;
+        ensure!(self.is_reached(pod, SECOND, FIRST).is_err(), "the ACLs have survived");
+        self.hns.service.disconnect();
+        until("the verdicts", || Ok(self.is_reached(pod, SECOND, FIRST).is_ok()))?;
+        until("another registration", || Ok(registrations() > before))
+    }
+
+    fn queue(&self) -> PathBuf {
+        self.machine.drive().join("ProgramData/tortie/cni-deletions")
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.machine.outside().join(LOG)).unwrap_or_default()
+    }
+}
+
+/// Waits until it is so.
+fn until(what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
+    let end = Instant::now() + PATIENCE;
+    while !is_so().with_context(|| what.to_owned())? {
+        ensure!(Instant::now() < end, "{what}: not in {} seconds", PATIENCE.as_secs());
+        std::thread::sleep(INTERVAL);
+    }
+    Ok(())
+}
