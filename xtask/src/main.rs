@@ -216,6 +216,7 @@ fn ci() -> Result<()> {
         step("Calico's verdicts, by the oracle", || vectors::run(&[&verdicts, "--on", "oracle"]))?;
         step("Calico's verdicts, by this kernel", || vectors::run(&[&verdicts, "--on", "kernel"]))?;
     }
+    step("the programs for Windows, under Wine", || wine::run(&[]))?;
     println!("{}", closing_line(replayed));
     Ok(())
 }
