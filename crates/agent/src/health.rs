@@ -21,6 +21,9 @@ pub(crate) type Taken = BTreeMap<SocketAddr, String>;
 pub(crate) enum Stage {
     /// The datastore does not answer yet, or has no Node for the agent.
     FindNode,
+    /// Somebody has locked the datastore, so the agent waits. It counts as ready: a rollout must reach all nodes before
+    /// the datastore that they change to is unlocked.
+    Locked,
     /// The node gets its tunnel.
     PrepareNode,
     /// The agent reads the cluster for the first time.
@@ -41,8 +44,9 @@ impl Progress {
     pub(crate) fn stage(&self) -> Stage {
         match self.0.load(Ordering::Relaxed) {
             0 => Stage::FindNode,
-            1 => Stage::PrepareNode,
-            2 => Stage::ReadCluster,
+            1 => Stage::Locked,
+            2 => Stage::PrepareNode,
+            3 => Stage::ReadCluster,
             _ => Stage::Serve,
         }
     }
@@ -63,10 +67,9 @@ pub(crate) fn health(busy: Option<Duration>) -> Result<(), String> {
 pub(crate) fn readiness(stage: Stage, now: &InForce) -> Result<(), String> {
     match stage {
         Stage::FindNode => {
-            return Err(
-                "the agent waits for the datastore, its Node, or the end of a lock (see its log)".to_owned()
-            );
+            return Err("the agent waits for the datastore and for its Node".to_owned());
         }
+        Stage::Locked => return Ok(()),
         Stage::PrepareNode => return Err("the agent prepares the node's tunnel".to_owned()),
         Stage::ReadCluster if now.given.is_empty() => {
             let blocking = now.blocking();
@@ -81,9 +84,6 @@ pub(crate) fn readiness(stage: Stage, now: &InForce) -> Result<(), String> {
         now.report.node_failures().map(|one| format!("{}: {one}", one.reason)).collect();
     if !failures.is_empty() {
         return Err(format!("not in force on this node: {}", failures.join("; ")));
-    }
-    if now.lock.is_some() {
-        return Err(format!("no change is applied: {}", now.blocking().join("; ")));
     }
     if stage < Stage::Serve {
         return Err("the agent does not serve the CNI plugin yet".to_owned());

@@ -6,13 +6,16 @@ use std::sync::Arc;
 
 use futures::StreamExt;
 use serde_json::{Value, json};
+use tokio::sync::watch;
 use tortie_api::{Key, Kind};
 use tortie_store::backoff::{Backoff, random_seed};
 use tortie_store::{COPIED_FROM, Change, Interest, Store, StoreError, Stored, pod_of};
 
+use crate::plane::InForce;
+
 /// Follows the pods and endpoints of one node until the future is dropped. Checks an endpoint whenever it or its pod
 /// was written: whichever was written last, both are then current.
-pub(crate) async fn run(store: Arc<dyn Store>, node: String) {
+pub(crate) async fn run(store: Arc<dyn Store>, node: String, mut in_force: watch::Receiver<Arc<InForce>>) {
     let kinds = [Kind::Pod, Kind::WorkloadEndpoint];
     let mut changes = store.follow(kinds.map(|kind| Interest::of_node(kind, &node)).to_vec());
     let mut backoff = Backoff::new(random_seed());
@@ -34,6 +37,8 @@ pub(crate) async fn run(store: Arc<dyn Store>, node: String) {
             }
             _ => continue,
         };
+        // Nothing is written to a locked datastore. Without the dataplane, the agent ends.
+        let _ = in_force.wait_for(|now| now.lock.is_none()).await;
         for endpoint in due {
             while let Err(error) = copy_labels(&*store, &endpoint).await {
                 tracing::debug!(%error, %endpoint, "cannot update the endpoint's labels; Tortie retries");

@@ -231,7 +231,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
         // Windows needs some addresses of each block for itself, whatever the labels say.
         node_labels.insert(Node::OS.to_owned(), "windows".to_owned());
     }
-    node::wait_until_unlocked(&*store).await;
+    node::wait_until_unlocked(&*store, || progress.reach(Stage::Locked)).await;
     if let Some(pool) = &extras.default_pool {
         default_pool::ensure(&*endpoints, pool).await;
     }
@@ -263,7 +263,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
     parts.add(DATAPLANE, plane::ended(in_force.clone()));
     parts.add("the feed of the dataplane", feed::run(store.clone(), kinds, batches));
     if !endpoints.derives_from_kubernetes() {
-        parts.add("the following of labels", labels::run(store.clone(), node.clone()));
+        parts.add("the following of labels", labels::run(store.clone(), node.clone(), in_force.clone()));
     }
     parts.add("the report", report::run(store.clone(), node.clone(), about, in_force.clone(), taken_now));
     if let Some(announced) = announced {

@@ -101,11 +101,20 @@ pub(crate) async fn wait_for(store: &dyn Store, name: &str) -> Result<Node, Agen
 }
 
 /// Waits while the datastore is locked: the node takes addresses for itself.
-pub(crate) async fn wait_until_unlocked(store: &dyn Store) {
+pub(crate) async fn wait_until_unlocked(store: &dyn Store, tell: impl Fn()) {
     let mut told = false;
     let mut backoff = Backoff::new(random_seed()).with_max(MAX_START_DELAY);
-    // An agent that may not read the lock reports that later, and applies nothing.
-    while tortie_store::is_locked(store).await.unwrap_or(false) {
+    loop {
+        match tortie_store::is_locked(store).await {
+            // An agent that may not read the lock reports that later, and applies nothing.
+            Ok(false) | Err(StoreError::Forbidden(_)) => return,
+            Ok(true) => tell(),
+            Err(error) => {
+                tracing::warn!(%error, "cannot read whether the datastore is locked; Tortie retries");
+                backoff.wait().await;
+                continue;
+            }
+        }
         if !told {
             tracing::error!("ClusterInformation default: {LOCKED}; the agent waits");
             told = true;
@@ -294,6 +303,9 @@ pub(crate) async fn keep_announced(
                 }
                 tracing::warn!(node, "HNS has recreated the overlay network; Tortie publishes its new MAC address");
             }
+        }
+        if in_force.wait_for(|now| now.lock.is_none()).await.is_err() {
+            return std::future::pending().await;
         }
         while let Err(error) = announce(&*store, &ipam, &node, &mut announced).await {
             tracing::debug!(%error, "cannot annotate the Node; Tortie retries");

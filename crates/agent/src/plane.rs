@@ -181,7 +181,14 @@ impl Plane {
             kinds.into_iter().filter_map(|kind| Some((kind, positions.of(kind)?))).collect();
         let span = tracing::debug_span!("change", objects = changes.len(), positions = %of_changes);
         let _entered = span.enter();
-        restarted.into_iter().for_each(|kind| self.read.reset(kind));
+        for kind in restarted {
+            self.read.reset(kind);
+            // What is in force belongs to another history, even if nothing of this one is applied for a while.
+            if !self.given.is_empty() {
+                self.given.reset(kind);
+                self.positions.reset(kind);
+            }
+        }
         self.read.advance_all(&positions);
         for (kind, error) in unavailable {
             match error {
@@ -223,10 +230,14 @@ impl Plane {
             tracing::error!(reason = %lock.reason, "{}: {}", lock.object, lock.message);
         }
         self.publish.send_if_modified(|now| {
-            let differs = now.unavailable != *unavailable || now.lock != lock;
+            let differs = now.unavailable != *unavailable
+                || now.lock != lock
+                || now.given != self.given
+                || now.positions != self.positions;
             if differs {
                 let now = Arc::make_mut(now);
                 (now.unavailable, now.lock) = (unavailable.clone(), lock);
+                (now.given, now.positions) = (self.given.clone(), self.positions.clone());
             }
             differs
         });

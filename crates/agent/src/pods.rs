@@ -125,9 +125,12 @@ impl Pods {
         )?;
         runtime_config::check(&call.config)?;
         self.refuse_limits_of_bandwidth(&pod.0.key, &pod.1.metadata.annotations)?;
+        // Reading took a while.
+        self.refuse_blocked(id)?;
         let obtained = self.obtain(call, id, &pod, namespace).await?;
         let assignment = obtained.address;
         let interface = self.connect(call, id, assignment).await?;
+        self.refuse_blocked(id)?;
         let published = self.publish(call, id, &pod, &obtained, &interface).await?;
         positions.advance(Kind::WorkloadEndpoint, published);
         self.wait_for_policy(id, &positions, hung_up).await?;
@@ -148,8 +151,8 @@ impl Pods {
     /// CNI DEL.
     async fn del(&self, call: &Invocation) -> Result<(), Failure> {
         let id = endpoint_id(call)?;
-        self.refuse_locked()?;
         let _turn = self.busy.lock(&id).await;
+        self.refuse_locked()?;
         self.remove(call, &id).await
     }
 
@@ -438,13 +441,15 @@ impl Pods {
         hung_up: HungUp<'_>,
     ) -> Result<(), Failure> {
         let mut in_force = self.in_force.clone();
-        let covered = in_force.wait_for(|now| now.covers(id, positions));
+        // While the datastore is locked, nothing comes into force.
+        let covered = in_force.wait_for(|now| now.covers(id, positions) || now.lock.is_some());
         let waited = tokio::select! {
             waited = timeout(POLICY_TIMEOUT, covered) => waited,
             () = hung_up => return Err(nobody_waits(id)),
         };
         match waited {
-            Ok(Ok(_)) => Ok(()),
+            Ok(Ok(now)) if now.covers(id, positions) => Ok(()),
+            Ok(Ok(_)) => self.refuse_locked(),
             Ok(Err(_)) => Err(Failure::new(Code::TRY_AGAIN_LATER, "the agent is going down", "")),
             Err(_) => {
                 let now = self.in_force.borrow();

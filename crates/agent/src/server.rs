@@ -38,7 +38,7 @@ const DELETIONS_AT_A_TIME: usize = 16;
 pub(crate) async fn lock(socket: &Path) -> io::Result<File> {
     make_folder_of(socket)?;
     let path = path_of_lock(socket);
-    let file = private(OpenOptions::new().create(true).append(true)).open(&path)?;
+    let file = private(OpenOptions::new().create(true).read(true).append(true)).open(&path)?;
     let mut has_waited = false;
     loop {
         match file.try_lock() {

@@ -1,6 +1,7 @@
 //! The datastore as calicoctl finds it: its configuration file, and its environment variables
 //! (`libcalico-go/lib/apiconfig`).
 
+use std::fmt;
 use std::path::PathBuf;
 
 use serde::Deserialize;
@@ -16,7 +17,7 @@ pub(crate) enum CalicoStore {
     Kubernetes(Option<PathBuf>),
 }
 
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Clone, PartialEq, Default)]
 pub(crate) struct EtcdSettings {
     endpoints: Vec<String>,
     user: Option<String>,
@@ -26,7 +27,18 @@ pub(crate) struct EtcdSettings {
     key: Option<Pem>,
 }
 
-#[derive(Debug, Clone, PartialEq)]
+/// Without the password and the key.
+impl fmt::Debug for EtcdSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { endpoints, user, .. } = self;
+        f.debug_struct("EtcdSettings")
+            .field("endpoints", endpoints)
+            .field("user", user)
+            .finish_non_exhaustive()
+    }
+}
+
+#[derive(Clone, PartialEq)]
 enum Pem {
     File(PathBuf),
     Inline(String),

@@ -105,6 +105,12 @@ impl Folder {
 
     fn write(&self, name: &str, pair: &Issued) -> anyhow::Result<ExitCode> {
         std::fs::create_dir_all(&self.dir).with_context(|| self.dir.display().to_string())?;
+        for ending in ["key", "crt"] {
+            let path = self.dir.join(format!("{name}.{ending}"));
+            if !self.renew && path.exists() {
+                bail!("{} exists; --renew replaces a certificate", path.display());
+            }
+        }
         // The key first: a certificate is there only with its key.
         for (ending, text) in [("key", &pair.key), ("crt", &pair.certificate)] {
             let path = self.dir.join(format!("{name}.{ending}"));

@@ -71,7 +71,7 @@ pub async fn run(config: Config) {
     let lease = Key::namespaced(Kind::Lease, &config.namespace, LEASE_NAME);
     let election = Election::new(lease.clone(), &config.identity);
     let truth = config.truth();
-    leader::run(&*truth, &lease, election, || lock::run(&*config.store, || work(&config))).await;
+    leader::run(&*truth, &lease, election, || work(&config)).await;
 }
 
 /// The work of the leader, which does not end.
@@ -82,7 +82,12 @@ async fn work(config: &Config) {
             None => std::future::pending().await,
         }
     };
-    tokio::join!(copies, host_endpoints(&*config.store), nodes(config), blocks(config));
+    let others = lock::run(&*config.store, || async {
+        tokio::join!(host_endpoints(&*config.store), nodes(config), blocks(config));
+    });
+    // Copies are made while the datastore is locked, too: a cluster that changes to etcd needs them before its nodes apply
+    // anything, and nothing else has them.
+    tokio::join!(copies, others);
 }
 
 async fn copy(kubernetes: &dyn Store, store: &dyn Store) {

@@ -37,7 +37,11 @@ impl Export {
                      --unlocked for a copy that may not fit together"
                 );
             }
-            read(&*store).await
+            let objects = read(&*store).await?;
+            if !self.unlocked && !is_locked(&*store).await? {
+                bail!("somebody has unlocked the datastore meanwhile; lock it, and export again");
+            }
+            Ok(objects)
         })?;
         if self.output == Path::new("-") {
             let mut text = Vec::new();

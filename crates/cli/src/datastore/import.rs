@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use futures::StreamExt;
@@ -13,7 +14,7 @@ use tortie_store::{Endpoints, POD_UID, StoreError, Stored, Version};
 
 use super::document::{self, Exported};
 use super::same::{annotations, comparable};
-use super::{Owner, is_kept, owner, progress, set_lock};
+use super::{Owner, PATIENCE, is_kept, owner, progress, set, set_lock, wait_for_nodes};
 use crate::output;
 use crate::store::{StoreArguments, list};
 
@@ -83,6 +84,7 @@ impl Import {
             if set_lock(&*store, true).await? {
                 output::line("the datastore is locked now");
             }
+            wait_for_nodes(&*store, Duration::from_secs(PATIENCE)).await?;
             let before = Comparison::of(&*store, objects.clone()).await?;
             self.refuse(&before)?;
             let failures = write(&*store, before.pairs).await?;
@@ -119,6 +121,17 @@ impl Import {
                 "the datastore has {} that the export lacks, such as {first}, so policy would mean something else; delete them, or \
                  use --keep-others. Nothing was changed",
                 output::count(comparison.extra.len() as u64, "object")
+            );
+        }
+        let of_ipam = |pair: &&Compared| {
+            matches!(pair.object.key.kind, Kind::IpamBlock | Kind::BlockAffinity | Kind::IpamHandle)
+                && matches!(pair.found, Presence::Different(..))
+        };
+        if let Some(pair) = comparison.pairs.iter().find(of_ipam) {
+            bail!(
+                "{} differs: addresses were given in this datastore, and would be given again. Import into a datastore without pods. \
+                 Nothing was changed",
+                pair.object.key
             );
         }
         let different = comparison.pairs.iter().filter(|pair| matches!(pair.found, Presence::Different(..)));
@@ -181,8 +194,14 @@ impl Comparison {
                 false => derived += 1,
             }
         }
-        let of_calico = Kind::all().filter(|kind| owner(*kind) == Owner::Calico);
-        let kinds: BTreeSet<Kind> = by_kind.keys().copied().chain(of_calico).collect();
+        // The Kubernetes API has Nodes, Pods and policies of its own.
+        let copied = Kind::all().filter(|kind| match owner(*kind) {
+            Owner::Calico => true,
+            Owner::Node | Owner::Endpoint | Owner::Cluster => !derives,
+            Owner::Component => false,
+        });
+        let copied: BTreeSet<Kind> = copied.collect();
+        let kinds: BTreeSet<Kind> = by_kind.keys().chain(&copied).copied().collect();
         let bar = progress("comparing", kinds.len());
         for kind in kinds {
             bar.inc(1);
@@ -211,7 +230,7 @@ impl Comparison {
                 };
                 pairs.push(Compared { object, found });
             }
-            if owner(kind) == Owner::Calico {
+            if copied.contains(&kind) {
                 extra.extend(items.into_keys().filter(|key| is_kept(key, derives) && !is_provided(key)));
             }
         }
@@ -288,7 +307,7 @@ async fn write(store: &dyn Endpoints, pairs: Vec<Compared>) -> anyhow::Result<Ve
 async fn write_one(store: &dyn Endpoints, Compared { object, found }: Compared) -> Result<(), StoreError> {
     if store.derives_from_kubernetes() {
         match owner(object.key.kind) {
-            Owner::Node => return annotate(store, &object.key, &object.value).await,
+            Owner::Node => return annotate(store, &object, &found).await,
             Owner::Endpoint => return publish(store, &object).await,
             Owner::Calico | Owner::Cluster | Owner::Component => {}
         }
@@ -313,14 +332,6 @@ async fn write_one(store: &dyn Endpoints, Compared { object, found }: Compared) 
     }
 }
 
-/// Sets a field of a part of the object, which is a mapping or absent.
-fn set(object: &mut Value, part: &str, field: &str, value: Value) {
-    let part = object.as_object_mut().map(|fields| fields.entry(part).or_insert_with(|| json!({})));
-    if let Some(fields) = part.and_then(Value::as_object_mut) {
-        fields.insert(field.to_owned(), value);
-    }
-}
-
 /// Without what only the exporting datastore can use.
 fn without_identity(mut value: Value) -> Value {
     if let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) {
@@ -332,10 +343,17 @@ fn without_identity(mut value: Value) -> Value {
 }
 
 /// Copies Calico's data about a node to the cluster's Node.
-async fn annotate(store: &dyn Endpoints, key: &Key, value: &Value) -> Result<(), StoreError> {
+async fn annotate(store: &dyn Endpoints, object: &Exported, found: &Presence) -> Result<(), StoreError> {
+    let Exported { key, value } = object;
     let annotations = annotations(value);
-    let texts = annotations.iter().map(|(name, text)| (name.as_str(), text.as_str().map(str::to_owned)));
-    store.annotate_node(&key.name, &texts.collect()).await
+    let current = match found {
+        Presence::Different(_, current) => self::annotations(current),
+        Presence::Missing | Presence::Equal => serde_json::Map::new(),
+    };
+    let mut texts: BTreeMap<&str, Option<String>> =
+        current.keys().map(|name| (name.as_str(), None)).collect();
+    texts.extend(annotations.iter().map(|(name, text)| (name.as_str(), text.as_str().map(str::to_owned))));
+    store.annotate_node(&key.name, &texts).await
 }
 
 /// Copies an endpoint to the annotations of its Pod.

@@ -6,24 +6,29 @@ mod import;
 mod same;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use clap::Subcommand;
 use indicatif::{ProgressBar, ProgressStyle};
+use serde::Deserialize;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 use tortie_api::calico::ClusterInformation;
+use tortie_api::report::NodeReport;
 use tortie_api::{Key, Kind};
-use tortie_store::{Store, StoreError};
+use tortie_dataplane::Reason;
+use tortie_store::{Store, StoreError, Stored, stale};
 
 use crate::output;
-use crate::store::StoreArguments;
+use crate::store::{StoreArguments, list};
 
 #[derive(Subcommand)]
 pub(crate) enum DatastoreCommand {
     /// Lock the datastore: nodes keep what is in force, apply no changes, and add and remove no pods
     Lock(Lock),
     /// Unlock the datastore: nodes apply what has changed
-    Unlock(Lock),
+    Unlock(Unlock),
     /// Write everything that Calico and Tortie keep in a locked datastore to a file
     Export(export::Export),
     /// Lock another datastore, put what was exported there, and compare. It can be repeated after an interruption
@@ -39,7 +44,7 @@ pub(crate) enum DatastoreCommand {
 #[derive(Subcommand)]
 pub(crate) enum MigrateCommand {
     Lock(Lock),
-    Unlock(Lock),
+    Unlock(Unlock),
     Export(export::Export),
     Import(import::Import),
 }
@@ -48,13 +53,13 @@ impl DatastoreCommand {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         crate::log("warn");
         match self {
-            Self::Lock(lock) => lock.run(true),
-            Self::Unlock(lock) => lock.run(false),
+            Self::Lock(lock) => lock.run(),
+            Self::Unlock(unlock) => unlock.run(),
             Self::Export(export) => export.run(),
             Self::Import(import) => import.run(),
             Self::Compare(compare) => compare.run(),
-            Self::Migrate(MigrateCommand::Lock(lock)) => lock.run(true),
-            Self::Migrate(MigrateCommand::Unlock(lock)) => lock.run(false),
+            Self::Migrate(MigrateCommand::Lock(lock)) => lock.run(),
+            Self::Migrate(MigrateCommand::Unlock(unlock)) => unlock.run(),
             Self::Migrate(MigrateCommand::Export(export)) => export.run(),
             Self::Migrate(MigrateCommand::Import(import)) => import.run(),
         }
@@ -63,16 +68,37 @@ impl DatastoreCommand {
 
 #[derive(clap::Args)]
 pub(crate) struct Lock {
+    /// How many seconds to wait until the nodes have noticed the lock
+    #[arg(long, value_name = "SECONDS", default_value_t = PATIENCE)]
+    timeout: u64,
+    #[command(flatten)]
+    store: StoreArguments,
+}
+
+#[derive(clap::Args)]
+pub(crate) struct Unlock {
     #[command(flatten)]
     store: StoreArguments,
 }
 
 impl Lock {
-    fn run(self, lock: bool) -> anyhow::Result<ExitCode> {
+    fn run(self) -> anyhow::Result<ExitCode> {
+        let changed = crate::runtime()?.block_on(async {
+            let store = self.store.open().await?;
+            let changed = set_lock(&*store, true).await?;
+            wait_for_nodes(&*store, Duration::from_secs(self.timeout)).await?;
+            anyhow::Ok(changed)
+        })?;
+        output::line(if changed { "locked" } else { "already locked" });
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+impl Unlock {
+    fn run(self) -> anyhow::Result<ExitCode> {
         let changed =
-            crate::runtime()?.block_on(async { set_lock(&*self.store.open().await?, lock).await })?;
-        let state = if lock { "locked" } else { "unlocked" };
-        output::line(&if changed { state.to_owned() } else { format!("already {state}") });
+            crate::runtime()?.block_on(async { set_lock(&*self.store.open().await?, false).await })?;
+        output::line(if changed { "unlocked" } else { "already unlocked" });
         Ok(ExitCode::SUCCESS)
     }
 }
@@ -96,9 +122,7 @@ async fn set_lock(store: &dyn Store, lock: bool) -> anyhow::Result<bool> {
                     return Ok(false);
                 }
                 let mut value = stored.value;
-                let spec = value.get_mut("spec").and_then(Value::as_object_mut);
-                spec.with_context(|| format!("{key} has no spec"))?
-                    .insert("datastoreReady".to_owned(), json!(!lock));
+                set(&mut value, "spec", "datastoreReady", json!(!lock));
                 store.update(&key, value, &stored.version).await
             }
         };
@@ -109,6 +133,54 @@ async fn set_lock(store: &dyn Store, lock: bool) -> anyhow::Result<bool> {
         }
     }
     bail!("{key} changes all the time; try again")
+}
+
+/// How many seconds nodes may take to notice the lock.
+const PATIENCE: u64 = 60;
+/// A call of a container runtime that was under way when its node noticed the lock may still write for a moment.
+const UNDER_WAY: Duration = Duration::from_secs(2);
+
+/// Waits until all nodes that report have noticed the lock: before, they may still write.
+async fn wait_for_nodes(store: &dyn Store, patience: Duration) -> anyhow::Result<()> {
+    let deadline = Instant::now() + patience;
+    loop {
+        let now = jiff::Timestamp::now();
+        let reports = list(store, Kind::NodeReport).await?;
+        let is_late = |stored: &&Stored| {
+            let Ok(report) = NodeReport::deserialize(&stored.value) else { return true };
+            let knows =
+                report.status.conditions.iter().any(|one| one.reason == Reason::DatastoreLocked.to_string());
+            // A node that does not report does not write either, or nobody could tell.
+            !knows && stale(&report.status, None, now).is_none()
+        };
+        let late: Vec<&str> = reports.iter().filter(is_late).map(|stored| stored.key.name.as_str()).collect();
+        if late.is_empty() {
+            if !reports.is_empty() {
+                tokio::time::sleep(UNDER_WAY).await;
+            }
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            bail!(
+                "the datastore is locked, but these nodes have not noticed it and may still write: {}; look at their agents, and \
+                 run the command again",
+                late.join(", ")
+            );
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+/// Sets a field of a part of the object, which is a mapping or absent.
+fn set(object: &mut Value, part: &str, field: &str, value: Value) {
+    let part = object.as_object_mut().map(|fields| fields.entry(part).or_insert(Value::Null));
+    let Some(part) = part else { return };
+    if part.is_null() {
+        *part = json!({});
+    }
+    if let Some(fields) = part.as_object_mut() {
+        fields.insert(field.to_owned(), value);
+    }
 }
 
 /// Whose objects a kind has.

@@ -40,8 +40,13 @@ pub(super) fn comparable(kind: Kind, value: &Value, derived: bool) -> Value {
             rest.retain(|field, _| {
                 !["apiVersion", "kind", "metadata", "spec", "status"].contains(&field.as_str())
             });
-            without_empty(&json!({"labels": metadata["labels"], "annotations": metadata["annotations"],
-                "spec": spec, "rest": rest}))
+            // There, an empty mapping switches a controller on.
+            if kind != Kind::KubeControllersConfiguration {
+                spec = without_empty(&spec);
+            }
+            let metadata =
+                without_empty(&json!({"labels": metadata["labels"], "annotations": metadata["annotations"]}));
+            json!({"metadata": metadata, "spec": spec, "rest": without_empty(&Value::Object(rest))})
         }
     }
 }

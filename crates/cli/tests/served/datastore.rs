@@ -129,6 +129,37 @@ async fn a_copy_is_equal_and_can_be_made_again() {
     on(&to, &format!("datastore compare -f {file}")).await.expect(0, "tiers");
 }
 
+/// A node that has not noticed the lock may still write.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_waits_for_the_nodes() {
+    let cluster = Cluster::new().await;
+    cluster.report(1, json!([]), 0).await;
+    on(&cluster, "datastore lock --timeout 1")
+        .await
+        .expect(2, "have not noticed it and may still write: one");
+    let locked = json!([{"reason": "DatastoreLocked", "message": "it is locked"}]);
+    cluster.report(1, locked, 0).await;
+    on(&cluster, "datastore lock --timeout 1").await.expect(0, "already locked");
+    let stale = json!({"os": "linux", "time": "2026-01-01T00:00:00Z", "heartbeatSeconds": 60, "positions": {}, "endpoints": 0, "conditions": []});
+    let stale = json!({"apiVersion": "tortie.io/v1", "kind": "NodeReport", "metadata": {"name": "two"}, "status": stale});
+    cluster.put(&Key::global(Kind::NodeReport, "two"), stale).await;
+    on(&cluster, "datastore lock --timeout 1").await.expect(0, "already locked");
+}
+
+/// Addresses of a datastore in use are not overwritten, whatever the options say.
+#[tokio::test(flavor = "multi_thread")]
+async fn records_of_ipam_are_never_overwritten() {
+    let (from, to) = (filled().await, Cluster::new().await);
+    let file = format!("{}/export", from.folder());
+    on(&from, &format!("datastore export --unlocked -o {file}")).await.expect(0, "ipamblocks");
+    on(&to, &format!("datastore import -f {file}")).await.expect(0, "equals the export");
+    let key = Key::global(Kind::IpamHandle, "h");
+    to.put(&key, json!({"block": {"10.0.0.0/30": 2}, "deleted": false})).await;
+    on(&to, &format!("datastore import --overwrite --keep-others -f {file}"))
+        .await
+        .expect(2, "would be given again");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_import_refuses_a_datastore_in_use_and_a_damaged_file() {
     let (from, to) = (filled().await, Cluster::new().await);

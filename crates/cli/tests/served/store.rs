@@ -62,7 +62,7 @@ fn machines_share_a_datastore_by_certificates() {
     std::fs::write(folder.join("set.yml"), SET).unwrap();
     expect(folder, "certs store", 1, "run tortie certs authority first");
     expect(folder, "certs authority", 0, "tortie-certs/authority.key");
-    expect(folder, "certs authority", 1, "--renew replaces it");
+    expect(folder, "certs authority", 1, "--renew replaces a certificate");
     expect(folder, "certs authority --renew", 1, "makes all certificates invalid");
     expect(folder, "certs node a/b", 1, "cannot be a part");
     expect(folder, "certs authority --dir other", 0, "other/authority.crt");

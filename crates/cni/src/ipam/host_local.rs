@@ -186,7 +186,7 @@ impl Store {
     fn open(folder: PathBuf) -> Result<Self, Failure> {
         let path = folder.join("lock");
         let lock = fs::create_dir_all(&folder)
-            .and_then(|()| File::options().create(true).append(true).open(&path))
+            .and_then(|()| File::options().create(true).read(true).append(true).open(&path))
             .and_then(|file| file.lock().map(|()| file));
         match lock {
             Ok(lock) => Ok(Self { folder, _lock: lock }),
