@@ -33,6 +33,7 @@ use crate::locks::Locks;
 use crate::metrics::Metrics;
 use crate::plane::InForce;
 use crate::runtime_config;
+use crate::unsupported::Unsupported;
 
 /// How long an ADD waits for policy before it undoes everything.
 const POLICY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -158,10 +159,7 @@ impl Pods {
 
     /// What is written to a datastore that is migrated may be lost: then a pod's address would never be released.
     fn refuse_locked(&self) -> Result<(), Failure> {
-        match &self.in_force.borrow().lock {
-            Some(lock) => Err(Failure::new(Code::TRY_AGAIN_LATER, "the datastore is locked", &lock.message)),
-            None => Ok(()),
-        }
+        self.in_force.borrow().lock.as_ref().map_or(Ok(()), |lock| Err(locked(lock)))
     }
 
     /// Removes everything of the container, for a DEL or after a failed ADD.
@@ -448,8 +446,11 @@ impl Pods {
             () = hung_up => return Err(nobody_waits(id)),
         };
         match waited {
-            Ok(Ok(now)) if now.covers(id, positions) => Ok(()),
-            Ok(Ok(_)) => self.refuse_locked(),
+            // The state that ended the wait decides: the lock may be gone by now, and the policy not yet in force.
+            Ok(Ok(now)) => match &now.lock {
+                Some(lock) if !now.covers(id, positions) => Err(locked(lock)),
+                _ => Ok(()),
+            },
             Ok(Err(_)) => Err(Failure::new(Code::TRY_AGAIN_LATER, "the agent is going down", "")),
             Err(_) => {
                 let now = self.in_force.borrow();
@@ -549,6 +550,11 @@ fn endpoint_id(call: &Invocation) -> Result<EndpointId, Failure> {
 
 fn nobody_waits(id: &EndpointId) -> Failure {
     Failure::new(Code::TRY_AGAIN_LATER, format!("the runtime no longer waits for the ADD of {id}"), "")
+}
+
+/// Why nothing is written to a locked datastore.
+fn locked(lock: &Unsupported) -> Failure {
+    Failure::new(Code::TRY_AGAIN_LATER, "the datastore is locked", &lock.message)
 }
 
 pub(crate) async fn blocking<T: Send + 'static>(

@@ -58,6 +58,28 @@ async fn a_locked_datastore_is_not_applied_and_not_written() {
     bed.agent.abort();
 }
 
+/// An ADD that is under way when the datastore is locked fails at once, and leaves nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_add_under_way_fails_when_the_datastore_is_locked() {
+    let bed = Bed::new().await;
+    bed.pod("p", "u", json!({})).await;
+    let open = bed.os.hold("c1");
+    let add = bed.call(bed.invocation(Command::Add, "c1", "p"));
+    let lock_meanwhile = async {
+        until("the pod is being connected", || async { bed.os.is_held("c1") }).await;
+        lock(&*bed.store, true).await;
+        until("the node reports the lock", || async { reasons(&bed).await == ["DatastoreLocked"] }).await;
+        drop(open);
+    };
+    let (added, ()) = tokio::join!(add, lock_meanwhile);
+    let failure = added.unwrap_err();
+    assert_eq!(failure.code, Code::TRY_AGAIN_LATER);
+    assert!(failure.details.contains("datastoreReady is false"), "{failure:?}");
+    assert!(bed.store.list(Kind::WorkloadEndpoint).await.unwrap().items.is_empty());
+    assert!(bed.store.list(Kind::IpamHandle).await.unwrap().items.is_empty(), "the address is free again");
+    bed.agent.abort();
+}
+
 /// A datastore that is filled at the moment may lack half of the policies.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_waits_for_a_locked_datastore() {
