@@ -16,7 +16,7 @@ fn rule(cidr: IpNet, operator: MatchOperator, action: Action) -> Rule {
     Rule { conditions: Conditions { prefix, ..Conditions::default() }, action, operations: Vec::new() }
 }
 
-/// What a peer is told of routes about which its filters do not decide.
+/// The routes that a peer receives if its filters do not decide about them.
 pub(super) fn export(
     me: &BgpNode<'_>,
     all: &BgpConfigurationSpec,

@@ -67,7 +67,7 @@ impl AdjOut {
         self.pending.is_empty() && self.initial.is_empty() && self.refreshed.is_empty()
     }
 
-    /// The next messages. `export` says what the peer is to be told about a prefix. Prefixes whose attributes do not fit
+    /// The next messages. `export` returns the route of a prefix that the peer should receive. Prefixes whose attributes do not fit
     /// into a message are withdrawn.
     pub(super) fn messages(
         &mut self,

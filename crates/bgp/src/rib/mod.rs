@@ -483,7 +483,7 @@ impl Rib {
     }
 }
 
-/// Marks a prefix for the peers that may have been told of the old best route, or may be told of the new one. In a mesh,
+/// Marks a prefix for the peers that may have received the old best route, or may receive the new one. In a mesh,
 /// most routes are for few peers.
 fn tell(peers: &mut BTreeMap<PeerId, Peer>, prefix: IpNet, routes: [Option<&Chosen>; 2]) {
     let routes = routes.map(|route| route.map(|route| (route, provenance(peers, route.source))));
@@ -495,8 +495,7 @@ fn tell(peers: &mut BTreeMap<PeerId, Peer>, prefix: IpNet, routes: [Option<&Chos
     }
 }
 
-/// Whether a peer with these rules may be told of a route. What is known of a sender that is gone does not matter: the
-/// route is looked at.
+/// Whether a peer with these rules may receive a route. If its sender is gone, the answer is yes, so the route is examined.
 fn concerns(rules: &PeerRules, route: &Chosen, from: Option<Provenance>) -> bool {
     from.is_none_or(|from| may_export(&route.attributes, from, rules))
 }
