@@ -8,6 +8,10 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
+/// The owner of the blocks for addresses of Services of type LoadBalancer (`virtual:load-balancer` in Calico).
+pub const LOAD_BALANCERS: &str = "virtual:load-balancer";
+/// The beginning of owners that are no nodes. No node has such a name, because of the colon.
+const VIRTUAL: &str = "virtual:";
 /// The handle of the addresses that Windows reserves; no handle object exists for it.
 const WINDOWS_HANDLE: &str = "windows-reserved-ipam-handle";
 /// Blocks have at most 2 to this power addresses. Pools have blocks of at most 2 to the power of 12.
@@ -22,7 +26,7 @@ const WINDOWS_RESERVED_LAST: usize = 1;
 pub struct Block {
     /// Its addresses.
     pub cidr: IpNet,
-    /// `host:<node>`, or absent if no node owns the block.
+    /// `host:<node>`, `virtual:<owner>`, or absent if nobody owns the block.
     #[serde(default)]
     pub affinity: Option<String>,
     /// When the node claimed it, RFC 3339.
@@ -83,14 +87,14 @@ fn or_empty<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(value: D) 
 }
 
 impl Block {
-    /// A new block of a node; a Windows node reserves four addresses of an IPv4 block. The block must be one that
-    /// [`Block::size_of`] accepts; any other one has no addresses.
+    /// A new block of an owner: a node's name, or [`LOAD_BALANCERS`]. A Windows node reserves four addresses of an IPv4
+    /// block. The block must be one that [`Block::size_of`] accepts; any other one has no addresses.
     #[must_use]
-    pub fn new(cidr: IpNet, node: &str, windows: bool, now_nanos: u64, now_rfc3339: String) -> Self {
+    pub fn new(cidr: IpNet, owner: &str, windows: bool, now_nanos: u64, now_rfc3339: String) -> Self {
         let size = Self::size_of(&cidr).unwrap_or_default();
         let mut block = Self {
             cidr,
-            affinity: Some(format!("host:{node}")),
+            affinity: Some(if is_virtual(owner) { owner.to_owned() } else { format!("host:{owner}") }),
             affinity_claim_time: Some(now_rfc3339),
             allocations: vec![None; size],
             unallocated: (0..size).collect(),
@@ -324,10 +328,16 @@ impl Block {
         self.attributes.get(self.allocations[self.offset(address)?]?)
     }
 
-    /// Whether the node owns the block.
+    /// Whether this owner, a node's name or [`LOAD_BALANCERS`], owns the block.
     #[must_use]
-    pub fn belongs_to(&self, node: &str) -> bool {
-        self.node() == Some(node)
+    pub fn belongs_to(&self, owner: &str) -> bool {
+        self.owner() == Some(owner)
+    }
+
+    /// The owner of the block: a node's name, or for example [`LOAD_BALANCERS`].
+    #[must_use]
+    pub fn owner(&self) -> Option<&str> {
+        self.node().or_else(|| self.affinity.as_deref().filter(|affinity| is_virtual(affinity)))
     }
 
     /// The node that owns the block.
@@ -373,6 +383,12 @@ impl Block {
             IpAddr::V6(first) => Ipv6Addr::from_bits(first.to_bits().wrapping_add(offset.into())).into(),
         }
     }
+}
+
+/// Whether an owner of blocks is not a node.
+#[must_use]
+pub fn is_virtual(owner: &str) -> bool {
+    owner.starts_with(VIRTUAL)
 }
 
 impl Attribute {

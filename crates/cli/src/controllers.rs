@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use tortie_controllers::Config;
-use tortie_store::Store;
+use tortie_store::Endpoints;
 use tortie_store::backoff::random_seed;
 use tortie_store::kubernetes::{Kubernetes, KubernetesConfig};
 
@@ -40,7 +40,7 @@ impl Controllers {
                     "--kubernetes copies objects to etcd, and has no effect with another --store; remove it"
                 );
             }
-            let kubernetes: Option<Arc<dyn Store>> = match &self.kubernetes {
+            let kubernetes: Option<Arc<dyn Endpoints>> = match &self.kubernetes {
                 None => None,
                 Some(file) => Some(Arc::new(Kubernetes::new(&config(file)).await?)),
             };

@@ -1,5 +1,6 @@
 //! What runs once in a cluster (`tortie controllers`): copies of Kubernetes' objects in etcd, what vanished nodes leave
-//! behind, empty blocks that nodes do not need, and automatic host endpoints, as Calico's kube-controllers do.
+//! behind, empty blocks that nodes do not need, automatic host endpoints, and addresses of Services of type LoadBalancer, as
+//! Calico's kube-controllers do.
 //!
 //! Several processes may run; a Lease decides which one works. Its writes are conditional, so one that believes too long
 //! that it leads does no harm. The controllers change only what they have created, and, as in Calico, the labels of Nodes and
@@ -13,6 +14,7 @@ mod decision;
 mod election;
 mod host_endpoints;
 mod leader;
+mod load_balancers;
 mod lock;
 mod nodes;
 mod policies;
@@ -47,7 +49,7 @@ pub struct Config {
     /// The datastore of the agents.
     pub store: Arc<dyn Endpoints>,
     /// The Kubernetes API whose objects are copied to the datastore, if they are not there already.
-    pub kubernetes: Option<Arc<dyn Store>>,
+    pub kubernetes: Option<Arc<dyn Endpoints>>,
     /// The name of this process, which must be unique.
     pub identity: String,
     /// The namespace of the Lease.
@@ -58,7 +60,7 @@ pub struct Config {
 
 impl Config {
     /// Has the Nodes, the Pods and the Lease.
-    fn truth(&self) -> Arc<dyn Store> {
+    fn truth(&self) -> Arc<dyn Endpoints> {
         match &self.kubernetes {
             Some(kubernetes) => kubernetes.clone(),
             None => self.store.clone(),
@@ -83,7 +85,8 @@ async fn work(config: &Config) {
         }
     };
     let others = lock::run(&*config.store, || async {
-        tokio::join!(host_endpoints(&*config.store), nodes(config), blocks(config));
+        let addresses = load_balancers::run(config.store.clone(), config.truth());
+        tokio::join!(host_endpoints(&*config.store), nodes(config), blocks(config), addresses);
     });
     // Copies are made while the datastore is locked, too: a cluster that changes to etcd needs them before its nodes apply
     // anything, and nothing else has them.

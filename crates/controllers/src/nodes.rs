@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use serde_json::Value;
-use tortie_api::ipam::Block;
+use tortie_api::ipam::{Block, is_virtual};
 use tortie_api::{Key, Kind};
 use tortie_ipam::{Fix, Given, IpamError, Records, Release};
 use tortie_store::{Endpoints, Interest, Store, StoreError, Stored, pod_of};
@@ -84,7 +84,8 @@ impl Nodes {
     async fn referenced(&self) -> Result<BTreeSet<String>, StoreError> {
         let mut names = BTreeSet::new();
         for stored in self.list(Kind::BlockAffinity).await? {
-            names.extend(stored.key.name.split_once('/').map(|(node, _)| node.to_owned()));
+            let owner = stored.key.name.split_once('/').map(|(owner, _)| owner);
+            names.extend(owner.filter(|owner| !is_virtual(owner)).map(str::to_owned));
         }
         for stored in self.list(Kind::IpamBlock).await? {
             names.extend(owner_of(&stored.value).map(str::to_owned));

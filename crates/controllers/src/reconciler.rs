@@ -179,11 +179,11 @@ async fn carry_out(stores: Stores<'_>, key: &Key, decision: Decision) -> Outcome
 }
 
 /// Whether a Kubernetes API has lost its data: each has namespaces.
-async fn is_empty(source: &dyn Store) -> Result<bool, StoreError> {
+pub(crate) async fn is_empty(source: &dyn Store) -> Result<bool, StoreError> {
     Ok(source.list_page(&Interest::all(Kind::Namespace), None).await?.items.is_empty())
 }
 
-fn no_namespace() -> StoreError {
+pub(crate) fn no_namespace() -> StoreError {
     let problem =
         "the Kubernetes API has no Namespace, so it may have lost its data; copies stay until it has one";
     StoreError::Unavailable(problem.to_owned())

@@ -9,12 +9,13 @@ use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::Value;
 use tortie_api::Key;
-use tortie_api::ipam::{Attribute, Block};
+use tortie_api::ipam::{Attribute, Block, is_virtual};
 use tortie_store::Stored;
 
 use crate::claim::overlaps;
 use crate::records::{Affinity, AffinityState, Handle};
 use crate::release::{Release, node_of};
+use crate::services::{LOAD_BALANCER, SERVICE, service_handle};
 
 /// All objects of the kinds that matter. Every list must be complete.
 #[derive(Debug, Clone, Default)]
@@ -33,6 +34,8 @@ pub struct Snapshot {
     pub pods: Vec<Stored>,
     /// Nodes.
     pub nodes: Vec<Stored>,
+    /// Services, where the datastore has them.
+    pub services: Vec<Stored>,
 }
 
 /// Something wrong.
@@ -128,6 +131,8 @@ struct Check {
     /// The addresses of each pod; none yet if they are not known.
     pods: BTreeMap<String, BTreeSet<IpAddr>>,
     nodes: BTreeSet<String>,
+    /// The handles of the Services of type LoadBalancer; `None` if the datastore has no Services at all.
+    services: Option<BTreeSet<String>>,
     /// Whether an endpoint cannot be read, whose address is thus unknown.
     is_incomplete: bool,
 }
@@ -142,6 +147,12 @@ impl Check {
         let pools =
             snapshot.pools.iter().filter_map(|stored| stored.value["spec"]["cidr"].as_str()?.parse().ok());
         self.pools = pools.collect();
+        let of_type = snapshot.services.iter().filter(|stored| stored.value["spec"]["type"] == LOAD_BALANCER);
+        let handles = of_type.map(|stored| {
+            let uid = stored.value["metadata"]["uid"].as_str().unwrap_or_default();
+            service_handle(&stored.key.namespace, &stored.key.name, uid)
+        });
+        self.services = (!snapshot.services.is_empty()).then(|| handles.collect());
         for stored in &snapshot.blocks {
             match read_block(stored) {
                 Ok(block) if block.deleted => {}
@@ -225,13 +236,12 @@ impl Check {
             for (address, attribute) in block.allocated() {
                 self.address(block, address, attribute);
             }
-            if let Some(node) = block.node()
-                && !self.affinities.contains_key(&(node.to_owned(), block.cidr))
+            if let Some(owner) = block.owner()
+                && !self.affinities.contains_key(&(owner.to_owned(), block.cidr))
             {
-                let why = format!("it belongs to node {node}, which has no affinity to it");
-                let fix = Fix::GiveUp(node.to_owned(), block.cidr);
-                let fix = ((!self.nodes.contains(node) && !self.nodes.is_empty()) || block.is_empty())
-                    .then_some(fix);
+                let why = format!("it belongs to {}, which has no affinity to it", owner_in_words(owner));
+                let fix = (self.is_gone(owner) && !self.nodes.is_empty()) || block.is_empty();
+                let fix = fix.then_some(Fix::GiveUp(owner.to_owned(), block.cidr));
                 self.find(Problem::Block, format!("block {}", block.cidr), why, fix);
             }
         }
@@ -265,6 +275,16 @@ impl Check {
     /// Why an address belongs to nobody, if so, and whether that is certain. Without metadata it counts as used.
     fn leaked(&self, block: &Block, address: IpAddr, attribute: &Attribute) -> Option<(String, bool)> {
         let owner = attribute.owner.as_ref()?;
+        if let (Some(namespace), Some(service)) = (owner.get("namespace"), owner.get(SERVICE)) {
+            let exists = attribute
+                .handle_id
+                .as_ref()
+                .is_none_or(|it| self.services.as_ref().is_none_or(|all| all.contains(it)));
+            let why = format!(
+                "Service {namespace}/{service}, for which it was given, does not exist or is not of type LoadBalancer"
+            );
+            return (!exists).then_some((why, true));
+        }
         let node = node_of(block, attribute);
         let is_tunnel = owner.get("type").is_some_and(|kind| kind.ends_with("TunnelAddress"));
         let (Some(namespace), Some(pod)) = (owner.get("namespace"), owner.get("pod")) else {
@@ -362,26 +382,35 @@ impl Check {
 
     fn affinities(&mut self) {
         let mut found = Vec::new();
-        for ((node, cidr), affinity) in &self.affinities {
+        for ((owner, cidr), affinity) in &self.affinities {
             let block = self.blocks.get(cidr);
             let why = match block {
-                _ if !self.nodes.contains(node) => "its node does not exist".to_owned(),
+                _ if self.is_gone(owner) => "its node does not exist".to_owned(),
                 None if affinity.state == AffinityState::Confirmed => "its block does not exist".to_owned(),
-                Some(block) if !block.belongs_to(node) => match block.node() {
-                    Some(owner) => format!("its block belongs to node {owner}"),
+                Some(block) if !block.belongs_to(owner) => match block.owner() {
+                    Some(owner) => format!("its block belongs to {}", owner_in_words(owner)),
                     None => "its block has no owner".to_owned(),
                 },
                 _ => continue,
             };
-            found.push((node.clone(), *cidr, why));
+            found.push((owner.clone(), *cidr, why));
         }
         let is_damaged = self.findings.iter().any(|finding| finding.kind == Problem::Damaged);
-        for (node, cidr, why) in found {
+        for (owner, cidr, why) in found {
             // Without any node, the datastore may have lost them.
-            let fix = (!is_damaged && !self.nodes.is_empty()).then(|| Fix::GiveUp(node.clone(), cidr));
-            self.find(Problem::Affinity, format!("affinity {node}/{cidr}"), why, fix);
+            let fix = (!is_damaged && !self.nodes.is_empty()).then(|| Fix::GiveUp(owner.clone(), cidr));
+            self.find(Problem::Affinity, format!("affinity {owner}/{cidr}"), why, fix);
         }
     }
+
+    /// Whether an owner of blocks is a node that does not exist.
+    fn is_gone(&self, owner: &str) -> bool {
+        !is_virtual(owner) && !self.nodes.contains(owner)
+    }
+}
+
+fn owner_in_words(owner: &str) -> String {
+    if is_virtual(owner) { owner.to_owned() } else { format!("node {owner}") }
 }
 
 fn read_block(stored: &Stored) -> Result<Block, String> {

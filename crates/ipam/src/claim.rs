@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net};
 use jiff::Timestamp;
-use tortie_api::ipam::Block;
+use tortie_api::ipam::{Block, is_virtual};
 use tortie_api::{Key, Kind};
 use tortie_store::{StoreError, Stored, Version};
 
@@ -60,7 +60,7 @@ impl Ipam {
             }
             let full = |hint| {
                 let damaged = own.damaged.iter().map(|error| format!("; damaged: {error}")).collect();
-                IpamError::Exhausted { node: self.node.clone(), blocks, limit, hint, damaged }
+                IpamError::Exhausted { owner: self.in_words(), blocks, limit, hint, damaged }
             };
             if blocks >= usize::try_from(limit).unwrap_or(usize::MAX) {
                 return Err(full(if self.windows {
@@ -80,7 +80,7 @@ impl Ipam {
                     continue;
                 }
             }
-            let may_borrow = !settings.config.strict_affinity && !self.windows;
+            let may_borrow = !settings.config.strict_affinity && !self.windows && !is_virtual(&self.node);
             if may_borrow && let Some(borrowed) = self.block_to_borrow_from(pools, settings).await? {
                 return Ok(borrowed);
             }
@@ -95,6 +95,10 @@ impl Ipam {
 
     /// The maximum number of blocks of the node, of each family.
     pub(crate) fn max_blocks(&self, settings: &Settings) -> u32 {
+        if is_virtual(&self.node) {
+            // The limit is one of hosts.
+            return self.most_blocks;
+        }
         let of_cluster = match settings.config.max_blocks_per_host {
             0 => DEFAULT_MAX_BLOCKS,
             configured => configured,

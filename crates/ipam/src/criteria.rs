@@ -51,6 +51,7 @@ impl Use {
         match self {
             Use::Workload => "Workload",
             Use::Tunnel => "Tunnel",
+            Use::LoadBalancer => "LoadBalancer",
         }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Instant;
 use ipnet::{IpNet, Ipv4Net};
 use jiff::Timestamp;
 use tokio::sync::Mutex;
-use tortie_api::ipam::Block;
+use tortie_api::ipam::{Block, LOAD_BALANCERS, is_virtual};
 use tortie_api::{Key, Kind};
 use tortie_store::{Store, StoreError, Version};
 
@@ -20,9 +20,10 @@ use crate::request::{Assignment, Count, Family, Request};
 use crate::settings::Settings;
 use crate::waiting::Waiting;
 
-/// The addresses of one node.
+/// The addresses of one node, or of Services of type LoadBalancer.
 pub struct Ipam {
     pub(crate) records: Records,
+    /// The owner of its blocks: the name of the node, or [`LOAD_BALANCERS`].
     pub(crate) node: String,
     pub(crate) windows: bool,
     /// How many blocks of each family its network can have.
@@ -63,10 +64,20 @@ impl Ipam {
         }
     }
 
+    /// For Services of type LoadBalancer. Their addresses belong to no node.
+    pub fn of_load_balancers(store: Arc<dyn Store>) -> Self {
+        Self::new(store, LOAD_BALANCERS, BTreeMap::new())
+    }
+
     /// The node's network can have this many blocks.
     #[must_use]
     pub fn with_most_blocks(self, most_blocks: u32) -> Self {
         Self { most_blocks, ..self }
+    }
+
+    /// Who asks for addresses.
+    pub(crate) fn in_words(&self) -> String {
+        if is_virtual(&self.node) { "load balancers".to_owned() } else { format!("node {}", self.node) }
     }
 
     pub(crate) fn side(&self, family: Family) -> &Side {

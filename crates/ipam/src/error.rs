@@ -64,14 +64,14 @@ pub enum IpamError {
         /// The requested address.
         address: IpAddr,
     },
-    /// Every address that this node may use is allocated.
+    /// Every address that this node, or the load balancers, may use is allocated.
     #[error(
-        "node {node} has no free address: none of its blocks ({blocks}, of at most {limit}) has room for this; \
+        "{owner} has no free address: none of its blocks ({blocks}, of at most {limit}) has room for this; \
          {hint}{damaged}"
     )]
     Exhausted {
-        /// The node.
-        node: String,
+        /// Who asks, in words: `node a`.
+        owner: String,
         /// The number of its blocks.
         blocks: usize,
         /// The maximum number of its blocks.

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use jiff::Timestamp;
-use tortie_api::ipam::Block;
+use tortie_api::ipam::{Block, is_virtual};
 use tortie_api::{Key, Kind};
 use tortie_store::{StoreError, Version};
 
@@ -89,7 +89,7 @@ impl Ipam {
             let (blocks, limit) = (own.filter(|name| of_family(name)).count(), self.max_blocks(settings));
             if blocks >= usize::try_from(limit).unwrap_or(usize::MAX) {
                 return Err(IpamError::Exhausted {
-                    node: self.node.clone(),
+                    owner: self.in_words(),
                     blocks,
                     limit,
                     hint: "the requested address is in none of the Windows node's blocks; request one of them",
@@ -108,8 +108,10 @@ impl Ipam {
             "a Windows node cannot use another node's block"
         } else if block.is_of_windows() {
             "the addresses of a Windows node's block are only for that node"
-        } else if block.affinity.is_some() && block.node().is_none() {
+        } else if block.owner().is_some_and(is_virtual) {
             "its addresses are for load balancers"
+        } else if is_virtual(&self.node) && block.affinity.is_some() {
+            "load balancers do not use blocks of nodes"
         } else if settings.config.strict_affinity {
             "with strict affinity, nodes do not use each other's blocks"
         } else {

@@ -43,7 +43,7 @@ impl Ipam {
         if pools.is_empty() {
             let of = if family == Family::V6 { "IPv6 " } else { "" };
             let name = criteria.intended_use.name();
-            return Err(IpamError::NoPool(format!("node {} ({of}{name})", self.node)));
+            return Err(IpamError::NoPool(format!("{} ({of}{name})", self.in_words())));
         }
         Ok(pools)
     }

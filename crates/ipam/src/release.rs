@@ -64,6 +64,25 @@ impl Ipam {
         Ok(released)
     }
 
+    /// The addresses of a handle with their blocks, as they are now: whoever releases them fails if they change meanwhile.
+    ///
+    /// # Errors
+    /// The store failed, or a block cannot be read.
+    pub async fn releases(&self, handle: &str) -> Result<Vec<(IpNet, Release)>, IpamError> {
+        let mut found = Vec::new();
+        let record = self.records.read::<Handle>(&Key::global(Kind::IpamHandle, handle)).await?;
+        for cidr in record.iter().flat_map(|(_, record)| record.block.keys()) {
+            let Some((_, block)) = self.records.read_block(&Key::global(Kind::IpamBlock, cidr)).await? else {
+                continue;
+            };
+            found.extend(block.addresses_of(handle).map(|address| {
+                let handle = Some(handle.to_owned());
+                (block.cidr, Release { address, handle, sequence_number: block.sequence_of(address) })
+            }));
+        }
+        Ok(found)
+    }
+
     /// Releases every address of a handle, and returns them. A handle without addresses is no error.
     ///
     /// # Errors

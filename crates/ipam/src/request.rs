@@ -13,6 +13,8 @@ pub enum Use {
     Workload,
     /// A node's VXLAN device.
     Tunnel,
+    /// A Service of type LoadBalancer.
+    LoadBalancer,
 }
 
 /// A family of addresses. Each one has its own pools, blocks and limit of blocks.

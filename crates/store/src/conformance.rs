@@ -272,6 +272,14 @@ async fn keys_do_not_mix(store: &dyn Store) {
         assert_eq!(store.list(key.kind).await.expect("list").items.len(), 1);
         assert!(store.get(key).await.expect("get").is_some(), "{key}");
     }
+    let of_services = Key::global(Kind::BlockAffinity, "virtual:load-balancer/10.1.0.0/26");
+    store.create(&of_services, json!({"state": "pending", "deleted": false})).await.expect("create");
+    let affinities = store.list(Kind::BlockAffinity).await.expect("list").items;
+    let mut keys_of_affinities: Vec<&Key> = affinities.iter().map(|stored| &stored.key).collect();
+    keys_of_affinities.sort();
+    assert_eq!(keys_of_affinities, [&records[0].0, &of_services]);
+    let found = store.get(&of_services).await.expect("get").expect("is there");
+    assert_eq!(found.value["state"], "pending");
     for (number, key) in (0..).zip(&keys) {
         let found = store.get(key).await.expect("get").expect("is there");
         assert_eq!(number_of(&found.value), Some(number), "{key}");

@@ -53,6 +53,15 @@ pub trait Endpoints: Store {
         Ok(())
     }
 
+    /// Replaces the status of a Service that was read, if it has not changed since.
+    async fn set_service_status(&self, service: &Stored, status: Value) -> Result<(), StoreError> {
+        let mut value = service.value.clone();
+        if let Some(fields) = value.as_object_mut() {
+            fields.insert("status".to_owned(), status);
+        }
+        self.update(&service.key, value, &service.version).await.map(drop)
+    }
+
     /// Removes this version of an endpoint.
     async fn remove(&self, endpoint: &Stored) -> Result<(), StoreError> {
         self.delete(&endpoint.key, Some(&endpoint.version)).await.map(drop)

@@ -49,7 +49,7 @@ pub struct Controllers {
     pub service_account: Option<CopyController>,
     /// Without effect: namespaces are copied on change.
     pub namespace: Option<CopyController>,
-    /// Rejected: Tortie gives no addresses to Services.
+    /// Addresses of Services of type LoadBalancer.
     pub load_balancer: Option<LoadBalancerController>,
     /// Without effect: Tortie does not rename policies.
     pub migration: Option<MigrationController>,
@@ -97,7 +97,18 @@ pub struct CopyController {
 pub struct LoadBalancerController {
     /// The Services that get addresses.
     #[serde(rename = "assignIPs")]
-    pub assign_ips: Option<String>,
+    pub assign_ips: Option<AssignIps>,
+}
+
+/// The Services of type LoadBalancer that get addresses.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+pub enum AssignIps {
+    /// All, except for those of another load-balancer class.
+    #[default]
+    #[serde(alias = "")]
+    AllServices,
+    /// Those that ask for one by an annotation or by Calico's load-balancer class.
+    RequestedServicesOnly,
 }
 
 /// The settings for the names of policies.
@@ -147,6 +158,13 @@ impl KubeControllersConfiguration {
     pub fn copies_node_labels(&self) -> bool {
         let node = self.spec.controllers.node.as_ref();
         node.and_then(|node| node.sync_labels) != Some(Switch::Disabled)
+    }
+
+    /// The Services that get addresses: all, if nothing is set.
+    #[must_use]
+    pub fn assign_ips(&self) -> AssignIps {
+        let settings = self.spec.controllers.load_balancer.as_ref();
+        settings.and_then(|settings| settings.assign_ips).unwrap_or_default()
     }
 
     pub(crate) fn validate(&self) -> Result<(), Vec<FieldError>> {

@@ -22,7 +22,7 @@ pub use cluster::{
     CalicoNodeStatus, CalicoNodeStatusSpec, ClusterInformation, ClusterInformationSpec, StatusClass,
 };
 pub use controllers::{
-    AutoHostEndpoint, Controllers, CopyController, KubeControllersConfiguration,
+    AssignIps, AutoHostEndpoint, Controllers, CopyController, KubeControllersConfiguration,
     KubeControllersConfigurationSpec, LoadBalancerController, MigrationController, NodeController,
     PolicyMigrationController, Switch,
 };

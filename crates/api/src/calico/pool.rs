@@ -68,6 +68,9 @@ pub enum EncapsulationMode {
     CrossSubnet,
 }
 
+/// The use of pools for Services of type LoadBalancer.
+const LOAD_BALANCER: &str = "LoadBalancer";
+
 fn default_uses() -> Vec<String> {
     vec!["Workload".to_owned(), "Tunnel".to_owned()]
 }
@@ -90,6 +93,33 @@ impl IpPool {
         } else {
             122
         })
+    }
+
+    /// Whether its addresses are for Services of type LoadBalancer.
+    #[must_use]
+    pub fn is_for_load_balancers(&self) -> bool {
+        self.spec.allowed_uses.iter().any(|each| each == LOAD_BALANCER)
+    }
+
+    /// Addresses of Services have no node, so everything that concerns nodes and pods is rejected
+    /// (`libcalico-go/lib/clientv3/ippool.go`).
+    fn validate_for_load_balancers(&self, wrong: &mut impl FnMut(&str, String)) {
+        let spec = &self.spec;
+        if spec.allowed_uses.iter().any(|each| each != LOAD_BALANCER) {
+            wrong(
+                "spec.allowedUses",
+                "LoadBalancer stands alone; make another pool for the other uses".into(),
+            );
+        }
+        if spec.vxlan_mode != EncapsulationMode::Never || spec.ipip_mode != EncapsulationMode::Never {
+            wrong("spec.vxlanMode", "addresses of Services are not encapsulated; use Never".into());
+        }
+        if spec.disable_bgp_export {
+            wrong("spec.disableBGPExport", "is not for pools of load balancers; remove it".into());
+        }
+        if spec.node_selector.as_ref().is_some_and(|selector| !selector.is_all()) {
+            wrong("spec.nodeSelector", "addresses of Services belong to no node; use all()".into());
+        }
     }
 
     pub(crate) fn validate(&self) -> Result<(), Vec<FieldError>> {
@@ -119,10 +149,12 @@ impl IpPool {
         if spec.vxlan_mode == EncapsulationMode::CrossSubnet {
             wrong("spec.vxlanMode", "CrossSubnet is not supported yet; use Always".into());
         }
-        if let Some(bad) =
-            spec.allowed_uses.iter().find(|each| !["Workload", "Tunnel"].contains(&each.as_str()))
-        {
-            wrong("spec.allowedUses", format!("{bad:?} is not supported; use Workload or Tunnel"));
+        let known = ["Workload", "Tunnel", LOAD_BALANCER];
+        if let Some(bad) = spec.allowed_uses.iter().find(|each| !known.contains(&each.as_str())) {
+            wrong("spec.allowedUses", format!("{bad:?} is not supported; use {}", known.join(", ")));
+        }
+        if self.is_for_load_balancers() {
+            self.validate_for_load_balancers(&mut wrong);
         }
         if let Some(mode) =
             spec.assignment_mode.as_deref().filter(|mode| !["Automatic", "Manual"].contains(mode))

@@ -15,7 +15,6 @@ const NO_PORT: &str = "the controllers have no such port";
 const COMPACTION: &str = "set --auto-compaction-retention of etcd";
 const TEMPLATES: &str =
     "only the host endpoint for all interfaces is created; apply other host endpoints yourself";
-const NO_ADDRESSES: &str = "Tortie gives no addresses to Services";
 const NO_RENAMING: &str = "Tortie renames no policies";
 
 /// The fields of `spec`, by path.
@@ -23,7 +22,7 @@ pub(super) const FIELDS: &[Field] = &[
     field(
         "controllers.loadBalancer.assignIPs",
         Word(&["AllServices", "RequestedServicesOnly", ""]),
-        Reported(NO_ADDRESSES),
+        Implemented,
         &[],
     ),
     field("controllers.namespace.reconcilerPeriod", Duration, Reported(ON_CHANGE), &[]),

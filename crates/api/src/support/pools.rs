@@ -36,6 +36,9 @@ pub(super) const FIELDS: &[Field] = &[
 /// The problem of an IPv6 pool: IPAM reads it, and pods have no IPv6 routes.
 pub(super) fn of_ipv6(pool: &Value) -> Option<FieldError> {
     let cidr: IpNet = pool.pointer("/spec/cidr")?.as_str()?.parse().ok()?;
+    if is_for_load_balancers(pool) {
+        return None;
+    }
     let problem = "IPv6 pools are not supported yet: pods have no IPv6 routes; use an IPv4 network";
     cidr.addr().is_ipv6().then(|| FieldError::new("spec.cidr", problem))
 }
@@ -45,7 +48,14 @@ pub(super) fn not_carried(pool: &Value) -> Option<FieldError> {
     let mode = pool.pointer("/spec/vxlanMode").and_then(Value::as_str);
     let disabled = pool.pointer("/spec/disabled").and_then(Value::as_bool) == Some(true);
     let never = mode.is_none_or(|mode| mode == "Never") && !disabled;
+    let never = never && !is_for_load_balancers(pool);
     never.then(|| FieldError::new("spec.vxlanMode", NOT_CARRIED))
+}
+
+/// Whether the pool's addresses are for Services: no packet with such an address passes between nodes.
+fn is_for_load_balancers(pool: &Value) -> bool {
+    let uses = pool.pointer("/spec/allowedUses").and_then(Value::as_array);
+    uses.is_some_and(|uses| uses.iter().any(|each| each == "LoadBalancer"))
 }
 
 /// The parts of a pool that matter for conflicts.
@@ -55,6 +65,8 @@ pub struct Pool {
     pub name: String,
     /// Its addresses.
     pub cidr: IpNet,
+    /// Whether they are for Services. Such addresses may be in the network of the nodes.
+    pub is_for_load_balancers: bool,
 }
 
 impl Pool {
@@ -62,7 +74,8 @@ impl Pool {
     #[must_use]
     pub fn of(key: &Key, value: &Value) -> Option<Self> {
         let cidr: IpNet = value.pointer("/spec/cidr")?.as_str()?.parse().ok()?;
-        Some(Self { name: key.name.clone(), cidr: cidr.trunc() })
+        let is_for_load_balancers = is_for_load_balancers(value);
+        Some(Self { name: key.name.clone(), cidr: cidr.trunc(), is_for_load_balancers })
     }
 }
 
@@ -96,7 +109,7 @@ pub fn overlapping_nodes<'a>(
     pool: &Pool,
     mut nodes: impl Iterator<Item = (&'a str, IpNet)>,
 ) -> Option<String> {
-    let (node, net) = nodes.find(|(_, net)| overlap(net, &pool.cidr))?;
+    let (node, net) = nodes.find(|(_, net)| !pool.is_for_load_balancers && overlap(net, &pool.cidr))?;
     Some(format!(
         "{} and {net}, the network of node {node}, overlap: packets to nodes would go to pods; choose another cidr",
         pool.cidr

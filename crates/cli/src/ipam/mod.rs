@@ -55,5 +55,6 @@ async fn snapshot(store: &dyn Store) -> Result<Snapshot, StoreError> {
         endpoints: store.list(Kind::WorkloadEndpoint).await?.items,
         pods: list(store, Kind::Pod).await?,
         nodes: store.list(Kind::Node).await?.items,
+        services: list(store, Kind::Service).await?,
     })
 }

@@ -132,14 +132,24 @@ impl Drop for Running {
 
 pub(crate) fn start(
     store: Arc<dyn Endpoints>,
-    kubernetes: Option<Arc<dyn Store>>,
+    kubernetes: Option<Arc<dyn Endpoints>>,
     identity: &str,
+) -> Running {
+    start_in(store, kubernetes, identity, "tortie-system")
+}
+
+/// Controllers whose Lease is in this namespace.
+pub(crate) fn start_in(
+    store: Arc<dyn Endpoints>,
+    kubernetes: Option<Arc<dyn Endpoints>>,
+    identity: &str,
+    namespace: &str,
 ) -> Running {
     let config = Config {
         store,
         kubernetes,
         identity: identity.to_owned(),
-        namespace: "tortie-system".to_owned(),
+        namespace: namespace.to_owned(),
         node_grace: Duration::from_secs(4),
     };
     Running::new(tokio::spawn(tortie_controllers::run(config)))

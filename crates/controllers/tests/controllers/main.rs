@@ -5,6 +5,7 @@ mod blocks;
 mod common;
 mod copies;
 mod election;
+mod load_balancers;
 mod lock;
 mod nodes;
 mod permissions;

@@ -60,7 +60,7 @@ fn granted(servers: &KubeApi, role: &str) -> BTreeSet<Permission> {
 }
 
 /// Starts controllers whose Lease is in this namespace.
-fn start(store: Arc<dyn Endpoints>, kubernetes: Option<Arc<dyn Store>>, namespace: &str) -> Running {
+fn start(store: Arc<dyn Endpoints>, kubernetes: Option<Arc<dyn Endpoints>>, namespace: &str) -> Running {
     let config = Config {
         store,
         kubernetes,
@@ -132,6 +132,22 @@ async fn prepare(admin: &Arc<dyn Endpoints>) {
     put(&**admin, &global(Kind::KubeControllersConfiguration, "default"), settings).await;
 }
 
+/// A Service of type LoadBalancer, which gets an address of a pool of its own.
+async fn balance(kubernetes: &dyn Store, store: &dyn Store, user: &str, stopped: impl Fn() -> bool) -> Key {
+    let name = format!("lb-{user}");
+    let spec = json!({"cidr": format!("10.9.{}.0/28", &user[1..]), "blockSize": 28, "allowedUses": ["LoadBalancer"]});
+    put(store, &global(Kind::IpPool, &name), json!({"metadata": {"name": name}, "spec": spec})).await;
+    let service = Key::namespaced(Kind::Service, "n", &name);
+    let annotations = json!({"projectcalico.org/ipv4pools": format!("[\"{name}\"]")});
+    let metadata = json!({"name": name, "namespace": "n", "annotations": annotations});
+    let spec = json!({"type": "LoadBalancer", "ports": [{"port": 80}]});
+    put(kubernetes, &service, json!({"metadata": metadata, "spec": spec})).await;
+    let ingress =
+        async || value(kubernetes, &service).await["status"]["loadBalancer"]["ingress"][0]["ip"].clone();
+    until("the Service has an address", async || stopped() || ingress().await.is_string()).await;
+    service
+}
+
 /// What the controllers do on a Kubernetes API, until it is done or `stopped` says that they cannot.
 async fn life(admin: &Arc<dyn Endpoints>, store: Arc<dyn Endpoints>, user: &str, stopped: impl Fn() -> bool) {
     let (gone, new) = (format!("gone-{user}"), format!("new-{user}"));
@@ -147,6 +163,7 @@ async fn life(admin: &Arc<dyn Endpoints>, store: Arc<dyn Endpoints>, user: &str,
     let mut changed = created.value.clone();
     changed["metadata"]["labels"] = json!({"a": "b"});
     admin.update(&node, changed, &created.version).await.unwrap();
+    let service = balance(&**admin, &**admin, user, &stopped).await;
     let label = async || {
         value(&**admin, &global(Kind::HostEndpoint, &endpoint)).await["metadata"]["labels"]["a"].clone()
     };
@@ -158,6 +175,7 @@ async fn life(admin: &Arc<dyn Endpoints>, store: Arc<dyn Endpoints>, user: &str,
     })
     .await;
     admin.delete(&node, None).await.unwrap();
+    admin.delete(&service, None).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -185,11 +203,11 @@ async fn controllers_on_a_kubernetes_api_name_each_missing_permission() {
         return;
     }
     let output = Log::get();
-    let servers = servers('u', 40, None);
+    let servers = servers('u', 60, None);
     let admin: Arc<dyn Endpoints> = Arc::new(open(servers.kubeconfig()).await);
     prepare(&admin).await;
     let all: Vec<Permission> = granted(&servers, "tortie-controllers").into_iter().collect();
-    assert!(all.len() < 40);
+    assert!(all.len() < 60);
     for (number, missing) in all.iter().enumerate() {
         let user = format!("u{number}");
         servers.apply(&role(&user, all.iter().filter(|permission| *permission != missing))).unwrap();
@@ -208,7 +226,7 @@ async fn controllers_on_a_kubernetes_api_name_each_missing_permission() {
 }
 
 /// What the controllers do for etcd, until it is done or `stopped` says that they cannot.
-async fn copy(servers: &KubeApi, kubernetes: Arc<dyn Store>, user: &str, stopped: impl Fn() -> bool) {
+async fn copy(servers: &KubeApi, kubernetes: Arc<dyn Endpoints>, user: &str, stopped: impl Fn() -> bool) {
     let store = memory();
     let running = start(store.clone(), Some(kubernetes.clone()), user);
     let exists = async |key: &Key| store.get(key).await.unwrap().is_some();
@@ -236,12 +254,14 @@ async fn copy(servers: &KubeApi, kubernetes: Arc<dyn Store>, user: &str, stopped
     }
     let lease = Key::namespaced(Kind::Lease, user, tortie_controllers::LEASE_NAME);
     let admin = open(servers.kubeconfig()).await;
+    let service = balance(&admin, &*store, user, &stopped).await;
     until("the lease is renewed", async || {
         let spec = value(&admin, &lease).await["spec"].clone();
         stopped() || spec["renewTime"] != spec["acquireTime"]
     })
     .await;
     drop(running);
+    admin.delete(&service, None).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 use tortie_api::{Key, Kind};
 use tortie_servers::programs::{Program, can_run};
 use tortie_servers::{Etcd as EtcdServers, KubeApi, KubeOptions};
-use tortie_store::Store;
 use tortie_store::etcd::{Etcd, EtcdConfig};
 use tortie_store::kubernetes::{Kubernetes, KubernetesConfig};
+use tortie_store::{Endpoints, Store};
 
 use crate::common::{everything, global, start, until, value};
 
@@ -70,7 +70,7 @@ async fn a_cluster_is_copied_to_etcd_and_survives_faults_of_the_api_server() {
     let servers = KubeApi::start(&KubeOptions::default()).unwrap();
     let etcd = EtcdServers::start().unwrap();
     servers.apply(CLUSTER).unwrap();
-    let kubernetes: Arc<dyn Store> = Arc::new(open(servers.kubeconfig()).await);
+    let kubernetes: Arc<dyn Endpoints> = Arc::new(open(servers.kubeconfig()).await);
     let config = EtcdConfig { endpoints: etcd.endpoints(), tls: None, login: None };
     let store = Arc::new(Etcd::new(config).unwrap());
     // Two at once: one leads.

@@ -14,7 +14,7 @@ use crate::support::{allocated, block, cluster, linux, names, put, request, valu
 const GIVEN: &str = "2026-05-01 10:00:00.123456 +0000 UTC";
 const GRACE: i64 = 900;
 
-async fn snapshot(store: &Embedded) -> Snapshot {
+pub(crate) async fn snapshot(store: &Embedded) -> Snapshot {
     let list = async |kind| store.list(kind).await.unwrap().items;
     Snapshot {
         blocks: list(Kind::IpamBlock).await,
@@ -24,6 +24,7 @@ async fn snapshot(store: &Embedded) -> Snapshot {
         endpoints: list(Kind::WorkloadEndpoint).await,
         pods: list(Kind::Pod).await,
         nodes: list(Kind::Node).await,
+        services: list(Kind::Service).await,
     }
 }
 

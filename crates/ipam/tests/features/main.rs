@@ -5,6 +5,7 @@ mod borrowing;
 mod check;
 mod families;
 mod fixed;
+mod load_balancers;
 mod releases;
 mod settings;
 mod support;

@@ -11,6 +11,8 @@ const CALICO: &str = "/calico/resources/v3/projectcalico.org/";
 const BLOCKS: &str = "/calico/ipam/v2/assignment/";
 /// `<node>/ipv4/block/<CIDR with a dash instead of the slash>`.
 const AFFINITIES: &str = "/calico/ipam/v2/host/";
+/// The same for owners that are no nodes, such as `load-balancer`. Between the two is no key of another kind.
+const VIRTUAL_AFFINITIES: &str = "/calico/ipam/v2/virtual/";
 const HANDLES: &str = "/calico/ipam/v2/handle/";
 /// The only object of its kind.
 const IPAM_CONFIG: &str = "/calico/ipam/v2/config";
@@ -100,11 +102,19 @@ pub(crate) fn encode(key: &Key) -> String {
         Kind::IpamConfig => prefix,
         Kind::IpamBlock => format!("{prefix}{}", block(&key.name)),
         Kind::BlockAffinity => {
-            let (node, cidr) = key.name.split_once('/').unwrap_or((&key.name, ""));
-            format!("{prefix}{node}/{}", block(cidr))
+            let (owner, cidr) = key.name.split_once('/').unwrap_or((&key.name, ""));
+            format!("{}{}", affinities_of(owner), block(cidr))
         }
         _ if key.namespace.is_empty() => format!("{prefix}{}", key.name),
         _ => format!("{prefix}{}/{}", key.namespace, key.name),
+    }
+}
+
+/// The prefix of the affinities of a node or of a virtual owner.
+fn affinities_of(owner: &str) -> String {
+    match owner.strip_prefix("virtual:") {
+        Some(name) => format!("{VIRTUAL_AFFINITIES}{name}/"),
+        None => format!("{AFFINITIES}{owner}/"),
     }
 }
 
@@ -117,7 +127,12 @@ fn block(cidr: &str) -> String {
 /// The object of an etcd key in the range of a kind; `None` for keys that are not objects, such as the marker of a
 /// host (`/calico/ipam/v2/host/<node>`).
 pub(crate) fn decode(kind: Kind, key: &[u8]) -> Option<Key> {
-    let rest = std::str::from_utf8(key).ok()?.strip_prefix(&prefix(kind))?;
+    let key = std::str::from_utf8(key).ok()?;
+    let (owner, rest) = match key.strip_prefix(&prefix(kind)) {
+        Some(rest) => ("", rest),
+        None if kind == Kind::BlockAffinity => ("virtual:", key.strip_prefix(VIRTUAL_AFFINITIES)?),
+        None => return None,
+    };
     let cidr = |rest: &str| {
         let (family, cidr) = rest.split_once("/block/")?;
         let known = ["ipv4", "ipv6"].contains(&family);
@@ -128,8 +143,8 @@ pub(crate) fn decode(kind: Kind, key: &[u8]) -> Option<Key> {
         Kind::IpamConfig => rest.is_empty().then(|| Key::global(kind, "default")),
         Kind::IpamBlock => Some(Key::global(kind, cidr(rest)?)),
         Kind::BlockAffinity => {
-            let (node, rest) = rest.split_once('/')?;
-            Some(Key::global(kind, format!("{node}/{}", cidr(rest)?)))
+            let (name, rest) = rest.split_once('/')?;
+            Some(Key::global(kind, format!("{owner}{name}/{}", cidr(rest)?)))
         }
         kind if kind.namespaced() => {
             let (namespace, name) = rest.split_once('/')?;
@@ -147,10 +162,12 @@ pub(crate) fn range(interest: &Interest) -> Range {
         Scope::Namespace(namespace) if kind.namespaced() => {
             Range::prefix(&format!("{}{namespace}/", prefix(kind)))
         }
-        Scope::Node(node) if kind == Kind::BlockAffinity => {
-            Range::prefix(&format!("{}{node}/", prefix(kind)))
-        }
+        Scope::Node(node) if kind == Kind::BlockAffinity => Range::prefix(&affinities_of(node)),
         Scope::Name(namespace, name) => Range::only(encode(&Key::namespaced(kind, namespace, name))),
+        Scope::All | Scope::Node(_) | Scope::Namespace(_) if kind == Kind::BlockAffinity => {
+            let start = Range::prefix(AFFINITIES).start;
+            Range { start, end: Range::prefix(VIRTUAL_AFFINITIES).end }
+        }
         Scope::All | Scope::Node(_) | Scope::Namespace(_) => Range::prefix(&prefix(kind)),
     }
 }
@@ -182,6 +199,10 @@ mod tests {
             (
                 global(Kind::BlockAffinity, "node-1/10.0.0.0/26"),
                 "/calico/ipam/v2/host/node-1/ipv4/block/10.0.0.0-26",
+            ),
+            (
+                global(Kind::BlockAffinity, "virtual:load-balancer/10.0.0.0/26"),
+                "/calico/ipam/v2/virtual/load-balancer/ipv4/block/10.0.0.0-26",
             ),
             (global(Kind::IpamHandle, "k8s-pod-network.abc"), "/calico/ipam/v2/handle/k8s-pod-network.abc"),
             (global(Kind::IpamConfig, "default"), "/calico/ipam/v2/config"),

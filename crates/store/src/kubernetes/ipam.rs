@@ -40,8 +40,9 @@ pub(crate) fn encode(
             spec.entry("strictAffinity").or_insert(json!(false));
         }
         Kind::BlockAffinity => {
-            let (node, cidr) =
+            let (owner, cidr) =
                 key.name.split_once('/').ok_or("the name of an affinity is NODE/CIDR".to_owned())?;
+            let (node, is_virtual) = node_field(owner);
             let deleted = spec.get("deleted").and_then(Value::as_bool).unwrap_or_default();
             let deleted = match group {
                 CalicoGroup::Crd => json!(deleted.to_string()),
@@ -51,7 +52,10 @@ pub(crate) fn encode(
             spec.entry("state").or_insert(json!("confirmed"));
             spec.insert("node".to_owned(), json!(node));
             spec.insert("cidr".to_owned(), json!(cidr));
-            metadata.insert("labels".to_owned(), labels_of_affinity(node, cidr));
+            if is_virtual {
+                spec.insert("type".to_owned(), json!("virtual"));
+            }
+            metadata.insert("labels".to_owned(), labels_of_affinity(node, is_virtual, cidr));
         }
         Kind::IpamHandle => {
             spec.insert("handleID".to_owned(), json!(key.name));
@@ -63,7 +67,12 @@ pub(crate) fn encode(
         .collect())
 }
 
-/// The key and the value of a stored object; `None` if its `spec` does not tell its key, or its owner is no node.
+/// The field `node` of an affinity, and whether its type is `virtual`.
+pub(crate) fn node_field(owner: &str) -> (&str, bool) {
+    owner.strip_prefix("virtual:").map_or((owner, false), |name| (name, true))
+}
+
+/// The key and the value of a stored object; `None` if its `spec` does not tell its key.
 pub(crate) fn decode(group: CalicoGroup, kind: Kind, mut object: Map<String, Value>) -> Option<(Key, Value)> {
     let mut spec = take_object(&mut object, "spec", "spec").ok()?;
     let text = |spec: &Map<String, Value>, field: &str| {
@@ -72,10 +81,12 @@ pub(crate) fn decode(group: CalicoGroup, kind: Kind, mut object: Map<String, Val
     let name = match kind {
         Kind::IpamBlock => text(&spec, "cidr")?,
         Kind::BlockAffinity => {
-            if text(&spec, "type").is_some_and(|owner| owner != "host") {
-                return None;
-            }
-            let name = format!("{}/{}", text(&spec, "node")?, text(&spec, "cidr")?);
+            let owner = match text(&spec, "type").as_deref() {
+                None | Some("host") => "",
+                Some("virtual") => "virtual:",
+                Some(_) => return None,
+            };
+            let name = format!("{owner}{}/{}", text(&spec, "node")?, text(&spec, "cidr")?);
             let deleted = match group {
                 CalicoGroup::Crd => text(&spec, "deleted").is_some_and(|deleted| deleted == "true"),
                 CalicoGroup::Native => spec.get("deleted").and_then(Value::as_bool).unwrap_or_default(),
@@ -83,6 +94,9 @@ pub(crate) fn decode(group: CalicoGroup, kind: Kind, mut object: Map<String, Val
             spec.insert("deleted".to_owned(), json!(deleted));
             spec.remove("node");
             spec.remove("cidr");
+            if !owner.is_empty() {
+                spec.remove("type");
+            }
             name
         }
         Kind::IpamHandle => {
@@ -108,9 +122,9 @@ pub(crate) fn is_deleted(value: &Value) -> bool {
 }
 
 /// Calico lists the affinities of a node by these labels (`libcalico-go/lib/backend/model/block_affinity.go`).
-fn labels_of_affinity(node: &str, cidr: &str) -> Value {
+fn labels_of_affinity(node: &str, is_virtual: bool, cidr: &str) -> Value {
     json!({
-        "projectcalico.org/affinity-type": "host",
+        "projectcalico.org/affinity-type": if is_virtual { "virtual" } else { "host" },
         "projectcalico.org/hostname-hash": base32(&Sha3_256::digest(node)),
         "projectcalico.org/ip-version": if cidr.contains(':') { "6" } else { "4" },
     })
@@ -173,8 +187,18 @@ mod tests {
         check(
             &Key::global(Kind::BlockAffinity, "node-a/10.0.0.0/26"),
             &json!({"state": "pending", "deleted": false, "new": 1}),
-            &json!({"metadata": {"labels": labels}, "spec":
+            &json!({"metadata": {"labels": &labels}, "spec":
                 {"state": "pending", "deleted": "false", "node": "node-a", "cidr": "10.0.0.0/26", "new": 1}}),
+        );
+        let mut of_load_balancers = labels.clone();
+        of_load_balancers["projectcalico.org/affinity-type"] = json!("virtual");
+        of_load_balancers["projectcalico.org/hostname-hash"] =
+            json!(base32(&Sha3_256::digest("load-balancer")));
+        check(
+            &Key::global(Kind::BlockAffinity, "virtual:load-balancer/10.0.0.0/26"),
+            &json!({"state": "confirmed", "deleted": false}),
+            &json!({"metadata": {"labels": of_load_balancers}, "spec": {"state": "confirmed", "deleted": "false",
+                "type": "virtual", "node": "load-balancer", "cidr": "10.0.0.0/26"}}),
         );
         let number = 1_800_000_000_000_000_123_u64;
         check(
@@ -214,7 +238,7 @@ mod tests {
             (Kind::IpamBlock, json!({})),
             (Kind::IpamBlock, json!({"spec": []})),
             (Kind::BlockAffinity, json!({"spec": {"node": "n"}})),
-            (Kind::BlockAffinity, json!({"spec": {"node": "n", "cidr": "10.0.0.0/26", "type": "virtual"}})),
+            (Kind::BlockAffinity, json!({"spec": {"node": "n", "cidr": "10.0.0.0/26", "type": "other"}})),
             (Kind::IpamHandle, json!({"spec": {"handleID": ""}})),
         ];
         for (kind, object) in table {

@@ -41,7 +41,8 @@ impl Endpoints for Kubernetes {
         });
         let pod = Key::namespaced(Kind::Pod, &metadata.namespace, &spec.pod);
         let before = self.get(&pod).await?.ok_or_else(|| StoreError::NotFound(pod.clone()))?;
-        let position = self.patch_status(&pod, &json!({"uid": uid, "annotations": annotations})).await?;
+        let metadata = json!({"uid": uid, "annotations": annotations});
+        let position = self.patch_status(&pod, &json!({"metadata": metadata})).await?;
         if position > before.position {
             return Ok(position);
         }
@@ -64,7 +65,13 @@ impl Endpoints for Kubernetes {
             "resourceVersion": endpoint.version.as_str(),
             "annotations": {POD_IP: "", POD_IPS: ""},
         });
-        self.patch_status(&pod_of(endpoint), &metadata).await.map(drop)
+        self.patch_status(&pod_of(endpoint), &json!({"metadata": metadata})).await.map(drop)
+    }
+
+    async fn set_service_status(&self, service: &Stored, status: Value) -> Result<(), StoreError> {
+        let metadata = json!({"resourceVersion": service.version.as_str()});
+        let patch = json!({"metadata": metadata, "status": status});
+        self.patch_status(&service.key, &patch).await.map(drop)
     }
 
     async fn annotate_node(
@@ -72,8 +79,8 @@ impl Endpoints for Kubernetes {
         node: &str,
         annotations: &BTreeMap<&str, Option<String>>,
     ) -> Result<(), StoreError> {
-        let metadata = json!({ "annotations": annotations });
-        self.patch_status(&Key::global(Kind::Node, node), &metadata).await.map(drop)
+        let patch = json!({"metadata": {"annotations": annotations}});
+        self.patch_status(&Key::global(Kind::Node, node), &patch).await.map(drop)
     }
 
     fn derives_from_kubernetes(&self) -> bool {
@@ -82,11 +89,11 @@ impl Endpoints for Kubernetes {
 }
 
 impl Kubernetes {
-    /// Changes metadata of a Pod or Node by its status, as Calico does: nodes need no permission to change what a pod runs,
-    /// or the taints of a node.
-    async fn patch_status(&self, key: &Key, metadata: &Value) -> Result<Position, StoreError> {
+    /// Changes an object by its status, also the metadata of a Pod or Node, as Calico does: nodes need no permission to
+    /// change what a pod runs, or the taints of a node.
+    async fn patch_status(&self, key: &Key, patch: &Value) -> Result<Position, StoreError> {
         let (group, path) = self.object_path(key).await?;
-        let body = json!({"metadata": metadata}).to_string().into_bytes();
+        let body = patch.to_string().into_bytes();
         let mut request = request(Method::PATCH, &format!("{path}/status"), body);
         request.headers_mut().insert(CONTENT_TYPE, MERGE_PATCH);
         let patched = self.call(&of_object("patch", key, group), request).await?;

@@ -125,7 +125,7 @@ pub(crate) fn name(key: &Key) -> String {
     match key.kind {
         Kind::IpamBlock => of_cidr(&key.name),
         Kind::BlockAffinity => match key.name.split_once('/') {
-            Some((node, cidr)) => of_affinity(node, &of_cidr(cidr)),
+            Some((owner, cidr)) => of_affinity(super::ipam::node_field(owner).0, &of_cidr(cidr)),
             None => key.name.clone(),
         },
         Kind::IpamHandle => key.name.to_lowercase(),
