@@ -109,3 +109,40 @@ fn a_host_network_pod_counts_as_its_node() {
     lab.ok(&["lab", "down"]);
     running.wait();
 }
+
+/// Pods of a Windows node have addresses of several blocks, each of them a subnet of its network. A Linux node has a route
+/// to each.
+#[test]
+fn linux_nodes_reach_every_block_of_a_windows_node() {
+    let lab = Lab::new(User::Root);
+    let mut running = lab.up(&[]);
+    // Four of the eight addresses of a block are the node's own.
+    let mut text = "apiVersion: v1\nkind: Namespace\nmetadata: {name: n}\n---\napiVersion: projectcalico.org/v3\nkind: IPPool\n\
+        metadata: {name: small}\nspec: {cidr: 10.245.0.0/24, blockSize: 29, vxlanMode: Always, assignmentMode: Manual}\n"
+        .to_owned();
+    let mut pod = |name: &str, node: &str, annotations: &str| {
+        text += &format!(
+            "---\napiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: n, annotations: {{{annotations}}}}}\nspec:\n  \
+             nodeSelector: {{kubernetes.io/hostname: {node}}}\n  containers: [{{name: c, ports: [{{containerPort: 8080}}]}}]\n"
+        );
+    };
+    pod("linux", "primary", "");
+    pod("windows", "minion", "");
+    for number in 1..=5 {
+        pod(&format!("small-{number}"), "minion", "cni.projectcalico.org/ipv4pools: '[\"small\"]'");
+    }
+    lab.ok(&["apply", "--wait", "-f", &lab.file("blocks.yml", &text)]);
+    lab.wait_for_pods();
+    let blocks = lab.ok(&["ipam", "show", "--show-blocks"]);
+    assert_eq!(blocks.matches("10.245.0.").count(), 3, "a pool and two blocks of it in {blocks}");
+    let cells = super::cells_at(&lab.json(&["lab", "matrix", "-o", "json"]), "tcp/8080");
+    let denied: Vec<_> = cells.iter().filter(|(_, outcome)| *outcome != "reached").collect();
+    assert!(denied.is_empty(), "{denied:?}");
+    for from in ["n/linux", "n/small-1", "n/small-5", "n/windows"] {
+        for to in ["n/linux", "n/small-1", "n/small-5", "n/windows"].iter().filter(|to| **to != from) {
+            assert!(cells.contains_key(&(from.to_owned(), (*to).to_owned())), "{from} -> {to} in {cells:?}");
+        }
+    }
+    lab.ok(&["lab", "down"]);
+    running.wait();
+}
