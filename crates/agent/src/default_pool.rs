@@ -2,6 +2,7 @@
 
 use ipnet::Ipv4Net;
 use serde_json::json;
+use tortie_api::support::is_for_load_balancers;
 use tortie_api::{Key, Kind};
 use tortie_deploy::POOL_NAME;
 use tortie_store::backoff::{Backoff, random_seed};
@@ -26,7 +27,8 @@ pub(crate) async fn ensure(store: &dyn Endpoints, pool: &DefaultPool) {
 }
 
 async fn create(store: &dyn Endpoints, pool: &DefaultPool) -> Result<(), StoreError> {
-    if !store.list(Kind::IpPool).await?.items.is_empty() {
+    let pools = store.list(Kind::IpPool).await?.items;
+    if pools.iter().any(|pool| !is_for_load_balancers(&pool.value)) {
         return Ok(());
     }
     let key = Key::global(Kind::IpPool, POOL_NAME);
@@ -58,9 +60,17 @@ mod tests {
         assert_eq!(pools.len(), 1);
         assert_eq!(pools[0].value["spec"]["cidr"], "10.1.0.0/16");
         store.delete(&pools[0].key, None).await.unwrap();
+
         let own = Key::global(Kind::IpPool, "own");
         store.create(&own, json!({"spec": {"cidr": "10.3.0.0/16", "vxlanMode": "Always"}})).await.unwrap();
         ensure(&store, &pool("10.2.0.0/16")).await;
         assert_eq!(store.list(Kind::IpPool).await.unwrap().items.len(), 1);
+
+        // Pods get no addresses of Services.
+        store.delete(&own, None).await.unwrap();
+        let services = json!({"spec": {"cidr": "10.9.0.0/24", "allowedUses": ["LoadBalancer"]}});
+        store.create(&Key::global(Kind::IpPool, "services"), services).await.unwrap();
+        ensure(&store, &pool("10.2.0.0/16")).await;
+        assert_eq!(store.list(Kind::IpPool).await.unwrap().items.len(), 2);
     }
 }

@@ -112,11 +112,9 @@ mod system {
         }
     }
 
-    /// Creates the folder of the lock of a pipe. Another user may have created it before, to write into it.
+    /// Creates the folder of the lock of a pipe.
     pub(crate) fn make_folder_of(_: &Path) -> io::Result<()> {
-        let folder = local::state_folder();
-        local::make_folder(&folder)?;
-        tortie_hcn::native::restrict_folder(&folder)
+        local::make_folder(&local::state_folder())
     }
 
     /// The file whose lock the agent of a pipe holds.

@@ -303,6 +303,14 @@ impl Block {
         self.sequence_number_for_allocation.get(&offset.to_string()).copied()
     }
 
+    /// Gives an address the sequence number of an allocation in this write.
+    pub fn renew(&mut self, address: IpAddr) {
+        if let Some(offset) = self.offset(address) {
+            self.sequence_number_for_allocation.insert(offset.to_string(), self.sequence_number);
+            self.sequence_number += 1;
+        }
+    }
+
     /// Counts a write that changes nothing else, so that a concurrent one fails.
     pub fn bump(&mut self) {
         self.sequence_number += 1;

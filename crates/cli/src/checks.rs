@@ -90,7 +90,8 @@ pub(crate) async fn refuse_deletion(store: &dyn Store, keys: &[Key]) -> anyhow::
             continue;
         };
         let remedy = match &used.node {
-            None => "set disabled: true, delete the pods that have them, and then delete it".to_owned(),
+            None => "set disabled: true, delete the pods or Services that have them, and then delete it"
+                .to_owned(),
             // Nodes do not change their end of the overlay.
             Some(node) => format!(
                 "{node} keeps its tunnel address, so the pool stays; set disabled: true, and no pod gets an address of it"
@@ -146,13 +147,13 @@ async fn pool_problems<'a>(
 /// The change of a pool that is not possible while its addresses are in use.
 fn changed_in_use(before: &Stored, after: &Object, blocks: &[Stored]) -> Option<FieldError> {
     let used = in_use(&Pool::of(&before.key, &before.value)?.cidr, blocks)?;
-    let field = ["cidr", "blockSize"].into_iter().find(|field| {
+    let field = ["cidr", "blockSize", "allowedUses"].into_iter().find(|field| {
         let old = before.value["spec"].get(field).filter(|value| !value.is_null());
         old.is_some_and(|old| after.value["spec"].get(field).is_some_and(|new| new != old))
     })?;
     let problem = format!(
         "it cannot change while addresses of the pool are in use ({used}); make another pool, set disabled: true on this one, \
-         and delete the pods that have them"
+         and delete the pods or Services that have them"
     );
     Some(FieldError::new(format!("spec.{field}"), problem))
 }
@@ -200,6 +201,9 @@ fn in_use(net: &IpNet, blocks: &[Stored]) -> Option<InUse> {
 }
 
 fn owner_of(text: &impl Fn(&str) -> Option<String>) -> Option<String> {
+    if let (Some(namespace), Some(service)) = (text("namespace"), text("service")) {
+        return Some(format!("Service {namespace}/{service}"));
+    }
     match (text("namespace"), text("pod"), text("node")) {
         (Some(namespace), Some(pod), _) => Some(format!("pod {namespace}/{pod}")),
         (_, _, Some(node)) => Some(format!("node {node}")),
@@ -222,6 +226,7 @@ mod tests {
     fn addresses_in_use_are_those_of_pods_and_nodes() {
         let pod = json!({"handle_id": "h", "secondary": {"namespace": "n", "pod": "p", "node": "one"}});
         let node = json!({"handle_id": "t", "secondary": {"node": "one", "type": "vxlanTunnelAddress"}});
+        let service = json!({"handle_id": "lb-x", "secondary": {"namespace": "n", "service": "s", "type": "LoadBalancer"}});
         let kept =
             json!({"handle_id": "windows-reserved-ipam-handle", "secondary": {"note": "windows reserved"}});
         let net = |text: &str| -> IpNet { text.parse().unwrap_or_default() };
@@ -232,6 +237,7 @@ mod tests {
                 json!([pod.clone()]),
                 Some("2 addresses, the first of pod n/p"),
             ),
+            ("10.0.0.0/16", json!([0]), json!([service]), Some("1 address, the first of Service n/s")),
             ("10.0.0.0/16", json!([0]), json!([node]), Some("1 address, the first of node one")),
             ("10.0.0.0/16", json!([0]), json!([kept]), None),
             ("10.0.0.0/16", json!([null]), json!([]), None),

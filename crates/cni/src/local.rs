@@ -34,22 +34,21 @@ pub fn state_folder() -> PathBuf {
     "/var/lib/tortie".into()
 }
 
-/// Creates a folder for the state of the agent and the plugin. On Windows, every user may create files in folders below
-/// `%ProgramData%`, so a new folder is restricted to administrators and the system.
+/// Creates a folder for the state of the agent and the plugin. On Windows, every user may create folders below
+/// `%ProgramData%`, so folders there are restricted to administrators and the system, and those of other users are refused.
 ///
 /// # Errors
-/// It cannot be created or restricted.
+/// It cannot be created or restricted, or it belongs to another user.
 pub fn make_folder(path: &Path) -> io::Result<()> {
-    if path.is_dir() {
-        return Ok(());
-    }
     #[cfg(windows)]
     {
+        if !path.starts_with(state_folder()) {
+            return std::fs::create_dir_all(path);
+        }
         if let Some(parent) = path.parent().filter(|parent| parent.starts_with(state_folder())) {
             make_folder(parent)?;
         }
-        std::fs::create_dir_all(path)?;
-        tortie_hcn::native::restrict_folder(path)
+        tortie_hcn::native::private_folder(path)
     }
     #[cfg(not(windows))]
     std::fs::create_dir_all(path)
@@ -156,7 +155,8 @@ mod system {
                 Err(error) if error.raw_os_error() == Some(PIPE_BUSY) && Instant::now() < end => {
                     thread::sleep(BUSY_INTERVAL);
                 }
-                result => return result,
+                Ok(pipe) => return tortie_hcn::native::check_pipe(&pipe).map(|()| pipe),
+                Err(error) => return Err(error),
             }
         }
     }

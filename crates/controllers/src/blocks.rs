@@ -1,5 +1,5 @@
 //! Empty blocks (`kube-controllers/pkg/controllers/node/ipam.go` of Calico): a node that has several gives up those that
-//! were empty for a grace period, and keeps at least one of each family.
+//! were empty for a grace period, and keeps at least one of each family. Load balancers keep none.
 //!
 //! Blocks of Windows nodes stay, because they are subnets of the node's network.
 
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use tortie_api::Kind;
-use tortie_api::ipam::Block;
+use tortie_api::ipam::{Block, is_virtual};
 use tortie_ipam::{Given, IpamError, Records};
 use tortie_store::Store;
 
@@ -53,7 +53,7 @@ impl Blocks {
         let mut empty = BTreeMap::new();
         for stored in self.store.list(Kind::IpamBlock).await?.items {
             let Ok(mut block) = serde_json::from_value::<Block>(stored.value) else { continue };
-            let Some(node) = block.node().map(str::to_owned) else { continue };
+            let Some(node) = block.owner().map(str::to_owned) else { continue };
             if block.deleted || block.check().is_err() || block.is_of_windows() {
                 continue;
             }
@@ -71,7 +71,7 @@ impl Blocks {
         self.empty = empty;
         let mut overdue = Vec::new();
         for ((node, _), mut blocks) in of_nodes {
-            if blocks.iter().all(|(_, is_overdue)| *is_overdue) {
+            if !is_virtual(&node) && blocks.iter().all(|(_, is_overdue)| *is_overdue) {
                 // One stays.
                 blocks.remove(0);
             }

@@ -66,7 +66,7 @@ pub enum IpamError {
     },
     /// Every address that this node, or the load balancers, may use is allocated.
     #[error(
-        "{owner} has no free address: none of its blocks ({blocks}, of at most {limit}) has room for this; \
+        "no free address for {owner}: none of its blocks ({blocks}, of at most {limit}) has room for this; \
          {hint}{damaged}"
     )]
     Exhausted {
@@ -129,6 +129,9 @@ impl fmt::Display for Holder {
         }
         match (self.get("namespace"), self.get("pod"), self.get("type")) {
             (Some(namespace), Some(pod), _) => write!(f, "pod {namespace}/{pod} has it")?,
+            (Some(namespace), None, Some(_)) if self.get("service").is_some() => {
+                write!(f, "Service {namespace}/{} has it", self.get("service").unwrap_or_default())?;
+            }
             (.., Some(kind)) => write!(f, "it is a {kind}")?,
             _ => f.write_str("its owner is unknown")?,
         }

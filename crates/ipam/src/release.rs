@@ -14,7 +14,7 @@ use crate::affinities::Given;
 use crate::driver::Ipam;
 use crate::error::{IpamError, RETRIES};
 use crate::records::Handle;
-use crate::request::Family;
+use crate::request::{Assignment, Family};
 
 impl Ipam {
     /// The handles of this node's addresses, each with a block and the attributes of an address. An address belongs to the
@@ -81,6 +81,28 @@ impl Ipam {
             }));
         }
         Ok(found)
+    }
+
+    /// Gives an allocated address a new sequence number, so that whoever has seen the former one cannot release it. Returns
+    /// whether the handle still had the address.
+    ///
+    /// # Errors
+    /// The store failed, or the block cannot be read.
+    pub async fn renew(&self, handle: &str, one: Assignment) -> Result<bool, IpamError> {
+        let key = Key::global(Kind::IpamBlock, one.block.to_string());
+        for _ in 0..RETRIES {
+            let Some((version, mut block)) = self.records.read_block(&key).await? else { return Ok(false) };
+            if !block.addresses_of(handle).any(|address| address == one.address) {
+                return Ok(false);
+            }
+            block.renew(one.address);
+            match self.records.store.update(&key, to_value(&key, &block)?, &version).await {
+                Ok(_) => return Ok(true),
+                Err(StoreError::Conflict(_) | StoreError::NotFound(_)) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(IpamError::Contended(key))
     }
 
     /// Releases every address of a handle, and returns them. A handle without addresses is no error.

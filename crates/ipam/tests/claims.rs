@@ -2,13 +2,109 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
+use async_trait::async_trait;
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use serde_json::{Value, json};
 use tortie_api::ipam::Block;
-use tortie_api::{Key, Kind};
+use tortie_api::{Key, Kind, Position, Positions};
 use tortie_ipam::{Affinity, AffinityState, Ipam, IpamError, Request};
-use tortie_store::{Embedded, Store};
+use tortie_store::{Embedded, Follow, Interest, Page, PageToken, Store, StoreError, Stored, Version};
+
+/// A store where something happens before the first block is created.
+struct Interrupted {
+    inner: Arc<Embedded>,
+    first: Mutex<Option<BoxFuture<'static, Result<(), StoreError>>>>,
+}
+
+impl Interrupted {
+    fn new(
+        inner: &Arc<Embedded>,
+        first: impl Future<Output = Result<(), StoreError>> + Send + 'static,
+    ) -> Arc<Self> {
+        Arc::new(Self { inner: inner.clone(), first: Mutex::new(Some(first.boxed())) })
+    }
+}
+
+#[async_trait]
+impl Store for Interrupted {
+    async fn get(&self, key: &Key) -> Result<Option<Stored>, StoreError> {
+        self.inner.get(key).await
+    }
+
+    async fn list_page(&self, interest: &Interest, after: Option<PageToken>) -> Result<Page, StoreError> {
+        self.inner.list_page(interest, after).await
+    }
+
+    async fn create(&self, key: &Key, value: Value) -> Result<Stored, StoreError> {
+        let first = match key.kind {
+            Kind::IpamBlock => self.first.lock().unwrap().take(),
+            _ => None,
+        };
+        if let Some(first) = first {
+            first.await?;
+        }
+        self.inner.create(key, value).await
+    }
+
+    async fn update(&self, key: &Key, value: Value, expected: &Version) -> Result<Stored, StoreError> {
+        self.inner.update(key, value, expected).await
+    }
+
+    async fn delete(&self, key: &Key, expected: Option<&Version>) -> Result<Position, StoreError> {
+        self.inner.delete(key, expected).await
+    }
+
+    fn follow(&self, interests: Vec<Interest>) -> Follow {
+        self.inner.follow(interests)
+    }
+
+    async fn barrier(&self, kinds: &[Kind]) -> Result<Positions, StoreError> {
+        self.inner.barrier(kinds).await
+    }
+}
+
+/// Nobody may use a block that its node has only begun to claim.
+#[tokio::test]
+async fn a_claim_is_pending_until_the_block_exists() {
+    let store = cluster().await;
+    let crash = async { Err(StoreError::Unavailable("crashed".to_owned())) };
+    let mine = Ipam::new(Interrupted::new(&store, crash), "mine", BTreeMap::new());
+    mine.assign(&request("h")).await.unwrap_err();
+    let states: Vec<AffinityState> = affinities(&store).await.into_values().collect();
+    assert_eq!(states, [AffinityState::Pending]);
+    mine.assign(&request("h")).await.unwrap();
+    let states: Vec<AffinityState> = affinities(&store).await.into_values().collect();
+    assert_eq!(states, [AffinityState::Confirmed], "the next attempt completes it");
+}
+
+/// A node that another one has outrun claims the next block, and borrows only if none is left.
+#[tokio::test]
+async fn a_node_that_loses_a_claim_tries_another_block() {
+    let store = cluster().await;
+    let config = store.get(&Key::global(Kind::IpamConfig, "default")).await.unwrap().unwrap();
+    let open = json!({"strict_affinity": false, "auto_allocate_blocks": true});
+    store.update(&config.key, open, &config.version).await.unwrap();
+    // Both begin at the same block.
+    let (faster, name) = (store.clone(), "mine");
+    let others = (0..1000).map(|number| format!("other-{number}"));
+    let twin = others.into_iter().find(|other| start(other) == start(name)).unwrap();
+    let first = async move {
+        ipam(&faster, &twin).assign(&request("faster")).await.unwrap();
+        Ok(())
+    };
+    let mine = Ipam::new(Interrupted::new(&store, first), name, BTreeMap::new());
+    let assigned = mine.assign(&request("h")).await.unwrap();
+    let block = block(&store, &assigned.block.to_string()).await.unwrap();
+    assert!(block.belongs_to("mine"), "{:?}", block.affinity);
+}
+
+/// At which of the two blocks of the pool a node begins: FNV-1 of its name.
+fn start(node: &str) -> u32 {
+    node.bytes().fold(0x811c_9dc5_u32, |hash, byte| hash.wrapping_mul(0x0100_0193) ^ u32::from(byte)) % 2
+}
 
 /// A pool of two blocks of eight addresses.
 async fn cluster() -> Arc<Embedded> {

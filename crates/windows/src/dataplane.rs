@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use ipnet::Ipv4Net;
@@ -61,6 +62,8 @@ pub struct WindowsDataplane {
     in_trouble: bool,
     /// The time of the last full check.
     looked: Option<Instant>,
+    /// Whether HNS has notified of a change since.
+    notified: Arc<AtomicBool>,
 }
 
 /// Returns the current time, so that a test can decide when something is due.
@@ -94,6 +97,7 @@ impl WindowsDataplane {
             clock,
             in_trouble: false,
             looked: None,
+            notified: Arc::default(),
         }
     }
 
@@ -229,6 +233,14 @@ impl WindowsDataplane {
             Condition::new(Reason::MoreThanOneBlock, message)
         }));
         report.node.extend(remade(&node, overlay));
+        report.node.extend(overlay.other_adapter.as_ref().map(|found| {
+            let wanted = self.adapter.as_deref().unwrap_or_default();
+            let message = format!(
+                "network {NETWORK} is on adapter {found}, and --adapter names {wanted}: it is used as it is; drain the node, remove the \
+                 network and restart the agent, or correct --adapter"
+            );
+            Condition::new(Reason::NetworkDiffers, message)
+        }));
         if overlay.provider_address != node.address {
             report.node.push(Condition::new(
                 Reason::ProviderAddressDiffers,
@@ -312,7 +324,11 @@ impl WindowsDataplane {
 
 impl Dataplane for WindowsDataplane {
     fn watch(&mut self, notify: Box<dyn Fn() + Send>) {
-        self.hcn.watch(notify);
+        let notified = self.notified.clone();
+        self.hcn.watch(Box::new(move || {
+            notified.store(true, Ordering::Release);
+            notify();
+        }));
     }
 
     fn asks_for_services(&self) -> bool {
@@ -337,9 +353,11 @@ impl Dataplane for WindowsDataplane {
 
     fn resync(&mut self, state: &NodeState) -> Report {
         let now = (self.clock)();
-        // After a failure this is called every second, for what failed. The rest is checked at the usual interval.
+        // After a failure this is called every second, for what failed. The rest is checked at the usual interval, and when
+        // HNS has notified of a change.
         let just_looked = self.looked.is_some_and(|looked| now < looked + LOOK_EVERY);
-        if !(self.in_trouble && just_looked) {
+        let notified = self.notified.swap(false, Ordering::AcqRel);
+        if notified || !(self.in_trouble && just_looked) {
             self.looked = Some(now);
             // HNS may have been updated since.
             (self.overlay, self.version_due) = (None, true);

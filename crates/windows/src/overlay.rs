@@ -56,6 +56,8 @@ pub struct Overlay {
     pub provider_address: Ipv4Addr,
     /// The blocks for which it has no subnet, each with the reason.
     pub without_subnet: Vec<(Ipv4Net, String)>,
+    /// Its adapter, if another one was asked for. The network is used all the same.
+    pub other_adapter: Option<String>,
 }
 
 /// The overlay network as a dataplane last found it. All clones share it.
@@ -99,11 +101,11 @@ pub fn ensure_overlay_with(
         _ => spec.clone(),
     };
     let found = match existing {
-        Some(network) => match differs_in_adapter(&network, spec).or_else(|| difference(&network, spec)) {
+        Some(network) => match difference(&network, spec) {
             None => network,
             Some((found, wanted)) => {
                 let endpoints = hcn.endpoints_of_network(network.id)?.len();
-                if endpoints > 0 || differs_in_adapter(&network, spec).is_some() {
+                if endpoints > 0 || other_adapter(&network, spec).is_some() {
                     return Err(Error::NetworkDiffers { name: spec.name.clone(), found, wanted, endpoints });
                 }
                 warn!(network = spec.name, found, wanted, "the network differs and is unused; recreating it");
@@ -231,15 +233,14 @@ fn subnet(block: Ipv4Net, vni: u32) -> Subnet {
     }
 }
 
-/// The actual and the required adapter, if the network names one. Such a network is never recreated: if HNS showed another
-/// name of the same adapter, that would never end, and each time the node would lose its connections.
-fn differs_in_adapter(network: &Network, spec: &OverlaySpec) -> Option<(String, String)> {
+/// The adapter of the network, if it names another one than the required one. Such a network is never recreated: if HNS
+/// showed another name of the same adapter, that would never end, and each time the node would lose its connections.
+fn other_adapter(network: &Network, spec: &OverlaySpec) -> Option<String> {
     let wanted = spec.adapter.as_ref()?;
     let mut named =
         network.policies.iter().filter_map(|policy| policy.settings::<NetAdapterName>().ok().flatten());
     let found = named.find(|named| !named.network_adapter_name.is_empty())?.network_adapter_name;
-    let differs = !found.eq_ignore_ascii_case(wanted);
-    differs.then(|| (format!("adapter {found}"), format!("adapter {wanted}")))
+    (!found.eq_ignore_ascii_case(wanted)).then_some(found)
 }
 
 /// The actual and the required value of a property that cannot be changed.
@@ -266,6 +267,7 @@ fn overlay(network: &Network, spec: &OverlaySpec) -> Result<Overlay, Error> {
         gateway: spec.gateway(),
         router_mac: read::<DrMacAddress, _>(network, |policy| policy.address.parse().ok())?,
         without_subnet: Vec::new(),
+        other_adapter: other_adapter(network, spec),
         provider_address: provider_address(network).inspect_err(|error| warn!(network = name, %error))?,
     })
 }

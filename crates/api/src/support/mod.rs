@@ -13,7 +13,7 @@ use serde_json::Value;
 pub use self::annotations::{
     ANNOTATIONS, REQUESTS, Requested, refused_annotation, requested, unsupported_annotation,
 };
-pub use self::pools::{Pool, conflicts, node_network, overlapping_nodes};
+pub use self::pools::{Pool, conflicts, is_for_load_balancers, node_network, overlapping_nodes};
 pub use self::takes::Takes;
 use crate::calico::FelixConfiguration;
 use crate::{FieldError, Key, Kind};

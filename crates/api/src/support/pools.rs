@@ -53,7 +53,8 @@ pub(super) fn not_carried(pool: &Value) -> Option<FieldError> {
 }
 
 /// Whether the pool's addresses are for Services: no packet with such an address passes between nodes.
-fn is_for_load_balancers(pool: &Value) -> bool {
+#[must_use]
+pub fn is_for_load_balancers(pool: &Value) -> bool {
     let uses = pool.pointer("/spec/allowedUses").and_then(Value::as_array);
     uses.is_some_and(|uses| uses.iter().any(|each| each == "LoadBalancer"))
 }

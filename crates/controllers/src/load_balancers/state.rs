@@ -1,30 +1,40 @@
-//! What is known of Services, pools and settings, and which Services to look at. Pure.
+//! What is known of Services, their addresses, pools and settings, and which Services to look at. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use ipnet::IpNet;
+use jiff::Timestamp;
 use tortie_api::calico::{AssignIps, IpPool, KubeControllersConfiguration};
 use tortie_api::{Key, Kind, Resource};
+use tortie_ipam::{Assignment, Release, service_handle};
 use tortie_store::{Change, Stored};
 
+use super::status::has_condition;
+use super::steps::{Rules, Step, next};
+use super::wanted::Service;
 use crate::reconciler::Side;
 use crate::synced::Synced;
 
 pub(crate) const SOURCES: [Kind; 2] = [Kind::Service, Kind::Namespace];
 pub(crate) const SETTINGS: [Kind; 2] = [Kind::IpPool, Kind::KubeControllersConfiguration];
 
+/// The addresses of a handle, and how to release them.
+pub(crate) type Held = Vec<(IpNet, Release)>;
+
 /// What is known.
 pub(crate) struct State {
     sources: Synced,
     settings: Synced,
-    services: BTreeSet<Key>,
+    /// The Services that have such addresses, could have some, or say that they lack one; and those of held addresses.
+    services: BTreeMap<Key, Stored>,
     /// The labels of each Namespace.
     namespaces: BTreeMap<String, BTreeMap<String, String>>,
     /// The pools for load balancers, by name.
     pools: Vec<(String, IpPool)>,
     /// `None` if the setting is invalid: nothing changes then.
     assign_ips: Option<AssignIps>,
-    /// The Service of each handle with addresses; `None` before addresses were listed.
-    held: Option<BTreeMap<String, Key>>,
+    /// The addresses in IPAM, by Service and handle.
+    held: BTreeMap<Key, BTreeMap<String, Held>>,
     due: BTreeSet<Key>,
 }
 
@@ -33,14 +43,24 @@ impl Default for State {
         Self {
             sources: Synced::new(&SOURCES),
             settings: Synced::new(&SETTINGS),
-            services: BTreeSet::new(),
+            services: BTreeMap::new(),
             namespaces: BTreeMap::new(),
             pools: Vec::new(),
             assign_ips: Some(AssignIps::default()),
-            held: None,
+            held: BTreeMap::new(),
             due: BTreeSet::new(),
         }
     }
+}
+
+/// The addresses without what is needed to release them.
+pub(crate) fn assignments(held: &Held) -> Vec<Assignment> {
+    held.iter().map(|(block, one)| Assignment { address: one.address, block: *block }).collect()
+}
+
+/// The handle of a Service's addresses.
+pub(crate) fn handle_of(key: &Key, service: &Service) -> String {
+    service_handle(&key.namespace, &key.name, service.uid())
 }
 
 impl State {
@@ -51,18 +71,23 @@ impl State {
             Side::Target => self.settings.note(&change),
         }
         match change {
-            Change::Put(stored) => self.put(&stored),
+            Change::Put(stored) => self.put(stored),
             Change::Gone { key, .. } => self.gone(key),
             Change::InSync(..) | Change::Restarted(_) | Change::Progress(..) | Change::Unavailable(..) => {}
         }
     }
 
-    fn put(&mut self, stored: &Stored) {
-        let key = &stored.key;
+    fn put(&mut self, stored: Stored) {
+        let key = stored.key.clone();
         match key.kind {
             Kind::Service => {
-                self.services.insert(key.clone());
-                self.due.insert(key.clone());
+                let is_balanced = stored.value["spec"]["type"] == "LoadBalancer";
+                if is_balanced || has_condition(&stored.value) || self.held.contains_key(&key) {
+                    self.services.insert(key.clone(), stored);
+                    self.due.insert(key);
+                } else {
+                    self.services.remove(&key);
+                }
             }
             Kind::Namespace => {
                 let labels = stored.value.pointer("/metadata/labels").and_then(|labels| labels.as_object());
@@ -74,16 +99,15 @@ impl State {
                     self.look_at(|service| service.namespace == key.name);
                 }
             }
-            Kind::IpPool => match Resource::read(key, &stored.value) {
+            Kind::IpPool => match Resource::read(&key, &stored.value) {
                 Ok(Resource::IpPool(pool)) if pool.is_for_load_balancers() => {
                     self.set_pool(&key.name, Some(pool));
                 }
-                Ok(_) => self.set_pool(&key.name, None),
-                // IPAM does not use it either. What it gave before stays.
-                Err(_) => {}
+                // IPAM does not use an invalid one either.
+                _ => self.set_pool(&key.name, None),
             },
             Kind::KubeControllersConfiguration if key.name == KubeControllersConfiguration::NAME => {
-                self.assign_ips = match Resource::read(key, &stored.value) {
+                self.assign_ips = match Resource::read(&key, &stored.value) {
                     Ok(Resource::KubeControllersConfiguration(settings)) => Some(settings.assign_ips()),
                     _ => {
                         tracing::error!("{key} is invalid; the addresses of Services stay as they are");
@@ -123,7 +147,7 @@ impl State {
     }
 
     fn look_at(&mut self, which: impl Fn(&Key) -> bool) {
-        self.due.extend(self.services.iter().filter(|key| which(key)).cloned());
+        self.due.extend(self.services.keys().filter(|key| which(key)).cloned());
     }
 
     /// Whether everything is known that decides about addresses.
@@ -131,58 +155,67 @@ impl State {
         SOURCES.iter().all(|kind| self.sources.is_complete(*kind)) && self.settings.is_settled()
     }
 
-    /// Whether the handles with addresses were listed.
-    pub(crate) fn has_listed(&self) -> bool {
-        self.held.is_some()
-    }
-
-    /// Replaces the handles with addresses, and looks at all Services.
-    pub(crate) fn set_held(&mut self, held: Vec<(String, Key)>) {
-        self.due.extend(held.iter().map(|(_, key)| key.clone()));
-        self.held = Some(held.into_iter().collect());
+    /// Replaces what is known of addresses, and looks at all Services.
+    pub(crate) fn set_held(&mut self, held: BTreeMap<Key, BTreeMap<String, Held>>) {
+        self.due.extend(held.keys().cloned());
+        self.held = held;
         self.look_at(|_| true);
     }
 
-    pub(crate) fn hold(&mut self, handle: &str, key: &Key) {
-        self.held.get_or_insert_default().insert(handle.to_owned(), key.clone());
-    }
-
-    pub(crate) fn forget(&mut self, handle: &str) {
-        if let Some(held) = &mut self.held {
-            held.remove(handle);
+    /// Takes note of the addresses of a handle, which were read or changed just now.
+    pub(crate) fn hold(&mut self, key: &Key, handle: &str, held: Held) {
+        let handles = self.held.entry(key.clone()).or_default();
+        if held.is_empty() {
+            handles.remove(handle);
+        } else {
+            handles.insert(handle.to_owned(), held);
+        }
+        if handles.is_empty() {
+            self.held.remove(key);
         }
     }
 
-    pub(crate) fn is_held(&self, handle: &str) -> bool {
-        self.held.as_ref().is_some_and(|held| held.contains_key(handle))
-    }
-
     /// The handles of a Service, and of former ones of its name.
-    pub(crate) fn held_by(&self, key: &Key) -> Vec<String> {
-        let held = self.held.iter().flatten().filter(|(_, service)| *service == key);
-        held.map(|(handle, _)| handle.clone()).collect()
+    pub(crate) fn handles(&self, key: &Key) -> Vec<String> {
+        self.held.get(key).into_iter().flat_map(|handles| handles.keys().cloned()).collect()
     }
 
-    /// The labels of a Namespace, if it is known.
-    pub(crate) fn namespace(&self, name: &str) -> Option<BTreeMap<String, String>> {
-        self.namespaces.get(name).cloned()
+    /// Whether there is something to do about a Service, as far as is known without reading anything.
+    pub(crate) fn needs_a_look(&self, key: &Key, now: Timestamp) -> bool {
+        let held = self.held.get(key);
+        let Some(stored) = self.services.get(key) else { return held.is_some() };
+        let Ok(service) = Service::of(&stored.value) else { return true };
+        let handle = handle_of(key, &service);
+        if held.is_some_and(|handles| handles.keys().any(|other| *other != handle)) {
+            return true;
+        }
+        let has = held.and_then(|handles| handles.get(&handle)).map(assignments).unwrap_or_default();
+        next(&stored.value, &service, &has, self.rules(key, now), None) != Step::Nothing
     }
 
-    /// The pools for load balancers.
-    pub(crate) fn pools(&self) -> &[(String, IpPool)] {
-        &self.pools
+    /// What decides about the addresses of a Service.
+    pub(crate) fn rules(&self, key: &Key, now: Timestamp) -> Rules<'_> {
+        let knows_namespace = self.namespaces.contains_key(&key.namespace);
+        Rules { assign_ips: self.assign_ips, pools: &self.pools, knows_namespace, now }
     }
 
-    pub(crate) fn assign_ips(&self) -> Option<AssignIps> {
-        self.assign_ips
+    /// The labels of a Namespace.
+    pub(crate) fn namespace(&self, name: &str) -> BTreeMap<String, String> {
+        self.namespaces.get(name).cloned().unwrap_or_default()
     }
 
     /// The Services to look at, which are forgotten.
-    pub(crate) fn take_due(&mut self) -> Vec<Key> {
-        std::mem::take(&mut self.due).into_iter().collect()
+    pub(crate) fn take_due(&mut self) -> BTreeSet<Key> {
+        std::mem::take(&mut self.due)
     }
 
-    pub(crate) fn retry(&mut self, key: Key) {
-        self.due.insert(key);
+    /// Whether there are Services to look at.
+    pub(crate) fn has_due(&self) -> bool {
+        !self.due.is_empty()
+    }
+
+    /// Takes Services back that could not be looked at.
+    pub(crate) fn retry(&mut self, keys: impl IntoIterator<Item = Key>) {
+        self.due.extend(keys);
     }
 }

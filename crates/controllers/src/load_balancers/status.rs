@@ -3,20 +3,15 @@
 use std::net::IpAddr;
 
 use jiff::Timestamp;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 /// The condition of a Service that lacks an address that it asks for. A Service with its addresses has no such condition.
 const CONDITION: &str = "tortie.io/LoadBalancerAddress";
 
-/// The addresses of a Service and what is said about them.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Report<'a> {
-    /// All of them if the Service is Tortie's; otherwise, only the `removed` ones are changed.
-    pub(crate) addresses: Option<&'a [IpAddr]>,
-    /// Those that the Service has no more.
-    pub(crate) removed: &'a [IpAddr],
-    /// Why it lacks an address.
-    pub(crate) problem: Option<&'a str>,
+/// Whether the Service says that it lacks an address.
+pub(crate) fn has_condition(service: &Value) -> bool {
+    let conditions = service.pointer("/status/conditions").and_then(Value::as_array);
+    conditions.is_some_and(|conditions| conditions.iter().any(|condition| condition["type"] == CONDITION))
 }
 
 /// The addresses in the status of a Service.
@@ -33,54 +28,61 @@ fn address(entry: &Value) -> Option<IpAddr> {
     entry["ip"].as_str()?.parse().ok()
 }
 
-impl Report<'_> {
-    /// The new status of the Service; `None` if it does not change.
-    pub(crate) fn status(&self, service: &Value, now: Timestamp) -> Option<Value> {
-        let before = service["status"].as_object().cloned().unwrap_or_default();
-        let mut after = before.clone();
-        let ingress = self.ingress(service);
-        if ingress != entries(service) {
-            after.insert("loadBalancer".to_owned(), json!({ "ingress": ingress }));
-        }
-        if let Some(conditions) = self.conditions(&before, service, now) {
-            after.insert("conditions".to_owned(), Value::Array(conditions));
-        }
-        (after != before).then_some(Value::Object(after))
-    }
+/// The status without these addresses; `None` if it shows none of them.
+pub(crate) fn without(service: &Value, gone: &[IpAddr]) -> Option<Value> {
+    let stays = |entry: &Value| !address(entry).is_some_and(|address| gone.contains(&address));
+    let after: Vec<Value> = entries(service).into_iter().filter(stays).collect();
+    (after != entries(service)).then(|| with_ingress(service, after))
+}
 
-    /// Entries that stay keep their other fields, which the API server adds.
-    fn ingress(&self, service: &Value) -> Vec<Value> {
-        let mut entries = entries(service);
-        entries.retain(|entry| match (self.addresses, address(entry)) {
-            (Some(all), Some(address)) => all.contains(&address),
-            (Some(_), None) => false,
-            (None, Some(address)) => !self.removed.contains(&address),
-            (None, None) => true,
+/// The status with these addresses and no others; `None` if that is what it shows. Entries that stay keep the other fields,
+/// which the API server adds.
+pub(crate) fn with(service: &Value, addresses: &[IpAddr]) -> Option<Value> {
+    let mut after = entries(service);
+    after.retain(|entry| address(entry).is_some_and(|address| addresses.contains(&address)));
+    let known: Vec<IpAddr> = after.iter().filter_map(address).collect();
+    let new = addresses.iter().filter(|one| !known.contains(one));
+    after.extend(new.map(|address| json!({"ip": address.to_string()})));
+    (after != entries(service)).then(|| with_ingress(service, after))
+}
+
+fn with_ingress(service: &Value, ingress: Vec<Value>) -> Value {
+    let mut status = service["status"].as_object().cloned().unwrap_or_default();
+    status.insert("loadBalancer".to_owned(), json!({ "ingress": ingress }));
+    Value::Object(status)
+}
+
+/// This status, or the Service's own one, with the condition for this problem, or without it; `None` if nothing changes.
+pub(crate) fn with_problem(
+    service: &Value,
+    status: Option<Value>,
+    problem: Option<&str>,
+    now: Timestamp,
+) -> Option<Value> {
+    let before = service["status"].as_object().cloned().unwrap_or_default();
+    let mut conditions = before.get("conditions").and_then(Value::as_array).cloned().unwrap_or_default();
+    let known_conditions = conditions.clone();
+    let position = conditions.iter().position(|condition| condition["type"] == CONDITION);
+    let known = position.map(|position| conditions.remove(position));
+    if let Some(problem) = problem {
+        let is_known = known.as_ref().filter(|known| known["status"] == "False");
+        let since = is_known.and_then(|known| known["lastTransitionTime"].as_str());
+        let mut condition = json!({
+            "type": CONDITION, "status": "False", "reason": "NotAssigned", "message": problem,
+            "lastTransitionTime": since.map_or_else(|| in_seconds(now), str::to_owned),
         });
-        let known: Vec<IpAddr> = entries.iter().filter_map(address).collect();
-        let new = self.addresses.unwrap_or_default().iter().filter(|one| !known.contains(one));
-        entries.extend(new.map(|address| json!({"ip": address.to_string()})));
-        entries
-    }
-
-    /// The new conditions; `None` if they stay.
-    fn conditions(&self, status: &Map<String, Value>, service: &Value, now: Timestamp) -> Option<Vec<Value>> {
-        let mut conditions = status.get("conditions").and_then(Value::as_array).cloned().unwrap_or_default();
-        let before = conditions.clone();
-        let position = conditions.iter().position(|condition| condition["type"] == CONDITION);
-        let known = position.map(|position| conditions.remove(position));
-        if let Some(problem) = self.problem {
-            let is_known = known.as_ref().filter(|known| known["status"] == "False");
-            let since = is_known.and_then(|known| known["lastTransitionTime"].as_str());
-            let condition = json!({
-                "type": CONDITION, "status": "False", "reason": "NotAssigned", "message": problem,
-                "lastTransitionTime": since.map_or_else(|| in_seconds(now), str::to_owned),
-                "observedGeneration": service.pointer("/metadata/generation").and_then(Value::as_u64).unwrap_or(0),
-            });
-            conditions.insert(position.unwrap_or(conditions.len()), condition);
+        // Services of a Kubernetes API have none.
+        if let Some(generation) = service.pointer("/metadata/generation").filter(|number| number.is_u64()) {
+            condition["observedGeneration"] = generation.clone();
         }
-        (conditions != before).then_some(conditions)
+        conditions.insert(position.unwrap_or(conditions.len()), condition);
     }
+    if conditions == known_conditions {
+        return status;
+    }
+    let mut status = status.unwrap_or(Value::Object(before));
+    status["conditions"] = Value::Array(conditions);
+    Some(status)
 }
 
 /// RFC 3339 without fractions, as Kubernetes has it.

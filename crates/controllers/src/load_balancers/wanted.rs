@@ -26,10 +26,11 @@ pub(crate) struct Service {
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(default)]
+#[serde(rename_all = "camelCase", default)]
 struct ServiceMetadata {
     uid: String,
     annotations: Option<BTreeMap<String, String>>,
+    deletion_timestamp: Option<String>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -87,9 +88,19 @@ impl Service {
         annotations.get(name).map(String::as_str).filter(|text| !text.is_empty())
     }
 
+    /// Whether it is of the type with such addresses.
+    pub(crate) fn is_load_balancer(&self) -> bool {
+        self.spec.service_type.as_deref() == Some("LoadBalancer")
+    }
+
+    /// Whether it is being deleted: it keeps its addresses until it is gone, and gets no others.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.metadata.deletion_timestamp.is_some()
+    }
+
     /// Whether it gets addresses.
     fn is_managed(&self, assign_ips: AssignIps) -> bool {
-        if self.spec.service_type.as_deref() != Some("LoadBalancer") {
+        if !self.is_load_balancer() {
             return false;
         }
         match self.spec.load_balancer_class.as_deref() {
@@ -107,14 +118,25 @@ impl Service {
     ///
     /// # Errors
     /// What is wrong with an annotation; the addresses stay as they are.
-    pub(crate) fn wanted(&self, assign_ips: AssignIps) -> Result<Wanted, String> {
+    pub(crate) fn wanted(&self, assign_ips: AssignIps, known: &[(String, IpPool)]) -> Result<Wanted, String> {
         if !self.is_managed(assign_ips) {
             return Ok(Wanted::Nothing);
         }
         if let Some(text) = self.annotation(ADDRESSES) {
             return addresses(text).map(Wanted::These);
         }
-        let pools = |name: &str| self.annotation(name).map_or(Ok(Vec::new()), |text| strings(name, text));
+        let pools = |annotation: &str| {
+            let Some(text) = self.annotation(annotation) else { return Ok(Vec::new()) };
+            let list = strings(annotation, text)?;
+            let is_known =
+                |pool: &String| pool.parse::<IpNet>().is_ok() || known.iter().any(|(name, _)| name == pool);
+            match list.iter().find(|pool| !is_known(pool)) {
+                None => Ok(list),
+                Some(pool) => Err(format!(
+                    "annotation {annotation}: {pool} is neither a network nor an IPPool for load balancers"
+                )),
+            }
+        };
         let (four, six) = (pools(POOLS_V4)?, pools(POOLS_V6)?);
         let families = self.spec.ip_families.clone().unwrap_or_else(|| vec!["IPv4".to_owned()]);
         let each = families.iter().map(|family| match family.as_str() {

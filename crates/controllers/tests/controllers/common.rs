@@ -16,6 +16,8 @@ use tortie_store::{
     Change, Embedded, Endpoints, Follow, Interest, Page, PageToken, Store, StoreError, Stored, Version,
 };
 
+use crate::load_balancers::{Checks, shown_and_not_held};
+
 /// How long a test waits for something that must happen.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -26,11 +28,17 @@ pub(crate) struct Disturbed {
     writes_left: AtomicUsize,
     /// Objects that lists and watches do not have.
     hidden: Mutex<BTreeSet<Key>>,
+    /// Checks the addresses of Services after each write of a block or Service.
+    checks: Option<Arc<Checks>>,
 }
 
 impl Disturbed {
     pub(crate) fn new(inner: Arc<Embedded>) -> Self {
-        Self { inner, writes_left: AtomicUsize::new(usize::MAX), hidden: Mutex::default() }
+        Self { inner, writes_left: AtomicUsize::new(usize::MAX), hidden: Mutex::default(), checks: None }
+    }
+
+    pub(crate) fn checking(self, checks: Arc<Checks>) -> Self {
+        Self { checks: Some(checks), ..self }
     }
 
     pub(crate) fn crashing_after(inner: Arc<Embedded>, writes: usize) -> Self {
@@ -84,7 +92,16 @@ impl Store for Disturbed {
 
     async fn update(&self, key: &Key, value: Value, expected: &Version) -> Result<Stored, StoreError> {
         self.write()?;
-        self.inner.update(key, value, expected).await
+        let Some(checks) =
+            self.checks.as_ref().filter(|_| matches!(key.kind, Kind::Service | Kind::IpamBlock))
+        else {
+            return self.inner.update(key, value, expected).await;
+        };
+        let mut checks = checks.0.lock().await;
+        let written = self.inner.update(key, value, expected).await;
+        checks.0 += 1;
+        checks.1.extend(shown_and_not_held(&*self.inner).await);
+        written
     }
 
     async fn delete(&self, key: &Key, expected: Option<&Version>) -> Result<Position, StoreError> {

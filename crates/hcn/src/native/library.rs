@@ -3,7 +3,7 @@
 use std::ffi::CString;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tracing::warn;
 use windows_sys::Win32::Foundation::HMODULE;
@@ -15,6 +15,7 @@ use windows_sys::Win32::System::LibraryLoader::{
 use super::calls::Calls;
 use super::deadline::{NoResult, Workers};
 use super::functions::{FreeFunction, Functions, ObjectFunctions};
+use super::in_flight::InFlight;
 use super::notifications::{self, Watchers};
 use crate::{Call, Failure, HResult, Hcn};
 
@@ -32,11 +33,13 @@ pub struct LibraryError {
 /// HNS of this machine.
 ///
 /// A call without an answer within the deadline fails with `ERROR_TIMEOUT`, but **HNS may still complete it**. Its late
-/// result is logged, and whoever watches is told to read the current state.
+/// result is logged, and whoever watches is told to read the current state. Until then, further changes of the same object
+/// fail in the same way.
 pub struct NativeHcn {
     calls: Calls,
     register: Option<super::functions::RegisterFunction>,
     deadline: Duration,
+    in_flight: InFlight,
     workers: Arc<Workers>,
     watchers: &'static Watchers,
 }
@@ -55,6 +58,7 @@ impl NativeHcn {
             calls: Calls::new(functions),
             register: functions.register,
             deadline,
+            in_flight: InFlight::default(),
             workers: Arc::default(),
             watchers: Box::leak(Box::default()),
         })
@@ -63,6 +67,10 @@ impl NativeHcn {
 
 impl Hcn for NativeHcn {
     fn call(&self, call: &Call) -> Result<String, Failure> {
+        let change = self.in_flight.begin(call, Instant::now(), self.deadline).map_err(|(kind, id)| {
+            let record = format!("an earlier change of {kind} {id} has no answer yet; this one waits for it");
+            Failure::new(HResult::ERROR_TIMEOUT, record)
+        })?;
         let (calls, own, late, watchers) = (self.calls, call.clone(), call.clone(), self.watchers);
         let report = move |result: Result<String, Failure>| {
             let failure = result.err().map(|failure| failure.to_string());
@@ -71,7 +79,12 @@ impl Hcn for NativeHcn {
                 watchers.tell();
             }
         };
-        match self.workers.run(self.deadline, move || calls.make(&own), report) {
+        let work = move || {
+            let result = calls.make(&own);
+            drop(change);
+            result
+        };
+        match self.workers.run(self.deadline, work, report) {
             Ok(result) => result,
             Err(NoResult::Late) => Err(Failure::new(
                 HResult::ERROR_TIMEOUT,

@@ -10,6 +10,8 @@ mod calls;
 mod deadline;
 #[cfg(any(windows, test))]
 mod functions;
+#[cfg(any(windows, test))]
+mod in_flight;
 #[cfg(windows)]
 mod library;
 #[cfg(any(windows, test))]
@@ -24,6 +26,6 @@ mod tests;
 #[cfg(windows)]
 pub use library::{LibraryError, NativeHcn};
 #[cfg(windows)]
-pub use security::{program_data, restrict_folder, restrict_pipe};
+pub use security::{check_pipe, private_folder, program_data, restrict_pipe};
 #[cfg(windows)]
 pub use service::run_service;

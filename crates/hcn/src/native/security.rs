@@ -1,23 +1,30 @@
-//! Folders and access lists of what only administrators and the system may use.
+//! Folders and access lists of what only administrators and the system may use, and whether somebody else made them.
 
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
+use std::os::windows::ffi::OsStrExt;
 use std::os::windows::ffi::OsStringExt;
-use std::os::windows::fs::OpenOptionsExt;
-use std::os::windows::io::{AsHandle, AsRawHandle, BorrowedHandle};
+use std::os::windows::fs::{MetadataExt, OpenOptionsExt};
+use std::os::windows::io::{AsHandle, AsRawHandle, BorrowedHandle, FromRawHandle, OwnedHandle};
 use std::path::{Path, PathBuf};
 
-use windows_sys::Win32::Foundation::LocalFree;
+use windows_sys::Win32::Foundation::{ERROR_ALREADY_EXISTS, LocalFree};
 use windows_sys::Win32::Security::Authorization::{
-    ConvertStringSecurityDescriptorToSecurityDescriptorW, SDDL_REVISION_1, SE_FILE_OBJECT, SE_KERNEL_OBJECT,
-    SE_OBJECT_TYPE, SetSecurityInfo,
+    ConvertStringSecurityDescriptorToSecurityDescriptorW, GetSecurityInfo, SDDL_REVISION_1, SE_FILE_OBJECT,
+    SE_KERNEL_OBJECT, SE_OBJECT_TYPE, SetSecurityInfo,
 };
 use windows_sys::Win32::Security::{
-    ACL, DACL_SECURITY_INFORMATION, GetSecurityDescriptorDacl, PROTECTED_DACL_SECURITY_INFORMATION,
+    ACL, DACL_SECURITY_INFORMATION, EqualSid, GetSecurityDescriptorDacl, GetTokenInformation, IsWellKnownSid,
+    OWNER_SECURITY_INFORMATION, PROTECTED_DACL_SECURITY_INFORMATION, PSECURITY_DESCRIPTOR, PSID,
+    SECURITY_ATTRIBUTES, TOKEN_QUERY, TOKEN_USER, TokenUser, WinBuiltinAdministratorsSid, WinLocalSystemSid,
 };
-use windows_sys::Win32::Storage::FileSystem::{FILE_FLAG_BACKUP_SEMANTICS, READ_CONTROL, WRITE_DAC};
+use windows_sys::Win32::Storage::FileSystem::{
+    CreateDirectoryW, FILE_ATTRIBUTE_REPARSE_POINT, FILE_FLAG_BACKUP_SEMANTICS, FILE_FLAG_OPEN_REPARSE_POINT,
+    FILE_READ_ATTRIBUTES, READ_CONTROL, WRITE_DAC,
+};
 use windows_sys::Win32::System::Com::CoTaskMemFree;
+use windows_sys::Win32::System::Threading::{GetCurrentProcess, OpenProcessToken};
 use windows_sys::Win32::UI::Shell::{FOLDERID_ProgramData, SHGetKnownFolderPath};
 
 /// Nothing is inherited; administrators and the system may do everything, also with what is created inside.
@@ -31,14 +38,48 @@ pub fn restrict_pipe(pipe: &impl AsHandle) -> io::Result<()> {
     restrict(pipe.as_handle(), SE_KERNEL_OBJECT)
 }
 
-/// Lets only administrators and the system use a folder and what is in it.
+/// Checks that an administrator, the system or this user created a named pipe. Any user can create a pipe of a name that is
+/// free, and would get what is sent to it.
 ///
 /// # Errors
-/// The system refuses, or there is no such folder.
-pub fn restrict_folder(path: &Path) -> io::Result<()> {
+/// Somebody else created it, or the system does not say who.
+pub fn check_pipe(pipe: &impl AsHandle) -> io::Result<()> {
+    check_owner(pipe.as_handle(), SE_KERNEL_OBJECT, "the pipe")
+}
+
+/// Creates a folder that only administrators and the system can use, with what is in it. One that is there is restricted in
+/// the same way. Any user can create a folder below `%ProgramData%`, or a link to another folder.
+///
+/// # Errors
+/// The folder is a link, or somebody else created it; or the system refuses.
+pub fn private_folder(path: &Path) -> io::Result<()> {
+    let name: Vec<u16> = path.as_os_str().encode_wide().chain([0]).collect();
+    let descriptor = Descriptor::for_administrators()?;
+    let attributes = SECURITY_ATTRIBUTES {
+        nLength: u32::try_from(size_of::<SECURITY_ATTRIBUTES>()).unwrap_or_default(),
+        lpSecurityDescriptor: descriptor.0,
+        bInheritHandle: 0,
+    };
+    // SAFETY: the name ends with NUL; the attributes and their descriptor live longer than the call.
+    if unsafe { CreateDirectoryW(name.as_ptr(), &raw const attributes) } != 0 {
+        return Ok(());
+    }
+    let error = io::Error::last_os_error();
+    if error.raw_os_error() != Some(ERROR_ALREADY_EXISTS.cast_signed()) {
+        return Err(error);
+    }
     let mut options = File::options();
-    let folder = options.access_mode(READ_CONTROL | WRITE_DAC).custom_flags(FILE_FLAG_BACKUP_SEMANTICS);
-    restrict(folder.open(path)?.as_handle(), SE_FILE_OBJECT)
+    options.access_mode(READ_CONTROL | WRITE_DAC | FILE_READ_ATTRIBUTES);
+    // The folder itself, not what a link leads to.
+    options.custom_flags(FILE_FLAG_BACKUP_SEMANTICS | FILE_FLAG_OPEN_REPARSE_POINT);
+    let folder = options.open(path)?;
+    let metadata = folder.metadata()?;
+    if !metadata.is_dir() || metadata.file_attributes() & FILE_ATTRIBUTE_REPARSE_POINT != 0 {
+        let problem = format!("{} is a link or no folder: remove it", path.display());
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
+    }
+    check_owner(folder.as_handle(), SE_FILE_OBJECT, &path.display().to_string())?;
+    restrict(folder.as_handle(), SE_FILE_OBJECT)
 }
 
 /// The folder for data of programs. Unlike the variable `ProgramData`, whoever starts the process does not choose it.
@@ -58,44 +99,115 @@ pub fn program_data() -> PathBuf {
     if units.is_empty() { r"C:\ProgramData".into() } else { OsString::from_wide(&units).into() }
 }
 
-fn restrict(object: BorrowedHandle<'_>, kind: SE_OBJECT_TYPE) -> io::Result<()> {
-    let text: Vec<u16> = ADMINISTRATORS.encode_utf16().chain([0]).collect();
-    let mut descriptor = std::ptr::null_mut();
-    // SAFETY: the text ends with NUL; the result is a place for a pointer; nobody asks for the size.
-    let converted = unsafe {
-        ConvertStringSecurityDescriptorToSecurityDescriptorW(
-            text.as_ptr(),
-            SDDL_REVISION_1,
-            &raw mut descriptor,
-            std::ptr::null_mut(),
-        )
-    };
-    if converted == 0 {
-        return Err(io::Error::last_os_error());
+/// A security descriptor that the system has allocated.
+struct Descriptor(PSECURITY_DESCRIPTOR);
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        // SAFETY: the descriptor was allocated for the caller, and is freed once.
+        unsafe { LocalFree(self.0) };
     }
-    let (mut present, mut list, mut is_default) = (0, std::ptr::null_mut::<ACL>(), 0);
-    // SAFETY: the descriptor is valid; the results are places for their values.
-    let found = unsafe {
-        GetSecurityDescriptorDacl(descriptor, &raw mut present, &raw mut list, &raw mut is_default)
-    };
-    let result = if found == 0 || present == 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        // SAFETY: the handle is open, and the list, which is part of the descriptor, is valid until that is freed.
-        let code = unsafe {
-            SetSecurityInfo(
-                object.as_raw_handle(),
-                kind,
-                DACL_SECURITY_INFORMATION | PROTECTED_DACL_SECURITY_INFORMATION,
-                std::ptr::null_mut(),
-                std::ptr::null_mut(),
-                list,
+}
+
+impl Descriptor {
+    fn for_administrators() -> io::Result<Self> {
+        let text: Vec<u16> = ADMINISTRATORS.encode_utf16().chain([0]).collect();
+        let mut descriptor = std::ptr::null_mut();
+        // SAFETY: the text ends with NUL; the result is a place for a pointer; nobody asks for the size.
+        let converted = unsafe {
+            ConvertStringSecurityDescriptorToSecurityDescriptorW(
+                text.as_ptr(),
+                SDDL_REVISION_1,
+                &raw mut descriptor,
                 std::ptr::null_mut(),
             )
         };
-        if code == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(code.cast_signed())) }
+        if converted == 0 { Err(io::Error::last_os_error()) } else { Ok(Self(descriptor)) }
+    }
+}
+
+fn restrict(object: BorrowedHandle<'_>, kind: SE_OBJECT_TYPE) -> io::Result<()> {
+    let descriptor = Descriptor::for_administrators()?;
+    let (mut present, mut list, mut is_default) = (0, std::ptr::null_mut::<ACL>(), 0);
+    // SAFETY: the descriptor is valid; the results are places for their values.
+    let found = unsafe {
+        GetSecurityDescriptorDacl(descriptor.0, &raw mut present, &raw mut list, &raw mut is_default)
     };
-    // SAFETY: the descriptor was allocated by the conversion, and is freed once.
-    unsafe { LocalFree(descriptor) };
-    result
+    if found == 0 || present == 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the handle is open, and the list, which is part of the descriptor, is valid until that is freed.
+    let code = unsafe {
+        SetSecurityInfo(
+            object.as_raw_handle(),
+            kind,
+            DACL_SECURITY_INFORMATION | PROTECTED_DACL_SECURITY_INFORMATION,
+            std::ptr::null_mut(),
+            std::ptr::null_mut(),
+            list,
+            std::ptr::null_mut(),
+        )
+    };
+    if code == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(code.cast_signed())) }
+}
+
+fn check_owner(object: BorrowedHandle<'_>, kind: SE_OBJECT_TYPE, what: &str) -> io::Result<()> {
+    let (mut owner, mut descriptor): (PSID, _) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: the handle is open; the results are places for pointers, and nobody asks for the others.
+    let code = unsafe {
+        GetSecurityInfo(
+            object.as_raw_handle(),
+            kind,
+            OWNER_SECURITY_INFORMATION,
+            &raw mut owner,
+            std::ptr::null_mut(),
+            std::ptr::null_mut(),
+            std::ptr::null_mut(),
+            &raw mut descriptor,
+        )
+    };
+    if code != 0 {
+        return Err(io::Error::from_raw_os_error(code.cast_signed()));
+    }
+    let _descriptor = Descriptor(descriptor);
+    if !owner.is_null() {
+        let known = [WinBuiltinAdministratorsSid, WinLocalSystemSid];
+        // SAFETY: the owner is part of the descriptor, which is not freed yet.
+        if known.into_iter().any(|sid| unsafe { IsWellKnownSid(owner, sid) } != 0) || is_this_user(owner)? {
+            return Ok(());
+        }
+    }
+    let problem = format!("another user has created {what}, so it is not used: remove it");
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, problem))
+}
+
+/// Whether a user is the one of this process.
+fn is_this_user(sid: PSID) -> io::Result<bool> {
+    let mut token = std::ptr::null_mut();
+    // SAFETY: the handle of the process needs no closing; the result is a place for a handle.
+    if unsafe { OpenProcessToken(GetCurrentProcess(), TOKEN_QUERY, &raw mut token) } == 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the handle was opened for the caller, and is closed once.
+    let token = unsafe { OwnedHandle::from_raw_handle(token) };
+    // Room for the structure and the longest identifier behind it (68 bytes), aligned for pointers.
+    let mut buffer = [0_u64; 32];
+    let (length, mut used) = (u32::try_from(size_of_val(&buffer)).unwrap_or_default(), 0);
+    // SAFETY: the buffer has this length, and the token is open.
+    let found = unsafe {
+        GetTokenInformation(
+            token.as_raw_handle(),
+            TokenUser,
+            buffer.as_mut_ptr().cast(),
+            length,
+            &raw mut used,
+        )
+    };
+    if found == 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call has filled the buffer with this structure; its pointer leads into the buffer.
+    let user = unsafe { &*buffer.as_ptr().cast::<TOKEN_USER>() };
+    // SAFETY: both identifiers are valid.
+    Ok(unsafe { EqualSid(sid, user.User.Sid) } != 0)
 }

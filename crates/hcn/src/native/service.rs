@@ -2,15 +2,19 @@
 
 use std::ffi::c_void;
 use std::io;
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use windows_sys::Win32::Foundation::{ERROR_CALL_NOT_IMPLEMENTED, ERROR_SERVICE_SPECIFIC_ERROR, NO_ERROR};
 use windows_sys::Win32::System::Services::{
     RegisterServiceCtrlHandlerExW, SERVICE_ACCEPT_SHUTDOWN, SERVICE_ACCEPT_STOP, SERVICE_CONTROL_INTERROGATE,
     SERVICE_CONTROL_SHUTDOWN, SERVICE_CONTROL_STOP, SERVICE_RUNNING, SERVICE_STATUS, SERVICE_STATUS_HANDLE,
-    SERVICE_STOPPED, SERVICE_TABLE_ENTRYW, SERVICE_WIN32_OWN_PROCESS, SetServiceStatus,
+    SERVICE_STOP_PENDING, SERVICE_STOPPED, SERVICE_TABLE_ENTRYW, SERVICE_WIN32_OWN_PROCESS, SetServiceStatus,
     StartServiceCtrlDispatcherW,
 };
+
+/// How long the end of the service may take.
+const STOP_TIME_MS: u32 = 30_000;
 
 /// The service of this process.
 struct Service {
@@ -45,6 +49,13 @@ pub fn run_service(
     Ok(())
 }
 
+/// What the handler of the service manager's wishes needs.
+struct Control {
+    stop: Box<dyn Fn() + Send + Sync>,
+    /// Null until the handler is registered.
+    manager: AtomicPtr<c_void>,
+}
+
 unsafe extern "system" fn main(_: u32, _: *mut *mut u16) {
     let (work, stop) = {
         let mut service = SERVICE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -52,8 +63,7 @@ unsafe extern "system" fn main(_: u32, _: *mut *mut u16) {
     };
     let (Some(work), Some(stop)) = (work, stop) else { return };
     // The service manager may call the handler until the process ends.
-    let stop: &'static (dyn Fn() + Send + Sync) = Box::leak(stop);
-    let context: &'static &'static (dyn Fn() + Send + Sync) = Box::leak(Box::new(stop));
+    let context: &'static Control = Box::leak(Box::new(Control { stop, manager: AtomicPtr::default() }));
     let name = [0_u16];
     // SAFETY: the name ends with NUL, and the context lives for ever.
     let manager = unsafe {
@@ -62,19 +72,25 @@ unsafe extern "system" fn main(_: u32, _: *mut *mut u16) {
     if manager.is_null() {
         return;
     }
+    context.manager.store(manager, Ordering::Release);
     tell(manager, SERVICE_RUNNING, NO_ERROR);
     let went_well = work();
     tell(manager, SERVICE_STOPPED, if went_well { NO_ERROR } else { ERROR_SERVICE_SPECIFIC_ERROR });
 }
 
 /// # Safety
-/// `context` is the one of [`main`].
+/// `context` is the [`Control`] of [`main`].
 unsafe extern "system" fn control(control: u32, _: u32, _: *mut c_void, context: *mut c_void) -> u32 {
     match control {
         SERVICE_CONTROL_STOP | SERVICE_CONTROL_SHUTDOWN => {
             // SAFETY: see above; it lives for ever.
-            let stop = unsafe { *context.cast::<&'static (dyn Fn() + Send + Sync)>() };
-            stop();
+            let context = unsafe { &*context.cast::<Control>() };
+            let manager = context.manager.load(Ordering::Acquire);
+            if !manager.is_null() {
+                // The agent may need a while to end.
+                tell(manager, SERVICE_STOP_PENDING, NO_ERROR);
+            }
+            (context.stop)();
             NO_ERROR
         }
         SERVICE_CONTROL_INTERROGATE => NO_ERROR,
@@ -91,7 +107,7 @@ fn tell(manager: SERVICE_STATUS_HANDLE, state: u32, code: u32) {
         dwWin32ExitCode: code,
         dwServiceSpecificExitCode: u32::from(code != NO_ERROR),
         dwCheckPoint: 0,
-        dwWaitHint: 0,
+        dwWaitHint: if state == SERVICE_STOP_PENDING { STOP_TIME_MS } else { 0 },
     };
     // SAFETY: the manager's handle stays valid, and the status lives as long as the call. Without success, nobody is there
     // to be told.

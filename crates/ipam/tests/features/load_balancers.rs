@@ -58,7 +58,7 @@ async fn nodes_and_load_balancers_never_use_each_others_blocks() {
             assert_eq!(services.assign(&of_service(number)).await.unwrap().block, of_service_1.block);
         }
         let error = services.assign(&of_service(9)).await.unwrap_err();
-        assert!(error.to_string().starts_with("load balancers has no free address"), "{error}");
+        assert!(error.to_string().starts_with("no free address for load balancers"), "{error}");
         // Neither by a request for one address, nor by taking over an empty block.
         let free_of_node = of_pod.block.hosts().find(|address| *address != of_pod.address).unwrap();
         let error = services.assign_address(&of_service(9), free_of_node).await.unwrap_err();
@@ -124,4 +124,21 @@ async fn a_check_finds_addresses_of_services_that_do_not_exist() {
     assert_eq!(found.len(), 1);
     assert_eq!((found[0].kind, found[0].fix.is_some()), (Problem::Block, false), "{}", found[0]);
     assert!(found[0].why.contains("virtual:load-balancer"), "{}", found[0]);
+}
+
+/// Whoever has seen an address before it was renewed cannot release it any more.
+#[tokio::test]
+async fn a_renewed_address_is_not_released_by_who_saw_it_before() {
+    let store = two_blocks(true).await;
+    let services = Ipam::of_load_balancers(store.clone());
+    let given = services.assign(&of_service(1)).await.unwrap();
+    let seen = services.releases(&of_service(1).handle).await.unwrap();
+    assert!(services.renew(&of_service(1).handle, given).await.unwrap());
+    let records = Records::new(store.clone());
+    let (block_of, release) = seen[0].clone();
+    let error = records.release_addresses(block_of, std::slice::from_ref(&release)).await.unwrap_err();
+    assert!(matches!(error, IpamError::Changed { .. }), "{error}");
+    let (block_of, release) = services.releases(&of_service(1).handle).await.unwrap().remove(0);
+    assert_eq!(records.release_addresses(block_of, &[release]).await.unwrap(), [given.address]);
+    assert!(!services.renew(&of_service(1).handle, given).await.unwrap(), "it is free");
 }

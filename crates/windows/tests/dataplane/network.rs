@@ -1,17 +1,21 @@
 //! The overlay network and the routes to other nodes.
 
 use std::net::Ipv4Addr;
+use std::sync::{Arc, Mutex};
 
 use crate::node::*;
 use serde_json::json;
+use testkit::Stateful;
 use tortie_dataplane::PodWiring;
 use tortie_dataplane::{
-    ClusterNetwork, Delta, LocalNode, MacAddress, Reason, Route, RouteTarget, Settings, Vtep,
+    ClusterNetwork, Dataplane, Delta, LocalNode, MacAddress, Reason, Route, RouteTarget, Settings, Vtep,
 };
 use tortie_hcn::schema::{HostRoute, Modify, Network, Policy, RemoteSubnetRoute, RequestType, lenient};
 use tortie_hcn::{Call, Failure, HResult, Hcn, HcnExt};
 use tortie_hns_emulator::{Config, Emulator};
-use tortie_windows::{Error, NETWORK, OverlaySpec, WindowsWiring, ensure_overlay, ensure_overlay_with};
+use tortie_windows::{
+    Error, NETWORK, OverlaySpec, WindowsDataplane, WindowsWiring, ensure_overlay, ensure_overlay_with,
+};
 
 fn vtep(name: &str, last: u8) -> Delta {
     Delta::Vtep(Vtep {
@@ -111,17 +115,26 @@ fn a_different_network_is_recreated_only_if_unused() {
 }
 
 #[test]
-fn a_network_on_another_adapter_is_reported_and_never_recreated() {
+fn a_network_on_another_adapter_is_used_and_never_recreated() {
     let hns = Emulator::new(Config::new(Config::SERVER_2022, NODE));
     let on = |name: &str| OverlaySpec { adapter: Some(name.to_owned()), ..spec() };
     let overlay = ensure_overlay(&hns, &on("Ethernet")).unwrap();
     for same in [on("ETHERNET"), spec()] {
         assert_eq!(ensure_overlay(&hns, &same).unwrap(), overlay);
     }
-    let error = ensure_overlay(&hns, &on("Ethernet 2")).unwrap_err();
-    assert!(matches!(error, Error::NetworkDiffers { endpoints: 0, .. }), "{error}");
-    assert!(error.to_string().contains("adapter Ethernet where adapter Ethernet 2 is needed"), "{error}");
+    let other = ensure_overlay(&hns, &on("Ethernet 2")).unwrap();
+    assert_eq!(other.other_adapter.as_deref(), Some("Ethernet"));
+    assert_eq!(tortie_windows::Overlay { other_adapter: None, ..other }, overlay);
     assert_eq!(ensure_overlay(&hns, &spec()).unwrap(), overlay);
+    // If something else differs, too, it is not recreated on a guess.
+    let error = ensure_overlay(&hns, &OverlaySpec { vni: 4097, ..on("Ethernet 2") }).unwrap_err();
+    assert!(matches!(error, Error::NetworkDiffers { endpoints: 0, .. }), "{error}");
+
+    let dataplane = WindowsDataplane::new(Arc::new(hns), Some("Ethernet 2".to_owned()));
+    let report = Stateful::new(dataplane).apply(&[local_node(), own_block()]);
+    let conditions: Vec<_> = report.node.iter().filter(|one| one.reason == Reason::NetworkDiffers).collect();
+    assert_eq!(conditions.len(), 1, "{report:?}");
+    assert!(conditions[0].message.contains("is on adapter Ethernet, and --adapter names Ethernet 2"));
 }
 
 #[test]
@@ -166,6 +179,50 @@ fn routes_follow_the_state_with_minimal_changes() {
     assert_eq!(routes(&node), [one(2, 3)]);
     node.apply(&[Delta::VtepRemoved("primary".into())]);
     assert_eq!(routes(&node), []);
+}
+
+/// An HNS that notifies of changes.
+struct Notifying {
+    hns: Emulator,
+    notify: Mutex<Option<Box<dyn Fn() + Send>>>,
+}
+
+impl Hcn for Notifying {
+    fn call(&self, call: &Call) -> Result<String, Failure> {
+        self.hns.call(call)
+    }
+
+    fn watch(&self, notify: Box<dyn Fn() + Send>) {
+        *self.notify.lock().unwrap() = Some(notify);
+    }
+}
+
+/// While something fails, everything else is checked at intervals, and at once when HNS notifies of a change.
+#[test]
+fn a_notification_leads_to_a_full_check_also_in_trouble() {
+    let hns = Emulator::new(Config::new(Config::SERVER_2022, NODE));
+    let network = ensure_overlay(&hns, &spec()).unwrap().id;
+    let hns = Arc::new(Notifying { hns, notify: Mutex::default() });
+    let mut dataplane = WindowsDataplane::new(hns.clone(), None);
+    let told = Arc::new(Mutex::new(0));
+    let count = told.clone();
+    dataplane.watch(Box::new(move || *count.lock().unwrap() += 1));
+    let mut dataplane = Stateful::new(dataplane);
+    // The pod has no endpoint in HNS.
+    let trouble = endpoint(open_program());
+    let deltas = [local_node(), own_block(), vtep("primary", 1), route("10.244.1.0/26", "primary"), trouble];
+    assert!(dataplane.apply(&deltas).retry);
+    assert!(dataplane.resync().retry, "this was a full check");
+    let has_route = || hns.hns.network(network).unwrap().policies.iter().any(Policy::is::<RemoteSubnetRoute>);
+    let routes =
+        hns.hns.network(network).unwrap().policies.into_iter().filter(Policy::is::<RemoteSubnetRoute>);
+    hns.hns.modify_network(network, &Modify::policies(RequestType::Remove, routes.collect())).unwrap();
+    dataplane.resync();
+    assert!(!has_route(), "not yet");
+    hns.notify.lock().unwrap().as_ref().unwrap()();
+    assert_eq!(*told.lock().unwrap(), 1);
+    dataplane.resync();
+    assert!(has_route());
 }
 
 #[test]
