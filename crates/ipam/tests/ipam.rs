@@ -435,3 +435,18 @@ async fn each_request_keeps_to_its_own_pools() {
         }
     }
 }
+
+/// A handle that has an address already is found by the refusal of its record, and not tried again and again.
+#[tokio::test]
+async fn a_repeated_request_needs_few_writes() {
+    let store = cluster("10.0.0.0/24", 28).await;
+    let counted = Arc::new(Mortal { store, writes_left: AtomicUsize::new(100_000), lost_answer: false });
+    let ipam = ipam(counted.clone(), "primary", "linux");
+    let first = ipam.assign(&request("h")).await.unwrap();
+    let before = counted.writes_left.load(Ordering::SeqCst);
+    let others: Vec<_> = ["h", "h", "new", "h"].map(request).to_vec();
+    let answers = futures::future::join_all(others.iter().map(|each| ipam.assign(each))).await;
+    assert_eq!(answers[0].as_ref().unwrap(), &first);
+    let writes = before - counted.writes_left.load(Ordering::SeqCst);
+    assert!(writes <= 12, "{writes} writes");
+}
