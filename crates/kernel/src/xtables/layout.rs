@@ -37,14 +37,14 @@ pub struct Legacy {
     pub family: LegacyFamily,
     /// Its name.
     pub name: String,
-    hooks: Vec<Hook>,
+    hooks: Vec<HookPlace>,
     bytes: Vec<u8>,
     entries: Vec<Entry>,
 }
 
 /// Where a hook enters the table, and where its policy is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Hook {
+struct HookPlace {
     number: usize,
     entry: usize,
     policy: usize,
@@ -159,7 +159,7 @@ impl Legacy {
         let valid = word(info, 32).unwrap_or(0);
         let hooks = (0..HOOKS).filter(|number| valid & (1 << number) != 0).map(|number| {
             let of = |first: usize| word(info, first + 4 * number).unwrap_or(0);
-            Hook { number, entry: of(36), policy: of(56) }
+            HookPlace { number, entry: of(36), policy: of(56) }
         });
         let mut table = Self {
             family,
@@ -330,7 +330,7 @@ impl Legacy {
         let hooks: Result<Vec<_>, String> = self
             .hooks
             .iter()
-            .map(|hook| Ok(Hook { entry: to(hook.entry)?, policy: to(hook.policy)?, ..*hook }))
+            .map(|hook| Ok(HookPlace { entry: to(hook.entry)?, policy: to(hook.policy)?, ..*hook }))
             .collect();
         let changed = Self { hooks: hooks?, bytes, ..self.clone() };
         // Whatever is written must be understood again.
