@@ -1,10 +1,10 @@
 //! Measurements, each beside a named peer in the same run. They print figures and ratios, and assert nothing.
 
+mod calls;
+
 use std::fs;
-use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,11 +12,14 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-use crate::{cargo, go, run as run_command, setup, workspace};
+use crate::{cargo, go, image, run as run_command, setup, workspace};
+use calls::Calls;
 
 /// The number of pods that are added and deleted.
 const PODS: usize = 100;
-/// How many pods are added at once in the second round.
+/// How often they are added and deleted.
+const ROUNDS: usize = 5;
+/// How many pods are added at once in the second part.
 const PARALLEL: usize = 10;
 /// How often the demo is timed.
 const DEMOS: usize = 5;
@@ -26,6 +29,9 @@ const NAMES: [&str; 8] = ["addresses", "bgp", "calc", "cni", "demo", "kubernetes
 
 /// Runs the measurements of these names, or all without names.
 pub(crate) fn run(names: &[&str]) -> Result<()> {
+    if names == [calls::CALLS] {
+        return calls::serve();
+    }
     let wanted = |name: &str| names.is_empty() || names.contains(&name);
     if let Some(unknown) = names.iter().find(|name| !NAMES.contains(name)) {
         bail!("there is no benchmark {unknown:?}; there are {}", NAMES.join(", "));
@@ -62,9 +68,13 @@ pub(crate) fn run(names: &[&str]) -> Result<()> {
     if wanted("cni") || wanted("demo") {
         setup::require_root("the benchmarks of CNI and the demo")?;
         setup::packages(&setup::BENCH_PACKAGES)?;
-        cargo(&["build", "--release", "--package", "tortie-cli", "--package", "tortie-cni"])?;
+        cargo(&["build", "--release", "--package", "tortie-cli"])?;
     }
     if wanted("cni") {
+        // The plugin as it is in the image, which starts in less than half of the time.
+        let target = image::static_target()?;
+        setup::target(target)?;
+        cargo(&["build", "--release", "--package", "tortie-cni", "--target", target])?;
         cni()?;
     }
     if wanted("demo") {
@@ -115,7 +125,7 @@ fn cni() -> Result<()> {
     let supervisor = lab.inside_pid()?;
     let tortie = Plugin {
         name: "tortie (policy in force)",
-        program: release("tortie-cni")?,
+        program: built(Path::new(image::static_target()?).join("release/tortie-cni"))?,
         config: json!({
             "cniVersion": "0.4.0", "name": "bench", "type": "tortie-cni",
             "agentSocket": lab.folder.path().join("lab/nodes/primary/cni.sock"),
@@ -138,7 +148,7 @@ fn cni() -> Result<()> {
     };
     lab.deploy_bench_pods()?;
     println!(
-        "CNI, {PODS} pods; each call is a process of its own, entered by nsenter as a runtime on the node would run it"
+        "CNI, {PODS} pods, {ROUNDS} times; each call is a process of its own, which a process on the node starts as a runtime does"
     );
     for parallel in [1, PARALLEL] {
         let ours = measure(&tortie, parallel)?;
@@ -208,71 +218,30 @@ impl Times {
 }
 
 fn measure(plugin: &Plugin, parallel: usize) -> Result<Measured> {
-    let namespaces: Result<Vec<_>> = (0..PODS)
-        .map(|n| NetworkNamespace::new(&format!("tortie-bench-{n}"), plugin.mounts.as_deref()))
-        .collect();
-    let namespaces = namespaces?;
-    let begun = Instant::now();
-    let add = all(plugin, "ADD", &namespaces, parallel)?;
-    let wall = begun.elapsed();
-    let del = all(plugin, "DEL", &namespaces, 1)?;
-    #[expect(clippy::cast_precision_loss, reason = "a hundred pods")]
-    let per_second = PODS as f64 / wall.as_secs_f64();
-    Ok(Measured { add: Times::new(add), del: Times::new(del), per_second })
-}
-
-fn all(
-    plugin: &Plugin,
-    verb: &str,
-    namespaces: &[NetworkNamespace],
-    parallel: usize,
-) -> Result<Vec<Duration>> {
-    let next = AtomicUsize::new(0);
-    let worker = || {
-        let mut times = Vec::new();
-        loop {
-            let number = next.fetch_add(1, Ordering::Relaxed);
-            let Some(namespace) = namespaces.get(number) else { return Ok(times) };
-            times.push(call(plugin, verb, number, &namespace.path())?);
-        }
-    };
-    thread::scope(|scope| {
-        let workers: Vec<_> = (0..parallel).map(|_| scope.spawn(worker)).collect();
-        let mut times = Vec::new();
-        for worker in workers {
-            let result: Result<Vec<Duration>> =
-                worker.join().map_err(|_| anyhow::anyhow!("a worker panicked"))?;
-            times.extend(result?);
-        }
-        Ok(times)
-    })
-}
-
-fn call(plugin: &Plugin, verb: &str, number: usize, netns: &str) -> Result<Duration> {
-    let mut command = Command::new("nsenter");
-    command.args(&plugin.enter).arg(&plugin.program).env_clear().envs([
-        ("PATH", "/usr/bin:/bin:/usr/sbin:/sbin"),
-        ("CNI_COMMAND", verb),
-        ("CNI_CONTAINERID", &format!("bench{number}")),
-        ("CNI_NETNS", netns),
-        ("CNI_IFNAME", "eth0"),
-        ("CNI_PATH", "/usr/lib/cni"),
-        ("CNI_ARGS", &format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=bench-{number}")),
-    ]);
-    let begun = Instant::now();
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-    child.stdin.take().context("no input")?.write_all(plugin.config.to_string().as_bytes())?;
-    let output = child.wait_with_output()?;
-    let took = begun.elapsed();
-    if !output.status.success() {
-        bail!(
-            "{} {verb}: {}{}",
-            plugin.name,
-            String::from_utf8_lossy(&output.stdout),
-            String::from_utf8_lossy(&output.stderr)
-        );
+    let (mut add, mut del, mut wall) = (Vec::new(), Vec::new(), Duration::ZERO);
+    for _ in 0..ROUNDS {
+        let namespaces: Result<Vec<_>> = (0..PODS)
+            .map(|n| NetworkNamespace::new(&format!("tortie-bench-{n}"), plugin.mounts.as_deref()))
+            .collect();
+        let namespaces = namespaces?;
+        let make = |verb: &str, parallel: usize| {
+            let calls = Calls {
+                program: plugin.program.clone(),
+                config: plugin.config.clone(),
+                verb: verb.to_owned(),
+                namespaces: namespaces.iter().map(NetworkNamespace::path).collect(),
+                parallel,
+            };
+            calls.make(&plugin.enter)
+        };
+        let added = make("ADD", parallel)?;
+        wall += added.all;
+        add.extend(added.each);
+        del.extend(make("DEL", 1)?.each);
     }
-    Ok(took)
+    #[expect(clippy::cast_precision_loss, reason = "some hundred pods")]
+    let per_second = (PODS * ROUNDS) as f64 / wall.as_secs_f64();
+    Ok(Measured { add: Times::new(add), del: Times::new(del), per_second })
 }
 
 /// A network namespace with a path, created and removed by this run.
@@ -393,7 +362,12 @@ impl Drop for Lab {
 }
 
 fn release(name: &str) -> Result<PathBuf> {
-    let path = target_folder(metadata()?)?.join("release").join(name);
+    built(Path::new("release").join(name))
+}
+
+/// A program in the target folder.
+fn built(path: impl AsRef<Path>) -> Result<PathBuf> {
+    let path = target_folder(metadata()?)?.join(path);
     if !path.exists() {
         bail!("{} was not built", path.display());
     }

@@ -57,11 +57,19 @@ pub(crate) fn build(arguments: &[&str]) -> Result<()> {
 
 /// Builds the image for this machine only and without optimization, and writes it to this file, under this name.
 pub(crate) fn build_for_this_machine(output: &Path, name: &str) -> Result<()> {
-    let here =
-        ARCHITECTURES.iter().find(|architecture| architecture.target.starts_with(std::env::consts::ARCH));
-    let here = here.with_context(|| format!("no image for {}", std::env::consts::ARCH))?;
-    let (architectures, name, output) = (vec![*here], name.to_owned(), output.to_owned());
+    let (architectures, name, output) = (vec![this_machine()?], name.to_owned(), output.to_owned());
     write(&Options { architectures, profile: QUICK, name, output })
+}
+
+/// The target of static programs for this machine.
+pub(crate) fn static_target() -> Result<&'static str> {
+    Ok(this_machine()?.target)
+}
+
+fn this_machine() -> Result<Architecture> {
+    let mut all = ARCHITECTURES.into_iter();
+    let here = all.find(|architecture| architecture.target.starts_with(std::env::consts::ARCH));
+    here.with_context(|| format!("no image for {}", std::env::consts::ARCH))
 }
 
 fn write(options: &Options) -> Result<()> {

@@ -23,7 +23,9 @@ use tortie_cni::{
     Address, Attachment, Code, Command, Failure, Interface, Invocation, NetworkConfig, PrevResult, Route,
     Success,
 };
-use tortie_dataplane::{EndpointId, PodAttachment, PodInterface, PodWiring, WiringError};
+use tortie_dataplane::{
+    EndpointId, PodAttachment, PodInterface, PodLink, PodWiring, PreparedLink, WiringError,
+};
 use tortie_ipam::{Assignment, Ipam, IpamError};
 use tortie_store::{Endpoints, StoreError, Stored};
 
@@ -128,9 +130,12 @@ impl Pods {
         self.refuse_limits_of_bandwidth(&pod.0.key, &pod.1.metadata.annotations)?;
         // Reading took a while.
         self.refuse_blocked(id)?;
-        let obtained = self.obtain(call, id, &pod, namespace).await?;
+        // Both until they have ended: a link that appears after a failure would stay.
+        let (prepared, obtained) =
+            tokio::join!(self.prepare(call, id), self.obtain(call, id, &pod, namespace));
+        let (prepared, obtained) = (prepared?, obtained?);
         let assignment = obtained.address;
-        let interface = self.connect(call, id, assignment).await?;
+        let interface = self.connect(call, id, assignment, prepared).await?;
         self.refuse_blocked(id)?;
         let published = self.publish(call, id, &pod, &obtained, &interface).await?;
         positions.advance(Kind::WorkloadEndpoint, published);
@@ -427,9 +432,26 @@ impl Pods {
         call: &Invocation,
         id: &EndpointId,
         assignment: PodAddress,
+        prepared: Option<PreparedLink>,
     ) -> Result<PodInterface, Failure> {
         let (wiring, attachment) = (self.wiring.clone(), self.attachment(call, id, assignment)?);
-        blocking(move || wiring.connect(&attachment)).await.map_err(wiring_failure)
+        let connect = move || match prepared {
+            Some(link) => wiring.finish(link, &attachment),
+            None => wiring.connect(&attachment),
+        };
+        blocking(connect).await.map_err(wiring_failure)
+    }
+
+    /// Makes the pod's link while IPAM looks for an address.
+    async fn prepare(&self, call: &Invocation, id: &EndpointId) -> Result<Option<PreparedLink>, Failure> {
+        let link = PodLink {
+            endpoint: id.clone(),
+            container_id: call.container_id.clone(),
+            netns: call.netns.clone(),
+            mtu: runtime_config::mtu(&call.config)?,
+        };
+        let wiring = self.wiring.clone();
+        blocking(move || wiring.prepare(&link)).await.map_err(wiring_failure)
     }
 
     async fn wait_for_policy(

@@ -288,6 +288,9 @@ fn is_interface(name: &str) -> bool {
 }
 
 #[cfg(test)]
+mod damaged;
+
+#[cfg(test)]
 mod tests {
     use std::cell::Cell;
 

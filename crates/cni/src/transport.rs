@@ -70,14 +70,19 @@ pub fn body_length(header: [u8; 4]) -> io::Result<usize> {
 /// The connection fails, or the answer is invalid.
 pub fn ask(address: &Path, invocation: &crate::Invocation, patience: Duration) -> io::Result<Answer> {
     let answer = local::exchange(address, encode(invocation)?, patience, is_complete)?;
-    Ok(match decode::<AnswerMessage>(&answer)? {
+    read_answer(&answer)
+}
+
+/// Reads an answer.
+pub(crate) fn read_answer(message: &[u8]) -> io::Result<Answer> {
+    Ok(match decode::<AnswerMessage>(message)? {
         AnswerMessage::Done(success) => Ok(success),
         AnswerMessage::Failed(failure) => Err(failure),
     })
 }
 
 /// Whether this is a whole message, or can never become one.
-fn is_complete(message: &[u8]) -> bool {
+pub(crate) fn is_complete(message: &[u8]) -> bool {
     match message.split_first_chunk() {
         Some((header, body)) => body_length(*header).map_or(true, |length| body.len() >= length),
         None => false,

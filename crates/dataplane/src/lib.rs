@@ -25,7 +25,7 @@ pub use state::{
     RouteTarget, Vtep,
 };
 pub use tortie_api::net::MacAddress;
-pub use wiring::{PodAttachment, PodInterface, PodWiring, WiringError};
+pub use wiring::{PodAttachment, PodInterface, PodLink, PodWiring, PreparedLink, WiringError};
 
 /// Makes a node match its [`NodeState`]. Implementations read the actual state, apply the difference, and leave objects
 /// of others alone.

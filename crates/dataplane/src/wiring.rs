@@ -10,6 +10,24 @@ use crate::{EndpointId, MacAddress};
 
 /// Connects and disconnects pods. Calls may come from several threads at once, for different pods.
 pub trait PodWiring: Send + Sync {
+    /// Makes the pod's link while its address is not known yet: closed, down in the pod, and without addresses.
+    /// [`connect`](Self::connect) then finishes it, and [`disconnect`](Self::disconnect) removes it. `None` if that is not
+    /// possible here, or if there is something of that name; then [`connect`](Self::connect) does everything.
+    ///
+    /// # Errors
+    /// The failed operation and its object; a failed attempt leaves nothing behind.
+    fn prepare(&self, _link: &PodLink) -> Result<Option<PreparedLink>, WiringError> {
+        Ok(None)
+    }
+
+    /// Connects the pod by a link that [`prepare`](Self::prepare) has made.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    fn finish(&self, _prepared: PreparedLink, pod: &PodAttachment) -> Result<PodInterface, WiringError> {
+        self.connect(pod)
+    }
+
     /// Gives the pod its interface, which is closed until [`Dataplane`](crate::Dataplane) has its policy in force.
     /// Repeating the call for the same container changes nothing.
     ///
@@ -51,6 +69,23 @@ pub trait PodWiring: Send + Sync {
     /// The difference.
     fn check(&self, pod: &PodAttachment) -> Result<(), WiringError>;
 }
+
+/// The properties of a pod to connect whose address is not known yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodLink {
+    /// The endpoint.
+    pub endpoint: EndpointId,
+    /// The sandbox (`CNI_CONTAINERID`).
+    pub container_id: String,
+    /// The pod's network namespace (`CNI_NETNS`).
+    pub netns: String,
+    /// The MTU of the pod's interface, in bytes; none for that of the node's overlay.
+    pub mtu: Option<u32>,
+}
+
+/// A link that [`PodWiring::prepare`] has made: the operating system's number of its host end.
+#[derive(Debug, PartialEq, Eq)]
+pub struct PreparedLink(pub u32);
 
 /// The properties of a pod to connect.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -60,6 +60,9 @@ pub(crate) fn setup_binding() -> Value {
     })
 }
 
+/// What programs lock that change legacy tables of `iptables`, such as `tortie node cleanup --calico`.
+const XTABLES_LOCK: &str = "/run/xtables.lock";
+
 pub(crate) fn daemon_set(template: &Template) -> Value {
     let Template { image, pull_policy, cni_bin_dir, cni_conf_dir, config_digest } = template;
     let install = json!({
@@ -87,6 +90,7 @@ pub(crate) fn daemon_set(template: &Template) -> Value {
             {"name": "cni-conf", "mountPath": CONF_DIR},
             {"name": "netns", "mountPath": "/run/netns", "mountPropagation": "HostToContainer"},
             {"name": "sysctl", "mountPath": "/host/proc/sys/net"},
+            {"name": "xtables-lock", "mountPath": XTABLES_LOCK},
         ],
     });
     let mut spec = pod_spec();
@@ -100,6 +104,7 @@ pub(crate) fn daemon_set(template: &Template) -> Value {
         folder("cni-conf", cni_conf_dir),
         folder("netns", "/run/netns"),
         {"name": "sysctl", "hostPath": {"path": "/proc/sys/net", "type": "Directory"}},
+        {"name": "xtables-lock", "hostPath": {"path": XTABLES_LOCK, "type": "FileOrCreate"}},
     ]);
     let labels = json!({LABEL: DAEMON_SET});
     json!({

@@ -1,5 +1,5 @@
 //! The interfaces of the Linux kernel that Tortie uses: netlink, nftables, routes, connection tracking, network
-//! namespaces, raw sockets, sysctl and ethtool. The Linux dataplane, the lab and the emulator use this crate.
+//! namespaces, raw sockets, sysctl, ethtool and legacy tables of `iptables`. The Linux dataplane, the lab and the emulator use this crate.
 //!
 //! Everything is done by system calls of this process. It neither needs nor runs `ip`, `nft`, `bridge` or `sysctl`.
 //! On other systems the crate is empty, so that the workspace builds everywhere.
@@ -16,6 +16,7 @@ pub mod packet;
 pub mod route;
 pub mod sysctl;
 pub mod tcp;
+pub mod xtables;
 
 mod error;
 mod sys;

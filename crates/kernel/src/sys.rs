@@ -33,6 +33,20 @@ pub(crate) fn set_option(
     Ok(())
 }
 
+/// Reads a socket option that is a structure. Its bytes are also the request.
+pub(crate) fn get_bytes(
+    socket: BorrowedFd<'_>,
+    level: libc::c_int,
+    name: libc::c_int,
+    bytes: &mut [u8],
+) -> io::Result<()> {
+    let mut length = libc::socklen_t::try_from(bytes.len()).map_err(io::Error::other)?;
+    let place = bytes.as_mut_ptr().cast();
+    // SAFETY: the bytes live across the call, and the kernel writes at most `length` of them.
+    check(unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, place, &raw mut length) })?;
+    Ok(())
+}
+
 /// Binds a socket to an address. `T` is one of libc's `sockaddr_*` types.
 pub(crate) fn bind<T: SocketAddress>(socket: BorrowedFd<'_>, address: &T) -> io::Result<()> {
     let length = size_of_val(address) as libc::socklen_t;

@@ -6,11 +6,13 @@
 mod running;
 
 use std::fmt;
+use std::path::Path;
 
 use tortie_kernel::ipset;
 use tortie_kernel::nftables::Nft;
 use tortie_kernel::nftables::leftovers::{Leftover, Leftovers, Marks};
 use tortie_kernel::route::{Address, Change, Link, LinkSetting, Route, RouteSocket};
+use tortie_kernel::xtables::{self, Legacy, LegacyFamily, Marked};
 
 use crate::Error;
 use crate::dataplane::{Config, OVERLAY_MARK, ROUTE_PROTOCOL};
@@ -42,8 +44,10 @@ pub struct Found {
     links: Vec<Link>,
     /// The addresses of the link of IPIP.
     ipip: Vec<Address>,
-    /// The families whose legacy tables may hold chains of Calico.
-    legacy: Vec<&'static str>,
+    /// What is in legacy tables, each with its name.
+    legacy: Vec<(LegacyFamily, String, Vec<Marked>)>,
+    /// The problems with legacy tables that cannot be read, with their program.
+    unread: Vec<(LegacyFamily, tortie_kernel::Error)>,
 }
 
 impl Found {
@@ -70,26 +74,29 @@ impl Found {
         let mut routes = socket.routes()?;
         routes.retain(|route| route.protocol == PROTOCOL);
         let leftovers = Leftovers::find(MARKS)?;
-        Ok(Self { leftovers, sets, routes, overlay, links, ipip, legacy: legacy() })
+        let (legacy, unread) = legacy();
+        Ok(Self { leftovers, sets, routes, overlay, links, ipip, legacy, unread })
     }
 
     /// Whether nothing is left that [`remove`](Self::remove) would change.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        let Self { leftovers, sets, routes, overlay, links, ipip, legacy: _ } = self;
+        let Self { leftovers, sets, routes, overlay, links, ipip, legacy, unread: _ } = self;
         leftovers.objects.is_empty()
             && sets.is_empty()
             && routes.is_empty()
             && overlay.is_none()
             && links.is_empty()
             && ipip.is_empty()
+            && legacy.is_empty()
     }
 
     /// What Tortie cannot remove, each with the remedy.
     pub fn notes(&self) -> impl Iterator<Item = String> {
-        self.legacy.iter().map(|program| {
+        self.unread.iter().map(|(family, error)| {
+            let program = family.program();
             format!(
-                "legacy {program} tables exist, which Tortie cannot change; if {program}-legacy-save shows chains of Calico: \
+                "{error}; if {program}-legacy-save shows chains of Calico: \
                  {program}-legacy-save | grep -v cali | {program}-legacy-restore"
             )
         })
@@ -108,6 +115,9 @@ impl Found {
             return Err(Error::NotInForce { table: config.table.clone() });
         }
         self.remove_chains()?;
+        for (family, table, _) in &self.legacy {
+            xtables::remove_marked(*family, table, MARKS, Path::new(xtables::LOCK))?;
+        }
         // Rules no longer use them.
         self.sets.iter().try_for_each(|name| ipset::destroy(name))?;
         let mut socket = RouteSocket::open()?;
@@ -155,6 +165,15 @@ impl fmt::Display for Found {
                 Leftover::Table(_) => {}
             }
         }
+        for (family, table, objects) in &self.legacy {
+            for object in objects {
+                let object = match object {
+                    Marked::Chain(name) => format!("chain {name}"),
+                    Marked::Rule(chain) => format!("rule of chain {chain}"),
+                };
+                writeln!(f, "{object} in legacy {} table {table}", family.program())?;
+            }
+        }
         self.sets.iter().try_for_each(|name| writeln!(f, "IP set {name}"))?;
         self.routes
             .iter()
@@ -167,12 +186,24 @@ impl fmt::Display for Found {
     }
 }
 
-/// The programs of legacy tables that exist here.
-fn legacy() -> Vec<&'static str> {
-    let families = [("ip", "iptables"), ("ip6", "ip6tables")];
-    let exist = |family: &str| {
-        std::fs::read_to_string(format!("/proc/thread-self/net/{family}_tables_names"))
-            .is_ok_and(|names| !names.trim().is_empty())
-    };
-    families.into_iter().filter(|(family, _)| exist(family)).map(|(_, program)| program).collect()
+/// What is in legacy tables, and the problems with those that cannot be read.
+#[expect(clippy::type_complexity, reason = "two lists")]
+fn legacy() -> (Vec<(LegacyFamily, String, Vec<Marked>)>, Vec<(LegacyFamily, tortie_kernel::Error)>) {
+    let (mut found, mut unread) = (Vec::new(), Vec::new());
+    for family in LegacyFamily::ALL {
+        let names = family.tables().unwrap_or_else(|error| {
+            unread.push((family, error));
+            Vec::new()
+        });
+        for name in names {
+            match Legacy::read(family, &name) {
+                Ok(table) => {
+                    let objects = table.marked(MARKS);
+                    found.extend((!objects.is_empty()).then_some((family, name, objects)));
+                }
+                Err(error) => unread.push((family, error)),
+            }
+        }
+    }
+    (found, unread)
 }

@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 use ipnet::{IpNet, Ipv4Net};
 use sha1::{Digest, Sha1};
 use tortie_dataplane::{
-    ClusterNetwork, EndpointId, MacAddress, PodAttachment, PodInterface, PodWiring, WiringError,
+    ClusterNetwork, EndpointId, MacAddress, PodAttachment, PodInterface, PodLink, PodWiring, PreparedLink,
+    WiringError,
 };
 use tortie_kernel::interface_index;
 use tortie_kernel::namespace::NetNs;
@@ -25,6 +26,7 @@ use tortie_kernel::route::{
 
 use crate::Error;
 use crate::dataplane::link_parameters;
+use crate::error::tolerate_gone;
 
 /// The gateway of every pod.
 pub const GATEWAY: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
@@ -69,52 +71,63 @@ impl Wiring {
         host: &mut RouteSocket,
         namespace: &NetNs,
         name: &str,
-    ) -> tortie_kernel::Result<MacAddress> {
-        let (mac, mtu) = (pod_mac(pod.address), Some(self.mtu(pod, host)?));
-        let peer =
-            Peer { name: &pod.endpoint.interface, mac: Some(mac), mtu, namespace: Some(namespace.as_fd()) };
+    ) -> tortie_kernel::Result<()> {
+        let PodAttachment { endpoint, container_id, netns, address: _, block: _, mtu } = pod.clone();
+        let link = PodLink { endpoint, container_id, netns, mtu };
+        let index = self.make(&link, host, namespace, name)?;
+        self.configure(pod, host, namespace, index)
+    }
+
+    /// Makes the cable, and configures what does not depend on the pod's address.
+    fn make(
+        &self,
+        pod: &PodLink,
+        host: &mut RouteSocket,
+        namespace: &NetNs,
+        name: &str,
+    ) -> tortie_kernel::Result<u32> {
+        let mtu = Some(self.mtu(pod.mtu, host)?);
+        let peer = Peer { name: &pod.endpoint.interface, mac: None, mtu, namespace: Some(namespace.as_fd()) };
         let link = NewLink::new(name, NewLinkKind::Veth(peer));
         host.create(&NewLink { mac: Some(HOST_MAC), mtu, up: true, ..link })?;
         let index = interface_index(name)?;
-        let laid = self.finish(pod, host, namespace, name, index);
-        if laid.is_err() {
-            // Immediately, because the next attempt needs the name of the pod's end, too.
-            host.change(&Change::DeleteLink(index))?;
-        }
-        laid.map(|()| mac)
+        let note = Note::of(&pod.endpoint, &pod.container_id).to_string();
+        let noted = link_parameters(name)
+            .and_then(|()| host.change(&Change::SetLink(index, vec![LinkSetting::Alias(note)])));
+        or_delete(noted, host, index)?;
+        Ok(index)
     }
 
     /// The MTU of a pod's link.
-    fn mtu(&self, pod: &PodAttachment, host: &mut RouteSocket) -> tortie_kernel::Result<u32> {
-        match pod.mtu {
+    fn mtu(&self, wanted: Option<u32>, host: &mut RouteSocket) -> tortie_kernel::Result<u32> {
+        match wanted {
             Some(mtu) => Ok(mtu),
             None => Ok(host.link(&self.overlay)?.map_or(ClusterNetwork::default().mtu, |link| link.mtu)),
         }
     }
 
-    fn finish(
+    /// Configures what depends on the pod's address. Deletes the cable if that fails.
+    fn configure(
         &self,
         pod: &PodAttachment,
         host: &mut RouteSocket,
         namespace: &NetNs,
-        name: &str,
         index: u32,
     ) -> tortie_kernel::Result<()> {
-        link_parameters(name)?;
-        host.change(&Change::SetLink(
-            index,
-            vec![LinkSetting::Alias(Note::of(&pod.endpoint, &pod.container_id).to_string())],
-        ))?;
         // The entry is permanent, because other entries share a table of all network namespaces, which others may
         // fill (`gc_thresh3`).
         let address = IpAddr::V4(pod.address);
-        host.change(&Change::SetNeighbour(Neighbour { link: index, address, mac: pod_mac(pod.address) }))?;
-        namespace.run(|| {
-            let index = interface_index(&pod.endpoint.interface)?;
-            let changes = pod_side(pod.address, &pod.endpoint.interface, index);
-            let verdicts = RouteSocket::open()?.change_all(&changes)?;
-            verdicts.into_iter().collect()
-        })?
+        let known =
+            host.change(&Change::SetNeighbour(Neighbour { link: index, address, mac: pod_mac(pod.address) }));
+        let configured = known.and_then(|()| {
+            namespace.run(|| {
+                let index = interface_index(&pod.endpoint.interface)?;
+                let changes = pod_side(pod.address, &pod.endpoint.interface, index);
+                let verdicts = RouteSocket::open()?.change_all(&changes)?;
+                verdicts.into_iter().collect()
+            })?
+        });
+        or_delete(configured, host, index)
     }
 
     /// Renames a cable, which closes it, because the dataplane closes every unknown interface with the workload
@@ -181,18 +194,33 @@ impl Wiring {
 }
 
 impl PodWiring for Wiring {
+    fn prepare(&self, link: &PodLink) -> Result<Option<PreparedLink>, WiringError> {
+        let name = self.host_interface(&link.endpoint, &link.container_id);
+        let failed = |operation| failed(operation, &name);
+        let namespace = NetNs::open(Path::new(&link.netns)).map_err(failed("find the pod's namespace"))?;
+        let mut host = RouteSocket::open().map_err(failed("talk to the kernel"))?;
+        match self.make(link, &mut host, &namespace, &name) {
+            Ok(index) => Ok(Some(PreparedLink(index))),
+            Err(error) if error.errno() == Some(libc::EEXIST) => Ok(None),
+            Err(error) => Err(failed("lay the pod's cable")(error)),
+        }
+    }
+
+    fn finish(&self, prepared: PreparedLink, pod: &PodAttachment) -> Result<PodInterface, WiringError> {
+        let name = self.host_interface(&pod.endpoint, &pod.container_id);
+        let failed = |operation| failed(operation, &name);
+        let namespace = NetNs::open(Path::new(&pod.netns)).map_err(failed("find the pod's namespace"))?;
+        let mut host = RouteSocket::open().map_err(failed("talk to the kernel"))?;
+        let configured = self.configure(pod, &mut host, &namespace, prepared.0);
+        configured.map_err(failed("configure the pod's cable"))?;
+        Ok(interface(name.clone(), pod.address))
+    }
+
     fn connect(&self, pod: &PodAttachment) -> Result<PodInterface, WiringError> {
         let name = self.host_interface(&pod.endpoint, &pod.container_id);
         let failed = |operation| failed(operation, &name);
         let namespace = NetNs::open(Path::new(&pod.netns)).map_err(failed("find the pod's namespace"))?;
         let mut host = RouteSocket::open().map_err(failed("talk to the kernel"))?;
-        let interface = |mac| PodInterface {
-            host_interface: name.clone(),
-            host_mac: Some(HOST_MAC),
-            mac,
-            prefix_len: 32,
-            gateway: GATEWAY,
-        };
         let mut laid = self.lay(pod, &mut host, &namespace, &name);
         if matches!(&laid, Err(error) if error.errno() == Some(libc::EEXIST)) {
             let link = host.link(&name).map_err(failed("look for the cable"))?;
@@ -200,7 +228,7 @@ impl PodWiring for Wiring {
                 .map_err(self::failed("lay the pod's cable", &name))?;
             let problem = self.problem(pod, link.as_ref(), &namespace).map_err(failed("check the cable"))?;
             if let (Some(_), None) = (&link, &problem) {
-                return Ok(interface(pod_mac(pod.address)));
+                return Ok(interface(name.clone(), pod.address));
             }
             // A cable of an earlier sandbox of this pod, or half of one.
             if let Some(link) = link {
@@ -210,7 +238,8 @@ impl PodWiring for Wiring {
                 laid = self.lay(pod, &mut host, &namespace, &name);
             }
         }
-        laid.map(interface).map_err(failed("lay the pod's cable"))
+        laid.map_err(failed("lay the pod's cable"))?;
+        Ok(interface(name.clone(), pod.address))
     }
 
     fn disconnect(&self, endpoint: &EndpointId, container_id: &str) -> Result<(), WiringError> {
@@ -268,6 +297,25 @@ impl PodWiring for Wiring {
             Some(problem) => Err(WiringError::Differs { object: name, problem }),
         }
     }
+}
+
+/// A connected pod's interface.
+fn interface(host_interface: String, address: Ipv4Addr) -> PodInterface {
+    let mac = pod_mac(address);
+    PodInterface { host_interface, host_mac: Some(HOST_MAC), mac, prefix_len: 32, gateway: GATEWAY }
+}
+
+/// Deletes a cable whose configuration has failed, immediately, because the next attempt needs the name of the pod's end,
+/// too.
+fn or_delete(
+    configured: tortie_kernel::Result<()>,
+    host: &mut RouteSocket,
+    index: u32,
+) -> tortie_kernel::Result<()> {
+    if configured.is_err() {
+        tolerate_gone(host.change(&Change::DeleteLink(index)))?;
+    }
+    configured
 }
 
 /// The alias of a link (`ifalias`, at most 255 bytes): its owner and its sandbox.
@@ -341,7 +389,7 @@ fn pod_side(address: Ipv4Addr, interface: &str, link: u32) -> Vec<Change> {
     let everything = IpNet::V4(Ipv4Net::default());
     let metric = if interface == FIRST_INTERFACE { 0 } else { link };
     vec![
-        Change::SetLink(link, vec![LinkSetting::Up(true)]),
+        Change::SetLink(link, vec![LinkSetting::Mac(pod_mac(address)), LinkSetting::Up(true)]),
         Change::AddAddress(Address { link, address: address.into(), prefix_length: 32 }),
         Change::AddRoute(Route { metric, ..Route::on_link(IpNet::from(gateway), link, BOOT) }),
         Change::AddRoute(Route { onlink: false, metric, ..Route::via(everything, gateway, link, BOOT) }),

@@ -18,8 +18,8 @@ use tortie_api::{Key, Kind, Position};
 use tortie_cni::transport::{Answer, ask};
 use tortie_cni::{Command, Invocation};
 use tortie_dataplane::{
-    Condition, Dataplane, Delta, EndpointId, MacAddress, NodeState, PodAttachment, PodInterface, PodWiring,
-    Reason, Report, ShowError, Shown, WiringError,
+    Condition, Dataplane, Delta, EndpointId, MacAddress, NodeState, PodAttachment, PodInterface, PodLink,
+    PodWiring, PreparedLink, Reason, Report, ShowError, Shown, WiringError,
 };
 use tortie_store::{Embedded, Endpoints, Store, Stored};
 
@@ -47,6 +47,8 @@ pub(crate) struct Os {
     pub connected: BTreeMap<EndpointId, String>,
     /// Containers whose connection is blocked.
     gates: BTreeMap<String, mpsc::Receiver<()>>,
+    /// Containers whose link is made late.
+    late: BTreeMap<String, mpsc::Receiver<()>>,
 }
 
 #[derive(Clone, Default)]
@@ -61,6 +63,13 @@ impl FakeOs {
     pub(crate) fn hold(&self, container: &str) -> mpsc::Sender<()> {
         let (open, gate) = mpsc::channel();
         self.lock().gates.insert(container.to_owned(), gate);
+        open
+    }
+
+    /// Makes the link of this container late: when the sender is used or dropped.
+    pub(crate) fn delay_link(&self, container: &str) -> mpsc::Sender<()> {
+        let (open, gate) = mpsc::channel();
+        self.lock().late.insert(container.to_owned(), gate);
         open
     }
 
@@ -102,6 +111,19 @@ impl Dataplane for FakeOs {
 }
 
 impl PodWiring for FakeOs {
+    fn prepare(&self, link: &PodLink) -> Result<Option<PreparedLink>, WiringError> {
+        let gate = self.lock().late.remove(&link.container_id);
+        if let Some(gate) = gate {
+            let _ = gate.recv_timeout(TIMEOUT);
+        }
+        let mut os = self.lock();
+        if os.connected.contains_key(&link.endpoint) {
+            return Ok(None);
+        }
+        os.connected.insert(link.endpoint.clone(), link.container_id.clone());
+        Ok(Some(PreparedLink(1)))
+    }
+
     fn connect(&self, pod: &PodAttachment) -> Result<PodInterface, WiringError> {
         let gate = self.lock().gates.remove(&pod.container_id);
         if let Some(gate) = gate {

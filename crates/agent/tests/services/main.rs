@@ -13,4 +13,5 @@ mod plane;
 mod pods;
 mod server;
 mod unsupported;
+mod upgrade;
 mod windows;

@@ -316,6 +316,26 @@ async fn a_late_add_does_not_replace_a_newer_sandbox() {
     assert_eq!(handles, ["net.new"]);
 }
 
+/// The link is made while IPAM looks for an address. If there is none, the link must not come after the ADD has been undone.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_add_without_an_address_leaves_no_link() {
+    let bed = Bed::new().await;
+    bed.pod("p", "u", json!({})).await;
+    bed.store.delete(&Key::global(Kind::IpPool, "default"), None).await.unwrap();
+    let open = bed.os.delay_link("c1");
+    let socket = bed.dir.path().join("agent.sock");
+    let add = bed.invocation(Command::Add, "c1", "p");
+    let add = tokio::task::spawn_blocking(move || send(&socket, &add));
+    // Time for IPAM to fail, which alone must not end the ADD.
+    tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+    drop(open);
+    let failure = add.await.unwrap().unwrap_err();
+    assert_eq!(failure.code, Code::IPAM, "{failure}");
+    // A link that comes too late would be seen here.
+    tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+    assert!(bed.os.lock().connected.is_empty(), "{:?}", bed.os.lock().connected);
+}
+
 /// Its sandbox is abandoned; the next one must not wait for it.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_abandoned_add_is_undone() {

@@ -329,6 +329,14 @@ fn after(ranges: &[Range], last: Option<Ipv4Addr>) -> impl Iterator<Item = Ipv4A
     all.flat_map(|(range, gateway)| range.map(Ipv4Addr::from_bits).filter(move |address| *address != gateway))
 }
 
+/// The first addresses that a call may get, without the files, for tests.
+#[cfg(test)]
+pub(crate) fn candidates(call: &Invocation) -> Result<Vec<Ipv4Addr>, Failure> {
+    let ranges = Config::of(call)?.ranges(&|| Ok(Vec::new()))?;
+    let last = requested(call)?;
+    Ok(after(&ranges, last).take(3).collect())
+}
+
 /// The address that the runtime requests.
 fn requested(call: &Invocation) -> Result<Option<Ipv4Addr>, Failure> {
     let extra = &call.config.extra;

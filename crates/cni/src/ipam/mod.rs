@@ -10,6 +10,8 @@ mod result;
 use ipnet::Ipv4Net;
 use serde_json::Value;
 
+#[cfg(test)]
+pub(crate) use host_local::candidates as host_local_candidates;
 pub(crate) use result::IpamResult;
 
 use crate::{Code, Command, Failure, Invocation, NetworkConfig};

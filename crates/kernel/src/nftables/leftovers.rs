@@ -168,7 +168,7 @@ fn marked(rule: &Reply, id: &TableId, marks: Marks<'_>) -> Option<Leftover> {
 }
 
 /// Whether the bytes contain the prefix, followed by 16 characters of a digest in URL-safe base64.
-fn has_digest(bytes: &[u8], prefix: &[u8]) -> bool {
+pub(crate) fn has_digest(bytes: &[u8], prefix: &[u8]) -> bool {
     const DIGEST: usize = 16;
     let is_of_digest = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_".contains(byte);
     bytes

@@ -338,7 +338,7 @@ impl ForeignChain {
                 }
                 "reject" => drop(self.ends.insert(End::Reject)),
                 "queue" => drop(self.ends.insert(End::Queue)),
-                "target" => self.ends.extend(target(&data.text(1).unwrap_or_default())),
+                "target" => self.ends.extend(target_end(&data.text(1).unwrap_or_default())),
                 name if HARMLESS.split(' ').any(|known| known == name) => {}
                 name => drop(self.ends.insert(End::Unknown(name.to_owned()))),
             }
@@ -347,8 +347,8 @@ impl ForeignChain {
     }
 }
 
-/// The effect of an `iptables` target that nftables runs.
-fn target(name: &str) -> Option<End> {
+/// The effect of an `iptables` target.
+pub(crate) fn target_end(name: &str) -> Option<End> {
     match name {
         "REJECT" => Some(End::Reject),
         "NFQUEUE" => Some(End::Queue),

@@ -2,10 +2,9 @@
 //! changes it.
 
 mod kubernetes;
+mod legacy;
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::io;
 use std::time::{Duration, Instant};
 
 use tortie_dataplane::{Condition, Reason};
@@ -32,8 +31,9 @@ pub(super) struct ForeignTables {
     rest_until: Option<Instant>,
     /// The conditions about nftables tables.
     tables: Vec<Condition>,
-    /// The conditions about other tables.
+    /// The conditions about legacy tables, which are not read again before this time.
     legacy: Vec<Condition>,
+    legacy_rest_until: Option<Instant>,
     looked: bool,
 }
 
@@ -49,7 +49,11 @@ impl ForeignTables {
     /// number of Tortie's transactions: if there were no other transactions, nothing is read again.
     pub(super) fn look(&mut self, own: &str, commits: u32, now: Instant) {
         self.looked = true;
-        self.legacy = legacy(|names| fs::read_to_string(format!("/proc/thread-self/net/{names}")));
+        if self.legacy_rest_until.is_none_or(|until| now >= until) {
+            let (conditions, rules) = legacy::conditions();
+            self.legacy = conditions;
+            self.legacy_rest_until = Some(now + rest(rules));
+        }
         let unchanged = |(generation, before): (u32, u32)| {
             let expected = generation.wrapping_add(commits.wrapping_sub(before));
             current_generation().is_ok_and(|now| now == expected)
@@ -62,8 +66,7 @@ impl ForeignTables {
         let generation = read.as_ref().ok().and_then(|others| others.generation);
         self.read = generation.map(|generation| (generation, commits));
         let objects = read.as_ref().map_or(0, |others| others.objects);
-        let rest = Duration::from_secs((objects / OBJECTS_PER_SECOND) as u64);
-        self.rest_until = Some(now + rest);
+        self.rest_until = Some(now + rest(objects));
         self.tables = conditions(read);
     }
 
@@ -71,6 +74,11 @@ impl ForeignTables {
     pub(super) fn conditions(&self) -> impl Iterator<Item = Condition> {
         self.tables.iter().chain(&self.legacy).cloned()
     }
+}
+
+/// The pause after so many objects have been read.
+fn rest(objects: usize) -> Duration {
+    Duration::from_secs((objects / OBJECTS_PER_SECOND) as u64)
 }
 
 /// `NFPROTO_INET`: Calico has no table of this family.
@@ -89,7 +97,8 @@ fn conditions(read: Result<Others>) -> Vec<Condition> {
             return vec![Condition::new(UNKNOWN, message)];
         }
     };
-    let dropping = others.tables.iter().filter_map(|(id, table)| of_table(id, table));
+    let shown = |id: &TableId| (format!("table {id}"), format!("nft list table {id}"));
+    let dropping = others.tables.iter().filter_map(|(id, table)| of_table(id, table, &shown(id)));
     let mut conditions: Vec<_> = dropping.collect();
     let more = conditions.len().saturating_sub(MAX_TABLES);
     conditions.truncate(MAX_TABLES);
@@ -103,12 +112,13 @@ fn conditions(read: Result<Others>) -> Vec<Condition> {
              rest may drop packets that Tortie allows";
         conditions.push(Condition::new(UNKNOWN, message));
     }
-    conditions.extend(calico(&others));
+    conditions
+        .extend(calico("nftables", others.tables.iter().map(|(id, table)| (id, id.to_string(), table))));
     conditions
 }
 
-/// The condition about a table: its base chains that may drop packets.
-fn of_table(id: &TableId, table: &ForeignTable) -> Option<Condition> {
+/// The condition about a table: its base chains that may drop packets. It has a name for people, and a command shows it.
+fn of_table(id: &TableId, table: &ForeignTable, (shown, command): &(String, String)) -> Option<Condition> {
     let entered = table.chains.iter().filter_map(|(name, chain)| {
         let base = chain.base.as_ref()?;
         let why = why(id, table, name, base)?;
@@ -127,8 +137,8 @@ fn of_table(id: &TableId, table: &ForeignTable) -> Option<Condition> {
     };
     (!named.is_empty()).then(|| {
         let message = format!(
-            "table {id} is foreign and may drop packets that Tortie allows, because an accept in one table does not bind \
-             another: {}{more}. Tortie leaves it alone; `nft list table {id}` shows it",
+            "{shown} is foreign and may drop packets that Tortie allows, because an accept in one table does not bind \
+             another: {}{more}. Tortie leaves it alone; `{command}` shows it",
             named.join("; ")
         );
         Condition::new(MAY_DROP, message)
@@ -186,16 +196,19 @@ fn ends<'a>(table: &'a ForeignTable, from: &'a str) -> Vec<(&'a str, &'a End)> {
     ends
 }
 
-/// What Calico left behind: its chains in the tables of `iptables`, or its own tables.
-fn calico(others: &Others) -> Option<Condition> {
+/// What Calico left behind: its chains in the tables of `iptables`, or its own tables. Each table has a name for people.
+fn calico<'a>(
+    kind: &str,
+    all: impl Iterator<Item = (&'a TableId, String, &'a ForeignTable)>,
+) -> Option<Condition> {
     let (mut chains, mut tables, mut is_entered) = (0, Vec::new(), false);
-    for (id, table) in &others.tables {
+    for (id, shown, table) in all {
         let whole = id.name == "calico" && id.family != INET;
         let is_its = |name: &str| whole || name.starts_with("cali-");
         let count = table.chains.keys().filter(|name| is_its(name)).count();
         if count > 0 {
             chains += count;
-            tables.push(id.to_string());
+            tables.push(shown);
             let entered = table.chains.iter().filter(|(_, chain)| chain.base.is_some());
             is_entered |= entered.into_iter().any(|(name, _)| {
                 is_its(name)
@@ -211,39 +224,12 @@ fn calico(others: &Others) -> Option<Condition> {
     };
     (!tables.is_empty()).then(|| {
         let message = format!(
-            "Calico has left {chains} chains in the nftables tables {}; {judges}. When no Calico runs on this node any more, \
+            "Calico has left {chains} chains in the {kind} tables {}; {judges}. When no Calico runs on this node any more, \
              remove them: tortie node cleanup --calico",
             listed(&tables)
         );
         Condition::new(CALICO, message)
     })
-}
-
-/// The conditions about the tables of the legacy `iptables`, which are not part of nftables. `read` returns the names
-/// of the tables of a family.
-fn legacy(read: impl Fn(&str) -> io::Result<String>) -> Vec<Condition> {
-    let families = [("ip", "iptables"), ("ip6", "ip6tables"), ("arp", "arptables")];
-    let of_family = |(family, program): (&str, &str)| {
-        let file = format!("{family}_tables_names");
-        let (reason, message) = match read(&file) {
-            // The kernel has no such tables.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
-            Err(error) => (UNKNOWN, format!("/proc/net/{file}, which names tables of {program}: {error}")),
-            Ok(names) if names.trim().is_empty() => return None,
-            Ok(names) => {
-                let mut names: Vec<_> = names.split_whitespace().map(str::to_owned).collect();
-                names.sort();
-                let message = format!(
-                    "this node has legacy {program} tables ({}). Tortie does not read them: they may drop what it lets \
-                     through, and hold what Calico left; `{program}-legacy-save` shows them",
-                    listed(&names)
-                );
-                (MAY_DROP, message)
-            }
-        };
-        Some(Condition::new(reason, message))
-    };
-    families.into_iter().filter_map(of_family).collect()
 }
 
 fn listed(names: &[String]) -> String {
@@ -266,14 +252,13 @@ mod tests {
 
     #[test]
     fn unreadable_tables_are_reported_and_fail_nothing() {
-        let refused = || Error::refused("list them", "theirs")(io::Error::from_raw_os_error(libc::EINTR));
+        let refused =
+            || Error::refused("list them", "theirs")(std::io::Error::from_raw_os_error(libc::EINTR));
         let reports = [
             conditions(Err(refused())),
             conditions(Ok(Others { cut_short: true, ..Others::default() })),
-            legacy(|names| match names {
-                "ip6_tables_names" => Err(io::Error::from_raw_os_error(libc::EACCES)),
-                _ => Err(io::Error::from_raw_os_error(libc::ENOENT)),
-            }),
+            legacy::of_arp(Err(std::io::Error::from_raw_os_error(libc::EACCES))).into_iter().collect(),
+            vec![legacy::unread(&refused())],
         ];
         for conditions in reports {
             let reasons: Vec<_> = conditions.iter().map(|condition| condition.reason).collect();

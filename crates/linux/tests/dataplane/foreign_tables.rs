@@ -372,15 +372,64 @@ fn tables_beyond_the_limit_of_a_report_are_counted() {
     assert!(report.node[20].message.starts_with("5 more foreign tables"), "{report:#?}");
 }
 
+/// Commands of others in legacy tables, and the resulting conditions.
+const LEGACY: [(&str, &str, Expected); 8] = [
+    ("tables that accept", "iptables-legacy -A FORWARD -j ACCEPT; ip6tables-legacy -t raw -L >/dev/null", &[]),
+    (
+        "Docker's policy",
+        "iptables-legacy -P FORWARD DROP; iptables-legacy -N DOCKER-USER; iptables-legacy -A FORWARD -j DOCKER-USER",
+        &[(
+            MAY_DROP,
+            &["the legacy table iptables filter", "chain FORWARD (hook forward, priority 0): its policy drops", "`iptables-legacy-save -t filter`"],
+        )],
+    ),
+    (
+        "a policy that is never asked",
+        "iptables-legacy -P FORWARD DROP; iptables-legacy -A FORWARD -j ACCEPT; iptables-legacy -A FORWARD -j DROP",
+        &[],
+    ),
+    (
+        "drops behind chains, of IPv6",
+        "ip6tables-legacy -t mangle -N a; ip6tables-legacy -t mangle -N b; ip6tables-legacy -t mangle -A a -g b
+         ip6tables-legacy -t mangle -A b -p tcp -j DROP; ip6tables-legacy -t mangle -A PREROUTING -p tcp -j a",
+        &[(MAY_DROP, &["the legacy table ip6tables mangle", "chain PREROUTING (hook prerouting, priority -150): a rule of chain b drops"])],
+    ),
+    (
+        "a chain that nothing leads to, and rules without a target",
+        "iptables-legacy -N a; iptables-legacy -A a -j DROP; iptables-legacy -A INPUT -p tcp; iptables-legacy -A INPUT -j LOG",
+        &[],
+    ),
+    (
+        "a reject and a queue",
+        "iptables-legacy -A FORWARD -p tcp -j REJECT; iptables-legacy -A INPUT -p tcp -j NFQUEUE",
+        &[(MAY_DROP, &["a rule rejects", "asks a program (queue)"])],
+    ),
+    (
+        "kube-proxy and a kubelet",
+        "for name in KUBE-FIREWALL KUBE-FORWARD KUBE-SERVICES; do iptables-legacy -N $name; done
+         iptables-legacy -A OUTPUT -j KUBE-FIREWALL; iptables-legacy -A FORWARD -j KUBE-FORWARD; iptables-legacy -A INPUT -j KUBE-SERVICES
+         iptables-legacy -A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8 -j DROP
+         iptables-legacy -A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP
+         iptables-legacy -A KUBE-SERVICES -p tcp -d 10.96.0.7 --dport 80 -j REJECT",
+        &[],
+    ),
+    (
+        "leftovers of Calico",
+        "iptables-legacy -N cali-FORWARD; iptables-legacy -A FORWARD -j cali-FORWARD; iptables-legacy -A cali-FORWARD -p tcp -j DROP
+         ip6tables-legacy -t nat -N cali-OUTPUT",
+        &[
+            (MAY_DROP, &["a rule of chain cali-FORWARD drops"]),
+            (CALICO, &["2 chains in the legacy tables iptables filter, ip6tables nat;", "still judge"]),
+        ],
+    ),
+];
+
 /// The tables of the legacy iptables are not part of nftables.
 #[test]
-fn legacy_tables_are_reported() {
-    let (mut node, report) =
-        Node::beside("iptables-legacy -P FORWARD DROP; ip6tables-legacy -t raw -L >/dev/null");
-    let expected: Expected = &[
-        (MAY_DROP, &["legacy iptables tables (filter)", "iptables-legacy-save"]),
-        (MAY_DROP, &["legacy ip6tables tables (raw)"]),
-    ];
-    check("legacy", &report, expected);
-    check("legacy", &node.resync(), expected);
+fn legacy_tables_that_may_drop_are_reported() {
+    for (case, others, expected) in LEGACY {
+        let (mut node, report) = Node::beside(others);
+        check(case, &report, expected);
+        check(case, &node.resync(), expected);
+    }
 }

@@ -11,6 +11,7 @@ mod foreign_tables;
 mod host_flows;
 mod host_ports;
 mod hosts;
+mod legacy_tables;
 mod logged;
 mod mtu;
 mod nat;

@@ -30,6 +30,8 @@ const CHAINS: &str = "
     iptables-nft -A cali-tw-1 -j MARK --set-mark 0x10000/0x10000
     iptables-nft -t nat -N cali-POSTROUTING; iptables-nft -t nat -A POSTROUTING -j cali-POSTROUTING
     iptables-nft -t nat -A cali-POSTROUTING -d 192.0.2.0/24 -j MASQUERADE
+    iptables-legacy -N cali-INPUT; iptables-legacy -A INPUT -m comment --comment cali:wUHhoiAYhphO9Mso -j cali-INPUT
+    iptables-legacy -A cali-INPUT -m set --match-set cali40this-host src -j RETURN; iptables-legacy -A INPUT -i eth7 -j ACCEPT
     ip6tables-nft -t raw -N cali-PREROUTING; ip6tables-nft -t raw -A PREROUTING -j cali-PREROUTING
     nft 'table ip6 calico { map m { type ifname : verdict; }; chain c { type filter hook forward priority 0; iifname vmap @m; }; }'
     nft 'table inet calico { chain mine { drop; }; }'";
@@ -37,7 +39,7 @@ const CHAINS: &str = "
 /// What must be left of the tables.
 const LEFT: &str = "
     iptables-nft -S FORWARD | grep -q -- '-j california'; iptables-nft -S FORWARD | grep -q 'a note of mine'
-    ! nft list ruleset | grep -q 'cali-'; ! iptables-nft -S FORWARD | grep -q 0x10000
+    ! iptables-legacy-save | grep -q cali; iptables-legacy-save | grep -q eth7; ! nft list ruleset | grep -q 'cali-'; ! iptables-nft -S FORWARD | grep -q 0x10000
     nft list table inet calico | grep -q mine; ! nft list table ip6 calico 2>/dev/null";
 
 /// Wires a pod and a node as Calico does: `cni-plugin/internal/pkg/dataplane/linux`, `felix/dataplane/linux`.
@@ -201,6 +203,8 @@ fn pods_keep_their_connections_from_calico_to_tortie_and_back() {
         "chain cali-POSTROUTING in nftables table ip nat",
         "chain cali-PREROUTING in nftables table ip6 raw",
         "nftables table ip6 calico",
+        "rule of chain INPUT in legacy iptables table filter",
+        "chain cali-INPUT in legacy iptables table filter",
         "IP set cali40s:empty",
         "IP set cali40this-host",
         "blackhole route to 10.65.7.0/26",

@@ -1,5 +1,6 @@
 //! Connecting and disconnecting pods, on the real kernel.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::common::cluster::*;
@@ -28,15 +29,42 @@ fn wait_for(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
+/// What is known of a pod before it has an address.
+fn link_of(pod: &PodAttachment) -> PodLink {
+    let PodAttachment { endpoint, container_id, netns, address: _, block: _, mtu } = pod.clone();
+    PodLink { endpoint, container_id, netns, mtu }
+}
+
 #[test]
 fn a_pod_is_connected_once_and_disconnected_once() {
+    connect_and_disconnect(|wiring, pod| wiring.connect(pod).unwrap());
+}
+
+#[test]
+fn a_link_that_was_made_before_the_address_is_known_is_as_any_other() {
+    connect_and_disconnect(|wiring, pod| {
+        let prepared = wiring.prepare(&link_of(pod)).unwrap().unwrap();
+        let namespace = NetNs::open(Path::new(&pod.netns)).unwrap();
+        let inside = || {
+            let mut socket = RouteSocket::open().unwrap();
+            let link = socket.link(&pod.endpoint.interface).unwrap().unwrap();
+            let addresses = socket.addresses().unwrap().into_iter();
+            (link.up, addresses.filter(|address| address.link == link.index).count())
+        };
+        assert_eq!(namespace.run(inside).unwrap(), (false, 0), "it is down and has no address");
+        assert_eq!(wiring.prepare(&link_of(pod)).unwrap(), None, "it is there already");
+        wiring.finish(prepared, pod).unwrap()
+    });
+}
+
+fn connect_and_disconnect(connect: impl FnOnce(&Wiring, &PodAttachment) -> PodInterface + Send) {
     in_node(|wiring| {
         let pod = Pod::new("pod", 1, 2);
         let attachment = pod.attachment();
         let problem = wiring.check(&attachment).unwrap_err().to_string();
         assert!(problem.contains("it is not there"), "{problem}");
 
-        let interface = wiring.connect(&attachment).unwrap();
+        let interface = connect(&wiring, &attachment);
         assert_eq!(interface.host_interface, wiring.host_interface(&pod.id(), &pod.container_id));
         let (mac, mtu, addresses, routes) = pod
             .namespace
@@ -177,7 +205,24 @@ fn a_failed_attempt_leaves_nothing() {
         pod.namespace.run(taken).unwrap();
         let error = wiring.connect(&pod.attachment()).unwrap_err();
         assert!(error.to_string().contains("lay the pod's cable"), "{error}");
+        assert_eq!(wiring.prepare(&link_of(&pod.attachment())).unwrap(), None);
         assert_eq!(links(), Vec::<String>::new());
+
+        let other = Pod::new("other", 1, 3);
+        let prepared = wiring.prepare(&link_of(&other.attachment())).unwrap().unwrap();
+        let disturb = || {
+            let link = tortie_kernel::interface_index("eth0").unwrap();
+            let renamed = Change::SetLink(link, vec![LinkSetting::Name("eth1".to_owned())]);
+            RouteSocket::open().unwrap().change(&renamed).unwrap();
+        };
+        other.namespace.run(disturb).unwrap();
+        wiring.finish(prepared, &other.attachment()).unwrap_err();
+        assert_eq!(links(), Vec::<String>::new());
+
+        let abandoned = Pod::new("abandoned", 1, 4);
+        wiring.prepare(&link_of(&abandoned.attachment())).unwrap().unwrap();
+        wiring.disconnect(&abandoned.id(), &abandoned.container_id).unwrap();
+        wait_for("the link is deleted in the background", || links().is_empty());
 
         let mut nowhere = pod.attachment();
         nowhere.netns = "/nowhere/netns".to_owned();
