@@ -29,7 +29,6 @@ const RETRY_DELAY: Duration = Duration::from_secs(1);
 /// A node, as the runtime knows it.
 pub(crate) struct RuntimeNode {
     pub(crate) name: String,
-    pub(crate) labels: Value,
     pub(crate) address: Ipv4Addr,
     pub(crate) netns: Arc<NetNs>,
     /// The HNS of a Windows node.
