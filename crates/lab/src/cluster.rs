@@ -23,7 +23,7 @@ use crate::node::{Node, Os, StoreAccess};
 use crate::pki::Authority;
 use crate::runtime;
 use crate::sandbox::{PodApi, RuntimeNode};
-use crate::services::{self, ProxiedNode, addresses};
+use crate::services::{self, ProxiedNode, addresses, dns};
 use crate::{LabDir, LabError, Progress, controller, slices, underlay, workloads};
 
 /// How long to wait for a node's first report.
@@ -39,6 +39,7 @@ const LOG_LINES: usize = 15;
 const CONTROLLERS: &[(&str, &[Kind], MissingWrites)] = &[
     ("EndpointSlices", &slices::KINDS, slices::missing_writes),
     ("addresses of Services", &addresses::KINDS, addresses::missing_writes),
+    ("DNS", &dns::KINDS, dns::missing_writes),
     ("pods of workloads", &workloads::KINDS, workloads::missing_writes),
 ];
 

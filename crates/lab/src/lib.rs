@@ -39,4 +39,5 @@ pub use dir::LabDir;
 pub use error::LabError;
 pub use pod_process::serve as run_pod_process;
 pub use progress::Progress;
+pub use services::dns::serve as run_dns;
 pub use supervise::{Outcome, enter_inside, signal_end, supervise};

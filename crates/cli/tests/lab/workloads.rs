@@ -154,6 +154,14 @@ fn services(lab: &Lab, pods: &[serde_json::Value]) {
         assert!(seen.iter().all(|page| page.contains("pod shop/web-")), "{seen:?}");
     }
     assert_eq!(get(lab, &["exec", "shop/db-0"], &by_address), None, "policy denies the backends");
+    for client in names(lab, "pods").into_iter().filter(|name| name.starts_with("client-")) {
+        let from = format!("shop/{client}");
+        for name in ["web", "web.shop", "web.shop.svc.cluster.local"] {
+            lab.wait_until(&format!("{from} reaches {name}"), || {
+                get(lab, &["exec", &from], &format!("{name}/80")).is_some_and(|page| page.contains("pod shop/web-"))
+            });
+        }
+    }
     let others = ["192.0.2.11/30080", "192.0.2.12/30080"];
     assert!(others.iter().all(|node| get(lab, &["exec", "shop/db-0"], node).is_none()));
 }

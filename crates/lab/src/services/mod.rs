@@ -2,6 +2,7 @@
 //! effect: every connection may go to every ready backend.
 
 pub(crate) mod addresses;
+pub(crate) mod dns;
 mod linux;
 mod windows;
 
