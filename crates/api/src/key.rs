@@ -230,7 +230,14 @@ const DESCRIPTIONS: [Description; 43] = [
     describe(Kind::ReplicaSet, APPS, "ReplicaSet", "replicasets", &["rs"], true),
     describe(Kind::StatefulSet, APPS, "StatefulSet", "statefulsets", &["sts"], true),
     describe(Kind::DaemonSet, APPS, "DaemonSet", "daemonsets", &["ds"], true),
-    describe(Kind::ReplicationController, CORE, "ReplicationController", "replicationcontrollers", &["rc"], true),
+    describe(
+        Kind::ReplicationController,
+        CORE,
+        "ReplicationController",
+        "replicationcontrollers",
+        &["rc"],
+        true,
+    ),
     describe(Kind::Job, BATCH, "Job", "jobs", &[], true),
     describe(Kind::CronJob, BATCH, "CronJob", "cronjobs", &["cj"], true),
 ];

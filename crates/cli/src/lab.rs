@@ -162,7 +162,13 @@ impl LabCommand {
                 let (namespace, name) = pod.split_once('/').unwrap_or(("default", &pod));
                 let netns = dir().pod_netns(namespace, name);
                 join::join(&dir(), join::Next::RunCommand)?;
-                Ok(join::exec(&netns, &format!("pod {namespace}/{name}"), &command, Some(&dir().resolver(namespace)))?.into())
+                Ok(join::exec(
+                    &netns,
+                    &format!("pod {namespace}/{name}"),
+                    &command,
+                    Some(&dir().resolver(namespace)),
+                )?
+                .into())
             }
             Self::Capture { node, command } => {
                 let netns = dir().node_netns(&node);

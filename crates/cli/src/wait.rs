@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use tortie_api::report::NodeStatus;
 use tortie_api::{Key, Kind, Positions};
 use tortie_dataplane::Severity;
-use tortie_store::{NotInForce, Store, wait_for_labels, wait_for_pods, wait_for_reports, wait_for_slices, wait_for_workloads};
+use tortie_store::{
+    NotInForce, Store, wait_for_labels, wait_for_pods, wait_for_reports, wait_for_slices, wait_for_workloads,
+};
 
 use crate::concerned::Policies;
 use crate::output;
@@ -28,7 +30,8 @@ pub(crate) async fn in_force(
     let left = || deadline.saturating_duration_since(Instant::now());
     let workloads: Vec<Key> = applied.iter().filter(|key| key.kind.is_workload()).cloned().collect();
     let (made, incomplete) = wait_for_workloads(store, &workloads, left()).await?;
-    let pods: BTreeSet<Key> = applied.iter().filter(|key| key.kind == Kind::Pod).cloned().chain(made).collect();
+    let pods: BTreeSet<Key> =
+        applied.iter().filter(|key| key.kind == Kind::Pod).cloned().chain(made).collect();
     let pods: Vec<Key> = pods.into_iter().collect();
     let mut waiting = match incomplete.is_empty() {
         true => wait_for_pods(store, &pods, left()).await?,

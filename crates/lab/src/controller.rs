@@ -50,6 +50,8 @@ async fn carry_out(store: &dyn Store, mut write: Write) {
 fn log_failure(key: &Key, result: Result<(), StoreError>) {
     match result {
         Ok(()) | Err(StoreError::Conflict(_) | StoreError::AlreadyExists(_) | StoreError::NotFound(_)) => {}
-        Err(error) => tracing::error!(object = %key, %error, "a controller of the lab cannot write the object"),
+        Err(error) => {
+            tracing::error!(object = %key, %error, "a controller of the lab cannot write the object")
+        }
     }
 }

@@ -84,12 +84,7 @@ pub fn kubectl(dir: &LabDir, arguments: &[String]) -> Result<u8, LabError> {
 ///
 /// # Errors
 /// The namespace does not exist.
-pub fn exec(
-    netns: &Path,
-    object: &str,
-    command: &[String],
-    resolver: Option<&Path>,
-) -> Result<u8, LabError> {
+pub fn exec(netns: &Path, object: &str, command: &[String], resolver: Option<&Path>) -> Result<u8, LabError> {
     let Some((program, arguments)) = command.split_first() else {
         return Err(LabError::problem(object, "no command was given; write it after --"));
     };

@@ -137,9 +137,8 @@ impl Runtime {
     async fn schedule(&mut self, mut stored: Stored) {
         let placement = Placement::of(&stored.value);
         let pods_on = |name: &str| self.placed.values().filter(|node| *node == name).count();
-        let fits = |name: &&String| {
-            self.known_nodes.get(*name).is_some_and(|node| placement.fits(node, false))
-        };
+        let fits =
+            |name: &&String| self.known_nodes.get(*name).is_some_and(|node| placement.fits(node, false));
         let Some(node) = self.nodes.keys().filter(fits).min_by_key(|name| pods_on(name)).cloned() else {
             let message = "no node has the labels that its nodeSelector and its affinity require, and only taints that it tolerates";
             self.unplaced.insert(stored.key.clone(), stored.clone());

@@ -61,10 +61,11 @@ impl<'a> Cluster<'a> {
                 made.entry(owner).or_default().push(stored);
             }
         }
-        let workloads = objects.iter().filter_map(|stored| match Resource::read(&stored.key, &stored.value) {
-            Ok(Resource::Workload(workload)) => Some((*stored, workload)),
-            _ => None,
-        });
+        let workloads =
+            objects.iter().filter_map(|stored| match Resource::read(&stored.key, &stored.value) {
+                Ok(Resource::Workload(workload)) => Some((*stored, workload)),
+                _ => None,
+            });
         Self {
             workloads: workloads.collect(),
             nodes: objects.iter().copied().filter(|stored| stored.key.kind == Kind::Node).collect(),
@@ -191,7 +192,8 @@ impl Owner<'_> {
         };
         match self.stored.key.kind {
             Kind::StatefulSet => {
-                let first = self.stored.value.pointer("/spec/ordinals/start").and_then(Value::as_u64).unwrap_or(0);
+                let first =
+                    self.stored.value.pointer("/spec/ordinals/start").and_then(Value::as_u64).unwrap_or(0);
                 for number in (first..).take(self.workload.replicas) {
                     let name = format!("{}-{number}", self.name());
                     let labels = json!({
@@ -383,7 +385,10 @@ mod tests {
             let mut objects = after(&deployment(3, "one", strategy));
             let (sets, pods) = (objects.names(Kind::ReplicaSet), objects.names(Kind::Pod));
             assert_eq!((sets.len(), pods.len()), (1, 3), "{pods:?}");
-            assert!(sets[0].starts_with("web-") && pods.iter().all(|pod| pod.starts_with(&format!("{}-", sets[0]))));
+            assert!(
+                sets[0].starts_with("web-")
+                    && pods.iter().all(|pod| pod.starts_with(&format!("{}-", sets[0])))
+            );
             let pod = objects.of(Kind::Pod, &pods[0]);
             assert_eq!(pod["metadata"]["labels"]["version"], "one");
             assert_eq!(pod["metadata"]["labels"][POD_TEMPLATE_HASH], sets[0]["web-".len()..]);
@@ -413,7 +418,8 @@ mod tests {
 
     #[test]
     fn each_kind_makes_its_pods() {
-        let set = after(&workload("apps/v1", "StatefulSet", "  serviceName: web\n  replicas: 2\n", "one", ""));
+        let set =
+            after(&workload("apps/v1", "StatefulSet", "  serviceName: web\n  replicas: 2\n", "one", ""));
         assert_eq!(set.names(Kind::Pod), ["web-0", "web-1"]);
         assert_eq!(set.of(Kind::Pod, "web-1")["spec"]["subdomain"], "web");
 
@@ -424,7 +430,13 @@ mod tests {
             .filter_map(|name| daemons.of(Kind::Pod, name)["spec"]["nodeName"].as_str())
             .collect();
         assert_eq!(on, ["minion", "primary"].into());
-        let daemons = after(&workload("apps/v1", "DaemonSet", "", "one", "nodeSelector: {kubernetes.io/os: windows}, "));
+        let daemons = after(&workload(
+            "apps/v1",
+            "DaemonSet",
+            "",
+            "one",
+            "nodeSelector: {kubernetes.io/os: windows}, ",
+        ));
         assert_eq!(daemons.names(Kind::Pod).len(), 1);
         assert_eq!(daemons.of(Kind::DaemonSet, "web")["status"]["desiredNumberScheduled"], 1);
 

@@ -236,12 +236,15 @@ pub async fn wait_for_workloads(
             let Some(stored) = cache.get(key) else { continue };
             let Ok(Resource::Workload(workload)) = Resource::read(key, &stored.value) else { continue };
             let own = cache.objects().filter(|pod| {
-                pod.key.kind == Kind::Pod && pod.key.namespace == key.namespace && workload.may_own(&pod.value)
+                pod.key.kind == Kind::Pod
+                    && pod.key.namespace == key.namespace
+                    && workload.may_own(&pod.value)
             });
             let own: Vec<&Stored> = own.collect();
             if !workload.is_complete(key.kind, &stored.value) {
                 let why = own.iter().find_map(|pod| Some(format!("{}: {}", pod.key, why_not_running(pod)?)));
-                waiting.insert(key.clone(), why.unwrap_or_else(|| "not all of its pods exist yet".to_owned()));
+                waiting
+                    .insert(key.clone(), why.unwrap_or_else(|| "not all of its pods exist yet".to_owned()));
             }
             pods.extend(own.into_iter().map(|pod| pod.key.clone()));
         }

@@ -93,7 +93,8 @@ impl Workload {
     #[must_use]
     pub fn is_complete(&self, kind: Kind, value: &Value) -> bool {
         let status = &value["status"];
-        let number = |name: &str| status[name].as_u64().and_then(|number| usize::try_from(number).ok()).unwrap_or(0);
+        let number =
+            |name: &str| status[name].as_u64().and_then(|number| usize::try_from(number).ok()).unwrap_or(0);
         let generation = value["metadata"]["generation"].as_u64().unwrap_or(0);
         let is_seen = match status.get(Self::OBSERVED).and_then(Value::as_str) {
             Some(version) => version == self.version(),
@@ -108,8 +109,12 @@ impl Workload {
                 is_seen && number("numberReady") == wanted && number("updatedNumberScheduled") == wanted
             }
             _ => {
-                let is_updated = status.get("updatedReplicas").is_none() || number("updatedReplicas") == self.replicas;
-                is_seen && is_updated && number("replicas") == self.replicas && number("readyReplicas") == self.replicas
+                let is_updated =
+                    status.get("updatedReplicas").is_none() || number("updatedReplicas") == self.replicas;
+                is_seen
+                    && is_updated
+                    && number("replicas") == self.replicas
+                    && number("readyReplicas") == self.replicas
             }
         }
     }
@@ -136,9 +141,12 @@ pub fn name_of(text: &str, length: usize) -> String {
     let mut name = String::new();
     for round in 0..length {
         // FNV-1a, which is the same in every build.
-        let hash = [text.as_bytes(), &round.to_be_bytes()].concat().iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
-            (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-        });
+        let hash = [text.as_bytes(), &round.to_be_bytes()]
+            .concat()
+            .iter()
+            .fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+                (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+            });
         // The lower bits of such a hash depend on few bytes.
         let letter = usize::try_from((hash ^ (hash >> 32)) % LETTERS.len() as u64).unwrap_or_default();
         name.push(char::from(LETTERS[letter]));
@@ -187,7 +195,8 @@ fn check_selector(
     if kind == Kind::Job {
         return Ok(());
     }
-    let within = |error: FieldError| vec![FieldError::new(format!("spec.selector.{}", error.path), error.problem)];
+    let within =
+        |error: FieldError| vec![FieldError::new(format!("spec.selector.{}", error.path), error.problem)];
     let selects = match kind {
         Kind::ReplicationController => {
             let wanted: BTreeMap<String, String> = typed(selector).map_err(within)?;
@@ -364,12 +373,20 @@ mod tests {
             (json!({}), tainted.clone(), false),
             (json!({}), json!({"taints": [{"key": "x", "effect": "PreferNoSchedule"}]}), true),
             (tolerant(json!({"operator": "Exists"})), tainted.clone(), true),
-            (tolerant(json!({"key": "os", "value": "windows", "effect": "NoSchedule"})), tainted.clone(), true),
+            (
+                tolerant(json!({"key": "os", "value": "windows", "effect": "NoSchedule"})),
+                tainted.clone(),
+                true,
+            ),
             (tolerant(json!({"key": "os", "value": "linux"})), tainted.clone(), false),
             (tolerant(json!({"key": "os", "operator": "Exists", "effect": "NoExecute"})), tainted, false),
             (json!({}), json!({"unschedulable": true}), false),
         ] {
-            assert_eq!(Placement::of(&json!({"spec": spec})).fits(&node(of_node.clone()), false), fits, "{spec} {of_node}");
+            assert_eq!(
+                Placement::of(&json!({"spec": spec})).fits(&node(of_node.clone()), false),
+                fits,
+                "{spec} {of_node}"
+            );
         }
         assert!(Placement::default().fits(&node(json!({"unschedulable": true})), true), "a DaemonSet's");
     }

@@ -223,6 +223,24 @@ mod tests {
     use super::*;
 
     #[test]
+    fn apply_leaves_out_what_is_neither_kept_nor_a_mistake() {
+        for (api_version, kind, expected) in [
+            ("v1", "ConfigMap", true),
+            ("rbac.authorization.k8s.io/v1", "Role", true),
+            ("apps/v1", "Deployment", false),
+            ("apps/v1beta1", "Deployment", false),
+            ("extensions/v1beta1", "Ingress", true),
+            ("networking.k8s.io/v1", "NetworkPolicy", false),
+            ("networking.k8s.io/v1beta1", "NetworkPolicy", false),
+            ("v1", "Namspace", false),
+            ("", "ConfigMap", false),
+        ] {
+            let value = serde_json::json!({"apiVersion": api_version, "kind": kind});
+            assert_eq!(is_left_out(&value), expected, "{api_version} {kind}");
+        }
+    }
+
+    #[test]
     fn documents_that_resemble_policy_are_never_unrelated() {
         for (api_version, kind, expected) in [
             (
@@ -297,7 +315,7 @@ mod tests {
             ),
             ("apps/v1", "Deploymnt", Some("kind: apps/v1 Deploymnt is not known")),
             ("v1", "ConfigMap", None),
-            ("apps/v1", "Deployment", None),
+            ("apps/v1beta1", "Deployment", None),
             ("networking.k8s.io/v1", "Ingress", None),
             ("projectcalico.org/v3", "RemoteClusterConfiguration", None),
             ("policy/v1beta1", "PodSecurityPolicy", None),

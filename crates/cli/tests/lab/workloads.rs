@@ -92,7 +92,8 @@ fn names(lab: &Lab, kind: &str) -> Vec<String> {
 
 /// What a GET from a network of the lab returns.
 fn get(lab: &Lab, from: &[&str], to: &str) -> Option<String> {
-    let fetch = format!("exec 3<>/dev/tcp/{to} && printf 'GET / HTTP/1.0\\r\\n\\r\\n' >&3 && timeout 5 cat <&3");
+    let fetch =
+        format!("exec 3<>/dev/tcp/{to} && printf 'GET / HTTP/1.0\\r\\n\\r\\n' >&3 && timeout 5 cat <&3");
     let arguments = [&["lab"], from, &["--", "timeout", "3", "bash", "-c", &fetch]].concat();
     let output = lab.tortie(&arguments).output().unwrap();
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
@@ -115,11 +116,13 @@ fn workloads_on(datastore: &str) {
     // Every pod runs when `apply --wait` returns.
     let pods = lab.json(&["get", "pods", "-n", "shop", "-o", "json"]);
     let pods = pods["items"].as_array().unwrap();
-    let of = |app: &str| pods.iter().filter(|pod| pod["metadata"]["labels"]["app"] == app).collect::<Vec<_>>();
+    let of =
+        |app: &str| pods.iter().filter(|pod| pod["metadata"]["labels"]["app"] == app).collect::<Vec<_>>();
     assert_eq!((of("web").len(), of("client").len(), of("db").len()), (4, 3, 2), "{pods:#?}");
     assert!(pods.iter().all(|pod| pod["status"]["phase"] == "Running"), "{pods:#?}");
     let nodes = |app: &str| {
-        let mut nodes: Vec<&str> = of(app).iter().map(|pod| pod["spec"]["nodeName"].as_str().unwrap()).collect();
+        let mut nodes: Vec<&str> =
+            of(app).iter().map(|pod| pod["spec"]["nodeName"].as_str().unwrap()).collect();
         nodes.sort_unstable();
         nodes
     };
@@ -158,7 +161,8 @@ fn services(lab: &Lab, pods: &[serde_json::Value]) {
         let from = format!("shop/{client}");
         for name in ["web", "web.shop", "web.shop.svc.cluster.local"] {
             lab.wait_until(&format!("{from} reaches {name}"), || {
-                get(lab, &["exec", &from], &format!("{name}/80")).is_some_and(|page| page.contains("pod shop/web-"))
+                get(lab, &["exec", &from], &format!("{name}/80"))
+                    .is_some_and(|page| page.contains("pod shop/web-"))
             });
         }
     }
@@ -172,7 +176,10 @@ fn changes(lab: &Lab, file: &str) {
     lab.wait_until("one web pod is left", || names(lab, "pods").len() == 6);
     let scaled = lab.json(&["get", "service", "web", "-n", "shop", "-o", "json"]);
     let applied = lab.ok(&["apply", "--wait", "-f", file]);
-    assert!(applied.contains("Deployment shop/web configured") && applied.contains("Service shop/web unchanged"), "{applied}");
+    assert!(
+        applied.contains("Deployment shop/web configured") && applied.contains("Service shop/web unchanged"),
+        "{applied}"
+    );
     assert_eq!(names(lab, "pods").len(), 9);
     let same = lab.json(&["get", "service", "web", "-n", "shop", "-o", "json"]);
     assert_eq!(scaled["spec"], same["spec"], "a Service keeps its address");

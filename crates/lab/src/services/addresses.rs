@@ -48,7 +48,9 @@ fn complete(service: &mut Value, addresses: &mut BTreeSet<u32>, node_ports: &mut
     if !given(&spec["clusterIP"]) {
         let chosen = match spec["clusterIPs"].get(0).filter(|first| given(first)) {
             Some(first) => Some(first.clone()),
-            None => (FIRST..=LAST).find(|address| addresses.insert(*address)).map(|free| json!(Ipv4Addr::from(free))),
+            None => (FIRST..=LAST)
+                .find(|address| addresses.insert(*address))
+                .map(|free| json!(Ipv4Addr::from(free))),
         };
         let Some(chosen) = chosen else {
             return tracing::error!("there are no more addresses for Services");
@@ -110,6 +112,9 @@ mod tests {
         assert_eq!(addresses, expected);
         assert_eq!(specs[1]["clusterIPs"], json!(["10.96.1.1"]));
         assert_eq!(specs[1]["ports"], json!([{"port": 80}]));
-        assert_eq!(specs[5]["ports"], json!([{"port": 80, "nodePort": 30_001}, {"port": 81, "nodePort": 30_002}]));
+        assert_eq!(
+            specs[5]["ports"],
+            json!([{"port": 80, "nodePort": 30_001}, {"port": 81, "nodePort": 30_002}])
+        );
     }
 }

@@ -45,7 +45,8 @@ pub(crate) fn missing_writes(objects: &[&Stored]) -> Vec<Write> {
         stored.key.kind == Kind::Node && stored.value["metadata"]["labels"]["kubernetes.io/os"] == "linux"
     };
     let mut services = objects.iter().filter(|stored| stored.key.kind == Kind::Service);
-    let is_needed = services.any(|stored| stored.key.namespace != NAMESPACE) && objects.iter().any(|stored| is_linux(&stored));
+    let is_needed = services.any(|stored| stored.key.namespace != NAMESPACE)
+        && objects.iter().any(|stored| is_linux(&stored));
     let keys: BTreeSet<&Key> = objects.iter().map(|stored| &stored.key).collect();
     // The pod runs where its namespace is.
     let wanted = own_objects().into_iter().filter(|(key, _)| is_needed && !keys.contains(key));
@@ -55,7 +56,8 @@ pub(crate) fn missing_writes(objects: &[&Stored]) -> Vec<Write> {
 fn own_objects() -> Vec<(Key, Value)> {
     let labels = json!({"k8s-app": "kube-dns"});
     let metadata = |name: &str| json!({"name": name, "namespace": NAMESPACE, "labels": labels});
-    let port = |name: &str, protocol: &str| json!({"name": name, "protocol": protocol, "containerPort": PORT});
+    let port =
+        |name: &str, protocol: &str| json!({"name": name, "protocol": protocol, "containerPort": PORT});
     let service_port = |name: &str, protocol: &str| json!({"name": name, "protocol": protocol, "port": PORT});
     vec![
         (
@@ -118,7 +120,8 @@ pub fn serve(dir: &LabDir) -> Result<(), LabError> {
         writeln!(std::io::stdout(), "ready").map_err(LabError::io("reporting that the DNS is ready"))?;
         loop {
             cache.changed().await?;
-            *zone.write().unwrap_or_else(PoisonError::into_inner) = Zone::of(&cache.objects().collect::<Vec<_>>());
+            *zone.write().unwrap_or_else(PoisonError::into_inner) =
+                Zone::of(&cache.objects().collect::<Vec<_>>());
         }
     })
 }
@@ -129,7 +132,8 @@ async fn answer_datagrams(socket: UdpSocket, zone: SharedZone) {
     let mut buffer = [0; 4096];
     loop {
         let Ok((length, client)) = socket.recv_from(&mut buffer).await else { continue };
-        let reply = zone.read().unwrap_or_else(PoisonError::into_inner).reply(&buffer[..length], Some(MAX_UDP));
+        let reply =
+            zone.read().unwrap_or_else(PoisonError::into_inner).reply(&buffer[..length], Some(MAX_UDP));
         if let Some(reply) = reply {
             // A client that is gone asks nobody again.
             let _ = socket.send_to(&reply, client).await;
@@ -183,7 +187,8 @@ impl Zone {
             let Ok(Resource::Service(service)) = Resource::read(&stored.key, &stored.value) else { continue };
             let name = format!("{}.{}.svc.{DOMAIN}", stored.key.name, stored.key.namespace);
             let alias = stored.value["spec"]["externalName"].as_str();
-            let addresses = service.cluster_ips().into_iter().filter_map(|address| address.to_string().parse().ok());
+            let addresses =
+                service.cluster_ips().into_iter().filter_map(|address| address.to_string().parse().ok());
             let target = match (service.spec.service_type.as_deref(), alias) {
                 (Some("ExternalName"), Some(alias)) => Target::Alias(alias.trim_end_matches('.').to_owned()),
                 _ => Target::Addresses(addresses.collect()),
@@ -194,8 +199,11 @@ impl Zone {
             names.insert(name, target);
         }
         for stored in objects {
-            let Ok(Resource::EndpointSlice(slice)) = Resource::read(&stored.key, &stored.value) else { continue };
-            let service = format!("{}.{}.svc.{DOMAIN}", slice.service().unwrap_or_default(), stored.key.namespace);
+            let Ok(Resource::EndpointSlice(slice)) = Resource::read(&stored.key, &stored.value) else {
+                continue;
+            };
+            let service =
+                format!("{}.{}.svc.{DOMAIN}", slice.service().unwrap_or_default(), stored.key.namespace);
             if headless.contains(&service) {
                 add_backends(&mut names, &service, &slice, &stored.value);
             }
@@ -245,7 +253,9 @@ impl Zone {
         let record = |data| ResourceRecord::new(name.clone().into_owned(), CLASS::IN, TTL, data);
         match self.find(&text) {
             Some(Target::Addresses(addresses)) if [QTYPE::TYPE(TYPE::A), QTYPE::ANY].contains(&kind) => {
-                answers.extend(addresses.into_iter().map(|address| record(RData::A(A { address: address.into() }))));
+                answers.extend(
+                    addresses.into_iter().map(|address| record(RData::A(A { address: address.into() }))),
+                );
             }
             Some(Target::Alias(alias)) => match Name::new(&alias) {
                 Ok(alias) => answers.push(record(RData::CNAME(CNAME(alias.into_owned())))),
@@ -262,7 +272,8 @@ impl Zone {
 /// The ready backends of a headless Service, together and each by the name of its pod.
 fn add_backends(names: &mut BTreeMap<String, Target>, service: &str, slice: &EndpointSlice, value: &Value) {
     for (number, endpoint) in slice.endpoints.iter().enumerate().filter(|(_, endpoint)| endpoint.is_ready()) {
-        let addresses: BTreeSet<Ipv4Addr> = endpoint.addresses.iter().filter_map(|text| text.parse().ok()).collect();
+        let addresses: BTreeSet<Ipv4Addr> =
+            endpoint.addresses.iter().filter_map(|text| text.parse().ok()).collect();
         let pod = value["endpoints"][number]["targetRef"]["name"].as_str();
         let own = pod.map(|pod| format!("{pod}.{service}"));
         for name in own.into_iter().chain([service.to_owned()]) {
@@ -323,7 +334,12 @@ ports: [{port: 80}]
 
     fn ask(zone: &Zone, name: &str, kind: TYPE, most: Option<usize>) -> (RCODE, Vec<String>, bool) {
         let mut query = Packet::new_query(7);
-        query.questions.push(Question::new(Name::new_unchecked(name), QTYPE::TYPE(kind), CLASS::IN.into(), false));
+        query.questions.push(Question::new(
+            Name::new_unchecked(name),
+            QTYPE::TYPE(kind),
+            CLASS::IN.into(),
+            false,
+        ));
         let bytes = zone.reply(&query.build_bytes_vec().unwrap(), most).unwrap();
         let reply = Packet::parse(&bytes).unwrap();
         assert_eq!((reply.id(), reply.questions.len()), (7, 1));

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use tortie_kernel::namespace::NetNs;
 use tortie_kernel::nftables::{
-    BaseChain, Chain, ChainKind, CmpOp, Element, Expr, Field, Header, Hook, Key, MetaKey, Nft, Rule, Set, SetRef,
-    SetSpec, Table, Verdict, diff,
+    BaseChain, Chain, ChainKind, CmpOp, Element, Expr, Field, Header, Hook, Key, MetaKey, Nft, Rule, Set,
+    SetRef, SetSpec, Table, Verdict, diff,
 };
 
 use super::{Backend, Fronts};
@@ -49,7 +49,10 @@ pub(super) async fn set(netns: Arc<NetNs>, fronts: Arc<Fronts>) -> Result<(), La
 
 fn table(fronts: &Fronts) -> Table {
     let mut table = Table::default();
-    let mut map = Set { spec: SetSpec::verdict_map(&[Field::Ipv4, Field::Protocol, Field::Port]), elements: BTreeMap::new() };
+    let mut map = Set {
+        spec: SetSpec::verdict_map(&[Field::Ipv4, Field::Protocol, Field::Port]),
+        elements: BTreeMap::new(),
+    };
     let mut itself = Set { spec: SetSpec::hash(&[Field::Ipv4, Field::Ipv4]), elements: BTreeMap::new() };
     for (front, backends) in fronts.iter().filter(|(_, backends)| !backends.is_empty()) {
         let address = front.address.unwrap_or(ANY);
@@ -191,7 +194,8 @@ mod tests {
 
     fn fronts(count: u8) -> Fronts {
         let backends = (1..=count).map(|number| (Ipv4Addr::new(10, 0, 0, number), 8080)).collect();
-        [(Front { address: Some(Ipv4Addr::new(10, 96, 0, 1)), protocol: Protocol::TCP, port: 80 }, backends)].into()
+        [(Front { address: Some(Ipv4Addr::new(10, 96, 0, 1)), protocol: Protocol::TCP, port: 80 }, backends)]
+            .into()
     }
 
     /// Each backend gets its share of the client's ports, and every port leads to one.

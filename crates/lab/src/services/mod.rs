@@ -115,7 +115,8 @@ type Hosts = BTreeMap<Ipv4Addr, Ipv4Addr>;
 
 fn hosts(objects: &[&Stored]) -> Hosts {
     let pods = objects.iter().filter(|stored| stored.key.kind == Kind::Pod);
-    let address = |stored: &Stored, field: &str| stored.value["status"][field].as_str()?.parse::<Ipv4Addr>().ok();
+    let address =
+        |stored: &Stored, field: &str| stored.value["status"][field].as_str()?.parse::<Ipv4Addr>().ok();
     pods.filter_map(|pod| Some((address(pod, "podIP")?, address(pod, "hostIP")?))).collect()
 }
 
@@ -132,15 +133,20 @@ fn fronts(objects: &[&Stored]) -> Fronts {
     let mut fronts = Fronts::new();
     for stored in objects {
         let Ok(Resource::Service(service)) = Resource::read(&stored.key, &stored.value) else { continue };
-        let own = slices.get(&(&*stored.key.namespace, stored.key.name.clone())).map_or(&[][..], Vec::as_slice);
+        let own =
+            slices.get(&(&*stored.key.namespace, stored.key.name.clone())).map_or(&[][..], Vec::as_slice);
         let node_ports = stored.value["spec"]["ports"].as_array().into_iter().flatten();
-        let node_ports = node_ports.map(|port| port["nodePort"].as_u64().and_then(|port| u16::try_from(port).ok()));
+        let node_ports =
+            node_ports.map(|port| port["nodePort"].as_u64().and_then(|port| u16::try_from(port).ok()));
         let addresses = addresses_of(&service);
         for (port, node_port) in service.spec.ports.iter().zip(node_ports) {
-            let Some(protocol) = Protocol::from_name(port.protocol.as_deref().unwrap_or("TCP")) else { continue };
+            let Some(protocol) = Protocol::from_name(port.protocol.as_deref().unwrap_or("TCP")) else {
+                continue;
+            };
             let backends = backends(own, port.name.as_deref().unwrap_or_default());
             let of_addresses = addresses.iter().map(|address| (Some(*address), port.port));
-            let of_nodes = node_port.filter(|port| *port > 0 && !addresses.is_empty()).map(|port| (None, port));
+            let of_nodes =
+                node_port.filter(|port| *port > 0 && !addresses.is_empty()).map(|port| (None, port));
             for (address, port) in of_addresses.chain(of_nodes) {
                 fronts.entry(Front { address, protocol, port }).or_default().extend(&backends);
             }
@@ -165,7 +171,8 @@ fn backends(slices: &[EndpointSlice], name: &str) -> BTreeSet<Backend> {
         for slice in slices {
             let ports = slice.ports.iter().filter(|port| port.name.as_deref().unwrap_or_default() == name);
             let endpoints = slice.endpoints.iter().filter(|endpoint| is_used(endpoint));
-            let addresses = endpoints.flat_map(|endpoint| &endpoint.addresses).filter_map(|text| text.parse().ok());
+            let addresses =
+                endpoints.flat_map(|endpoint| &endpoint.addresses).filter_map(|text| text.parse().ok());
             let addresses: Vec<Ipv4Addr> = addresses.collect();
             let ports = ports.filter_map(|port| port.port);
             found.extend(ports.flat_map(|port| addresses.iter().map(move |address| (*address, port))));
@@ -217,7 +224,11 @@ ports: [{name: http, port: 8080}]
             .map(|object| Stored::new(object.key, object.value, Written::at(1)))
             .collect();
         let found = fronts(&stored.iter().collect::<Vec<_>>());
-        let front = |address: Option<[u8; 4]>, protocol, port| Front { address: address.map(Ipv4Addr::from), protocol, port };
+        let front = |address: Option<[u8; 4]>, protocol, port| Front {
+            address: address.map(Ipv4Addr::from),
+            protocol,
+            port,
+        };
         let web: BTreeSet<Backend> = [(Ipv4Addr::new(10, 0, 0, 1), 8080)].into();
         let expected: Fronts = [
             (front(Some([10, 96, 1, 1]), Protocol::TCP, 80), web.clone()),
@@ -233,6 +244,10 @@ ports: [{name: http, port: 8080}]
         ending[2].value["endpoints"][0]["conditions"] = serde_json::json!({"ready": false});
         let found = fronts(&ending.iter().collect::<Vec<_>>());
         let left = &found[&front(None, Protocol::TCP, 30_080)];
-        assert_eq!(*left, [(Ipv4Addr::new(10, 0, 0, 3), 8080)].into(), "a backend that ends is better than none");
+        assert_eq!(
+            *left,
+            [(Ipv4Addr::new(10, 0, 0, 3), 8080)].into(),
+            "a backend that ends is better than none"
+        );
     }
 }

@@ -54,7 +54,8 @@ impl State {
         };
         let all = hcn.endpoints_of_network(network.id)?;
         let local = all.iter().filter(|endpoint| endpoint.flags & EndpointFlags::REMOTE_ENDPOINT == 0);
-        let address = |endpoint: &Endpoint| endpoint.ip_configurations.first()?.ip_address.parse::<Ipv4Addr>().ok();
+        let address =
+            |endpoint: &Endpoint| endpoint.ip_configurations.first()?.ip_address.parse::<Ipv4Addr>().ok();
         let local: BTreeMap<Ipv4Addr, Guid> =
             local.filter_map(|endpoint| Some((address(endpoint)?, endpoint.id))).collect();
         let used: BTreeSet<Ipv4Addr> = wanted.values().flatten().copied().collect();
@@ -69,7 +70,9 @@ impl State {
                 remote.insert(*address, *id);
             }
         }
-        let id = |address: &Ipv4Addr, remote: &BTreeMap<Ipv4Addr, Guid>| local.get(address).or(remote.get(address)).copied();
+        let id = |address: &Ipv4Addr, remote: &BTreeMap<Ipv4Addr, Guid>| {
+            local.get(address).or(remote.get(address)).copied()
+        };
         let stale: Vec<(Front, u16)> = self
             .balancers
             .iter()
@@ -86,14 +89,17 @@ impl State {
             }
             self.balancers.remove(&front);
         }
-        let gone: Vec<Ipv4Addr> = self.remote.keys().filter(|address| !remote.contains_key(address)).copied().collect();
+        let gone: Vec<Ipv4Addr> =
+            self.remote.keys().filter(|address| !remote.contains_key(address)).copied().collect();
         for address in gone {
             if let Some((id, _)) = self.remote.get(&address) {
                 hcn.delete_endpoint(*id)?;
             }
             self.remote.remove(&address);
         }
-        for address in used.iter().filter(|address| !local.contains_key(address) && !remote.contains_key(address)) {
+        for address in
+            used.iter().filter(|address| !local.contains_key(address) && !remote.contains_key(address))
+        {
             // A backend outside of the cluster's pods has no node.
             let Some(node) = hosts.get(address) else { continue };
             let made = hcn.create_endpoint(&remote_endpoint(network.id, *address, *node))?;
