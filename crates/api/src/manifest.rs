@@ -11,11 +11,13 @@ pub use crate::yaml::Lines;
 use crate::yaml::{self, Document};
 use crate::{FieldError, Key, Resource, defaults, strict};
 
+mod converted;
 mod endpoints;
 mod exported;
 mod meaning;
 mod offline;
 
+pub use converted::{ConvertedFile, PolicyForm, convert};
 pub use endpoints::Skipped;
 use meaning::Meaning;
 pub use offline::{Offline, Settled};

@@ -13,6 +13,7 @@ mod completed;
 mod concerned;
 #[cfg(unix)]
 mod controllers;
+mod convert;
 mod cost;
 mod datastore;
 mod decided;
@@ -107,6 +108,8 @@ enum Command {
     Diff(diff::Diff),
     /// Check manifests without a cluster
     Validate(validate::Validate),
+    /// Convert policies: from Calico's API v1 to v3, between Kubernetes' form and Calico's
+    Convert(convert::Convert),
     /// Show the versions of this program, of the agents, and of Calico
     Version(version::Version),
     /// Print the completion script for a shell: source <(tortie completion bash)
@@ -187,6 +190,7 @@ fn main() -> ExitCode {
         Command::Describe(describe) => describe.run(),
         Command::Diff(diff) => return ask(diff.run()),
         Command::Validate(validate) => return ask(validate.run()),
+        Command::Convert(convert) => return ask(convert.run()),
         Command::Version(version) => return ask(version.run()),
         Command::Completion(completion) => Ok(completion.run(Arguments::command())),
         Command::Man(man) => man.run(Arguments::command()),

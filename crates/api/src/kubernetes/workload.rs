@@ -26,7 +26,7 @@ pub struct Workload {
 /// The fields of all kinds.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Spec {
+struct WorkloadSpec {
     replicas: Option<u32>,
     selector: Option<Value>,
     strategy: Strategy,
@@ -43,9 +43,9 @@ struct Strategy {
 }
 
 #[derive(Deserialize)]
-struct Whole {
+struct WholeWorkload {
     metadata: Metadata,
-    spec: Spec,
+    spec: WorkloadSpec,
 }
 
 impl Workload {
@@ -63,7 +63,7 @@ impl Workload {
     /// # Errors
     /// Every problem, also with the template as a pod.
     pub(crate) fn read(key: &Key, value: &Value) -> Result<Self, Vec<FieldError>> {
-        let whole: Whole = typed(value).map_err(|error| vec![error])?;
+        let whole: WholeWorkload = typed(value).map_err(|error| vec![error])?;
         let path = Self::template_path(key.kind);
         let missing = |path: &str| vec![FieldError::new(path, "is missing")];
         let template = value.pointer(&format!("/{}", path.replace('.', "/"))).ok_or_else(|| missing(path))?;
@@ -154,7 +154,7 @@ pub fn name_of(text: &str, length: usize) -> String {
     name
 }
 
-impl Spec {
+impl WorkloadSpec {
     fn count(&self, kind: Kind) -> usize {
         let number = match kind {
             Kind::Job if self.suspend => 0,

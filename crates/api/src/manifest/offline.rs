@@ -20,7 +20,7 @@ pub struct Offline {
     /// Objects are checked as `apply` checks them, even if no verdict depends on what is wrong.
     is_strict: bool,
     objects: Vec<Object>,
-    workloads: Vec<Workload>,
+    workloads: Vec<GivenWorkload>,
     endpoints: Vec<Endpoints>,
     skipped: Vec<Skipped>,
     notes: Vec<String>,
@@ -55,12 +55,12 @@ impl fmt::Display for Reference {
 }
 
 /// A workload, represented by one of its pods.
-struct Workload {
+struct GivenWorkload {
     of: Reference,
     pod: Object,
 }
 
-impl Workload {
+impl GivenWorkload {
     /// Its pod, under an unused name: two workloads of different kinds may have the same name.
     fn under_a_free_name(&self, taken: &BTreeSet<Key>, notes: &mut Vec<String>) -> Object {
         let mut pod = self.pod.clone();
@@ -117,7 +117,7 @@ impl Offline {
         }
         let has_owner =
             |of: &Reference| owned.iter().any(|(owner, owns)| owns == of && given.contains(owner));
-        let stands = |workload: &&Workload| !there.contains(&workload.of) && !has_owner(&workload.of);
+        let stands = |workload: &&GivenWorkload| !there.contains(&workload.of) && !has_owner(&workload.of);
         let mut taken: BTreeSet<Key> = seen.keys().cloned().collect();
         for workload in workloads.iter().filter(stands) {
             let pod = workload.under_a_free_name(&taken, &mut notes);
@@ -188,7 +188,7 @@ impl Offline {
             return Err(vec![problem(file, &document, &of.to_string(), error)]);
         }
         match pod_of(file, &document) {
-            Some(Ok(pod)) => self.workloads.push(Workload { of, pod }),
+            Some(Ok(pod)) => self.workloads.push(GivenWorkload { of, pod }),
             Some(Err(problems)) if is_workload => return Err(problems),
             Some(Err(_)) | None => self.skip(file, &document),
         }
