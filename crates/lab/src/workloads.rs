@@ -32,7 +32,7 @@ const SUFFIX: usize = 5;
 
 /// The writes after which each workload has its pods, and its status says so.
 pub(crate) fn missing_writes(objects: &[&Stored]) -> Vec<Write> {
-    let cluster = Cluster::of(objects);
+    let cluster = OwnedObjects::of(objects);
     let mut writes = cluster.orphans();
     for (stored, workload) in &cluster.workloads {
         let of = Owner { cluster: &cluster, stored, workload };
@@ -45,7 +45,7 @@ pub(crate) fn missing_writes(objects: &[&Stored]) -> Vec<Write> {
 }
 
 /// The objects, as their owners see them.
-struct Cluster<'a> {
+struct OwnedObjects<'a> {
     workloads: Vec<(&'a Stored, Workload)>,
     nodes: Vec<&'a Stored>,
     /// What this controller made, by the owner.
@@ -53,7 +53,7 @@ struct Cluster<'a> {
     keys: BTreeSet<&'a Key>,
 }
 
-impl<'a> Cluster<'a> {
+impl<'a> OwnedObjects<'a> {
     fn of(objects: &[&'a Stored]) -> Self {
         let mut made: BTreeMap<Key, Vec<&Stored>> = BTreeMap::new();
         for stored in objects {
@@ -107,7 +107,7 @@ fn deletion(stored: &Stored) -> Write {
 
 /// A workload, and what it owns.
 struct Owner<'a> {
-    cluster: &'a Cluster<'a>,
+    cluster: &'a OwnedObjects<'a>,
     stored: &'a Stored,
     workload: &'a Workload,
 }

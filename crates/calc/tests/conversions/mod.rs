@@ -164,7 +164,7 @@ fn without_what_is_refused(objects: Objects) -> Objects {
 
 /// Removes the field at a path, or the rule whose action it is.
 fn remove(value: &mut Value, path: &str) {
-    let pointer = format!("/{}", path.replace('.', "/").replace('[', "/").replace(']', ""));
+    let pointer = format!("/{}", path.replace(['.', '['], "/").replace(']', ""));
     let (parent, field) = pointer.rsplit_once('/').unwrap();
     if field == "action" {
         let (rules, number) = parent.rsplit_once('/').unwrap();
