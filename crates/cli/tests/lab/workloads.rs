@@ -61,6 +61,11 @@ spec:
       nodeSelector: {kubernetes.io/os: linux}
       containers: [{name: db, image: redis, ports: [{containerPort: 6379}]}]
 ---
+apiVersion: v1
+kind: Service
+metadata: {name: db, namespace: shop}
+spec: {type: NodePort, selector: {app: db}, ports: [{port: 6379, nodePort: 30079}]}
+---
 apiVersion: batch/v1
 kind: CronJob
 metadata: {name: report, namespace: shop}
@@ -91,7 +96,7 @@ fn names(lab: &Lab, kind: &str) -> Vec<String> {
 }
 
 /// What a GET from a network of the lab returns.
-fn get(lab: &Lab, from: &[&str], to: &str) -> Option<String> {
+pub(crate) fn get(lab: &Lab, from: &[&str], to: &str) -> Option<String> {
     let fetch =
         format!("exec 3<>/dev/tcp/{to} && printf 'GET / HTTP/1.0\\r\\n\\r\\n' >&3 && timeout 5 cat <&3");
     let arguments = [&["lab"], from, &["--", "timeout", "3", "bash", "-c", &fetch]].concat();
@@ -155,6 +160,19 @@ fn services(lab: &Lab, pods: &[serde_json::Value]) {
             seen.len() == 4
         });
         assert!(seen.iter().all(|page| page.contains("pod shop/web-")), "{seen:?}");
+    }
+    // No policy protects the database: nodes reach it by its address, and everybody by the ports of all Linux nodes.
+    let db = lab.json(&["get", "service", "db", "-n", "shop", "-o", "json"]);
+    let db = format!("{}/6379", db["spec"]["clusterIP"].as_str().unwrap());
+    let sources: [&[&str]; 3] = [&["capture", "primary"], &["capture", "linux-2"], &["exec", "shop/db-0"]];
+    for from in sources {
+        for to in [&*db, "192.0.2.11/30079", "192.0.2.12/30079"] {
+            let mut seen = std::collections::BTreeSet::new();
+            lab.wait_until(&format!("{from:?} reaches both backends by {to}"), || {
+                seen.extend(get(lab, from, to));
+                seen.len() == 2
+            });
+        }
     }
     assert_eq!(get(lab, &["exec", "shop/db-0"], &by_address), None, "policy denies the backends");
     for client in names(lab, "pods").into_iter().filter(|name| name.starts_with("client-")) {
