@@ -80,6 +80,20 @@ pub enum Kind {
     NodeReport,
     /// Which of several controllers works.
     Lease,
+    /// Pods in ReplicaSets, one ReplicaSet for each version of the pods.
+    Deployment,
+    /// A number of equal pods.
+    ReplicaSet,
+    /// Pods with stable names.
+    StatefulSet,
+    /// A pod on each node.
+    DaemonSet,
+    /// The older form of a ReplicaSet.
+    ReplicationController,
+    /// Pods that end.
+    Job,
+    /// Jobs by the clock.
+    CronJob,
 }
 
 struct Description {
@@ -95,8 +109,10 @@ struct Description {
 
 const CORE: &str = "v1";
 const CALICO: &str = "projectcalico.org/v3";
+const APPS: &str = "apps/v1";
+const BATCH: &str = "batch/v1";
 
-const DESCRIPTIONS: [Description; 36] = [
+const DESCRIPTIONS: [Description; 43] = [
     describe(Kind::Namespace, CORE, "Namespace", "namespaces", &["ns"], false),
     describe(Kind::Node, CORE, "Node", "nodes", &["no"], false),
     describe(Kind::ServiceAccount, CORE, "ServiceAccount", "serviceaccounts", &["sa"], true),
@@ -210,6 +226,20 @@ const DESCRIPTIONS: [Description; 36] = [
     describe(Kind::IpamConfig, CALICO, "IPAMConfig", "ipamconfigs", &[], false),
     describe(Kind::NodeReport, "tortie.io/v1", "NodeReport", "nodereports", &["report"], false),
     describe(Kind::Lease, "coordination.k8s.io/v1", "Lease", "leases", &[], true),
+    describe(Kind::Deployment, APPS, "Deployment", "deployments", &["deploy"], true),
+    describe(Kind::ReplicaSet, APPS, "ReplicaSet", "replicasets", &["rs"], true),
+    describe(Kind::StatefulSet, APPS, "StatefulSet", "statefulsets", &["sts"], true),
+    describe(Kind::DaemonSet, APPS, "DaemonSet", "daemonsets", &["ds"], true),
+    describe(
+        Kind::ReplicationController,
+        CORE,
+        "ReplicationController",
+        "replicationcontrollers",
+        &["rc"],
+        true,
+    ),
+    describe(Kind::Job, BATCH, "Job", "jobs", &[], true),
+    describe(Kind::CronJob, BATCH, "CronJob", "cronjobs", &["cj"], true),
 ];
 
 const fn describe(
@@ -270,6 +300,21 @@ impl Kind {
         )
     }
 
+    /// Whether its objects stand for pods that somebody makes of a template.
+    #[must_use]
+    pub fn is_workload(self) -> bool {
+        matches!(
+            self,
+            Kind::Deployment
+                | Kind::ReplicaSet
+                | Kind::StatefulSet
+                | Kind::DaemonSet
+                | Kind::ReplicationController
+                | Kind::Job
+                | Kind::CronJob
+        )
+    }
+
     /// Whether a healthy cluster may lack its definition: other projects define it, and neither Kubernetes nor an
     /// installation of Tortie does.
     #[must_use]
@@ -310,7 +355,14 @@ impl Kind {
             Kind::HostEndpoint => 7,
             Kind::Service => 8,
             Kind::EndpointSlice => 9,
-            Kind::Pod => 10,
+            Kind::Pod
+            | Kind::Deployment
+            | Kind::ReplicaSet
+            | Kind::StatefulSet
+            | Kind::DaemonSet
+            | Kind::ReplicationController
+            | Kind::Job
+            | Kind::CronJob => 10,
             Kind::WorkloadEndpoint
             | Kind::IpamBlock
             | Kind::BlockAffinity

@@ -5,6 +5,7 @@
 //! one object. [`manifest::read`] reads files and reports problems with file and line.
 
 pub mod calico;
+pub mod convert;
 mod defaults;
 mod fields;
 pub mod ipam;

@@ -11,11 +11,13 @@ pub use crate::yaml::Lines;
 use crate::yaml::{self, Document};
 use crate::{FieldError, Key, Resource, defaults, strict};
 
+mod converted;
 mod endpoints;
 mod exported;
 mod meaning;
 mod offline;
 
+pub use converted::{ConvertedFile, PolicyForm, convert};
 pub use endpoints::Skipped;
 use meaning::Meaning;
 pub use offline::{Offline, Settled};
@@ -82,9 +84,36 @@ impl fmt::Display for Problem {
 /// # Errors
 /// Every problem of the file, including unknown kinds.
 pub fn read(file: &str, text: &str) -> Result<Vec<Object>, Vec<Problem>> {
-    let (mut objects, mut problems) = (Vec::new(), Vec::new());
-    let mut seen = Seen::default();
+    let mut problems = Vec::new();
     let documents = documents(file, text, &mut problems);
+    of_documents(file, documents, problems)
+}
+
+/// Reads the documents of one file as [`read`] does, but leaves out objects of kinds that Tortie does not keep and no
+/// verdict depends on.
+///
+/// # Errors
+/// Every problem of the file.
+pub fn read_kept(file: &str, text: &str) -> Result<(Vec<Object>, Vec<Skipped>), Vec<Problem>> {
+    let (mut skipped, mut problems) = (Vec::new(), Vec::new());
+    let mut documents = documents(file, text, &mut problems);
+    documents.retain(|document| {
+        let is_left_out = meaning::is_left_out(&document.value);
+        if is_left_out {
+            skipped.push(Skipped::new(file, document));
+        }
+        !is_left_out
+    });
+    Ok((of_documents(file, documents, problems)?, skipped))
+}
+
+fn of_documents(
+    file: &str,
+    documents: Vec<Document>,
+    mut problems: Vec<Problem>,
+) -> Result<Vec<Object>, Vec<Problem>> {
+    let mut objects = Vec::new();
+    let mut seen = Seen::default();
     for document in documents {
         match object(file, document) {
             Ok(object) => match seen.twice(&object) {

@@ -14,6 +14,7 @@ use crate::calico::{
 };
 use crate::kubernetes::{
     ClusterPolicy, EndpointSlice, KubernetesNetworkPolicy, Namespace, Node, Pod, Service, ServiceAccount,
+    Workload,
 };
 use crate::report::NodeReport;
 use crate::value::Strict;
@@ -94,6 +95,7 @@ pub enum Resource {
     IpamConfig(IpamConfig),
     WorkloadEndpoint(WorkloadEndpoint),
     NodeReport(NodeReport),
+    Workload(Workload),
 }
 
 impl Resource {
@@ -264,6 +266,13 @@ impl Resource {
                     format!("{} is IPAM's own and has no manifest", key.kind),
                 )]);
             }
+            Kind::Deployment
+            | Kind::ReplicaSet
+            | Kind::StatefulSet
+            | Kind::DaemonSet
+            | Kind::ReplicationController
+            | Kind::Job
+            | Kind::CronJob => Self::Workload(Workload::read(key, value)?),
             Kind::Lease => {
                 return Err(vec![FieldError::new(
                     "kind",

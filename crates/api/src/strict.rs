@@ -4,7 +4,7 @@
 use serde_json::{Map, Value};
 
 use crate::fields::{is_label_name, is_label_value};
-use crate::kubernetes::check_service;
+use crate::kubernetes::{Workload, check_service, pod_of};
 use crate::unknown_fields::only;
 use crate::{FieldError, Key, Kind, Resource, is_reserved_label, known_fields, support};
 
@@ -123,6 +123,9 @@ pub(crate) fn check(key: &Key, value: &Value) -> Vec<FieldError> {
     if key.kind == Kind::Pod {
         pod(value, &mut problems);
     }
+    if key.kind.is_workload() {
+        workload(key, value, &mut problems);
+    }
     if key.kind == Kind::Service {
         problems.extend(check_service(value));
     }
@@ -142,6 +145,26 @@ pub(crate) fn check(key: &Key, value: &Value) -> Vec<FieldError> {
         reserved(value, path, &mut problems);
     }
     problems
+}
+
+/// Checks the template of a workload as a pod.
+fn workload(key: &Key, value: &Value, problems: &mut Vec<FieldError>) {
+    let known: Vec<FieldError> = known_fields::check_workload(key.kind.name(), value);
+    let new: Vec<FieldError> = known.into_iter().filter(|error| !problems.contains(error)).collect();
+    problems.extend(new);
+    let path = Workload::template_path(key.kind);
+    let Some(template) = value.pointer(&format!("/{}", path.replace('.', "/"))) else {
+        problems.push(FieldError::new(path, "is missing"));
+        return;
+    };
+    only(template, path, &["metadata", "spec"], problems);
+    let mut of_pod = Vec::new();
+    let value = pod_of(key, template);
+    labels(&value["metadata"], &mut of_pod);
+    pod(&value, &mut of_pod);
+    problems.extend(
+        of_pod.into_iter().map(|error| FieldError::new(format!("{path}.{}", error.path), error.problem)),
+    );
 }
 
 fn pod(value: &Value, problems: &mut Vec<FieldError>) {

@@ -5,6 +5,8 @@
 //! decided packets, and fails if one decided (almost) none.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
 
+mod conversions;
+
 use std::collections::BTreeMap;
 use std::fmt::Write;
 

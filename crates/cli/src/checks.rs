@@ -65,8 +65,15 @@ pub(crate) async fn warn(store: &dyn Store, objects: &[Object]) -> anyhow::Resul
             output::error_line(&format!("warning: {}", at(object, error)));
         }
     }
-    let namespaces: BTreeSet<&str> =
-        objects.iter().filter(|object| object.key.kind == Kind::Pod).map(|pod| &*pod.key.namespace).collect();
+    if let Some(job) = objects.iter().find(|object| object.key.kind == Kind::CronJob) {
+        output::error_line(&format!(
+            "note: {}: outside of a Kubernetes API, nothing runs it by its schedule",
+            job.key
+        ));
+    }
+    let with_pods =
+        objects.iter().filter(|object| object.key.kind == Kind::Pod || object.key.kind.is_workload());
+    let namespaces: BTreeSet<&str> = with_pods.map(|object| &*object.key.namespace).collect();
     for namespace in namespaces {
         if store.get(&Key::global(Kind::Namespace, namespace)).await?.is_none() {
             output::error_line(&format!(

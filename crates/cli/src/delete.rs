@@ -128,6 +128,15 @@ async fn delete(store: &dyn Store, key: &Key) -> anyhow::Result<bool> {
 /// Deletes the pods of a namespace and waits until their nodes have disconnected them: without the namespace's
 /// policies they would be open meanwhile.
 async fn delete_pods(store: &dyn Store, namespace: &str) -> anyhow::Result<()> {
+    // Pods would come back. A Kubernetes API deletes them itself, if others may not.
+    for kind in Kind::all().filter(|kind| kind.is_workload()) {
+        for key in within(store, kind, namespace).await? {
+            match delete(store, &key).await {
+                Err(error) if is_forbidden(&error) => {}
+                deleted => drop(deleted?),
+            }
+        }
+    }
     for key in within(store, Kind::Pod, namespace).await? {
         delete(store, &key).await?;
     }
@@ -144,6 +153,10 @@ async fn delete_pods(store: &dyn Store, namespace: &str) -> anyhow::Result<()> {
             Some(_) => tokio::time::sleep(Duration::from_millis(50)).await,
         }
     }
+}
+
+fn is_forbidden(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(StoreError::Forbidden(_)))
 }
 
 /// The objects of one kind in a namespace, without those that are derived from others and deleted with them.

@@ -162,12 +162,18 @@ impl LabCommand {
                 let (namespace, name) = pod.split_once('/').unwrap_or(("default", &pod));
                 let netns = dir().pod_netns(namespace, name);
                 join::join(&dir(), join::Next::RunCommand)?;
-                Ok(join::exec(&netns, &format!("pod {namespace}/{name}"), &command)?.into())
+                Ok(join::exec(
+                    &netns,
+                    &format!("pod {namespace}/{name}"),
+                    &command,
+                    Some(&dir().resolver(namespace)),
+                )?
+                .into())
             }
             Self::Capture { node, command } => {
                 let netns = dir().node_netns(&node);
                 join::join(&dir(), join::Next::RunCommand)?;
-                Ok(join::exec(&netns, &format!("node {node}"), &command)?.into())
+                Ok(join::exec(&netns, &format!("node {node}"), &command, None)?.into())
             }
             Self::Kubectl { arguments } => {
                 join::join(&dir(), join::Next::RunCommand)?;
@@ -297,11 +303,18 @@ pub(crate) fn hns_process() -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// `tortie-pod NAMESPACE/NAME [PORT…]`: the process in a pod.
+/// `tortie-pod NAMESPACE/NAME [PORT…]`, or `tortie-pod NAMESPACE/NAME --dns LAB`: the process in a pod.
 pub(crate) fn pod_process() -> anyhow::Result<ExitCode> {
     let mut arguments = std::env::args().skip(1);
     let name = arguments.next().context("the pod's name is missing")?;
-    let ports: Result<Vec<u16>, _> = arguments.map(|port| port.parse()).collect();
+    let rest: Vec<String> = arguments.collect();
+    if let [option, dir] = &rest[..]
+        && option == "--dns"
+    {
+        tortie_lab::run_dns(&LabDir::new(Some(dir.into())))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let ports: Result<Vec<u16>, _> = rest.iter().map(|port| port.parse()).collect();
     tortie_lab::run_pod_process(&name, &ports.context("a port is no number")?)?;
     Ok(ExitCode::SUCCESS)
 }

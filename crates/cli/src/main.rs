@@ -9,10 +9,13 @@ mod apply;
 mod calicoctl;
 mod certs;
 mod checks;
+#[cfg(unix)]
+mod cluster;
 mod completed;
 mod concerned;
 #[cfg(unix)]
 mod controllers;
+mod convert;
 mod cost;
 mod datastore;
 mod decided;
@@ -107,6 +110,12 @@ enum Command {
     Diff(diff::Diff),
     /// Check manifests without a cluster
     Validate(validate::Validate),
+    /// Convert policies: from Calico's API v1 to v3, between Kubernetes' form and Calico's
+    Convert(convert::Convert),
+    /// Show what the cluster consists of, or write it into an archive for bug reports
+    #[cfg(unix)]
+    #[command(subcommand)]
+    Cluster(cluster::ClusterCommand),
     /// Show the versions of this program, of the agents, and of Calico
     Version(version::Version),
     /// Print the completion script for a shell: source <(tortie completion bash)
@@ -187,6 +196,9 @@ fn main() -> ExitCode {
         Command::Describe(describe) => describe.run(),
         Command::Diff(diff) => return ask(diff.run()),
         Command::Validate(validate) => return ask(validate.run()),
+        Command::Convert(convert) => return ask(convert.run()),
+        #[cfg(unix)]
+        Command::Cluster(command) => return ask(command.run()),
         Command::Version(version) => return ask(version.run()),
         Command::Completion(completion) => Ok(completion.run(Arguments::command())),
         Command::Man(man) => man.run(Arguments::command()),

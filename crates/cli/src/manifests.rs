@@ -14,6 +14,9 @@ use tortie_store::Store;
 use crate::filenames::Filenames;
 use crate::output;
 
+/// How many objects a note names.
+const MOST_NAMES: usize = 8;
+
 /// Calico's kinds of policy, which belong to tiers.
 const OF_CALICO: [Kind; 4] = [
     Kind::NetworkPolicy,
@@ -107,10 +110,13 @@ pub(crate) fn tier_of(kind: Kind, value: &Value) -> Option<&str> {
 /// Reads all manifests. `None` if there is any problem: every problem has then been printed.
 pub(crate) fn read_all(filenames: &Filenames) -> anyhow::Result<Option<Vec<Object>>> {
     let mut objects: Vec<Object> = Vec::new();
-    let mut problems = Vec::new();
+    let (mut problems, mut left_out) = (Vec::new(), Vec::new());
     for file in filenames.files()? {
-        match manifest::read(&file.display().to_string(), &read(&file)?) {
-            Ok(more) => objects.extend(more),
+        match manifest::read_kept(&file.display().to_string(), &read(&file)?) {
+            Ok((more, skipped)) => {
+                objects.extend(more);
+                left_out.extend(skipped);
+            }
             Err(more) => problems.extend(more.iter().map(ToString::to_string)),
         }
     }
@@ -122,6 +128,11 @@ pub(crate) fn read_all(filenames: &Filenames) -> anyhow::Result<Option<Vec<Objec
     }
     if !all_right(&problems, "nothing was changed") {
         return Ok(None);
+    }
+    if !left_out.is_empty() {
+        let names = left_out.iter().map(|skipped| format!("{} {}", skipped.kind, skipped.name));
+        let names = output::first_of(&names.collect::<Vec<_>>(), MOST_NAMES);
+        output::error_line(&format!("note: left out, because Tortie keeps no such kind: {names}"));
     }
     if objects.is_empty() && !filenames.skip_empty {
         bail!("there are no objects in the manifests");

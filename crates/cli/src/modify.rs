@@ -44,6 +44,9 @@ pub(crate) struct Patch {
     /// merge (RFC 7386: fields that replace others, null removes one) or json (RFC 6902: a list of operations)
     #[arg(short = 't', long = "type", value_enum, default_value_t = PatchType::Merge)]
     patch_type: PatchType,
+    /// Check the result and say whether it differs, and change nothing
+    #[arg(long)]
+    dry_run: bool,
     #[command(flatten)]
     store: StoreArguments,
 }
@@ -68,6 +71,9 @@ pub(crate) struct Mark {
     /// Remove the last word's entry, as NAME- does: pod a app --remove
     #[arg(long, conflicts_with = "overwrite")]
     remove: bool,
+    /// Check the result and say whether it differs, and change nothing
+    #[arg(long)]
+    dry_run: bool,
     #[command(flatten)]
     selection: Selection,
     #[command(flatten)]
@@ -79,6 +85,9 @@ pub(crate) struct Edit {
     /// Kind and name: networkpolicy NAME; pod/NAME
     #[arg(required = true, value_name = "KIND NAME | KIND/NAME")]
     objects: Vec<String>,
+    /// Check the result and say whether it differs, and change nothing
+    #[arg(long)]
+    dry_run: bool,
     #[command(flatten)]
     selection: Selection,
     #[command(flatten)]
@@ -119,7 +128,7 @@ impl Patch {
             }
             Ok(value)
         };
-        change_all(&self.store, &self.selection, &self.objects, change)
+        change_all(&self.store, (&self.selection, &self.objects), self.dry_run, change)
     }
 }
 
@@ -138,7 +147,7 @@ impl Mark {
             bail!("--remove takes names without values");
         }
         let change = |stored: &Value| marked(stored, field, &changes, self.overwrite);
-        change_all(&self.store, &self.selection, &objects, change)
+        change_all(&self.store, (&self.selection, &objects), self.dry_run, change)
     }
 }
 
@@ -201,14 +210,9 @@ impl Edit {
             let mut failed = false;
             for key in keys {
                 let mut written = None;
-                let (word, problem) = match edit_one(&*store, &key, &mut written).await {
-                    Ok(true) => ("changed", None),
-                    Ok(false) => ("unchanged", None),
-                    Err(problem) => ("", Some(problem)),
-                };
-                match problem {
-                    None => output::line(&format!("{key} {word}")),
-                    Some(problem) => {
+                match edit_one(&*store, &key, self.dry_run, &mut written).await {
+                    Ok(differs) => output::line(&format!("{key} {}", word(differs, self.dry_run))),
+                    Err(problem) => {
                         failed = true;
                         output::error(&format!("{key}: {problem:#}"));
                         if let Some(text) = written {
@@ -224,7 +228,12 @@ impl Edit {
 }
 
 /// Edits one object; returns whether it differs now. A text that could not be stored is left in `written`.
-async fn edit_one(store: &dyn Store, key: &Key, written: &mut Option<String>) -> anyhow::Result<bool> {
+async fn edit_one(
+    store: &dyn Store,
+    key: &Key,
+    dry_run: bool,
+    written: &mut Option<String>,
+) -> anyhow::Result<bool> {
     refuse_kind(key)?;
     let Stored { key, value: old, version, .. } = existing(store, key).await?;
     let text = crate::editor::edit(&tortie_api::to_yaml(&old), "yaml")?;
@@ -234,6 +243,9 @@ async fn edit_one(store: &dyn Store, key: &Key, written: &mut Option<String>) ->
         return Ok(false);
     }
     check(store, &key, &old, &new).await?;
+    if dry_run {
+        return Ok(true);
+    }
     match store.update(&key, new, &version).await {
         Ok(_) => Ok(true),
         Err(StoreError::Conflict(_)) => bail!("somebody else has changed it meanwhile; edit it again"),
@@ -252,8 +264,8 @@ fn refuse_kind(key: &Key) -> anyhow::Result<()> {
 /// Changes objects one after another; a problem with one does not affect the others.
 fn change_all(
     store: &StoreArguments,
-    selection: &Selection,
-    words: &[String],
+    (selection, words): (&Selection, &[String]),
+    dry_run: bool,
     change: impl Fn(&Value) -> anyhow::Result<Value>,
 ) -> anyhow::Result<ExitCode> {
     let targets = targets::parse(words)?;
@@ -264,9 +276,8 @@ fn change_all(
         warn_of_lock(&*store).await;
         let mut failed = false;
         for key in keys {
-            match change_one(&*store, &key, &change).await {
-                Ok(true) => output::line(&format!("{key} changed")),
-                Ok(false) => output::line(&format!("{key} unchanged")),
+            match change_one(&*store, &key, dry_run, &change).await {
+                Ok(differs) => output::line(&format!("{key} {}", word(differs, dry_run))),
                 Err(error) => {
                     output::error(&format!("{key}: {error:#}"));
                     failed = true;
@@ -277,10 +288,20 @@ fn change_all(
     })
 }
 
-/// Changes one object; returns whether it differs now.
+/// What happened to an object.
+fn word(differs: bool, dry_run: bool) -> &'static str {
+    match (differs, dry_run) {
+        (false, _) => "unchanged",
+        (true, false) => "changed",
+        (true, true) => "changed (dry run)",
+    }
+}
+
+/// Changes one object; returns whether it differs now, or would with `dry_run`.
 async fn change_one(
     store: &dyn Store,
     key: &Key,
+    dry_run: bool,
     change: &impl Fn(&Value) -> anyhow::Result<Value>,
 ) -> anyhow::Result<bool> {
     refuse_kind(key)?;
@@ -291,6 +312,9 @@ async fn change_one(
             return Ok(false);
         }
         check(store, &key, &old, &new).await?;
+        if dry_run {
+            return Ok(true);
+        }
         match store.update(&key, new, &version).await {
             Ok(_) => return Ok(true),
             // Another writer was faster: the change is made again on the new object.

@@ -115,3 +115,12 @@ pub(crate) fn count(count: impl Into<u64>, what: &str) -> String {
         count => format!("{count} {what}s"),
     }
 }
+
+/// The first of these words, and how many there are besides.
+pub(crate) fn first_of(words: &[String], most: usize) -> String {
+    let shown: Vec<&str> = words.iter().take(most).map(String::as_str).collect();
+    match words.len() - shown.len() {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}

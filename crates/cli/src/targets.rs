@@ -88,6 +88,10 @@ fn kinds(words: &str) -> anyhow::Result<Vec<Kind>> {
 /// Whether `all` includes the kind: pods, Services, policies and what policies refer to.
 fn decides(kind: Kind) -> bool {
     let others = [
+        Kind::Deployment,
+        Kind::StatefulSet,
+        Kind::DaemonSet,
+        Kind::Job,
         Kind::Pod,
         Kind::Service,
         Kind::Tier,

@@ -1,14 +1,16 @@
 //! `tortie apply --wait`: waits until the applied objects are in force on every node, and prints the nodes'
 //! conditions.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use tortie_api::report::NodeStatus;
 use tortie_api::{Key, Kind, Positions};
 use tortie_dataplane::Severity;
-use tortie_store::{NotInForce, Store, wait_for_labels, wait_for_pods, wait_for_reports, wait_for_slices};
+use tortie_store::{
+    NotInForce, Store, wait_for_labels, wait_for_pods, wait_for_reports, wait_for_slices, wait_for_workloads,
+};
 
 use crate::concerned::Policies;
 use crate::output;
@@ -26,13 +28,21 @@ pub(crate) async fn in_force(
 ) -> anyhow::Result<ExitCode> {
     let deadline = Instant::now() + patience;
     let left = || deadline.saturating_duration_since(Instant::now());
-    let pods: Vec<Key> = applied.iter().filter(|key| key.kind == Kind::Pod).cloned().collect();
-    let waiting = wait_for_pods(store, &pods, left()).await?;
+    let workloads: Vec<Key> = applied.iter().filter(|key| key.kind.is_workload()).cloned().collect();
+    let (made, incomplete) = wait_for_workloads(store, &workloads, left()).await?;
+    let pods: BTreeSet<Key> =
+        applied.iter().filter(|key| key.kind == Kind::Pod).cloned().chain(made).collect();
+    let pods: Vec<Key> = pods.into_iter().collect();
+    let mut waiting = match incomplete.is_empty() {
+        true => wait_for_pods(store, &pods, left()).await?,
+        false => BTreeMap::new(),
+    };
+    waiting.extend(incomplete);
     for pod in pods.iter().filter(|pod| !waiting.contains_key(pod)) {
         let position = wait_for_labels(store, pod, left()).await?;
         positions.extend(position.map(|position| (Kind::WorkloadEndpoint, position)));
     }
-    if slices && applied.iter().any(|key| matches!(key.kind, Kind::Pod | Kind::Service)) {
+    if slices && (!pods.is_empty() || applied.iter().any(|key| key.kind == Kind::Service)) {
         let position = wait_for_slices(store, left()).await?;
         positions.extend(position.map(|position| (Kind::EndpointSlice, position)));
     }

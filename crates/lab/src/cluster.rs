@@ -16,13 +16,15 @@ use tortie_kernel::namespace::mount;
 use tortie_store::rpc::{Limits, serve_tls, serve_unix};
 use tortie_store::{Change, Interest, NotInForce, Source, Store, StoreError, wait_in_force};
 
+use crate::controller::MissingWrites;
 use crate::datastore::{self, Datastore, Kubernetes, Servers};
 use crate::kubelet::Kubelet;
 use crate::node::{Node, Os, StoreAccess};
 use crate::pki::Authority;
 use crate::runtime;
 use crate::sandbox::{PodApi, RuntimeNode};
-use crate::{LabDir, LabError, Progress, slices, underlay};
+use crate::services::{self, ProxiedNode, addresses, dns};
+use crate::{LabDir, LabError, Progress, controller, slices, underlay, workloads};
 
 /// How long to wait for a node's first report.
 const NODE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -32,6 +34,14 @@ const POD_TIMEOUT: Duration = Duration::from_secs(60);
 const POLICY_TIMEOUT: Duration = Duration::from_secs(30);
 /// How many log lines an error shows.
 const LOG_LINES: usize = 15;
+
+/// What replaces the controllers of a Kubernetes API: what each keeps, the kinds that it reads, and its decisions.
+const CONTROLLERS: &[(&str, &[Kind], MissingWrites)] = &[
+    ("EndpointSlices", &slices::KINDS, slices::missing_writes),
+    ("addresses of Services", &addresses::KINDS, addresses::missing_writes),
+    ("DNS", &dns::KINDS, dns::missing_writes),
+    ("pods of workloads", &workloads::KINDS, workloads::missing_writes),
+];
 
 /// The number of nodes of a lab.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -295,14 +305,19 @@ impl Cluster {
     async fn start_runtime(&mut self) -> Result<(), LabError> {
         let nodes = self.nodes.iter().map(|node| RuntimeNode {
             name: node.name.clone(),
-            labels: node.object()["metadata"]["labels"].clone(),
             address: node.address,
             netns: node.netns.clone(),
             hcn: (node.os == Os::Windows).then(|| Arc::new(node.hcn(&self.dir))),
             cni_socket: node.cni_socket(&self.dir),
             deletion_queue: node.deletion_queue(&self.dir),
         });
-        let (dir, store, nodes) = (self.dir.clone(), self.store.clone(), nodes.collect());
+        let nodes: Vec<RuntimeNode> = nodes.collect();
+        let proxied = nodes.iter().map(|node| match &node.hcn {
+            Some(hcn) => (node.name.clone(), ProxiedNode::Windows(hcn.clone())),
+            None => (node.name.clone(), ProxiedNode::Linux(node.netns.clone())),
+        });
+        let proxied = proxied.collect();
+        let (dir, store) = (self.dir.clone(), self.store.clone());
         match &self.kubernetes {
             Some((_, kubelet)) => {
                 let names = self.nodes.iter().map(|node| node.name.clone()).collect();
@@ -311,9 +326,12 @@ impl Cluster {
             }
             None => {
                 self.tasks.push(runtime::start(dir, store.clone(), PodApi::Stored(store.clone()), nodes));
-                self.tasks.push(slices::start(store).await?);
+                for (what, kinds, missing_writes) in CONTROLLERS {
+                    self.tasks.push(controller::start(store.clone(), what, kinds, *missing_writes).await?);
+                }
             }
         }
+        self.tasks.push(services::start(self.store.clone(), proxied).await?);
         Ok(())
     }
 

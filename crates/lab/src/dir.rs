@@ -58,7 +58,7 @@ impl LabDir {
         file.write_all(MARK.as_bytes()).map_err(LabError::file("writing", &path))?;
         self.clear()?;
         self.make_alias()?;
-        for folder in ["bin", "logs", "nodes", "netns"] {
+        for folder in ["bin", "logs", "nodes", "netns", "resolvers"] {
             let folder = self.path.join(folder);
             fs::create_dir(&folder).map_err(LabError::file("making the folder", &folder))?;
         }
@@ -230,6 +230,12 @@ impl LabDir {
     #[must_use]
     pub fn pod_netns(&self, namespace: &str, name: &str) -> PathBuf {
         self.netns_folder().join(format!("pod:{namespace}.{name}"))
+    }
+
+    /// The `/etc/resolv.conf` of the pods of a namespace.
+    #[must_use]
+    pub fn resolver(&self, namespace: &str) -> PathBuf {
+        self.path.join("resolvers").join(namespace)
     }
 
     /// The file with the pid of the first process inside the lab, as seen from outside.

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-use tortie_kernel::namespace::{die_with_parent, groups, with_default_signals, with_own_proc};
+use tortie_kernel::namespace::{die_with_parent, groups, with_default_signals, with_own_mounts};
 
 use crate::supervise::wait_and_hand_on;
 use crate::{LabDir, LabError};
@@ -74,16 +74,17 @@ pub fn kubectl(dir: &LabDir, arguments: &[String]) -> Result<u8, LabError> {
     }
     let mut command = Command::new(dir.binary("kube"));
     command.arg("kubectl").arg("--kubeconfig").arg(kubeconfig);
-    run("kubectl", command, arguments)
+    run("kubectl", command, arguments, None)
 }
 
 /// Runs a command in a network namespace of the lab and returns its exit code as a shell does: 126 for a program that
 /// cannot be run, 127 for one that does not exist, 128 plus the number for a signal. Passes termination signals on to
-/// the command, which ends with this process in any case. The process must have joined.
+/// the command, which ends with this process in any case. The command sees the file `resolver` as `/etc/resolv.conf`. The
+/// process must have joined.
 ///
 /// # Errors
 /// The namespace does not exist.
-pub fn exec(netns: &Path, object: &str, command: &[String]) -> Result<u8, LabError> {
+pub fn exec(netns: &Path, object: &str, command: &[String], resolver: Option<&Path>) -> Result<u8, LabError> {
     let Some((program, arguments)) = command.split_first() else {
         return Err(LabError::problem(object, "no command was given; write it after --"));
     };
@@ -100,12 +101,17 @@ pub fn exec(netns: &Path, object: &str, command: &[String]) -> Result<u8, LabErr
             groups::pretend_to_set(&mut command);
         }
     }
-    run(program, command, arguments)
+    run(program, command, arguments, resolver)
 }
 
 /// Runs a command with these last arguments, and returns its exit code as a shell does.
-fn run(program: &str, mut command: Command, arguments: &[String]) -> Result<u8, LabError> {
-    with_own_proc(with_default_signals(die_with_parent(&mut command)));
+fn run(
+    program: &str,
+    mut command: Command,
+    arguments: &[String],
+    resolver: Option<&Path>,
+) -> Result<u8, LabError> {
+    with_own_mounts(with_default_signals(die_with_parent(&mut command)), resolver);
     command.args(arguments);
     // One thread: the kernel allows no more after entering a PID namespace.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

@@ -10,6 +10,7 @@
 //! executes the CNI plugin as a container runtime does. [`matrix`] probes who reaches whom with real connections.
 
 mod cluster;
+mod controller;
 mod datastore;
 pub mod demo;
 mod dir;
@@ -26,9 +27,11 @@ mod process;
 mod progress;
 mod runtime;
 mod sandbox;
+mod services;
 mod slices;
 mod supervise;
 mod underlay;
+mod workloads;
 
 pub use cluster::{Cluster, Size};
 pub use datastore::{Datastore, client};
@@ -36,4 +39,5 @@ pub use dir::LabDir;
 pub use error::LabError;
 pub use pod_process::serve as run_pod_process;
 pub use progress::Progress;
+pub use services::dns::serve as run_dns;
 pub use supervise::{Outcome, enter_inside, signal_end, supervise};

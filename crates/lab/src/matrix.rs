@@ -12,6 +12,7 @@ use tortie_api::{Kind, Resource};
 use tortie_store::Store;
 
 use crate::probe::{self, Probe};
+use crate::services::dns;
 use crate::{LabDir, LabError, Progress};
 
 pub use crate::probe::Verdict;
@@ -110,6 +111,10 @@ async fn parties(dir: &LabDir, store: &dyn Store, port: Option<u16>) -> Result<P
             parties.left_out.insert(shown, "it cannot be read".to_owned());
             continue;
         };
+        // The lab's own server is not what users ask about.
+        if dns::is_server(&stored.value) {
+            continue;
+        }
         let (Some(address), Some(node)) = (pod.status.pod_ip, &pod.spec.node_name) else {
             let reason = stored.value["status"]["message"].as_str().unwrap_or("no node has taken it yet");
             parties.left_out.insert(shown, reason.to_owned());

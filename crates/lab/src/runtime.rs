@@ -7,7 +7,7 @@ use futures::StreamExt;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use tortie_api::kubernetes::Pod;
+use tortie_api::kubernetes::Placement;
 use tortie_api::{Key, Kind, Resource};
 use tortie_store::{Change, Interest, Store, StoreError, Stored};
 
@@ -22,15 +22,29 @@ pub(crate) fn start(
     nodes: Vec<RuntimeNode>,
 ) -> JoinHandle<()> {
     let nodes = nodes.into_iter().map(|node| (node.name.clone(), Arc::new(node))).collect();
-    let mut runtime = Runtime { dir, store, api, nodes, pods: HashMap::new(), bound: BTreeMap::new() };
-    let mut changes = runtime.store.follow(vec![Interest::all(Kind::Pod)]);
+    let mut runtime = Runtime {
+        dir,
+        store,
+        api,
+        nodes,
+        pods: HashMap::new(),
+        bound: BTreeMap::new(),
+        placed: BTreeMap::new(),
+        unplaced: BTreeMap::new(),
+        known_nodes: BTreeMap::new(),
+    };
+    let mut changes = runtime.store.follow(vec![Interest::all(Kind::Node), Interest::all(Kind::Pod)]);
     tokio::spawn(async move {
         while let Some(change) = changes.next().await {
             match change {
+                Change::Put(stored) if stored.key.kind == Kind::Node => runtime.node_is(stored).await,
+                Change::Gone { key, .. } if key.kind == Kind::Node => {
+                    runtime.known_nodes.remove(&key.name);
+                }
                 Change::Put(stored) => runtime.pod_is(stored).await,
                 Change::Gone { key, .. } => runtime.pod_is_gone(&key),
                 Change::Unavailable(_, error) => {
-                    tracing::error!(%error, "the lab's runtime cannot read pods and misses their changes");
+                    tracing::error!(%error, "the lab's runtime cannot read pods and nodes, and misses their changes");
                 }
                 Change::InSync(..) | Change::Progress(..) | Change::Restarted(_) => {}
             }
@@ -47,6 +61,12 @@ struct Runtime {
     pods: HashMap<Key, mpsc::UnboundedSender<Wish>>,
     /// The node and the uid of each pod that has been given to its task.
     bound: BTreeMap<Key, (String, Option<String>)>,
+    /// The node of each pod, also of one whose binding is not delivered yet.
+    placed: BTreeMap<Key, String>,
+    /// The pods for which there is no node.
+    unplaced: BTreeMap<Key, Stored>,
+    /// The objects of the nodes, by name.
+    known_nodes: BTreeMap<String, Value>,
 }
 
 impl Runtime {
@@ -58,10 +78,12 @@ impl Runtime {
         let Some(node) = pod.spec.node_name.clone() else {
             // Otherwise the real scheduler does it.
             if let PodApi::Stored(_) = self.api {
-                self.schedule(stored, &pod).await;
+                self.schedule(stored).await;
             }
             return;
         };
+        self.unplaced.remove(&stored.key);
+        self.placed.insert(stored.key.clone(), node.clone());
         let Some(node) = self.nodes.get(&node) else {
             tracing::warn!(pod = %stored.key, node, "the pod's node does not belong to this lab; the pod is not started");
             return;
@@ -84,7 +106,19 @@ impl Runtime {
         let _ = self.task_of(&stored.key).send(wish);
     }
 
+    /// A node that is new or has changed may be one for the pods that have none.
+    async fn node_is(&mut self, node: Stored) {
+        if self.known_nodes.insert(node.key.name, node.value.clone()) == Some(node.value) {
+            return;
+        }
+        for pod in std::mem::take(&mut self.unplaced).into_values() {
+            self.schedule(pod).await;
+        }
+    }
+
     fn pod_is_gone(&mut self, key: &Key) {
+        self.placed.remove(key);
+        self.unplaced.remove(key);
         if self.bound.remove(key).is_some() {
             let _ = self.task_of(key).send(Wish::Stop { deleted: None });
         }
@@ -99,30 +133,23 @@ impl Runtime {
         })
     }
 
-    /// Chooses a node that matches the pod's nodeSelector: the node with the fewest known pods, and among those the
-    /// first by name.
-    async fn schedule(&self, mut stored: Stored, pod: &Pod) {
-        let pods_on = |name: &str| self.bound.values().filter(|(node, _)| node == name).count();
-        let fits = |node: &&Arc<RuntimeNode>| {
-            pod.spec
-                .node_selector
-                .iter()
-                .all(|(label, value)| node.labels.get(label).and_then(Value::as_str) == Some(value))
+    /// Chooses a node on which the pod may run: the node with the fewest known pods, and among those the first by name.
+    async fn schedule(&mut self, mut stored: Stored) {
+        let placement = Placement::of(&stored.value);
+        let pods_on = |name: &str| self.placed.values().filter(|node| *node == name).count();
+        let fits =
+            |name: &&String| self.known_nodes.get(*name).is_some_and(|node| placement.fits(node, false));
+        let Some(node) = self.nodes.keys().filter(fits).min_by_key(|name| pods_on(name)).cloned() else {
+            let message = "no node has the labels that its nodeSelector and its affinity require, and only taints that it tolerates";
+            self.unplaced.insert(stored.key.clone(), stored.clone());
+            let status = json!({"phase": "Pending", "reason": "Unschedulable", "message": message});
+            return set_status(&*self.store, &stored.key, status).await;
         };
-        let Some(node) = self.nodes.values().filter(fits).min_by_key(|node| pods_on(&node.name)) else {
-            let message = format!("no node has the labels of its nodeSelector {:?}", pod.spec.node_selector);
-            set_status(
-                &*self.store,
-                &stored.key,
-                json!({"phase": "Pending", "reason": "Unschedulable", "message": message}),
-            )
-            .await;
-            return;
-        };
-        stored.value["spec"]["nodeName"] = json!(node.name);
+        stored.value["spec"]["nodeName"] = json!(node);
         match self.store.update(&stored.key, stored.value, &stored.version).await {
+            Ok(_) => drop(self.placed.insert(stored.key, node)),
             // It has changed in the meantime; the watch delivers it again.
-            Ok(_) | Err(StoreError::Conflict(_) | StoreError::NotFound(_)) => {}
+            Err(StoreError::Conflict(_) | StoreError::NotFound(_)) => {}
             Err(error) => tracing::error!(pod = %stored.key, %error, "cannot bind the pod to a node"),
         }
     }

@@ -21,6 +21,7 @@ use tortie_store::{Store, StoreError};
 
 use crate::kubelet::Kubelet;
 use crate::pod_status::PodStatus;
+use crate::services::dns;
 use crate::{LabDir, LabError};
 
 /// The delay before a pod that could not be started is retried, as a kubelet does.
@@ -29,7 +30,6 @@ const RETRY_DELAY: Duration = Duration::from_secs(1);
 /// A node, as the runtime knows it.
 pub(crate) struct RuntimeNode {
     pub(crate) name: String,
-    pub(crate) labels: Value,
     pub(crate) address: Ipv4Addr,
     pub(crate) netns: Arc<NetNs>,
     /// The HNS of a Windows node.
@@ -189,10 +189,19 @@ impl PodTask {
             true => sandbox.node.address.to_string(),
             false => self.connect(sandbox).await?,
         };
-        sandbox.process = Some(self.start_process(&wanted.pod, sandbox).await?);
+        if !wanted.pod.spec.host_network {
+            self.write_resolver()?;
+        }
+        sandbox.process = Some(self.start_process(wanted, sandbox).await?);
         let status = PodStatus::Running { address, node: sandbox.node.address.to_string() };
         self.api.set_status(&self.key, wanted, &status).await;
         Ok(())
+    }
+
+    /// Writes what `tortie lab exec` shows to commands as `/etc/resolv.conf`.
+    fn write_resolver(&self) -> Result<(), LabError> {
+        let path = self.dir.resolver(&self.key.namespace);
+        std::fs::write(&path, dns::resolver(&self.key.namespace)).map_err(LabError::file("writing", &path))
     }
 
     /// Connects the sandbox by the CNI plugin, and returns its address.
@@ -215,14 +224,19 @@ impl PodTask {
     }
 
     /// Starts the pod's process and waits until it is ready.
-    async fn start_process(&self, pod: &Pod, sandbox: &Sandbox) -> Result<Child, LabError> {
+    async fn start_process(&self, wanted: &DesiredPod, sandbox: &Sandbox) -> Result<Child, LabError> {
+        let pod = &wanted.pod;
+        let is_dns = wanted.containers.iter().any(|container| container["image"] == dns::IMAGE);
         let mut command = Command::new(self.dir.binary("tortie-pod"));
         command
             .arg(format!("{}/{}", self.key.namespace, self.key.name))
             .stdin(Stdio::null())
             .stdout(Stdio::piped());
+        if is_dns {
+            command.arg("--dns").arg(self.dir.path());
+        }
         for port in pod.spec.containers.iter().flat_map(|container| &container.ports) {
-            if port.protocol.as_deref().is_none_or(|protocol| protocol == "TCP") {
+            if !is_dns && port.protocol.as_deref().is_none_or(|protocol| protocol == "TCP") {
                 command.arg(port.container_port.to_string());
             }
         }

@@ -4,6 +4,7 @@
 //! [`Selector::id`] is a hash of that form, equal to Calico's, because sets are named by it. [`Selector::matches`]
 //! evaluates it. [`Selector::restrictions`] tells an index which labels can match at all.
 
+mod conjunction;
 mod parse;
 mod print;
 mod restrict;
@@ -17,6 +18,7 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use sha2::{Digest, Sha224};
 
+pub use conjunction::LabelTest;
 pub use parse::SelectorError;
 pub use restrict::{Restriction, Restrictions};
 

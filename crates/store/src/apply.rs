@@ -64,7 +64,7 @@ pub(crate) async fn replace(store: &(impl Store + ?Sized), object: &Object) -> R
 }
 
 /// Adds to a new object what the API server would: an identity and a creation timestamp.
-fn identify(value: &mut Value) {
+pub fn identify(value: &mut Value) {
     let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
     if let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) {
         metadata.entry("uid").or_insert_with(|| json!(uuid::Uuid::new_v4().to_string()));
@@ -91,6 +91,14 @@ pub fn merged(new: &Value, current: &Value, kind: Kind) -> Value {
     }
     if kind == Kind::Pod {
         keep(&mut value, current, &["spec", "nodeName"]);
+        keep(&mut value, current, &["metadata", "ownerReferences"]);
+    }
+    if kind == Kind::Service && value["spec"]["type"] != "ExternalName" {
+        // Its controller gave it an address and ports.
+        for field in ["clusterIP", "clusterIPs"] {
+            keep(&mut value, current, &["spec", field]);
+        }
+        keep_node_ports(&mut value, current);
     }
     if matches!(kind, Kind::Node | Kind::Pod) {
         // Nodes publish data of theirs and of their pods in annotations.
@@ -101,6 +109,23 @@ pub fn merged(new: &Value, current: &Value, kind: Kind) -> Value {
         }
     }
     value
+}
+
+/// Copies the nodePorts that a Service was given, if its ports may still have some.
+fn keep_node_ports(value: &mut Value, current: &Value) {
+    if !matches!(value["spec"]["type"].as_str(), Some("NodePort" | "LoadBalancer")) {
+        return;
+    }
+    let same = |one: &Value, other: &Value| {
+        let protocol = |port: &Value| port["protocol"].as_str().unwrap_or("TCP").to_owned();
+        one["port"] == other["port"] && protocol(one) == protocol(other)
+    };
+    let known = current["spec"]["ports"].as_array().cloned().unwrap_or_default();
+    for port in value["spec"]["ports"].as_array_mut().into_iter().flatten() {
+        if let Some(known) = known.iter().find(|known| same(known, port)) {
+            keep(port, known, &["nodePort"]);
+        }
+    }
 }
 
 /// Copies the field from `current` if `value` does not have it.

@@ -213,6 +213,47 @@ pub async fn wait_for_pods(
     }
 }
 
+/// Waits until all pods of workloads run; returns the pods, and the workloads of which some do not run in time, with the reason.
+///
+/// # Errors
+/// The store failed.
+pub async fn wait_for_workloads(
+    store: &dyn Store,
+    workloads: &[Key],
+    timeout: Duration,
+) -> Result<(BTreeSet<Key>, BTreeMap<Key, String>), StoreError> {
+    let deadline = Instant::now() + timeout;
+    let mut kinds: BTreeSet<Kind> = workloads.iter().map(|key| key.kind).collect();
+    if kinds.is_empty() {
+        return Ok(Default::default());
+    }
+    kinds.insert(Kind::Pod);
+    let mut cache = Cache::new(store, kinds.into_iter().map(Interest::all).collect());
+    loop {
+        let (mut pods, mut waiting) = (BTreeSet::new(), BTreeMap::new());
+        for key in workloads {
+            // A deleted workload is not waited for.
+            let Some(stored) = cache.get(key) else { continue };
+            let Ok(Resource::Workload(workload)) = Resource::read(key, &stored.value) else { continue };
+            let own = cache.objects().filter(|pod| {
+                pod.key.kind == Kind::Pod
+                    && pod.key.namespace == key.namespace
+                    && workload.may_own(&pod.value)
+            });
+            let own: Vec<&Stored> = own.collect();
+            if !workload.is_complete(key.kind, &stored.value) {
+                let why = own.iter().find_map(|pod| Some(format!("{}: {}", pod.key, why_not_running(pod)?)));
+                waiting
+                    .insert(key.clone(), why.unwrap_or_else(|| "not all of its pods exist yet".to_owned()));
+            }
+            pods.extend(own.into_iter().map(|pod| pod.key.clone()));
+        }
+        if (cache.is_complete() && waiting.is_empty()) || !changed(&mut cache, deadline).await? {
+            return Ok((pods, waiting));
+        }
+    }
+}
+
 /// Waits until the EndpointSlices that Services and pods imply are in the store, where their controller makes them;
 /// returns the position of the last of them, if there are any. Stops waiting in time, whether or not they are.
 ///

@@ -37,13 +37,14 @@ use thiserror::Error;
 use tortie_api::manifest::Object;
 use tortie_api::{Key, Kind, Position, Positions};
 
-pub use apply::{Applied, create, merged};
+pub use apply::{Applied, create, identify, merged};
 pub use cache::Cache;
 pub use embedded::Embedded;
 pub use endpoints::Endpoints;
 pub use follow::{Change, Event, Follow, SharedWatch, Source, Watch, follow};
 pub use in_force::{
-    NotInForce, stale, wait_for_labels, wait_for_pods, wait_for_reports, wait_for_slices, wait_in_force,
+    NotInForce, stale, wait_for_labels, wait_for_pods, wait_for_reports, wait_for_slices, wait_for_workloads,
+    wait_in_force,
 };
 pub use interest::{Interest, Scope};
 pub use lock::is_locked;

@@ -5,6 +5,7 @@ mod core;
 mod implied_slices;
 mod network_policy;
 mod service;
+mod workload;
 
 pub use cluster_policy::{ClusterPeer, ClusterPolicy, ClusterPort, ClusterRule, ClusterTier};
 pub use core::{
@@ -20,3 +21,5 @@ pub use service::{
     EndpointSlice, LoadBalancerIngress, LoadBalancerStatus, Service, ServicePort, ServiceSpec, ServiceStatus,
     SliceConditions, SliceEndpoint, SlicePort,
 };
+pub(crate) use workload::pod_of;
+pub use workload::{Placement, Workload, name_of};

@@ -20,6 +20,20 @@ pub struct Skipped {
     pub origin: Origin,
 }
 
+impl Skipped {
+    pub(super) fn new(file: &str, document: &Document) -> Self {
+        let text = |pointer: &str| {
+            document.value.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned()
+        };
+        Self {
+            api_version: text("/apiVersion"),
+            kind: text("/kind"),
+            name: text("/metadata/name"),
+            origin: Origin { file: file.to_owned(), line: document.lines.first },
+        }
+    }
+}
+
 /// Endpoints, with the slices that mirror them.
 pub(super) struct Endpoints {
     service: Key,

@@ -5,6 +5,8 @@
 //! lists: an unknown kind in them is a mistake. In all other groups, a kind with the name of a policy is a mistake,
 //! too.
 
+use serde_json::Value;
+
 use crate::{FieldError, Kind, unknown_fields};
 
 /// The meaning of a document.
@@ -21,8 +23,8 @@ pub(crate) enum Meaning {
 const CALICO_GROUP: &str = "projectcalico.org";
 const CALICO_CRD_GROUP: &str = "crd.projectcalico.org";
 
-/// The kinds of each group that no verdict depends on, and the present and past versions of the group. Workloads are
-/// among them, because their pods are recognised by their shape.
+/// The kinds of each group that no verdict depends on, and the present and past versions of the group. Past versions of
+/// workloads are among them, because their pods are recognised by their shape.
 const UNRELATED: &[(&str, &[&str], &[&str])] = &[
     (
         "",
@@ -37,7 +39,6 @@ const UNRELATED: &[(&str, &[&str], &[&str])] = &[
             "PersistentVolume",
             "PersistentVolumeClaim",
             "PodTemplate",
-            "ReplicationController",
             "ResourceQuota",
             "Secret",
         ],
@@ -83,6 +84,9 @@ const OTHER_POLICIES: &[&str] = &[
     "security.istio.io",
 ];
 
+/// Groups whose kinds with a pod template are workloads, and are checked as such.
+pub(super) const WORKLOAD_GROUPS: [&str; 3] = ["apps", "batch", "extensions"];
+
 /// Policy kinds, and kinds that policy refers to, in whatever group.
 const POLICY_KINDS: [Kind; 12] = [
     Kind::KubernetesNetworkPolicy,
@@ -121,6 +125,21 @@ pub(crate) fn meaning(api_version: &str, name: &str) -> Meaning {
         None if looks_like_policy(group, name) => Meaning::Mistake(mistake(api_version, group, name)),
         None => Meaning::Unrelated,
     }
+}
+
+/// Whether `apply` leaves this document out: no verdict depends on it. A past version of a workload is a mistake, because its
+/// pods would be missing.
+pub(crate) fn is_left_out(value: &Value) -> bool {
+    let text = |name: &str| value[name].as_str().unwrap_or_default();
+    let (api_version, name) = (text("apiVersion"), text("kind"));
+    let is_workload = || {
+        let group = api_version.split_once('/').map_or("", |(group, _)| group);
+        WORKLOAD_GROUPS.contains(&group) && named(name).any(Kind::is_workload)
+    };
+    !api_version.is_empty()
+        && !name.is_empty()
+        && meaning(api_version, name) == Meaning::Unrelated
+        && !is_workload()
 }
 
 /// The kind of group `group` with this name, in any case.
@@ -204,6 +223,24 @@ mod tests {
     use super::*;
 
     #[test]
+    fn apply_leaves_out_what_is_neither_kept_nor_a_mistake() {
+        for (api_version, kind, expected) in [
+            ("v1", "ConfigMap", true),
+            ("rbac.authorization.k8s.io/v1", "Role", true),
+            ("apps/v1", "Deployment", false),
+            ("apps/v1beta1", "Deployment", false),
+            ("extensions/v1beta1", "Ingress", true),
+            ("networking.k8s.io/v1", "NetworkPolicy", false),
+            ("networking.k8s.io/v1beta1", "NetworkPolicy", false),
+            ("v1", "Namspace", false),
+            ("", "ConfigMap", false),
+        ] {
+            let value = serde_json::json!({"apiVersion": api_version, "kind": kind});
+            assert_eq!(is_left_out(&value), expected, "{api_version} {kind}");
+        }
+    }
+
+    #[test]
     fn documents_that_resemble_policy_are_never_unrelated() {
         for (api_version, kind, expected) in [
             (
@@ -278,7 +315,7 @@ mod tests {
             ),
             ("apps/v1", "Deploymnt", Some("kind: apps/v1 Deploymnt is not known")),
             ("v1", "ConfigMap", None),
-            ("apps/v1", "Deployment", None),
+            ("apps/v1beta1", "Deployment", None),
             ("networking.k8s.io/v1", "Ingress", None),
             ("projectcalico.org/v3", "RemoteClusterConfiguration", None),
             ("policy/v1beta1", "PodSecurityPolicy", None),

@@ -7,8 +7,8 @@ use std::fmt;
 use serde_json::{Value, json};
 
 use super::endpoints::{Endpoints, Skipped};
-use super::meaning::{self, Meaning};
-use super::{Object, Origin, Problem, Seen, describe, documents, object, problem};
+use super::meaning::{self, Meaning, WORKLOAD_GROUPS};
+use super::{Object, Problem, Seen, describe, documents, object, problem};
 use crate::calico::{EncapsulationMode, IpPool};
 use crate::resource::typed;
 use crate::yaml::{Document, Lines};
@@ -20,7 +20,7 @@ pub struct Offline {
     /// Objects are checked as `apply` checks them, even if no verdict depends on what is wrong.
     is_strict: bool,
     objects: Vec<Object>,
-    workloads: Vec<Workload>,
+    workloads: Vec<GivenWorkload>,
     endpoints: Vec<Endpoints>,
     skipped: Vec<Skipped>,
     notes: Vec<String>,
@@ -55,12 +55,12 @@ impl fmt::Display for Reference {
 }
 
 /// A workload, represented by one of its pods.
-struct Workload {
+struct GivenWorkload {
     of: Reference,
     pod: Object,
 }
 
-impl Workload {
+impl GivenWorkload {
     /// Its pod, under an unused name: two workloads of different kinds may have the same name.
     fn under_a_free_name(&self, taken: &BTreeSet<Key>, notes: &mut Vec<String>) -> Object {
         let mut pod = self.pod.clone();
@@ -74,9 +74,6 @@ impl Workload {
         pod
     }
 }
-
-/// Groups whose kinds with a pod template are workloads, and are checked as such.
-const WORKLOAD_GROUPS: [&str; 3] = ["apps", "batch", "extensions"];
 
 impl Offline {
     /// Checks objects as `apply` checks them, even if no verdict depends on what is wrong.
@@ -120,7 +117,7 @@ impl Offline {
         }
         let has_owner =
             |of: &Reference| owned.iter().any(|(owner, owns)| owns == of && given.contains(owner));
-        let stands = |workload: &&Workload| !there.contains(&workload.of) && !has_owner(&workload.of);
+        let stands = |workload: &&GivenWorkload| !there.contains(&workload.of) && !has_owner(&workload.of);
         let mut taken: BTreeSet<Key> = seen.keys().cloned().collect();
         for workload in workloads.iter().filter(stands) {
             let pod = workload.under_a_free_name(&taken, &mut notes);
@@ -150,6 +147,7 @@ impl Offline {
                 let location = format!("{file}:{}", document.lines.first);
                 self.notes.push(format!("{location}: {name}: IPv6 pools are not supported yet: left out"));
             }
+            Meaning::Kept(kind) if kind.is_workload() => self.add_other(&api_version, file, document)?,
             Meaning::Kept(kind) => {
                 if !self.is_strict {
                     self.make_readable(kind, file, &mut document);
@@ -181,7 +179,7 @@ impl Offline {
             return Err(own.into_iter().map(|error| problem(file, &document, &name, error)).collect());
         }
         if api_version == "v1" && document.value["kind"] == "Endpoints" {
-            self.endpoints.push(Endpoints::read(file, &document, skipped(file, &document))?);
+            self.endpoints.push(Endpoints::read(file, &document, Skipped::new(file, &document))?);
             return Ok(());
         }
         let of = Reference::of(&document.value);
@@ -190,7 +188,7 @@ impl Offline {
             return Err(vec![problem(file, &document, &of.to_string(), error)]);
         }
         match pod_of(file, &document) {
-            Some(Ok(pod)) => self.workloads.push(Workload { of, pod }),
+            Some(Ok(pod)) => self.workloads.push(GivenWorkload { of, pod }),
             Some(Err(problems)) if is_workload => return Err(problems),
             Some(Err(_)) | None => self.skip(file, &document),
         }
@@ -198,7 +196,7 @@ impl Offline {
     }
 
     fn skip(&mut self, file: &str, document: &Document) {
-        self.skipped.push(skipped(file, document));
+        self.skipped.push(Skipped::new(file, document));
     }
 
     /// Changes what `apply` rejects, if it is sufficient for a verdict.
@@ -215,18 +213,6 @@ impl Offline {
             Kind::Profile => drop_derived_labels(&mut document.value),
             _ => {}
         }
-    }
-}
-
-fn skipped(file: &str, document: &Document) -> Skipped {
-    let text = |pointer: &str| {
-        document.value.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned()
-    };
-    Skipped {
-        api_version: text("/apiVersion"),
-        kind: text("/kind"),
-        name: text("/metadata/name"),
-        origin: Origin { file: file.to_owned(), line: document.lines.first },
     }
 }
 

@@ -234,6 +234,14 @@ fn owner(kind: Kind) -> Owner {
         | Kind::AdminNetworkPolicy
         | Kind::BaselineAdminNetworkPolicy => Owner::Cluster,
         Kind::CalicoNodeStatus | Kind::NodeReport | Kind::Lease => Owner::Component,
+        // Their controllers are the Kubernetes API's, or a lab's. Their pods are copied.
+        Kind::Deployment
+        | Kind::ReplicaSet
+        | Kind::StatefulSet
+        | Kind::DaemonSet
+        | Kind::ReplicationController
+        | Kind::Job
+        | Kind::CronJob => Owner::Component,
     }
 }
 

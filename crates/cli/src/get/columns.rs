@@ -78,6 +78,18 @@ fn columns(kind: Kind) -> Vec<Column> {
             of("PORTS", service_ports),
             wide(of("SELECTOR", |stored| pairs(stored.value.pointer("/spec/selector")))),
         ],
+        Kind::Deployment | Kind::ReplicaSet | Kind::StatefulSet | Kind::ReplicationController => {
+            vec![field("REPLICAS", "/spec/replicas"), field("READY", "/status/readyReplicas")]
+        }
+        Kind::DaemonSet => vec![
+            field("DESIRED", "/status/desiredNumberScheduled"),
+            field("READY", "/status/numberReady"),
+            wide(of("NODE-SELECTOR", |stored| {
+                pairs(stored.value.pointer("/spec/template/spec/nodeSelector"))
+            })),
+        ],
+        Kind::Job => vec![field("ACTIVE", "/status/active"), field("READY", "/status/ready")],
+        Kind::CronJob => vec![field("SCHEDULE", "/spec/schedule"), field("SUSPEND", "/spec/suspend")],
         Kind::EndpointSlice => vec![
             of("SERVICE", |stored| label(stored, "kubernetes.io/service-name")),
             of("PORTS", |stored| ports(stored.value.pointer("/ports"))),

@@ -85,6 +85,11 @@ fn kubectl_creates_labels_and_deletes_pods() {
             .unwrap();
     assert_eq!(service["items"][0]["endpoints"].as_array().map(Vec::len), Some(4), "{service}");
 
+    let address = kubectl("get service web -o jsonpath={.spec.clusterIP}");
+    lab.wait_until("the client reaches the Service by its address", || {
+        crate::workloads::get(&lab, &["exec", "default/client"], &format!("{address}/80")).is_some()
+    });
+
     // A deleted pod is replaced; a deleted Deployment leaves nothing.
     let name = pods.iter().find_map(|pod| pod["metadata"]["name"].as_str().filter(|name| *name != "client"));
     kubectl(&format!("delete pod {}", name.unwrap()));

@@ -8,6 +8,7 @@ mod kubernetes;
 mod network;
 mod show;
 mod support;
+mod workloads;
 
 use std::collections::BTreeMap;
 

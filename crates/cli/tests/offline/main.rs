@@ -2,6 +2,7 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod completed;
+mod convert;
 mod cost;
 mod describe;
 mod dropped;

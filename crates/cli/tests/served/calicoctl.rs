@@ -53,6 +53,12 @@ const LINES: &[(&str, i32, &str)] = &[
     ("replace -f FILE/policies.yml", 0, "GlobalNetworkPolicy all unchanged"),
     ("replace -f FILE/other.yml", 1, "GlobalNetworkSet other does not exist"),
     ("replace -f FILE/bad.yml", 2, "spec.selector"),
+    // convert
+    ("convert -f FILE/policies.yml", 0, "kind: GlobalNetworkPolicy"),
+    ("convert --filename FILE/policies.yml --output=json", 0, "\"kind\": \"List\""),
+    ("convert -f FILE/bad.yml", 2, "spec.selector"),
+    ("convert -f FILE/absent.yml", 2, "absent.yml"),
+    ("convert", 2, "required"),
     // get
     ("get networkpolicy -n shop", 0, "web"),
     ("get networkPolicy web -n shop", 0, "web"),

@@ -3,6 +3,7 @@
 
 mod calicoctl;
 mod checks;
+mod cluster;
 mod datastore;
 mod diff;
 mod get;

@@ -134,6 +134,19 @@ async fn objects_are_created_changed_and_deleted_as_requested() {
             ("label|networkpolicy/absent|-n|shop|x=y", 1, "NetworkPolicy shop/absent: it does not exist"),
             ("annotate|gns|office|note=of the office", 0, "GlobalNetworkSet office changed\n"),
             ("label|nodereport/one|x=y", 1, "is written by the node's agent"),
+            (
+                "label|networkpolicy/web|-n|shop|x=y|--dry-run",
+                0,
+                "NetworkPolicy shop/web changed (dry run)\n",
+            ),
+            ("label|networkpolicy/web|-n|shop|tier=back|--dry-run", 0, "NetworkPolicy shop/web unchanged\n"),
+            ("annotate|gns|office|note-|--dry-run", 0, "GlobalNetworkSet office changed (dry run)\n"),
+            (
+                "patch|networkpolicy|web|-n|shop|-p|{metadata: {labels: null}}|--dry-run",
+                0,
+                "changed (dry run)",
+            ),
+            ("patch|networkpolicy|web|-n|shop|-p|{spec: {oder: 1}}|--dry-run", 1, "unknown field `oder`"),
         ],
     )
     .await;
@@ -222,6 +235,10 @@ async fn an_object_is_changed_in_an_editor() {
             std::fs::remove_file(path).unwrap();
         }
     }
+    std::fs::write(&script, "#!/bin/sh\nsed -i 's/order: 30/order: 50/' \"$1\"\n").unwrap();
+    let mut command = cluster.tortie(&["edit", "networkpolicy/db", "-n", "shop", "--dry-run"]);
+    let output = command.env("KUBE_EDITOR", &script).output().await.unwrap();
+    assert_eq!(text_of(&output), "NetworkPolicy shop/db changed (dry run)\n");
     let mut command = cluster.tortie(&["edit", "networkpolicy/db", "-n", "shop"]);
     let output = command.env_remove("KUBE_EDITOR").env("EDITOR", "/bin/false").output().await.unwrap();
     assert!(!output.status.success() && text_of(&output).contains("nothing was changed"));

@@ -9,4 +9,4 @@ mod process;
 
 pub use enter::{Namespaces, enter};
 pub use netns::{NetNs, NetNsId};
-pub use process::{die_with_parent, with_default_signals, with_own_proc};
+pub use process::{die_with_parent, with_default_signals, with_own_mounts};

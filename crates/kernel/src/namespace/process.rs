@@ -1,11 +1,13 @@
 //! Children that end with their parent, or that see their own processes.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
 
-use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
+use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_change};
 use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_signal};
 use rustix::thread::UnshareFlags;
 
@@ -46,13 +48,18 @@ pub fn with_default_signals(command: &mut Command) -> &mut Command {
 }
 
 /// Gives the command a `/proc` of its PID namespace, which differs from the caller's, in a separate mount namespace:
-/// programs such as `ps` look for their own process there. If the kernel refuses, the command has the caller's
-/// `/proc`.
-pub fn with_own_proc(command: &mut Command) -> &mut Command {
-    // SAFETY: between fork and exec there are three system calls and no allocation.
+/// programs such as `ps` look for their own process there. With `resolver`, that file is its `/etc/resolv.conf`. What the
+/// kernel refuses stays as the caller has it.
+pub fn with_own_mounts<'a>(command: &'a mut Command, resolver: Option<&Path>) -> &'a mut Command {
+    let resolver = resolver.and_then(|path| CString::new(path.as_os_str().as_bytes()).ok());
+    // SAFETY: between fork and exec there are four system calls and no allocation.
     unsafe {
-        command.pre_exec(|| {
-            let _ = mount_own_proc(); // it is a convenience
+        command.pre_exec(move || {
+            // Both are conveniences.
+            let _ = mount_own_proc();
+            if let Some(resolver) = &resolver {
+                let _ = mount_bind(resolver.as_c_str(), c"/etc/resolv.conf");
+            }
             Ok(())
         })
     }

@@ -79,7 +79,14 @@ pub(crate) fn is_calico_resource(kind: Kind) -> bool {
         | Kind::IpamHandle
         | Kind::IpamConfig
         | Kind::NodeReport
-        | Kind::Lease => false,
+        | Kind::Lease
+        | Kind::Deployment
+        | Kind::ReplicaSet
+        | Kind::StatefulSet
+        | Kind::DaemonSet
+        | Kind::ReplicationController
+        | Kind::Job
+        | Kind::CronJob => false,
     }
 }
 

@@ -86,6 +86,14 @@ fn row(kind: Kind) -> (Rights, Rights) {
         | Kind::BgpFilter
         | Kind::CalicoNodeStatus => (NOTHING, READ),
         Kind::Lease => (NOTHING, FULL),
+        // Only a lab makes pods of them.
+        Kind::Deployment
+        | Kind::ReplicaSet
+        | Kind::StatefulSet
+        | Kind::DaemonSet
+        | Kind::ReplicationController
+        | Kind::Job
+        | Kind::CronJob => (NOTHING, NOTHING),
         Kind::StagedNetworkPolicy | Kind::StagedGlobalNetworkPolicy | Kind::StagedKubernetesNetworkPolicy => {
             (NOTHING, READ)
         }

@@ -53,6 +53,13 @@ const EXPECTED: &str = "
     ipamconfigs                                    glwb---  glwb---  glwb---
     nodereports                                    glwbcu-  ---b---  glwb--d
     leases                                         -------  -------  glwbcud
+    deployments                                    -------  -------  -------
+    replicasets                                    -------  -------  -------
+    statefulsets                                   -------  -------  -------
+    daemonsets                                     -------  -------  -------
+    replicationcontrollers                         -------  -------  -------
+    jobs                                           -------  -------  -------
+    cronjobs                                       -------  -------  -------
 ";
 const VERBS: &str = "glwbcud";
 

@@ -1,0 +1,89 @@
+//! Converts the policies of manifests, and leaves other objects as they are.
+
+use serde_json::{Value, json};
+
+use super::{Origin, Problem, describe, documents, meaning, object, problem};
+use crate::convert::{calico_spec, from_v1, kubernetes_policy};
+use crate::yaml::Document;
+use crate::{FieldError, Kind, Resource};
+
+/// The form that policies get.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PolicyForm {
+    /// Calico's API v3, from that of v1 and from Kubernetes' policies.
+    Calico,
+    /// Kubernetes' policies, from Calico's.
+    Kubernetes,
+}
+
+/// The objects of a converted file.
+#[derive(Debug, Default)]
+pub struct ConvertedFile {
+    /// The objects, in their order.
+    pub objects: Vec<Value>,
+    /// What a policy loses without effect on its verdicts between pods.
+    pub notes: Vec<Problem>,
+}
+
+/// Converts the documents of one file.
+///
+/// # Errors
+/// Every problem of the file, and every field that the other form does not have.
+pub fn convert(file: &str, text: &str, form: PolicyForm) -> Result<ConvertedFile, Vec<Problem>> {
+    let (mut converted, mut problems) = (ConvertedFile::default(), Vec::new());
+    for document in documents(file, text, &mut problems) {
+        match one(file, document, form, &mut converted.notes) {
+            Ok(value) => converted.objects.push(value),
+            Err(more) => problems.extend(more),
+        }
+    }
+    if problems.is_empty() { Ok(converted) } else { Err(problems) }
+}
+
+fn one(
+    file: &str,
+    document: Document,
+    form: PolicyForm,
+    notes: &mut Vec<Problem>,
+) -> Result<Value, Vec<Problem>> {
+    if meaning::is_left_out(&document.value) {
+        return Ok(document.value);
+    }
+    if let Some(converted) = from_v1(&document.value) {
+        let name = describe(&document.value);
+        return converted.map_err(|errors| {
+            errors.into_iter().map(|error| problem(file, &document, &name, error)).collect()
+        });
+    }
+    let object = object(file, document)?;
+    let at = |error: FieldError| Problem {
+        origin: Origin { line: object.lines.of(&error.path), ..object.origin.clone() },
+        object: object.key.to_string(),
+        field: error.path,
+        problem: error.problem,
+    };
+    match (form, &object.resource) {
+        (PolicyForm::Calico, Resource::KubernetesNetworkPolicy(policy)) => {
+            let mut value = json!({
+                "apiVersion": Kind::NetworkPolicy.api_version(), "kind": Kind::NetworkPolicy.name(),
+                "metadata": object.value["metadata"],
+            });
+            value["spec"] = calico_spec(policy);
+            Ok(value)
+        }
+        (PolicyForm::Kubernetes, Resource::NetworkPolicy(policy)) => match kubernetes_policy(policy) {
+            Ok(converted) => {
+                notes.extend(converted.notes.into_iter().map(at));
+                Ok(converted.value)
+            }
+            Err(errors) => Err(errors.into_iter().map(at).collect()),
+        },
+        (PolicyForm::Kubernetes, _)
+            if object.key.kind.is_policy() && object.key.kind != Kind::KubernetesNetworkPolicy =>
+        {
+            let problem = format!("no Kubernetes NetworkPolicy says what a {} says", object.key.kind.name());
+            Err(vec![at(FieldError::new("kind", problem))])
+        }
+        _ => Ok(object.value),
+    }
+}

@@ -1,0 +1,75 @@
+//! The archive of `tortie cluster diags`.
+
+use std::fs::OpenOptions;
+use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use serde_json::{Value, json};
+use tar::{Builder, Header};
+use tortie_api::Kind;
+
+use super::{Content, Summary};
+
+/// The folder in the archive.
+const FOLDER: &str = "tortie-diags";
+/// What containers are told, which often contains passwords, and is not needed to understand a network.
+const TOLD: [&str; 4] = ["env", "envFrom", "command", "args"];
+/// The lists of containers.
+const CONTAINERS: [&str; 3] = ["containers", "initContainers", "ephemeralContainers"];
+/// The annotation in which kubectl keeps the text of the last `apply`, with everything that is removed here.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+
+/// Writes the archive. Only its owner may read it: policies tell an attacker a lot.
+pub(super) fn write(path: &Path, content: &Content, summary: &Summary) -> io::Result<()> {
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    let mut archive = Builder::new(GzEncoder::new(BufWriter::new(file), Compression::default()));
+    add(&mut archive, "info.json", &serde_json::to_value(summary)?)?;
+    for (kind, items) in content.objects.iter().filter(|(_, items)| !items.is_empty()) {
+        let items: Vec<Value> = items.iter().map(|stored| shareable(*kind, stored.value.clone())).collect();
+        let name = format!("objects/{}.json", kind.plural());
+        add(&mut archive, &name, &json!({"apiVersion": "v1", "kind": "List", "items": items}))?;
+    }
+    let mut compressed = archive.into_inner()?;
+    compressed.try_finish()?;
+    compressed.finish()?.flush()
+}
+
+fn add<W: Write>(archive: &mut Builder<W>, name: &str, value: &Value) -> io::Result<()> {
+    let text = serde_json::to_vec_pretty(value)?;
+    let mut header = Header::new_gnu();
+    header.set_size(text.len() as u64);
+    header.set_mode(0o600);
+    archive.append_data(&mut header, format!("{FOLDER}/{name}"), &*text)
+}
+
+/// The object without what others should not see.
+fn shareable(kind: Kind, mut value: Value) -> Value {
+    if let Some(annotations) = value.pointer_mut("/metadata/annotations").and_then(Value::as_object_mut) {
+        annotations.remove(LAST_APPLIED);
+    }
+    if kind == Kind::Pod || kind.is_workload() {
+        drop_told(&mut value);
+    }
+    value
+}
+
+/// Removes what containers are told, wherever they are in the object.
+fn drop_told(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            for list in CONTAINERS {
+                for container in fields.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten() {
+                    if let Some(container) = container.as_object_mut() {
+                        container.retain(|field, _| !TOLD.contains(&field.as_str()));
+                    }
+                }
+            }
+            fields.values_mut().for_each(drop_told);
+        }
+        Value::Array(items) => items.iter_mut().for_each(drop_told),
+        _ => {}
+    }
+}
