@@ -16,9 +16,12 @@ use crate::output;
 pub(crate) struct Convert {
     #[command(flatten)]
     filenames: Filenames,
-    /// The form of policies: Calico's API v3 (from Calico's API v1 or from Kubernetes), or Kubernetes'
+    /// The form of policies: Calico's (from Kubernetes'), or Kubernetes' (from Calico's)
     #[arg(long, value_enum, default_value_t = TargetForm::Calico)]
     to: TargetForm,
+    /// Convert policies that lose something which may change verdicts, and name it
+    #[arg(long)]
+    allow_loss: bool,
     /// The output format
     #[arg(short, long, value_enum, default_value_t = ManifestFormat::Yaml)]
     output: ManifestFormat,
@@ -47,6 +50,8 @@ impl Convert {
             match manifest::convert(&file.display().to_string(), &read(&file)?, form) {
                 Ok(converted) => {
                     objects.extend(converted.objects);
+                    let losses = if self.allow_loss { &mut notes } else { &mut problems };
+                    losses.extend(converted.losses);
                     notes.extend(converted.notes);
                 }
                 Err(more) => problems.extend(more),

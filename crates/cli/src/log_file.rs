@@ -32,8 +32,11 @@ impl Write for LogFile {
     /// Writes all of a message, so that no message is in two files.
     fn write(&mut self, message: &[u8]) -> io::Result<usize> {
         if self.length > 0 && self.length + message.len() as u64 > self.max {
-            fs::rename(&self.path, self.path.with_added_extension("old"))?;
-            *self = Self::with_max(&self.path, self.max)?;
+            match fs::rename(&self.path, self.path.with_added_extension("old")) {
+                Ok(()) => *self = Self::with_max(&self.path, self.max)?,
+                // Somebody may read the file. It is continued, and renamed when it has grown as much again.
+                Err(_) => self.length = 0,
+            }
         }
         self.file.write_all(message)?;
         self.length += message.len() as u64;
@@ -60,5 +63,21 @@ mod tests {
         assert_eq!(fs::read_to_string(&path).unwrap(), "four\nfive\n");
         assert_eq!(fs::read_to_string(path.with_added_extension("old")).unwrap(), "three\n");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn no_message_is_lost_when_the_file_cannot_be_renamed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("agent.log");
+        // A file cannot replace a folder.
+        fs::create_dir(path.with_added_extension("old")).unwrap();
+        let mut log = LogFile::with_max(&path, 10).unwrap();
+        for message in ["one\n", "two\n", "three\n", "four\n"] {
+            log.write_all(message.as_bytes()).unwrap();
+        }
+        assert_eq!(fs::read_to_string(&path).unwrap(), "one\ntwo\nthree\nfour\n");
+        fs::remove_dir(path.with_added_extension("old")).unwrap();
+        log.write_all(b"five, after which\n").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "five, after which\n");
     }
 }

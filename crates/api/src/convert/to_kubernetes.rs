@@ -16,6 +16,9 @@ use crate::{FieldError, Kind};
 pub struct Converted {
     /// The policy.
     pub value: Value,
+    /// What is different and may change verdicts: an order matters beside policies that deny, and network sets exist in some
+    /// clusters only.
+    pub losses: Vec<FieldError>,
     /// What is different, without effect on the verdicts between pods that this policy gives.
     pub notes: Vec<FieldError>,
 }
@@ -49,12 +52,13 @@ pub fn kubernetes_policy(policy: &NetworkPolicy) -> Result<Converted, Vec<FieldE
             value["metadata"][field] = json!(map);
         }
     }
-    Ok(Converted { value, notes: conversion.notes })
+    Ok(Converted { value, losses: conversion.losses, notes: conversion.notes })
 }
 
 #[derive(Default)]
 struct Conversion {
     problems: Vec<FieldError>,
+    losses: Vec<FieldError>,
     notes: Vec<FieldError>,
 }
 
@@ -83,10 +87,9 @@ impl Conversion {
         if spec.tier_name() != "default" {
             self.problem("spec.tier", "Kubernetes policies are in tier default");
         }
-        if order.is_some_and(|order| (order - 1000.0).abs() > f64::EPSILON) {
-            let note =
-                "is lost: Kubernetes policies have order 1000. It matters only beside policies that deny";
-            self.notes.push(FieldError::new("spec.order", note));
+        if order.is_none_or(|order| (order - 1000.0).abs() > f64::EPSILON) {
+            let loss = "is lost: Kubernetes policies have order 1000. It matters beside policies that deny";
+            self.losses.push(FieldError::new("spec.order", loss));
         }
         if !performance_hints.is_empty() {
             self.notes.push(FieldError::new("spec.performanceHints", "is lost; no verdict depends on it"));
@@ -265,8 +268,8 @@ impl Conversion {
                 self.namespace_labels(&format!("{path}.namespaceSelector"), namespaces);
         }
         if !is_of_pods {
-            let note = "also selects network sets, and Kubernetes policies do not";
-            self.notes.push(FieldError::new(format!("{path}.selector"), note));
+            let loss = "also selects network sets, and Kubernetes policies do not";
+            self.losses.push(FieldError::new(format!("{path}.selector"), loss));
         }
         Some(vec![peer])
     }

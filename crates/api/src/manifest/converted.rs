@@ -3,14 +3,14 @@
 use serde_json::{Value, json};
 
 use super::{Origin, Problem, describe, documents, meaning, object, problem};
-use crate::convert::{calico_spec, from_v1, kubernetes_policy};
+use crate::convert::{calico_spec, kubernetes_policy};
 use crate::yaml::Document;
 use crate::{FieldError, Kind, Resource};
 
 /// The form that policies get.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PolicyForm {
-    /// Calico's API v3, from that of v1 and from Kubernetes' policies.
+    /// Calico's API v3, from Kubernetes' policies.
     Calico,
     /// Kubernetes' policies, from Calico's.
     Kubernetes,
@@ -21,6 +21,8 @@ pub enum PolicyForm {
 pub struct ConvertedFile {
     /// The objects, in their order.
     pub objects: Vec<Value>,
+    /// What a policy loses that may change verdicts in some clusters.
+    pub losses: Vec<Problem>,
     /// What a policy loses without effect on its verdicts between pods.
     pub notes: Vec<Problem>,
 }
@@ -32,7 +34,7 @@ pub struct ConvertedFile {
 pub fn convert(file: &str, text: &str, form: PolicyForm) -> Result<ConvertedFile, Vec<Problem>> {
     let (mut converted, mut problems) = (ConvertedFile::default(), Vec::new());
     for document in documents(file, text, &mut problems) {
-        match one(file, document, form, &mut converted.notes) {
+        match one(file, document, form, &mut converted.losses, &mut converted.notes) {
             Ok(value) => converted.objects.push(value),
             Err(more) => problems.extend(more),
         }
@@ -44,16 +46,15 @@ fn one(
     file: &str,
     document: Document,
     form: PolicyForm,
+    losses: &mut Vec<Problem>,
     notes: &mut Vec<Problem>,
 ) -> Result<Value, Vec<Problem>> {
     if meaning::is_left_out(&document.value) {
         return Ok(document.value);
     }
-    if let Some(converted) = from_v1(&document.value) {
-        let name = describe(&document.value);
-        return converted.map_err(|errors| {
-            errors.into_iter().map(|error| problem(file, &document, &name, error)).collect()
-        });
+    if is_of_v1(&document.value) {
+        let error = FieldError::new("apiVersion", "is of Calico's API v1; `calicoctl convert` makes v3 of it");
+        return Err(vec![problem(file, &document, &describe(&document.value), error)]);
     }
     let object = object(file, document)?;
     let at = |error: FieldError| Problem {
@@ -73,6 +74,7 @@ fn one(
         }
         (PolicyForm::Kubernetes, Resource::NetworkPolicy(policy)) => match kubernetes_policy(policy) {
             Ok(converted) => {
+                losses.extend(converted.losses.into_iter().map(at));
                 notes.extend(converted.notes.into_iter().map(at));
                 Ok(converted.value)
             }
@@ -86,4 +88,10 @@ fn one(
         }
         _ => Ok(object.value),
     }
+}
+
+/// Whether an object is of Calico's API v1, whose kinds begin with a small letter.
+fn is_of_v1(value: &Value) -> bool {
+    const KINDS: [&str; 7] = ["bgpPeer", "hostEndpoint", "ipPool", "node", "policy", "profile", "workloadEndpoint"];
+    value["apiVersion"] == "v1" && value["kind"].as_str().is_some_and(|kind| KINDS.contains(&kind))
 }

@@ -15,10 +15,14 @@ use super::{Content, Summary};
 
 /// The folder in the archive.
 const FOLDER: &str = "tortie-diags";
-/// What containers are told, which often contains passwords, and is not needed to understand a network.
-const TOLD: [&str; 4] = ["env", "envFrom", "command", "args"];
+/// The fields of containers that a network depends on. Others, such as `env`, `args` and probes, may have passwords.
+const OF_CONTAINERS: [&str; 4] = ["name", "image", "ports", "resources"];
+/// Fields that may have passwords, wherever they are in a workload: attributes of volumes, messages of containers.
+const DROPPED: [&str; 3] = ["volumes", "message", "volumeClaimTemplates"];
 /// The lists of containers.
 const CONTAINERS: [&str; 3] = ["containers", "initContainers", "ephemeralContainers"];
+/// Whose annotations matter.
+const OWNERS: [&str; 4] = ["projectcalico.org/", "tortie.io/", "kubernetes.io/", "k8s.v1.cni.cncf.io/"];
 /// The annotation in which kubectl keeps the text of the last `apply`, with everything that is removed here.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
@@ -48,28 +52,30 @@ fn add<W: Write>(archive: &mut Builder<W>, name: &str, value: &Value) -> io::Res
 /// The object without what others should not see.
 fn shareable(kind: Kind, mut value: Value) -> Value {
     if let Some(annotations) = value.pointer_mut("/metadata/annotations").and_then(Value::as_object_mut) {
-        annotations.remove(LAST_APPLIED);
+        // Others may have anything.
+        annotations.retain(|name, _| name != LAST_APPLIED && OWNERS.iter().any(|owner| name.contains(owner)));
     }
     if kind == Kind::Pod || kind.is_workload() {
-        drop_told(&mut value);
+        keep_what_matters(&mut value);
     }
     value
 }
 
-/// Removes what containers are told, wherever they are in the object.
-fn drop_told(value: &mut Value) {
+/// Removes what may have passwords, wherever it is in the object.
+fn keep_what_matters(value: &mut Value) {
     match value {
         Value::Object(fields) => {
             for list in CONTAINERS {
                 for container in fields.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten() {
                     if let Some(container) = container.as_object_mut() {
-                        container.retain(|field, _| !TOLD.contains(&field.as_str()));
+                        container.retain(|field, _| OF_CONTAINERS.contains(&field.as_str()));
                     }
                 }
             }
-            fields.values_mut().for_each(drop_told);
+            fields.retain(|field, _| !DROPPED.contains(&field.as_str()));
+            fields.values_mut().for_each(keep_what_matters);
         }
-        Value::Array(items) => items.iter_mut().for_each(drop_told),
+        Value::Array(items) => items.iter_mut().for_each(keep_what_matters),
         _ => {}
     }
 }

@@ -67,15 +67,10 @@ fn policies_go_to_calicos_form_and_back() {
 }
 
 #[test]
-fn the_api_of_v1_becomes_v3() {
+fn the_api_of_v1_is_refused() {
     let (code, out, errors) = convert(V1, &["-o", "json"]);
-    assert_eq!((code, &*errors), (0, ""));
-    let policy: Value = serde_json::from_str(&out).unwrap();
-    assert_eq!(policy["kind"], "GlobalNetworkPolicy");
-    assert_eq!(policy["spec"]["ingress"][0]["source"]["selector"], "web == ''");
-    let (code, out, errors) = convert(&V1.replace("tag: web", "tags: web"), &[]);
     assert_eq!((code, &*out), (2, ""));
-    assert!(errors.contains("c.yml:4: policy deny: spec.ingress[0].source.tags: is not known"), "{errors}");
+    assert!(errors.contains("c.yml:1: policy deny: apiVersion: is of Calico's API v1"), "{errors}");
 }
 
 #[test]
@@ -94,7 +89,13 @@ fn what_would_be_lost_is_named() {
         assert!(errors.contains(part), "{part}: {errors}");
     }
     let ordered = "apiVersion: projectcalico.org/v3\nkind: NetworkPolicy\nmetadata: {name: a, namespace: n}\nspec:\n  order: 5\n  selector: all()\n  ingress: [{action: Allow, source: {selector: has(x)}}]\n";
-    let (code, _, errors) = convert(ordered, &["--to", "kubernetes"]);
+    let (code, out, errors) = convert(ordered, &["--to", "kubernetes"]);
+    assert_eq!((code, &*out), (2, ""));
+    assert!(errors.contains("c.yml:5: NetworkPolicy n/a: spec.order: is lost"), "{errors}");
+    let without = ordered.replace("  order: 5\n", "");
+    let (code, _, errors) = convert(&without, &["--to", "kubernetes"]);
+    assert!(code == 2 && errors.contains("NetworkPolicy n/a: spec.order: is lost"), "it comes last: {errors}");
+    let (code, _, errors) = convert(ordered, &["--to", "kubernetes", "--allow-loss"]);
     assert_eq!(code, 0);
     assert!(errors.contains("note: c.yml:5: NetworkPolicy n/a: spec.order: is lost"), "{errors}");
     assert!(errors.contains("spec.ingress[0].source.selector: also selects network sets"), "{errors}");

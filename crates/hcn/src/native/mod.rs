@@ -26,6 +26,6 @@ mod tests;
 #[cfg(windows)]
 pub use library::{LibraryError, NativeHcn};
 #[cfg(windows)]
-pub use security::{check_pipe, private_folder, program_data, restrict_pipe};
+pub use security::{boot_id, check_pipe, private_folder, program_data, restrict_pipe};
 #[cfg(windows)]
 pub use service::run_service;

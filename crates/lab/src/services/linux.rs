@@ -77,7 +77,9 @@ fn table(fronts: &Fronts) -> Table {
     let both = |before: &[Expr]| vec![of_address(before), of_all_addresses(before)];
     base("incoming", Hook::Prerouting, DESTINATION_NAT, both(&[]));
     // The node chose the source of its own packet for another destination.
-    base("own", Hook::Output, DESTINATION_NAT, both(&mark()));
+    let mut own = both(&mark());
+    own.push(unmark());
+    base("own", Hook::Output, DESTINATION_NAT, own);
     base("source", Hook::Postrouting, SOURCE_NAT, vec![masquerade_itself(), masquerade_marked()]);
     table
 }
@@ -163,6 +165,16 @@ fn mark() -> [Expr; 3] {
         },
         Expr::SetMeta { register: 0, key: MetaKey::Mark },
     ]
+}
+
+/// A look-up without a result does not take the mark back.
+fn unmark() -> Rule {
+    let exprs = vec![
+        Expr::Meta { register: 0, key: MetaKey::Mark },
+        Expr::Bitwise { source: 0, destination: 0, mask: (!MASQUERADED).to_ne_bytes().into(), xor: vec![0; 4] },
+        Expr::SetMeta { register: 0, key: MetaKey::Mark },
+    ];
+    Rule::new(exprs, "other packets of the node")
 }
 
 fn masquerade_marked() -> Rule {
