@@ -104,8 +104,8 @@ pub(crate) fn get(lab: &Lab, from: &[&str], to: &str) -> Option<String> {
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-fn workloads_on(datastore: &str) {
-    let lab = Lab::new(User::Root);
+fn workloads_on(user: User, datastore: &str) {
+    let lab = Lab::new(user);
     let mut running = lab.up(&["--linux", "2", "--datastore", datastore]);
     let file = lab.file("shop.yml", MANIFEST);
     let applied = text(&lab.tortie(&["apply", "--wait", "-f", &file]).output().unwrap());
@@ -213,12 +213,17 @@ fn changes(lab: &Lab, file: &str) {
 
 #[test]
 fn workloads_and_services() {
-    workloads_on("embedded");
+    workloads_on(User::Root, "embedded");
+}
+
+#[test]
+fn workloads_and_services_in_an_ordinary_users_lab() {
+    workloads_on(User::Ordinary, "embedded");
 }
 
 #[test]
 fn workloads_and_services_on_etcd() {
     if can_run(&[Program::Etcd]) {
-        workloads_on("etcd");
+        workloads_on(User::Root, "etcd");
     }
 }

@@ -40,7 +40,7 @@ pub(crate) enum ProxiedNode {
     Windows(Arc<RemoteHcn>),
 }
 
-/// Keeps the Services of all nodes current. `WorkloadEndpoint`s and `Node`s say behind which node a backend of HNS is.
+/// Keeps the Services of all nodes current. The status of pods says behind which node a backend of HNS is.
 pub(crate) async fn start(
     store: Arc<dyn Store>,
     nodes: Vec<(String, ProxiedNode)>,
