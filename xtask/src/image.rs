@@ -126,8 +126,26 @@ fn options(arguments: &[&str]) -> Result<Options> {
     Ok(options)
 }
 
-/// Builds the programs of an architecture.
+/// Builds the programs of an architecture without optimization, and returns their folder.
+pub(crate) fn programs(architecture: &str) -> Result<PathBuf> {
+    let known = ARCHITECTURES.into_iter().find(|known| known.name == architecture);
+    compile(known.with_context(|| format!("no image for {architecture}"))?, QUICK)
+}
+
+/// Builds and reads the programs of an architecture.
 fn platform(architecture: Architecture, profile: &str) -> Result<Platform> {
+    let folder = compile(architecture, profile)?;
+    let mut programs = Vec::new();
+    for (program, _) in PROGRAMS {
+        let file = folder.join(program);
+        let bytes = std::fs::read(&file).with_context(|| file.display().to_string())?;
+        programs.push((program.to_owned(), bytes));
+    }
+    Ok(Platform { architecture: architecture.name.to_owned(), programs })
+}
+
+/// Builds the programs of an architecture, and returns their folder.
+fn compile(architecture: Architecture, profile: &str) -> Result<PathBuf> {
     let Architecture { name, target, compiler } = architecture;
     println!("==> {name}");
     setup::target(target)?;
@@ -143,14 +161,7 @@ fn platform(architecture: Architecture, profile: &str) -> Result<Platform> {
     run(&mut cargo)?;
     let target_folder =
         std::env::var_os("CARGO_TARGET_DIR").map_or(workspace()?.join("target"), PathBuf::from);
-    let folder = target_folder.join(target).join(profile);
-    let mut programs = Vec::new();
-    for (program, _) in PROGRAMS {
-        let file = folder.join(program);
-        let bytes = std::fs::read(&file).with_context(|| file.display().to_string())?;
-        programs.push((program.to_owned(), bytes));
-    }
-    Ok(Platform { architecture: name.to_owned(), programs })
+    Ok(target_folder.join(target).join(profile))
 }
 
 /// The linker that comes with Rust.

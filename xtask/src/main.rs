@@ -1,6 +1,7 @@
 //! `cargo xtask`: all development tasks.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal of whoever builds")]
 
+mod arm;
 mod bench;
 mod e2e;
 mod go;
@@ -43,6 +44,7 @@ cargo xtask e2e restart NODE PROGRAM
                             kills containerd, kubelet or kube-proxy of a node, and starts it again
 cargo xtask image [--arch amd64|arm64] [--name NAME] [--output FILE]
                             builds the container image, an OCI archive (target/image/tortie.tar)
+cargo xtask arm64           builds the programs of the image for arm64, and runs them under QEMU
 cargo xtask windows [--debian]
                             builds and checks tortie.exe and tortie-cni.exe, and the libraries of an emulated HNS for Wine;
                             with Debian's compiler, which it also uses if Rust's library for Windows cannot be had
@@ -72,6 +74,7 @@ fn main() -> ExitCode {
         ["soak"] => soak(),
         ["ci"] => ci(),
         ["image", rest @ ..] => image::build(rest),
+        ["arm64"] => arm::run(),
         ["windows", rest @ ..] => windows::run_with(rest),
         ["wine", rest @ ..] => wine::run(rest),
         ["manifests"] => manifests::write(),

@@ -45,6 +45,8 @@ pub(crate) const IMAGE_PACKAGES: [Package; 3] = [
     ("/usr/bin/aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu"),
     ("/usr/aarch64-linux-gnu/include/stdio.h", "libc6-dev-arm64-cross"),
 ];
+/// For programs of another architecture: an emulator of its processors.
+pub(crate) const ARM_PACKAGES: [Package; 1] = [("/usr/bin/qemu-aarch64-static", "qemu-user-static")];
 /// For Windows programs: the C compiler that links them, and Wine, which runs them.
 pub(crate) const WINDOWS_PACKAGES: [Package; 2] =
     [("/usr/bin/x86_64-w64-mingw32-gcc", "gcc-mingw-w64-x86-64-win32"), ("/usr/lib/wine/wine64", "wine64")];
@@ -65,6 +67,7 @@ pub(crate) fn everything() -> Result<()> {
     packages(&BENCH_PACKAGES)?;
     packages(&NODE_PACKAGES)?;
     packages(&IMAGE_PACKAGES)?;
+    packages(&ARM_PACKAGES)?;
     packages(&WINDOWS_PACKAGES)?;
     servers()?;
     let has_deny = Command::new("cargo")

@@ -177,7 +177,8 @@ async fn a_pod_gets_an_address_outside_of_ipam_if_the_network_allows_it() {
     bed.call(gc).await.unwrap();
     assert!(bed.endpoint("p", "eth0").await.is_none());
     bed.annotated("q", OUTSIDE, r#"["192.168.7.7"]"#).await;
-    bed.call(allowed(Command::Add, "c2", "q")).await.unwrap();
+    // The node's dataplane learns a moment later that the first pod is gone.
+    until("the address is free", || async { bed.call(allowed(Command::Add, "c2", "q")).await.is_ok() }).await;
     bed.call(allowed(Command::Del, "c2", "q")).await.unwrap();
     assert!(bed.endpoint("q", "eth0").await.is_none());
 }

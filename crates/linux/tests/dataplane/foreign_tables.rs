@@ -2,6 +2,7 @@
 
 use std::process::Command;
 
+use crate::common::cluster::two_nodes;
 use testkit::Stateful;
 use tortie_dataplane::{Condition, Reason, Report};
 use tortie_kernel::namespace::NetNs;
@@ -106,8 +107,79 @@ const KUBE_PROXY: &str = "nft 'table ip kube-proxy {
     chain nat-prerouting { type nat hook prerouting priority -100; jump services; }
 }'";
 
+/// What Docker 28 makes for its bridge, by `iptables-nft`: it drops what is forwarded and none of its own rules accepts.
+const DOCKER: &str = "
+    iptables-nft -P FORWARD DROP
+    for name in DOCKER DOCKER-BRIDGE DOCKER-CT DOCKER-FORWARD DOCKER-ISOLATION-STAGE-1 DOCKER-ISOLATION-STAGE-2 DOCKER-USER; do
+        iptables-nft -N $name; done
+    iptables-nft -A FORWARD -j DOCKER-USER; iptables-nft -A FORWARD -j DOCKER-FORWARD
+    iptables-nft -A DOCKER-FORWARD -j DOCKER-CT; iptables-nft -A DOCKER-FORWARD -j DOCKER-ISOLATION-STAGE-1
+    iptables-nft -A DOCKER-FORWARD -j DOCKER-BRIDGE; iptables-nft -A DOCKER-FORWARD -i docker0 -j ACCEPT
+    iptables-nft -A DOCKER-CT -o docker0 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+    iptables-nft -A DOCKER-BRIDGE -o docker0 -j DOCKER; iptables-nft -A DOCKER ! -i docker0 -o docker0 -j DROP
+    iptables-nft -A DOCKER-ISOLATION-STAGE-1 -i docker0 ! -o docker0 -j DOCKER-ISOLATION-STAGE-2
+    iptables-nft -A DOCKER-ISOLATION-STAGE-2 -o docker0 -j DROP; iptables-nft -A DOCKER-USER -j RETURN
+    iptables-nft -t raw -A PREROUTING -d 172.17.0.2 ! -i docker0 -j DROP
+    iptables-nft -t nat -N DOCKER; iptables-nft -t nat -A PREROUTING -m addrtype --dst-type LOCAL -j DOCKER
+    iptables-nft -t nat -A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE";
+
+/// What firewalld 1.3 makes for one zone, without its empty chains.
+const FIREWALLD: &str = "nft 'table inet firewalld {
+    chain mangle_PREROUTING { type filter hook prerouting priority mangle + 10; jump mangle_PREROUTING_ZONES; }
+    chain mangle_PREROUTING_ZONES { return; }
+    chain filter_PREROUTING {
+        type filter hook prerouting priority filter + 10;
+        icmpv6 type { nd-router-advert, nd-neighbor-solicit } accept
+        meta nfproto ipv6 fib saddr . mark . iif oif missing drop
+    }
+    chain filter_INPUT {
+        type filter hook input priority filter + 10;
+        ct state { established, related } accept
+        ct status dnat accept
+        iifname lo accept
+        ct state invalid drop
+        jump filter_INPUT_ZONES
+        reject with icmpx admin-prohibited
+    }
+    chain filter_FORWARD {
+        type filter hook forward priority filter + 10;
+        ct state { established, related } accept
+        ct status dnat accept
+        iifname lo accept
+        ct state invalid drop
+        ip6 daddr { ::/96, 2002::/24 } reject with icmpv6 addr-unreachable
+        jump filter_FORWARD_ZONES
+        reject with icmpx admin-prohibited
+    }
+    chain filter_INPUT_ZONES { iifname eth7 goto filter_IN_public; goto filter_IN_public; }
+    chain filter_FORWARD_ZONES { iifname eth7 goto filter_FWD_public; goto filter_FWD_public; }
+    chain filter_IN_public { tcp dport 22 accept; meta l4proto { icmp, ipv6-icmp } accept; }
+    chain filter_FWD_public { oifname eth7 accept; reject with icmpx admin-prohibited; }
+}'";
+
 /// Commands of others, and the resulting conditions.
-const NFTABLES: [(&str, &str, Expected); 31] = [
+const NFTABLES: [(&str, &str, Expected); 33] = [
+    (
+        "Docker",
+        DOCKER,
+        &[
+            (MAY_DROP, &["table ip filter ", "chain FORWARD (hook forward, priority 0): its policy drops"]),
+            (MAY_DROP, &["table ip raw ", "chain PREROUTING (hook prerouting, priority -300): a rule drops"]),
+        ],
+    ),
+    (
+        "firewalld",
+        FIREWALLD,
+        &[(
+            MAY_DROP,
+            &[
+                "table inet firewalld ",
+                "chain filter_FORWARD (hook forward, priority 10): a rule",
+                "chain filter_INPUT (hook input, priority 10): a rule",
+                "chain filter_PREROUTING (hook prerouting, priority 10): a rule drops",
+            ],
+        )],
+    ),
     ("nothing", "true", &[]),
     (
         "a policy",
@@ -431,5 +503,36 @@ fn legacy_tables_that_may_drop_are_reported() {
         let (mut node, report) = Node::beside(others);
         check(case, &report, expected);
         check(case, &node.resync(), expected);
+    }
+}
+
+/// The firewalls do what their conditions say, and nothing is left of it when they are gone.
+#[test]
+fn what_firewalls_drop_is_named() {
+    let (mut nodes, [pod, remote]) = two_nodes();
+    let firewalls = [
+        (
+            DOCKER,
+            "nft flush table ip filter; iptables-nft -P FORWARD ACCEPT; nft delete table ip raw",
+            "chain FORWARD",
+        ),
+        (FIREWALLD, "nft delete table inet firewalld", "chain filter_FORWARD"),
+        (
+            "iptables-legacy -P FORWARD DROP",
+            "iptables-legacy -P FORWARD ACCEPT",
+            "legacy table iptables filter",
+        ),
+    ];
+    assert!(pod.reaches(&remote, 80));
+    for (begin, end, part) in firewalls {
+        run(&nodes[0].namespace, begin);
+        assert!(pod.is_cut_off(remote.address, 80), "{part}");
+        let report = nodes[0].resync();
+        let is_named = report.node.iter().any(|one| one.reason == MAY_DROP && one.message.contains(part));
+        assert!(is_named, "{part}: {report:#?}");
+        assert!(report.node_failures().next().is_none(), "{report:#?}");
+        run(&nodes[0].namespace, end);
+        assert!(pod.reaches(&remote, 80), "{part}");
+        assert!(nodes[0].resync().node.iter().all(|one| !one.message.contains(part)), "{part}");
     }
 }
