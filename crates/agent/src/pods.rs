@@ -133,7 +133,19 @@ impl Pods {
         // Both until they have ended: a link that appears after a failure would stay.
         let (prepared, obtained) =
             tokio::join!(self.prepare(call, id), self.obtain(call, id, &pod, namespace));
-        let (prepared, obtained) = (prepared?, obtained?);
+        let (prepared, obtained) = match (prepared, obtained) {
+            (Ok(prepared), Ok(obtained)) => (prepared, obtained),
+            (Ok(prepared), Err(failure)) => {
+                self.abandon(id, prepared).await;
+                return Err(failure);
+            }
+            (Err(failure), obtained) => {
+                if let Err(other) = obtained {
+                    tracing::warn!(pod = %id, failure = %other, "the pod got no address either");
+                }
+                return Err(failure);
+            }
+        };
         let assignment = obtained.address;
         let interface = self.connect(call, id, assignment, prepared).await?;
         self.refuse_blocked(id)?;
@@ -452,6 +464,15 @@ impl Pods {
         };
         let wiring = self.wiring.clone();
         blocking(move || wiring.prepare(&link)).await.map_err(wiring_failure)
+    }
+
+    /// Deletes a link that was prepared for nothing.
+    async fn abandon(&self, id: &EndpointId, prepared: Option<PreparedLink>) {
+        let Some(prepared) = prepared else { return };
+        let wiring = self.wiring.clone();
+        if let Err(failure) = blocking(move || wiring.abandon(prepared)).await {
+            tracing::warn!(pod = %id, %failure, "the link that was prepared for the pod stays until its sandbox goes");
+        }
     }
 
     async fn wait_for_policy(

@@ -20,6 +20,14 @@ pub trait PodWiring: Send + Sync {
         Ok(None)
     }
 
+    /// Deletes a link that [`prepare`](Self::prepare) has made, at once: the next attempt needs its name in the pod.
+    ///
+    /// # Errors
+    /// The failed operation and its object.
+    fn abandon(&self, _prepared: PreparedLink) -> Result<(), WiringError> {
+        Ok(())
+    }
+
     /// Connects the pod by a link that [`prepare`](Self::prepare) has made.
     ///
     /// # Errors

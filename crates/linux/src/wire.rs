@@ -121,9 +121,14 @@ impl Wiring {
             host.change(&Change::SetNeighbour(Neighbour { link: index, address, mac: pod_mac(pod.address) }));
         let configured = known.and_then(|()| {
             namespace.run(|| {
-                let index = interface_index(&pod.endpoint.interface)?;
-                let changes = pod_side(pod.address, &pod.endpoint.interface, index);
-                let verdicts = RouteSocket::open()?.change_all(&changes)?;
+                let (mut socket, interface) = (RouteSocket::open()?, &pod.endpoint.interface);
+                let inside = socket.link(interface)?.filter(|inside| inside.peer == Some(index));
+                // The path of a namespace may lead to another one since the cable was laid.
+                let inside = inside.ok_or_else(|| {
+                    let gone = std::io::Error::from_raw_os_error(libc::ENODEV);
+                    tortie_kernel::Error::system("find the cable's other end", &**interface)(gone)
+                })?;
+                let verdicts = socket.change_all(&pod_side(pod.address, interface, inside.index))?;
                 verdicts.into_iter().collect()
             })?
         });
@@ -203,6 +208,18 @@ impl PodWiring for Wiring {
             Ok(index) => Ok(Some(PreparedLink(index))),
             Err(error) if error.errno() == Some(libc::EEXIST) => Ok(None),
             Err(error) => Err(failed("lay the pod's cable")(error)),
+        }
+    }
+
+    fn abandon(&self, prepared: PreparedLink) -> Result<(), WiringError> {
+        let name = format!("link {}", prepared.0);
+        let mut host = RouteSocket::open().map_err(failed("talk to the kernel", &name))?;
+        match host.change(&Change::DeleteLink(prepared.0)) {
+            // The pod's namespace may be gone, and the cable with it.
+            Err(error) if error.errno() != Some(libc::ENODEV) => {
+                Err(failed("delete the pod's cable", &name)(error))
+            }
+            _ => Ok(()),
         }
     }
 

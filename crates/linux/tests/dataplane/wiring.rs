@@ -219,6 +219,26 @@ fn a_failed_attempt_leaves_nothing() {
         wiring.finish(prepared, &other.attachment()).unwrap_err();
         assert_eq!(links(), Vec::<String>::new());
 
+        // The path of the namespace leads to another one since, which has an interface of that name.
+        let (third, stranger) = (Pod::new("third", 1, 5), Pod::new("stranger", 1, 6));
+        stranger.namespace.run(taken).unwrap();
+        let addresses = || RouteSocket::open().unwrap().addresses().unwrap();
+        let before = stranger.namespace.run(addresses).unwrap();
+        let prepared = wiring.prepare(&link_of(&third.attachment())).unwrap().unwrap();
+        let swapped = PodAttachment { netns: stranger.attachment().netns, ..third.attachment() };
+        let error = wiring.finish(prepared, &swapped).unwrap_err();
+        let source = std::error::Error::source(&error).unwrap().to_string();
+        assert!(source.contains("find the cable's other end"), "{source}");
+        assert_eq!(stranger.namespace.run(addresses).unwrap(), before);
+        assert_eq!(links(), Vec::<String>::new());
+
+        // A link that is not needed goes at once, so that the next attempt finds its name free.
+        for _ in 0..3 {
+            let prepared = wiring.prepare(&link_of(&third.attachment())).unwrap().unwrap();
+            wiring.abandon(prepared).unwrap();
+            assert_eq!(links(), Vec::<String>::new());
+        }
+
         let abandoned = Pod::new("abandoned", 1, 4);
         wiring.prepare(&link_of(&abandoned.attachment())).unwrap().unwrap();
         wiring.disconnect(&abandoned.id(), &abandoned.container_id).unwrap();
