@@ -21,7 +21,7 @@ use crate::store::{StoreArguments, list};
 pub(crate) enum ClusterCommand {
     /// Show what the cluster consists of
     Info(Info),
-    /// Write all objects, without what containers are told and without annotations of kubectl, into an archive for bug reports
+    /// Write all objects, without env, commands, volumes and foreign annotations of pods, into an archive for bug reports
     Diags(Diags),
 }
 

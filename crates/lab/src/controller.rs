@@ -24,10 +24,15 @@ pub(crate) async fn start(
     Ok(tokio::spawn(async move {
         loop {
             let objects: Vec<&Stored> = cache.objects().collect();
+            let mut is_done = true;
             for write in missing_writes(&objects) {
-                carry_out(&*store, write).await;
+                is_done &= carry_out(&*store, write).await;
             }
-            if let Err(error) = cache.changed().await {
+            let changed = match is_done {
+                true => cache.changed().await,
+                false => tokio::time::timeout(RETRY, cache.changed()).await.unwrap_or(Ok(())),
+            };
+            if let Err(error) = changed {
                 tracing::error!(what, %error, "a controller of the lab has lost the datastore and misses changes");
                 return;
             }
@@ -35,7 +40,11 @@ pub(crate) async fn start(
     }))
 }
 
-async fn carry_out(store: &dyn Store, mut write: Write) {
+/// The delay before a failed write is tried again.
+const RETRY: std::time::Duration = std::time::Duration::from_secs(1);
+
+/// Returns whether nothing is left to do about the write.
+async fn carry_out(store: &dyn Store, mut write: Write) -> bool {
     // Slices are compared with what Services imply (`tortie apply --wait`).
     if let Write::Create(key, value) = &mut write
         && key.kind != Kind::EndpointSlice
@@ -44,14 +53,17 @@ async fn carry_out(store: &dyn Store, mut write: Write) {
     }
     let key = write.key().clone();
     let done = store.write_all(vec![write]).await.map(drop);
-    log_failure(&key, done.map_err(|stopped| stopped.error));
+    log_failure(&key, done.map_err(|stopped| stopped.error))
 }
 
-fn log_failure(key: &Key, result: Result<(), StoreError>) {
-    match result {
-        Ok(()) | Err(StoreError::Conflict(_) | StoreError::AlreadyExists(_) | StoreError::NotFound(_)) => {}
-        Err(error) => {
-            tracing::error!(object = %key, %error, "a controller of the lab cannot write the object")
+/// Returns whether nothing is left to do: after a conflict, a change is on its way, and an invalid object stays so.
+fn log_failure(key: &Key, result: Result<(), StoreError>) -> bool {
+    let Err(error) = result else { return true };
+    match error {
+        StoreError::Conflict(_) | StoreError::AlreadyExists(_) | StoreError::NotFound(_) => true,
+        error => {
+            tracing::error!(object = %key, %error, "a controller of the lab cannot write the object");
+            matches!(error, StoreError::Invalid { .. })
         }
     }
 }

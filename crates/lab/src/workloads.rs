@@ -9,6 +9,8 @@ use tortie_api::kubernetes::{Placement, Workload, name_of};
 use tortie_api::{Key, Kind, Resource};
 use tortie_store::{Stored, Write};
 
+/// The most pods of a workload.
+const MOST_PODS: usize = 1_000;
 /// What pods are made of, and the pods.
 pub(crate) const KINDS: [Kind; 8] = [
     Kind::Deployment,
@@ -194,7 +196,7 @@ impl Owner<'_> {
             Kind::StatefulSet => {
                 let first =
                     self.stored.value.pointer("/spec/ordinals/start").and_then(Value::as_u64).unwrap_or(0);
-                for number in (first..).take(self.workload.replicas) {
+                for number in (first..).take(self.pod_count()) {
                     let name = format!("{}-{number}", self.name());
                     let labels = json!({
                         "statefulset.kubernetes.io/pod-name": name, "apps.kubernetes.io/pod-index": number.to_string(),
@@ -252,12 +254,20 @@ impl Owner<'_> {
     fn completed_names(&self) -> BTreeSet<String> {
         let mut names = BTreeSet::new();
         for number in 0_usize.. {
-            if names.len() >= self.workload.replicas {
+            if names.len() >= self.pod_count() {
                 break;
             }
             names.insert(self.completed(&number.to_string()));
         }
         names
+    }
+
+    /// How many pods the workload gets: a lab has no room for more.
+    fn pod_count(&self) -> usize {
+        if self.workload.replicas > MOST_PODS {
+            tracing::warn!(workload = %self.stored.key, replicas = self.workload.replicas, "a workload has at most {MOST_PODS} pods in a lab");
+        }
+        self.workload.replicas.min(MOST_PODS)
     }
 
     fn completed(&self, text: &str) -> String {

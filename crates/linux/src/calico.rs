@@ -115,11 +115,13 @@ impl Found {
             return Err(Error::NotInForce { table: config.table.clone() });
         }
         self.remove_chains()?;
+        // One table that cannot be changed must not keep the overlay from being handed over.
+        let mut failed = Vec::new();
         for (family, table, _) in &self.legacy {
-            xtables::remove_marked(*family, table, MARKS, Path::new(xtables::LOCK))?;
+            failed.extend(xtables::remove_marked(*family, table, MARKS, Path::new(xtables::LOCK)).err());
         }
         // Rules no longer use them.
-        self.sets.iter().try_for_each(|name| ipset::destroy(name))?;
+        failed.extend(self.sets.iter().filter_map(|name| ipset::destroy(name).err()));
         let mut socket = RouteSocket::open()?;
         if let Some(overlay) = &self.overlay {
             let marked = vec![LinkSetting::Alias(OVERLAY_MARK.to_owned())];
@@ -135,7 +137,7 @@ impl Found {
             let down = Change::SetLink(address.link, vec![LinkSetting::Up(false)]);
             tolerate_gone(socket.change(&down))?;
         }
-        Ok(())
+        failed.into_iter().next().map_or(Ok(()), |first| Err(first.into()))
     }
 
     /// Others, such as kube-proxy, change the ruleset at any time; then what is left is found again.

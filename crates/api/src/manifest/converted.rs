@@ -53,7 +53,8 @@ fn one(
         return Ok(document.value);
     }
     if is_of_v1(&document.value) {
-        let error = FieldError::new("apiVersion", "is of Calico's API v1; `calicoctl convert` makes v3 of it");
+        let error =
+            FieldError::new("apiVersion", "is of Calico's API v1; `calicoctl convert` makes v3 of it");
         return Err(vec![problem(file, &document, &describe(&document.value), error)]);
     }
     let object = object(file, document)?;
@@ -92,6 +93,7 @@ fn one(
 
 /// Whether an object is of Calico's API v1, whose kinds begin with a small letter.
 fn is_of_v1(value: &Value) -> bool {
-    const KINDS: [&str; 7] = ["bgpPeer", "hostEndpoint", "ipPool", "node", "policy", "profile", "workloadEndpoint"];
+    const KINDS: [&str; 7] =
+        ["bgpPeer", "hostEndpoint", "ipPool", "node", "policy", "profile", "workloadEndpoint"];
     value["apiVersion"] == "v1" && value["kind"].as_str().is_some_and(|kind| KINDS.contains(&kind))
 }

@@ -94,7 +94,10 @@ fn what_would_be_lost_is_named() {
     assert!(errors.contains("c.yml:5: NetworkPolicy n/a: spec.order: is lost"), "{errors}");
     let without = ordered.replace("  order: 5\n", "");
     let (code, _, errors) = convert(&without, &["--to", "kubernetes"]);
-    assert!(code == 2 && errors.contains("NetworkPolicy n/a: spec.order: is lost"), "it comes last: {errors}");
+    assert!(
+        code == 2 && errors.contains("NetworkPolicy n/a: spec.order: is lost"),
+        "it comes last: {errors}"
+    );
     let (code, _, errors) = convert(ordered, &["--to", "kubernetes", "--allow-loss"]);
     assert_eq!(code, 0);
     assert!(errors.contains("note: c.yml:5: NetworkPolicy n/a: spec.order: is lost"), "{errors}");

@@ -88,7 +88,8 @@ pub fn private_folder(path: &Path) -> io::Result<()> {
 #[must_use]
 pub fn boot_id() -> Option<u32> {
     let wide = |text: &str| text.encode_utf16().chain([0]).collect::<Vec<u16>>();
-    let folder = wide(r"SYSTEM\CurrentControlSet\Control\Session Manager\Memory Management\PrefetchParameters");
+    let folder =
+        wide(r"SYSTEM\CurrentControlSet\Control\Session Manager\Memory Management\PrefetchParameters");
     let (name, mut id, mut length) = (wide("BootId"), 0_u32, 4_u32);
     // SAFETY: both names end with NUL; the result has room for the number, whose length is given.
     let code = unsafe {

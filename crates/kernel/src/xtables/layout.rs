@@ -372,12 +372,13 @@ impl Legacy {
 
 fn read_entry(sizes: &Sizes, bytes: &[u8]) -> Option<(LegacyRule, Target)> {
     let target_at = half(bytes, sizes.conditions + 4)?;
-    let (mut at, mut comments) = (sizes.entry, Vec::new());
-    let has_matches = at < target_at;
+    let (mut at, mut comments, mut has_matches) = (sizes.entry, Vec::new(), false);
     while at < target_at {
         let (name, data, length) = part(bytes, at)?;
         if name == "comment" {
             comments.push(text(data));
+        } else {
+            has_matches = true;
         }
         at += length;
     }

@@ -5,10 +5,12 @@
 
 mod layout;
 
-use std::fs::OpenOptions;
+use std::fs::{OpenOptions, TryLockError};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::nftables::leftovers::Marks;
 use crate::sys;
@@ -30,8 +32,12 @@ pub const LOCK: &str = "/run/xtables.lock";
 
 /// The most bytes of a table. kube-proxy has some megabytes for ten thousand Services.
 const MAX_BYTES: usize = 256 << 20;
-/// How often a table is read again if it grows meanwhile.
+/// How often a table is read or changed again if somebody changes it meanwhile.
 const ATTEMPTS: usize = 5;
+
+/// How long to wait for a program that holds the lock, and how often to look.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
+const LOCK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The requests of both families: `IPT_SO_GET_INFO`, `IPT_SO_GET_ENTRIES`, `IPT_SO_SET_REPLACE`.
 const GET_INFO: libc::c_int = 64;
@@ -142,17 +148,30 @@ impl Legacy {
 pub fn remove_marked(family: LegacyFamily, table: &str, marks: Marks<'_>, lock: &Path) -> Result<()> {
     let locked = || Error::system("lock the legacy tables", lock.display().to_string());
     let file = OpenOptions::new().create(true).append(true).open(lock).map_err(locked())?;
-    file.lock().map_err(locked())?;
-    let read = Legacy::read(family, table)?;
-    let changed = read.without(marks);
-    let changed = changed.map_err(|problem| {
-        let problem = io::Error::new(io::ErrorKind::InvalidData, problem);
-        Error::system("change the legacy table", shown(family, table))(problem)
-    })?;
-    match changed {
-        Some(changed) => changed.replace(read.entries()),
-        None => Ok(()),
+    let deadline = Instant::now() + LOCK_TIMEOUT;
+    while let Err(error) = file.try_lock() {
+        match error {
+            TryLockError::WouldBlock if Instant::now() < deadline => thread::sleep(LOCK_INTERVAL),
+            TryLockError::WouldBlock => return Err(locked()(io::Error::from(io::ErrorKind::TimedOut))),
+            TryLockError::Error(error) => return Err(locked()(error)),
+        }
     }
+    for _ in 0..ATTEMPTS {
+        let read = Legacy::read(family, table)?;
+        let changed = read.without(marks);
+        let changed = changed.map_err(|problem| {
+            let problem = io::Error::new(io::ErrorKind::InvalidData, problem);
+            Error::system("change the legacy table", shown(family, table))(problem)
+        })?;
+        let Some(changed) = changed else { return Ok(()) };
+        match changed.replace(read.entries()) {
+            // A program that does not use the lock has changed the table.
+            Err(error) if error.errno() == Some(libc::EAGAIN) => {}
+            result => return result,
+        }
+    }
+    let changing = io::Error::from_raw_os_error(libc::EAGAIN);
+    Err(Error::system("replace the legacy table", shown(family, table))(changing))
 }
 
 fn name(table: &str) -> io::Result<[u8; NAME]> {

@@ -171,7 +171,12 @@ fn mark() -> [Expr; 3] {
 fn unmark() -> Rule {
     let exprs = vec![
         Expr::Meta { register: 0, key: MetaKey::Mark },
-        Expr::Bitwise { source: 0, destination: 0, mask: (!MASQUERADED).to_ne_bytes().into(), xor: vec![0; 4] },
+        Expr::Bitwise {
+            source: 0,
+            destination: 0,
+            mask: (!MASQUERADED).to_ne_bytes().into(),
+            xor: vec![0; 4],
+        },
         Expr::SetMeta { register: 0, key: MetaKey::Mark },
     ];
     Rule::new(exprs, "other packets of the node")

@@ -445,7 +445,7 @@ fn tables_beyond_the_limit_of_a_report_are_counted() {
 }
 
 /// Commands of others in legacy tables, and the resulting conditions.
-const LEGACY: [(&str, &str, Expected); 8] = [
+const LEGACY: [(&str, &str, Expected); 10] = [
     ("tables that accept", "iptables-legacy -A FORWARD -j ACCEPT; ip6tables-legacy -t raw -L >/dev/null", &[]),
     (
         "Docker's policy",
@@ -459,6 +459,17 @@ const LEGACY: [(&str, &str, Expected); 8] = [
         "a policy that is never asked",
         "iptables-legacy -P FORWARD DROP; iptables-legacy -A FORWARD -j ACCEPT; iptables-legacy -A FORWARD -j DROP",
         &[],
+    ),
+    (
+        "an acceptance with a comment",
+        "iptables-legacy -P FORWARD DROP; iptables-legacy -A FORWARD -m comment --comment all -j ACCEPT",
+        &[],
+    ),
+    (
+        "a drop with a comment in a chain of kube-proxy",
+        "iptables-legacy -N KUBE-FORWARD; iptables-legacy -A FORWARD -j KUBE-FORWARD
+         iptables-legacy -A KUBE-FORWARD -m comment --comment all -j DROP",
+        &[(MAY_DROP, &["chain KUBE-FORWARD"])],
     ),
     (
         "drops behind chains, of IPv6",
