@@ -14,7 +14,7 @@ async fn with_content() -> Cluster {
     let cluster = Cluster::new().await;
     let secret = json!({"name": "c", "env": [{"name": "PASSWORD", "value": "hunter2"}], "args": ["--token=hunter2"], "image": "i"});
     let metadata = json!({"name": "p", "namespace": "shop", "annotations": {
-        "kubectl.kubernetes.io/last-applied-configuration": "hunter2", "kept": "yes"}});
+        "kubectl.kubernetes.io/last-applied-configuration": "hunter2", "projectcalico.org/kept": "yes"}});
     let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [secret], "nodeName": "one"}});
     cluster.put(&Key::namespaced(Kind::Pod, "shop", "p"), pod).await;
     let workload = json!({"apiVersion": "batch/v1", "kind": "CronJob", "metadata": {"name": "j", "namespace": "shop"},
@@ -50,7 +50,7 @@ async fn info_counts_what_is_there() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn diags_have_all_objects_without_what_containers_are_told() {
+async fn diags_have_all_objects_without_what_may_be_secret() {
     let cluster = with_content().await;
     let file = format!("{}/diags.tar.gz", cluster.folder());
     let run = || async { cluster.tortie(&["cluster", "diags", "-o", &file]).output().await.unwrap() };
@@ -76,7 +76,7 @@ async fn diags_have_all_objects_without_what_containers_are_told() {
     assert_eq!(names, expected);
     let pod = &files["tortie-diags/objects/pods.json"]["items"][0];
     assert_eq!(pod["spec"]["containers"][0], json!({"name": "c", "image": "i"}));
-    assert_eq!(pod["metadata"]["annotations"], json!({"kept": "yes"}));
+    assert_eq!(pod["metadata"]["annotations"], json!({"projectcalico.org/kept": "yes"}));
 
     let again = run().await;
     assert!(!again.status.success() && text_of(&again).contains("exists"), "{}", text_of(&again));
