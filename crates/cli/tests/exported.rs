@@ -194,7 +194,10 @@ fn an_exported_cluster_gives_the_same_answers_as_the_live_one() {
     // Slices are deleted with the objects that they are derived from.
     lab.ok(&["delete", "namespace", "shop"]);
     lab.wait_until("the slices are gone", || {
-        lab.json(&["get", "endpointslices", "-o", "json"])["items"].as_array().unwrap().is_empty()
+        lab.json(&["get", "endpointslices", "-n", "shop", "-o", "json"])["items"]
+            .as_array()
+            .unwrap()
+            .is_empty()
     });
     running.signal(Signal::INT);
     running.wait();

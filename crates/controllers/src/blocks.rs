@@ -40,7 +40,7 @@ impl Blocks {
             let given = self.records.give_up_block(&node, cidr, true, Some(sequence_number)).await?;
             if given == Given::Up {
                 self.empty.remove(&cidr);
-                tracing::info!(node, block = %cidr, "the node has other blocks, so it gave up the empty block");
+                tracing::info!(node, block = %cidr, "the empty block was given up");
             }
         }
         Ok(())

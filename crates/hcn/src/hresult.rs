@@ -51,6 +51,7 @@ codes! {
     ERROR_SERVICE_DISABLED = 0x8007_0422, Unavailable, "the HNS service is disabled";
     ERROR_SERVICE_NOT_ACTIVE = 0x8007_0426, Unavailable, "the HNS service is not running";
     ERROR_NOT_FOUND = 0x8007_0490, NotFound, "element not found";
+    ERROR_BUSY = 0x8007_00AA, Other, "an earlier change of the object is not finished; retry later";
     ERROR_TIMEOUT = 0x8007_05B4, Unavailable, "no answer within the deadline; the call may still take effect";
     RPC_S_SERVER_UNAVAILABLE = 0x8007_06BA, Unavailable, "the HNS service cannot be reached";
     RPC_S_CALL_FAILED = 0x8007_06BE, Unavailable, "the HNS service went away during the call, which may have taken effect";

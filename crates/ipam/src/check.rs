@@ -280,10 +280,12 @@ impl Check {
                 .handle_id
                 .as_ref()
                 .is_none_or(|it| self.services.as_ref().is_none_or(|all| all.contains(it)));
+            let given = owner.get("timestamp").and_then(|time| given_at(time));
+            let is_young = given.is_some_and(|at| self.now.as_second() - at.as_second() < self.grace);
             let why = format!(
                 "Service {namespace}/{service}, for which it was given, does not exist or is not of type LoadBalancer"
             );
-            return (!exists).then_some((why, true));
+            return (!exists && !is_young).then_some((why, given.is_some()));
         }
         let node = node_of(block, attribute);
         let is_tunnel = owner.get("type").is_some_and(|kind| kind.ends_with("TunnelAddress"));

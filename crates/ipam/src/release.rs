@@ -90,14 +90,23 @@ impl Ipam {
     /// The store failed, or the block cannot be read.
     pub async fn renew(&self, handle: &str, one: Assignment) -> Result<bool, IpamError> {
         let key = Key::global(Kind::IpamBlock, one.block.to_string());
+        let has_it = |block: &Block| block.addresses_of(handle).any(|address| address == one.address);
+        let mut cache = self.side(Family::of(&one.block)).cache.lock().await;
         for _ in 0..RETRIES {
-            let Some((version, mut block)) = self.records.read_block(&key).await? else { return Ok(false) };
-            if !block.addresses_of(handle).any(|address| address == one.address) {
+            let cached = cache.take(&one.block).filter(|(_, block)| has_it(block));
+            let found = match cached {
+                Some(found) => Some(found),
+                None => self.records.read_block(&key).await?,
+            };
+            let Some((version, mut block)) = found.filter(|(_, block)| has_it(block)) else {
                 return Ok(false);
-            }
+            };
             block.renew(one.address);
             match self.records.store.update(&key, to_value(&key, &block)?, &version).await {
-                Ok(_) => return Ok(true),
+                Ok(stored) => {
+                    cache.keep(&self.node, stored.version, block);
+                    return Ok(true);
+                }
                 Err(StoreError::Conflict(_) | StoreError::NotFound(_)) => {}
                 Err(error) => return Err(error.into()),
             }

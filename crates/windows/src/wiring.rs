@@ -214,8 +214,12 @@ impl PodWiring for WindowsWiring {
     }
 
     fn disconnect(&self, endpoint: &EndpointId, container_id: &str) -> Result<(), WiringError> {
-        let gone = find(&*self.hcn, container_id, NETWORK)
-            .and_then(|found| found.map_or(Ok(()), |found| self.remove(&found)));
+        let gone = find(&*self.hcn, container_id, NETWORK).and_then(|found| match found {
+            Some(found) => self.remove(&found),
+            // HNS may still be creating it for an ADD that has given up. Then this is refused, and DEL is repeated:
+            // otherwise the endpoint would come, and keep an address that IPAM gives to another pod.
+            None => absent_is_fine(self.hcn.delete_endpoint(endpoint_id(container_id))),
+        });
         gone.map_err(|error| failed("disconnect the pod", endpoint, error))
     }
 

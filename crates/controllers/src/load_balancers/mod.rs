@@ -35,6 +35,10 @@ const PACE: Duration = Duration::from_millis(50);
 const MAX_BATCH: usize = 4096;
 /// The maximum number of steps for a Service in one look. Usually, these are: hide, release, assign, show.
 const MAX_STEPS: usize = 8;
+/// After so long, a round ends, and changes are read before the next one continues.
+const MAX_ROUND: Duration = Duration::from_secs(1);
+/// After so many failures in a row, a round ends, because the store is probably away.
+const MAX_FAILURES: usize = 3;
 
 /// Gives addresses until the future is dropped. The Services are in `truth`, everything else in `store`.
 pub(crate) async fn run(store: Arc<dyn Endpoints>, truth: Arc<dyn Endpoints>) {
@@ -47,11 +51,17 @@ pub(crate) async fn run(store: Arc<dyn Endpoints>, truth: Arc<dyn Endpoints>) {
         truth,
         state: State::default(),
         full: BTreeMap::new(),
+        last: None,
     };
     let mut backoff = Backoff::new(random_seed()).with_max(PERIOD);
     let (mut next_full, mut not_before) = (Instant::now(), Instant::now());
     loop {
-        let next = if controller.state.has_due() { not_before } else { next_full.max(not_before) };
+        let next = match (controller.state.is_known(), controller.state.has_due()) {
+            // Only a change can help.
+            (false, _) => Instant::now() + PERIOD,
+            (true, true) => not_before,
+            (true, false) => next_full.max(not_before),
+        };
         tokio::select! {
             Some(change) = sources.next() => controller.state.note(Side::Source, change),
             Some(change) = settings.next() => controller.state.note(Side::Target, change),
@@ -60,11 +70,8 @@ pub(crate) async fn run(store: Arc<dyn Endpoints>, truth: Arc<dyn Endpoints>) {
         controller.drain(&mut sources, &mut settings);
         let now = Instant::now();
         let is_full = now >= next_full;
-        if now < not_before || !(is_full || controller.state.has_due()) {
-            continue;
-        }
-        if !controller.state.is_known() {
-            not_before = now + PACE;
+        let is_due = is_full || controller.state.has_due();
+        if now < not_before || !is_due || !controller.state.is_known() {
             continue;
         }
         match controller.round(is_full).await {
@@ -91,6 +98,8 @@ struct LoadBalancers {
     state: State,
     /// The requests that found no address in this round: it would not find one for the next Service either.
     full: BTreeMap<(Family, Vec<String>, String), String>,
+    /// The Service at which the last round ended early.
+    last: Option<Key>,
 }
 
 impl LoadBalancers {
@@ -107,39 +116,44 @@ impl LoadBalancers {
         }
     }
 
-    /// Looks at the Services that have changed; at all of them, and at all addresses, in a full round. Ends when the store
-    /// fails. A Service with a problem of its own does not keep the others waiting.
+    /// Looks at the Services that have changed; at all of them, and at all addresses, in a full round. A Service that fails
+    /// does not keep the others waiting, and is tried again.
     async fn round(&mut self, is_full: bool) -> Result<(), IpamError> {
         if is_full {
             let held = self.held().await?;
             self.state.set_held(held);
         }
         self.full.clear();
-        let mut has_namespaces = None;
-        let mut due = self.state.take_due();
-        while let Some(key) = due.pop_first() {
+        let (started, mut has_namespaces) = (Instant::now(), None);
+        let (mut failure, mut in_a_row) = (None, 0);
+        let mut due = self.state.take_due(self.last.take().as_ref()).into_iter();
+        while let Some(key) = due.next() {
             if !self.state.needs_a_look(&key, Timestamp::now()) {
                 continue;
             }
             match self.reconcile(&key, &mut has_namespaces).await {
-                Ok(()) => {}
+                Ok(()) => in_a_row = 0,
                 // A change of the Service is on its way, which makes it due.
                 Err(IpamError::Store(StoreError::Conflict(conflict) | StoreError::NotFound(conflict)))
                     if conflict == key => {}
-                Err(error @ IpamError::Store(StoreError::Invalid { .. })) => {
-                    tracing::error!(service = %key, %error, "the status of the Service cannot be written");
+                // Trying again does not help; the next full round looks at it.
+                Err(error @ (IpamError::Damaged { .. } | IpamError::Store(StoreError::Invalid { .. }))) => {
+                    tracing::error!(service = %key, %error, "the Service and its addresses stay as they are");
                 }
-                Err(IpamError::Store(error)) => {
-                    self.state.retry(due.into_iter().chain([key]));
-                    return Err(error.into());
-                }
-                // The next full round tries again.
                 Err(error) => {
-                    tracing::error!(service = %key, %error, "the addresses of the Service stay as they are");
+                    tracing::warn!(service = %key, %error, "the Service could not be looked at; the controllers retry");
+                    self.state.retry([key.clone()]);
+                    failure = failure.or(Some(error));
+                    in_a_row += 1;
                 }
             }
+            if in_a_row >= MAX_FAILURES || started.elapsed() >= MAX_ROUND {
+                self.last = Some(key);
+                break;
+            }
         }
-        Ok(())
+        self.state.retry(due);
+        failure.map_or(Ok(()), Err)
     }
 
     /// The addresses of Services, by Service and handle.
@@ -169,54 +183,64 @@ impl LoadBalancers {
     async fn reconcile(&mut self, key: &Key, has_namespaces: &mut Option<bool>) -> Result<(), IpamError> {
         let mut tried: Option<Result<(), String>> = None;
         let mut former = Ok(());
+        let mut handle = self.state.handle(key);
         for number in 0..MAX_STEPS {
-            // The addresses are read first: see `steps`.
-            let mut known = BTreeMap::new();
-            for handle in self.state.handles(key) {
-                known.insert(handle.clone(), self.ipam.releases(&handle).await?);
-            }
+            // The addresses are read before the Service: see `steps`.
+            let held = match &handle {
+                Some(handle) => self.ipam.releases(handle).await?,
+                None => Held::new(),
+            };
             let stored = self.truth.get(key).await?;
             let service = stored.as_ref().map(|stored| Service::of(&stored.value)).transpose();
             let service = service.map_err(|problem| IpamError::Damaged { key: key.clone(), problem })?;
-            let handle = service.as_ref().map(|service| handle_of(key, service));
+            let now = service.as_ref().map(|service| handle_of(key, service));
             if number == 0 {
-                former = self.release_former(key, handle.as_deref(), has_namespaces).await;
+                former = self.release_former(key, now.as_deref(), has_namespaces).await;
             }
-            let (Some(stored), Some(service), Some(handle)) = (stored, service, handle) else { break };
-            let held = match known.remove(&handle) {
-                Some(held) => held,
-                // A crash may have left some.
-                None => self.ipam.releases(&handle).await?,
-            };
+            let (Some(stored), Some(service), Some(current)) = (stored, service, &now) else { return former };
+            if now != handle {
+                handle = now;
+                continue;
+            }
             let has = assignments(&held);
-            self.state.hold(key, &handle, held.clone());
+            self.state.hold(key, current, held.clone());
             let rules = self.state.rules(key, Timestamp::now());
             let outcome = tried.as_ref().map(|tried| tried.as_ref().copied().map_err(String::as_str));
             match next(&stored.value, &service, &has, rules, outcome) {
-                Step::Nothing => break,
+                Step::Nothing => return former,
                 Step::Hide(status) => self.truth.set_service_status(&stored, status).await?,
                 Step::Release(which) => {
-                    let which =
-                        held.into_iter().filter(|(_, one)| which.iter().any(|it| it.address == one.address));
-                    self.release(key, which.collect()).await?;
+                    let is_one = |one: &Release| which.iter().any(|it| it.address == one.address);
+                    self.release(key, held.into_iter().filter(|(_, one)| is_one(one)).collect()).await?;
+                    self.retry_waiting();
                 }
-                Step::Assign(missing) => tried = Some(self.assign(key, &handle, missing).await?),
+                Step::Assign(missing) => tried = Some(self.assign(key, current, missing).await?),
                 Step::Show { status, new, problem } => {
+                    let mut has_all = true;
                     for one in new {
-                        if !self.ipam.renew(&handle, one).await? {
-                            // Another process has released it.
-                            return former;
-                        }
+                        // Another process may have released it.
+                        has_all &= self.ipam.renew(current, one).await?;
                     }
+                    if !has_all {
+                        continue;
+                    }
+                    self.truth.set_service_status(&stored, status).await?;
                     if let Some(problem) = problem {
                         tracing::warn!(service = %key, problem, "the Service does not have the addresses that it asks for");
                     }
-                    self.truth.set_service_status(&stored, status).await?;
-                    break;
+                    return former;
                 }
             }
         }
+        tracing::warn!(service = %key, "the addresses of the Service change all the time; the controllers look at it again");
+        self.state.retry([key.clone()]);
         former
+    }
+
+    /// Lets Services that lack an address try again, because one was released.
+    fn retry_waiting(&mut self) {
+        self.full.clear();
+        self.state.look_at_waiting();
     }
 
     /// Releases the addresses of Services of this name that do not exist any more.
@@ -226,10 +250,8 @@ impl LoadBalancers {
         handle: Option<&str>,
         has_namespaces: &mut Option<bool>,
     ) -> Result<(), IpamError> {
-        for former in self.state.handles(key) {
-            if Some(&*former) == handle {
-                continue;
-            }
+        let mut outcome = Ok(());
+        for (former, held) in self.state.former(key, handle) {
             if handle.is_none() {
                 // A Kubernetes API that has lost its data has no Services.
                 if has_namespaces.is_none() {
@@ -237,19 +259,28 @@ impl LoadBalancers {
                 }
                 if *has_namespaces == Some(false) {
                     tracing::warn!(service = %key, "the Kubernetes API has no Namespace, so it may have lost its data; addresses stay until it has one");
-                    continue;
+                    return outcome;
                 }
             }
-            let released = self.ipam.release(&former).await?;
-            self.state.hold(key, &former, Vec::new());
-            tracing::info!(service = %key, ?released, "the Service that had these addresses is gone; they are free");
+            let addresses: Vec<_> = held.iter().map(|(_, one)| one.address).collect();
+            match self.ipam.release_with(&former, &addresses).await {
+                Ok(released) => {
+                    self.state.hold(key, &former, Held::new());
+                    if !released.is_empty() {
+                        tracing::info!(service = %key, ?released, "the Service that had these addresses is gone; they are free");
+                        self.retry_waiting();
+                    }
+                }
+                Err(error) => outcome = outcome.and(Err(error)),
+            }
         }
-        Ok(())
+        outcome
     }
 
     async fn release(&self, key: &Key, which: Held) -> Result<(), IpamError> {
         for (block, one) in which {
             match self.records.release_addresses(block, std::slice::from_ref(&one)).await {
+                Ok(released) if released.is_empty() => {}
                 Ok(_) => {
                     tracing::info!(service = %key, address = %one.address, "the Service does not have the address any more");
                 }

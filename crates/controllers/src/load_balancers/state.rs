@@ -175,9 +175,23 @@ impl State {
         }
     }
 
-    /// The handles of a Service, and of former ones of its name.
-    pub(crate) fn handles(&self, key: &Key) -> Vec<String> {
-        self.held.get(key).into_iter().flat_map(|handles| handles.keys().cloned()).collect()
+    /// The handle of a Service, as far as it is known.
+    pub(crate) fn handle(&self, key: &Key) -> Option<String> {
+        let service = Service::of(&self.services.get(key)?.value).ok()?;
+        Some(handle_of(key, &service))
+    }
+
+    /// The addresses of former Services of this name, by handle. `current` is the handle of the one that exists.
+    pub(crate) fn former(&self, key: &Key, current: Option<&str>) -> Vec<(String, Held)> {
+        let held = self.held.get(key).into_iter().flatten();
+        let former = held.filter(|(handle, _)| Some(handle.as_str()) != current);
+        former.map(|(handle, held)| (handle.clone(), held.clone())).collect()
+    }
+
+    /// Looks at the Services that say that they lack an address.
+    pub(crate) fn look_at_waiting(&mut self) {
+        let waiting = self.services.iter().filter(|(_, stored)| has_condition(&stored.value));
+        self.due.extend(waiting.map(|(key, _)| key.clone()));
     }
 
     /// Whether there is something to do about a Service, as far as is known without reading anything.
@@ -204,9 +218,12 @@ impl State {
         self.namespaces.get(name).cloned().unwrap_or_default()
     }
 
-    /// The Services to look at, which are forgotten.
-    pub(crate) fn take_due(&mut self) -> BTreeSet<Key> {
-        std::mem::take(&mut self.due)
+    /// The Services to look at, which are forgotten: those behind the last one first.
+    pub(crate) fn take_due(&mut self, last: Option<&Key>) -> Vec<Key> {
+        let mut all: Vec<Key> = std::mem::take(&mut self.due).into_iter().collect();
+        let first = last.map_or(0, |last| all.partition_point(|key| key <= last));
+        all.rotate_left(first);
+        all
     }
 
     /// Whether there are Services to look at.

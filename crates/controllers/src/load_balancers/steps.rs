@@ -69,12 +69,19 @@ pub(crate) fn next(
             Step::Show { status, new, problem }
         }
     };
+    // The shown addresses that only Tortie gives.
+    let of_pools = || -> Vec<IpAddr> {
+        let is_of_pool = |it: &IpAddr| rules.pools.iter().any(|(_, pool)| pool.spec.cidr.contains(it));
+        shown(value).into_iter().filter(is_of_pool).collect()
+    };
     let wanted = match wanted {
         // Without a pool for them, Services are somebody else's business.
         Ok(Wanted::OneOf(_) | Wanted::These(_)) | Err(_) if rules.pools.is_empty() => {
             return if has.is_empty() { show(None, None) } else { Step::Nothing };
         }
-        Ok(Wanted::Nothing) if has.is_empty() => return show(None, None),
+        Ok(Wanted::Nothing) if has.is_empty() && service.is_load_balancer() => return show(None, None),
+        // Nobody else gives such a Service addresses.
+        Ok(Wanted::Nothing) if has.is_empty() => return show(status::without(value, &of_pools()), None),
         Ok(wanted) => wanted,
         Err(problem) => return show(None, Some(problem)),
     };
@@ -95,10 +102,8 @@ pub(crate) fn next(
     let problem = problem.or_else(|| service.unused_address(has));
     let addresses: Vec<IpAddr> = has.iter().map(|one| one.address).collect();
     if addresses.is_empty() {
-        // What somebody else shows stays, but no address of a pool.
-        let of_pools = shown(value).into_iter();
-        let stale = of_pools.filter(|it| rules.pools.iter().any(|(_, pool)| pool.spec.cidr.contains(it)));
-        return show(status::without(value, &stale.collect::<Vec<_>>()), problem);
+        // What somebody else shows stays.
+        return show(status::without(value, &of_pools()), problem);
     }
     show(status::with(value, &addresses), problem)
 }

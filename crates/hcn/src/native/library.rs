@@ -34,7 +34,7 @@ pub struct LibraryError {
 ///
 /// A call without an answer within the deadline fails with `ERROR_TIMEOUT`, but **HNS may still complete it**. Its late
 /// result is logged, and whoever watches is told to read the current state. Until then, further changes of the same object
-/// fail in the same way.
+/// fail with `ERROR_BUSY`.
 pub struct NativeHcn {
     calls: Calls,
     register: Option<super::functions::RegisterFunction>,
@@ -69,7 +69,8 @@ impl Hcn for NativeHcn {
     fn call(&self, call: &Call) -> Result<String, Failure> {
         let change = self.in_flight.begin(call, Instant::now(), self.deadline).map_err(|(kind, id)| {
             let record = format!("an earlier change of {kind} {id} has no answer yet; this one waits for it");
-            Failure::new(HResult::ERROR_TIMEOUT, record)
+            // Only this object has to wait, so this must not look as if HNS were away.
+            Failure::new(HResult::ERROR_BUSY, record)
         })?;
         let (calls, own, late, watchers) = (self.calls, call.clone(), call.clone(), self.watchers);
         let report = move |result: Result<String, Failure>| {
