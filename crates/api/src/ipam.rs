@@ -303,9 +303,11 @@ impl Block {
         self.sequence_number_for_allocation.get(&offset.to_string()).copied()
     }
 
-    /// Gives an address the sequence number of an allocation in this write.
-    pub fn renew(&mut self, address: IpAddr) {
+    /// Gives an address the sequence number of an allocation in this write. The number is at least the time, so it is higher
+    /// than those of earlier writes of any block, which begin with the time of the block's creation.
+    pub fn renew(&mut self, address: IpAddr, now_nanos: u64) {
         if let Some(offset) = self.offset(address) {
+            self.sequence_number = self.sequence_number.max(now_nanos);
             self.sequence_number_for_allocation.insert(offset.to_string(), self.sequence_number);
             self.sequence_number += 1;
         }

@@ -11,7 +11,7 @@ use tortie_store::{Stopped, StoreError, Version, Write};
 
 use crate::access::{Records, from_value, to_value};
 use crate::affinities::Given;
-use crate::driver::Ipam;
+use crate::driver::{Ipam, now};
 use crate::error::{IpamError, RETRIES};
 use crate::records::Handle;
 use crate::request::{Assignment, Family};
@@ -101,7 +101,7 @@ impl Ipam {
             let Some((version, mut block)) = found.filter(|(_, block)| has_it(block)) else {
                 return Ok(false);
             };
-            block.renew(one.address);
+            block.renew(one.address, now().0);
             match self.records.store.update(&key, to_value(&key, &block)?, &version).await {
                 Ok(stored) => {
                     cache.keep(&self.node, stored.version, block);

@@ -127,7 +127,7 @@ impl LoadBalancers {
         let (started, mut has_namespaces) = (Instant::now(), None);
         let (mut failure, mut in_a_row) = (None, 0);
         let mut due = self.state.take_due(self.last.take().as_ref()).into_iter();
-        while let Some(key) = due.next() {
+        for key in due.by_ref() {
             if !self.state.needs_a_look(&key, Timestamp::now()) {
                 continue;
             }
@@ -228,7 +228,7 @@ impl LoadBalancers {
                     if let Some(problem) = problem {
                         tracing::warn!(service = %key, problem, "the Service does not have the addresses that it asks for");
                     }
-                    return former;
+                    // Another process may have released one at the same time: the next step hides it then.
                 }
             }
         }

@@ -53,9 +53,11 @@ impl Default for State {
     }
 }
 
-/// The addresses without what is needed to release them.
+/// The addresses without what is needed to release them. The one that was assigned or shown last comes first.
 pub(crate) fn assignments(held: &Held) -> Vec<Assignment> {
-    held.iter().map(|(block, one)| Assignment { address: one.address, block: *block }).collect()
+    let mut held: Vec<_> = held.iter().collect();
+    held.sort_by_key(|(_, one)| std::cmp::Reverse(one.sequence_number));
+    held.into_iter().map(|(block, one)| Assignment { address: one.address, block: *block }).collect()
 }
 
 /// The handle of a Service's addresses.

@@ -2,7 +2,8 @@
 //!
 //! Two processes may work on one Service at the same time. An address is taken from the status before it is released, and
 //! both are decided after the sequence number of the allocation was read. Whoever shows an address that the status does not
-//! have gives it a new sequence number first. So an address that is released is not shown afterwards.
+//! have gives it a new sequence number first. So an address that is released is not shown afterwards. If both processes have
+//! assigned one, the newest is kept, unless another one is shown.
 
 use std::net::IpAddr;
 

@@ -206,7 +206,8 @@ impl Wanted {
                             false => plan.release.push(*one),
                         }
                     }
-                    fit.sort_by_key(|one| (!shown.contains(&one.address), one.address));
+                    // Somebody may be about to show the newest one.
+                    fit.sort_by_key(|one| !shown.contains(&one.address));
                     match fit.split_first() {
                         Some((_, others)) => plan.release.extend(others.iter().copied()),
                         None => plan.assign.push(Missing::Any(*family, chosen.clone())),
