@@ -240,8 +240,11 @@ fn overriding(acl: &Acl, names_rule_type: bool) -> Option<String> {
     let at_host = *action != AclAction::Allow;
     let at_switch = *priority <= LAST_PRIORITY;
     let (overrides, place) = match rule_type {
-        // HNS may apply an ACL without a type at both places, or leave out the type Host in its answer.
-        AclRuleType::Host if !names_rule_type => (at_host || at_switch, "without RuleType".to_owned()),
+        // azure-npm's and Calico's ACLs for the switch have a priority, those for the firewall have none. HNS may apply an
+        // ACL without a type at both places, or leave out the type Host in its answer.
+        AclRuleType::Host if !names_rule_type && *priority > 0 => {
+            (at_host || at_switch, "without RuleType".to_owned())
+        }
         AclRuleType::Host => (at_host, rule_type.to_string()),
         AclRuleType::Switch => (at_switch, rule_type.to_string()),
         AclRuleType::Unknown(_) => (true, rule_type.to_string()),
