@@ -11,13 +11,13 @@ use std::path::{Path, PathBuf};
 
 use windows_sys::Win32::Foundation::{ERROR_ALREADY_EXISTS, LocalFree};
 use windows_sys::Win32::Security::Authorization::{
-    ConvertStringSecurityDescriptorToSecurityDescriptorW, GetSecurityInfo, SDDL_REVISION_1, SE_FILE_OBJECT,
-    SE_KERNEL_OBJECT, SE_OBJECT_TYPE, SetSecurityInfo,
+    ConvertSidToStringSidW, ConvertStringSecurityDescriptorToSecurityDescriptorW, GetSecurityInfo,
+    SDDL_REVISION_1, SE_FILE_OBJECT, SE_KERNEL_OBJECT, SE_OBJECT_TYPE, SetSecurityInfo,
 };
 use windows_sys::Win32::Security::{
     ACL, DACL_SECURITY_INFORMATION, EqualSid, GetSecurityDescriptorDacl, GetTokenInformation, IsWellKnownSid,
     OWNER_SECURITY_INFORMATION, PROTECTED_DACL_SECURITY_INFORMATION, PSECURITY_DESCRIPTOR, PSID,
-    SECURITY_ATTRIBUTES, TOKEN_QUERY, TOKEN_USER, TokenUser, WinBuiltinAdministratorsSid, WinLocalSystemSid,
+    SECURITY_ATTRIBUTES, TOKEN_QUERY, TokenOwner, TokenUser, WinBuiltinAdministratorsSid, WinLocalSystemSid,
 };
 use windows_sys::Win32::Storage::FileSystem::{
     CreateDirectoryW, FILE_ATTRIBUTE_REPARSE_POINT, FILE_FLAG_BACKUP_SEMANTICS, FILE_FLAG_OPEN_REPARSE_POINT,
@@ -197,16 +197,36 @@ fn check_owner(object: BorrowedHandle<'_>, kind: SE_OBJECT_TYPE, what: &str) -> 
     if !owner.is_null() {
         let known = [WinBuiltinAdministratorsSid, WinLocalSystemSid];
         // SAFETY: the owner is part of the descriptor, which is not freed yet.
-        if known.into_iter().any(|sid| unsafe { IsWellKnownSid(owner, sid) } != 0) || is_this_user(owner)? {
+        if known.into_iter().any(|sid| unsafe { IsWellKnownSid(owner, sid) } != 0) || is_this_process(owner)?
+        {
             return Ok(());
         }
     }
-    let problem = format!("another user has created {what}, so it is not used: remove it");
+    let problem =
+        format!("another user ({}) has created {what}, so it is not used: remove it", name_of(owner));
     Err(io::Error::new(io::ErrorKind::PermissionDenied, problem))
 }
 
-/// Whether a user is the one of this process.
-fn is_this_user(sid: PSID) -> io::Result<bool> {
+/// A security identifier as text (`S-1-5-…`).
+fn name_of(sid: PSID) -> String {
+    let mut text = std::ptr::null_mut();
+    // SAFETY: the identifier is valid or null, which the call refuses; the result is a place for a pointer.
+    if sid.is_null() || unsafe { ConvertSidToStringSidW(sid, &raw mut text) } == 0 || text.is_null() {
+        return "of whom the system does not tell".into();
+    }
+    let mut units = Vec::new();
+    // SAFETY: the text ends with NUL, and nothing behind it is read.
+    while let unit @ 1.. = unsafe { *text.add(units.len()) } {
+        units.push(unit);
+    }
+    // SAFETY: the text was allocated for the caller, and is freed once.
+    unsafe { LocalFree(text.cast()) };
+    String::from_utf16_lossy(&units)
+}
+
+/// Whether objects that this process creates belong to a user or group: to its user, or to what its token names as the
+/// owner (a group such as the administrators, or Wine's group of all users).
+fn is_this_process(sid: PSID) -> io::Result<bool> {
     let mut token = std::ptr::null_mut();
     // SAFETY: the handle of the process needs no closing; the result is a place for a handle.
     if unsafe { OpenProcessToken(GetCurrentProcess(), TOKEN_QUERY, &raw mut token) } == 0 {
@@ -216,22 +236,29 @@ fn is_this_user(sid: PSID) -> io::Result<bool> {
     let token = unsafe { OwnedHandle::from_raw_handle(token) };
     // Room for the structure and the longest identifier behind it (68 bytes), aligned for pointers.
     let mut buffer = [0_u64; 32];
-    let (length, mut used) = (u32::try_from(size_of_val(&buffer)).unwrap_or_default(), 0);
-    // SAFETY: the buffer has this length, and the token is open.
-    let found = unsafe {
-        GetTokenInformation(
-            token.as_raw_handle(),
-            TokenUser,
-            buffer.as_mut_ptr().cast(),
-            length,
-            &raw mut used,
-        )
-    };
-    if found == 0 {
-        return Err(io::Error::last_os_error());
+    let length = u32::try_from(size_of_val(&buffer)).unwrap_or_default();
+    for class in [TokenUser, TokenOwner] {
+        let mut used = 0;
+        // SAFETY: the buffer has this length, and the token is open.
+        let found = unsafe {
+            GetTokenInformation(
+                token.as_raw_handle(),
+                class,
+                buffer.as_mut_ptr().cast(),
+                length,
+                &raw mut used,
+            )
+        };
+        if found == 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: both structures (`TOKEN_USER`, `TOKEN_OWNER`) begin with a pointer to an identifier, which leads into the
+        // buffer.
+        let own = unsafe { *buffer.as_ptr().cast::<PSID>() };
+        // SAFETY: both identifiers are valid.
+        if unsafe { EqualSid(sid, own) } != 0 {
+            return Ok(true);
+        }
     }
-    // SAFETY: the call has filled the buffer with this structure; its pointer leads into the buffer.
-    let user = unsafe { &*buffer.as_ptr().cast::<TOKEN_USER>() };
-    // SAFETY: both identifiers are valid.
-    Ok(unsafe { EqualSid(sid, user.User.Sid) } != 0)
+    Ok(false)
 }
