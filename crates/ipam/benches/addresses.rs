@@ -56,6 +56,8 @@ async fn measure(name: &str, store: Arc<dyn Store>) {
     store.create(&Key::global(Kind::IpamConfig, "default"), config).await.unwrap();
     let swaps = swaps(&store).await;
     println!("{name}: compare-and-swap of one key after another: {swaps:.0}/s");
+    let creations = creations(&store).await;
+    println!("{name}: {AT_ONCE} clients that each create one record after another: {creations:.0}/s");
     for nodes in [1, NODES] {
         let rate = rate(&store, nodes).await;
         println!(
@@ -92,6 +94,22 @@ async fn swaps(store: &Arc<dyn Store>) -> f64 {
         stored = store.update(&key, value, &stored.version).await.unwrap();
         count += 1;
     }
+    f64::from(count) / begun.elapsed().as_secs_f64()
+}
+
+/// What the server can do: many clients create records such as the one that each address needs.
+async fn creations(store: &Arc<dyn Store>) -> f64 {
+    let begun = Instant::now();
+    let clients = (0..AT_ONCE).map(|client| async move {
+        let mut count = 0_u32;
+        while begun.elapsed() < DURATION {
+            let key = Key::global(Kind::IpamHandle, format!("peer-{client}-{count}"));
+            store.create(&key, json!({"block": {"10.0.0.0/26": 1}, "deleted": false})).await.unwrap();
+            count += 1;
+        }
+        count
+    });
+    let count: u32 = join_all(clients).await.into_iter().sum();
     f64::from(count) / begun.elapsed().as_secs_f64()
 }
 

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use futures::{StreamExt, stream};
 use ipnet::{IpNet, Ipv4Net};
 use jiff::Timestamp;
 use tortie_api::ipam::{Block, is_virtual};
@@ -21,6 +22,9 @@ use crate::settings::Settings;
 /// The maximum number of blocks of a node, of each family, unless IPAMConfig says otherwise.
 pub const DEFAULT_MAX_BLOCKS: u32 = 20;
 
+/// How many blocks are read at the same time.
+const READS_AT_ONCE: usize = 8;
+
 /// The blocks of a node.
 #[derive(Default)]
 pub(crate) struct Own {
@@ -30,6 +34,14 @@ pub(crate) struct Own {
     pub(crate) count: usize,
     /// The problems of blocks that cannot be read.
     pub(crate) damaged: Vec<IpamError>,
+}
+
+/// The block of an affinity of the node.
+enum OwnBlock {
+    Usable(Version, Box<Block>),
+    /// The claim was not completed.
+    Unfinished(IpNet),
+    OfOtherPool,
 }
 
 /// The result of an attempt to claim a block.
@@ -135,15 +147,26 @@ impl Ipam {
         settings: &Settings,
     ) -> Result<Own, IpamError> {
         let prefix = format!("{}/", self.node);
-        let mut own = Own::default();
-        for stored in self.records.store.list(Kind::BlockAffinity).await?.items {
+        let affinities = self.records.store.list(Kind::BlockAffinity).await?.items;
+        let mut reads = Vec::new();
+        for stored in &affinities {
             let Some(cidr) = stored.key.name.strip_prefix(&prefix) else { continue };
             // Each family has a limit of its own.
             if cidr.parse::<IpNet>().is_ok_and(|cidr| Family::of(&cidr) != family) {
                 continue;
             }
-            own.count += 1;
-            match self.own_block(cidr, &stored, pools).await {
+            reads.push(self.own_block(cidr, stored, pools));
+        }
+        let found: Vec<_> = stream::iter(reads).buffered(READS_AT_ONCE).collect().await;
+        let mut own = Own { count: found.len(), ..Own::default() };
+        for block in found {
+            let block = match block {
+                Ok(OwnBlock::Unfinished(cidr)) => self.claim(cidr).await,
+                Ok(OwnBlock::Usable(version, block)) => Ok(Some((version, *block))),
+                Ok(OwnBlock::OfOtherPool) => Ok(None),
+                Err(error) => Err(error),
+            };
+            match block {
                 Ok(Some((version, mut block))) => {
                     settings.config.end_cooldowns(&mut block, Timestamp::now());
                     own.usable.push((version, block));
@@ -159,18 +182,18 @@ impl Ipam {
         Ok(own)
     }
 
-    /// The block of an affinity, if it is in one of these pools.
+    /// Reads the block of an affinity.
     async fn own_block(
         &self,
         cidr: &str,
         stored: &Stored,
         pools: &[(IpNet, u8)],
-    ) -> Result<Option<(Version, Block)>, IpamError> {
+    ) -> Result<OwnBlock, IpamError> {
         let damaged = |problem: String| IpamError::Damaged { key: stored.key.clone(), problem };
         let no_network = |_| damaged(format!("its name says {cidr:?}, which is no network"));
         let cidr: IpNet = cidr.parse().map_err(no_network)?;
         let Some((pool, block_size)) = pools.iter().find(|(pool, _)| pool.contains(&cidr)) else {
-            return Ok(None);
+            return Ok(OwnBlock::OfOtherPool);
         };
         let affinity: Affinity = from_value(&stored.key, stored.value.clone())?;
         let confirmed = affinity.state == AffinityState::Confirmed && !affinity.deleted;
@@ -185,10 +208,12 @@ impl Ipam {
                 return Err(damaged(format!("the block {other} has addresses of it; release one of them")));
             }
         }
-        match block {
-            Some((version, block)) if confirmed && block.belongs_to(&self.node) => Ok(Some((version, block))),
-            _ => self.claim(cidr).await,
-        }
+        Ok(match block {
+            Some((version, block)) if confirmed && block.belongs_to(&self.node) => {
+                OwnBlock::Usable(version, Box::new(block))
+            }
+            _ => OwnBlock::Unfinished(cidr),
+        })
     }
 
     /// Claims the block for this node. `None` if another node was faster.
@@ -259,8 +284,12 @@ impl Ipam {
         };
         // Pools that overlap make it possible that two nodes create such blocks at the same time. Each sees the other's,
         // so at most one remains.
-        let Some(other) = self.records.blocks().await?.into_iter().find(|other| overlaps(other, &cidr))
-        else {
+        let mut found = self.records.block_names().await?.into_iter().find(|other| overlaps(other, &cidr));
+        if found.is_some() {
+            // The other one may be on its way out.
+            found = self.records.blocks().await?.into_iter().find(|other| overlaps(other, &cidr));
+        }
+        let Some(other) = found else {
             return Ok(BlockClaim::Claimed(version, Box::new(block)));
         };
         if is_new {
@@ -289,14 +318,23 @@ impl Ipam {
         Err(IpamError::Contended(key.clone()))
     }
 
-    /// The first range without a block. The search starts at a position that depends on the node, so that nodes
-    /// rarely collide.
+    /// The first range without a block.
     async fn unused_cidr(
         &self,
         pools: &[(IpNet, u8)],
         settings: &Settings,
     ) -> Result<Option<IpNet>, IpamError> {
-        let used = self.records.blocks().await?;
+        let names = self.records.block_names().await?;
+        if let Some(unused) = self.first_unused(&names, pools, settings) {
+            return Ok(Some(unused));
+        }
+        // Some of them may be on their way out.
+        Ok(self.first_unused(&self.records.blocks().await?, pools, settings))
+    }
+
+    /// The first range of these pools without a block. The search starts at a position that depends on the node, so that
+    /// nodes rarely collide.
+    fn first_unused(&self, used: &[IpNet], pools: &[(IpNet, u8)], settings: &Settings) -> Option<IpNet> {
         let exact: BTreeSet<IpNet> = used.iter().copied().collect();
         for (pool, block_size) in pools {
             let Some(ring) = Ring::new(*pool, *block_size) else { continue };
@@ -313,12 +351,12 @@ impl Ipam {
                 // Blocks of another size may overlap if a pool was recreated with another blockSize.
                 let is_used = exact.contains(&cidr) || used.iter().any(|block| overlaps(block, &cidr));
                 if !is_used && has_unreserved(&cidr, &settings.reserved) {
-                    return Ok(Some(cidr));
+                    return Some(cidr);
                 }
                 passed += 1;
             }
         }
-        Ok(None)
+        None
     }
 }
 

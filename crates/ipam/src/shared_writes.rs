@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use jiff::Timestamp;
 use tortie_api::ipam::Block;
 use tortie_api::{Key, Kind};
-use tortie_store::{Stopped, StoreError, Version, Write};
+use tortie_store::{StoreError, Unfinished, Version, Write};
 
 use crate::block_cache::BlockCache;
 use crate::driver::Ipam;
@@ -53,7 +53,8 @@ impl Ipam {
         if served.is_empty() {
             return Vec::new();
         }
-        let Stopped { done, error } = match self.write_together(&served, &changed, version.clone()).await {
+        let Unfinished { tried, error } = match self.write_together(&served, &changed, version.clone()).await
+        {
             Ok(version) => {
                 cache.keep_using(&self.node, version, changed);
                 for (waiter, address) in served {
@@ -61,7 +62,7 @@ impl Ipam {
                 }
                 return Vec::new();
             }
-            Err(stopped) => stopped,
+            Err(unfinished) => unfinished,
         };
         match error {
             StoreError::AlreadyExists(_) => cache.keep(&self.node, version, block),
@@ -73,10 +74,9 @@ impl Ipam {
                 return Vec::new();
             }
         }
-        // The handles whose records exist now, and the one that was refused, may have an address already.
-        let exists = done.len() + 1;
+        // Handles that have a record may have an address already.
         let mut alone: Vec<Waiter> = served.into_iter().map(|(waiter, _)| waiter).collect();
-        waiters.extend(alone.split_off(exists.min(alone.len())));
+        waiters.extend(alone.split_off(tried.min(alone.len())));
         alone
     }
 
@@ -95,18 +95,18 @@ impl Ipam {
         served: &[(Waiter, IpAddr)],
         block: &Block,
         version: Version,
-    ) -> Result<Version, Stopped> {
+    ) -> Result<Version, Unfinished> {
         let cidr = block.cidr.to_string();
-        let mut writes = Vec::with_capacity(served.len() + 1);
-        let damaged = |error: serde_json::Error| Stopped::from(StoreError::Damaged(error.to_string()));
+        let mut handles = Vec::with_capacity(served.len());
+        let damaged =
+            |error: serde_json::Error| Unfinished { tried: 0, error: StoreError::Damaged(error.to_string()) };
         for (waiter, _) in served {
             let key = Key::global(Kind::IpamHandle, &waiter.request.handle);
             let handle = Handle { block: BTreeMap::from([(cidr.clone(), 1)]), ..Handle::default() };
-            writes.push(Write::Create(key, serde_json::to_value(&handle).map_err(damaged)?));
+            handles.push(Write::Create(key, serde_json::to_value(&handle).map_err(damaged)?));
         }
         let key = Key::global(Kind::IpamBlock, cidr);
-        writes.push(Write::Update(key, serde_json::to_value(block).map_err(damaged)?, version.clone()));
-        let written = self.records.store.write_all(writes).await?;
-        Ok(written.into_iter().last().map_or(version, |written| written.version))
+        let write = Write::Update(key, serde_json::to_value(block).map_err(damaged)?, version);
+        Ok(self.records.store.write_before(handles, write).await?.version)
     }
 }

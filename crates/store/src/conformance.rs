@@ -9,7 +9,9 @@ use futures::StreamExt;
 use serde_json::{Value, json};
 use tortie_api::{Key, Kind, Position, Positions};
 
-use crate::{Change, Follow, Interest, PageToken, Scope, Store, StoreError, Stored, Version, Write};
+use crate::{
+    Change, Follow, Interest, PageToken, Scope, Store, StoreError, Stored, Unfinished, Version, Write,
+};
 
 /// How long to wait for a change.
 const TIMEOUT: Duration = Duration::from_secs(100);
@@ -41,6 +43,7 @@ pub async fn run<F: Future<Output = Arc<dyn Store>>>(values: Values, make: impl 
         values_come_back_whole(&*make().await).await;
     }
     writes_in_order(&*make().await).await;
+    the_last_write_is_last(&*make().await).await;
     compare_and_swap_loses_no_write(make().await).await;
     lists_come_in_pages(make().await).await;
     follow_delivers_objects_and_changes(&*make().await).await;
@@ -289,6 +292,14 @@ async fn keys_do_not_mix(store: &dyn Store) {
     keys.sort();
     assert_eq!(pods.into_iter().map(|stored| stored.key).collect::<Vec<_>>(), keys);
     assert_eq!(store.list(Kind::Node).await.expect("list").items, []);
+    let block = json!({"cidr": "fd00:10::40/122", "allocations": [], "unallocated": [], "attributes": [], "strictAffinity": false});
+    store.create(&Key::global(Kind::IpamBlock, "fd00:10::40/122"), block).await.expect("create");
+    for kind in [Kind::Pod, Kind::Tier, Kind::BlockAffinity, Kind::IpamBlock, Kind::Node] {
+        let listed = store.list(kind).await.expect("list").items.into_iter().map(|stored| stored.key);
+        let mut found = store.keys(kind).await.expect("keys");
+        found.sort();
+        assert_eq!(found, listed.collect::<Vec<_>>(), "{kind:?}");
+    }
 }
 
 async fn values_come_back_whole(store: &dyn Store) {
@@ -340,6 +351,36 @@ async fn writes_in_order(store: &dyn Store) {
         assert_eq!(versions, [first.version]);
         assert_eq!(store.get(&tier(&last)).await, Ok(None), "what was after it was not tried");
     }
+}
+
+/// The last write happens if all writes before it succeed.
+async fn the_last_write_is_last(store: &dyn Store) {
+    let creation = |name: &str, number| Write::Create(tier(name), sample(&tier(name), number));
+    let before = create(store, &tier("last"), 0).await;
+    let update = || Write::Update(tier("last"), sample(&tier("last"), 1), before.version.clone());
+    create(store, &tier("n7"), 0).await;
+    let creations = |from: u64| (from..from + 30).map(|n| creation(&format!("n{n}"), n)).collect::<Vec<_>>();
+    let refused = store.write_before(creations(0), update()).await.expect_err("one exists");
+    assert_eq!(refused.error, StoreError::AlreadyExists(tier("n7")));
+    assert!((1..=30).contains(&refused.tried), "{refused:?}");
+    for n in refused.tried..30 {
+        assert_eq!(store.get(&tier(&format!("n{n}"))).await, Ok(None), "n{n} was not tried");
+    }
+    let current = store.get(&tier("last")).await.expect("get").expect("is there");
+    assert_eq!(current.version, before.version, "the last write was not tried");
+    let written = store.write_before(creations(100), update()).await.expect("write");
+    let current = store.get(&tier("last")).await.expect("get").expect("is there");
+    assert_eq!((current.version, current.position), (written.version, written.position));
+    let names: Vec<_> = store.list(Kind::Tier).await.expect("list").items;
+    assert_eq!(
+        names.iter().filter(|tier| tier.key.name.starts_with("n1") && tier.key.name.len() == 4).count(),
+        30
+    );
+    assert!(matches!(
+        store.write_before(creations(200), update()).await,
+        Err(Unfinished { tried: 30, error: StoreError::Conflict(_) })
+    ));
+    assert!(store.write_before(Vec::new(), creation("alone", 1)).await.is_ok());
 }
 
 /// Many writers increment one number.

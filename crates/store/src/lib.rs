@@ -209,6 +209,17 @@ pub struct Stopped {
     pub error: StoreError,
 }
 
+/// A last write was not done, or not certainly, because it or one before it failed.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{error}")]
+pub struct Unfinished {
+    /// How many of the writes before the last one were tried, from the first one on. Each of them may be done.
+    pub tried: usize,
+    /// Why one of them failed.
+    #[source]
+    pub error: StoreError,
+}
+
 impl From<StoreError> for Stopped {
     fn from(error: StoreError) -> Self {
         Self { done: Vec::new(), error }
@@ -252,14 +263,7 @@ pub trait Store: Send + Sync {
     async fn write_all(&self, writes: Vec<Write>) -> Result<Vec<Written>, Stopped> {
         let mut done = Vec::with_capacity(writes.len());
         for write in writes {
-            let written = match write {
-                Write::Create(key, value) => self.create(&key, value).await.map(written),
-                Write::Update(key, value, expected) => self.update(&key, value, &expected).await.map(written),
-                Write::Delete(key, expected) => {
-                    self.delete(&key, expected.as_ref()).await.map(|position| Written::at(position.0))
-                }
-            };
-            match written {
+            match execute(self, write).await {
                 Ok(written) => done.push(written),
                 Err(error) => return Err(Stopped { done, error }),
             }
@@ -267,9 +271,29 @@ pub trait Store: Send + Sync {
         Ok(done)
     }
 
+    /// Executes `first` in any order, and then `last` if all of them succeeded. Their keys must differ. A backend without
+    /// transactions should execute `first` at the same time.
+    async fn write_before(&self, mut first: Vec<Write>, last: Write) -> Result<Written, Unfinished> {
+        let count = first.len();
+        first.push(last);
+        match self.write_all(first).await {
+            Ok(written) => written.into_iter().last().ok_or_else(|| {
+                let error = StoreError::Damaged("a write has no result".to_owned());
+                Unfinished { tried: count, error }
+            }),
+            Err(Stopped { done, error }) => Err(Unfinished { tried: count.min(done.len() + 1), error }),
+        }
+    }
+
     /// Every object of a kind.
     async fn list(&self, kind: Kind) -> Result<Listing, StoreError> {
         self.list_all(&Interest::all(kind)).await
+    }
+
+    /// The key of every object of a kind, at less cost than the objects. Objects that are being deleted, or that cannot be
+    /// read, may be among them.
+    async fn keys(&self, kind: Kind) -> Result<Vec<Key>, StoreError> {
+        Ok(self.list(kind).await?.items.into_iter().map(|stored| stored.key).collect())
     }
 
     /// Every object of an interest.
@@ -281,6 +305,17 @@ pub trait Store: Send + Sync {
             next = page.next;
         }
         Ok(Listing { items, position })
+    }
+}
+
+/// Executes one write.
+async fn execute<S: Store + ?Sized>(store: &S, write: Write) -> Result<Written, StoreError> {
+    match write {
+        Write::Create(key, value) => store.create(&key, value).await.map(written),
+        Write::Update(key, value, expected) => store.update(&key, value, &expected).await.map(written),
+        Write::Delete(key, expected) => {
+            store.delete(&key, expected.as_ref()).await.map(|position| Written::at(position.0))
+        }
     }
 }
 

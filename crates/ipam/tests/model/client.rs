@@ -7,7 +7,8 @@ use async_trait::async_trait;
 use serde_json::Value;
 use tortie_api::{Key, Kind, Position, Positions};
 use tortie_store::{
-    Follow, Interest, Page, PageToken, Stopped, Store, StoreError, Stored, Version, Write, Written,
+    Follow, Interest, Page, PageToken, Stopped, Store, StoreError, Stored, Unfinished, Version, Write,
+    Written,
 };
 
 use crate::memory::{Dice, Memory};
@@ -120,6 +121,27 @@ impl Store for Client {
             }
         }
         Ok(done)
+    }
+
+    async fn write_before(&self, mut first: Vec<Write>, last: Write) -> Result<Written, Unfinished> {
+        let tried = first.len();
+        if self.transactions {
+            first.push(last);
+            let all = self.write(async { self.memory.execute_all(first) }).await;
+            let mut all = all.map_err(|error| Unfinished { tried: tried.min(1), error })?;
+            return Ok(all.pop().expect("a result of each write"));
+        }
+        let mut failure = None;
+        while !first.is_empty() {
+            let any =
+                first.swap_remove(usize::try_from(self.dice.below(first.len() as u64)).expect("an index"));
+            failure = self.write(async { self.memory.execute(any) }).await.err().or(failure);
+        }
+        let written = match failure {
+            Some(error) => Err(error),
+            None => self.write(async { self.memory.execute(last) }).await,
+        };
+        written.map_err(|error| Unfinished { tried, error })
     }
 
     fn follow(&self, interests: Vec<Interest>) -> Follow {

@@ -165,6 +165,13 @@ impl Store for Etcd {
         Ok(Page { items, position: position(moment)?, next })
     }
 
+    async fn keys(&self, kind: Kind) -> Result<Vec<Key>, StoreError> {
+        let keys::Range { start, end } = keys::range(&Interest::all(kind));
+        let request = RangeRequest { key: start, range_end: end, keys_only: true, ..RangeRequest::default() };
+        let reply = self.range(request).await?;
+        Ok(reply.kvs.iter().filter_map(|found| keys::decode(kind, &found.key)).collect())
+    }
+
     async fn create(&self, key: &Key, value: Value) -> Result<Stored, StoreError> {
         let written = self.write(&Write::Create(key.clone(), value.clone())).await?;
         Ok(Stored::new(key.clone(), value, written))

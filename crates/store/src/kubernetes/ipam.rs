@@ -1,6 +1,9 @@
 //! IPAM's records as CustomResourceDefinitions (`libcalico-go/lib/backend/k8s/resources/ipam_*.go`). In Tortie they have
 //! the shape that they have in etcd; in the API, that shape is in `spec`, with some differences.
 
+use std::net::{IpAddr, Ipv4Addr};
+
+use ipnet::IpNet;
 use serde_json::{Map, Value, json};
 use sha3::{Digest, Sha3_256};
 use tortie_api::{Key, Kind};
@@ -115,6 +118,17 @@ pub(crate) fn decode(group: CalicoGroup, kind: Kind, mut object: Map<String, Val
     Some((Key::global(kind, name), Value::Object(spec)))
 }
 
+/// The network of a block's name (`10-0-0-64-26`, `fd00--40-122`). The name of a CIDR has dashes instead of all other
+/// characters than digits (`libcalico-go/lib/names/cidr.go`).
+pub(crate) fn cidr_of_name(name: &str) -> Option<String> {
+    let (address, length) = name.rsplit_once('-')?;
+    let address = match address.replace('-', ".").parse::<Ipv4Addr>() {
+        Ok(address) => IpAddr::V4(address),
+        Err(_) => IpAddr::V6(address.replace('-', ":").parse().ok()?),
+    };
+    Some(IpNet::new(address, length.parse().ok()?).ok()?.to_string())
+}
+
 /// Whether a record is being deleted. Calico marks it first and removes it then, because another client may have changed
 /// it in between (`libcalico-go/lib/backend/k8s/resources/ipam_block.go`).
 pub(crate) fn is_deleted(value: &Value) -> bool {
@@ -155,6 +169,20 @@ mod tests {
     use super::*;
 
     const CRD: CalicoGroup = CalicoGroup::Crd;
+
+    #[test]
+    fn a_network_is_found_by_the_name_of_its_block() {
+        for cidr in
+            ["10.0.0.64/26", "0.0.0.0/0", "255.255.255.255/32", "fd00::40/122", "::/0", "1:2:3:4:5:6:7:8/128"]
+        {
+            assert_eq!(cidr_of_name(&super::super::resources::of_cidr(cidr)).as_deref(), Some(cidr));
+        }
+        for name in
+            ["", "x", "10-0-0-64", "10-0-0-26", "10-0-0-256-26", "10-0-0-64-33", "10-0-0-64-x", "g--1-64"]
+        {
+            assert_eq!(cidr_of_name(name), None, "{name}");
+        }
+    }
 
     /// In the other group, only an affinity looks different.
     fn check(key: &Key, value: &Value, stored: &Value) {

@@ -20,10 +20,11 @@ mod resources;
 mod trim;
 mod values;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use futures::StreamExt;
+use futures::{StreamExt, stream};
 use http::Method;
 use http::header::{ACCEPT, CONTENT_TYPE, HeaderValue};
 use serde_json::{Value, json};
@@ -36,10 +37,13 @@ pub use client::{Kubernetes, KubernetesConfig};
 pub use group::CalicoGroup;
 pub use objects::ObjectError;
 pub use profiles::profile_of;
+use trim::Keep;
 use values::Decoded;
 
 use crate::follow::{Event, Follow, Source, Watch, follow};
-use crate::{Applied, Interest, Page, PageToken, Store, StoreError, Stored, Version, Written};
+use crate::{
+    Applied, Interest, Page, PageToken, Store, StoreError, Stored, Unfinished, Version, Write, Written,
+};
 
 /// The maximum number of objects in a page.
 const MAX_PAGE: usize = 500;
@@ -48,6 +52,9 @@ const MAX_METADATA_PAGE: usize = 5_000;
 /// Lists objects without their contents.
 const METADATA_ONLY: HeaderValue =
     HeaderValue::from_static("application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1");
+
+/// How many independent writes are sent at the same time.
+const WRITES_AT_ONCE: usize = 16;
 
 /// A patch by server-side apply. JSON is YAML, too.
 const APPLY_PATCH: HeaderValue = HeaderValue::from_static("application/apply-patch+yaml");
@@ -130,30 +137,46 @@ impl Kubernetes {
 
     /// The highest position of the objects of a kind; `None` if there is none, or the kind cannot be read.
     async fn newest(&self, kind: Kind) -> Result<Option<Position>, StoreError> {
+        let mut newest = None;
+        let take = |item: &Value| {
+            newest = newest.max(Some(values::position(item.get("metadata"))?));
+            Ok(())
+        };
+        match self.for_each(kind, trim::POSITIONS, take).await {
+            Ok(()) => Ok(newest),
+            Err(StoreError::KindAbsent(_) | StoreError::Forbidden(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Takes each object of a kind without its contents; some of them twice if the pages took too long.
+    async fn for_each(
+        &self,
+        kind: Kind,
+        keep: Keep,
+        mut take: impl FnMut(&Value) -> Result<(), StoreError> + Send,
+    ) -> Result<(), StoreError> {
         let group = self.group_of(kind).await?;
-        let Some(path) = resources::path(group, kind, "") else { return Ok(None) };
+        let path = resources::path(group, kind, "").ok_or(StoreError::KindAbsent(kind))?;
         let operation = of_kind("list", kind, Position(0), group);
-        let (mut newest, mut next, mut limit) = (None, String::new(), MAX_METADATA_PAGE);
+        let (mut next, mut limit) = (String::new(), MAX_METADATA_PAGE);
         loop {
             let query = format!("{path}?limit={limit}{next}");
             let mut request = request(Method::GET, &query, Vec::new());
             request.headers_mut().insert(ACCEPT, METADATA_ONLY);
-            let page = match self.call_for(&operation, request, trim::POSITIONS).await {
+            let page = match self.call_for(&operation, request, keep).await {
                 Ok(page) => page,
-                Err(StoreError::KindAbsent(_) | StoreError::Forbidden(_)) => return Ok(None),
                 // The pages took too long: one page with everything.
                 Err(StoreError::Compacted(_)) if limit > 0 => {
-                    (newest, next, limit) = (None, String::new(), 0);
+                    (next, limit) = (String::new(), 0);
                     continue;
                 }
                 Err(error) => return Err(error),
             };
-            for item in page["items"].as_array().into_iter().flatten() {
-                newest = newest.max(Some(values::position(item.get("metadata"))?));
-            }
+            page["items"].as_array().into_iter().flatten().try_for_each(&mut take)?;
             match page["metadata"]["continue"].as_str().filter(|token| !token.is_empty()) {
                 Some(token) => next = format!("&continue={}", resources::escape(token)),
-                None => return Ok(newest),
+                None => return Ok(()),
             }
         }
     }
@@ -229,6 +252,26 @@ impl Store for Kubernetes {
         Ok(Page { items, position, next })
     }
 
+    /// Of blocks, the metadata is enough.
+    async fn keys(&self, kind: Kind) -> Result<Vec<Key>, StoreError> {
+        let mut keys = Some(BTreeSet::new());
+        if kind == Kind::IpamBlock {
+            let take = |item: &Value| {
+                let cidr = item["metadata"]["name"].as_str().and_then(ipam::cidr_of_name);
+                match (&mut keys, cidr) {
+                    (Some(keys), Some(cidr)) => drop(keys.insert(Key::global(kind, cidr))),
+                    _ => keys = None,
+                }
+                Ok(())
+            };
+            self.for_each(kind, trim::NAMES, take).await?;
+            if let Some(keys) = keys {
+                return Ok(keys.into_iter().collect());
+            }
+        }
+        Ok(self.list(kind).await?.items.into_iter().map(|stored| stored.key).collect())
+    }
+
     async fn create(&self, key: &Key, value: Value) -> Result<Stored, StoreError> {
         self.write("create", key, value, None).await
     }
@@ -286,6 +329,17 @@ impl Store for Kubernetes {
             Some(before) if before == after => Applied::Unchanged(after),
             Some(_) => Applied::Configured(after),
         })
+    }
+
+    async fn write_before(&self, first: Vec<Write>, last: Write) -> Result<Written, Unfinished> {
+        let tried = first.len();
+        let writes = first.into_iter().map(|write| crate::execute(self, write));
+        // All of them end before this returns, so that none is carried out later.
+        let results: Vec<_> = stream::iter(writes).buffer_unordered(WRITES_AT_ONCE).collect().await;
+        for result in results {
+            result.map_err(|error| Unfinished { tried, error })?;
+        }
+        crate::execute(self, last).await.map_err(|error| Unfinished { tried, error })
     }
 
     fn follow(&self, interests: Vec<Interest>) -> Follow {

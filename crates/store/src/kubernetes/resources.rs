@@ -136,7 +136,7 @@ pub(crate) fn name(key: &Key) -> String {
 }
 
 /// `10.0.0.0/26` → `10-0-0-0-26`.
-fn of_cidr(cidr: &str) -> String {
+pub(crate) fn of_cidr(cidr: &str) -> String {
     cidr.replace(['.', ':', '/'], "-")
 }
 

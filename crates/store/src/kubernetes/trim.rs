@@ -70,6 +70,10 @@ pub(crate) const POSITIONS: Keep = Keep::Parts(&[(
     Keep::Items(&Keep::Only(&[("metadata", Keep::Only(&[("resourceVersion", Keep::All)]))])),
 )]);
 
+/// The names of the objects of a list, and where it goes on.
+pub(crate) const NAMES: Keep =
+    Keep::Parts(&[("items", Keep::Items(&Keep::Only(&[("metadata", Keep::Only(&[("name", Keep::All)]))])))]);
+
 /// What is needed of a list of objects that give this kind.
 pub(crate) fn of_list(kind: Kind) -> Keep {
     if kind == Kind::WorkloadEndpoint { PODS } else { LIST }
