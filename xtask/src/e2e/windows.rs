@@ -35,6 +35,8 @@ const PODS: [(&str, &str); 6] = [
 /// The Services, and the pod behind each.
 const SERVICES: [(&str, &str); 2] = [("to-linux", "linux-b"), ("to-windows", "windows-b")];
 const PORT: u16 = 8080;
+/// The port of the Windows node that leads to `windows-b`.
+const HOST_PORT: u16 = 8088;
 /// How long a client on a Linux node waits for an answer, in seconds.
 const PATIENCE: &str = "2";
 /// curl's exit code for a time that has passed.
@@ -75,6 +77,12 @@ fn scenario(node: &mut Remote) -> Result<()> {
     let world = World::read()?;
     println!("==> without policy, all pods reach each other, and both Services");
     world.settles(node, |_, _| true)?;
+    println!("==> the hostPort of a pod of the Windows node leads to it");
+    let to = (world.windows_node, HOST_PORT);
+    let verdict = by_curl("linux-a", to, "windows-b")?;
+    if verdict != REACHED {
+        bail!("linux-a -> {to:?}: {verdict}");
+    }
     println!("==> with policy, what it denies is cut in both directions, and the rest is not");
     apply(POLICIES)?;
     world.settles(node, allowed)?;
@@ -93,20 +101,24 @@ fn allowed(from: &str, to: &str) -> bool {
 struct World {
     pods: BTreeMap<String, Ipv4Addr>,
     services: BTreeMap<String, Ipv4Addr>,
+    /// The address of the Windows node.
+    windows_node: Ipv4Addr,
 }
 
 impl World {
     fn read() -> Result<Self> {
-        let pods = table("pods", "{.metadata.name} {.spec.nodeName} {.status.podIP}")?;
+        let pods = table("pods", "{.metadata.name} {.spec.nodeName} {.status.podIP} {.status.hostIP}")?;
         for (pod, node) in PODS {
             if !pods.iter().any(|row| row[0] == pod && row[1] == node) {
                 bail!("{pod} should be on {node}: {pods:?}");
             }
         }
         let address = |row: &Vec<String>, column: usize| Ok((row[0].clone(), row[column].parse()?));
+        let on_windows = pods.iter().find(|row| row[1] == NODE).context("no pod is on the Windows node")?;
         let services = table("services", "{.metadata.name} {.spec.clusterIP}")?;
         Ok(Self {
             pods: pods.iter().map(|row| address(row, 2)).collect::<Result<_>>()?,
+            windows_node: on_windows[3].parse()?,
             services: services.iter().map(|row| address(row, 1)).collect::<Result<_>>()?,
         })
     }
@@ -144,7 +156,7 @@ impl World {
                 }
                 let verdict = match on {
                     NODE => node.ask(&format!("probe {from} {address}:{PORT} {pod}"))?,
-                    _ => by_curl(from, *address, pod)?,
+                    _ => by_curl(from, (*address, PORT), pod)?,
                 };
                 let expected = if allowed(from, pod) { REACHED } else { CUT };
                 if verdict != expected {
@@ -161,8 +173,8 @@ const REACHED: &str = "Reached";
 const CUT: &str = "Cut";
 
 /// A connection from a pod of a Linux node. The page must name the pod that serves it.
-fn by_curl(from: &str, address: Ipv4Addr, server: &str) -> Result<String> {
-    let (namespace, url) = (format!("--namespace={NAMESPACE}"), format!("http://{address}:{PORT}/hostname"));
+fn by_curl(from: &str, (address, port): (Ipv4Addr, u16), server: &str) -> Result<String> {
+    let (namespace, url) = (format!("--namespace={NAMESPACE}"), format!("http://{address}:{port}/"));
     let output = kubectl_command(&[
         "exec",
         from,
