@@ -11,7 +11,7 @@ mod windows;
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -26,6 +26,8 @@ use crate::{go, image, setup, workspace};
 
 /// How long a wait lasts at most.
 const DEADLINE: Duration = Duration::from_secs(300);
+/// The commit from which `upgrade` starts: five hours of changes before that test was written.
+const EARLIER: &str = "e71e842";
 /// The names of the nodes.
 const NODES: [&str; 2] = ["alpha", "beta"];
 /// The addresses of pods.
@@ -47,6 +49,8 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         ["down"] => down(),
         ["run", rest @ ..] => on_cluster(|folder| suites::network(folder, rest)),
         ["lifecycle"] => lifecycle::run(),
+        ["upgrade"] => lifecycle::upgrade(EARLIER),
+        ["upgrade", commit] => lifecycle::upgrade(commit),
         ["disrupt"] => on_cluster(|_| disruptions::run()),
         ["windows"] => on_cluster(windows::run),
         // The process of the Windows node that `windows` starts.
@@ -60,7 +64,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         ["serve", archives @ ..] => serve(archives),
         _ => {
             bail!(
-                "say `cargo xtask e2e build`, `up`, `down`, `run`, `policy`, `disrupt`, `windows`, `lifecycle`, `kubectl`, `tortie`, `exec` or `restart`"
+                "say `cargo xtask e2e build`, `up`, `down`, `run`, `policy`, `disrupt`, `windows`, `lifecycle`, `upgrade`, `kubectl`, `tortie`, `exec` or `restart`"
             )
         }
     }
@@ -334,12 +338,16 @@ fn tortie_program() -> Result<PathBuf> {
 
 /// This workspace's command line as the administrator.
 fn tortie_command(arguments: &[&str]) -> Result<Command> {
-    let program = tortie_program()?;
-    let folder = Folder::new();
+    let mut command = in_cluster(&Folder::new(), &tortie_program()?)?;
+    command.args(arguments);
+    Ok(command)
+}
+
+/// A command line of Tortie as the administrator.
+fn in_cluster(folder: &Folder, program: &Path) -> Result<Command> {
     let running = folder.running()?;
     let mut command = folder.command()?;
-    command.arg(program).args(arguments);
-    command.env("KUBECONFIG", running.kubeconfig).env("TORTIE_STORE", "kubernetes");
+    command.arg(program).env("KUBECONFIG", running.kubeconfig).env("TORTIE_STORE", "kubernetes");
     Ok(command)
 }
 
