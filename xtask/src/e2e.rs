@@ -7,10 +7,11 @@
 mod disruptions;
 mod lifecycle;
 mod suites;
+mod windows;
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,8 @@ use crate::{go, image, setup, workspace};
 
 /// How long a wait lasts at most.
 const DEADLINE: Duration = Duration::from_secs(300);
+/// The commit from which `upgrade` starts: five hours of changes before that test was written.
+const EARLIER: &str = "e71e842";
 /// The names of the nodes.
 const NODES: [&str; 2] = ["alpha", "beta"];
 /// The addresses of pods.
@@ -46,7 +49,12 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         ["down"] => down(),
         ["run", rest @ ..] => on_cluster(|folder| suites::network(folder, rest)),
         ["lifecycle"] => lifecycle::run(),
+        ["upgrade"] => lifecycle::upgrade(EARLIER),
+        ["upgrade", commit] => lifecycle::upgrade(commit),
         ["disrupt"] => on_cluster(|_| disruptions::run()),
+        ["windows"] => on_cluster(windows::run),
+        // The process of the Windows node that `windows` starts.
+        ["windows-node", program] => windows::serve(program),
         ["restart", node, program] => restart(node, program),
         ["policy", rest @ ..] => on_cluster(|folder| suites::cluster_policy(folder, rest)),
         ["kubectl", rest @ ..] => become_process(kubectl_command(rest)?),
@@ -56,7 +64,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         ["serve", archives @ ..] => serve(archives),
         _ => {
             bail!(
-                "say `cargo xtask e2e build`, `up`, `down`, `run`, `policy`, `disrupt`, `lifecycle`, `kubectl`, `tortie`, `exec` or `restart`"
+                "say `cargo xtask e2e build`, `up`, `down`, `run`, `policy`, `disrupt`, `windows`, `lifecycle`, `upgrade`, `kubectl`, `tortie`, `exec` or `restart`"
             )
         }
     }
@@ -91,6 +99,9 @@ struct Running {
     kubeconfig: PathBuf,
     /// The names of the nodes, and the processes that keep their namespaces, as the cluster numbers processes.
     nodes: Vec<(String, i32)>,
+    /// The kubeconfigs of the kubelet and of the agent of the Windows node, which need not run.
+    of_windows_kubelet: PathBuf,
+    of_windows_agent: PathBuf,
 }
 
 impl Folder {
@@ -113,6 +124,11 @@ impl Folder {
 
     fn running(&self) -> Result<Running> {
         self.process().context("no cluster is running; start it with `cargo xtask e2e up`")?;
+        self.running_inside()
+    }
+
+    /// The same in the cluster's namespaces, where processes have other numbers.
+    fn running_inside(&self) -> Result<Running> {
         let text = fs::read_to_string(self.file("running.json")).context("the cluster is not ready yet")?;
         Ok(serde_json::from_str(&text)?)
     }
@@ -208,14 +224,25 @@ fn serve(archives: &[&str]) -> Result<()> {
     let folder = Folder::new();
     let mut images = write_test_images(&std::env::temp_dir())?;
     images.extend(archives.iter().map(PathBuf::from));
-    let options =
-        ClusterOptions { nodes: NODES.map(str::to_owned).to_vec(), pod_network: PODS.to_owned(), images };
+    let options = ClusterOptions {
+        nodes: NODES.map(str::to_owned).to_vec(),
+        other_nodes: vec![windows::NODE.to_owned()],
+        users: vec![(windows::AGENT.to_owned(), vec![windows::AGENTS.to_owned()])],
+        pod_network: PODS.to_owned(),
+        images,
+    };
     let cluster = Cluster::start(&options)?;
     let nodes = cluster
         .nodes()
         .iter()
         .map(|node| (node.name().to_owned(), node.machine().process_id().unwrap_or_default()));
-    let running = Running { kubeconfig: cluster.kube().kubeconfig(), nodes: nodes.collect() };
+    let kube = cluster.kube();
+    let running = Running {
+        kubeconfig: kube.kubeconfig(),
+        nodes: nodes.collect(),
+        of_windows_kubelet: kube.kubeconfig_of(&cluster::user(windows::NODE)),
+        of_windows_agent: kube.kubeconfig_of(windows::AGENT),
+    };
     fs::write(folder.file("running.part"), serde_json::to_string(&running)?)?;
     fs::create_dir(folder.file(REQUESTS))?;
     fs::rename(folder.file("running.part"), folder.file("running.json"))?;
@@ -302,15 +329,25 @@ fn kubectl_command(arguments: &[&str]) -> Result<Command> {
     Ok(command)
 }
 
+/// Builds this workspace's command line.
+fn tortie_program() -> Result<PathBuf> {
+    crate::cargo(&["build", "--quiet", "--package", "tortie-cli"])?;
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or(workspace()?.join("target"), PathBuf::from);
+    Ok(target.join("debug/tortie"))
+}
+
 /// This workspace's command line as the administrator.
 fn tortie_command(arguments: &[&str]) -> Result<Command> {
-    crate::cargo(&["build", "--quiet", "--package", "tortie-cli"])?;
-    let folder = Folder::new();
+    let mut command = in_cluster(&Folder::new(), &tortie_program()?)?;
+    command.args(arguments);
+    Ok(command)
+}
+
+/// A command line of Tortie as the administrator.
+fn in_cluster(folder: &Folder, program: &Path) -> Result<Command> {
     let running = folder.running()?;
     let mut command = folder.command()?;
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or(workspace()?.join("target"), PathBuf::from);
-    command.arg(target.join("debug/tortie")).args(arguments);
-    command.env("KUBECONFIG", running.kubeconfig).env("TORTIE_STORE", "kubernetes");
+    command.arg(program).env("KUBECONFIG", running.kubeconfig).env("TORTIE_STORE", "kubernetes");
     Ok(command)
 }
 

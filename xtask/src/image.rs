@@ -52,13 +52,57 @@ const QUICK: &str = "quick";
 
 /// Builds the image.
 pub(crate) fn build(arguments: &[&str]) -> Result<()> {
-    write(&options(arguments)?)
+    write(&options(arguments)?, &Source::present()?)
 }
 
 /// Builds the image for this machine only and without optimization, and writes it to this file, under this name.
 pub(crate) fn build_for_this_machine(output: &Path, name: &str) -> Result<()> {
     let (architectures, name, output) = (vec![this_machine()?], name.to_owned(), output.to_owned());
-    write(&Options { architectures, profile: QUICK, name, output })
+    write(&Options { architectures, profile: QUICK, name, output }, &Source::present()?)
+}
+
+/// The same of an earlier commit, whose sources are extracted to this folder. Returns the folder of the programs.
+pub(crate) fn build_earlier(commit: &str, folder: &Path, output: &Path, name: &str) -> Result<PathBuf> {
+    let source = Source { folder: folder.join("source"), target: folder.join("target") };
+    let extracted = folder.join("commit");
+    if std::fs::read_to_string(&extracted).is_ok_and(|known| known == commit) {
+        println!("==> the sources of {commit} are in {}", source.folder.display());
+    } else {
+        if source.folder.exists() {
+            std::fs::remove_dir_all(&source.folder)?;
+        }
+        std::fs::create_dir_all(&source.folder)?;
+        let archive = folder.join("source.tar");
+        let mut git = Command::new("git");
+        git.args(["archive", "--format=tar", "--output"]).arg(&archive).arg(commit);
+        run(git.current_dir(workspace()?))
+            .with_context(|| format!("commit {commit}; a shallow clone needs `git fetch --unshallow`"))?;
+        run(Command::new("tar")
+            .arg("--extract")
+            .arg("--file")
+            .arg(&archive)
+            .arg("--directory")
+            .arg(&source.folder))?;
+        std::fs::remove_file(&archive)?;
+        std::fs::write(&extracted, commit)?;
+    }
+    let (architecture, name, output) = (this_machine()?, name.to_owned(), output.to_owned());
+    write(&Options { architectures: vec![architecture], profile: QUICK, name, output }, &source)?;
+    Ok(source.target.join(architecture.target).join(QUICK))
+}
+
+/// Where the sources are, and where cargo writes.
+struct Source {
+    folder: PathBuf,
+    target: PathBuf,
+}
+
+impl Source {
+    fn present() -> Result<Self> {
+        let folder = workspace()?;
+        let target = std::env::var_os("CARGO_TARGET_DIR").map_or(folder.join("target"), PathBuf::from);
+        Ok(Self { folder, target })
+    }
 }
 
 /// The target of static programs for this machine.
@@ -72,11 +116,11 @@ fn this_machine() -> Result<Architecture> {
     here.with_context(|| format!("no image for {}", std::env::consts::ARCH))
 }
 
-fn write(options: &Options) -> Result<()> {
+fn write(options: &Options, source: &Source) -> Result<()> {
     setup::packages(&setup::IMAGE_PACKAGES)?;
     let mut platforms = Vec::new();
     for architecture in &options.architectures {
-        platforms.push(platform(*architecture, options.profile)?);
+        platforms.push(platform(*architecture, options.profile, source)?);
     }
     let archive = Archive::new(&options.name, &platforms)?;
     let file = workspace()?.join(&options.output);
@@ -129,12 +173,12 @@ fn options(arguments: &[&str]) -> Result<Options> {
 /// Builds the programs of an architecture without optimization, and returns their folder.
 pub(crate) fn programs(architecture: &str) -> Result<PathBuf> {
     let known = ARCHITECTURES.into_iter().find(|known| known.name == architecture);
-    compile(known.with_context(|| format!("no image for {architecture}"))?, QUICK)
+    compile(known.with_context(|| format!("no image for {architecture}"))?, QUICK, &Source::present()?)
 }
 
 /// Builds and reads the programs of an architecture.
-fn platform(architecture: Architecture, profile: &str) -> Result<Platform> {
-    let folder = compile(architecture, profile)?;
+fn platform(architecture: Architecture, profile: &str, source: &Source) -> Result<Platform> {
+    let folder = compile(architecture, profile, source)?;
     let mut programs = Vec::new();
     for (program, _) in PROGRAMS {
         let file = folder.join(program);
@@ -145,23 +189,22 @@ fn platform(architecture: Architecture, profile: &str) -> Result<Platform> {
 }
 
 /// Builds the programs of an architecture, and returns their folder.
-fn compile(architecture: Architecture, profile: &str) -> Result<PathBuf> {
+fn compile(architecture: Architecture, profile: &str, source: &Source) -> Result<PathBuf> {
     let Architecture { name, target, compiler } = architecture;
     println!("==> {name}");
     setup::target(target)?;
     let variable = target.replace('-', "_");
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(&source.folder).env("CARGO_TARGET_DIR", &source.target);
     cargo.args(["build", "--profile", profile, "--no-default-features", "--target", target]);
     cargo.args(PROGRAMS.iter().flat_map(|(_, package)| ["--package", package]));
     // Rust brings the linker and the C library of these targets; the compiler is for C files of dependencies.
     cargo.env(format!("CARGO_TARGET_{}_LINKER", variable.to_uppercase()), linker()?);
     cargo.env(format!("CC_{variable}"), compiler);
     // No path of the machine that builds is in the programs.
-    cargo.env(format!("CARGO_TARGET_{}_RUSTFLAGS", variable.to_uppercase()), remapped()?);
+    cargo.env(format!("CARGO_TARGET_{}_RUSTFLAGS", variable.to_uppercase()), remapped(&source.folder)?);
     run(&mut cargo)?;
-    let target_folder =
-        std::env::var_os("CARGO_TARGET_DIR").map_or(workspace()?.join("target"), PathBuf::from);
-    Ok(target_folder.join(target).join(profile))
+    Ok(source.target.join(target).join(profile))
 }
 
 /// The linker that comes with Rust.
@@ -177,11 +220,11 @@ fn linker() -> Result<PathBuf> {
 }
 
 /// Flags of rustc that replace the folders of this machine.
-fn remapped() -> Result<String> {
+fn remapped(here: &Path) -> Result<String> {
     let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| Some(Path::new(&std::env::var_os("HOME")?).join(".cargo")));
     let home = home.context("neither CARGO_HOME nor HOME is set")?;
-    let (home, here) = (home.display(), workspace()?);
+    let home = home.display();
     Ok(format!("--remap-path-prefix={home}=/cargo --remap-path-prefix={}=/tortie", here.display()))
 }
 

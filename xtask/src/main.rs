@@ -252,7 +252,10 @@ fn cargo(arguments: &[&str]) -> Result<()> {
 
 fn run(command: &mut Command) -> Result<()> {
     let shown = format!("{command:?}");
-    let status = command.current_dir(workspace()?).status().with_context(|| shown.clone())?;
+    if command.get_current_dir().is_none() {
+        command.current_dir(workspace()?);
+    }
+    let status = command.status().with_context(|| shown.clone())?;
     if !status.success() {
         bail!("{shown} failed: {status}");
     }

@@ -147,9 +147,7 @@ impl Pods {
             }
         };
         let assignment = obtained.address;
-        let interface = self.connect(call, id, assignment, prepared).await?;
-        self.refuse_blocked(id)?;
-        let published = self.publish(call, id, &pod, &obtained, &interface).await?;
+        let (interface, published) = self.connect_and_publish(call, id, &pod, &obtained, prepared).await?;
         positions.advance(Kind::WorkloadEndpoint, published);
         self.wait_for_policy(id, &positions, hung_up).await?;
         self.wait_until_live(id, &interface).await?;
@@ -157,7 +155,7 @@ impl Pods {
     }
 
     /// The policy of a pod is not known while the agent has never read a kind, or applies no changes.
-    fn refuse_blocked(&self, id: &EndpointId) -> Result<(), Failure> {
+    pub(crate) fn refuse_blocked(&self, id: &EndpointId) -> Result<(), Failure> {
         let blocking = self.in_force.borrow().blocking();
         if blocking.is_empty() {
             return Ok(());
@@ -439,7 +437,7 @@ impl Pods {
         })
     }
 
-    async fn connect(
+    pub(crate) async fn connect(
         &self,
         call: &Invocation,
         id: &EndpointId,
@@ -535,7 +533,7 @@ impl Pods {
         }
     }
 
-    fn attachment(
+    pub(crate) fn attachment(
         &self,
         call: &Invocation,
         id: &EndpointId,

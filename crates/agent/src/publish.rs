@@ -5,7 +5,7 @@ use tortie_api::calico::{WorkloadEndpoint, WorkloadEndpointSpec};
 use tortie_api::kubernetes::Pod;
 use tortie_api::{Metadata, Position};
 use tortie_cni::{Failure, Invocation};
-use tortie_dataplane::{EndpointId, PodInterface};
+use tortie_dataplane::{EndpointId, PodInterface, PreparedLink};
 use tortie_store::{POD_UID, Stored};
 
 use crate::addresses::NETWORK;
@@ -13,8 +13,37 @@ use crate::obtain::Obtained;
 use crate::pods::{Pods, store_failure};
 
 impl Pods {
+    /// Connects the pod, and stores its endpoint. If the link exists already, it exists closed, and nothing but policy opens it;
+    /// so the endpoint is stored while the link gets the pod's address.
+    pub(crate) async fn connect_and_publish(
+        &self,
+        call: &Invocation,
+        id: &EndpointId,
+        pod: &(Stored, Pod),
+        obtained: &Obtained,
+        prepared: Option<PreparedLink>,
+    ) -> Result<(PodInterface, Position), Failure> {
+        let planned = match &prepared {
+            Some(_) => self.wiring.planned(&self.attachment(call, id, obtained.address)?),
+            None => None,
+        };
+        let connect = self.connect(call, id, obtained.address, prepared);
+        let Some(planned) = planned else {
+            let interface = connect.await?;
+            self.refuse_blocked(id)?;
+            let published = self.publish(call, id, pod, obtained, &interface).await?;
+            return Ok((interface, published));
+        };
+        self.refuse_blocked(id)?;
+        // Both until they have ended: what appears after a failure would stay.
+        let (connected, published) = tokio::join!(connect, self.publish(call, id, pod, obtained, &planned));
+        let (interface, published) = (connected?, published?);
+        self.refuse_blocked(id)?;
+        Ok((interface, published))
+    }
+
     /// Publishes the WorkloadEndpoint: from here on every node knows the pod.
-    pub(crate) async fn publish(
+    async fn publish(
         &self,
         call: &Invocation,
         id: &EndpointId,

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tortie_cni::transport::{body_length, encode_answer};
-use tortie_cni::{Address, Code, Failure, Interface, Invocation, Route, Success};
+use tortie_cni::{Address, Code, Failure, Interface, Invocation, NetworkConfig, Route, Success};
 
 struct Ran {
     document: Value,
@@ -66,6 +66,27 @@ fn agent(dir: &TempDir, answer: Result<Option<Success>, Failure>) -> thread::Joi
     })
 }
 
+/// The whole call that the agent gets of [`ADD`] with [`config`].
+fn expected(dir: &Path, version: &str) -> Invocation {
+    let args = [("IgnoreUnknown", "1"), ("K8S_POD_NAME", "p"), ("K8S_POD_NAMESPACE", "n")];
+    Invocation {
+        command: tortie_cni::Command::Add,
+        container_id: "abc".to_owned(),
+        netns: "/run/netns/x".to_owned(),
+        interface: "eth0".to_owned(),
+        args: args.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
+        config: NetworkConfig {
+            cni_version: version.to_owned(),
+            name: "net".to_owned(),
+            agent_socket: dir.join("agent.sock"),
+            deletion_queue: dir.join("queue"),
+            valid_attachments: None,
+            extra: [("type".to_owned(), json!("tortie-cni"))].into_iter().collect(),
+        },
+        delegated: None,
+    }
+}
+
 #[test]
 fn add_forwards_the_call_and_prints_the_result_in_the_requested_version() {
     for (version, family) in [("0.3.1", Some("4")), ("0.4.0", Some("4")), ("1.0.0", None), ("1.1.0", None)] {
@@ -83,9 +104,7 @@ fn add_forwards_the_call_and_prints_the_result_in_the_requested_version() {
         let ran = run(&ADD, &config(dir.path(), version));
         let invocation = agent.join().unwrap();
         assert!(ran.success, "{}", ran.document);
-        assert_eq!(invocation.container_id, "abc");
-        assert_eq!(invocation.args["K8S_POD_NAME"], "p");
-        assert_eq!(invocation.config.extra["type"], "tortie-cni");
+        assert_eq!(invocation, expected(dir.path(), version));
         let mut ip = json!({"address": "10.0.0.1/32", "interface": 0});
         if let Some(family) = family {
             ip["version"] = json!(family);

@@ -36,6 +36,12 @@ pub trait PodWiring: Send + Sync {
         self.connect(pod)
     }
 
+    /// The interface that [`finish`](Self::finish) will return, so that the pod can be published meanwhile; `None` if only
+    /// connecting it shows that.
+    fn planned(&self, _pod: &PodAttachment) -> Option<PodInterface> {
+        None
+    }
+
     /// Gives the pod its interface, which is closed until [`Dataplane`](crate::Dataplane) has its policy in force.
     /// Repeating the call for the same container changes nothing.
     ///

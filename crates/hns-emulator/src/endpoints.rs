@@ -81,7 +81,7 @@ impl State {
         let others = self.endpoints.values().filter(|other| other.id != endpoint.id);
         let taken: Vec<_> = others.flat_map(|other| mapped_ports(other)).collect();
         match mapped_ports(endpoint).find(|port| taken.contains(port)) {
-            Some((protocol, port, _)) => {
+            Some((protocol, port)) => {
                 let error = format!("port {port} of protocol {protocol} is mapped already");
                 fail(HResult::HCN_E_PORT_ALREADY_EXISTS, error)
             }
@@ -233,9 +233,9 @@ pub(crate) fn detached(endpoint: &mut Endpoint) {
     endpoint.base.state = Some(DETACHED);
 }
 
-/// The ports of the node that lead to an endpoint: protocol, port and address.
-fn mapped_ports(endpoint: &Endpoint) -> impl Iterator<Item = (u32, u16, String)> {
+/// The ports of the node that lead to an endpoint: protocol and port. The address makes no difference (docs/hns.md, Host ports).
+fn mapped_ports(endpoint: &Endpoint) -> impl Iterator<Item = (u32, u16)> {
     let mappings =
         endpoint.policies.iter().filter_map(|policy| policy.settings::<PortMapping>().ok().flatten());
-    mappings.map(|mapping| (mapping.protocol, mapping.external_port, mapping.vip))
+    mappings.map(|mapping| (mapping.protocol, mapping.external_port))
 }

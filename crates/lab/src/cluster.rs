@@ -27,7 +27,7 @@ use crate::services::{self, ProxiedNode, addresses, dns};
 use crate::{LabDir, LabError, Progress, controller, slices, underlay, workloads};
 
 /// How long to wait for a node's first report.
-const NODE_TIMEOUT: Duration = Duration::from_secs(30);
+pub(crate) const NODE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long to wait until pods run.
 const POD_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long to wait until a policy is in force.
@@ -246,7 +246,7 @@ impl Cluster {
         nodes: usize,
         authority: &Authority,
     ) -> Result<(), LabError> {
-        let mut node = Node::new(&self.dir, name, os, (index, nodes))?;
+        let mut node = Node::new(&self.dir, name, os, index, &underlay::neighbours(index, nodes))?;
         match &self.kubernetes {
             Some((_, kubelet)) => {
                 kubelet.register(&node.object(), os.name(), &node.address.to_string()).await?;
@@ -275,43 +275,19 @@ impl Cluster {
 
     async fn wait_for_nodes(&mut self, progress: &Progress) -> Result<(), LabError> {
         let deadline = Instant::now() + NODE_TIMEOUT;
-        for index in 0..self.nodes.len() {
-            let (name, address) = (self.nodes[index].name.clone(), self.nodes[index].address);
-            let socket = self.nodes[index].cni_socket(&self.dir);
-            while !socket.exists() {
-                if let Some(process) = self.nodes[index].ended_process() {
-                    let log = self.log_tail(&process);
-                    return Err(LabError::problem(
-                        process,
-                        format!("ended; the last lines of its log:\n{log}"),
-                    ));
-                }
-                if Instant::now() > deadline {
-                    let what = format!("the agent of node {name} does not take pods");
-                    let log = self.log_tail(&format!("{name}-agent"));
-                    return Err(LabError::Timeout { what, seconds: NODE_TIMEOUT.as_secs(), log });
-                }
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-            let os = match self.nodes[index].os {
+        for node in &mut self.nodes {
+            wait_until_it_takes_pods(&self.dir, node, deadline).await?;
+            let os = match node.os {
                 Os::Linux => "Linux",
                 Os::Windows => "Windows, emulated HNS",
             };
-            progress.done(&format!("node {name} ({os}) is up at {address}"));
+            progress.done(&format!("node {} ({os}) is up at {}", node.name, node.address));
         }
         Ok(())
     }
 
     async fn start_runtime(&mut self) -> Result<(), LabError> {
-        let nodes = self.nodes.iter().map(|node| RuntimeNode {
-            name: node.name.clone(),
-            address: node.address,
-            netns: node.netns.clone(),
-            hcn: (node.os == Os::Windows).then(|| Arc::new(node.hcn(&self.dir))),
-            cni_socket: node.cni_socket(&self.dir),
-            deletion_queue: node.deletion_queue(&self.dir),
-        });
-        let nodes: Vec<RuntimeNode> = nodes.collect();
+        let nodes: Vec<RuntimeNode> = self.nodes.iter().map(|node| node.for_runtime(&self.dir)).collect();
         let proxied = nodes.iter().map(|node| match &node.hcn {
             Some(hcn) => (node.name.clone(), ProxiedNode::Windows(hcn.clone())),
             None => (node.name.clone(), ProxiedNode::Linux(node.netns.clone())),
@@ -362,12 +338,33 @@ impl Cluster {
             }
         }));
     }
+}
 
-    fn log_tail(&self, process: &str) -> String {
-        let text = fs::read_to_string(self.dir.log(process)).unwrap_or_default();
-        let lines: Vec<&str> = text.lines().collect();
-        lines[lines.len().saturating_sub(LOG_LINES)..].join("\n")
+/// Waits until the agent of a node serves the CNI plugin.
+pub(crate) async fn wait_until_it_takes_pods(
+    dir: &LabDir,
+    node: &mut Node,
+    deadline: Instant,
+) -> Result<(), LabError> {
+    while !node.cni_socket(dir).exists() {
+        if let Some(process) = node.ended_process() {
+            let problem = format!("ended; the last lines of its log:\n{}", log_tail(dir, &process));
+            return Err(LabError::problem(process, problem));
+        }
+        if Instant::now() > deadline {
+            let what = format!("the agent of node {} does not take pods", node.name);
+            let log = log_tail(dir, &format!("{}-agent", node.name));
+            return Err(LabError::Timeout { what, seconds: NODE_TIMEOUT.as_secs(), log });
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
+    Ok(())
+}
+
+fn log_tail(dir: &LabDir, process: &str) -> String {
+    let text = fs::read_to_string(dir.log(process)).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(LOG_LINES)..].join("\n")
 }
 
 /// The nodes' names and systems.

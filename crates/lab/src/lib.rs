@@ -7,7 +7,7 @@
 //!
 //! Inside, [`Cluster`] creates the underlay, serves the datastore, and starts an agent for each node (and an emulated
 //! HNS for each Windows node). It replaces the kubelets, and the scheduler unless the datastore is a Kubernetes API: it
-//! executes the CNI plugin as a container runtime does. [`matrix`] probes who reaches whom with real connections.
+//! executes the CNI plugin as a container runtime does. A [`JoinedNode`] is one emulated Windows node beside nodes that others run. [`matrix`] probes who reaches whom with real connections.
 
 mod cluster;
 mod controller;
@@ -16,6 +16,7 @@ pub mod demo;
 mod dir;
 mod error;
 pub mod join;
+mod joined;
 mod kubelet;
 pub mod matrix;
 mod node;
@@ -37,6 +38,7 @@ pub use cluster::{Cluster, Size};
 pub use datastore::{Datastore, client};
 pub use dir::LabDir;
 pub use error::LabError;
+pub use joined::{JoinedNode, Joining};
 pub use pod_process::serve as run_pod_process;
 pub use progress::Progress;
 pub use services::dns::serve as run_dns;

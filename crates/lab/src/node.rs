@@ -17,6 +17,7 @@ use tortie_store::rpc::TlsIdentity;
 
 use crate::dir::write_private;
 use crate::process::Process;
+use crate::sandbox::RuntimeNode;
 use crate::{LabDir, LabError, underlay};
 
 /// How long a call of HNS may take.
@@ -58,16 +59,17 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// Creates the namespace of one of `nodes` nodes and connects it to the underlay.
+    /// Creates the namespace of a node and connects it to the underlay, where it has these permanent neighbours.
     pub(crate) fn new(
         dir: &LabDir,
         name: String,
         os: Os,
-        (index, nodes): (usize, usize),
+        index: usize,
+        neighbours: &[Ipv4Addr],
     ) -> Result<Self, LabError> {
         let netns = NetNs::create()?;
         netns.bind_to(&dir.node_netns(&name))?;
-        underlay::connect(&netns, index, nodes)?;
+        underlay::connect(&netns, index, neighbours)?;
         let folder = dir.node(&name);
         fs::create_dir(&folder).map_err(LabError::file("making the folder", &folder))?;
         Ok(Self {
@@ -183,6 +185,18 @@ impl Node {
     /// A client of the node's HNS.
     pub(crate) fn hcn(&self, dir: &LabDir) -> RemoteHcn {
         RemoteHcn::new(Address::Unix(self.hcn_socket(dir)), HCN_DEADLINE)
+    }
+
+    /// What the runtime needs to know of the node.
+    pub(crate) fn for_runtime(&self, dir: &LabDir) -> RuntimeNode {
+        RuntimeNode {
+            name: self.name.clone(),
+            address: self.address,
+            netns: self.netns.clone(),
+            hcn: (self.os == Os::Windows).then(|| Arc::new(self.hcn(dir))),
+            cni_socket: self.cni_socket(dir),
+            deletion_queue: self.deletion_queue(dir),
+        }
     }
 
     pub(crate) fn hcn_socket(&self, dir: &LabDir) -> PathBuf {

@@ -104,7 +104,7 @@ fn outcome(status: ExitStatus) -> Outcome {
 }
 
 /// Links the single binary under each of these names.
-fn link_binaries(dir: &LabDir, program: &PathBuf) -> Result<(), LabError> {
+pub(crate) fn link_binaries(dir: &LabDir, program: &PathBuf) -> Result<(), LabError> {
     for name in ["tortie", "tortie-cni", "tortie-hns", "tortie-pod"] {
         let link = dir.binary(name);
         std::os::unix::fs::symlink(program, &link).map_err(LabError::file("linking", &link))?;

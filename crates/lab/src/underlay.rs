@@ -62,8 +62,14 @@ pub(crate) fn lay(nodes: usize) -> Result<(), LabError> {
     change_all(&mut socket, &(0..nodes).map(|node| neighbour(address(node), bridge)).collect::<Vec<_>>())
 }
 
-/// Connects one of `nodes` nodes: its `eth0` gets its address and a default route to the lab.
-pub(crate) fn connect(netns: &NetNs, node: usize, nodes: usize) -> Result<(), LabError> {
+/// The permanent neighbours of one of `nodes` nodes.
+pub(crate) fn neighbours(node: usize, nodes: usize) -> Vec<Ipv4Addr> {
+    (0..nodes).filter(|other| *other != node).map(address).chain([LAB]).collect()
+}
+
+/// Connects a node: its `eth0` gets its address and a default route to the lab. It asks for the hardware addresses of all but
+/// these neighbours.
+pub(crate) fn connect(netns: &NetNs, node: usize, neighbours: &[Ipv4Addr]) -> Result<(), LabError> {
     let mut socket = RouteSocket::open()?;
     let bridge = index(&mut socket, BRIDGE)?;
     let port = format!("node{node}");
@@ -86,9 +92,8 @@ pub(crate) fn connect(netns: &NetNs, node: usize, nodes: usize) -> Result<(), La
         let everywhere = IpNet::V4(Ipv4Net::default());
         let default = Route { onlink: false, ..Route::via(everywhere, IpAddr::V4(LAB), eth0, STATIC) };
         socket.change(&Change::AddRoute(default))?;
-        let others = (0..nodes).filter(|other| *other != node).map(address);
-        let others: Vec<Change> = others.chain([LAB]).map(|other| neighbour(other, eth0)).collect();
-        change_all(&mut socket, &others)
+        let neighbours: Vec<Change> = neighbours.iter().map(|other| neighbour(*other, eth0)).collect();
+        change_all(&mut socket, &neighbours)
     })?
 }
 

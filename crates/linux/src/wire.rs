@@ -233,6 +233,10 @@ impl PodWiring for Wiring {
         Ok(interface(name.clone(), pod.address))
     }
 
+    fn planned(&self, pod: &PodAttachment) -> Option<PodInterface> {
+        Some(interface(self.host_interface(&pod.endpoint, &pod.container_id), pod.address))
+    }
+
     fn connect(&self, pod: &PodAttachment) -> Result<PodInterface, WiringError> {
         let name = self.host_interface(&pod.endpoint, &pod.container_id);
         let failed = |operation| failed(operation, &name);

@@ -1,4 +1,5 @@
-//! The policy of a node's pods: ACLs on their endpoints, and the sets that ACLs name.
+//! The policy of a node's pods: ACLs on their endpoints, and the sets that ACLs name. Ports of the node that lead to an endpoint
+//! follow its ACLs.
 //!
 //! If both change, packets must never meet what neither the old state nor the new one has: an old ACL with new
 //! members, or the other way round. So changes happen in this order:
@@ -39,6 +40,8 @@ pub(crate) struct Node<'a> {
     pub(crate) sets: Option<(Guid, bool)>,
     /// The node's own addresses towards its pods.
     pub(crate) addresses: BTreeSet<Ipv4Addr>,
+    /// The node's own address on the underlay.
+    pub(crate) underlay: Option<Ipv4Addr>,
     /// The operator's ACLs before policy.
     pub(crate) static_rules: &'a [Acl],
     pub(crate) now: Instant,
@@ -72,6 +75,8 @@ struct Known {
     conditions: Vec<Condition>,
     /// The conditions about the endpoint when last read: ACLs of others.
     found: Vec<Condition>,
+    /// The conditions about its ports of the node.
+    host_ports: Vec<Condition>,
     /// The last rejected attempt.
     last_rejected: Option<RejectedList>,
     /// Its list.
@@ -130,6 +135,15 @@ impl AclReconciler {
     pub(crate) fn look_at_now(&mut self, id: EndpointId) {
         self.known(&id).look = true;
         self.due.insert(id);
+    }
+
+    /// Marks the endpoints without a port of the node that they want: whoever has it may have gone.
+    pub(crate) fn look_at_host_ports(&mut self) {
+        let without = self.known.iter_mut().filter(|(_, known)| !known.host_ports.is_empty());
+        for (id, known) in without {
+            known.look = true;
+            self.due.insert(id.clone());
+        }
     }
 
     /// Marks an endpoint for reading from HNS and for repair, unless it has to wait.

@@ -140,7 +140,10 @@ impl WindowsDataplane {
             Delta::HostEndpoint(..) | Delta::HostEndpointRemoved(_) => {}
             // The HNS endpoint may be another one than before.
             Delta::Endpoint(id, _) => self.acl_reconciler.look_at_now(id.clone()),
-            Delta::EndpointRemoved(id) => self.acl_reconciler.forget(id),
+            Delta::EndpointRemoved(id) => {
+                self.acl_reconciler.forget(id);
+                self.acl_reconciler.look_at_host_ports();
+            }
         }
     }
 
@@ -176,6 +179,7 @@ impl WindowsDataplane {
             state,
             sets,
             addresses: node_addresses(state),
+            underlay: state.node.as_ref().map(|node| node.address),
             static_rules: &self.static_rules.0,
             now,
         };

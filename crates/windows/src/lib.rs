@@ -15,6 +15,7 @@ mod cost;
 mod dataplane;
 mod endpoint;
 mod error;
+mod host_ports;
 mod load_balancers;
 mod overlay;
 mod policy_sets;

@@ -29,23 +29,11 @@ const DISRUPTIONS: [Disruption; 5] = [
 /// stranger in, or left a pod that is not ready.
 pub(super) fn run() -> Result<()> {
     apply()?;
-    let outcome = DISRUPTIONS.into_iter().try_for_each(|(name, disrupt)| {
-        let started = Instant::now();
-        println!("==> {name}");
-        disrupt().with_context(|| name.to_owned())?;
-        renew_the_rest()?;
-        std::thread::sleep(AFTERMATH);
-        check(name)?;
-        println!(
-            "    no connection lost, nobody let in, every pod ready after {:.0} s",
-            started.elapsed().as_secs_f64()
-        );
-        Ok(())
-    });
+    let outcome = DISRUPTIONS.into_iter().try_for_each(|(name, disrupt)| under_traffic(name, disrupt));
     outcome.and_then(|()| many_pods()).and_then(|()| kubectl(&["delete", "namespace", "disrupted"]))
 }
 
-fn apply() -> Result<()> {
+pub(super) fn apply() -> Result<()> {
     apply_manifest(TRAFFIC)?;
     DEPLOYMENTS.into_iter().try_for_each(wait_for)?;
     // Without the policy, the test of strangers must see that they get in.
@@ -56,6 +44,21 @@ fn apply() -> Result<()> {
     apply_manifest(POLICY)?;
     kubectl(&["rollout", "restart", NAMESPACE, "deployment/client", "deployment/stranger"])?;
     ["client", "stranger"].into_iter().try_for_each(wait_for)
+}
+
+/// Disrupts the cluster, lets pods come and go, and demands that nothing was lost and nobody let in.
+pub(super) fn under_traffic(name: &str, disrupt: impl FnOnce() -> Result<()>) -> Result<()> {
+    let started = Instant::now();
+    println!("==> {name}");
+    disrupt().with_context(|| name.to_owned())?;
+    renew_the_rest()?;
+    std::thread::sleep(AFTERMATH);
+    check(name)?;
+    println!(
+        "    no connection lost, nobody let in, every pod ready after {:.0} s",
+        started.elapsed().as_secs_f64()
+    );
+    Ok(())
 }
 
 fn apply_manifest(text: &str) -> Result<()> {
@@ -95,7 +98,7 @@ fn replace_agents() -> Result<()> {
     agents_are_ready()
 }
 
-fn agents_are_ready() -> Result<()> {
+pub(super) fn agents_are_ready() -> Result<()> {
     kubectl(&["rollout", "status", "--namespace=tortie-system", "daemonset/tortie-node", "--timeout=120s"])?;
     kubectl(&["wait", "node", "--all", "--for=condition=Ready", "--timeout=120s"])
 }

@@ -1,18 +1,22 @@
 //! Tortie comes, is used, is replaced by another build, and goes without a trace.
 
+use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
 use tortie_servers::programs::{COREDNS, E2E};
 
 use super::{
-    Folder, NODES, PODS, down, finish, kubectl, kubectl_command, node_command, start, suites, tortie_command,
-    wait_until,
+    Folder, NODES, PODS, disruptions, down, finish, in_cluster, kubectl, kubectl_command, node_command,
+    start, suites, tortie_command, wait_until,
 };
 use crate::image;
 
 /// The name of the image to which the cluster is upgraded.
 const NEXT: &str = "tortie.io/tortie:next";
+
+/// The name of the image of an earlier commit.
+const EARLIER: &str = "tortie.io/tortie:earlier";
 
 /// Five specs of Kubernetes' suite: policy, pods on one node, Services, and ports of nodes.
 const SPECS: [&str; 5] = [
@@ -39,15 +43,46 @@ const SURVEY: &str = "
 
 /// Runs all of it on a cluster of its own.
 pub(super) fn run() -> Result<()> {
-    if Folder::new().process().is_some() {
-        bail!("a cluster is running; remove it first: cargo xtask e2e down");
-    }
-    let started = Instant::now();
+    refuse_a_second_cluster()?;
     let archives = ["tortie.tar", "tortie-next.tar"].map(|name| E2E.target().join(name));
     image::build_for_this_machine(&archives[0], image::NAME)?;
     image::build_for_this_machine(&archives[1], NEXT)?;
-    let folder = start(&archives)?;
-    let outcome = whole_life(&folder);
+    on_own_cluster(&archives, whole_life)
+}
+
+/// Installs Tortie of an earlier commit with its own manifests, and upgrades it to this workspace's while pods have connections.
+pub(super) fn upgrade(commit: &str) -> Result<()> {
+    refuse_a_second_cluster()?;
+    let archives = ["tortie-earlier.tar", "tortie-next.tar"].map(|name| E2E.target().join(name));
+    let programs = image::build_earlier(commit, &E2E.target().join("previous"), &archives[0], EARLIER)?;
+    image::build_for_this_machine(&archives[1], NEXT)?;
+    on_own_cluster(&archives, |folder| {
+        step(&format!("install as of {commit}"), || {
+            let mut command = in_cluster(folder, &programs.join("tortie"))?;
+            finish(command.args(["install", "--pool", PODS, "--image", EARLIER]))
+        })?;
+        step("DNS", install_dns)?;
+        step("traffic", disruptions::apply)?;
+        disruptions::under_traffic("upgrade", || {
+            tortie(&["install", "--pool", PODS, "--image", NEXT])?;
+            disruptions::agents_are_ready()
+        })?;
+        step("each agent is of the new image", agents_are_new)?;
+        step("the cluster is healthy", is_healthy)
+    })
+}
+
+fn refuse_a_second_cluster() -> Result<()> {
+    match Folder::new().process() {
+        Some(_) => bail!("a cluster is running; remove it first: cargo xtask e2e down"),
+        None => Ok(()),
+    }
+}
+
+fn on_own_cluster(archives: &[PathBuf], work: impl FnOnce(&Folder) -> Result<()>) -> Result<()> {
+    let started = Instant::now();
+    let folder = start(archives)?;
+    let outcome = work(&folder);
     down()?;
     outcome?;
     println!("==> all of it took {:.0} s", started.elapsed().as_secs_f64());

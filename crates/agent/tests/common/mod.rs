@@ -1,7 +1,7 @@
 //! An agent on an embedded store, with a fake operating system made of a few maps.
 #![allow(dead_code, reason = "not every test uses all of it")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -49,6 +49,10 @@ pub(crate) struct Os {
     gates: BTreeMap<String, mpsc::Receiver<()>>,
     /// Containers whose link is made late.
     late: BTreeMap<String, mpsc::Receiver<()>>,
+    /// Containers whose link cannot be made.
+    pub without_link: BTreeSet<String>,
+    /// Containers whose connection fails.
+    pub without_connection: BTreeSet<String>,
 }
 
 #[derive(Clone, Default)]
@@ -71,6 +75,18 @@ impl FakeOs {
         let (open, gate) = mpsc::channel();
         self.lock().late.insert(container.to_owned(), gate);
         open
+    }
+
+    fn interface(&self, pod: &PodAttachment) -> PodInterface {
+        let host_interface = self.host_interface(&pod.endpoint, &pod.container_id);
+        let (prefix_len, gateway) = self.lock().pod_network.unwrap_or((32, Ipv4Addr::new(169, 254, 1, 1)));
+        PodInterface {
+            host_interface,
+            host_mac: None,
+            mac: MacAddress([2, 0, 0, 0, 0, 1]),
+            prefix_len,
+            gateway,
+        }
     }
 
     pub(crate) fn is_held(&self, container: &str) -> bool {
@@ -110,6 +126,11 @@ impl Dataplane for FakeOs {
     }
 }
 
+fn refusal(operation: &'static str, endpoint: &EndpointId) -> WiringError {
+    let source = Box::new(std::io::Error::other("the test wants it to fail"));
+    WiringError::System { operation, object: endpoint.to_string(), source }
+}
+
 impl PodWiring for FakeOs {
     fn prepare(&self, link: &PodLink) -> Result<Option<PreparedLink>, WiringError> {
         let gate = self.lock().late.remove(&link.container_id);
@@ -117,6 +138,9 @@ impl PodWiring for FakeOs {
             let _ = gate.recv_timeout(TIMEOUT);
         }
         let mut os = self.lock();
+        if os.without_link.contains(&link.container_id) {
+            return Err(refusal("make the link", &link.endpoint));
+        }
         if os.connected.contains_key(&link.endpoint) {
             return Ok(None);
         }
@@ -129,16 +153,19 @@ impl PodWiring for FakeOs {
         if let Some(gate) = gate {
             let _ = gate.recv_timeout(TIMEOUT);
         }
-        self.lock().connected.insert(pod.endpoint.clone(), pod.container_id.clone());
-        let host_interface = self.host_interface(&pod.endpoint, &pod.container_id);
-        let (prefix_len, gateway) = self.lock().pod_network.unwrap_or((32, Ipv4Addr::new(169, 254, 1, 1)));
-        Ok(PodInterface {
-            host_interface,
-            host_mac: None,
-            mac: MacAddress([2, 0, 0, 0, 0, 1]),
-            prefix_len,
-            gateway,
-        })
+        let mut os = self.lock();
+        if os.without_connection.contains(&pod.container_id) {
+            // As the trait demands, a failed attempt leaves nothing.
+            os.connected.remove(&pod.endpoint);
+            return Err(refusal("connect the pod", &pod.endpoint));
+        }
+        os.connected.insert(pod.endpoint.clone(), pod.container_id.clone());
+        drop(os);
+        Ok(self.interface(pod))
+    }
+
+    fn planned(&self, pod: &PodAttachment) -> Option<PodInterface> {
+        Some(self.interface(pod))
     }
 
     fn disconnect(&self, endpoint: &EndpointId, container_id: &str) -> Result<(), WiringError> {

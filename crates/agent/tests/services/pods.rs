@@ -336,6 +336,42 @@ async fn an_add_without_an_address_leaves_no_link() {
     assert!(bed.os.lock().connected.is_empty(), "{:?}", bed.os.lock().connected);
 }
 
+/// IPAM may have given an address by the time the link fails, and the endpoint may be stored by the time the connection does.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_stays_of_a_pod_that_cannot_be_connected() {
+    let bed = Bed::new().await;
+    bed.pod("p", "u", json!({})).await;
+    let has_address = async || !bed.store.list(Kind::IpamHandle).await.unwrap().items.is_empty();
+    let has_endpoint = async || bed.endpoint("p", "eth0").await.is_some();
+    let nothing_stays = async |container: &str| {
+        assert!(!has_address().await && !has_endpoint().await, "{container}");
+        assert!(bed.os.lock().connected.is_empty(), "{container}");
+    };
+
+    bed.os.lock().without_link.insert("c1".to_owned());
+    let make = bed.os.delay_link("c1");
+    let fail_late = async {
+        until("IPAM has given an address", || async { has_address().await }).await;
+        drop(make);
+    };
+    let (added, ()) = tokio::join!(bed.call(bed.invocation(Command::Add, "c1", "p")), fail_late);
+    assert_eq!(code(added), Code::WIRING);
+    nothing_stays("c1").await;
+
+    bed.os.lock().without_connection.insert("c2".to_owned());
+    let connect = bed.os.hold("c2");
+    let fail_late = async {
+        until("the endpoint is stored while the pod is being connected", || async { has_endpoint().await })
+            .await;
+        drop(connect);
+    };
+    let (added, ()) = tokio::join!(bed.call(bed.invocation(Command::Add, "c2", "p")), fail_late);
+    assert_eq!(code(added), Code::WIRING);
+    nothing_stays("c2").await;
+    bed.call(bed.invocation(Command::Add, "c3", "p")).await.unwrap();
+    assert!(has_address().await && has_endpoint().await);
+}
+
 /// Its sandbox is abandoned; the next one must not wait for it.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_abandoned_add_is_undone() {

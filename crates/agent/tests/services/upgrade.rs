@@ -67,11 +67,22 @@ async fn a_deletion_that_an_earlier_build_has_stored_is_carried_out() {
     assert!(ask(&bed, &calls["ADD"]).await["done"].is_object());
     let file = bed.dir.path().join("queue/c1+eth0.json");
     fs::create_dir_all(file.parent().unwrap()).unwrap();
-    fs::write(&file, DELETION).unwrap();
+    // As the plugin does: the agent reads a file only when it is complete.
+    let part = bed.dir.path().join("deletion");
+    fs::write(&part, DELETION).unwrap();
+    fs::rename(&part, &file).unwrap();
     until("the deletion is carried out", || async { !file.exists() }).await;
     let left: Vec<_> = fs::read_dir(bed.dir.path().join("queue")).unwrap().flatten().collect();
     assert!(left.is_empty(), "it was not put aside: {left:?}");
     assert!(bed.endpoint("p", "eth0").await.is_none() && bed.allocated().await.is_empty());
+}
+
+/// Two agents exclude each other only if both builds lock the same file.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_lock_of_an_earlier_build_is_still_in_use() {
+    let bed = Bed::new().await;
+    let file = fs::File::open(bed.dir.path().join("agent.sock.lock")).unwrap();
+    assert!(matches!(file.try_lock(), Err(fs::TryLockError::WouldBlock)), "the agent holds it");
 }
 
 /// Addresses are found by the network's name, and the runtime uses the first file of the folder.

@@ -40,7 +40,7 @@ const DYNAMIC: std::ops::RangeInclusive<u16> = 49_152..=65_535;
 const MANY: usize = 4096;
 
 /// An address and a port.
-type Socket = (Ipv4Addr, u16);
+pub(super) type Socket = (Ipv4Addr, u16);
 
 /// Where packets to a Service go.
 #[derive(Debug, Clone)]
@@ -132,7 +132,7 @@ pub(super) struct Ends {
 
 impl Ends {
     /// The ends of a packet that can be translated.
-    fn of(packet: &Ipv4Packet<'_>) -> Option<Ends> {
+    pub(super) fn of(packet: &Ipv4Packet<'_>) -> Option<Ends> {
         let (protocol, payload) = (packet.protocol(), packet.payload());
         if ![TCP, UDP].contains(&protocol) || packet.is_fragment() {
             return None;
@@ -146,7 +146,15 @@ impl Ends {
         Ends { protocol, source: (local, local_port), destination: (remote, remote_port) }
     }
 
-    fn back(self) -> Ends {
+    pub(super) fn protocol(&self) -> u8 {
+        self.protocol
+    }
+
+    pub(super) fn destination(&self) -> Socket {
+        self.destination
+    }
+
+    pub(super) fn back(self) -> Ends {
         Ends { source: self.destination, destination: self.source, ..self }
     }
 }

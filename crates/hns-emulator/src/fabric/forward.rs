@@ -10,6 +10,7 @@ use tracing::{debug, trace};
 
 use super::balance::{Connection, Connections, Turn};
 use super::frame::{ArpRequest, Frame, Ipv4Packet, Mac, ipv4_frame, unvxlan, vxlan};
+use super::host_ports::Returns;
 use super::judge::{self, Decision};
 use super::plan::{MTU, Plan, PodPort, Remote};
 use super::segment::complete;
@@ -41,6 +42,7 @@ pub(crate) struct Fabric {
     plans: BTreeMap<Guid, Arc<Plan>>,
     flows: HashMap<Guid, Flows>,
     connections: Connections,
+    returns: Returns,
 }
 
 impl Fabric {
@@ -100,6 +102,7 @@ impl Fabric {
                     }
                     return self.leave(network, &plan, pod, &packet, now);
                 }
+                self.returns.note(&plan.host_ports, &packet, now);
                 self.forward(network, &plan, source, &packet, now)
             }
             Frame::Other => vec![],
@@ -187,6 +190,13 @@ impl Fabric {
         packet: &Ipv4Packet<'_>,
         now: Instant,
     ) -> Vec<Output> {
+        if self.returns.has(packet, now) {
+            // The node translates it back, and sends it to the client.
+            return vec![Output::Frame(
+                Port::Node(network),
+                ipv4_frame(plan.router_mac, source, packet.bytes()),
+            )];
+        }
         let to = packet.destination();
         if let Some(remote) = plan.remote(to).filter(|_| !plan.pods.contains_key(&to)) {
             return vec![encapsulate(plan, remote, packet)];

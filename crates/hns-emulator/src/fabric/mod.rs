@@ -6,6 +6,7 @@ mod balance;
 mod checksum;
 mod forward;
 mod frame;
+mod host_ports;
 mod judge;
 mod plan;
 mod segment;
@@ -14,4 +15,5 @@ mod segment;
 mod tests;
 
 pub(crate) use forward::{Fabric, Output, Port};
+pub(crate) use host_ports::{HostPort, HostPorts};
 pub(crate) use plan::{NodeLeg, Plan, PodPort};

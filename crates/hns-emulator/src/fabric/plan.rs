@@ -14,6 +14,7 @@ use tracing::error;
 
 use super::balance::{self, Fronts};
 use super::frame::Mac;
+use super::host_ports::{HostPorts, host_ports};
 use crate::acl::AccessControl;
 use crate::addresses::mac;
 use crate::config::{Config, EgressSees};
@@ -41,6 +42,8 @@ pub(crate) struct Plan {
     pub(crate) fronts: Fronts,
     /// Which destination of a packet to a load balancer the ACLs of a pod see.
     pub(crate) egress_sees: EgressSees,
+    /// The ports of the node that lead to pods.
+    pub(crate) host_ports: HostPorts,
     /// The attached endpoints by address.
     pub(crate) pods: BTreeMap<Ipv4Addr, Arc<PodPort>>,
 }
@@ -125,7 +128,7 @@ impl Plan {
             }
             Some((address, Arc::new(port?)))
         });
-        let pods = pods.collect();
+        let pods: BTreeMap<_, _> = pods.collect();
         let provider = first::<ProviderAddress>(network)?.provider_address.parse().ok()?;
         Some(Plan {
             vni: vsid.isolation_id,
@@ -143,6 +146,7 @@ impl Plan {
             remotes: remotes(network),
             fronts: balance::fronts(network.id, state, provider),
             egress_sees: config.egress_sees,
+            host_ports: host_ports(pods.iter().map(|(pod, port)| (*pod, &*port.document)), provider),
             pods,
         })
     }

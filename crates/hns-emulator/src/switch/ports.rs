@@ -23,9 +23,10 @@ use tortie_kernel::route::{
 use tortie_kernel::{ethtool, sysctl};
 use tracing::{debug, info, warn};
 
+use super::host_ports;
 use super::run::Engine;
 use crate::error::Error;
-use crate::fabric::{NodeLeg, Plan, PodPort, Port};
+use crate::fabric::{HostPorts, NodeLeg, Plan, PodPort, Port};
 
 /// The name of a pod's interface.
 const POD_INTERFACE: &str = "eth0";
@@ -47,6 +48,8 @@ pub(super) struct Ports {
     made: BTreeMap<Port, Made>,
     wanted: Vec<Port>,
     next: u32,
+    /// The ports of the node that lead to pods.
+    host_ports: HostPorts,
 }
 
 /// A cable.
@@ -94,7 +97,16 @@ impl Ports {
             RouteSocket::open()
         })??;
         let node = Arc::new(node);
-        Ok(Ports { engine, node, vswitch, links, made: BTreeMap::new(), wanted: vec![], next: 0 })
+        Ok(Ports {
+            engine,
+            node,
+            vswitch,
+            links,
+            made: BTreeMap::new(),
+            wanted: vec![],
+            next: 0,
+            host_ports: HostPorts::new(),
+        })
     }
 
     /// Creates the missing ports of the plans.
@@ -127,6 +139,16 @@ impl Ports {
             result = result.and(self.remove(port));
         }
         result
+    }
+
+    /// Makes the ports of the node lead to the pods of the plans.
+    pub(super) fn set_host_ports(&mut self, plans: &BTreeMap<Guid, Arc<Plan>>) -> Result<(), Error> {
+        let wanted: HostPorts = plans.values().flat_map(|plan| plan.host_ports.clone()).collect();
+        if wanted != self.host_ports {
+            host_ports::set(&self.node, &wanted)?;
+            self.host_ports = wanted;
+        }
+        Ok(())
     }
 
     fn ensure(&mut self, port: Port, spec: Spec) -> Result<(), Error> {

@@ -441,6 +441,18 @@ mod tests {
     use super::*;
     use crate::namespace::NetNs;
 
+    #[test]
+    fn a_table_that_is_too_large_is_not_read_and_its_size_is_named() {
+        let namespace = NetNs::create().unwrap();
+        for family in LegacyFamily::ALL {
+            let read = |most| namespace.run(|| Legacy::read_at_most(family, "filter", most)).unwrap();
+            let size = read(usize::MAX).unwrap().bytes.len();
+            assert!(read(size).is_ok());
+            let problem = read(size - 1).unwrap_err().to_string();
+            assert!(problem.contains(&format!("it has {size} bytes")), "{problem}");
+        }
+    }
+
     /// The kernel is trusted, but not to have only what this code knows.
     #[test]
     fn no_bytes_of_a_table_cause_a_panic() {

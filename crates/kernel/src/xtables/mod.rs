@@ -30,8 +30,8 @@ pub enum LegacyFamily {
 /// The file that all programs lock that change legacy tables (`iptables/xshared.h`).
 pub const LOCK: &str = "/run/xtables.lock";
 
-/// The most bytes of a table. kube-proxy has some megabytes for ten thousand Services.
-const MAX_BYTES: usize = 256 << 20;
+/// The most bytes of a table, all of which are in memory at once. kube-proxy has some megabytes for ten thousand Services.
+const MAX_BYTES: usize = 64 << 20;
 /// How often a table is read or changed again if somebody changes it meanwhile.
 const ATTEMPTS: usize = 5;
 
@@ -91,8 +91,12 @@ impl Legacy {
     /// Reads a table of the calling thread's network namespace.
     ///
     /// # Errors
-    /// The kernel's refusal, or a table that cannot be understood.
+    /// The kernel's refusal, or a table that is too large or cannot be understood.
     pub fn read(family: LegacyFamily, table: &str) -> Result<Self> {
+        Self::read_at_most(family, table, MAX_BYTES)
+    }
+
+    pub(super) fn read_at_most(family: LegacyFamily, table: &str, most: usize) -> Result<Self> {
         let failed = || Error::system("read the legacy table", shown(family, table));
         let (domain, level) = family.domain_and_level();
         let socket = sys::socket(domain, libc::SOCK_RAW, libc::IPPROTO_RAW).map_err(failed())?;
@@ -102,8 +106,9 @@ impl Legacy {
             info[..NAME].copy_from_slice(&name);
             sys::get_bytes(socket.as_fd(), level, GET_INFO, &mut info).map_err(failed())?;
             let size = layout::size_of_entries(&info);
-            if size > MAX_BYTES {
-                return Err(failed()(io::Error::from(io::ErrorKind::OutOfMemory)));
+            if size > most {
+                let problem = format!("it has {size} bytes, and at most {most} are read");
+                return Err(failed()(io::Error::new(io::ErrorKind::FileTooLarge, problem)));
             }
             let mut entries = vec![0; layout::ENTRIES + size];
             entries[..NAME].copy_from_slice(&name);

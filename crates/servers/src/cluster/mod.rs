@@ -11,7 +11,7 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-pub use node::{Node, UNDERLAY_INTERFACE};
+pub use node::{Node, UNDERLAY_INTERFACE, user};
 
 use crate::error::io;
 use crate::programs::{self, Program};
@@ -31,6 +31,10 @@ const BRIDGE: &str = "underlay";
 pub struct ClusterOptions {
     /// The names of the nodes.
     pub nodes: Vec<String>,
+    /// The names of nodes that somebody else starts. Their kubelets may use the API as [`user`] says.
+    pub other_nodes: Vec<String>,
+    /// More users of the API, each with groups.
+    pub users: Vec<(String, Vec<String>)>,
     /// The addresses of pods. kube-proxy masquerades what comes to a service from elsewhere.
     pub pod_network: String,
     /// OCI archives that each node gets.
@@ -56,7 +60,9 @@ impl Cluster {
         ip(&["address", "add", &format!("{API_ADDRESS}/24"), "dev", BRIDGE])?;
         ip(&["link", "set", BRIDGE, "up"])?;
         let mut users = vec![("system:kube-proxy".to_owned(), Vec::new())];
-        users.extend(options.nodes.iter().map(|name| (node::user(name), vec!["system:nodes".to_owned()])));
+        let nodes = options.nodes.iter().chain(&options.other_nodes);
+        users.extend(nodes.map(|name| (user(name), vec!["system:nodes".to_owned()])));
+        users.extend(options.users.iter().cloned());
         let kube = KubeApi::start(&KubeOptions {
             controllers: true,
             scheduler: true,

@@ -16,8 +16,9 @@ pub(super) const CGROUP: &str = "/tortie-e2e";
 /// The node's interface on the network between the nodes.
 pub const UNDERLAY_INTERFACE: &str = "eth0";
 
-/// The user as whom a kubelet calls the API.
-pub(super) fn user(node: &str) -> String {
+/// The user as whom the kubelet of this node calls the API.
+#[must_use]
+pub fn user(node: &str) -> String {
     format!("system:node:{node}")
 }
 

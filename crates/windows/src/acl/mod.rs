@@ -132,7 +132,6 @@ pub(crate) fn render<L: Lookup>(
         services: None,
     };
     let mut conditions = unserved_addresses(endpoint);
-    conditions.extend(unserved_host_ports(endpoint));
     if own.is_empty() {
         return (rendered, conditions);
     }
@@ -226,16 +225,6 @@ fn v4(address: &IpAddr) -> Option<Ipv4Addr> {
         IpAddr::V4(address) => Some(*address),
         IpAddr::V6(_) => None,
     }
-}
-
-fn unserved_host_ports(endpoint: &Endpoint) -> Option<Condition> {
-    let ports: Vec<_> =
-        endpoint.host_ports.iter().map(|port| format!("{}/{}", port.port, port.protocol)).collect();
-    let message = format!(
-        "hostPort {}: Tortie does not serve ports of Windows nodes yet; use a Service with a NodePort",
-        ports.join(", ")
-    );
-    (!ports.is_empty()).then(|| Condition::new(Reason::HostPortNotServed, message))
 }
 
 fn unserved_addresses(endpoint: &Endpoint) -> Vec<Condition> {

@@ -11,6 +11,7 @@ use tracing::warn;
 use super::{AclReconciler, Node};
 use crate::acl::{List, OUR_SETS, Rows, Services, Set, Sets, named_sets, render, transition};
 use crate::endpoint::{find, ours, sync_acls};
+use crate::host_ports::Mappings;
 use crate::policy_sets::PolicySets;
 use crate::{Error, NETWORK};
 
@@ -67,6 +68,7 @@ impl<'a> Reconciliation<'a> {
         for Job { id, mut conditions, .. } in std::mem::take(&mut self.jobs) {
             let known = self.acl_reconciler.known(&id);
             conditions.extend_from_slice(&known.found);
+            conditions.extend_from_slice(&known.host_ports);
             known.conditions = conditions;
         }
         self.remove_sets()
@@ -137,6 +139,8 @@ impl<'a> Reconciliation<'a> {
         named.extend(found.policies.iter().flat_map(sets_in).map(str::to_owned));
         known.found = sync_acls(hcn, &found, &list, &mut known.last_rejected, self.node.now)?;
         *named = list.set_ids();
+        let ports = Mappings::of(job.endpoint, self.node.underlay);
+        known.host_ports = ports.sync(hcn, &found, &job.id, self.node.state)?;
         (known.look, known.in_force) = (false, Some(list));
         self.acl_reconciler.backoff.forget(&job.id);
         Ok(())

@@ -3,4 +3,5 @@
 
 mod connections;
 mod frames;
+mod host_ports;
 mod switched;

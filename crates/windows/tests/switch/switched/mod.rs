@@ -12,8 +12,8 @@ use ipnet::Ipv4Net;
 use testkit::Stateful;
 use tortie_api::net::Action;
 use tortie_dataplane::{
-    ClusterNetwork, Delta, Endpoint, EndpointId, LocalNode, PodAttachment, PodWiring, Report, Route,
-    RouteTarget, Vtep,
+    ClusterNetwork, Delta, Endpoint, EndpointId, HostPort, LocalNode, PodAttachment, PodWiring, Report,
+    Route, RouteTarget, Vtep,
 };
 use tortie_hcn::schema::Namespace;
 use tortie_hcn::{Hcn, HcnExt};
@@ -136,13 +136,29 @@ impl Node {
         self.set_program_of(block(self.number), last, program);
     }
 
+    /// A pod's ports of the node. Its policy stays.
+    pub(crate) fn set_host_ports(&mut self, last: u8, ports: Vec<HostPort>) {
+        let known = Arc::clone(&self.dataplane.state.endpoints[&pod_id(last)]);
+        let endpoint = Endpoint { host_ports: ports.into(), ..(*known).clone() };
+        self.apply(&[Delta::Endpoint(pod_id(last), Arc::new(endpoint))]);
+    }
+
+    /// DEL of a pod, as the agent does it.
+    pub(crate) fn remove_pod(&mut self, last: u8) {
+        let container = format!("container-{last}");
+        WindowsWiring::new(self.hns.clone()).disconnect(&pod_id(last), &container).unwrap();
+        self.apply(&[Delta::EndpointRemoved(pod_id(last))]);
+    }
+
     fn set_program_of(&mut self, block: Ipv4Net, last: u8, program: EndpointProgram) {
+        let known = self.dataplane.state.endpoints.get(&pod_id(last));
+        let host_ports = known.map(|known| known.host_ports.clone()).unwrap_or_default();
         let endpoint = Endpoint {
             container_id: format!("container-{last}").into(),
             host_interface: "".into(),
             addresses: vec![address_in(block, last).into()],
             mac: None,
-            host_ports: Default::default(),
+            host_ports,
             program: Arc::new(program),
         };
         self.apply(&[Delta::Endpoint(pod_id(last), Arc::new(endpoint))]);
