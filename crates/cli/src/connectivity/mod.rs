@@ -24,8 +24,8 @@ use crate::output::{self, Format};
 use crate::store::StoreArguments;
 use crate::{end_of_process, snapshot};
 use deployed::{Deployed, Ended};
-use plan::{About, Addresses, Check, From, Images, NAMESPACE, Node, To};
-use report::Outcome;
+use plan::{About, Addresses, From, Images, NAMESPACE, Node, PlannedCheck, To};
+use report::CheckOutcome;
 use wire::Probe;
 
 /// The exit code that a shell uses for a program ended by Ctrl-C.
@@ -36,9 +36,9 @@ const PROBING: Duration = Duration::from_secs(30);
 #[derive(clap::Subcommand)]
 pub(crate) enum ConnectivityCommand {
     /// Deploy pods into namespace tortie-connectivity-test, check them, and remove them. Without --store, in the lab
-    Test(Box<Test>),
+    Test(Box<ConnectivityTest>),
     /// Remove what an interrupted test has left
-    Cleanup(Cleanup),
+    Cleanup(ConnectivityCleanup),
     /// The servers of a test
     #[command(hide = true)]
     Serve { name: String },
@@ -48,7 +48,7 @@ pub(crate) enum ConnectivityCommand {
 }
 
 #[derive(clap::Args)]
-pub(crate) struct Test {
+pub(crate) struct ConnectivityTest {
     /// Test these nodes. By default, the first of each operating system by name
     #[arg(long, value_name = "NODE", value_delimiter = ',')]
     nodes: Vec<String>,
@@ -72,7 +72,7 @@ pub(crate) struct Test {
 }
 
 #[derive(clap::Args)]
-pub(crate) struct Cleanup {
+pub(crate) struct ConnectivityCleanup {
     #[command(flatten)]
     store: StoreArguments,
 }
@@ -82,7 +82,7 @@ impl ConnectivityCommand {
         crate::log("warn");
         match self {
             Self::Test(test) => test.run(),
-            Self::Cleanup(Cleanup { store }) => crate::runtime()?.block_on(async {
+            Self::Cleanup(ConnectivityCleanup { store }) => crate::runtime()?.block_on(async {
                 let store = store.open().await?;
                 let removed = Deployed::found(&*store).await?.remove().await?;
                 output::line(&format!(
@@ -107,7 +107,7 @@ impl ConnectivityCommand {
     }
 }
 
-impl Test {
+impl ConnectivityTest {
     fn run(self) -> anyhow::Result<ExitCode> {
         let images = self.images()?;
         crate::runtime()?.block_on(async {
@@ -168,7 +168,7 @@ impl Test {
         deployed: &Deployed<'_>,
         nodes: &[Node],
         images: &Images,
-    ) -> anyhow::Result<(Vec<Outcome>, Vec<String>)> {
+    ) -> anyhow::Result<(Vec<CheckOutcome>, Vec<String>)> {
         let patience = Duration::from_secs(self.timeout);
         let (addresses, not_running) = deploy(deployed, nodes, images, patience).await?;
         let checks = plan::checks(nodes, &addresses);
@@ -226,11 +226,11 @@ async fn check(
     deployed: &Deployed<'_>,
     nodes: &[Node],
     images: &Images,
-    checks: &[Check],
+    checks: &[PlannedCheck],
     patience: Duration,
     not_running: &BTreeMap<String, String>,
-) -> anyhow::Result<Vec<Outcome>> {
-    let mut of_client: BTreeMap<From, Vec<(&Check, &Probe)>> = BTreeMap::new();
+) -> anyhow::Result<Vec<CheckOutcome>> {
+    let mut of_client: BTreeMap<From, Vec<(&PlannedCheck, &Probe)>> = BTreeMap::new();
     for check in checks {
         if let Some(probe) = &check.probe {
             of_client.entry(check.from).or_default().push((check, probe));
@@ -260,7 +260,7 @@ async fn check(
             results.insert((check.from, check.about, check.to), failed);
         }
     }
-    let outcome = |check: &Check| {
+    let outcome = |check: &PlannedCheck| {
         let failed = match results.remove(&(check.from, check.about, check.to)) {
             Some(failed) => failed,
             None => Some(match check.to {
@@ -273,7 +273,7 @@ async fn check(
                 To::Service(os) => reasons::no_address(os),
             }),
         };
-        Outcome { check: check.clone(), failed }
+        CheckOutcome { check: check.clone(), failed }
     };
     let mut outcome = outcome;
     Ok(checks.iter().map(&mut outcome).collect())
@@ -284,8 +284,8 @@ fn last_line(text: &str) -> &str {
 }
 
 /// That a port does not answer proves nothing where the allowed port does not answer either.
-fn not_proven(outcomes: &mut [Outcome]) {
-    let place = |outcome: &Outcome| (outcome.check.from, outcome.check.to);
+fn not_proven(outcomes: &mut [CheckOutcome]) {
+    let place = |outcome: &CheckOutcome| (outcome.check.from, outcome.check.to);
     let allowed = outcomes.iter().filter(|outcome| outcome.check.about == About::Allowed);
     let broken: Vec<_> = allowed.filter(|outcome| outcome.failed.is_some()).map(place).collect();
     for outcome in outcomes {
@@ -302,7 +302,11 @@ const NOT_PROVEN: &str =
     "no answer, which proves nothing: the port that policy allows does not answer either";
 
 /// Replaces symptoms by reasons.
-async fn find_reasons(store: &dyn Store, nodes: &[Node], outcomes: &mut [Outcome]) -> anyhow::Result<()> {
+async fn find_reasons(
+    store: &dyn Store,
+    nodes: &[Node],
+    outcomes: &mut [CheckOutcome],
+) -> anyhow::Result<()> {
     // The clients have ended, and an ended pod has no verdicts any more.
     let snapshot = snapshot::of_open(store, |stored| {
         if stored.key.kind == Kind::Pod && stored.key.namespace == NAMESPACE {

@@ -247,7 +247,7 @@ pub(super) enum To {
 
 /// One thing to check.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Check {
+pub(super) struct PlannedCheck {
     pub(super) from: From,
     pub(super) about: About,
     pub(super) to: To,
@@ -266,7 +266,7 @@ pub(super) struct Addresses {
 }
 
 /// Everything to check.
-pub(super) fn checks(nodes: &[Node], addresses: &Addresses) -> Vec<Check> {
+pub(super) fn checks(nodes: &[Node], addresses: &Addresses) -> Vec<PlannedCheck> {
     let mut checks = Vec::new();
     for from in 0..nodes.len() {
         for to in 0..nodes.len() {
@@ -280,7 +280,7 @@ pub(super) fn checks(nodes: &[Node], addresses: &Addresses) -> Vec<Check> {
                 (From::Pod(from), About::Denied, at(CLOSED).map(|to| Probe::Closed { to })),
                 (From::Node(from), About::FromNode, greet(OPEN)),
             ] {
-                checks.push(Check { from, about, to: To::Server(to), probe });
+                checks.push(PlannedCheck { from, about, to: To::Server(to), probe });
             }
         }
         for os in systems(nodes) {
@@ -290,10 +290,10 @@ pub(super) fn checks(nodes: &[Node], addresses: &Addresses) -> Vec<Check> {
                 name: "server-".to_owned(),
             });
             let (from, to) = (From::Pod(from), To::Service(os));
-            checks.push(Check { from, about: About::Service, to, probe: greet });
+            checks.push(PlannedCheck { from, about: About::Service, to, probe: greet });
             if addresses.has_dns {
                 let probe = address.map(|address| Probe::Name { name: service(os), address: *address });
-                checks.push(Check { from, about: About::Dns, to, probe });
+                checks.push(PlannedCheck { from, about: About::Dns, to, probe });
             }
         }
     }

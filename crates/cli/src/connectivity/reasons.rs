@@ -6,8 +6,8 @@ use tortie_api::{Key, Kind, Resource};
 use tortie_dataplane::Severity;
 use tortie_oracle::{Oracle, Peer, Question, Snapshot, Verdict};
 
-use super::plan::{About, Check, From, NAMESPACE, Node, Os, SERVICE_PORT, To, server, service};
-use super::report::Outcome;
+use super::plan::{About, From, NAMESPACE, Node, Os, PlannedCheck, SERVICE_PORT, To, server, service};
+use super::report::CheckOutcome;
 use crate::port::PortSpec;
 use crate::{explain, output, service as services};
 
@@ -23,8 +23,8 @@ pub(super) struct Known<'a> {
 
 impl Known<'_> {
     /// The reason for a failure, of which the client knows only the symptom.
-    pub(super) fn reason(&self, outcome: &Outcome, all: &[Outcome]) -> String {
-        let Outcome { check, failed } = outcome;
+    pub(super) fn reason(&self, outcome: &CheckOutcome, all: &[CheckOutcome]) -> String {
+        let CheckOutcome { check, failed } = outcome;
         let symptom = failed.as_deref().unwrap_or_default();
         if check.about == About::Denied {
             let node = self.nodes_of(check).into_iter().find_map(|node| self.trouble(node));
@@ -47,7 +47,7 @@ impl Known<'_> {
     }
 
     /// The nodes whose agents a check depends on.
-    fn nodes_of(&self, check: &Check) -> Vec<&Node> {
+    fn nodes_of(&self, check: &PlannedCheck) -> Vec<&Node> {
         let to = match check.to {
             To::Server(node) => Some(node),
             To::Service(_) => None,
@@ -56,7 +56,7 @@ impl Known<'_> {
     }
 
     /// What denies the flow, according to the oracle.
-    fn denied(&self, check: &Check) -> Option<String> {
+    fn denied(&self, check: &PlannedCheck) -> Option<String> {
         let oracle = Oracle::new(self.snapshot);
         self.questions(check).into_iter().find_map(|question| {
             let answer = oracle.evaluate(&question).ok().filter(|answer| answer.verdict == Verdict::Deny)?;
@@ -68,7 +68,7 @@ impl Known<'_> {
     }
 
     /// The packets of a check, as `tortie explain` asks about them.
-    fn questions(&self, check: &Check) -> Vec<Question> {
+    fn questions(&self, check: &PlannedCheck) -> Vec<Question> {
         let from = match check.from {
             From::Pod(_) => Peer::Pod { namespace: NAMESPACE.to_owned(), name: check.from.pod() },
             From::Node(node) => {
@@ -91,7 +91,7 @@ impl Known<'_> {
     }
 
     /// What is wrong with the Service that a check needs.
-    fn no_backend(&self, check: &Check) -> Option<String> {
+    fn no_backend(&self, check: &PlannedCheck) -> Option<String> {
         let (name, port) = match (check.about, check.to) {
             (About::Dns, _) => (DNS.to_owned(), check.about.port()),
             (_, To::Service(os)) => (format!("{NAMESPACE}/{}", service(os)), check.about.port()),
@@ -114,12 +114,12 @@ impl Known<'_> {
     }
 
     /// What the other checks show about the path: between nodes nothing passes, though on each node it does.
-    fn path(&self, check: &Check, all: &[Outcome]) -> Option<String> {
+    fn path(&self, check: &PlannedCheck, all: &[CheckOutcome]) -> Option<String> {
         let To::Server(to) = check.to else { return None };
         let from = check.from.node();
         let between = |one: usize, other: usize| {
             all.iter().filter(move |outcome| {
-                let Check { from, about, to, .. } = &outcome.check;
+                let PlannedCheck { from, about, to, .. } = &outcome.check;
                 *about == About::Pod && from.node() == one && *to == To::Server(other)
             })
         };

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::plan::{About, Check, From, Node, Os, To, server, service};
+use super::plan::{About, From, Node, Os, PlannedCheck, To, server, service};
 use crate::output;
 
 /// The maximum number of reasons below the table; there are more in JSON.
@@ -12,8 +12,8 @@ const MAX_REASONS: usize = 20;
 
 /// A check, and why it failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Outcome {
-    pub(super) check: Check,
+pub(super) struct CheckOutcome {
+    pub(super) check: PlannedCheck,
     /// `None` if everything is as it should be.
     pub(super) failed: Option<String>,
 }
@@ -23,7 +23,7 @@ type Row = (About, Os, Option<Os>);
 /// The places of the receiver, each with a column.
 const PLACES: [&str; 2] = ["same node", "other node"];
 
-fn row(nodes: &[Node], check: &Check) -> (Row, &'static str) {
+fn row(nodes: &[Node], check: &PlannedCheck) -> (Row, &'static str) {
     let os = |node: usize| nodes.get(node).map_or(Os::Linux, |node| node.os);
     let from = os(check.from.node());
     let (to, place) = match check.to {
@@ -38,7 +38,7 @@ fn row(nodes: &[Node], check: &Check) -> (Row, &'static str) {
 const ANYWHERE: &str = "anywhere";
 
 /// Prints the table and the reasons.
-pub(super) fn print(nodes: &[Node], outcomes: &[Outcome], skipped: &[String]) {
+pub(super) fn print(nodes: &[Node], outcomes: &[CheckOutcome], skipped: &[String]) {
     let mut rows: BTreeMap<Row, BTreeMap<&str, (usize, usize)>> = BTreeMap::new();
     for outcome in outcomes {
         let (row, place) = row(nodes, &outcome.check);
@@ -67,7 +67,7 @@ pub(super) fn print(nodes: &[Node], outcomes: &[Outcome], skipped: &[String]) {
     }
     // One cause often has many effects.
     let mut reasons: BTreeMap<(About, &str), Vec<String>> = BTreeMap::new();
-    for Outcome { check, failed } in outcomes {
+    for CheckOutcome { check, failed } in outcomes {
         if let Some(why) = failed {
             let between = format!("{} → {}", named_from(nodes, check.from), named_to(nodes, check.to));
             reasons.entry((check.about, why)).or_default().push(between);
@@ -103,10 +103,10 @@ fn named_to(nodes: &[Node], to: To) -> String {
 }
 
 /// The results as a document: the nodes, each check, and what was not tested.
-pub(super) fn document(nodes: &[Node], outcomes: &[Outcome], skipped: &[String]) -> Value {
+pub(super) fn document(nodes: &[Node], outcomes: &[CheckOutcome], skipped: &[String]) -> Value {
     let checks: Vec<Value> = outcomes
         .iter()
-        .map(|Outcome { check, failed }| {
+        .map(|CheckOutcome { check, failed }| {
             let ((about, from, to), place) = row(nodes, check);
             json!({
                 "check": about.to_string(), "port": about.port(), "where": place,
