@@ -160,7 +160,7 @@ fn is_forbidden(error: &anyhow::Error) -> bool {
 }
 
 /// The objects of one kind in a namespace, without those that are derived from others and deleted with them.
-async fn within(store: &dyn Store, kind: Kind, namespace: &str) -> anyhow::Result<Vec<Key>> {
+pub(crate) async fn within(store: &dyn Store, kind: Kind, namespace: &str) -> anyhow::Result<Vec<Key>> {
     let items = list(store, kind).await?.into_iter();
     let keys = items
         .filter(|stored| kind != Kind::EndpointSlice || !is_implied(&stored.value))

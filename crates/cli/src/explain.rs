@@ -277,7 +277,8 @@ fn shown_port(question: &Question) -> String {
     }
 }
 
-fn show_trace(trace: &Trace) {
+/// The endpoint with the direction, and what decided there.
+pub(crate) fn decision(trace: &Trace) -> (String, String) {
     let direction = match trace.direction {
         Direction::Egress => "out of",
         Direction::Ingress => "into",
@@ -304,8 +305,12 @@ fn show_trace(trace: &Trace) {
     };
     let reply = if trace.reply { ", the reply" } else { "" };
     let at_pod = if trace.at_pod { ", at the pod's interface" } else { "" };
-    let verdict = verdict(trace.verdict);
-    output::line(&format!("\n{direction} {}{at_pod}{table}{reply}: {verdict} {by}", trace.endpoint));
+    (format!("{direction} {}{at_pod}{table}{reply}", trace.endpoint), by)
+}
+
+fn show_trace(trace: &Trace) {
+    let (place, by) = decision(trace);
+    output::line(&format!("\n{place}: {} {by}", verdict(trace.verdict)));
     for tier in &trace.tiers {
         show_tier(tier);
     }

@@ -13,6 +13,7 @@ mod checks;
 mod cluster;
 mod completed;
 mod concerned;
+mod connectivity;
 #[cfg(unix)]
 mod controllers;
 mod convert;
@@ -116,6 +117,9 @@ enum Command {
     #[cfg(unix)]
     #[command(subcommand)]
     Cluster(cluster::ClusterCommand),
+    /// Test a cluster with pods of its own: pods, nodes, Services, DNS, MTU and policy
+    #[command(subcommand)]
+    Connectivity(connectivity::ConnectivityCommand),
     /// Show the versions of this program, of the agents, and of Calico
     Version(version::Version),
     /// Print the completion script for a shell: source <(tortie completion bash)
@@ -199,6 +203,7 @@ fn main() -> ExitCode {
         Command::Convert(convert) => return ask(convert.run()),
         #[cfg(unix)]
         Command::Cluster(command) => return ask(command.run()),
+        Command::Connectivity(command) => return ask(command.run()),
         Command::Version(version) => return ask(version.run()),
         Command::Completion(completion) => Ok(completion.run(Arguments::command())),
         Command::Man(man) => man.run(Arguments::command()),
@@ -242,7 +247,6 @@ fn finish_with(result: anyhow::Result<ExitCode>, failed: ExitCode) -> ExitCode {
 }
 
 /// Waits until the process is asked to end.
-#[cfg(unix)]
 async fn end_of_process() -> std::io::Result<()> {
     tokio::select! {
         ended = signals::end() => ended,

@@ -8,6 +8,7 @@ use tortie_api::manifest::{Settled, Skipped};
 use tortie_api::report::ReportedCondition;
 use tortie_api::{Key, Kind, Resource};
 use tortie_oracle::{Peer, Snapshot, Stored};
+use tortie_store::{Store, StoreError};
 
 use crate::filenames::Filenames;
 use crate::store::{StoreArguments, list};
@@ -46,16 +47,25 @@ impl Source {
 
 /// The resources of a datastore.
 pub(crate) fn of_store(store: &StoreArguments) -> anyhow::Result<Read> {
-    let mut snapshot = Snapshot::new();
     crate::runtime()?.block_on(async {
         let store = store.open().await?;
-        for kind in Kind::all().filter(|kind| matters(*kind)) {
-            for stored in list(&*store, kind).await? {
-                snapshot.insert(stored.key, stored.value, None);
-            }
-        }
-        Ok(Read { snapshot, ..Read::default() })
+        Ok(Read { snapshot: of_open(&*store, |_| {}).await?, ..Read::default() })
     })
+}
+
+/// The resources of a datastore, each after a change.
+pub(crate) async fn of_open(
+    store: &dyn Store,
+    change: impl Fn(&mut tortie_store::Stored),
+) -> Result<Snapshot, StoreError> {
+    let mut snapshot = Snapshot::new();
+    for kind in Kind::all().filter(|kind| matters(*kind)) {
+        for mut stored in list(store, kind).await? {
+            change(&mut stored);
+            snapshot.insert(stored.key, stored.value, None);
+        }
+    }
+    Ok(snapshot)
 }
 
 /// The conditions in node reports: node and condition.

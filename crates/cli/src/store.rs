@@ -57,6 +57,12 @@ impl StoreArguments {
             || matches!(self.calicoctl(), Ok(Some(CalicoStore::Etcd(_))))
     }
 
+    /// Whether it is the Kubernetes API, whose pods run.
+    pub(crate) fn is_kubernetes(&self) -> bool {
+        self.store.as_ref().is_some_and(|address| kubernetes(address).is_some())
+            || matches!(self.calicoctl(), Ok(Some(CalicoStore::Kubernetes(_))))
+    }
+
     /// The datastore as calicoctl finds it, if --store does not name it.
     fn calicoctl(&self) -> anyhow::Result<Option<CalicoStore>> {
         if self.store.is_some() {

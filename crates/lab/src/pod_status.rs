@@ -2,6 +2,25 @@
 
 use serde_json::{Value, json};
 
+/// How the program of a pod ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct End {
+    pub(crate) code: i32,
+    /// The end of its output, if it failed.
+    pub(crate) message: String,
+}
+
+impl End {
+    fn phase(&self) -> &'static str {
+        if self.code == 0 { "Succeeded" } else { "Failed" }
+    }
+
+    fn state(&self) -> Value {
+        let reason = if self.code == 0 { "Completed" } else { "Error" };
+        json!({"terminated": {"exitCode": self.code, "reason": reason, "message": self.message}})
+    }
+}
+
 /// The state of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PodStatus {
@@ -11,6 +30,13 @@ pub(crate) enum PodStatus {
         address: String,
         /// The address of its node.
         node: String,
+    },
+    /// Its program has ended, and nobody starts it again.
+    Ended {
+        address: String,
+        /// The address of its node.
+        node: String,
+        end: End,
     },
 }
 
@@ -22,6 +48,11 @@ impl PodStatus {
             Self::Running { address, node } => json!({
                 "phase": "Running", "podIP": address, "podIPs": [{"ip": address}], "hostIP": node,
                 "conditions": [{"type": "Ready", "status": "True"}],
+            }),
+            Self::Ended { address, node, end } => json!({
+                "phase": end.phase(), "podIP": address, "podIPs": [{"ip": address}], "hostIP": node,
+                "conditions": [{"type": "Ready", "status": "False", "reason": "PodCompleted"}],
+                "containerStatuses": [{"state": end.state(), "ready": false}],
             }),
         }
     }
@@ -52,6 +83,17 @@ impl PodStatus {
                     "hostIP": node, "hostIPs": [{"ip": node}], "startTime": now,
                     "conditions": conditions.map(|name| condition(name, "")), "containerStatuses": statuses,
                 })
+            }
+            Self::Ended { end, .. } => {
+                let statuses: Vec<Value> =
+                    containers.iter().map(|it| container(it, end.state(), false)).collect();
+                let conditions = ["ContainersReady", "Ready"].map(|name| {
+                    let mut condition = condition(name, "");
+                    condition["status"] = json!("False");
+                    condition["reason"] = json!("PodCompleted");
+                    condition
+                });
+                json!({"phase": end.phase(), "conditions": conditions, "containerStatuses": statuses})
             }
         }
     }

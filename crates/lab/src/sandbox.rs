@@ -20,7 +20,8 @@ use tortie_kernel::namespace::NetNs;
 use tortie_store::{Store, StoreError};
 
 use crate::kubelet::Kubelet;
-use crate::pod_status::PodStatus;
+use crate::pod_status::{End, PodStatus};
+use crate::program::{self, Program};
 use crate::services::dns;
 use crate::{LabDir, LabError};
 
@@ -102,9 +103,19 @@ struct Sandbox {
     /// Whether the CNI plugin has been called with ADD.
     added: bool,
     process: Option<Child>,
+    /// The process of a pod that runs the program itself, and may end.
+    program: Option<Program>,
 }
 
 impl Sandbox {
+    /// Waits until the pod's program ends; for ever if it runs none.
+    async fn program_ends(&mut self) -> End {
+        match &mut self.program {
+            Some(program) => program.end().await,
+            None => std::future::pending().await,
+        }
+    }
+
     /// Calls the node's HNS in a thread that may block.
     async fn hns<T: Send + 'static, E: std::fmt::Display + Send + 'static>(
         &self,
@@ -137,9 +148,21 @@ impl PodTask {
                     self.wishes.recv().await
                 }
                 Wish::Run(wanted) => match self.bring_up(&wanted).await {
-                    Ok(new) => {
+                    Ok((mut new, address)) => {
+                        let newer = tokio::select! {
+                            newer = self.wishes.recv() => Some(newer),
+                            end = new.program_ends() => {
+                                let node = new.node.address.to_string();
+                                let status = PodStatus::Ended { address, node, end };
+                                self.api.set_status(&self.key, &wanted, &status).await;
+                                None
+                            }
+                        };
                         sandbox = Some(new);
-                        self.wishes.recv().await
+                        match newer {
+                            Some(newer) => newer,
+                            None => self.wishes.recv().await,
+                        }
                     }
                     Err(error) => {
                         tracing::warn!(pod = %self.key, %error, "cannot start the pod; the lab retries");
@@ -155,10 +178,11 @@ impl PodTask {
         }
     }
 
-    async fn bring_up(&self, wanted: &DesiredPod) -> Result<Sandbox, LabError> {
+    /// Starts the pod; returns its address, too.
+    async fn bring_up(&self, wanted: &DesiredPod) -> Result<(Sandbox, String), LabError> {
         let mut sandbox = self.new_sandbox(wanted)?;
         match self.start(wanted, &mut sandbox).await {
-            Ok(()) => Ok(sandbox),
+            Ok(address) => Ok((sandbox, address)),
             Err(error) => {
                 self.tear_down(sandbox).await;
                 Err(error)
@@ -180,10 +204,11 @@ impl PodTask {
             hcn_namespace: None,
             added: false,
             process: None,
+            program: None,
         })
     }
 
-    async fn start(&self, wanted: &DesiredPod, sandbox: &mut Sandbox) -> Result<(), LabError> {
+    async fn start(&self, wanted: &DesiredPod, sandbox: &mut Sandbox) -> Result<String, LabError> {
         // A hostNetwork pod uses its node's network, so the CNI plugin is not called.
         let address = match wanted.pod.spec.host_network {
             true => sandbox.node.address.to_string(),
@@ -192,10 +217,19 @@ impl PodTask {
         if !wanted.pod.spec.host_network {
             self.write_resolver()?;
         }
-        sandbox.process = Some(self.start_process(wanted, sandbox).await?);
-        let status = PodStatus::Running { address, node: sandbox.node.address.to_string() };
+        match program::arguments(&wanted.containers) {
+            Some(arguments) => {
+                let resolver =
+                    (!wanted.pod.spec.host_network).then(|| self.dir.resolver(&self.key.namespace));
+                sandbox.program =
+                    Some(Program::start(&self.dir, &sandbox.netns, &arguments, resolver.as_deref())?);
+            }
+            None => sandbox.process = Some(self.start_process(wanted, sandbox).await?),
+        }
+        let node = sandbox.node.address.to_string();
+        let status = PodStatus::Running { address: address.clone(), node };
         self.api.set_status(&self.key, wanted, &status).await;
-        Ok(())
+        Ok(address)
     }
 
     /// Writes what `tortie lab exec` shows to commands as `/etc/resolv.conf`.
@@ -263,6 +297,9 @@ impl PodTask {
     async fn tear_down(&self, mut sandbox: Sandbox) {
         if let Some(mut process) = sandbox.process.take() {
             let _ = process.kill().await;
+        }
+        if let Some(program) = sandbox.program.take() {
+            program.kill().await;
         }
         if sandbox.added
             && let Err(error) = self.cni("DEL", &sandbox).await

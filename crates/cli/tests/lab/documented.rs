@@ -35,6 +35,8 @@ const COMMANDS: &[(&str, Run)] = &[
     ("tortie get pods", InLab(0)),
     ("tortie get nodereports", InLab(0)),
     ("tortie lab matrix", InLab(0)),
+    ("tortie connectivity test", InLab(0)),
+    ("tortie connectivity test --store kubernetes", No(KUBERNETES)),
     ("tortie explain calico-demo/linux-server calico-demo/windows-server", InLab(1)),
     ("tortie policy show windows-server -n calico-demo", InLab(0)),
     ("tortie policy cost", InLab(0)),

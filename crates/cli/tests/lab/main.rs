@@ -3,6 +3,7 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod commands;
+mod connectivity;
 mod documented;
 mod failures;
 mod kubernetes;

@@ -1,0 +1,182 @@
+//! Why a check failed: what policy says, what nodes report, and what the other checks show.
+
+use jiff::Timestamp;
+use tortie_api::report::NodeStatus;
+use tortie_api::{Key, Kind, Resource};
+use tortie_dataplane::Severity;
+use tortie_oracle::{Oracle, Peer, Question, Snapshot, Verdict};
+
+use super::plan::{About, From, NAMESPACE, Node, Os, PlannedCheck, SERVICE_PORT, To, server, service};
+use super::report::CheckOutcome;
+use crate::port::PortSpec;
+use crate::{explain, output, service as services};
+
+/// The source port of the questions; rules that depend on it are rare.
+const SOURCE_PORT: u16 = 40_000;
+
+/// What is known when the checks are done.
+pub(super) struct Known<'a> {
+    pub(super) snapshot: &'a Snapshot,
+    pub(super) nodes: &'a [Node],
+    pub(super) now: Timestamp,
+}
+
+impl Known<'_> {
+    /// The reason for a failure, of which the client knows only the symptom.
+    pub(super) fn reason(&self, outcome: &CheckOutcome, all: &[CheckOutcome]) -> String {
+        let CheckOutcome { check, failed } = outcome;
+        let symptom = failed.as_deref().unwrap_or_default();
+        if check.about == About::Denied {
+            let node = self.nodes_of(check).into_iter().find_map(|node| self.trouble(node));
+            let policy = match self.denied(check) {
+                Some(by) => format!("{symptom}, although it is {by}"),
+                None => format!("{symptom}, because another policy allows it"),
+            };
+            return join(policy, node);
+        }
+        if let Some(problem) = self.no_backend(check) {
+            return problem;
+        }
+        match self.denied(check) {
+            Some(by) => format!("policy: {by}"),
+            None => {
+                let node = self.nodes_of(check).into_iter().find_map(|node| self.trouble(node));
+                join(format!("{symptom}; policy allows it"), node.or_else(|| self.path(check, all)))
+            }
+        }
+    }
+
+    /// The nodes whose agents a check depends on.
+    fn nodes_of(&self, check: &PlannedCheck) -> Vec<&Node> {
+        let to = match check.to {
+            To::Server(node) => Some(node),
+            To::Service(_) => None,
+        };
+        [Some(check.from.node()), to].into_iter().flatten().filter_map(|node| self.nodes.get(node)).collect()
+    }
+
+    /// What denies the flow, according to the oracle.
+    fn denied(&self, check: &PlannedCheck) -> Option<String> {
+        let oracle = Oracle::new(self.snapshot);
+        self.questions(check).into_iter().find_map(|question| {
+            let answer = oracle.evaluate(&question).ok().filter(|answer| answer.verdict == Verdict::Deny)?;
+            let mut traces = answer.egress.iter().chain(&answer.hosts).chain(&answer.ingress);
+            let denied = traces.find(|trace| trace.verdict == Verdict::Deny)?;
+            let (place, by) = explain::decision(denied);
+            Some(format!("denied {by} ({place})"))
+        })
+    }
+
+    /// The packets of a check, as `tortie explain` asks about them.
+    fn questions(&self, check: &PlannedCheck) -> Vec<Question> {
+        let from = match check.from {
+            From::Pod(_) => Peer::Pod { namespace: NAMESPACE.to_owned(), name: check.from.pod() },
+            From::Node(node) => {
+                Peer::Node(self.nodes.get(node).map(|node| node.name.clone()).unwrap_or_default())
+            }
+        };
+        let Ok(port) = PortSpec::read(check.about.port()) else { return Vec::new() };
+        let to_service = |name: &str| {
+            let translated = services::named(self.snapshot, name, port);
+            translated.map(|to| explain::questions(&from, &to, port, SOURCE_PORT)).unwrap_or_default()
+        };
+        match (check.about, check.to) {
+            (About::Dns, _) => to_service(DNS),
+            (_, To::Service(os)) => to_service(&format!("{NAMESPACE}/{}", service(os))),
+            (_, To::Server(node)) => {
+                let to = Peer::Pod { namespace: NAMESPACE.to_owned(), name: server(node) };
+                vec![explain::question(from, to, port, SOURCE_PORT)]
+            }
+        }
+    }
+
+    /// What is wrong with the Service that a check needs.
+    fn no_backend(&self, check: &PlannedCheck) -> Option<String> {
+        let (name, port) = match (check.about, check.to) {
+            (About::Dns, _) => (DNS.to_owned(), check.about.port()),
+            (_, To::Service(os)) => (format!("{NAMESPACE}/{}", service(os)), check.about.port()),
+            (_, To::Server(_)) => return None,
+        };
+        let port = PortSpec::read(port).ok()?;
+        services::named(self.snapshot, &name, port).err().map(|error| error.to_string())
+    }
+
+    /// What a node's agent reports that can be the reason, or that it does not report.
+    fn trouble(&self, node: &Node) -> Option<String> {
+        let name = &node.name;
+        let boot_id = self.snapshot.get(&Key::global(Kind::Node, name));
+        let boot_id = boot_id.and_then(|node| node.value["status"]["nodeInfo"]["bootID"].as_str());
+        let stored = self.snapshot.get(&Key::global(Kind::NodeReport, name));
+        let Some(Ok(Resource::NodeReport(report))) = stored.map(|stored| &stored.resource) else {
+            return Some(format!("node {name} has no report: does its agent run?"));
+        };
+        trouble_in(name, &report.status, boot_id, self.now)
+    }
+
+    /// What the other checks show about the path: between nodes nothing passes, though on each node it does.
+    fn path(&self, check: &PlannedCheck, all: &[CheckOutcome]) -> Option<String> {
+        let To::Server(to) = check.to else { return None };
+        let from = check.from.node();
+        let between = |one: usize, other: usize| {
+            all.iter().filter(move |outcome| {
+                let PlannedCheck { from, about, to, .. } = &outcome.check;
+                *about == About::Pod && from.node() == one && *to == To::Server(other)
+            })
+        };
+        let works = |one: usize, other: usize| between(one, other).all(|outcome| outcome.failed.is_none());
+        if from == to {
+            return None;
+        }
+        if !works(from, to) && works(from, from) && works(to, to) {
+            let address = |node: usize| self.address(node);
+            return Some(format!(
+                "nothing passes between the nodes, though it does on each of them: check that UDP 4789 (VXLAN) passes between {} and {}",
+                address(from),
+                address(to)
+            ));
+        }
+        let is_large = matches!(check.about, About::LargeTcp | About::LargeUdp);
+        (is_large && works(from, to)).then(|| {
+            format!(
+                "small packets pass: check the MTU between {} and {}; encapsulation takes 50 bytes",
+                self.address(from),
+                self.address(to)
+            )
+        })
+    }
+
+    /// The address of a node, or its name.
+    fn address(&self, node: usize) -> String {
+        let Some(node) = self.nodes.get(node) else { return String::new() };
+        match self.snapshot.get(&Key::global(Kind::Node, &node.name)).map(|stored| &stored.resource) {
+            Some(Ok(Resource::Node(found))) => {
+                found.address().map_or_else(|| node.name.clone(), |address| address.to_string())
+            }
+            _ => node.name.clone(),
+        }
+    }
+}
+
+/// The Service of the cluster's DNS.
+pub(super) const DNS: &str = "kube-system/kube-dns";
+
+fn join(first: String, more: Option<String>) -> String {
+    match more {
+        Some(more) => format!("{first}; {more}"),
+        None => first,
+    }
+}
+
+fn trouble_in(name: &str, status: &NodeStatus, boot_id: Option<&str>, now: Timestamp) -> Option<String> {
+    if let Some(why) = tortie_store::stale(status, boot_id, now) {
+        return Some(format!("node {name}: {why}"));
+    }
+    let failure = |reason: &str| Severity::of(reason) == Severity::Failure;
+    let condition = status.conditions.iter().find(|condition| failure(&condition.reason))?;
+    Some(format!("node {name} reports: {}", output::condition(condition)))
+}
+
+/// Why an address of a Service is missing.
+pub(super) fn no_address(os: Os) -> String {
+    format!("Service {} has no cluster IP (its port would be {SERVICE_PORT})", service(os))
+}
