@@ -1,6 +1,6 @@
 //! Requests that wait for the node's blocks are served together: one write of a block gives addresses to many of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use jiff::Timestamp;
@@ -40,9 +40,11 @@ impl Ipam {
         let first = waiters.iter().find_map(|waiter| cache.block_for(&waiter.request));
         let Some((version, block)) = first.and_then(|cidr| cache.take(&cidr)) else { return Vec::new() };
         let mut changed = block.clone();
-        let (mut served, mut left) = (Vec::new(), Vec::new());
+        let (mut served, mut left): (Vec<(Waiter, IpAddr)>, Vec<Waiter>) = Default::default();
+        let mut handles = BTreeSet::new();
         for waiter in std::mem::take(waiters) {
-            let is_next = served.len() < MOST_SHARED;
+            // Each handle has one record: a repeated request finds the address that the first one got.
+            let is_next = served.len() < MOST_SHARED && handles.insert(waiter.request.handle.clone());
             let address = is_next.then(|| self.address_for(&waiter.request, &mut changed, cache)).flatten();
             match address {
                 Some(address) => served.push((waiter, address)),

@@ -281,7 +281,15 @@ pub trait Store: Send + Sync {
                 let error = StoreError::Damaged("a write has no result".to_owned());
                 Unfinished { tried: count, error }
             }),
-            Err(Stopped { done, error }) => Err(Unfinished { tried: count.min(done.len() + 1), error }),
+            Err(Stopped { done, error }) => {
+                let is_refusal = matches!(
+                    error,
+                    StoreError::AlreadyExists(_) | StoreError::Conflict(_) | StoreError::NotFound(_)
+                );
+                // If the answer is lost, all of them may be done.
+                let tried = if is_refusal { count.min(done.len() + 1) } else { count };
+                Err(Unfinished { tried, error })
+            }
         }
     }
 

@@ -62,7 +62,7 @@ pub(crate) struct ConnectivityTest {
     #[arg(long, value_name = "IMAGE")]
     windows_image: Option<String>,
     /// The maximum number of seconds until pods run
-    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=1800))]
     timeout: u64,
     /// The output format
     #[arg(short, long, value_enum, default_value_t = Format::Text)]
@@ -128,6 +128,11 @@ impl ConnectivityTest {
                 output::error_line("interrupted; everything that was deployed is removed");
                 return Ok(ExitCode::from(INTERRUPTED));
             };
+            if tested.is_err()
+                && let Err(error) = &removed
+            {
+                output::error_line(&format!("{error:#}"));
+            }
             let (outcomes, skipped) = tested?;
             match self.output {
                 Format::Text => report::print(&nodes, &outcomes, &skipped),

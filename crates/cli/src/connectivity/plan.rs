@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tortie_api::kubernetes::Node as NodeResource;
@@ -152,6 +153,9 @@ pub(super) fn server_pod(nodes: &[Node], node: usize, images: &Images) -> (Key, 
     (key(Kind::Pod, &name), pod)
 }
 
+/// How long pods run at most, if nobody removes them because the test was killed.
+const MAX_AGE: Duration = Duration::from_secs(60 * 60);
+
 fn pod(name: &str, node: &Node, images: &Images, arguments: &[String], labels: Value) -> Value {
     let image = if node.os == Os::Windows { &images.windows } else { &images.linux };
     json!({
@@ -160,7 +164,7 @@ fn pod(name: &str, node: &Node, images: &Images, arguments: &[String], labels: V
             // The test is about this node, so it does not leave the choice to the scheduler.
             "nodeName": node.name, "nodeSelector": {NodeResource::OS: node.os.to_string()},
             "tolerations": [{"operator": "Exists"}], "restartPolicy": "Never",
-            "automountServiceAccountToken": false, "enableServiceLinks": false, "terminationGracePeriodSeconds": 1,
+            "activeDeadlineSeconds": MAX_AGE.as_secs(), "automountServiceAccountToken": false, "enableServiceLinks": false, "terminationGracePeriodSeconds": 1,
             "containers": [{
                 "name": "test", "image": image, "imagePullPolicy": "IfNotPresent", "args": arguments,
                 // The results of a client are the end of its output.

@@ -155,10 +155,16 @@ async fn attempt(probe: &Probe, deadline: Instant) -> Result<(), String> {
             timeout_at(deadline, segments(*to)).await.map_err(late("echo of full segments"))?
         }
         Probe::Datagram { to } => timeout_at(deadline, datagram(*to)).await.map_err(late("answer"))?,
-        Probe::Closed { to } => match timeout_at(deadline, connect(*to)).await {
-            Ok(Ok((greeting, ..))) => Err(format!("{greeting:.30} answered")),
-            Ok(Err(_)) | Err(_) => Ok(()),
-        },
+        Probe::Closed { to } => {
+            closed(*to, deadline).await?;
+            // Silence proves something only if the server still answers at the port that policy allows.
+            let selected = SocketAddr::new(to.ip(), SELECTED);
+            let answer = timeout_at(Instant::now() + ATTEMPT, connect(selected)).await;
+            match answer {
+                Ok(Ok(_)) => Ok(()),
+                Ok(Err(_)) | Err(_) => Err("nothing is proven: the allowed port is silent, too".to_owned()),
+            }
+        }
         Probe::Name { name, address } => {
             let looked_up = timeout_at(deadline, tokio::net::lookup_host((name.as_str(), OPEN))).await;
             let found = looked_up.map_err(late("answer of the DNS"))?.map_err(|error| short(&error))?;
@@ -168,6 +174,19 @@ async fn attempt(probe: &Probe, deadline: Instant) -> Result<(), String> {
                 false => Err(format!("the DNS says {found:.1?}")),
             }
         }
+    }
+}
+
+/// Whether policy denies a port at which a server listens: it drops the packets, or rejects them.
+async fn closed(to: SocketAddr, deadline: Instant) -> Result<(), String> {
+    use std::io::ErrorKind::{ConnectionRefused, HostUnreachable, NetworkUnreachable, PermissionDenied};
+    match timeout_at(deadline, TcpStream::connect(to)).await {
+        Err(_) => Ok(()),
+        Ok(Ok(_)) => Err("the port accepts connections".to_owned()),
+        Ok(Err(error)) => match error.kind() {
+            ConnectionRefused | HostUnreachable | NetworkUnreachable | PermissionDenied => Ok(()),
+            _ => Err(format!("nothing is proven: {}", short(&error))),
+        },
     }
 }
 
@@ -336,7 +355,7 @@ mod tests {
         let other = attempt(&greet("server-2"), now()).await;
         assert_eq!(other, Err("server-1 answered".to_owned()));
         let closed = attempt(&Probe::Closed { to: at(CLOSED) }, now()).await;
-        assert_eq!(closed, Err("server-1 answered".to_owned()));
+        assert_eq!(closed, Err("the port accepts connections".to_owned()));
         server.abort();
         let _ = server.await;
         let refused = attempt(&Probe::Segments { to: at(1) }, now()).await;

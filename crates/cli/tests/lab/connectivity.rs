@@ -113,7 +113,7 @@ fn a_healthy_lab_passes_all_and_a_policy_fails_by_its_name() {
     policy("too-open", "Allow", "protocol: TCP, destination: {ports: [8082]}");
     Tested::run(&lab, &[]).assert_failed(
         |check| check["check"] == "policy denies" && check["toSystem"] == "windows",
-        "answered, because another policy allows it",
+        "the port accepts connections, because another policy allows it",
     );
     lab.ok(&["delete", "gnp", "too-open"]);
     down(&lab, running);

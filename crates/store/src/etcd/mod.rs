@@ -28,6 +28,8 @@ use crate::{
 
 /// The maximum number of keys in a page.
 const MAX_PAGE: i64 = 500;
+/// The maximum number of keys in a page without values.
+const MAX_KEYS: i64 = 2_000;
 /// The maximum number of writes in a transaction (etcd's default of `--max-txn-ops`).
 const MAX_WRITES: usize = 128;
 
@@ -165,11 +167,29 @@ impl Store for Etcd {
         Ok(Page { items, position: position(moment)?, next })
     }
 
+    /// In pages, because etcd reads the values, too.
     async fn keys(&self, kind: Kind) -> Result<Vec<Key>, StoreError> {
-        let keys::Range { start, end } = keys::range(&Interest::all(kind));
-        let request = RangeRequest { key: start, range_end: end, keys_only: true, ..RangeRequest::default() };
-        let reply = self.range(request).await?;
-        Ok(reply.kvs.iter().filter_map(|found| keys::decode(kind, &found.key)).collect())
+        let keys::Range { mut start, end } = keys::range(&Interest::all(kind));
+        let (mut keys, mut moment) = (Vec::new(), 0);
+        loop {
+            let request = RangeRequest {
+                key: start,
+                range_end: end.clone(),
+                limit: MAX_KEYS,
+                revision: moment,
+                keys_only: true,
+                ..RangeRequest::default()
+            };
+            let reply = self.range(request).await?;
+            if moment == 0 {
+                moment = i64::try_from(revision(reply.header)?).unwrap_or(i64::MAX);
+            }
+            keys.extend(reply.kvs.iter().filter_map(|found| keys::decode(kind, &found.key)));
+            match reply.kvs.last().filter(|_| reply.more) {
+                Some(last) => start = last.key.iter().copied().chain([0]).collect(),
+                None => return Ok(keys),
+            }
+        }
     }
 
     async fn create(&self, key: &Key, value: Value) -> Result<Stored, StoreError> {

@@ -22,6 +22,7 @@ mod values;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use futures::{StreamExt, stream};
@@ -137,6 +138,8 @@ impl Kubernetes {
 
     /// The highest position of the objects of a kind; `None` if there is none, or the kind cannot be read.
     async fn newest(&self, kind: Kind) -> Result<Option<Position>, StoreError> {
+        // Without the group, it is unknown whether there are objects.
+        self.group_of(kind).await?;
         let mut newest = None;
         let take = |item: &Value| {
             newest = newest.max(Some(values::position(item.get("metadata"))?));
@@ -179,6 +182,25 @@ impl Kubernetes {
                 None => return Ok(()),
             }
         }
+    }
+}
+
+/// Several writes at once. They start in their order, and none starts after one has failed.
+#[derive(Default)]
+struct Progress {
+    started: AtomicUsize,
+    failed: AtomicBool,
+}
+
+impl Progress {
+    async fn execute(&self, store: &Kubernetes, write: Write) -> Result<(), StoreError> {
+        if self.failed.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        self.started.fetch_add(1, Ordering::Relaxed);
+        let result = crate::execute(store, write).await;
+        self.failed.fetch_or(result.is_err(), Ordering::Relaxed);
+        result.map(drop)
     }
 }
 
@@ -332,14 +354,16 @@ impl Store for Kubernetes {
     }
 
     async fn write_before(&self, first: Vec<Write>, last: Write) -> Result<Written, Unfinished> {
-        let tried = first.len();
-        let writes = first.into_iter().map(|write| crate::execute(self, write));
-        // All of them end before this returns, so that none is carried out later.
+        let progress = Progress::default();
+        let writes = first.into_iter().map(|write| progress.execute(self, write));
+        // Requests that were sent are waited for.
         let results: Vec<_> = stream::iter(writes).buffer_unordered(WRITES_AT_ONCE).collect().await;
-        for result in results {
-            result.map_err(|error| Unfinished { tried, error })?;
-        }
-        crate::execute(self, last).await.map_err(|error| Unfinished { tried, error })
+        let tried = progress.started.into_inner();
+        let written = match results.into_iter().find_map(Result::err) {
+            Some(error) => Err(error),
+            None => crate::execute(self, last).await,
+        };
+        written.map_err(|error| Unfinished { tried, error })
     }
 
     fn follow(&self, interests: Vec<Interest>) -> Follow {
