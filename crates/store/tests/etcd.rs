@@ -56,6 +56,20 @@ async fn eventually<T>(what: &str, mut attempt: impl AsyncFnMut() -> Result<T, S
     }
 }
 
+/// More keys than fit into a page.
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_come_in_pages() {
+    if !can_run(&NEEDED) {
+        return;
+    }
+    let servers = Servers::start().unwrap();
+    let store = client(&servers);
+    let names: Vec<Key> = (0..2_101).map(|number| tier(&format!("t{number:04}"))).collect();
+    let writes = names.iter().map(|key| Write::Create(key.clone(), conformance::sample(key, 1))).collect();
+    store.write_all(writes).await.unwrap();
+    assert_eq!(store.keys(Kind::Tier).await.unwrap(), names);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn three_members_with_tls_conform() {
     if !can_run(&NEEDED) {
