@@ -298,13 +298,10 @@ fn not_proven(outcomes: &mut [CheckOutcome]) {
             && outcome.failed.is_none()
             && broken.contains(&place(outcome))
         {
-            outcome.failed = Some(NOT_PROVEN.to_owned());
+            outcome.failed = Some(wire::NOT_PROVEN.to_owned());
         }
     }
 }
-
-const NOT_PROVEN: &str =
-    "no answer, which proves nothing: the port that policy allows does not answer either";
 
 /// Replaces symptoms by reasons.
 async fn find_reasons(
@@ -321,7 +318,9 @@ async fn find_reasons(
     let known = reasons::Known { snapshot: &snapshot.await?, nodes, now: Timestamp::now() };
     let all = outcomes.to_vec();
     for outcome in outcomes.iter_mut() {
-        if outcome.check.probe.is_some() && outcome.failed.as_deref().is_some_and(|why| why != NOT_PROVEN) {
+        if outcome.check.probe.is_some()
+            && outcome.failed.as_deref().is_some_and(|why| why != wire::NOT_PROVEN)
+        {
             outcome.failed = Some(known.reason(outcome, &all));
         }
     }

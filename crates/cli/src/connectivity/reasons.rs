@@ -29,6 +29,7 @@ impl Known<'_> {
         if check.about == About::Denied {
             let node = self.nodes_of(check).into_iter().find_map(|node| self.trouble(node));
             let policy = match self.denied(check) {
+                _ if symptom.contains("proves nothing") => symptom.to_owned(),
                 Some(by) => format!("{symptom}, although it is {by}"),
                 None => format!("{symptom}, because another policy allows it"),
             };

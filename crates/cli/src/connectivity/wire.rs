@@ -33,6 +33,10 @@ const WINDOWS_MTU: usize = 1450;
 /// The largest datagram of IPv4.
 const MAX_DATAGRAM: usize = 65_507;
 
+/// Why silence is no success.
+pub(super) const NOT_PROVEN: &str =
+    "no answer, which proves nothing: the port that policy allows does not answer either";
+
 /// What a client does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Probe {
@@ -162,7 +166,7 @@ async fn attempt(probe: &Probe, deadline: Instant) -> Result<(), String> {
             let answer = timeout_at(Instant::now() + ATTEMPT, connect(selected)).await;
             match answer {
                 Ok(Ok(_)) => Ok(()),
-                Ok(Err(_)) | Err(_) => Err("nothing is proven: the allowed port is silent, too".to_owned()),
+                Ok(Err(_)) | Err(_) => Err(NOT_PROVEN.to_owned()),
             }
         }
         Probe::Name { name, address } => {
@@ -185,7 +189,7 @@ async fn closed(to: SocketAddr, deadline: Instant) -> Result<(), String> {
         Ok(Ok(_)) => Err("the port accepts connections".to_owned()),
         Ok(Err(error)) => match error.kind() {
             ConnectionRefused | HostUnreachable | NetworkUnreachable | PermissionDenied => Ok(()),
-            _ => Err(format!("nothing is proven: {}", short(&error))),
+            _ => Err(format!("{}, which proves nothing", short(&error))),
         },
     }
 }
