@@ -59,14 +59,18 @@ impl Tested {
 }
 
 fn assert_nothing_left(lab: &Lab) {
-    for kind in ["namespaces", "pods", "services", "knp", "workloadendpoints"] {
+    let left = |kind: &str| {
         let left = lab.json(&["get", kind, "-o", "json"]);
         let is_ours = |item: &&Value| {
             item["metadata"]["namespace"] == NAMESPACE || item["metadata"]["name"] == NAMESPACE
         };
-        let ours: Vec<&Value> = left["items"].as_array().unwrap().iter().filter(is_ours).collect();
-        assert!(ours.is_empty(), "{ours:#?}");
+        left["items"].as_array().unwrap().iter().filter(is_ours).cloned().collect::<Vec<_>>()
+    };
+    for kind in ["namespaces", "pods", "services", "knp"] {
+        assert!(left(kind).is_empty(), "{:#?}", left(kind));
     }
+    // The ADD of a pod that is gone may publish its endpoint before its DEL withdraws it.
+    lab.wait_until("all endpoints are withdrawn", || left("workloadendpoints").is_empty());
 }
 
 fn down(lab: &Lab, mut running: Running) {
