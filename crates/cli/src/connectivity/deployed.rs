@@ -1,10 +1,11 @@
 //! What the test has deployed: it is created, watched, and removed.
 
-use std::collections::BTreeMap;
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
 use tortie_api::{Key, Kind};
@@ -27,6 +28,8 @@ pub(super) struct Deployed<'a> {
     pub(super) store: &'a dyn Store,
     /// Another namespace of the same name has another one.
     uid: Value,
+    /// Whether nothing more may be created.
+    is_stopped: Cell<bool>,
 }
 
 /// What became of a client.
@@ -71,7 +74,17 @@ impl<'a> Deployed<'a> {
                 "namespace {NAMESPACE} was not created by a test (it has no label {LABEL}); nothing was deleted"
             );
         }
-        Ok(Self { store, uid: existing.value["metadata"]["uid"].clone() })
+        Ok(Self { store, uid: existing.value["metadata"]["uid"].clone(), is_stopped: Cell::new(false) })
+    }
+
+    /// Ends the test: from now on nothing is created, and nothing is waited for.
+    pub(super) fn stop(&self) {
+        self.is_stopped.set(true);
+    }
+
+    fn ensure_not_stopped(&self) -> anyhow::Result<()> {
+        ensure!(!self.is_stopped.get(), "the test was interrupted");
+        Ok(())
     }
 
     /// Creates an object.
@@ -79,6 +92,7 @@ impl<'a> Deployed<'a> {
         identify(&mut value);
         let deadline = Instant::now() + NEW_NAMESPACE;
         loop {
+            self.ensure_not_stopped()?;
             match self.store.create(&key, value.clone()).await {
                 Ok(_) => return Ok(()),
                 Err(StoreError::Forbidden(why))
@@ -161,6 +175,7 @@ impl<'a> Deployed<'a> {
     ) -> anyhow::Result<BTreeMap<String, Result<T, Value>>> {
         let mut results = BTreeMap::new();
         loop {
+            self.ensure_not_stopped()?;
             for name in names {
                 if matches!(results.get(name), Some(Ok(_))) {
                     continue;
@@ -184,6 +199,7 @@ impl<'a> Deployed<'a> {
     ) -> anyhow::Result<Option<IpAddr>> {
         let deadline = Instant::now() + patience;
         loop {
+            self.ensure_not_stopped()?;
             let service = self.store.get(&plan::key(Kind::Service, name)).await?;
             let address = service.and_then(|service| {
                 service.value["spec"]["clusterIP"].as_str().and_then(|text| text.parse().ok())
@@ -199,6 +215,7 @@ impl<'a> Deployed<'a> {
     pub(super) async fn exists(&self, key: &Key) -> anyhow::Result<bool> {
         let deadline = Instant::now() + SOON;
         loop {
+            self.ensure_not_stopped()?;
             let exists = self.store.get(key).await?.is_some();
             if exists || Instant::now() > deadline {
                 return Ok(exists);
@@ -216,12 +233,15 @@ impl<'a> Deployed<'a> {
             _ => return Ok(0),
         }
         let mut removed = 0;
-        for key in within(self.store, Kind::Pod, NAMESPACE).await? {
-            removed += self.delete(&key).await?;
-        }
+        let mut deleted = BTreeSet::new();
         let deadline = Instant::now() + REMOVAL;
         loop {
             let mut left = within(self.store, Kind::Pod, NAMESPACE).await?;
+            for key in &left {
+                if deleted.insert(key.clone()) {
+                    removed += self.delete(key).await?;
+                }
+            }
             left.extend(within(self.store, Kind::WorkloadEndpoint, NAMESPACE).await?);
             match left.first() {
                 None => break,

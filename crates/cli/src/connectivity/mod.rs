@@ -12,6 +12,7 @@ mod report;
 mod wire;
 
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -32,6 +33,8 @@ use wire::Probe;
 const INTERRUPTED: u8 = 130;
 /// How long a client may take beyond the time in which pods must run.
 const PROBING: Duration = Duration::from_secs(30);
+/// How long an interrupted test waits for the answer to its last request.
+const LAST_REQUEST: Duration = Duration::from_secs(10);
 
 #[derive(clap::Subcommand)]
 pub(crate) enum ConnectivityCommand {
@@ -118,9 +121,15 @@ impl ConnectivityTest {
             ensure!(!nodes.is_empty(), "the cluster has no node");
             let deployed = Deployed::create(&*store).await?;
             // From here on, everything is removed, however the test ends.
+            let mut test = pin!(self.test(&deployed, &nodes, &images));
             let tested = tokio::select! {
-                tested = self.test(&deployed, &nodes, &images) => Some(tested),
-                ended = end_of_process() => { ended?; None }
+                tested = &mut test => Some(tested),
+                ended = end_of_process() => {
+                    deployed.stop();
+                    // An object whose creation has been sent must exist before the removal looks for it.
+                    let _ = tokio::time::timeout(LAST_REQUEST, test).await;
+                    ended.err().map(|error| Err(error.into()))
+                }
             };
             let removed = deployed.remove().await;
             let Some(tested) = tested else {

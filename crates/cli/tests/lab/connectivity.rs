@@ -208,9 +208,31 @@ fn a_path_that_drops_vxlan_and_one_with_a_smaller_mtu_are_named() {
 }
 
 #[test]
-fn foreign_namespaces_are_left_alone() {
+fn an_interrupted_test_cleans_up_and_foreign_namespaces_are_left_alone() {
     let lab = Lab::new(User::Ordinary);
     let running = lab.up(&[]);
+    for moment in ["knp", "pods"] {
+        let mut test = lab.start(&["connectivity", "test"]);
+        lab.wait_until("something is deployed", || {
+            let objects = lab.json(&["get", moment, "-n", NAMESPACE, "-o", "json"]);
+            !objects["items"].as_array().unwrap().is_empty()
+        });
+        test.signal(Signal::INT);
+        assert_eq!(test.wait().code(), Some(130));
+        assert_nothing_left(&lab);
+    }
+
+    // What a killed test leaves, another one does not take; `cleanup` removes it.
+    let mut test = lab.start(&["connectivity", "test"]);
+    lab.wait_until("something is deployed", || lab.ok(&["get", "pods"]).contains("server-1"));
+    test.signal(Signal::KILL);
+    test.wait();
+    let refused = lab.tortie(&["connectivity", "test"]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("connectivity cleanup"), "{refused:?}");
+    lab.ok(&["connectivity", "cleanup"]);
+    assert_nothing_left(&lab);
+
     let namespace = format!("apiVersion: v1\nkind: Namespace\nmetadata: {{name: {NAMESPACE}}}\n");
     lab.ok(&["apply", "-f", &lab.file("namespace.yml", &namespace)]);
     for (command, why) in [("test", "was not created by a test"), ("cleanup", "was not created by a test")] {
