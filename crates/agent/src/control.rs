@@ -1,12 +1,15 @@
-//! The socket on which the agent answers operators: what is in force for a pod (`tortie policy show`), and its log level.
+//! The socket on which the agent answers operators: what is in force for a pod (`tortie policy show`), its log
+//! level, and what BGP knows (`tortie bgp`).
 //!
 //! A request and its answer are one line with a JSON document each. Only the agent's own user may connect, which is root
 //! outside of a lab; on Windows, administrators may.
 
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use tortie_api::report::ReportedCondition;
@@ -45,6 +48,10 @@ pub enum Ask {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         new: Option<String>,
     },
+    /// Requests the peers of the BGP speaker.
+    BgpPeers,
+    /// Requests the routes that the BGP speaker has chosen.
+    BgpRoutes,
 }
 
 /// An answer of the agent.
@@ -66,6 +73,10 @@ pub enum Outcome {
     Shown(Vec<ShownEndpoint>),
     /// The log level that now applies.
     LogLevel(String),
+    /// The peers of the BGP speaker, by address.
+    BgpPeers(Vec<BgpPeer>),
+    /// The routes that the BGP speaker has chosen, by prefix; of routes to one prefix, the best one first.
+    BgpRoutes(Vec<BgpRoute>),
     /// Why there is no answer.
     Failed(String),
 }
@@ -81,6 +92,44 @@ pub struct ShownEndpoint {
     pub conditions: Vec<ReportedCondition>,
     /// What the system has.
     pub system: Result<Shown, ShowError>,
+}
+
+/// A peer of the BGP speaker.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BgpPeer {
+    /// Its address and port.
+    pub address: SocketAddr,
+    /// Its autonomous system, as configured.
+    pub as_number: Option<u32>,
+    /// The state of the session (RFC 4271 8.2.2), such as `Established`.
+    pub state: String,
+    /// For how many seconds the session is established.
+    pub established_seconds: Option<u64>,
+    /// How many routes the peer sent.
+    pub received: u32,
+    /// How many routes it was sent.
+    pub advertised: usize,
+    /// Why the last session ended.
+    pub last_error: Option<String>,
+}
+
+/// A route that the BGP speaker has chosen.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BgpRoute {
+    /// The destination.
+    pub prefix: IpNet,
+    /// The peer that sent it; none for the node's own routes.
+    pub from: Option<SocketAddr>,
+    /// The next hop. Only zeroes stand for the node itself.
+    pub next_hop: IpAddr,
+    /// LOCAL_PREF.
+    pub local_preference: Option<u32>,
+    /// AS_PATH, the latest system first.
+    pub as_path: String,
+    /// COMMUNITIES, as `64512:100`.
+    pub communities: Vec<String>,
 }
 
 /// Why a request to an agent failed.

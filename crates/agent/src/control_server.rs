@@ -4,9 +4,11 @@ use std::io;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
 use crate::LogLevel;
+use crate::bgp::{Asked, Question};
 use crate::control::{Answer, Ask, Outcome, Request, VERSION};
 use crate::local::{Listener, Stream};
 use crate::queue::{Asker, Unanswered};
@@ -21,7 +23,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(40);
 
 /// Serves until the future is dropped.
-pub(crate) async fn run(node: String, asker: Asker, log_level: Option<LogLevel>, mut listener: Listener) {
+pub(crate) async fn run(node: String, sources: Answers, mut listener: Listener) {
     let mut backoff = Backoff::new(random_seed()).with_max(MAX_ACCEPT_DELAY);
     loop {
         let stream = match listener.accept().await {
@@ -33,46 +35,74 @@ pub(crate) async fn run(node: String, asker: Asker, log_level: Option<LogLevel>,
             }
         };
         backoff.succeeded();
-        let (node, asker, log_level) = (node.clone(), asker.clone(), log_level.clone());
+        let (node, sources) = (node.clone(), sources.clone());
         tokio::spawn(async move {
-            if let Err(error) = serve(node, &asker, log_level, stream).await {
+            if let Err(error) = serve(node, sources, stream).await {
                 tracing::warn!(%error, "an operator's request broke off");
             }
         });
     }
 }
 
-async fn serve(
-    node: String,
-    asker: &Asker,
-    log_level: Option<LogLevel>,
-    mut stream: Stream,
-) -> io::Result<()> {
+/// Where answers come from.
+#[derive(Clone)]
+pub(crate) struct Answers {
+    pub(crate) dataplane: Asker,
+    pub(crate) log_level: Option<LogLevel>,
+    /// The BGP speaker, if the agent runs one.
+    pub(crate) bgp: Option<mpsc::Sender<Asked>>,
+}
+
+async fn serve(node: String, sources: Answers, mut stream: Stream) -> io::Result<()> {
+    let Answers { dataplane, log_level, bgp } = sources;
     let request = timeout(REQUEST_TIMEOUT, read_line(&mut stream)).await??;
     let outcome = match read(&request) {
-        Ok(Ask::Show { namespace, pod }) => match timeout(ANSWER_TIMEOUT, asker.show(namespace, pod)).await {
-            Ok(Ok(shown)) => Outcome::Shown(shown),
-            Ok(Err(Unanswered::NotReady)) => {
-                Outcome::Failed("the agent ends, or does not know the cluster yet; ask again".to_owned())
+        Ok(Ask::Show { namespace, pod }) => {
+            match timeout(ANSWER_TIMEOUT, dataplane.show(namespace, pod)).await {
+                Ok(Ok(shown)) => Outcome::Shown(shown),
+                Ok(Err(Unanswered::NotReady)) => {
+                    Outcome::Failed("the agent ends, or does not know the cluster yet; ask again".to_owned())
+                }
+                Ok(Err(Unanswered::TooMany)) => {
+                    Outcome::Failed("too many requests wait for the dataplane; ask again later".to_owned())
+                }
+                Err(_) => Outcome::Failed(format!(
+                    "the dataplane has been busy for {} seconds; the agent's log says with what",
+                    ANSWER_TIMEOUT.as_secs()
+                )),
             }
-            Ok(Err(Unanswered::TooMany)) => {
-                Outcome::Failed("too many requests wait for the dataplane; ask again later".to_owned())
-            }
-            Err(_) => Outcome::Failed(format!(
-                "the dataplane has been busy for {} seconds; the agent's log says with what",
-                ANSWER_TIMEOUT.as_secs()
-            )),
-        },
+        }
         Ok(Ask::LogLevel { new }) => match log_level {
             Some(log_level) => log_level(new.as_deref()).map_or_else(Outcome::Failed, Outcome::LogLevel),
             None => Outcome::Failed("the log level of this agent is fixed".to_owned()),
         },
+        Ok(Ask::BgpPeers) => of_bgp(bgp, Question::Peers).await,
+        Ok(Ask::BgpRoutes) => of_bgp(bgp, Question::Routes).await,
         Err(problem) => Outcome::Failed(problem),
     };
     let mut answer = serde_json::to_vec(&Answer { version: VERSION, node, outcome })?;
     answer.push(b'\n');
     stream.write_all(&answer).await?;
     stream.shutdown().await
+}
+
+async fn of_bgp(bgp: Option<mpsc::Sender<Asked>>, question: Question) -> Outcome {
+    let Some(bgp) = bgp else {
+        return Outcome::Failed("this agent runs no BGP speaker; start it with --bgp".to_owned());
+    };
+    let (answer, answered) = oneshot::channel();
+    let asked = async {
+        bgp.send((question, answer)).await.ok()?;
+        answered.await.ok()
+    };
+    match timeout(ANSWER_TIMEOUT, asked).await {
+        Ok(Some(outcome)) => outcome,
+        Ok(None) => Outcome::Failed("the agent ends; ask again".to_owned()),
+        Err(_) => Outcome::Failed(format!(
+            "the BGP speaker has been busy for {} seconds; the agent's log says with what",
+            ANSWER_TIMEOUT.as_secs()
+        )),
+    }
 }
 
 /// Reads to the end of the line, or to the end of what the client sends.

@@ -4,7 +4,7 @@ use ipnet::Ipv4Net;
 use serde_json::json;
 use tortie_api::support::is_for_load_balancers;
 use tortie_api::{Key, Kind};
-use tortie_deploy::POOL_NAME;
+use tortie_deploy::{Encapsulation, POOL_NAME};
 use tortie_store::backoff::{Backoff, random_seed};
 use tortie_store::{Endpoints, StoreError};
 
@@ -15,6 +15,8 @@ pub struct DefaultPool {
     pub cidr: Ipv4Net,
     /// Whether the node's address replaces that of pods when they talk to addresses outside of all pools.
     pub nat_outgoing: bool,
+    /// How its packets travel between nodes.
+    pub encapsulation: Encapsulation,
 }
 
 /// Creates the pool if there is none, and retries until the datastore has answered.
@@ -33,8 +35,8 @@ async fn create(store: &dyn Endpoints, pool: &DefaultPool) -> Result<(), StoreEr
     }
     let key = Key::global(Kind::IpPool, POOL_NAME);
     let spec = json!({
-        "cidr": pool.cidr.to_string(), "vxlanMode": "Always", "ipipMode": "Never", "natOutgoing": pool.nat_outgoing,
-        "blockSize": 26, "nodeSelector": "all()",
+        "cidr": pool.cidr.to_string(), "vxlanMode": pool.encapsulation.vxlan_mode(), "ipipMode": "Never",
+        "natOutgoing": pool.nat_outgoing, "blockSize": 26, "nodeSelector": "all()",
     });
     let value = json!({
         "apiVersion": Kind::IpPool.api_version(), "kind": Kind::IpPool.name(),
@@ -53,12 +55,15 @@ mod tests {
     #[tokio::test]
     async fn a_pool_is_created_only_if_there_is_none() {
         let store = Embedded::in_memory().unwrap();
-        let pool = |cidr: &str| DefaultPool { cidr: cidr.parse().unwrap(), nat_outgoing: true };
+        let encapsulation = Encapsulation::None;
+        let pool =
+            |cidr: &str| DefaultPool { cidr: cidr.parse().unwrap(), nat_outgoing: true, encapsulation };
         ensure(&store, &pool("10.1.0.0/16")).await;
         ensure(&store, &pool("10.2.0.0/16")).await;
         let pools = store.list(Kind::IpPool).await.unwrap().items;
         assert_eq!(pools.len(), 1);
         assert_eq!(pools[0].value["spec"]["cidr"], "10.1.0.0/16");
+        assert_eq!(pools[0].value["spec"]["vxlanMode"], "Never");
         store.delete(&pools[0].key, None).await.unwrap();
 
         let own = Key::global(Kind::IpPool, "own");

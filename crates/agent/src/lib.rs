@@ -5,6 +5,7 @@
 
 mod addresses;
 mod barrier;
+mod bgp;
 mod cni_config;
 pub mod control;
 mod control_server;
@@ -33,7 +34,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use thiserror::Error;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tortie_api::Kind;
 use tortie_api::kubernetes::Node;
@@ -45,7 +46,10 @@ use tortie_ipam::{Ipam, IpamError};
 use tortie_store::{Endpoints, Store, StoreError};
 
 use barrier::Barrier;
+#[cfg(target_os = "linux")]
+pub use bgp::KINDS as BGP_KINDS;
 pub use cni_config::CniIpam;
+use control_server::Answers;
 pub use default_pool::DefaultPool;
 use health::{Progress, Stage};
 use http_server::{Paths, Sources};
@@ -56,6 +60,7 @@ use node::Prepared;
 use plane::InForce;
 use pods::Pods;
 pub use tortie_windows::StaticRules;
+use unsupported::Watched;
 
 /// The configuration of an agent.
 pub struct Config {
@@ -89,6 +94,8 @@ pub struct Extras {
     pub health_address: Option<SocketAddr>,
     /// Where `/metrics` is served, too.
     pub metrics_address: Option<SocketAddr>,
+    /// Whether the agent runs a BGP speaker. Only Linux nodes can.
+    pub bgp: bool,
     /// Reads and changes the log level at run time, for operators.
     pub log_level: Option<LogLevel>,
 }
@@ -236,6 +243,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
         default_pool::ensure(&*endpoints, pool).await;
     }
     progress.reach(Stage::PrepareNode);
+    let learned_routes = bgp::prepare(&node, extras.bgp, &platform)?;
     let network = ClusterNetwork::default();
     let most_blocks = node::most_blocks(platform.hcn()).await;
     let ipam = Ipam::new(store.clone(), &node, node_labels).with_most_blocks(most_blocks);
@@ -254,7 +262,8 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
     let of_barrier = kinds.iter().copied().filter(|kind| *kind != Kind::WorkloadEndpoint).collect();
     let barrier = Barrier::new(store.clone(), of_barrier);
     let dataplane = Box::new(Measured { inner: dataplane, metrics: metrics.clone() });
-    let (batches, in_force) = plane::start(&node, dataplane, most_blocks)
+    let watched = Watched::new(&node).with_most_blocks(most_blocks).with_bgp(extras.bgp);
+    let (batches, in_force) = plane::start(watched, dataplane)
         .map_err(|error| AgentError::system("starting the dataplane's thread", error))?;
     progress.reach(Stage::ReadCluster);
     started.send_replace(Some(in_force.clone()));
@@ -265,7 +274,18 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
     if !endpoints.derives_from_kubernetes() {
         parts.add("the following of labels", labels::run(store.clone(), node.clone(), in_force.clone()));
     }
-    parts.add("the report", report::run(store.clone(), node.clone(), about, in_force.clone(), taken_now));
+    let bgp_conditions = watch::Sender::default();
+    let events =
+        report::Events { in_force: in_force.clone(), taken: taken_now, bgp: bgp_conditions.subscribe() };
+    parts.add("the report", report::run(store.clone(), node.clone(), about, events));
+    let bgp = learned_routes.map(|learned| {
+        let (asked, questions) = mpsc::channel(MAX_QUESTIONS);
+        parts.add(
+            "the BGP speaker",
+            bgp::run(store.clone(), node.clone(), learned, bgp_conditions, questions),
+        );
+        asked
+    });
     if let Some(announced) = announced {
         let announcing =
             node::keep_announced(endpoints.clone(), ipam.clone(), node.clone(), announced, in_force.clone());
@@ -279,10 +299,8 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
     }
     let control = Listener::bind(&control_socket)
         .map_err(|error| AgentError::system(format!("the socket {}", control_socket.display()), error))?;
-    parts.add(
-        "the control socket",
-        control_server::run(node.clone(), asker, extras.log_level.clone(), control),
-    );
+    let answers = Answers { dataplane: asker, log_level: extras.log_level.clone(), bgp };
+    parts.add("the control socket", control_server::run(node.clone(), answers, control));
     let (busy, addressing) = (Locks::default(), Locks::default());
     let limits_bandwidth = extras.cni_plugins.has(BANDWIDTH_PLUGIN);
     let pods = Arc::new(Pods {
@@ -328,6 +346,8 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
 
 /// The plugin to which runtimes pass the limits of a pod's annotations.
 const BANDWIDTH_PLUGIN: &str = "bandwidth";
+/// The maximum number of operators' questions that wait for the BGP speaker.
+const MAX_QUESTIONS: usize = 16;
 
 /// Serves health and metrics. The servers end when the result is dropped. An address that is taken is tried again: it must
 /// not cost the pods their policy.

@@ -73,12 +73,11 @@ pub(crate) fn forbidden(kind: Kind, error: &StoreError) -> String {
 
 /// Starts the thread. It ends when the [`Batches`] are dropped, and leaves everything in force.
 pub(crate) fn start(
-    node: &str,
+    watched: Watched,
     dataplane: Box<dyn Dataplane>,
-    most_blocks: u32,
 ) -> std::io::Result<(Batches, watch::Receiver<Arc<InForce>>)> {
     let (batches, inbox) = queue();
-    let in_force = start_with(Watched::new(node).with_most_blocks(most_blocks), dataplane, inbox)?;
+    let in_force = start_with(watched, dataplane, inbox)?;
     Ok((batches, in_force))
 }
 

@@ -38,14 +38,18 @@ pub(crate) fn boot_id() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
 
+/// What reports are made of.
+pub(crate) struct Events {
+    pub(crate) in_force: watch::Receiver<Arc<InForce>>,
+    /// The addresses for probes and metrics that cannot be served.
+    pub(crate) taken: watch::Receiver<Taken>,
+    /// The conditions of the BGP speaker.
+    pub(crate) bgp: watch::Receiver<Vec<Condition>>,
+}
+
 /// Writes reports until the dataplane's thread ends. `about` is the constant content.
-pub(crate) async fn run(
-    store: Arc<dyn Store>,
-    node: String,
-    about: NodeStatus,
-    mut in_force: watch::Receiver<Arc<InForce>>,
-    mut taken: watch::Receiver<Taken>,
-) {
+pub(crate) async fn run(store: Arc<dyn Store>, node: String, about: NodeStatus, events: Events) {
+    let Events { mut in_force, mut taken, mut bgp } = events;
     let key = Key::global(Kind::NodeReport, &node);
     let mut changes = store.follow(vec![Interest::in_object(&key)]);
     let heartbeat = Duration::from_secs(about.heartbeat_seconds);
@@ -56,7 +60,12 @@ pub(crate) async fn run(
         return;
     }
     loop {
-        let status = status(&about, &in_force.borrow_and_update(), &taken.borrow_and_update());
+        let status = status(
+            &about,
+            &in_force.borrow_and_update(),
+            &taken.borrow_and_update(),
+            &bgp.borrow_and_update(),
+        );
         let at = next_write(written.as_ref(), &status, &requested, heartbeat);
         if at.is_none_or(|at| at <= Instant::now()) {
             match write(&*store, &key, &status).await {
@@ -78,6 +87,7 @@ pub(crate) async fn run(
             },
             // The other end lives as long as the agent.
             Ok(()) = taken.changed() => {}
+            Ok(()) = bgp.changed() => {}
             change = changes.next() => match change {
                 Some(Change::Put(stored)) => {
                     exists = true;
@@ -202,8 +212,9 @@ fn conditions(in_force: &InForce) -> Vec<ReportedCondition> {
 }
 
 /// `about` is the constant content.
-fn status(about: &NodeStatus, in_force: &InForce, taken: &Taken) -> NodeStatus {
+fn status(about: &NodeStatus, in_force: &InForce, taken: &Taken, bgp: &[Condition]) -> NodeStatus {
     let mut conditions = conditions(in_force);
+    conditions.extend(bgp.iter().map(|condition| condition.reported(None)));
     conditions.extend(taken.iter().map(|(address, error)| {
         let message = format!(
             "health and metrics are not served at {address}: {error}; free the port or choose another"
@@ -315,7 +326,9 @@ mod tests {
             store.create(&Key::global(Kind::Node, "n"), serde_json::json!({})).await.unwrap();
             let (in_force, receiver) = watch::channel(Arc::default());
             let about = NodeStatus { heartbeat_seconds, ..NodeStatus::default() };
-            tokio::spawn(run(store.clone(), "n".to_owned(), about, receiver, watch::channel(Taken::new()).1));
+            let (taken, bgp) = (watch::channel(Taken::new()).1, watch::channel(Vec::new()).1);
+            let events = Events { in_force: receiver, taken, bgp };
+            tokio::spawn(run(store.clone(), "n".to_owned(), about, events));
             let reporter = Self { store, in_force };
             reporter.reach(1);
             reporter.report_after(None).await;

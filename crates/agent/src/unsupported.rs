@@ -37,6 +37,8 @@ pub(crate) struct Watched {
     most_pods: Option<usize>,
     /// How many blocks this node may have.
     most_blocks: usize,
+    /// Whether the agent runs a BGP speaker.
+    runs_bgp: bool,
     /// Somebody has locked the datastore.
     is_locked: bool,
     /// The version of Calico that used the datastore last, if it is unknown.
@@ -59,6 +61,11 @@ impl Watched {
         Self { most_blocks, ..self }
     }
 
+    /// With a BGP speaker, packets of pools without encapsulation pass between nodes.
+    pub(crate) fn with_bgp(self, runs_bgp: bool) -> Self {
+        Self { runs_bgp, ..self }
+    }
+
     /// The name of the node.
     pub(crate) fn node(&self) -> &str {
         &self.node
@@ -70,8 +77,12 @@ impl Watched {
             Kind::FelixConfiguration | Kind::IpPool => {
                 // Another node reports its own object.
                 let other = key.name.strip_prefix("node.").is_some_and(|node| node != self.node);
-                let wrong = value.filter(|_| !other).map(|value| support::not_in_force(key, value));
-                set(&mut self.fields, key.clone(), wrong.filter(|wrong| !wrong.is_empty()));
+                let mut wrong =
+                    value.filter(|_| !other).map_or_else(Vec::new, |value| support::not_in_force(key, value));
+                if key.kind == Kind::IpPool && !self.runs_bgp {
+                    wrong.extend(value.and_then(support::without_encapsulation));
+                }
+                set(&mut self.fields, key.clone(), Some(wrong).filter(|wrong| !wrong.is_empty()));
                 if key.kind == Kind::IpPool {
                     let pool = value.and_then(|value| Pool::of(key, value));
                     set(&mut self.pools, key.name.clone(), pool);
@@ -251,6 +262,18 @@ mod tests {
             assert_eq!(watched.all().len(), expected, "{name}: {:?}", watched.all());
             watched.update(&key, None);
             assert_eq!(watched.all(), []);
+        }
+    }
+
+    #[test]
+    fn a_pool_without_encapsulation_is_reported_by_agents_without_bgp() {
+        let key = Key::global(Kind::IpPool, "p");
+        for (runs_bgp, mode, expected) in [(false, "Never", 1), (true, "Never", 0), (false, "Always", 0)] {
+            let mut watched = Watched::new("one").with_bgp(runs_bgp);
+            let pool = json!({"metadata": {"name": "p"}, "spec": {"cidr": "10.0.0.0/16", "vxlanMode": mode}});
+            watched.update(&key, Some(&pool));
+            let all = watched.all();
+            assert_eq!(all.len(), expected, "{runs_bgp} {mode}: {all:?}");
         }
     }
 

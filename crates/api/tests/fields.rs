@@ -199,7 +199,8 @@ fn bgp_kinds_are_validated_and_reported() {
             .unwrap_or_else(|problems| panic!("{kind}: {problems:?}"));
     }
     let reported = |kind, spec: Value| support::reported(kind, &json!({"spec": spec})).len();
-    assert_eq!(reported(Kind::BgpPeer, json!({"peerIP": "10.0.0.1", "asNumber": 1})), 2);
+    assert_eq!(reported(Kind::BgpPeer, json!({"peerIP": "10.0.0.1", "asNumber": 1})), 0);
+    assert_eq!(reported(Kind::BgpPeer, json!({"peerIP": "10.0.0.1", "reachableBy": "10.0.0.2"})), 1);
     assert_eq!(reported(Kind::BgpConfiguration, json!({"nodeToNodeMeshEnabled": false})), 0);
     assert_eq!(reported(Kind::ClusterInformation, json!({"clusterGUID": "x", "datastoreReady": false})), 0);
 }
@@ -466,8 +467,7 @@ fn page() -> String {
             };
             let state = match field.name {
                 "vxlanMode" => {
-                    "implemented: `Always`; reported: `Never`, because VXLAN is the only encapsulation yet; \
-                                rejected: `CrossSubnet`"
+                    "implemented: `Always`, `Never` (reported by agents without a BGP speaker); rejected: `CrossSubnet`"
                         .to_owned()
                 }
                 _ => state,

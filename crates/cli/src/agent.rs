@@ -11,7 +11,7 @@ use ipnet::Ipv4Net;
 use tortie_agent::control::{Ask, Outcome, ask};
 use tortie_agent::{CniIpam, Config, DefaultPool, Extras, LogLevel, Platform, StaticRules};
 use tortie_cni::local;
-use tortie_deploy::ChainedPlugins;
+use tortie_deploy::{ChainedPlugins, Encapsulation};
 
 use crate::output;
 use crate::store::StoreArguments;
@@ -83,6 +83,15 @@ struct Daemon {
     /// Whether pods of that pool use their node's address outside of the cluster
     #[arg(long, env = "TORTIE_DEFAULT_POOL_NAT", value_name = "BOOL", action = clap::ArgAction::Set, default_value_t = true)]
     default_pool_nat: bool,
+    /// How packets of that pool travel between nodes
+    #[arg(
+        long,
+        env = "TORTIE_DEFAULT_POOL_ENCAPSULATION",
+        value_name = "NAME",
+        value_parser = crate::install::encapsulation,
+        default_value = "vxlan"
+    )]
+    default_pool_encapsulation: Encapsulation,
     /// Where the container runtime looks for network configurations: the agent writes its own there when pods can be added
     #[arg(long, env = "TORTIE_CNI_CONF_DIR", value_name = "FOLDER")]
     cni_conf_dir: Option<PathBuf>,
@@ -100,6 +109,10 @@ struct Daemon {
     /// {"type": "host-local"}. Without it, from IPPools
     #[arg(long, env = "TORTIE_CNI_IPAM", value_name = "JSON", default_value = "", hide_default_value = true)]
     cni_ipam: CniIpam,
+    /// Run a BGP speaker, as BGPConfiguration, BGPPeer and BGPFilter say; without any of them, in a mesh of all nodes.
+    /// Only on Linux nodes
+    #[arg(long, env = "TORTIE_BGP")]
+    bgp: bool,
     /// Where to serve /healthz, /readyz and /metrics, such as 127.0.0.1:9198
     #[arg(long, env = "TORTIE_HEALTH_ADDRESS", value_name = "ADDRESS")]
     health_address: Option<SocketAddr>,
@@ -130,7 +143,9 @@ impl SetLogLevel {
         match answer.outcome {
             Outcome::LogLevel(level) => output::line(&format!("node {}: {level}", answer.node)),
             Outcome::Failed(problem) => bail!("node {}: {problem}", answer.node),
-            Outcome::Shown(_) => bail!("node {}: the agent answers another question", answer.node),
+            Outcome::Shown(_) | Outcome::BgpPeers(_) | Outcome::BgpRoutes(_) => {
+                bail!("node {}: the agent answers another question", answer.node)
+            }
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -155,14 +170,15 @@ impl Daemon {
                 control_socket: self.control_socket,
                 deletion_queue: self.deletion_queue,
             };
-            let nat_outgoing = self.default_pool_nat;
+            let (nat_outgoing, encapsulation) = (self.default_pool_nat, self.default_pool_encapsulation);
             let extras = Extras {
-                default_pool: self.default_pool.map(|cidr| DefaultPool { cidr, nat_outgoing }),
+                default_pool: self.default_pool.map(|cidr| DefaultPool { cidr, nat_outgoing, encapsulation }),
                 cni_conf_dir: self.cni_conf_dir,
                 cni_plugins: self.cni_plugins,
                 cni_ipam: self.cni_ipam,
                 health_address: self.health_address,
                 metrics_address: self.metrics_address,
+                bgp: self.bgp,
                 log_level: Some(log_level),
             };
             tokio::select! {

@@ -9,11 +9,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use clap::ValueEnum;
 use ipnet::Ipv4Net;
 use serde_json::Value;
 use tokio::time::Instant;
-use tortie_deploy::{ChainedPlugins, DEFAULT_IMAGE, DEFAULT_POOL, Values};
+use tortie_deploy::{ChainedPlugins, DEFAULT_IMAGE, DEFAULT_POOL, Encapsulation, Values};
 use tortie_store::kubernetes::{CalicoGroup, Kubernetes};
 
 use crate::output;
@@ -36,9 +35,12 @@ pub(crate) struct Install {
     /// Whether pods use their node's address outside of the cluster
     #[arg(long, value_name = "BOOL", action = clap::ArgAction::Set, default_value_t = true)]
     nat_outgoing: bool,
-    /// How packets travel between nodes
-    #[arg(long, value_enum, default_value_t = Encapsulation::Vxlan)]
+    /// How packets of that pool travel between nodes: vxlan, or none, which needs --bgp or routes of your own
+    #[arg(long, value_name = "NAME", value_parser = encapsulation, default_value = "vxlan")]
     encapsulation: Encapsulation,
+    /// Run a BGP speaker on each Linux node, as BGPConfiguration, BGPPeer and BGPFilter say; without any of them, in a mesh
+    #[arg(long)]
+    bgp: bool,
     /// The image of agent and plugin
     #[arg(long, value_name = "NAME", default_value = DEFAULT_IMAGE)]
     image: String,
@@ -77,13 +79,14 @@ pub(crate) struct Install {
     cluster: ClusterArguments,
 }
 
-/// An encapsulation. All of Calico's are known, so that an unsupported one gets a reason.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Encapsulation {
-    Vxlan,
-    VxlanCrossSubnet,
-    Ipip,
-    None,
+/// Reads an encapsulation. All of Calico's are known, so that an unsupported one gets a reason.
+pub(crate) fn encapsulation(text: &str) -> Result<Encapsulation, String> {
+    match text {
+        "vxlan" => Ok(Encapsulation::Vxlan),
+        "none" => Ok(Encapsulation::None),
+        "vxlan-cross-subnet" | "ipip" => Err("Tortie does not support it yet; use vxlan or none".to_owned()),
+        _ => Err("it is neither vxlan nor none".to_owned()),
+    }
 }
 
 /// Reads the network of a pool.
@@ -104,9 +107,6 @@ fn host_and_port(text: &str) -> Result<(String, u16), String> {
 impl Install {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         crate::log("warn");
-        if self.encapsulation != Encapsulation::Vxlan {
-            bail!("--encapsulation: Tortie supports only vxlan between nodes so far");
-        }
         if self.dry_run {
             let pool = self.pool.map_or_else(|| pool(DEFAULT_POOL), Ok).map_err(anyhow::Error::msg)?;
             output::text(&tortie_deploy::manifest(&self.values(pool)));
@@ -121,6 +121,8 @@ impl Install {
             pull_policy: self.pull_policy.clone(),
             pool,
             nat_outgoing: self.nat_outgoing,
+            encapsulation: self.encapsulation,
+            bgp: self.bgp,
             log_level: self.log_level.clone(),
             metrics_address: self.metrics_address,
             api_server: self.api_server.clone(),
@@ -138,6 +140,11 @@ impl Install {
             output::error_line(&format!("warning: {warning}"));
         }
         output::line(&format!("pods get addresses of {}", decision.described));
+        if self.encapsulation == Encapsulation::None && !self.bgp {
+            output::error_line(
+                "warning: without encapsulation and --bgp, pods of different nodes reach each other only by routes of your own",
+            );
+        }
         let values = self.values(decision.pool);
         for object in tortie_deploy::objects(&values) {
             if found.group == CalicoGroup::Native && object["spec"]["group"] == CalicoGroup::Crd.name() {

@@ -10,7 +10,7 @@ use clap::{Subcommand, ValueEnum};
 use tokio::signal::unix::{SignalKind, signal};
 use tortie_hns_emulator::{Config as HnsConfig, OnRewrite, ServiceConfig, run_service};
 use tortie_lab::demo::{self, Manifests};
-use tortie_lab::{Cluster, Datastore, LabDir, Outcome, Progress, Size, join, matrix, supervise};
+use tortie_lab::{Cluster, Datastore, LabDir, Outcome, Progress, Shape, join, matrix, supervise};
 
 use crate::output;
 
@@ -49,6 +49,9 @@ pub(crate) enum LabCommand {
         /// Number of Windows nodes: minion, windows-2, …
         #[arg(long, default_value_t = 1)]
         windows: usize,
+        /// Run a BGP speaker on each Linux node
+        #[arg(long)]
+        bgp: bool,
         /// The datastore; etcd needs the program etcd (Debian: etcd-server), kubernetes needs `cargo xtask kube build`
         #[arg(long, value_enum, default_value_t = DatastoreName::Embedded)]
         datastore: DatastoreName,
@@ -107,6 +110,8 @@ pub(crate) enum Inside {
         linux: usize,
         #[arg(long)]
         windows: usize,
+        #[arg(long)]
+        bgp: bool,
         #[arg(long, value_enum)]
         datastore: DatastoreName,
     },
@@ -151,10 +156,11 @@ impl LabCommand {
                 let options = ["--output", word(output), "--datastore", datastore];
                 outer(&arguments(&[&["lab", "inside", "demo"][..], &options].concat()))
             }
-            Self::Up { linux, windows, datastore } => {
+            Self::Up { linux, windows, bgp, datastore } => {
                 let (linux, windows) = (linux.to_string(), windows.to_string());
                 let datastore = Datastore::from(datastore).name();
-                let options = ["--linux", &linux, "--windows", &windows, "--datastore", datastore];
+                let mut options = vec!["--linux", &linux, "--windows", &windows, "--datastore", datastore];
+                options.extend(bgp.then_some("--bgp"));
                 outer(&arguments(&[&["lab", "inside", "up"][..], &options].concat()))
             }
             Self::Down => down(),
@@ -219,8 +225,8 @@ async fn run_inside(what: Inside) -> anyhow::Result<ExitCode> {
     let progress = Progress::new();
     match what {
         Inside::Demo { output, datastore } => {
-            let size = Size { linux: 1, windows: 1 };
-            let cluster = Cluster::up(dir(), size, datastore.into(), &progress).await?;
+            let shape = Shape { linux: 1, windows: 1, bgp: false };
+            let cluster = Cluster::up(dir(), shape, datastore.into(), &progress).await?;
             let demo = demo::run(&cluster, &MANIFESTS, &progress, |step, before| {
                 if output == LabFormat::Table {
                     output::text(&format!("\n{}:\n{}\n", step.name, matrix::table(step, before)));
@@ -236,8 +242,9 @@ async fn run_inside(what: Inside) -> anyhow::Result<ExitCode> {
                 return Ok(ExitCode::FAILURE);
             }
         }
-        Inside::Up { linux, windows, datastore } => {
-            let cluster = Cluster::up(dir(), Size { linux, windows }, datastore.into(), &progress).await?;
+        Inside::Up { linux, windows, bgp, datastore } => {
+            let cluster =
+                Cluster::up(dir(), Shape { linux, windows, bgp }, datastore.into(), &progress).await?;
             progress.done("the cluster is up; from another terminal: tortie apply -f, get, lab exec, lab matrix, lab down");
             std::future::pending::<()>().await;
             cluster.down().await;

@@ -6,6 +6,7 @@
 
 mod agent;
 mod apply;
+mod bgp;
 mod calicoctl;
 mod certs;
 mod checks;
@@ -154,6 +155,9 @@ enum Command {
     /// Issue the certificates of the embedded datastore
     #[command(subcommand)]
     Certs(certs::CertsCommand),
+    /// Show what the BGP speaker of this node knows
+    #[command(subcommand)]
+    Bgp(bgp::BgpCommand),
     /// Run the node daemon
     Agent(Box<agent::Agent>),
     /// Prepare this node, or clean it up; the pods of an installation run this
@@ -219,6 +223,7 @@ fn main() -> ExitCode {
         #[cfg(unix)]
         Command::Store(command) => command.run(),
         Command::Certs(command) => command.run(),
+        Command::Bgp(command) => return ask(command.run()),
         Command::Agent(agent) => agent.run(),
         #[cfg(unix)]
         Command::Node(command) => command.run(),

@@ -96,7 +96,9 @@ impl Show {
         let endpoints = match answer.outcome {
             Outcome::Shown(endpoints) => endpoints,
             Outcome::Failed(problem) => bail!("node {node}: {problem}"),
-            Outcome::LogLevel(_) => bail!("node {node}: the agent answers another question"),
+            Outcome::LogLevel(_) | Outcome::BgpPeers(_) | Outcome::BgpRoutes(_) => {
+                bail!("node {node}: the agent answers another question")
+            }
         };
         if endpoints.is_empty() {
             bail!(

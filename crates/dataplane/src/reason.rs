@@ -36,6 +36,12 @@ pub enum Reason {
     AddressNotServed,
     /// The address for probes and metrics is in use.
     AddressTaken,
+    /// A route of BGP is not in the kernel.
+    BgpRouteNotInForce,
+    /// There is no session with a BGP peer.
+    BgpSessionDown,
+    /// A part of the BGP configuration has no effect.
+    BgpSettingNotInForce,
     /// A Windows node may have more pods than its blocks have addresses.
     BlocksTooSmall,
     /// Calico left something on the node.
@@ -140,6 +146,8 @@ impl Reason {
         match self {
             AddressNotServed
             | AddressTaken
+            | BgpRouteNotInForce
+            | BgpSessionDown
             | BlocksTooSmall
             | CalicoLeftover
             | CalicoVersionUnknown
@@ -169,7 +177,9 @@ impl Reason {
             | ServicePartlyAllowed
             | TooManyRules
             | VxlanPortNotSupported => Severity::Information,
-            FieldNotSupported | KindForbidden | PoolConflict | PoolMissing => Severity::WithoutEffect,
+            BgpSettingNotInForce | FieldNotSupported | KindForbidden | PoolConflict | PoolMissing => {
+                Severity::WithoutEffect
+            }
             DatastoreLocked | Differs | EndpointMissing | HnsDidNotTake | HnsRefused | HnsUnavailable
             | InterfaceContested | InterfaceMissing | NetworkDiffers | NetworkMissing | NetworkNotInForce
             | NetworkNotReady | PolicyNotInForce => Severity::Failure,

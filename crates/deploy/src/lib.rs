@@ -17,7 +17,7 @@ pub use cni::{CNI_CONFIG_FILE, CNI_NETWORK, CNI_PLUGIN, ChainError, ChainedPlugi
 pub use controllers::CONTROLLERS;
 pub use node::{CLEANUP_SET, DAEMON_SET, HEALTH_PORT, cleanup};
 pub use template::CONFIG_MAP;
-pub use values::{DEFAULT_IMAGE, DEFAULT_POOL, PoolError, Values, check_pool};
+pub use values::{DEFAULT_IMAGE, DEFAULT_POOL, Encapsulation, PoolError, Values, check_pool};
 
 /// The namespace of Tortie's own objects.
 pub const NAMESPACE: &str = "tortie-system";

@@ -77,8 +77,8 @@ pub(crate) fn daemon_set(template: &Template) -> Value {
         "args": ["agent", "--cni-conf-dir", CONF_DIR, "--health-address", format!("127.0.0.1:{HEALTH_PORT}")],
         "env": [{"name": "NODENAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}],
         "envFrom": [{"configMapRef": {"name": CONFIG_MAP}}],
-        // Netlink and nftables; raw sockets; the namespaces of pods.
-        "securityContext": unprivileged(&["NET_ADMIN", "NET_RAW", "SYS_ADMIN"]),
+        // Netlink and nftables; port 179 of BGP; raw sockets; the namespaces of pods.
+        "securityContext": unprivileged(&["NET_ADMIN", "NET_BIND_SERVICE", "NET_RAW", "SYS_ADMIN"]),
         "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}},
         // A new agent waits for the lock and the port of the earlier one, and answers no probe meanwhile.
         "startupProbe": probe("/healthz", 2, 60),

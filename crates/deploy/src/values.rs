@@ -26,6 +26,10 @@ pub struct Values {
     pub pool: Ipv4Net,
     /// Whether the node's address replaces that of pods when they talk to addresses outside of all pools.
     pub nat_outgoing: bool,
+    /// How packets of that pool travel between nodes.
+    pub encapsulation: Encapsulation,
+    /// Whether agents run a BGP speaker.
+    pub bgp: bool,
     /// What the agents log.
     pub log_level: String,
     /// Where agents serve metrics to other machines.
@@ -40,6 +44,35 @@ pub struct Values {
     pub cni_plugins: ChainedPlugins,
 }
 
+/// How packets of a pool travel between nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Encapsulation {
+    /// In VXLAN.
+    Vxlan,
+    /// As they are: the nodes' network needs routes to the pods.
+    None,
+}
+
+impl Encapsulation {
+    /// Its name in options.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Vxlan => "vxlan",
+            Self::None => "none",
+        }
+    }
+
+    /// The `vxlanMode` of an IPPool.
+    #[must_use]
+    pub fn vxlan_mode(self) -> &'static str {
+        match self {
+            Self::Vxlan => "Always",
+            Self::None => "Never",
+        }
+    }
+}
+
 impl Default for Values {
     fn default() -> Self {
         Self {
@@ -47,6 +80,8 @@ impl Default for Values {
             pull_policy: "IfNotPresent".to_owned(),
             pool: DEFAULT_POOL.parse().unwrap_or_default(),
             nat_outgoing: true,
+            encapsulation: Encapsulation::Vxlan,
+            bgp: false,
             log_level: "info".to_owned(),
             metrics_address: None,
             api_server: None,
@@ -66,6 +101,13 @@ impl Values {
             ("TORTIE_DEFAULT_POOL_NAT".to_owned(), self.nat_outgoing.to_string()),
             ("RUST_LOG".to_owned(), self.log_level.clone()),
         ]);
+        if self.encapsulation != Encapsulation::Vxlan {
+            environment
+                .insert("TORTIE_DEFAULT_POOL_ENCAPSULATION".to_owned(), self.encapsulation.name().to_owned());
+        }
+        if self.bgp {
+            environment.insert("TORTIE_BGP".to_owned(), "true".to_owned());
+        }
         if !self.cni_plugins.is_empty() {
             environment.insert("TORTIE_CNI_PLUGINS".to_owned(), self.cni_plugins.to_string());
         }

@@ -43,13 +43,15 @@ const CONTROLLERS: &[(&str, &[Kind], MissingWrites)] = &[
     ("pods of workloads", &workloads::KINDS, workloads::missing_writes),
 ];
 
-/// The number of nodes of a lab.
+/// The nodes of a lab.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Size {
+pub struct Shape {
     /// Linux nodes: `primary`, `linux-2`, …
     pub linux: usize,
     /// Windows nodes: `minion`, `windows-2`, …
     pub windows: usize,
+    /// Whether Linux nodes run a BGP speaker.
+    pub bgp: bool,
 }
 
 /// A running cluster.
@@ -70,11 +72,11 @@ impl Cluster {
     /// Something did not start; the error contains the log of the process concerned.
     pub async fn up(
         dir: LabDir,
-        size: Size,
+        shape: Shape,
         datastore: Datastore,
         progress: &Progress,
     ) -> Result<Self, LabError> {
-        let count = size.linux + size.windows;
+        let count = shape.linux + shape.windows;
         if count == 0 || count > underlay::MAX_NODES {
             return Err(LabError::problem(
                 "the lab",
@@ -84,7 +86,7 @@ impl Cluster {
         mount::tmpfs(&dir.netns_folder())?;
         underlay::lay(count)?;
         let authority = Authority::new()?;
-        let names = names(size);
+        let names = names(shape);
         let all: Vec<String> = names.iter().map(|(name, _)| name.clone()).collect();
         let (store, servers) = datastore::open(datastore, &dir, &authority, &all).await?;
         let (tasks, kubernetes) = match servers {
@@ -104,7 +106,8 @@ impl Cluster {
         });
 
         for (index, (name, os)) in names.into_iter().enumerate() {
-            cluster.add_node(name, os, index, count, &authority).await?;
+            let node = Node::new(&cluster.dir, name, os, index, &underlay::neighbours(index, count))?;
+            cluster.add_node(node, shape.bgp && os == Os::Linux, &authority).await?;
         }
         cluster.wait_for_nodes(progress).await?;
         cluster.tasks.extend(cluster.nodes.iter_mut().flat_map(Node::watch));
@@ -238,15 +241,8 @@ impl Cluster {
         Ok(())
     }
 
-    async fn add_node(
-        &mut self,
-        name: String,
-        os: Os,
-        index: usize,
-        nodes: usize,
-        authority: &Authority,
-    ) -> Result<(), LabError> {
-        let mut node = Node::new(&self.dir, name, os, index, &underlay::neighbours(index, nodes))?;
+    async fn add_node(&mut self, mut node: Node, bgp: bool, authority: &Authority) -> Result<(), LabError> {
+        let os = node.os;
         match &self.kubernetes {
             Some((_, kubelet)) => {
                 kubelet.register(&node.object(), os.name(), &node.address.to_string()).await?;
@@ -268,7 +264,7 @@ impl Cluster {
                 StoreAccess::Tls { address, identity: authority.issue_for_node(&node.name)? }
             }
         };
-        node.start_agent(&self.dir, &access)?;
+        node.start_agent(&self.dir, &access, bgp)?;
         self.nodes.push(node);
         Ok(())
     }
@@ -368,12 +364,12 @@ fn log_tail(dir: &LabDir, process: &str) -> String {
 }
 
 /// The nodes' names and systems.
-fn names(size: Size) -> Vec<(String, Os)> {
+fn names(shape: Shape) -> Vec<(String, Os)> {
     let names = |first: &'static str, more: &'static str, count: usize, os: Os| {
         (1..=count).map(move |n| (if n == 1 { first.to_owned() } else { format!("{more}-{n}") }, os))
     };
-    let linux = names("primary", "linux", size.linux, Os::Linux);
-    linux.chain(names("minion", "windows", size.windows, Os::Windows)).collect()
+    let linux = names("primary", "linux", shape.linux, Os::Linux);
+    linux.chain(names("minion", "windows", shape.windows, Os::Windows)).collect()
 }
 
 impl Drop for Cluster {

@@ -35,7 +35,7 @@ mod supervise;
 mod underlay;
 mod workloads;
 
-pub use cluster::{Cluster, Size};
+pub use cluster::{Cluster, Shape};
 pub use datastore::{Datastore, client};
 pub use dir::LabDir;
 pub use error::LabError;

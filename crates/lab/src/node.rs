@@ -104,7 +104,12 @@ impl Node {
     }
 
     /// Starts the agent. It reaches the datastore with the rights of its node.
-    pub(crate) fn start_agent(&mut self, dir: &LabDir, access: &StoreAccess) -> Result<(), LabError> {
+    pub(crate) fn start_agent(
+        &mut self,
+        dir: &LabDir,
+        access: &StoreAccess,
+        bgp: bool,
+    ) -> Result<(), LabError> {
         let shown = |path: PathBuf| path.display().to_string();
         let folder = dir.node(&self.name);
         let mut arguments = vec!["agent".to_owned(), "--node".to_owned(), self.name.clone()];
@@ -130,6 +135,7 @@ impl Node {
         if self.os == Os::Windows {
             option("--hcn-socket", shown(self.hcn_socket(dir)));
         }
+        arguments.extend(bgp.then(|| "--bgp".to_owned()));
         self.agent = Some(self.start(dir, "tortie", "agent", &arguments)?);
         Ok(())
     }

@@ -26,6 +26,8 @@ const MARKS: Marks<'static> = Marks { table: "calico", chains: "cali-", comments
 const SETS: [&str; 4] = ["cali40", "cali60", "cali4t", "cali6t"];
 /// `RTPROT` of its routes (`felix/dataplane/linux`).
 pub(crate) const PROTOCOL: u8 = 80;
+/// The protocol number of routes by BIRD, which Calico runs (`rtnetlink.h`).
+pub(crate) const BIRD_PROTOCOL: u8 = 12;
 /// Its links besides those of pods and the IPv4 overlay.
 const LINKS: [&str; 5] = ["vxlan-v6.calico", "wireguard.cali", "wg-v6.cali", "bpfin.cali", "bpfout.cali"];
 /// The link of IPIP, which the kernel creates and nobody can delete.

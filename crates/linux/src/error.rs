@@ -66,11 +66,17 @@ impl Error {
     }
 }
 
-/// A link may go at any time, for instance with its namespace, and its routes with it.
-pub(crate) fn tolerate_gone(result: tortie_kernel::Result<()>) -> tortie_kernel::Result<()> {
+/// Whether a deletion failed because the object was already gone: a link may go at any time, for instance with its
+/// namespace, and its routes with it.
+pub(crate) fn is_gone(error: &tortie_kernel::Error) -> bool {
     const GONE: [i32; 4] = [libc::ENODEV, libc::ESRCH, libc::ENOENT, libc::EADDRNOTAVAIL];
+    error.errno().is_some_and(|errno| GONE.contains(&errno))
+}
+
+/// Counts the deletion of what is already gone as done.
+pub(crate) fn tolerate_gone(result: tortie_kernel::Result<()>) -> tortie_kernel::Result<()> {
     match result {
-        Err(error) if error.errno().is_some_and(|errno| GONE.contains(&errno)) => Ok(()),
+        Err(error) if is_gone(&error) => Ok(()),
         result => result,
     }
 }

@@ -5,6 +5,7 @@
 
 pub mod calico;
 pub mod dataplane;
+mod learned_routes;
 mod removal;
 pub mod wire;
 
@@ -12,6 +13,7 @@ mod error;
 
 pub use dataplane::Dataplane;
 pub use error::Error;
+pub use learned_routes::{Applied, LearnedRoutes};
 pub use removal::{hand_over_to_calico, remove_all};
 
 /// The result type of this crate.

@@ -7,7 +7,7 @@ use tortie_kernel::route::{Change, LinkSetting, Route, RouteSocket};
 
 use crate::dataplane::{Config, OVERLAY_MARK, ROUTE_PROTOCOL};
 use crate::error::tolerate_gone;
-use crate::{Error, calico, wire};
+use crate::{Error, calico, learned_routes, wire};
 
 /// Removes everything of Tortie from the calling thread's network namespace, and returns what it has removed. The agent
 /// must have ended. The parameters of the kernel stay, because others may need them by now.
@@ -24,7 +24,8 @@ pub fn remove_all(config: &Config) -> crate::Result<Vec<String>> {
         removed.push(format!("link {}", link.name));
     }
     let routes = socket.routes()?;
-    for route in routes.iter().filter(|route| route.protocol == ROUTE_PROTOCOL) {
+    let is_ours = |route: &&Route| [ROUTE_PROTOCOL, learned_routes::PROTOCOL].contains(&route.protocol);
+    for route in routes.iter().filter(is_ours) {
         tolerate_gone(socket.change(&Change::DeleteRoute(*route)))?;
         removed.push(format!("route {}", route.destination));
     }
@@ -51,8 +52,14 @@ pub fn hand_over_to_calico(config: &Config) -> crate::Result<Vec<String>> {
     let table = Table::of_ended_agent(config)?;
     let mut done = Vec::new();
     let mut socket = RouteSocket::open()?;
-    for route in socket.routes()?.into_iter().filter(|route| route.protocol == ROUTE_PROTOCOL) {
-        let change = Change::ReplaceRoute(Route { protocol: calico::PROTOCOL, ..route });
+    for route in socket.routes()? {
+        let protocol = match route.protocol {
+            ROUTE_PROTOCOL => calico::PROTOCOL,
+            // Calico's BIRD replaces them when it has learned its own.
+            learned_routes::PROTOCOL => calico::BIRD_PROTOCOL,
+            _ => continue,
+        };
+        let change = Change::ReplaceRoute(Route { protocol, ..route });
         tolerate_gone(socket.change(&change))?;
         done.push(format!("left the {route} to Calico"));
     }

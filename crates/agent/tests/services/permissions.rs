@@ -8,15 +8,16 @@ use std::time::{Duration, Instant};
 use crate::common::{FakeOs, NODE, current_report, fill, invocation, send, until};
 use crate::kubernetes::{call, create_pod, create_pod_on, serving};
 use futures::StreamExt;
+use futures::stream::BoxStream;
 use serde_json::{Value, json};
-use tortie_agent::{Config, Platform};
+use tortie_agent::{BGP_KINDS, Config, Platform};
 use tortie_api::{Key, Kind};
 use tortie_cni::Command;
 use tortie_servers::permissions::{AuditLog, Permission, cluster_policies, role};
 use tortie_servers::programs::{Program, can_run};
 use tortie_servers::{KubeApi, KubeOptions};
 use tortie_store::kubernetes::{CalicoGroup, Kubernetes, KubernetesConfig};
-use tortie_store::{Endpoints, Store};
+use tortie_store::{Change, Endpoints, Interest, Store};
 
 const LEFT_OVER: &str = "apiVersion: crd.projectcalico.org/v1
 kind: IPAMHandle
@@ -93,12 +94,30 @@ async fn uses_its_permissions(group: CalicoGroup, unused: CalicoGroup) {
         .annotate_node(NODE, &[("projectcalico.org/IPv4VXLANTunnelAddr", Some("10.0.0.1".to_owned()))].into())
         .await
         .unwrap();
+    let mut of_bgp = follow_bgp(&*store).await;
     // An agent gives up an affinity when another node was faster.
     let affinity = admin.list(Kind::BlockAffinity).await.unwrap().items.remove(0).key;
     store.delete(&affinity, None).await.unwrap();
+    let is_gone =
+        |change: &Change| matches!(change, Change::Gone { key, .. } if key.kind == Kind::BlockAffinity);
+    while !is_gone(&of_bgp.next().await.unwrap()) {}
 
     let differences = audit.differences("agent", &granted(&servers, unused)).unwrap();
     assert_eq!(differences, Vec::<String>::new());
+}
+
+/// Follows what a BGP speaker follows, until it knows everything. A speaker itself would open port 179 of the machine.
+async fn follow_bgp(store: &Kubernetes) -> BoxStream<'static, Change> {
+    let mut missing: BTreeSet<Kind> = BGP_KINDS.into_iter().collect();
+    let mut changes = store.follow(BGP_KINDS.into_iter().map(Interest::all).collect());
+    while !missing.is_empty() {
+        match changes.next().await.unwrap() {
+            Change::InSync(kind, _) => drop(missing.remove(&kind)),
+            Change::Unavailable(kind, error) => panic!("{kind}: {error}"),
+            Change::Put(_) | Change::Gone { .. } | Change::Progress(..) | Change::Restarted(_) => {}
+        }
+    }
+    changes.boxed()
 }
 
 /// How many agents run at the same time.
@@ -133,6 +152,14 @@ async fn an_agent_notices_each_missing_permission() {
             ("ipamhandles", "update"),
             // Without it, an agent lists its report from time to time.
             ("nodereports", "watch"),
+            // Used by BGP speakers only.
+            ("blockaffinities", "watch"),
+            ("bgpconfigurations", "list"),
+            ("bgpconfigurations", "watch"),
+            ("bgpfilters", "list"),
+            ("bgpfilters", "watch"),
+            ("bgppeers", "list"),
+            ("bgppeers", "watch"),
         ];
         // These kinds have no definition here.
         !exceptions.contains(&(resource, verb)) && group != "policy.networking.k8s.io"

@@ -1,68 +1,77 @@
-//! The fields of the kinds that Tortie stores for Calico's nodes and does not use.
+//! The fields of BGP's kinds, which agents with a BGP speaker use, and of kinds that Tortie stores for Calico's nodes.
 
 use super::State::{Implemented, Reported};
 use super::Takes::{AnyCase, Bool, Duration, Integer, NumberOrText, Object, Objects, Text, Texts, Word};
 use super::{Field, State, Takes, field};
 
-const NO_BGP: State = Reported("Tortie has no BGP; Calico's nodes use it");
+const NO_WORKLOADS: State = Reported("Tortie's BGP speaker has no sessions with pods; Calico's nodes use it");
+const NO_SECRETS: State =
+    Reported("agents read no Secrets yet, so the peer gets no session; Calico's nodes use it");
+const NO_GATEWAY: State =
+    Reported("the peer is reached by the routes that the node has; Calico's nodes use it");
+const ONE_METRIC: State = Reported("learned routes have the metric 1024; Calico's nodes use it");
+const NO_LEVEL: State =
+    Reported("agents have an option, --log-level, and tortie agent log-level; Calico's nodes use it");
+const NETWORKS_ONLY: State =
+    Reported("only networks of Services are advertised, not single addresses; Calico's nodes use it");
 const NO_STATUS: State = Reported("Tortie's nodes have NodeReports instead; Calico's nodes answer it");
 const SWITCH: Takes = Word(&["Enabled", "Disabled", ""]);
 const LEVELS: Takes = AnyCase(&["debug", "info", "warning", "error", "fatal", "panic", "none"]);
 const PRIORITY: Takes = Integer(1, 2_147_483_646);
 
 pub(super) const PEER: &[Field] = &[
-    field("asNumber", NumberOrText, NO_BGP, &[]),
-    field("filters", Texts, NO_BGP, &[]),
-    field("keepOriginalNextHop", Bool, NO_BGP, &[]),
-    field("keepaliveTime", Duration, NO_BGP, &[]),
-    field("localASNumber", NumberOrText, NO_BGP, &[]),
-    field("localWorkloadSelector", Text, NO_BGP, &[]),
-    field("maxRestartTime", Duration, NO_BGP, &[]),
-    field("nextHopMode", Word(&["Auto", "Self", "Keep", ""]), NO_BGP, &[]),
-    field("node", Text, NO_BGP, &[]),
-    field("nodeSelector", Text, NO_BGP, &[]),
-    field("numAllowedLocalASNumbers", Integer(0, i32::MAX as i64), NO_BGP, &[]),
-    field("password", Object, NO_BGP, &[]),
-    field("peerIP", Text, NO_BGP, &[]),
-    field("peerSelector", Text, NO_BGP, &[]),
-    field("reachableBy", Text, NO_BGP, &[]),
-    field("reversePeering", Word(&["Auto", "Manual", ""]), NO_BGP, &[]),
-    field("sourceAddress", Word(&["UseNodeIP", "None", ""]), NO_BGP, &[]),
-    field("ttlSecurity", Integer(0, 255), NO_BGP, &[]),
+    field("asNumber", NumberOrText, Implemented, &[]),
+    field("filters", Texts, Implemented, &[]),
+    field("keepOriginalNextHop", Bool, Implemented, &[]),
+    field("keepaliveTime", Duration, Implemented, &[]),
+    field("localASNumber", NumberOrText, Implemented, &[]),
+    field("localWorkloadSelector", Text, NO_WORKLOADS, &[]),
+    field("maxRestartTime", Duration, Implemented, &[]),
+    field("nextHopMode", Word(&["Auto", "Self", "Keep", ""]), Implemented, &[]),
+    field("node", Text, Implemented, &[]),
+    field("nodeSelector", Text, Implemented, &[]),
+    field("numAllowedLocalASNumbers", Integer(0, i32::MAX as i64), Implemented, &[]),
+    field("password", Object, NO_SECRETS, &[]),
+    field("peerIP", Text, Implemented, &[]),
+    field("peerSelector", Text, Implemented, &[]),
+    field("reachableBy", Text, NO_GATEWAY, &[]),
+    field("reversePeering", Word(&["Auto", "Manual", ""]), Implemented, &[]),
+    field("sourceAddress", Word(&["UseNodeIP", "None", ""]), Implemented, &[]),
+    field("ttlSecurity", Integer(0, 255), Implemented, &[]),
 ];
 
 pub(super) const CONFIGURATION: &[Field] = &[
-    field("asNumber", NumberOrText, NO_BGP, &[]),
-    field("bindMode", Word(&["None", "NodeIP", ""]), NO_BGP, &[]),
-    field("communities", Objects, NO_BGP, &[]),
-    field("ignoredInterfaces", Texts, NO_BGP, &[]),
-    field("ipv4NormalRoutePriority", PRIORITY, NO_BGP, &[]),
-    field("ipv6NormalRoutePriority", PRIORITY, NO_BGP, &[]),
-    field("listenPort", Integer(0, 65535), NO_BGP, &[]),
-    field("localWorkloadPeeringIPV4", Text, NO_BGP, &[]),
-    field("localWorkloadPeeringIPV6", Text, NO_BGP, &[]),
-    field("logSeverityScreen", LEVELS, NO_BGP, &[]),
-    field("nodeMeshMaxRestartTime", Duration, NO_BGP, &[]),
-    field("nodeMeshPassword", Object, NO_BGP, &[]),
-    field("nodeToNodeMeshEnabled", Bool, NO_BGP, &["false"]),
-    field("prefixAdvertisements", Objects, NO_BGP, &[]),
+    field("asNumber", NumberOrText, Implemented, &[]),
+    field("bindMode", Word(&["None", "NodeIP", ""]), Implemented, &[]),
+    field("communities", Objects, Implemented, &[]),
+    field("ignoredInterfaces", Texts, Implemented, &[]),
+    field("ipv4NormalRoutePriority", PRIORITY, ONE_METRIC, &["1024"]),
+    field("ipv6NormalRoutePriority", PRIORITY, ONE_METRIC, &["1024"]),
+    field("listenPort", Integer(0, 65535), Implemented, &[]),
+    field("localWorkloadPeeringIPV4", Text, NO_WORKLOADS, &[]),
+    field("localWorkloadPeeringIPV6", Text, NO_WORKLOADS, &[]),
+    field("logSeverityScreen", LEVELS, NO_LEVEL, &[]),
+    field("nodeMeshMaxRestartTime", Duration, Implemented, &[]),
+    field("nodeMeshPassword", Object, NO_SECRETS, &[]),
+    field("nodeToNodeMeshEnabled", Bool, Implemented, &[]),
+    field("prefixAdvertisements", Objects, Implemented, &[]),
     field(
         "programClusterRoutes",
         Word(&["Enabled", "Disabled", "EnabledIPIPOnly", "EnabledNoEncapOnly", ""]),
-        NO_BGP,
+        Implemented,
         &[],
     ),
-    field("serviceClusterIPs", Objects, NO_BGP, &[]),
-    field("serviceExternalIPs", Objects, NO_BGP, &[]),
-    field("serviceLoadBalancerAggregation", SWITCH, NO_BGP, &[]),
-    field("serviceLoadBalancerIPs", Objects, NO_BGP, &[]),
+    field("serviceClusterIPs", Objects, Implemented, &[]),
+    field("serviceExternalIPs", Objects, Implemented, &[]),
+    field("serviceLoadBalancerAggregation", SWITCH, NETWORKS_ONLY, &[]),
+    field("serviceLoadBalancerIPs", Objects, Implemented, &[]),
 ];
 
 pub(super) const FILTER: &[Field] = &[
-    field("exportV4", Objects, NO_BGP, &[]),
-    field("exportV6", Objects, NO_BGP, &[]),
-    field("importV4", Objects, NO_BGP, &[]),
-    field("importV6", Objects, NO_BGP, &[]),
+    field("exportV4", Objects, Implemented, &[]),
+    field("exportV6", Objects, Implemented, &[]),
+    field("importV4", Objects, Implemented, &[]),
+    field("importV6", Objects, Implemented, &[]),
 ];
 
 /// Information for people and for Calico's tools.

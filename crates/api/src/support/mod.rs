@@ -13,7 +13,9 @@ use serde_json::Value;
 pub use self::annotations::{
     ANNOTATIONS, REQUESTS, Requested, refused_annotation, requested, unsupported_annotation,
 };
-pub use self::pools::{Pool, conflicts, is_for_load_balancers, node_network, overlapping_nodes};
+pub use self::pools::{
+    Pool, conflicts, is_for_load_balancers, node_network, overlapping_nodes, without_encapsulation,
+};
 pub use self::takes::Takes;
 use crate::calico::FelixConfiguration;
 use crate::{FieldError, Key, Kind};
@@ -140,20 +142,25 @@ pub fn rejected(kind: Kind, value: &Value) -> Vec<FieldError> {
 /// The fields that are set and have no effect, harmlessly: `tortie apply` warns of them.
 #[must_use]
 pub fn reported(kind: Kind, value: &Value) -> Vec<FieldError> {
-    let mut found = unsupported(kind, value, |state| match state {
-        State::Reported(why) => Some(why),
-        State::Implemented | State::Rejected(_) => None,
-    });
+    let mut found = without_effect(kind, value);
     if kind == Kind::IpPool {
-        found.extend(pools::not_carried(value));
+        found.extend(without_encapsulation(value));
     }
     found
 }
 
-/// The parts of a stored object that are not in force, whoever stored it: all of the above.
+/// The parts of a stored object that are not in force, whoever stored it. For a pool,
+/// [`without_encapsulation`] comes on top of it.
 #[must_use]
 pub fn not_in_force(key: &Key, value: &Value) -> Vec<FieldError> {
-    [check(key, value), rejected(key.kind, value), reported(key.kind, value)].concat()
+    [check(key, value), rejected(key.kind, value), without_effect(key.kind, value)].concat()
+}
+
+fn without_effect(kind: Kind, value: &Value) -> Vec<FieldError> {
+    unsupported(kind, value, |state| match state {
+        State::Reported(why) => Some(why),
+        State::Implemented | State::Rejected(_) => None,
+    })
 }
 
 fn unsupported(kind: Kind, value: &Value, why: impl Fn(State) -> Option<&'static str>) -> Vec<FieldError> {

@@ -5,16 +5,15 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde_json::Value;
 
-use super::State::{Implemented, Rejected, Reported};
+use super::State::{Implemented, Rejected};
 use super::Takes::{Bool, Integer, Text, Texts, Word};
 use super::{Field, field};
 use crate::kubernetes::Node;
 use crate::{FieldError, Key};
 
 const IPIP: &str = "IPIP is not supported, because Windows nodes have none; use vxlanMode: Always";
-const BGP: &str = "Tortie has no BGP, so it exports no pool";
-const NOT_CARRIED: &str = "with Never, the default, no packets pass between nodes, because VXLAN is the only encapsulation \
-     yet; use Always";
+const NOT_CARRIED: &str = "with Never, the default, packets pass between nodes only by routes of BGP (agents with --bgp) or of \
+     the nodes' network; otherwise use Always";
 const AWS: &str = "Tortie does not configure cloud providers";
 
 /// The fields of `spec`.
@@ -24,7 +23,7 @@ pub(super) const FIELDS: &[Field] = &[
     field("awsSubnetID", Text, Rejected(AWS), &[]),
     field("blockSize", Integer(20, 128), Implemented, &[]),
     field("cidr", Text, Implemented, &[]),
-    field("disableBGPExport", Bool, Reported(BGP), &["true", "false"]),
+    field("disableBGPExport", Bool, Implemented, &[]),
     field("disabled", Bool, Implemented, &[]),
     field("ipipMode", Word(&["Never", "Always", "CrossSubnet"]), Rejected(IPIP), &["Never"]),
     field("namespaceSelector", Text, Implemented, &[]),
@@ -43,8 +42,9 @@ pub(super) fn of_ipv6(pool: &Value) -> Option<FieldError> {
     cidr.addr().is_ipv6().then(|| FieldError::new("spec.cidr", problem))
 }
 
-/// The problem of a pool without an overlay, whether explicit or by default.
-pub(super) fn not_carried(pool: &Value) -> Option<FieldError> {
+/// What a pool without encapsulation needs, whether that is explicit or by default.
+#[must_use]
+pub fn without_encapsulation(pool: &Value) -> Option<FieldError> {
     let mode = pool.pointer("/spec/vxlanMode").and_then(Value::as_str);
     let disabled = pool.pointer("/spec/disabled").and_then(Value::as_bool) == Some(true);
     let never = mode.is_none_or(|mode| mode == "Never") && !disabled;

@@ -2,6 +2,7 @@
 #![cfg(feature = "lab")]
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
+mod bgp;
 mod commands;
 mod connectivity;
 mod documented;

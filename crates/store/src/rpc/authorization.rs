@@ -77,14 +77,13 @@ fn row(kind: Kind) -> (Rights, Rights) {
         | Kind::GlobalNetworkPolicy
         | Kind::FelixConfiguration
         | Kind::ClusterInformation
-        | Kind::IpPool
-        | Kind::IpReservation
-        | Kind::IpamConfig => (READ, READ),
-        Kind::KubeControllersConfiguration
         | Kind::BgpPeer
         | Kind::BgpConfiguration
         | Kind::BgpFilter
-        | Kind::CalicoNodeStatus => (NOTHING, READ),
+        | Kind::IpPool
+        | Kind::IpReservation
+        | Kind::IpamConfig => (READ, READ),
+        Kind::KubeControllersConfiguration | Kind::CalicoNodeStatus => (NOTHING, READ),
         Kind::Lease => (NOTHING, FULL),
         // Only a lab makes pods of them.
         Kind::Deployment

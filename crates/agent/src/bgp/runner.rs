@@ -1,0 +1,355 @@
+//! Runs the BGP speaker of a Linux node: its configuration comes from the datastore, and the routes that it learns go
+//! into the kernel.
+//!
+//! The speaker ends without a word to its peers, which keep its routes for the restart time, and the kernel keeps the
+//! learned ones. So a restart of the agent costs no packet (RFC 4724).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use ipnet::IpNet;
+use tokio::sync::{mpsc, watch};
+use tortie_bgp::calico::{Derived, Forwarding, forwarding};
+use tortie_bgp::fsm::State;
+use tortie_bgp::rib::{Chosen, OwnRoute, RouteChange};
+use tortie_bgp::speaker::{Config, RouteEvent, Speaker};
+use tortie_dataplane::{Condition, Reason};
+use tortie_linux::LearnedRoutes;
+use tortie_store::{Interest, Store};
+
+use super::cluster::{Cluster, KINDS};
+use super::{Asked, Question, shown};
+use crate::control::Outcome;
+
+/// The interval at which the kernel's routes are compared, and sessions are looked at.
+const LOOK: Duration = Duration::from_secs(10);
+/// How long the routes of an earlier process wait for those of the peers: Calico's restart time.
+const RESTART: Duration = Duration::from_secs(120);
+/// How long a session may be down before it is reported.
+const DOWN: Duration = Duration::from_secs(30);
+/// The maximum number of changes that are taken at once.
+const BATCH: usize = 1_024;
+/// The maximum number of routes that are named in conditions.
+const MAX_NAMED: usize = 10;
+
+/// Runs until the store ends. `conditions` receives what operators must know.
+pub(crate) async fn run(
+    store: Arc<dyn Store>,
+    node: String,
+    learned: LearnedRoutes,
+    conditions: watch::Sender<Vec<Condition>>,
+    mut asked: mpsc::Receiver<Asked>,
+) {
+    let mut changes = store.follow(KINDS.into_iter().map(Interest::all).collect()).ready_chunks(BATCH);
+    let mut runner = Runner::new(&node, learned);
+    let mut look = tokio::time::interval(LOOK);
+    look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            changes = changes.next() => {
+                let Some(changes) = changes else { return };
+                let changed = changes.into_iter().fold(false, |changed, one| runner.cluster.apply(one) | changed);
+                if changed {
+                    runner.configure().await;
+                }
+            }
+            event = next_event(&mut runner.running) => runner.take(event),
+            _ = look.tick() => runner.look().await,
+            Some((question, answer)) = asked.recv() => {
+                // Whoever asked may have gone.
+                let _ = answer.send(runner.answer(question).await);
+                continue;
+            }
+        }
+        runner.program().await;
+        let now = runner.conditions();
+        conditions.send_if_modified(|last| std::mem::replace(last, now.clone()) != now);
+    }
+}
+
+/// The next report of the speaker; `None` if it has ended. Without a speaker, there never is one.
+async fn next_event(running: &mut Option<Running>) -> Option<RouteEvent> {
+    match running {
+        Some(running) => running.events.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// A running speaker.
+struct Running {
+    speaker: Speaker,
+    events: mpsc::UnboundedReceiver<RouteEvent>,
+    /// The configuration that it has.
+    config: Config,
+    /// The routes that it advertises.
+    own: BTreeMap<IpNet, OwnRoute>,
+}
+
+struct Runner {
+    cluster: Cluster,
+    running: Option<Running>,
+    /// `None` only while a thread uses it.
+    learned: Option<LearnedRoutes>,
+    /// What the speaker has chosen.
+    chosen: BTreeMap<IpNet, Vec<Chosen>>,
+    /// Next hops that the speaker does not use, because the node has no route to them.
+    unreachable: BTreeSet<IpAddr>,
+    /// Since when each peer has no session.
+    down: BTreeMap<SocketAddr, (Instant, Option<String>)>,
+    /// Why a part of the configuration is not in force.
+    of_settings: Vec<String>,
+    /// Why the speaker does not run as configured.
+    of_speaker: Option<String>,
+    /// Why routes are not in the kernel.
+    of_routes: Vec<String>,
+    /// Whether the kernel's routes must be compared.
+    is_due: bool,
+}
+
+impl Runner {
+    fn new(node: &str, learned: LearnedRoutes) -> Self {
+        Self {
+            cluster: Cluster::new(node),
+            running: None,
+            learned: Some(learned),
+            chosen: BTreeMap::new(),
+            unreachable: BTreeSet::new(),
+            down: BTreeMap::new(),
+            of_settings: Vec::new(),
+            of_speaker: None,
+            of_routes: Vec::new(),
+            is_due: false,
+        }
+    }
+
+    /// Gives the speaker what the datastore asks for. What is in force stays while that is not known.
+    async fn configure(&mut self) {
+        if !self.cluster.is_usable() {
+            return;
+        }
+        let Derived { config, own, blackholes: _, problems } = self.cluster.derived();
+        self.of_settings = problems.iter().map(ToString::to_string).collect();
+        if let Some(config) = config {
+            self.of_speaker = self.apply(usable(config), own).await.err().map(|error| {
+                tracing::error!(%error, "the BGP speaker does not run as configured; Tortie retries");
+                error.to_string()
+            });
+        }
+        // Pools and settings decide which routes belong into the kernel.
+        for prefix in self.chosen.keys().copied().collect::<Vec<_>>() {
+            self.forward(prefix);
+        }
+        self.is_due = true;
+    }
+
+    async fn apply(
+        &mut self,
+        config: Config,
+        own: BTreeMap<IpNet, OwnRoute>,
+    ) -> Result<(), tortie_bgp::speaker::Error> {
+        let is_other = |running: &Running| running.config.identifier != config.identifier;
+        if let Some(old) = self.running.take_if(|running| is_other(running)) {
+            old.speaker.shut_down("the BGP identifier of the node changes").await?;
+        }
+        let Some(running) = &mut self.running else {
+            return self.start(config, own).await;
+        };
+        let mut applied = Ok(());
+        if running.config != config {
+            applied = running.speaker.apply(config.clone()).await;
+            // After an error, the rest is in force, and the next look tries again.
+            if applied.is_ok() {
+                running.config = config;
+            }
+        }
+        let gone: Vec<IpNet> =
+            running.own.keys().filter(|prefix| !own.contains_key(prefix)).copied().collect();
+        let new = own.iter().filter(|(prefix, route)| running.own.get(prefix) != Some(route));
+        let new: Vec<(IpNet, OwnRoute)> = new.map(|(prefix, route)| (*prefix, route.clone())).collect();
+        running.speaker.advertise(new).await?;
+        running.speaker.withdraw(gone).await?;
+        running.own = own;
+        applied
+    }
+
+    async fn start(
+        &mut self,
+        config: Config,
+        own: BTreeMap<IpNet, OwnRoute>,
+    ) -> Result<(), tortie_bgp::speaker::Error> {
+        let Some(learned) = &mut self.learned else { return Ok(()) };
+        learned.restart();
+        self.chosen.clear();
+        self.unreachable.clear();
+        let restarted = learned.exist().unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot read the routes of the kernel; the BGP speaker waits for its peers");
+            true
+        });
+        let waiting = restarted.then_some(RESTART);
+        let (speaker, events) = Speaker::start(config.clone(), waiting).await?;
+        speaker.advertise(own.clone()).await?;
+        tracing::info!(identifier = %config.identifier, peers = config.peers.len(), restarted, "the BGP speaker runs");
+        self.running = Some(Running { speaker, events, config, own });
+        Ok(())
+    }
+
+    /// Takes a report of the speaker, and those that are there already.
+    fn take(&mut self, event: Option<RouteEvent>) {
+        let Some(mut event) = event else {
+            tracing::error!("the BGP speaker has ended; Tortie starts it again");
+            self.running = None;
+            return;
+        };
+        for _ in 0..BATCH {
+            match event {
+                RouteEvent::Changed(changes) => {
+                    for RouteChange { prefix, routes } in changes {
+                        match routes.is_empty() {
+                            true => drop(self.chosen.remove(&prefix)),
+                            false => drop(self.chosen.insert(prefix, routes)),
+                        }
+                        self.forward(prefix);
+                    }
+                }
+                RouteEvent::Complete => self.learned.iter_mut().for_each(LearnedRoutes::complete),
+            }
+            let Some(next) = self.running.as_mut().and_then(|running| running.events.try_recv().ok()) else {
+                break;
+            };
+            event = next;
+        }
+        self.is_due = true;
+    }
+
+    /// Decides whether the kernel gets a route to a prefix.
+    fn forward(&mut self, prefix: IpNet) {
+        let routes = self.chosen.get(&prefix).cloned().unwrap_or_default();
+        let change = RouteChange { prefix, routes };
+        let next_hops = match forwarding(&change, &self.cluster.pools(), &self.cluster.settings()) {
+            Forwarding::Via(next_hops) => next_hops,
+            Forwarding::Nothing => BTreeSet::new(),
+        };
+        if let Some(learned) = &mut self.learned {
+            learned.set(prefix, next_hops);
+        }
+    }
+
+    /// Looks at what nobody reports: sessions, and routes that somebody else has changed.
+    async fn look(&mut self) {
+        self.is_due = true;
+        if self.running.is_none() || self.of_speaker.is_some() {
+            self.configure().await;
+        }
+        let Some(running) = &self.running else { return };
+        let Ok(status) = running.speaker.status().await else { return };
+        let mut down = BTreeMap::new();
+        for peer in status.peers.into_iter().filter(|peer| peer.state != State::Established) {
+            let since = self.down.get(&peer.address).map_or_else(Instant::now, |(since, _)| *since);
+            down.insert(peer.address, (since, peer.last_error));
+        }
+        self.down = down;
+    }
+
+    /// Makes the kernel's routes as they should be, and tells the speaker which next hops cannot be reached.
+    async fn program(&mut self) {
+        if !std::mem::take(&mut self.is_due) {
+            return;
+        }
+        let Some(mut learned) = self.learned.take() else { return };
+        let watched = self.unreachable.clone();
+        let done = tokio::task::spawn_blocking(move || {
+            let applied = learned.apply(&watched);
+            (learned, applied)
+        });
+        let (learned, applied) = match done.await {
+            Ok(done) => done,
+            Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+        };
+        self.learned = Some(learned);
+        let applied = match applied {
+            Ok(applied) => applied,
+            Err(error) => {
+                tracing::error!(%error, "cannot compare the routes of the kernel; Tortie retries");
+                self.of_routes = vec![error.to_string()];
+                return;
+            }
+        };
+        for problem in applied.problems.iter().filter(|problem| !self.of_routes.contains(problem)) {
+            tracing::warn!("{problem}");
+        }
+        self.of_routes = applied.problems;
+        let Some(running) = &self.running else { return };
+        let costs = applied.unreachable.difference(&self.unreachable).map(|next_hop| (*next_hop, None));
+        let back = self.unreachable.difference(&applied.unreachable).map(|next_hop| (*next_hop, Some(0)));
+        for (next_hop, cost) in costs.chain(back).collect::<Vec<_>>() {
+            tracing::info!(%next_hop, is_reachable = cost.is_some(), "a BGP next hop has changed");
+            // A speaker that has ended is noticed by its reports.
+            let _ = running.speaker.set_cost(next_hop, cost).await;
+        }
+        self.unreachable = applied.unreachable;
+    }
+
+    fn conditions(&self) -> Vec<Condition> {
+        let settings = self.cluster.problems().into_iter().chain(self.of_settings.iter().cloned());
+        let mut conditions: Vec<Condition> =
+            settings.map(|problem| Condition::new(Reason::BgpSettingNotInForce, problem)).collect();
+        if let Some(problem) = &self.of_speaker {
+            conditions.push(Condition::new(Reason::BgpSessionDown, format!("the BGP speaker: {problem}")));
+        }
+        for (address, (since, last_error)) in
+            self.down.iter().filter(|(_, (since, _))| since.elapsed() >= DOWN)
+        {
+            // No duration: a condition that changes all the time would be written all the time.
+            let _ = since;
+            let why = last_error.as_ref().map_or_else(
+                || {
+                    "the peer has not answered; look whether it runs, and whether TCP port 179 is open"
+                        .to_owned()
+                },
+                |error| format!("the last session ended: {error}"),
+            );
+            conditions.push(Condition::new(
+                Reason::BgpSessionDown,
+                format!("no BGP session with {address}: {why}"),
+            ));
+        }
+        let next_hops = self.unreachable.iter().map(|next_hop| {
+            format!(
+                "the node has no route to the BGP next hop {next_hop}, so routes by way of it are not used"
+            )
+        });
+        let routes = self.of_routes.iter().cloned().chain(next_hops).take(MAX_NAMED);
+        conditions.extend(routes.map(|problem| Condition::new(Reason::BgpRouteNotInForce, problem)));
+        conditions
+    }
+
+    async fn answer(&self, question: Question) -> Outcome {
+        let Some(running) = &self.running else {
+            let why = self.of_speaker.clone().or_else(|| self.of_settings.first().cloned());
+            let why = why.unwrap_or_else(|| "it does not know the cluster yet".to_owned());
+            return Outcome::Failed(format!("the BGP speaker does not run: {why}"));
+        };
+        let status = match running.speaker.status().await {
+            Ok(status) => status,
+            Err(error) => return Outcome::Failed(error.to_string()),
+        };
+        match question {
+            Question::Peers => Outcome::BgpPeers(shown::peers(&status, &running.config)),
+            Question::Routes => match running.speaker.routes().await {
+                Ok(routes) => Outcome::BgpRoutes(shown::routes(routes, &status)),
+                Err(error) => Outcome::Failed(error.to_string()),
+            },
+        }
+    }
+}
+
+/// The configuration without what this system cannot do: addresses of IPv6, if it is switched off.
+fn usable(mut config: Config) -> Config {
+    if !std::path::Path::new("/proc/net/if_inet6").exists() {
+        config.listen.retain(SocketAddr::is_ipv4);
+    }
+    config
+}

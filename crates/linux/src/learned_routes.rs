@@ -1,0 +1,314 @@
+//! Routes that BGP learned, in the main table of the kernel.
+//!
+//! A route leads to the router that the kernel uses for the BGP next hop, as BIRD's `gateway recursive` does. Next hops
+//! are looked up among the routes of others, so that learned routes cannot depend on each other. Only routes with
+//! [`PROTOCOL`] are changed or deleted.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use tortie_kernel::route::{Change, Route, RouteKind, RouteSocket};
+
+use crate::Result;
+use crate::dataplane::ROUTE_PROTOCOL;
+use crate::error::is_gone;
+
+/// The protocol number of learned routes. Routes of the dataplane have another one, so that neither deletes the other's.
+/// Nobody else has it in `rtnetlink.h` and iproute2's `rt_protos`.
+pub(crate) const PROTOCOL: u8 = 85;
+/// The metric of learned routes: that of Calico (`ipv4NormalRoutePriority`), and the kernel's default for IPv6. Routes of
+/// administrators to the same destination have a lower one, and win.
+const METRIC: u32 = 1024;
+
+/// The learned routes of a node.
+#[derive(Debug)]
+pub struct LearnedRoutes {
+    socket: RouteSocket,
+    /// The next hops of each destination; never empty.
+    wanted: BTreeMap<IpNet, BTreeSet<IpAddr>>,
+    /// Whether routes that are not wanted are left alone, because the peers' routes are not complete.
+    keeps_unknown: bool,
+}
+
+/// The result of [`LearnedRoutes::apply`].
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct Applied {
+    /// Next hops to which the node has no route.
+    pub unreachable: BTreeSet<IpAddr>,
+    /// Why routes are not in the kernel.
+    pub problems: Vec<String>,
+}
+
+impl LearnedRoutes {
+    /// Opens the tables of the calling thread's network namespace. Routes of an earlier process stay until
+    /// [`complete`](Self::complete).
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn open() -> Result<Self> {
+        Ok(Self { socket: RouteSocket::open()?, wanted: BTreeMap::new(), keeps_unknown: true })
+    }
+
+    /// Whether the kernel has learned routes, for instance of an earlier process.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn exist(&mut self) -> Result<bool> {
+        Ok(self.socket.routes()?.iter().any(|route| route.protocol == PROTOCOL))
+    }
+
+    /// Sets the next hops of a destination; none to have no route. The kernel gets them with [`apply`](Self::apply).
+    pub fn set(&mut self, destination: IpNet, next_hops: BTreeSet<IpAddr>) {
+        match next_hops.is_empty() {
+            true => drop(self.wanted.remove(&destination)),
+            false => drop(self.wanted.insert(destination, next_hops)),
+        }
+    }
+
+    /// From now on, routes of an earlier process that are not wanted are deleted.
+    pub fn complete(&mut self) {
+        self.keeps_unknown = false;
+    }
+
+    /// Forgets what is wanted, for a new speaker: the routes stay until [`complete`](Self::complete).
+    pub fn restart(&mut self) {
+        self.wanted.clear();
+        self.keeps_unknown = true;
+    }
+
+    /// Reads the kernel's routes, and makes the learned ones as they should be. The result also says which of the next
+    /// hops in `watched` cannot be reached.
+    ///
+    /// # Errors
+    /// The kernel does not answer. What it refuses is a problem in the result.
+    pub fn apply(&mut self, watched: &BTreeSet<IpAddr>) -> Result<Applied> {
+        let kernel = self.socket.routes()?;
+        let Plan { changes, mut applied } = plan(&self.wanted, &kernel, self.keeps_unknown);
+        let others = NextHops::of_others(&kernel);
+        applied.unreachable.extend(watched.iter().filter(|next_hop| others.resolve(**next_hop).is_none()));
+        for (change, result) in changes.iter().zip(self.socket.change_all(&changes)?) {
+            match result {
+                Err(error) if !(matches!(change, Change::DeleteRoute(_)) && is_gone(&error)) => {
+                    applied.problems.push(format!("{error}; Tortie retries"));
+                }
+                _ => {}
+            }
+        }
+        Ok(applied)
+    }
+
+    /// Deletes all learned routes of the node, also those of an earlier process. Returns how many there were.
+    ///
+    /// # Errors
+    /// The kernel does not answer, or refuses it.
+    pub fn remove_all(mut self) -> Result<usize> {
+        self.wanted.clear();
+        self.complete();
+        let Plan { changes, .. } = plan(&self.wanted, &self.socket.routes()?, false);
+        for result in self.socket.change_all(&changes)? {
+            crate::error::tolerate_gone(result)?;
+        }
+        Ok(changes.len())
+    }
+}
+
+struct Plan {
+    changes: Vec<Change>,
+    applied: Applied,
+}
+
+/// The changes after which the kernel has the wanted routes.
+fn plan(wanted: &BTreeMap<IpNet, BTreeSet<IpAddr>>, kernel: &[Route], keeps_unknown: bool) -> Plan {
+    let others = NextHops::of_others(kernel);
+    let mut there: BTreeMap<IpNet, &Route> = BTreeMap::new();
+    let mut changes = Vec::new();
+    for route in kernel {
+        let has_place = route.metric == METRIC && wanted.contains_key(&route.destination);
+        if has_place {
+            there.insert(route.destination, route);
+        } else if route.protocol == PROTOCOL && !keeps_unknown {
+            changes.push(Change::DeleteRoute(*route));
+        }
+    }
+    let mut applied = Applied::default();
+    for (destination, next_hops) in wanted {
+        let current = there.get(destination).copied();
+        // The first one that can be reached. One route has one router so far.
+        let mut reachable = None;
+        for next_hop in next_hops {
+            match others.resolve(*next_hop) {
+                Some(router) => reachable = reachable.or(Some(router)),
+                None => drop(applied.unreachable.insert(*next_hop)),
+            }
+        }
+        let Some((gateway, link)) = reachable else {
+            changes
+                .extend(current.filter(|route| is_learned(route)).map(|route| Change::DeleteRoute(*route)));
+            continue;
+        };
+        let route = Route { metric: METRIC, ..Route::via(*destination, gateway, link, PROTOCOL) };
+        match current {
+            None => changes.push(Change::AddRoute(route)),
+            Some(current) if !is_learned(current) => applied.problems.push(format!(
+                "the foreign route {current} occupies the place of {route}; Tortie leaves it alone"
+            )),
+            Some(current) if leads_alike(current, &route) => {}
+            Some(_) => changes.push(Change::ReplaceRoute(route)),
+        }
+    }
+    Plan { changes, applied }
+}
+
+fn is_learned(route: &Route) -> bool {
+    route.protocol == PROTOCOL
+}
+
+fn leads_alike(one: &Route, other: &Route) -> bool {
+    (one.kind, one.link, one.gateway) == (other.kind, other.link, other.gateway)
+}
+
+/// The routes by which next hops are reached.
+struct NextHops<'a> {
+    /// The best route to each destination.
+    routes: BTreeMap<IpNet, &'a Route>,
+}
+
+impl<'a> NextHops<'a> {
+    fn of_others(kernel: &'a [Route]) -> Self {
+        let mut best: BTreeMap<IpNet, &Route> = BTreeMap::new();
+        for route in kernel.iter().filter(|route| !is_learned(route)) {
+            let known = best.entry(route.destination.trunc()).or_insert(route);
+            if route.metric < known.metric {
+                *known = route;
+            }
+        }
+        Self { routes: best }
+    }
+
+    /// The router by which packets reach the next hop, and its link; `None` if there is no route, or none that packets of
+    /// others can take: to the address of a pod, or into a block of this node.
+    fn resolve(&self, next_hop: IpAddr) -> Option<(IpAddr, u32)> {
+        let longest = if next_hop.is_ipv4() { 32 } else { 128 };
+        let route = (0..=longest).rev().find_map(|length| {
+            let network = IpNet::new(next_hop, length).ok()?.trunc();
+            self.routes.get(&network)
+        })?;
+        if route.kind == RouteKind::Blackhole || route.protocol == ROUTE_PROTOCOL {
+            return None;
+        }
+        Some((route.gateway.unwrap_or(next_hop), route.link?))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn net(text: &str) -> IpNet {
+        text.parse().unwrap()
+    }
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn kernel() -> Vec<Route> {
+        vec![
+            Route::on_link(net("10.9.0.0/24"), 2, 2),
+            Route { onlink: false, ..Route::via(net("0.0.0.0/0"), ip("10.9.0.254"), 2, 3) },
+            Route { onlink: false, ..Route::via(net("192.0.2.0/24"), ip("10.9.0.7"), 2, 4) },
+            Route { metric: 5, ..Route::via(net("192.0.2.0/24"), ip("10.9.0.8"), 2, 4) },
+            Route::on_link(net("fd09::/64"), 3, 2),
+            Route::on_link(net("10.10.0.5/32"), 9, ROUTE_PROTOCOL),
+            Route::blackhole(net("10.10.0.0/26"), ROUTE_PROTOCOL),
+        ]
+    }
+
+    fn planned(wanted: &[(&str, &[&str])], kernel: &[Route], keeps_unknown: bool) -> (Vec<String>, Applied) {
+        let wanted =
+            wanted.iter().map(|(to, hops)| (net(to), hops.iter().map(|hop| ip(hop)).collect())).collect();
+        let Plan { changes, applied } = plan(&wanted, kernel, keeps_unknown);
+        let shown = |change: &Change| match change {
+            Change::AddRoute(route) => format!("add {route}"),
+            Change::ReplaceRoute(route) => format!("replace {route}"),
+            Change::DeleteRoute(route) => format!("delete {route}"),
+            other => panic!("{other}"),
+        };
+        (changes.iter().map(shown).collect(), applied)
+    }
+
+    fn learned(to: &str, gateway: &str, link: u32) -> Route {
+        Route { metric: METRIC, ..Route::via(net(to), ip(gateway), link, PROTOCOL) }
+    }
+
+    #[test]
+    fn next_hops_resolve_by_the_longest_prefix_and_the_lowest_metric() {
+        for (next_hop, expected) in [
+            ("10.9.0.3", Some(("10.9.0.3", 2))),
+            ("192.0.2.1", Some(("10.9.0.7", 2))),
+            ("203.0.113.1", Some(("10.9.0.254", 2))),
+            ("fd09::3", Some(("fd09::3", 3))),
+            // No default route of this family.
+            ("fd10::3", None),
+            // A pod of this node, and a free address of one of its blocks.
+            ("10.10.0.5", None),
+            ("10.10.0.6", None),
+        ] {
+            let found = NextHops::of_others(&kernel()).resolve(ip(next_hop));
+            assert_eq!(found, expected.map(|(router, link)| (ip(router), link)), "{next_hop}");
+        }
+        let found = NextHops::of_others(&[]).resolve(ip("10.9.0.3"));
+        assert_eq!(found, None);
+    }
+
+    #[test]
+    fn learned_routes_do_not_resolve_next_hops() {
+        let mut kernel = kernel();
+        kernel.push(learned("10.9.0.3/32", "10.9.0.66", 2));
+        let (changes, applied) = planned(&[("10.20.0.0/26", &["10.9.0.3"])], &kernel, true);
+        assert_eq!(changes, [format!("add {}", learned("10.20.0.0/26", "10.9.0.3", 2))]);
+        assert_eq!(applied, Applied::default());
+    }
+
+    #[test]
+    fn routes_of_an_earlier_process_stay_until_the_peers_routes_are_complete() {
+        let mut kernel = kernel();
+        let (old, same) = (learned("10.20.1.0/26", "10.9.0.4", 2), learned("10.20.2.0/26", "10.9.0.5", 2));
+        kernel.extend([old, same]);
+        let wanted: &[(&str, &[&str])] = &[("10.20.2.0/26", &["10.9.0.5"])];
+        assert_eq!(planned(wanted, &kernel, true), (vec![], Applied::default()));
+        assert_eq!(planned(wanted, &kernel, false), (vec![format!("delete {old}")], Applied::default()));
+    }
+
+    #[test]
+    fn routes_change_in_place_and_foreign_ones_are_left_alone() {
+        let mut kernel = kernel();
+        kernel.push(learned("10.20.1.0/26", "10.9.0.4", 2));
+        let (changes, _) = planned(&[("10.20.1.0/26", &["10.9.0.6"])], &kernel, false);
+        assert_eq!(changes, [format!("replace {}", learned("10.20.1.0/26", "10.9.0.6", 2))]);
+
+        let foreign = Route { protocol: 4, ..learned("10.20.3.0/26", "10.9.0.9", 2) };
+        kernel.push(foreign);
+        let (changes, applied) =
+            planned(&[("10.20.1.0/26", &["10.9.0.4"]), ("10.20.3.0/26", &["10.9.0.4"])], &kernel, false);
+        assert_eq!(changes, Vec::<String>::new());
+        assert!(applied.problems[0].contains("foreign"), "{applied:?}");
+    }
+
+    #[test]
+    fn a_next_hop_without_a_route_costs_the_route() {
+        let mut kernel = kernel();
+        kernel.push(learned("fd20::/64", "fd10::3", 3));
+        let (changes, applied) = planned(&[("fd20::/64", &["fd10::3"])], &kernel, true);
+        assert_eq!(changes, [format!("delete {}", learned("fd20::/64", "fd10::3", 3))]);
+        assert_eq!(applied.unreachable, [ip("fd10::3")].into());
+        assert_eq!(applied.problems, Vec::<String>::new());
+        // Of two next hops, one is enough.
+        let (changes, applied) = planned(&[("fd20::/64", &["fd09::3", "fd10::3"])], &kernel, true);
+        assert_eq!(changes, [format!("replace {}", learned("fd20::/64", "fd09::3", 3))]);
+        assert_eq!(applied.unreachable, [ip("fd10::3")].into());
+        assert_eq!(applied.problems, Vec::<String>::new());
+    }
+}
