@@ -17,7 +17,7 @@ use tortie_api::net::Direction;
 use tortie_api::{Key, Kind};
 use tortie_calc::Calc;
 use tortie_dataplane::{
-    Delta, EndpointId, NodeState, PodAttachment, PodWiring as _, Report, Route, RouteTarget,
+    Delta, EndpointId, NodeState, PodAddress, PodAttachment, PodWiring as _, Report, Route, RouteTarget,
 };
 use tortie_hcn::schema::{Endpoint, Namespace};
 use tortie_hcn::{Feature, Guid, Hcn, HcnExt};
@@ -326,7 +326,7 @@ impl Node {
         let hcn: Arc<dyn Hcn> = hns.clone();
         let wiring = WindowsWiring::new(hcn.clone());
         let mut dataplane = Stateful::new(WindowsDataplane::with_clock(hcn, None, clock));
-        dataplane.apply(&[Delta::Route(Route { destination: block, target: RouteTarget::Local })]);
+        dataplane.apply(&[Delta::Route(Route { destination: block.into(), target: RouteTarget::Local })]);
         let calc = Calc::new(name).with_services();
         Ok(Self { hns, calc, dataplane, wiring, network, block })
     }
@@ -337,8 +337,7 @@ impl Node {
             endpoint: location.endpoint.clone(),
             container_id: location.container_id.clone(),
             netns: compartment.to_string(),
-            address,
-            block: self.block,
+            addresses: vec![PodAddress::ipv4(address, self.block)],
             mtu: None,
         };
         self.wiring.connect(&pod).with_context(|| location.endpoint.to_string())?;

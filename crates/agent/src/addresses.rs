@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::IpNet;
 use serde::Deserialize;
 use serde_json::Value;
+use tortie_api::net::IpVersion;
 use tortie_api::{Key, support};
 use tortie_cni::{AddressSource, Code, Failure, Invocation, NetworkConfig};
-use tortie_dataplane::EndpointId;
+use tortie_dataplane::PodAddress;
 use tortie_ipam::{Assignment, Holder, Ipam, IpamError, Request};
 use tortie_store::Stored;
 
@@ -16,35 +17,14 @@ use tortie_store::Stored;
 /// handle that would name the network.
 pub(crate) const NETWORK: &str = "tortie.io/cni-network";
 
-/// The IPv4 address of a pod, and its block. Pods have no IPv6 addresses yet.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct PodAddress {
-    pub(crate) address: Ipv4Addr,
-    pub(crate) block: Ipv4Net,
+/// The address of an assignment.
+pub(crate) fn of_assignment(assignment: &Assignment) -> PodAddress {
+    PodAddress { address: assignment.address, block: assignment.block }
 }
 
-impl PodAddress {
-    /// The address of an endpoint, without its block.
-    pub(crate) fn alone(net: &IpNet) -> Option<Self> {
-        match net {
-            IpNet::V4(net) => Some(Self { address: net.addr(), block: net.addr().into() }),
-            IpNet::V6(_) => None,
-        }
-    }
-
-    /// `None` for IPv6.
-    pub(crate) fn of(assignment: &Assignment) -> Option<Self> {
-        match (assignment.address, assignment.block) {
-            (IpAddr::V4(address), IpNet::V4(block)) => Some(Self { address, block }),
-            _ => None,
-        }
-    }
-}
-
-/// The error for a pod that only has an IPv6 address.
-pub(crate) fn not_wired(id: &EndpointId) -> Failure {
-    let msg = format!("{id} got an IPv6 address, and pods have no IPv6 routes yet");
-    Failure::new(Code::NOT_SUPPORTED, msg, "give the pod an IPv4 address")
+/// The address of an endpoint, without its block.
+pub(crate) fn alone(net: &IpNet) -> PodAddress {
+    PodAddress { address: net.addr(), block: net.addr().into() }
 }
 
 /// The addresses of an endpoint, if it is of this container.
@@ -55,13 +35,31 @@ pub(crate) fn of_endpoint(endpoint: &Stored, container: &str) -> Vec<IpAddr> {
     networks.into_iter().flatten().filter_map(|net| parse(net.as_str()?)).collect()
 }
 
-/// The address that a pod requests, and the pools that it must be from.
+/// Whether a pod gets an address of a family.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Assign {
+    Always,
+    /// If a pool of the family gives addresses to the pod.
+    #[default]
+    IfPool,
+    Never,
+}
+
+/// The addresses that a pod requests, and the pools that they must be from.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Wanted {
-    /// `None` for any address.
-    pub(crate) address: Option<IpAddr>,
+    /// The addresses of the pod, at most one of each family; empty for any.
+    pub(crate) addresses: Vec<IpAddr>,
     /// An address that no IPAM knows.
     pub(crate) outside: Option<Ipv4Addr>,
+    pub(crate) ipv4: OfFamily,
+    pub(crate) ipv6: OfFamily,
+}
+
+/// What a pod requests of a family.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct OfFamily {
+    pub(crate) assign: Assign,
     /// Names or networks; empty for those that select the node and the namespace.
     pub(crate) pools: Vec<String>,
 }
@@ -91,17 +89,25 @@ pub(crate) fn wanted(
                        cni.projectcalico.org/ipAddrs";
             return Err(Failure::new(Code::NOT_SUPPORTED, msg, why));
         }
-        if let Some(address) = requested.address {
+        if let Some(address) = requested.addresses.first() {
             let why = "take one of the annotations out";
             return Err(Failure::new(Code::INVALID_CONFIG, format!("{msg}, and {address} of IPAM"), why));
         }
         return Ok(Wanted { outside: Some(outside), ..Wanted::default() });
     }
-    let address = match requested.address {
-        Some(address) => Some(address),
-        None => address_of_call(call)?,
+    let addresses = match requested.addresses {
+        addresses if addresses.is_empty() => addresses_of_call(call)?,
+        addresses => addresses,
     };
-    Ok(Wanted { address, outside: None, pools: requested.pools.unwrap_or(of_config) })
+    let pools = |given: Option<Vec<String>>, mut of_config: OfFamily| {
+        if let Some(pools) = given {
+            // Whoever names pools wants an address of them.
+            of_config = OfFamily { assign: Assign::Always, pools };
+        }
+        of_config
+    };
+    let (ipv4, ipv6) = (pools(requested.pools, of_config.0), pools(requested.pools_v6, of_config.1));
+    Ok(Wanted { addresses, outside: None, ipv4, ipv6 })
 }
 
 /// Only Tortie's own IPAM gives a requested address, or one of requested pools. Another IPAM plugin reads what the runtime
@@ -122,12 +128,13 @@ fn refuse_requests(
             return Err(Failure::new(Code::NOT_SUPPORTED, msg, why));
         }
     }
-    match address_of_call(call) {
-        Ok(Some(address)) if source == AddressSource::System => {
+    let requested = addresses_of_call(call).unwrap_or_default();
+    match requested.first().filter(|_| source == AddressSource::System) {
+        Some(address) => {
             let msg = format!("the runtime requests the address {address}, and {of_network}");
             Err(Failure::new(Code::NOT_SUPPORTED, msg, why))
         }
-        _ => Ok(()),
+        None => Ok(()),
     }
 }
 
@@ -143,8 +150,8 @@ fn refuse_annotations((key, annotations): (&Key, &BTreeMap<String, String>)) -> 
     }
 }
 
-/// The address that the runtime requests: by the capability `ips`, by `args`, or by `IP` in `CNI_ARGS`.
-fn address_of_call(call: &Invocation) -> Result<Option<IpAddr>, Failure> {
+/// The addresses that the runtime requests: by the capability `ips`, by `args`, or by `IP` in `CNI_ARGS`.
+fn addresses_of_call(call: &Invocation) -> Result<Vec<IpAddr>, Failure> {
     let extra = &call.config.extra;
     let lists = [
         ("runtimeConfig.ips", extra.get("runtimeConfig").and_then(|config| config.get("ips"))),
@@ -153,30 +160,26 @@ fn address_of_call(call: &Invocation) -> Result<Option<IpAddr>, Failure> {
     for (name, value) in lists {
         let Some(value) = value.filter(|value| !value.is_null()) else { continue };
         let texts = texts_of(name, value)?;
-        match &texts[..] {
-            [] => {}
-            [text] => return address(name, text).map(Some),
-            _ => {
-                let msg = format!("{name} has {} addresses", texts.len());
-                return Err(Failure::new(Code::NOT_SUPPORTED, msg, "a pod has one IPv4 address"));
-            }
+        let addresses = texts.iter().map(|text| address(name, text)).collect::<Result<Vec<_>, _>>()?;
+        if let Some(version) = IpVersion::ALL
+            .into_iter()
+            .find(|version| addresses.iter().filter(|one| IpVersion::of(one) == *version).count() > 1)
+        {
+            let msg = format!("{name} has several {version} addresses");
+            return Err(Failure::new(Code::NOT_SUPPORTED, msg, "a pod has at most one of each family"));
+        }
+        if !addresses.is_empty() {
+            return Ok(addresses);
         }
     }
     let text = call.args.get("IP").filter(|text| !text.is_empty());
-    text.map(|text| address("IP in CNI_ARGS", text)).transpose()
+    text.map(|text| address("IP in CNI_ARGS", text)).transpose().map(|address| address.into_iter().collect())
 }
 
 /// An address, with or without a prefix length.
 fn address(name: &str, text: &str) -> Result<IpAddr, Failure> {
     let parsed = text.parse::<IpAddr>().ok().or_else(|| text.parse::<IpNet>().ok().map(|net| net.addr()));
-    match parsed {
-        Some(address @ IpAddr::V4(_)) => Ok(address),
-        Some(IpAddr::V6(_)) => {
-            let msg = format!("{name} requests the IPv6 address {text}");
-            Err(Failure::new(Code::NOT_SUPPORTED, msg, "pods have no IPv6 addresses yet"))
-        }
-        None => Err(Failure::new(Code::INVALID_CONFIG, format!("{name}: {text:?} is no address"), "")),
-    }
+    parsed.ok_or_else(|| Failure::new(Code::INVALID_CONFIG, format!("{name}: {text:?} is no address"), ""))
 }
 
 fn texts_of(name: &str, value: &Value) -> Result<Vec<String>, Failure> {
@@ -210,37 +213,54 @@ fn refuse_features(config: &NetworkConfig) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Rejects settings of Tortie's IPAM that it does not implement. Returns the pools that the configuration names.
+/// Rejects settings of Tortie's IPAM that it does not implement. Returns what the configuration says of IPv4 and of IPv6. By
+/// default, as in Calico, pods need an IPv4 address; they get an IPv6 address if a pool gives one.
 ///
 /// # Errors
 /// The first such setting.
-fn check_config(config: &NetworkConfig) -> Result<Vec<String>, Failure> {
+fn check_config(config: &NetworkConfig) -> Result<(OfFamily, OfFamily), Failure> {
+    let mut ipv4 = OfFamily { assign: Assign::Always, ..OfFamily::default() };
+    let mut ipv6 = OfFamily::default();
     let section = match config.extra.get("ipam") {
-        None | Some(Value::Null) => return Ok(Vec::new()),
+        None | Some(Value::Null) => return Ok((ipv4, ipv6)),
         Some(Value::Object(section)) => section,
         Some(_) => return Err(Failure::new(Code::INVALID_CONFIG, "ipam is no object", "")),
     };
-    let mut pools = Vec::new();
     for (name, value) in section {
         // Calico writes these as texts.
         let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-        let why = match (name.as_str(), text.as_str()) {
-            ("type", "calico-ipam" | "tortie") | ("assign_ipv4", "true") | ("assign_ipv6", "false") => {
-                continue;
+        match (name.as_str(), text.as_str()) {
+            ("type", "calico-ipam" | "tortie") => {}
+            ("assign_ipv4", "true") => ipv4.assign = Assign::Always,
+            ("assign_ipv4", "false") => ipv4.assign = Assign::Never,
+            ("assign_ipv6", "true") => ipv6.assign = Assign::Always,
+            ("assign_ipv6", "false") => ipv6.assign = Assign::Never,
+            ("ipv4_pools", _) => ipv4.pools = texts_of("ipam.ipv4_pools", value)?,
+            ("ipv6_pools", _) => ipv6.pools = texts_of("ipam.ipv6_pools", value)?,
+            ("assign_ipv4" | "assign_ipv6", _) => {
+                return refuse(config, &format!("ipam.{name}"), &text, "it is \"true\" or \"false\"");
             }
-            ("ipv4_pools", _) => {
-                pools = texts_of("ipam.ipv4_pools", value)?;
-                continue;
+            _ => {
+                return refuse(
+                    config,
+                    &format!("ipam.{name}"),
+                    &text,
+                    "Tortie does not know it; take it out",
+                );
             }
-            ("ipv6_pools", "[]") => continue,
-            ("assign_ipv4", _) => "pods need an IPv4 address; set it to \"true\"",
-            ("assign_ipv6", _) => "pods have no IPv6 routes yet; set it to \"false\"",
-            ("ipv6_pools", _) => "pods have no IPv6 routes yet; take it out",
-            _ => "Tortie does not know it; take it out",
-        };
-        return refuse(config, &format!("ipam.{name}"), &text, why);
+        }
     }
-    Ok(pools)
+    if ipv4.assign == Assign::Never {
+        // A pod needs an address.
+        match ipv6.assign {
+            Assign::Never => {
+                let why = "a pod needs an address; set one of them to \"true\"";
+                return refuse(config, "ipam.assign_ipv4 and ipam.assign_ipv6", "false", why);
+            }
+            Assign::Always | Assign::IfPool => ipv6.assign = Assign::Always,
+        }
+    }
+    Ok((ipv4, ipv6))
 }
 
 /// Allocates the address of a pod.
@@ -264,7 +284,11 @@ pub(crate) async fn assign(
             assigned => assigned,
         },
     };
-    assigned.map_err(|error| Failure::new(Code::IPAM, "no address for the pod", error.to_string()))
+    assigned.map_err(|error| no_address(&error))
+}
+
+pub(crate) fn no_address(error: &IpamError) -> Failure {
+    Failure::new(Code::IPAM, "no address for the pod", error.to_string())
 }
 
 /// Whether an address belongs to an earlier sandbox of the same pod and interface on this node. A runtime creates the next

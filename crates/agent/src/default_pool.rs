@@ -1,18 +1,18 @@
-//! The pool of addresses that the first agent of a new cluster creates.
+//! The pools of addresses that the first agent of a new cluster creates.
 
-use ipnet::Ipv4Net;
+use ipnet::IpNet;
 use serde_json::json;
 use tortie_api::support::is_for_load_balancers;
 use tortie_api::{Key, Kind};
-use tortie_deploy::{Encapsulation, POOL_NAME};
+use tortie_deploy::{Encapsulation, POOL_NAME, POOL_V6_NAME};
 use tortie_store::backoff::{Backoff, random_seed};
-use tortie_store::{Endpoints, StoreError};
+use tortie_store::{Endpoints, StoreError, Stored};
 
-/// The pool that an agent creates if the datastore has none.
+/// The pool that an agent creates if the datastore has none of its family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DefaultPool {
     /// Its network.
-    pub cidr: Ipv4Net,
+    pub cidr: IpNet,
     /// Whether the node's address replaces that of pods when they talk to addresses outside of all pools.
     pub nat_outgoing: bool,
     /// How its packets travel between nodes.
@@ -30,20 +30,29 @@ pub(crate) async fn ensure(store: &dyn Endpoints, pool: &DefaultPool) {
 
 async fn create(store: &dyn Endpoints, pool: &DefaultPool) -> Result<(), StoreError> {
     let pools = store.list(Kind::IpPool).await?.items;
-    if pools.iter().any(|pool| !is_for_load_balancers(&pool.value)) {
+    let is_of_family = |stored: &&Stored| {
+        let cidr = stored.value["spec"]["cidr"].as_str().and_then(|text| text.parse::<IpNet>().ok());
+        // Nobody knows what a pool that cannot be read is for.
+        cidr.is_none_or(|cidr| cidr.addr().is_ipv4() == pool.cidr.addr().is_ipv4())
+    };
+    if pools.iter().filter(is_of_family).any(|pool| !is_for_load_balancers(&pool.value)) {
         return Ok(());
     }
-    let key = Key::global(Kind::IpPool, POOL_NAME);
+    let (name, block_size) = match pool.cidr {
+        IpNet::V4(_) => (POOL_NAME, 26),
+        IpNet::V6(_) => (POOL_V6_NAME, 122),
+    };
+    let key = Key::global(Kind::IpPool, name);
     let spec = json!({
         "cidr": pool.cidr.to_string(), "vxlanMode": pool.encapsulation.vxlan_mode(), "ipipMode": "Never",
-        "natOutgoing": pool.nat_outgoing, "blockSize": 26, "nodeSelector": "all()",
+        "natOutgoing": pool.nat_outgoing, "blockSize": block_size, "nodeSelector": "all()",
     });
     let value = json!({
         "apiVersion": Kind::IpPool.api_version(), "kind": Kind::IpPool.name(),
-        "metadata": {"name": POOL_NAME}, "spec": spec,
+        "metadata": {"name": name}, "spec": spec,
     });
     store.provide(&key, value).await?;
-    tracing::info!(pool = %pool.cidr, "created the IPPool {POOL_NAME}, because there was none");
+    tracing::info!(pool = %pool.cidr, "created the IPPool {name}, because there was none of its family");
     Ok(())
 }
 
@@ -64,6 +73,12 @@ mod tests {
         assert_eq!(pools.len(), 1);
         assert_eq!(pools[0].value["spec"]["cidr"], "10.1.0.0/16");
         assert_eq!(pools[0].value["spec"]["vxlanMode"], "Never");
+        ensure(&store, &pool("fd00:10::/56")).await;
+        ensure(&store, &pool("fd00:11::/56")).await;
+        let all = store.list(Kind::IpPool).await.unwrap().items;
+        assert_eq!(all.len(), 2);
+        assert_eq!(all[1].value["spec"]["cidr"], "fd00:10::/56");
+        store.delete(&all[1].key, None).await.unwrap();
         store.delete(&pools[0].key, None).await.unwrap();
 
         let own = Key::global(Kind::IpPool, "own");

@@ -81,8 +81,8 @@ pub struct Config {
 /// What an agent does for its cluster and its node beside its main work. By default, nothing.
 #[derive(Clone, Default)]
 pub struct Extras {
-    /// The pool that is created if the datastore has none.
-    pub default_pool: Option<DefaultPool>,
+    /// The pools that are created if the datastore has none of their family.
+    pub default_pools: Vec<DefaultPool>,
     /// The folder where the container runtime looks for network configurations. The agent writes its own there when it
     /// serves ADD.
     pub cni_conf_dir: Option<PathBuf>,
@@ -239,7 +239,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
         node_labels.insert(Node::OS.to_owned(), "windows".to_owned());
     }
     node::wait_until_unlocked(&*store, || progress.reach(Stage::Locked)).await;
-    if let Some(pool) = &extras.default_pool {
+    for pool in &extras.default_pools {
         default_pool::ensure(&*endpoints, pool).await;
     }
     progress.reach(Stage::PrepareNode);

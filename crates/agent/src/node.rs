@@ -1,7 +1,7 @@
-//! The node's own tunnel end: its address, announced to the other nodes by annotations of the Node.
+//! The node's own tunnel ends: their addresses, announced to the other nodes by annotations of the Node.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,10 +11,11 @@ use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tortie_api::kubernetes::Node;
+use tortie_api::net::IpVersion;
 use tortie_api::{Key, Kind, Resource};
 use tortie_dataplane::{ClusterNetwork, Dataplane, PodWiring};
 use tortie_hcn::{Feature, Hcn, HcnExt};
-use tortie_ipam::{Ipam, IpamError, Request, Use};
+use tortie_ipam::{Family, Ipam, IpamError, Request, Use};
 use tortie_store::backoff::{Backoff, random_seed};
 use tortie_store::{Change, Endpoints, Interest, Store, StoreError};
 use tortie_windows::{
@@ -38,31 +39,31 @@ pub(crate) struct Prepared {
     pub(crate) announced: Option<Announced>,
 }
 
-/// What the other nodes must know about this node: its tunnel address, and its MAC address if that is not derived
-/// from the node's name.
+/// What the other nodes must know about this node in a family: its tunnel address, and its MAC address if that is not
+/// derived from the node's name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Tunnel {
-    address: Ipv4Addr,
+    address: IpAddr,
     mac: Option<String>,
 }
 
 /// What the node announces, now and later.
 pub(crate) struct Announced {
-    first: Tunnel,
+    first: Vec<Tunnel>,
     /// Windows: the overlay network as the dataplane sees it.
     overlay: Option<CurrentOverlay>,
 }
 
 impl Announced {
-    fn now(&self) -> Tunnel {
+    fn now(&self) -> Vec<Tunnel> {
         let current = self.overlay.as_ref().and_then(CurrentOverlay::get);
-        current.as_ref().map_or_else(|| self.first.clone(), Tunnel::of)
+        current.as_ref().map_or_else(|| self.first.clone(), |overlay| vec![Tunnel::of(overlay)])
     }
 }
 
 impl Tunnel {
     fn of(overlay: &Overlay) -> Self {
-        Self { address: overlay.gateway, mac: Some(overlay.router_mac.to_string()) }
+        Self { address: overlay.gateway.into(), mac: Some(overlay.router_mac.to_string()) }
     }
 }
 
@@ -155,32 +156,51 @@ pub(crate) async fn prepare(
     }
 }
 
-/// The tunnel address of a Linux node: one of its own, under Calico's handle. A node keeps its address, also when its pool
-/// is disabled or full. If the address was released, because the node was thought to be gone, it gets another one.
-async fn tunnel_address(ipam: &Ipam, node: &str) -> Result<Ipv4Addr, AgentError> {
-    let owner = [("node", node), ("type", "vxlanTunnelAddress")];
-    let request = Request {
-        handle: format!("vxlan-tunnel-addr-{node}"),
+/// The tunnel addresses of a Linux node, one of each family that has a pool. Without any pool, it is an error.
+async fn tunnel_addresses(ipam: &Ipam, node: &str) -> Result<Vec<IpAddr>, AgentError> {
+    let mut addresses = Vec::new();
+    addresses.extend(tunnel_address(ipam, node, Family::V4).await?);
+    addresses.extend(tunnel_address(ipam, node, Family::V6).await?);
+    if addresses.is_empty() {
+        addresses.push(ipam.assign(&tunnel_request(node, Family::V4)).await?.address);
+    }
+    Ok(addresses)
+}
+
+/// The tunnel address of a family: one of the node's own, under Calico's handle; `None` if no pool gives one. A node keeps its
+/// address, also when its pool is disabled or full. If the address was released, because the node was thought to be gone, it
+/// gets another one.
+async fn tunnel_address(ipam: &Ipam, node: &str, family: Family) -> Result<Option<IpAddr>, AgentError> {
+    let request = tunnel_request(node, family);
+    let known = ipam.find(&request.handle).await?;
+    if let Some(assignment) = known.first() {
+        return Ok(Some(assignment.address));
+    }
+    if !ipam.has_pool(&request).await? {
+        return Ok(None);
+    }
+    Ok(Some(ipam.assign(&request).await?.address))
+}
+
+fn tunnel_request(node: &str, family: Family) -> Request {
+    let (handle, kind) = match family {
+        Family::V4 => ("vxlan-tunnel-addr", "vxlanTunnelAddress"),
+        Family::V6 => ("vxlan-v6-tunnel-addr", "vxlanV6TunnelAddress"),
+    };
+    let owner = [("node", node), ("type", kind)];
+    Request {
+        handle: format!("{handle}-{node}"),
         owner: owner.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
         intended_use: Use::Tunnel,
+        family,
         ..Request::default()
-    };
-    let known = ipam.find(&request.handle).await?;
-    let known = known.iter().find_map(|assignment| ipv4(assignment.address));
-    match known {
-        Some(address) => Ok(address),
-        None => ipv4(ipam.assign(&request).await?.address).ok_or_else(|| AgentError::Node {
-            node: node.to_owned(),
-            problem: "IPAM gave it an IPv6 tunnel address, which Tortie does not support".to_owned(),
-        }),
     }
 }
 
 /// Linux: the MAC address of the tunnel is derived from the node's name.
 #[cfg(target_os = "linux")]
 async fn prepare_linux(store: &dyn Endpoints, ipam: &Ipam, node: &str) -> Result<Prepared, AgentError> {
-    let address = tunnel_address(ipam, node).await?;
-    let announced = Announced { first: Tunnel { address, mac: None }, overlay: None };
+    let announced = Announced { first: derived(tunnel_addresses(ipam, node).await?), overlay: None };
     annotate(store, node, &announced.first).await?;
 
     let config = tortie_linux::dataplane::Config::default();
@@ -194,11 +214,9 @@ async fn prepare_linux(store: &dyn Endpoints, ipam: &Ipam, node: &str) -> Result
     Ok(Prepared { dataplane: Box::new(dataplane), wiring: Arc::new(wiring), announced: Some(announced) })
 }
 
-fn ipv4(address: IpAddr) -> Option<Ipv4Addr> {
-    match address {
-        IpAddr::V4(address) => Some(address),
-        IpAddr::V6(_) => None,
-    }
+/// Tunnels whose MAC addresses are derived from the node's name.
+fn derived(addresses: Vec<IpAddr>) -> Vec<Tunnel> {
+    addresses.into_iter().map(|address| Tunnel { address, mac: None }).collect()
 }
 
 /// The parts of [`Platform::Windows`].
@@ -239,7 +257,8 @@ async fn prepare_windows(
         }
     };
     let dataplane = WindowsDataplane::new(hcn.clone(), adapter).with_static_rules(static_rules);
-    let announced = Announced { first: Tunnel::of(&overlay), overlay: Some(dataplane.current_overlay()) };
+    let announced =
+        Announced { first: vec![Tunnel::of(&overlay)], overlay: Some(dataplane.current_overlay()) };
     annotate(store, node, &announced.first).await?;
     Ok(Prepared {
         dataplane: Box::new(dataplane),
@@ -248,17 +267,19 @@ async fn prepare_windows(
     })
 }
 
-/// Writes the annotations of the Node, unless they are current.
-async fn annotate(store: &dyn Endpoints, node: &str, tunnel: &Tunnel) -> Result<(), AgentError> {
+/// Writes the annotations of the Node, unless they are current. A tunnel that the node no longer has is taken out.
+async fn annotate(store: &dyn Endpoints, node: &str, tunnels: &[Tunnel]) -> Result<(), AgentError> {
     let key = Key::global(Kind::Node, node);
     let stored = store.get(&key).await?.ok_or_else(|| StoreError::NotFound(key.clone()))?;
     let current = &stored.value["metadata"]["annotations"];
-    let mut annotations = BTreeMap::from([
-        (Node::VXLAN_ADDRESS, Some(tunnel.address.to_string())),
-        (Node::VXLAN_MAC, tunnel.mac.clone()),
-    ]);
-    if let Some(address) = internal_address(&stored.value).filter(|_| current.get(Node::ADDRESS).is_none()) {
-        annotations.insert(Node::ADDRESS, Some(address.to_string()));
+    let mut annotations: BTreeMap<&str, Option<String>> = BTreeMap::new();
+    for (version, [own, address, mac]) in ANNOTATIONS {
+        let tunnel = tunnels.iter().find(|tunnel| IpVersion::of(&tunnel.address) == version);
+        annotations.insert(address, tunnel.map(|tunnel| tunnel.address.to_string()));
+        annotations.insert(mac, tunnel.and_then(|tunnel| tunnel.mac.clone()));
+        if let Some(network) = own_network(&stored.value, version, current[own].as_str()) {
+            annotations.insert(own, Some(network));
+        }
     }
     annotations.retain(|name, value| current[*name].as_str() != value.as_deref());
     if !annotations.is_empty() {
@@ -267,15 +288,47 @@ async fn annotate(store: &dyn Endpoints, node: &str, tunnel: &Tunnel) -> Result<
     Ok(())
 }
 
+/// Of each family: the annotations of the node's own address, of its tunnel address, and of the MAC address there.
+const ANNOTATIONS: [(IpVersion, [&str; 3]); 2] = [
+    (IpVersion::V4, [Node::ADDRESS, Node::VXLAN_ADDRESS, Node::VXLAN_MAC]),
+    (IpVersion::V6, [Node::ADDRESS_V6, Node::VXLAN_ADDRESS_V6, Node::VXLAN_MAC_V6]),
+];
+
+/// The node's own address as its kubelet reports it, with the length of its network's prefix as far as that is known. `None`
+/// if the Node has another one already: Calico's agents and administrators write one with a prefix.
+fn own_network(node: &Value, version: IpVersion, current: Option<&str>) -> Option<String> {
+    let address = internal_address(node, version)?;
+    if current.is_some_and(|current| current.parse() != Ok(address)) {
+        return None;
+    }
+    Some(prefix_length(address).map_or_else(|| address.to_string(), |length| format!("{address}/{length}")))
+}
+
+/// The length of the prefix with which an interface has the address.
+#[cfg(target_os = "linux")]
+fn prefix_length(address: IpAddr) -> Option<u8> {
+    tortie_linux::prefix_length(address).unwrap_or_else(|error| {
+        tracing::warn!(%address, %error, "cannot read the network of the node's address; CrossSubnet pools use VXLAN");
+        None
+    })
+}
+
+#[cfg(not(target_os = "linux"))]
+fn prefix_length(_: IpAddr) -> Option<u8> {
+    None
+}
+
 /// The node's address as its kubelet reports it.
-fn internal_address(node: &Value) -> Option<Ipv4Addr> {
+fn internal_address(node: &Value, version: IpVersion) -> Option<IpAddr> {
     let addresses = node["status"]["addresses"].as_array()?.iter();
-    let mut internal = addresses.filter(|one| one["type"] == "InternalIP");
-    internal.find_map(|one| one["address"].as_str()?.parse().ok())
+    let internal = addresses.filter(|one| one["type"] == "InternalIP");
+    let mut addresses = internal.filter_map(|one| one["address"].as_str()?.parse().ok());
+    addresses.find(|address| IpVersion::of(address) == version)
 }
 
 /// Restores the node's announcements whenever somebody changes the Node, and updates them when HNS has recreated the
-/// overlay network with another MAC address, or IPAM has released the tunnel address. Ends only when the future is dropped.
+/// overlay network with another MAC address, when IPAM has released a tunnel address, or when pools of a family come. Ends
+/// only when the future is dropped.
 pub(crate) async fn keep_announced(
     store: Arc<dyn Endpoints>,
     ipam: Arc<Ipam>,
@@ -284,7 +337,8 @@ pub(crate) async fn keep_announced(
     mut in_force: watch::Receiver<Arc<InForce>>,
 ) {
     let mut backoff = Backoff::new(random_seed());
-    let mut changes = store.follow(vec![Interest::in_object(&Key::global(Kind::Node, &node))]);
+    let interests = vec![Interest::in_object(&Key::global(Kind::Node, &node)), Interest::all(Kind::IpPool)];
+    let mut changes = store.follow(interests);
     let mut written = announced.now();
     loop {
         tokio::select! {
@@ -324,11 +378,18 @@ async fn announce(
     announced: &mut Announced,
 ) -> Result<(), AgentError> {
     if announced.overlay.is_none() {
-        let address = tunnel_address(ipam, node).await?;
-        if address != announced.first.address {
-            let old = announced.first.address;
-            tracing::warn!(node, %old, new = %address, "the node's tunnel address was released; Tortie announces another one");
-            announced.first.address = address;
+        let tunnels = derived(tunnel_addresses(ipam, node).await?);
+        if tunnels != announced.first {
+            let addresses =
+                |tunnels: &[Tunnel]| tunnels.iter().map(|one| one.address.to_string()).collect::<Vec<_>>();
+            let (old, new) = (addresses(&announced.first), addresses(&tunnels));
+            tracing::warn!(
+                node,
+                ?old,
+                ?new,
+                "the node's tunnel addresses have changed; Tortie announces the new ones"
+            );
+            announced.first = tunnels;
         }
     }
     annotate(store, node, &announced.now()).await
@@ -336,13 +397,15 @@ async fn announce(
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
     use serde_json::json;
     use tortie_store::Embedded;
 
     #[tokio::test]
     async fn annotations_of_any_shape_cause_no_failure() {
-        let tunnel = Tunnel { address: Ipv4Addr::new(10, 0, 0, 1), mac: None };
+        let tunnel = derived(vec![Ipv4Addr::new(10, 0, 0, 1).into()]);
         let told = json!({Node::VXLAN_ADDRESS: "10.0.0.1"});
         let table = [
             (json!({"name": "n"}), Some(&told)),
@@ -377,18 +440,17 @@ mod tests {
         let value = || json!({"metadata": {"name": "n"}});
         store.create(&key, value()).await.unwrap();
         let ipam = Arc::new(Ipam::new(store.clone(), "n", BTreeMap::new()));
-        let address = tunnel_address(&ipam, "n").await.unwrap();
-        assert_eq!(tunnel_address(&ipam, "n").await.unwrap(), address, "a node keeps its address");
-        let first = Tunnel { address, mac: None };
+        let address = tunnel_address(&ipam, "n", Family::V4).await.unwrap().unwrap();
+        assert_eq!(tunnel_addresses(&ipam, "n").await.unwrap(), [address], "a node keeps its address");
+        let first = derived(vec![address]);
         let announced = Announced { first, overlay: None };
         let (_keep, in_force) = watch::channel(Arc::default());
         let keeping =
             tokio::spawn(keep_announced(store.clone(), ipam.clone(), "n".to_owned(), announced, in_force));
-        let announces = async |expected: Option<Ipv4Addr>| loop {
+        let announces = async |expected: Option<IpAddr>| loop {
             let stored = store.get(&key).await.unwrap();
             let annotations = stored.map(|stored| stored.value["metadata"]["annotations"].clone());
-            let found =
-                annotations.and_then(|all| all[Node::VXLAN_ADDRESS].as_str()?.parse::<Ipv4Addr>().ok());
+            let found = annotations.and_then(|all| all[Node::VXLAN_ADDRESS].as_str()?.parse::<IpAddr>().ok());
             if let Some(found) = found.filter(|found| expected.is_none_or(|expected| *found == expected)) {
                 return found;
             }
@@ -400,7 +462,7 @@ mod tests {
         ipam.release("vxlan-tunnel-addr-n").await.unwrap();
         for number in 0.. {
             let request = Request { handle: format!("pod.{number}"), ..Request::default() };
-            if ipam.assign(&request).await.unwrap().address == IpAddr::V4(address) {
+            if ipam.assign(&request).await.unwrap().address == address {
                 break;
             }
         }
@@ -408,14 +470,14 @@ mod tests {
         let now = announces(None).await;
         assert_ne!(now, address);
         let owners = ipam.find("vxlan-tunnel-addr-n").await.unwrap();
-        assert_eq!(owners.iter().map(|one| one.address).collect::<Vec<_>>(), [IpAddr::V4(now)]);
+        assert_eq!(owners.iter().map(|one| one.address).collect::<Vec<_>>(), [now]);
         keeping.abort();
     }
 
     /// Nobody else tells the other nodes the address of a node of Kubernetes.
     #[tokio::test]
     async fn the_address_of_the_kubelet_is_used_unless_there_is_another() {
-        let tunnel = Tunnel { address: Ipv4Addr::new(10, 0, 0, 1), mac: None };
+        let tunnel = derived(vec![Ipv4Addr::new(10, 0, 0, 1).into()]);
         let status = json!({"addresses": [
             {"type": "Hostname", "address": "n"},
             {"type": "InternalIP", "address": "fd00::1"},

@@ -1,34 +1,35 @@
-//! The address of a new pod, from the source that the network configuration names.
+//! The addresses of a new pod, from the source that the network configuration names.
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use ipnet::Ipv4Net;
+use ipnet::{IpNet, Ipv4Net};
 use serde_json::Value;
 use tokio::sync::OwnedMutexGuard;
 use tortie_api::kubernetes::Pod;
 use tortie_api::{Key, Kind, Metadata};
 use tortie_cni::{Address, AddressSource, Code, Failure, Invocation, Success};
-use tortie_dataplane::EndpointId;
-use tortie_ipam::{IpamError, Request, Use};
+use tortie_dataplane::{EndpointId, PodAddress};
+use tortie_ipam::{Family, IpamError, Request, Use};
 use tortie_store::Stored;
 
-use crate::addresses::{self, PodAddress, handle};
+use crate::addresses::{self, Assign, OfFamily, Wanted, handle};
 use crate::pods::{Pods, blocking, store_failure, wiring_failure};
 
 /// How many addresses of the operating system may belong to somebody else.
 const MOST_REFUSED: usize = 16;
 
-/// An address for a pod.
+/// The addresses for a pod.
 pub(crate) struct Obtained {
-    pub(crate) address: PodAddress,
-    /// Whether the agent's IPAM does not know it.
+    /// At least one, at most one of each family, IPv4 first.
+    pub(crate) addresses: Vec<PodAddress>,
+    /// Whether the agent's IPAM does not know them.
     pub(crate) outside: bool,
     /// Keeps other calls from using the same address until this one is done.
     _turn: Option<OwnedMutexGuard<()>>,
 }
 
 impl Pods {
-    /// The address of a new pod.
+    /// The addresses of a new pod.
     pub(crate) async fn obtain(
         &self,
         call: &Invocation,
@@ -53,13 +54,10 @@ impl Pods {
             owner: self.owner(id),
             intended_use: Use::Workload,
             namespace_labels: namespace.labels,
-            pools: wanted.pools,
             ..Request::default()
         };
         let assigned = match (source, call.delegated) {
-            (AddressSource::Pools, _) => {
-                addresses::assign(&self.ipam, call, &request, wanted.address).await?
-            }
+            (AddressSource::Pools, _) => self.from_pools(call, id, &request, wanted).await?,
             (AddressSource::System, _) => return self.chosen_by_system(call, id, &request).await,
             (_, Some(net)) => {
                 let from = format!("the address {} of ipam.type {}", net.addr(), source.name());
@@ -74,8 +72,45 @@ impl Pods {
                 ));
             }
         };
-        let address = PodAddress::of(&assigned).ok_or_else(|| addresses::not_wired(id))?;
-        Ok(Obtained { address, outside: false, _turn: None })
+        Ok(Obtained { addresses: assigned, outside: false, _turn: None })
+    }
+
+    /// Addresses of Tortie's own IPAM.
+    async fn from_pools(
+        &self,
+        call: &Invocation,
+        id: &EndpointId,
+        request: &Request,
+        Wanted { addresses, outside: _, ipv4, ipv6 }: Wanted,
+    ) -> Result<Vec<PodAddress>, Failure> {
+        let has_ipv6 = self.wiring.has_ipv6();
+        let is_ipv6_needed = ipv6.assign == Assign::Always || addresses.iter().any(IpAddr::is_ipv6);
+        if is_ipv6_needed && !has_ipv6 {
+            let msg =
+                format!("{id} requests an IPv6 address, and pods of this node have IPv4 addresses only");
+            return Err(Failure::new(Code::NOT_SUPPORTED, msg, "take the request out, or use a Linux node"));
+        }
+        let mut assigned = Vec::new();
+        for (family, OfFamily { assign, pools }) in [(Family::V4, ipv4), (Family::V6, ipv6)] {
+            let request = Request { family, pools, ..request.clone() };
+            let wanted = addresses.iter().find(|address| Family::of(&IpNet::from(**address)) == family);
+            // Whoever requests addresses gets these and no others.
+            let is_due = match (addresses.is_empty(), assign) {
+                (false, _) => wanted.is_some(),
+                (true, Assign::Always) => true,
+                (true, Assign::Never) => false,
+                (true, Assign::IfPool) if family == Family::V6 && !has_ipv6 => false,
+                (true, Assign::IfPool) if family == Family::V6 && self.ipam.lacks_ipv6_pools() => false,
+                (true, Assign::IfPool) => {
+                    self.ipam.has_pool(&request).await.map_err(|error| addresses::no_address(&error))?
+                }
+            };
+            if is_due {
+                let one = addresses::assign(&self.ipam, call, &request, wanted.copied()).await?;
+                assigned.push(addresses::of_assignment(&one));
+            }
+        }
+        Ok(assigned)
     }
 
     /// An address that the agent's IPAM does not know. Nobody else may have it, wherever it is from.
@@ -97,7 +132,8 @@ impl Pods {
             let remedy = "use another network, or set assignmentMode Manual or disabled in the IPPool";
             return Err(Failure::new(Code::IPAM, msg, remedy));
         }
-        Ok(Obtained { address: PodAddress { address, block: net.trunc() }, outside: true, _turn: Some(turn) })
+        let own = PodAddress { address: address.into(), block: net.trunc().into() };
+        Ok(Obtained { addresses: vec![own], outside: true, _turn: Some(turn) })
     }
 
     /// An address that the operating system chooses. IPAM records it, so that it gives it to nobody else.
@@ -125,8 +161,8 @@ impl Pods {
                         let msg = format!("the address {address}, which the operating system has chosen");
                         Failure::new(Code::IPAM, msg, error.to_string())
                     })?;
-                    let address = PodAddress::of(&assigned).ok_or_else(|| addresses::not_wired(id))?;
-                    return Ok(Obtained { address, outside: false, _turn: None });
+                    let own = addresses::of_assignment(&assigned);
+                    return Ok(Obtained { addresses: vec![own], outside: false, _turn: None });
                 }
             }
         }

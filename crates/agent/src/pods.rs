@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::FutureExt;
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -24,12 +24,12 @@ use tortie_cni::{
     Success,
 };
 use tortie_dataplane::{
-    EndpointId, PodAttachment, PodInterface, PodLink, PodWiring, PreparedLink, WiringError,
+    EndpointId, PodAddress, PodAttachment, PodInterface, PodLink, PodWiring, PreparedLink, WiringError,
 };
 use tortie_ipam::{Assignment, Ipam, IpamError};
 use tortie_store::{Endpoints, StoreError, Stored};
 
-use crate::addresses::{self, NETWORK, PodAddress, USUAL_INTERFACE, attachment_of, handle, handle_of};
+use crate::addresses::{self, NETWORK, USUAL_INTERFACE, attachment_of, handle, handle_of};
 use crate::barrier::Barrier;
 use crate::locks::Locks;
 use crate::metrics::Metrics;
@@ -146,12 +146,11 @@ impl Pods {
                 return Err(failure);
             }
         };
-        let assignment = obtained.address;
         let (interface, published) = self.connect_and_publish(call, id, &pod, &obtained, prepared).await?;
         positions.advance(Kind::WorkloadEndpoint, published);
         self.wait_for_policy(id, &positions, hung_up).await?;
         self.wait_until_live(id, &interface).await?;
-        Ok(Self::success(call, assignment, &interface))
+        Ok(Self::success(call, &interface))
     }
 
     /// The policy of a pod is not known while the agent has never read a kind, or applies no changes.
@@ -214,21 +213,31 @@ impl Pods {
         if endpoint.spec.container_id != call.container_id {
             return Err(differs(format!("it belongs to container {}", endpoint.spec.container_id)));
         }
-        let of_endpoint = || endpoint.spec.ip_networks.iter().find_map(PodAddress::alone);
-        let is_outside = has_outside(&call.config)?;
-        let known = self.find(call).await?.or_else(|| of_endpoint().filter(|_| is_outside));
-        let Some(assignment) = known else {
+        let networks = &endpoint.spec.ip_networks;
+        let mut known: Vec<PodAddress> =
+            self.assigned(call).await?.iter().map(addresses::of_assignment).collect();
+        if known.is_empty() && has_outside(&call.config)? {
+            known = networks.iter().map(addresses::alone).collect();
+        }
+        if known.is_empty() {
             return Err(differs("it has no address".to_owned()));
-        };
-        let has = endpoint.spec.ip_networks.iter().any(|net| net.addr() == IpAddr::from(assignment.address));
-        if !has {
-            return Err(differs(format!("its address {} is not the endpoint's", assignment.address)));
         }
         let before = PrevResult::read(&call.config.extra)?;
-        if before.is_some_and(|before| !before.has_address(&assignment.address.to_string())) {
-            return Err(differs(format!("prevResult does not have its address {}", assignment.address)));
+        for PodAddress { address, .. } in &known {
+            if !networks.iter().any(|net| net.addr() == *address) {
+                return Err(differs(format!("its address {address} is not the endpoint's")));
+            }
+            if before.as_ref().is_some_and(|before| !before.has_address(&address.to_string())) {
+                return Err(differs(format!("prevResult does not have its address {address}")));
+            }
         }
-        let (wiring, attachment) = (self.wiring.clone(), self.attachment(call, &id, assignment)?);
+        if let Some(other) = networks.iter().find(|net| !known.iter().any(|own| own.address == net.addr())) {
+            return Err(differs(format!(
+                "the endpoint has the address {}, which IPAM gave to nobody",
+                other.addr()
+            )));
+        }
+        let (wiring, attachment) = (self.wiring.clone(), self.attachment(call, &id, &known)?);
         blocking(move || wiring.check(&attachment)).await.map_err(|error| differs(error.to_string()))
     }
 
@@ -424,11 +433,6 @@ impl Pods {
         }
     }
 
-    /// The IPv4 address that the container already has.
-    async fn find(&self, call: &Invocation) -> Result<Option<PodAddress>, Failure> {
-        Ok(self.assigned(call).await?.iter().find_map(PodAddress::of))
-    }
-
     /// All addresses that the container already has.
     async fn assigned(&self, call: &Invocation) -> Result<Vec<Assignment>, Failure> {
         let found = self.ipam.find(&handle(call)).await;
@@ -441,10 +445,10 @@ impl Pods {
         &self,
         call: &Invocation,
         id: &EndpointId,
-        assignment: PodAddress,
+        addresses: &[PodAddress],
         prepared: Option<PreparedLink>,
     ) -> Result<PodInterface, Failure> {
-        let (wiring, attachment) = (self.wiring.clone(), self.attachment(call, id, assignment)?);
+        let (wiring, attachment) = (self.wiring.clone(), self.attachment(call, id, addresses)?);
         let connect = move || match prepared {
             Some(link) => wiring.finish(link, &attachment),
             None => wiring.connect(&attachment),
@@ -513,7 +517,7 @@ impl Pods {
         Err(Failure::new(Code::TRY_AGAIN_LATER, msg, format!("{} on the host", interface.host_interface)))
     }
 
-    fn success(call: &Invocation, assignment: PodAddress, interface: &PodInterface) -> Success {
+    fn success(call: &Invocation, interface: &PodInterface) -> Success {
         let host_end = interface.host_mac.map(|mac| Interface {
             name: interface.host_interface.clone(),
             mac: mac.to_string(),
@@ -525,26 +529,30 @@ impl Pods {
             sandbox: call.netns.clone(),
         };
         let interfaces: Vec<_> = host_end.into_iter().chain([in_pod]).collect();
-        let address = format!("{}/{}", assignment.address, interface.prefix_len);
-        Success {
-            ips: vec![Address { address, interface: interfaces.len() - 1 }],
-            interfaces,
-            routes: vec![Route { dst: Ipv4Net::default().to_string(), gw: Some(interface.gateway.into()) }],
-        }
+        let last = interfaces.len() - 1;
+        let addresses = interface.addresses.iter();
+        let ips = addresses.clone().map(|own| Address { address: own.address.to_string(), interface: last });
+        let routes = addresses.map(|own| {
+            let everything = match own.gateway {
+                IpAddr::V4(_) => IpNet::V4(Ipv4Net::default()),
+                IpAddr::V6(_) => IpNet::V6(Ipv6Net::default()),
+            };
+            Route { dst: everything.to_string(), gw: Some(own.gateway) }
+        });
+        Success { ips: ips.collect(), routes: routes.collect(), interfaces }
     }
 
     pub(crate) fn attachment(
         &self,
         call: &Invocation,
         id: &EndpointId,
-        assignment: PodAddress,
+        addresses: &[PodAddress],
     ) -> Result<PodAttachment, Failure> {
         Ok(PodAttachment {
             endpoint: id.clone(),
             container_id: call.container_id.clone(),
             netns: call.netns.clone(),
-            address: assignment.address,
-            block: assignment.block,
+            addresses: addresses.to_vec(),
             mtu: runtime_config::mtu(&call.config)?,
         })
     }

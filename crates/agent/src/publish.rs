@@ -24,10 +24,10 @@ impl Pods {
         prepared: Option<PreparedLink>,
     ) -> Result<(PodInterface, Position), Failure> {
         let planned = match &prepared {
-            Some(_) => self.wiring.planned(&self.attachment(call, id, obtained.address)?),
+            Some(_) => self.wiring.planned(&self.attachment(call, id, &obtained.addresses)?),
             None => None,
         };
-        let connect = self.connect(call, id, obtained.address, prepared);
+        let connect = self.connect(call, id, &obtained.addresses, prepared);
         let Some(planned) = planned else {
             let interface = connect.await?;
             self.refuse_blocked(id)?;
@@ -71,7 +71,7 @@ impl Pods {
                 pod: id.pod.to_string(),
                 endpoint: id.interface.to_string(),
                 service_account_name: pod.service_account().to_owned(),
-                ip_networks: vec![IpNet::from(std::net::IpAddr::V4(obtained.address.address))],
+                ip_networks: obtained.addresses.iter().map(|own| IpNet::from(own.address)).collect(),
                 profiles: WorkloadEndpoint::profiles_for(&id.namespace, pod.service_account()),
                 interface_name: interface.host_interface.clone(),
                 mac: interface.mac.to_string(),

@@ -300,8 +300,9 @@ mod tests {
     fn annotations_of_namespaces_without_effect_are_reported() {
         let key = &Key::global(Kind::Namespace, "n");
         for (annotation, expected) in [
-            ("cni.projectcalico.org/ipv6pools", 1),
+            ("cni.projectcalico.org/hwAddr", 1),
             ("cni.projectcalico.org/ipv4pools", 0),
+            ("cni.projectcalico.org/ipv6pools", 0),
             ("example.org/pools", 0),
             ("cni.projectcalico.org/podIP", 0),
         ] {
@@ -312,7 +313,7 @@ mod tests {
             assert_eq!(all.len(), expected, "{value}: {all:?}");
             for found in all {
                 assert_eq!((found.object, found.reason), (key.clone(), Reason::FieldNotSupported));
-                assert!(found.message.contains("metadata.annotations.cni.projectcalico.org/ipv6pools"));
+                assert!(found.message.contains("metadata.annotations.cni.projectcalico.org/hwAddr"));
             }
             watched.update(key, None);
             assert_eq!(watched.all(), []);

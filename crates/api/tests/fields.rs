@@ -376,19 +376,23 @@ fn annotations_about_addresses_are_checked() {
         (pod, "ipAddrs", r#"["10.0.0.5"]"#, None),
         (pod, "ipAddrs", "", None),
         (pod, "ipAddrs", "10.0.0.5", Some("is no list of texts")),
-        (pod, "ipAddrs", "[]", Some("0 IPv4 addresses")),
+        (pod, "ipAddrs", "[]", Some("it has no address")),
         (pod, "ipAddrs", r#"["10.0.0.5", "10.0.0.6"]"#, Some("2 IPv4 addresses")),
         (pod, "ipAddrs", r#"["10.0.0.5/32"]"#, Some("is no address")),
-        (pod, "ipAddrs", r#"["10.0.0.5", "fd00::5"]"#, Some("no IPv6 addresses yet")),
+        (pod, "ipAddrs", r#"["10.0.0.5", "fd00::5"]"#, None),
+        (pod, "ipAddrs", r#"["fd00::5"]"#, None),
+        (pod, "ipAddrs", r#"["fd00::5", "10.0.0.5", "fd00::6"]"#, Some("2 IPv6 addresses")),
         (namespace, "ipAddrs", r#"["10.0.0.5"]"#, Some("move it to a Pod")),
         (pod, "ipAddrsNoIpam", r#"["10.0.0.5"]"#, None),
-        (pod, "ipAddrsNoIpam", r#"["10.0.0.5", "10.0.0.6"]"#, Some("2 IPv4 addresses")),
+        (pod, "ipAddrsNoIpam", r#"["10.0.0.5", "10.0.0.6"]"#, Some("exactly one IPv4 address")),
+        (pod, "ipAddrsNoIpam", r#"["fd00::5"]"#, Some("exactly one IPv4 address")),
         (namespace, "ipAddrsNoIpam", r#"["10.0.0.5"]"#, Some("move it to a Pod")),
         (pod, "ipv4pools", r#"["one", "10.0.0.0/16"]"#, None),
         (namespace, "ipv4pools", "[]", None),
         (namespace, "ipv4pools", "one", Some("is no list of texts")),
         (pod, "ipv4pools", r#"["fd00::/64"]"#, Some("is no IPv4 pool")),
-        (pod, "ipv6pools", r#"["six"]"#, Some("no IPv6 addresses yet")),
+        (pod, "ipv6pools", r#"["six", "fd00::/64"]"#, None),
+        (namespace, "ipv6pools", r#"["10.0.0.0/16"]"#, Some("is no IPv6 pool")),
         (pod, "floatingIPs", r#"["10.0.0.5"]"#, Some("off, as they are in Calico")),
         (pod, "floatingIPs", r#"["x"]"#, Some("is no address")),
     ] {
@@ -427,7 +431,7 @@ fn annotations_of_pods_win_over_those_of_namespaces() {
     }
     let address = |text: &str| [("cni.projectcalico.org/ipAddrs".to_owned(), text.to_owned())].into();
     let requested = support::requested(&address(r#"["10.0.0.5"]"#), &address(r#"["10.0.0.6"]"#));
-    assert_eq!(requested.address, "10.0.0.5".parse().ok());
+    assert_eq!(requested.addresses, ["10.0.0.5".parse::<std::net::IpAddr>().unwrap()]);
 }
 
 /// `UPDATE_DOCS=1 cargo test -p tortie-api --test fields` rewrites the page.
@@ -467,7 +471,7 @@ fn page() -> String {
             };
             let state = match field.name {
                 "vxlanMode" => {
-                    "implemented: `Always`, `Never` (reported by agents without a BGP speaker); rejected: `CrossSubnet`"
+                    "implemented: `Always`, `CrossSubnet`, `Never` (reported by agents without a BGP speaker)"
                         .to_owned()
                 }
                 _ => state,

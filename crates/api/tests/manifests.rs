@@ -446,7 +446,10 @@ spec: {bgp: {ipv4Address: 192.0.2.1/24}, ipv4VXLANTunnelAddr: 10.0.0.1}
     );
     let Resource::Node(node) = &objects[3].resource else { panic!("a node") };
     assert_eq!(
-        (node.address().unwrap().to_string(), node.vxlan_address().unwrap().to_string()),
+        (
+            node.address().unwrap().to_string(),
+            node.vxlan_address(tortie_api::net::IpVersion::V4).unwrap().to_string()
+        ),
         ("192.0.2.1".into(), "10.0.0.1".into())
     );
 

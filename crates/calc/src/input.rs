@@ -1,10 +1,10 @@
 //! Parses objects of the cluster; the code behind this module does not see JSON.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::sync::Arc;
 
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::IpNet;
 use serde::Deserialize;
 use serde_json::Value;
 use tortie_api::calico::{
@@ -36,7 +36,7 @@ pub(crate) enum Input {
     Pool(IpPool),
     Felix(Box<FelixConfigurationSpec>),
     /// The node of a block.
-    Block(Ipv4Net, BlockNodes),
+    Block(IpNet, BlockNodes),
 }
 
 /// The content of the object, if it exists and has relevant content; and the problem with it, if any.
@@ -137,8 +137,8 @@ fn closed(key: &Key, value: &Value, problems: &[FieldError]) -> (Input, String) 
 }
 
 fn read_block(key: &Key, value: &Value) -> (Option<Input>, Option<String>) {
-    let Ok(cidr) = key.name.parse::<Ipv4Net>() else {
-        return (None, Some("its name is no IPv4 network; it has no route".to_owned()));
+    let Ok(cidr) = key.name.parse::<IpNet>() else {
+        return (None, Some("its name is no network; it has no route".to_owned()));
     };
     match Block::deserialize(value) {
         Ok(block) if block.deleted => (None, None),
@@ -153,7 +153,7 @@ pub(crate) struct BlockNodes {
     /// The owner, if there is one.
     pub(crate) owner: Option<String>,
     /// The addresses that other nodes have borrowed, and those nodes.
-    pub(crate) borrowed: BTreeMap<Ipv4Addr, String>,
+    pub(crate) borrowed: BTreeMap<IpAddr, String>,
 }
 
 impl BlockNodes {
@@ -161,10 +161,7 @@ impl BlockNodes {
         let owner = block.node().map(str::to_owned);
         let borrowed = block.allocated().filter_map(|(address, attribute)| {
             let node = attribute.owner.as_ref()?.get("node")?;
-            match address {
-                IpAddr::V4(address) if owner.as_ref() != Some(node) => Some((address, node.clone())),
-                _ => None,
-            }
+            (owner.as_ref() != Some(node)).then(|| (address, node.clone()))
         });
         let borrowed = borrowed.collect();
         Self { owner, borrowed }

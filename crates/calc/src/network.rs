@@ -1,14 +1,17 @@
 //! The overlay: this node, the other nodes' tunnel ends, and the routes to blocks.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::sync::Arc;
 
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::IpNet;
 use sha1::{Digest, Sha1};
 use tortie_api::calico::{EncapsulationMode, FelixConfigurationSpec, IpPool};
 use tortie_api::kubernetes::Node;
-use tortie_dataplane::{ClusterNetwork, Delta, LocalNode, MacAddress, Route, RouteTarget, Settings, Vtep};
+use tortie_api::net::IpVersion;
+use tortie_dataplane::{
+    ClusterNetwork, Delta, LocalEnd, LocalNode, MacAddress, Route, RouteTarget, Settings, Vtep,
+};
 
 use crate::Calc;
 use crate::input::BlockNodes;
@@ -21,13 +24,13 @@ pub(crate) struct Network {
     /// FelixConfigurations by name: `default`, and `node.<name>`.
     felix: BTreeMap<String, FelixConfigurationSpec>,
     /// The node of each block.
-    blocks: BTreeMap<Ipv4Net, String>,
+    blocks: BTreeMap<IpNet, String>,
     /// The addresses of each block that other nodes have borrowed.
-    borrowed: BTreeMap<Ipv4Net, BTreeMap<Ipv4Addr, String>>,
+    borrowed: BTreeMap<IpNet, BTreeMap<IpAddr, String>>,
     /// The node of each borrowed address.
-    borrowers: BTreeMap<Ipv4Net, String>,
+    borrowers: BTreeMap<IpNet, String>,
     /// The blocks and borrowed addresses of each node.
-    blocks_of: BTreeMap<String, BTreeSet<Ipv4Net>>,
+    blocks_of: BTreeMap<String, BTreeSet<IpNet>>,
     dirty: Dirty,
 }
 
@@ -37,35 +40,40 @@ struct Dirty {
     /// Pools or FelixConfigurations.
     settings: bool,
     nodes: BTreeSet<String>,
-    blocks: BTreeSet<Ipv4Net>,
+    blocks: BTreeSet<IpNet>,
 }
 
 impl Calc {
     pub(crate) fn network_deltas(&mut self, deltas: &mut Vec<Delta>) {
         let Dirty { settings, nodes, mut blocks } = std::mem::take(&mut self.network.dirty);
+        let mut is_due = settings;
         if nodes.contains(&self.node) {
             let node = self.network.local_node(&self.node);
             deltas.extend(node.filter(|node| self.state.node.as_ref() != Some(node)).map(Delta::Node));
+            // Its networks decide which nodes are reached without encapsulation.
+            is_due |= self.network.has_cross_subnet_pools();
         }
         if settings {
             let settings = self.network.settings(&self.node);
             if settings != *self.state.settings {
                 deltas.push(Delta::Settings(Arc::new(settings)));
             }
+        }
+        if is_due {
             let all = self.network.blocks.keys().chain(self.network.borrowers.keys());
             blocks = all.copied().chain(blocks).collect();
         }
         // A VTEP comes before the routes that name it, and is removed after them.
         let mut gone = Vec::new();
         for name in nodes {
-            let (vtep, known) = (self.network.vtep(&name, &self.node), self.state.vteps.get(&name));
-            if vtep.is_some() != known.is_some() {
-                blocks.extend(self.network.blocks_of.get(&name).into_iter().flatten());
-            }
-            match vtep {
-                Some(vtep) if known != Some(&vtep) => deltas.push(Delta::Vtep(vtep)),
-                None if known.is_some() => gone.push(Delta::VtepRemoved(name)),
-                _ => {}
+            blocks.extend(self.network.blocks_of.get(&name).into_iter().flatten());
+            for version in IpVersion::ALL {
+                let known = self.state.vteps.get(&(name.clone(), version));
+                match self.network.vtep(&name, &self.node, version) {
+                    Some(vtep) if known != Some(&vtep) => deltas.push(Delta::Vtep(vtep)),
+                    None if known.is_some() => gone.push(Delta::VtepRemoved(name.clone(), version)),
+                    _ => {}
+                }
             }
         }
         let mut removed = Vec::new();
@@ -100,7 +108,7 @@ impl Network {
     }
 
     /// Ingests the node that owns a block, if any, and those that have borrowed addresses of it.
-    pub(crate) fn update_block(&mut self, cidr: Ipv4Net, nodes: BlockNodes) {
+    pub(crate) fn update_block(&mut self, cidr: IpNet, nodes: BlockNodes) {
         let BlockNodes { owner, borrowed } = nodes;
         let former = self.blocks.get(&cidr).cloned();
         if put(&mut self.blocks, cidr, owner.clone()) {
@@ -111,13 +119,13 @@ impl Network {
         if known == borrowed {
             return;
         }
-        let addresses: BTreeSet<Ipv4Addr> = known.keys().chain(borrowed.keys()).copied().collect();
+        let addresses: BTreeSet<IpAddr> = known.keys().chain(borrowed.keys()).copied().collect();
         for address in addresses {
             let (former, node) = (known.get(&address), borrowed.get(&address));
             if former == node {
                 continue;
             }
-            let route = Ipv4Net::from(address);
+            let route = IpNet::from(address);
             put(&mut self.borrowers, route, node.cloned());
             self.dirty.blocks.insert(route);
             self.move_route(route, former.cloned(), node.cloned());
@@ -126,7 +134,7 @@ impl Network {
     }
 
     /// Notes that a route leads to another node.
-    fn move_route(&mut self, route: Ipv4Net, former: Option<String>, node: Option<String>) {
+    fn move_route(&mut self, route: IpNet, former: Option<String>, node: Option<String>) {
         // A block of one address has the route that its address has when it is borrowed.
         let is_left = |former: &String| {
             self.blocks.get(&route) != Some(former) && self.borrowers.get(&route) != Some(former)
@@ -153,12 +161,17 @@ impl Network {
 
     fn local_node(&self, name: &str) -> Option<LocalNode> {
         let node = self.nodes.get(name)?;
-        Some(LocalNode {
-            name: name.to_owned(),
-            address: node.address()?,
-            vtep: vtep(name, node),
-            network: ClusterNetwork::default(),
-        })
+        let end = |version| {
+            let address = node.own_address(version)?;
+            Some((version, LocalEnd { address, vtep: vtep(name, node, version) }))
+        };
+        let ends: BTreeMap<_, _> = IpVersion::ALL.into_iter().filter_map(end).collect();
+        let network = ClusterNetwork::default();
+        (!ends.is_empty()).then(|| LocalNode { name: name.to_owned(), ends, network })
+    }
+
+    fn has_cross_subnet_pools(&self) -> bool {
+        self.pools.values().any(|pool| pool.spec.vxlan_mode == EncapsulationMode::CrossSubnet)
     }
 
     /// The node's settings: its own take precedence over those of all nodes.
@@ -169,13 +182,13 @@ impl Network {
     }
 
     /// The tunnel end of another node.
-    fn vtep(&self, name: &str, local: &str) -> Option<Vtep> {
-        self.nodes.get(name).filter(|_| name != local).and_then(|node| vtep(name, node))
+    fn vtep(&self, name: &str, local: &str, version: IpVersion) -> Option<Vtep> {
+        self.nodes.get(name).filter(|_| name != local).and_then(|node| vtep(name, node, version))
     }
 
     /// The target of the route to a block or a borrowed address. It has none if its pool has no VXLAN, or if the tunnel
     /// end of its node is unknown.
-    fn target(&self, block: &Ipv4Net, local: &str) -> Option<RouteTarget> {
+    fn target(&self, block: &IpNet, local: &str) -> Option<RouteTarget> {
         let node = match self.borrowers.get(block) {
             // The pod's own route leads there.
             Some(borrower) if borrower == local => return None,
@@ -185,9 +198,25 @@ impl Network {
         if node == local {
             return Some(RouteTarget::Local);
         }
+        let version = IpVersion::of(&block.addr());
         let mut pools = self.pools.values().filter(|pool| pool.spec.vxlan_mode != EncapsulationMode::Never);
-        let is_overlaid = pools.any(|pool| pool.spec.cidr.contains(&IpNet::V4(*block)));
-        (is_overlaid && self.vtep(node, local).is_some()).then(|| RouteTarget::Vxlan { node: node.clone() })
+        let pool = pools.find(|pool| pool.spec.cidr.contains(block))?;
+        if pool.spec.vxlan_mode == EncapsulationMode::CrossSubnet
+            && let Some(router) = self.neighbour(node, local, version)
+        {
+            return Some(RouteTarget::Direct { router });
+        }
+        let vtep = self.vtep(node, local, version);
+        vtep.map(|_| RouteTarget::Vxlan { node: node.clone() })
+    }
+
+    /// The address of another node, if it is in the network of this node and both take packets of pods without
+    /// encapsulation. The overlay network of a Windows node takes none.
+    fn neighbour(&self, name: &str, local: &str, version: IpVersion) -> Option<IpAddr> {
+        let (node, local) = (self.nodes.get(name)?, self.nodes.get(local)?);
+        let address = node.own_address(version)?;
+        let is_near = local.own_network(version)?.contains(&address);
+        (is_near && !node.is_windows() && !local.is_windows()).then_some(address)
     }
 }
 
@@ -200,30 +229,42 @@ fn put<K: Ord, V: Clone + PartialEq>(map: &mut BTreeMap<K, V>, key: K, value: Op
     before != value
 }
 
-/// The node's tunnel end, once both its tunnel address and its own address are known.
-fn vtep(name: &str, node: &Node) -> Option<Vtep> {
+/// The node's tunnel end of a family, once both its tunnel address and its own address are known.
+fn vtep(name: &str, node: &Node, version: IpVersion) -> Option<Vtep> {
     Some(Vtep {
         node: name.to_owned(),
-        address: node.vxlan_address()?,
-        mac: node.vxlan_mac().and_then(|mac| mac.parse().ok()).unwrap_or_else(|| vtep_mac(name)),
-        parent: node.address()?,
+        address: node.vxlan_address(version)?,
+        mac: node
+            .vxlan_mac(version)
+            .and_then(|mac| mac.parse().ok())
+            .unwrap_or_else(|| vtep_mac(name, version)),
+        parent: node.own_address(version)?,
     })
 }
 
-/// The MAC address of a node's VXLAN device if none is stored: `66` and the first five bytes of the SHA-1 of its name
-/// (`felix/calc/vxlan_resolver.go` of Calico).
+/// The MAC address of a node's VXLAN device if none is stored: `66` and the first five bytes of the SHA-1 of its name,
+/// which `-v6` follows for IPv6 (`felix/calc/vxlan_resolver.go` of Calico).
 #[must_use]
-pub fn vtep_mac(node: &str) -> MacAddress {
-    let hash = Sha1::digest(node.as_bytes());
+pub fn vtep_mac(node: &str, version: IpVersion) -> MacAddress {
+    let mut hash = Sha1::new();
+    hash.update(node);
+    if version == IpVersion::V6 {
+        hash.update("-v6");
+    }
     let mut mac = [0x66; 6];
-    mac[1..].copy_from_slice(&hash[..5]);
+    mac[1..].copy_from_slice(&hash.finalize()[..5]);
     MacAddress(mac)
 }
 
 #[cfg(test)]
 mod tests {
+    use tortie_api::net::IpVersion;
+
     #[test]
     fn the_mac_of_a_vtep_equals_calicos() {
-        assert_eq!(super::vtep_mac("node-a").to_string(), "66:07:02:c1:cc:60");
+        let mac = |version| super::vtep_mac("node-a", version).to_string();
+        assert_eq!(mac(IpVersion::V4), "66:07:02:c1:cc:60");
+        // printf node-a-v6 | sha1sum
+        assert_eq!(mac(IpVersion::V6), "66:d4:d5:51:3d:42");
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use ipnet::Ipv4Net;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use tortie_agent::control::{Ask, Outcome, ask};
 use tortie_agent::{CniIpam, Config, DefaultPool, Extras, LogLevel, Platform, StaticRules};
 use tortie_cni::local;
@@ -80,10 +80,13 @@ struct Daemon {
     /// The pool of addresses that this agent creates if the cluster has none
     #[arg(long, env = "TORTIE_DEFAULT_POOL", value_name = "CIDR", value_parser = crate::install::pool)]
     default_pool: Option<Ipv4Net>,
-    /// Whether pods of that pool use their node's address outside of the cluster
+    /// The IPv6 pool that this agent creates if the cluster has none
+    #[arg(long, env = "TORTIE_DEFAULT_POOL_V6", value_name = "CIDR", value_parser = crate::install::pool_v6)]
+    default_pool_v6: Option<Ipv6Net>,
+    /// Whether pods of these pools use their node's address outside of the cluster
     #[arg(long, env = "TORTIE_DEFAULT_POOL_NAT", value_name = "BOOL", action = clap::ArgAction::Set, default_value_t = true)]
     default_pool_nat: bool,
-    /// How packets of that pool travel between nodes
+    /// How packets of these pools travel between nodes
     #[arg(
         long,
         env = "TORTIE_DEFAULT_POOL_ENCAPSULATION",
@@ -171,8 +174,11 @@ impl Daemon {
                 deletion_queue: self.deletion_queue,
             };
             let (nat_outgoing, encapsulation) = (self.default_pool_nat, self.default_pool_encapsulation);
+            let of_ipv6 = self.default_pool_v6.map(IpNet::V6);
+            let default_pools = self.default_pool.map(IpNet::V4).into_iter().chain(of_ipv6);
+            let default_pools = default_pools.map(|cidr| DefaultPool { cidr, nat_outgoing, encapsulation });
             let extras = Extras {
-                default_pool: self.default_pool.map(|cidr| DefaultPool { cidr, nat_outgoing, encapsulation }),
+                default_pools: default_pools.collect(),
                 cni_conf_dir: self.cni_conf_dir,
                 cni_plugins: self.cni_plugins,
                 cni_ipam: self.cni_ipam,

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use ipnet::Ipv4Net;
+use ipnet::{Ipv4Net, Ipv6Net};
 use serde_json::Value;
 use tokio::time::Instant;
 use tortie_deploy::{ChainedPlugins, DEFAULT_IMAGE, DEFAULT_POOL, Encapsulation, Values};
@@ -32,10 +32,15 @@ pub(crate) struct Install {
     /// The addresses of pods. By default, the pools that the cluster has; otherwise the pod network of kubeadm
     #[arg(long, value_name = "CIDR", value_parser = pool)]
     pool: Option<Ipv4Net>,
+    /// The IPv6 addresses of pods, for pods of both families. By default, the IPv6 pools that the cluster has; otherwise the
+    /// IPv6 pod network of kubeadm
+    #[arg(long, value_name = "CIDR", value_parser = pool_v6)]
+    pool_v6: Option<Ipv6Net>,
     /// Whether pods use their node's address outside of the cluster
     #[arg(long, value_name = "BOOL", action = clap::ArgAction::Set, default_value_t = true)]
     nat_outgoing: bool,
-    /// How packets of that pool travel between nodes: vxlan, or none, which needs --bgp or routes of your own
+    /// How packets of these pools travel between nodes: vxlan, vxlan-cross-subnet (VXLAN between nodes of different networks
+    /// only), or none, which needs --bgp or routes of your own
     #[arg(long, value_name = "NAME", value_parser = encapsulation, default_value = "vxlan")]
     encapsulation: Encapsulation,
     /// Run a BGP speaker on each Linux node, as BGPConfiguration, BGPPeer and BGPFilter say; without any of them, in a mesh
@@ -83,17 +88,26 @@ pub(crate) struct Install {
 pub(crate) fn encapsulation(text: &str) -> Result<Encapsulation, String> {
     match text {
         "vxlan" => Ok(Encapsulation::Vxlan),
+        "vxlan-cross-subnet" => Ok(Encapsulation::VxlanCrossSubnet),
         "none" => Ok(Encapsulation::None),
-        "vxlan-cross-subnet" | "ipip" => Err("Tortie does not support it yet; use vxlan or none".to_owned()),
-        _ => Err("it is neither vxlan nor none".to_owned()),
+        "ipip" => Err("Tortie does not support it yet; use vxlan, vxlan-cross-subnet or none".to_owned()),
+        _ => Err("it is none of vxlan, vxlan-cross-subnet and none".to_owned()),
     }
 }
 
 /// Reads the network of a pool.
 pub(crate) fn pool(text: &str) -> Result<Ipv4Net, String> {
     let pool: Ipv4Net = text.parse().map_err(|_| {
-        "it is no IPv4 network such as 10.244.0.0/16 (Tortie has no IPv6 pools yet)".to_owned()
+        "it is no IPv4 network such as 10.244.0.0/16; --pool-v6 takes an IPv6 network".to_owned()
     })?;
+    tortie_deploy::check_pool(pool).map_err(|error| error.to_string())?;
+    Ok(pool)
+}
+
+/// Reads the network of an IPv6 pool.
+pub(crate) fn pool_v6(text: &str) -> Result<Ipv6Net, String> {
+    let pool: Ipv6Net =
+        text.parse().map_err(|_| "it is no IPv6 network such as fd00:10:244::/56".to_owned())?;
     tortie_deploy::check_pool(pool).map_err(|error| error.to_string())?;
     Ok(pool)
 }
@@ -109,17 +123,18 @@ impl Install {
         crate::log("warn");
         if self.dry_run {
             let pool = self.pool.map_or_else(|| pool(DEFAULT_POOL), Ok).map_err(anyhow::Error::msg)?;
-            output::text(&tortie_deploy::manifest(&self.values(pool)));
+            output::text(&tortie_deploy::manifest(&self.values(pool, self.pool_v6)));
             return Ok(ExitCode::SUCCESS);
         }
         crate::runtime()?.block_on(self.install())
     }
 
-    fn values(&self, pool: Ipv4Net) -> Values {
+    fn values(&self, pool: Ipv4Net, pool_v6: Option<Ipv6Net>) -> Values {
         Values {
             image: self.image.clone(),
             pull_policy: self.pull_policy.clone(),
             pool,
+            pool_v6,
             nat_outgoing: self.nat_outgoing,
             encapsulation: self.encapsulation,
             bgp: self.bgp,
@@ -135,7 +150,8 @@ impl Install {
     async fn install(self) -> anyhow::Result<ExitCode> {
         let cluster = self.cluster.open().await?;
         let found = preflight::read(&cluster).await?;
-        let decision = preflight::decide(&found, self.pool, self.force).map_err(anyhow::Error::msg)?;
+        let decision =
+            preflight::decide(&found, (self.pool, self.pool_v6), self.force).map_err(anyhow::Error::msg)?;
         for warning in &decision.warnings {
             output::error_line(&format!("warning: {warning}"));
         }
@@ -145,7 +161,7 @@ impl Install {
                 "warning: without encapsulation and --bgp, pods of different nodes reach each other only by routes of your own",
             );
         }
-        let values = self.values(decision.pool);
+        let values = self.values(decision.pool, decision.pool_v6);
         for object in tortie_deploy::objects(&values) {
             if found.group == CalicoGroup::Native && object["spec"]["group"] == CalicoGroup::Crd.name() {
                 // With these definitions, Calico would use that group after its next start, and find it empty.

@@ -52,6 +52,9 @@ pub(crate) enum LabCommand {
         /// Run a BGP speaker on each Linux node
         #[arg(long)]
         bgp: bool,
+        /// Give Linux nodes and their pods IPv6 addresses, too
+        #[arg(long)]
+        ipv6: bool,
         /// The datastore; etcd needs the program etcd (Debian: etcd-server), kubernetes needs `cargo xtask kube build`
         #[arg(long, value_enum, default_value_t = DatastoreName::Embedded)]
         datastore: DatastoreName,
@@ -112,6 +115,8 @@ pub(crate) enum Inside {
         windows: usize,
         #[arg(long)]
         bgp: bool,
+        #[arg(long)]
+        ipv6: bool,
         #[arg(long, value_enum)]
         datastore: DatastoreName,
     },
@@ -156,11 +161,12 @@ impl LabCommand {
                 let options = ["--output", word(output), "--datastore", datastore];
                 outer(&arguments(&[&["lab", "inside", "demo"][..], &options].concat()))
             }
-            Self::Up { linux, windows, bgp, datastore } => {
+            Self::Up { linux, windows, bgp, ipv6, datastore } => {
                 let (linux, windows) = (linux.to_string(), windows.to_string());
                 let datastore = Datastore::from(datastore).name();
                 let mut options = vec!["--linux", &linux, "--windows", &windows, "--datastore", datastore];
                 options.extend(bgp.then_some("--bgp"));
+                options.extend(ipv6.then_some("--ipv6"));
                 outer(&arguments(&[&["lab", "inside", "up"][..], &options].concat()))
             }
             Self::Down => down(),
@@ -225,7 +231,7 @@ async fn run_inside(what: Inside) -> anyhow::Result<ExitCode> {
     let progress = Progress::new();
     match what {
         Inside::Demo { output, datastore } => {
-            let shape = Shape { linux: 1, windows: 1, bgp: false };
+            let shape = Shape { linux: 1, windows: 1, bgp: false, ipv6: false };
             let cluster = Cluster::up(dir(), shape, datastore.into(), &progress).await?;
             let demo = demo::run(&cluster, &MANIFESTS, &progress, |step, before| {
                 if output == LabFormat::Table {
@@ -242,9 +248,9 @@ async fn run_inside(what: Inside) -> anyhow::Result<ExitCode> {
                 return Ok(ExitCode::FAILURE);
             }
         }
-        Inside::Up { linux, windows, bgp, datastore } => {
+        Inside::Up { linux, windows, bgp, ipv6, datastore } => {
             let cluster =
-                Cluster::up(dir(), Shape { linux, windows, bgp }, datastore.into(), &progress).await?;
+                Cluster::up(dir(), Shape { linux, windows, bgp, ipv6 }, datastore.into(), &progress).await?;
             progress.done("the cluster is up; from another terminal: tortie apply -f, get, lab exec, lab matrix, lab down");
             std::future::pending::<()>().await;
             cluster.down().await;

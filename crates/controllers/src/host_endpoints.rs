@@ -21,11 +21,12 @@ pub(crate) const KINDS: [Kind; 3] = [Kind::Node, Kind::HostEndpoint, Kind::KubeC
 const CREATED_BY: (&str, &str) = ("projectcalico.org/created-by", "calico-kube-controllers");
 const SUFFIX: &str = "-auto-hep";
 /// The annotations of a Node with addresses, in Calico's order.
-const ADDRESSES: [&str; 5] = [
+const ADDRESSES: [&str; 6] = [
     Node::ADDRESS,
     Node::ADDRESS_V6,
     "projectcalico.org/IPv4IPIPTunnelAddr",
     Node::VXLAN_ADDRESS,
+    Node::VXLAN_ADDRESS_V6,
     "projectcalico.org/IPv4WireguardInterfaceAddr",
 ];
 

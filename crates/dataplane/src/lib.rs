@@ -21,11 +21,13 @@ pub use services::{Service, ServiceId, ServicePort};
 pub use settings::{Failsafe, Settings};
 pub use shown::{AskedFor, Count, ShowError, Shown, ShownList, ShownPart, ShownRule, ShownValue};
 pub use state::{
-    ClusterNetwork, Delta, Endpoint, EndpointId, HostEndpoint, HostPort, LocalNode, NodeState, Route,
-    RouteTarget, Vtep,
+    ClusterNetwork, Delta, Endpoint, EndpointId, HostEndpoint, HostPort, LocalEnd, LocalNode, NodeState,
+    Route, RouteTarget, Vtep,
 };
 pub use tortie_api::net::MacAddress;
-pub use wiring::{PodAttachment, PodInterface, PodLink, PodWiring, PreparedLink, WiringError};
+pub use wiring::{
+    InterfaceAddress, PodAddress, PodAttachment, PodInterface, PodLink, PodWiring, PreparedLink, WiringError,
+};
 
 /// Makes a node match its [`NodeState`]. Implementations read the actual state, apply the difference, and leave objects
 /// of others alone.

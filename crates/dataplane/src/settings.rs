@@ -25,6 +25,8 @@ pub struct Settings {
     pub ipip_from_workloads: bool,
     /// The MTU of the overlay and of new pods, in bytes, on Linux; none for that of the node's interface less VXLAN's 50 bytes.
     pub vxlan_mtu: Option<u32>,
+    /// The same for the overlay of IPv6; none for that of the node's interface less 70 bytes.
+    pub vxlan_mtu_v6: Option<u32>,
     /// What happens to denied packets.
     pub deny: FilterDenyAction,
     /// What happens to established flows that a changed policy denies (policy decision 20).
@@ -68,6 +70,7 @@ impl Settings {
             allow_vxlan_packets_from_workloads,
             allow_ipip_packets_from_workloads,
             vxlan_mtu,
+            vxlan_mtu_v6,
             nftables_filter_deny_action: _,
             iptables_filter_deny_action: _,
             established_flows,
@@ -82,6 +85,7 @@ impl Settings {
             vxlan_from_workloads: allow_vxlan_packets_from_workloads.unwrap_or_default(),
             ipip_from_workloads: allow_ipip_packets_from_workloads.unwrap_or_default(),
             vxlan_mtu: vxlan_mtu.filter(|mtu| *mtu != 0),
+            vxlan_mtu_v6: vxlan_mtu_v6.filter(|mtu| *mtu != 0),
             deny: felix.deny_action(),
             established_flows: established_flows.unwrap_or_default(),
             policy_counters: policy_counters.unwrap_or_default(),

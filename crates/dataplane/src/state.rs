@@ -5,9 +5,9 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use ipnet::Ipv4Net;
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
-use tortie_api::net::{MacAddress, Protocol};
+use tortie_api::net::{IpVersion, MacAddress, Protocol};
 use tortie_api::report::ObjectRef;
 use tortie_api::{Key, Kind};
 use tortie_policy::program::{
@@ -81,17 +81,31 @@ pub struct HostEndpoint {
     pub program: HostEndpointProgram,
 }
 
-/// A node's tunnel end in the VXLAN overlay.
+/// A node's tunnel end in the VXLAN overlay of one address family. Both addresses are of that family.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vtep {
     /// The node's name.
     pub node: String,
     /// The address of the VXLAN device (the tunnel address), inside the overlay.
-    pub address: Ipv4Addr,
+    pub address: IpAddr,
     /// The MAC address of the VXLAN device; on Windows the network's DrMacAddress.
     pub mac: MacAddress,
     /// The node's own address, the destination of its VXLAN packets.
-    pub parent: Ipv4Addr,
+    pub parent: IpAddr,
+}
+
+impl Vtep {
+    /// The key in [`NodeState::vteps`].
+    #[must_use]
+    pub fn key(&self) -> (String, IpVersion) {
+        (self.node.clone(), self.version())
+    }
+
+    /// The family of its overlay.
+    #[must_use]
+    pub fn version(&self) -> IpVersion {
+        IpVersion::of(&self.address)
+    }
 }
 
 /// The location of a destination.
@@ -99,10 +113,15 @@ pub struct Vtep {
 pub enum RouteTarget {
     /// Pods of this node: one of its own blocks. Packets to unused addresses are dropped, not sent elsewhere.
     Local,
-    /// Pods of another node, by VXLAN to its [`Vtep`].
+    /// Pods of another node, by VXLAN to its [`Vtep`] of the destination's family.
     Vxlan {
         /// That node's name.
         node: String,
+    },
+    /// Pods of another node in the same network of the underlay, without encapsulation.
+    Direct {
+        /// That node's own address.
+        router: IpAddr,
     },
 }
 
@@ -110,7 +129,7 @@ pub enum RouteTarget {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Route {
     /// The addresses.
-    pub destination: Ipv4Net,
+    pub destination: IpNet,
     /// Their location.
     pub target: RouteTarget,
 }
@@ -138,12 +157,46 @@ impl Default for ClusterNetwork {
 pub struct LocalNode {
     /// Its name.
     pub name: String,
-    /// Its own address on the underlay.
-    pub address: Ipv4Addr,
-    /// Its tunnel end, once known.
-    pub vtep: Option<Vtep>,
+    /// Its ends of the overlays: at most one of each family, and at least one.
+    pub ends: BTreeMap<IpVersion, LocalEnd>,
     /// The common properties of the overlay.
     pub network: ClusterNetwork,
+}
+
+/// This node in one address family.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LocalEnd {
+    /// Its own address on the underlay.
+    pub address: IpAddr,
+    /// Its tunnel end, once known.
+    pub vtep: Option<Vtep>,
+}
+
+impl LocalNode {
+    /// A node with an IPv4 address.
+    #[must_use]
+    pub fn ipv4(name: &str, address: Ipv4Addr, vtep: Option<Vtep>) -> Self {
+        let end = LocalEnd { address: address.into(), vtep };
+        let ends = BTreeMap::from([(IpVersion::V4, end)]);
+        Self { name: name.to_owned(), ends, network: ClusterNetwork::default() }
+    }
+
+    /// Its own address of a family.
+    #[must_use]
+    pub fn address(&self, version: IpVersion) -> Option<IpAddr> {
+        self.ends.get(&version).map(|end| end.address)
+    }
+
+    /// Its tunnel end of a family.
+    #[must_use]
+    pub fn vtep(&self, version: IpVersion) -> Option<&Vtep> {
+        self.ends.get(&version)?.vtep.as_ref()
+    }
+
+    /// Its tunnel ends.
+    pub fn vteps(&self) -> impl Iterator<Item = &Vtep> {
+        self.ends.values().filter_map(|end| end.vtep.as_ref())
+    }
 }
 
 /// The desired state of a node.
@@ -161,10 +214,10 @@ pub struct NodeState {
     pub endpoints: BTreeMap<EndpointId, Arc<Endpoint>>,
     /// The host endpoints of this node, by name.
     pub host_endpoints: BTreeMap<String, Arc<HostEndpoint>>,
-    /// The other nodes' tunnel ends, by node name.
-    pub vteps: BTreeMap<String, Vtep>,
+    /// The other nodes' tunnel ends, by node name and family.
+    pub vteps: BTreeMap<(String, IpVersion), Vtep>,
     /// The destinations of the overlay.
-    pub routes: BTreeMap<Ipv4Net, RouteTarget>,
+    pub routes: BTreeMap<IpNet, RouteTarget>,
     /// The cluster's Services, if the dataplane needs them.
     pub services: BTreeMap<ServiceId, Arc<Service>>,
 }
@@ -204,12 +257,12 @@ pub enum Delta {
     HostEndpointRemoved(String),
     /// Another node's tunnel end, new or changed.
     Vtep(Vtep),
-    /// A node without a tunnel end, by name.
-    VtepRemoved(String),
+    /// A node without a tunnel end in a family, by name.
+    VtepRemoved(String, IpVersion),
     /// A destination that is new or has changed.
     Route(Route),
     /// A removed destination.
-    RouteRemoved(Ipv4Net),
+    RouteRemoved(IpNet),
     /// A Service that is new or has changed, or whose backends have.
     Service(ServiceId, Arc<Service>),
     /// A Service that was deleted, or has no address any more.
@@ -245,6 +298,12 @@ impl NodeState {
         state
     }
 
+    /// Another node's tunnel end in the family of an address.
+    #[must_use]
+    pub fn vtep(&self, node: &str, of: &IpAddr) -> Option<&Vtep> {
+        self.vteps.get(&(node.to_owned(), IpVersion::of(of)))
+    }
+
     /// Applies one change.
     pub fn apply(&mut self, delta: &Delta) {
         match delta.clone() {
@@ -267,8 +326,8 @@ impl NodeState {
             Delta::EndpointRemoved(id) => drop(self.endpoints.remove(&id)),
             Delta::HostEndpoint(name, endpoint) => drop(self.host_endpoints.insert(name, endpoint)),
             Delta::HostEndpointRemoved(name) => drop(self.host_endpoints.remove(&name)),
-            Delta::Vtep(vtep) => drop(self.vteps.insert(vtep.node.clone(), vtep)),
-            Delta::VtepRemoved(node) => drop(self.vteps.remove(&node)),
+            Delta::Vtep(vtep) => drop(self.vteps.insert(vtep.key(), vtep)),
+            Delta::VtepRemoved(node, version) => drop(self.vteps.remove(&(node, version))),
             Delta::Route(Route { destination, target }) => drop(self.routes.insert(destination, target)),
             Delta::RouteRemoved(destination) => drop(self.routes.remove(&destination)),
             Delta::Service(id, service) => drop(self.services.insert(id, service)),

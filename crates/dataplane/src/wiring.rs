@@ -1,9 +1,9 @@
 //! Connects one pod: the part of a CNI ADD that uses the operating system, before policy.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use ipnet::Ipv4Net;
+use ipnet::{IpNet, Ipv4Net};
 use thiserror::Error;
 
 use crate::{EndpointId, MacAddress};
@@ -48,6 +48,11 @@ pub trait PodWiring: Send + Sync {
     /// # Errors
     /// The failed operation and its object; a failed attempt leaves nothing behind.
     fn connect(&self, pod: &PodAttachment) -> Result<PodInterface, WiringError>;
+
+    /// Whether pods may have IPv6 addresses here.
+    fn has_ipv6(&self) -> bool {
+        false
+    }
 
     /// Lets the operating system choose the address of a pod that is not connected yet, but none of those that were
     /// `refused`; `None` if it chooses no addresses. A repeated call for the same container has the same answer, and
@@ -110,12 +115,27 @@ pub struct PodAttachment {
     pub container_id: String,
     /// The pod's network namespace (`CNI_NETNS`): a path on Linux, the GUID of an HCN namespace on Windows.
     pub netns: String,
-    /// The pod's address.
-    pub address: Ipv4Addr,
-    /// The IPAM block that the address is from.
-    pub block: Ipv4Net,
+    /// The pod's addresses: at least one, at most one of each family, IPv4 first.
+    pub addresses: Vec<PodAddress>,
     /// The MTU of the pod's interface, in bytes; none for that of the node's overlay.
     pub mtu: Option<u32>,
+}
+
+/// An address of a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PodAddress {
+    /// The address.
+    pub address: IpAddr,
+    /// The IPAM block that it is from.
+    pub block: IpNet,
+}
+
+impl PodAddress {
+    /// An IPv4 address.
+    #[must_use]
+    pub fn ipv4(address: Ipv4Addr, block: Ipv4Net) -> Self {
+        Self { address: address.into(), block: block.into() }
+    }
 }
 
 /// The interface of a connected pod.
@@ -127,10 +147,17 @@ pub struct PodInterface {
     pub host_mac: Option<MacAddress>,
     /// The pod's MAC address.
     pub mac: MacAddress,
-    /// The length of the network's prefix that the pod's address has.
-    pub prefix_len: u8,
-    /// The next hop of the pod's default route.
-    pub gateway: Ipv4Addr,
+    /// The pod's addresses, in the order of the attachment.
+    pub addresses: Vec<InterfaceAddress>,
+}
+
+/// An address of a pod's interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InterfaceAddress {
+    /// The address, with the length of its network's prefix.
+    pub address: IpNet,
+    /// The next hop of the default route of its family.
+    pub gateway: IpAddr,
 }
 
 /// Why a pod could not be connected, or disconnected.

@@ -23,6 +23,8 @@ pub use values::{DEFAULT_IMAGE, DEFAULT_POOL, Encapsulation, PoolError, Values, 
 pub const NAMESPACE: &str = "tortie-system";
 /// The name of the pool that the first agent creates if the cluster has none. Agents may create no other pool.
 pub const POOL_NAME: &str = "default-ipv4-ippool";
+/// The name of its IPv6 pool.
+pub const POOL_V6_NAME: &str = "default-ipv6-ippool";
 
 /// The namespace, service account and roles.
 const RBAC: &str = include_str!("../../../deploy/rbac.yaml");

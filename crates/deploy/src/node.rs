@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 
 use crate::controllers::deployment;
 use crate::template::{CONFIG_MAP, LABEL, Template};
-use crate::{NAMESPACE, POOL_NAME, Values};
+use crate::{NAMESPACE, POOL_NAME, POOL_V6_NAME, Values};
 
 /// The DaemonSet of the agents, their service account, and their label.
 pub const DAEMON_SET: &str = "tortie-node";
@@ -39,14 +39,14 @@ fn metadata(name: &str) -> Value {
     json!({"name": name, "namespace": NAMESPACE, "labels": {LABEL: DAEMON_SET}})
 }
 
-/// Agents may create the default pool, and no other one: with server-side apply, the API server compares the name.
+/// Agents may create the default pools, and no other ones: with server-side apply, the API server compares the name.
 pub(crate) fn setup_role() -> Value {
     json!({
         "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
         "metadata": {"name": SETUP_ROLE},
         "rules": [{
             "apiGroups": ["crd.projectcalico.org", "projectcalico.org"], "resources": ["ippools"],
-            "resourceNames": [POOL_NAME], "verbs": ["create", "patch"],
+            "resourceNames": [POOL_NAME, POOL_V6_NAME], "verbs": ["create", "patch"],
         }],
     })
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use ipnet::Ipv4Net;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use thiserror::Error;
 
 use crate::ChainedPlugins;
@@ -14,6 +14,8 @@ pub const DEFAULT_IMAGE: &str = concat!("tortie.io/tortie:", env!("CARGO_PKG_VER
 pub const DEFAULT_POOL: &str = "10.244.0.0/16";
 /// The size of the blocks that nodes take from the pool, as in Calico.
 const BLOCK_SIZE: u8 = 26;
+/// The size of IPv6 blocks.
+const BLOCK_SIZE_V6: u8 = 122;
 
 /// The choices.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,6 +26,8 @@ pub struct Values {
     pub pull_policy: String,
     /// The pool that is created if the cluster has none.
     pub pool: Ipv4Net,
+    /// The IPv6 pool that is created if the cluster has none; `None` for pods without IPv6 addresses.
+    pub pool_v6: Option<Ipv6Net>,
     /// Whether the node's address replaces that of pods when they talk to addresses outside of all pools.
     pub nat_outgoing: bool,
     /// How packets of that pool travel between nodes.
@@ -49,6 +53,8 @@ pub struct Values {
 pub enum Encapsulation {
     /// In VXLAN.
     Vxlan,
+    /// In VXLAN between nodes of different networks only.
+    VxlanCrossSubnet,
     /// As they are: the nodes' network needs routes to the pods.
     None,
 }
@@ -59,6 +65,7 @@ impl Encapsulation {
     pub fn name(self) -> &'static str {
         match self {
             Self::Vxlan => "vxlan",
+            Self::VxlanCrossSubnet => "vxlan-cross-subnet",
             Self::None => "none",
         }
     }
@@ -68,6 +75,7 @@ impl Encapsulation {
     pub fn vxlan_mode(self) -> &'static str {
         match self {
             Self::Vxlan => "Always",
+            Self::VxlanCrossSubnet => "CrossSubnet",
             Self::None => "Never",
         }
     }
@@ -79,6 +87,7 @@ impl Default for Values {
             image: DEFAULT_IMAGE.to_owned(),
             pull_policy: "IfNotPresent".to_owned(),
             pool: DEFAULT_POOL.parse().unwrap_or_default(),
+            pool_v6: None,
             nat_outgoing: true,
             encapsulation: Encapsulation::Vxlan,
             bgp: false,
@@ -101,6 +110,9 @@ impl Values {
             ("TORTIE_DEFAULT_POOL_NAT".to_owned(), self.nat_outgoing.to_string()),
             ("RUST_LOG".to_owned(), self.log_level.clone()),
         ]);
+        if let Some(pool) = self.pool_v6 {
+            environment.insert("TORTIE_DEFAULT_POOL_V6".to_owned(), pool.to_string());
+        }
         if self.encapsulation != Encapsulation::Vxlan {
             environment
                 .insert("TORTIE_DEFAULT_POOL_ENCAPSULATION".to_owned(), self.encapsulation.name().to_owned());
@@ -126,30 +138,32 @@ impl Values {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum PoolError {
     /// Nodes take blocks of a fixed size.
-    #[error("the pool {0} is smaller than one block of a node (/{BLOCK_SIZE}); use a larger network")]
-    TooSmall(Ipv4Net),
+    #[error("the pool {0} is smaller than one block of a node (/{1}); use a larger network")]
+    TooSmall(IpNet, u8),
     /// Bits behind the prefix are set.
     #[error("the pool {0} has bits behind its prefix; use {1}")]
-    NotTruncated(Ipv4Net, Ipv4Net),
+    NotTruncated(IpNet, IpNet),
     /// No host may have these addresses.
-    #[error("the pool {0} has addresses that no pod can have (loopback, link-local, multicast or 0.0.0.0/8)")]
-    Reserved(Ipv4Net),
+    #[error(
+        "the pool {0} has addresses that no pod can have (loopback, link-local, multicast or unspecified)"
+    )]
+    Reserved(IpNet),
 }
 
 /// Checks that a network can be the pool.
 ///
 /// # Errors
 /// It cannot.
-pub fn check_pool(pool: Ipv4Net) -> Result<(), PoolError> {
+pub fn check_pool(pool: impl Into<IpNet>) -> Result<(), PoolError> {
+    let pool = pool.into();
     if pool.trunc() != pool {
         return Err(PoolError::NotTruncated(pool, pool.trunc()));
     }
-    if pool.prefix_len() > BLOCK_SIZE {
-        return Err(PoolError::TooSmall(pool));
+    let block_size = if pool.addr().is_ipv4() { BLOCK_SIZE } else { BLOCK_SIZE_V6 };
+    if pool.prefix_len() > block_size {
+        return Err(PoolError::TooSmall(pool, block_size));
     }
-    let reserved = [([0, 0, 0, 0], 8), ([127, 0, 0, 0], 8), ([169, 254, 0, 0], 16), ([224, 0, 0, 0], 4)];
-    let reserved =
-        reserved.into_iter().filter_map(|(address, length)| Ipv4Net::new(address.into(), length).ok());
+    let reserved = RESERVED.iter().filter_map(|network| network.parse::<IpNet>().ok());
     for network in reserved {
         if network.contains(&pool) || pool.contains(&network) {
             return Err(PoolError::Reserved(pool));
@@ -157,6 +171,18 @@ pub fn check_pool(pool: Ipv4Net) -> Result<(), PoolError> {
     }
     Ok(())
 }
+
+/// Networks whose addresses no host may have.
+const RESERVED: [&str; 8] = [
+    "0.0.0.0/8",
+    "127.0.0.0/8",
+    "169.254.0.0/16",
+    "224.0.0.0/4",
+    "::/128",
+    "::1/128",
+    "fe80::/10",
+    "ff00::/8",
+];
 
 #[cfg(test)]
 mod tests {
@@ -170,11 +196,17 @@ mod tests {
             ("10.0.0.0/27", "smaller than one block"),
             ("10.0.0.1/16", "use 10.0.0.0/16"),
             ("127.0.0.0/16", "no pod can have"),
+            ("fd00:10::/56", ""),
+            ("fd00:10::/122", ""),
+            ("fd00:10::/123", "smaller than one block of a node (/122)"),
+            ("fd00:10::1/56", "use fd00:10::/56"),
+            ("fe80::/64", "no pod can have"),
+            ("::/96", "no pod can have"),
             ("169.254.0.0/16", "no pod can have"),
             ("0.0.0.0/0", "no pod can have"),
             ("239.0.0.0/16", "no pod can have"),
         ] {
-            let problem = check_pool(pool.parse().unwrap()).err().map(|error| error.to_string());
+            let problem = check_pool(pool.parse::<IpNet>().unwrap()).err().map(|error| error.to_string());
             match expected {
                 "" => assert_eq!(problem, None, "{pool}"),
                 expected => {

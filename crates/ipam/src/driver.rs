@@ -33,6 +33,8 @@ pub struct Ipam {
     v6: Side,
     /// The settings of the cluster that releases need, and when they were read.
     config: std::sync::Mutex<Option<(Instant, Config)>>,
+    /// When the cluster had no IPv6 pool.
+    pub(crate) without_ipv6: std::sync::Mutex<Option<Instant>>,
 }
 
 /// The allocation of one family.
@@ -61,6 +63,7 @@ impl Ipam {
             v4: Side::default(),
             v6: Side::default(),
             config: std::sync::Mutex::default(),
+            without_ipv6: std::sync::Mutex::default(),
         }
     }
 

@@ -1,15 +1,18 @@
 //! The pools that a node may use.
 
 use std::net::IpAddr;
+use std::sync::PoisonError;
+use std::time::Instant;
 
 use ipnet::IpNet;
 use tortie_api::calico::IpPool;
 use tortie_api::{Kind, Resource};
 
+use crate::block_cache::POOLS_FRESH;
 use crate::criteria::{Criteria, Pools};
 use crate::driver::Ipam;
 use crate::error::IpamError;
-use crate::request::{Family, Use};
+use crate::request::{Family, Request, Use};
 
 /// The longest prefix of a Windows node's IPv4 block: four of its addresses are reserved.
 const WINDOWS_LONGEST_PREFIX: u8 = 29;
@@ -119,6 +122,24 @@ impl Ipam {
         Ok(giving.next().map(|(name, _)| name))
     }
 
+    /// Whether the cluster had no IPv6 pool a moment ago.
+    pub fn lacks_ipv6_pools(&self) -> bool {
+        let known = self.without_ipv6.lock().unwrap_or_else(PoisonError::into_inner);
+        known.is_some_and(|read| read.elapsed() < POOLS_FRESH)
+    }
+
+    /// Whether a pool gives an address for this request.
+    ///
+    /// # Errors
+    /// A requested pool cannot be used, or the store failed.
+    pub async fn has_pool(&self, request: &Request) -> Result<bool, IpamError> {
+        match self.pools(request.family, &Criteria::of(request)).await {
+            Ok(_) => Ok(true),
+            Err(IpamError::NoPool(_)) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Every readable pool, by name.
     async fn all_pools(&self) -> Result<Vec<(String, IpPool)>, IpamError> {
         let mut pools = Vec::new();
@@ -128,6 +149,9 @@ impl Ipam {
                 _ => tracing::warn!(pool = %stored.key, "cannot parse the pool; it gives no addresses"),
             }
         }
+        let has_ipv6 = pools.iter().any(|(_, pool)| pool.spec.cidr.addr().is_ipv6());
+        let mut known = self.without_ipv6.lock().unwrap_or_else(PoisonError::into_inner);
+        *known = (!has_ipv6).then(Instant::now);
         Ok(pools)
     }
 

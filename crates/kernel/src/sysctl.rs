@@ -40,6 +40,12 @@ pub fn read(name: &str) -> Result<String> {
     read_file(&file(name))
 }
 
+/// Whether the kernel has a parameter.
+#[must_use]
+pub fn exists(name: &str) -> bool {
+    file(name).exists()
+}
+
 fn file(name: &str) -> PathBuf {
     Path::new("/proc/sys").join(name)
 }

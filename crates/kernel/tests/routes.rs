@@ -23,7 +23,7 @@ fn ip(text: &str) -> IpAddr {
 
 /// A VXLAN link that is up, and its index.
 fn vxlan(socket: &mut RouteSocket) -> u32 {
-    let settings = Vxlan { vni: 4096, port: 4789, local: Some(Ipv4Addr::LOCALHOST), learning: false };
+    let settings = Vxlan { vni: 4096, port: 4789, local: Some(Ipv4Addr::LOCALHOST.into()), learning: false };
     let kind = NewLinkKind::Vxlan(settings);
     let link = NewLink { mac: Some(MAC), mtu: Some(1450), up: true, ..NewLink::new("vxlan.calico", kind) };
     socket.create(&link).unwrap();
@@ -155,7 +155,7 @@ fn neighbours_and_forwarding_entries_are_listed_as_created() {
         let neighbours: Vec<_> =
             numbers.clone().map(|n| Neighbour { link, address: address(n).into(), mac: mac(n) }).collect();
         let entries: Vec<_> =
-            numbers.map(|n| FdbEntry { link, mac: mac(n), destination: address(n) }).collect();
+            numbers.map(|n| FdbEntry { link, mac: mac(n), destination: address(n).into() }).collect();
         let mut changes: Vec<_> = neighbours.iter().copied().map(Change::SetNeighbour).collect();
         changes.extend(entries.iter().copied().map(Change::SetFdb));
         for verdict in socket.change_all(&changes).unwrap() {
@@ -168,7 +168,7 @@ fn neighbours_and_forwarding_entries_are_listed_as_created() {
         assert_eq!(listed, neighbours);
         assert_eq!(fdb, entries);
 
-        let moved = FdbEntry { destination: Ipv4Addr::new(1, 2, 3, 4), ..entries[0] };
+        let moved = FdbEntry { destination: Ipv4Addr::new(1, 2, 3, 4).into(), ..entries[0] };
         socket.change(&Change::SetFdb(moved)).unwrap();
         let fdb = socket.fdb(link).unwrap();
         assert!(fdb.contains(&moved) && !fdb.contains(&entries[0]) && fdb.len() == entries.len());

@@ -52,6 +52,8 @@ pub struct Shape {
     pub windows: usize,
     /// Whether Linux nodes run a BGP speaker.
     pub bgp: bool,
+    /// Whether Linux nodes and their pods have IPv6 addresses, too.
+    pub ipv6: bool,
 }
 
 /// A running cluster.
@@ -98,7 +100,7 @@ impl Cluster {
         };
         let mut cluster = Self { dir, store, datastore, kubernetes, nodes: Vec::new(), tasks };
         cluster.serve_store(&authority).await?;
-        cluster.seed().await?;
+        cluster.seed(shape.ipv6).await?;
         progress.done(match datastore {
             Datastore::Embedded => "the datastore is served",
             Datastore::Etcd => "the datastore is served by etcd",
@@ -106,7 +108,10 @@ impl Cluster {
         });
 
         for (index, (name, os)) in names.into_iter().enumerate() {
-            let node = Node::new(&cluster.dir, name, os, index, &underlay::neighbours(index, count))?;
+            let mut node = Node::new(&cluster.dir, name, os, index, &underlay::neighbours(index, count))?;
+            if shape.ipv6 && os == Os::Linux {
+                node.add_ipv6(index)?;
+            }
             cluster.add_node(node, shape.bgp && os == Os::Linux, &authority).await?;
         }
         cluster.wait_for_nodes(progress).await?;
@@ -218,7 +223,7 @@ impl Cluster {
     }
 
     /// Creates the objects that a cluster has before anything is deployed.
-    async fn seed(&self) -> Result<(), LabError> {
+    async fn seed(&self, ipv6: bool) -> Result<(), LabError> {
         let pool = json!({
             "apiVersion": "projectcalico.org/v3", "kind": "IPPool", "metadata": {"name": "default-ipv4-ippool"},
             "spec": {"cidr": "10.244.0.0/16", "blockSize": 26, "vxlanMode": "Always", "natOutgoing": true},
@@ -226,12 +231,17 @@ impl Cluster {
         let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default"}});
         let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": "default"}});
         let ipam = json!({"strict_affinity": true, "auto_allocate_blocks": true});
-        for (key, value) in [
-            (Key::global(Kind::IpPool, "default-ipv4-ippool"), pool),
+        let pool_v6 = json!({
+            "apiVersion": "projectcalico.org/v3", "kind": "IPPool", "metadata": {"name": "default-ipv6-ippool"},
+            "spec": {"cidr": "fd00:10:244::/56", "blockSize": 122, "vxlanMode": "Always", "natOutgoing": true},
+        });
+        let pool_v6 = ipv6.then(|| (Key::global(Kind::IpPool, "default-ipv6-ippool"), pool_v6));
+        let pools = [(Key::global(Kind::IpPool, "default-ipv4-ippool"), pool)].into_iter().chain(pool_v6);
+        for (key, value) in pools.chain([
             (Key::global(Kind::Namespace, "default"), namespace),
             (Key::namespaced(Kind::ServiceAccount, "default", "default"), account),
             (Key::global(Kind::IpamConfig, "default"), ipam),
-        ] {
+        ]) {
             match self.store.create(&key, value).await {
                 // A Kubernetes API has the namespace and its service account already.
                 Ok(_) | Err(StoreError::AlreadyExists(_)) => {}

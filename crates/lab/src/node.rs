@@ -1,7 +1,7 @@
 //! A node of the lab: a network namespace, an agent, and on Windows nodes an emulated HNS.
 
 use std::fs::{self, File};
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -53,6 +53,7 @@ pub(crate) struct Node {
     pub(crate) name: String,
     pub(crate) os: Os,
     pub(crate) address: Ipv4Addr,
+    pub(crate) address_v6: Option<Ipv6Addr>,
     pub(crate) netns: Arc<NetNs>,
     hns: Option<Process>,
     agent: Option<Process>,
@@ -76,21 +77,34 @@ impl Node {
             name,
             os,
             address: underlay::address(index),
+            address_v6: None,
             netns: Arc::new(netns),
             hns: None,
             agent: None,
         })
     }
 
+    /// Gives the node an IPv6 address, before its agent starts.
+    pub(crate) fn add_ipv6(&mut self, index: usize) -> Result<(), LabError> {
+        underlay::add_ipv6(&self.netns, index)?;
+        self.address_v6 = Some(underlay::address_v6(index));
+        Ok(())
+    }
+
     /// The node's object in the cluster.
     pub(crate) fn object(&self) -> Value {
         let os = self.os.name();
+        let mut annotations =
+            json!({NodeResource::ADDRESS: format!("{}/{}", self.address, underlay::NETWORK.prefix_len())});
+        if let Some(address) = self.address_v6 {
+            annotations[NodeResource::ADDRESS_V6] = json!(format!("{address}/{}", underlay::PREFIX_V6));
+        }
         json!({
             "apiVersion": "v1", "kind": "Node",
             "metadata": {
                 "name": self.name,
                 "labels": {NodeResource::OS: os, "kubernetes.io/arch": "amd64", "kubernetes.io/hostname": self.name},
-                "annotations": {NodeResource::ADDRESS: format!("{}/{}", self.address, underlay::NETWORK.prefix_len())},
+                "annotations": annotations,
             },
             "spec": {},
         })

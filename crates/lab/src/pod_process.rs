@@ -2,9 +2,13 @@
 //! that names the pod.
 
 use std::io::{self, BufRead, BufReader, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV6, TcpListener, TcpStream};
+use std::path::Path;
 use std::thread;
 use std::time::Duration;
+
+use rustix::net::sockopt::{set_ipv6_v6only, set_socket_reuseaddr};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with};
 
 /// How long to wait for a client's request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -15,14 +19,32 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// A port cannot be listened on.
 pub fn serve(name: &str, ports: &[u16]) -> io::Result<()> {
     for port in ports {
-        let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, *port))?;
-        let page = page(name, *port);
-        thread::Builder::new().name(format!("port-{port}")).spawn(move || accept(&listener, &page))?;
+        let mut listeners = vec![TcpListener::bind((Ipv4Addr::UNSPECIFIED, *port))?];
+        if Path::new(IPV6).exists() {
+            listeners.push(listen_v6(*port)?);
+        }
+        for listener in listeners {
+            let page = page(name, *port);
+            thread::Builder::new().name(format!("port-{port}")).spawn(move || accept(&listener, &page))?;
+        }
     }
     writeln!(io::stdout(), "ready")?;
     loop {
         thread::park();
     }
+}
+
+/// The kernel has this file if it has IPv6.
+const IPV6: &str = "/proc/net/if_inet6";
+
+/// Listens for IPv6 only, because another socket listens for IPv4.
+fn listen_v6(port: u16) -> io::Result<TcpListener> {
+    let socket = socket_with(AddressFamily::INET6, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    set_ipv6_v6only(&socket, true)?;
+    set_socket_reuseaddr(&socket, true)?;
+    bind(&socket, &SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, port, 0, 0))?;
+    listen(&socket, 128)?;
+    Ok(TcpListener::from(socket))
 }
 
 fn page(name: &str, port: u16) -> String {

@@ -3,7 +3,7 @@
 //! Hardware addresses are derived from IP addresses, and each end has permanent neighbour entries for all others. So
 //! the machine's neighbour table, which other programs may fill, is not needed.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsFd;
 
 use ipnet::{IpNet, Ipv4Net};
@@ -36,6 +36,25 @@ pub(crate) const STORE_PORT: u16 = 7443;
 pub(crate) fn address(node: usize) -> Ipv4Addr {
     let last = usize::from(FIRST_NODE) + node.min(MAX_NODES);
     Ipv4Addr::new(192, 0, 2, u8::try_from(last).unwrap_or(u8::MAX))
+}
+
+/// The IPv6 address of a node by its number, in the network of RFC 3849 with the prefix length [`PREFIX_V6`].
+pub(crate) fn address_v6(node: usize) -> Ipv6Addr {
+    let [.., last] = address(node).octets();
+    Ipv6Addr::new(0x2001, 0xdb8, 0, 2, 0, 0, 0, last.into())
+}
+
+/// The length of the prefix of the nodes' IPv6 addresses.
+pub(crate) const PREFIX_V6: u8 = 64;
+
+/// Gives a node its IPv6 address.
+pub(crate) fn add_ipv6(netns: &NetNs, node: usize) -> Result<(), LabError> {
+    netns.run(|| {
+        let mut socket = RouteSocket::open()?;
+        let link = index(&mut socket, "eth0")?;
+        let address = Address { link, address: address_v6(node).into(), prefix_length: PREFIX_V6 };
+        Ok(socket.change(&Change::AddAddress(address))?)
+    })?
 }
 
 /// The hardware address of an address of the underlay; "locally administered".

@@ -28,8 +28,8 @@ const SETS: [&str; 4] = ["cali40", "cali60", "cali4t", "cali6t"];
 pub(crate) const PROTOCOL: u8 = 80;
 /// The protocol number of routes by BIRD, which Calico runs (`rtnetlink.h`).
 pub(crate) const BIRD_PROTOCOL: u8 = 12;
-/// Its links besides those of pods and the IPv4 overlay.
-const LINKS: [&str; 5] = ["vxlan-v6.calico", "wireguard.cali", "wg-v6.cali", "bpfin.cali", "bpfout.cali"];
+/// Its links besides those of pods and the overlays.
+const LINKS: [&str; 4] = ["wireguard.cali", "wg-v6.cali", "bpfin.cali", "bpfout.cali"];
 /// The link of IPIP, which the kernel creates and nobody can delete.
 const IPIP: &str = "tunl0";
 /// How often the removal from nftables is tried when others change it at the same time.
@@ -41,8 +41,8 @@ pub struct Found {
     leftovers: Leftovers,
     sets: Vec<String>,
     routes: Vec<Route>,
-    /// The VXLAN link, without the mark of Tortie.
-    overlay: Option<Link>,
+    /// The VXLAN links, without the mark of Tortie.
+    overlays: Vec<Link>,
     links: Vec<Link>,
     /// The addresses of the link of IPIP.
     ipip: Vec<Address>,
@@ -59,10 +59,11 @@ impl Found {
     /// The kernel refused to list something.
     pub fn find(config: &Config) -> crate::Result<Self> {
         let mut socket = RouteSocket::open()?;
-        let (mut overlay, mut links, mut ipip) = (None, Vec::new(), Vec::new());
+        let (mut overlays, mut links, mut ipip) = (Vec::new(), Vec::new(), Vec::new());
         for link in socket.links()? {
-            if link.name == config.vxlan_device && link.vxlan.is_some() && link.alias.is_empty() {
-                overlay = Some(link);
+            let is_overlay = [&config.vxlan_device, &config.vxlan_v6_device].contains(&&link.name);
+            if is_overlay && link.vxlan.is_some() && link.alias.is_empty() {
+                overlays.push(link);
             } else if LINKS.contains(&link.name.as_str()) {
                 links.push(link);
             } else if link.name == IPIP {
@@ -77,17 +78,17 @@ impl Found {
         routes.retain(|route| route.protocol == PROTOCOL);
         let leftovers = Leftovers::find(MARKS)?;
         let (legacy, unread) = legacy();
-        Ok(Self { leftovers, sets, routes, overlay, links, ipip, legacy, unread })
+        Ok(Self { leftovers, sets, routes, overlays, links, ipip, legacy, unread })
     }
 
     /// Whether nothing is left that [`remove`](Self::remove) would change.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        let Self { leftovers, sets, routes, overlay, links, ipip, legacy, unread: _ } = self;
+        let Self { leftovers, sets, routes, overlays, links, ipip, legacy, unread: _ } = self;
         leftovers.objects.is_empty()
             && sets.is_empty()
             && routes.is_empty()
-            && overlay.is_none()
+            && overlays.is_empty()
             && links.is_empty()
             && ipip.is_empty()
             && legacy.is_empty()
@@ -125,7 +126,7 @@ impl Found {
         // Rules no longer use them.
         failed.extend(self.sets.iter().filter_map(|name| ipset::destroy(name).err()));
         let mut socket = RouteSocket::open()?;
-        if let Some(overlay) = &self.overlay {
+        for overlay in &self.overlays {
             let marked = vec![LinkSetting::Alias(OVERLAY_MARK.to_owned())];
             socket.change(&Change::SetLink(overlay.index, marked))?;
         }
@@ -182,7 +183,7 @@ impl fmt::Display for Found {
         self.routes
             .iter()
             .try_for_each(|route| writeln!(f, "route {route}, which Tortie's agent takes over"))?;
-        if let Some(link) = &self.overlay {
+        for link in &self.overlays {
             writeln!(f, "link {}, which Tortie's agent takes over", link.name)?;
         }
         self.links.iter().try_for_each(|link| writeln!(f, "link {}", link.name))?;

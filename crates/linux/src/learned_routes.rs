@@ -21,6 +21,11 @@ pub(crate) const PROTOCOL: u8 = 85;
 /// administrators to the same destination have a lower one, and win.
 const METRIC: u32 = 1024;
 
+/// The metric as [`Route`] has it: 0 is the kernel's default.
+fn metric(destination: &IpNet) -> u32 {
+    if destination.addr().is_ipv4() { METRIC } else { 0 }
+}
+
 /// The learned routes of a node.
 #[derive(Debug)]
 pub struct LearnedRoutes {
@@ -124,7 +129,7 @@ fn plan(wanted: &BTreeMap<IpNet, BTreeSet<IpAddr>>, kernel: &[Route], keeps_unkn
     let mut there: BTreeMap<IpNet, &Route> = BTreeMap::new();
     let mut changes = Vec::new();
     for route in kernel {
-        let has_place = route.metric == METRIC && wanted.contains_key(&route.destination);
+        let has_place = route.metric == metric(&route.destination) && wanted.contains_key(&route.destination);
         if has_place {
             there.insert(route.destination, route);
         } else if route.protocol == PROTOCOL && !keeps_unknown {
@@ -147,7 +152,8 @@ fn plan(wanted: &BTreeMap<IpNet, BTreeSet<IpAddr>>, kernel: &[Route], keeps_unkn
                 .extend(current.filter(|route| is_learned(route)).map(|route| Change::DeleteRoute(*route)));
             continue;
         };
-        let route = Route { metric: METRIC, ..Route::via(*destination, gateway, link, PROTOCOL) };
+        let route =
+            Route { metric: metric(destination), ..Route::via(*destination, gateway, link, PROTOCOL) };
         match current {
             None => changes.push(Change::AddRoute(route)),
             Some(current) if !is_learned(current) => applied.problems.push(format!(
@@ -240,7 +246,7 @@ mod tests {
     }
 
     fn learned(to: &str, gateway: &str, link: u32) -> Route {
-        Route { metric: METRIC, ..Route::via(net(to), ip(gateway), link, PROTOCOL) }
+        Route { metric: metric(&net(to)), ..Route::via(net(to), ip(gateway), link, PROTOCOL) }
     }
 
     #[test]

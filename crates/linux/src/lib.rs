@@ -7,6 +7,7 @@ pub mod calico;
 pub mod dataplane;
 mod learned_routes;
 mod removal;
+mod underlay;
 pub mod wire;
 
 mod error;
@@ -15,6 +16,7 @@ pub use dataplane::Dataplane;
 pub use error::Error;
 pub use learned_routes::{Applied, LearnedRoutes};
 pub use removal::{hand_over_to_calico, remove_all};
+pub use underlay::prefix_length;
 
 /// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -29,10 +29,9 @@ pub fn remove_all(config: &Config) -> crate::Result<Vec<String>> {
         tolerate_gone(socket.change(&Change::DeleteRoute(*route)))?;
         removed.push(format!("route {}", route.destination));
     }
-    // Calico's device has the same name.
-    if let Some(link) =
-        links.iter().find(|link| link.name == config.vxlan_device && link.alias == OVERLAY_MARK)
-    {
+    // Calico's devices have the same names.
+    let names = [&config.vxlan_device, &config.vxlan_v6_device];
+    for link in links.iter().filter(|link| names.contains(&&link.name) && link.alias == OVERLAY_MARK) {
         tolerate_gone(socket.change(&Change::DeleteLink(link.index)))?;
         removed.push(format!("link {}", link.name));
     }

@@ -1,9 +1,9 @@
 //! Connects pods: a virtual cable from the host to the pod's namespace, in the same way as Calico.
 //!
-//! The pod has only its address (/32) and the gateway 169.254.1.1, which nobody has; the host's end answers for it.
-//! So all packets of the pod go to the host, which routes them.
+//! The pod has only its addresses (/32, /128) and the gateways 169.254.1.1, which nobody has, and the link-local address
+//! of the host's end. So all packets of the pod go to the host, which routes them.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Mutex;
@@ -12,11 +12,11 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use sha1::{Digest, Sha1};
 use tortie_dataplane::{
-    ClusterNetwork, EndpointId, MacAddress, PodAttachment, PodInterface, PodLink, PodWiring, PreparedLink,
-    WiringError,
+    ClusterNetwork, EndpointId, InterfaceAddress, MacAddress, PodAddress, PodAttachment, PodInterface,
+    PodLink, PodWiring, PreparedLink, WiringError,
 };
 use tortie_kernel::interface_index;
 use tortie_kernel::namespace::NetNs;
@@ -25,11 +25,14 @@ use tortie_kernel::route::{
 };
 
 use crate::Error;
-use crate::dataplane::link_parameters;
+use crate::dataplane::{enable_in_pod, ipv6_link_parameters, link_parameters};
 use crate::error::tolerate_gone;
 
 /// The gateway of every pod.
 pub const GATEWAY: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
+
+/// The IPv6 gateway of every pod: the link-local address that the kernel makes of [`HOST_MAC`] (RFC 4291, appendix A).
+pub const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0xecee, 0xeeff, 0xfeee, 0xeeee);
 
 /// The hardware address of the host's end of every cable, as in Calico. Each is alone with its pod.
 pub const HOST_MAC: MacAddress = MacAddress([0xee; 6]);
@@ -41,8 +44,8 @@ pub const HOST_MAC: MacAddress = MacAddress([0xee; 6]);
 #[derive(Debug)]
 pub struct Wiring {
     prefix: String,
-    /// The link of the overlay, whose MTU is that of pods.
-    overlay: String,
+    /// The links of the overlays, whose lowest MTU is that of pods.
+    overlays: [String; 2],
     deleter: Mutex<Deleter>,
     disconnected: AtomicU32,
 }
@@ -53,12 +56,13 @@ impl Wiring {
     /// # Errors
     /// The connection could not be opened.
     pub fn open(config: &crate::dataplane::Config) -> crate::Result<Self> {
-        let (prefix, overlay) = (config.workload_prefix.clone(), config.vxlan_device.clone());
+        let prefix = config.workload_prefix.clone();
+        let overlays = [config.vxlan_device.clone(), config.vxlan_v6_device.clone()];
         let deleter = Deleter::start(RouteSocket::open()?)?;
         deleter.delete();
         Ok(Self {
             prefix,
-            overlay,
+            overlays,
             deleter: Mutex::new(deleter),
             disconnected: AtomicU32::new(first_number()),
         })
@@ -72,7 +76,7 @@ impl Wiring {
         namespace: &NetNs,
         name: &str,
     ) -> tortie_kernel::Result<()> {
-        let PodAttachment { endpoint, container_id, netns, address: _, block: _, mtu } = pod.clone();
+        let PodAttachment { endpoint, container_id, netns, addresses: _, mtu } = pod.clone();
         let link = PodLink { endpoint, container_id, netns, mtu };
         let index = self.make(&link, host, namespace, name)?;
         self.configure(pod, host, namespace, index)
@@ -100,13 +104,17 @@ impl Wiring {
 
     /// The MTU of a pod's link.
     fn mtu(&self, wanted: Option<u32>, host: &mut RouteSocket) -> tortie_kernel::Result<u32> {
-        match wanted {
-            Some(mtu) => Ok(mtu),
-            None => Ok(host.link(&self.overlay)?.map_or(ClusterNetwork::default().mtu, |link| link.mtu)),
+        if let Some(mtu) = wanted {
+            return Ok(mtu);
         }
+        let mut mtus = Vec::new();
+        for overlay in &self.overlays {
+            mtus.extend(host.link(overlay)?.map(|link| link.mtu));
+        }
+        Ok(mtus.into_iter().min().unwrap_or(ClusterNetwork::default().mtu))
     }
 
-    /// Configures what depends on the pod's address. Deletes the cable if that fails.
+    /// Configures what depends on the pod's addresses. Deletes the cable if that fails.
     fn configure(
         &self,
         pod: &PodAttachment,
@@ -114,25 +122,45 @@ impl Wiring {
         namespace: &NetNs,
         index: u32,
     ) -> tortie_kernel::Result<()> {
-        // The entry is permanent, because other entries share a table of all network namespaces, which others may
-        // fill (`gc_thresh3`).
-        let address = IpAddr::V4(pod.address);
-        let known =
-            host.change(&Change::SetNeighbour(Neighbour { link: index, address, mac: pod_mac(pod.address) }));
+        let has_ipv6 = pod.addresses.iter().any(|own| own.address.is_ipv6());
+        let known = self.configure_host(pod, host, index, has_ipv6);
         let configured = known.and_then(|()| {
             namespace.run(|| {
                 let (mut socket, interface) = (RouteSocket::open()?, &pod.endpoint.interface);
+                if has_ipv6 {
+                    enable_in_pod(interface)?;
+                }
                 let inside = socket.link(interface)?.filter(|inside| inside.peer == Some(index));
                 // The path of a namespace may lead to another one since the cable was laid.
                 let inside = inside.ok_or_else(|| {
                     let gone = std::io::Error::from_raw_os_error(libc::ENODEV);
                     tortie_kernel::Error::system("find the cable's other end", &**interface)(gone)
                 })?;
-                let verdicts = socket.change_all(&pod_side(pod.address, interface, inside.index))?;
+                let verdicts = socket.change_all(&pod_side(pod, inside.index))?;
                 verdicts.into_iter().collect()
             })?
         });
         or_delete(configured, host, index)
+    }
+
+    /// Configures what depends on the pod's addresses on the host's end.
+    fn configure_host(
+        &self,
+        pod: &PodAttachment,
+        host: &mut RouteSocket,
+        index: u32,
+        has_ipv6: bool,
+    ) -> tortie_kernel::Result<()> {
+        if has_ipv6 {
+            ipv6_link_parameters(&self.host_interface(&pod.endpoint, &pod.container_id))?;
+        }
+        // The entries are permanent, because other entries share a table of all network namespaces, which others may
+        // fill (`gc_thresh3`).
+        let mac = pod_mac(&pod.addresses);
+        let entry =
+            |own: &PodAddress| Change::SetNeighbour(Neighbour { link: index, address: own.address, mac });
+        let entries: Vec<Change> = pod.addresses.iter().map(entry).collect();
+        host.change_all(&entries)?.into_iter().collect()
     }
 
     /// Renames a cable, which closes it, because the dataplane closes every unknown interface with the workload
@@ -174,7 +202,7 @@ impl Wiring {
             return Ok(Some("it is down".to_owned()));
         }
         let interface = &pod.endpoint.interface;
-        let (near, address) = (link.index, pod.address);
+        let near = link.index;
         namespace.run(|| {
             let mut socket = RouteSocket::open()?;
             let Some(inside) = socket.link(interface)? else {
@@ -183,17 +211,24 @@ impl Wiring {
             if inside.peer != Some(near) {
                 return Ok(Some(format!("the pod's {interface} is another link's other end")));
             }
-            let wanted = Address { link: inside.index, address: address.into(), prefix_length: 32 };
-            if !inside.up || !socket.addresses()?.contains(&wanted) {
-                return Ok(Some(format!("the pod's {interface} is down or has not the address {address}")));
+            let (addresses, routes) = (socket.addresses()?, socket.routes()?);
+            for PodAddress { address, .. } in &pod.addresses {
+                let wanted = whole(*address, inside.index);
+                if !inside.up || !addresses.contains(&wanted) {
+                    return Ok(Some(format!(
+                        "the pod's {interface} is down or has not the address {address}"
+                    )));
+                }
+                let gateway = gateway(address);
+                let is_default = |route: &&Route| {
+                    let leads_here = route.link == Some(inside.index) && route.gateway == Some(gateway);
+                    route.destination.prefix_len() == 0 && leads_here
+                };
+                if !routes.iter().filter(is_default).any(|route| route.kind == RouteKind::Unicast) {
+                    return Ok(Some(format!("the pod has no route by {gateway}")));
+                }
             }
-            let is_default = |route: &Route| {
-                let leads_here = route.link == Some(inside.index) && route.gateway == Some(GATEWAY.into());
-                route.destination.prefix_len() == 0 && leads_here
-            };
-            let routed =
-                socket.routes()?.iter().any(|route| is_default(route) && route.kind == RouteKind::Unicast);
-            Ok((!routed).then(|| format!("the pod has no route by {GATEWAY}")))
+            Ok(None)
         })?
     }
 }
@@ -230,11 +265,15 @@ impl PodWiring for Wiring {
         let mut host = RouteSocket::open().map_err(failed("talk to the kernel"))?;
         let configured = self.configure(pod, &mut host, &namespace, prepared.0);
         configured.map_err(failed("configure the pod's cable"))?;
-        Ok(interface(name.clone(), pod.address))
+        Ok(interface(name.clone(), &pod.addresses))
     }
 
     fn planned(&self, pod: &PodAttachment) -> Option<PodInterface> {
-        Some(interface(self.host_interface(&pod.endpoint, &pod.container_id), pod.address))
+        Some(interface(self.host_interface(&pod.endpoint, &pod.container_id), &pod.addresses))
+    }
+
+    fn has_ipv6(&self) -> bool {
+        true
     }
 
     fn connect(&self, pod: &PodAttachment) -> Result<PodInterface, WiringError> {
@@ -249,7 +288,7 @@ impl PodWiring for Wiring {
                 .map_err(self::failed("lay the pod's cable", &name))?;
             let problem = self.problem(pod, link.as_ref(), &namespace).map_err(failed("check the cable"))?;
             if let (Some(_), None) = (&link, &problem) {
-                return Ok(interface(name.clone(), pod.address));
+                return Ok(interface(name.clone(), &pod.addresses));
             }
             // A cable of an earlier sandbox of this pod, or half of one.
             if let Some(link) = link {
@@ -260,7 +299,7 @@ impl PodWiring for Wiring {
             }
         }
         laid.map_err(failed("lay the pod's cable"))?;
-        Ok(interface(name.clone(), pod.address))
+        Ok(interface(name.clone(), &pod.addresses))
     }
 
     fn disconnect(&self, endpoint: &EndpointId, container_id: &str) -> Result<(), WiringError> {
@@ -321,9 +360,26 @@ impl PodWiring for Wiring {
 }
 
 /// A connected pod's interface.
-fn interface(host_interface: String, address: Ipv4Addr) -> PodInterface {
-    let mac = pod_mac(address);
-    PodInterface { host_interface, host_mac: Some(HOST_MAC), mac, prefix_len: 32, gateway: GATEWAY }
+fn interface(host_interface: String, addresses: &[PodAddress]) -> PodInterface {
+    let mac = pod_mac(addresses);
+    let own = |PodAddress { address, .. }: &PodAddress| InterfaceAddress {
+        address: IpNet::from(*address),
+        gateway: gateway(address),
+    };
+    let addresses = addresses.iter().map(own).collect();
+    PodInterface { host_interface, host_mac: Some(HOST_MAC), mac, addresses }
+}
+
+fn gateway(address: &IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(_) => GATEWAY.into(),
+        IpAddr::V6(_) => GATEWAY_V6.into(),
+    }
+}
+
+/// An address of a link, without a network.
+fn whole(address: IpAddr, link: u32) -> Address {
+    Address { link, address, prefix_length: IpNet::from(address).prefix_len() }
 }
 
 /// Deletes a cable whose configuration has failed, immediately, because the next attempt needs the name of the pod's end,
@@ -403,26 +459,41 @@ const FIRST_INTERFACE: &str = "eth0";
 
 /// The configuration of the pod's end. All interfaces of a pod have the same gateway, so the routes of further ones have a
 /// metric of their own.
-fn pod_side(address: Ipv4Addr, interface: &str, link: u32) -> Vec<Change> {
+fn pod_side(pod: &PodAttachment, link: u32) -> Vec<Change> {
     /// `RTPROT_BOOT`, as for routes that are set up when a host starts.
     const BOOT: u8 = 3;
-    let gateway = IpAddr::V4(GATEWAY);
-    let everything = IpNet::V4(Ipv4Net::default());
-    let metric = if interface == FIRST_INTERFACE { 0 } else { link };
-    vec![
-        Change::SetLink(link, vec![LinkSetting::Mac(pod_mac(address)), LinkSetting::Up(true)]),
-        Change::AddAddress(Address { link, address: address.into(), prefix_length: 32 }),
-        Change::AddRoute(Route { metric, ..Route::on_link(IpNet::from(gateway), link, BOOT) }),
-        Change::AddRoute(Route { onlink: false, metric, ..Route::via(everything, gateway, link, BOOT) }),
-        // A permanent neighbour entry: the first packet is sent at once, even if the host has no route for its own
-        // answer.
-        Change::SetNeighbour(Neighbour { link, address: gateway, mac: HOST_MAC }),
-    ]
+    let metric = if &*pod.endpoint.interface == FIRST_INTERFACE { 0 } else { link };
+    let mac = pod_mac(&pod.addresses);
+    let mut changes = vec![Change::SetLink(link, vec![LinkSetting::Mac(mac), LinkSetting::Up(true)])];
+    for PodAddress { address, .. } in &pod.addresses {
+        let gateway = gateway(address);
+        let everything = match address {
+            IpAddr::V4(_) => IpNet::V4(Ipv4Net::default()),
+            IpAddr::V6(_) => IpNet::V6(Ipv6Net::default()),
+        };
+        changes.extend([
+            Change::AddAddress(whole(*address, link)),
+            Change::AddRoute(Route { metric, ..Route::on_link(IpNet::from(gateway), link, BOOT) }),
+            Change::AddRoute(Route { onlink: false, metric, ..Route::via(everything, gateway, link, BOOT) }),
+            // A permanent neighbour entry: the first packet is sent at once, even if the host has no route for its own
+            // answer.
+            Change::SetNeighbour(Neighbour { link, address: gateway, mac: HOST_MAC }),
+        ]);
+    }
+    changes
 }
 
-/// The pod's hardware address, derived from its IP address, so that neighbours find a recreated pod.
-fn pod_mac(address: Ipv4Addr) -> MacAddress {
-    let [a, b, c, d] = address.octets();
+/// The pod's hardware address, derived from its first IP address, so that neighbours find a recreated pod.
+fn pod_mac(addresses: &[PodAddress]) -> MacAddress {
+    let [a, b, c, d] = match addresses.first().map(|first| first.address) {
+        Some(IpAddr::V4(address)) => address.octets(),
+        Some(IpAddr::V6(address)) => {
+            let mut octets = [0; 4];
+            octets.copy_from_slice(&Sha1::digest(address.octets())[..4]);
+            octets
+        }
+        None => [0; 4],
+    };
     MacAddress([0x0a, 0x58, a, b, c, d])
 }
 

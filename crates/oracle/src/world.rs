@@ -11,7 +11,7 @@ use tortie_api::calico::{
     WorkloadEndpoint,
 };
 use tortie_api::kubernetes::{EndpointSlice, Pod};
-use tortie_api::net::Protocol;
+use tortie_api::net::{IpVersion, Protocol};
 use tortie_api::{Key, Kind, Network, Resource};
 use tortie_selector::NAMESPACE_LABEL;
 
@@ -156,7 +156,7 @@ impl World {
                 Resource::Node(node) => {
                     let v4 = node.address().map(IpAddr::V4);
                     let own = v4.into_iter().chain(node.address_v6().map(IpAddr::V6)).collect();
-                    let tunnel = node.vxlan_address().map(IpAddr::V4);
+                    let tunnel = node.vxlan_address(IpVersion::V4);
                     world.nodes.insert(key.name.clone(), NodeAddresses { own, tunnel });
                 }
                 Resource::IpPool(pool) => world.pools.push(Pool {

@@ -121,7 +121,7 @@ impl Path {
 }
 
 /// Both families, in the order of their [`family_number`]s.
-pub(super) const FAMILIES: [IpVersion; 2] = [IpVersion::V4, IpVersion::V6];
+pub(super) const FAMILIES: [IpVersion; 2] = IpVersion::ALL;
 
 pub(super) fn family_number(family: IpVersion) -> usize {
     match family {

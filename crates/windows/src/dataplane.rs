@@ -1,13 +1,14 @@
 //! Applies the node state.
 
 use std::collections::BTreeSet;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use ipnet::Ipv4Net;
+use ipnet::{IpNet, Ipv4Net};
 use tortie_api::calico::WindowsPolicySets;
+use tortie_api::net::IpVersion;
 use tortie_dataplane::{
     Condition, Dataplane, Delta, Endpoint, EndpointId, LocalNode, NodeState, Reason, Report, RouteTarget,
     ShowError, Shown, not_enforced,
@@ -126,7 +127,7 @@ impl WindowsDataplane {
                 self.acl_reconciler.services_changed();
             }
             Delta::Service(..) | Delta::ServiceRemoved(_) => self.acl_reconciler.services_changed(),
-            Delta::Vtep(_) | Delta::VtepRemoved(_) => self.routes_due = true,
+            Delta::Vtep(_) | Delta::VtepRemoved(..) => self.routes_due = true,
             Delta::SetCreated(id, ..) | Delta::SetChanged { id, .. } | Delta::SetRemoved(id) => {
                 self.mark_users_of_set(state, id);
             }
@@ -179,7 +180,7 @@ impl WindowsDataplane {
             state,
             sets,
             addresses: node_addresses(state),
-            underlay: state.node.as_ref().map(|node| node.address),
+            underlay: state.node.as_ref().and_then(own_address),
             static_rules: &self.static_rules.0,
             now,
         };
@@ -245,19 +246,19 @@ impl WindowsDataplane {
             );
             Condition::new(Reason::NetworkDiffers, message)
         }));
-        if overlay.provider_address != node.address {
+        if let Some(address) = own_address(&node).filter(|address| *address != overlay.provider_address) {
             report.node.push(Condition::new(
                 Reason::ProviderAddressDiffers,
                 format!(
-                    "network {NETWORK} is bound to {}, but the node's address is {}: name the right adapter",
-                    overlay.provider_address, node.address
+                    "network {NETWORK} is bound to {}, but the node's address is {address}: name the right adapter",
+                    overlay.provider_address
                 ),
             ));
         }
         if self.routes_due {
             let is_of_another = |net: &Ipv4Net| {
                 let mut routes = state.routes.iter();
-                routes.any(|(route, target)| route == net && *target != RouteTarget::Local)
+                routes.any(|(route, target)| *route == IpNet::V4(*net) && *target != RouteTarget::Local)
             };
             remove_subnets(&*self.hcn, overlay.id, is_of_another)?;
             let synced = routes::sync(&*self.hcn, overlay.id, state);
@@ -375,19 +376,36 @@ impl Dataplane for WindowsDataplane {
 }
 
 fn own_blocks(state: &NodeState) -> impl Iterator<Item = Ipv4Net> {
-    state.routes.iter().filter(|(_, target)| **target == RouteTarget::Local).map(|(block, _)| *block)
+    let own = state.routes.iter().filter(|(_, target)| **target == RouteTarget::Local);
+    own.filter_map(|(block, _)| match block {
+        IpNet::V4(block) => Some(*block),
+        // Pods of Windows nodes have IPv4 addresses only.
+        IpNet::V6(_) => None,
+    })
+}
+
+fn own_address(node: &LocalNode) -> Option<Ipv4Addr> {
+    ipv4(node.address(IpVersion::V4)?)
+}
+
+fn ipv4(address: IpAddr) -> Option<Ipv4Addr> {
+    match address {
+        IpAddr::V4(address) => Some(address),
+        IpAddr::V6(_) => None,
+    }
 }
 
 /// The node's own addresses towards its pods.
 fn node_addresses(state: &NodeState) -> BTreeSet<Ipv4Addr> {
     let Some(node) = &state.node else { return BTreeSet::new() };
-    std::iter::once(node.address).chain(node.vtep.as_ref().map(|vtep| vtep.address)).collect()
+    let tunnel = node.vtep(IpVersion::V4).and_then(|vtep| ipv4(vtep.address));
+    own_address(node).into_iter().chain(tunnel).collect()
 }
 
 /// Other nodes address this node by the MAC address that it has published. HNS assigns a new one whenever it creates
 /// the network. Until the node publishes that, no tunnel packets arrive.
 fn remade(node: &LocalNode, overlay: &Overlay) -> Option<Condition> {
-    let (published, now) = (node.vtep.as_ref()?.mac, overlay.router_mac);
+    let (published, now) = (node.vtep(IpVersion::V4)?.mac, overlay.router_mac);
     (published != now).then(|| Condition::new(Reason::OverlayRemade, format!(
             "network {NETWORK} has the MAC address {now}, but the other nodes send to {published}: the network was made anew, \
              and the Node's annotation has to follow"

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use ipnet::Ipv4Net;
+use ipnet::{IpNet, Ipv4Net};
 use tortie_dataplane::{Condition, MacAddress, NodeState, Reason, RouteTarget};
 use tortie_hcn::schema::{Modify, Network, Policy, RemoteSubnetRoute, RequestType};
 use tortie_hcn::{Class, Guid, Hcn, HcnExt};
@@ -27,6 +27,7 @@ pub(crate) fn sync(
     network: Guid,
     state: &NodeState,
 ) -> Result<Vec<Condition>, Error> {
+    let unsuitable = unsuitable(state);
     let mut missing = desired(state);
     let mut surplus = Vec::new();
     for policy in actual(&hcn.network(network)?) {
@@ -36,7 +37,7 @@ pub(crate) fn sync(
         }
     }
     if missing.is_empty() && surplus.is_empty() {
-        return Ok(vec![]);
+        return Ok(unsuitable);
     }
     info!(add = missing.len(), remove = surplus.len(), "changing the routes to other nodes");
     let additions = missing.iter().map(|(prefix, hop)| Policy::of(&document(*prefix, hop))).collect();
@@ -46,8 +47,9 @@ pub(crate) fn sync(
     let there: BTreeMap<Ipv4Net, NextHop> =
         read_back.iter().filter_map(|policy| policy.settings().ok().flatten().and_then(next_hop)).collect();
     if there == desired(state) && there.len() == read_back.len() {
-        return Ok(vec![]);
+        return Ok(unsuitable);
     }
+    refused.extend(unsuitable);
     if !refused.is_empty() {
         return Ok(refused);
     }
@@ -87,8 +89,12 @@ fn actual(network: &Network) -> Vec<Policy> {
 fn desired(state: &NodeState) -> BTreeMap<Ipv4Net, NextHop> {
     let Some(node) = &state.node else { return BTreeMap::new() };
     let routes = state.routes.iter().filter_map(|(prefix, target)| {
-        let RouteTarget::Vxlan { node: other } = target else { return None };
-        let Some(vtep) = state.vteps.get(other) else {
+        let IpNet::V4(prefix) = prefix else { return None };
+        let other = match target {
+            RouteTarget::Vxlan { node } => node,
+            RouteTarget::Direct { .. } | RouteTarget::Local => return None,
+        };
+        let Some(vtep) = state.vtep(other, &prefix.addr().into()) else {
             debug!(%prefix, node = other, "no route yet: the node's end of the tunnel is not known");
             return None;
         };
@@ -96,6 +102,19 @@ fn desired(state: &NodeState) -> BTreeMap<Ipv4Net, NextHop> {
         Some((*prefix, hop))
     });
     routes.collect()
+}
+
+/// The conditions of routes without encapsulation, which the overlay network cannot have.
+fn unsuitable(state: &NodeState) -> Vec<Condition> {
+    let direct = state.routes.iter().filter(|(_, target)| matches!(target, RouteTarget::Direct { .. }));
+    let condition = |(prefix, _): (&IpNet, _)| {
+        let message = format!(
+            "no route leads to {prefix}: its pool is CrossSubnet, and a Windows node uses VXLAN in any case; give the Node the \
+             label kubernetes.io/os: windows"
+        );
+        Condition::new(Reason::RouteRefused, message)
+    };
+    direct.map(condition).collect()
 }
 
 fn next_hop(route: RemoteSubnetRoute) -> Option<(Ipv4Net, NextHop)> {

@@ -1,11 +1,13 @@
 //! Connects pods (as `cni-plugin/pkg/dataplane/windows` of Calico).
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ipnet::Ipv4Net;
-use tortie_dataplane::{EndpointId, MacAddress, PodAttachment, PodInterface, PodWiring, WiringError};
+use ipnet::{IpNet, Ipv4Net};
+use tortie_dataplane::{
+    EndpointId, InterfaceAddress, MacAddress, PodAddress, PodAttachment, PodInterface, PodWiring, WiringError,
+};
 use tortie_hcn::schema::{
     Endpoint, InterfaceParameters, IpConfig, Modify, Network, Policy, ProviderAddress, RequestType, Route,
     SchemaVersion,
@@ -44,10 +46,11 @@ impl WindowsWiring {
     fn plug(&self, pod: &PodAttachment) -> Result<PodInterface, Error> {
         let compartment = compartment(pod)?;
         let network = self.hcn.network_by_name(NETWORK)?.ok_or_else(|| Error::NoNetwork(NETWORK.into()))?;
-        let mac = mac(pod.address);
-        let subnet = self.subnet(&network, pod)?;
+        let own = own(pod)?;
+        let mac = mac(own.address);
+        let subnet = self.subnet(&network, own)?;
         let existing = match find(&*self.hcn, &pod.container_id, NETWORK)? {
-            Some(endpoint) if difference(&endpoint, pod, &network).is_none() => Some(endpoint),
+            Some(endpoint) if difference(&endpoint, own, &network).is_none() => Some(endpoint),
             Some(stale) => {
                 warn!(endpoint = stale.name, "an endpoint of an earlier attempt differs; recreating it");
                 self.remove(&stale)?;
@@ -73,21 +76,23 @@ impl WindowsWiring {
                 }
             }
         })?;
-        info!(endpoint = endpoint.name, address = %pod.address, created, "the pod is connected, closed");
+        info!(endpoint = endpoint.name, address = %own.address, created, "the pod is connected, closed");
         Ok(PodInterface {
             host_mac: None,
             host_interface: endpoint.name,
             mac,
-            prefix_len: subnet.prefix_len(),
-            gateway: gateway(subnet),
+            addresses: vec![InterfaceAddress {
+                address: IpNet::new_assert(own.address.into(), subnet.prefix_len()),
+                gateway: gateway(subnet).into(),
+            }],
         })
     }
 
     /// The subnet of the pod's address. A block that the node has claimed for this pod gets one now.
-    fn subnet(&self, network: &Network, pod: &PodAttachment) -> Result<Ipv4Net, Error> {
-        match subnets(network).find(|subnet| subnet.contains(&pod.address)) {
+    fn subnet(&self, network: &Network, own: OwnAddress) -> Result<Ipv4Net, Error> {
+        match subnets(network).find(|subnet| subnet.contains(&own.address)) {
             Some(subnet) => Ok(subnet),
-            None => add_subnet(&*self.hcn, network, pod.block).map(|()| pod.block),
+            None => add_subnet(&*self.hcn, network, own.block).map(|()| own.block),
         }
     }
 
@@ -186,7 +191,7 @@ impl WindowsWiring {
         let endpoint = find(&*self.hcn, &pod.container_id, NETWORK)?.ok_or_else(no_endpoint)?;
         let network = self.hcn.network_by_name(NETWORK)?.ok_or_else(|| Error::NoNetwork(NETWORK.into()))?;
         let differs = |problem| Error::Differs { object: format!("endpoint {}", endpoint.name), problem };
-        if let Some(problem) = difference(&endpoint, pod, &network) {
+        if let Some(problem) = difference(&endpoint, own(pod)?, &network) {
             return Err(differs(problem));
         }
         let (found, wanted) = (endpoint.host_compute_namespace, compartment(pod)?);
@@ -258,6 +263,26 @@ fn compartment(pod: &PodAttachment) -> Result<Guid, Error> {
     })
 }
 
+/// The address of a pod, and its block.
+#[derive(Debug, Clone, Copy)]
+struct OwnAddress {
+    address: Ipv4Addr,
+    block: Ipv4Net,
+}
+
+/// The overlay network of a Windows node has IPv4 subnets only.
+fn own(pod: &PodAttachment) -> Result<OwnAddress, Error> {
+    match pod.addresses[..] {
+        [PodAddress { address: IpAddr::V4(address), block: IpNet::V4(block) }] => {
+            Ok(OwnAddress { address, block })
+        }
+        _ => Err(Error::Differs {
+            object: pod.endpoint.to_string(),
+            problem: "pods of Windows nodes have exactly one IPv4 address, and no other".to_owned(),
+        }),
+    }
+}
+
 fn mac(address: Ipv4Addr) -> MacAddress {
     let ([a, b], [c, d, e, f]) = (MAC_PREFIX, address.octets());
     MacAddress([a, b, c, d, e, f])
@@ -270,13 +295,14 @@ fn document(pod: &PodAttachment, network: &Network, gateway: Ipv4Addr) -> Result
     if let Some(mtu) = pod.mtu.filter(|mtu| *mtu != USUAL_MTU) {
         endpoint.policies.push(Policy::of(&InterfaceParameters { mtu, ..Default::default() }));
     }
-    endpoint.ip_configurations = config_of(pod.address);
+    let own = own(pod)?;
+    endpoint.ip_configurations = config_of(own.address);
     endpoint.routes = vec![Route {
         next_hop: gateway.to_string(),
         destination_prefix: "0.0.0.0/0".into(),
         ..Default::default()
     }];
-    endpoint.mac_address = mac(pod.address).dashed();
+    endpoint.mac_address = mac(own.address).dashed();
     Ok(endpoint)
 }
 
@@ -302,16 +328,16 @@ fn address(endpoint: &Endpoint) -> Option<Ipv4Addr> {
 }
 
 /// The difference between an endpoint and the pod.
-fn difference(endpoint: &Endpoint, pod: &PodAttachment, network: &Network) -> Option<String> {
+fn difference(endpoint: &Endpoint, own: OwnAddress, network: &Network) -> Option<String> {
     let addresses: Vec<&str> = endpoint.ip_configurations.iter().map(|ip| ip.ip_address.as_str()).collect();
     if endpoint.host_compute_network != network.id {
         return Some(format!("it is on network {}, not on {}", endpoint.host_compute_network, network.id));
     }
-    if addresses != [pod.address.to_string()] {
-        return Some(format!("it has the addresses {addresses:?}, not {}", pod.address));
+    if addresses != [own.address.to_string()] {
+        return Some(format!("it has the addresses {addresses:?}, not {}", own.address));
     }
-    if endpoint.mac_address.parse() != Ok(mac(pod.address)) {
-        return Some(format!("it has the MAC address {}, not {}", endpoint.mac_address, mac(pod.address)));
+    if endpoint.mac_address.parse() != Ok(mac(own.address)) {
+        return Some(format!("it has the MAC address {}, not {}", endpoint.mac_address, mac(own.address)));
     }
     let mut providers =
         endpoint.policies.iter().filter_map(|policy| policy.settings::<ProviderAddress>().ok().flatten());

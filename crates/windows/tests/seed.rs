@@ -16,7 +16,7 @@ use testkit::Stateful;
 use tortie_api::calico::{FelixConfiguration, WindowsPolicySets, WorkloadEndpoint};
 use tortie_api::{Key, Kind};
 use tortie_calc::Calc;
-use tortie_dataplane::{Delta, EndpointId, NodeState, PodAttachment, PodWiring};
+use tortie_dataplane::{Delta, EndpointId, NodeState, PodAddress, PodAttachment, PodWiring};
 use tortie_hcn::schema::{Acl, Namespace};
 use tortie_hcn::{Call, Guid, Hcn, HcnExt, Kind as HcnKind};
 use tortie_hns_emulator::{Config, Emulator, Recorder};
@@ -145,15 +145,14 @@ impl Cluster {
                         endpoint: id.clone(),
                         container_id: endpoint.container_id.to_string(),
                         netns: namespace.to_string(),
-                        address,
-                        block: block(number),
+                        addresses: vec![PodAddress::ipv4(address, block(number))],
                         mtu: None,
                     };
                     node.wiring.connect(&pod).unwrap();
                 }
             }
             let route = tortie_dataplane::Route {
-                destination: block(number),
+                destination: block(number).into(),
                 target: tortie_dataplane::RouteTarget::Local,
             };
             deltas.insert(0, Delta::Route(route));

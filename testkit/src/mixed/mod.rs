@@ -30,6 +30,7 @@ use anyhow::{Context, Result, bail, ensure};
 use ipnet::Ipv4Net;
 use serde_json::{Value, json};
 use tortie_api::kubernetes::Node as NodeResource;
+use tortie_api::net::IpVersion;
 use tortie_api::{Key, Kind};
 use tortie_calc::{Calc, vtep_mac};
 use tortie_dataplane::{Delta, EndpointId, MacAddress, NodeState, Report};
@@ -130,7 +131,9 @@ impl MixedCluster {
             let (block, parent) = (placed::block(number - 1), underlay::address(number));
             let namespace = underlay::join(&underlay, number)?;
             let (host, tunnel, mac): (Box<dyn Host>, _, _) = match system {
-                System::Linux => (Box::new(linux::Node::new(&namespace)?), block.network(), vtep_mac(name)),
+                System::Linux => {
+                    (Box::new(linux::Node::new(&namespace)?), block.network(), vtep_mac(name, IpVersion::V4))
+                }
                 System::Windows => {
                     let config = Config { provider_address: parent, ..config.clone() };
                     let (node, vtep) = windows::Node::new(&namespace, block, config)?;

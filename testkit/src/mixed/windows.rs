@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::Stateful;
 use anyhow::{Context, Result};
 use ipnet::Ipv4Net;
-use tortie_dataplane::{Delta, PodAttachment, PodWiring as _, Report};
+use tortie_dataplane::{Delta, PodAddress, PodAttachment, PodWiring as _, Report};
 use tortie_hcn::schema::{Acl, Namespace, SetPolicy};
 use tortie_hcn::{Guid, Hcn, HcnExt};
 use tortie_hns_emulator::{Config, Emulator, bind_compartment};
@@ -59,8 +59,7 @@ impl Host for Node {
             endpoint: at.endpoint.clone(),
             container_id: at.container_id.clone(),
             netns: compartment.to_string(),
-            address,
-            block: self.block,
+            addresses: vec![PodAddress::ipv4(address, self.block)],
             mtu: None,
         })?;
         // Without its address, the pod's kernel has nothing to answer.

@@ -51,13 +51,11 @@ struct NoWiring;
 impl PodWiring for NoWiring {
     fn connect(&self, pod: &PodAttachment) -> Result<PodInterface, WiringError> {
         let host_interface = self.host_interface(&pod.endpoint, &pod.container_id);
-        let gateway = [169, 254, 1, 1].into();
         Ok(PodInterface {
             host_interface,
             host_mac: None,
             mac: MacAddress([2, 0, 0, 0, 0, 1]),
-            prefix_len: 32,
-            gateway,
+            addresses: Vec::new(),
         })
     }
 

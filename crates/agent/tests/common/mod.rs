@@ -2,12 +2,13 @@
 #![allow(dead_code, reason = "not every test uses all of it")]
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 use std::time::{Duration, Instant};
 
+use ipnet::IpNet;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
@@ -18,8 +19,8 @@ use tortie_api::{Key, Kind, Position};
 use tortie_cni::transport::{Answer, ask};
 use tortie_cni::{Command, Invocation};
 use tortie_dataplane::{
-    Condition, Dataplane, Delta, EndpointId, MacAddress, NodeState, PodAttachment, PodInterface, PodLink,
-    PodWiring, PreparedLink, Reason, Report, ShowError, Shown, WiringError,
+    Condition, Dataplane, Delta, EndpointId, InterfaceAddress, MacAddress, NodeState, PodAttachment,
+    PodInterface, PodLink, PodWiring, PreparedLink, Reason, Report, ShowError, Shown, WiringError,
 };
 use tortie_store::{Embedded, Endpoints, Store, Stored};
 
@@ -41,6 +42,8 @@ pub(crate) struct Os {
     pub asks_for_services: bool,
     /// Whether it panics on the next call.
     pub dies: bool,
+    /// Whether pods may have IPv6 addresses.
+    pub has_ipv6: bool,
     /// The prefix length and the gateway of pods.
     pub pod_network: Option<(u8, Ipv4Addr)>,
     /// The container of each endpoint's interface.
@@ -84,8 +87,19 @@ impl FakeOs {
             host_interface,
             host_mac: None,
             mac: MacAddress([2, 0, 0, 0, 0, 1]),
-            prefix_len,
-            gateway,
+            addresses: pod
+                .addresses
+                .iter()
+                .map(|own| match own.address {
+                    IpAddr::V4(_) => InterfaceAddress {
+                        address: IpNet::new_assert(own.address, prefix_len),
+                        gateway: gateway.into(),
+                    },
+                    IpAddr::V6(_) => {
+                        InterfaceAddress { address: own.address.into(), gateway: Ipv6Addr::LOCALHOST.into() }
+                    }
+                })
+                .collect(),
         }
     }
 
@@ -162,6 +176,10 @@ impl PodWiring for FakeOs {
         os.connected.insert(pod.endpoint.clone(), pod.container_id.clone());
         drop(os);
         Ok(self.interface(pod))
+    }
+
+    fn has_ipv6(&self) -> bool {
+        self.lock().has_ipv6
     }
 
     fn planned(&self, pod: &PodAttachment) -> Option<PodInterface> {

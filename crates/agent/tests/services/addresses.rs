@@ -211,3 +211,90 @@ async fn an_address_outside_of_ipam_goes_to_one_of_two_pods_at_once() {
     assert!(failure.msg.contains("belongs to pod n/p"), "{failure:?}");
     assert!(bed.endpoint("q", "eth0").await.is_none());
 }
+
+const POOLS_V6: &str = "cni.projectcalico.org/ipv6pools";
+
+/// The networks of the addresses in an answer, or the text of the failure.
+fn networks(answer: Answer) -> Result<Vec<String>, String> {
+    let success = answer.map_err(|failure| failure.to_string())?.unwrap();
+    let network = |text: &str| {
+        let net: ipnet::IpNet = text.parse().unwrap();
+        assert_eq!(net.prefix_len(), net.max_prefix_len());
+        let length = if net.addr().is_ipv4() { 16 } else { 48 };
+        ipnet::IpNet::new(net.addr(), length).unwrap().trunc().to_string()
+    };
+    assert_eq!(success.routes.len(), success.ips.len());
+    Ok(success.ips.iter().map(|ip| network(&ip.address)).collect())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_gets_an_address_of_each_family_that_has_a_pool() {
+    const V4: &str = "10.0.0.0/16";
+    let (a, b) = ("fd00:a::/48", "fd00:b::/48");
+    let bed = Bed::new().await;
+    bed.os.lock().has_ipv6 = true;
+    bed.pool("six", json!({"cidr": "fd00:a::/64", "nodeSelector": "all()"})).await;
+    bed.pool("other", json!({"cidr": "fd00:b::/64", "nodeSelector": "none == 'x'"})).await;
+    let none = json!({"type": "calico-ipam"});
+    for (number, (ipam, annotation, text, expected)) in [
+        (none.clone(), "", "", Ok(vec![V4, a])),
+        (json!({"assign_ipv6": "false"}), "", "", Ok(vec![V4])),
+        (json!({"assign_ipv4": "false"}), "", "", Ok(vec![a])),
+        (json!({"assign_ipv4": "true", "assign_ipv6": "true"}), "", "", Ok(vec![V4, a])),
+        (json!({"ipv6_pools": ["fd00:b::/64"]}), "", "", Ok(vec![V4, b])),
+        (none.clone(), POOLS_V6, r#"["other"]"#, Ok(vec![V4, b])),
+        (json!({"assign_ipv6": "false"}), POOLS_V6, r#"["other"]"#, Ok(vec![V4, b])),
+        (none.clone(), POOLS_V6, r#"["default"]"#, Err("the other family")),
+        (none.clone(), ADDRESSES, r#"["fd00:b::7", "10.0.0.99"]"#, Ok(vec![V4, b])),
+        (none.clone(), ADDRESSES, r#"["fd00:a::99"]"#, Ok(vec![a])),
+        (none.clone(), ADDRESSES, r#"["10.0.0.98"]"#, Ok(vec![V4])),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let (pod, container) = (format!("p{number}"), format!("c{number}"));
+        bed.annotated(&pod, if annotation.is_empty() { "none" } else { annotation }, text).await;
+        let mut call = bed.invocation(Command::Add, &container, &pod);
+        call.config.extra.insert("ipam".to_owned(), ipam.clone());
+        let case = format!("{ipam} {annotation} {text}");
+        match (networks(bed.call(call).await), expected) {
+            (Ok(found), Ok(expected)) => {
+                assert_eq!(found, expected, "{case}");
+                let endpoint = bed.endpoint(&pod, "eth0").await.unwrap();
+                assert_eq!(endpoint["spec"]["ipNetworks"].as_array().unwrap().len(), expected.len());
+            }
+            (Err(problem), Err(expected)) => assert!(problem.contains(expected), "{case}: {problem}"),
+            (found, _) => panic!("{case}: {found:?}"),
+        }
+        bed.call(bed.invocation(Command::Del, &container, &pod)).await.unwrap();
+    }
+    assert_eq!(bed.allocated().await, Vec::<String>::new());
+}
+
+/// A pod that lacks one of its addresses must not run with the other one only.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_an_address_of_a_family_that_has_a_pool_the_add_fails() {
+    let bed = Bed::new().await;
+    bed.os.lock().has_ipv6 = true;
+    bed.pool("six", json!({"cidr": "fd00:a::/127", "blockSize": 127, "nodeSelector": "all()"})).await;
+    for number in 0..2 {
+        bed.annotated(&format!("p{number}"), "none", "").await;
+        bed.add(&format!("c{number}"), &format!("p{number}")).await.unwrap();
+    }
+    bed.annotated("p2", "none", "").await;
+    let failure = bed.add("c2", "p2").await.unwrap_err();
+    assert_eq!(failure.code, Code::IPAM);
+    assert_eq!(bed.allocated().await.len(), 4, "a failed ADD leaves nothing");
+    // CHECK and a repeated ADD know both addresses.
+    let answer = bed.add("c0", "p0").await.unwrap().unwrap();
+    assert_eq!(answer.ips.len(), 2);
+    let mut check = bed.invocation(Command::Check, "c0", "p0");
+    let mut before = answer.document("1.0.0");
+    check.config.extra.insert("prevResult".to_owned(), before.clone());
+    bed.call(check.clone()).await.unwrap();
+    before["ips"].as_array_mut().unwrap().pop();
+    check.config.extra.insert("prevResult".to_owned(), before);
+    let failure = bed.call(check).await.unwrap_err();
+    assert_eq!(failure.code, Code::DIFFERS);
+    assert!(failure.to_string().contains("prevResult does not have its address fd00:a::"), "{failure}");
+}

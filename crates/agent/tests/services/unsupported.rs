@@ -14,13 +14,13 @@ async fn unsupported_annotations_fail_the_add() {
             "spec": {"nodeName": crate::common::NODE, "containers": [{"name": "c"}]}})
     };
     let namespace = Key::global(Kind::Namespace, "n");
-    let pools = "cni.projectcalico.org/ipv6pools";
+    let mac = "cni.projectcalico.org/hwAddr";
     for (key, value, named) in [
         (pod_key("p"), annotated("p", "cni.projectcalico.org/ipAddrs"), "Pod n/p has the annotation cni"),
         (pod_key("p"), annotated("p", "projectcalico.org/other"), ""),
         (
             namespace.clone(),
-            json!({"metadata": {"name": "n", "annotations": {(pools): "[]"}}}),
+            json!({"metadata": {"name": "n", "annotations": {(mac): "[]"}}}),
             "Namespace n has",
         ),
         (namespace.clone(), json!({"metadata": {"name": "n"}}), ""),
@@ -48,11 +48,14 @@ async fn unsupported_settings_of_ipam_fail_the_add() {
     bed.pod("p", "u", json!({})).await;
     for (ipam, named) in [
         (json!({"type": "calico-ipam", "assign_ipv4": "true", "assign_ipv6": "false"}), ""),
-        (json!({"type": "calico-ipam", "assign_ipv6": "true"}), "ipam.assign_ipv6"),
-        (json!({"type": "calico-ipam", "assign_ipv4": false}), "ipam.assign_ipv4"),
+        (json!({"type": "calico-ipam", "assign_ipv6": "yes"}), "ipam.assign_ipv6"),
+        (json!({"assign_ipv4": false, "assign_ipv6": "false"}), "ipam.assign_ipv4 and ipam.assign_ipv6"),
+        // The test's operating system has no IPv6.
+        (json!({"assign_ipv4": false}), "requests an IPv6 address"),
+        (json!({"type": "calico-ipam", "assign_ipv6": "true"}), "requests an IPv6 address"),
         (json!({"ranges": []}), "ipam.ranges"),
         (json!({"type": "tortie", "ipv4_pools": ["default"], "ipv6_pools": []}), ""),
-        (json!({"ipv6_pools": ["six"]}), "ipam.ipv6_pools"),
+        (json!({"ipv6_pools": ["six"]}), ""),
     ] {
         let mut call = bed.invocation(Command::Add, "c1", "p");
         call.config.extra.insert("ipam".to_owned(), ipam.clone());

@@ -39,6 +39,9 @@ pub struct FelixConfigurationSpec {
     /// The MTU of the overlay and of new pods, on Linux; 0 and none mean that of the node's interface less VXLAN's 50 bytes.
     #[serde(rename = "vxlanMTU")]
     pub vxlan_mtu: Option<u32>,
+    /// The same for the overlay of IPv6; 0 and none mean that of the node's interface less 70 bytes.
+    #[serde(rename = "vxlanMTUV6")]
+    pub vxlan_mtu_v6: Option<u32>,
     /// What happens to denied packets, on Linux.
     pub nftables_filter_deny_action: Option<FilterDenyAction>,
     /// The older name of the same setting, used if the newer one is absent.
@@ -236,6 +239,7 @@ impl FelixConfigurationSpec {
             allow_vxlan_packets_from_workloads,
             allow_ipip_packets_from_workloads,
             vxlan_mtu,
+            vxlan_mtu_v6,
             nftables_filter_deny_action,
             iptables_filter_deny_action,
             established_flows,
@@ -256,6 +260,7 @@ impl FelixConfigurationSpec {
                 .allow_ipip_packets_from_workloads
                 .or(allow_ipip_packets_from_workloads),
             vxlan_mtu: self.vxlan_mtu.or(vxlan_mtu),
+            vxlan_mtu_v6: self.vxlan_mtu_v6.or(vxlan_mtu_v6),
             nftables_filter_deny_action: self.nftables_filter_deny_action.or(nftables_filter_deny_action),
             iptables_filter_deny_action: self.iptables_filter_deny_action.or(iptables_filter_deny_action),
             established_flows: self.established_flows.or(established_flows),

@@ -146,9 +146,6 @@ impl IpPool {
                 "IPIP is not supported, because Windows nodes have none; use vxlanMode: Always".into(),
             );
         }
-        if spec.vxlan_mode == EncapsulationMode::CrossSubnet {
-            wrong("spec.vxlanMode", "CrossSubnet is not supported yet; use Always".into());
-        }
         let known = ["Workload", "Tunnel", LOAD_BALANCER];
         if let Some(bad) = spec.allowed_uses.iter().find(|each| !known.contains(&each.as_str())) {
             wrong("spec.allowedUses", format!("{bad:?} is not supported; use {}", known.join(", ")));

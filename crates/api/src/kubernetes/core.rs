@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use ipnet::IpNet;
 use serde::Deserialize;
 
 use crate::Metadata;
 use crate::calico::{EndpointPort, WorkloadEndpointPort};
 use crate::fields::{address_of, list};
+use crate::net::IpVersion;
 
 /// A namespace; its labels become its pods' `pcns.` labels.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -51,41 +53,69 @@ impl Node {
     pub const VXLAN_ADDRESS: &str = "projectcalico.org/IPv4VXLANTunnelAddr";
     /// The annotation with the MAC address of the node's VXLAN device.
     pub const VXLAN_MAC: &str = "projectcalico.org/VXLANTunnelMACAddr";
+    /// The annotation with the address of the node's IPv6 VXLAN device.
+    pub const VXLAN_ADDRESS_V6: &str = "projectcalico.org/IPv6VXLANTunnelAddr";
+    /// The annotation with the MAC address of the node's IPv6 VXLAN device.
+    pub const VXLAN_MAC_V6: &str = "projectcalico.org/VXLANTunnelMACAddrV6";
     /// The label with the node's operating system.
     pub const OS: &str = "kubernetes.io/os";
 
     /// The node's own address.
     #[must_use]
     pub fn address(&self) -> Option<Ipv4Addr> {
-        self.ipv4(Self::ADDRESS)
+        match self.own_address(IpVersion::V4)? {
+            IpAddr::V4(address) => Some(address),
+            IpAddr::V6(_) => None,
+        }
     }
 
     /// The node's own IPv6 address.
     #[must_use]
     pub fn address_v6(&self) -> Option<Ipv6Addr> {
-        match address_of(self.metadata.annotations.get(Self::ADDRESS_V6)?)? {
+        match self.own_address(IpVersion::V6)? {
             IpAddr::V6(address) => Some(address),
             IpAddr::V4(_) => None,
         }
     }
 
-    /// The address of the node's VXLAN device.
+    /// The node's own address of a family.
     #[must_use]
-    pub fn vxlan_address(&self) -> Option<Ipv4Addr> {
-        self.ipv4(Self::VXLAN_ADDRESS)
+    pub fn own_address(&self, version: IpVersion) -> Option<IpAddr> {
+        self.annotated(version, [Self::ADDRESS, Self::ADDRESS_V6]).and_then(address_of)
     }
 
-    /// The MAC address of the node's VXLAN device as text.
+    /// The network of the node's own address. It consists of that address alone if nobody wrote its prefix length.
     #[must_use]
-    pub fn vxlan_mac(&self) -> Option<&str> {
-        self.metadata.annotations.get(Self::VXLAN_MAC).map(String::as_str)
+    pub fn own_network(&self, version: IpVersion) -> Option<IpNet> {
+        let text = self.annotated(version, [Self::ADDRESS, Self::ADDRESS_V6])?;
+        text.parse::<IpNet>().ok().or_else(|| address_of(text).map(IpNet::from)).map(|net| net.trunc())
     }
 
-    fn ipv4(&self, annotation: &str) -> Option<Ipv4Addr> {
-        match address_of(self.metadata.annotations.get(annotation)?)? {
-            IpAddr::V4(address) => Some(address),
-            IpAddr::V6(_) => None,
-        }
+    /// The address of the node's VXLAN device of a family.
+    #[must_use]
+    pub fn vxlan_address(&self, version: IpVersion) -> Option<IpAddr> {
+        self.annotated(version, [Self::VXLAN_ADDRESS, Self::VXLAN_ADDRESS_V6]).and_then(address_of)
+    }
+
+    /// The MAC address of the node's VXLAN device of a family as text.
+    #[must_use]
+    pub fn vxlan_mac(&self, version: IpVersion) -> Option<&str> {
+        let name = if version == IpVersion::V4 { Self::VXLAN_MAC } else { Self::VXLAN_MAC_V6 };
+        self.metadata.annotations.get(name).map(String::as_str)
+    }
+
+    /// Whether the node runs Windows.
+    #[must_use]
+    pub fn is_windows(&self) -> bool {
+        self.metadata.labels.get(Self::OS).is_some_and(|os| os == "windows")
+    }
+
+    /// The annotation of a family, given that of IPv4 and that of IPv6, if its address is of that family.
+    fn annotated(&self, version: IpVersion, [ipv4, ipv6]: [&str; 2]) -> Option<&str> {
+        let name = if version == IpVersion::V4 { ipv4 } else { ipv6 };
+        let text = self.metadata.annotations.get(name)?;
+        let is_of_family = address_of(text).is_some_and(|address| IpVersion::of(&address) == version);
+        is_of_family.then_some(text)
     }
 }
 

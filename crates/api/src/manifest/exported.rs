@@ -144,6 +144,8 @@ fn of_calico_node(value: &mut Value, lines: &mut Lines) {
         (Node::ADDRESS_V6, "/bgp/ipv6Address"),
         (Node::VXLAN_ADDRESS, "/ipv4VXLANTunnelAddr"),
         (Node::VXLAN_MAC, "/vxlanTunnelMACAddr"),
+        (Node::VXLAN_ADDRESS_V6, "/ipv6VXLANTunnelAddr"),
+        (Node::VXLAN_MAC_V6, "/vxlanTunnelMACAddrV6"),
     ];
     value["apiVersion"] = json!(Kind::Node.api_version());
     let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) else { return };

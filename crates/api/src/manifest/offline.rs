@@ -142,11 +142,6 @@ impl Offline {
         self.owned.extend(owners(&document.value).map(|owner| (owner, owned.clone())));
         match meaning::meaning(&api_version, &kind) {
             Meaning::Kept(kind) if !self.is_strict && is_bookkeeping(kind) => self.skip(file, &document),
-            Meaning::Kept(Kind::IpPool) if !self.is_strict && is_v6_pool(&document.value) => {
-                let name = describe(&document.value);
-                let location = format!("{file}:{}", document.lines.first);
-                self.notes.push(format!("{location}: {name}: IPv6 pools are not supported yet: left out"));
-            }
             Meaning::Kept(kind) if kind.is_workload() => self.add_other(&api_version, file, document)?,
             Meaning::Kept(kind) => {
                 if !self.is_strict {
@@ -234,12 +229,9 @@ fn make_pool_readable(value: &mut Value) -> Option<String> {
     let spec = value.get_mut("spec")?.as_object_mut()?;
     spec.retain(|field, _| ["cidr", "natOutgoing", "disabled", "nodeSelector"].contains(&field.as_str()));
     spec.insert("vxlanMode".to_owned(), json!(if overlaid { "Always" } else { "Never" }));
-    spec.insert("blockSize".to_owned(), json!(pool.spec.cidr.prefix_len().max(26)));
+    let usual = if pool.spec.cidr.addr().is_ipv4() { 26 } else { 122 };
+    spec.insert("blockSize".to_owned(), json!(pool.spec.cidr.prefix_len().max(usual)));
     problems.first().map(ToString::to_string)
-}
-
-fn is_v6_pool(value: &Value) -> bool {
-    typed::<IpPool>(value).is_ok_and(|pool| pool.spec.cidr.addr().is_ipv6())
 }
 
 fn drop_derived_labels(value: &mut Value) {

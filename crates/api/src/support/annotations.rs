@@ -8,25 +8,29 @@ use ipnet::IpNet;
 use serde_json::Value;
 
 use super::State;
+use crate::net::IpVersion;
 use crate::{FieldError, Kind};
 
 const PREFIX: &str = "cni.projectcalico.org/";
 const ADDRESSES: &str = "cni.projectcalico.org/ipAddrs";
 const OUTSIDE: &str = "cni.projectcalico.org/ipAddrsNoIpam";
 const POOLS: &str = "cni.projectcalico.org/ipv4pools";
+const POOLS_V6: &str = "cni.projectcalico.org/ipv6pools";
 
 /// The annotations by which pods and namespaces request addresses of Tortie's IPAM.
-pub const REQUESTS: [&str; 3] = [ADDRESSES, OUTSIDE, POOLS];
+pub const REQUESTS: [&str; 4] = [ADDRESSES, OUTSIDE, POOLS, POOLS_V6];
 
 /// What a pod requests by annotations.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Requested {
-    /// The address that the pod must have.
-    pub address: Option<IpAddr>,
+    /// The addresses that the pod must have, at most one of each family; empty without such an annotation.
+    pub addresses: Vec<IpAddr>,
     /// The address that the pod must have and that no IPAM knows.
     pub outside: Option<IpAddr>,
-    /// The names or networks of the pools that its address must be from; `None` without such an annotation.
+    /// The names or networks of the pools that its IPv4 address must be from; `None` without such an annotation.
     pub pools: Option<Vec<String>>,
+    /// The same for its IPv6 address.
+    pub pools_v6: Option<Vec<String>>,
 }
 
 /// What a pod with these annotations requests. They must have passed [`refused_annotation`]. The pod's annotations win
@@ -35,10 +39,18 @@ pub struct Requested {
 pub fn requested(pod: &BTreeMap<String, String>, namespace: &BTreeMap<String, String>) -> Requested {
     let given =
         |of: &BTreeMap<String, String>, name: &str| of.get(name).filter(|text| !text.is_empty()).cloned();
-    let address = given(pod, ADDRESSES).and_then(|text| fixed_address(&text).ok());
-    let outside = given(pod, OUTSIDE).and_then(|text| fixed_address(&text).ok());
-    let pools = given(pod, POOLS).or_else(|| given(namespace, POOLS));
-    Requested { address, outside, pools: pools.and_then(|text| pools_of(&text).ok()) }
+    let addresses = given(pod, ADDRESSES).and_then(|text| fixed_addresses(&text).ok());
+    let outside = given(pod, OUTSIDE).and_then(|text| address_outside(&text).ok());
+    let pools = |name: &str, version| {
+        let text = given(pod, name).or_else(|| given(namespace, name))?;
+        pools_of(&text, version).ok()
+    };
+    Requested {
+        addresses: addresses.unwrap_or_default(),
+        outside,
+        pools: pools(POOLS, IpVersion::V4),
+        pools_v6: pools(POOLS_V6, IpVersion::V6),
+    }
 }
 
 /// The first annotation of a Pod or Namespace that requests something unsupported, or has an invalid value, with the
@@ -70,12 +82,14 @@ fn problem(kind: Kind, name: &str, text: &str) -> Option<String> {
         // The CNI plugin itself writes these.
         "podIP" | "podIPs" | "containerID" => None,
         // To Calico, too, an empty text is none.
-        "ipAddrs" | "ipAddrsNoIpam" | "ipv4pools" if text.is_empty() => None,
+        "ipAddrs" | "ipAddrsNoIpam" | "ipv4pools" | "ipv6pools" if text.is_empty() => None,
         "ipAddrs" | "ipAddrsNoIpam" if kind == Kind::Namespace => {
             Some("each pod needs an address of its own; move it to a Pod".to_owned())
         }
-        "ipAddrs" | "ipAddrsNoIpam" => fixed_address(text).err(),
-        "ipv4pools" => pools_of(text).err(),
+        "ipAddrs" => fixed_addresses(text).err(),
+        "ipAddrsNoIpam" => address_outside(text).err(),
+        "ipv4pools" => pools_of(text, IpVersion::V4).err(),
+        "ipv6pools" => pools_of(text, IpVersion::V6).err(),
         "floatingIPs" => match addresses_of(text) {
             Ok(_) => always(name),
             Err(problem) => Some(problem),
@@ -91,15 +105,26 @@ fn rejected(state: State) -> Option<String> {
     }
 }
 
-/// The address of `ipAddrs`.
-fn fixed_address(text: &str) -> Result<IpAddr, String> {
+/// The addresses of `ipAddrs`.
+fn fixed_addresses(text: &str) -> Result<Vec<IpAddr>, String> {
     let addresses = addresses_of(text)?;
-    if addresses.iter().any(IpAddr::is_ipv6) {
-        return Err("pods have no IPv6 addresses yet; request an IPv4 address only".to_owned());
+    for version in IpVersion::ALL {
+        let count = addresses.iter().filter(|address| IpVersion::of(address) == version).count();
+        if count > 1 {
+            return Err(format!("it has {count} {version} addresses; a pod has at most one"));
+        }
     }
-    match addresses[..] {
-        [address] => Ok(address),
-        _ => Err(format!("it has {} IPv4 addresses; a pod has one", addresses.len())),
+    if addresses.is_empty() {
+        return Err("it has no address; take the annotation out".to_owned());
+    }
+    Ok(addresses)
+}
+
+/// The address of `ipAddrsNoIpam`.
+fn address_outside(text: &str) -> Result<IpAddr, String> {
+    match addresses_of(text)?[..] {
+        [address @ IpAddr::V4(_)] => Ok(address),
+        _ => Err("outside of IPAM, a pod has exactly one IPv4 address".to_owned()),
     }
 }
 
@@ -108,14 +133,15 @@ fn addresses_of(text: &str) -> Result<Vec<IpAddr>, String> {
     list_of(text)?.iter().map(parse).collect()
 }
 
-/// The pools of `ipv4pools`: names or networks.
-fn pools_of(text: &str) -> Result<Vec<String>, String> {
+/// The pools of `ipv4pools` or `ipv6pools`: names or networks.
+fn pools_of(text: &str, version: IpVersion) -> Result<Vec<String>, String> {
     let pools = list_of(text)?;
-    if let Some(other) = pools.iter().find(|pool| pool.parse::<IpNet>().is_ok_and(|net| net.addr().is_ipv6()))
-    {
-        return Err(format!("{other} is no IPv4 pool; pods have no IPv6 addresses yet"));
+    let is_other =
+        |pool: &&String| pool.parse::<IpNet>().is_ok_and(|net| IpVersion::of(&net.addr()) != version);
+    match pools.iter().find(is_other) {
+        Some(other) => Err(format!("{other} is no {version} pool; use the annotation of the other family")),
+        None => Ok(pools),
     }
-    Ok(pools)
 }
 
 fn list_of(text: &str) -> Result<Vec<String>, String> {
@@ -125,7 +151,11 @@ fn list_of(text: &str) -> Result<Vec<String>, String> {
 
 /// The known annotations, with what they take and what Tortie does with them, for docs/fields.md.
 pub const ANNOTATIONS: &[(&str, &str, State)] = &[
-    (ADDRESSES, "on Pods: a JSON list of one IPv4 address", State::Implemented),
+    (
+        ADDRESSES,
+        "on Pods: a JSON list of one address of each family, or of one family only",
+        State::Implemented,
+    ),
     (
         OUTSIDE,
         "on Pods: a JSON list of one IPv4 address that no IPAM knows; off, as in Calico, unless the CNI configuration has `feature_control.ip_addrs_no_ipam`",
@@ -133,9 +163,9 @@ pub const ANNOTATIONS: &[(&str, &str, State)] = &[
     ),
     (POOLS, "on Pods and Namespaces: a JSON list of names or networks of IPPools", State::Implemented),
     (
-        "cni.projectcalico.org/ipv6pools",
-        "a JSON list of names or networks of IPPools",
-        State::Rejected("pods have no IPv6 addresses yet; take it out"),
+        POOLS_V6,
+        "on Pods and Namespaces: a JSON list of names or networks of IPv6 IPPools",
+        State::Implemented,
     ),
     (
         "cni.projectcalico.org/floatingIPs",

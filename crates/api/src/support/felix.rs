@@ -29,7 +29,7 @@ const INTERFACES: &str =
     "host interfaces of pods always begin with cali; every other interface may have a host endpoint";
 const IPIP: &str = "Tortie has no IPIP; packets between nodes use VXLAN";
 const IPTABLES: &str = "Tortie uses nftables, not iptables and ipsets";
-const IPV6: &str = "pods get no IPv6 addresses yet";
+const IPV6: &str = "IPv6 is on where an IPv6 pool gives addresses; policy always applies to both families";
 const ISTIO: &str = "Tortie does not work with Istio yet";
 const L2: &str = "nodes do not answer ARP or neighbour discovery for pods on their own network";
 const LOG_ACTION: &str = "on Linux, the Log action sends each packet to nflog, with the name of the policy as the prefix and \
@@ -37,7 +37,7 @@ const LOG_ACTION: &str = "on Linux, the Log action sends each packet to nflog, w
 const LOGS: &str = "agents log to standard error; RUST_LOG sets the level";
 const METRICS: &str =
     "agents serve metrics at the addresses that the flags --health-address and --metrics-address set";
-const MTU: &str = "pods get no IPv6 addresses yet; vxlanMTU is the MTU of the overlay";
+const MTU: &str = "vxlanMTU and vxlanMTUV6 are the MTUs of the overlays";
 const NAT: &str = "packets that leave all pools get the address of the interface that they leave by";
 const NFTABLES: &str = "marks, chains and intervals of the nftables table are fixed";
 const OPENSTACK: &str = "Tortie does not work with OpenStack";
@@ -160,7 +160,7 @@ pub(super) const FIELDS: &[Field] = &[
     field("ipv4NormalRoutePriority", Integer(1, 2147483646), Reported(ROUTES), &[]),
     field("ipv6ElevatedRoutePriority", Integer(1, 2147483646), Reported(ROUTES), &[]),
     field("ipv6NormalRoutePriority", Integer(1, 2147483646), Reported(ROUTES), &[]),
-    field("ipv6Support", Bool, Reported(IPV6), &["false"]),
+    field("ipv6Support", Bool, Reported(IPV6), &["true"]),
     field("istioAmbientMode", Word(&["Enabled", "Disabled"]), Reported(ISTIO), &["Disabled"]),
     field("istioDSCPMark", NumberOrText, Reported(ISTIO), &[]),
     field("kubeNodePortRanges", Ports, Reported(IPTABLES), &[]),
@@ -267,7 +267,7 @@ pub(super) const FIELDS: &[Field] = &[
     field("useInternalDataplaneDriver", Bool, Reported(DRIVER), &["true"]),
     field("vxlanEnabled", Bool, Reported(VXLAN_ENABLED), &["true"]),
     field("vxlanMTU", Takes::INTEGER, Implemented, &[]),
-    field("vxlanMTUV6", Takes::INTEGER, Reported(MTU), &["0"]),
+    field("vxlanMTUV6", Takes::INTEGER, Implemented, &[]),
     field("vxlanPort", Takes::INTEGER, Reported(VXLAN_PORT), &["4789"]),
     field("vxlanVNI", Takes::INTEGER, Reported(VNI), &["4096"]),
     field("windowsManageFirewallRules", Word(&["Enabled", "Disabled"]), Reported(FIREWALL), &["Disabled"]),

@@ -129,14 +129,10 @@ pub(crate) fn check(key: &Key, value: &Value) -> Vec<FieldError> {
 /// The fields that are set and rejected, for `tortie apply`.
 #[must_use]
 pub fn rejected(kind: Kind, value: &Value) -> Vec<FieldError> {
-    let mut found = unsupported(kind, value, |state| match state {
+    unsupported(kind, value, |state| match state {
         State::Rejected(why) => Some(why),
         State::Implemented | State::Reported(_) => None,
-    });
-    if kind == Kind::IpPool {
-        found.extend(pools::of_ipv6(value));
-    }
-    found
+    })
 }
 
 /// The fields that are set and have no effect, harmlessly: `tortie apply` warns of them.

@@ -32,16 +32,6 @@ pub(super) const FIELDS: &[Field] = &[
     field("vxlanMode", Word(&["Never", "Always", "CrossSubnet"]), Implemented, &[]),
 ];
 
-/// The problem of an IPv6 pool: IPAM reads it, and pods have no IPv6 routes.
-pub(super) fn of_ipv6(pool: &Value) -> Option<FieldError> {
-    let cidr: IpNet = pool.pointer("/spec/cidr")?.as_str()?.parse().ok()?;
-    if is_for_load_balancers(pool) {
-        return None;
-    }
-    let problem = "IPv6 pools are not supported yet: pods have no IPv6 routes; use an IPv4 network";
-    cidr.addr().is_ipv6().then(|| FieldError::new("spec.cidr", problem))
-}
-
 /// What a pool without encapsulation needs, whether that is explicit or by default.
 #[must_use]
 pub fn without_encapsulation(pool: &Value) -> Option<FieldError> {

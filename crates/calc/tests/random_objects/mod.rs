@@ -370,43 +370,70 @@ fn service() -> impl Strategy<Value = Object> {
     )
 }
 
+/// A node of one of two networks, in each family that it has.
 fn node() -> impl Strategy<Value = Object> {
-    (name("n", 3), of(1..9_u8), any::<bool>()).prop_map(|(name, tunnel, mac)| {
-        let mut annotations = json!({"projectcalico.org/IPv4Address": format!("192.0.2.{}/24", name.len())});
-        if let Some(tunnel) = tunnel {
-            annotations["projectcalico.org/IPv4VXLANTunnelAddr"] = json!(format!("10.0.{tunnel}.1"));
-        }
-        if mac {
-            annotations["projectcalico.org/VXLANTunnelMACAddr"] = json!("00-15-5D-00-00-01");
-        }
-        (Key::global(Kind::Node, &name), json!({"metadata": {"name": name, "annotations": annotations}}))
-    })
+    let networks = select(vec!["192.0.2.{}/24", "192.0.2.{}", "198.51.100.{}/24"]);
+    let networks_v6 = of(select(vec!["2001:db8::{}/64", "2001:db8:1::{}/64"]));
+    let tunnels = (of(1..9_u8), of(1..9_u8));
+    let rest = (any::<[bool; 2]>(), weighted(0.2, any::<()>()));
+    (name("n", 3), networks, networks_v6, tunnels, rest).prop_map(
+        |(name, network, network_v6, (tunnel, tunnel_v6), (macs, windows))| {
+            let number = name.bytes().last().unwrap();
+            let own = |network: &str| network.replace("{}", &number.to_string());
+            let annotations = fields(vec![
+                ("projectcalico.org/IPv4Address", Some(json!(own(network)))),
+                ("projectcalico.org/IPv6Address", network_v6.map(|network| json!(own(network)))),
+                (
+                    "projectcalico.org/IPv4VXLANTunnelAddr",
+                    tunnel.map(|tunnel| json!(format!("10.0.{tunnel}.1"))),
+                ),
+                (
+                    "projectcalico.org/IPv6VXLANTunnelAddr",
+                    tunnel_v6.map(|tunnel| json!(format!("fd00:0:0:{tunnel}::1"))),
+                ),
+                ("projectcalico.org/VXLANTunnelMACAddr", macs[0].then(|| json!("00-15-5D-00-00-01"))),
+                ("projectcalico.org/VXLANTunnelMACAddrV6", macs[1].then(|| json!("00-15-5D-00-00-02"))),
+            ]);
+            let os = if windows.is_some() { "windows" } else { "linux" };
+            let metadata =
+                json!({"name": name, "annotations": annotations, "labels": {"kubernetes.io/os": os}});
+            (Key::global(Kind::Node, &name), json!({"metadata": metadata}))
+        },
+    )
 }
 
 fn block() -> impl Strategy<Value = Object> {
     let address = || of((0..2_usize, name("n", 3)));
-    (0..4_u8, of(name("n", 3)), address(), address()).prop_map(|(number, node, one, other)| {
-        let cidr = format!("10.0.{number}.0/30");
-        let (mut allocations, mut attributes) = (vec![json!(null); 4], Vec::new());
-        for (offset, (shift, pod_node)) in
-            [one, other].into_iter().enumerate().filter_map(|(n, it)| Some((n, it?)))
-        {
-            allocations[2 * offset + shift] = json!(attributes.len());
-            attributes.push(json!({"handle_id": format!("h{offset}"), "secondary": {"node": pod_node}}));
-        }
-        let unallocated: Vec<usize> = (0..4).filter(|offset| allocations[*offset].is_null()).collect();
-        let value = json!({
-            "cidr": cidr, "affinity": node.map(|node| format!("host:{node}")),
-            "allocations": allocations, "unallocated": unallocated, "attributes": attributes,
-        });
-        (Key::global(Kind::IpamBlock, cidr), value)
-    })
+    (0..4_u8, any::<bool>(), of(name("n", 3)), address(), address()).prop_map(
+        |(number, is_ipv6, node, one, other)| {
+            let cidr = match is_ipv6 {
+                false => format!("10.0.{number}.0/30"),
+                true if number == 0 => "fd00::/126".to_owned(),
+                true => format!("fd00:0:0:{number}::/126"),
+            };
+            let (mut allocations, mut attributes) = (vec![json!(null); 4], Vec::new());
+            for (offset, (shift, pod_node)) in
+                [one, other].into_iter().enumerate().filter_map(|(n, it)| Some((n, it?)))
+            {
+                allocations[2 * offset + shift] = json!(attributes.len());
+                attributes.push(json!({"handle_id": format!("h{offset}"), "secondary": {"node": pod_node}}));
+            }
+            let unallocated: Vec<usize> = (0..4).filter(|offset| allocations[*offset].is_null()).collect();
+            let value = json!({
+                "cidr": cidr, "affinity": node.map(|node| format!("host:{node}")),
+                "allocations": allocations, "unallocated": unallocated, "attributes": attributes,
+            });
+            (Key::global(Kind::IpamBlock, cidr), value)
+        },
+    )
 }
 
 fn pool() -> impl Strategy<Value = Object> {
-    any::<bool>().prop_map(|nat| {
-        let spec = json!({"cidr": "10.0.0.0/16", "vxlanMode": "Always", "natOutgoing": nat});
-        (Key::global(Kind::IpPool, "pool"), json!({"metadata": {"name": "pool"}, "spec": spec}))
+    let modes = select(vec!["Always", "Always", "CrossSubnet", "CrossSubnet", "Never"]);
+    (any::<bool>(), any::<bool>(), modes).prop_map(|(nat, is_ipv6, mode)| {
+        let (name, cidr) = if is_ipv6 { ("pool6", "fd00::/32") } else { ("pool", "10.0.0.0/16") };
+        let spec = json!({"cidr": cidr, "vxlanMode": mode, "natOutgoing": nat});
+        (Key::global(Kind::IpPool, name), json!({"metadata": {"name": name}, "spec": spec}))
     })
 }
 

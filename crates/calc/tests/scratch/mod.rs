@@ -12,10 +12,11 @@ use tortie_api::calico::{
     EndpointToHostAction, FelixConfigurationSpec, HostEndpointSpec, TierDefault, WorkloadEndpointPort,
     WorkloadEndpointSpec,
 };
-use tortie_api::net::{Action, Protocol};
+use tortie_api::net::{Action, IpVersion, Protocol};
 use tortie_api::{Key, Kind, Resource};
 use tortie_dataplane::{
-    Delta, Endpoint, EndpointId, HostEndpoint, HostPort, NodeState, RouteTarget, Settings,
+    ClusterNetwork, Delta, Endpoint, EndpointId, HostEndpoint, HostPort, LocalEnd, LocalNode, NodeState,
+    RouteTarget, Settings, Vtep,
 };
 use tortie_policy::program::{
     EndOfTier, EndpointProgram, HostEndpointProgram, Member, PolicyId, PolicyRules, Rule, SetId, TierProgram,
@@ -371,49 +372,86 @@ fn tiers(
     names.into_iter().filter_map(tier).collect()
 }
 
+/// A node in one family, by its annotations.
+struct InFamily {
+    own: IpNet,
+    vtep: Option<Vtep>,
+    is_windows: bool,
+}
+
+/// The part of a node that belongs to a family: `IPv4` or `IPv6`.
+fn in_family(name: &str, value: &Value, family: &str) -> Option<InFamily> {
+    let suffix = if family == "IPv6" { "V6" } else { "" };
+    let annotation =
+        |name: &str| value["metadata"]["annotations"][format!("projectcalico.org/{name}")].as_str();
+    let text = annotation(&format!("{family}Address"))?;
+    let own: IpNet = match text.contains('/') {
+        true => text.parse().unwrap(),
+        false => IpNet::from(text.parse::<IpAddr>().unwrap()),
+    };
+    let vtep = annotation(&format!("{family}VXLANTunnelAddr")).map(|address| Vtep {
+        node: name.to_owned(),
+        address: address.parse().unwrap(),
+        mac: annotation(&format!("VXLANTunnelMACAddr{suffix}"))
+            .map_or(tortie_calc::vtep_mac(name, IpVersion::of(&own.addr())), |mac| mac.parse().unwrap()),
+        parent: own.addr(),
+    });
+    let is_windows = value["metadata"]["labels"]["kubernetes.io/os"] == "windows";
+    Some(InFamily { own, vtep, is_windows })
+}
+
 fn network_from_scratch(objects: &Objects, state: &mut NodeState) {
-    let overlay = objects.contains_key(&Key::global(Kind::IpPool, "pool"));
-    for (key, value) in objects.iter().filter(|(key, _)| key.kind == Kind::Node) {
-        let annotation =
-            |name: &str| value["metadata"]["annotations"][format!("projectcalico.org/{name}")].as_str();
-        let Some(parent) = annotation("IPv4Address") else { continue };
-        let parent = parent.split('/').next().unwrap().parse().unwrap();
-        let vtep = annotation("IPv4VXLANTunnelAddr").map(|address| tortie_dataplane::Vtep {
-            node: key.name.clone(),
-            address: address.parse().unwrap(),
-            mac: annotation("VXLANTunnelMACAddr")
-                .map_or(tortie_calc::vtep_mac(&key.name), |mac| mac.parse().unwrap()),
-            parent,
-        });
-        if key.name == NODE {
-            let network = tortie_dataplane::ClusterNetwork::default();
-            state.node =
-                Some(tortie_dataplane::LocalNode { name: NODE.into(), address: parent, vtep, network });
-        } else if let Some(vtep) = vtep {
-            state.vteps.insert(key.name.clone(), vtep);
-        }
-    }
-    for (key, value) in objects.iter().filter(|(key, _)| key.kind == Kind::IpamBlock) {
-        let owner = value["affinity"].as_str().and_then(|affinity| affinity.strip_prefix("host:"));
-        let cidr: ipnet::Ipv4Net = key.name.parse().unwrap();
-        for (offset, index) in value["allocations"].as_array().into_iter().flatten().enumerate() {
-            let Some(index) = index.as_u64() else { continue };
-            let attribute = &value["attributes"][usize::try_from(index).unwrap()];
-            let node = attribute["secondary"]["node"].as_str();
-            if let Some(node) = node.filter(|node| Some(*node) != owner && *node != NODE)
-                && overlay
-                && state.vteps.contains_key(node)
-            {
-                let address = cidr.hosts().next().unwrap().to_bits() - 1 + u32::try_from(offset).unwrap();
-                let route = std::net::Ipv4Addr::from_bits(address).into();
-                state.routes.insert(route, RouteTarget::Vxlan { node: node.into() });
+    for (family, pool) in [("IPv4", "pool"), ("IPv6", "pool6")] {
+        let nodes = objects.iter().filter(|(key, _)| key.kind == Kind::Node);
+        let nodes: BTreeMap<&str, InFamily> = nodes
+            .filter_map(|(key, value)| Some((key.name.as_str(), in_family(&key.name, value, family)?)))
+            .collect();
+        for (name, node) in &nodes {
+            if *name == NODE {
+                let end = LocalEnd { address: node.own.addr(), vtep: node.vtep.clone() };
+                let network = ClusterNetwork::default();
+                let local = state.node.get_or_insert_with(|| LocalNode {
+                    name: NODE.into(),
+                    ends: BTreeMap::new(),
+                    network,
+                });
+                local.ends.insert(IpVersion::of(&end.address), end);
+            } else if let Some(vtep) = &node.vtep {
+                state.vteps.insert(vtep.key(), vtep.clone());
             }
         }
-        let Some(node) = owner else { continue };
-        if node == NODE {
-            state.routes.insert(cidr, RouteTarget::Local);
-        } else if overlay && state.vteps.contains_key(node) {
-            state.routes.insert(cidr, RouteTarget::Vxlan { node: node.into() });
+        let mode = objects.get(&Key::global(Kind::IpPool, pool));
+        let mode = mode.and_then(|pool| pool["spec"]["vxlanMode"].as_str()).unwrap_or("Never");
+        // The target of a route to another node.
+        let target = |node: &str| {
+            let (there, here) = (nodes.get(node), nodes.get(NODE));
+            let both = there.zip(here).filter(|(there, here)| !there.is_windows && !here.is_windows);
+            let near = both.filter(|(there, here)| here.own.contains(&there.own.addr()));
+            match (mode, near, there.and_then(|there| there.vtep.as_ref())) {
+                ("CrossSubnet", Some((there, _)), _) => {
+                    Some(RouteTarget::Direct { router: there.own.addr() })
+                }
+                ("CrossSubnet" | "Always", _, Some(_)) => Some(RouteTarget::Vxlan { node: node.to_owned() }),
+                _ => None,
+            }
+        };
+        let blocks = objects.iter().filter(|(key, _)| key.kind == Kind::IpamBlock);
+        for (key, value) in blocks.filter(|(key, _)| key.name.contains(':') == (family == "IPv6")) {
+            let owner = value["affinity"].as_str().and_then(|affinity| affinity.strip_prefix("host:"));
+            let cidr: IpNet = key.name.parse().unwrap();
+            for (offset, index) in value["allocations"].as_array().into_iter().flatten().enumerate() {
+                let Some(index) = index.as_u64() else { continue };
+                let attribute = &value["attributes"][usize::try_from(index).unwrap()];
+                let node = attribute["secondary"]["node"].as_str();
+                let Some(node) = node.filter(|node| Some(*node) != owner && *node != NODE) else { continue };
+                let address = cidr.subnets(cidr.max_prefix_len()).unwrap().nth(offset).unwrap();
+                state.routes.extend(target(node).map(|target| (address, target)));
+            }
+            match owner {
+                Some(NODE) => drop(state.routes.insert(cidr, RouteTarget::Local)),
+                Some(node) => state.routes.extend(target(node).map(|target| (cidr, target))),
+                None => {}
+            }
         }
     }
 }
@@ -443,10 +481,10 @@ pub(crate) fn apply_strictly(state: &mut NodeState, deltas: &[Delta]) {
         for policy in state.host_endpoints.values().flat_map(|endpoint| endpoint.program.policy_ids()) {
             assert!(state.policies.contains_key(policy), "after {delta:?}, a host endpoint names {policy}");
         }
-        for target in state.routes.values() {
+        for (net, target) in &state.routes {
             if let RouteTarget::Vxlan { node } = target {
                 assert!(
-                    state.vteps.contains_key(node),
+                    state.vtep(node, &net.addr()).is_some(),
                     "after {delta:?}, a route leads to {node}, which has no VTEP"
                 );
             }
@@ -487,7 +525,7 @@ pub(crate) fn difference(before: &NodeState, after: &NodeState) -> BTreeSet<Stri
     deltas.extend(gone(&before.policies, &after.policies).map(Delta::PolicyRemoved));
     deltas.extend(gone(&before.endpoints, &after.endpoints).map(Delta::EndpointRemoved));
     deltas.extend(gone(&before.host_endpoints, &after.host_endpoints).map(Delta::HostEndpointRemoved));
-    deltas.extend(gone(&before.vteps, &after.vteps).map(Delta::VtepRemoved));
+    deltas.extend(gone(&before.vteps, &after.vteps).map(|(node, version)| Delta::VtepRemoved(node, version)));
     deltas.extend(gone(&before.routes, &after.routes).map(Delta::RouteRemoved));
     shown(&deltas)
 }

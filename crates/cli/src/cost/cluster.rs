@@ -1,12 +1,12 @@
 //! The pods whose policy cost is computed, in the state that Windows nodes would have.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use serde_json::{Value, json};
 use tortie_api::calico::WorkloadEndpoint;
 use tortie_api::kubernetes::{Node, Pod};
-use tortie_api::net::Direction;
+use tortie_api::net::{Direction, IpVersion};
 use tortie_api::{Key, Kind, Resource};
 use tortie_calc::Calc;
 use tortie_dataplane::{EndpointId, NodeState};
@@ -74,9 +74,13 @@ impl Cluster {
     }
 
     fn add_node(&mut self, name: &str, node: &Node) {
-        let addresses = node.address().into_iter().chain(node.vxlan_address()).collect();
+        let tunnel = match node.vxlan_address(IpVersion::V4) {
+            Some(IpAddr::V4(address)) => Some(address),
+            _ => None,
+        };
+        let addresses = node.address().into_iter().chain(tunnel).collect();
         self.nodes.insert(name.to_owned(), addresses);
-        if node.metadata.labels.get(Node::OS).is_some_and(|os| os == "windows") {
+        if node.is_windows() {
             self.windows.insert(name.to_owned());
         }
     }

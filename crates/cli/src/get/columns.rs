@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 use tortie_api::kubernetes::Node;
+use tortie_api::net::IpVersion;
 use tortie_api::{Kind, Resource};
 use tortie_store::Stored;
 
@@ -68,7 +69,13 @@ fn columns(kind: Kind) -> Vec<Column> {
         Kind::Node => vec![
             of("OS", |stored| of_node(stored, |node| node.metadata.labels.get(Node::OS).cloned())),
             of("ADDRESS", |stored| of_node(stored, |node| Some(node.address()?.to_string()))),
-            of("TUNNEL", |stored| of_node(stored, |node| Some(node.vxlan_address()?.to_string()))),
+            of("TUNNEL", |stored| {
+                of_node(stored, |node| Some(node.vxlan_address(IpVersion::V4)?.to_string()))
+            }),
+            wide(of("IPV6", |stored| of_node(stored, |node| Some(node.address_v6()?.to_string())))),
+            wide(of("IPV6-TUNNEL", |stored| {
+                of_node(stored, |node| Some(node.vxlan_address(IpVersion::V6)?.to_string()))
+            })),
             wide(field("VERSION", "/status/nodeInfo/kubeletVersion")),
         ],
         Kind::Service => vec![

@@ -1,9 +1,10 @@
 //! What an installation depends on: the addresses of pods, and other networks for pods.
 
 use std::net::Ipv4Addr;
+use std::str::FromStr;
 
 use anyhow::Context;
-use ipnet::Ipv4Net;
+use ipnet::{Ipv4Net, Ipv6Net};
 use serde_json::Value;
 use tortie_api::calico::ClusterInformation;
 use tortie_store::kubernetes::{CalicoGroup, Kubernetes};
@@ -58,13 +59,19 @@ pub(super) async fn read(cluster: &Kubernetes) -> anyhow::Result<Found> {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Decision {
     pub(super) pool: Ipv4Net,
+    /// The IPv6 pool, if pods get IPv6 addresses.
+    pub(super) pool_v6: Option<Ipv6Net>,
     /// The pools in words.
     pub(super) described: String,
     pub(super) warnings: Vec<String>,
 }
 
 /// Decides which addresses pods get; or why Tortie cannot be installed.
-pub(super) fn decide(found: &Found, wanted: Option<Ipv4Net>, force: bool) -> Result<Decision, String> {
+pub(super) fn decide(
+    found: &Found,
+    (wanted, wanted_v6): (Option<Ipv4Net>, Option<Ipv6Net>),
+    force: bool,
+) -> Result<Decision, String> {
     let mut other = found.daemon_sets.iter().filter_map(|one| {
         let name = one["metadata"]["name"].as_str()?;
         OTHERS
@@ -79,9 +86,8 @@ pub(super) fn decide(found: &Found, wanted: Option<Ipv4Net>, force: bool) -> Res
     if let Some(information) = found.information.as_ref().filter(|_| !force) {
         check_datastore(information)?;
     }
-    let existing: Vec<Ipv4Net> =
-        found.pools.iter().filter_map(|pool| pool["spec"]["cidr"].as_str()?.parse().ok()).collect();
-    let (pool, described) = match (wanted, existing.as_slice()) {
+    let existing: Vec<Ipv4Net> = networks(&found.pools);
+    let (pool, mut described) = match (wanted, existing.as_slice()) {
         (None, [first, ..]) => (*first, format!("the cluster's IPPools ({})", words(&existing))),
         (Some(wanted), [_, ..]) if !existing.contains(&wanted) => {
             return Err(format!(
@@ -102,6 +108,10 @@ pub(super) fn decide(found: &Found, wanted: Option<Ipv4Net>, force: bool) -> Res
             }
         },
     };
+    let pool_v6 = decide_v6(found, wanted_v6)?;
+    if let Some(pool) = pool_v6 {
+        described.push_str(&format!(" and {pool}"));
+    }
     for (what, address) in addresses(found) {
         if pool.contains(&address) {
             return Err(format!(
@@ -124,7 +134,32 @@ pub(super) fn decide(found: &Found, wanted: Option<Ipv4Net>, force: bool) -> Res
     if !found.nodes.iter().any(|node| is_linux(&node)) {
         warnings.push("the cluster has no Linux node yet".to_owned());
     }
-    Ok(Decision { pool, described, warnings })
+    Ok(Decision { pool, pool_v6, described, warnings })
+}
+
+/// Decides which IPv6 addresses pods get, if any.
+fn decide_v6(found: &Found, wanted: Option<Ipv6Net>) -> Result<Option<Ipv6Net>, String> {
+    let existing: Vec<Ipv6Net> = networks(&found.pools);
+    match (wanted, existing.as_slice()) {
+        (Some(wanted), [_, ..]) if !existing.contains(&wanted) => Err(format!(
+            "--pool-v6 {wanted} would have no effect: the cluster has IPv6 IPPools already ({}); add or change pools with tortie \
+             apply",
+            words(&existing)
+        )),
+        (Some(wanted), _) => Ok(Some(wanted)),
+        (None, [first, ..]) => Ok(Some(*first)),
+        (None, []) => {
+            match kubeadm_networks(found)?.into_iter().find_map(|text| text.parse::<Ipv6Net>().ok()) {
+                Some(pool) => super::pool_v6(&pool.to_string()).map(Some),
+                None => Ok(None),
+            }
+        }
+    }
+}
+
+/// The networks of a family that pools have.
+fn networks<N: FromStr>(pools: &[Value]) -> Vec<N> {
+    pools.iter().filter_map(|pool| pool["spec"]["cidr"].as_str()?.parse().ok()).collect()
 }
 
 /// Agents wait while the datastore is locked, and may misread objects of another version of Calico.
@@ -143,25 +178,29 @@ fn check_datastore(information: &Value) -> Result<(), String> {
     }
 }
 
-fn words(networks: &[Ipv4Net]) -> String {
+fn words<N: ToString>(networks: &[N]) -> String {
     networks.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// The pod network that kubeadm was told.
 fn kubeadm_pool(found: &Found) -> Result<Option<Ipv4Net>, String> {
+    match kubeadm_networks(found)?.into_iter().find_map(|text| text.parse::<Ipv4Net>().ok()) {
+        None => Ok(None),
+        Some(pool) => super::pool(&pool.to_string()).map(Some),
+    }
+}
+
+/// The pod networks that kubeadm was told, of both families.
+fn kubeadm_networks(found: &Found) -> Result<Vec<String>, String> {
     let Some(text) = found.kubeadm.as_ref().and_then(|map| map["data"]["ClusterConfiguration"].as_str())
     else {
-        return Ok(None);
+        return Ok(Vec::new());
     };
     let documents = tortie_api::from_yaml(text);
     let documents =
         documents.map_err(|problem| format!("ConfigMap kube-system/kubeadm-config: {problem}"))?;
     let networks = documents.first().and_then(|document| document["networking"]["podSubnet"].as_str());
-    let mut networks = networks.unwrap_or_default().split(',').filter_map(|text| text.trim().parse().ok());
-    match networks.next() {
-        None => Ok(None),
-        Some(pool) => super::pool(&Ipv4Net::to_string(&pool)).map(Some),
-    }
+    Ok(networks.unwrap_or_default().split(',').map(|text| text.trim().to_owned()).collect())
 }
 
 /// The pod networks of nodes.
@@ -267,7 +306,7 @@ mod tests {
                 Ok("10.244.0.0/16"),
             ),
         ] {
-            let decision = decide(&found, wanted.map(net), false);
+            let decision = decide(&found, (wanted.map(net), None), false);
             match (&decision, expected) {
                 (Ok(decision), Ok(expected)) => assert_eq!(decision.pool, net(expected), "{found:?}"),
                 (Err(problem), Err(expected)) => assert!(problem.contains(expected), "{problem}"),
@@ -276,16 +315,48 @@ mod tests {
         }
         let information = information("v3.29.3", false);
         let beside = Found { daemon_sets: vec![set("calico-node")], information, ..one() };
-        assert!(decide(&beside, Some(net("10.244.0.0/16")), true).is_ok());
+        assert!(decide(&beside, (Some(net("10.244.0.0/16")), None), true).is_ok());
+    }
+
+    #[test]
+    fn ipv6_pools_come_from_the_operator_the_cluster_or_kubeadm() {
+        let existing = vec![json!({"spec": {"cidr": "10.1.0.0/16"}}), json!({"spec": {"cidr": "fd01::/56"}})];
+        let existing = || Found { pools: existing.clone(), ..Found::default() };
+        let both = || Found { kubeadm: kubeadm("10.244.0.0/16,fd02::/56"), ..Found::default() };
+        for (found, wanted, expected) in [
+            (Found { kubeadm: kubeadm("10.244.0.0/16"), ..Found::default() }, None, Ok(None)),
+            (both(), None, Ok(Some("fd02::/56"))),
+            (both(), Some("fd03::/56"), Ok(Some("fd03::/56"))),
+            (existing(), None, Ok(Some("fd01::/56"))),
+            (existing(), Some("fd01::/56"), Ok(Some("fd01::/56"))),
+            (existing(), Some("fd03::/56"), Err("--pool-v6 fd03::/56 would have no effect")),
+            (
+                Found { kubeadm: kubeadm("10.244.0.0/16,fe80::/64"), ..Found::default() },
+                None,
+                Err("no pod can have"),
+            ),
+        ] {
+            let wanted = wanted.map(|text: &str| text.parse().unwrap());
+            let decision = decide(&found, (None, wanted), false);
+            match (decision, expected) {
+                (Ok(decision), Ok(expected)) => {
+                    assert_eq!(decision.pool_v6, expected.map(|text| text.parse().unwrap()), "{found:?}");
+                    assert_eq!(decision.described.contains(" and fd"), expected.is_some(), "{decision:?}");
+                }
+                (Err(problem), Err(expected)) => assert!(problem.contains(expected), "{problem}"),
+                (decision, _) => panic!("{found:?}: {decision:?}"),
+            }
+        }
     }
 
     #[test]
     fn a_pool_that_does_not_fit_the_nodes_is_a_warning() {
         let found = Found { nodes: vec![node("one", "10.244.0.0/24")], ..Found::default() };
-        let warnings = |pool: &str| decide(&found, Some(pool.parse().unwrap()), false).unwrap().warnings;
+        let warnings =
+            |pool: &str| decide(&found, (Some(pool.parse().unwrap()), None), false).unwrap().warnings;
         assert_eq!(warnings("10.244.0.0/16"), Vec::<String>::new());
         assert!(warnings("10.1.0.0/16")[0].contains("node one has the pod network 10.244.0.0/24"));
-        let empty = decide(&Found::default(), Some("10.1.0.0/16".parse().unwrap()), false).unwrap();
+        let empty = decide(&Found::default(), (Some("10.1.0.0/16".parse().unwrap()), None), false).unwrap();
         assert!(empty.warnings[0].contains("no Linux node"));
     }
 }

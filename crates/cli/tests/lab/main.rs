@@ -6,6 +6,7 @@ mod bgp;
 mod commands;
 mod connectivity;
 mod documented;
+mod dual_stack;
 mod failures;
 mod kubernetes;
 mod network;

@@ -196,7 +196,7 @@ fn remote(prefix: Ipv4Net, provider: Ipv4Addr, mac: &str) -> Policy {
 /// The interfaces that Calico creates on a Linux node, with all offloads as in the kernel.
 fn linux_node(dr_macs: &[String]) {
     let mut links = RouteSocket::open().unwrap();
-    let vxlan = Vxlan { vni: VNI, port: 4789, local: Some(provider(1)), learning: false };
+    let vxlan = Vxlan { vni: VNI, port: 4789, local: Some(provider(1).into()), learning: false };
     let link = NewLink::new("vxlan.calico", NewLinkKind::Vxlan(vxlan));
     links.create(&NewLink { up: true, mac: Some(LINUX_MAC), mtu: Some(1450), ..link }).unwrap();
     let link = links.link("vxlan.calico").unwrap().unwrap().index;
@@ -206,7 +206,7 @@ fn linux_node(dr_macs: &[String]) {
         let mac: MacAddress = mac.parse().unwrap();
         let vtep = Ipv4Addr::new(10, 244, number, 1);
         changes.push(Change::SetNeighbour(Neighbour { link, address: vtep.into(), mac }));
-        changes.push(Change::SetFdb(FdbEntry { link, mac, destination: provider(number) }));
+        changes.push(Change::SetFdb(FdbEntry { link, mac, destination: provider(number).into() }));
         changes.push(Change::AddRoute(Route::via(IpNet::V4(block(number)), vtep.into(), link, 80)));
     }
     change(&changes);

@@ -1,11 +1,11 @@
 //! Encodes and decodes route messages. Only this module uses `netlink-packet-route`.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use ipnet::IpNet;
 use netlink_packet_core::{Emitable, ParseableParametrized};
-use netlink_packet_route::address::{AddressAttribute, AddressMessage};
+use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage};
 use netlink_packet_route::link::{
     InfoData, InfoKind, InfoVeth, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage, State,
 };
@@ -61,7 +61,10 @@ fn link_attributes(name: &str, mac: Option<MacAddress>, mtu: Option<u32>) -> Vec
 fn vxlan_attributes(vxlan: &Vxlan) -> Vec<InfoVxlan> {
     let mut data =
         vec![InfoVxlan::Id(vxlan.vni), InfoVxlan::Port(vxlan.port), InfoVxlan::Learning(vxlan.learning)];
-    data.extend(vxlan.local.map(InfoVxlan::Local));
+    data.extend(vxlan.local.map(|local| match local {
+        IpAddr::V4(local) => InfoVxlan::Local(local),
+        IpAddr::V6(local) => InfoVxlan::Local6(local),
+    }));
     data
 }
 
@@ -122,6 +125,11 @@ fn address_message(address: &Address) -> AddressMessage {
     message.header.index = address.link;
     message.attributes =
         vec![AddressAttribute::Local(address.address), AddressAttribute::Address(address.address)];
+    if address.address.is_ipv6() {
+        // Tortie's addresses are unique by IPAM. Without the flag, the kernel does not use them for the second that its
+        // detection of duplicates takes.
+        message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
+    }
     message
 }
 
@@ -159,12 +167,8 @@ fn neighbour_message(neighbour: &Neighbour) -> NeighbourMessage {
     message.header.family = family(neighbour.address);
     message.header.ifindex = neighbour.link;
     message.header.state = NeighbourState::Permanent;
-    let address = match neighbour.address {
-        IpAddr::V4(address) => NeighbourAddress::Inet(address),
-        IpAddr::V6(address) => NeighbourAddress::Inet6(address),
-    };
     message.attributes = vec![
-        NeighbourAttribute::Destination(address),
+        NeighbourAttribute::Destination(neighbour_address(neighbour.address)),
         NeighbourAttribute::LinkLayerAddress(neighbour.mac.0.to_vec()),
     ];
     message
@@ -178,9 +182,16 @@ fn fdb_message(entry: &FdbEntry) -> NeighbourMessage {
     message.header.flags = NeighbourFlags::Own;
     message.attributes = vec![
         NeighbourAttribute::LinkLayerAddress(entry.mac.0.to_vec()),
-        NeighbourAttribute::Destination(NeighbourAddress::Inet(entry.destination)),
+        NeighbourAttribute::Destination(neighbour_address(entry.destination)),
     ];
     message
+}
+
+fn neighbour_address(address: IpAddr) -> NeighbourAddress {
+    match address {
+        IpAddr::V4(address) => NeighbourAddress::Inet(address),
+        IpAddr::V6(address) => NeighbourAddress::Inet6(address),
+    }
 }
 
 pub(super) fn get_link(name: &str) -> Request {
@@ -260,7 +271,8 @@ fn read_link_info(link: &mut Link, info: Vec<LinkInfo>) {
                     match attribute {
                         InfoVxlan::Id(vni) => vxlan.vni = vni,
                         InfoVxlan::Port(port) => vxlan.port = port,
-                        InfoVxlan::Local(local) => vxlan.local = Some(local),
+                        InfoVxlan::Local(local) => vxlan.local = Some(local.into()),
+                        InfoVxlan::Local6(local) => vxlan.local = Some(local.into()),
                         InfoVxlan::Learning(learning) => vxlan.learning = learning,
                         _ => {}
                     }
@@ -333,18 +345,19 @@ pub(super) fn neighbour(reply: &Reply) -> Option<Neighbour> {
         return None;
     }
     let (bytes, hardware) = neighbour_attributes(&message)?;
-    let address = match *bytes {
-        [a, b, c, d] => IpAddr::from([a, b, c, d]),
-        _ => IpAddr::from(<[u8; 16]>::try_from(bytes.as_slice()).ok()?),
-    };
-    Some(Neighbour { link: message.header.ifindex, address, mac: hardware })
+    Some(Neighbour { link: message.header.ifindex, address: address_of(&bytes)?, mac: hardware })
 }
 
 pub(super) fn fdb_entry(reply: &Reply) -> Option<FdbEntry> {
     let RouteNetlinkMessage::NewNeighbour(message) = parse(reply)? else { return None };
     let (bytes, hardware) = neighbour_attributes(&message)?;
-    let destination = Ipv4Addr::from(<[u8; 4]>::try_from(bytes.as_slice()).ok()?);
-    Some(FdbEntry { link: message.header.ifindex, mac: hardware, destination })
+    Some(FdbEntry { link: message.header.ifindex, mac: hardware, destination: address_of(&bytes)? })
+}
+
+/// The address of four or sixteen bytes.
+fn address_of(bytes: &[u8]) -> Option<IpAddr> {
+    let of_ipv4 = <[u8; 4]>::try_from(bytes).ok().map(IpAddr::from);
+    of_ipv4.or_else(|| <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from))
 }
 
 fn neighbour_attributes(message: &NeighbourMessage) -> Option<(Vec<u8>, MacAddress)> {

@@ -1,7 +1,7 @@
 //! Links, addresses, routes and neighbours as plain data.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 
 use ipnet::IpNet;
@@ -40,7 +40,7 @@ pub struct Vxlan {
     /// The UDP port.
     pub port: u16,
     /// The node's own address, the source of its packets.
-    pub local: Option<Ipv4Addr>,
+    pub local: Option<IpAddr>,
     /// Whether it learns addresses from received packets; [`NewLinkKind::Vxlan`] always creates one that does not.
     pub learning: bool,
 }
@@ -204,7 +204,7 @@ pub struct FdbEntry {
     /// The hardware address.
     pub mac: MacAddress,
     /// The node's address.
-    pub destination: Ipv4Addr,
+    pub destination: IpAddr,
 }
 
 /// A change of the tables.

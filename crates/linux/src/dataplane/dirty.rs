@@ -30,7 +30,7 @@ impl Dirty {
     /// Records the objects of a delta.
     pub(super) fn note(&mut self, delta: &Delta) {
         match delta {
-            Delta::Node(_) | Delta::Vtep(_) | Delta::VtepRemoved(_) => self.skeleton = true,
+            Delta::Node(_) | Delta::Vtep(_) | Delta::VtepRemoved(..) => self.skeleton = true,
             Delta::Settings(_) => self.settings = true,
             Delta::SetCreated(id, ..) | Delta::SetRemoved(id) => {
                 drop(self.sets.insert(id.clone(), ChangedSet::Whole))

@@ -22,7 +22,9 @@ use tortie_kernel::nftables::{
 
 use super::Config;
 use super::fold::fold;
-use super::packet_kinds::{VXLAN_PEERS, are_pods, by_flow, in_state, neighbour_discovery, vxlan};
+use super::packet_kinds::{
+    are_pods, by_flow, in_state, neighbour_discovery, overlays, vxlan, vxlan_peers_of,
+};
 use super::packet_test::{PacketEnd, Test, exprs, in_set, load_address, port_ranges};
 use super::sets::{Family, ranges};
 use super::slots::{Slot, is_settled, unsettle};
@@ -118,13 +120,12 @@ fn not_of_hosts(config: &Config, interface: MetaKey, pods: bool) -> Vec<Rule> {
 
 /// The overlay's own packets between nodes.
 fn overlay(node: &NodeState, interface: MetaKey) -> Vec<Rule> {
-    if node.node.as_ref().is_none_or(|node| node.vtep.is_none()) {
-        return Vec::new();
-    }
-    let mut between_nodes = vxlan(node);
-    between_nodes.extend(Test::Family(Family::V4).exprs());
-    between_nodes.extend([load_address(other_side(interface), Family::V4), in_set(VXLAN_PEERS, false)]);
-    vec![accept(between_nodes, "VXLAN between nodes")]
+    let between_nodes = |family: Family| {
+        let peer = [load_address(other_side(interface), family), in_set(vxlan_peers_of(family), false)];
+        let exprs = [vxlan(node), Test::Family(family).exprs(), peer.to_vec()].concat();
+        accept(exprs, "VXLAN between nodes")
+    };
+    overlays(node).map(between_nodes).collect()
 }
 
 /// Failsafe ports.

@@ -10,12 +10,14 @@ mod foreign_tables;
 mod forget;
 mod host_ports;
 mod host_skeleton;
+mod ipv6;
 mod literals;
 mod lookups;
 mod matches;
 mod missing_modules;
 mod nat;
 mod network;
+mod overlay;
 mod packet_kinds;
 mod packet_test;
 mod policies;
@@ -28,15 +30,17 @@ mod staged;
 mod table;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ipnet::Ipv4Net;
+use ipnet::IpNet;
 use tortie_dataplane::{
-    Condition, Delta, Endpoint, EndpointId, NodeState, Reason, Report, RouteTarget, ShowError, Shown,
+    Condition, Delta, Endpoint, EndpointId, LocalNode, NodeState, Reason, Report, RouteTarget, ShowError,
+    Shown,
 };
 
+pub(crate) use self::ipv6::{enable_in_pod, link_parameters as ipv6_link_parameters};
 pub(crate) use self::network::link_parameters;
 
 use self::cut::Cut;
@@ -44,7 +48,8 @@ use self::dirty::Dirty;
 use self::foreign_tables::ForeignTables;
 use self::forget::Forgetter;
 use self::network::Network;
-pub(crate) use self::network::{MARK as OVERLAY_MARK, PROTOCOL as ROUTE_PROTOCOL};
+pub(crate) use self::network::PROTOCOL as ROUTE_PROTOCOL;
+pub(crate) use self::overlay::MARK as OVERLAY_MARK;
 use self::table::PolicyTable;
 use crate::{Error, Result};
 
@@ -69,6 +74,8 @@ pub struct Config {
     pub workload_prefix: String,
     /// The name of the VXLAN link.
     pub vxlan_device: String,
+    /// The name of the VXLAN link for IPv6.
+    pub vxlan_v6_device: String,
     /// The maximum number of rules of a tier that are evaluated one after another. In a tier with more, rules with
     /// addresses, protocols and ports become lookups in sets.
     pub rules_in_a_row: usize,
@@ -85,6 +92,7 @@ impl Default for Config {
             transaction_bytes: usize::MAX,
             workload_prefix: "cali".to_owned(),
             vxlan_device: "vxlan.calico".to_owned(),
+            vxlan_v6_device: "vxlan-v6.calico".to_owned(),
             rules_in_a_row: 32,
             vxlan_offloads: true,
         }
@@ -347,14 +355,25 @@ fn failure(reason: Reason, error: &Error) -> Condition {
 /// connections.
 fn free_addresses(state: &NodeState) -> BTreeSet<IpAddr> {
     let local = state.routes.iter().filter(|(_, target)| matches!(target, RouteTarget::Local));
-    let addresses = |block: &Ipv4Net| block.network().to_bits()..=block.broadcast().to_bits();
-    let mut free: BTreeSet<IpAddr> =
-        local.flat_map(|(block, _)| addresses(block)).map(|bits| Ipv4Addr::from_bits(bits).into()).collect();
+    let mut free: BTreeSet<IpAddr> = local.flat_map(|(block, _)| addresses(block)).collect();
     for address in state.endpoints.values().flat_map(|endpoint| &endpoint.addresses) {
         free.remove(address);
     }
-    if let Some(own) = state.node.as_ref().and_then(|node| node.vtep.as_ref()) {
-        free.remove(&IpAddr::V4(own.address));
+    for own in state.node.iter().flat_map(LocalNode::vteps) {
+        free.remove(&own.address);
     }
     free
+}
+
+/// All addresses of a block.
+fn addresses(block: &IpNet) -> Box<dyn Iterator<Item = IpAddr>> {
+    match (block.network(), block.broadcast()) {
+        (IpAddr::V4(first), IpAddr::V4(last)) => {
+            Box::new((first.to_bits()..=last.to_bits()).map(|bits| Ipv4Addr::from_bits(bits).into()))
+        }
+        (IpAddr::V6(first), IpAddr::V6(last)) => {
+            Box::new((first.to_bits()..=last.to_bits()).map(|bits| Ipv6Addr::from_bits(bits).into()))
+        }
+        _ => Box::new(std::iter::empty()),
+    }
 }

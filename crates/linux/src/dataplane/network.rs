@@ -1,28 +1,23 @@
-//! Routes, the VXLAN link with its entries for other nodes, and kernel parameters.
+//! Routes, the entries of the VXLAN links for other nodes, and kernel parameters.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use tortie_dataplane::{
-    Condition, Endpoint, EndpointId, LocalNode, NodeState, Reason, Report, RouteTarget, Vtep,
-};
+use tortie_api::net::IpVersion;
+use tortie_dataplane::{Condition, Endpoint, EndpointId, NodeState, Reason, Report, RouteTarget};
 use tortie_kernel::InterfaceIndex;
-use tortie_kernel::route::{
-    Address, Change, FdbEntry, Link, LinkSetting, Neighbour, NewLink, NewLinkKind, Route, RouteKind,
-    RouteSocket, Vxlan,
-};
+use tortie_kernel::route::{Address, Change, FdbEntry, Neighbour, Route, RouteKind, RouteSocket};
+use tortie_kernel::sysctl;
 use tortie_kernel::{Error, Result};
-use tortie_kernel::{ethtool, interface_index, sysctl};
 
 use super::Config;
+use super::ipv6;
+use super::overlay::{Overlay, Underlay};
 
 /// The protocol number of Tortie's routes. Nobody else has it in `rtnetlink.h` and iproute2's `rt_protos`. Calico's
 /// is 80 (`felix/dataplane/linux/route_mgr.go`), and Tortie must not delete Calico's routes.
 pub(crate) const PROTOCOL: u8 = 84;
-
-/// The mark (`ifalias`) of the VXLAN link that Tortie creates.
-pub(crate) const MARK: &str = "tortie overlay";
 
 /// The routes and links of the node, and the known state of the kernel.
 #[derive(Debug)]
@@ -31,28 +26,23 @@ pub(super) struct Network {
     config: Config,
     /// The known state of the kernel; `None` if it is unknown and must be read before it is changed.
     kernel: Option<Tables>,
-    /// The VXLAN link that Tortie created or adopted, with its purpose.
-    vxlan: Option<(LocalNode, u32)>,
-    /// The condition if somebody else's VXLAN link is in the way.
-    foreign: Option<Condition>,
+    /// The VXLAN link of each family.
+    overlays: [Overlay; 2],
     /// The index of each pod's link with its parameters set.
     prepared: BTreeMap<String, u32>,
     endpoints: BTreeMap<EndpointId, Condition>,
     node: Vec<Condition>,
     retry: bool,
-    /// The MTU of the interface that has the node's address.
-    underlay_mtu: Option<u32>,
+    /// The interfaces that have the node's addresses.
+    underlay: Underlay,
 }
-
-/// What VXLAN adds to a packet: Ethernet, IPv4, UDP and its own header (RFC 7348).
-const VXLAN_OVERHEAD: u32 = 50;
 
 /// The tables that this module writes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Tables {
     /// By destination and metric. The kernel's tables include routes of others, which are left alone.
     routes: BTreeMap<(IpNet, u32), Route>,
-    /// Only on the VXLAN link, as the next two.
+    /// Only on the VXLAN links, as the next two.
     addresses: BTreeSet<Address>,
     neighbours: BTreeSet<Neighbour>,
     fdb: BTreeSet<FdbEntry>,
@@ -60,20 +50,13 @@ struct Tables {
 
 impl Network {
     pub(super) fn open(config: Config) -> Result<Self> {
-        let (vxlan, foreign, prepared, endpoints, node) = Default::default();
+        let (prepared, endpoints, node, underlay) = Default::default();
+        let overlays = [
+            Overlay::new(IpVersion::V4, &config.vxlan_device),
+            Overlay::new(IpVersion::V6, &config.vxlan_v6_device),
+        ];
         let socket = RouteSocket::open()?;
-        Ok(Self {
-            socket,
-            config,
-            kernel: None,
-            vxlan,
-            foreign,
-            prepared,
-            endpoints,
-            node,
-            retry: false,
-            underlay_mtu: None,
-        })
+        Ok(Self { socket, config, kernel: None, overlays, prepared, endpoints, node, retry: false, underlay })
     }
 
     /// Applies changes, if there are any, and what failed the last time.
@@ -113,13 +96,20 @@ impl Network {
         if self.kernel.is_none() {
             sysctl::ensure("net/ipv4/ip_forward", "1")?;
         }
-        let vxlan = self.vxlan_link(state)?;
-        self.node.extend(self.foreign.clone());
+        if self.kernel.is_none() || !self.underlay.is_of(state) {
+            self.underlay = Underlay::read(&mut self.socket, state)?;
+        }
+        let vxlan = self.vxlan_links(state)?;
         let links = self.endpoint_links(state)?;
-        let desired = desired(state, vxlan, &links);
+        if needs_ipv6(state) {
+            self.node.extend(ipv6::forward(&mut self.socket)?);
+            self.node.extend(without_tunnel(state));
+        }
+        self.node.extend(self.without_link(state));
+        let desired = desired(state, &vxlan, &links, &self.underlay);
         let mut kernel = match self.kernel.take() {
             Some(kernel) => kernel,
-            None => self.read(vxlan)?,
+            None => self.read(&vxlan)?,
         };
         let changes = self.plan(&desired, &kernel);
         let verdicts = self.socket.change_all(&changes)?;
@@ -185,9 +175,9 @@ impl Network {
             desired.neighbours.iter().map(|neighbour| neighbour.address).collect();
         let neighbours = kernel.neighbours.iter().filter(|old| !addresses.contains(&old.address));
         changes.extend(neighbours.copied().map(Change::DeleteNeighbour));
-        let macs: BTreeSet<_> = desired.fdb.iter().map(|entry| entry.mac).collect();
-        changes
-            .extend(kernel.fdb.iter().filter(|old| !macs.contains(&old.mac)).copied().map(Change::DeleteFdb));
+        let macs: BTreeSet<_> = desired.fdb.iter().map(|entry| (entry.link, entry.mac)).collect();
+        let fdb = kernel.fdb.iter().filter(|old| !macs.contains(&(old.link, old.mac)));
+        changes.extend(fdb.copied().map(Change::DeleteFdb));
         changes.extend(kernel.addresses.difference(&desired.addresses).copied().map(Change::DeleteAddress));
         for (key, route) in &desired.routes {
             match kernel.routes.get(key) {
@@ -205,124 +195,46 @@ impl Network {
         changes
     }
 
-    fn read(&mut self, vxlan: Option<u32>) -> Result<Tables> {
+    /// The index of the VXLAN link of each family.
+    fn vxlan_links(&mut self, state: &NodeState) -> Result<BTreeMap<IpVersion, u32>> {
+        let mut links = BTreeMap::new();
+        for overlay in &mut self.overlays {
+            let applied = overlay.apply(
+                state,
+                &self.underlay,
+                &self.config,
+                &mut self.socket,
+                self.kernel.is_some(),
+            )?;
+            links.extend(applied.link.map(|link| (overlay.version, link)));
+            if applied.is_changed {
+                self.kernel = None;
+            }
+            self.node.extend(applied.foreign);
+        }
+        Ok(links)
+    }
+
+    fn read(&mut self, vxlan: &BTreeMap<IpVersion, u32>) -> Result<Tables> {
         let mut tables = Tables::default();
         for route in self.socket.routes()? {
             tables.routes.insert((route.destination, route.metric), route);
         }
-        let Some(link) = vxlan else { return Ok(tables) };
+        if vxlan.is_empty() {
+            return Ok(tables);
+        }
+        let is_overlay = |link: u32, address: &IpAddr| vxlan.get(&IpVersion::of(address)) == Some(&link);
+        // Each link has a link-local address of its own, which is the kernel's.
         let addresses = self.socket.addresses()?.into_iter();
-        tables.addresses =
-            addresses.filter(|address| address.link == link && address.address.is_ipv4()).collect();
+        let addresses =
+            addresses.filter(|at| is_overlay(at.link, &at.address) && !is_link_local(&at.address));
+        tables.addresses = addresses.collect();
         let neighbours = self.socket.neighbours()?.into_iter();
-        tables.neighbours = neighbours.filter(|it| it.link == link && it.address.is_ipv4()).collect();
-        tables.fdb = self.socket.fdb(link)?.into_iter().collect();
+        tables.neighbours = neighbours.filter(|it| is_overlay(it.link, &it.address)).collect();
+        for link in vxlan.values() {
+            tables.fdb.extend(self.socket.fdb(*link)?);
+        }
         Ok(tables)
-    }
-
-    /// Creates or changes the VXLAN link, and returns its index. Without an overlay, removes Tortie's link. A link
-    /// from before this process stays until the overlay is known.
-    fn vxlan_link(&mut self, state: &NodeState) -> Result<Option<u32>> {
-        let local = self.local_node(state)?;
-        let wanted = local.as_ref().and_then(|node| Some((node, node.vtep.as_ref()?)));
-        let Some((node, vtep)) = wanted else {
-            self.foreign = None;
-            if let Some((_, index)) = self.vxlan.take() {
-                tracing::info!(
-                    link = self.config.vxlan_device,
-                    "deleting the VXLAN link, because there is no overlay any more"
-                );
-                self.socket.change(&Change::DeleteLink(index))?;
-                self.kernel = None;
-            }
-            return Ok(None);
-        };
-        if let Some((_, index)) =
-            self.vxlan.as_ref().filter(|(made, _)| self.kernel.is_some() && made == node)
-        {
-            return Ok(Some(*index));
-        }
-        self.vxlan = None;
-        let name = self.config.vxlan_device.clone();
-        let wanted = settings(node);
-        let concerns = |link: &Link| {
-            link.name == name || link.vxlan.is_some_and(|it| (it.vni, it.port) == (wanted.vni, wanted.port))
-        };
-        let links = self.socket.links()?.into_iter().filter(concerns);
-        let (mut ours, foreign): (Vec<_>, Vec<_>) =
-            links.partition(|link| link.name == name && is_ours(link, wanted));
-        self.foreign = foreign.first().map(foreign_link);
-        let mut link = ours.pop();
-        if link.is_none() && self.foreign.is_some() {
-            return Ok(None);
-        }
-        if let Some(other) = link.take_if(|link| link.vxlan != Some(wanted)) {
-            tracing::warn!(link = name, found = ?other.vxlan, "recreating the VXLAN link with other settings");
-            self.socket.change(&Change::DeleteLink(other.index))?;
-            self.kernel = None;
-        }
-        let index = match link {
-            Some(link) => self.adjust(link, node, vtep)?,
-            None => self.create(&name, node, vtep)?,
-        };
-        self.vxlan = Some((node.clone(), index));
-        Ok(Some(index))
-    }
-
-    /// This node with the MTU that its overlay must have: as configured, or as its interface permits.
-    fn local_node(&mut self, state: &NodeState) -> Result<Option<LocalNode>> {
-        let Some(mut node) = state.node.clone() else { return Ok(None) };
-        if self.kernel.is_none() {
-            let addresses = self.socket.addresses()?.into_iter();
-            let own =
-                addresses.filter(|own| own.address == IpAddr::V4(node.address)).map(|own| own.link).next();
-            // A node's address may be on the loopback interface; packets leave by another one.
-            let links = self.socket.links()?.into_iter();
-            let link = links.filter(|link| link.name != "lo").find(|link| Some(link.index) == own);
-            self.underlay_mtu = link.map(|link| link.mtu);
-        }
-        let detected = self.underlay_mtu.map(|mtu| mtu.saturating_sub(VXLAN_OVERHEAD));
-        node.network.mtu = state.settings.vxlan_mtu.or(detected).unwrap_or(node.network.mtu);
-        Ok(Some(node))
-    }
-
-    fn create(&mut self, name: &str, node: &LocalNode, vtep: &Vtep) -> Result<u32> {
-        let kind = NewLinkKind::Vxlan(settings(node));
-        let new = NewLink { mac: Some(vtep.mac), mtu: Some(node.network.mtu), ..NewLink::new(name, kind) };
-        self.kernel = None;
-        self.socket.create(&new)?;
-        let index = interface_index(name)?;
-        // The kernel does not accept a mark on creation. Until the link has its mark, it stays down.
-        let marked = vec![LinkSetting::Alias(MARK.to_owned()), LinkSetting::Up(true)];
-        self.socket.change(&Change::SetLink(index, marked))?;
-        if !self.config.vxlan_offloads {
-            ethtool::disable_offloads(name)?;
-        }
-        Ok(index)
-    }
-
-    fn adjust(&mut self, link: Link, node: &LocalNode, vtep: &Vtep) -> Result<u32> {
-        let mut settings = Vec::new();
-        if link.alias != MARK {
-            settings.push(LinkSetting::Alias(MARK.to_owned()));
-        }
-        if link.mac != Some(vtep.mac) {
-            settings.push(LinkSetting::Mac(vtep.mac));
-        }
-        if link.mtu != node.network.mtu {
-            settings.push(LinkSetting::Mtu(node.network.mtu));
-        }
-        if !link.up {
-            settings.push(LinkSetting::Up(true));
-        }
-        if !settings.is_empty() {
-            self.socket.change(&Change::SetLink(link.index, settings))?;
-            self.kernel = None; // a link that was down has lost its routes
-        }
-        if self.kernel.is_none() && !self.config.vxlan_offloads {
-            ethtool::disable_offloads(&link.name)?;
-        }
-        Ok(link.index)
     }
 
     /// The indices of the existing links of pods, with their kernel parameters set.
@@ -331,7 +243,8 @@ impl Network {
         let indices = InterfaceIndex::open()?;
         for (id, endpoint) in &state.endpoints {
             let name = &endpoint.host_interface;
-            match indices.of(name).and_then(|index| self.prepare(name, index)) {
+            let has_ipv6 = endpoint.addresses.iter().any(IpAddr::is_ipv6);
+            match indices.of(name).and_then(|index| self.prepare(name, index, has_ipv6)) {
                 Ok(index) => drop(links.insert(name.to_string(), index)),
                 Err(error) => {
                     self.retry = true;
@@ -344,9 +257,30 @@ impl Network {
         Ok(links)
     }
 
-    fn prepare(&mut self, name: &str, index: u32) -> Result<u32> {
+    /// The conditions of direct routes for which no interface has the node's address.
+    fn without_link(&self, state: &NodeState) -> Vec<Condition> {
+        let is_direct = |target: &RouteTarget, version| matches!(target, RouteTarget::Direct { router } if IpVersion::of(router) == version);
+        let condition = |version: IpVersion| {
+            let mut routes = state.routes.iter().filter(|(_, target)| is_direct(target, version));
+            let own = state.node.as_ref().and_then(|node| node.address(version));
+            let (destination, own) = (routes.next()?.0, own?);
+            self.underlay.link(version).is_none().then(|| {
+                let message = format!(
+                    "no interface has the node's address {own}, so no route leads to {destination}; correct the address of the Node, \
+                     or use vxlanMode: Always"
+                );
+                Condition::new(Reason::NetworkNotInForce, message)
+            })
+        };
+        IpVersion::ALL.into_iter().filter_map(condition).collect()
+    }
+
+    fn prepare(&mut self, name: &str, index: u32, has_ipv6: bool) -> Result<u32> {
         if self.prepared.get(name) != Some(&index) {
             link_parameters(name)?;
+            if has_ipv6 {
+                ipv6::link_parameters(name)?;
+            }
             self.prepared.insert(name.to_owned(), index);
         }
         Ok(index)
@@ -368,7 +302,7 @@ impl Tables {
             }
             Change::DeleteNeighbour(neighbour) => drop(self.neighbours.remove(&neighbour)),
             Change::SetFdb(entry) => {
-                self.fdb.retain(|other| other.mac != entry.mac);
+                self.fdb.retain(|other| (other.link, other.mac) != (entry.link, entry.mac));
                 self.fdb.insert(entry);
             }
             Change::DeleteFdb(entry) => drop(self.fdb.remove(&entry)),
@@ -377,30 +311,57 @@ impl Tables {
     }
 }
 
-/// The desired tables.
-fn desired(state: &NodeState, vxlan: Option<u32>, links: &BTreeMap<String, u32>) -> Tables {
+/// Whether packets of IPv6 pods pass the node.
+fn needs_ipv6(state: &NodeState) -> bool {
+    let pods = state.endpoints.values().flat_map(|endpoint| &endpoint.addresses);
+    state.routes.keys().any(|net| net.addr().is_ipv6()) || pods.into_iter().any(IpAddr::is_ipv6)
+}
+
+/// The condition of a node that has no address for its end of the IPv6 overlay.
+fn without_tunnel(state: &NodeState) -> Option<Condition> {
+    let is_overlaid = |(net, target): (&IpNet, &RouteTarget)| {
+        net.addr().is_ipv6() && matches!(target, RouteTarget::Vxlan { .. })
+    };
+    let node = state.node.as_ref().filter(|node| node.vtep(IpVersion::V6).is_none())?;
+    state.routes.iter().any(is_overlaid).then(|| {
+        let name = &node.name;
+        let message = format!(
+            "Node {name} has no IPv6 address of its own or no IPv6 tunnel address, so pods of other nodes cannot be reached by \
+             IPv6; give the Node an InternalIP of IPv6 (kubelet --node-ip), or the annotation projectcalico.org/IPv6Address"
+        );
+        Condition::new(Reason::NetworkNotInForce, message)
+    })
+}
+
+/// The desired tables. `vxlan` has the VXLAN link of each family.
+fn desired(
+    state: &NodeState,
+    vxlan: &BTreeMap<IpVersion, u32>,
+    links: &BTreeMap<String, u32>,
+    underlay: &Underlay,
+) -> Tables {
     let mut tables = Tables::default();
     let mut add = |route: Route| {
         tables.routes.insert((route.destination, route.metric), route);
     };
     for (destination, target) in &state.routes {
-        let destination = IpNet::V4(*destination);
+        let (destination, of) = (*destination, destination.addr());
         match target {
             // A block of one address is the pod's own route.
-            RouteTarget::Local if destination.prefix_len() < 32 => {
+            RouteTarget::Local if destination.prefix_len() < destination.max_prefix_len() => {
                 add(Route::blackhole(destination, PROTOCOL))
             }
             RouteTarget::Local => {}
             RouteTarget::Vxlan { node } => {
-                if let Some((link, vtep)) = vxlan.zip(state.vteps.get(node)) {
-                    add(Route::via(destination, vtep.address.into(), link, PROTOCOL));
+                if let Some((link, vtep)) = vxlan.get(&IpVersion::of(&of)).zip(state.vtep(node, &of)) {
+                    add(Route::via(destination, vtep.address, *link, PROTOCOL));
                 }
             }
-        }
-    }
-    if let Some(link) = vxlan {
-        for vtep in state.vteps.values() {
-            add(Route::on_link(IpNet::from(IpAddr::V4(vtep.address)), link, PROTOCOL));
+            RouteTarget::Direct { router } => {
+                if let Some(link) = underlay.link(IpVersion::of(router)) {
+                    add(Route::via(destination, *router, link, PROTOCOL));
+                }
+            }
         }
     }
     for endpoint in state.endpoints.values() {
@@ -410,38 +371,22 @@ fn desired(state: &NodeState, vxlan: Option<u32>, links: &BTreeMap<String, u32>)
             .iter()
             .for_each(|address| add(Route::on_link(IpNet::from(*address), *link, PROTOCOL)));
     }
-    let Some(link) = vxlan else { return tables };
-    let own = state.node.as_ref().and_then(|node| node.vtep.as_ref());
-    tables.addresses.extend(own.map(|own| Address { link, address: own.address.into(), prefix_length: 32 }));
-    for vtep in state.vteps.values() {
-        tables.neighbours.insert(Neighbour { link, address: vtep.address.into(), mac: vtep.mac });
+    for ((_, version), vtep) in &state.vteps {
+        let Some(&link) = vxlan.get(version) else { continue };
+        add(Route::on_link(IpNet::from(vtep.address), link, PROTOCOL));
+        tables.neighbours.insert(Neighbour { link, address: vtep.address, mac: vtep.mac });
         tables.fdb.insert(FdbEntry { link, mac: vtep.mac, destination: vtep.parent });
+    }
+    for own in state.node.iter().flat_map(|node| node.vteps()) {
+        let Some(&link) = vxlan.get(&own.version()) else { continue };
+        let prefix_length = IpNet::from(own.address).prefix_len();
+        tables.addresses.insert(Address { link, address: own.address, prefix_length });
     }
     tables
 }
 
-fn settings(node: &LocalNode) -> Vxlan {
-    Vxlan { vni: node.network.vni, port: node.network.port, local: Some(node.address), learning: false }
-}
-
-/// Whether Tortie created a VXLAN link with its name: it has the mark, or it has the right form and is not up yet, as
-/// after a process that ended between the two steps.
-fn is_ours(link: &Link, wanted: Vxlan) -> bool {
-    link.vxlan.is_some()
-        && (link.alias == MARK || (link.alias.is_empty() && !link.up && link.vxlan == Some(wanted)))
-}
-
-fn foreign_link(link: &Link) -> Condition {
-    let what = match link.vxlan {
-        Some(it) => format!("VXLAN link (VNI {}, port {})", it.vni, it.port),
-        None => format!("link of kind {:?}", link.kind),
-    };
-    let message = format!(
-        "the {what} {} is not ours and stays; while it is there this node may have no overlay. If it is of a Calico that \
-         no longer runs: tortie node cleanup --calico. If nobody else needs it, delete it",
-        link.name
-    );
-    Condition::new(Reason::ForeignVxlanLink, message)
+fn is_link_local(address: &IpAddr) -> bool {
+    matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
 }
 
 /// Whether two routes do the same, whoever created them.

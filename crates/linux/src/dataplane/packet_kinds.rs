@@ -15,6 +15,16 @@ use super::sets::{Family, set};
 pub(super) const ODD_INTERFACES: &str = "odd-interfaces";
 /// The nodes from which VXLAN packets are accepted.
 pub(super) const VXLAN_PEERS: &str = "vxlan-peers";
+/// The set of the nodes' IPv6 addresses.
+pub(super) const VXLAN_PEERS_6: &str = "vxlan-peers6";
+
+/// The set of the nodes' addresses of a family.
+pub(super) fn vxlan_peers_of(family: Family) -> &'static str {
+    match family {
+        Family::V4 => VXLAN_PEERS,
+        Family::V6 => VXLAN_PEERS_6,
+    }
+}
 
 /// Tests that together match interfaces of pods.
 pub(super) fn are_pods(config: &Config, interface: MetaKey) -> [Vec<Expr>; 2] {
@@ -52,6 +62,12 @@ pub(super) fn neighbour_discovery(types: &[u8]) -> Vec<Expr> {
         Expr::Lookup { register: 0, set: types, invert: false },
     ]);
     found
+}
+
+/// The families in which the node has an overlay.
+pub(super) fn overlays(node: &NodeState) -> impl Iterator<Item = Family> {
+    let vteps = node.node.iter().flat_map(|node| node.vteps());
+    vteps.map(|vtep| Family::of(vtep.parent))
 }
 
 /// VXLAN packets of the overlay.

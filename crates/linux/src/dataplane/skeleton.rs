@@ -29,7 +29,8 @@ use super::host_ports;
 use super::host_skeleton::{self, HOST_FORWARD_IN, HOST_FORWARD_OUT, HOST_IN, to_program};
 use super::nat;
 use super::packet_kinds::{
-    ODD_INTERFACES, VXLAN_PEERS, are_pods, by_flow, in_state, neighbour_discovery, vxlan,
+    ODD_INTERFACES, VXLAN_PEERS, VXLAN_PEERS_6, are_pods, by_flow, in_state, neighbour_discovery, overlays,
+    vxlan, vxlan_peers_of,
 };
 use super::packet_test::{PacketEnd, Test, in_set, load_address, load_address_to};
 use super::sets::{Family, set};
@@ -97,8 +98,8 @@ pub(super) fn skeleton(config: &Config, node: &NodeState) -> Table {
         let closed = Element::verdict(program_key(CLOSED), closed(*slot));
         (slot.maps().1.to_owned(), set(program_chains(), [closed]))
     });
-    let peers = (VXLAN_PEERS.to_owned(), vxlan_peers(node));
-    let sets = empty.chain(leads).chain([peers]).collect();
+    let peers = |family| (vxlan_peers_of(family).to_owned(), vxlan_peers(node, family));
+    let sets = empty.chain(leads).chain([Family::V4, Family::V6].map(peers)).collect();
     let mut table = Table { flags: 0, chains: chains.collect(), sets };
     nat::add(config, node, &mut table);
     host_ports::add(node, &mut table);
@@ -109,7 +110,7 @@ pub(super) fn skeleton(config: &Config, node: &NodeState) -> Table {
 pub(super) fn is_of_skeleton(name: &str) -> bool {
     let base = [FORWARD_FROM, FORWARD_TO, INPUT_FROM, INPUT];
     let chains = [FROM_WORKLOAD, NEVER_FROM_WORKLOAD, TO_WORKLOAD, CLOSED_CHAIN];
-    let sets = [OWN_ADDRESSES_4, OWN_ADDRESSES_6, ODD_INTERFACES, VXLAN_PEERS];
+    let sets = [OWN_ADDRESSES_4, OWN_ADDRESSES_6, ODD_INTERFACES, VXLAN_PEERS, VXLAN_PEERS_6];
     let is_map = |slot: &Slot| slot.maps().0 == name || slot.maps().1 == name;
     base.contains(&name)
         || chains.contains(&name)
@@ -147,8 +148,7 @@ fn of_pods(config: &Config, interface: MetaKey, chain: &str) -> Vec<Rule> {
 
 /// Packets to the node itself: packets from pods are judged by the pod's policy first.
 fn input_from(config: &Config, node: &NodeState) -> Vec<Rule> {
-    let has_overlay = node.node.as_ref().is_some_and(|node| node.vtep.is_some());
-    let mut rules = Vec::from_iter(has_overlay.then(|| vxlan_guard(node)));
+    let mut rules: Vec<Rule> = overlays(node).map(|family| vxlan_guard(node, family)).collect();
     rules.extend(are_pods(config, MetaKey::InputInterface).map(find_gateway));
     rules.extend(of_pods(config, MetaKey::InputInterface, FROM_WORKLOAD));
     rules
@@ -252,19 +252,20 @@ fn by_interface(slot: Slot) -> [Rule; 2] {
     [to_program(interface, slot, "the interface's number"), closed]
 }
 
-/// The addresses of the nodes from which VXLAN packets are accepted.
-fn vxlan_peers(node: &NodeState) -> Set {
-    let peers = node.vteps.values().map(|vtep| Element::key(Key::address(vtep.parent.into())));
-    set(SetSpec::hash(&[Field::Ipv4]), peers)
+/// The addresses of the nodes from which VXLAN packets of a family are accepted.
+fn vxlan_peers(node: &NodeState, family: Family) -> Set {
+    let peers = node.vteps.values().filter(|vtep| Family::of(vtep.parent) == family);
+    let peers = peers.map(|vtep| Element::key(Key::address(vtep.parent)));
+    set(SetSpec::hash(&[family.field()]), peers)
 }
 
 /// VXLAN packets from elsewhere could bypass the pods' policy with any inner source.
-fn vxlan_guard(node: &NodeState) -> Rule {
+fn vxlan_guard(node: &NodeState, family: Family) -> Rule {
     let mut guard = vxlan(node);
-    guard.extend(Test::Family(Family::V4).exprs());
+    guard.extend(Test::Family(family).exprs());
     guard.extend([
-        load_address(PacketEnd::Source, Family::V4),
-        in_set(VXLAN_PEERS, true),
+        load_address(PacketEnd::Source, family),
+        in_set(vxlan_peers_of(family), true),
         Expr::Verdict(Verdict::Drop),
     ]);
     Rule::new(guard, "VXLAN only from nodes")

@@ -153,9 +153,9 @@ pub(crate) fn join_overlay(node: &mut Node, own: u8, other: u8) {
     let report = node.change(|state| {
         open_profile(state);
         state.node = Some(local_node(own));
-        state.vteps.insert(format!("node-{other}"), vtep(other));
-        state.routes.insert(block(own), RouteTarget::Local);
-        state.routes.insert(block(other), RouteTarget::Vxlan { node: format!("node-{other}") });
+        state.vteps.insert(vtep(other).key(), vtep(other));
+        state.routes.insert(block(own).into(), RouteTarget::Local);
+        state.routes.insert(block(other).into(), RouteTarget::Vxlan { node: format!("node-{other}") });
     });
     assert_eq!(report, Report::default());
 }
@@ -197,19 +197,14 @@ pub(crate) fn node_address(number: u8) -> Ipv4Addr {
 pub(crate) fn vtep(number: u8) -> Vtep {
     Vtep {
         node: format!("node-{number}"),
-        address: Ipv4Addr::new(10, 65, number, 0),
+        address: Ipv4Addr::new(10, 65, number, 0).into(),
         mac: MacAddress([0x66, 0, 0, 0, 0, number]),
-        parent: node_address(number),
+        parent: node_address(number).into(),
     }
 }
 
 pub(crate) fn local_node(number: u8) -> LocalNode {
-    LocalNode {
-        name: format!("node-{number}"),
-        address: node_address(number),
-        vtep: Some(vtep(number)),
-        network: ClusterNetwork::default(),
-    }
+    LocalNode::ipv4(&format!("node-{number}"), node_address(number), Some(vtep(number)))
 }
 
 pub(crate) fn block(number: u8) -> Ipv4Net {
@@ -243,8 +238,7 @@ impl Pod {
             endpoint: self.id(),
             container_id: self.container_id.clone(),
             netns: format!("/proc/self/fd/{}", self.namespace.as_fd().as_raw_fd()),
-            address: self.address,
-            block: Ipv4Net::new(self.address, 26).unwrap().trunc(),
+            addresses: vec![PodAddress::ipv4(self.address, Ipv4Net::new(self.address, 26).unwrap().trunc())],
             mtu: None,
         }
     }

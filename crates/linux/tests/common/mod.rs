@@ -55,7 +55,7 @@ pub(crate) fn deltas(old: &NodeState, new: &NodeState) -> Vec<Delta> {
     }
     let policies = new.policies.iter().filter(|(id, rules)| old.policies.get(*id) != Some(*rules));
     deltas.extend(policies.map(|(id, rules)| Delta::Policy(id.clone(), rules.clone())));
-    let vteps = new.vteps.values().filter(|vtep| old.vteps.get(&vtep.node) != Some(*vtep));
+    let vteps = new.vteps.values().filter(|vtep| old.vteps.get(&vtep.key()) != Some(*vtep));
     deltas.extend(vteps.cloned().map(Delta::Vtep));
     let routes = new.routes.iter().filter(|(net, target)| old.routes.get(*net) != Some(*target));
     deltas.extend(
@@ -75,7 +75,7 @@ pub(crate) fn deltas(old: &NodeState, new: &NodeState) -> Vec<Delta> {
     let gone = old.routes.keys().filter(|net| !new.routes.contains_key(*net));
     deltas.extend(gone.copied().map(Delta::RouteRemoved));
     let gone = old.vteps.keys().filter(|node| !new.vteps.contains_key(*node));
-    deltas.extend(gone.cloned().map(Delta::VtepRemoved));
+    deltas.extend(gone.cloned().map(|(node, version)| Delta::VtepRemoved(node, version)));
     let gone = old.policies.keys().filter(|id| !new.policies.contains_key(*id));
     deltas.extend(gone.cloned().map(Delta::PolicyRemoved));
     let gone = old.sets.keys().filter(|id| !new.sets.contains_key(*id));

@@ -191,7 +191,7 @@ const CASES: &[Case] = &[
     ),
     (
         "a node comes",
-        |state| drop(state.vteps.insert("node2".into(), vtep(2))),
+        |state| drop(state.vteps.insert(vtep(2).key(), vtep(2))),
         &[r#"+ element vxlan-peers "172.31.0.2""#],
     ),
     (

@@ -14,8 +14,8 @@ const DEVICE: &str = "vxlan.calico";
 
 fn with_overlay(state: &mut NodeState) {
     state.node = Some(local_node(1));
-    state.vteps.insert("node-2".to_owned(), vtep(2));
-    state.routes.insert(block(2), RouteTarget::Vxlan { node: "node-2".to_owned() });
+    state.vteps.insert(vtep(2).key(), vtep(2));
+    state.routes.insert(block(2).into(), RouteTarget::Vxlan { node: "node-2".to_owned() });
 }
 
 fn inside<R: Send>(node: &Node, work: impl FnOnce(&mut RouteSocket) -> R + Send) -> R {
@@ -40,7 +40,12 @@ fn make(node: &Node, name: &str, settings: Vxlan) {
 
 fn ours() -> Vxlan {
     let node = local_node(1);
-    Vxlan { vni: node.network.vni, port: node.network.port, local: Some(node.address), learning: false }
+    Vxlan {
+        vni: node.network.vni,
+        port: node.network.port,
+        local: node.address(tortie_api::net::IpVersion::V4),
+        learning: false,
+    }
 }
 
 /// Leftovers of Calico are not removed without a request (policy decision 28).
@@ -50,10 +55,10 @@ fn routes_of_calico_are_kept() {
     let calico = |net: &str| Route::blackhole(net.parse().unwrap(), 80);
     let theirs = [calico("10.65.9.0/26"), calico("10.65.1.0/26")];
     inside(&node, |socket| theirs.iter().for_each(|it| socket.change(&Change::AddRoute(*it)).unwrap()));
-    let report = node.change(|state| drop(state.routes.insert(block(1), RouteTarget::Local)));
+    let report = node.change(|state| drop(state.routes.insert(block(1).into(), RouteTarget::Local)));
     assert_eq!(report, Report::default(), "the one in the place of ours does what ours would");
     assert_eq!(node.resync(), Report::default());
-    node.change(|state| drop(state.routes.remove(&block(1))));
+    node.change(|state| drop(state.routes.remove(&block(1).into())));
     let there = inside(&node, |socket| socket.routes().unwrap());
     assert!(theirs.iter().all(|route| there.contains(route)), "{there:#?}");
 }
@@ -83,7 +88,7 @@ fn a_half_created_vxlan_link_is_completed() {
 fn a_foreign_vxlan_link_is_reported_and_kept() {
     for (name, settings) in [
         (DEVICE, ours()),
-        (DEVICE, Vxlan { vni: 7, port: 8472, local: Some(Ipv4Addr::LOCALHOST), learning: false }),
+        (DEVICE, Vxlan { vni: 7, port: 8472, local: Some(Ipv4Addr::LOCALHOST.into()), learning: false }),
         ("vxlan9", ours()),
     ] {
         let mut node = Node::new(&Underlay::new(), 1);
@@ -95,7 +100,7 @@ fn a_foreign_vxlan_link_is_reported_and_kept() {
         };
         assert_eq!(conditions(&report), [(Reason::ForeignVxlanLink, true)], "{report:?}");
         assert_eq!(conditions(&node.resync()), [(Reason::ForeignVxlanLink, true)]);
-        node.change(|state| drop(state.routes.insert(block(3), RouteTarget::Local)));
+        node.change(|state| drop(state.routes.insert(block(3).into(), RouteTarget::Local)));
         assert_eq!(link(&node, name), theirs);
         assert_eq!(overlay_route(&node), None);
 

@@ -6,6 +6,7 @@
 mod common;
 mod complete_changes;
 mod connections;
+mod dual_stack;
 mod foreign;
 mod foreign_tables;
 mod host_flows;

@@ -267,7 +267,7 @@ fn a_foreign_route_is_reported_and_kept() {
     let mut node = Node::new(&Underlay::new(), 1);
     let foreign = Route::on_link("10.65.1.0/26".parse().unwrap(), 1, 4);
     node.namespace.run(|| RouteSocket::open().unwrap().change(&Change::AddRoute(foreign)).unwrap()).unwrap();
-    let report = node.change(|state| drop(state.routes.insert(block(1), RouteTarget::Local)));
+    let report = node.change(|state| drop(state.routes.insert(block(1).into(), RouteTarget::Local)));
     assert_eq!(report.node.len(), 1);
     assert_eq!(report.node[0].reason, Reason::RouteTaken);
     assert!(report.node[0].message.contains("10.65.1.0/26"), "{:?}", report.node);

@@ -49,7 +49,7 @@ fn pods_of_two_nodes_connect_over_vxlan() {
 
     // The other node disappears.
     nodes[0].change(|state| {
-        state.routes.remove(&block(2));
+        state.routes.remove(&block(2).into());
         state.vteps.clear();
     });
     assert!(pods[0].is_cut_off(pods[1].address, 80));
@@ -108,9 +108,9 @@ fn vxlan_is_accepted_only_from_nodes() {
     };
     assert_eq!(arrive_from(), [1]);
     let node = vtep(STRANGER);
-    nodes[1].change(|state| drop(state.vteps.insert(node.node.clone(), node.clone())));
+    nodes[1].change(|state| drop(state.vteps.insert(node.key(), node.clone())));
     assert_eq!(arrive_from(), [STRANGER.into(), 1], "it is a node's now");
-    nodes[1].change(|state| drop(state.vteps.remove(&node.node)));
+    nodes[1].change(|state| drop(state.vteps.remove(&node.key())));
     assert_eq!(arrive_from(), [1], "it is a node's no more");
 }
 
@@ -122,18 +122,21 @@ fn a_changed_vtep_is_known_before_the_old_one_is_forgotten() {
     let mut node = Node::new(&underlay, 1);
     node.change(|state| {
         state.node = Some(local_node(1));
-        state.vteps.insert("node-2".to_owned(), vtep(2));
-        state.routes.insert(block(2), RouteTarget::Vxlan { node: "node-2".to_owned() });
+        state.vteps.insert(vtep(2).key(), vtep(2));
+        state.routes.insert(block(2).into(), RouteTarget::Vxlan { node: "node-2".to_owned() });
     });
     let log = tempfile::NamedTempFile::new().unwrap();
     let mut monitor = std::process::Command::new("ip");
     monitor.args(["monitor", "neigh"]).stdout(log.reopen().unwrap());
     let mut monitor = node.namespace.run(|| monitor.spawn().unwrap()).unwrap();
     std::thread::sleep(std::time::Duration::from_millis(300));
-    let (mac, parent) = (MacAddress([0x66, 0, 0, 0, 0, 0x99]), Ipv4Addr::new(172, 31, 0, 77));
-    assert_eq!(node.change(|state| state.vteps.get_mut("node-2").unwrap().mac = mac), Report::default());
+    let (mac, parent) = (MacAddress([0x66, 0, 0, 0, 0, 0x99]), Ipv4Addr::new(172, 31, 0, 77).into());
     assert_eq!(
-        node.change(|state| state.vteps.get_mut("node-2").unwrap().parent = parent),
+        node.change(|state| state.vteps.get_mut(&vtep(2).key()).unwrap().mac = mac),
+        Report::default()
+    );
+    assert_eq!(
+        node.change(|state| state.vteps.get_mut(&vtep(2).key()).unwrap().parent = parent),
         Report::default()
     );
     std::thread::sleep(std::time::Duration::from_millis(300));

@@ -106,7 +106,7 @@ fn without_policy_pods_stay_closed() {
     let table = Transaction { table: "tortie".to_owned(), ops: vec![Op::AddTable(Table::OWNER)] };
     other.commit(&table).unwrap();
     let block = Ipv4Net::new([10, 65, 1, 0].into(), 26).unwrap();
-    let report = node.change(|state| drop(state.routes.insert(block, RouteTarget::Local)));
+    let report = node.change(|state| drop(state.routes.insert(block.into(), RouteTarget::Local)));
     let reasons: Vec<_> = report.node.iter().map(|condition| condition.reason).collect();
     assert_eq!(reasons, [Reason::PolicyNotInForce, Reason::NetworkNotInForce]);
     let look = || {

@@ -136,9 +136,9 @@ fn take_over(node: &mut Node, pod: &Pod, name: &str) -> Report {
     node.change(|state| {
         open_profile(state);
         state.node = Some(local_node(1));
-        state.vteps.insert("node-2".to_owned(), vtep(2));
-        state.routes.insert(block(1), RouteTarget::Local);
-        state.routes.insert(block(2), RouteTarget::Vxlan { node: "node-2".to_owned() });
+        state.vteps.insert(vtep(2).key(), vtep(2));
+        state.routes.insert(block(1).into(), RouteTarget::Local);
+        state.routes.insert(block(2).into(), RouteTarget::Vxlan { node: "node-2".to_owned() });
         let endpoint = Endpoint {
             container_id: pod.container_id.as_str().into(),
             host_interface: name.into(),
@@ -159,9 +159,9 @@ fn pods_keep_their_connections_from_calico_to_tortie_and_back() {
     let report = other.change(|state| {
         open_profile(state);
         state.node = Some(local_node(2));
-        state.vteps.insert("node-1".to_owned(), vtep(1));
-        state.routes.insert(block(2), RouteTarget::Local);
-        state.routes.insert(block(1), RouteTarget::Vxlan { node: "node-1".to_owned() });
+        state.vteps.insert(vtep(1).key(), vtep(1));
+        state.routes.insert(block(2).into(), RouteTarget::Local);
+        state.routes.insert(block(1).into(), RouteTarget::Vxlan { node: "node-1".to_owned() });
     });
     assert_eq!(report, Report::default());
     other.add(&remote, open());

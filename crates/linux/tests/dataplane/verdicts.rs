@@ -408,7 +408,7 @@ fn a_pod_can_neither_send_tunnels_nor_advertise_a_router() {
     let old = state.clone();
     let network = ClusterNetwork { port: 4790, ..ClusterNetwork::default() };
     let address = Ipv4Addr::new(10, 99, 0, 2);
-    state.node = Some(LocalNode { name: "node".to_owned(), address, vtep: None, network });
+    state.node = Some(LocalNode { network, ..LocalNode::ipv4("node", address, None) });
     apply(&mut dataplane, &old, &state);
     assert_eq!(node.passed(&out, Direction::Egress), BTreeSet::from([0, 1, 4, 5, 8, 9]));
 }

@@ -31,7 +31,7 @@ fn wait_for(what: &str, holds: impl Fn() -> bool) {
 
 /// What is known of a pod before it has an address.
 fn link_of(pod: &PodAttachment) -> PodLink {
-    let PodAttachment { endpoint, container_id, netns, address: _, block: _, mtu } = pod.clone();
+    let PodAttachment { endpoint, container_id, netns, addresses: _, mtu } = pod.clone();
     PodLink { endpoint, container_id, netns, mtu }
 }
 
@@ -182,7 +182,8 @@ fn connecting_waits_until_the_link_passes_packets() {
         let pod = Pod::new("pod", 1, 2);
         let interface = wiring.connect(&pod.attachment()).unwrap();
         let name = interface.host_interface.clone();
-        assert_eq!((interface.prefix_len, interface.gateway), (32, [169, 254, 1, 1].into()));
+        let own = interface.addresses[0];
+        assert_eq!((own.address.prefix_len(), own.gateway), (32, std::net::IpAddr::from([169, 254, 1, 1])));
         let none = PodInterface { host_interface: "cali-none".to_owned(), ..interface.clone() };
         assert!(!wiring.wait_until_live(&none, Duration::from_millis(5)));
         assert!(wiring.wait_until_live(&interface, Duration::from_secs(10)));

@@ -14,7 +14,7 @@ use tortie_api::staged::{Staged, enforced, staged};
 use tortie_oracle::{DecidedBy, Mismatch, Oracle, PolicyName, PolicyTrace, Snapshot, Stored, Trace};
 
 const DIRECTIONS: [Direction; 2] = [Direction::Ingress, Direction::Egress];
-const FAMILIES: [IpVersion; 2] = [IpVersion::V4, IpVersion::V6];
+const FAMILIES: [IpVersion; 2] = IpVersion::ALL;
 
 /// The cluster, reduced to the representatives of its classes.
 struct Cluster {

@@ -17,8 +17,8 @@ const NODE_FIELDS: [(&str, Option<&str>, &str); 10] = [
     ("projectcalico.org/RouteReflectorClusterID", Some("bgp"), "routeReflectorClusterID"),
     (Node::VXLAN_ADDRESS, None, "ipv4VXLANTunnelAddr"),
     (Node::VXLAN_MAC, None, "vxlanTunnelMACAddr"),
-    ("projectcalico.org/IPv6VXLANTunnelAddr", None, "ipv6VXLANTunnelAddr"),
-    ("projectcalico.org/VXLANTunnelMACAddrV6", None, "vxlanTunnelMACAddrV6"),
+    (Node::VXLAN_ADDRESS_V6, None, "ipv6VXLANTunnelAddr"),
+    (Node::VXLAN_MAC_V6, None, "vxlanTunnelMACAddrV6"),
     ("projectcalico.org/IPv4WireguardInterfaceAddr", Some("wireguard"), "interfaceIPv4Address"),
     ("projectcalico.org/IPv6WireguardInterfaceAddr", Some("wireguard"), "interfaceIPv6Address"),
 ];

@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
+use ipnet::IpNet;
 use tortie_api::net::Protocol;
 use tortie_api::{Key, Kind};
 use tortie_dataplane::{Condition, NodeState, Reason, ServiceId};
@@ -119,7 +120,11 @@ impl Frontends {
             addresses.sort_unstable();
             addresses.dedup();
         }
-        Self { fronts, looked_up, pods: Addresses::of_nets(state.routes.keys().copied()) }
+        let pods = state.routes.keys().filter_map(|net| match net {
+            IpNet::V4(net) => Some(*net),
+            IpNet::V6(_) => None,
+        });
+        Self { fronts, looked_up, pods: Addresses::of_nets(pods) }
     }
 }
 

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use crate::node::*;
 use proptest::prelude::*;
 use tortie_api::net::Protocol;
-use tortie_dataplane::{Delta, Endpoint, EndpointId, HostPort, PodAttachment, PodWiring, Reason, Report};
+use tortie_dataplane::{
+    Delta, Endpoint, EndpointId, HostPort, PodAddress, PodAttachment, PodWiring, Reason, Report,
+};
 use tortie_hcn::schema::{Acl, Policy, PortMapping};
 use tortie_hcn::{Call, Failure, HResult, HcnExt, Kind};
 use tortie_windows::endpoint_id;
@@ -32,7 +34,7 @@ fn connect(node: &Node, pod: u8) {
     let pod = PodAttachment {
         endpoint: id_of(pod),
         container_id: container_of(pod),
-        address: address_of(pod),
+        addresses: vec![PodAddress::ipv4(address_of(pod), "10.244.3.0/26".parse().unwrap())],
         ..attachment(node.namespace())
     };
     node.wiring.connect(&pod).unwrap();

@@ -177,7 +177,7 @@ fn routes_follow_the_state_with_minimal_changes() {
     assert_eq!(routes(&node), [one(1, 3), one(2, 3)]);
     node.apply(&[Delta::RouteRemoved("10.244.1.0/26".parse().unwrap())]);
     assert_eq!(routes(&node), [one(2, 3)]);
-    node.apply(&[Delta::VtepRemoved("primary".into())]);
+    node.apply(&[Delta::VtepRemoved("primary".into(), tortie_api::net::IpVersion::V4)]);
     assert_eq!(routes(&node), []);
 }
 
@@ -326,7 +326,7 @@ fn one_bad_route_does_not_block_the_others() {
         let bad = matches!(call, Call::Modify { settings, .. } if settings.contains("10.244.66.0/26"));
         bad.then(|| Err(Failure::new(HResult::HCN_E_INVALID_POLICY, "not this one")))
     });
-    let report = node.apply(&[Delta::VtepRemoved("primary".into())]);
+    let report = node.apply(&[Delta::VtepRemoved("primary".into(), tortie_api::net::IpVersion::V4)]);
     assert_eq!(routes(&node).len(), 1);
     assert!(report.node[0].message.contains("Remove of the route"), "{report:?}");
 }
@@ -336,10 +336,8 @@ fn unsupported_node_settings_are_reported() {
     // Its networks have one subnet.
     let mut node = Node::new(Config::new(Config::SERVER_2019, NODE));
     let odd = LocalNode {
-        name: "minion".into(),
-        address: Ipv4Addr::new(172, 16, 0, 99),
-        vtep: None,
         network: ClusterNetwork { port: 8472, ..ClusterNetwork::default() },
+        ..LocalNode::ipv4("minion", Ipv4Addr::new(172, 16, 0, 99), None)
     };
     let second =
         Delta::Route(Route { destination: "10.244.4.0/26".parse().unwrap(), target: RouteTarget::Local });

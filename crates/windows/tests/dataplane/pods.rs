@@ -4,8 +4,8 @@ use std::net::Ipv4Addr;
 
 use crate::node::*;
 use serde_json::json;
-use tortie_api::net::{Action, Direction, PortRange, Protocol};
-use tortie_dataplane::{Delta, PodAttachment, PodWiring, Reason, Settings, WiringError};
+use tortie_api::net::{Action, Direction, IpVersion, PortRange, Protocol};
+use tortie_dataplane::{Delta, PodAddress, PodAttachment, PodWiring, Reason, Settings, WiringError};
 use tortie_hcn::schema::{Acl, AclAction, Endpoint, Modify, Policy, ProviderAddress, RequestType, lenient};
 use tortie_hcn::{Call, Failure, Guid, HResult, Hcn, HcnExt, Kind};
 use tortie_hns_emulator::Config;
@@ -56,7 +56,7 @@ fn the_document_that_creates_a_pod() {
     let interface = node.wiring.connect(&pod).unwrap();
     assert_eq!(interface.host_interface, "0123456789abcdef_Calico");
     assert_eq!(interface.mac.to_string(), "0e:2a:0a:f4:03:05");
-    assert_eq!((interface.prefix_len, interface.gateway), (26, [10, 244, 3, 1].into()));
+    assert_eq!(network_of(&interface), ([10, 244, 3, 1].into(), 26));
     let made = node.hns.take_changes();
     let [
         Call::Create { kind: Kind::Endpoint, network, id, settings },
@@ -133,7 +133,7 @@ fn half_connected_pods_are_completed_or_recreated() {
     node.wiring.connect(&moved).unwrap();
     node.wiring.check(&moved).unwrap();
     // With another address.
-    let readdressed = PodAttachment { address: [10, 244, 3, 9].into(), ..moved };
+    let readdressed = PodAttachment { addresses: addresses([10, 244, 3, 9].into()), ..moved };
     assert!(node.wiring.check(&readdressed).unwrap_err().to_string().contains("10.244.3.9"));
     node.wiring.connect(&readdressed).unwrap();
     node.wiring.check(&readdressed).unwrap();
@@ -411,7 +411,7 @@ fn a_pod_missing_in_hns_is_reported_and_retried() {
     assert_eq!(report.endpoints[&pod_id()][0].reason, Reason::HnsUnavailable);
     assert_eq!(report.node[0].reason, Reason::HnsUnavailable);
     node.hns.clear_fault();
-    assert_eq!(node.apply(&[Delta::VtepRemoved("nobody".into())]), Default::default());
+    assert_eq!(node.apply(&[Delta::VtepRemoved("nobody".into(), IpVersion::V4)]), Default::default());
 }
 
 /// HNS chooses the address of an endpoint without one. IPAM refuses some of its choices.
@@ -432,9 +432,9 @@ fn hns_chooses_the_address_of_a_pod() {
     );
     // It is closed from the beginning, and gets the MAC address that belongs to the address.
     assert!(node.acls().iter().all(|acl| acl.action == AclAction::Block) && !node.acls().is_empty());
-    let pod = PodAttachment { address: at(4), ..attachment(node.namespace()) };
+    let pod = PodAttachment { addresses: addresses(at(4)), ..attachment(node.namespace()) };
     let interface = node.wiring.connect(&pod).unwrap();
-    assert_eq!((interface.gateway, interface.prefix_len), (TUNNEL, 26));
+    assert_eq!(network_of(&interface), (TUNNEL, 26));
     assert_eq!(node.endpoint().mac_address.to_lowercase(), "0e-2a-0a-f4-03-04");
     node.wiring.check(&pod).unwrap();
     node.wiring.disconnect(&pod.endpoint, CONTAINER).unwrap();
@@ -446,12 +446,11 @@ fn hns_chooses_the_address_of_a_pod() {
 fn a_pod_of_a_new_block_gets_its_subnet() {
     let node = Node::usual();
     let of = |block: &str, address: &str| PodAttachment {
-        block: block.parse().unwrap(),
-        address: address.parse().unwrap(),
+        addresses: vec![PodAddress::ipv4(address.parse().unwrap(), block.parse().unwrap())],
         ..attachment(node.namespace())
     };
     let interface = node.wiring.connect(&of("10.9.0.0/28", "10.9.0.4")).unwrap();
-    assert_eq!((interface.gateway, interface.prefix_len), (Ipv4Addr::new(10, 9, 0, 1), 28));
+    assert_eq!(network_of(&interface), (Ipv4Addr::new(10, 9, 0, 1), 28));
     assert_eq!(node.endpoint().routes[0].next_hop, "10.9.0.1");
     assert_eq!(
         changes(&node).iter().filter(|name| **name == "create").count(),
@@ -466,4 +465,16 @@ fn a_pod_of_a_new_block_gets_its_subnet() {
     let pod = PodAttachment { netns: old.namespace().to_string(), ..of("10.9.0.0/28", "10.9.0.4") };
     let error = old.wiring.connect(&pod).unwrap_err();
     assert!(error.to_string().contains("10.9.0.0/28, and networks of HNS 9.3 have one"), "{error}");
+}
+
+/// An address of the node's usual block.
+fn addresses(address: Ipv4Addr) -> Vec<PodAddress> {
+    vec![PodAddress::ipv4(address, "10.244.3.0/26".parse().unwrap())]
+}
+
+/// The gateway and the prefix length of the only address.
+fn network_of(interface: &tortie_dataplane::PodInterface) -> (Ipv4Addr, u8) {
+    let [own] = interface.addresses[..] else { panic!("{interface:?}") };
+    let std::net::IpAddr::V4(gateway) = own.gateway else { panic!("{interface:?}") };
+    (gateway, own.address.prefix_len())
 }

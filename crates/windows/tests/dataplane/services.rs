@@ -13,7 +13,8 @@ use testkit::exceptions::no_acl_is_about_ports_of_sctp;
 use tortie_api::calico::WindowsPolicySets;
 use tortie_api::net::{Action, Direction, PortRange, Protocol};
 use tortie_dataplane::{
-    Condition, Delta, EndpointId, PodWiring, Reason, Route, RouteTarget, Service, ServiceId, ServicePort,
+    Condition, Delta, EndpointId, PodAddress, PodWiring, Reason, Route, RouteTarget, Service, ServiceId,
+    ServicePort,
 };
 use tortie_hcn::schema::{Acl, AclAction, AclDirection};
 use tortie_hns_emulator::{Config, EgressSees, Verdict};
@@ -398,7 +399,7 @@ fn beside(node: &Node) -> (EndpointId, Delta) {
     let attachment = tortie_dataplane::PodAttachment {
         endpoint: id.clone(),
         container_id: "fedcba".into(),
-        address: "10.244.3.6".parse().unwrap(),
+        addresses: vec![PodAddress::ipv4("10.244.3.6".parse().unwrap(), "10.244.3.0/26".parse().unwrap())],
         ..attachment(node.namespace())
     };
     node.wiring.connect(&attachment).unwrap();

@@ -183,13 +183,14 @@ fn unused_sets_are_removed() {
 fn connect_other(node: &mut Node, protocol: Protocol) -> EndpointId {
     let id = EndpointId { pod: "other".into(), ..pod_id() };
     let mut pod = attachment(node.namespace());
-    (pod.endpoint, pod.container_id, pod.address) = (id.clone(), "other".into(), [10, 244, 3, 6].into());
+    (pod.endpoint, pod.container_id) = (id.clone(), "other".into());
+    pod.addresses[0].address = std::net::IpAddr::from([10, 244, 3, 6]);
     node.wiring.connect(&pod).unwrap();
     let tiers = vec![tier("default", &["other"], EndOfTier::Deny)];
     let Delta::Endpoint(_, usual) = endpoint(EndpointProgram { ingress: tiers, ..open_program() }) else {
         panic!()
     };
-    let (container_id, addresses) = ("other".into(), vec![pod.address.into()]);
+    let (container_id, addresses) = ("other".into(), vec![pod.addresses[0].address]);
     let endpoint = tortie_dataplane::Endpoint { container_id, addresses, ..(*usual).clone() };
     let deltas = [other_policy(protocol), Delta::Endpoint(id.clone(), Arc::new(endpoint))];
     assert_eq!(node.apply(&deltas), Report::default());

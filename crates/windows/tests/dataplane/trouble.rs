@@ -24,7 +24,8 @@ fn busy_node(pods: u8) -> Node {
         let Delta::Endpoint(_, pod) = endpoint(open_program()) else { panic!() };
         let (container_id, address) = (format!("container-{number}"), [10, 244, 3, 10 + number]);
         let mut attachment = attachment(node.namespace());
-        (attachment.endpoint, attachment.address) = (other_pod(number), address.into());
+        attachment.endpoint = other_pod(number);
+        attachment.addresses[0].address = std::net::Ipv4Addr::from(address).into();
         attachment.container_id.clone_from(&container_id);
         node.wiring.connect(&attachment).unwrap();
         let (container_id, addresses) = (container_id.into(), vec![address.into()]);

@@ -69,8 +69,11 @@ fn pods_of_several_blocks_connect() {
     two.add_pod(4);
     // CNI connects the pod before the dataplane knows the block.
     one.add_pod_of(more, 5);
-    one.apply(&[Delta::Route(Route { destination: more, target: RouteTarget::Local })]);
-    two.apply(&[Delta::Route(Route { destination: more, target: RouteTarget::Vxlan { node: name(1) } })]);
+    one.apply(&[Delta::Route(Route { destination: more.into(), target: RouteTarget::Local })]);
+    two.apply(&[Delta::Route(Route {
+        destination: more.into(),
+        target: RouteTarget::Vxlan { node: name(1) },
+    })]);
     one.add_pod_of(more, 6);
     let [old, new, newest] = &one.pods[..] else { panic!("three pods") };
     assert!(new.1.octets()[..3] == [10, 245, 7]);
@@ -126,7 +129,7 @@ fn balance(client: &Node, server: &Node, proxy: &mut Proxy) {
     };
     let services: Vec<Balanced> = (81..).zip(pairs).flat_map(service).collect();
     let network = client.hns.network_by_name(NETWORK).unwrap().unwrap().id;
-    let providers = BTreeMap::from([(server.pods[0].1, server.vtep.parent)]);
+    let providers = BTreeMap::from([(server.pods[0].1, server.parent())]);
     proxy.balance(&*client.hns, network, &services, &providers).unwrap();
 }
 

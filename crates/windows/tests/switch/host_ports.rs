@@ -27,7 +27,7 @@ fn port(protocol: Protocol, port: u16, pod_port: u16) -> HostPort {
 fn node_and_outside() -> (Node, NetNs) {
     let [first, outside] = underlay();
     let mut node = Node::new(1, first);
-    let nobody = tortie_dataplane::Vtep { parent: Ipv4Addr::new(172, 16, 0, 77), ..node.vtep.clone() };
+    let nobody = tortie_dataplane::Vtep { parent: Ipv4Addr::new(172, 16, 0, 77).into(), ..node.vtep.clone() };
     node.start(&nobody, 2);
     node.add_pod(4);
     node.add_pod(5);

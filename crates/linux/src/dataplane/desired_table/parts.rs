@@ -9,7 +9,7 @@ use tortie_policy::program::{Member, SetId};
 use crate::dataplane::Config;
 use crate::dataplane::change::Change;
 use crate::dataplane::dirty::{ChangedSet, Dirty};
-use crate::dataplane::packet_kinds::VXLAN_PEERS;
+use crate::dataplane::packet_kinds::{VXLAN_PEERS, VXLAN_PEERS_6};
 use crate::dataplane::sets::{Part, changes, kernel_sets};
 use crate::dataplane::skeleton;
 
@@ -28,7 +28,7 @@ pub(super) fn update_skeleton(config: &Config, state: &NodeState, kernel: &Table
         change.set(kernel, name, None);
     }
     for (name, set) in skeleton.sets {
-        if name == VXLAN_PEERS || !kernel.sets.contains_key(&name) {
+        if [VXLAN_PEERS, VXLAN_PEERS_6].contains(&name.as_str()) || !kernel.sets.contains_key(&name) {
             change.set(kernel, &name, Some(set));
         }
     }

@@ -10,7 +10,7 @@ use testkit::Stateful;
 use tortie_api::calico::WindowsPolicySets;
 use tortie_api::net::{Action, Direction, Protocol};
 use tortie_dataplane::{
-    ClusterNetwork, Delta, Endpoint, EndpointId, LocalNode, MacAddress, NodeState, PodAttachment, PodWiring,
+    Delta, Endpoint, EndpointId, LocalNode, MacAddress, NodeState, PodAddress, PodAttachment, PodWiring,
     Report, Route, RouteTarget, Service, ServiceId, ServicePort, Settings, Vtep,
 };
 use tortie_hcn::schema::{self, Acl, AclAction, DrMacAddress, Namespace};
@@ -78,9 +78,10 @@ impl Node {
 
     pub(crate) fn apply(&mut self, deltas: &[Delta]) -> Report {
         let announced = |delta: &Delta| match delta.clone() {
-            Delta::Node(LocalNode { vtep: Some(vtep), name, address, network }) => {
-                let vtep = Some(Vtep { mac: self.announced, ..vtep });
-                Delta::Node(LocalNode { vtep, name, address, network })
+            Delta::Node(mut node) => {
+                let vteps = node.ends.values_mut().filter_map(|end| end.vtep.as_mut());
+                vteps.for_each(|vtep| vtep.mac = self.announced);
+                Delta::Node(node)
             }
             other => other,
         };
@@ -153,8 +154,7 @@ pub(crate) fn attachment(namespace: Guid) -> PodAttachment {
         endpoint: pod_id(),
         container_id: CONTAINER.into(),
         netns: namespace.to_string(),
-        address: POD,
-        block: spec().block,
+        addresses: vec![PodAddress::ipv4(POD, spec().block)],
         mtu: None,
     }
 }
@@ -176,9 +176,9 @@ pub(crate) fn endpoint(program: EndpointProgram) -> Delta {
 }
 
 pub(crate) fn local_node() -> Delta {
-    let vtep = Vtep { node: "minion".into(), address: TUNNEL, mac: MacAddress([2; 6]), parent: NODE };
-    let network = ClusterNetwork::default();
-    Delta::Node(LocalNode { name: "minion".into(), address: NODE, vtep: Some(vtep), network })
+    let (address, parent) = (TUNNEL.into(), NODE.into());
+    let vtep = Vtep { node: "minion".into(), address, mac: MacAddress([2; 6]), parent };
+    Delta::Node(LocalNode::ipv4("minion", NODE, Some(vtep)))
 }
 
 /// Sets whether ACLs name sets.
@@ -187,7 +187,7 @@ pub(crate) fn policy_sets(windows_policy_sets: WindowsPolicySets) -> Delta {
 }
 
 pub(crate) fn own_block() -> Delta {
-    Delta::Route(Route { destination: spec().block, target: RouteTarget::Local })
+    Delta::Route(Route { destination: spec().block.into(), target: RouteTarget::Local })
 }
 
 pub(crate) fn policy_id(name: &str) -> PolicyId {

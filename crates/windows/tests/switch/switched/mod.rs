@@ -12,8 +12,8 @@ use ipnet::Ipv4Net;
 use testkit::Stateful;
 use tortie_api::net::Action;
 use tortie_dataplane::{
-    ClusterNetwork, Delta, Endpoint, EndpointId, HostPort, LocalNode, PodAttachment, PodWiring, Report,
-    Route, RouteTarget, Vtep,
+    Delta, Endpoint, EndpointId, HostPort, LocalNode, PodAddress, PodAttachment, PodWiring, Report, Route,
+    RouteTarget, Vtep,
 };
 use tortie_hcn::schema::Namespace;
 use tortie_hcn::{Hcn, HcnExt};
@@ -78,19 +78,22 @@ impl Node {
         let hcn: Arc<dyn Hcn> = hns.clone();
         let spec = OverlaySpec { name: NETWORK.into(), block: block(number), vni: 4096, adapter: None };
         let overlay = ensure_overlay(&*hns, &spec).unwrap();
-        let vtep = Vtep { node: name(number), address: overlay.gateway, mac: overlay.router_mac, parent };
+        let (address, parent) = (overlay.gateway.into(), parent.into());
+        let vtep = Vtep { node: name(number), address, mac: overlay.router_mac, parent };
         let dataplane = Stateful::new(WindowsDataplane::new(hcn, None));
         Node { number, hns, dataplane, namespace, pods: vec![], vtep }
     }
 
+    /// The node's own address.
+    pub(crate) fn parent(&self) -> Ipv4Addr {
+        let std::net::IpAddr::V4(parent) = self.vtep.parent else { panic!("{:?}", self.vtep) };
+        parent
+    }
+
     pub(crate) fn start(&mut self, other: &Vtep, other_number: u8) {
-        let node = LocalNode {
-            name: name(self.number),
-            address: self.vtep.parent,
-            vtep: Some(self.vtep.clone()),
-            network: ClusterNetwork::default(),
-        };
-        let route = |destination, target| Delta::Route(Route { destination, target });
+        let node = LocalNode::ipv4(&name(self.number), self.parent(), Some(self.vtep.clone()));
+        let route =
+            |destination: Ipv4Net, target| Delta::Route(Route { destination: destination.into(), target });
         let allow = Arc::new(PolicyRules {
             ingress: vec![Rule::all(Action::Allow)],
             egress: vec![Rule::all(Action::Allow)],
@@ -122,8 +125,7 @@ impl Node {
             endpoint: pod_id(last),
             container_id: format!("container-{last}"),
             netns: compartment.to_string(),
-            address,
-            block,
+            addresses: vec![PodAddress::ipv4(address, block)],
             mtu: None,
         };
         WindowsWiring::new(self.hns.clone()).connect(&pod).unwrap();
