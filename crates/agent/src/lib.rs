@@ -39,7 +39,7 @@ use tokio::task::JoinSet;
 use tortie_api::Kind;
 use tortie_api::kubernetes::Node;
 use tortie_api::report::NodeStatus;
-use tortie_dataplane::{ClusterNetwork, Dataplane, PodWiring};
+use tortie_dataplane::{Dataplane, PodWiring};
 use tortie_deploy::ChainedPlugins;
 use tortie_hcn::Hcn;
 use tortie_ipam::{Ipam, IpamError};
@@ -244,13 +244,12 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
     }
     progress.reach(Stage::PrepareNode);
     let learned_routes = bgp::prepare(&node, extras.bgp, &platform)?;
-    let network = ClusterNetwork::default();
     let most_blocks = node::most_blocks(platform.hcn()).await;
     let ipam = Ipam::new(store.clone(), &node, node_labels).with_most_blocks(most_blocks);
     let ipam = Arc::new(ipam);
     let about = platform.about();
     let Prepared { dataplane, wiring, announced } =
-        node::prepare(&*endpoints, &ipam, &node, platform, &network).await?;
+        node::prepare(&*endpoints, &ipam, &node, platform).await?;
 
     let mut kinds = tortie_calc::kinds(dataplane.asks_for_services());
     kinds.push(Kind::ClusterInformation);

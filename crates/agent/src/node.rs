@@ -137,20 +137,41 @@ pub(crate) async fn most_blocks(hcn: Option<Arc<dyn Hcn>>) -> u32 {
     }
 }
 
+/// The properties of the overlay, as FelixConfiguration has them now. calc gives later changes to the dataplane.
+async fn cluster_network(store: &dyn Store, node: &str) -> Result<ClusterNetwork, AgentError> {
+    let stored = match store.list(Kind::FelixConfiguration).await {
+        Ok(listing) => listing.items,
+        // The report names these, and nothing of the kind is in force.
+        Err(StoreError::KindAbsent(_) | StoreError::Forbidden(_)) => Vec::new(),
+        Err(error) => return Err(error.into()),
+    };
+    let spec = |name: &str| {
+        let stored = stored.iter().find(|stored| stored.key.name == name)?;
+        match Resource::read(&stored.key, &stored.value) {
+            Ok(Resource::FelixConfiguration(felix)) => Some(felix.spec),
+            _ => None,
+        }
+    };
+    let (own, all) = (spec(&format!("node.{node}")), spec("default"));
+    Ok(ClusterNetwork::new(&own.unwrap_or_default().or(&all.unwrap_or_default())))
+}
+
+/// The lowest VXLAN network identifier of HNS (win-overlay of the CNI plugins).
+const LOWEST_WINDOWS_VNI: u32 = 4096;
+
 /// Sets up the node's tunnel end and announces it.
 pub(crate) async fn prepare(
     store: &dyn Endpoints,
     ipam: &Ipam,
     node: &str,
     platform: Platform,
-    network: &ClusterNetwork,
 ) -> Result<Prepared, AgentError> {
     match platform {
         #[cfg(target_os = "linux")]
         Platform::Linux => prepare_linux(store, ipam, node).await,
         Platform::Windows { hcn, static_rules, adapter } => {
             let windows = WindowsNode { hcn, static_rules, adapter };
-            prepare_windows(store, ipam, node, windows, network).await
+            prepare_windows(store, ipam, node, windows).await
         }
         Platform::Other { dataplane, wiring } => Ok(Prepared { dataplane, wiring, announced: None }),
     }
@@ -233,9 +254,19 @@ async fn prepare_windows(
     ipam: &Ipam,
     node: &str,
     windows: WindowsNode,
-    network: &ClusterNetwork,
 ) -> Result<Prepared, AgentError> {
     let WindowsNode { hcn, static_rules, adapter } = windows;
+    let network = cluster_network(store, node).await?;
+    if network.vni < LOWEST_WINDOWS_VNI {
+        return Err(AgentError::Node {
+            node: node.to_owned(),
+            problem: format!(
+                "vxlanVNI of FelixConfiguration is {}, and Windows nodes need at least {LOWEST_WINDOWS_VNI}; all nodes of a \
+                 cluster need the same",
+                network.vni
+            ),
+        });
+    }
     let mut blocks = ipam.ensure_blocks().await?.into_iter();
     let block = blocks.next().ok_or_else(|| IpamError::NoPool(format!("node {node}")))?;
     let others: Vec<Ipv4Net> = blocks.collect();
@@ -474,6 +505,20 @@ mod tests {
         keeping.abort();
     }
 
+    #[tokio::test]
+    async fn the_network_is_that_of_the_settings_of_the_node_and_of_all_nodes() {
+        let store = Embedded::in_memory().unwrap();
+        let vni = async || cluster_network(&store, "n").await.unwrap().vni;
+        assert_eq!(vni().await, ClusterNetwork::default().vni);
+        for (name, value, expected) in
+            [("node.other", 7000, 4096), ("default", 5000, 5000), ("node.n", 6000, 6000)]
+        {
+            let spec = json!({"metadata": {"name": name}, "spec": {"vxlanVNI": value}});
+            store.create(&Key::global(Kind::FelixConfiguration, name), spec).await.unwrap();
+            assert_eq!(vni().await, expected, "{name}");
+        }
+    }
+
     /// Nobody else tells the other nodes the address of a node of Kubernetes.
     #[tokio::test]
     async fn the_address_of_the_kubelet_is_used_unless_there_is_another() {
@@ -493,6 +538,25 @@ mod tests {
             annotate(&store, "n", &tunnel).await.unwrap();
             let after = store.get(&key).await.unwrap().unwrap().value;
             assert_eq!(after["metadata"]["annotations"][Node::ADDRESS], expected);
+            assert_eq!(after["metadata"]["annotations"][Node::ADDRESS_V6], "fd00::1");
         }
+    }
+
+    /// CrossSubnet pools need it. Earlier agents wrote the address alone.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn the_address_has_the_prefix_length_of_its_interface() {
+        let status = json!({"addresses": [{"type": "InternalIP", "address": "127.0.0.1"}]});
+        let node = json!({"status": status});
+        for (current, expected) in [
+            (None, Some("127.0.0.1/8")),
+            (Some("127.0.0.1"), Some("127.0.0.1/8")),
+            (Some("127.0.0.1/8"), None),
+            (Some("192.0.2.9/24"), None),
+        ] {
+            let found = own_network(&node, IpVersion::V4, current);
+            assert_eq!(found.as_deref(), expected, "{current:?}");
+        }
+        assert_eq!(own_network(&node, IpVersion::V6, None), None);
     }
 }

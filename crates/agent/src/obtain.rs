@@ -57,7 +57,7 @@ impl Pods {
             ..Request::default()
         };
         let assigned = match (source, call.delegated) {
-            (AddressSource::Pools, _) => self.from_pools(call, id, &request, wanted).await?,
+            (AddressSource::Pools, _) => self.of_pools(call, id, &request, wanted).await?,
             (AddressSource::System, _) => return self.chosen_by_system(call, id, &request).await,
             (_, Some(net)) => {
                 let from = format!("the address {} of ipam.type {}", net.addr(), source.name());
@@ -76,7 +76,7 @@ impl Pods {
     }
 
     /// Addresses of Tortie's own IPAM.
-    async fn from_pools(
+    async fn of_pools(
         &self,
         call: &Invocation,
         id: &EndpointId,

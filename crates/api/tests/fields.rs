@@ -221,6 +221,8 @@ fn felix_configuration_fields_are_validated() {
     let document = |name: &str, spec: &Value| json!({"apiVersion": "projectcalico.org/v3", "kind": "FelixConfiguration", "metadata": {"name": name}, "spec": spec});
     let refused = [
         ("default", json!({"vxlanVNI": "abc"}), "spec.vxlanVNI: \"abc\" is not a whole number"),
+        ("default", json!({"vxlanVNI": 16_777_216}), "spec.vxlanVNI"),
+        ("default", json!({"vxlanPort": 65_536}), "spec.vxlanPort"),
         ("default", json!({"nosuchField": 1}), "spec.nosuchField: unknown field"),
         ("default", json!({"bpfEnabled": "yes"}), "spec.bpfEnabled: \"yes\" is not true or false"),
         ("default", json!({"netlinkTimeout": "soon"}), "spec.netlinkTimeout: \"soon\" is not a time"),
@@ -273,15 +275,15 @@ fn fields_without_effect_are_reported_unless_they_request_the_fixed_value() {
         |errors: Vec<tortie_api::FieldError>| errors.into_iter().map(|it| it.path).collect::<Vec<_>>();
     let felix = Kind::FelixConfiguration;
     let value = json!({"spec": {
-        "wireguardEnabled": true, "wireguardEnabledV6": false, "vxlanVNI": 5000, "vxlanPort": 4789, "bpfEnabled": true,
+        "wireguardEnabled": true, "wireguardEnabledV6": false, "vxlanVNI": 5000, "vxlanPort": 4790, "bpfEnabled": true,
         "serviceLoopPrevention": "disabled", "defaultEndpointToHostAction": "Drop", "bpfLogLevel": null,
     }});
     assert_eq!(paths(support::rejected(felix, &value)), ["spec.wireguardEnabled"]);
-    assert_eq!(paths(support::reported(felix, &value)), ["spec.bpfEnabled", "spec.vxlanVNI"]);
-    let stored = json!({"spec": {"vxlanVNI": "abc", "wireguardEnabled": true, "vxlanMTUV6": 9000}});
+    assert_eq!(paths(support::reported(felix, &value)), ["spec.bpfEnabled"]);
+    let stored =
+        json!({"spec": {"vxlanVNI": "abc", "wireguardEnabled": true, "usageReportingEnabled": true}});
     let all = support::not_in_force(&Key::global(felix, "other"), &stored);
-    let expected =
-        ["metadata.name", "spec.vxlanVNI", "spec.wireguardEnabled", "spec.vxlanMTUV6", "spec.vxlanVNI"];
+    let expected = ["metadata.name", "spec.vxlanVNI", "spec.wireguardEnabled", "spec.usageReportingEnabled"];
     assert_eq!(paths(all), expected);
 }
 
@@ -321,23 +323,6 @@ fn settings_of_the_controllers_are_validated_and_reported() {
         paths(support::reported(kind, &value)),
         ["spec.controllers.policy.reconcilerPeriod", "spec.healthChecks"]
     );
-}
-
-/// IPAM reads it, and Calico may have stored it, but nothing carries its packets.
-#[test]
-fn an_ipv6_pool_is_rejected_by_apply_and_reported() {
-    for (cidr, paths) in [("fd00::/64", vec!["spec.cidr"]), ("10.0.0.0/16", vec![])] {
-        let key = Key::global(Kind::IpPool, "p");
-        let spec = json!({"cidr": cidr, "vxlanMode": "Always"});
-        let pool = json!({
-            "apiVersion": "projectcalico.org/v3", "kind": "IPPool", "metadata": {"name": "p"}, "spec": spec,
-        });
-        let rejected: Vec<String> =
-            support::rejected(key.kind, &pool).into_iter().map(|it| it.path).collect();
-        assert_eq!(rejected, paths);
-        assert_eq!(support::not_in_force(&key, &pool).len(), paths.len());
-        tortie_api::Resource::read(&key, &pool).expect(cidr);
-    }
 }
 
 /// Without an overlay, nodes do not carry each other's packets, and Never is the default.

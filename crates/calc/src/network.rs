@@ -47,7 +47,7 @@ impl Calc {
     pub(crate) fn network_deltas(&mut self, deltas: &mut Vec<Delta>) {
         let Dirty { settings, nodes, mut blocks } = std::mem::take(&mut self.network.dirty);
         let mut is_due = settings;
-        if nodes.contains(&self.node) {
+        if nodes.contains(&self.node) || settings {
             let node = self.network.local_node(&self.node);
             deltas.extend(node.filter(|node| self.state.node.as_ref() != Some(node)).map(Delta::Node));
             // Its networks decide which nodes are reached without encapsulation.
@@ -166,7 +166,7 @@ impl Network {
             Some((version, LocalEnd { address, vtep: vtep(name, node, version) }))
         };
         let ends: BTreeMap<_, _> = IpVersion::ALL.into_iter().filter_map(end).collect();
-        let network = ClusterNetwork::default();
+        let network = ClusterNetwork::new(&self.felix(name));
         (!ends.is_empty()).then(|| LocalNode { name: name.to_owned(), ends, network })
     }
 
@@ -176,9 +176,13 @@ impl Network {
 
     /// The node's settings: its own take precedence over those of all nodes.
     fn settings(&self, name: &str) -> Settings {
-        let felix = |name: &str| self.felix.get(name).cloned().unwrap_or_default();
         let pools = self.pools.values().map(|pool| (pool.spec.cidr, pool.spec.nat_outgoing));
-        Settings::new(&felix(&format!("node.{name}")).or(&felix("default")), pools.collect())
+        Settings::new(&self.felix(name), pools.collect())
+    }
+
+    fn felix(&self, node: &str) -> FelixConfigurationSpec {
+        let of = |name: &str| self.felix.get(name).cloned().unwrap_or_default();
+        of(&format!("node.{node}")).or(&of("default"))
     }
 
     /// The tunnel end of another node.

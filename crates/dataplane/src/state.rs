@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
+use tortie_api::calico::FelixConfigurationSpec;
 use tortie_api::net::{IpVersion, MacAddress, Protocol};
 use tortie_api::report::ObjectRef;
 use tortie_api::{Key, Kind};
@@ -137,12 +138,25 @@ pub struct Route {
 /// The properties of the overlay that are common to the whole cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClusterNetwork {
-    /// The VXLAN network identifier; at least 4096, as Windows requires.
+    /// The VXLAN network identifier; at least 4096 on Windows nodes.
     pub vni: u32,
-    /// The UDP port of VXLAN; 4789, as Windows requires.
+    /// The UDP port of VXLAN; always 4789 on Windows nodes.
     pub port: u16,
     /// The MTU of pods and of the VXLAN device, in bytes, where no setting and no interface tells it.
     pub mtu: u32,
+}
+
+impl ClusterNetwork {
+    /// The properties that the operator has set, and the defaults.
+    #[must_use]
+    pub fn new(felix: &FelixConfigurationSpec) -> Self {
+        let usual = Self::default();
+        Self {
+            vni: felix.vxlan_vni.unwrap_or(usual.vni),
+            port: felix.vxlan_port.unwrap_or(usual.port),
+            mtu: usual.mtu,
+        }
+    }
 }
 
 impl Default for ClusterNetwork {

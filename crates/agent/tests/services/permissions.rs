@@ -94,7 +94,7 @@ async fn uses_its_permissions(group: CalicoGroup, unused: CalicoGroup) {
         .annotate_node(NODE, &[("projectcalico.org/IPv4VXLANTunnelAddr", Some("10.0.0.1".to_owned()))].into())
         .await
         .unwrap();
-    let mut of_bgp = follow_bgp(&*store).await;
+    let mut of_bgp = follow_bgp(&store).await;
     // An agent gives up an affinity when another node was faster.
     let affinity = admin.list(Kind::BlockAffinity).await.unwrap().items.remove(0).key;
     store.delete(&affinity, None).await.unwrap();

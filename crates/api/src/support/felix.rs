@@ -46,9 +46,7 @@ const ROUTES: &str = "agents repair their own routes, and do not change those of
 const SERVICE_LOOP: &str = "packets to unused addresses of the Service network are not dropped";
 const SPOOFING: &str = "a pod's packets must always have its own address";
 const USAGE: &str = "Tortie reports no usage statistics";
-const VNI: &str = "the VXLAN network identifier is 4096";
 const VXLAN_ENABLED: &str = "packets between nodes use VXLAN if the pool requires it";
-const VXLAN_PORT: &str = "the UDP port of VXLAN is 4789; Windows supports no other";
 const WIREGUARD: &str = "Tortie has no WireGuard";
 
 /// The fields of `spec`.
@@ -268,8 +266,8 @@ pub(super) const FIELDS: &[Field] = &[
     field("vxlanEnabled", Bool, Reported(VXLAN_ENABLED), &["true"]),
     field("vxlanMTU", Takes::INTEGER, Implemented, &[]),
     field("vxlanMTUV6", Takes::INTEGER, Implemented, &[]),
-    field("vxlanPort", Takes::INTEGER, Reported(VXLAN_PORT), &["4789"]),
-    field("vxlanVNI", Takes::INTEGER, Reported(VNI), &["4096"]),
+    field("vxlanPort", Integer(1, 65_535), Implemented, &[]),
+    field("vxlanVNI", Integer(1, 16_777_215), Implemented, &[]),
     field("windowsManageFirewallRules", Word(&["Enabled", "Disabled"]), Reported(FIREWALL), &["Disabled"]),
     field("wireguardEnabled", Bool, Rejected(WIREGUARD_REFUSED), &["false"]),
     field("wireguardEnabledV6", Bool, Rejected(WIREGUARD_REFUSED), &["false"]),

@@ -95,7 +95,7 @@ pub(crate) fn from_scratch(objects: &Objects) -> NodeState {
 }
 
 /// The node's own settings take precedence over those of all nodes; unreadable settings close the node itself.
-fn settings(objects: &Objects) -> Settings {
+fn felix_of(objects: &Objects) -> FelixConfigurationSpec {
     let felix = |name: &str| {
         let key = Key::global(Kind::FelixConfiguration, name);
         match objects.get(&key).map(|value| Resource::read(&key, value)) {
@@ -107,11 +107,15 @@ fn settings(objects: &Objects) -> Settings {
             None => FelixConfigurationSpec::default(),
         }
     };
+    felix(&format!("node.{NODE}")).or(&felix("default"))
+}
+
+fn settings(objects: &Objects) -> Settings {
     let pools = objects.iter().filter_map(|(key, value)| match Resource::read(key, value) {
         Ok(Resource::IpPool(pool)) => Some((pool.spec.cidr, pool.spec.nat_outgoing)),
         _ => None,
     });
-    Settings::new(&felix(&format!("node.{NODE}")).or(&felix("default")), pools.collect())
+    Settings::new(&felix_of(objects), pools.collect())
 }
 
 /// The profiles with rules, up to the first that does not exist; records their rules.
@@ -409,7 +413,13 @@ fn network_from_scratch(objects: &Objects, state: &mut NodeState) {
         for (name, node) in &nodes {
             if *name == NODE {
                 let end = LocalEnd { address: node.own.addr(), vtep: node.vtep.clone() };
-                let network = ClusterNetwork::default();
+                let felix = felix_of(objects);
+                let usual = ClusterNetwork::default();
+                let network = ClusterNetwork {
+                    vni: felix.vxlan_vni.unwrap_or(usual.vni),
+                    port: felix.vxlan_port.unwrap_or(usual.port),
+                    ..usual
+                };
                 let local = state.node.get_or_insert_with(|| LocalNode {
                     name: NODE.into(),
                     ends: BTreeMap::new(),

@@ -84,14 +84,14 @@ fn a_host_network_pod_counts_as_its_node() {
     assert!(lab.ok(&["lab", "capture", "minion", "--", "cat", "/proc/net/route"]).contains("eth0"));
 
     // Settings without effect are stored, and not reported as in force.
-    let felix = "apiVersion: projectcalico.org/v3\nkind: FelixConfiguration\nmetadata: {name: default}\nspec: {vxlanVNI: 5000}\n";
+    let felix = "apiVersion: projectcalico.org/v3\nkind: FelixConfiguration\nmetadata: {name: default}\nspec: {bpfEnabled: true}\n";
     let output = lab.tortie(&["apply", "--wait", "-f", &lab.file("felix.yml", felix)]).output().unwrap();
     let printed =
         String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && !printed.contains("in force on"), "{printed}");
     for part in [
         "warning: ",
-        "node primary: FelixConfiguration default: FieldNotSupported: spec.vxlanVNI",
+        "node primary: FelixConfiguration default: FieldNotSupported: spec.bpfEnabled",
         "node minion: ",
     ] {
         assert!(printed.contains(part), "{part} in {printed}");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::common::cluster::*;
 use tortie_api::net::{Action, Protocol};
-use tortie_dataplane::{MacAddress, Report, RouteTarget};
+use tortie_dataplane::{MacAddress, NodeState, Report, RouteTarget};
 use tortie_kernel::interface_index;
 use tortie_kernel::packet::PacketSocket;
 use tortie_kernel::route::{Address, Change, Route, RouteSocket};
@@ -160,4 +160,23 @@ fn a_changed_vtep_is_known_before_the_old_one_is_forgotten() {
     };
     assert_eq!(node.namespace.run(knows).unwrap(), [(mac, parent)]);
     assert_eq!(node.resync(), Report::default());
+}
+
+#[test]
+fn another_identifier_and_port_take_effect_on_a_running_overlay() {
+    let (mut nodes, pods) = two_nodes();
+    assert!(pods[0].reaches(&pods[1], 80));
+    let set = |state: &mut NodeState| {
+        let network = &mut state.node.as_mut().unwrap().network;
+        (network.vni, network.port) = (5000, 4790);
+    };
+    assert_eq!(nodes[0].change(set), Report::default());
+    assert!(pods[0].is_cut_off(pods[1].address, 80), "the other node has the old ones");
+    assert_eq!(nodes[1].change(set), Report::default());
+    assert!(pods[0].reaches(&pods[1], 80) && pods[1].reaches(&pods[0], 80));
+    for node in &nodes {
+        let link = node.namespace.run(|| RouteSocket::open().unwrap().link("vxlan.calico").unwrap());
+        let vxlan = link.unwrap().unwrap().vxlan.unwrap();
+        assert_eq!((vxlan.vni, vxlan.port), (5000, 4790));
+    }
 }
