@@ -326,13 +326,20 @@ const ANNOTATIONS: [(IpVersion, [&str; 3]); 2] = [
 ];
 
 /// The node's own address as its kubelet reports it, with the length of its network's prefix as far as that is known. `None`
-/// if the Node has another one already: Calico's agents and administrators write one with a prefix.
+/// if the Node has another one already, because Calico's agents and administrators write some; but one that no interface has
+/// any more is replaced by one that an interface has.
 fn own_network(node: &Value, version: IpVersion, current: Option<&str>) -> Option<String> {
     let address = internal_address(node, version)?;
-    if current.is_some_and(|current| current.parse() != Ok(address)) {
+    let length = prefix_length(address);
+    let is_kept = |current: &str| match current.split('/').next().unwrap_or_default().parse::<IpAddr>() {
+        Ok(known) if known == address => current.contains('/'),
+        Ok(known) => length.is_none() || prefix_length(known).is_some(),
+        Err(_) => true,
+    };
+    if current.is_some_and(is_kept) {
         return None;
     }
-    Some(prefix_length(address).map_or_else(|| address.to_string(), |length| format!("{address}/{length}")))
+    Some(length.map_or_else(|| address.to_string(), |length| format!("{address}/{length}")))
 }
 
 /// The length of the prefix with which an interface has the address.
@@ -552,7 +559,10 @@ mod tests {
             (None, Some("127.0.0.1/8")),
             (Some("127.0.0.1"), Some("127.0.0.1/8")),
             (Some("127.0.0.1/8"), None),
-            (Some("192.0.2.9/24"), None),
+            // No interface has it, and one has that of the kubelet.
+            (Some("192.0.2.9/24"), Some("127.0.0.1/8")),
+            (Some("::1/128"), None),
+            (Some("none"), None),
         ] {
             let found = own_network(&node, IpVersion::V4, current);
             assert_eq!(found.as_deref(), expected, "{current:?}");
