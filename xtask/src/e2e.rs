@@ -4,6 +4,8 @@
 //! background that `up` starts, and everything else ends with the first process: other processes, mounts and networks.
 //! Its folder and its cgroups remain; `down` and the next `up` remove them.
 
+mod coexist;
+mod connections;
 mod disruptions;
 mod lifecycle;
 mod suites;
@@ -53,6 +55,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         ["upgrade", commit] => lifecycle::upgrade(commit),
         ["disrupt"] => on_cluster(|_| disruptions::run()),
         ["windows"] => on_cluster(windows::run),
+        ["coexist"] => on_cluster(coexist::run),
         // The process of the Windows node that `windows` starts.
         ["windows-node", program] => windows::serve(program),
         ["restart", node, program] => restart(node, program),
@@ -64,7 +67,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         ["serve", archives @ ..] => serve(archives),
         _ => {
             bail!(
-                "say `cargo xtask e2e build`, `up`, `down`, `run`, `policy`, `disrupt`, `windows`, `lifecycle`, `upgrade`, `kubectl`, `tortie`, `exec` or `restart`"
+                "say `cargo xtask e2e build`, `up`, `down`, `run`, `policy`, `disrupt`, `windows`, `coexist`, `lifecycle`, `upgrade`, `kubectl`, `tortie`, `exec` or `restart`"
             )
         }
     }

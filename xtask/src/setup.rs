@@ -39,6 +39,15 @@ pub(crate) const NODE_PACKAGES: [Package; 9] = [
     ("/bin/ip", "iproute2"),
     ("/usr/bin/nsenter", "util-linux"),
 ];
+/// For clusters with real nodes: programs that change the kernel's tables of a node. Debian starts firewalld and Docker as services
+/// where systemd runs; nobody here uses these.
+pub(crate) const COEXIST_PACKAGES: [Package; 5] = [
+    ("/usr/sbin/iptables-legacy", "iptables"),
+    ("/usr/sbin/ipset", "ipset"),
+    ("/usr/bin/dbus-daemon", "dbus-daemon"),
+    ("/usr/sbin/firewalld", "firewalld"),
+    ("/usr/sbin/dockerd", "docker.io"),
+];
 /// For the image: compilers of C for static programs; Rust brings the rest.
 pub(crate) const IMAGE_PACKAGES: [Package; 3] = [
     ("/usr/bin/musl-gcc", "musl-tools"),
