@@ -28,12 +28,13 @@ pub(crate) const SERVER_PACKAGES: [Package; 2] =
 pub(crate) const GO_PACKAGES: [Package; 1] = [("/usr/lib/go/bin/go", "golang-go")];
 /// For clusters with real nodes: the container runtime, the plugin that it uses for loopback, and a shell and
 /// clients for images.
-pub(crate) const NODE_PACKAGES: [Package; 9] = [
+pub(crate) const NODE_PACKAGES: [Package; 10] = [
     ("/usr/bin/containerd", "containerd"),
     ("/usr/sbin/runc", "runc"),
     ("/usr/lib/cni/loopback", "containernetworking-plugins"),
     ("/bin/busybox", "busybox-static"),
     ("/usr/bin/curl", "curl"),
+    ("/usr/bin/wget", "wget"),
     ("/bin/nc.openbsd", "netcat-openbsd"),
     ("/usr/sbin/nft", "nftables"),
     ("/bin/ip", "iproute2"),

@@ -50,14 +50,15 @@ pub fn write_test_images(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     dynamic.extend(with_libraries(Path::new("/bin/bash"))?);
     let netcat = Program::Netcat.find()?;
     dynamic.extend(with_libraries(&netcat)?);
-    // busybox has neither `nc -z` nor `nc -u`, and its shell prefers its own commands.
+    dynamic.extend(with_libraries(&Program::Wget.find()?)?);
+    // busybox has neither `nc -z` nor `nc -u`, its `wget -T` crashes in Debian 12, and its shell prefers its own commands.
     shell.push(Entry::File("bin/nc", netcat));
     shell.push(Entry::Link("sh", "/bin/bash"));
     shell.extend(dynamic.iter().map(|file| Entry::File(file.trim_start_matches('/'), PathBuf::from(file))));
     shell.extend(
         commands
             .lines()
-            .filter(|name| !["busybox", "nc", "sh"].contains(name))
+            .filter(|name| !["busybox", "nc", "sh", "wget"].contains(name))
             .map(|name| Entry::Link(name, BUSYBOX)),
     );
     let dns = [Entry::File("coredns", Program::CoreDns.find()?)];
