@@ -94,7 +94,7 @@ pub(super) fn results() -> Vec<Value> {
                 {"name": "eth0", "mac": "99:88:77:66:55:44", "sandbox": "/var/run/netns/blue"}],
             "ips": [{"version": "4", "address": "10.1.0.5/16", "gateway": "10.1.0.1", "interface": 2}],
             "routes": [{"dst": "0.0.0.0/0"}], "dns": {"nameservers": ["10.1.0.1"]}}),
-        json!({"cniVersion": "0.4.0", "interfaces": [{"name": "cali2b6e", "sandbox": ""}], "ips": [{"version": "4", "address": "10.244.1.7/32"},
+        json!({"cniVersion": "0.4.0", "interfaces": [{"name": "eth0", "sandbox": ""}, {"name": "net1"}], "ips": [{"version": "4", "address": "10.244.1.7/32"},
             {"version": "6", "address": "fd00::7/128"}], "dns": {}}),
         json!({"cniVersion": "0.3.0", "ips": [{"version": "4", "address": "10.1.0.5/16", "interface": -1}]}),
         json!({"cniVersion": "1.1.0", "interfaces": [{"name": "net1", "mac": "0a:00:00:00:00:01", "mtu": 1500, "sandbox": "/n", "socketPath": "/s",
