@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
-use tortie_servers::cluster::image::{AGNHOST, PAUSE, write_test_images};
+use tortie_servers::cluster::image::{AGNHOST, BUSYBOX, PAUSE, write_test_images};
 use tortie_servers::cluster::{self, Cluster, ClusterOptions};
 use tortie_servers::programs::{COREDNS, E2E, Program};
 
@@ -86,7 +86,7 @@ fn build() -> Result<()> {
 fn check_image_names() -> Result<()> {
     let output = Command::new(Program::Suite.find()?).arg("-images").output()?;
     let wanted = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-    let written = format!("{}\n{}", AGNHOST, PAUSE);
+    let written = [AGNHOST, BUSYBOX, PAUSE].join("\n");
     if wanted != written {
         bail!("the suite wants the images\n{wanted}\nand crates/servers/src/cluster/image.rs has\n{written}");
     }

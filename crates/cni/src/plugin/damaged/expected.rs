@@ -1,9 +1,11 @@
 //! The error codes that a call must get by the specification when no agent answers. This reads documents member by member, and shares
 //! no code with the plugin.
 
-use std::ffi::OsStr;
+use std::ffi::OsString;
 
 use serde_json::Value;
+
+use super::{COMMANDS, Call};
 
 /// No error: the document of VERSION.
 pub(super) const VERSIONS: u32 = 0;
@@ -11,35 +13,25 @@ pub(super) const VERSIONS: u32 = 0;
 const TEXTS: [&str; 4] = ["cniVersion", "name", "agentSocket", "deletionQueue"];
 const ATTACHMENTS: &str = "cni.dev/valid-attachments";
 
-/// A call as a runtime makes it: the five variables in the order of [`super::VARIABLES`], and the configuration.
-pub(super) struct Call<'a> {
-    pub(super) variables: [&'a OsStr; 5],
-    pub(super) config: &'a [u8],
-    /// Whether its text was damaged, so that members may exist twice.
-    pub(super) may_have_duplicates: bool,
-}
-
 /// The codes, of which the call must get one.
-pub(super) fn codes(call: &Call<'_>) -> Vec<u32> {
+pub(super) fn codes(call: &Call) -> Vec<u32> {
     let mut codes = of_document(call);
     // Which one of two members counts, or that both are an error, only the text can tell.
-    if call.may_have_duplicates && !codes.contains(&4) {
+    if call.is_textual && !codes.contains(&4) {
         codes.push(6);
     }
     codes
 }
 
 /// The codes if each member exists once.
-fn of_document(call: &Call<'_>) -> Vec<u32> {
-    let Some([command, container, netns, interface, args]) = texts(call.variables) else { return vec![4] };
-    if !super::COMMANDS.contains(&command)
-        || args.split(';').any(|pair| !pair.is_empty() && !pair.contains('='))
-    {
+fn of_document(call: &Call) -> Vec<u32> {
+    let Some([command, container, netns, interface, args]) = texts(&call.variables) else { return vec![4] };
+    if !COMMANDS.contains(&command) || args.split(';').any(|pair| !pair.is_empty() && !pair.contains('=')) {
         return vec![4];
     }
     let is_version = command == "VERSION";
     let blank = call.config.iter().all(u8::is_ascii_whitespace);
-    let parsed = if blank && is_version { b"{}" } else { call.config };
+    let parsed = if blank && is_version { b"{}" } else { call.config.as_slice() };
     let Ok(Value::Object(config)) = serde_json::from_slice::<Value>(parsed) else { return vec![6] };
     let is_text = |name: &&str| config.get(*name).is_none_or(Value::is_string);
     if !TEXTS.iter().all(is_text) || !config.get(ATTACHMENTS).is_none_or(are_attachments) {
@@ -106,8 +98,8 @@ fn without_agent(command: &str) -> Vec<u32> {
     vec![if command == "STATUS" { 50 } else { 11 }]
 }
 
-fn texts(variables: [&OsStr; 5]) -> Option<[&str; 5]> {
-    let texts: Option<Vec<&str>> = variables.into_iter().map(OsStr::to_str).collect();
+fn texts(variables: &[OsString; 5]) -> Option<[&str; 5]> {
+    let texts: Option<Vec<&str>> = variables.iter().map(|variable| variable.to_str()).collect();
     texts?.try_into().ok()
 }
 
