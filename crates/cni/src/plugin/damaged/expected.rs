@@ -15,23 +15,25 @@ const ATTACHMENTS: &str = "cni.dev/valid-attachments";
 
 /// The codes, of which the call must get one.
 pub(super) fn codes(call: &Call) -> Vec<u32> {
-    let mut codes = of_document(call);
+    let Some(variables) = texts(&call.variables) else { return vec![4] };
+    let [command, .., args] = variables;
+    let is_wrong = |pair: &str| !pair.is_empty() && !pair.contains('=');
+    if !COMMANDS.contains(&command) || args.split(';').any(is_wrong) {
+        return vec![4];
+    }
+    let mut codes = of_document(variables, &call.config);
     // Which one of two members counts, or that both are an error, only the text can tell.
-    if call.is_textual && !codes.contains(&4) {
+    if call.is_textual {
         codes.push(6);
     }
     codes
 }
 
 /// The codes if each member exists once.
-fn of_document(call: &Call) -> Vec<u32> {
-    let Some([command, container, netns, interface, args]) = texts(&call.variables) else { return vec![4] };
-    if !COMMANDS.contains(&command) || args.split(';').any(|pair| !pair.is_empty() && !pair.contains('=')) {
-        return vec![4];
-    }
+fn of_document([command, container, netns, interface, _]: [&str; 5], config: &[u8]) -> Vec<u32> {
     let is_version = command == "VERSION";
-    let blank = call.config.iter().all(u8::is_ascii_whitespace);
-    let parsed = if blank && is_version { b"{}" } else { call.config.as_slice() };
+    let blank = config.iter().all(u8::is_ascii_whitespace);
+    let parsed = if blank && is_version { b"{}" } else { config };
     let Ok(Value::Object(config)) = serde_json::from_slice::<Value>(parsed) else { return vec![6] };
     let is_text = |name: &&str| config.get(*name).is_none_or(Value::is_string);
     if !TEXTS.iter().all(is_text) || !config.get(ATTACHMENTS).is_none_or(are_attachments) {
