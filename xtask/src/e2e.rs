@@ -4,6 +4,8 @@
 //! background that `up` starts, and everything else ends with the first process: other processes, mounts and networks.
 //! Its folder and its cgroups remain; `down` and the next `up` remove them.
 
+mod coexist;
+mod connections;
 mod disruptions;
 mod lifecycle;
 mod suites;
@@ -18,7 +20,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
-use tortie_servers::cluster::image::{AGNHOST, PAUSE, write_test_images};
+use tortie_servers::cluster::image::{AGNHOST, BUSYBOX, PAUSE, write_test_images};
 use tortie_servers::cluster::{self, Cluster, ClusterOptions};
 use tortie_servers::programs::{COREDNS, E2E, Program};
 
@@ -53,6 +55,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         ["upgrade", commit] => lifecycle::upgrade(commit),
         ["disrupt"] => on_cluster(|_| disruptions::run()),
         ["windows"] => on_cluster(windows::run),
+        ["coexist"] => on_cluster(coexist::run),
         // The process of the Windows node that `windows` starts.
         ["windows-node", program] => windows::serve(program),
         ["restart", node, program] => restart(node, program),
@@ -64,7 +67,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         ["serve", archives @ ..] => serve(archives),
         _ => {
             bail!(
-                "say `cargo xtask e2e build`, `up`, `down`, `run`, `policy`, `disrupt`, `windows`, `lifecycle`, `upgrade`, `kubectl`, `tortie`, `exec` or `restart`"
+                "say `cargo xtask e2e build`, `up`, `down`, `run`, `policy`, `disrupt`, `windows`, `coexist`, `lifecycle`, `upgrade`, `kubectl`, `tortie`, `exec` or `restart`"
             )
         }
     }
@@ -83,7 +86,7 @@ fn build() -> Result<()> {
 fn check_image_names() -> Result<()> {
     let output = Command::new(Program::Suite.find()?).arg("-images").output()?;
     let wanted = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-    let written = format!("{}\n{}", AGNHOST, PAUSE);
+    let written = [AGNHOST, BUSYBOX, PAUSE].join("\n");
     if wanted != written {
         bail!("the suite wants the images\n{wanted}\nand crates/servers/src/cluster/image.rs has\n{written}");
     }

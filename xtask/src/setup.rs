@@ -28,16 +28,26 @@ pub(crate) const SERVER_PACKAGES: [Package; 2] =
 pub(crate) const GO_PACKAGES: [Package; 1] = [("/usr/lib/go/bin/go", "golang-go")];
 /// For clusters with real nodes: the container runtime, the plugin that it uses for loopback, and a shell and
 /// clients for images.
-pub(crate) const NODE_PACKAGES: [Package; 9] = [
+pub(crate) const NODE_PACKAGES: [Package; 10] = [
     ("/usr/bin/containerd", "containerd"),
     ("/usr/sbin/runc", "runc"),
     ("/usr/lib/cni/loopback", "containernetworking-plugins"),
     ("/bin/busybox", "busybox-static"),
     ("/usr/bin/curl", "curl"),
+    ("/usr/bin/wget", "wget"),
     ("/bin/nc.openbsd", "netcat-openbsd"),
     ("/usr/sbin/nft", "nftables"),
     ("/bin/ip", "iproute2"),
     ("/usr/bin/nsenter", "util-linux"),
+];
+/// For clusters with real nodes: programs that change the kernel's tables of a node. Debian starts firewalld and Docker as services
+/// where systemd runs; nobody here uses these.
+pub(crate) const COEXIST_PACKAGES: [Package; 5] = [
+    ("/usr/sbin/iptables-legacy", "iptables"),
+    ("/usr/sbin/ipset", "ipset"),
+    ("/usr/bin/dbus-daemon", "dbus-daemon"),
+    ("/usr/sbin/firewalld", "firewalld"),
+    ("/usr/sbin/dockerd", "docker.io"),
 ];
 /// For the image: compilers of C for static programs; Rust brings the rest.
 pub(crate) const IMAGE_PACKAGES: [Package; 3] = [

@@ -14,8 +14,8 @@ use crate::install::cluster::{ClusterArguments, list};
 use crate::install::rollout::{Rollout, problem};
 use crate::output;
 
-/// The maximum number of problems on the screen.
-const MAX_PROBLEMS: usize = 20;
+/// The maximum number of problems on the screen, and of notes.
+const MAX_LINES: usize = 20;
 /// How many heartbeats a report may be old.
 const STALE_HEARTBEATS: u64 = 3;
 
@@ -40,6 +40,8 @@ struct Screen {
     head: Vec<String>,
     rows: Vec<Vec<String>>,
     problems: Vec<String>,
+    /// What needs attention, and does not keep policy from being in force.
+    notes: Vec<String>,
 }
 
 impl Status {
@@ -56,16 +58,22 @@ impl Status {
             output::line("");
             output::columns(&screen.rows);
         }
-        if screen.problems.is_empty() {
-            return Ok(ExitCode::SUCCESS);
-        }
-        output::line("");
-        screen.problems.iter().take(MAX_PROBLEMS).for_each(|problem| output::line(problem));
-        if screen.problems.len() > MAX_PROBLEMS {
-            let more = screen.problems.len() - MAX_PROBLEMS;
-            output::line(&format!("and {more} more: tortie get nodereports -o json"));
-        }
-        Ok(ExitCode::from(1))
+        print(&screen.problems);
+        print(&screen.notes);
+        Ok(if screen.problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(1) })
+    }
+}
+
+/// Prints a paragraph of lines.
+fn print(lines: &[String]) {
+    if lines.is_empty() {
+        return;
+    }
+    output::line("");
+    lines.iter().take(MAX_LINES).for_each(|line| output::line(line));
+    if lines.len() > MAX_LINES {
+        let more = lines.len() - MAX_LINES;
+        output::line(&format!("and {more} more: tortie get nodereports -o json"));
     }
 }
 
@@ -111,9 +119,12 @@ fn screen(cluster: &Observed, now: i64) -> Screen {
     for node in &cluster.nodes {
         let name = text(&node["metadata"]["name"]);
         let pod = cluster.rollout.pods.iter().find(|pod| pod["spec"]["nodeName"] == *name);
-        let (row, problems) = of_node(node, &name, pod, reports.get(&name), now);
+        let report = reports.get(&name);
+        let (row, problems) = of_node(node, &name, pod, report, now);
         screen.rows.push(row);
         screen.problems.extend(problems);
+        screen.problems.extend(conditions(&name, report, |severity| severity != Severity::Information));
+        screen.notes.extend(conditions(&name, report, |severity| severity == Severity::Information));
     }
     let unscheduled = cluster.rollout.pods.iter().filter(|pod| pod["spec"]["nodeName"].is_null());
     screen.problems.extend(unscheduled.filter_map(problem));
@@ -176,12 +187,7 @@ fn of_node(
         }
         Some(_) => "yes",
     };
-    let conditions = report.map_or(0, |report| report.conditions.len() + report.more);
-    for condition in report.into_iter().flat_map(|report| &report.conditions) {
-        if Severity::of(&condition.reason) != Severity::Information {
-            problems.push(format!("node {name}: {}", output::condition(condition)));
-        }
-    }
+    let count = report.map_or(0, |report| report.conditions.len() + report.more);
     let of_report = |value: fn(&NodeStatus) -> String| report.map_or("-".to_owned(), value);
     let row = vec![
         name.to_owned(),
@@ -191,9 +197,16 @@ fn of_node(
         of_report(|report| if report.version.is_empty() { "?".to_owned() } else { report.version.clone() }),
         of_report(|report| report.endpoints.to_string()),
         in_force.to_owned(),
-        conditions.to_string(),
+        count.to_string(),
     ];
     (row, problems)
+}
+
+/// The conditions of a node with such a severity.
+fn conditions(name: &str, report: Option<&NodeStatus>, is_wanted: fn(Severity) -> bool) -> Vec<String> {
+    let all = report.into_iter().flat_map(|report| &report.conditions);
+    let wanted = all.filter(|condition| is_wanted(Severity::of(&condition.reason)));
+    wanted.map(|condition| format!("node {name}: {}", output::condition(condition))).collect()
 }
 
 #[cfg(test)]
@@ -238,7 +251,7 @@ mod tests {
     fn a_node_is_in_force_only_by_a_current_report_without_failures() {
         for (report_of, ready, in_force, problem) in [
             (Some(report(10, "b", &[])), "True", "yes", ""),
-            (Some(report(10, "b", &["CalicoLeftover"])), "True", "yes", ""),
+            (Some(report(10, "b", &["ForeignChainMayDrop"])), "True", "yes", ""),
             (Some(report(10, "b", &["FieldNotSupported"])), "True", "yes", "FieldNotSupported"),
             (Some(report(10, "b", &["PolicyNotInForce"])), "True", "no", "PolicyNotInForce"),
             (Some(report(181, "b", &[])), "True", "unknown", "181 s old"),
@@ -252,6 +265,16 @@ mod tests {
             let problems = screen.problems.join("\n");
             assert!(problems.contains(problem) && problems.is_empty() == problem.is_empty(), "{problems}");
         }
+    }
+
+    #[test]
+    fn a_condition_that_keeps_nothing_from_being_in_force_is_a_note() {
+        let noted = screen(
+            &cluster(Some(report(10, "b", &["ForeignChainMayDrop", "PolicyNotInForce"])), "True"),
+            NOW,
+        );
+        assert_eq!(noted.notes, ["node one: ForeignChainMayDrop: a message"]);
+        assert_eq!(noted.problems, ["node one: PolicyNotInForce: a message"]);
     }
 
     #[test]

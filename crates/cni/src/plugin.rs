@@ -4,6 +4,7 @@
 //! command fails with "try again later".
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -25,9 +26,9 @@ const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 /// The entry point.
 #[must_use]
 pub fn main() -> ExitCode {
-    let mut config = String::new();
-    let read = io::stdin().read_to_string(&mut config);
-    let environment = |name: &str| env::var(name).ok();
+    let mut config = Vec::new();
+    let read = io::stdin().read_to_end(&mut config);
+    let environment = |name: &str| env::var_os(name);
     let (document, code) = match read {
         Ok(_) => run(&environment, &config),
         Err(error) => {
@@ -47,8 +48,11 @@ pub fn main() -> ExitCode {
     code
 }
 
+/// The environment of a call: the value of a variable.
+type Environment<'a> = &'a dyn Fn(&str) -> Option<OsString>;
+
 /// Handles one call: returns the output and the exit code.
-fn run(environment: &dyn Fn(&str) -> Option<String>, config: &str) -> (Option<Value>, ExitCode) {
+fn run(environment: Environment<'_>, config: &[u8]) -> (Option<Value>, ExitCode) {
     let newest = SUPPORTED_VERSIONS[SUPPORTED_VERSIONS.len() - 1];
     let invocation = match read_invocation(environment, config) {
         Ok(invocation) => invocation,
@@ -62,9 +66,9 @@ fn run(environment: &dyn Fn(&str) -> Option<String>, config: &str) -> (Option<Va
             ExitCode::SUCCESS,
         );
     }
-    let path = environment("CNI_PATH").unwrap_or_default();
     let answer = PrevResult::read(&invocation.config.extra).and_then(|before| {
         check_prev_result(&invocation, before.as_ref())?;
+        let path = variable(environment, "CNI_PATH")?;
         let (success, addressed) = carry_out(&invocation, config, &path)?;
         let mut document = success.map(|success| match before {
             Some(before) => before.followed_by(&success, &version),
@@ -85,7 +89,7 @@ fn run(environment: &dyn Fn(&str) -> Option<String>, config: &str) -> (Option<Va
 /// goes after everything else, so that no pod has it any more when it is free.
 fn carry_out(
     invocation: &Invocation,
-    config: &str,
+    config: &[u8],
     path: &str,
 ) -> Result<(Option<Success>, Option<IpamResult>), Failure> {
     let source = invocation.config.address_source()?;
@@ -159,6 +163,9 @@ fn call(invocation: &Invocation) -> Answer {
             let why = format!("{}: {error}", socket.display());
             match invocation.command {
                 Command::Del => enqueue(invocation, &why).map(|()| None),
+                _ if transport::encode(invocation).is_err() => {
+                    Err(Failure::new(Code::INVALID_CONFIG, "the configuration is too large", why))
+                }
                 Command::Status => Err(Failure::new(Code::NOT_AVAILABLE, "the agent does not answer", why)),
                 _ => Err(Failure::new(Code::TRY_AGAIN_LATER, "the agent does not answer", why)),
             }
@@ -192,13 +199,18 @@ fn enqueue(invocation: &Invocation, why: &str) -> Result<(), Failure> {
     kept.map_err(failed)
 }
 
-fn read_invocation(
-    environment: &dyn Fn(&str) -> Option<String>,
-    config: &str,
-) -> Result<Invocation, Failure> {
-    let wrong = |name: &str, why: &str| Failure::new(Code::INVALID_ENVIRONMENT, format!("{name} {why}"), "");
-    let variable = |name: &str| environment(name).unwrap_or_default();
-    let command = match variable("CNI_COMMAND").as_str() {
+/// The value of a variable, or nothing.
+fn variable(environment: Environment<'_>, name: &str) -> Result<String, Failure> {
+    environment(name).unwrap_or_default().into_string().map_err(|_| wrong(name, "is no UTF-8"))
+}
+
+fn wrong(variable: &str, why: &str) -> Failure {
+    Failure::new(Code::INVALID_ENVIRONMENT, format!("{variable} {why}"), "")
+}
+
+fn read_invocation(environment: Environment<'_>, config: &[u8]) -> Result<Invocation, Failure> {
+    let variable = |name: &str| variable(environment, name);
+    let command = match variable("CNI_COMMAND")?.as_str() {
         "ADD" => Command::Add,
         "DEL" => Command::Del,
         "CHECK" => Command::Check,
@@ -214,10 +226,10 @@ fn read_invocation(
     };
     let invocation = Invocation {
         command,
-        container_id: variable("CNI_CONTAINERID"),
-        netns: variable("CNI_NETNS"),
-        interface: variable("CNI_IFNAME"),
-        args: read_args(&variable("CNI_ARGS"))?,
+        container_id: variable("CNI_CONTAINERID")?,
+        netns: variable("CNI_NETNS")?,
+        interface: variable("CNI_IFNAME")?,
+        args: read_args(&variable("CNI_ARGS")?)?,
         config: read_config(config, command)?,
         delegated: None,
     };
@@ -238,9 +250,9 @@ fn read_invocation(
     Ok(invocation)
 }
 
-fn read_config(text: &str, command: Command) -> Result<NetworkConfig, Failure> {
-    let text = if text.trim().is_empty() && command == Command::Version { "{}" } else { text };
-    let config: NetworkConfig = serde_json::from_str(text).map_err(|error| {
+fn read_config(text: &[u8], command: Command) -> Result<NetworkConfig, Failure> {
+    let text = if text.trim_ascii().is_empty() && command == Command::Version { b"{}" } else { text };
+    let config: NetworkConfig = serde_json::from_slice(text).map_err(|error| {
         Failure::new(Code::DECODING, "the configuration on standard input cannot be read", error.to_string())
     })?;
     if command != Command::Version && !SUPPORTED_VERSIONS.contains(&config.cni_version.as_str()) {
@@ -288,6 +300,7 @@ fn is_interface(name: &str) -> bool {
 }
 
 #[cfg(test)]
+#[cfg(unix)]
 mod damaged;
 
 #[cfg(test)]
@@ -385,16 +398,16 @@ mod tests {
             let names = ["CNI_COMMAND", "CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_ARGS"];
             let environment = |name: &str| {
                 let index = names.iter().position(|other| *other == name)?;
-                Some(variables[index].clone())
+                Some(OsString::from(&variables[index]))
             };
-            let (document, code) = run(&environment, &bytes);
+            let (document, code) = run(&environment, bytes.as_bytes());
             let has_failed = code != ExitCode::SUCCESS;
             prop_assert!(
                 !has_failed || document.is_some_and(|document| document["code"].is_u64()),
                 "{bytes}"
             );
             // What the agent reads from its socket.
-            if let Ok(call) = read_invocation(&environment, &bytes) {
+            if let Ok(call) = read_invocation(&environment, bytes.as_bytes()) {
                 let message = encode(&call).expect("it is small");
                 let read: Invocation = serde_json::from_slice(&message[4..]).expect("what was written");
                 prop_assert_eq!(read.command, call.command);

@@ -1,7 +1,9 @@
 //! Runs the plugin as a runtime does: environment, standard input, standard output, exit code.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
+use std::ffi::OsStr;
 use std::io::{Read, Write};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -19,14 +21,19 @@ struct Ran {
 }
 
 fn run(environment: &[(&str, &str)], config: &str) -> Ran {
+    let environment: Vec<_> = environment.iter().map(|(name, value)| (*name, value.as_bytes())).collect();
+    run_bytes(&environment, config.as_bytes())
+}
+
+fn run_bytes(environment: &[(&str, &[u8])], config: &[u8]) -> Ran {
     let mut child = Command::new(env!("CARGO_BIN_EXE_tortie-cni"))
         .env_clear()
-        .envs(environment.iter().copied())
+        .envs(environment.iter().map(|(name, value)| (name, OsStr::from_bytes(value))))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    child.stdin.take().unwrap().write_all(config.as_bytes()).unwrap();
+    child.stdin.take().unwrap().write_all(config).unwrap();
     let output = child.wait_with_output().unwrap();
     let document =
         if output.stdout.is_empty() { Value::Null } else { serde_json::from_slice(&output.stdout).unwrap() };
@@ -183,6 +190,29 @@ fn version() {
         assert!(ran.success);
         assert_eq!(ran.document["supportedVersions"], json!(["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"]));
     }
+}
+
+/// Nothing is read as if it were absent or another text.
+#[test]
+fn what_is_no_text_or_too_large_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let good = config(dir.path(), "1.0.0");
+    let add: Vec<(&str, &[u8])> = ADD.iter().map(|(name, value)| (*name, value.as_bytes())).collect();
+    let failed = |environment: &[(&str, &[u8])], config: &[u8]| {
+        let ran = run_bytes(environment, config);
+        assert!(!ran.success);
+        (ran.document["code"].clone(), ran.document["msg"].as_str().unwrap().to_owned())
+    };
+    for index in 0..add.len() {
+        let mut environment = add.clone();
+        environment[index].1 = b"K8S_POD_NAME=\xff";
+        let expected = (json!(4), format!("{} is no UTF-8", environment[index].0));
+        assert_eq!(failed(&environment, good.as_bytes()), expected);
+    }
+    let (code, msg) = failed(&add, b"{\"cniVersion\": \"1.0.0\", \"name\": \"\xff\"}");
+    assert!(code == 6 && msg.starts_with("the configuration on standard input"), "{code}: {msg}");
+    let large = good.replacen('{', &format!("{{\"x\": \"{}\",", "x".repeat(1 << 20)), 1);
+    assert_eq!(failed(&add, large.as_bytes()), (json!(7), "the configuration is too large".to_owned()));
 }
 
 #[test]

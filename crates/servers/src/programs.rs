@@ -130,6 +130,8 @@ pub enum Program {
     Busybox,
     /// An HTTP client, for images.
     Curl,
+    /// An HTTP client that the suites call by its name, for images.
+    Wget,
     /// A client of any port, for images.
     Netcat,
     /// kubelet and kube-proxy in one binary.
@@ -176,6 +178,7 @@ impl Program {
             Self::Containerd => installed("containerd", "containerd"),
             Self::Busybox => installed("busybox", "busybox-static"),
             Self::Curl => installed("curl", "curl"),
+            Self::Wget => installed("wget", "wget"),
             Self::Netcat => installed("nc.openbsd", "netcat-openbsd"),
             Self::Kube => KUBE.find("kube"),
             Self::Node => E2E.find("node"),

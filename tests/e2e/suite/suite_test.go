@@ -25,13 +25,14 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	images := flag.Bool("images", false, "print the names of the images agnhost and pause, and exit")
+	images := flag.Bool("images", false, "print the names of the images agnhost, busybox and pause, and exit")
 	config.CopyFlags(config.Flags, flag.CommandLine)
 	framework.RegisterCommonFlags(flag.CommandLine)
 	framework.RegisterClusterFlags(flag.CommandLine)
 	flag.Parse()
 	if *images {
 		fmt.Println(image.GetE2EImage(image.Agnhost))
+		fmt.Println(image.GetE2EImage(image.BusyBox))
 		fmt.Println(image.GetPauseImageName())
 		return
 	}

@@ -3,9 +3,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use tortie_servers::cluster::image::AGNHOST;
 
-use super::{NODES, kubectl_command, restart};
+use super::{NODES, connections, kubectl_command, restart};
 
 const TRAFFIC: &str = include_str!("traffic.yaml");
 const POLICY: &str = include_str!("clients-only.yaml");
@@ -34,14 +33,14 @@ pub(super) fn run() -> Result<()> {
 }
 
 pub(super) fn apply() -> Result<()> {
-    apply_manifest(TRAFFIC)?;
+    connections::apply(TRAFFIC)?;
     DEPLOYMENTS.into_iter().try_for_each(wait_for)?;
     // Without the policy, the test of strangers must see that they get in.
     std::thread::sleep(Duration::from_secs(5));
     if check("without policy").is_ok() {
         bail!("strangers do not get in although nothing keeps them out: the test would see nothing");
     }
-    apply_manifest(POLICY)?;
+    connections::apply(POLICY)?;
     kubectl(&["rollout", "restart", NAMESPACE, "deployment/client", "deployment/stranger"])?;
     ["client", "stranger"].into_iter().try_for_each(wait_for)
 }
@@ -61,12 +60,6 @@ pub(super) fn under_traffic(name: &str, disrupt: impl FnOnce() -> Result<()>) ->
     Ok(())
 }
 
-fn apply_manifest(text: &str) -> Result<()> {
-    let file = tempfile::NamedTempFile::with_suffix(".yaml")?;
-    std::fs::write(file.path(), text.replace("AGNHOST", AGNHOST))?;
-    kubectl(&["apply", "--filename", &file.path().display().to_string()])
-}
-
 /// Runs kubectl, and shows what it prints only if it fails.
 fn kubectl(arguments: &[&str]) -> Result<()> {
     let output = kubectl_command(arguments)?.output()?;
@@ -78,7 +71,7 @@ fn kubectl(arguments: &[&str]) -> Result<()> {
 }
 
 fn wait_for(deployment: &str) -> Result<()> {
-    kubectl(&["rollout", "status", NAMESPACE, &format!("deployment/{deployment}"), "--timeout=300s"])
+    kubectl(&["rollout", "status", NAMESPACE, &format!("deployment/{deployment}"), "--timeout=600s"])
 }
 
 fn on_each_node(program: &str) -> Result<()> {
@@ -130,16 +123,30 @@ fn check(disruption: &str) -> Result<()> {
     Ok(())
 }
 
-/// How long a node with many pods takes until all of them are ready, and until they are gone.
+/// How long many pods take until all of them are ready, and until they are gone: on both nodes, and on one.
 fn many_pods() -> Result<()> {
-    for pods in ["200", "34"] {
-        let started = Instant::now();
-        kubectl(&["scale", NAMESPACE, "deployment/rest", &format!("--replicas={pods}")])?;
-        wait_for("rest")?;
-        println!(
-            "    {pods} pods of one Deployment are ready after {:.0} s",
-            started.elapsed().as_secs_f64()
-        );
+    scale("no pods of the Deployment", "0")?;
+    scale("200 pods of one Deployment, on two nodes", "200")?;
+    scale("200 pods removed", "0")?;
+    let on_one_node = format!(
+        r#"{{"spec":{{"template":{{"spec":{{"nodeSelector":{{"kubernetes.io/hostname":"{}"}}}}}}}}}}"#,
+        NODES[0]
+    );
+    kubectl(&["patch", NAMESPACE, "deployment/rest", "--patch", &on_one_node])?;
+    scale("250 pods of one Deployment, on one node", "250")?;
+    check("many pods")?;
+    scale("250 pods removed", "0")?;
+    check("many pods removed")
+}
+
+/// Sets the number of pods that come and go, and waits until they are ready, or have gone.
+fn scale(what: &str, pods: &str) -> Result<()> {
+    let started = Instant::now();
+    kubectl(&["scale", NAMESPACE, "deployment/rest", &format!("--replicas={pods}")])?;
+    wait_for("rest")?;
+    if pods == "0" {
+        kubectl(&["wait", "pods", NAMESPACE, "--selector=app=rest", "--for=delete", "--timeout=300s"])?;
     }
-    check("many pods")
+    println!("    {what}: {:.0} s", started.elapsed().as_secs_f64());
+    Ok(())
 }

@@ -85,7 +85,7 @@ pub(crate) struct Delegation<'a> {
     pub(crate) source: AddressSource<'a>,
     pub(crate) call: &'a Invocation,
     /// The network configuration as the runtime passed it.
-    pub(crate) text: &'a str,
+    pub(crate) text: &'a [u8],
     /// `CNI_PATH`.
     pub(crate) path: &'a str,
 }

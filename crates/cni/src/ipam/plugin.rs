@@ -18,7 +18,7 @@ pub(super) fn execute(
     name: &str,
     command: Command,
     folders: &str,
-    config: &str,
+    config: &[u8],
 ) -> Result<Option<Value>, Failure> {
     let program = find(name, folders)?;
     let failed = |error: &io::Error| {
@@ -30,7 +30,7 @@ pub(super) fn execute(
         .stdout(Stdio::piped())
         .spawn()
         .map_err(|error| failed(&error))?;
-    let written = child.stdin.take().map_or(Ok(()), |mut input| input.write_all(config.as_bytes()));
+    let written = child.stdin.take().map_or(Ok(()), |mut input| input.write_all(config));
     // A plugin may end without reading its configuration.
     written
         .or_else(|error| if error.kind() == ErrorKind::BrokenPipe { Ok(()) } else { Err(failed(&error)) })?;

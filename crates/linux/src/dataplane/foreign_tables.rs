@@ -3,6 +3,7 @@
 
 mod kubernetes;
 mod legacy;
+mod remedy;
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -138,8 +139,9 @@ fn of_table(id: &TableId, table: &ForeignTable, (shown, command): &(String, Stri
     (!named.is_empty()).then(|| {
         let message = format!(
             "{shown} is foreign and may drop packets that Tortie allows, because an accept in one table does not bind \
-             another: {}{more}. Tortie leaves it alone; `{command}` shows it",
-            named.join("; ")
+             another: {}{more}. {}. Tortie leaves it alone; `{command}` shows it",
+            named.join("; "),
+            remedy::of(id, table)
         );
         Condition::new(MAY_DROP, message)
     })

@@ -163,8 +163,18 @@ const NFTABLES: [(&str, &str, Expected); 33] = [
         "Docker",
         DOCKER,
         &[
-            (MAY_DROP, &["table ip filter ", "chain FORWARD (hook forward, priority 0): its policy drops"]),
-            (MAY_DROP, &["table ip raw ", "chain PREROUTING (hook prerouting, priority -300): a rule drops"]),
+            (
+                MAY_DROP,
+                &[
+                    "table ip filter ",
+                    "chain FORWARD (hook forward, priority 0): its policy drops",
+                    "`iptables -I DOCKER-USER -s POOL -j ACCEPT`",
+                ],
+            ),
+            (
+                MAY_DROP,
+                &["table ip raw ", "chain PREROUTING (hook prerouting, priority -300): a rule drops", "let it accept"],
+            ),
         ],
     ),
     (
@@ -177,6 +187,7 @@ const NFTABLES: [(&str, &str, Expected); 33] = [
                 "chain filter_FORWARD (hook forward, priority 10): a rule",
                 "chain filter_INPUT (hook input, priority 10): a rule",
                 "chain filter_PREROUTING (hook prerouting, priority 10): a rule drops",
+                "`firewall-cmd --permanent --zone=trusted --add-source=POOL`",
             ],
         )],
     ),
@@ -452,7 +463,12 @@ const LEGACY: [(&str, &str, Expected); 10] = [
         "iptables-legacy -P FORWARD DROP; iptables-legacy -N DOCKER-USER; iptables-legacy -A FORWARD -j DOCKER-USER",
         &[(
             MAY_DROP,
-            &["the legacy table iptables filter", "chain FORWARD (hook forward, priority 0): its policy drops", "`iptables-legacy-save -t filter`"],
+            &[
+                "the legacy table iptables filter",
+                "chain FORWARD (hook forward, priority 0): its policy drops",
+                "-I DOCKER-USER -d POOL",
+                "`iptables-legacy-save -t filter`",
+            ],
         )],
     ),
     (

@@ -56,7 +56,7 @@ evictionHard: {{memory.available: 100Mi, nodefs.available: 1%, imagefs.available
 # Images cannot be downloaded again.
 imageGCHighThresholdPercent: 100
 imageGCLowThresholdPercent: 99
-maxPods: 250
+maxPods: 300
 volumePluginDir: /var/lib/kubelet/volume-plugins
 ",
         authority = authority.display()

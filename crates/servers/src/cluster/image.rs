@@ -16,15 +16,17 @@ use crate::{Error, programs};
 pub const AGNHOST: &str = "registry.k8s.io/e2e-test-images/agnhost:2.63.0";
 /// The name of the same image in the conformance suite of ClusterNetworkPolicy.
 const AGNHOST_OF_POLICY: &str = "registry.k8s.io/e2e-test-images/agnhost:2.45";
+/// An image with a shell, as the suite names it; here the same as [`AGNHOST`].
+pub const BUSYBOX: &str = "registry.k8s.io/e2e-test-images/busybox:1.37.0-1";
 /// The image of the DNS, in `tests/coredns/cluster.yaml`.
 const COREDNS: &str = "tortie.test/coredns:1";
 /// The image of a pod's sandbox.
 pub const PAUSE: &str = "registry.k8s.io/pause:3.10.2";
 
 /// The shell and its companions, which the suites run in agnhost.
-const BUSYBOX: &str = "/bin/busybox";
+const SHELL: &str = "/bin/busybox";
 
-/// Writes the archives of [`AGNHOST`], [`PAUSE`] and the DNS to this folder, and returns their files.
+/// Writes the archives of [`AGNHOST`] with [`BUSYBOX`], [`PAUSE`] and the DNS to this folder, and returns their files.
 ///
 /// # Errors
 ///
@@ -39,7 +41,7 @@ pub fn write_test_images(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     })?;
     let mut shell = vec![
         Entry::File("agnhost", agnhost.clone()),
-        Entry::File(&BUSYBOX[1..], busybox),
+        Entry::File(&SHELL[1..], busybox),
         Entry::Text("etc/passwd", "root:x:0:0:root:/root:/bin/sh\n"),
         Entry::Text("etc/group", "root:x:0:\n"),
         Entry::Folder("tmp"),
@@ -50,20 +52,21 @@ pub fn write_test_images(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     dynamic.extend(with_libraries(Path::new("/bin/bash"))?);
     let netcat = Program::Netcat.find()?;
     dynamic.extend(with_libraries(&netcat)?);
-    // busybox has neither `nc -z` nor `nc -u`, and its shell prefers its own commands.
+    dynamic.extend(with_libraries(&Program::Wget.find()?)?);
+    // busybox has neither `nc -z` nor `nc -u`, its `wget -T` crashes in Debian 12, and its shell prefers its own commands.
     shell.push(Entry::File("bin/nc", netcat));
     shell.push(Entry::Link("sh", "/bin/bash"));
     shell.extend(dynamic.iter().map(|file| Entry::File(file.trim_start_matches('/'), PathBuf::from(file))));
     shell.extend(
         commands
             .lines()
-            .filter(|name| !["busybox", "nc", "sh"].contains(name))
-            .map(|name| Entry::Link(name, BUSYBOX)),
+            .filter(|name| !["busybox", "nc", "sh", "wget"].contains(name))
+            .map(|name| Entry::Link(name, SHELL)),
     );
     let dns = [Entry::File("coredns", Program::CoreDns.find()?)];
     let pause = [Entry::File("agnhost", agnhost)];
     Ok(vec![
-        archive(folder, &[AGNHOST, AGNHOST_OF_POLICY], &shell, &["/agnhost"], &["pause"])?,
+        archive(folder, &[AGNHOST, AGNHOST_OF_POLICY, BUSYBOX], &shell, &["/agnhost"], &["pause"])?,
         archive(folder, &[COREDNS], &dns, &["/coredns"], &[])?,
         archive(folder, &[PAUSE], &pause, &["/agnhost", "pause"], &[])?,
     ])

@@ -168,7 +168,10 @@ impl Node {
         let words =
             [shown(&programs.kubernetes), "kube-proxy".to_owned(), format!("--config={}", file.display())];
         let words_of_check = self.enter();
-        let is_ready = move || answers(&words_of_check, &["nft", "list", "table", "ip", "kube-proxy"]);
+        // The port for health checks.
+        let is_ready = move || {
+            answers(&words_of_check, &["busybox", "wget", "-q", "-O-", "http://127.0.0.1:10256/healthz"])
+        };
         self.start_program(kube, "kube-proxy", &words, is_ready)
     }
 
