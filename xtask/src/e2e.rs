@@ -4,6 +4,7 @@
 //! background that `up` starts, and everything else ends with the first process: other processes, mounts and networks.
 //! Its folder and its cgroups remain; `down` and the next `up` remove them.
 
+mod connectivity;
 mod disruptions;
 mod lifecycle;
 mod suites;
@@ -51,6 +52,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         ["lifecycle"] => lifecycle::run(),
         ["upgrade"] => lifecycle::upgrade(EARLIER),
         ["upgrade", commit] => lifecycle::upgrade(commit),
+        ["connectivity"] => on_cluster(|_| connectivity::run()),
         ["disrupt"] => on_cluster(|_| disruptions::run()),
         ["windows"] => on_cluster(windows::run),
         // The process of the Windows node that `windows` starts.
@@ -64,7 +66,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         ["serve", archives @ ..] => serve(archives),
         _ => {
             bail!(
-                "say `cargo xtask e2e build`, `up`, `down`, `run`, `policy`, `disrupt`, `windows`, `lifecycle`, `upgrade`, `kubectl`, `tortie`, `exec` or `restart`"
+                "say `cargo xtask e2e build`, `up`, `down`, `run`, `policy`, `connectivity`, `disrupt`, `windows`, `lifecycle`, `upgrade`, `kubectl`, `tortie`, `exec` or `restart`"
             )
         }
     }

@@ -66,11 +66,13 @@ impl Test {
                 bail!("--record prints YAML; remove -o");
             }
             if sentences.is_empty() {
-                bail!(
-                    "there are no pods, so there is nothing to record: nodes and host endpoints are not recorded"
+                bail!("there are neither pods nor host endpoints, so there is nothing to record");
+            }
+            if !verdicts.has_host_endpoints() {
+                output::error_line(
+                    "note: there are no host endpoints, so what reaches nodes is not recorded",
                 );
             }
-            output::error_line("note: what reaches nodes and their host endpoints is not recorded");
             output::line(&format!("{FIELD}:"));
             sentences.iter().for_each(|sentence| output::line(&format!("- {sentence}")));
             return Ok(ExitCode::SUCCESS);
