@@ -11,7 +11,7 @@ use tortie_api::manifest::{self, Object, Offline, Problem, Settled};
 use tortie_api::{Key, Kind};
 use tortie_store::Store;
 
-use crate::filenames::Filenames;
+use crate::filenames::{Filenames, Manifest};
 use crate::output;
 
 /// How many objects a note names.
@@ -111,8 +111,8 @@ pub(crate) fn tier_of(kind: Kind, value: &Value) -> Option<&str> {
 pub(crate) fn read_all(filenames: &Filenames) -> anyhow::Result<Option<Vec<Object>>> {
     let mut objects: Vec<Object> = Vec::new();
     let (mut problems, mut left_out) = (Vec::new(), Vec::new());
-    for file in filenames.files()? {
-        match manifest::read_kept(&file.display().to_string(), &read(&file)?) {
+    for Manifest { name, text } in filenames.manifests()? {
+        match manifest::read_kept(&name, &text?) {
             Ok((more, skipped)) => {
                 objects.extend(more);
                 left_out.extend(skipped);
@@ -143,8 +143,8 @@ pub(crate) fn read_all(filenames: &Filenames) -> anyhow::Result<Option<Vec<Objec
 /// Reads the manifests of a whole cluster, which contain more kinds than Tortie stores.
 pub(crate) fn read_cluster(filenames: &Filenames) -> anyhow::Result<Option<Settled>> {
     let (mut cluster, mut problems): (Offline, Vec<Problem>) = Default::default();
-    for file in filenames.files()? {
-        if let Err(more) = cluster.read(&file.display().to_string(), &read(&file)?) {
+    for Manifest { name, text } in filenames.manifests()? {
+        if let Err(more) = cluster.read(&name, &text?) {
             problems.extend(more);
         }
     }
@@ -163,6 +163,7 @@ fn all_right(problems: &[String], consequence: &str) -> bool {
     problems.is_empty()
 }
 
+/// The text of a file, or of standard input.
 pub(crate) fn read(file: &Path) -> anyhow::Result<String> {
     if file == Path::new("-") {
         let mut text = String::new();

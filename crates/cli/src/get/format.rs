@@ -10,6 +10,7 @@ use tortie_store::Stored;
 
 use super::Get;
 use super::columns::{Detail, table};
+use super::go_template::GoTemplate;
 use super::template::{Path, Template};
 use crate::output;
 
@@ -22,6 +23,7 @@ pub(crate) enum GetFormat {
     Yaml,
     Name,
     Template(Template),
+    GoTemplate(GoTemplate),
     /// Headers, and the fields below them.
     Columns(Vec<(String, Path)>),
 }
@@ -41,6 +43,9 @@ impl GetFormat {
             ("yaml", None) => Ok(Self::Yaml),
             ("name", None) => Ok(Self::Name),
             ("jsonpath", Some(template)) => Template::parse(template).map(Self::Template),
+            ("jsonpath-file", Some(file)) => Template::parse(&text_of(file)?).map(Self::Template),
+            ("go-template", Some(template)) => GoTemplate::parse(template).map(Self::GoTemplate),
+            ("go-template-file", Some(file)) => GoTemplate::parse(&text_of(file)?).map(Self::GoTemplate),
             ("custom-columns", Some(columns)) => {
                 columns.split(',').map(column).collect::<Result<_, _>>().map(Self::Columns)
             }
@@ -50,10 +55,22 @@ impl GetFormat {
             ("custom-columns", None) => {
                 Err("columns are missing, such as custom-columns=NAME:.metadata.name".to_owned())
             }
-            _ => Err("it is none of wide, json, yaml, name, jsonpath=TEMPLATE, custom-columns=HEADER:PATH,…"
+            ("go-template", None) => {
+                Err("a template is missing, such as go-template={{range .items}}{{.metadata.name}}{{end}}".to_owned())
+            }
+            ("jsonpath-file" | "go-template-file", None) => {
+                Err(format!("the file with the template is missing: {name}=FILE"))
+            }
+            _ => Err("it is none of wide, json, yaml, name, jsonpath=TEMPLATE, jsonpath-file=FILE, go-template=TEMPLATE, \
+                      go-template-file=FILE, custom-columns=HEADER:PATH,…"
                 .to_owned()),
         }
     }
+}
+
+/// The template in a file.
+fn text_of(file: &str) -> Result<String, String> {
+    std::fs::read_to_string(file).map_err(|error| format!("{file}: {error}"))
 }
 
 fn column(text: &str) -> Result<(String, Path), String> {
@@ -95,7 +112,7 @@ impl Printer {
                 let items: Vec<&Stored> = groups.iter().flat_map(|(_, items)| items).collect();
                 self.print_rows(&items, true);
             }
-            GetFormat::Json | GetFormat::Yaml | GetFormat::Template(_) => {
+            GetFormat::Json | GetFormat::Yaml | GetFormat::Template(_) | GetFormat::GoTemplate(_) => {
                 let values: Vec<Value> =
                     groups.into_iter().flat_map(|(_, items)| items).map(document).collect();
                 let document = match <[Value; 1]>::try_from(values) {
@@ -150,6 +167,7 @@ impl Printer {
         match &self.format {
             GetFormat::Yaml => output::data(&tortie_api::to_yaml(document)),
             GetFormat::Template(template) => output::data(&template.render(document)),
+            GetFormat::GoTemplate(template) => output::data(&template.render(document)?),
             _ => output::data(&(serde_json::to_string_pretty(document)? + "\n")),
         }
         Ok(())
@@ -165,7 +183,7 @@ impl Printer {
                 output::columns(&[event.into_iter().chain(row).collect()]);
             }
             GetFormat::Name | GetFormat::Columns(_) => self.print_rows(&[stored], false),
-            GetFormat::Json | GetFormat::Yaml | GetFormat::Template(_) => {
+            GetFormat::Json | GetFormat::Yaml | GetFormat::Template(_) | GetFormat::GoTemplate(_) => {
                 if self.format == GetFormat::Yaml {
                     output::data("---\n");
                 }
@@ -243,13 +261,16 @@ fn conditions(report: &Stored) -> Vec<String> {
     lines
 }
 
-/// The object as a document. IPAM's own records are stored without metadata, as in Calico, and get their name here.
+/// The object as a document, with the version that `apply` and `replace` compare. IPAM's own records are stored without
+/// metadata, as in Calico, and get their name here.
 fn document(stored: Stored) -> Value {
-    if stored.value.get("metadata").is_some() {
-        return stored.value;
+    let Stored { key, mut value, version, .. } = stored;
+    if let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) {
+        metadata.insert("resourceVersion".to_owned(), json!(version.as_str()));
+        return value;
     }
-    let kind = stored.key.kind;
-    json!({"apiVersion": kind.api_version(), "kind": kind.name(), "metadata": {"name": stored.key.name}, "spec": stored.value})
+    let kind = key.kind;
+    json!({"apiVersion": kind.api_version(), "kind": kind.name(), "metadata": {"name": key.name}, "spec": value})
 }
 
 #[cfg(test)]
@@ -273,6 +294,10 @@ mod tests {
             ("jsonpath={.a", "not closed"),
             ("custom-columns=A", "HEADER:PATH"),
             ("json=x", "it is none of"),
+            ("go-template", "a template is missing"),
+            ("go-template={{.a", "go-template"),
+            ("go-template-file", "go-template-file=FILE"),
+            ("jsonpath-file=/nowhere", "/nowhere: "),
         ] {
             let error = GetFormat::parse(text).unwrap_err();
             assert!(error.contains(expected), "{text}: {error}");
