@@ -5,10 +5,13 @@
 mod bgp;
 mod commands;
 mod connectivity;
+mod diags;
 mod documented;
 mod failures;
 mod kubernetes;
+mod many;
 mod network;
+mod services;
 mod show;
 mod support;
 mod workloads;

@@ -13,6 +13,7 @@ mod lint;
 mod matrix;
 mod preview;
 mod support;
+mod terminal;
 mod validate;
 
 /// Pods of an installation name their node by the environment.
