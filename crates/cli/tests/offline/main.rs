@@ -9,6 +9,7 @@ mod dropped;
 mod expectations;
 mod explain;
 mod hosts;
+mod json;
 mod lint;
 mod matrix;
 mod preview;
