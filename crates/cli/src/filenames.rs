@@ -1,11 +1,11 @@
 //! The manifests of a command: files, folders of them, or standard input.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 
 use crate::kustomize;
-use crate::manifests::read;
 
 /// The files that a command reads.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -90,6 +90,16 @@ impl Filenames {
         }
         Ok(())
     }
+}
+
+/// The text of a file, or of standard input.
+pub(crate) fn read(file: &Path) -> anyhow::Result<String> {
+    if file == Path::new("-") {
+        let mut text = String::new();
+        std::io::stdin().read_to_string(&mut text).context("standard input")?;
+        return Ok(text);
+    }
+    std::fs::read_to_string(file).with_context(|| file.display().to_string())
 }
 
 /// A pipe or device in a folder could wait for ever. A link to nothing is an error when it is read.

@@ -1,10 +1,8 @@
 //! Reads manifests, and what is special about the objects in them: tiers, names of policies, objects of others.
 
 use std::collections::BTreeSet;
-use std::io::Read;
-use std::path::Path;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use serde_json::Value;
 use tortie_api::calico::WELL_KNOWN_TIERS;
 use tortie_api::manifest::{self, Object, Offline, Problem, Settled};
@@ -161,14 +159,4 @@ fn all_right(problems: &[String], consequence: &str) -> bool {
         output::error(&format!("{}; {consequence}", output::count(problems.len() as u64, "problem")));
     }
     problems.is_empty()
-}
-
-/// The text of a file, or of standard input.
-pub(crate) fn read(file: &Path) -> anyhow::Result<String> {
-    if file == Path::new("-") {
-        let mut text = String::new();
-        std::io::stdin().read_to_string(&mut text).context("standard input")?;
-        return Ok(text);
-    }
-    std::fs::read_to_string(file).with_context(|| file.display().to_string())
 }

@@ -20,7 +20,7 @@ pub(crate) enum NodeCommand {
     Cleanup(Cleanup),
     /// Write what this node has into an archive for bug reports: nftables, links, routes, neighbours, kernel parameters, CNI
     /// configuration, what the agent answers, its logs
-    Diags(diags::Diags),
+    Diags(diags::NodeDiags),
     /// Wait until this process is ended
     #[command(hide = true)]
     Idle,

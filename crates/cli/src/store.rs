@@ -77,7 +77,7 @@ impl StoreArguments {
             let found = calicoctl::of_environment(|name| std::env::var(name).ok());
             return found.map_err(|problem| anyhow::anyhow!("the environment of calicoctl: {problem}"));
         };
-        let found = calicoctl::of_file(&crate::manifests::read(file)?);
+        let found = calicoctl::of_file(&crate::filenames::read(file)?);
         found.map(Some).map_err(|problem| anyhow::anyhow!("{}: {problem}", file.display()))
     }
 

@@ -12,11 +12,11 @@ use crate::dataplane::Config;
 const MOST_FOREIGN: usize = 200_000;
 
 /// The name of a part, and its text, or why it could not be read.
-type Part = (&'static str, crate::Result<String>);
+type DiagnosticPart = (&'static str, crate::Result<String>);
 
 /// Reads the calling thread's network namespace. A part that cannot be read does not hide the others.
 #[must_use]
-pub fn diagnostics(config: &Config) -> Vec<Part> {
+pub fn diagnostics(config: &Config) -> Vec<DiagnosticPart> {
     vec![
         ("nftables-own", own_table(config)),
         ("nftables-others", other_tables(config)),

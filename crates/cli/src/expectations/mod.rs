@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::junit::{self, Case, Suite};
 use crate::snapshot::Source;
-use crate::{manifests, output};
+use crate::{filenames, output};
 use sentence::Expectation;
 use verdicts::{Outcome, Verdicts};
 
@@ -96,7 +96,7 @@ impl Test {
 
 /// Reads the expectations of a file: a list of sentences in the field `expectations`.
 fn read(file: &Path) -> anyhow::Result<Vec<Expected>> {
-    let text = manifests::read(file)?;
+    let text = filenames::read(file)?;
     let name = file.display();
     let documents = tortie_api::from_yaml(&text).map_err(|error| anyhow::anyhow!("{name}: {error}"))?;
     let [document] = &documents[..] else { bail!("{name}: one document with the field {FIELD} is expected") };

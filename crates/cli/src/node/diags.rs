@@ -48,7 +48,7 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 const SECRET: [&str; 6] = ["token", "password", "secret", "credential", "key", "auth"];
 
 #[derive(clap::Args)]
-pub(crate) struct Diags {
+pub(crate) struct NodeDiags {
     /// The archive, which must not exist; a tar file, compressed with gzip
     #[arg(short, long, value_name = "FILE", default_value = "tortie-node-diags.tar.gz")]
     output: PathBuf,
@@ -73,7 +73,7 @@ struct Collected {
     missing: BTreeMap<String, String>,
 }
 
-impl Diags {
+impl NodeDiags {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         crate::log("warn");
         let shown = self.output.display().to_string();
