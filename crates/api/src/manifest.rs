@@ -19,7 +19,7 @@ mod offline;
 
 pub use converted::{ConvertedFile, PolicyForm, convert};
 pub use endpoints::Skipped;
-pub use exported::LAST_APPLIED;
+pub use exported::{LAST_APPLIED, take_metadata_of_the_cluster};
 use meaning::Meaning;
 pub use offline::{Offline, Settled};
 

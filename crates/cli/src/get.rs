@@ -44,6 +44,9 @@ pub(crate) struct Get {
     /// Show labels as the last column
     #[arg(long)]
     show_labels: bool,
+    /// Leave out what only this cluster can use, such as uid and resourceVersion: the output is for another cluster
+    #[arg(long)]
+    export: bool,
     /// Show no header
     #[arg(long)]
     no_headers: bool,

@@ -52,6 +52,7 @@ mod planned;
 mod policy;
 mod port;
 mod preview;
+mod progress;
 #[cfg(unix)]
 mod serve;
 mod service;

@@ -168,7 +168,7 @@ fn of_calico_node(value: &mut Value, lines: &mut Lines) {
 }
 
 /// Removes what only the exporting cluster can use; returns what tells which stored object is meant.
-pub(super) fn take_metadata_of_the_cluster(value: &mut Value) -> Preconditions {
+pub fn take_metadata_of_the_cluster(value: &mut Value) -> Preconditions {
     let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) else {
         return Preconditions::default();
     };

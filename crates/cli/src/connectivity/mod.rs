@@ -18,13 +18,14 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{bail, ensure};
+use indicatif::ProgressBar;
 use jiff::Timestamp;
 use tortie_api::{Key, Kind};
 use tortie_store::Store;
 
 use crate::output::{self, Format};
 use crate::store::StoreArguments;
-use crate::{end_of_process, snapshot};
+use crate::{end_of_process, progress, snapshot};
 use deployed::{Deployed, Ended};
 use plan::{About, Addresses, From, Images, NAMESPACE, Node, PlannedCheck, To};
 use report::CheckOutcome;
@@ -128,8 +129,9 @@ impl ConnectivityTest {
                 plan::choose(&nodes, &self.nodes, self.per_system.into()).map_err(anyhow::Error::msg)?;
             ensure!(!nodes.is_empty(), "the cluster has no node");
             let deployed = Deployed::create(&*store).await?;
+            let spinner = progress::spinner("pods start");
             // From here on, everything is removed, however the test ends.
-            let mut test = pin!(self.test(&deployed, &*policies, &nodes, &images));
+            let mut test = pin!(self.test(&deployed, (&*policies, &spinner), &nodes, &images));
             let tested = tokio::select! {
                 tested = &mut test => Some(tested),
                 ended = end_of_process() => {
@@ -139,7 +141,9 @@ impl ConnectivityTest {
                     ended.err().map(|error| Err(error.into()))
                 }
             };
+            spinner.set_message("everything is removed");
             let removed = deployed.remove().await;
+            spinner.finish_and_clear();
             let Some(tested) = tested else {
                 removed?;
                 output::error_line("interrupted; everything that was deployed is removed");
@@ -188,13 +192,14 @@ impl ConnectivityTest {
     async fn test(
         &self,
         deployed: &Deployed<'_>,
-        policies: &dyn Store,
+        (policies, spinner): (&dyn Store, &ProgressBar),
         nodes: &[Node],
         images: &Images,
     ) -> anyhow::Result<(Vec<CheckOutcome>, Vec<String>)> {
         let patience = Duration::from_secs(self.timeout);
         let (addresses, not_running) = deploy(deployed, nodes, images, patience).await?;
         let checks = plan::checks(nodes, &addresses);
+        spinner.set_message(format!("pods check {}", output::count(checks.len() as u64, "path")));
         let mut outcomes = check(deployed, nodes, images, &checks, patience, &not_running).await?;
         not_proven(&mut outcomes);
         let mut skipped = Vec::new();

@@ -4,8 +4,8 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
-use tortie_api::Kind;
 use tortie_api::report::ReportedCondition;
+use tortie_api::{Kind, manifest};
 use tortie_store::Stored;
 
 use super::Get;
@@ -85,13 +85,20 @@ pub(super) struct Printer {
     detail: Detail,
     no_headers: bool,
     sort_by: Option<Path>,
+    export: bool,
 }
 
 impl Printer {
     pub(super) fn new(get: &Get, several_kinds: bool) -> Self {
         let detail =
             Detail { wide: get.output == GetFormat::Wide, labels: get.show_labels, kinds: several_kinds };
-        Self { format: get.output.clone(), detail, no_headers: get.no_headers, sort_by: get.sort_by.clone() }
+        Self {
+            format: get.output.clone(),
+            detail,
+            no_headers: get.no_headers,
+            sort_by: get.sort_by.clone(),
+            export: get.export,
+        }
     }
 
     /// Whether objects are rows below a header.
@@ -113,8 +120,11 @@ impl Printer {
                 self.print_rows(&items, true);
             }
             GetFormat::Json | GetFormat::Yaml | GetFormat::Template(_) | GetFormat::GoTemplate(_) => {
-                let values: Vec<Value> =
-                    groups.into_iter().flat_map(|(_, items)| items).map(document).collect();
+                let values: Vec<Value> = groups
+                    .into_iter()
+                    .flat_map(|(_, items)| items)
+                    .map(|stored| self.document(stored))
+                    .collect();
                 let document = match <[Value; 1]>::try_from(values) {
                     Ok([value]) if single => value,
                     Ok(values) => json!({"apiVersion": "v1", "kind": "List", "items": values}),
@@ -153,7 +163,7 @@ impl Printer {
             GetFormat::Columns(columns) => {
                 let header = columns.iter().map(|(header, _)| header.clone()).collect();
                 let row = |stored: &&Stored| {
-                    let document = document((*stored).clone());
+                    let document = self.document((*stored).clone());
                     columns.iter().map(|(_, path)| cell(path, &document)).collect::<Vec<_>>()
                 };
                 let header = Some(header).filter(|_| with_header && !self.no_headers);
@@ -173,6 +183,22 @@ impl Printer {
         Ok(())
     }
 
+    /// The object as a document, with the version that `apply` and `replace` compare. IPAM's own records are stored without
+    /// metadata, as in Calico, and get their name here.
+    fn document(&self, stored: Stored) -> Value {
+        let Stored { key, mut value, version, .. } = stored;
+        if self.export {
+            manifest::take_metadata_of_the_cluster(&mut value);
+        } else if let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) {
+            metadata.insert("resourceVersion".to_owned(), json!(version.as_str()));
+        }
+        if value.get("metadata").is_some() {
+            return value;
+        }
+        let kind = key.kind;
+        json!({"apiVersion": kind.api_version(), "kind": kind.name(), "metadata": {"name": key.name}, "spec": value})
+    }
+
     /// Prints an object that has changed: `event` says how, if the user wants to know.
     pub(super) fn print_change(&self, stored: &Stored, event: Option<&str>) -> anyhow::Result<()> {
         match &self.format {
@@ -187,7 +213,7 @@ impl Printer {
                 if self.format == GetFormat::Yaml {
                     output::data("---\n");
                 }
-                let object = document(stored.clone());
+                let object = self.document(stored.clone());
                 self.print_document(&match event {
                     Some(event) => json!({"type": event, "object": object}),
                     None => object,
@@ -259,18 +285,6 @@ fn conditions(report: &Stored) -> Vec<String> {
         lines.push(format!("{}: and {} more that the report leaves out", report.key.name, left_out));
     }
     lines
-}
-
-/// The object as a document, with the version that `apply` and `replace` compare. IPAM's own records are stored without
-/// metadata, as in Calico, and get their name here.
-fn document(stored: Stored) -> Value {
-    let Stored { key, mut value, version, .. } = stored;
-    if let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) {
-        metadata.insert("resourceVersion".to_owned(), json!(version.as_str()));
-        return value;
-    }
-    let kind = key.kind;
-    json!({"apiVersion": kind.api_version(), "kind": kind.name(), "metadata": {"name": key.name}, "spec": value})
 }
 
 #[cfg(test)]

@@ -77,6 +77,12 @@ fn services_follow_their_backends_and_apply_waits_for_new_pods() {
     let mut running = lab.up(&["--linux", "2"]);
     lab.ok(&["apply", "--wait", "-f", &lab.file("echo.yml", ECHO)]);
 
+    // No agent takes the refusal for somebody else's policy.
+    let reports = lab.json(&["get", "nodereports", "-o", "json"])["items"].clone();
+    for report in reports.as_array().unwrap() {
+        assert_eq!(report["status"]["conditions"], serde_json::json!([]), "{report:#}");
+    }
+
     // A socket whose backend goes gets another one.
     let client = lab.start(&["lab", "exec", "default/client", "--", "bash", "-c", DATAGRAMS]);
     client.wait_for_line("answered");

@@ -66,6 +66,11 @@ const LINES: &[(&str, i32, &str)] = &[
     ("get np -n shop -o ps", 0, "TIER"),
     ("get networkpolicy web --namespace shop --output=yaml", 0, "kind: NetworkPolicy"),
     ("get networkpolicy web -n shop -o json", 0, "\"kind\": \"NetworkPolicy\""),
+    (
+        "get networkpolicy web -n shop -o jsonpath={.metadata} --export",
+        0,
+        "{\"name\":\"web\",\"namespace\":\"shop\"}",
+    ),
     ("get networkpolicy -a", 0, "shop"),
     ("get networkpolicy -A", 0, "shop"),
     ("get networkpolicy --all-namespaces -o custom-columns=NAME:.metadata.name", 0, "NAME\nweb\n"),

@@ -23,8 +23,10 @@ use crate::LabError;
 const TABLE: &str = "tortie-lab-services";
 /// The map from address, protocol and port to the chain of a front.
 const FRONTS: &str = "fronts";
-/// The addresses, protocols and ports of fronts without backends.
+/// The map from the addresses, protocols and ports of fronts without backends to the chain that refuses.
 const EMPTY: &str = "empty";
+/// Agents know by its name, as that of kube-proxy, that it drops nothing that policy allows.
+const REJECT: &str = "reject-chain";
 /// The pairs of equal addresses of backends.
 const ITSELF: &str = "itself";
 /// `NF_IP_PRI_NAT_DST`
@@ -97,14 +99,19 @@ impl Stale {
 
 fn table(fronts: &Fronts) -> Table {
     let mut table = Table::default();
-    let mut empty =
-        Set { spec: SetSpec::hash(&[Field::Ipv4, Field::Protocol, Field::Port]), elements: BTreeMap::new() };
+    let mut empty = Set {
+        spec: SetSpec::verdict_map(&[Field::Ipv4, Field::Protocol, Field::Port]),
+        elements: BTreeMap::new(),
+    };
     for front in fronts.iter().filter(|(_, backends)| backends.is_empty()).map(|(front, _)| front) {
         let address = front.address.unwrap_or(ANY);
-        let element = Element::key(Key::address_port(address.into(), front.protocol.0, front.port));
+        let key = Key::address_port(address.into(), front.protocol.0, front.port);
+        let element = Element::verdict(key, Verdict::Goto(REJECT.to_owned()));
         empty.elements.insert(element.key, element.value);
     }
     table.sets.insert(EMPTY.to_owned(), empty);
+    let reject = Rule::new(vec![Expr::Reject(Reject::PortUnreachable)], "");
+    table.chains.insert(REJECT.to_owned(), Chain { base: None, rules: vec![reject] });
     let mut map = Set {
         spec: SetSpec::verdict_map(&[Field::Ipv4, Field::Protocol, Field::Port]),
         elements: BTreeMap::new(),
@@ -132,15 +139,15 @@ fn table(fronts: &Fronts) -> Table {
     };
     let both =
         |before: &[Expr], then: &[Expr]| vec![of_address(before, then), of_all_addresses(before, then)];
-    base("incoming", ChainKind::Nat, Hook::Prerouting, DESTINATION_NAT, both(&[], &[look_up()]));
+    base("incoming", ChainKind::Nat, Hook::Prerouting, DESTINATION_NAT, both(&[], &[look_up(FRONTS)]));
     // The node chose the source of its own packet for another destination.
-    let mut own = both(&mark(), &[look_up()]);
+    let mut own = both(&mark(), &[look_up(FRONTS)]);
     own.push(unmark());
     base("own", ChainKind::Nat, Hook::Output, DESTINATION_NAT, own);
     let source = vec![masquerade_itself(), masquerade_marked()];
     base("source", ChainKind::Nat, Hook::Postrouting, SOURCE_NAT, source);
     for (name, hook) in [("refuse-incoming", Hook::Prerouting), ("refuse-own", Hook::Output)] {
-        base(name, ChainKind::Filter, hook, DESTINATION_NAT - 1, both(&is_new(), &refuse()));
+        base(name, ChainKind::Filter, hook, DESTINATION_NAT - 1, both(&is_new(), &[look_up(EMPTY)]));
     }
     table
 }
@@ -188,8 +195,8 @@ fn load_port() -> [Expr; 2] {
     ]
 }
 
-fn look_up() -> Expr {
-    Expr::VerdictMap { register: 0, set: SetRef::named(FRONTS) }
+fn look_up(map: &str) -> Expr {
+    Expr::VerdictMap { register: 0, set: SetRef::named(map) }
 }
 
 /// The packet begins a connection.
@@ -198,14 +205,6 @@ fn is_new() -> [Expr; 3] {
         Expr::CtState { register: 0 },
         Expr::Bitwise { source: 0, destination: 0, mask: state::NEW.to_ne_bytes().into(), xor: vec![0; 4] },
         Expr::Cmp { register: 0, op: CmpOp::NotEqual, value: vec![0; 4] },
-    ]
-}
-
-/// Refuses what goes to a front without backends.
-fn refuse() -> [Expr; 2] {
-    [
-        Expr::Lookup { register: 0, set: SetRef::named(EMPTY), invert: false },
-        Expr::Reject(Reject::PortUnreachable),
     ]
 }
 
