@@ -6,6 +6,7 @@
 
 mod coexist;
 mod connections;
+mod connectivity;
 mod disruptions;
 mod lifecycle;
 mod suites;
@@ -53,6 +54,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         ["lifecycle"] => lifecycle::run(),
         ["upgrade"] => lifecycle::upgrade(EARLIER),
         ["upgrade", commit] => lifecycle::upgrade(commit),
+        ["connectivity"] => on_cluster(|_| connectivity::run()),
         ["disrupt"] => on_cluster(|_| disruptions::run()),
         ["windows"] => on_cluster(windows::run),
         ["coexist"] => on_cluster(coexist::run),
@@ -67,7 +69,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         ["serve", archives @ ..] => serve(archives),
         _ => {
             bail!(
-                "say `cargo xtask e2e build`, `up`, `down`, `run`, `policy`, `disrupt`, `windows`, `coexist`, `lifecycle`, `upgrade`, `kubectl`, `tortie`, `exec` or `restart`"
+                "say `cargo xtask e2e build`, `up`, `down`, `run`, `policy`, `connectivity`, `disrupt`, `windows`, `coexist`, `lifecycle`, `upgrade`, `kubectl`, `tortie`, `exec` or `restart`"
             )
         }
     }

@@ -19,6 +19,7 @@ mod offline;
 
 pub use converted::{ConvertedFile, PolicyForm, convert};
 pub use endpoints::Skipped;
+pub use exported::{LAST_APPLIED, take_metadata_of_the_cluster};
 use meaning::Meaning;
 pub use offline::{Offline, Settled};
 
@@ -32,10 +33,21 @@ pub struct Object {
     pub value: Value,
     /// Its typed view.
     pub resource: Resource,
+    /// Which stored object the manifest means, if it says so.
+    pub preconditions: Preconditions,
     /// Where it is in the file.
     pub origin: Origin,
     /// The lines of its fields.
     pub lines: Lines,
+}
+
+/// What a manifest says about the stored object that it changes. Exported manifests have both.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Preconditions {
+    /// `metadata.uid`.
+    pub uid: Option<String>,
+    /// `metadata.resourceVersion`.
+    pub resource_version: Option<String>,
 }
 
 /// A position in a file.
@@ -205,8 +217,8 @@ fn object(file: &str, mut document: Document) -> Result<Object, Vec<Problem>> {
             if let Resource::IpamConfig(config) = &resource {
                 document.value = config.stored();
             }
-            exported::drop_metadata_of_the_cluster(&mut document.value);
-            Ok(Object { key, value: document.value, resource, origin, lines: document.lines })
+            let preconditions = exported::take_metadata_of_the_cluster(&mut document.value);
+            Ok(Object { key, value: document.value, resource, preconditions, origin, lines: document.lines })
         }
         _ => {
             let name = key.to_string();

@@ -5,9 +5,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use tortie_api::manifest::Object;
-use tortie_api::{Key, Kind, Positions};
-use tortie_store::{Applied, Store, StoreError, Stored, merged};
+use tortie_api::manifest::{Object, Preconditions};
+use tortie_api::{Key, Kind, Position, Positions};
+use tortie_store::{Applied, Store, StoreError, Stored, applied, replaced, without_record};
 
 use crate::concerned::Policies;
 use crate::filenames::Filenames;
@@ -88,13 +88,15 @@ impl Apply {
             let mut positions = Positions::default();
             for (done, object) in objects.iter().enumerate() {
                 if self.dry_run {
-                    output::line(&format!("{} {} (dry run)", object.key, planned(&*store, object).await?));
+                    let word = expects.planned(&*store, object).await?;
+                    output::line(&format!("{} {word} (dry run)", object.key));
                     continue;
                 }
                 let applied = match expects {
                     // Somebody else may have created it since the check.
                     Expects::New => tortie_store::create(&*store, object).await,
-                    Expects::Either | Expects::Existing => store.apply(object).await,
+                    Expects::Either => store.apply(object).await,
+                    Expects::Existing => tortie_store::replace(&*store, object).await,
                 };
                 let applied = applied.with_context(|| {
                     // Those that follow may depend on this one.
@@ -143,8 +145,24 @@ pub(crate) async fn check(store: &dyn Store, objects: &mut [Object]) -> anyhow::
             rename(object, name);
         }
     }
+    refuse_outdated(store, objects).await?;
     without_tier(store, objects).await?;
     crate::checks::refuse(store, objects).await
+}
+
+/// Rejects manifests that mean other objects than the stored ones.
+async fn refuse_outdated(store: &dyn Store, objects: &[Object]) -> anyhow::Result<()> {
+    let mut outdated = false;
+    for object in objects.iter().filter(|object| object.preconditions != Preconditions::default()) {
+        if let Some(current) = store.get(&object.key).await?
+            && let Err(conflict) = tortie_store::check_preconditions(object, &current)
+        {
+            output::error(&format!("{}: {conflict}", object.origin));
+            outdated = true;
+        }
+    }
+    anyhow::ensure!(!outdated, "nothing was changed");
+    Ok(())
 }
 
 impl Expects {
@@ -169,6 +187,17 @@ impl Expects {
             "nothing was changed; tortie apply takes both new and existing objects"
         );
         Ok(())
+    }
+
+    /// What would happen to the object.
+    async fn planned(self, store: &dyn Store, object: &Object) -> Result<&'static str, StoreError> {
+        let Some(Stored { value, position, .. }) = store.get(&object.key).await? else {
+            return Ok(self.word(Applied::Created(Position(0))));
+        };
+        let value_over = if self == Self::Existing { replaced } else { applied };
+        let after = value_over(&object.value, Some(&value), object.key.kind);
+        let differs = without_record(after) != without_record(value);
+        Ok(self.word(if differs { Applied::Configured(position) } else { Applied::Unchanged(position) }))
     }
 
     fn word(self, applied: Applied) -> &'static str {
@@ -230,16 +259,6 @@ async fn skip_existing(store: &dyn Store, objects: &mut Vec<Object>) -> Result<(
     }
     *objects = new;
     Ok(())
-}
-
-/// What applying the object would do.
-async fn planned(store: &dyn Store, object: &Object) -> Result<&'static str, StoreError> {
-    let current = store.get(&object.key).await?;
-    Ok(match current {
-        None => "created",
-        Some(Stored { value, .. }) if merged(&object.value, &value, object.key.kind) == value => "unchanged",
-        Some(_) => "configured",
-    })
 }
 
 /// Rejects policies of tiers that neither exist nor are applied together with them.

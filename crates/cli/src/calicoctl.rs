@@ -251,7 +251,7 @@ impl EtcdSettings {
         let read = |name: &str, pem: &Option<Pem>| match pem {
             None => anyhow::bail!("etcdEndpoints has https, so {name} is needed"),
             Some(Pem::Inline(text)) => Ok(text.clone()),
-            Some(Pem::File(file)) => crate::manifests::read(file),
+            Some(Pem::File(file)) => crate::filenames::read(file),
         };
         let tls = match has_tls {
             false => None,

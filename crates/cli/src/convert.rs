@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use tortie_api::manifest::{self, PolicyForm};
 use tortie_api::to_yaml;
 
-use crate::filenames::Filenames;
-use crate::manifests::{NOT_UNDERSTOOD, read};
+use crate::filenames::{Filenames, Manifest};
+use crate::manifests::NOT_UNDERSTOOD;
 use crate::output;
 
 #[derive(clap::Args)]
@@ -46,8 +46,8 @@ impl Convert {
             TargetForm::Kubernetes => PolicyForm::Kubernetes,
         };
         let (mut objects, mut problems, mut notes) = (Vec::new(), Vec::new(), Vec::new());
-        for file in self.filenames.files()? {
-            match manifest::convert(&file.display().to_string(), &read(&file)?, form) {
+        for Manifest { name, text } in self.filenames.manifests()? {
+            match manifest::convert(&name, &text?, form) {
                 Ok(converted) => {
                     objects.extend(converted.objects);
                     let losses = if self.allow_loss { &mut notes } else { &mut problems };

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::bail;
 use tortie_api::kubernetes::is_implied;
 use tortie_api::{Key, Kind};
-use tortie_store::{Store, StoreError};
+use tortie_store::{Interest, Scope, Store, StoreError, Stored};
 
 use crate::filenames::Filenames;
 use crate::manifests::{NOT_UNDERSTOOD, read_all, refuse_managed, stored_name, tier_of};
@@ -161,11 +161,14 @@ fn is_forbidden(error: &anyhow::Error) -> bool {
 
 /// The objects of one kind in a namespace, without those that are derived from others and deleted with them.
 pub(crate) async fn within(store: &dyn Store, kind: Kind, namespace: &str) -> anyhow::Result<Vec<Key>> {
-    let items = list(store, kind).await?.into_iter();
-    let keys = items
-        .filter(|stored| kind != Kind::EndpointSlice || !is_implied(&stored.value))
-        .map(|stored| stored.key);
-    Ok(keys.filter(|key| key.namespace == namespace).collect())
+    let interest = Interest { kind, scope: Scope::Namespace(namespace.to_owned()) };
+    let items = match store.list_all(&interest).await {
+        Ok(listing) => listing.items,
+        Err(StoreError::KindAbsent(_)) => Vec::new(),
+        Err(error) => return Err(error.into()),
+    };
+    let is_own = |stored: &Stored| kind != Kind::EndpointSlice || !is_implied(&stored.value);
+    Ok(items.into_iter().filter(is_own).map(|stored| stored.key).collect())
 }
 
 /// Rejects the deletion of tiers with policies that are not deleted together with them.

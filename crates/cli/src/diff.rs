@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use similar::TextDiff;
 use tortie_api::manifest::Object;
 use tortie_api::{Key, to_yaml};
-use tortie_store::{Store, StoreError, merged};
+use tortie_store::{Store, StoreError, applied, without_record};
 
 use crate::explain::{ALLOWED, DENIED, coloured};
 use crate::filenames::Filenames;
@@ -91,10 +91,8 @@ async fn changed(store: &dyn Store, objects: &[Object]) -> Result<Vec<Changed>, 
     let mut changed = Vec::new();
     for object in objects {
         let before = store.get(&object.key).await?.map(|stored| stored.value);
-        let after = match &before {
-            Some(before) => merged(&object.value, before, object.key.kind),
-            None => object.value.clone(),
-        };
+        let after = without_record(applied(&object.value, before.as_ref(), object.key.kind));
+        let before = before.map(without_record);
         if before.as_ref() != Some(&after) {
             changed.push(Changed {
                 key: object.key.clone(),

@@ -1,8 +1,11 @@
 //! The manifests of a command: files, folders of them, or standard input.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+
+use crate::kustomize;
 
 /// The files that a command reads.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -16,9 +19,15 @@ pub(crate) struct Filenames {
     /// Manifests without objects are no error
     #[arg(long, requires = "files")]
     pub(crate) skip_empty: bool,
-    /// Not supported: pipe the output of kubectl kustomize to -f -
-    #[arg(short = 'k', long, value_name = "DIR", hide = true)]
+    /// A folder with a kustomization, which `kubectl kustomize` or `kustomize build` builds
+    #[arg(short = 'k', long, value_name = "DIR", conflicts_with = "files")]
     kustomize: Option<PathBuf>,
+}
+
+/// The text of a manifest, or why it cannot be read.
+pub(crate) struct Manifest {
+    pub(crate) name: String,
+    pub(crate) text: anyhow::Result<String>,
 }
 
 impl Filenames {
@@ -32,14 +41,18 @@ impl Filenames {
         self.files.is_empty() && self.kustomize.is_none()
     }
 
-    /// The named files, and the files in named folders with the extension of a manifest.
-    pub(crate) fn files(&self) -> anyhow::Result<Vec<PathBuf>> {
+    /// The manifests, each with the name that messages use: a file, or the kustomization.
+    pub(crate) fn manifests(&self) -> anyhow::Result<Vec<Manifest>> {
         if let Some(folder) = &self.kustomize {
-            let folder = folder.display();
-            bail!(
-                "-k {folder}: Tortie does not build kustomizations; run kubectl kustomize {folder} | tortie … -f -"
-            );
+            let text = kustomize::build(folder)?;
+            return Ok(vec![Manifest { name: format!("{} (built)", folder.display()), text: Ok(text) }]);
         }
+        let files = self.files()?.into_iter();
+        Ok(files.map(|file| Manifest { name: file.display().to_string(), text: read(&file) }).collect())
+    }
+
+    /// The named files, and the files in named folders with the extension of a manifest.
+    fn files(&self) -> anyhow::Result<Vec<PathBuf>> {
         let mut all = Vec::new();
         for path in &self.files {
             if !path.is_dir() {
@@ -79,6 +92,16 @@ impl Filenames {
     }
 }
 
+/// The text of a file, or of standard input.
+pub(crate) fn read(file: &Path) -> anyhow::Result<String> {
+    if file == Path::new("-") {
+        let mut text = String::new();
+        std::io::stdin().read_to_string(&mut text).context("standard input")?;
+        return Ok(text);
+    }
+    std::fs::read_to_string(file).with_context(|| file.display().to_string())
+}
+
 /// A pipe or device in a folder could wait for ever. A link to nothing is an error when it is read.
 fn is_special(file: &Path) -> bool {
     std::fs::metadata(file).is_ok_and(|metadata| !metadata.is_file())
@@ -116,8 +139,6 @@ mod tests {
         std::fs::remove_file(at("a/c.json")).unwrap();
         assert!(names(false, &["a"]).unwrap_err().to_string().contains("only with -R"));
         assert_eq!(names(true, &["a"]).unwrap(), ["a/b/d.yml"]);
-        let kustomize = Filenames { kustomize: Some("x".into()), ..Filenames::default() };
-        assert!(!kustomize.is_empty());
-        assert!(kustomize.files().unwrap_err().to_string().contains("kubectl kustomize x"));
+        assert!(!Filenames { kustomize: Some("x".into()), ..Filenames::default() }.is_empty());
     }
 }

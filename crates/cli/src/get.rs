@@ -2,6 +2,7 @@
 
 mod columns;
 mod format;
+mod go_template;
 mod template;
 mod watch;
 
@@ -33,7 +34,8 @@ pub(crate) struct Get {
     /// Only objects with these fields, such as spec.nodeName=one,status.phase!=Running
     #[arg(long, value_name = "SELECTOR")]
     field_selector: Option<FieldFilter>,
-    /// The output format: wide, json, yaml, name, jsonpath=TEMPLATE, custom-columns=HEADER:PATH,…
+    /// The output format: wide, json, yaml, name, jsonpath=TEMPLATE, jsonpath-file=FILE, go-template=TEMPLATE,
+    /// go-template-file=FILE, custom-columns=HEADER:PATH,…
     #[arg(short, long, default_value = "table", hide_default_value = true, value_parser = GetFormat::parse)]
     output: GetFormat,
     /// Sort by this field, such as .metadata.creationTimestamp
@@ -42,6 +44,9 @@ pub(crate) struct Get {
     /// Show labels as the last column
     #[arg(long)]
     show_labels: bool,
+    /// Leave out what only this cluster can use, such as uid and resourceVersion: the output is for another cluster
+    #[arg(long)]
+    export: bool,
     /// Show no header
     #[arg(long)]
     no_headers: bool,

@@ -6,6 +6,8 @@
 
 mod agent;
 mod apply;
+#[cfg(unix)]
+mod archive;
 mod bgp;
 mod calicoctl;
 mod certs;
@@ -34,6 +36,7 @@ mod html;
 mod install;
 mod ipam;
 mod junit;
+mod kustomize;
 #[cfg(feature = "lab")]
 mod lab;
 mod lint;
@@ -49,6 +52,7 @@ mod planned;
 mod policy;
 mod port;
 mod preview;
+mod progress;
 #[cfg(unix)]
 mod serve;
 mod service;

@@ -1,17 +1,15 @@
 //! Reads manifests, and what is special about the objects in them: tiers, names of policies, objects of others.
 
 use std::collections::BTreeSet;
-use std::io::Read;
-use std::path::Path;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use serde_json::Value;
 use tortie_api::calico::WELL_KNOWN_TIERS;
 use tortie_api::manifest::{self, Object, Offline, Problem, Settled};
 use tortie_api::{Key, Kind};
 use tortie_store::Store;
 
-use crate::filenames::Filenames;
+use crate::filenames::{Filenames, Manifest};
 use crate::output;
 
 /// How many objects a note names.
@@ -111,8 +109,8 @@ pub(crate) fn tier_of(kind: Kind, value: &Value) -> Option<&str> {
 pub(crate) fn read_all(filenames: &Filenames) -> anyhow::Result<Option<Vec<Object>>> {
     let mut objects: Vec<Object> = Vec::new();
     let (mut problems, mut left_out) = (Vec::new(), Vec::new());
-    for file in filenames.files()? {
-        match manifest::read_kept(&file.display().to_string(), &read(&file)?) {
+    for Manifest { name, text } in filenames.manifests()? {
+        match manifest::read_kept(&name, &text?) {
             Ok((more, skipped)) => {
                 objects.extend(more);
                 left_out.extend(skipped);
@@ -143,8 +141,8 @@ pub(crate) fn read_all(filenames: &Filenames) -> anyhow::Result<Option<Vec<Objec
 /// Reads the manifests of a whole cluster, which contain more kinds than Tortie stores.
 pub(crate) fn read_cluster(filenames: &Filenames) -> anyhow::Result<Option<Settled>> {
     let (mut cluster, mut problems): (Offline, Vec<Problem>) = Default::default();
-    for file in filenames.files()? {
-        if let Err(more) = cluster.read(&file.display().to_string(), &read(&file)?) {
+    for Manifest { name, text } in filenames.manifests()? {
+        if let Err(more) = cluster.read(&name, &text?) {
             problems.extend(more);
         }
     }
@@ -161,13 +159,4 @@ fn all_right(problems: &[String], consequence: &str) -> bool {
         output::error(&format!("{}; {consequence}", output::count(problems.len() as u64, "problem")));
     }
     problems.is_empty()
-}
-
-pub(crate) fn read(file: &Path) -> anyhow::Result<String> {
-    if file == Path::new("-") {
-        let mut text = String::new();
-        std::io::stdin().read_to_string(&mut text).context("standard input")?;
-        return Ok(text);
-    }
-    std::fs::read_to_string(file).with_context(|| file.display().to_string())
 }

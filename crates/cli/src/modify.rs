@@ -17,7 +17,7 @@ use crate::apply::{CALICO, without_tier};
 use crate::manifests::{is_of_default_tier, other_name, refuse_managed};
 use crate::store::{StoreArguments, warn_of_lock};
 use crate::targets::{self, Selection, Target};
-use crate::{checks, manifests, output};
+use crate::{checks, filenames, output};
 
 /// How often a change is tried again after another writer was faster.
 const ATTEMPTS: usize = 10;
@@ -99,7 +99,7 @@ impl Patch {
         crate::log("warn");
         let text = match (&self.patch, &self.patch_file) {
             (Some(text), _) => text.clone(),
-            (None, Some(file)) => manifests::read(file)?,
+            (None, Some(file)) => filenames::read(file)?,
             (None, None) => bail!("a patch is missing: use --patch or --patch-file"),
         };
         let patch = one_value(&text).context("the patch")?;

@@ -1,6 +1,7 @@
 //! `tortie node`: what an installation does on a node beside the agent.
 
 mod calico;
+mod diags;
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
@@ -17,6 +18,9 @@ pub(crate) enum NodeCommand {
     InstallPlugin(InstallPlugin),
     /// Remove everything of Tortie from this node, whose pods lose their network; or what Calico has left there
     Cleanup(Cleanup),
+    /// Write what this node has into an archive for bug reports: nftables, links, routes, neighbours, kernel parameters, CNI
+    /// configuration, what the agent answers, its logs
+    Diags(diags::NodeDiags),
     /// Wait until this process is ended
     #[command(hide = true)]
     Idle,
@@ -37,6 +41,7 @@ impl NodeCommand {
         match self {
             Self::InstallPlugin(install) => install.run(),
             Self::Cleanup(cleanup) => cleanup.run(),
+            Self::Diags(diags) => diags.run(),
             Self::Idle => crate::runtime()?.block_on(async {
                 crate::signals::end().await?;
                 Ok(ExitCode::SUCCESS)

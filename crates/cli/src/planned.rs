@@ -55,11 +55,8 @@ fn known_name(after: &Snapshot, key: &Key) -> Option<String> {
 
 /// Applies an object as `apply` stores it: keeps what the cluster added, and copies a pod's labels to its endpoints.
 fn apply(after: &mut Snapshot, object: Object) {
-    let current = after.get(&object.key).map(|stored| stored.value.clone());
-    let value = match current {
-        Some(current) => tortie_store::merged(&object.value, &current, object.key.kind),
-        None => object.value,
-    };
+    let current = after.get(&object.key).map(|stored| &stored.value);
+    let value = tortie_store::applied(&object.value, current, object.key.kind);
     if object.key.kind == Kind::Pod {
         let labels = match &value["metadata"]["labels"] {
             Value::Null => json!({}),

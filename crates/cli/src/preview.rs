@@ -12,7 +12,7 @@ use tortie_oracle::{Answer, DecidedBy, Oracle, Peer, Question, QuestionError, Sn
 use tortie_reach::{CLIENT_PORT, Change, Difference, Reason, Scope, Why, group_name, summary};
 
 use crate::explain::{self, ALLOWED, DENIED, FAINT, coloured};
-use crate::filenames::Filenames;
+use crate::filenames::{self, Filenames};
 use crate::output::Format;
 use crate::port::PortSpec;
 use crate::snapshot::Read;
@@ -185,7 +185,7 @@ type Flows = Vec<(Vec<Question>, Flow)>;
 
 /// The flows, with equal ones counted together, and how many have a missing end.
 fn read_flows(file: &Path, before: &Snapshot, after: &Snapshot) -> anyhow::Result<(Flows, u64)> {
-    let text = manifests::read(file)?;
+    let text = filenames::read(file)?;
     let mut flows: BTreeMap<(String, String, String), u64> = BTreeMap::new();
     let mut read = Vec::new();
     for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty()) {

@@ -1,6 +1,6 @@
 //! The datastore of a command.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
@@ -13,7 +13,7 @@ use tortie_store::{Endpoints, Store, StoreError, Stored};
 use crate::calicoctl::{self, CalicoStore};
 
 /// The datastore.
-#[derive(clap::Args)]
+#[derive(clap::Args, Default)]
 pub(crate) struct StoreArguments {
     /// The datastore: unix:PATH, tls:HOST:PORT with the three files below, etcd:URL[,URL…] with them if the URLs are
     /// https, or kubernetes[:KUBECONFIG]. By default the lab that runs on this machine
@@ -45,6 +45,11 @@ pub(crate) struct StoreArguments {
 }
 
 impl StoreArguments {
+    /// The datastore of a configuration file of calicoctl.
+    pub(crate) fn of_config(file: &Path) -> Self {
+        Self { config: Some(file.to_owned()), ..Self::default() }
+    }
+
     /// Whether it belongs to the lab on this machine.
     pub(crate) fn is_of_lab(&self) -> bool {
         cfg!(feature = "lab") && self.store.is_none() && matches!(self.calicoctl(), Ok(None))
@@ -72,7 +77,7 @@ impl StoreArguments {
             let found = calicoctl::of_environment(|name| std::env::var(name).ok());
             return found.map_err(|problem| anyhow::anyhow!("the environment of calicoctl: {problem}"));
         };
-        let found = calicoctl::of_file(&crate::manifests::read(file)?);
+        let found = calicoctl::of_file(&crate::filenames::read(file)?);
         found.map(Some).map_err(|problem| anyhow::anyhow!("{}: {problem}", file.display()))
     }
 
@@ -113,7 +118,7 @@ impl StoreArguments {
         self.refuse_unused(address)?;
         #[cfg(unix)]
         if let Some(path) = address.strip_prefix("unix:") {
-            return Ok(Arc::new(Remote::unix(std::path::Path::new(path))));
+            return Ok(Arc::new(Remote::unix(Path::new(path))));
         }
         if let Some(urls) = address.strip_prefix("etcd:") {
             return Ok(Arc::new(Etcd::new(self.etcd(urls)?)?));

@@ -13,7 +13,7 @@ use tortie_store::{
 };
 
 use crate::concerned::Policies;
-use crate::output;
+use crate::{output, progress};
 
 /// Waits until the pods among these objects run, and all objects, written at these positions at the latest, are in force
 /// on every node that they concern.
@@ -28,6 +28,7 @@ pub(crate) async fn in_force(
 ) -> anyhow::Result<ExitCode> {
     let deadline = Instant::now() + patience;
     let left = || deadline.saturating_duration_since(Instant::now());
+    let spinner = progress::spinner("pods start");
     let workloads: Vec<Key> = applied.iter().filter(|key| key.kind.is_workload()).cloned().collect();
     let (made, incomplete) = wait_for_workloads(store, &workloads, left()).await?;
     let pods: BTreeSet<Key> =
@@ -46,6 +47,7 @@ pub(crate) async fn in_force(
         let position = wait_for_slices(store, left()).await?;
         positions.extend(position.map(|position| (Kind::EndpointSlice, position)));
     }
+    spinner.set_message("nodes put it in force");
     let failed = |report: &NodeStatus| {
         report.conditions.iter().any(|condition| Severity::of(&condition.reason) == Severity::Failure)
     };
@@ -60,6 +62,7 @@ pub(crate) async fn in_force(
         Err(NotInForce::Late { nodes, reports, .. }) => (reports, Some(nodes)),
         Err(error) => return Err(error.into()),
     };
+    drop(spinner);
     let (mut about, mut without_effect) = (0, false);
     for (node, report) in &reports {
         for condition in &report.conditions {

@@ -15,12 +15,14 @@ use rustix::process::Signal;
 use support::{Lab, User, leftovers};
 
 /// Some of those that a lab can run, from every folder and with every kind of policy.
-const CHOSEN: [&str; 16] = [
+const CHOSEN: [&str; 19] = [
     "administrators/01-admin-deny",
     "administrators/03-baseline",
     "boutique/01-deployments",
     "boutique/02-pods",
     "calico/06-tiers-and-pass",
+    "calico/07-tier-that-passes",
+    "calico/08-end-of-a-tier-denies",
     "calico/14-service-accounts",
     "calico/18-selector-language",
     "calico/20-services-in-rules",
@@ -32,6 +34,7 @@ const CHOSEN: [&str; 16] = [
     "workloads/01-deployments",
     "workloads/05-mixed-systems",
     "workloads/06-stars",
+    "workloads/07-advanced-policy",
 ];
 /// How long to wait until the Services' slices are in force.
 const TIMEOUT: Duration = Duration::from_secs(30);

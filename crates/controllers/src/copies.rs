@@ -3,6 +3,7 @@
 
 use serde_json::{Map, Value, json};
 use tortie_api::kubernetes::Node;
+use tortie_api::manifest::LAST_APPLIED;
 use tortie_api::{Key, Kind};
 use tortie_store::kubernetes::profile_of;
 use tortie_store::{COPIED_FROM, POD_UID, Stored, pod_of};
@@ -43,8 +44,6 @@ pub(crate) const TARGETS: [Kind; 12] = [
 /// The annotation of Calico's Node with the labels that came from Kubernetes
 /// (`kube-controllers/pkg/controllers/node/labels.go`).
 const KUBE_LABELS: &str = "projectcalico.org/kube-labels";
-/// What kubectl keeps in an annotation may be as long as the object.
-const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// The copies of an object, each with its key. A Node's is a draft: [`node`] completes it.
 pub(crate) fn copies(source: &Stored) -> Vec<(Key, Value)> {
@@ -83,6 +82,7 @@ pub(crate) fn source_of(copy: &Value) -> Option<Key> {
 fn trimmed(key: &Key, value: &Value, fields: &[&str]) -> Value {
     let given = |name: &str| value["metadata"].get(name).cloned();
     let mut annotations = given("annotations").and_then(|all| all.as_object().cloned()).unwrap_or_default();
+    // The record of `apply` may be as long as the object.
     annotations.remove(LAST_APPLIED);
     annotations.insert(COPIED_FROM.to_owned(), json!(origin(key)));
     let mut metadata = json!({"name": key.name, "labels": labels(value), "annotations": annotations});

@@ -143,7 +143,8 @@ impl Runtime {
             let message = "no node has the labels that its nodeSelector and its affinity require, and only taints that it tolerates";
             self.unplaced.insert(stored.key.clone(), stored.clone());
             let status = json!({"phase": "Pending", "reason": "Unschedulable", "message": message});
-            return set_status(&*self.store, &stored.key, status).await;
+            let uid = stored.value["metadata"]["uid"].as_str();
+            return set_status(&*self.store, &stored.key, uid, status).await;
         };
         stored.value["spec"]["nodeName"] = json!(node);
         match self.store.update(&stored.key, stored.value, &stored.version).await {

@@ -68,7 +68,9 @@ pub(crate) enum PodApi {
 impl PodApi {
     async fn set_status(&self, key: &Key, wanted: &DesiredPod, status: &PodStatus) {
         match self {
-            Self::Stored(store) => set_status(&**store, key, status.stored()).await,
+            Self::Stored(store) => {
+                set_status(&**store, key, wanted.uid.as_deref(), status.stored()).await;
+            }
             Self::Kubernetes(kubelet) => {
                 let uid = wanted.uid.as_deref().unwrap_or_default();
                 kubelet.set_status(key, uid, status, &wanted.containers).await;
@@ -366,11 +368,12 @@ impl PodTask {
     }
 }
 
-/// Writes a pod's status, unless it is already stored.
-pub(crate) async fn set_status(store: &dyn Store, key: &Key, status: Value) {
+/// Writes a pod's status, unless it is already stored, or another pod has the name by now.
+pub(crate) async fn set_status(store: &dyn Store, key: &Key, uid: Option<&str>, status: Value) {
+    let is_meant = |value: &Value| value["status"] != status && value["metadata"]["uid"].as_str() == uid;
     loop {
         let written = match store.get(key).await {
-            Ok(Some(mut stored)) if stored.value["status"] != status => {
+            Ok(Some(mut stored)) if is_meant(&stored.value) => {
                 stored.value["status"] = status.clone();
                 store.update(key, stored.value, &stored.version).await.map(drop)
             }

@@ -174,12 +174,19 @@ impl Owner<'_> {
         wanted.retain(|key, _| !self.cluster.keys.contains(key));
         writes.extend(wanted.into_iter().map(|(key, value)| Write::Create(key, value)));
         let (all, ready) = self.cluster.count(&self.stored.key);
+        let version = self.workload.version();
+        let made = self.cluster.made_by(&self.stored.key);
+        let updated =
+            made.iter().filter(|pod| pod.value["metadata"]["annotations"][VERSION] == *version).count();
         let status = match self.stored.key.kind {
             Kind::DaemonSet => json!({
                 "desiredNumberScheduled": self.node_names().count(), "currentNumberScheduled": all,
-                "updatedNumberScheduled": all, "numberReady": ready, "numberAvailable": ready, "numberMisscheduled": 0,
+                "updatedNumberScheduled": updated, "numberReady": ready, "numberAvailable": ready, "numberMisscheduled": 0,
             }),
             Kind::Job => json!({"active": all, "ready": ready}),
+            Kind::StatefulSet => json!({
+                "replicas": all, "updatedReplicas": updated, "readyReplicas": ready, "availableReplicas": ready,
+            }),
             _ => json!({"replicas": all, "readyReplicas": ready, "availableReplicas": ready}),
         };
         self.set_status(status, writes);
@@ -326,8 +333,9 @@ mod tests {
 
         fn apply(&mut self, text: &str) {
             for object in manifest::read("m.yml", text).unwrap() {
-                let current = self.0.get(&object.key).map(|stored| stored.value.clone()).unwrap_or_default();
-                self.put(object.key.clone(), tortie_store::merged(&object.value, &current, object.key.kind));
+                let current = self.0.get(&object.key).map(|stored| &stored.value);
+                let value = tortie_store::applied(&object.value, current, object.key.kind);
+                self.put(object.key, value);
             }
         }
 
@@ -423,6 +431,35 @@ mod tests {
             objects.0.remove(&Key::namespaced(Kind::Deployment, "default", "web"));
             objects.settle();
             assert_eq!((objects.names(Kind::ReplicaSet), objects.names(Kind::Pod)), (vec![], vec![]));
+        }
+    }
+
+    /// Until all pods are of the new template, the status does not say so.
+    #[test]
+    fn old_pods_do_not_count_as_new_ones() {
+        for (kind, spec) in [("StatefulSet", "  serviceName: web\n  replicas: 2\n"), ("DaemonSet", "")] {
+            let of = |app: &str| workload("apps/v1", kind, spec, app, "");
+            let mut objects = after(&of("one"));
+            let kind = Kind::of("apps/v1", kind).unwrap();
+            let is_complete = |objects: &Objects| {
+                let stored = &objects.0[&Key::namespaced(kind, "default", "web")];
+                let Ok(Resource::Workload(workload)) = Resource::read(&stored.key, &stored.value) else {
+                    panic!()
+                };
+                workload.is_complete(kind, &stored.value)
+            };
+            assert!(is_complete(&objects));
+            objects.apply(&of("two"));
+            // The controller has seen the template, and no pod has changed yet.
+            let writes = missing_writes(&objects.0.values().collect::<Vec<_>>());
+            for write in writes {
+                if let Write::Update(key, value, _) = write {
+                    objects.put(key, value);
+                }
+            }
+            assert!(!is_complete(&objects), "{kind}");
+            objects.settle();
+            assert!(is_complete(&objects), "{kind}");
         }
     }
 

@@ -5,6 +5,7 @@
 
 pub mod calico;
 pub mod dataplane;
+mod diagnostics;
 mod learned_routes;
 mod removal;
 mod underlay;
@@ -13,6 +14,7 @@ pub mod wire;
 mod error;
 
 pub use dataplane::Dataplane;
+pub use diagnostics::diagnostics;
 pub use error::Error;
 pub use learned_routes::{Applied, LearnedRoutes};
 pub use removal::{hand_over_to_calico, remove_all};

@@ -37,7 +37,7 @@ use thiserror::Error;
 use tortie_api::manifest::Object;
 use tortie_api::{Key, Kind, Position, Positions};
 
-pub use apply::{Applied, create, identify, merged};
+pub use apply::{Applied, applied, check_preconditions, create, identify, replace, replaced, without_record};
 pub use cache::Cache;
 pub use embedded::Embedded;
 pub use endpoints::Endpoints;
@@ -145,6 +145,19 @@ pub enum StoreError {
     /// Somebody changed the object since it was read: read it again and decide anew.
     #[error("{0} was changed by another writer in the meantime")]
     Conflict(Key),
+    /// The manifest means another object than the stored one.
+    #[error(
+        "{key}: conflict: metadata.{field} is {given}, and the stored object has another one: it has changed since it was \
+         read. Read it again and repeat the change, or remove metadata.resourceVersion and metadata.uid from the manifest"
+    )]
+    Outdated {
+        /// The object.
+        key: Key,
+        /// The field of `metadata`.
+        field: &'static str,
+        /// What the manifest has there.
+        given: String,
+    },
     /// The store rejects the object.
     #[error("the store rejects {key}: {problem}")]
     Invalid {
@@ -244,9 +257,9 @@ pub trait Store: Send + Sync {
     /// Deletes an object, if its version is still `expected` (any version, if that is `None`).
     async fn delete(&self, key: &Key, expected: Option<&Version>) -> Result<Position, StoreError>;
 
-    /// Stores an object of a manifest, whether or not it exists. Keeps what the cluster added to it.
+    /// Stores an object of a manifest, whether or not it exists. Keeps what others added to it; see [`applied`].
     async fn apply(&self, object: &Object) -> Result<Applied, StoreError> {
-        apply::replace(self, object).await
+        apply::apply(self, object).await
     }
 
     /// The objects of these interests and their changes, for ever. After a lost connection or lost history, the backend

@@ -100,17 +100,24 @@ impl Workload {
             Some(version) => version == self.version(),
             None => status["observedGeneration"].as_u64().unwrap_or(0) >= generation && generation > 0,
         };
+        // Whoever chose that deletes the old pods himself.
+        let on_delete = value.pointer("/spec/updateStrategy/type").is_some_and(|name| name == "OnDelete");
         match kind {
             Kind::CronJob => true,
             // Only some statuses of a Job in the Kubernetes API have a generation.
             Kind::Job => number("ready") + number("succeeded") >= self.replicas,
             Kind::DaemonSet => {
                 let wanted = number("desiredNumberScheduled");
-                is_seen && number("numberReady") == wanted && number("updatedNumberScheduled") == wanted
+                let is_updated = on_delete || number("updatedNumberScheduled") == wanted;
+                is_seen && number("numberReady") == wanted && is_updated
             }
             _ => {
-                let is_updated =
-                    status.get("updatedReplicas").is_none() || number("updatedReplicas") == self.replicas;
+                // An API server leaves the field out while it is 0. ReplicaSets do not have it, and do not replace pods.
+                let replaces = matches!(kind, Kind::Deployment | Kind::StatefulSet) && !on_delete;
+                let left =
+                    value.pointer("/spec/updateStrategy/rollingUpdate/partition").and_then(Value::as_u64);
+                let left = left.and_then(|number| usize::try_from(number).ok()).unwrap_or(0);
+                let is_updated = !replaces || number("updatedReplicas") + left >= self.replicas;
                 is_seen
                     && is_updated
                     && number("replicas") == self.replicas
@@ -389,5 +396,43 @@ mod tests {
             );
         }
         assert!(Placement::default().fits(&node(json!({"unschedulable": true})), true), "a DaemonSet's");
+    }
+
+    /// Statuses of an API server and of the lab's controller, during and after a change of the template.
+    #[test]
+    fn a_workload_is_complete_when_all_pods_of_its_template_run() {
+        let in_api = |spec: Value, status: Value| {
+            let mut value =
+                json!({"metadata": {"name": "w", "generation": 2}, "spec": spec, "status": status});
+            value["spec"]["selector"] = json!({"matchLabels": {"app": "w"}});
+            value["spec"]["template"] = json!({"metadata": {"labels": {"app": "w"}}});
+            value["status"]["observedGeneration"] = json!(2);
+            value
+        };
+        let on_delete = json!({"replicas": 2, "updateStrategy": {"type": "OnDelete"}});
+        let partition = json!({"replicas": 2, "updateStrategy": {"rollingUpdate": {"partition": 1}}});
+        let two = || json!({"replicas": 2});
+        let running = || json!({"replicas": 2, "readyReplicas": 2});
+        let updated = |count: u64| json!({"replicas": 2, "readyReplicas": 2, "updatedReplicas": count});
+        let nodes = |updated: u64| json!({"desiredNumberScheduled": 2, "numberReady": 2, "updatedNumberScheduled": updated});
+        for (kind, value, expected) in [
+            (Kind::StatefulSet, in_api(two(), updated(2)), true),
+            (Kind::StatefulSet, in_api(two(), updated(1)), false),
+            // The field is absent while it is 0.
+            (Kind::StatefulSet, in_api(two(), running()), false),
+            (Kind::Deployment, in_api(two(), running()), false),
+            (Kind::ReplicaSet, in_api(two(), running()), true),
+            (Kind::StatefulSet, in_api(partition, updated(1)), true),
+            (Kind::StatefulSet, in_api(on_delete.clone(), running()), true),
+            (Kind::DaemonSet, in_api(json!({}), nodes(2)), true),
+            (Kind::DaemonSet, in_api(json!({}), nodes(1)), false),
+            (Kind::DaemonSet, in_api(on_delete, nodes(1)), true),
+        ] {
+            let key = crate::Key::namespaced(kind, "n", "w");
+            let crate::Resource::Workload(workload) = crate::Resource::read(&key, &value).unwrap() else {
+                panic!("{value}")
+            };
+            assert_eq!(workload.is_complete(kind, &value), expected, "{kind}: {value}");
+        }
     }
 }

@@ -3,6 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::Preconditions;
 use super::meaning::{self, Meaning};
 use crate::yaml::{Document, Lines};
 use crate::{FieldError, Kind, kubernetes::Node};
@@ -25,8 +26,8 @@ const OF_THE_CLUSTER: [&str; 9] = [
     "ownerReferences",
     "selfLink",
 ];
-/// The annotation in which kubectl keeps the text of the last `apply`.
-const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+/// The annotation in which `apply` records what it was given, as kubectl does.
+pub const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// The objects of a list (`kind: List`, `PodList`, …), each as a separate document; any other document unchanged.
 /// Items of a typed list may omit their kind.
@@ -103,6 +104,8 @@ pub(super) fn translate(document: &mut Document) -> Result<(), FieldError> {
 /// Restores the metadata that Calico keeps in an annotation. The annotation takes precedence, as in Calico.
 fn unpack_metadata(value: &mut Value) -> Result<(), FieldError> {
     let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) else { return Ok(()) };
+    // In that group, objects have other uids than in Calico's API.
+    metadata.remove("uid");
     let packed = metadata.get_mut("annotations").and_then(Value::as_object_mut);
     let Some(packed) = packed.and_then(|annotations| annotations.remove(CALICO_METADATA)) else {
         return Ok(());
@@ -166,13 +169,23 @@ fn of_calico_node(value: &mut Value, lines: &mut Lines) {
     value["spec"] = spec;
 }
 
-/// Removes what only the exporting cluster can use.
-pub(super) fn drop_metadata_of_the_cluster(value: &mut Value) {
-    let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) else { return };
+/// Removes what only the exporting cluster can use; returns what tells which stored object is meant.
+pub fn take_metadata_of_the_cluster(value: &mut Value) -> Preconditions {
+    let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) else {
+        return Preconditions::default();
+    };
+    let text = |field: &str| metadata.get(field).and_then(Value::as_str).map(str::to_owned);
+    let given = |text: &String| !text.is_empty();
+    let preconditions = Preconditions {
+        uid: text("uid").filter(given),
+        resource_version: text("resourceVersion").filter(given),
+    };
     metadata.retain(|field, _| !OF_THE_CLUSTER.contains(&field.as_str()));
-    let Some(annotations) = metadata.get_mut("annotations").and_then(Value::as_object_mut) else { return };
-    annotations.remove(LAST_APPLIED);
-    if annotations.is_empty() {
-        metadata.remove("annotations");
+    if let Some(annotations) = metadata.get_mut("annotations").and_then(Value::as_object_mut) {
+        annotations.remove(LAST_APPLIED);
+        if annotations.is_empty() {
+            metadata.remove("annotations");
+        }
     }
+    preconditions
 }

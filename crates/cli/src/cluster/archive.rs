@@ -1,17 +1,14 @@
 //! The archive of `tortie cluster diags`.
 
-use std::fs::OpenOptions;
-use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io;
 use std::path::Path;
 
-use flate2::Compression;
-use flate2::write::GzEncoder;
 use serde_json::{Value, json};
-use tar::{Builder, Header};
 use tortie_api::Kind;
+use tortie_api::manifest::LAST_APPLIED;
 
 use super::{Content, Summary};
+use crate::archive::Archive;
 
 /// The folder in the archive.
 const FOLDER: &str = "tortie-diags";
@@ -23,36 +20,23 @@ const DROPPED: [&str; 3] = ["volumes", "message", "volumeClaimTemplates"];
 const CONTAINERS: [&str; 3] = ["containers", "initContainers", "ephemeralContainers"];
 /// Whose annotations matter.
 const OWNERS: [&str; 4] = ["projectcalico.org/", "tortie.io/", "kubernetes.io/", "k8s.v1.cni.cncf.io/"];
-/// The annotation in which kubectl keeps the text of the last `apply`, with everything that is removed here.
-const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// Writes the archive. Only its owner may read it: policies tell an attacker a lot.
+/// Writes the archive.
 pub(super) fn write(path: &Path, content: &Content, summary: &Summary) -> io::Result<()> {
-    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-    let mut archive = Builder::new(GzEncoder::new(BufWriter::new(file), Compression::default()));
-    add(&mut archive, "info.json", &serde_json::to_value(summary)?)?;
+    let mut archive = Archive::create(path, FOLDER)?;
+    archive.add_json("info.json", &serde_json::to_value(summary)?)?;
     for (kind, items) in content.objects.iter().filter(|(_, items)| !items.is_empty()) {
         let items: Vec<Value> = items.iter().map(|stored| shareable(*kind, stored.value.clone())).collect();
         let name = format!("objects/{}.json", kind.plural());
-        add(&mut archive, &name, &json!({"apiVersion": "v1", "kind": "List", "items": items}))?;
+        archive.add_json(&name, &json!({"apiVersion": "v1", "kind": "List", "items": items}))?;
     }
-    let mut compressed = archive.into_inner()?;
-    compressed.try_finish()?;
-    compressed.finish()?.flush()
-}
-
-fn add<W: Write>(archive: &mut Builder<W>, name: &str, value: &Value) -> io::Result<()> {
-    let text = serde_json::to_vec_pretty(value)?;
-    let mut header = Header::new_gnu();
-    header.set_size(text.len() as u64);
-    header.set_mode(0o600);
-    archive.append_data(&mut header, format!("{FOLDER}/{name}"), &*text)
+    archive.finish()
 }
 
 /// The object without what others should not see.
 fn shareable(kind: Kind, mut value: Value) -> Value {
     if let Some(annotations) = value.pointer_mut("/metadata/annotations").and_then(Value::as_object_mut) {
-        // Others may have anything.
+        // Others may have anything, and the record of `apply` has everything that is removed here.
         annotations.retain(|name, _| name != LAST_APPLIED && OWNERS.iter().any(|owner| name.contains(owner)));
     }
     if kind == Kind::Pod || kind.is_workload() {

@@ -12,18 +12,20 @@ mod report;
 mod wire;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::pin::pin;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{bail, ensure};
+use indicatif::ProgressBar;
 use jiff::Timestamp;
 use tortie_api::{Key, Kind};
 use tortie_store::Store;
 
 use crate::output::{self, Format};
 use crate::store::StoreArguments;
-use crate::{end_of_process, snapshot};
+use crate::{end_of_process, progress, snapshot};
 use deployed::{Deployed, Ended};
 use plan::{About, Addresses, From, Images, NAMESPACE, Node, PlannedCheck, To};
 use report::CheckOutcome;
@@ -67,6 +69,9 @@ pub(crate) struct ConnectivityTest {
     /// The maximum number of seconds until pods run
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=1800))]
     timeout: u64,
+    /// If policies are in another datastore than pods: calicoctl's configuration file for it. Reasons are looked for there
+    #[arg(long, value_name = "FILE")]
+    policy_config: Option<PathBuf>,
     /// The output format
     #[arg(short, long, value_enum, default_value_t = Format::Text)]
     output: Format,
@@ -115,13 +120,18 @@ impl ConnectivityTest {
         let images = self.images()?;
         crate::runtime()?.block_on(async {
             let store = self.store.open().await?;
+            let policies = match &self.policy_config {
+                Some(file) => StoreArguments::of_config(file).open().await?,
+                None => store.clone(),
+            };
             let nodes = store.list(Kind::Node).await?.items;
             let nodes =
                 plan::choose(&nodes, &self.nodes, self.per_system.into()).map_err(anyhow::Error::msg)?;
             ensure!(!nodes.is_empty(), "the cluster has no node");
             let deployed = Deployed::create(&*store).await?;
+            let spinner = progress::spinner("pods start");
             // From here on, everything is removed, however the test ends.
-            let mut test = pin!(self.test(&deployed, &nodes, &images));
+            let mut test = pin!(self.test(&deployed, (&*policies, &spinner), &nodes, &images));
             let tested = tokio::select! {
                 tested = &mut test => Some(tested),
                 ended = end_of_process() => {
@@ -131,7 +141,9 @@ impl ConnectivityTest {
                     ended.err().map(|error| Err(error.into()))
                 }
             };
+            spinner.set_message("everything is removed");
             let removed = deployed.remove().await;
+            spinner.finish_and_clear();
             let Some(tested) = tested else {
                 removed?;
                 output::error_line("interrupted; everything that was deployed is removed");
@@ -180,12 +192,14 @@ impl ConnectivityTest {
     async fn test(
         &self,
         deployed: &Deployed<'_>,
+        (policies, spinner): (&dyn Store, &ProgressBar),
         nodes: &[Node],
         images: &Images,
     ) -> anyhow::Result<(Vec<CheckOutcome>, Vec<String>)> {
         let patience = Duration::from_secs(self.timeout);
         let (addresses, not_running) = deploy(deployed, nodes, images, patience).await?;
         let checks = plan::checks(nodes, &addresses);
+        spinner.set_message(format!("pods check {}", output::count(checks.len() as u64, "path")));
         let mut outcomes = check(deployed, nodes, images, &checks, patience, &not_running).await?;
         not_proven(&mut outcomes);
         let mut skipped = Vec::new();
@@ -193,7 +207,7 @@ impl ConnectivityTest {
             skipped.push(format!("DNS: the cluster has no Service {}", reasons::DNS));
         }
         if outcomes.iter().any(|outcome| outcome.failed.is_some()) {
-            find_reasons(deployed.store, nodes, &mut outcomes).await?;
+            find_reasons(policies, nodes, &mut outcomes).await?;
         }
         Ok((outcomes, skipped))
     }
@@ -312,7 +326,7 @@ fn not_proven(outcomes: &mut [CheckOutcome]) {
     }
 }
 
-/// Replaces symptoms by reasons.
+/// Replaces symptoms by reasons, as the policies and reports in this datastore give them.
 async fn find_reasons(
     store: &dyn Store,
     nodes: &[Node],

@@ -289,12 +289,18 @@ pub(super) fn checks(nodes: &[Node], addresses: &Addresses) -> Vec<PlannedCheck>
         }
         for os in systems(nodes) {
             let address = addresses.services.get(&os);
-            let greet = address.map(|address| Probe::Greet {
-                to: SocketAddr::new(*address, SERVICE_PORT),
-                name: "server-".to_owned(),
+            let servers =
+                addresses.servers.keys().filter(|node| nodes.get(**node).is_some_and(|node| node.os == os));
+            let names: Vec<String> = servers.map(|node| server(*node)).collect();
+            let meet = address.map(|address| {
+                let to = SocketAddr::new(*address, SERVICE_PORT);
+                match names.is_empty() {
+                    true => Probe::Greet { to, name: "server-".to_owned() },
+                    false => Probe::Backends { to, names },
+                }
             });
             let (from, to) = (From::Pod(from), To::Service(os));
-            checks.push(PlannedCheck { from, about: About::Service, to, probe: greet });
+            checks.push(PlannedCheck { from, about: About::Service, to, probe: meet });
             if addresses.has_dns {
                 let probe = address.map(|address| Probe::Name { name: service(os), address: *address });
                 checks.push(PlannedCheck { from, about: About::Dns, to, probe });

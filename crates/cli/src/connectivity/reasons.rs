@@ -14,6 +14,19 @@ use crate::{explain, output, service as services};
 /// The source port of the questions; rules that depend on it are rare.
 const SOURCE_PORT: u16 = 40_000;
 
+/// The words for a verdict that the oracle cannot give.
+const UNKNOWN: &str = "it is not known what policy says";
+
+/// What policy says about a check.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum PolicyVerdict {
+    /// By this rule.
+    Denied(String),
+    Allowed,
+    /// For this reason, for instance because the datastore does not have the pods.
+    Unknown(String),
+}
+
 /// What is known when the checks are done.
 pub(super) struct Known<'a> {
     pub(super) snapshot: &'a Snapshot,
@@ -28,23 +41,24 @@ impl Known<'_> {
         let symptom = failed.as_deref().unwrap_or_default();
         if check.about == About::Denied {
             let node = self.nodes_of(check).into_iter().find_map(|node| self.trouble(node));
-            let policy = match self.denied(check) {
+            let policy = match self.policy(check) {
                 _ if symptom.contains("proves nothing") => symptom.to_owned(),
-                Some(by) => format!("{symptom}, although it is {by}"),
-                None => format!("{symptom}, because another policy allows it"),
+                PolicyVerdict::Denied(by) => format!("{symptom}, although it is {by}"),
+                PolicyVerdict::Allowed => format!("{symptom}, because another policy allows it"),
+                PolicyVerdict::Unknown(why) => format!("{symptom}; {UNKNOWN}: {why}"),
             };
             return join(policy, node);
         }
         if let Some(problem) = self.no_backend(check) {
             return problem;
         }
-        match self.denied(check) {
-            Some(by) => format!("policy: {by}"),
-            None => {
-                let node = self.nodes_of(check).into_iter().find_map(|node| self.trouble(node));
-                join(format!("{symptom}; policy allows it"), node.or_else(|| self.path(check, all)))
-            }
-        }
+        let policy = match self.policy(check) {
+            PolicyVerdict::Denied(by) => return format!("policy: {by}"),
+            PolicyVerdict::Allowed => "policy allows it".to_owned(),
+            PolicyVerdict::Unknown(why) => format!("{UNKNOWN}: {why}"),
+        };
+        let node = self.nodes_of(check).into_iter().find_map(|node| self.trouble(node));
+        join(format!("{symptom}; {policy}"), node.or_else(|| self.path(check, all)))
     }
 
     /// The nodes whose agents a check depends on.
@@ -56,37 +70,51 @@ impl Known<'_> {
         [Some(check.from.node()), to].into_iter().flatten().filter_map(|node| self.nodes.get(node)).collect()
     }
 
-    /// What denies the flow, according to the oracle.
-    fn denied(&self, check: &PlannedCheck) -> Option<String> {
+    /// What policy says about the packets of a check, according to the oracle.
+    fn policy(&self, check: &PlannedCheck) -> PolicyVerdict {
         let oracle = Oracle::new(self.snapshot);
-        self.questions(check).into_iter().find_map(|question| {
-            let answer = oracle.evaluate(&question).ok().filter(|answer| answer.verdict == Verdict::Deny)?;
+        let questions = match self.questions(check) {
+            Ok(questions) => questions,
+            Err(why) => return PolicyVerdict::Unknown(why),
+        };
+        let mut unknown = None;
+        for question in questions {
+            let answer = match oracle.evaluate(&question) {
+                Ok(answer) if answer.verdict == Verdict::Deny => answer,
+                Ok(_) => continue,
+                Err(error) => {
+                    unknown = Some(error.to_string());
+                    continue;
+                }
+            };
             let mut traces = answer.egress.iter().chain(&answer.hosts).chain(&answer.ingress);
-            let denied = traces.find(|trace| trace.verdict == Verdict::Deny)?;
-            let (place, by) = explain::decision(denied);
-            Some(format!("denied {by} ({place})"))
-        })
+            if let Some(denied) = traces.find(|trace| trace.verdict == Verdict::Deny) {
+                let (place, by) = explain::decision(denied);
+                return PolicyVerdict::Denied(format!("denied {by} ({place})"));
+            }
+        }
+        unknown.map_or(PolicyVerdict::Allowed, PolicyVerdict::Unknown)
     }
 
     /// The packets of a check, as `tortie explain` asks about them.
-    fn questions(&self, check: &PlannedCheck) -> Vec<Question> {
+    fn questions(&self, check: &PlannedCheck) -> Result<Vec<Question>, String> {
         let from = match check.from {
             From::Pod(_) => Peer::Pod { namespace: NAMESPACE.to_owned(), name: check.from.pod() },
             From::Node(node) => {
                 Peer::Node(self.nodes.get(node).map(|node| node.name.clone()).unwrap_or_default())
             }
         };
-        let Ok(port) = PortSpec::read(check.about.port()) else { return Vec::new() };
+        let port = PortSpec::read(check.about.port()).map_err(|error| error.to_string())?;
         let to_service = |name: &str| {
-            let translated = services::named(self.snapshot, name, port);
-            translated.map(|to| explain::questions(&from, &to, port, SOURCE_PORT)).unwrap_or_default()
+            let translated = services::named(self.snapshot, name, port).map_err(|error| error.to_string());
+            translated.map(|to| explain::questions(&from, &to, port, SOURCE_PORT))
         };
         match (check.about, check.to) {
             (About::Dns, _) => to_service(DNS),
             (_, To::Service(os)) => to_service(&format!("{NAMESPACE}/{}", service(os))),
             (_, To::Server(node)) => {
                 let to = Peer::Pod { namespace: NAMESPACE.to_owned(), name: server(node) };
-                vec![explain::question(from, to, port, SOURCE_PORT)]
+                Ok(vec![explain::question(from, to, port, SOURCE_PORT)])
             }
         }
     }
@@ -180,4 +208,30 @@ fn trouble_in(name: &str, status: &NodeStatus, boot_id: Option<&str>, now: Times
 /// Why an address of a Service is missing.
 pub(super) fn no_address(os: Os) -> String {
     format!("Service {} has no cluster IP (its port would be {SERVICE_PORT})", service(os))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::super::plan;
+    use super::*;
+
+    /// Where the pods of the test are not in the datastore, policy is not said to allow anything.
+    #[test]
+    fn what_the_oracle_does_not_know_is_not_allowed() {
+        let nodes = vec![Node { name: "one".to_owned(), os: Os::Linux }];
+        let snapshot = Snapshot::new();
+        let known = Known { snapshot: &snapshot, nodes: &nodes, now: Timestamp::UNIX_EPOCH };
+        let addresses = plan::Addresses {
+            servers: [(0, "10.0.0.1".parse().unwrap())].into(),
+            services: [(Os::Linux, "10.96.0.1".parse().unwrap())].into(),
+            has_dns: true,
+        };
+        for check in plan::checks(&nodes, &addresses) {
+            assert!(matches!(known.policy(&check), PolicyVerdict::Unknown(_)), "{check:?}");
+            let outcome = CheckOutcome { check, failed: Some("no answer".to_owned()) };
+            let reason = known.reason(&outcome, &[]);
+            assert!(!reason.contains("policy allows") && !reason.contains("policy: "), "{reason}");
+        }
+    }
 }

@@ -1,5 +1,6 @@
 //! What the pods of the test do: servers greet and echo, clients probe. Both run on Linux and on Windows.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::str::FromStr;
@@ -21,6 +22,9 @@ const BULK: usize = 64 * 1024;
 const ATTEMPT: Duration = Duration::from_millis(2_500);
 /// How long a client tries what must succeed. Servers start at different moments.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+/// How long an attempt to meet all backends of a Service may take, and how many connections.
+const BACKENDS: Duration = Duration::from_secs(5);
+const MOST_CONNECTIONS: usize = 400;
 /// The pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(200);
 /// The pause before a datagram is sent again.
@@ -30,6 +34,12 @@ const HEADERS: usize = 28;
 /// The MTU of pods on Windows nodes, which this program cannot ask for.
 #[cfg(not(target_os = "linux"))]
 const WINDOWS_MTU: usize = 1450;
+/// An address for documentation (RFC 5737). Nothing is sent to it.
+#[cfg(target_os = "linux")]
+const NOBODY: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
+/// The MTU that counts where there is no default route.
+#[cfg(target_os = "linux")]
+const WITHOUT_ROUTE_MTU: usize = 1500;
 /// The largest datagram of IPv4.
 const MAX_DATAGRAM: usize = 65_507;
 
@@ -42,6 +52,8 @@ pub(super) const NOT_PROVEN: &str =
 pub(crate) enum Probe {
     /// Connects, and expects the greeting of a server whose name begins so.
     Greet { to: SocketAddr, name: String },
+    /// Connects until each of these servers has answered at an address that they share.
+    Backends { to: SocketAddr, names: Vec<String> },
     /// Sends and receives full segments.
     Segments { to: SocketAddr },
     /// Sends and receives a datagram of the path's MTU that may not be fragmented.
@@ -56,6 +68,7 @@ impl fmt::Display for Probe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Greet { to, name } => write!(f, "greet,{to},{name}"),
+            Self::Backends { to, names } => write!(f, "backends,{to},{}", names.join("+")),
             Self::Segments { to } => write!(f, "segments,{to}"),
             Self::Datagram { to } => write!(f, "datagram,{to}"),
             Self::Closed { to } => write!(f, "closed,{to}"),
@@ -72,6 +85,10 @@ impl FromStr for Probe {
         let address = |part: &str| part.parse::<SocketAddr>().map_err(|_| bad(part));
         match text.split(',').collect::<Vec<_>>().as_slice() {
             ["greet", to, name] => Ok(Self::Greet { to: address(to)?, name: (*name).to_owned() }),
+            ["backends", to, names] => {
+                let names = names.split('+').map(str::to_owned).collect();
+                Ok(Self::Backends { to: address(to)?, names })
+            }
             ["segments", to] => Ok(Self::Segments { to: address(to)? }),
             ["datagram", to] => Ok(Self::Datagram { to: address(to)? }),
             ["closed", to] => Ok(Self::Closed { to: address(to)? }),
@@ -113,7 +130,7 @@ pub(super) async fn serve(name: &str) -> std::io::Result<()> {
 }
 
 async fn greet(mut stream: TcpStream, name: String) -> std::io::Result<()> {
-    stream.write_all(format!("{name} {}\n", mtu(&stream)?).as_bytes()).await?;
+    stream.write_all(format!("{name} {}\n", mtu()?).as_bytes()).await?;
     let (mut reader, mut writer) = stream.split();
     tokio::io::copy(&mut reader, &mut writer).await.map(drop)
 }
@@ -155,6 +172,7 @@ async fn attempt(probe: &Probe, deadline: Instant) -> Result<(), String> {
                 false => Err(format!("{greeting:.30} answered")),
             }
         }
+        Probe::Backends { to, names } => backends(*to, names).await,
         Probe::Segments { to } => {
             timeout_at(deadline, segments(*to)).await.map_err(late("echo of full segments"))?
         }
@@ -178,6 +196,29 @@ async fn attempt(probe: &Probe, deadline: Instant) -> Result<(), String> {
                 false => Err(format!("the DNS says {found:.1?}")),
             }
         }
+    }
+}
+
+/// Connects until each server has answered: every connection may go to any of them, so one that works proves little.
+async fn backends(to: SocketAddr, names: &[String]) -> Result<(), String> {
+    let deadline = Instant::now() + BACKENDS;
+    let mut missing: BTreeSet<&str> = names.iter().map(String::as_str).collect();
+    let mut failed = None;
+    for _ in 0..MOST_CONNECTIONS {
+        match timeout_at(deadline, connect(to)).await {
+            Ok(Ok((name, ..))) if names.contains(&name) => drop(missing.remove(name.as_str())),
+            Ok(Ok((name, ..))) => return Err(format!("{name:.30} answered")),
+            Ok(Err(why)) => failed = Some(why),
+            // A connection to one backend hangs.
+            Err(_) => break,
+        }
+        if missing.is_empty() {
+            return Ok(());
+        }
+    }
+    match missing.len() == names.len() {
+        true => Err(failed.unwrap_or_else(|| "no answer".to_owned())),
+        false => Err(format!("no answer of {}", missing.into_iter().collect::<Vec<_>>().join(", "))),
     }
 }
 
@@ -216,8 +257,8 @@ async fn segments(to: SocketAddr) -> Result<(), String> {
 
 /// Sends a datagram that fills a packet of both sides, and waits for its echo.
 async fn datagram(to: SocketAddr) -> Result<(), String> {
-    let (_, theirs, stream) = connect(to).await?;
-    let ours = mtu(stream.get_ref()).map_err(|error| short(&error))?;
+    let (_, theirs, _) = connect(to).await?;
+    let ours = mtu().map_err(|error| short(&error))?;
     let size = ours.min(theirs).saturating_sub(HEADERS).min(MAX_DATAGRAM);
     let of_size = |why: &dyn fmt::Display| format!("{size} bytes of UDP: {why}");
     let socket = async {
@@ -240,14 +281,20 @@ async fn datagram(to: SocketAddr) -> Result<(), String> {
     Err(of_size(&"no echo"))
 }
 
-/// The MTU of the path that a connection takes.
+/// The MTU of this side's interface. The kernel may believe that the path to the other side is narrower, because an earlier
+/// packet was too large; the check must find that, so it asks for the path to an address that nobody has.
 #[cfg(target_os = "linux")]
-fn mtu(stream: &TcpStream) -> std::io::Result<usize> {
-    Ok(rustix::net::sockopt::ip_mtu(stream)? as usize)
+fn mtu() -> std::io::Result<usize> {
+    let socket = std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+    match socket.connect((NOBODY, OPEN)) {
+        // Without a default route, nobody outside is reached.
+        Err(_) => Ok(WITHOUT_ROUTE_MTU),
+        Ok(()) => Ok(rustix::net::sockopt::ip_mtu(&socket)? as usize),
+    }
 }
 
 #[cfg(not(target_os = "linux"))]
-fn mtu(_: &TcpStream) -> std::io::Result<usize> {
+fn mtu() -> std::io::Result<usize> {
     Ok(WINDOWS_MTU)
 }
 
@@ -303,6 +350,7 @@ mod tests {
         let to: SocketAddr = "10.0.0.1:8080".parse().unwrap();
         for probe in [
             Probe::Greet { to, name: "server-1".to_owned() },
+            Probe::Backends { to, names: vec!["server-1".to_owned(), "server-2".to_owned()] },
             Probe::Segments { to },
             Probe::Datagram { to },
             Probe::Closed { to },
@@ -356,6 +404,15 @@ mod tests {
         for good in [Probe::Segments { to: at(OPEN) }, Probe::Datagram { to: at(OPEN) }, greet("server-")] {
             assert_eq!(attempt(&good, now()).await, Ok(()), "{good}");
         }
+        let backends = |names: &[&str]| Probe::Backends {
+            to: at(OPEN),
+            names: names.iter().map(|&name| name.to_owned()).collect(),
+        };
+        assert_eq!(attempt(&backends(&["server-1"]), now()).await, Ok(()));
+        let one_of_two = attempt(&backends(&["server-1", "server-2"]), now()).await;
+        assert_eq!(one_of_two, Err("no answer of server-2".to_owned()));
+        let other = attempt(&backends(&["server-2"]), now()).await;
+        assert_eq!(other, Err("server-1 answered".to_owned()));
         let other = attempt(&greet("server-2"), now()).await;
         assert_eq!(other, Err("server-1 answered".to_owned()));
         let closed = attempt(&Probe::Closed { to: at(CLOSED) }, now()).await;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tortie_api::{Key, Kind};
 
-use crate::manifests;
+use crate::filenames;
 
 /// The name and version of the format.
 const FORMAT: &str = "tortie-datastore/1";
@@ -72,7 +72,7 @@ pub(super) fn write(to: &mut dyn Write, objects: &[Exported]) -> anyhow::Result<
 /// # Errors
 /// It is none of this format, or not complete.
 pub(super) fn read(file: &Path) -> anyhow::Result<Vec<Exported>> {
-    parse(&manifests::read(file)?).with_context(|| file.display().to_string())
+    parse(&filenames::read(file)?).with_context(|| file.display().to_string())
 }
 
 fn parse(text: &str) -> anyhow::Result<Vec<Exported>> {

@@ -11,7 +11,7 @@ use tortie_api::Kind;
 use tortie_store::{Endpoints, is_locked};
 
 use super::document::{self, Exported};
-use super::{Owner, is_kept, owner, progress};
+use super::{Owner, is_kept, owner};
 use crate::output;
 use crate::store::{StoreArguments, list};
 
@@ -69,7 +69,7 @@ pub(super) async fn read(store: &dyn Endpoints) -> anyhow::Result<Vec<Exported>>
     let derives = store.derives_from_kubernetes();
     let mut objects = Vec::new();
     let kinds: Vec<Kind> = Kind::all().filter(|kind| owner(*kind) != Owner::Component).collect();
-    let bar = progress("reading", kinds.len());
+    let bar = crate::progress::bar("reading", kinds.len());
     for kind in kinds {
         bar.inc(1);
         let items = list(store, kind).await.with_context(|| format!("reading {}", kind.plural()))?;

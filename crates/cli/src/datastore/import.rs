@@ -14,7 +14,7 @@ use tortie_store::{Endpoints, POD_UID, StoreError, Stored, Version};
 
 use super::document::{self, Exported};
 use super::same::{annotations, comparable};
-use super::{Owner, PATIENCE, is_kept, owner, progress, set, set_lock, wait_for_nodes};
+use super::{Owner, PATIENCE, is_kept, owner, set, set_lock, wait_for_nodes};
 use crate::output;
 use crate::store::{StoreArguments, list};
 
@@ -202,7 +202,7 @@ impl Comparison {
         });
         let copied: BTreeSet<Kind> = copied.collect();
         let kinds: BTreeSet<Kind> = by_kind.keys().chain(&copied).copied().collect();
-        let bar = progress("comparing", kinds.len());
+        let bar = crate::progress::bar("comparing", kinds.len());
         for kind in kinds {
             bar.inc(1);
             let items = list(store, kind).await.with_context(|| format!("reading {}", kind.plural()))?;
@@ -284,7 +284,7 @@ impl Comparison {
 async fn write(store: &dyn Endpoints, pairs: Vec<Compared>) -> anyhow::Result<Vec<String>> {
     let pairs: Vec<Compared> =
         pairs.into_iter().filter(|pair| !matches!(pair.found, Presence::Equal)).collect();
-    let bar = progress("writing", pairs.len());
+    let bar = crate::progress::bar("writing", pairs.len());
     let mut failures = Vec::new();
     let writes = pairs.into_iter().map(|pair| async {
         let key = pair.object.key.clone();

@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::Subcommand;
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -255,11 +254,4 @@ fn is_kept(key: &Key, derives_from_kubernetes: bool) -> bool {
         Owner::Cluster => !derives_from_kubernetes,
         Owner::Component => false,
     }
-}
-
-/// A progress bar on standard error, if that is a terminal.
-fn progress(what: &'static str, length: usize) -> ProgressBar {
-    let style = ProgressStyle::with_template("{msg} {wide_bar} {pos}/{len}");
-    let bar = ProgressBar::new(length as u64).with_message(what);
-    style.map_or(bar.clone(), |style| bar.with_style(style))
 }

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::junit::{self, Case, Suite};
 use crate::snapshot::Source;
-use crate::{manifests, output};
+use crate::{filenames, output};
 use sentence::Expectation;
 use verdicts::{Outcome, Verdicts};
 
@@ -66,11 +66,13 @@ impl Test {
                 bail!("--record prints YAML; remove -o");
             }
             if sentences.is_empty() {
-                bail!(
-                    "there are no pods, so there is nothing to record: nodes and host endpoints are not recorded"
+                bail!("there are neither pods nor host endpoints, so there is nothing to record");
+            }
+            if !verdicts.has_host_endpoints() {
+                output::error_line(
+                    "note: there are no host endpoints, so what reaches nodes is not recorded",
                 );
             }
-            output::error_line("note: what reaches nodes and their host endpoints is not recorded");
             output::line(&format!("{FIELD}:"));
             sentences.iter().for_each(|sentence| output::line(&format!("- {sentence}")));
             return Ok(ExitCode::SUCCESS);
@@ -94,7 +96,7 @@ impl Test {
 
 /// Reads the expectations of a file: a list of sentences in the field `expectations`.
 fn read(file: &Path) -> anyhow::Result<Vec<Expected>> {
-    let text = manifests::read(file)?;
+    let text = filenames::read(file)?;
     let name = file.display();
     let documents = tortie_api::from_yaml(&text).map_err(|error| anyhow::anyhow!("{name}: {error}"))?;
     let [document] = &documents[..] else { bail!("{name}: one document with the field {FIELD} is expected") };

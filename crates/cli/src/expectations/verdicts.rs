@@ -201,10 +201,16 @@ impl<'a> Verdicts<'a> {
         }
     }
 
-    /// The verdicts between pods, and between pods and the outside, as sentences.
+    /// Whether host endpoints decide about packets of nodes.
+    pub(super) fn has_host_endpoints(&self) -> bool {
+        self.snapshot.iter().any(|(key, _)| key.kind == tortie_api::Kind::HostEndpoint)
+    }
+
+    /// The verdicts between pods, the outside, and nodes if host endpoints decide about them, as sentences.
     pub(super) fn record(&self) -> Vec<String> {
         let all = self.classes.all();
-        let is_recorded = |kind: ClassKind| matches!(kind, ClassKind::Pods | ClassKind::Outside);
+        let has_host_endpoints = self.has_host_endpoints();
+        let is_recorded = |kind: ClassKind| kind != ClassKind::Nodes || has_host_endpoints;
         let mut sentences = Vec::new();
         for from in all.iter().filter(|class| is_recorded(class.kind)) {
             for to in all.iter().filter(|class| is_recorded(class.kind)) {

@@ -4,12 +4,13 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
-use tortie_api::Kind;
 use tortie_api::report::ReportedCondition;
+use tortie_api::{Kind, manifest};
 use tortie_store::Stored;
 
 use super::Get;
 use super::columns::{Detail, table};
+use super::go_template::GoTemplate;
 use super::template::{Path, Template};
 use crate::output;
 
@@ -22,6 +23,7 @@ pub(crate) enum GetFormat {
     Yaml,
     Name,
     Template(Template),
+    GoTemplate(GoTemplate),
     /// Headers, and the fields below them.
     Columns(Vec<(String, Path)>),
 }
@@ -41,6 +43,9 @@ impl GetFormat {
             ("yaml", None) => Ok(Self::Yaml),
             ("name", None) => Ok(Self::Name),
             ("jsonpath", Some(template)) => Template::parse(template).map(Self::Template),
+            ("jsonpath-file", Some(file)) => Template::parse(&text_of(file)?).map(Self::Template),
+            ("go-template", Some(template)) => GoTemplate::parse(template).map(Self::GoTemplate),
+            ("go-template-file", Some(file)) => GoTemplate::parse(&text_of(file)?).map(Self::GoTemplate),
             ("custom-columns", Some(columns)) => {
                 columns.split(',').map(column).collect::<Result<_, _>>().map(Self::Columns)
             }
@@ -50,10 +55,22 @@ impl GetFormat {
             ("custom-columns", None) => {
                 Err("columns are missing, such as custom-columns=NAME:.metadata.name".to_owned())
             }
-            _ => Err("it is none of wide, json, yaml, name, jsonpath=TEMPLATE, custom-columns=HEADER:PATH,…"
+            ("go-template", None) => {
+                Err("a template is missing, such as go-template={{range .items}}{{.metadata.name}}{{end}}".to_owned())
+            }
+            ("jsonpath-file" | "go-template-file", None) => {
+                Err(format!("the file with the template is missing: {name}=FILE"))
+            }
+            _ => Err("it is none of wide, json, yaml, name, jsonpath=TEMPLATE, jsonpath-file=FILE, go-template=TEMPLATE, \
+                      go-template-file=FILE, custom-columns=HEADER:PATH,…"
                 .to_owned()),
         }
     }
+}
+
+/// The template in a file.
+fn text_of(file: &str) -> Result<String, String> {
+    std::fs::read_to_string(file).map_err(|error| format!("{file}: {error}"))
 }
 
 fn column(text: &str) -> Result<(String, Path), String> {
@@ -68,13 +85,20 @@ pub(super) struct Printer {
     detail: Detail,
     no_headers: bool,
     sort_by: Option<Path>,
+    export: bool,
 }
 
 impl Printer {
     pub(super) fn new(get: &Get, several_kinds: bool) -> Self {
         let detail =
             Detail { wide: get.output == GetFormat::Wide, labels: get.show_labels, kinds: several_kinds };
-        Self { format: get.output.clone(), detail, no_headers: get.no_headers, sort_by: get.sort_by.clone() }
+        Self {
+            format: get.output.clone(),
+            detail,
+            no_headers: get.no_headers,
+            sort_by: get.sort_by.clone(),
+            export: get.export,
+        }
     }
 
     /// Whether objects are rows below a header.
@@ -95,9 +119,12 @@ impl Printer {
                 let items: Vec<&Stored> = groups.iter().flat_map(|(_, items)| items).collect();
                 self.print_rows(&items, true);
             }
-            GetFormat::Json | GetFormat::Yaml | GetFormat::Template(_) => {
-                let values: Vec<Value> =
-                    groups.into_iter().flat_map(|(_, items)| items).map(document).collect();
+            GetFormat::Json | GetFormat::Yaml | GetFormat::Template(_) | GetFormat::GoTemplate(_) => {
+                let values: Vec<Value> = groups
+                    .into_iter()
+                    .flat_map(|(_, items)| items)
+                    .map(|stored| self.document(stored))
+                    .collect();
                 let document = match <[Value; 1]>::try_from(values) {
                     Ok([value]) if single => value,
                     Ok(values) => json!({"apiVersion": "v1", "kind": "List", "items": values}),
@@ -136,7 +163,7 @@ impl Printer {
             GetFormat::Columns(columns) => {
                 let header = columns.iter().map(|(header, _)| header.clone()).collect();
                 let row = |stored: &&Stored| {
-                    let document = document((*stored).clone());
+                    let document = self.document((*stored).clone());
                     columns.iter().map(|(_, path)| cell(path, &document)).collect::<Vec<_>>()
                 };
                 let header = Some(header).filter(|_| with_header && !self.no_headers);
@@ -150,9 +177,26 @@ impl Printer {
         match &self.format {
             GetFormat::Yaml => output::data(&tortie_api::to_yaml(document)),
             GetFormat::Template(template) => output::data(&template.render(document)),
+            GetFormat::GoTemplate(template) => output::data(&template.render(document)?),
             _ => output::data(&(serde_json::to_string_pretty(document)? + "\n")),
         }
         Ok(())
+    }
+
+    /// The object as a document, with the version that `apply` and `replace` compare. IPAM's own records are stored without
+    /// metadata, as in Calico, and get their name here.
+    fn document(&self, stored: Stored) -> Value {
+        let Stored { key, mut value, version, .. } = stored;
+        if self.export {
+            manifest::take_metadata_of_the_cluster(&mut value);
+        } else if let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) {
+            metadata.insert("resourceVersion".to_owned(), json!(version.as_str()));
+        }
+        if value.get("metadata").is_some() {
+            return value;
+        }
+        let kind = key.kind;
+        json!({"apiVersion": kind.api_version(), "kind": kind.name(), "metadata": {"name": key.name}, "spec": value})
     }
 
     /// Prints an object that has changed: `event` says how, if the user wants to know.
@@ -165,11 +209,11 @@ impl Printer {
                 output::columns(&[event.into_iter().chain(row).collect()]);
             }
             GetFormat::Name | GetFormat::Columns(_) => self.print_rows(&[stored], false),
-            GetFormat::Json | GetFormat::Yaml | GetFormat::Template(_) => {
+            GetFormat::Json | GetFormat::Yaml | GetFormat::Template(_) | GetFormat::GoTemplate(_) => {
                 if self.format == GetFormat::Yaml {
                     output::data("---\n");
                 }
-                let object = document(stored.clone());
+                let object = self.document(stored.clone());
                 self.print_document(&match event {
                     Some(event) => json!({"type": event, "object": object}),
                     None => object,
@@ -243,15 +287,6 @@ fn conditions(report: &Stored) -> Vec<String> {
     lines
 }
 
-/// The object as a document. IPAM's own records are stored without metadata, as in Calico, and get their name here.
-fn document(stored: Stored) -> Value {
-    if stored.value.get("metadata").is_some() {
-        return stored.value;
-    }
-    let kind = stored.key.kind;
-    json!({"apiVersion": kind.api_version(), "kind": kind.name(), "metadata": {"name": stored.key.name}, "spec": stored.value})
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -273,6 +308,10 @@ mod tests {
             ("jsonpath={.a", "not closed"),
             ("custom-columns=A", "HEADER:PATH"),
             ("json=x", "it is none of"),
+            ("go-template", "a template is missing"),
+            ("go-template={{.a", "go-template"),
+            ("go-template-file", "go-template-file=FILE"),
+            ("jsonpath-file=/nowhere", "/nowhere: "),
         ] {
             let error = GetFormat::parse(text).unwrap_err();
             assert!(error.contains(expected), "{text}: {error}");

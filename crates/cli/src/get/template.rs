@@ -15,9 +15,10 @@ enum Part {
     Range(Path, Vec<Part>),
 }
 
-/// An expression, in the syntax of RFC 9535.
+/// An expression, as paths in the syntax of RFC 9535. A union (`['metadata.name','spec.order']`) gives several: kubectl prints
+/// all values of the first one before those of the next.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Path(String);
+pub(crate) struct Path(Vec<String>);
 
 impl Template {
     /// Parses a template.
@@ -46,16 +47,18 @@ impl Path {
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let text = text.trim();
         let inner = text.strip_prefix('{').and_then(|inner| inner.strip_suffix('}')).unwrap_or(text);
-        let path = Self(translated(inner.trim())?);
-        match Value::Null.query(&path.0) {
-            Ok(_) => Ok(path),
-            Err(error) => Err(format!("{text:?} is no JSONPath expression: {error}")),
+        let paths = translated(inner.trim())?;
+        for path in &paths {
+            Value::Null
+                .query(path)
+                .map_err(|error| format!("{text:?} is no JSONPath expression: {error}"))?;
         }
+        Ok(Self(paths))
     }
 
     /// The values at this path.
     pub(crate) fn values<'a>(&self, document: &'a Value) -> Vec<&'a Value> {
-        document.query(&self.0).unwrap_or_default()
+        self.0.iter().flat_map(|path| document.query(path).unwrap_or_default()).collect()
     }
 
     /// The values as one text, separated by this.
@@ -153,46 +156,52 @@ fn literal_of(expression: &str) -> Option<String> {
 }
 
 /// The expression in the syntax of RFC 9535: names become quoted, because kubectl allows any characters in them.
-fn translated(expression: &str) -> Result<String, String> {
+fn translated(expression: &str) -> Result<Vec<String>, String> {
     let mut rest = expression.trim_start_matches(['$', '@']);
-    let mut path = "$".to_owned();
-    let needs_dot = !rest.is_empty() && !rest.starts_with(['.', '[']);
-    if needs_dot {
-        push_name(&mut rest, &mut path);
+    let mut paths = vec!["$".to_owned()];
+    if !rest.is_empty() && !rest.starts_with(['.', '[']) {
+        append(&mut paths, &[name(&mut rest)]);
     }
     while let Some(first) = rest.chars().next() {
         match first {
             '.' => {
+                let is_first = rest.len() == expression.trim_start_matches(['$', '@']).len();
                 rest = rest.get(1..).unwrap_or_default();
                 if let Some(deeper) = rest.strip_prefix('.') {
-                    path.push_str("..");
+                    append(&mut paths, &["..".to_owned()]);
                     rest = deeper;
                 }
                 match rest.chars().next() {
                     Some('[') => {}
                     Some('*') => {
-                        path.push_str("[*]");
+                        append(&mut paths, &["[*]".to_owned()]);
                         rest = rest.get(1..).unwrap_or_default();
                     }
-                    Some(_) => push_name(&mut rest, &mut path),
-                    None if path == "$" => {}
+                    Some(_) => append(&mut paths, &[name(&mut rest)]),
+                    None if is_first => {}
                     None => return Err(format!("{expression:?} ends with a dot")),
                 }
             }
             '[' => {
                 let end =
                     end_of_bracket(rest).ok_or_else(|| format!("{expression:?}: a bracket is not closed"))?;
-                path.push_str(rest.get(..end).unwrap_or_default());
+                let inner = rest.get(1..end - 1).unwrap_or_default();
+                append(&mut paths, &in_brackets(inner));
                 rest = rest.get(end..).unwrap_or_default();
             }
             _ => return Err(format!("{expression:?}: a dot or a bracket is expected before {rest:?}")),
         }
     }
-    Ok(path)
+    Ok(paths)
 }
 
-/// Moves a name from the expression to the path. A backslash makes a dot part of the name.
-fn push_name(rest: &mut &str, path: &mut String) {
+/// Continues each path with each of these parts.
+fn append(paths: &mut Vec<String>, parts: &[String]) {
+    *paths = parts.iter().flat_map(|part| paths.iter().map(move |path| format!("{path}{part}"))).collect();
+}
+
+/// Takes a name from the expression. A backslash makes a dot part of the name.
+fn name(rest: &mut &str) -> String {
     let (mut name, mut length, mut escaped) = (String::new(), 0, false);
     for character in rest.chars() {
         match character {
@@ -206,7 +215,48 @@ fn push_name(rest: &mut &str, path: &mut String) {
         length += character.len_utf8();
     }
     *rest = rest.get(length..).unwrap_or_default();
-    path.push_str(&format!("[{}]", Value::String(name)));
+    format!("[{}]", Value::String(name))
+}
+
+/// What stands in brackets: a filter, or a union of numbers, slices and quoted names. For kubectl, a dot in a quoted name
+/// leads to a field of a field; here, the name with the dot is found, too.
+fn in_brackets(inner: &str) -> Vec<String> {
+    if inner.trim_start().starts_with('?') {
+        return vec![format!("[{inner}]")];
+    }
+    let mut parts = Vec::new();
+    for part in split_at_commas(inner) {
+        let quote = part.chars().next().filter(|first| matches!(first, '"' | '\''));
+        let quoted = quote.and_then(|quote| part.strip_prefix(quote)?.strip_suffix(quote));
+        let Some(mut rest) = quoted else {
+            parts.push(format!("[{part}]"));
+            continue;
+        };
+        let (whole, mut path) = (format!("[{}]", Value::String(rest.to_owned())), name(&mut rest));
+        while let Some(next) = rest.strip_prefix('.') {
+            rest = next;
+            path.push_str(&name(&mut rest));
+        }
+        if path != whole && !whole.contains('\\') {
+            parts.push(whole);
+        }
+        parts.push(path);
+    }
+    parts
+}
+
+/// The parts of a text, which commas outside of quotes separate.
+fn split_at_commas(text: &str) -> Vec<&str> {
+    let mut quote = None;
+    let parts = text.split(|character| {
+        match (quote, character) {
+            (None, '\'' | '"') => quote = Some(character),
+            (Some(open), _) if open == character => quote = None,
+            _ => {}
+        }
+        character == ',' && quote.is_none()
+    });
+    parts.map(str::trim).collect()
 }
 
 /// The length of the brackets at the beginning.
@@ -248,6 +298,10 @@ mod tests {
             ("{$.items[*].spec.order}", "10 20.5"),
             ("{..name}", "a b"),
             ("{.items[*]['metadata','spec'].name}", "a b"),
+            ("{.items[*]['metadata.name', 'spec.order']}", "a b 10 20.5"),
+            (r"{.items[*].metadata['name','labels.app\.kubernetes\.io/name']}", "a b x"),
+            ("{.items[1,0].metadata.name}", "b a"),
+            ("{.items[*].metadata.labels[\"a,b\", 'app.kubernetes.io/name']}", "x"),
             ("{.items[?(@.metadata.name==\"b\")].spec.order}", "20.5"),
             ("{.items[?(@.spec.order>15)].metadata.name}", "b"),
             (r"{.items[*].metadata.labels.app\.kubernetes\.io/name}", "x"),

@@ -3,6 +3,7 @@
 mod sarif;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::bail;
@@ -13,10 +14,10 @@ use tortie_api::{FieldError, Key, Kind, support};
 
 use crate::checks::at;
 use crate::explain::{DENIED, coloured};
-use crate::filenames::Filenames;
+use crate::filenames::{Filenames, Manifest};
 use crate::junit::{self, Case, Suite};
 use crate::lint::WARNING;
-use crate::manifests::{self, is_of_default_tier, other_name, unknown_tiers};
+use crate::manifests::{is_of_default_tier, other_name, unknown_tiers};
 use crate::output;
 
 #[derive(clap::Args)]
@@ -115,9 +116,9 @@ impl Report {
     fn of(filenames: &Filenames) -> anyhow::Result<Self> {
         let (mut cluster, mut problems) = (Offline::strict(), Vec::new());
         let mut files = Vec::new();
-        for file in filenames.files()? {
-            let name = file.display().to_string();
-            match manifests::read(&file) {
+        for Manifest { name, text } in filenames.manifests()? {
+            let file = Path::new(&name);
+            match text {
                 Ok(text) => problems.extend(cluster.read(&name, &text).err().into_iter().flatten()),
                 // A file that is named, and not there, is a mistake of the command line.
                 Err(error) if !file.exists() && !file.is_symlink() => return Err(error),

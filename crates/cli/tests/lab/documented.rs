@@ -84,7 +84,11 @@ const COMMANDS: &[(&str, Run)] = &[
     ("tortie datastore export", No(PLACEHOLDER)),
     ("tortie datastore import", No(PLACEHOLDER)),
     ("tortie datastore unlock", No(PLACEHOLDER)),
+    ("tortie install --bgp --encapsulation none", No(KUBERNETES)),
+    ("tortie agent --node NAME --bgp", No(PLACEHOLDER)),
     ("tortie store serve", No(FOREVER)),
+    ("tortie cluster diags -o cluster.tar.gz", No("served/cluster.rs runs it and reads the archive")),
+    ("tortie node diags -o node.tar.gz", No("lab/diags.rs runs it on a node and reads the archive")),
 ];
 
 fn root() -> PathBuf {

@@ -5,11 +5,14 @@
 mod bgp;
 mod commands;
 mod connectivity;
+mod diags;
 mod documented;
 mod dual_stack;
 mod failures;
 mod kubernetes;
+mod many;
 mod network;
+mod services;
 mod show;
 mod support;
 mod workloads;

@@ -92,6 +92,33 @@ fn recorded_verdicts_of_icmp_are_expectations() {
     assert!(code == 0 && out.contains("all hold"), "{recorded}{out}{err}");
 }
 
+/// What reaches nodes is recorded if host endpoints decide about it.
+#[test]
+fn recorded_verdicts_of_host_endpoints_are_expectations() {
+    for (text, is_recorded) in [
+        (include_str!("../../../../examples/hosts/01-protect-a-node.yml"), true),
+        (include_str!("../../../../examples/hosts/02-failsafe-ports.yml"), true),
+        (include_str!("../../../../examples/hosts/03-forwarded-traffic.yml"), true),
+        (include_str!("../../../../examples/hosts/06-all-interfaces.yml"), true),
+        (CLUSTER, false),
+    ] {
+        let (code, recorded, err) =
+            tortie(&[("c.yml", text)], &["policy", "test", "--record", "-f", "c.yml"]);
+        assert_eq!((code, recorded.contains("node/")), (0, is_recorded), "{recorded}{err}");
+        assert_eq!(err.contains("what reaches nodes is not recorded"), !is_recorded, "{err}");
+        let files = [("c.yml", text), ("e.yml", recorded.as_str())];
+        let (code, out, err) = tortie(&files, &["policy", "test", "e.yml", "-f", "c.yml"]);
+        assert!(code == 0 && out.contains("all hold"), "{recorded}{out}{err}");
+    }
+    // A change of the policy is found.
+    let text = include_str!("../../../../examples/hosts/01-protect-a-node.yml");
+    let (_, recorded, _) = tortie(&[("c.yml", text)], &["policy", "test", "--record", "-f", "c.yml"]);
+    let changed = text.replace("- 443\n", "- 444\n");
+    let files = [("c.yml", changed.as_str()), ("e.yml", recorded.as_str())];
+    let (code, out, _) = tortie(&files, &["policy", "test", "e.yml", "-f", "c.yml"]);
+    assert!(code == 1 && out.contains("node/edge tcp/443 is denied"), "{out}");
+}
+
 #[test]
 fn files_with_problems_are_refused() {
     let files = [("c.yml", CLUSTER)];

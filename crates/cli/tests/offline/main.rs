@@ -9,10 +9,12 @@ mod dropped;
 mod expectations;
 mod explain;
 mod hosts;
+mod json;
 mod lint;
 mod matrix;
 mod preview;
 mod support;
+mod terminal;
 mod validate;
 
 /// Pods of an installation name their node by the environment.

@@ -66,6 +66,11 @@ const LINES: &[(&str, i32, &str)] = &[
     ("get np -n shop -o ps", 0, "TIER"),
     ("get networkpolicy web --namespace shop --output=yaml", 0, "kind: NetworkPolicy"),
     ("get networkpolicy web -n shop -o json", 0, "\"kind\": \"NetworkPolicy\""),
+    (
+        "get networkpolicy web -n shop -o jsonpath={.metadata} --export",
+        0,
+        "{\"name\":\"web\",\"namespace\":\"shop\"}",
+    ),
     ("get networkpolicy -a", 0, "shop"),
     ("get networkpolicy -A", 0, "shop"),
     ("get networkpolicy --all-namespaces -o custom-columns=NAME:.metadata.name", 0, "NAME\nweb\n"),
@@ -95,7 +100,11 @@ const LINES: &[(&str, i32, &str)] = &[
     ("get nonsense", 1, "no kind of object"),
     ("get", 2, "required"),
     ("get networkpolicy -o nonsense", 2, "none of wide"),
-    ("get networkpolicy -o go-template={{.kind}}", 2, "jsonpath"),
+    ("get networkpolicy -o go-template={{.kind}}", 0, "List"),
+    ("get networkpolicy -o go-template={{range.items}}{{.metadata.name}};{{end}}", 0, "web;"),
+    ("get networkpolicy -o go-template-file=FILE/names.tpl", 0, "web;"),
+    ("get networkpolicy -o go-template={{.kind", 2, "the go-template is not correct"),
+    ("get networkpolicy -o jsonpath-file=FILE/names.jsonpath", 0, "web;"),
     // patch
     ("patch networkpolicy web -n shop -p {\"spec\":{\"order\":5}}", 0, "NetworkPolicy shop/web changed"),
     ("patch networkpolicy web -n shop --patch={\"spec\":{\"order\":5}}", 0, "unchanged"),
@@ -179,6 +188,8 @@ async fn command_lines_of_calicoctl_work() {
         ("pool.yml", POOL),
         ("bad.yml", BAD),
         ("none.yml", "---\n"),
+        ("names.tpl", "{{range .items}}{{.metadata.name}};{{end}}"),
+        ("names.jsonpath", "{range .items[*]}{.metadata.name};{end}"),
         ("other.yml", &set("other")),
         ("deep/er/set.yml", &set("deep")),
     ] {

@@ -100,7 +100,36 @@ fn commands_work_on_a_kubernetes_api() {
     policy_is("a 7 Allow");
     assert!(done(&servers, &["replace", "-f", &policy]).contains("allow-client replaced"));
     policy_is("  Allow");
+    // What others have set survives `apply`, and a manifest from before their change is a conflict.
+    assert!(done(&servers, &["apply", "-f", &policy]).contains("allow-client unchanged"));
+    let read = file("read.yml", &done(&servers, &["get", object[0], "-n", "demo", "-o", "yaml"]));
+    for change in [&["label", "team=a"][..], &["patch", "-p", "{spec: {order: 7}}"]] {
+        done(&servers, &[&change[..1], &object[..], &change[1..]].concat());
+    }
+    assert!(done(&servers, &["apply", "-f", &policy]).contains("allow-client unchanged"));
+    policy_is("a 7 Allow");
+    for verb in ["apply", "replace"] {
+        let conflict = text_of(&tortie(&servers, &[verb, "-f", &read]));
+        assert!(conflict.contains("conflict: metadata.resourceVersion is"), "{verb}: {conflict}");
+    }
+    done(&servers, &["replace", "-f", &policy]);
     let admin = format!("kubernetes:{}", servers.kubeconfig().display());
+    let as_admin = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tortie"));
+        text_of(&command.args(arguments).args(["--store", &admin]).output().unwrap())
+    };
+    let read = file("namespace.yml", &as_admin(&["get", "namespace", "demo", "-o", "yaml"]));
+    assert!(as_admin(&["apply", "-f", &read]).contains("Namespace demo"));
+    assert_eq!(as_admin(&["label", "namespace/demo", "team=a"]), "Namespace demo changed\n");
+    for verb in ["apply", "replace"] {
+        let conflict = as_admin(&[verb, "-f", &read]);
+        assert!(conflict.contains("conflict: metadata.resourceVersion is"), "{verb}: {conflict}");
+    }
+    let read = file("namespace.yml", &as_admin(&["get", "namespace", "demo", "-o", "yaml", "--export"]));
+    for verb in ["apply", "replace"] {
+        let done = as_admin(&[verb, "-f", &read]);
+        assert!(done.contains("Namespace demo ") && !done.contains("error"), "{verb}: {done}");
+    }
     let label = |word: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tortie"));
         command.args(["label", "pod/client", word, "-n", "demo", "--overwrite", "--store", &admin]);

@@ -9,6 +9,7 @@ use serde_json::json;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use tortie_api::{Key, Kind};
+use tortie_servers::programs::{KUBE, Program, can_run};
 use tortie_store::rpc::serve_unix;
 use tortie_store::{Embedded, Store};
 
@@ -275,11 +276,157 @@ items:
     assert_eq!(stored.value["apiVersion"], "projectcalico.org/v3");
     let metadata = stored.value["metadata"].as_object().unwrap();
     let fields: Vec<&str> = metadata.keys().map(String::as_str).collect();
-    assert_eq!(fields, ["creationTimestamp", "labels", "name", "uid"]);
+    assert_eq!(fields, ["annotations", "creationTimestamp", "labels", "name", "uid"]);
     assert!(metadata["uid"] != "theirs" && metadata["creationTimestamp"] != "2020-01-01T00:00:00Z");
+    let conflict = datastore.apply(exported);
+    assert!(
+        !conflict.ok && conflict.err.contains("conflict: metadata.resourceVersion is 7"),
+        "{}",
+        conflict.err
+    );
+    let exported = &exported.replace("    resourceVersion: '7'\n", "");
     assert_eq!(datastore.apply(exported).out, "GlobalNetworkPolicy default.p unchanged\n");
 
     let wrong = datastore.apply(&exported.replace("selector", "selectr"));
     assert_eq!((wrong.code, wrong.out.as_str()), (2, ""), "{}", wrong.err);
-    assert!(wrong.err.contains("-:14: GlobalNetworkPolicy default.p: spec.selectr"), "{}", wrong.err);
+    assert!(wrong.err.contains("-:13: GlobalNetworkPolicy default.p: spec.selectr"), "{}", wrong.err);
+}
+
+/// `apply` removes what its last manifest had, and keeps what others have set. `replace` keeps nothing.
+#[test]
+fn what_others_set_survives_apply_and_not_replace() {
+    let datastore = Datastore::new();
+    let policy = |labels: &str, spec: &str| {
+        object("GlobalNetworkPolicy", "p", spec).replace("name: p", &format!("name: p, labels: {{{labels}}}"))
+    };
+    let first = policy("app: a, team: x", "{selector: all(), order: 5, types: [Ingress]}");
+    assert_eq!(datastore.apply(&first).out, "GlobalNetworkPolicy p created\n");
+    for change in [
+        &["label", "gnp/p", "cost=7"][..],
+        &["patch", "gnp/p", "-p", "{spec: {doNotTrack: true, applyOnForward: true}}"],
+    ] {
+        assert!(datastore.run(change, "").ok);
+    }
+    let last = policy("app: b", "{selector: all(), types: [Ingress]}");
+    let template = "jsonpath={.metadata.labels} {.spec}";
+    let stored = || datastore.run(&["get", "gnp", "p", "-o", template], "").out;
+    let expected = r#"{"app":"b","cost":"7"} {"applyOnForward":true,"doNotTrack":true,"selector":"all()","types":["Ingress"]}"#;
+
+    let differences = datastore.run(&["diff", "-f", "-", "--no-verdicts"], &last);
+    assert!(
+        differences.out.contains("-  order: 5") && !differences.out.contains("-  doNotTrack"),
+        "{}",
+        differences.out
+    );
+    assert!(!differences.out.contains("last-applied"), "{}", differences.out);
+    let planned = datastore.run(&["apply", "-f", "-", "--dry-run"], &last);
+    assert_eq!(planned.out, "GlobalNetworkPolicy p configured (dry run)\n");
+    assert_eq!(datastore.apply(&last).out, "GlobalNetworkPolicy p configured\n");
+    assert_eq!(stored(), expected);
+    assert_eq!(datastore.apply(&last).out, "GlobalNetworkPolicy p unchanged\n");
+    assert_eq!(datastore.run(&["diff", "-f", "-"], &last).code, 0);
+
+    let planned = datastore.run(&["replace", "-f", "-", "--dry-run"], &last);
+    assert_eq!(planned.out, "GlobalNetworkPolicy p replaced (dry run)\n");
+    assert_eq!(datastore.run(&["replace", "-f", "-"], &last).out, "GlobalNetworkPolicy p replaced\n");
+    assert_eq!(stored(), r#"{"app":"b"} {"selector":"all()","types":["Ingress"]}"#);
+
+    // An object without a record of its manifest: calicoctl's apply replaces the spec.
+    assert!(
+        datastore
+            .run(&["patch", "gnp/p", "-p", "{metadata: {labels: {cost: '7'}}, spec: {order: 5}}"], "")
+            .ok
+    );
+    assert_eq!(datastore.apply(&last).out, "GlobalNetworkPolicy p configured\n");
+    assert_eq!(stored(), r#"{"app":"b","cost":"7"} {"selector":"all()","types":["Ingress"]}"#);
+}
+
+/// A manifest that was read before somebody else's change does not undo that change.
+#[test]
+fn an_outdated_manifest_is_a_conflict() {
+    let datastore = Datastore::new();
+    let both = object("GlobalNetworkPolicy", "p", "{selector: all()}") + &object("Tier", "t", "{order: 5}");
+    assert!(datastore.apply(&both).ok);
+    let read = datastore.run(&["get", "gnp", "p", "-o", "yaml"], "").out;
+    let edited = read.replace("selector: \"all()\"", "selector: app == 'b'");
+    assert!(edited != read && read.contains("resourceVersion: "), "{read}");
+    assert!(datastore.run(&["label", "gnp/p", "team=x"], "").ok);
+
+    let edited_tier = object("Tier", "t", "{order: 6}");
+    for command in ["apply", "replace", "diff"] {
+        let conflict = datastore.run(&[command, "-f", "-"], &(edited.clone() + &edited_tier));
+        let remedy = "remove metadata.resourceVersion and metadata.uid from the manifest";
+        assert!(!conflict.ok && conflict.err.contains("nothing was changed"), "{command}: {}", conflict.err);
+        assert!(conflict.err.contains("conflict: metadata.resourceVersion") && conflict.err.contains(remedy));
+    }
+    let order = datastore.run(&["get", "tier", "t", "-o", "jsonpath={.spec.order}"], "").out;
+    assert_eq!(order, "5", "nothing of the manifests is applied");
+    // The object was deleted and made again.
+    let other = read.lines().filter(|line| !line.contains("resourceVersion")).collect::<Vec<_>>().join("\n");
+    assert!(
+        datastore.run(&["delete", "gnp", "p"], "").ok
+            && datastore.run(&["create", "-f", "-"], &both.replace("t}", "u}")).ok
+    );
+    let conflict = datastore.apply(&other);
+    assert!(!conflict.ok && conflict.err.contains("conflict: metadata.uid"), "{}", conflict.err);
+
+    // Without a change of others, what was read and edited is applied, and what was read is unchanged.
+    let read = datastore.run(&["get", "gnp", "p", "-o", "json"], "").out;
+    let edited = read.replace("all()", "app == 'b'");
+    assert_eq!(datastore.run(&["replace", "-f", "-"], &edited).out, "GlobalNetworkPolicy p replaced\n");
+}
+
+/// `-k` runs what builds kustomizations, if it is there.
+#[test]
+fn kustomizations_are_built_by_kubectl_or_kustomize() {
+    if !can_run(&[Program::Kube]) {
+        return;
+    }
+    let datastore = Datastore::new();
+    let at = |name: &str| datastore.dir.path().join(name);
+    let set = object("GlobalNetworkSet", "s", "{nets: [192.0.2.0/24]}");
+    std::fs::create_dir_all(at("base")).unwrap();
+    std::fs::write(at("base/set.yaml"), set).unwrap();
+    std::fs::write(at("base/kustomization.yaml"), "namePrefix: built-\nresources: [set.yaml]\n").unwrap();
+    let base = at("base").display().to_string();
+    let run = |command: &str, path: &str| {
+        let store = format!("unix:{}", at("socket").display());
+        let output = Command::new(env!("CARGO_BIN_EXE_tortie"))
+            .args([command, "-k", &base])
+            .env("PATH", path)
+            .env("TORTIE_STORE", store)
+            .output()
+            .unwrap();
+        let text = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+        (output.status.code().unwrap(), text)
+    };
+    let (code, text) = run("apply", "");
+    assert!(
+        code == 1 && text.contains("neither is in PATH; install one, or pipe manifests to -f -"),
+        "{text}"
+    );
+
+    // Each of the two programs.
+    let kube = KUBE.binary("kube").unwrap().display().to_string();
+    for (program, words) in [("kubectl", "kubectl \"$@\""), ("kustomize", "kubectl kustomize \"$2\"")] {
+        let folder = at(program);
+        std::fs::create_dir_all(&folder).unwrap();
+        let script = folder.join(program);
+        std::fs::write(&script, format!("#!/bin/sh\nexec {kube} {words}\n")).unwrap();
+        std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let path = folder.display().to_string();
+        for (command, expected) in [
+            ("apply", "GlobalNetworkSet built-s created"),
+            ("diff", ""),
+            ("validate", "1 object in 1 file: 0 errors"),
+            ("convert", "name: built-s"),
+            ("delete", "GlobalNetworkSet built-s deleted"),
+        ] {
+            let (code, text) = run(command, &path);
+            assert!(code == 0 && text.contains(expected), "{program}, {command}: {text}");
+        }
+    }
+    std::fs::write(at("base/kustomization.yaml"), "resources: [absent.yaml]\n").unwrap();
+    let (code, text) = run("apply", &at("kubectl").display().to_string());
+    assert!(code == 1 && text.contains("absent.yaml") && text.contains("kubectl kustomize failed"), "{text}");
 }

@@ -133,6 +133,10 @@ fn put_expr_data(to: &mut Vec<u8>, expr: &Expr, inline: &mut dyn FnMut(&Set) -> 
             put_numbers(to, &[(1, REJECT_ICMPX)]);
             put(to, 2, &[ICMPX_PROHIBITED]);
         }
+        Expr::Reject(Reject::PortUnreachable) => {
+            put_numbers(to, &[(1, REJECT_ICMPX)]);
+            put(to, 2, &[ICMPX_PORT_UNREACHABLE]);
+        }
         Expr::Log { group, prefix } => {
             put(to, 1, &group.to_be_bytes());
             put_text(to, 2, prefix);
@@ -150,6 +154,7 @@ const LOOKUP_INVERT: u32 = 1;
 const NAT_DESTINATION: u32 = 1;
 const REJECT_TCP_RESET: u32 = 1;
 const REJECT_ICMPX: u32 = 2;
+const ICMPX_PORT_UNREACHABLE: u8 = 1;
 const ICMPX_PROHIBITED: u8 = 3;
 
 fn put_numbers(to: &mut Vec<u8>, numbers: &[(u16, u32)]) {
@@ -251,6 +256,7 @@ fn known(name: &str, data: Attributes<'_>, inline: &dyn Fn(&str) -> Option<Set>)
         "reject" => match (data.u32_be(1)?, data.get(2)) {
             (REJECT_TCP_RESET, _) => Expr::Reject(Reject::TcpReset),
             (REJECT_ICMPX, Some([ICMPX_PROHIBITED])) => Expr::Reject(Reject::Prohibited),
+            (REJECT_ICMPX, Some([ICMPX_PORT_UNREACHABLE])) => Expr::Reject(Reject::PortUnreachable),
             _ => return None,
         },
         "log" => {

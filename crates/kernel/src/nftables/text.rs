@@ -91,6 +91,7 @@ impl Text {
             Expr::Counter => "counter".to_owned(),
             Expr::Reject(Reject::TcpReset) => "reject with tcp reset".to_owned(),
             Expr::Reject(Reject::Prohibited) => "reject with icmpx admin-prohibited".to_owned(),
+            Expr::Reject(Reject::PortUnreachable) => "reject with icmpx port-unreachable".to_owned(),
             Expr::Log { group, prefix } => format!("log group {group} prefix {prefix:?}"),
             Expr::Masquerade => "masquerade".to_owned(),
             Expr::DestinationNat { .. } => {

@@ -24,4 +24,6 @@ pub enum Reject {
     TcpReset,
     /// The ICMP or ICMPv6 message "administratively prohibited".
     Prohibited,
+    /// The ICMP or ICMPv6 message "port unreachable".
+    PortUnreachable,
 }

@@ -325,6 +325,7 @@ fn special_chains() -> impl Strategy<Value = BTreeMap<String, Chain>> {
             base(ChainKind::Filter, Hook::Forward, 0),
             vec![
                 rule(vec![Expr::Reject(Reject::Prohibited)]),
+                rule(vec![Expr::Reject(Reject::PortUnreachable)]),
                 rule([&tcp[..], &[Expr::Reject(Reject::TcpReset)]].concat()),
             ],
         ),

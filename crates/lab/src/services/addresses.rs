@@ -41,7 +41,14 @@ fn ports(service: &Value) -> impl Iterator<Item = &Value> {
 fn complete(service: &mut Value, addresses: &mut BTreeSet<u32>, node_ports: &mut BTreeSet<u64>) {
     let spec = &mut service["spec"];
     let kind = spec["type"].as_str().unwrap_or("ClusterIP").to_owned();
-    if kind == "ExternalName" || !spec.is_object() {
+    let has_node_ports = ["NodePort", "LoadBalancer"].contains(&&*kind);
+    // A Service that changed its type gives back what only the former one has.
+    if !has_node_ports && let Some(ports) = spec.get_mut("ports").and_then(Value::as_array_mut) {
+        ports.iter_mut().filter_map(Value::as_object_mut).for_each(|port| drop(port.remove("nodePort")));
+    }
+    let Some(fields) = spec.as_object_mut() else { return };
+    if kind == "ExternalName" {
+        fields.retain(|name, _| !["clusterIP", "clusterIPs"].contains(&&**name));
         return;
     }
     let given = |value: &Value| value.as_str().is_some_and(|text| !text.is_empty());
@@ -60,7 +67,7 @@ fn complete(service: &mut Value, addresses: &mut BTreeSet<u32>, node_ports: &mut
     if spec["clusterIPs"].get(0).is_none() {
         spec["clusterIPs"] = json!([spec["clusterIP"]]);
     }
-    if !["NodePort", "LoadBalancer"].contains(&&*kind) {
+    if !has_node_ports {
         return;
     }
     for port in spec["ports"].as_array_mut().into_iter().flatten() {
@@ -104,10 +111,15 @@ mod tests {
             json!({"type": "ExternalName", "externalName": "x.example"}),
             json!({"type": "NodePort", "ports": port(json!(30_000))}),
             json!({"type": "LoadBalancer", "ports": [{"port": 80}, {"port": 81}]}),
+            json!({"type": "ClusterIP", "clusterIP": "10.96.1.9", "ports": port(json!(30_009))}),
+            json!({"type": "ExternalName", "externalName": "x", "clusterIP": "10.96.1.8", "clusterIPs": ["10.96.1.8"]}),
         ]);
+        assert_eq!(specs[6]["ports"], json!([{"port": 80}]), "a former NodePort is given back");
+        assert_eq!(specs[7], json!({"type": "ExternalName", "externalName": "x"}));
         let addresses: Vec<&Value> = specs.iter().map(|spec| &spec["clusterIP"]).collect();
         let none = Value::Null;
-        let of = ["10.96.1.0", "10.96.1.1", "None", "", "10.96.1.2", "10.96.1.3"].map(|text| json!(text));
+        let of = ["10.96.1.0", "10.96.1.1", "None", "", "10.96.1.2", "10.96.1.3", "10.96.1.9", ""]
+            .map(|text| json!(text));
         let expected: Vec<&Value> = of.iter().map(|text| if text == "" { &none } else { text }).collect();
         assert_eq!(addresses, expected);
         assert_eq!(specs[1]["clusterIPs"], json!(["10.96.1.1"]));

@@ -28,7 +28,7 @@ const NAMESPACE: &str = "kube-system";
 const DOMAIN: &str = "cluster.local";
 /// How long clients may keep an answer, in seconds. CoreDNS says the same.
 const TTL: u32 = 5;
-/// How long a client may keep a TCP connection without a question.
+/// How long a client may keep a TCP connection without a question, or without reading an answer.
 const IDLE: Duration = Duration::from_secs(10);
 /// The maximum number of TCP connections.
 const CONNECTIONS: usize = 64;
@@ -163,7 +163,9 @@ async fn answer_connection(mut stream: TcpStream, zone: &SharedZone) -> std::io:
         let reply = zone.read().unwrap_or_else(PoisonError::into_inner).reply(&question, None);
         let Some(reply) = reply else { return Ok(()) };
         let length = u16::try_from(reply.len()).map_err(std::io::Error::other)?;
-        stream.write_all(&[&length.to_be_bytes()[..], &reply].concat()).await?;
+        let reply = [&length.to_be_bytes()[..], &reply].concat();
+        // A client that does not read must not keep its place for ever.
+        tokio::time::timeout(IDLE, stream.write_all(&reply)).await??;
     }
 }
 

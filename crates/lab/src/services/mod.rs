@@ -77,8 +77,10 @@ const RETRY: std::time::Duration = std::time::Duration::from_secs(1);
 struct Proxy {
     name: String,
     place: Place,
-    /// The state that it has set.
-    fronts: Option<Arc<Fronts>>,
+    /// The state that it has set last.
+    fronts: Arc<Fronts>,
+    /// Whether all of that state is set.
+    is_set: bool,
 }
 
 enum Place {
@@ -92,17 +94,20 @@ impl Proxy {
             ProxiedNode::Linux(netns) => Place::Linux(netns),
             ProxiedNode::Windows(hcn) => Place::Windows(windows::Balancers::new(hcn)),
         };
-        Self { name, place, fronts: None }
+        Self { name, place, fronts: Arc::default(), is_set: false }
     }
 
     /// Returns whether the node has these Services now.
     async fn update(&mut self, fronts: &Arc<Fronts>, hosts: &Arc<Hosts>) -> bool {
         let result = match &mut self.place {
-            Place::Linux(_) if self.fronts.as_ref() == Some(fronts) => return true,
-            Place::Linux(netns) => linux::set(netns.clone(), fronts.clone()).await,
+            Place::Linux(_) if self.is_set && self.fronts == *fronts => return true,
+            Place::Linux(netns) => linux::set(netns.clone(), fronts.clone(), self.fronts.clone()).await,
             Place::Windows(balancers) => balancers.set(fronts, hosts).await,
         };
-        self.fronts = result.is_ok().then(|| fronts.clone());
+        self.is_set = result.is_ok();
+        if self.is_set {
+            self.fronts = fronts.clone();
+        }
         if let Err(error) = &result {
             tracing::warn!(node = self.name, %error, "the node does not have all Services yet; the lab retries");
         }

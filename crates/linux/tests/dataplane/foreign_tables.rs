@@ -346,6 +346,26 @@ const NFTABLES: [(&str, &str, Expected); 33] = [
         &[],
     ),
     (
+        "the lab's stand-in for kube-proxy",
+        "nft 'table inet tortie-lab-services {
+            map empty {
+                type ipv4_addr . inet_proto . inet_service : verdict
+                elements = { 10.96.0.1 . tcp . 80 : goto reject-chain }
+            }
+            chain reject-chain { reject; }
+            chain refuse-incoming {
+                type filter hook prerouting priority -101
+                ct state new ip daddr . meta l4proto . th dport vmap @empty
+            }
+        }'",
+        &[],
+    ),
+    (
+        "another chain in its table",
+        "nft 'table inet tortie-lab-services { chain f { type filter hook forward priority 0; tcp dport 1 drop; }; }'",
+        &[(MAY_DROP, &["table inet tortie-lab-services ", "a rule drops"])],
+    ),
+    (
         "a drop without a condition in a chain of kube-proxy",
         "iptables-nft -N KUBE-FORWARD; iptables-nft -A FORWARD -j KUBE-FORWARD; iptables-nft -A KUBE-FORWARD -j DROP",
         &[(MAY_DROP, &["table ip filter ", "chain FORWARD (hook forward, priority 0): a rule of chain KUBE-FORWARD drops"])],

@@ -338,11 +338,18 @@ impl Store for Kubernetes {
     async fn apply(&self, object: &Object) -> Result<Applied, StoreError> {
         let key = &object.key;
         if !resources::is_of_kubernetes(key.kind) {
-            return crate::apply::replace(self, object).await;
+            return crate::apply::apply(self, object).await;
         }
         let (group, path) = self.object_path(key).await?;
-        let value = values::encode(group, key, object.value.clone(), None)?;
-        let before = self.get(key).await?.map(|stored| stored.position);
+        let before = self.get(key).await?;
+        if let Some(before) = &before {
+            crate::check_preconditions(object, before)?;
+        }
+        // The API server compares it, too: somebody may write between the two requests.
+        let expected = object.preconditions.resource_version.as_ref().and(before.as_ref());
+        let expected = expected.map(|stored| &stored.version);
+        let value = values::encode(group, key, object.value.clone(), expected)?;
+        let before = before.map(|stored| stored.position);
         let path = format!("{path}?fieldManager=tortie&force=true");
         let applied = self.call(&of_object("apply", key, group), apply_request(&path, &value)).await?;
         let after = values::position(applied.get("metadata"))?;

@@ -186,7 +186,7 @@ fn status(error: StoreError) -> Status {
         StoreError::Unavailable(text) => Status::unavailable(text),
         StoreError::NotFound(_) => Status::not_found(text),
         StoreError::AlreadyExists(_) => Status::already_exists(text),
-        StoreError::Conflict(_) => Status::aborted(text),
+        StoreError::Conflict(_) | StoreError::Outdated { .. } => Status::aborted(text),
         StoreError::Invalid { .. } => Status::invalid_argument(text),
         StoreError::Forbidden(text) => Status::permission_denied(text),
         StoreError::KindAbsent(_) => Status::unimplemented(text),
