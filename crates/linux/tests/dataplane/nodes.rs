@@ -218,7 +218,7 @@ fn foreign_damage_is_repaired_and_foreign_objects_are_kept() {
         ..Table::default()
     };
     let foreign = Route::on_link("10.200.0.0/24".parse().unwrap(), 1, 4);
-    let remote = Route::via(block(1).into(), vtep(1).address.into(), 0, 84);
+    let remote = Route::via(block(1).into(), vtep(1).address, 0, 84);
     let vandal = || {
         let mut nft = Nft::open().unwrap();
         nft.commit(&diff("theirs", &theirs, None)).unwrap();
