@@ -158,7 +158,7 @@ const FIREWALLD: &str = "nft 'table inet firewalld {
 }'";
 
 /// Commands of others, and the resulting conditions.
-const NFTABLES: [(&str, &str, Expected); 33] = [
+const NFTABLES: [(&str, &str, Expected); 35] = [
     (
         "Docker",
         DOCKER,
