@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
 use crate::LogLevel;
-use crate::bgp::{Asked, Question};
+use crate::bgp::{Asked, BgpQuestion};
 use crate::control::{Answer, Ask, Outcome, Request, VERSION};
 use crate::local::{Listener, Stream};
 use crate::queue::{Asker, Unanswered};
@@ -76,8 +76,8 @@ async fn serve(node: String, sources: Answers, mut stream: Stream) -> io::Result
             Some(log_level) => log_level(new.as_deref()).map_or_else(Outcome::Failed, Outcome::LogLevel),
             None => Outcome::Failed("the log level of this agent is fixed".to_owned()),
         },
-        Ok(Ask::BgpPeers) => of_bgp(bgp, Question::Peers).await,
-        Ok(Ask::BgpRoutes) => of_bgp(bgp, Question::Routes).await,
+        Ok(Ask::BgpPeers) => of_bgp(bgp, BgpQuestion::Peers).await,
+        Ok(Ask::BgpRoutes) => of_bgp(bgp, BgpQuestion::Routes).await,
         Err(problem) => Outcome::Failed(problem),
     };
     let mut answer = serde_json::to_vec(&Answer { version: VERSION, node, outcome })?;
@@ -86,7 +86,7 @@ async fn serve(node: String, sources: Answers, mut stream: Stream) -> io::Result
     stream.shutdown().await
 }
 
-async fn of_bgp(bgp: Option<mpsc::Sender<Asked>>, question: Question) -> Outcome {
+async fn of_bgp(bgp: Option<mpsc::Sender<Asked>>, question: BgpQuestion) -> Outcome {
     let Some(bgp) = bgp else {
         return Outcome::Failed("this agent runs no BGP speaker; start it with --bgp".to_owned());
     };

@@ -181,7 +181,14 @@ pub(crate) async fn prepare(
 async fn tunnel_addresses(ipam: &Ipam, node: &str) -> Result<Vec<IpAddr>, AgentError> {
     let mut addresses = Vec::new();
     addresses.extend(tunnel_address(ipam, node, Family::V4).await?);
-    addresses.extend(tunnel_address(ipam, node, Family::V6).await?);
+    match tunnel_address(ipam, node, Family::V6).await {
+        Ok(address) => addresses.extend(address),
+        // Without IPv6 pods of other nodes, the node is of use.
+        Err(AgentError::Ipam(error)) if !addresses.is_empty() && !matches!(error, IpamError::Store(_)) => {
+            tracing::warn!(node, %error, "the node gets no IPv6 tunnel address, so it has no overlay for IPv6; enlarge the pool");
+        }
+        Err(error) => return Err(error),
+    }
     if addresses.is_empty() {
         addresses.push(ipam.assign(&tunnel_request(node, Family::V4)).await?.address);
     }
@@ -308,8 +315,11 @@ async fn annotate(store: &dyn Endpoints, node: &str, tunnels: &[Tunnel]) -> Resu
         let tunnel = tunnels.iter().find(|tunnel| IpVersion::of(&tunnel.address) == version);
         annotations.insert(address, tunnel.map(|tunnel| tunnel.address.to_string()));
         annotations.insert(mac, tunnel.and_then(|tunnel| tunnel.mac.clone()));
-        if let Some(network) = own_network(&stored.value, version, current[own].as_str()) {
+        let known = current[own].as_str();
+        if let Some(network) = own_network(&stored.value, version, known) {
             annotations.insert(own, Some(network));
+        } else if known.is_some_and(|known| is_lost(&stored.value, version, known)) {
+            annotations.insert(own, None);
         }
     }
     annotations.retain(|name, value| current[*name].as_str() != value.as_deref());
@@ -340,6 +350,20 @@ fn own_network(node: &Value, version: IpVersion, current: Option<&str>) -> Optio
         return None;
     }
     Some(length.map_or_else(|| address.to_string(), |length| format!("{address}/{length}")))
+}
+
+/// Whether the node has an address of this family no longer: its kubelet reports others only, and no interface has it.
+#[cfg(target_os = "linux")]
+fn is_lost(node: &Value, version: IpVersion, known: &str) -> bool {
+    let reports = |version| internal_address(node, version).is_some();
+    let Ok(address) = known.split('/').next().unwrap_or_default().parse() else { return false };
+    let others = IpVersion::ALL.into_iter().any(reports) && !reports(version);
+    others && tortie_linux::prefix_length(address).is_ok_and(|length| length.is_none())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn is_lost(_: &Value, _: IpVersion, _: &str) -> bool {
+    false
 }
 
 /// The length of the prefix with which an interface has the address.
@@ -512,6 +536,27 @@ mod tests {
         keeping.abort();
     }
 
+    /// A node that gets no IPv6 block serves IPv4 pods.
+    #[tokio::test]
+    async fn a_full_ipv6_pool_costs_only_the_ipv6_tunnel() {
+        let store = Arc::new(Embedded::in_memory().unwrap());
+        for (name, cidr, size) in [("p", "10.0.0.0/26", 28), ("six", "fd00::/122", 122)] {
+            let spec = json!({"cidr": cidr, "blockSize": size, "vxlanMode": "Always"});
+            let pool = json!({"metadata": {"name": name}, "spec": spec});
+            store.create(&Key::global(Kind::IpPool, name), pool).await.unwrap();
+        }
+        let config = json!({"strict_affinity": true, "auto_allocate_blocks": true});
+        store.create(&Key::global(Kind::IpamConfig, "default"), config).await.unwrap();
+        let addresses = async |node: &str| {
+            tunnel_addresses(&Ipam::new(store.clone(), node, BTreeMap::new()), node).await.unwrap()
+        };
+        let first = addresses("one").await;
+        assert_eq!(first.iter().map(IpVersion::of).collect::<Vec<_>>(), IpVersion::ALL);
+        assert_eq!(addresses("one").await, first, "a node keeps its addresses");
+        let second = addresses("two").await;
+        assert_eq!(second.iter().map(IpVersion::of).collect::<Vec<_>>(), [IpVersion::V4]);
+    }
+
     #[tokio::test]
     async fn the_network_is_that_of_the_settings_of_the_node_and_of_all_nodes() {
         let store = Embedded::in_memory().unwrap();
@@ -568,5 +613,13 @@ mod tests {
             assert_eq!(found.as_deref(), expected, "{current:?}");
         }
         assert_eq!(own_network(&node, IpVersion::V6, None), None);
+        for (version, known, expected) in [
+            (IpVersion::V6, "2001:db8::1/64", true),
+            (IpVersion::V6, "::1/128", false),
+            (IpVersion::V4, "192.0.2.9/24", false),
+        ] {
+            assert_eq!(is_lost(&node, version, known), expected, "{known}");
+        }
+        assert!(!is_lost(&json!({}), IpVersion::V6, "2001:db8::1/64"), "without a kubelet");
     }
 }

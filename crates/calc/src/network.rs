@@ -219,7 +219,9 @@ impl Network {
     fn neighbour(&self, name: &str, local: &str, version: IpVersion) -> Option<IpAddr> {
         let (node, local) = (self.nodes.get(name)?, self.nodes.get(local)?);
         let address = node.own_address(version)?;
-        let is_near = local.own_network(version)?.contains(&address);
+        // Both directions must go the same way, or strict checks of the path back drop packets.
+        let is_near = local.own_network(version)?.contains(&address)
+            && node.own_network(version)?.contains(&local.own_address(version)?);
         (is_near && !node.is_windows() && !local.is_windows()).then_some(address)
     }
 }

@@ -119,7 +119,7 @@ pub enum Reason {
     PolicySetRefused,
     /// The overlay is bound to another address than the node's.
     ProviderAddressDiffers,
-    /// A route to other nodes' pods was refused.
+    /// A route to other nodes' pods was refused, or is not possible on this node.
     RouteRefused,
     /// A foreign route is in the place of Tortie's.
     RouteTaken,

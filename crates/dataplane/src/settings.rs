@@ -71,9 +71,8 @@ impl Settings {
             allow_ipip_packets_from_workloads,
             vxlan_mtu,
             vxlan_mtu_v6,
-            // They are part of [`ClusterNetwork`](crate::ClusterNetwork).
+            // It is part of [`ClusterNetwork`](crate::ClusterNetwork).
             vxlan_vni: _,
-            vxlan_port: _,
             nftables_filter_deny_action: _,
             iptables_filter_deny_action: _,
             established_flows,

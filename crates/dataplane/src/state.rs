@@ -140,7 +140,7 @@ pub struct Route {
 pub struct ClusterNetwork {
     /// The VXLAN network identifier; at least 4096 on Windows nodes.
     pub vni: u32,
-    /// The UDP port of VXLAN; always 4789 on Windows nodes.
+    /// The UDP port of VXLAN; 4789, as Windows requires. Pods may not send to it (policy decision 38).
     pub port: u16,
     /// The MTU of pods and of the VXLAN device, in bytes, where no setting and no interface tells it.
     pub mtu: u32,
@@ -151,11 +151,7 @@ impl ClusterNetwork {
     #[must_use]
     pub fn new(felix: &FelixConfigurationSpec) -> Self {
         let usual = Self::default();
-        Self {
-            vni: felix.vxlan_vni.unwrap_or(usual.vni),
-            port: felix.vxlan_port.unwrap_or(usual.port),
-            mtu: usual.mtu,
-        }
+        Self { vni: felix.vxlan_vni.unwrap_or(usual.vni), ..usual }
     }
 }
 

@@ -25,7 +25,7 @@ use tortie_kernel::route::{
 };
 
 use crate::Error;
-use crate::dataplane::{enable_in_pod, ipv6_link_parameters, link_parameters};
+use crate::dataplane::{enable_in_pod, ipv6_link_parameters, is_ipv6_on, link_parameters};
 use crate::error::tolerate_gone;
 
 /// The gateway of every pod.
@@ -272,8 +272,16 @@ impl PodWiring for Wiring {
         Some(interface(self.host_interface(&pod.endpoint, &pod.container_id), &pod.addresses))
     }
 
+    /// The kernel has no IPv6 on links with a smaller MTU (RFC 8200, section 5).
     fn has_ipv6(&self) -> bool {
-        true
+        const LOWEST_MTU: u32 = 1280;
+        let has_ipv6 = || -> tortie_kernel::Result<bool> {
+            Ok(is_ipv6_on()? && self.mtu(None, &mut RouteSocket::open()?)? >= LOWEST_MTU)
+        };
+        has_ipv6().unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot read whether the node has IPv6; the pod gets no IPv6 address");
+            false
+        })
     }
 
     fn connect(&self, pod: &PodAttachment) -> Result<PodInterface, WiringError> {

@@ -20,13 +20,13 @@ pub(crate) use self::runner::run;
 use tortie_linux::LearnedRoutes;
 
 /// A question of an operator.
-pub(crate) enum Question {
+pub(crate) enum BgpQuestion {
     Peers,
     Routes,
 }
 
 /// A question, and where its answer goes.
-pub(crate) type Asked = (Question, oneshot::Sender<Outcome>);
+pub(crate) type Asked = (BgpQuestion, oneshot::Sender<Outcome>);
 
 /// Opens the kernel's routes for a speaker. Without a speaker, routes that an earlier one has left are removed.
 ///

@@ -21,7 +21,7 @@ use tortie_linux::LearnedRoutes;
 use tortie_store::{Interest, Store};
 
 use super::cluster::{Cluster, KINDS};
-use super::{Asked, Question, shown};
+use super::{Asked, BgpQuestion, shown};
 use crate::control::Outcome;
 
 /// The interval at which the kernel's routes are compared, and sessions are looked at.
@@ -326,7 +326,7 @@ impl Runner {
         conditions
     }
 
-    async fn answer(&self, question: Question) -> Outcome {
+    async fn answer(&self, question: BgpQuestion) -> Outcome {
         let Some(running) = &self.running else {
             let why = self.of_speaker.clone().or_else(|| self.of_settings.first().cloned());
             let why = why.unwrap_or_else(|| "it does not know the cluster yet".to_owned());
@@ -337,8 +337,8 @@ impl Runner {
             Err(error) => return Outcome::Failed(error.to_string()),
         };
         match question {
-            Question::Peers => Outcome::BgpPeers(shown::peers(&status, &running.config)),
-            Question::Routes => match running.speaker.routes().await {
+            BgpQuestion::Peers => Outcome::BgpPeers(shown::peers(&status, &running.config)),
+            BgpQuestion::Routes => match running.speaker.routes().await {
                 Ok(routes) => Outcome::BgpRoutes(shown::routes(routes, &status)),
                 Err(error) => Outcome::Failed(error.to_string()),
             },

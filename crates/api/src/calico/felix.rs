@@ -45,8 +45,6 @@ pub struct FelixConfigurationSpec {
     /// The VXLAN network identifier; none means 4096. Windows nodes need at least that.
     #[serde(rename = "vxlanVNI")]
     pub vxlan_vni: Option<u32>,
-    /// The UDP port of VXLAN; none means 4789. Windows nodes have no other.
-    pub vxlan_port: Option<u16>,
     /// What happens to denied packets, on Linux.
     pub nftables_filter_deny_action: Option<FilterDenyAction>,
     /// The older name of the same setting, used if the newer one is absent.
@@ -245,7 +243,6 @@ impl FelixConfigurationSpec {
             allow_ipip_packets_from_workloads,
             vxlan_mtu,
             vxlan_vni,
-            vxlan_port,
             vxlan_mtu_v6,
             nftables_filter_deny_action,
             iptables_filter_deny_action,
@@ -268,7 +265,6 @@ impl FelixConfigurationSpec {
                 .or(allow_ipip_packets_from_workloads),
             vxlan_mtu: self.vxlan_mtu.or(vxlan_mtu),
             vxlan_vni: self.vxlan_vni.or(vxlan_vni),
-            vxlan_port: self.vxlan_port.or(vxlan_port),
             vxlan_mtu_v6: self.vxlan_mtu_v6.or(vxlan_mtu_v6),
             nftables_filter_deny_action: self.nftables_filter_deny_action.or(nftables_filter_deny_action),
             iptables_filter_deny_action: self.iptables_filter_deny_action.or(iptables_filter_deny_action),

@@ -62,7 +62,9 @@ impl<'a> Derivation<'a> {
         let restart =
             self.seconds(about(), "nodeMeshMaxRestartTime", self.all.node_mesh_max_restart_time.as_deref());
         let (me, members) = (self.me, self.members);
-        for other in members.iter().filter(|other| other.name != me.name && other.cluster_id.is_none()) {
+        // Windows nodes run no speaker.
+        let is_in = |other: &&BgpNode<'_>| other.cluster_id.is_none() && !other.is_windows;
+        for other in members.iter().filter(|other| other.name != me.name).filter(is_in) {
             for address in other.addresses() {
                 let Some(own) = me.address_like(address) else { continue };
                 let remote = Remote {

@@ -415,11 +415,7 @@ fn network_from_scratch(objects: &Objects, state: &mut NodeState) {
                 let end = LocalEnd { address: node.own.addr(), vtep: node.vtep.clone() };
                 let felix = felix_of(objects);
                 let usual = ClusterNetwork::default();
-                let network = ClusterNetwork {
-                    vni: felix.vxlan_vni.unwrap_or(usual.vni),
-                    port: felix.vxlan_port.unwrap_or(usual.port),
-                    ..usual
-                };
+                let network = ClusterNetwork { vni: felix.vxlan_vni.unwrap_or(usual.vni), ..usual };
                 let local = state.node.get_or_insert_with(|| LocalNode {
                     name: NODE.into(),
                     ends: BTreeMap::new(),
@@ -436,7 +432,9 @@ fn network_from_scratch(objects: &Objects, state: &mut NodeState) {
         let target = |node: &str| {
             let (there, here) = (nodes.get(node), nodes.get(NODE));
             let both = there.zip(here).filter(|(there, here)| !there.is_windows && !here.is_windows);
-            let near = both.filter(|(there, here)| here.own.contains(&there.own.addr()));
+            let near = both.filter(|(there, here)| {
+                here.own.contains(&there.own.addr()) && there.own.contains(&here.own.addr())
+            });
             match (mode, near, there.and_then(|there| there.vtep.as_ref())) {
                 ("CrossSubnet", Some((there, _)), _) => {
                     Some(RouteTarget::Direct { router: there.own.addr() })

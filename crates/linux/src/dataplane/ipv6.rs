@@ -4,30 +4,32 @@ use tortie_dataplane::{Condition, Reason};
 use tortie_kernel::route::RouteSocket;
 use tortie_kernel::{Result, sysctl};
 
-/// The protocol number of routes from router advertisements (`RTPROT_RA` of `rtnetlink.h`).
-const ROUTER_ADVERTISEMENT: u8 = 9;
 const FORWARDING: &str = "net/ipv6/conf/all/forwarding";
 const DISABLED: &str = "net/ipv6/conf/all/disable_ipv6";
 
+/// Whether IPv6 is switched on in the calling thread's network namespace.
+pub(crate) fn is_on() -> Result<bool> {
+    Ok(sysctl::exists(DISABLED) && sysctl::read(DISABLED)? == "0")
+}
+
 /// Lets the node forward IPv6 packets. A node that forwards ignores router advertisements unless `accept_ra` is 2
-/// (`ip-sysctl` of the kernel): interfaces whose routes come from advertisements keep them. Returns the condition of a
-/// node that has IPv6 switched off.
-pub(super) fn forward(socket: &mut RouteSocket) -> Result<Option<Condition>> {
-    if !sysctl::exists(DISABLED) || sysctl::read(DISABLED)? == "1" {
-        let message = "IPv6 is switched off on this node, and pods have IPv6 addresses: no packet reaches them by IPv6; set \
-                       net.ipv6.conf.all.disable_ipv6=0, or take the IPv6 pools away";
-        return Ok(Some(Condition::new(Reason::NetworkNotInForce, message)));
+/// (`ip-sysctl` of the kernel): interfaces that may get routes from advertisements go on with them. `is_other` says whether a
+/// link is neither a pod's nor an overlay's. Returns the condition of a node that has IPv6 switched off.
+pub(super) fn forward(
+    socket: &mut RouteSocket,
+    is_other: impl Fn(&str) -> bool,
+) -> Result<Option<Condition>> {
+    if !is_on()? {
+        let message = "IPv6 is switched off on this node: new pods get no IPv6 addresses, and pods that have one are not reached \
+                       by it; set net.ipv6.conf.all.disable_ipv6=0, or let the nodeSelector of the IPv6 pools leave the node out";
+        return Ok(Some(Condition::new(Reason::RouteRefused, message)));
     }
     if sysctl::read(FORWARDING)? == "1" {
         return Ok(None);
     }
-    let routes = socket.routes()?;
-    let advertised = |index: u32| {
-        routes.iter().any(|route| route.protocol == ROUTER_ADVERTISEMENT && route.link == Some(index))
-    };
-    for link in socket.links()?.into_iter().filter(|link| advertised(link.index)) {
+    for link in socket.links()?.into_iter().filter(|link| is_other(&link.name)) {
         let parameter = format!("net/ipv6/conf/{}/accept_ra", link.name);
-        if sysctl::read(&parameter)? == "1" {
+        if sysctl::exists(&parameter) && sysctl::read(&parameter)? == "1" {
             sysctl::ensure(&parameter, "2")?;
         }
     }

@@ -40,7 +40,7 @@ use tortie_dataplane::{
     Shown,
 };
 
-pub(crate) use self::ipv6::{enable_in_pod, link_parameters as ipv6_link_parameters};
+pub(crate) use self::ipv6::{enable_in_pod, is_on as is_ipv6_on, link_parameters as ipv6_link_parameters};
 pub(crate) use self::network::link_parameters;
 
 use self::cut::Cut;

@@ -101,10 +101,7 @@ impl Network {
         }
         let vxlan = self.vxlan_links(state)?;
         let links = self.endpoint_links(state)?;
-        if needs_ipv6(state) {
-            self.node.extend(ipv6::forward(&mut self.socket)?);
-            self.node.extend(without_tunnel(state));
-        }
+        self.forward_ipv6(state);
         self.node.extend(self.without_link(state));
         let desired = desired(state, &vxlan, &links, &self.underlay);
         let mut kernel = match self.kernel.take() {
@@ -195,17 +192,41 @@ impl Network {
         changes
     }
 
-    /// The index of the VXLAN link of each family.
+    /// Lets the node forward IPv6 packets if there are IPv6 pools or pods. What prevents that concerns IPv6 only.
+    fn forward_ipv6(&mut self, state: &NodeState) {
+        if !needs_ipv6(state) {
+            return;
+        }
+        let is_other = |name: &str| {
+            let overlays = [&self.config.vxlan_device, &self.config.vxlan_v6_device];
+            !name.starts_with(&self.config.workload_prefix) && !overlays.iter().any(|known| *known == name)
+        };
+        match ipv6::forward(&mut self.socket, is_other) {
+            Ok(condition) => self.node.extend(condition),
+            Err(error) => {
+                let message = format!("the node does not forward IPv6 packets: {error}; Tortie retries");
+                self.node.push(Condition::new(Reason::RouteRefused, message));
+                self.retry = true;
+            }
+        }
+        self.node.extend(without_tunnel(state));
+    }
+
+    /// The index of the VXLAN link of each family. Without that of IPv6, IPv4 goes on.
     fn vxlan_links(&mut self, state: &NodeState) -> Result<BTreeMap<IpVersion, u32>> {
         let mut links = BTreeMap::new();
         for overlay in &mut self.overlays {
-            let applied = overlay.apply(
-                state,
-                &self.underlay,
-                &self.config,
-                &mut self.socket,
-                self.kernel.is_some(),
-            )?;
+            let is_known = self.kernel.is_some();
+            let applied = overlay.apply(state, &self.underlay, &self.config, &mut self.socket, is_known);
+            let applied = match applied {
+                Err(error) if overlay.version == IpVersion::V6 => {
+                    let message = format!("no IPv6 packets to pods of other nodes: {error}; Tortie retries");
+                    self.node.push(Condition::new(Reason::RouteRefused, message));
+                    self.retry = true;
+                    continue;
+                }
+                applied => applied?,
+            };
             links.extend(applied.link.map(|link| (overlay.version, link)));
             if applied.is_changed {
                 self.kernel = None;
@@ -269,7 +290,7 @@ impl Network {
                     "no interface has the node's address {own}, so no route leads to {destination}; correct the address of the Node, \
                      or use vxlanMode: Always"
                 );
-                Condition::new(Reason::NetworkNotInForce, message)
+                Condition::new(Reason::RouteRefused, message)
             })
         };
         IpVersion::ALL.into_iter().filter_map(condition).collect()
@@ -314,7 +335,8 @@ impl Tables {
 /// Whether packets of IPv6 pods pass the node.
 fn needs_ipv6(state: &NodeState) -> bool {
     let pods = state.endpoints.values().flat_map(|endpoint| &endpoint.addresses);
-    state.routes.keys().any(|net| net.addr().is_ipv6()) || pods.into_iter().any(IpAddr::is_ipv6)
+    let is_v6 = |net: &IpNet| net.addr().is_ipv6();
+    state.routes.keys().chain(state.settings.pools.keys()).any(is_v6) || pods.into_iter().any(IpAddr::is_ipv6)
 }
 
 /// The condition of a node that has no address for its end of the IPv6 overlay.
@@ -329,7 +351,7 @@ fn without_tunnel(state: &NodeState) -> Option<Condition> {
             "Node {name} has no IPv6 address of its own or no IPv6 tunnel address, so pods of other nodes cannot be reached by \
              IPv6; give the Node an InternalIP of IPv6 (kubelet --node-ip), or the annotation projectcalico.org/IPv6Address"
         );
-        Condition::new(Reason::NetworkNotInForce, message)
+        Condition::new(Reason::RouteRefused, message)
     })
 }
 

@@ -102,8 +102,9 @@ impl Overlay {
         Self { version, name: name.to_owned(), made: None, foreign: None }
     }
 
-    /// Creates or changes the link. Without an overlay, removes Tortie's link. A link from before this process stays until
-    /// the overlay is known. `is_known` says that nothing has changed in the kernel.
+    /// Creates or changes the link. Without an overlay, removes Tortie's link, because nothing keeps strangers from sending
+    /// packets into it. A link from before this process stays until the node is known. `is_known` says that nothing has changed in
+    /// the kernel.
     pub(super) fn apply(
         &mut self,
         state: &NodeState,
@@ -115,7 +116,7 @@ impl Overlay {
         let wanted = state.node.as_ref().and_then(|node| self.wanted(node, state, underlay));
         let Some(wanted) = wanted else {
             self.foreign = None;
-            let removed = self.remove(socket)?;
+            let removed = self.remove(socket, state.node.is_some() && !is_known)?;
             return Ok(Applied { link: None, is_changed: removed, foreign: None });
         };
         if let Some((_, index)) = self.made.as_ref().filter(|(made, _)| is_known && *made == wanted) {
@@ -167,9 +168,14 @@ impl Overlay {
         Some(Wanted { vxlan, vtep, mtu: configured.or(detected).unwrap_or(usual) })
     }
 
-    /// Removes Tortie's link. Returns whether there was one.
-    fn remove(&mut self, socket: &mut RouteSocket) -> Result<bool> {
-        let Some((_, index)) = self.made.take() else { return Ok(false) };
+    /// Removes Tortie's link, also that of an earlier process if `is_searched`. Returns whether there was one.
+    fn remove(&mut self, socket: &mut RouteSocket, is_searched: bool) -> Result<bool> {
+        let known = self.made.take().map(|(_, index)| index);
+        let earlier = match known {
+            None if is_searched => socket.link(&self.name)?.filter(|link| link.alias == MARK),
+            _ => None,
+        };
+        let Some(index) = known.or(earlier.map(|link| link.index)) else { return Ok(false) };
         tracing::info!(link = self.name, "deleting the VXLAN link, because there is no overlay any more");
         socket.change(&Change::DeleteLink(index))?;
         Ok(true)

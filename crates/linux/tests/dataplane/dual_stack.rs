@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
 
-use ipnet::{IpNet, Ipv6Net};
+use ipnet::Ipv6Net;
 use tortie_api::net::{Action, IpVersion};
 use tortie_dataplane::*;
 use tortie_kernel::namespace::NetNs;
@@ -56,8 +56,15 @@ fn join_both(node: &mut Node, number: u8, other: u8) {
     assert_eq!(report, Report::default());
 }
 
-/// Connects a pod with these addresses.
+/// Connects a pod with these addresses, and expects nothing to report.
 fn add(node: &mut Node, pod: &Pod, addresses: Vec<PodAddress>) -> PodInterface {
+    let (interface, report) = add_to(node, pod, addresses);
+    assert_eq!(report, Report::default());
+    interface
+}
+
+/// Connects a pod with these addresses.
+fn add_to(node: &mut Node, pod: &Pod, addresses: Vec<PodAddress>) -> (PodInterface, Report) {
     let attachment = PodAttachment { addresses, ..pod.attachment() };
     let connect = || {
         let interface = node.wiring.connect(&attachment).unwrap();
@@ -75,8 +82,7 @@ fn add(node: &mut Node, pod: &Pod, addresses: Vec<PodAddress>) -> PodInterface {
         program: Arc::new(open()),
     };
     let report = node.change(|state| drop(state.endpoints.insert(pod.id(), Arc::new(endpoint))));
-    assert_eq!(report, Report::default());
-    interface
+    (interface, report)
 }
 
 fn v6_of(pod: &Pod) -> PodAddress {
@@ -297,11 +303,12 @@ fn direct_routes_need_no_encapsulation() {
         let target = RouteTarget::Direct { router: own(2).into() };
         state.routes.insert(block_v6(2).into(), target);
     });
+    assert_eq!(report.node_failures().count(), 0, "other pods can be added");
     let message = &report.node.first().unwrap().message;
     assert!(message.contains("fd31::4d") && message.contains(&block_v6(2).to_string()), "{message}");
 }
 
-/// A node whose routes come from router advertisements keeps them when it begins to forward.
+/// A node that begins to forward goes on with router advertisements. What an administrator has set stays.
 #[test]
 fn a_node_that_forwards_ipv6_still_believes_its_router() {
     let underlay = Underlay::new();
@@ -312,16 +319,48 @@ fn a_node_that_forwards_ipv6_still_believes_its_router() {
         .run(|| {
             sysctl::ensure(forwarding, "0").unwrap();
             sysctl::ensure(accept, "1").unwrap();
-            let link = interface_index("eth0").unwrap();
-            let everything: IpNet = "::/0".parse().unwrap();
-            let route = KernelRoute::via(everything, "fe80::1".parse().unwrap(), link, 9);
-            RouteSocket::open().unwrap().change(&Change::AddRoute(route)).unwrap();
         })
         .unwrap();
     join_overlay(&mut node, 1, 2);
     assert_eq!((read(&node, forwarding).as_str(), read(&node, accept).as_str()), ("0", "1"));
     node.change(|state| drop(state.routes.insert(block_v6(1).into(), RouteTarget::Local)));
     assert_eq!((read(&node, forwarding).as_str(), read(&node, accept).as_str()), ("1", "2"));
+    node.namespace.run(|| sysctl::ensure(accept, "1").unwrap()).unwrap();
+    assert_eq!(node.resync(), Report::default());
+    assert_eq!(read(&node, accept), "1");
+}
+
+/// Nothing keeps strangers from sending packets into a link without an overlay.
+#[test]
+fn an_overlay_that_ended_while_the_agent_was_away_leaves_no_link() {
+    let underlay = Underlay::new();
+    let mut node = Node::new(&underlay, 1);
+    join_both(&mut node, 1, 2);
+    let exists = |node: &Node, link: &str| {
+        node.namespace.run(|| RouteSocket::open().unwrap().link(link).unwrap().is_some()).unwrap()
+    };
+    assert!(exists(&node, "vxlan-v6.calico"));
+    node.state.node.as_mut().unwrap().ends.remove(&IpVersion::V6);
+    node.state.vteps.remove(&vtep_v6(2).key());
+    node.state.routes.retain(|net, _| net.addr().is_ipv4());
+    node.restart();
+    assert!(!exists(&node, "vxlan-v6.calico") && exists(&node, "vxlan.calico"));
+}
+
+/// Without IPv6, a node goes on with IPv4, and says what is missing.
+#[test]
+fn a_node_with_ipv6_switched_off_goes_on_with_ipv4() {
+    let (mut nodes, pods) = dual_nodes();
+    let off = || sysctl::ensure("net/ipv6/conf/all/disable_ipv6", "1").unwrap();
+    nodes[0].namespace.run(off).unwrap();
+    let wiring = &nodes[0].wiring;
+    assert!(!nodes[0].namespace.run(|| wiring.has_ipv6()).unwrap());
+    let report = nodes[0].resync();
+    assert_eq!(report.node_failures().count(), 0, "{report:?}");
+    assert!(report.node.iter().any(|condition| condition.message.contains("switched off")), "{report:?}");
+    let third = Pod::new("third", 1, 7);
+    add_to(&mut nodes[0], &third, third.attachment().addresses);
+    assert!(third.reaches(&pods[1], 80));
 }
 
 /// Without an IPv6 address of its own, a node cannot reach IPv6 pods of other nodes, and says so.
@@ -335,6 +374,7 @@ fn a_node_without_an_ipv6_address_reports_that_it_has_no_overlay() {
         state.routes.insert(block_v6(2).into(), RouteTarget::Vxlan { node: "node-2".to_owned() });
     });
     let [condition] = &report.node[..] else { panic!("{report:?}") };
-    assert_eq!(condition.reason, Reason::NetworkNotInForce);
+    assert_eq!(condition.reason, Reason::RouteRefused);
+    assert_eq!(report.node_failures().count(), 0, "IPv4 pods can be added");
     assert!(condition.message.contains("projectcalico.org/IPv6Address"), "{condition:?}");
 }
