@@ -50,10 +50,12 @@ const FIREWALLD: Program = Program {
 
 const DOCKER: Program = Program {
     name: "Docker",
-    // dockerd sets the policy DROP if it is the one that turns forwarding on: it starts before everything else on most machines.
-    start: "echo 0 >/proc/sys/net/ipv4/ip_forward
-        setsid dockerd --data-root=/var/lib/docker --exec-root=/run/docker-exec --pidfile=/run/docker.number \
-            --host=unix:///run/docker.sock --containerd=/run/containerd/containerd.sock --storage-driver=vfs \
+    // dockerd sets the policy DROP if it finds forwarding off, as at most boots. Here it finds a file in the kernel's place, because
+    // Tortie's agent turns forwarding on again at any time.
+    start: "echo 0 >/run/ip_forward
+        setsid unshare --mount sh -ec 'mount --bind /run/ip_forward /proc/sys/net/ipv4/ip_forward
+            exec dockerd --data-root=/var/lib/docker --exec-root=/run/docker-exec --pidfile=/run/docker.number \
+                --host=unix:///run/docker.sock --containerd=/run/containerd/containerd.sock --storage-driver=vfs' \
             >/var/log/dockerd.out 2>&1 </dev/null & number=$!
         until docker version >/dev/null 2>&1; do kill -0 $number; sleep 0.1; done",
     // Docker leaves its rules.
