@@ -4,6 +4,7 @@
 //! for the first pod. Each part has a file of its own; this file connects them.
 
 mod addresses;
+mod announcement;
 mod barrier;
 mod bgp;
 mod cni_config;
@@ -286,8 +287,13 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
         asked
     });
     if let Some(announced) = announced {
-        let announcing =
-            node::keep_announced(endpoints.clone(), ipam.clone(), node.clone(), announced, in_force.clone());
+        let announcing = announcement::keep_announced(
+            endpoints.clone(),
+            ipam.clone(),
+            node.clone(),
+            announced,
+            in_force.clone(),
+        );
         parts.add("the announcement of the node", announcing);
     }
     let mut first = in_force.clone();

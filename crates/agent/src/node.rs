@@ -1,28 +1,20 @@
-//! The node's own tunnel ends: their addresses, announced to the other nodes by annotations of the Node.
+//! Prepares the node: its dataplane, and on Windows its overlay network.
 
-use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::StreamExt;
 use ipnet::Ipv4Net;
-use serde_json::Value;
-use tokio::sync::watch;
 use tokio::time::Instant;
 use tortie_api::kubernetes::Node;
-use tortie_api::net::IpVersion;
 use tortie_api::{Key, Kind, Resource};
 use tortie_dataplane::{ClusterNetwork, Dataplane, PodWiring};
-use tortie_hcn::{Feature, Hcn, HcnExt};
-use tortie_ipam::{Family, Ipam, IpamError, Request, Use};
+use tortie_hcn::{Feature, Hcn, HcnExt as _};
+use tortie_ipam::{Ipam, IpamError};
 use tortie_store::backoff::{Backoff, random_seed};
-use tortie_store::{Change, Endpoints, Interest, Store, StoreError};
-use tortie_windows::{
-    CurrentOverlay, Overlay, OverlaySpec, StaticRules, WindowsDataplane, WindowsWiring, ensure_overlay_with,
-};
+use tortie_store::{Endpoints, Store, StoreError};
+use tortie_windows::{OverlaySpec, StaticRules, WindowsDataplane, WindowsWiring, ensure_overlay_with};
 
-use crate::plane::InForce;
+use crate::announcement::Announced;
 use crate::unsupported::LOCKED;
 use crate::{AgentError, Platform};
 
@@ -37,34 +29,6 @@ pub(crate) struct Prepared {
     pub(crate) wiring: Arc<dyn PodWiring>,
     /// What the agent must announce to the other nodes, if anything.
     pub(crate) announced: Option<Announced>,
-}
-
-/// What the other nodes must know about this node in a family: its tunnel address, and its MAC address if that is not
-/// derived from the node's name.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Tunnel {
-    address: IpAddr,
-    mac: Option<String>,
-}
-
-/// What the node announces, now and later.
-pub(crate) struct Announced {
-    first: Vec<Tunnel>,
-    /// Windows: the overlay network as the dataplane sees it.
-    overlay: Option<CurrentOverlay>,
-}
-
-impl Announced {
-    fn now(&self) -> Vec<Tunnel> {
-        let current = self.overlay.as_ref().and_then(CurrentOverlay::get);
-        current.as_ref().map_or_else(|| self.first.clone(), |overlay| vec![Tunnel::of(overlay)])
-    }
-}
-
-impl Tunnel {
-    fn of(overlay: &Overlay) -> Self {
-        Self { address: overlay.gateway.into(), mac: Some(overlay.router_mac.to_string()) }
-    }
 }
 
 /// The Node, once it exists: the cluster's API or its administrator creates it.
@@ -177,60 +141,10 @@ pub(crate) async fn prepare(
     }
 }
 
-/// The tunnel addresses of a Linux node, one of each family that has a pool. Without any pool, it is an error.
-async fn tunnel_addresses(ipam: &Ipam, node: &str) -> Result<Vec<IpAddr>, AgentError> {
-    let mut addresses = Vec::new();
-    addresses.extend(tunnel_address(ipam, node, Family::V4).await?);
-    match tunnel_address(ipam, node, Family::V6).await {
-        Ok(address) => addresses.extend(address),
-        // Without IPv6 pods of other nodes, the node is of use.
-        Err(AgentError::Ipam(error)) if !addresses.is_empty() && !matches!(error, IpamError::Store(_)) => {
-            tracing::warn!(node, %error, "the node gets no IPv6 tunnel address, so it has no overlay for IPv6; enlarge the pool");
-        }
-        Err(error) => return Err(error),
-    }
-    if addresses.is_empty() {
-        addresses.push(ipam.assign(&tunnel_request(node, Family::V4)).await?.address);
-    }
-    Ok(addresses)
-}
-
-/// The tunnel address of a family: one of the node's own, under Calico's handle; `None` if no pool gives one. A node keeps its
-/// address, also when its pool is disabled or full. If the address was released, because the node was thought to be gone, it
-/// gets another one.
-async fn tunnel_address(ipam: &Ipam, node: &str, family: Family) -> Result<Option<IpAddr>, AgentError> {
-    let request = tunnel_request(node, family);
-    let known = ipam.find(&request.handle).await?;
-    if let Some(assignment) = known.first() {
-        return Ok(Some(assignment.address));
-    }
-    if !ipam.has_pool(&request).await? {
-        return Ok(None);
-    }
-    Ok(Some(ipam.assign(&request).await?.address))
-}
-
-fn tunnel_request(node: &str, family: Family) -> Request {
-    let (handle, kind) = match family {
-        Family::V4 => ("vxlan-tunnel-addr", "vxlanTunnelAddress"),
-        Family::V6 => ("vxlan-v6-tunnel-addr", "vxlanV6TunnelAddress"),
-    };
-    let owner = [("node", node), ("type", kind)];
-    Request {
-        handle: format!("{handle}-{node}"),
-        owner: owner.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
-        intended_use: Use::Tunnel,
-        family,
-        ..Request::default()
-    }
-}
-
 /// Linux: the MAC address of the tunnel is derived from the node's name.
 #[cfg(target_os = "linux")]
 async fn prepare_linux(store: &dyn Endpoints, ipam: &Ipam, node: &str) -> Result<Prepared, AgentError> {
-    let announced = Announced { first: derived(tunnel_addresses(ipam, node).await?), overlay: None };
-    annotate(store, node, &announced.first).await?;
-
+    let announced = Announced::on_linux(store, ipam, node).await?;
     let config = tortie_linux::dataplane::Config::default();
     let opened = |what: &str| {
         let what = what.to_owned();
@@ -240,11 +154,6 @@ async fn prepare_linux(store: &dyn Endpoints, ipam: &Ipam, node: &str) -> Result
     let dataplane =
         tortie_linux::dataplane::Dataplane::open(config).map_err(opened("opening the dataplane"))?;
     Ok(Prepared { dataplane: Box::new(dataplane), wiring: Arc::new(wiring), announced: Some(announced) })
-}
-
-/// Tunnels whose MAC addresses are derived from the node's name.
-fn derived(addresses: Vec<IpAddr>) -> Vec<Tunnel> {
-    addresses.into_iter().map(|address| Tunnel { address, mac: None }).collect()
 }
 
 /// The parts of [`Platform::Windows`].
@@ -295,9 +204,7 @@ async fn prepare_windows(
         }
     };
     let dataplane = WindowsDataplane::new(hcn.clone(), adapter).with_static_rules(static_rules);
-    let announced =
-        Announced { first: vec![Tunnel::of(&overlay)], overlay: Some(dataplane.current_overlay()) };
-    annotate(store, node, &announced.first).await?;
+    let announced = Announced::on_windows(store, node, &overlay, dataplane.current_overlay()).await?;
     Ok(Prepared {
         dataplane: Box::new(dataplane),
         wiring: Arc::new(WindowsWiring::new(hcn.clone())),
@@ -305,257 +212,11 @@ async fn prepare_windows(
     })
 }
 
-/// Writes the annotations of the Node, unless they are current. A tunnel that the node no longer has is taken out.
-async fn annotate(store: &dyn Endpoints, node: &str, tunnels: &[Tunnel]) -> Result<(), AgentError> {
-    let key = Key::global(Kind::Node, node);
-    let stored = store.get(&key).await?.ok_or_else(|| StoreError::NotFound(key.clone()))?;
-    let current = &stored.value["metadata"]["annotations"];
-    let mut annotations: BTreeMap<&str, Option<String>> = BTreeMap::new();
-    for (version, [own, address, mac]) in ANNOTATIONS {
-        let tunnel = tunnels.iter().find(|tunnel| IpVersion::of(&tunnel.address) == version);
-        annotations.insert(address, tunnel.map(|tunnel| tunnel.address.to_string()));
-        annotations.insert(mac, tunnel.and_then(|tunnel| tunnel.mac.clone()));
-        let known = current[own].as_str();
-        if let Some(network) = own_network(&stored.value, version, known) {
-            annotations.insert(own, Some(network));
-        } else if known.is_some_and(|known| is_lost(&stored.value, version, known)) {
-            annotations.insert(own, None);
-        }
-    }
-    annotations.retain(|name, value| current[*name].as_str() != value.as_deref());
-    if !annotations.is_empty() {
-        store.annotate_node(node, &annotations).await?;
-    }
-    Ok(())
-}
-
-/// Of each family: the annotations of the node's own address, of its tunnel address, and of the MAC address there.
-const ANNOTATIONS: [(IpVersion, [&str; 3]); 2] = [
-    (IpVersion::V4, [Node::ADDRESS, Node::VXLAN_ADDRESS, Node::VXLAN_MAC]),
-    (IpVersion::V6, [Node::ADDRESS_V6, Node::VXLAN_ADDRESS_V6, Node::VXLAN_MAC_V6]),
-];
-
-/// The node's own address as its kubelet reports it, with the length of its network's prefix as far as that is known. `None`
-/// if the Node has another one already, because Calico's agents and administrators write some; but one that no interface has
-/// any more is replaced by one that an interface has.
-fn own_network(node: &Value, version: IpVersion, current: Option<&str>) -> Option<String> {
-    let address = internal_address(node, version)?;
-    let length = prefix_length(address);
-    let is_kept = |current: &str| match current.split('/').next().unwrap_or_default().parse::<IpAddr>() {
-        Ok(known) if known == address => current.contains('/'),
-        Ok(known) => length.is_none() || prefix_length(known).is_some(),
-        Err(_) => true,
-    };
-    if current.is_some_and(is_kept) {
-        return None;
-    }
-    Some(length.map_or_else(|| address.to_string(), |length| format!("{address}/{length}")))
-}
-
-/// Whether the node has an address of this family no longer: its kubelet reports others only, and no interface has it.
-#[cfg(target_os = "linux")]
-fn is_lost(node: &Value, version: IpVersion, known: &str) -> bool {
-    let reports = |version| internal_address(node, version).is_some();
-    let Ok(address) = known.split('/').next().unwrap_or_default().parse() else { return false };
-    let others = IpVersion::ALL.into_iter().any(reports) && !reports(version);
-    others && tortie_linux::prefix_length(address).is_ok_and(|length| length.is_none())
-}
-
-#[cfg(not(target_os = "linux"))]
-fn is_lost(_: &Value, _: IpVersion, _: &str) -> bool {
-    false
-}
-
-/// The length of the prefix with which an interface has the address.
-#[cfg(target_os = "linux")]
-fn prefix_length(address: IpAddr) -> Option<u8> {
-    tortie_linux::prefix_length(address).unwrap_or_else(|error| {
-        tracing::warn!(%address, %error, "cannot read the network of the node's address; CrossSubnet pools use VXLAN");
-        None
-    })
-}
-
-#[cfg(not(target_os = "linux"))]
-fn prefix_length(_: IpAddr) -> Option<u8> {
-    None
-}
-
-/// The node's address as its kubelet reports it.
-fn internal_address(node: &Value, version: IpVersion) -> Option<IpAddr> {
-    let addresses = node["status"]["addresses"].as_array()?.iter();
-    let internal = addresses.filter(|one| one["type"] == "InternalIP");
-    let mut addresses = internal.filter_map(|one| one["address"].as_str()?.parse().ok());
-    addresses.find(|address| IpVersion::of(address) == version)
-}
-
-/// Restores the node's announcements whenever somebody changes the Node, and updates them when HNS has recreated the
-/// overlay network with another MAC address, when IPAM has released a tunnel address, or when pools of a family come. Ends
-/// only when the future is dropped.
-pub(crate) async fn keep_announced(
-    store: Arc<dyn Endpoints>,
-    ipam: Arc<Ipam>,
-    node: String,
-    mut announced: Announced,
-    mut in_force: watch::Receiver<Arc<InForce>>,
-) {
-    let mut backoff = Backoff::new(random_seed());
-    let interests = vec![Interest::in_object(&Key::global(Kind::Node, &node)), Interest::all(Kind::IpPool)];
-    let mut changes = store.follow(interests);
-    let mut written = announced.now();
-    loop {
-        tokio::select! {
-            change = changes.next() => {
-                if !matches!(change, Some(Change::Put(_))) {
-                    continue;
-                }
-            }
-            changed = in_force.changed() => {
-                if changed.is_err() {
-                    // The dataplane has ended, so nothing can change any more.
-                    return std::future::pending().await;
-                }
-                if announced.now() == written {
-                    continue;
-                }
-                tracing::warn!(node, "HNS has recreated the overlay network; Tortie publishes its new MAC address");
-            }
-        }
-        if in_force.wait_for(|now| now.lock.is_none()).await.is_err() {
-            return std::future::pending().await;
-        }
-        while let Err(error) = announce(&*store, &ipam, &node, &mut announced).await {
-            tracing::debug!(%error, "cannot annotate the Node; Tortie retries");
-            backoff.wait().await;
-        }
-        written = announced.now();
-        backoff.succeeded();
-    }
-}
-
-/// Announces what the node has now.
-async fn announce(
-    store: &dyn Endpoints,
-    ipam: &Ipam,
-    node: &str,
-    announced: &mut Announced,
-) -> Result<(), AgentError> {
-    if announced.overlay.is_none() {
-        let tunnels = derived(tunnel_addresses(ipam, node).await?);
-        if tunnels != announced.first {
-            let addresses =
-                |tunnels: &[Tunnel]| tunnels.iter().map(|one| one.address.to_string()).collect::<Vec<_>>();
-            let (old, new) = (addresses(&announced.first), addresses(&tunnels));
-            tracing::warn!(
-                node,
-                ?old,
-                ?new,
-                "the node's tunnel addresses have changed; Tortie announces the new ones"
-            );
-            announced.first = tunnels;
-        }
-    }
-    annotate(store, node, &announced.now()).await
-}
-
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv4Addr;
-
     use super::*;
     use serde_json::json;
     use tortie_store::Embedded;
-
-    #[tokio::test]
-    async fn annotations_of_any_shape_cause_no_failure() {
-        let tunnel = derived(vec![Ipv4Addr::new(10, 0, 0, 1).into()]);
-        let told = json!({Node::VXLAN_ADDRESS: "10.0.0.1"});
-        let table = [
-            (json!({"name": "n"}), Some(&told)),
-            (json!({"name": "n", "annotations": null}), Some(&told)),
-            (json!({"name": "n", "annotations": {Node::VXLAN_MAC: "old"}}), Some(&told)),
-            (json!({"name": "n", "annotations": "text"}), None),
-            (json!({"name": "n", "annotations": [1]}), None),
-            (json!("text"), None),
-        ];
-        for (metadata, expected) in table {
-            let store = Embedded::in_memory().unwrap();
-            let key = Key::global(Kind::Node, "n");
-            store.create(&key, json!({"metadata": metadata})).await.unwrap();
-            let result = annotate(&store, "n", &tunnel).await;
-            assert_eq!(result.is_ok(), expected.is_some(), "{metadata}: {result:?}");
-            if let Some(expected) = expected {
-                let after = store.get(&key).await.unwrap().unwrap().value;
-                assert_eq!(after["metadata"]["annotations"], *expected, "{metadata}");
-            }
-        }
-    }
-
-    /// The controllers have released the addresses of a node that was away for long. Another node may have them.
-    #[tokio::test]
-    async fn a_released_tunnel_address_is_not_announced_again() {
-        let store = Arc::new(Embedded::in_memory().unwrap());
-        let pool = json!({"metadata": {"name": "p"}, "spec": {"cidr": "10.0.0.0/26", "blockSize": 30, "vxlanMode": "Always"}});
-        store.create(&Key::global(Kind::IpPool, "p"), pool).await.unwrap();
-        let config = json!({"strict_affinity": false, "auto_allocate_blocks": true});
-        store.create(&Key::global(Kind::IpamConfig, "default"), config).await.unwrap();
-        let key = Key::global(Kind::Node, "n");
-        let value = || json!({"metadata": {"name": "n"}});
-        store.create(&key, value()).await.unwrap();
-        let ipam = Arc::new(Ipam::new(store.clone(), "n", BTreeMap::new()));
-        let address = tunnel_address(&ipam, "n", Family::V4).await.unwrap().unwrap();
-        assert_eq!(tunnel_addresses(&ipam, "n").await.unwrap(), [address], "a node keeps its address");
-        let first = derived(vec![address]);
-        let announced = Announced { first, overlay: None };
-        let (_keep, in_force) = watch::channel(Arc::default());
-        let keeping =
-            tokio::spawn(keep_announced(store.clone(), ipam.clone(), "n".to_owned(), announced, in_force));
-        let announces = async |expected: Option<IpAddr>| loop {
-            let stored = store.get(&key).await.unwrap();
-            let annotations = stored.map(|stored| stored.value["metadata"]["annotations"].clone());
-            let found = annotations.and_then(|all| all[Node::VXLAN_ADDRESS].as_str()?.parse::<IpAddr>().ok());
-            if let Some(found) = found.filter(|found| expected.is_none_or(|expected| *found == expected)) {
-                return found;
-            }
-            tokio::task::yield_now().await;
-        };
-        announces(Some(address)).await;
-
-        store.delete(&key, None).await.unwrap();
-        ipam.release("vxlan-tunnel-addr-n").await.unwrap();
-        for number in 0.. {
-            let request = Request { handle: format!("pod.{number}"), ..Request::default() };
-            if ipam.assign(&request).await.unwrap().address == address {
-                break;
-            }
-        }
-        store.create(&key, value()).await.unwrap();
-        let now = announces(None).await;
-        assert_ne!(now, address);
-        let owners = ipam.find("vxlan-tunnel-addr-n").await.unwrap();
-        assert_eq!(owners.iter().map(|one| one.address).collect::<Vec<_>>(), [now]);
-        keeping.abort();
-    }
-
-    /// A node that gets no IPv6 block serves IPv4 pods.
-    #[tokio::test]
-    async fn a_full_ipv6_pool_costs_only_the_ipv6_tunnel() {
-        let store = Arc::new(Embedded::in_memory().unwrap());
-        for (name, cidr, size) in [("p", "10.0.0.0/26", 28), ("six", "fd00::/122", 122)] {
-            let spec = json!({"cidr": cidr, "blockSize": size, "vxlanMode": "Always"});
-            let pool = json!({"metadata": {"name": name}, "spec": spec});
-            store.create(&Key::global(Kind::IpPool, name), pool).await.unwrap();
-        }
-        let config = json!({"strict_affinity": true, "auto_allocate_blocks": true});
-        store.create(&Key::global(Kind::IpamConfig, "default"), config).await.unwrap();
-        let addresses = async |node: &str| {
-            tunnel_addresses(&Ipam::new(store.clone(), node, BTreeMap::new()), node).await.unwrap()
-        };
-        let first = addresses("one").await;
-        assert_eq!(first.iter().map(IpVersion::of).collect::<Vec<_>>(), IpVersion::ALL);
-        assert_eq!(addresses("one").await, first, "a node keeps its addresses");
-        let second = addresses("two").await;
-        assert_eq!(second.iter().map(IpVersion::of).collect::<Vec<_>>(), [IpVersion::V4]);
-    }
 
     #[tokio::test]
     async fn the_network_is_that_of_the_settings_of_the_node_and_of_all_nodes() {
@@ -569,57 +230,5 @@ mod tests {
             store.create(&Key::global(Kind::FelixConfiguration, name), spec).await.unwrap();
             assert_eq!(vni().await, expected, "{name}");
         }
-    }
-
-    /// Nobody else tells the other nodes the address of a node of Kubernetes.
-    #[tokio::test]
-    async fn the_address_of_the_kubelet_is_used_unless_there_is_another() {
-        let tunnel = derived(vec![Ipv4Addr::new(10, 0, 0, 1).into()]);
-        let status = json!({"addresses": [
-            {"type": "Hostname", "address": "n"},
-            {"type": "InternalIP", "address": "fd00::1"},
-            {"type": "InternalIP", "address": "192.0.2.1"},
-        ]});
-        for (annotations, expected) in
-            [(json!({}), json!("192.0.2.1")), (json!({Node::ADDRESS: "192.0.2.9/24"}), json!("192.0.2.9/24"))]
-        {
-            let store = Embedded::in_memory().unwrap();
-            let key = Key::global(Kind::Node, "n");
-            let value = json!({"metadata": {"name": "n", "annotations": annotations}, "status": status});
-            store.create(&key, value).await.unwrap();
-            annotate(&store, "n", &tunnel).await.unwrap();
-            let after = store.get(&key).await.unwrap().unwrap().value;
-            assert_eq!(after["metadata"]["annotations"][Node::ADDRESS], expected);
-            assert_eq!(after["metadata"]["annotations"][Node::ADDRESS_V6], "fd00::1");
-        }
-    }
-
-    /// CrossSubnet pools need it. Earlier agents wrote the address alone.
-    #[cfg(target_os = "linux")]
-    #[test]
-    fn the_address_has_the_prefix_length_of_its_interface() {
-        let status = json!({"addresses": [{"type": "InternalIP", "address": "127.0.0.1"}]});
-        let node = json!({"status": status});
-        for (current, expected) in [
-            (None, Some("127.0.0.1/8")),
-            (Some("127.0.0.1"), Some("127.0.0.1/8")),
-            (Some("127.0.0.1/8"), None),
-            // No interface has it, and one has that of the kubelet.
-            (Some("192.0.2.9/24"), Some("127.0.0.1/8")),
-            (Some("::1/128"), None),
-            (Some("none"), None),
-        ] {
-            let found = own_network(&node, IpVersion::V4, current);
-            assert_eq!(found.as_deref(), expected, "{current:?}");
-        }
-        assert_eq!(own_network(&node, IpVersion::V6, None), None);
-        for (version, known, expected) in [
-            (IpVersion::V6, "2001:db8::1/64", true),
-            (IpVersion::V6, "::1/128", false),
-            (IpVersion::V4, "192.0.2.9/24", false),
-        ] {
-            assert_eq!(is_lost(&node, version, known), expected, "{known}");
-        }
-        assert!(!is_lost(&json!({}), IpVersion::V6, "2001:db8::1/64"), "without a kubelet");
     }
 }

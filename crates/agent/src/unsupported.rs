@@ -254,7 +254,7 @@ mod tests {
 
     #[test]
     fn settings_apply_to_their_own_nodes() {
-        let spec = json!({"spec": {"vxlanVNI": 5000}});
+        let spec = json!({"spec": {"bpfEnabled": true}});
         for (name, expected) in [("default", 1), ("node.one", 1), ("node.two", 0), ("other", 2)] {
             let mut watched = Watched::new("one");
             let key = Key::global(Kind::FelixConfiguration, name);
