@@ -88,16 +88,24 @@ pub(crate) async fn wait_until_unlocked(store: &dyn Store, tell: impl Fn()) {
     }
 }
 
-/// How many blocks the node's network can have. A Windows node that does not answer has one, until its agent starts again.
+/// How many blocks the node's network can have. HNS may still be starting. A Windows node that does not answer for long has
+/// one, until its agent starts again.
 pub(crate) async fn most_blocks(hcn: Option<Arc<dyn Hcn>>) -> u32 {
     let Some(hcn) = hcn else { return u32::MAX };
-    match tokio::task::spawn_blocking(move || hcn.version()).await {
-        Ok(Ok(version)) if version.supports(Feature::SeveralSubnets) => u32::MAX,
-        Ok(Ok(_)) => 1,
-        error => {
-            tracing::warn!(?error, "HNS does not answer the version request; the node uses one block");
-            1
+    let deadline = Instant::now() + NETWORK_TIMEOUT;
+    let mut backoff = Backoff::new(random_seed()).with_max(MAX_START_DELAY);
+    loop {
+        let asked = hcn.clone();
+        match tokio::task::spawn_blocking(move || asked.version()).await {
+            Ok(Ok(version)) if version.supports(Feature::SeveralSubnets) => return u32::MAX,
+            Ok(Ok(_)) => return 1,
+            error if Instant::now() >= deadline => {
+                tracing::warn!(?error, "HNS does not answer the version request; the node uses one block");
+                return 1;
+            }
+            error => tracing::debug!(?error, "HNS does not answer the version request; Tortie retries"),
         }
+        backoff.wait().await;
     }
 }
 

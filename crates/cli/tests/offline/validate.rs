@@ -37,7 +37,7 @@ metadata: {name: c}
 apiVersion: crd.projectcalico.org/v1
 kind: BGPPeer
 metadata: {name: r}
-spec: {asNumber: 64512}
+spec: {asNumber: 64512, reachableBy: 192.0.2.1}
 ";
 
 fn run(files: &[(&str, &str)], more: &[&str]) -> (i32, String, String) {
@@ -73,7 +73,7 @@ fn problems_are_named_with_line_and_rule() {
         "b.yml:5: error[invalid]: GlobalNetworkPolicy a: spec.selector: ",
         "b.yml:10: error[invalid]: IPPool p: spec.ipipMode",
         "b.yml:15: error[unsupported]: FelixConfiguration default: spec.wireguardEnabled",
-        "b.yml:34: warning[without-effect]: BGPPeer r: spec.asNumber",
+        "b.yml:34: warning[without-effect]: BGPPeer r: spec.reachableBy",
         "b.yml:20: warning[unknown-tier]: NetworkPolicy n/team.x: spec.tier: tier team is not in the manifests",
         "b.yml:22: error[duplicate]: NetworkPolicy n/team.x: the object was given before, at b.yml:17",
         "not checked, because Tortie does not use them: 1 ConfigMap",
