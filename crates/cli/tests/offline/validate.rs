@@ -37,7 +37,7 @@ metadata: {name: c}
 apiVersion: crd.projectcalico.org/v1
 kind: BGPPeer
 metadata: {name: r}
-spec: {asNumber: 64512, reachableBy: 192.0.2.1}
+spec: {peerIP: 192.0.2.9, asNumber: 64512, reachableBy: 192.0.2.1}
 ";
 
 fn run(files: &[(&str, &str)], more: &[&str]) -> (i32, String, String) {
