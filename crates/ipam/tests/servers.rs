@@ -168,7 +168,7 @@ async fn run(direct: Arc<dyn Store>, disturbed: Arc<dyn Store>, proxy: &Proxy, e
     };
     let (given, cut) = tokio::join!(work, disturb(proxy, &is_done));
     assert!(cut > 0, "no connection was disturbed");
-    assert!(given.iter().sum::<usize>() > enough / 5, "too few addresses were given: {given:?}");
+    assert!(given.iter().sum::<usize>() > enough / 10, "too few addresses were given: {given:?}");
     // Nobody may be starved by the others, or by an error that does not end.
     assert!(
         given.iter().all(|given| *given >= least(enough)),

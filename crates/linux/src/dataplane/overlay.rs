@@ -80,8 +80,8 @@ pub(super) struct Overlay {
     foreign: Option<Condition>,
 }
 
-/// The result of [`Overlay::apply`].
-pub(super) struct Applied {
+/// The link of an overlay, as [`Overlay::apply`] leaves it.
+pub(super) struct OverlayLink {
     /// The index of the link, if there is one.
     pub(super) link: Option<u32>,
     /// Whether the kernel's tables must be read again.
@@ -112,15 +112,15 @@ impl Overlay {
         config: &Config,
         socket: &mut RouteSocket,
         is_known: bool,
-    ) -> Result<Applied> {
+    ) -> Result<OverlayLink> {
         let wanted = state.node.as_ref().and_then(|node| self.wanted(node, state, underlay));
         let Some(wanted) = wanted else {
             self.foreign = None;
             let removed = self.remove(socket, state.node.is_some() && !is_known)?;
-            return Ok(Applied { link: None, is_changed: removed, foreign: None });
+            return Ok(OverlayLink { link: None, is_changed: removed, foreign: None });
         };
         if let Some((_, index)) = self.made.as_ref().filter(|(made, _)| is_known && *made == wanted) {
-            return Ok(Applied { link: Some(*index), is_changed: false, foreign: self.foreign.clone() });
+            return Ok(OverlayLink { link: Some(*index), is_changed: false, foreign: self.foreign.clone() });
         }
         self.made = None;
         let concerns = |link: &Link| {
@@ -133,7 +133,7 @@ impl Overlay {
         self.foreign = foreign.first().map(foreign_link);
         let mut link = ours.pop();
         if link.is_none() && self.foreign.is_some() {
-            return Ok(Applied { link: None, is_changed: false, foreign: self.foreign.clone() });
+            return Ok(OverlayLink { link: None, is_changed: false, foreign: self.foreign.clone() });
         }
         let mut is_changed = false;
         if let Some(other) = link.take_if(|link| link.vxlan != Some(wanted.vxlan)) {
@@ -150,7 +150,7 @@ impl Overlay {
             ethtool::disable_offloads(&self.name)?;
         }
         self.made = Some((wanted, index));
-        Ok(Applied { link: Some(index), is_changed, foreign: self.foreign.clone() })
+        Ok(OverlayLink { link: Some(index), is_changed, foreign: self.foreign.clone() })
     }
 
     /// What the link must be; `None` without an overlay.
