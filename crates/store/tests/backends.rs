@@ -306,6 +306,12 @@ async fn applying_again_keeps_what_the_cluster_added() {
     let after = store.get(&key).await.unwrap().unwrap().value;
     assert_eq!(after["metadata"]["labels"]["app"], "b");
     stored.value["metadata"]["labels"]["app"] = json!("b");
+    // The record of what was applied follows.
+    let applied = after["metadata"]["annotations"].clone();
+    let record = applied["kubectl.kubernetes.io/last-applied-configuration"].as_str().unwrap();
+    let record: serde_json::Value = serde_json::from_str(record).unwrap();
+    assert_eq!(record["metadata"]["labels"]["app"], "b");
+    stored.value["metadata"]["annotations"] = applied;
     assert_eq!(after, stored.value);
 }
 
