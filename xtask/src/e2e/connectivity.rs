@@ -8,10 +8,12 @@ use serde_json::Value;
 use super::{NODES, finish, kubectl_command, tortie_command};
 
 const NAMESPACE: &str = "tortie-connectivity-test";
+/// It comes before the policy of the test, which has order 1000 and allows datagrams.
 const DENIED: &str = "apiVersion: projectcalico.org/v3
 kind: GlobalNetworkPolicy
 metadata: {name: no-datagrams}
 spec:
+  order: 1
   namespaceSelector: kubernetes.io/metadata.name == 'tortie-connectivity-test'
   selector: has(tortie.io/serves)
   types: [Ingress]
