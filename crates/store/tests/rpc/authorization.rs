@@ -39,9 +39,9 @@ const EXPECTED: &str = "
     hostendpoints                                  glwb---  glwb---  glwbcud
     felixconfigurations                            glwb---  glwb---  glwb---
     kubecontrollersconfigurations                  -------  -------  glwb---
-    bgppeers                                       -------  -------  glwb---
-    bgpconfigurations                              -------  -------  glwb---
-    bgpfilters                                     -------  -------  glwb---
+    bgppeers                                       glwb---  glwb---  glwb---
+    bgpconfigurations                              glwb---  glwb---  glwb---
+    bgpfilters                                     glwb---  glwb---  glwb---
     clusterinformations                            glwb---  glwb---  glwb---
     caliconodestatuses                             -------  -------  glwb---
     ippools                                        glwb---  glwb---  glwb---
