@@ -222,7 +222,6 @@ fn felix_configuration_fields_are_validated() {
     let refused = [
         ("default", json!({"vxlanVNI": "abc"}), "spec.vxlanVNI: \"abc\" is not a whole number"),
         ("default", json!({"vxlanVNI": 16_777_216}), "spec.vxlanVNI"),
-        ("default", json!({"vxlanPort": 65_536}), "spec.vxlanPort"),
         ("default", json!({"nosuchField": 1}), "spec.nosuchField: unknown field"),
         ("default", json!({"bpfEnabled": "yes"}), "spec.bpfEnabled: \"yes\" is not true or false"),
         ("default", json!({"netlinkTimeout": "soon"}), "spec.netlinkTimeout: \"soon\" is not a time"),

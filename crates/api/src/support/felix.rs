@@ -268,7 +268,7 @@ pub(super) const FIELDS: &[Field] = &[
     field("vxlanEnabled", Bool, Reported(VXLAN_ENABLED), &["true"]),
     field("vxlanMTU", Takes::INTEGER, Implemented, &[]),
     field("vxlanMTUV6", Takes::INTEGER, Implemented, &[]),
-    field("vxlanPort", Integer(1, 65_535), Reported(VXLAN_PORT), &["4789"]),
+    field("vxlanPort", Takes::INTEGER, Reported(VXLAN_PORT), &["4789"]),
     field("vxlanVNI", Integer(1, 16_777_215), Implemented, &[]),
     field("windowsManageFirewallRules", Word(&["Enabled", "Disabled"]), Reported(FIREWALL), &["Disabled"]),
     field("wireguardEnabled", Bool, Rejected(WIREGUARD_REFUSED), &["false"]),
