@@ -5,10 +5,10 @@
 //! The address 0.0.0.0 stands for all addresses of the node. The source stays, except of a pod that reaches itself: it
 //! would drop packets from its own address.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
-use tortie_dataplane::{Endpoint, HostPort, NodeState};
+use tortie_dataplane::{Condition, Endpoint, HostPort, NodeState, Reason};
 use tortie_kernel::nftables::{
     BaseChain, Chain, ChainKind, CmpOp, DataKind, Expr, Field, Hook, Key, Rule, SetRef, SetSpec, Table,
 };
@@ -70,7 +70,19 @@ pub(super) fn pods() -> SetSpec {
     SetSpec::hash(&[Field::Ipv4, Field::Ipv4])
 }
 
-/// The keys of a pod's ports, each with the port. Pods have IPv4 addresses, so the node's IPv6 addresses lead to none.
+/// The condition of a pod whose ports are wanted at IPv6 addresses of the node, which lead to no pod.
+pub(super) fn not_served(endpoint: &Endpoint) -> Option<Condition> {
+    let has_ipv6 = endpoint.addresses.iter().any(IpAddr::is_ipv6);
+    let is_wanted = |port: &&HostPort| port.address.map_or(has_ipv6, |address| address.is_ipv6());
+    let port = endpoint.host_ports.iter().find(is_wanted)?;
+    let message = format!(
+        "hostPort {}/{} is not served at IPv6 addresses of the node; use its IPv4 address, or a Service",
+        port.port, port.protocol
+    );
+    Some(Condition::new(Reason::HostPortNotServed, message))
+}
+
+/// The keys of a pod's ports, each with the port. They lead to its IPv4 address, so the node's IPv6 addresses have none.
 pub(super) fn keys(endpoint: &Endpoint) -> impl Iterator<Item = (Key, &HostPort)> {
     endpoint.host_ports.iter().filter_map(|port| {
         let address = port.address.unwrap_or(Ipv4Addr::UNSPECIFIED.into());

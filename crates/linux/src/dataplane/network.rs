@@ -12,6 +12,7 @@ use tortie_kernel::sysctl;
 use tortie_kernel::{Error, Result};
 
 use super::Config;
+use super::host_ports;
 use super::ipv6;
 use super::overlay::{Overlay, Underlay};
 
@@ -192,7 +193,7 @@ impl Network {
         changes
     }
 
-    /// Lets the node forward IPv6 packets if there are IPv6 pools or pods. What prevents that concerns IPv6 only.
+    /// Lets the node forward IPv6 packets if there are IPv6 blocks or pods. What prevents that concerns IPv6 only.
     fn forward_ipv6(&mut self, state: &NodeState) {
         if !needs_ipv6(state) {
             return;
@@ -266,7 +267,11 @@ impl Network {
             let name = &endpoint.host_interface;
             let has_ipv6 = endpoint.addresses.iter().any(IpAddr::is_ipv6);
             match indices.of(name).and_then(|index| self.prepare(name, index, has_ipv6)) {
-                Ok(index) => drop(links.insert(name.to_string(), index)),
+                Ok(index) => {
+                    links.insert(name.to_string(), index);
+                    let condition = host_ports::not_served(endpoint);
+                    self.endpoints.extend(condition.map(|condition| (id.clone(), condition)));
+                }
                 Err(error) => {
                     self.retry = true;
                     let message = format!("{error}; no route leads to the pod");
@@ -335,8 +340,7 @@ impl Tables {
 /// Whether packets of IPv6 pods pass the node.
 fn needs_ipv6(state: &NodeState) -> bool {
     let pods = state.endpoints.values().flat_map(|endpoint| &endpoint.addresses);
-    let is_v6 = |net: &IpNet| net.addr().is_ipv6();
-    state.routes.keys().chain(state.settings.pools.keys()).any(is_v6) || pods.into_iter().any(IpAddr::is_ipv6)
+    state.routes.keys().any(|net| net.addr().is_ipv6()) || pods.into_iter().any(IpAddr::is_ipv6)
 }
 
 /// The condition of a node that has no address for its end of the IPv6 overlay.

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
 
 use ipnet::Ipv6Net;
-use tortie_api::net::{Action, IpVersion};
+use tortie_api::net::{Action, IpVersion, Protocol};
 use tortie_dataplane::*;
 use tortie_kernel::namespace::NetNs;
 use tortie_kernel::packet::PacketSocket;
@@ -377,4 +377,40 @@ fn a_node_without_an_ipv6_address_reports_that_it_has_no_overlay() {
     assert_eq!(condition.reason, Reason::RouteRefused);
     assert_eq!(report.node_failures().count(), 0, "IPv4 pods can be added");
     assert!(condition.message.contains("projectcalico.org/IPv6Address"), "{condition:?}");
+}
+
+/// Host ports lead to the IPv4 address of a pod.
+#[test]
+fn a_host_port_at_ipv6_addresses_is_reported() {
+    let underlay = Underlay::new();
+    let mut node = Node::new(&underlay, 1);
+    join_both(&mut node, 1, 2);
+    let [both, six, four] = [Pod::new("both", 1, 2), Pod::new("six", 1, 3), Pod::new("four", 1, 4)];
+    add(&mut node, &both, both_of(&both));
+    add(&mut node, &six, vec![v6_of(&six)]);
+    add(&mut node, &four, four.attachment().addresses);
+    let any = None;
+    let (own_v4, own_v6) = (Some(node_address(1).into()), Some(own(1).into()));
+    for (pod, address, is_reported) in [
+        (&both, any, true),
+        (&both, own_v4, false),
+        (&both, own_v6, true),
+        (&six, any, true),
+        (&four, any, false),
+        (&four, own_v6, true),
+    ] {
+        let port = HostPort { protocol: Protocol::TCP, address, port: 8080, pod_port: 80 };
+        let report = node.change(|state| {
+            let endpoint = Arc::make_mut(state.endpoints.get_mut(&pod.id()).unwrap());
+            endpoint.host_ports = [port].into();
+        });
+        let reasons: Vec<Reason> =
+            report.endpoints.get(&pod.id()).into_iter().flatten().map(|condition| condition.reason).collect();
+        let expected = if is_reported { vec![Reason::HostPortNotServed] } else { vec![] };
+        assert_eq!(reasons, expected, "{} {address:?}", pod.name);
+        node.change(|state| {
+            let endpoint = Arc::make_mut(state.endpoints.get_mut(&pod.id()).unwrap());
+            endpoint.host_ports = [].into();
+        });
+    }
 }

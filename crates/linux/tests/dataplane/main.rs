@@ -12,6 +12,7 @@ mod foreign_tables;
 mod host_flows;
 mod host_ports;
 mod hosts;
+mod learned;
 mod legacy_tables;
 mod logged;
 mod mtu;
