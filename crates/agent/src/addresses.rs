@@ -213,8 +213,8 @@ fn refuse_features(config: &NetworkConfig) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Rejects settings of Tortie's IPAM that it does not implement. Returns what the configuration says of IPv4 and of IPv6. By
-/// default, as in Calico, pods need an IPv4 address; they get an IPv6 address if a pool gives one.
+/// Reads the settings of Tortie's IPAM for IPv4 and for IPv6, and rejects those that it does not implement. By default, as in
+/// Calico, pods need an IPv4 address. They get an IPv6 address if a pool gives one.
 ///
 /// # Errors
 /// The first such setting.

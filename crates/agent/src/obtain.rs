@@ -83,9 +83,8 @@ impl Pods {
         request: &Request,
         Wanted { addresses, outside: _, ipv4, ipv6 }: Wanted,
     ) -> Result<Vec<PodAddress>, Failure> {
-        let has_ipv6 = self.wiring.has_ipv6();
         let is_ipv6_needed = ipv6.assign == Assign::Always || addresses.iter().any(IpAddr::is_ipv6);
-        if is_ipv6_needed && !has_ipv6 {
+        if is_ipv6_needed && !self.wiring.has_ipv6() {
             let msg =
                 format!("{id} requests an IPv6 address, and pods of this node have IPv4 addresses only");
             return Err(Failure::new(Code::NOT_SUPPORTED, msg, "take the request out, or use a Linux node"));
@@ -99,10 +98,12 @@ impl Pods {
                 (false, _) => wanted.is_some(),
                 (true, Assign::Always) => true,
                 (true, Assign::Never) => false,
-                (true, Assign::IfPool) if family == Family::V6 && !has_ipv6 => false,
+                // Most clusters have none, and this is known without a request.
                 (true, Assign::IfPool) if family == Family::V6 && self.ipam.lacks_ipv6_pools() => false,
                 (true, Assign::IfPool) => {
-                    self.ipam.has_pool(&request).await.map_err(|error| addresses::no_address(&error))?
+                    let has_pool = self.ipam.has_pool(&request).await;
+                    has_pool.map_err(|error| addresses::no_address(&error))?
+                        && (family == Family::V4 || self.wiring.has_ipv6())
                 }
             };
             if is_due {

@@ -60,7 +60,7 @@ impl Cluster {
     /// Takes a change. Returns whether the speaker may have to change.
     pub(super) fn apply(&mut self, change: Change) -> bool {
         match change {
-            Change::Put(stored) => self.put(&stored),
+            Change::Put(stored) => return self.put(&stored),
             Change::Gone { key, .. } => self.gone(&key),
             // A kind that the datastore does not have has no objects.
             Change::InSync(kind, _) | Change::Unavailable(kind, StoreError::KindAbsent(_)) => {
@@ -72,7 +72,8 @@ impl Cluster {
         true
     }
 
-    fn put(&mut self, stored: &Stored) {
+    /// Takes an object. Returns whether it differs: kubelets write the status of their Nodes all the time.
+    fn put(&mut self, stored: &Stored) -> bool {
         let Stored { key, value, .. } = stored;
         if key.kind == Kind::BlockAffinity {
             return self.put_affinity(stored);
@@ -86,25 +87,26 @@ impl Cluster {
                 if let Kind::BgpPeer | Kind::BgpFilter = key.kind {
                     self.forget(key);
                 }
-                return;
+                return true;
             }
         };
-        self.unreadable.remove(key);
-        let name = key.name.clone();
-        match resource {
-            Resource::Node(node) => drop(self.nodes.insert(name, node)),
-            Resource::BgpConfiguration(it) => drop(self.configurations.insert(name, it)),
-            Resource::BgpPeer(peer) => drop(self.peers.insert(name, peer)),
-            Resource::BgpFilter(filter) => drop(self.filters.insert(name, filter)),
-            Resource::IpPool(pool) => drop(self.pools.insert(name, pool)),
-            Resource::ClusterInformation(it) => drop(self.information.insert(name, it)),
-            _ => {}
-        }
+        let was_unreadable = self.unreadable.remove(key).is_some();
+        let name = &key.name;
+        let differs = match resource {
+            Resource::Node(it) => replace(&mut self.nodes, name, it),
+            Resource::BgpConfiguration(it) => replace(&mut self.configurations, name, it),
+            Resource::BgpPeer(it) => replace(&mut self.peers, name, it),
+            Resource::BgpFilter(it) => replace(&mut self.filters, name, it),
+            Resource::IpPool(it) => replace(&mut self.pools, name, it),
+            Resource::ClusterInformation(it) => replace(&mut self.information, name, it),
+            _ => false,
+        };
+        differs || was_unreadable
     }
 
-    fn put_affinity(&mut self, Stored { key, value, .. }: &Stored) {
+    fn put_affinity(&mut self, Stored { key, value, .. }: &Stored) -> bool {
         let of_node = key.name.split_once('/').filter(|(node, _)| *node == self.node);
-        let Some((_, cidr)) = of_node else { return };
+        let Some((_, cidr)) = of_node else { return false };
         let affinity = serde_json::from_value::<Affinity>(value.clone()).map_err(|error| error.to_string());
         let block = affinity.and_then(|affinity| {
             let is_own = affinity.state == AffinityState::Confirmed && !affinity.deleted;
@@ -121,6 +123,7 @@ impl Cluster {
             }
             Err(problem) => drop(self.unreadable.insert(key.clone(), problem)),
         }
+        true
     }
 
     fn gone(&mut self, key: &Key) {
@@ -190,5 +193,50 @@ impl Cluster {
             Some(format!("{} cannot be read, so the BGP speaker waits: {problem}", kind.plural()))
         });
         unreadable.chain(missing).collect()
+    }
+}
+
+/// Stores a value. Returns whether it differs from the one before.
+fn replace<T: PartialEq>(values: &mut BTreeMap<String, T>, name: &str, value: T) -> bool {
+    if values.get(name) == Some(&value) {
+        return false;
+    }
+    values.insert(name.to_owned(), value);
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+    use tortie_api::Position;
+    use tortie_store::Version;
+
+    use super::*;
+
+    fn put(cluster: &mut Cluster, kind: Kind, name: &str, value: Value) -> bool {
+        let key = Key::global(kind, name);
+        let (version, position) = (Version::new("1"), Position::default());
+        cluster.apply(Change::Put(Stored { key, value, version, position }))
+    }
+
+    #[test]
+    fn only_what_differs_is_a_reason_to_configure_the_speaker() {
+        let mut cluster = Cluster::new("one");
+        let node = |label: &str, phase: &str| json!({"metadata": {"name": "n", "labels": {"rack": label}}, "status": {"phase": phase}});
+        for (value, expected) in
+            [(node("a", "x"), true), (node("a", "x"), false), (node("a", "y"), false), (node("b", "y"), true)]
+        {
+            assert_eq!(put(&mut cluster, Kind::Node, "n", value.clone()), expected, "{value}");
+        }
+        let affinity = json!({"state": "confirmed", "deleted": "false"});
+        assert!(put(&mut cluster, Kind::BlockAffinity, "one/10.0.0.0/26", affinity.clone()));
+        assert!(!put(&mut cluster, Kind::BlockAffinity, "two/10.0.1.0/26", affinity));
+        let peer = |number: Value| json!({"metadata": {"name": "p"}, "spec": {"peerIP": "192.0.2.9", "asNumber": number}});
+        assert!(put(&mut cluster, Kind::BgpPeer, "p", peer(json!(64512))));
+        assert!(
+            put(&mut cluster, Kind::BgpPeer, "p", peer(json!("none"))),
+            "an unreadable peer has no session"
+        );
+        assert!(put(&mut cluster, Kind::BgpPeer, "p", peer(json!(64512))), "it is readable again");
     }
 }

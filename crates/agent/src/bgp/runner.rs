@@ -299,11 +299,8 @@ impl Runner {
         if let Some(problem) = &self.of_speaker {
             conditions.push(Condition::new(Reason::BgpSessionDown, format!("the BGP speaker: {problem}")));
         }
-        for (address, (since, last_error)) in
-            self.down.iter().filter(|(_, (since, _))| since.elapsed() >= DOWN)
-        {
-            // No duration: a condition that changes all the time would be written all the time.
-            let _ = since;
+        // Without the duration: a condition that changes all the time would be written all the time.
+        for (address, (_, last_error)) in self.down.iter().filter(|(_, (since, _))| since.elapsed() >= DOWN) {
             let why = last_error.as_ref().map_or_else(
                 || {
                     "the peer has not answered; look whether it runs, and whether TCP port 179 is open"
