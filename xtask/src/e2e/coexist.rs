@@ -32,7 +32,8 @@ struct Program {
     stop: &'static str,
     /// What the remedy of the condition says, with POOL, API and the node's interface filled in.
     remedy: &'static str,
-    /// What `tortie status` says of each node while it runs: what drops, and the remedy.
+    /// The parts of the conditions that `tortie status` shows for each node while the program runs: the table that drops packets,
+    /// and the remedy.
     named: [&'static [&'static str]; 2],
 }
 

@@ -62,7 +62,7 @@ pub(crate) struct NodeDiags {
     #[arg(long, value_name = "FOLDER", default_value = "/etc/cni/net.d")]
     cni_conf_dir: PathBuf,
     /// Where the plugin stores DEL calls while the agent is down
-    #[arg(long, value_name = "FOLDER", default_value = "/var/lib/tortie/cni-deletions")]
+    #[arg(long, value_name = "FOLDER", default_value_os_t = tortie_cni::local::deletion_queue())]
     deletion_queue: PathBuf,
 }
 
