@@ -5,13 +5,17 @@
 mod random_objects;
 mod scratch;
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
 use proptest::prelude::*;
 use serde_json::Value;
+use testkit::random::Random;
 use tortie_api::{Key, Kind};
 use tortie_calc::Calc;
-use tortie_dataplane::NodeState;
+use tortie_dataplane::{NodeState, RouteTarget};
 
-use random_objects::object;
+use random_objects::{block, felix, node, object, pool};
 use scratch::{NODE, Objects, apply_strictly, assert_order, difference, from_scratch, shown};
 
 #[derive(Debug, Clone)]
@@ -22,9 +26,9 @@ enum Step {
     Flush,
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+fn steps(object: impl Strategy<Value = (Key, Value)>) -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
-        6 => object().prop_map(|(key, value)| Step::Put(key, value)),
+        6 => object.prop_map(|(key, value)| Step::Put(key, value)),
         2 => any::<prop::sample::Index>().prop_map(Step::Delete),
         2 => Just(Step::Flush),
     ];
@@ -52,46 +56,85 @@ fn flush(calc: &mut Calc, received: &mut NodeState, objects: &Objects) {
     assert_eq!(calc.flush(), vec![], "a flush without updates says nothing");
 }
 
+/// Makes the steps, and compares each flush, and in the end the same objects in another order. `look` gets each state.
+fn make(steps: Vec<Step>, seed: u64, services: bool, mut look: impl FnMut(&NodeState)) {
+    let new = || if services { Calc::new(NODE).with_services() } else { Calc::new(NODE) };
+    let mut calc = new();
+    let mut objects = Objects::new();
+    let mut received = NodeState::default();
+    for step in steps {
+        match step {
+            Step::Put(key, value) => {
+                calc.update(&key, Some(&value));
+                objects.insert(key, value);
+            }
+            Step::Delete(index) if !objects.is_empty() => {
+                let key = index.get(&objects.keys().cloned().collect::<Vec<_>>()).clone();
+                calc.update(&key, None);
+                objects.remove(&key);
+            }
+            Step::Delete(_) => {}
+            Step::Flush => {
+                flush(&mut calc, &mut received, &objects);
+                look(&received);
+            }
+        }
+    }
+    flush(&mut calc, &mut received, &objects);
+    look(&received);
+
+    // The same objects in another order, at once.
+    let mut shuffled: Vec<_> = objects.iter().collect();
+    shuffled.sort_by_key(|(key, _)| {
+        use std::hash::{DefaultHasher, Hash, Hasher};
+        let mut hasher = DefaultHasher::new();
+        (seed, key).hash(&mut hasher);
+        hasher.finish()
+    });
+    let mut calc = new();
+    for (key, value) in shuffled {
+        calc.update(key, Some(value));
+    }
+    flush(&mut calc, &mut NodeState::default(), &objects);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1_000))]
 
     #[test]
     fn any_history_gives_the_state_computed_from_scratch(
-        steps in steps(), seed in any::<u64>(), services in any::<bool>(),
+        steps in steps(object()), seed in any::<u64>(), services in any::<bool>(),
     ) {
-        let new = || if services { Calc::new(NODE).with_services() } else { Calc::new(NODE) };
-        let mut calc = new();
-        let mut objects = Objects::new();
-        let mut received = NodeState::default();
-        for step in steps {
-            match step {
-                Step::Put(key, value) => {
-                    calc.update(&key, Some(&value));
-                    objects.insert(key, value);
-                }
-                Step::Delete(index) if !objects.is_empty() => {
-                    let key = index.get(&objects.keys().cloned().collect::<Vec<_>>()).clone();
-                    calc.update(&key, None);
-                    objects.remove(&key);
-                }
-                Step::Delete(_) => {}
-                Step::Flush => flush(&mut calc, &mut received, &objects),
-            }
-        }
-        flush(&mut calc, &mut received, &objects);
-
-        // The same objects in another order, at once.
-        let mut shuffled: Vec<_> = objects.iter().collect();
-        shuffled.sort_by_key(|(key, _)| {
-            use std::hash::{DefaultHasher, Hash, Hasher};
-            let mut hasher = DefaultHasher::new();
-            (seed, key).hash(&mut hasher);
-            hasher.finish()
-        });
-        let mut calc = new();
-        for (key, value) in shuffled {
-            calc.update(key, Some(value));
-        }
-        flush(&mut calc, &mut NodeState::default(), &objects);
+        make(steps, seed, services, |_| {});
     }
+}
+
+/// The same with nodes, blocks, pools and settings only, so that each way between nodes occurs often.
+#[test]
+fn any_history_of_the_network_gives_the_routes_computed_from_scratch() {
+    let random = Random::cases(1_000);
+    let seen: RefCell<BTreeMap<(&str, bool), usize>> = RefCell::default();
+    let look = |state: &NodeState| {
+        for (net, target) in &state.routes {
+            let way = match target {
+                RouteTarget::Local => "local",
+                RouteTarget::Vxlan { .. } => "VXLAN",
+                RouteTarget::Direct { .. } => "direct",
+            };
+            *seen.borrow_mut().entry((way, net.addr().is_ipv6())).or_default() += 1;
+        }
+    };
+    let test = |(steps, seed): (Vec<Step>, u64)| {
+        make(steps, seed, false, look);
+        Ok(())
+    };
+    let lacking = || {
+        let seen = seen.borrow();
+        let ways = ["local", "VXLAN", "direct"].into_iter().flat_map(|way| [(way, false), (way, true)]);
+        let rare: Vec<_> =
+            ways.filter(|way| seen.get(way).copied().unwrap_or_default() < random.count() / 4).collect();
+        (!rare.is_empty()).then(|| format!("{rare:?} are rare: {seen:?}"))
+    };
+    let object = prop_oneof![4 => node(), 4 => block(), 3 => pool(), 1 => felix()];
+    random.prove(&(steps(object), any::<u64>()), test, lacking).unwrap();
 }

@@ -371,7 +371,7 @@ fn service() -> impl Strategy<Value = Object> {
 }
 
 /// A node of one of two networks, in each family that it has.
-fn node() -> impl Strategy<Value = Object> {
+pub(crate) fn node() -> impl Strategy<Value = Object> {
     let networks = select(vec!["192.0.2.{}/24", "192.0.2.{}", "198.51.100.{}/24"]);
     let networks_v6 = of(select(vec!["2001:db8::{}/64", "2001:db8:1::{}/64"]));
     let tunnels = (of(1..9_u8), of(1..9_u8));
@@ -402,7 +402,7 @@ fn node() -> impl Strategy<Value = Object> {
     )
 }
 
-fn block() -> impl Strategy<Value = Object> {
+pub(crate) fn block() -> impl Strategy<Value = Object> {
     let address = || of((0..2_usize, name("n", 3)));
     (0..4_u8, any::<bool>(), of(name("n", 3)), address(), address()).prop_map(
         |(number, is_ipv6, node, one, other)| {
@@ -428,7 +428,7 @@ fn block() -> impl Strategy<Value = Object> {
     )
 }
 
-fn pool() -> impl Strategy<Value = Object> {
+pub(crate) fn pool() -> impl Strategy<Value = Object> {
     let modes = select(vec!["Always", "Always", "CrossSubnet", "CrossSubnet", "Never"]);
     (any::<bool>(), any::<bool>(), modes).prop_map(|(nat, is_ipv6, mode)| {
         let (name, cidr) = if is_ipv6 { ("pool6", "fd00::/32") } else { ("pool", "10.0.0.0/16") };
@@ -438,7 +438,7 @@ fn pool() -> impl Strategy<Value = Object> {
 }
 
 /// Settings for all nodes, for this one, or for another.
-fn felix() -> impl Strategy<Value = Object> {
+pub(crate) fn felix() -> impl Strategy<Value = Object> {
     let name = select(vec!["default", "node.n0", "node.n1"]);
     let action = || weighted(0.4, select(vec!["Accept", "Drop", "Return", "Bogus"]).prop_map(Value::from));
     let deny = || weighted(0.4, select(vec!["Drop", "Reject"]).prop_map(Value::from));
