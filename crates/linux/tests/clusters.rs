@@ -8,6 +8,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)] // helpers of tests
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use proptest::prelude::*;
@@ -17,6 +18,7 @@ use testkit::kernel::KernelCluster;
 use testkit::random::{Random, Tally};
 use tortie_api::net::Direction;
 use tortie_dataplane::{NodeState, Report};
+use tortie_kernel::nftables::Table;
 use tortie_linux::dataplane::Config;
 use tortie_oracle::{Answer, Oracle, Verdict};
 use tortie_policy::program::{Flow, evaluate};
@@ -93,10 +95,32 @@ fn change(cluster: &mut KernelCluster, objects: &Objects) -> Result<(), String> 
     if reports != clean {
         return Err(format!("after all is compared: {reports:?}"));
     }
-    if changed != cluster.tables().unwrap() {
-        return Err("a change does not come to the same as making all anew".to_owned());
+    let anew = cluster.tables().unwrap();
+    if changed != anew {
+        let differences = changed.iter().zip(&anew).map(|(changed, anew)| differences(changed, anew));
+        let differences = differences.collect::<Vec<_>>().concat();
+        return Err(format!(
+            "a change does not come to the same as making all anew:\n{}",
+            differences.join("\n")
+        ));
     }
     Ok(())
+}
+
+/// The chains and sets that differ, as they are in both tables.
+fn differences(changed: &Table, anew: &Table) -> Vec<String> {
+    let chains = changed.chains.keys().chain(anew.chains.keys()).filter_map(|name| {
+        let (is, was) = (changed.chains.get(name), anew.chains.get(name));
+        (is != was).then(|| format!("chain {name}: {is:?}; anew: {was:?}"))
+    });
+    let sets = changed.sets.keys().chain(anew.sets.keys()).filter_map(|name| {
+        let (is, was) = (changed.sets.get(name), anew.sets.get(name));
+        (is != was).then(|| format!("set {name}: {is:?}; anew: {was:?}"))
+    });
+    let flags =
+        (changed.flags != anew.flags).then(|| format!("flags {}; anew {}", changed.flags, anew.flags));
+    let all: BTreeSet<String> = chains.chain(sets).chain(flags).collect();
+    all.into_iter().collect()
 }
 
 /// The verdict of both ends' programs.
