@@ -2,7 +2,7 @@
 
 use tortie_kernel::namespace::NetNs;
 use tortie_kernel::nftables::{
-    BaseChain, Chain, ChainKind, CmpOp, Expr, Header, Hook, MetaKey, Nft, Rule, Table, diff,
+    BaseChain, Chain, ChainKind, CmpOp, Expr, Header, Hook, MetaKey, NatFamily, Nft, Rule, Table, diff,
 };
 use tortie_kernel::sysctl;
 
@@ -58,7 +58,7 @@ fn translate((protocol, address, port): (u8, std::net::Ipv4Addr, u16), to: HostP
         equal(port.to_be_bytes().to_vec()),
         Expr::Immediate { register: 0, value: to.pod.octets().to_vec() },
         Expr::Immediate { register: 1, value: to.port.to_be_bytes().to_vec() },
-        Expr::DestinationNat { address: 0, port: 1 },
+        Expr::DestinationNat { family: NatFamily::Ipv4, address: 0, port: 1 },
     ];
     Rule::new(exprs, "PortMapping")
 }

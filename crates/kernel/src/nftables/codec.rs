@@ -1,6 +1,6 @@
 //! Encodes and decodes expressions and verdicts (`linux/netfilter/nf_tables.h`).
 
-use super::expr::{CmpOp, Expr, Header, MetaKey, Register, SetRef};
+use super::expr::{CmpOp, Expr, Header, MetaKey, NatFamily, Register, SetRef};
 use super::set::Set;
 use super::table::Count;
 use super::verdict::{Reject, Verdict};
@@ -124,8 +124,8 @@ fn put_expr_data(to: &mut Vec<u8>, expr: &Expr, inline: &mut dyn FnMut(&Set) -> 
             put_verdict(to, 2, verdict);
         }
         Expr::Counter | Expr::Masquerade | Expr::Notrack => {}
-        Expr::DestinationNat { address, port } => {
-            put_numbers(to, &[(1, NAT_DESTINATION), (2, libc::NFPROTO_IPV4.cast_unsigned())]);
+        Expr::DestinationNat { family, address, port } => {
+            put_numbers(to, &[(1, NAT_DESTINATION), (2, family.number())]);
             put_numbers(to, &[(3, number(*address)), (5, number(*port))]);
         }
         Expr::Reject(Reject::TcpReset) => put_numbers(to, &[(1, REJECT_TCP_RESET)]),
@@ -299,13 +299,15 @@ fn lookup(data: Attributes<'_>, inline: &dyn Fn(&str) -> Option<Set>) -> Option<
 fn nat(data: Attributes<'_>) -> Option<Expr> {
     /// `NF_NAT_RANGE_MAP_IPS` and `NF_NAT_RANGE_PROTO_SPECIFIED`
     const ADDRESS_AND_PORT: u32 = 1 | 2;
+    let family =
+        [NatFamily::Ipv4, NatFamily::Ipv6].into_iter().find(|one| data.u32_be(2) == Some(one.number()))?;
     let is_known = data.u32_be(1)? == NAT_DESTINATION
-        && data.u32_be(2)? == libc::NFPROTO_IPV4.cast_unsigned()
         && data.u32_be(7).is_none_or(|flags| flags == ADDRESS_AND_PORT)
         && [(3, 4), (5, 6)]
             .iter()
             .all(|(first, last)| data.u32_be(*last).is_none_or(|last| Some(last) == data.u32_be(*first)));
     is_known.then_some(Expr::DestinationNat {
+        family,
         address: register(data.u32_be(3)?)?,
         port: register(data.u32_be(5)?)?,
     })

@@ -71,6 +71,7 @@ pub(super) fn set(data: Attributes<'_>) -> Option<(String, Set)> {
         data: match data.u32_be(NFTA_SET_DATA_TYPE) {
             Some(NFT_DATA_VERDICT) => Some(DataKind::Verdict),
             Some(kind) if kind == Field::Mark as u32 => Some(DataKind::Number),
+            Some(kind) if kind == Field::Ipv6 as u32 => Some(DataKind::Ipv6),
             _ => None,
         },
         counts: count(data.nest(NFTA_SET_EXPR)).is_some(),
@@ -130,8 +131,12 @@ pub(super) fn rule_count(data: Attributes<'_>) -> Option<Count> {
 }
 
 fn element_data(data: Attributes<'_>) -> Option<Data> {
-    let number = || Some(Data::Number(u32::from_ne_bytes(value(data, NFTA_SET_ELEM_DATA)?.try_into().ok()?)));
-    verdict(data.nest(NFTA_SET_ELEM_DATA)).map(Data::Verdict).or_else(number)
+    let loaded = || {
+        let bytes = value(data, NFTA_SET_ELEM_DATA)?;
+        let number = || Some(Data::Number(u32::from_ne_bytes(bytes.try_into().ok()?)));
+        number().or_else(|| Some(Data::Ipv6(<[u8; 16]>::try_from(bytes).ok()?.into())))
+    };
+    verdict(data.nest(NFTA_SET_ELEM_DATA)).map(Data::Verdict).or_else(loaded)
 }
 
 /// The elements of a set from everything that was listed, in any order and with duplicates.

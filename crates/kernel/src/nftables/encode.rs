@@ -210,6 +210,10 @@ impl Encoder<'_> {
                     put_u32_be(to, NFTA_SET_DATA_TYPE, Field::Mark as u32);
                     put_u32_be(to, NFTA_SET_DATA_LEN, Field::Mark.length() as u32);
                 }
+                Some(DataKind::Ipv6) => {
+                    put_u32_be(to, NFTA_SET_DATA_TYPE, Field::Ipv6 as u32);
+                    put_u32_be(to, NFTA_SET_DATA_LEN, Field::Ipv6.length() as u32);
+                }
             }
             put_u32_be(to, NFTA_SET_ID, id);
             if spec.counts {
@@ -319,6 +323,7 @@ fn put_element(to: &mut Vec<u8>, spec: &SetSpec, element: &Element) {
                 None => {}
                 Some(Data::Verdict(verdict)) => put_verdict(to, NFTA_SET_ELEM_DATA, verdict),
                 Some(Data::Number(number)) => put_value(to, NFTA_SET_ELEM_DATA, &number.to_ne_bytes()),
+                Some(Data::Ipv6(address)) => put_value(to, NFTA_SET_ELEM_DATA, &address.octets()),
             }
         });
     };

@@ -6,6 +6,26 @@ use super::verdict::{Reject, Verdict};
 /// One of the sixteen registers of four bytes, 0 to 15. Longer values occupy several consecutive registers.
 pub type Register = u8;
 
+/// The family of the addresses of a translation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum NatFamily {
+    /// IPv4.
+    Ipv4,
+    /// IPv6.
+    Ipv6,
+}
+
+impl NatFamily {
+    /// The kernel's number (`NFPROTO_…`).
+    pub(super) fn number(self) -> u32 {
+        let number = match self {
+            Self::Ipv4 => libc::NFPROTO_IPV4,
+            Self::Ipv6 => libc::NFPROTO_IPV6,
+        };
+        number.cast_unsigned()
+    }
+}
+
 /// A step of a rule.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Expr {
@@ -93,7 +113,7 @@ pub enum Expr {
         /// The value.
         value: Vec<u8>,
     },
-    /// Loads the map's number for the register; continues only if there is one.
+    /// Loads the map's value for the register; continues only if there is one.
     Map {
         /// The register of the key.
         register: Register,
@@ -117,8 +137,10 @@ pub enum Expr {
     },
     /// Translates the source to the address of the outgoing interface.
     Masquerade,
-    /// Translates the destination to an IPv4 address and a port.
+    /// Translates the destination to an address and a port.
     DestinationNat {
+        /// The family of the address.
+        family: NatFamily,
         /// The register of the address.
         address: Register,
         /// The register of the port, in network byte order.

@@ -23,7 +23,7 @@ mod watch;
 use std::collections::BTreeMap;
 
 pub use counts::{CountedElements, CountedRule};
-pub use expr::{CmpOp, Expr, Header, MetaKey, Register, SetRef};
+pub use expr::{CmpOp, Expr, Header, MetaKey, NatFamily, Register, SetRef};
 pub use key::{Field, Key};
 pub use set::{Data, DataKind, Element, Set, SetSpec, Value};
 pub use table::{BaseChain, Chain, ChainKind, Count, Hook, Rule, Table};

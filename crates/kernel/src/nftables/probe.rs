@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::encode::{self, Piece};
-use super::expr::Expr;
+use super::expr::{Expr, NatFamily};
 use super::key::Field;
 use super::set::SetSpec;
 use super::table::{BaseChain, ChainKind, Hook, Rule};
@@ -77,8 +77,11 @@ impl Feature {
             }
             Self::DestinationNat => {
                 let load = |register, value: &[u8]| Expr::Immediate { register, value: value.to_vec() };
-                let exprs =
-                    vec![load(0, &[0; 4]), load(1, &[0; 2]), Expr::DestinationNat { address: 0, port: 1 }];
+                let exprs = vec![
+                    load(0, &[0; 4]),
+                    load(1, &[0; 2]),
+                    Expr::DestinationNat { family: NatFamily::Ipv4, address: 0, port: 1 },
+                ];
                 vec![Op::SetRules(CHAIN.to_owned(), vec![Rule::new(exprs, "")])]
             }
             Self::Fib => rule(Expr::Fib { register: 0, result: 3, flags: 1 }),

@@ -1,6 +1,7 @@
 //! Sets and maps, and their elements.
 
 use std::collections::BTreeMap;
+use std::net::Ipv6Addr;
 
 use super::key::{Field, Key};
 use super::verdict::Verdict;
@@ -26,6 +27,11 @@ pub struct SetSpec {
     pub data: Option<DataKind>,
     /// Whether each element counts the packets that match it. The counts are not part of the value.
     pub counts: bool,
+}
+
+impl DataKind {
+    /// The kinds of values that a map loads into registers.
+    pub const LOADED: [Self; 2] = [Self::Number, Self::Ipv6];
 }
 
 impl SetSpec {
@@ -93,6 +99,8 @@ pub enum DataKind {
     Verdict,
     /// Numbers of 32 bits, in host byte order.
     Number,
+    /// IPv6 addresses.
+    Ipv6,
 }
 
 /// The value of an element of a map.
@@ -102,6 +110,8 @@ pub enum Data {
     Verdict(Verdict),
     /// A number.
     Number(u32),
+    /// An IPv6 address.
+    Ipv6(Ipv6Addr),
 }
 
 /// One element of a set.

@@ -24,6 +24,7 @@ pub fn element_text(fields: &[Field], key: &Key, value: &Value) -> String {
     match value.data() {
         None => range,
         Some(Data::Number(number)) => format!("{range} : {number}"),
+        Some(Data::Ipv6(address)) => format!("{range} : {address}"),
         Some(Data::Verdict(verdict)) => format!("{range} : {}", verdict_text(verdict)),
     }
 }

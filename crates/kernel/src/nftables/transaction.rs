@@ -176,7 +176,7 @@ pub fn alterations(desired: &Table, actual: &Table) -> Vec<Op> {
         }
     }
     ops.extend(replaced);
-    ops.extend(set_changes(Some(DataKind::Number)));
+    ops.extend(DataKind::LOADED.into_iter().flat_map(|kind| set_changes(Some(kind))));
     ops
 }
 

@@ -39,13 +39,18 @@ pub(crate) fn table() -> impl Strategy<Value = Table> {
     sets.prop_flat_map(|sets| {
         let sets: BTreeMap<_, _> = sets.into_iter().collect();
         let names: Vec<_> = sets.iter().map(|(name, set)| (name.clone(), set.spec.clone())).collect();
-        (Just(sets), chains(names), special_chains(), maps(), prop::option::of(numbers()))
+        let loaded = (prop::option::of(numbers()), prop::option::of(link_addresses()));
+        (Just(sets), chains(names), special_chains(), maps(), loaded)
     })
-    .prop_map(|(sets, regular, special, map, numbers)| {
+    .prop_map(|(sets, regular, special, map, (numbers, addresses))| {
         let mut table = Table { flags: 0, chains: regular, sets };
         if let Some(numbers) = numbers {
             table.sets.insert("numbers".to_owned(), numbers);
             table.chains.insert("by-number".to_owned(), by_number());
+        }
+        if let Some(addresses) = addresses {
+            table.sets.insert("addresses".to_owned(), addresses);
+            table.chains.insert("by-address".to_owned(), by_address());
         }
         table.chains.extend(special);
         let targets: Vec<_> = table
@@ -80,6 +85,16 @@ fn numbers() -> impl Strategy<Value = Set> {
     elements.prop_map(|elements| Set { spec: SetSpec::number_map(&[Field::Interface]), elements })
 }
 
+/// IPv6 addresses of links.
+fn link_addresses() -> impl Strategy<Value = Set> {
+    let elements = prop::collection::btree_map(0u8..6, any::<u128>(), 0..5).prop_map(|addresses| {
+        let value = |address: u128| Value::new(None, Some(Data::Ipv6(address.into())));
+        addresses.into_iter().map(|(link, address)| (interface(link), value(address))).collect()
+    });
+    let spec = SetSpec { data: Some(DataKind::Ipv6), ..SetSpec::hash(&[Field::Interface]) };
+    elements.prop_map(move |elements| Set { spec: spec.clone(), elements })
+}
+
 /// A rule that leads a link's number to its chain.
 fn by_number() -> Chain {
     let exprs = vec![
@@ -90,6 +105,17 @@ fn by_number() -> Chain {
         Expr::Verdict(Verdict::Drop),
     ];
     Chain { base: None, rules: vec![Rule::new(exprs, "by number")] }
+}
+
+/// A rule that loads a link's address.
+fn by_address() -> Chain {
+    let exprs = vec![
+        Expr::Meta { register: 0, key: MetaKey::InputInterface },
+        Expr::Map { register: 0, set: SetRef::named("addresses"), destination: 4 },
+        Expr::Cmp { register: 4, op: CmpOp::NotEqual, value: vec![0; 16] },
+        Expr::Verdict(Verdict::Drop),
+    ];
+    Chain { base: None, rules: vec![Rule::new(exprs, "by address")] }
 }
 
 fn specs() -> Vec<(String, SetSpec)> {
@@ -309,17 +335,24 @@ fn special_chains() -> impl Strategy<Value = BTreeMap<String, Chain>> {
         Expr::Meta { register: 0, key: MetaKey::L4Proto },
         Expr::Cmp { register: 0, op: CmpOp::Equal, value: vec![6] },
     ];
-    let translation = vec![
-        Expr::Immediate { register: 0, value: vec![10, 0, 0, 1] },
-        Expr::Immediate { register: 1, value: vec![0, 80] },
-        Expr::DestinationNat { address: 0, port: 1 },
-    ];
+    let translation = |family, address: &[u8]| {
+        vec![
+            Expr::Immediate { register: 0, value: address.to_vec() },
+            Expr::Immediate { register: 4, value: vec![0, 80] },
+            Expr::DestinationNat { family, address: 0, port: 4 },
+        ]
+    };
+    let translations = [(NatFamily::Ipv4, &[10, 0, 0, 1][..]), (NatFamily::Ipv6, &[0xfd; 16][..])];
     let fib = Expr::Fib { register: 0, result: 1, flags: 1 | 8 };
     let no_route = Expr::Cmp { register: 0, op: CmpOp::Equal, value: vec![0; 4] };
     let stock = [
         ("raw", base(ChainKind::Filter, Hook::Prerouting, -300), vec![rule(vec![Expr::Notrack])]),
         ("masquerade", base(ChainKind::Nat, Hook::Postrouting, 100), vec![rule(vec![Expr::Masquerade])]),
-        ("translate", base(ChainKind::Nat, Hook::Prerouting, -100), vec![rule(translation)]),
+        (
+            "translate",
+            base(ChainKind::Nat, Hook::Prerouting, -100),
+            translations.map(|(family, address)| rule(translation(family, address))).to_vec(),
+        ),
         (
             "forward",
             base(ChainKind::Filter, Hook::Forward, 0),

@@ -13,8 +13,8 @@ use tortie_kernel::conntrack::Conntrack;
 use tortie_kernel::namespace::NetNs;
 use tortie_kernel::nftables::expr::state;
 use tortie_kernel::nftables::{
-    BaseChain, Chain, ChainKind, CmpOp, Element, Expr, Field, Header, Hook, Key, MetaKey, Nft, Reject, Rule,
-    Set, SetRef, SetSpec, Table, Verdict, diff,
+    BaseChain, Chain, ChainKind, CmpOp, Element, Expr, Field, Header, Hook, Key, MetaKey, NatFamily, Nft,
+    Reject, Rule, Set, SetRef, SetSpec, Table, Verdict, diff,
 };
 
 use super::{Backend, Front, Fronts};
@@ -169,7 +169,7 @@ fn rules(backends: &BTreeSet<Backend>, is_masqueraded: bool) -> Vec<Rule> {
         }
         exprs.push(Expr::Immediate { register: 0, value: address.octets().to_vec() });
         exprs.push(Expr::Immediate { register: 1, value: port.to_be_bytes().to_vec() });
-        exprs.push(Expr::DestinationNat { address: 0, port: 1 });
+        exprs.push(Expr::DestinationNat { family: NatFamily::Ipv4, address: 0, port: 1 });
         Rule::new(exprs, "")
     };
     backends.iter().take(count).enumerate().map(rule).collect()

@@ -127,13 +127,16 @@ impl Change {
 
     /// The operations on the table.
     pub(super) fn steps(&self, kernel: &Table) -> Steps {
-        let (verdict, number) = (Some(DataKind::Verdict), Some(DataKind::Number));
+        let verdict = Some(DataKind::Verdict);
+        let loaded = |chosen: fn(&Option<Value>) -> bool| {
+            DataKind::LOADED.into_iter().flat_map(move |kind| self.element_ops(kernel, Some(kind), chosen))
+        };
         let mut prepare = additions(&self.new, &self.old);
         prepare.extend(self.element_ops(kernel, verdict, Option::is_some));
         let mut switch = self.element_ops(kernel, None, |_| true);
-        switch.extend(self.element_ops(kernel, number, Option::is_none));
+        switch.extend(loaded(Option::is_none));
         switch.extend(alterations(&self.new, &self.old));
-        switch.extend(self.element_ops(kernel, number, Option::is_some));
+        switch.extend(loaded(Option::is_some));
         let mut clear = self.element_ops(kernel, verdict, Option::is_none);
         clear.extend(removals(&self.new, &self.old));
         Steps { prepare, switch, clear }

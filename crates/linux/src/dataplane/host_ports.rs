@@ -1,16 +1,17 @@
 //! Ports of the node that lead to pods (`hostPort`): connections to them get a pod's address and port before routing, so
 //! policy judges them as connections to the pod.
 //!
-//! Two maps have the same keys, address of the node, protocol and port: one leads to the pod's address, one to its port.
-//! The address 0.0.0.0 stands for all addresses of the node. The source stays, except of a pod that reaches itself: it
-//! would drop packets from its own address.
+//! For each address family, two maps have the same keys, address of the node, protocol and port: one leads to the pod's
+//! address, one to its port. The unspecified address (`0.0.0.0`, `::`) stands for all addresses of the node. The source
+//! stays, except of a pod that reaches itself: it would drop packets from its own address.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 use tortie_dataplane::{Condition, Endpoint, HostPort, NodeState, Reason};
 use tortie_kernel::nftables::{
-    BaseChain, Chain, ChainKind, CmpOp, DataKind, Expr, Field, Hook, Key, Rule, SetRef, SetSpec, Table,
+    BaseChain, Chain, ChainKind, CmpOp, Data, DataKind, Expr, Hook, Key, NatFamily, Register, Rule, SetRef,
+    SetSpec, Table,
 };
 
 use super::nat::{DESTINATION_NAT, SOURCE_NAT, is_local};
@@ -20,119 +21,206 @@ use super::sets::{Family, ranges, set};
 const INCOMING: &str = "host-ports";
 const OWN: &str = "host-ports-own";
 const ITSELF: &str = "host-ports-itself";
-/// The map to the pods' addresses.
-pub(super) const ADDRESSES: &str = "host-port-addresses";
-/// The map to the pods' ports.
-pub(super) const PORTS: &str = "host-port-ports";
-/// The pods with such ports, each as source and destination.
-pub(super) const PODS: &str = "host-port-pods";
+
+/// The names of the sets of one family.
+pub(super) struct SetNames {
+    /// The map to the pods' addresses.
+    pub addresses: &'static str,
+    /// The map to the pods' ports.
+    pub ports: &'static str,
+    /// The pods with such ports, each as source and destination.
+    pub pods: &'static str,
+}
+
+/// The sets of a family.
+pub(super) fn set_names(family: Family) -> SetNames {
+    match family {
+        Family::V4 => {
+            SetNames { addresses: "host-port-addresses", ports: "host-port-ports", pods: "host-port-pods" }
+        }
+        Family::V6 => {
+            SetNames { addresses: "host-port-addresses6", ports: "host-port-ports6", pods: "host-port-pods6" }
+        }
+    }
+}
 
 /// The key of the packet's destination.
-const DESTINATION: Keyed =
-    Keyed { side: PacketEnd::Destination, family: Family::V4, then: Then::Port(PacketEnd::Destination) };
-/// The registers behind the key.
-const TO_ADDRESS: u8 = 8;
-const TO_PORT: u8 = 9;
+fn destination(family: Family) -> Keyed {
+    Keyed { side: PacketEnd::Destination, family, then: Then::Port(PacketEnd::Destination) }
+}
+
+/// The register of the pod's address, behind the longest key.
+const TO_ADDRESS: Register = 8;
+/// The register of the pod's port, behind the longest address.
+const TO_PORT: Register = 12;
 
 /// Whether a chain or a set belongs to this module.
 pub(super) fn is_part(name: &str) -> bool {
-    [INCOMING, OWN, ITSELF, ADDRESSES, PORTS, PODS].contains(&name)
+    let is_set = |family| {
+        let SetNames { addresses, ports, pods } = set_names(family);
+        [addresses, ports, pods].contains(&name)
+    };
+    [INCOMING, OWN, ITSELF].contains(&name) || Family::ALL.into_iter().any(is_set)
 }
 
 /// Adds the empty sets to a table, and the chains if a pod needs them.
 pub(super) fn add(node: &NodeState, table: &mut Table) {
-    for (name, spec) in [(ADDRESSES, map()), (PORTS, map()), (PODS, pods())] {
-        table.sets.insert(name.to_owned(), set(spec, []));
+    for family in Family::ALL {
+        let SetNames { addresses, ports, pods } = set_names(family);
+        for (name, spec) in
+            [(addresses, address_map(family)), (ports, port_map(family)), (pods, pod_pairs(family))]
+        {
+            table.sets.insert(name.to_owned(), set(spec, []));
+        }
     }
     if node.endpoints.values().all(|endpoint| endpoint.host_ports.is_empty()) {
         return;
     }
-    let mut chain = |name: &str, hook, priority, rules| {
+    let mut chain = |name: &str, hook, priority, rules: [Vec<Rule>; 2]| {
         let base = Some(BaseChain { kind: ChainKind::Nat, hook, priority, drop: false });
-        table.chains.insert(name.to_owned(), Chain { base, rules });
+        table.chains.insert(name.to_owned(), Chain { base, rules: rules.concat() });
     };
-    chain(INCOMING, Hook::Prerouting, DESTINATION_NAT, vec![of_address(vec![]), of_all_addresses(vec![])]);
-    // The kernel sends nothing from a loopback address to a pod.
-    let loopback = IpNet::new_assert(Ipv4Addr::new(127, 0, 0, 0).into(), 8);
-    let (side, family, ranges) = (PacketEnd::Source, Family::V4, ranges([loopback]));
-    let others = || Test::Address { side, family, ranges: ranges.clone(), invert: true }.exprs();
-    chain(OWN, Hook::Output, DESTINATION_NAT, vec![of_address(others()), of_all_addresses(others())]);
-    chain(ITSELF, Hook::Postrouting, SOURCE_NAT, vec![masquerade_itself()]);
+    let rules =
+        |family, tests: Vec<Expr>| vec![of_address(family, tests.clone()), of_all_addresses(family, tests)];
+    chain(INCOMING, Hook::Prerouting, DESTINATION_NAT, Family::ALL.map(|family| rules(family, vec![])));
+    let own = Family::ALL.map(|family| rules(family, is_not_from_loopback(family)));
+    chain(OWN, Hook::Output, DESTINATION_NAT, own);
+    chain(ITSELF, Hook::Postrouting, SOURCE_NAT, Family::ALL.map(|family| vec![masquerade_itself(family)]));
 }
 
-/// The type of both maps.
-pub(super) fn map() -> SetSpec {
-    SetSpec { data: Some(DataKind::Number), ..DESTINATION.spec() }
+/// The kernel sends nothing from a loopback address to a pod.
+fn is_not_from_loopback(family: Family) -> Vec<Expr> {
+    let loopback = match family {
+        Family::V4 => IpNet::new_assert(Ipv4Addr::new(127, 0, 0, 0).into(), 8),
+        Family::V6 => IpNet::new_assert(Ipv6Addr::LOCALHOST.into(), 128),
+    };
+    Test::Address { side: PacketEnd::Source, family, ranges: ranges([loopback]), invert: true }.exprs()
+}
+
+/// The type of the map to the pods' addresses.
+pub(super) fn address_map(family: Family) -> SetSpec {
+    let data = match family {
+        Family::V4 => DataKind::Number,
+        Family::V6 => DataKind::Ipv6,
+    };
+    SetSpec { data: Some(data), ..destination(family).spec() }
+}
+
+/// The type of the map to the pods' ports.
+pub(super) fn port_map(family: Family) -> SetSpec {
+    SetSpec { data: Some(DataKind::Number), ..destination(family).spec() }
 }
 
 /// The type of the set of pods.
-pub(super) fn pods() -> SetSpec {
-    SetSpec::hash(&[Field::Ipv4, Field::Ipv4])
+pub(super) fn pod_pairs(family: Family) -> SetSpec {
+    SetSpec::hash(&[family.field(), family.field()])
 }
 
-/// The condition of a pod whose ports are wanted at IPv6 addresses of the node, which lead to no pod.
+/// The condition of a pod with a port at addresses of the node of a family that the pod has no address of.
 pub(super) fn not_served(endpoint: &Endpoint) -> Option<Condition> {
-    let has_ipv6 = endpoint.addresses.iter().any(IpAddr::is_ipv6);
-    let is_wanted = |port: &&HostPort| port.address.map_or(has_ipv6, |address| address.is_ipv6());
-    let port = endpoint.host_ports.iter().find(is_wanted)?;
+    let unserved = |port: &HostPort| {
+        let family = Family::of(port.address?);
+        address_of(endpoint, family).is_none().then_some(family)
+    };
+    let (port, family) = endpoint.host_ports.iter().find_map(|port| Some((port, unserved(port)?)))?;
+    let family = match family {
+        Family::V4 => "IPv4",
+        Family::V6 => "IPv6",
+    };
     let message = format!(
-        "hostPort {}/{} is not served at IPv6 addresses of the node; use its IPv4 address, or a Service",
+        "hostPort {}/{} is not served: its hostIP is an {family} address, and the pod has none; remove hostIP, or \
+         give the pod an {family} address by an IPPool",
         port.port, port.protocol
     );
     Some(Condition::new(Reason::HostPortNotServed, message))
 }
 
-/// The keys of a pod's ports, each with the port. They lead to its IPv4 address, so the node's IPv6 addresses have none.
-pub(super) fn keys(endpoint: &Endpoint) -> impl Iterator<Item = (Key, &HostPort)> {
-    endpoint.host_ports.iter().filter_map(|port| {
-        let address = port.address.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
-        let key = Key::address_port(address, port.protocol.0, port.port);
-        address.is_ipv4().then_some((key, port))
+/// A port of the node that leads to a pod.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Entry {
+    pub family: Family,
+    pub key: Key,
+    pub pod: IpAddr,
+    pub pod_port: u16,
+}
+
+/// The entries of a pod: for each family of its addresses, its ports at that family's addresses of the node.
+pub(super) fn entries(endpoint: &Endpoint) -> impl Iterator<Item = Entry> {
+    let addresses =
+        Family::ALL.into_iter().filter_map(|family| Some((family, address_of(endpoint, family)?)));
+    addresses.flat_map(|(family, pod)| {
+        endpoint.host_ports.iter().filter_map(move |port| {
+            let at = port.address.unwrap_or(unspecified(family));
+            let key = Key::address_port(at, port.protocol.0, port.port);
+            (Family::of(at) == family).then_some(Entry { family, key, pod, pod_port: port.pod_port })
+        })
     })
 }
 
+fn address_of(endpoint: &Endpoint, family: Family) -> Option<IpAddr> {
+    endpoint.addresses.iter().copied().find(|address| Family::of(*address) == family)
+}
+
+fn unspecified(family: Family) -> IpAddr {
+    match family {
+        Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
+        Family::V6 => Ipv6Addr::UNSPECIFIED.into(),
+    }
+}
+
 /// The values of both maps, as the kernel takes them from the registers: in network byte order.
-pub(super) fn values(address: Ipv4Addr, port: u16) -> (u32, u32) {
+pub(super) fn values(address: IpAddr, port: u16) -> (Data, Data) {
+    let address = match address {
+        IpAddr::V4(address) => Data::Number(u32::from_ne_bytes(address.octets())),
+        IpAddr::V6(address) => Data::Ipv6(address),
+    };
     let [high, low] = port.to_be_bytes();
-    (u32::from_ne_bytes(address.octets()), u32::from_ne_bytes([high, low, 0, 0]))
+    (address, Data::Number(u32::from_ne_bytes([high, low, 0, 0])))
 }
 
 /// The key of a pod in the set of pods.
-pub(super) fn pair(address: Ipv4Addr) -> Option<Key> {
-    Key::new(&[address.octets(), address.octets()].concat())
+pub(super) fn pair(address: IpAddr) -> Option<Key> {
+    let address = Key::address(address);
+    Key::new(&[address.bytes(), address.bytes()].concat())
 }
 
 /// Translates packets to an address of the node that has the port itself.
-fn of_address(tests: Vec<Expr>) -> Rule {
-    let load = DESTINATION.load();
-    Rule::new([Test::Family(Family::V4).exprs(), tests, load, translate().to_vec()].concat(), "hostPort")
+fn of_address(family: Family, tests: Vec<Expr>) -> Rule {
+    let load = destination(family).load();
+    Rule::new([Test::Family(family).exprs(), tests, load, translate(family).to_vec()].concat(), "hostPort")
 }
 
 /// Translates packets to any address of the node.
-fn of_all_addresses(tests: Vec<Expr>) -> Rule {
-    let mut exprs = [Test::Family(Family::V4).exprs(), tests, DESTINATION.load()].concat();
-    exprs.push(Expr::Immediate { register: 0, value: Ipv4Addr::UNSPECIFIED.octets().to_vec() });
+fn of_all_addresses(family: Family, tests: Vec<Expr>) -> Rule {
+    let mut exprs = [Test::Family(family).exprs(), tests, destination(family).load()].concat();
+    let value = Key::address(unspecified(family)).bytes().to_vec();
+    exprs.push(Expr::Immediate { register: 0, value });
     // Most packets end at the lookup, which is faster than the test of their destination.
-    let [address, port, translation] = translate();
+    let [address, port, translation] = translate(family);
     exprs.extend([address, port]);
     exprs.extend(is_local(PacketEnd::Destination, CmpOp::Equal));
     exprs.push(translation);
     Rule::new(exprs, "hostPort")
 }
 
-fn translate() -> [Expr; 3] {
+fn translate(family: Family) -> [Expr; 3] {
+    let SetNames { addresses, ports, pods: _ } = set_names(family);
     let lookup = |name, destination| Expr::Map { register: 0, set: SetRef::named(name), destination };
+    let nat_family = match family {
+        Family::V4 => NatFamily::Ipv4,
+        Family::V6 => NatFamily::Ipv6,
+    };
     [
-        lookup(ADDRESSES, TO_ADDRESS),
-        lookup(PORTS, TO_PORT),
-        Expr::DestinationNat { address: TO_ADDRESS, port: TO_PORT },
+        lookup(addresses, TO_ADDRESS),
+        lookup(ports, TO_PORT),
+        Expr::DestinationNat { family: nat_family, address: TO_ADDRESS, port: TO_PORT },
     ]
 }
 
-fn masquerade_itself() -> Rule {
-    let mut exprs = Test::Family(Family::V4).exprs();
-    exprs.push(load_address(PacketEnd::Source, Family::V4));
-    exprs.push(load_address_to(PacketEnd::Destination, Family::V4, Family::V4.registers()));
-    exprs.extend([in_set(PODS, false), Expr::Masquerade]);
+fn masquerade_itself(family: Family) -> Rule {
+    let mut exprs = Test::Family(family).exprs();
+    exprs.push(load_address(PacketEnd::Source, family));
+    exprs.push(load_address_to(PacketEnd::Destination, family, family.registers()));
+    exprs.extend([in_set(set_names(family).pods, false), Expr::Masquerade]);
     Rule::new(exprs, "a pod reaches itself by hostPort")
 }

@@ -23,6 +23,8 @@ pub(super) enum Family {
 }
 
 impl Family {
+    pub(super) const ALL: [Self; 2] = [Self::V4, Self::V6];
+
     pub(super) fn of(address: IpAddr) -> Self {
         if address.is_ipv4() { Self::V4 } else { Self::V6 }
     }

@@ -379,9 +379,85 @@ fn a_node_without_an_ipv6_address_reports_that_it_has_no_overlay() {
     assert!(condition.message.contains("projectcalico.org/IPv6Address"), "{condition:?}");
 }
 
-/// Host ports lead to the IPv4 address of a pod.
+/// Sets the ports of the node that a pod wants.
+fn want(node: &mut Node, pod: &Pod, ports: &[HostPort]) -> Report {
+    node.change(|state| {
+        let endpoint = Arc::make_mut(state.endpoints.get_mut(&pod.id()).unwrap());
+        endpoint.host_ports = ports.into();
+    })
+}
+
+fn host_port(address: Option<IpAddr>, protocol: Protocol) -> HostPort {
+    HostPort { protocol, address, port: 8080, pod_port: 80 }
+}
+
 #[test]
-fn a_host_port_at_ipv6_addresses_is_reported() {
+fn a_host_port_leads_to_the_pods_address_of_the_same_family() {
+    let (mut nodes, [pod, _]) = dual_nodes();
+    let [node, outside] = &mut nodes;
+    let other = Pod::new("other", 1, 3);
+    add(node, &other, both_of(&other));
+    let listen = || TcpListener::bind((Ipv6Addr::UNSPECIFIED, 82)).unwrap();
+    let server = pod.namespace.run(listen).unwrap();
+    let from = |namespace: &NetNs, address: IpAddr| {
+        let to = SocketAddr::from((address, 8080));
+        let client = namespace.run(|| TcpStream::connect_timeout(&to, TIMEOUT).ok()).unwrap();
+        seen(client, &server).map(|address| address.to_canonical())
+    };
+    let own_v6 = IpAddr::from(own(1));
+    assert_eq!(from(&outside.namespace, own_v6), None, "before");
+
+    let any = HostPort { pod_port: 82, ..host_port(None, Protocol::TCP) };
+    assert_eq!(want(node, &pod, &[any]), Report::default());
+    assert_eq!(from(&outside.namespace, own_v6), Some(own(2).into()));
+    assert_eq!(from(&outside.namespace, node_address(1).into()), Some(node_address(2).into()));
+    assert_eq!(from(&other.namespace, own_v6), Some(pod_v6(&other).into()), "another pod");
+    // The kernel chooses the node's address that is nearest to the pod's: that of the tunnel.
+    let tunnel = IpAddr::from(block_v6(1).network());
+    assert_eq!(from(&pod.namespace, own_v6), Some(tunnel), "the pod itself");
+    assert_eq!(from(&node.namespace, own_v6), Some(own_v6), "the node");
+    assert_eq!(from(&node.namespace, Ipv6Addr::LOCALHOST.into()), None, "loopback");
+    assert_eq!(from(&outside.namespace, pod_v6(&pod).into()), None, "the pod's own port is another");
+
+    // The pod's policy judges by the real source.
+    node.program(&pod, ingress(&[], EndOfTier::Deny));
+    assert!(is_cut_off_v6(&outside.namespace, own(1), 8080));
+    node.program(&pod, open());
+
+    // A port of one address is none of the other family.
+    let of_v6 = HostPort { pod_port: 82, ..host_port(Some(own_v6), Protocol::TCP) };
+    assert_eq!(want(node, &pod, &[of_v6]), Report::default());
+    assert_eq!(from(&outside.namespace, own_v6), Some(own(2).into()));
+    assert_eq!(from(&outside.namespace, node_address(1).into()), None);
+    assert_eq!(node.resync(), Report::default());
+    node.restart();
+    assert_eq!(from(&outside.namespace, own_v6), Some(own(2).into()), "a new agent");
+    node.change(|state| drop(state.endpoints.remove(&pod.id())));
+    assert_eq!(from(&outside.namespace, own_v6), None);
+    assert_eq!(node.resync(), Report::default());
+}
+
+#[test]
+fn datagrams_to_a_host_port_at_an_ipv6_address_are_answered_from_there() {
+    let (mut nodes, [pod, _]) = dual_nodes();
+    let [node, outside] = &mut nodes;
+    assert_eq!(want(node, &pod, &[host_port(None, Protocol::UDP)]), Report::default());
+    let bind = |port: u16| move || UdpSocket::bind((Ipv6Addr::UNSPECIFIED, port)).unwrap();
+    let (server, client) = (pod.namespace.run(bind(80)).unwrap(), outside.namespace.run(bind(0)).unwrap());
+    for socket in [&server, &client] {
+        socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+    }
+    client.send_to(b"meow", (own(1), 8080)).unwrap();
+    let mut buffer = [0; 4];
+    let (_, from) = server.recv_from(&mut buffer).unwrap();
+    assert_eq!(from.ip(), IpAddr::from(own(2)));
+    server.send_to(&buffer, from).unwrap();
+    let (_, from) = client.recv_from(&mut buffer).unwrap();
+    assert_eq!(from, SocketAddr::from((own(1), 8080)));
+}
+
+#[test]
+fn a_host_port_at_an_address_of_a_family_that_the_pod_lacks_is_reported() {
     let underlay = Underlay::new();
     let mut node = Node::new(&underlay, 1);
     join_both(&mut node, 1, 2);
@@ -389,28 +465,21 @@ fn a_host_port_at_ipv6_addresses_is_reported() {
     add(&mut node, &both, both_of(&both));
     add(&mut node, &six, vec![v6_of(&six)]);
     add(&mut node, &four, four.attachment().addresses);
-    let any = None;
     let (own_v4, own_v6) = (Some(node_address(1).into()), Some(own(1).into()));
     for (pod, address, is_reported) in [
-        (&both, any, true),
+        (&both, None, false),
         (&both, own_v4, false),
-        (&both, own_v6, true),
-        (&six, any, true),
-        (&four, any, false),
+        (&both, own_v6, false),
+        (&six, None, false),
+        (&six, own_v4, true),
+        (&four, None, false),
         (&four, own_v6, true),
     ] {
-        let port = HostPort { protocol: Protocol::TCP, address, port: 8080, pod_port: 80 };
-        let report = node.change(|state| {
-            let endpoint = Arc::make_mut(state.endpoints.get_mut(&pod.id()).unwrap());
-            endpoint.host_ports = [port].into();
-        });
+        let report = want(&mut node, pod, &[host_port(address, Protocol::TCP)]);
         let reasons: Vec<Reason> =
             report.endpoints.get(&pod.id()).into_iter().flatten().map(|condition| condition.reason).collect();
         let expected = if is_reported { vec![Reason::HostPortNotServed] } else { vec![] };
         assert_eq!(reasons, expected, "{} {address:?}", pod.name);
-        node.change(|state| {
-            let endpoint = Arc::make_mut(state.endpoints.get_mut(&pod.id()).unwrap());
-            endpoint.host_ports = [].into();
-        });
+        want(&mut node, pod, &[]);
     }
 }

@@ -2,7 +2,7 @@
 //! with them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
 use tortie_api::net::Direction;
 use tortie_dataplane::{EndpointId, HostEndpoint, NodeState};
@@ -37,7 +37,7 @@ pub(super) struct DesiredTable {
     /// The owners of each interface. If there is more than one, they are closed.
     interfaces: BTreeMap<String, BTreeSet<EndpointId>>,
     /// The pods that want each port of the node, with their address and port. The first one gets it.
-    host_ports: BTreeMap<Key, BTreeMap<EndpointId, (Ipv4Addr, u16)>>,
+    host_ports: BTreeMap<HostPortKey, BTreeMap<EndpointId, (IpAddr, u16)>>,
     hosts: BTreeMap<String, Host>,
     /// The host endpoints of each interface. The first one counts.
     host_interfaces: BTreeMap<String, BTreeSet<String>>,
@@ -52,6 +52,9 @@ pub(super) struct DesiredTable {
     problems: usize,
 }
 
+/// An entry of the maps of pods' ports of the node.
+type HostPortKey = (Family, Key);
+
 /// The names of the programs of an endpoint, by slot.
 type Programs = BTreeMap<Slot, String>;
 
@@ -61,7 +64,7 @@ struct Pod {
     interface: String,
     addresses: Vec<IpAddr>,
     /// The keys of its ports of the node.
-    host_ports: Vec<Key>,
+    host_ports: Vec<HostPortKey>,
     programs: Programs,
 }
 
