@@ -24,7 +24,8 @@ use tortie_cni::{
     Success,
 };
 use tortie_dataplane::{
-    EndpointId, PodAddress, PodAttachment, PodInterface, PodLink, PodWiring, PreparedLink, WiringError,
+    EndpointId, MacAddress, PodAddress, PodAttachment, PodInterface, PodLink, PodWiring, PreparedLink,
+    WiringError,
 };
 use tortie_ipam::{Assignment, Ipam, IpamError};
 use tortie_store::{Endpoints, StoreError, Stored};
@@ -126,7 +127,7 @@ impl Pods {
             self.namespace(&id.namespace),
             self.refuse_replaced(call, id)
         )?;
-        runtime_config::check(&call.config)?;
+        runtime_config::check(call, &pod.1, self.wiring.takes_mac())?;
         self.refuse_limits_of_bandwidth(&pod.0.key, &pod.1.metadata.annotations)?;
         // Reading took a while.
         self.refuse_blocked(id)?;
@@ -237,7 +238,8 @@ impl Pods {
                 other.addr()
             )));
         }
-        let (wiring, attachment) = (self.wiring.clone(), self.attachment(call, &id, &known)?);
+        let (wiring, attachment) =
+            (self.wiring.clone(), self.attachment(call, &id, &known, runtime_config::mac(call)?)?);
         blocking(move || wiring.check(&attachment)).await.map_err(|error| differs(error.to_string()))
     }
 
@@ -443,12 +445,10 @@ impl Pods {
 
     pub(crate) async fn connect(
         &self,
-        call: &Invocation,
-        id: &EndpointId,
-        addresses: &[PodAddress],
+        attachment: PodAttachment,
         prepared: Option<PreparedLink>,
     ) -> Result<PodInterface, Failure> {
-        let (wiring, attachment) = (self.wiring.clone(), self.attachment(call, id, addresses)?);
+        let wiring = self.wiring.clone();
         let connect = move || match prepared {
             Some(link) => wiring.finish(link, &attachment),
             None => wiring.connect(&attachment),
@@ -547,6 +547,7 @@ impl Pods {
         call: &Invocation,
         id: &EndpointId,
         addresses: &[PodAddress],
+        mac: Option<MacAddress>,
     ) -> Result<PodAttachment, Failure> {
         Ok(PodAttachment {
             endpoint: id.clone(),
@@ -554,6 +555,7 @@ impl Pods {
             netns: call.netns.clone(),
             addresses: addresses.to_vec(),
             mtu: runtime_config::mtu(&call.config)?,
+            mac,
         })
     }
 

@@ -11,6 +11,7 @@ use tortie_store::{POD_UID, Stored};
 use crate::addresses::NETWORK;
 use crate::obtain::Obtained;
 use crate::pods::{Pods, store_failure};
+use crate::runtime_config;
 
 impl Pods {
     /// Connects the pod, and stores its endpoint. If the link exists already, it exists closed, and nothing but policy opens it;
@@ -23,11 +24,10 @@ impl Pods {
         obtained: &Obtained,
         prepared: Option<PreparedLink>,
     ) -> Result<(PodInterface, Position), Failure> {
-        let planned = match &prepared {
-            Some(_) => self.wiring.planned(&self.attachment(call, id, &obtained.addresses)?),
-            None => None,
-        };
-        let connect = self.connect(call, id, &obtained.addresses, prepared);
+        let mac = runtime_config::wanted_mac(call, &pod.1)?;
+        let attachment = self.attachment(call, id, &obtained.addresses, mac)?;
+        let planned = prepared.as_ref().and_then(|_| self.wiring.planned(&attachment));
+        let connect = self.connect(attachment, prepared);
         let Some(planned) = planned else {
             let interface = connect.await?;
             self.refuse_blocked(id)?;

@@ -173,6 +173,24 @@ impl MacAddress {
     }
 }
 
+impl MacAddress {
+    /// Parses an address that an interface can have.
+    ///
+    /// # Errors
+    /// The text is no MAC address, or a group of interfaces or none has it.
+    pub fn of_interface(text: &str) -> Result<Self, String> {
+        let mac: Self = text.parse()?;
+        let is_group = mac.0[0] & 1 == 1;
+        match mac {
+            Self([0, 0, 0, 0, 0, 0]) => Err(format!("{text} is the address of no interface")),
+            _ if is_group => {
+                Err(format!("{text} is the address of a group (the lowest bit of its first byte is set)"))
+            }
+            _ => Ok(mac),
+        }
+    }
+}
+
 impl fmt::Display for MacAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [a, b, c, d, e, g] = self.0;

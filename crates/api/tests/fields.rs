@@ -377,6 +377,12 @@ fn annotations_about_addresses_are_checked() {
         (pod, "ipv4pools", r#"["fd00::/64"]"#, Some("is no IPv4 pool")),
         (pod, "ipv6pools", r#"["six", "fd00::/64"]"#, None),
         (namespace, "ipv6pools", r#"["10.0.0.0/16"]"#, Some("is no IPv6 pool")),
+        (pod, "hwAddr", "0a:00:00:00:00:01", None),
+        (pod, "hwAddr", "", None),
+        (pod, "hwAddr", "0a:00:00:00:00", Some("is no MAC address")),
+        (pod, "hwAddr", "01:00:5e:00:00:01", Some("of a group")),
+        (pod, "hwAddr", "00:00:00:00:00:00", Some("of no interface")),
+        (namespace, "hwAddr", "0a:00:00:00:00:01", Some("move it to a Pod")),
         (pod, "floatingIPs", r#"["10.0.0.5"]"#, Some("off, as they are in Calico")),
         (pod, "floatingIPs", r#"["x"]"#, Some("is no address")),
     ] {

@@ -49,6 +49,11 @@ pub trait PodWiring: Send + Sync {
     /// The failed operation and its object; a failed attempt leaves nothing behind.
     fn connect(&self, pod: &PodAttachment) -> Result<PodInterface, WiringError>;
 
+    /// Whether a pod's interface may get a MAC address that the pod requests.
+    fn takes_mac(&self) -> bool {
+        false
+    }
+
     /// Whether pods may have IPv6 addresses here.
     fn has_ipv6(&self) -> bool {
         false
@@ -119,6 +124,9 @@ pub struct PodAttachment {
     pub addresses: Vec<PodAddress>,
     /// The MTU of the pod's interface, in bytes; none for that of the node's overlay.
     pub mtu: Option<u32>,
+    /// The MAC address that the pod's interface must have; none for one that the wiring chooses. Only a wiring that
+    /// [takes one](PodWiring::takes_mac) gets it.
+    pub mac: Option<MacAddress>,
 }
 
 /// An address of a pod.

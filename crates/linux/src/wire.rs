@@ -76,7 +76,7 @@ impl Wiring {
         namespace: &NetNs,
         name: &str,
     ) -> tortie_kernel::Result<()> {
-        let PodAttachment { endpoint, container_id, netns, addresses: _, mtu } = pod.clone();
+        let PodAttachment { endpoint, container_id, netns, addresses: _, mtu, mac: _ } = pod.clone();
         let link = PodLink { endpoint, container_id, netns, mtu };
         let index = self.make(&link, host, namespace, name)?;
         self.configure(pod, host, namespace, index)
@@ -156,7 +156,7 @@ impl Wiring {
         }
         // The entries are permanent, because other entries share a table of all network namespaces, which others may
         // fill (`gc_thresh3`).
-        let mac = pod_mac(&pod.addresses);
+        let mac = pod_mac(pod);
         let entry =
             |own: &PodAddress| Change::SetNeighbour(Neighbour { link: index, address: own.address, mac });
         let entries: Vec<Change> = pod.addresses.iter().map(entry).collect();
@@ -210,6 +210,10 @@ impl Wiring {
             };
             if inside.peer != Some(near) {
                 return Ok(Some(format!("the pod's {interface} is another link's other end")));
+            }
+            // Without a request, the pod may change it, and Calico's pods have others.
+            if let Some(mac) = pod.mac.filter(|mac| inside.mac != Some(*mac)) {
+                return Ok(Some(format!("the pod's {interface} has not the MAC address {mac}")));
             }
             let (addresses, routes) = (socket.addresses()?, socket.routes()?);
             for PodAddress { address, .. } in &pod.addresses {
@@ -265,11 +269,15 @@ impl PodWiring for Wiring {
         let mut host = RouteSocket::open().map_err(failed("talk to the kernel"))?;
         let configured = self.configure(pod, &mut host, &namespace, prepared.0);
         configured.map_err(failed("configure the pod's cable"))?;
-        Ok(interface(name.clone(), &pod.addresses))
+        Ok(interface(name.clone(), pod))
     }
 
     fn planned(&self, pod: &PodAttachment) -> Option<PodInterface> {
-        Some(interface(self.host_interface(&pod.endpoint, &pod.container_id), &pod.addresses))
+        Some(interface(self.host_interface(&pod.endpoint, &pod.container_id), pod))
+    }
+
+    fn takes_mac(&self) -> bool {
+        true
     }
 
     /// The kernel has no IPv6 on links with a smaller MTU (RFC 8200, section 5).
@@ -296,7 +304,7 @@ impl PodWiring for Wiring {
                 .map_err(self::failed("lay the pod's cable", &name))?;
             let problem = self.problem(pod, link.as_ref(), &namespace).map_err(failed("check the cable"))?;
             if let (Some(_), None) = (&link, &problem) {
-                return Ok(interface(name.clone(), &pod.addresses));
+                return Ok(interface(name.clone(), pod));
             }
             // A cable of an earlier sandbox of this pod, or half of one.
             if let Some(link) = link {
@@ -307,7 +315,7 @@ impl PodWiring for Wiring {
             }
         }
         laid.map_err(failed("lay the pod's cable"))?;
-        Ok(interface(name.clone(), &pod.addresses))
+        Ok(interface(name.clone(), pod))
     }
 
     fn disconnect(&self, endpoint: &EndpointId, container_id: &str) -> Result<(), WiringError> {
@@ -368,14 +376,13 @@ impl PodWiring for Wiring {
 }
 
 /// A connected pod's interface.
-fn interface(host_interface: String, addresses: &[PodAddress]) -> PodInterface {
-    let mac = pod_mac(addresses);
+fn interface(host_interface: String, pod: &PodAttachment) -> PodInterface {
     let own = |PodAddress { address, .. }: &PodAddress| InterfaceAddress {
         address: IpNet::from(*address),
         gateway: gateway(address),
     };
-    let addresses = addresses.iter().map(own).collect();
-    PodInterface { host_interface, host_mac: Some(HOST_MAC), mac, addresses }
+    let addresses = pod.addresses.iter().map(own).collect();
+    PodInterface { host_interface, host_mac: Some(HOST_MAC), mac: pod_mac(pod), addresses }
 }
 
 fn gateway(address: &IpAddr) -> IpAddr {
@@ -471,7 +478,7 @@ fn pod_side(pod: &PodAttachment, link: u32) -> Vec<Change> {
     /// `RTPROT_BOOT`, as for routes that are set up when a host starts.
     const BOOT: u8 = 3;
     let metric = if &*pod.endpoint.interface == FIRST_INTERFACE { 0 } else { link };
-    let mac = pod_mac(&pod.addresses);
+    let mac = pod_mac(pod);
     let mut changes = vec![Change::SetLink(link, vec![LinkSetting::Mac(mac), LinkSetting::Up(true)])];
     for PodAddress { address, .. } in &pod.addresses {
         let gateway = gateway(address);
@@ -491,9 +498,13 @@ fn pod_side(pod: &PodAttachment, link: u32) -> Vec<Change> {
     changes
 }
 
-/// The pod's hardware address, derived from its first IP address, so that neighbours find a recreated pod.
-fn pod_mac(addresses: &[PodAddress]) -> MacAddress {
-    let [a, b, c, d] = match addresses.first().map(|first| first.address) {
+/// The pod's hardware address. Without a request it is derived from its first IP address, so that neighbours find a recreated
+/// pod.
+fn pod_mac(pod: &PodAttachment) -> MacAddress {
+    if let Some(requested) = pod.mac {
+        return requested;
+    }
+    let [a, b, c, d] = match pod.addresses.first().map(|first| first.address) {
         Some(IpAddr::V4(address)) => address.octets(),
         Some(IpAddr::V6(address)) => {
             let mut octets = [0; 4];

@@ -8,12 +8,13 @@ use ipnet::IpNet;
 use serde_json::Value;
 
 use super::State;
-use crate::net::IpVersion;
+use crate::net::{IpVersion, MacAddress};
 use crate::{FieldError, Kind};
 
 const PREFIX: &str = "cni.projectcalico.org/";
 const ADDRESSES: &str = "cni.projectcalico.org/ipAddrs";
 const OUTSIDE: &str = "cni.projectcalico.org/ipAddrsNoIpam";
+const MAC: &str = "cni.projectcalico.org/hwAddr";
 const POOLS: &str = "cni.projectcalico.org/ipv4pools";
 const POOLS_V6: &str = "cni.projectcalico.org/ipv6pools";
 
@@ -27,6 +28,8 @@ pub struct Requested {
     pub addresses: Vec<IpAddr>,
     /// The address that the pod must have and that no IPAM knows.
     pub outside: Option<IpAddr>,
+    /// The MAC address that its interface must have.
+    pub mac: Option<MacAddress>,
     /// The names or networks of the pools that its IPv4 address must be from; `None` without such an annotation.
     pub pools: Option<Vec<String>>,
     /// The same for its IPv6 address.
@@ -48,6 +51,7 @@ pub fn requested(pod: &BTreeMap<String, String>, namespace: &BTreeMap<String, St
     Requested {
         addresses: addresses.unwrap_or_default(),
         outside,
+        mac: given(pod, MAC).and_then(|text| MacAddress::of_interface(&text).ok()),
         pools: pools(POOLS, IpVersion::V4),
         pools_v6: pools(POOLS_V6, IpVersion::V6),
     }
@@ -82,12 +86,13 @@ fn problem(kind: Kind, name: &str, text: &str) -> Option<String> {
         // The CNI plugin itself writes these.
         "podIP" | "podIPs" | "containerID" => None,
         // To Calico, too, an empty text is none.
-        "ipAddrs" | "ipAddrsNoIpam" | "ipv4pools" | "ipv6pools" if text.is_empty() => None,
-        "ipAddrs" | "ipAddrsNoIpam" if kind == Kind::Namespace => {
+        "ipAddrs" | "ipAddrsNoIpam" | "hwAddr" | "ipv4pools" | "ipv6pools" if text.is_empty() => None,
+        "ipAddrs" | "ipAddrsNoIpam" | "hwAddr" if kind == Kind::Namespace => {
             Some("each pod needs an address of its own; move it to a Pod".to_owned())
         }
         "ipAddrs" => fixed_addresses(text).err(),
         "ipAddrsNoIpam" => address_outside(text).err(),
+        "hwAddr" => MacAddress::of_interface(text).err(),
         "ipv4pools" => pools_of(text, IpVersion::V4).err(),
         "ipv6pools" => pools_of(text, IpVersion::V6).err(),
         "floatingIPs" => match addresses_of(text) {
@@ -174,11 +179,7 @@ pub const ANNOTATIONS: &[(&str, &str, State)] = &[
             "floating addresses (feature_control.floating_ips) are off, as they are in Calico by default, and Tortie has none; use a Service",
         ),
     ),
-    (
-        "cni.projectcalico.org/hwAddr",
-        "a MAC address",
-        State::Rejected("a pod cannot request a MAC address; remove the annotation"),
-    ),
+    (MAC, "on Pods of Linux nodes: the MAC address of the pod's interface", State::Implemented),
     (
         "cni.projectcalico.org/allowedSourcePrefixes",
         "a JSON list of networks",

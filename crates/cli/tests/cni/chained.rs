@@ -40,6 +40,37 @@ fn bandwidth_and_tuning_follow_tortie() {
     assert_eq!(node.addresses_in_use(), 0);
 }
 
+/// A runtime may ask Tortie's plugin for a MAC address, and pass the Pod's own ports.
+#[test]
+fn what_a_runtime_asks_is_served() {
+    let node = Node::new(&json!([]));
+    let pod = node.pod("asking", json!({}));
+    let asked = |port: u16| {
+        let mapping = json!({"hostPort": port, "containerPort": 80, "protocol": "tcp"});
+        json!({"runtimeConfig": {"mac": "02:42:00:00:00:07", "portMappings": [mapping]}})
+    };
+    let error = node.call("ADD", &pod, asked(8080)).unwrap_err().to_string();
+    assert!(error.contains("maps port 8080/tcp to 80") && error.contains("write it into"), "{error}");
+    assert!(!pod.has_interface("eth0") && node.addresses_in_use() == 0);
+    // Port 0 is none of the node.
+    let result = node.call("ADD", &pod, asked(0)).unwrap();
+    assert_eq!(result["interfaces"][1]["mac"], json!("02:42:00:00:00:07"));
+    let shown = output_of(&pod.netns, "/bin/ip", &["link", "show", "eth0"]);
+    assert!(shown.contains("link/ether 02:42:00:00:00:07"), "{shown}");
+    let mut again = asked(0);
+    again["prevResult"] = result.clone();
+    node.call("CHECK", &pod, again.clone()).unwrap();
+    again["runtimeConfig"]["mac"] = json!("02:42:00:00:00:08");
+    let error = node.call("CHECK", &pod, again).unwrap_err().to_string();
+    assert!(error.contains("has not the MAC address 02:42:00:00:00:08"), "{error}");
+    node.call("DEL", &pod, asked(0)).unwrap();
+
+    let pod = node.pod("annotated", json!({"cni.projectcalico.org/hwAddr": "02:42:00:00:00:09"}));
+    node.call("ADD", &pod, json!({})).unwrap();
+    let shown = output_of(&pod.netns, "/bin/ip", &["link", "show", "eth0"]);
+    assert!(shown.contains("link/ether 02:42:00:00:00:09"), "{shown}");
+}
+
 /// Without a plugin that limits it, a limit would have no effect.
 #[test]
 fn a_limit_that_nobody_sets_is_refused() {

@@ -1,5 +1,6 @@
 //! Connecting and disconnecting pods, on the real kernel.
 
+use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -31,7 +32,7 @@ fn wait_for(what: &str, holds: impl Fn() -> bool) {
 
 /// What is known of a pod before it has an address.
 fn link_of(pod: &PodAttachment) -> PodLink {
-    let PodAttachment { endpoint, container_id, netns, addresses: _, mtu } = pod.clone();
+    let PodAttachment { endpoint, container_id, netns, addresses: _, mtu, mac: _ } = pod.clone();
     PodLink { endpoint, container_id, netns, mtu }
 }
 
@@ -137,6 +138,29 @@ fn differences_are_reported_and_repaired_by_connecting_again() {
             assert_eq!(wiring.connect(&attachment).unwrap(), interface);
             wiring.check(&attachment).unwrap();
         }
+    });
+}
+
+#[test]
+fn a_requested_mac_address_is_set_on_both_sides_of_the_link() {
+    in_node(|wiring| {
+        let pod = Pod::new("pod", 1, 2);
+        let with =
+            |last| PodAttachment { mac: Some(MacAddress([0x02, 0x42, 0, 0, 0, last])), ..pod.attachment() };
+        let prepared = wiring.prepare(&link_of(&with(1))).unwrap().unwrap();
+        let interface = wiring.finish(prepared, &with(1)).unwrap();
+        assert_eq!(Some(interface.mac), with(1).mac);
+        wiring.check(&with(1)).unwrap();
+        let problem = wiring.check(&with(2)).unwrap_err().to_string();
+        assert!(problem.contains("has not the MAC address 02:42:00:00:00:02"), "{problem}");
+        // The address of a link that is there already is another one.
+        assert_eq!(Some(wiring.connect(&with(2)).unwrap().mac), with(2).mac);
+        wiring.check(&with(2)).unwrap();
+        let own = || RouteSocket::open().unwrap().link("eth0").unwrap().unwrap().mac;
+        assert_eq!(pod.namespace.run(own).unwrap(), with(2).mac);
+        let neighbours = RouteSocket::open().unwrap().neighbours().unwrap();
+        let known = neighbours.iter().find(|entry| entry.address == IpAddr::from(pod.address));
+        assert_eq!(known.map(|entry| entry.mac), with(2).mac, "{neighbours:?}");
     });
 }
 
