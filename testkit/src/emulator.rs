@@ -340,6 +340,7 @@ impl Node {
             addresses: vec![PodAddress::ipv4(address, self.block)],
             mtu: None,
             mac: None,
+            limits: Default::default(),
         };
         self.wiring.connect(&pod).with_context(|| location.endpoint.to_string())?;
         Ok(())

@@ -5,6 +5,7 @@
 
 mod addresses;
 mod announcement;
+mod bandwidth;
 mod barrier;
 mod bgp;
 mod cni_config;
@@ -307,7 +308,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
     let answers = Answers { dataplane: asker, log_level: extras.log_level.clone(), bgp };
     parts.add("the control socket", control_server::run(node.clone(), answers, control));
     let (busy, addressing) = (Locks::default(), Locks::default());
-    let limits_bandwidth = extras.cni_plugins.has(BANDWIDTH_PLUGIN);
+    let has_bandwidth_plugin = extras.cni_plugins.has(BANDWIDTH_PLUGIN);
     let pods = Arc::new(Pods {
         busy,
         addressing,
@@ -315,7 +316,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
         ipam,
         wiring,
         node,
-        limits_bandwidth,
+        has_bandwidth_plugin,
         in_force,
         barrier,
         metrics,

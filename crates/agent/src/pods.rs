@@ -24,8 +24,8 @@ use tortie_cni::{
     Success,
 };
 use tortie_dataplane::{
-    EndpointId, MacAddress, PodAddress, PodAttachment, PodInterface, PodLink, PodWiring, PreparedLink,
-    WiringError,
+    BandwidthLimits, EndpointId, MacAddress, PodAddress, PodAttachment, PodInterface, PodLink, PodWiring,
+    PreparedLink, WiringError,
 };
 use tortie_ipam::{Assignment, Ipam, IpamError};
 use tortie_store::{Endpoints, StoreError, Stored};
@@ -35,8 +35,8 @@ use crate::barrier::Barrier;
 use crate::locks::Locks;
 use crate::metrics::Metrics;
 use crate::plane::InForce;
-use crate::runtime_config;
 use crate::unsupported::Unsupported;
+use crate::{bandwidth, runtime_config};
 
 /// How long an ADD waits for policy before it undoes everything.
 const POLICY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -59,7 +59,7 @@ pub(crate) struct Pods {
     pub(crate) wiring: Arc<dyn PodWiring>,
     pub(crate) node: String,
     /// Whether the runtime calls a plugin that limits bandwidth after Tortie's.
-    pub(crate) limits_bandwidth: bool,
+    pub(crate) has_bandwidth_plugin: bool,
     pub(crate) in_force: watch::Receiver<Arc<InForce>>,
     pub(crate) barrier: Barrier,
     pub(crate) metrics: Arc<Metrics>,
@@ -128,7 +128,7 @@ impl Pods {
             self.refuse_replaced(call, id)
         )?;
         runtime_config::check(call, &pod.1, self.wiring.takes_mac())?;
-        self.refuse_limits_of_bandwidth(&pod.0.key, &pod.1.metadata.annotations)?;
+        self.limits(call, &pod)?;
         // Reading took a while.
         self.refuse_blocked(id)?;
         // Both until they have ended: a link that appears after a failure would stay.
@@ -238,8 +238,10 @@ impl Pods {
                 other.addr()
             )));
         }
-        let (wiring, attachment) =
-            (self.wiring.clone(), self.attachment(call, &id, &known, runtime_config::mac(call)?)?);
+        let (wiring, attachment) = (
+            self.wiring.clone(),
+            self.attachment(call, &id, &known, runtime_config::mac(call)?, bandwidth::passed(&call.config)?)?,
+        );
         blocking(move || wiring.check(&attachment)).await.map_err(|error| differs(error.to_string()))
     }
 
@@ -403,25 +405,6 @@ impl Pods {
         }
     }
 
-    /// The runtime passes limits to the plugin that sets them. Without it, they would have no effect.
-    fn refuse_limits_of_bandwidth(
-        &self,
-        key: &Key,
-        annotations: &BTreeMap<String, String>,
-    ) -> Result<(), Failure> {
-        let limits = ["kubernetes.io/ingress-bandwidth", "kubernetes.io/egress-bandwidth"];
-        let Some(limit) = limits.into_iter().find(|name| annotations.contains_key(*name)) else {
-            return Ok(());
-        };
-        if self.limits_bandwidth {
-            return Ok(());
-        }
-        let msg = format!("{key} has the annotation {limit}, and no plugin limits bandwidth");
-        let remedy = "take the annotation out, or install Tortie with --cni-plugins and the plugin bandwidth \
-                      (docs/operate.md, Other CNI plugins)";
-        Err(Failure::new(Code::NOT_SUPPORTED, msg, remedy))
-    }
-
     async fn namespace(&self, name: &str) -> Result<Metadata, Failure> {
         let key = Key::global(Kind::Namespace, name);
         // Without it, nobody can tell which pools and policies its labels select.
@@ -548,6 +531,7 @@ impl Pods {
         id: &EndpointId,
         addresses: &[PodAddress],
         mac: Option<MacAddress>,
+        limits: BandwidthLimits,
     ) -> Result<PodAttachment, Failure> {
         Ok(PodAttachment {
             endpoint: id.clone(),
@@ -556,6 +540,7 @@ impl Pods {
             addresses: addresses.to_vec(),
             mtu: runtime_config::mtu(&call.config)?,
             mac,
+            limits,
         })
     }
 

@@ -25,7 +25,7 @@ impl Pods {
         prepared: Option<PreparedLink>,
     ) -> Result<(PodInterface, Position), Failure> {
         let mac = runtime_config::wanted_mac(call, &pod.1)?;
-        let attachment = self.attachment(call, id, &obtained.addresses, mac)?;
+        let attachment = self.attachment(call, id, &obtained.addresses, mac, self.limits(call, pod)?)?;
         let planned = prepared.as_ref().and_then(|_| self.wiring.planned(&attachment));
         let connect = self.connect(attachment, prepared);
         let Some(planned) = planned else {

@@ -27,8 +27,8 @@ pub(crate) fn check(call: &Invocation, pod: &Pod, takes_mac: bool) -> Result<(),
     };
     for (name, value) in asked.iter().filter(|(_, value)| !is_empty(value)) {
         match name.as_str() {
-            // `addresses` reads these, and `mac` that.
-            "ips" | "mac" => {}
+            // `addresses`, `mac` and `bandwidth` read these.
+            "ips" | "mac" | "bandwidth" => {}
             "portMappings" => check_port_mappings(value, &pod.endpoint_ports())?,
             _ => return Err(not_served(&call.config, name)),
         }
@@ -48,7 +48,6 @@ fn is_empty(value: &Value) -> bool {
 
 fn not_served(config: &NetworkConfig, name: &str) -> Failure {
     let remedy = match name {
-        "bandwidth" => "list the plugin bandwidth after tortie-cni, with this capability",
         "dns" => "kubelets write the pod's resolv.conf",
         _ => "Tortie does not know it",
     };
@@ -224,7 +223,6 @@ mod tests {
             assert_eq!(checked(&served, true), Ok(()), "{served}");
         }
         for (asked, takes_mac, named) in [
-            (json!({"bandwidth": {"ingressRate": 1}}), true, "bandwidth after tortie-cni"),
             (json!({"mac": "01:00:00:00:00:01"}), true, "runtimeConfig.mac"),
             (json!({"mac": "ee:ee:ee:ee:ee:ee"}), true, "the other end of the pod's link"),
             (json!({"mac": 1}), true, "no text"),

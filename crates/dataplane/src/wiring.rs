@@ -54,6 +54,11 @@ pub trait PodWiring: Send + Sync {
         false
     }
 
+    /// Whether the bandwidth of pods can be limited here.
+    fn limits_bandwidth(&self) -> bool {
+        false
+    }
+
     /// Whether pods may have IPv6 addresses here.
     fn has_ipv6(&self) -> bool {
         false
@@ -127,6 +132,26 @@ pub struct PodAttachment {
     /// The MAC address that the pod's interface must have; none for one that the wiring chooses. Only a wiring that
     /// [takes one](PodWiring::takes_mac) gets it.
     pub mac: Option<MacAddress>,
+    /// Only a wiring that [limits bandwidth](PodWiring::limits_bandwidth) gets limits.
+    pub limits: BandwidthLimits,
+}
+
+/// The limits of a pod's bandwidth.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct BandwidthLimits {
+    /// Of what the pod receives.
+    pub ingress: Option<BandwidthLimit>,
+    /// Of what the pod sends.
+    pub egress: Option<BandwidthLimit>,
+}
+
+/// A limit of one direction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BandwidthLimit {
+    /// The rate in bytes a second.
+    pub bytes_per_second: u64,
+    /// How many bytes may pass at once after a pause; none for a size that the wiring chooses.
+    pub burst: Option<u32>,
 }
 
 /// An address of a pod.

@@ -15,13 +15,14 @@ use std::time::{Duration, Instant};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use sha1::{Digest, Sha1};
 use tortie_dataplane::{
-    ClusterNetwork, EndpointId, InterfaceAddress, MacAddress, PodAddress, PodAttachment, PodInterface,
-    PodLink, PodWiring, PreparedLink, WiringError,
+    BandwidthLimit, ClusterNetwork, EndpointId, InterfaceAddress, MacAddress, PodAddress, PodAttachment,
+    PodInterface, PodLink, PodWiring, PreparedLink, WiringError,
 };
 use tortie_kernel::interface_index;
 use tortie_kernel::namespace::NetNs;
 use tortie_kernel::route::{
-    Address, Change, Link, LinkSetting, Neighbour, NewLink, NewLinkKind, Peer, Route, RouteKind, RouteSocket,
+    Address, Change, Link, LinkSetting, Neighbour, NewLink, NewLinkKind, Peer, RateLimit, Route, RouteKind,
+    RouteSocket,
 };
 
 use crate::Error;
@@ -76,7 +77,8 @@ impl Wiring {
         namespace: &NetNs,
         name: &str,
     ) -> tortie_kernel::Result<()> {
-        let PodAttachment { endpoint, container_id, netns, addresses: _, mtu, mac: _ } = pod.clone();
+        let PodAttachment { endpoint, container_id, netns, addresses: _, mtu, mac: _, limits: _ } =
+            pod.clone();
         let link = PodLink { endpoint, container_id, netns, mtu };
         let index = self.make(&link, host, namespace, name)?;
         self.configure(pod, host, namespace, index)
@@ -159,8 +161,9 @@ impl Wiring {
         let mac = pod_mac(pod);
         let entry =
             |own: &PodAddress| Change::SetNeighbour(Neighbour { link: index, address: own.address, mac });
-        let entries: Vec<Change> = pod.addresses.iter().map(entry).collect();
-        host.change_all(&entries)?.into_iter().collect()
+        let mut changes: Vec<Change> = pod.addresses.iter().map(entry).collect();
+        changes.extend(pod.limits.ingress.map(|limit| Change::SetRateLimit(index, rate_limit(limit))));
+        host.change_all(&changes)?.into_iter().collect()
     }
 
     /// Renames a cable, which closes it, because the dataplane closes every unknown interface with the workload
@@ -201,6 +204,11 @@ impl Wiring {
         if !link.up {
             return Ok(Some("it is down".to_owned()));
         }
+        if let Some(limit) = pod.limits.ingress {
+            if RouteSocket::open()?.sending_rate(link.index)? != Some(limit.bytes_per_second) {
+                return Ok(Some("it does not limit what the pod receives".to_owned()));
+            }
+        }
         let interface = &pod.endpoint.interface;
         let near = link.index;
         namespace.run(|| {
@@ -214,6 +222,13 @@ impl Wiring {
             // Without a request, the pod may change it, and Calico's pods have others.
             if let Some(mac) = pod.mac.filter(|mac| inside.mac != Some(*mac)) {
                 return Ok(Some(format!("the pod's {interface} has not the MAC address {mac}")));
+            }
+            if let Some(limit) = pod.limits.egress {
+                if socket.sending_rate(inside.index)? != Some(limit.bytes_per_second) {
+                    return Ok(Some(format!(
+                        "the limit of what the pod sends is not set at its {interface}"
+                    )));
+                }
             }
             let (addresses, routes) = (socket.addresses()?, socket.routes()?);
             for PodAddress { address, .. } in &pod.addresses {
@@ -277,6 +292,10 @@ impl PodWiring for Wiring {
     }
 
     fn takes_mac(&self) -> bool {
+        true
+    }
+
+    fn limits_bandwidth(&self) -> bool {
         true
     }
 
@@ -495,7 +514,16 @@ fn pod_side(pod: &PodAttachment, link: u32) -> Vec<Change> {
             Change::SetNeighbour(Neighbour { link, address: gateway, mac: HOST_MAC }),
         ]);
     }
+    // In the pod, because the kernel limits what a link sends. The packets wait in the pod's own sockets.
+    changes.extend(pod.limits.egress.map(|limit| Change::SetRateLimit(link, rate_limit(limit))));
     changes
+}
+
+/// Without a size, the bucket has room for the longest packet that the kernel passes in one piece, and for ten milliseconds.
+fn rate_limit(BandwidthLimit { bytes_per_second, burst }: BandwidthLimit) -> RateLimit {
+    const LONGEST_PACKET: u32 = 1 << 16;
+    let usual = || u32::try_from(bytes_per_second / 100).unwrap_or(u32::MAX).max(LONGEST_PACKET);
+    RateLimit { bytes_per_second, burst: burst.unwrap_or_else(usual) }
 }
 
 /// The pod's hardware address. Without a request it is derived from its first IP address, so that neighbours find a recreated

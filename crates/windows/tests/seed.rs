@@ -148,6 +148,7 @@ impl Cluster {
                         addresses: vec![PodAddress::ipv4(address, block(number))],
                         mtu: None,
                         mac: None,
+                        limits: Default::default(),
                     };
                     node.wiring.connect(&pod).unwrap();
                 }

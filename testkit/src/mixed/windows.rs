@@ -62,6 +62,7 @@ impl Host for Node {
             addresses: vec![PodAddress::ipv4(address, self.block)],
             mtu: None,
             mac: None,
+            limits: Default::default(),
         })?;
         // Without its address, the pod's kernel has nothing to answer.
         let socket = namespace.run(|| -> Result<_> {

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 use tortie_servers::programs::{Program, can_run};
 
-use crate::node::{Node, address, output_of, until};
+use crate::node::{Node, Sandbox, address, output_of, until};
 
 /// Limits of bandwidth, and a kernel parameter in the pod.
 #[test]
@@ -71,17 +71,39 @@ fn what_a_runtime_asks_is_served() {
     assert!(shown.contains("link/ether 02:42:00:00:00:09"), "{shown}");
 }
 
-/// Without a plugin that limits it, a limit would have no effect.
+/// Without another plugin for it, Tortie limits bandwidth itself.
 #[test]
-fn a_limit_that_nobody_sets_is_refused() {
+fn limits_of_annotations_and_of_the_runtime_are_set() {
     let node = Node::new(&json!([]));
-    for (name, limit) in
-        [("in", "kubernetes.io/ingress-bandwidth"), ("out", "kubernetes.io/egress-bandwidth")]
-    {
-        let pod = node.pod(name, json!({limit: "1M"}));
-        let error = node.call("ADD", &pod, json!({})).unwrap_err();
-        let text = error.to_string();
-        assert!(error["code"] == 103 && text.contains(limit) && text.contains("--cni-plugins"), "{text}");
-        assert!(!pod.has_interface("eth0") && node.addresses_in_use() == 0);
+    let limits = |pod: &Sandbox, result: &Value| {
+        let host_end = result["interfaces"][0]["name"].as_str().unwrap();
+        let shown = |namespace, link| output_of(namespace, "/usr/sbin/tc", &["qdisc", "show", "dev", link]);
+        let rate = |shown: String| {
+            Some(shown.split_once("tbf ")?.1.split_once("rate ")?.1.split(' ').next()?.to_owned())
+        };
+        [rate(shown(&node.namespace, host_end)), rate(shown(&pod.netns, "eth0"))]
+    };
+    let rates =
+        |ingress: Option<&str>, egress: Option<&str>| [ingress, egress].map(|rate| rate.map(str::to_owned));
+    let (ingress, egress) = ("kubernetes.io/ingress-bandwidth", "kubernetes.io/egress-bandwidth");
+    let asked =
+        json!({"runtimeConfig": {"bandwidth": {"ingressRate": 3_000_000, "ingressBurst": 3_000_000}}});
+    for (name, annotations, more, expected) in [
+        ("in", json!({ingress: "1M"}), json!({}), rates(Some("1Mbit"), None)),
+        ("out", json!({egress: "20G"}), json!({}), rates(None, Some("20Gbit"))),
+        ("both", json!({ingress: "1M", egress: "2M"}), json!({}), rates(Some("1Mbit"), Some("2Mbit"))),
+        ("runtime", json!({ingress: "1M", egress: "2M"}), asked.clone(), rates(Some("3Mbit"), Some("2Mbit"))),
+    ] {
+        let pod = node.pod(name, annotations);
+        let result = node.call("ADD", &pod, more.clone()).unwrap();
+        assert_eq!(limits(&pod, &result), expected, "{name}");
+        let mut check = more;
+        check["prevResult"] = result;
+        node.call("CHECK", &pod, check).unwrap();
     }
+    let pod = node.pod("wrong", json!({egress: "fast"}));
+    let error = node.call("ADD", &pod, json!({})).unwrap_err();
+    let text = error.to_string();
+    assert!(error["code"] == 103 && text.contains(egress) && text.contains("no rate such as 10M"), "{text}");
+    assert!(!pod.has_interface("eth0"));
 }

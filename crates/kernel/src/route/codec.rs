@@ -18,6 +18,7 @@ use netlink_packet_route::route::{
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use tortie_api::net::MacAddress;
 
+use super::rate_limit;
 use super::types::{
     Address, Change, FdbEntry, Link, LinkSetting, Neighbour, NewLink, NewLinkKind, Peer, Route, RouteKind,
     Vxlan,
@@ -95,6 +96,7 @@ pub(super) fn change(change: &Change) -> Request {
         Change::DeleteNeighbour(neighbour) => request(M::DelNeighbour(neighbour_message(neighbour)), 0),
         Change::SetFdb(entry) => request(M::NewNeighbour(fdb_message(entry)), REPLACE),
         Change::DeleteFdb(entry) => request(M::DelNeighbour(fdb_message(entry)), 0),
+        Change::SetRateLimit(link, limit) => rate_limit::set(*link, limit),
     }
 }
 

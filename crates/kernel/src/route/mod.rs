@@ -1,14 +1,15 @@
 //! Links, addresses, routes and neighbours of one network namespace (`rtnetlink(7)`).
 
 mod codec;
+mod rate_limit;
 mod types;
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 pub use types::{
-    Address, Change, FdbEntry, Link, LinkSetting, Neighbour, NewLink, NewLinkKind, Peer, Route, RouteKind,
-    Vxlan,
+    Address, Change, FdbEntry, Link, LinkSetting, Neighbour, NewLink, NewLinkKind, Peer, RateLimit, Route,
+    RouteKind, Vxlan,
 };
 
 use crate::netlink::{Family, Refusal, Request, Socket};
@@ -152,6 +153,15 @@ impl RouteSocket {
     /// The kernel's refusal.
     pub fn fdb(&mut self, link: u32) -> Result<Vec<FdbEntry>> {
         self.dump("list forwarding entries", &codec::list_fdb(link), codec::fdb_entry)
+    }
+
+    /// The rate that limits what a link sends, in bytes a second; `None` if its root discipline is no token bucket.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn sending_rate(&mut self, link: u32) -> Result<Option<u64>> {
+        let read = |reply: &crate::netlink::Reply| rate_limit::rate(reply, link);
+        Ok(self.dump("list queueing disciplines", &rate_limit::list(), read)?.into_iter().next())
     }
 
     /// The decoded objects of a dump, without those of unknown kinds.

@@ -234,6 +234,26 @@ pub enum Change {
     SetFdb(FdbEntry),
     /// Deletes a forwarding entry.
     DeleteFdb(FdbEntry),
+    /// Limits what the link with this index sends. Replaces its root queueing discipline.
+    SetRateLimit(u32, RateLimit),
+}
+
+/// A limit of what a link sends: a bucket of tokens, and a queue for packets that find no token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RateLimit {
+    /// The tokens that come in a second, each for one byte.
+    pub bytes_per_second: u64,
+    /// The size of the bucket in bytes. Packets that are longer, after segmentation, are lost.
+    pub burst: u32,
+}
+
+impl RateLimit {
+    /// The bytes that may wait: as many as pass in 25 milliseconds, which is what the CNI plugin `bandwidth` takes, and a
+    /// bucket's content, so that a burst is not lost.
+    pub(super) fn queue(&self) -> u32 {
+        let waiting = self.bytes_per_second / 40;
+        u32::try_from(waiting).unwrap_or(u32::MAX).saturating_add(self.burst)
+    }
 }
 
 impl Change {
@@ -252,6 +272,7 @@ impl Change {
             Self::DeleteNeighbour(_) => "delete the neighbour",
             Self::SetFdb(_) => "set the forwarding entry",
             Self::DeleteFdb(_) => "delete the forwarding entry",
+            Self::SetRateLimit(..) => "limit the rate",
         }
     }
 }
@@ -272,6 +293,10 @@ impl fmt::Display for Change {
             }
             Self::SetFdb(entry) | Self::DeleteFdb(entry) => {
                 write!(f, "{} behind {} on link {}", entry.mac, entry.destination, entry.link)
+            }
+            Self::SetRateLimit(link, limit) => {
+                let RateLimit { bytes_per_second, burst } = limit;
+                write!(f, "link {link} to {bytes_per_second} bytes a second with bursts of {burst} bytes")
             }
         }
     }

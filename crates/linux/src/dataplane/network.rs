@@ -332,7 +332,10 @@ impl Tables {
                 self.fdb.insert(entry);
             }
             Change::DeleteFdb(entry) => drop(self.fdb.remove(&entry)),
-            Change::SetLink(..) | Change::DeleteLink(_) | Change::DeleteGroup(_) => {}
+            Change::SetLink(..)
+            | Change::DeleteLink(_)
+            | Change::DeleteGroup(_)
+            | Change::SetRateLimit(..) => {}
         }
     }
 }

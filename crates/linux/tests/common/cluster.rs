@@ -241,6 +241,7 @@ impl Pod {
             addresses: vec![PodAddress::ipv4(self.address, Ipv4Net::new(self.address, 26).unwrap().trunc())],
             mtu: None,
             mac: None,
+            limits: Default::default(),
         }
     }
 

@@ -2,6 +2,7 @@
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
+mod bandwidth;
 #[path = "../common/mod.rs"]
 mod common;
 mod complete_changes;

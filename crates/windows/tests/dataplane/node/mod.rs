@@ -157,6 +157,7 @@ pub(crate) fn attachment(namespace: Guid) -> PodAttachment {
         addresses: vec![PodAddress::ipv4(POD, spec().block)],
         mtu: None,
         mac: None,
+        limits: Default::default(),
     }
 }
 

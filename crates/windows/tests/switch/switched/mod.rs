@@ -128,6 +128,7 @@ impl Node {
             addresses: vec![PodAddress::ipv4(address, block)],
             mtu: None,
             mac: None,
+            limits: Default::default(),
         };
         WindowsWiring::new(self.hns.clone()).connect(&pod).unwrap();
         self.pods.push((namespace, address));
