@@ -21,10 +21,26 @@ const EGRESS: &str = "kubernetes.io/egress-bandwidth";
 const POSSIBLE: RangeInclusive<u64> = 1_000..=1_000_000_000_000_000;
 
 impl Pods {
+    /// The limits of the runtime's request.
+    ///
+    /// # Errors
+    /// It cannot be read, or no link has such a rate.
+    pub(crate) fn passed_limits(config: &NetworkConfig) -> Result<BandwidthLimits, Failure> {
+        let passed = config.extra.get("runtimeConfig").and_then(|asked| asked.get("bandwidth"));
+        let Some(passed) = passed.filter(|passed| !passed.is_null()) else {
+            return Ok(BandwidthLimits::default());
+        };
+        let Passed { ingress_rate, ingress_burst, egress_rate, egress_burst } = read(passed)?;
+        Ok(BandwidthLimits {
+            ingress: limit("runtimeConfig.bandwidth.ingress", ingress_rate, ingress_burst)?,
+            egress: limit("runtimeConfig.bandwidth.egress", egress_rate, egress_burst)?,
+        })
+    }
+
     /// The limits of the pod's bandwidth. A plugin `bandwidth` after Tortie's gets those of the annotations from the runtime, and
     /// sets them itself.
     pub(crate) fn limits(&self, call: &Invocation, pod: &(Stored, Pod)) -> Result<BandwidthLimits, Failure> {
-        let BandwidthLimits { ingress, egress } = passed(&call.config)?;
+        let BandwidthLimits { ingress, egress } = Self::passed_limits(&call.config)?;
         let annotated = match self.has_bandwidth_plugin {
             true => BandwidthLimits::default(),
             false => annotated(&pod.1.metadata.annotations)?,
@@ -48,22 +64,6 @@ struct Passed {
     ingress_burst: u64,
     egress_rate: u64,
     egress_burst: u64,
-}
-
-/// The limits of the runtime's request.
-///
-/// # Errors
-/// It cannot be read, or no link has such a rate.
-pub(crate) fn passed(config: &NetworkConfig) -> Result<BandwidthLimits, Failure> {
-    let passed = config.extra.get("runtimeConfig").and_then(|asked| asked.get("bandwidth"));
-    let Some(passed) = passed.filter(|passed| !passed.is_null()) else {
-        return Ok(BandwidthLimits::default());
-    };
-    let Passed { ingress_rate, ingress_burst, egress_rate, egress_burst } = read(passed)?;
-    Ok(BandwidthLimits {
-        ingress: limit("runtimeConfig.bandwidth.ingress", ingress_rate, ingress_burst)?,
-        egress: limit("runtimeConfig.bandwidth.egress", egress_rate, egress_burst)?,
-    })
 }
 
 fn read(passed: &Value) -> Result<Passed, Failure> {
@@ -194,7 +194,8 @@ mod tests {
     fn the_runtime_passes_bits() {
         let read = |asked: Value| {
             let config = json!({"cniVersion": "1.0.0", "name": "n", "runtimeConfig": {"bandwidth": asked}});
-            passed(&serde_json::from_value(config).unwrap()).map_err(|failure| failure.to_string())
+            Pods::passed_limits(&serde_json::from_value(config).unwrap())
+                .map_err(|failure| failure.to_string())
         };
         let none = BandwidthLimits::default();
         for (asked, expected) in [

@@ -35,8 +35,8 @@ use crate::barrier::Barrier;
 use crate::locks::Locks;
 use crate::metrics::Metrics;
 use crate::plane::InForce;
+use crate::runtime_config;
 use crate::unsupported::Unsupported;
-use crate::{bandwidth, runtime_config};
 
 /// How long an ADD waits for policy before it undoes everything.
 const POLICY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -240,7 +240,13 @@ impl Pods {
         }
         let (wiring, attachment) = (
             self.wiring.clone(),
-            self.attachment(call, &id, &known, runtime_config::mac(call)?, bandwidth::passed(&call.config)?)?,
+            self.attachment(
+                call,
+                &id,
+                &known,
+                runtime_config::mac(call)?,
+                Self::passed_limits(&call.config)?,
+            )?,
         );
         blocking(move || wiring.check(&attachment)).await.map_err(|error| differs(error.to_string()))
     }

@@ -204,10 +204,10 @@ impl Wiring {
         if !link.up {
             return Ok(Some("it is down".to_owned()));
         }
-        if let Some(limit) = pod.limits.ingress {
-            if RouteSocket::open()?.sending_rate(link.index)? != Some(limit.bytes_per_second) {
-                return Ok(Some("it does not limit what the pod receives".to_owned()));
-            }
+        if let Some(limit) = pod.limits.ingress
+            && RouteSocket::open()?.sending_rate(link.index)? != Some(limit.bytes_per_second)
+        {
+            return Ok(Some("it does not limit what the pod receives".to_owned()));
         }
         let interface = &pod.endpoint.interface;
         let near = link.index;
@@ -223,12 +223,10 @@ impl Wiring {
             if let Some(mac) = pod.mac.filter(|mac| inside.mac != Some(*mac)) {
                 return Ok(Some(format!("the pod's {interface} has not the MAC address {mac}")));
             }
-            if let Some(limit) = pod.limits.egress {
-                if socket.sending_rate(inside.index)? != Some(limit.bytes_per_second) {
-                    return Ok(Some(format!(
-                        "the limit of what the pod sends is not set at its {interface}"
-                    )));
-                }
+            if let Some(limit) = pod.limits.egress
+                && socket.sending_rate(inside.index)? != Some(limit.bytes_per_second)
+            {
+                return Ok(Some(format!("the limit of what the pod sends is not set at its {interface}")));
             }
             let (addresses, routes) = (socket.addresses()?, socket.routes()?);
             for PodAddress { address, .. } in &pod.addresses {
