@@ -339,6 +339,7 @@ impl Node {
             netns: compartment.to_string(),
             addresses: vec![PodAddress::ipv4(address, self.block)],
             mtu: None,
+            dns: Default::default(),
         };
         self.wiring.connect(&pod).with_context(|| location.endpoint.to_string())?;
         Ok(())

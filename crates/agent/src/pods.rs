@@ -31,6 +31,7 @@ use tortie_store::{Endpoints, StoreError, Stored};
 
 use crate::addresses::{self, NETWORK, USUAL_INTERFACE, attachment_of, handle, handle_of};
 use crate::barrier::Barrier;
+use crate::dns;
 use crate::locks::Locks;
 use crate::metrics::Metrics;
 use crate::plane::InForce;
@@ -127,6 +128,7 @@ impl Pods {
             self.refuse_replaced(call, id)
         )?;
         runtime_config::check(&call.config)?;
+        let dns = dns::of(&call.config)?;
         self.refuse_limits_of_bandwidth(&pod.0.key, &pod.1.metadata.annotations)?;
         // Reading took a while.
         self.refuse_blocked(id)?;
@@ -150,7 +152,7 @@ impl Pods {
         positions.advance(Kind::WorkloadEndpoint, published);
         self.wait_for_policy(id, &positions, hung_up).await?;
         self.wait_until_live(id, &interface).await?;
-        Ok(Self::success(call, &interface))
+        Ok(Success { dns, ..Self::success(call, &interface) })
     }
 
     /// The policy of a pod is not known while the agent has never read a kind, or applies no changes.
@@ -539,7 +541,7 @@ impl Pods {
             };
             Route { dst: everything.to_string(), gw: Some(own.gateway) }
         });
-        Success { ips: ips.collect(), routes: routes.collect(), interfaces }
+        Success { ips: ips.collect(), routes: routes.collect(), interfaces, ..Success::default() }
     }
 
     pub(crate) fn attachment(
@@ -554,6 +556,7 @@ impl Pods {
             netns: call.netns.clone(),
             addresses: addresses.to_vec(),
             mtu: runtime_config::mtu(&call.config)?,
+            dns: dns::of_pod(&call.config)?,
         })
     }
 

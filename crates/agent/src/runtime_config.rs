@@ -18,13 +18,13 @@ pub(crate) fn check(config: &NetworkConfig) -> Result<(), Failure> {
         Value::String(text) => text.is_empty(),
         _ => false,
     };
-    // An address of the pod is asked for by `ips`, which `addresses` reads.
-    let unknown = asked.iter().find(|(name, value)| *name != "ips" && !is_empty(value));
+    // `addresses` reads `ips`, the address that is asked for, and `dns` reads `dns`.
+    let served = |name: &String| ["ips", "dns"].contains(&name.as_str());
+    let unknown = asked.iter().find(|(name, value)| !served(name) && !is_empty(value));
     let Some((name, _)) = unknown else { return Ok(()) };
     let remedy = match name.as_str() {
         "portMappings" => "Tortie reads hostPort from the Pod itself",
         "bandwidth" => "list the plugin bandwidth after tortie-cni, with this capability",
-        "dns" => "kubelets write the pod's resolv.conf",
         _ => "Tortie does not know it",
     };
     let msg =
@@ -82,7 +82,11 @@ mod tests {
             let config = json!({"cniVersion": "1.0.0", "name": "n", "runtimeConfig": asked});
             check(&serde_json::from_value(config).unwrap()).map_err(|failure| failure.to_string())
         };
-        for nothing in [json!(null), json!({}), json!({"portMappings": [], "dns": {}, "mac": ""})] {
+        for nothing in [
+            json!(null),
+            json!({}),
+            json!({"portMappings": [], "dns": {"servers": ["10.96.0.10"]}, "mac": ""}),
+        ] {
             assert_eq!(checked(nothing.clone()), Ok(()), "{nothing}");
         }
         for (asked, name) in [

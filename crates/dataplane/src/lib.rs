@@ -26,7 +26,8 @@ pub use state::{
 };
 pub use tortie_api::net::MacAddress;
 pub use wiring::{
-    InterfaceAddress, PodAddress, PodAttachment, PodInterface, PodLink, PodWiring, PreparedLink, WiringError,
+    InterfaceAddress, PodAddress, PodAttachment, PodDns, PodInterface, PodLink, PodWiring, PreparedLink,
+    WiringError,
 };
 
 /// Makes a node match its [`NodeState`]. Implementations read the actual state, apply the difference, and leave objects

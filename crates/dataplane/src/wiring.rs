@@ -119,6 +119,21 @@ pub struct PodAttachment {
     pub addresses: Vec<PodAddress>,
     /// The MTU of the pod's interface, in bytes; none for that of the node's overlay.
     pub mtu: Option<u32>,
+    /// How programs in the pod resolve names. On Linux, kubelets write that into the pod's file system themselves.
+    pub dns: PodDns,
+}
+
+/// How a pod resolves names (the key `dns` of CNI). Empty members leave the choice to the operating system.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PodDns {
+    /// The servers, in their order.
+    pub servers: Vec<IpAddr>,
+    /// The domain of the pod's own name.
+    pub domain: String,
+    /// The domains that are appended to short names, in their order.
+    pub search: Vec<String>,
+    /// Options of the resolver, as in `resolv.conf`.
+    pub options: Vec<String>,
 }
 
 /// An address of a pod.

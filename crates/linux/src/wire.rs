@@ -76,7 +76,7 @@ impl Wiring {
         namespace: &NetNs,
         name: &str,
     ) -> tortie_kernel::Result<()> {
-        let PodAttachment { endpoint, container_id, netns, addresses: _, mtu } = pod.clone();
+        let PodAttachment { endpoint, container_id, netns, addresses: _, mtu, dns: _ } = pod.clone();
         let link = PodLink { endpoint, container_id, netns, mtu };
         let index = self.make(&link, host, namespace, name)?;
         self.configure(pod, host, namespace, index)

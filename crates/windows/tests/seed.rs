@@ -147,6 +147,7 @@ impl Cluster {
                         netns: namespace.to_string(),
                         addresses: vec![PodAddress::ipv4(address, block(number))],
                         mtu: None,
+                        dns: Default::default(),
                     };
                     node.wiring.connect(&pod).unwrap();
                 }

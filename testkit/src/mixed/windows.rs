@@ -61,6 +61,7 @@ impl Host for Node {
             netns: compartment.to_string(),
             addresses: vec![PodAddress::ipv4(address, self.block)],
             mtu: None,
+            dns: Default::default(),
         })?;
         // Without its address, the pod's kernel has nothing to answer.
         let socket = namespace.run(|| -> Result<_> {

@@ -240,6 +240,7 @@ impl Pod {
             netns: format!("/proc/self/fd/{}", self.namespace.as_fd().as_raw_fd()),
             addresses: vec![PodAddress::ipv4(self.address, Ipv4Net::new(self.address, 26).unwrap().trunc())],
             mtu: None,
+            dns: Default::default(),
         }
     }
 

@@ -31,7 +31,7 @@ fn wait_for(what: &str, holds: impl Fn() -> bool) {
 
 /// What is known of a pod before it has an address.
 fn link_of(pod: &PodAttachment) -> PodLink {
-    let PodAttachment { endpoint, container_id, netns, addresses: _, mtu } = pod.clone();
+    let PodAttachment { endpoint, container_id, netns, addresses: _, mtu, dns: _ } = pod.clone();
     PodLink { endpoint, container_id, netns, mtu }
 }
 

@@ -156,6 +156,7 @@ pub(crate) fn attachment(namespace: Guid) -> PodAttachment {
         netns: namespace.to_string(),
         addresses: vec![PodAddress::ipv4(POD, spec().block)],
         mtu: None,
+        dns: Default::default(),
     }
 }
 

@@ -127,6 +127,7 @@ impl Node {
             netns: compartment.to_string(),
             addresses: vec![PodAddress::ipv4(address, block)],
             mtu: None,
+            dns: Default::default(),
         };
         WindowsWiring::new(self.hns.clone()).connect(&pod).unwrap();
         self.pods.push((namespace, address));
