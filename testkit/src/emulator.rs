@@ -341,6 +341,7 @@ impl Node {
             mtu: None,
             mac: None,
             limits: Default::default(),
+            dns: Default::default(),
         };
         self.wiring.connect(&pod).with_context(|| location.endpoint.to_string())?;
         Ok(())

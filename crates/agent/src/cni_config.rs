@@ -12,8 +12,17 @@ use tortie_deploy::{CNI_CONFIG_FILE, CNI_NETWORK, ChainedPlugins, cni_config};
 
 /// Writes the configuration to the runtime's folder. Runtimes see either the old file or the complete new one. Returns the
 /// name of a file that the runtime uses instead, if there is one.
-pub(crate) fn write(folder: &Path, chained: &ChainedPlugins, ipam: &CniIpam) -> io::Result<Option<String>> {
-    let text = format!("{:#}\n", ipam.add_to(cni_config(chained)));
+pub(crate) fn write(
+    folder: &Path,
+    chained: &ChainedPlugins,
+    ipam: &CniIpam,
+    capabilities: &[&str],
+) -> io::Result<Option<String>> {
+    let mut config = ipam.add_to(cni_config(chained));
+    for capability in capabilities {
+        config["plugins"][0]["capabilities"][*capability] = json!(true);
+    }
+    let text = format!("{config:#}\n");
     let path = folder.join(CNI_CONFIG_FILE);
     if fs::read_to_string(&path).is_ok_and(|current| current == text) {
         return preceding(folder);
@@ -91,14 +100,14 @@ mod tests {
         let (folder, none) = (tempfile::tempdir().unwrap(), ChainedPlugins::default());
         let (conf_dir, file) =
             (folder.path().join("net.d"), folder.path().join("net.d").join(CNI_CONFIG_FILE));
-        write(&conf_dir, &none, &CniIpam::default()).unwrap();
+        write(&conf_dir, &none, &CniIpam::default(), &[]).unwrap();
         let text = fs::read_to_string(&file).unwrap();
         assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), cni_config(&none));
         let inode = fs::metadata(&file).unwrap().ino();
-        write(&conf_dir, &none, &CniIpam::default()).unwrap();
+        write(&conf_dir, &none, &CniIpam::default(), &[]).unwrap();
         assert_eq!(fs::metadata(&file).unwrap().ino(), inode);
         fs::write(&file, "{").unwrap();
-        write(&conf_dir, &none, &CniIpam::default()).unwrap();
+        write(&conf_dir, &none, &CniIpam::default(), &[]).unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), text);
         assert_eq!(fs::read_dir(&conf_dir).unwrap().count(), 1);
     }
@@ -107,7 +116,7 @@ mod tests {
     fn the_section_ipam_is_part_of_the_file() {
         let written = |text: &str| {
             let folder = tempfile::tempdir().unwrap();
-            write(folder.path(), &ChainedPlugins::default(), &text.parse().unwrap()).unwrap();
+            write(folder.path(), &ChainedPlugins::default(), &text.parse().unwrap(), &[]).unwrap();
             let text = fs::read_to_string(folder.path().join(CNI_CONFIG_FILE)).unwrap();
             serde_json::from_str::<Value>(&text).unwrap()
         };
@@ -127,6 +136,15 @@ mod tests {
     }
 
     #[test]
+    fn what_the_runtime_passes_is_part_of_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), &ChainedPlugins::default(), &CniIpam::default(), &["dns"]).unwrap();
+        let text = fs::read_to_string(folder.path().join(CNI_CONFIG_FILE)).unwrap();
+        let written: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(written["plugins"][0]["capabilities"], json!({"dns": true}));
+    }
+
+    #[test]
     fn another_configuration_that_comes_first_is_named() {
         let folder = tempfile::tempdir().unwrap();
         for (name, expected) in [
@@ -137,7 +155,9 @@ mod tests {
         ] {
             fs::write(folder.path().join(name), "{}").unwrap();
             assert_eq!(
-                write(folder.path(), &ChainedPlugins::default(), &CniIpam::default()).unwrap().as_deref(),
+                write(folder.path(), &ChainedPlugins::default(), &CniIpam::default(), &[])
+                    .unwrap()
+                    .as_deref(),
                 expected,
                 "{name}"
             );

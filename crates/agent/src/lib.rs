@@ -12,6 +12,7 @@ mod cni_config;
 pub mod control;
 mod control_server;
 mod default_pool;
+mod dns;
 mod feed;
 mod health;
 mod http_server;
@@ -35,6 +36,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use ipnet::Ipv4Net;
 use thiserror::Error;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -119,6 +121,8 @@ pub enum Platform {
         static_rules: StaticRules,
         /// The adapter of the overlay network; without it, HNS chooses one.
         adapter: Option<String>,
+        /// The networks of the addresses of Services.
+        services: Vec<Ipv4Net>,
     },
     /// Another implementation of the two traits, for instance in a test. It reports its own tunnel end.
     Other {
@@ -145,6 +149,16 @@ impl Platform {
             #[cfg(target_os = "linux")]
             Platform::Linux => None,
             Platform::Other { .. } => None,
+        }
+    }
+
+    /// What the runtime passes to the plugin. On Linux, kubelets write how pods resolve names.
+    fn capabilities(&self) -> Vec<&'static str> {
+        match self {
+            Platform::Windows { .. } => vec!["dns"],
+            #[cfg(target_os = "linux")]
+            Platform::Linux => Vec::new(),
+            Platform::Other { .. } => Vec::new(),
         }
     }
 
@@ -250,6 +264,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
     let ipam = Ipam::new(store.clone(), &node, node_labels).with_most_blocks(most_blocks);
     let ipam = Arc::new(ipam);
     let about = platform.about();
+    let capabilities = platform.capabilities();
     let Prepared { dataplane, wiring, announced } =
         node::prepare(&*endpoints, &ipam, &node, platform).await?;
 
@@ -335,8 +350,8 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
         error = parts.ended() => return Err(error),
     }
     if let Some(folder) = &extras.cni_conf_dir {
-        let preceding =
-            cni_config::write(folder, &extras.cni_plugins, &extras.cni_ipam).map_err(|error| {
+        let preceding = cni_config::write(folder, &extras.cni_plugins, &extras.cni_ipam, &capabilities)
+            .map_err(|error| {
                 AgentError::system(format!("the CNI configuration in {}", folder.display()), error)
             })?;
         if let Some(file) = preceding {

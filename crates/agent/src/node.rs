@@ -141,8 +141,8 @@ pub(crate) async fn prepare(
     match platform {
         #[cfg(target_os = "linux")]
         Platform::Linux => prepare_linux(store, ipam, node).await,
-        Platform::Windows { hcn, static_rules, adapter } => {
-            let windows = WindowsNode { hcn, static_rules, adapter };
+        Platform::Windows { hcn, static_rules, adapter, services } => {
+            let windows = WindowsNode { hcn, static_rules, adapter, services };
             prepare_windows(store, ipam, node, windows).await
         }
         Platform::Other { dataplane, wiring } => Ok(Prepared { dataplane, wiring, announced: None }),
@@ -169,6 +169,7 @@ struct WindowsNode {
     hcn: Arc<dyn Hcn>,
     static_rules: StaticRules,
     adapter: Option<String>,
+    services: Vec<Ipv4Net>,
 }
 
 /// Windows: the network is created from the node's block; its gateway is the tunnel address, and HNS chooses the MAC
@@ -179,7 +180,7 @@ async fn prepare_windows(
     node: &str,
     windows: WindowsNode,
 ) -> Result<Prepared, AgentError> {
-    let WindowsNode { hcn, static_rules, adapter } = windows;
+    let WindowsNode { hcn, static_rules, adapter, services } = windows;
     let network = cluster_network(store, node).await?;
     if network.vni < LOWEST_WINDOWS_VNI {
         return Err(AgentError::Node {
@@ -211,13 +212,11 @@ async fn prepare_windows(
             Err(error) => return Err(AgentError::system("making the overlay network", error)),
         }
     };
-    let dataplane = WindowsDataplane::new(hcn.clone(), adapter).with_static_rules(static_rules);
+    let dataplane = WindowsDataplane::new(hcn.clone(), adapter);
+    let dataplane = dataplane.with_static_rules(static_rules).with_services(services);
+    let wiring = WindowsWiring::new(hcn).with_networks(dataplane.networks());
     let announced = Announced::on_windows(store, node, &overlay, dataplane.current_overlay()).await?;
-    Ok(Prepared {
-        dataplane: Box::new(dataplane),
-        wiring: Arc::new(WindowsWiring::new(hcn.clone())),
-        announced: Some(announced),
-    })
+    Ok(Prepared { dataplane: Box::new(dataplane), wiring: Arc::new(wiring), announced: Some(announced) })
 }
 
 #[cfg(test)]

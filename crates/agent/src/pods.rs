@@ -32,6 +32,7 @@ use tortie_store::{Endpoints, StoreError, Stored};
 
 use crate::addresses::{self, NETWORK, USUAL_INTERFACE, attachment_of, handle, handle_of};
 use crate::barrier::Barrier;
+use crate::dns;
 use crate::locks::Locks;
 use crate::metrics::Metrics;
 use crate::plane::InForce;
@@ -129,6 +130,7 @@ impl Pods {
         )?;
         runtime_config::check(call, &pod.1, self.wiring.takes_mac())?;
         self.limits(call, &pod)?;
+        let dns = dns::of(&call.config)?;
         // Reading took a while.
         self.refuse_blocked(id)?;
         // Both until they have ended: a link that appears after a failure would stay.
@@ -151,7 +153,7 @@ impl Pods {
         positions.advance(Kind::WorkloadEndpoint, published);
         self.wait_for_policy(id, &positions, hung_up).await?;
         self.wait_until_live(id, &interface).await?;
-        Ok(Self::success(call, &interface))
+        Ok(Success { dns, ..Self::success(call, &interface) })
     }
 
     /// The policy of a pod is not known while the agent has never read a kind, or applies no changes.
@@ -528,7 +530,7 @@ impl Pods {
             };
             Route { dst: everything.to_string(), gw: Some(own.gateway) }
         });
-        Success { ips: ips.collect(), routes: routes.collect(), interfaces }
+        Success { ips: ips.collect(), routes: routes.collect(), interfaces, ..Success::default() }
     }
 
     pub(crate) fn attachment(
@@ -547,6 +549,7 @@ impl Pods {
             mtu: runtime_config::mtu(&call.config)?,
             mac,
             limits,
+            dns: dns::of_pod(&call.config)?,
         })
     }
 

@@ -27,8 +27,8 @@ pub(crate) fn check(call: &Invocation, pod: &Pod, takes_mac: bool) -> Result<(),
     };
     for (name, value) in asked.iter().filter(|(_, value)| !is_empty(value)) {
         match name.as_str() {
-            // `addresses`, `mac` and `bandwidth` read these.
-            "ips" | "mac" | "bandwidth" => {}
+            // `addresses`, `mac`, `bandwidth` and `dns` read these.
+            "ips" | "mac" | "bandwidth" | "dns" => {}
             "portMappings" => check_port_mappings(value, &pod.endpoint_ports())?,
             _ => return Err(not_served(&call.config, name)),
         }
@@ -47,13 +47,9 @@ fn is_empty(value: &Value) -> bool {
 }
 
 fn not_served(config: &NetworkConfig, name: &str) -> Failure {
-    let remedy = match name {
-        "dns" => "kubelets write the pod's resolv.conf",
-        _ => "Tortie does not know it",
-    };
     let msg =
         format!("network {} passes runtimeConfig.{name} to tortie-cni, which is not supported", config.name);
-    let details = format!("{remedy}; take the capability {name} out of the configuration");
+    let details = format!("Tortie does not know it; take the capability {name} out of the configuration");
     Failure::new(Code::NOT_SUPPORTED, msg, details)
 }
 
@@ -213,7 +209,7 @@ mod tests {
         for served in [
             json!(null),
             json!({}),
-            json!({"portMappings": [], "dns": {}, "mac": "", "ips": ["10.0.0.1"]}),
+            json!({"portMappings": [], "dns": {"servers": ["10.96.0.10"]}, "mac": "", "ips": ["10.0.0.1"]}),
             json!({"mac": "0a:00:00:00:00:01"}),
             mapped(json!({"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": ""})),
             mapped(json!({"hostPort": 8080, "containerPort": 80, "hostIP": "0.0.0.0"})),

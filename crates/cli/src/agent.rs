@@ -77,6 +77,10 @@ struct Daemon {
     #[arg(long, env = "TORTIE_ADAPTER", value_name = "NAME", value_parser = adapter)]
     #[cfg_attr(unix, arg(requires = "hcn_socket"))]
     adapter: Option<String>,
+    /// On a Windows node: the networks of the addresses of Services (service-cluster-ip-range of the API server)
+    #[arg(long, env = "TORTIE_SERVICE_CIDR", value_name = "CIDR", value_delimiter = ',')]
+    #[cfg_attr(unix, arg(requires = "hcn_socket"))]
+    service_cidr: Vec<Ipv4Net>,
     /// The pool of addresses that this agent creates if the cluster has none
     #[arg(long, env = "TORTIE_DEFAULT_POOL", value_name = "CIDR", value_parser = crate::install::pool)]
     default_pool: Option<Ipv4Net>,
@@ -209,6 +213,7 @@ impl Daemon {
                 hcn: Arc::new(RemoteHcn::new(Address::Unix(socket.clone()), HCN_DEADLINE)),
                 static_rules: self.static_rules()?,
                 adapter: self.adapter.clone(),
+                services: self.service_cidr.clone(),
             },
         })
     }
@@ -216,7 +221,12 @@ impl Daemon {
     #[cfg(windows)]
     fn platform(&self) -> anyhow::Result<Platform> {
         let hcn = Arc::new(tortie_hcn::native::NativeHcn::load(HCN_DEADLINE)?);
-        Ok(Platform::Windows { hcn, static_rules: self.static_rules()?, adapter: self.adapter.clone() })
+        Ok(Platform::Windows {
+            hcn,
+            static_rules: self.static_rules()?,
+            adapter: self.adapter.clone(),
+            services: self.service_cidr.clone(),
+        })
     }
 
     /// Runs until the service manager wants its end.

@@ -12,6 +12,6 @@ mod types;
 pub use ipam::AddressSource;
 pub use prev_result::PrevResult;
 pub use types::{
-    Address, Attachment, Code, Command, Failure, Interface, Invocation, NetworkConfig, Route,
+    Address, Attachment, Code, Command, Dns, Failure, Interface, Invocation, NetworkConfig, Route,
     SUPPORTED_VERSIONS, Success,
 };

@@ -71,7 +71,10 @@ impl PrevResult {
             let all = json!(all);
             document.insert(name.to_owned(), all);
         }
-        document.entry("dns").or_insert_with(|| json!({}));
+        // As with IPAM plugins, whoever comes first decides.
+        if document.get("dns").and_then(Value::as_object).is_none_or(Map::is_empty) {
+            document.insert("dns".to_owned(), added["dns"].take());
+        }
         Value::Object(document)
     }
 }
@@ -100,6 +103,7 @@ mod tests {
             interfaces: vec![interface("cali1", ""), interface("eth0", "/n")],
             ips: vec![Address { address: "10.0.0.1/32".to_owned(), interface: 1 }],
             routes: vec![Route { dst: "0.0.0.0/0".to_owned(), gw: None }],
+            ..Success::default()
         };
         let all = before.unwrap().unwrap().followed_by(&own, "1.0.0");
         let names: Vec<_> = all["interfaces"].as_array().unwrap().iter().map(|each| &each["name"]).collect();
@@ -109,6 +113,17 @@ mod tests {
         assert_eq!(all["ips"][0]["interface"], 0);
         assert_eq!((&all["dns"]["nameservers"][0], &all["extra"]), (&json!("192.0.2.53"), &json!(1)));
         assert_eq!(all["routes"], json!([{"dst": "0.0.0.0/0"}]));
+    }
+
+    #[test]
+    fn the_first_plugin_with_settings_of_dns_decides() {
+        let dns = crate::Dns { domain: "own".to_owned(), ..crate::Dns::default() };
+        let own = Success { dns, ..Success::default() };
+        let after = |before: Value| read(before).unwrap().unwrap().followed_by(&own, "1.0.0")["dns"].take();
+        for none in [json!({"ips": []}), json!({"ips": [], "dns": {}}), json!({"ips": [], "dns": null})] {
+            assert_eq!(after(none.clone()), json!({"domain": "own"}), "{none}");
+        }
+        assert_eq!(after(json!({"ips": [], "dns": {"search": ["a"]}})), json!({"search": ["a"]}));
     }
 
     #[test]

@@ -182,6 +182,26 @@ pub struct Success {
     pub ips: Vec<Address>,
     /// The pod's routes.
     pub routes: Vec<Route>,
+    /// How the pod resolves names. An agent of an earlier build says nothing.
+    #[serde(default)]
+    pub dns: Dns,
+}
+
+/// How a pod resolves names, as in a result and in a network configuration.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Dns {
+    /// The servers, in their order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nameservers: Vec<IpAddr>,
+    /// The domain of the pod's own name.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub domain: String,
+    /// The domains that are appended to short names, in their order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub search: Vec<String>,
+    /// Options of the resolver, as in `resolv.conf`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub options: Vec<String>,
 }
 
 /// An interface.
@@ -220,7 +240,8 @@ impl Success {
     #[must_use]
     pub fn document(&self, version: &str) -> Value {
         let mut document = json!({
-            "cniVersion": version, "interfaces": self.interfaces, "ips": self.ips, "routes": self.routes, "dns": {},
+            "cniVersion": version, "interfaces": self.interfaces, "ips": self.ips, "routes": self.routes,
+            "dns": self.dns,
         });
         if version.starts_with("0.")
             && let Some(ips) = document.get_mut("ips").and_then(Value::as_array_mut)

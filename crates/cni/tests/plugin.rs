@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tortie_cni::transport::{body_length, encode_answer};
-use tortie_cni::{Address, Code, Failure, Interface, Invocation, NetworkConfig, Route, Success};
+use tortie_cni::{Address, Code, Dns, Failure, Interface, Invocation, NetworkConfig, Route, Success};
 
 struct Ran {
     document: Value,
@@ -106,6 +106,7 @@ fn add_forwards_the_call_and_prints_the_result_in_the_requested_version() {
             }],
             ips: vec![Address { address: "10.0.0.1/32".into(), interface: 0 }],
             routes: vec![Route { dst: "0.0.0.0/0".into(), gw: Some("169.254.1.1".parse().unwrap()) }],
+            dns: Dns { nameservers: vec![[10, 96, 0, 10].into()], ..Dns::default() },
         };
         let agent = agent(&dir, Ok(Some(success)));
         let ran = run(&ADD, &config(dir.path(), version));
@@ -120,6 +121,7 @@ fn add_forwards_the_call_and_prints_the_result_in_the_requested_version() {
         assert_eq!(ran.document["ips"], json!([ip]));
         assert_eq!(ran.document["interfaces"][0]["sandbox"], "/run/netns/x");
         assert_eq!(ran.document["routes"], json!([{"dst": "0.0.0.0/0", "gw": "169.254.1.1"}]));
+        assert_eq!(ran.document["dns"], json!({"nameservers": ["10.96.0.10"]}));
     }
 }
 

@@ -26,8 +26,8 @@ pub use state::{
 };
 pub use tortie_api::net::MacAddress;
 pub use wiring::{
-    BandwidthLimit, BandwidthLimits, InterfaceAddress, PodAddress, PodAttachment, PodInterface, PodLink,
-    PodWiring, PreparedLink, WiringError,
+    BandwidthLimit, BandwidthLimits, InterfaceAddress, PodAddress, PodAttachment, PodDns, PodInterface,
+    PodLink, PodWiring, PreparedLink, WiringError,
 };
 
 /// Makes a node match its [`NodeState`]. Implementations read the actual state, apply the difference, and leave objects

@@ -105,6 +105,8 @@ pub enum Reason {
     NetworkNotReady,
     /// An object of the datastore cannot be read completely; its effect is narrower.
     NotUnderstood,
+    /// Packets of a pod leave a Windows node with another address than its pool demands.
+    OutboundNatDiffers,
     /// The overlay's MAC address has changed.
     OverlayRemade,
     /// Two IPPools have the same addresses, or one has those of nodes.
@@ -165,6 +167,7 @@ impl Reason {
             | KindAbsent
             | MoreThanOneBlock
             | NotUnderstood
+            | OutboundNatDiffers
             | OverlayRemade
             | PolicySetHeld
             | PolicySetRefused

@@ -134,6 +134,8 @@ pub struct PodAttachment {
     pub mac: Option<MacAddress>,
     /// Only a wiring that [limits bandwidth](PodWiring::limits_bandwidth) gets limits.
     pub limits: BandwidthLimits,
+    /// How programs in the pod resolve names. On Linux, kubelets write that into the pod's file system themselves.
+    pub dns: PodDns,
 }
 
 /// The limits of a pod's bandwidth.
@@ -152,6 +154,19 @@ pub struct BandwidthLimit {
     pub bytes_per_second: u64,
     /// How many bytes may pass at once after a pause; none for a size that the wiring chooses.
     pub burst: Option<u32>,
+}
+
+/// How a pod resolves names (the key `dns` of CNI). Empty members leave the choice to the operating system.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PodDns {
+    /// The servers, in their order.
+    pub servers: Vec<IpAddr>,
+    /// The domain of the pod's own name.
+    pub domain: String,
+    /// The domains that are appended to short names, in their order.
+    pub search: Vec<String>,
+    /// Options of the resolver, as in `resolv.conf`.
+    pub options: Vec<String>,
 }
 
 /// An address of a pod.

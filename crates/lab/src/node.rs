@@ -18,6 +18,7 @@ use tortie_store::rpc::TlsIdentity;
 use crate::dir::write_private;
 use crate::process::Process;
 use crate::sandbox::RuntimeNode;
+use crate::services::addresses::SERVICES;
 use crate::{LabDir, LabError, underlay};
 
 /// How long a call of HNS may take.
@@ -148,6 +149,7 @@ impl Node {
         }
         if self.os == Os::Windows {
             option("--hcn-socket", shown(self.hcn_socket(dir)));
+            option("--service-cidr", SERVICES.to_string());
         }
         arguments.extend(bgp.then(|| "--bgp".to_owned()));
         self.agent = Some(self.start(dir, "tortie", "agent", &arguments)?);

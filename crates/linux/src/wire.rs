@@ -77,7 +77,7 @@ impl Wiring {
         namespace: &NetNs,
         name: &str,
     ) -> tortie_kernel::Result<()> {
-        let PodAttachment { endpoint, container_id, netns, addresses: _, mtu, mac: _, limits: _ } =
+        let PodAttachment { endpoint, container_id, netns, addresses: _, mtu, mac: _, limits: _, dns: _ } =
             pod.clone();
         let link = PodLink { endpoint, container_id, netns, mtu };
         let index = self.make(&link, host, namespace, name)?;

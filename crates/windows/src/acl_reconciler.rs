@@ -29,6 +29,7 @@ use crate::Error;
 use crate::acl::{Frontends, Judged, List, Services, Set};
 use crate::backoff::Backoff;
 use crate::endpoint::RejectedList;
+use crate::outbound::Networks;
 use crate::policy_sets::PolicySets;
 use reconciliation::Reconciliation;
 
@@ -42,6 +43,8 @@ pub(crate) struct Node<'a> {
     pub(crate) addresses: BTreeSet<Ipv4Addr>,
     /// The node's own address on the underlay.
     pub(crate) underlay: Option<Ipv4Addr>,
+    /// The cluster's networks.
+    pub(crate) networks: Networks,
     /// The operator's ACLs before policy.
     pub(crate) static_rules: &'a [Acl],
     pub(crate) now: Instant,
@@ -77,6 +80,8 @@ struct Known {
     found: Vec<Condition>,
     /// The conditions about its ports of the node.
     host_ports: Vec<Condition>,
+    /// The conditions about how its packets leave.
+    outbound: Vec<Condition>,
     /// The last rejected attempt.
     last_rejected: Option<RejectedList>,
     /// Its list.

@@ -21,6 +21,7 @@ use crate::acl_reconciler::{AclReconciler, Node};
 use crate::backoff::Backoff;
 use crate::endpoint::find;
 use crate::load_balancers::LoadBalancers;
+use crate::outbound::{CurrentNetworks, Networks};
 use crate::overlay::{CurrentOverlay, Overlay, OverlaySpec, ensure_overlay_with, remove_subnets};
 use crate::static_rules::StaticRules;
 use crate::wiring::USUAL_MTU;
@@ -53,6 +54,9 @@ pub struct WindowsDataplane {
     acl_reconciler: AclReconciler,
     static_rules: StaticRules,
     load_balancers: LoadBalancers,
+    /// The addresses of Services.
+    services: Vec<Ipv4Net>,
+    networks: CurrentNetworks,
     /// The overlay network's identifier when last seen.
     network: Option<Guid>,
     /// The version of HNS when last read.
@@ -92,6 +96,8 @@ impl WindowsDataplane {
             acl_reconciler: AclReconciler::default(),
             static_rules: StaticRules::default(),
             load_balancers: LoadBalancers::default(),
+            services: Vec::new(),
+            networks: CurrentNetworks::default(),
             network: None,
             version: None,
             version_due: true,
@@ -106,6 +112,17 @@ impl WindowsDataplane {
     #[must_use]
     pub fn with_static_rules(self, static_rules: StaticRules) -> Self {
         Self { static_rules, ..self }
+    }
+
+    /// Names the networks of the addresses of Services.
+    #[must_use]
+    pub fn with_services(self, services: Vec<Ipv4Net>) -> Self {
+        Self { services, ..self }
+    }
+
+    /// The cluster's networks when last known, for [`WindowsWiring`](crate::WindowsWiring).
+    pub fn networks(&self) -> CurrentNetworks {
+        self.networks.clone()
     }
 
     /// The overlay network when last seen; can be used after the dataplane has been moved.
@@ -134,9 +151,9 @@ impl WindowsDataplane {
             Delta::Policy(id, _) | Delta::PolicyRemoved(id) => {
                 self.mark_users_of_policies(state, &BTreeSet::from([id]))
             }
-            // The only relevant setting is whether ACLs name sets.
+            // Whether ACLs name sets, and the pools.
             Delta::Settings(_) => {
-                state.endpoints.keys().for_each(|id| self.acl_reconciler.mark_due(id.clone()))
+                state.endpoints.keys().for_each(|id| self.acl_reconciler.look_at_now(id.clone()))
             }
             Delta::HostEndpoint(..) | Delta::HostEndpointRemoved(_) => {}
             // The HNS endpoint may be another one than before.
@@ -175,7 +192,10 @@ impl WindowsDataplane {
             }
             Some(_) => None,
         };
+        let networks = Networks::new(&state.settings, self.services.clone(), Vec::new());
+        self.networks.set(networks.clone());
         let node = Node {
+            networks,
             hcn: &*self.hcn,
             state,
             sets,

@@ -17,6 +17,7 @@ mod endpoint;
 mod error;
 mod host_ports;
 mod load_balancers;
+mod outbound;
 mod overlay;
 mod policy_sets;
 mod routes;
@@ -28,6 +29,7 @@ pub use cost::{Because, Cost, CostModel, Costing, PolicyCost, RuleCost, RuleCoun
 pub use dataplane::{Clock, WindowsDataplane};
 pub use endpoint::endpoint_id;
 pub use error::Error;
+pub use outbound::CurrentNetworks;
 pub use overlay::{CurrentOverlay, Overlay, OverlaySpec, ensure_overlay, ensure_overlay_with};
 pub use static_rules::{StaticRules, StaticRulesError};
 pub use wiring::WindowsWiring;

@@ -6,17 +6,19 @@ use std::time::Duration;
 
 use ipnet::{IpNet, Ipv4Net};
 use tortie_dataplane::{
-    EndpointId, InterfaceAddress, MacAddress, PodAddress, PodAttachment, PodInterface, PodWiring, WiringError,
+    EndpointId, InterfaceAddress, MacAddress, PodAddress, PodAttachment, PodDns, PodInterface, PodWiring,
+    WiringError,
 };
 use tortie_hcn::schema::{
-    Endpoint, InterfaceParameters, IpConfig, Modify, Network, Policy, ProviderAddress, RequestType, Route,
-    SchemaVersion,
+    Dns, Endpoint, InterfaceParameters, IpConfig, Modify, Network, Policy, ProviderAddress, RequestType,
+    Route, SchemaVersion,
 };
 use tortie_hcn::{Class, Guid, Hcn, HcnExt};
 use tracing::{info, warn};
 
 use crate::acl::closed;
 use crate::endpoint::{documents, endpoint_id, endpoint_name, ensure_closed, find};
+use crate::outbound::CurrentNetworks;
 use crate::overlay::{add_subnet, gateway, provider_address, subnets};
 use crate::{Error, NETWORK};
 
@@ -35,12 +37,19 @@ const NOT_READY_PAUSES_MS: [u64; 4] = [100, 200, 400, 800];
 #[derive(Clone)]
 pub struct WindowsWiring {
     hcn: Arc<dyn Hcn>,
+    networks: CurrentNetworks,
 }
 
 impl WindowsWiring {
     /// Connects pods through `hcn`.
     pub fn new(hcn: Arc<dyn Hcn>) -> WindowsWiring {
-        WindowsWiring { hcn }
+        WindowsWiring { hcn, networks: CurrentNetworks::default() }
+    }
+
+    /// New endpoints have the policies that these networks demand ([`WindowsDataplane::networks`](crate::WindowsDataplane)).
+    #[must_use]
+    pub fn with_networks(self, networks: CurrentNetworks) -> Self {
+        Self { networks, ..self }
     }
 
     fn plug(&self, pod: &PodAttachment) -> Result<PodInterface, Error> {
@@ -65,7 +74,11 @@ impl WindowsWiring {
                 ensure_closed(&*self.hcn, &endpoint)?;
                 endpoint
             }
-            None => self.create(&document(pod, &network, gateway(subnet))?)?,
+            None => {
+                let mut endpoint = document(pod, &network, gateway(subnet))?;
+                endpoint.policies.extend(self.networks.policies(own.address));
+                self.create(&endpoint)?
+            }
         };
         self.attach(&endpoint, compartment).inspect_err(|_| {
             if created {
@@ -303,7 +316,20 @@ fn document(pod: &PodAttachment, network: &Network, gateway: Ipv4Addr) -> Result
         ..Default::default()
     }];
     endpoint.mac_address = mac(own.address).dashed();
+    endpoint.dns = dns(&pod.dns);
     Ok(endpoint)
+}
+
+/// The member of the document, if there is anything to say.
+fn dns(PodDns { servers, domain, search, options }: &PodDns) -> Option<Dns> {
+    let dns = Dns {
+        server_list: servers.iter().map(ToString::to_string).collect(),
+        domain: domain.clone(),
+        search: search.clone(),
+        options: options.clone(),
+        ..Default::default()
+    };
+    (dns != Dns::default()).then_some(dns)
 }
 
 fn config_of(address: Ipv4Addr) -> Vec<IpConfig> {

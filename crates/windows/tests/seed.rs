@@ -149,6 +149,7 @@ impl Cluster {
                         mtu: None,
                         mac: None,
                         limits: Default::default(),
+                        dns: Default::default(),
                     };
                     node.wiring.connect(&pod).unwrap();
                 }

@@ -63,6 +63,7 @@ impl Host for Node {
             mtu: None,
             mac: None,
             limits: Default::default(),
+            dns: Default::default(),
         })?;
         // Without its address, the pod's kernel has nothing to answer.
         let socket = namespace.run(|| -> Result<_> {

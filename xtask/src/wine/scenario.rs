@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
-use tortie_hcn::schema::{Endpoint, Namespace, NetAdapterName};
+use tortie_hcn::schema::{Endpoint, Namespace, NetAdapterName, Policy, SdnRoute};
 use tortie_hcn::{Guid, HcnExt};
 use tortie_hns_emulator::{Config, Packet, PacketDirection, Survives, Verdict};
 
@@ -32,6 +32,9 @@ const ADAPTER: &str = "Ethernet 2";
 /// A client that policy allows, at first, and another one.
 const FIRST: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 5);
 const SECOND: Ipv4Addr = Ipv4Addr::new(10, 8, 0, 5);
+
+/// What the runtime passes for pods.
+const DNS_SERVER: &str = "10.96.0.10";
 
 /// A Windows node.
 struct WindowsNode<'a> {
@@ -75,6 +78,16 @@ impl WindowsNode<'_> {
         step("ADD connects pods, and policy is in force", || {
             ensure!(self.endpoints()?.len() == 2, "{:?}", self.endpoints()?);
             [&web, &other].into_iter().try_for_each(|pod| self.is_reached(pod, FIRST, SECOND))
+        })?;
+        step("an endpoint has the runtime's settings of DNS", || {
+            ensure!(web.result["dns"]["nameservers"][0] == DNS_SERVER, "{}", web.result);
+            let configured = |endpoint: &Endpoint| {
+                endpoint.dns.as_ref().is_some_and(|dns| dns.server_list == [DNS_SERVER])
+            };
+            ensure!(self.endpoints()?.iter().all(configured), "{:?}", self.endpoints()?);
+            let routed = |endpoint: &Endpoint| endpoint.policies.iter().any(Policy::is::<SdnRoute>);
+            ensure!(self.endpoints()?.iter().all(routed), "{:?}", self.endpoints()?);
+            Ok(())
         })?;
         step("CHECK finds what ADD made", || {
             let checked = self.plugin("CHECK", &web, &web.result)?;
@@ -150,6 +163,7 @@ impl WindowsNode<'_> {
             ("--node", NODE),
             ("--store", &store),
             ("--adapter", ADAPTER),
+            ("--service-cidr", "10.96.0.0/12"),
             ("--tls-authority", &authority),
             ("--tls-certificate", &certificate),
             ("--tls-key", &key),
@@ -196,7 +210,8 @@ impl WindowsNode<'_> {
 
     /// Runs the plugin as a runtime does, and returns its document.
     fn plugin(&self, command: &str, pod: &Pod, before: &Value) -> Result<Value> {
-        let mut config = json!({"cniVersion": "1.0.0", "name": "net", "type": "tortie-cni"});
+        let mut config = json!({"cniVersion": "1.0.0", "name": "net", "type": "tortie-cni",
+            "runtimeConfig": {"dns": {"servers": [DNS_SERVER]}}});
         if !before.is_null() {
             config["prevResult"] = before.clone();
         }

@@ -9,7 +9,7 @@ use tortie_agent::{Platform, StaticRules};
 use tortie_api::{Key, Kind};
 use tortie_cni::transport::Answer;
 use tortie_cni::{Code, Command, Invocation};
-use tortie_hcn::schema::{Namespace, NetAdapterName};
+use tortie_hcn::schema::{Namespace, NetAdapterName, OutBoundNat, SdnRoute};
 use tortie_hcn::{HcnExt, Version};
 use tortie_hns_emulator::{Config, Emulator};
 
@@ -22,7 +22,9 @@ async fn node(version: Version) -> (Bed, Arc<Emulator>) {
     put(&*store, &Key::global(Kind::IpPool, "default"), pool).await;
     let hns = Arc::new(Emulator::new(Config::new(version, Ipv4Addr::new(192, 0, 2, 1))));
     let adapter = Some("Ethernet 2".to_owned());
-    let platform = Platform::Windows { hcn: hns.clone(), static_rules: StaticRules::default(), adapter };
+    let services = vec!["10.96.0.0/12".parse().unwrap()];
+    let platform =
+        Platform::Windows { hcn: hns.clone(), static_rules: StaticRules::default(), adapter, services };
     let bed = Bed::with_platform(store, platform, FakeOs::default());
     let socket = bed.dir.path().join("agent.sock");
     until("the agent serves", || async { UnixStream::connect(&socket).is_ok() }).await;
@@ -133,4 +135,40 @@ async fn an_address_of_another_ipam_plugin_gets_a_subnet() {
     older.config.extra.insert("ipam".to_owned(), json!({"type": "host-local"}));
     let failure = bed.call(older).await.unwrap_err();
     assert!(failure.msg.contains("passed no address of ipam.type host-local"), "{failure:?}");
+}
+
+/// What the runtime asks for goes to HNS and into the result, and the pool's `natOutgoing` decides how packets leave.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_endpoint_has_the_settings_of_dns_and_of_its_pool() {
+    let (bed, hns) = node(Config::SERVER_2022).await;
+    let pool = json!({"metadata": {"name": "nat"}, "spec": {"cidr": "10.55.0.0/24", "natOutgoing": true, "blockSize": 29,
+        "vxlanMode": "Always"}});
+    put(&*bed.store, &Key::global(Kind::IpPool, "nat"), pool).await;
+    let mut call = call(&bed, &hns, Command::Add, "a").await;
+    call.config.extra.insert("dns".to_owned(), json!({"nameservers": ["10.0.0.1"], "domain": "d"}));
+    let asked = json!({"dns": {"servers": ["10.96.0.10"], "searches": ["n.svc.cluster.local"], "options": ["ndots:5"]}});
+    call.config.extra.insert("runtimeConfig".to_owned(), asked);
+    let success = bed.call(call.clone()).await.unwrap().unwrap();
+    let expected = json!({"nameservers": ["10.96.0.10"], "domain": "d", "search": ["n.svc.cluster.local"],
+        "options": ["ndots:5"]});
+    assert_eq!(serde_json::to_value(&success.dns).unwrap(), expected);
+    let network = hns.network_by_name(tortie_windows::NETWORK).unwrap().unwrap();
+    let endpoint = hns.endpoints_of_network(network.id).unwrap().remove(0);
+    let dns = json!({"Domain": "d", "Search": ["n.svc.cluster.local"], "ServerList": ["10.96.0.10"], "Options": ["ndots:5"]});
+    assert_eq!(json!(endpoint.dns), dns);
+    let routes: Vec<SdnRoute> = endpoint.policies.iter().filter_map(|it| it.settings().unwrap()).collect();
+    assert_eq!(routes[0].destination_prefix, "10.96.0.0/12");
+    let translated = || {
+        let endpoint = hns.endpoint(endpoint.id).unwrap();
+        endpoint.policies.iter().any(|policy| policy.is::<OutBoundNat>())
+    };
+    assert!(!translated(), "its pool does not ask for it");
+    let pool = json!({"metadata": {"name": "default"}, "spec": {"cidr": "10.0.0.0/24", "natOutgoing": true, "blockSize": 29,
+        "vxlanMode": "Always"}});
+    put(&*bed.store, &Key::global(Kind::IpPool, "default"), pool).await;
+    until("the pool asks for it", || async { translated() }).await;
+
+    call.config.extra.insert("dns".to_owned(), json!({"nameservers": ["dns.example"]}));
+    let failure = bed.call(call).await.unwrap_err();
+    assert!(failure.msg.contains("dns.nameservers of network"), "{failure:?}");
 }

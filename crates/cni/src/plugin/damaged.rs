@@ -243,6 +243,7 @@ fn success() -> Success {
         interfaces: vec![Interface { name: "eth0".to_owned(), mac: String::new(), sandbox: "/n".to_owned() }],
         ips: vec![Address { address: "10.0.0.1/32".to_owned(), interface: 0 }],
         routes: vec![Route { dst: "0.0.0.0/0".to_owned(), gw: None }],
+        dns: crate::Dns { nameservers: vec![[10, 96, 0, 10].into()], ..crate::Dns::default() },
     }
 }
 

@@ -131,7 +131,7 @@ impl Fabric {
         let seen = to_backend.as_ref().filter(|_| plan.egress_sees == EgressSees::Backend).unwrap_or(packet);
         match (self.judge(pod, seen, PacketDirection::Out, now), connection) {
             (Decision::Drop, _) => vec![],
-            (Decision::Pass, None) => self.forward(network, plan, pod.mac, packet, now),
+            (Decision::Pass, None) => self.send_for(network, plan, pod, packet.bytes(), now),
             (Decision::Pass, Some(connection)) => {
                 let packet = connection.on_the_way(packet.bytes());
                 self.send_for(network, plan, pod, &packet, now)
@@ -214,6 +214,10 @@ impl Fabric {
         now: Instant,
     ) -> Vec<Output> {
         let Some(packet) = Ipv4Packet::parse(packet) else { return vec![] };
+        if plan.leaves(pod, packet.destination()) {
+            let frame = ipv4_frame(plan.router_mac, pod.mac, packet.bytes());
+            return vec![Output::Frame(Port::Node(network), frame)];
+        }
         self.forward(network, plan, pod.mac, &packet, now)
     }
 

@@ -8,6 +8,7 @@ mod forward;
 mod frame;
 mod host_ports;
 mod judge;
+mod outbound;
 mod plan;
 mod segment;
 
@@ -16,4 +17,5 @@ mod tests;
 
 pub(crate) use forward::{Fabric, Output, Port};
 pub(crate) use host_ports::{HostPort, HostPorts};
+pub(crate) use outbound::{OutboundNat, OutboundNats};
 pub(crate) use plan::{NodeLeg, Plan, PodPort};

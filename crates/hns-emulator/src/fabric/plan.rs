@@ -15,6 +15,7 @@ use tracing::error;
 use super::balance::{self, Fronts};
 use super::frame::Mac;
 use super::host_ports::{HostPorts, host_ports};
+use super::outbound::{OutboundNat, OutboundNats, encapsulated};
 use crate::acl::AccessControl;
 use crate::addresses::mac;
 use crate::config::{Config, EgressSees};
@@ -68,6 +69,10 @@ pub(crate) struct PodPort {
     pub(crate) mac: Mac,
     pub(crate) mtu: u32,
     pub(crate) acl: Arc<AccessControl>,
+    /// Which of its packets get the node's address.
+    pub(crate) outbound: OutboundNat,
+    /// The destinations that its packets reach by the switch only.
+    encapsulated: Vec<Ipv4Net>,
     /// The number of resets of its flows.
     pub(crate) resets: u64,
     /// The document that this is derived from.
@@ -170,6 +175,25 @@ impl Plan {
         self.remotes.iter().find(covers).filter(|_| address != self.provider)
     }
 
+    /// The pods whose packets the node translates.
+    pub(crate) fn outbound(&self) -> OutboundNats {
+        let translated = self.pods.iter().filter(|(_, pod)| pod.outbound != OutboundNat::default());
+        translated.map(|(address, pod)| (*address, pod.outbound.clone())).collect()
+    }
+
+    /// Whether a packet of this pod leaves by the node's own stack.
+    pub(crate) fn leaves(&self, pod: &PodPort, to: Ipv4Addr) -> bool {
+        let is_node = self.is_gateway(to) || to == self.provider;
+        let is_service = self.fronts.keys().any(|(_, address, _)| *address == to);
+        let for_switch = is_service || pod.encapsulated.iter().any(|net| net.contains(&to));
+        let nowhere = to.is_multicast() || to.is_broadcast() || to.is_unspecified();
+        if !self.host_route || is_node || for_switch || nowhere {
+            return false;
+        }
+        let inside = self.subnet(to).is_some() || self.remote(to).is_some();
+        !inside || pod.outbound.translates(to)
+    }
+
     /// Whether a load balancer replaces clients' addresses by this address.
     pub(crate) fn hides_behind(&self, address: Ipv4Addr) -> bool {
         self.fronts.values().any(|front| front.hides_behind(address))
@@ -231,6 +255,8 @@ impl PodPort {
             mac: mac(&endpoint.mac_address)?,
             mtu: parameters.map_or(MTU, |parameters| parameters.mtu),
             acl: Arc::clone(&guard.control),
+            outbound: OutboundNat::of(endpoint),
+            encapsulated: encapsulated(endpoint),
             resets: guard.resets,
             document: Arc::clone(endpoint),
         })

@@ -4,9 +4,9 @@
 //! pod's `eth0`, or the node's own interface on the overlay. One thread reads the frames at the vSwitch's ends, and
 //! the VXLAN datagrams at a UDP socket of the node.
 
-mod host_ports;
 mod ports;
 mod run;
+mod translations;
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -58,7 +58,7 @@ impl Switch {
         let mut ports = self.ports.lock().unwrap_or_else(PoisonError::into_inner);
         // Forwarding stops before a port is removed, and a new port exists before frames arrive for it.
         let result = ports.make(&plans, compartments);
-        let result = result.and(ports.set_host_ports(&plans));
+        let result = result.and(ports.set_translations(&plans));
         self.engine.set_plans(plans);
         result.and(ports.remove_the_rest())
     }

@@ -23,10 +23,10 @@ use tortie_kernel::route::{
 use tortie_kernel::{ethtool, sysctl};
 use tracing::{debug, info, warn};
 
-use super::host_ports;
 use super::run::Engine;
+use super::translations::{self, Translations};
 use crate::error::Error;
-use crate::fabric::{HostPorts, NodeLeg, Plan, PodPort, Port};
+use crate::fabric::{NodeLeg, Plan, PodPort, Port};
 
 /// The name of a pod's interface.
 const POD_INTERFACE: &str = "eth0";
@@ -48,8 +48,8 @@ pub(super) struct Ports {
     made: BTreeMap<Port, Made>,
     wanted: Vec<Port>,
     next: u32,
-    /// The ports of the node that lead to pods.
-    host_ports: HostPorts,
+    /// What the node's own stack translates.
+    translations: Translations,
 }
 
 /// A cable.
@@ -105,7 +105,7 @@ impl Ports {
             made: BTreeMap::new(),
             wanted: vec![],
             next: 0,
-            host_ports: HostPorts::new(),
+            translations: Translations::default(),
         })
     }
 
@@ -141,12 +141,15 @@ impl Ports {
         result
     }
 
-    /// Makes the ports of the node lead to the pods of the plans.
-    pub(super) fn set_host_ports(&mut self, plans: &BTreeMap<Guid, Arc<Plan>>) -> Result<(), Error> {
-        let wanted: HostPorts = plans.values().flat_map(|plan| plan.host_ports.clone()).collect();
-        if wanted != self.host_ports {
-            host_ports::set(&self.node, &wanted)?;
-            self.host_ports = wanted;
+    /// Makes the node's own stack translate what the plans say.
+    pub(super) fn set_translations(&mut self, plans: &BTreeMap<Guid, Arc<Plan>>) -> Result<(), Error> {
+        let wanted = Translations {
+            ports: plans.values().flat_map(|plan| plan.host_ports.clone()).collect(),
+            outbound: plans.values().flat_map(|plan| plan.outbound()).collect(),
+        };
+        if wanted != self.translations {
+            translations::set(&self.node, &wanted)?;
+            self.translations = wanted;
         }
         Ok(())
     }

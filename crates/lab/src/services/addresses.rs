@@ -7,7 +7,9 @@ use serde_json::{Value, json};
 use tortie_api::Kind;
 use tortie_store::{Stored, Write};
 
-/// The addresses of Services: 10.96.0.0/12, as kubeadm chooses it. The first of them are for fixed addresses.
+/// The addresses of Services, as kubeadm chooses them.
+pub(crate) const SERVICES: &str = "10.96.0.0/12";
+/// Those that are given to Services. The first of the network are for fixed addresses.
 const FIRST: u32 = u32::from_be_bytes([10, 96, 1, 0]);
 const LAST: u32 = u32::from_be_bytes([10, 111, 255, 254]);
 /// The ports of nodes.

@@ -242,6 +242,7 @@ impl Pod {
             mtu: None,
             mac: None,
             limits: Default::default(),
+            dns: Default::default(),
         }
     }
 

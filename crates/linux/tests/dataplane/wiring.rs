@@ -32,7 +32,8 @@ fn wait_for(what: &str, holds: impl Fn() -> bool) {
 
 /// What is known of a pod before it has an address.
 fn link_of(pod: &PodAttachment) -> PodLink {
-    let PodAttachment { endpoint, container_id, netns, addresses: _, mtu, mac: _, limits: _ } = pod.clone();
+    let PodAttachment { endpoint, container_id, netns, addresses: _, mtu, mac: _, limits: _, dns: _ } =
+        pod.clone();
     PodLink { endpoint, container_id, netns, mtu }
 }
 

@@ -10,10 +10,10 @@ use tracing::warn;
 
 use super::{AclReconciler, Node};
 use crate::acl::{List, OUR_SETS, Rows, Services, Set, Sets, named_sets, render, transition};
-use crate::endpoint::{find, ours, sync_acls};
+use crate::endpoint::{endpoint_id, find, ours, sync_acls};
 use crate::host_ports::Mappings;
 use crate::policy_sets::PolicySets;
-use crate::{Error, NETWORK};
+use crate::{Error, NETWORK, outbound};
 
 /// How long addresses are listed instead of a set that HNS refused: each switch between the two writes ACLs.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(600);
@@ -69,6 +69,7 @@ impl<'a> Reconciliation<'a> {
             let known = self.acl_reconciler.known(&id);
             conditions.extend_from_slice(&known.found);
             conditions.extend_from_slice(&known.host_ports);
+            conditions.extend_from_slice(&known.outbound);
             known.conditions = conditions;
         }
         self.remove_sets()
@@ -141,6 +142,10 @@ impl<'a> Reconciliation<'a> {
         *named = list.set_ids();
         let ports = Mappings::of(job.endpoint, self.node.underlay);
         known.host_ports = ports.sync(hcn, &found, &job.id, self.node.state)?;
+        // Another CNI plugin has its own configuration for this.
+        if found.id == endpoint_id(&job.endpoint.container_id) {
+            known.outbound = outbound::sync(hcn, &found, &self.node.networks, &job.endpoint.addresses)?;
+        }
         (known.look, known.in_force) = (false, Some(list));
         self.acl_reconciler.backoff.forget(&job.id);
         Ok(())

@@ -8,6 +8,7 @@ mod limits;
 mod load_balancers;
 mod network;
 mod node;
+mod outbound;
 mod pods;
 mod ports_of_sctp;
 mod programs;

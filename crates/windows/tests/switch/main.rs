@@ -4,4 +4,5 @@
 mod connections;
 mod frames;
 mod host_ports;
+mod outbound;
 mod switched;

@@ -2,6 +2,7 @@
 
 mod balance;
 mod flows;
+mod outbound;
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;

@@ -158,6 +158,7 @@ pub(crate) fn attachment(namespace: Guid) -> PodAttachment {
         mtu: None,
         mac: None,
         limits: Default::default(),
+        dns: Default::default(),
     }
 }
 

@@ -129,6 +129,7 @@ impl Node {
             mtu: None,
             mac: None,
             limits: Default::default(),
+            dns: Default::default(),
         };
         WindowsWiring::new(self.hns.clone()).connect(&pod).unwrap();
         self.pods.push((namespace, address));

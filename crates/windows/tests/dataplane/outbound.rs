@@ -1,0 +1,160 @@
+//! How packets of pods leave: what HNS gets, compared with the documents of other clients, and what it does not get.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use crate::node::*;
+use serde_json::{Value, json};
+use tortie_api::calico::FelixConfigurationSpec;
+use tortie_dataplane::{Delta, PodAttachment, PodDns, PodWiring, Reason, Report, Settings};
+use tortie_hcn::schema::{Acl, OutBoundNat, Policy, SdnRoute};
+use tortie_hcn::{Call, Failure, HResult, HcnExt, Kind};
+use tortie_windows::{WindowsDataplane, WindowsWiring, endpoint_id};
+
+fn pools(pools: &[(&str, bool)]) -> Delta {
+    let pools: BTreeMap<_, _> = pools.iter().map(|(net, nat)| (net.parse().unwrap(), *nat)).collect();
+    Delta::Settings(Arc::new(Settings::new(&FelixConfigurationSpec::default(), pools)))
+}
+
+/// A node that knows the network of Services, and these pools.
+fn node(known: &[(&str, bool)]) -> Node {
+    let mut node = Node::usual();
+    let services = vec!["10.96.0.0/12".parse().unwrap()];
+    let dataplane = WindowsDataplane::new(node.hns.clone(), None).with_services(services);
+    node.wiring = WindowsWiring::new(node.hns.clone()).with_networks(dataplane.networks());
+    node.dataplane = testkit::Stateful::new(dataplane);
+    node.apply(&[local_node(), own_block(), allow_all(), pools(known)]);
+    node
+}
+
+/// The pod's policies in HNS, without ACLs, as JSON.
+fn policies(node: &Node) -> Value {
+    let mut policies = node.endpoint().policies;
+    policies.retain(|policy| !policy.is::<Acl>());
+    json!(policies)
+}
+
+fn nat(exceptions: &[&str]) -> Value {
+    json!({"Type": "OutBoundNAT", "Settings": {"Exceptions": exceptions}})
+}
+
+fn provider() -> Value {
+    json!({"Type": "ProviderAddress", "Settings": {"ProviderAddress": "172.16.0.3"}})
+}
+
+fn route() -> Value {
+    json!({"Type": "SDNRoute", "Settings": {"DestinationPrefix": "10.96.0.0/12", "NeedEncap": true}})
+}
+
+/// The order of exceptions is that of Calico's plugin: what is configured, and then the pools (`TestCalculateEndpointPolicies`).
+#[test]
+fn a_new_endpoint_has_the_policies_of_win_overlay_and_calico() {
+    let two = [("10.244.0.0/16", true), ("10.0.2.0/24", false)];
+    for (known, expected) in [
+        (&two[..], vec![provider(), nat(&["10.96.0.0/12", "10.0.2.0/24", "10.244.0.0/16"]), route()]),
+        (
+            &[("10.244.0.0/16", true), ("fd00::/64", true)],
+            vec![provider(), nat(&["10.96.0.0/12", "10.244.0.0/16"]), route()],
+        ),
+        (&[("10.244.0.0/16", false), ("10.0.2.0/24", true)], vec![provider(), route()]),
+        (&[], vec![provider(), route()]),
+    ] {
+        let node = node(known);
+        node.connect();
+        assert_eq!(policies(&node), json!(expected), "{known:?}");
+    }
+}
+
+#[test]
+fn a_new_endpoint_has_the_settings_of_dns_as_win_overlay_writes_them() {
+    let node = node(&[]);
+    let servers: Vec<IpAddr> = vec!["10.96.0.10".parse().unwrap()];
+    let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+    let full = PodDns {
+        servers,
+        domain: "n.example".to_owned(),
+        search: words(&["n.svc.cluster.local", "svc.cluster.local"]),
+        options: words(&["ndots:5"]),
+    };
+    let expected = json!({"Domain": "n.example", "Search": ["n.svc.cluster.local", "svc.cluster.local"],
+        "ServerList": ["10.96.0.10"], "Options": ["ndots:5"]});
+    for (dns, expected) in [
+        (PodDns::default(), Value::Null),
+        (
+            PodDns { domain: String::new(), search: vec![], options: vec![], ..full.clone() },
+            json!({"ServerList": ["10.96.0.10"]}),
+        ),
+        (full, expected),
+    ] {
+        let pod = PodAttachment { dns, ..attachment(node.namespace()) };
+        node.wiring.connect(&pod).unwrap();
+        assert_eq!(json!(node.endpoint().dns), expected);
+        node.wiring.disconnect(&pod.endpoint, &pod.container_id).unwrap();
+    }
+}
+
+#[test]
+fn changed_pools_reach_existing_endpoints_and_nothing_is_sent_that_is_there() {
+    let mut node = node(&[("10.244.0.0/16", true)]);
+    node.connect();
+    assert_eq!(node.apply(&[endpoint(open_program())]), Report::default());
+    node.hns.take();
+    assert_eq!(node.dataplane.resync(), Report::default());
+    assert_eq!(node.hns.take_changes(), []);
+    node.apply(&[pools(&[("10.244.0.0/16", true), ("10.0.2.0/24", false)])]);
+    assert_eq!(node.hns.take_changes().len(), 2, "one goes, and one comes");
+    let changed = nat(&["10.96.0.0/12", "10.0.2.0/24", "10.244.0.0/16"]);
+    assert_eq!(policies(&node), json!([provider(), route(), changed]));
+    node.apply(&[pools(&[("10.244.0.0/16", false)])]);
+    assert_eq!(policies(&node), json!([provider(), route()]));
+    // Somebody removes them.
+    node.apply(&[pools(&[("10.244.0.0/16", true)])]);
+    let mut lost = node.endpoint().policies;
+    lost.retain(|policy| policy.is::<OutBoundNat>() || policy.is::<SdnRoute>());
+    let remove = tortie_hcn::schema::Modify::policies(tortie_hcn::schema::RequestType::Remove, lost);
+    node.hns.modify_endpoint(endpoint_id(CONTAINER), &remove).unwrap();
+    assert_eq!(policies(&node), json!([provider()]));
+    assert_eq!(node.dataplane.resync(), Report::default());
+    assert_eq!(policies(&node), json!([provider(), nat(&["10.96.0.0/12", "10.244.0.0/16"]), route()]));
+}
+
+/// loopbackDSR and routes by a next hop have other purposes.
+#[test]
+fn policies_of_the_same_types_with_another_purpose_stay() {
+    let mut node = node(&[("10.244.0.0/16", true)]);
+    node.connect();
+    let others = vec![
+        Policy::of(&OutBoundNat { destinations: vec![POD.to_string()], ..Default::default() }),
+        Policy::of(&SdnRoute {
+            destination_prefix: "10.1.0.0/16".into(),
+            next_hop: "10.244.3.1".into(),
+            ..Default::default()
+        }),
+    ];
+    let add = tortie_hcn::schema::Modify::policies(tortie_hcn::schema::RequestType::Add, others.clone());
+    node.hns.modify_endpoint(endpoint_id(CONTAINER), &add).unwrap();
+    assert_eq!(node.apply(&[endpoint(open_program()), pools(&[])]), Report::default());
+    assert_eq!(policies(&node), json!([provider(), route(), others[0], others[1]]));
+}
+
+#[test]
+fn a_refused_change_is_reported_and_tried_again() {
+    let mut node = node(&[("10.244.0.0/16", true)]);
+    node.connect();
+    assert_eq!(node.apply(&[endpoint(open_program())]), Report::default());
+    node.hns.set_fault(|call| match call {
+        Call::Modify { kind: Kind::Endpoint, settings, .. } if settings.contains("OutBoundNAT") => {
+            Some(Err(Failure::new(HResult::HCN_E_REQUEST_UNSUPPORTED, "not on this build")))
+        }
+        _ => None,
+    });
+    let report = node.apply(&[pools(&[("10.244.0.0/16", false)])]);
+    let found: Vec<_> = report.endpoints.values().flatten().collect();
+    let [condition] = &found[..] else { panic!("{found:?}") };
+    assert_eq!(condition.reason, Reason::OutboundNatDiffers);
+    assert!(condition.message.contains("recreate the pod"), "{}", condition.message);
+    node.hns.clear_fault();
+    assert_eq!(node.dataplane.resync(), Report::default());
+    assert_eq!(policies(&node), json!([provider(), route()]));
+}
