@@ -35,6 +35,9 @@ const EARLIER: &str = "e71e842";
 const NODES: [&str; 2] = ["alpha", "beta"];
 /// The addresses of pods.
 const PODS: &str = "10.244.0.0/16";
+const PODS_V6: &str = "fd00:244::/48";
+/// Makes nodes, Services and pods of both families.
+const DUAL_STACK: &str = "--dual-stack";
 /// The first process of the cluster: it starts the next one, and reaps processes whose parent has ended.
 const INIT: &str = r#""$@" & main=$!; while kill -0 $main 2>/dev/null; do wait; done"#;
 /// The arguments of the process in the background; archives of images follow.
@@ -47,8 +50,9 @@ const MANIFEST: &str = "deploy/tortie.yaml";
 pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     match arguments {
         ["build"] => build(),
-        ["up"] => up(true),
-        ["up", "--without-tortie"] => up(false),
+        ["up"] => up(true, IpFamilies::V4),
+        ["up", "--dual-stack"] => up(true, IpFamilies::Both),
+        ["up", "--without-tortie"] => up(false, IpFamilies::V4),
         ["down"] => down(),
         ["run", rest @ ..] => on_cluster(|folder| suites::network(folder, rest)),
         ["lifecycle"] => lifecycle::run(),
@@ -66,7 +70,8 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         ["tortie", rest @ ..] => become_process(tortie_command(rest)?),
         ["exec", node, command @ ..] => become_process(node_command(node, command)?),
         // The process in the background that `up` starts.
-        ["serve", archives @ ..] => serve(archives),
+        ["serve", DUAL_STACK, archives @ ..] => serve(archives, IpFamilies::Both),
+        ["serve", archives @ ..] => serve(archives, IpFamilies::V4),
         _ => {
             bail!(
                 "say `cargo xtask e2e build`, `up`, `down`, `run`, `policy`, `connectivity`, `disrupt`, `windows`, `coexist`, `lifecycle`, `upgrade`, `kubectl`, `tortie`, `exec` or `restart`"
@@ -93,6 +98,13 @@ fn check_image_names() -> Result<()> {
         bail!("the suite wants the images\n{wanted}\nand crates/servers/src/cluster/image.rs has\n{written}");
     }
     Ok(())
+}
+
+/// The address families of nodes, Services and pods.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum IpFamilies {
+    V4,
+    Both,
 }
 
 /// The files of the cluster.
@@ -154,7 +166,7 @@ impl Folder {
 }
 
 /// Starts the cluster and installs Tortie.
-fn up(with_tortie: bool) -> Result<()> {
+fn up(with_tortie: bool, families: IpFamilies) -> Result<()> {
     setup::require_root("clusters with real nodes")?;
     let folder = Folder::new();
     if folder.process().is_some() {
@@ -164,8 +176,8 @@ fn up(with_tortie: bool) -> Result<()> {
     let archive = E2E.target().join("tortie.tar");
     let archives = if with_tortie { vec![archive] } else { Vec::new() };
     archives.iter().try_for_each(|archive| image::build_for_this_machine(archive, image::NAME))?;
-    let folder = start(&archives)?;
-    if let Err(error) = if with_tortie { install() } else { Ok(()) } {
+    let folder = start(&archives, families)?;
+    if let Err(error) = if with_tortie { install(families) } else { Ok(()) } {
         eprintln!("removing the cluster; its logs would be in {}", folder.0.display());
         down()?;
         return Err(error);
@@ -174,7 +186,7 @@ fn up(with_tortie: bool) -> Result<()> {
 }
 
 /// Starts the cluster in the background with archives of images, and waits until its programs answer.
-fn start(archives: &[PathBuf]) -> Result<Folder> {
+fn start(archives: &[PathBuf], families: IpFamilies) -> Result<Folder> {
     setup::require_root("clusters with real nodes")?;
     let folder = Folder::new();
     build()?;
@@ -185,7 +197,8 @@ fn start(archives: &[PathBuf]) -> Result<Folder> {
     let mut command = Command::new("unshare");
     command.args(["--mount", "--net", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]);
     command.args(["--propagation", "private", "/bin/sh", "-c", INIT, "init"]);
-    command.arg(std::env::current_exe()?).args(SERVE).args(archives);
+    command.arg(std::env::current_exe()?).args(SERVE);
+    command.args((families == IpFamilies::Both).then_some(DUAL_STACK)).args(archives);
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).env("TMPDIR", temporary);
     // Its own process group: it stays when the terminal's process ends.
     let mut child = command.process_group(0).spawn().context("starting the process in the background")?;
@@ -204,9 +217,14 @@ fn start(archives: &[PathBuf]) -> Result<Folder> {
 }
 
 /// Installs Tortie, waits until the nodes are Ready, and then installs the DNS, whose pods need Tortie.
-fn install() -> Result<()> {
-    let manifest = workspace()?.join(MANIFEST);
-    kubectl(&["apply", "--filename", &manifest.display().to_string()])?;
+fn install(families: IpFamilies) -> Result<()> {
+    match families {
+        IpFamilies::V4 => {
+            let manifest = workspace()?.join(MANIFEST);
+            kubectl(&["apply", "--filename", &manifest.display().to_string()])?;
+        }
+        IpFamilies::Both => finish(&mut tortie_command(&["install", "--pool", PODS, "--pool-v6", PODS_V6])?)?,
+    }
     kubectl(&["rollout", "status", "--namespace=tortie-system", "daemonset/tortie-node", "--timeout=120s"])?;
     kubectl(&["wait", "node", "--all", "--for=condition=Ready", "--timeout=120s"])?;
     lifecycle::install_dns()
@@ -225,7 +243,7 @@ fn print(folder: &Folder) -> Result<()> {
 }
 
 /// Runs the cluster until this process is ended.
-fn serve(archives: &[&str]) -> Result<()> {
+fn serve(archives: &[&str], families: IpFamilies) -> Result<()> {
     let folder = Folder::new();
     let mut images = write_test_images(&std::env::temp_dir())?;
     images.extend(archives.iter().map(PathBuf::from));
@@ -233,7 +251,11 @@ fn serve(archives: &[&str]) -> Result<()> {
         nodes: NODES.map(str::to_owned).to_vec(),
         other_nodes: vec![windows::NODE.to_owned()],
         users: vec![(windows::AGENT.to_owned(), vec![windows::AGENTS.to_owned()])],
-        pod_network: PODS.to_owned(),
+        pod_network: match families {
+            IpFamilies::V4 => PODS.to_owned(),
+            IpFamilies::Both => format!("{PODS},{PODS_V6}"),
+        },
+        dual_stack: families == IpFamilies::Both,
         images,
     };
     let cluster = Cluster::start(&options)?;
@@ -378,7 +400,7 @@ fn on_cluster(work: impl FnOnce(&Folder) -> Result<()>) -> Result<()> {
     let folder = Folder::new();
     let is_running = folder.process().is_some();
     if !is_running {
-        up(true)?;
+        up(true, IpFamilies::V4)?;
     }
     let result = work(&folder);
     if !is_running {

@@ -34,6 +34,8 @@ pub struct KubeOptions {
     pub listen: Option<(Ipv4Addr, u16)>,
     /// Serves kubelets, and pods by the service `kubernetes`: the address in `listen` must be one that nodes reach.
     pub nodes: bool,
+    /// Gives Services IPv6 addresses on request, too.
+    pub dual_stack: bool,
     /// More flags of the API server, such as `--etcd-compaction-interval=1s`.
     pub api_flags: Vec<String>,
 }
@@ -291,7 +293,10 @@ fn api_flags(
         "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
         format!("--service-account-key-file={}", accounts.public.display()),
         format!("--service-account-signing-key-file={}", accounts.private.display()),
-        "--service-cluster-ip-range=10.96.0.0/16".to_owned(),
+        format!(
+            "--service-cluster-ip-range=10.96.0.0/16{}",
+            if options.dual_stack { ",fd00:96::/112" } else { "" }
+        ),
         "--allow-privileged".to_owned(),
         // Otherwise `exec` asks DNS for the node's name.
         "--kubelet-preferred-address-types=InternalIP".to_owned(),

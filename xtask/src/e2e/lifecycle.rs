@@ -7,8 +7,8 @@ use anyhow::{Context as _, Result, bail};
 use tortie_servers::programs::{COREDNS, E2E};
 
 use super::{
-    Folder, NODES, PODS, disruptions, down, finish, in_cluster, kubectl, kubectl_command, node_command,
-    start, suites, tortie_command, wait_until,
+    Folder, IpFamilies, NODES, PODS, disruptions, down, finish, in_cluster, kubectl, kubectl_command,
+    node_command, start, suites, tortie_command, wait_until,
 };
 use crate::image;
 
@@ -81,7 +81,7 @@ fn refuse_a_second_cluster() -> Result<()> {
 
 fn on_own_cluster(archives: &[PathBuf], work: impl FnOnce(&Folder) -> Result<()>) -> Result<()> {
     let started = Instant::now();
-    let folder = start(archives)?;
+    let folder = start(archives, IpFamilies::V4)?;
     let outcome = work(&folder);
     down()?;
     outcome?;

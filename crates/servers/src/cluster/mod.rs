@@ -7,7 +7,7 @@ mod configuration;
 pub mod image;
 mod node;
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -35,8 +35,11 @@ pub struct ClusterOptions {
     pub other_nodes: Vec<String>,
     /// More users of the API, each with groups.
     pub users: Vec<(String, Vec<String>)>,
-    /// The addresses of pods. kube-proxy masquerades what comes to a service from elsewhere.
+    /// The addresses of pods, of both families with a comma between them. kube-proxy masquerades what comes to a service from
+    /// elsewhere.
     pub pod_network: String,
+    /// Whether nodes and Services have IPv6 addresses, too.
+    pub dual_stack: bool,
     /// OCI archives that each node gets.
     pub images: Vec<PathBuf>,
 }
@@ -59,6 +62,9 @@ impl Cluster {
         ip(&["link", "add", BRIDGE, "type", "bridge"])?;
         ip(&["address", "add", &format!("{API_ADDRESS}/24"), "dev", BRIDGE])?;
         ip(&["link", "set", BRIDGE, "up"])?;
+        if options.dual_stack {
+            ip(&["address", "add", &format!("{}/64", ipv6_address(API_ADDRESS)), "dev", BRIDGE, "nodad"])?;
+        }
         let mut users = vec![("system:kube-proxy".to_owned(), Vec::new())];
         let nodes = options.nodes.iter().chain(&options.other_nodes);
         users.extend(nodes.map(|name| (user(name), vec!["system:nodes".to_owned()])));
@@ -69,6 +75,7 @@ impl Cluster {
             nodes: true,
             users,
             listen: Some((API_ADDRESS, API_PORT)),
+            dual_stack: options.dual_stack,
             ..KubeOptions::default()
         })?;
         let mut nodes = Vec::new();
@@ -93,6 +100,12 @@ impl Cluster {
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
     }
+}
+
+/// The IPv6 address of the node, or API server, with this IPv4 address (2001:db8::/32, RFC 3849).
+fn ipv6_address(address: Ipv4Addr) -> Ipv6Addr {
+    let [.., last] = address.octets();
+    Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last.into())
 }
 
 /// The programs of a node.

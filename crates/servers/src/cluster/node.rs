@@ -1,11 +1,11 @@
 //! A Linux node: namespaces with containerd, a kubelet and kube-proxy.
 
 use std::fs;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::{API_ADDRESS, BRIDGE, ClusterOptions, NodePrograms, configuration, image, ip};
+use super::{API_ADDRESS, BRIDGE, ClusterOptions, NodePrograms, configuration, image, ip, ipv6_address};
 use crate::error::{io, write};
 use crate::{Error, KubeApi, Server, programs};
 
@@ -26,6 +26,8 @@ pub fn user(node: &str) -> String {
 pub struct Node {
     name: String,
     address: Ipv4Addr,
+    /// Its IPv6 address, if it has one.
+    ipv6: Option<Ipv6Addr>,
     folder: PathBuf,
     /// The process that keeps the namespaces.
     machine: Server,
@@ -44,7 +46,8 @@ impl Node {
         let folder = kube.folder().join(name);
         fs::create_dir(&folder).map_err(io(format!("creating {}", folder.display())))?;
         let machine = start_machine(kube, name, &folder)?;
-        let mut node = Self { name: name.to_owned(), address, folder, machine, programs: Vec::new() };
+        let ipv6 = options.dual_stack.then(|| ipv6_address(address));
+        let mut node = Self { name: name.to_owned(), address, ipv6, folder, machine, programs: Vec::new() };
         node.connect()?;
         node.start_containerd(kube, programs)?;
         for archive in &options.images {
@@ -112,11 +115,18 @@ impl Node {
         let far = ["type", "veth", "peer", "name", UNDERLAY_INTERFACE, "netns", &process];
         ip(&[&["link", "add", &port, "master", BRIDGE, "up"], far.as_slice()].concat())?;
         let address = format!("{}/24", self.address);
-        for arguments in [
-            ["address", "add", &address, "dev", UNDERLAY_INTERFACE].as_slice(),
-            &["link", "set", UNDERLAY_INTERFACE, "up"],
-            &["route", "add", "default", "via", &API_ADDRESS.to_string()],
-        ] {
+        let gateway = API_ADDRESS.to_string();
+        let of_ipv6 = self.ipv6.map(|own| (format!("{own}/64"), ipv6_address(API_ADDRESS).to_string()));
+        let mut commands = vec![
+            vec!["address", "add", &address, "dev", UNDERLAY_INTERFACE],
+            vec!["link", "set", UNDERLAY_INTERFACE, "up"],
+            vec!["route", "add", "default", "via", &gateway],
+        ];
+        if let Some((own, gateway)) = &of_ipv6 {
+            commands.push(vec!["address", "add", own, "dev", UNDERLAY_INTERFACE, "nodad"]);
+            commands.push(vec!["-6", "route", "add", "default", "via", gateway]);
+        }
+        for arguments in commands {
             let mut command = self.command("ip");
             command.args(arguments);
             programs::run(command)?;
@@ -146,7 +156,10 @@ impl Node {
             format!("--config={}", file.display()),
             format!("--kubeconfig={}", kube.kubeconfig_of(&user(&self.name)).display()),
             format!("--hostname-override={}", self.name),
-            format!("--node-ip={}", self.address),
+            self.ipv6.map_or_else(
+                || format!("--node-ip={}", self.address),
+                |ipv6| format!("--node-ip={},{ipv6}", self.address),
+            ),
         ];
         let words_of_check = self.enter();
         // The port for health checks on the node's loopback.
