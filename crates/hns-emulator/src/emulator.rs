@@ -7,12 +7,14 @@ use std::time::Instant;
 
 use serde::Serialize;
 use serde_json::{Value, json};
+use tortie_hcn::schema::NetAdapterName;
 use tortie_hcn::{Call, Failure, Guid, HResult, Hcn, Kind};
 
 use crate::acl::{Packet, PacketDirection, Verdict};
 use crate::check::fail;
 use crate::config::{Config, EgressSees};
 use crate::flows::{Flows, Key};
+use crate::host::EmulatedHost;
 use crate::reply::{Filter, properties};
 use crate::restart::Survives;
 use crate::state::State;
@@ -23,6 +25,7 @@ pub struct Emulator {
     state: Mutex<State>,
     /// The flows of each endpoint that [`Emulator::open`] created. The switch has its own.
     flows: Mutex<HashMap<Guid, Flows>>,
+    host: Option<Arc<EmulatedHost>>,
     #[cfg(target_os = "linux")]
     switch: Option<crate::switch::Switch>,
 }
@@ -34,6 +37,7 @@ impl Emulator {
             config,
             state: Mutex::default(),
             flows: Mutex::default(),
+            host: None,
             #[cfg(target_os = "linux")]
             switch: None,
         }
@@ -49,7 +53,13 @@ impl Emulator {
         node: tortie_kernel::namespace::NetNs,
     ) -> Result<Emulator, crate::Error> {
         let switch = crate::switch::Switch::start(node, config.provider_address)?;
-        Ok(Emulator { config, state: Mutex::default(), flows: Mutex::default(), switch: Some(switch) })
+        Ok(Emulator { switch: Some(switch), ..Emulator::new(config) })
+    }
+
+    /// On this machine, whose adapters its networks take over.
+    #[must_use]
+    pub fn on_host(self, host: Arc<EmulatedHost>) -> Emulator {
+        Emulator { host: Some(host), ..self }
     }
 
     /// The verdict of an endpoint's ACLs on the first packet of a flow.
@@ -224,6 +234,14 @@ impl Hcn for Emulator {
             }
         };
         self.follow(&mut state, before)?;
+        if let (Some(host), Call::Create { kind: Kind::Network, .. }) = (&self.host, call) {
+            let created = serde_json::from_str(&answer).ok().and_then(|id: Guid| state.networks.get(&id));
+            let named = created.iter().flat_map(|network| &network.policies);
+            let mut named = named.filter_map(|policy| policy.settings::<NetAdapterName>().ok().flatten());
+            let name = named.next().map(|named| named.network_adapter_name);
+            drop(state);
+            host.take_over(name.as_deref(), self.config.provider_address);
+        }
         Ok(answer)
     }
 }

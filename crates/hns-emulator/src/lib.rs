@@ -25,6 +25,7 @@ mod error;
 #[cfg(target_os = "linux")]
 mod fabric;
 mod flows;
+mod host;
 mod library;
 mod load_balancers;
 mod namespaces;
@@ -50,6 +51,7 @@ pub use config::{
 pub use emulator::Emulator;
 #[cfg(target_os = "linux")]
 pub use error::Error;
+pub use host::{EmulatedHost, HostState};
 pub use library::LibraryService;
 pub use recorder::{Hold, Recorder};
 pub use restart::Survives;

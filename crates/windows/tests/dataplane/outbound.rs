@@ -21,7 +21,7 @@ fn pools(pools: &[(&str, bool)]) -> Delta {
 fn node(known: &[(&str, bool)]) -> Node {
     let mut node = Node::usual();
     let services = vec!["10.96.0.0/12".parse().unwrap()];
-    let dataplane = WindowsDataplane::new(node.hns.clone(), None).with_services(services);
+    let dataplane = WindowsDataplane::new(node.hns.clone()).with_services(services);
     node.wiring = WindowsWiring::new(node.hns.clone()).with_networks(dataplane.networks());
     node.dataplane = testkit::Stateful::new(dataplane);
     node.apply(&[local_node(), own_block(), allow_all(), pools(known)]);
