@@ -154,6 +154,8 @@ pub struct Config {
     pub check_tunnel_sources: bool,
     /// Whether unknown members and values are rejected. HNS itself ignores them.
     pub strict: bool,
+    /// Whether a network with endpoints can be deleted, and they with it, as hcsshim's tests do.
+    pub deletes_used_networks: bool,
 }
 
 impl Config {
@@ -192,6 +194,18 @@ impl Config {
             limits: Limits::default(),
             check_tunnel_sources: true,
             strict: true,
+            deletes_used_networks: false,
+        }
+    }
+
+    /// An HNS for clients that are not Tortie: it accepts what HNS accepts, also documents of the old shape (v1), and deletes
+    /// networks with their endpoints. An Update replaces policies of its types, as Calico's CNI plugin relies on.
+    pub fn as_hns(version: Version, provider_address: Ipv4Addr) -> Config {
+        Config {
+            update_replaces: UpdateReplaces::SameType,
+            strict: false,
+            deletes_used_networks: true,
+            ..Config::new(version, provider_address)
         }
     }
 }

@@ -156,6 +156,7 @@ impl Emulator {
                 Kind::Endpoint => state.create_endpoint(*network, *id, settings, config),
                 Kind::Namespace => state.create_namespace(*id, settings, config),
                 Kind::LoadBalancer => state.create_load_balancer(*id, settings, config),
+                Kind::SdnRoute => state.create_route(*id, settings, config),
             }
             .map(|id| json!(id).to_string()),
             Call::Modify { kind, id, settings } => match kind {
@@ -163,13 +164,15 @@ impl Emulator {
                 Kind::Endpoint => state.modify_endpoint(*id, settings, config),
                 Kind::Namespace => state.modify_namespace(*id, settings, config),
                 Kind::LoadBalancer => state.modify_load_balancer(*id, settings, config),
+                Kind::SdnRoute => fail(HResult::E_NOTIMPL, "routes are deleted and made anew"),
             }
             .map(|()| String::new()),
             Call::Delete { kind, id } => match kind {
-                Kind::Network => state.delete_network(*id),
+                Kind::Network => state.delete_network(*id, config),
                 Kind::Endpoint => state.delete_endpoint(*id).inspect(|()| drop(self.flows().remove(id))),
                 Kind::Namespace => state.delete_namespace(*id),
                 Kind::LoadBalancer => state.delete_load_balancer(*id),
+                Kind::SdnRoute => state.delete_route(*id),
             }
             .map(|()| String::new()),
             Call::Emulator { name, settings } => self.emulator_call(state, name, settings),
@@ -260,6 +263,7 @@ fn read(state: &State, call: &Call, config: &Config) -> Result<String, Failure> 
                 Kind::Endpoint => properties(state.endpoint(*id)?),
                 Kind::Namespace => properties(state.namespace(*id)?),
                 Kind::LoadBalancer => properties(state.load_balancer(*id)?),
+                Kind::SdnRoute => properties(state.route(*id)?),
             };
             Ok(object.to_string())
         }
@@ -279,5 +283,6 @@ fn objects(state: &State, kind: Kind) -> Vec<(Guid, Value)> {
         Kind::Endpoint => shown(&state.endpoints),
         Kind::Namespace => shown(&state.namespaces),
         Kind::LoadBalancer => shown(&state.load_balancers),
+        Kind::SdnRoute => shown(&state.routes),
     }
 }

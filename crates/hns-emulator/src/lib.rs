@@ -34,12 +34,14 @@ mod policies;
 mod recorder;
 mod reply;
 mod restart;
+mod sdn_routes;
 #[cfg(target_os = "linux")]
 mod service;
 mod sets;
 mod state;
 #[cfg(target_os = "linux")]
 mod switch;
+mod v1;
 
 pub use acl::{Packet, PacketDirection, Verdict};
 #[cfg(target_os = "linux")]

@@ -170,6 +170,7 @@ fn functions(compute_network: HMODULE, vm_compute: Option<HMODULE>) -> Functions
         endpoint: object(compute_network, "Endpoint", "Endpoints"),
         namespace: object(compute_network, "Namespace", "Namespaces"),
         load_balancer: object(compute_network, "LoadBalancer", "LoadBalancers"),
+        sdn_route: object(compute_network, "SdnRoute", "SdnRoutes"),
         create_endpoint,
         hns_call,
         register,
