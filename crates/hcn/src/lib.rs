@@ -9,6 +9,8 @@
 //! - In unit tests, an emulator in the same process.
 //! - On Windows, `native::NativeHcn` calls `computenetwork.dll`.
 //!
+//! [`selftest`] asks a build of HNS what its documentation leaves open.
+//!
 //! [`IpHelper`] is the part of the IP Helper API that a node needs: adapters, addresses and routes.
 //!
 //! `docs/hns.md` collects what is known about HNS, with sources.
@@ -22,6 +24,7 @@ mod hresult;
 mod ip_helper;
 pub mod native;
 pub mod schema;
+pub mod selftest;
 mod server;
 mod wire;
 

@@ -33,6 +33,7 @@ mod networks;
 mod policies;
 mod recorder;
 mod reply;
+mod report;
 mod restart;
 mod sdn_routes;
 #[cfg(target_os = "linux")]

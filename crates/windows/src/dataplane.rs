@@ -218,6 +218,8 @@ impl WindowsDataplane {
         self.read_addresses(state);
         report.node.extend(self.host.routes().condition());
         let networks = Networks::new(&state.settings, self.services.clone(), self.networks_of(state));
+        let provider = self.overlay.as_ref().map(|overlay| overlay.provider_address);
+        let networks = Networks { provider, ..networks };
         self.networks.set(networks.clone());
         let node = Node {
             networks,

@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 use tortie_hcn::schema::{Endpoint, Namespace, NetAdapterName, Policy, SdnRoute};
+use tortie_hcn::selftest::{CANARY, HnsReport};
 use tortie_hcn::{Guid, HcnExt};
 use tortie_hns_emulator::{Config, Packet, PacketDirection, Survives, Verdict};
 
 use super::HNS_ADDRESS;
-use super::cluster::{Cluster, Hns, NODE, hns};
+use super::cluster::{ADDRESS, Cluster, Hns, NODE, hns};
 use super::prefix::{Killed, Prefix, output, windows_path};
 use crate::step;
 use crate::windows::Built;
@@ -101,6 +102,7 @@ impl WindowsNode<'_> {
             Ok(())
         })?;
         step("a command reaches the agent by its pipe", || self.log_level())?;
+        step("the selftest finds what HNS does, and removes its network", || self.selftest())?;
         let (web, other) = (self.add("web")?, self.add("other")?);
         step("ADD connects pods, and policy is in force", || {
             ensure!(self.endpoints()?.len() == 2, "{:?}", self.endpoints()?);
@@ -162,6 +164,17 @@ impl WindowsNode<'_> {
         until("all handles are closed", || Ok(self.hns.service.open_handles().is_empty()))?;
         drop(agent);
         step("the agent runs as a service", || self.runs_as_a_service())
+    }
+
+    /// What only packets tell has no answer here.
+    fn selftest(&self) -> Result<()> {
+        let printed = output(self.machine.command(&self.built.tortie).args(["windows", "selftest"]))?.stdout;
+        let report: HnsReport = serde_json::from_slice(&printed)?;
+        let (found, started) = (Config::of_report(&report, ADDRESS), hns(Config::SERVER_2022));
+        ensure!(format!("{found:?}") == format!("{started:?}"), "{found:#?}\n{started:#?}");
+        ensure!(report.switch_default.is_none(), "{report:?}");
+        ensure!(self.hns.emulator.network_by_name(CANARY)?.is_none(), "the network is still there");
+        Ok(())
     }
 
     fn start_agent(&self) -> Result<Killed> {
