@@ -325,7 +325,7 @@ impl Node {
         let network = ensure_overlay(&*hns, &spec)?.id;
         let hcn: Arc<dyn Hcn> = hns.clone();
         let wiring = WindowsWiring::new(hcn.clone());
-        let mut dataplane = Stateful::new(WindowsDataplane::with_clock(hcn, None, clock));
+        let mut dataplane = Stateful::new(WindowsDataplane::with_clock(hcn, clock));
         dataplane.apply(&[Delta::Route(Route { destination: block.into(), target: RouteTarget::Local })]);
         let calc = Calc::new(name).with_services();
         Ok(Self { hns, calc, dataplane, wiring, network, block })

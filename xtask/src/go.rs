@@ -101,7 +101,7 @@ fn remove_others(folder: &Path, name: &str) -> Result<()> {
 }
 
 /// Finds or installs a Go that the module accepts.
-fn toolchain(module: &str) -> Result<PathBuf> {
+pub(crate) fn toolchain(module: &str) -> Result<PathBuf> {
     if installed().is_none() {
         setup::packages(&setup::GO_PACKAGES)?;
     }

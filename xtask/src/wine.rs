@@ -1,5 +1,6 @@
 //! `cargo xtask wine`: the shipped programs for Windows under Wine, on an emulated HNS that they reach by `computenetwork.dll`.
 
+mod clients;
 mod cluster;
 mod prefix;
 mod scenario;
@@ -20,17 +21,17 @@ const HNS_ADDRESS: &str = "TORTIE_HNS_ADDRESS";
 pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     match arguments {
         [] => scenario(),
+        ["clients"] => clients::run(),
         ["exec", program, arguments @ ..] => execute(Path::new(program), arguments),
-        _ => bail!("cargo xtask wine takes nothing, or exec PROGRAM [ARGS]"),
+        _ => bail!("cargo xtask wine takes nothing, clients, or exec PROGRAM [ARGS]"),
     }
 }
 
 /// Runs any Windows program on a machine with an emulated HNS, which accepts what HNS accepts.
 fn execute(program: &Path, arguments: &[&str]) -> Result<()> {
     let built = windows::build()?;
-    let lenient =
-        tortie_hns_emulator::Config { strict: false, ..cluster::hns(tortie_hns_emulator::Config::NEWEST) };
-    let hns = Hns::start(lenient)?;
+    use tortie_hns_emulator::Config;
+    let hns = Hns::start(Config::as_hns(Config::NEWEST, cluster::ADDRESS))?;
     let machine = Prefix::new(&built, (HNS_ADDRESS, &hns.address.to_string()))?;
     let status = machine.command(program).args(arguments).status()?;
     println!("==> {} handles are open", hns.service.open_handles().len());

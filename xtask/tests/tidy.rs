@@ -3,6 +3,8 @@
 
 #[path = "tidy/circles.rs"]
 mod circles;
+#[path = "tidy/problems.rs"]
+mod problems;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -63,7 +63,7 @@ use metrics::{Measured, Metrics};
 use node::Prepared;
 use plane::InForce;
 use pods::Pods;
-pub use tortie_windows::StaticRules;
+pub use tortie_windows::{AdapterSelector, Host, HostRoutes, StaticRules};
 use unsupported::Watched;
 
 /// The configuration of an agent.
@@ -119,8 +119,8 @@ pub enum Platform {
         hcn: Arc<dyn Hcn>,
         /// The rules of every pod before policy.
         static_rules: StaticRules,
-        /// The adapter of the overlay network; without it, HNS chooses one.
-        adapter: Option<String>,
+        /// The machine under it, with the adapter of the overlay network.
+        host: Host,
         /// The networks of the addresses of Services.
         services: Vec<Ipv4Net>,
     },

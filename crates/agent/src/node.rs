@@ -1,18 +1,20 @@
 //! Prepares the node: its dataplane, and on Windows its overlay network.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::Ipv4Net;
 use tokio::time::Instant;
 use tortie_api::kubernetes::Node;
+use tortie_api::net::IpVersion;
 use tortie_api::{Key, Kind, Resource};
 use tortie_dataplane::{ClusterNetwork, Dataplane, PodWiring};
 use tortie_hcn::{Feature, Hcn, HcnExt as _};
 use tortie_ipam::{Ipam, IpamError};
 use tortie_store::backoff::{Backoff, random_seed};
 use tortie_store::{Endpoints, Store, StoreError};
-use tortie_windows::{OverlaySpec, StaticRules, WindowsDataplane, WindowsWiring, ensure_overlay_with};
+use tortie_windows::{Host, OverlaySpec, StaticRules, WindowsDataplane, WindowsWiring, ensure_overlay_on};
 
 use crate::announcement::Announced;
 use crate::unsupported::LOCKED;
@@ -141,8 +143,8 @@ pub(crate) async fn prepare(
     match platform {
         #[cfg(target_os = "linux")]
         Platform::Linux => prepare_linux(store, ipam, node).await,
-        Platform::Windows { hcn, static_rules, adapter, services } => {
-            let windows = WindowsNode { hcn, static_rules, adapter, services };
+        Platform::Windows { hcn, static_rules, host, services } => {
+            let windows = WindowsNode { hcn, static_rules, host, services };
             prepare_windows(store, ipam, node, windows).await
         }
         Platform::Other { dataplane, wiring } => Ok(Prepared { dataplane, wiring, announced: None }),
@@ -168,7 +170,7 @@ async fn prepare_linux(store: &dyn Endpoints, ipam: &Ipam, node: &str) -> Result
 struct WindowsNode {
     hcn: Arc<dyn Hcn>,
     static_rules: StaticRules,
-    adapter: Option<String>,
+    host: Host,
     services: Vec<Ipv4Net>,
 }
 
@@ -180,7 +182,7 @@ async fn prepare_windows(
     node: &str,
     windows: WindowsNode,
 ) -> Result<Prepared, AgentError> {
-    let WindowsNode { hcn, static_rules, adapter, services } = windows;
+    let WindowsNode { hcn, static_rules, host, services } = windows;
     let network = cluster_network(store, node).await?;
     if network.vni < LOWEST_WINDOWS_VNI {
         return Err(AgentError::Node {
@@ -196,13 +198,18 @@ async fn prepare_windows(
     let block = blocks.next().ok_or_else(|| IpamError::NoPool(format!("node {node}")))?;
     let others: Vec<Ipv4Net> = blocks.collect();
     let name = tortie_windows::NETWORK.to_owned();
-    let spec = OverlaySpec { name, block, vni: network.vni, adapter: adapter.clone() };
+    let spec = OverlaySpec { name, block, vni: network.vni, adapter: None };
+    let address = match wait_for(store, node).await?.own_address(IpVersion::V4) {
+        Some(IpAddr::V4(address)) => Some(address),
+        _ => None,
+    };
     let deadline = Instant::now() + NETWORK_TIMEOUT;
     let mut backoff = Backoff::new(random_seed()).with_max(MAX_START_DELAY);
     let overlay = loop {
-        let (asked, spec, others) = (hcn.clone(), spec.clone(), others.clone());
+        let (asked, spec, others, host) = (hcn.clone(), spec.clone(), others.clone(), host.clone());
         // A call of HNS may take long, and must not block the other tasks.
-        let made = tokio::task::spawn_blocking(move || ensure_overlay_with(&asked, &spec, &others)).await;
+        let make = move || ensure_overlay_on(&asked, &spec, &others, (&host, address));
+        let made = tokio::task::spawn_blocking(make).await;
         match made.map_err(|error| AgentError::system("making the overlay network", error))? {
             Ok(overlay) => break overlay,
             Err(error) if error.is_passing() && Instant::now() < deadline => {
@@ -212,7 +219,7 @@ async fn prepare_windows(
             Err(error) => return Err(AgentError::system("making the overlay network", error)),
         }
     };
-    let dataplane = WindowsDataplane::new(hcn.clone(), adapter);
+    let dataplane = WindowsDataplane::new(hcn.clone()).with_host(host);
     let dataplane = dataplane.with_static_rules(static_rules).with_services(services);
     let wiring = WindowsWiring::new(hcn).with_networks(dataplane.networks());
     let announced = Announced::on_windows(store, node, &overlay, dataplane.current_overlay()).await?;

@@ -9,9 +9,12 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use tortie_agent::control::{Ask, Outcome, ask};
-use tortie_agent::{CniIpam, Config, DefaultPool, Extras, LogLevel, Platform, StaticRules};
+use tortie_agent::{
+    AdapterSelector, CniIpam, Config, DefaultPool, Extras, Host, HostRoutes, LogLevel, Platform, StaticRules,
+};
 use tortie_cni::local;
 use tortie_deploy::{ChainedPlugins, Encapsulation};
+use tortie_hcn::IpHelper;
 
 use crate::output;
 use crate::store::StoreArguments;
@@ -72,11 +75,11 @@ struct Daemon {
     #[arg(long, value_name = "FILE")]
     #[cfg_attr(unix, arg(requires = "hcn_socket"))]
     static_rules: Option<PathBuf>,
-    /// On a Windows node: the network adapter with the node's address, such as Ethernet; its switch takes the address over.
-    /// By default, HNS chooses one, which is right if there is one
-    #[arg(long, env = "TORTIE_ADAPTER", value_name = "NAME", value_parser = adapter)]
+    /// On a Windows node: the physical network adapter whose address the overlay's switch takes over: its name, IPv4 address or MAC
+    /// address. By default, that with the node's address
+    #[arg(long, env = "TORTIE_ADAPTER", value_name = "ADAPTER")]
     #[cfg_attr(unix, arg(requires = "hcn_socket"))]
-    adapter: Option<String>,
+    adapter: Option<AdapterSelector>,
     /// On a Windows node: the networks of the addresses of Services (service-cluster-ip-range of the API server)
     #[arg(long, env = "TORTIE_SERVICE_CIDR", value_name = "CIDR", value_delimiter = ',')]
     #[cfg_attr(unix, arg(requires = "hcn_socket"))]
@@ -206,13 +209,13 @@ impl Daemon {
 impl Daemon {
     #[cfg(unix)]
     fn platform(&self) -> anyhow::Result<Platform> {
-        use tortie_hcn::{Address, RemoteHcn};
+        use tortie_hcn::{Address, NoIpHelper, RemoteHcn};
         Ok(match &self.hcn_socket {
             None => Platform::Linux,
             Some(socket) => Platform::Windows {
                 hcn: Arc::new(RemoteHcn::new(Address::Unix(socket.clone()), HCN_DEADLINE)),
                 static_rules: self.static_rules()?,
-                adapter: self.adapter.clone(),
+                host: host(Arc::new(NoIpHelper), self.adapter.clone(), None)?,
                 services: self.service_cidr.clone(),
             },
         })
@@ -224,9 +227,18 @@ impl Daemon {
         Ok(Platform::Windows {
             hcn,
             static_rules: self.static_rules()?,
-            adapter: self.adapter.clone(),
+            host: self.host()?,
             services: self.service_cidr.clone(),
         })
+    }
+
+    /// This machine. The routes that an earlier process has kept are watched from now on: the datastore may be behind them.
+    #[cfg(windows)]
+    fn host(&self) -> anyhow::Result<Host> {
+        let folder = local::state_folder();
+        local::make_folder(&folder).with_context(|| folder.display().to_string())?;
+        let ip = Arc::new(tortie_hcn::native::NativeIpHelper);
+        host(ip, self.adapter.clone(), Some(folder.join("adapter-routes.json")))
     }
 
     /// Runs until the service manager wants its end.
@@ -258,15 +270,14 @@ impl Daemon {
     }
 }
 
-/// The name of an adapter that is not itself part of a switch.
-fn adapter(name: &str) -> Result<String, String> {
-    match name.trim() {
-        "" => Err("the name of an adapter is missing".to_owned()),
-        name if name.to_ascii_lowercase().starts_with("vethernet") => {
-            Err("this adapter belongs to a virtual switch; name the physical one, as Get-NetAdapter -Physical shows it".to_owned())
-        }
-        name => Ok(name.to_owned()),
-    }
+fn host(
+    ip: Arc<dyn IpHelper>,
+    adapter: Option<AdapterSelector>,
+    file: Option<PathBuf>,
+) -> anyhow::Result<Host> {
+    let routes = Arc::new(HostRoutes::new(ip.clone(), file));
+    routes.watch().context("watching the routes of the adapter")?;
+    Ok(Host::new(ip, adapter, routes))
 }
 
 /// Reads the operator's file. An invalid file keeps the agent from starting; what is in force stays in force.
@@ -274,26 +285,4 @@ fn static_rules(file: &Path) -> anyhow::Result<StaticRules> {
     let read = || format!("static rules {}", file.display());
     let text = std::fs::read_to_string(file).with_context(read)?;
     StaticRules::parse(&text).with_context(read)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn adapters_of_switches_are_refused() {
-        for (name, expected) in [
-            ("Ethernet 2", Ok("Ethernet 2")),
-            (" Ethernet", Ok("Ethernet")),
-            ("vEthernet (Ethernet)", Err("virtual switch")),
-            ("VETHERNET", Err("virtual switch")),
-            (" ", Err("is missing")),
-        ] {
-            match (adapter(name), expected) {
-                (Ok(found), Ok(expected)) => assert_eq!(found, expected),
-                (Err(found), Err(expected)) => assert!(found.contains(expected), "{found}"),
-                (found, _) => panic!("{name:?}: {found:?}"),
-            }
-        }
-    }
 }

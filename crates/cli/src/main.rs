@@ -67,6 +67,8 @@ mod uninstall;
 mod validate;
 mod version;
 mod wait;
+#[cfg(windows)]
+mod windows;
 mod words;
 
 use std::ffi::OsStr;
@@ -168,6 +170,10 @@ enum Command {
     #[cfg(unix)]
     #[command(subcommand)]
     Node(node::NodeCommand),
+    /// Commands for this Windows node
+    #[cfg(windows)]
+    #[command(subcommand)]
+    Windows(windows::WindowsCommand),
     /// Run what a cluster needs once: copies in etcd, vanished nodes, automatic host endpoints
     #[cfg(unix)]
     Controllers(Box<controllers::Controllers>),
@@ -229,6 +235,8 @@ fn main() -> ExitCode {
         Command::Certs(command) => command.run(),
         Command::Bgp(command) => return ask(command.run()),
         Command::Agent(agent) => agent.run(),
+        #[cfg(windows)]
+        Command::Windows(command) => command.run(),
         #[cfg(unix)]
         Command::Node(command) => command.run(),
         #[cfg(unix)]

@@ -32,6 +32,8 @@ impl Severity {
 /// Why a condition is reported: a short, stable name in CamelCase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Reason {
+    /// The network adapter for the overlay cannot be used.
+    AdapterNotUsable,
     /// The dataplane does not serve an address of the pod.
     AddressNotServed,
     /// The address for probes and metrics is in use.
@@ -80,6 +82,8 @@ pub enum Reason {
     HostPortNotServed,
     /// Another pod has the port of the node that a pod wants.
     HostPortTaken,
+    /// A route of the adapter that the overlay network took over is not back.
+    HostRouteMissing,
     /// A rule matches ICMP types, which the operating system cannot match. The rule is narrowed if it allows, and
     /// widened if it denies.
     IcmpTypeNotExpressible,
@@ -162,6 +166,7 @@ impl Reason {
             | HostEndpointWithoutInterface
             | HostPortNotServed
             | HostPortTaken
+            | HostRouteMissing
             | IcmpTypeNotExpressible
             | KernelModuleMissing
             | KindAbsent
@@ -183,9 +188,9 @@ impl Reason {
             BgpSettingNotInForce | FieldNotSupported | KindForbidden | PoolConflict | PoolMissing => {
                 Severity::WithoutEffect
             }
-            DatastoreLocked | Differs | EndpointMissing | HnsDidNotTake | HnsRefused | HnsUnavailable
-            | InterfaceContested | InterfaceMissing | NetworkDiffers | NetworkMissing | NetworkNotInForce
-            | NetworkNotReady | PolicyNotInForce => Severity::Failure,
+            AdapterNotUsable | DatastoreLocked | Differs | EndpointMissing | HnsDidNotTake | HnsRefused
+            | HnsUnavailable | InterfaceContested | InterfaceMissing | NetworkDiffers | NetworkMissing
+            | NetworkNotInForce | NetworkNotReady | PolicyNotInForce => Severity::Failure,
         }
     }
 

@@ -20,6 +20,8 @@ pub enum Kind {
     Namespace,
     /// HostComputeLoadBalancer.
     LoadBalancer,
+    /// HostComputeRoute. Tortie makes none.
+    SdnRoute,
 }
 
 impl fmt::Display for Kind {
@@ -29,6 +31,7 @@ impl fmt::Display for Kind {
             Kind::Endpoint => "endpoint",
             Kind::Namespace => "namespace",
             Kind::LoadBalancer => "load balancer",
+            Kind::SdnRoute => "route",
         })
     }
 }

@@ -9,6 +9,10 @@
 //! - In unit tests, an emulator in the same process.
 //! - On Windows, `native::NativeHcn` calls `computenetwork.dll`.
 //!
+//! [`selftest`] asks a build of HNS what its documentation leaves open.
+//!
+//! [`IpHelper`] is the part of the IP Helper API that a node needs: adapters, addresses and routes.
+//!
 //! `docs/hns.md` collects what is known about HNS, with sources.
 
 mod api;
@@ -17,8 +21,10 @@ mod error;
 mod features;
 mod guid;
 mod hresult;
+mod ip_helper;
 pub mod native;
 pub mod schema;
+pub mod selftest;
 mod server;
 mod wire;
 
@@ -28,6 +34,7 @@ pub use error::Error;
 pub use features::{Feature, Version};
 pub use guid::Guid;
 pub use hresult::{Class, ErrorRecord, Failure, HResult};
+pub use ip_helper::{Adapter, IpHelper, IpHelperError, IpRoute, NoIpHelper};
 pub use server::{serve_tcp, spawn_tcp};
 #[cfg(unix)]
 pub use server::{serve_unix, spawn_unix};

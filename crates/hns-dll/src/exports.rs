@@ -5,7 +5,7 @@
 
 use std::ffi::c_void;
 
-use serde_json::{Value, json};
+use serde_json::json;
 use tortie_hcn::{Call, Failure, HResult, Kind};
 
 use crate::callbacks::{self, Callback};
@@ -143,6 +143,16 @@ object!(
     HcnCloseLoadBalancer
 );
 
+object!(
+    Kind::SdnRoute,
+    HcnEnumerateSdnRoutes,
+    HcnOpenSdnRoute,
+    HcnModifySdnRoute,
+    HcnQuerySdnRouteProperties,
+    HcnDeleteSdnRoute,
+    HcnCloseSdnRoute
+);
+
 macro_rules! create {
     ($kind:expr, $create:ident) => {
         /// Creates an object.
@@ -165,6 +175,7 @@ macro_rules! create {
 create!(Kind::Network, HcnCreateNetwork);
 create!(Kind::Namespace, HcnCreateNamespace);
 create!(Kind::LoadBalancer, HcnCreateLoadBalancer);
+create!(Kind::SdnRoute, HcnCreateSdnRoute);
 
 /// Creates an endpoint in a network.
 ///
@@ -197,7 +208,7 @@ unsafe fn create(
     let create = || {
         let network = match kind {
             Kind::Endpoint => client::object(Kind::Network, network)?,
-            Kind::Network | Kind::Namespace | Kind::LoadBalancer => tortie_hcn::Guid::ZERO,
+            Kind::Network | Kind::Namespace | Kind::LoadBalancer | Kind::SdnRoute => tortie_hcn::Guid::ZERO,
         };
         let created = client::call(&Call::Create { kind, network, id, settings })?;
         let id = serde_json::from_str(&created)
@@ -241,20 +252,14 @@ pub(crate) unsafe extern "system" fn HcnUnregisterServiceCallback(handle: Handle
 pub(crate) unsafe extern "system" fn HNSCall(
     method: *const u16,
     path: *const u16,
-    _request: *const u16,
+    request: *const u16,
     response: *mut Text,
 ) -> i32 {
     // SAFETY: the pointers are as documented.
-    let (method, path) = unsafe { (text(method), text(path)) };
-    let answer = match (method.as_str(), path.as_str()) {
-        ("GET", "/globals/version") => client::call(&Call::Version).map(|version| {
-            let version: Value = serde_json::from_str(&version).unwrap_or_default();
-            json!({"Success": true, "Output": version})
-        }),
-        _ => Ok(json!({"Success": false, "Error": format!("{method} {path} is not implemented")})),
-    };
+    let (method, path, request) = unsafe { (text(method), text(path), text(request)) };
+    let answer = client::emulator("hns-call", &json!({"Method": method, "Path": path, "Request": request}));
     // SAFETY: the place is valid or null; nobody wants an error record.
-    unsafe { outcome(answer.map(|answer| give_text(response, &answer.to_string())), std::ptr::null_mut()) }
+    unsafe { outcome(answer.map(|answer| give_text(response, &answer)), std::ptr::null_mut()) }
 }
 
 /// Functions that the emulated HNS does not have. The caller cleans up the arguments, so they have none here.
@@ -276,13 +281,6 @@ macro_rules! not_implemented {
 not_implemented!(
     HcnQueryEndpointStats,
     HcnQueryEndpointAddresses,
-    HcnEnumerateSdnRoutes,
-    HcnCreateSdnRoute,
-    HcnOpenSdnRoute,
-    HcnModifySdnRoute,
-    HcnQuerySdnRouteProperties,
-    HcnDeleteSdnRoute,
-    HcnCloseSdnRoute,
     HcnEnumerateGuestNetworkServices,
     HcnCreateGuestNetworkService,
     HcnOpenGuestNetworkService,

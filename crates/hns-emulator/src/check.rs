@@ -4,6 +4,7 @@ use std::net::Ipv4Addr;
 
 use ipnet::Ipv4Net;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use tortie_hcn::schema::{Policy, PolicySettings, Strict, lenient, strict as strictly};
 use tortie_hcn::{Failure, HResult};
 
@@ -16,7 +17,7 @@ pub(crate) fn fail<T>(code: HResult, error: impl Into<String>) -> Result<T, Fail
 
 /// Parses a document.
 pub(crate) fn document<T: DeserializeOwned + Strict>(text: &str, strict: bool) -> Result<T, Failure> {
-    let read = if strict { strictly(text) } else { lenient(text) };
+    let read = if strict { strictly(text) } else { lenient(&usual_form(text)) };
     read.map_err(|error| Failure::new(HResult::HCN_E_INVALID_JSON, error.to_string()))
 }
 
@@ -49,4 +50,51 @@ pub(crate) fn vni(vni: u32) -> Result<(), Failure> {
         HResult::HCN_E_INVALID_POLICY,
         format!("IsolationId {vni}: {} to {} are possible", VNIS.start, VNIS.end - 1),
     )
+}
+
+/// Other forms of members that HNS accepts: `null` for nothing, and words for numbers.
+fn usual_form(text: &str) -> String {
+    let Ok(mut value) = serde_json::from_str(text) else { return text.to_owned() };
+    make_usual(&mut value);
+    value.to_string()
+}
+
+fn make_usual(value: &mut Value) {
+    match value {
+        Value::Object(members) => {
+            members.retain(|_, member| !member.is_null());
+            for (name, member) in members {
+                let number = member.as_str().and_then(|word| match name.as_str() {
+                    "Flags" => number_of(&FLAGS, word),
+                    "Protocol" => number_of(&PROTOCOLS, word),
+                    _ => None,
+                });
+                match number {
+                    Some(number) => *member = number.into(),
+                    None => make_usual(member),
+                }
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(make_usual),
+        _ => {}
+    }
+}
+
+/// Flags of networks, by their names (hcsshim, `hcn/hcnnetwork.go`).
+const FLAGS: [(&str, u64); 5] = [
+    ("None", 0),
+    ("EnableDnsProxy", 1),
+    ("EnableDhcpServer", 2),
+    ("EnableMirroring", 4),
+    ("EnableNonPersistent", 8),
+];
+const PROTOCOLS: [(&str, u64); 3] = [("ICMP", 1), ("TCP", 6), ("UDP", 17)];
+
+/// The number of a word, or of several with commas in between.
+fn number_of(known: &[(&str, u64)], words: &str) -> Option<u64> {
+    let number = |word: &str| {
+        let mut found = known.iter().filter(|(name, _)| name.eq_ignore_ascii_case(word.trim()));
+        found.next().map(|(_, number)| *number)
+    };
+    words.split(',').map(number).try_fold(0, |all, number| Some(all | number?))
 }

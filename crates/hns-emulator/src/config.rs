@@ -6,89 +6,10 @@
 use std::net::Ipv4Addr;
 use std::ops::RangeInclusive;
 
+pub use tortie_hcn::selftest::{
+    AclRemoval, DefaultAction, EgressSees, EqualPriority, OnRewrite, SetReading, SeveralSets, UpdateReplaces,
+};
 use tortie_hcn::{Feature, Version};
-
-/// What happens to a packet that no ACL matches, if there is any ACL. Microsoft says "denied", but builds differ
-/// (docs/hns.md, ACLs).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum DefaultAction {
-    /// An ACL of either direction closes both directions.
-    DenyBoth,
-    /// An ACL closes its own direction.
-    DenySameDirection,
-    /// Nothing closes.
-    Allow,
-}
-
-/// What a set identifier in LocalAddresses and RemoteAddresses means. Addresses there always have the same meaning:
-/// local is the endpoint, remote its peer. So do ports, in both interpretations (the sources conflict on sets:
-/// docs/hns.md, ACLs).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum SetReading {
-    /// The same as for an address: local is the endpoint and remote its peer, in both directions.
-    Endpoint,
-    /// Local is the source of the packet and remote its destination, in both directions, as azure-npm writes them.
-    Flow,
-}
-
-/// How several sets in one field combine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum SeveralSets {
-    /// Members of any of them match.
-    Union,
-    /// Members of all of them match, as azure-npm writes them.
-    Intersection,
-}
-
-/// Which of two matching ACLs with equal priority and different actions wins. No source says (docs/hns.md, ACLs).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum EqualPriority {
-    /// Block.
-    BlockWins,
-    /// Allow.
-    AllowWins,
-}
-
-/// Which destination of a packet to a Service the sender's ACLs see.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum EgressSees {
-    /// The Service's address and port.
-    Vip,
-    /// The backend's address and port.
-    Backend,
-}
-
-/// What writing an endpoint's ACLs does to its established flows. A reset flow ends: for TCP, both ends get a RST;
-/// flows of other protocols are forgotten, and their next packet is evaluated again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum OnRewrite {
-    /// They continue.
-    Keep,
-    /// Every request that writes ACLs resets them, even if it changes nothing. Users report this.
-    ResetOnAnyChange,
-    /// A request that removes or replaces ACLs resets them; a request that only adds ACLs does not.
-    ResetOnRemoveOrUpdate,
-}
-
-/// What a request to remove ACLs from an endpoint does. azure-npm considers Remove faulty (docs/hns.md, Changes).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum AclRemoval {
-    /// It removes them.
-    Works,
-    /// It is rejected with HCN_E_REQUEST_UNSUPPORTED (docs/hns.md, Calls).
-    RefusedAlways,
-    /// It returns success, and they stay.
-    IgnoredSilently,
-}
-
-/// Which policies of an endpoint an Update replaces (docs/hns.md, Changes).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum UpdateReplaces {
-    /// All of them.
-    All,
-    /// Those with a type in the request.
-    SameType,
-}
 
 /// Limits of HNS. Anything beyond is rejected with HCN_E_INVALID_POLICY (docs/hns.md, Calls). No source names an
 /// error code or says that there is a limit, so limits without any advice in the sources are off by default.
@@ -154,6 +75,8 @@ pub struct Config {
     pub check_tunnel_sources: bool,
     /// Whether unknown members and values are rejected. HNS itself ignores them.
     pub strict: bool,
+    /// Whether a network with endpoints can be deleted, and they with it, as hcsshim's tests do.
+    pub deletes_used_networks: bool,
 }
 
 impl Config {
@@ -192,6 +115,18 @@ impl Config {
             limits: Limits::default(),
             check_tunnel_sources: true,
             strict: true,
+            deletes_used_networks: false,
+        }
+    }
+
+    /// An HNS for clients that are not Tortie: it accepts what HNS accepts, also documents of the old shape (v1), and deletes
+    /// networks with their endpoints. An Update replaces policies of its types, as Calico's CNI plugin relies on.
+    pub fn as_hns(version: Version, provider_address: Ipv4Addr) -> Config {
+        Config {
+            update_replaces: UpdateReplaces::SameType,
+            strict: false,
+            deletes_used_networks: true,
+            ..Config::new(version, provider_address)
         }
     }
 }

@@ -7,12 +7,14 @@ use std::time::Instant;
 
 use serde::Serialize;
 use serde_json::{Value, json};
+use tortie_hcn::schema::NetAdapterName;
 use tortie_hcn::{Call, Failure, Guid, HResult, Hcn, Kind};
 
 use crate::acl::{Packet, PacketDirection, Verdict};
 use crate::check::fail;
 use crate::config::{Config, EgressSees};
 use crate::flows::{Flows, Key};
+use crate::host::EmulatedHost;
 use crate::reply::{Filter, properties};
 use crate::restart::Survives;
 use crate::state::State;
@@ -23,6 +25,7 @@ pub struct Emulator {
     state: Mutex<State>,
     /// The flows of each endpoint that [`Emulator::open`] created. The switch has its own.
     flows: Mutex<HashMap<Guid, Flows>>,
+    host: Option<Arc<EmulatedHost>>,
     #[cfg(target_os = "linux")]
     switch: Option<crate::switch::Switch>,
 }
@@ -34,6 +37,7 @@ impl Emulator {
             config,
             state: Mutex::default(),
             flows: Mutex::default(),
+            host: None,
             #[cfg(target_os = "linux")]
             switch: None,
         }
@@ -49,7 +53,13 @@ impl Emulator {
         node: tortie_kernel::namespace::NetNs,
     ) -> Result<Emulator, crate::Error> {
         let switch = crate::switch::Switch::start(node, config.provider_address)?;
-        Ok(Emulator { config, state: Mutex::default(), flows: Mutex::default(), switch: Some(switch) })
+        Ok(Emulator { switch: Some(switch), ..Emulator::new(config) })
+    }
+
+    /// On this machine, whose adapters its networks take over.
+    #[must_use]
+    pub fn on_host(self, host: Arc<EmulatedHost>) -> Emulator {
+        Emulator { host: Some(host), ..self }
     }
 
     /// The verdict of an endpoint's ACLs on the first packet of a flow.
@@ -146,6 +156,7 @@ impl Emulator {
                 Kind::Endpoint => state.create_endpoint(*network, *id, settings, config),
                 Kind::Namespace => state.create_namespace(*id, settings, config),
                 Kind::LoadBalancer => state.create_load_balancer(*id, settings, config),
+                Kind::SdnRoute => state.create_route(*id, settings, config),
             }
             .map(|id| json!(id).to_string()),
             Call::Modify { kind, id, settings } => match kind {
@@ -153,13 +164,15 @@ impl Emulator {
                 Kind::Endpoint => state.modify_endpoint(*id, settings, config),
                 Kind::Namespace => state.modify_namespace(*id, settings, config),
                 Kind::LoadBalancer => state.modify_load_balancer(*id, settings, config),
+                Kind::SdnRoute => fail(HResult::E_NOTIMPL, "routes are deleted and made anew"),
             }
             .map(|()| String::new()),
             Call::Delete { kind, id } => match kind {
-                Kind::Network => state.delete_network(*id),
+                Kind::Network => state.delete_network(*id, config),
                 Kind::Endpoint => state.delete_endpoint(*id).inspect(|()| drop(self.flows().remove(id))),
                 Kind::Namespace => state.delete_namespace(*id),
                 Kind::LoadBalancer => state.delete_load_balancer(*id),
+                Kind::SdnRoute => state.delete_route(*id),
             }
             .map(|()| String::new()),
             Call::Emulator { name, settings } => self.emulator_call(state, name, settings),
@@ -224,6 +237,14 @@ impl Hcn for Emulator {
             }
         };
         self.follow(&mut state, before)?;
+        if let (Some(host), Call::Create { kind: Kind::Network, .. }) = (&self.host, call) {
+            let created = serde_json::from_str(&answer).ok().and_then(|id: Guid| state.networks.get(&id));
+            let named = created.iter().flat_map(|network| &network.policies);
+            let mut named = named.filter_map(|policy| policy.settings::<NetAdapterName>().ok().flatten());
+            let name = named.next().map(|named| named.network_adapter_name);
+            drop(state);
+            host.take_over(name.as_deref(), self.config.provider_address);
+        }
         Ok(answer)
     }
 }
@@ -242,6 +263,7 @@ fn read(state: &State, call: &Call, config: &Config) -> Result<String, Failure> 
                 Kind::Endpoint => properties(state.endpoint(*id)?),
                 Kind::Namespace => properties(state.namespace(*id)?),
                 Kind::LoadBalancer => properties(state.load_balancer(*id)?),
+                Kind::SdnRoute => properties(state.route(*id)?),
             };
             Ok(object.to_string())
         }
@@ -261,5 +283,6 @@ fn objects(state: &State, kind: Kind) -> Vec<(Guid, Value)> {
         Kind::Endpoint => shown(&state.endpoints),
         Kind::Namespace => shown(&state.namespaces),
         Kind::LoadBalancer => shown(&state.load_balancers),
+        Kind::SdnRoute => shown(&state.routes),
     }
 }

@@ -15,6 +15,7 @@ use crate::check::{address, document, fail};
 use crate::config::{AclRemoval, Config, OnRewrite, UpdateReplaces};
 use crate::networks::{is_same, remove_policy};
 use crate::state::{CREATED, DETACHED, Guard, State};
+use crate::v1::{new_endpoint, new_shape};
 
 impl State {
     pub(crate) fn create_endpoint(
@@ -24,7 +25,7 @@ impl State {
         text: &str,
         config: &Config,
     ) -> Result<Guid, Failure> {
-        let mut endpoint: Endpoint = document(text, config.strict)?;
+        let mut endpoint: Endpoint = document(&new_shape(text, new_endpoint, config), config.strict)?;
         let network = self.network(network)?;
         let named = endpoint.host_compute_network;
         if !named.is_zero() && named != network.id {

@@ -25,6 +25,7 @@ mod error;
 #[cfg(target_os = "linux")]
 mod fabric;
 mod flows;
+mod host;
 mod library;
 mod load_balancers;
 mod namespaces;
@@ -32,13 +33,16 @@ mod networks;
 mod policies;
 mod recorder;
 mod reply;
+mod report;
 mod restart;
+mod sdn_routes;
 #[cfg(target_os = "linux")]
 mod service;
 mod sets;
 mod state;
 #[cfg(target_os = "linux")]
 mod switch;
+mod v1;
 
 pub use acl::{Packet, PacketDirection, Verdict};
 #[cfg(target_os = "linux")]
@@ -50,6 +54,7 @@ pub use config::{
 pub use emulator::Emulator;
 #[cfg(target_os = "linux")]
 pub use error::Error;
+pub use host::{EmulatedHost, HostState};
 pub use library::LibraryService;
 pub use recorder::{Hold, Recorder};
 pub use restart::Survives;

@@ -10,6 +10,7 @@ use serde_json::json;
 use tortie_hcn::{Call, Failure, Guid, HResult, Hcn, Kind};
 
 use crate::check::fail;
+use crate::v1::V1;
 
 /// `HcnNotificationNetworkCreate` and its relatives.
 const NETWORK_CREATE: u32 = 2;
@@ -26,6 +27,7 @@ const KEPT: usize = 1_024;
 /// An HNS for libraries.
 pub struct LibraryService {
     hns: Arc<dyn Hcn>,
+    v1: V1,
     state: Mutex<LibraryState>,
     notified: Condvar,
 }
@@ -69,7 +71,7 @@ struct Since {
 impl LibraryService {
     /// Adds handles and notifications to an HNS.
     pub fn new(hns: Arc<dyn Hcn>) -> LibraryService {
-        LibraryService { hns, state: Mutex::default(), notified: Condvar::new() }
+        LibraryService { hns, v1: V1::default(), state: Mutex::default(), notified: Condvar::new() }
     }
 
     /// The open handles: of which objects.
@@ -145,6 +147,7 @@ impl Hcn for LibraryService {
                 "open" => return self.open(&read(settings)?),
                 "close" => return self.close(&read(settings)?),
                 "notifications" => return Ok(self.notifications(&read(settings)?)),
+                "hns-call" => return Ok(self.v1.answer(self, &read(settings)?).to_string()),
                 _ => {}
             }
         }

@@ -31,7 +31,8 @@ impl State {
         text: &str,
         config: &Config,
     ) -> Result<(), Failure> {
-        if !config.version.supports(Feature::ModifyLoadBalancer) {
+        // The function is as old as the others. Clients must not use it before, because it cut connections, or did nothing.
+        if config.strict && !config.version.supports(Feature::ModifyLoadBalancer) {
             let error = format!("HNS {} does not change load balancers", config.version);
             return fail(HResult::E_NOTIMPL, error);
         }

@@ -15,9 +15,11 @@ use crate::policies;
 use crate::reply::say_the_same;
 use crate::sets::{Sets, values};
 use crate::state::{Guard, State};
+use crate::v1::{new_network, new_shape};
 
 impl State {
     pub(crate) fn create_network(&mut self, id: Guid, text: &str, config: &Config) -> Result<Guid, Failure> {
+        let text = &new_shape(text, new_network, config);
         let Network { r#type, .. } = document(text, false)?;
         if matches!(r#type, NetworkMode::Unknown(_)) {
             return fail(HResult::HCN_E_INVALID_NETWORK_TYPE, format!("Type {}", r#type));
@@ -155,13 +157,14 @@ impl State {
         Ok(())
     }
 
-    pub(crate) fn delete_network(&mut self, id: Guid) -> Result<(), Failure> {
+    pub(crate) fn delete_network(&mut self, id: Guid, config: &Config) -> Result<(), Failure> {
         self.network(id)?;
-        let endpoints = self.endpoints_of(id).count();
-        if endpoints > 0 {
-            let error = format!("network {id} has {endpoints} endpoints");
+        let endpoints: Vec<Guid> = self.endpoints_of(id).map(|endpoint| endpoint.id).collect();
+        if !endpoints.is_empty() && !config.deletes_used_networks {
+            let error = format!("network {id} has {} endpoints", endpoints.len());
             return fail(HResult::HCN_E_ENTITY_HAS_REFERENCES, error);
         }
+        endpoints.into_iter().try_for_each(|endpoint| self.delete_endpoint(endpoint))?;
         self.networks.remove(&id);
         self.sets.remove(&id);
         Ok(())

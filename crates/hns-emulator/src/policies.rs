@@ -1,8 +1,8 @@
 //! Checks the policies of networks and endpoints.
 
 use tortie_hcn::schema::{
-    Acl, AclRuleType, DrMacAddress, Endpoint, HostRoute, InterfaceParameters, NetAdapterName, OutBoundNat,
-    Policy, ProviderAddress, RemoteSubnetRoute, SdnRoute, SetPolicy, SetPolicyType, VxlanPort,
+    Acl, AclRuleType, Endpoint, HostRoute, InterfaceParameters, OutBoundNat, Policy, ProviderAddress,
+    RemoteSubnetRoute, SdnRoute, SetPolicy, SetPolicyType, VxlanPort,
 };
 use tortie_hcn::{Failure, Feature, HResult};
 
@@ -60,8 +60,18 @@ pub(crate) fn network_policy(policy: &Policy, config: &Config) -> Result<(), Fai
     if let Some(provider) = settings::<ProviderAddress>(policy)? {
         return address(&provider.provider_address, "ProviderAddress").map(drop);
     }
-    if policy.is::<NetAdapterName>() || policy.is::<DrMacAddress>() {
-        return Ok(());
+    match policy.r#type.to_ascii_lowercase().as_str() {
+        // HNS has them, and they have no effect here. A strict emulator rejects those that it does not know with the document.
+        "netadaptername"
+        | "drmacaddress"
+        | "sourcemacaddress"
+        | "automaticdns"
+        | "networkacl"
+        | "interfaceconstraint"
+        | "vswitchextension"
+        | "l4proxy"
+        | "layerconstraint" => return Ok(()),
+        _ => {}
     }
     fail(HResult::HCN_E_INVALID_POLICY_TYPE, format!("{} is not a policy of a network here", policy.r#type))
 }
@@ -79,6 +89,14 @@ pub(crate) fn endpoint_policies(
     let mut acls = Vec::new();
     for policy in policies {
         match settings::<Acl>(policy)? {
+            Some(acl) if !config.strict && policy.settings.get("RuleType").is_none() => {
+                // It applies at both places. Rules of the firewall have no priority.
+                for (rule_type, priority) in [(AclRuleType::Switch, acl.priority), (AclRuleType::Host, 0)] {
+                    let acl = Acl { rule_type, priority, ..acl.clone() };
+                    acl_document(policy, &acl, config)?;
+                    acls.push(acl);
+                }
+            }
             Some(acl) => {
                 acl_document(policy, &acl, config)?;
                 acls.push(acl);
@@ -98,7 +116,13 @@ fn endpoint_policy(policy: &Policy) -> Result<(), Failure> {
         return strange.map_or(Ok(()), |text| invalid(format!("OutBoundNAT exception {text:?}")));
     }
     if let Some(route) = settings::<SdnRoute>(policy)? {
-        return prefix(&route.destination_prefix, "DestinationPrefix").map(drop);
+        // hcsshim's tests have one with host bits.
+        let is_prefix = cidr(&route.destination_prefix).is_some();
+        return if is_prefix {
+            Ok(())
+        } else {
+            invalid(format!("DestinationPrefix {:?}", route.destination_prefix))
+        };
     }
     if let Some(provider) = settings::<ProviderAddress>(policy)? {
         return address(&provider.provider_address, "ProviderAddress").map(drop);
@@ -124,7 +148,7 @@ fn endpoint_policy(policy: &Policy) -> Result<(), Failure> {
 /// A client that omits a criterion of an ACL most likely does not mean the zero value.
 fn acl_document(policy: &Policy, acl: &Acl, config: &Config) -> Result<(), Failure> {
     for member in ["Action", "Direction", "RuleType"] {
-        if policy.settings.get(member).is_none() {
+        if config.strict && policy.settings.get(member).is_none() {
             return invalid(format!("ACL {:?} without {member}", acl.id));
         }
     }

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use ipnet::{IpNet, Ipv4Net};
@@ -15,14 +15,15 @@ use tortie_dataplane::{
 };
 use tortie_hcn::{Class, Feature, Guid, Hcn, HcnExt, Version};
 use tortie_policy::program::{PolicyId, SetId};
-use tracing::warn;
+use tracing::{info, warn};
 
 use crate::acl_reconciler::{AclReconciler, Node};
 use crate::backoff::Backoff;
 use crate::endpoint::find;
+use crate::host::Host;
 use crate::load_balancers::LoadBalancers;
 use crate::outbound::{CurrentNetworks, Networks};
-use crate::overlay::{CurrentOverlay, Overlay, OverlaySpec, ensure_overlay_with, remove_subnets};
+use crate::overlay::{CurrentOverlay, Overlay, OverlaySpec, ensure_overlay_on, remove_subnets};
 use crate::static_rules::StaticRules;
 use crate::wiring::USUAL_MTU;
 use crate::{Error, NETWORK, routes, show};
@@ -40,8 +41,10 @@ const LOOK_EVERY: Duration = Duration::from_secs(10);
 /// (docs/hns.md, ACLs).
 pub struct WindowsDataplane {
     hcn: Arc<dyn Hcn>,
-    /// The adapter of the overlay network, if HNS should not choose it.
-    adapter: Option<String>,
+    host: Host,
+    /// The machine's addresses when last read.
+    host_addresses: BTreeSet<Ipv4Net>,
+    host_due: bool,
     overlay: Option<Overlay>,
     current_overlay: CurrentOverlay,
     /// Why the requested network does not exist, and when it is retried.
@@ -71,21 +74,35 @@ pub struct WindowsDataplane {
     notified: Arc<AtomicBool>,
 }
 
+/// Notes a change of HNS or of the machine, and tells of it.
+struct Teller {
+    notified: Arc<AtomicBool>,
+    notify: Mutex<Box<dyn Fn() + Send>>,
+}
+
+impl Teller {
+    fn tell(&self) {
+        self.notified.store(true, Ordering::Release);
+        self.notify.lock().unwrap_or_else(PoisonError::into_inner)();
+    }
+}
+
 /// Returns the current time, so that a test can decide when something is due.
 pub type Clock = Box<dyn Fn() -> Instant + Send>;
 
 impl WindowsDataplane {
-    /// A dataplane without desired state. `adapter` names the network adapter for the overlay, if HNS should not
-    /// choose it.
-    pub fn new(hcn: Arc<dyn Hcn>, adapter: Option<String>) -> WindowsDataplane {
-        WindowsDataplane::with_clock(hcn, adapter, Box::new(Instant::now))
+    /// A dataplane without desired state, on a machine of which nothing is known.
+    pub fn new(hcn: Arc<dyn Hcn>) -> WindowsDataplane {
+        WindowsDataplane::with_clock(hcn, Box::new(Instant::now))
     }
 
     /// As [`new`](Self::new), with another clock, which determines retries.
-    pub fn with_clock(hcn: Arc<dyn Hcn>, adapter: Option<String>, clock: Clock) -> WindowsDataplane {
+    pub fn with_clock(hcn: Arc<dyn Hcn>, clock: Clock) -> WindowsDataplane {
         WindowsDataplane {
             hcn,
-            adapter,
+            host: Host::unknown(),
+            host_addresses: BTreeSet::new(),
+            host_due: true,
             overlay: None,
             current_overlay: CurrentOverlay::default(),
             network_refused: None,
@@ -112,6 +129,12 @@ impl WindowsDataplane {
     #[must_use]
     pub fn with_static_rules(self, static_rules: StaticRules) -> Self {
         Self { static_rules, ..self }
+    }
+
+    /// Sets the machine under HNS.
+    #[must_use]
+    pub fn with_host(self, host: Host) -> Self {
+        Self { host, ..self }
     }
 
     /// Names the networks of the addresses of Services.
@@ -192,14 +215,18 @@ impl WindowsDataplane {
             }
             Some(_) => None,
         };
-        let networks = Networks::new(&state.settings, self.services.clone(), Vec::new());
+        self.read_addresses(state);
+        report.node.extend(self.host.routes().condition());
+        let networks = Networks::new(&state.settings, self.services.clone(), self.networks_of(state));
+        let provider = self.overlay.as_ref().map(|overlay| overlay.provider_address);
+        let networks = Networks { provider, ..networks };
         self.networks.set(networks.clone());
         let node = Node {
             networks,
             hcn: &*self.hcn,
             state,
             sets,
-            addresses: node_addresses(state),
+            addresses: self.node_addresses(state),
             underlay: state.node.as_ref().and_then(own_address),
             static_rules: &self.static_rules.0,
             now,
@@ -213,7 +240,7 @@ impl WindowsDataplane {
         } else {
             self.load_balancers.look(&*self.hcn);
         }
-        let node = node_addresses(state);
+        let node = self.node_addresses(state);
         report.node.extend(self.load_balancers.condition(state, &node, self.version));
         // An endpoint that failed may have an older and wider list, so it does not count as in force.
         report.retry |= self.acl_reconciler.is_in_trouble();
@@ -245,9 +272,9 @@ impl WindowsDataplane {
         let blocks: Vec<Ipv4Net> = own_blocks(state).collect();
         let Some((block, others)) = blocks.split_first() else { return Ok(()) };
         let vni = node.network.vni;
-        let spec = OverlaySpec { name: NETWORK.into(), block: *block, vni, adapter: self.adapter.clone() };
+        let spec = OverlaySpec { name: NETWORK.into(), block: *block, vni, adapter: None };
         if self.overlay.is_none() {
-            let overlay = self.ensure_network(spec, others)?;
+            let overlay = self.ensure_network(spec, others, own_address(&node))?;
             self.current_overlay.set(&overlay);
             self.network = Some(overlay.id);
             self.overlay = Some(overlay);
@@ -259,10 +286,9 @@ impl WindowsDataplane {
         }));
         report.node.extend(remade(&node, overlay));
         report.node.extend(overlay.other_adapter.as_ref().map(|found| {
-            let wanted = self.adapter.as_deref().unwrap_or_default();
             let message = format!(
-                "network {NETWORK} is on adapter {found}, and --adapter names {wanted}: it is used as it is; drain the node, remove the \
-                 network and restart the agent, or correct --adapter"
+                "network {NETWORK} is on adapter {found}, which is neither that of --adapter nor, without it, that of the node's \
+                 address: it is used as it is; drain the node, remove the network and restart the agent, or correct --adapter"
             );
             Condition::new(Reason::NetworkDiffers, message)
         }));
@@ -297,7 +323,12 @@ impl WindowsDataplane {
 
     /// The overlay network. If HNS refused it or is not ready, requests become less and less frequent. Whether HNS
     /// answers at all is checked each time.
-    fn ensure_network(&mut self, spec: OverlaySpec, others: &[Ipv4Net]) -> Result<Overlay, Error> {
+    fn ensure_network(
+        &mut self,
+        spec: OverlaySpec,
+        others: &[Ipv4Net],
+        node: Option<Ipv4Addr>,
+    ) -> Result<Overlay, Error> {
         let now = (self.clock)();
         match &self.network_refused {
             Some((refused, error)) if *refused == spec && self.network_backoff.has_to_wait(&(), now) => {
@@ -306,7 +337,7 @@ impl WindowsDataplane {
             Some((refused, _)) if *refused != spec => self.network_backoff.forget(&()),
             _ => {}
         }
-        let ensured = ensure_overlay_with(&*self.hcn, &spec, others);
+        let ensured = ensure_overlay_on(&*self.hcn, &spec, others, (&self.host, node));
         match &ensured {
             Ok(_) => {
                 self.network_refused = None;
@@ -319,6 +350,32 @@ impl WindowsDataplane {
             }
         }
         ensured
+    }
+
+    /// Reads the machine's addresses, if they may have changed. All of them may reach the pods, so every list has them.
+    fn read_addresses(&mut self, state: &NodeState) {
+        if !std::mem::take(&mut self.host_due) {
+            return;
+        }
+        let Some(addresses) = self.host.addresses() else { return };
+        if addresses != self.host_addresses {
+            info!(?addresses, "the machine's addresses");
+            self.host_addresses = addresses;
+            state.endpoints.keys().for_each(|id| self.acl_reconciler.look_at_now(id.clone()));
+        }
+    }
+
+    /// The network of the node's own address.
+    fn networks_of(&self, state: &NodeState) -> Vec<Ipv4Net> {
+        let own = state.node.as_ref().and_then(own_address);
+        let nets = self.host_addresses.iter().filter(|net| Some(net.addr()) == own);
+        nets.map(Ipv4Net::trunc).collect()
+    }
+
+    /// The machine's own addresses towards its pods.
+    fn node_addresses(&self, state: &NodeState) -> BTreeSet<Ipv4Addr> {
+        let known = node_addresses(state);
+        known.into_iter().chain(self.host_addresses.iter().map(Ipv4Net::addr)).collect()
     }
 
     /// The network whose sets ACLs may name, if HNS supports sets, and whether they should.
@@ -349,11 +406,11 @@ impl WindowsDataplane {
 
 impl Dataplane for WindowsDataplane {
     fn watch(&mut self, notify: Box<dyn Fn() + Send>) {
-        let notified = self.notified.clone();
-        self.hcn.watch(Box::new(move || {
-            notified.store(true, Ordering::Release);
-            notify();
-        }));
+        let teller = Teller { notified: self.notified.clone(), notify: Mutex::new(notify) };
+        let of_hns = Arc::new(teller);
+        let of_host = Arc::clone(&of_hns);
+        self.hcn.watch(Box::new(move || of_hns.tell()));
+        self.host.watch(Box::new(move || of_host.tell()));
     }
 
     fn asks_for_services(&self) -> bool {
@@ -385,7 +442,7 @@ impl Dataplane for WindowsDataplane {
         if notified || !(self.in_trouble && just_looked) {
             self.looked = Some(now);
             // HNS may have been updated since.
-            (self.overlay, self.version_due) = (None, true);
+            (self.overlay, self.version_due, self.host_due) = (None, true, true);
             self.routes_due |= !self.routes_backoff.has_to_wait(&(), now);
             self.acl_reconciler.look_at_sets(now);
             self.load_balancers.look_at();
@@ -415,7 +472,7 @@ fn ipv4(address: IpAddr) -> Option<Ipv4Addr> {
     }
 }
 
-/// The node's own addresses towards its pods.
+/// The node's addresses in the datastore.
 fn node_addresses(state: &NodeState) -> BTreeSet<Ipv4Addr> {
     let Some(node) = &state.node else { return BTreeSet::new() };
     let tunnel = node.vtep(IpVersion::V4).and_then(|vtep| ipv4(vtep.address));

@@ -32,6 +32,14 @@ pub enum Error {
         /// The missing policy.
         missing: &'static str,
     },
+    /// The adapter for the overlay network must not be used.
+    #[error(
+        "the overlay network cannot be made: {problem}; name the physical adapter with the node's address (--adapter)"
+    )]
+    Adapter {
+        /// The problem.
+        problem: String,
+    },
     /// There is no network for the node's pods.
     #[error("network {0} does not exist; it is made when the node has an IPAM block")]
     NoNetwork(String),
@@ -66,6 +74,8 @@ impl Error {
             // The next answer may differ, and only reading again shows the state.
             Error::Hns(_) | Error::NotTaken { .. } => true,
             Error::NetworkNotReady { .. } | Error::NoNetwork(_) | Error::NoEndpoint { .. } => true,
+            // It may come up, or get an address.
+            Error::Adapter { .. } => true,
             Error::NetworkDiffers { .. } | Error::Differs { .. } => false,
         }
     }
@@ -82,6 +92,7 @@ impl Error {
             Error::Hns(_) => Reason::HnsRefused,
             Error::NetworkDiffers { .. } => Reason::NetworkDiffers,
             Error::NetworkNotReady { .. } => Reason::NetworkNotReady,
+            Error::Adapter { .. } => Reason::AdapterNotUsable,
             Error::NoNetwork(_) => Reason::NetworkMissing,
             Error::NoEndpoint { .. } => Reason::EndpointMissing,
             Error::NotTaken { .. } => Reason::HnsDidNotTake,

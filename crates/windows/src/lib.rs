@@ -10,12 +10,15 @@
 
 mod acl;
 mod acl_reconciler;
+mod adapter;
 mod backoff;
 mod cost;
 mod dataplane;
 mod endpoint;
 mod error;
+mod host;
 mod host_ports;
+mod host_routes;
 mod load_balancers;
 mod outbound;
 mod overlay;
@@ -25,12 +28,17 @@ mod show;
 mod static_rules;
 mod wiring;
 
+pub use adapter::{AdapterSelector, AdapterSelectorError};
 pub use cost::{Because, Cost, CostModel, Costing, PolicyCost, RuleCost, RuleCounts, Saving, Tally};
 pub use dataplane::{Clock, WindowsDataplane};
 pub use endpoint::endpoint_id;
 pub use error::Error;
+pub use host::Host;
+pub use host_routes::HostRoutes;
 pub use outbound::CurrentNetworks;
-pub use overlay::{CurrentOverlay, Overlay, OverlaySpec, ensure_overlay, ensure_overlay_with};
+pub use overlay::{
+    CurrentOverlay, Overlay, OverlaySpec, ensure_overlay, ensure_overlay_on, ensure_overlay_with,
+};
 pub use static_rules::{StaticRules, StaticRulesError};
 pub use wiring::WindowsWiring;
 

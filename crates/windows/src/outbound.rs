@@ -1,4 +1,5 @@
-//! How packets of pods leave the overlay: OutBoundNAT and SDNRoute policies on their endpoints (docs/hns.md, Ways out).
+//! How packets of pods leave the node: OutBoundNAT, SDNRoute and ProviderAddress policies on their endpoints (docs/hns.md, Ways
+//! out).
 //!
 //! A new endpoint has them from its creation, as those of win-overlay and Calico's plugin. If the cluster's pools change, or a
 //! policy is lost, they are repaired. What an endpoint has is read before anything is sent.
@@ -9,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use ipnet::{IpNet, Ipv4Net};
 use tortie_dataplane::{Condition, Reason, Settings};
-use tortie_hcn::schema::{Endpoint, Modify, OutBoundNat, Policy, RequestType, SdnRoute};
+use tortie_hcn::schema::{Endpoint, Modify, OutBoundNat, Policy, ProviderAddress, RequestType, SdnRoute};
 use tortie_hcn::{Class, Hcn, HcnExt};
 use tracing::info;
 
@@ -24,6 +25,8 @@ pub(crate) struct Networks {
     pub(crate) pools: Vec<(Ipv4Net, bool)>,
     /// The networks of the node itself.
     pub(crate) of_node: Vec<Ipv4Net>,
+    /// The node's address on the underlay, if the overlay network is known.
+    pub(crate) provider: Option<Ipv4Addr>,
 }
 
 impl Networks {
@@ -33,7 +36,12 @@ impl Networks {
             IpNet::V4(net) => Some((*net, *nat)),
             IpNet::V6(_) => None,
         };
-        Networks { services, pools: settings.pools.iter().filter_map(ipv4).collect(), of_node }
+        Networks {
+            services,
+            pools: settings.pools.iter().filter_map(ipv4).collect(),
+            of_node,
+            provider: None,
+        }
     }
 
     /// The policies of the endpoint with this address.
@@ -73,6 +81,7 @@ impl CurrentNetworks {
 enum Way {
     Translated(BTreeSet<String>),
     Routed(String),
+    Provided(String),
 }
 
 impl Way {
@@ -83,6 +92,9 @@ impl Way {
                 nat;
             let plain = destinations.is_empty() && virtual_ip.is_empty() && flags == 0;
             return plain.then(|| Way::Translated(exceptions.into_iter().collect()));
+        }
+        if let Ok(Some(provider)) = policy.settings::<ProviderAddress>() {
+            return Some(Way::Provided(provider.provider_address));
         }
         let route = policy.settings::<SdnRoute>().ok().flatten()?;
         (route.need_encap && route.next_hop.is_empty()).then_some(Way::Routed(route.destination_prefix))
@@ -100,7 +112,8 @@ pub(crate) fn sync(
     addresses: &[IpAddr],
 ) -> Result<Vec<Condition>, Error> {
     let Some(IpAddr::V4(address)) = addresses.first() else { return Ok(Vec::new()) };
-    let wanted: Vec<Policy> = networks.policies(*address);
+    let mut wanted: Vec<Policy> = networks.policies(*address);
+    wanted.extend(provider(found, networks));
     let has =
         |policies: &[Policy], way: &Way| policies.iter().any(|policy| Way::of(policy).as_ref() == Some(way));
     let known = found.policies.iter().filter_map(|policy| Some((policy, Way::of(policy)?)));
@@ -126,9 +139,21 @@ pub(crate) fn sync(
     Ok(conditions)
 }
 
+/// The policy with the node's address, if the endpoint lists one, which not every build does. The node may have got another
+/// address since.
+fn provider(found: &Endpoint, networks: &Networks) -> Option<Policy> {
+    let listed = found.policies.iter().find(|policy| policy.is::<ProviderAddress>())?;
+    Some(match networks.provider {
+        Some(address) => {
+            Policy::of(&ProviderAddress { provider_address: address.to_string(), ..Default::default() })
+        }
+        None => listed.clone(),
+    })
+}
+
 fn not_taken(endpoint: &Endpoint, error: &tortie_hcn::Error) -> Condition {
     let message = format!(
-        "HNS endpoint {} has other OutBoundNAT or SDNRoute policies than the IPPools demand, and HNS refuses the change: {error};          recreate the pod",
+        "HNS endpoint {} has other OutBoundNAT, SDNRoute or ProviderAddress policies than the IPPools and the node's address demand, and HNS refuses the change: {error};          recreate the pod",
         endpoint.name
     );
     Condition::new(Reason::OutboundNatDiffers, message)

@@ -14,6 +14,7 @@ use tortie_hcn::{Class, Feature, Guid, Hcn, HcnExt};
 use tracing::{info, warn};
 
 use crate::Error;
+use crate::host::Host;
 
 /// The longest prefix of a subnet: it needs an address besides its own, its gateway and its broadcast address.
 const LONGEST_PREFIX: u8 = 30;
@@ -93,6 +94,28 @@ pub fn ensure_overlay_with(
     spec: &OverlaySpec,
     others: &[Ipv4Net],
 ) -> Result<Overlay, Error> {
+    ensure_overlay_on(hcn, spec, others, (&Host::unknown(), None))
+}
+
+/// The same on a machine whose node has this address. The adapter of the machine comes before that of `spec`. Its routes are
+/// kept before a network is made ([`HostRoutes`](crate::HostRoutes)).
+///
+/// # Errors
+/// As for [`ensure_overlay`]; or the network does not exist, and the adapter must not be used.
+pub fn ensure_overlay_on(
+    hcn: &(impl Hcn + ?Sized),
+    spec: &OverlaySpec,
+    others: &[Ipv4Net],
+    (host, node): (&Host, Option<Ipv4Addr>),
+) -> Result<Overlay, Error> {
+    let choice = host.choose(node);
+    let spec = &OverlaySpec { adapter: choice.name.or_else(|| spec.adapter.clone()), ..spec.clone() };
+    let create = |hcn, spec: &OverlaySpec| {
+        // If a network was deleted, its adapter may have its address again.
+        let choice = host.choose(node);
+        host.prepare(&choice)?;
+        create(hcn, &OverlaySpec { adapter: choice.name.or_else(|| spec.adapter.clone()), ..spec.clone() })
+    };
     let blocks: Vec<Ipv4Net> = std::iter::once(spec.block).chain(others.iter().copied()).collect();
     let existing = hcn.network_by_name(&spec.name)?;
     let first = existing.as_ref().and_then(|network| subnets(network).next());

@@ -103,7 +103,7 @@ impl Cluster {
             ensure_overlay(&*hns, &spec).unwrap();
             let hcn: Arc<dyn Hcn> = hns.clone();
             let wiring = WindowsWiring::new(hcn.clone());
-            let dataplane = Stateful::new(WindowsDataplane::new(hcn, None));
+            let dataplane = Stateful::new(WindowsDataplane::new(hcn));
             Node {
                 hns,
                 calc: Calc::new(format!("win{number}")),

@@ -42,7 +42,7 @@ impl Node {
         let spec = OverlaySpec { name: NETWORK.into(), block, vni: VNI, adapter: None };
         let overlay = ensure_overlay(&*hns, &spec)?;
         let (wiring, dataplane) =
-            (WindowsWiring::new(hcn.clone()), Stateful::new(WindowsDataplane::new(hcn, None)));
+            (WindowsWiring::new(hcn.clone()), Stateful::new(WindowsDataplane::new(hcn)));
         let (compartments, proxy) = (BTreeMap::new(), Proxy::default());
         let node = Self { hns, dataplane, wiring, block, overlay: overlay.clone(), compartments, proxy };
         Ok((node, overlay))

@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 use tortie_hcn::schema::{Endpoint, Namespace, NetAdapterName, Policy, SdnRoute};
+use tortie_hcn::selftest::{CANARY, HnsReport};
 use tortie_hcn::{Guid, HcnExt};
 use tortie_hns_emulator::{Config, Packet, PacketDirection, Survives, Verdict};
 
 use super::HNS_ADDRESS;
-use super::cluster::{Cluster, Hns, NODE, hns};
+use super::cluster::{ADDRESS, Cluster, Hns, NODE, hns};
 use super::prefix::{Killed, Prefix, output, windows_path};
 use crate::step;
 use crate::windows::Built;
@@ -25,9 +26,6 @@ const INTERVAL: Duration = Duration::from_millis(20);
 
 /// The agent's log on the node.
 const LOG: &str = "agent.log";
-
-/// The adapter that the operator chose.
-const ADAPTER: &str = "Ethernet 2";
 
 /// A client that policy allows, at first, and another one.
 const FIRST: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 5);
@@ -43,6 +41,10 @@ struct WindowsNode<'a> {
     machine: Prefix,
     cluster: Cluster,
     hns: Hns,
+    /// The machine's adapter that the operator chooses, by name.
+    adapter: String,
+    /// An address of it.
+    address: Ipv4Addr,
 }
 
 /// A pod with its namespace in HNS and the result of ADD.
@@ -59,8 +61,28 @@ pub(crate) fn run(built: &Built) -> Result<()> {
     let runtime = tokio::runtime::Runtime::new()?;
     let cluster = runtime.block_on(Cluster::new(machine.outside()))?;
     runtime.block_on(cluster.allow("10.9.0.0/24"))?;
-    let node = WindowsNode { runtime, built, machine, cluster, hns };
+    let (adapter, address) = adapter(built, &machine)?;
+    let node = WindowsNode { runtime, built, machine, cluster, hns, adapter, address };
     node.whole_life().with_context(|| node.log())
+}
+
+/// An adapter of the machine, as the program shows it. Its route is shown, too.
+fn adapter(built: &Built, machine: &Prefix) -> Result<(String, Ipv4Addr)> {
+    let shown = output(machine.command(&built.tortie).args(["windows", "adapters"]))?.stdout;
+    let shown: Value = serde_json::from_slice(&shown)?;
+    let adapters = shown["adapters"].as_array().context("no adapters")?;
+    let usable = adapters.iter().find_map(|adapter| {
+        let addresses = adapter["addresses"].as_array()?.iter().filter_map(Value::as_str);
+        let mut addresses = addresses.filter_map(|net| net.split('/').next()?.parse::<Ipv4Addr>().ok());
+        let address = addresses.find(|address| !address.is_loopback() && !address.is_link_local())?;
+        Some((adapter, address)).filter(|_| adapter["isUp"] == true)
+    });
+    let (adapter, address) = usable.context("this machine has no adapter with an IPv4 address")?;
+    let index = &adapter["index"];
+    let routes = shown["routes"].as_array().context("no routes")?;
+    ensure!(routes.iter().any(|route| route["interface"] == *index), "{shown:#}");
+    ensure!(adapter["mtu"].as_u64().is_some_and(|mtu| mtu >= 576), "{adapter}");
+    Ok((adapter["name"].as_str().context("no name")?.to_owned(), address))
 }
 
 impl WindowsNode<'_> {
@@ -70,14 +92,25 @@ impl WindowsNode<'_> {
             let network = self.hns.emulator.network_by_name("Calico")?.context("there is none")?;
             let adapter =
                 network.policies.iter().find_map(|policy| policy.settings::<NetAdapterName>().ok().flatten());
-            ensure!(adapter.is_some_and(|adapter| adapter.network_adapter_name == ADAPTER), "{network:?}");
+            ensure!(
+                adapter.is_some_and(|adapter| adapter.network_adapter_name == self.adapter),
+                "{network:?}"
+            );
+            let kept = self.machine.drive().join("ProgramData/tortie/adapter-routes.json");
+            let kept: Value = serde_json::from_slice(&fs::read(kept).context("the adapter's routes")?)?;
+            ensure!(kept["adapter"] == self.adapter.as_str(), "{kept}");
             Ok(())
         })?;
         step("a command reaches the agent by its pipe", || self.log_level())?;
+        step("the selftest finds what HNS does, and removes its network", || self.selftest())?;
         let (web, other) = (self.add("web")?, self.add("other")?);
         step("ADD connects pods, and policy is in force", || {
             ensure!(self.endpoints()?.len() == 2, "{:?}", self.endpoints()?);
-            [&web, &other].into_iter().try_for_each(|pod| self.is_reached(pod, FIRST, SECOND))
+            [&web, &other].into_iter().try_for_each(|pod| self.is_reached(pod, FIRST, SECOND))?;
+            // Every address of the machine, which the node's object does not name.
+            let from_machine = self.verdict(&web, self.address, 81)?;
+            ensure!(from_machine == Verdict::Allow, "from {}: {from_machine:?}", self.address);
+            Ok(())
         })?;
         step("an endpoint has the runtime's settings of DNS", || {
             ensure!(web.result["dns"]["nameservers"][0] == DNS_SERVER, "{}", web.result);
@@ -133,6 +166,17 @@ impl WindowsNode<'_> {
         step("the agent runs as a service", || self.runs_as_a_service())
     }
 
+    /// What only packets tell has no answer here.
+    fn selftest(&self) -> Result<()> {
+        let printed = output(self.machine.command(&self.built.tortie).args(["windows", "selftest"]))?.stdout;
+        let report: HnsReport = serde_json::from_slice(&printed)?;
+        let (found, started) = (Config::of_report(&report, ADDRESS), hns(Config::SERVER_2022));
+        ensure!(format!("{found:?}") == format!("{started:?}"), "{found:#?}\n{started:#?}");
+        ensure!(report.switch_default.is_none(), "{report:?}");
+        ensure!(self.hns.emulator.network_by_name(CANARY)?.is_none(), "the network is still there");
+        Ok(())
+    }
+
     fn start_agent(&self) -> Result<Killed> {
         let log = File::options().create(true).append(true).open(self.machine.outside().join(LOG))?;
         let mut command = self.machine.command(&self.built.tortie);
@@ -162,7 +206,7 @@ impl WindowsNode<'_> {
         let arguments = [
             ("--node", NODE),
             ("--store", &store),
-            ("--adapter", ADAPTER),
+            ("--adapter", &self.adapter),
             ("--service-cidr", "10.96.0.0/12"),
             ("--tls-authority", &authority),
             ("--tls-certificate", &certificate),
@@ -244,28 +288,39 @@ impl WindowsNode<'_> {
 
     /// Checks a pod: its endpoint is in its namespace, and one client reaches port 80, and nothing else passes.
     fn is_reached(&self, pod: &Pod, allowed: Ipv4Addr, denied: Ipv4Addr) -> Result<()> {
-        let address = pod.result["ips"][0]["address"].as_str().and_then(|text| text.split('/').next());
-        let address: Ipv4Addr = address.context("ADD gave no address")?.parse()?;
-        let text = address.to_string();
-        let endpoints = self.endpoints()?;
-        let has = |endpoint: &&Endpoint| endpoint.ip_configurations.iter().any(|own| own.ip_address == text);
-        let endpoint = endpoints.iter().find(has).context("no endpoint has the address")?;
+        let (_, endpoint) = self.endpoint(pod)?;
         ensure!(endpoint.host_compute_namespace == pod.namespace, "{endpoint:?}");
         for (client, port, expected) in
             [(allowed, 80, Verdict::Allow), (allowed, 81, Verdict::Block), (denied, 80, Verdict::Block)]
         {
-            let packet = Packet {
-                direction: PacketDirection::In,
-                protocol: 6,
-                local: address,
-                remote: client,
-                local_port: port,
-                remote_port: 40_000,
-            };
-            let verdict = self.hns.emulator.judge(endpoint.id, &packet)?;
+            let verdict = self.verdict(pod, client, port)?;
             ensure!(verdict == expected, "{}: {client} to port {port}: {verdict:?}", pod.name);
         }
         Ok(())
+    }
+
+    /// The verdict on a connection to a pod.
+    fn verdict(&self, pod: &Pod, client: Ipv4Addr, port: u16) -> Result<Verdict> {
+        let (address, endpoint) = self.endpoint(pod)?;
+        let packet = Packet {
+            direction: PacketDirection::In,
+            protocol: 6,
+            local: address,
+            remote: client,
+            local_port: port,
+            remote_port: 40_000,
+        };
+        Ok(self.hns.emulator.judge(endpoint.id, &packet)?)
+    }
+
+    /// A pod's address and endpoint.
+    fn endpoint(&self, pod: &Pod) -> Result<(Ipv4Addr, Endpoint)> {
+        let address = pod.result["ips"][0]["address"].as_str().and_then(|text| text.split('/').next());
+        let address: Ipv4Addr = address.context("ADD gave no address")?.parse()?;
+        let text = address.to_string();
+        let has = |endpoint: &Endpoint| endpoint.ip_configurations.iter().any(|own| own.ip_address == text);
+        let endpoint = self.endpoints()?.into_iter().find(has).context("no endpoint has the address")?;
+        Ok((address, endpoint))
     }
 
     /// HNS restarts without the ACLs. The agent hears of it by the callback, and registers again.

@@ -5,12 +5,12 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use serde_json::json;
-use tortie_agent::{Platform, StaticRules};
+use tortie_agent::{Host, HostRoutes, Platform, StaticRules};
 use tortie_api::{Key, Kind};
 use tortie_cni::transport::Answer;
 use tortie_cni::{Code, Command, Invocation};
 use tortie_hcn::schema::{Namespace, NetAdapterName, OutBoundNat, SdnRoute};
-use tortie_hcn::{HcnExt, Version};
+use tortie_hcn::{HcnExt, IpHelper, NoIpHelper, Version};
 use tortie_hns_emulator::{Config, Emulator};
 
 use crate::common::{Bed, FakeOs, cluster, put, until};
@@ -21,10 +21,12 @@ async fn node(version: Version) -> (Bed, Arc<Emulator>) {
     let pool = json!({"metadata": {"name": "default"}, "spec": {"cidr": "10.0.0.0/24", "blockSize": 29, "vxlanMode": "Always"}});
     put(&*store, &Key::global(Kind::IpPool, "default"), pool).await;
     let hns = Arc::new(Emulator::new(Config::new(version, Ipv4Addr::new(192, 0, 2, 1))));
-    let adapter = Some("Ethernet 2".to_owned());
+    let ip: Arc<dyn IpHelper> = Arc::new(NoIpHelper);
+    let selector = Some("Ethernet 2".parse().unwrap());
+    let host = Host::new(ip.clone(), selector, Arc::new(HostRoutes::new(ip, None)));
     let services = vec!["10.96.0.0/12".parse().unwrap()];
     let platform =
-        Platform::Windows { hcn: hns.clone(), static_rules: StaticRules::default(), adapter, services };
+        Platform::Windows { hcn: hns.clone(), static_rules: StaticRules::default(), host, services };
     let bed = Bed::with_platform(store, platform, FakeOs::default());
     let socket = bed.dir.path().join("agent.sock");
     until("the agent serves", || async { UnixStream::connect(&socket).is_ok() }).await;

@@ -62,6 +62,7 @@ pub(super) struct Functions {
     pub(super) endpoint: ObjectFunctions,
     pub(super) namespace: ObjectFunctions,
     pub(super) load_balancer: ObjectFunctions,
+    pub(super) sdn_route: ObjectFunctions,
     pub(super) create_endpoint: Option<CreateInFunction>,
     pub(super) hns_call: Option<HnsCallFunction>,
     #[cfg_attr(not(windows), allow(dead_code, reason = "only a real library has it"))]
@@ -77,6 +78,7 @@ impl Functions {
             Kind::Endpoint => &self.endpoint,
             Kind::Namespace => &self.namespace,
             Kind::LoadBalancer => &self.load_balancer,
+            Kind::SdnRoute => &self.sdn_route,
         }
     }
 }

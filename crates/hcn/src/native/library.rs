@@ -115,7 +115,7 @@ impl Hcn for NativeHcn {
 }
 
 /// Loads a library of the system, and only from there. It stays loaded.
-fn load(library: &'static str) -> Result<HMODULE, LibraryError> {
+pub(super) fn load(library: &'static str) -> Result<HMODULE, LibraryError> {
     let name: Vec<u16> = library.encode_utf16().chain([0]).collect();
     // SAFETY: the name ends with NUL; the reserved parameter is null.
     let module = unsafe { LoadLibraryExW(name.as_ptr(), std::ptr::null_mut(), LOAD_LIBRARY_SEARCH_SYSTEM32) };
@@ -129,7 +129,7 @@ fn load(library: &'static str) -> Result<HMODULE, LibraryError> {
 ///
 /// # Safety
 /// `F` must be a function pointer with the signature of the function of that name.
-unsafe fn find<F: Copy>(library: HMODULE, name: &str) -> Option<F> {
+pub(super) unsafe fn find<F: Copy>(library: HMODULE, name: &str) -> Option<F> {
     const { assert!(size_of::<F>() == size_of::<usize>()) };
     let name = CString::new(name).ok()?;
     // SAFETY: the library is loaded and stays so; the name ends with NUL.
@@ -170,6 +170,7 @@ fn functions(compute_network: HMODULE, vm_compute: Option<HMODULE>) -> Functions
         endpoint: object(compute_network, "Endpoint", "Endpoints"),
         namespace: object(compute_network, "Namespace", "Namespaces"),
         load_balancer: object(compute_network, "LoadBalancer", "LoadBalancers"),
+        sdn_route: object(compute_network, "SdnRoute", "SdnRoutes"),
         create_endpoint,
         hns_call,
         register,

@@ -1,5 +1,5 @@
-//! HNS of this machine, by `computenetwork.dll` and `vmcompute.dll`; and what else of Windows needs `unsafe`: access lists
-//! and services.
+//! HNS of this machine, by `computenetwork.dll` and `vmcompute.dll`; and what else of Windows needs `unsafe`: adapters
+//! and routes, access lists, and services.
 //!
 //! [`functions`] has the signatures, [`calls`] makes a [`Call`](crate::Call) of them, and [`deadline`] gives each call a
 //! deadline. They are compiled for tests on every system.
@@ -13,6 +13,8 @@ mod functions;
 #[cfg(any(windows, test))]
 mod in_flight;
 #[cfg(windows)]
+mod ip_helper;
+#[cfg(windows)]
 mod library;
 #[cfg(any(windows, test))]
 mod notifications;
@@ -23,6 +25,8 @@ mod service;
 #[cfg(test)]
 mod tests;
 
+#[cfg(windows)]
+pub use ip_helper::NativeIpHelper;
 #[cfg(windows)]
 pub use library::{LibraryError, NativeHcn};
 #[cfg(windows)]

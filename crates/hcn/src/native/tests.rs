@@ -141,6 +141,7 @@ fn functions() -> Functions {
         endpoint: ObjectFunctions { create: None, ..object },
         namespace: object,
         load_balancer: object,
+        sdn_route: object,
         create_endpoint: Some(create_in),
         hns_call: Some(hns_call),
         register: None,
@@ -152,7 +153,7 @@ fn all_calls() -> Vec<Call> {
     let (id, network) = (Guid::random(), Guid::random());
     let settings = String::from("{}");
     let mut calls = vec![Call::Version];
-    for kind in [Kind::Network, Kind::Endpoint, Kind::Namespace, Kind::LoadBalancer] {
+    for kind in [Kind::Network, Kind::Endpoint, Kind::Namespace, Kind::LoadBalancer, Kind::SdnRoute] {
         calls.extend([
             Call::Enumerate { kind, query: String::new() },
             Call::Create { kind, network, id, settings: settings.clone() },

@@ -10,6 +10,7 @@ mod namespace;
 mod network;
 mod policy;
 mod query;
+mod route;
 mod wire_enum;
 
 pub use endpoint::{Endpoint, EndpointFlags, IpConfig};
@@ -23,6 +24,7 @@ pub use policy::{
     Qos, RemoteSubnetRoute, SdnRoute, SetPolicy, SetPolicyType, SourceMacAddress, Vlan, Vsid, VxlanPort,
 };
 pub use query::Query;
+pub use route::HostComputeRoute;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};

@@ -3,5 +3,6 @@
 
 mod knobs;
 mod objects;
+mod others;
 mod sets;
 mod support;

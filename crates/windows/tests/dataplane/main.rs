@@ -3,6 +3,7 @@
 
 mod builds;
 mod cost;
+mod host;
 mod host_ports;
 mod limits;
 mod load_balancers;

@@ -14,7 +14,8 @@ use tortie_hcn::schema::{HostRoute, Modify, Network, Policy, RemoteSubnetRoute, 
 use tortie_hcn::{Call, Failure, HResult, Hcn, HcnExt};
 use tortie_hns_emulator::{Config, Emulator};
 use tortie_windows::{
-    Error, NETWORK, OverlaySpec, WindowsDataplane, WindowsWiring, ensure_overlay, ensure_overlay_with,
+    Error, Host, HostRoutes, NETWORK, OverlaySpec, WindowsDataplane, WindowsWiring, ensure_overlay,
+    ensure_overlay_with,
 };
 
 fn vtep(name: &str, last: u8) -> Delta {
@@ -130,7 +131,10 @@ fn a_network_on_another_adapter_is_used_and_never_recreated() {
     let error = ensure_overlay(&hns, &OverlaySpec { vni: 4097, ..on("Ethernet 2") }).unwrap_err();
     assert!(matches!(error, Error::NetworkDiffers { endpoints: 0, .. }), "{error}");
 
-    let dataplane = WindowsDataplane::new(Arc::new(hns), Some("Ethernet 2".to_owned()));
+    let selector = Some("Ethernet 2".parse().unwrap());
+    let ip: Arc<dyn tortie_hcn::IpHelper> = Arc::new(tortie_hcn::NoIpHelper);
+    let host = Host::new(ip.clone(), selector, Arc::new(HostRoutes::new(ip, None)));
+    let dataplane = WindowsDataplane::new(Arc::new(hns)).with_host(host);
     let report = Stateful::new(dataplane).apply(&[local_node(), own_block()]);
     let conditions: Vec<_> = report.node.iter().filter(|one| one.reason == Reason::NetworkDiffers).collect();
     assert_eq!(conditions.len(), 1, "{report:?}");
@@ -203,7 +207,7 @@ fn a_notification_leads_to_a_full_check_also_in_trouble() {
     let hns = Emulator::new(Config::new(Config::SERVER_2022, NODE));
     let network = ensure_overlay(&hns, &spec()).unwrap().id;
     let hns = Arc::new(Notifying { hns, notify: Mutex::default() });
-    let mut dataplane = WindowsDataplane::new(hns.clone(), None);
+    let mut dataplane = WindowsDataplane::new(hns.clone());
     let told = Arc::new(Mutex::new(0));
     let count = told.clone();
     dataplane.watch(Box::new(move || *count.lock().unwrap() += 1));

@@ -8,8 +8,8 @@ use crate::node::*;
 use serde_json::{Value, json};
 use tortie_api::calico::FelixConfigurationSpec;
 use tortie_dataplane::{Delta, PodAttachment, PodDns, PodWiring, Reason, Report, Settings};
-use tortie_hcn::schema::{Acl, OutBoundNat, Policy, SdnRoute};
-use tortie_hcn::{Call, Failure, HResult, HcnExt, Kind};
+use tortie_hcn::schema::{Acl, OutBoundNat, Policy, ProviderAddress, SdnRoute};
+use tortie_hcn::{Call, Failure, HResult, Hcn, HcnExt, Kind};
 use tortie_windows::{WindowsDataplane, WindowsWiring, endpoint_id};
 
 fn pools(pools: &[(&str, bool)]) -> Delta {
@@ -21,7 +21,7 @@ fn pools(pools: &[(&str, bool)]) -> Delta {
 fn node(known: &[(&str, bool)]) -> Node {
     let mut node = Node::usual();
     let services = vec!["10.96.0.0/12".parse().unwrap()];
-    let dataplane = WindowsDataplane::new(node.hns.clone(), None).with_services(services);
+    let dataplane = WindowsDataplane::new(node.hns.clone()).with_services(services);
     node.wiring = WindowsWiring::new(node.hns.clone()).with_networks(dataplane.networks());
     node.dataplane = testkit::Stateful::new(dataplane);
     node.apply(&[local_node(), own_block(), allow_all(), pools(known)]);
@@ -157,4 +157,32 @@ fn a_refused_change_is_reported_and_tried_again() {
     node.hns.clear_fault();
     assert_eq!(node.dataplane.resync(), Report::default());
     assert_eq!(policies(&node), json!([provider(), route()]));
+}
+
+/// Packets of existing pods would have an outer address that the node has no more.
+#[test]
+fn endpoints_follow_the_address_of_the_node() {
+    let mut node = node(&[]);
+    node.connect();
+    assert_eq!(node.apply(&[endpoint(open_program())]), Report::default());
+    let inner = Arc::clone(&node.hns);
+    node.hns.set_fault(move |call| match call {
+        Call::Query { kind: Kind::Network, .. } => {
+            Some(inner.inner().call(call).map(|document| document.replace("172.16.0.3", "172.16.0.33")))
+        }
+        _ => None,
+    });
+    let report = node.dataplane.resync();
+    assert_eq!(report.endpoints.len(), 0, "{report:?}");
+    let moved = json!({"Type": "ProviderAddress", "Settings": {"ProviderAddress": "172.16.0.33"}});
+    assert_eq!(policies(&node), json!([route(), moved]));
+    node.hns.clear_fault();
+    assert_eq!(node.dataplane.resync(), Report::default());
+    assert_eq!(policies(&node), json!([route(), provider()]));
+    // A build that does not list it gets none.
+    let listed = node.endpoint().policies.into_iter().filter(Policy::is::<ProviderAddress>).collect();
+    let remove = tortie_hcn::schema::Modify::policies(tortie_hcn::schema::RequestType::Remove, listed);
+    node.hns.modify_endpoint(endpoint_id(CONTAINER), &remove).unwrap();
+    assert_eq!(node.dataplane.resync(), Report::default());
+    assert_eq!(policies(&node), json!([route()]));
 }

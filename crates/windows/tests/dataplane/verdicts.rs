@@ -258,7 +258,7 @@ fn between(
     let wiring = WindowsWiring::new(hcn.clone());
     let node = Node::over(watched.hns.clone());
     let pod = attachment(node.namespace());
-    let mut dataplane = Stateful::new(WindowsDataplane::new(hcn, None));
+    let mut dataplane = Stateful::new(WindowsDataplane::new(hcn));
     dataplane.apply(&[policy_sets(sets)]);
     *watched.flows.lock().unwrap() = flows.to_vec();
 

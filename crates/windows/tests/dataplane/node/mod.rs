@@ -60,7 +60,7 @@ impl Node {
         let (start, ahead) = (Instant::now(), Arc::new(Mutex::new(Duration::ZERO)));
         let clock = Arc::clone(&ahead);
         let clock = Box::new(move || start + *clock.lock().unwrap());
-        let dataplane = Stateful::new(WindowsDataplane::with_clock(hcn, None, clock));
+        let dataplane = Stateful::new(WindowsDataplane::with_clock(hcn, clock));
         let network = hns.inner().network_by_name(NETWORK).unwrap().unwrap();
         let mac = network.policies.iter().find_map(|policy| policy.settings::<DrMacAddress>().unwrap());
         let announced = mac.unwrap().address.parse().unwrap();

@@ -80,7 +80,7 @@ impl Node {
         let overlay = ensure_overlay(&*hns, &spec).unwrap();
         let (address, parent) = (overlay.gateway.into(), parent.into());
         let vtep = Vtep { node: name(number), address, mac: overlay.router_mac, parent };
-        let dataplane = Stateful::new(WindowsDataplane::new(hcn, None));
+        let dataplane = Stateful::new(WindowsDataplane::new(hcn));
         Node { number, hns, dataplane, namespace, pods: vec![], vtep }
     }
 

@@ -1,0 +1,67 @@
+//! `tortie windows`: commands for a Windows node.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use serde_json::json;
+use tortie_hcn::native::{NativeHcn, NativeIpHelper};
+use tortie_hcn::schema::NetAdapterName;
+use tortie_hcn::selftest::{self, NoTraffic};
+use tortie_hcn::{Adapter, HcnExt, IpHelper, IpRoute};
+
+use crate::output;
+
+/// The network of the agent.
+const NETWORK: &str = "Calico";
+/// The longest time of one call of HNS: some questions have long documents.
+const DEADLINE: Duration = Duration::from_secs(120);
+
+/// The commands.
+#[derive(clap::Subcommand)]
+pub(crate) enum WindowsCommand {
+    /// Print the network adapters, addresses and routes of this machine as JSON, as the agent sees them
+    Adapters,
+    /// Ask HNS of this machine what its documentation leaves open, and print the answers as JSON. It makes a network beside that of
+    /// the agent, on the same virtual switch, with endpoints that belong to no container, and removes it
+    Selftest,
+}
+
+impl WindowsCommand {
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        match self {
+            Self::Adapters => adapters(),
+            Self::Selftest => ask(),
+        }
+    }
+}
+
+/// Without the agent's network, making one would take an adapter over, and cost the node its connections.
+fn ask() -> anyhow::Result<ExitCode> {
+    let hns = NativeHcn::load(DEADLINE)?;
+    let network = hns.network_by_name(NETWORK)?.with_context(|| {
+        format!("there is no network {NETWORK}: run this on a node where the agent has made it")
+    })?;
+    let mut named =
+        network.policies.iter().filter_map(|policy| policy.settings::<NetAdapterName>().ok().flatten());
+    let adapter = named.next().map(|named| named.network_adapter_name);
+    let report = selftest::run(&hns, &NoTraffic, adapter.as_deref())?;
+    output::line(&serde_json::to_string_pretty(&report)?);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn adapters() -> anyhow::Result<ExitCode> {
+    let machine = NativeIpHelper;
+    let adapters = machine.adapters()?.into_iter().map(|adapter| {
+        let Adapter { index, name, mac, mtu, is_up, addresses } = adapter;
+        let mac = mac.map(|bytes| tortie_api::net::MacAddress(bytes).to_string());
+        json!({"index": index, "name": name, "mac": mac, "mtu": mtu, "isUp": is_up, "addresses": addresses})
+    });
+    let routes = machine.routes()?.into_iter().map(|route| {
+        let IpRoute { interface, destination, next_hop, metric, is_own } = route;
+        json!({"interface": interface, "destination": destination, "nextHop": next_hop, "metric": metric, "isOwn": is_own})
+    });
+    let shown = json!({"adapters": adapters.collect::<Vec<_>>(), "routes": routes.collect::<Vec<_>>()});
+    output::line(&serde_json::to_string_pretty(&shown).context("the adapters")?);
+    Ok(ExitCode::SUCCESS)
+}

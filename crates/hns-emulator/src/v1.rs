@@ -1,0 +1,382 @@
+//! The old interface of HNS (`HNSCall` of `vmcompute.dll`): methods and paths on the same objects, in documents of another
+//! shape (hcsshim, `internal/hns`; SDN scripts, `hns.psm1`).
+
+use std::sync::{Mutex, PoisonError};
+
+use crate::config::Config;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use tortie_hcn::schema::{Modify, Namespace, NamespaceType, RequestType, SchemaVersion};
+use tortie_hcn::{Call, Failure, Guid, HResult, Hcn, HcnExt, Kind};
+
+/// Members by their old and new names.
+type Renamed = &'static [(&'static str, &'static str)];
+
+/// Policies of both interfaces: their types, and the members with other names. `VSID` is that of a subnet.
+const POLICIES: [(&str, &str, Renamed); 7] = [
+    ("OutBoundNAT", "OutBoundNAT", &[("ExceptionList", "Exceptions"), ("VIP", "VirtualIP")]),
+    ("ROUTE", "SDNRoute", &[]),
+    ("PA", "ProviderAddress", &[("PA", "ProviderAddress")]),
+    ("NAT", "PortMapping", &[]),
+    ("VSID", "VSID", &[("VSID", "IsolationId")]),
+    ("VLAN", "VLAN", &[("VLAN", "IsolationId")]),
+    ("ACL", "ACL", &[("Protocol", "Protocols"), ("LocalPort", "LocalPorts"), ("RemotePort", "RemotePorts")]),
+];
+/// Members of networks that only the old shape has.
+const OF_OLD_NETWORKS: [&str; 6] =
+    ["Subnets", "MacPools", "NetworkAdapterName", "DNSSuffix", "DNSServerList", "SourceMac"];
+/// Members of endpoints that only the old shape has.
+const OF_OLD_ENDPOINTS: [&str; 6] =
+    ["VirtualNetwork", "VirtualNetworkName", "IPAddress", "GatewayAddress", "DNSSuffix", "DNSServerList"];
+
+/// A request.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub(crate) struct V1Request {
+    method: String,
+    path: String,
+    #[serde(default)]
+    request: String,
+}
+
+/// What only this interface has: the MAC addresses of accelerated networks.
+#[derive(Default)]
+pub(crate) struct V1 {
+    mac_addresses: Mutex<Vec<Value>>,
+}
+
+impl V1 {
+    /// The answer to a request: `Success` with `Output`, or `Error`.
+    pub(crate) fn answer(&self, hns: &dyn Hcn, request: &V1Request) -> Value {
+        match self.output(hns, request) {
+            Ok(output) => json!({"Success": true, "Output": output}),
+            Err(failure) => json!({"Success": false, "Error": failure.to_string()}),
+        }
+    }
+
+    fn output(
+        &self,
+        hns: &dyn Hcn,
+        V1Request { method, path, request }: &V1Request,
+    ) -> Result<Value, Failure> {
+        let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
+        let document = || -> Result<Value, Failure> {
+            serde_json::from_str(request)
+                .map_err(|error| Failure::new(HResult::HCN_E_INVALID_JSON, error.to_string()))
+        };
+        match (method.to_ascii_uppercase().as_str(), &parts[..]) {
+            ("GET", ["globals", "version"]) => parse(&hns.call(&Call::Version)?),
+            ("GET", ["accelnet"]) => Ok(self.mac_list()),
+            ("POST", ["accelnet"]) => {
+                let list = document()?["MacAddressList"].as_array().cloned().unwrap_or_default();
+                *self.mac_addresses() = list;
+                Ok(self.mac_list())
+            }
+            ("DELETE", ["accelnet"]) => {
+                self.mac_addresses().clear();
+                Ok(self.mac_list())
+            }
+            ("GET", ["endpointstats", id]) => {
+                let id = guid(id)?;
+                read(hns, Kind::Endpoint, id)?;
+                Ok(
+                    json!({"EndpointId": id, "BytesReceived": 0, "BytesSent": 0, "PacketsReceived": 0, "PacketsSent": 0,
+                    "DroppedPacketsIncoming": 0, "DroppedPacketsOutgoing": 0}),
+                )
+            }
+            ("POST", ["endpoints", id, "attach"]) => attach(hns, guid(id)?),
+            ("POST", ["endpoints", id, "detach"]) => detach(hns, guid(id)?),
+            (method, [objects, rest @ ..]) if rest.len() < 2 => {
+                let kind = match *objects {
+                    "networks" => Kind::Network,
+                    "endpoints" => Kind::Endpoint,
+                    _ => return Err(unknown(method, path)),
+                };
+                let id = rest.first().map(|id| guid(id)).transpose()?;
+                match (method, id) {
+                    ("GET", None) => list(hns, kind),
+                    ("GET", Some(id)) => shown(hns, kind, id),
+                    ("POST", None) => create(hns, kind, document()?),
+                    ("POST", Some(id)) => update(hns, kind, id, document()?),
+                    ("DELETE", Some(id)) => {
+                        let before = shown(hns, kind, id)?;
+                        hns.call(&Call::Delete { kind, id })?;
+                        Ok(before)
+                    }
+                    _ => Err(unknown(method, path)),
+                }
+            }
+            (method, _) => Err(unknown(method, path)),
+        }
+    }
+
+    fn mac_list(&self) -> Value {
+        json!({"MacAddressList": *self.mac_addresses()})
+    }
+
+    fn mac_addresses(&self) -> std::sync::MutexGuard<'_, Vec<Value>> {
+        self.mac_addresses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn unknown(method: &str, path: &str) -> Failure {
+    Failure::new(HResult::E_NOTIMPL, format!("{method} {path} is not emulated"))
+}
+
+fn guid(text: &str) -> Result<Guid, Failure> {
+    text.parse().map_err(|_| Failure::new(HResult::E_INVALIDARG, format!("{text} is no identifier")))
+}
+
+fn parse(text: &str) -> Result<Value, Failure> {
+    serde_json::from_str(text).map_err(|error| Failure::new(HResult::E_FAIL, error.to_string()))
+}
+
+fn read(hns: &dyn Hcn, kind: Kind, id: Guid) -> Result<Value, Failure> {
+    parse(&hns.call(&Call::Query { kind, id, query: String::new() })?)
+}
+
+fn shown(hns: &dyn Hcn, kind: Kind, id: Guid) -> Result<Value, Failure> {
+    let object = read(hns, kind, id)?;
+    Ok(if kind == Kind::Network { old_network(object) } else { old_endpoint(hns, object) })
+}
+
+fn list(hns: &dyn Hcn, kind: Kind) -> Result<Value, Failure> {
+    let ids: Vec<Guid> = serde_json::from_str(&hns.call(&Call::Enumerate { kind, query: String::new() })?)
+        .map_err(|error| Failure::new(HResult::E_FAIL, error.to_string()))?;
+    let objects: Result<Vec<Value>, Failure> = ids.into_iter().map(|id| shown(hns, kind, id)).collect();
+    Ok(Value::Array(objects?))
+}
+
+fn create(hns: &dyn Hcn, kind: Kind, document: Value) -> Result<Value, Failure> {
+    let network = match kind {
+        Kind::Endpoint => network_of(hns, &document)?,
+        _ => Guid::ZERO,
+    };
+    let settings = if kind == Kind::Network { new_network(document) } else { new_endpoint(document) };
+    let created =
+        hns.call(&Call::Create { kind, network, id: Guid::ZERO, settings: settings.to_string() })?;
+    shown(hns, kind, guid(parse(&created)?.as_str().unwrap_or_default())?)
+}
+
+/// Replaces the policies, which is what clients change.
+fn update(hns: &dyn Hcn, kind: Kind, id: Guid, document: Value) -> Result<Value, Failure> {
+    let settings = if kind == Kind::Network { new_network(document) } else { new_endpoint(document) };
+    let request = json!({"ResourceType": "Policy", "RequestType": "Update",
+        "Settings": {"Policies": settings.get("Policies").cloned().unwrap_or(json!([]))}});
+    hns.call(&Call::Modify { kind, id, settings: request.to_string() })?;
+    shown(hns, kind, id)
+}
+
+/// The network of an endpoint to create: by its identifier, or by its name.
+fn network_of(hns: &dyn Hcn, endpoint: &Value) -> Result<Guid, Failure> {
+    if let Some(id) = endpoint["VirtualNetwork"].as_str().filter(|id| !id.is_empty()) {
+        return guid(id);
+    }
+    let name = endpoint["VirtualNetworkName"].as_str().unwrap_or_default();
+    let found = hns.network_by_name(name).ok().flatten().map(|network| network.id);
+    found.ok_or_else(|| Failure::new(HResult::HCN_E_NETWORK_NOT_FOUND, format!("network {name:?}")))
+}
+
+/// Attaches the endpoint to the node's own compartment, or to a container's.
+fn attach(hns: &dyn Hcn, endpoint: Guid) -> Result<Value, Failure> {
+    let mut namespace = Namespace { r#type: NamespaceType::HostDefault, ..Namespace::default() };
+    namespace.base.schema_version = Some(SchemaVersion::V2);
+    let failure = |error: tortie_hcn::Error| Failure::new(HResult::E_FAIL, error.to_string());
+    let namespace = hns.create_namespace(&namespace).map_err(failure)?;
+    let request = Modify::namespace_endpoint(RequestType::Add, endpoint);
+    if let Err(error) = hns.modify_namespace(namespace, &request) {
+        hns.delete_namespace(namespace).map_err(failure)?;
+        return Err(failure(error));
+    }
+    Ok(json!({"Success": true}))
+}
+
+fn detach(hns: &dyn Hcn, endpoint: Guid) -> Result<Value, Failure> {
+    let namespace = read(hns, Kind::Endpoint, endpoint)?["HostComputeNamespace"].take();
+    let namespace = guid(namespace.as_str().unwrap_or_default())?;
+    hns.call(&Call::Delete { kind: Kind::Namespace, id: namespace })?;
+    Ok(json!({"Success": true}))
+}
+
+/// A document in the new shape. HNS takes both, and a strict one only the new.
+pub(crate) fn new_shape(text: &str, convert: fn(Value) -> Value, config: &Config) -> String {
+    match serde_json::from_str(text) {
+        Ok(document) if !config.strict => convert(document).to_string(),
+        _ => text.to_owned(),
+    }
+}
+
+/// The new shape of a network, if it has the old one.
+pub(crate) fn new_network(mut document: Value) -> Value {
+    let Some(members) = document.as_object_mut() else { return document };
+    if !OF_OLD_NETWORKS.iter().any(|name| members.contains_key(*name)) {
+        return document;
+    }
+    let mut policies = new_policies(members.remove("Policies"));
+    if let Some(name) = members.remove("NetworkAdapterName") {
+        policies.push(json!({"Type": "NetAdapterName", "Settings": {"NetworkAdapterName": name}}));
+    }
+    let subnets = items(members.remove("Subnets")).map(|mut subnet| {
+        let policies = new_policies(subnet.get_mut("Policies").map(Value::take));
+        json!({"IpAddressPrefix": subnet["AddressPrefix"], "Policies": policies,
+            "Routes": [{"NextHop": subnet["GatewayAddress"], "DestinationPrefix": "0.0.0.0/0"}]})
+    });
+    let subnets: Vec<Value> = subnets.collect();
+    members.insert("Ipams".to_owned(), json!([{"Type": "Static", "Subnets": subnets}]));
+    let ranges: Vec<Value> = items(members.remove("MacPools")).collect();
+    members.insert("MacPool".to_owned(), json!({"Ranges": ranges}));
+    members.insert("Policies".to_owned(), json!(policies));
+    new_dns(members);
+    members.remove("SourceMac");
+    document
+}
+
+/// The new shape of an endpoint, if it has the old one.
+pub(crate) fn new_endpoint(mut document: Value) -> Value {
+    let Some(members) = document.as_object_mut() else { return document };
+    let is_old = OF_OLD_ENDPOINTS.iter().any(|name| members.contains_key(*name));
+    let is_flat = |policy: &Value| policy.get("Settings").is_none();
+    let has_old_policies =
+        members.get("Policies").and_then(Value::as_array).is_some_and(|all| all.iter().any(is_flat));
+    if !is_old && !has_old_policies {
+        return document;
+    }
+    let policies = new_policies(members.remove("Policies"));
+    members.insert("Policies".to_owned(), json!(policies));
+    if let Some(address) = members.remove("IPAddress") {
+        let length = members.remove("PrefixLength").unwrap_or(json!(0));
+        members
+            .insert("IpConfigurations".to_owned(), json!([{"IpAddress": address, "PrefixLength": length}]));
+    }
+    if let Some(gateway) = members.remove("GatewayAddress") {
+        members.insert("Routes".to_owned(), json!([{"NextHop": gateway, "DestinationPrefix": "0.0.0.0/0"}]));
+    }
+    if members.remove("IsRemoteEndpoint") == Some(json!(true)) {
+        members.insert("Flags".to_owned(), json!(1));
+    }
+    new_dns(members);
+    for name in ["VirtualNetwork", "VirtualNetworkName", "State", "SharedContainers"] {
+        members.remove(name);
+    }
+    document
+}
+
+fn new_dns(members: &mut Map<String, Value>) {
+    let (suffix, servers) = (members.remove("DNSSuffix"), members.remove("DNSServerList"));
+    let words = |list: Option<Value>| -> Vec<String> {
+        let list = list.and_then(|list| list.as_str().map(str::to_owned)).unwrap_or_default();
+        list.split(',').map(str::trim).filter(|word| !word.is_empty()).map(str::to_owned).collect()
+    };
+    let (search, servers) = (words(suffix), words(servers));
+    if !search.is_empty() || !servers.is_empty() {
+        members.insert("Dns".to_owned(), json!({"Search": search, "ServerList": servers}));
+    }
+}
+
+fn items(list: Option<Value>) -> impl Iterator<Item = Value> {
+    match list {
+        Some(Value::Array(items)) => items.into_iter(),
+        _ => Vec::new().into_iter(),
+    }
+}
+
+fn new_policies(policies: Option<Value>) -> Vec<Value> {
+    items(policies).map(new_policy).collect()
+}
+
+/// The new shape of a policy. One without a counterpart keeps its members.
+fn new_policy(policy: Value) -> Value {
+    let Value::Object(mut members) = policy else { return policy };
+    if members.contains_key("Settings") {
+        return Value::Object(members);
+    }
+    let r#type = members.remove("Type").unwrap_or_default();
+    let known =
+        POLICIES.iter().find(|(old, ..)| r#type.as_str().is_some_and(|it| it.eq_ignore_ascii_case(old)));
+    let Some((_, new, renamed)) = known else { return json!({"Type": r#type, "Settings": members}) };
+    for (old, new) in *renamed {
+        if let Some(value) = members.remove(*old) {
+            members.insert((*new).to_owned(), value);
+        }
+    }
+    match *new {
+        "PortMapping" => {
+            let number =
+                match members.get("Protocol").and_then(Value::as_str).map(str::to_ascii_uppercase).as_deref()
+                {
+                    Some("TCP") => Some(6),
+                    Some("UDP") => Some(17),
+                    _ => None,
+                };
+            members.extend(number.map(|number| ("Protocol".to_owned(), json!(number))));
+        }
+        "ACL" => {
+            for name in ["Protocols", "LocalPorts", "RemotePorts"] {
+                let number = members.get(name).and_then(Value::as_u64);
+                members.extend(number.map(|number| (name.to_owned(), json!(number.to_string()))));
+            }
+        }
+        _ => {}
+    }
+    json!({"Type": new, "Settings": members})
+}
+
+/// The old shape of a policy: its members beside its type.
+fn old_policy(mut policy: Value) -> Value {
+    let known = POLICIES.iter().find(|(_, new, _)| policy["Type"] == *new);
+    let mut members = policy["Settings"].as_object().cloned().unwrap_or_default();
+    let r#type = match known {
+        Some((old, _, renamed)) => {
+            for (old, new) in *renamed {
+                if let Some(value) = members.remove(*new) {
+                    members.insert((*old).to_owned(), value);
+                }
+            }
+            json!(old)
+        }
+        None => policy["Type"].take(),
+    };
+    members.insert("Type".to_owned(), r#type);
+    Value::Object(members)
+}
+
+fn old_policies(policies: &Value) -> Vec<Value> {
+    items(Some(policies.clone())).map(old_policy).collect()
+}
+
+fn old_network(network: Value) -> Value {
+    let subnets = items(network.get("Ipams").cloned()).flat_map(|ipam| items(ipam.get("Subnets").cloned()));
+    let subnets = subnets.map(|subnet| {
+        json!({"AddressPrefix": subnet["IpAddressPrefix"], "GatewayAddress": subnet["Routes"][0]["NextHop"],
+            "Policies": old_policies(&subnet["Policies"])})
+    });
+    let of = |r#type: &str, member: &str| {
+        let policies = network["Policies"].as_array().into_iter().flatten();
+        let mut found = policies.filter(|policy| policy["Type"] == r#type);
+        found.next().map_or(json!(""), |policy| policy["Settings"][member].clone())
+    };
+    json!({"ID": network["ID"], "Name": network["Name"], "Type": network.get("Type").cloned().unwrap_or(json!("NAT")),
+        "Policies": old_policies(&network["Policies"]), "MacPools": network["MacPool"].get("Ranges").cloned().unwrap_or(json!([])),
+        "Subnets": subnets.collect::<Vec<_>>(), "ManagementIP": of("ProviderAddress", "ProviderAddress"),
+        "NetworkAdapterName": of("NetAdapterName", "NetworkAdapterName")})
+}
+
+fn old_endpoint(hns: &dyn Hcn, endpoint: Value) -> Value {
+    let network = endpoint["HostComputeNetwork"].as_str().and_then(|id| guid(id).ok());
+    let name =
+        network.and_then(|id| read(hns, Kind::Network, id).ok()).map(|network| network["Name"].clone());
+    let words = |list: &Value| {
+        let words = list.as_array().into_iter().flatten().filter_map(Value::as_str);
+        words.collect::<Vec<_>>().join(",")
+    };
+    let mut old = json!({"ID": endpoint["ID"], "Name": endpoint["Name"], "VirtualNetwork": endpoint["HostComputeNetwork"],
+        "VirtualNetworkName": name, "Policies": old_policies(&endpoint["Policies"]), "MacAddress": endpoint["MacAddress"],
+        "IPAddress": endpoint["IpConfigurations"][0]["IpAddress"], "PrefixLength": endpoint["IpConfigurations"][0]["PrefixLength"],
+        "GatewayAddress": endpoint["Routes"][0]["NextHop"], "DNSSuffix": words(&endpoint["Dns"]["Search"]),
+        "DNSServerList": words(&endpoint["Dns"]["ServerList"]), "State": endpoint["State"],
+        "IsRemoteEndpoint": endpoint["Flags"].as_u64().is_some_and(|flags| flags & 1 != 0)});
+    if let Some(members) = old.as_object_mut() {
+        members.retain(|_, value| !value.is_null());
+    }
+    old
+}

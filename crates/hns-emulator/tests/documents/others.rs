@@ -1,0 +1,136 @@
+//! The emulated HNS for other clients than Tortie: the documents that they send, and the old interface.
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use tortie_hcn::{Call, Guid, HResult, Hcn, Kind};
+use tortie_hns_emulator::{Config, Emulator, LibraryService};
+
+fn hns() -> LibraryService {
+    LibraryService::new(Arc::new(Emulator::new(Config::as_hns(Config::NEWEST, Ipv4Addr::new(172, 16, 0, 3)))))
+}
+
+/// A request of the old interface: what it gives, or why not.
+fn old(hns: &LibraryService, method: &str, path: &str, request: &Value) -> Result<Value, String> {
+    let request = if request.is_null() { String::new() } else { request.to_string() };
+    let settings = json!({"Method": method, "Path": path, "Request": request}).to_string();
+    let answer = hns.call(&Call::Emulator { name: "hns-call".to_owned(), settings }).unwrap();
+    let mut answer: Value = serde_json::from_str(&answer).unwrap();
+    match answer["Success"] == true {
+        true => Ok(answer["Output"].take()),
+        false => Err(answer["Error"].as_str().unwrap().to_owned()),
+    }
+}
+
+fn create(hns: &LibraryService, kind: Kind, network: Guid, settings: &Value) -> Result<Guid, HResult> {
+    let call = Call::Create { kind, network, id: Guid::ZERO, settings: settings.to_string() };
+    let id = hns.call(&call).map_err(|failure| failure.code)?;
+    Ok(serde_json::from_str(&id).unwrap())
+}
+
+fn read(hns: &LibraryService, kind: Kind, id: Guid) -> Value {
+    serde_json::from_str(&hns.call(&Call::Query { kind, id, query: String::new() }).unwrap()).unwrap()
+}
+
+fn overlay() -> Value {
+    json!({"Name": "o", "Type": "Overlay", "Subnets": [{"AddressPrefix": "10.244.3.0/24", "GatewayAddress": "10.244.3.1",
+        "Policies": [{"Type": "VSID", "VSID": 4096}]}], "NetworkAdapterName": "Ethernet"})
+}
+
+#[test]
+fn both_interfaces_show_the_same_objects() {
+    let hns = hns();
+    let network = old(&hns, "POST", "/networks/", &overlay()).unwrap();
+    let id: Guid = network["ID"].as_str().unwrap().parse().unwrap();
+    let subnet = json!({"AddressPrefix": "10.244.3.0/24", "GatewayAddress": "10.244.3.1", "Policies": [{"Type": "VSID", "VSID": 4096}]});
+    assert_eq!((&network["Subnets"], &network["ManagementIP"]), (&json!([subnet]), &json!("172.16.0.3")));
+    let new = read(&hns, Kind::Network, id);
+    assert_eq!(new["Ipams"][0]["Subnets"][0]["Policies"][0]["Settings"], json!({"IsolationId": 4096}));
+
+    let endpoint = json!({"Name": "e", "VirtualNetworkName": "o", "IPAddress": "10.244.3.9", "MacAddress": "0E-2A-0A-F4-03-09",
+        "GatewayAddress": "10.244.3.1", "DNSServerList": "10.96.0.10,10.96.0.11", "DNSSuffix": "a.b",
+        "Policies": [{"Type": "OutBoundNAT", "ExceptionList": ["10.0.0.0/8"]}, {"Type": "PA", "PA": "172.16.0.3"},
+            {"Type": "NAT", "Protocol": "TCP", "InternalPort": 80, "ExternalPort": 8080},
+            {"Type": "ROUTE", "DestinationPrefix": "10.96.0.0/12", "NeedEncap": true}]});
+    let made = old(&hns, "POST", "/endpoints", &endpoint).unwrap();
+    for (name, value) in endpoint.as_object().unwrap() {
+        if name != "Policies" {
+            assert_eq!(made[name], *value, "{name}");
+        }
+    }
+    let id: Guid = made["ID"].as_str().unwrap().parse().unwrap();
+    let new = read(&hns, Kind::Endpoint, id);
+    assert_eq!(new["Dns"], json!({"Search": ["a.b"], "ServerList": ["10.96.0.10", "10.96.0.11"]}));
+    let policies = json!([{"Type": "OutBoundNAT", "Settings": {"Exceptions": ["10.0.0.0/8"]}},
+        {"Type": "ProviderAddress", "Settings": {"ProviderAddress": "172.16.0.3"}},
+        {"Type": "PortMapping", "Settings": {"Protocol": 6, "InternalPort": 80, "ExternalPort": 8080}},
+        {"Type": "SDNRoute", "Settings": {"DestinationPrefix": "10.96.0.0/12", "NeedEncap": true}}]);
+    assert_eq!(new["Policies"], policies);
+    let listed = old(&hns, "GET", "/endpoints/", &Value::Null).unwrap();
+    assert_eq!(listed, json!([made]));
+    let one = format!("/endpoints/{id}");
+    old(&hns, "POST", &format!("{one}/attach"), &json!({"SystemType": "Host", "CompartmentId": 1})).unwrap();
+    assert_eq!(old(&hns, "GET", &one, &Value::Null).unwrap()["State"], 3);
+    assert!(old(&hns, "POST", &format!("{one}/attach"), &json!({})).is_err(), "it is attached");
+    old(&hns, "POST", &format!("{one}/detach"), &json!({"SystemType": "Host"})).unwrap();
+    assert_eq!(hns.call(&Call::Enumerate { kind: Kind::Namespace, query: String::new() }).unwrap(), "[]");
+    assert_eq!(
+        old(&hns, "GET", &format!("/endpointstats/{id}"), &Value::Null).unwrap()["EndpointId"],
+        json!(id)
+    );
+    old(&hns, "DELETE", &one, &Value::Null).unwrap();
+    for (method, path) in [
+        ("GET", one.as_str()),
+        ("DELETE", one.as_str()),
+        ("GET", "/nothing"),
+        ("PUT", "/networks"),
+        ("GET", "/networks/x"),
+    ] {
+        assert!(old(&hns, method, path, &Value::Null).is_err(), "{method} {path}");
+    }
+    let version = old(&hns, "GET", "/globals/version", &Value::Null).unwrap();
+    assert_eq!(version, json!({"Major": 15, "Minor": 4}));
+}
+
+#[test]
+fn other_forms_of_members_are_understood_and_a_strict_hns_rejects_them() {
+    let modern = json!({"Name": "n", "Type": "Overlay", "Flags": "EnableNonPersistent", "Policies": null, "Unknown": 1,
+        "Ipams": [{"Subnets": [{"IpAddressPrefix": "10.1.0.0/24", "Policies": [{"Type": "VSID", "Settings": {"IsolationId": 5000}}],
+            "Routes": [{"NextHop": "10.1.0.1", "DestinationPrefix": "0.0.0.0/0"}]}]}]});
+    let hns = hns();
+    let network = create(&hns, Kind::Network, Guid::ZERO, &modern).unwrap();
+    assert_eq!(read(&hns, Kind::Network, network)["Flags"], 8);
+    let strict =
+        LibraryService::new(Arc::new(Emulator::new(Config::new(Config::NEWEST, Ipv4Addr::LOCALHOST))));
+    for document in [modern, overlay()] {
+        assert_eq!(create(&strict, Kind::Network, Guid::ZERO, &document), Err(HResult::HCN_E_INVALID_JSON));
+    }
+    // As azure-npm writes its first rules, and L4 proxies.
+    let policies = json!([{"Type": "ACL", "Settings": {"Id": "x", "Action": "Allow", "Direction": "In", "Priority": 65499}},
+        {"Type": "L4WFPPROXY", "Settings": {"InboundProxyPort": "80"}}, {"Type": "TierAcl", "Settings": {"Name": "t"}}]);
+    let endpoint =
+        create(&hns, Kind::Endpoint, network, &json!({"Policies": policies, "IpConfigurations": null}))
+            .unwrap();
+    let load_balancer = json!({"HostComputeEndpoints": [endpoint], "FrontendVIPs": ["10.96.0.1"],
+        "PortMappings": [{"Protocol": "TCP", "InternalPort": 80, "ExternalPort": 80}]});
+    let balancer = create(&hns, Kind::LoadBalancer, Guid::ZERO, &load_balancer).unwrap();
+    assert_eq!(read(&hns, Kind::LoadBalancer, balancer)["PortMappings"][0]["Protocol"], 6);
+    // hcsshim calls the list of routes Setting.
+    let route = json!({"HostComputeEndpoints": [endpoint], "Setting": [{"DestinationPrefix": "169.254.169.254/24", "NextHop": "127.10.0.34"}]});
+    let route = create(&hns, Kind::SdnRoute, Guid::ZERO, &route).unwrap();
+    let shown = read(&hns, Kind::SdnRoute, route);
+    assert_eq!((&shown["HostComputeEndpoints"], shown["Setting"].is_array()), (&json!([endpoint]), true));
+    assert_eq!(
+        create(&hns, Kind::SdnRoute, Guid::ZERO, &json!({"HostComputeEndpoints": [Guid::random()]})),
+        Err(HResult::HCN_E_ENDPOINT_NOT_FOUND)
+    );
+    hns.call(&Call::Delete { kind: Kind::SdnRoute, id: route }).unwrap();
+    assert_eq!(
+        hns.call(&Call::Delete { kind: Kind::SdnRoute, id: route }).unwrap_err().code,
+        HResult::ERROR_NOT_FOUND
+    );
+    // A network goes with its endpoints.
+    hns.call(&Call::Delete { kind: Kind::Network, id: network }).unwrap();
+    assert_eq!(hns.call(&Call::Enumerate { kind: Kind::Endpoint, query: String::new() }).unwrap(), "[]");
+}

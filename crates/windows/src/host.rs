@@ -1,0 +1,154 @@
+//! The machine under HNS: the adapter of the overlay network, and the node's own addresses.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use ipnet::Ipv4Net;
+use tortie_hcn::{Adapter, IpHelper, NoIpHelper};
+use tracing::warn;
+
+use crate::Error;
+use crate::adapter::{AdapterSelector, is_virtual, usable};
+use crate::host_routes::HostRoutes;
+
+/// The machine of a node. Clones share what is known of its routes.
+#[derive(Clone)]
+pub struct Host {
+    ip: Arc<dyn IpHelper>,
+    selector: Option<AdapterSelector>,
+    routes: Arc<HostRoutes>,
+}
+
+/// The adapter for a network.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Choice {
+    /// The name that HNS gets, and that an existing network should have; `None` lets HNS choose.
+    pub(crate) name: Option<String>,
+    /// The adapter, if it can be used.
+    pub(crate) adapter: Option<Adapter>,
+    /// Why no network may be made.
+    pub(crate) refused: Option<String>,
+}
+
+impl Choice {
+    fn refused(name: Option<String>, why: String) -> Choice {
+        Choice { name, adapter: None, refused: Some(why) }
+    }
+}
+
+impl Host {
+    /// A machine. Without a selector, the adapter is that with the node's address.
+    pub fn new(ip: Arc<dyn IpHelper>, selector: Option<AdapterSelector>, routes: Arc<HostRoutes>) -> Host {
+        Host { ip, selector, routes }
+    }
+
+    /// A machine about which nothing is known: HNS chooses the adapter.
+    pub fn unknown() -> Host {
+        let ip: Arc<dyn IpHelper> = Arc::new(NoIpHelper);
+        Host { ip: ip.clone(), selector: None, routes: Arc::new(HostRoutes::new(ip, None)) }
+    }
+
+    /// The machine's routes.
+    pub fn routes(&self) -> &HostRoutes {
+        &self.routes
+    }
+
+    /// Calls `notify` after changes of addresses or routes.
+    pub fn watch(&self, notify: Box<dyn Fn() + Send + Sync>) {
+        self.ip.watch(notify);
+    }
+
+    /// Every IPv4 address of the machine that pods can see, with its network; `None` if the system does not tell them.
+    pub(crate) fn addresses(&self) -> Option<BTreeSet<Ipv4Net>> {
+        let read =
+            self.ip.adapters().inspect_err(|error| warn!(%error, "the last known addresses stay in use"));
+        let adapters = read.ok()?;
+        Some(adapters.iter().flat_map(usable).collect())
+    }
+
+    /// The adapter for a network of the node with this address.
+    pub(crate) fn choose(&self, node: Option<Ipv4Addr>) -> Choice {
+        let named = match &self.selector {
+            Some(AdapterSelector::Name(name)) => Some(name.clone()),
+            _ => None,
+        };
+        match self.ip.adapters() {
+            // Nothing is known about the machine.
+            Ok(adapters) if adapters.is_empty() => Choice { name: named, ..Choice::default() },
+            Ok(adapters) => choose(&adapters, self.selector.as_ref(), node),
+            Err(error) => Choice::refused(named, error.to_string()),
+        }
+    }
+
+    /// Prepares for a switch on the adapter: it takes over the addresses, and the system forgets routes.
+    ///
+    /// # Errors
+    /// The adapter must not be used, or its routes cannot be kept.
+    pub(crate) fn prepare(&self, choice: &Choice) -> Result<(), Error> {
+        let problem = match (&choice.refused, &choice.adapter) {
+            (Some(why), _) => why.clone(),
+            (None, None) => return Ok(()),
+            (None, Some(adapter)) => match self.routes.keep(adapter) {
+                Ok(()) => return Ok(()),
+                Err(problem) => problem,
+            },
+        };
+        Err(Error::Adapter { problem })
+    }
+}
+
+fn choose(adapters: &[Adapter], selector: Option<&AdapterSelector>, node: Option<Ipv4Addr>) -> Choice {
+    let (fits, what): (Vec<&Adapter>, String) = match (selector, node) {
+        (Some(AdapterSelector::Name(name)), _) => {
+            let fits = adapters.iter().filter(|adapter| adapter.name.eq_ignore_ascii_case(name)).collect();
+            (fits, format!("the name {name}"))
+        }
+        (Some(AdapterSelector::Mac(mac)), _) => {
+            let fits = adapters.iter().filter(|adapter| adapter.mac == Some(mac.0)).collect();
+            (fits, format!("the MAC address {mac}"))
+        }
+        (Some(AdapterSelector::Address(address)), _) => {
+            (with(adapters, *address), format!("the address {address}"))
+        }
+        (None, Some(address)) => (with(adapters, address), format!("the node's address {address}")),
+        // The node has no address yet.
+        (None, None) => return Choice::default(),
+    };
+    let name = match selector {
+        Some(AdapterSelector::Name(name)) => Some(name.clone()),
+        _ => None,
+    };
+    let physical: Vec<&Adapter> = fits.iter().copied().filter(|adapter| !is_virtual(&adapter.name)).collect();
+    let known = || {
+        let names: Vec<&str> =
+            adapters.iter().map(|it| it.name.as_str()).filter(|name| !is_virtual(name)).collect();
+        names.join(", ")
+    };
+    match (&physical[..], &fits[..]) {
+        ([adapter], _) if !adapter.is_up => {
+            Choice::refused(name, format!("the adapter {} is down", adapter.name))
+        }
+        ([adapter], _) if usable(adapter).next().is_none() => {
+            Choice::refused(name, format!("the adapter {} has no IPv4 address of its network", adapter.name))
+        }
+        ([adapter], _) => {
+            Choice { name: Some(adapter.name.clone()), adapter: Some((*adapter).clone()), refused: None }
+        }
+        ([], []) => Choice::refused(name, format!("no adapter has {what}; the adapters are {}", known())),
+        ([], [switched, ..]) => {
+            let why = format!(
+                "{what} is on {}, an adapter of another virtual switch; the physical adapters are {}",
+                switched.name,
+                known()
+            );
+            Choice::refused(name, why)
+        }
+        _ => Choice::refused(name, format!("several adapters have {what}")),
+    }
+}
+
+fn with(adapters: &[Adapter], address: Ipv4Addr) -> Vec<&Adapter> {
+    let has = |adapter: &&Adapter| adapter.addresses.iter().any(|own| own.addr() == IpAddr::V4(address));
+    adapters.iter().filter(has).collect()
+}

@@ -1,0 +1,334 @@
+//! The machine under HNS: which adapter a network gets, which addresses reach pods, and routes that a switch loses.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::node::*;
+use serde_json::json;
+use testkit::Stateful;
+use tortie_api::calico::FelixConfigurationSpec;
+use tortie_api::net::{Direction, Protocol};
+use tortie_dataplane::{Delta, Reason, Report, Settings};
+use tortie_hcn::schema::{NetAdapterName, OutBoundNat};
+use tortie_hcn::{Adapter, Hcn, HcnExt, IpHelper, IpRoute};
+use tortie_hns_emulator::{Config, EmulatedHost, Emulator, Recorder};
+use tortie_policy::program::{EndpointProgram, Flow};
+use tortie_windows::{Host, HostRoutes, NETWORK, WindowsDataplane, ensure_overlay_on};
+
+const GATEWAY: Ipv4Addr = Ipv4Addr::new(172, 16, 0, 254);
+
+fn adapter(index: u32, name: &str, addresses: &[&str]) -> Adapter {
+    let mac = Some([0, 0x15, 0x5d, 0, 0, u8::try_from(index % 100).unwrap()]);
+    let addresses = addresses.iter().map(|net| net.parse().unwrap()).collect();
+    Adapter { index, name: name.to_owned(), mac, mtu: 1500, is_up: true, addresses }
+}
+
+fn route(interface: u32, destination: &str, next_hop: Ipv4Addr) -> IpRoute {
+    let destination = destination.parse().unwrap();
+    IpRoute { interface, destination, next_hop: next_hop.into(), metric: 10, is_own: false }
+}
+
+/// What the system makes for an address.
+fn own(interface: u32, destination: &str) -> IpRoute {
+    IpRoute { is_own: true, ..route(interface, destination, Ipv4Addr::UNSPECIFIED) }
+}
+
+/// Two routes that a switch loses: that of the metadata service, and one of an administrator.
+fn lost() -> [(&'static str, Ipv4Addr); 2] {
+    [("169.254.169.254/32", Ipv4Addr::UNSPECIFIED), ("192.168.0.0/16", Ipv4Addr::new(172, 16, 0, 253))]
+}
+
+fn machine() -> Arc<EmulatedHost> {
+    let adapters = vec![
+        adapter(4, "Ethernet", &["172.16.0.3/24", "fe80::3/64"]),
+        adapter(5, "Ethernet 2", &["198.51.100.3/24", "198.51.100.4/24"]),
+        adapter(6, "Ethernet 3", &["169.254.3.3/16"]),
+        adapter(7, "vEthernet (nat)", &["172.20.0.1/20"]),
+        Adapter { is_up: false, ..adapter(8, "Wi-Fi", &["203.0.113.8/24"]) },
+        adapter(1, "Loopback Pseudo-Interface 1", &["127.0.0.1/8"]),
+    ];
+    let mut routes = vec![
+        own(4, "172.16.0.0/24"),
+        own(4, "172.16.0.3/32"),
+        own(4, "224.0.0.0/4"),
+        route(4, "0.0.0.0/0", GATEWAY),
+        own(5, "198.51.100.0/24"),
+        route(5, "10.99.0.0/16", Ipv4Addr::new(198, 51, 100, 1)),
+    ];
+    routes.extend(lost().map(|(net, next_hop)| route(4, net, next_hop)));
+    Arc::new(EmulatedHost::new(adapters, routes))
+}
+
+fn host(machine: &Arc<EmulatedHost>, selector: Option<&str>, file: Option<std::path::PathBuf>) -> Host {
+    let ip: Arc<dyn IpHelper> = machine.clone();
+    let routes = Arc::new(HostRoutes::new(ip.clone(), file));
+    Host::new(ip, selector.map(|text| text.parse().unwrap()), routes)
+}
+
+fn hns(machine: &Arc<EmulatedHost>) -> Emulator {
+    Emulator::new(Config::new(Config::SERVER_2022, NODE)).on_host(machine.clone())
+}
+
+fn name_of(hns: &Emulator) -> Option<String> {
+    let network = hns.network_by_name(NETWORK).unwrap().unwrap();
+    let mut named = network.policies.iter().filter_map(|policy| policy.settings::<NetAdapterName>().unwrap());
+    named.next().map(|named| named.network_adapter_name)
+}
+
+#[test]
+fn the_adapter_is_chosen_or_refused_before_anything_happens_to_it() {
+    for (selector, node, expected) in [
+        (None, NODE, Ok("Ethernet")),
+        (None, [198, 51, 100, 4].into(), Ok("Ethernet 2")),
+        (Some("ethernet 2"), NODE, Ok("ethernet 2")),
+        (Some("198.51.100.4"), NODE, Ok("Ethernet 2")),
+        (Some("00-15-5D-00-00-04"), NODE, Ok("Ethernet")),
+        (Some("00:15:5d:00:00:05"), NODE, Ok("Ethernet 2")),
+        (
+            Some("Ethernet 9"),
+            NODE,
+            Err("no adapter has the name Ethernet 9; the adapters are Ethernet, Ethernet 2"),
+        ),
+        (Some("192.0.2.9"), NODE, Err("no adapter has the address 192.0.2.9")),
+        (None, [192, 0, 2, 9].into(), Err("no adapter has the node's address 192.0.2.9")),
+        (Some("Ethernet 3"), NODE, Err("Ethernet 3 has no IPv4 address of its network")),
+        (Some("Wi-Fi"), NODE, Err("Wi-Fi is down")),
+        (None, [172, 20, 0, 1].into(), Err("on vEthernet (nat), an adapter of another virtual switch")),
+        (Some("172.20.0.1"), NODE, Err("on vEthernet (nat)")),
+    ] {
+        let machine = machine();
+        let (hns, host) = (hns(&machine), host(&machine, selector, None));
+        let before = machine.adapters().unwrap();
+        let made = ensure_overlay_on(&hns, &spec(), &[], (&host, Some(node)));
+        match expected {
+            Ok(name) => {
+                made.unwrap();
+                let found = name_of(&hns).unwrap();
+                assert!(found.eq_ignore_ascii_case(name), "{selector:?} {node}: {found}");
+                let again = ensure_overlay_on(&hns, &spec(), &[], (&host, Some(node))).unwrap();
+                assert_eq!(again.other_adapter, None, "{selector:?}: the switch has its address now");
+            }
+            Err(why) => {
+                let error = made.unwrap_err().to_string();
+                assert!(error.contains(why) && error.contains("--adapter"), "{selector:?} {node}: {error}");
+                assert_eq!(machine.adapters().unwrap(), before);
+                assert!(hns.network_by_name(NETWORK).unwrap().is_none());
+            }
+        }
+    }
+}
+
+#[test]
+fn what_selects_no_physical_adapter_is_refused() {
+    use tortie_windows::AdapterSelector;
+    for text in
+        ["", " ", "vEthernet (Ethernet)", "VETHERNET", "169.254.1.1", "127.0.0.1", "0.0.0.0", "fe80::1"]
+    {
+        assert!(text.parse::<AdapterSelector>().is_err(), "{text:?}");
+    }
+    assert_eq!("Ethernet 2 ".parse(), Ok(AdapterSelector::Name("Ethernet 2".to_owned())));
+    assert_eq!("10.0.0.1".parse(), Ok(AdapterSelector::Address([10, 0, 0, 1].into())));
+}
+
+/// A node on this machine whose network exists.
+fn node_on(machine: &Arc<EmulatedHost>) -> Node {
+    let hns = Arc::new(Recorder::new(hns(machine)));
+    let host = host(machine, None, None);
+    ensure_overlay_on(&*hns, &spec(), &[], (&host, Some(NODE))).unwrap();
+    let mut node = Node::over(hns.clone());
+    let hcn: Arc<dyn Hcn> = hns;
+    let dataplane = WindowsDataplane::new(hcn).with_host(host);
+    node.wiring = node.wiring.with_networks(dataplane.networks());
+    node.dataplane = Stateful::new(dataplane);
+    node
+}
+
+fn from(source: [u8; 4]) -> Flow {
+    Flow {
+        protocol: Protocol::TCP,
+        source: source.into(),
+        source_port: 40_000,
+        destination: POD.into(),
+        destination_port: 80,
+        icmp: None,
+    }
+}
+
+#[test]
+fn every_address_of_the_machine_reaches_its_pods() {
+    let machine = machine();
+    let mut node = node_on(&machine);
+    assert_eq!(node.apply(&[local_node(), own_block(), endpoint(EndpointProgram::default())]).node, []);
+    node.connect();
+    assert_eq!(node.dataplane.resync(), Report::default());
+    let reach = |node: &Node, all: &[[u8; 4]]| -> BTreeSet<[u8; 4]> {
+        all.iter().copied().filter(|source| node.passes(Direction::Ingress, &from(*source))).collect()
+    };
+    let usual = [
+        [172, 16, 0, 3],
+        [10, 244, 3, 1],
+        [198, 51, 100, 3],
+        [198, 51, 100, 4],
+        [172, 20, 0, 1],
+        [203, 0, 113, 8],
+    ];
+    let never = [[198, 51, 100, 5], [169, 254, 3, 3], [169, 254, 77, 1], [127, 0, 0, 1], [10, 9, 9, 9]];
+    let all = [&usual[..], &never].concat();
+    assert_eq!(reach(&node, &all), usual.into());
+    // An event tells of a new address.
+    machine.change(|state| state.adapters[1].addresses = vec!["10.9.9.9/24".parse().unwrap()]);
+    assert_eq!(node.dataplane.resync(), Report::default());
+    let now = [[172, 16, 0, 3], [10, 244, 3, 1], [10, 9, 9, 9], [172, 20, 0, 1], [203, 0, 113, 8]];
+    assert_eq!(reach(&node, &all), now.into());
+    // What cannot be read changes nothing.
+    machine.change(|state| state.fails = true);
+    node.dataplane.resync();
+    assert_eq!(reach(&node, &all), now.into());
+}
+
+#[test]
+fn the_network_of_the_node_is_an_exception_of_nat() {
+    let machine = machine();
+    let mut node = node_on(&machine);
+    let pools = [("10.244.0.0/16".parse().unwrap(), true)].into();
+    let pools = Delta::Settings(Arc::new(Settings::new(&FelixConfigurationSpec::default(), pools)));
+    node.apply(&[local_node(), own_block(), pools]);
+    node.connect();
+    let policies = node.endpoint().policies;
+    let nat: Vec<OutBoundNat> = policies.iter().filter_map(|policy| policy.settings().unwrap()).collect();
+    assert_eq!(json!(nat), json!([{"Exceptions": ["10.244.0.0/16", "172.16.0.0/24"]}]));
+}
+
+/// The routes that a switch loses, and that are there.
+fn there(machine: &EmulatedHost) -> Vec<String> {
+    let routes = machine.routes().unwrap();
+    let is_there = |(net, next_hop): &(&str, Ipv4Addr)| {
+        routes
+            .iter()
+            .any(|it| it.destination.to_string() == *net && it.next_hop == *next_hop && it.interface == 104)
+    };
+    lost().iter().filter(|route| is_there(route)).map(|(net, _)| (*net).to_owned()).collect()
+}
+
+fn all() -> Vec<String> {
+    lost().map(|(net, _)| net.to_owned()).into()
+}
+
+#[test]
+fn routes_that_a_switch_loses_come_back_once_the_address_does() {
+    let machine = machine();
+    machine.change(|state| state.is_slow = true);
+    let (hns, host) = (hns(&machine), host(&machine, None, None));
+    ensure_overlay_on(&hns, &spec(), &[], (&host, Some(NODE))).unwrap();
+    assert_eq!(there(&machine), [""; 0], "the switch has lost them");
+    let now = Instant::now();
+    let waiting = host.routes().restore(now).unwrap();
+    assert!(
+        waiting.reason == Reason::HostRouteMissing
+            && waiting.message.contains("no adapter has the addresses of Ethernet")
+    );
+    machine.change(|state| state.refuses = 1);
+    machine.settle();
+    let refused = host.routes().restore(now).unwrap();
+    assert!(refused.message.contains("the route to 169.254.169.254/32"), "{}", refused.message);
+    assert_eq!(host.routes().restore(now), None);
+    assert_eq!(there(&machine), all());
+    let others: Vec<_> = machine.routes().unwrap().into_iter().filter(|route| route.interface == 5).collect();
+    assert_eq!(others.len(), 2, "another adapter keeps its own");
+    let all_routes = machine.routes().unwrap();
+    assert_eq!(
+        all_routes.iter().filter(|route| route.destination.prefix_len() == 0).count(),
+        1,
+        "the system's own work"
+    );
+    // Something removes one.
+    machine.change(|state| state.routes.retain(|route| route.destination.to_string() != "192.168.0.0/16"));
+    assert_eq!(host.routes().restore(now + Duration::from_secs(60)), None);
+    assert_eq!(there(&machine), all());
+    // Much later, that was an administrator.
+    assert_eq!(host.routes().restore(now + Duration::from_secs(3_600)), None);
+    machine.change(|state| state.routes.clear());
+    assert_eq!(host.routes().restore(now + Duration::from_secs(3_601)), None);
+    assert_eq!(there(&machine), [""; 0]);
+}
+
+#[test]
+fn a_later_process_brings_back_what_an_earlier_one_kept() {
+    let folder = testkit_folder();
+    let file = folder.join("routes.json");
+    let machine = machine();
+    machine.change(|state| state.is_slow = true);
+    let (hns, first) = (hns(&machine), host(&machine, None, Some(file.clone())));
+    ensure_overlay_on(&hns, &spec(), &[], (&first, Some(NODE))).unwrap();
+    drop(first);
+    machine.settle();
+    let second = host(&machine, None, Some(file.clone()));
+    let now = Instant::now();
+    assert_eq!(second.routes().restore(now), None);
+    assert_eq!(there(&machine), all());
+    assert!(file.exists());
+    second.routes().restore(now + Duration::from_secs(3_600));
+    assert!(!file.exists(), "they are no longer watched");
+    fs::remove_dir_all(folder).unwrap();
+}
+
+fn testkit_folder() -> std::path::PathBuf {
+    let folder = std::env::temp_dir().join(format!("tortie-routes-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+#[test]
+fn no_network_is_made_while_the_routes_cannot_be_kept() {
+    let machine = machine();
+    let nowhere = Some("/nowhere/routes.json".into());
+    let (hns, host) = (hns(&machine), host(&machine, None, nowhere));
+    let error = ensure_overlay_on(&hns, &spec(), &[], (&host, Some(NODE))).unwrap_err().to_string();
+    assert!(error.contains("the routes of Ethernet cannot be kept in /nowhere/routes.json"), "{error}");
+    machine.change(|state| state.fails = true);
+    let error = ensure_overlay_on(&hns, &spec(), &[], (&host, Some(NODE))).unwrap_err().to_string();
+    assert!(error.contains("cannot read"), "{error}");
+    assert!(hns.network_by_name(NETWORK).unwrap().is_none());
+}
+
+/// Nothing else of the agent runs: it may wait for a datastore that is behind these routes.
+#[test]
+fn a_thread_of_its_own_brings_the_routes_back() {
+    let machine = machine();
+    machine.change(|state| state.is_slow = true);
+    let ip: Arc<dyn IpHelper> = machine.clone();
+    let routes = Arc::new(HostRoutes::new(ip.clone(), None));
+    routes.watch().unwrap();
+    let host = Host::new(ip, None, routes);
+    ensure_overlay_on(&hns(&machine), &spec(), &[], (&host, Some(NODE))).unwrap();
+    machine.settle();
+    let end = Instant::now() + Duration::from_secs(10);
+    while there(&machine) != all() {
+        assert!(Instant::now() < end, "{:?}", there(&machine));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn missing_routes_are_in_the_report() {
+    let machine = machine();
+    machine.change(|state| state.is_slow = true);
+    let mut node = node_on(&machine);
+    let host = host(&machine, None, None);
+    node.dataplane = Stateful::new(WindowsDataplane::new(node.hns.clone()).with_host(host.clone()));
+    node.hns.delete_network(node.hns.network_by_name(NETWORK).unwrap().unwrap().id).unwrap();
+    machine.change(|state| *state = super::host::machine().change(|fresh| fresh.clone()));
+    machine.change(|state| state.is_slow = true);
+    let made = node.apply(&[local_node(), own_block()]);
+    assert_eq!(host.routes().restore(Instant::now()).unwrap().reason, Reason::HostRouteMissing, "{made:?}");
+    let report = node.dataplane.resync();
+    assert!(report.node.iter().any(|condition| condition.reason == Reason::HostRouteMissing), "{report:?}");
+    assert!(!report.node.iter().any(|condition| condition.reason == Reason::AdapterNotUsable), "{report:?}");
+    machine.settle();
+    host.routes().restore(Instant::now());
+    let report = node.dataplane.resync();
+    assert!(!report.node.iter().any(|condition| condition.reason == Reason::HostRouteMissing), "{report:?}");
+}

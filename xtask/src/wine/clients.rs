@@ -1,0 +1,88 @@
+//! `cargo xtask wine clients`: Windows programs of others against the emulated HNS, by the libraries for Wine.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+use tortie_hcn::{Kind, Version};
+use tortie_hns_emulator::Config;
+
+use super::HNS_ADDRESS;
+use super::cluster::{ADDRESS, Hns};
+use super::prefix::{Prefix, output};
+use crate::windows::Built;
+use crate::{go, step, windows, workspace};
+
+/// The versions of HNS on which all tests of hcsshim's package `hcn` pass.
+const VERSIONS: [Version; 2] = [Config::NEWEST, Config::SERVER_2022];
+/// How many there are.
+const TESTS: usize = 78;
+
+pub(super) fn run() -> Result<()> {
+    let built = windows::build()?;
+    let tests = tests()?;
+    for version in VERSIONS {
+        step(&format!("hcsshim's tests on HNS {version}"), || in_one_process(&built, &tests, version))?;
+    }
+    step("hcsshim's tests one by one", || one_by_one(&built, &tests))
+}
+
+/// Builds the tests. They are a program for Windows.
+fn tests() -> Result<PathBuf> {
+    let folder = workspace()?.join("tests/hcsshim");
+    let program = workspace()?.join("target/hcsshim/hcn.test.exe");
+    let module = std::fs::read_to_string(folder.join("go.mod"))?;
+    let mut command = Command::new(go::toolchain(&module)?);
+    command.current_dir(&folder).env("GOTOOLCHAIN", "local").env("GOOS", "windows").env("GOARCH", "amd64");
+    command.env("CGO_ENABLED", "0").env_remove("GOFLAGS").env_remove("GOROOT");
+    command.args(["test", "-c", "-mod=readonly", "-trimpath", "-tags", "integration", "-o"]);
+    crate::run(command.arg(&program).arg("github.com/Microsoft/hcsshim/hcn"))?;
+    Ok(program)
+}
+
+/// A machine with an HNS that accepts what HNS accepts.
+fn machine(built: &Built, version: Version) -> Result<(Hns, Prefix)> {
+    let hns = Hns::start(Config::as_hns(version, ADDRESS))?;
+    let machine = Prefix::new(built, (HNS_ADDRESS, &hns.address.to_string()))?;
+    Ok((hns, machine))
+}
+
+fn in_one_process(built: &Built, tests: &std::path::Path, version: Version) -> Result<()> {
+    let (hns, machine) = machine(built, version)?;
+    let ran = machine.command(tests).arg("-test.v").output()?;
+    let text = String::from_utf8_lossy(&ran.stdout);
+    let of = |word: &str| -> BTreeSet<&str> {
+        let lines = text.lines().filter_map(|line| line.strip_prefix("--- ")?.strip_prefix(word));
+        lines.filter_map(|rest| rest.strip_prefix(": ")?.split_whitespace().next()).collect()
+    };
+    let (passed, failed, skipped) = (of("PASS"), of("FAIL"), of("SKIP"));
+    println!("==> {} passed, failed: {failed:?}, skipped: {skipped:?}", passed.len());
+    ensure!(passed.len() == TESTS && failed.is_empty(), "{} of {TESTS} tests pass: {text}", passed.len());
+    has_expected_handles(&hns)
+}
+
+/// hcsshim leaves the network's handle open where HNS refuses an endpoint, which one test provokes.
+fn has_expected_handles(hns: &Hns) -> Result<()> {
+    let open = hns.service.open_handles();
+    ensure!(matches!(open[..], [(Kind::Network, _)]), "open handles: {open:?}");
+    Ok(())
+}
+
+fn one_by_one(built: &Built, tests: &std::path::Path) -> Result<()> {
+    let (hns, machine) = machine(built, Config::NEWEST)?;
+    let listed = output(machine.command(tests).args(["-test.list", "."]))?.stdout;
+    let listed = String::from_utf8(listed).context("the list of tests")?;
+    let mut failed = Vec::new();
+    for name in listed.split_whitespace() {
+        let one = format!("^{name}$");
+        let ran = machine.command(tests).args(["-test.run", &one]).output()?;
+        if !ran.status.success() {
+            failed.push(format!("{name}: {}", String::from_utf8_lossy(&ran.stdout)));
+        }
+    }
+    if !failed.is_empty() {
+        bail!("{}", failed.join("\n"));
+    }
+    has_expected_handles(&hns)
+}
