@@ -282,7 +282,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
         let (asked, questions) = mpsc::channel(MAX_QUESTIONS);
         parts.add(
             "the BGP speaker",
-            bgp::run(store.clone(), node.clone(), learned, bgp_conditions, questions),
+            bgp::run(endpoints.clone(), node.clone(), learned, bgp_conditions, questions),
         );
         asked
     });

@@ -46,6 +46,9 @@ pub(crate) struct Install {
     /// Run a BGP speaker on each Linux node, as BGPConfiguration, BGPPeer and BGPFilter say; without any of them, in a mesh
     #[arg(long)]
     bgp: bool,
+    /// A Secret in the namespace tortie-system with passwords of BGP peers, which agents may read; can be repeated
+    #[arg(long, value_name = "NAME", requires = "bgp")]
+    bgp_secret: Vec<String>,
     /// The image of agent and plugin
     #[arg(long, value_name = "NAME", default_value = DEFAULT_IMAGE)]
     image: String,
@@ -138,6 +141,7 @@ impl Install {
             nat_outgoing: self.nat_outgoing,
             encapsulation: self.encapsulation,
             bgp: self.bgp,
+            bgp_secrets: self.bgp_secret.clone(),
             log_level: self.log_level.clone(),
             metrics_address: self.metrics_address,
             api_server: self.api_server.clone(),

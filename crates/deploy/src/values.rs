@@ -34,6 +34,8 @@ pub struct Values {
     pub encapsulation: Encapsulation,
     /// Whether agents run a BGP speaker.
     pub bgp: bool,
+    /// The Secrets in Tortie's namespace that agents may read: passwords of BGP peers.
+    pub bgp_secrets: Vec<String>,
     /// What the agents log.
     pub log_level: String,
     /// Where agents serve metrics to other machines.
@@ -91,6 +93,7 @@ impl Default for Values {
             nat_outgoing: true,
             encapsulation: Encapsulation::Vxlan,
             bgp: false,
+            bgp_secrets: Vec::new(),
             log_level: "info".to_owned(),
             metrics_address: None,
             api_server: None,

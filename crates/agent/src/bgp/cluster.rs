@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use ipnet::IpNet;
 use tortie_api::calico::{
-    BgpConfiguration, BgpConfigurationSpec, BgpFilter, BgpPeer, ClusterInformation, IpPool,
+    BgpConfiguration, BgpConfigurationSpec, BgpFilter, BgpPeer, ClusterInformation, IpPool, SecretKey,
 };
 use tortie_api::kubernetes::Node;
 use tortie_api::{Key, Kind, Resource};
-use tortie_bgp::calico::{Derived, Resources, derive};
+use tortie_bgp::calico::{Derived, NoSecret, Resources, derive};
 use tortie_ipam::{Affinity, AffinityState};
 use tortie_store::{Change, StoreError, Stored};
 
@@ -155,8 +155,8 @@ impl Cluster {
         self.missing.is_empty() && !is_locked && !self.unreadable.keys().any(is_unknown)
     }
 
-    /// What the speaker does.
-    pub(super) fn derived(&self) -> Derived {
+    /// What the speaker does. `secret` returns the value of a key of a Secret.
+    pub(super) fn derived(&self, secret: &dyn Fn(&SecretKey) -> Result<Vec<u8>, NoSecret>) -> Derived {
         let nodes: Vec<Node> = self.nodes.values().cloned().collect();
         let configurations: Vec<BgpConfiguration> = self.configurations.values().cloned().collect();
         let peers: Vec<BgpPeer> = self.peers.values().cloned().collect();
@@ -169,8 +169,7 @@ impl Cluster {
             filters: &filters,
             pools: &self.pools(),
             blocks: &blocks,
-            // Agents may not read secrets yet, and a peer whose password is unknown gets no session.
-            secret: &|_, _| None,
+            secret,
         };
         derive(&self.node, &resources)
     }

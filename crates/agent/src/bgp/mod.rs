@@ -3,6 +3,8 @@
 #[cfg(target_os = "linux")]
 mod cluster;
 #[cfg(target_os = "linux")]
+mod passwords;
+#[cfg(target_os = "linux")]
 mod runner;
 #[cfg(target_os = "linux")]
 mod shown;
@@ -66,7 +68,7 @@ pub(crate) fn prepare(
 
 #[cfg(not(target_os = "linux"))]
 pub(crate) async fn run(
-    _: std::sync::Arc<dyn tortie_store::Store>,
+    _: std::sync::Arc<dyn tortie_store::Endpoints>,
     _: String,
     learned: LearnedRoutes,
     _: tokio::sync::watch::Sender<Vec<tortie_dataplane::Condition>>,

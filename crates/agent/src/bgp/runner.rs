@@ -4,6 +4,7 @@
 //! The speaker ends without a word to its peers, which keep its routes for the restart time, and the kernel keeps the
 //! learned ones. So a restart of the agent costs no packet (RFC 4724).
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -18,9 +19,10 @@ use tortie_bgp::rib::{Chosen, OwnRoute, RouteChange};
 use tortie_bgp::speaker::{Config, RouteEvent, Speaker};
 use tortie_dataplane::{Condition, Reason};
 use tortie_linux::LearnedRoutes;
-use tortie_store::{Interest, Store};
+use tortie_store::{Endpoints, Interest};
 
 use super::cluster::{Cluster, KINDS};
+use super::passwords::Passwords;
 use super::{Asked, BgpQuestion, shown};
 use crate::control::Outcome;
 
@@ -37,14 +39,14 @@ const MAX_NAMED: usize = 10;
 
 /// Runs until the store ends. `conditions` receives what operators must know.
 pub(crate) async fn run(
-    store: Arc<dyn Store>,
+    store: Arc<dyn Endpoints>,
     node: String,
     learned: LearnedRoutes,
     conditions: watch::Sender<Vec<Condition>>,
     mut asked: mpsc::Receiver<Asked>,
 ) {
     let mut changes = store.follow(KINDS.into_iter().map(Interest::all).collect()).ready_chunks(BATCH);
-    let mut runner = Runner::new(&node, learned);
+    let mut runner = Runner::new(&node, learned, Passwords::new(store.secrets()));
     let mut look = tokio::time::interval(LOOK);
     look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -53,6 +55,11 @@ pub(crate) async fn run(
                 let Some(changes) = changes else { return };
                 let changed = changes.into_iter().fold(false, |changed, one| runner.cluster.apply(one) | changed);
                 if changed {
+                    runner.configure().await;
+                }
+            }
+            state = runner.passwords.next() => {
+                if runner.passwords.take(state) {
                     runner.configure().await;
                 }
             }
@@ -90,6 +97,7 @@ struct Running {
 
 struct Runner {
     cluster: Cluster,
+    passwords: Passwords,
     running: Option<Running>,
     /// `None` only while a thread uses it.
     learned: Option<LearnedRoutes>,
@@ -110,9 +118,10 @@ struct Runner {
 }
 
 impl Runner {
-    fn new(node: &str, learned: LearnedRoutes) -> Self {
+    fn new(node: &str, learned: LearnedRoutes, passwords: Passwords) -> Self {
         Self {
             cluster: Cluster::new(node),
+            passwords,
             running: None,
             learned: Some(learned),
             chosen: BTreeMap::new(),
@@ -130,7 +139,15 @@ impl Runner {
         if !self.cluster.is_usable() {
             return;
         }
-        let Derived { config, own, blackholes: _, problems } = self.cluster.derived();
+        let named = RefCell::new(BTreeSet::new());
+        let Derived { config, own, blackholes: _, problems } = self.cluster.derived(&|key| {
+            named.borrow_mut().insert(key.name.clone());
+            self.passwords.get(key)
+        });
+        self.passwords.follow(named.into_inner());
+        if self.passwords.are_awaited() {
+            return;
+        }
         self.of_settings = problems.iter().map(ToString::to_string).collect();
         if let Some(config) = config {
             self.of_speaker = self.apply(usable(config), own).await.err().map(|error| {
@@ -293,7 +310,8 @@ impl Runner {
     }
 
     fn conditions(&self) -> Vec<Condition> {
-        let settings = self.cluster.problems().into_iter().chain(self.of_settings.iter().cloned());
+        let unknown = self.cluster.problems().into_iter().chain(self.passwords.problems());
+        let settings = unknown.chain(self.of_settings.iter().cloned());
         let mut conditions: Vec<Condition> =
             settings.map(|problem| Condition::new(Reason::BgpSettingNotInForce, problem)).collect();
         if let Some(problem) = &self.of_speaker {

@@ -17,7 +17,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde_json::Value;
 use tortie_api::calico::{
-    BgpConfiguration, BgpConfigurationSpec, BgpFilter, BgpPassword, BgpPeer, IpPool, ServiceBlock,
+    BgpConfiguration, BgpConfigurationSpec, BgpFilter, BgpPassword, BgpPeer, IpPool, SecretKey, ServiceBlock,
 };
 use tortie_api::kubernetes::Node;
 
@@ -48,8 +48,17 @@ pub struct Resources<'a> {
     pub pools: &'a [IpPool],
     /// The blocks of the node.
     pub blocks: &'a [IpNet],
-    /// The value of a key of a secret in the namespace of the agents: name and key.
-    pub secret: &'a dyn Fn(&str, &str) -> Option<String>,
+    /// The value of a key of a Secret in the namespace of the agents.
+    pub secret: &'a dyn Fn(&SecretKey) -> Result<Vec<u8>, NoSecret>,
+}
+
+/// Why a key of a Secret has no value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NoSecret {
+    /// There is no such Secret or key, which a reference may allow. The text says what is missing.
+    Absent(String),
+    /// It is unknown whether there is one, and why.
+    Unreadable(String),
 }
 
 /// Something that a resource asks for and that does not happen.
@@ -282,14 +291,43 @@ fn duration(text: &str) -> Option<Duration> {
     (!text.is_empty()).then_some(total)
 }
 
-/// The password that a resource refers to. `Err` if there should be one.
-fn password(reference: Option<&BgpPassword>, resources: &Resources<'_>) -> Result<Option<Password>, String> {
+/// The longest password: the limit of Linux for TCP MD5 signatures (`TCP_MD5SIG_MAXKEYLEN`).
+const MAX_PASSWORD: usize = 80;
+
+/// The password that a field refers to. `Err` if there should be one.
+fn password(
+    field: &str,
+    reference: Option<&BgpPassword>,
+    resources: &Resources<'_>,
+) -> Result<Option<Password>, String> {
     let Some(key) = reference.and_then(|password| password.secret_key_ref.as_ref()) else { return Ok(None) };
-    match (resources.secret)(&key.name, &key.key).filter(|value| !value.is_empty()) {
-        Some(value) => Ok(Some(Password(value))),
-        None if key.optional == Some(true) => Ok(None),
-        None => Err(format!("the secret {} has no key {}, so there is no session", key.name, key.key)),
+    let problem = match (resources.secret)(key) {
+        Ok(value) => match usable_password(value) {
+            Ok(password) => return Ok(Some(password)),
+            Err(problem) => format!("key {} of the Secret {} {problem}", key.key, key.name),
+        },
+        Err(NoSecret::Absent(_)) if key.optional == Some(true) => return Ok(None),
+        Err(NoSecret::Absent(problem) | NoSecret::Unreadable(problem)) => problem,
+    };
+    Err(format!("{field}.secretKeyRef: {problem}, so there is no session"))
+}
+
+/// A password that both ends can have. A line end, which `echo` adds, is part of no password: BIRD's configuration could not
+/// hold it.
+fn usable_password(value: Vec<u8>) -> Result<Password, String> {
+    let text = String::from_utf8(value).map_err(|_| "is no text; write another password".to_owned())?;
+    match text.len() {
+        0 => return Err("is empty; write a password".to_owned()),
+        length if length > MAX_PASSWORD => {
+            return Err(format!("has {length} bytes; TCP MD5 signatures allow {MAX_PASSWORD}"));
+        }
+        _ => {}
     }
+    if text.chars().any(char::is_control) {
+        return Err("has a line end or another control character; write it without (printf instead of echo)"
+            .to_owned());
+    }
+    Ok(Password(text))
 }
 
 /// The peers of a speaker.

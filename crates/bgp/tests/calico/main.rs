@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use serde_json::{Value, json};
-use tortie_api::calico::{BgpConfiguration, BgpFilter, BgpPeer, IpPool};
+use tortie_api::calico::{BgpConfiguration, BgpFilter, BgpPeer, IpPool, SecretKey};
 use tortie_api::kubernetes::Node;
-use tortie_bgp::calico::{Derived, Forwarding, Resources, derive, forwarding};
+use tortie_bgp::calico::{Derived, Forwarding, NoSecret, Resources, derive, forwarding};
 use tortie_bgp::codec::{Attributes, Community, Family, LargeCommunity};
 use tortie_bgp::filter::{Candidate, HIGHEST_PREFERENCE, Policy, Verdict};
 use tortie_bgp::rib::{Chosen, NextHopMode, PeerId, RouteChange, Source};
@@ -49,7 +49,15 @@ fn all<T: serde::de::DeserializeOwned>(values: &[Value]) -> Vec<T> {
 }
 
 fn derived(cluster: &Cluster, name: &str) -> Derived {
-    let secret = |name: &str, key: &str| (name == "bgp" && key == "password").then(|| "secret".to_owned());
+    let secret = |SecretKey { name, key, .. }: &SecretKey| match (name.as_str(), key.as_str()) {
+        ("bgp", "password") => Ok(b"secret".to_vec()),
+        ("bgp", "long") => Ok([b'x'; 81].to_vec()),
+        ("bgp", "line") => Ok(b"secret\n".to_vec()),
+        ("bgp", "empty") => Ok(Vec::new()),
+        ("bgp", "binary") => Ok(vec![0xff]),
+        ("bgp", "forbidden") => Err(NoSecret::Unreadable("forbidden".to_owned())),
+        (name, key) => Err(NoSecret::Absent(format!("the Secret {name} has no key {key}"))),
+    };
     derive(
         name,
         &Resources {
@@ -280,11 +288,41 @@ fn the_fields_of_a_peer_have_their_effect() {
         assert!(holds(&only(&with(more.clone()), "n1")), "{more}");
     }
     // A password that is not there is no reason for a session without one.
-    let reference = |optional: bool| json!({"password": {"secretKeyRef": {"name": "bgp", "key": "other", "optional": optional}}});
-    let derived = derived(&with(reference(false)), "n1");
-    assert!(derived.config.unwrap().peers.is_empty());
-    assert!(derived.problems[0].message.contains("no key other"), "{:?}", derived.problems);
-    assert_eq!(only(&with(reference(true)), "n1").transport.password, None);
+    let reference = |key: &str, optional: bool| json!({"password": {"secretKeyRef": {"name": "bgp", "key": key, "optional": optional}}});
+    assert_eq!(only(&with(reference("other", true)), "n1").transport.password, None);
+    for (key, optional, expected) in [
+        ("other", false, "no key other"),
+        ("forbidden", true, "forbidden"),
+        ("long", true, "81 bytes"),
+        ("line", true, "line end"),
+        ("empty", true, "empty"),
+        ("binary", true, "no text"),
+    ] {
+        let derived = derived(&with(reference(key, optional)), "n1");
+        assert!(derived.config.unwrap().peers.is_empty(), "{key}");
+        let message = &derived.problems[0].message;
+        assert!(
+            message.contains(expected) && message.starts_with("password.secretKeyRef: "),
+            "{key}: {message}"
+        );
+    }
+}
+
+/// Without its password, the mesh has no sessions; others stay.
+#[test]
+fn a_mesh_without_its_password_has_no_sessions() {
+    let mesh = |key: &str| json!({"nodeMeshPassword": {"secretKeyRef": {"name": "bgp", "key": key}}});
+    let peer = named("p", json!({"peerIP": "10.0.0.99", "asNumber": 64513}));
+    let mut cluster = Cluster { nodes: vec![plain(1), plain(2)], peers: vec![peer], ..Cluster::default() };
+    for (key, expected) in [
+        ("password", vec!["10.0.0.2:179 64512 passive", "10.0.0.99:179 64513"]),
+        ("long", vec!["10.0.0.99:179 64513"]),
+    ] {
+        cluster.configurations = vec![named("default", mesh(key))];
+        assert_eq!(sessions(&cluster, "n1"), expected, "{key}");
+    }
+    let message = derived(&cluster, "n1").problems[0].to_string();
+    assert!(message.starts_with("BGPConfiguration default: nodeMeshPassword.secretKeyRef: "), "{message}");
 }
 
 /// What a policy makes of a route.

@@ -2,6 +2,7 @@
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use tortie_servers::programs::{Program, can_run};
 
 use crate::support::{Lab, User, pod};
 
@@ -53,6 +54,70 @@ fn pods_of_a_pool_without_encapsulation_use_routes_of_bgp() {
     let off = "apiVersion: projectcalico.org/v3\nkind: BGPConfiguration\nmetadata: {name: default}\nspec: {nodeToNodeMeshEnabled: false}\n";
     lab.ok(&["apply", "-f", &lab.file("off.yml", off)]);
     lab.wait_until("the routes are gone", || nodes.iter().all(|node| learned(&lab, node).is_empty()));
+    lab.ok(&["lab", "down"]);
+    running.wait();
+}
+
+const ROLE: &str = "apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: secrets, namespace: default}
+rules: [{apiGroups: [''], resources: [secrets], resourceNames: [bgp], verbs: [get, list, watch]}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: secrets, namespace: default}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: secrets}
+subjects: [{apiGroup: rbac.authorization.k8s.io, kind: Group, name: 'tortie:nodes'}]
+";
+
+/// What the nodes report about their speakers.
+fn problems(lab: &Lab) -> String {
+    let reports: Value = serde_json::from_str(&lab.ok(&["get", "nodereports", "-o", "json"])).unwrap();
+    let items = reports["items"].as_array().cloned().unwrap_or_default();
+    let conditions = items.iter().flat_map(|item| item["status"]["conditions"].as_array().cloned());
+    let of_bgp = conditions.flatten().filter(|it| it["reason"] == "BgpSettingNotInForce");
+    of_bgp.map(|it| it["message"].as_str().unwrap_or_default().to_owned()).collect::<Vec<_>>().join("\n")
+}
+
+/// The mesh has a password from a Secret of the Kubernetes API. Without it there is no session, with it there is one, and a
+/// new password replaces the old one.
+#[test]
+fn the_password_of_the_mesh_comes_from_a_secret() {
+    if !can_run(&[Program::Kube]) {
+        return;
+    }
+    let lab = Lab::new(User::Root);
+    let mut running = lab.up(&["--linux", "2", "--windows", "0", "--bgp", "--datastore", "kubernetes"]);
+    let nodes = ["primary", "linux-2"];
+    let established = |node: &str| {
+        let peers = peers(&lab, node);
+        peers.first().is_some_and(|peer| peer["state"] == "Established")
+    };
+    lab.wait_until("a session without a password", || nodes.iter().all(|node| established(node)));
+    let settings = "apiVersion: projectcalico.org/v3\nkind: BGPConfiguration\nmetadata: {name: default}\nspec: {nodeMeshPassword: {secretKeyRef: {name: bgp, key: password}}}\n";
+    lab.ok(&["apply", "-f", &lab.file("password.yml", settings)]);
+    lab.wait_until("the missing permission is reported", || problems(&lab).contains("--bgp-secret bgp"));
+    lab.wait_until("no session", || nodes.iter().all(|node| peers(&lab, node).is_empty()));
+    let kubectl = |name: &str, manifest: &str| {
+        lab.ok(&["lab", "kubectl", "apply", "-f", &lab.file(name, manifest)]);
+    };
+    kubectl("role.yml", ROLE);
+    lab.wait_until("the missing Secret is reported", || {
+        problems(&lab).contains("there is no Secret default/bgp")
+    });
+    let secret = |value: &str| {
+        format!(
+            "apiVersion: v1\nkind: Secret\nmetadata: {{name: bgp, namespace: default}}\nstringData: {{password: {value}}}\n"
+        )
+    };
+    kubectl("secret.yml", &secret("first"));
+    lab.wait_until("a session with a password", || nodes.iter().all(|node| established(node)));
+    lab.wait_until("nothing is wrong", || problems(&lab).is_empty());
+    // Its own session shows that both ends have the new password.
+    let ages = |node: &str| peers(&lab, node)[0]["establishedSeconds"].as_u64();
+    lab.wait_until("an old session", || nodes.iter().all(|node| ages(node) > Some(5)));
+    kubectl("secret.yml", &secret("second"));
+    lab.wait_until("a new session", || nodes.iter().all(|node| established(node) && ages(node) <= Some(5)));
     lab.ok(&["lab", "down"]);
     running.wait();
 }
