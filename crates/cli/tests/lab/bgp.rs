@@ -1,5 +1,7 @@
 //! Linux nodes of a lab with BGP speakers: pods of a pool without encapsulation reach each other by learned routes.
 
+use std::process::{Child, Stdio};
+
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tortie_servers::programs::{Program, can_run};
@@ -118,6 +120,67 @@ fn the_password_of_the_mesh_comes_from_a_secret() {
     lab.wait_until("an old session", || nodes.iter().all(|node| ages(node) > Some(5)));
     kubectl("secret.yml", &secret("second"));
     lab.wait_until("a new session", || nodes.iter().all(|node| established(node) && ages(node) <= Some(5)));
+    lab.ok(&["lab", "down"]);
+    running.wait();
+}
+
+/// BIRD on a node, as a router of AS 64513 on port 1790 that advertises 203.0.113.0/24 to the node `primary`.
+struct Router(Child);
+
+impl Router {
+    fn start(lab: &Lab, node: &str, address: &str) -> Self {
+        let config = format!(
+            "log stderr all;\nrouter id {address};\nprotocol device {{}}
+protocol static {{ ipv4; route 203.0.113.0/24 blackhole; }}
+protocol bgp {{ local {address} port 1790 as 64513; neighbor 192.0.2.11 as 64512; passive; hold time 9;
+    ipv4 {{ import all; export where source = RTS_STATIC; next hop self; }}; }}\n"
+        );
+        let file = lab.file(&format!("{node}.conf"), &config);
+        let socket = format!("{file}.ctl");
+        let bird = Program::Bird.find().unwrap();
+        let bird = bird.to_str().unwrap();
+        let mut command = lab.tortie(&["lab", "capture", node, "--", bird, "-f", "-c", &file, "-s", &socket]);
+        Self(command.stderr(Stdio::null()).spawn().unwrap())
+    }
+}
+
+impl Drop for Router {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Two routers, which run BIRD, advertise one network: the agent's route has both of them, then the one that is left.
+#[test]
+fn a_network_behind_two_routers_gets_a_route_by_way_of_both() {
+    if !can_run(&[Program::Bird]) {
+        return;
+    }
+    let lab = Lab::new(User::Root);
+    let mut running = lab.up(&["--linux", "3", "--windows", "0", "--bgp"]);
+    let peer = |name: &str, address: &str| {
+        format!(
+            "apiVersion: projectcalico.org/v3\nkind: BGPPeer\nmetadata: {{name: {name}}}\nspec: {{node: primary, peerIP: '{address}:1790', asNumber: 64513}}\n"
+        )
+    };
+    let peers = [peer("one", "192.0.2.12"), peer("two", "192.0.2.13")];
+    lab.ok(&["apply", "-f", &lab.file("peers.yml", &peers.join("---\n"))]);
+    let first = Router::start(&lab, "linux-2", "192.0.2.12");
+    let second = Router::start(&lab, "linux-3", "192.0.2.13");
+    let route =
+        || lab.ok(&["lab", "capture", "primary", "--", "ip", "-4", "route", "show", "203.0.113.0/24"]);
+    lab.wait_until("a route by way of both", || {
+        let route = route();
+        route.contains("nexthop via 192.0.2.12") && route.contains("nexthop via 192.0.2.13")
+    });
+    drop(second);
+    lab.wait_until("a route by way of the first", || {
+        let route = route();
+        route.contains("via 192.0.2.12") && !route.contains("192.0.2.13")
+    });
+    drop(first);
+    lab.wait_until("no route", || route().trim().is_empty());
     lab.ok(&["lab", "down"]);
     running.wait();
 }
