@@ -146,7 +146,7 @@ impl SetLogLevel {
         match answer.outcome {
             Outcome::LogLevel(level) => output::line(&format!("node {}: {level}", answer.node)),
             Outcome::Failed(problem) => bail!("node {}: {problem}", answer.node),
-            Outcome::Shown(_) | Outcome::BgpPeers(_) | Outcome::BgpRoutes(_) => {
+            Outcome::Shown(_) | Outcome::BgpPeers(_) | Outcome::BgpRoutes(_) | Outcome::BgpWhy(_) => {
                 bail!("node {}: the agent answers another question", answer.node)
             }
         }

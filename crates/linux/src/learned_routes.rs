@@ -47,6 +47,15 @@ pub struct Applied {
     pub problems: Vec<String>,
 }
 
+/// The kernel's routes to one destination.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KernelRoutes {
+    /// The learned one.
+    pub learned: Option<Route>,
+    /// Those of others.
+    pub others: Vec<Route>,
+}
+
 impl LearnedRoutes {
     /// Opens the tables of the calling thread's network namespace. Routes of an earlier process stay until
     /// [`complete`](Self::complete).
@@ -103,6 +112,17 @@ impl LearnedRoutes {
             }
         }
         Ok(applied)
+    }
+
+    /// What the kernel has for exactly this destination.
+    ///
+    /// # Errors
+    /// The kernel does not answer.
+    pub fn kernel_routes(&mut self, destination: &IpNet) -> Result<KernelRoutes> {
+        let routes = self.socket.routes()?;
+        let (learned, others): (Vec<Route>, Vec<Route>) =
+            routes.into_iter().filter(|route| route.destination == *destination).partition(is_learned);
+        Ok(KernelRoutes { learned: learned.into_iter().next(), others })
     }
 
     /// Deletes all learned routes of the node, also those of an earlier process. Returns how many there were.

@@ -8,6 +8,8 @@ mod passwords;
 mod runner;
 #[cfg(target_os = "linux")]
 mod shown;
+#[cfg(target_os = "linux")]
+mod why;
 
 use tokio::sync::oneshot;
 
@@ -25,6 +27,7 @@ use tortie_linux::LearnedRoutes;
 pub(crate) enum BgpQuestion {
     Peers,
     Routes,
+    Why(ipnet::IpNet),
 }
 
 /// A question, and where its answer goes.

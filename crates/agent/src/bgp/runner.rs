@@ -15,15 +15,15 @@ use ipnet::IpNet;
 use tokio::sync::{mpsc, watch};
 use tortie_bgp::calico::{Derived, Forwarding, forwarding};
 use tortie_bgp::fsm::State;
-use tortie_bgp::rib::{Chosen, OwnRoute, RouteChange};
-use tortie_bgp::speaker::{Config, RouteEvent, Speaker};
+use tortie_bgp::rib::{Chosen, OwnRoute, RouteChange, Why};
+use tortie_bgp::speaker::{Config, RouteEvent, Speaker, SpeakerStatus};
 use tortie_dataplane::{Condition, Reason};
 use tortie_linux::LearnedRoutes;
 use tortie_store::{Endpoints, Interest};
 
 use super::cluster::{Cluster, KINDS};
 use super::passwords::Passwords;
-use super::{Asked, BgpQuestion, shown};
+use super::{Asked, BgpQuestion, shown, why};
 use crate::control::Outcome;
 
 /// The interval at which the kernel's routes are compared, and sessions are looked at.
@@ -243,15 +243,19 @@ impl Runner {
 
     /// Decides whether the kernel gets a route to a prefix.
     fn forward(&mut self, prefix: IpNet) {
-        let routes = self.chosen.get(&prefix).cloned().unwrap_or_default();
-        let change = RouteChange { prefix, routes };
-        let next_hops = match forwarding(&change, &self.cluster.pools(), &self.cluster.settings()) {
+        let next_hops = match self.forwarding(prefix) {
             Forwarding::Via(next_hops) => next_hops,
-            Forwarding::Nothing => BTreeSet::new(),
+            Forwarding::Nothing(_) => BTreeSet::new(),
         };
         if let Some(learned) = &mut self.learned {
             learned.set(prefix, next_hops);
         }
+    }
+
+    fn forwarding(&self, prefix: IpNet) -> Forwarding {
+        let routes = self.chosen.get(&prefix).cloned().unwrap_or_default();
+        let change = RouteChange { prefix, routes };
+        forwarding(&change, &self.cluster.pools(), &self.cluster.settings())
     }
 
     /// Looks at what nobody reports: sessions, and routes that somebody else has changed.
@@ -275,20 +279,11 @@ impl Runner {
         if !std::mem::take(&mut self.is_due) {
             return;
         }
-        let Some(mut learned) = self.learned.take() else { return };
         let watched = self.unreachable.clone();
-        let done = tokio::task::spawn_blocking(move || {
-            let applied = learned.apply(&watched);
-            (learned, applied)
-        });
-        let (learned, applied) = match done.await {
-            Ok(done) => done,
-            Err(panic) => std::panic::resume_unwind(panic.into_panic()),
-        };
-        self.learned = Some(learned);
-        let applied = match applied {
-            Ok(applied) => applied,
-            Err(error) => {
+        let applied = match self.in_kernel(move |learned| learned.apply(&watched)).await {
+            None => return,
+            Some(Ok(applied)) => applied,
+            Some(Err(error)) => {
                 tracing::error!(%error, "cannot compare the routes of the kernel; Tortie retries");
                 self.of_routes = vec![error.to_string()];
                 return;
@@ -307,6 +302,25 @@ impl Runner {
             let _ = running.speaker.set_cost(next_hop, cost).await;
         }
         self.unreachable = applied.unreachable;
+    }
+
+    /// Uses the kernel's routes on a thread that may wait. `None` only after a panic.
+    async fn in_kernel<T: Send + 'static>(
+        &mut self,
+        work: impl FnOnce(&mut LearnedRoutes) -> T + Send + 'static,
+    ) -> Option<T> {
+        let mut learned = self.learned.take()?;
+        let done = tokio::task::spawn_blocking(move || {
+            let result = work(&mut learned);
+            (learned, result)
+        });
+        match done.await {
+            Ok((learned, result)) => {
+                self.learned = Some(learned);
+                Some(result)
+            }
+            Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+        }
     }
 
     fn conditions(&self) -> Vec<Condition> {
@@ -341,7 +355,7 @@ impl Runner {
         conditions
     }
 
-    async fn answer(&self, question: BgpQuestion) -> Outcome {
+    async fn answer(&mut self, question: BgpQuestion) -> Outcome {
         let Some(running) = &self.running else {
             let why = self.of_speaker.clone().or_else(|| self.of_settings.first().cloned());
             let why = why.unwrap_or_else(|| "it does not know the cluster yet".to_owned());
@@ -357,7 +371,24 @@ impl Runner {
                 Ok(routes) => Outcome::BgpRoutes(shown::routes(routes, &status)),
                 Err(error) => Outcome::Failed(error.to_string()),
             },
+            BgpQuestion::Why(network) => match running.speaker.why(network).await {
+                Ok(Some((prefix, found))) => self.explain(prefix, found, &status).await,
+                Ok(None) => Outcome::BgpWhy(None),
+                Err(error) => Outcome::Failed(error.to_string()),
+            },
         }
+    }
+
+    async fn explain(&mut self, prefix: IpNet, found: Why, status: &SpeakerStatus) -> Outcome {
+        let kernel = match self.in_kernel(move |learned| learned.kernel_routes(&prefix)).await {
+            Some(Ok(kernel)) => kernel,
+            Some(Err(error)) => return Outcome::Failed(error.to_string()),
+            None => return Outcome::Failed("the kernel's routes cannot be read".to_owned()),
+        };
+        let is_unreachable = |next_hop: &IpAddr| self.unreachable.contains(next_hop);
+        let forwarding = self.forwarding(prefix);
+        let kernel = why::in_kernel(&prefix, &forwarding, &kernel, is_unreachable, self.of_routes.iter());
+        Outcome::BgpWhy(Some(why::shown(prefix, found, &shown::addresses(status), kernel)))
     }
 }
 

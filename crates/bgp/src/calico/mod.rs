@@ -21,7 +21,7 @@ use tortie_api::calico::{
 };
 use tortie_api::kubernetes::Node;
 
-pub use self::forwarding::{Forwarding, forwarding};
+pub use self::forwarding::{Forwarding, NotForwarded, forwarding};
 
 use crate::codec::Attributes;
 use crate::rib::OwnRoute;

@@ -19,7 +19,7 @@ pub use error::Error;
 pub use status::{PeerStatus, RouteEvent, SpeakerStatus};
 
 use self::owner::{Command, Owner};
-use crate::rib::{Chosen, OwnRoute};
+use crate::rib::{Chosen, OwnRoute, Why};
 
 /// The most commands that wait.
 const COMMANDS: usize = 64;
@@ -110,6 +110,14 @@ impl Speaker {
     /// The speaker has ended.
     pub async fn routes(&self) -> Result<Vec<(IpNet, Vec<Chosen>)>, Error> {
         self.ask(Command::Routes).await
+    }
+
+    /// What is known about the longest prefix with a route that contains this one, and that prefix.
+    ///
+    /// # Errors
+    /// The speaker has ended.
+    pub async fn why(&self, of: IpNet) -> Result<Option<(IpNet, Why)>, Error> {
+        self.ask(|answer| Command::Why(of, answer)).await
     }
 
     /// Ends all sessions, and tells the peers why. They drop the routes.

@@ -18,7 +18,7 @@ use super::socket;
 use super::status::{PeerStatus, RouteEvent, SpeakerStatus};
 use crate::codec::length;
 use crate::fsm::{ConnectionId, State, Time};
-use crate::rib::{OwnRoute, PeerId};
+use crate::rib::{OwnRoute, PeerId, Why};
 use crate::router::{Effect, Router};
 
 /// What the handle asks for.
@@ -29,6 +29,7 @@ pub(super) enum Command {
     Refresh(SocketAddr),
     Status(oneshot::Sender<SpeakerStatus>),
     Routes(oneshot::Sender<Vec<(IpNet, Vec<crate::rib::Chosen>)>>),
+    Why(IpNet, oneshot::Sender<Option<(IpNet, Why)>>),
     ShutDown(String, oneshot::Sender<()>),
 }
 
@@ -143,6 +144,11 @@ impl Owner {
             Command::Routes(answer) => {
                 let routes = self.router.rib().routes();
                 let _ = answer.send(routes.map(|(prefix, chosen)| (*prefix, chosen.to_vec())).collect());
+            }
+            Command::Why(of, answer) => {
+                let rib = self.router.rib();
+                let why = rib.longest(&of).and_then(|prefix| Some((prefix, rib.why(&prefix)?)));
+                let _ = answer.send(why);
             }
             Command::ShutDown(..) => {}
         }

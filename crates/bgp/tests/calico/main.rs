@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use serde_json::{Value, json};
 use tortie_api::calico::{BgpConfiguration, BgpFilter, BgpPeer, IpPool, SecretKey};
 use tortie_api::kubernetes::Node;
-use tortie_bgp::calico::{Derived, Forwarding, NoSecret, Resources, derive, forwarding};
+use tortie_bgp::calico::{Derived, Forwarding, NoSecret, NotForwarded, Resources, derive, forwarding};
 use tortie_bgp::codec::{Attributes, Community, Family, LargeCommunity};
 use tortie_bgp::filter::{Candidate, HIGHEST_PREFERENCE, Policy, Verdict};
 use tortie_bgp::rib::{Chosen, NextHopMode, PeerId, RouteChange, Source};
@@ -477,15 +477,17 @@ fn routes_of_bgp_belong_into_the_kernel_unless_the_dataplane_has_them() {
     };
     let one = || vec![from(1, "10.0.0.2")];
     let via = |hops: &[&str]| Forwarding::Via(hops.iter().map(|hop| hop.parse().unwrap()).collect());
-    let none = || Forwarding::Nothing;
+    let no = Forwarding::Nothing;
+    let pool = |name: &str| name.to_owned();
+    let services = |text: &str| no(NotForwarded::Services(text.parse().unwrap()));
     for (prefix, routes, mode, expected) in [
         ("10.10.1.0/26", one(), None, via(&["10.0.0.2"])),
         ("10.10.1.5/32", one(), Some("Enabled"), via(&["10.0.0.2"])),
-        ("10.10.1.0/26", one(), Some("EnabledIPIPOnly"), none()),
-        ("10.10.1.0/26", one(), Some("Disabled"), none()),
-        ("10.11.1.0/26", one(), Some("Enabled"), none()),
-        ("10.12.1.0/26", one(), Some("Enabled"), none()),
-        ("10.13.1.0/26", one(), Some("Enabled"), none()),
+        ("10.10.1.0/26", one(), Some("EnabledIPIPOnly"), no(NotForwarded::NotProgrammed(pool("plain")))),
+        ("10.10.1.0/26", one(), Some("Disabled"), no(NotForwarded::NotProgrammed(pool("plain")))),
+        ("10.11.1.0/26", one(), Some("Enabled"), no(NotForwarded::Overlay(pool("overlay")))),
+        ("10.12.1.0/26", one(), Some("Enabled"), no(NotForwarded::Overlay(pool("mixed")))),
+        ("10.13.1.0/26", one(), Some("Enabled"), no(NotForwarded::Tunnel(pool("tunnel")))),
         ("192.0.2.0/24", one(), Some("Disabled"), via(&["10.0.0.2"])),
         ("0.0.0.0/0", one(), None, via(&["10.0.0.2"])),
         // Several routers, of which two are the same.
@@ -495,10 +497,19 @@ fn routes_of_bgp_belong_into_the_kernel_unless_the_dataplane_has_them() {
             None,
             via(&["10.0.0.2", "10.0.0.3"]),
         ),
-        ("192.0.2.0/24", vec![], None, none()),
-        ("192.0.2.0/24", vec![from(0, "0.0.0.0")], None, none()),
+        ("192.0.2.0/24", vec![], None, no(NotForwarded::NoRoute)),
+        ("192.0.2.0/24", vec![from(0, "0.0.0.0")], None, no(NotForwarded::Own)),
+        // Networks of Services, which nodes serve themselves: all of them advertise the same.
+        ("10.96.0.0/12", one(), None, services("10.96.0.0/12")),
+        ("10.96.7.7/32", one(), None, services("10.96.0.0/12")),
+        ("198.51.100.64/26", one(), None, services("198.51.100.0/24")),
+        ("203.0.113.5/32", one(), None, services("203.0.113.5/32")),
+        ("10.0.0.0/8", one(), None, via(&["10.0.0.2"])),
     ] {
-        let spec = serde_json::from_value(json!({"programClusterRoutes": mode})).unwrap();
+        let spec = serde_json::from_value(json!({
+            "programClusterRoutes": mode, "serviceClusterIPs": [{"cidr": "10.96.0.0/12"}],
+            "serviceExternalIPs": [{"cidr": "198.51.100.0/24"}], "serviceLoadBalancerIPs": [{"cidr": "203.0.113.5/32"}],
+        })).unwrap();
         let change = RouteChange { prefix: prefix.parse().unwrap(), routes };
         assert_eq!(forwarding(&change, &pools, &spec), expected, "{change:?} {mode:?}");
     }

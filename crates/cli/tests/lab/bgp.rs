@@ -38,6 +38,7 @@ fn pods_of_a_pool_without_encapsulation_use_routes_of_bgp() {
     let cell =
         |from: &str, to: &str| cells[&(format!("calico-demo/{from}"), format!("calico-demo/{to}"))].clone();
     assert_eq!((cell("one", "two").as_str(), cell("two", "one").as_str()), ("reached", "reached"));
+    explained(&lab);
     let shown = lab.ok(&["bgp", "routes", "--node", "primary"]);
     assert!(shown.contains("192.0.2.12") && shown.contains("this node"), "{shown}");
 
@@ -58,6 +59,33 @@ fn pods_of_a_pool_without_encapsulation_use_routes_of_bgp() {
     lab.wait_until("the routes are gone", || nodes.iter().all(|node| learned(&lab, node).is_empty()));
     lab.ok(&["lab", "down"]);
     running.wait();
+}
+
+/// What `bgp why` says about the blocks of both nodes, and about a network that nobody has.
+fn explained(lab: &Lab) {
+    let why = |of: &str| {
+        let output = lab.tortie(&["bgp", "why", of, "--node", "primary", "-o", "json"]).output().unwrap();
+        (output.status.code(), serde_json::from_slice::<Value>(&output.stdout).unwrap())
+    };
+    assert_eq!(why("203.0.113.7"), (Some(1), Value::Null));
+    let routes = lab.tortie(&["bgp", "routes", "--node", "primary", "-o", "json"]).output().unwrap();
+    let routes: Vec<Value> = serde_json::from_slice(&routes.stdout).unwrap();
+    for route in routes {
+        let prefix = route["prefix"].as_str().unwrap();
+        // An address of the block is explained by the block.
+        let (code, why) = why(prefix.split('/').next().unwrap());
+        assert_eq!((code, &why["prefix"]), (Some(0), &route["prefix"]));
+        let best = &why["candidates"][0];
+        assert_eq!((&best["outcome"], &best["from"]), (&"best".into(), &route["from"]), "{why}");
+        let (peer, kernel) = (&why["peers"][0], &why["kernel"]);
+        if route["from"].is_null() {
+            assert_eq!(peer["nextHop"], "192.0.2.11", "{why}");
+            assert!(kernel["reason"].as_str().unwrap().contains("own route"), "{why}");
+        } else {
+            assert_eq!(peer["reason"], "the route is its own", "{why}");
+            assert!(kernel["route"].as_str().unwrap().contains("via 192.0.2.12"), "{why}");
+        }
+    }
 }
 
 const ROLE: &str = "apiVersion: rbac.authorization.k8s.io/v1
@@ -174,6 +202,29 @@ fn a_network_behind_two_routers_gets_a_route_by_way_of_both() {
         let route = route();
         route.contains("nexthop via 192.0.2.12") && route.contains("nexthop via 192.0.2.13")
     });
+    let why = || lab.ok(&["bgp", "why", "203.0.113.9", "--node", "primary"]);
+    assert!(why().contains("decided by the lower BGP identifier") && why().contains("as good"), "{}", why());
+    assert!(why().contains("no export rule accepts it") && why().contains("and via"), "{}", why());
+
+    // A filter for one of them.
+    let filter = "apiVersion: projectcalico.org/v3\nkind: BGPFilter\nmetadata: {name: no-tests}\nspec: {importV4: [{cidr: 203.0.113.0/24, matchOperator: In, action: Reject}]}\n---\n";
+    let filtered =
+        peer("two", "192.0.2.13").replace("asNumber: 64513", "asNumber: 64513, filters: [no-tests]");
+    lab.ok(&["apply", "-f", &lab.file("filter.yml", &format!("{filter}{filtered}"))]);
+    lab.wait_until("the filter is named", || {
+        why().contains("rejected on import: BGPFilter no-tests, importV4[0]")
+    });
+    lab.wait_until("one way is left", || !route().contains("192.0.2.13"));
+    lab.ok(&["apply", "-f", &lab.file("peer.yml", &peers[1])]);
+    lab.wait_until("both again", || route().contains("nexthop via 192.0.2.13"));
+
+    // Networks of Services are no routes of others.
+    let services = "apiVersion: projectcalico.org/v3\nkind: BGPConfiguration\nmetadata: {name: default}\nspec: {serviceExternalIPs: [{cidr: 203.0.0.0/16}]}\n";
+    lab.ok(&["apply", "-f", &lab.file("services.yml", services)]);
+    lab.wait_until("no route into a network of Services", || route().trim().is_empty());
+    assert!(why().contains("a network of Services"), "{}", why());
+    lab.ok(&["delete", "bgpconfiguration", "default"]);
+    lab.wait_until("both again", || route().contains("nexthop via 192.0.2.13"));
     drop(second);
     lab.wait_until("a route by way of the first", || {
         let route = route();
