@@ -19,9 +19,9 @@ use tortie_bgp::rib::{Chosen, OwnRoute, RouteChange, Why};
 use tortie_bgp::speaker::{Config, RouteEvent, Speaker, SpeakerStatus};
 use tortie_dataplane::{Condition, Reason};
 use tortie_linux::LearnedRoutes;
-use tortie_store::{Endpoints, Interest};
+use tortie_store::Endpoints;
 
-use super::cluster::{Cluster, KINDS};
+use super::cluster::{self, Cluster};
 use super::passwords::Passwords;
 use super::{Asked, BgpQuestion, shown, why};
 use crate::control::Outcome;
@@ -45,7 +45,7 @@ pub(crate) async fn run(
     conditions: watch::Sender<Vec<Condition>>,
     mut asked: mpsc::Receiver<Asked>,
 ) {
-    let mut changes = store.follow(KINDS.into_iter().map(Interest::all).collect()).ready_chunks(BATCH);
+    let mut changes = store.follow(cluster::interests(&node)).ready_chunks(BATCH);
     let mut runner = Runner::new(&node, learned, Passwords::new(store.secrets()));
     let mut look = tokio::time::interval(LOOK);
     look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -109,6 +109,8 @@ struct Runner {
     down: BTreeMap<SocketAddr, (Instant, Option<String>)>,
     /// Why a part of the configuration is not in force.
     of_settings: Vec<String>,
+    /// The addresses and peers that the speaker leaves out, and why.
+    left_out: Vec<String>,
     /// Why the speaker does not run as configured.
     of_speaker: Option<String>,
     /// Why routes are not in the kernel.
@@ -128,6 +130,7 @@ impl Runner {
             unreachable: BTreeSet::new(),
             down: BTreeMap::new(),
             of_settings: Vec::new(),
+            left_out: Vec::new(),
             of_speaker: None,
             of_routes: Vec::new(),
             is_due: false,
@@ -150,10 +153,16 @@ impl Runner {
         }
         self.of_settings = problems.iter().map(ToString::to_string).collect();
         if let Some(config) = config {
-            self.of_speaker = self.apply(usable(config), own).await.err().map(|error| {
-                tracing::error!(%error, "the BGP speaker does not run as configured; Tortie retries");
-                error.to_string()
-            });
+            match self.apply(usable(config), own).await {
+                Ok(left_out) => {
+                    self.of_speaker = None;
+                    self.left_out = left_out.iter().map(ToString::to_string).collect();
+                }
+                Err(error) => {
+                    tracing::error!(%error, "the BGP speaker does not run as configured; Tortie retries");
+                    self.of_speaker = Some(error.to_string());
+                }
+            }
         }
         // Pools and settings decide which routes belong into the kernel.
         for prefix in self.chosen.keys().copied().collect::<Vec<_>>() {
@@ -166,7 +175,7 @@ impl Runner {
         &mut self,
         config: Config,
         own: BTreeMap<IpNet, OwnRoute>,
-    ) -> Result<(), tortie_bgp::speaker::Error> {
+    ) -> Result<Vec<tortie_bgp::speaker::Error>, tortie_bgp::speaker::Error> {
         let is_other = |running: &Running| running.config.identifier != config.identifier;
         if let Some(old) = self.running.take_if(|running| is_other(running)) {
             old.speaker.shut_down("the BGP identifier of the node changes").await?;
@@ -174,8 +183,8 @@ impl Runner {
         let Some(running) = &mut self.running else {
             return self.start(config, own).await;
         };
-        let mut applied = Ok(());
-        if running.config != config {
+        let mut applied = Ok(Vec::new());
+        if running.config != config || !self.left_out.is_empty() {
             applied = running.speaker.apply(config.clone()).await;
             // After an error, the rest is in force, and the next look tries again.
             if applied.is_ok() {
@@ -196,8 +205,8 @@ impl Runner {
         &mut self,
         config: Config,
         own: BTreeMap<IpNet, OwnRoute>,
-    ) -> Result<(), tortie_bgp::speaker::Error> {
-        let Some(learned) = &mut self.learned else { return Ok(()) };
+    ) -> Result<Vec<tortie_bgp::speaker::Error>, tortie_bgp::speaker::Error> {
+        let Some(learned) = &mut self.learned else { return Ok(Vec::new()) };
         learned.restart();
         self.chosen.clear();
         self.unreachable.clear();
@@ -206,11 +215,11 @@ impl Runner {
             true
         });
         let waiting = restarted.then_some(RESTART);
-        let (speaker, events) = Speaker::start(config.clone(), waiting).await?;
+        let (speaker, events, left_out) = Speaker::start(config.clone(), waiting).await?;
         speaker.advertise(own.clone()).await?;
         tracing::info!(identifier = %config.identifier, peers = config.peers.len(), restarted, "the BGP speaker runs");
         self.running = Some(Running { speaker, events, config, own });
-        Ok(())
+        Ok(left_out)
     }
 
     /// Takes a report of the speaker, and those that are there already.
@@ -261,7 +270,7 @@ impl Runner {
     /// Looks at what nobody reports: sessions, and routes that somebody else has changed.
     async fn look(&mut self) {
         self.is_due = true;
-        if self.running.is_none() || self.of_speaker.is_some() {
+        if self.running.is_none() || self.of_speaker.is_some() || !self.left_out.is_empty() {
             self.configure().await;
         }
         let Some(running) = &self.running else { return };
@@ -325,7 +334,7 @@ impl Runner {
 
     fn conditions(&self) -> Vec<Condition> {
         let unknown = self.cluster.problems().into_iter().chain(self.passwords.problems());
-        let settings = unknown.chain(self.of_settings.iter().cloned());
+        let settings = unknown.chain(self.of_settings.iter().cloned()).chain(self.left_out.iter().cloned());
         let mut conditions: Vec<Condition> =
             settings.map(|problem| Condition::new(Reason::BgpSettingNotInForce, problem)).collect();
         if let Some(problem) = &self.of_speaker {

@@ -8,7 +8,9 @@ use ipnet::IpNet;
 use serde_json::{Value, json};
 use tortie_api::calico::{BgpConfiguration, BgpFilter, BgpPeer, IpPool, SecretKey};
 use tortie_api::kubernetes::Node;
-use tortie_bgp::calico::{Derived, Forwarding, NoSecret, NotForwarded, Resources, derive, forwarding};
+use tortie_bgp::calico::{
+    Derived, Forwarding, NoSecret, NotForwarded, PodAddress, Resources, derive, forwarding,
+};
 use tortie_bgp::codec::{Attributes, Community, Family, LargeCommunity};
 use tortie_bgp::filter::{Candidate, HIGHEST_PREFERENCE, Policy, Verdict};
 use tortie_bgp::rib::{Chosen, NextHopMode, PeerId, RouteChange, Source};
@@ -23,6 +25,7 @@ struct Cluster {
     filters: Vec<Value>,
     pools: Vec<Value>,
     blocks: Vec<IpNet>,
+    pods: Vec<PodAddress>,
 }
 
 /// A node with number, labels and more annotations.
@@ -67,6 +70,7 @@ fn derived(cluster: &Cluster, name: &str) -> Derived {
             filters: &all::<BgpFilter>(&cluster.filters),
             pools: &all::<IpPool>(&cluster.pools),
             blocks: &cluster.blocks,
+            pods: &cluster.pods,
             secret: &secret,
         },
     )
@@ -461,6 +465,51 @@ fn filters_come_first_and_close_if_they_cannot_be_read() {
         assert!(judged(&rules.export, "10.10.9.0/26", |_| {}).is_none(), "{name}");
         assert!(derived(&cluster, "n1").problems[0].message.contains("no route passes"), "{name}");
     }
+}
+
+/// A pod may have an address of another node's block: the single address is advertised by the pod's node, where a pool has it.
+#[test]
+fn borrowed_addresses_are_advertised_one_by_one() {
+    let pods = ["10.10.0.7", "10.10.5.5", "10.99.0.1", "fd10::5"].map(|address| PodAddress {
+        address: address.parse().unwrap(),
+        interface: format!("cali{}", address.len()),
+    });
+    let cluster = Cluster {
+        nodes: vec![plain(1), plain(2)],
+        pools: vec![
+            named("pods", json!({"cidr": "10.10.0.0/16"})),
+            named("closed", json!({"cidr": "fd10::/64", "disableBGPExport": true})),
+        ],
+        blocks: vec!["10.10.0.0/26".parse().unwrap()],
+        pods: pods.to_vec(),
+        ..Cluster::default()
+    };
+    let derived = derived(&cluster, "n1");
+    let own: Vec<String> = derived.own.keys().map(ToString::to_string).collect();
+    assert_eq!(own, ["10.10.0.0/26", "10.10.5.5/32", "fd10::5/128"]);
+    let borrowed = &derived.own[&"10.10.5.5/32".parse::<IpNet>().unwrap()];
+    assert_eq!(borrowed.interface.as_deref(), Some("cali9"));
+    let policy = derived.config.unwrap().peers.into_values().next().unwrap().rules.export;
+    for (prefix, is_told) in
+        [("10.10.0.0/26", true), ("10.10.5.5/32", true), ("10.10.0.7/32", false), ("fd10::5/128", false)]
+    {
+        assert_eq!(judged(&policy, prefix, |_| {}).is_some(), is_told, "{prefix}");
+    }
+}
+
+#[test]
+fn excluded_nodes_advertise_no_services() {
+    let services = json!({"serviceClusterIPs": [{"cidr": "10.96.0.0/12"}]});
+    let excluded = json!({"node.kubernetes.io/exclude-from-external-load-balancers": ""});
+    let cluster = Cluster {
+        nodes: vec![plain(1), node(2, excluded, json!({}))],
+        configurations: vec![named("default", services)],
+        blocks: vec!["10.10.0.0/26".parse().unwrap()],
+        ..Cluster::default()
+    };
+    let own = |name: &str| derived(&cluster, name).own.keys().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!(own("n1"), ["10.10.0.0/26", "10.96.0.0/12"]);
+    assert_eq!(own("n2"), ["10.10.0.0/26"]);
 }
 
 #[test]

@@ -137,7 +137,7 @@ fn compare(network: &Network) -> Result<usize, TestCaseError> {
         for prefix in best.keys() {
             let why = network.routers[node].rib().why(prefix).unwrap();
             prop_assert!(why.candidates.iter().all(|route| !route.stale), "{} at {} is stale", prefix, node);
-            explained(&network, node, prefix, &why)?;
+            explained(network, node, prefix, &why)?;
         }
         routes += actual.len();
     }

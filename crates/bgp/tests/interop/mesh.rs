@@ -43,6 +43,7 @@ fn derived(node: u8) -> Derived {
         filters: &[],
         pools: &pools(),
         blocks: &[block(node)],
+        pods: &[],
         secret: &|_| Err(tortie_bgp::calico::NoSecret::Absent("there are no Secrets".to_owned())),
     };
     derive(&format!("n{node}"), &resources)

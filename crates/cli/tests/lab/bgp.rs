@@ -61,6 +61,44 @@ fn pods_of_a_pool_without_encapsulation_use_routes_of_bgp() {
     running.wait();
 }
 
+/// A pool of one block: the second node borrows addresses of it, and advertises them one by one.
+#[test]
+fn borrowed_addresses_are_reached_by_routes_of_bgp() {
+    let lab = Lab::new(User::Root);
+    let mut running = lab.up(&["--linux", "2", "--windows", "0", "--bgp"]);
+    lab.ok(&[
+        "patch",
+        "ippool",
+        "default-ipv4-ippool",
+        "--type",
+        "merge",
+        "-p",
+        r#"{"spec": {"disabled": true}}"#,
+    ]);
+    lab.ok(&["ipam", "configure", "--strictaffinity=false"]);
+    let pool = "apiVersion: projectcalico.org/v3\nkind: IPPool\nmetadata: {name: small}\nspec: {cidr: 10.55.0.0/26, vxlanMode: Never}\n";
+    let namespace = "apiVersion: v1\nkind: Namespace\nmetadata: {name: calico-demo}\n";
+    lab.ok(&["apply", "-f", &lab.file("pool.yml", &format!("{pool}---\n{namespace}"))]);
+    for (name, node) in [("one", "primary"), ("two", "linux-2")] {
+        lab.ok(&["apply", "-f", &lab.file("pod.yml", &pod(name, node, "a"))]);
+        lab.wait_for_pods();
+    }
+    lab.wait_until("the borrowed address is learned", || learned(&lab, "primary").contains("via 192.0.2.12"));
+    let routes = learned(&lab, "primary");
+    assert!(routes.starts_with("10.55.0.") && !routes.contains('/'), "{routes}");
+    lab.wait_until("the block is learned", || {
+        learned(&lab, "linux-2").contains("10.55.0.0/26 via 192.0.2.11")
+    });
+    let cells = super::cells_at(&lab.json(&["lab", "matrix", "-o", "json"]), "tcp/80");
+    let cell =
+        |from: &str, to: &str| cells[&(format!("calico-demo/{from}"), format!("calico-demo/{to}"))].clone();
+    assert_eq!((cell("one", "two").as_str(), cell("two", "one").as_str()), ("reached", "reached"));
+    lab.ok(&["delete", "pod", "two", "-n", "calico-demo"]);
+    lab.wait_until("the address is withdrawn", || learned(&lab, "primary").trim().is_empty());
+    lab.ok(&["lab", "down"]);
+    running.wait();
+}
+
 /// What `bgp why` says about the blocks of both nodes, and about a network that nobody has.
 fn explained(lab: &Lab) {
     let why = |of: &str| {
