@@ -122,7 +122,7 @@ impl Node {
         &mut self,
         dir: &LabDir,
         access: &StoreAccess,
-        bgp: bool,
+        options: &[&str],
     ) -> Result<(), LabError> {
         let shown = |path: PathBuf| path.display().to_string();
         let folder = dir.node(&self.name);
@@ -149,7 +149,7 @@ impl Node {
         if self.os == Os::Windows {
             option("--hcn-socket", shown(self.hcn_socket(dir)));
         }
-        arguments.extend(bgp.then(|| "--bgp".to_owned()));
+        arguments.extend(options.iter().map(|option| (*option).to_owned()));
         self.agent = Some(self.start(dir, "tortie", "agent", &arguments)?);
         Ok(())
     }
