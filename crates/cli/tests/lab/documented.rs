@@ -88,6 +88,7 @@ const COMMANDS: &[(&str, Run)] = &[
     ("tortie datastore import", No(PLACEHOLDER)),
     ("tortie datastore unlock", No(PLACEHOLDER)),
     ("tortie install --bgp --encapsulation none", No(KUBERNETES)),
+    ("tortie install --direct-routes --encapsulation none", No(KUBERNETES)),
     ("tortie agent --node NAME --bgp", No(PLACEHOLDER)),
     ("tortie store serve", No(FOREVER)),
     ("tortie cluster diags -o cluster.tar.gz", No("served/cluster.rs runs it and reads the archive")),
