@@ -52,6 +52,11 @@ pub enum Ask {
     BgpPeers,
     /// Requests the routes that the BGP speaker has chosen.
     BgpRoutes,
+    /// Requests why the BGP speaker has chosen its route to a network or address.
+    BgpWhy {
+        /// The network. The longest prefix with a route that contains it is explained.
+        network: IpNet,
+    },
 }
 
 /// An answer of the agent.
@@ -77,6 +82,8 @@ pub enum Outcome {
     BgpPeers(Vec<BgpPeer>),
     /// The routes that the BGP speaker has chosen, by prefix; of routes to one prefix, the best one first.
     BgpRoutes(Vec<BgpRoute>),
+    /// Why the BGP speaker has chosen a route; none if there is no route.
+    BgpWhy(Option<BgpWhy>),
     /// Why there is no answer.
     Failed(String),
 }
@@ -130,6 +137,81 @@ pub struct BgpRoute {
     pub as_path: String,
     /// COMMUNITIES, as `64512:100`.
     pub communities: Vec<String>,
+}
+
+/// Everything that the BGP speaker knows about a prefix.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BgpWhy {
+    /// The prefix.
+    pub prefix: IpNet,
+    /// All routes to it, the best one first.
+    pub candidates: Vec<BgpCandidate>,
+    /// What each peer is told about the best route.
+    pub peers: Vec<BgpTold>,
+    /// What the kernel has.
+    pub kernel: BgpInKernel,
+}
+
+/// A route that the BGP speaker might have chosen.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BgpCandidate {
+    /// The route: after the import filters if they accept it, otherwise as the peer sent it.
+    #[serde(flatten)]
+    pub route: BgpRoute,
+    /// ORIGIN.
+    pub origin: String,
+    /// MULTI_EXIT_DISC.
+    pub med: Option<u32>,
+    /// Whether it is from before the peer's restart.
+    pub stale: bool,
+    /// What became of it.
+    pub outcome: BgpOutcome,
+    /// The step of the choice or the filter that decided.
+    pub reason: String,
+}
+
+/// What became of a route.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum BgpOutcome {
+    /// It is the best one.
+    Best,
+    /// It is as good for forwarding.
+    AsGood,
+    /// Another one is better.
+    Worse,
+    /// An import filter rejects it.
+    Rejected,
+    /// It can never be used, for instance because it is a loop.
+    NotUsable,
+    /// The node has no route to its next hop.
+    NextHopUnreachable,
+}
+
+/// What a peer is told about the best route.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BgpTold {
+    /// The peer.
+    pub peer: SocketAddr,
+    /// The next hop that it is told; none if it is told nothing.
+    pub next_hop: Option<IpAddr>,
+    /// Why it is told nothing.
+    pub reason: Option<String>,
+}
+
+/// What the kernel has for a prefix.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BgpInKernel {
+    /// The learned route.
+    pub route: Option<String>,
+    /// Why there is none.
+    pub reason: Option<String>,
+    /// Routes of others to the same destination.
+    pub others: Vec<String>,
 }
 
 /// Why a request to an agent failed.

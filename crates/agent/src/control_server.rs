@@ -78,6 +78,7 @@ async fn serve(node: String, sources: Answers, mut stream: Stream) -> io::Result
         },
         Ok(Ask::BgpPeers) => of_bgp(bgp, BgpQuestion::Peers).await,
         Ok(Ask::BgpRoutes) => of_bgp(bgp, BgpQuestion::Routes).await,
+        Ok(Ask::BgpWhy { network }) => of_bgp(bgp, BgpQuestion::Why(network)).await,
         Err(problem) => Outcome::Failed(problem),
     };
     let mut answer = serde_json::to_vec(&Answer { version: VERSION, node, outcome })?;

@@ -64,7 +64,7 @@ use node::Prepared;
 use plane::InForce;
 use pods::Pods;
 pub use tortie_windows::{AdapterSelector, Host, HostRoutes, StaticRules};
-use unsupported::Watched;
+use unsupported::{PlainRoutes, Watched};
 
 /// The configuration of an agent.
 pub struct Config {
@@ -100,6 +100,8 @@ pub struct Extras {
     pub metrics_address: Option<SocketAddr>,
     /// Whether the agent runs a BGP speaker. Only Linux nodes can.
     pub bgp: bool,
+    /// Whether pools without encapsulation get routes by way of the nodes themselves. Only Linux nodes can, and not with BGP.
+    pub direct_routes: bool,
     /// Reads and changes the log level at run time, for operators.
     pub log_level: Option<LogLevel>,
 }
@@ -259,6 +261,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
         default_pool::ensure(&*endpoints, pool).await;
     }
     progress.reach(Stage::PrepareNode);
+    let plain_routes = plain_routes(&node, &extras, &platform)?;
     let learned_routes = bgp::prepare(&node, extras.bgp, &platform)?;
     let most_blocks = node::most_blocks(platform.hcn()).await;
     let ipam = Ipam::new(store.clone(), &node, node_labels).with_most_blocks(most_blocks);
@@ -278,7 +281,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
     let of_barrier = kinds.iter().copied().filter(|kind| *kind != Kind::WorkloadEndpoint).collect();
     let barrier = Barrier::new(store.clone(), of_barrier);
     let dataplane = Box::new(Measured { inner: dataplane, metrics: metrics.clone() });
-    let watched = Watched::new(&node).with_most_blocks(most_blocks).with_bgp(extras.bgp);
+    let watched = Watched::new(&node).with_most_blocks(most_blocks).with_plain_routes(plain_routes);
     let (batches, in_force) = plane::start(watched, dataplane)
         .map_err(|error| AgentError::system("starting the dataplane's thread", error))?;
     progress.reach(Stage::ReadCluster);
@@ -298,7 +301,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
         let (asked, questions) = mpsc::channel(MAX_QUESTIONS);
         parts.add(
             "the BGP speaker",
-            bgp::run(store.clone(), node.clone(), learned, bgp_conditions, questions),
+            bgp::run(endpoints.clone(), node.clone(), learned, bgp_conditions, questions),
         );
         asked
     });
@@ -363,6 +366,21 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
     }
     progress.reach(Stage::Serve);
     Err(parts.ended().await)
+}
+
+/// How pools without encapsulation get routes.
+fn plain_routes(node: &str, extras: &Extras, platform: &Platform) -> Result<PlainRoutes, AgentError> {
+    let refuse = |problem: &str| Err(AgentError::Node { node: node.to_owned(), problem: problem.to_owned() });
+    match (extras.bgp, extras.direct_routes, platform) {
+        (_, false, _) => Ok(if extras.bgp { PlainRoutes::Bgp } else { PlainRoutes::OfNetwork }),
+        (true, true, _) => refuse(
+            "routes come from BGP or are direct; remove --bgp (TORTIE_BGP) or --direct-routes (TORTIE_DIRECT_ROUTES)",
+        ),
+        (false, true, Platform::Windows { .. }) => {
+            refuse("only Linux nodes have direct routes; remove --direct-routes (TORTIE_DIRECT_ROUTES)")
+        }
+        (false, true, _) => Ok(PlainRoutes::Direct),
+    }
 }
 
 /// The plugin to which runtimes pass the limits of a pod's annotations.

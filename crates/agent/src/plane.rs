@@ -17,7 +17,7 @@ use tortie_store::backoff::{Backoff, random_seed};
 use crate::control::ShownEndpoint;
 use crate::pending::Batch;
 use crate::queue::{Batches, Inbox, Question, Work, queue};
-use crate::unsupported::{Unsupported, Watched};
+use crate::unsupported::{Unsupported, Watched, out_of_reach};
 
 /// The interval at which the dataplane reads everything back.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(10);
@@ -91,6 +91,7 @@ fn start_with(
     let (report, logged, read, given, positions, unavailable) = Default::default();
     let calc = Calc::new(watched.node());
     let calc = if dataplane.asks_for_services() { calc.with_services() } else { calc };
+    let calc = if watched.has_direct_routes() { calc.with_direct_routes() } else { calc };
     let backoff = Backoff::new(random_seed());
     let mut plane = Plane {
         calc,
@@ -307,7 +308,7 @@ impl Plane {
             holders: self.holders(),
             report: self.report.clone(),
             findings: self.calc.findings(),
-            unsupported: self.watched.all(),
+            unsupported: self.unsupported(),
             unavailable: self.unavailable.clone(),
             lock,
         }));
@@ -318,9 +319,16 @@ impl Plane {
         endpoints.flat_map(|(id, endpoint)| endpoint.addresses.iter().map(|one| (*one, id.clone()))).collect()
     }
 
+    /// Stored objects that are not in force here.
+    fn unsupported(&self) -> Vec<Unsupported> {
+        let mut all = self.watched.all();
+        all.extend(out_of_reach(&self.calc.without_direct_route()));
+        all
+    }
+
     /// Logs new conditions, and those that have ended.
     fn log(&mut self) {
-        let unsupported = self.watched.all().into_iter();
+        let unsupported = self.unsupported().into_iter();
         let unsupported = unsupported.map(|it| (it.reason, format!("{}: {}", it.object, it.message)));
         let node = self.report.node.iter().map(|condition| (condition.reason, condition.to_string()));
         let endpoints = self.report.endpoints.iter().flat_map(|(id, conditions)| {

@@ -20,6 +20,40 @@ pub(crate) struct Unsupported {
     pub(crate) message: String,
 }
 
+/// How nodes get routes to the pods of pools without encapsulation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum PlainRoutes {
+    /// The network has them.
+    #[default]
+    OfNetwork,
+    /// A BGP speaker learns them.
+    Bgp,
+    /// They lead to the nodes themselves, which are in one network.
+    Direct,
+}
+
+/// The nodes to whose pods direct routes cannot lead, with the blocks and borrowed addresses.
+pub(crate) fn out_of_reach(far: &BTreeMap<&str, Vec<IpNet>>) -> Vec<Unsupported> {
+    /// The maximum number of networks in a message.
+    const MOST: usize = 5;
+    let message = |nets: &Vec<IpNet>| {
+        let mut named: Vec<String> = nets.iter().take(MOST).map(ToString::to_string).collect();
+        named.extend((nets.len() > MOST).then(|| format!("{} more", nets.len() - MOST)));
+        format!(
+            "no direct route leads to its pods ({}): it is not in the network of this node as the annotations \
+             projectcalico.org/IPv4Address and IPv6Address of both say, or it is a Windows node, or it has no address. Use a pool \
+             with vxlanMode CrossSubnet, or BGP",
+            named.join(", ")
+        )
+    };
+    let unsupported = far.iter().map(|(node, nets)| Unsupported {
+        object: Key::global(Kind::Node, *node),
+        reason: Reason::RouteRefused,
+        message: message(nets),
+    });
+    unsupported.collect()
+}
+
 /// The objects that may be in force only in part.
 #[derive(Debug, Default)]
 pub(crate) struct Watched {
@@ -37,8 +71,8 @@ pub(crate) struct Watched {
     most_pods: Option<usize>,
     /// How many blocks this node may have.
     most_blocks: usize,
-    /// Whether the agent runs a BGP speaker.
-    runs_bgp: bool,
+    /// How pools without encapsulation get routes.
+    plain_routes: PlainRoutes,
     /// Somebody has locked the datastore.
     is_locked: bool,
     /// The version of Calico that used the datastore last, if it is unknown.
@@ -61,9 +95,14 @@ impl Watched {
         Self { most_blocks, ..self }
     }
 
-    /// With a BGP speaker, packets of pools without encapsulation pass between nodes.
-    pub(crate) fn with_bgp(self, runs_bgp: bool) -> Self {
-        Self { runs_bgp, ..self }
+    /// By these routes, packets of pools without encapsulation pass between nodes.
+    pub(crate) fn with_plain_routes(self, plain_routes: PlainRoutes) -> Self {
+        Self { plain_routes, ..self }
+    }
+
+    /// Whether pools without encapsulation get direct routes.
+    pub(crate) fn has_direct_routes(&self) -> bool {
+        self.plain_routes == PlainRoutes::Direct
     }
 
     /// The name of the node.
@@ -79,7 +118,7 @@ impl Watched {
                 let other = key.name.strip_prefix("node.").is_some_and(|node| node != self.node);
                 let mut wrong =
                     value.filter(|_| !other).map_or_else(Vec::new, |value| support::not_in_force(key, value));
-                if key.kind == Kind::IpPool && !self.runs_bgp {
+                if key.kind == Kind::IpPool && self.plain_routes == PlainRoutes::OfNetwork {
                     wrong.extend(value.and_then(support::without_encapsulation));
                 }
                 set(&mut self.fields, key.clone(), Some(wrong).filter(|wrong| !wrong.is_empty()));
@@ -266,14 +305,31 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_without_encapsulation_is_reported_by_agents_without_bgp() {
+    fn nodes_out_of_reach_are_named_with_some_of_their_networks() {
+        let nets =
+            |count: u8| (0..count).map(|n| format!("10.0.{n}.0/26").parse().unwrap()).collect::<Vec<IpNet>>();
+        let found = out_of_reach(&[("a", nets(2)), ("b", nets(7))].into());
+        let shown: Vec<String> = found.iter().map(|it| format!("{}: {}", it.object, it.message)).collect();
+        assert!(
+            shown[0].starts_with("Node a: ") && shown[0].contains("(10.0.0.0/26, 10.0.1.0/26)"),
+            "{shown:?}"
+        );
+        assert!(shown[1].contains("10.0.4.0/26, 2 more)"), "{shown:?}");
+        assert_eq!(out_of_reach(&BTreeMap::new()), []);
+    }
+
+    #[test]
+    fn a_pool_without_encapsulation_is_reported_by_agents_without_routes_for_it() {
         let key = Key::global(Kind::IpPool, "p");
-        for (runs_bgp, mode, expected) in [(false, "Never", 1), (true, "Never", 0), (false, "Always", 0)] {
-            let mut watched = Watched::new("one").with_bgp(runs_bgp);
+        use PlainRoutes::*;
+        for (runs_bgp, mode, expected) in
+            [(OfNetwork, "Never", 1), (Bgp, "Never", 0), (Direct, "Never", 0), (OfNetwork, "Always", 0)]
+        {
+            let mut watched = Watched::new("one").with_plain_routes(runs_bgp);
             let pool = json!({"metadata": {"name": "p"}, "spec": {"cidr": "10.0.0.0/16", "vxlanMode": mode}});
             watched.update(&key, Some(&pool));
             let all = watched.all();
-            assert_eq!(all.len(), expected, "{runs_bgp} {mode}: {all:?}");
+            assert_eq!(all.len(), expected, "{runs_bgp:?} {mode}: {all:?}");
         }
     }
 

@@ -1,5 +1,7 @@
 //! Rules for routes, in the shape of Calico's BGPFilter (`api/pkg/apis/projectcalico/v3/bgpfilter.go`).
 
+use std::sync::Arc;
+
 use ipnet::IpNet;
 
 use crate::codec::{AnyCommunity, AsPath, Attributes};
@@ -76,6 +78,8 @@ pub enum Action {
 /// A rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
+    /// What asks for it, for people.
+    pub about: Arc<str>,
     /// The conditions.
     pub conditions: Conditions,
     /// What becomes of a route that matches.
@@ -126,30 +130,39 @@ impl Policy {
     /// Judges a route.
     #[must_use]
     pub fn judge(&self, candidate: &Candidate<'_>) -> Verdict {
+        self.judge_by(candidate).0
+    }
+
+    /// Judges a route, and names the rule that decides; `None` if no rule does.
+    #[must_use]
+    pub fn judge_by(&self, candidate: &Candidate<'_>) -> (Verdict, Option<&Rule>) {
         let mut changed: Option<Box<Attributes>> = None;
         let mut accepted = self.accepts_others;
-        for Rule { conditions, action, operations } in &self.rules {
+        let mut by = None;
+        for rule in &self.rules {
+            let Rule { about: _, conditions, action, operations } = rule;
             let attributes = changed.as_deref().unwrap_or(candidate.attributes);
             if !conditions.hold(&Candidate { attributes, ..*candidate }) {
                 continue;
             }
             if *action == Action::Reject {
-                return Verdict::Rejected;
+                return (Verdict::Rejected, Some(rule));
             }
             if !operations.is_empty() {
                 let attributes = changed.get_or_insert_with(|| Box::new(candidate.attributes.clone()));
                 operations.iter().for_each(|operation| operation.apply(attributes));
             }
             if *action == Action::Accept {
-                accepted = true;
+                (accepted, by) = (true, Some(rule));
                 break;
             }
         }
-        match changed {
+        let verdict = match changed {
             _ if !accepted => Verdict::Rejected,
             Some(attributes) => Verdict::Changed(attributes),
             None => Verdict::Unchanged,
-        }
+        };
+        (verdict, by)
     }
 }
 

@@ -121,6 +121,20 @@ impl Calc {
         }
     }
 
+    /// Pools without encapsulation get direct routes: packets to pods of another node go to that node, if it is in the network
+    /// of this one. Without this, they get no routes.
+    #[must_use]
+    pub fn with_direct_routes(mut self) -> Self {
+        self.network.use_direct_routes();
+        self
+    }
+
+    /// The nodes to whose pods direct routes cannot lead, with the blocks and borrowed addresses. As of the last flush.
+    #[must_use]
+    pub fn without_direct_route(&self) -> BTreeMap<&str, Vec<ipnet::IpNet>> {
+        self.network.far()
+    }
+
     /// The same, for a node whose state includes the cluster's Services.
     #[must_use]
     pub fn with_services(self) -> Self {

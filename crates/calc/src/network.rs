@@ -31,6 +31,11 @@ pub(crate) struct Network {
     borrowers: BTreeMap<IpNet, String>,
     /// The blocks and borrowed addresses of each node.
     blocks_of: BTreeMap<String, BTreeSet<IpNet>>,
+    /// Whether pools without encapsulation get direct routes.
+    direct: bool,
+    /// The blocks and borrowed addresses of other nodes that would have a direct route, if their nodes were in the network
+    /// of this one.
+    far: BTreeMap<IpNet, String>,
     dirty: Dirty,
 }
 
@@ -51,7 +56,7 @@ impl Calc {
             let node = self.network.local_node(&self.node);
             deltas.extend(node.filter(|node| self.state.node.as_ref() != Some(node)).map(Delta::Node));
             // Its networks decide which nodes are reached without encapsulation.
-            is_due |= self.network.has_cross_subnet_pools();
+            is_due |= self.network.has_pools_by_subnet();
         }
         if settings {
             let settings = self.network.settings(&self.node);
@@ -80,6 +85,7 @@ impl Calc {
         for destination in blocks {
             let (target, known) =
                 (self.network.target(&destination, &self.node), self.state.routes.get(&destination));
+            self.network.note_far(destination, &self.node, target.is_some());
             match target {
                 Some(target) if known != Some(&target) => {
                     deltas.push(Delta::Route(Route { destination, target }));
@@ -156,7 +162,11 @@ impl Network {
     pub(crate) fn is_empty(&self) -> bool {
         let borrowed = self.borrowed.is_empty() && self.borrowers.is_empty();
         let blocks = self.blocks.is_empty() && self.blocks_of.is_empty() && borrowed;
-        blocks && self.nodes.is_empty() && self.pools.is_empty() && self.felix.is_empty()
+        blocks
+            && self.far.is_empty()
+            && self.nodes.is_empty()
+            && self.pools.is_empty()
+            && self.felix.is_empty()
     }
 
     fn local_node(&self, name: &str) -> Option<LocalNode> {
@@ -170,8 +180,37 @@ impl Network {
         (!ends.is_empty()).then(|| LocalNode { name: name.to_owned(), ends, network })
     }
 
-    fn has_cross_subnet_pools(&self) -> bool {
-        self.pools.values().any(|pool| pool.spec.vxlan_mode == EncapsulationMode::CrossSubnet)
+    /// Pools without encapsulation get routes by way of the nodes in the network of this one.
+    pub(crate) fn use_direct_routes(&mut self) {
+        self.direct = true;
+    }
+
+    /// The nodes to whose pods no direct route can lead, with their blocks and borrowed addresses.
+    pub(crate) fn far(&self) -> BTreeMap<&str, Vec<IpNet>> {
+        let mut nodes: BTreeMap<&str, Vec<IpNet>> = BTreeMap::new();
+        self.far.iter().for_each(|(net, node)| nodes.entry(node).or_default().push(*net));
+        nodes
+    }
+
+    /// Whether the subnets of nodes decide about routes.
+    fn has_pools_by_subnet(&self) -> bool {
+        let is_one = |pool: &IpPool| {
+            pool.spec.vxlan_mode == EncapsulationMode::CrossSubnet || self.direct && is_plain(pool)
+        };
+        self.pools.values().any(is_one)
+    }
+
+    /// Notes whether a block or borrowed address lacks its direct route.
+    fn note_far(&mut self, net: IpNet, local: &str, has_route: bool) {
+        let node = self.node_of(&net).filter(|node| *node != local && self.direct && !has_route);
+        let is_plain = |pool: &IpPool| is_plain(pool) && pool.spec.cidr.contains(&net);
+        let far = node.filter(|_| self.pools.values().any(is_plain)).map(str::to_owned);
+        put(&mut self.far, net, far);
+    }
+
+    /// The node to which packets to a block or borrowed address go.
+    fn node_of(&self, net: &IpNet) -> Option<&str> {
+        self.borrowers.get(net).or_else(|| self.blocks.get(net)).map(String::as_str)
     }
 
     /// The node's settings: its own take precedence over those of all nodes.
@@ -190,8 +229,8 @@ impl Network {
         self.nodes.get(name).filter(|_| name != local).and_then(|node| vtep(name, node, version))
     }
 
-    /// The target of the route to a block or a borrowed address. It has none if its pool has no VXLAN, or if the tunnel
-    /// end of its node is unknown.
+    /// The target of the route to a block or a borrowed address. It has none if its pool has neither VXLAN nor direct routes,
+    /// or if the tunnel end of its node is unknown.
     fn target(&self, block: &IpNet, local: &str) -> Option<RouteTarget> {
         let node = match self.borrowers.get(block) {
             // The pod's own route leads there.
@@ -203,8 +242,13 @@ impl Network {
             return Some(RouteTarget::Local);
         }
         let version = IpVersion::of(&block.addr());
-        let mut pools = self.pools.values().filter(|pool| pool.spec.vxlan_mode != EncapsulationMode::Never);
-        let pool = pools.find(|pool| pool.spec.cidr.contains(block))?;
+        let of_block = || self.pools.values().filter(|pool| pool.spec.cidr.contains(block));
+        let mut overlays = of_block().filter(|pool| pool.spec.vxlan_mode != EncapsulationMode::Never);
+        let Some(pool) = overlays.next() else {
+            let is_direct = self.direct && of_block().any(is_plain);
+            let router = is_direct.then(|| self.neighbour(node, local, version)).flatten();
+            return router.map(|router| RouteTarget::Direct { router });
+        };
         if pool.spec.vxlan_mode == EncapsulationMode::CrossSubnet
             && let Some(router) = self.neighbour(node, local, version)
         {
@@ -224,6 +268,11 @@ impl Network {
             && node.own_network(version)?.contains(&local.own_address(version)?);
         (is_near && !node.is_windows() && !local.is_windows()).then_some(address)
     }
+}
+
+/// Whether packets of a pool travel between nodes as they are.
+fn is_plain(pool: &IpPool) -> bool {
+    (pool.spec.vxlan_mode, pool.spec.ipip_mode) == (EncapsulationMode::Never, EncapsulationMode::Never)
 }
 
 /// Sets or removes a value; returns whether it has changed.

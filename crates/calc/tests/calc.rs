@@ -16,7 +16,7 @@ use tortie_calc::Calc;
 use tortie_dataplane::{NodeState, RouteTarget};
 
 use random_objects::{block, felix, node, object, pool};
-use scratch::{NODE, Objects, apply_strictly, assert_order, difference, from_scratch, shown};
+use scratch::{NODE, Objects, apply_strictly, assert_order, difference, from_scratch_with, shown};
 
 #[derive(Debug, Clone)]
 enum Step {
@@ -36,8 +36,8 @@ fn steps(object: impl Strategy<Value = (Key, Value)>) -> impl Strategy<Value = V
 }
 
 /// Flushes, and compares the deltas with the changes: all of them, nothing else, and in an order that opens nothing.
-fn flush(calc: &mut Calc, received: &mut NodeState, objects: &Objects) {
-    let mut expected = from_scratch(objects);
+fn flush(calc: &mut Calc, received: &mut NodeState, objects: &Objects, direct: bool) {
+    let (mut expected, far) = from_scratch_with(objects, direct);
     if !calc.kinds().contains(&Kind::Service) {
         // Services are included only if they are requested.
         expected.services.clear();
@@ -53,12 +53,23 @@ fn flush(calc: &mut Calc, received: &mut NodeState, objects: &Objects) {
     apply_strictly(received, &deltas);
     assert_eq!(&*received, calc.state());
     assert_eq!(*received, expected);
+    let named: BTreeMap<String, Vec<ipnet::IpNet>> =
+        calc.without_direct_route().into_iter().map(|(node, nets)| (node.to_owned(), nets)).collect();
+    assert_eq!(named, far);
     assert_eq!(calc.flush(), vec![], "a flush without updates says nothing");
 }
 
 /// Makes the steps, and compares each flush, and in the end the same objects in another order. `look` gets each state.
-fn make(steps: Vec<Step>, seed: u64, services: bool, mut look: impl FnMut(&NodeState)) {
-    let new = || if services { Calc::new(NODE).with_services() } else { Calc::new(NODE) };
+fn make(
+    steps: Vec<Step>,
+    seed: u64,
+    (services, direct): (bool, bool),
+    mut look: impl FnMut(&NodeState, usize),
+) {
+    let new = || {
+        let calc = if services { Calc::new(NODE).with_services() } else { Calc::new(NODE) };
+        if direct { calc.with_direct_routes() } else { calc }
+    };
     let mut calc = new();
     let mut objects = Objects::new();
     let mut received = NodeState::default();
@@ -75,13 +86,13 @@ fn make(steps: Vec<Step>, seed: u64, services: bool, mut look: impl FnMut(&NodeS
             }
             Step::Delete(_) => {}
             Step::Flush => {
-                flush(&mut calc, &mut received, &objects);
-                look(&received);
+                flush(&mut calc, &mut received, &objects, direct);
+                look(&received, calc.without_direct_route().len());
             }
         }
     }
-    flush(&mut calc, &mut received, &objects);
-    look(&received);
+    flush(&mut calc, &mut received, &objects, direct);
+    look(&received, calc.without_direct_route().len());
 
     // The same objects in another order, at once.
     let mut shuffled: Vec<_> = objects.iter().collect();
@@ -95,7 +106,7 @@ fn make(steps: Vec<Step>, seed: u64, services: bool, mut look: impl FnMut(&NodeS
     for (key, value) in shuffled {
         calc.update(key, Some(value));
     }
-    flush(&mut calc, &mut NodeState::default(), &objects);
+    flush(&mut calc, &mut NodeState::default(), &objects, direct);
 }
 
 proptest! {
@@ -103,9 +114,9 @@ proptest! {
 
     #[test]
     fn any_history_gives_the_state_computed_from_scratch(
-        steps in steps(object()), seed in any::<u64>(), services in any::<bool>(),
+        steps in steps(object()), seed in any::<u64>(), modes in any::<(bool, bool)>(),
     ) {
-        make(steps, seed, services, |_| {});
+        make(steps, seed, modes, |_, _| {});
     }
 }
 
@@ -114,7 +125,8 @@ proptest! {
 fn any_history_of_the_network_gives_the_routes_computed_from_scratch() {
     let random = Random::cases(1_000);
     let seen: RefCell<BTreeMap<(&str, bool), usize>> = RefCell::default();
-    let look = |state: &NodeState| {
+    let look = |state: &NodeState, far: usize| {
+        *seen.borrow_mut().entry(("far", false)).or_default() += far;
         for (net, target) in &state.routes {
             let way = match target {
                 RouteTarget::Local => "local",
@@ -124,17 +136,18 @@ fn any_history_of_the_network_gives_the_routes_computed_from_scratch() {
             *seen.borrow_mut().entry((way, net.addr().is_ipv6())).or_default() += 1;
         }
     };
-    let test = |(steps, seed): (Vec<Step>, u64)| {
-        make(steps, seed, false, look);
+    let test = |(steps, seed, direct): (Vec<Step>, u64, bool)| {
+        make(steps, seed, (false, direct), look);
         Ok(())
     };
     let lacking = || {
         let seen = seen.borrow();
         let ways = ["local", "VXLAN", "direct"].into_iter().flat_map(|way| [(way, false), (way, true)]);
+        let ways = ways.chain([("far", false)]);
         let rare: Vec<_> =
             ways.filter(|way| seen.get(way).copied().unwrap_or_default() < random.count() / 4).collect();
         (!rare.is_empty()).then(|| format!("{rare:?} are rare: {seen:?}"))
     };
     let object = prop_oneof![4 => node(), 4 => block(), 3 => pool(), 1 => felix()];
-    random.prove(&(steps(object), any::<u64>()), test, lacking).unwrap();
+    random.prove(&(steps(object), any::<u64>(), any::<bool>()), test, lacking).unwrap();
 }

@@ -123,6 +123,10 @@ struct Daemon {
     /// Only on Linux nodes
     #[arg(long, env = "TORTIE_BGP")]
     bgp: bool,
+    /// Give pools without encapsulation routes by way of the nodes themselves, which must be in one network (host-gw). Only on
+    /// Linux nodes
+    #[arg(long, env = "TORTIE_DIRECT_ROUTES", conflicts_with = "bgp")]
+    direct_routes: bool,
     /// Where to serve /healthz, /readyz and /metrics, such as 127.0.0.1:9198
     #[arg(long, env = "TORTIE_HEALTH_ADDRESS", value_name = "ADDRESS")]
     health_address: Option<SocketAddr>,
@@ -153,7 +157,7 @@ impl SetLogLevel {
         match answer.outcome {
             Outcome::LogLevel(level) => output::line(&format!("node {}: {level}", answer.node)),
             Outcome::Failed(problem) => bail!("node {}: {problem}", answer.node),
-            Outcome::Shown(_) | Outcome::BgpPeers(_) | Outcome::BgpRoutes(_) => {
+            Outcome::Shown(_) | Outcome::BgpPeers(_) | Outcome::BgpRoutes(_) | Outcome::BgpWhy(_) => {
                 bail!("node {}: the agent answers another question", answer.node)
             }
         }
@@ -192,6 +196,7 @@ impl Daemon {
                 health_address: self.health_address,
                 metrics_address: self.metrics_address,
                 bgp: self.bgp,
+                direct_routes: self.direct_routes,
                 log_level: Some(log_level),
             };
             tokio::select! {

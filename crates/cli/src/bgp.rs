@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 use ipnet::IpNet;
-use tortie_agent::control::{Answer, Ask, BgpPeer, BgpRoute, Outcome, ask};
+use tortie_agent::control::{Answer, Ask, BgpOutcome, BgpPeer, BgpRoute, BgpTold, BgpWhy, Outcome, ask};
 
 use crate::output::{self, Format};
 
@@ -18,6 +18,13 @@ pub(crate) enum BgpCommand {
     Routes {
         /// Only routes to this network or address
         prefix: Option<String>,
+        #[command(flatten)]
+        asking: Asking,
+    },
+    /// Explain a route: each candidate and the step or filter that decided about it, what peers are told, and what the kernel has
+    Why {
+        /// The network or address
+        prefix: String,
         #[command(flatten)]
         asking: Asking,
     },
@@ -63,6 +70,18 @@ impl BgpCommand {
                     Format::Json => output::line(&serde_json::to_string_pretty(&routes)?),
                 }
                 Ok(ExitCode::SUCCESS)
+            }
+            Self::Why { prefix, asking } => {
+                let answer = asking.ask(Ask::BgpWhy { network: network(&prefix)? })?;
+                let Outcome::BgpWhy(why) = answer.outcome else { bail!(other_question(&answer)) };
+                match (asking.output, &why) {
+                    (Format::Json, why) => output::line(&serde_json::to_string_pretty(why)?),
+                    (Format::Text, Some(why)) => print_why(&answer.node, why),
+                    (Format::Text, None) => {
+                        output::line(&format!("node {} knows no route to {prefix}", answer.node));
+                    }
+                }
+                Ok(if why.is_some() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
             }
         }
     }
@@ -124,6 +143,58 @@ fn print_peers(node: &str, peers: &[BgpPeer]) {
     output::columns(&rows);
 }
 
+/// Next hop, sender, preference, path and communities.
+fn cells(route: &BgpRoute) -> [String; 5] {
+    let or_dash = |text: String| if text.is_empty() { "-".to_owned() } else { text };
+    let own = || "this node".to_owned();
+    [
+        if route.from.is_some() { route.next_hop.to_string() } else { own() },
+        route.from.map_or_else(own, |peer| peer.to_string()),
+        or_dash(route.local_preference.map(|number| number.to_string()).unwrap_or_default()),
+        or_dash(route.as_path.clone()),
+        or_dash(route.communities.join(" ")),
+    ]
+}
+
+fn print_why(node: &str, why: &BgpWhy) {
+    output::line(&format!("node {node}, {}: all routes, the best one first", why.prefix));
+    let titles = ["OUTCOME", "NEXT HOP", "FROM", "PREFERENCE", "AS PATH", "COMMUNITIES", "REASON"];
+    let mut rows = vec![titles.map(str::to_owned).to_vec()];
+    rows.extend(why.candidates.iter().map(|candidate| {
+        let outcome = match candidate.outcome {
+            BgpOutcome::Best => "best",
+            BgpOutcome::AsGood => "as good",
+            BgpOutcome::Worse => "worse",
+            BgpOutcome::Rejected => "rejected",
+            BgpOutcome::NotUsable => "not usable",
+            BgpOutcome::NextHopUnreachable => "unreachable",
+        };
+        let stale = if candidate.stale { "; from before the peer's restart" } else { "" };
+        let reason = format!("{}{stale}", candidate.reason);
+        [outcome.to_owned()].into_iter().chain(cells(&candidate.route)).chain([reason]).collect()
+    }));
+    output::columns(&rows);
+    if !why.peers.is_empty() {
+        output::line("peers are told:");
+    }
+    let mut rows = vec![["PEER", "NEXT HOP", "REASON"].map(str::to_owned).to_vec()];
+    rows.extend(why.peers.iter().map(|BgpTold { peer, next_hop, reason }| {
+        let told = next_hop.map_or_else(|| "nothing".to_owned(), |next_hop| next_hop.to_string());
+        vec![peer.to_string(), told, reason.clone().unwrap_or_else(|| "-".to_owned())]
+    }));
+    if rows.len() > 1 {
+        output::columns(&rows);
+    }
+    let kernel = &why.kernel;
+    output::line(&format!("kernel: {}", kernel.route.as_deref().unwrap_or("no route of BGP")));
+    if let Some(reason) = &kernel.reason {
+        output::line(&format!("  {reason}"));
+    }
+    for other in &kernel.others {
+        output::line(&format!("  of others: {other}"));
+    }
+}
+
 fn print_routes(node: &str, routes: &[BgpRoute]) {
     if routes.is_empty() {
         output::line(&format!("node {node} has no such route"));
@@ -131,18 +202,8 @@ fn print_routes(node: &str, routes: &[BgpRoute]) {
     }
     let titles = ["PREFIX", "NEXT HOP", "FROM", "PREFERENCE", "AS PATH", "COMMUNITIES"];
     let mut rows = vec![titles.map(str::to_owned).to_vec()];
-    rows.extend(routes.iter().map(|route| {
-        let or_dash = |text: String| if text.is_empty() { "-".to_owned() } else { text };
-        let own = || "this node".to_owned();
-        [
-            route.prefix.to_string(),
-            if route.from.is_some() { route.next_hop.to_string() } else { own() },
-            route.from.map_or_else(own, |peer| peer.to_string()),
-            or_dash(route.local_preference.map(|number| number.to_string()).unwrap_or_default()),
-            or_dash(route.as_path.clone()),
-            or_dash(route.communities.join(" ")),
-        ]
-        .to_vec()
-    }));
+    rows.extend(
+        routes.iter().map(|route| [route.prefix.to_string()].into_iter().chain(cells(route)).collect()),
+    );
     output::columns(&rows);
 }

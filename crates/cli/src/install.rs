@@ -40,12 +40,18 @@ pub(crate) struct Install {
     #[arg(long, value_name = "BOOL", action = clap::ArgAction::Set, default_value_t = true)]
     nat_outgoing: bool,
     /// How packets of these pools travel between nodes: vxlan, vxlan-cross-subnet (VXLAN between nodes of different networks
-    /// only), or none, which needs --bgp or routes of your own
+    /// only), or none, which needs --bgp, --direct-routes or routes of your own
     #[arg(long, value_name = "NAME", value_parser = encapsulation, default_value = "vxlan")]
     encapsulation: Encapsulation,
     /// Run a BGP speaker on each Linux node, as BGPConfiguration, BGPPeer and BGPFilter say; without any of them, in a mesh
     #[arg(long)]
     bgp: bool,
+    /// With --encapsulation none: nodes, which must be in one network, reach pods by way of each other's nodes (host-gw)
+    #[arg(long, conflicts_with = "bgp")]
+    direct_routes: bool,
+    /// A Secret in the namespace tortie-system with passwords of BGP peers, which agents may read; can be repeated
+    #[arg(long, value_name = "NAME", requires = "bgp")]
+    bgp_secret: Vec<String>,
     /// The image of agent and plugin
     #[arg(long, value_name = "NAME", default_value = DEFAULT_IMAGE)]
     image: String,
@@ -138,6 +144,8 @@ impl Install {
             nat_outgoing: self.nat_outgoing,
             encapsulation: self.encapsulation,
             bgp: self.bgp,
+            direct_routes: self.direct_routes,
+            bgp_secrets: self.bgp_secret.clone(),
             log_level: self.log_level.clone(),
             metrics_address: self.metrics_address,
             api_server: self.api_server.clone(),
@@ -156,9 +164,9 @@ impl Install {
             output::error_line(&format!("warning: {warning}"));
         }
         output::line(&format!("pods get addresses of {}", decision.described));
-        if self.encapsulation == Encapsulation::None && !self.bgp {
+        if self.encapsulation == Encapsulation::None && !self.bgp && !self.direct_routes {
             output::error_line(
-                "warning: without encapsulation and --bgp, pods of different nodes reach each other only by routes of your own",
+                "warning: without encapsulation, --bgp and --direct-routes, pods of different nodes reach each other only by routes of your own",
             );
         }
         let values = self.values(decision.pool, decision.pool_v6);

@@ -52,6 +52,9 @@ pub(crate) enum LabCommand {
         /// Run a BGP speaker on each Linux node
         #[arg(long)]
         bgp: bool,
+        /// Give pools without encapsulation direct routes on Linux nodes
+        #[arg(long, conflicts_with = "bgp")]
+        direct_routes: bool,
         /// Give Linux nodes and their pods IPv6 addresses, too
         #[arg(long)]
         ipv6: bool,
@@ -116,6 +119,8 @@ pub(crate) enum Inside {
         #[arg(long)]
         bgp: bool,
         #[arg(long)]
+        direct_routes: bool,
+        #[arg(long)]
         ipv6: bool,
         #[arg(long, value_enum)]
         datastore: DatastoreName,
@@ -161,11 +166,12 @@ impl LabCommand {
                 let options = ["--output", word(output), "--datastore", datastore];
                 outer(&arguments(&[&["lab", "inside", "demo"][..], &options].concat()))
             }
-            Self::Up { linux, windows, bgp, ipv6, datastore } => {
+            Self::Up { linux, windows, bgp, direct_routes, ipv6, datastore } => {
                 let (linux, windows) = (linux.to_string(), windows.to_string());
                 let datastore = Datastore::from(datastore).name();
                 let mut options = vec!["--linux", &linux, "--windows", &windows, "--datastore", datastore];
                 options.extend(bgp.then_some("--bgp"));
+                options.extend(direct_routes.then_some("--direct-routes"));
                 options.extend(ipv6.then_some("--ipv6"));
                 outer(&arguments(&[&["lab", "inside", "up"][..], &options].concat()))
             }
@@ -231,7 +237,7 @@ async fn run_inside(what: Inside) -> anyhow::Result<ExitCode> {
     let progress = Progress::new();
     match what {
         Inside::Demo { output, datastore } => {
-            let shape = Shape { linux: 1, windows: 1, bgp: false, ipv6: false };
+            let shape = Shape { linux: 1, windows: 1, bgp: false, direct_routes: false, ipv6: false };
             let cluster = Cluster::up(dir(), shape, datastore.into(), &progress).await?;
             let demo = demo::run(&cluster, &MANIFESTS, &progress, |step, before| {
                 if output == LabFormat::Table {
@@ -248,9 +254,9 @@ async fn run_inside(what: Inside) -> anyhow::Result<ExitCode> {
                 return Ok(ExitCode::FAILURE);
             }
         }
-        Inside::Up { linux, windows, bgp, ipv6, datastore } => {
-            let cluster =
-                Cluster::up(dir(), Shape { linux, windows, bgp, ipv6 }, datastore.into(), &progress).await?;
+        Inside::Up { linux, windows, bgp, direct_routes, ipv6, datastore } => {
+            let shape = Shape { linux, windows, bgp, direct_routes, ipv6 };
+            let cluster = Cluster::up(dir(), shape, datastore.into(), &progress).await?;
             progress.done("the cluster is up; from another terminal: tortie apply -f, get, lab exec, lab matrix, lab down");
             std::future::pending::<()>().await;
             cluster.down().await;

@@ -53,6 +53,7 @@ mod policy;
 mod port;
 mod preview;
 mod progress;
+mod routes;
 #[cfg(unix)]
 mod serve;
 mod service;
@@ -164,6 +165,8 @@ enum Command {
     /// Show what the BGP speaker of this node knows
     #[command(subcommand)]
     Bgp(bgp::BgpCommand),
+    /// Print the routes that a router needs to reach the pods, for a router or a cloud
+    Routes(Box<routes::Routes>),
     /// Run the node daemon
     Agent(Box<agent::Agent>),
     /// Prepare this node, or clean it up; the pods of an installation run this
@@ -234,6 +237,7 @@ fn main() -> ExitCode {
         Command::Store(command) => command.run(),
         Command::Certs(command) => command.run(),
         Command::Bgp(command) => return ask(command.run()),
+        Command::Routes(routes) => return ask(routes.run()),
         Command::Agent(agent) => agent.run(),
         #[cfg(windows)]
         Command::Windows(command) => command.run(),

@@ -96,7 +96,7 @@ impl Show {
         let endpoints = match answer.outcome {
             Outcome::Shown(endpoints) => endpoints,
             Outcome::Failed(problem) => bail!("node {node}: {problem}"),
-            Outcome::LogLevel(_) | Outcome::BgpPeers(_) | Outcome::BgpRoutes(_) => {
+            Outcome::LogLevel(_) | Outcome::BgpPeers(_) | Outcome::BgpRoutes(_) | Outcome::BgpWhy(_) => {
                 bail!("node {node}: the agent answers another question")
             }
         };

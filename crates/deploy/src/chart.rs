@@ -36,9 +36,12 @@ fn values() -> String {
         "imagePullPolicy": values.pull_policy,
         "cniBinDir": values.cni_bin_dir,
         "cniConfDir": values.cni_conf_dir,
+        "bgpSecrets": values.bgp_secrets,
         "config": values.environment(),
     }));
-    format!("# config has the environment variables of the agents: see docs/reference.md.\n{text}")
+    format!(
+        "# config has the environment variables of the agents: see docs/reference.md. bgpSecrets has the names of the Secrets with\n# passwords of BGP peers, in the namespace of the release.\n{text}"
+    )
 }
 
 /// Helm creates the namespace (`--create-namespace`), and refuses one of the chart that exists.
@@ -70,7 +73,10 @@ fn node_template() -> String {
     if let Some(config) = objects.iter_mut().find(|object| object["kind"] == "ConfigMap") {
         config["data"] = json!("CONFIG");
     }
-    documents(&objects).replace(" CONFIG\n", "\n  {{- range $name, $value := .Values.config }}\n  {{ $name }}: {{ $value | toString | quote }}\n  {{- end }}\n")
+    let secrets = documents(&node::secrets_role(json!("SECRETS")));
+    let secrets = secrets.replace("SECRETS\n", "{{ .Values.bgpSecrets | toJson }}\n");
+    let optional = format!("{{{{- if .Values.bgpSecrets }}}}\n---\n{secrets}{{{{- end }}}}\n");
+    documents(&objects).replace(" CONFIG\n", "\n  {{- range $name, $value := .Values.config }}\n  {{ $name }}: {{ $value | toString | quote }}\n  {{- end }}\n") + &optional
 }
 
 #[cfg(test)]

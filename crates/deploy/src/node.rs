@@ -14,6 +14,8 @@ pub const DAEMON_SET: &str = "tortie-node";
 pub const CLEANUP_SET: &str = "tortie-cleanup";
 /// The role by which the first agent creates the pool.
 const SETUP_ROLE: &str = "tortie-node-setup";
+/// The role by which agents read the passwords of BGP peers.
+const SECRETS_ROLE: &str = "tortie-node-bgp-secrets";
 
 /// The port of the agent's health on the node's loopback address.
 pub const HEALTH_PORT: u16 = 9198;
@@ -32,7 +34,30 @@ pub(crate) fn objects(values: &Values) -> Vec<Value> {
     let digest = Sha256::digest(config.to_string());
     let digest: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
     let template = Template::of(values, &digest);
-    vec![setup_role(), setup_binding(), config, deployment(&template), daemon_set(&template)]
+    let mut objects = vec![setup_role(), setup_binding()];
+    if !values.bgp_secrets.is_empty() {
+        objects.extend(secrets_role(json!(values.bgp_secrets)));
+    }
+    objects.extend([config, deployment(&template), daemon_set(&template)]);
+    objects
+}
+
+/// Agents may read and follow the Secrets with these names, and no others.
+pub(crate) fn secrets_role(names: Value) -> [Value; 2] {
+    let role = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role",
+        "metadata": metadata(SECRETS_ROLE),
+        "rules": [{
+            "apiGroups": [""], "resources": ["secrets"], "resourceNames": names, "verbs": ["get", "list", "watch"],
+        }],
+    });
+    let binding = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding",
+        "metadata": metadata(SECRETS_ROLE),
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": SECRETS_ROLE},
+        "subjects": [{"kind": "ServiceAccount", "name": DAEMON_SET, "namespace": NAMESPACE}],
+    });
+    [role, binding]
 }
 
 fn metadata(name: &str) -> Value {
@@ -227,6 +252,20 @@ mod tests {
             assert_eq!(context["capabilities"]["drop"], json!(["ALL"]));
         }
         assert_eq!(spec["initContainers"][0]["securityContext"]["capabilities"]["add"], Value::Null);
+    }
+
+    /// Without names, a rule would allow every Secret.
+    #[test]
+    fn agents_may_read_the_named_secrets_only() {
+        let of_secrets = |values: &Values| {
+            let rules = |object: &Value| object["rules"].as_array().cloned().unwrap_or_default();
+            let all = objects(values).iter().flat_map(rules).collect::<Vec<_>>();
+            all.into_iter().filter(|rule| rule["resources"] == json!(["secrets"])).collect::<Vec<_>>()
+        };
+        assert_eq!(of_secrets(&Values::default()), Vec::<Value>::new());
+        let values = Values { bgp_secrets: vec!["one".to_owned(), "two".to_owned()], ..Values::default() };
+        let [rule] = &of_secrets(&values)[..] else { panic!("{:?}", of_secrets(&values)) };
+        assert_eq!(rule["resourceNames"], json!(["one", "two"]));
     }
 
     #[test]

@@ -34,6 +34,10 @@ pub struct Values {
     pub encapsulation: Encapsulation,
     /// Whether agents run a BGP speaker.
     pub bgp: bool,
+    /// Whether pools without encapsulation get routes by way of the nodes themselves.
+    pub direct_routes: bool,
+    /// The Secrets in Tortie's namespace that agents may read: passwords of BGP peers.
+    pub bgp_secrets: Vec<String>,
     /// What the agents log.
     pub log_level: String,
     /// Where agents serve metrics to other machines.
@@ -91,6 +95,8 @@ impl Default for Values {
             nat_outgoing: true,
             encapsulation: Encapsulation::Vxlan,
             bgp: false,
+            direct_routes: false,
+            bgp_secrets: Vec::new(),
             log_level: "info".to_owned(),
             metrics_address: None,
             api_server: None,
@@ -119,6 +125,9 @@ impl Values {
         }
         if self.bgp {
             environment.insert("TORTIE_BGP".to_owned(), "true".to_owned());
+        }
+        if self.direct_routes {
+            environment.insert("TORTIE_DIRECT_ROUTES".to_owned(), "true".to_owned());
         }
         if !self.cni_plugins.is_empty() {
             environment.insert("TORTIE_CNI_PLUGINS".to_owned(), self.cni_plugins.to_string());

@@ -105,6 +105,7 @@ fn addresses_and_routes_are_listed_as_created() {
             assert!(listed.contains(&address), "{address:?} in {listed:?}");
         }
 
+        let way = |gateway: &str| NextHop { link, gateway: Some(ip(gateway)), onlink: true };
         let routes = [
             Route::on_link("10.1.0.5/32".parse().unwrap(), link, 80),
             Route::via("10.2.0.0/26".parse().unwrap(), ip("10.2.0.0"), link, 80),
@@ -113,25 +114,33 @@ fn addresses_and_routes_are_listed_as_created() {
             Route::blackhole("10.4.0.0/26".parse().unwrap(), 80),
             Route::on_link("fd01::5/128".parse().unwrap(), link, 80),
             Route::blackhole("fd04::/64".parse().unwrap(), 80),
+            Route {
+                others: vec![way("10.5.0.2"), way("10.5.0.3")],
+                ..Route::via("10.5.0.0/26".parse().unwrap(), ip("10.5.0.1"), link, 80)
+            },
+            Route {
+                others: vec![way("fd05::2"), way("fd05::3")],
+                ..Route::via("fd05::/64".parse().unwrap(), ip("fd05::1"), link, 80)
+            },
         ];
-        for verdict in socket.change_all(&routes.map(Change::AddRoute)).unwrap() {
+        for verdict in socket.change_all(&routes.clone().map(Change::AddRoute)).unwrap() {
             verdict.unwrap();
         }
         let listed = socket.routes().unwrap();
-        for route in routes {
-            assert!(listed.contains(&route), "{route:?} in {listed:#?}");
+        for route in &routes {
+            assert!(listed.contains(route), "{route:?} in {listed:#?}");
         }
 
-        let taken = socket.change(&Change::AddRoute(routes[0])).unwrap_err();
+        let taken = socket.change(&Change::AddRoute(routes[0].clone())).unwrap_err();
         assert_eq!(taken.errno(), Some(17), "{taken}");
         assert!(taken.to_string().contains("10.1.0.5/32"), "{taken}");
         let instead = Route::blackhole("10.1.0.5/32".parse().unwrap(), 80);
-        socket.change(&Change::ReplaceRoute(instead)).unwrap();
+        socket.change(&Change::ReplaceRoute(instead.clone())).unwrap();
         let listed = socket.routes().unwrap();
         assert!(listed.contains(&instead) && !listed.contains(&routes[0]));
 
         for route in routes[1..].iter().chain([&instead]) {
-            socket.change(&Change::DeleteRoute(*route)).unwrap();
+            socket.change(&Change::DeleteRoute(route.clone())).unwrap();
         }
         assert!(
             socket.routes().unwrap().iter().all(|route| route.protocol == 2),

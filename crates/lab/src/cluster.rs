@@ -52,6 +52,8 @@ pub struct Shape {
     pub windows: usize,
     /// Whether Linux nodes run a BGP speaker.
     pub bgp: bool,
+    /// Whether pools without encapsulation get direct routes on Linux nodes.
+    pub direct_routes: bool,
     /// Whether Linux nodes and their pods have IPv6 addresses, too.
     pub ipv6: bool,
 }
@@ -112,7 +114,10 @@ impl Cluster {
             if shape.ipv6 && os == Os::Linux {
                 node.add_ipv6(index)?;
             }
-            cluster.add_node(node, shape.bgp && os == Os::Linux, &authority).await?;
+            let options = [(shape.bgp, "--bgp"), (shape.direct_routes, "--direct-routes")];
+            let options = options.into_iter().filter(|(is_given, _)| *is_given && os == Os::Linux);
+            let options: Vec<&str> = options.map(|(_, option)| option).collect();
+            cluster.add_node(node, &options, &authority).await?;
         }
         cluster.wait_for_nodes(progress).await?;
         cluster.tasks.extend(cluster.nodes.iter_mut().flat_map(Node::watch));
@@ -251,7 +256,12 @@ impl Cluster {
         Ok(())
     }
 
-    async fn add_node(&mut self, mut node: Node, bgp: bool, authority: &Authority) -> Result<(), LabError> {
+    async fn add_node(
+        &mut self,
+        mut node: Node,
+        options: &[&str],
+        authority: &Authority,
+    ) -> Result<(), LabError> {
         let os = node.os;
         match &self.kubernetes {
             Some((_, kubelet)) => {
@@ -274,7 +284,7 @@ impl Cluster {
                 StoreAccess::Tls { address, identity: authority.issue_for_node(&node.name)? }
             }
         };
-        node.start_agent(&self.dir, &access, bgp)?;
+        node.start_agent(&self.dir, &access, options)?;
         self.nodes.push(node);
         Ok(())
     }

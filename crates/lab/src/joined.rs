@@ -64,7 +64,7 @@ impl JoinedNode {
         object["spec"]["taints"] = json!([{"key": "os", "value": "windows", "effect": "NoSchedule"}]);
         kubelet.register(&object, node.os.name(), &node.address.to_string()).await?;
         node.start_hns(&dir)?;
-        node.start_agent(&dir, &StoreAccess::Kubeconfig(joining.agent.clone()), false)?;
+        node.start_agent(&dir, &StoreAccess::Kubeconfig(joining.agent.clone()), &[])?;
         wait_until_it_takes_pods(&dir, &mut node, Instant::now() + NODE_TIMEOUT).await?;
 
         let store = Kubernetes::new(&KubernetesConfig::Kubeconfig(joining.agent.clone())).await?;

@@ -123,7 +123,7 @@ impl Node {
         &mut self,
         dir: &LabDir,
         access: &StoreAccess,
-        bgp: bool,
+        options: &[&str],
     ) -> Result<(), LabError> {
         let shown = |path: PathBuf| path.display().to_string();
         let folder = dir.node(&self.name);
@@ -151,7 +151,7 @@ impl Node {
             option("--hcn-socket", shown(self.hcn_socket(dir)));
             option("--service-cidr", SERVICES.to_string());
         }
-        arguments.extend(bgp.then(|| "--bgp".to_owned()));
+        arguments.extend(options.iter().map(|option| (*option).to_owned()));
         self.agent = Some(self.start(dir, "tortie", "agent", &arguments)?);
         Ok(())
     }

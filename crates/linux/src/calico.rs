@@ -130,7 +130,8 @@ impl Found {
             let marked = vec![LinkSetting::Alias(OVERLAY_MARK.to_owned())];
             socket.change(&Change::SetLink(overlay.index, marked))?;
         }
-        let handed_over = |route: &Route| Change::ReplaceRoute(Route { protocol: ROUTE_PROTOCOL, ..*route });
+        let handed_over =
+            |route: &Route| Change::ReplaceRoute(Route { protocol: ROUTE_PROTOCOL, ..route.clone() });
         self.routes.iter().try_for_each(|route| tolerate_gone(socket.change(&handed_over(route))))?;
         for link in &self.links {
             tolerate_gone(socket.change(&Change::DeleteLink(link.index)))?;

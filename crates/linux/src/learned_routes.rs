@@ -1,14 +1,14 @@
 //! Routes that BGP learned, in the main table of the kernel.
 //!
 //! A route leads to the router that the kernel uses for the BGP next hop, as BIRD's `gateway recursive` does. Next hops
-//! are looked up among the routes of others, so that learned routes cannot depend on each other. Only routes with
-//! [`PROTOCOL`] are changed or deleted.
+//! are looked up among the routes of others, so that learned routes cannot depend on each other. A destination with several
+//! next hops has one route with several ways (ECMP). Only routes with [`PROTOCOL`] are changed or deleted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use tortie_kernel::route::{Change, Route, RouteKind, RouteSocket};
+use tortie_kernel::route::{Change, NextHop, Route, RouteKind, RouteSocket};
 
 use crate::Result;
 use crate::dataplane::ROUTE_PROTOCOL;
@@ -20,6 +20,8 @@ pub(crate) const PROTOCOL: u8 = 85;
 /// The metric of learned routes: that of Calico (`ipv4NormalRoutePriority`), and the kernel's default for IPv6. Routes of
 /// administrators to the same destination have a lower one, and win.
 const METRIC: u32 = 1024;
+/// The maximum number of ways of a route, as in BIRD (`merge paths`).
+const MAX_WAYS: usize = 16;
 
 /// The metric as [`Route`] has it: 0 is the kernel's default.
 fn metric(destination: &IpNet) -> u32 {
@@ -43,6 +45,15 @@ pub struct Applied {
     pub unreachable: BTreeSet<IpAddr>,
     /// Why routes are not in the kernel.
     pub problems: Vec<String>,
+}
+
+/// The kernel's routes to one destination.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KernelRoutes {
+    /// The learned one.
+    pub learned: Option<Route>,
+    /// Those of others.
+    pub others: Vec<Route>,
 }
 
 impl LearnedRoutes {
@@ -103,6 +114,17 @@ impl LearnedRoutes {
         Ok(applied)
     }
 
+    /// What the kernel has for exactly this destination.
+    ///
+    /// # Errors
+    /// The kernel does not answer.
+    pub fn kernel_routes(&mut self, destination: &IpNet) -> Result<KernelRoutes> {
+        let routes = self.socket.routes()?;
+        let (learned, others): (Vec<Route>, Vec<Route>) =
+            routes.into_iter().filter(|route| route.destination == *destination).partition(is_learned);
+        Ok(KernelRoutes { learned: learned.into_iter().next(), others })
+    }
+
     /// Deletes all learned routes of the node, also those of an earlier process. Returns how many there were.
     ///
     /// # Errors
@@ -133,45 +155,52 @@ fn plan(wanted: &BTreeMap<IpNet, BTreeSet<IpAddr>>, kernel: &[Route], keeps_unkn
         if has_place {
             there.insert(route.destination, route);
         } else if route.protocol == PROTOCOL && !keeps_unknown {
-            changes.push(Change::DeleteRoute(*route));
+            changes.push(Change::DeleteRoute(route.clone()));
         }
     }
     let mut applied = Applied::default();
     for (destination, next_hops) in wanted {
         let current = there.get(destination).copied();
-        // The first one that can be reached. One route has one router so far.
-        let mut reachable = None;
+        // Several next hops may lead to one router.
+        let mut ways = BTreeSet::new();
         for next_hop in next_hops {
             match others.resolve(*next_hop) {
-                Some(router) => reachable = reachable.or(Some(router)),
-                None => drop(applied.unreachable.insert(*next_hop)),
+                Some((gateway, link)) => {
+                    ways.insert(NextHop { link, gateway: Some(gateway), onlink: true });
+                }
+                None => {
+                    applied.unreachable.insert(*next_hop);
+                }
             }
         }
-        let Some((gateway, link)) = reachable else {
-            changes
-                .extend(current.filter(|route| is_learned(route)).map(|route| Change::DeleteRoute(*route)));
+        let Some(route) = route_by(*destination, ways) else {
+            let learned = current.filter(|route| is_learned(route));
+            changes.extend(learned.map(|route| Change::DeleteRoute(route.clone())));
             continue;
         };
-        let route =
-            Route { metric: metric(destination), ..Route::via(*destination, gateway, link, PROTOCOL) };
         match current {
             None => changes.push(Change::AddRoute(route)),
             Some(current) if !is_learned(current) => applied.problems.push(format!(
                 "the foreign route {current} occupies the place of {route}; Tortie leaves it alone"
             )),
-            Some(current) if leads_alike(current, &route) => {}
+            Some(current) if current.leads_like(&route) => {}
             Some(_) => changes.push(Change::ReplaceRoute(route)),
         }
     }
     Plan { changes, applied }
 }
 
-fn is_learned(route: &Route) -> bool {
-    route.protocol == PROTOCOL
+/// The learned route by these ways, if there are any.
+fn route_by(destination: IpNet, ways: BTreeSet<NextHop>) -> Option<Route> {
+    let mut ways = ways.into_iter().take(MAX_WAYS);
+    let NextHop { link, gateway, onlink } = ways.next()?;
+    let others = ways.collect();
+    let metric = metric(&destination);
+    Some(Route { gateway, onlink, others, metric, ..Route::on_link(destination, link, PROTOCOL) })
 }
 
-fn leads_alike(one: &Route, other: &Route) -> bool {
-    (one.kind, one.link, one.gateway) == (other.kind, other.link, other.gateway)
+fn is_learned(route: &Route) -> bool {
+    route.protocol == PROTOCOL
 }
 
 /// The routes by which next hops are reached.
@@ -282,7 +311,7 @@ mod tests {
     fn routes_of_an_earlier_process_stay_until_the_peers_routes_are_complete() {
         let mut kernel = kernel();
         let (old, same) = (learned("10.20.1.0/26", "10.9.0.4", 2), learned("10.20.2.0/26", "10.9.0.5", 2));
-        kernel.extend([old, same]);
+        kernel.extend([old.clone(), same]);
         let wanted: &[(&str, &[&str])] = &[("10.20.2.0/26", &["10.9.0.5"])];
         assert_eq!(planned(wanted, &kernel, true), (vec![], Applied::default()));
         assert_eq!(planned(wanted, &kernel, false), (vec![format!("delete {old}")], Applied::default()));
@@ -303,6 +332,47 @@ mod tests {
         assert!(applied.problems[0].contains("foreign"), "{applied:?}");
     }
 
+    /// A learned route with these routers on link 2.
+    fn by(to: &str, gateways: &[&str]) -> Route {
+        let way = |gateway: &&str| NextHop { link: 2, gateway: Some(ip(gateway)), onlink: true };
+        route_by(net(to), gateways.iter().map(way).collect()).unwrap()
+    }
+
+    #[test]
+    fn several_next_hops_are_ways_of_one_route() {
+        const TO: &str = "10.20.1.0/26";
+        let three = by(TO, &["10.9.0.3", "10.9.0.4", "10.9.0.5"]);
+        for (wanted, there, expected) in [
+            (vec!["10.9.0.3", "10.9.0.4"], None, Some(format!("add {}", by(TO, &["10.9.0.3", "10.9.0.4"])))),
+            // The kernel may give them in another order.
+            (
+                vec!["10.9.0.3", "10.9.0.4", "10.9.0.5"],
+                Some(Route { others: three.others.iter().rev().copied().collect(), ..three.clone() }),
+                None,
+            ),
+            (vec!["10.9.0.3"], Some(three.clone()), Some(format!("replace {}", by(TO, &["10.9.0.3"])))),
+            (
+                vec!["10.9.0.3", "10.9.0.6"],
+                Some(by(TO, &["10.9.0.3"])),
+                Some(format!("replace {}", by(TO, &["10.9.0.3", "10.9.0.6"]))),
+            ),
+            // Two next hops behind one router are one way.
+            (vec!["192.0.2.1", "192.0.2.2"], Some(by(TO, &["10.9.0.7"])), None),
+            // One of them cannot be reached.
+            (vec!["10.9.0.3", "10.10.0.6"], Some(by(TO, &["10.9.0.3"])), None),
+            (vec!["10.10.0.6"], Some(three.clone()), Some(format!("delete {three}"))),
+        ] {
+            let mut kernel = kernel();
+            kernel.extend(there);
+            let (changes, _) = planned(&[(TO, &wanted)], &kernel, false);
+            assert_eq!(changes, Vec::from_iter(expected), "{wanted:?}");
+        }
+        let many: Vec<String> = (10..40).map(|number| format!("10.9.0.{number}")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        let (changes, _) = planned(&[(TO, &many)], &kernel(), false);
+        assert_eq!(changes, [format!("add {}", by(TO, &many[..MAX_WAYS]))]);
+    }
+
     #[test]
     fn a_next_hop_without_a_route_costs_the_route() {
         let mut kernel = kernel();
@@ -311,7 +381,7 @@ mod tests {
         assert_eq!(changes, [format!("delete {}", learned("fd20::/64", "fd10::3", 3))]);
         assert_eq!(applied.unreachable, [ip("fd10::3")].into());
         assert_eq!(applied.problems, Vec::<String>::new());
-        // Of two next hops, one is enough.
+        // Of two next hops, one leads there.
         let (changes, applied) = planned(&[("fd20::/64", &["fd09::3", "fd10::3"])], &kernel, true);
         assert_eq!(changes, [format!("replace {}", learned("fd20::/64", "fd09::3", 3))]);
         assert_eq!(applied.unreachable, [ip("fd10::3")].into());

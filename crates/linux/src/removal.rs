@@ -26,7 +26,7 @@ pub fn remove_all(config: &Config) -> crate::Result<Vec<String>> {
     let routes = socket.routes()?;
     let is_ours = |route: &&Route| [ROUTE_PROTOCOL, learned_routes::PROTOCOL].contains(&route.protocol);
     for route in routes.iter().filter(is_ours) {
-        tolerate_gone(socket.change(&Change::DeleteRoute(*route)))?;
+        tolerate_gone(socket.change(&Change::DeleteRoute(route.clone())))?;
         removed.push(format!("route {}", route.destination));
     }
     // Calico's devices have the same names.
@@ -58,7 +58,7 @@ pub fn hand_over_to_calico(config: &Config) -> crate::Result<Vec<String>> {
             learned_routes::PROTOCOL => calico::BIRD_PROTOCOL,
             _ => continue,
         };
-        let change = Change::ReplaceRoute(Route { protocol, ..route });
+        let change = Change::ReplaceRoute(Route { protocol, ..route.clone() });
         tolerate_gone(socket.change(&change))?;
         done.push(format!("left the {route} to Calico"));
     }

@@ -1,13 +1,14 @@
 //! What agents publish for other nodes: the WorkloadEndpoints of their pods, and annotations of their Nodes.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use serde_json::{Value, json};
 use tortie_api::calico::WorkloadEndpoint;
 use tortie_api::{Key, Kind, Position};
 
-use crate::{Store, StoreError, Stored};
+use crate::{Secrets, Store, StoreError, Stored};
 
 /// A datastore to which agents can publish the endpoints of their pods. By default, an endpoint is a stored object.
 #[async_trait]
@@ -101,6 +102,11 @@ pub trait Endpoints: Store {
     /// copy the pods' labels, and there may be other profiles.
     fn derives_from_kubernetes(&self) -> bool {
         false
+    }
+
+    /// The Secrets of the agent's namespace, if it can read some.
+    fn secrets(&self) -> Option<Arc<dyn Secrets>> {
+        None
     }
 }
 

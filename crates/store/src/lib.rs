@@ -23,6 +23,7 @@ mod lock;
 mod pod;
 mod ring;
 pub mod rpc;
+mod secrets;
 mod shared;
 mod size;
 mod stored_json;
@@ -49,6 +50,7 @@ pub use in_force::{
 pub use interest::{Interest, Scope};
 pub use lock::is_locked;
 pub use pod::{COPIED_FROM, POD_UID, is_of, pod_of};
+pub use secrets::{SecretData, SecretState, Secrets};
 pub use shared::SharedEvent;
 pub use size::size_of_value;
 

@@ -4,16 +4,17 @@ use std::collections::BTreeMap;
 
 use ipnet::IpNet;
 use tortie_api::calico::{
-    BgpConfiguration, BgpConfigurationSpec, BgpFilter, BgpPeer, ClusterInformation, IpPool,
+    BgpConfiguration, BgpConfigurationSpec, BgpFilter, BgpPeer, ClusterInformation, IpPool, SecretKey,
+    WorkloadEndpoint,
 };
 use tortie_api::kubernetes::Node;
 use tortie_api::{Key, Kind, Resource};
-use tortie_bgp::calico::{Derived, Resources, derive};
+use tortie_bgp::calico::{Derived, NoSecret, PodAddress, Resources, derive};
 use tortie_ipam::{Affinity, AffinityState};
-use tortie_store::{Change, StoreError, Stored};
+use tortie_store::{Change, Interest, StoreError, Stored};
 
 /// The kinds that a BGP speaker follows.
-pub const KINDS: [Kind; 7] = [
+pub const KINDS: [Kind; 8] = [
     Kind::Node,
     Kind::BgpConfiguration,
     Kind::BgpPeer,
@@ -21,7 +22,17 @@ pub const KINDS: [Kind; 7] = [
     Kind::IpPool,
     Kind::BlockAffinity,
     Kind::ClusterInformation,
+    Kind::WorkloadEndpoint,
 ];
+
+/// What the speaker of a node must know of them.
+pub(super) fn interests(node: &str) -> Vec<Interest> {
+    let interest = |kind| match kind {
+        Kind::WorkloadEndpoint | Kind::BlockAffinity => Interest::of_node(kind, node),
+        _ => Interest::all(kind),
+    };
+    KINDS.into_iter().map(interest).collect()
+}
 
 /// What is known of the cluster.
 #[derive(Debug)]
@@ -35,6 +46,8 @@ pub(super) struct Cluster {
     /// The blocks of the node, by the names of their affinities.
     blocks: BTreeMap<String, IpNet>,
     information: BTreeMap<String, ClusterInformation>,
+    /// The addresses of the node's pods, by their endpoints.
+    pods: BTreeMap<Key, Vec<PodAddress>>,
     /// Objects that cannot be read, and why.
     unreadable: BTreeMap<Key, String>,
     /// The kinds that have not been delivered completely, and why not.
@@ -52,6 +65,7 @@ impl Cluster {
             pools: BTreeMap::new(),
             blocks: BTreeMap::new(),
             information: BTreeMap::new(),
+            pods: BTreeMap::new(),
             unreadable: BTreeMap::new(),
             missing: KINDS.into_iter().map(|kind| (kind, None)).collect(),
         }
@@ -99,6 +113,10 @@ impl Cluster {
             Resource::BgpFilter(it) => replace(&mut self.filters, name, it),
             Resource::IpPool(it) => replace(&mut self.pools, name, it),
             Resource::ClusterInformation(it) => replace(&mut self.information, name, it),
+            Resource::WorkloadEndpoint(it) => {
+                let addresses = pod_addresses(&it, &self.node);
+                self.pods.insert(key.clone(), addresses.clone()) != Some(addresses)
+            }
             _ => false,
         };
         differs || was_unreadable
@@ -141,6 +159,7 @@ impl Cluster {
             Kind::IpPool => drop(self.pools.remove(name)),
             Kind::BlockAffinity => drop(self.blocks.remove(name)),
             Kind::ClusterInformation => drop(self.information.remove(name)),
+            Kind::WorkloadEndpoint => drop(self.pods.remove(key)),
             _ => {}
         }
     }
@@ -155,13 +174,14 @@ impl Cluster {
         self.missing.is_empty() && !is_locked && !self.unreadable.keys().any(is_unknown)
     }
 
-    /// What the speaker does.
-    pub(super) fn derived(&self) -> Derived {
+    /// What the speaker does. `secret` returns the value of a key of a Secret.
+    pub(super) fn derived(&self, secret: &dyn Fn(&SecretKey) -> Result<Vec<u8>, NoSecret>) -> Derived {
         let nodes: Vec<Node> = self.nodes.values().cloned().collect();
         let configurations: Vec<BgpConfiguration> = self.configurations.values().cloned().collect();
         let peers: Vec<BgpPeer> = self.peers.values().cloned().collect();
         let filters: Vec<BgpFilter> = self.filters.values().cloned().collect();
         let blocks: Vec<IpNet> = self.blocks.values().copied().collect();
+        let pods: Vec<PodAddress> = self.pods.values().flatten().cloned().collect();
         let resources = Resources {
             nodes: &nodes,
             configurations: &configurations,
@@ -169,8 +189,8 @@ impl Cluster {
             filters: &filters,
             pools: &self.pools(),
             blocks: &blocks,
-            // Agents may not read secrets yet, and a peer whose password is unknown gets no session.
-            secret: &|_, _| None,
+            pods: &pods,
+            secret,
         };
         derive(&self.node, &resources)
     }
@@ -194,6 +214,14 @@ impl Cluster {
         });
         unreadable.chain(missing).collect()
     }
+}
+
+/// The addresses of a pod of this node.
+fn pod_addresses(endpoint: &WorkloadEndpoint, node: &str) -> Vec<PodAddress> {
+    let WorkloadEndpoint { spec, .. } = endpoint;
+    let of_node = spec.ip_networks.iter().filter(|_| spec.node == node);
+    let address = |net: &IpNet| PodAddress { address: net.addr(), interface: spec.interface_name.clone() };
+    of_node.map(address).collect()
 }
 
 /// Stores a value. Returns whether it differs from the one before.

@@ -3,9 +3,13 @@
 #[cfg(target_os = "linux")]
 mod cluster;
 #[cfg(target_os = "linux")]
+mod passwords;
+#[cfg(target_os = "linux")]
 mod runner;
 #[cfg(target_os = "linux")]
 mod shown;
+#[cfg(target_os = "linux")]
+mod why;
 
 use tokio::sync::oneshot;
 
@@ -23,6 +27,7 @@ use tortie_linux::LearnedRoutes;
 pub(crate) enum BgpQuestion {
     Peers,
     Routes,
+    Why(ipnet::IpNet),
 }
 
 /// A question, and where its answer goes.
@@ -66,7 +71,7 @@ pub(crate) fn prepare(
 
 #[cfg(not(target_os = "linux"))]
 pub(crate) async fn run(
-    _: std::sync::Arc<dyn tortie_store::Store>,
+    _: std::sync::Arc<dyn tortie_store::Endpoints>,
     _: String,
     learned: LearnedRoutes,
     _: tokio::sync::watch::Sender<Vec<tortie_dataplane::Condition>>,

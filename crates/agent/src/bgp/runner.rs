@@ -4,6 +4,7 @@
 //! The speaker ends without a word to its peers, which keep its routes for the restart time, and the kernel keeps the
 //! learned ones. So a restart of the agent costs no packet (RFC 4724).
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -14,14 +15,15 @@ use ipnet::IpNet;
 use tokio::sync::{mpsc, watch};
 use tortie_bgp::calico::{Derived, Forwarding, forwarding};
 use tortie_bgp::fsm::State;
-use tortie_bgp::rib::{Chosen, OwnRoute, RouteChange};
-use tortie_bgp::speaker::{Config, RouteEvent, Speaker};
+use tortie_bgp::rib::{Chosen, OwnRoute, RouteChange, Why};
+use tortie_bgp::speaker::{Config, RouteEvent, Speaker, SpeakerStatus};
 use tortie_dataplane::{Condition, Reason};
 use tortie_linux::LearnedRoutes;
-use tortie_store::{Interest, Store};
+use tortie_store::Endpoints;
 
-use super::cluster::{Cluster, KINDS};
-use super::{Asked, BgpQuestion, shown};
+use super::cluster::{self, Cluster};
+use super::passwords::Passwords;
+use super::{Asked, BgpQuestion, shown, why};
 use crate::control::Outcome;
 
 /// The interval at which the kernel's routes are compared, and sessions are looked at.
@@ -37,14 +39,14 @@ const MAX_NAMED: usize = 10;
 
 /// Runs until the store ends. `conditions` receives what operators must know.
 pub(crate) async fn run(
-    store: Arc<dyn Store>,
+    store: Arc<dyn Endpoints>,
     node: String,
     learned: LearnedRoutes,
     conditions: watch::Sender<Vec<Condition>>,
     mut asked: mpsc::Receiver<Asked>,
 ) {
-    let mut changes = store.follow(KINDS.into_iter().map(Interest::all).collect()).ready_chunks(BATCH);
-    let mut runner = Runner::new(&node, learned);
+    let mut changes = store.follow(cluster::interests(&node)).ready_chunks(BATCH);
+    let mut runner = Runner::new(&node, learned, Passwords::new(store.secrets()));
     let mut look = tokio::time::interval(LOOK);
     look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -53,6 +55,11 @@ pub(crate) async fn run(
                 let Some(changes) = changes else { return };
                 let changed = changes.into_iter().fold(false, |changed, one| runner.cluster.apply(one) | changed);
                 if changed {
+                    runner.configure().await;
+                }
+            }
+            state = runner.passwords.next() => {
+                if runner.passwords.take(state) {
                     runner.configure().await;
                 }
             }
@@ -90,6 +97,7 @@ struct Running {
 
 struct Runner {
     cluster: Cluster,
+    passwords: Passwords,
     running: Option<Running>,
     /// `None` only while a thread uses it.
     learned: Option<LearnedRoutes>,
@@ -101,6 +109,8 @@ struct Runner {
     down: BTreeMap<SocketAddr, (Instant, Option<String>)>,
     /// Why a part of the configuration is not in force.
     of_settings: Vec<String>,
+    /// The addresses and peers that the speaker leaves out, and why.
+    left_out: Vec<String>,
     /// Why the speaker does not run as configured.
     of_speaker: Option<String>,
     /// Why routes are not in the kernel.
@@ -110,15 +120,17 @@ struct Runner {
 }
 
 impl Runner {
-    fn new(node: &str, learned: LearnedRoutes) -> Self {
+    fn new(node: &str, learned: LearnedRoutes, passwords: Passwords) -> Self {
         Self {
             cluster: Cluster::new(node),
+            passwords,
             running: None,
             learned: Some(learned),
             chosen: BTreeMap::new(),
             unreachable: BTreeSet::new(),
             down: BTreeMap::new(),
             of_settings: Vec::new(),
+            left_out: Vec::new(),
             of_speaker: None,
             of_routes: Vec::new(),
             is_due: false,
@@ -130,13 +142,27 @@ impl Runner {
         if !self.cluster.is_usable() {
             return;
         }
-        let Derived { config, own, blackholes: _, problems } = self.cluster.derived();
+        let named = RefCell::new(BTreeSet::new());
+        let Derived { config, own, blackholes: _, problems } = self.cluster.derived(&|key| {
+            named.borrow_mut().insert(key.name.clone());
+            self.passwords.get(key)
+        });
+        self.passwords.follow(named.into_inner());
+        if self.passwords.are_awaited() {
+            return;
+        }
         self.of_settings = problems.iter().map(ToString::to_string).collect();
         if let Some(config) = config {
-            self.of_speaker = self.apply(usable(config), own).await.err().map(|error| {
-                tracing::error!(%error, "the BGP speaker does not run as configured; Tortie retries");
-                error.to_string()
-            });
+            match self.apply(usable(config), own).await {
+                Ok(left_out) => {
+                    self.of_speaker = None;
+                    self.left_out = left_out.iter().map(ToString::to_string).collect();
+                }
+                Err(error) => {
+                    tracing::error!(%error, "the BGP speaker does not run as configured; Tortie retries");
+                    self.of_speaker = Some(error.to_string());
+                }
+            }
         }
         // Pools and settings decide which routes belong into the kernel.
         for prefix in self.chosen.keys().copied().collect::<Vec<_>>() {
@@ -149,7 +175,7 @@ impl Runner {
         &mut self,
         config: Config,
         own: BTreeMap<IpNet, OwnRoute>,
-    ) -> Result<(), tortie_bgp::speaker::Error> {
+    ) -> Result<Vec<tortie_bgp::speaker::Error>, tortie_bgp::speaker::Error> {
         let is_other = |running: &Running| running.config.identifier != config.identifier;
         if let Some(old) = self.running.take_if(|running| is_other(running)) {
             old.speaker.shut_down("the BGP identifier of the node changes").await?;
@@ -157,8 +183,8 @@ impl Runner {
         let Some(running) = &mut self.running else {
             return self.start(config, own).await;
         };
-        let mut applied = Ok(());
-        if running.config != config {
+        let mut applied = Ok(Vec::new());
+        if running.config != config || !self.left_out.is_empty() {
             applied = running.speaker.apply(config.clone()).await;
             // After an error, the rest is in force, and the next look tries again.
             if applied.is_ok() {
@@ -179,8 +205,8 @@ impl Runner {
         &mut self,
         config: Config,
         own: BTreeMap<IpNet, OwnRoute>,
-    ) -> Result<(), tortie_bgp::speaker::Error> {
-        let Some(learned) = &mut self.learned else { return Ok(()) };
+    ) -> Result<Vec<tortie_bgp::speaker::Error>, tortie_bgp::speaker::Error> {
+        let Some(learned) = &mut self.learned else { return Ok(Vec::new()) };
         learned.restart();
         self.chosen.clear();
         self.unreachable.clear();
@@ -189,11 +215,11 @@ impl Runner {
             true
         });
         let waiting = restarted.then_some(RESTART);
-        let (speaker, events) = Speaker::start(config.clone(), waiting).await?;
+        let (speaker, events, left_out) = Speaker::start(config.clone(), waiting).await?;
         speaker.advertise(own.clone()).await?;
         tracing::info!(identifier = %config.identifier, peers = config.peers.len(), restarted, "the BGP speaker runs");
         self.running = Some(Running { speaker, events, config, own });
-        Ok(())
+        Ok(left_out)
     }
 
     /// Takes a report of the speaker, and those that are there already.
@@ -226,21 +252,25 @@ impl Runner {
 
     /// Decides whether the kernel gets a route to a prefix.
     fn forward(&mut self, prefix: IpNet) {
-        let routes = self.chosen.get(&prefix).cloned().unwrap_or_default();
-        let change = RouteChange { prefix, routes };
-        let next_hops = match forwarding(&change, &self.cluster.pools(), &self.cluster.settings()) {
+        let next_hops = match self.forwarding(prefix) {
             Forwarding::Via(next_hops) => next_hops,
-            Forwarding::Nothing => BTreeSet::new(),
+            Forwarding::Nothing(_) => BTreeSet::new(),
         };
         if let Some(learned) = &mut self.learned {
             learned.set(prefix, next_hops);
         }
     }
 
+    fn forwarding(&self, prefix: IpNet) -> Forwarding {
+        let routes = self.chosen.get(&prefix).cloned().unwrap_or_default();
+        let change = RouteChange { prefix, routes };
+        forwarding(&change, &self.cluster.pools(), &self.cluster.settings())
+    }
+
     /// Looks at what nobody reports: sessions, and routes that somebody else has changed.
     async fn look(&mut self) {
         self.is_due = true;
-        if self.running.is_none() || self.of_speaker.is_some() {
+        if self.running.is_none() || self.of_speaker.is_some() || !self.left_out.is_empty() {
             self.configure().await;
         }
         let Some(running) = &self.running else { return };
@@ -258,20 +288,11 @@ impl Runner {
         if !std::mem::take(&mut self.is_due) {
             return;
         }
-        let Some(mut learned) = self.learned.take() else { return };
         let watched = self.unreachable.clone();
-        let done = tokio::task::spawn_blocking(move || {
-            let applied = learned.apply(&watched);
-            (learned, applied)
-        });
-        let (learned, applied) = match done.await {
-            Ok(done) => done,
-            Err(panic) => std::panic::resume_unwind(panic.into_panic()),
-        };
-        self.learned = Some(learned);
-        let applied = match applied {
-            Ok(applied) => applied,
-            Err(error) => {
+        let applied = match self.in_kernel(move |learned| learned.apply(&watched)).await {
+            None => return,
+            Some(Ok(applied)) => applied,
+            Some(Err(error)) => {
                 tracing::error!(%error, "cannot compare the routes of the kernel; Tortie retries");
                 self.of_routes = vec![error.to_string()];
                 return;
@@ -292,8 +313,28 @@ impl Runner {
         self.unreachable = applied.unreachable;
     }
 
+    /// Uses the kernel's routes on a thread that may wait. `None` only after a panic.
+    async fn in_kernel<T: Send + 'static>(
+        &mut self,
+        work: impl FnOnce(&mut LearnedRoutes) -> T + Send + 'static,
+    ) -> Option<T> {
+        let mut learned = self.learned.take()?;
+        let done = tokio::task::spawn_blocking(move || {
+            let result = work(&mut learned);
+            (learned, result)
+        });
+        match done.await {
+            Ok((learned, result)) => {
+                self.learned = Some(learned);
+                Some(result)
+            }
+            Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+        }
+    }
+
     fn conditions(&self) -> Vec<Condition> {
-        let settings = self.cluster.problems().into_iter().chain(self.of_settings.iter().cloned());
+        let unknown = self.cluster.problems().into_iter().chain(self.passwords.problems());
+        let settings = unknown.chain(self.of_settings.iter().cloned()).chain(self.left_out.iter().cloned());
         let mut conditions: Vec<Condition> =
             settings.map(|problem| Condition::new(Reason::BgpSettingNotInForce, problem)).collect();
         if let Some(problem) = &self.of_speaker {
@@ -323,7 +364,7 @@ impl Runner {
         conditions
     }
 
-    async fn answer(&self, question: BgpQuestion) -> Outcome {
+    async fn answer(&mut self, question: BgpQuestion) -> Outcome {
         let Some(running) = &self.running else {
             let why = self.of_speaker.clone().or_else(|| self.of_settings.first().cloned());
             let why = why.unwrap_or_else(|| "it does not know the cluster yet".to_owned());
@@ -339,7 +380,24 @@ impl Runner {
                 Ok(routes) => Outcome::BgpRoutes(shown::routes(routes, &status)),
                 Err(error) => Outcome::Failed(error.to_string()),
             },
+            BgpQuestion::Why(network) => match running.speaker.why(network).await {
+                Ok(Some((prefix, found))) => self.explain(prefix, found, &status).await,
+                Ok(None) => Outcome::BgpWhy(None),
+                Err(error) => Outcome::Failed(error.to_string()),
+            },
         }
+    }
+
+    async fn explain(&mut self, prefix: IpNet, found: Why, status: &SpeakerStatus) -> Outcome {
+        let kernel = match self.in_kernel(move |learned| learned.kernel_routes(&prefix)).await {
+            Some(Ok(kernel)) => kernel,
+            Some(Err(error)) => return Outcome::Failed(error.to_string()),
+            None => return Outcome::Failed("the kernel's routes cannot be read".to_owned()),
+        };
+        let is_unreachable = |next_hop: &IpAddr| self.unreachable.contains(next_hop);
+        let forwarding = self.forwarding(prefix);
+        let kernel = why::in_kernel(&prefix, &forwarding, &kernel, is_unreachable, self.of_routes.iter());
+        Outcome::BgpWhy(Some(why::shown(prefix, found, &shown::addresses(status), kernel)))
     }
 }
 

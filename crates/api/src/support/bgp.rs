@@ -5,8 +5,6 @@ use super::Takes::{AnyCase, Bool, Duration, Integer, NumberOrText, Object, Objec
 use super::{Field, State, Takes, field};
 
 const NO_WORKLOADS: State = Reported("Tortie's BGP speaker has no sessions with pods; Calico's nodes use it");
-const NO_SECRETS: State =
-    Reported("agents read no Secrets yet, so the peer gets no session; Calico's nodes use it");
 const NO_GATEWAY: State =
     Reported("the peer is reached by the routes that the node has; Calico's nodes use it");
 const ONE_METRIC: State = Reported("learned routes have the metric 1024; Calico's nodes use it");
@@ -31,7 +29,7 @@ pub(super) const PEER: &[Field] = &[
     field("node", Text, Implemented, &[]),
     field("nodeSelector", Text, Implemented, &[]),
     field("numAllowedLocalASNumbers", Integer(0, i32::MAX as i64), Implemented, &[]),
-    field("password", Object, NO_SECRETS, &[]),
+    field("password", Object, Implemented, &[]),
     field("peerIP", Text, Implemented, &[]),
     field("peerSelector", Text, Implemented, &[]),
     field("reachableBy", Text, NO_GATEWAY, &[]),
@@ -52,7 +50,7 @@ pub(super) const CONFIGURATION: &[Field] = &[
     field("localWorkloadPeeringIPV6", Text, NO_WORKLOADS, &[]),
     field("logSeverityScreen", LEVELS, NO_LEVEL, &[]),
     field("nodeMeshMaxRestartTime", Duration, Implemented, &[]),
-    field("nodeMeshPassword", Object, NO_SECRETS, &[]),
+    field("nodeMeshPassword", Object, Implemented, &[]),
     field("nodeToNodeMeshEnabled", Bool, Implemented, &[]),
     field("prefixAdvertisements", Objects, Implemented, &[]),
     field(

@@ -12,7 +12,7 @@ use crate::kubernetes::Node;
 use crate::{FieldError, Key};
 
 const IPIP: &str = "IPIP is not supported, because Windows nodes have none; use vxlanMode: Always";
-const NOT_CARRIED: &str = "with Never, the default, packets pass between nodes only by routes of BGP (agents with --bgp) or of \
+const NOT_CARRIED: &str = "with Never, the default, packets pass between nodes only by routes of BGP (agents with --bgp), by direct routes (agents with --direct-routes) or by those of \
      the nodes' network; otherwise use Always";
 const AWS: &str = "Tortie does not configure cloud providers";
 

@@ -37,7 +37,7 @@ pub(crate) fn speak(node: u8, count: u8) {
             peer.session.passive = ipv4(other).to_string() > ipv4(node).to_string();
             (other, peer)
         });
-        let (speaker, mut events) = Speaker::start(config(node, others), None).await.unwrap();
+        let (speaker, mut events, _) = Speaker::start(config(node, others), None).await.unwrap();
         speaker.advertise(routes(node, count).map(|prefix| (prefix, OwnRoute::here()))).await.unwrap();
         let (lines, mut asked) = tokio::sync::mpsc::unbounded_channel();
         std::thread::spawn(move || {

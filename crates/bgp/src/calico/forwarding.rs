@@ -1,10 +1,13 @@
 //! Which chosen routes belong into the kernel (the kernel protocol in `confd/templates/bird_ipam.cfg.template`).
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use tortie_api::calico::{BgpConfigurationSpec, EncapsulationMode, IpPool};
 
+use super::service_networks;
 use crate::rib::{RouteChange, Source};
 
 /// What the kernel should have for a prefix.
@@ -12,30 +15,84 @@ use crate::rib::{RouteChange, Source};
 pub enum Forwarding {
     /// A route by way of these routers, in the order of addresses; packets are spread over them.
     Via(BTreeSet<IpAddr>),
-    /// Nothing of BGP: there is no route, it is the node's own, or the dataplane has it.
-    Nothing,
+    /// Nothing of BGP.
+    Nothing(NotForwarded),
+}
+
+/// Why the kernel gets no route of BGP.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NotForwarded {
+    /// There is no route.
+    NoRoute,
+    /// It is the node's own.
+    Own,
+    /// It leads into this network of Services. The node serves these itself; routes of others, who do the same, would be loops.
+    Services(IpNet),
+    /// The dataplane has the routes of this pool, which uses an overlay.
+    Overlay(String),
+    /// BGPConfiguration leaves the routes of this pool to somebody else (`programClusterRoutes`).
+    NotProgrammed(String),
+    /// Without its tunnel, a route of this IPIP pool leads nowhere.
+    Tunnel(String),
+}
+
+impl fmt::Display for NotForwarded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoRoute => write!(f, "there is no usable route"),
+            Self::Own => write!(f, "it is the node's own route"),
+            Self::Services(network) => {
+                write!(
+                    f,
+                    "it is in {network}, a network of Services in BGPConfiguration default, which nodes serve themselves"
+                )
+            }
+            Self::Overlay(pool) => write!(f, "IPPool {pool} has an overlay, whose routes the dataplane has"),
+            Self::NotProgrammed(pool) => {
+                write!(
+                    f,
+                    "programClusterRoutes of BGPConfiguration default leaves routes of IPPool {pool} to others"
+                )
+            }
+            Self::Tunnel(pool) => write!(f, "IPPool {pool} needs IPIP, which Tortie does not have"),
+        }
+    }
 }
 
 /// Decides about a change. `all` is the specification of BGPConfiguration `default`.
 #[must_use]
 pub fn forwarding(change: &RouteChange, pools: &[IpPool], all: &BgpConfigurationSpec) -> Forwarding {
     let is_own = change.routes.iter().any(|route| route.source == Source::Own);
-    if is_own || change.routes.is_empty() || !is_programmed(change, pools, all) {
-        return Forwarding::Nothing;
+    let reason = match change.routes.is_empty() {
+        true => Some(NotForwarded::NoRoute),
+        false if is_own => Some(NotForwarded::Own),
+        false => of_services(&change.prefix, all).or_else(|| of_pool(&change.prefix, pools, all)),
+    };
+    match reason {
+        Some(reason) => Forwarding::Nothing(reason),
+        None => {
+            Forwarding::Via(change.routes.iter().map(|route| route.attributes.next_hop.address).collect())
+        }
     }
-    Forwarding::Via(change.routes.iter().map(|route| route.attributes.next_hop.address).collect())
 }
 
-/// Whether BGP, and not the dataplane, puts routes to the prefix into the kernel.
-fn is_programmed(change: &RouteChange, pools: &[IpPool], all: &BgpConfigurationSpec) -> bool {
-    let pool = pools.iter().find(|pool| pool.spec.cidr.contains(&change.prefix));
-    let Some(pool) = pool else { return true };
+fn of_services(prefix: &IpNet, all: &BgpConfigurationSpec) -> Option<NotForwarded> {
+    let blocks = [&all.service_cluster_ips, &all.service_external_ips, &all.service_load_balancer_ips];
+    let mut networks = blocks.into_iter().flat_map(|blocks| service_networks(blocks));
+    networks.find(|network| network.contains(prefix)).map(NotForwarded::Services)
+}
+
+/// Why the dataplane, or nobody, puts routes to the prefix into the kernel.
+fn of_pool(prefix: &IpNet, pools: &[IpPool], all: &BgpConfigurationSpec) -> Option<NotForwarded> {
+    let pool = pools.iter().find(|pool| pool.spec.cidr.contains(prefix))?;
+    let name = pool.metadata.name.clone();
     let mode = all.program_cluster_routes.as_deref().unwrap_or("EnabledNoEncapOnly");
     match (pool.spec.vxlan_mode, pool.spec.ipip_mode) {
         (EncapsulationMode::Never, EncapsulationMode::Never) => {
-            ["Enabled", "EnabledNoEncapOnly"].contains(&mode)
+            let is_programmed = ["Enabled", "EnabledNoEncapOnly", ""].contains(&mode);
+            (!is_programmed).then_some(NotForwarded::NotProgrammed(name))
         }
-        // Without its tunnel, a route of an IPIP pool leads nowhere.
-        _ => false,
+        (_, EncapsulationMode::Never) => Some(NotForwarded::Overlay(name)),
+        _ => Some(NotForwarded::Tunnel(name)),
     }
 }

@@ -17,11 +17,11 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde_json::Value;
 use tortie_api::calico::{
-    BgpConfiguration, BgpConfigurationSpec, BgpFilter, BgpPassword, BgpPeer, IpPool, ServiceBlock,
+    BgpConfiguration, BgpConfigurationSpec, BgpFilter, BgpPassword, BgpPeer, IpPool, SecretKey, ServiceBlock,
 };
 use tortie_api::kubernetes::Node;
 
-pub use self::forwarding::{Forwarding, forwarding};
+pub use self::forwarding::{Forwarding, NotForwarded, forwarding};
 
 use crate::codec::Attributes;
 use crate::rib::OwnRoute;
@@ -48,8 +48,28 @@ pub struct Resources<'a> {
     pub pools: &'a [IpPool],
     /// The blocks of the node.
     pub blocks: &'a [IpNet],
-    /// The value of a key of a secret in the namespace of the agents: name and key.
-    pub secret: &'a dyn Fn(&str, &str) -> Option<String>,
+    /// The addresses of the node's pods.
+    pub pods: &'a [PodAddress],
+    /// The value of a key of a Secret in the namespace of the agents.
+    pub secret: &'a dyn Fn(&SecretKey) -> Result<Vec<u8>, NoSecret>,
+}
+
+/// An address of a pod on this node.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PodAddress {
+    /// The address.
+    pub address: IpAddr,
+    /// The host end of the pod's link.
+    pub interface: String,
+}
+
+/// Why a key of a Secret has no value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NoSecret {
+    /// There is no such Secret or key, which a reference may allow. The text says what is missing.
+    Absent(String),
+    /// It is unknown whether there is one, and why.
+    Unreadable(String),
 }
 
 /// Something that a resource asks for and that does not happen.
@@ -72,7 +92,8 @@ impl fmt::Display for Problem {
 pub struct Derived {
     /// Its configuration; `None` if the node has no address, or is unknown.
     pub config: Option<Config>,
-    /// The routes that it advertises: the node's blocks, and networks of Services.
+    /// The routes that it advertises: the node's blocks, addresses that its pods have of other nodes' blocks, and networks of
+    /// Services.
     pub own: BTreeMap<IpNet, OwnRoute>,
     /// The blocks for whose unused addresses the kernel drops packets. Blocks of one address are in use.
     pub blackholes: Vec<IpNet>,
@@ -138,7 +159,7 @@ pub fn derive(node: &str, resources: &Resources<'_>) -> Derived {
     let default_as = settings.all.as_number.as_ref().and_then(as_number).unwrap_or(DEFAULT_AS);
     let members: Vec<BgpNode<'_>> =
         resources.nodes.iter().map(|node| member(node, default_as, &settings, &mut problems)).collect();
-    let own = advertised(resources, &settings.all, &mut problems);
+    let own = advertised(node, resources, &settings.all, &mut problems);
     let has_room = |block: &&IpNet| block.prefix_len() < block.max_prefix_len();
     let blackholes: Vec<IpNet> = resources.blocks.iter().filter(has_room).copied().collect();
     let Some(me) = members.iter().find(|member| member.name == node) else {
@@ -202,13 +223,50 @@ fn identifier(me: &BgpNode<'_>) -> Option<Ipv4Addr> {
     })
 }
 
+/// The label of nodes to which load balancers should not send packets: they advertise no Services.
+const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
+
 /// The prefixes that the node advertises.
 fn advertised(
+    node: &str,
     resources: &Resources<'_>,
     all: &BgpConfigurationSpec,
     problems: &mut Vec<Problem>,
 ) -> BTreeMap<IpNet, OwnRoute> {
-    let mut own: Vec<IpNet> = resources.blocks.to_vec();
+    let route = |prefix: IpNet, interface: Option<&str>| {
+        let priority = if prefix.addr().is_ipv4() {
+            all.ipv4_normal_route_priority
+        } else {
+            all.ipv6_normal_route_priority
+        };
+        let here = OwnRoute::here();
+        let attributes = Attributes {
+            local_pref: Some(policy::normal_preference(priority)),
+            ..Attributes::clone(&here.attributes)
+        };
+        (prefix, OwnRoute { attributes: Arc::new(attributes), interface: interface.map(Arc::from) })
+    };
+    let mut own: BTreeMap<IpNet, OwnRoute> =
+        resources.blocks.iter().map(|block| route(*block, None)).collect();
+    own.extend(borrowed(resources).map(|pod| route(IpNet::from(pod.address), Some(&pod.interface))));
+    let is_excluded = |it: &&Node| it.metadata.name == node && it.metadata.labels.contains_key(EXCLUDED);
+    if !resources.nodes.iter().any(|it| is_excluded(&it)) {
+        own.extend(service_prefixes(all, problems).into_iter().map(|prefix| route(prefix, None)));
+    }
+    own
+}
+
+/// The addresses of pods that are in a pool, and in no block of the node: packets must not go to the node with the block.
+fn borrowed<'a>(resources: &'a Resources<'a>) -> impl Iterator<Item = &'a PodAddress> {
+    let is_in_pool =
+        |pod: &&PodAddress| resources.pools.iter().any(|pool| pool.spec.cidr.contains(&pod.address));
+    let is_in_block = |pod: &&PodAddress| resources.blocks.iter().any(|block| block.contains(&pod.address));
+    resources.pods.iter().filter(is_in_pool).filter(move |pod| !is_in_block(pod))
+}
+
+/// The networks of Services. What is not advertised is a problem.
+fn service_prefixes(all: &BgpConfigurationSpec, problems: &mut Vec<Problem>) -> Vec<IpNet> {
+    let mut networks = Vec::new();
     for (field, blocks) in [
         ("serviceClusterIPs", &all.service_cluster_ips),
         ("serviceExternalIPs", &all.service_external_ips),
@@ -222,24 +280,11 @@ fn advertised(
                 );
                 problems.push(Problem { about: "BGPConfiguration default".to_owned(), message });
             } else {
-                own.push(cidr);
+                networks.push(cidr);
             }
         }
     }
-    let route = |prefix: IpNet| {
-        let priority = if prefix.addr().is_ipv4() {
-            all.ipv4_normal_route_priority
-        } else {
-            all.ipv6_normal_route_priority
-        };
-        let here = OwnRoute::here();
-        let attributes = Attributes {
-            local_pref: Some(policy::normal_preference(priority)),
-            ..Attributes::clone(&here.attributes)
-        };
-        (prefix, OwnRoute { attributes: Arc::new(attributes), ..here })
-    };
-    own.into_iter().map(route).collect()
+    networks
 }
 
 fn service_networks(blocks: &[ServiceBlock]) -> impl Iterator<Item = IpNet> {
@@ -282,14 +327,43 @@ fn duration(text: &str) -> Option<Duration> {
     (!text.is_empty()).then_some(total)
 }
 
-/// The password that a resource refers to. `Err` if there should be one.
-fn password(reference: Option<&BgpPassword>, resources: &Resources<'_>) -> Result<Option<Password>, String> {
+/// The longest password: the limit of Linux for TCP MD5 signatures (`TCP_MD5SIG_MAXKEYLEN`).
+const MAX_PASSWORD: usize = 80;
+
+/// The password that a field refers to. `Err` if there should be one.
+fn password(
+    field: &str,
+    reference: Option<&BgpPassword>,
+    resources: &Resources<'_>,
+) -> Result<Option<Password>, String> {
     let Some(key) = reference.and_then(|password| password.secret_key_ref.as_ref()) else { return Ok(None) };
-    match (resources.secret)(&key.name, &key.key).filter(|value| !value.is_empty()) {
-        Some(value) => Ok(Some(Password(value))),
-        None if key.optional == Some(true) => Ok(None),
-        None => Err(format!("the secret {} has no key {}, so there is no session", key.name, key.key)),
+    let problem = match (resources.secret)(key) {
+        Ok(value) => match usable_password(value) {
+            Ok(password) => return Ok(Some(password)),
+            Err(problem) => format!("key {} of the Secret {} {problem}", key.key, key.name),
+        },
+        Err(NoSecret::Absent(_)) if key.optional == Some(true) => return Ok(None),
+        Err(NoSecret::Absent(problem) | NoSecret::Unreadable(problem)) => problem,
+    };
+    Err(format!("{field}.secretKeyRef: {problem}, so there is no session"))
+}
+
+/// A password that both ends can have. A line end, which `echo` adds, is part of no password: BIRD's configuration could not
+/// hold it.
+fn usable_password(value: Vec<u8>) -> Result<Password, String> {
+    let text = String::from_utf8(value).map_err(|_| "is no text; write another password".to_owned())?;
+    match text.len() {
+        0 => return Err("is empty; write a password".to_owned()),
+        length if length > MAX_PASSWORD => {
+            return Err(format!("has {length} bytes; TCP MD5 signatures allow {MAX_PASSWORD}"));
+        }
+        _ => {}
     }
+    if text.chars().any(char::is_control) {
+        return Err("has a line end or another control character; write it without (printf instead of echo)"
+            .to_owned());
+    }
+    Ok(Password(text))
 }
 
 /// The peers of a speaker.

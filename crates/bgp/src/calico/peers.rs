@@ -55,10 +55,11 @@ impl<'a> Derivation<'a> {
             return;
         }
         let about = || "BGPConfiguration default".to_owned();
-        let password = match password(self.all.node_mesh_password.as_ref(), self.resources) {
-            Ok(password) => password,
-            Err(message) => return self.problem(about(), message),
-        };
+        let password =
+            match password("nodeMeshPassword", self.all.node_mesh_password.as_ref(), self.resources) {
+                Ok(password) => password,
+                Err(message) => return self.problem(about(), message),
+            };
         let restart =
             self.seconds(about(), "nodeMeshMaxRestartTime", self.all.node_mesh_max_restart_time.as_deref());
         let (me, members) = (self.me, self.members);
@@ -179,7 +180,7 @@ impl<'a> Derivation<'a> {
             );
         };
         let mut config = self.peer(remote, local_as);
-        config.transport.password = match password(spec.password.as_ref(), self.resources) {
+        config.transport.password = match password("password", spec.password.as_ref(), self.resources) {
             Ok(password) => password,
             Err(message) => return self.problem(about(), message),
         };

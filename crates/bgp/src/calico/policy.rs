@@ -11,10 +11,25 @@ use crate::rib::PeerRules;
 /// The priority of routes that have none of their own.
 const NORMAL_PRIORITY: u32 = 1024;
 
-fn rule(cidr: IpNet, operator: MatchOperator, action: Action) -> Rule {
+fn rule(about: &str, cidr: IpNet, operator: MatchOperator, action: Action) -> Rule {
     let prefix = Some(PrefixMatch { cidr, operator, lengths: None });
-    Rule { conditions: Conditions { prefix, ..Conditions::default() }, action, operations: Vec::new() }
+    let conditions = Conditions { prefix, ..Conditions::default() };
+    Rule { about: about.into(), conditions, action, operations: Vec::new() }
 }
+
+/// Rejects every route.
+fn closed(about: &str) -> Policy {
+    let reject = Rule {
+        about: about.into(),
+        conditions: Conditions::default(),
+        action: Action::Reject,
+        operations: Vec::new(),
+    };
+    Policy { rules: vec![reject], accepts_others: false }
+}
+
+/// What accepts the networks of Services.
+const SERVICES: &str = "BGPConfiguration default: a network of Services";
 
 /// The routes that a peer receives if its filters do not decide about them.
 pub(super) fn export(
@@ -28,37 +43,39 @@ pub(super) fn export(
     let mut rules = Vec::new();
     let of_family = |cidr: &IpNet| Family::of(cidr) == family;
     let pools = || resources.pools.iter().filter(|pool| of_family(&pool.spec.cidr));
-    rules.extend(
-        pools()
-            .filter(|pool| pool.spec.disable_bgp_export)
-            .map(|pool| rule(pool.spec.cidr, In, Action::Reject)),
-    );
+    rules.extend(pools().filter(|pool| pool.spec.disable_bgp_export).map(|pool| {
+        rule(&format!("IPPool {}: disableBGPExport", pool.metadata.name), pool.spec.cidr, In, Action::Reject)
+    }));
     let overlays: &[&str] =
         if internal { &["*.calico", "*.cali", "tunl0", "bpf*.cali"] } else { &["bpf*.cali"] };
     rules.extend(overlays.iter().map(|pattern| {
         let conditions = Conditions { interface: Some((*pattern).to_owned()), ..Conditions::default() };
-        Rule { conditions, action: Action::Reject, operations: Vec::new() }
+        let about = format!("routes to interfaces {pattern} stay in the cluster").into();
+        Rule { about, conditions, action: Action::Reject, operations: Vec::new() }
     }));
     rules.extend(
         communities(all)
             .filter(|rule| rule.conditions.prefix.as_ref().is_some_and(|prefix| of_family(&prefix.cidr))),
     );
     for block in resources.blocks.iter().filter(|block| of_family(block)) {
-        rules.push(rule(*block, Equal, Action::Accept));
+        let about = format!("the block {block} of this node");
+        rules.push(rule(&about, *block, Equal, Action::Accept));
         // Single addresses of an own block are part of it.
-        rules.push(rule(*block, In, Action::Reject));
+        rules.push(rule(&about, *block, In, Action::Reject));
     }
     let services = || {
         let blocks = [&all.service_cluster_ips, &all.service_external_ips, &all.service_load_balancer_ips];
         blocks.into_iter().flat_map(|blocks| service_networks(blocks)).filter(of_family)
     };
-    rules.extend(services().map(|cidr| rule(cidr, Equal, Action::Accept)));
+    rules.extend(services().map(|cidr| rule(SERVICES, cidr, Equal, Action::Accept)));
     if me.cluster_id.is_some() {
         // A reflector passes on what nodes advertise for Services.
-        rules.extend(services().map(|cidr| rule(cidr, In, Action::Accept)));
+        rules.extend(services().map(|cidr| rule(SERVICES, cidr, In, Action::Accept)));
     }
     rules.extend(
-        pools().filter(|pool| !pool.spec.disabled).map(|pool| rule(pool.spec.cidr, In, Action::Accept)),
+        pools()
+            .filter(|pool| !pool.spec.disabled)
+            .map(|pool| rule(&format!("IPPool {}", pool.metadata.name), pool.spec.cidr, In, Action::Accept)),
     );
     Policy { rules, accepts_others: false }
 }
@@ -73,7 +90,8 @@ fn communities(all: &BgpConfigurationSpec) -> impl Iterator<Item = Rule> {
         let operations =
             advertisement.communities.iter().filter_map(value).map(Operation::AddCommunity).collect();
         let cidr = advertisement.cidr.parse().ok()?;
-        Some(Rule { operations, ..rule(cidr, MatchOperator::In, Action::Continue) })
+        let about = format!("BGPConfiguration default: prefixAdvertisements {}", advertisement.cidr);
+        Some(Rule { operations, ..rule(&about, cidr, MatchOperator::In, Action::Continue) })
     })
 }
 
@@ -91,13 +109,14 @@ pub(super) fn add_filters(
             problems.push(format!("there is no BGPFilter {name}, so no route passes"));
             continue;
         };
-        let (import_rules, export_rules) = match family {
-            Family::Ipv4 => (&filter.spec.import_v4, &filter.spec.export_v4),
-            Family::Ipv6 => (&filter.spec.import_v6, &filter.spec.export_v6),
+        let spec = &filter.spec;
+        let [import_rules, export_rules] = match family {
+            Family::Ipv4 => [("importV4", &spec.import_v4), ("exportV4", &spec.export_v4)],
+            Family::Ipv6 => [("importV6", &spec.import_v6), ("exportV6", &spec.export_v6)],
         };
-        for (list, to) in [(import_rules, &mut import), (export_rules, &mut export)] {
+        for ((field, list), to) in [(import_rules, &mut import), (export_rules, &mut export)] {
             for (index, rule) in list.iter().enumerate() {
-                match filter_rule(rule) {
+                match filter_rule(&format!("BGPFilter {name}, {field}[{index}]"), rule) {
                     Some(rule) => to.push(rule),
                     None => problems
                         .push(format!("rule {index} of BGPFilter {name} cannot be read, so no route passes")),
@@ -105,17 +124,17 @@ pub(super) fn add_filters(
             }
         }
     }
-    if problems.is_empty() {
-        rules.import.rules.splice(0..0, import);
-        rules.export.rules.splice(0..0, export);
-    } else {
-        let closed = || Policy { rules: Vec::new(), accepts_others: false };
-        (rules.import, rules.export) = (closed(), closed());
+    match problems.first() {
+        None => {
+            rules.import.rules.splice(0..0, import);
+            rules.export.rules.splice(0..0, export);
+        }
+        Some(problem) => (rules.import, rules.export) = (closed(problem), closed(problem)),
     }
     problems
 }
 
-fn filter_rule(rule: &BgpFilterRule) -> Option<Rule> {
+fn filter_rule(about: &str, rule: &BgpFilterRule) -> Option<Rule> {
     let BgpFilterRule {
         cidr,
         match_operator,
@@ -180,7 +199,7 @@ fn filter_rule(rule: &BgpFilterRule) -> Option<Rule> {
         _ => return None,
     };
     let operations = operations.iter().map(operation).collect::<Option<_>>()?;
-    Some(Rule { conditions, action, operations })
+    Some(Rule { about: about.into(), conditions, action, operations })
 }
 
 fn operation(operation: &tortie_api::calico::Operation) -> Option<Operation> {

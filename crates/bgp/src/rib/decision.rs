@@ -49,18 +49,55 @@ impl Contender<'_> {
     }
 }
 
+/// A step of the choice, in their order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Step {
+    /// The highest LOCAL_PREF.
+    LocalPreference,
+    /// The own route, as BIRD prefers its static and kernel routes.
+    OwnRoute,
+    /// The shortest AS_PATH.
+    PathLength,
+    /// The lowest ORIGIN.
+    Origin,
+    /// The lowest MULTI_EXIT_DISC among routes of one neighbouring autonomous system.
+    ExitDiscriminator,
+    /// A route of an external peer.
+    External,
+    /// The cheapest way to the next hop.
+    Cost,
+    /// The lowest identifier of who brought the route into the autonomous system. This step and those after it choose the
+    /// route that peers are told; for forwarding, what is left is equal.
+    Identifier,
+    /// The shortest CLUSTER_LIST.
+    ClusterList,
+    /// The lowest address of the peer.
+    Address,
+}
+
 /// The positions of the chosen routes: first the best, then those that are as good for forwarding, in a fixed order.
 /// Empty if there are no routes.
 #[must_use]
 pub fn decide(contenders: &[Contender<'_>]) -> Vec<usize> {
+    decide_noting(contenders, |_, _| {})
+}
+
+/// As [`decide`]; `lost` is told the position of each route that is not the best, and the step that decided against it.
+pub fn decide_noting(contenders: &[Contender<'_>], mut lost: impl FnMut(usize, Step)) -> Vec<usize> {
     let mut left: Vec<usize> = (0..contenders.len()).collect();
     let of = |index: &usize| &contenders[*index];
-    keep_lowest(&mut left, |index| Reverse(of(index).preference()));
-    // The own route: as BIRD prefers its static and kernel routes.
-    keep_lowest(&mut left, |index| of(index).peer.is_some());
-    keep_lowest(&mut left, |index| of(index).attributes.as_path.length());
-    keep_lowest(&mut left, |index| of(index).attributes.origin);
-    // MULTI_EXIT_DISC counts between routes of one neighbouring autonomous system.
+    keep_lowest(
+        &mut left,
+        |index| Reverse(of(index).preference()),
+        |index| lost(index, Step::LocalPreference),
+    );
+    keep_lowest(&mut left, |index| of(index).peer.is_some(), |index| lost(index, Step::OwnRoute));
+    keep_lowest(
+        &mut left,
+        |index| of(index).attributes.as_path.length(),
+        |index| lost(index, Step::PathLength),
+    );
+    keep_lowest(&mut left, |index| of(index).attributes.origin, |index| lost(index, Step::Origin));
     let all = left.clone();
     left.retain(|index| {
         let mine = of(index);
@@ -69,19 +106,38 @@ pub fn decide(contenders: &[Contender<'_>]) -> Vec<usize> {
             other.attributes.as_path.neighbour() == mine.attributes.as_path.neighbour()
                 && other.med() < mine.med()
         };
-        !all.iter().any(rival)
+        let stays = !all.iter().any(rival);
+        if !stays {
+            lost(*index, Step::ExitDiscriminator);
+        }
+        stays
     });
-    keep_lowest(&mut left, |index| of(index).is_internal());
-    keep_lowest(&mut left, |index| of(index).cost);
-    left.sort_by_key(|index| {
-        let contender = of(index);
-        (contender.origin(), contender.attributes.cluster_list.len(), contender.peer.map(|peer| peer.address))
-    });
+    keep_lowest(&mut left, |index| of(index).is_internal(), |index| lost(index, Step::External));
+    keep_lowest(&mut left, |index| of(index).cost, |index| lost(index, Step::Cost));
+    let identifier = |index: &usize| of(index).origin();
+    let clusters = |index: &usize| of(index).attributes.cluster_list.len();
+    left.sort_by_key(|index| (identifier(index), clusters(index), of(index).peer.map(|peer| peer.address)));
+    if let Some((best, others)) = left.split_first() {
+        for other in others {
+            let step = match () {
+                () if identifier(other) != identifier(best) => Step::Identifier,
+                () if clusters(other) != clusters(best) => Step::ClusterList,
+                () => Step::Address,
+            };
+            lost(*other, step);
+        }
+    }
     left
 }
 
-fn keep_lowest<K: Ord>(left: &mut Vec<usize>, key: impl Fn(&usize) -> K) {
+fn keep_lowest<K: Ord>(left: &mut Vec<usize>, key: impl Fn(&usize) -> K, mut lost: impl FnMut(usize)) {
     if let Some(lowest) = left.iter().map(&key).min() {
-        left.retain(|index| key(index) == lowest);
+        left.retain(|index| {
+            let stays = key(index) == lowest;
+            if !stays {
+                lost(*index);
+            }
+            stays
+        });
     }
 }

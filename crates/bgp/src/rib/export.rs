@@ -1,6 +1,7 @@
 //! What a peer is told about a route (RFC 4271 5.1 and 9.1.3, RFC 4456, RFC 1997).
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 
 use super::decision::DEFAULT_PREFERENCE;
 use crate::codec::{Attributes, Community, Family, NextHop};
@@ -120,19 +121,46 @@ pub(super) enum Provenance {
     Peer { internal: bool, client: bool, identifier: Ipv4Addr },
 }
 
-/// Whether the route may go to the peer at all, before its policy is asked.
-pub(super) fn may_export(attributes: &Attributes, from: Provenance, to: &PeerRules) -> bool {
-    let has = |community| attributes.communities.contains(&community);
-    if has(Community::NO_ADVERTISE) {
-        return false;
-    }
-    if !to.is_internal() {
-        return !has(Community::NO_EXPORT) && !has(Community::NO_EXPORT_SUBCONFED);
+/// Why a peer is not told a route.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NotTold {
+    /// There is no session with the peer.
+    NoSession,
+    /// The session is not for routes of this family.
+    OtherFamily,
+    /// The peer sent the route itself.
+    Sender,
+    /// A well-known community keeps it here (RFC 1997).
+    Community(Community),
+    /// An internal peer sent it, and neither of the two is a client of this reflector.
+    NotReflected,
+    /// The policy for the peer rejects it: the rule, or none if no rule accepts it.
+    Rejected(Option<Arc<str>>),
+    /// The node has no address that the peer could use as the next hop.
+    NoNextHop,
+}
+
+/// Why the route must not go to the peer, before its policy is asked.
+pub(super) fn refusal(attributes: &Attributes, from: Provenance, to: &PeerRules) -> Option<NotTold> {
+    let of_all = [Community::NO_ADVERTISE];
+    let of_external = [Community::NO_EXPORT, Community::NO_EXPORT_SUBCONFED];
+    let external = of_external.into_iter().filter(|_| !to.is_internal());
+    if let Some(community) =
+        of_all.into_iter().chain(external).find(|community| attributes.communities.contains(community))
+    {
+        return Some(NotTold::Community(community));
     }
     match from {
-        Provenance::Peer { internal: true, client, .. } => client || to.client,
-        Provenance::Peer { .. } | Provenance::Own => true,
+        Provenance::Peer { internal: true, client, .. } if to.is_internal() && !client && !to.client => {
+            Some(NotTold::NotReflected)
+        }
+        Provenance::Peer { .. } | Provenance::Own => None,
     }
+}
+
+/// Whether the route may go to the peer at all, before its policy is asked.
+pub(super) fn may_export(attributes: &Attributes, from: Provenance, to: &PeerRules) -> bool {
+    refusal(attributes, from, to).is_none()
 }
 
 /// The attributes that the peer is told; `None` if there is no next hop that it could use.

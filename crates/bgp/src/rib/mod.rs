@@ -6,6 +6,8 @@
 mod adj_out;
 mod decision;
 mod export;
+mod import;
+mod why;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr};
@@ -13,11 +15,14 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
-pub use self::decision::{Contender, Neighbour, decide};
-pub use self::export::{NextHopMode, OwnAddresses, PeerRules};
+pub use self::decision::{Contender, Neighbour, Step, decide, decide_noting};
+pub use self::export::{NextHopMode, NotTold, OwnAddresses, PeerRules};
+pub use self::import::NotUsable;
+pub use self::why::{CandidateRoute, RouteOutcome, Why};
 
 use self::adj_out::AdjOut;
-use self::export::{Provenance, exported, may_export};
+use self::export::{Provenance, exported, may_export, refusal};
+use self::import::{Judge, import, is_unicast};
 use crate::codec::{Attributes, Context, Families, Family, Update};
 use crate::filter::{Candidate, Verdict};
 
@@ -69,6 +74,9 @@ pub struct RouteChange {
     /// The best route, and those that are as good for forwarding; none if there is no way any more.
     pub routes: Vec<Chosen>,
 }
+
+/// What peers are told for the attributes of a route that no policy changes.
+type Told = HashMap<(*const Attributes, Source, Family), Option<Arc<Attributes>>>;
 
 /// A route that a peer sent.
 #[derive(Debug)]
@@ -129,19 +137,6 @@ struct Target<'a> {
     rules: &'a PeerRules,
     own: OwnAddresses,
     context: &'a Context,
-}
-
-/// A route that a peer sent.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Alternative {
-    /// The peer.
-    pub peer: PeerId,
-    /// The attributes, as it sent them.
-    pub attributes: Arc<Attributes>,
-    /// Whether the route may be used.
-    pub accepted: bool,
-    /// Whether it is from before the peer's restart.
-    pub stale: bool,
 }
 
 /// The peer sent more prefixes than it may.
@@ -398,34 +393,34 @@ impl Rib {
         let mut messages = Vec::new();
         let own = peer.own_addresses();
         if let Some(PeerSession { context, out }) = &mut peer.session {
-            let mut cache = HashMap::new();
+            let mut cache = Told::new();
             messages = out.messages(context, |prefix| {
                 let destination = self.table.get(prefix)?;
                 let to = Target { id, rules: &peer.rules, own, context };
-                self.told(prefix, destination, &to, &mut cache)
+                self.told(prefix, destination, &to, &mut cache)?.ok()
             });
         }
         self.peers.insert(id, peer);
         messages
     }
 
-    /// What a peer should know about a prefix. Routes with the same attributes that the policy leaves alone share the
-    /// result.
+    /// What a peer should know about a prefix, or why it should know nothing. Routes with the same attributes that the policy
+    /// leaves alone share the result.
     fn told(
         &self,
         prefix: &IpNet,
         destination: &Destination,
         to: &Target<'_>,
-        cache: &mut HashMap<(*const Attributes, Source, Family), Option<Arc<Attributes>>>,
-    ) -> Option<Arc<Attributes>> {
+        cache: &mut Told,
+    ) -> Option<Result<Arc<Attributes>, NotTold>> {
         let best = destination.chosen.first()?;
         let rules = to.rules;
         if best.source == Source::Peer(to.id) {
-            return None;
+            return Some(Err(NotTold::Sender));
         }
         let provenance = provenance(&self.peers, best.source)?;
-        if !may_export(&best.attributes, provenance, rules) {
-            return None;
+        if let Some(refusal) = refusal(&best.attributes, provenance, rules) {
+            return Some(Err(refusal));
         }
         let candidate = Candidate {
             prefix,
@@ -439,28 +434,18 @@ impl Rib {
             exported(family, attributes, provenance, (rules, to.own), to.context.extended_next_hop)
                 .map(Arc::new)
         };
-        match rules.export.judge(&candidate) {
-            Verdict::Rejected => None,
-            Verdict::Changed(attributes) => export(*attributes),
+        let exported = match rules.export.judge_by(&candidate) {
+            (Verdict::Rejected, rule) => {
+                return Some(Err(NotTold::Rejected(rule.map(|rule| Arc::clone(&rule.about)))));
+            }
+            (Verdict::Changed(attributes), _) => export(*attributes),
             // The table holds the attributes, so that their address stands for them as long as the cache lives.
-            Verdict::Unchanged => cache
+            (Verdict::Unchanged, _) => cache
                 .entry((Arc::as_ptr(&best.attributes), best.source, family))
                 .or_insert_with(|| export(Attributes::clone(&best.attributes)))
                 .clone(),
-        }
-    }
-
-    /// The chosen routes to a prefix, and all that peers sent.
-    #[must_use]
-    pub fn explain(&self, prefix: &IpNet) -> Option<(Vec<Chosen>, Vec<Alternative>)> {
-        let destination = self.table.get(prefix)?;
-        let alternatives = destination.received.iter().map(|received| Alternative {
-            peer: received.peer,
-            attributes: Arc::clone(&received.attributes),
-            accepted: received.accepted.is_some(),
-            stale: received.stale,
-        });
-        Some((destination.chosen.clone(), alternatives.collect()))
+        };
+        Some(exported.ok_or(NotTold::NoNextHop))
     }
 
     /// All chosen routes.
@@ -508,108 +493,52 @@ fn provenance(peers: &BTreeMap<PeerId, Peer>, source: Source) -> Option<Provenan
     Some(Provenance::Peer { internal, client, identifier: peer.identifier })
 }
 
+/// The routes to a destination that may be chosen.
+struct Contenders<'a> {
+    sources: Vec<(Source, &'a Arc<Attributes>)>,
+    contenders: Vec<Contender<'a>>,
+}
+
+impl<'a> Contenders<'a> {
+    fn of(
+        destination: &'a Destination,
+        peers: &BTreeMap<PeerId, Peer>,
+        costs: &HashMap<IpAddr, Option<u32>>,
+    ) -> Self {
+        let mut all = Self { sources: Vec::new(), contenders: Vec::new() };
+        if let Some(own) = &destination.own {
+            all.sources.push((Source::Own, &own.attributes));
+            all.contenders.push(Contender { attributes: &own.attributes, peer: None, cost: 0 });
+        }
+        for received in &destination.received {
+            let (Some(attributes), Some(peer)) = (&received.accepted, peers.get(&received.peer)) else {
+                continue;
+            };
+            let Some(cost) = costs.get(&attributes.next_hop.address).copied().unwrap_or(Some(0)) else {
+                continue;
+            };
+            let neighbour = Neighbour {
+                internal: peer.rules.is_internal(),
+                identifier: peer.identifier,
+                address: peer.rules.address,
+            };
+            all.sources.push((Source::Peer(received.peer), attributes));
+            all.contenders.push(Contender { attributes, peer: Some(neighbour), cost });
+        }
+        all
+    }
+}
+
 /// The routes to use for a destination.
 fn choose(
     destination: &Destination,
     peers: &BTreeMap<PeerId, Peer>,
     costs: &HashMap<IpAddr, Option<u32>>,
 ) -> Vec<Chosen> {
-    let mut sources = Vec::new();
-    let mut contenders = Vec::new();
-    if let Some(own) = &destination.own {
-        sources.push((Source::Own, &own.attributes));
-        contenders.push(Contender { attributes: &own.attributes, peer: None, cost: 0 });
-    }
-    for received in &destination.received {
-        let (Some(attributes), Some(peer)) = (&received.accepted, peers.get(&received.peer)) else {
-            continue;
-        };
-        let Some(cost) = costs.get(&attributes.next_hop.address).copied().unwrap_or(Some(0)) else {
-            continue;
-        };
-        let neighbour = Neighbour {
-            internal: peer.rules.is_internal(),
-            identifier: peer.identifier,
-            address: peer.rules.address,
-        };
-        sources.push((Source::Peer(received.peer), attributes));
-        contenders.push(Contender { attributes, peer: Some(neighbour), cost });
-    }
+    let Contenders { sources, contenders } = Contenders::of(destination, peers, costs);
     let chosen = decide(&contenders).into_iter().map(|index| {
         let (source, attributes) = sources[index];
         Chosen { source, attributes: Arc::clone(attributes) }
     });
     chosen.collect()
-}
-
-/// The policy about the routes of one message: what does not depend on the prefix is decided once.
-struct Judge<'a> {
-    rules: &'a PeerRules,
-    attributes: Arc<Attributes>,
-    is_usable: bool,
-    /// The last changed attributes, which the next prefix often shares.
-    changed: Option<Arc<Attributes>>,
-}
-
-impl<'a> Judge<'a> {
-    fn new(
-        identifier: Ipv4Addr,
-        rules: &'a PeerRules,
-        own: OwnAddresses,
-        attributes: Arc<Attributes>,
-    ) -> Self {
-        let is_usable = is_usable(identifier, rules, own, &attributes);
-        Self { rules, attributes, is_usable, changed: None }
-    }
-
-    fn accepted(&mut self, prefix: &IpNet) -> Option<Arc<Attributes>> {
-        if !self.is_usable {
-            return None;
-        }
-        let candidate = Candidate {
-            prefix,
-            attributes: &self.attributes,
-            from_peer: true,
-            interface: None,
-            internal_peer: self.rules.is_internal(),
-        };
-        match self.rules.import.judge(&candidate) {
-            Verdict::Rejected => None,
-            Verdict::Unchanged => Some(Arc::clone(&self.attributes)),
-            Verdict::Changed(changed) => match &self.changed {
-                Some(known) if **known == *changed => Some(Arc::clone(known)),
-                _ => Some(Arc::clone(self.changed.insert(Arc::from(changed)))),
-            },
-        }
-    }
-}
-
-fn import(
-    identifier: Ipv4Addr,
-    peer: &Peer,
-    prefix: &IpNet,
-    attributes: &Arc<Attributes>,
-) -> Option<Arc<Attributes>> {
-    Judge::new(identifier, &peer.rules, peer.own_addresses(), Arc::clone(attributes)).accepted(prefix)
-}
-
-/// Whether a route is no loop, and leads to a possible next router (RFC 4271 9.1.2 and 6.3, RFC 4456 8).
-fn is_usable(identifier: Ipv4Addr, rules: &PeerRules, own: OwnAddresses, attributes: &Attributes) -> bool {
-    let address = attributes.next_hop.address;
-    let is_possible_hop = !address.is_unspecified()
-        && !address.is_multicast()
-        && !address.is_loopback()
-        && address != IpAddr::V4(Ipv4Addr::BROADCAST)
-        && !own.contains(address);
-    let is_own_cluster =
-        !rules.cluster_id.is_unspecified() && attributes.cluster_list.contains(&rules.cluster_id);
-    is_possible_hop
-        && attributes.as_path.count(rules.local_as) <= rules.allowed_own_as
-        && attributes.originator_id != Some(identifier)
-        && !is_own_cluster
-}
-
-/// Whether routes to the prefix make sense: those of multicast do not (RFC 4271 6.3).
-fn is_unicast(prefix: &IpNet) -> bool {
-    !prefix.network().is_multicast()
 }

@@ -42,8 +42,29 @@ pub(super) struct OpenConnection {
     out: mpsc::UnboundedSender<Vec<u8>>,
     waiting: Arc<AtomicUsize>,
     reader: JoinHandle<()>,
+    /// There until [`close`](Self::close).
+    writer: Option<JoinHandle<()>>,
     /// The writer notices that it is dropped, also while it waits for a peer that does not read.
     _closing: oneshot::Sender<()>,
+}
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
+}
+
+/// A connection that is closed after everything that was sent.
+pub(super) struct ClosedConnection(Option<JoinHandle<()>>);
+
+impl ClosedConnection {
+    /// Waits until everything is sent, or time is over.
+    pub(super) async fn finish(self) {
+        if let Some(writer) = self.0 {
+            // A panic of the task ends the connection, too.
+            let _ = writer.await;
+        }
+    }
 }
 
 impl OpenConnection {
@@ -60,7 +81,7 @@ impl OpenConnection {
         let drained = reports.clone();
         let counter = Arc::clone(&waiting);
         let (_closing, closed) = oneshot::channel::<()>();
-        tokio::spawn(async move {
+        let writer = tokio::spawn(async move {
             let writing = write_all(write, messages, &counter, || {
                 // If the queue of reports is full, the owner will look at all connections anyway.
                 let _ = drained.try_send((peer, id, Report::Drained));
@@ -78,7 +99,7 @@ impl OpenConnection {
             let reports = reports.clone();
             async move { reports.send((peer, id, report)).await.is_ok() }
         }));
-        Self { out, waiting, reader, _closing }
+        Self { out, waiting, reader, writer: Some(writer), _closing }
     }
 
     /// Queues bytes. If the connection has ended, they are lost, and the end is reported.
@@ -87,15 +108,14 @@ impl OpenConnection {
         let _ = self.out.send(bytes);
     }
 
+    /// Closes the connection after everything that was sent.
+    pub(super) fn close(mut self) -> ClosedConnection {
+        ClosedConnection(self.writer.take())
+    }
+
     /// Whether more bytes should wait elsewhere.
     pub(super) fn is_full(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) >= FULL
-    }
-}
-
-impl Drop for OpenConnection {
-    fn drop(&mut self) {
-        self.reader.abort();
     }
 }
 

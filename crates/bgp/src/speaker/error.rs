@@ -17,6 +17,17 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// The system does not have the address, so nothing is there to listen at.
+    #[error(
+        "{address}: cannot listen, so no peer can connect there: {source}; give an interface this address"
+    )]
+    NoAddress {
+        /// The address and port.
+        address: SocketAddr,
+        /// The error of the system.
+        #[source]
+        source: io::Error,
+    },
     /// An option of a socket was refused.
     #[error(
         "peer {peer}: cannot protect the connection: {problem}; remove password and ttlSecurity, or use a kernel with TCP_MD5SIG and IP_MINTTL"

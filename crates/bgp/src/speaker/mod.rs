@@ -19,7 +19,7 @@ pub use error::Error;
 pub use status::{PeerStatus, RouteEvent, SpeakerStatus};
 
 use self::owner::{Command, Owner};
-use crate::rib::{Chosen, OwnRoute};
+use crate::rib::{Chosen, OwnRoute, Why};
 
 /// The most commands that wait.
 const COMMANDS: usize = 64;
@@ -36,12 +36,14 @@ impl Speaker {
     /// speaker's routes are still in the kernel, and how long to wait at most for the peers' routes before these are
     /// replaced. The receiver reports the chosen routes.
     ///
+    /// The list says what is left out, as for [`apply`](Self::apply).
+    ///
     /// # Errors
-    /// It cannot listen, or a connection cannot be protected as configured.
+    /// It cannot listen.
     pub async fn start(
         config: Config,
         restarted: Option<Duration>,
-    ) -> Result<(Self, mpsc::UnboundedReceiver<RouteEvent>), Error> {
+    ) -> Result<(Self, mpsc::UnboundedReceiver<RouteEvent>, Vec<Error>), Error> {
         let (commands, received) = mpsc::channel(COMMANDS);
         let (events, routes) = mpsc::unbounded_channel();
         // Speakers that start at once must not try at once for ever.
@@ -50,15 +52,16 @@ impl Speaker {
         let owner = Owner::new(config.identifier, seed, restarted, received, events);
         tokio::spawn(owner.run());
         let speaker = Self { commands };
-        speaker.apply(config).await?;
-        Ok((speaker, routes))
+        let left_out = speaker.apply(config).await?;
+        Ok((speaker, routes, left_out))
     }
 
-    /// Changes the configuration. Sessions whose settings stay the same go on.
+    /// Changes the configuration. Sessions whose settings stay the same go on. Addresses that the system does not have, and
+    /// peers that cannot be protected as configured, are left out and returned; apply the configuration again to retry.
     ///
     /// # Errors
-    /// As for [`start`](Self::start); what could be applied is in force.
-    pub async fn apply(&self, config: Config) -> Result<(), Error> {
+    /// It cannot listen at any address, somebody else does, or the identifier would change. The rest is in force.
+    pub async fn apply(&self, config: Config) -> Result<Vec<Error>, Error> {
         self.ask(|answer| Command::Apply(Box::new(config), answer)).await?
     }
 
@@ -112,7 +115,16 @@ impl Speaker {
         self.ask(Command::Routes).await
     }
 
-    /// Ends all sessions, and tells the peers why. They drop the routes.
+    /// What is known about the longest prefix with a route that contains this one, and that prefix.
+    ///
+    /// # Errors
+    /// The speaker has ended.
+    pub async fn why(&self, of: IpNet) -> Result<Option<(IpNet, Why)>, Error> {
+        self.ask(|answer| Command::Why(of, answer)).await
+    }
+
+    /// Ends all sessions, and tells the peers why. They drop the routes. It returns when the last messages are sent, or after
+    /// five seconds.
     ///
     /// # Errors
     /// The speaker has ended before.

@@ -18,17 +18,18 @@ use super::socket;
 use super::status::{PeerStatus, RouteEvent, SpeakerStatus};
 use crate::codec::length;
 use crate::fsm::{ConnectionId, State, Time};
-use crate::rib::{OwnRoute, PeerId};
+use crate::rib::{OwnRoute, PeerId, Why};
 use crate::router::{Effect, Router};
 
 /// What the handle asks for.
 pub(super) enum Command {
-    Apply(Box<Config>, oneshot::Sender<Result<(), Error>>),
+    Apply(Box<Config>, oneshot::Sender<Result<Vec<Error>, Error>>),
     SetOwn(Vec<(IpNet, Option<OwnRoute>)>),
     SetCost(IpAddr, Option<u32>),
     Refresh(SocketAddr),
     Status(oneshot::Sender<SpeakerStatus>),
     Routes(oneshot::Sender<Vec<(IpNet, Vec<crate::rib::Chosen>)>>),
+    Why(IpNet, oneshot::Sender<Option<(IpNet, Why)>>),
     ShutDown(String, oneshot::Sender<()>),
 }
 
@@ -98,8 +99,7 @@ impl Owner {
                 command = self.commands.recv() => match command {
                     None => return,
                     Some(Command::ShutDown(text, done)) => {
-                        let effects = self.router.shut_down(self.now(), &text);
-                        self.carry_out(effects);
+                        self.shut_down(&text).await;
                         let _ = done.send(());
                         return;
                     }
@@ -119,6 +119,24 @@ impl Owner {
                 }
             }
             self.flush();
+        }
+    }
+
+    /// Ends all sessions, and waits until the peers have been told.
+    async fn shut_down(&mut self, text: &str) {
+        let mut closed = Vec::new();
+        for effect in self.router.shut_down(self.now(), text) {
+            match effect {
+                Effect::Close(connection) => {
+                    let connection = self.connections.remove(&connection);
+                    closed.extend(connection.map(|(_, connection)| connection.close()));
+                }
+                effect => self.carry_out(vec![effect]),
+            }
+        }
+        // They send at the same time, so the longest one decides how long this takes.
+        for connection in closed {
+            connection.finish().await;
         }
     }
 
@@ -144,16 +162,23 @@ impl Owner {
                 let routes = self.router.rib().routes();
                 let _ = answer.send(routes.map(|(prefix, chosen)| (*prefix, chosen.to_vec())).collect());
             }
+            Command::Why(of, answer) => {
+                let rib = self.router.rib();
+                let why = rib.longest(&of).and_then(|prefix| Some((prefix, rib.why(&prefix)?)));
+                let _ = answer.send(why);
+            }
             Command::ShutDown(..) => {}
         }
     }
 
-    /// Makes the configuration real. Sessions whose settings stay the same go on. After an error, the rest is in force.
-    fn apply(&mut self, config: Config) -> Result<(), Error> {
+    /// Makes the configuration real. Sessions whose settings stay the same go on. Returns what is left out. After an error, the
+    /// rest is in force.
+    fn apply(&mut self, config: Config) -> Result<Vec<Error>, Error> {
         if config.identifier != self.config.identifier {
             return Err(Error::Identifier { from: self.config.identifier, to: config.identifier });
         }
-        let mut result = self.listen(&config);
+        let listening = self.listen(&config);
+        let mut left_out = Vec::new();
         let old = std::mem::take(&mut self.config.peers);
         for (address, peer) in &old {
             // Another password or source address is a new connection.
@@ -163,7 +188,7 @@ impl Owner {
                 self.carry_out(effects);
             }
             if !stays && peer.transport.password.is_some() {
-                result = result.and(self.set_password(address.ip(), None));
+                left_out.extend(self.set_password(address.ip(), None).err());
             }
         }
         for (address, peer) in &config.peers {
@@ -171,7 +196,7 @@ impl Owner {
             if peer.transport.password.is_some()
                 && let Err(error) = self.set_password(address.ip(), Some(peer))
             {
-                result = result.and(Err(error));
+                left_out.push(error);
                 continue;
             }
             let id = *self.ids.entry(*address).or_insert_with(|| {
@@ -182,7 +207,8 @@ impl Owner {
             self.carry_out(effects);
         }
         self.config = config;
-        result
+        let absent = listening?;
+        Ok(absent.into_iter().chain(left_out).collect())
     }
 
     fn set_password(&self, peer: IpAddr, config: Option<&PeerConfig>) -> Result<(), Error> {
@@ -190,8 +216,9 @@ impl Owner {
         self.listeners.values().try_for_each(|(listener, _)| socket::set_password(listener, peer, password))
     }
 
-    /// Opens and closes listening sockets.
-    fn listen(&mut self, config: &Config) -> Result<(), Error> {
+    /// Opens and closes listening sockets. Returns which addresses the system does not have. Passwords of all peers are set
+    /// afterwards.
+    fn listen(&mut self, config: &Config) -> Result<Vec<Error>, Error> {
         self.listeners.retain(|address, (_, task)| {
             let stays = config.listen.contains(address);
             if !stays {
@@ -199,19 +226,27 @@ impl Owner {
             }
             stays
         });
+        let mut absent = Vec::new();
         for address in &config.listen {
             if self.listeners.contains_key(address) {
                 continue;
             }
-            let listener = Arc::new(socket::listen(*address)?);
-            // Passwords of peers that stay.
-            for (peer, known) in &config.peers {
-                socket::set_password(&listener, peer.ip(), known.transport.password.as_ref())?;
-            }
+            let listener = match socket::listen(*address) {
+                Ok(listener) => Arc::new(listener),
+                Err(error @ Error::NoAddress { .. }) => {
+                    absent.push(error);
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
             let task = tokio::spawn(accept(Arc::clone(&listener), self.opened.0.clone()));
             self.listeners.insert(*address, (listener, task));
         }
-        Ok(())
+        match absent.pop() {
+            // No peer could connect.
+            Some(last) if self.listeners.is_empty() => Err(last),
+            last => Ok(absent.into_iter().chain(last).collect()),
+        }
     }
 
     fn opened(&mut self, opened: Opened) {

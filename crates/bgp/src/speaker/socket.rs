@@ -23,7 +23,15 @@ pub(super) fn listen(address: SocketAddr) -> Result<TcpListener, Error> {
         socket.bind(address)?;
         socket.listen(BACKLOG)
     };
-    listen().map_err(|source| Error::Listen { address, source })
+    listen().map_err(|source| match is_absent(&source) {
+        true => Error::NoAddress { address, source },
+        false => Error::Listen { address, source },
+    })
+}
+
+/// Whether the system lacks the address, or its whole family.
+fn is_absent(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::AddrNotAvailable || error.raw_os_error() == Some(options::NO_FAMILY)
 }
 
 /// Sets the password for connections of a peer, or none.
@@ -91,6 +99,9 @@ mod options {
 
     use tortie_kernel::tcp;
 
+    /// EAFNOSUPPORT.
+    pub(super) const NO_FAMILY: i32 = 97;
+
     pub(super) fn only_own_family(socket: &impl AsFd, is_ipv6: bool) -> io::Result<()> {
         if is_ipv6 { tcp::set_only_ipv6(socket.as_fd()).map_err(io::Error::other) } else { Ok(()) }
     }
@@ -113,6 +124,9 @@ mod options {
 mod options {
     use std::io;
     use std::net::IpAddr;
+
+    /// WSAEAFNOSUPPORT.
+    pub(super) const NO_FAMILY: i32 = 10047;
 
     pub(super) fn only_own_family<S>(_: &S, _: bool) -> io::Result<()> {
         // Windows separates the families unless asked otherwise.

@@ -6,9 +6,11 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use serde_json::{Value, json};
-use tortie_api::calico::{BgpConfiguration, BgpFilter, BgpPeer, IpPool};
+use tortie_api::calico::{BgpConfiguration, BgpFilter, BgpPeer, IpPool, SecretKey};
 use tortie_api::kubernetes::Node;
-use tortie_bgp::calico::{Derived, Forwarding, Resources, derive, forwarding};
+use tortie_bgp::calico::{
+    Derived, Forwarding, NoSecret, NotForwarded, PodAddress, Resources, derive, forwarding,
+};
 use tortie_bgp::codec::{Attributes, Community, Family, LargeCommunity};
 use tortie_bgp::filter::{Candidate, HIGHEST_PREFERENCE, Policy, Verdict};
 use tortie_bgp::rib::{Chosen, NextHopMode, PeerId, RouteChange, Source};
@@ -23,6 +25,7 @@ struct Cluster {
     filters: Vec<Value>,
     pools: Vec<Value>,
     blocks: Vec<IpNet>,
+    pods: Vec<PodAddress>,
 }
 
 /// A node with number, labels and more annotations.
@@ -49,7 +52,15 @@ fn all<T: serde::de::DeserializeOwned>(values: &[Value]) -> Vec<T> {
 }
 
 fn derived(cluster: &Cluster, name: &str) -> Derived {
-    let secret = |name: &str, key: &str| (name == "bgp" && key == "password").then(|| "secret".to_owned());
+    let secret = |SecretKey { name, key, .. }: &SecretKey| match (name.as_str(), key.as_str()) {
+        ("bgp", "password") => Ok(b"secret".to_vec()),
+        ("bgp", "long") => Ok([b'x'; 81].to_vec()),
+        ("bgp", "line") => Ok(b"secret\n".to_vec()),
+        ("bgp", "empty") => Ok(Vec::new()),
+        ("bgp", "binary") => Ok(vec![0xff]),
+        ("bgp", "forbidden") => Err(NoSecret::Unreadable("forbidden".to_owned())),
+        (name, key) => Err(NoSecret::Absent(format!("the Secret {name} has no key {key}"))),
+    };
     derive(
         name,
         &Resources {
@@ -59,6 +70,7 @@ fn derived(cluster: &Cluster, name: &str) -> Derived {
             filters: &all::<BgpFilter>(&cluster.filters),
             pools: &all::<IpPool>(&cluster.pools),
             blocks: &cluster.blocks,
+            pods: &cluster.pods,
             secret: &secret,
         },
     )
@@ -280,11 +292,41 @@ fn the_fields_of_a_peer_have_their_effect() {
         assert!(holds(&only(&with(more.clone()), "n1")), "{more}");
     }
     // A password that is not there is no reason for a session without one.
-    let reference = |optional: bool| json!({"password": {"secretKeyRef": {"name": "bgp", "key": "other", "optional": optional}}});
-    let derived = derived(&with(reference(false)), "n1");
-    assert!(derived.config.unwrap().peers.is_empty());
-    assert!(derived.problems[0].message.contains("no key other"), "{:?}", derived.problems);
-    assert_eq!(only(&with(reference(true)), "n1").transport.password, None);
+    let reference = |key: &str, optional: bool| json!({"password": {"secretKeyRef": {"name": "bgp", "key": key, "optional": optional}}});
+    assert_eq!(only(&with(reference("other", true)), "n1").transport.password, None);
+    for (key, optional, expected) in [
+        ("other", false, "no key other"),
+        ("forbidden", true, "forbidden"),
+        ("long", true, "81 bytes"),
+        ("line", true, "line end"),
+        ("empty", true, "empty"),
+        ("binary", true, "no text"),
+    ] {
+        let derived = derived(&with(reference(key, optional)), "n1");
+        assert!(derived.config.unwrap().peers.is_empty(), "{key}");
+        let message = &derived.problems[0].message;
+        assert!(
+            message.contains(expected) && message.starts_with("password.secretKeyRef: "),
+            "{key}: {message}"
+        );
+    }
+}
+
+/// Without its password, the mesh has no sessions; others stay.
+#[test]
+fn a_mesh_without_its_password_has_no_sessions() {
+    let mesh = |key: &str| json!({"nodeMeshPassword": {"secretKeyRef": {"name": "bgp", "key": key}}});
+    let peer = named("p", json!({"peerIP": "10.0.0.99", "asNumber": 64513}));
+    let mut cluster = Cluster { nodes: vec![plain(1), plain(2)], peers: vec![peer], ..Cluster::default() };
+    for (key, expected) in [
+        ("password", vec!["10.0.0.2:179 64512 passive", "10.0.0.99:179 64513"]),
+        ("long", vec!["10.0.0.99:179 64513"]),
+    ] {
+        cluster.configurations = vec![named("default", mesh(key))];
+        assert_eq!(sessions(&cluster, "n1"), expected, "{key}");
+    }
+    let message = derived(&cluster, "n1").problems[0].to_string();
+    assert!(message.starts_with("BGPConfiguration default: nodeMeshPassword.secretKeyRef: "), "{message}");
 }
 
 /// What a policy makes of a route.
@@ -425,6 +467,51 @@ fn filters_come_first_and_close_if_they_cannot_be_read() {
     }
 }
 
+/// A pod may have an address of another node's block: the single address is advertised by the pod's node, where a pool has it.
+#[test]
+fn borrowed_addresses_are_advertised_one_by_one() {
+    let pods = ["10.10.0.7", "10.10.5.5", "10.99.0.1", "fd10::5"].map(|address| PodAddress {
+        address: address.parse().unwrap(),
+        interface: format!("cali{}", address.len()),
+    });
+    let cluster = Cluster {
+        nodes: vec![plain(1), plain(2)],
+        pools: vec![
+            named("pods", json!({"cidr": "10.10.0.0/16"})),
+            named("closed", json!({"cidr": "fd10::/64", "disableBGPExport": true})),
+        ],
+        blocks: vec!["10.10.0.0/26".parse().unwrap()],
+        pods: pods.to_vec(),
+        ..Cluster::default()
+    };
+    let derived = derived(&cluster, "n1");
+    let own: Vec<String> = derived.own.keys().map(ToString::to_string).collect();
+    assert_eq!(own, ["10.10.0.0/26", "10.10.5.5/32", "fd10::5/128"]);
+    let borrowed = &derived.own[&"10.10.5.5/32".parse::<IpNet>().unwrap()];
+    assert_eq!(borrowed.interface.as_deref(), Some("cali9"));
+    let policy = derived.config.unwrap().peers.into_values().next().unwrap().rules.export;
+    for (prefix, is_told) in
+        [("10.10.0.0/26", true), ("10.10.5.5/32", true), ("10.10.0.7/32", false), ("fd10::5/128", false)]
+    {
+        assert_eq!(judged(&policy, prefix, |_| {}).is_some(), is_told, "{prefix}");
+    }
+}
+
+#[test]
+fn excluded_nodes_advertise_no_services() {
+    let services = json!({"serviceClusterIPs": [{"cidr": "10.96.0.0/12"}]});
+    let excluded = json!({"node.kubernetes.io/exclude-from-external-load-balancers": ""});
+    let cluster = Cluster {
+        nodes: vec![plain(1), node(2, excluded, json!({}))],
+        configurations: vec![named("default", services)],
+        blocks: vec!["10.10.0.0/26".parse().unwrap()],
+        ..Cluster::default()
+    };
+    let own = |name: &str| derived(&cluster, name).own.keys().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!(own("n1"), ["10.10.0.0/26", "10.96.0.0/12"]);
+    assert_eq!(own("n2"), ["10.10.0.0/26"]);
+}
+
 #[test]
 fn routes_of_bgp_belong_into_the_kernel_unless_the_dataplane_has_them() {
     let pools: Vec<IpPool> = all(&[
@@ -439,15 +526,17 @@ fn routes_of_bgp_belong_into_the_kernel_unless_the_dataplane_has_them() {
     };
     let one = || vec![from(1, "10.0.0.2")];
     let via = |hops: &[&str]| Forwarding::Via(hops.iter().map(|hop| hop.parse().unwrap()).collect());
-    let none = || Forwarding::Nothing;
+    let no = Forwarding::Nothing;
+    let pool = |name: &str| name.to_owned();
+    let services = |text: &str| no(NotForwarded::Services(text.parse().unwrap()));
     for (prefix, routes, mode, expected) in [
         ("10.10.1.0/26", one(), None, via(&["10.0.0.2"])),
         ("10.10.1.5/32", one(), Some("Enabled"), via(&["10.0.0.2"])),
-        ("10.10.1.0/26", one(), Some("EnabledIPIPOnly"), none()),
-        ("10.10.1.0/26", one(), Some("Disabled"), none()),
-        ("10.11.1.0/26", one(), Some("Enabled"), none()),
-        ("10.12.1.0/26", one(), Some("Enabled"), none()),
-        ("10.13.1.0/26", one(), Some("Enabled"), none()),
+        ("10.10.1.0/26", one(), Some("EnabledIPIPOnly"), no(NotForwarded::NotProgrammed(pool("plain")))),
+        ("10.10.1.0/26", one(), Some("Disabled"), no(NotForwarded::NotProgrammed(pool("plain")))),
+        ("10.11.1.0/26", one(), Some("Enabled"), no(NotForwarded::Overlay(pool("overlay")))),
+        ("10.12.1.0/26", one(), Some("Enabled"), no(NotForwarded::Overlay(pool("mixed")))),
+        ("10.13.1.0/26", one(), Some("Enabled"), no(NotForwarded::Tunnel(pool("tunnel")))),
         ("192.0.2.0/24", one(), Some("Disabled"), via(&["10.0.0.2"])),
         ("0.0.0.0/0", one(), None, via(&["10.0.0.2"])),
         // Several routers, of which two are the same.
@@ -457,10 +546,19 @@ fn routes_of_bgp_belong_into_the_kernel_unless_the_dataplane_has_them() {
             None,
             via(&["10.0.0.2", "10.0.0.3"]),
         ),
-        ("192.0.2.0/24", vec![], None, none()),
-        ("192.0.2.0/24", vec![from(0, "0.0.0.0")], None, none()),
+        ("192.0.2.0/24", vec![], None, no(NotForwarded::NoRoute)),
+        ("192.0.2.0/24", vec![from(0, "0.0.0.0")], None, no(NotForwarded::Own)),
+        // Networks of Services, which nodes serve themselves: all of them advertise the same.
+        ("10.96.0.0/12", one(), None, services("10.96.0.0/12")),
+        ("10.96.7.7/32", one(), None, services("10.96.0.0/12")),
+        ("198.51.100.64/26", one(), None, services("198.51.100.0/24")),
+        ("203.0.113.5/32", one(), None, services("203.0.113.5/32")),
+        ("10.0.0.0/8", one(), None, via(&["10.0.0.2"])),
     ] {
-        let spec = serde_json::from_value(json!({"programClusterRoutes": mode})).unwrap();
+        let spec = serde_json::from_value(json!({
+            "programClusterRoutes": mode, "serviceClusterIPs": [{"cidr": "10.96.0.0/12"}],
+            "serviceExternalIPs": [{"cidr": "198.51.100.0/24"}], "serviceLoadBalancerIPs": [{"cidr": "203.0.113.5/32"}],
+        })).unwrap();
         let change = RouteChange { prefix: prefix.parse().unwrap(), routes };
         assert_eq!(forwarding(&change, &pools, &spec), expected, "{change:?} {mode:?}");
     }

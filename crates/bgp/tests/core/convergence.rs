@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use proptest::prelude::*;
 use testkit::random::Random;
 use tortie_bgp::fsm::State;
-use tortie_bgp::rib::PeerId;
+use tortie_bgp::rib::{CandidateRoute, PeerId, RouteOutcome, Source, Why};
 
 use crate::network::{Network, Numbers, Plan};
 use crate::oracle;
@@ -135,13 +135,28 @@ fn compare(network: &Network) -> Result<usize, TestCaseError> {
             network.forwarding[node].iter().map(|(prefix, (_, path))| (*prefix, path.clone())).collect();
         prop_assert_eq!(told, wanted.into_iter().map(|(prefix, (_, path))| (prefix, path)).collect());
         for prefix in best.keys() {
-            for alternative in network.routers[node].rib().explain(prefix).unwrap().1 {
-                prop_assert!(!alternative.stale, "{} at {} is stale", prefix, node);
-            }
+            let why = network.routers[node].rib().why(prefix).unwrap();
+            prop_assert!(why.candidates.iter().all(|route| !route.stale), "{} at {} is stale", prefix, node);
+            explained(network, node, prefix, &why)?;
         }
         routes += actual.len();
     }
     Ok(routes)
+}
+
+/// Whether the explanation of a prefix is what the tables have.
+fn explained(network: &Network, node: usize, prefix: &IpNet, why: &Why) -> Result<(), TestCaseError> {
+    let rib = network.routers[node].rib();
+    let chosen = rib.routes().find(|(known, _)| *known == prefix).unwrap().1;
+    let is_chosen =
+        |route: &&CandidateRoute| matches!(route.outcome, RouteOutcome::Best(_) | RouteOutcome::AsGood(_));
+    let named: Vec<Source> = why.candidates.iter().filter(is_chosen).map(|route| route.source).collect();
+    prop_assert_eq!(named, chosen.iter().map(|route| route.source).collect::<Vec<_>>());
+    for (peer, told) in &why.told {
+        let told = told.as_ref().ok();
+        prop_assert_eq!(told, rib.advertised(*peer, prefix), "{} of {} to {:?}", prefix, node, peer);
+    }
+    Ok(())
 }
 
 #[test]

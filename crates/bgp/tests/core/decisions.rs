@@ -6,7 +6,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use testkit::random::Random;
 use tortie_bgp::codec::{AsPath, Attributes, Origin};
-use tortie_bgp::rib::{Contender, Neighbour, decide};
+use tortie_bgp::rib::{Contender, Neighbour, Step, decide, decide_noting};
 
 use crate::network::address;
 
@@ -17,6 +17,19 @@ fn attributes() -> Attributes {
 fn neighbour(node: u8) -> Neighbour {
     Neighbour { internal: true, identifier: Ipv4Addr::new(1, 1, 1, node), address: address(node.into()) }
 }
+
+const STEPS: [Step; 10] = [
+    Step::LocalPreference,
+    Step::OwnRoute,
+    Step::PathLength,
+    Step::Origin,
+    Step::ExitDiscriminator,
+    Step::External,
+    Step::Cost,
+    Step::Identifier,
+    Step::ClusterList,
+    Step::Address,
+];
 
 /// Each rule decides if everything before it is equal, against all later rules together.
 #[test]
@@ -60,8 +73,14 @@ fn each_rule_decides_before_the_later_ones() {
         fn contender(side: &Side) -> Contender<'_> {
             Contender { attributes: &side.attributes, peer: side.peer, cost: side.cost }
         }
-        assert_eq!(decide(&[contender(&winner), contender(&loser)])[0], 0, "{name}");
-        assert_eq!(decide(&[contender(&loser), contender(&winner)])[0], 1, "{name}");
+        for (routes, expected) in
+            [([contender(&winner), contender(&loser)], 0), ([contender(&loser), contender(&winner)], 1)]
+        {
+            let mut lost = Vec::new();
+            let chosen = decide_noting(&routes, |index, step| lost.push((index, step)));
+            assert_eq!((chosen[0], &lost[..]), (expected, &[(1 - expected, STEPS[number])][..]), "{name}");
+            assert_eq!(decide(&routes), chosen);
+        }
     }
 }
 

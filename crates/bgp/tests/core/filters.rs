@@ -30,7 +30,7 @@ fn matches(
     interface: Option<&str>,
     internal_peer: bool,
 ) -> bool {
-    let rule = Rule { conditions, action: Action::Accept, operations: Vec::new() };
+    let rule = Rule { about: "".into(), conditions, action: Action::Accept, operations: Vec::new() };
     let policy = Policy { rules: vec![rule], accepts_others: false };
     let (prefix, attributes) = (cidr.parse().unwrap(), attributes());
     let candidate =
@@ -105,7 +105,7 @@ fn all_conditions_must_hold() {
 
 #[test]
 fn the_first_rule_that_decides_counts_and_changes_add_up() {
-    let rule = |conditions, action, operations| Rule { conditions, action, operations };
+    let rule = |conditions, action, operations| Rule { about: "".into(), conditions, action, operations };
     let add = |text: &str| Operation::AddCommunity(text.parse().unwrap());
     let ten = || prefix("10.0.0.0/8", MatchOperator::In, None);
     let policy = Policy {

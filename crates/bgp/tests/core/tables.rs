@@ -8,7 +8,10 @@ use tortie_bgp::codec::{
     Announcement, AsPath, Attributes, Community, Context, Families, Family, Message, RefreshKind, Update,
 };
 use tortie_bgp::filter::{Action, Conditions, MatchOperator, Policy, PrefixMatch, Rule};
-use tortie_bgp::rib::{NextHopMode, OwnRoute, PeerId, PeerRules, Rib, Source, TooManyPrefixes};
+use tortie_bgp::rib::{
+    NextHopMode, NotTold, NotUsable, OwnRoute, PeerId, PeerRules, Rib, RouteOutcome, Source, Step,
+    TooManyPrefixes,
+};
 
 use crate::network::address;
 
@@ -77,7 +80,7 @@ fn told(rib: &mut Rib, id: PeerId) -> (Vec<(IpNet, Attributes)>, Vec<IpNet>) {
 }
 
 fn best(rib: &Rib, text: &str) -> Option<Source> {
-    let (chosen, _) = rib.explain(&prefix(text))?;
+    let chosen = rib.routes().find(|(known, _)| **known == prefix(text))?.1;
     chosen.first().map(|chosen| chosen.source)
 }
 
@@ -248,7 +251,12 @@ fn new_rules_apply_to_what_peers_sent_and_were_told() {
     let one = PrefixMatch { cidr: prefix("10.1.0.0/16"), operator: MatchOperator::In, lengths: None };
     let conditions = Conditions { prefix: Some(one), ..Conditions::default() };
     let reject = Policy {
-        rules: vec![Rule { conditions, action: Action::Reject, operations: Vec::new() }],
+        rules: vec![Rule {
+            about: "the filter".into(),
+            conditions,
+            action: Action::Reject,
+            operations: Vec::new(),
+        }],
         accepts_others: true,
     };
     rib.set_peer(external, PeerRules { export: reject.clone(), ..rules(external, 65000) });
@@ -263,6 +271,81 @@ fn new_rules_apply_to_what_peers_sent_and_were_told() {
     rib.set_peer(internal, rules(internal, 64512));
     rib.recalculate();
     assert_eq!(best(&rib, "10.1.0.0/16"), Some(Source::Peer(internal)));
+}
+
+/// Every way in which a route can fail, beside the one that is chosen.
+#[test]
+fn an_explanation_names_what_became_of_each_route_and_what_peers_are_told() {
+    let [internal, other, external] = PEERS.map(|(id, _)| id);
+    let mut rib = rib();
+    let text = "10.1.0.0/16";
+    let why = |rib: &Rib| rib.why(&prefix(text)).unwrap();
+    let outcome = |rib: &Rib, id| {
+        let candidates = why(rib).candidates;
+        candidates.into_iter().find(|route| route.source == Source::Peer(id)).unwrap().outcome
+    };
+    assert_eq!(rib.why(&prefix(text)), None);
+    announce(&mut rib, internal, text, route(internal));
+    assert_eq!(outcome(&rib, internal), RouteOutcome::Best(None), "there is no rival");
+    announce(&mut rib, other, text, route(other));
+    assert_eq!(outcome(&rib, internal), RouteOutcome::Best(Some(Step::Identifier)));
+    assert_eq!(outcome(&rib, other), RouteOutcome::AsGood(Step::Identifier));
+    type Change = fn(&mut Attributes);
+    let changes: [(Change, RouteOutcome); 6] = [
+        (|it| it.local_pref = Some(50), RouteOutcome::Worse(Step::LocalPreference)),
+        (|it| it.as_path = AsPath::sequence([1, 2, 3]), RouteOutcome::Worse(Step::PathLength)),
+        (
+            |it| it.as_path = AsPath::sequence([64512]),
+            RouteOutcome::NotUsable(NotUsable::OwnAutonomousSystem),
+        ),
+        (|it| it.next_hop = address(0).into(), RouteOutcome::NotUsable(NotUsable::OwnNextHop)),
+        (
+            |it| it.cluster_list = vec![Ipv4Addr::new(9, 9, 9, 9)],
+            RouteOutcome::NotUsable(NotUsable::OwnCluster),
+        ),
+        (
+            |it| it.originator_id = Some(Ipv4Addr::new(5, 5, 5, 5)),
+            RouteOutcome::NotUsable(NotUsable::OwnOriginator),
+        ),
+    ];
+    for (change, expected) in changes {
+        let mut attributes = route(other);
+        change(&mut attributes);
+        announce(&mut rib, other, text, attributes.clone());
+        assert_eq!(outcome(&rib, other), expected, "{attributes:?}");
+    }
+    announce(&mut rib, other, text, route(other));
+    rib.set_cost(address(other.0 as usize), None);
+    rib.recalculate();
+    assert_eq!(outcome(&rib, other), RouteOutcome::NextHopUnreachable);
+    let reject = |about: &str| {
+        let rule = Rule {
+            about: about.into(),
+            conditions: Conditions::default(),
+            action: Action::Reject,
+            operations: Vec::new(),
+        };
+        Policy { rules: vec![rule], accepts_others: true }
+    };
+    rib.set_peer(other, PeerRules { import: reject("a filter"), ..rules(other, 64512) });
+    let closed = Policy { rules: Vec::new(), accepts_others: false };
+    rib.set_peer(external, PeerRules { export: closed, ..rules(external, 65000) });
+    rib.recalculate();
+    assert_eq!(outcome(&rib, other), RouteOutcome::Rejected(Some("a filter".into())));
+    let told = |rib: &Rib| why(rib).told.into_iter().map(|(_, told)| told.err()).collect::<Vec<_>>();
+    let expected = [NotTold::Sender, NotTold::NotReflected, NotTold::Rejected(None)].map(Some);
+    assert_eq!(told(&rib), expected);
+    let kept = Attributes { communities: vec![Community::NO_EXPORT], ..route(internal) };
+    announce(&mut rib, internal, text, kept);
+    rib.down(other, Families::default());
+    let expected = [NotTold::Sender, NotTold::NoSession, NotTold::Community(Community::NO_EXPORT)].map(Some);
+    assert_eq!(told(&rib), expected);
+    // The own route wins, and everybody with a session is told.
+    rib.set_own(prefix(text), Some(OwnRoute::here()));
+    rib.set_peer(external, rules(external, 65000));
+    rib.recalculate();
+    assert_eq!(why(&rib).candidates[0].outcome, RouteOutcome::Best(Some(Step::OwnRoute)));
+    assert_eq!(told(&rib), [None, Some(NotTold::NoSession), None]);
 }
 
 #[test]

@@ -355,7 +355,8 @@ fn a_new_configuration_leaves_other_sessions_alone() {
     let cidr = "10.1.0.0/16".parse().unwrap();
     let prefix = Some(PrefixMatch { cidr, operator: MatchOperator::Equal, lengths: None });
     let conditions = Conditions { prefix, ..Conditions::default() };
-    filtered.rules.export.rules = vec![Rule { conditions, action: Action::Reject, operations: vec![] }];
+    filtered.rules.export.rules =
+        vec![Rule { about: "".into(), conditions, action: Action::Reject, operations: vec![] }];
     let both = config(1, [(2, filtered), (3, peer(1, 3, AS))]);
     tortie.apply(both.clone());
     until("node 3 has the routes", || third.route("10.1.0.0/16").is_some());

@@ -143,7 +143,8 @@ impl Tortie {
         let build = || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = lab.namespace(node).run(build).unwrap().unwrap();
         let restarted = restarted.then_some(Duration::from_secs(30));
-        let (speaker, events) = runtime.block_on(Speaker::start(config, restarted)).unwrap();
+        let (speaker, events, left_out) = runtime.block_on(Speaker::start(config, restarted)).unwrap();
+        assert!(left_out.is_empty(), "{left_out:?}");
         Self { runtime: Some(runtime), speaker: Some(speaker), events }
     }
 
@@ -167,7 +168,8 @@ impl Tortie {
     }
 
     pub(crate) fn apply(&self, config: Config) {
-        self.run(async |speaker| speaker.apply(config).await).unwrap();
+        let left_out = self.run(async |speaker| speaker.apply(config).await).unwrap();
+        assert!(left_out.is_empty(), "{left_out:?}");
     }
 
     pub(crate) fn status(&self) -> SpeakerStatus {

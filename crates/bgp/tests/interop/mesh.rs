@@ -43,7 +43,8 @@ fn derived(node: u8) -> Derived {
         filters: &[],
         pools: &pools(),
         blocks: &[block(node)],
-        secret: &|_, _| None,
+        pods: &[],
+        secret: &|_| Err(tortie_bgp::calico::NoSecret::Absent("there are no Secrets".to_owned())),
     };
     derive(&format!("n{node}"), &resources)
 }
@@ -122,7 +123,7 @@ fn nodes_with_bird_and_nodes_with_tortie_form_one_mesh() {
     let routes = first.run(async |speaker| speaker.routes().await).unwrap();
     let via = |change: &RouteChange| match forwarding(change, &pools(), &Default::default()) {
         Forwarding::Via(routers) => routers.into_iter().collect::<Vec<IpAddr>>(),
-        Forwarding::Nothing => Vec::new(),
+        Forwarding::Nothing(_) => Vec::new(),
     };
     for (prefix, routes) in routes {
         let node = NODES.into_iter().find(|node| block(*node) == prefix).unwrap();

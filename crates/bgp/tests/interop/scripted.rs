@@ -4,12 +4,16 @@ use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
+use ipnet::IpNet;
 use rustix::net::{AddressFamily, SocketType};
 use tortie_bgp::codec::notification::{cease, code, header, open};
 use tortie_bgp::codec::{
     self, Attributes, Capability, Context, Families, Family, GracefulRestart, Message, Notification, Open,
 };
+use tortie_bgp::rib::OwnRoute;
 use tortie_bgp::speaker::{Config, Password, PeerConfig, Speaker};
+
+use tortie_kernel::route::{Address, Change, RouteSocket};
 
 use crate::lab::{AS, Lab, PATIENCE, Tortie, at, config, ipv4, peer, until};
 
@@ -272,10 +276,79 @@ fn what_cannot_be_done_is_refused_with_its_reason() {
     let second = tortie.run(async |_| Speaker::start(waiting(|_| {}), None).await.err().unwrap().to_string());
     assert!(second.contains("10.9.0.1:179: cannot listen"), "{second}");
     // A session that cannot be protected does not begin.
-    let long = waiting(|peer| peer.transport.password = Some(Password("x".repeat(81))));
-    assert!(refused(long).contains("a key has at most 80 bytes"));
-    assert_eq!(tortie.status().peers.len(), 0);
+    let mut long = waiting(|peer| peer.transport.password = Some(Password("x".repeat(81))));
+    long.peers.insert(at(3), peer(1, 3, AS));
+    let left_out = |config: Config| {
+        let left_out = tortie.run(async |speaker| speaker.apply(config).await.unwrap());
+        left_out.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+    };
+    let problem = left_out(long.clone());
+    assert!(problem.contains("a key has at most 80 bytes"), "{problem}");
+    // The other peer has its session.
+    let peers: Vec<_> = tortie.status().peers.iter().map(|peer| peer.address).collect();
+    assert_eq!(peers, [at(3)]);
     assert_eq!(Script::connect(&lab, 2).message(), None);
     tortie.apply(waiting(|_| {}));
     Script::connect(&lab, 2).establish(&hello(AS, 90));
+}
+
+/// An address that the system does not have is left out until it has it; without any address, the speaker does not start.
+#[test]
+fn an_address_that_is_not_there_is_left_out() {
+    let lab = Lab::new(2);
+    let absent: SocketAddr = "10.9.0.77:179".parse().unwrap();
+    let both = Config { listen: vec![absent, at(1)], ..waiting(|_| {}) };
+    let build = || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let runtime = lab.namespace(1).run(build).unwrap().unwrap();
+    let none = Config { listen: vec![absent], ..waiting(|_| {}) };
+    let refused = runtime.block_on(Speaker::start(none, None)).err().unwrap().to_string();
+    assert!(refused.contains("10.9.0.77:179: cannot listen"), "{refused}");
+    let (speaker, _events, left_out) = runtime.block_on(Speaker::start(both.clone(), None)).unwrap();
+    assert_eq!(left_out.len(), 1, "{left_out:?}");
+    Script::connect(&lab, 2).establish(&hello(AS, 90));
+    let add = || {
+        let link = tortie_kernel::interface_index("eth0").unwrap();
+        let address = Address { link, address: absent.ip(), prefix_length: 24 };
+        RouteSocket::open().unwrap().change(&Change::AddAddress(address)).unwrap();
+    };
+    lab.namespace(1).run(add).unwrap();
+    assert!(runtime.block_on(speaker.apply(both)).unwrap().is_empty());
+}
+
+/// Nothing of the runtime works after the answer, so what the peer reads was sent before, although it reads late.
+#[test]
+fn the_last_message_is_sent_before_the_speaker_has_shut_down() {
+    let lab = Lab::new(2);
+    let routes: Vec<(IpNet, OwnRoute)> = (0..60_000_u32)
+        .map(|number| {
+            let prefix = format!("10.{}.{}.{}/32", number >> 16, number >> 8 & 255, number & 255);
+            let attributes = Attributes { med: Some(number), ..crate::lab::here() };
+            (prefix.parse().unwrap(), OwnRoute { attributes: attributes.into(), interface: None })
+        })
+        .collect();
+    let work = || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let config = waiting(|_| {});
+        let (speaker, _events, _) = runtime.block_on(Speaker::start(config, None)).unwrap();
+        std::thread::scope(|scope| {
+            let reading = scope.spawn(|| {
+                let mut script = Script::connect(&lab, 2);
+                script.establish(&hello(AS, 90));
+                std::thread::sleep(Duration::from_millis(1500));
+                script.end()
+            });
+            runtime.block_on(async {
+                while speaker.status().await.unwrap().established == 0 {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+                speaker.advertise(routes).await.unwrap();
+                tokio::time::sleep(Duration::from_millis(500)).await;
+                speaker.shut_down("bye").await.unwrap();
+            });
+            runtime.shutdown_background();
+            reading.join().unwrap()
+        })
+    };
+    let ended = lab.namespace(1).run(work).unwrap().unwrap();
+    assert_eq!((ended.code, ended.subcode), (code::CEASE, cease::ADMINISTRATIVE_SHUTDOWN), "{ended:?}");
 }

@@ -48,7 +48,16 @@ fn host_port(port: &WorkloadEndpointPort) -> Option<HostPort> {
 }
 
 /// The state of a node that needs Services.
+#[allow(dead_code, reason = "one of the test binaries needs it")]
 pub(crate) fn from_scratch(objects: &Objects) -> NodeState {
+    from_scratch_with(objects, false).0
+}
+
+/// The state of a node that may use direct routes, and the blocks and borrowed addresses that lack theirs.
+pub(crate) fn from_scratch_with(
+    objects: &Objects,
+    direct: bool,
+) -> (NodeState, BTreeMap<String, Vec<IpNet>>) {
     let mut state = NodeState::default();
     let policies: Vec<Compiled> = objects.iter().filter_map(|(key, value)| compile(key, value)).collect();
     let subjects = subjects(objects);
@@ -90,8 +99,9 @@ pub(crate) fn from_scratch(objects: &Objects) -> NodeState {
     state.policies.retain(|id, _| named(id));
     let sets: BTreeSet<&SetId> = state.policies.values().flat_map(|rules| rules.set_ids()).collect();
     state.sets.retain(|id, _| sets.contains(id));
-    network_from_scratch(objects, &mut state);
-    NodeState { settings: Arc::new(settings(objects)), services: services::services(objects), ..state }
+    let far = network_from_scratch(objects, &mut state, direct);
+    let settings = Arc::new(settings(objects));
+    (NodeState { settings, services: services::services(objects), ..state }, far)
 }
 
 /// The node's own settings take precedence over those of all nodes; unreadable settings close the node itself.
@@ -404,7 +414,12 @@ fn in_family(name: &str, value: &Value, family: &str) -> Option<InFamily> {
     Some(InFamily { own, vtep, is_windows })
 }
 
-fn network_from_scratch(objects: &Objects, state: &mut NodeState) {
+fn network_from_scratch(
+    objects: &Objects,
+    state: &mut NodeState,
+    direct: bool,
+) -> BTreeMap<String, Vec<IpNet>> {
+    let mut far: BTreeMap<String, BTreeSet<IpNet>> = BTreeMap::new();
     for (family, pool) in [("IPv4", "pool"), ("IPv6", "pool6")] {
         let nodes = objects.iter().filter(|(key, _)| key.kind == Kind::Node);
         let nodes: BTreeMap<&str, InFamily> = nodes
@@ -426,8 +441,9 @@ fn network_from_scratch(objects: &Objects, state: &mut NodeState) {
                 state.vteps.insert(vtep.key(), vtep.clone());
             }
         }
-        let mode = objects.get(&Key::global(Kind::IpPool, pool));
-        let mode = mode.and_then(|pool| pool["spec"]["vxlanMode"].as_str()).unwrap_or("Never");
+        let pool = objects.get(&Key::global(Kind::IpPool, pool));
+        let mode = pool.and_then(|pool| pool["spec"]["vxlanMode"].as_str()).unwrap_or("Never");
+        let direct = direct && mode == "Never" && pool.is_some();
         // The target of a route to another node.
         let target = |node: &str| {
             let (there, here) = (nodes.get(node), nodes.get(NODE));
@@ -436,6 +452,9 @@ fn network_from_scratch(objects: &Objects, state: &mut NodeState) {
                 here.own.contains(&there.own.addr()) && there.own.contains(&here.own.addr())
             });
             match (mode, near, there.and_then(|there| there.vtep.as_ref())) {
+                ("Never", Some((there, _)), _) if direct => {
+                    Some(RouteTarget::Direct { router: there.own.addr() })
+                }
                 ("CrossSubnet", Some((there, _)), _) => {
                     Some(RouteTarget::Direct { router: there.own.addr() })
                 }
@@ -453,15 +472,24 @@ fn network_from_scratch(objects: &Objects, state: &mut NodeState) {
                 let node = attribute["secondary"]["node"].as_str();
                 let Some(node) = node.filter(|node| Some(*node) != owner && *node != NODE) else { continue };
                 let address = cidr.subnets(cidr.max_prefix_len()).unwrap().nth(offset).unwrap();
-                state.routes.extend(target(node).map(|target| (address, target)));
+                match target(node) {
+                    Some(target) => drop(state.routes.insert(address, target)),
+                    None if direct => drop(far.entry(node.to_owned()).or_default().insert(address)),
+                    None => {}
+                }
             }
             match owner {
                 Some(NODE) => drop(state.routes.insert(cidr, RouteTarget::Local)),
-                Some(node) => state.routes.extend(target(node).map(|target| (cidr, target))),
+                Some(node) => match target(node) {
+                    Some(target) => drop(state.routes.insert(cidr, target)),
+                    None if direct => drop(far.entry(node.to_owned()).or_default().insert(cidr)),
+                    None => {}
+                },
                 None => {}
             }
         }
     }
+    far.into_iter().map(|(node, nets)| (node, nets.into_iter().collect())).collect()
 }
 
 /// Applies the deltas one by one: each must change something, and leave no reference to a missing object.

@@ -1,7 +1,10 @@
 //! Linux nodes of a lab with BGP speakers: pods of a pool without encapsulation reach each other by learned routes.
 
+use std::process::{Child, Stdio};
+
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use tortie_servers::programs::{Program, can_run};
 
 use crate::support::{Lab, User, pod};
 
@@ -35,6 +38,7 @@ fn pods_of_a_pool_without_encapsulation_use_routes_of_bgp() {
     let cell =
         |from: &str, to: &str| cells[&(format!("calico-demo/{from}"), format!("calico-demo/{to}"))].clone();
     assert_eq!((cell("one", "two").as_str(), cell("two", "one").as_str()), ("reached", "reached"));
+    explained(&lab);
     let shown = lab.ok(&["bgp", "routes", "--node", "primary"]);
     assert!(shown.contains("192.0.2.12") && shown.contains("this node"), "{shown}");
 
@@ -53,6 +57,219 @@ fn pods_of_a_pool_without_encapsulation_use_routes_of_bgp() {
     let off = "apiVersion: projectcalico.org/v3\nkind: BGPConfiguration\nmetadata: {name: default}\nspec: {nodeToNodeMeshEnabled: false}\n";
     lab.ok(&["apply", "-f", &lab.file("off.yml", off)]);
     lab.wait_until("the routes are gone", || nodes.iter().all(|node| learned(&lab, node).is_empty()));
+    lab.ok(&["lab", "down"]);
+    running.wait();
+}
+
+/// A pool of one block: the second node borrows addresses of it, and advertises them one by one.
+#[test]
+fn borrowed_addresses_are_reached_by_routes_of_bgp() {
+    let lab = Lab::new(User::Root);
+    let mut running = lab.up(&["--linux", "2", "--windows", "0", "--bgp"]);
+    lab.ok(&[
+        "patch",
+        "ippool",
+        "default-ipv4-ippool",
+        "--type",
+        "merge",
+        "-p",
+        r#"{"spec": {"disabled": true}}"#,
+    ]);
+    lab.ok(&["ipam", "configure", "--strictaffinity=false"]);
+    let pool = "apiVersion: projectcalico.org/v3\nkind: IPPool\nmetadata: {name: small}\nspec: {cidr: 10.55.0.0/26, vxlanMode: Never}\n";
+    let namespace = "apiVersion: v1\nkind: Namespace\nmetadata: {name: calico-demo}\n";
+    lab.ok(&["apply", "-f", &lab.file("pool.yml", &format!("{pool}---\n{namespace}"))]);
+    for (name, node) in [("one", "primary"), ("two", "linux-2")] {
+        lab.ok(&["apply", "-f", &lab.file("pod.yml", &pod(name, node, "a"))]);
+        lab.wait_for_pods();
+    }
+    lab.wait_until("the borrowed address is learned", || learned(&lab, "primary").contains("via 192.0.2.12"));
+    let routes = learned(&lab, "primary");
+    assert!(routes.starts_with("10.55.0.") && !routes.contains('/'), "{routes}");
+    lab.wait_until("the block is learned", || {
+        learned(&lab, "linux-2").contains("10.55.0.0/26 via 192.0.2.11")
+    });
+    let cells = super::cells_at(&lab.json(&["lab", "matrix", "-o", "json"]), "tcp/80");
+    let cell =
+        |from: &str, to: &str| cells[&(format!("calico-demo/{from}"), format!("calico-demo/{to}"))].clone();
+    assert_eq!((cell("one", "two").as_str(), cell("two", "one").as_str()), ("reached", "reached"));
+    lab.ok(&["delete", "pod", "two", "-n", "calico-demo"]);
+    lab.wait_until("the address is withdrawn", || learned(&lab, "primary").trim().is_empty());
+    lab.ok(&["lab", "down"]);
+    running.wait();
+}
+
+/// What `bgp why` says about the blocks of both nodes, and about a network that nobody has.
+fn explained(lab: &Lab) {
+    let why = |of: &str| {
+        let output = lab.tortie(&["bgp", "why", of, "--node", "primary", "-o", "json"]).output().unwrap();
+        (output.status.code(), serde_json::from_slice::<Value>(&output.stdout).unwrap())
+    };
+    assert_eq!(why("203.0.113.7"), (Some(1), Value::Null));
+    let routes = lab.tortie(&["bgp", "routes", "--node", "primary", "-o", "json"]).output().unwrap();
+    let routes: Vec<Value> = serde_json::from_slice(&routes.stdout).unwrap();
+    for route in routes {
+        let prefix = route["prefix"].as_str().unwrap();
+        // An address of the block is explained by the block.
+        let (code, why) = why(prefix.split('/').next().unwrap());
+        assert_eq!((code, &why["prefix"]), (Some(0), &route["prefix"]));
+        let best = &why["candidates"][0];
+        assert_eq!((&best["outcome"], &best["from"]), (&"best".into(), &route["from"]), "{why}");
+        let (peer, kernel) = (&why["peers"][0], &why["kernel"]);
+        if route["from"].is_null() {
+            assert_eq!(peer["nextHop"], "192.0.2.11", "{why}");
+            assert!(kernel["reason"].as_str().unwrap().contains("own route"), "{why}");
+        } else {
+            assert_eq!(peer["reason"], "the route is its own", "{why}");
+            assert!(kernel["route"].as_str().unwrap().contains("via 192.0.2.12"), "{why}");
+        }
+    }
+}
+
+const ROLE: &str = "apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: secrets, namespace: default}
+rules: [{apiGroups: [''], resources: [secrets], resourceNames: [bgp], verbs: [get, list, watch]}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: secrets, namespace: default}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: secrets}
+subjects: [{apiGroup: rbac.authorization.k8s.io, kind: Group, name: 'tortie:nodes'}]
+";
+
+/// What the nodes report about their speakers.
+fn problems(lab: &Lab) -> String {
+    let reports: Value = serde_json::from_str(&lab.ok(&["get", "nodereports", "-o", "json"])).unwrap();
+    let items = reports["items"].as_array().cloned().unwrap_or_default();
+    let conditions = items.iter().flat_map(|item| item["status"]["conditions"].as_array().cloned());
+    let of_bgp = conditions.flatten().filter(|it| it["reason"] == "BgpSettingNotInForce");
+    of_bgp.map(|it| it["message"].as_str().unwrap_or_default().to_owned()).collect::<Vec<_>>().join("\n")
+}
+
+/// The mesh has a password from a Secret of the Kubernetes API. Without it there is no session, with it there is one, and a
+/// new password replaces the old one.
+#[test]
+fn the_password_of_the_mesh_comes_from_a_secret() {
+    if !can_run(&[Program::Kube]) {
+        return;
+    }
+    let lab = Lab::new(User::Root);
+    let mut running = lab.up(&["--linux", "2", "--windows", "0", "--bgp", "--datastore", "kubernetes"]);
+    let nodes = ["primary", "linux-2"];
+    let established = |node: &str| {
+        let peers = peers(&lab, node);
+        peers.first().is_some_and(|peer| peer["state"] == "Established")
+    };
+    lab.wait_until("a session without a password", || nodes.iter().all(|node| established(node)));
+    let settings = "apiVersion: projectcalico.org/v3\nkind: BGPConfiguration\nmetadata: {name: default}\nspec: {nodeMeshPassword: {secretKeyRef: {name: bgp, key: password}}}\n";
+    lab.ok(&["apply", "-f", &lab.file("password.yml", settings)]);
+    lab.wait_until("the missing permission is reported", || problems(&lab).contains("--bgp-secret bgp"));
+    lab.wait_until("no session", || nodes.iter().all(|node| peers(&lab, node).is_empty()));
+    let kubectl = |name: &str, manifest: &str| {
+        lab.ok(&["lab", "kubectl", "apply", "-f", &lab.file(name, manifest)]);
+    };
+    kubectl("role.yml", ROLE);
+    lab.wait_until("the missing Secret is reported", || {
+        problems(&lab).contains("there is no Secret default/bgp")
+    });
+    let secret = |value: &str| {
+        format!(
+            "apiVersion: v1\nkind: Secret\nmetadata: {{name: bgp, namespace: default}}\nstringData: {{password: {value}}}\n"
+        )
+    };
+    kubectl("secret.yml", &secret("first"));
+    lab.wait_until("a session with a password", || nodes.iter().all(|node| established(node)));
+    lab.wait_until("nothing is wrong", || problems(&lab).is_empty());
+    // Its own session shows that both ends have the new password.
+    let ages = |node: &str| peers(&lab, node)[0]["establishedSeconds"].as_u64();
+    lab.wait_until("an old session", || nodes.iter().all(|node| ages(node) > Some(5)));
+    kubectl("secret.yml", &secret("second"));
+    lab.wait_until("a new session", || nodes.iter().all(|node| established(node) && ages(node) <= Some(5)));
+    lab.ok(&["lab", "down"]);
+    running.wait();
+}
+
+/// BIRD on a node, as a router of AS 64513 on port 1790 that advertises 203.0.113.0/24 to the node `primary`.
+struct Router(Child);
+
+impl Router {
+    fn start(lab: &Lab, node: &str, address: &str) -> Self {
+        let config = format!(
+            "log stderr all;\nrouter id {address};\nprotocol device {{}}
+protocol static {{ ipv4; route 203.0.113.0/24 blackhole; }}
+protocol bgp {{ local {address} port 1790 as 64513; neighbor 192.0.2.11 as 64512; passive; hold time 9;
+    ipv4 {{ import all; export where source = RTS_STATIC; next hop self; }}; }}\n"
+        );
+        let file = lab.file(&format!("{node}.conf"), &config);
+        let socket = format!("{file}.ctl");
+        let bird = Program::Bird.find().unwrap();
+        let bird = bird.to_str().unwrap();
+        let mut command = lab.tortie(&["lab", "capture", node, "--", bird, "-f", "-c", &file, "-s", &socket]);
+        Self(command.stderr(Stdio::null()).spawn().unwrap())
+    }
+}
+
+impl Drop for Router {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Two routers, which run BIRD, advertise one network: the agent's route has both of them, then the one that is left.
+#[test]
+fn a_network_behind_two_routers_gets_a_route_by_way_of_both() {
+    if !can_run(&[Program::Bird]) {
+        return;
+    }
+    let lab = Lab::new(User::Root);
+    let mut running = lab.up(&["--linux", "3", "--windows", "0", "--bgp"]);
+    let peer = |name: &str, address: &str| {
+        format!(
+            "apiVersion: projectcalico.org/v3\nkind: BGPPeer\nmetadata: {{name: {name}}}\nspec: {{node: primary, peerIP: '{address}:1790', asNumber: 64513}}\n"
+        )
+    };
+    let peers = [peer("one", "192.0.2.12"), peer("two", "192.0.2.13")];
+    lab.ok(&["apply", "-f", &lab.file("peers.yml", &peers.join("---\n"))]);
+    let first = Router::start(&lab, "linux-2", "192.0.2.12");
+    let second = Router::start(&lab, "linux-3", "192.0.2.13");
+    let route =
+        || lab.ok(&["lab", "capture", "primary", "--", "ip", "-4", "route", "show", "203.0.113.0/24"]);
+    lab.wait_until("a route by way of both", || {
+        let route = route();
+        route.contains("nexthop via 192.0.2.12") && route.contains("nexthop via 192.0.2.13")
+    });
+    let why = || lab.ok(&["bgp", "why", "203.0.113.9", "--node", "primary"]);
+    assert!(why().contains("decided by the lower BGP identifier") && why().contains("as good"), "{}", why());
+    assert!(why().contains("no export rule accepts it") && why().contains("and via"), "{}", why());
+
+    // A filter for one of them.
+    let filter = "apiVersion: projectcalico.org/v3\nkind: BGPFilter\nmetadata: {name: no-tests}\nspec: {importV4: [{cidr: 203.0.113.0/24, matchOperator: In, action: Reject}]}\n---\n";
+    let filtered =
+        peer("two", "192.0.2.13").replace("asNumber: 64513", "asNumber: 64513, filters: [no-tests]");
+    lab.ok(&["apply", "-f", &lab.file("filter.yml", &format!("{filter}{filtered}"))]);
+    lab.wait_until("the filter is named", || {
+        why().contains("rejected on import: BGPFilter no-tests, importV4[0]")
+    });
+    lab.wait_until("one way is left", || !route().contains("192.0.2.13"));
+    lab.ok(&["apply", "-f", &lab.file("peer.yml", &peers[1])]);
+    lab.wait_until("both again", || route().contains("nexthop via 192.0.2.13"));
+
+    // Networks of Services are no routes of others.
+    let services = "apiVersion: projectcalico.org/v3\nkind: BGPConfiguration\nmetadata: {name: default}\nspec: {serviceExternalIPs: [{cidr: 203.0.0.0/16}]}\n";
+    lab.ok(&["apply", "-f", &lab.file("services.yml", services)]);
+    lab.wait_until("no route into a network of Services", || route().trim().is_empty());
+    assert!(why().contains("a network of Services"), "{}", why());
+    lab.ok(&["delete", "bgpconfiguration", "default"]);
+    lab.wait_until("both again", || route().contains("nexthop via 192.0.2.13"));
+    drop(second);
+    lab.wait_until("a route by way of the first", || {
+        let route = route();
+        route.contains("via 192.0.2.12") && !route.contains("192.0.2.13")
+    });
+    drop(first);
+    lab.wait_until("no route", || route().trim().is_empty());
     lab.ok(&["lab", "down"]);
     running.wait();
 }

@@ -1,6 +1,6 @@
 //! The network of a lab, as seen by its pods and nodes.
 
-use super::support::{Lab, User};
+use super::support::{Lab, User, pod};
 
 /// Neighbour entries that are not permanent are counted for the whole machine, with room for 1,024 of them: pods that
 /// resolve each other would make labs fail each other.
@@ -143,6 +143,48 @@ fn linux_nodes_reach_every_block_of_a_windows_node() {
             assert!(cells.contains_key(&(from.to_owned(), (*to).to_owned())), "{from} -> {to} in {cells:?}");
         }
     }
+    lab.ok(&["lab", "down"]);
+    running.wait();
+}
+
+/// Pools without encapsulation and without BGP: the nodes are the routers. A node of another network is reported, and has no
+/// route.
+#[test]
+fn pods_of_a_pool_without_encapsulation_use_direct_routes() {
+    let lab = Lab::new(User::Root);
+    let mut running = lab.up(&["--linux", "3", "--windows", "0", "--direct-routes", "--ipv6"]);
+    lab.ok(&[
+        "patch",
+        "ippool",
+        "default-ipv4-ippool",
+        "--type",
+        "merge",
+        "-p",
+        r#"{"spec": {"vxlanMode": "Never"}}"#,
+    ]);
+    let namespace = "apiVersion: v1\nkind: Namespace\nmetadata: {name: calico-demo}\n".to_owned();
+    let pods =
+        [namespace, pod("one", "primary", "a"), pod("two", "linux-2", "a"), pod("three", "linux-3", "a")];
+    lab.ok(&["apply", "-f", &lab.file("pods.yml", &pods.join("---\n"))]);
+    lab.wait_for_pods();
+    let routes = || lab.ok(&["lab", "capture", "primary", "--", "ip", "-4", "route", "show", "proto", "84"]);
+    lab.wait_until("direct routes", || {
+        routes().contains("via 192.0.2.12 dev eth0") && routes().contains("via 192.0.2.13 dev eth0")
+    });
+    let reached = || {
+        let cells = super::cells_at(&lab.json(&["lab", "matrix", "-o", "json"]), "tcp/80");
+        let is_pod = |name: &str| name.starts_with("calico-demo/");
+        let of_pods = cells.iter().filter(|((from, to), _)| is_pod(from) && is_pod(to));
+        of_pods.filter(|(_, cell)| *cell == "reached").count()
+    };
+    assert_eq!(reached(), 6);
+    let problems = || lab.ok(&["get", "nodereports", "-o", "json"]);
+    assert!(!problems().contains("no direct route leads"), "{}", problems());
+
+    // Its address says that it is alone in its network.
+    lab.ok(&["annotate", "node", "linux-3", "--overwrite", "projectcalico.org/IPv4Address=192.0.2.13/32"]);
+    lab.wait_until("the far node is reported", || problems().contains("no direct route leads to its pods"));
+    assert!(!routes().contains("192.0.2.13") && routes().contains("192.0.2.12"), "{}", routes());
     lab.ok(&["lab", "down"]);
     running.wait();
 }

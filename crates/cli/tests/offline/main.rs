@@ -13,6 +13,8 @@ mod json;
 mod lint;
 mod matrix;
 mod preview;
+#[cfg(target_os = "linux")]
+mod routes;
 mod support;
 mod terminal;
 mod validate;

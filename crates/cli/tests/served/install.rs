@@ -210,6 +210,21 @@ fn the_generated_files_are_accepted_by_the_api_server() {
     assert!(again.lines().all(|line| line.ends_with(" unchanged")), "the kustomization differs: {again}");
     servers.kubectl(&["wait", "crd", "--all", "--for=condition=Established", "--timeout=60s"]).unwrap();
 
+    // Agents read the named Secrets, and no others.
+    let options = ["install", "--dry-run", "--bgp", "--bgp-secret", "one", "--bgp-secret", "two"];
+    let output = tortie(Path::new("/nonexistent"), &options);
+    servers.apply(&String::from_utf8(output.stdout).unwrap()).unwrap();
+    let may = |verb: &str, what: &str| {
+        let account = "--as=system:serviceaccount:tortie-system:tortie-node";
+        let answer = servers.kubectl(&["auth", "can-i", verb, what, "-n", "tortie-system", account]);
+        answer.is_ok_and(|answer| answer.trim() == "yes")
+    };
+    for verb in ["get", "list", "watch"] {
+        let found = ["secrets/one", "secrets/two", "secrets/three", "secrets"].map(|what| may(verb, what));
+        assert_eq!(found, [true, true, false, false], "{verb}");
+    }
+    assert!(!may("update", "secrets/one"));
+
     // The agents' role for the default pool allows that name only.
     let binding = |role: &str| {
         format!(

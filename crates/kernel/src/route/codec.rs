@@ -13,15 +13,16 @@ use netlink_packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
 };
 use netlink_packet_route::route::{
-    RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteScope, RouteType,
+    RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteNextHop, RouteNextHopFlags,
+    RouteScope, RouteType,
 };
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use tortie_api::net::MacAddress;
 
 use super::rate_limit;
 use super::types::{
-    Address, Change, FdbEntry, Link, LinkSetting, Neighbour, NewLink, NewLinkKind, Peer, Route, RouteKind,
-    Vxlan,
+    Address, Change, FdbEntry, Link, LinkSetting, Neighbour, NewLink, NewLinkKind, NextHop, Peer, Route,
+    RouteKind, Vxlan,
 };
 use crate::netlink::{Reply, Request};
 
@@ -149,19 +150,41 @@ fn route_message(route: &Route) -> RouteMessage {
         (RouteKind::Unicast, None) => RouteScope::Link,
         _ => RouteScope::Universe,
     };
-    if route.onlink {
+    if route.others.is_empty() && route.onlink {
         message.header.flags |= RouteFlags::Onlink;
     }
     if route.destination.prefix_len() > 0 {
         message.attributes.push(RouteAttribute::Destination(route.destination.network().into()));
     }
-    message.attributes.extend(route.link.map(RouteAttribute::Oif));
-    message.attributes.extend(route.gateway.map(|gateway| RouteAttribute::Gateway(gateway.into())));
+    if route.others.is_empty() {
+        message.attributes.extend(route.link.map(RouteAttribute::Oif));
+        message.attributes.extend(route.gateway.map(|gateway| RouteAttribute::Gateway(gateway.into())));
+    } else {
+        let hops = route.next_hops().iter().map(next_hop_message).collect();
+        message.attributes.push(RouteAttribute::MultiPath(hops));
+    }
     message.attributes.extend(route.source.map(|source| RouteAttribute::PrefSource(source.into())));
     if route.metric != 0 {
         message.attributes.push(RouteAttribute::Priority(route.metric));
     }
     message
+}
+
+fn next_hop_message(hop: &NextHop) -> RouteNextHop {
+    let mut message = RouteNextHop::default();
+    message.interface_index = hop.link;
+    message.flags = if hop.onlink { RouteNextHopFlags::Onlink } else { RouteNextHopFlags::empty() };
+    message.attributes.extend(hop.gateway.map(|gateway| RouteAttribute::Gateway(gateway.into())));
+    message
+}
+
+fn next_hop(message: &RouteNextHop) -> NextHop {
+    let gateway = message.attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::Gateway(address) => ip(address),
+        _ => None,
+    });
+    let onlink = message.flags.contains(RouteNextHopFlags::Onlink);
+    NextHop { link: message.interface_index, gateway, onlink }
 }
 
 fn neighbour_message(neighbour: &Neighbour) -> NeighbourMessage {
@@ -314,12 +337,20 @@ pub(super) fn route(reply: &Reply) -> Option<Route> {
         _ => return None,
     };
     let (mut link, mut gateway, mut source, mut metric) = (None, None, None, 0);
+    let mut onlink = header.flags.contains(RouteFlags::Onlink);
+    let mut others = Vec::new();
     let mut table = u32::from(header.table);
     for attribute in &message.attributes {
         match attribute {
             RouteAttribute::Destination(address) => destination = ip(address)?,
             RouteAttribute::Oif(index) => link = Some(*index),
             RouteAttribute::Gateway(address) => gateway = ip(address),
+            RouteAttribute::MultiPath(hops) => {
+                let mut hops = hops.iter().map(next_hop);
+                let first = hops.next()?;
+                (link, gateway, onlink) = (Some(first.link), first.gateway, first.onlink);
+                others = hops.collect();
+            }
             RouteAttribute::PrefSource(address) => source = ip(address),
             RouteAttribute::Priority(priority) => metric = *priority,
             RouteAttribute::Table(id) => table = *id,
@@ -337,8 +368,8 @@ pub(super) fn route(reply: &Reply) -> Option<Route> {
     if kind == RouteKind::Blackhole {
         link = None;
     }
-    let onlink = header.flags.contains(RouteFlags::Onlink);
-    Some(Route { destination, kind, link, gateway, onlink, source, protocol: header.protocol.into(), metric })
+    let protocol = header.protocol.into();
+    Some(Route { destination, kind, link, gateway, onlink, others, source, protocol, metric })
 }
 
 pub(super) fn neighbour(reply: &Reply) -> Option<Neighbour> {

@@ -8,8 +8,8 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 pub use types::{
-    Address, Change, FdbEntry, Link, LinkSetting, Neighbour, NewLink, NewLinkKind, Peer, RateLimit, Route,
-    RouteKind, Vxlan,
+    Address, Change, FdbEntry, Link, LinkSetting, Neighbour, NewLink, NewLinkKind, NextHop, Peer, RateLimit,
+    Route, RouteKind, Vxlan,
 };
 
 use crate::netlink::{Family, Refusal, Request, Socket};

@@ -134,8 +134,19 @@ pub enum RouteKind {
     Blackhole,
 }
 
+/// A way of packets: an outgoing link and the next router.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NextHop {
+    /// The index of the outgoing link.
+    pub link: u32,
+    /// The next router; without one, the destination is on the link itself.
+    pub gateway: Option<IpAddr>,
+    /// Whether the router counts as on the link even if no other route says so.
+    pub onlink: bool,
+}
+
 /// A route of the main table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Route {
     /// The destination of the packets.
     pub destination: IpNet,
@@ -147,6 +158,8 @@ pub struct Route {
     pub gateway: Option<IpAddr>,
     /// Whether the router counts as on the link even if no other route says so.
     pub onlink: bool,
+    /// More ways, over which the kernel spreads connections, each with the same share as the first one (`RTA_MULTIPATH`).
+    pub others: Vec<NextHop>,
     /// The source address of the host's own packets.
     pub source: Option<IpAddr>,
     /// The creator (`RTPROT_…`): 2 the kernel, 3 boot, 4 an administrator, 80 Calico, 84 Tortie.
@@ -166,6 +179,7 @@ impl Route {
             link: Some(link),
             gateway: None,
             onlink: false,
+            others: Vec::new(),
             source: None,
             protocol,
             metric: 0,
@@ -176,6 +190,28 @@ impl Route {
     #[must_use]
     pub fn via(destination: IpNet, gateway: IpAddr, link: u32, protocol: u8) -> Self {
         Self { gateway: Some(gateway), onlink: true, ..Self::on_link(destination, link, protocol) }
+    }
+
+    /// All ways of the route, sorted; none if it drops.
+    #[must_use]
+    pub fn next_hops(&self) -> Vec<NextHop> {
+        let first = self.link.map(|link| NextHop { link, gateway: self.gateway, onlink: self.onlink });
+        let mut all: Vec<NextHop> = first.into_iter().chain(self.others.iter().copied()).collect();
+        all.sort_unstable();
+        all
+    }
+
+    /// Whether two routes take packets the same ways, whoever created them.
+    #[must_use]
+    pub fn leads_like(&self, other: &Self) -> bool {
+        let ways = |route: &Self| match route.kind {
+            RouteKind::Blackhole => (route.kind, Vec::new()),
+            RouteKind::Unicast => {
+                let hops = route.next_hops().into_iter().map(|hop| (hop.link, hop.gateway));
+                (route.kind, hops.collect())
+            }
+        };
+        ways(self) == ways(other)
     }
 
     /// A route that drops.
@@ -313,6 +349,10 @@ impl fmt::Display for Route {
         }
         if let Some(link) = self.link {
             write!(f, " on link {link}")?;
+        }
+        for NextHop { link, gateway, .. } in &self.others {
+            let via = gateway.map(|gateway| format!(" via {gateway}")).unwrap_or_default();
+            write!(f, " and{via} on link {link}")?;
         }
         write!(f, " (protocol {})", self.protocol)
     }

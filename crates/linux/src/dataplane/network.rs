@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use tortie_api::net::IpVersion;
 use tortie_dataplane::{Condition, Endpoint, EndpointId, NodeState, Reason, Report, RouteTarget};
 use tortie_kernel::InterfaceIndex;
-use tortie_kernel::route::{Address, Change, FdbEntry, Neighbour, Route, RouteKind, RouteSocket};
+use tortie_kernel::route::{Address, Change, FdbEntry, Neighbour, Route, RouteSocket};
 use tortie_kernel::sysctl;
 use tortie_kernel::{Error, Result};
 
@@ -161,7 +161,7 @@ impl Network {
                     .routes
                     .get(key)
                     .filter(|route| route.protocol == PROTOCOL)
-                    .map(|r| Change::DeleteRoute(*r)),
+                    .map(|r| Change::DeleteRoute(r.clone())),
             );
         }
         // What packets need exists before what they needed goes. The kernel replaces a neighbour of the same address, and an
@@ -179,9 +179,11 @@ impl Network {
         changes.extend(kernel.addresses.difference(&desired.addresses).copied().map(Change::DeleteAddress));
         for (key, route) in &desired.routes {
             match kernel.routes.get(key) {
-                None => changes.push(Change::AddRoute(*route)),
-                Some(there) if leads_alike(there, route) => {}
-                Some(there) if there.protocol == PROTOCOL => changes.push(Change::ReplaceRoute(*route)),
+                None => changes.push(Change::AddRoute(route.clone())),
+                Some(there) if there.leads_like(route) => {}
+                Some(there) if there.protocol == PROTOCOL => {
+                    changes.push(Change::ReplaceRoute(route.clone()))
+                }
                 Some(there) => {
                     let message = format!(
                         "the foreign route {there} occupies the place of {route}; Tortie leaves it alone"
@@ -315,23 +317,23 @@ impl Network {
 
 impl Tables {
     fn apply(&mut self, change: &Change) {
-        match *change {
+        match change {
             Change::AddRoute(route) | Change::ReplaceRoute(route) => {
-                self.routes.insert((route.destination, route.metric), route);
+                self.routes.insert((route.destination, route.metric), route.clone());
             }
             Change::DeleteRoute(route) => drop(self.routes.remove(&(route.destination, route.metric))),
-            Change::AddAddress(address) => drop(self.addresses.insert(address)),
-            Change::DeleteAddress(address) => drop(self.addresses.remove(&address)),
+            Change::AddAddress(address) => drop(self.addresses.insert(*address)),
+            Change::DeleteAddress(address) => drop(self.addresses.remove(address)),
             Change::SetNeighbour(neighbour) => {
                 self.neighbours.retain(|other| other.address != neighbour.address);
-                self.neighbours.insert(neighbour);
+                self.neighbours.insert(*neighbour);
             }
-            Change::DeleteNeighbour(neighbour) => drop(self.neighbours.remove(&neighbour)),
+            Change::DeleteNeighbour(neighbour) => drop(self.neighbours.remove(neighbour)),
             Change::SetFdb(entry) => {
                 self.fdb.retain(|other| (other.link, other.mac) != (entry.link, entry.mac));
-                self.fdb.insert(entry);
+                self.fdb.insert(*entry);
             }
-            Change::DeleteFdb(entry) => drop(self.fdb.remove(&entry)),
+            Change::DeleteFdb(entry) => drop(self.fdb.remove(entry)),
             Change::SetLink(..)
             | Change::DeleteLink(_)
             | Change::DeleteGroup(_)
@@ -416,15 +418,6 @@ fn desired(
 
 fn is_link_local(address: &IpAddr) -> bool {
     matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
-}
-
-/// Whether two routes do the same, whoever created them.
-fn leads_alike(one: &Route, other: &Route) -> bool {
-    let target = |route: &Route| match route.kind {
-        RouteKind::Blackhole => (route.kind, None, None),
-        RouteKind::Unicast => (route.kind, route.link, route.gateway),
-    };
-    target(one) == target(other)
 }
 
 /// Whether a failed deletion means that the object was already gone, for instance with its link.

@@ -54,7 +54,9 @@ fn routes_of_calico_are_kept() {
     let mut node = Node::new(&Underlay::new(), 1);
     let calico = |net: &str| Route::blackhole(net.parse().unwrap(), 80);
     let theirs = [calico("10.65.9.0/26"), calico("10.65.1.0/26")];
-    inside(&node, |socket| theirs.iter().for_each(|it| socket.change(&Change::AddRoute(*it)).unwrap()));
+    inside(&node, |socket| {
+        theirs.iter().for_each(|it| socket.change(&Change::AddRoute(it.clone())).unwrap())
+    });
     let report = node.change(|state| drop(state.routes.insert(block(1).into(), RouteTarget::Local)));
     assert_eq!(report, Report::default(), "the one in the place of ours does what ours would");
     assert_eq!(node.resync(), Report::default());

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use tortie_kernel::interface_index;
-use tortie_kernel::route::{Address, Change, Route, RouteSocket};
+use tortie_kernel::route::{Address, Change, NextHop, Route, RouteSocket};
 use tortie_linux::{Applied, LearnedRoutes};
 
 use crate::common::cluster::*;
@@ -15,6 +15,93 @@ const PROTOCOL: u8 = 85;
 fn learned() -> Vec<Route> {
     let routes = RouteSocket::open().unwrap().routes().unwrap();
     routes.into_iter().filter(|route| route.protocol == PROTOCOL).collect()
+}
+
+/// The ways of each learned route, by destination.
+fn ways() -> Vec<(IpNet, Vec<IpAddr>)> {
+    let mut all: Vec<(IpNet, Vec<IpAddr>)> = learned()
+        .iter()
+        .map(|route| {
+            let mut gateways: Vec<IpAddr> = route.next_hops().iter().filter_map(|hop| hop.gateway).collect();
+            gateways.sort_unstable();
+            (route.destination, gateways)
+        })
+        .collect();
+    all.sort_unstable();
+    all
+}
+
+/// Routes with several ways come, change in every direction, and go; nothing is written twice. A foreign one is left alone, and
+/// its ways lead to next hops.
+#[test]
+fn several_next_hops_become_one_route_with_several_ways() {
+    let underlay = Underlay::new();
+    let node = Node::new(&underlay, 1);
+    node.namespace
+        .run(|| {
+            let link = interface_index("eth0").unwrap();
+            let address = Address { link, address: "fd31::1".parse().unwrap(), prefix_length: 64 };
+            let mut socket = RouteSocket::open().unwrap();
+            socket.change(&Change::AddAddress(address)).unwrap();
+            let nets: [IpNet; 2] = ["10.65.2.0/26", "fd65:0:0:2::/122"].map(|net| net.parse().unwrap());
+            let hops = |numbers: &[u8]| -> [BTreeSet<IpAddr>; 2] {
+                let of =
+                    |prefix: &str| numbers.iter().map(|n| format!("{prefix}{n}").parse().unwrap()).collect();
+                [of("172.31.0."), of("fd31::")]
+            };
+            let mut routes = LearnedRoutes::open().unwrap();
+            routes.complete();
+            for numbers in
+                [&[2, 3][..], &[2, 3, 4], &[3, 4, 5], &[4], &[6, 7], &[2, 3, 4, 5, 6, 7], &[9], &[2, 9], &[]]
+            {
+                for (net, hops) in nets.into_iter().zip(hops(numbers)) {
+                    routes.set(net, hops);
+                }
+                assert_eq!(routes.apply(&BTreeSet::new()).unwrap(), Applied::default(), "{numbers:?}");
+                let expected =
+                    nets.into_iter().zip(hops(numbers)).map(|(net, hops)| (net, Vec::from_iter(hops)));
+                let expected: Vec<_> = expected.filter(|(_, hops)| !hops.is_empty()).collect();
+                assert_eq!(ways(), expected, "{numbers:?}");
+                let before = learned();
+                assert_eq!(routes.apply(&BTreeSet::new()).unwrap(), Applied::default());
+                assert_eq!(learned(), before, "{numbers:?}: there is nothing to do");
+                // What somebody else changes is repaired.
+                for route in before.iter().filter(|route| !route.others.is_empty()) {
+                    let single = Route { others: Vec::new(), ..route.clone() };
+                    socket.change(&Change::ReplaceRoute(single)).unwrap();
+                }
+                assert_eq!(routes.apply(&BTreeSet::new()).unwrap(), Applied::default());
+                assert_eq!(ways(), expected, "{numbers:?}: repaired");
+            }
+
+            let foreign: Vec<Route> = ["172.31.0.8", "fd31::8"]
+                .into_iter()
+                .zip(["172.31.0.9", "fd31::9"])
+                .zip(["10.99.0.0/24", "fd99::/64"])
+                .map(|((one, two), to)| {
+                    let way = |gateway: &str| NextHop {
+                        link,
+                        gateway: Some(gateway.parse().unwrap()),
+                        onlink: true,
+                    };
+                    Route {
+                        others: vec![way(two)],
+                        ..Route::via(to.parse().unwrap(), one.parse().unwrap(), link, 4)
+                    }
+                })
+                .collect();
+            for route in &foreign {
+                socket.change(&Change::AddRoute(route.clone())).unwrap();
+            }
+            for (net, hop) in nets.into_iter().zip(["10.99.0.1", "fd99::1"]) {
+                routes.set(net, [hop.parse().unwrap()].into());
+            }
+            assert_eq!(routes.apply(&BTreeSet::new()).unwrap(), Applied::default());
+            let kept = socket.routes().unwrap().into_iter().filter(|route| route.protocol == 4).count();
+            assert_eq!((kept, ways().len()), (2, 2), "{:?}", ways());
+            assert!(routes.remove_all().unwrap() == 2 && ways().is_empty());
+        })
+        .unwrap();
 }
 
 /// Both families have metrics of their own in the kernel: what was written must be found again.

@@ -227,7 +227,7 @@ fn foreign_damage_is_repaired_and_foreign_objects_are_kept() {
         nft.commit(&Transaction { table: "tortie".to_owned(), ops }).unwrap();
         let mut socket = RouteSocket::open().unwrap();
         let link = interface_index("vxlan.calico").unwrap();
-        socket.change(&Change::AddRoute(foreign)).unwrap();
+        socket.change(&Change::AddRoute(foreign.clone())).unwrap();
         socket.change(&Change::DeleteRoute(Route { link: Some(link), ..remote })).unwrap();
         for entry in socket.fdb(link).unwrap() {
             socket.change(&Change::DeleteFdb(entry)).unwrap();
@@ -266,7 +266,9 @@ fn a_missing_table_is_recreated_by_the_next_change() {
 fn a_foreign_route_is_reported_and_kept() {
     let mut node = Node::new(&Underlay::new(), 1);
     let foreign = Route::on_link("10.65.1.0/26".parse().unwrap(), 1, 4);
-    node.namespace.run(|| RouteSocket::open().unwrap().change(&Change::AddRoute(foreign)).unwrap()).unwrap();
+    node.namespace
+        .run(|| RouteSocket::open().unwrap().change(&Change::AddRoute(foreign.clone())).unwrap())
+        .unwrap();
     let report = node.change(|state| drop(state.routes.insert(block(1).into(), RouteTarget::Local)));
     assert_eq!(report.node.len(), 1);
     assert_eq!(report.node[0].reason, Reason::RouteTaken);
@@ -415,7 +417,9 @@ fn a_missing_interface_is_reported_and_found_later() {
     };
     let gone = node.namespace.run(route).unwrap().unwrap();
     assert!(node.resync().retry);
-    node.namespace.run(|| RouteSocket::open().unwrap().change(&Change::DeleteRoute(gone)).unwrap()).unwrap();
+    node.namespace
+        .run(|| RouteSocket::open().unwrap().change(&Change::DeleteRoute(gone.clone())).unwrap())
+        .unwrap();
     let report = node.resync();
     assert!(report.retry && report.node.is_empty());
     assert_eq!(node.namespace.run(route).unwrap(), None);

@@ -17,6 +17,7 @@ mod objects;
 mod profiles;
 mod publish;
 mod resources;
+mod secrets;
 mod trim;
 mod values;
 

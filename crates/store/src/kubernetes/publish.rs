@@ -2,6 +2,7 @@
 //! annotations of the Pod.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use http::Method;
@@ -13,7 +14,7 @@ use tortie_api::{Key, Kind, Position};
 use super::client::request;
 use super::endpoints::{CONTAINER_ID, INTERFACE, POD_IP, POD_IPS};
 use super::{Kubernetes, apply_request, of_object, values};
-use crate::{Endpoints, POD_UID, Store, StoreError, Stored, pod_of};
+use crate::{Endpoints, POD_UID, Secrets, Store, StoreError, Stored, pod_of};
 
 pub(super) const MERGE_PATCH: HeaderValue = HeaderValue::from_static("application/merge-patch+json");
 
@@ -85,6 +86,10 @@ impl Endpoints for Kubernetes {
 
     fn derives_from_kubernetes(&self) -> bool {
         true
+    }
+
+    fn secrets(&self) -> Option<Arc<dyn Secrets>> {
+        Some(Arc::new(self.clone()))
     }
 }
 

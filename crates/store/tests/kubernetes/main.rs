@@ -6,6 +6,7 @@ mod endpoints;
 mod groups;
 mod ipam;
 mod kinds;
+mod secrets;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,0 +1,223 @@
+//! Routes in the words of routers and clouds.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::net::IpAddr;
+
+use clap::ValueEnum;
+
+use super::plan::PodRoute;
+
+/// The most routes of a table by default (AWS: quota of routes per table; Azure: routes per table).
+const AWS_ROUTES: usize = 50;
+const AZURE_ROUTES: usize = 400;
+
+/// A router, or the client of a cloud.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Router {
+    /// A table for people.
+    Text,
+    /// FRR, and what reads the commands of vtysh.
+    Frr,
+    /// BIRD 2.
+    Bird,
+    /// iproute2.
+    Linux,
+    /// The AWS client.
+    Aws,
+    /// The Azure client.
+    Azure,
+    /// The client of Google Cloud.
+    Gcp,
+}
+
+/// Names that only the user knows.
+pub(super) struct Cloud {
+    pub(super) table: String,
+    pub(super) resource_group: String,
+    pub(super) network: String,
+}
+
+/// Rows for people.
+pub(super) fn rows(routes: &[PodRoute]) -> Vec<Vec<String>> {
+    let mut rows = vec![["DESTINATION", "NEXT HOP", "NODE"].map(str::to_owned).to_vec()];
+    rows.extend(routes.iter().map(|PodRoute { destination, next_hop, node, .. }| {
+        vec![destination.to_string(), next_hop.to_string(), node.clone()]
+    }));
+    rows
+}
+
+/// The configuration or commands, and what they leave out.
+pub(super) fn render(router: Router, routes: &[PodRoute], cloud: &Cloud) -> (String, Vec<String>) {
+    match router {
+        Router::Text => (String::new(), Vec::new()),
+        Router::Frr => (frr(routes), Vec::new()),
+        Router::Bird => (bird(routes), Vec::new()),
+        Router::Linux => (linux(routes), Vec::new()),
+        Router::Aws => aws(routes, cloud),
+        Router::Azure => azure(routes, cloud),
+        Router::Gcp => (gcp(routes, cloud), Vec::new()),
+    }
+}
+
+fn frr(routes: &[PodRoute]) -> String {
+    let mut text = String::new();
+    for PodRoute { destination, next_hop, node, .. } in routes {
+        let family = if destination.addr().is_ipv4() { "ip" } else { "ipv6" };
+        let _ = writeln!(text, "! {node}\n{family} route {destination} {next_hop}");
+    }
+    text
+}
+
+fn bird(routes: &[PodRoute]) -> String {
+    let mut text = String::new();
+    for (family, name) in [("ipv4", "tortie_v4"), ("ipv6", "tortie_v6")] {
+        let of_family = |route: &&PodRoute| route.destination.addr().is_ipv4() == (family == "ipv4");
+        let mut routes = routes.iter().filter(of_family).peekable();
+        if routes.peek().is_none() {
+            continue;
+        }
+        let _ = writeln!(text, "protocol static {name} {{\n    {family};");
+        for PodRoute { destination, next_hop, node, .. } in routes {
+            let _ = writeln!(text, "    route {destination} via {next_hop}; # {node}");
+        }
+        text.push_str("}\n");
+    }
+    text
+}
+
+fn linux(routes: &[PodRoute]) -> String {
+    let mut text = String::new();
+    for PodRoute { destination, next_hop, node, .. } in routes {
+        let family = if destination.addr().is_ipv4() { "-4" } else { "-6" };
+        let _ = writeln!(text, "ip {family} route replace {destination} via {next_hop} # {node}");
+    }
+    text
+}
+
+/// AWS sends packets to machines by their ids. A machine drops packets of others until its check of sources is off.
+fn aws(routes: &[PodRoute], cloud: &Cloud) -> (String, Vec<String>) {
+    let mut problems = Vec::new();
+    let mut instances: BTreeMap<&str, &str> = BTreeMap::new();
+    let mut commands = String::new();
+    for PodRoute { destination, node, provider_id, .. } in routes {
+        let instance = provider_id.as_deref().and_then(|id| id.strip_prefix("aws:///")?.split('/').nth(1));
+        let Some(instance) = instance else {
+            problems.push(format!(
+                "{destination}: Node {node} has no spec.providerID such as aws:///eu-west-1a/i-0123456789abcdef0, so its machine is not known"
+            ));
+            continue;
+        };
+        instances.insert(node, instance);
+        let option = match destination.addr().is_ipv4() {
+            true => "--destination-cidr-block",
+            false => "--destination-ipv6-cidr-block",
+        };
+        let (table, instance) = (quoted(&cloud.table), quoted(instance));
+        let _ = writeln!(
+            commands,
+            "aws ec2 create-route --route-table-id {table} {option} {destination} --instance-id {instance}"
+        );
+    }
+    let mut text = String::new();
+    for instance in instances.values() {
+        let instance = quoted(instance);
+        let _ = writeln!(
+            text,
+            "aws ec2 modify-instance-attribute --instance-id {instance} --no-source-dest-check"
+        );
+    }
+    problems.extend(too_many(routes.len(), AWS_ROUTES, "AWS"));
+    (text + &commands, problems)
+}
+
+fn azure(routes: &[PodRoute], cloud: &Cloud) -> (String, Vec<String>) {
+    let mut text = "# The network interface of each node needs IP forwarding: az network nic update --ip-forwarding true\n".to_owned();
+    for route @ PodRoute { destination, next_hop, .. } in routes {
+        let (table, group) = (quoted(&cloud.table), quoted(&cloud.resource_group));
+        let _ = writeln!(
+            text,
+            "az network route-table route create --resource-group {group} --route-table-name {table} --name {} --address-prefix {destination} --next-hop-type VirtualAppliance --next-hop-ip-address {next_hop}",
+            name(route)
+        );
+    }
+    (text, too_many(routes.len(), AZURE_ROUTES, "Azure").into_iter().collect())
+}
+
+fn gcp(routes: &[PodRoute], cloud: &Cloud) -> String {
+    let mut text =
+        "# Each machine needs IP forwarding, which is set when it is created: --can-ip-forward\n".to_owned();
+    for route @ PodRoute { destination, next_hop, .. } in routes {
+        let network = quoted(&cloud.network);
+        let _ = writeln!(
+            text,
+            "gcloud compute routes create {} --network {network} --destination-range {destination} --next-hop-address {next_hop}",
+            name(route)
+        );
+    }
+    text
+}
+
+fn too_many(count: usize, limit: usize, cloud: &str) -> Option<String> {
+    (count > limit).then(|| {
+        format!("{count} routes: a route table of {cloud} has at most {limit} unless its quota is raised; larger blocks (blockSize of the IPPool) need fewer")
+    })
+}
+
+/// A name of a route from its destination: letters, digits and hyphens. All parts of an address are there, so that two
+/// destinations have two names.
+fn name(route: &PodRoute) -> String {
+    let parts: Vec<String> = match route.destination.network() {
+        IpAddr::V4(address) => address.octets().iter().map(ToString::to_string).collect(),
+        IpAddr::V6(address) => address.segments().iter().map(|part| format!("{part:x}")).collect(),
+    };
+    format!("tortie-{}-{}", parts.join("-"), route.destination.prefix_len())
+}
+
+/// An argument for a shell.
+fn quoted(text: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:".contains(c);
+    match !text.is_empty() && text.chars().all(is_plain) {
+        true => text.to_owned(),
+        false => format!("'{}'", text.replace('\'', r"'\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_of_a_shell_are_quoted_where_necessary() {
+        for (text, expected) in [
+            ("rtb-0a", "rtb-0a"),
+            ("my group", "'my group'"),
+            ("", "''"),
+            ("it's", r"'it'\''s'"),
+            ("$x", "'$x'"),
+        ] {
+            assert_eq!(quoted(text), expected);
+        }
+    }
+
+    /// Two destinations must not have one name, also if they differ only in where zeroes are left out.
+    #[test]
+    fn names_of_routes_are_valid_and_differ() {
+        let route = |destination: &str| PodRoute {
+            destination: destination.parse().unwrap(),
+            next_hop: "192.0.2.1".parse().unwrap(),
+            node: "n".to_owned(),
+            provider_id: None,
+        };
+        let names: Vec<String> =
+            ["10.0.0.64/26", "fd00::1:0/112", "fd00:1::/112", "fd00::1/128", "fd00:1::/128"]
+                .map(|destination| name(&route(destination)))
+                .into();
+        assert_eq!(names[0], "tortie-10-0-0-64-26");
+        let mut unique = names.clone();
+        unique.sort();
+        unique.dedup();
+        assert_eq!(unique.len(), names.len(), "{names:?}");
+        assert!(names.iter().all(|name| name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')));
+    }
+}

@@ -1,0 +1,137 @@
+//! The routes to the pods of a cluster: plain data in and out.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use anyhow::Context;
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tortie_api::ipam::Block;
+use tortie_api::kubernetes::Node;
+use tortie_api::net::IpVersion;
+use tortie_api::{Key, Kind};
+
+/// What the routes depend on.
+#[derive(Default)]
+pub(super) struct NodesAndBlocks {
+    nodes: BTreeMap<String, PlannedNode>,
+    blocks: Vec<Block>,
+}
+
+struct PlannedNode {
+    /// The own addresses.
+    addresses: Vec<IpAddr>,
+    /// The cloud's name of the machine, such as `aws:///eu-west-1a/i-0123456789abcdef0`.
+    provider_id: Option<String>,
+    pod_cidrs: Vec<IpNet>,
+}
+
+/// A route to pods.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct PodRoute {
+    /// The block, pod network or single address.
+    pub(super) destination: IpNet,
+    /// The address of the node.
+    pub(super) next_hop: IpAddr,
+    /// The node.
+    pub(super) node: String,
+    /// The cloud's name of the node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) provider_id: Option<String>,
+}
+
+/// The result.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Planned {
+    /// By destination.
+    pub(super) routes: Vec<PodRoute>,
+    /// Pods to which no route leads, and why.
+    pub(super) problems: Vec<String>,
+}
+
+impl NodesAndBlocks {
+    pub(super) fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
+    }
+
+    /// Adds a Node or a block.
+    pub(super) fn add(&mut self, key: &Key, value: &Value) -> anyhow::Result<()> {
+        match key.kind {
+            Kind::Node => {
+                let node = Node::deserialize(value).context("the Node cannot be read")?;
+                self.nodes.insert(key.name.clone(), planned_node(&node, value));
+            }
+            Kind::IpamBlock => {
+                let block = Block::deserialize(value).context("the block cannot be read")?;
+                block.check()?;
+                self.blocks.push(block);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+fn planned_node(node: &Node, value: &Value) -> PlannedNode {
+    let spec = &value["spec"];
+    let own = [IpVersion::V4, IpVersion::V6].into_iter().filter_map(|version| node.own_address(version));
+    let mut addresses: Vec<IpAddr> = own.collect();
+    // A cluster without Tortie's or Calico's agents has no annotation.
+    let reported = value["status"]["addresses"].as_array().into_iter().flatten();
+    let internal = reported.filter(|address| address["type"] == "InternalIP");
+    addresses.extend(internal.filter_map(|address| address["address"].as_str()?.parse::<IpAddr>().ok()));
+    let one = spec["podCIDR"].as_str().into_iter();
+    let all = spec["podCIDRs"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let mut pod_cidrs: Vec<IpNet> = one.chain(all).filter_map(|text| text.parse().ok()).collect();
+    pod_cidrs.sort_unstable();
+    pod_cidrs.dedup();
+    let provider_id = spec["providerID"].as_str().filter(|id| !id.is_empty()).map(str::to_owned);
+    PlannedNode { addresses, provider_id, pod_cidrs }
+}
+
+/// The routes by IPAM blocks, or by the pod networks of the Nodes.
+pub(super) fn plan(cluster: &NodesAndBlocks, by_pod_cidrs: bool) -> Planned {
+    let mut wanted: BTreeMap<IpNet, &str> = BTreeMap::new();
+    let mut problems = Vec::new();
+    if by_pod_cidrs {
+        for (name, node) in &cluster.nodes {
+            wanted.extend(node.pod_cidrs.iter().map(|cidr| (*cidr, name.as_str())));
+            if node.pod_cidrs.is_empty() {
+                problems.push(format!("Node {name} has no spec.podCIDRs"));
+            }
+        }
+    } else {
+        cluster.blocks.iter().filter(|block| !block.deleted).for_each(|block| add_block(block, &mut wanted));
+    }
+    let mut routes = Vec::new();
+    for (destination, name) in wanted {
+        let Some(node) = cluster.nodes.get(name) else {
+            problems.push(format!("{destination}: there is no Node {name}"));
+            continue;
+        };
+        let is_ipv4 = destination.addr().is_ipv4();
+        let Some(next_hop) = node.addresses.iter().find(|address| address.is_ipv4() == is_ipv4) else {
+            let family = if is_ipv4 { "IPv4" } else { "IPv6" };
+            problems.push(format!("{destination}: Node {name} has no {family} address"));
+            continue;
+        };
+        let (next_hop, provider_id) = (*next_hop, node.provider_id.clone());
+        routes.push(PodRoute { destination, next_hop, node: name.to_owned(), provider_id });
+    }
+    Planned { routes, problems }
+}
+
+/// A block leads to its node; addresses that another node has of it lead there.
+fn add_block<'a>(block: &'a Block, wanted: &mut BTreeMap<IpNet, &'a str>) {
+    if let Some(node) = block.node() {
+        wanted.insert(block.cidr, node);
+    }
+    for (address, attribute) in block.allocated() {
+        let node = attribute.owner.as_ref().and_then(|owner| owner.get("node"));
+        if let Some(node) = node.filter(|node| Some(node.as_str()) != block.node()) {
+            wanted.insert(IpNet::from(address), node);
+        }
+    }
+}

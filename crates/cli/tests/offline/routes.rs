@@ -1,0 +1,272 @@
+//! `tortie routes`: the text for each router, and routers that load it.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use ipnet::IpNet;
+use serde_json::{Value, json};
+use tortie_kernel::interface_index;
+use tortie_kernel::namespace::{NetNs, die_with_parent};
+use tortie_kernel::route::{Address, Change, LinkSetting, NewLink, NewLinkKind, RouteSocket};
+use tortie_servers::programs::{Program, can_run};
+
+use crate::support::tortie;
+
+fn node(number: u8, name: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {"name": name, "annotations": {
+            "projectcalico.org/IPv4Address": format!("192.0.2.{number}/24"),
+            "projectcalico.org/IPv6Address": format!("fd02::{number}/64"),
+        }},
+        "spec": {"providerID": format!("aws:///eu-west-1a/i-0{number}"), "podCIDRs": [format!("10.9.{number}.0/24")]},
+    })
+}
+
+/// A block with one address of a pod on this node.
+fn block(cidr: &str, affinity: Option<&str>, pod_on: &str) -> Value {
+    let size = 1_usize
+        << (if cidr.contains(':') { 128 } else { 32 }
+            - cidr.split('/').nth(1).unwrap().parse::<u32>().unwrap());
+    let mut allocations = vec![Value::Null; size];
+    allocations[1] = json!(0);
+    let free: Vec<usize> = (0..size).filter(|offset| *offset != 1).collect();
+    json!({
+        "apiVersion": "projectcalico.org/v3", "kind": "IPAMBlock", "metadata": {"name": cidr},
+        "spec": {
+            "cidr": cidr, "affinity": affinity.map(|node| format!("host:{node}")), "allocations": allocations, "unallocated": free,
+            "attributes": [{"handle_id": "h", "secondary": {"node": pod_on, "pod": "p", "namespace": "n"}}],
+            "deleted": false,
+        },
+    })
+}
+
+/// Two nodes with blocks of both families; `two` borrows an address of `one`; a block without an owner has a pod of `one`.
+fn cluster() -> String {
+    let items = [
+        node(1, "one"),
+        node(2, "two"),
+        block("10.244.0.0/30", Some("one"), "two"),
+        block("10.244.0.64/30", Some("two"), "two"),
+        block("10.244.9.0/30", None, "one"),
+        block("fd00:10::/126", Some("one"), "one"),
+    ];
+    json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string()
+}
+
+/// Destination and next hop.
+const ROUTES: [(&str, &str); 5] = [
+    ("10.244.0.0/30", "192.0.2.1"),
+    ("10.244.0.1/32", "192.0.2.2"),
+    ("10.244.0.64/30", "192.0.2.2"),
+    ("10.244.9.1/32", "192.0.2.1"),
+    ("fd00:10::/126", "fd02::1"),
+];
+
+fn ok(arguments: &[&str]) -> String {
+    let all: Vec<&str> = ["routes", "-f", "cluster.json"].iter().chain(arguments).copied().collect();
+    let (code, out, errors) = tortie(&[("cluster.json", &cluster())], &all);
+    assert_eq!((code, errors.as_str()), (0, ""), "{out}");
+    out
+}
+
+#[test]
+fn each_router_gets_its_words() {
+    let text = ok(&[]);
+    for (destination, next_hop) in ROUTES {
+        let has = |line: &str| line.split_whitespace().take(2).eq([destination, next_hop]);
+        assert!(text.lines().any(has), "{destination} in {text}");
+    }
+    let parsed: Value = serde_json::from_str(&ok(&["-o", "json"])).unwrap();
+    let found: Vec<(&str, &str)> = parsed
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|route| (route["destination"].as_str().unwrap(), route["nextHop"].as_str().unwrap()))
+        .collect();
+    assert_eq!(found, ROUTES);
+    for (arguments, expected) in [
+        (&["--for", "frr"][..], "ip route 10.244.0.1/32 192.0.2.2"),
+        (&["--for", "frr"], "ipv6 route fd00:10::/126 fd02::1"),
+        (&["--for", "bird"], "route fd00:10::/126 via fd02::1; # one"),
+        (&["--for", "linux"], "ip -6 route replace fd00:10::/126 via fd02::1"),
+        (
+            &["--for", "aws", "--table", "rtb-1"],
+            "aws ec2 create-route --route-table-id rtb-1 --destination-cidr-block 10.244.0.64/30 --instance-id i-02",
+        ),
+        (&["--for", "aws", "--table", "rtb-1"], "--instance-id i-01 --no-source-dest-check"),
+        (
+            &["--for", "azure", "--table", "pods", "--resource-group", "my group"],
+            "az network route-table route create --resource-group 'my group' --route-table-name pods --name tortie-10-244-9-1-32 --address-prefix 10.244.9.1/32 --next-hop-type VirtualAppliance --next-hop-ip-address 192.0.2.1",
+        ),
+        (
+            &["--for", "gcp", "--network", "default"],
+            "gcloud compute routes create tortie-10-244-0-0-30 --network default --destination-range 10.244.0.0/30 --next-hop-address 192.0.2.1",
+        ),
+        (&["--pod-cidrs", "--for", "frr"], "ip route 10.9.2.0/24 192.0.2.2"),
+    ] {
+        let text = ok(arguments);
+        assert!(text.contains(expected), "{arguments:?}: {text}");
+    }
+    assert!(!ok(&["--pod-cidrs"]).contains("10.244."));
+}
+
+#[test]
+fn what_cannot_be_told_is_named_and_ends_with_one() {
+    let of = |items: &[Value], arguments: &[&str]| {
+        let text = json!({"kind": "List", "items": items}).to_string();
+        let all: Vec<&str> = ["routes", "-f", "c.json"].iter().chain(arguments).copied().collect();
+        tortie(&[("c.json", &text)], &all)
+    };
+    let block = || block("10.244.0.0/30", Some("gone"), "one");
+    let mut bare = node(1, "one");
+    bare["metadata"]["annotations"] = json!({});
+    for (items, arguments, code, expected) in [
+        (vec![node(1, "one"), block()], &[][..], 1, "10.244.0.0/30: there is no Node gone"),
+        (
+            vec![bare, self::block("10.244.0.0/30", Some("one"), "one")],
+            &[],
+            1,
+            "Node one has no IPv4 address",
+        ),
+        (vec![block()], &[], 2, "the files have no Nodes"),
+        (vec![node(1, "one")], &["--for", "aws"], 2, "--table"),
+        (vec![node(1, "one")], &["--for", "frr", "-o", "json"], 2, "-o json has no effect"),
+    ] {
+        let (found, _, errors) = of(&items, arguments);
+        assert!(found == code && errors.contains(expected), "{arguments:?}: {found} {errors}");
+    }
+}
+
+/// A router with an interface to the nodes.
+fn router() -> NetNs {
+    let router = NetNs::create().unwrap();
+    router
+        .run(|| {
+            let mut socket = RouteSocket::open().unwrap();
+            socket.create(&NewLink { up: true, ..NewLink::new("nodes", NewLinkKind::Bridge) }).unwrap();
+            let link = interface_index("nodes").unwrap();
+            let loopback = interface_index("lo").unwrap();
+            socket.change(&Change::SetLink(loopback, vec![LinkSetting::Up(true)])).unwrap();
+            for (address, prefix_length) in [("192.0.2.254", 24), ("fd02::fe", 64)] {
+                let address = address.parse().unwrap();
+                socket.change(&Change::AddAddress(Address { link, address, prefix_length })).unwrap();
+            }
+        })
+        .unwrap();
+    router
+}
+
+/// Waits until the kernel of the router has the routes.
+fn wait_for_routes(router: &NetNs, of: &str) {
+    let expected: Vec<(IpNet, String)> =
+        ROUTES.iter().map(|(to, by)| (to.parse().unwrap(), (*by).to_owned())).collect();
+    let begin = Instant::now();
+    loop {
+        let routes = router.run(|| RouteSocket::open().unwrap().routes().unwrap()).unwrap();
+        let mut found: Vec<(IpNet, String)> = routes
+            .into_iter()
+            .filter_map(|route| Some((route.destination, route.gateway?.to_string())))
+            .collect();
+        found.sort();
+        if found == expected {
+            return;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(60), "{of}: {found:?}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// A program in the namespace of a router. It ends with the value.
+struct Daemon(Child);
+
+impl Daemon {
+    fn start(router: &NetNs, program: &Path, arguments: &[&str], log: &Path) -> Self {
+        let mut command = Command::new(program);
+        let log = fs::File::create(log).unwrap();
+        command.args(arguments).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
+        router.enter_on_spawn(&mut command).unwrap();
+        Self(die_with_parent(&mut command).spawn().unwrap())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn bird_loads_the_routes() {
+    if !can_run(&[Program::Bird]) {
+        return;
+    }
+    let (router, folder) = (router(), tempfile::tempdir().unwrap());
+    let file = folder.path().join("bird.conf");
+    let kernel = |family: &str| format!("protocol kernel {{ {family} {{ export all; }}; }}\n");
+    let text = format!(
+        "router id 192.0.2.254;\nprotocol device {{}}\n{}{}{}",
+        kernel("ipv4"),
+        kernel("ipv6"),
+        ok(&["--for", "bird"])
+    );
+    fs::write(&file, text).unwrap();
+    let (file, socket) = (file.display().to_string(), folder.path().join("bird.ctl").display().to_string());
+    let log = folder.path().join("log");
+    let bird = Program::Bird.find().unwrap();
+    let _daemon = Daemon::start(&router, &bird, &["-f", "-c", &file, "-s", &socket], &log);
+    wait_for_routes(&router, "BIRD");
+}
+
+#[test]
+fn frr_loads_the_routes() {
+    if !can_run(&[Program::FrrBgpd]) {
+        return;
+    }
+    let (router, folder) = (router(), tempfile::tempdir().unwrap());
+    // FRR's programs give up root.
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let programs = Program::FrrBgpd.find().unwrap();
+    let programs = programs.parent().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    fs::write(folder.path().join("staticd.conf"), ok(&["--for", "frr"])).unwrap();
+    fs::write(folder.path().join("zebra.conf"), "").unwrap();
+    let start = |name: &str| {
+        let (config, pid, log) = (
+            path(&format!("{name}.conf")),
+            path(&format!("{name}.pid")),
+            folder.path().join(format!("{name}.log")),
+        );
+        let arguments = [
+            "-f",
+            &config,
+            "-i",
+            &pid,
+            "-z",
+            &path("zserv"),
+            "--vty_socket",
+            &path(""),
+            "-u",
+            "frr",
+            "-g",
+            "frr",
+        ];
+        Daemon::start(&router, &programs.join(name), &arguments, &log)
+    };
+    let _zebra = start("zebra");
+    let begin = Instant::now();
+    while !folder.path().join("zserv").exists() {
+        assert!(
+            begin.elapsed() < Duration::from_secs(60),
+            "{}",
+            fs::read_to_string(folder.path().join("zebra.log")).unwrap()
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let _staticd = start("staticd");
+    wait_for_routes(&router, "FRR");
+}
