@@ -117,6 +117,11 @@ pub(super) fn add_filters(
         for ((field, list), to) in [(import_rules, &mut import), (export_rules, &mut export)] {
             for (index, rule) in list.iter().enumerate() {
                 match filter_rule(&format!("BGPFilter {name}, {field}[{index}]"), rule) {
+                    // A rule that rejects would let pass what Calico rejects.
+                    Some(rule) if rule.conditions.interface.is_some() && field.starts_with("import") => problems
+                        .push(format!(
+                            "{field}[{index}] of BGPFilter {name} has interface, which is unknown for routes of peers, so no route passes; remove it, or match by cidr"
+                        )),
                     Some(rule) => to.push(rule),
                     None => problems
                         .push(format!("rule {index} of BGPFilter {name} cannot be read, so no route passes")),

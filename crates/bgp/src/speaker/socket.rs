@@ -48,9 +48,13 @@ pub(super) fn set_password(
     options::set_md5_key(listener, peer, key).map_err(|error| protect(peer, &error))
 }
 
-/// Applies the options to a connection that a peer opened.
+/// Applies the options to a connection that a peer opened. It may be older than the password of its listener: with the
+/// password of its own, nothing that is not signed is read from it.
 pub(super) fn accepted(stream: &TcpStream, peer: IpAddr, transport: &Transport) -> Result<(), Error> {
     stream.set_nodelay(true).map_err(|error| protect(peer, &error))?;
+    if let Some(Password(key)) = &transport.password {
+        options::set_md5_key(stream, peer, key).map_err(|error| protect(peer, &error))?;
+    }
     match transport.ttl_security {
         Some(hops) => {
             options::set_min_ttl(stream, peer.is_ipv6(), lowest(hops)).map_err(|error| protect(peer, &error))
@@ -144,5 +148,28 @@ mod options {
 
     pub(super) fn set_min_ttl<S>(_: &S, _: bool, _: u8) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    /// A connection that was opened before the password was known must not become a session without one.
+    #[tokio::test]
+    async fn nothing_is_read_from_a_connection_without_its_password() {
+        for password in [None, Some(Password("secret".to_owned()))] {
+            let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+            let mut peer = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+            let (mut stream, from) = listener.accept().await.unwrap();
+            let is_protected = password.is_some();
+            accepted(&stream, from.ip(), &Transport { password, ..Transport::default() }).unwrap();
+            peer.write_all(b"x").await.unwrap();
+            let read = tokio::time::timeout(Duration::from_secs(1), stream.read_u8()).await;
+            assert_eq!(read.is_err(), is_protected, "{read:?}");
+        }
     }
 }

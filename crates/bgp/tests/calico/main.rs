@@ -444,6 +444,13 @@ fn filters_come_first_and_close_if_they_cannot_be_read() {
     let damaged = [
         ("an absent filter", vec![]),
         (
+            "an interface of an import rule, which no route of a peer has",
+            vec![
+                named("f", json!({"importV4": [{"interface": "eth*", "action": "Reject"}]})),
+                cluster.filters[1].clone(),
+            ],
+        ),
+        (
             "an unknown action",
             vec![named("f", json!({"importV4": [{"action": "Maybe"}]})), cluster.filters[1].clone()],
         ),

@@ -153,15 +153,9 @@ fn linux_nodes_reach_every_block_of_a_windows_node() {
 fn pods_of_a_pool_without_encapsulation_use_direct_routes() {
     let lab = Lab::new(User::Root);
     let mut running = lab.up(&["--linux", "3", "--windows", "0", "--direct-routes", "--ipv6"]);
-    lab.ok(&[
-        "patch",
-        "ippool",
-        "default-ipv4-ippool",
-        "--type",
-        "merge",
-        "-p",
-        r#"{"spec": {"vxlanMode": "Never"}}"#,
-    ]);
+    for pool in ["default-ipv4-ippool", "default-ipv6-ippool"] {
+        lab.ok(&["patch", "ippool", pool, "--type", "merge", "-p", r#"{"spec": {"vxlanMode": "Never"}}"#]);
+    }
     let namespace = "apiVersion: v1\nkind: Namespace\nmetadata: {name: calico-demo}\n".to_owned();
     let pods =
         [namespace, pod("one", "primary", "a"), pod("two", "linux-2", "a"), pod("three", "linux-3", "a")];
@@ -171,6 +165,9 @@ fn pods_of_a_pool_without_encapsulation_use_direct_routes() {
     lab.wait_until("direct routes", || {
         routes().contains("via 192.0.2.12 dev eth0") && routes().contains("via 192.0.2.13 dev eth0")
     });
+    let routes_v6 =
+        || lab.ok(&["lab", "capture", "primary", "--", "ip", "-6", "route", "show", "proto", "84"]);
+    lab.wait_until("direct routes of IPv6", || routes_v6().contains("via 2001:db8:0:2::c dev eth0"));
     let reached = || {
         let cells = super::cells_at(&lab.json(&["lab", "matrix", "-o", "json"]), "tcp/80");
         let is_pod = |name: &str| name.starts_with("calico-demo/");
