@@ -77,6 +77,9 @@ pub struct Config {
     pub strict: bool,
     /// Whether a network with endpoints can be deleted, and they with it, as hcsshim's tests do.
     pub deletes_used_networks: bool,
+    /// Whether members of policies with a zero value, such as `Action` of an ACL that allows, are returned. azure-npm sends back what
+    /// it has read, and relies on them.
+    pub returns_zeroes: bool,
 }
 
 impl Config {
@@ -116,6 +119,7 @@ impl Config {
             check_tunnel_sources: true,
             strict: true,
             deletes_used_networks: false,
+            returns_zeroes: false,
         }
     }
 
@@ -126,6 +130,7 @@ impl Config {
             update_replaces: UpdateReplaces::SameType,
             strict: false,
             deletes_used_networks: true,
+            returns_zeroes: true,
             ..Config::new(version, provider_address)
         }
     }

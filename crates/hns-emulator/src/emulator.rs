@@ -253,17 +253,18 @@ fn read(state: &State, call: &Call, config: &Config) -> Result<String, Failure> 
     match call {
         Call::Enumerate { kind, query } => {
             let filter = Filter::new(query, config.strict)?;
-            let matching = objects(state, *kind).into_iter().filter(|(_, object)| filter.matches(object));
+            let matching =
+                objects(state, *kind, config).into_iter().filter(|(_, object)| filter.matches(object));
             Ok(json!(matching.map(|(id, _)| id).collect::<Vec<_>>()).to_string())
         }
         Call::Query { kind, id, query } => {
             Filter::new(query, config.strict)?;
             let object = match kind {
-                Kind::Network => properties(state.network(*id)?),
-                Kind::Endpoint => properties(state.endpoint(*id)?),
-                Kind::Namespace => properties(state.namespace(*id)?),
-                Kind::LoadBalancer => properties(state.load_balancer(*id)?),
-                Kind::SdnRoute => properties(state.route(*id)?),
+                Kind::Network => properties(state.network(*id)?, config),
+                Kind::Endpoint => properties(state.endpoint(*id)?, config),
+                Kind::Namespace => properties(state.namespace(*id)?, config),
+                Kind::LoadBalancer => properties(state.load_balancer(*id)?, config),
+                Kind::SdnRoute => properties(state.route(*id)?, config),
             };
             Ok(object.to_string())
         }
@@ -274,15 +275,15 @@ fn read(state: &State, call: &Call, config: &Config) -> Result<String, Failure> 
     }
 }
 
-fn objects(state: &State, kind: Kind) -> Vec<(Guid, Value)> {
-    fn shown<T: Serialize>(objects: &BTreeMap<Guid, Arc<T>>) -> Vec<(Guid, Value)> {
-        objects.iter().map(|(id, object)| (*id, properties(&**object))).collect()
+fn objects(state: &State, kind: Kind, config: &Config) -> Vec<(Guid, Value)> {
+    fn shown<T: Serialize>(objects: &BTreeMap<Guid, Arc<T>>, config: &Config) -> Vec<(Guid, Value)> {
+        objects.iter().map(|(id, object)| (*id, properties(&**object, config))).collect()
     }
     match kind {
-        Kind::Network => shown(&state.networks),
-        Kind::Endpoint => shown(&state.endpoints),
-        Kind::Namespace => shown(&state.namespaces),
-        Kind::LoadBalancer => shown(&state.load_balancers),
-        Kind::SdnRoute => shown(&state.routes),
+        Kind::Network => shown(&state.networks, config),
+        Kind::Endpoint => shown(&state.endpoints, config),
+        Kind::Namespace => shown(&state.namespaces, config),
+        Kind::LoadBalancer => shown(&state.load_balancers, config),
+        Kind::SdnRoute => shown(&state.routes, config),
     }
 }

@@ -6,6 +6,7 @@ use tortie_hcn::schema::Query;
 use tortie_hcn::{Failure, HResult};
 
 use crate::check::document;
+use crate::config::Config;
 
 /// Members whose zero value HNS omits (docs/hns.md, Documents), with the name of that value.
 const ZEROES: [(&str, &str); 6] = [
@@ -18,20 +19,21 @@ const ZEROES: [(&str, &str); 6] = [
 ];
 
 /// An object in the form in which HNS shows it.
-pub(crate) fn properties(object: &impl Serialize) -> Value {
+pub(crate) fn properties(object: &impl Serialize, config: &Config) -> Value {
     // Objects are plain data with text keys, so they always have a JSON form.
     let mut value = serde_json::to_value(object).unwrap_or_default();
-    leave_out_zeroes(&mut value);
+    leave_out_zeroes(&mut value, config.returns_zeroes);
     value
 }
 
-fn leave_out_zeroes(value: &mut Value) {
+fn leave_out_zeroes(value: &mut Value, but_in_settings: bool) {
     match value {
         Value::Object(members) => {
             members.retain(|key, member| !is_zero(key, member));
-            members.values_mut().for_each(leave_out_zeroes);
+            let others = members.iter_mut().filter(|(key, _)| !(but_in_settings && *key == "Settings"));
+            others.for_each(|(_, member)| leave_out_zeroes(member, but_in_settings));
         }
-        Value::Array(items) => items.iter_mut().for_each(leave_out_zeroes),
+        Value::Array(items) => items.iter_mut().for_each(|item| leave_out_zeroes(item, but_in_settings)),
         _ => {}
     }
 }

@@ -21,7 +21,7 @@ impl Config {
             strict,
             keeps_ids: _,
             keeps_acl_ids: _,
-            returned_zeroes: _,
+            returned_zeroes,
             accepts: _,
             acl_removal,
             update_replaces,
@@ -53,6 +53,9 @@ impl Config {
             limits: found(limits),
             strict: strict.unwrap_or(usual.strict),
             deletes_used_networks: deletes_used_networks.unwrap_or(usual.deletes_used_networks),
+            returns_zeroes: returned_zeroes
+                .as_ref()
+                .map_or(usual.returns_zeroes, |returned| returned.iter().any(|member| member == "Action")),
             ..usual
         }
     }

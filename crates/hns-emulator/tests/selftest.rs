@@ -90,6 +90,7 @@ fn variants(usual: &Config) -> Vec<Config> {
     for yes in [true, false] {
         all.push(with(&|config| config.strict = yes));
         all.push(with(&|config| config.deletes_used_networks = yes));
+        all.push(with(&|config| config.returns_zeroes = yes));
     }
     let limits = Limits::default();
     for limits in [

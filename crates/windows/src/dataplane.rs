@@ -286,9 +286,10 @@ impl WindowsDataplane {
         }));
         report.node.extend(remade(&node, overlay));
         report.node.extend(overlay.other_adapter.as_ref().map(|found| {
+            let wanted = self.host.choose(own_address(&node)).name.unwrap_or_default();
             let message = format!(
-                "network {NETWORK} is on adapter {found}, which is neither that of --adapter nor, without it, that of the node's \
-                 address: it is used as it is; drain the node, remove the network and restart the agent, or correct --adapter"
+                "network {NETWORK} is on adapter {found}, and --adapter or the node's address names {wanted}: it is used as it is; \
+                 drain the node, remove the network and restart the agent, or correct --adapter"
             );
             Condition::new(Reason::NetworkDiffers, message)
         }));

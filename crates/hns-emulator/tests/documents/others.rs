@@ -134,3 +134,18 @@ fn other_forms_of_members_are_understood_and_a_strict_hns_rejects_them() {
     hns.call(&Call::Delete { kind: Kind::Network, id: network }).unwrap();
     assert_eq!(hns.call(&Call::Enumerate { kind: Kind::Endpoint, query: String::new() }).unwrap(), "[]");
 }
+
+/// azure-npm sends back by Update what it has read.
+#[test]
+fn an_acl_that_was_read_can_be_sent_back() {
+    let hns = hns();
+    let network = json!({"Name": "n", "Type": "L2Bridge", "Ipams": [{"Subnets": [{"IpAddressPrefix": "10.1.0.0/24",
+        "Routes": [{"NextHop": "10.1.0.1", "DestinationPrefix": "0.0.0.0/0"}]}]}]});
+    let network = create(&hns, Kind::Network, Guid::ZERO, &network).unwrap();
+    let acl = json!({"Type": "ACL", "Settings": {"Id": "x", "Action": "Allow", "Direction": "In", "RuleType": "Host"}});
+    let endpoint = create(&hns, Kind::Endpoint, network, &json!({"Policies": [acl]})).unwrap();
+    let read = read(&hns, Kind::Endpoint, endpoint)["Policies"].take();
+    assert_eq!(read, json!([acl]));
+    let update = json!({"ResourceType": "Policy", "RequestType": "Update", "Settings": {"Policies": read}});
+    hns.call(&Call::Modify { kind: Kind::Endpoint, id: endpoint, settings: update.to_string() }).unwrap();
+}
