@@ -45,6 +45,8 @@ async fn the_plugin_of_an_earlier_build_is_served() {
         "interfaces": [{"name": "eth0", "mac": "02:00:00:00:00:01", "sandbox": "/run/netns/p"}],
         "ips": [{"address": address, "interface": 0}],
         "routes": [{"dst": "0.0.0.0/0", "gw": "169.254.1.1"}],
+        // The earlier plugin ignores members that it does not know.
+        "dns": {},
     }});
     assert_eq!(added, expected);
     let mut check = calls["CHECK"].clone();
