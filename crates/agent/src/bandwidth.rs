@@ -11,6 +11,7 @@ use tortie_dataplane::{BandwidthLimit, BandwidthLimits};
 use tortie_store::Stored;
 
 use crate::pods::Pods;
+use crate::runtime_config::with_lowercase_names;
 
 /// The annotations.
 const ANNOTATIONS: [&str; 2] = [INGRESS, EGRESS];
@@ -58,17 +59,23 @@ impl Pods {
 
 /// What the runtime passes (CNI's conventions for plugins): rates in bits a second, bursts in bits.
 #[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 struct Passed {
+    #[serde(rename = "ingressrate")]
     ingress_rate: u64,
+    #[serde(rename = "ingressburst")]
     ingress_burst: u64,
+    #[serde(rename = "egressrate")]
     egress_rate: u64,
+    #[serde(rename = "egressburst")]
     egress_burst: u64,
 }
 
 fn read(passed: &Value) -> Result<Passed, Failure> {
     let read = match passed {
-        Value::Object(_) => Passed::deserialize(passed).map_err(|error| error.to_string()),
+        Value::Object(_) => {
+            Passed::deserialize(with_lowercase_names(passed)).map_err(|error| error.to_string())
+        }
         other => Err(format!("it is {other}")),
     };
     read.map_err(|why| {
@@ -78,16 +85,15 @@ fn read(passed: &Value) -> Result<Passed, Failure> {
 }
 
 fn limit(name: &str, rate: u64, burst: u64) -> Result<Option<BandwidthLimit>, Failure> {
+    const UNLIMITED: u64 = u32::MAX as u64;
     let invalid = |msg: String| Err(Failure::new(Code::INVALID_CONFIG, msg, ""));
     match (rate, burst) {
         (0, 0) => Ok(None),
         (0, _) => invalid(format!("{name}Burst is {burst}, and there is no {name}Rate")),
         _ if !POSSIBLE.contains(&rate) => invalid(format!("{name}Rate is {rate}; {}", possible())),
-        // As containerd does, 0 leaves the size of bursts to the plugin. So does what the kernel cannot count.
-        _ => Ok(Some(BandwidthLimit {
-            bytes_per_second: rate / 8,
-            burst: u32::try_from(burst / 8).ok().filter(|bytes| *bytes > 0),
-        })),
+        // containerd passes the largest number of 32 bits if nobody has said anything about bursts.
+        (_, 0 | UNLIMITED..) => Ok(Some(BandwidthLimit { bytes_per_second: rate / 8, burst: None })),
+        _ => Ok(Some(BandwidthLimit { bytes_per_second: rate / 8, burst: u32::try_from(burst / 8).ok() })),
     }
 }
 
@@ -207,6 +213,11 @@ mod tests {
                 BandwidthLimits { ingress: of(8_000, Some(10_000)), ..none },
             ),
             (json!({"egressRate": 8_000}), BandwidthLimits { egress: of(8_000, None), ..none }),
+            // As containerd passes it.
+            (
+                json!({"IngressRate": 8_000, "IngressBurst": u32::MAX, "EgressRate": 0, "EgressBurst": 0}),
+                BandwidthLimits { ingress: of(8_000, None), ..none },
+            ),
             (
                 json!({"egressRate": 8_000, "egressBurst": u64::MAX}),
                 BandwidthLimits { egress: of(8_000, None), ..none },

@@ -55,19 +55,33 @@ fn not_served(config: &NetworkConfig, name: &str) -> Failure {
 
 /// An entry of `runtimeConfig.portMappings` (CNI's conventions for plugins).
 #[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
 struct PortMapping {
+    #[serde(rename = "hostport")]
     host_port: u16,
+    #[serde(rename = "containerport")]
     container_port: u16,
     #[serde(default)]
     protocol: String,
-    #[serde(default, rename = "hostIP")]
+    #[serde(default, rename = "hostip")]
     host_ip: String,
+}
+
+/// The same value whose members have names in small letters: containerd writes `HostPort`, others `hostPort`, and plugins in Go read
+/// any case.
+pub(crate) fn with_lowercase_names(value: &Value) -> Value {
+    match value {
+        Value::Object(members) => {
+            let lower = |(name, value): (&String, &Value)| (name.to_lowercase(), with_lowercase_names(value));
+            members.iter().map(lower).collect()
+        }
+        Value::Array(list) => list.iter().map(with_lowercase_names).collect(),
+        other => other.clone(),
+    }
 }
 
 /// Nodes serve the `hostPort`s of the Pod. The runtime passes the same ones; others would not be served.
 fn check_port_mappings(value: &Value, ports: &[WorkloadEndpointPort]) -> Result<(), Failure> {
-    let mappings = Vec::<PortMapping>::deserialize(value).map_err(|error| {
+    let mappings = Vec::<PortMapping>::deserialize(with_lowercase_names(value)).map_err(|error| {
         let msg = "runtimeConfig.portMappings is no list of mappings with hostPort and containerPort";
         Failure::new(Code::INVALID_CONFIG, msg, error.to_string())
     })?;
@@ -111,8 +125,6 @@ pub(crate) fn wanted_mac(call: &Invocation, pod: &Pod) -> Result<Option<MacAddre
 
 /// The MAC address that the runtime requests: by the capability `mac`, by `args`, or by `MAC` in `CNI_ARGS`.
 pub(crate) fn mac(call: &Invocation) -> Result<Option<MacAddress>, Failure> {
-    /// The host's end of each pod's link has it.
-    const OF_HOST: MacAddress = MacAddress([0xee; 6]);
     let extra = &call.config.extra;
     let of_config = [
         ("runtimeConfig.mac", extra.get("runtimeConfig").and_then(|config| config.get("mac"))),
@@ -122,11 +134,8 @@ pub(crate) fn mac(call: &Invocation) -> Result<Option<MacAddress>, Failure> {
     let of_args = call.args.get("MAC").map(|text| ("MAC in CNI_ARGS", Value::from(text.as_str())));
     let mut asked = of_config.map(|(name, value)| (name, value.clone())).chain(of_args);
     let Some((name, value)) = asked.find(|(_, value)| !is_empty(value)) else { return Ok(None) };
-    let read = match value.as_str().map(MacAddress::of_interface) {
-        Some(Ok(OF_HOST)) => Err(format!("{OF_HOST} is the address of the other end of the pod's link")),
-        Some(read) => read,
-        None => Err(format!("{value} is no text")),
-    };
+    let text = value.as_str().ok_or_else(|| format!("{value} is no text"));
+    let read = text.and_then(MacAddress::of_pod);
     read.map(Some).map_err(|why| Failure::new(Code::INVALID_CONFIG, format!("{name}: {why}"), ""))
 }
 
@@ -215,6 +224,7 @@ mod tests {
             mapped(json!({"hostPort": 8080, "containerPort": 80, "hostIP": "0.0.0.0"})),
             mapped(json!({"hostPort": 5353, "containerPort": 53, "protocol": "udp", "hostIP": "192.0.2.1"})),
             mapped(json!({"hostPort": 0, "containerPort": 443, "protocol": "tcp"})),
+            mapped(json!({"HostPort": 8080, "ContainerPort": 80, "Protocol": "tcp", "HostIP": ""})),
         ] {
             assert_eq!(checked(&served, true), Ok(()), "{served}");
         }

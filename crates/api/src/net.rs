@@ -174,15 +174,18 @@ impl MacAddress {
 }
 
 impl MacAddress {
-    /// Parses an address that an interface can have.
+    /// Parses an address that a pod's interface can have.
     ///
     /// # Errors
-    /// The text is no MAC address, or a group of interfaces or none has it.
-    pub fn of_interface(text: &str) -> Result<Self, String> {
+    /// The text is no MAC address, a group of interfaces or none has it, or the host's end of the pod's link has it, as in Calico.
+    pub fn of_pod(text: &str) -> Result<Self, String> {
         let mac: Self = text.parse()?;
         let is_group = mac.0[0] & 1 == 1;
         match mac {
             Self([0, 0, 0, 0, 0, 0]) => Err(format!("{text} is the address of no interface")),
+            Self([0xee, 0xee, 0xee, 0xee, 0xee, 0xee]) => {
+                Err(format!("{text} is the address of the other end of the pod's link"))
+            }
             _ if is_group => {
                 Err(format!("{text} is the address of a group (the lowest bit of its first byte is set)"))
             }

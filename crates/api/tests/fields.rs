@@ -382,6 +382,7 @@ fn annotations_about_addresses_are_checked() {
         (pod, "hwAddr", "0a:00:00:00:00", Some("is no MAC address")),
         (pod, "hwAddr", "01:00:5e:00:00:01", Some("of a group")),
         (pod, "hwAddr", "00:00:00:00:00:00", Some("of no interface")),
+        (pod, "hwAddr", "ee:ee:ee:ee:ee:ee", Some("the other end of the pod's link")),
         (namespace, "hwAddr", "0a:00:00:00:00:01", Some("move it to a Pod")),
         (pod, "floatingIPs", r#"["10.0.0.5"]"#, Some("off, as they are in Calico")),
         (pod, "floatingIPs", r#"["x"]"#, Some("is no address")),

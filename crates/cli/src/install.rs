@@ -50,7 +50,7 @@ pub(crate) struct Install {
     #[arg(long, conflicts_with = "bgp")]
     direct_routes: bool,
     /// A Secret in the namespace tortie-system with passwords of BGP peers, which agents may read; can be repeated
-    #[arg(long, value_name = "NAME", requires = "bgp")]
+    #[arg(long, value_name = "NAME", requires = "bgp", value_parser = object_name)]
     bgp_secret: Vec<String>,
     /// The image of agent and plugin
     #[arg(long, value_name = "NAME", default_value = DEFAULT_IMAGE)]
@@ -178,10 +178,25 @@ impl Install {
             }
             apply(&cluster, &object).await?;
         }
+        // What an earlier installation with other values has allowed.
+        for object in tortie_deploy::unwanted(&values) {
+            if cluster.delete_path(&path_of(&object)?).await? {
+                output::line(&format!("{} deleted", name_of(&object)));
+            }
+        }
         if self.no_wait {
             return Ok(ExitCode::SUCCESS);
         }
         wait(&cluster, Duration::from_secs(self.timeout)).await
+    }
+}
+
+/// A name of a Secret. An empty one would stand for all of them in a Role.
+fn object_name(text: &str) -> Result<String, String> {
+    let is_fine = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || ".-".contains(c);
+    match !text.is_empty() && text.len() <= 253 && text.chars().all(is_fine) {
+        true => Ok(text.to_owned()),
+        false => Err("a name has small letters, digits, dots and dashes".to_owned()),
     }
 }
 

@@ -152,7 +152,8 @@ pub struct BandwidthLimits {
 pub struct BandwidthLimit {
     /// The rate in bytes a second.
     pub bytes_per_second: u64,
-    /// How many bytes may pass at once after a pause; none for a size that the wiring chooses.
+    /// How many bytes may pass at once after a pause; none for a size that the wiring chooses. A wiring may raise or lower it to
+    /// what is possible.
     pub burst: Option<u32>,
 }
 

@@ -74,8 +74,8 @@ fn node_template() -> String {
         config["data"] = json!("CONFIG");
     }
     let secrets = documents(&node::secrets_role(json!("SECRETS")));
-    let secrets = secrets.replace("SECRETS\n", "{{ .Values.bgpSecrets | toJson }}\n");
-    let optional = format!("{{{{- if .Values.bgpSecrets }}}}\n---\n{secrets}{{{{- end }}}}\n");
+    let secrets = secrets.replace("SECRETS\n", "{{ compact .Values.bgpSecrets | toJson }}\n");
+    let optional = format!("{{{{- if compact .Values.bgpSecrets }}}}\n---\n{secrets}{{{{- end }}}}\n");
     documents(&objects).replace(" CONFIG\n", "\n  {{- range $name, $value := .Values.config }}\n  {{ $name }}: {{ $value | toString | quote }}\n  {{- end }}\n") + &optional
 }
 

@@ -96,6 +96,15 @@ pub fn objects(values: &Values) -> Vec<Value> {
     objects
 }
 
+/// Objects of installations with other values, which this one must not have: they allow something.
+#[must_use]
+pub fn unwanted(values: &Values) -> Vec<Value> {
+    match values.bgp_secrets.is_empty() {
+        true => node::secrets_role(Value::Null).into(),
+        false => Vec::new(),
+    }
+}
+
 /// The objects as one manifest.
 #[must_use]
 pub fn manifest(values: &Values) -> String {

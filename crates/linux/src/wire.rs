@@ -517,11 +517,13 @@ fn pod_side(pod: &PodAttachment, link: u32) -> Vec<Change> {
     changes
 }
 
-/// Without a size, the bucket has room for the longest packet that the kernel passes in one piece, and for ten milliseconds.
+/// Without a size, the bucket has room for ten milliseconds. It has room for the longest packet in any case, because the kernel loses
+/// longer ones, and at most for what may wait in the kernel's memory.
 fn rate_limit(BandwidthLimit { bytes_per_second, burst }: BandwidthLimit) -> RateLimit {
     const LONGEST_PACKET: u32 = 1 << 16;
-    let usual = || u32::try_from(bytes_per_second / 100).unwrap_or(u32::MAX).max(LONGEST_PACKET);
-    RateLimit { bytes_per_second, burst: burst.unwrap_or_else(usual) }
+    const MOST: u32 = 1 << 25;
+    let usual = || u32::try_from(bytes_per_second / 100).unwrap_or(MOST);
+    RateLimit { bytes_per_second, burst: burst.unwrap_or_else(usual).clamp(LONGEST_PACKET, MOST) }
 }
 
 /// The pod's hardware address. Without a request it is derived from its first IP address, so that neighbours find a recreated

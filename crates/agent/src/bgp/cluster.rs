@@ -1,12 +1,14 @@
 //! The objects on which the speaker of a node depends.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 use tortie_api::calico::{
     BgpConfiguration, BgpConfigurationSpec, BgpFilter, BgpPeer, ClusterInformation, IpPool, SecretKey,
     WorkloadEndpoint,
 };
+use tortie_api::ipam::Block;
 use tortie_api::kubernetes::Node;
 use tortie_api::{Key, Kind, Resource};
 use tortie_bgp::calico::{Derived, NoSecret, PodAddress, Resources, derive};
@@ -14,13 +16,14 @@ use tortie_ipam::{Affinity, AffinityState};
 use tortie_store::{Change, Interest, StoreError, Stored};
 
 /// The kinds that a BGP speaker follows.
-pub const KINDS: [Kind; 8] = [
+pub const KINDS: [Kind; 9] = [
     Kind::Node,
     Kind::BgpConfiguration,
     Kind::BgpPeer,
     Kind::BgpFilter,
     Kind::IpPool,
     Kind::BlockAffinity,
+    Kind::IpamBlock,
     Kind::ClusterInformation,
     Kind::WorkloadEndpoint,
 ];
@@ -45,6 +48,8 @@ pub(super) struct Cluster {
     pools: BTreeMap<String, IpPool>,
     /// The blocks of the node, by the names of their affinities.
     blocks: BTreeMap<String, IpNet>,
+    /// The addresses that the node has borrowed, by the names of their blocks.
+    borrowed: BTreeMap<String, BTreeSet<IpAddr>>,
     information: BTreeMap<String, ClusterInformation>,
     /// The addresses of the node's pods, by their endpoints.
     pods: BTreeMap<Key, Vec<PodAddress>>,
@@ -64,6 +69,7 @@ impl Cluster {
             filters: BTreeMap::new(),
             pools: BTreeMap::new(),
             blocks: BTreeMap::new(),
+            borrowed: BTreeMap::new(),
             information: BTreeMap::new(),
             pods: BTreeMap::new(),
             unreadable: BTreeMap::new(),
@@ -91,6 +97,9 @@ impl Cluster {
         let Stored { key, value, .. } = stored;
         if key.kind == Kind::BlockAffinity {
             return self.put_affinity(stored);
+        }
+        if key.kind == Kind::IpamBlock {
+            return self.put_block(stored);
         }
         let resource = match Resource::read(key, value) {
             Ok(resource) => resource,
@@ -144,6 +153,27 @@ impl Cluster {
         true
     }
 
+    /// Takes a block of any node. Returns whether the node has borrowed other addresses of it than before.
+    fn put_block(&mut self, Stored { key, value, .. }: &Stored) -> bool {
+        match serde_json::from_value::<Block>(value.clone()) {
+            Ok(block) => {
+                let was_unreadable = self.unreadable.remove(key).is_some();
+                let of_other = block.node() != Some(self.node.as_str());
+                let addresses = block.allocated().filter(|(_, attribute)| {
+                    let node = attribute.owner.as_ref().and_then(|owner| owner.get("node"));
+                    of_other && node == Some(&self.node)
+                });
+                let addresses: BTreeSet<IpAddr> = addresses.map(|(address, _)| address).collect();
+                let before = match addresses.is_empty() {
+                    true => self.borrowed.remove(&key.name),
+                    false => self.borrowed.insert(key.name.clone(), addresses.clone()),
+                };
+                before.unwrap_or_default() != addresses || was_unreadable
+            }
+            Err(problem) => self.unreadable.insert(key.clone(), problem.to_string()).is_none(),
+        }
+    }
+
     fn gone(&mut self, key: &Key) {
         self.unreadable.remove(key);
         self.forget(key);
@@ -158,6 +188,7 @@ impl Cluster {
             Kind::BgpFilter => drop(self.filters.remove(name)),
             Kind::IpPool => drop(self.pools.remove(name)),
             Kind::BlockAffinity => drop(self.blocks.remove(name)),
+            Kind::IpamBlock => drop(self.borrowed.remove(name)),
             Kind::ClusterInformation => drop(self.information.remove(name)),
             Kind::WorkloadEndpoint => drop(self.pods.remove(key)),
             _ => {}
@@ -181,7 +212,9 @@ impl Cluster {
         let peers: Vec<BgpPeer> = self.peers.values().cloned().collect();
         let filters: Vec<BgpFilter> = self.filters.values().cloned().collect();
         let blocks: Vec<IpNet> = self.blocks.values().copied().collect();
-        let pods: Vec<PodAddress> = self.pods.values().flatten().cloned().collect();
+        // Whoever creates pods may write any address into their annotations; IPAM says which ones the node has borrowed.
+        let is_borrowed = |pod: &&PodAddress| self.borrowed.values().any(|all| all.contains(&pod.address));
+        let pods: Vec<PodAddress> = self.pods.values().flatten().filter(is_borrowed).cloned().collect();
         let resources = Resources {
             nodes: &nodes,
             configurations: &configurations,
@@ -245,6 +278,39 @@ mod tests {
         let key = Key::global(kind, name);
         let (version, position) = (Version::new("1"), Position::default());
         cluster.apply(Change::Put(Stored { key, value, version, position }))
+    }
+
+    #[test]
+    fn pods_addresses_count_only_if_the_node_has_borrowed_them() {
+        let mut cluster = Cluster::new("one");
+        let endpoint = |nets: Value| {
+            json!({"apiVersion": "projectcalico.org/v3", "kind": "WorkloadEndpoint", "metadata": {"name": "one-k8s-p-eth0", "namespace": "n"}, "spec": {"node": "one", "orchestrator": "k8s", "pod": "p",
+                "endpoint": "eth0", "containerID": "c", "ipNetworks": nets, "interfaceName": "cali1", "profiles": []}})
+        };
+        let owner = |node: &str| json!({"handle_id": node, "secondary": {"node": node}});
+        let block = json!({"cidr": "10.0.0.4/30", "affinity": "host:two", "allocations": [null, 0, 1, null],
+            "unallocated": [0, 3], "attributes": [owner("one"), owner("two")]});
+        let advertised = |cluster: &Cluster| {
+            let derived = cluster.derived(&|_| Err(NoSecret::Unreadable("none".to_owned())));
+            derived.own.keys().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        put(
+            &mut cluster,
+            Kind::IpPool,
+            "pool",
+            json!({"metadata": {"name": "pool"}, "spec": {"cidr": "10.0.0.0/16"}}),
+        );
+        let address = json!({"projectcalico.org/IPv4Address": "192.0.2.1/24"});
+        put(&mut cluster, Kind::Node, "one", json!({"metadata": {"name": "one", "annotations": address}}));
+        // What the pod claims: an address that it has, one of another node's pod, and one of nobody.
+        let nets = json!(["10.0.0.5/32", "10.0.0.6/32", "10.0.0.7/32"]);
+        let key = Key::namespaced(Kind::WorkloadEndpoint, "n", "one-k8s-p-eth0");
+        let (version, position) = (Version::new("1"), Position::default());
+        cluster.apply(Change::Put(Stored { key, value: endpoint(nets), version, position }));
+        assert_eq!(advertised(&cluster), Vec::<String>::new());
+        assert!(put(&mut cluster, Kind::IpamBlock, "10.0.0.4/30", block.clone()));
+        assert_eq!(advertised(&cluster), ["10.0.0.5/32"], "{cluster:?}");
+        assert!(!put(&mut cluster, Kind::IpamBlock, "10.0.0.4/30", block));
     }
 
     #[test]

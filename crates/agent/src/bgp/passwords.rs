@@ -10,6 +10,9 @@ use tortie_api::calico::SecretKey;
 use tortie_bgp::calico::NoSecret;
 use tortie_store::{SecretState, Secrets};
 
+/// How often reading a Secret may fail until the speaker begins without it: about half a minute, since attempts become rarer.
+const AWAITED_ATTEMPTS: u32 = 8;
+
 /// The maximum number of changes that wait.
 const WAITING: usize = 16;
 
@@ -29,6 +32,8 @@ struct Followed {
     known: Option<SecretState>,
     /// Why there is no answer.
     unavailable: Option<String>,
+    /// The attempts in a row without an answer.
+    failures: u32,
     task: AbortHandle,
 }
 
@@ -58,7 +63,7 @@ impl Passwords {
                         }
                     }
                 });
-                Followed { known: None, unavailable: None, task: task.abort_handle() }
+                Followed { known: None, unavailable: None, failures: 0, task: task.abort_handle() }
             });
         }
     }
@@ -78,18 +83,23 @@ impl Passwords {
         let Some(followed) = self.followed.get_mut(&name) else { return false };
         if let SecretState::Unavailable(problem) = state {
             followed.unavailable = Some(problem);
-            return false;
+            followed.failures += 1;
+            return followed.known.is_none() && followed.failures == AWAITED_ATTEMPTS;
         }
         followed.unavailable = None;
+        followed.failures = 0;
         let differs = followed.known.as_ref() != Some(&state);
         followed.known = Some(state);
         differs
     }
 
     /// Whether a Secret has not been read yet. The speaker waits for it: a session without its peers' routes would cost the
-    /// kernel the routes of an earlier process.
+    /// kernel the routes of an earlier process. It does not wait for one that cannot be read again and again: other peers need no
+    /// password, or another one.
     pub(super) fn are_awaited(&self) -> bool {
-        self.followed.values().any(|followed| followed.known.is_none())
+        let is_awaited =
+            |followed: &Followed| followed.known.is_none() && followed.failures < AWAITED_ATTEMPTS;
+        self.followed.values().any(is_awaited)
     }
 
     /// Why Secrets that are needed are unknown.
@@ -98,7 +108,8 @@ impl Passwords {
             let problem = followed.unavailable.as_ref()?;
             let consequence = match followed.known {
                 Some(_) => "the last known password counts",
-                None => "the BGP speaker waits for it",
+                None if followed.failures < AWAITED_ATTEMPTS => "the BGP speaker waits for it",
+                None => "its peers have no session",
             };
             Some(format!("Secret {} cannot be read: {problem}; {consequence}", self.full_name(name)))
         });
@@ -200,6 +211,17 @@ mod tests {
                 assert_eq!(passwords.get(&key()), expected, "{state:?}");
             }
         }
+        // One that cannot be read for long keeps no other session away.
+        let mut unread = Passwords::new(Some(Arc::new(Silent)));
+        unread.follow(["bgp".to_owned()].into());
+        for attempt in 1..=AWAITED_ATTEMPTS + 1 {
+            let differs = unread.take(("bgp".to_owned(), SecretState::Unavailable("broken".to_owned())));
+            assert_eq!(differs, attempt == AWAITED_ATTEMPTS, "{attempt}");
+            assert_eq!(unread.are_awaited(), attempt < AWAITED_ATTEMPTS, "{attempt}");
+        }
+        assert!(matches!(unread.get(&key()), Err(NoSecret::Unreadable(_))));
+        assert!(unread.problems()[0].contains("its peers have no session"), "{:?}", unread.problems());
+
         passwords.take(("bgp".to_owned(), SecretState::Forbidden("no".to_owned())));
         assert!(
             matches!(passwords.get(&key()), Err(NoSecret::Unreadable(_))),

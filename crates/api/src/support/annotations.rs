@@ -51,7 +51,7 @@ pub fn requested(pod: &BTreeMap<String, String>, namespace: &BTreeMap<String, St
     Requested {
         addresses: addresses.unwrap_or_default(),
         outside,
-        mac: given(pod, MAC).and_then(|text| MacAddress::of_interface(&text).ok()),
+        mac: given(pod, MAC).and_then(|text| MacAddress::of_pod(&text).ok()),
         pools: pools(POOLS, IpVersion::V4),
         pools_v6: pools(POOLS_V6, IpVersion::V6),
     }
@@ -92,7 +92,7 @@ fn problem(kind: Kind, name: &str, text: &str) -> Option<String> {
         }
         "ipAddrs" => fixed_addresses(text).err(),
         "ipAddrsNoIpam" => address_outside(text).err(),
-        "hwAddr" => MacAddress::of_interface(text).err(),
+        "hwAddr" => MacAddress::of_pod(text).err(),
         "ipv4pools" => pools_of(text, IpVersion::V4).err(),
         "ipv6pools" => pools_of(text, IpVersion::V6).err(),
         "floatingIPs" => match addresses_of(text) {

@@ -66,7 +66,11 @@ pub fn forwarding(change: &RouteChange, pools: &[IpPool], all: &BgpConfiguration
     let reason = match change.routes.is_empty() {
         true => Some(NotForwarded::NoRoute),
         false if is_own => Some(NotForwarded::Own),
-        false => of_services(&change.prefix, all).or_else(|| of_pool(&change.prefix, pools, all)),
+        // A pool counts before networks of Services, which may be large, such as all possible external addresses.
+        false => match pools.iter().find(|pool| pool.spec.cidr.contains(&change.prefix)) {
+            Some(pool) => of_pool(pool, all),
+            None => of_services(&change.prefix, all),
+        },
     };
     match reason {
         Some(reason) => Forwarding::Nothing(reason),
@@ -82,9 +86,8 @@ fn of_services(prefix: &IpNet, all: &BgpConfigurationSpec) -> Option<NotForwarde
     networks.find(|network| network.contains(prefix)).map(NotForwarded::Services)
 }
 
-/// Why the dataplane, or nobody, puts routes to the prefix into the kernel.
-fn of_pool(prefix: &IpNet, pools: &[IpPool], all: &BgpConfigurationSpec) -> Option<NotForwarded> {
-    let pool = pools.iter().find(|pool| pool.spec.cidr.contains(prefix))?;
+/// Why the dataplane, or nobody, puts routes to prefixes of the pool into the kernel.
+fn of_pool(pool: &IpPool, all: &BgpConfigurationSpec) -> Option<NotForwarded> {
     let name = pool.metadata.name.clone();
     let mode = all.program_cluster_routes.as_deref().unwrap_or("EnabledNoEncapOnly");
     match (pool.spec.vxlan_mode, pool.spec.ipip_mode) {

@@ -27,9 +27,11 @@ impl Tested {
 
     fn run(lab: &Lab, more: &[&str]) -> Self {
         let arguments = [&["connectivity", "test", "-o", "json"], more].concat();
-        let tested = Self::of(&lab.tortie(&arguments).output().unwrap());
-        assert_nothing_left(lab);
-        tested
+        let output = lab.tortie(&arguments).output().unwrap();
+        let (printed, errors) =
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert_nothing_left(lab, &format!("{printed}{errors}"));
+        Self::of(&output)
     }
 
     fn checks(&self) -> Vec<&Value> {
@@ -58,14 +60,15 @@ impl Tested {
     }
 }
 
-fn assert_nothing_left(lab: &Lab) {
+/// Nothing of a test is left; `printed` is what the test printed.
+fn assert_nothing_left(lab: &Lab, printed: &str) {
     for kind in ["namespaces", "pods", "services", "knp", "workloadendpoints"] {
         let left = lab.json(&["get", kind, "-o", "json"]);
         let is_ours = |item: &&Value| {
             item["metadata"]["namespace"] == NAMESPACE || item["metadata"]["name"] == NAMESPACE
         };
         let ours: Vec<&Value> = left["items"].as_array().unwrap().iter().filter(is_ours).collect();
-        assert!(ours.is_empty(), "{ours:#?}");
+        assert!(ours.is_empty(), "{printed}: {ours:#?}");
     }
 }
 
@@ -166,7 +169,7 @@ fn a_stopped_agent_and_a_service_without_endpoints_are_named() {
         };
         assert!(reason.contains(expected), "no {expected:?} in {check:#}");
     }
-    assert_nothing_left(&lab);
+    assert_nothing_left(&lab, "");
     down(&lab, running);
 }
 
@@ -219,7 +222,7 @@ fn an_interrupted_test_cleans_up_and_foreign_namespaces_are_left_alone() {
         });
         test.signal(Signal::INT);
         assert_eq!(test.wait().code(), Some(130));
-        assert_nothing_left(&lab);
+        assert_nothing_left(&lab, "");
     }
 
     // What a killed test leaves, another one does not take; `cleanup` removes it.
@@ -231,7 +234,7 @@ fn an_interrupted_test_cleans_up_and_foreign_namespaces_are_left_alone() {
     assert_eq!(refused.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&refused.stderr).contains("connectivity cleanup"), "{refused:?}");
     lab.ok(&["connectivity", "cleanup"]);
-    assert_nothing_left(&lab);
+    assert_nothing_left(&lab, "");
 
     let namespace = format!("apiVersion: v1\nkind: Namespace\nmetadata: {{name: {NAMESPACE}}}\n");
     lab.ok(&["apply", "-f", &lab.file("namespace.yml", &namespace)]);

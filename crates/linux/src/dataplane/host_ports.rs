@@ -5,10 +5,11 @@
 //! address, one to its port. The unspecified address (`0.0.0.0`, `::`) stands for all addresses of the node. The source
 //! stays, except of a pod that reaches itself: it would drop packets from its own address.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
-use tortie_dataplane::{Condition, Endpoint, HostPort, NodeState, Reason};
+use tortie_dataplane::{Condition, Endpoint, NodeState, Reason};
 use tortie_kernel::nftables::{
     BaseChain, Chain, ChainKind, CmpOp, Data, DataKind, Expr, Hook, Key, NatFamily, Register, Rule, SetRef,
     SetSpec, Table,
@@ -116,23 +117,28 @@ pub(super) fn pod_pairs(family: Family) -> SetSpec {
     SetSpec::hash(&[family.field(), family.field()])
 }
 
-/// The condition of a pod with a port at addresses of the node of a family that the pod has no address of.
-pub(super) fn not_served(endpoint: &Endpoint) -> Option<Condition> {
-    let unserved = |port: &HostPort| {
-        let family = Family::of(port.address?);
-        address_of(endpoint, family).is_none().then_some(family)
-    };
-    let (port, family) = endpoint.host_ports.iter().find_map(|port| Some((port, unserved(port)?)))?;
-    let family = match family {
-        Family::V4 => "IPv4",
-        Family::V6 => "IPv6",
-    };
-    let message = format!(
-        "hostPort {}/{} is not served: its hostIP is an {family} address, and the pod has none; remove hostIP, or \
-         give the pod an {family} address by an IPPool",
-        port.port, port.protocol
-    );
-    Some(Condition::new(Reason::HostPortNotServed, message))
+/// The condition of a pod with a port at an address that the node does not have, or of a family that the pod has no address of.
+/// `own` are the node's addresses.
+pub(super) fn not_served(endpoint: &Endpoint, own: &BTreeMap<IpAddr, String>) -> Option<Condition> {
+    endpoint.host_ports.iter().find_map(|port| {
+        let address = port.address?;
+        let family = match address {
+            IpAddr::V4(_) => "IPv4",
+            IpAddr::V6(_) => "IPv6",
+        };
+        let why = if address_of(endpoint, Family::of(address)).is_none() {
+            format!(
+                "its hostIP {address} is an {family} address, and the pod has none; remove hostIP, or give the pod an {family} \
+                 address by an IPPool"
+            )
+        } else if !own.contains_key(&address) {
+            format!("its hostIP {address} is no address of the node; remove hostIP, or correct it")
+        } else {
+            return None;
+        };
+        let message = format!("hostPort {}/{} is not served: {why}", port.port, port.protocol);
+        Some(Condition::new(Reason::HostPortNotServed, message))
+    })
 }
 
 /// A port of the node that leads to a pod.
@@ -186,21 +192,25 @@ pub(super) fn pair(address: IpAddr) -> Option<Key> {
 
 /// Translates packets to an address of the node that has the port itself.
 fn of_address(family: Family, tests: Vec<Expr>) -> Rule {
-    let load = destination(family).load();
-    Rule::new([Test::Family(family).exprs(), tests, load, translate(family).to_vec()].concat(), "hostPort")
+    Rule::new(
+        [Test::Family(family).exprs(), tests, destination(family).load(), to_pod(family)].concat(),
+        "hostPort",
+    )
 }
 
 /// Translates packets to any address of the node.
 fn of_all_addresses(family: Family, tests: Vec<Expr>) -> Rule {
-    let mut exprs = [Test::Family(family).exprs(), tests, destination(family).load()].concat();
-    let value = Key::address(unspecified(family)).bytes().to_vec();
-    exprs.push(Expr::Immediate { register: 0, value });
-    // Most packets end at the lookup, which is faster than the test of their destination.
+    let any = Expr::Immediate { register: 0, value: Key::address(unspecified(family)).bytes().to_vec() };
+    let load = [destination(family).load(), vec![any]].concat();
+    Rule::new([Test::Family(family).exprs(), tests, load, to_pod(family)].concat(), "hostPort")
+}
+
+/// Translates the packet if the key leads to a pod, and the packet goes to the node: whoever creates pods may name any address as
+/// the node's. Most packets end at the lookup, which is faster than the test of their destination.
+fn to_pod(family: Family) -> Vec<Expr> {
     let [address, port, translation] = translate(family);
-    exprs.extend([address, port]);
-    exprs.extend(is_local(PacketEnd::Destination, CmpOp::Equal));
-    exprs.push(translation);
-    Rule::new(exprs, "hostPort")
+    let [fib, is_own] = is_local(PacketEnd::Destination, CmpOp::Equal);
+    vec![address, port, fib, is_own, translation]
 }
 
 fn translate(family: Family) -> [Expr; 3] {

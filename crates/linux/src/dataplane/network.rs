@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use tortie_api::net::IpVersion;
-use tortie_dataplane::{Condition, Endpoint, EndpointId, NodeState, Reason, Report, RouteTarget};
+use tortie_dataplane::{Condition, Endpoint, EndpointId, HostPort, NodeState, Reason, Report, RouteTarget};
 use tortie_kernel::InterfaceIndex;
 use tortie_kernel::route::{Address, Change, FdbEntry, Neighbour, Route, RouteSocket};
 use tortie_kernel::sysctl;
@@ -265,13 +265,16 @@ impl Network {
     fn endpoint_links(&mut self, state: &NodeState) -> Result<BTreeMap<String, u32>> {
         let mut links = BTreeMap::new();
         let indices = InterfaceIndex::open()?;
+        let names_own = |port: &HostPort| port.address.is_some();
+        let are_needed = state.endpoints.values().any(|endpoint| endpoint.host_ports.iter().any(names_own));
+        let own = if are_needed { self.own_addresses()? } else { BTreeMap::new() };
         for (id, endpoint) in &state.endpoints {
             let name = &endpoint.host_interface;
             let has_ipv6 = endpoint.addresses.iter().any(IpAddr::is_ipv6);
             match indices.of(name).and_then(|index| self.prepare(name, index, has_ipv6)) {
                 Ok(index) => {
                     links.insert(name.to_string(), index);
-                    let condition = host_ports::not_served(endpoint);
+                    let condition = host_ports::not_served(endpoint, &own);
                     self.endpoints.extend(condition.map(|condition| (id.clone(), condition)));
                 }
                 Err(error) => {

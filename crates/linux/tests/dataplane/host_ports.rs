@@ -61,6 +61,17 @@ fn a_port_of_the_node_leads_to_its_pod_from_everywhere() {
     assert!(refused(to, 8081));
     // An address of nobody here is not the node's.
     assert!(pod.is_cut_off(Ipv4Addr::new(172, 31, 0, 77), 8080));
+    // Nor is that of another machine, even if a pod says so.
+    let foreign = IpAddr::from(node_address(9));
+    let another = outside.namespace.run(|| TcpListener::bind((node_address(9), 8083)).unwrap()).unwrap();
+    let report = want(&mut node, &pod, &[tcp(Some(foreign), 8083, 80)]);
+    let [condition] = &report.endpoints[&pod.id()][..] else { panic!("{report:?}") };
+    assert_eq!(condition.reason, Reason::HostPortNotServed);
+    assert!(condition.message.contains("172.31.0.9 is no address of the node"), "{condition:?}");
+    assert_eq!(seen(from(&node.namespace, node_address(9), 8083), &another), own);
+    // Nobody answers the pod's own address there.
+    assert!(other.is_cut_off(node_address(9), 8083));
+    assert_eq!(want(&mut node, &pod, &ports), Report::default());
     // A connection to the loopback address stays on the node.
     let local = node.namespace.run(|| TcpListener::bind((Ipv4Addr::LOCALHOST, 8080)).unwrap()).unwrap();
     assert_eq!(

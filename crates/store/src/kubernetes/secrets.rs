@@ -2,7 +2,7 @@
 //! the field `metadata.name`.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::stream::BoxStream;
@@ -23,6 +23,8 @@ use crate::secrets::{SecretData, SecretState, Secrets};
 const MAX_DELAY: Duration = Duration::from_secs(30);
 /// After this time, the API server ends a watch.
 const WATCH_SECONDS: u32 = 300;
+/// A watch that ends earlier counts as a failure, so that a server or proxy that ends each at once is not asked all the time.
+const SHORT: Duration = Duration::from_secs(1);
 /// How long a watch may be silent: it has bookmarks each minute.
 const SILENCE: Duration = Duration::from_secs(90);
 /// How long to wait until a watch is opened.
@@ -43,6 +45,7 @@ impl Secrets for Kubernetes {
             client: self.clone(),
             name: name.to_owned(),
             watch: None,
+            began: None,
             has_failed: false,
             backoff: Backoff::new(random_seed()).with_max(MAX_DELAY),
         };
@@ -57,6 +60,8 @@ struct SecretFollower {
     /// The path and the query, to which options can be added.
     path: String,
     watch: Option<SecretWatch>,
+    /// When the watch began.
+    began: Option<Instant>,
     /// Whether the last attempt failed, so that the next one waits.
     has_failed: bool,
     backoff: Backoff,
@@ -74,12 +79,16 @@ impl SecretFollower {
         if let Some(state) = self.next_of_watch().await {
             return state;
         }
-        if std::mem::take(&mut self.has_failed) {
+        let was_short = self.began.take().is_some_and(|began| began.elapsed() < SHORT);
+        if std::mem::take(&mut self.has_failed) || was_short {
             self.backoff.wait().await;
         }
         match self.read().await {
             Ok(state) => {
-                self.backoff.succeeded();
+                if !was_short {
+                    self.backoff.succeeded();
+                }
+                self.began = Some(Instant::now());
                 state
             }
             Err(error) => {

@@ -62,7 +62,7 @@ pub(crate) fn state() -> impl Strategy<Value = NodeState> {
     let sets = vec(of(set()), 5);
     let policies = vec(weighted(0.95, (vec(rule(), 0..4), vec(rule(), 0..4))), 4);
     let profiles = vec(prop_oneof![3 => Just(99u8), 1 => 0u8..4], 0..4);
-    let host_ports = vec((prop_oneof![Just(None), Just(Some([192, 168, 0, 1].into()))], 0u16..4), 0..3);
+    let host_ports = vec((prop_oneof![Just(None), Just(Some([127, 0, 0, 1].into()))], 0u16..4), 0..3);
     (sets, policies, tiers(), tiers(), profiles, prop::bool::weighted(0.3), host_ports).prop_map(
         |(sets, policies, ingress, egress, profiles, counts, host_ports)| {
             let mut state = NodeState::default();
