@@ -61,6 +61,15 @@ fn build_binary(module: &GoModule, name: &str, package: &str, binary: &Path) -> 
 
 const KUBERNETES: &str = "k8s.io/kubernetes";
 
+/// Go in the folder of a module, for programs for Windows.
+pub(crate) fn for_windows(module: &Path) -> Result<Command> {
+    let requirements = std::fs::read_to_string(module.join("go.mod"))?;
+    let mut command = Command::new(toolchain(&requirements)?);
+    command.current_dir(module).env("GOTOOLCHAIN", "local").env("GOOS", "windows").env("GOARCH", "amd64");
+    command.env("CGO_ENABLED", "0").env_remove("GOFLAGS").env_remove("GOROOT");
+    Ok(command)
+}
+
 /// The folder of a module that the module requires.
 pub(crate) fn module_folder(module: &GoModule, required: &str) -> Result<PathBuf> {
     let requirements = std::fs::read_to_string(module.folder().join("go.mod"))?;

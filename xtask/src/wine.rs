@@ -2,6 +2,8 @@
 
 mod clients;
 mod cluster;
+mod frames;
+mod plugins;
 mod prefix;
 mod scenario;
 

@@ -8,4 +8,5 @@
 mod callbacks;
 mod client;
 mod exports;
+mod hcs;
 mod memory;

@@ -18,6 +18,7 @@ mod check;
 #[cfg(target_os = "linux")]
 mod compartments;
 mod config;
+mod containers;
 mod emulator;
 mod endpoints;
 #[cfg(target_os = "linux")]

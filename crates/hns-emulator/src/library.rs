@@ -68,6 +68,15 @@ struct Since {
     next: Option<u64>,
 }
 
+/// A request about a container.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct ContainerRequest {
+    id: String,
+    #[serde(default)]
+    request: String,
+}
+
 impl LibraryService {
     /// Adds handles and notifications to an HNS.
     pub fn new(hns: Arc<dyn Hcn>) -> LibraryService {
@@ -82,6 +91,19 @@ impl LibraryService {
     /// How many handles were ever opened.
     pub fn opened(&self) -> u64 {
         self.state().opened
+    }
+
+    /// Tells that a container runs, to which the old interface can attach endpoints.
+    pub fn start_container(&self, id: &str) {
+        self.v1.containers.start(id);
+    }
+
+    /// Tells that a container has ended. Its endpoints are detached, unless other containers share them.
+    ///
+    /// # Errors
+    /// No such container runs, or HNS does not answer.
+    pub fn stop_container(&self, id: &str) -> Result<(), Failure> {
+        self.v1.containers.stop(self, id)
     }
 
     /// Tells all libraries that HNS has ended, as a restart of HNS does. Their handles are gone.
@@ -148,6 +170,14 @@ impl Hcn for LibraryService {
                 "close" => return self.close(&read(settings)?),
                 "notifications" => return Ok(self.notifications(&read(settings)?)),
                 "hns-call" => return Ok(self.v1.answer(self, &read(settings)?).to_string()),
+                "open-container" => {
+                    let ContainerRequest { id, .. } = read(settings)?;
+                    return self.v1.containers.namespace(&id).map(|_| String::new());
+                }
+                "modify-container" => {
+                    let ContainerRequest { id, request } = read(settings)?;
+                    return self.v1.containers.modify(self, &id, &request).map(|()| String::new());
+                }
                 _ => {}
             }
         }

@@ -6,8 +6,9 @@ use std::sync::{Mutex, PoisonError};
 use crate::config::Config;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use tortie_hcn::schema::{Modify, Namespace, NamespaceType, RequestType, SchemaVersion};
 use tortie_hcn::{Call, Failure, Guid, HResult, Hcn, HcnExt, Kind};
+
+use crate::containers::{self, Containers};
 
 /// Members by their old and new names.
 type Renamed = &'static [(&'static str, &'static str)];
@@ -39,10 +40,11 @@ pub(crate) struct V1Request {
     request: String,
 }
 
-/// What only this interface has: the MAC addresses of accelerated networks.
+/// What only this interface has: containers, and the MAC addresses of accelerated networks.
 #[derive(Default)]
 pub(crate) struct V1 {
     mac_addresses: Mutex<Vec<Value>>,
+    pub(crate) containers: Containers,
 }
 
 impl V1 {
@@ -84,8 +86,20 @@ impl V1 {
                     "DroppedPacketsIncoming": 0, "DroppedPacketsOutgoing": 0}),
                 )
             }
-            ("POST", ["endpoints", id, "attach"]) => attach(hns, guid(id)?),
-            ("POST", ["endpoints", id, "detach"]) => detach(hns, guid(id)?),
+            ("POST", ["endpoints", id, "attach"]) => {
+                match container(&document()?) {
+                    Some(container) => self.containers.attach(hns, container, guid(id)?)?,
+                    None => drop(containers::attach_to(hns, None, guid(id)?)?),
+                }
+                Ok(json!({"Success": true}))
+            }
+            ("POST", ["endpoints", id, "detach"]) => {
+                match container(&document()?) {
+                    Some(container) => self.containers.detach(hns, container, guid(id)?)?,
+                    None => detach(hns, guid(id)?)?,
+                }
+                Ok(json!({"Success": true}))
+            }
             (method, [objects, rest @ ..]) if rest.len() < 2 => {
                 let kind = match *objects {
                     "networks" => Kind::Network,
@@ -94,12 +108,15 @@ impl V1 {
                 };
                 let id = rest.first().map(|id| guid(id)).transpose()?;
                 match (method, id) {
-                    ("GET", None) => list(hns, kind),
-                    ("GET", Some(id)) => shown(hns, kind, id),
-                    ("POST", None) => create(hns, kind, document()?),
-                    ("POST", Some(id)) => update(hns, kind, id, document()?),
+                    ("GET", None) => self.list(hns, kind),
+                    ("GET", Some(id)) => self.shown(hns, kind, id),
+                    ("POST", None) => self.shown(hns, kind, create(hns, kind, document()?)?),
+                    ("POST", Some(id)) => {
+                        update(hns, kind, id, document()?)?;
+                        self.shown(hns, kind, id)
+                    }
                     ("DELETE", Some(id)) => {
-                        let before = shown(hns, kind, id)?;
+                        let before = self.shown(hns, kind, id)?;
                         hns.call(&Call::Delete { kind, id })?;
                         Ok(before)
                     }
@@ -108,6 +125,29 @@ impl V1 {
             }
             (method, _) => Err(unknown(method, path)),
         }
+    }
+
+    fn list(&self, hns: &dyn Hcn, kind: Kind) -> Result<Value, Failure> {
+        let ids: Vec<Guid> =
+            serde_json::from_str(&hns.call(&Call::Enumerate { kind, query: String::new() })?)
+                .map_err(|error| Failure::new(HResult::E_FAIL, error.to_string()))?;
+        let objects: Result<Vec<Value>, Failure> =
+            ids.into_iter().map(|id| self.shown(hns, kind, id)).collect();
+        Ok(Value::Array(objects?))
+    }
+
+    fn shown(&self, hns: &dyn Hcn, kind: Kind, id: Guid) -> Result<Value, Failure> {
+        let object = read(hns, kind, id)?;
+        if kind == Kind::Network {
+            return Ok(old_network(object));
+        }
+        let namespace = object["HostComputeNamespace"].as_str().and_then(|id| guid(id).ok());
+        let sharing = namespace.map(|namespace| self.containers.of(namespace)).unwrap_or_default();
+        let mut endpoint = old_endpoint(hns, object);
+        if !sharing.is_empty() {
+            endpoint["SharedContainers"] = json!(sharing);
+        }
+        Ok(endpoint)
     }
 
     fn mac_list(&self) -> Value {
@@ -135,19 +175,7 @@ fn read(hns: &dyn Hcn, kind: Kind, id: Guid) -> Result<Value, Failure> {
     parse(&hns.call(&Call::Query { kind, id, query: String::new() })?)
 }
 
-fn shown(hns: &dyn Hcn, kind: Kind, id: Guid) -> Result<Value, Failure> {
-    let object = read(hns, kind, id)?;
-    Ok(if kind == Kind::Network { old_network(object) } else { old_endpoint(hns, object) })
-}
-
-fn list(hns: &dyn Hcn, kind: Kind) -> Result<Value, Failure> {
-    let ids: Vec<Guid> = serde_json::from_str(&hns.call(&Call::Enumerate { kind, query: String::new() })?)
-        .map_err(|error| Failure::new(HResult::E_FAIL, error.to_string()))?;
-    let objects: Result<Vec<Value>, Failure> = ids.into_iter().map(|id| shown(hns, kind, id)).collect();
-    Ok(Value::Array(objects?))
-}
-
-fn create(hns: &dyn Hcn, kind: Kind, document: Value) -> Result<Value, Failure> {
+fn create(hns: &dyn Hcn, kind: Kind, document: Value) -> Result<Guid, Failure> {
     let network = match kind {
         Kind::Endpoint => network_of(hns, &document)?,
         _ => Guid::ZERO,
@@ -155,16 +183,15 @@ fn create(hns: &dyn Hcn, kind: Kind, document: Value) -> Result<Value, Failure> 
     let settings = if kind == Kind::Network { new_network(document) } else { new_endpoint(document) };
     let created =
         hns.call(&Call::Create { kind, network, id: Guid::ZERO, settings: settings.to_string() })?;
-    shown(hns, kind, guid(parse(&created)?.as_str().unwrap_or_default())?)
+    guid(parse(&created)?.as_str().unwrap_or_default())
 }
 
 /// Replaces the policies, which is what clients change.
-fn update(hns: &dyn Hcn, kind: Kind, id: Guid, document: Value) -> Result<Value, Failure> {
+fn update(hns: &dyn Hcn, kind: Kind, id: Guid, document: Value) -> Result<(), Failure> {
     let settings = if kind == Kind::Network { new_network(document) } else { new_endpoint(document) };
     let request = json!({"ResourceType": "Policy", "RequestType": "Update",
         "Settings": {"Policies": settings.get("Policies").cloned().unwrap_or(json!([]))}});
-    hns.call(&Call::Modify { kind, id, settings: request.to_string() })?;
-    shown(hns, kind, id)
+    hns.call(&Call::Modify { kind, id, settings: request.to_string() }).map(drop)
 }
 
 /// The network of an endpoint to create: by its identifier, or by its name.
@@ -177,25 +204,19 @@ fn network_of(hns: &dyn Hcn, endpoint: &Value) -> Result<Guid, Failure> {
     found.ok_or_else(|| Failure::new(HResult::HCN_E_NETWORK_NOT_FOUND, format!("network {name:?}")))
 }
 
-/// Attaches the endpoint to the node's own compartment, or to a container's.
-fn attach(hns: &dyn Hcn, endpoint: Guid) -> Result<Value, Failure> {
-    let mut namespace = Namespace { r#type: NamespaceType::HostDefault, ..Namespace::default() };
-    namespace.base.schema_version = Some(SchemaVersion::V2);
-    let failure = |error: tortie_hcn::Error| Failure::new(HResult::E_FAIL, error.to_string());
-    let namespace = hns.create_namespace(&namespace).map_err(failure)?;
-    let request = Modify::namespace_endpoint(RequestType::Add, endpoint);
-    if let Err(error) = hns.modify_namespace(namespace, &request) {
-        hns.delete_namespace(namespace).map_err(failure)?;
-        return Err(failure(error));
-    }
-    Ok(json!({"Success": true}))
+/// The container that a request to attach names, if it is about one.
+fn container(request: &Value) -> Option<&str> {
+    let is_one = request["SystemType"].as_str().is_some_and(|kind| kind.eq_ignore_ascii_case("Container"));
+    request["ContainerId"].as_str().filter(|id| is_one && !id.is_empty())
 }
 
-fn detach(hns: &dyn Hcn, endpoint: Guid) -> Result<Value, Failure> {
-    let namespace = read(hns, Kind::Endpoint, endpoint)?["HostComputeNamespace"].take();
-    let namespace = guid(namespace.as_str().unwrap_or_default())?;
-    hns.call(&Call::Delete { kind: Kind::Namespace, id: namespace })?;
-    Ok(json!({"Success": true}))
+/// Detaches the endpoint from the node's own compartment.
+fn detach(hns: &dyn Hcn, endpoint: Guid) -> Result<(), Failure> {
+    let namespace = containers::namespace_of(hns, endpoint)?;
+    let namespace = namespace.ok_or_else(|| {
+        Failure::new(HResult::ERROR_NOT_FOUND, format!("endpoint {endpoint} is not attached"))
+    })?;
+    hns.call(&Call::Delete { kind: Kind::Namespace, id: namespace }).map(drop)
 }
 
 /// A document in the new shape. HNS takes both, and a strict one only the new.

@@ -2,25 +2,25 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 use tortie_hcn::{Kind, Version};
 use tortie_hns_emulator::Config;
 
-use super::HNS_ADDRESS;
 use super::cluster::{ADDRESS, Hns};
 use super::prefix::{Prefix, output};
+use super::{HNS_ADDRESS, plugins};
 use crate::windows::Built;
 use crate::{go, step, windows, workspace};
 
-/// The versions of HNS on which all tests of hcsshim's package `hcn` pass.
-const VERSIONS: [Version; 2] = [Config::NEWEST, Config::SERVER_2022];
+/// The versions of HNS on which all programs and tests succeed.
+pub(super) const VERSIONS: [Version; 2] = [Config::NEWEST, Config::SERVER_2022];
 /// How many there are.
 const TESTS: usize = 78;
 
 pub(super) fn run() -> Result<()> {
     let built = windows::build()?;
+    plugins::run(&built)?;
     let tests = tests()?;
     for version in VERSIONS {
         step(&format!("hcsshim's tests on HNS {version}"), || in_one_process(&built, &tests, version))?;
@@ -32,10 +32,7 @@ pub(super) fn run() -> Result<()> {
 fn tests() -> Result<PathBuf> {
     let folder = workspace()?.join("tests/hcsshim");
     let program = workspace()?.join("target/hcsshim/hcn.test.exe");
-    let module = std::fs::read_to_string(folder.join("go.mod"))?;
-    let mut command = Command::new(go::toolchain(&module)?);
-    command.current_dir(&folder).env("GOTOOLCHAIN", "local").env("GOOS", "windows").env("GOARCH", "amd64");
-    command.env("CGO_ENABLED", "0").env_remove("GOFLAGS").env_remove("GOROOT");
+    let mut command = go::for_windows(&folder)?;
     command.args(["test", "-c", "-mod=readonly", "-trimpath", "-tags", "integration", "-o"]);
     crate::run(command.arg(&program).arg("github.com/Microsoft/hcsshim/hcn"))?;
     Ok(program)

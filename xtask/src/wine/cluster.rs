@@ -113,7 +113,11 @@ pub(crate) struct Hns {
 
 impl Hns {
     pub(crate) fn start(config: Config) -> Result<Self> {
-        let emulator = Arc::new(Emulator::new(config));
+        Self::serve(Emulator::new(config))
+    }
+
+    pub(crate) fn serve(emulator: Emulator) -> Result<Self> {
+        let emulator = Arc::new(emulator);
         let service = Arc::new(LibraryService::new(emulator.clone()));
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("a port for HNS")?;
         let address = listener.local_addr()?;

@@ -149,3 +149,70 @@ fn an_acl_that_was_read_can_be_sent_back() {
     let update = json!({"ResourceType": "Policy", "RequestType": "Update", "Settings": {"Policies": read}});
     hns.call(&Call::Modify { kind: Kind::Endpoint, id: endpoint, settings: update.to_string() }).unwrap();
 }
+
+/// A request to a running container, as hcsshim's `HotAttachEndpoint` sends it.
+fn to_container(hns: &LibraryService, id: &str, request: &str, endpoint: Guid) -> Result<String, HResult> {
+    let request = json!({"ResourceType": "Network", "RequestType": request, "Settings": endpoint});
+    let settings = json!({"Id": id, "Request": request.to_string()}).to_string();
+    let call = Call::Emulator { name: "modify-container".to_owned(), settings };
+    hns.call(&call).map_err(|failure| failure.code)
+}
+
+#[test]
+fn the_containers_of_a_pod_share_its_endpoint() {
+    const NOT_FOUND: HResult = HResult(0xC037_010E);
+    let hns = hns();
+    let network = old(&hns, "POST", "/networks/", &overlay()).unwrap()["ID"].take();
+    let endpoint = |name: &str| -> Guid {
+        let document = json!({"Name": name, "VirtualNetwork": network});
+        old(&hns, "POST", "/endpoints/", &document).unwrap()["ID"].as_str().unwrap().parse().unwrap()
+    };
+    let (first, second) = (endpoint("first"), endpoint("second"));
+    let shared = |endpoint: Guid| {
+        old(&hns, "GET", &format!("/endpoints/{endpoint}"), &Value::Null).unwrap()["SharedContainers"].take()
+    };
+    let namespaces = || {
+        let all = hns.call(&Call::Enumerate { kind: Kind::Namespace, query: String::new() }).unwrap();
+        serde_json::from_str::<Vec<Guid>>(&all).unwrap().len()
+    };
+
+    assert_eq!(to_container(&hns, "a", "Add", first), Err(NOT_FOUND), "it does not run");
+    ["a", "b", "c"].iter().for_each(|id| hns.start_container(id));
+    let open = |id: &str| {
+        let settings = json!({"Id": id}).to_string();
+        hns.call(&Call::Emulator { name: "open-container".to_owned(), settings })
+            .map_err(|failure| failure.code)
+    };
+    assert_eq!((open("a"), open("d")), (Ok(String::new()), Err(NOT_FOUND)));
+    assert_eq!(to_container(&hns, "a", "Update", first), Err(HResult::E_NOTIMPL));
+    assert_eq!((shared(first), namespaces()), (Value::Null, 0));
+
+    // Two containers share an endpoint, and each has it until it is detached.
+    to_container(&hns, "a", "Add", first).unwrap();
+    old(
+        &hns,
+        "POST",
+        &format!("/endpoints/{first}/attach"),
+        &json!({"SystemType": "Container", "ContainerId": "b"}),
+    )
+    .unwrap();
+    assert_eq!((shared(first), namespaces()), (json!(["a", "b"]), 1));
+    to_container(&hns, "c", "Add", second).unwrap();
+    assert!(to_container(&hns, "c", "Add", first).is_err(), "it is in another pod");
+    assert!(to_container(&hns, "c", "Remove", first).is_err(), "it is in another pod");
+    to_container(&hns, "a", "Remove", first).unwrap();
+    assert_eq!((shared(first), shared(second), namespaces()), (json!(["b"]), json!(["c"]), 2));
+
+    // With the last container, the namespace goes. The endpoint stays.
+    let detach = json!({"SystemType": "Container", "ContainerId": "b"});
+    old(&hns, "POST", &format!("/endpoints/{first}/detach"), &detach).unwrap();
+    assert_eq!((shared(first), namespaces()), (Value::Null, 1));
+
+    // A container may have two endpoints, and takes them along.
+    to_container(&hns, "c", "Add", first).unwrap();
+    to_container(&hns, "c", "Remove", second).unwrap();
+    assert_eq!((shared(first), shared(second), namespaces()), (json!(["c"]), Value::Null, 1));
+    hns.stop_container("c").unwrap();
+    assert_eq!((shared(first), namespaces()), (Value::Null, 0));
+    assert_eq!(hns.stop_container("c").unwrap_err().code, NOT_FOUND);
+}
