@@ -43,7 +43,7 @@ pub struct WindowsDataplane {
     hcn: Arc<dyn Hcn>,
     host: Host,
     /// The machine's addresses when last read.
-    host_addresses: BTreeSet<Ipv4Net>,
+    host_addresses: Option<BTreeSet<Ipv4Net>>,
     host_due: bool,
     overlay: Option<Overlay>,
     current_overlay: CurrentOverlay,
@@ -72,12 +72,14 @@ pub struct WindowsDataplane {
     looked: Option<Instant>,
     /// Whether HNS has notified of a change since.
     notified: Arc<AtomicBool>,
+    /// Whether the machine has.
+    host_notified: Arc<AtomicBool>,
 }
 
 /// Notes a change of HNS or of the machine, and tells of it.
 struct Teller {
     notified: Arc<AtomicBool>,
-    notify: Mutex<Box<dyn Fn() + Send>>,
+    notify: Arc<Mutex<Box<dyn Fn() + Send>>>,
 }
 
 impl Teller {
@@ -101,7 +103,7 @@ impl WindowsDataplane {
         WindowsDataplane {
             hcn,
             host: Host::unknown(),
-            host_addresses: BTreeSet::new(),
+            host_addresses: None,
             host_due: true,
             overlay: None,
             current_overlay: CurrentOverlay::default(),
@@ -122,6 +124,7 @@ impl WindowsDataplane {
             in_trouble: false,
             looked: None,
             notified: Arc::default(),
+            host_notified: Arc::default(),
         }
     }
 
@@ -203,6 +206,8 @@ impl WindowsDataplane {
         let (mut report, now) = (Report::default(), (self.clock)());
         report.node.extend(not_enforced(state));
         self.routes_due |= self.routes_backoff.due(now).next().is_some();
+        self.read_addresses(state);
+        report.retry |= self.host_due;
         let mut away = None;
         if let Err(error) = self.sync_network(state, &mut report) {
             note(&mut report.node, &error);
@@ -215,11 +220,11 @@ impl WindowsDataplane {
             }
             Some(_) => None,
         };
-        self.read_addresses(state);
         report.node.extend(self.host.routes().condition());
         let networks = Networks::new(&state.settings, self.services.clone(), self.networks_of(state));
         let provider = self.overlay.as_ref().map(|overlay| overlay.provider_address);
         let networks = Networks { provider, ..networks };
+        report.node.extend(networks.condition());
         self.networks.set(networks.clone());
         let node = Node {
             networks,
@@ -355,28 +360,31 @@ impl WindowsDataplane {
 
     /// Reads the machine's addresses, if they may have changed. All of them may reach the pods, so every list has them.
     fn read_addresses(&mut self, state: &NodeState) {
-        if !std::mem::take(&mut self.host_due) {
+        if !self.host_due {
             return;
         }
         let Some(addresses) = self.host.addresses() else { return };
-        if addresses != self.host_addresses {
+        self.host_due = false;
+        if self.host_addresses.as_ref() != Some(&addresses) {
             info!(?addresses, "the machine's addresses");
-            self.host_addresses = addresses;
+            self.host_addresses = Some(addresses);
+            // Its address on the underlay may be another one.
+            self.overlay = None;
             state.endpoints.keys().for_each(|id| self.acl_reconciler.look_at_now(id.clone()));
         }
     }
 
-    /// The network of the node's own address.
-    fn networks_of(&self, state: &NodeState) -> Vec<Ipv4Net> {
+    /// The network of the node's own address, if the machine's addresses are known.
+    fn networks_of(&self, state: &NodeState) -> Option<Vec<Ipv4Net>> {
         let own = state.node.as_ref().and_then(own_address);
-        let nets = self.host_addresses.iter().filter(|net| Some(net.addr()) == own);
-        nets.map(Ipv4Net::trunc).collect()
+        let nets = self.host_addresses.as_ref()?.iter().filter(|net| Some(net.addr()) == own);
+        Some(nets.map(Ipv4Net::trunc).collect())
     }
 
     /// The machine's own addresses towards its pods.
     fn node_addresses(&self, state: &NodeState) -> BTreeSet<Ipv4Addr> {
         let known = node_addresses(state);
-        known.into_iter().chain(self.host_addresses.iter().map(Ipv4Net::addr)).collect()
+        known.into_iter().chain(self.host_addresses.iter().flatten().map(Ipv4Net::addr)).collect()
     }
 
     /// The network whose sets ACLs may name, if HNS supports sets, and whether they should.
@@ -407,9 +415,9 @@ impl WindowsDataplane {
 
 impl Dataplane for WindowsDataplane {
     fn watch(&mut self, notify: Box<dyn Fn() + Send>) {
-        let teller = Teller { notified: self.notified.clone(), notify: Mutex::new(notify) };
-        let of_hns = Arc::new(teller);
-        let of_host = Arc::clone(&of_hns);
+        let notify = Arc::new(Mutex::new(notify));
+        let of_hns = Teller { notified: self.notified.clone(), notify: Arc::clone(&notify) };
+        let of_host = Teller { notified: self.host_notified.clone(), notify };
         self.hcn.watch(Box::new(move || of_hns.tell()));
         self.host.watch(Box::new(move || of_host.tell()));
     }
@@ -436,11 +444,13 @@ impl Dataplane for WindowsDataplane {
 
     fn resync(&mut self, state: &NodeState) -> Report {
         let now = (self.clock)();
-        // After a failure this is called every second, for what failed. The rest is checked at the usual interval, and when
-        // HNS has notified of a change.
+        // After a failure this is called every second, for what failed, and after each change of a route of the machine, which
+        // may be many. The rest is checked at the usual interval, and when HNS has notified of a change.
+        let of_host = self.host_notified.swap(false, Ordering::AcqRel);
+        self.host_due |= of_host;
         let just_looked = self.looked.is_some_and(|looked| now < looked + LOOK_EVERY);
         let notified = self.notified.swap(false, Ordering::AcqRel);
-        if notified || !(self.in_trouble && just_looked) {
+        if notified || !(just_looked && (self.in_trouble || of_host)) {
             self.looked = Some(now);
             // HNS may have been updated since.
             (self.overlay, self.version_due, self.host_due) = (None, true, true);

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::node::*;
@@ -11,12 +12,14 @@ use serde_json::json;
 use testkit::Stateful;
 use tortie_api::calico::FelixConfigurationSpec;
 use tortie_api::net::{Direction, Protocol};
-use tortie_dataplane::{Delta, Reason, Report, Settings};
+use tortie_dataplane::{Condition, Dataplane, Delta, Reason, Report, Settings};
 use tortie_hcn::schema::{NetAdapterName, OutBoundNat};
-use tortie_hcn::{Adapter, Hcn, HcnExt, IpHelper, IpRoute};
+use tortie_hcn::{Adapter, Call, Hcn, HcnExt, IpHelper, IpRoute, Kind};
 use tortie_hns_emulator::{Config, EmulatedHost, Emulator, Recorder};
 use tortie_policy::program::{EndpointProgram, Flow};
-use tortie_windows::{Host, HostRoutes, NETWORK, WindowsDataplane, ensure_overlay_on};
+use tortie_windows::{
+    Host, HostRoutes, NETWORK, OverlaySpec, WindowsDataplane, adapter_of, ensure_overlay, ensure_overlay_on,
+};
 
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(172, 16, 0, 254);
 
@@ -121,6 +124,47 @@ fn the_adapter_is_chosen_or_refused_before_anything_happens_to_it() {
     }
 }
 
+/// An anchor network, that of Docker, or a left-over one. The overlay network goes with each restart of the machine, and the others
+/// need not.
+#[test]
+fn the_physical_adapter_of_an_existing_switch_can_be_used() {
+    let anchor = OverlaySpec {
+        name: "External".into(),
+        block: "10.99.0.0/26".parse().unwrap(),
+        vni: 9_999,
+        adapter: Some("Ethernet".into()),
+    };
+    for (is_listed, selector, expected) in [
+        (true, None, Ok("Ethernet")),
+        (true, Some("172.16.0.3"), Ok("Ethernet")),
+        (true, Some("ethernet"), Ok("ethernet")),
+        (true, Some("00:15:5d:00:00:04"), Ok("Ethernet")),
+        (false, Some("Ethernet"), Ok("Ethernet")),
+        (false, Some("00:15:5d:00:00:04"), Ok("Ethernet")),
+        (false, None, Err(r#"name it (--adapter "Ethernet")"#)),
+        (false, Some("172.16.0.3"), Err(r#"name it (--adapter "Ethernet")"#)),
+    ] {
+        let machine = machine();
+        let hns = hns(&machine);
+        ensure_overlay(&hns, &anchor).unwrap();
+        if !is_listed {
+            machine.change(|state| state.adapters.retain(|adapter| adapter.name != "Ethernet"));
+        }
+        let host = host(&machine, selector, None);
+        let made = ensure_overlay_on(&hns, &spec(), &[], (&host, Some(NODE)));
+        match expected {
+            Ok(name) => {
+                made.unwrap_or_else(|error| panic!("{is_listed} {selector:?}: {error}"));
+                assert_eq!(name_of(&hns).unwrap(), name);
+            }
+            Err(why) => {
+                let error = made.unwrap_err().to_string();
+                assert!(error.contains(why), "{error}");
+            }
+        }
+    }
+}
+
 #[test]
 fn what_selects_no_physical_adapter_is_refused() {
     use tortie_windows::AdapterSelector;
@@ -133,6 +177,23 @@ fn what_selects_no_physical_adapter_is_refused() {
     assert_eq!("10.0.0.1".parse(), Ok(AdapterSelector::Address([10, 0, 0, 1].into())));
 }
 
+/// The selftest makes a network on the same switch.
+#[test]
+fn a_network_without_the_name_of_its_adapter_is_no_place_for_a_test() {
+    let hns = hns(&machine());
+    for (adapter, expected) in [(Some("Ethernet"), Ok("Ethernet")), (Some(""), Err(())), (None, Err(()))] {
+        let spec = OverlaySpec { adapter: adapter.map(str::to_owned), ..spec() };
+        let mut network = hns.network(ensure_overlay(&hns, &spec).unwrap().id).unwrap();
+        network.policies.retain(|policy| adapter.is_some() || !policy.is::<NetAdapterName>());
+        match (adapter_of(&network), expected) {
+            (Ok(found), Ok(expected)) => assert_eq!(found, expected),
+            (Err(error), Err(())) => assert!(error.to_string().contains("--adapter"), "{error}"),
+            (found, _) => panic!("{adapter:?}: {found:?}"),
+        }
+        hns.delete_network(network.id).unwrap();
+    }
+}
+
 /// A node on this machine whose network exists.
 fn node_on(machine: &Arc<EmulatedHost>) -> Node {
     let hns = Arc::new(Recorder::new(hns(machine)));
@@ -140,7 +201,8 @@ fn node_on(machine: &Arc<EmulatedHost>) -> Node {
     ensure_overlay_on(&*hns, &spec(), &[], (&host, Some(NODE))).unwrap();
     let mut node = Node::over(hns.clone());
     let hcn: Arc<dyn Hcn> = hns;
-    let dataplane = WindowsDataplane::new(hcn).with_host(host);
+    let services = vec!["10.96.0.0/12".parse().unwrap()];
+    let dataplane = WindowsDataplane::new(hcn).with_host(host).with_services(services);
     node.wiring = node.wiring.with_networks(dataplane.networks());
     node.dataplane = Stateful::new(dataplane);
     node
@@ -199,7 +261,74 @@ fn the_network_of_the_node_is_an_exception_of_nat() {
     node.connect();
     let policies = node.endpoint().policies;
     let nat: Vec<OutBoundNat> = policies.iter().filter_map(|policy| policy.settings().unwrap()).collect();
-    assert_eq!(json!(nat), json!([{"Exceptions": ["10.244.0.0/16", "172.16.0.0/24"]}]));
+    assert_eq!(json!(nat), json!([{"Exceptions": ["10.96.0.0/12", "10.244.0.0/16", "172.16.0.0/24"]}]));
+}
+
+/// Removing and adding it again would interrupt each pod.
+#[test]
+fn nat_stays_as_it_is_while_the_addresses_of_the_machine_are_unknown() {
+    let machine = machine();
+    let mut node = node_on(&machine);
+    let pools = [("10.244.0.0/16".parse().unwrap(), true)].into();
+    let pools = Delta::Settings(Arc::new(Settings::new(&FelixConfigurationSpec::default(), pools)));
+    let all = [local_node(), own_block(), allow_all(), pools, endpoint(open_program())];
+    node.apply(&all);
+    node.connect();
+    assert_eq!(node.dataplane.resync(), Report::default());
+    let before = json!(node.endpoint().policies);
+    assert!(before.to_string().contains("172.16.0.0/24"), "{before}");
+    // The next agent cannot read them at first.
+    let services = vec!["10.96.0.0/12".parse().unwrap()];
+    let dataplane = WindowsDataplane::new(node.hns.clone()).with_host(host(&machine, None, None));
+    node.dataplane = Stateful::new(dataplane.with_services(services));
+    machine.change(|state| state.fails = true);
+    let report = node.apply(&all);
+    let waits =
+        |it: &Condition| it.reason == Reason::OutboundNatDiffers && it.message.contains("tries again");
+    assert!(report.retry && report.node.iter().any(waits), "{report:?}");
+    let nat = |policies: &serde_json::Value| -> Vec<serde_json::Value> {
+        policies.as_array().unwrap().iter().filter(|it| it["Type"] == "OutBoundNAT").cloned().collect()
+    };
+    assert_eq!(nat(&json!(node.endpoint().policies)), nat(&before));
+    machine.change(|state| state.fails = false);
+    node.hns.take();
+    // No resync is needed for the next attempt.
+    assert_eq!(node.apply(&[]), Report::default());
+    let changes = format!("{:?}", node.hns.take_changes());
+    assert!(!changes.contains("OutBoundNAT"), "{changes}");
+    assert_eq!(nat(&json!(node.endpoint().policies)), nat(&before));
+}
+
+/// Other programs may change routes all the time.
+#[test]
+fn a_change_of_a_route_asks_hns_nothing() {
+    let machine = machine();
+    let mut node = node_on(&machine);
+    let notices = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&notices);
+    let notify = Box::new(move || {
+        count.fetch_add(1, Ordering::Relaxed);
+    });
+    node.apply(&[local_node(), own_block(), allow_all(), endpoint(open_program())]);
+    node.connect();
+    node.dataplane.watch(notify);
+    assert_eq!(node.dataplane.resync(), Report::default());
+    node.hns.take();
+    for last in 1..10 {
+        let route = route(5, &format!("10.99.{last}.0/24"), Ipv4Addr::new(198, 51, 100, 1));
+        machine.change(|state| state.routes.push(route));
+        assert_eq!(node.dataplane.resync(), Report::default());
+        assert_eq!(node.hns.take(), [], "{last}");
+    }
+    assert!(notices.load(Ordering::Relaxed) >= 9);
+    // An address concerns every pod.
+    machine.change(|state| state.adapters[1].addresses = vec!["10.9.9.9/24".parse().unwrap()]);
+    assert_eq!(node.dataplane.resync(), Report::default());
+    assert_ne!(node.hns.take_changes(), []);
+    assert!(node.passes(Direction::Ingress, &from([10, 9, 9, 9])));
+    // The usual check comes all the same.
+    assert_eq!(node.dataplane.resync(), Report::default());
+    assert_ne!(node.hns.take(), []);
 }
 
 /// The routes that a switch loses, and that are there.
@@ -273,6 +402,63 @@ fn a_later_process_brings_back_what_an_earlier_one_kept() {
     second.routes().restore(now + Duration::from_secs(3_600));
     assert!(!file.exists(), "they are no longer watched");
     fs::remove_dir_all(folder).unwrap();
+}
+
+/// A network that is made anew takes its adapter's routes with it, and the system may not have brought all back before.
+#[test]
+fn routes_survive_a_network_that_is_made_anew() {
+    let machine = machine();
+    let hns = Recorder::new(hns(&machine));
+    let host = host(&machine, None, None);
+    ensure_overlay_on(&hns, &spec(), &[], (&host, Some(NODE))).unwrap();
+    machine.change(|state| state.refuses = 1);
+    assert!(host.routes().restore(Instant::now()).is_some(), "one route is not back");
+    // An administrator has added one.
+    machine.change(|state| state.routes.push(route(104, "10.77.0.0/16", Ipv4Addr::new(172, 16, 0, 252))));
+    // The end of the network: the address is on the physical adapter again, and routes are forgotten.
+    let (inner, old) = (Arc::clone(&machine), super::host::machine());
+    hns.set_fault(move |call| {
+        if matches!(call, Call::Delete { kind: Kind::Network, .. }) {
+            inner.change(|state| {
+                state.adapters = old.adapters().unwrap();
+                state.routes.retain(|route| route.interface == 5);
+            });
+        }
+        None
+    });
+    let other = OverlaySpec { vni: 4_097, ..spec() };
+    ensure_overlay_on(&hns, &other, &[], (&host, Some(NODE))).unwrap();
+    assert_eq!(there(&machine), [""; 0]);
+    assert_eq!(host.routes().restore(Instant::now()), None);
+    assert_eq!(there(&machine), all());
+    let of_administrator = |route: &IpRoute| route.destination.to_string() == "10.77.0.0/16";
+    assert!(machine.routes().unwrap().iter().any(of_administrator));
+}
+
+/// Whoever looks after an hour must find the machine as they left it.
+#[test]
+fn missing_routes_are_not_added_for_ever() {
+    let machine = machine();
+    let (hns, host) = (hns(&machine), host(&machine, None, None));
+    ensure_overlay_on(&hns, &spec(), &[], (&host, Some(NODE))).unwrap();
+    let now = Instant::now();
+    machine.change(|state| state.refuses = usize::MAX);
+    for minutes in 0..60 {
+        assert!(host.routes().restore(now + Duration::from_secs(60 * minutes)).is_some());
+    }
+    machine.change(|state| state.refuses = 0);
+    let late = host.routes().restore(now + Duration::from_secs(3_600)).unwrap();
+    assert!(late.message.contains("no longer tried: add it, or restart the agent"), "{}", late.message);
+    assert_eq!(there(&machine), [""; 0]);
+    for (net, next_hop) in lost() {
+        machine.add_route(&route(104, net, next_hop)).unwrap();
+    }
+    let now = now + Duration::from_secs(3_601);
+    assert_eq!(host.routes().restore(now), None, "somebody has added them");
+    // Then they are watched as others are.
+    machine.change(|state| state.routes.retain(|route| route.destination.to_string() != "192.168.0.0/16"));
+    assert_eq!(host.routes().restore(now), None);
+    assert_eq!(there(&machine), all());
 }
 
 fn testkit_folder() -> std::path::PathBuf {
