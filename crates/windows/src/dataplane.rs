@@ -220,6 +220,7 @@ impl WindowsDataplane {
         let networks = Networks::new(&state.settings, self.services.clone(), self.networks_of(state));
         let provider = self.overlay.as_ref().map(|overlay| overlay.provider_address);
         let networks = Networks { provider, ..networks };
+        report.node.extend(networks.condition());
         self.networks.set(networks.clone());
         let node = Node {
             networks,

@@ -47,7 +47,9 @@ impl Networks {
     /// The policies of the endpoint with this address.
     pub(crate) fn policies(&self, address: Ipv4Addr) -> Vec<Policy> {
         let mut policies = Vec::new();
-        if self.pools.iter().any(|(pool, nat)| *nat && pool.contains(&address)) {
+        // Without the networks of Services, packets to Services would get the node's address, too.
+        let is_translated = self.pools.iter().any(|(pool, nat)| *nat && pool.contains(&address));
+        if is_translated && !self.services.is_empty() {
             let pools = self.pools.iter().map(|(pool, _)| pool);
             let nets = self.services.iter().chain(pools).chain(&self.of_node);
             let exceptions = nets.map(|net| net.trunc().to_string()).collect();
@@ -58,6 +60,20 @@ impl Networks {
             Policy::of(&SdnRoute { destination_prefix, need_encap: true, ..Default::default() })
         }));
         policies
+    }
+
+    /// The pools whose `natOutgoing` has no effect, because the networks of Services are not known.
+    pub(crate) fn condition(&self) -> Option<Condition> {
+        let translated = self.pools.iter().filter(|(_, nat)| *nat);
+        let pools: Vec<String> = translated.map(|(pool, _)| pool.to_string()).collect();
+        (self.services.is_empty() && !pools.is_empty()).then(|| {
+            let message = format!(
+                "natOutgoing of {} has no effect on this node: packets to Services must keep the pod's address, and the agent does \
+                 not know the Services' networks; name them with --service-cidr",
+                pools.join(", ")
+            );
+            Condition::new(Reason::OutboundNatDiffers, message)
+        })
     }
 }
 

@@ -140,7 +140,8 @@ fn node_on(machine: &Arc<EmulatedHost>) -> Node {
     ensure_overlay_on(&*hns, &spec(), &[], (&host, Some(NODE))).unwrap();
     let mut node = Node::over(hns.clone());
     let hcn: Arc<dyn Hcn> = hns;
-    let dataplane = WindowsDataplane::new(hcn).with_host(host);
+    let services = vec!["10.96.0.0/12".parse().unwrap()];
+    let dataplane = WindowsDataplane::new(hcn).with_host(host).with_services(services);
     node.wiring = node.wiring.with_networks(dataplane.networks());
     node.dataplane = Stateful::new(dataplane);
     node
@@ -199,7 +200,7 @@ fn the_network_of_the_node_is_an_exception_of_nat() {
     node.connect();
     let policies = node.endpoint().policies;
     let nat: Vec<OutBoundNat> = policies.iter().filter_map(|policy| policy.settings().unwrap()).collect();
-    assert_eq!(json!(nat), json!([{"Exceptions": ["10.244.0.0/16", "172.16.0.0/24"]}]));
+    assert_eq!(json!(nat), json!([{"Exceptions": ["10.96.0.0/12", "10.244.0.0/16", "172.16.0.0/24"]}]));
 }
 
 /// The routes that a switch loses, and that are there.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::node::*;
 use serde_json::{Value, json};
@@ -19,9 +20,11 @@ fn pools(pools: &[(&str, bool)]) -> Delta {
 
 /// A node that knows the network of Services, and these pools.
 fn node(known: &[(&str, bool)]) -> Node {
-    let mut node = Node::usual();
     let services = vec!["10.96.0.0/12".parse().unwrap()];
-    let dataplane = WindowsDataplane::new(node.hns.clone()).with_services(services);
+    let mut node = Node::usual();
+    let (start, ahead) = (Instant::now(), Arc::clone(&node.ahead));
+    let clock = Box::new(move || start + *ahead.lock().unwrap());
+    let dataplane = WindowsDataplane::with_clock(node.hns.clone(), clock).with_services(services);
     node.wiring = WindowsWiring::new(node.hns.clone()).with_networks(dataplane.networks());
     node.dataplane = testkit::Stateful::new(dataplane);
     node.apply(&[local_node(), own_block(), allow_all(), pools(known)]);
@@ -64,6 +67,31 @@ fn a_new_endpoint_has_the_policies_of_win_overlay_and_calico() {
         node.connect();
         assert_eq!(policies(&node), json!(expected), "{known:?}");
     }
+}
+
+/// Packets to Services would get the node's address, and nothing else would keep them in the switch.
+#[test]
+fn without_the_networks_of_services_nothing_is_translated_and_the_node_says_so() {
+    let mut node = node(&[("10.244.0.0/16", true)]);
+    node.connect();
+    assert_eq!(node.apply(&[endpoint(open_program())]), Report::default());
+    // The next agent gets no --service-cidr.
+    let dataplane = WindowsDataplane::new(node.hns.clone());
+    node.wiring = WindowsWiring::new(node.hns.clone()).with_networks(dataplane.networks());
+    node.dataplane = testkit::Stateful::new(dataplane);
+    let known = pools(&[("10.0.2.0/24", false), ("10.244.0.0/16", true), ("fd00::/64", true)]);
+    let report = node.apply(&[local_node(), own_block(), allow_all(), known, endpoint(open_program())]);
+    let [condition] = &report.node[..] else { panic!("{report:?}") };
+    assert_eq!(condition.reason, Reason::OutboundNatDiffers);
+    assert!(!condition.reason.is_failure() && !report.retry && report.endpoints.is_empty(), "{report:?}");
+    assert!(condition.message.contains("natOutgoing of 10.244.0.0/16 has"), "{}", condition.message);
+    assert!(condition.message.contains("--service-cidr"), "{}", condition.message);
+    assert_eq!(policies(&node), json!([provider()]), "a running pod loses what it should not have");
+    let pod = attachment(node.namespace());
+    node.wiring.disconnect(&pod.endpoint, &pod.container_id).unwrap();
+    node.connect();
+    assert_eq!(policies(&node), json!([provider()]));
+    assert_eq!(node.apply(&[pools(&[("10.244.0.0/16", false)])]).node, []);
 }
 
 #[test]
