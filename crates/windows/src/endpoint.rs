@@ -16,7 +16,7 @@ use crate::acl::{LAST_PRIORITY, List, Transition, anonymous, closed, has_our_mar
 const SPACE: Guid = Guid::from_bytes(*b"tortie-endpoint\0");
 
 /// How long a list that HNS changed is not sent again, if nothing else has changed.
-const SEND_AGAIN_AFTER: Duration = Duration::from_secs(600);
+pub(crate) const SEND_AGAIN_AFTER: Duration = Duration::from_secs(600);
 
 /// The number of ACLs in a part of a request that HNS refused as a whole. azure-npm sends at most so many (`npm/config`).
 const BATCH: usize = 30;

@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use ipnet::{IpNet, Ipv4Net};
 use tortie_dataplane::{Condition, Reason, Settings};
@@ -15,6 +16,7 @@ use tortie_hcn::{Class, Hcn, HcnExt};
 use tracing::info;
 
 use crate::Error;
+use crate::endpoint::SEND_AGAIN_AFTER;
 
 /// The networks of the cluster, as far as they decide how packets of pods leave.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -93,7 +95,7 @@ impl CurrentNetworks {
 }
 
 /// A policy of this kind, as it is compared: the order of exceptions means nothing, and HNS may leave out zero values.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Way {
     Translated(BTreeSet<String>),
     Routed(String),
@@ -117,6 +119,18 @@ impl Way {
     }
 }
 
+/// The last change of an endpoint that did not have its full effect. The same one would not have it either, and a build that
+/// does not list a policy might get it again at each look.
+#[derive(Debug, Clone)]
+pub(crate) struct RejectedWays {
+    desired: BTreeSet<Way>,
+    /// What the endpoint had afterwards.
+    left: BTreeSet<Way>,
+    conditions: Vec<Condition>,
+    /// When it may be sent again; `None`: HNS took it, and does not list it.
+    until: Option<Instant>,
+}
+
 /// Makes the endpoint have the policies that belong to its addresses. `found` is what HNS has.
 ///
 /// # Errors
@@ -126,33 +140,115 @@ pub(crate) fn sync(
     found: &Endpoint,
     networks: &Networks,
     addresses: &[IpAddr],
+    last_rejected: &mut Option<RejectedWays>,
+    now: Instant,
 ) -> Result<Vec<Condition>, Error> {
     let Some(IpAddr::V4(address)) = addresses.first() else { return Ok(Vec::new()) };
     let mut wanted: Vec<Policy> = networks.policies(*address);
+    let mut desired = ways(&wanted);
+    desired.extend(networks.provider.map(|address| Way::Provided(address.to_string())));
+    if let Some(last) = last_rejected
+        && last.desired == desired
+        && last.left == ways(&found.policies)
+        && last.until.is_none_or(|until| now < until)
+    {
+        return Ok(last.conditions.clone());
+    }
+    *last_rejected = None;
     wanted.extend(provider(found, networks));
-    let has =
-        |policies: &[Policy], way: &Way| policies.iter().any(|policy| Way::of(policy).as_ref() == Some(way));
-    let known = found.policies.iter().filter_map(|policy| Some((policy, Way::of(policy)?)));
-    let surplus: Vec<_> =
-        known.filter(|(_, way)| !has(&wanted, way)).map(|(policy, _)| policy.clone()).collect();
-    let missing: Vec<_> = wanted
-        .into_iter()
-        .filter(|policy| Way::of(policy).is_some_and(|way| !has(&found.policies, &way)))
-        .collect();
-    let mut conditions = Vec::new();
-    // Nobody knows what two translations of one endpoint mean, so the old one goes first.
-    for (request, policies) in [(RequestType::Remove, surplus), (RequestType::Add, missing)] {
-        if policies.is_empty() {
-            continue;
-        }
-        info!(endpoint = found.name, ?request, ?policies, "changing how packets leave the overlay");
-        match hcn.modify_endpoint(found.id, &Modify::policies(request, policies)) {
-            Err(error) if error.class() == Class::Unavailable => return Err(error.into()),
-            Err(error) => conditions.push(not_taken(found, &error)),
-            Ok(()) => {}
-        }
+    let surplus = without(&found.policies, &ways(&wanted));
+    let missing = without(&wanted, &ways(&found.policies));
+    if surplus.is_empty() && missing.is_empty() {
+        return Ok(Vec::new());
+    }
+    let Change { left, problems, is_complete, is_refused } = change(hcn, found, surplus, missing)?;
+    let conditions: Vec<_> = (!problems.is_empty()).then(|| differs(found, &problems)).into_iter().collect();
+    if !is_complete {
+        let until = is_refused.then(|| now + SEND_AGAIN_AFTER);
+        *last_rejected = Some(RejectedWays { desired, left, conditions: conditions.clone(), until });
     }
     Ok(conditions)
+}
+
+/// The result of a change.
+struct Change {
+    /// What the endpoint has now.
+    left: BTreeSet<Way>,
+    problems: Vec<String>,
+    /// Whether the endpoint has everything when read back.
+    is_complete: bool,
+    /// Whether HNS refused or ignored something.
+    is_refused: bool,
+}
+
+/// Removes, and then adds. Nobody knows what two translations of one endpoint mean, so the old one goes first, and nothing is
+/// added while it is there. If the new one is refused, the old one comes back: a pod without any reaches nothing outside.
+fn change(
+    hcn: &(impl Hcn + ?Sized),
+    endpoint: &Endpoint,
+    surplus: Vec<Policy>,
+    missing: Vec<Policy>,
+) -> Result<Change, Error> {
+    let read = || Ok::<_, Error>(ways(&hcn.endpoint(endpoint.id)?.policies));
+    if !surplus.is_empty() {
+        let failed = send(hcn, endpoint, RequestType::Remove, surplus.clone())?;
+        let left = read()?;
+        let stays: Vec<Way> = ways(&surplus).intersection(&left).cloned().collect();
+        if !stays.is_empty() {
+            let why = failed.map_or_else(|| "HNS ignored that".to_owned(), |error| error.to_string());
+            let problems = vec![format!("{stays:?} cannot be removed, and nothing was added: {why}")];
+            return Ok(Change { left, problems, is_complete: false, is_refused: true });
+        }
+    }
+    let (mut refused, mut accepted) = (Vec::new(), Vec::new());
+    // One by one: the build may have one of them, and not list it.
+    for policy in &missing {
+        match send(hcn, endpoint, RequestType::Add, vec![policy.clone()])? {
+            Some(error) if error.class() == Class::AlreadyExists => {}
+            Some(error) => refused.push((policy.clone(), error)),
+            None => accepted.push(policy.clone()),
+        }
+    }
+    let mut left = read()?;
+    let is_complete = ways(&missing).is_subset(&left);
+    refused.retain(|(policy, _)| Way::of(policy).is_some_and(|way| !left.contains(&way)));
+    let mut problems: Vec<String> = refused.iter().map(|(_, error)| error.to_string()).collect();
+    let unlisted = without(&accepted, &left);
+    if !unlisted.is_empty() {
+        problems.push(format!("HNS accepted {:?} and does not show it", ways(&unlisted)));
+    }
+    let is_replaced = |old: &&Policy| refused.iter().any(|(new, _)| new.r#type == old.r#type);
+    let back: Vec<Policy> = surplus.iter().filter(is_replaced).cloned().collect();
+    if !back.is_empty() {
+        let failed = send(hcn, endpoint, RequestType::Add, back)?;
+        problems.extend(failed.map(|error| format!("the old one is lost: {error}")));
+        left = read()?;
+    }
+    Ok(Change { left, problems, is_complete, is_refused: !refused.is_empty() })
+}
+
+/// Sends a part of a change. Returns why HNS refuses it.
+fn send(
+    hcn: &(impl Hcn + ?Sized),
+    endpoint: &Endpoint,
+    request: RequestType,
+    policies: Vec<Policy>,
+) -> Result<Option<tortie_hcn::Error>, Error> {
+    info!(endpoint = endpoint.name, ?request, ?policies, "changing how packets leave the overlay");
+    match hcn.modify_endpoint(endpoint.id, &Modify::policies(request, policies)) {
+        Err(error) if error.class() == Class::Unavailable => Err(error.into()),
+        result => Ok(result.err()),
+    }
+}
+
+fn ways(policies: &[Policy]) -> BTreeSet<Way> {
+    policies.iter().filter_map(Way::of).collect()
+}
+
+/// The policies that say how packets leave, except for these.
+fn without(policies: &[Policy], others: &BTreeSet<Way>) -> Vec<Policy> {
+    let differs = |policy: &&Policy| Way::of(policy).is_some_and(|way| !others.contains(&way));
+    policies.iter().filter(differs).cloned().collect()
 }
 
 /// The policy with the node's address, if the endpoint lists one, which not every build does. The node may have got another
@@ -167,10 +263,12 @@ fn provider(found: &Endpoint, networks: &Networks) -> Option<Policy> {
     })
 }
 
-fn not_taken(endpoint: &Endpoint, error: &tortie_hcn::Error) -> Condition {
+fn differs(endpoint: &Endpoint, problems: &[String]) -> Condition {
     let message = format!(
-        "HNS endpoint {} has other OutBoundNAT, SDNRoute or ProviderAddress policies than the IPPools and the node's address demand, and HNS refuses the change: {error};          recreate the pod",
-        endpoint.name
+        "HNS endpoint {} may have other OutBoundNAT, SDNRoute or ProviderAddress policies than the IPPools and the node's address \
+         demand: {}; recreate the pod, unless HNS does not show such policies at all",
+        endpoint.name,
+        problems.join("; ")
     );
     Condition::new(Reason::OutboundNatDiffers, message)
 }

@@ -144,7 +144,9 @@ impl<'a> Reconciliation<'a> {
         known.host_ports = ports.sync(hcn, &found, &job.id, self.node.state)?;
         // Another CNI plugin has its own configuration for this.
         if found.id == endpoint_id(&job.endpoint.container_id) {
-            known.outbound = outbound::sync(hcn, &found, &self.node.networks, &job.endpoint.addresses)?;
+            let (networks, addresses) = (&self.node.networks, &job.endpoint.addresses);
+            let last_rejected = &mut known.rejected_ways;
+            known.outbound = outbound::sync(hcn, &found, networks, addresses, last_rejected, self.node.now)?;
         }
         (known.look, known.in_force) = (false, Some(list));
         self.acl_reconciler.backoff.forget(&job.id);

@@ -166,25 +166,131 @@ fn policies_of_the_same_types_with_another_purpose_stay() {
     assert_eq!(policies(&node), json!([provider(), route(), others[0], others[1]]));
 }
 
-#[test]
-fn a_refused_change_is_reported_and_tried_again() {
-    let mut node = node(&[("10.244.0.0/16", true)]);
-    node.connect();
-    assert_eq!(node.apply(&[endpoint(open_program())]), Report::default());
-    node.hns.set_fault(|call| match call {
-        Call::Modify { kind: Kind::Endpoint, settings, .. } if settings.contains("OutBoundNAT") => {
+/// The changes of endpoints that name this policy, since the last call.
+fn sent(node: &Node, policy: &str) -> Vec<&'static str> {
+    let changes = node.hns.take_changes();
+    let named = changes.iter().map(|change| format!("{change:?}")).filter(|change| change.contains(policy));
+    named.map(|change| if change.contains("Remove") { "Remove" } else { "Add" }).collect()
+}
+
+fn refuse(node: &Node, request: &'static str) {
+    node.hns.set_fault(move |call| match call {
+        Call::Modify { kind: Kind::Endpoint, settings, .. }
+            if settings.contains("OutBoundNAT") && settings.contains(request) =>
+        {
             Some(Err(Failure::new(HResult::HCN_E_REQUEST_UNSUPPORTED, "not on this build")))
         }
         _ => None,
     });
-    let report = node.apply(&[pools(&[("10.244.0.0/16", false)])]);
+}
+
+#[track_caller]
+fn differs(report: &Report, what: &str) {
     let found: Vec<_> = report.endpoints.values().flatten().collect();
-    let [condition] = &found[..] else { panic!("{found:?}") };
+    let [condition] = &found[..] else { panic!("{report:?}") };
     assert_eq!(condition.reason, Reason::OutboundNatDiffers);
-    assert!(condition.message.contains("recreate the pod"), "{}", condition.message);
+    assert!(condition.message.contains(what), "{}", condition.message);
+}
+
+#[test]
+fn a_refused_change_is_reported_and_tried_again_later() {
+    let mut node = node(&[("10.244.0.0/16", true)]);
+    node.connect();
+    assert_eq!(node.apply(&[endpoint(open_program())]), Report::default());
+    refuse(&node, "Remove");
+    differs(&node.apply(&[pools(&[("10.244.0.0/16", false)])]), "recreate the pod");
+    node.hns.take();
+    for _ in 0..3 {
+        node.wait(60);
+        differs(&node.dataplane.resync(), "not on this build");
+    }
+    assert_eq!(sent(&node, "OutBoundNAT"), [""; 0], "the same answer is known");
     node.hns.clear_fault();
+    node.wait(600);
     assert_eq!(node.dataplane.resync(), Report::default());
     assert_eq!(policies(&node), json!([provider(), route()]));
+}
+
+/// Two translations of one endpoint could mean anything.
+#[test]
+fn nothing_is_added_while_the_old_policy_cannot_be_removed() {
+    for is_silent in [false, true] {
+        let mut node = node(&[("10.244.0.0/16", true)]);
+        node.connect();
+        assert_eq!(node.apply(&[endpoint(open_program())]), Report::default());
+        let before = policies(&node);
+        node.hns.set_fault(move |call| match call {
+            Call::Modify { kind: Kind::Endpoint, settings, .. }
+                if settings.contains("OutBoundNAT") && settings.contains("Remove") =>
+            {
+                let refused = Failure::new(HResult::HCN_E_REQUEST_UNSUPPORTED, "not on this build");
+                Some(if is_silent { Ok(String::new()) } else { Err(refused) })
+            }
+            _ => None,
+        });
+        let two = pools(&[("10.244.0.0/16", true), ("10.0.2.0/24", true)]);
+        differs(&node.apply(&[two]), "cannot be removed");
+        assert_eq!(policies(&node), before, "{is_silent}");
+        // Another change is another attempt.
+        node.hns.clear_fault();
+        assert_eq!(node.apply(&[pools(&[("10.244.0.0/16", false)])]), Report::default());
+        assert_eq!(policies(&node), json!([provider(), route()]));
+    }
+}
+
+#[test]
+fn the_old_policy_comes_back_if_the_new_one_is_refused() {
+    let mut node = node(&[("10.244.0.0/16", true)]);
+    node.connect();
+    assert_eq!(node.apply(&[endpoint(open_program())]), Report::default());
+    node.hns.set_fault(|call| match call {
+        Call::Modify { kind: Kind::Endpoint, settings, .. }
+            if settings.contains("10.0.2.0") && settings.contains("Add") =>
+        {
+            Some(Err(Failure::new(HResult::HCN_E_REQUEST_UNSUPPORTED, "too many exceptions")))
+        }
+        _ => None,
+    });
+    differs(&node.apply(&[pools(&[("10.244.0.0/16", true), ("10.0.2.0/24", true)])]), "too many exceptions");
+    let old = nat(&["10.96.0.0/12", "10.244.0.0/16"]);
+    assert_eq!(policies(&node), json!([provider(), route(), old]));
+    node.hns.take();
+    differs(&node.dataplane.resync(), "too many exceptions");
+    assert_eq!(sent(&node, "OutBoundNAT"), [""; 0]);
+}
+
+/// Each Add could be one more policy that nobody sees. A build may say that it has the policy, or accept it again.
+#[test]
+fn a_build_that_does_not_list_a_policy_gets_it_once() {
+    for says_so in [true, false] {
+        let mut node = node(&[("10.244.0.0/16", true)]);
+        node.connect();
+        let inner = Arc::clone(&node.hns);
+        node.hns.set_fault(move |call| match call {
+            Call::Query { kind: Kind::Endpoint, .. } => Some(inner.inner().call(call).map(|document| {
+                let mut document: Value = serde_json::from_str(&document).unwrap();
+                if let Some(policies) = document["Policies"].as_array_mut() {
+                    policies.retain(|policy| policy["Type"] != "SDNRoute");
+                }
+                document.to_string()
+            })),
+            Call::Modify { settings, .. } if !says_so && settings.contains("SDNRoute") => {
+                Some(Ok(String::new()))
+            }
+            _ => None,
+        });
+        let check = |report: &Report| {
+            if says_so { assert_eq!(*report, Report::default()) } else { differs(report, "does not show it") }
+        };
+        node.hns.take();
+        check(&node.apply(&[endpoint(open_program())]));
+        assert_eq!(sent(&node, "SDNRoute"), ["Add"]);
+        for _ in 0..3 {
+            node.wait(3_600);
+            check(&node.dataplane.resync());
+        }
+        assert_eq!(sent(&node, "SDNRoute"), [""; 0]);
+    }
 }
 
 /// Packets of existing pods would have an outer address that the node has no more.
