@@ -47,6 +47,12 @@ pub(crate) fn is_virtual(name: &str) -> bool {
     name.get(..VIRTUAL.len()).is_some_and(|start| start.eq_ignore_ascii_case(VIRTUAL))
 }
 
+/// The name of the switch of an adapter of the system, which is `vEthernet (NAME)`. HNS names a switch as its physical adapter.
+pub(crate) fn switch(name: &str) -> Option<&str> {
+    let rest = name.get(VIRTUAL.len()..).filter(|_| is_virtual(name))?;
+    rest.trim().strip_prefix('(')?.strip_suffix(')')
+}
+
 /// The addresses by which others reach the machine.
 pub(crate) fn usable(adapter: &Adapter) -> impl Iterator<Item = Ipv4Net> {
     adapter.addresses.iter().filter_map(|net| match net {

@@ -9,7 +9,7 @@ use tortie_hcn::{Adapter, IpHelper, NoIpHelper};
 use tracing::warn;
 
 use crate::Error;
-use crate::adapter::{AdapterSelector, is_virtual, usable};
+use crate::adapter::{AdapterSelector, is_virtual, switch, usable};
 use crate::host_routes::HostRoutes;
 
 /// The machine of a node. Clones share what is known of its routes.
@@ -120,31 +120,63 @@ fn choose(adapters: &[Adapter], selector: Option<&AdapterSelector>, node: Option
         _ => None,
     };
     let physical: Vec<&Adapter> = fits.iter().copied().filter(|adapter| !is_virtual(&adapter.name)).collect();
+    if let [adapter] = &physical[..]
+        && can_be_used(adapter)
+    {
+        return Choice { name: Some(adapter.name.clone()), adapter: Some((*adapter).clone()), refused: None };
+    }
+    if let Some(choice) = behind_switch(adapters, selector, &fits) {
+        return choice;
+    }
+    Choice::refused(name, why_not(adapters, &what, &physical, &fits))
+}
+
+fn can_be_used(adapter: &Adapter) -> bool {
+    adapter.is_up && usable(adapter).next().is_some()
+}
+
+/// The adapter that a switch has already: of another network, of Docker, or left over. Then a further network uses the same
+/// switch, and nothing is taken over. Windows need not list such a physical adapter, so a name or MAC address of the operator is
+/// enough. An address leads to a switch only: it must be known to be that of a physical adapter.
+fn behind_switch(
+    adapters: &[Adapter],
+    selector: Option<&AdapterSelector>,
+    fits: &[&Adapter],
+) -> Option<Choice> {
+    let of_switch = || fits.iter().find_map(|adapter| switch(&adapter.name));
+    let is_listed = |name: &&str| adapters.iter().any(|adapter| adapter.name.eq_ignore_ascii_case(name));
+    let name = match selector {
+        Some(AdapterSelector::Name(name)) => Some(name.as_str()),
+        Some(AdapterSelector::Mac(_)) => of_switch(),
+        Some(AdapterSelector::Address(_)) | None => of_switch().filter(is_listed),
+    }?;
+    let is_of_switch = |adapter: &&Adapter| {
+        switch(&adapter.name).is_some_and(|switch| switch.eq_ignore_ascii_case(name)) && can_be_used(adapter)
+    };
+    let carrier = adapters.iter().find(is_of_switch)?;
+    Some(Choice { name: Some(name.to_owned()), adapter: Some(carrier.clone()), refused: None })
+}
+
+fn why_not(adapters: &[Adapter], what: &str, physical: &[&Adapter], fits: &[&Adapter]) -> String {
     let known = || {
         let names: Vec<&str> =
             adapters.iter().map(|it| it.name.as_str()).filter(|name| !is_virtual(name)).collect();
         names.join(", ")
     };
-    match (&physical[..], &fits[..]) {
-        ([adapter], _) if !adapter.is_up => {
-            Choice::refused(name, format!("the adapter {} is down", adapter.name))
-        }
-        ([adapter], _) if usable(adapter).next().is_none() => {
-            Choice::refused(name, format!("the adapter {} has no IPv4 address of its network", adapter.name))
-        }
-        ([adapter], _) => {
-            Choice { name: Some(adapter.name.clone()), adapter: Some((*adapter).clone()), refused: None }
-        }
-        ([], []) => Choice::refused(name, format!("no adapter has {what}; the adapters are {}", known())),
+    match (physical, fits) {
+        ([adapter], _) if !adapter.is_up => format!("the adapter {} is down", adapter.name),
+        ([adapter], _) => format!("the adapter {} has no IPv4 address of its network", adapter.name),
+        ([], []) => format!("no adapter has {what}; the adapters are {}", known()),
         ([], [switched, ..]) => {
-            let why = format!(
-                "{what} is on {}, an adapter of another virtual switch; the physical adapters are {}",
+            let name = switch(&switched.name).unwrap_or(&switched.name);
+            format!(
+                "{what} is on {}, an adapter of another virtual switch; if the physical adapter of that is {name}, name it \
+                 (--adapter {name:?}); Windows lists the physical adapters {}",
                 switched.name,
                 known()
-            );
-            Choice::refused(name, why)
+            )
         }
-        _ => Choice::refused(name, format!("several adapters have {what}")),
+        _ => format!("several adapters have {what}"),
     }
 }
 

@@ -16,7 +16,9 @@ use tortie_hcn::schema::{NetAdapterName, OutBoundNat};
 use tortie_hcn::{Adapter, Hcn, HcnExt, IpHelper, IpRoute};
 use tortie_hns_emulator::{Config, EmulatedHost, Emulator, Recorder};
 use tortie_policy::program::{EndpointProgram, Flow};
-use tortie_windows::{Host, HostRoutes, NETWORK, WindowsDataplane, ensure_overlay_on};
+use tortie_windows::{
+    Host, HostRoutes, NETWORK, OverlaySpec, WindowsDataplane, ensure_overlay, ensure_overlay_on,
+};
 
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(172, 16, 0, 254);
 
@@ -116,6 +118,47 @@ fn the_adapter_is_chosen_or_refused_before_anything_happens_to_it() {
                 assert!(error.contains(why) && error.contains("--adapter"), "{selector:?} {node}: {error}");
                 assert_eq!(machine.adapters().unwrap(), before);
                 assert!(hns.network_by_name(NETWORK).unwrap().is_none());
+            }
+        }
+    }
+}
+
+/// An anchor network, that of Docker, or a left-over one. The overlay network goes with each restart of the machine, and the others
+/// need not.
+#[test]
+fn the_physical_adapter_of_an_existing_switch_can_be_used() {
+    let anchor = OverlaySpec {
+        name: "External".into(),
+        block: "10.99.0.0/26".parse().unwrap(),
+        vni: 9_999,
+        adapter: Some("Ethernet".into()),
+    };
+    for (is_listed, selector, expected) in [
+        (true, None, Ok("Ethernet")),
+        (true, Some("172.16.0.3"), Ok("Ethernet")),
+        (true, Some("ethernet"), Ok("ethernet")),
+        (true, Some("00:15:5d:00:00:04"), Ok("Ethernet")),
+        (false, Some("Ethernet"), Ok("Ethernet")),
+        (false, Some("00:15:5d:00:00:04"), Ok("Ethernet")),
+        (false, None, Err(r#"name it (--adapter "Ethernet")"#)),
+        (false, Some("172.16.0.3"), Err(r#"name it (--adapter "Ethernet")"#)),
+    ] {
+        let machine = machine();
+        let hns = hns(&machine);
+        ensure_overlay(&hns, &anchor).unwrap();
+        if !is_listed {
+            machine.change(|state| state.adapters.retain(|adapter| adapter.name != "Ethernet"));
+        }
+        let host = host(&machine, selector, None);
+        let made = ensure_overlay_on(&hns, &spec(), &[], (&host, Some(NODE)));
+        match expected {
+            Ok(name) => {
+                made.unwrap_or_else(|error| panic!("{is_listed} {selector:?}: {error}"));
+                assert_eq!(name_of(&hns).unwrap(), name);
+            }
+            Err(why) => {
+                let error = made.unwrap_err().to_string();
+                assert!(error.contains(why), "{error}");
             }
         }
     }
