@@ -33,7 +33,7 @@ pub struct IpRoute {
     pub next_hop: IpAddr,
     /// Lower is better. The adapter's own metric comes on top.
     pub metric: u32,
-    /// Whether the system made it for an address of its own, and makes it again.
+    /// Whether the system makes it again: it is of an address of its own, of DHCP, or of a router's advertisement.
     pub is_own: bool,
 }
 

@@ -15,7 +15,7 @@ use windows_sys::Win32::NetworkManagement::IpHelper::{
 };
 use windows_sys::Win32::NetworkManagement::Ndis::IfOperStatusUp;
 use windows_sys::Win32::Networking::WinSock::{
-    AF_INET, AF_INET6, AF_UNSPEC, MIB_IPPROTO_LOCAL, MIB_IPPROTO_NETMGMT, SOCKADDR_INET,
+    AF_INET, AF_INET6, AF_UNSPEC, MIB_IPPROTO_LOCAL, MIB_IPPROTO_NETMGMT, NlroManual, SOCKADDR_INET,
 };
 use windows_sys::core::PWSTR;
 
@@ -203,7 +203,7 @@ unsafe fn route(row: &MIB_IPFORWARD_ROW2) -> Option<IpRoute> {
         destination,
         next_hop: next_hop.unwrap_or(on_link),
         metric: row.Metric,
-        is_own: row.Protocol == MIB_IPPROTO_LOCAL,
+        is_own: row.Protocol == MIB_IPPROTO_LOCAL || row.Origin != NlroManual,
     })
 }
 
