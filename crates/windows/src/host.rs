@@ -81,6 +81,18 @@ impl Host {
         }
     }
 
+    /// Prepares for the end of a network: the adapter of its switch goes, and the system forgets routes.
+    ///
+    /// # Errors
+    /// The routes cannot be kept.
+    pub(crate) fn prepare_for_deletion(&self, node: Option<Ipv4Addr>) -> Result<(), Error> {
+        let Choice { adapter, .. } = self.choose(node);
+        let adapters = self.ip.adapters().map_err(|error| Error::Adapter { problem: error.to_string() })?;
+        let has_address = || node.and_then(|node| with(&adapters, node).into_iter().next().cloned());
+        let Some(adapter) = adapter.or_else(has_address) else { return Ok(()) };
+        self.routes.keep(&adapter).map_err(|problem| Error::Adapter { problem })
+    }
+
     /// Prepares for a switch on the adapter: it takes over the addresses, and the system forgets routes.
     ///
     /// # Errors

@@ -24,6 +24,8 @@ const WATCHED: Duration = Duration::from_secs(600);
 /// How often the routes are compared while some are missing, and afterwards.
 const MISSING_EVERY: Duration = Duration::from_secs(1);
 const COMPLETE_EVERY: Duration = Duration::from_secs(10);
+/// How long missing routes are added. Then somebody has to decide whether they are still right.
+const ADDED: Duration = Duration::from_secs(3_600);
 
 /// The routes of an adapter before a switch took it over.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,6 +67,8 @@ pub struct HostRoutes {
 #[derive(Default)]
 struct State {
     kept: Option<Kept>,
+    /// When they were first compared.
+    compared: Option<Instant>,
     /// When the routes were first complete.
     complete: Option<Instant>,
     problem: Option<String>,
@@ -115,10 +119,14 @@ impl HostRoutes {
         }
     }
 
-    /// Keeps the routes of an adapter. Returns why that is not possible; then nothing may happen to it.
+    /// Keeps the routes of an adapter, and those that it had before and that are not back yet. Returns why that is not possible;
+    /// then nothing may happen to it.
     pub(crate) fn keep(&self, adapter: &Adapter) -> Result<(), String> {
         let all = self.ip.routes().map_err(|error| error.to_string())?;
-        let kept = kept(adapter, &all);
+        let mut kept = kept(adapter, &all);
+        if let State { kept: Some(earlier), complete: None, .. } = &*self.state() {
+            kept.add(earlier);
+        }
         if let Some(file) = &self.file {
             write(file, &kept).map_err(|error| {
                 format!("the routes of {} cannot be kept in {}: {error}", adapter.name, file.display())
@@ -141,13 +149,15 @@ impl HostRoutes {
             *state = State::default();
             return None;
         }
-        let result = self.add_missing(kept);
+        let is_late = now >= state.compared.unwrap_or(now) + ADDED && state.complete.is_none();
+        let result = self.add_missing(kept, is_late);
         if let Err(problem) = &result
             && state.problem.as_ref() != Some(problem)
         {
-            warn!(problem, "the adapter's routes are not complete; Tortie retries");
+            warn!(problem, "the adapter's routes are not complete");
         }
         state.problem = result.err();
+        state.compared.get_or_insert(now);
         if state.problem.is_none() {
             state.complete.get_or_insert(now);
         }
@@ -161,7 +171,8 @@ impl HostRoutes {
         Some(Condition::new(Reason::HostRouteMissing, problem))
     }
 
-    fn add_missing(&self, kept: &Kept) -> Result<(), String> {
+    /// Adds what is missing, unless it is too late for that. Returns what is still missing.
+    fn add_missing(&self, kept: &Kept, is_late: bool) -> Result<(), String> {
         let read = || Ok::<_, tortie_hcn::IpHelperError>((self.ip.adapters()?, self.ip.routes()?));
         let (adapters, routes) = read().map_err(|error| error.to_string())?;
         let routes = match missing(kept, &adapters, &routes) {
@@ -176,21 +187,44 @@ impl HostRoutes {
         let mut refused = Vec::new();
         for route in routes {
             let IpRoute { destination, next_hop, .. } = &route;
+            let name = || format!("the route to {destination} by {next_hop} of {}", kept.adapter);
+            if is_late {
+                refused.push(format!("{} is not back, and is no longer tried: {}", name(), self.remedy()));
+                continue;
+            }
             match self.ip.add_route(&route) {
                 Ok(()) => info!(%destination, %next_hop, "the adapter's route is back"),
-                Err(error) => {
-                    refused.push(format!(
-                        "the route to {destination} by {next_hop} of {}: {error}",
-                        kept.adapter
-                    ));
-                }
+                Err(error) => refused.push(format!("{}: {error}", name())),
             }
         }
         if refused.is_empty() { Ok(()) } else { Err(refused.join("; ")) }
     }
 
+    fn remedy(&self) -> String {
+        let file =
+            self.file.as_deref().map_or_else(String::new, |file| format!("delete {} and ", file.display()));
+        format!("add it, or {file}restart the agent")
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Kept {
+    /// Adds what an earlier snapshot of the same adapter has besides.
+    fn add(&mut self, earlier: &Kept) {
+        let is_same = |own: &Ipv4Net| earlier.addresses.iter().any(|it| it.addr() == own.addr());
+        if !self.addresses.iter().any(is_same) {
+            return;
+        }
+        let is_known = |route: &&KeptRoute| {
+            self.routes
+                .iter()
+                .any(|own| (own.destination, own.next_hop) == (route.destination, route.next_hop))
+        };
+        let more: Vec<KeptRoute> = earlier.routes.iter().filter(|route| !is_known(route)).cloned().collect();
+        self.routes.extend(more);
     }
 }
 

@@ -132,6 +132,7 @@ pub fn ensure_overlay_on(
                     return Err(Error::NetworkDiffers { name: spec.name.clone(), found, wanted, endpoints });
                 }
                 warn!(network = spec.name, found, wanted, "the network differs and is unused; recreating it");
+                host.prepare_for_deletion(node)?;
                 hcn.delete_network(network.id)?;
                 create(hcn, spec)?
             }

@@ -13,7 +13,7 @@ use tortie_api::calico::FelixConfigurationSpec;
 use tortie_api::net::{Direction, Protocol};
 use tortie_dataplane::{Delta, Reason, Report, Settings};
 use tortie_hcn::schema::{NetAdapterName, OutBoundNat};
-use tortie_hcn::{Adapter, Hcn, HcnExt, IpHelper, IpRoute};
+use tortie_hcn::{Adapter, Call, Hcn, HcnExt, IpHelper, IpRoute, Kind};
 use tortie_hns_emulator::{Config, EmulatedHost, Emulator, Recorder};
 use tortie_policy::program::{EndpointProgram, Flow};
 use tortie_windows::{
@@ -317,6 +317,63 @@ fn a_later_process_brings_back_what_an_earlier_one_kept() {
     second.routes().restore(now + Duration::from_secs(3_600));
     assert!(!file.exists(), "they are no longer watched");
     fs::remove_dir_all(folder).unwrap();
+}
+
+/// A network that is made anew takes its adapter's routes with it, and the system may not have brought all back before.
+#[test]
+fn routes_survive_a_network_that_is_made_anew() {
+    let machine = machine();
+    let hns = Recorder::new(hns(&machine));
+    let host = host(&machine, None, None);
+    ensure_overlay_on(&hns, &spec(), &[], (&host, Some(NODE))).unwrap();
+    machine.change(|state| state.refuses = 1);
+    assert!(host.routes().restore(Instant::now()).is_some(), "one route is not back");
+    // An administrator has added one.
+    machine.change(|state| state.routes.push(route(104, "10.77.0.0/16", Ipv4Addr::new(172, 16, 0, 252))));
+    // The end of the network: the address is on the physical adapter again, and routes are forgotten.
+    let (inner, old) = (Arc::clone(&machine), super::host::machine());
+    hns.set_fault(move |call| {
+        if matches!(call, Call::Delete { kind: Kind::Network, .. }) {
+            inner.change(|state| {
+                state.adapters = old.adapters().unwrap();
+                state.routes.retain(|route| route.interface == 5);
+            });
+        }
+        None
+    });
+    let other = OverlaySpec { vni: 4_097, ..spec() };
+    ensure_overlay_on(&hns, &other, &[], (&host, Some(NODE))).unwrap();
+    assert_eq!(there(&machine), [""; 0]);
+    assert_eq!(host.routes().restore(Instant::now()), None);
+    assert_eq!(there(&machine), all());
+    let of_administrator = |route: &IpRoute| route.destination.to_string() == "10.77.0.0/16";
+    assert!(machine.routes().unwrap().iter().any(of_administrator));
+}
+
+/// Whoever looks after an hour must find the machine as they left it.
+#[test]
+fn missing_routes_are_not_added_for_ever() {
+    let machine = machine();
+    let (hns, host) = (hns(&machine), host(&machine, None, None));
+    ensure_overlay_on(&hns, &spec(), &[], (&host, Some(NODE))).unwrap();
+    let now = Instant::now();
+    machine.change(|state| state.refuses = usize::MAX);
+    for minutes in 0..60 {
+        assert!(host.routes().restore(now + Duration::from_secs(60 * minutes)).is_some());
+    }
+    machine.change(|state| state.refuses = 0);
+    let late = host.routes().restore(now + Duration::from_secs(3_600)).unwrap();
+    assert!(late.message.contains("no longer tried: add it, or restart the agent"), "{}", late.message);
+    assert_eq!(there(&machine), [""; 0]);
+    for (net, next_hop) in lost() {
+        machine.add_route(&route(104, net, next_hop)).unwrap();
+    }
+    let now = now + Duration::from_secs(3_601);
+    assert_eq!(host.routes().restore(now), None, "somebody has added them");
+    // Then they are watched as others are.
+    machine.change(|state| state.routes.retain(|route| route.destination.to_string() != "192.168.0.0/16"));
+    assert_eq!(host.routes().restore(now), None);
+    assert_eq!(there(&machine), all());
 }
 
 fn testkit_folder() -> std::path::PathBuf {
