@@ -6,7 +6,6 @@ use std::time::Duration;
 use anyhow::Context;
 use serde_json::json;
 use tortie_hcn::native::{NativeHcn, NativeIpHelper};
-use tortie_hcn::schema::NetAdapterName;
 use tortie_hcn::selftest::{self, NoTraffic};
 use tortie_hcn::{Adapter, HcnExt, IpHelper, IpRoute};
 
@@ -24,28 +23,31 @@ pub(crate) enum WindowsCommand {
     Adapters,
     /// Ask HNS of this machine what its documentation leaves open, and print the answers as JSON. It makes a network beside that of
     /// the agent, on the same virtual switch, with endpoints that belong to no container, and removes it
-    Selftest,
+    Selftest {
+        /// The physical adapter of the agent's network, by its name. The default is the name that the network lists
+        #[arg(long)]
+        adapter: Option<String>,
+    },
 }
 
 impl WindowsCommand {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         match self {
             Self::Adapters => adapters(),
-            Self::Selftest => ask(),
+            Self::Selftest { adapter } => ask(adapter),
         }
     }
 }
 
-/// Without the agent's network, making one would take an adapter over, and cost the node its connections.
-fn ask() -> anyhow::Result<ExitCode> {
+/// Without the agent's network or the name of its adapter, making one could take another adapter over, and cost the node its
+/// connections.
+fn ask(adapter: Option<String>) -> anyhow::Result<ExitCode> {
     let hns = NativeHcn::load(DEADLINE)?;
     let network = hns.network_by_name(NETWORK)?.with_context(|| {
         format!("there is no network {NETWORK}: run this on a node where the agent has made it")
     })?;
-    let mut named =
-        network.policies.iter().filter_map(|policy| policy.settings::<NetAdapterName>().ok().flatten());
-    let adapter = named.next().map(|named| named.network_adapter_name);
-    let report = selftest::run(&hns, &NoTraffic, adapter.as_deref())?;
+    let adapter = adapter.map_or_else(|| tortie_windows::adapter_of(&network), Ok)?;
+    let report = selftest::run(&hns, &NoTraffic, Some(&adapter))?;
     output::line(&serde_json::to_string_pretty(&report)?);
     Ok(ExitCode::SUCCESS)
 }

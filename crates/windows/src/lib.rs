@@ -37,7 +37,7 @@ pub use host::Host;
 pub use host_routes::HostRoutes;
 pub use outbound::CurrentNetworks;
 pub use overlay::{
-    CurrentOverlay, Overlay, OverlaySpec, ensure_overlay, ensure_overlay_on, ensure_overlay_with,
+    CurrentOverlay, Overlay, OverlaySpec, adapter_of, ensure_overlay, ensure_overlay_on, ensure_overlay_with,
 };
 pub use static_rules::{StaticRules, StaticRulesError};
 pub use wiring::WindowsWiring;

@@ -257,13 +257,30 @@ fn subnet(block: Ipv4Net, vni: u32) -> Subnet {
     }
 }
 
+/// The name of the adapter of the network, for another network on the same switch.
+///
+/// # Errors
+/// HNS does not show it. Without a name, HNS could take another adapter over.
+pub fn adapter_of(network: &Network) -> Result<String, Error> {
+    named_adapter(network).ok_or_else(|| Error::Differs {
+        object: format!("network {}", network.name),
+        problem: "it lists no NetAdapterName, and HNS could take another adapter over for the test's network: name the physical \
+                  adapter of this network (--adapter \"Ethernet\", for example; tortie windows adapters lists them)"
+            .to_owned(),
+    })
+}
+
+fn named_adapter(network: &Network) -> Option<String> {
+    let mut named =
+        network.policies.iter().filter_map(|policy| policy.settings::<NetAdapterName>().ok().flatten());
+    Some(named.find(|named| !named.network_adapter_name.is_empty())?.network_adapter_name)
+}
+
 /// The adapter of the network, if it names another one than the required one. Such a network is never recreated: if HNS
 /// showed another name of the same adapter, that would never end, and each time the node would lose its connections.
 fn other_adapter(network: &Network, spec: &OverlaySpec) -> Option<String> {
     let wanted = spec.adapter.as_ref()?;
-    let mut named =
-        network.policies.iter().filter_map(|policy| policy.settings::<NetAdapterName>().ok().flatten());
-    let found = named.find(|named| !named.network_adapter_name.is_empty())?.network_adapter_name;
+    let found = named_adapter(network)?;
     (!found.eq_ignore_ascii_case(wanted)).then_some(found)
 }
 

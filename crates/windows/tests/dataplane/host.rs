@@ -17,7 +17,7 @@ use tortie_hcn::{Adapter, Call, Hcn, HcnExt, IpHelper, IpRoute, Kind};
 use tortie_hns_emulator::{Config, EmulatedHost, Emulator, Recorder};
 use tortie_policy::program::{EndpointProgram, Flow};
 use tortie_windows::{
-    Host, HostRoutes, NETWORK, OverlaySpec, WindowsDataplane, ensure_overlay, ensure_overlay_on,
+    Host, HostRoutes, NETWORK, OverlaySpec, WindowsDataplane, adapter_of, ensure_overlay, ensure_overlay_on,
 };
 
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(172, 16, 0, 254);
@@ -174,6 +174,23 @@ fn what_selects_no_physical_adapter_is_refused() {
     }
     assert_eq!("Ethernet 2 ".parse(), Ok(AdapterSelector::Name("Ethernet 2".to_owned())));
     assert_eq!("10.0.0.1".parse(), Ok(AdapterSelector::Address([10, 0, 0, 1].into())));
+}
+
+/// The selftest makes a network on the same switch.
+#[test]
+fn a_network_without_the_name_of_its_adapter_is_no_place_for_a_test() {
+    let hns = hns(&machine());
+    for (adapter, expected) in [(Some("Ethernet"), Ok("Ethernet")), (Some(""), Err(())), (None, Err(()))] {
+        let spec = OverlaySpec { adapter: adapter.map(str::to_owned), ..spec() };
+        let mut network = hns.network(ensure_overlay(&hns, &spec).unwrap().id).unwrap();
+        network.policies.retain(|policy| adapter.is_some() || !policy.is::<NetAdapterName>());
+        match (adapter_of(&network), expected) {
+            (Ok(found), Ok(expected)) => assert_eq!(found, expected),
+            (Err(error), Err(())) => assert!(error.to_string().contains("--adapter"), "{error}"),
+            (found, _) => panic!("{adapter:?}: {found:?}"),
+        }
+        hns.delete_network(network.id).unwrap();
+    }
 }
 
 /// A node on this machine whose network exists.
