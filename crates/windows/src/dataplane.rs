@@ -43,7 +43,7 @@ pub struct WindowsDataplane {
     hcn: Arc<dyn Hcn>,
     host: Host,
     /// The machine's addresses when last read.
-    host_addresses: BTreeSet<Ipv4Net>,
+    host_addresses: Option<BTreeSet<Ipv4Net>>,
     host_due: bool,
     overlay: Option<Overlay>,
     current_overlay: CurrentOverlay,
@@ -101,7 +101,7 @@ impl WindowsDataplane {
         WindowsDataplane {
             hcn,
             host: Host::unknown(),
-            host_addresses: BTreeSet::new(),
+            host_addresses: None,
             host_due: true,
             overlay: None,
             current_overlay: CurrentOverlay::default(),
@@ -216,6 +216,7 @@ impl WindowsDataplane {
             Some(_) => None,
         };
         self.read_addresses(state);
+        report.retry |= self.host_due;
         report.node.extend(self.host.routes().condition());
         let networks = Networks::new(&state.settings, self.services.clone(), self.networks_of(state));
         let provider = self.overlay.as_ref().map(|overlay| overlay.provider_address);
@@ -356,28 +357,29 @@ impl WindowsDataplane {
 
     /// Reads the machine's addresses, if they may have changed. All of them may reach the pods, so every list has them.
     fn read_addresses(&mut self, state: &NodeState) {
-        if !std::mem::take(&mut self.host_due) {
+        if !self.host_due {
             return;
         }
         let Some(addresses) = self.host.addresses() else { return };
-        if addresses != self.host_addresses {
+        self.host_due = false;
+        if self.host_addresses.as_ref() != Some(&addresses) {
             info!(?addresses, "the machine's addresses");
-            self.host_addresses = addresses;
+            self.host_addresses = Some(addresses);
             state.endpoints.keys().for_each(|id| self.acl_reconciler.look_at_now(id.clone()));
         }
     }
 
-    /// The network of the node's own address.
-    fn networks_of(&self, state: &NodeState) -> Vec<Ipv4Net> {
+    /// The network of the node's own address, if the machine's addresses are known.
+    fn networks_of(&self, state: &NodeState) -> Option<Vec<Ipv4Net>> {
         let own = state.node.as_ref().and_then(own_address);
-        let nets = self.host_addresses.iter().filter(|net| Some(net.addr()) == own);
-        nets.map(Ipv4Net::trunc).collect()
+        let nets = self.host_addresses.as_ref()?.iter().filter(|net| Some(net.addr()) == own);
+        Some(nets.map(Ipv4Net::trunc).collect())
     }
 
     /// The machine's own addresses towards its pods.
     fn node_addresses(&self, state: &NodeState) -> BTreeSet<Ipv4Addr> {
         let known = node_addresses(state);
-        known.into_iter().chain(self.host_addresses.iter().map(Ipv4Net::addr)).collect()
+        known.into_iter().chain(self.host_addresses.iter().flatten().map(Ipv4Net::addr)).collect()
     }
 
     /// The network whose sets ACLs may name, if HNS supports sets, and whether they should.

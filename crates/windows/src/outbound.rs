@@ -25,15 +25,19 @@ pub(crate) struct Networks {
     pub(crate) services: Vec<Ipv4Net>,
     /// The pools, and whether packets from each to the outside get the node's address (`natOutgoing`).
     pub(crate) pools: Vec<(Ipv4Net, bool)>,
-    /// The networks of the node itself.
-    pub(crate) of_node: Vec<Ipv4Net>,
+    /// The networks of the node itself; `None` until the system has told them.
+    pub(crate) of_node: Option<Vec<Ipv4Net>>,
     /// The node's address on the underlay, if the overlay network is known.
     pub(crate) provider: Option<Ipv4Addr>,
 }
 
 impl Networks {
     /// The IPv4 pools of the settings, and the rest.
-    pub(crate) fn new(settings: &Settings, services: Vec<Ipv4Net>, of_node: Vec<Ipv4Net>) -> Networks {
+    pub(crate) fn new(
+        settings: &Settings,
+        services: Vec<Ipv4Net>,
+        of_node: Option<Vec<Ipv4Net>>,
+    ) -> Networks {
         let ipv4 = |(net, nat): (&IpNet, &bool)| match net {
             IpNet::V4(net) => Some((*net, *nat)),
             IpNet::V6(_) => None,
@@ -51,9 +55,9 @@ impl Networks {
         let mut policies = Vec::new();
         // Without the networks of Services, packets to Services would get the node's address, too.
         let is_translated = self.pools.iter().any(|(pool, nat)| *nat && pool.contains(&address));
-        if is_translated && !self.services.is_empty() {
+        if let Some(of_node) = self.of_node.as_ref().filter(|_| is_translated && !self.services.is_empty()) {
             let pools = self.pools.iter().map(|(pool, _)| pool);
-            let nets = self.services.iter().chain(pools).chain(&self.of_node);
+            let nets = self.services.iter().chain(pools).chain(of_node);
             let exceptions = nets.map(|net| net.trunc().to_string()).collect();
             policies.push(Policy::of(&OutBoundNat { exceptions, ..Default::default() }));
         }
@@ -64,18 +68,22 @@ impl Networks {
         policies
     }
 
-    /// The pools whose `natOutgoing` has no effect, because the networks of Services are not known.
+    /// The pools whose `natOutgoing` has no effect, because networks that keep the pod's address are not known.
     pub(crate) fn condition(&self) -> Option<Condition> {
         let translated = self.pools.iter().filter(|(_, nat)| *nat);
         let pools: Vec<String> = translated.map(|(pool, _)| pool.to_string()).collect();
-        (self.services.is_empty() && !pools.is_empty()).then(|| {
-            let message = format!(
-                "natOutgoing of {} has no effect on this node: packets to Services must keep the pod's address, and the agent does \
-                 not know the Services' networks; name them with --service-cidr",
-                pools.join(", ")
-            );
-            Condition::new(Reason::OutboundNatDiffers, message)
-        })
+        let why = match (&self.services[..], &self.of_node) {
+            ([], _) => {
+                "has no effect on this node: packets to Services must keep the pod's address, and the agent does not know the \
+                 Services' networks; name them with --service-cidr"
+            }
+            (_, None) => {
+                "has no effect on new pods yet: Windows does not tell the node's addresses; the agent tries again"
+            }
+            (_, Some(_)) => return None,
+        };
+        let message = || format!("natOutgoing of {} {why}", pools.join(", "));
+        (!pools.is_empty()).then(|| Condition::new(Reason::OutboundNatDiffers, message()))
     }
 }
 
@@ -156,7 +164,11 @@ pub(crate) fn sync(
     }
     *last_rejected = None;
     wanted.extend(provider(found, networks));
-    let surplus = without(&found.policies, &ways(&wanted));
+    let mut surplus = without(&found.policies, &ways(&wanted));
+    if networks.of_node.is_none() {
+        // What an earlier process wrote is probably right.
+        surplus.retain(|policy| !policy.is::<OutBoundNat>());
+    }
     let missing = without(&wanted, &ways(&found.policies));
     if surplus.is_empty() && missing.is_empty() {
         return Ok(Vec::new());

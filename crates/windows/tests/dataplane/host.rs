@@ -11,7 +11,7 @@ use serde_json::json;
 use testkit::Stateful;
 use tortie_api::calico::FelixConfigurationSpec;
 use tortie_api::net::{Direction, Protocol};
-use tortie_dataplane::{Delta, Reason, Report, Settings};
+use tortie_dataplane::{Condition, Delta, Reason, Report, Settings};
 use tortie_hcn::schema::{NetAdapterName, OutBoundNat};
 use tortie_hcn::{Adapter, Call, Hcn, HcnExt, IpHelper, IpRoute, Kind};
 use tortie_hns_emulator::{Config, EmulatedHost, Emulator, Recorder};
@@ -261,6 +261,41 @@ fn the_network_of_the_node_is_an_exception_of_nat() {
     let policies = node.endpoint().policies;
     let nat: Vec<OutBoundNat> = policies.iter().filter_map(|policy| policy.settings().unwrap()).collect();
     assert_eq!(json!(nat), json!([{"Exceptions": ["10.96.0.0/12", "10.244.0.0/16", "172.16.0.0/24"]}]));
+}
+
+/// Removing and adding it again would interrupt each pod.
+#[test]
+fn nat_stays_as_it_is_while_the_addresses_of_the_machine_are_unknown() {
+    let machine = machine();
+    let mut node = node_on(&machine);
+    let pools = [("10.244.0.0/16".parse().unwrap(), true)].into();
+    let pools = Delta::Settings(Arc::new(Settings::new(&FelixConfigurationSpec::default(), pools)));
+    let all = [local_node(), own_block(), allow_all(), pools, endpoint(open_program())];
+    node.apply(&all);
+    node.connect();
+    assert_eq!(node.dataplane.resync(), Report::default());
+    let before = json!(node.endpoint().policies);
+    assert!(before.to_string().contains("172.16.0.0/24"), "{before}");
+    // The next agent cannot read them at first.
+    let services = vec!["10.96.0.0/12".parse().unwrap()];
+    let dataplane = WindowsDataplane::new(node.hns.clone()).with_host(host(&machine, None, None));
+    node.dataplane = Stateful::new(dataplane.with_services(services));
+    machine.change(|state| state.fails = true);
+    let report = node.apply(&all);
+    let waits =
+        |it: &Condition| it.reason == Reason::OutboundNatDiffers && it.message.contains("tries again");
+    assert!(report.retry && report.node.iter().any(waits), "{report:?}");
+    let nat = |policies: &serde_json::Value| -> Vec<serde_json::Value> {
+        policies.as_array().unwrap().iter().filter(|it| it["Type"] == "OutBoundNAT").cloned().collect()
+    };
+    assert_eq!(nat(&json!(node.endpoint().policies)), nat(&before));
+    machine.change(|state| state.fails = false);
+    node.hns.take();
+    // No resync is needed for the next attempt.
+    assert_eq!(node.apply(&[]), Report::default());
+    let changes = format!("{:?}", node.hns.take_changes());
+    assert!(!changes.contains("OutBoundNAT"), "{changes}");
+    assert_eq!(nat(&json!(node.endpoint().policies)), nat(&before));
 }
 
 /// The routes that a switch loses, and that are there.
