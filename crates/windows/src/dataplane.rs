@@ -72,12 +72,14 @@ pub struct WindowsDataplane {
     looked: Option<Instant>,
     /// Whether HNS has notified of a change since.
     notified: Arc<AtomicBool>,
+    /// Whether the machine has.
+    host_notified: Arc<AtomicBool>,
 }
 
 /// Notes a change of HNS or of the machine, and tells of it.
 struct Teller {
     notified: Arc<AtomicBool>,
-    notify: Mutex<Box<dyn Fn() + Send>>,
+    notify: Arc<Mutex<Box<dyn Fn() + Send>>>,
 }
 
 impl Teller {
@@ -122,6 +124,7 @@ impl WindowsDataplane {
             in_trouble: false,
             looked: None,
             notified: Arc::default(),
+            host_notified: Arc::default(),
         }
     }
 
@@ -203,6 +206,8 @@ impl WindowsDataplane {
         let (mut report, now) = (Report::default(), (self.clock)());
         report.node.extend(not_enforced(state));
         self.routes_due |= self.routes_backoff.due(now).next().is_some();
+        self.read_addresses(state);
+        report.retry |= self.host_due;
         let mut away = None;
         if let Err(error) = self.sync_network(state, &mut report) {
             note(&mut report.node, &error);
@@ -215,8 +220,6 @@ impl WindowsDataplane {
             }
             Some(_) => None,
         };
-        self.read_addresses(state);
-        report.retry |= self.host_due;
         report.node.extend(self.host.routes().condition());
         let networks = Networks::new(&state.settings, self.services.clone(), self.networks_of(state));
         let provider = self.overlay.as_ref().map(|overlay| overlay.provider_address);
@@ -365,6 +368,8 @@ impl WindowsDataplane {
         if self.host_addresses.as_ref() != Some(&addresses) {
             info!(?addresses, "the machine's addresses");
             self.host_addresses = Some(addresses);
+            // Its address on the underlay may be another one.
+            self.overlay = None;
             state.endpoints.keys().for_each(|id| self.acl_reconciler.look_at_now(id.clone()));
         }
     }
@@ -410,9 +415,9 @@ impl WindowsDataplane {
 
 impl Dataplane for WindowsDataplane {
     fn watch(&mut self, notify: Box<dyn Fn() + Send>) {
-        let teller = Teller { notified: self.notified.clone(), notify: Mutex::new(notify) };
-        let of_hns = Arc::new(teller);
-        let of_host = Arc::clone(&of_hns);
+        let notify = Arc::new(Mutex::new(notify));
+        let of_hns = Teller { notified: self.notified.clone(), notify: Arc::clone(&notify) };
+        let of_host = Teller { notified: self.host_notified.clone(), notify };
         self.hcn.watch(Box::new(move || of_hns.tell()));
         self.host.watch(Box::new(move || of_host.tell()));
     }
@@ -439,11 +444,13 @@ impl Dataplane for WindowsDataplane {
 
     fn resync(&mut self, state: &NodeState) -> Report {
         let now = (self.clock)();
-        // After a failure this is called every second, for what failed. The rest is checked at the usual interval, and when
-        // HNS has notified of a change.
+        // After a failure this is called every second, for what failed, and after each change of a route of the machine, which
+        // may be many. The rest is checked at the usual interval, and when HNS has notified of a change.
+        let of_host = self.host_notified.swap(false, Ordering::AcqRel);
+        self.host_due |= of_host;
         let just_looked = self.looked.is_some_and(|looked| now < looked + LOOK_EVERY);
         let notified = self.notified.swap(false, Ordering::AcqRel);
-        if notified || !(self.in_trouble && just_looked) {
+        if notified || !(just_looked && (self.in_trouble || of_host)) {
             self.looked = Some(now);
             // HNS may have been updated since.
             (self.overlay, self.version_due, self.host_due) = (None, true, true);

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::node::*;
@@ -11,7 +12,7 @@ use serde_json::json;
 use testkit::Stateful;
 use tortie_api::calico::FelixConfigurationSpec;
 use tortie_api::net::{Direction, Protocol};
-use tortie_dataplane::{Condition, Delta, Reason, Report, Settings};
+use tortie_dataplane::{Condition, Dataplane, Delta, Reason, Report, Settings};
 use tortie_hcn::schema::{NetAdapterName, OutBoundNat};
 use tortie_hcn::{Adapter, Call, Hcn, HcnExt, IpHelper, IpRoute, Kind};
 use tortie_hns_emulator::{Config, EmulatedHost, Emulator, Recorder};
@@ -296,6 +297,38 @@ fn nat_stays_as_it_is_while_the_addresses_of_the_machine_are_unknown() {
     let changes = format!("{:?}", node.hns.take_changes());
     assert!(!changes.contains("OutBoundNAT"), "{changes}");
     assert_eq!(nat(&json!(node.endpoint().policies)), nat(&before));
+}
+
+/// Other programs may change routes all the time.
+#[test]
+fn a_change_of_a_route_asks_hns_nothing() {
+    let machine = machine();
+    let mut node = node_on(&machine);
+    let notices = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&notices);
+    let notify = Box::new(move || {
+        count.fetch_add(1, Ordering::Relaxed);
+    });
+    node.apply(&[local_node(), own_block(), allow_all(), endpoint(open_program())]);
+    node.connect();
+    node.dataplane.watch(notify);
+    assert_eq!(node.dataplane.resync(), Report::default());
+    node.hns.take();
+    for last in 1..10 {
+        let route = route(5, &format!("10.99.{last}.0/24"), Ipv4Addr::new(198, 51, 100, 1));
+        machine.change(|state| state.routes.push(route));
+        assert_eq!(node.dataplane.resync(), Report::default());
+        assert_eq!(node.hns.take(), [], "{last}");
+    }
+    assert!(notices.load(Ordering::Relaxed) >= 9);
+    // An address concerns every pod.
+    machine.change(|state| state.adapters[1].addresses = vec!["10.9.9.9/24".parse().unwrap()]);
+    assert_eq!(node.dataplane.resync(), Report::default());
+    assert_ne!(node.hns.take_changes(), []);
+    assert!(node.passes(Direction::Ingress, &from([10, 9, 9, 9])));
+    // The usual check comes all the same.
+    assert_eq!(node.dataplane.resync(), Report::default());
+    assert_ne!(node.hns.take(), []);
 }
 
 /// The routes that a switch loses, and that are there.
