@@ -27,7 +27,10 @@ use tortie_linux::LearnedRoutes;
 pub(crate) enum BgpQuestion {
     Peers,
     Routes,
-    Why(ipnet::IpNet),
+    Why(
+        #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "there is no speaker to ask"))]
+        ipnet::IpNet,
+    ),
 }
 
 /// A question, and where its answer goes.
