@@ -205,10 +205,10 @@ fn change(
     if !surplus.is_empty() {
         let failed = send(hcn, endpoint, RequestType::Remove, surplus.clone())?;
         let left = read()?;
-        let stays: Vec<Way> = ways(&surplus).intersection(&left).cloned().collect();
+        let stays: BTreeSet<Way> = ways(&surplus).intersection(&left).cloned().collect();
         if !stays.is_empty() {
             let why = failed.map_or_else(|| "HNS ignored that".to_owned(), |error| error.to_string());
-            let problems = vec![format!("{stays:?} cannot be removed, and nothing was added: {why}")];
+            let problems = vec![format!("{} cannot be removed, and nothing was added: {why}", names(&stays))];
             return Ok(Change { left, problems, is_complete: false, is_refused: true });
         }
     }
@@ -227,7 +227,7 @@ fn change(
     let mut problems: Vec<String> = refused.iter().map(|(_, error)| error.to_string()).collect();
     let unlisted = without(&accepted, &left);
     if !unlisted.is_empty() {
-        problems.push(format!("HNS accepted {:?} and does not show it", ways(&unlisted)));
+        problems.push(format!("HNS accepted {} and does not show it", names(&ways(&unlisted))));
     }
     let is_replaced = |old: &&Policy| refused.iter().any(|(new, _)| new.r#type == old.r#type);
     let back: Vec<Policy> = surplus.iter().filter(is_replaced).cloned().collect();
@@ -251,6 +251,19 @@ fn send(
         Err(error) if error.class() == Class::Unavailable => Err(error.into()),
         result => Ok(result.err()),
     }
+}
+
+/// The policies for people.
+fn names(ways: &BTreeSet<Way>) -> String {
+    let name = |way: &Way| match way {
+        Way::Translated(exceptions) => {
+            let exceptions: Vec<&str> = exceptions.iter().map(String::as_str).collect();
+            format!("OutBoundNAT with the exceptions {}", exceptions.join(", "))
+        }
+        Way::Routed(prefix) => format!("SDNRoute {prefix}"),
+        Way::Provided(address) => format!("ProviderAddress {address}"),
+    };
+    ways.iter().map(name).collect::<Vec<_>>().join("; ")
 }
 
 fn ways(policies: &[Policy]) -> BTreeSet<Way> {

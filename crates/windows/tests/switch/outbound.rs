@@ -61,6 +61,8 @@ fn packets_to_the_outside_have_the_address_that_the_pool_demands() {
     route(&first, "198.51.100.0/24", NEXT);
     route(&outside, "10.244.0.0/16", NODE);
     let mut node = Node::new(1, first);
+    let services = vec!["10.96.0.0/12".parse().unwrap()];
+    node.dataplane = node.dataplane.map(|dataplane| dataplane.with_services(services));
     let nobody = tortie_dataplane::Vtep { parent: Ipv4Addr::new(172, 16, 0, 77).into(), ..node.vtep.clone() };
     node.start(&nobody, 2);
     node.apply(&[pools(&[("10.244.0.0/16", true)])]);
