@@ -64,7 +64,7 @@ fn frr(routes: &[PodRoute]) -> String {
     let mut text = String::new();
     for PodRoute { destination, next_hop, node, .. } in routes {
         let family = if destination.addr().is_ipv4() { "ip" } else { "ipv6" };
-        let _ = writeln!(text, "! {node}\n{family} route {destination} {next_hop}");
+        let _ = writeln!(text, "! {}\n{family} route {destination} {next_hop}", one_line(node));
     }
     text
 }
@@ -79,7 +79,7 @@ fn bird(routes: &[PodRoute]) -> String {
         }
         let _ = writeln!(text, "protocol static {name} {{\n    {family};");
         for PodRoute { destination, next_hop, node, .. } in routes {
-            let _ = writeln!(text, "    route {destination} via {next_hop}; # {node}");
+            let _ = writeln!(text, "    route {destination} via {next_hop}; # {}", one_line(node));
         }
         text.push_str("}\n");
     }
@@ -90,7 +90,7 @@ fn linux(routes: &[PodRoute]) -> String {
     let mut text = String::new();
     for PodRoute { destination, next_hop, node, .. } in routes {
         let family = if destination.addr().is_ipv4() { "-4" } else { "-6" };
-        let _ = writeln!(text, "ip {family} route replace {destination} via {next_hop} # {node}");
+        let _ = writeln!(text, "ip {family} route replace {destination} via {next_hop} # {}", one_line(node));
     }
     text
 }
@@ -174,6 +174,11 @@ fn name(route: &PodRoute) -> String {
     format!("tortie-{}-{}", parts.join("-"), route.destination.prefix_len())
 }
 
+/// A node's name in a comment. A name from a file may have line ends, after which a router would read commands.
+fn one_line(name: &str) -> String {
+    name.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
 /// An argument for a shell.
 fn quoted(text: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:".contains(c);
@@ -186,6 +191,11 @@ fn quoted(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_in_comments_have_no_line_ends() {
+        assert_eq!(one_line("alpha\nreboot\r"), "alpha?reboot?");
+    }
 
     #[test]
     fn arguments_of_a_shell_are_quoted_where_necessary() {
