@@ -75,6 +75,12 @@ impl Uninstall {
         }
         if self.data {
             forget_nodes(&cluster).await?;
+            // The API server first deletes the objects of a definition.
+            for definition in tortie_deploy::objects(&values) {
+                if definition["kind"] == "CustomResourceDefinition" {
+                    wait_until_gone(&cluster, &path_of(&definition)?, self.timeout()).await?;
+                }
+            }
         }
         wait_until_gone(&cluster, &namespace_path(), self.timeout()).await?;
         if self.for_calico {
