@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ipnet::{IpNet, Ipv4Net};
 use tortie_hcn::{Adapter, IpHelper, IpHelperError, IpRoute};
 
-/// Who is told of changes.
+/// The callbacks for changes.
 type Watcher = Arc<dyn Fn() + Send + Sync>;
 
 /// A machine in memory. Making the first network on an adapter moves its addresses to an adapter of the switch, and forgets its

@@ -76,13 +76,13 @@ pub struct WindowsDataplane {
     host_notified: Arc<AtomicBool>,
 }
 
-/// Notes a change of HNS or of the machine, and tells of it.
-struct Teller {
+/// Records that HNS or the machine has changed, and calls the subscriber.
+struct ChangeNotifier {
     notified: Arc<AtomicBool>,
     notify: Arc<Mutex<Box<dyn Fn() + Send>>>,
 }
 
-impl Teller {
+impl ChangeNotifier {
     fn tell(&self) {
         self.notified.store(true, Ordering::Release);
         self.notify.lock().unwrap_or_else(PoisonError::into_inner)();
@@ -416,8 +416,8 @@ impl WindowsDataplane {
 impl Dataplane for WindowsDataplane {
     fn watch(&mut self, notify: Box<dyn Fn() + Send>) {
         let notify = Arc::new(Mutex::new(notify));
-        let of_hns = Teller { notified: self.notified.clone(), notify: Arc::clone(&notify) };
-        let of_host = Teller { notified: self.host_notified.clone(), notify };
+        let of_hns = ChangeNotifier { notified: self.notified.clone(), notify: Arc::clone(&notify) };
+        let of_host = ChangeNotifier { notified: self.host_notified.clone(), notify };
         self.hcn.watch(Box::new(move || of_hns.tell()));
         self.host.watch(Box::new(move || of_host.tell()));
     }

@@ -23,7 +23,7 @@ pub const CANARY: &str = "tortie-selftest";
 /// Its subnet, from the range for measurements of networks (RFC 2544).
 const SUBNET: &str = "198.18.0.0/24";
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
-/// The address of the endpoint that is asked about.
+/// The address of the endpoint that the questions use.
 const LOCAL: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 9);
 /// Its VNI; no cluster should have it.
 const VNI: u32 = 15_999_999;

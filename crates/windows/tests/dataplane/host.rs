@@ -240,7 +240,7 @@ fn every_address_of_the_machine_reaches_its_pods() {
     let never = [[198, 51, 100, 5], [169, 254, 3, 3], [169, 254, 77, 1], [127, 0, 0, 1], [10, 9, 9, 9]];
     let all = [&usual[..], &never].concat();
     assert_eq!(reach(&node, &all), usual.into());
-    // An event tells of a new address.
+    // An event announces a new address.
     machine.change(|state| state.adapters[1].addresses = vec!["10.9.9.9/24".parse().unwrap()]);
     assert_eq!(node.dataplane.resync(), Report::default());
     let now = [[172, 16, 0, 3], [10, 244, 3, 1], [10, 9, 9, 9], [172, 20, 0, 1], [203, 0, 113, 8]];
