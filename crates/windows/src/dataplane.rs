@@ -83,7 +83,7 @@ struct ChangeNotifier {
 }
 
 impl ChangeNotifier {
-    fn tell(&self) {
+    fn notify(&self) {
         self.notified.store(true, Ordering::Release);
         self.notify.lock().unwrap_or_else(PoisonError::into_inner)();
     }
@@ -418,8 +418,8 @@ impl Dataplane for WindowsDataplane {
         let notify = Arc::new(Mutex::new(notify));
         let of_hns = ChangeNotifier { notified: self.notified.clone(), notify: Arc::clone(&notify) };
         let of_host = ChangeNotifier { notified: self.host_notified.clone(), notify };
-        self.hcn.watch(Box::new(move || of_hns.tell()));
-        self.host.watch(Box::new(move || of_host.tell()));
+        self.hcn.watch(Box::new(move || of_hns.notify()));
+        self.host.watch(Box::new(move || of_host.notify()));
     }
 
     fn asks_for_services(&self) -> bool {
