@@ -148,7 +148,7 @@ pub struct BgpWhy {
     /// All routes to it, the best one first.
     pub candidates: Vec<BgpCandidate>,
     /// What each peer is told about the best route.
-    pub peers: Vec<BgpTold>,
+    pub peers: Vec<BgpAdvertised>,
     /// What the kernel has.
     pub kernel: BgpInKernel,
 }
@@ -193,7 +193,7 @@ pub enum BgpOutcome {
 /// What a peer is told about the best route.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct BgpTold {
+pub struct BgpAdvertised {
     /// The peer.
     pub peer: SocketAddr,
     /// The next hop that it is told; none if it is told nothing.

@@ -6,7 +6,9 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 use ipnet::IpNet;
-use tortie_agent::control::{Answer, Ask, BgpOutcome, BgpPeer, BgpRoute, BgpTold, BgpWhy, Outcome, ask};
+use tortie_agent::control::{
+    Answer, Ask, BgpAdvertised, BgpOutcome, BgpPeer, BgpRoute, BgpWhy, Outcome, ask,
+};
 
 use crate::output::{self, Format};
 
@@ -178,7 +180,7 @@ fn print_why(node: &str, why: &BgpWhy) {
         output::line("peers are told:");
     }
     let mut rows = vec![["PEER", "NEXT HOP", "REASON"].map(str::to_owned).to_vec()];
-    rows.extend(why.peers.iter().map(|BgpTold { peer, next_hop, reason }| {
+    rows.extend(why.peers.iter().map(|BgpAdvertised { peer, next_hop, reason }| {
         let told = next_hop.map_or_else(|| "nothing".to_owned(), |next_hop| next_hop.to_string());
         vec![peer.to_string(), told, reason.clone().unwrap_or_else(|| "-".to_owned())]
     }));

@@ -6,11 +6,11 @@ use std::net::{IpAddr, SocketAddr};
 use ipnet::IpNet;
 use tortie_bgp::calico::Forwarding;
 use tortie_bgp::codec::Origin;
-use tortie_bgp::rib::{CandidateRoute, NotTold, NotUsable, PeerId, RouteOutcome, Step, Why};
+use tortie_bgp::rib::{CandidateRoute, NotAdvertised, NotUsable, PeerId, RouteOutcome, Step, Why};
 use tortie_linux::KernelRoutes;
 
 use super::shown::shown_route;
-use crate::control::{BgpCandidate, BgpInKernel, BgpOutcome, BgpTold, BgpWhy};
+use crate::control::{BgpAdvertised, BgpCandidate, BgpInKernel, BgpOutcome, BgpWhy};
 
 pub(super) fn shown(
     prefix: IpNet,
@@ -22,8 +22,10 @@ pub(super) fn shown(
     let peers = why.told.into_iter().filter_map(|(id, told)| {
         let peer = *addresses.get(&id)?;
         Some(match told {
-            Ok(attributes) => BgpTold { peer, next_hop: Some(attributes.next_hop.address), reason: None },
-            Err(reason) => BgpTold { peer, next_hop: None, reason: Some(not_told(&reason)) },
+            Ok(attributes) => {
+                BgpAdvertised { peer, next_hop: Some(attributes.next_hop.address), reason: None }
+            }
+            Err(reason) => BgpAdvertised { peer, next_hop: None, reason: Some(not_advertised(&reason)) },
         })
     });
     BgpWhy { prefix, candidates, peers: peers.collect(), kernel }
@@ -99,17 +101,19 @@ fn not_usable(reason: NotUsable) -> &'static str {
     }
 }
 
-fn not_told(reason: &NotTold) -> String {
+fn not_advertised(reason: &NotAdvertised) -> String {
     match reason {
-        NotTold::NoSession => "there is no session".to_owned(),
-        NotTold::OtherFamily => "the session is for the other family".to_owned(),
-        NotTold::Sender => "the route is its own".to_owned(),
-        NotTold::Community(community) => format!("the community {community} keeps the route here"),
-        NotTold::NotReflected => {
+        NotAdvertised::NoSession => "there is no session".to_owned(),
+        NotAdvertised::OtherFamily => "the session is for the other family".to_owned(),
+        NotAdvertised::Sender => "the route is its own".to_owned(),
+        NotAdvertised::Community(community) => format!("the community {community} keeps the route here"),
+        NotAdvertised::NotReflected => {
             "the route is from an internal peer, and this node is no route reflector for either".to_owned()
         }
-        NotTold::Rejected(rule) => rejected("export", rule.as_deref()),
-        NotTold::NoNextHop => "this node has no address of the family that could be the next hop".to_owned(),
+        NotAdvertised::Rejected(rule) => rejected("export", rule.as_deref()),
+        NotAdvertised::NoNextHop => {
+            "this node has no address of the family that could be the next hop".to_owned()
+        }
     }
 }
 

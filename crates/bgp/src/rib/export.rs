@@ -123,7 +123,7 @@ pub(super) enum Provenance {
 
 /// Why a peer is not told a route.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum NotTold {
+pub enum NotAdvertised {
     /// There is no session with the peer.
     NoSession,
     /// The session is not for routes of this family.
@@ -141,18 +141,18 @@ pub enum NotTold {
 }
 
 /// Why the route must not go to the peer, before its policy is asked.
-pub(super) fn refusal(attributes: &Attributes, from: Provenance, to: &PeerRules) -> Option<NotTold> {
+pub(super) fn refusal(attributes: &Attributes, from: Provenance, to: &PeerRules) -> Option<NotAdvertised> {
     let of_all = [Community::NO_ADVERTISE];
     let of_external = [Community::NO_EXPORT, Community::NO_EXPORT_SUBCONFED];
     let external = of_external.into_iter().filter(|_| !to.is_internal());
     if let Some(community) =
         of_all.into_iter().chain(external).find(|community| attributes.communities.contains(community))
     {
-        return Some(NotTold::Community(community));
+        return Some(NotAdvertised::Community(community));
     }
     match from {
         Provenance::Peer { internal: true, client, .. } if to.is_internal() && !client && !to.client => {
-            Some(NotTold::NotReflected)
+            Some(NotAdvertised::NotReflected)
         }
         Provenance::Peer { .. } | Provenance::Own => None,
     }

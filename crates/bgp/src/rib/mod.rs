@@ -16,7 +16,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 
 pub use self::decision::{Contender, Neighbour, Step, decide, decide_noting};
-pub use self::export::{NextHopMode, NotTold, OwnAddresses, PeerRules};
+pub use self::export::{NextHopMode, NotAdvertised, OwnAddresses, PeerRules};
 pub use self::import::NotUsable;
 pub use self::why::{CandidateRoute, RouteOutcome, Why};
 
@@ -412,11 +412,11 @@ impl Rib {
         destination: &Destination,
         to: &Target<'_>,
         cache: &mut Told,
-    ) -> Option<Result<Arc<Attributes>, NotTold>> {
+    ) -> Option<Result<Arc<Attributes>, NotAdvertised>> {
         let best = destination.chosen.first()?;
         let rules = to.rules;
         if best.source == Source::Peer(to.id) {
-            return Some(Err(NotTold::Sender));
+            return Some(Err(NotAdvertised::Sender));
         }
         let provenance = provenance(&self.peers, best.source)?;
         if let Some(refusal) = refusal(&best.attributes, provenance, rules) {
@@ -436,7 +436,7 @@ impl Rib {
         };
         let exported = match rules.export.judge_by(&candidate) {
             (Verdict::Rejected, rule) => {
-                return Some(Err(NotTold::Rejected(rule.map(|rule| Arc::clone(&rule.about)))));
+                return Some(Err(NotAdvertised::Rejected(rule.map(|rule| Arc::clone(&rule.about)))));
             }
             (Verdict::Changed(attributes), _) => export(*attributes),
             // The table holds the attributes, so that their address stands for them as long as the cache lives.
@@ -445,7 +445,7 @@ impl Rib {
                 .or_insert_with(|| export(Attributes::clone(&best.attributes)))
                 .clone(),
         };
-        Some(exported.ok_or(NotTold::NoNextHop))
+        Some(exported.ok_or(NotAdvertised::NoNextHop))
     }
 
     /// All chosen routes.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use super::export::NotTold;
+use super::export::NotAdvertised;
 use super::import::{NotUsable, not_usable, received};
 use super::{Contenders, Destination, PeerId, Received, Rib, Source, Step, Target, Told, decide_noting};
 use crate::codec::{Attributes, Family};
@@ -17,7 +17,7 @@ pub struct Why {
     /// The own route and those that peers sent; the best one first, then those that are as good for forwarding, then the others.
     pub candidates: Vec<CandidateRoute>,
     /// What each peer is told about the best route, or why not; empty if there is no route.
-    pub told: Vec<(PeerId, Result<Arc<Attributes>, NotTold>)>,
+    pub told: Vec<(PeerId, Result<Arc<Attributes>, NotAdvertised>)>,
 }
 
 /// A route that might have been chosen.
@@ -113,11 +113,11 @@ impl Rib {
         &self,
         prefix: &IpNet,
         destination: &Destination,
-    ) -> Vec<(PeerId, Result<Arc<Attributes>, NotTold>)> {
+    ) -> Vec<(PeerId, Result<Arc<Attributes>, NotAdvertised>)> {
         let told = self.peers.iter().filter_map(|(id, peer)| {
-            let Some(session) = &peer.session else { return Some((*id, Err(NotTold::NoSession))) };
+            let Some(session) = &peer.session else { return Some((*id, Err(NotAdvertised::NoSession))) };
             if !session.context.families.contains(Family::of(prefix)) {
-                return Some((*id, Err(NotTold::OtherFamily)));
+                return Some((*id, Err(NotAdvertised::OtherFamily)));
             }
             let target =
                 Target { id: *id, rules: &peer.rules, own: peer.own_addresses(), context: &session.context };

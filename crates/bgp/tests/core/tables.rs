@@ -9,7 +9,7 @@ use tortie_bgp::codec::{
 };
 use tortie_bgp::filter::{Action, Conditions, MatchOperator, Policy, PrefixMatch, Rule};
 use tortie_bgp::rib::{
-    NextHopMode, NotTold, NotUsable, OwnRoute, PeerId, PeerRules, Rib, RouteOutcome, Source, Step,
+    NextHopMode, NotAdvertised, NotUsable, OwnRoute, PeerId, PeerRules, Rib, RouteOutcome, Source, Step,
     TooManyPrefixes,
 };
 
@@ -333,19 +333,22 @@ fn an_explanation_names_what_became_of_each_route_and_what_peers_are_told() {
     rib.recalculate();
     assert_eq!(outcome(&rib, other), RouteOutcome::Rejected(Some("a filter".into())));
     let told = |rib: &Rib| why(rib).told.into_iter().map(|(_, told)| told.err()).collect::<Vec<_>>();
-    let expected = [NotTold::Sender, NotTold::NotReflected, NotTold::Rejected(None)].map(Some);
+    let expected =
+        [NotAdvertised::Sender, NotAdvertised::NotReflected, NotAdvertised::Rejected(None)].map(Some);
     assert_eq!(told(&rib), expected);
     let kept = Attributes { communities: vec![Community::NO_EXPORT], ..route(internal) };
     announce(&mut rib, internal, text, kept);
     rib.down(other, Families::default());
-    let expected = [NotTold::Sender, NotTold::NoSession, NotTold::Community(Community::NO_EXPORT)].map(Some);
+    let expected =
+        [NotAdvertised::Sender, NotAdvertised::NoSession, NotAdvertised::Community(Community::NO_EXPORT)]
+            .map(Some);
     assert_eq!(told(&rib), expected);
     // The own route wins, and everybody with a session is told.
     rib.set_own(prefix(text), Some(OwnRoute::here()));
     rib.set_peer(external, rules(external, 65000));
     rib.recalculate();
     assert_eq!(why(&rib).candidates[0].outcome, RouteOutcome::Best(Some(Step::OwnRoute)));
-    assert_eq!(told(&rib), [None, Some(NotTold::NoSession), None]);
+    assert_eq!(told(&rib), [None, Some(NotAdvertised::NoSession), None]);
 }
 
 #[test]
