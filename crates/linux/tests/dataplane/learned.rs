@@ -31,18 +31,27 @@ fn ways() -> Vec<(IpNet, Vec<IpAddr>)> {
     all
 }
 
+/// A node with 172.31.0.1 and fd31::1.
+fn node_of_both_families() -> Node {
+    let node = Node::new(&Underlay::new(), 1);
+    let add = || {
+        let link = interface_index("eth0").unwrap();
+        let address = Address { link, address: "fd31::1".parse().unwrap(), prefix_length: 64 };
+        RouteSocket::open().unwrap().change(&Change::AddAddress(address)).unwrap();
+    };
+    node.namespace.run(add).unwrap();
+    node
+}
+
 /// Routes with several ways come, change in every direction, and go; nothing is written twice. A foreign one is left alone, and
 /// its ways lead to next hops.
 #[test]
 fn several_next_hops_become_one_route_with_several_ways() {
-    let underlay = Underlay::new();
-    let node = Node::new(&underlay, 1);
+    let node = node_of_both_families();
     node.namespace
         .run(|| {
             let link = interface_index("eth0").unwrap();
-            let address = Address { link, address: "fd31::1".parse().unwrap(), prefix_length: 64 };
             let mut socket = RouteSocket::open().unwrap();
-            socket.change(&Change::AddAddress(address)).unwrap();
             let nets: [IpNet; 2] = ["10.65.2.0/26", "fd65:0:0:2::/122"].map(|net| net.parse().unwrap());
             let hops = |numbers: &[u8]| -> [BTreeSet<IpAddr>; 2] {
                 let of =
@@ -107,13 +116,9 @@ fn several_next_hops_become_one_route_with_several_ways() {
 /// Both families have metrics of their own in the kernel: what was written must be found again.
 #[test]
 fn routes_of_both_families_are_written_once_and_found_again() {
-    let underlay = Underlay::new();
-    let node = Node::new(&underlay, 1);
+    let node = node_of_both_families();
     node.namespace
         .run(|| {
-            let link = interface_index("eth0").unwrap();
-            let address = Address { link, address: "fd31::1".parse().unwrap(), prefix_length: 64 };
-            RouteSocket::open().unwrap().change(&Change::AddAddress(address)).unwrap();
             let ip = |text: &str| text.parse::<IpAddr>().unwrap();
             let nets: [IpNet; 2] = ["10.65.2.0/26", "fd65:0:0:2::/122"].map(|net| net.parse().unwrap());
             let hops = [ip("172.31.0.2"), ip("fd31::2")];
