@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tortie_api::{Key, Kind};
@@ -195,6 +195,8 @@ fn the_generated_files_are_accepted_by_the_api_server() {
     }
     let servers = KubeApi::start(&KubeOptions {
         users: vec![("agent".to_owned(), Vec::new())],
+        // They delete what owners leave behind.
+        controllers: true,
         ..KubeOptions::default()
     })
     .unwrap();
@@ -224,6 +226,19 @@ fn the_generated_files_are_accepted_by_the_api_server() {
         assert_eq!(found, [true, true, false, false], "{verb}");
     }
     assert!(!may("update", "secrets/one"));
+    // An empty name would allow all of them.
+    let output = tortie(Path::new("/nonexistent"), &["install", "--dry-run", "--bgp", "--bgp-secret", ""]);
+    assert!(!output.status.success() && text_of(&output).contains("--bgp-secret"), "{}", text_of(&output));
+    // An installation without them takes the permission away.
+    let kubeconfig = servers.kubeconfig();
+    let output = tortie(&kubeconfig, &["install", "--pool", "10.244.0.0/16", "--no-wait"]);
+    assert!(output.status.success(), "{}", text_of(&output));
+    // The API server notices that a moment later.
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while may("get", "secrets/one") || may("list", "secrets") {
+        assert!(Instant::now() < deadline, "{}", text_of(&output));
+        std::thread::sleep(Duration::from_millis(100));
+    }
 
     // The agents' role for the default pool allows that name only.
     let binding = |role: &str| {
