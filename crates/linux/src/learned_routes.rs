@@ -2,7 +2,7 @@
 //!
 //! A route leads to the router that the kernel uses for the BGP next hop, as BIRD's `gateway recursive` does. Next hops
 //! are looked up among the routes of others, so that learned routes cannot depend on each other. A destination with several
-//! next hops has one route with several ways (ECMP). Only routes with [`PROTOCOL`] are changed or deleted.
+//! next hops has one multipath route (ECMP). Only routes with [`PROTOCOL`] are changed or deleted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -20,8 +20,8 @@ pub(crate) const PROTOCOL: u8 = 85;
 /// The metric of learned routes: that of Calico (`ipv4NormalRoutePriority`), and the kernel's default for IPv6. Routes of
 /// administrators to the same destination have a lower one, and win.
 const METRIC: u32 = 1024;
-/// The maximum number of ways of a route, as in BIRD (`merge paths`).
-const MAX_WAYS: usize = 16;
+/// The maximum number of next hops of a route, as in BIRD (`merge paths`).
+const MAX_NEXT_HOPS: usize = 16;
 
 /// The metric as [`Route`] has it: 0 is the kernel's default.
 fn metric(destination: &IpNet) -> u32 {
@@ -162,18 +162,18 @@ fn plan(wanted: &BTreeMap<IpNet, BTreeSet<IpAddr>>, kernel: &[Route], keeps_unkn
     for (destination, next_hops) in wanted {
         let current = there.get(destination).copied();
         // Several next hops may lead to one router.
-        let mut ways = BTreeSet::new();
+        let mut reachable = BTreeSet::new();
         for next_hop in next_hops {
             match others.resolve(*next_hop) {
                 Some((gateway, link)) => {
-                    ways.insert(NextHop { link, gateway: Some(gateway), onlink: true });
+                    reachable.insert(NextHop { link, gateway: Some(gateway), onlink: true });
                 }
                 None => {
                     applied.unreachable.insert(*next_hop);
                 }
             }
         }
-        let Some(route) = route_by(*destination, ways) else {
+        let Some(route) = route_by(*destination, reachable) else {
             let learned = current.filter(|route| is_learned(route));
             changes.extend(learned.map(|route| Change::DeleteRoute(route.clone())));
             continue;
@@ -190,11 +190,11 @@ fn plan(wanted: &BTreeMap<IpNet, BTreeSet<IpAddr>>, kernel: &[Route], keeps_unkn
     Plan { changes, applied }
 }
 
-/// The learned route by these ways, if there are any.
-fn route_by(destination: IpNet, ways: BTreeSet<NextHop>) -> Option<Route> {
-    let mut ways = ways.into_iter().take(MAX_WAYS);
-    let NextHop { link, gateway, onlink } = ways.next()?;
-    let others = ways.collect();
+/// The learned route by these next hops, if there are any.
+fn route_by(destination: IpNet, next_hops: BTreeSet<NextHop>) -> Option<Route> {
+    let mut next_hops = next_hops.into_iter().take(MAX_NEXT_HOPS);
+    let NextHop { link, gateway, onlink } = next_hops.next()?;
+    let others = next_hops.collect();
     let metric = metric(&destination);
     Some(Route { gateway, onlink, others, metric, ..Route::on_link(destination, link, PROTOCOL) })
 }
@@ -334,8 +334,8 @@ mod tests {
 
     /// A learned route with these routers on link 2.
     fn by(to: &str, gateways: &[&str]) -> Route {
-        let way = |gateway: &&str| NextHop { link: 2, gateway: Some(ip(gateway)), onlink: true };
-        route_by(net(to), gateways.iter().map(way).collect()).unwrap()
+        let next_hop = |gateway: &&str| NextHop { link: 2, gateway: Some(ip(gateway)), onlink: true };
+        route_by(net(to), gateways.iter().map(next_hop).collect()).unwrap()
     }
 
     #[test]
@@ -356,7 +356,7 @@ mod tests {
                 Some(by(TO, &["10.9.0.3"])),
                 Some(format!("replace {}", by(TO, &["10.9.0.3", "10.9.0.6"]))),
             ),
-            // Two next hops behind one router are one way.
+            // Two next hops behind one router are one next hop.
             (vec!["192.0.2.1", "192.0.2.2"], Some(by(TO, &["10.9.0.7"])), None),
             // One of them cannot be reached.
             (vec!["10.9.0.3", "10.10.0.6"], Some(by(TO, &["10.9.0.3"])), None),
@@ -370,7 +370,7 @@ mod tests {
         let many: Vec<String> = (10..40).map(|number| format!("10.9.0.{number}")).collect();
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
         let (changes, _) = planned(&[(TO, &many)], &kernel(), false);
-        assert_eq!(changes, [format!("add {}", by(TO, &many[..MAX_WAYS]))]);
+        assert_eq!(changes, [format!("add {}", by(TO, &many[..MAX_NEXT_HOPS]))]);
     }
 
     #[test]

@@ -29,7 +29,7 @@ use crate::Error;
 use crate::acl::{Frontends, Judged, List, Services, Set};
 use crate::backoff::Backoff;
 use crate::endpoint::RejectedList;
-use crate::outbound::{Networks, RejectedWays};
+use crate::outbound::{Networks, RejectedForwarding};
 use crate::policy_sets::PolicySets;
 use reconciliation::Reconciliation;
 
@@ -85,7 +85,7 @@ struct Known {
     /// The last rejected attempt.
     last_rejected: Option<RejectedList>,
     /// The same of how packets leave.
-    rejected_ways: Option<RejectedWays>,
+    rejected_ways: Option<RejectedForwarding>,
     /// Its list.
     in_force: Option<List>,
     /// The sets that its ACLs may name, even after a failure; `None` if that could be any set.

@@ -1,5 +1,5 @@
-//! How packets of pods leave the node: OutBoundNAT, SDNRoute and ProviderAddress policies on their endpoints (docs/hns.md, Ways
-//! out).
+//! How packets of pods leave the node: OutBoundNAT, SDNRoute and ProviderAddress policies on their endpoints (docs/hns.md,
+//! Packets that leave the overlay).
 //!
 //! A new endpoint has them from its creation, as those of win-overlay and Calico's plugin. If the cluster's pools change, or a
 //! policy is lost, they are repaired. What an endpoint has is read before anything is sent.
@@ -104,36 +104,37 @@ impl CurrentNetworks {
 
 /// A policy of this kind, as it is compared: the order of exceptions means nothing, and HNS may leave out zero values.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum Way {
+enum ForwardingPolicy {
     Translated(BTreeSet<String>),
     Routed(String),
     Provided(String),
 }
 
-impl Way {
+impl ForwardingPolicy {
     /// `None`: a policy of another kind, or one that other programs write for other purposes.
-    fn of(policy: &Policy) -> Option<Way> {
+    fn of(policy: &Policy) -> Option<ForwardingPolicy> {
         if let Ok(Some(nat)) = policy.settings::<OutBoundNat>() {
             let OutBoundNat { exceptions, destinations, virtual_ip, flags, max_port_pool_usage: _, extra: _ } =
                 nat;
             let plain = destinations.is_empty() && virtual_ip.is_empty() && flags == 0;
-            return plain.then(|| Way::Translated(exceptions.into_iter().collect()));
+            return plain.then(|| ForwardingPolicy::Translated(exceptions.into_iter().collect()));
         }
         if let Ok(Some(provider)) = policy.settings::<ProviderAddress>() {
-            return Some(Way::Provided(provider.provider_address));
+            return Some(ForwardingPolicy::Provided(provider.provider_address));
         }
         let route = policy.settings::<SdnRoute>().ok().flatten()?;
-        (route.need_encap && route.next_hop.is_empty()).then_some(Way::Routed(route.destination_prefix))
+        (route.need_encap && route.next_hop.is_empty())
+            .then_some(ForwardingPolicy::Routed(route.destination_prefix))
     }
 }
 
 /// The last change of an endpoint that did not have its full effect. The same one would not have it either, and a build that
 /// does not list a policy might get it again at each look.
 #[derive(Debug, Clone)]
-pub(crate) struct RejectedWays {
-    desired: BTreeSet<Way>,
+pub(crate) struct RejectedForwarding {
+    desired: BTreeSet<ForwardingPolicy>,
     /// What the endpoint had afterwards.
-    left: BTreeSet<Way>,
+    left: BTreeSet<ForwardingPolicy>,
     conditions: Vec<Condition>,
     /// When it may be sent again; `None`: HNS took it, and does not list it.
     until: Option<Instant>,
@@ -148,28 +149,28 @@ pub(crate) fn sync(
     found: &Endpoint,
     networks: &Networks,
     addresses: &[IpAddr],
-    last_rejected: &mut Option<RejectedWays>,
+    last_rejected: &mut Option<RejectedForwarding>,
     now: Instant,
 ) -> Result<Vec<Condition>, Error> {
     let Some(IpAddr::V4(address)) = addresses.first() else { return Ok(Vec::new()) };
     let mut wanted: Vec<Policy> = networks.policies(*address);
-    let mut desired = ways(&wanted);
-    desired.extend(networks.provider.map(|address| Way::Provided(address.to_string())));
+    let mut desired = forwarding_policies(&wanted);
+    desired.extend(networks.provider.map(|address| ForwardingPolicy::Provided(address.to_string())));
     if let Some(last) = last_rejected
         && last.desired == desired
-        && last.left == ways(&found.policies)
+        && last.left == forwarding_policies(&found.policies)
         && last.until.is_none_or(|until| now < until)
     {
         return Ok(last.conditions.clone());
     }
     *last_rejected = None;
     wanted.extend(provider(found, networks));
-    let mut surplus = without(&found.policies, &ways(&wanted));
+    let mut surplus = without(&found.policies, &forwarding_policies(&wanted));
     if networks.of_node.is_none() {
         // What an earlier process wrote is probably right.
         surplus.retain(|policy| !policy.is::<OutBoundNat>());
     }
-    let missing = without(&wanted, &ways(&found.policies));
+    let missing = without(&wanted, &forwarding_policies(&found.policies));
     if surplus.is_empty() && missing.is_empty() {
         return Ok(Vec::new());
     }
@@ -177,7 +178,7 @@ pub(crate) fn sync(
     let conditions: Vec<_> = (!problems.is_empty()).then(|| differs(found, &problems)).into_iter().collect();
     if !is_complete {
         let until = is_refused.then(|| now + SEND_AGAIN_AFTER);
-        *last_rejected = Some(RejectedWays { desired, left, conditions: conditions.clone(), until });
+        *last_rejected = Some(RejectedForwarding { desired, left, conditions: conditions.clone(), until });
     }
     Ok(conditions)
 }
@@ -185,7 +186,7 @@ pub(crate) fn sync(
 /// The result of a change.
 struct Change {
     /// What the endpoint has now.
-    left: BTreeSet<Way>,
+    left: BTreeSet<ForwardingPolicy>,
     problems: Vec<String>,
     /// Whether the endpoint has everything when read back.
     is_complete: bool,
@@ -201,11 +202,12 @@ fn change(
     surplus: Vec<Policy>,
     missing: Vec<Policy>,
 ) -> Result<Change, Error> {
-    let read = || Ok::<_, Error>(ways(&hcn.endpoint(endpoint.id)?.policies));
+    let read = || Ok::<_, Error>(forwarding_policies(&hcn.endpoint(endpoint.id)?.policies));
     if !surplus.is_empty() {
         let failed = send(hcn, endpoint, RequestType::Remove, surplus.clone())?;
         let left = read()?;
-        let stays: BTreeSet<Way> = ways(&surplus).intersection(&left).cloned().collect();
+        let stays: BTreeSet<ForwardingPolicy> =
+            forwarding_policies(&surplus).intersection(&left).cloned().collect();
         if !stays.is_empty() {
             let why = failed.map_or_else(|| "HNS ignored that".to_owned(), |error| error.to_string());
             let problems = vec![format!("{} cannot be removed, and nothing was added: {why}", names(&stays))];
@@ -222,12 +224,13 @@ fn change(
         }
     }
     let mut left = read()?;
-    let is_complete = ways(&missing).is_subset(&left);
-    refused.retain(|(policy, _)| Way::of(policy).is_some_and(|way| !left.contains(&way)));
+    let is_complete = forwarding_policies(&missing).is_subset(&left);
+    refused.retain(|(policy, _)| ForwardingPolicy::of(policy).is_some_and(|policy| !left.contains(&policy)));
     let mut problems: Vec<String> = refused.iter().map(|(_, error)| error.to_string()).collect();
     let unlisted = without(&accepted, &left);
     if !unlisted.is_empty() {
-        problems.push(format!("HNS accepted {} and does not show it", names(&ways(&unlisted))));
+        problems
+            .push(format!("HNS accepted {} and does not show it", names(&forwarding_policies(&unlisted))));
     }
     let is_replaced = |old: &&Policy| refused.iter().any(|(new, _)| new.r#type == old.r#type);
     let back: Vec<Policy> = surplus.iter().filter(is_replaced).cloned().collect();
@@ -254,25 +257,26 @@ fn send(
 }
 
 /// The policies for people.
-fn names(ways: &BTreeSet<Way>) -> String {
-    let name = |way: &Way| match way {
-        Way::Translated(exceptions) => {
+fn names(policies: &BTreeSet<ForwardingPolicy>) -> String {
+    let name = |policy: &ForwardingPolicy| match policy {
+        ForwardingPolicy::Translated(exceptions) => {
             let exceptions: Vec<&str> = exceptions.iter().map(String::as_str).collect();
             format!("OutBoundNAT with the exceptions {}", exceptions.join(", "))
         }
-        Way::Routed(prefix) => format!("SDNRoute {prefix}"),
-        Way::Provided(address) => format!("ProviderAddress {address}"),
+        ForwardingPolicy::Routed(prefix) => format!("SDNRoute {prefix}"),
+        ForwardingPolicy::Provided(address) => format!("ProviderAddress {address}"),
     };
-    ways.iter().map(name).collect::<Vec<_>>().join("; ")
+    policies.iter().map(name).collect::<Vec<_>>().join("; ")
 }
 
-fn ways(policies: &[Policy]) -> BTreeSet<Way> {
-    policies.iter().filter_map(Way::of).collect()
+fn forwarding_policies(policies: &[Policy]) -> BTreeSet<ForwardingPolicy> {
+    policies.iter().filter_map(ForwardingPolicy::of).collect()
 }
 
 /// The policies that say how packets leave, except for these.
-fn without(policies: &[Policy], others: &BTreeSet<Way>) -> Vec<Policy> {
-    let differs = |policy: &&Policy| Way::of(policy).is_some_and(|way| !others.contains(&way));
+fn without(policies: &[Policy], others: &BTreeSet<ForwardingPolicy>) -> Vec<Policy> {
+    let differs =
+        |policy: &&Policy| ForwardingPolicy::of(policy).is_some_and(|policy| !others.contains(&policy));
     policies.iter().filter(differs).cloned().collect()
 }
 

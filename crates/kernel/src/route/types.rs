@@ -134,7 +134,7 @@ pub enum RouteKind {
     Blackhole,
 }
 
-/// A way of packets: an outgoing link and the next router.
+/// A next hop of a route: an outgoing link and the next router.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NextHop {
     /// The index of the outgoing link.
@@ -158,7 +158,7 @@ pub struct Route {
     pub gateway: Option<IpAddr>,
     /// Whether the router counts as on the link even if no other route says so.
     pub onlink: bool,
-    /// More ways, over which the kernel spreads connections, each with the same share as the first one (`RTA_MULTIPATH`).
+    /// More next hops, over which the kernel spreads connections, each with the same share as the first one (`RTA_MULTIPATH`).
     pub others: Vec<NextHop>,
     /// The source address of the host's own packets.
     pub source: Option<IpAddr>,
@@ -192,7 +192,7 @@ impl Route {
         Self { gateway: Some(gateway), onlink: true, ..Self::on_link(destination, link, protocol) }
     }
 
-    /// All ways of the route, sorted; none if it drops.
+    /// All next hops of the route, sorted; none if it drops.
     #[must_use]
     pub fn next_hops(&self) -> Vec<NextHop> {
         let first = self.link.map(|link| NextHop { link, gateway: self.gateway, onlink: self.onlink });
@@ -201,17 +201,17 @@ impl Route {
         all
     }
 
-    /// Whether two routes take packets the same ways, whoever created them.
+    /// Whether two routes lead to the same next hops, whoever created them.
     #[must_use]
     pub fn leads_like(&self, other: &Self) -> bool {
-        let ways = |route: &Self| match route.kind {
+        let next_hops = |route: &Self| match route.kind {
             RouteKind::Blackhole => (route.kind, Vec::new()),
             RouteKind::Unicast => {
                 let hops = route.next_hops().into_iter().map(|hop| (hop.link, hop.gateway));
                 (route.kind, hops.collect())
             }
         };
-        ways(self) == ways(other)
+        next_hops(self) == next_hops(other)
     }
 
     /// A route that drops.

@@ -17,8 +17,8 @@ fn learned() -> Vec<Route> {
     routes.into_iter().filter(|route| route.protocol == PROTOCOL).collect()
 }
 
-/// The ways of each learned route, by destination.
-fn ways() -> Vec<(IpNet, Vec<IpAddr>)> {
+/// The next hops of each learned route, by destination.
+fn next_hops() -> Vec<(IpNet, Vec<IpAddr>)> {
     let mut all: Vec<(IpNet, Vec<IpAddr>)> = learned()
         .iter()
         .map(|route| {
@@ -43,10 +43,10 @@ fn node_of_both_families() -> Node {
     node
 }
 
-/// Routes with several ways come, change in every direction, and go; nothing is written twice. A foreign one is left alone, and
-/// its ways lead to next hops.
+/// Multipath routes come, change in every direction, and go; nothing is written twice. A foreign one is left alone, and next hops
+/// are looked up in it.
 #[test]
-fn several_next_hops_become_one_route_with_several_ways() {
+fn several_next_hops_become_one_multipath_route() {
     let node = node_of_both_families();
     node.namespace
         .run(|| {
@@ -70,7 +70,7 @@ fn several_next_hops_become_one_route_with_several_ways() {
                 let expected =
                     nets.into_iter().zip(hops(numbers)).map(|(net, hops)| (net, Vec::from_iter(hops)));
                 let expected: Vec<_> = expected.filter(|(_, hops)| !hops.is_empty()).collect();
-                assert_eq!(ways(), expected, "{numbers:?}");
+                assert_eq!(next_hops(), expected, "{numbers:?}");
                 let before = learned();
                 assert_eq!(routes.apply(&BTreeSet::new()).unwrap(), Applied::default());
                 assert_eq!(learned(), before, "{numbers:?}: there is nothing to do");
@@ -80,7 +80,7 @@ fn several_next_hops_become_one_route_with_several_ways() {
                     socket.change(&Change::ReplaceRoute(single)).unwrap();
                 }
                 assert_eq!(routes.apply(&BTreeSet::new()).unwrap(), Applied::default());
-                assert_eq!(ways(), expected, "{numbers:?}: repaired");
+                assert_eq!(next_hops(), expected, "{numbers:?}: repaired");
             }
 
             let foreign: Vec<Route> = ["172.31.0.8", "fd31::8"]
@@ -88,13 +88,13 @@ fn several_next_hops_become_one_route_with_several_ways() {
                 .zip(["172.31.0.9", "fd31::9"])
                 .zip(["10.99.0.0/24", "fd99::/64"])
                 .map(|((one, two), to)| {
-                    let way = |gateway: &str| NextHop {
+                    let next_hop = |gateway: &str| NextHop {
                         link,
                         gateway: Some(gateway.parse().unwrap()),
                         onlink: true,
                     };
                     Route {
-                        others: vec![way(two)],
+                        others: vec![next_hop(two)],
                         ..Route::via(to.parse().unwrap(), one.parse().unwrap(), link, 4)
                     }
                 })
@@ -107,8 +107,8 @@ fn several_next_hops_become_one_route_with_several_ways() {
             }
             assert_eq!(routes.apply(&BTreeSet::new()).unwrap(), Applied::default());
             let kept = socket.routes().unwrap().into_iter().filter(|route| route.protocol == 4).count();
-            assert_eq!((kept, ways().len()), (2, 2), "{:?}", ways());
-            assert!(routes.remove_all().unwrap() == 2 && ways().is_empty());
+            assert_eq!((kept, next_hops().len()), (2, 2), "{:?}", next_hops());
+            assert!(routes.remove_all().unwrap() == 2 && next_hops().is_empty());
         })
         .unwrap();
 }
