@@ -99,6 +99,18 @@ impl Oracle<'_> {
         self.world.nodes.iter().map(|(name, node)| (name.as_str(), node.own.as_slice(), node.tunnel))
     }
 
+    /// The addresses by which rules find the nodes whose labels a Kubernetes selector matches.
+    pub fn addresses_of_nodes<'a>(&'a self, selector: &'a LabelSelector) -> impl Iterator<Item = IpAddr> + 'a {
+        let nodes = self.world.labelled_nodes.iter();
+        let selected = nodes.filter(|node| kubernetes::selects(selector, &node.labels));
+        selected.flat_map(|node| node.addresses.iter().copied())
+    }
+
+    /// The labels of every node.
+    pub fn labels_of_nodes(&self) -> impl Iterator<Item = &BTreeMap<String, String>> {
+        self.world.labelled_nodes.iter().map(|node| &node.labels)
+    }
+
     /// The backends of a Service: their addresses, and the backends with their ports.
     pub fn backends(&self, namespace: &str, name: &str) -> SeenBackends<'_> {
         let backends = self.world.backends.get(&(namespace.to_owned(), name.to_owned()));

@@ -10,7 +10,7 @@ use tortie_api::calico::{
     EncapsulationMode, EndpointToHostAction, FelixConfigurationSpec, HostEndpoint, NetworkSet,
     WorkloadEndpoint,
 };
-use tortie_api::kubernetes::{EndpointSlice, Pod};
+use tortie_api::kubernetes::{EndpointSlice, Node, Pod};
 use tortie_api::net::{IpVersion, Protocol};
 use tortie_api::{Key, Kind, Network, Resource};
 use tortie_selector::NAMESPACE_LABEL;
@@ -97,6 +97,15 @@ pub(super) struct NodeAddresses {
     pub(super) tunnel: Option<IpAddr>,
 }
 
+/// A node as peers `nodes` see it.
+#[derive(Debug, Clone)]
+pub(super) struct LabelledNode {
+    pub(super) name: String,
+    pub(super) labels: Labels,
+    /// The addresses by which rules find it.
+    pub(super) addresses: Vec<IpAddr>,
+}
+
 struct Pool {
     cidr: IpNet,
     overlaid: bool,
@@ -122,6 +131,9 @@ pub(super) struct World {
     /// The nodes of pods that use their node's network, by namespace and name.
     pub(super) on_the_host: BTreeMap<(String, String), String>,
     pub(super) nodes: BTreeMap<String, NodeAddresses>,
+    pub(super) labelled_nodes: Vec<LabelledNode>,
+    /// Indices of the nodes by the addresses by which rules find them.
+    nodes_at: HashMap<IpAddr, Vec<usize>>,
     namespaces: BTreeMap<String, Labels>,
     pools: Vec<Pool>,
 }
@@ -141,6 +153,8 @@ impl World {
             backends: BTreeMap::new(),
             on_the_host: BTreeMap::new(),
             nodes: BTreeMap::new(),
+            labelled_nodes: Vec::new(),
+            nodes_at: HashMap::new(),
             namespaces: BTreeMap::new(),
             pools: Vec::new(),
         };
@@ -158,6 +172,7 @@ impl World {
                     let own = v4.into_iter().chain(node.address_v6().map(IpAddr::V6)).collect();
                     let tunnel = node.vxlan_address(IpVersion::V4);
                     world.nodes.insert(key.name.clone(), NodeAddresses { own, tunnel });
+                    world.add_labelled(&key.name, node);
                 }
                 Resource::IpPool(pool) => world.pools.push(Pool {
                     cidr: pool.spec.cidr,
@@ -257,6 +272,22 @@ impl World {
     pub(super) fn hosts_at(&self, address: IpAddr) -> impl Iterator<Item = &HostInterface> {
         let numbers = self.hosts_at.get(&address).into_iter().flatten();
         numbers.filter_map(|number| self.hosts.get(*number))
+    }
+
+    /// The nodes that rules find by the address.
+    pub(super) fn nodes_at(&self, address: IpAddr) -> impl Iterator<Item = &LabelledNode> {
+        let numbers = self.nodes_at.get(&address).into_iter().flatten();
+        numbers.filter_map(|number| self.labelled_nodes.get(*number))
+    }
+
+    fn add_labelled(&mut self, name: &str, node: &Node) {
+        let number = self.labelled_nodes.len();
+        let addresses = node.addresses();
+        for address in &addresses {
+            self.nodes_at.entry(*address).or_default().push(number);
+        }
+        let labels = node.metadata.labels.clone();
+        self.labelled_nodes.push(LabelledNode { name: name.to_owned(), labels, addresses });
     }
 
     fn add_host(&mut self, host: HostInterface) {

@@ -29,6 +29,8 @@ pub(super) enum Atom {
     NamespaceLabels(LabelSelector),
     Declares(String, Protocol, u16),
     Net(IpNet),
+    /// The address of a node with these labels.
+    Nodes(LabelSelector),
     Backend { namespace: String, name: String, protocol: Protocol, port: u16 },
     BackendAddress { namespace: String, name: String },
 }
@@ -313,6 +315,9 @@ impl Vocabulary {
                 self.namespace_labels(namespaces, uses);
                 self.own_labels(pods, uses);
             }
+            ClusterPeer::Nodes(nodes) => {
+                self.use_atom(format!("nodes {nodes:?}"), || Atom::Nodes(nodes.clone()), uses);
+            }
             ClusterPeer::Networks(nets) => nets.iter().for_each(|Cidr(net)| self.net(*net, uses)),
             ClusterPeer::Unknown(_) => {}
         }
@@ -409,7 +414,7 @@ impl Atom {
             Self::Declares(name, protocol, port) => {
                 subject.ports().any(|declared| declared == (name, *protocol, *port))
             }
-            Self::Net(_) | Self::Backend { .. } | Self::BackendAddress { .. } => return None,
+            Self::Net(_) | Self::Nodes(_) | Self::Backend { .. } | Self::BackendAddress { .. } => return None,
         })
     }
 }

@@ -154,6 +154,11 @@ fn cuts(oracles: &[Oracle<'_>], vocabulary: &Vocabulary) -> BTreeSet<IpNet> {
         for (namespace, name) in vocabulary.services() {
             cuts.extend(oracle.backends(namespace, name).0.iter().copied().map(IpNet::from));
         }
+        for atom in &vocabulary.atoms {
+            if let Atom::Nodes(nodes) = atom {
+                cuts.extend(oracle.addresses_of_nodes(nodes).map(IpNet::from));
+            }
+        }
         v6 |= oracle.pods().any(|pod| pod.addresses().iter().any(IpAddr::is_ipv6));
     }
     v6 |= cuts.iter().any(|net| net.addr().is_ipv6());

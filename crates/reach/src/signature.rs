@@ -82,7 +82,8 @@ pub(super) struct SignatureIndex<'a> {
     hosts: Hosts,
     mentioned: Mentioned,
     nets: NetIndex<u32>,
-    backends: BTreeMap<IpAddr, Vec<u32>>,
+    /// The criteria that match single addresses: those of backends and of nodes.
+    single: BTreeMap<IpAddr, Vec<u32>>,
     sets: NetIndex<usize>,
     set_signatures: Vec<Holding>,
     /// The signatures of the pods and host endpoints with the address.
@@ -117,7 +118,7 @@ impl<'a> SignatureIndex<'a> {
             counts,
             mentioned: Mentioned::new(oracle, vocabulary),
             nets: NetIndex::new(nets),
-            backends: backends(oracle, vocabulary),
+            single: of_single_addresses(oracle, vocabulary),
             sets: NetIndex::new(sets),
             set_signatures: oracle.network_sets().map(|(set, _)| holding(vocabulary, set)).collect(),
             pods_at: HashMap::new(),
@@ -207,7 +208,7 @@ impl<'a> SignatureIndex<'a> {
 
     fn address(&self, address: IpAddr) -> AddressSignature {
         let mut holding: Holding = self.nets.holding(address).collect();
-        holding.extend(self.backends.get(&address).into_iter().flatten());
+        holding.extend(self.single.get(&address).into_iter().flatten());
         holding.sort_unstable();
         let pods = self.pods_at.get(&address).into_iter().flatten();
         let sets = self.sets.holding(address).filter_map(|index| self.set_signatures.get(index));
@@ -240,7 +241,7 @@ fn holding(vocabulary: &Vocabulary, subject: Subject<'_>) -> Holding {
     numbered.filter(|(atom, _)| atom.holds(subject) == Some(true)).map(|(_, number)| number).collect()
 }
 
-fn backends(oracle: &Oracle<'_>, vocabulary: &Vocabulary) -> BTreeMap<IpAddr, Vec<u32>> {
+fn of_single_addresses(oracle: &Oracle<'_>, vocabulary: &Vocabulary) -> BTreeMap<IpAddr, Vec<u32>> {
     let mut at: BTreeMap<IpAddr, Vec<u32>> = BTreeMap::new();
     for (atom, number) in vocabulary.atoms.iter().zip(0u32..) {
         let found: Vec<IpAddr> = match atom {
@@ -249,6 +250,7 @@ fn backends(oracle: &Oracle<'_>, vocabulary: &Vocabulary) -> BTreeMap<IpAddr, Ve
                 let ports = oracle.backends(namespace, name).1.iter();
                 ports.filter(|(_, p, n)| (p, n) == (protocol, port)).map(|(address, ..)| *address).collect()
             }
+            Atom::Nodes(nodes) => oracle.addresses_of_nodes(nodes).collect(),
             _ => continue,
         };
         for address in found {
@@ -302,7 +304,7 @@ impl Mentioned {
             }
             Resource::ClusterPolicy(policy) => match &policy.subject {
                 ClusterPeer::Pods { pods, .. } => self.own(pods),
-                ClusterPeer::Namespaces(_) | ClusterPeer::Networks(_) => {}
+                ClusterPeer::Namespaces(_) | ClusterPeer::Nodes(_) | ClusterPeer::Networks(_) => {}
                 ClusterPeer::Unknown(_) => self.any = true,
             },
             _ => {}
