@@ -100,7 +100,10 @@ impl Oracle<'_> {
     }
 
     /// The addresses by which rules find the nodes whose labels a Kubernetes selector matches.
-    pub fn addresses_of_nodes<'a>(&'a self, selector: &'a LabelSelector) -> impl Iterator<Item = IpAddr> + 'a {
+    pub fn addresses_of_nodes<'a>(
+        &'a self,
+        selector: &'a LabelSelector,
+    ) -> impl Iterator<Item = IpAddr> + 'a {
         let nodes = self.world.labelled_nodes.iter();
         let selected = nodes.filter(|node| kubernetes::selects(selector, &node.labels));
         selected.flat_map(|node| node.addresses.iter().copied())

@@ -31,8 +31,16 @@ pub(super) enum Atom {
     Net(IpNet),
     /// The address of a node with these labels.
     Nodes(LabelSelector),
-    Backend { namespace: String, name: String, protocol: Protocol, port: u16 },
-    BackendAddress { namespace: String, name: String },
+    Backend {
+        namespace: String,
+        name: String,
+        protocol: Protocol,
+        port: u16,
+    },
+    BackendAddress {
+        namespace: String,
+        name: String,
+    },
 }
 
 /// All criteria, each with a number.
@@ -414,7 +422,9 @@ impl Atom {
             Self::Declares(name, protocol, port) => {
                 subject.ports().any(|declared| declared == (name, *protocol, *port))
             }
-            Self::Net(_) | Self::Nodes(_) | Self::Backend { .. } | Self::BackendAddress { .. } => return None,
+            Self::Net(_) | Self::Nodes(_) | Self::Backend { .. } | Self::BackendAddress { .. } => {
+                return None;
+            }
         })
     }
 }

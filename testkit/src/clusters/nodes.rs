@@ -25,7 +25,8 @@ pub(super) fn far_nodes() -> BoxedStrategy<Objects> {
 
 /// Addresses of a node besides its own, a name, and now and then one that cannot be read.
 pub(super) fn listed() -> impl Strategy<Value = Vec<Value>> {
-    let all = vec!["10.0.0.8", "203.0.113.9", "192.0.2.2", "10.0.1.0", "fd00::9", "2001:db8::1", "10.0.0.256"];
+    let all =
+        vec!["10.0.0.8", "203.0.113.9", "192.0.2.2", "10.0.1.0", "fd00::9", "2001:db8::1", "10.0.0.256"];
     (subsequence(all, 0..4), select(vec!["InternalIP", "ExternalIP"])).prop_map(|(addresses, kind)| {
         let name = json!({"type": "Hostname", "address": "far"});
         let listed = addresses.iter().map(|address| json!({"type": kind, "address": address}));

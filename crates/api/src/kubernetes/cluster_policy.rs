@@ -266,7 +266,8 @@ impl UncheckedRule {
             check_selectors(peer, &format!("{path}.{side}[{index}]"), problems);
         }
         let ports: Vec<ClusterPort> = ports.iter().map(if newest { protocol } else { port }).collect();
-        let outside = peers.iter().any(|peer| matches!(peer, ClusterPeer::Networks(_) | ClusterPeer::Nodes(_)));
+        let outside =
+            peers.iter().any(|peer| matches!(peer, ClusterPeer::Networks(_) | ClusterPeer::Nodes(_)));
         if outside && ports.iter().any(|port| matches!(port, ClusterPort::Named(_))) {
             let problem =
                 "networks and nodes declare no ports by name, so they may not stand beside a named port";

@@ -35,7 +35,7 @@ pub struct Node {
     pub spec: NodeSpec,
     /// What its kubelet and its cloud say of it.
     #[serde(default)]
-    pub status: NodeStatus,
+    pub status: ObservedNode,
 }
 
 /// The settings of a node that Tortie reads.
@@ -52,7 +52,7 @@ pub struct NodeSpec {
 
 /// The status of a node that Tortie reads.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-pub struct NodeStatus {
+pub struct ObservedNode {
     /// Its addresses and names.
     #[serde(default, deserialize_with = "list")]
     pub addresses: Vec<NodeAddress>,

@@ -231,6 +231,7 @@ fn kubernetes_policy() -> impl Strategy<Value = Object> {
 }
 
 /// A policy with a peer `nodes`, for all pods.
+#[allow(dead_code, reason = "one of the test binaries needs it")]
 pub(crate) fn policy_of_nodes() -> impl Strategy<Value = Object> {
     let operators = select(vec!["In", "NotIn", "Exists", "DoesNotExist"]);
     (select(vec!["x", "y"]), labels(), operators).prop_map(|(name, labels, operator)| {
@@ -238,8 +239,7 @@ pub(crate) fn policy_of_nodes() -> impl Strategy<Value = Object> {
         let expressions = json!([{"key": "b", "operator": operator, "values": values}]);
         let nodes = json!({"matchLabels": labels, "matchExpressions": expressions});
         let rule = json!({"action": "Deny", "to": [{"nodes": nodes}]});
-        let spec =
-            json!({"tier": "Admin", "priority": 1, "subject": {"namespaces": {}}, "egress": [rule]});
+        let spec = json!({"tier": "Admin", "priority": 1, "subject": {"namespaces": {}}, "egress": [rule]});
         (Key::global(Kind::ClusterNetworkPolicy, name), json!({"metadata": {"name": name}, "spec": spec}))
     })
 }
