@@ -189,3 +189,46 @@ fn any_history_of_nodes_gives_the_sets_computed_from_scratch() {
     let object = prop_oneof![6 => node(), 2 => policy_of_nodes(), 2 => endpoint(), 1 => namespace()];
     random.prove(&(steps(object), any::<u64>()), test, lacking).unwrap();
 }
+
+/// The oracle says that packets to another node's pods are encapsulated exactly where calc's route leads to a tunnel.
+#[test]
+fn routes_and_the_oracle_encapsulate_the_same_packets() {
+    let random = Random::cases(1_000);
+    let seen: RefCell<BTreeMap<(bool, bool), usize>> = RefCell::default();
+    let object = prop_oneof![4 => node(), 4 => block(), 3 => pool()];
+    let test = |objects: Vec<(Key, Value)>| {
+        let objects: Objects = objects.into_iter().collect();
+        let (mut calc, mut snapshot) = (Calc::new(NODE), tortie_oracle::Snapshot::new());
+        for (key, value) in &objects {
+            calc.update(key, Some(value));
+            if key.kind != Kind::IpamBlock {
+                snapshot.insert(key.clone(), value.clone(), None);
+            }
+        }
+        calc.flush();
+        let oracle = tortie_oracle::Oracle::new(&snapshot);
+        for (net, target) in &calc.state().routes {
+            let (node, encapsulated) = match target {
+                RouteTarget::Local => continue,
+                RouteTarget::Vxlan { node } => (node.clone(), true),
+                RouteTarget::Direct { router } => {
+                    let mut nodes =
+                        oracle.nodes().filter(|(name, own, _)| *name != NODE && own.contains(router));
+                    (nodes.next().expect("a node has the address").0.to_owned(), false)
+                }
+            };
+            let said = oracle.encapsulates(NODE, &node, net.addr());
+            prop_assert_eq!(said, encapsulated, "{} at {}: {:?}", net, node, objects);
+            *seen.borrow_mut().entry((encapsulated, net.addr().is_ipv6())).or_default() += 1;
+        }
+        Ok(())
+    };
+    let lacking = || {
+        let seen = seen.borrow();
+        let kinds = [(false, false), (false, true), (true, false), (true, true)];
+        let rare =
+            kinds.into_iter().find(|kind| seen.get(kind).copied().unwrap_or_default() < random.count() / 20);
+        rare.map(|kind| format!("{kind:?} is rare: {seen:?}"))
+    };
+    random.prove(&prop::collection::vec(object, 5..20), test, lacking).unwrap();
+}

@@ -172,7 +172,7 @@ pub(super) fn addresses_in_use(oracles: &[Oracle<'_>]) -> BTreeSet<IpAddr> {
     for oracle in oracles {
         taken.extend(oracle.pods().flat_map(|pod| pod.addresses().to_vec()));
         taken.extend(oracle.hosts().flat_map(|host| host.addresses().to_vec()));
-        taken.extend(oracle.nodes().flat_map(|(_, own, tunnel)| own.iter().copied().chain(tunnel)));
+        taken.extend(oracle.nodes().flat_map(|(_, own, tunnel)| own.iter().chain(tunnel).copied()));
     }
     taken
 }
