@@ -33,6 +33,9 @@ struct Seen {
     v6: usize,
     /// Packets between two ends on one node.
     together: usize,
+    /// Packets of a node to another node's pod: from its tunnel, by IPv4 and IPv6, and from its own address.
+    from_tunnel: [usize; 2],
+    from_node: usize,
     clusters_with_less: usize,
     largest: usize,
 }
@@ -42,6 +45,7 @@ impl Seen {
         let kinds = [self.for_others, self.dropped_by_hosts, self.v6, self.together];
         self.packets > 500 * clusters
             && kinds.iter().all(|packets| *packets > 50 * clusters)
+            && self.from_tunnel.iter().chain([&self.from_node]).all(|packets| *packets > 5 * clusters)
             && self.clusters_with_less > clusters / 5
             && self.largest >= 3
     }
@@ -216,6 +220,14 @@ fn compare(objects: &Objects, packets: &[Sent], seen: &mut Seen) -> Result<(), S
                 let stands = |end: &End| classes.all()[end.class].members.first() == Some(&end.peer);
                 let denies = |stop| found.at(stop).is_some_and(|found| found.verdict == Verdict::Deny);
                 seen.packets += 1;
+                if let (Peer::Node(node), Peer::Pod { .. }, Some(truth)) = (&from.peer, &to.peer, &truth) {
+                    let Some((_, own, _)) = oracle.nodes().find(|(name, ..)| name == node) else { continue };
+                    match (own.contains(&truth.source), path.family) {
+                        (true, _) => seen.from_node += 1,
+                        (false, IpVersion::V4) => seen.from_tunnel[0] += 1,
+                        (false, IpVersion::V6) => seen.from_tunnel[1] += 1,
+                    }
+                }
                 seen.for_others += usize::from(!stands(from) || !stands(to));
                 seen.dropped_by_hosts += usize::from(denies(Stop::SenderNode) || denies(Stop::ReceiverNode));
                 seen.v6 += usize::from(path.family == IpVersion::V6);

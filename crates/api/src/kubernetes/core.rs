@@ -1,6 +1,6 @@
 //! `v1`: Namespace, Node, ServiceAccount, Pod.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
@@ -33,6 +33,9 @@ pub struct Node {
     /// Its settings.
     #[serde(default)]
     pub spec: NodeSpec,
+    /// What its kubelet and its cloud say of it.
+    #[serde(default)]
+    pub status: ObservedNode,
 }
 
 /// The settings of a node that Tortie reads.
@@ -42,6 +45,34 @@ pub struct NodeSpec {
     /// Whether no new pods are scheduled there.
     #[serde(default)]
     pub unschedulable: bool,
+    /// Its addresses in a Node of Calico, which etcd has. A Node of Kubernetes has them in its status.
+    #[serde(default, deserialize_with = "list")]
+    pub addresses: Vec<NodeAddress>,
+}
+
+/// The status of a node that Tortie reads.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+pub struct ObservedNode {
+    /// Its addresses and names.
+    #[serde(default, deserialize_with = "list")]
+    pub addresses: Vec<NodeAddress>,
+}
+
+/// An address or a name of a node.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct NodeAddress {
+    /// `InternalIP`, `ExternalIP`, `Hostname`, `InternalDNS`, `ExternalDNS`; in a Node of Calico also `CalicoNodeIP`.
+    #[serde(rename = "type", default)]
+    pub kind: String,
+    /// An address or a name.
+    pub address: String,
+}
+
+impl NodeAddress {
+    /// Whether it may be a name.
+    fn may_be_a_name(&self) -> bool {
+        ["Hostname", "InternalDNS", "ExternalDNS"].contains(&self.kind.as_str())
+    }
 }
 
 impl Node {
@@ -89,6 +120,26 @@ impl Node {
     pub fn own_network(&self, version: IpVersion) -> Option<IpNet> {
         let text = self.annotated(version, [Self::ADDRESS, Self::ADDRESS_V6])?;
         text.parse::<IpNet>().ok().or_else(|| address_of(text).map(IpNet::from)).map(|net| net.trunc())
+    }
+
+    /// Every address by which a peer `nodes` of a policy knows it, without duplicates: the IP addresses in its status, those of
+    /// Calico's Node in etcd, and its own addresses in annotations, because a datastore without kubelets has only those.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<IpAddr> {
+        let listed = self.listed_addresses().filter_map(|listed| listed.address.parse().ok());
+        let own = IpVersion::ALL.into_iter().filter_map(|version| self.own_address(version));
+        let all: BTreeSet<IpAddr> = listed.chain(own).collect();
+        all.into_iter().collect()
+    }
+
+    /// The listed addresses that are neither IP addresses nor names.
+    pub fn unreadable_addresses(&self) -> impl Iterator<Item = &str> {
+        let odd = self.listed_addresses().filter(|listed| !listed.may_be_a_name());
+        odd.filter(|listed| listed.address.parse::<IpAddr>().is_err()).map(|listed| listed.address.as_str())
+    }
+
+    fn listed_addresses(&self) -> impl Iterator<Item = &NodeAddress> {
+        self.status.addresses.iter().chain(&self.spec.addresses)
     }
 
     /// The address of the node's VXLAN device of a family.
@@ -234,5 +285,47 @@ impl Pod {
             host_ip: port.host_ip.clone().filter(|address| !address.is_empty()),
         });
         ports.filter(|port| !port.port.name.is_empty() || port.host_port.is_some()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::{Key, Kind, Resource};
+
+    /// Names are left out, whatever is no address is told, and each address occurs once.
+    #[test]
+    fn a_node_has_the_addresses_of_its_status_of_calicos_node_and_of_its_annotations() {
+        let status = json!([
+            {"type": "InternalIP", "address": "192.0.2.1"}, {"type": "ExternalIP", "address": "203.0.113.1"},
+            {"type": "InternalIP", "address": "2001:db8::1"}, {"type": "Hostname", "address": "n1"},
+            {"type": "InternalDNS", "address": "n1.example"}, {"type": "ExternalIP", "address": "192.0.2.300"},
+        ]);
+        let annotations = json!({Node::ADDRESS: "192.0.2.1/24", Node::ADDRESS_V6: "2001:db8::2/64"});
+        let both = ["192.0.2.1", "203.0.113.1", "2001:db8::1", "2001:db8::2"];
+        let table = [
+            (json!({"metadata": {"name": "n"}}), &[][..], &[][..]),
+            (json!({"metadata": {"name": "n"}, "status": {"addresses": null}}), &[], &[]),
+            (
+                json!({"metadata": {"name": "n", "annotations": annotations}, "status": {"addresses": status}}),
+                &both,
+                &["192.0.2.300"],
+            ),
+            (
+                json!({"metadata": {"name": "n"}, "spec": {"addresses": [{"address": "192.0.2.7"}, {"address": "odd"}]}}),
+                &["192.0.2.7"],
+                &["odd"],
+            ),
+        ];
+        for (value, expected, odd) in table {
+            let Ok(Resource::Node(node)) = Resource::read(&Key::global(Kind::Node, "n"), &value) else {
+                panic!("{value}")
+            };
+            let expected: Vec<IpAddr> = expected.iter().map(|address| address.parse().unwrap()).collect();
+            assert_eq!(node.addresses(), expected, "{value}");
+            assert_eq!(node.unreadable_addresses().collect::<Vec<_>>(), odd, "{value}");
+        }
     }
 }
