@@ -151,6 +151,57 @@ fn overlays_and_tunnels_separate_classes() {
     }
 }
 
+/// In a CrossSubnet pool, a node reaches pods of nodes in its subnet from its own address, and others from its tunnel address
+/// of the family.
+#[test]
+fn subnets_separate_classes() {
+    let mut snapshot = Snapshot::new();
+    let mut add = |key: Key, value: serde_json::Value| snapshot.insert(key, value, None);
+    add(Key::global(Kind::Namespace, "red"), json!({"metadata": {"name": "red"}}));
+    let pod = json!({
+        "metadata": {"name": "pod", "namespace": "red"}, "spec": {"nodeName": "n1", "containers": []},
+        "status": {"podIPs": [{"ip": "10.0.0.1"}, {"ip": "fd00::1"}]},
+    });
+    add(Key::namespaced(Kind::Pod, "red", "pod"), pod);
+    for (name, net, net_v6, tunnel) in [
+        ("n1", "203.0.113.1/24", "2001:db8::1/64", 1),
+        ("near", "203.0.113.2/24", "2001:db8::2/64", 2),
+        ("far", "198.51.100.1/24", "2001:db8:1::1/64", 3),
+        // It has n1 in its network, and n1 does not have it.
+        ("half", "203.0.112.1/20", "2001:db8:2::1/32", 4),
+    ] {
+        let annotations = json!({
+            "projectcalico.org/IPv4Address": net, "projectcalico.org/IPv6Address": net_v6,
+            "projectcalico.org/IPv4VXLANTunnelAddr": format!("172.16.0.{tunnel}"),
+            "projectcalico.org/IPv6VXLANTunnelAddr": format!("fd16::{tunnel}"),
+        });
+        add(Key::global(Kind::Node, name), json!({"metadata": {"name": name, "annotations": annotations}}));
+    }
+    for (name, cidr) in [("pool", "10.0.0.0/24"), ("pool6", "fd00::/64")] {
+        let spec = json!({"cidr": cidr, "vxlanMode": "CrossSubnet", "ipipMode": "Never"});
+        add(Key::global(Kind::IpPool, name), json!({"metadata": {"name": name}, "spec": spec}));
+    }
+    let tunnels = json!([
+        {"action": "Allow", "source": {"nets": ["172.16.0.0/16"]}}, {"action": "Allow", "source": {"nets": ["fd16::/64"]}},
+    ]);
+    add(
+        Key::namespaced(Kind::NetworkPolicy, "red", "p"),
+        json!({"metadata": {"name": "p", "namespace": "red"}, "spec": {"ingress": tunnels}}),
+    );
+    let classes = Classes::of(&[&snapshot]);
+    let reduced = classes.reduced(&snapshot);
+    let mut judge = Judge::new(&classes, &reduced, 0);
+    let class = |peer: Peer| classes.class_of(&peer).unwrap();
+    let to = class(Peer::Pod { namespace: "red".to_owned(), name: "pod".to_owned() });
+    for (from, verdict) in [("near", Verdict::Deny), ("far", Verdict::Allow), ("half", Verdict::Allow)] {
+        for family in IpVersion::ALL {
+            let path = Path { family, placement: Placement::Apart };
+            let cell = judge.verdict(class(Peer::Node(from.to_owned())), to, path, 0);
+            assert_eq!(cell.unwrap().verdict, verdict, "{from}, {family}");
+        }
+    }
+}
+
 /// Untracked policy applies to a host endpoint of one interface, not to one of all interfaces, even if both have the
 /// same policies and profiles.
 #[test]

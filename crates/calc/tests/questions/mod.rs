@@ -90,9 +90,10 @@ pub(crate) fn grown(mut objects: Objects, twins: &[(usize, usize)]) -> Objects {
     // Some clusters encapsulate only between subnets: the second and the third node are in one.
     let by_subnet = |yes: bool| if yes { "CrossSubnet" } else { "Always" };
     let some = objects.len();
-    for (name, cidr, mode) in
-        [("pool", "10.0.0.0/24", by_subnet(some % 2 == 0)), ("pool6", "fd00::/64", by_subnet(some % 3 == 0))]
-    {
+    for (name, cidr, mode) in [
+        ("pool", "10.0.0.0/24", by_subnet(some.is_multiple_of(2))),
+        ("pool6", "fd00::/64", by_subnet(some.is_multiple_of(3))),
+    ] {
         let spec = json!({"cidr": cidr, "vxlanMode": mode, "ipipMode": "Never"});
         let pool = json!({"metadata": {"name": name}, "spec": spec});
         objects.push((Key::global(Kind::IpPool, name), pool));
