@@ -173,8 +173,8 @@ impl Calc {
         KINDS.contains(&kind) || kind == Kind::Service && self.services.is_some()
     }
 
-    /// What could not be used as it is: policies that therefore deny, objects that are therefore left out, nodes without the
-    /// addresses that a policy needs.
+    /// What could not be used as it is: policies that therefore deny, objects that are therefore left out, nodes with
+    /// addresses that no rule can mean.
     #[must_use]
     pub fn findings(&self) -> Vec<Finding> {
         let problems = self.problems.iter();

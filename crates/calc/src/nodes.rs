@@ -20,20 +20,16 @@ pub(crate) struct SelectedNode {
 
 impl SelectedNode {
     fn new(node: &Node) -> Self {
-        let (addresses, odd) = (node.addresses(), node.unreadable_addresses());
-        let odd: Vec<String> = odd.map(|text| format!("{text:?}")).collect();
-        let problem = match (addresses.is_empty(), odd.as_slice()) {
-            (false, []) => None,
-            (true, []) => Some("it has no address".to_owned()),
-            (_, odd) => Some(format!("{} cannot be read as an address", odd.join(", "))),
-        };
-        let problem = problem.map(|problem| {
+        // A new node has no address for a moment. Nothing reaches it then, so there is nothing to report.
+        let odd: Vec<String> = node.unusable_addresses().map(|text| format!("{text:?}")).collect();
+        let problem = (!odd.is_empty()).then(|| {
             format!(
-                "{problem}, and a policy in force has a peer `nodes` that selects it: the rule does not match what is missing. \
-                 Correct status.addresses, or set the annotation {}",
-                Node::ADDRESS
+                "other machines reach no node by {}, and a policy in force has a peer `nodes` that selects this one: the rule does \
+                 not match such addresses. Correct what the kubelet or the cloud controller writes to status.addresses",
+                odd.join(", ")
             )
         });
+        let addresses = node.addresses();
         Self { labels: node.metadata.labels.clone().into(), addresses: addresses.into(), problem }
     }
 }
@@ -84,7 +80,7 @@ impl Nodes {
         self.sets.remove(&no);
     }
 
-    /// The selected nodes with addresses that are missing or unreadable, and what is wrong.
+    /// The selected nodes with addresses that are left out, and what is wrong.
     pub(crate) fn problems(&self) -> impl Iterator<Item = (&str, &str)> {
         let odd = self.nodes.iter().filter_map(|(name, node)| Some((name, node, node.problem.as_ref()?)));
         let selected =

@@ -87,7 +87,7 @@ impl Sets {
         }
     }
 
-    /// The nodes whose addresses are missing in sets, and what is wrong.
+    /// The nodes whose addresses are left out of sets, and what is wrong.
     pub(crate) fn node_problems(&self) -> impl Iterator<Item = (&str, &str)> {
         self.nodes.problems()
     }

@@ -157,8 +157,8 @@ fn new_node(key: &Key, value: &Value) -> Value {
     })
 }
 
-/// The IP addresses of a Node's status, or of the `spec` of Calico's Node, that come from the Kubernetes API. Policies select
-/// them by peers `nodes`.
+/// The IP addresses of a Node's status, or of the `spec` of Calico's Node, of the types of the Kubernetes API. Policies select
+/// them by peers `nodes`. What somebody else writes under these types into the copy of a Node is replaced.
 fn listed(of: &Value) -> impl Iterator<Item = Value> {
     let all = of["addresses"].as_array().map_or(&[][..], Vec::as_slice);
     let kept = all.iter().filter(|address| is_from_kubernetes(address));
@@ -166,7 +166,9 @@ fn listed(of: &Value) -> impl Iterator<Item = Value> {
 }
 
 fn is_from_kubernetes(address: &Value) -> bool {
-    address["type"] == "InternalIP" || address["type"] == "ExternalIP"
+    let types = ["InternalIP", "ExternalIP", "Hostname", "InternalDNS", "ExternalDNS"];
+    let is_ip = || address["address"].as_str().is_some_and(|text| text.parse::<std::net::IpAddr>().is_ok());
+    address["type"].as_str().is_some_and(|kind| types.contains(&kind)) && is_ip()
 }
 
 /// Brings a Node to its desired state. Of an existing one, only the labels and addresses that came from Kubernetes change.

@@ -206,9 +206,12 @@ fn peers_that_are_nodes() {
         let expected: Vec<String> = expected.iter().map(|code| format!("p.yml:9 {code} {field}")).collect();
         assert_eq!(found, expected.iter().collect::<Vec<_>>(), "{nodes}");
     }
+    // The address that a node without one gets for other questions does not count.
+    let (_, found) =
+        findings(&of("{matchLabels: {role: db}}").replace("{type: InternalIP, address: 192.168.0.3}", ""));
+    assert!(found.contains(&format!("p.yml:9 matches-nothing {field}")), "{found:?}");
     let (_, out, _) = lint(&of("{}"), &[]);
-    let note =
-        "a peer by nodes does not work on Calico for Windows\n    because: there the rule denies everything";
+    let note = "a peer by nodes does not work on Calico\n    because: there the rule denies everything";
     assert!(out.contains(note), "{out}");
 }
 

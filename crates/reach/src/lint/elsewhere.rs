@@ -35,7 +35,8 @@ pub(super) fn check(key: &Key, stored: &Stored, resource: &Resource, found: &mut
             Some(Action::Allow) => "there the rule is left out: packets that it allows are denied",
             None => "there it has no effect",
         };
-        let problem = format!("{what} does not work on Calico for Windows");
+        let calico = if what == BY_NODES { "Calico" } else { "Calico for Windows" };
+        let problem = format!("{what} does not work on {calico}");
         let advice = match what {
             FOR_HOSTS => {
                 "nothing for Linux nodes; host endpoints of Windows nodes are not enforced here either"
