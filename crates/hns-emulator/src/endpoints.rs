@@ -39,7 +39,7 @@ impl State {
         endpoint.id = self.new_id(id, endpoint.id)?;
         endpoint.base.state = Some(CREATED);
         self.settle_addresses(&mut endpoint, network)?;
-        settle_mac(&mut endpoint)?;
+        settle_mac(&mut endpoint, config)?;
         self.check_port_mappings(&endpoint)?;
         let control = self.control(&endpoint, config)?.into();
         let id = endpoint.id;
@@ -217,7 +217,11 @@ fn is_reserved(ip: Ipv4Addr, net: Ipv4Net, subnet: &Subnet) -> bool {
     ip == net.network() || ip == net.broadcast() || gateway
 }
 
-fn settle_mac(endpoint: &mut Endpoint) -> Result<(), Failure> {
+/// kube-proxy writes the node's MAC address with colons. Endpoints show dashes.
+fn settle_mac(endpoint: &mut Endpoint, config: &Config) -> Result<(), Failure> {
+    if !config.strict {
+        endpoint.mac_address = endpoint.mac_address.replace(':', "-");
+    }
     if endpoint.mac_address.is_empty() {
         let [a, b, c] = rand::random::<[u8; 3]>();
         endpoint.mac_address = format!("00-15-5D-{a:02X}-{b:02X}-{c:02X}");

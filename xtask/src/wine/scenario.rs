@@ -57,7 +57,7 @@ struct Pod {
 /// Runs the scenario.
 pub(crate) fn run(built: &Built) -> Result<()> {
     let hns = Hns::start(hns(Config::SERVER_2022))?;
-    let machine = Prefix::new(built, (HNS_ADDRESS, &hns.address.to_string()))?;
+    let machine = Prefix::new(&built.libraries, (HNS_ADDRESS, &hns.address.to_string()))?;
     let runtime = tokio::runtime::Runtime::new()?;
     let cluster = runtime.block_on(Cluster::new(machine.outside()))?;
     runtime.block_on(cluster.allow("10.9.0.0/24"))?;
