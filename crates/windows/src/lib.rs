@@ -19,6 +19,7 @@ mod error;
 mod host;
 mod host_ports;
 mod host_routes;
+mod kube_proxy;
 mod load_balancers;
 mod outbound;
 mod overlay;
@@ -35,6 +36,7 @@ pub use endpoint::endpoint_id;
 pub use error::Error;
 pub use host::Host;
 pub use host_routes::HostRoutes;
+pub use kube_proxy::{kube_proxy_flags, source_vip};
 pub use outbound::CurrentNetworks;
 pub use overlay::{
     CurrentOverlay, Overlay, OverlaySpec, adapter_of, ensure_overlay, ensure_overlay_on, ensure_overlay_with,

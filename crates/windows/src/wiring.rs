@@ -141,8 +141,10 @@ impl WindowsWiring {
     }
 
     /// Creates the endpoint. A remote endpoint, as created by kube-proxy, may still have the address, from an earlier
-    /// pod on another node. It is stale, because IPAM gave the address to this pod (docs/hns.md, Load balancers).
+    /// pod on another node. It is stale, because IPAM gave the address to this pod (docs/hns.md, Load balancers). Some builds
+    /// accept the address twice, so it goes first; and kube-proxy may make it once more meanwhile.
     fn create(&self, document: &Endpoint) -> Result<Endpoint, Error> {
+        self.remove_stale(document)?;
         let id = match when_ready(|| self.hcn.create_endpoint(document)) {
             Err(error) if error.class() != Class::Unavailable && self.remove_stale(document)? => {
                 self.hcn.create_endpoint(document)?
@@ -154,6 +156,9 @@ impl WindowsWiring {
 
     fn remove_stale(&self, document: &Endpoint) -> Result<bool, Error> {
         let mut any = false;
+        if document.ip_configurations.is_empty() {
+            return Ok(any);
+        }
         for other in self.hcn.endpoints_of_network(document.host_compute_network)? {
             let same = |config: &IpConfig| {
                 document.ip_configurations.iter().any(|own| own.ip_address == config.ip_address)

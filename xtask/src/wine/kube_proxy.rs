@@ -17,6 +17,7 @@ use tortie_hns_emulator::{Config, Emulator, bind_compartment};
 use tortie_kernel::namespace::NetNs;
 use tortie_servers::programs::E2E;
 use tortie_servers::{KubeApi, KubeOptions};
+use tortie_windows::kube_proxy_flags;
 
 use super::HNS_ADDRESS;
 use super::clients::VERSIONS;
@@ -200,8 +201,9 @@ impl Cluster {
         let log = File::create(self.machine.outside().join(LOG))?;
         let mut command = self.machine.command(program);
         command.arg(format!("--kubeconfig={}", windows_path(&self.kubeconfig()?)));
-        command.arg(format!("--hostname-override={NODE}")).arg("--proxy-mode=kernelspace");
-        command.arg("--network-name=pods").arg(format!("--source-vip={SOURCE_VIP}"));
+        // As `tortie windows kube-proxy` prints them. The last flag of a name counts.
+        let network = self.hns.emulator.network(self.network)?;
+        command.args(kube_proxy_flags(&network, self.hns.emulator.version()?, Some(NODE))?);
         command.arg(format!("--enable-dsr={direct}")).arg("--v=4");
         self.underlay.windows.enter_on_spawn(&mut command)?;
         Ok(Killed(command.stdout(log.try_clone()?).stderr(log).spawn()?))

@@ -102,6 +102,14 @@ impl WindowsNode<'_> {
             Ok(())
         })?;
         step("a command reaches the agent by its pipe", || self.log_level())?;
+        step("kube-proxy gets its flags", || {
+            let printed = output(self.machine.command(&self.built.tortie).args(["windows", "kube-proxy"]))?;
+            let printed = String::from_utf8(printed.stdout)?;
+            let flags: Vec<&str> = printed.lines().collect();
+            let expected = ["--network-name=Calico", "--source-vip=10.0.0.2", "--enable-dsr=true"];
+            ensure!(flags[1..] == expected, "{flags:?}");
+            Ok(())
+        })?;
         step("the selftest finds what HNS does, and removes its network", || self.selftest())?;
         let (web, other) = (self.add("web")?, self.add("other")?);
         step("ADD connects pods, and policy is in force", || {

@@ -5,6 +5,7 @@ mod builds;
 mod cost;
 mod host;
 mod host_ports;
+mod kube_proxy;
 mod limits;
 mod load_balancers;
 mod network;
