@@ -27,6 +27,7 @@ mod plane;
 mod pods;
 mod publish;
 mod queue;
+mod reconfigure;
 mod report;
 mod runtime_config;
 mod server;
@@ -63,6 +64,7 @@ use metrics::{Measured, Metrics};
 use node::Prepared;
 use plane::InForce;
 use pods::Pods;
+pub use reconfigure::Reconfiguring;
 pub use tortie_windows::{AdapterSelector, Host, HostRoutes, StaticRules};
 use unsupported::{PlainRoutes, Watched};
 

@@ -24,6 +24,7 @@ mod load_balancers;
 mod outbound;
 mod overlay;
 mod policy_sets;
+mod reconfigure;
 mod routes;
 mod show;
 mod static_rules;
@@ -40,6 +41,10 @@ pub use kube_proxy::{kube_proxy_flags, source_vip};
 pub use outbound::CurrentNetworks;
 pub use overlay::{
     CurrentOverlay, Overlay, OverlaySpec, adapter_of, ensure_overlay, ensure_overlay_on, ensure_overlay_with,
+};
+pub use reconfigure::{
+    RECONFIGURATION, Reconfiguration, ReconfigureStep, ReconfiguredNode, UsedNetwork, is_of_kube_proxy,
+    next_step,
 };
 pub use static_rules::{StaticRules, StaticRulesError};
 pub use wiring::WindowsWiring;

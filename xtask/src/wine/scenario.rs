@@ -106,8 +106,10 @@ impl WindowsNode<'_> {
             let printed = output(self.machine.command(&self.built.tortie).args(["windows", "kube-proxy"]))?;
             let printed = String::from_utf8(printed.stdout)?;
             let flags: Vec<&str> = printed.lines().collect();
-            let expected = ["--network-name=Calico", "--source-vip=10.0.0.2", "--enable-dsr=true"];
-            ensure!(flags[1..] == expected, "{flags:?}");
+            let network = self.hns.emulator.network_by_name("Calico")?.context("there is no network")?;
+            let vip = format!("--source-vip={}", tortie_windows::source_vip(&network)?);
+            let expected = ["--proxy-mode=kernelspace", "--network-name=Calico", &vip, "--enable-dsr=true"];
+            ensure!(flags == expected, "{flags:?}");
             Ok(())
         })?;
         step("the selftest finds what HNS does, and removes its network", || self.selftest())?;

@@ -1,0 +1,195 @@
+//! The network of a Windows node is replaced: the VNI changes while the node has pods, and whoever does it is killed after each step
+//! and after each call of HNS.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tortie_agent::Reconfiguring;
+use tortie_api::{Key, Kind};
+use tortie_cni::Command;
+use tortie_hcn::schema::{Endpoint, LoadBalancer, Vsid, lenient};
+use tortie_hcn::{Call, Failure, Guid, HResult, Hcn, HcnExt};
+use tortie_hns_emulator::{Config, Emulator};
+use tortie_store::Store as _;
+use tortie_windows::{NETWORK, RECONFIGURATION, ReconfigureStep, source_vip};
+
+use crate::common::{Bed, NODE, cluster, pod_key, put, until};
+use crate::windows::{add, call, node_of};
+
+/// The agent tries again at most ten seconds after the last endpoint has gone.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// An HNS that carries out one change, and nothing afterwards: its client has been killed.
+struct OneChange {
+    inner: Arc<Emulator>,
+    changes: AtomicUsize,
+}
+
+impl Hcn for OneChange {
+    fn call(&self, call: &Call) -> Result<String, Failure> {
+        if !call.is_read() && self.changes.fetch_add(1, Ordering::Relaxed) > 0 {
+            return Err(Failure::new(HResult::ERROR_TIMEOUT, "killed"));
+        }
+        self.inner.call(call)
+    }
+}
+
+/// One step of somebody who knows nothing of those before, and is killed by its second call of HNS. `None` if it was killed.
+async fn step(bed: &Bed, hns: &Arc<Emulator>, deletes_pods: bool) -> Option<ReconfigureStep> {
+    let hcn = Arc::new(OneChange { inner: hns.clone(), changes: AtomicUsize::new(0) });
+    let store = bed.store.clone();
+    let one = Reconfiguring { store, hcn, node: NODE.to_owned(), deletes_pods };
+    one.step(Duration::ZERO, PATIENCE).await.ok()
+}
+
+async fn node_object(bed: &Bed) -> Value {
+    bed.store.get(&Key::global(Kind::Node, NODE)).await.unwrap().unwrap().value
+}
+
+/// What kube-proxy has: the endpoint of the source VIP, one of another node's pod, and a load balancer.
+fn kube_proxy(hns: &Emulator) {
+    let network = hns.network_by_name(NETWORK).unwrap().unwrap();
+    let create = |address: &str, flags: u32| -> Guid {
+        let document = json!({"HostComputeNetwork": network.id, "Flags": flags, "MacAddress": "02-11-0a-00-00-01",
+            "IpConfigurations": [{"IpAddress": address}]});
+        hns.create_endpoint(&lenient::<Endpoint>(&document.to_string()).unwrap()).unwrap()
+    };
+    create(&source_vip(&network).unwrap().to_string(), 0);
+    let backend = create("10.9.9.9", 1);
+    let port = json!({"Protocol": 6, "InternalPort": 80, "ExternalPort": 80});
+    let balancer =
+        json!({"HostComputeEndpoints": [backend], "FrontendVIPs": ["10.96.0.7"], "PortMappings": [port]});
+    hns.create_load_balancer(&lenient::<LoadBalancer>(&balancer.to_string()).unwrap()).unwrap();
+}
+
+fn vni(hns: &Emulator) -> u32 {
+    let network = hns.network_by_name(NETWORK).unwrap().unwrap();
+    let policies = network.subnets().flat_map(|subnet| &subnet.policies);
+    policies.filter_map(|policy| policy.settings::<Vsid>().unwrap()).next().unwrap().isolation_id
+}
+
+/// A Windows node with two pods, whose VNI has changed.
+async fn changed(unschedulable: bool) -> (Bed, Arc<Emulator>) {
+    let store = cluster().await;
+    let key = Key::global(Kind::Node, NODE);
+    let mut node = store.get(&key).await.unwrap().unwrap().value;
+    node["metadata"]["labels"] = json!({"kubernetes.io/os": "windows"});
+    node["spec"] = json!({"unschedulable": unschedulable, "podCIDR": "10.0.0.0/29"});
+    put(&*store, &key, node).await;
+    let (bed, hns) = node_of(store, Config::SERVER_2022).await;
+    for pod in ["a", "b"] {
+        add(&bed, &hns, pod).await.unwrap();
+    }
+    // One of the node's own network has nothing to do with it.
+    let of_host = json!({"metadata": {"name": "host", "namespace": "n"},
+        "spec": {"nodeName": NODE, "hostNetwork": true, "containers": [{"name": "c"}]}});
+    put(&*bed.store, &pod_key("host"), of_host).await;
+    kube_proxy(&hns);
+    bed.current_report().await;
+    assert_eq!(step(&bed, &hns, true).await, Some(ReconfigureStep::NothingToDo));
+    let felix = json!({"metadata": {"name": "default"}, "spec": {"vxlanVNI": 5000}});
+    put(&*bed.store, &Key::global(Kind::FelixConfiguration, "default"), felix).await;
+    until("the agent reports the difference", || async {
+        bed.report().await["conditions"].to_string().contains("NetworkDiffers")
+    })
+    .await;
+    (bed, hns)
+}
+
+/// What kubelet does for a pod that is deleted.
+async fn disconnect(bed: &Bed, hns: &Emulator, pod: &str) {
+    let del = call(bed, hns, Command::Del, pod).await;
+    bed.call(del).await.unwrap();
+    bed.store.delete(&pod_key(pod), None).await.unwrap();
+}
+
+/// Repeats steps to the end, and returns their names without repetitions.
+async fn to_the_end(bed: &Bed, hns: &Arc<Emulator>) -> Vec<&'static str> {
+    let (end, mut names) = (Instant::now() + PATIENCE, Vec::new());
+    loop {
+        let step = step(bed, hns, true).await;
+        let name = match &step {
+            Some(ReconfigureStep::Cordon(_)) => "cordon",
+            Some(ReconfigureStep::DeletePods(pods)) => {
+                assert_eq!(pods, &["n/a", "n/b"]);
+                for pod in ["a", "b"] {
+                    disconnect(bed, hns, pod).await;
+                }
+                "drain"
+            }
+            Some(ReconfigureStep::RemoveOthers { .. }) => "rebuild",
+            Some(ReconfigureStep::Restore { .. }) => "restore",
+            Some(ReconfigureStep::Wait(_)) => "wait",
+            None => "killed",
+            other => panic!("{other:?}"),
+        };
+        if names.last() != Some(&name) {
+            names.push(name);
+        }
+        if name == "restore" {
+            return names;
+        }
+        let node = node_object(bed).await;
+        assert_eq!(node["spec"]["unschedulable"], true, "from the first step to the last one: {names:?}");
+        assert!(Instant::now() < end, "{names:?}: {}", bed.report().await);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_network_is_replaced_by_somebody_who_is_killed_all_the_time() {
+    for unschedulable in [false, true] {
+        let (bed, hns) = changed(unschedulable).await;
+        let (old, before) = (hns.network_by_name(NETWORK).unwrap().unwrap().id, node_object(&bed).await);
+        let names = to_the_end(&bed, &hns).await;
+        // A load balancer and two endpoints are three changes; each time the next one kills.
+        let without_waits: Vec<_> = names.into_iter().filter(|name| *name != "wait").collect();
+        assert_eq!(without_waits, ["cordon", "drain", "killed", "rebuild", "restore"]);
+        let network = hns.network_by_name(NETWORK).unwrap().unwrap();
+        assert!(network.id != old && vni(&hns) == 5000);
+        assert_eq!(hns.endpoints_of_network(network.id).unwrap(), []);
+        let node = node_object(&bed).await;
+        assert!(node["metadata"]["annotations"].get(RECONFIGURATION).is_none(), "{node}");
+        let is_closed = |node: &Value| node["spec"]["unschedulable"] == true;
+        assert_eq!((is_closed(&node), is_closed(&before)), (unschedulable, unschedulable));
+        assert_eq!(node["spec"]["podCIDR"], before["spec"]["podCIDR"], "the rest stays");
+        assert!(bed.store.get(&pod_key("host")).await.unwrap().is_some());
+        assert_eq!(step(&bed, &hns, true).await, Some(ReconfigureStep::NothingToDo));
+        add(&bed, &hns, "c").await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_that_somebody_else_deletes_are_waited_for() {
+    let (bed, hns) = changed(false).await;
+    assert!(matches!(step(&bed, &hns, false).await, Some(ReconfigureStep::Cordon(_))));
+    let waits = step(&bed, &hns, false).await;
+    let Some(ReconfigureStep::Wait(what)) = waits else { panic!("{waits:?}") };
+    assert!(what.contains("n/a, n/b"), "{what}");
+    disconnect(&bed, &hns, "a").await;
+    assert_eq!(vni(&hns), 4096, "a pod still uses the network");
+    disconnect(&bed, &hns, "b").await;
+    to_the_end(&bed, &hns).await;
+    assert_eq!(vni(&hns), 5000);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn other_nodes_and_damaged_records_are_refused() {
+    let (bed, hns) = changed(false).await;
+    let of = |node: &str| Reconfiguring {
+        store: bed.store.clone(),
+        hcn: hns.clone(),
+        node: node.to_owned(),
+        deletes_pods: true,
+    };
+    let refused = async |node: &str| of(node).step(Duration::ZERO, PATIENCE).await.unwrap_err().to_string();
+    assert!(refused("nobody").await.contains("does not exist"));
+    put(&*bed.store, &Key::global(Kind::Node, "linux"), json!({"metadata": {"name": "linux"}})).await;
+    assert!(refused("linux").await.contains("kubernetes.io/os is not windows"));
+    let mut node = node_object(&bed).await;
+    node["metadata"]["annotations"][RECONFIGURATION] = json!("yes");
+    put(&*bed.store, &Key::global(Kind::Node, NODE), node).await;
+    assert!(refused(NODE).await.contains("cannot be read"));
+}
