@@ -1,5 +1,7 @@
 //! `tortie windows`: commands for a Windows node.
 
+mod reconfigure;
+
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -28,6 +30,10 @@ pub(crate) enum WindowsCommand {
         #[arg(long)]
         adapter: Option<String>,
     },
+    /// Replace this node's overlay network after a change of its VNI or first subnet: cordon the node, delete its pods, let the agent
+    /// make the network anew, and uncordon it. It begins only if the agent reports NetworkDiffers. If it is interrupted, run it
+    /// again. It runs on the node, beside the agent
+    Reconfigure(reconfigure::Reconfigure),
     /// Print the flags that kube-proxy needs on this node, one a line: the network, the source VIP, and whether it uses direct server
     /// return
     KubeProxy {
@@ -42,6 +48,7 @@ impl WindowsCommand {
         match self {
             Self::Adapters => adapters(),
             Self::Selftest { adapter } => ask(adapter),
+            Self::Reconfigure(reconfigure) => reconfigure.run(),
             Self::KubeProxy { node } => kube_proxy(node.as_deref()),
         }
     }

@@ -82,7 +82,7 @@ pub enum ReconfigureStep {
     },
 }
 
-/// The next step. `waited` is how long the steps have been [`Wait`](ReconfigureStep::Wait), and `patience` how long they may be.
+/// The next step. `waited` is how long the caller has waited, and `patience` how long it may.
 pub fn next_step(node: &ReconfiguredNode, waited: Duration, patience: Duration) -> ReconfigureStep {
     match step(node) {
         ReconfigureStep::Wait(what) if waited >= patience => ReconfigureStep::GiveUp(what),

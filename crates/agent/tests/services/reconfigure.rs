@@ -12,10 +12,13 @@ use tortie_cni::Command;
 use tortie_hcn::schema::{Endpoint, LoadBalancer, Vsid, lenient};
 use tortie_hcn::{Call, Failure, Guid, HResult, Hcn, HcnExt};
 use tortie_hns_emulator::{Config, Emulator};
+use tortie_servers::programs::{Program, can_run};
+use tortie_servers::{KubeApi, KubeOptions};
 use tortie_store::Store as _;
-use tortie_windows::{NETWORK, RECONFIGURATION, ReconfigureStep, source_vip};
+use tortie_store::kubernetes::{Kubernetes, KubernetesConfig};
+use tortie_windows::{NETWORK, OverlaySpec, RECONFIGURATION, ReconfigureStep, ensure_overlay, source_vip};
 
-use crate::common::{Bed, NODE, cluster, pod_key, put, until};
+use crate::common::{Bed, NODE, cluster, fill, pod_key, put, until};
 use crate::windows::{add, call, node_of};
 
 /// The agent tries again at most ten seconds after the last endpoint has gone.
@@ -192,4 +195,69 @@ async fn other_nodes_and_damaged_records_are_refused() {
     node["metadata"]["annotations"][RECONFIGURATION] = json!("yes");
     put(&*bed.store, &Key::global(Kind::Node, NODE), node).await;
     assert!(refused(NODE).await.contains("cannot be read"));
+}
+
+/// The Node and the pods of a real API server; the agent is played by its report.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_of_a_kubernetes_api_is_cordoned_drained_and_restored() {
+    if !can_run(&[Program::Kube]) {
+        return;
+    }
+    let servers = KubeApi::start(&KubeOptions::default()).unwrap();
+    servers.create_definitions().unwrap();
+    let config = KubernetesConfig::Kubeconfig(servers.kubeconfig());
+    let store = Arc::new(Kubernetes::new(&config).await.unwrap());
+    fill(&*store).await;
+    servers.kubectl(&["label", "node", NODE, "kubernetes.io/os=windows"]).unwrap();
+    servers.kubectl(&["taint", "node", NODE, "os=windows:NoSchedule"]).unwrap();
+    let hns = Arc::new(Emulator::new(Config::new(Config::SERVER_2022, [192, 0, 2, 1].into())));
+    let spec =
+        |vni| OverlaySpec { name: NETWORK.into(), block: "10.0.0.0/26".parse().unwrap(), vni, adapter: None };
+    ensure_overlay(&*hns, &spec(4096)).unwrap();
+    let report = async |conditions: Value| {
+        let key = Key::global(Kind::NodeReport, NODE);
+        let status = json!({"os": "windows", "endpoints": 0, "conditions": conditions});
+        let value = json!({"apiVersion": "tortie.io/v1", "kind": "NodeReport", "metadata": {"name": NODE}, "status": status});
+        put(&*store, &key, value).await;
+    };
+    let step = async || {
+        let one = Reconfiguring {
+            store: store.clone(),
+            hcn: hns.clone(),
+            node: NODE.to_owned(),
+            deletes_pods: true,
+        };
+        one.step(Duration::ZERO, PATIENCE).await.unwrap()
+    };
+    report(json!([])).await;
+    assert_eq!(step().await, ReconfigureStep::NothingToDo);
+    for (name, seconds) in [("slow", 30), ("gone", 0)] {
+        let spec = json!({"nodeName": NODE, "terminationGracePeriodSeconds": seconds, "containers": [{"name": "c", "image": "i"}]});
+        store
+            .create(&pod_key(name), json!({"metadata": {"name": name, "namespace": "n"}, "spec": spec}))
+            .await
+            .unwrap();
+    }
+    report(json!([{"reason": "NetworkDiffers", "message": "VNI 4096"}])).await;
+    assert!(matches!(step().await, ReconfigureStep::Cordon(_)));
+    let node = store.get(&Key::global(Kind::Node, NODE)).await.unwrap().unwrap().value;
+    assert_eq!(node["spec"]["unschedulable"], true);
+    assert_eq!(node["metadata"]["annotations"][RECONFIGURATION], r#"{"wasSchedulable":true}"#);
+    let ReconfigureStep::DeletePods(mut pods) = step().await else { panic!("no drain") };
+    pods.sort();
+    assert_eq!(pods, ["n/gone", "n/slow"]);
+    // No kubelet ends the other one.
+    assert_eq!(step().await, ReconfigureStep::Wait("pods are being deleted: n/slow".to_owned()));
+    servers.kubectl(&["delete", "pod", "slow", "-n", "n", "--grace-period=0", "--force"]).unwrap();
+    assert_eq!(step().await, ReconfigureStep::Wait("the agent makes the network anew: VNI 4096".to_owned()));
+    ensure_overlay(&*hns, &spec(5000)).unwrap();
+    report(json!([])).await;
+    assert_eq!(step().await, ReconfigureStep::Restore { schedulable: true });
+    let node = store.get(&Key::global(Kind::Node, NODE)).await.unwrap().unwrap().value;
+    assert!(
+        node["spec"].get("unschedulable").is_none() && node["spec"]["taints"][0]["key"] == "os",
+        "{node}"
+    );
+    assert!(node["metadata"]["annotations"].get(RECONFIGURATION).is_none());
+    assert_eq!(step().await, ReconfigureStep::NothingToDo);
 }

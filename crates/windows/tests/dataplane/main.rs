@@ -3,6 +3,7 @@
 
 mod builds;
 mod cost;
+mod fault_matrix;
 mod host;
 mod host_ports;
 mod kube_proxy;
