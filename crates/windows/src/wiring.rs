@@ -187,8 +187,20 @@ impl WindowsWiring {
                 let now = self.hcn.endpoint(endpoint.id)?.host_compute_namespace;
                 if now == compartment { Ok(()) } else { Err(error.into()) }
             }
-            result => Ok(result?),
+            result => {
+                result?;
+                self.is_attached(endpoint, compartment)
+            }
         }
+    }
+
+    /// A success of HNS can be wrong (docs/hns.md, Changes): the endpoint or the namespace must show the attachment.
+    fn is_attached(&self, endpoint: &Endpoint, compartment: Guid) -> Result<(), Error> {
+        let shows_it = self.hcn.endpoint(endpoint.id)?.host_compute_namespace == compartment
+            || self.hcn.namespace(compartment)?.endpoints().any(|id| id == endpoint.id);
+        let missing =
+            || Error::NotTaken { object: format!("endpoint {}", endpoint.name), what: "an attachment" };
+        shows_it.then_some(()).ok_or_else(missing)
     }
 
     fn detach(&self, endpoint: &Endpoint) -> Result<(), Error> {
@@ -201,7 +213,15 @@ impl WindowsWiring {
         if !endpoint.host_compute_namespace.is_zero() {
             self.detach(endpoint)?;
         }
-        absent_is_fine(self.hcn.delete_endpoint(endpoint.id))
+        absent_is_fine(self.hcn.delete_endpoint(endpoint.id))?;
+        // A success of HNS can be wrong (docs/hns.md, Changes). Nobody else would remove it, and IPAM gives the address away.
+        match self.hcn.endpoint(endpoint.id) {
+            Err(error) if error.is_not_found() => Ok(()),
+            Err(error) => Err(error.into()),
+            Ok(_) => {
+                Err(Error::NotTaken { object: format!("endpoint {}", endpoint.name), what: "a deletion" })
+            }
+        }
     }
 
     fn verify(&self, pod: &PodAttachment) -> Result<(), Error> {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use ipnet::Ipv4Net;
 use serde_json::{Value, json};
-use tortie_hcn::schema::{DrMacAddress, LoadBalancer, Namespace, lenient};
+use tortie_hcn::schema::{DrMacAddress, LoadBalancer, Namespace, NetworkMode, lenient};
 use tortie_hcn::{Call, Guid, HcnExt as _, Kind, Version};
 use tortie_hns_emulator::{Config, Emulator, bind_compartment};
 use tortie_kernel::namespace::NetNs;
@@ -65,10 +65,14 @@ pub(super) fn run(libraries: &Libraries) -> Result<()> {
             let way = if direct { "with" } else { "without" };
             let name = format!("kube-proxy {way} direct server return on HNS {version}");
             step(&name, || {
-                let cluster = Cluster::new(libraries, version)?;
+                let cluster = Cluster::new(libraries, version, NetworkMode::Overlay)?;
                 cluster.run(&program, direct).with_context(|| cluster.log())
             })?;
         }
+        step(&format!("kube-proxy on an L2Bridge network of HNS {version}, by documents"), || {
+            let cluster = Cluster::new(libraries, version, NetworkMode::L2Bridge)?;
+            cluster.run_on_bridge(&program).with_context(|| cluster.log())
+        })?;
     }
     Ok(())
 }
@@ -96,7 +100,7 @@ struct Cluster {
 }
 
 impl Cluster {
-    fn new(libraries: &Libraries, version: Version) -> Result<Self> {
+    fn new(libraries: &Libraries, version: Version, mode: NetworkMode) -> Result<Self> {
         let underlay = Underlay::new([WINDOWS, LINUX, OUTSIDE])?;
         let config = Config::as_hns(version, WINDOWS);
         let emulator = Emulator::with_switch(config, NetNs::open(&path_of(&underlay.windows))?)?;
@@ -104,9 +108,14 @@ impl Cluster {
         let hns = underlay.windows.run(|| Hns::serve(emulator))??;
         let kube = underlay.windows.run(|| KubeApi::start(&KubeOptions::default()))??;
         let machine = Prefix::new(libraries, (HNS_ADDRESS, &hns.address.to_string()))?;
-        let network = create(&hns, Kind::Network, Guid::ZERO, &network())?;
+        let network = create(&hns, Kind::Network, Guid::ZERO, &network(&mode))?;
         let found = hns.emulator.network(network)?;
         let mac = found.policies.iter().find_map(|policy| policy.settings::<DrMacAddress>().ok().flatten());
+        // Only an overlay has one. The switch connects nobody else.
+        let mac = match mode {
+            NetworkMode::Overlay => mac,
+            _ => Some(DrMacAddress { address: LINUX_MAC.dashed(), ..DrMacAddress::default() }),
+        };
         let mac = mac.context("the network has no MAC address")?.address.parse();
         let mac = mac.map_err(anyhow::Error::msg)?;
         let tunnel = WindowsTunnel { block: BLOCK.parse::<Ipv4Net>()?, gateway: GATEWAY, mac, node: WINDOWS };
@@ -116,13 +125,11 @@ impl Cluster {
     }
 
     fn run(&self, program: &Path, direct: bool) -> Result<()> {
-        self.create("Node", &node())?;
-        self.create("Service", &service("web", VIP, NODE_PORT, "Cluster"))?;
-        self.create("Service", &service("local", Ipv4Addr::new(10, 96, 0, 101), LOCAL_NODE_PORT, "Local"))?;
-        for name in ["web", "local"] {
-            self.create("EndpointSlice", &slice(name, &[(SERVER, NODE), (FAR, "linux-1")]))?;
-        }
-        let _proxy = self.start(program, direct)?;
+        self.create_services()?;
+        // As `tortie windows kube-proxy` prints them.
+        let network = self.hns.emulator.network(self.network)?;
+        let flags = kube_proxy_flags(&network, self.hns.emulator.version()?, Some(NODE))?;
+        let _proxy = self.start(program, &flags, direct)?;
         self.until("four load balancers", || Ok(self.balancers()?.len() == 4))?;
         self.clients_reach_the_backends(direct).context("both backends")?;
         self.create("EndpointSlice", &slice("web", &[(SERVER, NODE)]))?;
@@ -131,9 +138,7 @@ impl Cluster {
         })?;
         let (seen, _) = self.seen(&self.client, VIP, PORT)?;
         ensure!(seen == BTreeSet::from([SERVER]), "after the change, {seen:?} serve");
-        for name in ["web", "local"] {
-            self.kubectl(&["delete", "service", name])?;
-        }
+        self.delete_services()?;
         self.until("no load balancer is left, and of remote endpoints that of the API's Service", || {
             let endpoints = self.hns.emulator.endpoints_of_network(self.network)?;
             let remote = endpoints.iter().filter(|endpoint| endpoint.is_remote());
@@ -142,6 +147,48 @@ impl Cluster {
             Ok(self.balancers()?.is_empty() && remote == ["10.96.0.1"])
         })?;
         self.until("no handle is open", || Ok(self.hns.service.open_handles().is_empty()))
+    }
+
+    /// The switch forwards no frames of such networks, so only the documents are compared.
+    fn run_on_bridge(&self, program: &Path) -> Result<()> {
+        self.create_services()?;
+        let flags = ["--proxy-mode=kernelspace", "--network-name=pods", "--hostname-override=win-1"];
+        let _proxy = self.start(program, &flags.map(str::to_owned), true)?;
+        self.until("four load balancers", || Ok(self.balancers()?.len() == 4))?;
+        let endpoints = self.hns.emulator.endpoints_of_network(self.network)?;
+        let remote: Vec<_> = endpoints.iter().filter(|endpoint| endpoint.is_remote()).collect();
+        let [far] = remote[..] else { bail!("the remote endpoints: {remote:?}") };
+        ensure!(far.mac_address == "02-11-0a-f4-01-05" && far.policies.is_empty(), "{far:?}");
+        for (what, backends, count) in [
+            ("the ClusterIP", self.backends(VIP)?, 2),
+            ("the NodePort", self.backends_of_port(NODE_PORT)?, 2),
+            ("the local NodePort", self.backends_of_port(LOCAL_NODE_PORT)?, 1),
+        ] {
+            ensure!(backends.len() == count, "{what} has {backends:?}");
+        }
+        let directs = self.balancers()?.iter().filter(|balancer| balancer.is_direct()).count();
+        ensure!(directs == 3, "all but the NodePort of the whole cluster: {:?}", self.balancers()?);
+        self.delete_services()?;
+        self.until("nothing is left", || {
+            let endpoints = self.hns.emulator.endpoints_of_network(self.network)?;
+            Ok(self.balancers()?.is_empty() && !endpoints.iter().any(|endpoint| endpoint.is_remote()))
+        })?;
+        self.until("no handle is open", || Ok(self.hns.service.open_handles().is_empty()))
+    }
+
+    /// The node, and two Services with a server on each node.
+    fn create_services(&self) -> Result<()> {
+        self.create("Node", &node())?;
+        self.create("Service", &service("web", VIP, NODE_PORT, "Cluster"))?;
+        self.create("Service", &service("local", Ipv4Addr::new(10, 96, 0, 101), LOCAL_NODE_PORT, "Local"))?;
+        for name in ["web", "local"] {
+            self.create("EndpointSlice", &slice(name, &[(SERVER, NODE), (FAR, "linux-1")]))?;
+        }
+        Ok(())
+    }
+
+    fn delete_services(&self) -> Result<()> {
+        ["web", "local"].into_iter().try_for_each(|name| self.kubectl(&["delete", "service", name]).map(drop))
     }
 
     /// Every client reaches the Services by each of their addresses, and servers see the address that they should.
@@ -197,13 +244,12 @@ impl Cluster {
         Ok((seen, sources))
     }
 
-    fn start(&self, program: &Path, direct: bool) -> Result<Killed> {
+    fn start(&self, program: &Path, flags: &[String], direct: bool) -> Result<Killed> {
         let log = File::create(self.machine.outside().join(LOG))?;
         let mut command = self.machine.command(program);
         command.arg(format!("--kubeconfig={}", windows_path(&self.kubeconfig()?)));
-        // As `tortie windows kube-proxy` prints them. The last flag of a name counts.
-        let network = self.hns.emulator.network(self.network)?;
-        command.args(kube_proxy_flags(&network, self.hns.emulator.version()?, Some(NODE))?);
+        // The last flag of a name counts.
+        command.args(flags);
         command.arg(format!("--enable-dsr={direct}")).arg("--v=4");
         self.underlay.windows.enter_on_spawn(&mut command)?;
         Ok(Killed(command.stdout(log.try_clone()?).stderr(log).spawn()?))
@@ -306,8 +352,13 @@ fn greet(mut client: TcpStream, mut server: TcpStream) -> Result<()> {
     Ok(())
 }
 
-/// The overlay network, as an agent makes it.
-fn network() -> Value {
+/// The network, as an agent makes it.
+fn network(mode: &NetworkMode) -> Value {
+    if *mode == NetworkMode::L2Bridge {
+        let subnet = json!({"IpAddressPrefix": BLOCK, "Routes": [{"NextHop": GATEWAY, "DestinationPrefix": "0.0.0.0/0"}]});
+        return json!({"Name": "pods", "Type": "L2Bridge", "Ipams": [{"Type": "Static", "Subnets": [subnet]}],
+            "SchemaVersion": {"Major": 2, "Minor": 0}});
+    }
     let subnet = json!({"IpAddressPrefix": BLOCK, "Routes": [{"NextHop": GATEWAY, "DestinationPrefix": "0.0.0.0/0"}],
         "Policies": [{"Type": "VSID", "Settings": {"IsolationId": VNI}}]});
     let remote = json!({"DestinationPrefix": LINUX_BLOCK, "IsolationId": VNI, "ProviderAddress": LINUX,

@@ -181,12 +181,14 @@ fn operate(node: &mut Node, operation: Operation, pod: &PodAttachment) -> bool {
 struct Outcome {
     passes: Option<Vec<bool>>,
     endpoints: Vec<tortie_hcn::Guid>,
+    /// Whether each is in the pod's namespace.
+    attached: bool,
     remotes: Vec<(String, String)>,
     networks: usize,
     balancers: usize,
 }
 
-fn outcome(node: &Node) -> Outcome {
+fn outcome(node: &Node, pod: &PodAttachment) -> Outcome {
     let hns = node.hns.inner();
     let network = hns.network_by_name(NETWORK).unwrap().unwrap();
     let routes = network.policies.iter().filter_map(|it| it.settings::<RemoteSubnetRoute>().unwrap());
@@ -194,20 +196,31 @@ fn outcome(node: &Node) -> Outcome {
         let all = hns.call(&Call::Enumerate { kind, query: String::new() }).unwrap();
         serde_json::from_str::<Vec<Value>>(&all).unwrap().len()
     };
+    let endpoints = hns.endpoints_of_network(network.id).unwrap();
     Outcome {
+        attached: endpoints.iter().all(|it| it.host_compute_namespace.to_string() == pod.netns),
         passes: passing(hns, &flows(), false),
-        endpoints: hns.endpoints_of_network(network.id).unwrap().iter().map(|it| it.id).collect(),
+        endpoints: endpoints.iter().map(|it| it.id).collect(),
         remotes: routes.map(|it| (it.destination_prefix, it.provider_address)).collect(),
         networks: count(Kind::Network),
         balancers: count(Kind::LoadBalancer),
     }
 }
 
-/// Makes HNS fail at the change with this number. Returns what passed before each call.
-fn fail(node: &Node, fault: Fault, at: usize) -> Arc<Mutex<Vec<Vec<bool>>>> {
-    let seen = Arc::new(Mutex::new(Vec::new()));
-    let (hns, moments, ahead) = (Arc::clone(&node.hns), Arc::clone(&seen), Arc::clone(&node.ahead));
-    let (mut changes, mut late, flows) = (0, None::<Call>, flows());
+/// What a failing HNS has seen.
+#[derive(Default)]
+struct Seen {
+    /// What passed before each call.
+    passes: Vec<Vec<bool>>,
+    /// The call that still happens.
+    late: Option<Call>,
+}
+
+/// Makes HNS fail at the change with this number.
+fn fail(node: &Node, fault: Fault, at: usize) -> Arc<Mutex<Seen>> {
+    let shared = Arc::new(Mutex::new(Seen::default()));
+    let (hns, seen, ahead) = (Arc::clone(&node.hns), Arc::clone(&shared), Arc::clone(&node.ahead));
+    let (mut changes, flows) = (0, flows());
     if fault == Fault::LosesTheReply {
         let mut answered = 0;
         node.hns.lose_replies(move |call| {
@@ -216,10 +229,10 @@ fn fail(node: &Node, fault: Fault, at: usize) -> Arc<Mutex<Vec<Vec<bool>>>> {
         });
     }
     node.hns.set_fault(move |call| {
-        let hns = hns.inner();
+        let (hns, mut seen) = (hns.inner(), seen.lock().unwrap());
         let (is_it, later) =
             (!call.is_read() && changes == at, changes > at || !call.is_read() && changes == at);
-        if let Some(waiting) = late.take_if(|_| !call.is_read()) {
+        if let Some(waiting) = seen.late.take_if(|_| !call.is_read()) {
             // The caller no longer listens.
             drop(hns.call(&waiting));
         }
@@ -227,13 +240,13 @@ fn fail(node: &Node, fault: Fault, at: usize) -> Arc<Mutex<Vec<Vec<bool>>>> {
         if let (true, Fault::Restarts(survives)) = (is_it, fault) {
             hns.restart(survives).unwrap();
         }
-        moments.lock().unwrap().extend(passing(hns, &flows, fault.loses()));
+        seen.passes.extend(passing(hns, &flows, fault.loses()));
         let fails = |code, text: &str| Some(Err(Failure::new(code, text)));
         match fault {
             Fault::Refuses if is_it => fails(HResult::HCN_E_INVALID_POLICY, "not now"),
             Fault::Lies if is_it && !matches!(call, Call::Create { .. }) => Some(Ok(String::new())),
             Fault::IsLate if is_it => {
-                late = Some(call.clone());
+                seen.late = Some(call.clone());
                 fails(HResult::ERROR_TIMEOUT, "no answer")
             }
             Fault::Hangs if later => fails(HResult::ERROR_TIMEOUT, "no answer"),
@@ -246,7 +259,7 @@ fn fail(node: &Node, fault: Fault, at: usize) -> Arc<Mutex<Vec<Vec<bool>>>> {
             _ => None,
         }
     });
-    seen
+    shared
 }
 
 /// The network as it is while its adapter has no address.
@@ -264,8 +277,8 @@ fn degraded(hns: &Emulator, call: &Call) -> Option<Result<String, Failure>> {
     Some(answer)
 }
 
-/// HNS is well again, and the callers repeat what they did, as kubelet and the agent do.
-fn recover(node: &mut Node, operation: Operation, pod: &mut PodAttachment, case: &str) {
+/// HNS is well again. The callers repeat what was not done, as kubelet and the agent do.
+fn recover(node: &mut Node, operation: Operation, (pod, mut done): (&mut PodAttachment, bool), case: &str) {
     let mut last = Report::default();
     for _ in 0..6 {
         node.wait(3600);
@@ -276,7 +289,7 @@ fn recover(node: &mut Node, operation: Operation, pod: &mut PodAttachment, case:
             *pod = attachment(node.namespace());
             drop(node.wiring.connect(pod));
         }
-        let done = operate(node, operation, pod);
+        done = done || operate(node, operation, pod);
         last = node.dataplane.resync();
         if done && is_fine(&last) {
             return;
@@ -295,9 +308,11 @@ fn through(
     let case = format!("HNS {version}, {operation:?}, {fault:?} at change {at}");
     let (mut node, mut pod) = prepared(version, operation);
     let seen = fail(&node, fault, at);
-    operate(&mut node, operation, &pod);
-    let mut seen = std::mem::take(&mut *seen.lock().unwrap());
+    let done = operate(&mut node, operation, &pod);
     node.hns.clear_fault();
+    let Seen { passes: mut seen, late } = std::mem::take(&mut *seen.lock().unwrap());
+    // The caller of the late call no longer listens.
+    late.into_iter().for_each(|call| drop(node.hns.inner().call(&call)));
     if let Fault::Crashes(survives) = fault {
         node.hns.inner().restart(survives).unwrap();
     }
@@ -306,8 +321,8 @@ fn through(
         let opened = (0..closed.len()).find(|index| closed[*index] && passes[*index]);
         assert!(opened.is_none(), "{case}: opened {:?}", opened.map(|index| flows()[index]));
     }
-    recover(&mut node, operation, &mut pod, &case);
-    assert_eq!(outcome(&node), *wanted, "{case}");
+    recover(&mut node, operation, (&mut pod, done), &case);
+    assert_eq!(outcome(&node, &pod), *wanted, "{case}");
     node.hns.take();
     assert!(is_fine(&node.dataplane.resync()), "{case}");
     assert_eq!(node.hns.take_changes(), [], "{case}: it does not come to rest");
@@ -324,7 +339,7 @@ fn every_fault_of_every_operation_on_every_preset() {
             let changes = quiet.hns.take_changes().len();
             assert!(changes > 0, "{version} {operation:?}");
             assert!(is_fine(&quiet.dataplane.resync()));
-            let wanted = outcome(&quiet);
+            let wanted = outcome(&quiet, &pod);
             // What neither the old state nor the new one lets pass.
             let closed: Vec<bool> = (0..flows().len())
                 .map(|index| {
