@@ -11,8 +11,8 @@ pub enum Error {
     Hns(#[from] tortie_hcn::Error),
     /// The overlay network differs from the required one, and cannot be recreated while it is in use.
     #[error(
-        "network {name} has {found} where {wanted} is needed, and {endpoints} endpoints: drain the node, delete the \
-         network, and it is made anew"
+        "network {name} has {found} where {wanted} is needed, and {endpoints} endpoints: run `tortie windows \
+         reconfigure` on the node, or drain it and delete the network, and it is made anew"
     )]
     NetworkDiffers {
         /// Its name.

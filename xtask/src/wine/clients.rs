@@ -18,8 +18,9 @@ pub(super) const VERSIONS: [Version; 2] = [Config::NEWEST, Config::SERVER_2022];
 /// How many there are.
 const TESTS: usize = 78;
 
+type Client = fn(&Libraries) -> Result<()>;
 /// The programs, by name.
-const CLIENTS: [(&str, fn(&Libraries) -> Result<()>); 3] =
+const CLIENTS: [(&str, Client); 3] =
     [("plugins", plugins::run), ("kube-proxy", kube_proxy::run), ("hcsshim", hcsshim)];
 
 /// Runs all of them, or one.
@@ -27,8 +28,8 @@ pub(super) fn run(only: Option<&str>) -> Result<()> {
     let known = || CLIENTS.iter().any(|(name, _)| only.is_none_or(|only| only == *name));
     ensure!(known(), "the clients are {}", CLIENTS.map(|(name, _)| name).join(", "));
     let libraries = windows::libraries()?;
-    let wanted = CLIENTS.iter().filter(|(name, _)| only.is_none_or(|only| only == *name));
-    wanted.map(|(_, client)| client(&libraries)).collect()
+    let mut wanted = CLIENTS.iter().filter(|(name, _)| only.is_none_or(|only| only == *name));
+    wanted.try_for_each(|(_, client)| client(&libraries))
 }
 
 fn hcsshim(libraries: &Libraries) -> Result<()> {
