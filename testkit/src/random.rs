@@ -1,13 +1,20 @@
 //! Random cases: as many as necessary for a proof.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
 
 use proptest::strategy::Strategy;
-use proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
+use proptest::test_runner::{Config, RngSeed, TestCaseError, TestError, TestRunner};
 
 /// The maximum number of rounds of cases.
 const ROUNDS: usize = 10;
+
+thread_local! {
+    /// The number of runs of this thread's test. With `PROPTEST_RNG_SEED`, each run of a test has other cases, and the same
+    /// ones each time.
+    static RUNS: Cell<u64> = const { Cell::new(0) };
+}
 
 /// The number of random cases of a test.
 #[derive(Debug, Clone, Copy)]
@@ -52,12 +59,15 @@ impl Random {
         strategy: &S,
         test: impl Fn(S::Value) -> Result<(), TestCaseError>,
     ) -> Result<(), String> {
-        let config = Config {
+        let mut config = Config {
             cases: self.cases,
             max_shrink_iters: self.shrinks,
             failure_persistence: None,
             ..Config::default()
         };
+        if let RngSeed::Fixed(seed) = &mut config.rng_seed {
+            *seed = seed.wrapping_add(RUNS.replace(RUNS.get() + 1));
+        }
         TestRunner::new(config).run(strategy, test).map_err(|error| match error {
             // The reason describes the case better than its input does, except for a panic.
             TestError::Fail(reason, input) => {

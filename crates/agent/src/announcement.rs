@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::StreamExt;
 use serde_json::Value;
@@ -16,7 +17,11 @@ use tortie_store::{Change, Endpoints, Interest, StoreError};
 use tortie_windows::{CurrentOverlay, Overlay};
 
 use crate::AgentError;
+use crate::node_address::{self, AddressMethods};
 use crate::plane::InForce;
+
+/// How often the interfaces of the machine are looked at, if they decide about the node's address (as in Calico).
+const LOOK_INTERVAL: Duration = Duration::from_secs(60);
 
 /// What the other nodes must know about this node in a family: its tunnel address, and its MAC address if that is not
 /// derived from the node's name.
@@ -29,6 +34,8 @@ struct Tunnel {
 /// What the node announces, now and later.
 pub(crate) struct Announced {
     first: Vec<Tunnel>,
+    /// How the node's own addresses are found.
+    methods: AddressMethods,
     /// Windows: the overlay network as the dataplane sees it.
     overlay: Option<CurrentOverlay>,
 }
@@ -36,9 +43,15 @@ pub(crate) struct Announced {
 impl Announced {
     /// Takes the tunnel addresses of a Linux node, and announces them. The MAC addresses are derived from the node's name.
     #[cfg(target_os = "linux")]
-    pub(crate) async fn on_linux(store: &dyn Endpoints, ipam: &Ipam, node: &str) -> Result<Self, AgentError> {
-        let announced = Self { first: derived(tunnel_addresses(ipam, node).await?), overlay: None };
-        annotate(store, node, &announced.first).await?;
+    pub(crate) async fn on_linux(
+        store: &dyn Endpoints,
+        ipam: &Ipam,
+        node: &str,
+        methods: AddressMethods,
+    ) -> Result<Self, AgentError> {
+        let first = derived(tunnel_addresses(ipam, node).await?);
+        let announced = Self { first, methods, overlay: None };
+        annotate(store, node, &announced.first, &announced.methods).await?;
         Ok(announced)
     }
 
@@ -49,8 +62,9 @@ impl Announced {
         overlay: &Overlay,
         current: CurrentOverlay,
     ) -> Result<Self, AgentError> {
-        let announced = Self { first: vec![Tunnel::of(overlay)], overlay: Some(current) };
-        annotate(store, node, &announced.first).await?;
+        let methods = AddressMethods::default();
+        let announced = Self { first: vec![Tunnel::of(overlay)], methods, overlay: Some(current) };
+        annotate(store, node, &announced.first, &announced.methods).await?;
         Ok(announced)
     }
 
@@ -119,8 +133,14 @@ fn derived(addresses: Vec<IpAddr>) -> Vec<Tunnel> {
     addresses.into_iter().map(|address| Tunnel { address, mac: None }).collect()
 }
 
-/// Writes the annotations of the Node, unless they are current. A tunnel that the node no longer has is taken out.
-async fn annotate(store: &dyn Endpoints, node: &str, tunnels: &[Tunnel]) -> Result<(), AgentError> {
+/// Writes the annotations of the Node, unless they are current. A tunnel that the node no longer has is taken out. Fails, and
+/// writes nothing, if a method finds no address.
+async fn annotate(
+    store: &dyn Endpoints,
+    node: &str,
+    tunnels: &[Tunnel],
+    methods: &AddressMethods,
+) -> Result<(), AgentError> {
     let key = Key::global(Kind::Node, node);
     let stored = store.get(&key).await?.ok_or_else(|| StoreError::NotFound(key.clone()))?;
     let current = &stored.value["metadata"]["annotations"];
@@ -130,7 +150,11 @@ async fn annotate(store: &dyn Endpoints, node: &str, tunnels: &[Tunnel]) -> Resu
         annotations.insert(address, tunnel.map(|tunnel| tunnel.address.to_string()));
         annotations.insert(mac, tunnel.and_then(|tunnel| tunnel.mac.clone()));
         let known = current[own].as_str();
-        if let Some(network) = own_network(&stored.value, version, known) {
+        let found = node_address::find(methods.of(version), version)
+            .map_err(|problem| AgentError::Node { node: node.to_owned(), problem })?;
+        if let Some(found) = found {
+            annotations.insert(own, Some(found.to_string()));
+        } else if let Some(network) = own_network(&stored.value, version, known) {
             annotations.insert(own, Some(network));
         } else if known.is_some_and(|known| is_lost(&stored.value, version, known)) {
             annotations.insert(own, None);
@@ -216,8 +240,11 @@ pub(crate) async fn keep_announced(
     let interests = vec![Interest::in_object(&Key::global(Kind::Node, &node)), Interest::all(Kind::IpPool)];
     let mut changes = store.follow(interests);
     let mut written = announced.now();
+    let mut looks = tokio::time::interval(LOOK_INTERVAL);
     loop {
         tokio::select! {
+            // Nobody tells when the machine's addresses change.
+            _ = looks.tick(), if announced.methods.ask_the_machine() => {}
             change = changes.next() => {
                 if !matches!(change, Some(Change::Put(_))) {
                     continue;
@@ -238,7 +265,12 @@ pub(crate) async fn keep_announced(
             return std::future::pending().await;
         }
         while let Err(error) = announce(&*store, &ipam, &node, &mut announced).await {
-            tracing::debug!(%error, "cannot annotate the Node; Tortie retries");
+            match &error {
+                AgentError::Node { .. } => {
+                    tracing::warn!(%error, "the Node keeps its address; Tortie retries")
+                }
+                _ => tracing::debug!(%error, "cannot annotate the Node; Tortie retries"),
+            }
             backoff.wait().await;
         }
         written = announced.now();
@@ -268,7 +300,7 @@ async fn announce(
             announced.first = tunnels;
         }
     }
-    annotate(store, node, &announced.now()).await
+    annotate(store, node, &announced.now(), &announced.methods).await
 }
 
 #[cfg(test)]
@@ -295,7 +327,7 @@ mod tests {
             let store = Embedded::in_memory().unwrap();
             let key = Key::global(Kind::Node, "n");
             store.create(&key, json!({"metadata": metadata})).await.unwrap();
-            let result = annotate(&store, "n", &tunnel).await;
+            let result = annotate(&store, "n", &tunnel, &AddressMethods::default()).await;
             assert_eq!(result.is_ok(), expected.is_some(), "{metadata}: {result:?}");
             if let Some(expected) = expected {
                 let after = store.get(&key).await.unwrap().unwrap().value;
@@ -319,7 +351,7 @@ mod tests {
         let address = tunnel_address(&ipam, "n", Family::V4).await.unwrap().unwrap();
         assert_eq!(tunnel_addresses(&ipam, "n").await.unwrap(), [address], "a node keeps its address");
         let first = derived(vec![address]);
-        let announced = Announced { first, overlay: None };
+        let announced = Announced { first, methods: AddressMethods::default(), overlay: None };
         let (_keep, in_force) = watch::channel(Arc::default());
         let keeping =
             tokio::spawn(keep_announced(store.clone(), ipam.clone(), "n".to_owned(), announced, in_force));
@@ -387,11 +419,58 @@ mod tests {
             let key = Key::global(Kind::Node, "n");
             let value = json!({"metadata": {"name": "n", "annotations": annotations}, "status": status});
             store.create(&key, value).await.unwrap();
-            annotate(&store, "n", &tunnel).await.unwrap();
+            annotate(&store, "n", &tunnel, &AddressMethods::default()).await.unwrap();
             let after = store.get(&key).await.unwrap().unwrap().value;
             assert_eq!(after["metadata"]["annotations"][Node::ADDRESS], expected);
             assert_eq!(after["metadata"]["annotations"][Node::ADDRESS_V6], "fd00::1");
         }
+    }
+
+    /// A method has precedence over what the kubelet reports and over an annotation. If it finds nothing, nothing changes.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn the_address_that_a_method_finds_is_announced() {
+        use tortie_kernel::namespace::NetNs;
+        use tortie_kernel::route::{Address, Change, NewLink, NewLinkKind, RouteSocket};
+
+        let announce = async || {
+            let mut routes = RouteSocket::open().unwrap();
+            let (name, kind) = ("eth0", NewLinkKind::Bridge);
+            routes.create(&NewLink { name, kind, mac: None, mtu: None, up: true, controller: None }).unwrap();
+            let link = routes.link(name).unwrap().unwrap().index;
+            let address = Address { link, address: Ipv4Addr::new(192, 0, 2, 10).into(), prefix_length: 24 };
+            routes.change(&Change::AddAddress(address)).unwrap();
+            let status = json!({"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]});
+            for (current, method, expected) in [
+                (None, "first-found", Some("192.0.2.10/24")),
+                (Some("192.0.2.9/24"), "interface=eth0", Some("192.0.2.10/24")),
+                (Some("192.0.2.9/24"), "interface=eth1", None),
+            ] {
+                let store = Embedded::in_memory().unwrap();
+                let key = Key::global(Kind::Node, "n");
+                let annotations = json!({Node::ADDRESS: current});
+                let value = json!({"metadata": {"name": "n", "annotations": annotations}, "status": status});
+                store.create(&key, value.clone()).await.unwrap();
+                let ipv4 = method.parse().unwrap();
+                let methods = AddressMethods { ipv4, ..AddressMethods::default() };
+                let written = annotate(&store, "n", &[], &methods).await;
+                let after = store.get(&key).await.unwrap().unwrap().value;
+                match expected {
+                    Some(expected) => {
+                        assert_eq!(after["metadata"]["annotations"][Node::ADDRESS], expected, "{method}");
+                    }
+                    None => {
+                        assert!(written.unwrap_err().to_string().contains("eth0 (192.0.2.10/24)"));
+                        assert_eq!(after, value, "{method}");
+                    }
+                }
+            }
+        };
+        let run = || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(announce());
+        };
+        NetNs::create().unwrap().run(run).unwrap();
     }
 
     /// CrossSubnet pools need it. Earlier agents wrote the address alone.

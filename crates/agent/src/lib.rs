@@ -21,6 +21,7 @@ mod local;
 mod locks;
 mod metrics;
 mod node;
+mod node_address;
 mod obtain;
 mod pending;
 mod plane;
@@ -51,7 +52,6 @@ use tortie_ipam::{Ipam, IpamError};
 use tortie_store::{Endpoints, Store, StoreError};
 
 use barrier::Barrier;
-#[cfg(target_os = "linux")]
 pub use bgp::KINDS as BGP_KINDS;
 pub use cni_config::CniIpam;
 use control_server::Answers;
@@ -62,6 +62,8 @@ use local::Listener;
 use locks::Locks;
 use metrics::{Measured, Metrics};
 use node::Prepared;
+#[cfg(target_os = "linux")]
+pub use node_address::{AddressMethod, AddressMethods};
 use plane::InForce;
 use pods::Pods;
 pub use reconfigure::Reconfiguring;
@@ -104,6 +106,8 @@ pub struct Extras {
     pub bgp: bool,
     /// Whether pools without encapsulation get routes by way of the nodes themselves. Only Linux nodes can, and not with BGP.
     pub direct_routes: bool,
+    /// How the node's own addresses are found. Only Linux nodes have another way than what their kubelets report.
+    pub address_methods: AddressMethods,
     /// Reads and changes the log level at run time, for operators.
     pub log_level: Option<LogLevel>,
 }
@@ -271,7 +275,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
     let about = platform.about();
     let capabilities = platform.capabilities();
     let Prepared { dataplane, wiring, announced } =
-        node::prepare(&*endpoints, &ipam, &node, platform).await?;
+        node::prepare(&*endpoints, &ipam, &node, platform, extras.address_methods.clone()).await?;
 
     let mut kinds = tortie_calc::kinds(dataplane.asks_for_services());
     kinds.push(Kind::ClusterInformation);

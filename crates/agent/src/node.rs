@@ -17,6 +17,7 @@ use tortie_store::{Endpoints, Store, StoreError};
 use tortie_windows::{Host, OverlaySpec, StaticRules, WindowsDataplane, WindowsWiring, ensure_overlay_on};
 
 use crate::announcement::Announced;
+use crate::node_address::AddressMethods;
 use crate::unsupported::LOCKED;
 use crate::{AgentError, Platform};
 
@@ -139,10 +140,17 @@ pub(crate) async fn prepare(
     ipam: &Ipam,
     node: &str,
     platform: Platform,
+    methods: AddressMethods,
 ) -> Result<Prepared, AgentError> {
     match platform {
         #[cfg(target_os = "linux")]
-        Platform::Linux => prepare_linux(store, ipam, node).await,
+        Platform::Linux => prepare_linux(store, ipam, node, methods).await,
+        _ if methods.ask_the_machine() => Err(AgentError::Node {
+            node: node.to_owned(),
+            problem: "only Linux nodes look for their address at their interfaces; remove --ip-autodetection-method and \
+                      --ip6-autodetection-method (TORTIE_IP_AUTODETECTION_METHOD, TORTIE_IP6_AUTODETECTION_METHOD)"
+                .to_owned(),
+        }),
         Platform::Windows { hcn, static_rules, host, services } => {
             let windows = WindowsNode { hcn, static_rules, host, services };
             prepare_windows(store, ipam, node, windows).await
@@ -153,8 +161,13 @@ pub(crate) async fn prepare(
 
 /// Linux: the MAC address of the tunnel is derived from the node's name.
 #[cfg(target_os = "linux")]
-async fn prepare_linux(store: &dyn Endpoints, ipam: &Ipam, node: &str) -> Result<Prepared, AgentError> {
-    let announced = Announced::on_linux(store, ipam, node).await?;
+async fn prepare_linux(
+    store: &dyn Endpoints,
+    ipam: &Ipam,
+    node: &str,
+    methods: AddressMethods,
+) -> Result<Prepared, AgentError> {
+    let announced = Announced::on_linux(store, ipam, node, methods).await?;
     let config = tortie_linux::dataplane::Config::default();
     let opened = |what: &str| {
         let what = what.to_owned();

@@ -31,8 +31,17 @@ const SERVICE_PORT: &[&str] = &["appProtocol", "name", "nodePort", "port", "prot
 const SLICE_ENDPOINT: &[&str] =
     &["addresses", "conditions", "deprecatedTopology", "hints", "hostname", "nodeName", "targetRef", "zone"];
 const SLICE_PORT: &[&str] = &["appProtocol", "name", "port", "protocol"];
-const NODE: &[&str] =
-    &["configSource", "externalID", "podCIDR", "podCIDRs", "providerID", "taints", "unschedulable"];
+const NODE: &[&str] = &[
+    // Of Calico's Node in etcd.
+    "addresses",
+    "configSource",
+    "externalID",
+    "podCIDR",
+    "podCIDRs",
+    "providerID",
+    "taints",
+    "unschedulable",
+];
 
 /// The `spec` of each kind of workload.
 const WORKLOADS: &[(&str, &[&str])] = &[

@@ -107,6 +107,7 @@ impl Resource {
         let in_parts = matches!(
             key.kind,
             Kind::Namespace
+                | Kind::Node
                 | Kind::ServiceAccount
                 | Kind::NetworkSet
                 | Kind::GlobalNetworkSet

@@ -276,7 +276,16 @@ fn bad_cluster_policies() {
         (
             rule("action: Accept, to: [{networks: [10.0.0.0/8]}], protocols: [{destinationNamedPort: a}]")
                 .replace("ingress", "egress"),
-            "spec.egress[0].to: networks declare no ports by name",
+            "spec.egress[0].to: networks and nodes declare no ports by name",
+        ),
+        (
+            rule("action: Accept, to: [{nodes: {}}], protocols: [{destinationNamedPort: a}]")
+                .replace("ingress", "egress"),
+            "spec.egress[0].to: networks and nodes declare no ports by name",
+        ),
+        (
+            rule("action: Deny, to: [{nodes: {matchLabels: {-a: x}}}]").replace("ingress", "egress"),
+            "spec.egress[0].to[0].nodes.matchLabels.-a",
         ),
         (rule("action: Accept, from: []"), "spec.ingress[0]: it has no peers"),
         (rule("action: Accept, from: [{nodes: {}}]"), "spec.ingress[0]: a peer by \"nodes\" is not known"),

@@ -11,6 +11,7 @@ mod input;
 mod keys;
 mod local;
 mod network;
+mod nodes;
 mod policies;
 mod selection;
 mod services;
@@ -172,12 +173,17 @@ impl Calc {
         KINDS.contains(&kind) || kind == Kind::Service && self.services.is_some()
     }
 
-    /// What could not be used as it is: policies that therefore deny, objects that are therefore left out.
+    /// What could not be used as it is: policies that therefore deny, objects that are therefore left out, nodes with
+    /// addresses that no rule can mean.
     #[must_use]
     pub fn findings(&self) -> Vec<Finding> {
         let problems = self.problems.iter();
         let objects = problems.map(|(key, problem)| Finding { key: key.clone(), problem: problem.clone() });
-        let mut all: Vec<Finding> = objects.chain(self.policies.findings()).collect();
+        let nodes = self.sets.node_problems().map(|(node, problem)| Finding {
+            key: Key::global(Kind::Node, node),
+            problem: problem.to_owned(),
+        });
+        let mut all: Vec<Finding> = objects.chain(nodes).chain(self.policies.findings()).collect();
         all.sort();
         all
     }
@@ -199,7 +205,10 @@ impl Calc {
             Some(Input::Service(service)) => {
                 self.services.iter_mut().for_each(|services| services.update_service(key, Some(&service)));
             }
-            Some(Input::Node(node)) => self.network.update_node(&key.name, Some(node)),
+            Some(Input::Node(node)) => {
+                self.sets.update_node(&key.name, Some(&node), &self.state);
+                self.network.update_node(&key.name, Some(node));
+            }
             Some(Input::Felix(spec)) => self.network.update_felix(&key.name, Some(*spec)),
             Some(Input::Pool(pool)) => self.network.update_pool(&key.name, Some(pool)),
             Some(Input::Block(cidr, nodes)) => self.network.update_block(cidr, nodes),
@@ -227,7 +236,10 @@ impl Calc {
             Kind::Service => {
                 self.services.iter_mut().for_each(|services| services.update_service(key, None));
             }
-            Kind::Node => self.network.update_node(&key.name, None),
+            Kind::Node => {
+                self.sets.update_node(&key.name, None, &self.state);
+                self.network.update_node(&key.name, None);
+            }
             Kind::IpPool => self.network.update_pool(&key.name, None),
             Kind::FelixConfiguration => self.network.update_felix(&key.name, None),
             Kind::IpamBlock => key

@@ -6,12 +6,14 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use tortie_api::Key;
+use tortie_api::kubernetes::Node;
 use tortie_dataplane::{Delta, NodeState};
 use tortie_policy::program::{Lookup, Member, SetId};
 use tortie_policy::{SetSource, SubjectLabels};
 
 use crate::index::SelectorIndex;
 use crate::keys::ByKey;
+use crate::nodes::Nodes;
 use crate::slab::{No, Slab};
 use crate::subjects::{Backends, NamedPort, Subject, Subjects, What};
 
@@ -20,6 +22,7 @@ pub(crate) struct Sets {
     numbers: ByKey,
     table: Slab<ActiveSet>,
     by_selector: SelectorIndex,
+    nodes: Nodes,
     by_service: BTreeMap<(String, String), BTreeSet<No>>,
     slices: BTreeMap<Key, Backends>,
     slices_of_service: BTreeMap<(String, String), BTreeSet<Key>>,
@@ -60,6 +63,33 @@ impl Sets {
             contributed(&set.source.clone(), &subject.what, |member| set.discount(member));
             self.dirty.insert(no);
         }
+    }
+
+    /// Ingests a node, whose addresses rules may select by its labels.
+    pub(crate) fn update_node(&mut self, name: &str, node: Option<&Node>, state: &NodeState) {
+        let (former, changed) = self.nodes.replace(name, node);
+        if !changed {
+            return;
+        }
+        if let Some(former) = former {
+            for no in self.nodes.sets_of(&former) {
+                let Some(set) = self.table.get_mut(no) else { continue };
+                former.addresses.iter().for_each(|address| set.discount(Member::Net((*address).into())));
+                self.dirty.insert(no);
+            }
+        }
+        let Some(node) = self.nodes.get(name) else { return };
+        for no in self.nodes.sets_of(node) {
+            let Some(set) = self.table.get_mut(no) else { continue };
+            let given = state.set(&set.id);
+            node.addresses.iter().for_each(|address| set.count(Member::Net((*address).into()), given));
+            self.dirty.insert(no);
+        }
+    }
+
+    /// The nodes whose addresses are left out of sets, and what is wrong.
+    pub(crate) fn node_problems(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.nodes.problems()
     }
 
     /// Ingests a slice of backends of a Service.
@@ -140,7 +170,7 @@ impl Sets {
     pub(crate) fn is_empty(&self) -> bool {
         let kept = self.numbers.is_empty() && self.table.is_empty() && self.dirty.is_empty();
         let backends = self.slices.is_empty() && self.slices_of_service.is_empty();
-        kept && self.by_selector.is_empty() && self.by_service.is_empty() && backends
+        kept && self.nodes.is_empty() && self.by_selector.is_empty() && self.by_service.is_empty() && backends
     }
 
     /// The number of sets that are evaluated for a subject with these labels.
@@ -171,6 +201,11 @@ impl Sets {
                     }
                 }
             }
+            SetSource::Nodes(selector) => {
+                for addresses in self.nodes.activate(no, selector) {
+                    addresses.iter().for_each(|address| set.count(Member::Net((*address).into()), None));
+                }
+            }
             SetSource::Service { namespace, name, .. } => {
                 let service = (namespace.clone(), name.clone());
                 let keys = self.slices_of_service.get(&service).into_iter().flatten();
@@ -197,6 +232,7 @@ impl Sets {
                     }
                 }
             }
+            SetSource::Nodes(_) => self.nodes.deactivate(no),
             SetSource::Service { namespace, name, .. } => {
                 let service = (namespace.clone(), name.clone());
                 if let Some(sets) = self.by_service.get_mut(&service) {
@@ -220,7 +256,7 @@ impl ActiveSet {
     fn selects(&self, labels: &SubjectLabels) -> bool {
         match self.source.as_ref() {
             SetSource::Selector(selector) | SetSource::NamedPort { selector, .. } => selector.matches(labels),
-            SetSource::Service { .. } => false,
+            SetSource::Nodes(_) | SetSource::Service { .. } => false,
         }
     }
 
@@ -288,8 +324,9 @@ fn contributed(source: &SetSource, what: &What, mut show: impl FnMut(Member)) {
                 addresses.iter().for_each(|address| show(member(address)));
             }
         }
-        // A network declares no ports, and Services consist of backends only.
-        (SetSource::NamedPort { .. }, What::NetworkSet(_)) | (SetSource::Service { .. }, _) => {}
+        // A network declares no ports, Services consist of backends only, and nodes are no subjects.
+        (SetSource::NamedPort { .. }, What::NetworkSet(_))
+        | (SetSource::Service { .. } | SetSource::Nodes(_), _) => {}
     }
 }
 

@@ -14,8 +14,9 @@ use testkit::random::Random;
 use tortie_api::{Key, Kind};
 use tortie_calc::Calc;
 use tortie_dataplane::{NodeState, RouteTarget};
+use tortie_policy::program::Member;
 
-use random_objects::{block, felix, node, object, pool};
+use random_objects::{block, endpoint, felix, namespace, node, object, policy_of_nodes, pool};
 use scratch::{NODE, Objects, apply_strictly, assert_order, difference, from_scratch_with, shown};
 
 #[derive(Debug, Clone)]
@@ -150,4 +151,84 @@ fn any_history_of_the_network_gives_the_routes_computed_from_scratch() {
     };
     let object = prop_oneof![4 => node(), 4 => block(), 3 => pool(), 1 => felix()];
     random.prove(&(steps(object), any::<u64>(), any::<bool>()), test, lacking).unwrap();
+}
+
+/// The same with nodes that policies select, so that their labels and addresses change often.
+#[test]
+fn any_history_of_nodes_gives_the_sets_computed_from_scratch() {
+    let random = Random::cases(1_000);
+    let seen: RefCell<BTreeMap<&str, usize>> = RefCell::default();
+    let last: RefCell<NodeState> = RefCell::default();
+    let look = |state: &NodeState, _: usize| {
+        let mut seen = seen.borrow_mut();
+        for (id, (_, members)) in &state.sets {
+            for member in members.iter() {
+                let Member::Net(net) = member else { continue };
+                *seen.entry(if net.addr().is_ipv4() { "IPv4" } else { "IPv6" }).or_default() += 1;
+            }
+            let former = last.borrow().sets.get(id).map(|(_, members)| members.clone());
+            if let Some(former) = former {
+                *seen.entry("came").or_default() += members.difference(&former).count();
+                *seen.entry("went").or_default() += former.difference(members).count();
+            }
+        }
+        last.replace(state.clone());
+    };
+    let test = |(steps, seed): (Vec<Step>, u64)| {
+        last.replace(NodeState::default());
+        make(steps, seed, (false, false), look);
+        Ok(())
+    };
+    let lacking = || {
+        let seen = seen.borrow();
+        let kinds = ["IPv4", "IPv6", "came", "went"].into_iter();
+        let rare: Vec<_> =
+            kinds.filter(|kind| seen.get(kind).copied().unwrap_or_default() < random.count() / 4).collect();
+        (!rare.is_empty()).then(|| format!("{rare:?} are rare: {seen:?}"))
+    };
+    let object = prop_oneof![6 => node(), 2 => policy_of_nodes(), 2 => endpoint(), 1 => namespace()];
+    random.prove(&(steps(object), any::<u64>()), test, lacking).unwrap();
+}
+
+/// The oracle says that packets to another node's pods are encapsulated exactly where calc's route leads to a tunnel.
+#[test]
+fn routes_and_the_oracle_encapsulate_the_same_packets() {
+    let random = Random::cases(1_000);
+    let seen: RefCell<BTreeMap<(bool, bool), usize>> = RefCell::default();
+    let object = prop_oneof![4 => node(), 4 => block(), 3 => pool()];
+    let test = |objects: Vec<(Key, Value)>| {
+        let objects: Objects = objects.into_iter().collect();
+        let (mut calc, mut snapshot) = (Calc::new(NODE), tortie_oracle::Snapshot::new());
+        for (key, value) in &objects {
+            calc.update(key, Some(value));
+            if key.kind != Kind::IpamBlock {
+                snapshot.insert(key.clone(), value.clone(), None);
+            }
+        }
+        calc.flush();
+        let oracle = tortie_oracle::Oracle::new(&snapshot);
+        for (net, target) in &calc.state().routes {
+            let (node, encapsulated) = match target {
+                RouteTarget::Local => continue,
+                RouteTarget::Vxlan { node } => (node.clone(), true),
+                RouteTarget::Direct { router } => {
+                    let mut nodes =
+                        oracle.nodes().filter(|(name, own, _)| *name != NODE && own.contains(router));
+                    (nodes.next().expect("a node has the address").0.to_owned(), false)
+                }
+            };
+            let said = oracle.encapsulates(NODE, &node, net.addr());
+            prop_assert_eq!(said, encapsulated, "{} at {}: {:?}", net, node, objects);
+            *seen.borrow_mut().entry((encapsulated, net.addr().is_ipv6())).or_default() += 1;
+        }
+        Ok(())
+    };
+    let lacking = || {
+        let seen = seen.borrow();
+        let kinds = [(false, false), (false, true), (true, false), (true, true)];
+        let rare =
+            kinds.into_iter().find(|kind| seen.get(kind).copied().unwrap_or_default() < random.count() / 20);
+        rare.map(|kind| format!("{kind:?} is rare: {seen:?}"))
+    };
+    random.prove(&prop::collection::vec(object, 5..20), test, lacking).unwrap();
 }

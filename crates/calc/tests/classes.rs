@@ -33,6 +33,9 @@ struct Seen {
     v6: usize,
     /// Packets between two ends on one node.
     together: usize,
+    /// Packets of a node to another node's pod: from its tunnel, by IPv4 and IPv6, and from its own address.
+    from_tunnel: [usize; 2],
+    from_node: usize,
     clusters_with_less: usize,
     largest: usize,
 }
@@ -42,6 +45,7 @@ impl Seen {
         let kinds = [self.for_others, self.dropped_by_hosts, self.v6, self.together];
         self.packets > 500 * clusters
             && kinds.iter().all(|packets| *packets > 50 * clusters)
+            && self.from_tunnel.iter().chain([&self.from_node]).all(|packets| *packets > 5 * clusters)
             && self.clusters_with_less > clusters / 5
             && self.largest >= 3
     }
@@ -147,6 +151,57 @@ fn overlays_and_tunnels_separate_classes() {
     }
 }
 
+/// In a CrossSubnet pool, a node reaches pods of nodes in its subnet from its own address, and others from its tunnel address
+/// of the family.
+#[test]
+fn subnets_separate_classes() {
+    let mut snapshot = Snapshot::new();
+    let mut add = |key: Key, value: serde_json::Value| snapshot.insert(key, value, None);
+    add(Key::global(Kind::Namespace, "red"), json!({"metadata": {"name": "red"}}));
+    let pod = json!({
+        "metadata": {"name": "pod", "namespace": "red"}, "spec": {"nodeName": "n1", "containers": []},
+        "status": {"podIPs": [{"ip": "10.0.0.1"}, {"ip": "fd00::1"}]},
+    });
+    add(Key::namespaced(Kind::Pod, "red", "pod"), pod);
+    for (name, net, net_v6, tunnel) in [
+        ("n1", "203.0.113.1/24", "2001:db8::1/64", 1),
+        ("near", "203.0.113.2/24", "2001:db8::2/64", 2),
+        ("far", "198.51.100.1/24", "2001:db8:1::1/64", 3),
+        // It has n1 in its network, and n1 does not have it.
+        ("half", "203.0.112.1/20", "2001:db8:2::1/32", 4),
+    ] {
+        let annotations = json!({
+            "projectcalico.org/IPv4Address": net, "projectcalico.org/IPv6Address": net_v6,
+            "projectcalico.org/IPv4VXLANTunnelAddr": format!("172.16.0.{tunnel}"),
+            "projectcalico.org/IPv6VXLANTunnelAddr": format!("fd16::{tunnel}"),
+        });
+        add(Key::global(Kind::Node, name), json!({"metadata": {"name": name, "annotations": annotations}}));
+    }
+    for (name, cidr) in [("pool", "10.0.0.0/24"), ("pool6", "fd00::/64")] {
+        let spec = json!({"cidr": cidr, "vxlanMode": "CrossSubnet", "ipipMode": "Never"});
+        add(Key::global(Kind::IpPool, name), json!({"metadata": {"name": name}, "spec": spec}));
+    }
+    let tunnels = json!([
+        {"action": "Allow", "source": {"nets": ["172.16.0.0/16"]}}, {"action": "Allow", "source": {"nets": ["fd16::/64"]}},
+    ]);
+    add(
+        Key::namespaced(Kind::NetworkPolicy, "red", "p"),
+        json!({"metadata": {"name": "p", "namespace": "red"}, "spec": {"ingress": tunnels}}),
+    );
+    let classes = Classes::of(&[&snapshot]);
+    let reduced = classes.reduced(&snapshot);
+    let mut judge = Judge::new(&classes, &reduced, 0);
+    let class = |peer: Peer| classes.class_of(&peer).unwrap();
+    let to = class(Peer::Pod { namespace: "red".to_owned(), name: "pod".to_owned() });
+    for (from, verdict) in [("near", Verdict::Deny), ("far", Verdict::Allow), ("half", Verdict::Allow)] {
+        for family in IpVersion::ALL {
+            let path = Path { family, placement: Placement::Apart };
+            let cell = judge.verdict(class(Peer::Node(from.to_owned())), to, path, 0);
+            assert_eq!(cell.unwrap().verdict, verdict, "{from}, {family}");
+        }
+    }
+}
+
 /// Untracked policy applies to a host endpoint of one interface, not to one of all interfaces, even if both have the
 /// same policies and profiles.
 #[test]
@@ -216,6 +271,14 @@ fn compare(objects: &Objects, packets: &[Sent], seen: &mut Seen) -> Result<(), S
                 let stands = |end: &End| classes.all()[end.class].members.first() == Some(&end.peer);
                 let denies = |stop| found.at(stop).is_some_and(|found| found.verdict == Verdict::Deny);
                 seen.packets += 1;
+                if let (Peer::Node(node), Peer::Pod { .. }, Some(truth)) = (&from.peer, &to.peer, &truth) {
+                    let Some((_, own, _)) = oracle.nodes().find(|(name, ..)| name == node) else { continue };
+                    match (own.contains(&truth.source), path.family) {
+                        (true, _) => seen.from_node += 1,
+                        (false, IpVersion::V4) => seen.from_tunnel[0] += 1,
+                        (false, IpVersion::V6) => seen.from_tunnel[1] += 1,
+                    }
+                }
                 seen.for_others += usize::from(!stands(from) || !stands(to));
                 seen.dropped_by_hosts += usize::from(denies(Stop::SenderNode) || denies(Stop::ReceiverNode));
                 seen.v6 += usize::from(path.family == IpVersion::V6);

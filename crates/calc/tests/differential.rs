@@ -172,6 +172,10 @@ impl Coverage {
                 if let Some((_, stored)) = object_of(snapshot, policy) {
                     of_policy(stored).into_iter().for_each(&mut decided);
                     let rule = rule(stored, trace.direction, *number);
+                    if is_about_nodes(rule) {
+                        let family = if flow.destination.is_ipv4() { "IPv4" } else { "IPv6" };
+                        decided(format!("an {family} address of a node"));
+                    }
                     if is_port_of_sidecar(snapshot, flow, rule) {
                         decided("a sidecar's named port".into());
                     }
@@ -290,6 +294,8 @@ impl Coverage {
                 "a sidecar's named port",
                 "a profile that does not exist",
                 "a profile after one that passes",
+                "an IPv4 address of a node",
+                "an IPv6 address of a node",
                 "a damaged subject",
                 "an unreadable subject",
             ]
@@ -316,6 +322,12 @@ fn object_of<'a>(snapshot: &'a Snapshot, policy: &PolicyName) -> Option<(&'a Key
 fn rule(stored: &Stored, direction: Direction, number: usize) -> &Value {
     let direction = if direction == Direction::Ingress { "ingress" } else { "egress" };
     &stored.value["spec"][direction][number - 1]
+}
+
+/// Whether the addresses of nodes are the only peers of the rule.
+fn is_about_nodes(rule: &Value) -> bool {
+    let peers = rule["to"].as_array().filter(|peers| !peers.is_empty());
+    peers.is_some_and(|peers| peers.iter().all(|peer| peer.get("nodes").is_some()))
 }
 
 /// What is seldom in a policy itself.

@@ -10,7 +10,8 @@ use anyhow::{Context, bail};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use tortie_agent::control::{Ask, Outcome, ask};
 use tortie_agent::{
-    AdapterSelector, CniIpam, Config, DefaultPool, Extras, Host, HostRoutes, LogLevel, Platform, StaticRules,
+    AdapterSelector, AddressMethod, AddressMethods, CniIpam, Config, DefaultPool, Extras, Host, HostRoutes,
+    LogLevel, Platform, StaticRules,
 };
 use tortie_cni::local;
 use tortie_deploy::{ChainedPlugins, Encapsulation};
@@ -127,6 +128,23 @@ struct Daemon {
     /// Linux nodes
     #[arg(long, env = "TORTIE_DIRECT_ROUTES", conflicts_with = "bgp")]
     direct_routes: bool,
+    /// How to find the node's own IPv4 address: kubernetes-internal-ip (what the kubelet reports), first-found, can-reach=HOST,
+    /// interface=REGEX,…, skip-interface=REGEX,… or cidr=NETWORK,…. Others than the first only on Linux nodes
+    #[arg(
+        long,
+        env = "TORTIE_IP_AUTODETECTION_METHOD",
+        value_name = "METHOD",
+        default_value = "kubernetes-internal-ip"
+    )]
+    ip_autodetection_method: AddressMethod,
+    /// The same for its IPv6 address
+    #[arg(
+        long,
+        env = "TORTIE_IP6_AUTODETECTION_METHOD",
+        value_name = "METHOD",
+        default_value = "kubernetes-internal-ip"
+    )]
+    ip6_autodetection_method: AddressMethod,
     /// Where to serve /healthz, /readyz and /metrics, such as 127.0.0.1:9198
     #[arg(long, env = "TORTIE_HEALTH_ADDRESS", value_name = "ADDRESS")]
     health_address: Option<SocketAddr>,
@@ -197,6 +215,10 @@ impl Daemon {
                 metrics_address: self.metrics_address,
                 bgp: self.bgp,
                 direct_routes: self.direct_routes,
+                address_methods: AddressMethods {
+                    ipv4: self.ip_autodetection_method,
+                    ipv6: self.ip6_autodetection_method,
+                },
                 log_level: Some(log_level),
             };
             tokio::select! {

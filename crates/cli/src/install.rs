@@ -12,6 +12,7 @@ use anyhow::{Context, bail};
 use ipnet::{Ipv4Net, Ipv6Net};
 use serde_json::Value;
 use tokio::time::Instant;
+use tortie_agent::AddressMethod;
 use tortie_deploy::{ChainedPlugins, DEFAULT_IMAGE, DEFAULT_POOL, Encapsulation, Values};
 use tortie_store::kubernetes::{CalicoGroup, Kubernetes};
 
@@ -49,6 +50,13 @@ pub(crate) struct Install {
     /// With --encapsulation none: nodes, which must be in one network, reach pods by way of each other's nodes (host-gw)
     #[arg(long, conflicts_with = "bgp")]
     direct_routes: bool,
+    /// How Linux nodes find their own IPv4 address: kubernetes-internal-ip (what the kubelet reports), first-found,
+    /// can-reach=HOST, interface=REGEX,…, skip-interface=REGEX,… or cidr=NETWORK,…
+    #[arg(long, value_name = "METHOD")]
+    ip_autodetection_method: Option<AddressMethod>,
+    /// The same for their IPv6 address
+    #[arg(long, value_name = "METHOD")]
+    ip6_autodetection_method: Option<AddressMethod>,
     /// A Secret in the namespace tortie-system with passwords of BGP peers, which agents may read; can be repeated
     #[arg(long, value_name = "NAME", requires = "bgp", value_parser = object_name)]
     bgp_secret: Vec<String>,
@@ -145,6 +153,8 @@ impl Install {
             encapsulation: self.encapsulation,
             bgp: self.bgp,
             direct_routes: self.direct_routes,
+            ip_autodetection_method: self.ip_autodetection_method.as_ref().map(ToString::to_string),
+            ip6_autodetection_method: self.ip6_autodetection_method.as_ref().map(ToString::to_string),
             bgp_secrets: self.bgp_secret.clone(),
             log_level: self.log_level.clone(),
             metrics_address: self.metrics_address,

@@ -57,6 +57,7 @@ pub(crate) fn set(id: &SetId, sets: &Meanings) -> String {
     let what = match &meaning.source {
         None => format!("set {id}"),
         Some(SetSource::Selector(selector)) => selector.to_string(),
+        Some(SetSource::Nodes(selector)) => format!("the nodes with {selector}"),
         Some(SetSource::NamedPort { selector, name, protocol: None }) => {
             format!("port {name:?} of {selector}")
         }

@@ -144,7 +144,7 @@ fn new_node(key: &Key, value: &Value) -> Value {
     let labels = labels(value);
     let mut annotations =
         json!({COPIED_FROM: origin(key), KUBE_LABELS: Value::Object(labels.clone()).to_string()});
-    let addresses = value["status"]["addresses"].as_array().map_or(&[][..], Vec::as_slice);
+    let addresses: Vec<Value> = listed(&value["status"]).collect();
     let internal = addresses.iter().filter(|address| address["type"] == "InternalIP");
     let mut internal = internal.filter_map(|address| address["address"].as_str()?.parse().ok());
     if let Some(address) = internal.find(std::net::IpAddr::is_ipv4) {
@@ -153,36 +153,69 @@ fn new_node(key: &Key, value: &Value) -> Value {
     json!({
         "apiVersion": key.kind.api_version(), "kind": key.kind.name(),
         "metadata": {"name": key.name, "labels": labels, "annotations": annotations},
-        "spec": {"orchRefs": [{"nodeName": key.name, "orchestrator": "k8s"}]},
+        "spec": {"orchRefs": [{"nodeName": key.name, "orchestrator": "k8s"}], "addresses": addresses},
     })
 }
 
-/// Brings a Node to its desired state. Of an existing one, only the labels that came from Kubernetes change.
+/// The IP addresses of a Node's status, or of the `spec` of Calico's Node, of the types of the Kubernetes API. Policies select
+/// them by peers `nodes`. What somebody else writes under these types into the copy of a Node is replaced.
+fn listed(of: &Value) -> impl Iterator<Item = Value> {
+    let all = of["addresses"].as_array().map_or(&[][..], Vec::as_slice);
+    let kept = all.iter().filter(|address| is_from_kubernetes(address));
+    kept.map(|address| json!({"address": address["address"], "type": address["type"]}))
+}
+
+fn is_from_kubernetes(address: &Value) -> bool {
+    let types = ["InternalIP", "ExternalIP", "Hostname", "InternalDNS", "ExternalDNS"];
+    let is_ip = || address["address"].as_str().is_some_and(|text| text.parse::<std::net::IpAddr>().is_ok());
+    address["type"].as_str().is_some_and(|kind| types.contains(&kind)) && is_ip()
+}
+
+/// Brings a Node to its desired state. Of an existing one, only the labels and addresses that came from Kubernetes change.
 pub(crate) fn node(desired: Option<&Value>, actual: Option<&Stored>, copies_labels: bool) -> Decision {
     let Some(desired) = desired else { return Decision::Nothing };
     let Some(actual) = actual else { return Decision::Create(desired.clone()) };
     let refs = actual.value["spec"]["orchRefs"].as_array().map_or(&[][..], Vec::as_slice);
     let is_same = |of: &Value| of["orchestrator"] == "k8s" && of["nodeName"] == actual.key.name.as_str();
     if source_of(&actual.value).is_none() && !refs.iter().any(is_same) {
-        return Decision::Foreign("copies the labels of Kubernetes' node to it");
+        return Decision::Foreign("copies the labels and addresses of Kubernetes' node to it");
     }
-    let before = annotation(&actual.value, KUBE_LABELS);
+    let mut value = actual.value.clone();
+    let mut changed = copies_labels && copy_labels(desired, &mut value);
+    changed |= copy_addresses(desired, &mut value);
+    if changed { Decision::Update(value, actual.version.clone()) } else { Decision::Nothing }
+}
+
+/// Returns whether labels have changed.
+fn copy_labels(desired: &Value, value: &mut Value) -> bool {
+    let before = annotation(value, KUBE_LABELS);
     let before: Map<String, Value> =
         before.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
     let wanted = labels(desired);
-    let mut merged = labels(&actual.value);
+    let mut merged = labels(value);
     merged.retain(|name, _| !before.contains_key(name));
     merged.extend(wanted.clone());
-    let mut annotations = actual.value["metadata"]["annotations"].as_object().cloned().unwrap_or_default();
-    let known = (merged == labels(&actual.value)) && before == wanted;
-    if known || !copies_labels {
-        return Decision::Nothing;
+    if merged == labels(value) && before == wanted {
+        return false;
     }
+    let mut annotations = value["metadata"]["annotations"].as_object().cloned().unwrap_or_default();
     annotations.insert(KUBE_LABELS.to_owned(), json!(Value::Object(wanted).to_string()));
-    let mut value = actual.value.clone();
     value["metadata"]["labels"] = Value::Object(merged);
     value["metadata"]["annotations"] = Value::Object(annotations);
-    Decision::Update(value, actual.version.clone())
+    true
+}
+
+/// Returns whether addresses have changed. Those that a Node of Calico has besides stay.
+fn copy_addresses(desired: &Value, value: &mut Value) -> bool {
+    let wanted: Vec<Value> = listed(&desired["spec"]).collect();
+    if wanted == listed(&value["spec"]).collect::<Vec<_>>() {
+        return false;
+    }
+    let all = value["spec"]["addresses"].as_array().map_or(&[][..], Vec::as_slice);
+    let others = all.iter().filter(|address| !is_from_kubernetes(address)).cloned();
+    let merged: Vec<Value> = wanted.into_iter().chain(others).collect();
+    value["spec"]["addresses"] = json!(merged);
+    true
 }
 
 /// Brings the labels of an endpoint to those of its pod, with the labels that Calico adds

@@ -36,6 +36,10 @@ pub struct Values {
     pub bgp: bool,
     /// Whether pools without encapsulation get routes by way of the nodes themselves.
     pub direct_routes: bool,
+    /// How agents find the own IPv4 address of a Linux node; `None` for what its kubelet reports.
+    pub ip_autodetection_method: Option<String>,
+    /// The same for its IPv6 address.
+    pub ip6_autodetection_method: Option<String>,
     /// The Secrets in Tortie's namespace that agents may read: passwords of BGP peers.
     pub bgp_secrets: Vec<String>,
     /// What the agents log.
@@ -96,6 +100,8 @@ impl Default for Values {
             encapsulation: Encapsulation::Vxlan,
             bgp: false,
             direct_routes: false,
+            ip_autodetection_method: None,
+            ip6_autodetection_method: None,
             bgp_secrets: Vec::new(),
             log_level: "info".to_owned(),
             metrics_address: None,
@@ -128,6 +134,12 @@ impl Values {
         }
         if self.direct_routes {
             environment.insert("TORTIE_DIRECT_ROUTES".to_owned(), "true".to_owned());
+        }
+        for (name, method) in [
+            ("TORTIE_IP_AUTODETECTION_METHOD", &self.ip_autodetection_method),
+            ("TORTIE_IP6_AUTODETECTION_METHOD", &self.ip6_autodetection_method),
+        ] {
+            environment.extend(method.iter().map(|method| (name.to_owned(), method.clone())));
         }
         if !self.cni_plugins.is_empty() {
             environment.insert("TORTIE_CNI_PLUGINS".to_owned(), self.cni_plugins.to_string());

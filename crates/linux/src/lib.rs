@@ -18,7 +18,7 @@ pub use diagnostics::diagnostics;
 pub use error::Error;
 pub use learned_routes::{Applied, KernelRoutes, LearnedRoutes};
 pub use removal::{hand_over_to_calico, remove_all};
-pub use underlay::prefix_length;
+pub use underlay::{interfaces, prefix_length};
 
 /// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -2,9 +2,25 @@
 
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use tortie_kernel::route::RouteSocket;
 
 use crate::Result;
+
+/// The interfaces of the calling thread's network namespace, by name, with their addresses and the lengths of their prefixes, in
+/// the kernel's order.
+///
+/// # Errors
+/// The kernel refused to list links or addresses.
+pub fn interfaces() -> Result<Vec<(String, Vec<IpNet>)>> {
+    let mut routes = RouteSocket::open()?;
+    let (links, addresses) = (routes.links()?, routes.addresses()?);
+    let of = |index| {
+        let its = addresses.iter().filter(move |at| at.link == index);
+        its.filter_map(|at| IpNet::new(at.address, at.prefix_length).ok()).collect()
+    };
+    Ok(links.into_iter().map(|link| (link.name, of(link.index))).collect())
+}
 
 /// The length of the prefix with which an interface of the calling thread's network namespace has the address; `None` if none
 /// has it.

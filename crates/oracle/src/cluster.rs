@@ -44,6 +44,7 @@ pub(super) fn matches(
     };
     let is_peer = |peer: &ClusterPeer| match peer {
         ClusterPeer::Networks(nets) => nets.iter().any(|Cidr(net)| net.contains(&side.address)),
+        ClusterPeer::Nodes(nodes) => side.nodes.iter().any(|node| selects(nodes, &node.labels)),
         peer => side.any_pod(|pod| is_pod(peer, pod)),
     };
     if !rule.peers.iter().any(is_peer) {
@@ -79,7 +80,7 @@ pub(super) fn is_pod(peer: &ClusterPeer, pod: &Identity) -> bool {
         ClusterPeer::Pods { namespaces, pods } => {
             selects(namespaces, &pod.namespace_labels) && selects(pods, &pod.own_labels)
         }
-        ClusterPeer::Networks(_) | ClusterPeer::Unknown(_) => false,
+        ClusterPeer::Nodes(_) | ClusterPeer::Networks(_) | ClusterPeer::Unknown(_) => false,
     }
 }
 
@@ -90,6 +91,7 @@ fn shown_peer(peer: &ClusterPeer) -> String {
         ClusterPeer::Pods { namespaces: selector, pods } => {
             format!("{} in {}", shown_selector("pods", pods), namespaces(selector))
         }
+        ClusterPeer::Nodes(nodes) => shown_selector("nodes", nodes),
         ClusterPeer::Networks(nets) => {
             nets.iter().map(|Cidr(net)| net.to_string()).collect::<Vec<_>>().join(", ")
         }

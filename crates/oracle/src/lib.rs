@@ -19,6 +19,7 @@ mod peers;
 mod profiles;
 mod queries;
 mod snapshot;
+mod subnet;
 mod trace;
 mod world;
 
@@ -35,6 +36,7 @@ pub use peers::{Peer, QuestionError, family_of};
 pub use profiles::SeenProfile;
 pub use queries::{SeenHost, SeenPod, SeenPolicy, Subject, shown_labels};
 pub use snapshot::{Snapshot, Stored};
+pub use subnet::Subnet;
 pub use trace::{
     Answer, DecidedBy, Mismatch, PolicyName, PolicyTrace, RuleTrace, Table, TierOutcome, TierTrace, Trace,
     Verdict,

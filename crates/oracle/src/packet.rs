@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use tortie_api::net::Protocol;
 
 use super::Question;
-use super::world::{Identity, NamedPort, World};
+use super::world::{Identity, LabelledNode, NamedPort, World};
 
 /// A packet as policy sees it.
 #[derive(Clone)]
@@ -26,6 +26,8 @@ pub(super) struct PacketEnd<'a> {
     /// The pods and host endpoints that have the address (none or one pod, or two for a moment), and the network sets
     /// that contain it.
     pub(super) present: Vec<&'a Identity>,
+    /// The nodes that have the address.
+    pub(super) nodes: Vec<&'a LabelledNode>,
 }
 
 impl<'a> Packet<'a> {
@@ -108,7 +110,8 @@ impl<'a> PacketEnd<'a> {
         let sets = world.network_sets.iter().filter(|set| set.nets.iter().any(|net| net.contains(&address)));
         let identities = pods.map(|pod| &pod.identity).chain(sets.map(|set| &set.identity));
         let hosts = world.hosts_at(address).map(|host| &host.identity);
-        Self { address, port, present: identities.chain(hosts).collect() }
+        let nodes = world.nodes_at(address).collect();
+        Self { address, port, present: identities.chain(hosts).collect(), nodes }
     }
 
     /// Whether any pod at this side matches the condition.
@@ -118,9 +121,10 @@ impl<'a> PacketEnd<'a> {
 
     /// The objects at this side with their own labels.
     pub(super) fn described(&self) -> String {
-        match self.present.first() {
-            Some(present) => format!("{present} has {}", shown(&present.own_labels)),
-            None => format!("{} is no pod's and in no network set", self.address),
+        match (self.present.first(), self.nodes.first()) {
+            (Some(present), _) => format!("{present} has {}", shown(&present.own_labels)),
+            (None, Some(node)) => format!("node {} has {}", node.name, shown(&node.labels)),
+            (None, None) => format!("{} is no pod's and in no network set", self.address),
         }
     }
 }

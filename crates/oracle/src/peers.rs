@@ -84,16 +84,18 @@ pub(super) fn resolve<'a>(
     let from = end(world, &question.from, &mut notes)?;
     let to = end(world, &question.to, &mut notes)?;
     let no_common = || QuestionError::NoCommonFamily { from: question.from.clone(), to: question.to.clone() };
-    let (destinations, sources) = (addresses(&to, None, world), addresses(&from, Some(&to), world));
-    for (peer, addresses) in [(&question.from, &sources), (&question.to, &destinations)] {
-        if addresses.is_empty() {
+    for (peer, end) in [(&question.from, &from), (&question.to, &to)] {
+        if end.addresses().is_empty() {
             return Err(QuestionError::NoAddress(peer.clone()));
         }
     }
-    let pairs = sources.iter().flat_map(|source| destinations.iter().map(move |to| (*source, *to)));
-    let wanted = |address: IpAddr| family.is_none_or(|family| family_of(address) == family);
-    let common = pairs.filter(|(source, to)| family_of(*source) == family_of(*to) && wanted(*source));
-    let (source, destination) = common.min().ok_or_else(no_common)?;
+    // If an end has several addresses of a family, the lowest is judged.
+    let lowest =
+        |end: &End<'_>, family| end.addresses().into_iter().filter(|it| family_of(*it) == family).min();
+    let families = IpVersion::ALL.into_iter().filter(|each| family.is_none_or(|wanted| wanted == *each));
+    let mut common = families.filter_map(|family| lowest(&from, family).zip(lowest(&to, family)));
+    let (own, destination) = common.next().ok_or_else(no_common)?;
+    let source = source(world, &from, own, &to, destination);
     remark(&from, &to, source, &mut notes);
     let translated = translated(world, &from, source, destination);
     if let Some(address) = translated {
@@ -129,7 +131,7 @@ fn end<'a>(world: &'a World, peer: &Peer, notes: &mut Vec<String>) -> Result<End
             if let Some(pod) = world.at(*address).next() {
                 return Ok(End::Pod(pod, vec![*address]));
             }
-            let has = |node: &NodeAddresses| node.own.contains(address) || node.tunnel == Some(*address);
+            let has = |node: &NodeAddresses| node.own.contains(address) || node.tunnels.contains(address);
             match world.nodes.iter().find(|(_, node)| has(node)) {
                 Some((name, _)) => Ok(End::NodeAt(name, *address)),
                 None => Ok(End::Outside(*address)),
@@ -144,25 +146,15 @@ fn node_of<'a>(world: &'a World, name: &str) -> Result<End<'a>, QuestionError> {
     Ok(End::Node(name, node))
 }
 
-/// The possible addresses of an end in the packet. A node uses its tunnel address for pods of other nodes inside an
-/// overlay, and its own address for everything else (policy decision 2).
-fn addresses(end: &End<'_>, towards: Option<&End<'_>>, world: &World) -> Vec<IpAddr> {
-    match end {
-        End::Pod(_, addresses) => addresses.clone(),
-        End::NodeAt(_, address) | End::Outside(address) => vec![*address],
-        End::Node(name, node) => {
-            let overlaid = match towards {
-                Some(End::Pod(pod, addresses)) => {
-                    pod.node != *name && addresses.iter().any(|address| world.is_overlaid(*address))
-                }
-                _ => false,
-            };
-            let tunnel = node.tunnel.filter(|_| overlaid);
-            // The tunnel address is IPv4 only.
-            let own = node.own.iter().filter(|own| tunnel.is_none() || !own.is_ipv4());
-            tunnel.iter().chain(own).copied().collect()
-        }
+/// The source of a packet from an end with this address. A node uses its tunnel's address for pods of other nodes that it
+/// reaches by the tunnel, and its own address for everything else (policy decision 2).
+fn source(world: &World, from: &End<'_>, own: IpAddr, to: &End<'_>, destination: IpAddr) -> IpAddr {
+    let (End::Node(name, node), End::Pod(pod, _)) = (from, to) else { return own };
+    if pod.node == **name || !world.encapsulates(name, &pod.node, destination) {
+        return own;
     }
+    let mut tunnels = node.tunnels.iter().copied();
+    tunnels.find(|tunnel| family_of(*tunnel) == family_of(destination)).unwrap_or(own)
 }
 
 /// The hops that judge the packet, in the order of its path (policy decisions 2–5, 16).
@@ -206,7 +198,7 @@ fn hops<'a>(
         return hops.into_iter().flatten().collect();
     }
     // Nodes encapsulate packets to another node's pods, or to its tunnel address.
-    let overlaid = near.is_some() && far.is_some() && world.is_overlaid(destination);
+    let overlaid = near.zip(far).is_some_and(|(near, far)| world.encapsulates(near, far, destination));
     let host = |end: &End<'a>, direction| {
         let interface = world.interface(end.node()?, overlaid)?;
         // The first node on the path translates a Service's address. If the sender's node replaced the source with its
@@ -251,6 +243,15 @@ fn translated(world: &World, from: &End<'_>, source: IpAddr, destination: IpAddr
 }
 
 impl<'a> End<'a> {
+    /// Its own addresses.
+    fn addresses(&self) -> Vec<IpAddr> {
+        match self {
+            End::Pod(_, addresses) => addresses.clone(),
+            End::NodeAt(_, address) | End::Outside(address) => vec![*address],
+            End::Node(_, node) => node.own.clone(),
+        }
+    }
+
     /// The node that it is, or that it runs on.
     fn node(&self) -> Option<&'a str> {
         match self {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use tortie_api::calico::{EndpointToHostAction, FailsafePort};
+use tortie_api::calico::{EncapsulationMode, EndpointToHostAction, FailsafePort};
 use tortie_api::kubernetes::LabelSelector;
 use tortie_api::net::{Direction, IpVersion, Protocol};
 use tortie_selector::Selector;
@@ -13,6 +13,7 @@ use tortie_selector::Selector;
 use super::endpoint::JudgedEndpoint;
 use super::packet::Packet;
 use super::path::Hop;
+use super::subnet::Subnet;
 use super::world::{HostInterface, Identity, Workload};
 use super::{
     Oracle, Peer, PolicyName, PolicyTrace, Question, QuestionError, Stored, Table, Trace, calico, kubernetes,
@@ -94,9 +95,32 @@ impl Oracle<'_> {
         self.world.is_pooled(address)
     }
 
-    /// The name, own addresses and tunnel address of each node.
-    pub fn nodes(&self) -> impl Iterator<Item = (&str, &[IpAddr], Option<IpAddr>)> {
-        self.world.nodes.iter().map(|(name, node)| (name.as_str(), node.own.as_slice(), node.tunnel))
+    /// The name, own addresses and tunnel addresses of each node: at most one of each family.
+    pub fn nodes(&self) -> impl Iterator<Item = (&str, &[IpAddr], &[IpAddr])> {
+        self.world
+            .nodes
+            .iter()
+            .map(|(name, node)| (name.as_str(), node.own.as_slice(), node.tunnels.as_slice()))
+    }
+
+    /// Where a node is in the network between nodes.
+    pub fn subnet(&self, node: &str) -> Option<&Subnet> {
+        self.world.nodes.get(node).map(|node| &node.subnet)
+    }
+
+    /// The addresses by which rules find the nodes whose labels a Kubernetes selector matches.
+    pub fn addresses_of_nodes<'a>(
+        &'a self,
+        selector: &'a LabelSelector,
+    ) -> impl Iterator<Item = IpAddr> + 'a {
+        let nodes = self.world.labelled_nodes.iter();
+        let selected = nodes.filter(|node| kubernetes::selects(selector, &node.labels));
+        selected.flat_map(|node| node.addresses.iter().copied())
+    }
+
+    /// The labels of every node.
+    pub fn labels_of_nodes(&self) -> impl Iterator<Item = &BTreeMap<String, String>> {
+        self.world.labelled_nodes.iter().map(|node| &node.labels)
     }
 
     /// The backends of a Service: their addresses, and the backends with their ports.
@@ -105,9 +129,19 @@ impl Oracle<'_> {
         backends.map_or((&[], &[]), |backends| (backends.addresses.as_slice(), backends.ports.as_slice()))
     }
 
-    /// Whether packets to this address are encapsulated in VXLAN.
-    pub fn is_overlaid(&self, address: IpAddr) -> bool {
-        self.world.is_overlaid(address)
+    /// Whether, and when, packets to this address are encapsulated in VXLAN between nodes.
+    pub fn encapsulation(&self, address: IpAddr) -> EncapsulationMode {
+        self.world.encapsulation(address)
+    }
+
+    /// Whether encapsulation depends on the subnets of nodes anywhere.
+    pub fn has_pools_by_subnet(&self) -> bool {
+        self.world.has_pools_by_subnet()
+    }
+
+    /// Whether packets from one node to this address at another are encapsulated in VXLAN.
+    pub fn encapsulates(&self, from: &str, to: &str, address: IpAddr) -> bool {
+        self.world.encapsulates(from, to, address)
     }
 
     /// Every policy, including staged ones, in evaluation order.

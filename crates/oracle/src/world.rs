@@ -10,12 +10,13 @@ use tortie_api::calico::{
     EncapsulationMode, EndpointToHostAction, FelixConfigurationSpec, HostEndpoint, NetworkSet,
     WorkloadEndpoint,
 };
-use tortie_api::kubernetes::{EndpointSlice, Pod};
+use tortie_api::kubernetes::{EndpointSlice, Node, Pod};
 use tortie_api::net::{IpVersion, Protocol};
 use tortie_api::{Key, Kind, Network, Resource};
 use tortie_selector::NAMESPACE_LABEL;
 
 use super::snapshot::Snapshot;
+use super::subnet::{Subnet, subnets};
 
 pub(super) type Labels = BTreeMap<String, String>;
 
@@ -94,12 +95,37 @@ pub(super) struct NamedPort {
 pub(super) struct NodeAddresses {
     /// Its own addresses, of each family.
     pub(super) own: Vec<IpAddr>,
-    pub(super) tunnel: Option<IpAddr>,
+    /// The addresses of its tunnels: at most one of a family, and only with an own address of that family.
+    pub(super) tunnels: Vec<IpAddr>,
+    pub(super) subnet: Subnet,
+}
+
+impl NodeAddresses {
+    fn new(node: &Node) -> Self {
+        let of_families = |of: &dyn Fn(IpVersion) -> Option<IpAddr>| -> Vec<IpAddr> {
+            IpVersion::ALL.into_iter().filter_map(of).collect()
+        };
+        let tunnel = |version| node.own_address(version).and(node.vxlan_address(version));
+        Self {
+            own: of_families(&|version| node.own_address(version)),
+            tunnels: of_families(&tunnel),
+            subnet: Subnet::default(),
+        }
+    }
+}
+
+/// A node as peers `nodes` see it.
+#[derive(Debug, Clone)]
+pub(super) struct LabelledNode {
+    pub(super) name: String,
+    pub(super) labels: Labels,
+    /// The addresses by which rules find it.
+    pub(super) addresses: Vec<IpAddr>,
 }
 
 struct Pool {
     cidr: IpNet,
-    overlaid: bool,
+    encapsulation: EncapsulationMode,
     nat_outgoing: bool,
 }
 
@@ -122,6 +148,9 @@ pub(super) struct World {
     /// The nodes of pods that use their node's network, by namespace and name.
     pub(super) on_the_host: BTreeMap<(String, String), String>,
     pub(super) nodes: BTreeMap<String, NodeAddresses>,
+    pub(super) labelled_nodes: Vec<LabelledNode>,
+    /// Indices of the nodes by the addresses by which rules find them.
+    nodes_at: HashMap<IpAddr, Vec<usize>>,
     namespaces: BTreeMap<String, Labels>,
     pools: Vec<Pool>,
 }
@@ -141,6 +170,8 @@ impl World {
             backends: BTreeMap::new(),
             on_the_host: BTreeMap::new(),
             nodes: BTreeMap::new(),
+            labelled_nodes: Vec::new(),
+            nodes_at: HashMap::new(),
             namespaces: BTreeMap::new(),
             pools: Vec::new(),
         };
@@ -154,18 +185,23 @@ impl World {
                     world.namespaces.insert(key.name.clone(), labels);
                 }
                 Resource::Node(node) => {
-                    let v4 = node.address().map(IpAddr::V4);
-                    let own = v4.into_iter().chain(node.address_v6().map(IpAddr::V6)).collect();
-                    let tunnel = node.vxlan_address(IpVersion::V4);
-                    world.nodes.insert(key.name.clone(), NodeAddresses { own, tunnel });
+                    world.nodes.insert(key.name.clone(), NodeAddresses::new(node));
+                    world.add_labelled(&key.name, node);
                 }
                 Resource::IpPool(pool) => world.pools.push(Pool {
                     cidr: pool.spec.cidr,
-                    overlaid: pool.spec.vxlan_mode != EncapsulationMode::Never,
+                    encapsulation: pool.spec.vxlan_mode,
                     nat_outgoing: pool.spec.nat_outgoing,
                 }),
                 _ => {}
             }
+        }
+        let nodes = snapshot.resources().filter_map(|(key, resource)| match resource {
+            Resource::Node(node) => Some((key.name.as_str(), node)),
+            _ => None,
+        });
+        for (name, subnet) in subnets(nodes) {
+            world.nodes.entry(name).and_modify(|node| node.subnet = subnet);
         }
         for (key, resource) in snapshot.resources() {
             match resource {
@@ -259,6 +295,22 @@ impl World {
         numbers.filter_map(|number| self.hosts.get(*number))
     }
 
+    /// The nodes that rules find by the address.
+    pub(super) fn nodes_at(&self, address: IpAddr) -> impl Iterator<Item = &LabelledNode> {
+        let numbers = self.nodes_at.get(&address).into_iter().flatten();
+        numbers.filter_map(|number| self.labelled_nodes.get(*number))
+    }
+
+    fn add_labelled(&mut self, name: &str, node: &Node) {
+        let number = self.labelled_nodes.len();
+        let addresses = node.addresses();
+        for address in &addresses {
+            self.nodes_at.entry(*address).or_default().push(number);
+        }
+        let labels = node.metadata.labels.clone();
+        self.labelled_nodes.push(LabelledNode { name: name.to_owned(), labels, addresses });
+    }
+
     fn add_host(&mut self, host: HostInterface) {
         let number = self.hosts.len();
         self.hosts_of.entry(host.node.clone()).or_default().push(number);
@@ -271,9 +323,28 @@ impl World {
         self.hosts.push(host);
     }
 
-    /// Whether the address is in a pool with VXLAN.
-    pub(super) fn is_overlaid(&self, address: IpAddr) -> bool {
-        self.pools.iter().any(|pool| pool.overlaid && pool.cidr.contains(&address))
+    /// Whether, and when, packets to the address use VXLAN between nodes.
+    pub(super) fn encapsulation(&self, address: IpAddr) -> EncapsulationMode {
+        let overlays = self.pools.iter().filter(|pool| pool.encapsulation != EncapsulationMode::Never);
+        let mut of_address = overlays.filter(|pool| pool.cidr.contains(&address));
+        of_address.next().map_or(EncapsulationMode::Never, |pool| pool.encapsulation)
+    }
+
+    pub(super) fn has_pools_by_subnet(&self) -> bool {
+        self.pools.iter().any(|pool| pool.encapsulation == EncapsulationMode::CrossSubnet)
+    }
+
+    /// Whether packets from one node to an address at another use VXLAN.
+    pub(super) fn encapsulates(&self, from: &str, to: &str, address: IpAddr) -> bool {
+        let family = if address.is_ipv4() { IpVersion::V4 } else { IpVersion::V6 };
+        let subnet = |node: &str| self.nodes.get(node).map(|node| &node.subnet);
+        match self.encapsulation(address) {
+            EncapsulationMode::Never => false,
+            EncapsulationMode::Always => true,
+            EncapsulationMode::CrossSubnet => {
+                !subnet(from).zip(subnet(to)).is_some_and(|(from, to)| from.is_near(to, family))
+            }
+        }
     }
 
     /// The address of its node that replaces this source address outside of the pools, if natOutgoing applies.

@@ -9,10 +9,10 @@ use tortie_api::net::{Action, Direction, PortRange, Protocol};
 use tortie_selector::Selector;
 
 use crate::calico::{Sets, named, of_namespaces, port_set};
-use crate::compiled::{Compiled, Hook, Order};
+use crate::compiled::{Compiled, Hook, Order, SetSource};
 use crate::kubernetes::{of_kubernetes, requirements};
 use crate::labels::all_pods;
-use crate::program::{EntityMatch, PolicyId, PolicyRules, Rule};
+use crate::program::{EntityMatch, PolicyId, PolicyRules, Rule, SetId};
 
 /// Compiles a validated policy.
 pub(crate) fn compile(id: PolicyId, policy: &ClusterPolicy) -> Compiled {
@@ -131,8 +131,20 @@ fn compile_peer(peer: &ClusterPeer, sets: &mut Sets) -> (EntityMatch, Selector) 
         let nets = nets.iter().map(|Cidr(net)| *net).collect();
         return (EntityMatch { nets, ..EntityMatch::default() }, Selector::all());
     }
+    if let ClusterPeer::Nodes(nodes) = peer {
+        let sets = vec![node_set(Selector::all_of(requirements(nodes)), sets)];
+        return (EntityMatch { sets, ..EntityMatch::default() }, Selector::all());
+    }
     let pods = pods(peer).unwrap_or_else(Selector::all);
     (EntityMatch { sets: vec![named(pods.clone(), sets)], ..EntityMatch::default() }, pods)
+}
+
+/// Adds the set of the addresses of these nodes to `sets` and returns its id. A selector of endpoints with the same text has
+/// another id.
+fn node_set(nodes: Selector, sets: &mut Sets) -> SetId {
+    let id = SetId::new(tortie_selector::unique_id("nodes", &nodes.id()));
+    sets.insert(id.clone(), SetSource::Nodes(nodes));
+    id
 }
 
 /// The pods that a subject or peer selects, if it selects pods.
@@ -140,7 +152,7 @@ fn pods(peer: &ClusterPeer) -> Option<Selector> {
     let (namespaces, pods) = match peer {
         ClusterPeer::Namespaces(namespaces) => (namespaces, LabelSelector::default()),
         ClusterPeer::Pods { namespaces, pods } => (namespaces, pods.clone()),
-        ClusterPeer::Networks(_) | ClusterPeer::Unknown(_) => return None,
+        ClusterPeer::Nodes(_) | ClusterPeer::Networks(_) | ClusterPeer::Unknown(_) => return None,
     };
     let mut terms = vec![of_namespaces(&Selector::all_of(requirements(namespaces)))];
     terms.extend(of_kubernetes(&pods));

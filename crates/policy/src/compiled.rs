@@ -65,6 +65,8 @@ impl Hook {
 pub enum SetSource {
     /// The addresses of everything that the selector matches.
     Selector(Selector),
+    /// The addresses of the nodes whose own labels the selector matches.
+    Nodes(Selector),
     /// The ports of this name, with this protocol if one is given, on the endpoints that the selector matches.
     NamedPort {
         /// The endpoints.
@@ -90,7 +92,7 @@ impl SetSource {
     #[must_use]
     pub fn kind(&self) -> SetKind {
         match self {
-            Self::Selector(_) | Self::Service { with_ports: false, .. } => SetKind::Nets,
+            Self::Selector(_) | Self::Nodes(_) | Self::Service { with_ports: false, .. } => SetKind::Nets,
             Self::NamedPort { .. } | Self::Service { with_ports: true, .. } => SetKind::AddressPorts,
         }
     }

@@ -29,8 +29,18 @@ pub(super) enum Atom {
     NamespaceLabels(LabelSelector),
     Declares(String, Protocol, u16),
     Net(IpNet),
-    Backend { namespace: String, name: String, protocol: Protocol, port: u16 },
-    BackendAddress { namespace: String, name: String },
+    /// The address of a node with these labels.
+    Nodes(LabelSelector),
+    Backend {
+        namespace: String,
+        name: String,
+        protocol: Protocol,
+        port: u16,
+    },
+    BackendAddress {
+        namespace: String,
+        name: String,
+    },
 }
 
 /// All criteria, each with a number.
@@ -313,6 +323,9 @@ impl Vocabulary {
                 self.namespace_labels(namespaces, uses);
                 self.own_labels(pods, uses);
             }
+            ClusterPeer::Nodes(nodes) => {
+                self.use_atom(format!("nodes {nodes:?}"), || Atom::Nodes(nodes.clone()), uses);
+            }
             ClusterPeer::Networks(nets) => nets.iter().for_each(|Cidr(net)| self.net(*net, uses)),
             ClusterPeer::Unknown(_) => {}
         }
@@ -409,7 +422,9 @@ impl Atom {
             Self::Declares(name, protocol, port) => {
                 subject.ports().any(|declared| declared == (name, *protocol, *port))
             }
-            Self::Net(_) | Self::Backend { .. } | Self::BackendAddress { .. } => return None,
+            Self::Net(_) | Self::Nodes(_) | Self::Backend { .. } | Self::BackendAddress { .. } => {
+                return None;
+            }
         })
     }
 }

@@ -6,8 +6,8 @@ use tortie_api::{Key, Kind};
 
 use super::classes::Classes;
 use super::path::{FAMILIES, Stop};
-use super::signature::{AddressSignature, EndSignature};
-use tortie_oracle::{Oracle, PolicyName, Snapshot};
+use super::signature::{AddressSignature, EndSignature, Overlaid};
+use tortie_oracle::{Oracle, PolicyName, Snapshot, Subnet};
 
 /// The possible effects of a change, by class.
 pub(super) struct Concern {
@@ -73,12 +73,14 @@ impl Concern {
     }
 }
 
-type VisibleParts<'a> = ([Option<&'a AddressSignature>; 2], Option<&'a AddressSignature>, bool);
+type VisibleParts<'a> =
+    ([Option<(&'a AddressSignature, Overlaid)>; 2], &'a [Option<AddressSignature>; 2], &'a Subnet);
 
 /// The parts of the signature that policies see.
 fn visible_parts(signature: &EndSignature) -> VisibleParts<'_> {
-    let addresses = FAMILIES.map(|family| signature.by(family).map(|routed| &routed.address));
-    (addresses, signature.tunnel.as_ref(), signature.overlaid)
+    let addresses =
+        FAMILIES.map(|family| signature.by(family).map(|routed| (&routed.address, routed.overlaid)));
+    (addresses, &signature.tunnels, &signature.subnet)
 }
 
 /// The whole signature, except the policies that apply.

@@ -154,6 +154,11 @@ fn cuts(oracles: &[Oracle<'_>], vocabulary: &Vocabulary) -> BTreeSet<IpNet> {
         for (namespace, name) in vocabulary.services() {
             cuts.extend(oracle.backends(namespace, name).0.iter().copied().map(IpNet::from));
         }
+        for atom in &vocabulary.atoms {
+            if let Atom::Nodes(nodes) = atom {
+                cuts.extend(oracle.addresses_of_nodes(nodes).map(IpNet::from));
+            }
+        }
         v6 |= oracle.pods().any(|pod| pod.addresses().iter().any(IpAddr::is_ipv6));
     }
     v6 |= cuts.iter().any(|net| net.addr().is_ipv6());
@@ -167,7 +172,7 @@ pub(super) fn addresses_in_use(oracles: &[Oracle<'_>]) -> BTreeSet<IpAddr> {
     for oracle in oracles {
         taken.extend(oracle.pods().flat_map(|pod| pod.addresses().to_vec()));
         taken.extend(oracle.hosts().flat_map(|host| host.addresses().to_vec()));
-        taken.extend(oracle.nodes().flat_map(|(_, own, tunnel)| own.iter().copied().chain(tunnel)));
+        taken.extend(oracle.nodes().flat_map(|(_, own, tunnel)| own.iter().chain(tunnel).copied()));
     }
     taken
 }

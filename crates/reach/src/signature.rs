@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use tortie_api::Resource;
-use tortie_api::calico::PolicySpec;
+use tortie_api::calico::{EncapsulationMode, PolicySpec};
 use tortie_api::kubernetes::{ClusterPeer, LabelSelector};
 use tortie_api::net::{Direction, IpVersion};
 use tortie_selector::Selector;
@@ -15,7 +15,7 @@ use super::atoms::{Atom, Vocabulary};
 use super::hosts::{HostSignature, Hosts, Interfaces};
 use super::nets::NetIndex;
 use super::path::{FAMILIES, family_number};
-use tortie_oracle::{Oracle, SeenPod, Subject, family_of};
+use tortie_oracle::{Oracle, SeenPod, Subject, Subnet, family_of};
 
 /// The numbers of the criteria that match, ascending.
 pub(super) type Holding = Vec<u32>;
@@ -36,10 +36,10 @@ pub(super) struct EndSignature {
     pub(super) pod_policies: Option<PodPolicies>,
     /// Its address of each family.
     pub(super) addresses: [Option<Routed>; 2],
-    /// A node's tunnel address, from which it reaches pods by VXLAN.
-    pub(super) tunnel: Option<AddressSignature>,
-    /// Whether nodes reach it from their tunnel address.
-    pub(super) overlaid: bool,
+    /// A node's tunnel address of each family, from which it reaches pods by VXLAN.
+    pub(super) tunnels: [Option<AddressSignature>; 2],
+    /// The subnet of its node; the same for all if encapsulation, or what depends on it, does not depend on subnets.
+    pub(super) subnet: Subnet,
     /// Whether it is a node, or on one; only set if there are host endpoints.
     pub(super) anchored: bool,
     /// The host endpoints of its node.
@@ -53,12 +53,22 @@ pub(super) struct EndSignature {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub(super) struct Routed {
     pub(super) address: AddressSignature,
-    /// Whether packets to it pass the overlay.
-    pub(super) overlaid: bool,
+    /// When packets to it pass the overlay; for pods always set, because a node's packets then come from its tunnel.
+    pub(super) overlaid: Overlaid,
     /// Whether packets to it keep their source.
     pub(super) pooled: bool,
     /// The source of packets from it otherwise.
     pub(super) translated: Option<AddressSignature>,
+}
+
+/// When packets to an address are encapsulated between nodes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Overlaid {
+    #[default]
+    Never,
+    Always,
+    /// Between nodes that are not near each other.
+    CrossSubnet,
 }
 
 impl EndSignature {
@@ -69,8 +79,12 @@ impl EndSignature {
 
     /// Whether packets of this family can go from this end to the other.
     pub(super) fn reaches(&self, other: &Self, family: IpVersion) -> bool {
-        let by_tunnel = family == IpVersion::V4 && other.overlaid && self.tunnel.is_some();
-        (self.by(family).is_some() || by_tunnel) && other.by(family).is_some()
+        self.by(family).is_some() && other.by(family).is_some()
+    }
+
+    /// Its node's tunnel address of this family.
+    pub(super) fn tunnel(&self, family: IpVersion) -> Option<&AddressSignature> {
+        self.tunnels.get(family_number(family))?.as_ref()
     }
 }
 
@@ -82,12 +96,15 @@ pub(super) struct SignatureIndex<'a> {
     hosts: Hosts,
     mentioned: Mentioned,
     nets: NetIndex<u32>,
-    backends: BTreeMap<IpAddr, Vec<u32>>,
+    /// The criteria that match single addresses: those of backends and of nodes.
+    single: BTreeMap<IpAddr, Vec<u32>>,
     sets: NetIndex<usize>,
     set_signatures: Vec<Holding>,
     /// The signatures of the pods and host endpoints with the address.
     pods_at: HashMap<IpAddr, Vec<Holding>>,
     evaluated: HashMap<Appearance, EvaluatedSelectors>,
+    /// Whether it makes a difference which nodes are in one subnet.
+    by_subnet: bool,
 }
 
 /// All properties of a pod that may matter, except its addresses and profiles.
@@ -117,11 +134,12 @@ impl<'a> SignatureIndex<'a> {
             counts,
             mentioned: Mentioned::new(oracle, vocabulary),
             nets: NetIndex::new(nets),
-            backends: backends(oracle, vocabulary),
+            single: of_single_addresses(oracle, vocabulary),
             sets: NetIndex::new(sets),
             set_signatures: oracle.network_sets().map(|(set, _)| holding(vocabulary, set)).collect(),
             pods_at: HashMap::new(),
             evaluated: HashMap::new(),
+            by_subnet: false,
         };
         for pod in oracle.pods() {
             let evaluated = signature.evaluate(&pod).holding;
@@ -134,7 +152,21 @@ impl<'a> SignatureIndex<'a> {
                 signature.pods_at.entry(*address).or_default().push(holding(vocabulary, host.subject()));
             }
         }
+        signature.by_subnet = oracle.has_pools_by_subnet()
+            && (!signature.hosts.signatures.is_empty() || signature.has_distinct_tunnels());
         signature
+    }
+
+    /// Whether rules distinguish a node's tunnel address from its own address.
+    fn has_distinct_tunnels(&self) -> bool {
+        self.oracle.nodes().any(|(_, own, tunnels)| {
+            FAMILIES.into_iter().any(|family| {
+                let of = |all: &[IpAddr]| all.iter().copied().find(|it| family_of(*it) == family);
+                of(own)
+                    .zip(of(tunnels))
+                    .is_some_and(|(own, tunnel)| self.address(own) != self.address(tunnel))
+            })
+        })
     }
 
     pub(super) fn pod(&mut self, pod: &SeenPod<'_>) -> EndSignature {
@@ -146,23 +178,26 @@ impl<'a> SignatureIndex<'a> {
                 egress: evaluated.egress,
                 profiles: profiles(self.oracle, pod.profiles()),
             }),
-            addresses: self.addresses(pod.addresses(), pod.node(), translated),
-            overlaid: pod.addresses().iter().any(|address| self.oracle.is_overlaid(*address)),
+            addresses: self.addresses(pod.addresses(), (pod.node(), true), translated),
             ..self.on_node(pod.node())
         }
     }
 
-    pub(super) fn node(&self, name: &str, own: &[IpAddr], tunnel: Option<IpAddr>) -> EndSignature {
+    pub(super) fn node(&self, name: &str, own: &[IpAddr], tunnels: &[IpAddr]) -> EndSignature {
+        let tunnel = |family| tunnels.iter().find(|tunnel| family_of(**tunnel) == family);
         EndSignature {
-            addresses: self.addresses(own, name, |_| None),
-            tunnel: tunnel.map(|address| self.address(address)),
+            addresses: self.addresses(own, (name, false), |_| None),
+            tunnels: FAMILIES.map(|family| tunnel(family).map(|address| self.address(*address))),
             closed: self.oracle.is_closed_to_its_pods(name),
             ..self.on_node(name)
         }
     }
 
     pub(super) fn outside(&self, address: IpAddr) -> EndSignature {
-        EndSignature { addresses: self.addresses(&[address], "", |_| None), ..EndSignature::default() }
+        EndSignature {
+            addresses: self.addresses(&[address], ("", false), |_| None),
+            ..EndSignature::default()
+        }
     }
 
     /// The common part of all ends on a node.
@@ -170,6 +205,7 @@ impl<'a> SignatureIndex<'a> {
         EndSignature {
             anchored: self.is_anchored(node),
             interfaces: self.hosts.of_node(node),
+            subnet: self.oracle.subnet(node).filter(|_| self.by_subnet).cloned().unwrap_or_default(),
             ..EndSignature::default()
         }
     }
@@ -178,16 +214,22 @@ impl<'a> SignatureIndex<'a> {
     fn addresses(
         &self,
         addresses: &[IpAddr],
-        node: &str,
+        (node, is_pod): (&str, bool),
         translated: impl Fn(IpAddr) -> Option<AddressSignature>,
     ) -> [Option<Routed>; 2] {
         FAMILIES.map(|family| {
             let address = *addresses.iter().filter(|address| family_of(**address) == family).min()?;
-            let routed = Routed { address: self.address(address), ..Routed::default() };
-            Some(match self.is_anchored(node) {
+            let anchored = self.is_anchored(node);
+            let overlaid = match self.oracle.encapsulation(address) {
+                EncapsulationMode::Never => Overlaid::Never,
+                _ if !is_pod && !anchored => Overlaid::Never,
+                EncapsulationMode::CrossSubnet if self.by_subnet => Overlaid::CrossSubnet,
+                EncapsulationMode::CrossSubnet | EncapsulationMode::Always => Overlaid::Always,
+            };
+            let routed = Routed { address: self.address(address), overlaid, ..Routed::default() };
+            Some(match anchored {
                 false => routed,
                 true => Routed {
-                    overlaid: self.oracle.is_overlaid(address),
                     pooled: self.oracle.is_pooled(address),
                     translated: translated(address),
                     ..routed
@@ -207,7 +249,7 @@ impl<'a> SignatureIndex<'a> {
 
     fn address(&self, address: IpAddr) -> AddressSignature {
         let mut holding: Holding = self.nets.holding(address).collect();
-        holding.extend(self.backends.get(&address).into_iter().flatten());
+        holding.extend(self.single.get(&address).into_iter().flatten());
         holding.sort_unstable();
         let pods = self.pods_at.get(&address).into_iter().flatten();
         let sets = self.sets.holding(address).filter_map(|index| self.set_signatures.get(index));
@@ -240,7 +282,7 @@ fn holding(vocabulary: &Vocabulary, subject: Subject<'_>) -> Holding {
     numbered.filter(|(atom, _)| atom.holds(subject) == Some(true)).map(|(_, number)| number).collect()
 }
 
-fn backends(oracle: &Oracle<'_>, vocabulary: &Vocabulary) -> BTreeMap<IpAddr, Vec<u32>> {
+fn of_single_addresses(oracle: &Oracle<'_>, vocabulary: &Vocabulary) -> BTreeMap<IpAddr, Vec<u32>> {
     let mut at: BTreeMap<IpAddr, Vec<u32>> = BTreeMap::new();
     for (atom, number) in vocabulary.atoms.iter().zip(0u32..) {
         let found: Vec<IpAddr> = match atom {
@@ -249,6 +291,7 @@ fn backends(oracle: &Oracle<'_>, vocabulary: &Vocabulary) -> BTreeMap<IpAddr, Ve
                 let ports = oracle.backends(namespace, name).1.iter();
                 ports.filter(|(_, p, n)| (p, n) == (protocol, port)).map(|(address, ..)| *address).collect()
             }
+            Atom::Nodes(nodes) => oracle.addresses_of_nodes(nodes).collect(),
             _ => continue,
         };
         for address in found {
@@ -302,7 +345,7 @@ impl Mentioned {
             }
             Resource::ClusterPolicy(policy) => match &policy.subject {
                 ClusterPeer::Pods { pods, .. } => self.own(pods),
-                ClusterPeer::Namespaces(_) | ClusterPeer::Networks(_) => {}
+                ClusterPeer::Namespaces(_) | ClusterPeer::Nodes(_) | ClusterPeer::Networks(_) => {}
                 ClusterPeer::Unknown(_) => self.any = true,
             },
             _ => {}

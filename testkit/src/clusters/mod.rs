@@ -6,6 +6,7 @@
 )]
 
 pub mod hosts;
+mod nodes;
 pub mod pods;
 mod policies;
 pub mod services;
@@ -22,6 +23,7 @@ use tortie_api::net::Protocol;
 use tortie_api::{Key, Kind};
 use tortie_oracle::Snapshot;
 
+use nodes::{far_nodes, listed};
 use policies::{maybe, policy, rules};
 
 /// The nodes of the pods.
@@ -113,12 +115,12 @@ pub fn clusters_of_distinct_pods() -> impl Strategy<Value = Objects> {
 fn clusters_of(pods: impl Strategy<Value = Vec<Pod>>) -> impl Strategy<Value = Objects> {
     let sets = prop::collection::vec(network_set(), 0..4);
     let policies = prop::collection::vec(policy(), 0..6);
-    (namespaces(), tiers(), profiles(), slices(), pods, sets, policies).prop_map(
-        |(namespaces, tiers, profiles, slices, pods, sets, policies)| {
+    (namespaces(), tiers(), profiles(), slices(), far_nodes(), pods, sets, policies).prop_map(
+        |(namespaces, tiers, profiles, slices, nodes, pods, sets, policies)| {
             let numbered = |objects: Vec<(Key, Value)>| {
                 objects.into_iter().enumerate().map(|(index, (key, value))| renamed(key, value, index))
             };
-            let mut all: Objects = [namespaces, tiers, profiles, slices].concat();
+            let mut all: Objects = [namespaces, tiers, profiles, slices, nodes].concat();
             all.extend(pods.into_iter().enumerate().map(|(index, pod)| endpoint(pod, index)));
             all.extend(numbered(sets));
             // Few names, so that policies of several namespaces and kinds share a name.
@@ -138,10 +140,13 @@ pub fn clusters_with_hosts() -> impl Strategy<Value = Objects> {
     let profiles = subsequence(profiles, 0..4).prop_shuffle();
     let port = (select(&PORT_NAMES[..2]), select(vec!["TCP", "UDP"]), select(&PORTS[..]));
     let host = (select(&NODES[..]), interface, any::<bool>(), profiles, labels(), of(port));
-    (clusters(), prop::collection::vec(host, 0..4)).prop_map(|(mut objects, hosts)| {
-        for (node, address) in NODES.iter().zip(["192.0.2.1", "192.0.2.2"]) {
+    let more = prop::collection::vec((labels(), listed()), 2).boxed();
+    (clusters(), prop::collection::vec(host, 0..4), more).prop_map(|(mut objects, hosts, more)| {
+        let nodes = NODES.iter().zip(["192.0.2.1", "192.0.2.2"]).zip(more);
+        for ((node, address), (labels, listed)) in nodes {
             let annotations = json!({"projectcalico.org/IPv4Address": format!("{address}/24")});
-            let value = json!({"metadata": {"name": node, "annotations": annotations}});
+            let metadata = json!({"name": node, "labels": labels, "annotations": annotations});
+            let value = json!({"metadata": metadata, "status": {"addresses": listed}});
             objects.push((Key::global(Kind::Node, *node), value));
         }
         for (index, (node, interface, addressed, profiles, labels, port)) in hosts.into_iter().enumerate() {

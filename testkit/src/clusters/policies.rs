@@ -203,8 +203,11 @@ fn cluster_policy() -> impl Strategy<Value = (Key, Value)> {
                             json!({"namespaces": {}})
                         }
                     });
-                let unknown = Just(json!({"nodes": {}}));
-                let peer = prop_oneof![12 => pods(), 3 => networks, 1 => unknown];
+                let nodes = kubernetes_selector().prop_map(|nodes| json!({"nodes": nodes}));
+                // In a rule for packets into pods, such a peer is unknown.
+                let share = if side == "to" { 4 } else { 1 };
+                let unknown = Just(json!({"domainNames": ["example.org"]}));
+                let peer = prop_oneof![12 => pods(), 3 => networks, share => nodes, 1 => unknown];
                 let action =
                     select(if newest { vec!["Accept", "Deny", "Pass"] } else { vec!["Allow", "Deny"] });
                 let rule = (
@@ -213,7 +216,7 @@ fn cluster_policy() -> impl Strategy<Value = (Key, Value)> {
                     prop::collection::vec(protocol.clone(), 0..3),
                 );
                 let rule = rule.prop_map(move |(action, peers, mut ports): (_, Vec<Value>, Vec<Value>)| {
-                    if peers.iter().any(|peer| peer.get("networks").is_some()) {
+                    if peers.iter().any(|peer| peer.get("networks").or(peer.get("nodes")).is_some()) {
                         ports.retain(|port| {
                             port.get("destinationNamedPort").or(port.get("namedPort")).is_none()
                         });

@@ -91,6 +91,8 @@ pub enum ClusterPeer {
         /// The pods.
         pods: LabelSelector,
     },
+    /// The addresses of these nodes ([`Node::addresses`](super::Node::addresses)).
+    Nodes(LabelSelector),
     /// These addresses.
     Networks(Vec<Cidr>),
     /// An unknown kind.
@@ -264,9 +266,11 @@ impl UncheckedRule {
             check_selectors(peer, &format!("{path}.{side}[{index}]"), problems);
         }
         let ports: Vec<ClusterPort> = ports.iter().map(if newest { protocol } else { port }).collect();
-        let networks = peers.iter().any(|peer| matches!(peer, ClusterPeer::Networks(_)));
-        if networks && ports.iter().any(|port| matches!(port, ClusterPort::Named(_))) {
-            let problem = "networks declare no ports by name, so they may not stand beside a named port";
+        let outside =
+            peers.iter().any(|peer| matches!(peer, ClusterPeer::Networks(_) | ClusterPeer::Nodes(_)));
+        if outside && ports.iter().any(|port| matches!(port, ClusterPort::Named(_))) {
+            let problem =
+                "networks and nodes declare no ports by name, so they may not stand beside a named port";
             problems.push(FieldError::new(format!("{path}.{side}"), problem));
         }
         Some(ClusterRule { action, peers, ports })
@@ -277,6 +281,7 @@ fn check_selectors(peer: &ClusterPeer, path: &str, problems: &mut Vec<FieldError
     let (namespace_selector, pod_selector) = match peer {
         ClusterPeer::Namespaces(namespaces) => (Some(namespaces.clone()), None),
         ClusterPeer::Pods { namespaces, pods } => (Some(namespaces.clone()), Some(pods.clone())),
+        ClusterPeer::Nodes(nodes) => return nodes.validate(&format!("{path}.nodes"), problems),
         ClusterPeer::Networks(_) | ClusterPeer::Unknown(_) => return,
     };
     NetworkPolicyPeer { ip_block: None, namespace_selector, pod_selector }.validate(path, problems);
@@ -302,14 +307,16 @@ fn part<T: DeserializeOwned>(name: &str, value: &Value) -> Result<T, String> {
 #[serde(transparent)]
 struct Nets(Vec<Cidr>);
 
-fn peer(given: &Map<String, Value>, networks: bool) -> ClusterPeer {
+/// A peer of a rule. Only peers of egress rules can be nodes or networks.
+fn peer(given: &Map<String, Value>, egress: bool) -> ClusterPeer {
     let read = || match only(given)? {
         ("namespaces", value) => Ok(ClusterPeer::Namespaces(part("namespaces", value)?)),
         ("pods", value) => {
             let pods: NamespacedPods = part("pods", value)?;
             Ok(ClusterPeer::Pods { namespaces: pods.namespace_selector, pods: pods.pod_selector })
         }
-        ("networks", value) if networks => match part("networks", value)? {
+        ("nodes", value) if egress => Ok(ClusterPeer::Nodes(part("nodes", value)?)),
+        ("networks", value) if egress => match part("networks", value)? {
             Nets(nets) if nets.is_empty() => Err("networks: needs at least one".to_owned()),
             Nets(nets) => Ok(ClusterPeer::Networks(nets)),
         },

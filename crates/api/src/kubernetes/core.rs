@@ -1,6 +1,6 @@
 //! `v1`: Namespace, Node, ServiceAccount, Pod.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
@@ -33,6 +33,9 @@ pub struct Node {
     /// Its settings.
     #[serde(default)]
     pub spec: NodeSpec,
+    /// What its kubelet and its cloud say of it.
+    #[serde(default)]
+    pub status: ObservedNode,
 }
 
 /// The settings of a node that Tortie reads.
@@ -42,6 +45,34 @@ pub struct NodeSpec {
     /// Whether no new pods are scheduled there.
     #[serde(default)]
     pub unschedulable: bool,
+    /// Its addresses in a Node of Calico, which etcd has. A Node of Kubernetes has them in its status.
+    #[serde(default, deserialize_with = "list")]
+    pub addresses: Vec<NodeAddress>,
+}
+
+/// The status of a node that Tortie reads.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+pub struct ObservedNode {
+    /// Its addresses and names.
+    #[serde(default, deserialize_with = "list")]
+    pub addresses: Vec<NodeAddress>,
+}
+
+/// An address or a name of a node.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct NodeAddress {
+    /// `InternalIP`, `ExternalIP`, `Hostname`, `InternalDNS`, `ExternalDNS`; in a Node of Calico also `CalicoNodeIP`.
+    #[serde(rename = "type", default)]
+    pub kind: String,
+    /// An address or a name.
+    pub address: String,
+}
+
+impl NodeAddress {
+    /// Whether it may be a name.
+    fn may_be_a_name(&self) -> bool {
+        ["Hostname", "InternalDNS", "ExternalDNS"].contains(&self.kind.as_str())
+    }
 }
 
 impl Node {
@@ -89,6 +120,29 @@ impl Node {
     pub fn own_network(&self, version: IpVersion) -> Option<IpNet> {
         let text = self.annotated(version, [Self::ADDRESS, Self::ADDRESS_V6])?;
         text.parse::<IpNet>().ok().or_else(|| address_of(text).map(IpNet::from)).map(|net| net.trunc())
+    }
+
+    /// Every address by which a peer `nodes` of a policy knows it, without duplicates: the IP addresses in its status, those of
+    /// Calico's Node in etcd, and in annotations its own addresses, because a datastore without kubelets has only those, and
+    /// those of its tunnels, because whatever listens on all addresses answers there, too.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<IpAddr> {
+        let listed = self.listed_addresses().filter_map(|listed| address_of(&listed.address));
+        let own = IpVersion::ALL.into_iter().filter_map(|version| self.own_address(version));
+        let tunnels = IpVersion::ALL.into_iter().filter_map(|version| self.vxlan_address(version));
+        let all: BTreeSet<IpAddr> = listed.chain(own).chain(tunnels).filter_map(of_a_node).collect();
+        all.into_iter().collect()
+    }
+
+    /// The listed addresses that are neither names nor addresses that a node can have.
+    pub fn unusable_addresses(&self) -> impl Iterator<Item = &str> {
+        let odd = self.listed_addresses().filter(|listed| !listed.may_be_a_name());
+        let texts = odd.map(|listed| listed.address.as_str());
+        texts.filter(|text| address_of(text).and_then(of_a_node).is_none())
+    }
+
+    fn listed_addresses(&self) -> impl Iterator<Item = &NodeAddress> {
+        self.status.addresses.iter().chain(&self.spec.addresses)
     }
 
     /// The address of the node's VXLAN device of a family.
@@ -234,5 +288,92 @@ impl Pod {
             host_ip: port.host_ip.clone().filter(|address| !address.is_empty()),
         });
         ports.filter(|port| !port.port.name.is_empty() || port.host_port.is_some()).collect()
+    }
+}
+
+/// The address in its usual form, if other machines can reach a node by it. IPv4 addresses that are written as IPv6 addresses
+/// are IPv4 addresses. `240.0.0.0/4` is reserved; `explain` invents addresses there.
+fn of_a_node(address: IpAddr) -> Option<IpAddr> {
+    let address = address.to_canonical();
+    let is_local = match address {
+        IpAddr::V4(v4) => v4.is_link_local() || v4.octets()[0] == 0 || v4.octets()[0] >= 240,
+        IpAddr::V6(v6) => v6.is_unicast_link_local() || v6.is_unspecified(),
+    };
+    (!is_local && !address.is_loopback() && !address.is_multicast()).then_some(address)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::{Key, Kind, Resource};
+
+    /// Names are left out, what no node can have is named, and each address occurs once.
+    #[test]
+    fn a_node_has_the_addresses_of_its_status_of_calicos_node_and_of_its_annotations() {
+        let status = json!([
+            {"type": "InternalIP", "address": "192.0.2.1"}, {"type": "ExternalIP", "address": "203.0.113.1"},
+            {"type": "InternalIP", "address": "2001:db8::1"}, {"type": "Hostname", "address": "n1"},
+            {"type": "InternalDNS", "address": "n1.example"}, {"type": "ExternalIP", "address": "192.0.2.300"},
+        ]);
+        let annotations = json!({Node::ADDRESS: "192.0.2.1/24", Node::ADDRESS_V6: "2001:db8::2/64"});
+        let local = [
+            "::ffff:192.0.2.7",
+            "0.0.0.0",
+            "::",
+            "127.0.0.1",
+            "::1",
+            "169.254.169.254",
+            "fe80::1",
+            "224.0.0.1",
+            "ff02::1",
+            "240.0.0.1",
+        ];
+        let local = local.map(|address| json!({"type": "InternalIP", "address": address}));
+        let both = ["192.0.2.1", "203.0.113.1", "2001:db8::1", "2001:db8::2"];
+        let table = [
+            (json!({"metadata": {"name": "n"}}), &[][..], &[][..]),
+            (json!({"metadata": {"name": "n"}, "status": {"addresses": null}}), &[], &[]),
+            (
+                json!({"metadata": {"name": "n", "annotations": annotations}, "status": {"addresses": status}}),
+                &both,
+                &["192.0.2.300"],
+            ),
+            (
+                json!({"metadata": {"name": "n"}, "spec": {"addresses": [{"address": "192.0.2.7/24"}, {"address": "odd"}]}}),
+                &["192.0.2.7"],
+                &["odd"],
+            ),
+            (
+                json!({"metadata": {"name": "n", "annotations": {
+                    Node::VXLAN_ADDRESS: "10.244.1.0", Node::VXLAN_ADDRESS_V6: "fd00::1"}}}),
+                &["10.244.1.0", "fd00::1"],
+                &[],
+            ),
+            (
+                json!({"metadata": {"name": "n"}, "status": {"addresses": local}}),
+                &["192.0.2.7"],
+                &[
+                    "0.0.0.0",
+                    "::",
+                    "127.0.0.1",
+                    "::1",
+                    "169.254.169.254",
+                    "fe80::1",
+                    "224.0.0.1",
+                    "ff02::1",
+                    "240.0.0.1",
+                ],
+            ),
+        ];
+        for (value, expected, odd) in table {
+            let Ok(Resource::Node(node)) = Resource::read(&Key::global(Kind::Node, "n"), &value) else {
+                panic!("{value}")
+            };
+            let expected: Vec<IpAddr> = expected.iter().map(|address| address.parse().unwrap()).collect();
+            assert_eq!(node.addresses(), expected, "{value}");
+            assert_eq!(node.unusable_addresses().collect::<Vec<_>>(), odd, "{value}");
+        }
     }
 }

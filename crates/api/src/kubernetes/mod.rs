@@ -9,7 +9,8 @@ mod workload;
 
 pub use cluster_policy::{ClusterPeer, ClusterPolicy, ClusterPort, ClusterRule, ClusterTier};
 pub use core::{
-    Container, ContainerPort, Namespace, Node, NodeSpec, Pod, PodIp, PodSpec, PodStatus, ServiceAccount,
+    Container, ContainerPort, Namespace, Node, NodeAddress, NodeSpec, ObservedNode, Pod, PodIp, PodSpec,
+    PodStatus, ServiceAccount,
 };
 pub(crate) use implied_slices::check_service;
 pub use implied_slices::{implied_slices, is_implied};

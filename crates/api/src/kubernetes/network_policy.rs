@@ -267,7 +267,7 @@ impl NetworkPolicyPort {
 }
 
 impl LabelSelector {
-    fn validate(&self, path: &str, problems: &mut Vec<FieldError>) {
+    pub(super) fn validate(&self, path: &str, problems: &mut Vec<FieldError>) {
         for (name, value) in &self.match_labels {
             let path = format!("{path}.matchLabels.{name}");
             if !is_label_name(name) {

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tortie_api::{Key, Kind};
 
 use cases::cases;
-use support::{OUTSIDE, calc_of, calico, objects, oracle_says, passes};
+use support::{OUTSIDE, calc_of, calico, cluster, objects, oracle_says, passes};
 
 #[test]
 fn policies_have_their_documented_verdicts() {
@@ -160,6 +160,62 @@ fn unreadable_rules_deny() {
         assert_eq!(passes(&calc, "web/front", "db/main", "tcp/1"), passes_it, "{action}");
         let reported = calc.findings().into_iter().any(|finding| finding.problem.contains("galaxies"));
         assert!(reported, "{action}: {:?}", calc.findings());
+    }
+}
+
+/// A peer `nodes` is the addresses of the selected nodes, as their status, Calico's Node or an annotation has them (47). Each
+/// change of a node takes effect.
+#[test]
+fn peers_that_are_nodes_are_their_addresses() {
+    let policies = cluster(
+        "c",
+        "{tier: Admin, priority: 1, subject: {namespaces: {}}, egress: [{action: Deny, to: [{nodes: {matchLabels: {role: db}}}]}]}",
+    );
+    let mut all = objects(&policies);
+    let mut calc = calc_of(&policies);
+    let key = Key::global(Kind::Node, "far");
+    let listed = |addresses: &[&str]| json!({"addresses": addresses.iter().map(|address| json!({"type": "InternalIP", "address": address})).collect::<Vec<_>>()});
+    let annotated = json!({"projectcalico.org/IPv4Address": "192.0.2.7/24"});
+    let node = |role: &str, more: Value| {
+        let mut value = json!({"metadata": {"name": "far", "labels": {"role": role}}});
+        value.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        value
+    };
+    let with_annotation =
+        json!({"metadata": {"name": "far", "labels": {"role": "db"}, "annotations": annotated}});
+    let damaged = json!({"metadata": {"name": "far", "labels": {"role": "db", "odd": 5}}, "status": listed(&["192.0.2.7"])});
+    for (value, denied, problem) in [
+        (
+            Some(node("db", json!({"status": listed(&["192.0.2.7", "192.0.2.8"])}))),
+            &["192.0.2.7", "192.0.2.8"][..],
+            "",
+        ),
+        (Some(node("db", json!({"spec": listed(&["192.0.2.8"])}))), &["192.0.2.8"], ""),
+        (Some(with_annotation), &["192.0.2.7"], ""),
+        (Some(damaged), &["192.0.2.7"], "metadata.labels.odd"),
+        (Some(node("web", json!({"status": listed(&["192.0.2.7"])}))), &[], ""),
+        (
+            Some(node("db", json!({"status": listed(&["192.0.2.300", "192.0.2.8"])}))),
+            &["192.0.2.8"],
+            "reach no node by \"192.0.2.300\"",
+        ),
+        (Some(node("db", json!({}))), &[], ""),
+        (Some(node("web", json!({}))), &[], ""),
+        (None, &[], ""),
+    ] {
+        calc.update(&key, value.as_ref());
+        calc.flush();
+        all.retain(|(known, _)| *known != key);
+        all.extend(value.clone().map(|value| (key.clone(), value)));
+        for address in ["192.0.2.7", "192.0.2.8", "192.0.2.9"] {
+            let passes = passes(&calc, "web/front", address, "tcp/1");
+            assert_eq!(passes, !denied.contains(&address), "{address}: {value:?}");
+            assert_eq!(passes, oracle_says(&all, "web/front", address, "tcp/1"), "{address}: {value:?}");
+        }
+        let mut findings = calc.findings();
+        findings.retain(|finding| finding.key == key);
+        let found = findings.iter().any(|finding| finding.problem.contains(problem));
+        assert!(if problem.is_empty() { findings.is_empty() } else { found }, "{value:?}: {findings:?}");
     }
 }
 

@@ -72,7 +72,8 @@ pub(crate) fn calc_of(policies: &str) -> Calc {
 }
 
 pub(crate) fn address(name: &str) -> IpAddr {
-    PODS.iter().find(|(pod, ..)| *pod == name).map_or(OUTSIDE, |(_, address, ..)| address).parse().unwrap()
+    let pod = PODS.iter().find(|(pod, ..)| *pod == name).map(|(_, address, ..)| address.parse().unwrap());
+    pod.or_else(|| name.parse().ok()).unwrap_or_else(|| OUTSIDE.parse().unwrap())
 }
 
 /// Whether a flow passes: the source's egress and the destination's ingress both allow (5).

@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 
 use proptest::prelude::*;
-use serde_json::json;
+use serde_json::{Value, json};
 use tortie_api::calico::WorkloadEndpoint;
 use tortie_api::net::IpVersion;
 use tortie_api::{Key, Kind, Resource};
@@ -67,25 +67,37 @@ pub(crate) fn grown(mut objects: Objects, twins: &[(usize, usize)]) -> Objects {
         value["spec"]["ipNetworks"] = json!([format!("{net}/32")]);
         objects.push((key, value));
     }
-    let mut node = |(name, own): (&str, &str), v6: &str, tunnel: Option<&str>| {
+    let mut node = |(name, own): (&str, &str), v6: &str, tunnel: Option<(&str, &str)>, labels: Value| {
         let mut annotations = json!({
             "projectcalico.org/IPv4Address": format!("{own}/24"),
             "projectcalico.org/IPv6Address": format!("{v6}/64"),
         });
-        if let Some(tunnel) = tunnel {
+        if let Some((tunnel, tunnel_v6)) = tunnel {
             annotations["projectcalico.org/IPv4VXLANTunnelAddr"] = json!(tunnel);
+            annotations["projectcalico.org/IPv6VXLANTunnelAddr"] = json!(tunnel_v6);
         }
-        let value = json!({"metadata": {"name": name, "annotations": annotations}});
+        // Rules find two nodes by an address of an outsider, too.
+        let listed = if name == NODES[2].0 { vec![] } else { vec![json!({"address": OUTSIDERS[3]})] };
+        let metadata = json!({"name": name, "labels": labels, "annotations": annotations});
+        let value = json!({"metadata": metadata, "status": {"addresses": listed}});
         objects.push((Key::global(Kind::Node, name), value));
     };
     let [n1, n2, n3] = NODES;
-    node(n1, "fd00::8", Some("10.0.1.0"));
-    node(n2, "2001:db8::9", Some("10.0.0.9"));
+    node(n1, "fd00::8", Some(("10.0.1.0", "fd00::3")), json!({"a": "x"}));
+    node(n2, "2001:db8::9", Some(("10.0.0.9", "fd00::b")), json!({"a": "y", "b": "x"}));
     // The third node has no tunnel end, so that only being a node distinguishes it from outsiders.
-    node(n3, "2001:db8::a", None);
-    let spec = json!({"cidr": "10.0.0.0/24", "vxlanMode": "Always", "ipipMode": "Never"});
-    let pool = json!({"metadata": {"name": "pool"}, "spec": spec});
-    objects.push((Key::global(Kind::IpPool, "pool"), pool));
+    node(n3, "2001:db8::a", None, json!({"b": "x"}));
+    // Some clusters encapsulate only between subnets: the second and the third node are in one.
+    let by_subnet = |yes: bool| if yes { "CrossSubnet" } else { "Always" };
+    let some = objects.len();
+    for (name, cidr, mode) in [
+        ("pool", "10.0.0.0/24", by_subnet(some.is_multiple_of(2))),
+        ("pool6", "fd00::/64", by_subnet(some.is_multiple_of(3))),
+    ] {
+        let spec = json!({"cidr": cidr, "vxlanMode": mode, "ipipMode": "Never"});
+        let pool = json!({"metadata": {"name": name}, "spec": spec});
+        objects.push((Key::global(Kind::IpPool, name), pool));
+    }
     objects
 }
 
@@ -102,6 +114,8 @@ pub(crate) fn ends_of(snapshots: &[&Snapshot], classes: &Classes) -> Vec<End> {
                 Peer::Pod { namespace: key.namespace.clone(), name: endpoint.spec.pod.clone() },
                 endpoint.spec.node.clone(),
             ),
+            // A node without an address of its own sends and receives nothing.
+            Ok(Resource::Node(node)) if node.address().is_none() => continue,
             Ok(Resource::Node(_)) => (Peer::Node(key.name.clone()), key.name.clone()),
             _ => continue,
         };

@@ -144,7 +144,7 @@ fn rules() -> impl Strategy<Value = (&'static str, Vec<Value>)> {
     })
 }
 
-fn namespace() -> impl Strategy<Value = Object> {
+pub(crate) fn namespace() -> impl Strategy<Value = Object> {
     (name("ns", 2), labels()).prop_map(|(name, labels)| {
         (Key::global(Kind::Namespace, &name), json!({"metadata": {"name": name, "labels": labels}}))
     })
@@ -158,7 +158,7 @@ fn account() -> impl Strategy<Value = Object> {
 }
 
 /// Sometimes one whose name contains another node.
-fn endpoint() -> impl Strategy<Value = Object> {
+pub(crate) fn endpoint() -> impl Strategy<Value = Object> {
     let place = (name("ns", 2), name("p", 3), name("n", 2), weighted(0.1, name("n", 2)));
     let others = weighted(0.3, select(vec!["kns.ns0", "prof1", "never-stored"]));
     let addresses = (1..6_u8, weighted(0.3, 1..6_u8));
@@ -230,14 +230,33 @@ fn kubernetes_policy() -> impl Strategy<Value = Object> {
     )
 }
 
+/// A policy with a peer `nodes`, for all pods.
+#[allow(dead_code, reason = "one of the test binaries needs it")]
+pub(crate) fn policy_of_nodes() -> impl Strategy<Value = Object> {
+    let operators = select(vec!["In", "NotIn", "Exists", "DoesNotExist"]);
+    (select(vec!["x", "y"]), labels(), operators).prop_map(|(name, labels, operator)| {
+        let values = if operator.ends_with("In") { vec!["x"] } else { vec![] };
+        let expressions = json!([{"key": "b", "operator": operator, "values": values}]);
+        let nodes = json!({"matchLabels": labels, "matchExpressions": expressions});
+        let rule = json!({"action": "Deny", "to": [{"nodes": nodes}]});
+        let spec = json!({"tier": "Admin", "priority": 1, "subject": {"namespaces": {}}, "egress": [rule]});
+        (Key::global(Kind::ClusterNetworkPolicy, name), json!({"metadata": {"name": name}, "spec": spec}))
+    })
+}
+
+/// Some have rules with peers `nodes`.
 fn cluster_policy() -> impl Strategy<Value = Object> {
     let kinds = vec![Kind::ClusterNetworkPolicy, Kind::AdminNetworkPolicy, Kind::BaselineAdminNetworkPolicy];
     let action = select(vec!["Accept", "Allow", "Deny", "Pass"]);
-    (select(kinds), labels(), labels(), any::<bool>(), 0..3_u8, action, any::<bool>()).prop_map(
-        |(kind, subject, peer, admin, priority, action, ruled)| {
-            let rule = json!({"action": action, "from": [{"namespaces": {"matchLabels": peer}}]});
-            let rules = if ruled { vec![rule] } else { Vec::new() };
-            let mut spec = json!({"subject": {"namespaces": {"matchLabels": subject}}, "ingress": rules});
+    (select(kinds), labels(), labels(), any::<bool>(), 0..3_u8, action, 0..3_u8).prop_map(
+        |(kind, subject, peer, admin, priority, action, rules)| {
+            let mut spec = json!({"subject": {"namespaces": {"matchLabels": subject}}});
+            let peer = json!({"matchLabels": peer});
+            match rules {
+                0 => {}
+                1 => spec["ingress"] = json!([{"action": action, "from": [{"namespaces": peer}]}]),
+                _ => spec["egress"] = json!([{"action": action, "to": [{"nodes": peer}]}]),
+            }
             if kind != Kind::BaselineAdminNetworkPolicy {
                 spec["priority"] = json!(priority);
             }
@@ -376,12 +395,15 @@ pub(crate) fn node() -> impl Strategy<Value = Object> {
     let networks_v6 = of(select(vec!["2001:db8::{}/64", "2001:db8:1::{}/64"]));
     let tunnels = (of(1..9_u8), of(1..9_u8));
     let rest = (any::<[bool; 2]>(), weighted(0.2, any::<()>()));
-    (name("n", 3), networks, networks_v6, tunnels, rest).prop_map(
-        |(name, network, network_v6, (tunnel, tunnel_v6), (macs, windows))| {
+    // Nodes may share an address for a moment, and change labels and addresses.
+    let listed = subsequence(vec!["192.0.2.48", "192.0.2.49", "203.0.113.1", "2001:db8::7", "odd"], 0..4);
+    let selected = (labels(), listed, select(vec!["InternalIP", "ExternalIP", "Hostname"]));
+    (name("n", 3), weighted(0.9, networks), networks_v6, tunnels, rest, selected).prop_map(
+        |(name, network, network_v6, (tunnel, tunnel_v6), (macs, windows), (mut labels, listed, kind))| {
             let number = name.bytes().last().unwrap();
             let own = |network: &str| network.replace("{}", &number.to_string());
             let annotations = fields(vec![
-                ("projectcalico.org/IPv4Address", Some(json!(own(network)))),
+                ("projectcalico.org/IPv4Address", network.map(|network| json!(own(network)))),
                 ("projectcalico.org/IPv6Address", network_v6.map(|network| json!(own(network)))),
                 (
                     "projectcalico.org/IPv4VXLANTunnelAddr",
@@ -395,9 +417,11 @@ pub(crate) fn node() -> impl Strategy<Value = Object> {
                 ("projectcalico.org/VXLANTunnelMACAddrV6", macs[1].then(|| json!("00-15-5D-00-00-02"))),
             ]);
             let os = if windows.is_some() { "windows" } else { "linux" };
-            let metadata =
-                json!({"name": name, "annotations": annotations, "labels": {"kubernetes.io/os": os}});
-            (Key::global(Kind::Node, &name), json!({"metadata": metadata}))
+            labels["kubernetes.io/os"] = json!(os);
+            let metadata = json!({"name": name, "annotations": annotations, "labels": labels});
+            let listed = listed.iter().map(|address| json!({"type": kind, "address": address}));
+            let status = json!({"addresses": listed.collect::<Vec<_>>()});
+            (Key::global(Kind::Node, &name), json!({"metadata": metadata, "status": status}))
         },
     )
 }

@@ -39,6 +39,8 @@ struct Subjects {
     network_sets: Vec<(SubjectLabels, Vec<IpNet>)>,
     /// Namespace and name of a Service, and some of its backends: addresses, and addresses with ports.
     backends: Vec<(String, String, Vec<IpAddr>, Backends)>,
+    /// The labels and addresses of nodes.
+    nodes: Vec<(Labels, Vec<IpAddr>)>,
 }
 
 fn host_port(port: &WorkloadEndpointPort) -> Option<HostPort> {
@@ -224,7 +226,8 @@ fn given(objects: &Objects, key: &Key) -> Option<OwnLabels> {
 }
 
 fn subjects(objects: &Objects) -> Subjects {
-    let mut subjects = Subjects { pods: vec![], hosts: vec![], network_sets: vec![], backends: vec![] };
+    let mut subjects =
+        Subjects { pods: vec![], hosts: vec![], network_sets: vec![], backends: vec![], nodes: vec![] };
     for (key, value) in objects {
         let namespace_labels = given(objects, &Key::global(Kind::Namespace, &key.namespace));
         let namespaced = SubjectLabels {
@@ -263,6 +266,9 @@ fn subjects(objects: &Objects) -> Subjects {
                 let nets = set.spec.nets.iter().map(|net| net.0).collect();
                 subjects.network_sets.push((labels, nets));
             }
+            Some(Resource::Node(node)) => {
+                subjects.nodes.push((node.metadata.labels.clone(), node.addresses()));
+            }
             Some(Resource::EndpointSlice(slice)) => {
                 let service = slice.service().unwrap_or_default().to_owned();
                 let addresses = slice.addresses().collect();
@@ -296,6 +302,10 @@ fn members(source: &SetSource, subjects: &Subjects) -> BTreeSet<Member> {
             let of_hosts = hosts.flat_map(|(_, spec, _)| spec.expected_ips.iter().map(|ip| IpNet::from(*ip)));
             let nets = nets.flat_map(|(_, nets)| nets.iter().copied());
             addresses.chain(of_hosts).chain(nets).map(Member::Net).collect()
+        }
+        SetSource::Nodes(selector) => {
+            let nodes = subjects.nodes.iter().filter(|(labels, _)| selector.matches(labels));
+            nodes.flat_map(|(_, addresses)| addresses.iter().map(|ip| Member::Net((*ip).into()))).collect()
         }
         SetSource::NamedPort { selector, protocol, name } => {
             let mut members = BTreeSet::new();

@@ -89,6 +89,10 @@ const COMMANDS: &[(&str, Run)] = &[
     ("tortie datastore unlock", No(PLACEHOLDER)),
     ("tortie install --bgp --encapsulation none", No(KUBERNETES)),
     ("tortie install --direct-routes --encapsulation none", No(KUBERNETES)),
+    (
+        "tortie install --ip-autodetection-method cidr=192.0.2.0/24 --ip6-autodetection-method first-found",
+        No(KUBERNETES),
+    ),
     ("tortie agent --node NAME --bgp", No(PLACEHOLDER)),
     ("tortie store serve", No(FOREVER)),
     ("tortie cluster diags -o cluster.tar.gz", No("served/cluster.rs runs it and reads the archive")),

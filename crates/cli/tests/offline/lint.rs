@@ -180,6 +180,42 @@ fn whole_policies() {
 }
 
 #[test]
+fn peers_that_are_nodes() {
+    let of = |nodes: &str| {
+        format!(
+            "apiVersion: policy.networking.k8s.io/v1alpha2\nkind: ClusterNetworkPolicy\nmetadata: {{name: p}}\nspec:\n  tier: Admin\n  \
+             priority: 1\n  subject: {{namespaces: {{}}}}\n  egress:\n  - {{action: Deny, to: [{{nodes: {nodes}}}]}}\n---\n\
+             apiVersion: v1\nkind: Node\nmetadata: {{name: n3, labels: {{role: db}}}}\n\
+             status: {{addresses: [{{type: InternalIP, address: 192.168.0.3}}]}}\n"
+        )
+    };
+    let field = "spec.egress[0].to[0].nodes";
+    for (nodes, expected) in [
+        ("{matchLabels: {role: db}}", vec![]),
+        ("{}", vec![]),
+        ("{matchLabels: {role: web}}", vec!["matches-nothing"]),
+        ("{matchLabels: {rol: db}}", vec!["unknown-label"]),
+        (
+            "{matchExpressions: [{key: role, operator: Exists}, {key: role, operator: DoesNotExist}]}",
+            vec!["never-matches"],
+        ),
+    ] {
+        let (_, found) = findings(&of(nodes));
+        let about = |finding: &&String| finding.ends_with(field) && !finding.contains("elsewhere");
+        let found: Vec<&String> = found.iter().filter(about).collect();
+        let expected: Vec<String> = expected.iter().map(|code| format!("p.yml:9 {code} {field}")).collect();
+        assert_eq!(found, expected.iter().collect::<Vec<_>>(), "{nodes}");
+    }
+    // The address that a node without one gets for other questions does not count.
+    let (_, found) =
+        findings(&of("{matchLabels: {role: db}}").replace("{type: InternalIP, address: 192.168.0.3}", ""));
+    assert!(found.contains(&format!("p.yml:9 matches-nothing {field}")), "{found:?}");
+    let (_, out, _) = lint(&of("{}"), &[]);
+    let note = "a peer by nodes does not work on Calico\n    because: there the rule denies everything";
+    assert!(out.contains(note), "{out}");
+}
+
+#[test]
 fn a_rule_of_a_later_tier_is_shadowed_by_an_earlier_tier() {
     let baseline = "apiVersion: policy.networking.k8s.io/v1alpha2\nkind: ClusterNetworkPolicy\nmetadata: {name: late}\nspec:\n  tier: Baseline\n  priority: 1\n  \
                     subject: {pods: {podSelector: {matchLabels: {app: back}}}}\n  ingress:\n  - {action: Deny, from: [{namespaces: {}}]}\n";

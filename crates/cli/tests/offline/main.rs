@@ -9,6 +9,7 @@ mod dropped;
 mod expectations;
 mod explain;
 mod hosts;
+mod install;
 mod json;
 mod lint;
 mod matrix;

@@ -21,7 +21,10 @@ async fn fill(kubernetes: &dyn Store) {
     put(kubernetes, &global(Kind::Namespace, "n"), metadata("n", json!({}))).await;
     put(kubernetes, &namespaced(Kind::ServiceAccount, "s"), metadata("s", json!({"namespace": "n"}))).await;
     let mut node = metadata("one", json!({}));
-    node["status"] = json!({"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]});
+    node["status"] = json!({"addresses": [
+        {"type": "InternalIP", "address": "192.0.2.1"}, {"type": "ExternalIP", "address": "2001:db8::1"},
+        {"type": "Hostname", "address": "one"},
+    ]});
     put(kubernetes, &global(Kind::Node, "one"), node).await;
     let mut policy = metadata("p", json!({"namespace": "n"}));
     policy["spec"] = json!({"podSelector": {"matchLabels": {"app": "x"}}, "ingress": [{}]});
@@ -106,7 +109,8 @@ async fn objects_of_the_kubernetes_api_are_copied_as_calico_does() {
             json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "one", "labels": {"a": "b"}, "annotations": {
                     COPIED_FROM: "nodes/one", "projectcalico.org/kube-labels": r#"{"a":"b"}"#,
                     "projectcalico.org/IPv4Address": "192.0.2.1"}},
-                "spec": {"orchRefs": [{"nodeName": "one", "orchestrator": "k8s"}]}}),
+                "spec": {"orchRefs": [{"nodeName": "one", "orchestrator": "k8s"}], "addresses": [
+                    {"address": "192.0.2.1", "type": "InternalIP"}, {"address": "2001:db8::1", "type": "ExternalIP"}]}}),
         ),
     ];
     for (key, expected) in &expected {
@@ -137,6 +141,32 @@ async fn objects_of_the_kubernetes_api_are_copied_as_calico_does() {
         until("the copy is gone", async || store.get(key).await.unwrap().is_none()).await;
     }
     drop(running);
+}
+
+/// The addresses of a node that came from Kubernetes change, also if its labels are not copied; others stay.
+#[tokio::test(flavor = "multi_thread")]
+async fn addresses_of_nodes_are_copied() {
+    let (kubernetes, store) = (memory(), memory());
+    let key = global(Kind::Node, "one");
+    let listed = |kind: &str, addresses: &[&str]| -> Vec<Value> {
+        addresses.iter().map(|address| json!({"address": address, "type": kind})).collect()
+    };
+    let node = |addresses: &[&str]| json!({"metadata": {"name": "one"}, "status": {"addresses": listed("InternalIP", addresses)}});
+    put(&*kubernetes, &key, node(&["192.0.2.1"])).await;
+    let calicos = listed("CalicoNodeIP", &["192.0.2.9"]);
+    let spec = json!({"orchRefs": [{"nodeName": "one", "orchestrator": "k8s"}], "addresses": calicos});
+    put(&*store, &key, json!({"metadata": {"name": "one", "labels": {"own": "x"}}, "spec": spec})).await;
+    let settings = json!({"metadata": {"name": "default"}, "spec": {"controllers": {"node": {"syncLabels": "Disabled"}}}});
+    put(&*store, &global(Kind::KubeControllersConfiguration, "default"), settings).await;
+    let _running = start(store.clone(), Some(kubernetes.clone()), "me");
+    let now = async || value(&*store, &key).await["spec"]["addresses"].clone();
+    let with = |addresses: &[&str]| json!([listed("InternalIP", addresses), calicos.clone()].concat());
+    until("an address is added", async || now().await == with(&["192.0.2.1"])).await;
+    put(&*kubernetes, &key, node(&["192.0.2.2", "2001:db8::2"])).await;
+    until("addresses change", async || now().await == with(&["192.0.2.2", "2001:db8::2"])).await;
+    put(&*kubernetes, &key, node(&[])).await;
+    until("addresses go", async || now().await == with(&[])).await;
+    assert_eq!(value(&*store, &key).await["metadata"]["labels"], json!({"own": "x"}));
 }
 
 /// The labels of a node that came from Kubernetes change; others stay.

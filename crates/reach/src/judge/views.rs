@@ -5,13 +5,14 @@ use std::num::NonZeroU32;
 use std::rc::Rc;
 
 use tortie_api::net::IpVersion;
+use tortie_oracle::Subnet;
 
 use super::{Decision, Judge};
 use crate::applying::Profile;
 use crate::atoms::Uses;
 use crate::hosts::{ALL_INTERFACES, Interfaces};
 use crate::path::{Spot, family_number};
-use crate::signature::{AddressSignature, EndSignature, Holding};
+use crate::signature::{AddressSignature, EndSignature, Holding, Overlaid};
 
 /// The results at one stop for one family. Peers and ports that are not distinguished there form one group.
 pub(super) struct View {
@@ -66,8 +67,11 @@ struct Restricted {
     address: Option<AddressSignature>,
     tunnel: Option<AddressSignature>,
     translated: Option<AddressSignature>,
-    /// Selects the address that the packet has, and the interface that it passes.
-    routed: [bool; 4],
+    /// These select the address that the packet has, and the interface that it passes.
+    overlaid: Overlaid,
+    subnet: Subnet,
+    anchored: bool,
+    pooled: bool,
 }
 
 impl Restricted {
@@ -80,14 +84,12 @@ impl Restricted {
         let routed = signature.by(family);
         Self {
             address: routed.map(|routed| address(&routed.address)),
-            tunnel: signature.tunnel.as_ref().map(address),
+            tunnel: signature.tunnel(family).map(address),
             translated: routed.and_then(|routed| routed.translated.as_ref()).map(address),
-            routed: [
-                signature.anchored,
-                signature.overlaid,
-                routed.is_some_and(|routed| routed.overlaid),
-                routed.is_some_and(|routed| routed.pooled),
-            ],
+            overlaid: routed.map(|routed| routed.overlaid).unwrap_or_default(),
+            subnet: signature.subnet.clone(),
+            anchored: signature.anchored,
+            pooled: routed.is_some_and(|routed| routed.pooled),
         }
     }
 }

@@ -236,6 +236,9 @@ fn cluster(policy: &ClusterPolicy, all: &mut Vec<Contradiction>) {
                 all.extend(of_labels(selector).map(|problem| (format!("{path}.pods.{field}"), problem)));
             }
         }
+        ClusterPeer::Nodes(selector) => {
+            all.extend(of_labels(selector).map(|problem| (format!("{path}.nodes"), problem)));
+        }
         ClusterPeer::Networks(_) | ClusterPeer::Unknown(_) => {}
     };
     of(&policy.subject, "spec.subject".to_owned());

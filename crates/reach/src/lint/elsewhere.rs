@@ -23,6 +23,7 @@ pub(super) fn check(key: &Key, stored: &Stored, resource: &Resource, found: &mut
     }
     for Feature { field, what, action } in features {
         let witness = match action {
+            Some(Action::Deny | Action::Pass) if what == BY_NODES => "there the rule denies everything",
             Some(Action::Deny) => {
                 "there the rule is left out: packets that it denies continue to later rules, and may pass"
             }
@@ -34,7 +35,8 @@ pub(super) fn check(key: &Key, stored: &Stored, resource: &Resource, found: &mut
             Some(Action::Allow) => "there the rule is left out: packets that it allows are denied",
             None => "there it has no effect",
         };
-        let problem = format!("{what} does not work on Calico for Windows");
+        let calico = if what == BY_NODES { "Calico" } else { "Calico for Windows" };
+        let problem = format!("{what} does not work on {calico}");
         let advice = match what {
             FOR_HOSTS => {
                 "nothing for Linux nodes; host endpoints of Windows nodes are not enforced here either"
@@ -51,6 +53,8 @@ pub(super) fn check(key: &Key, stored: &Stored, resource: &Resource, found: &mut
 }
 
 const FOR_HOSTS: &str = "policy for host endpoints";
+/// Calico has no such peers on any system (`libcalico-go/lib/backend/k8s/conversion/clusternetworkpolicy.go`).
+const BY_NODES: &str = "a peer by nodes";
 
 /// A feature that does not work on Calico for Windows.
 struct Feature {
@@ -157,8 +161,12 @@ fn cluster(policy: &ClusterPolicy, features: &mut Vec<Feature>) {
                 features.push(Feature { field, what, action: Some(rule.action) });
             };
             for (number, peer) in rule.peers.iter().enumerate() {
-                if matches!(peer, ClusterPeer::Networks(nets) if nets.iter().any(is_v6)) {
-                    add(format!("{side}[{number}].networks"), "IPv6");
+                match peer {
+                    ClusterPeer::Networks(nets) if nets.iter().any(is_v6) => {
+                        add(format!("{side}[{number}].networks"), "IPv6");
+                    }
+                    ClusterPeer::Nodes(_) => add(format!("{side}[{number}].nodes"), BY_NODES),
+                    _ => {}
                 }
             }
             if rule.ports.iter().any(|port| matches!(port, ClusterPort::Named(_))) {

@@ -19,6 +19,7 @@ enum Choice<'a> {
     Accounts(&'a Selector),
     Pods(&'a LabelSelector),
     PodsNamespaces(&'a LabelSelector),
+    Nodes(&'a LabelSelector),
 }
 
 /// The existing labels.
@@ -27,6 +28,7 @@ struct Known {
     pods: BTreeSet<String>,
     namespaces: BTreeSet<String>,
     accounts: BTreeSet<String>,
+    nodes: BTreeSet<String>,
 }
 
 pub(super) fn check(snapshot: &Snapshot, found: &mut Findings) {
@@ -50,10 +52,19 @@ pub(super) fn check(snapshot: &Snapshot, found: &mut Findings) {
             if of_subject || found.has(key, &field, &[Code::NeverMatches]) {
                 continue;
             }
-            if !pods.iter().chain(&sets).any(|subject| choice.means(*subject)) {
+            let (is_met, witness) = match choice {
+                Choice::Nodes(selector) => {
+                    let count = oracle.labels_of_nodes().count();
+                    let has_address = oracle.addresses_of_nodes(selector).next().is_some();
+                    (has_address, format!("none of {count} nodes has these labels and an address"))
+                }
+                _ => (
+                    pods.iter().chain(&sets).any(|subject| choice.means(*subject)),
+                    format!("none of {} pods and {} network sets and host endpoints", pods.len(), sets.len()),
+                ),
+            };
+            if !is_met {
                 let problem = format!("{} matches nothing in this cluster", choice.shown());
-                let witness =
-                    format!("none of {} pods and {} network sets and host endpoints", pods.len(), sets.len());
                 let advice =
                     "check the spelling of its values, or take the rule out if nothing like that will come";
                 found.add(
@@ -117,6 +128,7 @@ impl Known {
             pods: names_of(pods, true),
             namespaces: labels_of(Kind::Namespace, &["kubernetes.io/metadata.name", name]),
             accounts: labels_of(Kind::ServiceAccount, &[name]),
+            nodes: labels_of(Kind::Node, &[]),
         }
     }
 
@@ -127,6 +139,7 @@ impl Known {
             Choice::Pods(_) => &self.pods,
             Choice::Namespaces(_) | Choice::PodsNamespaces(_) => &self.namespaces,
             Choice::Accounts(_) => &self.accounts,
+            Choice::Nodes(_) => &self.nodes,
         };
         let unknown = choice.labels().into_iter().filter(|label| !known.contains(label));
         unknown.map(|label| (label.clone(), similar(&label, known))).collect()
@@ -163,7 +176,7 @@ impl Choice<'_> {
             Self::Endpoints(selector) | Self::Namespaces(selector) | Self::Accounts(selector) => {
                 selector.labels().into_iter().map(str::to_owned).collect()
             }
-            Self::Pods(selector) | Self::PodsNamespaces(selector) => {
+            Self::Pods(selector) | Self::PodsNamespaces(selector) | Self::Nodes(selector) => {
                 let expressions = selector.match_expressions.iter().map(|one| one.key.clone());
                 let labels: BTreeSet<String> =
                     selector.match_labels.keys().cloned().chain(expressions).collect();
@@ -179,6 +192,7 @@ impl Choice<'_> {
             Self::Accounts(selector) => subject.is_pod() && subject.has_account(selector),
             Self::Pods(selector) => subject.is_pod() && subject.bears(selector),
             Self::PodsNamespaces(selector) => subject.is_pod() && subject.namespace_bears(selector),
+            Self::Nodes(_) => false,
         }
     }
 
@@ -188,6 +202,7 @@ impl Choice<'_> {
             Self::Pods(_) => "pod",
             Self::Namespaces(_) | Self::PodsNamespaces(_) => "namespace",
             Self::Accounts(_) => "service account",
+            Self::Nodes(_) => "node",
         }
     }
 
@@ -198,6 +213,7 @@ impl Choice<'_> {
             }
             Self::Pods(selector) => format!("{:?}", shown_labels("pods", selector)),
             Self::PodsNamespaces(selector) => format!("{:?}", shown_labels("namespaces", selector)),
+            Self::Nodes(selector) => format!("{:?}", shown_labels("nodes", selector)),
         }
     }
 }
@@ -272,6 +288,7 @@ fn cluster<'a>(policy: &'a ClusterPolicy, all: &mut Vec<(String, Choice<'a>)>) {
             all.push((format!("{path}.pods.namespaceSelector"), Choice::PodsNamespaces(namespaces)));
             all.push((format!("{path}.pods.podSelector"), Choice::Pods(pods)));
         }
+        ClusterPeer::Nodes(nodes) => all.push((format!("{path}.nodes"), Choice::Nodes(nodes))),
         ClusterPeer::Networks(_) | ClusterPeer::Unknown(_) => {}
     };
     of(&policy.subject, "spec.subject".to_owned());
