@@ -24,6 +24,21 @@ pub enum Error {
         /// The number of endpoints that would lose their network.
         endpoints: usize,
     },
+    /// The same, and the network is on another adapter than the required one. It is never recreated.
+    #[error(
+        "network {name} has {found} where {wanted} is needed, and is on adapter {adapter}, while --adapter or the node's address names \
+         another one: correct --adapter, or drain the node, delete the network and restart the agent"
+    )]
+    AdapterDiffers {
+        /// Its name.
+        name: String,
+        /// Its actual property.
+        found: String,
+        /// The required property.
+        wanted: String,
+        /// Its adapter.
+        adapter: String,
+    },
     /// HNS has created the network, but does not report its tunnel end yet.
     #[error("network {name} has no {missing} yet; HNS adds it when its switch is ready")]
     NetworkNotReady {
@@ -76,7 +91,7 @@ impl Error {
             Error::NetworkNotReady { .. } | Error::NoNetwork(_) | Error::NoEndpoint { .. } => true,
             // It may come up, or get an address.
             Error::Adapter { .. } => true,
-            Error::NetworkDiffers { .. } | Error::Differs { .. } => false,
+            Error::NetworkDiffers { .. } | Error::AdapterDiffers { .. } | Error::Differs { .. } => false,
         }
     }
 
@@ -91,6 +106,7 @@ impl Error {
             Error::Hns(error) if error.class() == Class::Unavailable => Reason::HnsUnavailable,
             Error::Hns(_) => Reason::HnsRefused,
             Error::NetworkDiffers { .. } => Reason::NetworkDiffers,
+            Error::AdapterDiffers { .. } => Reason::AdapterDiffers,
             Error::NetworkNotReady { .. } => Reason::NetworkNotReady,
             Error::Adapter { .. } => Reason::AdapterNotUsable,
             Error::NoNetwork(_) => Reason::NetworkMissing,

@@ -41,6 +41,7 @@ pub use kube_proxy::{kube_proxy_flags, source_vip};
 pub use outbound::CurrentNetworks;
 pub use overlay::{
     CurrentOverlay, Overlay, OverlaySpec, adapter_of, ensure_overlay, ensure_overlay_on, ensure_overlay_with,
+    existing_overlay,
 };
 pub use reconfigure::{
     RECONFIGURATION, Reconfiguration, ReconfigureStep, ReconfiguredNode, UsedNetwork, is_of_kube_proxy,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tortie_agent::Reconfiguring;
 use tortie_api::{Key, Kind};
-use tortie_cni::Command;
+use tortie_cni::{Code, Command};
 use tortie_hcn::schema::{Endpoint, LoadBalancer, Vsid, lenient};
 use tortie_hcn::{Call, Failure, Guid, HResult, Hcn, HcnExt};
 use tortie_hns_emulator::{Config, Emulator};
@@ -19,7 +19,7 @@ use tortie_store::kubernetes::{Kubernetes, KubernetesConfig};
 use tortie_windows::{NETWORK, OverlaySpec, RECONFIGURATION, ReconfigureStep, ensure_overlay, source_vip};
 
 use crate::common::{Bed, NODE, cluster, fill, pod_key, put, until};
-use crate::windows::{add, call, node_of};
+use crate::windows::{add, agent_on, call, node_of};
 
 /// The agent tries again at most ten seconds after the last endpoint has gone.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -162,6 +162,27 @@ async fn a_network_is_replaced_by_somebody_who_is_killed_all_the_time() {
         assert_eq!(step(&bed, &hns, true).await, Some(ReconfigureStep::NothingToDo));
         add(&bed, &hns, "c").await.unwrap();
     }
+}
+
+/// An agent that exited would leave the pods without anybody who ends them, and the network would never be replaced.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_starts_while_the_network_differs() {
+    let (bed, hns) = changed(false).await;
+    let old = hns.network_by_name(NETWORK).unwrap().unwrap().id;
+    bed.agent.abort();
+    let bed = agent_on(bed.store.clone(), &hns, "Ethernet 2").await;
+    until("it reports the difference", || async {
+        bed.current_report().await["conditions"].to_string().contains("NetworkDiffers")
+    })
+    .await;
+    // An attempt would keep the network in use for as long as it waits for policy.
+    let (started, failure) = (Instant::now(), add(&bed, &hns, "c").await.unwrap_err());
+    assert!(failure.code == Code::TRY_AGAIN_LATER && failure.details.contains("VNI 5000"), "{failure:?}");
+    assert!(started.elapsed() < Duration::from_secs(20));
+    assert_eq!(hns.endpoints_of_network(old).unwrap().len(), 4, "of two pods, and of kube-proxy");
+    bed.store.delete(&pod_key("c"), None).await.unwrap();
+    to_the_end(&bed, &hns).await;
+    assert_eq!(vni(&hns), 5000);
 }
 
 #[tokio::test(flavor = "multi_thread")]
