@@ -44,8 +44,8 @@ pub use overlay::{
     existing_overlay,
 };
 pub use reconfigure::{
-    RECONFIGURATION, Reconfiguration, ReconfigureStep, ReconfiguredNode, UsedNetwork, is_of_kube_proxy,
-    next_step,
+    Drain, NetworkReport, NodePod, PodOrigin, RECONFIGURATION, Reconfiguration, ReconfigureStep,
+    ReconfiguredNode, UsedNetwork, belongs_to_no_pod, next_step,
 };
 pub use static_rules::{StaticRules, StaticRulesError};
 pub use wiring::WindowsWiring;

@@ -2,11 +2,11 @@
 
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use tortie_agent::Reconfiguring;
+use tortie_agent::{AgentError, Reconfiguring};
 use tortie_hcn::native::NativeHcn;
-use tortie_windows::ReconfigureStep;
+use tortie_windows::{Drain, ReconfigureStep};
 
 use super::DEADLINE;
 use crate::output;
@@ -23,6 +23,9 @@ pub(crate) struct Reconfigure {
     /// Delete no pods: somebody else drains the node, for example by kubectl drain, which respects PodDisruptionBudgets
     #[arg(long)]
     no_delete: bool,
+    /// Delete also pods that nobody starts again, because no controller has made them
+    #[arg(long, conflicts_with = "no_delete")]
+    force: bool,
     /// After how many seconds it gives up waiting. The node stays cordoned then
     #[arg(long, default_value_t = 900, value_name = "SECONDS")]
     timeout: u64,
@@ -36,30 +39,31 @@ impl Reconfigure {
     }
 
     async fn replace(self) -> anyhow::Result<ExitCode> {
-        let one = Reconfiguring {
-            store: self.store.open().await?,
-            hcn: Arc::new(NativeHcn::load(DEADLINE)?),
-            node: self.node.clone(),
-            deletes_pods: !self.no_delete,
+        self.store.refuse_copies()?;
+        let drain = match (self.no_delete, self.force) {
+            (true, _) => Drain::ByOthers,
+            (false, false) => Drain::OfControllers,
+            (false, true) => Drain::All,
         };
-        let (started, patience) = (Instant::now(), Duration::from_secs(self.timeout));
+        let store = self.store.open().await?;
+        let hcn = Arc::new(NativeHcn::load(DEADLINE)?);
+        let one = Reconfiguring { store, hcn, node: self.node.clone(), drain };
         let mut said = String::new();
-        loop {
-            let step = one.step(started.elapsed(), patience).await?;
-            let text = describe(&self.node, &step);
+        let tell = |step: Result<&ReconfigureStep, &AgentError>| {
+            let text = match step {
+                Ok(step) => describe(&self.node, step),
+                Err(error) => format!("trying again: {error}"),
+            };
             // One line for each wait, however long it takes.
             if text != said {
                 output::line(&text);
                 said = text;
             }
-            match step {
-                ReconfigureStep::NothingToDo | ReconfigureStep::Restore { .. } => {
-                    return Ok(ExitCode::SUCCESS);
-                }
-                ReconfigureStep::GiveUp(_) => return Ok(ExitCode::FAILURE),
-                _ => tokio::time::sleep(PAUSE).await,
-            }
-        }
+        };
+        Ok(match one.run(Duration::from_secs(self.timeout), PAUSE, tell).await? {
+            ReconfigureStep::NothingToDo | ReconfigureStep::Restore { .. } => ExitCode::SUCCESS,
+            _ => ExitCode::FAILURE,
+        })
     }
 }
 
@@ -72,15 +76,19 @@ fn describe(node: &str, step: &ReconfigureStep) -> String {
         ReconfigureStep::DeletePods(pods) => format!("deleting {}", pods.join(", ")),
         ReconfigureStep::RemoveOthers { balancers, endpoints } => {
             format!(
-                "removing {} load balancers and {} endpoints of kube-proxy",
+                "removing {} load balancers and {} endpoints that belong to no pod of the node",
                 balancers.len(),
                 endpoints.len()
             )
         }
         ReconfigureStep::Wait(what) => format!("waiting: {what}"),
-        ReconfigureStep::GiveUp(what) => {
+        ReconfigureStep::GiveUp { what, cordoned: true } => {
             format!("node {node} stays cordoned, and the next run continues; it has waited too long: {what}")
         }
+        ReconfigureStep::GiveUp { what, cordoned: false } => {
+            format!("node {node} is unchanged; it has waited too long: {what}")
+        }
+        ReconfigureStep::Refuse(why) => format!("node {node} is unchanged: {why}"),
         ReconfigureStep::Restore { schedulable: true } => {
             format!("the network is made anew; node {node} takes pods")
         }
