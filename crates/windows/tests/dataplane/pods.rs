@@ -188,6 +188,26 @@ fn stale_endpoints(node: Node) {
     );
 }
 
+/// A network has an endpoint for each backend of the cluster. They are listed only where HNS accepts an address twice, and there
+/// before each attempt.
+#[test]
+fn endpoints_are_listed_only_where_an_address_can_be_taken_twice() {
+    let lists = |version| {
+        let node = Node::new(Config::new(version, NODE));
+        let attempts = std::sync::atomic::AtomicUsize::new(0);
+        node.hns.set_fault(move |call| {
+            let is_first = matches!(call, Call::Create { kind: Kind::Endpoint, .. })
+                && attempts.fetch_add(1, std::sync::atomic::Ordering::Relaxed) == 0;
+            is_first.then(|| Err(Failure::new(HResult::HCN_E_PORT_NOT_FOUND, "not yet")))
+        });
+        node.hns.take();
+        node.connect();
+        let is_list = |call: &&Call| matches!(call, Call::Enumerate { kind: Kind::Endpoint, .. });
+        node.hns.take().iter().filter(is_list).count()
+    };
+    assert_eq!(lists(Config::SERVER_2022), lists(Config::NEWEST) + 2);
+}
+
 #[test]
 fn an_unknown_state_is_not_absent() {
     let node = Node::usual();
