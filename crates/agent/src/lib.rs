@@ -52,6 +52,7 @@ use tortie_ipam::{Ipam, IpamError};
 use tortie_store::{Endpoints, Store, StoreError};
 
 use barrier::Barrier;
+#[cfg(target_os = "linux")]
 pub use bgp::KINDS as BGP_KINDS;
 pub use cni_config::CniIpam;
 use control_server::Answers;
@@ -62,7 +63,6 @@ use local::Listener;
 use locks::Locks;
 use metrics::{Measured, Metrics};
 use node::Prepared;
-#[cfg(target_os = "linux")]
 pub use node_address::{AddressMethod, AddressMethods};
 use plane::InForce;
 use pods::Pods;
