@@ -24,6 +24,12 @@ pub(crate) struct Built {
     pub(crate) tortie: PathBuf,
     /// `tortie-cni.exe`.
     pub(crate) plugin: PathBuf,
+    /// What programs need under Wine.
+    pub(crate) libraries: Libraries,
+}
+
+/// The libraries for Wine.
+pub(crate) struct Libraries {
     /// `computenetwork.dll` and `vmcompute.dll` for Wine.
     pub(crate) hns: PathBuf,
     /// `bcryptprimitives.dll` for Wine.
@@ -88,6 +94,21 @@ pub(crate) fn run_with(arguments: &[&str]) -> Result<()> {
     }
 }
 
+/// Builds the libraries for Wine alone, for programs of others.
+pub(crate) fn libraries() -> Result<Libraries> {
+    setup::packages(&setup::WINDOWS_PACKAGES)?;
+    build_libraries(&Toolchain::find()?)
+}
+
+fn build_libraries(toolchain: &Toolchain) -> Result<Libraries> {
+    step("the libraries for Wine", || {
+        run(&mut toolchain.cargo("build", &LIBRARIES)?)?;
+        run(&mut toolchain.cargo("build", &RANDOM_NUMBERS)?)
+    })?;
+    let folder = toolchain.folder()?.join(TARGET).join("debug");
+    Ok(Libraries { hns: folder.join("tortie_hns_dll.dll"), random: folder.join("bcryptprimitives.dll") })
+}
+
 /// Builds and checks everything for Windows.
 pub(crate) fn build() -> Result<Built> {
     build_with(&Toolchain::find()?)
@@ -105,17 +126,9 @@ fn build_with(toolchain: &Toolchain) -> Result<Built> {
         })?;
     }
     step("the programs for Windows", || run(&mut toolchain.cargo("build", &PROGRAMS)?))?;
-    step("the libraries for Wine", || {
-        run(&mut toolchain.cargo("build", &LIBRARIES)?)?;
-        run(&mut toolchain.cargo("build", &RANDOM_NUMBERS)?)
-    })?;
+    let libraries = build_libraries(toolchain)?;
     let folder = toolchain.folder()?.join(TARGET).join("debug");
-    let built = Built {
-        tortie: folder.join("tortie.exe"),
-        plugin: folder.join("tortie-cni.exe"),
-        hns: folder.join("tortie_hns_dll.dll"),
-        random: folder.join("bcryptprimitives.dll"),
-    };
+    let built = Built { tortie: folder.join("tortie.exe"), plugin: folder.join("tortie-cni.exe"), libraries };
     println!("==> {}\n==> {}", built.tortie.display(), built.plugin.display());
     Ok(built)
 }

@@ -3,9 +3,11 @@
 mod clients;
 mod cluster;
 mod frames;
+mod kube_proxy;
 mod plugins;
 mod prefix;
 mod scenario;
+mod underlay;
 
 use std::path::Path;
 use std::time::Instant;
@@ -23,18 +25,19 @@ const HNS_ADDRESS: &str = "TORTIE_HNS_ADDRESS";
 pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     match arguments {
         [] => scenario(),
-        ["clients"] => clients::run(),
+        ["clients"] => clients::run(None),
+        ["clients", name] => clients::run(Some(name)),
         ["exec", program, arguments @ ..] => execute(Path::new(program), arguments),
-        _ => bail!("cargo xtask wine takes nothing, clients, or exec PROGRAM [ARGS]"),
+        _ => bail!("cargo xtask wine takes nothing, clients [NAME], or exec PROGRAM [ARGS]"),
     }
 }
 
 /// Runs any Windows program on a machine with an emulated HNS, which accepts what HNS accepts.
 fn execute(program: &Path, arguments: &[&str]) -> Result<()> {
-    let built = windows::build()?;
+    let libraries = windows::libraries()?;
     use tortie_hns_emulator::Config;
     let hns = Hns::start(Config::as_hns(Config::NEWEST, cluster::ADDRESS))?;
-    let machine = Prefix::new(&built, (HNS_ADDRESS, &hns.address.to_string()))?;
+    let machine = Prefix::new(&libraries, (HNS_ADDRESS, &hns.address.to_string()))?;
     let status = machine.command(program).args(arguments).status()?;
     println!("==> {} handles are open", hns.service.open_handles().len());
     if !status.success() {

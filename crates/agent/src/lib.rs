@@ -28,6 +28,7 @@ mod plane;
 mod pods;
 mod publish;
 mod queue;
+mod reconfigure;
 mod report;
 mod runtime_config;
 mod server;
@@ -51,6 +52,7 @@ use tortie_ipam::{Ipam, IpamError};
 use tortie_store::{Endpoints, Store, StoreError};
 
 use barrier::Barrier;
+#[cfg(target_os = "linux")]
 pub use bgp::KINDS as BGP_KINDS;
 pub use cni_config::CniIpam;
 use control_server::Answers;
@@ -61,10 +63,10 @@ use local::Listener;
 use locks::Locks;
 use metrics::{Measured, Metrics};
 use node::Prepared;
-#[cfg(target_os = "linux")]
 pub use node_address::{AddressMethod, AddressMethods};
 use plane::InForce;
 use pods::Pods;
+pub use reconfigure::Reconfiguring;
 pub use tortie_windows::{AdapterSelector, Host, HostRoutes, StaticRules};
 use unsupported::{PlainRoutes, Watched};
 

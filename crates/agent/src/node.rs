@@ -14,7 +14,10 @@ use tortie_hcn::{Feature, Hcn, HcnExt as _};
 use tortie_ipam::{Ipam, IpamError};
 use tortie_store::backoff::{Backoff, random_seed};
 use tortie_store::{Endpoints, Store, StoreError};
-use tortie_windows::{Host, OverlaySpec, StaticRules, WindowsDataplane, WindowsWiring, ensure_overlay_on};
+use tortie_windows::{
+    Error, Host, OverlaySpec, StaticRules, WindowsDataplane, WindowsWiring, ensure_overlay_on,
+    existing_overlay,
+};
 
 use crate::announcement::Announced;
 use crate::node_address::AddressMethods;
@@ -221,7 +224,14 @@ async fn prepare_windows(
     let overlay = loop {
         let (asked, spec, others, host) = (hcn.clone(), spec.clone(), others.clone(), host.clone());
         // A call of HNS may take long, and must not block the other tasks.
-        let make = move || ensure_overlay_on(&asked, &spec, &others, (&host, address));
+        let make = move || match ensure_overlay_on(&asked, &spec, &others, (&host, address)) {
+            // Without an agent, nobody would end its pods, and it would never be replaced. The dataplane reports it.
+            Err(error @ (Error::NetworkDiffers { .. } | Error::AdapterDiffers { .. })) => {
+                tracing::warn!(%error, "the agent starts with the network as it is");
+                existing_overlay(&asked, &spec.name)
+            }
+            made => made,
+        };
         let made = tokio::task::spawn_blocking(make).await;
         match made.map_err(|error| AgentError::system("making the overlay network", error))? {
             Ok(overlay) => break overlay,

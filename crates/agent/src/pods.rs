@@ -25,7 +25,7 @@ use tortie_cni::{
 };
 use tortie_dataplane::{
     BandwidthLimits, EndpointId, MacAddress, PodAddress, PodAttachment, PodInterface, PodLink, PodWiring,
-    PreparedLink, WiringError,
+    PreparedLink, Reason, WiringError,
 };
 use tortie_ipam::{Assignment, Ipam, IpamError};
 use tortie_store::{Endpoints, StoreError, Stored};
@@ -122,6 +122,7 @@ impl Pods {
         hung_up: HungUp<'_>,
     ) -> Result<Success, Failure> {
         self.refuse_blocked(id)?;
+        self.refuse_other_network(id)?;
         let (mut positions, pod, namespace, ()) = tokio::try_join!(
             async { self.barrier.positions().await.map_err(store_failure) },
             self.pod(call, id),
@@ -164,6 +165,17 @@ impl Pods {
         }
         let msg = format!("the policy of pod {}/{} is not known", id.namespace, id.pod);
         Err(Failure::new(Code::TRY_AGAIN_LATER, msg, blocking.join("; ")))
+    }
+
+    /// No policy comes into force while the network differs, and each attempt of a pod would keep the network in use: pods of
+    /// DaemonSets come back at once, and it would never be replaced.
+    fn refuse_other_network(&self, id: &EndpointId) -> Result<(), Failure> {
+        let now = self.in_force.borrow();
+        let differs = now.report.node_failures().find(|it| it.reason == Reason::NetworkDiffers);
+        differs.map_or(Ok(()), |condition| {
+            let msg = format!("pod {}/{} waits until the node's network is replaced", id.namespace, id.pod);
+            Err(Failure::new(Code::TRY_AGAIN_LATER, msg, condition.message.clone()))
+        })
     }
 
     /// CNI DEL.

@@ -56,10 +56,20 @@ impl StoreArguments {
     }
 
     /// Whether it is etcd.
-    #[cfg(unix)]
     pub(crate) fn is_etcd(&self) -> bool {
         self.store.as_ref().is_some_and(|address| address.starts_with("etcd:"))
             || matches!(self.calicoctl(), Ok(Some(CalicoStore::Etcd(_))))
+    }
+
+    /// Refuses etcd for a command that changes Nodes and deletes pods: a copy that is changed changes nothing in the cluster.
+    #[cfg(any(windows, test))]
+    pub(crate) fn refuse_copies(&self) -> anyhow::Result<()> {
+        if self.is_etcd() {
+            bail!(
+                "etcd has copies of Nodes and pods only, and this command changes them; use --store kubernetes[:KUBECONFIG]"
+            );
+        }
+        Ok(())
     }
 
     /// Whether it is the Kubernetes API, whose pods run.
@@ -243,6 +253,14 @@ fn default_store() -> anyhow::Result<Arc<dyn Endpoints>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn etcd_is_refused_where_a_copy_must_not_be_changed() {
+        let of = |store: &str| StoreArguments { store: Some(store.to_owned()), ..StoreArguments::default() };
+        let error = of("etcd:http://127.0.0.1:1").refuse_copies().unwrap_err().to_string();
+        assert!(error.contains("use --store kubernetes"), "{error}");
+        of("kubernetes:/k").refuse_copies().unwrap();
+    }
 
     /// `open` reads no file and connects to nothing before these errors.
     #[tokio::test]

@@ -1,18 +1,20 @@
 //! `tortie windows`: commands for a Windows node.
 
+mod reconfigure;
+
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
 use serde_json::json;
 use tortie_hcn::native::{NativeHcn, NativeIpHelper};
+use tortie_hcn::schema::Network;
 use tortie_hcn::selftest::{self, NoTraffic};
 use tortie_hcn::{Adapter, HcnExt, IpHelper, IpRoute};
+use tortie_windows::NETWORK;
 
 use crate::output;
 
-/// The network of the agent.
-const NETWORK: &str = "Calico";
 /// The longest time of one call of HNS: some questions have long documents.
 const DEADLINE: Duration = Duration::from_secs(120);
 
@@ -28,6 +30,17 @@ pub(crate) enum WindowsCommand {
         #[arg(long)]
         adapter: Option<String>,
     },
+    /// Replace this node's overlay network after a change of its VNI or first subnet: cordon the node, delete its pods, let the agent
+    /// make the network anew, and uncordon it. It begins only if the agent reports NetworkDiffers. If it is interrupted, run it
+    /// again. It runs on the node, beside the agent
+    Reconfigure(reconfigure::Reconfigure),
+    /// Print the flags that kube-proxy needs on this node, one a line: the network, the source VIP, and whether it uses direct server
+    /// return
+    KubeProxy {
+        /// The node's name, if it is not that of the machine
+        #[arg(long)]
+        node: Option<String>,
+    },
 }
 
 impl WindowsCommand {
@@ -35,6 +48,8 @@ impl WindowsCommand {
         match self {
             Self::Adapters => adapters(),
             Self::Selftest { adapter } => ask(adapter),
+            Self::Reconfigure(reconfigure) => reconfigure.run(),
+            Self::KubeProxy { node } => kube_proxy(node.as_deref()),
         }
     }
 }
@@ -43,13 +58,25 @@ impl WindowsCommand {
 /// connections.
 fn ask(adapter: Option<String>) -> anyhow::Result<ExitCode> {
     let hns = NativeHcn::load(DEADLINE)?;
-    let network = hns.network_by_name(NETWORK)?.with_context(|| {
-        format!("there is no network {NETWORK}: run this on a node where the agent has made it")
-    })?;
+    let network = network(&hns)?;
     let adapter = adapter.map_or_else(|| tortie_windows::adapter_of(&network), Ok)?;
     let report = selftest::run(&hns, &NoTraffic, Some(&adapter))?;
     output::line(&serde_json::to_string_pretty(&report)?);
     Ok(ExitCode::SUCCESS)
+}
+
+fn kube_proxy(node: Option<&str>) -> anyhow::Result<ExitCode> {
+    let hns = NativeHcn::load(DEADLINE)?;
+    let flags = tortie_windows::kube_proxy_flags(&network(&hns)?, hns.version()?, node)?;
+    flags.iter().for_each(|flag| output::line(flag));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The network of the agent.
+fn network(hns: &NativeHcn) -> anyhow::Result<Network> {
+    hns.network_by_name(NETWORK)?.with_context(|| {
+        format!("there is no network {NETWORK}: run this on a node where the agent has made it")
+    })
 }
 
 fn adapters() -> anyhow::Result<ExitCode> {

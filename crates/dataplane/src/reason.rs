@@ -32,6 +32,8 @@ impl Severity {
 /// Why a condition is reported: a short, stable name in CamelCase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Reason {
+    /// The overlay network is on another adapter than the operator names.
+    AdapterDiffers,
     /// The network adapter for the overlay cannot be used.
     AdapterNotUsable,
     /// The dataplane does not serve an address of the pod.
@@ -188,9 +190,11 @@ impl Reason {
             BgpSettingNotInForce | FieldNotSupported | KindForbidden | PoolConflict | PoolMissing => {
                 Severity::WithoutEffect
             }
-            AdapterNotUsable | DatastoreLocked | Differs | EndpointMissing | HnsDidNotTake | HnsRefused
-            | HnsUnavailable | InterfaceContested | InterfaceMissing | NetworkDiffers | NetworkMissing
-            | NetworkNotInForce | NetworkNotReady | PolicyNotInForce => Severity::Failure,
+            AdapterDiffers | AdapterNotUsable | DatastoreLocked | Differs | EndpointMissing
+            | HnsDidNotTake | HnsRefused | HnsUnavailable | InterfaceContested | InterfaceMissing
+            | NetworkDiffers | NetworkMissing | NetworkNotInForce | NetworkNotReady | PolicyNotInForce => {
+                Severity::Failure
+            }
         }
     }
 

@@ -77,6 +77,8 @@ pub struct Config {
     pub strict: bool,
     /// Whether a network with endpoints can be deleted, and they with it, as hcsshim's tests do.
     pub deletes_used_networks: bool,
+    /// Whether a local and a remote endpoint can have one address. kube-proxy names Server 2019 and 2022.
+    pub accepts_taken_addresses: bool,
     /// Whether members of policies with a zero value, such as `Action` of an ACL that allows, are returned. azure-npm sends back what
     /// it has read, and relies on them.
     pub returns_zeroes: bool,
@@ -119,6 +121,7 @@ impl Config {
             check_tunnel_sources: true,
             strict: true,
             deletes_used_networks: false,
+            accepts_taken_addresses: !newest,
             returns_zeroes: false,
         }
     }

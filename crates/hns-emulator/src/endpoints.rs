@@ -38,8 +38,8 @@ impl State {
         endpoint.host_compute_network = network.id;
         endpoint.id = self.new_id(id, endpoint.id)?;
         endpoint.base.state = Some(CREATED);
-        self.settle_addresses(&mut endpoint, network)?;
-        settle_mac(&mut endpoint)?;
+        self.settle_addresses(&mut endpoint, network, config)?;
+        settle_mac(&mut endpoint, config)?;
         self.check_port_mappings(&endpoint)?;
         let control = self.control(&endpoint, config)?.into();
         let id = endpoint.id;
@@ -102,14 +102,19 @@ impl State {
     }
 
     /// Checks the endpoint's addresses, and allocates one if it names none.
-    fn settle_addresses(&self, endpoint: &mut Endpoint, network: &Network) -> Result<(), Failure> {
+    fn settle_addresses(
+        &self,
+        endpoint: &mut Endpoint,
+        network: &Network,
+        config: &Config,
+    ) -> Result<(), Failure> {
         if endpoint.ip_configurations.is_empty() && !endpoint.is_remote() {
             let Some(free) = self.free_address(network) else { return Ok(()) };
             endpoint.ip_configurations.push(IpConfig { ip_address: free.to_string(), ..Default::default() });
         }
         let remote = endpoint.is_remote();
-        for config in &mut endpoint.ip_configurations {
-            let ip = address(&config.ip_address, "IpAddress")?;
+        for own in &mut endpoint.ip_configurations {
+            let ip = address(&own.ip_address, "IpAddress")?;
             let Some((net, subnet)) = subnets(network).find(|(net, _)| net.contains(&ip)) else {
                 if remote {
                     continue;
@@ -119,26 +124,28 @@ impl State {
             if !remote && is_reserved(ip, net, subnet) {
                 return fail(HResult::HCN_E_ADDR_INVALID_OR_RESERVED, format!("{ip} is reserved in {net}"));
             }
-            if let Some(holder) = self.holder(network.id, ip) {
+            let counts = |holder: &&Endpoint| !config.accepts_taken_addresses || holder.is_remote() == remote;
+            if let Some(holder) = self.holders(network.id, ip).find(counts) {
                 let error = format!("endpoint {} has the address {ip}", holder.id);
                 return fail(HResult::HCN_E_ADDR_INVALID_OR_RESERVED, error);
             }
             // Without IP subnets, the prefix length of the subnet applies, whatever the client says.
-            config.prefix_length = net.prefix_len();
+            own.prefix_length = net.prefix_len();
         }
         Ok(())
     }
 
-    fn holder(&self, network: Guid, ip: Ipv4Addr) -> Option<&Endpoint> {
-        let has = |endpoint: &&Arc<Endpoint>| {
+    fn holders(&self, network: Guid, ip: Ipv4Addr) -> impl Iterator<Item = &Endpoint> {
+        let has = move |endpoint: &&Arc<Endpoint>| {
             endpoint.ip_configurations.iter().any(|config| config.ip_address.parse() == Ok(ip))
         };
-        self.endpoints_of(network).find(has).map(Arc::as_ref)
+        self.endpoints_of(network).filter(has).map(Arc::as_ref)
     }
 
     fn free_address(&self, network: &Network) -> Option<Ipv4Addr> {
         subnets(network).find_map(|(net, subnet)| {
-            net.hosts().find(|ip| !is_reserved(*ip, net, subnet) && self.holder(network.id, *ip).is_none())
+            net.hosts()
+                .find(|ip| !is_reserved(*ip, net, subnet) && self.holders(network.id, *ip).next().is_none())
         })
     }
 }
@@ -217,7 +224,11 @@ fn is_reserved(ip: Ipv4Addr, net: Ipv4Net, subnet: &Subnet) -> bool {
     ip == net.network() || ip == net.broadcast() || gateway
 }
 
-fn settle_mac(endpoint: &mut Endpoint) -> Result<(), Failure> {
+/// kube-proxy writes the node's MAC address with colons. Endpoints show dashes.
+fn settle_mac(endpoint: &mut Endpoint, config: &Config) -> Result<(), Failure> {
+    if !config.strict {
+        endpoint.mac_address = endpoint.mac_address.replace(':', "-");
+    }
     if endpoint.mac_address.is_empty() {
         let [a, b, c] = rand::random::<[u8; 3]>();
         endpoint.mac_address = format!("00-15-5D-{a:02X}-{b:02X}-{c:02X}");

@@ -32,6 +32,7 @@ mod load_balancers;
 mod namespaces;
 mod networks;
 mod policies;
+mod policy_lists;
 mod recorder;
 mod reply;
 mod report;

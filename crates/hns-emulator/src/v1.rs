@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 use tortie_hcn::{Call, Failure, Guid, HResult, Hcn, HcnExt, Kind};
 
 use crate::containers::{self, Containers};
+use crate::policy_lists::{new_load_balancer, old_load_balancer};
 
 /// Members by their old and new names.
 type Renamed = &'static [(&'static str, &'static str)];
@@ -104,6 +105,7 @@ impl V1 {
                 let kind = match *objects {
                     "networks" => Kind::Network,
                     "endpoints" => Kind::Endpoint,
+                    "policylists" => Kind::LoadBalancer,
                     _ => return Err(unknown(method, path)),
                 };
                 let id = rest.first().map(|id| guid(id)).transpose()?;
@@ -111,7 +113,7 @@ impl V1 {
                     ("GET", None) => self.list(hns, kind),
                     ("GET", Some(id)) => self.shown(hns, kind, id),
                     ("POST", None) => self.shown(hns, kind, create(hns, kind, document()?)?),
-                    ("POST", Some(id)) => {
+                    ("POST", Some(id)) if kind != Kind::LoadBalancer => {
                         update(hns, kind, id, document()?)?;
                         self.shown(hns, kind, id)
                     }
@@ -140,6 +142,9 @@ impl V1 {
         let object = read(hns, kind, id)?;
         if kind == Kind::Network {
             return Ok(old_network(object));
+        }
+        if kind == Kind::LoadBalancer {
+            return Ok(old_load_balancer(&object));
         }
         let namespace = object["HostComputeNamespace"].as_str().and_then(|id| guid(id).ok());
         let sharing = namespace.map(|namespace| self.containers.of(namespace)).unwrap_or_default();
@@ -180,7 +185,11 @@ fn create(hns: &dyn Hcn, kind: Kind, document: Value) -> Result<Guid, Failure> {
         Kind::Endpoint => network_of(hns, &document)?,
         _ => Guid::ZERO,
     };
-    let settings = if kind == Kind::Network { new_network(document) } else { new_endpoint(document) };
+    let settings = match kind {
+        Kind::Network => new_network(document),
+        Kind::LoadBalancer => new_load_balancer(&document)?,
+        _ => new_endpoint(document),
+    };
     let created =
         hns.call(&Call::Create { kind, network, id: Guid::ZERO, settings: settings.to_string() })?;
     guid(parse(&created)?.as_str().unwrap_or_default())

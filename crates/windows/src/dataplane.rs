@@ -296,7 +296,7 @@ impl WindowsDataplane {
                 "network {NETWORK} is on adapter {found}, and --adapter or the node's address names {wanted}: it is used as it is; \
                  drain the node, remove the network and restart the agent, or correct --adapter"
             );
-            Condition::new(Reason::NetworkDiffers, message)
+            Condition::new(Reason::AdapterDiffers, message)
         }));
         if let Some(address) = own_address(&node).filter(|address| *address != overlay.provider_address) {
             report.node.push(Condition::new(

@@ -11,8 +11,8 @@ pub enum Error {
     Hns(#[from] tortie_hcn::Error),
     /// The overlay network differs from the required one, and cannot be recreated while it is in use.
     #[error(
-        "network {name} has {found} where {wanted} is needed, and {endpoints} endpoints: drain the node, delete the \
-         network, and it is made anew"
+        "network {name} has {found} where {wanted} is needed, and {endpoints} endpoints: run `tortie windows \
+         reconfigure` on the node, or drain it and delete the network, and it is made anew"
     )]
     NetworkDiffers {
         /// Its name.
@@ -23,6 +23,21 @@ pub enum Error {
         wanted: String,
         /// The number of endpoints that would lose their network.
         endpoints: usize,
+    },
+    /// The same, and the network is on another adapter than the required one. It is never recreated.
+    #[error(
+        "network {name} has {found} where {wanted} is needed, and is on adapter {adapter}, while --adapter or the node's address names \
+         another one: correct --adapter, or drain the node, delete the network and restart the agent"
+    )]
+    AdapterDiffers {
+        /// Its name.
+        name: String,
+        /// Its actual property.
+        found: String,
+        /// The required property.
+        wanted: String,
+        /// Its adapter.
+        adapter: String,
     },
     /// HNS has created the network, but does not report its tunnel end yet.
     #[error("network {name} has no {missing} yet; HNS adds it when its switch is ready")]
@@ -76,7 +91,7 @@ impl Error {
             Error::NetworkNotReady { .. } | Error::NoNetwork(_) | Error::NoEndpoint { .. } => true,
             // It may come up, or get an address.
             Error::Adapter { .. } => true,
-            Error::NetworkDiffers { .. } | Error::Differs { .. } => false,
+            Error::NetworkDiffers { .. } | Error::AdapterDiffers { .. } | Error::Differs { .. } => false,
         }
     }
 
@@ -91,6 +106,7 @@ impl Error {
             Error::Hns(error) if error.class() == Class::Unavailable => Reason::HnsUnavailable,
             Error::Hns(_) => Reason::HnsRefused,
             Error::NetworkDiffers { .. } => Reason::NetworkDiffers,
+            Error::AdapterDiffers { .. } => Reason::AdapterDiffers,
             Error::NetworkNotReady { .. } => Reason::NetworkNotReady,
             Error::Adapter { .. } => Reason::AdapterNotUsable,
             Error::NoNetwork(_) => Reason::NetworkMissing,

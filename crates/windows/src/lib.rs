@@ -19,10 +19,12 @@ mod error;
 mod host;
 mod host_ports;
 mod host_routes;
+mod kube_proxy;
 mod load_balancers;
 mod outbound;
 mod overlay;
 mod policy_sets;
+mod reconfigure;
 mod routes;
 mod show;
 mod static_rules;
@@ -35,9 +37,15 @@ pub use endpoint::endpoint_id;
 pub use error::Error;
 pub use host::Host;
 pub use host_routes::HostRoutes;
+pub use kube_proxy::{kube_proxy_flags, source_vip};
 pub use outbound::CurrentNetworks;
 pub use overlay::{
     CurrentOverlay, Overlay, OverlaySpec, adapter_of, ensure_overlay, ensure_overlay_on, ensure_overlay_with,
+    existing_overlay,
+};
+pub use reconfigure::{
+    Drain, NetworkReport, NodePod, PodOrigin, RECONFIGURATION, Reconfiguration, ReconfigureStep,
+    ReconfiguredNode, UsedNetwork, belongs_to_no_pod, next_step,
 };
 pub use static_rules::{StaticRules, StaticRulesError};
 pub use wiring::WindowsWiring;

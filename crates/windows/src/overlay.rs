@@ -127,9 +127,13 @@ pub fn ensure_overlay_on(
         Some(network) => match difference(&network, spec) {
             None => network,
             Some((found, wanted)) => {
+                let name = spec.name.clone();
+                if let Some(adapter) = other_adapter(&network, spec) {
+                    return Err(Error::AdapterDiffers { name, found, wanted, adapter });
+                }
                 let endpoints = hcn.endpoints_of_network(network.id)?.len();
-                if endpoints > 0 || other_adapter(&network, spec).is_some() {
-                    return Err(Error::NetworkDiffers { name: spec.name.clone(), found, wanted, endpoints });
+                if endpoints > 0 {
+                    return Err(Error::NetworkDiffers { name, found, wanted, endpoints });
                 }
                 warn!(network = spec.name, found, wanted, "the network differs and is unused; recreating it");
                 host.prepare_for_deletion(node)?;
@@ -156,6 +160,21 @@ pub fn ensure_overlay_on(
         }
     }
     Ok(Overlay { without_subnet, ..overlay(&found, spec)? })
+}
+
+/// The overlay network as it is, for an agent that starts while it differs from the required one: its pods go on using it.
+///
+/// # Errors
+/// A call failed; there is no such network, or it is no overlay; or it is not ready yet, and the caller should retry.
+pub fn existing_overlay(hcn: &(impl Hcn + ?Sized), name: &str) -> Result<Overlay, Error> {
+    let network = hcn.network_by_name(name)?.ok_or_else(|| Error::NoNetwork(name.to_owned()))?;
+    let differs = |problem: String| Error::Differs { object: format!("network {name}"), problem };
+    if network.r#type != NetworkMode::Overlay {
+        let problem = format!("it is of type {}, not {}", network.r#type, NetworkMode::Overlay);
+        return Err(differs(format!("{problem}: drain the node, and delete the network")));
+    }
+    let block = subnets(&network).next().ok_or_else(|| differs("it has no subnet: delete it".to_owned()))?;
+    overlay(&network, &OverlaySpec { name: name.to_owned(), block, vni: 0, adapter: None })
 }
 
 /// The networks of a network's subnets.

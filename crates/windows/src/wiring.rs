@@ -13,7 +13,7 @@ use tortie_hcn::schema::{
     Dns, Endpoint, InterfaceParameters, IpConfig, Modify, Network, Policy, ProviderAddress, RequestType,
     Route, SchemaVersion,
 };
-use tortie_hcn::{Class, Guid, Hcn, HcnExt};
+use tortie_hcn::{Class, Feature, Guid, Hcn, HcnExt};
 use tracing::{info, warn};
 
 use crate::acl::closed;
@@ -141,10 +141,19 @@ impl WindowsWiring {
     }
 
     /// Creates the endpoint. A remote endpoint, as created by kube-proxy, may still have the address, from an earlier
-    /// pod on another node. It is stale, because IPAM gave the address to this pod (docs/hns.md, Load balancers).
+    /// pod on another node. It is stale, because IPAM gave the address to this pod (docs/hns.md, Load balancers). Builds before
+    /// 15.0 accept the address twice, so there it goes first, at each attempt, because kube-proxy may make it once more
+    /// meanwhile. Elsewhere a refusal tells: a network has an endpoint for each backend of the cluster, and listing them takes long.
     fn create(&self, document: &Endpoint) -> Result<Endpoint, Error> {
-        let id = match when_ready(|| self.hcn.create_endpoint(document)) {
-            Err(error) if error.class() != Class::Unavailable && self.remove_stale(document)? => {
+        let refuses_taken = self.hcn.version()?.supports(Feature::NestedIpSet);
+        let created = when_ready(|| {
+            if !refuses_taken {
+                self.remove_stale(document)?;
+            }
+            Ok(self.hcn.create_endpoint(document)?)
+        });
+        let id = match created {
+            Err(error) if !error.is_unavailable() && self.remove_stale(document)? => {
                 self.hcn.create_endpoint(document)?
             }
             result => result?,
@@ -154,6 +163,9 @@ impl WindowsWiring {
 
     fn remove_stale(&self, document: &Endpoint) -> Result<bool, Error> {
         let mut any = false;
+        if document.ip_configurations.is_empty() {
+            return Ok(any);
+        }
         for other in self.hcn.endpoints_of_network(document.host_compute_network)? {
             let same = |config: &IpConfig| {
                 document.ip_configurations.iter().any(|own| own.ip_address == config.ip_address)
@@ -176,14 +188,26 @@ impl WindowsWiring {
             self.detach(endpoint)?;
         }
         let add = Modify::namespace_endpoint(RequestType::Add, endpoint.id);
-        match when_ready(|| self.hcn.modify_namespace(compartment, &add)) {
+        match when_ready(|| Ok(self.hcn.modify_namespace(compartment, &add)?)) {
             // Another call was faster, or the answer to an earlier one was lost.
-            Err(error) if error.class() == Class::AlreadyExists => {
+            Err(Error::Hns(error)) if error.class() == Class::AlreadyExists => {
                 let now = self.hcn.endpoint(endpoint.id)?.host_compute_namespace;
                 if now == compartment { Ok(()) } else { Err(error.into()) }
             }
-            result => Ok(result?),
+            result => {
+                result?;
+                self.is_attached(endpoint, compartment)
+            }
         }
+    }
+
+    /// A success of HNS can be wrong (docs/hns.md, Changes): the endpoint or the namespace must show the attachment.
+    fn is_attached(&self, endpoint: &Endpoint, compartment: Guid) -> Result<(), Error> {
+        let shows_it = self.hcn.endpoint(endpoint.id)?.host_compute_namespace == compartment
+            || self.hcn.namespace(compartment)?.endpoints().any(|id| id == endpoint.id);
+        let missing =
+            || Error::NotTaken { object: format!("endpoint {}", endpoint.name), what: "an attachment" };
+        shows_it.then_some(()).ok_or_else(missing)
     }
 
     fn detach(&self, endpoint: &Endpoint) -> Result<(), Error> {
@@ -196,7 +220,15 @@ impl WindowsWiring {
         if !endpoint.host_compute_namespace.is_zero() {
             self.detach(endpoint)?;
         }
-        absent_is_fine(self.hcn.delete_endpoint(endpoint.id))
+        absent_is_fine(self.hcn.delete_endpoint(endpoint.id))?;
+        // A success of HNS can be wrong (docs/hns.md, Changes). Nobody else would remove it, and IPAM gives the address away.
+        match self.hcn.endpoint(endpoint.id) {
+            Err(error) if error.is_not_found() => Ok(()),
+            Err(error) => Err(error.into()),
+            Ok(_) => {
+                Err(Error::NotTaken { object: format!("endpoint {}", endpoint.name), what: "a deletion" })
+            }
+        }
     }
 
     fn verify(&self, pod: &PodAttachment) -> Result<(), Error> {
@@ -377,10 +409,10 @@ fn difference(endpoint: &Endpoint, own: OwnAddress, network: &Network) -> Option
 }
 
 /// Repeats a call while HNS reports that a prerequisite does not exist yet.
-fn when_ready<T>(mut call: impl FnMut() -> Result<T, tortie_hcn::Error>) -> Result<T, tortie_hcn::Error> {
+fn when_ready<T>(mut call: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
     for pause in NOT_READY_PAUSES_MS.map(Duration::from_millis) {
         match call() {
-            Err(error) if error.is_not_ready() => {
+            Err(Error::Hns(error)) if error.is_not_ready() => {
                 warn!(%error, ?pause, "HNS is not ready; the agent retries");
                 std::thread::sleep(pause);
             }

@@ -9,8 +9,8 @@ use tortie_hns_emulator::Config;
 
 use super::cluster::{ADDRESS, Hns};
 use super::prefix::{Prefix, output};
-use super::{HNS_ADDRESS, plugins};
-use crate::windows::Built;
+use super::{HNS_ADDRESS, kube_proxy, plugins};
+use crate::windows::Libraries;
 use crate::{go, step, windows, workspace};
 
 /// The versions of HNS on which all programs and tests succeed.
@@ -18,14 +18,26 @@ pub(super) const VERSIONS: [Version; 2] = [Config::NEWEST, Config::SERVER_2022];
 /// How many there are.
 const TESTS: usize = 78;
 
-pub(super) fn run() -> Result<()> {
-    let built = windows::build()?;
-    plugins::run(&built)?;
+type Client = fn(&Libraries) -> Result<()>;
+/// The programs, by name.
+const CLIENTS: [(&str, Client); 3] =
+    [("plugins", plugins::run), ("kube-proxy", kube_proxy::run), ("hcsshim", hcsshim)];
+
+/// Runs all of them, or one.
+pub(super) fn run(only: Option<&str>) -> Result<()> {
+    let known = || CLIENTS.iter().any(|(name, _)| only.is_none_or(|only| only == *name));
+    ensure!(known(), "the clients are {}", CLIENTS.map(|(name, _)| name).join(", "));
+    let libraries = windows::libraries()?;
+    let mut wanted = CLIENTS.iter().filter(|(name, _)| only.is_none_or(|only| only == *name));
+    wanted.try_for_each(|(_, client)| client(&libraries))
+}
+
+fn hcsshim(libraries: &Libraries) -> Result<()> {
     let tests = tests()?;
     for version in VERSIONS {
-        step(&format!("hcsshim's tests on HNS {version}"), || in_one_process(&built, &tests, version))?;
+        step(&format!("hcsshim's tests on HNS {version}"), || in_one_process(libraries, &tests, version))?;
     }
-    step("hcsshim's tests one by one", || one_by_one(&built, &tests))
+    step("hcsshim's tests one by one", || one_by_one(libraries, &tests))
 }
 
 /// Builds the tests. They are a program for Windows.
@@ -39,14 +51,14 @@ fn tests() -> Result<PathBuf> {
 }
 
 /// A machine with an HNS that accepts what HNS accepts.
-fn machine(built: &Built, version: Version) -> Result<(Hns, Prefix)> {
+fn machine(libraries: &Libraries, version: Version) -> Result<(Hns, Prefix)> {
     let hns = Hns::start(Config::as_hns(version, ADDRESS))?;
-    let machine = Prefix::new(built, (HNS_ADDRESS, &hns.address.to_string()))?;
+    let machine = Prefix::new(libraries, (HNS_ADDRESS, &hns.address.to_string()))?;
     Ok((hns, machine))
 }
 
-fn in_one_process(built: &Built, tests: &std::path::Path, version: Version) -> Result<()> {
-    let (hns, machine) = machine(built, version)?;
+fn in_one_process(libraries: &Libraries, tests: &std::path::Path, version: Version) -> Result<()> {
+    let (hns, machine) = machine(libraries, version)?;
     let ran = machine.command(tests).arg("-test.v").output()?;
     let text = String::from_utf8_lossy(&ran.stdout);
     let of = |word: &str| -> BTreeSet<&str> {
@@ -66,8 +78,8 @@ fn has_expected_handles(hns: &Hns) -> Result<()> {
     Ok(())
 }
 
-fn one_by_one(built: &Built, tests: &std::path::Path) -> Result<()> {
-    let (hns, machine) = machine(built, Config::NEWEST)?;
+fn one_by_one(libraries: &Libraries, tests: &std::path::Path) -> Result<()> {
+    let (hns, machine) = machine(libraries, Config::NEWEST)?;
     let listed = output(machine.command(tests).args(["-test.list", "."]))?.stdout;
     let listed = String::from_utf8(listed).context("the list of tests")?;
     let mut failed = Vec::new();

@@ -79,6 +79,7 @@ impl Frames {
     }
 }
 
-fn path_of(namespace: &NetNs) -> PathBuf {
+/// A path by which this process's namespace can be opened.
+pub(crate) fn path_of(namespace: &NetNs) -> PathBuf {
     format!("/proc/{}/fd/{}", std::process::id(), namespace.as_fd().as_raw_fd()).into()
 }

@@ -20,7 +20,7 @@ use super::clients::VERSIONS;
 use super::cluster::{ADDRESS, Hns};
 use super::frames::Frames;
 use super::prefix::{Prefix, output, windows_path};
-use crate::windows::Built;
+use crate::windows::Libraries;
 use crate::{go, step, workspace};
 
 /// The module that names the version of the plugins.
@@ -51,14 +51,14 @@ enum Interface {
     New,
 }
 
-pub(super) fn run(built: &Built) -> Result<()> {
+pub(super) fn run(libraries: &Libraries) -> Result<()> {
     let programs = build()?;
     for version in VERSIONS {
         for plugin in [Plugin::Overlay, Plugin::Bridge] {
             for interface in [Interface::Old, Interface::New] {
                 let name =
                     format!("{} by the {} interface of HNS {version}", plugin.name(), interface.name());
-                step(&name, || Node::new(built, &programs, plugin, interface, version)?.run())?;
+                step(&name, || Node::new(libraries, &programs, plugin, interface, version)?.run())?;
             }
         }
     }
@@ -160,7 +160,7 @@ struct Pod {
 
 impl Node {
     fn new(
-        built: &Built,
+        libraries: &Libraries,
         programs: &Path,
         plugin: Plugin,
         interface: Interface,
@@ -175,7 +175,7 @@ impl Node {
             Plugin::Bridge => (Emulator::new(config), None),
         };
         let hns = Hns::serve(emulator)?;
-        let machine = Prefix::new(built, (HNS_ADDRESS, &hns.address.to_string()))?;
+        let machine = Prefix::new(libraries, (HNS_ADDRESS, &hns.address.to_string()))?;
         let settings = plugin.network().to_string();
         let created = Call::Create { kind: Kind::Network, network: Guid::ZERO, id: Guid::ZERO, settings };
         let network = serde_json::from_str(&hns.service.call(&created)?)?;

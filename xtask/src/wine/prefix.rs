@@ -7,7 +7,7 @@ use std::process::{Child, Command, Output, Stdio};
 use anyhow::{Context, Result, bail};
 use tempfile::TempDir;
 
-use crate::windows::Built;
+use crate::windows::Libraries;
 use crate::{run, workspace};
 
 const WINE: &str = "/usr/lib/wine/wine64";
@@ -23,7 +23,7 @@ pub(crate) struct Prefix {
 
 impl Prefix {
     /// A machine with the libraries, and with an environment variable for all of its programs.
-    pub(crate) fn new(built: &Built, (name, value): (&str, &str)) -> Result<Self> {
+    pub(crate) fn new(libraries: &Libraries, (name, value): (&str, &str)) -> Result<Self> {
         let template = template()?;
         let folder = TempDir::with_prefix_in("run-", home()?)?;
         let prefix = folder.path().join("prefix");
@@ -34,12 +34,12 @@ impl Prefix {
             fs::copy(template.join(registry), prefix.join(registry))?;
         }
         let machine = Self { folder };
-        let libraries = [
-            (&built.hns, "computenetwork.dll"),
-            (&built.hns, "vmcompute.dll"),
-            (&built.random, "bcryptprimitives.dll"),
+        let installed = [
+            (&libraries.hns, "computenetwork.dll"),
+            (&libraries.hns, "vmcompute.dll"),
+            (&libraries.random, "bcryptprimitives.dll"),
         ];
-        for (library, name) in libraries {
+        for (library, name) in installed {
             fs::copy(library, machine.drive().join("windows/system32").join(name)).context(name)?;
         }
         let environment = r"HKLM\System\CurrentControlSet\Control\Session Manager\Environment";

@@ -57,7 +57,7 @@ struct Pod {
 /// Runs the scenario.
 pub(crate) fn run(built: &Built) -> Result<()> {
     let hns = Hns::start(hns(Config::SERVER_2022))?;
-    let machine = Prefix::new(built, (HNS_ADDRESS, &hns.address.to_string()))?;
+    let machine = Prefix::new(&built.libraries, (HNS_ADDRESS, &hns.address.to_string()))?;
     let runtime = tokio::runtime::Runtime::new()?;
     let cluster = runtime.block_on(Cluster::new(machine.outside()))?;
     runtime.block_on(cluster.allow("10.9.0.0/24"))?;
@@ -102,6 +102,16 @@ impl WindowsNode<'_> {
             Ok(())
         })?;
         step("a command reaches the agent by its pipe", || self.log_level())?;
+        step("kube-proxy gets its flags", || {
+            let printed = output(self.machine.command(&self.built.tortie).args(["windows", "kube-proxy"]))?;
+            let printed = String::from_utf8(printed.stdout)?;
+            let flags: Vec<&str> = printed.lines().collect();
+            let network = self.hns.emulator.network_by_name("Calico")?.context("there is no network")?;
+            let vip = format!("--source-vip={}", tortie_windows::source_vip(&network)?);
+            let expected = ["--proxy-mode=kernelspace", "--network-name=Calico", &vip, "--enable-dsr=true"];
+            ensure!(flags == expected, "{flags:?}");
+            Ok(())
+        })?;
         step("the selftest finds what HNS does, and removes its network", || self.selftest())?;
         let (web, other) = (self.add("web")?, self.add("other")?);
         step("ADD connects pods, and policy is in force", || {

@@ -11,6 +11,7 @@ mod lock;
 mod permissions;
 mod plane;
 mod pods;
+mod reconfigure;
 mod server;
 mod unsupported;
 mod upgrade;

@@ -12,17 +12,27 @@ use tortie_cni::{Code, Command, Invocation};
 use tortie_hcn::schema::{Namespace, NetAdapterName, OutBoundNat, SdnRoute};
 use tortie_hcn::{HcnExt, IpHelper, NoIpHelper, Version};
 use tortie_hns_emulator::{Config, Emulator};
+use tortie_store::{Embedded, Endpoints};
 
 use crate::common::{Bed, FakeOs, cluster, put, until};
 
 /// A node of this version of HNS whose blocks have four addresses for pods.
-async fn node(version: Version) -> (Bed, Arc<Emulator>) {
-    let store = cluster().await;
+pub(crate) async fn node(version: Version) -> (Bed, Arc<Emulator>) {
+    node_of(cluster().await, version).await
+}
+
+/// The same of a cluster that exists.
+pub(crate) async fn node_of(store: Arc<Embedded>, version: Version) -> (Bed, Arc<Emulator>) {
     let pool = json!({"metadata": {"name": "default"}, "spec": {"cidr": "10.0.0.0/24", "blockSize": 29, "vxlanMode": "Always"}});
     put(&*store, &Key::global(Kind::IpPool, "default"), pool).await;
     let hns = Arc::new(Emulator::new(Config::new(version, Ipv4Addr::new(192, 0, 2, 1))));
+    (agent_on(store, &hns, "Ethernet 2").await, hns)
+}
+
+/// An agent that starts on an HNS that exists, with this adapter.
+pub(crate) async fn agent_on(store: Arc<dyn Endpoints>, hns: &Arc<Emulator>, adapter: &str) -> Bed {
     let ip: Arc<dyn IpHelper> = Arc::new(NoIpHelper);
-    let selector = Some("Ethernet 2".parse().unwrap());
+    let selector = Some(adapter.parse().unwrap());
     let host = Host::new(ip.clone(), selector, Arc::new(HostRoutes::new(ip, None)));
     let services = vec!["10.96.0.0/12".parse().unwrap()];
     let platform =
@@ -30,17 +40,17 @@ async fn node(version: Version) -> (Bed, Arc<Emulator>) {
     let bed = Bed::with_platform(store, platform, FakeOs::default());
     let socket = bed.dir.path().join("agent.sock");
     until("the agent serves", || async { UnixStream::connect(&socket).is_ok() }).await;
-    (bed, hns)
+    bed
 }
 
 /// A call for a pod with a namespace in HNS.
-async fn call(bed: &Bed, hns: &Emulator, command: Command, pod: &str) -> Invocation {
+pub(crate) async fn call(bed: &Bed, hns: &Emulator, command: Command, pod: &str) -> Invocation {
     bed.pod(pod, pod, json!({})).await;
     let namespace = hns.create_namespace(&Namespace::default()).unwrap();
     Invocation { netns: namespace.to_string(), ..bed.invocation(command, pod, pod) }
 }
 
-async fn add(bed: &Bed, hns: &Emulator, pod: &str) -> Answer {
+pub(crate) async fn add(bed: &Bed, hns: &Emulator, pod: &str) -> Answer {
     let call = call(bed, hns, Command::Add, pod).await;
     bed.call(call).await
 }

@@ -1,8 +1,10 @@
-//! Load balancers (docs/hns.md, Load balancers): packets from a pod to a Service's address go to a backend, and the
-//! answers come from the Service's address.
+//! Load balancers (docs/hns.md, Load balancers): packets from a pod or from the node to a Service's address go to a backend,
+//! and the answers come from the Service's address.
 //!
 //! The translation happens at the port of the pod that connects: the destination becomes the backend's, and without
-//! direct server return (DSR) the source becomes the load balancer's own address. Where the sources are silent, the
+//! direct server return (DSR) the source becomes the load balancer's own address. A load balancer without address (a NodePort)
+//! has the node's. Packets to it that pods do not send arrive at the node's own stack, which hands them over to the switch
+//! under another address ([`hand_over`]), and translates the answers back. Where the sources are silent, the
 //! emulator does this:
 //! - A hash over the fields named by DistributionType chooses the backend. A connection keeps its backend. Clients
 //!   change a load balancer by deleting it; this ends its connections, and only the first segment of TCP begins a new
@@ -14,8 +16,7 @@
 //! - Fragments are not reassembled, so fragments to a Service are dropped. ICMP is not translated (docs/hns.md, Load
 //!   balancers).
 //!
-//! Not implemented: NodePorts (no FrontendVIPs), PreserveDip, packets of the node itself, SCTP, and the blocks of 64
-//! ports for which load balancers without DSR compete. A pod that reaches itself through a Service gets a packet with
+//! Not implemented: PreserveDip, SCTP, and the blocks of 64 ports for which load balancers without DSR compete. A pod that reaches itself through a Service gets a packet with
 //! its own address as the source, as without the policy that plugins call loopbackDSR.
 
 use std::collections::hash_map::DefaultHasher;
@@ -55,8 +56,24 @@ pub(crate) struct Front {
 /// By protocol, address and port.
 pub(crate) type Fronts = BTreeMap<(u8, Ipv4Addr, u16), Front>;
 
+/// The address by which the node's stack hands packets to its own ports over to the switch of a network. Nobody else uses it.
+pub(super) fn hand_over(network: Guid) -> Ipv4Addr {
+    let [a, b, ..] = network.as_bytes();
+    // 169.254.1.0/24 has the next hops of interfaces.
+    Ipv4Addr::new(169, 254, 2 + a % 250, *b)
+}
+
+/// The Services as the node's packets name them: the node's own address is that of the hand-over.
+pub(super) fn of_node(fronts: &Fronts, network: Guid, node: Ipv4Addr) -> Fronts {
+    let address = |vip: Ipv4Addr| if vip == node { hand_over(network) } else { vip };
+    fronts
+        .iter()
+        .map(|((protocol, vip, port), front)| ((*protocol, address(*vip), *port), front.clone()))
+        .collect()
+}
+
 /// The Services whose backends are endpoints of the network. `node` is the node's address.
-pub(crate) fn fronts(network: Guid, state: &State, node: Ipv4Addr) -> Fronts {
+pub(super) fn fronts(network: Guid, state: &State, node: Ipv4Addr) -> Fronts {
     let mut fronts = Fronts::new();
     for balancer in state.load_balancers.values() {
         let backend = |endpoint: &Guid| {
@@ -70,7 +87,8 @@ pub(crate) fn fronts(network: Guid, state: &State, node: Ipv4Addr) -> Fronts {
             continue;
         }
         let vips = balancer.frontend_vips.iter().filter_map(|vip| vip.parse().ok());
-        for vip in vips {
+        let own = balancer.frontend_vips.is_empty().then_some(node);
+        for vip in vips.chain(own) {
             for mapping in balancer.port_mappings.iter().filter(|mapping| mapping.flags & PRESERVE_DIP == 0) {
                 let Some(protocol) = [TCP, UDP].into_iter().find(|it| mapping.protocol == u32::from(*it))
                 else {
@@ -159,11 +177,13 @@ impl Ends {
     }
 }
 
-/// A pod's connection to a Service.
+/// A connection of a pod or of the node to a Service.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Connection {
     balancer: Guid,
-    /// As sent by the pod.
+    /// Whether it came from the node's stack.
+    of_node: bool,
+    /// As sent by the client.
     sent: Ends,
     /// As received by the backend.
     got: Ends,
@@ -191,6 +211,11 @@ impl Connection {
         with(packet, self.sent.destination, self.sent.source)
     }
 
+    /// Whether the node's stack is the client's side.
+    pub(super) fn is_of_node(&self) -> bool {
+        self.of_node
+    }
+
     /// Whether a flow at the pod's port belongs to this connection, whichever address is seen there.
     fn has(&self, flow: &Ends) -> bool {
         let seen = Ends { source: self.sent.source, ..self.got };
@@ -210,7 +235,14 @@ fn with(packet: &[u8], source: Socket, destination: Socket) -> Vec<u8> {
     packet
 }
 
-/// The connections of a node's pods to Services.
+/// Who sends to a Service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sender {
+    Pod,
+    Node,
+}
+
+/// The connections of a node and of its pods to Services.
 #[derive(Debug, Default)]
 pub(super) struct Connections {
     by_sent: HashMap<Ends, Connection>,
@@ -218,7 +250,7 @@ pub(super) struct Connections {
     by_got: HashMap<Ends, Ends>,
 }
 
-/// What happens to a pod's packet.
+/// What happens to a packet.
 pub(super) enum Turn {
     /// It goes to its destination.
     Stays,
@@ -229,8 +261,14 @@ pub(super) enum Turn {
 }
 
 impl Connections {
-    /// Handles a packet that a pod sends.
-    pub(super) fn leaves(&mut self, fronts: &Fronts, packet: &Ipv4Packet<'_>, now: Instant) -> Turn {
+    /// Handles a packet that a pod or the node sends.
+    pub(super) fn leaves(
+        &mut self,
+        fronts: &Fronts,
+        packet: &Ipv4Packet<'_>,
+        sender: Sender,
+        now: Instant,
+    ) -> Turn {
         let Some(sent) = Ends::of(packet) else { return Turn::Stays };
         let (vip, port) = sent.destination;
         let Some(front) = fronts.get(&(sent.protocol, vip, port)) else { return Turn::Stays };
@@ -245,7 +283,7 @@ impl Connections {
         self.forget(&sent);
         // A packet in the middle of an unknown connection is not translated.
         let begins = sent.protocol != TCP || opens(packet);
-        let connection = begins.then(|| self.begin(front, sent, now)).flatten();
+        let connection = begins.then(|| self.begin(front, sent, sender, now)).flatten();
         connection.map_or(Turn::Nowhere, Turn::Goes)
     }
 
@@ -263,12 +301,15 @@ impl Connections {
         self.by_sent.values().find(|connection| connection.has(&flow)).copied()
     }
 
-    /// Keeps connections by their load balancer and the client's address.
-    pub(super) fn keep(&mut self, stays: impl Fn(Guid, Ipv4Addr) -> bool) {
-        self.retain(|connection| stays(connection.balancer, connection.sent.source.0));
+    /// Keeps connections by their load balancer, and those of pods also by the pod's address.
+    pub(super) fn keep(&mut self, stays: impl Fn(Guid, Option<Ipv4Addr>) -> bool) {
+        self.retain(|connection| {
+            let pod = (!connection.of_node).then_some(connection.sent.source.0);
+            stays(connection.balancer, pod)
+        });
     }
 
-    fn begin(&mut self, front: &Front, sent: Ends, now: Instant) -> Option<Connection> {
+    fn begin(&mut self, front: &Front, sent: Ends, sender: Sender, now: Instant) -> Option<Connection> {
         if self.by_sent.len() >= MANY {
             self.retain(|connection| connection.is_alive(now));
         }
@@ -282,7 +323,8 @@ impl Connections {
                 Some(address) => DYNAMIC.into_iter().find_map(|port| free((address, port))),
             }
         })?;
-        let connection = Connection { balancer: front.balancer, sent, got, last_seen: now };
+        let of_node = sender == Sender::Node;
+        let connection = Connection { balancer: front.balancer, of_node, sent, got, last_seen: now };
         self.by_sent.insert(sent, connection);
         self.by_got.insert(got, sent);
         Some(connection)

@@ -8,7 +8,7 @@ use std::time::Instant;
 use tortie_hcn::Guid;
 use tracing::{debug, trace};
 
-use super::balance::{Connection, Connections, Turn};
+use super::balance::{Connection, Connections, Sender, Turn};
 use super::frame::{ArpRequest, Frame, Ipv4Packet, Mac, ipv4_frame, unvxlan, vxlan};
 use super::host_ports::Returns;
 use super::judge::{self, Decision};
@@ -75,7 +75,7 @@ impl Fabric {
                 );
             }
         }
-        self.connections.keep(|balancer, client| balanced(balancer) && has_pod(client));
+        self.connections.keep(|balancer, pod| balanced(balancer) && pod.is_none_or(has_pod));
         outputs
     }
 
@@ -103,7 +103,7 @@ impl Fabric {
                     return self.leave(network, &plan, pod, &packet, now);
                 }
                 self.returns.note(&plan.host_ports, &packet, now);
-                self.forward(network, &plan, source, &packet, now)
+                self.leave_node(network, &plan, source, &packet, now)
             }
             Frame::Other => vec![],
         }
@@ -118,7 +118,7 @@ impl Fabric {
         packet: &Ipv4Packet<'_>,
         now: Instant,
     ) -> Vec<Output> {
-        let connection = match self.connections.leaves(&plan.fronts, packet, now) {
+        let connection = match self.connections.leaves(&plan.fronts, packet, Sender::Pod, now) {
             Turn::Stays => None,
             Turn::Goes(connection) => Some(connection),
             Turn::Nowhere => {
@@ -139,6 +139,29 @@ impl Fabric {
             (Decision::Answer(packet), None) => vec![answer(plan, pod, &packet)],
             (Decision::Answer(packet), Some(connection)) => {
                 vec![answer(plan, pod, &connection.answer_by_service(&packet))]
+            }
+        }
+    }
+
+    /// Handles a packet that the node's stack sends.
+    fn leave_node(
+        &mut self,
+        network: Guid,
+        plan: &Plan,
+        source: Mac,
+        packet: &Ipv4Packet<'_>,
+        now: Instant,
+    ) -> Vec<Output> {
+        match self.connections.leaves(&plan.node_fronts, packet, Sender::Node, now) {
+            Turn::Stays => self.forward(network, plan, source, packet, now),
+            Turn::Goes(connection) => {
+                let packet = connection.on_the_way(packet.bytes());
+                let Some(packet) = Ipv4Packet::parse(&packet) else { return vec![] };
+                self.forward(network, plan, source, &packet, now)
+            }
+            Turn::Nowhere => {
+                debug!(to = %packet.destination(), "dropped: no backend is left for the node's packet");
+                vec![]
             }
         }
     }
@@ -214,6 +237,9 @@ impl Fabric {
         now: Instant,
     ) -> Vec<Output> {
         let Some(packet) = Ipv4Packet::parse(packet) else { return vec![] };
+        if let Some(connection) = self.connections.answered_by(&packet, now) {
+            return self.come_back(network, plan, pod.mac, (&packet, &connection), now);
+        }
         if plan.leaves(pod, packet.destination()) {
             let frame = ipv4_frame(plan.router_mac, pod.mac, packet.bytes());
             return vec![Output::Frame(Port::Node(network), frame)];
@@ -249,7 +275,8 @@ impl Fabric {
         vec![]
     }
 
-    /// Delivers an answer to a pod that sent to a Service. The ACLs see the same address as on the way there.
+    /// Delivers an answer to the pod or the node that sent to a Service. The ACLs of a pod see the same address as on the way
+    /// there.
     fn come_back(
         &mut self,
         network: Guid,
@@ -259,6 +286,10 @@ impl Fabric {
         now: Instant,
     ) -> Vec<Output> {
         let from_service = connection.answer_by_service(packet.bytes());
+        if connection.is_of_node() {
+            let frame = ipv4_frame(plan.router_mac, source, &from_service);
+            return vec![Output::Frame(Port::Node(network), frame)];
+        }
         let seen = match plan.egress_sees {
             EgressSees::Vip => from_service.clone(),
             EgressSees::Backend => connection.answer_by_backend(packet.bytes()),

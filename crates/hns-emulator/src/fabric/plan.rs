@@ -14,7 +14,7 @@ use tracing::error;
 
 use super::balance::{self, Fronts};
 use super::frame::Mac;
-use super::host_ports::{HostPorts, host_ports};
+use super::host_ports::{HostPort, HostPorts, host_ports};
 use super::outbound::{OutboundNat, OutboundNats, encapsulated};
 use crate::acl::AccessControl;
 use crate::addresses::mac;
@@ -41,6 +41,10 @@ pub(crate) struct Plan {
     pub(crate) remotes: Vec<Remote>,
     /// The load balancers.
     pub(crate) fronts: Fronts,
+    /// The same as packets of the node's stack name them.
+    pub(crate) node_fronts: Fronts,
+    /// The addresses of Services that the node's own packets reach, too: they have a remote endpoint on this node.
+    behind_switch: Vec<Ipv4Addr>,
     /// Which destination of a packet to a load balancer the ACLs of a pod see.
     pub(crate) egress_sees: EgressSees,
     /// The ports of the node that lead to pods.
@@ -135,6 +139,7 @@ impl Plan {
         });
         let pods: BTreeMap<_, _> = pods.collect();
         let provider = first::<ProviderAddress>(network)?.provider_address.parse().ok()?;
+        let fronts = balance::fronts(network.id, state, provider);
         Some(Plan {
             vni: vsid.isolation_id,
             provider,
@@ -149,7 +154,9 @@ impl Plan {
             host_route: network.policies.iter().any(|policy| policy.is::<HostRoute>()),
             check_tunnel_sources: config.check_tunnel_sources,
             remotes: remotes(network),
-            fronts: balance::fronts(network.id, state, provider),
+            node_fronts: balance::of_node(&fronts, network.id, provider),
+            behind_switch: behind_switch(network, state, provider, &fronts),
+            fronts,
             egress_sees: config.egress_sees,
             host_ports: host_ports(pods.iter().map(|(pod, port)| (*pod, &*port.document)), provider),
             pods,
@@ -194,6 +201,16 @@ impl Plan {
         !inside || pod.outbound.translates(to)
     }
 
+    /// The ports of the node that lead to load balancers: its stack sends their packets to the switch.
+    pub(crate) fn node_ports(&self) -> HostPorts {
+        let named = |((protocol, address, port), _): (&(u8, Ipv4Addr, u16), _)| {
+            let to = HostPort { pod: *address, port: *port, from_node: true };
+            let is_own = !self.fronts.contains_key(&(*protocol, *address, *port));
+            is_own.then_some(((*protocol, self.provider, *port), to))
+        };
+        self.node_fronts.iter().filter_map(named).collect()
+    }
+
     /// Whether a load balancer replaces clients' addresses by this address.
     pub(crate) fn hides_behind(&self, address: Ipv4Addr) -> bool {
         self.fronts.values().any(|front| front.hides_behind(address))
@@ -209,8 +226,14 @@ impl Plan {
     pub(crate) fn node_leg(&self) -> Option<NodeLeg> {
         let ((subnet, gateway), others) = self.subnets.split_first().filter(|_| self.host_route)?;
         let others = others.iter().map(|(net, _)| *net);
-        let mut routes: Vec<_> = self.remotes.iter().map(|remote| remote.prefix).chain(others).collect();
+        let known = |address: &Ipv4Addr| self.subnet(*address).is_some() || self.remote(*address).is_some();
+        let own = self.behind_switch.iter().copied().filter(|address| !known(address));
+        let node_ports = self.node_ports();
+        let single = own.chain(node_ports.values().map(|to| to.pod)).map(Ipv4Net::from);
+        let mut routes: Vec<_> =
+            self.remotes.iter().map(|remote| remote.prefix).chain(others).chain(single).collect();
         routes.sort();
+        routes.dedup();
         Some(NodeLeg {
             address: *gateway,
             prefix_length: subnet.prefix_len(),
@@ -223,6 +246,21 @@ impl Plan {
 
 fn first<T: PolicySettings>(network: &Network) -> Option<T> {
     network.policies.iter().find_map(|policy| policy.settings().ok().flatten())
+}
+
+/// The addresses of remote endpoints whose node is this one. kube-proxy makes one for each Service, so that the node's own
+/// packets to it enter the switch.
+fn behind_switch(network: &Network, state: &State, provider: Ipv4Addr, fronts: &Fronts) -> Vec<Ipv4Addr> {
+    let on_this_node = |endpoint: &&Arc<Endpoint>| {
+        let settings =
+            endpoint.policies.iter().filter_map(|it| it.settings::<ProviderAddress>().ok().flatten());
+        endpoint.is_remote()
+            && settings.into_iter().any(|settings| settings.provider_address.parse() == Ok(provider))
+    };
+    let endpoints = state.endpoints_of(network.id).filter(on_this_node);
+    let addresses = endpoints.filter_map(|it| it.ip_configurations.first()?.ip_address.parse().ok());
+    // Those of backends outside of the cluster look the same. The node reaches them without the switch.
+    addresses.filter(|address| fronts.keys().any(|(_, vip, _)| vip == address)).collect()
 }
 
 fn remotes(network: &Network) -> Vec<Remote> {

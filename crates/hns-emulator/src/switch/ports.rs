@@ -144,7 +144,11 @@ impl Ports {
     /// Makes the node's own stack translate what the plans say.
     pub(super) fn set_translations(&mut self, plans: &BTreeMap<Guid, Arc<Plan>>) -> Result<(), Error> {
         let wanted = Translations {
-            ports: plans.values().flat_map(|plan| plan.host_ports.clone()).collect(),
+            ports: plans
+                .values()
+                .flat_map(|plan| [plan.node_ports(), plan.host_ports.clone()])
+                .flatten()
+                .collect(),
             outbound: plans.values().flat_map(|plan| plan.outbound()).collect(),
         };
         if wanted != self.translations {

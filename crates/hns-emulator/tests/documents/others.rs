@@ -216,3 +216,40 @@ fn the_containers_of_a_pod_share_its_endpoint() {
     assert_eq!((shared(first), namespaces()), (Value::Null, 0));
     assert_eq!(hns.stop_container("c").unwrap_err().code, NOT_FOUND);
 }
+
+/// kube-proxy asks for them before it starts, and hcsshim's old interface makes load balancers by them.
+#[test]
+fn policy_lists_are_load_balancers() {
+    let hns = hns();
+    assert_eq!(old(&hns, "GET", "/policylists/", &Value::Null).unwrap(), json!([]));
+    let network = old(&hns, "POST", "/networks/", &overlay()).unwrap()["ID"].clone();
+    let endpoint = json!({"VirtualNetwork": network, "IPAddress": "10.244.3.9"});
+    let endpoint = old(&hns, "POST", "/endpoints/", &endpoint).unwrap()["ID"].clone();
+    let policy = json!({"Type": "ELB", "Protocol": 6, "InternalPort": 8080, "ExternalPort": 80, "VIPs": ["10.96.0.1"],
+        "SourceVIP": "10.244.3.2", "ILB": true, "IsDSR": true});
+    let list =
+        json!({"References": [format!("/endpoints/{}", endpoint.as_str().unwrap())], "Policies": [policy]});
+    let made = old(&hns, "POST", "/policylists/", &list).unwrap();
+    let id: Guid = made["ID"].as_str().unwrap().parse().unwrap();
+    assert_eq!((&made["References"], &made["Policies"]), (&list["References"], &list["Policies"]));
+    assert_eq!(old(&hns, "GET", "/policylists/", &Value::Null).unwrap(), json!([made]));
+    let balancer = read(&hns, Kind::LoadBalancer, id);
+    assert_eq!(balancer["HostComputeEndpoints"], json!([endpoint]));
+    assert_eq!((&balancer["Flags"], &balancer["FrontendVIPs"]), (&json!(1), &json!(["10.96.0.1"])));
+    let route =
+        json!({"References": [], "Policies": [{"Type": "ROUTE", "DestinationPrefix": "10.96.0.0/12"}]});
+    assert!(old(&hns, "POST", "/policylists/", &route).unwrap_err().contains("ELB"));
+    assert!(old(&hns, "POST", &format!("/policylists/{id}"), &list).unwrap_err().contains("not emulated"));
+    old(&hns, "DELETE", &format!("/policylists/{id}"), &Value::Null).unwrap();
+    assert_eq!(old(&hns, "GET", "/policylists/", &Value::Null).unwrap(), json!([]));
+}
+
+#[test]
+fn mac_addresses_with_colons_are_shown_with_dashes() {
+    let hns = hns();
+    let network = create(&hns, Kind::Network, Guid::ZERO, &overlay()).unwrap();
+    let document =
+        json!({"IpConfigurations": [{"IpAddress": "10.244.3.2"}], "MacAddress": "a2:3a:c1:64:69:eb"});
+    let id = create(&hns, Kind::Endpoint, network, &document).unwrap();
+    assert_eq!(read(&hns, Kind::Endpoint, id)["MacAddress"], "a2-3a-c1-64-69-eb");
+}

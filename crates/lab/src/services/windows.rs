@@ -32,7 +32,7 @@ impl Balancers {
         Self { hcn, state: Arc::default() }
     }
 
-    /// Makes HNS balance connections to these Services. NodePorts and SCTP do not exist in the emulated HNS.
+    /// Makes HNS balance connections to these Services. It makes no NodePorts, and the emulated HNS has no SCTP.
     pub(super) async fn set(&mut self, fronts: &Arc<Fronts>, hosts: &Arc<Hosts>) -> Result<(), LabError> {
         let (hcn, state) = (self.hcn.clone(), self.state.clone());
         let (fronts, hosts) = (fronts.clone(), hosts.clone());

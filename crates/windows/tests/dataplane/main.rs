@@ -3,8 +3,10 @@
 
 mod builds;
 mod cost;
+mod fault_matrix;
 mod host;
 mod host_ports;
+mod kube_proxy;
 mod limits;
 mod load_balancers;
 mod network;

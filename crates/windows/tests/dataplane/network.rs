@@ -129,14 +129,14 @@ fn a_network_on_another_adapter_is_used_and_never_recreated() {
     assert_eq!(ensure_overlay(&hns, &spec()).unwrap(), overlay);
     // If something else differs, too, it is not recreated on a guess.
     let error = ensure_overlay(&hns, &OverlaySpec { vni: 4097, ..on("Ethernet 2") }).unwrap_err();
-    assert!(matches!(error, Error::NetworkDiffers { endpoints: 0, .. }), "{error}");
+    assert!(matches!(error, Error::AdapterDiffers { .. }), "{error}");
 
     let selector = Some("Ethernet 2".parse().unwrap());
     let ip: Arc<dyn tortie_hcn::IpHelper> = Arc::new(tortie_hcn::NoIpHelper);
     let host = Host::new(ip.clone(), selector, Arc::new(HostRoutes::new(ip, None)));
     let dataplane = WindowsDataplane::new(Arc::new(hns)).with_host(host);
     let report = Stateful::new(dataplane).apply(&[local_node(), own_block()]);
-    let conditions: Vec<_> = report.node.iter().filter(|one| one.reason == Reason::NetworkDiffers).collect();
+    let conditions: Vec<_> = report.node.iter().filter(|one| one.reason == Reason::AdapterDiffers).collect();
     assert_eq!(conditions.len(), 1, "{report:?}");
     let message = &conditions[0].message;
     let names = "is on adapter Ethernet, and --adapter or the node's address names Ethernet 2";

@@ -152,15 +152,32 @@ fn a_failed_attach_leaves_no_endpoint() {
 
 #[test]
 fn a_stale_remote_endpoint_is_replaced_and_a_local_one_is_not() {
-    let node = Node::usual();
+    // Server 2019 and 2022 give both the address.
+    for accepts_taken_addresses in [true, false] {
+        stale_endpoints(Node::new(Config {
+            accepts_taken_addresses,
+            ..Config::new(Config::SERVER_2022, NODE)
+        }));
+    }
+}
+
+fn stale_endpoints(node: Node) {
     let network = node.hns.network_by_name("Calico").unwrap().unwrap().id;
     let other = |flags: u32| -> Endpoint {
         let document = json!({"HostComputeNetwork": network, "Flags": flags,
             "IpConfigurations": [{"IpAddress": POD}], "MacAddress": "02-11-0a-f4-03-05"});
         lenient(&document.to_string()).unwrap()
     };
-    node.hns.create_endpoint(&other(1)).unwrap();
+    let stale = node.hns.create_endpoint(&other(1)).unwrap();
+    node.hns.take();
     let pod = node.connect();
+    let endpoints = node.hns.endpoints_of_network(network).unwrap();
+    assert_eq!(endpoints.iter().map(|it| it.id).collect::<Vec<_>>(), [endpoint_id(CONTAINER)]);
+    // Meanwhile the pod would not be reached.
+    let calls = node.hns.take_changes();
+    let at = |is_it: &dyn Fn(&Call) -> bool| calls.iter().position(is_it).unwrap();
+    let gone = at(&|call| matches!(call, Call::Delete { id, .. } if *id == stale));
+    assert!(gone < at(&|call| matches!(call, Call::Create { kind: Kind::Endpoint, .. })), "{calls:?}");
     node.wiring.disconnect(&pod.endpoint, CONTAINER).unwrap();
     let local = node.hns.create_endpoint(&other(0)).unwrap();
     let error = node.wiring.connect(&attachment(node.namespace())).unwrap_err();
@@ -169,6 +186,26 @@ fn a_stale_remote_endpoint_is_replaced_and_a_local_one_is_not() {
         source.contains("HCN_E_ADDR_INVALID_OR_RESERVED") && source.contains(&local.to_string()),
         "{source}"
     );
+}
+
+/// A network has an endpoint for each backend of the cluster. They are listed only where HNS accepts an address twice, and there
+/// before each attempt.
+#[test]
+fn endpoints_are_listed_only_where_an_address_can_be_taken_twice() {
+    let lists = |version| {
+        let node = Node::new(Config::new(version, NODE));
+        let attempts = std::sync::atomic::AtomicUsize::new(0);
+        node.hns.set_fault(move |call| {
+            let is_first = matches!(call, Call::Create { kind: Kind::Endpoint, .. })
+                && attempts.fetch_add(1, std::sync::atomic::Ordering::Relaxed) == 0;
+            is_first.then(|| Err(Failure::new(HResult::HCN_E_PORT_NOT_FOUND, "not yet")))
+        });
+        node.hns.take();
+        node.connect();
+        let is_list = |call: &&Call| matches!(call, Call::Enumerate { kind: Kind::Endpoint, .. });
+        node.hns.take().iter().filter(is_list).count()
+    };
+    assert_eq!(lists(Config::SERVER_2022), lists(Config::NEWEST) + 2);
 }
 
 #[test]

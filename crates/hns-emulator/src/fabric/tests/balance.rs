@@ -150,3 +150,103 @@ fn a_deleted_backend_receives_nothing() {
         assert_eq!(tunnelled(&sent).unwrap().2, address(FURTHER));
     }
 }
+
+/// A load balancer of the node's port 30080, with the remote endpoints of [`balanced`] or with pod b alone.
+fn node_port(node: &mut Node, local: bool, more: &Value) {
+    let remote = node.state.endpoints.values().filter(|it| it.is_remote()).map(|it| it.id);
+    let backends: Vec<Guid> = if local { vec![node.b] } else { remote.collect() };
+    let port = json!({"Protocol": 6, "InternalPort": 8080, "ExternalPort": 30_080, "Flags": 18});
+    let mut document = json!({"HostComputeEndpoints": backends, "PortMappings": [port]});
+    document.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    node.state.create_load_balancer(Guid::ZERO, &document.to_string(), &node.config).unwrap();
+    node.replan();
+}
+
+/// The only place where the node's stack sends packets to its port.
+fn handed_over(node: &Node) -> String {
+    let ports = node.plan().node_ports();
+    let [(from, to)] = ports.iter().collect::<Vec<_>>()[..] else { panic!("{ports:?}") };
+    assert_eq!((*from, to.port, to.from_node), ((6, PROVIDER, 30_080), 30_080, true));
+    assert!(node.plan().node_leg().unwrap().routes.contains(&to.pod.into()));
+    to.pod.to_string()
+}
+
+fn from_node(node: &mut Node, packet: &[u8]) -> Vec<Output> {
+    let (port, router) = (Port::Node(node.network), node.plan().router_mac);
+    node.send(port, &ipv4_frame(router, router, packet))
+}
+
+/// A client outside of the cluster.
+const OUTSIDE: &str = "172.16.0.99";
+
+#[test]
+fn node_ports_lead_to_backends_of_other_nodes_with_the_source_vip() {
+    let mut node = balanced(&json!({}));
+    node_port(&mut node, false, &json!({"SourceVIP": SOURCE}));
+    let (at, router) = (handed_over(&node), node.plan().router_mac);
+    let sent = from_node(&mut node, &tcp(OUTSIDE, 1000, &at, 30_080, SYN, b""));
+    let (from, from_port, to, port) = tunnelled(&sent).unwrap();
+    assert_eq!((from, port), (address(SOURCE), 8080));
+    let reply = tcp(&to.to_string(), 8080, SOURCE, from_port, SYN | ACK, b"");
+    let wanted = ipv4_frame(router, router, &tcp(&at, 30_080, OUTSIDE, 1000, SYN | ACK, b""));
+    assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &reply), [Output::Frame(Port::Node(node.network), wanted)]);
+    // A pod uses the node's address, and shares nothing with the client outside.
+    let sent = node.send_from_a(&tcp(A, 1000, &PROVIDER.to_string(), 30_080, SYN, b""));
+    let (from, other_port, backend, _) = tunnelled(&sent).unwrap();
+    assert_eq!(from, address(SOURCE));
+    assert_ne!((other_port, backend), (from_port, to));
+    // Nobody else has the address of the hand-over.
+    assert_eq!(node.send_from_a(&tcp(A, 1000, &at, 30_080, SYN, b"")).len(), 1);
+    assert!(!node.plan().fronts.contains_key(&(6, address(&at), 30_080)));
+    // The connection goes on without the pods, and ends with the load balancer.
+    let on = from_node(&mut node, &tcp(OUTSIDE, 1000, &at, 30_080, ACK, b""));
+    assert_eq!(tunnelled(&on), Some((address(SOURCE), from_port, to, 8080)));
+    let gone = node.state.load_balancers.values().find(|it| it.frontend_vips.is_empty()).unwrap().id;
+    node.state.delete_load_balancer(gone).unwrap();
+    node.replan();
+    assert!(node.plan().node_ports().is_empty());
+    assert_eq!(from_node(&mut node, &tcp(OUTSIDE, 1000, &at, 30_080, ACK, b"")), []);
+}
+
+#[test]
+fn with_direct_server_return_a_pod_sees_the_client_of_a_node_port() {
+    let mut node = balanced(&json!({}));
+    node_port(&mut node, true, &json!({"Flags": 1}));
+    let (at, router) = (handed_over(&node), node.plan().router_mac);
+    let sent = from_node(&mut node, &tcp(OUTSIDE, 1000, &at, 30_080, SYN, b""));
+    let wanted = ipv4_frame(MAC_B, router, &tcp(OUTSIDE, 1000, B, 8080, SYN, b""));
+    assert_eq!(sent, [Output::Frame(Port::Pod(node.b), wanted)]);
+    let reply = ipv4_frame(router, MAC_B, &tcp(B, 8080, OUTSIDE, 1000, SYN | ACK, b""));
+    let answered = node.send(Port::Pod(node.b), &reply);
+    let wanted = ipv4_frame(router, MAC_B, &tcp(&at, 30_080, OUTSIDE, 1000, SYN | ACK, b""));
+    assert_eq!(answered, [Output::Frame(Port::Node(node.network), wanted)]);
+    // What the pod itself begins is no answer.
+    let own = ipv4_frame(router, MAC_B, &tcp(B, 8080, OUTSIDE, 1001, SYN, b""));
+    let [Output::Frame(_, frame)] = &node.send(Port::Pod(node.b), &own)[..] else { panic!("dropped") };
+    let Frame::Ipv4 { packet, .. } = Frame::parse(frame) else { panic!("{frame:?}") };
+    assert_eq!(packet.source(), address(B));
+}
+
+/// kube-proxy makes a remote endpoint with the address of each Service, on its own node.
+#[test]
+fn the_node_reaches_a_service_that_has_a_remote_endpoint_on_it() {
+    let mut node = balanced(&json!({}));
+    let is_routed =
+        |node: &Node, to: &str| node.plan().node_leg().unwrap().routes.contains(&address(to).into());
+    assert!(!is_routed(&node, VIP));
+    for to in [VIP, "192.0.2.77"] {
+        let policy = json!({"Type": "ProviderAddress", "Settings": {"ProviderAddress": PROVIDER}});
+        let document = json!({"IpConfigurations": [{"IpAddress": to}], "Flags": 1, "Policies": [policy]});
+        node.state.create_endpoint(node.network, Guid::ZERO, &document.to_string(), &node.config).unwrap();
+    }
+    node.replan();
+    assert!(is_routed(&node, VIP));
+    assert!(!is_routed(&node, "192.0.2.77"), "a backend outside of the cluster is no Service");
+    let sent = from_node(&mut node, &tcp(GATEWAY, 1000, VIP, 80, SYN, b""));
+    let (from, _, to, port) = tunnelled(&sent).unwrap();
+    assert_eq!((from, port), (address(GATEWAY), 8080));
+    let router = node.plan().router_mac;
+    let reply = tcp(&to.to_string(), 8080, GATEWAY, 1000, SYN | ACK, b"");
+    let wanted = ipv4_frame(router, router, &tcp(VIP, 80, GATEWAY, 1000, SYN | ACK, b""));
+    assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &reply), [Output::Frame(Port::Node(node.network), wanted)]);
+}

@@ -1,0 +1,410 @@
+//! kube-proxy for Windows against the emulated HNS: Services and EndpointSlices of a real API server become load balancers, and
+//! packets pass through them.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use ipnet::Ipv4Net;
+use serde_json::{Value, json};
+use tortie_hcn::schema::{DrMacAddress, LoadBalancer, Namespace, NetworkMode, lenient};
+use tortie_hcn::{Call, Guid, HcnExt as _, Kind, Version};
+use tortie_hns_emulator::{Config, Emulator, bind_compartment};
+use tortie_kernel::namespace::NetNs;
+use tortie_servers::programs::E2E;
+use tortie_servers::{KubeApi, KubeOptions};
+use tortie_windows::kube_proxy_flags;
+
+use super::HNS_ADDRESS;
+use super::clients::VERSIONS;
+use super::cluster::{Hns, NODE};
+use super::frames::path_of;
+use super::prefix::{Killed, Prefix, windows_path};
+use super::underlay::{LINUX_MAC, Underlay, VNI, WindowsTunnel};
+use crate::windows::Libraries;
+use crate::{go, step, workspace};
+
+/// kube-proxy, at the version of Kubernetes of the other tests.
+const PACKAGE: &str = "k8s.io/kubernetes/cmd/kube-proxy";
+/// The addresses of the Windows node, of the Linux node, and of a machine outside.
+const WINDOWS: Ipv4Addr = Ipv4Addr::new(172, 16, 0, 3);
+const LINUX: Ipv4Addr = Ipv4Addr::new(172, 16, 0, 1);
+const OUTSIDE: Ipv4Addr = Ipv4Addr::new(172, 16, 0, 9);
+/// The pods of the Windows node: a client and a server. The source VIP is an address of their block that IPAM keeps free.
+const BLOCK: &str = "10.244.3.0/26";
+const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 244, 3, 1);
+const SOURCE_VIP: Ipv4Addr = Ipv4Addr::new(10, 244, 3, 2);
+const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 244, 3, 10);
+const SERVER: Ipv4Addr = Ipv4Addr::new(10, 244, 3, 11);
+/// The pod of the Linux node, and its block.
+const FAR: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 5);
+const LINUX_BLOCK: &str = "10.244.1.0/26";
+/// The Service, which both servers serve, and the port of every node that leads to it.
+const VIP: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 100);
+const PORT: u16 = 80;
+const NODE_PORT: u16 = 30_080;
+/// The port of a Service with `externalTrafficPolicy: Local`.
+const LOCAL_NODE_PORT: u16 = 30_081;
+const TARGET: u16 = 8080;
+
+/// How long kube-proxy may need. It waits ten seconds when it starts on an overlay.
+const PATIENCE: Duration = Duration::from_secs(60);
+const INTERVAL: Duration = Duration::from_millis(100);
+const LOG: &str = "kube-proxy.log";
+/// Enough connections to meet two backends.
+const MANY: usize = 24;
+
+pub(super) fn run(libraries: &Libraries) -> Result<()> {
+    let program = build()?;
+    for version in VERSIONS {
+        for direct in [true, false] {
+            let way = if direct { "with" } else { "without" };
+            let name = format!("kube-proxy {way} direct server return on HNS {version}");
+            step(&name, || {
+                let cluster = Cluster::new(libraries, version, NetworkMode::Overlay)?;
+                cluster.run(&program, direct).with_context(|| cluster.log())
+            })?;
+        }
+        step(&format!("kube-proxy on an L2Bridge network of HNS {version}, by documents"), || {
+            let cluster = Cluster::new(libraries, version, NetworkMode::L2Bridge)?;
+            cluster.run_on_bridge(&program).with_context(|| cluster.log())
+        })?;
+    }
+    Ok(())
+}
+
+/// Builds kube-proxy for Windows.
+fn build() -> Result<PathBuf> {
+    let program = workspace()?.join("target/kube-proxy/kube-proxy.exe");
+    let mut command = go::for_windows(&E2E.folder())?;
+    command.args(["build", "-mod=readonly", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o"]);
+    crate::run(command.arg(&program).arg(PACKAGE))?;
+    Ok(program)
+}
+
+/// A Windows node without kube-proxy, the machines around it, and an API server on its loopback.
+struct Cluster {
+    // Fields are dropped in this order.
+    machine: Prefix,
+    kube: KubeApi,
+    hns: Hns,
+    network: Guid,
+    /// Where the pods of the Windows node are.
+    client: NetNs,
+    server: NetNs,
+    underlay: Underlay,
+}
+
+impl Cluster {
+    fn new(libraries: &Libraries, version: Version, mode: NetworkMode) -> Result<Self> {
+        let underlay = Underlay::new([WINDOWS, LINUX, OUTSIDE])?;
+        let config = Config::as_hns(version, WINDOWS);
+        let emulator = Emulator::with_switch(config, NetNs::open(&path_of(&underlay.windows))?)?;
+        // Programs under Wine have the loopback of the node.
+        let hns = underlay.windows.run(|| Hns::serve(emulator))??;
+        let kube = underlay.windows.run(|| KubeApi::start(&KubeOptions::default()))??;
+        let machine = Prefix::new(libraries, (HNS_ADDRESS, &hns.address.to_string()))?;
+        let network = create(&hns, Kind::Network, Guid::ZERO, &network(&mode))?;
+        let found = hns.emulator.network(network)?;
+        let mac = found.policies.iter().find_map(|policy| policy.settings::<DrMacAddress>().ok().flatten());
+        // Only an overlay has one. The switch connects nobody else.
+        let mac = match mode {
+            NetworkMode::Overlay => mac,
+            _ => Some(DrMacAddress { address: LINUX_MAC.dashed(), ..DrMacAddress::default() }),
+        };
+        let mac = mac.context("the network has no MAC address")?.address.parse();
+        let mac = mac.map_err(anyhow::Error::msg)?;
+        let tunnel = WindowsTunnel { block: BLOCK.parse::<Ipv4Net>()?, gateway: GATEWAY, mac, node: WINDOWS };
+        underlay.overlay(FAR, &tunnel)?;
+        let (client, server) = (pod(&hns, network, CLIENT)?, pod(&hns, network, SERVER)?);
+        Ok(Self { machine, kube, hns, network, client, server, underlay })
+    }
+
+    fn run(&self, program: &Path, direct: bool) -> Result<()> {
+        self.create_services()?;
+        // As `tortie windows kube-proxy` prints them.
+        let network = self.hns.emulator.network(self.network)?;
+        let flags = kube_proxy_flags(&network, self.hns.emulator.version()?, Some(NODE))?;
+        let _proxy = self.start(program, &flags, direct)?;
+        self.until("four load balancers", || Ok(self.balancers()?.len() == 4))?;
+        self.clients_reach_the_backends(direct).context("both backends")?;
+        self.create("EndpointSlice", &slice("web", &[(SERVER, NODE)]))?;
+        self.until("the Linux pod is no backend any more", || {
+            Ok(self.backends(VIP)?.len() == 1 && self.backends_of_port(NODE_PORT)?.len() == 1)
+        })?;
+        let (seen, _) = self.seen(&self.client, VIP, PORT)?;
+        ensure!(seen == BTreeSet::from([SERVER]), "after the change, {seen:?} serve");
+        self.delete_services()?;
+        self.until("no load balancer is left, and of remote endpoints that of the API's Service", || {
+            let endpoints = self.hns.emulator.endpoints_of_network(self.network)?;
+            let remote = endpoints.iter().filter(|endpoint| endpoint.is_remote());
+            let remote: Vec<_> =
+                remote.flat_map(|it| &it.ip_configurations).map(|it| &it.ip_address).collect();
+            Ok(self.balancers()?.is_empty() && remote == ["10.96.0.1"])
+        })?;
+        self.until("no handle is open", || Ok(self.hns.service.open_handles().is_empty()))
+    }
+
+    /// The switch forwards no frames of such networks, so only the documents are compared.
+    fn run_on_bridge(&self, program: &Path) -> Result<()> {
+        self.create_services()?;
+        let flags = ["--proxy-mode=kernelspace", "--network-name=pods", "--hostname-override=win-1"];
+        let _proxy = self.start(program, &flags.map(str::to_owned), true)?;
+        self.until("four load balancers", || Ok(self.balancers()?.len() == 4))?;
+        let endpoints = self.hns.emulator.endpoints_of_network(self.network)?;
+        let remote: Vec<_> = endpoints.iter().filter(|endpoint| endpoint.is_remote()).collect();
+        let [far] = remote[..] else { bail!("the remote endpoints: {remote:?}") };
+        ensure!(far.mac_address == "02-11-0a-f4-01-05" && far.policies.is_empty(), "{far:?}");
+        for (what, backends, count) in [
+            ("the ClusterIP", self.backends(VIP)?, 2),
+            ("the NodePort", self.backends_of_port(NODE_PORT)?, 2),
+            ("the local NodePort", self.backends_of_port(LOCAL_NODE_PORT)?, 1),
+        ] {
+            ensure!(backends.len() == count, "{what} has {backends:?}");
+        }
+        let directs = self.balancers()?.iter().filter(|balancer| balancer.is_direct()).count();
+        ensure!(directs == 3, "all but the NodePort of the whole cluster: {:?}", self.balancers()?);
+        self.delete_services()?;
+        self.until("nothing is left", || {
+            let endpoints = self.hns.emulator.endpoints_of_network(self.network)?;
+            Ok(self.balancers()?.is_empty() && !endpoints.iter().any(|endpoint| endpoint.is_remote()))
+        })?;
+        self.until("no handle is open", || Ok(self.hns.service.open_handles().is_empty()))
+    }
+
+    /// The node, and two Services with a server on each node.
+    fn create_services(&self) -> Result<()> {
+        self.create("Node", &node())?;
+        self.create("Service", &service("web", VIP, NODE_PORT, "Cluster"))?;
+        self.create("Service", &service("local", Ipv4Addr::new(10, 96, 0, 101), LOCAL_NODE_PORT, "Local"))?;
+        for name in ["web", "local"] {
+            self.create("EndpointSlice", &slice(name, &[(SERVER, NODE), (FAR, "linux-1")]))?;
+        }
+        Ok(())
+    }
+
+    fn delete_services(&self) -> Result<()> {
+        ["web", "local"].into_iter().try_for_each(|name| self.kubectl(&["delete", "service", name]).map(drop))
+    }
+
+    /// Every client reaches the Services by each of their addresses, and servers see the address that they should.
+    fn clients_reach_the_backends(&self, direct: bool) -> Result<()> {
+        let Underlay { windows, outside, .. } = &self.underlay;
+        let both = BTreeSet::from([SERVER, FAR]);
+        let of_client = if direct { CLIENT } else { SOURCE_VIP };
+        let of_node = if direct { GATEWAY } else { SOURCE_VIP };
+        for (what, from, (address, port), servers, source) in [
+            ("a pod by the ClusterIP", &self.client, (VIP, PORT), &both, of_client),
+            ("the node by the ClusterIP", windows, (VIP, PORT), &both, of_node),
+            ("a pod by the NodePort", &self.client, (WINDOWS, NODE_PORT), &both, SOURCE_VIP),
+            ("the node by the NodePort", windows, (WINDOWS, NODE_PORT), &both, SOURCE_VIP),
+            ("an outsider by the NodePort", outside, (WINDOWS, NODE_PORT), &both, SOURCE_VIP),
+            // Always with direct server return, and to servers of the node only.
+            (
+                "an outsider by the local NodePort",
+                outside,
+                (WINDOWS, LOCAL_NODE_PORT),
+                &BTreeSet::from([SERVER]),
+                OUTSIDE,
+            ),
+        ] {
+            let (seen, sources) = self.seen(from, address, port).context(what)?;
+            ensure!(seen == *servers, "{what}: {seen:?} serve, not {servers:?}");
+            ensure!(sources == BTreeSet::from([source]), "{what}: servers see {sources:?}, not {source}");
+        }
+        Ok(())
+    }
+
+    /// The servers of many connections, and the clients' addresses that they see.
+    fn seen(
+        &self,
+        from: &NetNs,
+        to: Ipv4Addr,
+        port: u16,
+    ) -> Result<(BTreeSet<Ipv4Addr>, BTreeSet<Ipv4Addr>)> {
+        let listen = |place: &NetNs, address: Ipv4Addr| -> Result<TcpListener> {
+            let listener = place.run(|| TcpListener::bind((address, TARGET)))??;
+            listener.set_nonblocking(true)?;
+            Ok(listener)
+        };
+        let servers = [(SERVER, listen(&self.server, SERVER)?), (FAR, listen(&self.underlay.linux, FAR)?)];
+        let (mut seen, mut sources) = (BTreeSet::new(), BTreeSet::new());
+        for _ in 0..MANY {
+            let client = from.run(|| TcpStream::connect_timeout(&(to, port).into(), PATIENCE))??;
+            let (server, accepted) = accept(&servers)?;
+            let IpAddr::V4(source) = accepted.peer_addr()?.ip() else { bail!("IPv6") };
+            greet(client, accepted)?;
+            seen.insert(server);
+            sources.insert(source);
+        }
+        Ok((seen, sources))
+    }
+
+    fn start(&self, program: &Path, flags: &[String], direct: bool) -> Result<Killed> {
+        let log = File::create(self.machine.outside().join(LOG))?;
+        let mut command = self.machine.command(program);
+        command.arg(format!("--kubeconfig={}", windows_path(&self.kubeconfig()?)));
+        // The last flag of a name counts.
+        command.args(flags);
+        command.arg(format!("--enable-dsr={direct}")).arg("--v=4");
+        self.underlay.windows.enter_on_spawn(&mut command)?;
+        Ok(Killed(command.stdout(log.try_clone()?).stderr(log).spawn()?))
+    }
+
+    /// The administrator's kubeconfig file, with names of Windows.
+    fn kubeconfig(&self) -> Result<PathBuf> {
+        let authority = self.kube.authority().certificate();
+        let text = fs::read_to_string(self.kube.kubeconfig())?;
+        let text = text.replace(&authority.display().to_string(), &windows_path(&authority));
+        let path = self.machine.outside().join("kubeconfig");
+        fs::write(&path, text)?;
+        Ok(path)
+    }
+
+    fn kubectl(&self, arguments: &[&str]) -> Result<String> {
+        Ok(self.underlay.windows.run(|| self.kube.kubectl(arguments))??)
+    }
+
+    /// Makes an object be so.
+    fn create(&self, what: &str, object: &Value) -> Result<()> {
+        let applied = self.underlay.windows.run(|| self.kube.apply(&object.to_string()))?;
+        applied.map(drop).with_context(|| what.to_owned())
+    }
+
+    fn balancers(&self) -> Result<Vec<LoadBalancer>> {
+        let hns = &self.hns.emulator;
+        let call = Call::Enumerate { kind: Kind::LoadBalancer, query: String::new() };
+        let ids: Vec<Guid> = serde_json::from_str(&tortie_hcn::Hcn::call(&**hns, &call)?)?;
+        let read = |id| {
+            let call = Call::Query { kind: Kind::LoadBalancer, id, query: String::new() };
+            Ok(lenient(&tortie_hcn::Hcn::call(&**hns, &call)?)?)
+        };
+        ids.into_iter().map(read).collect()
+    }
+
+    /// The backends of a Service's address.
+    fn backends(&self, vip: Ipv4Addr) -> Result<Vec<Guid>> {
+        self.backends_if(|balancer| balancer.frontend_vips == [vip.to_string()])
+    }
+
+    /// The backends of a port of the node.
+    fn backends_of_port(&self, port: u16) -> Result<Vec<Guid>> {
+        self.backends_if(|it| {
+            it.frontend_vips.is_empty() && it.port_mappings.iter().any(|it| it.external_port == port)
+        })
+    }
+
+    fn backends_if(&self, is_it: impl Fn(&LoadBalancer) -> bool) -> Result<Vec<Guid>> {
+        let found = self.balancers()?.into_iter().find(is_it);
+        Ok(found.map(|balancer| balancer.host_compute_endpoints).unwrap_or_default())
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.machine.outside().join(LOG)).unwrap_or_default()
+    }
+
+    fn until(&self, what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
+        let end = Instant::now() + PATIENCE;
+        while !is_so().with_context(|| what.to_owned())? {
+            ensure!(
+                Instant::now() < end,
+                "{what}: not in {} seconds: {:?}",
+                PATIENCE.as_secs(),
+                self.balancers()?
+            );
+            std::thread::sleep(INTERVAL);
+        }
+        Ok(())
+    }
+}
+
+/// The connection that one of the servers gets.
+fn accept(servers: &[(Ipv4Addr, TcpListener)]) -> Result<(Ipv4Addr, TcpStream)> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        for (address, listener) in servers {
+            match listener.accept() {
+                Ok((stream, _)) => return Ok((*address, stream)),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        ensure!(Instant::now() < end, "no server gets the connection");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Data passes in both directions.
+fn greet(mut client: TcpStream, mut server: TcpStream) -> Result<()> {
+    server.set_nonblocking(false)?;
+    client.set_read_timeout(Some(PATIENCE))?;
+    server.set_read_timeout(Some(PATIENCE))?;
+    let mut heard = [0; 5];
+    client.write_all(b"hello")?;
+    server.read_exact(&mut heard)?;
+    server.write_all(&heard)?;
+    client.read_exact(&mut heard)?;
+    ensure!(&heard == b"hello", "{heard:?}");
+    Ok(())
+}
+
+/// The network, as an agent makes it.
+fn network(mode: &NetworkMode) -> Value {
+    if *mode == NetworkMode::L2Bridge {
+        let subnet = json!({"IpAddressPrefix": BLOCK, "Routes": [{"NextHop": GATEWAY, "DestinationPrefix": "0.0.0.0/0"}]});
+        return json!({"Name": "pods", "Type": "L2Bridge", "Ipams": [{"Type": "Static", "Subnets": [subnet]}],
+            "SchemaVersion": {"Major": 2, "Minor": 0}});
+    }
+    let subnet = json!({"IpAddressPrefix": BLOCK, "Routes": [{"NextHop": GATEWAY, "DestinationPrefix": "0.0.0.0/0"}],
+        "Policies": [{"Type": "VSID", "Settings": {"IsolationId": VNI}}]});
+    let remote = json!({"DestinationPrefix": LINUX_BLOCK, "IsolationId": VNI, "ProviderAddress": LINUX,
+        "DistributedRouterMacAddress": LINUX_MAC.dashed()});
+    json!({"Name": "pods", "Type": "Overlay", "Ipams": [{"Type": "Static", "Subnets": [subnet]}],
+        "Policies": [{"Type": "HostRoute", "Settings": {}}, {"Type": "RemoteSubnetRoute", "Settings": remote}],
+        "SchemaVersion": {"Major": 2, "Minor": 0}})
+}
+
+fn pod(hns: &Hns, network: Guid, address: Ipv4Addr) -> Result<NetNs> {
+    let [a, b, c, d] = address.octets();
+    let document = json!({"IpConfigurations": [{"IpAddress": address}],
+        "MacAddress": format!("0E-2A-{a:02x}-{b:02x}-{c:02x}-{d:02x}"),
+        "Routes": [{"NextHop": GATEWAY, "DestinationPrefix": "0.0.0.0/0"}]});
+    let endpoint = create(hns, Kind::Endpoint, network, &document)?;
+    let compartment = hns.emulator.create_namespace(&Namespace::default())?;
+    let container = NetNs::create()?;
+    bind_compartment(&*hns.emulator, compartment, Some(&path_of(&container)))?;
+    let attach =
+        tortie_hcn::schema::Modify::namespace_endpoint(tortie_hcn::schema::RequestType::Add, endpoint);
+    hns.emulator.modify_namespace(compartment, &attach)?;
+    Ok(container)
+}
+
+fn create(hns: &Hns, kind: Kind, network: Guid, document: &Value) -> Result<Guid> {
+    let call = Call::Create { kind, network, id: Guid::ZERO, settings: document.to_string() };
+    Ok(serde_json::from_str(&tortie_hcn::Hcn::call(&*hns.emulator, &call)?)?)
+}
+
+/// kube-proxy takes the node's address from here.
+fn node() -> Value {
+    json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE, "labels": {"kubernetes.io/os": "windows"}},
+        "status": {"addresses": [{"type": "InternalIP", "address": WINDOWS}]}})
+}
+
+fn service(name: &str, address: Ipv4Addr, node_port: u16, traffic: &str) -> Value {
+    let port = json!({"port": PORT, "targetPort": TARGET, "nodePort": node_port, "protocol": "TCP"});
+    json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "namespace": "default"},
+        "spec": {"type": "NodePort", "clusterIP": address, "ports": [port], "externalTrafficPolicy": traffic}})
+}
+
+/// The backends of a Service, each on a node.
+fn slice(service: &str, backends: &[(Ipv4Addr, &str)]) -> Value {
+    let endpoint = |(address, node): &(Ipv4Addr, &str)| json!({"addresses": [address], "nodeName": node, "conditions": {"ready": true, "serving": true}});
+    let endpoints: Vec<Value> = backends.iter().map(endpoint).collect();
+    json!({"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4", "endpoints": endpoints,
+        "metadata": {"name": service, "namespace": "default", "labels": {"kubernetes.io/service-name": service}},
+        "ports": [{"name": "", "port": TARGET, "protocol": "TCP"}]})
+}
