@@ -52,6 +52,7 @@ pub enum AddressMethod {
 }
 
 /// An interface of the machine with its addresses, in the kernel's order.
+#[cfg(any(target_os = "linux", test))]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Interface {
     pub(crate) name: String,
@@ -60,6 +61,7 @@ pub(crate) struct Interface {
 }
 
 /// The beginnings of the names of interfaces that are no uplinks of the node: Calico's list, and Tortie's own.
+#[cfg(any(target_os = "linux", test))]
 const VIRTUAL: [&str; 20] = [
     "docker",
     "cbr",
@@ -89,6 +91,7 @@ impl AddressMethod {
     }
 
     /// The host that must be reached, if the method has one.
+    #[cfg(any(target_os = "linux", test))]
     pub(crate) fn host(&self) -> Option<&str> {
         match self {
             Self::CanReach(host) => Some(host),
@@ -101,6 +104,7 @@ impl AddressMethod {
     ///
     /// # Errors
     /// No address fits; the text names the interfaces that there are.
+    #[cfg(any(target_os = "linux", test))]
     pub(crate) fn choose(
         &self,
         version: IpVersion,
@@ -152,6 +156,7 @@ impl AddressMethod {
 }
 
 /// The option of the agent that has the method.
+#[cfg(any(target_os = "linux", test))]
 fn option(version: IpVersion) -> &'static str {
     match version {
         IpVersion::V4 => "--ip-autodetection-method (TORTIE_IP_AUTODETECTION_METHOD)",
@@ -160,6 +165,7 @@ fn option(version: IpVersion) -> &'static str {
 }
 
 /// Whether other machines can send packets to the address (Go's `IsGlobalUnicast`).
+#[cfg(any(target_os = "linux", test))]
 fn is_global(address: IpAddr) -> bool {
     let is_link_local = match address {
         IpAddr::V4(address) => address.is_link_local() || address.is_broadcast(),

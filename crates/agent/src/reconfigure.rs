@@ -42,7 +42,7 @@ pub struct Reconfiguring {
 type ObservedPod = (NodePod, Version);
 
 impl Reconfiguring {
-    /// Carries out steps to the end, which it returns. `tell` is told each step, and each error after which it tries again.
+    /// Carries out steps to the end, which it returns. `on_step` gets each step, and each error after which it tries again.
     ///
     /// # Errors
     /// The node is none whose network can be replaced; a permission is missing; or the last error when patience has ended.
@@ -50,13 +50,13 @@ impl Reconfiguring {
         &self,
         patience: Duration,
         pause: Duration,
-        mut tell: impl FnMut(Result<&ReconfigureStep, &AgentError>),
+        mut on_step: impl FnMut(Result<&ReconfigureStep, &AgentError>),
     ) -> Result<ReconfigureStep, AgentError> {
         let started = Instant::now();
         loop {
             match self.step(started.elapsed(), patience).await {
                 Ok(step) => {
-                    tell(Ok(&step));
+                    on_step(Ok(&step));
                     match step {
                         ReconfigureStep::NothingToDo
                         | ReconfigureStep::Refuse(_)
@@ -72,7 +72,7 @@ impl Reconfiguring {
                     return Err(error);
                 }
                 Err(error) if started.elapsed() >= patience => return Err(error),
-                Err(error) => tell(Err(&error)),
+                Err(error) => on_step(Err(&error)),
             }
             tokio::time::sleep(pause).await;
         }

@@ -62,8 +62,8 @@ pub(super) fn run(libraries: &Libraries) -> Result<()> {
     let program = build()?;
     for version in VERSIONS {
         for direct in [true, false] {
-            let way = if direct { "with" } else { "without" };
-            let name = format!("kube-proxy {way} direct server return on HNS {version}");
+            let manner = if direct { "with" } else { "without" };
+            let name = format!("kube-proxy {manner} direct server return on HNS {version}");
             step(&name, || {
                 let cluster = Cluster::new(libraries, version, NetworkMode::Overlay)?;
                 cluster.run(&program, direct).with_context(|| cluster.log())
@@ -226,8 +226,8 @@ impl Cluster {
         to: Ipv4Addr,
         port: u16,
     ) -> Result<(BTreeSet<Ipv4Addr>, BTreeSet<Ipv4Addr>)> {
-        let listen = |place: &NetNs, address: Ipv4Addr| -> Result<TcpListener> {
-            let listener = place.run(|| TcpListener::bind((address, TARGET)))??;
+        let listen = |namespace: &NetNs, address: Ipv4Addr| -> Result<TcpListener> {
+            let listener = namespace.run(|| TcpListener::bind((address, TARGET)))??;
             listener.set_nonblocking(true)?;
             Ok(listener)
         };

@@ -49,7 +49,7 @@ impl Reconfigure {
         let hcn = Arc::new(NativeHcn::load(DEADLINE)?);
         let one = Reconfiguring { store, hcn, node: self.node.clone(), drain };
         let mut said = String::new();
-        let tell = |step: Result<&ReconfigureStep, &AgentError>| {
+        let on_step = |step: Result<&ReconfigureStep, &AgentError>| {
             let text = match step {
                 Ok(step) => describe(&self.node, step),
                 Err(error) => format!("trying again: {error}"),
@@ -60,7 +60,7 @@ impl Reconfigure {
                 said = text;
             }
         };
-        Ok(match one.run(Duration::from_secs(self.timeout), PAUSE, tell).await? {
+        Ok(match one.run(Duration::from_secs(self.timeout), PAUSE, on_step).await? {
             ReconfigureStep::NothingToDo | ReconfigureStep::Restore { .. } => ExitCode::SUCCESS,
             _ => ExitCode::FAILURE,
         })
