@@ -2,6 +2,7 @@
 //! (`node/pkg/lifecycle/startup/autodetection`). The choice is a pure function of the interfaces.
 
 use std::fmt;
+#[cfg(any(target_os = "linux", test))]
 use std::net::IpAddr;
 use std::str::FromStr;
 
