@@ -114,7 +114,7 @@ impl Calc {
                 continue;
             }
             let body = self.policies.body(&id);
-            self.sets.acquire(&body.sets, &mut self.subjects);
+            self.sets.acquire(&body.sets, &mut self.subjects, self.network.nodes());
             let named = used.named;
             released.push(std::mem::replace(used, Use { named, sets: body.sets }));
             if self.state.policies.get(&id) != Some(&body.rules) {

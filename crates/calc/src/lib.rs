@@ -26,7 +26,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 use std::collections::HashSet;
-use tortie_api::kubernetes::EndpointSlice;
+use tortie_api::kubernetes::{EndpointSlice, Node};
 use tortie_api::{Key, Kind, Resource};
 use tortie_dataplane::NodeState;
 use tortie_policy::program::PolicyId;
@@ -179,13 +179,19 @@ impl Calc {
     pub fn findings(&self) -> Vec<Finding> {
         let problems = self.problems.iter();
         let objects = problems.map(|(key, problem)| Finding { key: key.clone(), problem: problem.clone() });
-        let nodes = self.sets.node_problems().map(|(node, problem)| Finding {
-            key: Key::global(Kind::Node, node),
-            problem: problem.to_owned(),
+        let nodes = self.network.nodes().iter().filter_map(|(name, node)| {
+            let problem = self.sets.problem_of_node(node)?;
+            Some(Finding { key: Key::global(Kind::Node, name), problem })
         });
         let mut all: Vec<Finding> = objects.chain(nodes).chain(self.policies.findings()).collect();
         all.sort();
         all
+    }
+
+    fn update_node(&mut self, name: &str, node: Option<Node>) {
+        let former = self.network.nodes().get(name);
+        self.sets.update_node(former, node.as_ref(), &self.state);
+        self.network.update_node(name, node);
     }
 
     fn ingest(&mut self, key: &Key, input: Option<Input>, problem: Option<String>) {
@@ -205,10 +211,7 @@ impl Calc {
             Some(Input::Service(service)) => {
                 self.services.iter_mut().for_each(|services| services.update_service(key, Some(&service)));
             }
-            Some(Input::Node(node)) => {
-                self.sets.update_node(&key.name, Some(&node), &self.state);
-                self.network.update_node(&key.name, Some(node));
-            }
+            Some(Input::Node(node)) => self.update_node(&key.name, Some(node)),
             Some(Input::Felix(spec)) => self.network.update_felix(&key.name, Some(*spec)),
             Some(Input::Pool(pool)) => self.network.update_pool(&key.name, Some(pool)),
             Some(Input::Block(cidr, nodes)) => self.network.update_block(cidr, nodes),
@@ -236,10 +239,7 @@ impl Calc {
             Kind::Service => {
                 self.services.iter_mut().for_each(|services| services.update_service(key, None));
             }
-            Kind::Node => {
-                self.sets.update_node(&key.name, None, &self.state);
-                self.network.update_node(&key.name, None);
-            }
+            Kind::Node => self.update_node(&key.name, None),
             Kind::IpPool => self.network.update_pool(&key.name, None),
             Kind::FelixConfiguration => self.network.update_felix(&key.name, None),
             Kind::IpamBlock => key

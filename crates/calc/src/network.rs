@@ -99,6 +99,11 @@ impl Calc {
 }
 
 impl Network {
+    /// The nodes of the cluster, by name.
+    pub(crate) fn nodes(&self) -> &BTreeMap<String, Node> {
+        &self.nodes
+    }
+
     pub(crate) fn update_node(&mut self, name: &str, node: Option<Node>) {
         if put(&mut self.nodes, name.to_owned(), node) {
             self.dirty.nodes.insert(name.to_owned());

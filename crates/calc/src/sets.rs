@@ -13,7 +13,7 @@ use tortie_policy::{SetSource, SubjectLabels};
 
 use crate::index::SelectorIndex;
 use crate::keys::ByKey;
-use crate::nodes::Nodes;
+use crate::nodes::NodeSets;
 use crate::slab::{No, Slab};
 use crate::subjects::{Backends, NamedPort, Subject, Subjects, What};
 
@@ -22,7 +22,7 @@ pub(crate) struct Sets {
     numbers: ByKey,
     table: Slab<ActiveSet>,
     by_selector: SelectorIndex,
-    nodes: Nodes,
+    by_nodes: NodeSets,
     by_service: BTreeMap<(String, String), BTreeSet<No>>,
     slices: BTreeMap<Key, Backends>,
     slices_of_service: BTreeMap<(String, String), BTreeSet<Key>>,
@@ -65,31 +65,31 @@ impl Sets {
         }
     }
 
-    /// Ingests a node, whose addresses rules may select by its labels.
-    pub(crate) fn update_node(&mut self, name: &str, node: Option<&Node>, state: &NodeState) {
-        let (former, changed) = self.nodes.replace(name, node);
-        if !changed {
+    /// Replaces a node, whose addresses rules may select by its labels.
+    pub(crate) fn update_node(&mut self, former: Option<&Node>, node: Option<&Node>, state: &NodeState) {
+        if former == node {
             return;
         }
         if let Some(former) = former {
-            for no in self.nodes.sets_of(&former) {
+            for no in self.by_nodes.of(former) {
                 let Some(set) = self.table.get_mut(no) else { continue };
-                former.addresses.iter().for_each(|address| set.discount(Member::Net((*address).into())));
+                addresses(former).for_each(|member| set.discount(member));
                 self.dirty.insert(no);
             }
         }
-        let Some(node) = self.nodes.get(name) else { return };
-        for no in self.nodes.sets_of(node) {
-            let Some(set) = self.table.get_mut(no) else { continue };
-            let given = state.set(&set.id);
-            node.addresses.iter().for_each(|address| set.count(Member::Net((*address).into()), given));
-            self.dirty.insert(no);
+        if let Some(node) = node {
+            for no in self.by_nodes.of(node) {
+                let Some(set) = self.table.get_mut(no) else { continue };
+                let given = state.set(&set.id);
+                addresses(node).for_each(|member| set.count(member, given));
+                self.dirty.insert(no);
+            }
         }
     }
 
-    /// The nodes whose addresses are left out of sets, and what is wrong.
-    pub(crate) fn node_problems(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.nodes.problems()
+    /// What is wrong with the addresses of a node that a set selects.
+    pub(crate) fn problem_of_node(&self, node: &Node) -> Option<String> {
+        self.by_nodes.problem(node)
     }
 
     /// Ingests a slice of backends of a Service.
@@ -122,9 +122,14 @@ impl Sets {
     }
 
     /// Registers one more use of these sets by a policy.
-    pub(crate) fn acquire(&mut self, sets: &[(SetId, Arc<SetSource>)], subjects: &mut Subjects) {
+    pub(crate) fn acquire(
+        &mut self,
+        sets: &[(SetId, Arc<SetSource>)],
+        subjects: &mut Subjects,
+        nodes: &BTreeMap<String, Node>,
+    ) {
         for (id, source) in sets {
-            let no = self.number(id).unwrap_or_else(|| self.activate(id, source, subjects));
+            let no = self.number(id).unwrap_or_else(|| self.activate(id, source, subjects, nodes));
             if let Some(set) = self.table.get_mut(no) {
                 set.references += 1;
             }
@@ -170,7 +175,10 @@ impl Sets {
     pub(crate) fn is_empty(&self) -> bool {
         let kept = self.numbers.is_empty() && self.table.is_empty() && self.dirty.is_empty();
         let backends = self.slices.is_empty() && self.slices_of_service.is_empty();
-        kept && self.nodes.is_empty() && self.by_selector.is_empty() && self.by_service.is_empty() && backends
+        kept && self.by_nodes.is_empty()
+            && self.by_selector.is_empty()
+            && self.by_service.is_empty()
+            && backends
     }
 
     /// The number of sets that are evaluated for a subject with these labels.
@@ -185,7 +193,13 @@ impl Sets {
     }
 
     /// Fills a set, and registers it in the indexes.
-    fn activate(&mut self, id: &SetId, source: &Arc<SetSource>, subjects: &mut Subjects) -> No {
+    fn activate(
+        &mut self,
+        id: &SetId,
+        source: &Arc<SetSource>,
+        subjects: &mut Subjects,
+        nodes: &BTreeMap<String, Node>,
+    ) -> No {
         let no = self.table.insert(ActiveSet::new(id.clone(), source.clone()));
         self.numbers.insert(id, no);
         self.dirty.insert(no);
@@ -202,9 +216,9 @@ impl Sets {
                 }
             }
             SetSource::Nodes(selector) => {
-                for addresses in self.nodes.activate(no, selector) {
-                    addresses.iter().for_each(|address| set.count(Member::Net((*address).into()), None));
-                }
+                self.by_nodes.insert(no, selector.clone());
+                let selected = nodes.values().filter(|node| selector.matches(&node.metadata.labels));
+                selected.flat_map(addresses).for_each(|member| set.count(member, None));
             }
             SetSource::Service { namespace, name, .. } => {
                 let service = (namespace.clone(), name.clone());
@@ -232,7 +246,7 @@ impl Sets {
                     }
                 }
             }
-            SetSource::Nodes(_) => self.nodes.deactivate(no),
+            SetSource::Nodes(_) => self.by_nodes.remove(no),
             SetSource::Service { namespace, name, .. } => {
                 let service = (namespace.clone(), name.clone());
                 if let Some(sets) = self.by_service.get_mut(&service) {
@@ -245,6 +259,11 @@ impl Sets {
         }
         Some(set.id)
     }
+}
+
+/// The members that a node contributes.
+fn addresses(node: &Node) -> impl Iterator<Item = Member> {
+    node.addresses().into_iter().map(|address| Member::Net(address.into()))
 }
 
 impl ActiveSet {

@@ -69,12 +69,6 @@ impl OwnLabels {
     }
 }
 
-impl Labels for OwnLabels {
-    fn label(&self, name: &str) -> Option<&str> {
-        self.get(name)
-    }
-}
-
 /// The labels of a pod or a network set that selectors see (`libcalico-go/lib/backend/syncersv1/updateprocessors`).
 /// Its own labels have precedence over a profile's. Neither can claim another namespace or service account: labels
 /// that only the cluster sets ([`tortie_api::is_reserved_label`]) are not looked up in them.
