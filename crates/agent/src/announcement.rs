@@ -150,8 +150,8 @@ async fn annotate(
         annotations.insert(address, tunnel.map(|tunnel| tunnel.address.to_string()));
         annotations.insert(mac, tunnel.and_then(|tunnel| tunnel.mac.clone()));
         let known = current[own].as_str();
-        let found = node_address::find(methods.of(version), version)
-            .map_err(|problem| AgentError::Node { node: node.to_owned(), problem })?;
+        let found = node_address::find(methods.of(version), version).await;
+        let found = found.map_err(|problem| AgentError::Node { node: node.to_owned(), problem })?;
         if let Some(found) = found {
             annotations.insert(own, Some(found.to_string()));
         } else if let Some(network) = own_network(&stored.value, version, known) {
@@ -243,7 +243,7 @@ pub(crate) async fn keep_announced(
     let mut looks = tokio::time::interval(LOOK_INTERVAL);
     loop {
         tokio::select! {
-            // Nobody tells when the machine's addresses change.
+            // Changes of the machine's addresses are not watched.
             _ = looks.tick(), if announced.methods.ask_the_machine() => {}
             change = changes.next() => {
                 if !matches!(change, Some(Change::Put(_))) {
@@ -336,14 +336,19 @@ mod tests {
         }
     }
 
-    /// The controllers have released the addresses of a node that was away for long. Another node may have them.
-    #[tokio::test]
-    async fn a_released_tunnel_address_is_not_announced_again() {
+    async fn with_pool() -> Arc<Embedded> {
         let store = Arc::new(Embedded::in_memory().unwrap());
         let pool = json!({"metadata": {"name": "p"}, "spec": {"cidr": "10.0.0.0/26", "blockSize": 30, "vxlanMode": "Always"}});
         store.create(&Key::global(Kind::IpPool, "p"), pool).await.unwrap();
         let config = json!({"strict_affinity": false, "auto_allocate_blocks": true});
         store.create(&Key::global(Kind::IpamConfig, "default"), config).await.unwrap();
+        store
+    }
+
+    /// The controllers have released the addresses of a node that was away for long. Another node may have them.
+    #[tokio::test]
+    async fn a_released_tunnel_address_is_not_announced_again() {
+        let store = with_pool().await;
         let key = Key::global(Kind::Node, "n");
         let value = || json!({"metadata": {"name": "n"}});
         store.create(&key, value()).await.unwrap();
@@ -426,7 +431,8 @@ mod tests {
         }
     }
 
-    /// A method has precedence over what the kubelet reports and over an annotation. If it finds nothing, nothing changes.
+    /// A method has precedence over what the kubelet reports and over an annotation. If it finds nothing, nothing changes. A new
+    /// address is found by a later look.
     #[cfg(target_os = "linux")]
     #[test]
     fn the_address_that_a_method_finds_is_announced() {
@@ -465,9 +471,37 @@ mod tests {
                     }
                 }
             }
+            let store = with_pool().await;
+            let key = Key::global(Kind::Node, "n");
+            store.create(&key, json!({"metadata": {"name": "n"}})).await.unwrap();
+            let ipam = Arc::new(Ipam::new(store.clone(), "n", BTreeMap::new()));
+            let methods =
+                AddressMethods { ipv4: "first-found".parse().unwrap(), ..AddressMethods::default() };
+            let announced = Announced { first: Vec::new(), methods, overlay: None };
+            let (_keep, in_force) = watch::channel(Arc::default());
+            tokio::spawn(keep_announced(store.clone(), ipam, "n".to_owned(), announced, in_force));
+            let announces = async |expected: &str| {
+                for _ in 0..3_000 {
+                    let node = store.get(&key).await.unwrap().unwrap().value;
+                    if node["metadata"]["annotations"][Node::ADDRESS] == expected {
+                        return;
+                    }
+                    // The store's thread needs real time, and the look its minute.
+                    std::thread::sleep(Duration::from_millis(10));
+                    tokio::time::sleep(LOOK_INTERVAL).await;
+                }
+                panic!("{expected} is not announced");
+            };
+            announces("192.0.2.10/24").await;
+            let new = Address { address: Ipv4Addr::new(192, 0, 2, 20).into(), ..address };
+            routes.change(&Change::DeleteAddress(address)).unwrap();
+            routes.change(&Change::AddAddress(new)).unwrap();
+            announces("192.0.2.20/24").await;
         };
         let run = || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let builder = &mut tokio::runtime::Builder::new_current_thread();
+            // Minutes pass at once.
+            let runtime = builder.enable_all().start_paused(true).build().unwrap();
             runtime.block_on(announce());
         };
         NetNs::create().unwrap().run(run).unwrap();

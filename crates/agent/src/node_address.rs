@@ -228,12 +228,19 @@ impl fmt::Display for AddressMethod {
     }
 }
 
-/// What the method chooses on this machine.
+/// What the method chooses on this machine. A name server may take long to answer, and must not block other tasks.
 #[cfg(target_os = "linux")]
-pub(crate) fn find(method: &AddressMethod, version: IpVersion) -> Result<Option<IpNet>, String> {
+pub(crate) async fn find(method: &AddressMethod, version: IpVersion) -> Result<Option<IpNet>, String> {
     if !method.asks_the_machine() {
         return Ok(None);
     }
+    let method = method.clone();
+    let found = tokio::task::spawn_blocking(move || find_here(&method, version)).await;
+    found.map_err(|panic| format!("the search for an address has failed: {panic}"))?
+}
+
+#[cfg(target_os = "linux")]
+fn find_here(method: &AddressMethod, version: IpVersion) -> Result<Option<IpNet>, String> {
     let listed =
         tortie_linux::interfaces().map_err(|error| format!("cannot list the interfaces: {error}"))?;
     let interface = |(name, addresses)| Interface { name, addresses };
@@ -242,7 +249,7 @@ pub(crate) fn find(method: &AddressMethod, version: IpVersion) -> Result<Option<
 }
 
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn find(_: &AddressMethod, _: IpVersion) -> Result<Option<IpNet>, String> {
+pub(crate) async fn find(_: &AddressMethod, _: IpVersion) -> Result<Option<IpNet>, String> {
     Ok(None)
 }
 
@@ -385,7 +392,7 @@ mod tests {
                 ("can-reach=192.0.2.77", IpVersion::V6, "No route of this family"),
                 ("interface=eth1", IpVersion::V6, "eth0 (2001:db8::10/64)"),
             ] {
-                let found = find(&method.parse().unwrap(), version);
+                let found = find_here(&method.parse().unwrap(), version);
                 let shown = found.map_or_else(|problem| problem, |net| net.unwrap().to_string());
                 assert!(shown.contains(expected), "{method} {version}: {shown}");
             }

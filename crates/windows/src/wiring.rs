@@ -13,7 +13,7 @@ use tortie_hcn::schema::{
     Dns, Endpoint, InterfaceParameters, IpConfig, Modify, Network, Policy, ProviderAddress, RequestType,
     Route, SchemaVersion,
 };
-use tortie_hcn::{Class, Feature, Guid, Hcn, HcnExt};
+use tortie_hcn::{Class, Guid, Hcn, HcnExt, Version};
 use tracing::{info, warn};
 
 use crate::acl::closed;
@@ -29,6 +29,9 @@ const MAC_PREFIX: [u8; 2] = [0x0e, 0x2a];
 
 /// The default MTU of a container in HNS (docs/hns.md, Networks).
 pub(crate) const USUAL_MTU: u32 = 1450;
+
+/// From this version on, HNS is assumed to refuse an address of the network that another endpoint has (docs/hns.md, Load balancers).
+const UNIQUE_ADDRESSES: Version = Version::new(15, 0);
 
 /// The delays, in milliseconds, before a call is repeated for which HNS is not ready; then the caller must retry.
 const NOT_READY_PAUSES_MS: [u64; 4] = [100, 200, 400, 800];
@@ -141,11 +144,11 @@ impl WindowsWiring {
     }
 
     /// Creates the endpoint. A remote endpoint, as created by kube-proxy, may still have the address, from an earlier
-    /// pod on another node. It is stale, because IPAM gave the address to this pod (docs/hns.md, Load balancers). Builds before
-    /// 15.0 accept the address twice, so there it goes first, at each attempt, because kube-proxy may make it once more
-    /// meanwhile. Elsewhere a refusal tells: a network has an endpoint for each backend of the cluster, and listing them takes long.
+    /// pod on another node. It is stale, because IPAM gave the address to this pod (docs/hns.md, Load balancers). Where HNS accepts
+    /// the address twice, it goes first, at each attempt, because kube-proxy may make it once more meanwhile. Elsewhere HNS refuses
+    /// the new endpoint: a network has an endpoint for each backend of the cluster, and listing them takes long.
     fn create(&self, document: &Endpoint) -> Result<Endpoint, Error> {
-        let refuses_taken = self.hcn.version()?.supports(Feature::NestedIpSet);
+        let refuses_taken = self.hcn.version()? >= UNIQUE_ADDRESSES;
         let created = when_ready(|| {
             if !refuses_taken {
                 self.remove_stale(document)?;

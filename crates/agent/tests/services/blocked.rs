@@ -8,7 +8,7 @@ use crate::common::{Bed, FakeOs, cluster, config, endpoint_id, fill, until};
 use crate::kubernetes::{call, create_pod, serving};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tortie_agent::{Extras, Platform};
+use tortie_agent::{AddressMethods, Extras, Platform};
 use tortie_api::{Key, Kind};
 use tortie_cni::{Code, Command};
 use tortie_servers::permissions::{Permission, role};
@@ -84,6 +84,18 @@ async fn an_agent_that_may_not_list_policies_applies_nothing() {
     assert_eq!(endpoints(), expected);
     assert!(os.lock().state.endpoints.values().all(|endpoint| !endpoint.program.ingress.is_empty()));
     until("the condition ends", || async { reported().await.is_none() }).await;
+}
+
+/// Only Linux nodes look for their address at their interfaces.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_method_for_addresses_is_refused_where_it_has_no_effect() {
+    let (store, os, dir) = (cluster().await, FakeOs::default(), tempfile::tempdir().unwrap());
+    let platform = Platform::Other { dataplane: Box::new(os.clone()), wiring: Arc::new(os) };
+    let address_methods =
+        AddressMethods { ipv6: "first-found".parse().unwrap(), ..AddressMethods::default() };
+    let extras = Extras { address_methods, ..Extras::default() };
+    let refused = tortie_agent::run_with(config(dir.path(), store, platform), extras).await.unwrap_err();
+    assert!(refused.to_string().contains("remove --ip-autodetection-method"), "{refused}");
 }
 
 /// The port of the agent's probes is used by another program for a while.

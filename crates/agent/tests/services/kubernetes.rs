@@ -13,6 +13,19 @@ use tortie_servers::{KubeApi, KubeOptions};
 use tortie_store::Store;
 use tortie_store::kubernetes::{Kubernetes, KubernetesConfig};
 
+/// An API server with the objects of the tests, and a store on it; `None` if its program is missing and may be.
+pub(crate) async fn api_server() -> Option<(KubeApi, Arc<Kubernetes>)> {
+    if !can_run(&[Program::Kube]) {
+        return None;
+    }
+    let servers = KubeApi::start(&KubeOptions::default()).unwrap();
+    servers.create_definitions().unwrap();
+    let config = KubernetesConfig::Kubeconfig(servers.kubeconfig());
+    let store = Arc::new(Kubernetes::new(&config).await.unwrap());
+    fill(&*store).await;
+    Some((servers, store))
+}
+
 pub(crate) async fn serving(store: Arc<Kubernetes>, os: FakeOs) -> Bed {
     let bed = Bed::on(store, os);
     let socket = bed.dir.path().join("agent.sock");
@@ -46,14 +59,7 @@ fn policies(bed: &Bed, pod: &str) -> Option<Vec<String>> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_serves_pods_of_a_kubernetes_api() {
-    if !can_run(&[Program::Kube]) {
-        return;
-    }
-    let servers = KubeApi::start(&KubeOptions::default()).unwrap();
-    servers.create_definitions().unwrap();
-    let config = KubernetesConfig::Kubeconfig(servers.kubeconfig());
-    let store = Arc::new(Kubernetes::new(&config).await.unwrap());
-    fill(&*store).await;
+    let Some((servers, store)) = api_server().await else { return };
     let bed = serving(store.clone(), FakeOs::default()).await;
 
     let deny = Key::global(Kind::GlobalNetworkPolicy, "deny");
@@ -119,14 +125,7 @@ async fn an_agent_serves_pods_of_a_kubernetes_api() {
 /// waits for it.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_outlives_the_api_server() {
-    if !can_run(&[Program::Kube]) {
-        return;
-    }
-    let servers = KubeApi::start(&KubeOptions::default()).unwrap();
-    servers.create_definitions().unwrap();
-    let config = KubernetesConfig::Kubeconfig(servers.kubeconfig());
-    let store = Arc::new(Kubernetes::new(&config).await.unwrap());
-    fill(&*store).await;
+    let Some((servers, store)) = api_server().await else { return };
     let spec = json!({"selector": "app == 'a'", "types": ["Ingress"]});
     let deny = |name: &str| {
         (Key::global(Kind::GlobalNetworkPolicy, name), json!({"metadata": {"name": name}, "spec": spec}))

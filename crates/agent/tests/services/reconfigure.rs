@@ -13,15 +13,13 @@ use tortie_cni::{Code, Command};
 use tortie_hcn::schema::{Endpoint, LoadBalancer, Vsid, lenient};
 use tortie_hcn::{Call, Failure, Guid, HResult, Hcn, HcnExt};
 use tortie_hns_emulator::{Config, Emulator};
-use tortie_servers::programs::{Program, can_run};
-use tortie_servers::{KubeApi, KubeOptions};
-use tortie_store::kubernetes::{Kubernetes, KubernetesConfig};
 use tortie_store::{Endpoints, Follow, Interest, Page, PageToken, Store, StoreError, Stored, Version};
 use tortie_windows::{
     Drain, NETWORK, OverlaySpec, RECONFIGURATION, ReconfigureStep, ensure_overlay, source_vip,
 };
 
-use crate::common::{Bed, NODE, cluster, fill, pod_key, put, until};
+use crate::common::{Bed, NODE, cluster, pod_key, put, until};
+use crate::kubernetes::api_server;
 use crate::windows::{add, agent_on, call, node_of};
 
 /// The agent tries again at most ten seconds after the last endpoint has gone.
@@ -249,14 +247,7 @@ async fn other_nodes_and_damaged_records_are_refused() {
 /// The Node and the pods of a real API server; the agent is played by its report.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_of_a_kubernetes_api_is_cordoned_drained_and_restored() {
-    if !can_run(&[Program::Kube]) {
-        return;
-    }
-    let servers = KubeApi::start(&KubeOptions::default()).unwrap();
-    servers.create_definitions().unwrap();
-    let config = KubernetesConfig::Kubeconfig(servers.kubeconfig());
-    let store = Arc::new(Kubernetes::new(&config).await.unwrap());
-    fill(&*store).await;
+    let Some((servers, store)) = api_server().await else { return };
     servers.kubectl(&["label", "node", NODE, "kubernetes.io/os=windows"]).unwrap();
     servers.kubectl(&["taint", "node", NODE, "os=windows:NoSchedule"]).unwrap();
     let hns = Arc::new(Emulator::new(Config::new(Config::SERVER_2022, [192, 0, 2, 1].into())));

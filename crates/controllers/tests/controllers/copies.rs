@@ -23,7 +23,7 @@ async fn fill(kubernetes: &dyn Store) {
     let mut node = metadata("one", json!({}));
     node["status"] = json!({"addresses": [
         {"type": "InternalIP", "address": "192.0.2.1"}, {"type": "ExternalIP", "address": "2001:db8::1"},
-        {"type": "Hostname", "address": "one"},
+        {"type": "Hostname", "address": "one"}, {"type": "InternalDNS", "address": "192.0.2.2"},
     ]});
     put(kubernetes, &global(Kind::Node, "one"), node).await;
     let mut policy = metadata("p", json!({"namespace": "n"}));
@@ -110,7 +110,8 @@ async fn objects_of_the_kubernetes_api_are_copied_as_calico_does() {
                     COPIED_FROM: "nodes/one", "projectcalico.org/kube-labels": r#"{"a":"b"}"#,
                     "projectcalico.org/IPv4Address": "192.0.2.1"}},
                 "spec": {"orchRefs": [{"nodeName": "one", "orchestrator": "k8s"}], "addresses": [
-                    {"address": "192.0.2.1", "type": "InternalIP"}, {"address": "2001:db8::1", "type": "ExternalIP"}]}}),
+                    {"address": "192.0.2.1", "type": "InternalIP"}, {"address": "2001:db8::1", "type": "ExternalIP"},
+                    {"address": "192.0.2.2", "type": "InternalDNS"}]}}),
         ),
     ];
     for (key, expected) in &expected {

@@ -251,13 +251,13 @@ pub(super) struct Connections {
 }
 
 /// What happens to a packet.
-pub(super) enum Turn {
+pub(super) enum Balancing {
     /// It goes to its destination.
-    Stays,
+    Unchanged,
     /// It belongs to this connection.
-    Goes(Connection),
+    ToBackend(Connection),
     /// It is addressed to a Service without a backend.
-    Nowhere,
+    NoBackend,
 }
 
 impl Connections {
@@ -268,23 +268,23 @@ impl Connections {
         packet: &Ipv4Packet<'_>,
         sender: Sender,
         now: Instant,
-    ) -> Turn {
-        let Some(sent) = Ends::of(packet) else { return Turn::Stays };
+    ) -> Balancing {
+        let Some(sent) = Ends::of(packet) else { return Balancing::Unchanged };
         let (vip, port) = sent.destination;
-        let Some(front) = fronts.get(&(sent.protocol, vip, port)) else { return Turn::Stays };
+        let Some(front) = fronts.get(&(sent.protocol, vip, port)) else { return Balancing::Unchanged };
         let known = self.by_sent.get(&sent).filter(|known| known.is_alive(now)).copied();
         // A new connection uses only current backends.
         let fits = |known: &Connection| !opens(packet) || front.backends.contains(&known.got.destination);
         if let Some(known) = known.filter(fits) {
             let connection = Connection { last_seen: now, ..known };
             self.by_sent.insert(sent, connection);
-            return Turn::Goes(connection);
+            return Balancing::ToBackend(connection);
         }
         self.forget(&sent);
         // A packet in the middle of an unknown connection is not translated.
         let begins = sent.protocol != TCP || opens(packet);
         let connection = begins.then(|| self.begin(front, sent, sender, now)).flatten();
-        connection.map_or(Turn::Nowhere, Turn::Goes)
+        connection.map_or(Balancing::NoBackend, Balancing::ToBackend)
     }
 
     /// The connection that a packet to this node, or to one of its pods, answers.

@@ -8,7 +8,7 @@ use std::time::Instant;
 use tortie_hcn::Guid;
 use tracing::{debug, trace};
 
-use super::balance::{Connection, Connections, Sender, Turn};
+use super::balance::{Balancing, Connection, Connections, Sender};
 use super::frame::{ArpRequest, Frame, Ipv4Packet, Mac, ipv4_frame, unvxlan, vxlan};
 use super::host_ports::Returns;
 use super::judge::{self, Decision};
@@ -119,9 +119,9 @@ impl Fabric {
         now: Instant,
     ) -> Vec<Output> {
         let connection = match self.connections.leaves(&plan.fronts, packet, Sender::Pod, now) {
-            Turn::Stays => None,
-            Turn::Goes(connection) => Some(connection),
-            Turn::Nowhere => {
+            Balancing::Unchanged => None,
+            Balancing::ToBackend(connection) => Some(connection),
+            Balancing::NoBackend => {
                 debug!(endpoint = %pod.endpoint, to = %packet.destination(), "dropped: no backend is left");
                 return vec![];
             }
@@ -153,13 +153,13 @@ impl Fabric {
         now: Instant,
     ) -> Vec<Output> {
         match self.connections.leaves(&plan.node_fronts, packet, Sender::Node, now) {
-            Turn::Stays => self.forward(network, plan, source, packet, now),
-            Turn::Goes(connection) => {
+            Balancing::Unchanged => self.forward(network, plan, source, packet, now),
+            Balancing::ToBackend(connection) => {
                 let packet = connection.on_the_way(packet.bytes());
                 let Some(packet) = Ipv4Packet::parse(&packet) else { return vec![] };
                 self.forward(network, plan, source, &packet, now)
             }
-            Turn::Nowhere => {
+            Balancing::NoBackend => {
                 debug!(to = %packet.destination(), "dropped: no backend is left for the node's packet");
                 vec![]
             }
