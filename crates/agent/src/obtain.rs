@@ -1,19 +1,21 @@
 //! The addresses of a new pod, from the source that the network configuration names.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 
 use ipnet::{IpNet, Ipv4Net};
 use serde_json::Value;
 use tokio::sync::OwnedMutexGuard;
 use tortie_api::kubernetes::Pod;
-use tortie_api::{Key, Kind, Metadata};
+use tortie_api::{Key, Kind, Metadata, Position};
 use tortie_cni::{Address, AddressSource, Code, Failure, Invocation, Success};
 use tortie_dataplane::{EndpointId, PodAddress};
-use tortie_ipam::{Family, IpamError, Request, Use};
+use tortie_ipam::{Family, FollowUp, IpamError, Request, Use};
 use tortie_store::Stored;
 
 use crate::addresses::{self, Assign, OfFamily, Wanted, handle};
 use crate::pods::{Pods, blocking, store_failure, wiring_failure};
+use crate::publish::Publication;
 
 /// How many addresses of the operating system may belong to somebody else.
 const MOST_REFUSED: usize = 16;
@@ -24,18 +26,21 @@ pub(crate) struct Obtained {
     pub(crate) addresses: Vec<PodAddress>,
     /// Whether the agent's IPAM does not know them.
     pub(crate) outside: bool,
+    /// The position of the pod's endpoint, if it was published with the allocation.
+    pub(crate) published: Option<Position>,
     /// Keeps other calls from using the same address until this one is done.
     _turn: Option<OwnedMutexGuard<()>>,
 }
 
 impl Pods {
-    /// The addresses of a new pod.
+    /// The addresses of a new pod. With a `publication`, its endpoint may be published with the allocation of the last one.
     pub(crate) async fn obtain(
         &self,
         call: &Invocation,
         id: &EndpointId,
         pod: &(Stored, Pod),
         namespace: Metadata,
+        publication: Option<Publication>,
     ) -> Result<Obtained, Failure> {
         let source = call.config.address_source()?;
         let namespace_key = Key::global(Kind::Namespace, &*id.namespace);
@@ -56,23 +61,18 @@ impl Pods {
             namespace_labels: namespace.labels,
             ..Request::default()
         };
-        let assigned = match (source, call.delegated) {
-            (AddressSource::Pools, _) => self.of_pools(call, id, &request, wanted).await?,
-            (AddressSource::System, _) => return self.chosen_by_system(call, id, &request).await,
+        match (source, call.delegated) {
+            (AddressSource::Pools, _) => self.of_pools(call, id, &request, wanted, publication).await,
+            (AddressSource::System, _) => self.chosen_by_system(call, id, &request).await,
             (_, Some(net)) => {
                 let from = format!("the address {} of ipam.type {}", net.addr(), source.name());
-                return self.outside(id, from, net).await;
+                self.outside(id, from, net).await
             }
             (_, None) => {
                 let msg = format!("the plugin has passed no address of ipam.type {}", source.name());
-                return Err(Failure::new(
-                    Code::INVALID_CONFIG,
-                    msg,
-                    "install tortie-cni of the agent's version",
-                ));
+                Err(Failure::new(Code::INVALID_CONFIG, msg, "install tortie-cni of the agent's version"))
             }
-        };
-        Ok(Obtained { addresses: assigned, outside: false, _turn: None })
+        }
     }
 
     /// Addresses of Tortie's own IPAM.
@@ -81,15 +81,46 @@ impl Pods {
         call: &Invocation,
         id: &EndpointId,
         request: &Request,
+        wanted: Wanted,
+        publication: Option<Publication>,
+    ) -> Result<Obtained, Failure> {
+        let due = self.due(id, request, wanted).await?;
+        let (mut addresses, mut published) = (Vec::new(), None);
+        for (number, (request, wanted)) in due.iter().enumerate() {
+            let one = match (wanted, &publication) {
+                // The endpoint has all addresses of the pod.
+                (None, Some(publication)) if number + 1 == due.len() => {
+                    let (publication, before) = (publication.clone(), addresses.clone());
+                    let follow_up: FollowUp = Arc::new(move |last| {
+                        let last = addresses::of_assignment(&last);
+                        publication.write(before.iter().cloned().chain([last]).collect())
+                    });
+                    let assigned = self.ipam.assign_and_write(request, Some(follow_up)).await;
+                    let (one, position) = assigned.map_err(|error| addresses::no_address(&error))?;
+                    published = position;
+                    one
+                }
+                _ => addresses::assign(&self.ipam, call, request, *wanted).await?,
+            };
+            addresses.push(addresses::of_assignment(&one));
+        }
+        Ok(Obtained { addresses, outside: false, published, _turn: None })
+    }
+
+    /// The requests for addresses of Tortie's own IPAM, each with the address that is wanted, if any.
+    async fn due(
+        &self,
+        id: &EndpointId,
+        request: &Request,
         Wanted { addresses, outside: _, ipv4, ipv6 }: Wanted,
-    ) -> Result<Vec<PodAddress>, Failure> {
+    ) -> Result<Vec<(Request, Option<IpAddr>)>, Failure> {
         let is_ipv6_needed = ipv6.assign == Assign::Always || addresses.iter().any(IpAddr::is_ipv6);
         if is_ipv6_needed && !self.wiring.has_ipv6() {
             let msg =
                 format!("{id} requests an IPv6 address, and pods of this node have IPv4 addresses only");
             return Err(Failure::new(Code::NOT_SUPPORTED, msg, "take the request out, or use a Linux node"));
         }
-        let mut assigned = Vec::new();
+        let mut due = Vec::new();
         for (family, OfFamily { assign, pools }) in [(Family::V4, ipv4), (Family::V6, ipv6)] {
             let request = Request { family, pools, ..request.clone() };
             let wanted = addresses.iter().find(|address| Family::of(&IpNet::from(**address)) == family);
@@ -107,11 +138,10 @@ impl Pods {
                 }
             };
             if is_due {
-                let one = addresses::assign(&self.ipam, call, &request, wanted.copied()).await?;
-                assigned.push(addresses::of_assignment(&one));
+                due.push((request, wanted.copied()));
             }
         }
-        Ok(assigned)
+        Ok(due)
     }
 
     /// An address that the agent's IPAM does not know. Nobody else may have it, wherever it is from.
@@ -134,7 +164,7 @@ impl Pods {
             return Err(Failure::new(Code::IPAM, msg, remedy));
         }
         let own = PodAddress { address: address.into(), block: net.trunc().into() };
-        Ok(Obtained { addresses: vec![own], outside: true, _turn: Some(turn) })
+        Ok(Obtained { addresses: vec![own], outside: true, published: None, _turn: Some(turn) })
     }
 
     /// An address that the operating system chooses. IPAM records it, so that it gives it to nobody else.
@@ -163,7 +193,12 @@ impl Pods {
                         Failure::new(Code::IPAM, msg, error.to_string())
                     })?;
                     let own = addresses::of_assignment(&assigned);
-                    return Ok(Obtained { addresses: vec![own], outside: false, _turn: None });
+                    return Ok(Obtained {
+                        addresses: vec![own],
+                        outside: false,
+                        published: None,
+                        _turn: None,
+                    });
                 }
             }
         }

@@ -35,6 +35,7 @@ use crate::barrier::Barrier;
 use crate::dns;
 use crate::locks::Locks;
 use crate::metrics::Metrics;
+use crate::obtain::Obtained;
 use crate::plane::InForce;
 use crate::runtime_config;
 use crate::unsupported::Unsupported;
@@ -123,38 +124,55 @@ impl Pods {
     ) -> Result<Success, Failure> {
         self.refuse_blocked(id)?;
         self.refuse_other_network(id)?;
-        let (mut positions, pod, namespace, ()) = tokio::try_join!(
-            async { self.barrier.positions().await.map_err(store_failure) },
-            self.pod(call, id),
-            self.namespace(&id.namespace),
-            self.refuse_replaced(call, id)
-        )?;
-        runtime_config::check(call, &pod.1, self.wiring.takes_mac())?;
-        self.limits(call, &pod)?;
-        let dns = dns::of(&call.config)?;
-        // Reading took a while.
-        self.refuse_blocked(id)?;
+        let read = async {
+            tokio::try_join!(
+                async { self.barrier.positions().await.map_err(store_failure) },
+                self.pod(call, id),
+                self.namespace(&id.namespace),
+                self.refuse_replaced(call, id)
+            )
+        };
         // Both until they have ended: a link that appears after a failure would stay.
-        let (prepared, obtained) =
-            tokio::join!(self.prepare(call, id), self.obtain(call, id, &pod, namespace));
-        let (prepared, obtained) = match (prepared, obtained) {
-            (Ok(prepared), Ok(obtained)) => (prepared, obtained),
-            (Ok(prepared), Err(failure)) => {
+        let (prepared, read) = tokio::join!(self.prepare(call, id), read);
+        let prepared = prepared?;
+        let obtained = async {
+            let (positions, pod, namespace, ()) = read?;
+            let obtained = self.check_and_obtain(call, id, &pod, namespace, prepared.as_ref()).await?;
+            Ok((positions, pod, obtained))
+        };
+        let (mut positions, pod, obtained) = match obtained.await {
+            Ok(obtained) => obtained,
+            Err(failure) => {
                 self.abandon(id, prepared).await;
-                return Err(failure);
-            }
-            (Err(failure), obtained) => {
-                if let Err(other) = obtained {
-                    tracing::warn!(pod = %id, failure = %other, "the pod got no address either");
-                }
                 return Err(failure);
             }
         };
         let (interface, published) = self.connect_and_publish(call, id, &pod, &obtained, prepared).await?;
         positions.advance(Kind::WorkloadEndpoint, published);
-        self.wait_for_policy(id, &positions, hung_up).await?;
-        self.wait_until_live(id, &interface).await?;
-        Ok(Success { dns, ..Self::success(call, &interface) })
+        tokio::try_join!(
+            self.wait_for_policy(id, &positions, hung_up),
+            self.wait_until_live(id, &interface)
+        )?;
+        Ok(Success { dns: dns::of(&call.config)?, ..Self::success(call, &interface) })
+    }
+
+    /// The addresses of a pod that Tortie can connect as it is wanted.
+    async fn check_and_obtain(
+        &self,
+        call: &Invocation,
+        id: &EndpointId,
+        pod: &(Stored, Pod),
+        namespace: Metadata,
+        prepared: Option<&PreparedLink>,
+    ) -> Result<Obtained, Failure> {
+        runtime_config::check(call, &pod.1, self.wiring.takes_mac())?;
+        let limits = self.limits(call, pod)?;
+        dns::of(&call.config)?;
+        // The link exists before the endpoint is published, because the node reports endpoints without a link.
+        let publication = prepared.map(|_| self.publication(call, id, pod, limits)).transpose()?;
+        // Reading took a while.
+        self.refuse_blocked(id)?;
+        self.obtain(call, id, pod, namespace, publication).await
     }
 
     /// The policy of a pod is not known while the agent has never read a kind, or applies no changes.
@@ -459,7 +477,7 @@ impl Pods {
         blocking(connect).await.map_err(wiring_failure)
     }
 
-    /// Makes the pod's link while IPAM looks for an address.
+    /// Makes the pod's link while the pod is read.
     async fn prepare(&self, call: &Invocation, id: &EndpointId) -> Result<Option<PreparedLink>, Failure> {
         let link = PodLink {
             endpoint: id.clone(),

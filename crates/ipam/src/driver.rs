@@ -8,7 +8,7 @@ use ipnet::{IpNet, Ipv4Net};
 use jiff::Timestamp;
 use tokio::sync::Mutex;
 use tortie_api::ipam::{Block, LOAD_BALANCERS, is_virtual};
-use tortie_api::{Key, Kind};
+use tortie_api::{Key, Kind, Position};
 use tortie_store::{Store, StoreError, Version};
 
 use crate::access::{Records, to_value};
@@ -16,7 +16,7 @@ use crate::block_cache::{BlockCache, POOLS_FRESH};
 use crate::criteria::Criteria;
 use crate::error::{IpamError, RETRIES};
 use crate::records::{Config, Handle};
-use crate::request::{Assignment, Count, Family, Request};
+use crate::request::{Assignment, Count, Family, FollowUp, Request};
 use crate::settings::Settings;
 use crate::waiting::Waiting;
 
@@ -96,9 +96,23 @@ impl Ipam {
     /// # Errors
     /// No address is available, or the store failed. Releasing the handle frees whatever was allocated.
     pub async fn assign(&self, request: &Request) -> Result<Assignment, IpamError> {
+        Ok(self.assign_and_write(request, None).await?.0)
+    }
+
+    /// Allocates an address, and executes a write that depends on it. Returns the position of that write, or `None` if it
+    /// was not executed, which the caller then does: together with an allocation it costs a datastore with transactions no
+    /// further flush, but the allocation does not depend on it.
+    ///
+    /// # Errors
+    /// As [`assign`](Self::assign). The write was not executed, or the store's answer is lost.
+    pub async fn assign_and_write(
+        &self,
+        request: &Request,
+        follow_up: Option<FollowUp>,
+    ) -> Result<(Assignment, Option<Position>), IpamError> {
         let side = self.side(request.family);
         loop {
-            let mut answer = side.waiting.join(request);
+            let mut answer = side.waiting.join(request, follow_up.clone());
             let mut cache = side.cache.lock().await;
             if let Some(answer) = answer.take() {
                 return answer;

@@ -33,5 +33,5 @@ pub use driver::Ipam;
 pub use error::{Holder, IpamError};
 pub use records::{Affinity, AffinityState, Config, Handle};
 pub use release::{Cleared, Release};
-pub use request::{Assignment, Count, Family, Request, Use};
+pub use request::{Assignment, Count, Family, FollowUp, Request, Use};
 pub use services::{service_handle, service_owner};

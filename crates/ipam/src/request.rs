@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipnet::IpNet;
+use tortie_store::Write;
 
 /// The purpose of an address (`IPPool.spec.allowedUses`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -51,6 +53,9 @@ pub struct Request {
     /// The names or networks of the pools to use; if it is empty, those that select the node and the namespace.
     pub pools: Vec<String>,
 }
+
+/// Makes the write that follows the allocation of an address.
+pub type FollowUp = Arc<dyn Fn(Assignment) -> Option<Write> + Send + Sync>;
 
 /// The number of addresses that a handle needs of each family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,12 +1,13 @@
-//! Requests that wait for the node's blocks are served together: one write of a block gives addresses to many of them.
+//! Requests that wait for the node's blocks are served together: one write of a block gives addresses to many of them,
+//! and what follows the allocations is written with it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use jiff::Timestamp;
 use tortie_api::ipam::Block;
-use tortie_api::{Key, Kind};
-use tortie_store::{StoreError, Unfinished, Version, Write};
+use tortie_api::{Key, Kind, Position};
+use tortie_store::{Stopped, StoreError, Unfinished, Version, Write, size_of_value};
 
 use crate::block_cache::BlockCache;
 use crate::driver::Ipam;
@@ -17,6 +18,10 @@ use crate::waiting::Waiter;
 
 /// How many requests one write serves at most, because etcd limits the size of a transaction.
 const MOST_SHARED: usize = 100;
+
+/// How much memory the value of a follow-up write takes at most, in bytes: etcd rejects transactions of 1.5 MiB, and a large
+/// value must not make the allocations of others fail.
+const MAX_FOLLOW_UP: usize = 12 << 10;
 
 impl Ipam {
     /// Answers all of these requests: as many as possible with each write of a cached block. Otherwise one of them
@@ -30,7 +35,7 @@ impl Ipam {
             }
             for waiter in alone {
                 let answer = self.assign_alone(&waiter.request, 1, cache).await;
-                waiter.answer(answer);
+                waiter.answer(answer.map(|assignment| (assignment, None)));
             }
         }
     }
@@ -57,10 +62,10 @@ impl Ipam {
         }
         let Unfinished { tried, error } = match self.write_together(&served, &changed, version.clone()).await
         {
-            Ok(version) => {
+            Ok((version, followed)) => {
                 cache.keep_using(&self.node, version, changed);
-                for (waiter, address) in served {
-                    waiter.answer(Ok(Assignment { address, block: block.cidr }));
+                for ((waiter, address), position) in served.into_iter().zip(followed) {
+                    waiter.answer(Ok((Assignment { address, block: block.cidr }, position)));
                 }
                 return Vec::new();
             }
@@ -91,13 +96,14 @@ impl Ipam {
         block.assign(&request.handle, &request.owner, &settings.reserved)
     }
 
-    /// Writes the handles and then the block.
+    /// Writes the handles and then the block, and then what follows the allocations. Returns the block's version, and the
+    /// positions of what follows each allocation, as far as it was executed.
     async fn write_together(
         &self,
         served: &[(Waiter, IpAddr)],
         block: &Block,
         version: Version,
-    ) -> Result<Version, Unfinished> {
+    ) -> Result<(Version, Vec<Option<Position>>), Unfinished> {
         let cidr = block.cidr.to_string();
         let mut handles = Vec::with_capacity(served.len());
         let damaged =
@@ -109,6 +115,39 @@ impl Ipam {
         }
         let key = Key::global(Kind::IpamBlock, cidr);
         let write = Write::Update(key, serde_json::to_value(block).map_err(damaged)?, version);
-        Ok(self.records.store.write_before(handles, write).await?.version)
+        let follow_ups: Vec<Option<Write>> = served
+            .iter()
+            .map(|(waiter, address)| {
+                let assignment = Assignment { address: *address, block: block.cidr };
+                waiter.follow_up.as_ref().and_then(|follow_up| follow_up(assignment)).filter(is_small)
+            })
+            .collect();
+        if follow_ups.iter().all(Option::is_none) {
+            let written = self.records.store.write_before(handles, write).await?;
+            return Ok((written.version, vec![None; served.len()]));
+        }
+        let count = handles.len();
+        let follows: Vec<bool> = follow_ups.iter().map(Option::is_some).collect();
+        let writes = handles.into_iter().chain([write]).chain(follow_ups.into_iter().flatten()).collect();
+        let done = match self.records.store.write_all(writes).await {
+            Ok(done) => done,
+            // The block is written, so the addresses are given.
+            Err(Stopped { done, .. }) if done.len() > count => done,
+            Err(stopped) => return Err(stopped.before(count)),
+        };
+        let mut done = done.into_iter().skip(count);
+        let block = done.next().ok_or_else(|| {
+            let error = StoreError::Damaged("a write has no result".to_owned());
+            Unfinished { tried: count, error }
+        })?;
+        let positions = follows.into_iter().map(|follows| follows.then(|| done.next()).flatten());
+        Ok((block.version, positions.map(|written| written.map(|it| it.position)).collect()))
+    }
+}
+
+fn is_small(write: &Write) -> bool {
+    match write {
+        Write::Create(_, value) | Write::Update(_, value, _) => size_of_value(value) <= MAX_FOLLOW_UP,
+        Write::Delete(..) => true,
     }
 }

@@ -3,11 +3,13 @@
 use std::sync::{Mutex, PoisonError};
 
 use tokio::sync::oneshot;
+use tortie_api::Position;
 
 use crate::error::IpamError;
-use crate::request::{Assignment, Request};
+use crate::request::{Assignment, FollowUp, Request};
 
-type Outcome = Result<Assignment, IpamError>;
+/// The address, and the position of the write that follows its allocation, if that was executed.
+type Outcome = Result<(Assignment, Option<Position>), IpamError>;
 
 /// The requests that nobody serves yet.
 #[derive(Default)]
@@ -16,6 +18,7 @@ pub(crate) struct Waiting(Mutex<Vec<Waiter>>);
 /// A request and the channel for its answer.
 pub(crate) struct Waiter {
     pub(crate) request: Request,
+    pub(crate) follow_up: Option<FollowUp>,
     answer: oneshot::Sender<Outcome>,
 }
 
@@ -24,9 +27,9 @@ pub(crate) struct Awaited(oneshot::Receiver<Outcome>);
 
 impl Waiting {
     /// Adds a request to the queue.
-    pub(crate) fn join(&self, request: &Request) -> Awaited {
+    pub(crate) fn join(&self, request: &Request, follow_up: Option<FollowUp>) -> Awaited {
         let (answer, awaited) = oneshot::channel();
-        let waiter = Waiter { request: request.clone(), answer };
+        let waiter = Waiter { request: request.clone(), follow_up, answer };
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(waiter);
         Awaited(awaited)
     }

@@ -11,9 +11,9 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use tortie_api::ipam::Block;
 use tortie_api::{Key, Kind, Position, Positions};
-use tortie_ipam::{Ipam, IpamError, Request, Use};
+use tortie_ipam::{Assignment, FollowUp, Ipam, IpamError, Request, Use};
 use tortie_store::{
-    Embedded, Follow, Interest, Listing, Page, PageToken, Store, StoreError, Stored, Version,
+    Embedded, Follow, Interest, Listing, Page, PageToken, Store, StoreError, Stored, Version, Write,
 };
 
 async fn cluster(cidr: &str, block_size: u8) -> Arc<Embedded> {
@@ -226,6 +226,58 @@ async fn requests_that_come_together_are_served_together() {
         assert_eq!(ipam.release(&format!("h{number}")).await.unwrap().len(), 1);
     }
     assert_eq!(store.list(Kind::IpamHandle).await.unwrap().items, []);
+}
+
+/// What follows an allocation is written with it, if the block is known and the write is small. Otherwise the caller hears
+/// that it was not, and has the address all the same.
+#[tokio::test]
+async fn what_follows_an_allocation_is_written_with_it() {
+    let store = cluster("10.0.0.0/24", 26).await;
+    let ipam = ipam(store.clone(), "primary", "linux");
+    let key = |number: usize| Key::namespaced(Kind::WorkloadEndpoint, "default", number.to_string());
+    let follow_up = |number: usize, size: usize| -> FollowUp {
+        Arc::new(move |one: Assignment| {
+            let value = json!({"spec": {"address": one.address, "padding": "x".repeat(size)}});
+            Some(Write::Create(key(number), value))
+        })
+    };
+    let assign = async |number: usize, size: usize| {
+        let request = request(&format!("h{number}"));
+        ipam.assign_and_write(&request, Some(follow_up(number, size))).await.unwrap()
+    };
+    let (_, position) = assign(0, 0).await;
+    assert_eq!((position, store.get(&key(0)).await.unwrap()), (None, None), "the block was claimed for it");
+
+    let before = store.list(Kind::WorkloadEndpoint).await.unwrap().position.0;
+    let (one, position) = assign(1, 0).await;
+    let stored = store.get(&key(1)).await.unwrap().unwrap();
+    assert_eq!((position, &stored.value["spec"]["address"]), (Some(stored.position), &json!(one.address)));
+    assert_eq!(stored.position.0, before + 3, "after the handle and the block");
+
+    // Together with one whose object exists, one that is too large, and one of which nothing follows.
+    store.create(&key(4), json!({"spec": {}})).await.unwrap();
+    let sixth = request("h6");
+    let (two, three, four, large, none) = tokio::join!(
+        assign(2, 0),
+        assign(3, 0),
+        assign(4, 0),
+        assign(5, 20_000),
+        ipam.assign_and_write(&sixth, None)
+    );
+    let (none, after_none) = none.unwrap();
+    for ((one, position), number) in [(two, 2), (three, 3)] {
+        let stored = store.get(&key(number)).await.unwrap().unwrap();
+        assert_eq!(
+            (position, &stored.value["spec"]["address"]),
+            (Some(stored.position), &json!(one.address))
+        );
+    }
+    assert_eq!((four.1, large.1, after_none), (None, None, None));
+    assert_eq!(store.get(&key(5)).await.unwrap(), None);
+    let all = allocated(&*store).await;
+    for (one, handle) in [(four.0, "h4"), (large.0, "h5"), (none, "h6")] {
+        assert_eq!(all[&one.address], handle);
+    }
 }
 
 /// A node that starts many pods at once claims the blocks that it needs, and writes each of them a few times.

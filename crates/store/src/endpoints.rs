@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tortie_api::calico::WorkloadEndpoint;
 use tortie_api::{Key, Kind, Position};
 
-use crate::{Secrets, Store, StoreError, Stored};
+use crate::{Secrets, Store, StoreError, Stored, Write};
 
 /// A datastore to which agents can publish the endpoints of their pods. By default, an endpoint is a stored object.
 #[async_trait]
@@ -17,12 +17,7 @@ pub trait Endpoints: Store {
     /// [`POD_UID`](crate::POD_UID) names the pod: another one of the same name gets no endpoint. Whoever reaches the
     /// returned position knows all endpoints that were published before this call.
     async fn publish(&self, endpoint: &WorkloadEndpoint) -> Result<Position, StoreError> {
-        let WorkloadEndpoint { metadata, .. } = endpoint;
-        let key = Key::namespaced(Kind::WorkloadEndpoint, &metadata.namespace, &metadata.name);
-        let value = serde_json::to_value(endpoint).map_err(|error| {
-            let problem = format!("it cannot be written: {error}");
-            StoreError::Invalid { key: key.clone(), problem }
-        })?;
+        let (key, value) = stored_object(endpoint)?;
         loop {
             let written = match self.create(&key, value.clone()).await {
                 Err(StoreError::AlreadyExists(_)) => match self.get(&key).await? {
@@ -37,6 +32,14 @@ pub trait Endpoints: Store {
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// The write by which an endpoint without predecessor is published as by [`publish`](Self::publish), so that it can be
+    /// executed together with other writes. It is rejected if there is a predecessor. `None` if an endpoint is more than
+    /// one object.
+    fn publication(&self, endpoint: &WorkloadEndpoint) -> Option<Write> {
+        let (key, value) = stored_object(endpoint).ok()?;
+        Some(Write::Create(key, value))
     }
 
     /// Withdraws an endpoint that was read, unless it belongs to another container, because the pod has been recreated.
@@ -107,6 +110,16 @@ pub trait Endpoints: Store {
     /// The Secrets of the agent's namespace, if it can read some.
     fn secrets(&self) -> Option<Arc<dyn Secrets>> {
         None
+    }
+}
+
+/// An endpoint as a stored object.
+fn stored_object(endpoint: &WorkloadEndpoint) -> Result<(Key, Value), StoreError> {
+    let WorkloadEndpoint { metadata, .. } = endpoint;
+    let key = Key::namespaced(Kind::WorkloadEndpoint, &metadata.namespace, &metadata.name);
+    match serde_json::to_value(endpoint) {
+        Ok(value) => Ok((key, value)),
+        Err(error) => Err(StoreError::Invalid { key, problem: format!("it cannot be written: {error}") }),
     }
 }
 

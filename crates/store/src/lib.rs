@@ -235,6 +235,19 @@ pub struct Unfinished {
     pub error: StoreError,
 }
 
+impl Stopped {
+    /// The failure of the write that `count` others precede.
+    #[must_use]
+    pub fn before(self, count: usize) -> Unfinished {
+        let Self { done, error } = self;
+        let is_refusal =
+            matches!(error, StoreError::AlreadyExists(_) | StoreError::Conflict(_) | StoreError::NotFound(_));
+        // If the answer is lost, all of them may be done.
+        let tried = if is_refusal { count.min(done.len() + 1) } else { count };
+        Unfinished { tried, error }
+    }
+}
+
 impl From<StoreError> for Stopped {
     fn from(error: StoreError) -> Self {
         Self { done: Vec::new(), error }
@@ -296,15 +309,7 @@ pub trait Store: Send + Sync {
                 let error = StoreError::Damaged("a write has no result".to_owned());
                 Unfinished { tried: count, error }
             }),
-            Err(Stopped { done, error }) => {
-                let is_refusal = matches!(
-                    error,
-                    StoreError::AlreadyExists(_) | StoreError::Conflict(_) | StoreError::NotFound(_)
-                );
-                // If the answer is lost, all of them may be done.
-                let tried = if is_refusal { count.min(done.len() + 1) } else { count };
-                Err(Unfinished { tried, error })
-            }
+            Err(stopped) => Err(stopped.before(count)),
         }
     }
 

@@ -316,27 +316,31 @@ async fn a_late_add_does_not_replace_a_newer_sandbox() {
     assert_eq!(handles, ["net.new"]);
 }
 
-/// The link is made while IPAM looks for an address. If there is none, the link must not come after the ADD has been undone.
+/// The link is made while the pod is read. If nobody knows the pod, or it gets no address, the link must not come after the
+/// ADD has been undone.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_add_without_an_address_leaves_no_link() {
+async fn an_add_without_a_pod_or_an_address_leaves_no_link() {
     let bed = Bed::new().await;
     bed.pod("p", "u", json!({})).await;
     bed.store.delete(&Key::global(Kind::IpPool, "default"), None).await.unwrap();
-    let open = bed.os.delay_link("c1");
-    let socket = bed.dir.path().join("agent.sock");
-    let add = bed.invocation(Command::Add, "c1", "p");
-    let add = tokio::task::spawn_blocking(move || send(&socket, &add));
-    // Time for IPAM to fail, which alone must not end the ADD.
-    tokio::time::sleep(std::time::Duration::from_millis(200)).await;
-    drop(open);
-    let failure = add.await.unwrap().unwrap_err();
-    assert_eq!(failure.code, Code::IPAM, "{failure}");
-    // A link that comes too late would be seen here.
-    tokio::time::sleep(std::time::Duration::from_millis(200)).await;
-    assert!(bed.os.lock().connected.is_empty(), "{:?}", bed.os.lock().connected);
+    for (container, pod, expected) in [("c1", "p", Code::IPAM), ("c2", "unknown", Code::TRY_AGAIN_LATER)] {
+        let open = bed.os.delay_link(container);
+        let socket = bed.dir.path().join("agent.sock");
+        let add = bed.invocation(Command::Add, container, pod);
+        let add = tokio::task::spawn_blocking(move || send(&socket, &add));
+        // Time for reading to fail, which alone must not end the ADD.
+        tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+        drop(open);
+        let failure = add.await.unwrap().unwrap_err();
+        assert_eq!(failure.code, expected, "{failure}");
+        // A link that comes too late would be seen here.
+        tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+        assert!(bed.os.lock().connected.is_empty(), "{:?}", bed.os.lock().connected);
+    }
 }
 
-/// IPAM may have given an address by the time the link fails, and the endpoint may be stored by the time the connection does.
+/// The endpoint may be stored by the time the connection fails: with the address if the node's block is known, otherwise while
+/// the pod is being connected.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_stays_of_a_pod_that_cannot_be_connected() {
     let bed = Bed::new().await;
@@ -348,28 +352,52 @@ async fn nothing_stays_of_a_pod_that_cannot_be_connected() {
         assert!(bed.os.lock().connected.is_empty(), "{container}");
     };
 
-    bed.os.lock().without_link.insert("c1".to_owned());
-    let make = bed.os.delay_link("c1");
-    let fail_late = async {
-        until("IPAM has given an address", || async { has_address().await }).await;
-        drop(make);
-    };
-    let (added, ()) = tokio::join!(bed.call(bed.invocation(Command::Add, "c1", "p")), fail_late);
-    assert_eq!(code(added), Code::WIRING);
-    nothing_stays("c1").await;
+    bed.os.lock().without_link.insert("no-link".to_owned());
+    assert_eq!(code(bed.call(bed.invocation(Command::Add, "no-link", "p")).await), Code::WIRING);
+    nothing_stays("no-link").await;
 
-    bed.os.lock().without_connection.insert("c2".to_owned());
-    let connect = bed.os.hold("c2");
-    let fail_late = async {
-        until("the endpoint is stored while the pod is being connected", || async { has_endpoint().await })
-            .await;
-        drop(connect);
-    };
-    let (added, ()) = tokio::join!(bed.call(bed.invocation(Command::Add, "c2", "p")), fail_late);
-    assert_eq!(code(added), Code::WIRING);
-    nothing_stays("c2").await;
-    bed.call(bed.invocation(Command::Add, "c3", "p")).await.unwrap();
+    for container in ["first", "later"] {
+        bed.os.lock().without_connection.insert(container.to_owned());
+        let connect = bed.os.hold(container);
+        let fail_late = async {
+            let stored = || async { has_endpoint().await };
+            until("the endpoint is stored while the pod is being connected", stored).await;
+            drop(connect);
+        };
+        let (added, ()) = tokio::join!(bed.call(bed.invocation(Command::Add, container, "p")), fail_late);
+        assert_eq!(code(added), Code::WIRING);
+        nothing_stays(container).await;
+    }
+    bed.call(bed.invocation(Command::Add, "good", "p")).await.unwrap();
     assert!(has_address().await && has_endpoint().await);
+}
+
+/// A pod's endpoint is stored by the write that gives it its address, and is the same as one that is stored afterwards.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_endpoint_is_published_with_the_address() {
+    let bed = Bed::new().await;
+    let mut endpoints = Vec::new();
+    for (container, pod) in [("c1", "p"), ("c2", "q")] {
+        bed.pod(pod, "u", json!({"app": "a"})).await;
+        bed.call(bed.invocation(Command::Add, container, pod)).await.unwrap();
+        let endpoint = bed.store.get(&endpoint_key(pod, "eth0")).await.unwrap().unwrap();
+        let blocks = bed.store.list(Kind::IpamBlock).await.unwrap();
+        endpoints.push((endpoint, blocks.items[0].position.0));
+    }
+    let [(first, block_before), (second, block)] = &endpoints[..] else { panic!("{endpoints:?}") };
+    assert!(first.position.0 > *block_before);
+    assert_eq!(second.position.0, block + 1, "nothing was written between the block and the endpoint");
+    let common = |endpoint: &Value| {
+        let mut value = endpoint.clone();
+        let is_set = |it: Value| it != json!("") && it != json!([]);
+        for of_pod in ["interfaceName", "mac", "ipNetworks", "containerID", "pod"] {
+            let removed = value["spec"].as_object_mut().unwrap().remove(of_pod);
+            assert!(removed.is_some_and(is_set), "{of_pod}: {endpoint}");
+        }
+        value["metadata"]["name"].take();
+        value
+    };
+    assert_eq!(common(&first.value), common(&second.value));
 }
 
 /// Its sandbox is abandoned; the next one must not wait for it.

@@ -79,6 +79,7 @@ fn no_address_is_given_twice_and_none_is_lost() {
     println!("{counts:?}");
     let enough = |count: usize, least: u64| u64::try_from(count).unwrap() * 100 > least * runs(100);
     assert!(enough(counts.assigned, 15_000) && enough(counts.of_ipv6, 2_000), "{counts:?}");
+    assert!(enough(counts.followed, 500), "{counts:?}");
     assert!(enough(counts.crashes, 1_000) && enough(counts.fixed, 500), "{counts:?}");
     assert!(enough(counts.repaired, 300) && enough(counts.cleared, 200), "{counts:?}");
     assert!(enough(counts.released_by_address, 200), "{counts:?}");

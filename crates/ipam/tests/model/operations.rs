@@ -6,10 +6,11 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::rc::Rc;
 use std::sync::Arc;
 
+use serde_json::json;
 use tortie_api::ipam::Block;
 use tortie_api::{Key, Kind};
-use tortie_ipam::{Assignment, Count, Family, Ipam, IpamError};
-use tortie_store::{Store, StoreError};
+use tortie_ipam::{Assignment, Count, Family, FollowUp, Ipam, IpamError, Request};
+use tortie_store::{Store, StoreError, Write};
 
 use crate::GONE;
 use crate::client::Client;
@@ -53,6 +54,8 @@ pub(crate) struct Counts {
     pub(crate) assigned: usize,
     pub(crate) of_ipv6: usize,
     pub(crate) fixed: usize,
+    /// Allocations with a write that followed.
+    pub(crate) followed: usize,
     pub(crate) borrowed: usize,
     pub(crate) crashes: usize,
     pub(crate) repaired: usize,
@@ -66,6 +69,7 @@ impl Counts {
         self.assigned += other.assigned;
         self.of_ipv6 += other.of_ipv6;
         self.fixed += other.fixed;
+        self.followed += other.followed;
         self.borrowed += other.borrowed;
         self.crashes += other.crashes;
         self.repaired += other.repaired;
@@ -94,6 +98,8 @@ pub(crate) struct Model {
     /// Whether somebody repairs, or releases the vanished node.
     pub(crate) is_repairing: Cell<bool>,
     pub(crate) done: Cell<usize>,
+    /// How many writes were to follow allocations.
+    follow_ups: Cell<usize>,
 }
 
 impl Model {
@@ -108,6 +114,7 @@ impl Model {
             stopped: RefCell::default(),
             is_repairing: Cell::new(false),
             done: Cell::new(0),
+            follow_ups: Cell::new(0),
         })
     }
 
@@ -187,6 +194,7 @@ impl Model {
         let request = request(node, handle);
         let before = self.so_far(handle);
         let assigned = match count {
+            ONE if self.dice.below(2) == 0 => self.assign_and_write(allocator, &request).await,
             ONE => allocator.assign(&request).await.map(|one| vec![one]),
             count => allocator.assign_all(&request, count).await,
         };
@@ -201,6 +209,32 @@ impl Model {
             Err(error) if is_cut(&error) => {}
             Err(error) => panic!("assign {handle}: {error}"),
         }
+    }
+
+    /// Allocates an address, and stores it in an object of its own by the same sequence of writes.
+    async fn assign_and_write(
+        &self,
+        allocator: &Ipam,
+        request: &Request,
+    ) -> Result<Vec<Assignment>, IpamError> {
+        let number = self.follow_ups.get();
+        self.follow_ups.set(number + 1);
+        let key = Key::namespaced(Kind::WorkloadEndpoint, "default", number.to_string());
+        let own = key.clone();
+        let follow_up: FollowUp =
+            Arc::new(move |one| Some(Write::Create(own.clone(), json!({"address": one.address}))));
+        let (one, position) = allocator.assign_and_write(request, Some(follow_up)).await?;
+        let stored = self.memory.get(&key).await.unwrap();
+        // Without a position, the write was not executed, or its answer is lost.
+        if let Some(position) = position {
+            self.counts.borrow_mut().followed += 1;
+            assert_eq!(stored.as_ref().map(|stored| stored.position), Some(position), "{}", request.handle);
+        }
+        if let Some(stored) = stored {
+            assert_eq!(stored.value["address"], json!(one.address), "{}", request.handle);
+            self.memory.delete(&key, None).await.unwrap();
+        }
+        Ok(vec![one])
     }
 
     async fn assign_fixed(&self, allocator: &Ipam, node: &str, handle: &str) {

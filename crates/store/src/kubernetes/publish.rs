@@ -14,12 +14,17 @@ use tortie_api::{Key, Kind, Position};
 use super::client::request;
 use super::endpoints::{CONTAINER_ID, INTERFACE, POD_IP, POD_IPS};
 use super::{Kubernetes, apply_request, of_object, values};
-use crate::{Endpoints, POD_UID, Secrets, Store, StoreError, Stored, pod_of};
+use crate::{Endpoints, POD_UID, Secrets, Store, StoreError, Stored, Write, pod_of};
 
 pub(super) const MERGE_PATCH: HeaderValue = HeaderValue::from_static("application/merge-patch+json");
 
 #[async_trait]
 impl Endpoints for Kubernetes {
+    /// An endpoint is annotations of its Pod, which are merged into it.
+    fn publication(&self, _: &WorkloadEndpoint) -> Option<Write> {
+        None
+    }
+
     async fn publish(&self, endpoint: &WorkloadEndpoint) -> Result<Position, StoreError> {
         let WorkloadEndpoint { metadata, spec, .. } = endpoint;
         let invalid = |problem: String| {
