@@ -23,7 +23,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use tortie_servers::cluster::image::{AGNHOST, BUSYBOX, PAUSE, write_test_images};
 use tortie_servers::cluster::{self, Cluster, ClusterOptions};
-use tortie_servers::programs::{COREDNS, E2E, Program};
+use tortie_servers::programs::{COREDNS, E2E, FLANNEL, Program};
 
 use crate::{go, image, setup, workspace};
 
@@ -86,6 +86,7 @@ fn build() -> Result<()> {
     go::build_kube()?;
     go::build(&E2E)?;
     go::build(&COREDNS)?;
+    go::build(&FLANNEL)?;
     check_image_names()
 }
 

@@ -44,7 +44,8 @@ fn build_binary(module: &GoModule, name: &str, package: &str, binary: &Path) -> 
     let part = folder.join(format!("{name}.{}.part", std::process::id()));
     println!("==> building {name} of tests/{} (minutes the first time)", module.name);
     let mut command = Command::new(&go);
-    command.current_dir(&sources).env("GOTOOLCHAIN", "local").env("CGO_ENABLED", "0");
+    command.current_dir(&sources).env("GOTOOLCHAIN", "local");
+    command.env("CGO_ENABLED", if module.cgo { "1" } else { "0" });
     command.env_remove("GOFLAGS").env_remove("GOROOT");
     // A package of this module without a program is one of tests.
     let is_test = package.starts_with("./") && !sources.join(package).join("main.go").exists();

@@ -17,6 +17,7 @@ use tortie_store::{Change, Endpoints, Interest, StoreError};
 use tortie_windows::{CurrentOverlay, Overlay};
 
 use crate::AgentError;
+use crate::flannel::OwnLease;
 use crate::node_address::{self, AddressMethods};
 use crate::plane::InForce;
 
@@ -36,6 +37,8 @@ pub(crate) struct Announced {
     first: Vec<Tunnel>,
     /// How the node's own addresses are found.
     methods: AddressMethods,
+    /// In a cluster with flannel: the network of its pods, and the way there.
+    lease: Option<OwnLease>,
     /// Windows: the overlay network as the dataplane sees it.
     overlay: Option<CurrentOverlay>,
 }
@@ -48,10 +51,12 @@ impl Announced {
         ipam: &Ipam,
         node: &str,
         methods: AddressMethods,
+        flannel: bool,
     ) -> Result<Self, AgentError> {
-        let first = derived(tunnel_addresses(ipam, node).await?);
-        let announced = Self { first, methods, overlay: None };
-        annotate(store, node, &announced.first, &announced.methods).await?;
+        let lease = if flannel { Some(OwnLease::read(store, node).await?) } else { None };
+        let first = own_tunnels(ipam, node, lease.as_ref()).await?;
+        let announced = Self { first, methods, lease, overlay: None };
+        annotate(store, node, &announced.first, &announced.methods, lease.as_ref()).await?;
         Ok(announced)
     }
 
@@ -63,8 +68,9 @@ impl Announced {
         current: CurrentOverlay,
     ) -> Result<Self, AgentError> {
         let methods = AddressMethods::default();
-        let announced = Self { first: vec![Tunnel::of(overlay)], methods, overlay: Some(current) };
-        annotate(store, node, &announced.first, &announced.methods).await?;
+        let announced =
+            Self { first: vec![Tunnel::of(overlay)], methods, lease: None, overlay: Some(current) };
+        annotate(store, node, &announced.first, &announced.methods, None).await?;
         Ok(announced)
     }
 
@@ -78,6 +84,15 @@ impl Tunnel {
     fn of(overlay: &Overlay) -> Self {
         Self { address: overlay.gateway.into(), mac: Some(overlay.router_mac.to_string()) }
     }
+}
+
+/// The tunnels of a Linux node: in a cluster with flannel, that of its daemons.
+async fn own_tunnels(ipam: &Ipam, node: &str, lease: Option<&OwnLease>) -> Result<Vec<Tunnel>, AgentError> {
+    let addresses = match lease {
+        Some(lease) => lease.tunnel_address().map(IpAddr::V4).into_iter().collect(),
+        None => tunnel_addresses(ipam, node).await?,
+    };
+    Ok(derived(addresses))
 }
 
 /// The tunnel addresses of a Linux node, one of each family that has a pool. Without any pool, it is an error.
@@ -140,6 +155,7 @@ async fn annotate(
     node: &str,
     tunnels: &[Tunnel],
     methods: &AddressMethods,
+    lease: Option<&OwnLease>,
 ) -> Result<(), AgentError> {
     let key = Key::global(Kind::Node, node);
     let stored = store.get(&key).await?.ok_or_else(|| StoreError::NotFound(key.clone()))?;
@@ -159,6 +175,16 @@ async fn annotate(
         } else if known.is_some_and(|known| is_lost(&stored.value, version, known)) {
             annotations.insert(own, None);
         }
+    }
+    if let Some(lease) = lease {
+        let known = || current[Node::ADDRESS].as_str().map(str::to_owned);
+        let own = annotations.get(Node::ADDRESS).cloned().unwrap_or_else(known);
+        let own = own.and_then(|text| Some(text.split('/').next()?.to_owned())).ok_or_else(|| {
+            let problem =
+                format!("it has no IPv4 address in its status or in {}, which flannel needs", Node::ADDRESS);
+            AgentError::Node { node: node.to_owned(), problem }
+        })?;
+        annotations.extend(lease.annotations(node, &own));
     }
     annotations.retain(|name, value| current[*name].as_str() != value.as_deref());
     if !annotations.is_empty() {
@@ -237,7 +263,10 @@ pub(crate) async fn keep_announced(
     mut in_force: watch::Receiver<Arc<InForce>>,
 ) {
     let mut backoff = Backoff::new(random_seed());
-    let interests = vec![Interest::in_object(&Key::global(Kind::Node, &node)), Interest::all(Kind::IpPool)];
+    let mut interests =
+        vec![Interest::in_object(&Key::global(Kind::Node, &node)), Interest::all(Kind::IpPool)];
+    // It has the VXLAN network identifier.
+    interests.extend(announced.lease.map(|_| Interest::all(Kind::FelixConfiguration)));
     let mut changes = store.follow(interests);
     let mut written = announced.now();
     let mut looks = tokio::time::interval(LOOK_INTERVAL);
@@ -286,7 +315,10 @@ async fn announce(
     announced: &mut Announced,
 ) -> Result<(), AgentError> {
     if announced.overlay.is_none() {
-        let tunnels = derived(tunnel_addresses(ipam, node).await?);
+        if announced.lease.is_some() {
+            announced.lease = Some(OwnLease::read(store, node).await?);
+        }
+        let tunnels = own_tunnels(ipam, node, announced.lease.as_ref()).await?;
         if tunnels != announced.first {
             let addresses =
                 |tunnels: &[Tunnel]| tunnels.iter().map(|one| one.address.to_string()).collect::<Vec<_>>();
@@ -300,7 +332,7 @@ async fn announce(
             announced.first = tunnels;
         }
     }
-    annotate(store, node, &announced.now(), &announced.methods).await
+    annotate(store, node, &announced.now(), &announced.methods, announced.lease.as_ref()).await
 }
 
 #[cfg(test)]
@@ -327,7 +359,7 @@ mod tests {
             let store = Embedded::in_memory().unwrap();
             let key = Key::global(Kind::Node, "n");
             store.create(&key, json!({"metadata": metadata})).await.unwrap();
-            let result = annotate(&store, "n", &tunnel, &AddressMethods::default()).await;
+            let result = annotate(&store, "n", &tunnel, &AddressMethods::default(), None).await;
             assert_eq!(result.is_ok(), expected.is_some(), "{metadata}: {result:?}");
             if let Some(expected) = expected {
                 let after = store.get(&key).await.unwrap().unwrap().value;
@@ -424,7 +456,7 @@ mod tests {
             let key = Key::global(Kind::Node, "n");
             let value = json!({"metadata": {"name": "n", "annotations": annotations}, "status": status});
             store.create(&key, value).await.unwrap();
-            annotate(&store, "n", &tunnel, &AddressMethods::default()).await.unwrap();
+            annotate(&store, "n", &tunnel, &AddressMethods::default(), None).await.unwrap();
             let after = store.get(&key).await.unwrap().unwrap().value;
             assert_eq!(after["metadata"]["annotations"][Node::ADDRESS], expected);
             assert_eq!(after["metadata"]["annotations"][Node::ADDRESS_V6], "fd00::1");

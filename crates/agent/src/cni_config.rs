@@ -56,6 +56,16 @@ fn preceding(folder: &Path) -> io::Result<Option<String>> {
 pub struct CniIpam(Option<Map<String, Value>>);
 
 impl CniIpam {
+    /// The addresses of the network in `spec.podCIDRs` of the Node, as flannel's plugin configures it.
+    pub(crate) fn host_local() -> Self {
+        Self(Some(Map::from_iter([("type".to_owned(), json!("host-local"))])))
+    }
+
+    /// Whether another section than that of [`host_local`](Self::host_local) was written.
+    pub(crate) fn is_other_than_host_local(&self) -> bool {
+        *self != Self::default() && *self != Self::host_local()
+    }
+
     /// Adds it to a configuration. Another IPAM plugin may not know the newest version of the protocol.
     fn add_to(&self, mut config: Value) -> Value {
         let Some(section) = &self.0 else { return config };

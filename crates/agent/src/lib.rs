@@ -14,6 +14,7 @@ mod control_server;
 mod default_pool;
 mod dns;
 mod feed;
+mod flannel;
 mod health;
 mod http_server;
 mod labels;
@@ -106,6 +107,8 @@ pub struct Extras {
     pub bgp: bool,
     /// Whether pools without encapsulation get routes by way of the nodes themselves. Only Linux nodes can, and not with BGP.
     pub direct_routes: bool,
+    /// Whether nodes announce the networks of their pods by flannel's annotations. Only Linux nodes can, and not with BGP.
+    pub flannel: bool,
     /// How the node's own addresses are found. Only Linux nodes have another way than what their kubelets report.
     pub address_methods: AddressMethods,
     /// Reads and changes the log level at run time, for operators.
@@ -267,6 +270,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
         default_pool::ensure(&*endpoints, pool).await;
     }
     progress.reach(Stage::PrepareNode);
+    flannel::check(&node, &extras, &platform)?;
     let plain_routes = plain_routes(&node, &extras, &platform)?;
     let learned_routes = bgp::prepare(&node, extras.bgp, &platform)?;
     let most_blocks = node::most_blocks(platform.hcn()).await;
@@ -275,7 +279,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
     let about = platform.about();
     let capabilities = platform.capabilities();
     let Prepared { dataplane, wiring, announced } =
-        node::prepare(&*endpoints, &ipam, &node, platform, extras.address_methods.clone()).await?;
+        node::prepare(&*endpoints, &ipam, &node, platform, &extras).await?;
 
     let mut kinds = tortie_calc::kinds(dataplane.asks_for_services());
     kinds.push(Kind::ClusterInformation);
@@ -287,7 +291,10 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
     let of_barrier = kinds.iter().copied().filter(|kind| *kind != Kind::WorkloadEndpoint).collect();
     let barrier = Barrier::new(store.clone(), of_barrier);
     let dataplane = Box::new(Measured { inner: dataplane, metrics: metrics.clone() });
-    let watched = Watched::new(&node).with_most_blocks(most_blocks).with_plain_routes(plain_routes);
+    let watched = Watched::new(&node)
+        .with_most_blocks(most_blocks)
+        .with_plain_routes(plain_routes)
+        .with_flannel(extras.flannel);
     let (batches, in_force) = plane::start(watched, dataplane)
         .map_err(|error| AgentError::system("starting the dataplane's thread", error))?;
     progress.reach(Stage::ReadCluster);
@@ -359,8 +366,9 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
         error = parts.ended() => return Err(error),
     }
     if let Some(folder) = &extras.cni_conf_dir {
-        let preceding = cni_config::write(folder, &extras.cni_plugins, &extras.cni_ipam, &capabilities)
-            .map_err(|error| {
+        let cni_ipam = if extras.flannel { &CniIpam::host_local() } else { &extras.cni_ipam };
+        let preceding =
+            cni_config::write(folder, &extras.cni_plugins, cni_ipam, &capabilities).map_err(|error| {
                 AgentError::system(format!("the CNI configuration in {}", folder.display()), error)
             })?;
         if let Some(file) = preceding {

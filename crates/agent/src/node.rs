@@ -22,7 +22,7 @@ use tortie_windows::{
 use crate::announcement::Announced;
 use crate::node_address::AddressMethods;
 use crate::unsupported::LOCKED;
-use crate::{AgentError, Platform};
+use crate::{AgentError, Extras, Platform};
 
 /// The maximum delay before reading the Node again, or HNS is called again, while the agent starts.
 const MAX_START_DELAY: Duration = Duration::from_secs(1);
@@ -116,7 +116,7 @@ pub(crate) async fn most_blocks(hcn: Option<Arc<dyn Hcn>>) -> u32 {
 }
 
 /// The properties of the overlay, as FelixConfiguration has them now. calc gives later changes to the dataplane.
-async fn cluster_network(store: &dyn Store, node: &str) -> Result<ClusterNetwork, AgentError> {
+pub(crate) async fn cluster_network(store: &dyn Store, node: &str) -> Result<ClusterNetwork, AgentError> {
     let stored = match store.list(Kind::FelixConfiguration).await {
         Ok(listing) => listing.items,
         // The report names these, and nothing of the kind is in force.
@@ -143,11 +143,12 @@ pub(crate) async fn prepare(
     ipam: &Ipam,
     node: &str,
     platform: Platform,
-    methods: AddressMethods,
+    extras: &Extras,
 ) -> Result<Prepared, AgentError> {
+    let methods = extras.address_methods.clone();
     match platform {
         #[cfg(target_os = "linux")]
-        Platform::Linux => prepare_linux(store, ipam, node, methods).await,
+        Platform::Linux => prepare_linux(store, ipam, node, methods, extras.flannel).await,
         _ if methods.ask_the_machine() => Err(AgentError::Node {
             node: node.to_owned(),
             problem: "only Linux nodes look for their address at their interfaces; remove --ip-autodetection-method and \
@@ -169,8 +170,9 @@ async fn prepare_linux(
     ipam: &Ipam,
     node: &str,
     methods: AddressMethods,
+    flannel: bool,
 ) -> Result<Prepared, AgentError> {
-    let announced = Announced::on_linux(store, ipam, node, methods).await?;
+    let announced = Announced::on_linux(store, ipam, node, methods, flannel).await?;
     let config = tortie_linux::dataplane::Config::default();
     let opened = |what: &str| {
         let what = what.to_owned();

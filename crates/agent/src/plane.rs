@@ -15,6 +15,7 @@ use tortie_store::StoreError;
 use tortie_store::backoff::{Backoff, random_seed};
 
 use crate::control::ShownEndpoint;
+use crate::flannel;
 use crate::pending::Batch;
 use crate::queue::{Batches, Inbox, Question, Work, queue};
 use crate::unsupported::{Unsupported, Watched, out_of_reach};
@@ -92,6 +93,7 @@ fn start_with(
     let calc = Calc::new(watched.node());
     let calc = if dataplane.asks_for_services() { calc.with_services() } else { calc };
     let calc = if watched.has_direct_routes() { calc.with_direct_routes() } else { calc };
+    let calc = if watched.has_flannel() { calc.with_flannel() } else { calc };
     let backoff = Backoff::new(random_seed());
     let mut plane = Plane {
         calc,
@@ -322,7 +324,10 @@ impl Plane {
     /// Stored objects that are not in force here.
     fn unsupported(&self) -> Vec<Unsupported> {
         let mut all = self.watched.all();
-        all.extend(out_of_reach(&self.calc.without_direct_route()));
+        match self.watched.has_flannel() {
+            true => all.extend(flannel::unreachable(self.calc.flannel_problems())),
+            false => all.extend(out_of_reach(&self.calc.without_direct_route())),
+        }
         all
     }
 

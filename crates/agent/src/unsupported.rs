@@ -73,6 +73,7 @@ pub(crate) struct Watched {
     most_blocks: usize,
     /// How pools without encapsulation get routes.
     plain_routes: PlainRoutes,
+    flannel: bool,
     /// Somebody has locked the datastore.
     is_locked: bool,
     /// The version of Calico that used the datastore last, if it is unknown.
@@ -98,6 +99,16 @@ impl Watched {
     /// By these routes, packets of pools without encapsulation pass between nodes.
     pub(crate) fn with_plain_routes(self, plain_routes: PlainRoutes) -> Self {
         Self { plain_routes, ..self }
+    }
+
+    /// Whether nodes announce the networks of their pods by flannel's annotations. Its backend host-gw needs direct routes.
+    pub(crate) fn with_flannel(self, flannel: bool) -> Self {
+        let plain_routes = if flannel { PlainRoutes::Direct } else { self.plain_routes };
+        Self { flannel, plain_routes, ..self }
+    }
+
+    pub(crate) fn has_flannel(&self) -> bool {
+        self.flannel
     }
 
     /// Whether pools without encapsulation get direct routes.

@@ -5,6 +5,7 @@
 //! I/O, no threads.
 
 mod endpoints;
+mod flannel;
 mod flush;
 mod index;
 mod input;
@@ -136,6 +137,19 @@ impl Calc {
         self.network.far()
     }
 
+    /// The nodes announce the networks of their pods, and the way there, as daemons of flannel do.
+    #[must_use]
+    pub fn with_flannel(mut self) -> Self {
+        self.network.flannel = true;
+        self
+    }
+
+    /// With flannel, the other nodes whose pods cannot be reached in the way that they have announced, with the reason.
+    #[must_use]
+    pub fn flannel_problems(&self) -> BTreeMap<&str, String> {
+        self.network.flannel_problems(&self.node)
+    }
+
     /// The same, for a node whose state includes the cluster's Services.
     #[must_use]
     pub fn with_services(self) -> Self {
@@ -189,6 +203,7 @@ impl Calc {
     }
 
     fn update_node(&mut self, name: &str, node: Option<Node>) {
+        let node = if self.network.flannel { node.map(flannel::translated) } else { node };
         let former = self.network.nodes().get(name);
         self.sets.update_node(former, node.as_ref(), &self.state);
         self.network.update_node(name, node);

@@ -33,6 +33,10 @@ pub(crate) struct Network {
     blocks_of: BTreeMap<String, BTreeSet<IpNet>>,
     /// Whether pools without encapsulation get direct routes.
     direct: bool,
+    /// Whether nodes announce the networks of their pods as daemons of flannel do.
+    pub(crate) flannel: bool,
+    /// With flannel, the network of each node's pods.
+    pub(crate) pod_networks: BTreeMap<String, IpNet>,
     /// The blocks and borrowed addresses of other nodes that would have a direct route, if their nodes were in the network
     /// of this one.
     far: BTreeMap<IpNet, String>,
@@ -105,6 +109,9 @@ impl Network {
     }
 
     pub(crate) fn update_node(&mut self, name: &str, node: Option<Node>) {
+        if self.flannel {
+            self.update_pod_network(name, node.as_ref());
+        }
         if put(&mut self.nodes, name.to_owned(), node) {
             self.dirty.nodes.insert(name.to_owned());
         }
@@ -170,6 +177,7 @@ impl Network {
         blocks
             && self.far.is_empty()
             && self.nodes.is_empty()
+            && self.pod_networks.is_empty()
             && self.pools.is_empty()
             && self.felix.is_empty()
     }
@@ -224,7 +232,11 @@ impl Network {
         Settings::new(&self.felix(name), pools.collect())
     }
 
-    fn felix(&self, node: &str) -> FelixConfigurationSpec {
+    pub(crate) fn pools(&self) -> impl Iterator<Item = &IpPool> {
+        self.pools.values()
+    }
+
+    pub(crate) fn felix(&self, node: &str) -> FelixConfigurationSpec {
         let of = |name: &str| self.felix.get(name).cloned().unwrap_or_default();
         of(&format!("node.{node}")).or(&of("default"))
     }
@@ -269,14 +281,17 @@ impl Network {
         let (node, local) = (self.nodes.get(name)?, self.nodes.get(local)?);
         let address = node.own_address(version)?;
         // Both directions must go the same way, or strict checks of the path back drop packets.
+        let other = node.own_network(version)?;
+        // A node with flanneld announces no prefix length, and presumes that all nodes are in one network.
+        let is_unknown = self.flannel && other.prefix_len() == other.max_prefix_len();
         let is_near = local.own_network(version)?.contains(&address)
-            && node.own_network(version)?.contains(&local.own_address(version)?);
+            && (is_unknown || other.contains(&local.own_address(version)?));
         (is_near && !node.is_windows() && !local.is_windows()).then_some(address)
     }
 }
 
 /// Whether packets of a pool travel between nodes as they are.
-fn is_plain(pool: &IpPool) -> bool {
+pub(crate) fn is_plain(pool: &IpPool) -> bool {
     (pool.spec.vxlan_mode, pool.spec.ipip_mode) == (EncapsulationMode::Never, EncapsulationMode::Never)
 }
 

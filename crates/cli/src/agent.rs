@@ -128,6 +128,10 @@ struct Daemon {
     /// Linux nodes
     #[arg(long, env = "TORTIE_DIRECT_ROUTES", conflicts_with = "bgp")]
     direct_routes: bool,
+    /// Take part in a cluster with flannel (backends vxlan and host-gw): pods have the addresses of spec.podCIDRs of their Node,
+    /// and nodes announce themselves by flannel's annotations. Only on Linux nodes
+    #[arg(long, env = "TORTIE_FLANNEL", conflicts_with = "bgp")]
+    flannel: bool,
     /// How to find the node's own IPv4 address: kubernetes-internal-ip (what the kubelet reports), first-found, can-reach=HOST,
     /// interface=REGEX,…, skip-interface=REGEX,… or cidr=NETWORK,…. Others than the first only on Linux nodes
     #[arg(
@@ -215,6 +219,7 @@ impl Daemon {
                 metrics_address: self.metrics_address,
                 bgp: self.bgp,
                 direct_routes: self.direct_routes,
+                flannel: self.flannel,
                 address_methods: AddressMethods {
                     ipv4: self.ip_autodetection_method,
                     ipv6: self.ip6_autodetection_method,

@@ -25,6 +25,8 @@ pub struct GoModule {
     sources: &'static [&'static str],
     /// Its binaries: their names, and the packages that they are built from.
     pub binaries: &'static [(&'static str, &'static str)],
+    /// Whether they contain C.
+    pub cgo: bool,
 }
 
 /// The specification's own driver of plugins.
@@ -33,6 +35,7 @@ pub const CNI: GoModule = GoModule {
     task: "kube",
     sources: &["go.mod", "go.sum"],
     binaries: &[("cnitool", "github.com/containernetworking/cni/cnitool")],
+    cgo: false,
 };
 /// The Kubernetes API and its controllers.
 pub const KUBE: GoModule = GoModule {
@@ -40,6 +43,7 @@ pub const KUBE: GoModule = GoModule {
     task: "kube",
     sources: &["go.mod", "go.sum", "main.go"],
     binaries: &[("kube", ".")],
+    cgo: false,
 };
 /// The programs of nodes, images of pods, Kubernetes' suite of network tests, and the program that runs it in parallel.
 pub const E2E: GoModule = GoModule {
@@ -61,6 +65,7 @@ pub const E2E: GoModule = GoModule {
         ("policy.test", "./policy"),
         ("ginkgo", "github.com/onsi/ginkgo/v2/ginkgo"),
     ],
+    cgo: false,
 };
 
 /// The DNS of clusters. It needs newer versions of the libraries that it shares with Kubernetes.
@@ -69,6 +74,16 @@ pub const COREDNS: GoModule = GoModule {
     task: "e2e",
     sources: &["go.mod", "go.sum", "main.go"],
     binaries: &[("coredns", ".")],
+    cgo: false,
+};
+
+/// The daemon of flannel. It has a backend in C, which tests do not use.
+pub const FLANNEL: GoModule = GoModule {
+    name: "flannel",
+    task: "e2e",
+    sources: &["go.mod", "go.sum"],
+    binaries: &[("flanneld", "github.com/flannel-io/flannel")],
+    cgo: true,
 };
 
 impl GoModule {
@@ -146,6 +161,8 @@ pub enum Program {
     PolicySuite,
     /// The DNS of clusters.
     CoreDns,
+    /// The daemon of flannel.
+    Flanneld,
     /// The driver of CNI plugins.
     Cnitool,
     /// CNI plugins to chain; the path is their folder.
@@ -187,6 +204,7 @@ impl Program {
             Self::Ginkgo => E2E.find("ginkgo"),
             Self::PolicySuite => E2E.find("policy.test"),
             Self::CoreDns => COREDNS.find("coredns"),
+            Self::Flanneld => FLANNEL.find("flanneld"),
             Self::Cnitool => CNI.find("cnitool"),
             Self::Bird => installed("bird", "bird2"),
             Self::Birdc => installed("birdc", "bird2"),
@@ -284,7 +302,7 @@ mod tests {
 
     #[test]
     fn every_go_file_decides_what_the_binaries_are() {
-        for module in [CNI, KUBE, E2E, COREDNS] {
+        for module in [CNI, KUBE, E2E, COREDNS, FLANNEL] {
             let mut folders = vec![module.folder()];
             let mut found = 0;
             while let Some(folder) = folders.pop() {

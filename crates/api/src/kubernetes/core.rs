@@ -45,6 +45,12 @@ pub struct NodeSpec {
     /// Whether no new pods are scheduled there.
     #[serde(default)]
     pub unschedulable: bool,
+    /// The networks of its pods, as text.
+    #[serde(default, rename = "podCIDRs", deserialize_with = "list")]
+    pub pod_cidrs: Vec<String>,
+    /// The first one of them.
+    #[serde(default, rename = "podCIDR")]
+    pub pod_cidr: Option<String>,
     /// Its addresses in a Node of Calico, which etcd has. A Node of Kubernetes has them in its status.
     #[serde(default, deserialize_with = "list")]
     pub addresses: Vec<NodeAddress>,

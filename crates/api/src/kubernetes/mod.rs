@@ -2,6 +2,7 @@
 
 mod cluster_policy;
 mod core;
+mod flannel;
 mod implied_slices;
 mod network_policy;
 mod service;
@@ -12,6 +13,7 @@ pub use core::{
     Container, ContainerPort, Namespace, Node, NodeAddress, NodeSpec, ObservedNode, Pod, PodIp, PodSpec,
     PodStatus, ServiceAccount,
 };
+pub use flannel::{FlannelBackend, FlannelLease};
 pub(crate) use implied_slices::check_service;
 pub use implied_slices::{implied_slices, is_implied};
 pub use network_policy::{

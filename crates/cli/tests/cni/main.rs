@@ -5,6 +5,7 @@
 
 mod chained;
 mod cnitool;
+mod flannel;
 mod ipam;
 mod musts;
 mod node;

@@ -1,0 +1,293 @@
+//! A node with Tortie's agent and a node with flannel's own daemon, on a real Kubernetes API.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tortie_kernel::namespace::NetNs;
+use tortie_kernel::route::{NewLink, NewLinkKind, Peer, RouteSocket};
+use tortie_servers::programs::{Program, can_run};
+use tortie_servers::{KubeApi, KubeOptions};
+
+use crate::node::{address, output_of, until};
+
+/// The nodes: `ours` with Tortie, `theirs` with flanneld.
+const OURS: &str = "172.31.0.1";
+const THEIRS: &str = "172.31.0.2";
+/// A pod of the other node, as flannel's plugin connects it.
+const THEIR_POD: Ipv4Addr = Ipv4Addr::new(10, 244, 2, 5);
+
+struct Nodes {
+    api: KubeApi,
+    folder: TempDir,
+    ours: NetNs,
+    theirs: NetNs,
+    their_pod: NetNs,
+    children: Vec<Child>,
+}
+
+impl Nodes {
+    fn new(vxlan_mode: &str, backend: &Value) -> Self {
+        let api = KubeApi::start(&KubeOptions::default()).unwrap();
+        api.create_definitions().unwrap();
+        let spec = json!({
+            "cidr": "10.244.0.0/16", "vxlanMode": vxlan_mode, "ipipMode": "Never", "assignmentMode": "Manual",
+        });
+        let pool = json!({
+            "apiVersion": "crd.projectcalico.org/v1", "kind": "IPPool", "metadata": {"name": "flannel"}, "spec": spec,
+        });
+        api.apply(&pool.to_string()).unwrap();
+        for (node, subnet) in [("ours", "10.244.1.0/24"), ("theirs", "10.244.2.0/24")] {
+            let spec = json!({"podCIDR": subnet, "podCIDRs": [subnet]});
+            let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}, "spec": spec});
+            api.apply(&node.to_string()).unwrap();
+        }
+        let [ours, theirs, their_pod] = std::array::from_fn(|_| NetNs::create().unwrap());
+        connect(&ours, "eth0", &theirs, "eth0");
+        connect(&theirs, "pod0", &their_pod, "eth0");
+        for (namespace, commands) in [
+            (&ours, vec![format!("address add {OURS}/24 dev eth0")]),
+            (
+                &theirs,
+                vec![
+                    format!("address add {THEIRS}/24 dev eth0"),
+                    "address add 10.244.2.1/32 dev pod0".to_owned(),
+                    format!("route add {THEIR_POD}/32 dev pod0"),
+                ],
+            ),
+            (
+                &their_pod,
+                vec![
+                    format!("address add {THEIR_POD}/24 dev eth0"),
+                    "route add default via 10.244.2.1".to_owned(),
+                ],
+            ),
+        ] {
+            for command in commands {
+                ip(namespace, &command);
+            }
+        }
+        theirs.run(|| std::fs::write("/proc/sys/net/ipv4/ip_forward", "1")).unwrap().unwrap();
+        for namespace in [&ours, &theirs] {
+            relay(namespace, api.port());
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let net_conf = json!({"Network": "10.244.0.0/16", "Backend": backend});
+        std::fs::write(folder.path().join("net-conf.json"), net_conf.to_string()).unwrap();
+        let mut nodes = Self { api, folder, ours, theirs, their_pod, children: Vec::new() };
+        nodes.start_flanneld();
+        nodes.start_agent();
+        nodes
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.folder.path().join(name).display().to_string()
+    }
+
+    fn start_flanneld(&mut self) {
+        let mut command = Command::new(Program::Flanneld.find().unwrap());
+        command.args(["--kube-subnet-mgr", "--iface=eth0", "--iptables-forward-rules=false"]);
+        command.arg(format!("--kubeconfig-file={}", self.api.kubeconfig().display()));
+        command.arg(format!("--net-config-path={}", self.path("net-conf.json")));
+        command.arg(format!("--subnet-file={}", self.path("subnet.env"))).env("NODE_NAME", "theirs");
+        self.start("flanneld", command);
+    }
+
+    fn start_agent(&mut self) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tortie"));
+        let store = format!("kubernetes:{}", self.api.kubeconfig().display());
+        command.args(["agent", "--node", "ours", "--flannel", "--store", &store]);
+        command.args(["--ip-autodetection-method", "interface=eth0"]);
+        for (flag, file) in [
+            ("--cni-socket", "agent.sock"),
+            ("--control-socket", "control.sock"),
+            ("--deletion-queue", "queue"),
+            ("--cni-conf-dir", "net.d"),
+        ] {
+            command.arg(flag).arg(self.path(file));
+        }
+        self.start("agent", command);
+    }
+
+    fn start(&mut self, name: &str, mut command: Command) {
+        let log = std::fs::File::create(self.path(name)).unwrap();
+        command.stdout(log.try_clone().unwrap()).stderr(log);
+        let namespace = if name == "agent" { &self.ours } else { &self.theirs };
+        self.children.push(namespace.run(|| command.spawn().unwrap()).unwrap());
+    }
+
+    /// Adds a pod of this node, as its runtime does.
+    fn add_pod(&self, name: &str) -> (NetNs, Ipv4Addr) {
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"},
+            "spec": {"nodeName": "ours", "containers": [{"name": "c", "image": "i"}]},
+        });
+        self.api.apply(&pod.to_string()).unwrap();
+        let file = self.path("net.d/00-tortie.conflist");
+        until("the network configuration", || Path::new(&file).exists());
+        let list: Value = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+        assert_eq!(list["plugins"][0]["ipam"], json!({"type": "host-local"}));
+        let mut config = list["plugins"][0].clone();
+        config["cniVersion"] = list["cniVersion"].clone();
+        config["name"] = list["name"].clone();
+        config["agentSocket"] = json!(self.path("agent.sock"));
+        config["ipam"]["dataDir"] = json!(self.path("addresses"));
+        let (netns, path, bin) = (NetNs::create().unwrap(), self.path(name), self.path("tortie-cni"));
+        netns.bind_to(Path::new(&path)).unwrap();
+        let _ = std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_tortie"), &bin);
+        let mut command = Command::new(&bin);
+        command.env_clear().env("CNI_PATH", "/usr/lib/cni").envs([
+            ("CNI_COMMAND", "ADD"),
+            ("CNI_CONTAINERID", name),
+            ("CNI_NETNS", &path),
+            ("CNI_IFNAME", "eth0"),
+        ]);
+        command.env("CNI_ARGS", format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME={name}"));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = self.ours.run(|| command.spawn().unwrap()).unwrap();
+        child.stdin.take().unwrap().write_all(config.to_string().as_bytes()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{text}");
+        (netns, address(&serde_json::from_str(&text).unwrap()))
+    }
+
+    fn annotations(&self, node: &str) -> Value {
+        let text = self.api.kubectl(&["get", "node", node, "-o", "json"]).unwrap();
+        serde_json::from_str::<Value>(&text).unwrap()["metadata"]["annotations"].take()
+    }
+}
+
+impl Drop for Nodes {
+    fn drop(&mut self) {
+        for child in &mut self.children {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        if std::thread::panicking() {
+            for name in ["agent", "flanneld"] {
+                let log = std::fs::read_to_string(self.path(name)).unwrap_or_default();
+                let _ = std::io::stderr().write_all(log.as_bytes());
+            }
+            for namespace in [&self.ours, &self.theirs] {
+                let shown =
+                    output_of(namespace, "ip", &["route"]) + &output_of(namespace, "ip", &["neighbour"]);
+                let _ = std::io::stderr().write_all(shown.as_bytes());
+            }
+        }
+    }
+}
+
+fn ip(namespace: &NetNs, command: &str) {
+    let arguments: Vec<&str> = command.split(' ').collect();
+    assert_eq!(output_of(namespace, "ip", &arguments), "", "{command}");
+}
+
+/// A cable between two namespaces.
+fn connect(from: &NetNs, near: &str, to: &NetNs, far: &str) {
+    let create = || {
+        let peer = Peer { name: far, mac: None, mtu: None, namespace: Some(to.as_fd()) };
+        let link = NewLink { up: true, ..NewLink::new(near, NewLinkKind::Veth(peer)) };
+        RouteSocket::open().unwrap().create(&link).unwrap();
+    };
+    from.run(create).unwrap();
+    ip(to, &format!("link set {far} up"));
+}
+
+/// Makes a server on the loopback interface of the test reachable under the same address in a namespace.
+fn relay(namespace: &NetNs, port: u16) {
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let listener = namespace.run(|| TcpListener::bind(address).unwrap()).unwrap();
+    std::thread::spawn(move || {
+        for near in listener.incoming().map_while(Result::ok) {
+            let Ok(far) = TcpStream::connect(address) else { continue };
+            for (mut from, mut to) in [(near.try_clone().unwrap(), far.try_clone().unwrap()), (far, near)] {
+                std::thread::spawn(move || {
+                    let _ = std::io::copy(&mut from, &mut to);
+                    let _ = to.shutdown(Shutdown::Write);
+                });
+            }
+        }
+    });
+}
+
+/// Whether a connection from one pod to the other carries data, and from which address it comes.
+fn reaches(from: &NetNs, to: &NetNs, address: Ipv4Addr) -> Option<IpAddr> {
+    let at = SocketAddr::from((address, 8080));
+    let listener = to.run(|| TcpListener::bind(at).unwrap()).unwrap();
+    let connecting = from.run(|| TcpStream::connect_timeout(&at, Duration::from_secs(2))).unwrap();
+    let mut client = connecting.ok()?;
+    let (mut server, source) = listener.accept().unwrap();
+    // More than a packet, which a wrong MTU would lose.
+    let sent = vec![7; 100_000];
+    let receiving = std::thread::spawn(move || {
+        let mut received = Vec::new();
+        server.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        server.read_to_end(&mut received).map(|_| received.len())
+    });
+    client.write_all(&sent).unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    (receiving.join().unwrap().ok()? == sent.len()).then_some(source.ip())
+}
+
+/// Pods of both nodes reach each other, with their own addresses.
+fn pods_reach_each_other(vxlan_mode: &str, backend: &Value) -> Option<Nodes> {
+    if !can_run(&[Program::Etcd, Program::Kube, Program::Flanneld]) {
+        return None;
+    }
+    let nodes = Nodes::new(vxlan_mode, backend);
+    let (pod, own) = nodes.add_pod("p");
+    assert!(own.to_string().starts_with("10.244.1."), "{own}");
+    until("a connection to flannel's pod", || reaches(&pod, &nodes.their_pod, THEIR_POD) == Some(own.into()));
+    until("a connection from flannel's pod", || {
+        reaches(&nodes.their_pod, &pod, own) == Some(THEIR_POD.into())
+    });
+    for (node, address) in [("ours", OURS), ("theirs", THEIRS)] {
+        let annotations = nodes.annotations(node);
+        assert_eq!(annotations["flannel.alpha.coreos.com/backend-type"], backend["Type"], "{annotations}");
+        assert_eq!(annotations["flannel.alpha.coreos.com/public-ip"], address, "{annotations}");
+    }
+    Some(nodes)
+}
+
+#[test]
+fn pods_of_tortie_and_flannel_reach_each_other_by_vxlan() {
+    let backend = json!({"Type": "vxlan", "VNI": 4096, "Port": 4789});
+    let Some(nodes) = pods_reach_each_other("Always", &backend) else { return };
+    let routes = output_of(&nodes.ours, "ip", &["route"]);
+    assert!(routes.contains("10.244.2.0/24 via 10.244.2.0 dev vxlan.calico"), "{routes}");
+    // The node itself uses the address of its tunnel.
+    let from_node = reaches(&nodes.ours, &nodes.their_pod, THEIR_POD);
+    assert_eq!(from_node, Some(Ipv4Addr::new(10, 244, 1, 0).into()));
+    nodes.api.kubectl(&["delete", "node", "theirs"]).unwrap();
+    until("the route to a deleted node is gone", || {
+        !output_of(&nodes.ours, "ip", &["route"]).contains("10.244.2.0/24")
+    });
+}
+
+#[test]
+fn pods_of_tortie_and_flannel_reach_each_other_by_way_of_the_nodes() {
+    let Some(nodes) = pods_reach_each_other("Never", &json!({"Type": "host-gw"})) else { return };
+    let routes = output_of(&nodes.ours, "ip", &["route"]);
+    assert!(routes.contains(&format!("10.244.2.0/24 via {THEIRS} dev eth0")), "{routes}");
+}
+
+/// The usual VNI of flannel on Linux is 1, and Windows nodes need at least 4096.
+#[test]
+fn another_vni_is_reported() {
+    if !can_run(&[Program::Etcd, Program::Kube, Program::Flanneld]) {
+        return;
+    }
+    let nodes = Nodes::new("Always", &json!({"Type": "vxlan", "Port": 4789}));
+    let report =
+        || nodes.api.kubectl(&["get", "nodereports.tortie.io", "ours", "-o", "json"]).unwrap_or_default();
+    until("a condition that names both identifiers", || {
+        let report = report();
+        report.contains("has the VNI 1, and this node 4096") && report.contains("RouteRefused")
+    });
+}
