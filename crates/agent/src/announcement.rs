@@ -388,7 +388,7 @@ mod tests {
         let address = tunnel_address(&ipam, "n", Family::V4).await.unwrap().unwrap();
         assert_eq!(tunnel_addresses(&ipam, "n").await.unwrap(), [address], "a node keeps its address");
         let first = derived(vec![address]);
-        let announced = Announced { first, methods: AddressMethods::default(), overlay: None };
+        let announced = Announced { first, methods: AddressMethods::default(), lease: None, overlay: None };
         let (_keep, in_force) = watch::channel(Arc::default());
         let keeping =
             tokio::spawn(keep_announced(store.clone(), ipam.clone(), "n".to_owned(), announced, in_force));
@@ -491,7 +491,7 @@ mod tests {
                 store.create(&key, value.clone()).await.unwrap();
                 let ipv4 = method.parse().unwrap();
                 let methods = AddressMethods { ipv4, ..AddressMethods::default() };
-                let written = annotate(&store, "n", &[], &methods).await;
+                let written = annotate(&store, "n", &[], &methods, None).await;
                 let after = store.get(&key).await.unwrap().unwrap().value;
                 match expected {
                     Some(expected) => {
@@ -509,7 +509,7 @@ mod tests {
             let ipam = Arc::new(Ipam::new(store.clone(), "n", BTreeMap::new()));
             let methods =
                 AddressMethods { ipv4: "first-found".parse().unwrap(), ..AddressMethods::default() };
-            let announced = Announced { first: Vec::new(), methods, overlay: None };
+            let announced = Announced { first: Vec::new(), methods, lease: None, overlay: None };
             let (_keep, in_force) = watch::channel(Arc::default());
             tokio::spawn(keep_announced(store.clone(), ipam, "n".to_owned(), announced, in_force));
             let announces = async |expected: &str| {

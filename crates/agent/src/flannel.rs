@@ -14,7 +14,7 @@ use tortie_calc::vtep_mac;
 use tortie_dataplane::Reason;
 use tortie_store::{Store, StoreError};
 
-use crate::node::cluster_network;
+use crate::cluster_network::cluster_network;
 use crate::unsupported::Unsupported;
 use crate::{AgentError, Extras, Platform};
 
@@ -23,16 +23,20 @@ pub(crate) fn check(node: &str, extras: &Extras, platform: &Platform) -> Result<
     let refuse = |problem: &str| Err(AgentError::Node { node: node.to_owned(), problem: problem.to_owned() });
     match platform {
         _ if !extras.flannel => Ok(()),
-        Platform::Windows { .. } => refuse(
-            "agents of Windows nodes cannot take part in flannel; remove --flannel (TORTIE_FLANNEL), and run flanneld there",
-        ),
-        _ if extras.bgp => refuse(
+        #[cfg(target_os = "linux")]
+        Platform::Linux if extras.bgp => refuse(
             "routes come from BGP or from flannel; remove --bgp (TORTIE_BGP) or --flannel (TORTIE_FLANNEL)",
         ),
-        _ if extras.cni_ipam.is_other_than_host_local() => refuse(
-            "with flannel, pods have the addresses of spec.podCIDRs; remove --cni-ipam (TORTIE_CNI_IPAM) or --flannel (TORTIE_FLANNEL)",
+        #[cfg(target_os = "linux")]
+        Platform::Linux if extras.cni_ipam.is_other_than_host_local() => refuse(
+            "with flannel, pods have the addresses of spec.podCIDRs; remove --cni-ipam (TORTIE_CNI_IPAM) or --flannel \
+             (TORTIE_FLANNEL)",
         ),
-        _ => Ok(()),
+        #[cfg(target_os = "linux")]
+        Platform::Linux => Ok(()),
+        Platform::Windows { .. } | Platform::Other { .. } => refuse(
+            "only agents of Linux nodes can take part in flannel; remove --flannel (TORTIE_FLANNEL), and run flanneld there",
+        ),
     }
 }
 
@@ -115,5 +119,96 @@ impl OwnLease {
             (Node::FLANNEL_ADDRESS, address),
         ];
         values.into_iter().map(|(name, value)| (name, Some(value.to_owned()))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+    use tortie_store::Embedded;
+
+    use super::*;
+
+    async fn read(spec: Value, pool: Option<&str>, vni: Option<u32>) -> Result<OwnLease, String> {
+        let store = Embedded::in_memory().unwrap();
+        let node = json!({"metadata": {"name": "n"}, "spec": spec});
+        store.create(&Key::global(Kind::Node, "n"), node).await.unwrap();
+        if let Some(mode) = pool {
+            let pool = json!({
+                "apiVersion": "projectcalico.org/v3", "kind": "IPPool", "metadata": {"name": "flannel"},
+                "spec": {"cidr": "10.244.0.0/16", "vxlanMode": mode, "ipipMode": "Never"},
+            });
+            store.create(&Key::global(Kind::IpPool, "flannel"), pool).await.unwrap();
+        }
+        if let Some(vni) = vni {
+            let felix = json!({
+                "apiVersion": "projectcalico.org/v3", "kind": "FelixConfiguration", "metadata": {"name": "default"},
+                "spec": {"vxlanVNI": vni},
+            });
+            store.create(&Key::global(Kind::FelixConfiguration, "default"), felix).await.unwrap();
+        }
+        OwnLease::read(&store, "n").await.map_err(|error| error.to_string())
+    }
+
+    #[tokio::test]
+    async fn a_node_announces_what_daemons_of_flannel_need() {
+        let spec = || json!({"podCIDR": "10.244.7.0/24"});
+        for (mode, vni, backend, data, tunnel) in [
+            ("Never", None, "host-gw", "null", None),
+            ("Always", None, "vxlan", r#"{"VNI":4096,"VtepMAC":"66:d1:85:4c:ae:89"}"#, Some("10.244.7.0")),
+            (
+                "Always",
+                Some(5000),
+                "vxlan",
+                r#"{"VNI":5000,"VtepMAC":"66:d1:85:4c:ae:89"}"#,
+                Some("10.244.7.0"),
+            ),
+        ] {
+            let lease = read(spec(), Some(mode), vni).await.unwrap();
+            assert_eq!(
+                lease.tunnel_address().map(|address| address.to_string()).as_deref(),
+                tunnel,
+                "{mode}"
+            );
+            let written = lease.annotations("n", "192.0.2.7");
+            let written = |name: &str| written[name].clone().unwrap();
+            assert_eq!(written(Node::FLANNEL_BACKEND), backend);
+            assert_eq!(written(Node::FLANNEL_DATA), data);
+            assert_eq!(written(Node::FLANNEL_ADDRESS), "192.0.2.7");
+            assert_eq!(written(Node::FLANNEL_MANAGED), "true");
+        }
+        for (spec, pool, expected) in [
+            (json!({}), Some("Always"), "--allocate-node-cidrs"),
+            (json!({"podCIDR": "fd00::/64"}), Some("Always"), "no IPv4 network"),
+            (spec(), None, "assignmentMode Manual"),
+            (json!({"podCIDR": "10.9.7.0/24"}), Some("Always"), "no IPPool contains the network 10.9.7.0/24"),
+            (spec(), Some("CrossSubnet"), "IPPool flannel has vxlanMode CrossSubnet"),
+        ] {
+            let error = read(spec, pool, None).await.unwrap_err();
+            assert!(error.contains(expected), "{expected}: {error}");
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn options_that_do_not_fit_are_refused() {
+        let flannel = || Extras { flannel: true, ..Extras::default() };
+        for (extras, expected) in [
+            (Extras::default(), None),
+            (flannel(), None),
+            (Extras { cni_ipam: r#"{"type": "host-local"}"#.parse().unwrap(), ..flannel() }, None),
+            (
+                Extras { cni_ipam: r#"{"type": "calico-ipam"}"#.parse().unwrap(), ..flannel() },
+                Some("TORTIE_CNI_IPAM"),
+            ),
+            (Extras { bgp: true, ..flannel() }, Some("TORTIE_BGP")),
+        ] {
+            let refused = check("n", &extras, &Platform::Linux).err().map(|error| error.to_string());
+            assert_eq!(refused.is_some(), expected.is_some(), "{refused:?}");
+            assert!(
+                expected.is_none_or(|expected| refused.clone().unwrap().contains(expected)),
+                "{refused:?}"
+            );
+        }
     }
 }

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use tortie_api::kubernetes::Node;
 use tortie_api::net::IpVersion;
 use tortie_api::{Key, Kind, Resource};
-use tortie_dataplane::{ClusterNetwork, Dataplane, PodWiring};
+use tortie_dataplane::{Dataplane, PodWiring};
 use tortie_hcn::{Feature, Hcn, HcnExt as _};
 use tortie_ipam::{Ipam, IpamError};
 use tortie_store::backoff::{Backoff, random_seed};
@@ -20,6 +20,7 @@ use tortie_windows::{
 };
 
 use crate::announcement::Announced;
+use crate::cluster_network::cluster_network;
 use crate::node_address::AddressMethods;
 use crate::unsupported::LOCKED;
 use crate::{AgentError, Extras, Platform};
@@ -113,25 +114,6 @@ pub(crate) async fn most_blocks(hcn: Option<Arc<dyn Hcn>>) -> u32 {
         }
         backoff.wait().await;
     }
-}
-
-/// The properties of the overlay, as FelixConfiguration has them now. calc gives later changes to the dataplane.
-pub(crate) async fn cluster_network(store: &dyn Store, node: &str) -> Result<ClusterNetwork, AgentError> {
-    let stored = match store.list(Kind::FelixConfiguration).await {
-        Ok(listing) => listing.items,
-        // The report names these, and nothing of the kind is in force.
-        Err(StoreError::KindAbsent(_) | StoreError::Forbidden(_)) => Vec::new(),
-        Err(error) => return Err(error.into()),
-    };
-    let spec = |name: &str| {
-        let stored = stored.iter().find(|stored| stored.key.name == name)?;
-        match Resource::read(&stored.key, &stored.value) {
-            Ok(Resource::FelixConfiguration(felix)) => Some(felix.spec),
-            _ => None,
-        }
-    };
-    let (own, all) = (spec(&format!("node.{node}")), spec("default"));
-    Ok(ClusterNetwork::new(&own.unwrap_or_default().or(&all.unwrap_or_default())))
 }
 
 /// The lowest VXLAN network identifier of HNS (win-overlay of the CNI plugins).
@@ -253,6 +235,8 @@ async fn prepare_windows(
 
 #[cfg(test)]
 mod tests {
+    use tortie_dataplane::ClusterNetwork;
+
     use super::*;
     use serde_json::json;
     use tortie_store::Embedded;

@@ -9,13 +9,14 @@ use tokio::sync::OwnedMutexGuard;
 use tortie_api::kubernetes::Pod;
 use tortie_api::{Key, Kind, Metadata, Position};
 use tortie_cni::{Address, AddressSource, Code, Failure, Invocation, Success};
-use tortie_dataplane::{EndpointId, PodAddress};
+use tortie_dataplane::{EndpointId, PodAddress, PreparedLink};
 use tortie_ipam::{Family, FollowUp, IpamError, Request, Use};
 use tortie_store::Stored;
 
 use crate::addresses::{self, Assign, OfFamily, Wanted, handle};
 use crate::pods::{Pods, blocking, store_failure, wiring_failure};
-use crate::publish::Publication;
+use crate::publication::Publication;
+use crate::{dns, runtime_config};
 
 /// How many addresses of the operating system may belong to somebody else.
 const MOST_REFUSED: usize = 16;
@@ -33,8 +34,27 @@ pub(crate) struct Obtained {
 }
 
 impl Pods {
+    /// The addresses of a pod that Tortie can connect as it is wanted.
+    pub(crate) async fn check_and_obtain(
+        &self,
+        call: &Invocation,
+        id: &EndpointId,
+        pod: &(Stored, Pod),
+        namespace: Metadata,
+        prepared: Option<&PreparedLink>,
+    ) -> Result<Obtained, Failure> {
+        runtime_config::check(call, &pod.1, self.wiring.takes_mac())?;
+        let limits = self.limits(call, pod)?;
+        dns::of(&call.config)?;
+        // The link exists before the endpoint is published, because the node reports endpoints without a link.
+        let publication = prepared.map(|_| self.publication(call, id, pod, limits)).transpose()?;
+        // Reading took a while.
+        self.refuse_blocked(id)?;
+        self.obtain(call, id, pod, namespace, publication).await
+    }
+
     /// The addresses of a new pod. With a `publication`, its endpoint may be published with the allocation of the last one.
-    pub(crate) async fn obtain(
+    async fn obtain(
         &self,
         call: &Invocation,
         id: &EndpointId,

@@ -35,7 +35,6 @@ use crate::barrier::Barrier;
 use crate::dns;
 use crate::locks::Locks;
 use crate::metrics::Metrics;
-use crate::obtain::Obtained;
 use crate::plane::InForce;
 use crate::runtime_config;
 use crate::unsupported::Unsupported;
@@ -154,25 +153,6 @@ impl Pods {
             self.wait_until_live(id, &interface)
         )?;
         Ok(Success { dns: dns::of(&call.config)?, ..Self::success(call, &interface) })
-    }
-
-    /// The addresses of a pod that Tortie can connect as it is wanted.
-    async fn check_and_obtain(
-        &self,
-        call: &Invocation,
-        id: &EndpointId,
-        pod: &(Stored, Pod),
-        namespace: Metadata,
-        prepared: Option<&PreparedLink>,
-    ) -> Result<Obtained, Failure> {
-        runtime_config::check(call, &pod.1, self.wiring.takes_mac())?;
-        let limits = self.limits(call, pod)?;
-        dns::of(&call.config)?;
-        // The link exists before the endpoint is published, because the node reports endpoints without a link.
-        let publication = prepared.map(|_| self.publication(call, id, pod, limits)).transpose()?;
-        // Reading took a while.
-        self.refuse_blocked(id)?;
-        self.obtain(call, id, pod, namespace, publication).await
     }
 
     /// The policy of a pod is not known while the agent has never read a kind, or applies no changes.

@@ -98,6 +98,16 @@ async fn a_method_for_addresses_is_refused_where_it_has_no_effect() {
     assert!(refused.to_string().contains("remove --ip-autodetection-method"), "{refused}");
 }
 
+/// Only Linux nodes can take part in flannel.
+#[tokio::test(flavor = "multi_thread")]
+async fn flannel_is_refused_where_it_has_no_effect() {
+    let (store, os, dir) = (cluster().await, FakeOs::default(), tempfile::tempdir().unwrap());
+    let platform = Platform::Other { dataplane: Box::new(os.clone()), wiring: Arc::new(os) };
+    let extras = Extras { flannel: true, ..Extras::default() };
+    let refused = tortie_agent::run_with(config(dir.path(), store, platform), extras).await.unwrap_err();
+    assert!(refused.to_string().contains("remove --flannel"), "{refused}");
+}
+
 /// The port of the agent's probes is used by another program for a while.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_port_that_is_taken_does_not_end_the_agent() {
