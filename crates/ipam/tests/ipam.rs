@@ -254,14 +254,14 @@ async fn what_follows_an_allocation_is_written_with_it() {
     assert_eq!((position, &stored.value["spec"]["address"]), (Some(stored.position), &json!(one.address)));
     assert_eq!(stored.position.0, before + 3, "after the handle and the block");
 
-    // Together with one whose object exists, one that is too large, and one of which nothing follows.
+    // Together with one that is too large, one whose object exists, which ends the sequence, and one of which nothing follows.
     store.create(&key(4), json!({"spec": {}})).await.unwrap();
     let sixth = request("h6");
-    let (two, three, four, large, none) = tokio::join!(
+    let (two, three, large, four, none) = tokio::join!(
         assign(2, 0),
         assign(3, 0),
-        assign(4, 0),
         assign(5, 20_000),
+        assign(4, 0),
         ipam.assign_and_write(&sixth, None)
     );
     let (none, after_none) = none.unwrap();

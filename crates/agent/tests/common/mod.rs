@@ -31,6 +31,8 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 /// The state of the fake operating system, and its answers.
 #[derive(Default)]
 pub(crate) struct Os {
+    /// How many prepared links were deleted at once.
+    pub(crate) abandoned: usize,
     pub state: NodeState,
     pub batches: Vec<Vec<Delta>>,
     pub resyncs: usize,
@@ -160,6 +162,11 @@ impl PodWiring for FakeOs {
         }
         os.connected.insert(link.endpoint.clone(), link.container_id.clone());
         Ok(Some(PreparedLink(1)))
+    }
+
+    fn abandon(&self, _: PreparedLink) -> Result<(), WiringError> {
+        self.lock().abandoned += 1;
+        Ok(())
     }
 
     fn connect(&self, pod: &PodAttachment) -> Result<PodInterface, WiringError> {
