@@ -97,7 +97,7 @@ impl Kubernetes {
         }
     }
 
-    async fn send_once(&self, request: Request<Vec<u8>>) -> Result<Value, ObjectError> {
+    pub(super) async fn send_once(&self, request: Request<Vec<u8>>) -> Result<Value, ObjectError> {
         let path = request.uri().path().to_owned();
         let unavailable = |problem: String| ObjectError::Unavailable(format!("{}: {problem}", self.server()));
         let answer = async {
