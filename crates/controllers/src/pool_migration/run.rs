@@ -31,6 +31,8 @@ pub struct PoolMigration {
 /// A step, and what did not happen.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MigrationProgress {
+    /// The cluster before the step.
+    pub cluster: MigratingCluster,
     /// The step.
     pub step: MigrationStep,
     /// The pods whose eviction was refused, each with the reason.
@@ -164,7 +166,7 @@ impl PoolMigration {
             MigrationStep::RemoveBlocks(blocks) => self.remove_blocks(&cluster, blocks).await?,
             MigrationStep::DeletePool => self.delete_pool().await?,
         }
-        Ok(MigrationProgress { step, refused })
+        Ok(MigrationProgress { cluster, step, refused })
     }
 
     async fn create_pool(&self) -> Result<(), MigrationError> {
