@@ -25,7 +25,8 @@ const PARALLEL: usize = 10;
 const DEMOS: usize = 5;
 
 /// The measurements.
-const NAMES: [&str; 8] = ["addresses", "bgp", "calc", "cni", "demo", "kubernetes", "nftables", "windows"];
+const NAMES: [&str; 9] =
+    ["addresses", "bgp", "calc", "cni", "demo", "kubernetes", "nftables", "vxlan", "windows"];
 
 /// Runs the measurements of these names, or all without names.
 pub(crate) fn run(names: &[&str]) -> Result<()> {
@@ -58,6 +59,11 @@ pub(crate) fn run(names: &[&str]) -> Result<()> {
         for bench in ["table", "members", "new_connections"] {
             cargo(&["bench", "--quiet", "--package", "tortie-linux", "--bench", bench])?;
         }
+    }
+    if wanted("vxlan") {
+        setup::require_root("the benchmark of VXLAN peers")?;
+        setup::packages(&setup::TEST_PACKAGES)?;
+        cargo(&["bench", "--quiet", "--package", "tortie-linux", "--bench", "vxlan"])?;
     }
     if wanted("kubernetes") {
         setup::require_root("the benchmarks on the Kubernetes API")?;

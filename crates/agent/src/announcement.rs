@@ -419,6 +419,48 @@ mod tests {
         keeping.abort();
     }
 
+    /// What `tortie pool migrate` does: it closes the pool, releases the tunnel address, and then changes an annotation of the Node.
+    #[tokio::test]
+    async fn a_node_takes_a_tunnel_address_of_another_pool_when_its_own_is_released() {
+        let store = with_pool().await;
+        let key = Key::global(Kind::Node, "n");
+        store.create(&key, json!({"metadata": {"name": "n"}})).await.unwrap();
+        let ipam = Arc::new(Ipam::new(store.clone(), "n", BTreeMap::new()));
+        let old = tunnel_address(&ipam, "n", Family::V4).await.unwrap().unwrap();
+        let first = derived(vec![old]);
+        let announced = Announced { first, methods: AddressMethods::default(), overlay: None };
+        let (_keep, in_force) = watch::channel(Arc::default());
+        // An agent that has not used the pool for some seconds.
+        let ipam = Arc::new(Ipam::new(store.clone(), "n", BTreeMap::new()));
+        let keeping =
+            tokio::spawn(keep_announced(store.clone(), ipam.clone(), "n".to_owned(), announced, in_force));
+        let announces = async |is_it: &dyn Fn(&str) -> bool| loop {
+            let node = store.get(&key).await.unwrap().unwrap();
+            let told = node.value["metadata"]["annotations"][Node::VXLAN_ADDRESS].as_str().map(str::to_owned);
+            if let Some(told) = told.filter(|told| is_it(told)) {
+                return told;
+            }
+            tokio::task::yield_now().await;
+        };
+        announces(&|told| told == old.to_string()).await;
+
+        let pool = Key::global(Kind::IpPool, "p");
+        let stored = store.get(&pool).await.unwrap().unwrap();
+        let mut closed = stored.value;
+        closed["spec"]["disabled"] = json!(true);
+        store.update(&pool, closed, &stored.version).await.unwrap();
+        let new = json!({"metadata": {"name": "q"}, "spec": {"cidr": "10.9.0.0/26", "blockSize": 30, "vxlanMode": "Always"}});
+        store.create(&Key::global(Kind::IpPool, "q"), new).await.unwrap();
+        let block = ipam.find("vxlan-tunnel-addr-n").await.unwrap()[0].block;
+        let release = tortie_ipam::Release { address: old, handle: None, sequence_number: None };
+        tortie_ipam::Records::new(store.clone()).release_addresses(block, &[release]).await.unwrap();
+        let changed = BTreeMap::from([("tortie.io/pool-migration", Some("{}".to_owned()))]);
+        store.annotate_node("n", &changed).await.unwrap();
+        let told = announces(&|told| told != old.to_string()).await;
+        assert!(told.starts_with("10.9.0."), "{told}");
+        keeping.abort();
+    }
+
     /// A node that gets no IPv6 block serves IPv4 pods.
     #[tokio::test]
     async fn a_full_ipv6_pool_costs_only_the_ipv6_tunnel() {

@@ -243,7 +243,7 @@ impl Watched {
             reason: Reason::PoolMissing,
             message: format!(
                 "pods of this node have addresses of {block}, which no IPPool has any more: other nodes may not reach them. \
-                 Store the pool as it was, or delete the pods and make them again"
+                 Store the pool as it was; `tortie pool migrate` moves the pods to another one"
             ),
         })
     }

@@ -6,9 +6,10 @@ use std::fmt;
 
 use anyhow::bail;
 use ipnet::IpNet;
+use tortie_api::calico::IpPool;
 use tortie_api::manifest::{Object, Problem};
 use tortie_api::support::{self, Pool};
-use tortie_api::{FieldError, Key, Kind};
+use tortie_api::{FieldError, Key, Kind, Resource};
 use tortie_store::{Store, Stored};
 
 use crate::ipam::windows_node;
@@ -96,15 +97,11 @@ pub(crate) async fn refuse_deletion(store: &dyn Store, keys: &[Key]) -> anyhow::
         let Some(used) = Pool::of(key, &stored.value).and_then(|pool| in_use(&pool.cidr, &blocks)) else {
             continue;
         };
-        let remedy = match &used.node {
-            None => "set disabled: true, delete the pods or Services that have them, and then delete it"
-                .to_owned(),
-            // Nodes do not change their end of the overlay.
-            Some(node) => format!(
-                "{node} keeps its tunnel address, so the pool stays; set disabled: true, and no pod gets an address of it"
-            ),
-        };
-        bail!("{key} has addresses in use ({used}): {remedy}; nothing was deleted");
+        bail!(
+            "{key} has addresses in use ({used}): `tortie pool migrate {} NEW` moves what has them to another pool, and deletes this one \
+             then; nothing was deleted",
+            key.name
+        );
     }
     Ok(())
 }
@@ -154,13 +151,20 @@ async fn pool_problems<'a>(
 /// The change of a pool that is not possible while its addresses are in use.
 fn changed_in_use(before: &Stored, after: &Object, blocks: &[Stored]) -> Option<FieldError> {
     let used = in_use(&Pool::of(&before.key, &before.value)?.cidr, blocks)?;
-    let field = ["cidr", "blockSize", "allowedUses"].into_iter().find(|field| {
-        let old = before.value["spec"].get(field).filter(|value| !value.is_null());
-        old.is_some_and(|old| after.value["spec"].get(field).is_some_and(|new| new != old))
-    })?;
+    let Ok(Resource::IpPool(old)) = Resource::read(&before.key, &before.value) else { return None };
+    let Resource::IpPool(new) = &after.resource else { return None };
+    // What a manifest leaves out has its default.
+    let uses = |pool: &IpPool| pool.spec.allowed_uses.iter().cloned().collect::<BTreeSet<String>>();
+    let differs = [
+        ("cidr", old.spec.cidr != new.spec.cidr),
+        ("blockSize", old.block_size() != new.block_size()),
+        ("allowedUses", uses(&old) != uses(new)),
+    ];
+    let (field, _) = differs.into_iter().find(|(_, differs)| *differs)?;
     let problem = format!(
-        "it cannot change while addresses of the pool are in use ({used}); make another pool, set disabled: true on this one, \
-         and delete the pods or Services that have them"
+        "it cannot change while addresses of the pool are in use ({used}); `tortie pool migrate {} NEW` moves what has them to another \
+         pool, which has the new settings",
+        before.key.name
     );
     Some(FieldError::new(format!("spec.{field}"), problem))
 }
@@ -170,20 +174,18 @@ struct InUse {
     count: u64,
     /// The first owner, for messages.
     first: String,
-    /// The first node with its tunnel address there.
-    node: Option<String>,
 }
 
 impl fmt::Display for InUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { count, first, .. } = self;
+        let Self { count, first } = self;
         write!(f, "{count} {}, the first of {first}", if *count == 1 { "address" } else { "addresses" })
     }
 }
 
 /// The users of addresses of a network; `None` if there are none.
 fn in_use(net: &IpNet, blocks: &[Stored]) -> Option<InUse> {
-    let (mut count, mut first, mut node) = (0_u64, None, None);
+    let (mut count, mut first) = (0_u64, None);
     for block in blocks {
         let cidr: Option<IpNet> = block.value["cidr"].as_str().and_then(|text| text.parse().ok());
         if !cidr.is_some_and(|cidr| net.contains(&cidr)) {
@@ -198,13 +200,10 @@ fn in_use(net: &IpNet, blocks: &[Stored]) -> Option<InUse> {
             let text = |name: &str| owner[name].as_str().map(str::to_owned);
             let Some(owner) = owner_of(&text) else { continue };
             count += 1;
-            if owner.starts_with("node ") {
-                node.get_or_insert_with(|| owner.clone());
-            }
             first.get_or_insert(owner);
         }
     }
-    Some(InUse { count, first: first?, node })
+    Some(InUse { count, first: first? })
 }
 
 fn owner_of(text: &impl Fn(&str) -> Option<String>) -> Option<String> {

@@ -50,6 +50,7 @@ mod node;
 mod output;
 mod planned;
 mod policy;
+mod pool;
 mod port;
 mod preview;
 mod progress;
@@ -152,6 +153,9 @@ enum Command {
     /// Show, check and repair the addresses of pods
     #[command(subcommand)]
     Ipam(ipam::IpamCommand),
+    /// Move a cluster to another pool of addresses
+    #[command(subcommand)]
+    Pool(pool::PoolCommand),
     /// Copy a datastore into another one: lock, export, import, compare, unlock
     #[command(subcommand)]
     Datastore(datastore::DatastoreCommand),
@@ -232,6 +236,7 @@ fn main() -> ExitCode {
         Command::Status(status) => return ask(status.run()),
         Command::Uninstall(uninstall) => uninstall.run(),
         Command::Ipam(command) => return ask(command.run()),
+        Command::Pool(command) => return ask(command.run()),
         Command::Datastore(command) => return ask(command.run()),
         #[cfg(unix)]
         Command::Store(command) => command.run(),

@@ -104,14 +104,32 @@ impl StoreArguments {
         Ok(match (found, self.calico_group) {
             (CalicoStore::Etcd(_), Some(_)) => bail!("--calico-group has no effect with etcd; remove it"),
             (CalicoStore::Etcd(settings), None) => Arc::new(Etcd::new(settings.config()?)?),
-            (CalicoStore::Kubernetes(file), group) => {
-                let cluster = Kubernetes::new(&calicoctl::kubernetes(file.as_ref())).await?;
-                match group {
-                    Some(group) => Arc::new(cluster.with_group(group)),
-                    None => Arc::new(cluster),
-                }
-            }
+            (CalicoStore::Kubernetes(file), _) => self.cluster(&calicoctl::kubernetes(file.as_ref())).await?,
         })
+    }
+
+    /// Opens the datastore if it is a Kubernetes API.
+    pub(crate) async fn open_kubernetes(&self) -> anyhow::Result<Option<Arc<Kubernetes>>> {
+        let config = match (self.calicoctl()?, &self.store) {
+            (Some(CalicoStore::Kubernetes(file)), _) => calicoctl::kubernetes(file.as_ref()),
+            (None, Some(address)) => match kubernetes(address) {
+                Some(config) => {
+                    self.refuse_unused(address)?;
+                    config
+                }
+                None => return Ok(None),
+            },
+            (Some(CalicoStore::Etcd(_)), _) | (None, None) => return Ok(None),
+        };
+        Ok(Some(self.cluster(&config).await?))
+    }
+
+    async fn cluster(&self, config: &KubernetesConfig) -> anyhow::Result<Arc<Kubernetes>> {
+        let cluster = Kubernetes::new(config).await?;
+        Ok(Arc::new(match self.calico_group {
+            Some(group) => cluster.with_group(group),
+            None => cluster,
+        }))
     }
 
     /// Opens the datastore.
@@ -134,11 +152,7 @@ impl StoreArguments {
             return Ok(Arc::new(Etcd::new(self.etcd(urls)?)?));
         }
         if let Some(config) = kubernetes(address) {
-            let cluster = Kubernetes::new(&config).await?;
-            return Ok(match self.calico_group {
-                Some(group) => Arc::new(cluster.with_group(group)),
-                None => Arc::new(cluster),
-            });
+            return Ok(self.cluster(&config).await?);
         }
         let Some(host) = address.strip_prefix("tls:") else {
             bail!(

@@ -18,6 +18,7 @@ mod load_balancers;
 mod lock;
 mod nodes;
 mod policies;
+mod pool_migration;
 mod reconciler;
 mod synced;
 
@@ -31,6 +32,7 @@ use tortie_store::{Endpoints, Interest, Store};
 pub use blocks::Blocks;
 pub use election::{Claim, DEADLINE, Election, LEASE, PERIOD};
 pub use nodes::Nodes;
+pub use pool_migration::*;
 
 use copier::Copier;
 use host_endpoints::HostEndpoints;

@@ -82,6 +82,26 @@ impl Records {
         Err(IpamError::Contended(affinity_key))
     }
 
+    /// Deletes a block that belongs to nobody and has no addresses. Returns whether it is gone.
+    ///
+    /// # Errors
+    /// The store failed, or the block cannot be read. A retry continues.
+    pub async fn remove_unowned_block(&self, cidr: IpNet) -> Result<bool, IpamError> {
+        let key = Key::global(Kind::IpamBlock, cidr.to_string());
+        let config = self.config().await?;
+        for _ in 0..RETRIES {
+            let Some((version, mut block)) = self.read_block(&key).await? else { return Ok(true) };
+            config.end_cooldowns(&mut block, Timestamp::now());
+            if block.owner().is_some() || !block.is_empty() {
+                return Ok(false);
+            }
+            if self.disown(&key, &version, block).await? {
+                return Ok(true);
+            }
+        }
+        Err(IpamError::Contended(key))
+    }
+
     /// Deletes an empty block, or removes the owner of another one. Returns whether nobody was faster.
     async fn disown(&self, key: &Key, version: &Version, mut block: Block) -> Result<bool, IpamError> {
         let written = if block.is_empty() {

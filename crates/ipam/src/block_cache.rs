@@ -14,7 +14,7 @@ use crate::request::Request;
 use crate::settings::Settings;
 
 /// How long pools and settings are cached: a disabled pool gives addresses no longer than this.
-pub(crate) const POOLS_FRESH: Duration = Duration::from_secs(5);
+pub const POOLS_FRESH: Duration = Duration::from_secs(5);
 
 /// Blocks of the node, and what requests may have addresses of them.
 #[derive(Default)]

@@ -27,6 +27,7 @@ mod waiting;
 
 pub use access::Records;
 pub use affinities::Given;
+pub use block_cache::POOLS_FRESH;
 pub use check::{Finding, Fix, Problem, Snapshot, check};
 pub use claim::DEFAULT_MAX_BLOCKS;
 pub use driver::Ipam;

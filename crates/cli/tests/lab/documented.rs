@@ -83,6 +83,14 @@ const COMMANDS: &[(&str, Run)] = &[
     ("tortie agent --node two --store tls:192.0.2.1:6666", No(FOREVER)),
     ("tortie controllers --store kubernetes", No(FOREVER)),
     ("tortie controllers --store etcd:URL --kubernetes", No(PLACEHOLDER)),
+    (
+        "tortie pool migrate old new --cidr 10.250.0.0/16 --dry-run --store kubernetes",
+        No("served/pool.rs runs it on a Kubernetes API"),
+    ),
+    (
+        "tortie pool migrate old new --cidr 10.250.0.0/16 --store kubernetes",
+        No("served/pool.rs runs it on a Kubernetes API"),
+    ),
     ("tortie datastore lock", No(PLACEHOLDER)),
     ("tortie datastore export", No(PLACEHOLDER)),
     ("tortie datastore import", No(PLACEHOLDER)),

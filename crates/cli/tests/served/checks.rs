@@ -99,6 +99,19 @@ async fn conflicting_pools_and_pools_in_use_are_not_changed() {
             "spec.cidr: it cannot change while addresses of the pool are in use (1 address, the first of pod n/p)",
         ),
         (pool("a", "10.0.0.0/16", 28), false, "spec.blockSize: it cannot change"),
+        (pool("a", "10.0.0.0/16", 28), false, "`tortie pool migrate a NEW`"),
+        // 26 is the default.
+        (object("IPPool", "a", json!({"cidr": "10.0.0.0/16", "vxlanMode": "Always"})), true, "configured"),
+        (pool("a", "10.0.0.0/16", 28), false, "spec.blockSize: it cannot change"),
+        (
+            object(
+                "IPPool",
+                "a",
+                json!({"cidr": "10.0.0.0/16", "vxlanMode": "Always", "allowedUses": ["Workload"]}),
+            ),
+            false,
+            "spec.allowedUses: it cannot change",
+        ),
         (
             object(
                 "IPPool",
@@ -127,8 +140,9 @@ async fn conflicting_pools_and_pools_in_use_are_not_changed() {
         "attributes": [{"handle_id": "vxlan-tunnel-addr-one", "secondary": {"node": "one", "type": "vxlanTunnelAddress"}}]});
     cluster.put(&block, tunnel).await;
     let refused = text_of(&delete("a").await);
-    let expected = "(1 address, the first of node one): node one keeps its tunnel address, so the pool stays; set disabled: true";
-    assert!(refused.contains(expected) && !refused.contains("delete the pods"), "{refused}");
+    let expected =
+        "(1 address, the first of node one): `tortie pool migrate a NEW` moves what has them to another pool";
+    assert!(refused.contains(expected), "{refused}");
     cluster.store.delete(&block, None).await.unwrap();
     assert!(delete("a").await.status.success());
 }

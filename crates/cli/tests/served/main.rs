@@ -12,6 +12,7 @@ mod ipam;
 mod kubernetes;
 mod manifests;
 mod modify;
+mod pool;
 mod store;
 mod support;
 mod version;

@@ -22,6 +22,8 @@ use tortie_ipam::{Assignment, Family, Ipam, IpamError, Records, Release, Request
 use tortie_store::backoff::{Backoff, random_seed};
 use tortie_store::{Change, Endpoints, Follow, Interest, StoreError};
 
+pub(crate) use self::status::shown;
+
 use self::state::{Held, State, assignments, handle_of};
 use self::steps::{Step, next};
 use self::wanted::{Missing, Service};

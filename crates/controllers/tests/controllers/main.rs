@@ -9,4 +9,5 @@ mod load_balancers;
 mod lock;
 mod nodes;
 mod permissions;
+mod pool_migration;
 mod servers;

@@ -1,6 +1,7 @@
 //! The objects that a change of the node state concerns.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use tortie_dataplane::{Delta, EndpointId, NodeState};
 use tortie_policy::program::{Member, PolicyId, SetId};
@@ -13,7 +14,9 @@ pub(super) struct Dirty {
     pub endpoints: BTreeSet<EndpointId>,
     /// Host endpoints, by name.
     pub hosts: BTreeSet<String>,
-    /// Whether the node itself or its peers have changed.
+    /// The own addresses of other nodes that have come, gone, or changed.
+    pub peers: BTreeSet<IpAddr>,
+    /// Whether the node itself has changed.
     pub skeleton: bool,
     /// Whether the operator's settings have changed, which every part may depend on.
     pub settings: bool,
@@ -30,7 +33,9 @@ impl Dirty {
     /// Records the objects of a delta.
     pub(super) fn note(&mut self, delta: &Delta) {
         match delta {
-            Delta::Node(_) | Delta::Vtep(_) | Delta::VtepRemoved(..) => self.skeleton = true,
+            Delta::Node(_) => self.skeleton = true,
+            // `Peers` knows what they had before.
+            Delta::Vtep(_) | Delta::VtepRemoved(..) => {}
             Delta::Settings(_) => self.settings = true,
             Delta::SetCreated(id, ..) | Delta::SetRemoved(id) => {
                 drop(self.sets.insert(id.clone(), ChangedSet::Whole))
@@ -61,6 +66,8 @@ impl Dirty {
             policies: BTreeSet::new(),
             endpoints: state.endpoints.keys().cloned().collect(),
             hosts: state.host_endpoints.keys().cloned().collect(),
+            // They are part of the skeleton.
+            peers: BTreeSet::new(),
             skeleton: true,
             settings: true,
         }
@@ -71,6 +78,7 @@ impl Dirty {
             && self.policies.is_empty()
             && self.endpoints.is_empty()
             && self.hosts.is_empty()
+            && self.peers.is_empty()
             && !self.skeleton
             && !self.settings
     }

@@ -5,6 +5,7 @@ mod counting;
 mod cut;
 mod desired_table;
 mod dirty;
+mod entries;
 mod fold;
 mod foreign_tables;
 mod forget;
@@ -20,6 +21,7 @@ mod network;
 mod overlay;
 mod packet_kinds;
 mod packet_test;
+mod peers;
 mod policies;
 mod programs;
 mod sets;
@@ -45,11 +47,12 @@ pub(crate) use self::network::link_parameters;
 
 use self::cut::Cut;
 use self::dirty::Dirty;
+pub(crate) use self::entries::PROTOCOL as ROUTE_PROTOCOL;
 use self::foreign_tables::ForeignTables;
 use self::forget::Forgetter;
 use self::network::Network;
-pub(crate) use self::network::PROTOCOL as ROUTE_PROTOCOL;
 pub(crate) use self::overlay::MARK as OVERLAY_MARK;
+use self::peers::{NetworkChange, Peers};
 use self::table::PolicyTable;
 use crate::{Error, Result};
 
@@ -103,6 +106,8 @@ impl Default for Config {
 pub struct Dataplane {
     /// The endpoints as of the last call: a change of one releases the addresses that it had.
     endpoints: BTreeMap<EndpointId, Arc<Endpoint>>,
+    /// The other nodes as of the last call.
+    peers: Peers,
     policy: PolicyTable,
     network: Network,
     forgetter: Forgetter,
@@ -138,6 +143,7 @@ impl Dataplane {
         let (started, network_behind, uncut) = (false, false, false);
         Ok(Self {
             endpoints,
+            peers: Peers::default(),
             policy,
             network,
             forgetter,
@@ -244,13 +250,13 @@ impl Dataplane {
     fn network_if_policed(
         &mut self,
         state: &NodeState,
-        changed: bool,
-        work: impl FnOnce(&mut Network, bool) -> tortie_kernel::Result<()>,
+        change: NetworkChange,
+        work: impl FnOnce(&mut Network, &NetworkChange) -> tortie_kernel::Result<()>,
     ) -> Result<()> {
-        let changed = changed || self.network_behind;
-        self.network_behind = !self.policy.is_in_kernel() && changed;
+        let change = if self.network_behind { NetworkChange::Everything } else { change };
+        self.network_behind = !self.policy.is_in_kernel() && !matches!(change, NetworkChange::Nothing);
         let done = match self.policy.is_in_kernel() {
-            true => work(&mut self.network, changed).map_err(Error::from),
+            true => work(&mut self.network, &change).map_err(Error::from),
             false => Ok(()), // the report has a condition that says why
         };
         done.and(self.forget_released(state))
@@ -290,7 +296,8 @@ impl Dataplane {
 
 impl tortie_dataplane::Dataplane for Dataplane {
     fn apply(&mut self, state: &NodeState, deltas: &[Delta]) -> Report {
-        let dirty = self.ingest(deltas);
+        let (change, peers) = self.peers.note(deltas);
+        let dirty = Dirty { peers, ..self.ingest(deltas) };
         let settled = self.settle_given(deltas);
         // Policy first: no route leads to a pod before its policy exists.
         let policy = match dirty.hosts.is_empty() {
@@ -299,19 +306,7 @@ impl tortie_dataplane::Dataplane for Dataplane {
         };
         let policy = policy.and_then(|()| self.policy.apply(state, &dirty));
         let policy = self.cut_denied(state, dirty, policy);
-        let touches_network = |delta: &Delta| {
-            !matches!(
-                delta,
-                Delta::SetCreated(..)
-                    | Delta::SetChanged { .. }
-                    | Delta::SetRemoved(_)
-                    | Delta::Policy(..)
-                    | Delta::PolicyRemoved(_)
-            )
-        };
-        let changed = deltas.iter().any(touches_network);
-        let network =
-            self.network_if_policed(state, changed, |network, changed| network.apply(state, changed));
+        let network = self.network_if_policed(state, change, |network, change| network.apply(state, change));
         self.foreign_tables.look_once(&self.policy.config.table, self.policy.nft.commits(), (self.clock)());
         let report = self.report(state, policy, settled.and(network));
         if !report.retry || report.node_failures().next().is_some() {
@@ -339,7 +334,8 @@ impl tortie_dataplane::Dataplane for Dataplane {
         };
         let policy = policy.and_then(|()| self.policy.resync(state));
         let policy = self.cut_denied(state, Dirty::default(), policy);
-        let network = self.network_if_policed(state, true, |network, _| network.resync(state));
+        let network =
+            self.network_if_policed(state, NetworkChange::Everything, |network, _| network.resync(state));
         self.foreign_tables.look(&self.policy.config.table, self.policy.nft.commits(), now);
         let report = self.report(state, policy, network);
         self.waiting = (report.retry && report.node_failures().next().is_none()).then_some(now);

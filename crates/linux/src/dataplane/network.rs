@@ -7,18 +7,16 @@ use ipnet::IpNet;
 use tortie_api::net::IpVersion;
 use tortie_dataplane::{Condition, Endpoint, EndpointId, HostPort, NodeState, Reason, Report, RouteTarget};
 use tortie_kernel::InterfaceIndex;
-use tortie_kernel::route::{Address, Change, FdbEntry, Neighbour, Route, RouteSocket};
+use tortie_kernel::route::{Address, Change, Route, RouteSocket};
 use tortie_kernel::sysctl;
 use tortie_kernel::{Error, Result};
 
 use super::Config;
+use super::entries::{Keys, PROTOCOL, Tables, route_to};
 use super::host_ports;
 use super::ipv6;
 use super::overlay::{Overlay, Underlay};
-
-/// The protocol number of Tortie's routes. Nobody else has it in `rtnetlink.h` and iproute2's `rt_protos`. Calico's
-/// is 80 (`felix/dataplane/linux/route_mgr.go`), and Tortie must not delete Calico's routes.
-pub(crate) const PROTOCOL: u8 = 84;
+use super::peers::{Around, NetworkChange, PeerEntries};
 
 /// The routes and links of the node, and the known state of the kernel.
 #[derive(Debug)]
@@ -36,36 +34,62 @@ pub(super) struct Network {
     retry: bool,
     /// The interfaces that have the node's addresses.
     underlay: Underlay,
-}
-
-/// The tables that this module writes.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Tables {
-    /// By destination and metric. The kernel's tables include routes of others, which are left alone.
-    routes: BTreeMap<(IpNet, u32), Route>,
-    /// Only on the VXLAN links, as the next two.
-    addresses: BTreeSet<Address>,
-    neighbours: BTreeSet<Neighbour>,
-    fdb: BTreeSet<FdbEntry>,
+    /// The index of the VXLAN link of each family, as of the last time that everything was looked at.
+    vxlan: BTreeMap<IpVersion, u32>,
+    /// The families whose packets the node forwarded then.
+    forwarded: BTreeSet<IpVersion>,
 }
 
 impl Network {
     pub(super) fn open(config: Config) -> Result<Self> {
         let (prepared, endpoints, node, underlay) = Default::default();
+        let (vxlan, forwarded) = Default::default();
         let overlays = [
             Overlay::new(IpVersion::V4, &config.vxlan_device),
             Overlay::new(IpVersion::V6, &config.vxlan_v6_device),
         ];
         let socket = RouteSocket::open()?;
-        Ok(Self { socket, config, kernel: None, overlays, prepared, endpoints, node, retry: false, underlay })
+        Ok(Self {
+            socket,
+            config,
+            kernel: None,
+            overlays,
+            prepared,
+            endpoints,
+            node,
+            retry: false,
+            underlay,
+            vxlan,
+            forwarded,
+        })
     }
 
     /// Applies changes, if there are any, and what failed the last time.
-    pub(super) fn apply(&mut self, state: &NodeState, changed: bool) -> Result<()> {
-        if !changed && !self.retry && self.kernel.is_some() {
-            return Ok(());
-        }
-        self.reconcile(state).inspect_err(|_| self.kernel = None)
+    pub(super) fn apply(&mut self, state: &NodeState, change: &NetworkChange) -> Result<()> {
+        // With a condition, everything is looked at: it may be over.
+        let is_calm =
+            !self.retry && self.kernel.is_some() && self.node.is_empty() && self.endpoints.is_empty();
+        let part = match change {
+            NetworkChange::Nothing if !self.retry && self.kernel.is_some() => return Ok(()),
+            NetworkChange::Peers(peers) if is_calm => {
+                let around =
+                    Around { vxlan: &self.vxlan, underlay: &self.underlay, forwarded: &self.forwarded };
+                peers.entries(state, &around)
+            }
+            _ => None,
+        };
+        let done = match (part, self.kernel.take()) {
+            (Some(PeerEntries { mut desired, keys }), Some(kernel)) => {
+                desired.addresses.clone_from(&kernel.addresses);
+                let changes = self.plan(&desired, &kernel, Some(&keys));
+                self.carry_out(state, &changes, kernel)
+            }
+            (_, kernel) => {
+                self.kernel = kernel;
+                self.reconcile(state)
+            }
+        };
+        done.inspect_err(|_| self.kernel = None)
     }
 
     /// Reads everything back and repairs differences.
@@ -105,12 +129,22 @@ impl Network {
         self.forward_ipv6(state);
         self.node.extend(self.without_link(state));
         let desired = desired(state, &vxlan, &links, &self.underlay);
-        let mut kernel = match self.kernel.take() {
+        let kernel = match self.kernel.take() {
             Some(kernel) => kernel,
             None => self.read(&vxlan)?,
         };
-        let changes = self.plan(&desired, &kernel);
-        let verdicts = self.socket.change_all(&changes)?;
+        let changes = self.plan(&desired, &kernel, None);
+        self.carry_out(state, &changes, kernel)?;
+        self.forwarded = [IpVersion::V4].into();
+        let has_end = state.node.as_ref().is_some_and(|node| node.vtep(IpVersion::V6).is_some());
+        self.forwarded.extend((needs_ipv6(state) && has_end).then_some(IpVersion::V6));
+        self.vxlan = vxlan;
+        Ok(())
+    }
+
+    /// Makes changes, and keeps what the kernel then has.
+    fn carry_out(&mut self, state: &NodeState, changes: &[Change], mut kernel: Tables) -> Result<()> {
+        let verdicts = self.socket.change_all(changes)?;
         let mut certain = true;
         for (change, verdict) in changes.iter().zip(verdicts) {
             match verdict {
@@ -150,32 +184,28 @@ impl Network {
         endpoint.is_some()
     }
 
-    /// The necessary changes. Only Tortie's routes are changed or deleted. A foreign route in the same place stays,
+    /// The necessary changes, of these entries or of all. Only Tortie's routes are changed or deleted. A foreign route in the same place stays,
     /// and is reported if it leads elsewhere.
-    fn plan(&mut self, desired: &Tables, kernel: &Tables) -> Vec<Change> {
+    fn plan(&mut self, desired: &Tables, kernel: &Tables, only: Option<&Keys>) -> Vec<Change> {
         let mut changes = Vec::new();
-        let gone = |key: &&(IpNet, u32)| !desired.routes.contains_key(key);
-        for key in kernel.routes.keys().filter(gone) {
+        for route in kernel.routes_of(only) {
+            let is_desired = desired.routes.contains_key(&(route.destination, route.metric));
             changes.extend(
-                kernel
-                    .routes
-                    .get(key)
-                    .filter(|route| route.protocol == PROTOCOL)
-                    .map(|r| Change::DeleteRoute(r.clone())),
+                (!is_desired && route.protocol == PROTOCOL).then(|| Change::DeleteRoute(route.clone())),
             );
         }
         // What packets need exists before what they needed goes. The kernel replaces a neighbour of the same address, and an
         // entry of the same hardware address; to delete the old one afterwards would delete the new one.
         changes.extend(desired.addresses.difference(&kernel.addresses).copied().map(Change::AddAddress));
-        changes.extend(desired.fdb.difference(&kernel.fdb).copied().map(Change::SetFdb));
-        changes.extend(desired.neighbours.difference(&kernel.neighbours).copied().map(Change::SetNeighbour));
-        let addresses: BTreeSet<IpAddr> =
-            desired.neighbours.iter().map(|neighbour| neighbour.address).collect();
-        let neighbours = kernel.neighbours.iter().filter(|old| !addresses.contains(&old.address));
-        changes.extend(neighbours.copied().map(Change::DeleteNeighbour));
-        let macs: BTreeSet<_> = desired.fdb.iter().map(|entry| (entry.link, entry.mac)).collect();
-        let fdb = kernel.fdb.iter().filter(|old| !macs.contains(&(old.link, old.mac)));
-        changes.extend(fdb.copied().map(Change::DeleteFdb));
+        let new = desired.fdb.iter().filter(|(key, entry)| kernel.fdb.get(key) != Some(entry));
+        changes.extend(new.map(|(_, entry)| Change::SetFdb(*entry)));
+        let new = desired.neighbours.iter().filter(|(key, it)| kernel.neighbours.get(key) != Some(it));
+        changes.extend(new.map(|(_, neighbour)| Change::SetNeighbour(*neighbour)));
+        let old = kernel.neighbours_of(only);
+        let old = old.filter(|it| !desired.neighbours.contains_key(&(it.link, it.address)));
+        changes.extend(old.copied().map(Change::DeleteNeighbour));
+        let old = kernel.fdb_of(only).filter(|it| !desired.fdb.contains_key(&(it.link, it.mac)));
+        changes.extend(old.copied().map(Change::DeleteFdb));
         changes.extend(kernel.addresses.difference(&desired.addresses).copied().map(Change::DeleteAddress));
         for (key, route) in &desired.routes {
             match kernel.routes.get(key) {
@@ -254,9 +284,11 @@ impl Network {
             addresses.filter(|at| is_overlay(at.link, &at.address) && !is_link_local(&at.address));
         tables.addresses = addresses.collect();
         let neighbours = self.socket.neighbours()?.into_iter();
-        tables.neighbours = neighbours.filter(|it| is_overlay(it.link, &it.address)).collect();
+        neighbours
+            .filter(|it| is_overlay(it.link, &it.address))
+            .for_each(|neighbour| tables.add_neighbour(neighbour));
         for link in vxlan.values() {
-            tables.fdb.extend(self.socket.fdb(*link)?);
+            self.socket.fdb(*link)?.into_iter().for_each(|entry| tables.add_fdb(entry));
         }
         Ok(tables)
     }
@@ -318,33 +350,6 @@ impl Network {
     }
 }
 
-impl Tables {
-    fn apply(&mut self, change: &Change) {
-        match change {
-            Change::AddRoute(route) | Change::ReplaceRoute(route) => {
-                self.routes.insert((route.destination, route.metric), route.clone());
-            }
-            Change::DeleteRoute(route) => drop(self.routes.remove(&(route.destination, route.metric))),
-            Change::AddAddress(address) => drop(self.addresses.insert(*address)),
-            Change::DeleteAddress(address) => drop(self.addresses.remove(address)),
-            Change::SetNeighbour(neighbour) => {
-                self.neighbours.retain(|other| other.address != neighbour.address);
-                self.neighbours.insert(*neighbour);
-            }
-            Change::DeleteNeighbour(neighbour) => drop(self.neighbours.remove(neighbour)),
-            Change::SetFdb(entry) => {
-                self.fdb.retain(|other| (other.link, other.mac) != (entry.link, entry.mac));
-                self.fdb.insert(*entry);
-            }
-            Change::DeleteFdb(entry) => drop(self.fdb.remove(entry)),
-            Change::SetLink(..)
-            | Change::DeleteLink(_)
-            | Change::DeleteGroup(_)
-            | Change::SetRateLimit(..) => {}
-        }
-    }
-}
-
 /// Whether packets of IPv6 pods pass the node.
 fn needs_ipv6(state: &NodeState) -> bool {
     let pods = state.endpoints.values().flat_map(|endpoint| &endpoint.addresses);
@@ -375,27 +380,9 @@ fn desired(
     underlay: &Underlay,
 ) -> Tables {
     let mut tables = Tables::default();
-    let mut add = |route: Route| {
-        tables.routes.insert((route.destination, route.metric), route);
-    };
     for (destination, target) in &state.routes {
-        let (destination, of) = (*destination, destination.addr());
-        match target {
-            // A block of one address is the pod's own route.
-            RouteTarget::Local if destination.prefix_len() < destination.max_prefix_len() => {
-                add(Route::blackhole(destination, PROTOCOL))
-            }
-            RouteTarget::Local => {}
-            RouteTarget::Vxlan { node } => {
-                if let Some((link, vtep)) = vxlan.get(&IpVersion::of(&of)).zip(state.vtep(node, &of)) {
-                    add(Route::via(destination, vtep.address, *link, PROTOCOL));
-                }
-            }
-            RouteTarget::Direct { router } => {
-                if let Some(link) = underlay.link(IpVersion::of(router)) {
-                    add(Route::via(destination, *router, link, PROTOCOL));
-                }
-            }
+        if let Some(route) = route_to(*destination, target, state, vxlan, underlay) {
+            tables.add_route(route);
         }
     }
     for endpoint in state.endpoints.values() {
@@ -403,13 +390,12 @@ fn desired(
         endpoint
             .addresses
             .iter()
-            .for_each(|address| add(Route::on_link(IpNet::from(*address), *link, PROTOCOL)));
+            .for_each(|address| tables.add_route(Route::on_link(IpNet::from(*address), *link, PROTOCOL)));
     }
     for ((_, version), vtep) in &state.vteps {
-        let Some(&link) = vxlan.get(version) else { continue };
-        add(Route::on_link(IpNet::from(vtep.address), link, PROTOCOL));
-        tables.neighbours.insert(Neighbour { link, address: vtep.address, mac: vtep.mac });
-        tables.fdb.insert(FdbEntry { link, mac: vtep.mac, destination: vtep.parent });
+        if let Some(link) = vxlan.get(version) {
+            tables.add_vtep(vtep, *link);
+        }
     }
     for own in state.node.iter().flat_map(|node| node.vteps()) {
         let Some(&link) = vxlan.get(&own.version()) else { continue };

@@ -20,6 +20,7 @@ mod mtu;
 mod nat;
 mod nodes;
 mod overlay;
+mod peers;
 mod random_hosts;
 mod random_states;
 mod removal;

@@ -11,6 +11,7 @@ mod connection;
 mod detection;
 mod endpoints;
 mod envelope;
+mod evictions;
 mod group;
 mod ipam;
 mod objects;

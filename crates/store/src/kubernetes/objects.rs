@@ -97,7 +97,7 @@ impl Kubernetes {
         }
     }
 
-    async fn send_once(&self, request: Request<Vec<u8>>) -> Result<Value, ObjectError> {
+    pub(super) async fn send_once(&self, request: Request<Vec<u8>>) -> Result<Value, ObjectError> {
         let path = request.uri().path().to_owned();
         let unavailable = |problem: String| ObjectError::Unavailable(format!("{}: {problem}", self.server()));
         let answer = async {
@@ -120,6 +120,15 @@ impl Kubernetes {
         let message = value["message"].as_str().map(str::to_owned);
         let message =
             message.unwrap_or_else(|| format!("{path}: {}", String::from_utf8_lossy(&bytes).trim()));
+        // Of an eviction, only the causes name the budget.
+        let causes = value["details"]["causes"].as_array().into_iter().flatten();
+        let causes = causes.filter_map(|cause| cause["message"].as_str().map(str::to_owned));
+        let message = match status {
+            StatusCode::TOO_MANY_REQUESTS => {
+                std::iter::once(message).chain(causes).collect::<Vec<_>>().join(" ")
+            }
+            _ => message,
+        };
         Err(ObjectError::Rejected { code: status.as_u16(), message })
     }
 }

@@ -15,7 +15,7 @@ mod problems;
 
 use tortie_kernel::nftables::{Chain, Data, Field, Key, SetSpec, Table, Value, Verdict};
 
-use self::parts::{update_sets, update_skeleton};
+use self::parts::{update_peers, update_sets, update_skeleton};
 use crate::dataplane::Config;
 use crate::dataplane::change::Change;
 use crate::dataplane::counting;
@@ -141,6 +141,8 @@ impl DesiredTable {
         let mut change = Change::default();
         if dirty.skeleton {
             update_skeleton(around.config, state, kernel, &mut change);
+        } else {
+            update_peers(state, &dirty.peers, &mut change);
         }
         let reshaped = update_sets(state, dirty, kernel, &mut change);
         let mut affected = self.update_pods(state, dirty, &mut change);

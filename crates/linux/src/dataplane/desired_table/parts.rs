@@ -1,16 +1,17 @@
 //! The parts of the table that do not depend on programs: the skeleton and sets.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use tortie_dataplane::NodeState;
-use tortie_kernel::nftables::{Key, Table, Value};
+use tortie_kernel::nftables::{Key, SetSpec, Table, Value};
 use tortie_policy::program::{Member, SetId};
 
 use crate::dataplane::Config;
 use crate::dataplane::change::Change;
 use crate::dataplane::dirty::{ChangedSet, Dirty};
-use crate::dataplane::packet_kinds::{VXLAN_PEERS, VXLAN_PEERS_6};
-use crate::dataplane::sets::{Part, changes, kernel_sets};
+use crate::dataplane::packet_kinds::{VXLAN_PEERS, VXLAN_PEERS_6, vxlan_peers_of};
+use crate::dataplane::sets::{Family, Part, changes, kernel_sets};
 use crate::dataplane::skeleton;
 
 /// Applies the skeleton; the elements of its sets that belong to pods stay.
@@ -31,6 +32,21 @@ pub(super) fn update_skeleton(config: &Config, state: &NodeState, kernel: &Table
         if [VXLAN_PEERS, VXLAN_PEERS_6].contains(&name.as_str()) || !kernel.sets.contains_key(&name) {
             change.set(kernel, &name, Some(set));
         }
+    }
+}
+
+/// Applies the own addresses of other nodes that have changed: single elements of the sets of [`VXLAN_PEERS`].
+pub(super) fn update_peers(state: &NodeState, peers: &BTreeSet<IpAddr>, change: &mut Change) {
+    if peers.is_empty() {
+        return;
+    }
+    let parents = state.vteps.values().map(|vtep| vtep.parent);
+    let there: BTreeSet<IpAddr> = parents.filter(|parent| peers.contains(parent)).collect();
+    for parent in peers {
+        let family = Family::of(*parent);
+        let spec = || SetSpec::hash(&[family.field()]);
+        let wanted = there.contains(parent).then(Value::default);
+        change.element(vxlan_peers_of(family), spec, Key::address(*parent), wanted);
     }
 }
 

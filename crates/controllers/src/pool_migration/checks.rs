@@ -1,0 +1,362 @@
+//! What speaks against a migration: pools that do not fit, and pods that it could not move.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use serde_json::Value;
+use tortie_api::calico::{EncapsulationMode, IpPool};
+use tortie_api::ipam::Block;
+use tortie_api::kubernetes::Node;
+use tortie_api::support;
+use tortie_store::Stored;
+
+use super::observed::{
+    MigratingCluster, MigrationRequest, Objects, PoolRecord, ReadPool, has_ended, is_in, labels,
+};
+
+/// The longest prefix of blocks of which a Windows node can use addresses: it reserves four.
+const WINDOWS_LONGEST_PREFIX: u8 = 29;
+/// The annotation of a static pod's image in the API.
+const MIRROR: &str = "kubernetes.io/config.mirror";
+/// The annotations of Pods and Namespaces, and those of Services, that name pools.
+const POOLS: [&str; 4] = [
+    "cni.projectcalico.org/ipv4pools",
+    "cni.projectcalico.org/ipv6pools",
+    "projectcalico.org/ipv4pools",
+    "projectcalico.org/ipv6pools",
+];
+/// The annotations of Pods, and that of Services, that name addresses.
+const ADDRESSES: [&str; 2] = ["cni.projectcalico.org/ipAddrs", "projectcalico.org/loadBalancerIPs"];
+
+/// Everything that speaks against it. `new` is `None` if it does not exist, and none is planned.
+pub(super) fn refusals(
+    objects: &Objects,
+    request: &MigrationRequest,
+    (old, new): (&ReadPool, Option<Result<ReadPool, String>>),
+    (blocks, damaged): (&[Block], &[String]),
+    cluster: &MigratingCluster,
+) -> Vec<String> {
+    let mut found = Vec::new();
+    for block in damaged {
+        found.push(format!(
+            "IPAMBlock {block} cannot be read, so its addresses are unknown; see `tortie ipam check`"
+        ));
+    }
+    match new {
+        None => found
+            .push(format!("IPPool {} does not exist; create it, or give its network (--cidr)", request.new)),
+        Some(Err(problem)) => found.push(problem),
+        Some(Ok(new)) => {
+            found.extend(pair(old, &new));
+            found.extend(other_objects(objects, &new));
+            found.extend(selectors(objects, old, &new));
+            found.extend(windows(objects, old, &new, blocks));
+            found.extend(room(old, &new, blocks, cluster));
+            found.extend(record(cluster, &old.name, &new.name));
+        }
+    }
+    found.extend(pinned(objects, old));
+    found.extend(pods(objects, request, old));
+    found
+}
+
+/// What two pools must have in common.
+fn pair(old: &ReadPool, new: &ReadPool) -> Vec<String> {
+    let (ReadPool { name: from, pool: old, .. }, ReadPool { name: to, pool: new, .. }) = (old, new);
+    let mut found = Vec::new();
+    if from == to {
+        found.push(format!("IPPool {from} cannot move to itself; name another pool"));
+        return found;
+    }
+    if old.spec.cidr.addr().is_ipv4() != new.spec.cidr.addr().is_ipv4() {
+        found.push(format!(
+            "IPPool {to}: spec.cidr: it has addresses of the other family; name a pool of that of {from}"
+        ));
+    }
+    if new.spec.disabled {
+        found.push(format!("IPPool {to}: spec.disabled: it gives no addresses; set it to false"));
+    }
+    if new.spec.assignment_mode.as_deref().is_some_and(|mode| mode != "Automatic") {
+        found.push(format!(
+            "IPPool {to}: spec.assignmentMode: only pods that name the pool get addresses; set it to Automatic"
+        ));
+    }
+    let lacks = old.spec.allowed_uses.iter().find(|each| !new.spec.allowed_uses.contains(each));
+    if let Some(lacks) = lacks {
+        found.push(format!("IPPool {to}: spec.allowedUses: {lacks}, which {from} has, is missing; add it"));
+    }
+    let is_encapsulated = |pool: &IpPool| pool.spec.vxlan_mode != EncapsulationMode::Never;
+    if is_encapsulated(old) && !is_encapsulated(new) && !new.is_for_load_balancers() {
+        found.push(format!(
+            "IPPool {to}: spec.vxlanMode: {from} uses VXLAN and {to} does not, so its packets may reach no other node; set it to that \
+             of {from}, and change it after the migration"
+        ));
+    }
+    found
+}
+
+/// Conflicts of the new pool with other pools, nodes and Services.
+fn other_objects(objects: &Objects, new: &ReadPool) -> Vec<String> {
+    let mut found = Vec::new();
+    let name = &new.name;
+    let key = tortie_api::Key::global(tortie_api::Kind::IpPool, name.as_str());
+    let Some(pool) = support::Pool::of(&key, &new.value) else { return found };
+    let pools: Vec<support::Pool> =
+        objects.pools.iter().filter_map(|stored| support::Pool::of(&stored.key, &stored.value)).collect();
+    let nodes = objects.nodes.iter();
+    let nodes = nodes.filter_map(|node| Some((&*node.key.name, support::node_network(&node.value)?)));
+    let conflict = support::conflicts(&pool, &pools).or_else(|| support::overlapping_nodes(&pool, nodes));
+    found.extend(conflict.map(|problem| format!("IPPool {name}: spec.cidr: {problem}")));
+    for error in support::rejected(key.kind, &new.value) {
+        found.push(format!("IPPool {name}: {}: {}", error.path, error.problem));
+    }
+    let of_services = objects.services.iter().flat_map(|service| {
+        let spec = &service.value["spec"];
+        let ips = spec["clusterIPs"].as_array().into_iter().flatten().chain([&spec["clusterIP"]]);
+        ips.filter_map(|ip| Some((service.key.to_string(), ip.as_str()?.parse::<IpAddr>().ok()?)))
+    });
+    if let Some((service, address)) = of_services.into_iter().find(|(_, address)| pool.cidr.contains(address))
+    {
+        found.push(format!(
+            "IPPool {name}: spec.cidr: {} contains the cluster IP {address} of {service}; choose a network outside of that of Services",
+            pool.cidr
+        ));
+    }
+    for stored in &objects.bgp {
+        let listed = stored.value["spec"]["serviceClusterIPs"].as_array().into_iter().flatten();
+        let nets = listed.filter_map(|each| each["cidr"].as_str()?.parse::<IpNet>().ok());
+        for net in nets.filter(|net| net.contains(&pool.cidr) || pool.cidr.contains(net)) {
+            found.push(format!(
+                "IPPool {name}: spec.cidr: {} overlaps {net}, the network of Services in {}; choose another one",
+                pool.cidr, stored.key
+            ));
+        }
+    }
+    found
+}
+
+/// Whoever may use the old pool must be allowed to use the new one.
+fn selectors(objects: &Objects, old: &ReadPool, new: &ReadPool) -> Vec<String> {
+    let for_node = |pool: &IpPool, labels: &BTreeMap<String, String>| {
+        pool.spec.node_selector.as_ref().is_none_or(|selector| selector.matches(labels))
+    };
+    let for_namespace = |pool: &IpPool, labels: &BTreeMap<String, String>| {
+        pool.spec.namespace_selector.as_ref().is_none_or(|selector| selector.matches(labels))
+    };
+    let lost = |all: &[Stored], is_for: &dyn Fn(&IpPool, &BTreeMap<String, String>) -> bool| -> Vec<String> {
+        let labelled = all.iter().map(|object| (object, labels(object)));
+        let lost = labelled.filter(|(_, labels)| is_for(&old.pool, labels) && !is_for(&new.pool, labels));
+        lost.map(|(object, _)| object.key.name.clone()).collect()
+    };
+    let (nodes, namespaces) = (lost(&objects.nodes, &for_node), lost(&objects.namespaces, &for_namespace));
+    let mut found = Vec::new();
+    for (field, kind, lost) in
+        [("nodeSelector", "Nodes", nodes), ("namespaceSelector", "Namespaces", namespaces)]
+    {
+        if !lost.is_empty() {
+            found.push(format!(
+                "IPPool {}: spec.{field}: it does not select {kind} that {} selects: {}; change the selector",
+                new.name,
+                old.name,
+                lost.join(", ")
+            ));
+        }
+    }
+    found
+}
+
+fn is_windows(node: &Stored) -> bool {
+    node.value["metadata"]["labels"][Node::OS] == "windows"
+}
+
+/// A Windows node keeps its block, from which HNS made its network. The new pool must be one that Windows nodes can use.
+fn windows(objects: &Objects, old: &ReadPool, new: &ReadPool, blocks: &[Block]) -> Vec<String> {
+    let nodes: Vec<&Stored> = objects.nodes.iter().filter(|node| is_windows(node)).collect();
+    let names: BTreeSet<&str> = nodes.iter().map(|node| node.key.name.as_str()).collect();
+    let mut found = Vec::new();
+    let cidr = old.pool.spec.cidr;
+    let mut stuck = BTreeSet::new();
+    for block in blocks.iter().filter(|block| cidr.contains(&block.cidr)) {
+        stuck.extend(block.node());
+        stuck.extend(
+            block.allocated().filter_map(|(_, it)| it.owner.as_ref()?.get("node")).map(String::as_str),
+        );
+    }
+    let affinities = objects.affinities.iter().filter_map(|stored| stored.key.name.split_once('/'));
+    stuck.extend(
+        affinities.filter(|(_, net)| net.parse().is_ok_and(|net: IpNet| cidr.contains(&net))).map(|it| it.0),
+    );
+    let running = objects.pods.iter().filter(|pod| is_in(&pod.value, cidr));
+    stuck.extend(running.filter_map(|pod| pod.value["spec"]["nodeName"].as_str()));
+    stuck.retain(|node| names.contains(node));
+    if !stuck.is_empty() {
+        let stuck: Vec<&str> = stuck.into_iter().collect();
+        found.push(format!(
+            "Windows nodes have blocks of IPPool {}, from which their HNS networks are made: {}. Set disabled: true on the pool. Then, \
+             one node after the other: drain it, stop its agent and kubelet, delete its Node, `tortie ipam release --node NODE`, start \
+             them again, and let `tortie windows reconfigure` on it replace the network. Then start this command again",
+            old.name,
+            stuck.join(", ")
+        ));
+    }
+    let selects = |node: &&&Stored| {
+        new.pool.spec.node_selector.as_ref().is_none_or(|selector| selector.matches(&labels(node)))
+    };
+    let Some(node) = nodes.iter().find(selects).filter(|_| !new.pool.is_for_load_balancers()) else {
+        return found;
+    };
+    let (name, node) = (&new.name, &node.key.name);
+    if new.pool.spec.cidr.addr().is_ipv4() && new.pool.block_size() > WINDOWS_LONGEST_PREFIX {
+        found.push(format!(
+            "IPPool {name}: spec.blockSize: a block of /{} gives the Windows node {node} no address; use at most {WINDOWS_LONGEST_PREFIX}",
+            new.pool.block_size()
+        ));
+    }
+    if new.pool.spec.vxlan_mode == EncapsulationMode::Never {
+        found.push(format!(
+            "IPPool {name}: spec.vxlanMode: the Windows node {node} reaches other nodes by VXLAN only; use Always or CrossSubnet"
+        ));
+    }
+    found
+}
+
+/// Whether the new pool has room for what the old one has. While nothing has moved, each node also needs its blocks.
+fn room(old: &ReadPool, new: &ReadPool, blocks: &[Block], cluster: &MigratingCluster) -> Option<String> {
+    let used_in = |cidr: IpNet| {
+        let inside = blocks.iter().filter(move |block| cidr.contains(&block.cidr));
+        inside.map(|block| block.allocations.iter().flatten().count() as u128).sum::<u128>()
+    };
+    let allocated_in = |cidr: IpNet| {
+        blocks
+            .iter()
+            .filter(|block| cidr.contains(&block.cidr))
+            .map(|block| block.allocated().count() as u128)
+            .sum::<u128>()
+    };
+    let of = |prefix: u8| 1_u128.checked_shl(u32::from(prefix)).unwrap_or(u128::MAX);
+    let (from, to) = (old.pool.spec.cidr, new.pool.spec.cidr);
+    let free = of(to.max_prefix_len() - to.prefix_len()).saturating_sub(used_in(to));
+    let needed = allocated_in(from);
+    if needed > free {
+        return Some(format!(
+            "IPPool {}: spec.cidr: {needed} addresses of {} are in use, and {to} has {free} free ones; use a larger network",
+            new.name, old.name
+        ));
+    }
+    let has_begun = cluster.old.as_ref().is_some_and(|old| old.record.is_some());
+    let size = new.pool.block_size();
+    if has_begun || size < to.prefix_len() {
+        return None;
+    }
+    let (slots, of_block) = (of(size - to.prefix_len()), of(to.max_prefix_len() - size));
+    let taken = blocks.iter().filter(|block| to.contains(&block.cidr)).count() as u128;
+    let mut of_nodes: BTreeMap<&str, u128> = BTreeMap::new();
+    for block in blocks.iter().filter(|block| from.contains(&block.cidr)) {
+        for (_, attribute) in block.allocated() {
+            let node = attribute.owner.as_ref().and_then(|owner| owner.get("node")).map(String::as_str);
+            *of_nodes.entry(node.or_else(|| block.node()).unwrap_or_default()).or_default() += 1;
+        }
+    }
+    let free_of = |node: &str| {
+        let own = blocks.iter().filter(|block| to.contains(&block.cidr) && block.node() == Some(node));
+        own.map(|block| block.unallocated.len() as u128).sum::<u128>()
+    };
+    let more = |(node, count): (&&str, &u128)| count.saturating_sub(free_of(node)).div_ceil(of_block);
+    let blocks: u128 = of_nodes.iter().map(more).sum();
+    (blocks > slots.saturating_sub(taken)).then(|| {
+        format!(
+            "IPPool {}: spec.blockSize: the nodes need {blocks} more blocks of /{size}, and {to} has {}; use a larger network or \
+             smaller blocks",
+            new.name,
+            slots.saturating_sub(taken)
+        )
+    })
+}
+
+/// Whether the old pool moves to another pool already.
+fn record(cluster: &MigratingCluster, old: &str, new: &str) -> Option<String> {
+    let PoolRecord { to, .. } = cluster.old.as_ref()?.record.as_ref()?;
+    (to != new).then(|| {
+        format!(
+            "IPPool {old} moves to {to} already; continue with `tortie pool migrate {old} {to}`, or remove its annotation {}",
+            super::MIGRATION
+        )
+    })
+}
+
+/// What asks for the old pool by its name, network or address: it would get none any more.
+fn pinned(objects: &Objects, old: &ReadPool) -> Vec<String> {
+    let cidr = old.pool.spec.cidr;
+    let names = |object: &&Stored| -> Option<String> {
+        let annotations = object.value["metadata"]["annotations"].as_object()?;
+        let list = |name: &str| serde_json::from_str::<Vec<String>>(annotations.get(name)?.as_str()?).ok();
+        let of_pool = |text: &String| *text == old.name || text.parse() == Ok(cidr);
+        let of_address = |text: &String| text.parse::<IpAddr>().is_ok_and(|address| cidr.contains(&address));
+        let pool = POOLS.into_iter().find(|name| list(name).is_some_and(|all| all.iter().any(of_pool)));
+        let name = pool.or_else(|| {
+            ADDRESSES.into_iter().find(|name| list(name).is_some_and(|all| all.iter().any(of_address)))
+        })?;
+        Some(format!("{} ({name})", object.key))
+    };
+    let pods = objects.pods.iter().filter(|pod| is_kept(pod));
+    let found: Vec<String> = pods
+        .chain(&objects.namespaces)
+        .chain(&objects.services)
+        .filter_map(|object| names(&object))
+        .collect();
+    if found.is_empty() {
+        return found;
+    }
+    vec![format!(
+        "annotations ask for addresses of IPPool {}: {}; change them to the new pool where they are written (for pods of a \
+         Deployment, in its template)",
+        old.name,
+        found.join(", ")
+    )]
+}
+
+/// Whether the pod is neither ending nor has ended.
+fn is_kept(pod: &Stored) -> bool {
+    pod.value["metadata"]["deletionTimestamp"].is_null() && !has_ended(&pod.value)
+}
+
+/// Pods with addresses of the old pool that nobody starts again, or that lose data.
+fn pods(objects: &Objects, request: &MigrationRequest, old: &ReadPool) -> Vec<String> {
+    let (mut fixed, mut unmanaged, mut with_data) = (Vec::new(), Vec::new(), Vec::new());
+    for pod in objects.pods.iter().filter(|pod| is_kept(pod) && is_in(&pod.value, old.pool.spec.cidr)) {
+        let name = format!("{}/{}", pod.key.namespace, pod.key.name);
+        let mut owners = pod.value["metadata"]["ownerReferences"].as_array().into_iter().flatten();
+        let mut volumes = pod.value["spec"]["volumes"].as_array().into_iter().flatten();
+        if !pod.value["metadata"]["annotations"][MIRROR].is_null() {
+            fixed.push(name);
+            continue;
+        }
+        if !owners.any(|owner| owner["controller"] == true) {
+            unmanaged.push(name.clone());
+        }
+        if volumes.any(|volume: &Value| !volume["emptyDir"].is_null()) {
+            with_data.push(name);
+        }
+    }
+    let mut found = Vec::new();
+    let mut refuse = |pods: Vec<String>, what: &str, remedy: &str| {
+        if !pods.is_empty() {
+            found.push(format!("{what}: {}; {remedy}", pods.join(", ")));
+        }
+    };
+    refuse(
+        fixed,
+        "static pods have addresses of the pool, and an eviction does not end them",
+        "remove their manifests from the nodes",
+    );
+    if !request.pods.unmanaged {
+        let remedy = "delete them, or use --delete-unmanaged";
+        refuse(unmanaged, "no controller starts these pods again", remedy);
+    }
+    if !request.pods.with_empty_dir {
+        let remedy = "use --delete-emptydir-data if it is not needed";
+        refuse(with_data, "these pods lose the data of their volumes of type emptyDir", remedy);
+    }
+    found
+}

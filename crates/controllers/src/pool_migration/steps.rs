@@ -1,0 +1,168 @@
+//! What to do next. Pure: an observed cluster in, a step out.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use jiff::{SignedDuration, Timestamp};
+use tortie_api::Key;
+use tortie_ipam::{POOLS_FRESH, Release};
+
+use super::observed::{MigratingCluster, MigratingNode, MigratingPod, NodeRecord};
+
+/// How long after the old pool was closed pods are moved. An agent that has just read the pools may use them for [`POOLS_FRESH`];
+/// the rest is for a request on its way.
+const SETTLE: Duration = POOLS_FRESH.saturating_mul(2);
+
+/// A step of a migration.
+#[derive(Debug, Clone, PartialEq)]
+pub enum MigrationStep {
+    /// It must not begin, or go on: it could not end, or it would do harm.
+    Refuse(Vec<String>),
+    /// Create the new pool.
+    CreatePool,
+    /// Disable the old pool and record where it moves, in one write.
+    ClosePool,
+    /// Let no more pods be scheduled on the node, and record it, in one write.
+    Cordon(String),
+    /// Evict these pods of a node.
+    Evict(String, Vec<MigratingPod>),
+    /// Release these tunnel addresses of a node.
+    ReleaseTunnels(String, Vec<(IpNet, Release)>),
+    /// Record that they are released. The write makes the node's agent look for others.
+    AskForTunnels(String, BTreeSet<IpAddr>),
+    /// Remove the record of a node, and let pods be scheduled there again, in one write.
+    Restore {
+        /// The node.
+        node: String,
+        /// Whether the migration had cordoned it.
+        uncordon: bool,
+    },
+    /// Release the addresses of a Service, so that the controllers give it others.
+    MoveService(Key, Vec<(IpNet, Release)>),
+    /// Remove these blocks, which have no addresses, and their affinities.
+    RemoveBlocks(BTreeSet<IpNet>),
+    /// Delete the old pool: nothing uses it. The migration ends with it.
+    DeletePool,
+    /// The old pool is deleted, and no node has a record of the migration any more.
+    Done,
+    /// Look again soon. It says for what.
+    Wait(String),
+    /// Nothing has changed for longer than the caller's patience. The next run continues.
+    GiveUp(String),
+}
+
+/// The next step. `waited` is how long nothing has changed, and `patience` how long the caller waits for that.
+#[must_use]
+pub fn next_step(
+    cluster: &MigratingCluster,
+    now: Timestamp,
+    waited: Duration,
+    patience: Duration,
+) -> MigrationStep {
+    let step = step(cluster, now);
+    if waited < patience {
+        return step;
+    }
+    match step {
+        MigrationStep::Wait(what) => MigrationStep::GiveUp(what),
+        MigrationStep::Evict(node, pods) => {
+            MigrationStep::GiveUp(format!("{} of node {node} cannot be evicted", names(&pods)))
+        }
+        step => step,
+    }
+}
+
+fn step(cluster: &MigratingCluster, now: Timestamp) -> MigrationStep {
+    // Exhaustive, so that nothing observed is forgotten.
+    let MigratingCluster { refusals, pools: (_, new), old, has_new, nodes, services, left, blocks } = cluster;
+    if !refusals.is_empty() {
+        return MigrationStep::Refuse(refusals.clone());
+    }
+    let Some(old) = old else {
+        let recorded = nodes.iter().find_map(|(name, node)| Some((name, node.record.as_ref()?)));
+        return recorded.map_or(MigrationStep::Done, |(name, record)| restore(name, record));
+    };
+    if !has_new {
+        return MigrationStep::CreatePool;
+    }
+    let closed = old.record.as_ref().filter(|record| old.is_disabled && record.to == *new);
+    let Some(closed) = closed else { return MigrationStep::ClosePool };
+    let settles = SignedDuration::try_from(SETTLE).unwrap_or(SignedDuration::ZERO);
+    if now.duration_since(closed.since) < settles {
+        return MigrationStep::Wait("agents notice within seconds that the old pool is closed".to_owned());
+    }
+    // A node that was begun is finished first, so that only one node is cordoned at a time.
+    let mut in_order: Vec<(&String, &MigratingNode)> = nodes.iter().collect();
+    in_order.sort_by_key(|(_, node)| node.record.is_none());
+    if let Some(step) = in_order.into_iter().find_map(|(name, node)| of_node(cluster, name, node)) {
+        return step;
+    }
+    if let Some(waiting) = services.iter().find(|(_, service)| service.allocated.is_empty()) {
+        let shown: Vec<String> = waiting.1.shown.iter().map(ToString::to_string).collect();
+        return MigrationStep::Wait(format!(
+            "{} still shows {}; `tortie controllers` give it another address within a minute",
+            waiting.0,
+            shown.join(", ")
+        ));
+    }
+    // One after another: an address that is moved costs the Service's clients their connections.
+    if let Some((key, service)) = services.first_key_value() {
+        return MigrationStep::MoveService(key.clone(), service.allocated.clone());
+    }
+    if !left.is_empty() {
+        let all: Vec<&str> = left.iter().map(|left| left.why.as_str()).collect();
+        return MigrationStep::Wait(all.join("; "));
+    }
+    if !blocks.is_empty() {
+        return MigrationStep::RemoveBlocks(blocks.keys().copied().collect());
+    }
+    MigrationStep::DeletePool
+}
+
+/// The next step of a node; `None` if it has none.
+fn of_node(cluster: &MigratingCluster, name: &String, node: &MigratingNode) -> Option<MigrationStep> {
+    let MigratingNode { is_schedulable, record, pods, tunnels } = node;
+    if !pods.is_empty() {
+        // If somebody has uncordoned it meanwhile, that is respected: the closed pool gives no address anyway.
+        let may_cordon = *is_schedulable && !record.as_ref().is_some_and(|record| record.cordoned);
+        // Pods whose budgets need them elsewhere would wait for ever if no other node took them.
+        let has_others = cluster.nodes.iter().any(|(other, node)| other != name && node.is_schedulable);
+        if may_cordon && has_others {
+            return Some(MigrationStep::Cordon(name.clone()));
+        }
+        let left: Vec<MigratingPod> = pods.iter().filter(|pod| !pod.is_ending).cloned().collect();
+        return Some(match left.is_empty() {
+            true => MigrationStep::Wait(format!("{} of node {name} end", names(pods))),
+            false => MigrationStep::Evict(name.clone(), left),
+        });
+    }
+    let allocated: Vec<(IpNet, Release)> =
+        tunnels.values().filter_map(|tunnel| tunnel.allocated.clone()).collect();
+    if !allocated.is_empty() {
+        return Some(MigrationStep::ReleaseTunnels(name.clone(), allocated));
+    }
+    let announced: BTreeSet<IpAddr> = tunnels.keys().copied().collect();
+    if let Some(address) = announced.first() {
+        let asked = record.as_ref().map(|record| &record.released_tunnels);
+        return Some(match asked.is_some_and(|asked| announced.is_subset(asked)) {
+            false => MigrationStep::AskForTunnels(name.clone(), announced),
+            true => MigrationStep::Wait(format!(
+                "node {name} still announces the tunnel address {address}; its agent takes another one, so check that it runs"
+            )),
+        });
+    }
+    record.as_ref().map(|record| restore(name, record))
+}
+
+fn restore(node: &str, record: &NodeRecord) -> MigrationStep {
+    MigrationStep::Restore { node: node.to_owned(), uncordon: record.cordoned }
+}
+
+/// The pods, in words.
+fn names(pods: &[MigratingPod]) -> String {
+    let names: Vec<String> =
+        pods.iter().map(|pod| format!("{}/{}", pod.key.namespace, pod.key.name)).collect();
+    format!("{} {}", if names.len() == 1 { "pod" } else { "pods" }, names.join(", "))
+}

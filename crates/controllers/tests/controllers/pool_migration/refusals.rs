@@ -1,0 +1,229 @@
+//! What speaks against a migration is said before anything changes.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tortie_api::{Key, Kind};
+use tortie_controllers::{MIGRATION, MigrationStep, WhichPods};
+use tortie_store::Store;
+
+use super::world::{OLD, Random, World, pod_key, set_annotation};
+use crate::common::{everything, put};
+
+/// Changes an object, or makes it.
+async fn change(world: &World, key: &Key, change: impl FnOnce(&mut Value)) {
+    let mut value = world.inner.get(key).await.unwrap().map_or_else(
+        || json!({"metadata": {"name": key.name, "namespace": key.namespace}}),
+        |stored| stored.value,
+    );
+    change(&mut value);
+    put(&*world.inner, key, value).await;
+}
+
+async fn world() -> World {
+    let mut world = World::with(&mut Random::new(5), 2, &[]).await;
+    world.add_pod("one", "old-1", OLD, true).await;
+    world.add_pod("two", "old-2", OLD, true).await;
+    world
+}
+
+/// What it refuses; nothing has changed then.
+async fn refused(
+    world: &World,
+    change: impl FnOnce(&mut tortie_controllers::MigrationRequest),
+) -> Vec<String> {
+    let before = everything(&*world.inner).await;
+    let (mut migration, _) = world.migration(1000).await;
+    change(&mut migration.request);
+    let cluster = migration.observe().await.unwrap();
+    if cluster.refusals.is_empty() {
+        return Vec::new();
+    }
+    let step = migration.step(Duration::ZERO, Duration::MAX).await.unwrap().step;
+    assert_eq!(step, MigrationStep::Refuse(cluster.refusals.clone()));
+    assert_eq!(everything(&*world.inner).await, before, "nothing changes");
+    cluster.refusals
+}
+
+fn pool(name: &str) -> Key {
+    Key::global(Kind::IpPool, name)
+}
+
+/// The new pool is planned with these fields.
+async fn with_fields(world: &World, fields: Value) -> String {
+    let found = refused(world, |request| {
+        let spec = request.planned.as_mut().unwrap()["spec"].as_object_mut().unwrap();
+        spec.extend(fields.as_object().unwrap().clone());
+    });
+    found.await.join("\n")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pools_that_do_not_fit_are_refused() {
+    let world = world().await;
+    let node = Key::global(Kind::Node, "one");
+    change(&world, &node, |node| set_annotation(node, "projectcalico.org/IPv4Address", "192.0.2.1/24")).await;
+    let service = Key::namespaced(Kind::Service, "n", "web");
+    change(&world, &service, |service| service["spec"] = json!({"clusterIP": "10.96.0.9"})).await;
+    let bgp = Key::global(Kind::BgpConfiguration, "default");
+    change(&world, &bgp, |bgp| bgp["spec"] = json!({"serviceClusterIPs": [{"cidr": "10.97.0.0/16"}]})).await;
+    assert_eq!(refused(&world, |_| {}).await, [""; 0]);
+    for (fields, expected) in [
+        (
+            json!({"cidr": "10.1.0.0/25"}),
+            "IPPool new: spec.cidr: 10.1.0.0/25 and 10.1.0.0/24 of IPPool old overlap",
+        ),
+        (json!({"cidr": "10.3.0.0/25"}), "of IPPool third overlap"),
+        (json!({"cidr": "192.0.2.0/25"}), "the network of node one"),
+        (json!({"cidr": "10.96.0.0/20"}), "contains the cluster IP 10.96.0.9 of Service n/web"),
+        (json!({"cidr": "10.97.4.0/24"}), "overlaps 10.97.0.0/16, the network of Services"),
+        (json!({"cidr": "fd00::/64", "blockSize": 122}), "addresses of the other family"),
+        (json!({"cidr": "10.9.0.0/30", "blockSize": 30}), "spec.blockSize: the nodes need"),
+        (json!({"cidr": "10.9.0.0/31", "blockSize": 32}), "10.9.0.0/31 has 2 free ones"),
+        (json!({"disabled": true}), "IPPool new: spec.disabled"),
+        (json!({"assignmentMode": "Manual"}), "IPPool new: spec.assignmentMode"),
+        (json!({"allowedUses": ["Workload"]}), "IPPool new: spec.allowedUses: Tunnel"),
+        (json!({"vxlanMode": "Never"}), "IPPool new: spec.vxlanMode: old uses VXLAN"),
+        (json!({"ipipMode": "Always"}), "IPPool new cannot be read: spec.ipipMode"),
+        (
+            json!({"nodeSelector": "zone == 'a'"}),
+            "IPPool new: spec.nodeSelector: it does not select Nodes that old selects: one, two",
+        ),
+        (
+            json!({"namespaceSelector": "team == 'a'"}),
+            "spec.namespaceSelector: it does not select Namespaces that old selects: n",
+        ),
+    ] {
+        let found = with_fields(&world, fields.clone()).await;
+        assert!(found.contains(expected), "{fields}: {found:?}");
+    }
+    let names = |old: &str, new: &str| {
+        let (old, new) = (old.to_owned(), new.to_owned());
+        move |request: &mut tortie_controllers::MigrationRequest| {
+            (request.old, request.new, request.planned) = (old, new, None);
+        }
+    };
+    for (old, new, expected) in [
+        ("old", "old", "cannot move to itself"),
+        ("old", "absent", "IPPool absent does not exist; create it, or give its network (--cidr)"),
+        ("absent", "third", "IPPool absent does not exist; if an earlier run has ended"),
+    ] {
+        let found = refused(&world, names(old, new)).await.join("\n");
+        assert!(found.contains(expected), "{old} {new}: {found}");
+    }
+    // It moves elsewhere already.
+    let record = json!({"to": "third", "since": "2026-01-01T00:00:00Z"}).to_string();
+    change(&world, &pool("old"), |old| set_annotation(old, MIGRATION, &record)).await;
+    let found = refused(&world, |_| {}).await.join("\n");
+    assert!(found.contains("continue with `tortie pool migrate old third`"), "{found}");
+    change(&world, &pool("old"), |old| set_annotation(old, MIGRATION, "yes")).await;
+    let found = refused(&world, |_| {}).await.join("\n");
+    assert!(found.contains("IPPool old cannot be read"), "{found}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn windows_nodes_keep_their_blocks() {
+    let world = world().await;
+    let node = Key::global(Kind::Node, "two");
+    change(&world, &node, |node| node["metadata"]["labels"]["kubernetes.io/os"] = json!("windows")).await;
+    let found = refused(&world, |_| {}).await;
+    assert_eq!(found.len(), 1, "{found:?}");
+    for part in ["Windows nodes have blocks of IPPool old", "are made: two.", "`tortie windows reconfigure`"]
+    {
+        assert!(found[0].contains(part), "{part}: {found:?}");
+    }
+    // Without a block of the old pool, the node is in no way, but must be able to use the new one.
+    let records = tortie_ipam::Records::new(world.inner.clone());
+    records.release_node("two").await.unwrap();
+    world.inner.delete(&pod_key("old-2"), None).await.unwrap();
+    assert_eq!(refused(&world, |_| {}).await, [""; 0]);
+    for (fields, expected) in [
+        (
+            json!({"blockSize": 30}),
+            "IPPool new: spec.blockSize: a block of /30 gives the Windows node two no address",
+        ),
+        (json!({"vxlanMode": "Never"}), "IPPool new: spec.vxlanMode: the Windows node two"),
+    ] {
+        let found = with_fields(&world, fields.clone()).await;
+        assert!(found.contains(expected), "{fields}: {found}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_that_would_be_lost_or_come_back_wrong_are_refused() {
+    let no_owner = |pod: &mut Value| pod["metadata"]["ownerReferences"] = json!([]);
+    let with_data = |pod: &mut Value| pod["spec"]["volumes"] = json!([{"name": "v", "emptyDir": {}}]);
+    let mirror = |pod: &mut Value| set_annotation(pod, "kubernetes.io/config.mirror", "hash");
+    let by_name =
+        |pod: &mut Value| set_annotation(pod, "cni.projectcalico.org/ipv4pools", r#"["third", "old"]"#);
+    let by_net =
+        |pod: &mut Value| set_annotation(pod, "cni.projectcalico.org/ipv4pools", r#"["10.1.0.0/24"]"#);
+    let by_address =
+        |pod: &mut Value| set_annotation(pod, "cni.projectcalico.org/ipAddrs", r#"["10.1.0.9"]"#);
+    let of_third = |pod: &mut Value| set_annotation(pod, "cni.projectcalico.org/ipv4pools", r#"["third"]"#);
+    type Change = fn(&mut Value);
+    let all = WhichPods { unmanaged: true, with_empty_dir: true };
+    for (changed, expected, allowed) in [
+        (
+            no_owner as Change,
+            "no controller starts these pods again: n/old-1; delete them, or use --delete-unmanaged",
+            true,
+        ),
+        (with_data, "volumes of type emptyDir: n/old-1; use --delete-emptydir-data", true),
+        (mirror, "static pods have addresses of the pool, and an eviction does not end them: n/old-1", false),
+        (by_name, "Pod n/old-1 (cni.projectcalico.org/ipv4pools)", false),
+        (by_net, "Pod n/old-1 (cni.projectcalico.org/ipv4pools)", false),
+        (by_address, "Pod n/old-1 (cni.projectcalico.org/ipAddrs)", false),
+        (of_third, "", true),
+    ] {
+        let world = world().await;
+        change(&world, &pod_key("old-1"), changed).await;
+        let found = refused(&world, |_| {}).await.join("\n");
+        assert!(found.contains(expected) && (found.is_empty() == expected.is_empty()), "{expected}: {found}");
+        let found = refused(&world, |request| request.pods = all).await;
+        assert_eq!(found.is_empty(), allowed, "{expected}: {found:?}");
+        // One that ends is in nobody's way.
+        change(&world, &pod_key("old-1"), |pod| {
+            pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z")
+        })
+        .await;
+        assert_eq!(refused(&world, |_| {}).await, [""; 0], "{expected}");
+    }
+    let world = world().await;
+    change(&world, &Key::global(Kind::Namespace, "n"), by_name).await;
+    let service = Key::namespaced(Kind::Service, "n", "web");
+    change(&world, &service, |it| set_annotation(it, "projectcalico.org/loadBalancerIPs", r#"["10.1.0.4"]"#))
+        .await;
+    let found = refused(&world, |_| {}).await.join("\n");
+    for part in
+        ["Namespace n (cni.projectcalico.org/ipv4pools)", "Service n/web (projectcalico.org/loadBalancerIPs)"]
+    {
+        assert!(found.contains(part), "{part}: {found}");
+    }
+}
+
+/// An address that nobody releases stays in the way, and it is said whose it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn addresses_that_are_left_are_named() {
+    let mut world = world().await;
+    for pod in ["old-1", "old-2"] {
+        world.inner.delete(&pod_key(pod), None).await.unwrap();
+    }
+    let mut last = None;
+    for _ in 0..40 {
+        last = world.migration(1000).await.0.step(Duration::ZERO, Duration::MAX).await.ok();
+        world.pass_time().await;
+        for node in world.nodes().await {
+            world.look(&node).await;
+        }
+    }
+    let Some(MigrationStep::Wait(what)) = last.map(|progress| progress.step) else {
+        panic!("it does not wait")
+    };
+    assert!(
+        what.contains("the node of Pod n/old-1, which is gone, releases 10.1.0.")
+            && what.contains("`tortie ipam check --fix`"),
+        "{what}"
+    );
+    assert!(world.has_old().await);
+}
