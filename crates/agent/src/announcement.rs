@@ -17,7 +17,7 @@ use tortie_store::{Change, Endpoints, Interest, StoreError};
 use tortie_windows::{CurrentOverlay, Overlay};
 
 use crate::AgentError;
-use crate::flannel::OwnLease;
+use crate::flannel::{self, OwnLease};
 use crate::node_address::{self, AddressMethods};
 use crate::plane::InForce;
 
@@ -176,15 +176,23 @@ async fn annotate(
             annotations.insert(own, None);
         }
     }
-    if let Some(lease) = lease {
-        let known = || current[Node::ADDRESS].as_str().map(str::to_owned);
-        let own = annotations.get(Node::ADDRESS).cloned().unwrap_or_else(known);
-        let own = own.and_then(|text| Some(text.split('/').next()?.to_owned())).ok_or_else(|| {
-            let problem =
-                format!("it has no IPv4 address in its status or in {}, which flannel needs", Node::ADDRESS);
-            AgentError::Node { node: node.to_owned(), problem }
-        })?;
-        annotations.extend(lease.annotations(node, &own));
+    match lease {
+        None => annotations.extend(flannel::stale_annotations(node, current)),
+        Some(lease) => {
+            let known = || current[Node::ADDRESS].as_str().map(str::to_owned);
+            let own = annotations.get(Node::ADDRESS).cloned().unwrap_or_else(known);
+            let own = own.and_then(|text| Some(text.split('/').next()?.to_owned()));
+            // As flanneld: the address of a router before the node, for instance.
+            let announced =
+                current[Node::FLANNEL_OVERWRITE].as_str().map(str::to_owned).or(own).ok_or_else(|| {
+                    let problem = format!(
+                        "it has no IPv4 address in its status or in {}, which flannel needs",
+                        Node::ADDRESS
+                    );
+                    AgentError::Node { node: node.to_owned(), problem }
+                })?;
+            annotations.extend(lease.annotations(node, &announced));
+        }
     }
     annotations.retain(|name, value| current[*name].as_str() != value.as_deref());
     if !annotations.is_empty() {
@@ -296,7 +304,7 @@ pub(crate) async fn keep_announced(
         while let Err(error) = announce(&*store, &ipam, &node, &mut announced).await {
             match &error {
                 AgentError::Node { .. } => {
-                    tracing::warn!(%error, "the Node keeps its address; Tortie retries")
+                    tracing::warn!(%error, "the Node keeps what was announced; Tortie retries")
                 }
                 _ => tracing::debug!(%error, "cannot annotate the Node; Tortie retries"),
             }
@@ -314,9 +322,14 @@ async fn announce(
     node: &str,
     announced: &mut Announced,
 ) -> Result<(), AgentError> {
+    let mut unfit = None;
     if announced.overlay.is_none() {
         if announced.lease.is_some() {
-            announced.lease = Some(OwnLease::read(store, node).await?);
+            match OwnLease::read(store, node).await {
+                Ok(lease) => announced.lease = Some(lease),
+                // What was announced stays, and the rest is up to date.
+                Err(error) => unfit = Some(error),
+            }
         }
         let tunnels = own_tunnels(ipam, node, announced.lease.as_ref()).await?;
         if tunnels != announced.first {
@@ -332,7 +345,8 @@ async fn announce(
             announced.first = tunnels;
         }
     }
-    annotate(store, node, &announced.now(), &announced.methods, announced.lease.as_ref()).await
+    annotate(store, node, &announced.now(), &announced.methods, announced.lease.as_ref()).await?;
+    unfit.map_or(Ok(()), Err)
 }
 
 #[cfg(test)]
@@ -428,7 +442,7 @@ mod tests {
         let ipam = Arc::new(Ipam::new(store.clone(), "n", BTreeMap::new()));
         let old = tunnel_address(&ipam, "n", Family::V4).await.unwrap().unwrap();
         let first = derived(vec![old]);
-        let announced = Announced { first, methods: AddressMethods::default(), overlay: None };
+        let announced = Announced { first, methods: AddressMethods::default(), lease: None, overlay: None };
         let (_keep, in_force) = watch::channel(Arc::default());
         // An agent that has not used the pool for some seconds.
         let ipam = Arc::new(Ipam::new(store.clone(), "n", BTreeMap::new()));

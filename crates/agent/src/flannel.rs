@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
-use ipnet::{IpNet, Ipv4Net};
-use serde_json::json;
-use tortie_api::calico::EncapsulationMode;
+use ipnet::Ipv4Net;
+use serde_json::{Value, json};
+use tortie_api::calico::{EncapsulationMode, IpPool};
 use tortie_api::kubernetes::Node;
 use tortie_api::net::IpVersion;
 use tortie_api::{Key, Kind, Resource};
@@ -73,26 +73,27 @@ impl OwnLease {
                            them (--allocate-node-cidrs), or remove --flannel (TORTIE_FLANNEL)";
             refuse(problem.to_owned())
         })?;
-        let net = IpNet::from(subnet);
         let pools = store.list(Kind::IpPool).await?.items;
-        let mut pools = pools.iter().filter_map(|stored| match Resource::read(&stored.key, &stored.value) {
-            Ok(Resource::IpPool(pool)) if pool.spec.cidr.contains(&net) => Some(pool),
-            _ => None,
-        });
-        let pool = pools.next().ok_or_else(|| {
+        let pools: Vec<IpPool> = pools
+            .iter()
+            .filter_map(|stored| match Resource::read(&stored.key, &stored.value) {
+                Ok(Resource::IpPool(pool)) => Some(pool),
+                _ => None,
+            })
+            .collect();
+        let pool = tortie_calc::pool_of_network(pools.iter(), &subnet.into()).ok_or_else(|| {
             refuse(format!(
                 "no IPPool contains the network {subnet} of its pods; create one with flannel's network, assignmentMode \
                  Manual, and vxlanMode Always (backend vxlan) or Never (backend host-gw)"
             ))
         })?;
+        if let Some(problem) = tortie_calc::unfit_for_flannel(pool) {
+            return Err(refuse(problem));
+        }
         let vni = match pool.spec.vxlan_mode {
             EncapsulationMode::Never => None,
-            EncapsulationMode::Always => Some(cluster_network(store, node).await?.vni),
-            EncapsulationMode::CrossSubnet => {
-                return Err(refuse(format!(
-                    "IPPool {} has vxlanMode CrossSubnet, which daemons of flannel do not know; set Always or Never",
-                    pool.metadata.name
-                )));
+            EncapsulationMode::Always | EncapsulationMode::CrossSubnet => {
+                Some(cluster_network(store, node).await?.vni)
             }
         };
         Ok(Self { subnet, vni })
@@ -118,13 +119,22 @@ impl OwnLease {
             (Node::FLANNEL_DATA, &data),
             (Node::FLANNEL_ADDRESS, address),
         ];
-        values.into_iter().map(|(name, value)| (name, Some(value.to_owned()))).collect()
+        let values = values.into_iter().map(|(name, value)| (name, Some(value.to_owned())));
+        values.chain(Node::FLANNEL_V6.map(|name| (name, None))).collect()
     }
+}
+
+/// The annotations to take out of a Node whose agent has announced itself to flannel, and no longer does. Those of flanneld
+/// have another MAC address; with the backend host-gw, nobody can tell.
+pub(crate) fn stale_annotations(node: &str, current: &Value) -> BTreeMap<&'static str, Option<String>> {
+    let mac = vtep_mac(node, IpVersion::V4).to_string();
+    let is_own = current[Node::FLANNEL_DATA].as_str().is_some_and(|data| data.contains(&mac));
+    let names = [Node::FLANNEL_MANAGED, Node::FLANNEL_BACKEND, Node::FLANNEL_DATA, Node::FLANNEL_ADDRESS];
+    names.into_iter().filter(|_| is_own).map(|name| (name, None)).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::Value;
     use tortie_store::Embedded;
 
     use super::*;
@@ -136,7 +146,7 @@ mod tests {
         if let Some(mode) = pool {
             let pool = json!({
                 "apiVersion": "projectcalico.org/v3", "kind": "IPPool", "metadata": {"name": "flannel"},
-                "spec": {"cidr": "10.244.0.0/16", "vxlanMode": mode, "ipipMode": "Never"},
+                "spec": {"cidr": "10.244.0.0/16", "vxlanMode": mode, "ipipMode": "Never", "assignmentMode": "Manual"},
             });
             store.create(&Key::global(Kind::IpPool, "flannel"), pool).await.unwrap();
         }
@@ -187,6 +197,15 @@ mod tests {
             let error = read(spec, pool, None).await.unwrap_err();
             assert!(error.contains(expected), "{expected}: {error}");
         }
+    }
+
+    #[test]
+    fn only_own_annotations_are_stale() {
+        let stale = |data: &str| stale_annotations("n", &json!({Node::FLANNEL_DATA: data})).len();
+        assert_eq!(stale(r#"{"VNI":4096,"VtepMAC":"66:d1:85:4c:ae:89"}"#), 4);
+        assert_eq!(stale(r#"{"VNI":4096,"VtepMAC":"66:d1:85:4c:ae:88"}"#), 0);
+        assert_eq!(stale("null"), 0);
+        assert_eq!(stale_annotations("n", &Value::Null).len(), 0);
     }
 
     #[cfg(target_os = "linux")]

@@ -16,7 +16,7 @@ use tortie_store::Stored;
 use crate::addresses::{self, Assign, OfFamily, Wanted, handle};
 use crate::pods::{Pods, blocking, store_failure, wiring_failure};
 use crate::publication::Publication;
-use crate::{dns, runtime_config};
+use crate::runtime_config;
 
 /// How many addresses of the operating system may belong to somebody else.
 const MOST_REFUSED: usize = 16;
@@ -45,7 +45,6 @@ impl Pods {
     ) -> Result<Obtained, Failure> {
         runtime_config::check(call, &pod.1, self.wiring.takes_mac())?;
         let limits = self.limits(call, pod)?;
-        dns::of(&call.config)?;
         // The link exists before the endpoint is published, because the node reports endpoints without a link.
         let publication = prepared.map(|_| self.publication(call, id, pod, limits)).transpose()?;
         // Reading took a while.
@@ -106,15 +105,13 @@ impl Pods {
     ) -> Result<Obtained, Failure> {
         let due = self.due(id, request, wanted).await?;
         let (mut addresses, mut published) = (Vec::new(), None);
-        for (number, (request, wanted)) in due.iter().enumerate() {
+        for (request, wanted) in &due {
             let one = match (wanted, &publication) {
-                // The endpoint has all addresses of the pod.
-                (None, Some(publication)) if number + 1 == due.len() => {
-                    let (publication, before) = (publication.clone(), addresses.clone());
-                    let follow_up: FollowUp = Arc::new(move |last| {
-                        let last = addresses::of_assignment(&last);
-                        publication.write(before.iter().cloned().chain([last]).collect())
-                    });
+                // The endpoint has all addresses of the pod, and the handle of a second one exists, so it is not shared.
+                (None, Some(publication)) if due.len() == 1 => {
+                    let publication = publication.clone();
+                    let follow_up: FollowUp =
+                        Arc::new(move |one| publication.write(vec![addresses::of_assignment(&one)]));
                     let assigned = self.ipam.assign_and_write(request, Some(follow_up)).await;
                     let (one, position) = assigned.map_err(|error| addresses::no_address(&error))?;
                     published = position;

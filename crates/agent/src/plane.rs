@@ -324,10 +324,8 @@ impl Plane {
     /// Stored objects that are not in force here.
     fn unsupported(&self) -> Vec<Unsupported> {
         let mut all = self.watched.all();
-        match self.watched.has_flannel() {
-            true => all.extend(flannel::unreachable(self.calc.flannel_problems())),
-            false => all.extend(out_of_reach(&self.calc.without_direct_route())),
-        }
+        all.extend(out_of_reach(&self.calc.without_direct_route()));
+        all.extend(flannel::unreachable(self.calc.flannel_problems()));
         all
     }
 

@@ -123,6 +123,7 @@ impl Pods {
     ) -> Result<Success, Failure> {
         self.refuse_blocked(id)?;
         self.refuse_other_network(id)?;
+        let dns = dns::of(&call.config)?;
         let read = async {
             tokio::try_join!(
                 async { self.barrier.positions().await.map_err(store_failure) },
@@ -133,7 +134,11 @@ impl Pods {
         };
         // Both until they have ended: a link that appears after a failure would stay.
         let (prepared, read) = tokio::join!(self.prepare(call, id), read);
-        let prepared = prepared?;
+        let prepared = prepared.inspect_err(|_| {
+            if let Err(other) = &read {
+                tracing::warn!(pod = %id, failure = %other, "the pod cannot be read either");
+            }
+        })?;
         let obtained = async {
             let (positions, pod, namespace, ()) = read?;
             let obtained = self.check_and_obtain(call, id, &pod, namespace, prepared.as_ref()).await?;
@@ -152,7 +157,7 @@ impl Pods {
             self.wait_for_policy(id, &positions, hung_up),
             self.wait_until_live(id, &interface)
         )?;
-        Ok(Success { dns: dns::of(&call.config)?, ..Self::success(call, &interface) })
+        Ok(Success { dns, ..Self::success(call, &interface) })
     }
 
     /// The policy of a pod is not known while the agent has never read a kind, or applies no changes.
@@ -474,7 +479,7 @@ impl Pods {
         let Some(prepared) = prepared else { return };
         let wiring = self.wiring.clone();
         if let Err(failure) = blocking(move || wiring.abandon(prepared)).await {
-            tracing::warn!(pod = %id, %failure, "the link that was prepared for the pod stays until its sandbox goes");
+            tracing::warn!(pod = %id, %failure, "the link that was prepared for the pod cannot be deleted at once; it is removed as that of a deleted pod");
         }
     }
 

@@ -42,6 +42,7 @@ use sets::Sets;
 use slab::No;
 use subjects::{Backends, Subjects};
 
+pub use flannel::{pool_of_network, unfit_for_flannel};
 pub use network::vtep_mac;
 
 /// The kinds of object that the state of any node depends on; [`Calc::kinds`] returns those of one node.
@@ -203,7 +204,9 @@ impl Calc {
     }
 
     fn update_node(&mut self, name: &str, node: Option<Node>) {
-        let node = if self.network.flannel { node.map(flannel::translated) } else { node };
+        let is_local = name == self.node;
+        let node =
+            if self.network.flannel { node.map(|node| flannel::translated(node, is_local)) } else { node };
         let former = self.network.nodes().get(name);
         self.sets.update_node(former, node.as_ref(), &self.state);
         self.network.update_node(name, node);

@@ -14,6 +14,7 @@ use tortie_dataplane::{
 };
 
 use crate::Calc;
+use crate::flannel::PodNetworks;
 use crate::input::BlockNodes;
 
 /// The inputs of the overlay.
@@ -32,11 +33,11 @@ pub(crate) struct Network {
     /// The blocks and borrowed addresses of each node.
     blocks_of: BTreeMap<String, BTreeSet<IpNet>>,
     /// Whether pools without encapsulation get direct routes.
-    direct: bool,
+    pub(crate) direct: bool,
     /// Whether nodes announce the networks of their pods as daemons of flannel do.
     pub(crate) flannel: bool,
-    /// With flannel, the network of each node's pods.
-    pub(crate) pod_networks: BTreeMap<String, IpNet>,
+    /// With flannel, the networks of the nodes' pods.
+    pub(crate) pod_networks: PodNetworks,
     /// The blocks and borrowed addresses of other nodes that would have a direct route, if their nodes were in the network
     /// of this one.
     far: BTreeMap<IpNet, String>,
@@ -70,12 +71,14 @@ impl Calc {
         }
         if is_due {
             let all = self.network.blocks.keys().chain(self.network.borrowers.keys());
+            let all = all.chain(self.network.pod_networks.all());
             blocks = all.copied().chain(blocks).collect();
         }
         // A VTEP comes before the routes that name it, and is removed after them.
         let mut gone = Vec::new();
         for name in nodes {
             blocks.extend(self.network.blocks_of.get(&name).into_iter().flatten());
+            blocks.extend(self.network.pod_networks.of(&name));
             for version in IpVersion::ALL {
                 let known = self.state.vteps.get(&(name.clone(), version));
                 match self.network.vtep(&name, &self.node, version) {
@@ -110,7 +113,9 @@ impl Network {
 
     pub(crate) fn update_node(&mut self, name: &str, node: Option<Node>) {
         if self.flannel {
-            self.update_pod_network(name, node.as_ref());
+            let lease = node.as_ref().and_then(Node::flannel_lease);
+            let changed = self.pod_networks.update(name, lease.map(|lease| lease.subnet.into()));
+            self.dirty.blocks.extend(changed);
         }
         if put(&mut self.nodes, name.to_owned(), node) {
             self.dirty.nodes.insert(name.to_owned());
@@ -215,7 +220,10 @@ impl Network {
 
     /// Notes whether a block or borrowed address lacks its direct route.
     fn note_far(&mut self, net: IpNet, local: &str, has_route: bool) {
-        let node = self.node_of(&net).filter(|node| *node != local && self.direct && !has_route);
+        // Problems of flannel's nodes have messages of their own.
+        let is_of_flannel = self.pod_networks.owner(&net).is_some();
+        let node =
+            self.node_of(&net).filter(|node| *node != local && self.direct && !has_route && !is_of_flannel);
         let is_plain = |pool: &IpPool| is_plain(pool) && pool.spec.cidr.contains(&net);
         let far = node.filter(|_| self.pools.values().any(is_plain)).map(str::to_owned);
         put(&mut self.far, net, far);
@@ -242,13 +250,16 @@ impl Network {
     }
 
     /// The tunnel end of another node.
-    fn vtep(&self, name: &str, local: &str, version: IpVersion) -> Option<Vtep> {
+    pub(crate) fn vtep(&self, name: &str, local: &str, version: IpVersion) -> Option<Vtep> {
         self.nodes.get(name).filter(|_| name != local).and_then(|node| vtep(name, node, version))
     }
 
     /// The target of the route to a block or a borrowed address. It has none if its pool has neither VXLAN nor direct routes,
     /// or if the tunnel end of its node is unknown.
     fn target(&self, block: &IpNet, local: &str) -> Option<RouteTarget> {
+        if let Some(node) = self.pod_networks.owner(block) {
+            return self.pod_network_target(block, node, local);
+        }
         let node = match self.borrowers.get(block) {
             // The pod's own route leads there.
             Some(borrower) if borrower == local => return None,
@@ -277,7 +288,7 @@ impl Network {
 
     /// The address of another node, if it is in the network of this node and both take packets of pods without
     /// encapsulation. The overlay network of a Windows node takes none.
-    fn neighbour(&self, name: &str, local: &str, version: IpVersion) -> Option<IpAddr> {
+    pub(crate) fn neighbour(&self, name: &str, local: &str, version: IpVersion) -> Option<IpAddr> {
         let (node, local) = (self.nodes.get(name)?, self.nodes.get(local)?);
         let address = node.own_address(version)?;
         // Both directions must go the same way, or strict checks of the path back drop packets.

@@ -70,6 +70,8 @@ impl Node {
 enum Pool {
     Absent,
     Vxlan,
+    /// Which flanneld does not know: as `Vxlan`, and reported.
+    CrossSubnet,
     Plain,
 }
 
@@ -85,6 +87,9 @@ fn expected(nodes: &BTreeMap<String, Node>, pool: Pool, direct: bool) -> Expecte
             if node.backend != Backend::Absent {
                 routes.insert(net, "local".to_owned());
             }
+            if node.backend == Backend::Absent || matches!(pool, Pool::Absent | Pool::CrossSubnet) {
+                problems.insert(name.clone());
+            }
             continue;
         }
         let parent: IpAddr = node.address().parse().unwrap();
@@ -98,6 +103,10 @@ fn expected(nodes: &BTreeMap<String, Node>, pool: Pool, direct: bool) -> Expecte
             (Pool::Vxlan, Backend::Vxlan(vni)) => {
                 routes.insert(net, format!("vxlan {name}"));
                 vni == 4096
+            }
+            (Pool::CrossSubnet, Backend::Vxlan(_)) => {
+                routes.insert(net, format!("vxlan {name}"));
+                false
             }
             (Pool::Plain, Backend::HostGw) => {
                 if direct && is_near {
@@ -164,7 +173,12 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         let subnet = subnet.map(|second| number + 4 * u8::from(second));
         Step::Put(number.into(), Node { backend, is_near, subnet, number: number + 1 })
     });
-    let pool = prop_oneof![Just(Pool::Absent), Just(Pool::Vxlan), Just(Pool::Plain)];
+    let pool = prop_oneof![
+        1 => Just(Pool::Absent),
+        3 => Just(Pool::Vxlan),
+        1 => Just(Pool::CrossSubnet),
+        3 => Just(Pool::Plain)
+    ];
     let step = prop_oneof![
         6 => node,
         1 => (0..4_usize).prop_map(Step::Delete),
@@ -193,8 +207,12 @@ fn make(steps: Vec<Step>, direct: bool) -> Expected {
             }
             Step::Pool(new) => {
                 pool = new;
-                let mode = if pool == Pool::Vxlan { "Always" } else { "Never" };
-                let spec = json!({"cidr": "10.244.0.0/16", "vxlanMode": mode, "ipipMode": "Never"});
+                let mode = match pool {
+                    Pool::Vxlan => "Always",
+                    Pool::CrossSubnet => "CrossSubnet",
+                    Pool::Absent | Pool::Plain => "Never",
+                };
+                let spec = json!({"cidr": "10.244.0.0/16", "vxlanMode": mode, "ipipMode": "Never", "assignmentMode": "Manual"});
                 let value = json!({"metadata": {"name": "flannel"}, "spec": spec});
                 let key = Key::global(Kind::IpPool, "flannel");
                 calc.update(&key, Some(&value).filter(|_| pool != Pool::Absent));
@@ -222,6 +240,58 @@ fn vteps_and_routes_follow_the_annotations() {
         all.into_iter().find(|way| !seen.borrow().contains(*way)).map(str::to_owned)
     };
     Random::cases(1_000).shrinking(1_000).prove(&(steps(), any::<bool>()), test, lacking).unwrap();
+}
+
+/// Networks that overlap are reported for both nodes, and pools that do not fit for all.
+#[test]
+fn what_does_not_fit_is_reported() {
+    let pool = |name: &str, cidr: &str, mode: &str, assignment: &str| {
+        let spec =
+            json!({"cidr": cidr, "vxlanMode": mode, "ipipMode": "Never", "assignmentMode": assignment});
+        (Key::global(Kind::IpPool, name), json!({"metadata": {"name": name}, "spec": spec}))
+    };
+    let node = |number: u8, cidr: &str| {
+        let name = format!("n{number}");
+        let mut value =
+            Node { backend: Backend::Vxlan(4096), is_near: true, subnet: Some(0), number: number + 1 }
+                .value(&name);
+        value["spec"] = json!({"podCIDR": cidr});
+        (key_of(&name), value)
+    };
+    let flannel = || pool("flannel", "10.244.0.0/16", "Always", "Manual");
+    let three = |cidr: &str| [node(0, "10.244.0.0/24"), node(1, "10.244.1.0/24"), node(2, cidr)];
+    for (pools, nodes, expected) in [
+        (vec![flannel()], three("10.244.2.0/24"), vec![]),
+        (vec![flannel()], three("10.244.1.0/24"), vec![("n1", "node n2 overlap"), ("n2", "node n1 overlap")]),
+        (
+            vec![flannel()],
+            three("10.244.1.128/25"),
+            vec![("n1", "node n2 overlap"), ("n2", "node n1 overlap")],
+        ),
+        (vec![flannel()], three("10.245.1.0/24"), vec![("n2", "no IPPool contains")]),
+        // The smallest pool counts.
+        (vec![flannel(), pool("all", "10.0.0.0/8", "Never", "Automatic")], three("10.244.2.0/24"), vec![]),
+        (
+            vec![pool("flannel", "10.244.0.0/16", "Always", "Automatic")],
+            three("10.244.2.0/24"),
+            vec![
+                ("n0", "assignmentMode Manual"),
+                ("n1", "assignmentMode Manual"),
+                ("n2", "assignmentMode Manual"),
+            ],
+        ),
+    ] {
+        let mut calc = Calc::new(LOCAL).with_flannel();
+        for (key, value) in pools.iter().chain(&nodes) {
+            calc.update(key, Some(value));
+        }
+        calc.flush();
+        let problems = calc.flannel_problems();
+        assert_eq!(problems.len(), expected.len(), "{problems:?}");
+        for (node, problem) in expected {
+            assert!(problems[node].contains(problem), "{node}: {problems:?}");
+        }
+    }
 }
 
 /// Without flannel, its annotations mean nothing.

@@ -16,8 +16,9 @@ use crate::records::Handle;
 use crate::request::{Assignment, Request};
 use crate::waiting::Waiter;
 
-/// How many requests one write serves at most, because etcd limits the size of a transaction.
-const MOST_SHARED: usize = 100;
+/// How many requests one write serves at most: etcd takes 128 operations in a transaction, and each request may have a handle
+/// and a follow-up.
+const MOST_SHARED: usize = 63;
 
 /// How much memory the value of a follow-up write takes at most, in bytes: etcd rejects transactions of 1.5 MiB, and a large
 /// value must not make the allocations of others fail.

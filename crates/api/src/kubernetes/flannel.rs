@@ -51,6 +51,11 @@ impl Node {
     pub const FLANNEL_BACKEND: &str = "flannel.alpha.coreos.com/backend-type";
     /// The annotation with the JSON that belongs to the backend.
     pub const FLANNEL_DATA: &str = "flannel.alpha.coreos.com/backend-data";
+    /// The annotation with the address to announce instead of the node's own.
+    pub const FLANNEL_OVERWRITE: &str = "flannel.alpha.coreos.com/public-ip-overwrite";
+    /// The annotations of IPv6, which Tortie does not announce.
+    pub const FLANNEL_V6: [&str; 2] =
+        ["flannel.alpha.coreos.com/backend-v6-data", "flannel.alpha.coreos.com/public-ipv6"];
     /// The annotation with the node's own address.
     pub const FLANNEL_ADDRESS: &str = "flannel.alpha.coreos.com/public-ip";
 
@@ -70,7 +75,14 @@ impl Node {
         if annotation(Self::FLANNEL_MANAGED) != Some("true") {
             return None;
         }
-        let public_ip = annotation(Self::FLANNEL_ADDRESS)?.parse().ok()?;
+        let public_ip: Ipv4Addr = annotation(Self::FLANNEL_ADDRESS)?.parse().ok()?;
+        if public_ip.is_loopback()
+            || public_ip.is_unspecified()
+            || public_ip.is_multicast()
+            || public_ip.is_broadcast()
+        {
+            return None;
+        }
         let backend = match annotation(Self::FLANNEL_BACKEND)? {
             "host-gw" => FlannelBackend::HostGw,
             "vxlan" => annotation(Self::FLANNEL_DATA).and_then(vxlan).unwrap_or_else(|| {
@@ -84,7 +96,9 @@ impl Node {
 
 fn vxlan(json: &str) -> Option<FlannelBackend> {
     let VxlanData { vni, mac } = serde_json::from_str(json).ok()?;
-    Some(FlannelBackend::Vxlan { vni, mac: mac.parse().ok()? })
+    let mac: MacAddress = mac.parse().ok()?;
+    let is_of_one = mac.0[0] & 1 == 0 && mac.0 != [0; 6];
+    is_of_one.then_some(FlannelBackend::Vxlan { vni, mac })
 }
 
 #[cfg(test)]
@@ -123,6 +137,13 @@ mod tests {
             (json!({"podCIDR": "fd00::/64"}), announced("host-gw", "null"), None),
             (spec.clone(), json!({}), None),
             (spec.clone(), json!({Node::FLANNEL_MANAGED: "true"}), None),
+            (
+                spec.clone(),
+                json!({
+                    Node::FLANNEL_MANAGED: "true", Node::FLANNEL_BACKEND: "host-gw", Node::FLANNEL_ADDRESS: "127.0.0.1",
+                }),
+                None,
+            ),
         ] {
             let lease = lease(spec.clone(), annotations.clone());
             let expected = backend.map(|backend| FlannelLease {
@@ -132,9 +153,14 @@ mod tests {
             });
             assert_eq!(lease, expected, "{spec} {annotations}");
         }
-        for damaged in
-            ["", "null", "{}", r#"{"VNI":-1,"VtepMAC":"12:c6:65:89:b4:e3"}"#, r#"{"VNI":1,"VtepMAC":"x"}"#]
-        {
+        for damaged in [
+            "",
+            "null",
+            "{}",
+            r#"{"VNI":-1,"VtepMAC":"12:c6:65:89:b4:e3"}"#,
+            r#"{"VNI":1,"VtepMAC":"x"}"#,
+            r#"{"VNI":1,"VtepMAC":"01:00:5e:00:00:01"}"#,
+        ] {
             let lease = lease(spec.clone(), announced("vxlan", damaged)).unwrap();
             assert!(
                 matches!(lease.backend, FlannelBackend::Other(why) if why.contains("backend-data")),
