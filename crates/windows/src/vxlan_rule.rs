@@ -182,8 +182,8 @@ fn remedy(error: &FirewallError) -> String {
 
 fn step(rules: &[FirewallRule], nodes: &BTreeSet<Ipv4Addr>) -> Step {
     let ours: Vec<&FirewallRule> = rules.iter().filter(|rule| rule.name == VXLAN_RULE).collect();
-    // An empty list of addresses would let everybody in.
-    let is_needed = !nodes.is_empty() && !is_open(rules, nodes);
+    // Without nodes, it is not needed; with an empty list of addresses, it would let everybody in.
+    let is_needed = !is_open(rules, nodes);
     match (&ours[..], is_needed) {
         ([], false) => Step::Nothing,
         ([], true) => Step::Set(Box::new(wanted(nodes))),
