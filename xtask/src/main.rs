@@ -266,6 +266,11 @@ fn run(command: &mut Command) -> Result<()> {
     if command.get_current_dir().is_none() {
         command.current_dir(workspace()?);
     }
+    // Cargo has set these for this program. Build scripts that look at them would build everything anew.
+    let is_own = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_own)) {
+        command.env_remove(name);
+    }
     let status = command.status().with_context(|| shown.clone())?;
     if !status.success() {
         bail!("{shown} failed: {status}");

@@ -1,9 +1,11 @@
 //! `cargo xtask windows`: the programs for Windows.
 
+use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
+use tortie_servers::wine;
 
 use crate::{run, setup, step, workspace};
 
@@ -18,22 +20,26 @@ const LIBRARIES: [&str; 2] = ["--package", "tortie-hns-dll"];
 /// The package of the library that Wine 8 lacks.
 const RANDOM_NUMBERS: [&str; 2] = ["--manifest-path", "crates/hns-dll/prng/Cargo.toml"];
 
-/// What was built.
+/// The folder of what was built: `tortie.exe`, `tortie-cni.exe`, and what programs need under Wine.
 pub(crate) struct Built {
-    /// `tortie.exe`.
-    pub(crate) tortie: PathBuf,
-    /// `tortie-cni.exe`.
-    pub(crate) plugin: PathBuf,
-    /// What programs need under Wine.
     pub(crate) libraries: Libraries,
 }
 
-/// The libraries for Wine.
+impl Built {
+    /// `tortie.exe`.
+    pub(crate) fn tortie(&self) -> PathBuf {
+        self.libraries.folder.join("tortie.exe")
+    }
+
+    /// `tortie-cni.exe`.
+    pub(crate) fn plugin(&self) -> PathBuf {
+        self.libraries.folder.join("tortie-cni.exe")
+    }
+}
+
+/// The libraries for Wine, all in this folder.
 pub(crate) struct Libraries {
-    /// `computenetwork.dll` and `vmcompute.dll` for Wine.
-    pub(crate) hns: PathBuf,
-    /// `bcryptprimitives.dll` for Wine.
-    pub(crate) random: PathBuf,
+    pub(crate) folder: PathBuf,
 }
 
 /// Where Rust's library for Windows comes from.
@@ -105,8 +111,26 @@ fn build_libraries(toolchain: &Toolchain) -> Result<Libraries> {
         run(&mut toolchain.cargo("build", &LIBRARIES)?)?;
         run(&mut toolchain.cargo("build", &RANDOM_NUMBERS)?)
     })?;
-    let folder = toolchain.folder()?.join(TARGET).join("debug");
-    Ok(Libraries { hns: folder.join("tortie_hns_dll.dll"), random: folder.join("bcryptprimitives.dll") })
+    // One library serves under two names.
+    let files = ["tortie_hns_dll.dll", "tortie_hns_dll.dll", "bcryptprimitives.dll"];
+    put_together(toolchain, files.into_iter().zip(wine::LIBRARIES))
+}
+
+/// Puts what was built into one folder, under these names, where `tortie lab --wine` finds it, too.
+fn put_together(
+    toolchain: &Toolchain,
+    files: impl Iterator<Item = (&'static str, &'static str)>,
+) -> Result<Libraries> {
+    let folder = wine::home();
+    fs::create_dir_all(&folder)?;
+    let built = toolchain.folder()?.join(TARGET).join("debug");
+    for (file, name) in files {
+        let unfinished = folder.join(format!("{name}.new"));
+        fs::copy(built.join(file), &unfinished).with_context(|| file.to_owned())?;
+        // A program that runs keeps the file that it has.
+        fs::rename(unfinished, folder.join(name))?;
+    }
+    Ok(Libraries { folder })
 }
 
 /// Builds and checks everything for Windows.
@@ -127,8 +151,8 @@ fn build_with(toolchain: &Toolchain) -> Result<Built> {
     }
     step("the programs for Windows", || run(&mut toolchain.cargo("build", &PROGRAMS)?))?;
     let libraries = build_libraries(toolchain)?;
-    let folder = toolchain.folder()?.join(TARGET).join("debug");
-    let built = Built { tortie: folder.join("tortie.exe"), plugin: folder.join("tortie-cni.exe"), libraries };
-    println!("==> {}\n==> {}", built.tortie.display(), built.plugin.display());
+    put_together(toolchain, wine::PROGRAMS.into_iter().zip(wine::PROGRAMS))?;
+    let built = Built { libraries };
+    println!("==> {}\n==> {}", built.tortie().display(), built.plugin().display());
     Ok(built)
 }

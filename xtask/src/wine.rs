@@ -4,6 +4,7 @@ mod clients;
 mod cluster;
 mod frames;
 mod kube_proxy;
+mod lab;
 mod plugins;
 mod prefix;
 mod scenario;
@@ -13,13 +14,11 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
+use tortie_servers::wine::HNS_ADDRESS;
 
 use self::cluster::Hns;
 use self::prefix::Prefix;
 use crate::{step, windows};
-
-/// The variable that tells the library where HNS is.
-const HNS_ADDRESS: &str = "TORTIE_HNS_ADDRESS";
 
 /// `cargo xtask wine`.
 pub(crate) fn run(arguments: &[&str]) -> Result<()> {
@@ -46,11 +45,13 @@ fn execute(program: &Path, arguments: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Builds the programs and runs the scenario.
+/// Builds the programs, and runs the scenario and labs.
 fn scenario() -> Result<()> {
     let built = windows::build()?;
     let started = Instant::now();
     step("tortie.exe and tortie-cni.exe under Wine", || scenario::run(&built))?;
+    step("the demo of the lab prints the same tables under Wine", lab::demo)?;
+    step("a lab under Wine leaves nothing", lab::up_and_down)?;
     println!("==> it took {:.0} s", started.elapsed().as_secs_f64());
     Ok(())
 }

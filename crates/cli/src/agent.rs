@@ -270,7 +270,10 @@ impl Daemon {
         let folder = local::state_folder();
         local::make_folder(&folder).with_context(|| folder.display().to_string())?;
         let ip = Arc::new(tortie_hcn::native::NativeIpHelper);
-        host(ip, self.adapter.clone(), Some(folder.join("adapter-routes.json")))
+        let host = host(ip, self.adapter.clone(), Some(folder.join("adapter-routes.json")))?;
+        let rule = Arc::new(tortie_windows::VxlanRule::new(Arc::new(tortie_hcn::native::NativeFirewall)));
+        rule.watch().context("watching the firewall")?;
+        Ok(host.with_firewall(rule))
     }
 
     /// Runs until the service manager wants its end.

@@ -10,7 +10,10 @@ use clap::{Subcommand, ValueEnum};
 use tokio::signal::unix::{SignalKind, signal};
 use tortie_hns_emulator::{Config as HnsConfig, OnRewrite, ServiceConfig, run_service};
 use tortie_lab::demo::{self, Manifests};
-use tortie_lab::{Cluster, Datastore, LabDir, Outcome, Progress, Shape, join, matrix, supervise};
+use tortie_lab::{
+    Cluster, Datastore, LabDir, Outcome, Progress, Shape, WindowsPrograms, join, matrix, supervise,
+    windows_programs,
+};
 
 use crate::output;
 
@@ -40,6 +43,10 @@ pub(crate) enum LabCommand {
         /// The datastore; etcd needs the program etcd (Debian: etcd-server), kubernetes needs `cargo xtask kube build`
         #[arg(long, value_enum, default_value_t = DatastoreName::Embedded)]
         datastore: DatastoreName,
+        /// Run the programs for Windows under Wine on Windows nodes: those of this folder, which also has the libraries; by
+        /// default what `cargo xtask windows` has built
+        #[arg(long, value_name = "FOLDER")]
+        wine: Option<Option<PathBuf>>,
     },
     /// Start a cluster and keep it until Ctrl-C or `tortie lab down`
     Up {
@@ -61,6 +68,10 @@ pub(crate) enum LabCommand {
         /// The datastore; etcd needs the program etcd (Debian: etcd-server), kubernetes needs `cargo xtask kube build`
         #[arg(long, value_enum, default_value_t = DatastoreName::Embedded)]
         datastore: DatastoreName,
+        /// Run the programs for Windows under Wine on Windows nodes: those of this folder, which also has the libraries; by
+        /// default what `cargo xtask windows` has built
+        #[arg(long, value_name = "FOLDER")]
+        wine: Option<Option<PathBuf>>,
     },
     /// End the running cluster
     Down,
@@ -110,6 +121,8 @@ pub(crate) enum Inside {
         output: LabFormat,
         #[arg(long, value_enum)]
         datastore: DatastoreName,
+        #[arg(long)]
+        wine: Option<PathBuf>,
     },
     Up {
         #[arg(long)]
@@ -124,6 +137,8 @@ pub(crate) enum Inside {
         ipv6: bool,
         #[arg(long, value_enum)]
         datastore: DatastoreName,
+        #[arg(long)]
+        wine: Option<PathBuf>,
     },
 }
 
@@ -161,18 +176,23 @@ impl LabCommand {
         let word = |format: LabFormat| if format == LabFormat::Json { "json" } else { "table" };
         let arguments = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
         match self {
-            Self::Demo { output, datastore } => {
-                let datastore = Datastore::from(datastore).name();
-                let options = ["--output", word(output), "--datastore", datastore];
+            Self::Demo { output, datastore, wine } => {
+                let (datastore, wine) = (Datastore::from(datastore).name(), wine_option(wine)?);
+                let mut options = vec!["--output", word(output), "--datastore", datastore];
+                options.extend(wine.iter().flat_map(|folder| ["--wine", folder]));
                 outer(&arguments(&[&["lab", "inside", "demo"][..], &options].concat()))
             }
-            Self::Up { linux, windows, bgp, direct_routes, ipv6, datastore } => {
+            Self::Up { windows: 0, wine: Some(_), .. } => {
+                bail!("--wine is for Windows nodes, and --windows 0 gives none; leave one of them out")
+            }
+            Self::Up { linux, windows, bgp, direct_routes, ipv6, datastore, wine } => {
                 let (linux, windows) = (linux.to_string(), windows.to_string());
-                let datastore = Datastore::from(datastore).name();
+                let (datastore, wine) = (Datastore::from(datastore).name(), wine_option(wine)?);
                 let mut options = vec!["--linux", &linux, "--windows", &windows, "--datastore", datastore];
                 options.extend(bgp.then_some("--bgp"));
                 options.extend(direct_routes.then_some("--direct-routes"));
                 options.extend(ipv6.then_some("--ipv6"));
+                options.extend(wine.iter().flat_map(|folder| ["--wine", folder]));
                 outer(&arguments(&[&["lab", "inside", "up"][..], &options].concat()))
             }
             Self::Down => down(),
@@ -206,6 +226,14 @@ impl LabCommand {
     }
 }
 
+/// The folder of the programs for Windows, which must have them, if these are wanted.
+fn wine_option(wine: Option<Option<PathBuf>>) -> anyhow::Result<Option<String>> {
+    let Some(folder) = wine else { return Ok(None) };
+    let programs = WindowsPrograms::find(&folder.unwrap_or_else(windows_programs))?;
+    let folder = programs.folder().to_str().context("--wine: the folder's name is no text")?;
+    Ok(Some(folder.to_owned()))
+}
+
 fn outer(arguments: &[String]) -> anyhow::Result<ExitCode> {
     Ok(match supervise(&dir(), arguments)? {
         Outcome::Done => ExitCode::SUCCESS,
@@ -236,8 +264,9 @@ async fn inside(what: Inside) -> anyhow::Result<ExitCode> {
 async fn run_inside(what: Inside) -> anyhow::Result<ExitCode> {
     let progress = Progress::new();
     match what {
-        Inside::Demo { output, datastore } => {
-            let shape = Shape { linux: 1, windows: 1, bgp: false, direct_routes: false, ipv6: false };
+        Inside::Demo { output, datastore, wine } => {
+            let wine = wine.as_deref().map(WindowsPrograms::find).transpose()?;
+            let shape = Shape { linux: 1, windows: 1, bgp: false, direct_routes: false, ipv6: false, wine };
             let cluster = Cluster::up(dir(), shape, datastore.into(), &progress).await?;
             let demo = demo::run(&cluster, &MANIFESTS, &progress, |step, before| {
                 if output == LabFormat::Table {
@@ -254,8 +283,9 @@ async fn run_inside(what: Inside) -> anyhow::Result<ExitCode> {
                 return Ok(ExitCode::FAILURE);
             }
         }
-        Inside::Up { linux, windows, bgp, direct_routes, ipv6, datastore } => {
-            let shape = Shape { linux, windows, bgp, direct_routes, ipv6 };
+        Inside::Up { linux, windows, bgp, direct_routes, ipv6, datastore, wine } => {
+            let wine = wine.as_deref().map(WindowsPrograms::find).transpose()?;
+            let shape = Shape { linux, windows, bgp, direct_routes, ipv6, wine };
             let cluster = Cluster::up(dir(), shape, datastore.into(), &progress).await?;
             progress.done("the cluster is up; from another terminal: tortie apply -f, get, lab exec, lab matrix, lab down");
             std::future::pending::<()>().await;
@@ -310,15 +340,19 @@ fn lab_failed(step: &matrix::Step) -> bool {
     failed > 0
 }
 
-/// `tortie-hns SOCKET ADDRESS`: the emulated HNS of a Windows node.
+/// `tortie-hns SOCKET ADDRESS [LIBRARIES]`: the emulated HNS of a Windows node, and where it serves libraries under Wine.
 pub(crate) fn hns_process() -> anyhow::Result<ExitCode> {
     crate::log("info");
-    let [socket, address] = arguments()?;
+    let (socket, address, libraries) = match &std::env::args().skip(1).collect::<Vec<_>>()[..] {
+        [socket, address] => (socket.into(), address.clone(), None),
+        [socket, address, libraries] => (socket.into(), address.clone(), Some(libraries.parse()?)),
+        arguments => bail!("expected two or three arguments, got {}", arguments.len()),
+    };
     let address: Ipv4Addr = address.parse().with_context(|| format!("{address:?} is no IPv4 address"))?;
     // The lab shows the effect of policy. The effect of writing ACLs on Windows connections is not known well enough
     // to be shown as a fact.
     let hns = HnsConfig { on_rewrite: OnRewrite::Keep, ..HnsConfig::new(HnsConfig::SERVER_2022, address) };
-    run_service(ServiceConfig { hns, socket: socket.into() })?;
+    run_service(ServiceConfig { hns, socket, libraries })?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -336,10 +370,4 @@ pub(crate) fn pod_process() -> anyhow::Result<ExitCode> {
     let ports: Result<Vec<u16>, _> = rest.iter().map(|port| port.parse()).collect();
     tortie_lab::run_pod_process(&name, &ports.context("a port is no number")?)?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn arguments<const N: usize>() -> anyhow::Result<[String; N]> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let count = arguments.len();
-    <[String; N]>::try_from(arguments).map_err(|_| anyhow::anyhow!("expected {N} arguments, got {count}"))
 }

@@ -82,7 +82,7 @@ impl Show {
 
     /// Sends the request to the agent of the pod's node.
     fn ask(&self, namespace: String, pod: String, node: String) -> anyhow::Result<ShownPod> {
-        let socket = self.socket(&node);
+        let socket = self.socket(&node)?;
         let question = Ask::Show { namespace: namespace.clone(), pod: pod.clone() };
         let elsewhere = || {
             format!(
@@ -109,23 +109,29 @@ impl Show {
         Ok(ShownPod { namespace, pod, node, endpoints })
     }
 
-    fn socket(&self, node: &str) -> PathBuf {
-        match &self.agent_socket {
+    fn socket(&self, node: &str) -> anyhow::Result<PathBuf> {
+        Ok(match &self.agent_socket {
             Some(socket) => socket.clone(),
-            None if self.store.is_of_lab() => lab_socket(node),
+            None if self.store.is_of_lab() => lab_socket(node)?,
             None => tortie_cni::local::control_address(),
-        }
+        })
     }
 }
 
 #[cfg(feature = "lab")]
-fn lab_socket(node: &str) -> PathBuf {
-    crate::lab::dir().control_socket(node)
+fn lab_socket(node: &str) -> anyhow::Result<PathBuf> {
+    let dir = crate::lab::dir();
+    if dir.runs_wine(node) {
+        bail!(
+            "node {node} runs under Wine, and its named pipe is not reached from Linux; start the lab without --wine"
+        );
+    }
+    Ok(dir.control_socket(node))
 }
 
 #[cfg(not(feature = "lab"))]
-fn lab_socket(_node: &str) -> PathBuf {
-    tortie_cni::local::control_address()
+fn lab_socket(_node: &str) -> anyhow::Result<PathBuf> {
+    Ok(tortie_cni::local::control_address())
 }
 
 /// The node of a pod, if the pod has policy there.

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use anyhow::Context;
 use serde_json::json;
-use tortie_hcn::native::{NativeHcn, NativeIpHelper};
+use tortie_hcn::native::{NativeFirewall, NativeHcn, NativeIpHelper};
 use tortie_hcn::schema::Network;
 use tortie_hcn::selftest::{self, NoTraffic};
 use tortie_hcn::{Adapter, HcnExt, IpHelper, IpRoute};
-use tortie_windows::NETWORK;
+use tortie_windows::{NETWORK, VXLAN_RULE, VxlanRule};
 
 use crate::output;
 
@@ -34,6 +34,8 @@ pub(crate) enum WindowsCommand {
     /// make the network anew, and uncordon it. It begins only if the agent reports NetworkDiffers. If it is interrupted, run it
     /// again. It runs on the node, beside the agent
     Reconfigure(reconfigure::Reconfigure),
+    /// Remove the rule that the agent has added to the firewall of this machine, after the agent was removed
+    Cleanup,
     /// Print the flags that kube-proxy needs on this node, one a line: the network, the source VIP, and whether it uses direct server
     /// return
     KubeProxy {
@@ -49,6 +51,7 @@ impl WindowsCommand {
             Self::Adapters => adapters(),
             Self::Selftest { adapter } => ask(adapter),
             Self::Reconfigure(reconfigure) => reconfigure.run(),
+            Self::Cleanup => cleanup(),
             Self::KubeProxy { node } => kube_proxy(node.as_deref()),
         }
     }
@@ -62,6 +65,13 @@ fn ask(adapter: Option<String>) -> anyhow::Result<ExitCode> {
     let adapter = adapter.map_or_else(|| tortie_windows::adapter_of(&network), Ok)?;
     let report = selftest::run(&hns, &NoTraffic, Some(&adapter))?;
     output::line(&serde_json::to_string_pretty(&report)?);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn cleanup() -> anyhow::Result<ExitCode> {
+    let removed = VxlanRule::remove(&NativeFirewall)?;
+    let what = if removed { "is removed from the firewall" } else { "is not in the firewall" };
+    output::line(&format!("the rule {VXLAN_RULE:?} {what}"));
     Ok(ExitCode::SUCCESS)
 }
 

@@ -62,6 +62,8 @@ pub enum Reason {
     EndpointMissing,
     /// A field of an object of the datastore has no effect.
     FieldNotSupported,
+    /// The firewall of a Windows node may drop the VXLAN packets of other nodes.
+    FirewallNotOpen,
     /// Somebody else put ACLs on an endpoint.
     ForeignAcl,
     /// A chain of somebody else may drop packets that policy allows.
@@ -160,6 +162,7 @@ impl Reason {
             | CalicoLeftover
             | CalicoVersionUnknown
             | ClientAddressHidden
+            | FirewallNotOpen
             | ForeignAcl
             | ForeignChainMayDrop
             | ForeignChainsUnknown

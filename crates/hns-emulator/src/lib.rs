@@ -25,6 +25,7 @@ mod endpoints;
 mod error;
 #[cfg(target_os = "linux")]
 mod fabric;
+mod firewall;
 mod flows;
 mod host;
 mod library;
@@ -56,6 +57,7 @@ pub use config::{
 pub use emulator::Emulator;
 #[cfg(target_os = "linux")]
 pub use error::Error;
+pub use firewall::{EmulatedFirewall, FirewallState};
 pub use host::{EmulatedHost, HostState};
 pub use library::LibraryService;
 pub use recorder::{Hold, Recorder};

@@ -21,6 +21,7 @@ impl Config {
             strict,
             keeps_ids: _,
             keeps_acl_ids: _,
+            accepts_taken_addresses,
             returned_zeroes,
             accepts: _,
             acl_removal,
@@ -52,6 +53,7 @@ impl Config {
             update_replaces: update_replaces.unwrap_or(usual.update_replaces),
             limits: found(limits),
             strict: strict.unwrap_or(usual.strict),
+            accepts_taken_addresses: accepts_taken_addresses.unwrap_or(usual.accepts_taken_addresses),
             deletes_used_networks: deletes_used_networks.unwrap_or(usual.deletes_used_networks),
             returns_zeroes: returned_zeroes
                 .as_ref()

@@ -2,17 +2,19 @@
 
 use std::fs;
 use std::io;
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tortie_hcn::{Hcn, serve_unix};
+use tortie_hcn::{Hcn, serve_unix, spawn_tcp};
 use tortie_kernel::namespace::NetNs;
 use tracing::info;
 
 use crate::config::Config;
 use crate::emulator::Emulator;
 use crate::error::Error;
+use crate::library::LibraryService;
 
 /// The configuration of the service.
 #[derive(Debug, Clone)]
@@ -21,6 +23,8 @@ pub struct ServiceConfig {
     pub hns: Config,
     /// The Unix socket of the service. A socket without a listener is replaced.
     pub socket: PathBuf,
+    /// Where it serves the libraries of programs under Wine, too.
+    pub libraries: Option<SocketAddr>,
 }
 
 /// Serves an emulated HNS with its switch until the process ends. The node is the network namespace of the calling
@@ -28,12 +32,19 @@ pub struct ServiceConfig {
 ///
 /// # Errors
 /// The switch cannot start (it needs CAP_NET_ADMIN, CAP_NET_RAW and CAP_SYS_ADMIN in the node's namespaces, and UDP
-/// port 4789 of the node), or the socket is in use.
+/// port 4789 of the node), or the socket or the address is in use.
 pub fn run_service(config: ServiceConfig) -> Result<(), Error> {
     let emulator = Emulator::with_switch(config.hns.clone(), NetNs::current()?)?;
     let listener = listen(&config.socket).map_err(Error::system("listen at the HNS service's socket"))?;
     info!(socket = %config.socket.display(), version = %config.hns.version, "the emulated HNS is ready");
     let hcn: Arc<dyn Hcn> = Arc::new(emulator);
+    if let Some(address) = config.libraries {
+        let listening = Error::system("listen for the libraries of programs under Wine");
+        let listener = TcpListener::bind(address).map_err(listening)?;
+        let libraries = Arc::new(LibraryService::new(hcn.clone()));
+        spawn_tcp(listener, libraries)
+            .map_err(Error::system("serve the libraries of programs under Wine"))?;
+    }
     serve_unix(&listener, &hcn).map_err(Error::system("accept a client"))
 }
 

@@ -91,6 +91,7 @@ fn variants(usual: &Config) -> Vec<Config> {
         all.push(with(&|config| config.strict = yes));
         all.push(with(&|config| config.deletes_used_networks = yes));
         all.push(with(&|config| config.returns_zeroes = yes));
+        all.push(with(&|config| config.accepts_taken_addresses = yes));
     }
     let limits = Limits::default();
     for limits in [

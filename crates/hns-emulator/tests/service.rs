@@ -25,7 +25,7 @@ fn objects_outlive_clients() {
     let socket = folder.path().join("hns.sock");
     // A service that was killed left its socket.
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
-    let service = ServiceConfig { hns: config(), socket: socket.clone() };
+    let service = ServiceConfig { hns: config(), socket: socket.clone(), libraries: None };
     let node = NetNs::create().unwrap();
     let again = service.clone();
     std::thread::spawn(move || node.run(|| run_service(service)).unwrap().unwrap());

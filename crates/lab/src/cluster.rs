@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use tortie_api::manifest::Object;
 use tortie_api::{Key, Kind, Positions, Resource};
 use tortie_kernel::namespace::mount;
+use tortie_servers::wine::WindowsPrograms;
 use tortie_store::rpc::{Limits, serve_tls, serve_unix};
 use tortie_store::{Change, Interest, NotInForce, Source, Store, StoreError, wait_in_force};
 
@@ -24,7 +25,8 @@ use crate::pki::Authority;
 use crate::runtime;
 use crate::sandbox::{PodApi, RuntimeNode};
 use crate::services::{self, ProxiedNode, addresses, dns};
-use crate::{LabDir, LabError, Progress, controller, slices, underlay, workloads};
+use crate::wine::Programs;
+use crate::{LabDir, LabError, Progress, controller, slices, underlay, wine, workloads};
 
 /// How long to wait for a node's first report.
 pub(crate) const NODE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -44,7 +46,7 @@ const CONTROLLERS: &[(&str, &[Kind], MissingWrites)] = &[
 ];
 
 /// The nodes of a lab.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shape {
     /// Linux nodes: `primary`, `linux-2`, …
     pub linux: usize,
@@ -56,6 +58,8 @@ pub struct Shape {
     pub direct_routes: bool,
     /// Whether Linux nodes and their pods have IPv6 addresses, too.
     pub ipv6: bool,
+    /// The programs that Windows nodes run under Wine; `None`: they run those of Linux.
+    pub wine: Option<WindowsPrograms>,
 }
 
 /// A running cluster.
@@ -88,9 +92,13 @@ impl Cluster {
             ));
         }
         mount::tmpfs(&dir.netns_folder())?;
+        if let Some(programs) = &shape.wine {
+            wine::prepare(programs)?;
+            progress.done("a Windows machine is prepared for Wine");
+        }
         underlay::lay(count)?;
         let authority = Authority::new()?;
-        let names = names(shape);
+        let names = names(&shape);
         let all: Vec<String> = names.iter().map(|(name, _)| name.clone()).collect();
         let (store, servers) = datastore::open(datastore, &dir, &authority, &all).await?;
         let (tasks, kubernetes) = match servers {
@@ -113,6 +121,9 @@ impl Cluster {
             let mut node = Node::new(&cluster.dir, name, os, index, &underlay::neighbours(index, count))?;
             if shape.ipv6 && os == Os::Linux {
                 node.add_ipv6(index)?;
+            }
+            if let Some(programs) = shape.wine.as_ref().filter(|_| os == Os::Windows) {
+                node.use_wine(&cluster.dir, programs)?;
             }
             let options = [(shape.bgp, "--bgp"), (shape.direct_routes, "--direct-routes")];
             let options = options.into_iter().filter(|(is_given, _)| *is_given && os == Os::Linux);
@@ -293,9 +304,10 @@ impl Cluster {
         let deadline = Instant::now() + NODE_TIMEOUT;
         for node in &mut self.nodes {
             wait_until_it_takes_pods(&self.dir, node, deadline).await?;
-            let os = match node.os {
-                Os::Linux => "Linux",
-                Os::Windows => "Windows, emulated HNS",
+            let os = match (node.os, &node.programs) {
+                (Os::Linux, _) => "Linux",
+                (Os::Windows, Programs::Native) => "Windows, emulated HNS",
+                (Os::Windows, Programs::Wine(_)) => "Windows under Wine, emulated HNS",
             };
             progress.done(&format!("node {} ({os}) is up at {}", node.name, node.address));
         }
@@ -362,7 +374,7 @@ pub(crate) async fn wait_until_it_takes_pods(
     node: &mut Node,
     deadline: Instant,
 ) -> Result<(), LabError> {
-    while !node.cni_socket(dir).exists() {
+    while !node.takes_pods(dir) {
         if let Some(process) = node.ended_process() {
             let problem = format!("ended; the last lines of its log:\n{}", log_tail(dir, &process));
             return Err(LabError::problem(process, problem));
@@ -384,7 +396,7 @@ fn log_tail(dir: &LabDir, process: &str) -> String {
 }
 
 /// The nodes' names and systems.
-fn names(shape: Shape) -> Vec<(String, Os)> {
+fn names(shape: &Shape) -> Vec<(String, Os)> {
     let names = |first: &'static str, more: &'static str, count: usize, os: Os| {
         (1..=count).map(move |n| (if n == 1 { first.to_owned() } else { format!("{more}-{n}") }, os))
     };

@@ -188,6 +188,17 @@ impl LabDir {
         self.node_sockets(node).join("control.sock")
     }
 
+    /// The folder of a node's machine, if it runs under Wine.
+    pub(crate) fn machine(&self, node: &str) -> PathBuf {
+        self.node(node).join("wine")
+    }
+
+    /// Whether a node runs under Wine.
+    #[must_use]
+    pub fn runs_wine(&self, node: &str) -> bool {
+        self.machine(node).exists()
+    }
+
     /// The folder of etcd, if it is the lab's datastore.
     pub(crate) fn etcd(&self) -> PathBuf {
         self.path().join("etcd")

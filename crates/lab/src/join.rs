@@ -53,10 +53,13 @@ pub fn join(dir: &LabDir, next: Next) -> Result<(), LabError> {
             moves.push((name, kind, file));
         }
     }
+    let here = std::env::current_dir();
     for (name, kind, file) in moves {
         move_into_link_name_space(file.as_fd(), Some(kind))
             .map_err(|error| LabError::io(format!("entering the lab's {name} namespace"))(error.into()))?;
     }
+    // Entering a mount namespace leads to its root, and arguments may be relative. The folder may be gone.
+    let _ = here.and_then(std::env::set_current_dir);
     Ok(())
 }
 

@@ -33,6 +33,7 @@ mod services;
 mod slices;
 mod supervise;
 mod underlay;
+mod wine;
 mod workloads;
 
 pub use cluster::{Cluster, Shape};
@@ -45,3 +46,4 @@ pub use program::IMAGE as PROGRAM_IMAGE;
 pub use progress::Progress;
 pub use services::dns::serve as run_dns;
 pub use supervise::{Outcome, enter_inside, signal_end, supervise};
+pub use tortie_servers::wine::{WindowsPrograms, home as windows_programs};

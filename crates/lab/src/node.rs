@@ -13,12 +13,14 @@ use tokio::task::JoinHandle;
 use tortie_api::kubernetes::Node as NodeResource;
 use tortie_hcn::{Address, RemoteHcn};
 use tortie_kernel::namespace::NetNs;
+use tortie_servers::wine::WindowsPrograms;
 use tortie_store::rpc::TlsIdentity;
 
 use crate::dir::write_private;
 use crate::process::Process;
 use crate::sandbox::RuntimeNode;
 use crate::services::addresses::SERVICES;
+use crate::wine::{self, Machine, Programs};
 use crate::{LabDir, LabError, underlay};
 
 /// How long a call of HNS may take.
@@ -53,6 +55,7 @@ pub(crate) enum StoreAccess {
 pub(crate) struct Node {
     pub(crate) name: String,
     pub(crate) os: Os,
+    pub(crate) programs: Programs,
     pub(crate) address: Ipv4Addr,
     pub(crate) address_v6: Option<Ipv6Addr>,
     pub(crate) netns: Arc<NetNs>,
@@ -77,6 +80,7 @@ impl Node {
         Ok(Self {
             name,
             os,
+            programs: Programs::Native,
             address: underlay::address(index),
             address_v6: None,
             netns: Arc::new(netns),
@@ -90,6 +94,21 @@ impl Node {
         underlay::add_ipv6(&self.netns, index)?;
         self.address_v6 = Some(underlay::address_v6(index));
         Ok(())
+    }
+
+    /// Makes the node a Windows machine with these programs, before anything starts there.
+    pub(crate) fn use_wine(&mut self, dir: &LabDir, programs: &WindowsPrograms) -> Result<(), LabError> {
+        let machine = Machine::new(programs, &dir.machine(&self.name))?;
+        self.programs = Programs::Wine(Arc::new(machine));
+        Ok(())
+    }
+
+    /// Whether the agent serves the CNI plugin.
+    pub(crate) fn takes_pods(&self, dir: &LabDir) -> bool {
+        match &self.programs {
+            Programs::Native => self.cni_socket(dir).exists(),
+            Programs::Wine(machine) => machine.takes_pods(),
+        }
     }
 
     /// The node's object in the cluster.
@@ -113,8 +132,12 @@ impl Node {
 
     /// Starts the emulated HNS of a Windows node.
     pub(crate) fn start_hns(&mut self, dir: &LabDir) -> Result<(), LabError> {
-        let arguments = [self.hcn_socket(dir).display().to_string(), self.address.to_string()];
-        self.hns = Some(self.start(dir, "tortie-hns", "hns", &arguments)?);
+        let mut command = Command::new(dir.binary("tortie-hns"));
+        command.arg(self.hcn_socket(dir)).arg(self.address.to_string());
+        if let Programs::Wine(_) = self.programs {
+            command.arg(wine::HNS.to_string());
+        }
+        self.hns = Some(self.start(dir, "hns", command)?);
         Ok(())
     }
 
@@ -125,15 +148,24 @@ impl Node {
         access: &StoreAccess,
         options: &[&str],
     ) -> Result<(), LabError> {
-        let shown = |path: PathBuf| path.display().to_string();
+        let shown = |path: PathBuf| self.programs.path(&path);
         let folder = dir.node(&self.name);
         let mut arguments = vec!["agent".to_owned(), "--node".to_owned(), self.name.clone()];
         let mut option = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
-        option("--cni-socket", shown(self.cni_socket(dir)));
-        option("--control-socket", shown(dir.control_socket(&self.name)));
-        option("--deletion-queue", shown(self.deletion_queue(dir)));
+        match (&self.programs, self.os) {
+            (Programs::Native, os) => {
+                option("--cni-socket", shown(self.cni_socket(dir)));
+                option("--control-socket", shown(dir.control_socket(&self.name)));
+                option("--deletion-queue", shown(self.deletion_queue(dir)));
+                if os == Os::Windows {
+                    option("--hcn-socket", shown(self.hcn_socket(dir)));
+                }
+            }
+            // Named pipes and %ProgramData% belong to the machine.
+            (Programs::Wine(_), _) => option("--cni-conf-dir", wine::CNI_FOLDER.to_owned()),
+        }
         match access {
-            StoreAccess::Kubeconfig(path) => option("--store", format!("kubernetes:{}", path.display())),
+            StoreAccess::Kubeconfig(path) => option("--store", format!("kubernetes:{}", shown(path.clone()))),
             StoreAccess::Tls { address, identity } => {
                 option("--store", address.clone());
                 for (name, text) in [
@@ -148,28 +180,21 @@ impl Node {
             }
         }
         if self.os == Os::Windows {
-            option("--hcn-socket", shown(self.hcn_socket(dir)));
             option("--service-cidr", SERVICES.to_string());
         }
-        arguments.extend(options.iter().map(|option| (*option).to_owned()));
-        self.agent = Some(self.start(dir, "tortie", "agent", &arguments)?);
+        let mut command = self.programs.command(dir, "tortie");
+        command.args(arguments).args(options);
+        self.agent = Some(self.start(dir, "agent", command)?);
         Ok(())
     }
 
-    fn start(
-        &self,
-        dir: &LabDir,
-        binary: &str,
-        role: &str,
-        arguments: &[String],
-    ) -> Result<Process, LabError> {
+    fn start(&self, dir: &LabDir, role: &str, mut command: Command) -> Result<Process, LabError> {
         let name = format!("{}-{role}", self.name);
         let path = dir.log(&name);
         let log = File::create(&path).map_err(LabError::file("making the log", &path))?;
         let errors = log.try_clone().map_err(LabError::file("opening the log", &path))?;
-        let mut command = Command::new(dir.binary(binary));
         // A separate process group: Ctrl-C at the terminal is for the lab, which stops its nodes in order.
-        command.args(arguments).stdin(Stdio::null()).stdout(log).stderr(errors).process_group(0);
+        command.stdin(Stdio::null()).stdout(log).stderr(errors).process_group(0);
         self.netns.enter_on_spawn(&mut command)?;
         Process::start(name, command)
     }
@@ -215,6 +240,7 @@ impl Node {
             name: self.name.clone(),
             address: self.address,
             netns: self.netns.clone(),
+            programs: self.programs.clone(),
             hcn: (self.os == Os::Windows).then(|| Arc::new(self.hcn(dir))),
             cni_socket: self.cni_socket(dir),
             deletion_queue: self.deletion_queue(dir),

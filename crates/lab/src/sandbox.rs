@@ -23,6 +23,7 @@ use crate::kubelet::Kubelet;
 use crate::pod_status::{End, PodStatus};
 use crate::program::{self, Program};
 use crate::services::dns;
+use crate::wine::Programs;
 use crate::{LabDir, LabError};
 
 /// The delay before a pod that could not be started is retried, as a kubelet does.
@@ -33,6 +34,7 @@ pub(crate) struct RuntimeNode {
     pub(crate) name: String,
     pub(crate) address: Ipv4Addr,
     pub(crate) netns: Arc<NetNs>,
+    pub(crate) programs: Programs,
     /// The HNS of a Windows node.
     pub(crate) hcn: Option<Arc<RemoteHcn>>,
     pub(crate) cni_socket: PathBuf,
@@ -332,17 +334,20 @@ impl PodTask {
             None => ("k8s-pod-network", self.netns_path().display().to_string()),
         };
         let uid = sandbox.uid.iter().map(|uid| format!(";K8S_POD_UID={uid}")).collect::<String>();
-        let config = json!({
-            "cniVersion": "1.0.0", "name": network, "type": "tortie-cni",
-            "agentSocket": sandbox.node.cni_socket, "deletionQueue": sandbox.node.deletion_queue,
-        });
-        let mut command = Command::new(self.dir.binary("tortie-cni"));
-        command.env_clear().stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).envs([
+        let mut config = json!({"cniVersion": "1.0.0", "name": network, "type": "tortie-cni"});
+        let mut command = sandbox.node.programs.command(&self.dir, "tortie-cni");
+        // Under Wine, it needs variables of Wine, and finds the agent by the name of its pipe.
+        if let Programs::Native = sandbox.node.programs {
+            command.env_clear();
+            config["agentSocket"] = json!(sandbox.node.cni_socket);
+            config["deletionQueue"] = json!(sandbox.node.deletion_queue);
+        }
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).envs([
             ("CNI_COMMAND", verb),
             ("CNI_CONTAINERID", &sandbox.container_id),
             ("CNI_NETNS", &netns),
             ("CNI_IFNAME", "eth0"),
-            ("CNI_PATH", &self.dir.path().join("bin").display().to_string()),
+            ("CNI_PATH", &sandbox.node.programs.path(&self.dir.path().join("bin"))),
             (
                 "CNI_ARGS",
                 &format!(

@@ -6,6 +6,8 @@
 //!
 //! [`cluster`] has nodes that run pods. [`permissions`] compares what a user requests with what a role allows.
 //!
+//! [`wine`] has Windows machines.
+//!
 //! The servers are other programs: [`programs`] finds them, and decides what a test does without them.
 
 mod authority;
@@ -20,6 +22,7 @@ mod ports;
 pub mod programs;
 mod proxy;
 mod server;
+pub mod wine;
 
 pub use authority::{Authority, Identity};
 pub use error::Error;

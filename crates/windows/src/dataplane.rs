@@ -26,10 +26,7 @@ use crate::outbound::{CurrentNetworks, Networks};
 use crate::overlay::{CurrentOverlay, Overlay, OverlaySpec, ensure_overlay_on, remove_subnets};
 use crate::static_rules::StaticRules;
 use crate::wiring::USUAL_MTU;
-use crate::{Error, NETWORK, routes, show};
-
-/// The VXLAN port of Windows.
-const VXLAN_PORT: u16 = 4789;
+use crate::{Error, NETWORK, VXLAN_PORT, routes, show};
 
 /// The interval of full checks while something has failed.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
@@ -221,6 +218,7 @@ impl WindowsDataplane {
             Some(_) => None,
         };
         report.node.extend(self.host.routes().condition());
+        report.node.extend(self.open_firewall(state));
         let networks = Networks::new(&state.settings, self.services.clone(), self.networks_of(state));
         let provider = self.overlay.as_ref().map(|overlay| overlay.provider_address);
         let networks = Networks { provider, ..networks };
@@ -253,6 +251,13 @@ impl WindowsDataplane {
         report.endpoints = self.acl_reconciler.conditions();
         self.in_trouble = report.retry;
         report
+    }
+
+    /// Tells the firewall's rule the addresses from which VXLAN comes. Returns what is wrong with the rule.
+    fn open_firewall(&self, state: &NodeState) -> Option<Condition> {
+        let rule = self.host.firewall()?;
+        rule.want(state.vteps.values().filter_map(|vtep| ipv4(vtep.parent)).collect());
+        rule.condition()
     }
 
     /// Applies the overlay network and its routes.

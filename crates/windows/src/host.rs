@@ -11,6 +11,7 @@ use tracing::warn;
 use crate::Error;
 use crate::adapter::{AdapterSelector, is_virtual, switch, usable};
 use crate::host_routes::HostRoutes;
+use crate::vxlan_rule::VxlanRule;
 
 /// The machine of a node. Clones share what is known of its routes.
 #[derive(Clone)]
@@ -18,6 +19,7 @@ pub struct Host {
     ip: Arc<dyn IpHelper>,
     selector: Option<AdapterSelector>,
     routes: Arc<HostRoutes>,
+    firewall: Option<Arc<VxlanRule>>,
 }
 
 /// The adapter for a network.
@@ -40,13 +42,24 @@ impl Choice {
 impl Host {
     /// A machine. Without a selector, the adapter is that with the node's address.
     pub fn new(ip: Arc<dyn IpHelper>, selector: Option<AdapterSelector>, routes: Arc<HostRoutes>) -> Host {
-        Host { ip, selector, routes }
+        Host { ip, selector, routes, firewall: None }
     }
 
     /// A machine about which nothing is known: HNS chooses the adapter.
     pub fn unknown() -> Host {
         let ip: Arc<dyn IpHelper> = Arc::new(NoIpHelper);
-        Host { ip: ip.clone(), selector: None, routes: Arc::new(HostRoutes::new(ip, None)) }
+        Host::new(ip.clone(), None, Arc::new(HostRoutes::new(ip, None)))
+    }
+
+    /// Adds the firewall's rule for VXLAN.
+    #[must_use]
+    pub fn with_firewall(self, firewall: Arc<VxlanRule>) -> Host {
+        Host { firewall: Some(firewall), ..self }
+    }
+
+    /// The firewall's rule, if the machine has a firewall.
+    pub(crate) fn firewall(&self) -> Option<&VxlanRule> {
+        self.firewall.as_deref()
     }
 
     /// The machine's routes.

@@ -28,6 +28,7 @@ mod reconfigure;
 mod routes;
 mod show;
 mod static_rules;
+mod vxlan_rule;
 mod wiring;
 
 pub use adapter::{AdapterSelector, AdapterSelectorError};
@@ -48,7 +49,11 @@ pub use reconfigure::{
     ReconfiguredNode, UsedNetwork, belongs_to_no_pod, next_step,
 };
 pub use static_rules::{StaticRules, StaticRulesError};
+pub use vxlan_rule::{VXLAN_RULE, VxlanRule};
 pub use wiring::WindowsWiring;
+
+/// The VXLAN port of Windows.
+const VXLAN_PORT: u16 = 4789;
 
 /// The name of the overlay network, as in Calico.
 pub const NETWORK: &str = "Calico";

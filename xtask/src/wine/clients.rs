@@ -6,10 +6,11 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail, ensure};
 use tortie_hcn::{Kind, Version};
 use tortie_hns_emulator::Config;
+use tortie_servers::wine::HNS_ADDRESS;
 
 use super::cluster::{ADDRESS, Hns};
 use super::prefix::{Prefix, output};
-use super::{HNS_ADDRESS, kube_proxy, plugins};
+use super::{kube_proxy, plugins};
 use crate::windows::Libraries;
 use crate::{go, step, windows, workspace};
 

@@ -16,14 +16,14 @@ use tortie_hcn::{Call, Guid, HcnExt as _, Kind, Version};
 use tortie_hns_emulator::{Config, Emulator, bind_compartment};
 use tortie_kernel::namespace::NetNs;
 use tortie_servers::programs::E2E;
+use tortie_servers::wine::{HNS_ADDRESS, windows_path};
 use tortie_servers::{KubeApi, KubeOptions};
 use tortie_windows::kube_proxy_flags;
 
-use super::HNS_ADDRESS;
 use super::clients::VERSIONS;
 use super::cluster::{Hns, NODE};
 use super::frames::path_of;
-use super::prefix::{Killed, Prefix, windows_path};
+use super::prefix::{Killed, Prefix};
 use super::underlay::{LINUX_MAC, Underlay, VNI, WindowsTunnel};
 use crate::windows::Libraries;
 use crate::{go, step, workspace};

@@ -14,12 +14,12 @@ use serde_json::{Value, json};
 use tortie_hcn::schema::Namespace;
 use tortie_hcn::{Call, Guid, Hcn, HcnExt, Kind, Version};
 use tortie_hns_emulator::{Config, Emulator};
+use tortie_servers::wine::{HNS_ADDRESS, windows_path};
 
-use super::HNS_ADDRESS;
 use super::clients::VERSIONS;
 use super::cluster::{ADDRESS, Hns};
 use super::frames::Frames;
-use super::prefix::{Prefix, output, windows_path};
+use super::prefix::{Prefix, output};
 use crate::windows::Libraries;
 use crate::{go, step, workspace};
 

@@ -45,6 +45,10 @@ fn commands_return_the_exit_codes_of_a_shell() {
         assert_eq!(output.status.code(), Some(code), "{command:?}: {errors}");
         assert!(errors.contains(error) && errors.lines().count() <= 1, "{command:?}: {errors}");
     }
+    // Arguments may be relative.
+    let output =
+        lab.tortie(&["lab", "capture", "primary", "--", "pwd"]).current_dir("/etc").output().unwrap();
+    assert_eq!(output.stdout, b"/etc\n");
     let output = lab.tortie(&["lab", "exec", "nobody", "--", "true"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let errors = String::from_utf8_lossy(&output.stderr);

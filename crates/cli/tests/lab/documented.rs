@@ -21,6 +21,7 @@ use Run::{InLab, No, Offline};
 /// Starts the lab of the table.
 const UP: &str = "tortie lab up --linux 2 --windows 2";
 const OTHER_TEST: &str = "another test of the lab runs it and compares its output";
+const UNDER_WINE: &str = "needs the programs for Windows; `cargo xtask wine` runs it";
 const KUBERNETES: &str =
     "needs a cluster of Kubernetes; tests/lab/kubernetes.rs and tests/served/install.rs run such commands";
 const PLACEHOLDER: &str = "its arguments are placeholders";
@@ -29,6 +30,8 @@ const FOREVER: &str = "runs until it is ended";
 
 const COMMANDS: &[(&str, Run)] = &[
     ("tortie lab demo", No(OTHER_TEST)),
+    ("tortie lab demo --wine", No(UNDER_WINE)),
+    ("tortie lab up --windows 2 --wine", No(UNDER_WINE)),
     (UP, InLab(0)),
     ("tortie apply --wait -f examples/seed-002/policy-demo-pods.yml", InLab(0)),
     ("tortie apply --wait -f examples/seed-002/policy-demo-policy.yml", InLab(0)),

@@ -1,5 +1,5 @@
 //! HNS of this machine, by `computenetwork.dll` and `vmcompute.dll`; and what else of Windows needs `unsafe`: adapters
-//! and routes, access lists, and services.
+//! and routes, the firewall, access lists, and services.
 //!
 //! [`functions`] has the signatures, [`calls`] makes a [`Call`](crate::Call) of them, and [`deadline`] gives each call a
 //! deadline. They are compiled for tests on every system.
@@ -8,6 +8,8 @@
 mod calls;
 #[cfg(any(windows, test))]
 mod deadline;
+#[cfg(windows)]
+mod firewall;
 #[cfg(any(windows, test))]
 mod functions;
 #[cfg(any(windows, test))]
@@ -25,6 +27,8 @@ mod service;
 #[cfg(test)]
 mod tests;
 
+#[cfg(windows)]
+pub use firewall::NativeFirewall;
 #[cfg(windows)]
 pub use ip_helper::NativeIpHelper;
 #[cfg(windows)]

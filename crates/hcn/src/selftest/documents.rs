@@ -4,7 +4,8 @@ use serde_json::{Value, json};
 
 use super::{AclRemoval, Canary, HnsReport, LOCAL, UpdateReplaces};
 use crate::schema::{
-    Acl, AclAction, AclDirection, AclRuleType, Modify, Policy, PolicySettings, RequestType, SdnRoute,
+    Acl, AclAction, AclDirection, AclRuleType, Endpoint, EndpointFlags, Modify, Policy, PolicySettings,
+    RequestType, SdnRoute,
 };
 use crate::{Call, Error, HcnExt, Kind};
 
@@ -26,6 +27,7 @@ impl Canary<'_> {
 
     pub(super) fn ask_by_documents(&self, report: &mut HnsReport) -> Result<(), Error> {
         report.strict = Some(self.is_strict()?);
+        report.accepts_taken_addresses = Some(self.accepts_taken_addresses()?);
         for (name, acl) in self.unusual() {
             report.accepts.insert(name.to_owned(), self.takes(vec![Policy::of(&acl)])?);
         }
@@ -50,6 +52,20 @@ impl Canary<'_> {
         let made = self.hcn.endpoints_of_network(self.network)?;
         made.iter().try_for_each(|endpoint| self.hcn.delete_endpoint(endpoint.id))?;
         Ok(made.len() == before)
+    }
+
+    /// A remote endpoint that kube-proxy has left has the address of a new pod.
+    fn accepts_taken_addresses(&self) -> Result<bool, Error> {
+        let remote = Endpoint {
+            flags: EndpointFlags::REMOTE_ENDPOINT,
+            routes: Vec::new(),
+            mac_address: "02-11-C6-12-00-09".to_owned(),
+            ..self.endpoint(Vec::new())
+        };
+        let id = self.hcn.create_endpoint(&remote)?;
+        let taken = self.takes(Vec::new());
+        self.hcn.delete_endpoint(id)?;
+        taken
     }
 
     fn ask_what_is_returned(&self, report: &mut HnsReport) -> Result<(), Error> {

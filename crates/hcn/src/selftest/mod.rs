@@ -122,6 +122,8 @@ pub struct HnsReport {
     pub keeps_ids: Option<bool>,
     /// Whether an ACL is returned with its `Id`.
     pub keeps_acl_ids: Option<bool>,
+    /// Whether an endpoint of the node may have the address of a remote endpoint.
+    pub accepts_taken_addresses: Option<bool>,
     /// The members with a zero value that HNS returns, such as `Action` of an ACL that allows.
     pub returned_zeroes: Option<Vec<String>>,
     /// Unusual ACLs by what is unusual, and whether HNS accepts them.

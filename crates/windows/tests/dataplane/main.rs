@@ -4,6 +4,7 @@
 mod builds;
 mod cost;
 mod fault_matrix;
+mod firewall;
 mod host;
 mod host_ports;
 mod kube_proxy;

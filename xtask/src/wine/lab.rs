@@ -1,0 +1,114 @@
+//! `tortie lab --wine`: the demo prints the same tables as without it, and nothing of Wine outlives a lab.
+
+use std::io::Read as _;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use tempfile::TempDir;
+
+use super::prefix::{Killed, output};
+use crate::workspace;
+
+/// How long a lab may take to start or to end.
+const PATIENCE: Duration = Duration::from_secs(60);
+const INTERVAL: Duration = Duration::from_millis(20);
+
+/// Runs the demo with both kinds of programs.
+pub(super) fn demo() -> Result<()> {
+    let lab = Lab::new()?;
+    let native = lab.demo(&[])?;
+    let under_wine = lab.demo(&["--wine"])?;
+    ensure!(native.contains("CUT"), "the demo shows no effect of policy:\n{native}");
+    if native != under_wine {
+        bail!("the demo prints other tables under Wine. Without it:\n{native}\nUnder Wine:\n{under_wine}");
+    }
+    lab.is_gone()
+}
+
+/// Starts a lab with two Windows nodes, and ends it.
+pub(super) fn up_and_down() -> Result<()> {
+    let lab = Lab::new()?;
+    let mut up = Killed(lab.tortie(&["up", "--windows", "2", "--wine"]).stderr(Stdio::piped()).spawn()?);
+    let end = Instant::now() + PATIENCE;
+    let mut reports = lab.command(&["get", "nodereports", "-o", "name"]);
+    // The datastore is there before the nodes are.
+    while reports.output()?.stdout.split(|byte| *byte == b'\n').count() <= 3 {
+        if let Some(status) = up.0.try_wait()? {
+            let mut said = String::new();
+            up.0.stderr.take().context("no output")?.read_to_string(&mut said)?;
+            bail!("the lab has ended: {status}: {said}");
+        }
+        ensure!(Instant::now() < end, "no three nodes in {} seconds", PATIENCE.as_secs());
+        std::thread::sleep(INTERVAL);
+    }
+    ensure!(!lab.processes()?.is_empty(), "Wine does not run");
+    output(&mut lab.tortie(&["down"]))?;
+    lab.is_gone()
+}
+
+/// A folder for a lab.
+struct Lab {
+    program: PathBuf,
+    _parent: TempDir,
+    folder: PathBuf,
+}
+
+impl Lab {
+    fn new() -> Result<Self> {
+        crate::cargo(&["build", "--quiet", "--package", "tortie-cli"])?;
+        let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+        let program = workspace()?.join(target).join("debug/tortie");
+        let parent = TempDir::new()?;
+        Ok(Self { program, folder: parent.path().join("lab"), _parent: parent })
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.program);
+        command.env("TORTIE_LAB", &self.folder).args(arguments);
+        command
+    }
+
+    fn tortie(&self, arguments: &[&str]) -> Command {
+        let mut command = self.command(&["lab"]);
+        command.args(arguments);
+        command
+    }
+
+    /// What the demo prints: the tables.
+    fn demo(&self, options: &[&str]) -> Result<String> {
+        let printed = output(self.tortie(&["demo"]).args(options))?.stdout;
+        Ok(String::from_utf8(printed)?)
+    }
+
+    /// The processes of Wine that belong to the lab.
+    fn processes(&self) -> Result<Vec<String>> {
+        let variable = format!("WINEPREFIX={}/", self.folder.display()).into_bytes();
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir("/proc")? {
+            let process = entry?.path();
+            // It may end now, and others have no environment.
+            let environment = std::fs::read(process.join("environ")).unwrap_or_default();
+            if environment.split(|byte| *byte == 0).any(|each| each.starts_with(&variable)) {
+                let name = std::fs::read_to_string(process.join("comm")).unwrap_or_default();
+                found.push(format!("{} {}", process.display(), name.trim()));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Neither the folder of the lab with its machines, nor a process, nor a mount is left.
+    fn is_gone(&self) -> Result<()> {
+        let end = Instant::now() + PATIENCE;
+        while self.folder.exists() || !self.processes()?.is_empty() {
+            let left = (self.folder.exists(), self.processes()?);
+            ensure!(Instant::now() < end, "whether the folder is left, and the processes that are: {left:?}");
+            std::thread::sleep(INTERVAL);
+        }
+        let mounts = std::fs::read_to_string("/proc/self/mounts")?;
+        let is_labs = |mount: &&str| mount.contains(&*self.folder.to_string_lossy());
+        ensure!(mounts.lines().find(is_labs).is_none(), "a mount is left: {mounts}");
+        Ok(())
+    }
+}
