@@ -5,7 +5,6 @@
 //! I/O, no threads.
 
 mod endpoints;
-mod flannel;
 mod flush;
 mod index;
 mod input;
@@ -42,8 +41,7 @@ use sets::Sets;
 use slab::No;
 use subjects::{Backends, Subjects};
 
-pub use flannel::{pool_of_network, unfit_for_flannel};
-pub use network::vtep_mac;
+pub use network::{pool_of_network, unfit_for_flannel, vtep_mac};
 
 /// The kinds of object that the state of any node depends on; [`Calc::kinds`] returns those of one node.
 pub const KINDS: [Kind; 19] = [
@@ -206,7 +204,7 @@ impl Calc {
     fn update_node(&mut self, name: &str, node: Option<Node>) {
         let is_local = name == self.node;
         let node =
-            if self.network.flannel { node.map(|node| flannel::translated(node, is_local)) } else { node };
+            if self.network.flannel { node.map(|node| network::translated(node, is_local)) } else { node };
         let former = self.network.nodes().get(name);
         self.sets.update_node(former, node.as_ref(), &self.state);
         self.network.update_node(name, node);

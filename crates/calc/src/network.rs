@@ -1,5 +1,7 @@
 //! The overlay: this node, the other nodes' tunnel ends, and the routes to blocks.
 
+mod flannel;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -14,8 +16,10 @@ use tortie_dataplane::{
 };
 
 use crate::Calc;
-use crate::flannel::PodNetworks;
 use crate::input::BlockNodes;
+use flannel::PodNetworks;
+pub(crate) use flannel::translated;
+pub use flannel::{pool_of_network, unfit_for_flannel};
 
 /// The inputs of the overlay.
 #[derive(Default)]

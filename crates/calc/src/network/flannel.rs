@@ -9,7 +9,7 @@ use tortie_api::kubernetes::{FlannelBackend, FlannelLease, Node};
 use tortie_api::net::IpVersion;
 use tortie_dataplane::{ClusterNetwork, RouteTarget};
 
-use crate::network::{Network, is_plain};
+use super::{Network, is_plain};
 
 /// A node as calc knows nodes: what it has announced in annotations of flannel is in those of Calico. The local node's own
 /// address stays as it is: it may announce that of a router before it.
