@@ -25,6 +25,9 @@ pub(super) struct Tables {
     pub(super) neighbours: BTreeMap<(u32, IpAddr), Neighbour>,
     /// By link and hardware address.
     pub(super) fdb: BTreeMap<(u32, MacAddress), FdbEntry>,
+    /// Forwarding entries of which several have the same hardware address, which only others make (for the address zero, which
+    /// is all that is unknown, and for multicast).
+    pub(super) surplus_fdb: Vec<FdbEntry>,
 }
 
 /// The entries that a change may concern.
@@ -85,6 +88,19 @@ impl Tables {
         self.fdb.insert((entry.link, entry.mac), entry);
     }
 
+    /// Adds the entries of a link as they are in the kernel.
+    pub(super) fn read_fdb(&mut self, entries: Vec<FdbEntry>) {
+        for entry in entries {
+            let key = (entry.link, entry.mac);
+            let is_repeated = self.surplus_fdb.iter().any(|other| (other.link, other.mac) == key);
+            match self.fdb.remove(&key) {
+                Some(other) => self.surplus_fdb.extend([other, entry]),
+                None if is_repeated => self.surplus_fdb.push(entry),
+                None => self.add_fdb(entry),
+            }
+        }
+    }
+
     /// The tables after a change.
     pub(super) fn apply(&mut self, change: &Change) {
         match change {
@@ -97,7 +113,12 @@ impl Tables {
             Change::SetNeighbour(neighbour) => self.add_neighbour(*neighbour),
             Change::DeleteNeighbour(it) => drop(self.neighbours.remove(&(it.link, it.address))),
             Change::SetFdb(entry) => self.add_fdb(*entry),
-            Change::DeleteFdb(entry) => drop(self.fdb.remove(&(entry.link, entry.mac))),
+            Change::DeleteFdb(entry) => {
+                self.surplus_fdb.retain(|other| other != entry);
+                if self.fdb.get(&(entry.link, entry.mac)) == Some(entry) {
+                    self.fdb.remove(&(entry.link, entry.mac));
+                }
+            }
             Change::SetLink(..)
             | Change::DeleteLink(_)
             | Change::DeleteGroup(_)

@@ -304,6 +304,10 @@ impl tortie_dataplane::Dataplane for Dataplane {
             true => Ok(()),
             false => self.find_own_addresses(),
         };
+        if policy.is_err() {
+            // These changes are not applied, so the next call compares everything.
+            self.policy.forget_kernel();
+        }
         let policy = policy.and_then(|()| self.policy.apply(state, &dirty));
         let policy = self.cut_denied(state, dirty, policy);
         let network = self.network_if_policed(state, change, |network, change| network.apply(state, change));

@@ -194,6 +194,8 @@ impl Network {
                 (!is_desired && route.protocol == PROTOCOL).then(|| Change::DeleteRoute(route.clone())),
             );
         }
+        // Nobody has more than one on purpose, and to delete one that is wanted as well would delete it too late.
+        changes.extend(kernel.surplus_fdb.iter().copied().map(Change::DeleteFdb));
         // What packets need exists before what they needed goes. The kernel replaces a neighbour of the same address, and an
         // entry of the same hardware address; to delete the old one afterwards would delete the new one.
         changes.extend(desired.addresses.difference(&kernel.addresses).copied().map(Change::AddAddress));
@@ -288,7 +290,8 @@ impl Network {
             .filter(|it| is_overlay(it.link, &it.address))
             .for_each(|neighbour| tables.add_neighbour(neighbour));
         for link in vxlan.values() {
-            self.socket.fdb(*link)?.into_iter().for_each(|entry| tables.add_fdb(entry));
+            let entries = self.socket.fdb(*link)?;
+            tables.read_fdb(entries);
         }
         Ok(tables)
     }

@@ -128,6 +128,11 @@ impl PolicyTable {
         Ok(self.clear_garbage()?)
     }
 
+    /// The kernel's table is read again before the next change.
+    pub(super) fn forget_kernel(&mut self) {
+        self.kernel = None;
+    }
+
     /// Whether the table is known to be in the kernel.
     pub(super) fn is_in_kernel(&self) -> bool {
         self.kernel.is_some()

@@ -120,14 +120,22 @@ fn entries() -> (Vec<String>, Vec<Key>) {
 
 #[test]
 fn single_changes_of_peers_lead_to_what_a_look_at_everything_leads_to() {
-    let changes = prop::collection::vec(prop::collection::vec(change(), 1..4), 1..25);
-    let test = |changes: Vec<Vec<Delta>>| {
+    // Several single changes may come before the next look at everything.
+    let batch = (prop::collection::vec(change(), 1..4), prop::bool::weighted(0.4));
+    let changes = prop::collection::vec(batch, 1..25);
+    let test = |mut changes: Vec<(Vec<Delta>, bool)>| {
+        if let Some((_, looks)) = changes.last_mut() {
+            *looks = true;
+        }
         let run = move || {
             let config = Config { guard_table: false, ..Config::default() };
             let mut dataplane = Stateful::new(Dataplane::open(config).unwrap());
             dataplane.apply(&first());
-            for deltas in changes {
+            for (deltas, looks) in changes {
                 let report = dataplane.apply(&deltas);
+                if !looks {
+                    continue;
+                }
                 let found = entries();
                 let again = dataplane.resync();
                 prop_assert_eq!(&found, &entries(), "after {:?}", deltas);
@@ -138,4 +146,26 @@ fn single_changes_of_peers_lead_to_what_a_look_at_everything_leads_to() {
         NetNs::create().unwrap().run(run).unwrap()
     };
     Random::cases(40).shrinking(200).run(&changes, test).unwrap();
+}
+
+/// The kernel takes several entries for packets to unknown addresses. All that somebody else adds are deleted at once.
+#[test]
+fn foreign_entries_for_unknown_addresses_are_deleted() {
+    let run = || {
+        let config = Config { guard_table: false, ..Config::default() };
+        let mut dataplane = Stateful::new(Dataplane::open(config).unwrap());
+        dataplane.apply(&first());
+        dataplane.apply(&[Delta::Vtep(vtep(1, VERSIONS[0], [1, 1, 1]))]);
+        let expected = entries();
+        for number in 150..153 {
+            let to = format!("10.77.9.{number}");
+            let arguments = ["fdb", "append", "00:00:00:00:00:00", "dev", "vxlan.calico", "dst", &to];
+            let output = std::process::Command::new("bridge").args(arguments).output().unwrap();
+            assert!(output.status.success(), "{output:?}");
+        }
+        assert_ne!(entries(), expected);
+        dataplane.resync();
+        assert_eq!(entries(), expected);
+    };
+    NetNs::create().unwrap().run(run).unwrap();
 }
