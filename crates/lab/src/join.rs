@@ -58,8 +58,11 @@ pub fn join(dir: &LabDir, next: Next) -> Result<(), LabError> {
         move_into_link_name_space(file.as_fd(), Some(kind))
             .map_err(|error| LabError::io(format!("entering the lab's {name} namespace"))(error.into()))?;
     }
-    // Entering a mount namespace leads to its root, and arguments may be relative. The folder may be gone.
-    let _ = here.and_then(std::env::set_current_dir);
+    // Entering a mount namespace leads to its root, and arguments may be relative. A folder on something that was mounted later
+    // is not there.
+    if let Err(error) = here.and_then(std::env::set_current_dir) {
+        tracing::warn!(%error, "the current folder does not exist in the lab; relative names lead to other files");
+    }
     Ok(())
 }
 

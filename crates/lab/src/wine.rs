@@ -44,7 +44,7 @@ impl Programs {
     }
 }
 
-/// A machine. It exists in memory and in the lab's mount namespace only, and its processes are in the lab's PID namespace, so
+/// A machine. Its files exist in memory and in the lab's mount namespace only, and its processes are in the lab's PID namespace, so
 /// nothing of it survives the lab.
 pub(crate) struct Machine {
     programs: WindowsPrograms,

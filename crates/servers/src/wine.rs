@@ -113,6 +113,8 @@ pub fn system_folder(prefix: &Path) -> PathBuf {
 pub fn command(prefix: &Path, program: &Path) -> Command {
     let mut command = Command::new(WINE);
     command.arg(program).env("WINEPREFIX", prefix).env("WINEDEBUG", "-all").env_remove("DISPLAY");
+    // It would write menus into the home of the user.
+    command.env("WINEDLLOVERRIDES", "winemenubuilder.exe=d");
     command.stdin(Stdio::null());
     command
 }

@@ -150,7 +150,7 @@ impl VxlanRule {
         if nodes.is_empty() {
             return Ok(None);
         }
-        if let Some(blocking) = blocking(&rules) {
+        if let Some(blocking) = blocking(&rules, nodes) {
             return Ok(Some(format!(
                 "the firewall's rule {blocking:?} blocks UDP {VXLAN_PORT} before any rule allows it: disable it, or restrict it"
             )));
@@ -182,16 +182,18 @@ fn remedy(error: &FirewallError) -> String {
 
 fn step(rules: &[FirewallRule], nodes: &BTreeSet<Ipv4Addr>) -> Step {
     let ours: Vec<&FirewallRule> = rules.iter().filter(|rule| rule.name == VXLAN_RULE).collect();
-    // Without nodes, it is not needed; with an empty list of addresses, it would let everybody in.
-    let is_needed = !is_open(rules, nodes);
-    match (&ours[..], is_needed) {
-        ([], false) => Step::Nothing,
-        ([], true) => Step::Set(Box::new(wanted(nodes))),
-        ([rule], true) if is_as_wanted(rule, nodes) => Step::Nothing,
-        ([_], true) => Step::Set(Box::new(wanted(nodes))),
-        (_, false) => Step::Remove,
-        // The firewall changes one of several with the same name, and nobody knows which.
-        (_, true) => Step::Replace(Box::new(wanted(nodes))),
+    // With an empty list of addresses, it would let everybody in. A rule of others may have conditions that are not read (a user, a
+    // package, IPsec), so Tortie's is there whatever the others are.
+    match &ours[..] {
+        [] if nodes.is_empty() => Step::Nothing,
+        _ if nodes.is_empty() => Step::Remove,
+        [] => Step::Set(Box::new(wanted(nodes))),
+        [rule] if is_as_wanted(rule, nodes) => Step::Nothing,
+        [rule] if without_addresses(rule) == without_addresses(&wanted(nodes)) => {
+            Step::Set(Box::new(wanted(nodes)))
+        }
+        // Not every member can be changed back, and the firewall changes one of several with the same name.
+        _ => Step::Replace(Box::new(wanted(nodes))),
     }
 }
 
@@ -216,13 +218,12 @@ fn wanted(nodes: &BTreeSet<Ipv4Addr>) -> FirewallRule {
     }
 }
 
+fn without_addresses(rule: &FirewallRule) -> FirewallRule {
+    FirewallRule { remote_addresses: String::new(), profiles: rule.profiles & PROFILES, ..rule.clone() }
+}
+
 /// Whether the rule is ours as it should be. The firewall writes addresses in its own way.
 fn is_as_wanted(rule: &FirewallRule, nodes: &BTreeSet<Ipv4Addr>) -> bool {
-    let without_addresses = |rule: &FirewallRule| FirewallRule {
-        remote_addresses: String::new(),
-        profiles: rule.profiles & PROFILES,
-        ..rule.clone()
-    };
     let single = |part: &str| range(part).filter(|(from, to)| from == to).map(|(from, _)| from);
     let listed: Option<BTreeSet<Ipv4Addr>> = rule.remote_addresses.split(',').map(single).collect();
     without_addresses(rule) == without_addresses(&wanted(nodes)) && listed.as_ref() == Some(nodes)
@@ -235,10 +236,15 @@ fn is_open(rules: &[FirewallRule], nodes: &BTreeSet<Ipv4Addr>) -> bool {
     nodes.iter().all(|node| others().any(|rule| covers(&rule.remote_addresses, *node)))
 }
 
-/// The name of a rule of others that blocks VXLAN, from whichever node.
-fn blocking(rules: &[FirewallRule]) -> Option<&str> {
-    let mut others = rules.iter().filter(|rule| rule.name != VXLAN_RULE);
-    others.find(|rule| !rule.allows && is_about_vxlan(rule)).map(|rule| &*rule.name)
+/// The name of a rule of others that blocks VXLAN of a node.
+fn blocking<'a>(rules: &'a [FirewallRule], nodes: &BTreeSet<Ipv4Addr>) -> Option<&'a str> {
+    let mut others = rules.iter().filter(|rule| rule.name != VXLAN_RULE && !rule.allows);
+    // What a word such as `LocalSubnet` means is not known, so it may be a node.
+    let is_from_node = |rule: &FirewallRule| {
+        let has_word = rule.remote_addresses.split(',').any(|part| range(part).is_none());
+        has_word || nodes.iter().any(|node| covers(&rule.remote_addresses, *node))
+    };
+    others.find(|rule| is_about_vxlan(rule) && is_from_node(rule)).map(|rule| &*rule.name)
 }
 
 /// Whether a rule in force is about packets to the port, of some profile, adapter or sender.

@@ -105,7 +105,7 @@ fn the_other_nodes_and_nobody_else_may_send() {
 
 #[test]
 fn what_somebody_has_changed_is_set_again() {
-    let changes: [fn(&mut FirewallRule); 7] = [
+    let changes: [fn(&mut FirewallRule); 8] = [
         |rule| rule.is_enabled = false,
         |rule| rule.allows = false,
         |rule| rule.remote_addresses = "*".to_owned(),
@@ -113,6 +113,7 @@ fn what_somebody_has_changed_is_set_again() {
         |rule| rule.local_ports = "4790".to_owned(),
         |rule| rule.profiles = 1,
         |rule| rule.is_inbound = false,
+        |rule| rule.application = r"C:\other.exe".to_owned(),
     ];
     for (number, change) in changes.into_iter().enumerate() {
         let mut machine = Firewalled::new(&NODES);
@@ -133,7 +134,7 @@ fn what_somebody_has_changed_is_set_again() {
 }
 
 #[test]
-fn an_equivalent_rule_of_an_administrator_is_enough() {
+fn rules_of_others_stay_and_count_where_a_group_policy_may_ignore_tortie_s() {
     let change = |change: fn(&mut FirewallRule)| {
         let mut rule = open();
         change(&mut rule);
@@ -167,14 +168,14 @@ fn an_equivalent_rule_of_an_administrator_is_enough() {
         ("wireless", change(|rule| rule.interface_types = "Wireless".into()), false),
     ] {
         let mut machine = Firewalled::new(&NODES);
-        machine.problem();
-        machine.firewall.change(|state| state.rules.push(rule.clone()));
-        assert_eq!(machine.problem(), None, "{what}");
-        assert_eq!(machine.admitted().is_none(), is_enough, "{what}");
-        assert!(machine.firewall.rules().unwrap().contains(&rule), "{what}: it stays as it is");
-        machine.firewall.change(|state| state.rules.retain(|rule| rule.name == VXLAN_RULE));
-        machine.problem();
+        machine.firewall.change(|state| {
+            state.local_rules = Some(LocalRules::GroupPolicy);
+            state.rules.push(rule.clone());
+        });
+        assert_eq!(machine.problem().is_none(), is_enough, "{what}");
+        // It may have conditions that are not read.
         assert_eq!(machine.admitted().unwrap(), "172.16.0.1,172.16.0.9", "{what}");
+        assert!(machine.firewall.rules().unwrap().contains(&rule), "{what}: it stays as it is");
     }
 }
 
@@ -200,6 +201,16 @@ fn what_keeps_packets_out_is_reported_with_the_remedy() {
     let blocks = FirewallRule { name: "no tunnels".into(), allows: false, profiles: 2, ..open() };
     machine.firewall.change(|state| state.rules.push(blocks));
     assert!(machine.problem().unwrap().contains("\"no tunnels\" blocks UDP 4789"));
+    for (senders, is_problem) in [
+        ("203.0.113.7", false),
+        ("203.0.113.7,172.16.0.9", true),
+        ("LocalSubnet", true),
+        ("172.16.0.0/24", true),
+    ] {
+        let of_some = |rule: &mut FirewallRule| rule.remote_addresses = senders.to_owned();
+        machine.firewall.change(|state| state.rules.iter_mut().filter(|rule| !rule.allows).for_each(of_some));
+        assert_eq!(machine.problem().is_some(), is_problem, "{senders}");
+    }
     let failure = FirewallError::Failed { operation: "list its rules", code: HResult(0x8007_06d9) };
     machine.firewall.change(|state| state.fails = Some(failure));
     let problem = machine.problem().unwrap();
