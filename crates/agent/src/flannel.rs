@@ -21,17 +21,21 @@ use crate::{AgentError, Extras, Platform};
 /// What does not fit flannel.
 pub(crate) fn check(node: &str, extras: &Extras, platform: &Platform) -> Result<(), AgentError> {
     let refuse = |problem: &str| Err(AgentError::Node { node: node.to_owned(), problem: problem.to_owned() });
-    match platform {
-        _ if !extras.flannel => Ok(()),
-        #[cfg(target_os = "linux")]
-        Platform::Linux if extras.bgp => refuse(
+    if !extras.flannel {
+        return Ok(());
+    }
+    if extras.bgp {
+        return refuse(
             "routes come from BGP or from flannel; remove --bgp (TORTIE_BGP) or --flannel (TORTIE_FLANNEL)",
-        ),
-        #[cfg(target_os = "linux")]
-        Platform::Linux if extras.cni_ipam.is_other_than_host_local() => refuse(
+        );
+    }
+    if extras.cni_ipam.is_other_than_host_local() {
+        return refuse(
             "with flannel, pods have the addresses of spec.podCIDRs; remove --cni-ipam (TORTIE_CNI_IPAM) or --flannel \
              (TORTIE_FLANNEL)",
-        ),
+        );
+    }
+    match platform {
         #[cfg(target_os = "linux")]
         Platform::Linux => Ok(()),
         Platform::Windows { .. } | Platform::Other { .. } => refuse(

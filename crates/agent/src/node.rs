@@ -21,6 +21,7 @@ use tortie_windows::{
 
 use crate::announcement::Announced;
 use crate::cluster_network::cluster_network;
+#[cfg(target_os = "linux")]
 use crate::node_address::AddressMethods;
 use crate::unsupported::LOCKED;
 use crate::{AgentError, Extras, Platform};
@@ -127,11 +128,12 @@ pub(crate) async fn prepare(
     platform: Platform,
     extras: &Extras,
 ) -> Result<Prepared, AgentError> {
-    let methods = extras.address_methods.clone();
     match platform {
         #[cfg(target_os = "linux")]
-        Platform::Linux => prepare_linux(store, ipam, node, methods, extras.flannel).await,
-        _ if methods.ask_the_machine() => Err(AgentError::Node {
+        Platform::Linux => {
+            prepare_linux(store, ipam, node, extras.address_methods.clone(), extras.flannel).await
+        }
+        _ if extras.address_methods.ask_the_machine() => Err(AgentError::Node {
             node: node.to_owned(),
             problem: "only Linux nodes look for their address at their interfaces; remove --ip-autodetection-method and \
                       --ip6-autodetection-method (TORTIE_IP_AUTODETECTION_METHOD, TORTIE_IP6_AUTODETECTION_METHOD)"
