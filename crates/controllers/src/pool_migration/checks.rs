@@ -12,8 +12,9 @@ use tortie_api::support;
 use tortie_store::Stored;
 
 use super::observed::{
-    MigratingCluster, MigrationRequest, Objects, PoolRecord, ReadPool, has_ended, is_in, labels,
+    MigratingCluster, MigrationRequest, Objects, PoolRecord, ReadPool, is_in, is_kept, labels,
 };
+use super::room;
 
 /// The longest prefix of blocks of which a Windows node can use addresses: it reserves four.
 const WINDOWS_LONGEST_PREFIX: u8 = 29;
@@ -52,7 +53,7 @@ pub(super) fn refusals(
             found.extend(other_objects(objects, &new));
             found.extend(selectors(objects, old, &new));
             found.extend(windows(objects, old, &new, blocks));
-            found.extend(room(old, &new, blocks, cluster));
+            found.extend(room::room(objects, old, &new, blocks, cluster));
             found.extend(record(cluster, &old.name, &new.name));
         }
     }
@@ -221,59 +222,6 @@ fn windows(objects: &Objects, old: &ReadPool, new: &ReadPool, blocks: &[Block]) 
     found
 }
 
-/// Whether the new pool has room for what the old one has. While nothing has moved, each node also needs its blocks.
-fn room(old: &ReadPool, new: &ReadPool, blocks: &[Block], cluster: &MigratingCluster) -> Option<String> {
-    let used_in = |cidr: IpNet| {
-        let inside = blocks.iter().filter(move |block| cidr.contains(&block.cidr));
-        inside.map(|block| block.allocations.iter().flatten().count() as u128).sum::<u128>()
-    };
-    let allocated_in = |cidr: IpNet| {
-        blocks
-            .iter()
-            .filter(|block| cidr.contains(&block.cidr))
-            .map(|block| block.allocated().count() as u128)
-            .sum::<u128>()
-    };
-    let of = |prefix: u8| 1_u128.checked_shl(u32::from(prefix)).unwrap_or(u128::MAX);
-    let (from, to) = (old.pool.spec.cidr, new.pool.spec.cidr);
-    let free = of(to.max_prefix_len() - to.prefix_len()).saturating_sub(used_in(to));
-    let needed = allocated_in(from);
-    if needed > free {
-        return Some(format!(
-            "IPPool {}: spec.cidr: {needed} addresses of {} are in use, and {to} has {free} free ones; use a larger network",
-            new.name, old.name
-        ));
-    }
-    let has_begun = cluster.old.as_ref().is_some_and(|old| old.record.is_some());
-    let size = new.pool.block_size();
-    if has_begun || size < to.prefix_len() {
-        return None;
-    }
-    let (slots, of_block) = (of(size - to.prefix_len()), of(to.max_prefix_len() - size));
-    let taken = blocks.iter().filter(|block| to.contains(&block.cidr)).count() as u128;
-    let mut of_nodes: BTreeMap<&str, u128> = BTreeMap::new();
-    for block in blocks.iter().filter(|block| from.contains(&block.cidr)) {
-        for (_, attribute) in block.allocated() {
-            let node = attribute.owner.as_ref().and_then(|owner| owner.get("node")).map(String::as_str);
-            *of_nodes.entry(node.or_else(|| block.node()).unwrap_or_default()).or_default() += 1;
-        }
-    }
-    let free_of = |node: &str| {
-        let own = blocks.iter().filter(|block| to.contains(&block.cidr) && block.node() == Some(node));
-        own.map(|block| block.unallocated.len() as u128).sum::<u128>()
-    };
-    let more = |(node, count): (&&str, &u128)| count.saturating_sub(free_of(node)).div_ceil(of_block);
-    let blocks: u128 = of_nodes.iter().map(more).sum();
-    (blocks > slots.saturating_sub(taken)).then(|| {
-        format!(
-            "IPPool {}: spec.blockSize: the nodes need {blocks} more blocks of /{size}, and {to} has {}; use a larger network or \
-             smaller blocks",
-            new.name,
-            slots.saturating_sub(taken)
-        )
-    })
-}
-
 /// Whether the old pool moves to another pool already.
 fn record(cluster: &MigratingCluster, old: &str, new: &str) -> Option<String> {
     let PoolRecord { to, .. } = cluster.old.as_ref()?.record.as_ref()?;
@@ -314,11 +262,6 @@ fn pinned(objects: &Objects, old: &ReadPool) -> Vec<String> {
         old.name,
         found.join(", ")
     )]
-}
-
-/// Whether the pod is neither ending nor has ended.
-fn is_kept(pod: &Stored) -> bool {
-    pod.value["metadata"]["deletionTimestamp"].is_null() && !has_ended(&pod.value)
 }
 
 /// Pods with addresses of the old pool that nobody starts again, or that lose data.

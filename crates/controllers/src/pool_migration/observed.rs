@@ -173,7 +173,8 @@ pub(super) struct Objects {
     pub(super) pods: Vec<Stored>,
     pub(super) services: Vec<Stored>,
     pub(super) bgp: Vec<Stored>,
-    /// For how long addresses rest.
+    pub(super) reservations: Vec<Stored>,
+    /// For how long addresses rest, and how many blocks a node may have.
     pub(super) config: Config,
 }
 
@@ -244,6 +245,11 @@ pub(super) fn addresses_of(pod: &Value) -> BTreeSet<IpAddr> {
 /// Whether the pod has ended, so that nothing of it runs.
 pub(super) fn has_ended(pod: &Value) -> bool {
     ["Succeeded", "Failed"].map(Value::from).contains(&pod["status"]["phase"])
+}
+
+/// Whether the pod is neither ending nor has ended.
+pub(super) fn is_kept(pod: &Stored) -> bool {
+    pod.value["metadata"]["deletionTimestamp"].is_null() && !has_ended(&pod.value)
 }
 
 /// Whether the pod runs with an address of this network.

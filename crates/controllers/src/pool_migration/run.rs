@@ -122,6 +122,7 @@ impl PoolMigration {
             pods: list(Kind::Pod).await?,
             services: list(Kind::Service).await?,
             bgp: optional(Kind::BgpConfiguration).await?,
+            reservations: optional(Kind::IpReservation).await?,
             config: Records::new(self.store.clone()).config().await?,
         };
         Ok(read(&objects, &self.request, Timestamp::now()))

@@ -121,6 +121,99 @@ async fn pools_that_do_not_fit_are_refused() {
     assert!(found.contains("IPPool old cannot be read"), "{found}");
 }
 
+/// A node that may claim no block of the new pool would give its pods no address once the old pool is closed.
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_must_be_able_to_claim_blocks_of_the_new_pool() {
+    let config = Key::global(Kind::IpamConfig, "default");
+    let limit = |count: usize| json!({"strict_affinity": true, "auto_allocate_blocks": true, "maxBlocksPerHost": count});
+    let fixed = json!({"strict_affinity": true, "auto_allocate_blocks": false});
+    for (settings, expected) in [
+        (
+            limit(1),
+            "IPAMConfig default: maxBlocksPerHost: node one has 1 blocks, those of all pools, and needs 1 more of IPPool new",
+        ),
+        (limit(2), ""),
+        (
+            fixed.clone(),
+            "IPAMConfig default: autoAllocateBlocks: it is false, and one has no block of IPPool new with room",
+        ),
+    ] {
+        let world = world().await;
+        put(&*world.inner, &config, settings.clone()).await;
+        let found = refused(&world, |_| {}).await.join("\n");
+        assert!(found.contains(expected) && found.is_empty() == expected.is_empty(), "{settings}: {found}");
+    }
+    // The blocks of other pools count.
+    let mut world = world().await;
+    put(&*world.inner, &config, limit(2)).await;
+    world.add_pod("two", "other", "third", true).await;
+    let found = refused(&world, |_| {}).await;
+    assert!(found.len() == 1 && found[0].contains("node two has 2 blocks"), "{found:?}");
+}
+
+/// IPAM gives no address that is reserved.
+#[tokio::test(flavor = "multi_thread")]
+async fn reserved_addresses_are_no_room() {
+    let mut world = world().await;
+    world.add_pod("one", "old-3", OLD, true).await;
+    let key = Key::global(Kind::IpReservation, "r");
+    for (reserved, fields, expected) in [
+        (json!(["10.2.0.0/24"]), json!({}), ""),
+        (json!(["10.2.0.0/24", "10.2.1.0/24"]), json!({}), "has 0 free ones outside of IPReservations"),
+        (json!(["10.0.0.0/8", "10.2.1.0/24"]), json!({}), "has 0 free ones outside of IPReservations"),
+        // All blocks but one, of which one address.
+        (
+            json!(["10.2.0.0/29"]),
+            json!({"cidr": "10.2.0.0/28"}),
+            "need 2 more blocks of /29, and 10.2.0.0/28 has 1",
+        ),
+        (
+            json!(["10.2.0.1/32", "10.2.0.2/31"]),
+            json!({"cidr": "10.2.0.0/30", "blockSize": 30}),
+            "has 1 free ones",
+        ),
+        (json!(["10.2.0.8/30", "10.2.0.12/31"]), json!({"cidr": "10.2.0.0/28"}), "need 3 more blocks of /29"),
+    ] {
+        let reservation = json!({"metadata": {"name": "r"}, "spec": {"reservedCIDRs": reserved}});
+        put(&*world.inner, &key, reservation.clone()).await;
+        let found = with_fields(&world, fields).await;
+        assert!(
+            found.contains(expected) && found.is_empty() == expected.is_empty(),
+            "{reservation}: {found}"
+        );
+    }
+    put(&*world.inner, &key, json!({"metadata": {"name": "r"}, "spec": {"reservedCIDRs": "all"}})).await;
+    let found = refused(&world, |_| {}).await.join("\n");
+    assert!(found.contains("IPReservation r cannot be read"), "{found}");
+}
+
+/// The old pool is closed and recorded.
+async fn begin(world: &World) {
+    let record = json!({"to": "new", "since": "2026-01-01T00:00:00Z"}).to_string();
+    change(world, &pool("old"), |old| {
+        set_annotation(old, MIGRATION, &record);
+        old["spec"]["disabled"] = json!(true);
+    })
+    .await;
+}
+
+/// When it has begun, what a pod that ends needs is in use already, by its successor.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_room_of_pods_that_end_is_not_counted_twice() {
+    let world = world().await;
+    begin(&world).await;
+    for pod in ["old-1", "old-2"] {
+        let found = with_fields(&world, json!({"cidr": "10.9.0.0/31", "blockSize": 32})).await;
+        assert!(found.contains("10.9.0.0/31 has 2 free ones"), "{pod}: {found}");
+        change(&world, &pod_key(pod), |pod| {
+            pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z")
+        })
+        .await;
+    }
+    let found = with_fields(&world, json!({"cidr": "10.9.0.0/31", "blockSize": 32})).await;
+    assert_eq!(found, "");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn windows_nodes_keep_their_blocks() {
     let world = world().await;
