@@ -216,6 +216,10 @@ impl Migrate {
                 format!("close IPPool {old} (disabled: true): it gives no new addresses")
             }
             MigrationStep::Cordon(node) => format!("cordon node {node}"),
+            MigrationStep::Forget(node) => format!(
+                "remove the annotation of an earlier migration from node {node}; if that has cordoned it, uncordon it (`kubectl uncordon \
+                 {node}`)"
+            ),
             MigrationStep::Evict(node, pods) => {
                 let names: Vec<String> =
                     pods.iter().map(|pod| format!("{}/{}", pod.key.namespace, pod.key.name)).collect();

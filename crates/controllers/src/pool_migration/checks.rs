@@ -12,7 +12,8 @@ use tortie_api::support;
 use tortie_store::Stored;
 
 use super::observed::{
-    MigratingCluster, MigrationRequest, Objects, PoolRecord, ReadPool, is_in, is_kept, labels,
+    self, MIGRATION, MigratingCluster, MigrationRequest, Objects, OldPool, PoolRecord, ReadPool, is_in,
+    is_kept, labels,
 };
 use super::room;
 
@@ -55,8 +56,10 @@ pub(super) fn refusals(
             found.extend(windows(objects, old, &new, blocks));
             found.extend(room::room(objects, old, &new, blocks, cluster));
             found.extend(record(cluster, &old.name, &new.name));
+            found.extend(other_migrations(objects, old, &new));
         }
     }
+    found.extend(overlaps(objects, old, &request.new));
     found.extend(pinned(objects, old));
     found.extend(pods(objects, request, old));
     found
@@ -94,7 +97,37 @@ fn pair(old: &ReadPool, new: &ReadPool) -> Vec<String> {
              of {from}, and change it after the migration"
         ));
     }
+    if old.spec.nat_outgoing && !new.spec.nat_outgoing && !new.is_for_load_balancers() {
+        found.push(format!(
+            "IPPool {to}: spec.natOutgoing: {from} hides its pods behind their nodes and {to} does not, so what they send may find no way \
+             back to the cluster; set it to true, and change it after the migration"
+        ));
+    }
+    if !old.spec.disable_bgp_export && new.spec.disable_bgp_export {
+        found.push(format!(
+            "IPPool {to}: spec.disableBGPExport: BGP peers know the routes of {from}, and would get none of {to}; set it to false, and \
+             change it after the migration"
+        ));
+    }
     found
+}
+
+/// Pods and blocks of a pool inside or around the old one would look as if they were of the old one, and never all leave it. The
+/// new pool is compared elsewhere.
+fn overlaps(objects: &Objects, old: &ReadPool, new: &str) -> Vec<String> {
+    let cidr = old.pool.spec.cidr;
+    let others = objects.pools.iter().filter(|it| it.key.name != old.name && it.key.name != new);
+    let others = others.filter_map(|stored| support::Pool::of(&stored.key, &stored.value));
+    others
+        .filter(|other| other.cidr.contains(&cidr) || cidr.contains(&other.cidr))
+        .map(|other| {
+            format!(
+                "IPPool {}: spec.cidr: {cidr} and {} of IPPool {} overlap, so their addresses cannot be told apart; end what has \
+                 divided the pool (`tortie ipam split`), or delete one of them, before",
+                old.name, other.cidr, other.name
+            )
+        })
+        .collect()
 }
 
 /// Conflicts of the new pool with other pools, nodes and Services.
@@ -222,15 +255,42 @@ fn windows(objects: &Objects, old: &ReadPool, new: &ReadPool, blocks: &[Block]) 
     found
 }
 
-/// Whether the old pool moves to another pool already.
+/// Whether the old pool moves to another pool already, or somebody has enabled it.
 fn record(cluster: &MigratingCluster, old: &str, new: &str) -> Option<String> {
-    let PoolRecord { to, .. } = cluster.old.as_ref()?.record.as_ref()?;
-    (to != new).then(|| {
+    let OldPool { is_disabled, record } = cluster.old.as_ref()?;
+    let PoolRecord { to, .. } = record.as_ref()?;
+    if to != new {
+        return Some(format!(
+            "IPPool {old} moves to {to} already; continue with `tortie pool migrate {old} {to}`, or remove its annotation {MIGRATION}"
+        ));
+    }
+    (!is_disabled).then(|| {
         format!(
-            "IPPool {old} moves to {to} already; continue with `tortie pool migrate {old} {to}`, or remove its annotation {}",
-            super::MIGRATION
+            "IPPool {old}: spec.disabled: the pool was enabled after its migration to {new} had begun; set it to true to go on, or remove \
+             the annotation {MIGRATION} to begin anew"
         )
     })
+}
+
+/// Whether a migration of another pool needs one of the two as it is.
+fn other_migrations(objects: &Objects, old: &ReadPool, new: &ReadPool) -> Vec<String> {
+    let mut found = Vec::new();
+    for Stored { key, value, .. } in &objects.pools {
+        let name = &key.name;
+        match observed::record::<PoolRecord>(value, &format!("IPPool {name}")) {
+            Ok(Some(PoolRecord { to, .. })) if *name == new.name => found.push(format!(
+                "IPPool {name} moves to {to} itself; name {to}, or end that (`tortie pool migrate {name} {to}`) before, or remove its annotation {MIGRATION}"
+            )),
+            Ok(Some(PoolRecord { to, .. })) if to == old.name => found.push(format!(
+                "IPPool {name} moves to {to}, which would be closed meanwhile; end that (`tortie pool migrate {name} {to}`) before, or remove its annotation {MIGRATION}"
+            )),
+            // The records of the old pool and of others are somebody else's.
+            Ok(_) => {}
+            Err(problem) if *name == new.name => found.push(problem),
+            Err(_) => {}
+        }
+    }
+    found
 }
 
 /// What asks for the old pool by its name, network or address: it would get none any more.

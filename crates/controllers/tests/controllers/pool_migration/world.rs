@@ -285,6 +285,11 @@ impl World {
         let mut value = stored.value;
         let Some(text) = value["metadata"]["annotations"][MIGRATION].as_str() else { return };
         let mut record: Value = serde_json::from_str(text).unwrap();
+        // Once: the records of nodes name this time.
+        let since: Timestamp = record["since"].as_str().unwrap().parse().unwrap();
+        if Timestamp::now().duration_since(since) > jiff::SignedDuration::from_secs(30) {
+            return;
+        }
         record["since"] = json!((Timestamp::now() - jiff::SignedDuration::from_mins(1)).to_string());
         set_annotation(&mut value, MIGRATION, &record.to_string());
         put(&*self.inner, &key, value).await;
