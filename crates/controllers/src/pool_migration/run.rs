@@ -190,7 +190,12 @@ impl PoolMigration {
             | MigrationStep::Wait(_)
             | MigrationStep::GiveUp(_) => {}
             MigrationStep::CreatePool => self.create_pool().await?,
-            MigrationStep::ClosePool => self.close_pool().await?,
+            MigrationStep::ClosePool => {
+                if cluster.nodes.values().any(|node| !node.pods.is_empty()) {
+                    self.evictions.expect_permission().await?;
+                }
+                self.close_pool().await?;
+            }
             MigrationStep::Cordon(node) => {
                 let note = |known| Some(NodeRecord { cordoned: true, ..known });
                 self.mark(node, record, note, Some(false)).await?;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tortie_api::{Key, Kind};
 use tortie_controllers::{MIGRATION, MigrationError, MigrationStep};
-use tortie_store::Store;
+use tortie_store::{Store, StoreError};
 
 use super::refusals::{begin, change, pool, record, world};
 use super::world::{World, set_annotation};
@@ -164,6 +164,17 @@ async fn a_pool_that_somebody_enables_meanwhile_stays() {
         let old = world.inner.get(&pool("old")).await.unwrap().unwrap().value;
         assert_eq!(old["spec"]["disabled"], false);
     }
+}
+
+/// The pool stays open for whoever could not go on then.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_permission_to_evict_is_checked_before_the_pool_is_closed() {
+    let world = world().await;
+    world.forbid_evictions();
+    let (migration, _) = world.migration(1000).await;
+    let error = migration.run(Duration::from_secs(60), Duration::from_millis(20), |_| {}).await.unwrap_err();
+    assert!(matches!(error, MigrationError::Store(StoreError::Forbidden(_))), "{error}");
+    assert!(value(&*world.inner, &pool("old")).await["spec"]["disabled"].is_null());
 }
 
 /// Without a pause, it would fill the API server with writes for ever.
