@@ -11,8 +11,8 @@ use ipnet::IpNet;
 use serde_json::Value;
 use tortie_api::{Key, Kind, manifest};
 use tortie_controllers::{
-    MigratingCluster, MigrationError, MigrationProgress, MigrationRequest, MigrationStep, PoolMigration,
-    WhichPods, forecast, pool_like,
+    MIGRATION, MigratingCluster, MigratingNode, MigrationError, MigrationProgress, MigrationRequest,
+    MigrationStep, PoolMigration, WhichPods, forecast, pool_like,
 };
 use tortie_store::{Eviction, Evictions, Store, StoreError, is_locked};
 
@@ -79,6 +79,10 @@ impl Evictions for NoEvictions {
         let problem = "this datastore has no evictions".to_owned();
         Err(StoreError::Invalid { key: pod.clone(), problem })
     }
+
+    async fn expect_permission(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
 }
 
 impl Migrate {
@@ -122,7 +126,16 @@ impl Migrate {
                 said = text;
             }
         };
-        Ok(match migration.run(Duration::from_secs(self.timeout), PAUSE, on_step).await? {
+        let ended = migration.run(Duration::from_secs(self.timeout), PAUSE, on_step).await;
+        if !matches!(ended, Ok(MigrationStep::DeletePool | MigrationStep::Done)) {
+            match migration.observe().await {
+                Ok(cluster) => self.left_behind(&cluster).iter().for_each(|text| output::line(text)),
+                Err(error) => output::line(&format!(
+                    "what is left behind cannot be read ({error}); see `tortie get ippools,nodes` for the annotation {MIGRATION}"
+                )),
+            }
+        }
+        Ok(match ended? {
             MigrationStep::DeletePool | MigrationStep::Done => ExitCode::SUCCESS,
             MigrationStep::GiveUp(_) => ExitCode::from(NOT_YET),
             _ => ExitCode::from(REFUSED),
@@ -176,30 +189,36 @@ impl Migrate {
         Ok(code)
     }
 
+    /// What stays as the migration has made it, until the next run.
+    fn left_behind(&self, cluster: &MigratingCluster) -> Option<String> {
+        let Self { old, new, .. } = self;
+        let is_closed = cluster.old.as_ref().is_some_and(|old| {
+            old.is_disabled && old.record.as_ref().is_some_and(|record| record.to == *new)
+        });
+        let is_ours = |node: &MigratingNode| node.record.as_ref().is_some_and(|record| record.cordoned);
+        let cordoned: Vec<&str> =
+            cluster.nodes.iter().filter(|(_, node)| is_ours(node)).map(|(name, _)| name.as_str()).collect();
+        let mut left = Vec::new();
+        if is_closed {
+            left.push(format!("IPPool {old} stays closed"));
+        }
+        if !cordoned.is_empty() {
+            left.push(format!("cordoned by the migration: {}", cordoned.join(", ")));
+        }
+        (!left.is_empty()).then(|| format!("{}. Run the command again to continue", left.join("; ")))
+    }
+
     fn describe_progress(&self, progress: &MigrationProgress) -> String {
         let MigrationProgress { cluster, step, refused } = progress;
         let mut text = self.describe(step);
-        match step {
-            MigrationStep::Evict(..) => {
-                let pods: usize = cluster.nodes.values().map(|node| node.pods.len()).sum();
-                let nodes = cluster.nodes.values().filter(|node| !node.pods.is_empty()).count();
-                text.push_str(&format!(
-                    " ({} on {} left)",
-                    output::count(pods as u64, "pod"),
-                    output::count(nodes as u64, "node")
-                ));
-            }
-            MigrationStep::GiveUp(_) => {
-                let cordoned = cluster
-                    .nodes
-                    .iter()
-                    .filter(|(_, node)| node.record.as_ref().is_some_and(|record| record.cordoned));
-                let cordoned: Vec<&str> = cordoned.map(|(name, _)| name.as_str()).collect();
-                if !cordoned.is_empty() {
-                    text.push_str(&format!("; {} stays cordoned until then", cordoned.join(", ")));
-                }
-            }
-            _ => {}
+        if let MigrationStep::Evict(..) = step {
+            let pods: usize = cluster.nodes.values().map(|node| node.pods.len()).sum();
+            let nodes = cluster.nodes.values().filter(|node| !node.pods.is_empty()).count();
+            text.push_str(&format!(
+                " ({} on {} left)",
+                output::count(pods as u64, "pod"),
+                output::count(nodes as u64, "node")
+            ));
         }
         for (pod, why) in refused {
             text.push_str(&format!("\n  {}/{} stays for now: {why}", pod.namespace, pod.name));
@@ -216,6 +235,10 @@ impl Migrate {
                 format!("close IPPool {old} (disabled: true): it gives no new addresses")
             }
             MigrationStep::Cordon(node) => format!("cordon node {node}"),
+            MigrationStep::Forget(node) => format!(
+                "remove the annotation of an earlier migration from node {node}; if that has cordoned it, uncordon it (`kubectl uncordon \
+                 {node}`)"
+            ),
             MigrationStep::Evict(node, pods) => {
                 let names: Vec<String> =
                     pods.iter().map(|pod| format!("{}/{}", pod.key.namespace, pod.key.name)).collect();
@@ -241,7 +264,7 @@ impl Migrate {
             MigrationStep::Done => format!("IPPool {old} is deleted: the migration to {new} is done"),
             MigrationStep::Wait(what) => format!("waiting: {what}"),
             MigrationStep::GiveUp(what) => {
-                format!("nothing has changed for {timeout} s: {what}. Run the command again to continue")
+                format!("nothing has changed for {timeout} s: {what}")
             }
         }
     }

@@ -11,7 +11,7 @@ use crate::StoreError;
 pub enum Eviction {
     /// The pod ends, or is gone already, also if another pod has its name now.
     Begun,
-    /// Not now: what a PodDisruptionBudget says. A later attempt may succeed.
+    /// Not now: what a PodDisruptionBudget, or an admission webhook, says. A later attempt may succeed.
     Refused(String),
 }
 
@@ -20,4 +20,7 @@ pub enum Eviction {
 pub trait Evictions: Send + Sync {
     /// Evicts the pod with this name and uid.
     async fn evict(&self, pod: &Key, uid: &str) -> Result<Eviction, StoreError>;
+
+    /// An error of kind [`StoreError::Forbidden`] if the caller must not evict pods of all namespaces.
+    async fn expect_permission(&self) -> Result<(), StoreError>;
 }

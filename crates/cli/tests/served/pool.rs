@@ -275,6 +275,23 @@ impl Bed {
         }
     }
 
+    /// A run that is refused in the middle says what the runs before have closed and cordoned.
+    async fn assert_says_what_is_left(&self) {
+        let annotate = |text: &str| {
+            self.servers.kubectl(&["annotate", "namespace", "default", text]).unwrap();
+        };
+        annotate(r#"cni.projectcalico.org/ipv4pools=["old"]"#);
+        let (code, said) = self.run(&[]).await;
+        annotate("cni.projectcalico.org/ipv4pools-");
+        assert_eq!(code, 2, "{said}");
+        for part in [
+            "refused:",
+            "IPPool old stays closed; cordoned by the migration: one. Run the command again to continue",
+        ] {
+            assert!(said.contains(part), "{part}: {said}");
+        }
+    }
+
     async fn node(&self, name: &str) -> Value {
         self.store.get(&global(Kind::Node, name)).await.unwrap().unwrap().value
     }
@@ -378,15 +395,19 @@ async fn a_pool_of_a_kubernetes_api_is_replaced_while_budgets_hold() {
 async fn a_migration_that_is_killed_after_each_line_goes_on() {
     let Some(bed) = Bed::start().await else { return };
     bed.until("all pods run", async || bed.has_all("10.1.0.0/24").await).await;
-    let (end, mut kills) = (Instant::now() + TIMEOUT, 0);
+    let (end, mut kills, mut is_refused) = (Instant::now() + TIMEOUT, 0, false);
     let (code, last) = loop {
         assert!(Instant::now() < end, "{:?}", bed.pods().await);
         match bed.run_for_a_line().await {
+            Ok(line) if line.starts_with("evict from node one") && !is_refused => {
+                is_refused = true;
+                bed.assert_says_what_is_left().await;
+            }
             Ok(_) => kills += 1,
             Err(ended) => break ended,
         }
     };
-    assert!(kills > 10, "{kills}");
+    assert!(kills > 10 && is_refused, "{kills}");
     let is_done = code == Some(0) && last.contains("is done");
     assert!(is_done || last.contains("an earlier run has ended"), "{code:?} {last}");
     bed.assert_moved().await;

@@ -12,8 +12,10 @@ use tortie_api::support;
 use tortie_store::Stored;
 
 use super::observed::{
-    MigratingCluster, MigrationRequest, Objects, PoolRecord, ReadPool, has_ended, is_in, labels,
+    self, MIGRATION, MigratingCluster, MigrationRequest, Objects, OldPool, PoolRecord, ReadPool, is_in,
+    is_kept, labels,
 };
+use super::room;
 
 /// The longest prefix of blocks of which a Windows node can use addresses: it reserves four.
 const WINDOWS_LONGEST_PREFIX: u8 = 29;
@@ -52,10 +54,12 @@ pub(super) fn refusals(
             found.extend(other_objects(objects, &new));
             found.extend(selectors(objects, old, &new));
             found.extend(windows(objects, old, &new, blocks));
-            found.extend(room(old, &new, blocks, cluster));
+            found.extend(room::room(objects, old, &new, blocks, cluster));
             found.extend(record(cluster, &old.name, &new.name));
+            found.extend(other_migrations(objects, old, &new));
         }
     }
+    found.extend(overlaps(objects, old, &request.new));
     found.extend(pinned(objects, old));
     found.extend(pods(objects, request, old));
     found
@@ -93,7 +97,37 @@ fn pair(old: &ReadPool, new: &ReadPool) -> Vec<String> {
              of {from}, and change it after the migration"
         ));
     }
+    if old.spec.nat_outgoing && !new.spec.nat_outgoing && !new.is_for_load_balancers() {
+        found.push(format!(
+            "IPPool {to}: spec.natOutgoing: {from} hides its pods behind their nodes and {to} does not, so what they send may find no way \
+             back to the cluster; set it to true, and change it after the migration"
+        ));
+    }
+    if !old.spec.disable_bgp_export && new.spec.disable_bgp_export {
+        found.push(format!(
+            "IPPool {to}: spec.disableBGPExport: BGP peers know the routes of {from}, and would get none of {to}; set it to false, and \
+             change it after the migration"
+        ));
+    }
     found
+}
+
+/// Pods and blocks of a pool inside or around the old one would look as if they were of the old one, and never all leave it. The
+/// new pool is compared elsewhere.
+fn overlaps(objects: &Objects, old: &ReadPool, new: &str) -> Vec<String> {
+    let cidr = old.pool.spec.cidr;
+    let others = objects.pools.iter().filter(|it| it.key.name != old.name && it.key.name != new);
+    let others = others.filter_map(|stored| support::Pool::of(&stored.key, &stored.value));
+    others
+        .filter(|other| other.cidr.contains(&cidr) || cidr.contains(&other.cidr))
+        .map(|other| {
+            format!(
+                "IPPool {}: spec.cidr: {cidr} and {} of IPPool {} overlap, so their addresses cannot be told apart; end what has \
+                 divided the pool (`tortie ipam split`), or delete one of them, before",
+                old.name, other.cidr, other.name
+            )
+        })
+        .collect()
 }
 
 /// Conflicts of the new pool with other pools, nodes and Services.
@@ -221,68 +255,42 @@ fn windows(objects: &Objects, old: &ReadPool, new: &ReadPool, blocks: &[Block]) 
     found
 }
 
-/// Whether the new pool has room for what the old one has. While nothing has moved, each node also needs its blocks.
-fn room(old: &ReadPool, new: &ReadPool, blocks: &[Block], cluster: &MigratingCluster) -> Option<String> {
-    let used_in = |cidr: IpNet| {
-        let inside = blocks.iter().filter(move |block| cidr.contains(&block.cidr));
-        inside.map(|block| block.allocations.iter().flatten().count() as u128).sum::<u128>()
-    };
-    let allocated_in = |cidr: IpNet| {
-        blocks
-            .iter()
-            .filter(|block| cidr.contains(&block.cidr))
-            .map(|block| block.allocated().count() as u128)
-            .sum::<u128>()
-    };
-    let of = |prefix: u8| 1_u128.checked_shl(u32::from(prefix)).unwrap_or(u128::MAX);
-    let (from, to) = (old.pool.spec.cidr, new.pool.spec.cidr);
-    let free = of(to.max_prefix_len() - to.prefix_len()).saturating_sub(used_in(to));
-    let needed = allocated_in(from);
-    if needed > free {
+/// Whether the old pool moves to another pool already, or somebody has enabled it.
+fn record(cluster: &MigratingCluster, old: &str, new: &str) -> Option<String> {
+    let OldPool { is_disabled, record } = cluster.old.as_ref()?;
+    let PoolRecord { to, .. } = record.as_ref()?;
+    if to != new {
         return Some(format!(
-            "IPPool {}: spec.cidr: {needed} addresses of {} are in use, and {to} has {free} free ones; use a larger network",
-            new.name, old.name
+            "IPPool {old} moves to {to} already; continue with `tortie pool migrate {old} {to}`, or remove its annotation {MIGRATION}"
         ));
     }
-    let has_begun = cluster.old.as_ref().is_some_and(|old| old.record.is_some());
-    let size = new.pool.block_size();
-    if has_begun || size < to.prefix_len() {
-        return None;
-    }
-    let (slots, of_block) = (of(size - to.prefix_len()), of(to.max_prefix_len() - size));
-    let taken = blocks.iter().filter(|block| to.contains(&block.cidr)).count() as u128;
-    let mut of_nodes: BTreeMap<&str, u128> = BTreeMap::new();
-    for block in blocks.iter().filter(|block| from.contains(&block.cidr)) {
-        for (_, attribute) in block.allocated() {
-            let node = attribute.owner.as_ref().and_then(|owner| owner.get("node")).map(String::as_str);
-            *of_nodes.entry(node.or_else(|| block.node()).unwrap_or_default()).or_default() += 1;
-        }
-    }
-    let free_of = |node: &str| {
-        let own = blocks.iter().filter(|block| to.contains(&block.cidr) && block.node() == Some(node));
-        own.map(|block| block.unallocated.len() as u128).sum::<u128>()
-    };
-    let more = |(node, count): (&&str, &u128)| count.saturating_sub(free_of(node)).div_ceil(of_block);
-    let blocks: u128 = of_nodes.iter().map(more).sum();
-    (blocks > slots.saturating_sub(taken)).then(|| {
+    (!is_disabled).then(|| {
         format!(
-            "IPPool {}: spec.blockSize: the nodes need {blocks} more blocks of /{size}, and {to} has {}; use a larger network or \
-             smaller blocks",
-            new.name,
-            slots.saturating_sub(taken)
+            "IPPool {old}: spec.disabled: the pool was enabled after its migration to {new} had begun; set it to true to go on, or remove \
+             the annotation {MIGRATION} to begin anew"
         )
     })
 }
 
-/// Whether the old pool moves to another pool already.
-fn record(cluster: &MigratingCluster, old: &str, new: &str) -> Option<String> {
-    let PoolRecord { to, .. } = cluster.old.as_ref()?.record.as_ref()?;
-    (to != new).then(|| {
-        format!(
-            "IPPool {old} moves to {to} already; continue with `tortie pool migrate {old} {to}`, or remove its annotation {}",
-            super::MIGRATION
-        )
-    })
+/// Whether a migration of another pool needs one of the two as it is.
+fn other_migrations(objects: &Objects, old: &ReadPool, new: &ReadPool) -> Vec<String> {
+    let mut found = Vec::new();
+    for Stored { key, value, .. } in &objects.pools {
+        let name = &key.name;
+        match observed::record::<PoolRecord>(value, &format!("IPPool {name}")) {
+            Ok(Some(PoolRecord { to, .. })) if *name == new.name => found.push(format!(
+                "IPPool {name} moves to {to} itself; name {to}, or end that (`tortie pool migrate {name} {to}`) before, or remove its annotation {MIGRATION}"
+            )),
+            Ok(Some(PoolRecord { to, .. })) if to == old.name => found.push(format!(
+                "IPPool {name} moves to {to}, which would be closed meanwhile; end that (`tortie pool migrate {name} {to}`) before, or remove its annotation {MIGRATION}"
+            )),
+            // The records of the old pool and of others are somebody else's.
+            Ok(_) => {}
+            Err(problem) if *name == new.name => found.push(problem),
+            Err(_) => {}
+        }
+    }
+    found
 }
 
 /// What asks for the old pool by its name, network or address: it would get none any more.
@@ -314,11 +322,6 @@ fn pinned(objects: &Objects, old: &ReadPool) -> Vec<String> {
         old.name,
         found.join(", ")
     )]
-}
-
-/// Whether the pod is neither ending nor has ended.
-fn is_kept(pod: &Stored) -> bool {
-    pod.value["metadata"]["deletionTimestamp"].is_null() && !has_ended(&pod.value)
 }
 
 /// Pods with addresses of the old pool that nobody starts again, or that lose data.

@@ -53,6 +53,11 @@ fn after(cluster: &mut MigratingCluster, step: &MigrationStep) {
                     .cordoned = true;
             }
         }
+        MigrationStep::Forget(name) => {
+            if let Some(node) = cluster.nodes.get_mut(name) {
+                node.has_old_record = false;
+            }
+        }
         MigrationStep::Evict(name, pods) => {
             if let Some(node) = cluster.nodes.get_mut(name) {
                 node.pods.clear();

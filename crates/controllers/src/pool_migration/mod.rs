@@ -9,6 +9,7 @@ mod checks;
 mod forecast;
 mod observed;
 mod read;
+mod room;
 mod run;
 mod steps;
 

@@ -37,6 +37,9 @@ pub struct PoolRecord {
 pub struct NodeRecord {
     /// The name of the old pool.
     pub pool: String,
+    /// When the old pool was closed, as in its [`PoolRecord`]: a record of another time is left from a migration that was abandoned.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<Timestamp>,
     /// Whether the migration has cordoned the node: nobody else had.
     #[serde(default)]
     pub cordoned: bool,
@@ -46,6 +49,13 @@ pub struct NodeRecord {
     /// What a newer program has recorded.
     #[serde(flatten)]
     pub extra: Map<String, Value>,
+}
+
+impl NodeRecord {
+    /// Whether it belongs to the migration with this record of the old pool. A pool that is gone has none, and was the last one.
+    pub(super) fn is_of(&self, pool: Option<&PoolRecord>) -> bool {
+        pool.is_none_or(|pool| self.since == Some(pool.since))
+    }
 }
 
 /// What an operator asks for.
@@ -107,6 +117,8 @@ pub struct MigratingNode {
     pub is_schedulable: bool,
     /// What this migration has recorded on it.
     pub record: Option<NodeRecord>,
+    /// Whether it has a record of an earlier migration of the pool, which was abandoned.
+    pub has_old_record: bool,
     /// Its pods with addresses of the old pool.
     pub pods: Vec<MigratingPod>,
     /// Its tunnel addresses of the old pool.
@@ -173,7 +185,8 @@ pub(super) struct Objects {
     pub(super) pods: Vec<Stored>,
     pub(super) services: Vec<Stored>,
     pub(super) bgp: Vec<Stored>,
-    /// For how long addresses rest.
+    pub(super) reservations: Vec<Stored>,
+    /// For how long addresses rest, and how many blocks a node may have.
     pub(super) config: Config,
 }
 
@@ -232,6 +245,14 @@ pub(super) fn record<T: for<'de> Deserialize<'de>>(object: &Value, key: &str) ->
     })
 }
 
+/// The problem of a node that has a record of another pool.
+pub(super) fn other_pool(node: &str, pool: &str) -> String {
+    format!(
+        "Node {node} has the annotation {MIGRATION} of a migration of IPPool {pool}; end that first (`tortie pool migrate {pool} NEW`). If \
+         it was abandoned, uncordon the node if the annotation says \"cordoned\":true, and remove the annotation"
+    )
+}
+
 /// The addresses of a pod, as its status or its node tells.
 pub(super) fn addresses_of(pod: &Value) -> BTreeSet<IpAddr> {
     let annotations = &pod["metadata"]["annotations"];
@@ -244,6 +265,11 @@ pub(super) fn addresses_of(pod: &Value) -> BTreeSet<IpAddr> {
 /// Whether the pod has ended, so that nothing of it runs.
 pub(super) fn has_ended(pod: &Value) -> bool {
     ["Succeeded", "Failed"].map(Value::from).contains(&pod["status"]["phase"])
+}
+
+/// Whether the pod is neither ending nor has ended.
+pub(super) fn is_kept(pod: &Stored) -> bool {
+    pod.value["metadata"]["deletionTimestamp"].is_null() && !has_ended(&pod.value)
 }
 
 /// Whether the pod runs with an address of this network.

@@ -13,7 +13,7 @@ use tortie_store::Stored;
 use super::checks;
 use super::observed::{
     LeftAddress, MigratingCluster, MigratingNode, MigratingPod, MigrationRequest, NodeRecord, Objects,
-    OldPool, PoolRecord, has_ended, is_in, read_pool, record,
+    OldPool, PoolRecord, has_ended, is_in, other_pool, read_pool, record,
 };
 use crate::load_balancers::shown;
 
@@ -31,6 +31,9 @@ pub(super) fn read(objects: &Objects, request: &MigrationRequest, now: Timestamp
             cluster.refusals.push(problem);
             None
         });
+        if let Some(other) = record.as_ref().filter(|record| record.pool != *old) {
+            cluster.refusals.push(other_pool(&stored.key.name, &other.pool));
+        }
         let node = MigratingNode {
             is_schedulable: stored.value["spec"]["unschedulable"] != true,
             record: record.filter(|record| record.pool == *old),
@@ -61,6 +64,12 @@ pub(super) fn read(objects: &Objects, request: &MigrationRequest, now: Timestamp
         cluster.refusals.push(problem);
         None
     });
+    // Without a record on the pool, nothing has begun, so records of nodes are left from before.
+    for node in cluster.nodes.values_mut() {
+        let is_current = |record: &NodeRecord| pool_record.is_some() && record.is_of(pool_record.as_ref());
+        node.has_old_record = node.record.as_ref().is_some_and(|record| !is_current(record));
+        node.record = node.record.take().filter(is_current);
+    }
     cluster.old = Some(OldPool { is_disabled: old.pool.spec.disabled, record: pool_record });
     let new = objects.pool(new).or_else(|| Some(read_pool(new, planned.as_ref()?)));
     let (blocks, damaged) = objects.readable_blocks(now);

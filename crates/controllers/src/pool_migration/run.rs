@@ -13,7 +13,8 @@ use tortie_ipam::{Fix, IpamError, Records, Release};
 use tortie_store::{Eviction, Evictions, Store, StoreError, Stored};
 
 use super::observed::{
-    MIGRATION, MigratingCluster, MigratingPod, MigrationRequest, NodeRecord, Objects, PoolRecord, record,
+    MIGRATION, MigratingCluster, MigratingPod, MigrationRequest, NodeRecord, Objects, OldPool, PoolRecord,
+    other_pool, record,
 };
 use super::read::read;
 use super::steps::{MigrationStep, next_step};
@@ -48,9 +49,12 @@ pub enum MigrationError {
     /// IPAM.
     #[error(transparent)]
     Ipam(#[from] IpamError),
-    /// The record of an object is not as it should be.
+    /// Somebody has changed an object so that the migration must not go on.
     #[error("{0}")]
     Record(String),
+    /// The old pool is in use again.
+    #[error("{0}")]
+    InUse(String),
 }
 
 impl MigrationError {
@@ -58,7 +62,8 @@ impl MigrationError {
     fn is_final(&self) -> bool {
         let store = match self {
             Self::Store(error) | Self::Ipam(IpamError::Store(error)) => error,
-            Self::Ipam(_) | Self::Record(_) => return false,
+            Self::Record(_) => return true,
+            Self::Ipam(_) | Self::InUse(_) => return false,
         };
         matches!(store, StoreError::Forbidden(_) | StoreError::KindAbsent(_))
     }
@@ -76,11 +81,27 @@ impl PoolMigration {
         pause: Duration,
         mut on_step: impl FnMut(Result<&MigrationProgress, &MigrationError>),
     ) -> Result<MigrationStep, MigrationError> {
-        let (mut changed, mut last) = (Instant::now(), None);
+        let (mut changed, mut last, mut was_closed) = (Instant::now(), None, false);
         loop {
-            match self.step(changed.elapsed(), patience).await {
+            let stepped = match self.observe().await {
+                Ok(cluster) => {
+                    let waited = changed.elapsed();
+                    let step = next_step(&cluster, Timestamp::now(), waited, patience);
+                    let step = match was_closed && step == MigrationStep::ClosePool {
+                        true => self.abandoned(),
+                        false => step,
+                    };
+                    let is_stuck = last.as_ref() == Some(&step) && waited >= patience;
+                    self.carry_out(cluster, if is_stuck { step.without_effect() } else { step }).await
+                }
+                Err(error) => Err(error),
+            };
+            match stepped {
                 Ok(progress) => {
                     on_step(Ok(&progress));
+                    let is_closed = |old: &OldPool| old.record.is_some();
+                    was_closed |= progress.step == MigrationStep::ClosePool
+                        || progress.cluster.old.as_ref().is_some_and(is_closed);
                     let MigrationProgress { step, .. } = progress;
                     match &step {
                         MigrationStep::Refuse(_)
@@ -88,6 +109,8 @@ impl PoolMigration {
                         | MigrationStep::Done
                         | MigrationStep::GiveUp(_) => return Ok(step),
                         MigrationStep::Evict(..) | MigrationStep::Wait(_) => tokio::time::sleep(pause).await,
+                        // It has had no effect, or somebody undoes it.
+                        step if last.as_ref() == Some(step) => tokio::time::sleep(pause).await,
                         _ => {}
                     }
                     if last.as_ref() != Some(&step) {
@@ -122,6 +145,7 @@ impl PoolMigration {
             pods: list(Kind::Pod).await?,
             services: list(Kind::Service).await?,
             bgp: optional(Kind::BgpConfiguration).await?,
+            reservations: optional(Kind::IpReservation).await?,
             config: Records::new(self.store.clone()).config().await?,
         };
         Ok(read(&objects, &self.request, Timestamp::now()))
@@ -138,17 +162,45 @@ impl PoolMigration {
     ) -> Result<MigrationProgress, MigrationError> {
         let cluster = self.observe().await?;
         let step = next_step(&cluster, Timestamp::now(), waited, patience);
+        self.carry_out(cluster, step).await
+    }
+
+    /// The answer if somebody has removed the record of the pool that this process has closed.
+    fn abandoned(&self) -> MigrationStep {
+        let MigrationRequest { old, .. } = &self.request;
+        MigrationStep::Refuse(vec![format!(
+            "IPPool {old}: the migration was abandoned meanwhile: the annotation {MIGRATION} is gone; start the command again to begin anew"
+        )])
+    }
+
+    /// Carries out a step for a cluster as it was observed. What is not as it was then makes the step do nothing, or fail.
+    ///
+    /// # Errors
+    /// As [`step`](Self::step).
+    pub async fn carry_out(
+        &self,
+        cluster: MigratingCluster,
+        step: MigrationStep,
+    ) -> Result<MigrationProgress, MigrationError> {
         let mut refused = Vec::new();
+        let record = cluster.old.as_ref().and_then(|old| old.record.as_ref());
         match &step {
             MigrationStep::Refuse(_)
             | MigrationStep::Done
             | MigrationStep::Wait(_)
             | MigrationStep::GiveUp(_) => {}
             MigrationStep::CreatePool => self.create_pool().await?,
-            MigrationStep::ClosePool => self.close_pool().await?,
-            MigrationStep::Cordon(node) => {
-                self.mark(node, |record| Some(NodeRecord { cordoned: true, ..record }), Some(false)).await?;
+            MigrationStep::ClosePool => {
+                if cluster.nodes.values().any(|node| !node.pods.is_empty()) {
+                    self.evictions.expect_permission().await?;
+                }
+                self.close_pool().await?;
             }
+            MigrationStep::Cordon(node) => {
+                let note = |known| Some(NodeRecord { cordoned: true, ..known });
+                self.mark(node, record, note, Some(false)).await?;
+            }
+            MigrationStep::Forget(node) => self.mark(node, record, |_| None, None).await?,
             MigrationStep::Evict(_, pods) => refused = self.evict(pods).await?,
             MigrationStep::ReleaseTunnels(_, releases) | MigrationStep::MoveService(_, releases) => {
                 self.release(releases).await?;
@@ -158,13 +210,13 @@ impl PoolMigration {
                     record.released_tunnels.extend(addresses);
                     Some(record)
                 };
-                self.mark(node, note, None).await?;
+                self.mark(node, record, note, None).await?;
             }
             MigrationStep::Restore { node, uncordon } => {
-                self.mark(node, |_| None, uncordon.then_some(true)).await?;
+                self.mark(node, record, |_| None, uncordon.then_some(true)).await?;
             }
             MigrationStep::RemoveBlocks(blocks) => self.remove_blocks(&cluster, blocks).await?,
-            MigrationStep::DeletePool => self.delete_pool().await?,
+            MigrationStep::DeletePool => self.delete_pool(record).await?,
         }
         Ok(MigrationProgress { cluster, step, refused })
     }
@@ -177,17 +229,33 @@ impl PoolMigration {
         }
     }
 
+    /// Closes the old pool, unless somebody has begun something else with one of the two since they were checked.
     async fn close_pool(&self) -> Result<(), MigrationError> {
-        let key = Key::global(Kind::IpPool, &self.request.old);
-        let stored = self.store.get(&key).await?.ok_or_else(|| StoreError::NotFound(key.clone()))?;
-        let mut value = stored.value;
-        let known: Option<PoolRecord> = record(&value, &key.to_string()).map_err(MigrationError::Record)?;
-        let extra = known.map(|known| known.extra).unwrap_or_default();
-        let new = PoolRecord { to: self.request.new.clone(), since: Timestamp::now(), extra };
-        let text = to_text(&new)?;
-        set(&mut value, &["metadata", "annotations", MIGRATION], Some(json!(text)));
+        let MigrationRequest { old, new, .. } = &self.request;
+        let read = async |name: &str| {
+            let key = Key::global(Kind::IpPool, name);
+            self.store.get(&key).await?.ok_or(StoreError::NotFound(key))
+        };
+        let target = read(new).await?;
+        let of_target: Option<PoolRecord> =
+            record(&target.value, &target.key.to_string()).map_err(MigrationError::Record)?;
+        if target.value["spec"]["disabled"] == true || of_target.is_some() {
+            let problem = format!(
+                "IPPool {new} was closed meanwhile, so it cannot replace {old}; see its annotation {MIGRATION}"
+            );
+            return Err(MigrationError::Record(problem));
+        }
+        let Stored { key, mut value, version, .. } = read(old).await?;
+        if let Some(PoolRecord { to, .. }) =
+            record(&value, &key.to_string()).map_err(MigrationError::Record)?
+        {
+            let problem = format!("IPPool {old} moves to {to} since a moment ago; run this command again");
+            return Err(MigrationError::Record(problem));
+        }
+        let closed = PoolRecord { to: new.clone(), since: Timestamp::now(), extra: Map::new() };
+        set(&mut value, &["metadata", "annotations", MIGRATION], Some(json!(to_text(&closed)?)));
         set(&mut value, &["spec", "disabled"], Some(json!(true)));
-        self.store.update(&key, value, &stored.version).await?;
+        self.store.update(&key, value, &version).await?;
         Ok(())
     }
 
@@ -215,10 +283,12 @@ impl PoolMigration {
         Ok(())
     }
 
-    /// Changes record and cordon of a node in one write. A Node that has changed since is read again by the next step.
+    /// Changes record and cordon of a node in one write. A Node that has changed since is read again by the next step. One that
+    /// somebody has cordoned meanwhile is not cordoned again: it is theirs.
     async fn mark(
         &self,
         node: &str,
+        of_pool: Option<&PoolRecord>,
         change: impl FnOnce(NodeRecord) -> Option<NodeRecord>,
         schedulable: Option<bool>,
     ) -> Result<(), MigrationError> {
@@ -226,9 +296,17 @@ impl PoolMigration {
         let Stored { mut value, version, .. } =
             self.store.get(&key).await?.ok_or_else(|| StoreError::NotFound(key.clone()))?;
         let known: Option<NodeRecord> = record(&value, &key.to_string()).map_err(MigrationError::Record)?;
-        let known = known.filter(|known| known.pool == self.request.old);
-        let old = || NodeRecord { pool: self.request.old.clone(), ..NodeRecord::default() };
-        let new = change(known.unwrap_or_else(old)).map(|record| to_text(&record)).transpose()?;
+        let pool = &self.request.old;
+        if let Some(other) = known.as_ref().filter(|known| known.pool != *pool) {
+            return Err(MigrationError::Record(other_pool(node, &other.pool)));
+        }
+        if schedulable == Some(false) && value["spec"]["unschedulable"] == true {
+            return Ok(());
+        }
+        let since = of_pool.map(|record| record.since);
+        let fresh = || NodeRecord { pool: pool.clone(), since, ..NodeRecord::default() };
+        let known = known.filter(|known| known.is_of(of_pool));
+        let new = change(known.unwrap_or_else(fresh)).map(|record| to_text(&record)).transpose()?;
         set(&mut value, &["metadata", "annotations", MIGRATION], new.map(Value::String));
         if let Some(schedulable) = schedulable {
             set(&mut value, &["spec", "unschedulable"], (!schedulable).then_some(json!(true)));
@@ -255,29 +333,57 @@ impl PoolMigration {
         Ok(())
     }
 
-    /// Deletes the old pool, if it still is closed. Before, records of handles lose its blocks: whoever is killed between the
-    /// release of an address and the write of its handle leaves such a record.
-    async fn delete_pool(&self) -> Result<(), MigrationError> {
+    /// Deletes the old pool, if it still is closed and empty. Before, records of handles lose its blocks: whoever is killed between
+    /// the release of an address and the write of its handle leaves such a record.
+    async fn delete_pool(&self, seen: Option<&PoolRecord>) -> Result<(), MigrationError> {
         let key = Key::global(Kind::IpPool, &self.request.old);
         let Some(Stored { value, version, .. }) = self.store.get(&key).await? else { return Ok(()) };
-        if value["spec"]["disabled"] != true {
-            return Err(MigrationError::Record(format!("{key} was enabled meanwhile; it stays")));
+        let known: Option<PoolRecord> = record(&value, &key.to_string()).map_err(MigrationError::Record)?;
+        if value["spec"]["disabled"] != true || known.as_ref() != seen {
+            let problem =
+                format!("{key} was enabled, or its annotation {MIGRATION} was changed, meanwhile; it stays");
+            return Err(MigrationError::Record(problem));
         }
-        let records = Records::new(self.store.clone());
         if let Some(cidr) = value["spec"]["cidr"].as_str().and_then(|text| text.parse::<IpNet>().ok()) {
-            for Stored { key, value, .. } in self.store.list(Kind::IpamHandle).await?.items {
-                let blocks = value["block"].as_object().into_iter().flatten();
-                for block in blocks.filter_map(|(block, _)| block.parse::<IpNet>().ok()) {
-                    if cidr.contains(&block) {
-                        records.repair(&Fix::Forget(key.name.clone(), block)).await?;
-                    }
-                }
-            }
+            self.forget_blocks(cidr).await?;
+            self.expect_no_blocks(&key, cidr).await?;
         }
         match self.store.delete(&key, Some(&version)).await {
             Ok(_) | Err(StoreError::NotFound(_)) => Ok(()),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Removes blocks of this network from records of handles.
+    async fn forget_blocks(&self, cidr: IpNet) -> Result<(), MigrationError> {
+        let records = Records::new(self.store.clone());
+        for Stored { key, value, .. } in self.store.list(Kind::IpamHandle).await?.items {
+            let blocks = value["block"].as_object().into_iter().flatten();
+            for block in blocks.filter_map(|(block, _)| block.parse::<IpNet>().ok()) {
+                if cidr.contains(&block) {
+                    records.repair(&Fix::Forget(key.name.clone(), block)).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// An error if there is a block in this network, or an affinity to one: somebody has claimed it since it was observed.
+    async fn expect_no_blocks(&self, pool: &Key, cidr: IpNet) -> Result<(), MigrationError> {
+        for kind in [Kind::BlockAffinity, Kind::IpamBlock] {
+            for Stored { key, .. } in self.store.list(kind).await?.items {
+                let name = match kind {
+                    Kind::BlockAffinity => key.name.split_once('/').map_or("", |(_, net)| net),
+                    _ => key.name.as_str(),
+                };
+                if name.parse::<IpNet>().is_ok_and(|net| cidr.contains(&net)) {
+                    return Err(MigrationError::InUse(format!(
+                        "{key} is there again, so {pool} stays for now"
+                    )));
+                }
+            }
+        }
+        Ok(())
     }
 }
 

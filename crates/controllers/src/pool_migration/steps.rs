@@ -9,7 +9,7 @@ use jiff::{SignedDuration, Timestamp};
 use tortie_api::Key;
 use tortie_ipam::{POOLS_FRESH, Release};
 
-use super::observed::{MigratingCluster, MigratingNode, MigratingPod, NodeRecord};
+use super::observed::{MIGRATION, MigratingCluster, MigratingNode, MigratingPod, NodeRecord};
 
 /// How long after the old pool was closed pods are moved. An agent that has just read the pools may use them for [`POOLS_FRESH`];
 /// the rest is for a request on its way.
@@ -26,6 +26,9 @@ pub enum MigrationStep {
     ClosePool,
     /// Let no more pods be scheduled on the node, and record it, in one write.
     Cordon(String),
+    /// Remove the record of an earlier migration of the pool, which was abandoned, from the node. Who has cordoned the node since is
+    /// unknown, so it stays as it is.
+    Forget(String),
     /// Evict these pods of a node.
     Evict(String, Vec<MigratingPod>),
     /// Release these tunnel addresses of a node.
@@ -53,6 +56,34 @@ pub enum MigrationStep {
     GiveUp(String),
 }
 
+impl MigrationStep {
+    /// What follows if the step has been tried for longer than the caller's patience, and nothing is different.
+    pub(super) fn without_effect(self) -> Self {
+        let what = match &self {
+            Self::Refuse(_)
+            | Self::DeletePool
+            | Self::Done
+            | Self::Wait(_)
+            | Self::GiveUp(_)
+            | Self::Evict(..) => return self,
+            Self::CreatePool => "the new pool is created, and does not exist then".to_owned(),
+            Self::ClosePool => "the old pool is closed, and is not closed then".to_owned(),
+            Self::Cordon(node) => format!("node {node} is cordoned, and can take pods then"),
+            Self::Forget(node) | Self::Restore { node, .. } | Self::AskForTunnels(node, _) => {
+                format!("the annotation {MIGRATION} of node {node} is written, and is as before then")
+            }
+            Self::ReleaseTunnels(node, _) => {
+                format!("the tunnel address of node {node} is released, and is allocated then")
+            }
+            Self::MoveService(key, _) => {
+                format!("the addresses of {key} are released, and are allocated then")
+            }
+            Self::RemoveBlocks(_) => "the blocks of the old pool are removed, and exist then".to_owned(),
+        };
+        Self::GiveUp(format!("{what}; somebody undoes it"))
+    }
+}
+
 /// The next step. `waited` is how long nothing has changed, and `patience` how long the caller waits for that.
 #[must_use]
 pub fn next_step(
@@ -76,7 +107,7 @@ pub fn next_step(
 
 fn step(cluster: &MigratingCluster, now: Timestamp) -> MigrationStep {
     // Exhaustive, so that nothing observed is forgotten.
-    let MigratingCluster { refusals, pools: (_, new), old, has_new, nodes, services, left, blocks } = cluster;
+    let MigratingCluster { refusals, pools: _, old, has_new, nodes, services, left, blocks } = cluster;
     if !refusals.is_empty() {
         return MigrationStep::Refuse(refusals.clone());
     }
@@ -87,11 +118,14 @@ fn step(cluster: &MigratingCluster, now: Timestamp) -> MigrationStep {
     if !has_new {
         return MigrationStep::CreatePool;
     }
-    let closed = old.record.as_ref().filter(|record| old.is_disabled && record.to == *new);
-    let Some(closed) = closed else { return MigrationStep::ClosePool };
+    // A pool that has a record and is open, or that moves elsewhere, is refused: somebody wants it to stay.
+    let Some(closed) = &old.record else { return MigrationStep::ClosePool };
     let settles = SignedDuration::try_from(SETTLE).unwrap_or(SignedDuration::ZERO);
     if now.duration_since(closed.since) < settles {
         return MigrationStep::Wait("agents notice within seconds that the old pool is closed".to_owned());
+    }
+    if let Some((name, _)) = nodes.iter().find(|(_, node)| node.has_old_record) {
+        return MigrationStep::Forget(name.clone());
     }
     // A node that was begun is finished first, so that only one node is cordoned at a time.
     let mut in_order: Vec<(&String, &MigratingNode)> = nodes.iter().collect();
@@ -123,7 +157,7 @@ fn step(cluster: &MigratingCluster, now: Timestamp) -> MigrationStep {
 
 /// The next step of a node; `None` if it has none.
 fn of_node(cluster: &MigratingCluster, name: &String, node: &MigratingNode) -> Option<MigrationStep> {
-    let MigratingNode { is_schedulable, record, pods, tunnels } = node;
+    let MigratingNode { is_schedulable, record, has_old_record: _, pods, tunnels } = node;
     if !pods.is_empty() {
         // If somebody has uncordoned it meanwhile, that is respected: the closed pool gives no address anyway.
         let may_cordon = *is_schedulable && !record.as_ref().is_some_and(|record| record.cordoned);

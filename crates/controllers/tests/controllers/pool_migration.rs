@@ -1,6 +1,7 @@
 //! A migration in clusters made at random, by somebody who is killed after each write, with a player for kubelets, schedulers,
 //! agents and controllers.
 
+mod others;
 mod refusals;
 mod world;
 
@@ -69,7 +70,9 @@ async fn pods_move_although_whoever_moves_them_is_killed_all_the_time() {
                     );
                     break;
                 }
-                Some(MigrationStep::Done | MigrationStep::GiveUp(_)) => panic!("seed {seed}: {step:?}"),
+                Some(MigrationStep::Done | MigrationStep::GiveUp(_) | MigrationStep::Forget(_)) => {
+                    panic!("seed {seed}: {step:?}")
+                }
                 Some(MigrationStep::CreatePool) => drop(kinds.insert("create")),
                 Some(MigrationStep::ClosePool) => drop(kinds.insert("close")),
                 Some(MigrationStep::Cordon(_)) => drop(kinds.insert("cordon")),

@@ -11,7 +11,7 @@ use super::world::{OLD, Random, World, pod_key, set_annotation};
 use crate::common::{everything, put};
 
 /// Changes an object, or makes it.
-async fn change(world: &World, key: &Key, change: impl FnOnce(&mut Value)) {
+pub(super) async fn change(world: &World, key: &Key, change: impl FnOnce(&mut Value)) {
     let mut value = world.inner.get(key).await.unwrap().map_or_else(
         || json!({"metadata": {"name": key.name, "namespace": key.namespace}}),
         |stored| stored.value,
@@ -20,7 +20,7 @@ async fn change(world: &World, key: &Key, change: impl FnOnce(&mut Value)) {
     put(&*world.inner, key, value).await;
 }
 
-async fn world() -> World {
+pub(super) async fn world() -> World {
     let mut world = World::with(&mut Random::new(5), 2, &[]).await;
     world.add_pod("one", "old-1", OLD, true).await;
     world.add_pod("two", "old-2", OLD, true).await;
@@ -45,7 +45,7 @@ async fn refused(
     cluster.refusals
 }
 
-fn pool(name: &str) -> Key {
+pub(super) fn pool(name: &str) -> Key {
     Key::global(Kind::IpPool, name)
 }
 
@@ -63,6 +63,7 @@ async fn pools_that_do_not_fit_are_refused() {
     let world = world().await;
     let node = Key::global(Kind::Node, "one");
     change(&world, &node, |node| set_annotation(node, "projectcalico.org/IPv4Address", "192.0.2.1/24")).await;
+    change(&world, &pool("old"), |old| old["spec"]["natOutgoing"] = json!(true)).await;
     let service = Key::namespaced(Kind::Service, "n", "web");
     change(&world, &service, |service| service["spec"] = json!({"clusterIP": "10.96.0.9"})).await;
     let bgp = Key::global(Kind::BgpConfiguration, "default");
@@ -84,6 +85,11 @@ async fn pools_that_do_not_fit_are_refused() {
         (json!({"assignmentMode": "Manual"}), "IPPool new: spec.assignmentMode"),
         (json!({"allowedUses": ["Workload"]}), "IPPool new: spec.allowedUses: Tunnel"),
         (json!({"vxlanMode": "Never"}), "IPPool new: spec.vxlanMode: old uses VXLAN"),
+        (json!({"natOutgoing": false}), "IPPool new: spec.natOutgoing: old hides its pods"),
+        (
+            json!({"disableBGPExport": true}),
+            "IPPool new: spec.disableBGPExport: BGP peers know the routes of old",
+        ),
         (json!({"ipipMode": "Always"}), "IPPool new cannot be read: spec.ipipMode"),
         (
             json!({"nodeSelector": "zone == 'a'"}),
@@ -112,13 +118,150 @@ async fn pools_that_do_not_fit_are_refused() {
         assert!(found.contains(expected), "{old} {new}: {found}");
     }
     // It moves elsewhere already.
-    let record = json!({"to": "third", "since": "2026-01-01T00:00:00Z"}).to_string();
-    change(&world, &pool("old"), |old| set_annotation(old, MIGRATION, &record)).await;
+    change(&world, &pool("old"), |old| set_annotation(old, MIGRATION, &record("third"))).await;
     let found = refused(&world, |_| {}).await.join("\n");
     assert!(found.contains("continue with `tortie pool migrate old third`"), "{found}");
     change(&world, &pool("old"), |old| set_annotation(old, MIGRATION, "yes")).await;
     let found = refused(&world, |_| {}).await.join("\n");
     assert!(found.contains("IPPool old cannot be read"), "{found}");
+}
+
+/// A node that may claim no block of the new pool would give its pods no address once the old pool is closed.
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_must_be_able_to_claim_blocks_of_the_new_pool() {
+    let config = Key::global(Kind::IpamConfig, "default");
+    let limit = |count: usize| json!({"strict_affinity": true, "auto_allocate_blocks": true, "maxBlocksPerHost": count});
+    let fixed = json!({"strict_affinity": true, "auto_allocate_blocks": false});
+    for (settings, expected) in [
+        (
+            limit(1),
+            "IPAMConfig default: maxBlocksPerHost: node one has 1 blocks, those of all pools, and needs 1 more of IPPool new",
+        ),
+        (limit(2), ""),
+        (
+            fixed.clone(),
+            "IPAMConfig default: autoAllocateBlocks: it is false, and one has no block of IPPool new with room",
+        ),
+    ] {
+        let world = world().await;
+        put(&*world.inner, &config, settings.clone()).await;
+        let found = refused(&world, |_| {}).await.join("\n");
+        assert!(found.contains(expected) && found.is_empty() == expected.is_empty(), "{settings}: {found}");
+    }
+    // The blocks of other pools count.
+    let mut world = world().await;
+    put(&*world.inner, &config, limit(2)).await;
+    world.add_pod("two", "other", "third", true).await;
+    let found = refused(&world, |_| {}).await;
+    assert!(found.len() == 1 && found[0].contains("node two has 2 blocks"), "{found:?}");
+}
+
+/// IPAM gives no address that is reserved.
+#[tokio::test(flavor = "multi_thread")]
+async fn reserved_addresses_are_no_room() {
+    let mut world = world().await;
+    world.add_pod("one", "old-3", OLD, true).await;
+    let key = Key::global(Kind::IpReservation, "r");
+    for (reserved, fields, expected) in [
+        (json!(["10.2.0.0/24"]), json!({}), ""),
+        (json!(["10.2.0.0/24", "10.2.1.0/24"]), json!({}), "has 0 free ones outside of IPReservations"),
+        (json!(["10.0.0.0/8", "10.2.1.0/24"]), json!({}), "has 0 free ones outside of IPReservations"),
+        // All blocks but one, of which one address.
+        (
+            json!(["10.2.0.0/29"]),
+            json!({"cidr": "10.2.0.0/28"}),
+            "need 2 more blocks of /29, and 10.2.0.0/28 has 1",
+        ),
+        (
+            json!(["10.2.0.1/32", "10.2.0.2/31"]),
+            json!({"cidr": "10.2.0.0/30", "blockSize": 30}),
+            "has 1 free ones",
+        ),
+        (json!(["10.2.0.8/30", "10.2.0.12/31"]), json!({"cidr": "10.2.0.0/28"}), "need 3 more blocks of /29"),
+    ] {
+        let reservation = json!({"metadata": {"name": "r"}, "spec": {"reservedCIDRs": reserved}});
+        put(&*world.inner, &key, reservation.clone()).await;
+        let found = with_fields(&world, fields).await;
+        assert!(
+            found.contains(expected) && found.is_empty() == expected.is_empty(),
+            "{reservation}: {found}"
+        );
+    }
+    put(&*world.inner, &key, json!({"metadata": {"name": "r"}, "spec": {"reservedCIDRs": "all"}})).await;
+    let found = refused(&world, |_| {}).await.join("\n");
+    assert!(found.contains("IPReservation r cannot be read"), "{found}");
+}
+
+/// Pools inside or around the old one, and migrations that somebody else has begun.
+#[tokio::test(flavor = "multi_thread")]
+async fn other_pools_and_migrations_in_the_way_are_refused() {
+    let with_cidr = |cidr: &'static str| move |it: &mut Value| it["spec"] = json!({"cidr": cidr});
+    let moves = |to: &'static str| move |it: &mut Value| set_annotation(it, MIGRATION, &record(to));
+    let enabled = |it: &mut Value| set_annotation(it, MIGRATION, &record("new"));
+    let of_other = |it: &mut Value| set_annotation(it, MIGRATION, r#"{"pool": "first", "cordoned": true}"#);
+    let node = Key::global(Kind::Node, "one");
+    type Change = Box<dyn FnOnce(&mut Value)>;
+    let rows: [(Key, Change, &str, &str); 6] = [
+        (
+            pool("part"),
+            Box::new(with_cidr("10.1.0.128/25")),
+            "new",
+            "IPPool old: spec.cidr: 10.1.0.0/24 and 10.1.0.128/25 of IPPool part overlap",
+        ),
+        (pool("whole"), Box::new(with_cidr("10.0.0.0/15")), "new", "10.0.0.0/15 of IPPool whole overlap"),
+        (
+            pool("old"),
+            Box::new(enabled),
+            "new",
+            "IPPool old: spec.disabled: the pool was enabled after its migration to new had begun",
+        ),
+        (pool("third"), Box::new(moves("old")), "new", "IPPool third moves to old, which would be closed"),
+        (pool("third"), Box::new(moves("fourth")), "third", "IPPool third moves to fourth itself"),
+        (
+            node,
+            Box::new(of_other),
+            "new",
+            "Node one has the annotation tortie.io/pool-migration of a migration of IPPool first",
+        ),
+    ];
+    for (key, changed, new, expected) in rows {
+        let world = world().await;
+        assert_eq!(refused(&world, |_| {}).await, [""; 0]);
+        change(&world, &key, changed).await;
+        let found = refused(&world, |request| request.new = new.to_owned()).await.join("\n");
+        assert!(found.contains(expected), "{expected}: {found}");
+    }
+}
+
+/// The record of a pool that moves, closed long ago.
+pub(super) fn record(to: &str) -> String {
+    json!({"to": to, "since": "2026-01-01T00:00:00Z"}).to_string()
+}
+
+/// The old pool is closed and recorded.
+pub(super) async fn begin(world: &World) {
+    change(world, &pool("old"), |old| {
+        set_annotation(old, MIGRATION, &record("new"));
+        old["spec"]["disabled"] = json!(true);
+    })
+    .await;
+}
+
+/// When it has begun, what a pod that ends needs is in use already, by its successor.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_room_of_pods_that_end_is_not_counted_twice() {
+    let world = world().await;
+    begin(&world).await;
+    for pod in ["old-1", "old-2"] {
+        let found = with_fields(&world, json!({"cidr": "10.9.0.0/31", "blockSize": 32})).await;
+        assert!(found.contains("10.9.0.0/31 has 2 free ones"), "{pod}: {found}");
+        change(&world, &pod_key(pod), |pod| {
+            pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z")
+        })
+        .await;
+    }
+    let found = with_fields(&world, json!({"cidr": "10.9.0.0/31", "blockSize": 32})).await;
+    assert_eq!(found, "");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -21,6 +21,8 @@ pub(super) const OLD: &str = "10.1.0.0/24";
 pub(super) const NEW: &str = "10.2.0.0/23";
 /// A pool that has nothing to do with it.
 const THIRD: &str = "10.3.0.0/24";
+/// In place of a pod's name: the migration must evict none.
+const NOBODY: &str = "nobody";
 const TUNNEL: &str = "projectcalico.org/IPv4VXLANTunnelAddr";
 
 pub(super) fn net(text: &str) -> IpNet {
@@ -75,6 +77,11 @@ impl Evictions for Budgets {
             self.store.update(pod, value, &stored.version).await?;
         }
         Ok(Eviction::Begun)
+    }
+
+    async fn expect_permission(&self) -> Result<(), StoreError> {
+        let is_allowed = self.refusals.lock().unwrap().get(NOBODY).is_none();
+        is_allowed.then_some(()).ok_or_else(|| StoreError::Forbidden("no evictions".to_owned()))
     }
 }
 
@@ -285,6 +292,11 @@ impl World {
         let mut value = stored.value;
         let Some(text) = value["metadata"]["annotations"][MIGRATION].as_str() else { return };
         let mut record: Value = serde_json::from_str(text).unwrap();
+        // Once: the records of nodes name this time.
+        let since: Timestamp = record["since"].as_str().unwrap().parse().unwrap();
+        if Timestamp::now().duration_since(since) > jiff::SignedDuration::from_secs(30) {
+            return;
+        }
         record["since"] = json!((Timestamp::now() - jiff::SignedDuration::from_mins(1)).to_string());
         set_annotation(&mut value, MIGRATION, &record.to_string());
         put(&*self.inner, &key, value).await;
@@ -373,6 +385,11 @@ impl World {
         let address = Ipam::of_load_balancers(self.inner.clone()).assign(&request).await.unwrap().address;
         service["status"] = json!({"loadBalancer": {"ingress": [{"ip": address.to_string()}]}});
         put(&*self.inner, key, service).await;
+    }
+
+    /// The migration gets no permission to evict pods.
+    pub(super) fn forbid_evictions(&self) {
+        self.refusals.lock().unwrap().insert(NOBODY.to_owned(), 0);
     }
 
     /// From here on, nobody is late, and no budget refuses anything.

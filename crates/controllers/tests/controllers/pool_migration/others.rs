@@ -1,0 +1,202 @@
+//! Somebody else changes objects while a migration runs.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tortie_api::{Key, Kind};
+use tortie_controllers::{MIGRATION, MigrationError, MigrationStep};
+use tortie_store::{Store, StoreError};
+
+use super::refusals::{begin, change, pool, record, world};
+use super::world::{World, set_annotation};
+use crate::common::{everything, value};
+
+fn node(name: &str) -> Key {
+    Key::global(Kind::Node, name)
+}
+
+/// Carries out a step in a cluster that has changed since it was observed.
+async fn after(
+    world: &World,
+    step: MigrationStep,
+    key: &Key,
+    changed: impl FnOnce(&mut Value),
+) -> Result<(), MigrationError> {
+    let migration = world.migration(1000).await.0;
+    let cluster = migration.observe().await.unwrap();
+    assert_eq!(cluster.refusals, [""; 0]);
+    change(world, key, changed).await;
+    migration.carry_out(cluster, step).await.map(drop)
+}
+
+fn cordon(node: &mut Value) {
+    node["spec"]["unschedulable"] = json!(true);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_somebody_cordons_meanwhile_stays_theirs() {
+    let world = world().await;
+    begin(&world).await;
+    after(&world, MigrationStep::Cordon("one".into()), &node("one"), cordon).await.unwrap();
+    assert!(value(&*world.inner, &node("one")).await["metadata"]["annotations"][MIGRATION].is_null());
+    after(&world, MigrationStep::Cordon("two".into()), &node("one"), |_| {}).await.unwrap();
+    let annotations = value(&*world.inner, &node("two")).await["metadata"]["annotations"].clone();
+    let text = annotations[MIGRATION].as_str().unwrap();
+    assert!(text.contains("\"cordoned\":true") && text.contains("2026-01-01T00:00:00Z"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_stops_if_somebody_has_begun_something_else() {
+    let moves = |to: &'static str| move |it: &mut Value| set_annotation(it, MIGRATION, &record(to));
+    let of_other = |it: &mut Value| set_annotation(it, MIGRATION, r#"{"pool": "first", "cordoned": true}"#);
+    let disabled = |it: &mut Value| it["spec"]["disabled"] = json!(true);
+    let enabled = |it: &mut Value| it["spec"]["disabled"] = json!(false);
+    let forgotten = |it: &mut Value| it["metadata"]["annotations"] = json!({});
+    let affinity = Key::global(Kind::BlockAffinity, "one/10.1.0.0/29");
+    let block = Key::global(Kind::IpamBlock, "10.1.0.0/29");
+    let (close, delete) = (MigrationStep::ClosePool, MigrationStep::DeletePool);
+    type Change = Box<dyn FnOnce(&mut Value)>;
+    let rows: [(bool, MigrationStep, Key, Change, &str); 8] = [
+        (
+            false,
+            close.clone(),
+            pool("old"),
+            Box::new(moves("third")),
+            "IPPool old moves to third since a moment ago",
+        ),
+        (false, close.clone(), pool("new"), Box::new(disabled), "IPPool new was closed meanwhile"),
+        (false, close, pool("new"), Box::new(moves("third")), "IPPool new was closed meanwhile"),
+        (
+            true,
+            MigrationStep::Cordon("one".into()),
+            node("one"),
+            Box::new(of_other),
+            "Node one has the annotation tortie.io/pool-migration of a migration of IPPool first",
+        ),
+        (true, delete.clone(), pool("old"), Box::new(enabled), "it stays"),
+        (true, delete.clone(), pool("old"), Box::new(forgotten), "it stays"),
+        (true, delete.clone(), affinity, Box::new(|_| {}), "BlockAffinity one/10.1.0.0/29 is there again"),
+        (true, delete, block, Box::new(|_| {}), "IPAMBlock 10.1.0.0/29 is there again"),
+    ];
+    for (has_begun, step, key, changed, expected) in rows {
+        let world = World::with(&mut super::world::Random::new(5), 2, &[]).await;
+        for name in ["one", "two"] {
+            let records = tortie_ipam::Records::new(world.inner.clone());
+            records.release_node(name).await.unwrap();
+        }
+        let (migration, _) = world.migration(1000).await;
+        assert_eq!(
+            migration.step(Duration::ZERO, Duration::MAX).await.unwrap().step,
+            MigrationStep::CreatePool
+        );
+        if has_begun {
+            begin(&world).await;
+        }
+        let before = everything(&*world.inner).await;
+        let error = after(&world, step, &key, changed).await.unwrap_err().to_string();
+        assert!(error.contains(expected), "{expected}: {error}");
+        let now = everything(&*world.inner).await;
+        let differ: BTreeSet<_> = now.keys().filter(|key| now.get(key) != before.get(key)).collect();
+        assert_eq!(differ, BTreeSet::from([&key]), "{expected}");
+        assert!(before.keys().all(|key| now.contains_key(key)), "{expected}");
+    }
+}
+
+/// A record from a migration that was abandoned says nothing about who has cordoned the node since.
+#[tokio::test(flavor = "multi_thread")]
+async fn records_of_an_abandoned_migration_uncordon_nothing() {
+    let mut world = world().await;
+    let left = r#"{"pool": "old", "cordoned": true, "since": "2025-01-01T00:00:00Z"}"#;
+    change(&world, &node("two"), |node| {
+        cordon(node);
+        set_annotation(node, MIGRATION, left);
+    })
+    .await;
+    world.calm();
+    let mut random = super::world::Random::new(1);
+    let mut steps = Vec::new();
+    while steps.last() != Some(&MigrationStep::DeletePool) {
+        assert!(steps.len() < 200, "{steps:?}");
+        steps.push(world.step(1000, &mut random).await.unwrap());
+        world.pass_time().await;
+        world.play(&mut random).await;
+        assert_eq!(value(&*world.inner, &node("two")).await["spec"]["unschedulable"], true, "{steps:?}");
+    }
+    assert!(steps.contains(&MigrationStep::Forget("two".into())), "{steps:?}");
+    world.assert_moved(0).await;
+}
+
+/// Runs the migration; `meanwhile` changes the cluster after each step.
+async fn run(world: &World, meanwhile: impl AsyncFn(&MigrationStep)) -> (MigrationStep, usize) {
+    let (migration, _) = world.migration(1000).await;
+    let (patience, pause) = (Duration::from_secs(1), Duration::from_millis(20));
+    let mut count = 0;
+    let end = migration.run(patience, pause, |progress| {
+        count += 1;
+        let step = &progress.unwrap().step;
+        tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(meanwhile(step)));
+    });
+    (end.await.unwrap(), count)
+}
+
+/// Somebody abandons it while it runs: the pool stays, and stays open.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_that_somebody_enables_meanwhile_stays() {
+    for (is_forgotten, expected) in
+        [(true, "the migration was abandoned meanwhile"), (false, "the pool was enabled after")]
+    {
+        let world = world().await;
+        let enable = async |step: &MigrationStep| {
+            if matches!(step, MigrationStep::Wait(_)) {
+                change(&world, &pool("old"), |old| {
+                    old["spec"]["disabled"] = json!(false);
+                    if is_forgotten {
+                        old["metadata"]["annotations"] = json!({});
+                    }
+                })
+                .await;
+            }
+        };
+        let (end, _) = run(&world, enable).await;
+        let MigrationStep::Refuse(why) = end else { panic!("{end:?}") };
+        assert!(why.join("\n").contains(expected), "{why:?}");
+        let old = world.inner.get(&pool("old")).await.unwrap().unwrap().value;
+        assert_eq!(old["spec"]["disabled"], false);
+    }
+}
+
+/// The pool stays open for whoever could not go on then.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_permission_to_evict_is_checked_before_the_pool_is_closed() {
+    let world = world().await;
+    world.forbid_evictions();
+    let (migration, _) = world.migration(1000).await;
+    let error = migration.run(Duration::from_secs(60), Duration::from_millis(20), |_| {}).await.unwrap_err();
+    assert!(matches!(error, MigrationError::Store(StoreError::Forbidden(_))), "{error}");
+    assert!(value(&*world.inner, &pool("old")).await["spec"]["disabled"].is_null());
+}
+
+/// Without a pause, it would fill the API server with writes for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn it_gives_up_a_step_that_somebody_undoes() {
+    let world = world().await;
+    begin(&world).await;
+    let undo = async |step: &MigrationStep| {
+        if let MigrationStep::Cordon(name) = step {
+            change(&world, &node(name), |node| {
+                node["spec"]["unschedulable"] = json!(false);
+                node["metadata"]["annotations"].as_object_mut().unwrap().remove(MIGRATION);
+            })
+            .await;
+        }
+    };
+    let started = Instant::now();
+    let ended = tokio::time::timeout(Duration::from_secs(20), run(&world, undo)).await;
+    let (end, count) = ended.expect("it does not end");
+    assert!(
+        matches!(&end, MigrationStep::GiveUp(what) if what.contains("node one is cordoned, and can take pods then")),
+        "{end:?}"
+    );
+    assert!(started.elapsed() >= Duration::from_secs(1) && count < 60, "{count}");
+}
