@@ -54,6 +54,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         ["up", "--dual-stack"] => up(true, IpFamilies::Both),
         ["up", "--without-tortie"] => up(false, IpFamilies::V4),
         ["down"] => down(),
+        ["flannel"] => flannel(),
         ["run", rest @ ..] => on_cluster(|folder| suites::network(folder, rest)),
         ["lifecycle"] => lifecycle::run(),
         ["upgrade"] => lifecycle::upgrade(EARLIER),
@@ -74,10 +75,18 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         ["serve", archives @ ..] => serve(archives, IpFamilies::V4),
         _ => {
             bail!(
-                "say `cargo xtask e2e build`, `up`, `down`, `run`, `policy`, `connectivity`, `disrupt`, `windows`, `coexist`, `lifecycle`, `upgrade`, `kubectl`, `tortie`, `exec` or `restart`"
+                "say `cargo xtask e2e build`, `up`, `down`, `run`, `policy`, `connectivity`, `disrupt`, `windows`, `coexist`, `flannel`, `lifecycle`, `upgrade`, `kubectl`, `tortie`, `exec` or `restart`"
             )
         }
     }
+}
+
+/// Runs the tests of a node with Tortie beside one with flanneld.
+fn flannel() -> Result<()> {
+    setup::packages(&setup::SERVER_PACKAGES)?;
+    go::build_kube()?;
+    go::build(&FLANNEL)?;
+    crate::cargo(&["test", "--package", "tortie-cli", "--test", "cni", "flannel", "--", "--ignored"])
 }
 
 fn build() -> Result<()> {
@@ -86,7 +95,6 @@ fn build() -> Result<()> {
     go::build_kube()?;
     go::build(&E2E)?;
     go::build(&COREDNS)?;
-    go::build(&FLANNEL)?;
     check_image_names()
 }
 

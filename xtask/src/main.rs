@@ -39,6 +39,7 @@ cargo xtask e2e policy [ARGS]
 cargo xtask e2e lifecycle   installs, tests with five specs, upgrades and uninstalls Tortie there, and looks for what is left
 cargo xtask e2e disrupt     ends and restarts parts of the cluster while 50 pods have connections
 cargo xtask e2e coexist     runs kube-proxy in its modes, firewalld and Docker on the nodes, and compares connections with policy
+cargo xtask e2e flannel     builds flanneld, and tests a node with Tortie beside one with it (no cluster is needed)
 cargo xtask e2e kubectl ARGS, cargo xtask e2e tortie ARGS, cargo xtask e2e exec NODE COMMAND
                             runs kubectl or tortie there, or a command on a node
 cargo xtask e2e restart NODE PROGRAM
