@@ -32,7 +32,7 @@ pub struct GoModule {
 /// The specification's own driver of plugins.
 pub const CNI: GoModule = GoModule {
     name: "cni",
-    task: "kube",
+    task: "kube build",
     sources: &["go.mod", "go.sum"],
     binaries: &[("cnitool", "github.com/containernetworking/cni/cnitool")],
     cgo: false,
@@ -40,7 +40,7 @@ pub const CNI: GoModule = GoModule {
 /// The Kubernetes API and its controllers.
 pub const KUBE: GoModule = GoModule {
     name: "kube",
-    task: "kube",
+    task: "kube build",
     sources: &["go.mod", "go.sum", "main.go"],
     binaries: &[("kube", ".")],
     cgo: false,
@@ -48,7 +48,7 @@ pub const KUBE: GoModule = GoModule {
 /// The programs of nodes, images of pods, Kubernetes' suite of network tests, and the program that runs it in parallel.
 pub const E2E: GoModule = GoModule {
     name: "e2e",
-    task: "e2e",
+    task: "e2e build",
     sources: &[
         "go.mod",
         "go.sum",
@@ -71,7 +71,7 @@ pub const E2E: GoModule = GoModule {
 /// The DNS of clusters. It needs newer versions of the libraries that it shares with Kubernetes.
 pub const COREDNS: GoModule = GoModule {
     name: "coredns",
-    task: "e2e",
+    task: "e2e build",
     sources: &["go.mod", "go.sum", "main.go"],
     binaries: &[("coredns", ".")],
     cgo: false,
@@ -80,7 +80,7 @@ pub const COREDNS: GoModule = GoModule {
 /// The daemon of flannel. It has a backend in C, which tests do not use.
 pub const FLANNEL: GoModule = GoModule {
     name: "flannel",
-    task: "e2e",
+    task: "e2e flannel",
     sources: &["go.mod", "go.sum"],
     binaries: &[("flanneld", "github.com/flannel-io/flannel")],
     cgo: true,
@@ -120,7 +120,7 @@ impl GoModule {
         let binary = self.binary(name)?;
         let missing = || Error::Missing {
             program: format!("the binary {name} of tests/{}", self.name),
-            remedy: format!("build it with `cargo xtask {} build`, which needs Go", self.task),
+            remedy: format!("build it with `cargo xtask {}`, which needs Go", self.task),
         };
         binary.exists().then_some(binary).ok_or_else(missing)
     }
