@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -53,17 +53,13 @@ pub(crate) struct Machine {
 
 /// Prepares machines: the template, and a place for the sockets of Wine's servers, which would otherwise outlive the lab.
 pub(crate) fn prepare(programs: &WindowsPrograms) -> Result<(), LabError> {
-    let sockets = wine::server_sockets();
-    match fs::DirBuilder::new().mode(0o700).create(&sockets) {
-        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-            return Err(LabError::file("making the folder", &sockets)(error));
-        }
-        _ => {}
+    let sockets = wine::runtime_folder();
+    if sockets.exists() {
+        mount::tmpfs(&sockets)?;
+        // Wine refuses a folder that others may read.
+        let restricted = fs::set_permissions(&sockets, fs::Permissions::from_mode(0o700));
+        restricted.map_err(LabError::file("restricting", &sockets))?;
     }
-    mount::tmpfs(&sockets)?;
-    // Wine refuses a folder that others may read.
-    let restricted = fs::set_permissions(&sockets, fs::Permissions::from_mode(0o700));
-    restricted.map_err(LabError::file("restricting", &sockets))?;
     wine::template(programs.folder())?;
     Ok(())
 }

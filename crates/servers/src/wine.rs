@@ -108,14 +108,26 @@ pub fn system_folder(prefix: &Path) -> PathBuf {
     prefix.join("drive_c/windows/system32")
 }
 
-/// A Windows program on a machine.
+/// A Windows program on a machine. What Wine writes outside of the machine is in the folder of the prefix, which belongs to
+/// the machine, too: the sockets of its server, and the files of a home.
 #[must_use]
 pub fn command(prefix: &Path, program: &Path) -> Command {
-    let mut command = Command::new(WINE);
-    command.arg(program).env("WINEPREFIX", prefix).env("WINEDEBUG", "-all").env_remove("DISPLAY");
-    // It would write menus into the home of the user.
+    let mut command = of_machine(WINE, prefix);
+    command.arg(program).env("WINEDEBUG", "-all").env_remove("DISPLAY").stdin(Stdio::null());
+    // It would write menus for desktops.
     command.env("WINEDLLOVERRIDES", "winemenubuilder.exe=d");
-    command.stdin(Stdio::null());
+    command
+}
+
+/// A program of Wine for a machine. Debian's keeps the server's sockets in `/run/user/UID`, if that exists, and otherwise in
+/// `TMPDIR`.
+fn of_machine(program: &str, prefix: &Path) -> Command {
+    let own = prefix.parent().unwrap_or(prefix);
+    let mut command = Command::new(program);
+    command.env("WINEPREFIX", prefix).env("HOME", own).env("TMPDIR", own);
+    for name in ["XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "WINEARCH", "WINESERVER"] {
+        command.env_remove(name);
+    }
     command
 }
 
@@ -131,7 +143,7 @@ pub fn end(prefix: &Path) {
 
 fn ask_server(prefix: &Path, request: &str) {
     // Without any process, it fails.
-    let _ = Command::new(WINESERVER).arg(request).env("WINEPREFIX", prefix).stderr(Stdio::null()).status();
+    let _ = of_machine(WINESERVER, prefix).arg(request).stderr(Stdio::null()).status();
 }
 
 /// The name that Windows programs have for a file of this machine.
@@ -140,10 +152,10 @@ pub fn windows_path(path: &Path) -> String {
     format!("Z:{}", path.display()).replace('/', "\\")
 }
 
-/// The folder in which Wine keeps the sockets of its servers, for all machines of a user.
+/// The folder of this user in which Wine keeps the sockets of its servers, if it exists.
 #[must_use]
-pub fn server_sockets() -> PathBuf {
-    format!("/tmp/.wine-{}", rustix::process::getuid().as_raw()).into()
+pub fn runtime_folder() -> PathBuf {
+    format!("/run/user/{}", rustix::process::getuid().as_raw()).into()
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! `tortie lab --wine`: the demo prints the same tables as without it, and nothing of Wine outlives a lab.
 
+use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::io::Read as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -51,8 +53,10 @@ pub(super) fn up_and_down() -> Result<()> {
 /// A folder for a lab.
 struct Lab {
     program: PathBuf,
-    _parent: TempDir,
+    parent: TempDir,
     folder: PathBuf,
+    /// What Wine had left before.
+    before: BTreeSet<OsString>,
 }
 
 impl Lab {
@@ -61,12 +65,13 @@ impl Lab {
         let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
         let program = workspace()?.join(target).join("debug/tortie");
         let parent = TempDir::new()?;
-        Ok(Self { program, folder: parent.path().join("lab"), _parent: parent })
+        std::fs::create_dir(parent.path().join("home"))?;
+        Ok(Self { program, folder: parent.path().join("lab"), parent, before: of_wine()? })
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.program);
-        command.env("TORTIE_LAB", &self.folder).args(arguments);
+        command.env("TORTIE_LAB", &self.folder).env("HOME", self.parent.path().join("home")).args(arguments);
         command
     }
 
@@ -98,7 +103,8 @@ impl Lab {
         Ok(found)
     }
 
-    /// Neither the folder of the lab with its machines, nor a process, nor a mount is left.
+    /// Neither the folder of the lab with its machines nor a process is left, and Wine has left nothing in the folder for temporary
+    /// files and in the user's home.
     fn is_gone(&self) -> Result<()> {
         let end = Instant::now() + PATIENCE;
         while self.folder.exists() || !self.processes()?.is_empty() {
@@ -106,9 +112,17 @@ impl Lab {
             ensure!(Instant::now() < end, "whether the folder is left, and the processes that are: {left:?}");
             std::thread::sleep(INTERVAL);
         }
-        let mounts = std::fs::read_to_string("/proc/self/mounts")?;
-        let is_labs = |mount: &&str| mount.contains(&*self.folder.to_string_lossy());
-        ensure!(mounts.lines().find(is_labs).is_none(), "a mount is left: {mounts}");
+        ensure!(of_wine()? == self.before, "Wine has left {:?}, and before {:?}", of_wine()?, self.before);
+        let home: Vec<_> = std::fs::read_dir(self.parent.path().join("home"))?.flatten().collect();
+        ensure!(home.is_empty(), "Wine has left {home:?}");
         Ok(())
     }
+}
+
+/// What Wine has made in the folder for temporary files.
+fn of_wine() -> Result<BTreeSet<OsString>> {
+    let entries = std::fs::read_dir(std::env::temp_dir())?.flatten().map(|entry| entry.file_name());
+    let is_of_wine =
+        |name: &OsString| ["wine-", ".wine-"].iter().any(|start| name.to_string_lossy().starts_with(start));
+    Ok(entries.filter(is_of_wine).collect())
 }
