@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
+use tortie_kernel::namespace::with_default_signals;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// `nobody`.
@@ -166,9 +167,14 @@ fn collect(from: impl Read + Send + 'static, lines: Arc<Mutex<Vec<String>>>) -> 
 
 impl Running {
     pub(crate) fn of(mut command: Command) -> Self {
-        // A separate process group, so that a signal to it reaches only it.
-        let mut child =
-            command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0).spawn().unwrap();
+        // A separate process group, so that a signal to it reaches only it. Tests that run in the background ignore interrupts, and
+        // what they start would, too.
+        let mut child = with_default_signals(&mut command)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .unwrap();
         let lines = Arc::new(Mutex::new(Vec::new()));
         let readers = vec![
             collect(child.stdout.take().unwrap(), lines.clone()),

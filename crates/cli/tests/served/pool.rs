@@ -395,7 +395,8 @@ async fn a_pool_of_a_kubernetes_api_is_replaced_while_budgets_hold() {
 async fn a_migration_that_is_killed_after_each_line_goes_on() {
     let Some(bed) = Bed::start().await else { return };
     bed.until("all pods run", async || bed.has_all("10.1.0.0/24").await).await;
-    let (end, mut kills, mut is_refused) = (Instant::now() + TIMEOUT, 0, false);
+    // Each step is a process of its own, and beside other tests each takes seconds.
+    let (end, mut kills, mut is_refused) = (Instant::now() + 4 * TIMEOUT, 0, false);
     let (code, last) = loop {
         assert!(Instant::now() < end, "{:?}", bed.pods().await);
         match bed.run_for_a_line().await {
