@@ -16,6 +16,7 @@ pub fn forecast(cluster: &MigratingCluster) -> Vec<MigrationStep> {
     let (mut cluster, mut steps) = (cluster.clone(), Vec::new());
     // They end without this migration.
     cluster.nodes.values_mut().for_each(|node| node.pods.retain(|pod| !pod.is_ending));
+    cluster.without_address.clear();
     while steps.len() < MOST_STEPS {
         // So late that nothing needs to settle.
         let step = next_step(&cluster, Timestamp::MAX, Duration::ZERO, Duration::MAX);

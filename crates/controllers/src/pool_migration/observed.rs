@@ -93,6 +93,8 @@ pub struct MigratingCluster {
     pub has_new: bool,
     /// The nodes.
     pub nodes: BTreeMap<String, MigratingNode>,
+    /// The pods that have come to a node since the old pool was closed, and have no address yet.
+    pub without_address: BTreeSet<Key>,
     /// The Services with addresses of the old pool.
     pub services: BTreeMap<Key, MigratingService>,
     /// The other addresses of the old pool.

@@ -13,7 +13,7 @@ use tortie_store::Stored;
 use super::checks;
 use super::observed::{
     LeftAddress, MigratingCluster, MigratingNode, MigratingPod, MigrationRequest, NodeRecord, Objects,
-    OldPool, PoolRecord, has_ended, is_in, other_pool, read_pool, record,
+    OldPool, PoolRecord, addresses_of, has_ended, is_in, is_kept, other_pool, read_pool, record,
 };
 use crate::load_balancers::shown;
 
@@ -70,6 +70,10 @@ pub(super) fn read(objects: &Objects, request: &MigrationRequest, now: Timestamp
         node.has_old_record = node.record.as_ref().is_some_and(|record| !is_current(record));
         node.record = node.record.take().filter(is_current);
     }
+    if let Some(record) = &pool_record {
+        let started = objects.pods.iter().filter(|pod| lacks_address(pod, record.since));
+        cluster.without_address = started.map(|pod| pod.key.clone()).collect();
+    }
     cluster.old = Some(OldPool { is_disabled: old.pool.spec.disabled, record: pool_record });
     let new = objects.pool(new).or_else(|| Some(read_pool(new, planned.as_ref()?)));
     let (blocks, damaged) = objects.readable_blocks(now);
@@ -98,6 +102,17 @@ fn read_pods(objects: &Objects, net: IpNet, cluster: &mut MigratingCluster) {
             is_ending: !value["metadata"]["deletionTimestamp"].is_null(),
         });
     }
+}
+
+/// Whether a pod that was created since has come to a node, and has no address yet.
+fn lacks_address(pod: &Stored, since: Timestamp) -> bool {
+    let Stored { value, .. } = pod;
+    let created = value["metadata"]["creationTimestamp"].as_str().and_then(|text| text.parse().ok());
+    created.is_some_and(|created: Timestamp| created > since)
+        && value["spec"]["nodeName"].is_string()
+        && value["spec"]["hostNetwork"] != true
+        && is_kept(pod)
+        && addresses_of(value).is_empty()
 }
 
 fn read_announced(objects: &Objects, net: IpNet, cluster: &mut MigratingCluster) {

@@ -107,7 +107,8 @@ pub fn next_step(
 
 fn step(cluster: &MigratingCluster, now: Timestamp) -> MigrationStep {
     // Exhaustive, so that nothing observed is forgotten.
-    let MigratingCluster { refusals, pools: _, old, has_new, nodes, services, left, blocks } = cluster;
+    let MigratingCluster { refusals, pools: _, old, has_new, nodes, without_address, services, left, blocks } =
+        cluster;
     if !refusals.is_empty() {
         return MigrationStep::Refuse(refusals.clone());
     }
@@ -130,7 +131,16 @@ fn step(cluster: &MigratingCluster, now: Timestamp) -> MigrationStep {
     // A node that was begun is finished first, so that only one node is cordoned at a time.
     let mut in_order: Vec<(&String, &MigratingNode)> = nodes.iter().collect();
     in_order.sort_by_key(|(_, node)| node.record.is_none());
-    if let Some(step) = in_order.into_iter().find_map(|(name, node)| of_node(cluster, name, node)) {
+    let next = in_order.into_iter().find_map(|(name, node)| Some((node, of_node(cluster, name, node)?)));
+    if let Some((node, step)) = next {
+        // Pods that were evicted run again before the next node loses its own; if they get no addresses, no more are evicted.
+        let begins = node.record.is_none() && !node.pods.is_empty();
+        if let Some(pod) = without_address.first().filter(|_| begins) {
+            let count = without_address.len();
+            return MigrationStep::Wait(format!(
+                "{count} of the pods that were started since have no address yet, such as {pod}; if that lasts, look at its events"
+            ));
+        }
         return step;
     }
     if let Some(waiting) = services.iter().find(|(_, service)| service.allocated.is_empty()) {

@@ -3,14 +3,15 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
 use serde_json::{Value, json};
 use tortie_api::{Key, Kind};
-use tortie_controllers::{MIGRATION, MigrationError, MigrationStep};
+use tortie_controllers::{MIGRATION, MigrationError, MigrationStep, next_step};
 use tortie_store::{Store, StoreError};
 
 use super::refusals::{begin, change, pool, record, world};
-use super::world::{World, set_annotation};
-use crate::common::{everything, value};
+use super::world::{World, pod_key, set_annotation};
+use crate::common::{everything, put, value};
 
 fn node(name: &str) -> Key {
     Key::global(Kind::Node, name)
@@ -199,4 +200,47 @@ async fn it_gives_up_a_step_that_somebody_undoes() {
         "{end:?}"
     );
     assert!(started.elapsed() >= Duration::from_secs(1) && count < 60, "{count}");
+}
+
+/// The next step in a cluster with this pod.
+async fn next(world: &World, created: &str, more: Value, status: Value) -> MigrationStep {
+    let mut pod = json!({
+        "metadata": {"name": "new", "namespace": "n", "creationTimestamp": created},
+        "spec": {"nodeName": "two"}, "status": status,
+    });
+    for (part, fields) in more.as_object().unwrap() {
+        pod[part].as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    }
+    put(&*world.inner, &pod_key("new"), pod).await;
+    let cluster = world.migration(1000).await.0.observe().await.unwrap();
+    next_step(&cluster, Timestamp::now(), Duration::ZERO, Duration::MAX)
+}
+
+/// Pods that were evicted may find no address, for instance because the CNI configuration names the closed pool. Then no further
+/// node loses its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_is_begun_when_the_pods_that_were_started_since_have_addresses() {
+    let mut world = world().await;
+    let mut random = super::world::Random::new(1);
+    assert_eq!(world.step(1000, &mut random).await, Some(MigrationStep::CreatePool));
+    begin(&world).await;
+    let started = "2026-02-01T00:00:00Z";
+    let waits = |step: &MigrationStep| matches!(step, MigrationStep::Wait(what) if what.contains("1 of the pods") && what.contains("n/new"));
+    assert!(waits(&next(&world, started, json!({}), json!({})).await));
+    for (created, more, status) in [
+        (started, json!({}), json!({"podIP": "10.2.0.9"})),
+        (started, json!({}), json!({"phase": "Failed"})),
+        (started, json!({"spec": {"hostNetwork": true}}), json!({})),
+        (started, json!({"spec": {"nodeName": null}}), json!({})),
+        (started, json!({"metadata": {"deletionTimestamp": started}}), json!({})),
+        ("2025-12-31T00:00:00Z", json!({}), json!({})),
+    ] {
+        let step = next(&world, created, more.clone(), status.clone()).await;
+        assert_eq!(step, MigrationStep::Cordon("one".into()), "{created} {more} {status}");
+    }
+    // A node that was begun is finished.
+    next(&world, started, json!({}), json!({"podIP": "10.2.0.9"})).await;
+    assert_eq!(world.step(1000, &mut random).await, Some(MigrationStep::Cordon("one".into())));
+    let step = next(&world, started, json!({}), json!({})).await;
+    assert!(matches!(&step, MigrationStep::Evict(node, _) if node == "one"), "{step:?}");
 }
