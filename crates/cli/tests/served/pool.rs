@@ -95,10 +95,13 @@ struct Nodes {
     servers: Arc<KubeApi>,
     /// The Nodes as their agents have seen them last.
     seen: BTreeMap<String, String>,
+    /// When the kubelets have renewed their Leases last.
+    renewed: Option<Instant>,
 }
 
 impl Nodes {
     async fn play(&mut self) -> Result<(), StoreError> {
+        self.renew_leases();
         for pod in self.store.list(Kind::Pod).await?.items {
             let Some(node) = pod.value["spec"]["nodeName"].as_str().map(str::to_owned) else { continue };
             let handle = format!("k8s-pod-network.{}", pod.value["metadata"]["uid"].as_str().unwrap());
@@ -140,6 +143,25 @@ impl Nodes {
             self.agent(node).await?;
         }
         Ok(())
+    }
+
+    /// Without Leases, the controllers take the nodes for lost after 50 s and their pods for not ready, so that the budget forbids
+    /// each eviction.
+    fn renew_leases(&mut self) {
+        if self.renewed.is_some_and(|last| last.elapsed() < Duration::from_secs(10)) {
+            return;
+        }
+        let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S%.6fZ");
+        let leases = NODES.map(|node| {
+            format!(
+                "apiVersion: coordination.k8s.io/v1\nkind: Lease\nmetadata: {{name: {node}, namespace: kube-node-lease}}\n\
+                 spec: {{holderIdentity: {node}, leaseDurationSeconds: 40, renewTime: \"{now}\"}}\n"
+            )
+        });
+        // Their namespace may not exist yet.
+        if self.servers.apply(&leases.join("---\n")).is_ok() {
+            self.renewed = Some(Instant::now());
+        }
     }
 
     /// An agent looks at its Node when that has changed.
@@ -207,7 +229,8 @@ impl Bed {
         servers.apply(CLUSTER).unwrap();
         let config = KubernetesConfig::Kubeconfig(servers.kubeconfig());
         let store = Arc::new(Kubernetes::new(&config).await.unwrap());
-        let mut nodes = Nodes { store: store.clone(), servers: servers.clone(), seen: BTreeMap::new() };
+        let mut nodes =
+            Nodes { store: store.clone(), servers: servers.clone(), seen: BTreeMap::new(), renewed: None };
         let playing = tokio::spawn(async move {
             loop {
                 // Pods come and go meanwhile.
