@@ -1,7 +1,6 @@
 //! The addresses of a new pod, from the source that the network configuration names.
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::Arc;
 
 use ipnet::{IpNet, Ipv4Net};
 use serde_json::Value;
@@ -10,12 +9,12 @@ use tortie_api::kubernetes::Pod;
 use tortie_api::{Key, Kind, Metadata, Position};
 use tortie_cni::{Address, AddressSource, Code, Failure, Invocation, Success};
 use tortie_dataplane::{EndpointId, PodAddress, PreparedLink};
-use tortie_ipam::{Family, FollowUp, IpamError, Request, Use};
+use tortie_ipam::{Family, IpamError, Request, Use};
 use tortie_store::Stored;
 
 use crate::addresses::{self, Assign, OfFamily, Wanted, handle};
 use crate::pods::{Pods, blocking, store_failure, wiring_failure};
-use crate::publication::Publication;
+use crate::publication::{Link, Publication};
 use crate::runtime_config;
 
 /// How many addresses of the operating system may belong to somebody else.
@@ -29,6 +28,8 @@ pub(crate) struct Obtained {
     pub(crate) outside: bool,
     /// The position of the pod's endpoint, if it was published with the allocation.
     pub(crate) published: Option<Position>,
+    /// What the allocation has made of the prepared link.
+    pub(crate) link: Link,
     /// Keeps other calls from using the same address until this one is done.
     _turn: Option<OwnedMutexGuard<()>>,
 }
@@ -41,12 +42,12 @@ impl Pods {
         id: &EndpointId,
         pod: &(Stored, Pod),
         namespace: Metadata,
-        prepared: Option<&PreparedLink>,
+        prepared: Option<PreparedLink>,
     ) -> Result<Obtained, Failure> {
         runtime_config::check(call, &pod.1, self.wiring.takes_mac())?;
         let limits = self.limits(call, pod)?;
         // The link exists before the endpoint is published, because the node reports endpoints without a link.
-        let publication = prepared.map(|_| self.publication(call, id, pod, limits)).transpose()?;
+        let publication = prepared.map(|link| self.publication(call, id, pod, limits, link)).transpose()?;
         // Reading took a while.
         self.refuse_blocked(id)?;
         self.obtain(call, id, pod, namespace, publication).await
@@ -104,24 +105,23 @@ impl Pods {
         publication: Option<Publication>,
     ) -> Result<Obtained, Failure> {
         let due = self.due(id, request, wanted).await?;
-        let (mut addresses, mut published) = (Vec::new(), None);
+        let (mut addresses, mut published, mut link) = (Vec::new(), None, Link::Unchanged);
         for (request, wanted) in &due {
             let one = match (wanted, &publication) {
                 // The endpoint has all addresses of the pod, and the handle of a second one exists, so it is not shared.
                 (None, Some(publication)) if due.len() == 1 => {
-                    let publication = publication.clone();
-                    let follow_up: FollowUp =
-                        Arc::new(move |one| publication.write(vec![addresses::of_assignment(&one)]));
-                    let assigned = self.ipam.assign_and_write(request, Some(follow_up)).await;
-                    let (one, position) = assigned.map_err(|error| addresses::no_address(&error))?;
-                    published = position;
-                    one
+                    let one = self.assign_only_address(request, publication).await?;
+                    (published, link) = (one.published, one.link);
+                    one.address
                 }
-                _ => addresses::assign(&self.ipam, call, request, *wanted).await?,
+                _ => {
+                    let one = addresses::assign(&self.ipam, call, request, *wanted).await?;
+                    addresses::of_assignment(&one)
+                }
             };
-            addresses.push(addresses::of_assignment(&one));
+            addresses.push(one);
         }
-        Ok(Obtained { addresses, outside: false, published, _turn: None })
+        Ok(Obtained { addresses, outside: false, published, link, _turn: None })
     }
 
     /// The requests for addresses of Tortie's own IPAM, each with the address that is wanted, if any.
@@ -181,7 +181,13 @@ impl Pods {
             return Err(Failure::new(Code::IPAM, msg, remedy));
         }
         let own = PodAddress { address: address.into(), block: net.trunc().into() };
-        Ok(Obtained { addresses: vec![own], outside: true, published: None, _turn: Some(turn) })
+        Ok(Obtained {
+            addresses: vec![own],
+            outside: true,
+            published: None,
+            link: Link::Unchanged,
+            _turn: Some(turn),
+        })
     }
 
     /// An address that the operating system chooses. IPAM records it, so that it gives it to nobody else.
@@ -214,6 +220,7 @@ impl Pods {
                         addresses: vec![own],
                         outside: false,
                         published: None,
+                        link: Link::Unchanged,
                         _turn: None,
                     });
                 }

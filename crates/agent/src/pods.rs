@@ -141,7 +141,7 @@ impl Pods {
         })?;
         let obtained = async {
             let (positions, pod, namespace, ()) = read?;
-            let obtained = self.check_and_obtain(call, id, &pod, namespace, prepared.as_ref()).await?;
+            let obtained = self.check_and_obtain(call, id, &pod, namespace, prepared.clone()).await?;
             Ok((positions, pod, obtained))
         };
         let (mut positions, pod, obtained) = match obtained.await {
@@ -151,7 +151,7 @@ impl Pods {
                 return Err(failure);
             }
         };
-        let (interface, published) = self.connect_and_publish(call, id, &pod, &obtained, prepared).await?;
+        let (interface, published) = self.connect_and_publish(call, id, &pod, obtained, prepared).await?;
         positions.advance(Kind::WorkloadEndpoint, published);
         tokio::try_join!(
             self.wait_for_policy(id, &positions, hung_up),
@@ -475,7 +475,7 @@ impl Pods {
     }
 
     /// Deletes a link that was prepared for nothing.
-    async fn abandon(&self, id: &EndpointId, prepared: Option<PreparedLink>) {
+    pub(crate) async fn abandon(&self, id: &EndpointId, prepared: Option<PreparedLink>) {
         let Some(prepared) = prepared else { return };
         let wiring = self.wiring.clone();
         if let Err(failure) = blocking(move || wiring.abandon(prepared)).await {

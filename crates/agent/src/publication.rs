@@ -1,22 +1,29 @@
 //! The WorkloadEndpoint of a pod before its addresses are known, so that it can be stored together with their allocation.
 
+use std::pin::pin;
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use tortie_api::Metadata;
+use tokio::sync::mpsc;
+use tokio::{join, select};
 use tortie_api::calico::{WorkloadEndpoint, WorkloadEndpointSpec};
 use tortie_api::kubernetes::Pod;
+use tortie_api::{Metadata, Position};
 use tortie_cni::{Failure, Invocation};
-use tortie_dataplane::{BandwidthLimits, EndpointId, PodAddress, PodAttachment, PodInterface, PodWiring};
+use tortie_dataplane::{
+    BandwidthLimits, EndpointId, PodAddress, PodAttachment, PodInterface, PodWiring, PreparedLink,
+};
+use tortie_ipam::{FollowUp, Request};
 use tortie_store::{Endpoints, POD_UID, Stored, Write};
 
-use crate::addresses::NETWORK;
+use crate::addresses::{self, NETWORK};
 use crate::pods::Pods;
 use crate::runtime_config;
 
 /// The endpoint of a pod whose link exists, without addresses.
 #[derive(Clone)]
 pub(crate) struct Publication {
+    prepared: PreparedLink,
     store: Arc<dyn Endpoints>,
     wiring: Arc<dyn PodWiring>,
     attachment: PodAttachment,
@@ -24,16 +31,80 @@ pub(crate) struct Publication {
 }
 
 impl Publication {
+    fn attachment(&self, addresses: Vec<PodAddress>) -> PodAttachment {
+        PodAttachment { addresses, ..self.attachment.clone() }
+    }
+
     /// The write that publishes the endpoint with these addresses, if that takes one write.
-    pub(crate) fn write(&self, addresses: Vec<PodAddress>) -> Option<Write> {
-        let attachment = PodAttachment { addresses, ..self.attachment.clone() };
+    fn write(&self, addresses: Vec<PodAddress>) -> Option<Write> {
+        let attachment = self.attachment(addresses);
         let interface = self.wiring.planned(&attachment)?;
         let endpoint = with_interface(self.endpoint.clone(), &attachment.addresses, &interface);
         self.store.publication(&endpoint)
     }
 }
 
+/// What allocation has made of a pod's link.
+pub(crate) enum Link {
+    /// It is as it was.
+    Unchanged,
+    /// It has the pod's address.
+    Connected(PodInterface),
+    /// It got an address that the pod did not get, so it is deleted.
+    Deleted,
+}
+
+/// The only address of a pod.
+pub(crate) struct OnlyAddress {
+    pub(crate) address: PodAddress,
+    /// The position of the pod's endpoint, if it was published with the allocation.
+    pub(crate) published: Option<Position>,
+    pub(crate) link: Link,
+}
+
 impl Pods {
+    /// Allocates the only address of a pod, and publishes the pod's endpoint with it if that takes one write. While both are
+    /// written, the link gets the address: it is closed until policy of the endpoint opens it.
+    pub(crate) async fn assign_only_address(
+        &self,
+        request: &Request,
+        publication: &Publication,
+    ) -> Result<OnlyAddress, Failure> {
+        let (choose, mut chosen) = mpsc::unbounded_channel();
+        let to_write = publication.clone();
+        let follow_up: FollowUp = Arc::new(move |one| {
+            let address = addresses::of_assignment(&one);
+            let _ = choose.send(address.clone()); // only the first one is awaited
+            to_write.write(vec![address])
+        });
+        let mut assign = pin!(self.ipam.assign_and_write(request, Some(follow_up)));
+        let (assigned, finished) = select! {
+            biased;
+            assigned = &mut assign => (assigned, None),
+            Some(address) = chosen.recv() => {
+                let attachment = publication.attachment(vec![address.clone()]);
+                let finish = self.connect(attachment, Some(publication.prepared.clone()));
+                let (assigned, finished) = join!(assign, finish);
+                (assigned, Some((address, finished)))
+            }
+        };
+        // After a failure, the caller deletes the link.
+        let (one, published) = assigned.map_err(|error| addresses::no_address(&error))?;
+        let address = addresses::of_assignment(&one);
+        let link = match finished {
+            None => Link::Unchanged,
+            Some((chosen, finished)) if chosen == address => Link::Connected(finished?),
+            // Somebody else has written the block meanwhile.
+            Some((_, finished)) => {
+                if finished.is_ok() {
+                    self.abandon(&publication.attachment.endpoint, Some(publication.prepared.clone())).await;
+                }
+                Link::Deleted
+            }
+        };
+        Ok(OnlyAddress { address, published, link })
+    }
+
     /// What publishes the pod's endpoint when its addresses are known.
     pub(crate) fn publication(
         &self,
@@ -41,9 +112,11 @@ impl Pods {
         id: &EndpointId,
         pod: &(Stored, Pod),
         limits: BandwidthLimits,
+        prepared: PreparedLink,
     ) -> Result<Publication, Failure> {
         let mac = runtime_config::wanted_mac(call, &pod.1)?;
         Ok(Publication {
+            prepared,
             store: self.store.clone(),
             wiring: self.wiring.clone(),
             attachment: self.attachment(call, id, &[], mac, limits)?,

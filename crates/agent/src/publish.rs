@@ -9,7 +9,7 @@ use tortie_store::Stored;
 
 use crate::obtain::Obtained;
 use crate::pods::{Pods, store_failure};
-use crate::publication::with_interface;
+use crate::publication::{Link, with_interface};
 use crate::runtime_config;
 
 impl Pods {
@@ -20,28 +20,38 @@ impl Pods {
         call: &Invocation,
         id: &EndpointId,
         pod: &(Stored, Pod),
-        obtained: &Obtained,
+        mut obtained: Obtained,
         prepared: Option<PreparedLink>,
     ) -> Result<(PodInterface, Position), Failure> {
         let mac = runtime_config::wanted_mac(call, &pod.1)?;
         let attachment = self.attachment(call, id, &obtained.addresses, mac, self.limits(call, pod)?)?;
         let planned = prepared.as_ref().and_then(|_| self.wiring.planned(&attachment));
-        let connect = self.connect(attachment, prepared);
-        if let Some(published) = obtained.published {
-            let interface = connect.await?;
-            self.refuse_blocked(id)?;
-            return Ok((interface, published));
-        }
-        let Some(planned) = planned else {
-            let interface = connect.await?;
-            self.refuse_blocked(id)?;
-            let published = self.publish(call, id, pod, obtained, &interface).await?;
-            return Ok((interface, published));
+        let (published, link) = (obtained.published, std::mem::replace(&mut obtained.link, Link::Unchanged));
+        let connect = async {
+            match link {
+                Link::Connected(interface) => Ok(interface),
+                Link::Unchanged => self.connect(attachment, prepared).await,
+                Link::Deleted => self.connect(attachment, None).await,
+            }
         };
-        self.refuse_blocked(id)?;
-        // Both until they have ended: what appears after a failure would stay.
-        let (connected, published) = tokio::join!(connect, self.publish(call, id, pod, obtained, &planned));
-        let (interface, published) = (connected?, published?);
+        let publish = async |interface: &PodInterface| match published {
+            Some(position) => Ok(position),
+            None => self.publish(call, id, pod, &obtained, interface).await,
+        };
+        let (interface, published) = match planned {
+            // Both until they have ended: what appears after a failure would stay.
+            Some(planned) => {
+                self.refuse_blocked(id)?;
+                let (connected, published) = tokio::join!(connect, publish(&planned));
+                (connected?, published?)
+            }
+            None => {
+                let interface = connect.await?;
+                self.refuse_blocked(id)?;
+                let published = publish(&interface).await?;
+                (interface, published)
+            }
+        };
         self.refuse_blocked(id)?;
         Ok((interface, published))
     }

@@ -20,7 +20,8 @@ pub trait PodWiring: Send + Sync {
         Ok(None)
     }
 
-    /// Deletes a link that [`prepare`](Self::prepare) has made, at once: the next attempt needs its name in the pod.
+    /// Deletes a link that [`prepare`](Self::prepare) has made, whether or not it is finished, at once: the next attempt needs its
+    /// name in the pod.
     ///
     /// # Errors
     /// The failed operation and its object.
@@ -113,7 +114,7 @@ pub struct PodLink {
 }
 
 /// A link that [`PodWiring::prepare`] has made: the operating system's number of its host end.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PreparedLink(pub u32);
 
 /// The properties of a pod to connect.

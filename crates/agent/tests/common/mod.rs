@@ -31,8 +31,14 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 /// The state of the fake operating system, and its answers.
 #[derive(Default)]
 pub(crate) struct Os {
-    /// How many prepared links were deleted at once.
+    /// The prepared links by number; none where it was deleted.
+    links: Vec<Option<EndpointId>>,
+    /// Those that have an address.
+    finished: BTreeSet<u32>,
+    /// How many of them were abandoned.
     pub(crate) abandoned: usize,
+    /// The addresses that interfaces got last.
+    pub(crate) addresses: BTreeMap<EndpointId, Vec<IpAddr>>,
     pub state: NodeState,
     pub batches: Vec<Vec<Delta>>,
     pub resyncs: usize,
@@ -161,12 +167,29 @@ impl PodWiring for FakeOs {
             return Ok(None);
         }
         os.connected.insert(link.endpoint.clone(), link.container_id.clone());
-        Ok(Some(PreparedLink(1)))
+        os.links.push(Some(link.endpoint.clone()));
+        Ok(Some(PreparedLink(os.links.len() as u32 - 1)))
     }
 
-    fn abandon(&self, _: PreparedLink) -> Result<(), WiringError> {
-        self.lock().abandoned += 1;
+    fn abandon(&self, PreparedLink(number): PreparedLink) -> Result<(), WiringError> {
+        let mut os = self.lock();
+        if let Some(endpoint) = os.links[number as usize].take() {
+            os.connected.remove(&endpoint);
+            os.abandoned += 1;
+        }
         Ok(())
+    }
+
+    fn finish(
+        &self,
+        PreparedLink(number): PreparedLink,
+        pod: &PodAttachment,
+    ) -> Result<PodInterface, WiringError> {
+        let is_first = self.lock().finished.insert(number);
+        if !is_first || self.lock().links[number as usize].is_none() {
+            return Err(refusal("finish a link that has an address or is deleted", &pod.endpoint));
+        }
+        self.connect(pod).inspect_err(|_| self.lock().links[number as usize] = None)
     }
 
     fn connect(&self, pod: &PodAttachment) -> Result<PodInterface, WiringError> {
@@ -181,6 +204,7 @@ impl PodWiring for FakeOs {
             return Err(refusal("connect the pod", &pod.endpoint));
         }
         os.connected.insert(pod.endpoint.clone(), pod.container_id.clone());
+        os.addresses.insert(pod.endpoint.clone(), pod.addresses.iter().map(|own| own.address).collect());
         drop(os);
         Ok(self.interface(pod))
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
+use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
 
 use crate::common::{Bed, NODE, condition, endpoint_id, endpoint_key, pod_key, send, until};
@@ -11,6 +12,7 @@ use tortie_api::{Key, Kind};
 use tortie_cni::transport::{self, Answer};
 use tortie_cni::{Code, Command, Invocation};
 use tortie_dataplane::{Reason, Report};
+use tortie_ipam::{Ipam, Request};
 
 /// The code of a failed call.
 fn code(answer: Answer) -> Code {
@@ -372,6 +374,43 @@ async fn nothing_stays_of_a_pod_that_cannot_be_connected() {
     }
     bed.call(bed.invocation(Command::Add, "good", "p")).await.unwrap();
     assert!(has_address().await && has_endpoint().await);
+}
+
+/// A pod's link gets the address that the agent chooses while the choice is written. Somebody else may have taken it by then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_link_with_an_address_that_the_pod_does_not_get_is_made_anew() {
+    let bed = Bed::new().await;
+    let of_others = Ipam::new(bed.store.clone(), NODE, BTreeMap::new());
+    let take_next = async |handle: &str| {
+        let request = Request { handle: handle.to_owned(), ..Request::default() };
+        of_others.assign(&request).await.unwrap().address
+    };
+    let add =
+        |number: u32| bed.call(bed.invocation(Command::Add, &format!("c{number}"), &format!("p{number}")));
+    for number in 1..=3 {
+        bed.pod(&format!("p{number}"), "u", json!({})).await;
+    }
+    add(1).await.unwrap();
+    assert_eq!(bed.os.lock().abandoned, 0);
+
+    let taken = take_next("other-1").await;
+    let added = add(2).await.unwrap().unwrap();
+    let given: IpAddr = added.ips[0].address.split('/').next().unwrap().parse().unwrap();
+    assert_ne!(given, taken);
+    assert_eq!(bed.os.lock().abandoned, 1, "the link had the address {taken}");
+    assert_eq!(bed.os.lock().addresses[&endpoint_id("p2")], [given]);
+    assert_eq!(bed.os.lock().connected[&endpoint_id("p2")], "c2");
+    let endpoint = bed.endpoint("p2", "eth0").await.unwrap();
+    assert_eq!(endpoint["spec"]["ipNetworks"], json!([format!("{given}/32")]));
+
+    // Nobody gives it another one.
+    take_next("other-2").await;
+    bed.store.delete(&Key::global(Kind::IpPool, "default"), None).await.unwrap();
+    assert_eq!(code(add(3).await), Code::IPAM);
+    assert_eq!(bed.os.lock().abandoned, 2);
+    assert!(!bed.os.lock().connected.contains_key(&endpoint_id("p3")));
+    assert!(bed.endpoint("p3", "eth0").await.is_none());
+    assert_eq!(bed.store.list(Kind::IpamHandle).await.unwrap().items.len(), 4);
 }
 
 /// A pod's endpoint is stored by the write that gives it its address, and is the same as one that is stored afterwards.
