@@ -74,7 +74,7 @@ impl Pods {
         let to_write = publication.clone();
         let follow_up: FollowUp = Arc::new(move |one| {
             let address = addresses::of_assignment(&one);
-            let _ = choose.send(address.clone()); // only the first one is awaited
+            let _ = choose.send(address); // only the first one is awaited
             to_write.write(vec![address])
         });
         let mut assign = pin!(self.ipam.assign_and_write(request, Some(follow_up)));
@@ -82,7 +82,7 @@ impl Pods {
             biased;
             assigned = &mut assign => (assigned, None),
             Some(address) = chosen.recv() => {
-                let attachment = publication.attachment(vec![address.clone()]);
+                let attachment = publication.attachment(vec![address]);
                 let finish = self.connect(attachment, Some(publication.prepared.clone()));
                 let (assigned, finished) = join!(assign, finish);
                 (assigned, Some((address, finished)))
