@@ -61,9 +61,12 @@ pub(crate) fn run(names: &[&str]) -> Result<()> {
         }
     }
     if wanted("vxlan") {
-        setup::require_root("the benchmark of VXLAN peers")?;
+        setup::require_root("the benchmarks of VXLAN")?;
         setup::packages(&setup::TEST_PACKAGES)?;
-        cargo(&["bench", "--quiet", "--package", "tortie-linux", "--bench", "vxlan"])?;
+        setup::packages(&setup::BENCH_PACKAGES)?;
+        for bench in ["vxlan", "vxlan_throughput"] {
+            cargo(&["bench", "--quiet", "--package", "tortie-linux", "--bench", bench])?;
+        }
     }
     if wanted("kubernetes") {
         setup::require_root("the benchmarks on the Kubernetes API")?;

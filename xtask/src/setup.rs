@@ -18,9 +18,13 @@ pub(crate) const TEST_PACKAGES: [Package; 4] = [
     ("/usr/sbin/iptables-nft", "iptables"),
     ("/usr/lib/cni/bandwidth", "containernetworking-plugins"),
 ];
-/// For tests of BGP: the peers. Debian starts BIRD and FRR as services where systemd runs; nobody here uses these.
-pub(crate) const BGP_PACKAGES: [Package; 3] =
-    [("/usr/sbin/bird", "bird2"), ("/usr/lib/frr/bgpd", "frr"), ("/usr/bin/gobgpd", "gobgpd")];
+/// For tests of BGP: the peers. Debian starts BIRD, FRR and ExaBGP as services where systemd runs; nobody here uses these.
+pub(crate) const BGP_PACKAGES: [Package; 4] = [
+    ("/usr/sbin/bird", "bird2"),
+    ("/usr/lib/frr/bgpd", "frr"),
+    ("/usr/bin/gobgpd", "gobgpd"),
+    ("/usr/sbin/exabgp", "exabgp"),
+];
 /// For tests of datastores. Debian's etcd-server also starts an etcd of its own where systemd runs; nobody here uses it.
 pub(crate) const SERVER_PACKAGES: [Package; 2] =
     [("/usr/bin/etcd", "etcd-server"), ("/usr/bin/etcdctl", "etcd-client")];

@@ -177,6 +177,8 @@ pub enum Program {
     Gobgpd,
     /// The client of GoBGP.
     Gobgp,
+    /// The BGP speaker ExaBGP.
+    Exabgp,
 }
 
 impl Program {
@@ -210,6 +212,7 @@ impl Program {
             Self::Birdc => installed("birdc", "bird2"),
             Self::Gobgpd => installed("gobgpd", "gobgpd"),
             Self::Gobgp => installed("gobgp", "gobgpd"),
+            Self::Exabgp => installed("exabgp", "exabgp"),
             Self::FrrBgpd => {
                 // Debian keeps FRR's programs out of the path.
                 let program = PathBuf::from("/usr/lib/frr/bgpd");

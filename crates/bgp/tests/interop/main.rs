@@ -3,6 +3,7 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod bird;
+mod exabgp;
 mod lab;
 mod mesh;
 mod others;

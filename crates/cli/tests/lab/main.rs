@@ -11,6 +11,7 @@ mod dual_stack;
 mod failures;
 mod kubernetes;
 mod many;
+mod modes;
 mod network;
 mod services;
 mod show;

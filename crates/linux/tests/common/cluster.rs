@@ -32,6 +32,26 @@ impl Underlay {
         namespace.run(bridge).unwrap();
         Self(Arc::new(namespace))
     }
+
+    /// A machine by number: its `eth0` has the address of that node.
+    pub(crate) fn connect(&self, number: u8) -> NetNs {
+        let namespace = NetNs::create().unwrap();
+        let port = format!("node{number}");
+        super::cable(&self.0, &port, &namespace, "eth0");
+        let plug = || {
+            let controller = LinkSetting::Controller(Some(interface_index("switch").unwrap()));
+            let port = interface_index(&port).unwrap();
+            RouteSocket::open().unwrap().change(&Change::SetLink(port, vec![controller])).unwrap();
+        };
+        self.0.run(plug).unwrap();
+        let address = || {
+            let link = interface_index("eth0").unwrap();
+            let address = Address { link, address: node_address(number).into(), prefix_length: 24 };
+            RouteSocket::open().unwrap().change(&Change::AddAddress(address)).unwrap();
+        };
+        namespace.run(address).unwrap();
+        namespace
+    }
 }
 
 /// A node with an agent's dataplane.
@@ -52,24 +72,9 @@ impl Node {
 
     /// The same with its own configuration.
     pub(crate) fn with(underlay: &Underlay, number: u8, config: Config) -> Self {
-        let namespace = NetNs::create().unwrap();
-        super::cable(&underlay.0, &format!("node{number}"), &namespace, "eth0");
-        underlay
-            .0
-            .run(|| {
-                let mut socket = RouteSocket::open().unwrap();
-                let controller = LinkSetting::Controller(Some(interface_index("switch").unwrap()));
-                let port = interface_index(&format!("node{number}")).unwrap();
-                socket.change(&Change::SetLink(port, vec![controller])).unwrap();
-            })
-            .unwrap();
+        let namespace = underlay.connect(number);
         let (dataplane, wiring) = namespace
-            .run(|| {
-                let link = interface_index("eth0").unwrap();
-                let address = Address { link, address: node_address(number).into(), prefix_length: 24 };
-                RouteSocket::open().unwrap().change(&Change::AddAddress(address)).unwrap();
-                (Stateful::new(Dataplane::open(config.clone()).unwrap()), Wiring::open(&config).unwrap())
-            })
+            .run(|| (Stateful::new(Dataplane::open(config.clone()).unwrap()), Wiring::open(&config).unwrap()))
             .unwrap();
         let (state, _underlay) = (NodeState::default(), underlay.clone());
         Self { namespace, dataplane, wiring, state, config, _underlay }

@@ -1,0 +1,188 @@
+//! A lab with nodes in two networks, and a router between them.
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::process::Command;
+
+use tortie_kernel::namespace::NetNs;
+use tortie_kernel::sysctl;
+
+use super::probe::Pod;
+use crate::support::{Lab, Running, User, pod};
+
+/// Nodes of the lab in the order of their ports. Those with a 3 in their names are in a network of their own.
+pub(crate) const NODES: [&str; 6] = ["primary", "linux-2", "linux-3", "minion", "windows-2", "windows-3"];
+const IS_FAR: [bool; 6] = [false, false, true, false, false, true];
+const IS_LINUX: [bool; 6] = [true, true, true, false, false, false];
+
+/// The nodes' addresses of a family. The router's ends with 1.
+fn address(node: usize, is_ipv6: bool) -> String {
+    if is_ipv6 { format!("2001:db8:0:2::{:x}", 11 + node) } else { format!("192.0.2.{}", 11 + node) }
+}
+
+const ROUTER: [&str; 2] = ["192.0.2.1", "2001:db8:0:2::1"];
+
+/// A lab with a pod on each node.
+pub(crate) struct Cluster {
+    lab: Lab,
+    running: Running,
+    router: NetNs,
+    pub(crate) nodes: Vec<NetNs>,
+    pub(crate) pods: Vec<Pod>,
+}
+
+impl Cluster {
+    pub(crate) fn up(options: &[&str]) -> Self {
+        let lab = Lab::new(User::Root);
+        let running = lab.up(&[&["--linux", "3", "--windows", "3", "--ipv6"], options].concat());
+        let namespace = "apiVersion: v1\nkind: Namespace\nmetadata: {name: calico-demo}\n".to_owned();
+        let pods = NODES.map(|node| pod(&format!("on-{node}"), node, "a"));
+        let manifests = [vec![namespace], pods.to_vec()].concat().join("---\n");
+        lab.ok(&["apply", "-f", &lab.file("pods.yml", &manifests)]);
+        lab.wait_for_pods();
+
+        let inside = lab.processes().into_iter().find(|it| it.command.contains("lab inside up")).unwrap();
+        let process = format!("/proc/{}", inside.pid);
+        let open = |path: String| NetNs::open(Path::new(&path)).unwrap();
+        let bound = |name: String| open(format!("{process}/root{}/netns/{name}", lab.dir().display()));
+        let router = open(format!("{process}/ns/net"));
+        let nodes = NODES.map(|node| bound(format!("node:{node}"))).into();
+        let pods = NODES.map(|node| inspect(bound(format!("pod:calico-demo.on-{node}")))).into();
+        let cluster = Self { lab, running, router, nodes, pods };
+        cluster.separate();
+        cluster
+    }
+
+    pub(crate) fn down(mut self) {
+        self.lab.ok(&["lab", "down"]);
+        self.running.wait();
+    }
+
+    /// Moves the far nodes to a network of their own: another switch, with the router between both.
+    fn separate(&self) {
+        let router = |line: &str| ip(&self.router, line);
+        let on = |file: &str, value: &str| self.router.run(|| sysctl::ensure(file, value).unwrap()).unwrap();
+        for file in ["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"] {
+            on(file, "1");
+        }
+        on("net/ipv4/conf/all/rp_filter", "0");
+        router("link add other address 02:00:c0:00:02:01 type bridge");
+        router("link set other up");
+        router("-6 addr add 2001:db8:0:2::1/64 dev underlay nodad");
+        // IPv6 answers on an interface for the addresses of that interface only.
+        router("-6 addr add 2001:db8:0:2::1/128 dev other nodad");
+        for node in (0..NODES.len()).filter(|node| IS_FAR[*node]) {
+            router(&format!("link set node{node} master other"));
+            let own = &self.nodes[node];
+            let families: &[bool] = if IS_LINUX[node] { &[false, true] } else { &[false] };
+            for is_ipv6 in families.iter().copied() {
+                let (family, host, near) = if is_ipv6 { ("-6", 128, 64) } else { ("-4", 32, 24) };
+                let (address, gateway) = (address(node, is_ipv6), ROUTER[usize::from(is_ipv6)]);
+                let duplicates = if is_ipv6 { " nodad" } else { "" };
+                ip(own, &format!("{family} addr del {address}/{near} dev eth0"));
+                ip(own, &format!("{family} addr add {address}/{host} dev eth0{duplicates}"));
+                ip(own, &format!("{family} route replace {gateway} dev eth0"));
+                ip(own, &format!("{family} route replace default via {gateway} dev eth0"));
+                router(&format!("{family} route replace {address}/{host} dev other"));
+                for other in
+                    (0..NODES.len()).filter(|other| !IS_FAR[*other] && (!is_ipv6 || IS_LINUX[*other]))
+                {
+                    ip(
+                        &self.nodes[other],
+                        &format!("{family} route replace {address}/{host} via {gateway} dev eth0"),
+                    );
+                }
+                let key =
+                    if is_ipv6 { "projectcalico.org/IPv6Address" } else { "projectcalico.org/IPv4Address" };
+                self.lab.ok(&[
+                    "annotate",
+                    "node",
+                    NODES[node],
+                    "--overwrite",
+                    &format!("{key}={address}/{host}"),
+                ]);
+            }
+        }
+        for node in (0..NODES.len()).filter(|node| IS_LINUX[*node] && !IS_FAR[*node]) {
+            ip(&self.nodes[node], &format!("-6 route replace default via {} dev eth0", ROUTER[1]));
+        }
+    }
+
+    /// Sets the MTU of the router's link to the far nodes. Nobody remembers what an earlier one made of paths.
+    pub(crate) fn set_mtu_behind_router(&self, mtu: usize) {
+        ip(&self.router, &format!("link set other mtu {mtu}"));
+        for netns in self.nodes.iter().chain(self.pods.iter().map(|pod| &pod.netns)) {
+            ip(netns, "-4 route flush cache");
+            ip(netns, "-6 route flush cache");
+        }
+    }
+
+    /// Sets `vxlanMode` of both pools.
+    pub(crate) fn set_vxlan_mode(&self, mode: &str) {
+        for pool in ["default-ipv4-ippool", "default-ipv6-ippool"] {
+            let patch = format!(r#"{{"spec": {{"vxlanMode": "{mode}"}}}}"#);
+            self.lab.ok(&["patch", "ippool", pool, "--type", "merge", "-p", &patch]);
+        }
+    }
+
+    /// Adds what `tortie routes` prints for Linux nodes: to each of them the routes to others of its network, and to the router all.
+    /// Windows nodes take packets of pods in VXLAN only, but the kernel below an emulated one would forward others, too.
+    pub(crate) fn add_routes(&self, [to_nodes, to_router]: [bool; 2]) {
+        let routes = self.lab.ok(&["routes", "--for", "linux"]);
+        for line in routes.lines() {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let ["ip", family, "route", "replace", destination, "via", next_hop, "#", name] = words[..]
+            else {
+                panic!("{line}");
+            };
+            let node = NODES.iter().position(|node| *node == name).unwrap();
+            if !IS_LINUX[node] {
+                continue;
+            }
+            let route = format!("{family} route replace {destination} via {next_hop}");
+            if to_router {
+                ip(&self.router, &route);
+            }
+            // The only far Linux node has no neighbours.
+            let near = (0..NODES.len()).filter(|other| IS_LINUX[*other] && !IS_FAR[*other] && *other != node);
+            near.filter(|_| to_nodes && !IS_FAR[node]).for_each(|other| ip(&self.nodes[other], &route));
+        }
+    }
+
+    /// The interface by which a Linux node sends packets to an address.
+    pub(crate) fn device(&self, node: usize, to: IpAddr) -> Option<String> {
+        if !IS_LINUX[node] {
+            return None;
+        }
+        let shown = output(&self.nodes[node], &format!("route get {to}"));
+        let mut words = shown.split_whitespace().skip_while(|word| *word != "dev");
+        words.nth(1).map(str::to_owned)
+    }
+}
+
+/// Reads the addresses and the MTU of a pod from its only interface.
+fn inspect(netns: NetNs) -> Pod {
+    let links = output(&netns, "-o link show");
+    let link = links.lines().find(|line| !line.contains("LOOPBACK")).unwrap();
+    let mtu = link.split_whitespace().skip_while(|word| *word != "mtu").nth(1).unwrap().parse().unwrap();
+    let shown = output(&netns, "-o addr show scope global");
+    let is_address = |word: &&str| word.starts_with("inet");
+    let networks =
+        shown.lines().filter_map(|line| line.split_whitespace().skip_while(|word| !is_address(word)).nth(1));
+    let addresses = networks.map(|net| net.split('/').next().unwrap().parse().unwrap()).collect();
+    Pod { netns, addresses, mtu }
+}
+
+fn ip(netns: &NetNs, arguments: &str) {
+    output(netns, arguments);
+}
+
+/// Runs `ip` in a namespace, and returns what it printed.
+fn output(netns: &NetNs, arguments: &str) -> String {
+    let mut command = Command::new("ip");
+    command.args(arguments.split(' '));
+    let output = netns.enter_on_spawn(&mut command).unwrap().output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "ip {arguments}: {errors}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
