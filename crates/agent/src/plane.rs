@@ -94,6 +94,7 @@ fn start_with(
     let calc = if dataplane.asks_for_services() { calc.with_services() } else { calc };
     let calc = if watched.has_direct_routes() { calc.with_direct_routes() } else { calc };
     let calc = if watched.has_flannel() { calc.with_flannel() } else { calc };
+    let calc = if watched.has_policy_only() { calc.with_policy_only() } else { calc };
     let backoff = Backoff::new(random_seed());
     let mut plane = Plane {
         calc,

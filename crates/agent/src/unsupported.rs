@@ -74,6 +74,8 @@ pub(crate) struct Watched {
     /// How pools without encapsulation get routes.
     plain_routes: PlainRoutes,
     flannel: bool,
+    /// Whether another CNI plugin connects the pods.
+    policy_only: bool,
     /// Somebody has locked the datastore.
     is_locked: bool,
     /// The version of Calico that used the datastore last, if it is unknown.
@@ -105,6 +107,15 @@ impl Watched {
     pub(crate) fn with_flannel(self, flannel: bool) -> Self {
         let plain_routes = if flannel { PlainRoutes::Direct } else { self.plain_routes };
         Self { flannel, plain_routes, ..self }
+    }
+
+    /// Another CNI plugin connects the pods.
+    pub(crate) fn with_policy_only(self, policy_only: bool) -> Self {
+        Self { policy_only, ..self }
+    }
+
+    pub(crate) fn has_policy_only(&self) -> bool {
+        self.policy_only
     }
 
     pub(crate) fn has_flannel(&self) -> bool {

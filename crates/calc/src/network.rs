@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use sha1::{Digest, Sha1};
-use tortie_api::calico::{EncapsulationMode, FelixConfigurationSpec, IpPool};
+use tortie_api::calico::{EncapsulationMode, EndpointToHostAction, FelixConfigurationSpec, IpPool};
 use tortie_api::kubernetes::Node;
 use tortie_api::net::IpVersion;
 use tortie_dataplane::{
@@ -40,6 +40,8 @@ pub(crate) struct Network {
     pub(crate) direct: bool,
     /// Whether nodes announce the networks of their pods as daemons of flannel do.
     pub(crate) flannel: bool,
+    /// Whether another plugin connects the pods, so that there is no overlay, no pool and no block.
+    pub(crate) policy_only: bool,
     /// With flannel, the networks of the nodes' pods.
     pub(crate) pod_networks: PodNetworks,
     /// The blocks and borrowed addresses of other nodes that would have a direct route, if their nodes were in the network
@@ -127,6 +129,9 @@ impl Network {
     }
 
     pub(crate) fn update_pool(&mut self, name: &str, pool: Option<IpPool>) {
+        if self.policy_only {
+            return;
+        }
         self.dirty.settings |= put(&mut self.pools, name.to_owned(), pool);
     }
 
@@ -136,6 +141,9 @@ impl Network {
 
     /// Ingests the node that owns a block, if any, and those that have borrowed addresses of it.
     pub(crate) fn update_block(&mut self, cidr: IpNet, nodes: BlockNodes) {
+        if self.policy_only {
+            return;
+        }
         let BlockNodes { owner, borrowed } = nodes;
         let former = self.blocks.get(&cidr).cloned();
         if put(&mut self.blocks, cidr, owner.clone()) {
@@ -195,7 +203,8 @@ impl Network {
         let node = self.nodes.get(name)?;
         let end = |version| {
             let address = node.own_address(version)?;
-            Some((version, LocalEnd { address, vtep: vtep(name, node, version) }))
+            let vtep = vtep(name, node, version).filter(|_| !self.policy_only);
+            Some((version, LocalEnd { address, vtep }))
         };
         let ends: BTreeMap<_, _> = IpVersion::ALL.into_iter().filter_map(end).collect();
         let network = ClusterNetwork::new(&self.felix(name));
@@ -205,6 +214,11 @@ impl Network {
     /// Pools without encapsulation get routes by way of the nodes in the network of this one.
     pub(crate) fn use_direct_routes(&mut self) {
         self.direct = true;
+    }
+
+    /// Computes the settings at the next flush.
+    pub(crate) fn mark_settings(&mut self) {
+        self.dirty.settings = true;
     }
 
     /// The nodes to whose pods no direct route can lead, with their blocks and borrowed addresses.
@@ -241,7 +255,12 @@ impl Network {
     /// The node's settings: its own take precedence over those of all nodes.
     fn settings(&self, name: &str) -> Settings {
         let pools = self.pools.values().map(|pool| (pool.spec.cidr, pool.spec.nat_outgoing));
-        Settings::new(&self.felix(name), pools.collect())
+        let mut felix = self.felix(name);
+        if self.policy_only {
+            // Until Tortie came, pods could reach their node.
+            felix.default_endpoint_to_host_action.get_or_insert(EndpointToHostAction::Accept);
+        }
+        Settings::new(&felix, pools.collect())
     }
 
     pub(crate) fn pools(&self) -> impl Iterator<Item = &IpPool> {
@@ -255,7 +274,8 @@ impl Network {
 
     /// The tunnel end of another node.
     pub(crate) fn vtep(&self, name: &str, local: &str, version: IpVersion) -> Option<Vtep> {
-        self.nodes.get(name).filter(|_| name != local).and_then(|node| vtep(name, node, version))
+        let is_other = name != local && !self.policy_only;
+        self.nodes.get(name).filter(|_| is_other).and_then(|node| vtep(name, node, version))
     }
 
     /// The target of the route to a block or a borrowed address. It has none if its pool has neither VXLAN nor direct routes,

@@ -14,6 +14,7 @@ use super::desired_table::{DesiredTable, RenderContext};
 use super::dirty::Dirty;
 use super::missing_modules::{MissingModules, may_be_missing};
 use super::policies::Problem;
+use super::recognition::Recognised;
 use crate::Result;
 
 /// The table of policy, with the known state of the kernel.
@@ -37,6 +38,8 @@ pub(super) struct PolicyTable {
     pub(super) missing_modules: MissingModules,
     /// The node's own addresses with their interfaces.
     own_addresses: BTreeMap<IpAddr, String>,
+    /// The pods' interfaces, if another plugin has connected them.
+    pub(super) recognised: Option<Recognised>,
     /// The callback for changes by others, until the watch begins.
     on_change: Option<ChangeCallback>,
     watch: Option<Watch>,
@@ -49,6 +52,8 @@ impl PolicyTable {
         let mut nft = Nft::open()?;
         nft.limit_transactions(config.transaction_bytes);
         let (desired_table, refused, missing_modules, own_addresses, on_change, watch) = Default::default();
+        // Without a look at them, none is known.
+        let recognised = config.policy_only.as_ref().map(|_| Recognised::default());
         Ok(Self {
             nft,
             config,
@@ -60,6 +65,7 @@ impl PolicyTable {
             refused,
             missing_modules,
             own_addresses,
+            recognised,
             on_change,
             watch,
         })
@@ -213,6 +219,7 @@ impl PolicyTable {
                 room: self.nft.room(),
                 refused: &self.refused,
                 own_addresses: &self.own_addresses,
+                recognised: self.recognised.as_ref(),
             };
             let mut change = self.desired_table.update(state, &dirty, &Table::default(), &around);
             self.missing_modules.adapt(&mut change);
@@ -264,6 +271,7 @@ impl PolicyTable {
             room: self.nft.room(),
             refused: &self.refused,
             own_addresses: &self.own_addresses,
+            recognised: self.recognised.as_ref(),
         };
         let mut change = self.desired_table.update(state, dirty, &kernel, &around);
         self.missing_modules.adapt(&mut change);
