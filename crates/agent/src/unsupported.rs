@@ -188,6 +188,7 @@ impl Watched {
             })
         });
         let others = self.conflicts().chain(self.without_pool()).chain(self.small_blocks());
+        let others = others.chain(self.pools_without_effect());
         fields.chain(others).chain(self.version()).collect()
     }
 
@@ -210,6 +211,18 @@ impl Watched {
         );
         let object = Key::global(Kind::ClusterInformation, ClusterInformation::NAME);
         Some(Unsupported { object, reason: Reason::CalicoVersionUnknown, message })
+    }
+
+    /// With another CNI plugin, no pod of this node has an address of an IPPool.
+    fn pools_without_effect(&self) -> impl Iterator<Item = Unsupported> {
+        let pools = self.pools.keys().filter(|_| self.policy_only);
+        pools.map(|name| Unsupported {
+            object: Key::global(Kind::IpPool, name),
+            reason: Reason::FieldNotSupported,
+            message: "it has no effect on this node, whose agent runs with --policy-only: another CNI plugin gives the pods their \
+                      addresses. Delete the pool if no node uses it"
+                .to_owned(),
+        })
     }
 
     fn conflicts(&self) -> impl Iterator<Item = Unsupported> {

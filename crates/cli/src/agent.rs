@@ -244,10 +244,9 @@ impl Daemon {
                 bgp: self.bgp,
                 direct_routes: self.direct_routes,
                 flannel: self.flannel,
-                policy_only: self.policy_only.then_some(PolicyOnly {
-                    prefixes: self.pod_interface_prefix,
-                    results: self.cni_results,
-                }),
+                policy_only: self
+                    .policy_only
+                    .then_some(PolicyOnly { prefixes: self.pod_interface_prefix, results: self.cni_results }),
                 address_methods: AddressMethods {
                     ipv4: self.ip_autodetection_method,
                     ipv6: self.ip6_autodetection_method,

@@ -197,9 +197,8 @@ impl Reason {
             }
             AdapterDiffers | AdapterNotUsable | DatastoreLocked | Differs | EndpointMissing
             | HnsDidNotTake | HnsRefused | HnsUnavailable | InterfaceContested | InterfaceMissing
-            | InterfaceUnproven            | NetworkDiffers | NetworkMissing | NetworkNotInForce | NetworkNotReady | PolicyNotInForce => {
-                Severity::Failure
-            }
+            | InterfaceUnproven | NetworkDiffers | NetworkMissing | NetworkNotInForce | NetworkNotReady
+            | PolicyNotInForce => Severity::Failure,
         }
     }
 

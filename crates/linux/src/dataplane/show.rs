@@ -59,10 +59,7 @@ impl PolicyTable {
             state,
             policies: endpoint.program.policy_ids().collect(),
             shown: Shown {
-                read_from: format!(
-                    "nftables table inet {}, interface {}",
-                    self.config.table, interface
-                ),
+                read_from: format!("nftables table inet {}, interface {}", self.config.table, interface),
                 counting: Some(super::counting::is_enabled(state)),
                 sets: names_of_sets(state, endpoint),
                 ..Shown::default()

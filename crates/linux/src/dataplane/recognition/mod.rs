@@ -67,7 +67,7 @@ pub(super) enum Problem {
 }
 
 impl Observed {
-    pub(super) fn new(links: Vec<Link>, routes: &[Route], attachments: Vec<Attachment>) -> Self {
+    fn new(links: Vec<Link>, routes: &[Route], attachments: Vec<Attachment>) -> Self {
         let mut observed = Self { attachments, ..Self::default() };
         observed.links = links.into_iter().map(|link| (link.index, link)).collect();
         for route in routes.iter().filter(|route| route.kind == RouteKind::Unicast) {
@@ -93,7 +93,8 @@ impl Observed {
         let mut recognised = Recognised::default();
         let mut candidates = BTreeSet::new();
         for (id, pod) in pods {
-            candidates.extend(pod.addresses.iter().filter_map(|address| self.host_routes.get(address)).flatten());
+            candidates
+                .extend(pod.addresses.iter().filter_map(|address| self.host_routes.get(address)).flatten());
             match self.interface_of(id, pod, config) {
                 Ok(name) => drop(recognised.interfaces.insert(id.clone(), name.into())),
                 Err(problem) => drop(recognised.problems.insert(id.clone(), problem)),
@@ -117,7 +118,8 @@ impl Observed {
             let there = there.ok_or_else(|| self.bridged(id).unwrap_or(Problem::NoRoute(*address)))?;
             links.extend(there.iter().map(|link| (*link, *address)));
         }
-        let found: Vec<_> = links.iter().filter_map(|(index, address)| Some((self.links.get(index)?, *address))).collect();
+        let found: Vec<_> =
+            links.iter().filter_map(|(index, address)| Some((self.links.get(index)?, *address))).collect();
         let (link, address) = match found.as_slice() {
             [only] if links.len() == 1 => *only,
             [] => {
@@ -150,7 +152,8 @@ impl Observed {
             let owner = Some(format!("{}/{}", other.namespace, other.pod));
             return Err(Problem::OfAnother { interface: interface.to_owned(), owner });
         }
-        let has_addresses = |it: &Attachment| pod.addresses.iter().all(|address| it.addresses.contains(address));
+        let has_addresses =
+            |it: &Attachment| pod.addresses.iter().all(|address| it.addresses.contains(address));
         if of_it.iter().any(|it| has_addresses(it)) {
             return Ok(());
         }
@@ -204,7 +207,8 @@ impl Problem {
                  {unknown}; use a plugin that gives each pod an interface and a route of its own: {kinds}"
             ),
             Self::OfAnother { interface, owner } => {
-                let owner = owner.as_ref().map_or_else(|| "another pod".to_owned(), |owner| format!("pod {owner}"));
+                let owner =
+                    owner.as_ref().map_or_else(|| "another pod".to_owned(), |owner| format!("pod {owner}"));
                 format!(
                     "the route to its address leads to {interface}, which belongs to {owner}, {unknown}. If this lasts, the address in the \
                      status of one of the two pods is wrong: delete that pod"

@@ -69,7 +69,9 @@ impl Observer {
             .spawn(move || watch_folder(&folder, &*note, &weak));
         match begun {
             Ok(_) => self.results_watch = Some(alive),
-            Err(error) => tracing::error!(%error, "cannot watch the results of CNI plugins; Tortie notices changes at the next resync"),
+            Err(error) => {
+                tracing::error!(%error, "cannot watch the results of CNI plugins; Tortie notices changes at the next resync")
+            }
         }
     }
 
