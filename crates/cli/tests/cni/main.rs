@@ -9,3 +9,4 @@ mod flannel;
 mod ipam;
 mod musts;
 mod node;
+mod policy_only;
