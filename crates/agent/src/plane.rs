@@ -165,6 +165,7 @@ impl Plane {
             questions.into_iter().for_each(|question| self.answer(question));
             // Changes do not delay the resync, however many there are; a failure brings it forward.
             if disturbed {
+                self.look();
                 resync_at = resync_at.min(Instant::now() + MEND_INTERVAL);
             }
             if !self.report.retry {
@@ -244,6 +245,13 @@ impl Plane {
             }
             differs
         });
+    }
+
+    fn look(&mut self) {
+        if let Some(report) = self.dataplane.look(self.calc.state()) {
+            self.report = report;
+            self.publish_in_force();
+        }
     }
 
     fn resync(&mut self) {

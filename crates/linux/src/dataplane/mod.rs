@@ -330,6 +330,12 @@ impl Dataplane {
         }
     }
 
+    /// Whether no look at the pods' interfaces has succeeded. Then the table of an earlier process stays: a table without the pods'
+    /// interfaces would open them.
+    fn is_blind(&self) -> bool {
+        self.observer.as_ref().is_some_and(|observer| !observer.has_looked())
+    }
+
     /// Reports the pods whose interfaces are not known.
     fn report_unrecognised(&self, report: &mut Report) {
         let Some(observer) = &self.observer else { return };
@@ -381,6 +387,9 @@ impl tortie_dataplane::Dataplane for Dataplane {
         let mut dirty = Dirty { peers, ..self.ingest(deltas) };
         let is_due = !dirty.endpoints.is_empty() || self.unseen.is_some();
         self.recognise(state, &mut dirty, is_due);
+        if self.is_blind() {
+            return self.report(state, Ok(()), Ok(()));
+        }
         let settled = self.settle_given(deltas);
         // Policy first: no route leads to a pod before its policy exists.
         let policy = match dirty.hosts.is_empty() {
@@ -400,6 +409,17 @@ impl tortie_dataplane::Dataplane for Dataplane {
             self.waiting = None;
         }
         report
+    }
+
+    fn look(&mut self, state: &NodeState) -> Option<Report> {
+        let mut dirty = Dirty::default();
+        self.recognise(state, &mut dirty, false);
+        if dirty.is_empty() || !self.policy.is_in_kernel() {
+            return None;
+        }
+        let policy = self.policy.apply(state, &dirty);
+        let policy = self.cut_denied(state, dirty, policy);
+        Some(self.report(state, policy, Ok(())))
     }
 
     fn watch(&mut self, on_change: Box<dyn Fn() + Send>) {
@@ -433,6 +453,9 @@ impl tortie_dataplane::Dataplane for Dataplane {
         }
         self.compared = Some(now);
         self.recognise(state, &mut Dirty::default(), true);
+        if self.is_blind() {
+            return self.report(state, Ok(()), Ok(()));
+        }
         let policy = match state.host_endpoints.is_empty() {
             true => Ok(()),
             false => self.find_own_addresses(),

@@ -27,6 +27,7 @@ pub(in crate::dataplane) struct Observer {
     config: PolicyOnly,
     socket: RouteSocket,
     recognised: Recognised,
+    has_looked: bool,
     /// The pods whose interfaces have vanished, with the time.
     vanished: BTreeMap<EndpointId, Instant>,
     /// Whether something has changed since the last look.
@@ -43,6 +44,7 @@ impl Observer {
             config,
             socket: RouteSocket::open()?,
             recognised: Recognised::default(),
+            has_looked: false,
             vanished: BTreeMap::new(),
             changed: Arc::new(AtomicBool::new(true)),
             routes_watch: None,
@@ -86,6 +88,7 @@ impl Observer {
             return Ok(None);
         }
         let observed = self.observe().inspect_err(|_| self.changed.store(true, Ordering::SeqCst))?;
+        self.has_looked = true;
         let recognised = observed.recognise(&state.endpoints, &self.config);
         self.vanished.retain(|id, _| recognised.problems.contains_key(id));
         for id in recognised.problems.keys().filter(|id| self.recognised.interfaces.contains_key(*id)) {
@@ -103,6 +106,11 @@ impl Observer {
         // A route names a link that exists, so the links are read last.
         let routes = self.socket.routes()?;
         Ok(Observed::new(self.socket.links()?, &routes, attachments))
+    }
+
+    /// Whether a look has succeeded.
+    pub(in crate::dataplane) fn has_looked(&self) -> bool {
+        self.has_looked
     }
 
     pub(in crate::dataplane) fn recognised(&self) -> &Recognised {
