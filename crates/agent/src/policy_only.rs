@@ -60,6 +60,15 @@ pub(crate) fn check(
              characters without spaces and slashes, such as eni"
         ));
     }
+    match platform {
+        #[cfg(target_os = "linux")]
+        Platform::Linux => {}
+        Platform::Windows { .. } | Platform::Other { .. } => return refuse(
+            "only agents of Linux nodes recognise the pods of other CNI plugins; remove --policy-only (TORTIE_POLICY_ONLY), and let \
+             Tortie's plugin connect the pods of this node"
+                .to_owned(),
+        ),
+    }
     if !store.derives_from_kubernetes() {
         return refuse(
             "with --policy-only (TORTIE_POLICY_ONLY), the pods and their addresses come from the Kubernetes API; use --store kubernetes:, or \
@@ -67,15 +76,7 @@ pub(crate) fn check(
                 .to_owned(),
         );
     }
-    match platform {
-        #[cfg(target_os = "linux")]
-        Platform::Linux => Ok(()),
-        Platform::Windows { .. } | Platform::Other { .. } => refuse(
-            "only agents of Linux nodes recognise the pods of other CNI plugins; remove --policy-only (TORTIE_POLICY_ONLY), and let \
-             Tortie's plugin connect the pods of this node"
-                .to_owned(),
-        ),
-    }
+    Ok(())
 }
 
 fn is_prefix(text: &str) -> bool {

@@ -144,11 +144,10 @@ impl Calc {
     }
 
     /// Another CNI plugin connects the pods, and gives them addresses and ports of the node. The state then has policy, and
-    /// neither an overlay nor routes nor address translation. Pods reach their node, unless a FelixConfiguration says otherwise.
+    /// neither an overlay nor routes nor address translation.
     #[must_use]
     pub fn with_policy_only(mut self) -> Self {
         self.network.policy_only = true;
-        self.network.mark_settings();
         self
     }
 

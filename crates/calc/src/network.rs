@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use sha1::{Digest, Sha1};
-use tortie_api::calico::{EncapsulationMode, EndpointToHostAction, FelixConfigurationSpec, IpPool};
+use tortie_api::calico::{EncapsulationMode, FelixConfigurationSpec, IpPool};
 use tortie_api::kubernetes::Node;
 use tortie_api::net::IpVersion;
 use tortie_dataplane::{
@@ -216,11 +216,6 @@ impl Network {
         self.direct = true;
     }
 
-    /// Computes the settings at the next flush.
-    pub(crate) fn mark_settings(&mut self) {
-        self.dirty.settings = true;
-    }
-
     /// The nodes to whose pods no direct route can lead, with their blocks and borrowed addresses.
     pub(crate) fn far(&self) -> BTreeMap<&str, Vec<IpNet>> {
         let mut nodes: BTreeMap<&str, Vec<IpNet>> = BTreeMap::new();
@@ -255,12 +250,7 @@ impl Network {
     /// The node's settings: its own take precedence over those of all nodes.
     fn settings(&self, name: &str) -> Settings {
         let pools = self.pools.values().map(|pool| (pool.spec.cidr, pool.spec.nat_outgoing));
-        let mut felix = self.felix(name);
-        if self.policy_only {
-            // Until Tortie came, pods could reach their node.
-            felix.default_endpoint_to_host_action.get_or_insert(EndpointToHostAction::Accept);
-        }
-        Settings::new(&felix, pools.collect())
+        Settings::new(&self.felix(name), pools.collect())
     }
 
     pub(crate) fn pools(&self) -> impl Iterator<Item = &IpPool> {

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use tortie_api::calico::EndpointToHostAction;
 use tortie_api::{Key, Kind};
 use tortie_dataplane::NodeState;
 use tortie_selector::Selector;
@@ -84,13 +83,6 @@ fn policy_only_leaves_out_overlay_routes_pools_and_ports_of_the_node() {
     let programs =
         |state: &NodeState| state.endpoints.values().map(|it| it.program.clone()).collect::<Vec<_>>();
     assert_eq!((programs(&only), only.policies.len()), (programs(&usual), 1));
-    assert_eq!(usual.settings.endpoint_to_host, EndpointToHostAction::Drop);
-    assert_eq!(only.settings.endpoint_to_host, EndpointToHostAction::Accept);
-    let mut calc = Calc::new("n0").with_policy_only();
-    let felix = json!({"spec": {"defaultEndpointToHostAction": "Drop"}});
-    calc.update(&Key::global(Kind::FelixConfiguration, "default"), Some(&felix));
-    calc.flush();
-    assert_eq!(calc.state().settings.endpoint_to_host, EndpointToHostAction::Drop);
 }
 
 /// Namespaces with two pods each, one of them on the node, and a policy that admits the neighbours.

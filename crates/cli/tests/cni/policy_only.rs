@@ -3,7 +3,7 @@
 //! Kubernetes API.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
 use std::process::{Child, Command};
 use std::sync::Arc;
@@ -68,19 +68,22 @@ impl Node {
         node.write_network("many", "ptp", "10.22.1.0/24", None);
         node.write_network("one", "ptp", "10.22.2.0/24", Some("10.22.2.7"));
         node.write_network("bridged", "bridge", "10.22.3.0/24", None);
+        node.write_network("dual", "ptp", "10.22.5.0/24", None);
         node.start_agent(&[]);
         Some(node)
     }
 
     fn write_network(&self, name: &str, kind: &str, subnet: &str, only: Option<&str>) {
         let mut range = json!({"subnet": subnet});
+        let ipv6 = (name == "dual").then(|| json!([{"subnet": "fd00:22::/64"}]));
         if let Some(only) = only {
             range["rangeStart"] = json!(only);
             range["rangeEnd"] = json!(only);
         }
+        let ranges: Vec<Value> = std::iter::once(json!([range])).chain(ipv6).collect();
         let ipam = json!({
-            "type": "host-local", "ranges": [[range]], "dataDir": self.path("addresses"),
-            "routes": [{"dst": "0.0.0.0/0"}],
+            "type": "host-local", "ranges": ranges, "dataDir": self.path("addresses"),
+            "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
         });
         let plugin = json!({"type": kind, "bridge": "cni0", "isGateway": true, "ipam": ipam});
         let list = json!({"cniVersion": "1.0.0", "name": name, "plugins": [plugin]});
@@ -279,8 +282,8 @@ fn reaches(from: &NetNs, to: &Sandbox) -> bool {
     connects(from, &to.netns, to.address)
 }
 
-fn connects(from: &NetNs, to: &NetNs, address: Ipv4Addr) -> bool {
-    let at = SocketAddr::from((address, PORT));
+fn connects(from: &NetNs, to: &NetNs, address: impl Into<IpAddr>) -> bool {
+    let at = SocketAddr::new(address.into(), PORT);
     let listener = to.run(|| TcpListener::bind(at).unwrap()).unwrap();
     let Ok(mut client) = from.run(|| TcpStream::connect_timeout(&at, BLOCKED)).unwrap() else { return false };
     let (mut server, _) = listener.accept().unwrap();
@@ -350,10 +353,68 @@ fn leaves_nothing_but_policy(node: &Node) {
         assert!(!pod.contains("projectcalico"), "{pod}");
     }
     let files = std::fs::read_dir(node.path("net.d")).unwrap().count();
-    assert_eq!(files, 3, "only those of the other plugins");
+    assert_eq!(files, 4, "only those of the other plugins");
     assert!(!std::path::Path::new(&node.path("agent.sock")).exists(), "nobody calls Tortie's plugin");
     let table = output_of(&node.host, "nft", &["list", "table", "inet", "tortie"]);
     assert!(!table.contains("masquerade") && !table.contains("dnat"), "{table}");
+}
+
+/// Policy on IPv6 packets, and what operators see.
+#[test]
+fn pods_of_two_families_have_policy_on_both() {
+    let Some(node) = Node::new() else { return };
+    node.host.run(|| std::fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1")).unwrap().unwrap();
+    let pod = |name: &str, labels: Value| {
+        node.create(name, &labels);
+        let sandbox = node.attach(name, "dual");
+        let found = output_of(
+            &sandbox.netns,
+            "ip",
+            &["-6", "-o", "address", "show", "dev", "eth0", "scope", "global"],
+        );
+        let ipv6 = found.split_whitespace().find_map(|word| word.strip_suffix("/64")).unwrap().to_owned();
+        let status = json!({"status": {"phase": "Running", "podIP": sandbox.address,
+            "podIPs": [{"ip": sandbox.address}, {"ip": ipv6}]}});
+        node.api
+            .kubectl(&[
+                "patch",
+                "pod",
+                name,
+                "--subresource=status",
+                "--type=merge",
+                "-p",
+                &status.to_string(),
+            ])
+            .unwrap();
+        (sandbox, ipv6.parse::<Ipv6Addr>().unwrap())
+    };
+    let (server, server_6) = pod("server", json!({"app": "closed"}));
+    let (client, _) = pod("client", json!({}));
+    let passes_6 = || connects(&client.netns, &server.netns, server_6);
+    until_reaches("without policy, IPv4 passes", &client.netns, &server, true);
+    until("and IPv6", passes_6);
+    node.close();
+    until_reaches("policy denies IPv4", &client.netns, &server, false);
+    assert!(!passes_6(), "and IPv6");
+    node.api.kubectl(&["label", "pod", "client", "role=ok"]).unwrap();
+    until_reaches("policy allows IPv4", &client.netns, &server, true);
+    assert!(passes_6(), "and IPv6");
+    let store = format!("kubernetes:{}", node.api.kubeconfig().display());
+    let mut shown = Command::new(env!("CARGO_BIN_EXE_tortie"));
+    shown.args([
+        "policy",
+        "show",
+        "server",
+        "-n",
+        "default",
+        "--agent-socket",
+        &node.path("control.sock"),
+        "--store",
+        &store,
+    ]);
+    let shown = node.host.run(|| shown.output().unwrap()).unwrap();
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned() + &String::from_utf8_lossy(&shown.stderr);
+    assert!(shown.contains(&format!("interface {}", server.link)), "{shown}");
 }
 
 /// The API says for a while that the address belongs to the pod before. The order of the two policies does not matter.
@@ -420,7 +481,8 @@ fn false_addresses_in_the_api_open_nothing() {
         until("the liars are reported", || node.conditions(liar).contains("default/server"));
     }
     assert!(!reaches(&client.netns, &server));
-    // The address of the node's own adapter, and of a machine behind it.
+    // The address of the node's own adapter, and of a machine behind it, to which a host route leads.
+    ip(&node.host, "route add 172.31.0.2/32 dev eth0");
     for (liar, address) in [("liar-a", "172.31.0.1"), ("liar-b", "172.31.0.2")] {
         node.report(liar, address.parse().unwrap());
         until("they have no interface", || node.conditions(liar).contains("InterfaceMissing"));

@@ -168,3 +168,41 @@ fn read(watch: &OwnedFd, note: &dyn Fn()) -> bool {
     note();
     is_watched
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    /// The folder may come later, and may be replaced.
+    #[test]
+    fn results_that_come_and_go_are_noticed() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = parent.path().join("results");
+        let (send, noted) = mpsc::channel();
+        let alive = Arc::new(());
+        let (weak, watched) = (Arc::downgrade(&alive), folder.clone());
+        let watch =
+            thread::spawn(move || watch_folder(&watched, &|| send.send(()).unwrap_or_default(), &weak));
+        let is_noted = |what: &str| {
+            assert!(noted.recv_timeout(Duration::from_secs(10)).is_ok(), "{what}");
+            while noted.recv_timeout(2 * LOOK_INTERVAL).is_ok() {}
+        };
+        assert!(noted.recv_timeout(2 * LOOK_INTERVAL).is_err(), "there is no folder");
+        for round in ["first", "second"] {
+            std::fs::create_dir(&folder).unwrap();
+            is_noted(round);
+            std::fs::write(folder.join("one"), "x").unwrap();
+            is_noted("a file");
+            std::fs::write(folder.join("one"), "y").unwrap();
+            is_noted("another content");
+            std::fs::remove_file(folder.join("one")).unwrap();
+            is_noted("the end of a file");
+            std::fs::remove_dir(&folder).unwrap();
+            is_noted("the end of the folder");
+        }
+        drop(alive);
+        watch.join().unwrap();
+    }
+}
