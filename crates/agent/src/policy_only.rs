@@ -60,14 +60,12 @@ pub(crate) fn check(
              characters without spaces and slashes, such as eni"
         ));
     }
-    match platform {
-        #[cfg(target_os = "linux")]
-        Platform::Linux => {}
-        Platform::Windows { .. } | Platform::Other { .. } => return refuse(
+    if platform.os() != "linux" {
+        return refuse(
             "only agents of Linux nodes recognise the pods of other CNI plugins; remove --policy-only (TORTIE_POLICY_ONLY), and let \
              Tortie's plugin connect the pods of this node"
                 .to_owned(),
-        ),
+        );
     }
     if !store.derives_from_kubernetes() {
         return refuse(

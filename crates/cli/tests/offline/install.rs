@@ -36,8 +36,8 @@ fn policy_only_leaves_out_what_connects_pods() {
     assert_eq!(code, 0, "{err}");
     for there in [
         "TORTIE_POLICY_ONLY: \"true\"",
-        "TORTIE_POD_INTERFACE_PREFIX: \"eni,veth\"",
-        "mountPath: /var/lib/cni",
+        "TORTIE_POD_INTERFACE_PREFIX: eni,veth",
+        "mountPath: \"/var/lib/cni\"",
     ] {
         assert!(out.contains(there), "{there}: {out}");
     }

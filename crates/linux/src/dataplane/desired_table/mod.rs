@@ -5,10 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use tortie_api::net::Direction;
-use tortie_dataplane::{Endpoint, EndpointId, HostEndpoint, NodeState};
+use tortie_dataplane::{EndpointId, HostEndpoint, NodeState};
 use tortie_policy::program::{EndpointProgram, PolicyId, SetId};
 
 mod host_ports;
+mod interfaces;
 mod origins;
 mod parts;
 mod problems;
@@ -284,15 +285,6 @@ impl DesiredTable {
         affected
     }
 
-    /// Closes the interfaces of pods that are not recognised.
-    fn update_unclaimed(&mut self, around: &RenderContext<'_>, affected: &mut Objects) {
-        let Some(recognised) = around.recognised else { return };
-        if self.unclaimed != recognised.unclaimed {
-            affected.interfaces.extend(self.unclaimed.symmetric_difference(&recognised.unclaimed).cloned());
-            self.unclaimed.clone_from(&recognised.unclaimed);
-        }
-    }
-
     /// Applies the dirty host endpoints in the same way.
     fn update_hosts(
         &mut self,
@@ -537,16 +529,6 @@ impl DesiredTable {
                     change.element(name, || lookup.spec(), key, wanted.then(Value::default));
                 }
             }
-        }
-    }
-}
-
-impl RenderContext<'_> {
-    /// The interface of a pod; `None` if another plugin has connected it, and it is not recognised.
-    fn interface_of<'a>(&'a self, id: &EndpointId, endpoint: &'a Endpoint) -> Option<&'a str> {
-        match self.recognised {
-            Some(recognised) => recognised.interfaces.get(id).map(AsRef::as_ref),
-            None => Some(&endpoint.host_interface),
         }
     }
 }

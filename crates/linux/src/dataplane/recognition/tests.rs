@@ -1,3 +1,5 @@
+//! Tables of nodes, results of plugins, and problems.
+
 use std::path::PathBuf;
 
 use serde_json::json;
