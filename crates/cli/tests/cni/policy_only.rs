@@ -182,6 +182,56 @@ fn the_next_pod_with_an_address_never_gets_the_policy_of_the_one_before() {
     assert!(reaches(&client.netns, &third));
 }
 
+/// A peer goes on sending in a flow that the pod before has allowed: while the API is late, and across a restart of the agent.
+#[test]
+fn the_next_pod_with_an_address_inherits_no_flow() {
+    let Some(mut node) = Node::new() else { return };
+    node.close();
+    for (round, agent_runs) in [(0, true), (1, false)] {
+        let (open_name, closed_name) = (format!("open-{round}"), format!("closed-{round}"));
+        let open = node.pod(&open_name, "one", &json!({"app": "open"}));
+        let at = SocketAddr::from((open.address, PORT));
+        let peer = node.outside.run(|| UdpSocket::bind((Ipv4Addr::new(172, 31, 0, 2), 0)).unwrap()).unwrap();
+        peer.set_read_timeout(Some(BLOCKED)).unwrap();
+        let before = open.netns.run(|| UdpSocket::bind(at).unwrap()).unwrap();
+        before.set_read_timeout(Some(BLOCKED)).unwrap();
+        until("the pod before has a flow in both directions", || {
+            peer.send_to(b"x", at).unwrap();
+            let Ok((_, from)) = before.recv_from(&mut [0; 8]) else { return false };
+            before.send_to(b"y", from).unwrap();
+            peer.recv_from(&mut [0; 8]).is_ok()
+        });
+        drop(before);
+        if !agent_runs {
+            node.kill_agent();
+        }
+        node.detach(open);
+        node.create(&closed_name, &json!({"app": "closed"}));
+        let closed = node.attach(&closed_name, "one");
+        assert_eq!(closed.address, at.ip());
+        let after = closed.netns.run(|| UdpSocket::bind(at).unwrap()).unwrap();
+        after.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
+        let passes = || {
+            peer.send_to(b"x", at).unwrap();
+            after.recv_from(&mut [0; 8]).is_ok()
+        };
+        if !agent_runs {
+            until("without an agent, the flow goes on", passes);
+            node.report(&closed_name, closed.address);
+            node.start_agent(&[]);
+        }
+        until("the flow ends", || (0..50).all(|_| !passes()));
+        node.report(&closed_name, closed.address);
+        node.delete(&open_name);
+        let client = format!("client-{round}");
+        let client = node.pod(&client, "many", &json!({"role": "ok"}));
+        until_reaches("the next pod has its own policy", &client.netns, &closed, true);
+        assert!((0..50).all(|_| !passes()), "which denies the flow");
+        node.detach(closed);
+        node.delete(&closed_name);
+    }
+}
+
 /// Two Pods claim an address that a third one has, or that nobody has.
 #[test]
 fn false_addresses_in_the_api_open_nothing() {

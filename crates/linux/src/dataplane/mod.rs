@@ -314,20 +314,33 @@ impl Dataplane {
     fn recognise(&mut self, state: &NodeState, dirty: &mut Dirty, is_due: bool) {
         let now = (self.clock)();
         let Some(observer) = &mut self.observer else { return };
+        let is_first = !observer.has_looked();
         match observer.look(state, is_due, now) {
             Ok(Some(before)) => {
                 let after = observer.recognised();
                 let known = before.interfaces.keys().chain(after.interfaces.keys());
                 let differs = |id: &&EndpointId| before.interfaces.get(*id) != after.interfaces.get(*id);
-                dirty.endpoints.extend(known.filter(differs).cloned());
+                let moved: BTreeSet<EndpointId> = known.filter(differs).cloned().collect();
+                dirty.endpoints.extend(moved.iter().cloned());
                 dirty.unclaimed |= before.unclaimed != after.unclaimed;
                 self.policy.recognised = Some(after.clone());
-                self.unseen = None;
+                self.unseen = self.forget_moved(state, moved, is_first).err();
             }
             Ok(None) => self.unseen = None,
             // What was recognised stays. The interfaces of other pods are unknown.
             Err(error) => self.unseen = Some(error),
         }
+    }
+
+    /// Removes the connections of pods that have lost their interface, or have one now. The next pod with the address must not
+    /// inherit them, and what came before its policy must be judged again. At first, those of pods that an earlier process knew
+    /// stay.
+    fn forget_moved(&mut self, state: &NodeState, moved: BTreeSet<EndpointId>, is_first: bool) -> Result<()> {
+        let moved = if is_first { self.policy.without_entries(state, moved)? } else { moved };
+        let pods = moved.iter().filter_map(|id| state.endpoints.get(id));
+        let addresses: BTreeSet<IpAddr> = pods.flat_map(|pod| pod.addresses.iter().copied()).collect();
+        self.forgetter.ask(addresses.clone());
+        Ok(self.forgetter.wait_for(&addresses)?)
     }
 
     /// Whether no look at the pods' interfaces has succeeded. Then the table of an earlier process stays: a table without the pods'
