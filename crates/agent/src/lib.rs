@@ -28,6 +28,7 @@ mod obtain;
 mod pending;
 mod plane;
 mod pods;
+mod policy_only;
 mod publication;
 mod publish;
 mod queue;
@@ -69,6 +70,7 @@ use node::Prepared;
 pub use node_address::{AddressMethod, AddressMethods};
 use plane::InForce;
 use pods::Pods;
+pub use policy_only::PolicyOnly;
 pub use reconfigure::Reconfiguring;
 pub use tortie_windows::{AdapterSelector, Host, HostRoutes, StaticRules};
 use unsupported::{PlainRoutes, Watched};
@@ -111,6 +113,8 @@ pub struct Extras {
     pub direct_routes: bool,
     /// Whether nodes announce the networks of their pods by flannel's annotations. Only Linux nodes can, and not with BGP.
     pub flannel: bool,
+    /// Whether another CNI plugin connects the pods, and how the agent then recognises them. Only Linux nodes can.
+    pub policy_only: Option<PolicyOnly>,
     /// How the node's own addresses are found. Only Linux nodes have another way than what their kubelets report.
     pub address_methods: AddressMethods,
     /// Reads and changes the log level at run time, for operators.
@@ -267,6 +271,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
         // Windows needs some addresses of each block for itself, whatever the labels say.
         node_labels.insert(Node::OS.to_owned(), "windows".to_owned());
     }
+    policy_only::check(&node, &extras, &platform, &*endpoints)?;
     node::wait_until_unlocked(&*store, || progress.reach(Stage::Locked)).await;
     for pool in &extras.default_pools {
         default_pool::ensure(&*endpoints, pool).await;
@@ -296,7 +301,8 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
     let watched = Watched::new(&node)
         .with_most_blocks(most_blocks)
         .with_plain_routes(plain_routes)
-        .with_flannel(extras.flannel);
+        .with_flannel(extras.flannel)
+        .with_policy_only(extras.policy_only.is_some());
     let (batches, in_force) = plane::start(watched, dataplane)
         .map_err(|error| AgentError::system("starting the dataplane's thread", error))?;
     progress.reach(Stage::ReadCluster);
@@ -340,6 +346,15 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
         .map_err(|error| AgentError::system(format!("the socket {}", control_socket.display()), error))?;
     let answers = Answers { dataplane: asker, log_level: extras.log_level.clone(), bgp };
     parts.add("the control socket", control_server::run(node.clone(), answers, control));
+    if extras.policy_only.is_some() {
+        tokio::select! {
+            _ = first.wait_for(|now| !now.positions.is_empty()) => {}
+            error = parts.ended() => return Err(error),
+        }
+        tracing::info!("policy is in force; another CNI plugin connects the pods");
+        progress.reach(Stage::Serve);
+        return Err(parts.ended().await);
+    }
     let (busy, addressing) = (Locks::default(), Locks::default());
     let has_bandwidth_plugin = extras.cni_plugins.has(BANDWIDTH_PLUGIN);
     let pods = Arc::new(Pods {

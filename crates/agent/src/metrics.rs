@@ -192,6 +192,10 @@ impl Dataplane for Measured {
         self.pass("resync", |inner| inner.resync(state))
     }
 
+    fn look(&mut self, state: &NodeState) -> Option<Report> {
+        self.inner.look(state)
+    }
+
     fn watch(&mut self, told: Box<dyn Fn() + Send>) {
         self.inner.watch(told);
     }

@@ -23,6 +23,8 @@ use crate::announcement::Announced;
 use crate::cluster_network::cluster_network;
 #[cfg(target_os = "linux")]
 use crate::node_address::AddressMethods;
+#[cfg(target_os = "linux")]
+use crate::policy_only::PolicyOnly;
 use crate::unsupported::LOCKED;
 use crate::{AgentError, Extras, Platform};
 
@@ -130,9 +132,10 @@ pub(crate) async fn prepare(
 ) -> Result<Prepared, AgentError> {
     match platform {
         #[cfg(target_os = "linux")]
-        Platform::Linux => {
-            prepare_linux(store, ipam, node, extras.address_methods.clone(), extras.flannel).await
-        }
+        Platform::Linux => match &extras.policy_only {
+            Some(policy_only) => open_linux(policy_only_config(policy_only), None),
+            None => prepare_linux(store, ipam, node, extras.address_methods.clone(), extras.flannel).await,
+        },
         _ if extras.address_methods.ask_the_machine() => Err(AgentError::Node {
             node: node.to_owned(),
             problem: "only Linux nodes look for their address at their interfaces; remove --ip-autodetection-method and \
@@ -157,7 +160,22 @@ async fn prepare_linux(
     flannel: bool,
 ) -> Result<Prepared, AgentError> {
     let announced = Announced::on_linux(store, ipam, node, methods, flannel).await?;
-    let config = tortie_linux::dataplane::Config::default();
+    open_linux(tortie_linux::dataplane::Config::default(), Some(announced))
+}
+
+/// The dataplane for pods that another plugin connects.
+#[cfg(target_os = "linux")]
+fn policy_only_config(policy_only: &PolicyOnly) -> tortie_linux::dataplane::Config {
+    let PolicyOnly { prefixes, results } = policy_only.clone();
+    let policy_only = Some(tortie_linux::dataplane::PolicyOnly { prefixes, results });
+    tortie_linux::dataplane::Config { policy_only, ..Default::default() }
+}
+
+#[cfg(target_os = "linux")]
+fn open_linux(
+    config: tortie_linux::dataplane::Config,
+    announced: Option<Announced>,
+) -> Result<Prepared, AgentError> {
     let opened = |what: &str| {
         let what = what.to_owned();
         move |error| AgentError::system(what, error)
@@ -165,7 +183,7 @@ async fn prepare_linux(
     let wiring = tortie_linux::wire::Wiring::open(&config).map_err(opened("preparing to connect pods"))?;
     let dataplane =
         tortie_linux::dataplane::Dataplane::open(config).map_err(opened("opening the dataplane"))?;
-    Ok(Prepared { dataplane: Box::new(dataplane), wiring: Arc::new(wiring), announced: Some(announced) })
+    Ok(Prepared { dataplane: Box::new(dataplane), wiring: Arc::new(wiring), announced })
 }
 
 /// The parts of [`Platform::Windows`].

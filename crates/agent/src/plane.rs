@@ -94,6 +94,7 @@ fn start_with(
     let calc = if dataplane.asks_for_services() { calc.with_services() } else { calc };
     let calc = if watched.has_direct_routes() { calc.with_direct_routes() } else { calc };
     let calc = if watched.has_flannel() { calc.with_flannel() } else { calc };
+    let calc = if watched.has_policy_only() { calc.with_policy_only() } else { calc };
     let backoff = Backoff::new(random_seed());
     let mut plane = Plane {
         calc,
@@ -164,6 +165,7 @@ impl Plane {
             questions.into_iter().for_each(|question| self.answer(question));
             // Changes do not delay the resync, however many there are; a failure brings it forward.
             if disturbed {
+                self.look();
                 resync_at = resync_at.min(Instant::now() + MEND_INTERVAL);
             }
             if !self.report.retry {
@@ -243,6 +245,13 @@ impl Plane {
             }
             differs
         });
+    }
+
+    fn look(&mut self) {
+        if let Some(report) = self.dataplane.look(self.calc.state()) {
+            self.report = report;
+            self.publish_in_force();
+        }
     }
 
     fn resync(&mut self) {

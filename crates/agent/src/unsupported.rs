@@ -74,6 +74,8 @@ pub(crate) struct Watched {
     /// How pools without encapsulation get routes.
     plain_routes: PlainRoutes,
     flannel: bool,
+    /// Whether another CNI plugin connects the pods.
+    policy_only: bool,
     /// Somebody has locked the datastore.
     is_locked: bool,
     /// The version of Calico that used the datastore last, if it is unknown.
@@ -105,6 +107,15 @@ impl Watched {
     pub(crate) fn with_flannel(self, flannel: bool) -> Self {
         let plain_routes = if flannel { PlainRoutes::Direct } else { self.plain_routes };
         Self { flannel, plain_routes, ..self }
+    }
+
+    /// Another CNI plugin connects the pods.
+    pub(crate) fn with_policy_only(self, policy_only: bool) -> Self {
+        Self { policy_only, ..self }
+    }
+
+    pub(crate) fn has_policy_only(&self) -> bool {
+        self.policy_only
     }
 
     pub(crate) fn has_flannel(&self) -> bool {
@@ -177,6 +188,7 @@ impl Watched {
             })
         });
         let others = self.conflicts().chain(self.without_pool()).chain(self.small_blocks());
+        let others = others.chain(self.pools_without_effect());
         fields.chain(others).chain(self.version()).collect()
     }
 
@@ -199,6 +211,18 @@ impl Watched {
         );
         let object = Key::global(Kind::ClusterInformation, ClusterInformation::NAME);
         Some(Unsupported { object, reason: Reason::CalicoVersionUnknown, message })
+    }
+
+    /// With another CNI plugin, no pod of this node has an address of an IPPool.
+    fn pools_without_effect(&self) -> impl Iterator<Item = Unsupported> {
+        let pools = self.pools.keys().filter(|_| self.policy_only);
+        pools.map(|name| Unsupported {
+            object: Key::global(Kind::IpPool, name),
+            reason: Reason::FieldNotSupported,
+            message: "it has no effect on this node, whose agent runs with --policy-only: another CNI plugin gives the pods their \
+                      addresses. Delete the pool if no node uses it"
+                .to_owned(),
+        })
     }
 
     fn conflicts(&self) -> impl Iterator<Item = Unsupported> {

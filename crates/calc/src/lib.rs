@@ -143,6 +143,14 @@ impl Calc {
         self
     }
 
+    /// Another CNI plugin connects the pods, and gives them addresses and ports of the node. The state then has policy, and
+    /// neither an overlay nor routes nor address translation.
+    #[must_use]
+    pub fn with_policy_only(mut self) -> Self {
+        self.network.policy_only = true;
+        self
+    }
+
     /// With flannel, the other nodes whose pods cannot be reached in the way that they have announced, with the reason.
     #[must_use]
     pub fn flannel_problems(&self) -> BTreeMap<&str, String> {

@@ -40,6 +40,8 @@ pub(crate) struct Network {
     pub(crate) direct: bool,
     /// Whether nodes announce the networks of their pods as daemons of flannel do.
     pub(crate) flannel: bool,
+    /// Whether another plugin connects the pods, so that there is no overlay, no pool and no block.
+    pub(crate) policy_only: bool,
     /// With flannel, the networks of the nodes' pods.
     pub(crate) pod_networks: PodNetworks,
     /// The blocks and borrowed addresses of other nodes that would have a direct route, if their nodes were in the network
@@ -127,6 +129,9 @@ impl Network {
     }
 
     pub(crate) fn update_pool(&mut self, name: &str, pool: Option<IpPool>) {
+        if self.policy_only {
+            return;
+        }
         self.dirty.settings |= put(&mut self.pools, name.to_owned(), pool);
     }
 
@@ -136,6 +141,9 @@ impl Network {
 
     /// Ingests the node that owns a block, if any, and those that have borrowed addresses of it.
     pub(crate) fn update_block(&mut self, cidr: IpNet, nodes: BlockNodes) {
+        if self.policy_only {
+            return;
+        }
         let BlockNodes { owner, borrowed } = nodes;
         let former = self.blocks.get(&cidr).cloned();
         if put(&mut self.blocks, cidr, owner.clone()) {
@@ -195,7 +203,8 @@ impl Network {
         let node = self.nodes.get(name)?;
         let end = |version| {
             let address = node.own_address(version)?;
-            Some((version, LocalEnd { address, vtep: vtep(name, node, version) }))
+            let vtep = vtep(name, node, version).filter(|_| !self.policy_only);
+            Some((version, LocalEnd { address, vtep }))
         };
         let ends: BTreeMap<_, _> = IpVersion::ALL.into_iter().filter_map(end).collect();
         let network = ClusterNetwork::new(&self.felix(name));
@@ -255,7 +264,8 @@ impl Network {
 
     /// The tunnel end of another node.
     pub(crate) fn vtep(&self, name: &str, local: &str, version: IpVersion) -> Option<Vtep> {
-        self.nodes.get(name).filter(|_| name != local).and_then(|node| vtep(name, node, version))
+        let is_other = name != local && !self.policy_only;
+        self.nodes.get(name).filter(|_| is_other).and_then(|node| vtep(name, node, version))
     }
 
     /// The target of the route to a block or a borrowed address. It has none if its pool has neither VXLAN nor direct routes,

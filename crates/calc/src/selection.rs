@@ -97,7 +97,13 @@ impl Calc {
     }
 
     pub(crate) fn update_endpoint(&mut self, key: &Key, endpoint: Option<(OwnLabels, WorkloadEndpointSpec)>) {
-        let subject = endpoint.map(|(own, spec)| self.subjects.endpoint(key, own, spec, &self.node));
+        let subject = endpoint.map(|(own, mut spec)| {
+            if self.network.policy_only {
+                // The other plugin leads them to the pod.
+                spec.ports.iter_mut().for_each(|port| port.host_port = None);
+            }
+            self.subjects.endpoint(key, own, spec, &self.node)
+        });
         self.update_subject(key, subject);
     }
 

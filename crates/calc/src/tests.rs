@@ -5,6 +5,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tortie_api::{Key, Kind};
+use tortie_dataplane::NodeState;
 use tortie_selector::Selector;
 
 use crate::Calc;
@@ -38,6 +39,50 @@ proptest! {
         prop_assert!(calc.services.as_ref().is_some_and(crate::services::Services::is_empty));
         prop_assert!(calc.in_use.is_empty() && calc.problems.is_empty() && calc.findings().is_empty());
     }
+}
+
+/// With another CNI plugin, policy is as usual, and there is nothing else.
+#[test]
+fn policy_only_leaves_out_overlay_routes_pools_and_ports_of_the_node() {
+    let mut objects = Vec::new();
+    let mut put = |kind, name: &str, value: Value| objects.push((Key::global(kind, name), value));
+    for (node, number) in [("n0", 1), ("n1", 2)] {
+        let annotations = json!({
+            "projectcalico.org/IPv4Address": format!("192.0.2.{number}/24"),
+            "projectcalico.org/IPv4VXLANTunnelAddr": format!("10.1.{number}.0"),
+        });
+        put(Kind::Node, node, json!({"metadata": {"name": node, "annotations": annotations}}));
+        let block = format!("10.1.{number}.0/30");
+        let value = json!({"cidr": block, "affinity": format!("host:{node}"), "allocations": [null, null, null, null], "unallocated": [0, 1, 2, 3], "attributes": []});
+        put(Kind::IpamBlock, &block, value);
+    }
+    let pool = json!({"cidr": "10.1.0.0/16", "vxlanMode": "Always", "natOutgoing": true});
+    put(Kind::IpPool, "pool", json!({"metadata": {"name": "pool"}, "spec": pool}));
+    put(Kind::Namespace, "ns", json!({"metadata": {"name": "ns"}}));
+    let (key, mut value) = pod("ns", "n0", "p", "x");
+    value["spec"]["ports"] = json!([{"name": "http", "protocol": "TCP", "port": 80, "hostPort": 8080}]);
+    objects.push((key, value));
+    let policy = json!({"podSelector": {}, "ingress": [{"ports": [{"port": "http"}]}]});
+    let key = Key::namespaced(Kind::KubernetesNetworkPolicy, "ns", "policy");
+    objects.push((key, json!({"metadata": {"name": "policy"}, "spec": policy})));
+    let state = |mut calc: Calc| {
+        objects.iter().for_each(|(key, value)| calc.update(key, Some(value)));
+        calc.flush();
+        calc.state().clone()
+    };
+    let (usual, only) = (state(Calc::new("n0")), state(Calc::new("n0").with_policy_only()));
+    let host_ports =
+        |state: &NodeState| state.endpoints.values().map(|it| it.host_ports.len()).sum::<usize>();
+    let vteps =
+        |state: &NodeState| state.node.iter().flat_map(|node| node.vteps()).count() + state.vteps.len();
+    let counts =
+        |state: &NodeState| (state.routes.len(), vteps(state), state.settings.pools.len(), host_ports(state));
+    assert_eq!(counts(&usual), (2, 2, 1, 1));
+    assert_eq!(counts(&only), (0, 0, 0, 0));
+    assert_eq!((&only.policies, &only.sets), (&usual.policies, &usual.sets));
+    let programs =
+        |state: &NodeState| state.endpoints.values().map(|it| it.program.clone()).collect::<Vec<_>>();
+    assert_eq!((programs(&only), only.policies.len()), (programs(&usual), 1));
 }
 
 /// Namespaces with two pods each, one of them on the node, and a policy that admits the neighbours.

@@ -11,7 +11,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use tortie_agent::control::{Ask, Outcome, ask};
 use tortie_agent::{
     AdapterSelector, AddressMethod, AddressMethods, CniIpam, Config, DefaultPool, Extras, Host, HostRoutes,
-    LogLevel, Platform, StaticRules,
+    LogLevel, Platform, PolicyOnly, StaticRules,
 };
 use tortie_cni::local;
 use tortie_deploy::{ChainedPlugins, Encapsulation};
@@ -132,6 +132,30 @@ struct Daemon {
     /// and nodes announce themselves by flannel's annotations. Only on Linux nodes
     #[arg(long, env = "TORTIE_FLANNEL", conflicts_with = "bgp")]
     flannel: bool,
+    /// Enforce policy on pods that another CNI plugin connects, such as AWS VPC CNI, GKE's plugin, Azure CNI in transparent mode, or ptp:
+    /// no routes, no addresses, no CNI configuration. With the Kubernetes API as datastore, and only on Linux nodes
+    #[arg(long, env = "TORTIE_POLICY_ONLY", conflicts_with_all = ["bgp", "direct_routes", "flannel"])]
+    policy_only: bool,
+    /// With --policy-only: the prefixes of the names of pods' interfaces. Interfaces with such a name that belong to no known pod are
+    /// closed
+    #[arg(
+        long,
+        env = "TORTIE_POD_INTERFACE_PREFIX",
+        value_name = "PREFIX",
+        value_delimiter = ',',
+        requires = "policy_only",
+        default_values = PolicyOnly::PREFIXES
+    )]
+    pod_interface_prefix: Vec<String>,
+    /// With --policy-only: where the container runtime keeps the results of CNI plugins
+    #[arg(
+        long,
+        env = "TORTIE_CNI_RESULTS",
+        value_name = "FOLDER",
+        requires = "policy_only",
+        default_value = PolicyOnly::RESULTS
+    )]
+    cni_results: PathBuf,
     /// How to find the node's own IPv4 address: kubernetes-internal-ip (what the kubelet reports), first-found, can-reach=HOST,
     /// interface=REGEX,…, skip-interface=REGEX,… or cidr=NETWORK,…. Others than the first only on Linux nodes
     #[arg(
@@ -220,6 +244,9 @@ impl Daemon {
                 bgp: self.bgp,
                 direct_routes: self.direct_routes,
                 flannel: self.flannel,
+                policy_only: self
+                    .policy_only
+                    .then_some(PolicyOnly { prefixes: self.pod_interface_prefix, results: self.cni_results }),
                 address_methods: AddressMethods {
                     ipv4: self.ip_autodetection_method,
                     ipv6: self.ip6_autodetection_method,

@@ -50,6 +50,16 @@ pub(crate) struct Install {
     /// With --encapsulation none: nodes, which must be in one network, reach pods by way of each other's nodes (host-gw)
     #[arg(long, conflicts_with = "bgp")]
     direct_routes: bool,
+    /// Only enforce policy: another CNI plugin, such as AWS VPC CNI, GKE's plugin, Azure CNI in transparent mode, or ptp, connects the
+    /// pods of the cluster's Linux nodes
+    #[arg(long, conflicts_with_all = [
+        "pool", "pool_v6", "nat_outgoing", "encapsulation", "bgp", "direct_routes", "ip_autodetection_method",
+        "ip6_autodetection_method", "cni_bin_dir", "cni_conf_dir", "cni_plugins",
+    ])]
+    policy_only: bool,
+    /// With --policy-only: the prefixes of the names of pods' interfaces, separated by commas; by default, eni,gke,azv,cali
+    #[arg(long, value_name = "PREFIX", requires = "policy_only")]
+    pod_interface_prefix: Option<String>,
     /// How Linux nodes find their own IPv4 address: kubernetes-internal-ip (what the kubelet reports), first-found,
     /// can-reach=HOST, interface=REGEX,…, skip-interface=REGEX,… or cidr=NETWORK,…
     #[arg(long, value_name = "METHOD")]
@@ -153,6 +163,8 @@ impl Install {
             encapsulation: self.encapsulation,
             bgp: self.bgp,
             direct_routes: self.direct_routes,
+            policy_only: self.policy_only,
+            pod_interface_prefix: self.pod_interface_prefix.clone(),
             ip_autodetection_method: self.ip_autodetection_method.as_ref().map(ToString::to_string),
             ip6_autodetection_method: self.ip6_autodetection_method.as_ref().map(ToString::to_string),
             bgp_secrets: self.bgp_secret.clone(),
@@ -168,13 +180,17 @@ impl Install {
     async fn install(self) -> anyhow::Result<ExitCode> {
         let cluster = self.cluster.open().await?;
         let found = preflight::read(&cluster).await?;
-        let decision =
-            preflight::decide(&found, (self.pool, self.pool_v6), self.force).map_err(anyhow::Error::msg)?;
+        let decision = match self.policy_only {
+            true => preflight::decide_policy_only(&found, self.force),
+            false => preflight::decide(&found, (self.pool, self.pool_v6), self.force),
+        };
+        let decision = decision.map_err(anyhow::Error::msg)?;
         for warning in &decision.warnings {
             output::error_line(&format!("warning: {warning}"));
         }
         output::line(&format!("pods get addresses of {}", decision.described));
-        if self.encapsulation == Encapsulation::None && !self.bgp && !self.direct_routes {
+        let has_routes = self.policy_only || self.bgp || self.direct_routes;
+        if self.encapsulation == Encapsulation::None && !has_routes {
             output::error_line(
                 "warning: without encapsulation, --bgp and --direct-routes, pods of different nodes reach each other only by routes of your own",
             );

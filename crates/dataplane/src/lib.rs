@@ -46,6 +46,12 @@ pub trait Dataplane: Send {
     /// necessary. It is never called if the system reports no changes, or if nobody else can change anything.
     fn watch(&mut self, _told: Box<dyn Fn() + Send>) {}
 
+    /// Looks at once at what others change in the normal course of events, such as the interfaces of pods that another plugin connects,
+    /// and applies what follows. `None` if nothing does. A resync follows a disturbance in any case.
+    fn look(&mut self, _state: &NodeState) -> Option<Report> {
+        None
+    }
+
     /// Whether the state must include the cluster's Services, which need much memory.
     fn asks_for_services(&self) -> bool {
         false

@@ -95,6 +95,8 @@ pub enum Reason {
     InterfaceContested,
     /// The pod's interface does not exist.
     InterfaceMissing,
+    /// Nothing proves that an interface is the pod's, or it is another pod's.
+    InterfaceUnproven,
     /// The kernel lacks a module; what needs it is left out.
     KernelModuleMissing,
     /// The datastore does not have a kind of object: its objects cannot exist.
@@ -195,9 +197,8 @@ impl Reason {
             }
             AdapterDiffers | AdapterNotUsable | DatastoreLocked | Differs | EndpointMissing
             | HnsDidNotTake | HnsRefused | HnsUnavailable | InterfaceContested | InterfaceMissing
-            | NetworkDiffers | NetworkMissing | NetworkNotInForce | NetworkNotReady | PolicyNotInForce => {
-                Severity::Failure
-            }
+            | InterfaceUnproven | NetworkDiffers | NetworkMissing | NetworkNotInForce | NetworkNotReady
+            | PolicyNotInForce => Severity::Failure,
         }
     }
 

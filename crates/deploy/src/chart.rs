@@ -37,10 +37,11 @@ fn values() -> String {
         "cniBinDir": values.cni_bin_dir,
         "cniConfDir": values.cni_conf_dir,
         "bgpSecrets": values.bgp_secrets,
+        "policyOnly": values.policy_only,
         "config": values.environment(),
     }));
     format!(
-        "# config has the environment variables of the agents: see docs/reference.md. bgpSecrets has the names of the Secrets with\n# passwords of BGP peers, in the namespace of the release.\n{text}"
+        "# config has the environment variables of the agents: see docs/reference.md. bgpSecrets has the names of the Secrets with\n# passwords of BGP peers, in the namespace of the release. With policyOnly, another CNI plugin connects the pods, and agents only\n# enforce policy; cniBinDir, cniConfDir and TORTIE_DEFAULT_POOL… then have no meaning.\n{text}"
     )
 }
 
@@ -69,14 +70,24 @@ fn node_template() -> String {
     };
     let mut objects = node::objects(&Values::default());
     objects.truncate(objects.len() - 2);
-    objects.extend([deployment(&template), node::daemon_set(&template)]);
+    objects.push(deployment(&template));
     if let Some(config) = objects.iter_mut().find(|object| object["kind"] == "ConfigMap") {
         config["data"] = json!("CONFIG");
     }
     let secrets = documents(&node::secrets_role(json!("SECRETS")));
     let secrets = secrets.replace("SECRETS\n", "{{ compact .Values.bgpSecrets | toJson }}\n");
     let optional = format!("{{{{- if compact .Values.bgpSecrets }}}}\n---\n{secrets}{{{{- end }}}}\n");
-    documents(&objects).replace(" CONFIG\n", "\n  {{- range $name, $value := .Values.config }}\n  {{ $name }}: {{ $value | toString | quote }}\n  {{- end }}\n") + &optional
+    // Who only enforces policy creates no pool.
+    let config = "\n  {{- if .Values.policyOnly }}\n  TORTIE_POLICY_ONLY: \"true\"\n  {{- end }}\n  {{- range $name, $value := .Values.config }}\n  \
+                  {{- if not (and $.Values.policyOnly (hasPrefix \"TORTIE_DEFAULT_POOL\" $name)) }}\n  {{ $name }}: {{ $value | toString | quote }}\n  \
+                  {{- end }}\n  {{- end }}\n";
+    let agents =
+        [node::policy_only_daemon_set(&template), node::daemon_set(&template)].map(|set| documents(&[set]));
+    let agents = format!(
+        "---\n{{{{- if .Values.policyOnly }}}}\n{}{{{{- else }}}}\n{}{{{{- end }}}}\n",
+        agents[0], agents[1]
+    );
+    documents(&objects).replace(" CONFIG\n", config) + &agents + &optional
 }
 
 #[cfg(test)]

@@ -99,10 +99,14 @@ pub fn objects(values: &Values) -> Vec<Value> {
 /// Objects of installations with other values, which this one must not have: they allow something.
 #[must_use]
 pub fn unwanted(values: &Values) -> Vec<Value> {
-    match values.bgp_secrets.is_empty() {
-        true => node::secrets_role(Value::Null).into(),
-        false => Vec::new(),
+    let mut unwanted = Vec::new();
+    if values.bgp_secrets.is_empty() {
+        unwanted.extend(node::secrets_role(Value::Null));
     }
+    if values.policy_only {
+        unwanted.extend([node::setup_role(), node::setup_binding()]);
+    }
+    unwanted
 }
 
 /// The objects as one manifest.

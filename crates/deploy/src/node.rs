@@ -34,11 +34,15 @@ pub(crate) fn objects(values: &Values) -> Vec<Value> {
     let digest = Sha256::digest(config.to_string());
     let digest: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
     let template = Template::of(values, &digest);
-    let mut objects = vec![setup_role(), setup_binding()];
+    let mut objects = Vec::new();
+    if !values.policy_only {
+        objects.extend([setup_role(), setup_binding()]);
+    }
     if !values.bgp_secrets.is_empty() {
         objects.extend(secrets_role(json!(values.bgp_secrets)));
     }
-    objects.extend([config, deployment(&template), daemon_set(&template)]);
+    let agents = if values.policy_only { policy_only_daemon_set(&template) } else { daemon_set(&template) };
+    objects.extend([config, deployment(&template), agents]);
     objects
 }
 
@@ -144,6 +148,32 @@ pub(crate) fn daemon_set(template: &Template) -> Value {
             },
         },
     })
+}
+
+/// Where container runtimes keep the results of CNI plugins, in `results`. The runtime may create that folder later.
+const CNI_CACHE_DIR: &str = "/var/lib/cni";
+
+/// The DaemonSet of agents that only enforce policy: they install neither a plugin nor a configuration, and see what other plugins
+/// have answered.
+pub(crate) fn policy_only_daemon_set(template: &Template) -> Value {
+    let mut set = daemon_set(template);
+    let spec = &mut set["spec"]["template"]["spec"];
+    if let Some(spec) = spec.as_object_mut() {
+        spec.remove("initContainers");
+    }
+    let needs = |entry: &Value| !["cni-bin", "cni-conf", "netns"].iter().any(|name| entry["name"] == *name);
+    let agent = &mut spec["containers"][0];
+    agent["args"] = json!(["agent", "--health-address", format!("127.0.0.1:{HEALTH_PORT}")]);
+    agent["securityContext"] = unprivileged(&["NET_ADMIN", "NET_RAW"]);
+    if let Some(mounts) = agent["volumeMounts"].as_array_mut() {
+        mounts.retain(needs);
+        mounts.push(json!({"name": "cni-cache", "mountPath": CNI_CACHE_DIR, "readOnly": true}));
+    }
+    if let Some(volumes) = spec["volumes"].as_array_mut() {
+        volumes.retain(needs);
+        volumes.push(folder("cni-cache", CNI_CACHE_DIR));
+    }
+    set
 }
 
 /// What all of Tortie's pods on nodes have in common: they run on each Linux node, before its network is ready.
@@ -252,6 +282,37 @@ mod tests {
             assert_eq!(context["capabilities"]["drop"], json!(["ALL"]));
         }
         assert_eq!(spec["initContainers"][0]["securityContext"]["capabilities"]["add"], Value::Null);
+    }
+
+    /// Agents that only enforce policy get no folder of the container runtime but what plugins have answered, and create no pool.
+    #[test]
+    fn agents_for_policy_only_install_nothing() {
+        let values = Values {
+            policy_only: true,
+            pod_interface_prefix: Some("eni,veth".to_owned()),
+            ..Values::default()
+        };
+        let all = objects(&values);
+        let kinds: Vec<_> = all.iter().map(|object| object["kind"].as_str().unwrap_or_default()).collect();
+        assert_eq!(kinds, ["ConfigMap", "Deployment", "DaemonSet"]);
+        let environment = json!({
+            "TORTIE_STORE": "kubernetes", "RUST_LOG": "info", "TORTIE_POLICY_ONLY": "true",
+            "TORTIE_POD_INTERFACE_PREFIX": "eni,veth",
+        });
+        assert_eq!(all[0]["data"], environment);
+        let spec = &all[2]["spec"]["template"]["spec"];
+        assert_eq!(spec["initContainers"], Value::Null);
+        let names = |list: &Value| {
+            let names = list.as_array().into_iter().flatten().filter_map(|it| it["name"].as_str());
+            names.map(str::to_owned).collect::<Vec<_>>()
+        };
+        let expected = ["run", "lib", "sysctl", "xtables-lock", "cni-cache"];
+        assert_eq!(names(&spec["volumes"]), expected);
+        assert_eq!(names(&spec["containers"][0]["volumeMounts"]), expected);
+        assert_eq!(spec["containers"][0]["volumeMounts"][4]["readOnly"], true);
+        assert!(!spec.to_string().contains("--cni-conf-dir"));
+        let unwanted = crate::unwanted(&values);
+        assert!(unwanted.contains(&setup_role()) && unwanted.contains(&setup_binding()));
     }
 
     /// Without names, a rule would allow every Secret.

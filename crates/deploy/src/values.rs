@@ -36,6 +36,10 @@ pub struct Values {
     pub bgp: bool,
     /// Whether pools without encapsulation get routes by way of the nodes themselves.
     pub direct_routes: bool,
+    /// Whether another CNI plugin connects the pods, so that agents only enforce policy.
+    pub policy_only: bool,
+    /// Then, the prefixes of the names of pods' interfaces, separated by commas; `None` for those that agents know.
+    pub pod_interface_prefix: Option<String>,
     /// How agents find the own IPv4 address of a Linux node; `None` for what its kubelet reports.
     pub ip_autodetection_method: Option<String>,
     /// The same for its IPv6 address.
@@ -100,6 +104,8 @@ impl Default for Values {
             encapsulation: Encapsulation::Vxlan,
             bgp: false,
             direct_routes: false,
+            policy_only: false,
+            pod_interface_prefix: None,
             ip_autodetection_method: None,
             ip6_autodetection_method: None,
             bgp_secrets: Vec::new(),
@@ -118,9 +124,32 @@ impl Values {
     pub(crate) fn environment(&self) -> BTreeMap<String, String> {
         let mut environment = BTreeMap::from([
             ("TORTIE_STORE".to_owned(), "kubernetes".to_owned()),
+            ("RUST_LOG".to_owned(), self.log_level.clone()),
+        ]);
+        if self.policy_only {
+            environment.insert("TORTIE_POLICY_ONLY".to_owned(), "true".to_owned());
+            let prefix = self.pod_interface_prefix.clone();
+            environment.extend(prefix.map(|prefix| ("TORTIE_POD_INTERFACE_PREFIX".to_owned(), prefix)));
+        } else {
+            environment.extend(self.network());
+        }
+        if let Some(address) = self.metrics_address {
+            environment.insert("TORTIE_METRICS_ADDRESS".to_owned(), address.to_string());
+        }
+        if let Some((host, port)) = &self.api_server {
+            environment.insert("KUBERNETES_SERVICE_HOST".to_owned(), host.clone());
+            environment.insert("KUBERNETES_SERVICE_PORT".to_owned(), port.to_string());
+        }
+        environment
+    }
+}
+
+impl Values {
+    /// The environment variables of agents that connect pods.
+    fn network(&self) -> BTreeMap<String, String> {
+        let mut environment = BTreeMap::from([
             ("TORTIE_DEFAULT_POOL".to_owned(), self.pool.to_string()),
             ("TORTIE_DEFAULT_POOL_NAT".to_owned(), self.nat_outgoing.to_string()),
-            ("RUST_LOG".to_owned(), self.log_level.clone()),
         ]);
         if let Some(pool) = self.pool_v6 {
             environment.insert("TORTIE_DEFAULT_POOL_V6".to_owned(), pool.to_string());
@@ -143,13 +172,6 @@ impl Values {
         }
         if !self.cni_plugins.is_empty() {
             environment.insert("TORTIE_CNI_PLUGINS".to_owned(), self.cni_plugins.to_string());
-        }
-        if let Some(address) = self.metrics_address {
-            environment.insert("TORTIE_METRICS_ADDRESS".to_owned(), address.to_string());
-        }
-        if let Some((host, port)) = &self.api_server {
-            environment.insert("KUBERNETES_SERVICE_HOST".to_owned(), host.clone());
-            environment.insert("KUBERNETES_SERVICE_PORT".to_owned(), port.to_string());
         }
         environment
     }

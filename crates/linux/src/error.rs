@@ -20,6 +20,18 @@ pub enum Error {
         #[source]
         failure: Box<tortie_kernel::Error>,
     },
+    /// The results of CNI plugins cannot be read.
+    #[error(
+        "the CNI results of the container runtime in {folder} cannot be read: {source}; let the agent read the folder, or name \
+         another one (--cni-results)"
+    )]
+    CniResults {
+        /// The folder.
+        folder: String,
+        /// The error of the system.
+        #[source]
+        source: std::io::Error,
+    },
     /// The name of a pod's link belongs to another pod: names are digests, and these two are equal.
     #[error("link {name} belongs to {owner}, whose name has the same hash; rename one of the two pods")]
     LinkTaken {
@@ -62,6 +74,7 @@ impl Error {
             | Self::CalicoRuns { .. }
             | Self::CalicoMissing
             | Self::NotInForce { .. } => None,
+            Self::CniResults { source, .. } => source.raw_os_error(),
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::common::{Bed, FakeOs, cluster, config, endpoint_id, fill, until};
 use crate::kubernetes::{call, create_pod, serving};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tortie_agent::{AddressMethods, Extras, Platform};
+use tortie_agent::{AddressMethods, Extras, Platform, PolicyOnly};
 use tortie_api::{Key, Kind};
 use tortie_cni::{Code, Command};
 use tortie_servers::permissions::{Permission, role};
@@ -106,6 +106,18 @@ async fn flannel_is_refused_where_it_has_no_effect() {
     let extras = Extras { flannel: true, ..Extras::default() };
     let refused = tortie_agent::run_with(config(dir.path(), store, platform), extras).await.unwrap_err();
     assert!(refused.to_string().contains("remove --flannel"), "{refused}");
+}
+
+/// Only Linux nodes recognise the pods of other CNI plugins.
+#[tokio::test(flavor = "multi_thread")]
+async fn policy_only_is_refused_where_it_has_no_effect() {
+    let (store, os, dir) = (cluster().await, FakeOs::default(), tempfile::tempdir().unwrap());
+    let platform = Platform::Other { dataplane: Box::new(os.clone()), wiring: Arc::new(os) };
+    let results = dir.path().to_owned();
+    let extras =
+        Extras { policy_only: Some(PolicyOnly { prefixes: Vec::new(), results }), ..Extras::default() };
+    let refused = tortie_agent::run_with(config(dir.path(), store, platform), extras).await.unwrap_err();
+    assert!(refused.to_string().contains("remove --policy-only"), "{refused}");
 }
 
 /// The port of the agent's probes is used by another program for a while.

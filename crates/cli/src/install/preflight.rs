@@ -7,6 +7,7 @@ use anyhow::Context;
 use ipnet::{Ipv4Net, Ipv6Net};
 use serde_json::Value;
 use tortie_api::calico::ClusterInformation;
+use tortie_deploy::DAEMON_SET;
 use tortie_store::kubernetes::{CalicoGroup, Kubernetes};
 
 use super::cluster::{get, list};
@@ -135,6 +136,52 @@ pub(super) fn decide(
         warnings.push("the cluster has no Linux node yet".to_owned());
     }
     Ok(Decision { pool, pool_v6, described, warnings })
+}
+
+/// What another CNI plugin does not need; or why Tortie cannot enforce policy beside it.
+pub(super) fn decide_policy_only(found: &Found, force: bool) -> Result<Decision, String> {
+    let sets = || {
+        found.daemon_sets.iter().filter_map(|one| {
+            let namespace = one["metadata"]["namespace"].as_str().unwrap_or_default();
+            Some((one, namespace, one["metadata"]["name"].as_str()?))
+        })
+    };
+    for (one, namespace, name) in sets().filter(|_| !force) {
+        match name {
+            DAEMON_SET if !one["spec"]["template"]["spec"]["initContainers"].is_null() => {
+                return Err(format!(
+                    "DaemonSet {namespace}/{name} is of an installation whose plugin connects the pods; remove it first (tortie uninstall), and \
+                     let the other plugin connect the pods again"
+                ));
+            }
+            "kube-flannel-ds" => {
+                return Err(format!(
+                    "DaemonSet {namespace}/{name} connects pods by a bridge, where Tortie enforces no policy; install Tortie without \
+                     --policy-only, with TORTIE_FLANNEL, or use --force"
+                ));
+            }
+            "aws-node" => {}
+            _ if OTHERS.contains(&name) => {
+                return Err(format!(
+                    "DaemonSet {namespace}/{name} enforces policy itself; remove it first, or use --force to install Tortie beside it"
+                ));
+            }
+            _ => {}
+        }
+    }
+    if let Some(information) = found.information.as_ref().filter(|_| !force) {
+        check_datastore(information)?;
+    }
+    let mut warnings = Vec::new();
+    let pools: Vec<&str> = found.pools.iter().filter_map(|pool| pool["metadata"]["name"].as_str()).collect();
+    if !pools.is_empty() {
+        warnings.push(format!(
+            "the cluster has IPPools ({}), which have no effect on nodes whose agents only enforce policy",
+            pools.join(", ")
+        ));
+    }
+    let (pool, pool_v6) = (Ipv4Net::default(), None);
+    Ok(Decision { pool, pool_v6, described: "another CNI plugin".to_owned(), warnings })
 }
 
 /// Decides which IPv6 addresses pods get, if any.
@@ -316,6 +363,31 @@ mod tests {
         let information = information("v3.29.3", false);
         let beside = Found { daemon_sets: vec![set("calico-node")], information, ..one() };
         assert!(decide(&beside, (Some(net("10.244.0.0/16")), None), true).is_ok());
+    }
+
+    #[test]
+    fn policy_only_needs_a_plugin_that_routes_and_enforces_no_policy() {
+        let mut own = set(DAEMON_SET);
+        let plugin =
+            Found { daemon_sets: vec![set("aws-node"), set("kube-proxy"), own.clone()], ..Found::default() };
+        assert_eq!(decide_policy_only(&plugin, false).unwrap().warnings, Vec::<String>::new());
+        own["spec"]["template"]["spec"]["initContainers"] = json!([{}]);
+        for (daemon_set, problem) in [
+            (own, "tortie uninstall"),
+            (set("kube-flannel-ds"), "connects pods by a bridge"),
+            (set("calico-node"), "enforces policy itself"),
+            (set("cilium"), "enforces policy itself"),
+        ] {
+            let found = Found { daemon_sets: vec![daemon_set], ..Found::default() };
+            let refused = decide_policy_only(&found, false).unwrap_err();
+            assert!(refused.contains(problem), "{refused}");
+            assert!(decide_policy_only(&found, true).is_ok());
+        }
+        let locked = Found { information: information("v3.31.0", false), ..Found::default() };
+        assert!(decide_policy_only(&locked, false).unwrap_err().contains("the datastore is locked"));
+        let pools = vec![json!({"metadata": {"name": "default"}, "spec": {"cidr": "10.1.0.0/16"}})];
+        let warnings = decide_policy_only(&Found { pools, ..Found::default() }, false).unwrap().warnings;
+        assert!(warnings[0].contains("IPPools (default)"), "{warnings:?}");
     }
 
     #[test]

@@ -6,6 +6,8 @@
 mod chained;
 mod cnitool;
 mod flannel;
+mod foreign_plugin;
 mod ipam;
 mod musts;
 mod node;
+mod policy_only;

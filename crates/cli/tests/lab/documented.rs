@@ -100,6 +100,7 @@ const COMMANDS: &[(&str, Run)] = &[
     ("tortie datastore unlock", No(PLACEHOLDER)),
     ("tortie install --bgp --encapsulation none", No(KUBERNETES)),
     ("tortie install --direct-routes --encapsulation none", No(KUBERNETES)),
+    ("tortie install --policy-only", No(KUBERNETES)),
     (
         "tortie install --ip-autodetection-method cidr=192.0.2.0/24 --ip6-autodetection-method first-found",
         No(KUBERNETES),

@@ -28,3 +28,47 @@ fn methods_to_find_addresses_of_nodes_are_settings_of_agents() {
         assert!(code == 2 && err.contains(problem), "{method}: {code} {err}");
     }
 }
+
+#[test]
+fn policy_only_leaves_out_what_connects_pods() {
+    let policy_only = ["install", "--dry-run", "--policy-only"];
+    let (code, out, err) = tortie(&[], &[&policy_only[..], &["--pod-interface-prefix", "eni,veth"]].concat());
+    assert_eq!(code, 0, "{err}");
+    for there in [
+        "TORTIE_POLICY_ONLY: \"true\"",
+        "TORTIE_POD_INTERFACE_PREFIX: eni,veth",
+        "mountPath: \"/var/lib/cni\"",
+    ] {
+        assert!(out.contains(there), "{there}: {out}");
+    }
+    for absent in [
+        "install-plugin",
+        "TORTIE_DEFAULT_POOL",
+        "/etc/cni/net.d",
+        "/opt/cni/bin",
+        "SYS_ADMIN",
+        "tortie-node-setup",
+    ] {
+        assert!(!out.contains(absent), "{absent}");
+    }
+    for other in [
+        &["--pool", "10.0.0.0/16"][..],
+        &["--pool-v6", "fd00::/56"],
+        &["--nat-outgoing", "false"],
+        &["--encapsulation", "none"],
+        &["--bgp"],
+        &["--direct-routes"],
+        &["--ip-autodetection-method", "first-found"],
+        &["--cni-bin-dir", "/bin"],
+        &["--cni-conf-dir", "/etc"],
+        &["--cni-plugins", "[{\"type\": \"tuning\"}]"],
+    ] {
+        let (code, _, err) = tortie(&[], &[&policy_only[..], other].concat());
+        assert!(
+            code == 2 && err.contains("--policy-only") && err.contains(other[0]),
+            "{other:?}: {code} {err}"
+        );
+    }
+    let (code, _, err) = tortie(&[], &["install", "--dry-run", "--pod-interface-prefix", "eni"]);
+    assert!(code == 2 && err.contains("--policy-only"), "{err}");
+}

@@ -3,6 +3,7 @@
 mod codec;
 mod rate_limit;
 mod types;
+mod watch;
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ pub use types::{
     Address, Change, FdbEntry, Link, LinkSetting, Neighbour, NewLink, NewLinkKind, NextHop, Peer, RateLimit,
     Route, RouteKind, Vxlan,
 };
+pub use watch::RouteWatch;
 
 use crate::netlink::{Family, Refusal, Request, Socket};
 use crate::{Error, Result};

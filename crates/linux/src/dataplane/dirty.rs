@@ -20,6 +20,8 @@ pub(super) struct Dirty {
     pub skeleton: bool,
     /// Whether the operator's settings have changed, which every part may depend on.
     pub settings: bool,
+    /// Whether other interfaces than before belong to pods that are not recognised.
+    pub unclaimed: bool,
 }
 
 /// The changes of a set.
@@ -70,6 +72,7 @@ impl Dirty {
             peers: BTreeSet::new(),
             skeleton: true,
             settings: true,
+            unclaimed: true,
         }
     }
 
@@ -81,5 +84,6 @@ impl Dirty {
             && self.peers.is_empty()
             && !self.skeleton
             && !self.settings
+            && !self.unclaimed
     }
 }

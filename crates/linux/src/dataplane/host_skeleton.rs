@@ -83,8 +83,9 @@ pub(super) fn chains(config: &Config, node: &NodeState) -> Vec<(String, Chain)> 
     ];
     let forwarded = |name, priority, key, chain: &str| {
         let goto = Expr::Verdict(Verdict::Goto(chain.to_owned()));
-        let rules = are_pods(config, key).map(|pods| Rule::new([pods, vec![goto.clone()]].concat(), ""));
-        (name, base(Hook::Forward, priority), rules.into())
+        let rules = are_pods(config, key).into_iter();
+        let rules = rules.map(|pods| Rule::new([pods, vec![goto.clone()]].concat(), ""));
+        (name, base(Hook::Forward, priority), rules.collect())
     };
     let of_pods = [
         forwarded(FORWARD_FROM_PODS, BEFORE_PODS, input, HOST_FORWARD_IN),
@@ -112,7 +113,7 @@ fn not_of_hosts(config: &Config, interface: MetaKey, pods: bool) -> Vec<Rule> {
         vec![Expr::Meta { register: 0, key: interface }, Expr::Cmp { register: 0, op: CmpOp::Equal, value }];
     let mut rules = vec![accept(loopback, "loopback")];
     if pods {
-        rules.extend(are_pods(config, interface).map(|pods| accept(pods, "")));
+        rules.extend(are_pods(config, interface).into_iter().map(|pods| accept(pods, "")));
     }
     rules.push(accept(neighbour_discovery(&[133, 134, 135, 136]), "neighbours find each other"));
     rules

@@ -24,6 +24,7 @@ mod packet_test;
 mod peers;
 mod policies;
 mod programs;
+mod recognition;
 mod sets;
 mod show;
 mod skeleton;
@@ -33,7 +34,9 @@ mod table;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
@@ -53,6 +56,7 @@ use self::forget::Forgetter;
 use self::network::Network;
 pub(crate) use self::overlay::MARK as OVERLAY_MARK;
 use self::peers::{NetworkChange, Peers};
+use self::recognition::Observer;
 use self::table::PolicyTable;
 use crate::{Error, Result};
 
@@ -85,6 +89,19 @@ pub struct Config {
     /// Whether the VXLAN link may leave checksums and segmentation to the receiver; off if the receiver is a program
     /// and not a kernel.
     pub vxlan_offloads: bool,
+    /// If another CNI plugin connects the pods: how their interfaces are recognised. The dataplane then enforces policy,
+    /// and leaves routes, links and kernel parameters alone.
+    pub policy_only: Option<PolicyOnly>,
+}
+
+/// How the interfaces of pods are recognised that another CNI plugin has connected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PolicyOnly {
+    /// The prefixes of the names of pods' interfaces. Interfaces with such a name that belong to no pod are closed. The rest
+    /// of a name may be the hash of the pod, as AWS VPC CNI, GKE's plugin and Azure CNI make it.
+    pub prefixes: Vec<String>,
+    /// The folder where the container runtime keeps the results of CNI plugins (`results` in libcni's cache).
+    pub results: PathBuf,
 }
 
 impl Default for Config {
@@ -98,7 +115,22 @@ impl Default for Config {
             vxlan_v6_device: "vxlan-v6.calico".to_owned(),
             rules_in_a_row: 32,
             vxlan_offloads: true,
+            policy_only: None,
         }
+    }
+}
+
+impl Config {
+    /// The prefixes of the names of interfaces that are always pods'.
+    fn pod_prefixes(&self) -> &[String] {
+        match &self.policy_only {
+            Some(policy_only) => &policy_only.prefixes,
+            None => std::slice::from_ref(&self.workload_prefix),
+        }
+    }
+
+    fn has_pod_prefix(&self, interface: &str) -> bool {
+        self.pod_prefixes().iter().any(|prefix| interface.starts_with(prefix.as_str()))
     }
 }
 
@@ -125,6 +157,14 @@ pub struct Dataplane {
     started: bool,
     /// Whether policy has changed in a state that may not have been in force since.
     uncut: bool,
+    /// Recognises the pods' interfaces, if another plugin has connected them.
+    observer: Option<Observer>,
+    /// Why the last look at the pods' interfaces failed.
+    unseen: Option<Error>,
+    /// Whether somebody else has changed the table.
+    disturbed: Arc<AtomicBool>,
+    /// Time of the last comparison with the kernel.
+    compared: Option<Instant>,
 }
 
 /// Returns the current time, so that a test can decide when something is due.
@@ -138,6 +178,7 @@ impl Dataplane {
     /// A connection could not be opened; it needs CAP_NET_ADMIN in the namespace.
     pub fn open(config: Config) -> Result<Self> {
         let policy = PolicyTable::open(config.clone())?;
+        let observer = config.policy_only.clone().map(Observer::open).transpose()?;
         let (network, forgetter) = (Network::open(config)?, Forgetter::open()?);
         let (endpoints, released, foreign_tables) = Default::default();
         let (started, network_behind, uncut) = (false, false, false);
@@ -155,6 +196,10 @@ impl Dataplane {
             released,
             started,
             uncut,
+            observer,
+            unseen: None,
+            disturbed: Arc::default(),
+            compared: None,
         })
     }
 
@@ -253,6 +298,9 @@ impl Dataplane {
         change: NetworkChange,
         work: impl FnOnce(&mut Network, &NetworkChange) -> tortie_kernel::Result<()>,
     ) -> Result<()> {
+        if self.observer.is_some() {
+            return self.forget_released(state);
+        }
         let change = if self.network_behind { NetworkChange::Everything } else { change };
         self.network_behind = !self.policy.is_in_kernel() && !matches!(change, NetworkChange::Nothing);
         let done = match self.policy.is_in_kernel() {
@@ -262,10 +310,62 @@ impl Dataplane {
         done.and(self.forget_released(state))
     }
 
+    /// Looks which interfaces are whose, if something has changed or `is_due`.
+    fn recognise(&mut self, state: &NodeState, dirty: &mut Dirty, is_due: bool) {
+        let now = (self.clock)();
+        let Some(observer) = &mut self.observer else { return };
+        let is_first = !observer.has_looked();
+        match observer.look(state, is_due, now) {
+            Ok(Some(before)) => {
+                let after = observer.recognised();
+                let known = before.interfaces.keys().chain(after.interfaces.keys());
+                let differs = |id: &&EndpointId| before.interfaces.get(*id) != after.interfaces.get(*id);
+                let moved: BTreeSet<EndpointId> = known.filter(differs).cloned().collect();
+                dirty.endpoints.extend(moved.iter().cloned());
+                dirty.unclaimed |= before.unclaimed != after.unclaimed;
+                self.policy.recognised = Some(after.clone());
+                self.unseen = self.forget_moved(state, moved, is_first).err();
+            }
+            Ok(None) => self.unseen = None,
+            // What was recognised stays. The interfaces of other pods are unknown.
+            Err(error) => self.unseen = Some(error),
+        }
+    }
+
+    /// Removes the connections of pods that have lost their interface, or have one now. The next pod with the address must not
+    /// inherit them, and what came before its policy must be judged again. At first, those of pods that an earlier process knew
+    /// stay.
+    fn forget_moved(&mut self, state: &NodeState, moved: BTreeSet<EndpointId>, is_first: bool) -> Result<()> {
+        let moved = if is_first { self.policy.without_entries(state, moved)? } else { moved };
+        let pods = moved.iter().filter_map(|id| state.endpoints.get(id));
+        let addresses: BTreeSet<IpAddr> = pods.flat_map(|pod| pod.addresses.iter().copied()).collect();
+        self.forgetter.ask(addresses.clone());
+        Ok(self.forgetter.wait_for(&addresses)?)
+    }
+
+    /// Whether no look at the pods' interfaces has succeeded. Then the table of an earlier process stays: a table without the pods'
+    /// interfaces would open them.
+    fn is_blind(&self) -> bool {
+        self.observer.as_ref().is_some_and(|observer| !observer.has_looked())
+    }
+
+    /// Reports the pods whose interfaces are not known.
+    fn report_unrecognised(&self, report: &mut Report) {
+        let Some(observer) = &self.observer else { return };
+        for (id, condition) in observer.conditions((self.clock)()) {
+            report.endpoints.entry(id).or_default().push(condition);
+        }
+        if let Some(error) = &self.unseen {
+            report.retry = true;
+            report.node.push(failure(Reason::PolicyNotInForce, error));
+        }
+    }
+
     /// The report on the results of policy and routes.
     fn report(&self, state: &NodeState, policy: Result<()>, network: Result<()>) -> Report {
         let mut report = Report { endpoints: self.policy.conditions(), ..Report::default() };
         self.network.report(&mut report);
+        self.report_unrecognised(&mut report);
         report.node.extend(self.policy.host_conditions());
         if self.policy.is_in_kernel() {
             report.node.extend(self.policy.missing_modules.conditions());
@@ -297,7 +397,12 @@ impl Dataplane {
 impl tortie_dataplane::Dataplane for Dataplane {
     fn apply(&mut self, state: &NodeState, deltas: &[Delta]) -> Report {
         let (change, peers) = self.peers.note(deltas);
-        let dirty = Dirty { peers, ..self.ingest(deltas) };
+        let mut dirty = Dirty { peers, ..self.ingest(deltas) };
+        let is_due = !dirty.endpoints.is_empty() || self.unseen.is_some();
+        self.recognise(state, &mut dirty, is_due);
+        if self.is_blind() {
+            return self.report(state, Ok(()), Ok(()));
+        }
         let settled = self.settle_given(deltas);
         // Policy first: no route leads to a pod before its policy exists.
         let policy = match dirty.hosts.is_empty() {
@@ -319,8 +424,29 @@ impl tortie_dataplane::Dataplane for Dataplane {
         report
     }
 
+    fn look(&mut self, state: &NodeState) -> Option<Report> {
+        let mut dirty = Dirty::default();
+        self.recognise(state, &mut dirty, false);
+        if dirty.is_empty() || !self.policy.is_in_kernel() {
+            return None;
+        }
+        let policy = self.policy.apply(state, &dirty);
+        let policy = self.cut_denied(state, dirty, policy);
+        Some(self.report(state, policy, Ok(())))
+    }
+
     fn watch(&mut self, on_change: Box<dyn Fn() + Send>) {
-        self.policy.watch(on_change);
+        let Some(observer) = &mut self.observer else { return self.policy.watch(on_change) };
+        // Both watches have threads of their own.
+        let on_change = std::sync::Mutex::new(on_change);
+        let on_change: Arc<dyn Fn() + Send + Sync> =
+            Arc::new(move || on_change.lock().unwrap_or_else(std::sync::PoisonError::into_inner)());
+        let (disturbed, of_table) = (self.disturbed.clone(), on_change.clone());
+        self.policy.watch(Box::new(move || {
+            disturbed.store(true, Ordering::SeqCst);
+            of_table();
+        }));
+        observer.watch(on_change);
     }
 
     fn show(&mut self, state: &NodeState, endpoint: &EndpointId) -> Result<Shown, ShowError> {
@@ -331,6 +457,17 @@ impl tortie_dataplane::Dataplane for Dataplane {
         let now = (self.clock)();
         if self.waiting.is_some_and(|since| now < since + FULL_RESYNC) {
             return self.apply(state, &[]);
+        }
+        let is_disturbed = self.disturbed.swap(false, Ordering::SeqCst);
+        let is_recent = self.compared.is_some_and(|at| now < at + FULL_RESYNC);
+        if self.observer.is_some() && !is_disturbed && is_recent && self.policy.is_in_kernel() {
+            // Links, routes or results of plugins have changed, which concerns few pods.
+            return self.apply(state, &[]);
+        }
+        self.compared = Some(now);
+        self.recognise(state, &mut Dirty::default(), true);
+        if self.is_blind() {
+            return self.report(state, Ok(()), Ok(()));
         }
         let policy = match state.host_endpoints.is_empty() {
             true => Ok(()),

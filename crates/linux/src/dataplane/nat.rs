@@ -48,7 +48,7 @@ pub(super) fn add(config: &Config, node: &NodeState, table: &mut Table) {
     let accept = |tests: Vec<Expr>| {
         Rule::new([tests, vec![Expr::Verdict(Verdict::Accept)]].concat(), "pods of this node")
     };
-    rules.splice(0..0, are_pods(config, MetaKey::OutputInterface).map(accept));
+    rules.splice(0..0, are_pods(config, MetaKey::OutputInterface).into_iter().map(accept));
     let base = BaseChain { kind: ChainKind::Nat, hook: Hook::Postrouting, priority: SOURCE_NAT, drop: false };
     table.chains.insert(CHAIN.to_owned(), Chain { base: Some(base), rules });
 }

@@ -27,13 +27,14 @@ pub(super) fn vxlan_peers_of(family: Family) -> &'static str {
 }
 
 /// Tests that together match interfaces of pods.
-pub(super) fn are_pods(config: &Config, interface: MetaKey) -> [Vec<Expr>; 2] {
+pub(super) fn are_pods(config: &Config, interface: MetaKey) -> Vec<Vec<Expr>> {
     let load = Expr::Meta { register: 0, key: interface };
-    let prefix = config.workload_prefix.as_bytes().to_vec();
-    [
-        vec![load.clone(), Expr::Cmp { register: 0, op: CmpOp::Equal, value: prefix }],
-        vec![load, in_set(ODD_INTERFACES, false)],
-    ]
+    let has_prefix = |prefix: &String| {
+        vec![load.clone(), Expr::Cmp { register: 0, op: CmpOp::Equal, value: prefix.as_bytes().to_vec() }]
+    };
+    let mut tests: Vec<_> = config.pod_prefixes().iter().map(has_prefix).collect();
+    tests.push(vec![load.clone(), in_set(ODD_INTERFACES, false)]);
+    tests
 }
 
 /// The connection is in one of these states.

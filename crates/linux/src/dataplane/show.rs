@@ -28,6 +28,8 @@ const MAX_VALUES: usize = 4096;
 
 /// More rules than any policy can have.
 const MAX_NUMBERS: usize = 100_000;
+/// Stands for the interface of a pod that is not recognised. No program is for it.
+const UNKNOWN: &str = "(unknown)";
 
 impl PolicyTable {
     /// Reads what the kernel has for a pod.
@@ -38,11 +40,15 @@ impl PolicyTable {
     ) -> std::result::Result<Shown, ShowError> {
         let unknown = || ShowError::NoEndpoint(id.to_string());
         let endpoint = state.endpoints.get(id).ok_or_else(unknown)?;
-        self.read(state, endpoint)
+        let interface = match &self.recognised {
+            Some(recognised) => recognised.interfaces.get(id).cloned(),
+            None => Some(endpoint.host_interface.clone()),
+        };
+        self.read(state, endpoint, interface.as_deref().unwrap_or(UNKNOWN))
             .map_err(|error| ShowError::System { object: id.to_string(), problem: error.to_string() })
     }
 
-    fn read(&mut self, state: &NodeState, endpoint: &Endpoint) -> Result<Shown> {
+    fn read(&mut self, state: &NodeState, endpoint: &Endpoint, interface: &str) -> Result<Shown> {
         let specs = self.nft.set_specs(&self.config.table)?;
         let mut reader = Reader {
             nft: &mut self.nft,
@@ -53,10 +59,7 @@ impl PolicyTable {
             state,
             policies: endpoint.program.policy_ids().collect(),
             shown: Shown {
-                read_from: format!(
-                    "nftables table inet {}, interface {}",
-                    self.config.table, endpoint.host_interface
-                ),
+                read_from: format!("nftables table inet {}, interface {}", self.config.table, interface),
                 counting: Some(super::counting::is_enabled(state)),
                 sets: names_of_sets(state, endpoint),
                 ..Shown::default()
@@ -67,7 +70,7 @@ impl PolicyTable {
             reader.shown.remarks.push(remark.to_owned());
         }
         for slot in Slot::OF_PODS {
-            reader.slot(slot, &endpoint.host_interface)?;
+            reader.slot(slot, interface)?;
         }
         Ok(reader.shown)
     }

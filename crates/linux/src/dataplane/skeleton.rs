@@ -143,13 +143,14 @@ pub(super) fn own_addresses(family: Family) -> (&'static str, SetSpec) {
 /// Sends packets of pods' interfaces to a chain: those of all interfaces with the prefix, and of the pods' interfaces
 /// without it.
 fn of_pods(config: &Config, interface: MetaKey, chain: &str) -> Vec<Rule> {
-    are_pods(config, interface).map(|exprs| Rule::new([exprs, vec![goto(chain)]].concat(), "")).into()
+    let lead = |exprs| Rule::new([exprs, vec![goto(chain)]].concat(), "");
+    are_pods(config, interface).into_iter().map(lead).collect()
 }
 
 /// Packets to the node itself: packets from pods are judged by the pod's policy first.
 fn input_from(config: &Config, node: &NodeState) -> Vec<Rule> {
     let mut rules: Vec<Rule> = overlays(node).map(|family| vxlan_guard(node, family)).collect();
-    rules.extend(are_pods(config, MetaKey::InputInterface).map(find_gateway));
+    rules.extend(are_pods(config, MetaKey::InputInterface).into_iter().map(find_gateway));
     rules.extend(of_pods(config, MetaKey::InputInterface, FROM_WORKLOAD));
     rules
 }

@@ -1,19 +1,22 @@
 //! The nftables table of policy: makes the kernel's table match the desired one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Instant;
 
-use tortie_api::{Key, Kind};
+use tortie_api::{Key as ObjectKey, Kind};
 use tortie_dataplane::{Condition, EndpointId, NodeState, Reason};
 use tortie_kernel::Error;
-use tortie_kernel::nftables::{ChangeCallback, Encoded, Nft, Op, Table, Watch};
+use tortie_kernel::nftables::{ChangeCallback, Encoded, Key, Nft, Op, Table, Watch};
 
 use super::Config;
 use super::desired_table::{DesiredTable, RenderContext};
 use super::dirty::Dirty;
 use super::missing_modules::{MissingModules, may_be_missing};
 use super::policies::Problem;
+use super::recognition::Recognised;
+use super::sets::Family;
+use super::skeleton::own_addresses;
 use crate::Result;
 
 /// The table of policy, with the known state of the kernel.
@@ -37,6 +40,8 @@ pub(super) struct PolicyTable {
     pub(super) missing_modules: MissingModules,
     /// The node's own addresses with their interfaces.
     own_addresses: BTreeMap<IpAddr, String>,
+    /// The pods' interfaces, if another plugin has connected them.
+    pub(super) recognised: Option<Recognised>,
     /// The callback for changes by others, until the watch begins.
     on_change: Option<ChangeCallback>,
     watch: Option<Watch>,
@@ -49,6 +54,8 @@ impl PolicyTable {
         let mut nft = Nft::open()?;
         nft.limit_transactions(config.transaction_bytes);
         let (desired_table, refused, missing_modules, own_addresses, on_change, watch) = Default::default();
+        // Without a look at them, none is known.
+        let recognised = config.policy_only.as_ref().map(|_| Recognised::default());
         Ok(Self {
             nft,
             config,
@@ -60,6 +67,7 @@ impl PolicyTable {
             refused,
             missing_modules,
             own_addresses,
+            recognised,
             on_change,
             watch,
         })
@@ -138,6 +146,24 @@ impl PolicyTable {
         self.kernel.is_some()
     }
 
+    /// Of these pods, those that an earlier process did not know by their interfaces. None if there is no table of an earlier process.
+    pub(super) fn without_entries(
+        &mut self,
+        state: &NodeState,
+        ids: BTreeSet<EndpointId>,
+    ) -> Result<BTreeSet<EndpointId>> {
+        let Some(table) = self.nft.list(&self.config.table)? else { return Ok(BTreeSet::new()) };
+        let is_known = |id: &EndpointId| {
+            let interface = self.recognised.as_ref()?.interfaces.get(id)?;
+            let has_entry = |address: &IpAddr| {
+                let set = table.sets.get(own_addresses(Family::of(*address)).0);
+                set.is_some_and(|set| set.elements.contains_key(&Key::interface_address(interface, *address)))
+            };
+            Some(state.endpoints.get(id)?.addresses.iter().all(has_entry))
+        };
+        Ok(ids.into_iter().filter(|id| is_known(id) != Some(true)).collect())
+    }
+
     /// The problems of each endpoint's policy.
     pub(super) fn conditions(&self) -> BTreeMap<EndpointId, Vec<Condition>> {
         let mut conditions = BTreeMap::new();
@@ -159,13 +185,13 @@ impl PolicyTable {
     /// The conditions about host endpoints.
     pub(super) fn host_conditions(&self) -> Vec<Condition> {
         let problems = self.desired_table.host_problems().into_iter().flat_map(|(name, problems)| {
-            let host = Key::global(Kind::HostEndpoint, name);
+            let host = ObjectKey::global(Kind::HostEndpoint, name);
             problems.into_iter().map(move |problem| not_expressible(problem).about(&host))
         });
         let idle = self.desired_table.hosts_without_interface().map(|name| {
             let message = "it is in force nowhere: no interface of the node has an address of its expectedIPs, or another \
                            host endpoint applies to its interface";
-            Condition::new(Reason::HostEndpointWithoutInterface, message).about(Key::global(Kind::HostEndpoint, name))
+            Condition::new(Reason::HostEndpointWithoutInterface, message).about(ObjectKey::global(Kind::HostEndpoint, name))
         });
         problems.chain(idle).collect()
     }
@@ -213,6 +239,7 @@ impl PolicyTable {
                 room: self.nft.room(),
                 refused: &self.refused,
                 own_addresses: &self.own_addresses,
+                recognised: self.recognised.as_ref(),
             };
             let mut change = self.desired_table.update(state, &dirty, &Table::default(), &around);
             self.missing_modules.adapt(&mut change);
@@ -264,6 +291,7 @@ impl PolicyTable {
             room: self.nft.room(),
             refused: &self.refused,
             own_addresses: &self.own_addresses,
+            recognised: self.recognised.as_ref(),
         };
         let mut change = self.desired_table.update(state, dirty, &kernel, &around);
         self.missing_modules.adapt(&mut change);

@@ -15,6 +15,8 @@ use tortie_api::{Key, Kind};
 pub(crate) const POD_IP: &str = "cni.projectcalico.org/podIP";
 /// The annotation with all addresses, separated by commas.
 pub(crate) const POD_IPS: &str = "cni.projectcalico.org/podIPs";
+/// The annotation with the addresses from AWS VPC CNI (`ANNOTATE_POD_IP`), which precedes the kubelet's report.
+pub(crate) const AWS_POD_IPS: &str = "vpc.amazonaws.com/pod-ips";
 /// The annotation with the container id of the pod's sandbox.
 pub(crate) const CONTAINER_ID: &str = "cni.projectcalico.org/containerID";
 /// The only interface of a pod that has an endpoint.
@@ -132,7 +134,12 @@ fn addresses(pod: &Map<String, Value>) -> Result<Vec<IpNet>, String> {
     let reported = status["podIPs"].as_array().into_iter().flatten();
     let mut found: Vec<&str> = reported.filter_map(|one| one["ip"].as_str()).collect();
     if found.is_empty() {
-        let others = [status["podIP"].as_str(), annotation(pod, POD_IPS), annotation(pod, POD_IP)];
+        let others = [
+            status["podIP"].as_str(),
+            annotation(pod, POD_IPS),
+            annotation(pod, POD_IP),
+            annotation(pod, AWS_POD_IPS),
+        ];
         let first = others.into_iter().flatten().find(|text| !text.is_empty());
         found = first.into_iter().flat_map(|text| text.split(',')).collect();
     }
@@ -248,6 +255,7 @@ mod tests {
     }
 
     const IP: &str = "/metadata/annotations/cni.projectcalico.org/podIP";
+    const AWS: &str = "/metadata/annotations/vpc.amazonaws.com/pod-ips";
     const IPS: &str = "/metadata/annotations/cni.projectcalico.org/podIPs";
 
     #[test]
@@ -315,6 +323,8 @@ mod tests {
             ),
             (vec![(IPS, json!("")), (IP, json!("10.0.0.2/32"))], vec!["10.0.0.2/32"]),
             (vec![("/status/podIP", json!("10.0.0.1")), (IP, json!(""))], vec!["10.0.0.1/32"]),
+            (vec![(AWS, json!("10.0.0.3"))], vec!["10.0.0.3/32"]),
+            (vec![(IP, json!("10.0.0.2/32")), (AWS, json!("10.0.0.3"))], vec!["10.0.0.2/32"]),
         ];
         for (changes, expected) in table {
             assert_eq!(derived(&changes)["spec"]["ipNetworks"], json!(expected), "{changes:?}");

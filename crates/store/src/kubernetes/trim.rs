@@ -7,7 +7,7 @@ use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Seq
 use serde_json::{Map, Number, Value};
 use tortie_api::Kind;
 
-use super::endpoints::{CONTAINER_ID, POD_IP, POD_IPS};
+use super::endpoints::{AWS_POD_IPS, CONTAINER_ID, POD_IP, POD_IPS};
 
 /// The parts of a JSON value to keep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,7 +43,12 @@ const POD_FIELDS: [(&str, Keep); 3] = [
             ("labels", Keep::All),
             (
                 "annotations",
-                Keep::Only(&[(POD_IP, Keep::All), (POD_IPS, Keep::All), (CONTAINER_ID, Keep::All)]),
+                Keep::Only(&[
+                    (POD_IP, Keep::All),
+                    (POD_IPS, Keep::All),
+                    (AWS_POD_IPS, Keep::All),
+                    (CONTAINER_ID, Keep::All),
+                ]),
             ),
         ]),
     ),

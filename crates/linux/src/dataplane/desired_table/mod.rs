@@ -9,6 +9,7 @@ use tortie_dataplane::{EndpointId, HostEndpoint, NodeState};
 use tortie_policy::program::{EndpointProgram, PolicyId, SetId};
 
 mod host_ports;
+mod interfaces;
 mod origins;
 mod parts;
 mod problems;
@@ -26,6 +27,7 @@ use crate::dataplane::lookups::Sources;
 use crate::dataplane::packet_kinds::ODD_INTERFACES;
 use crate::dataplane::policies::{Lines, chain_name, problem};
 use crate::dataplane::programs::{ProgramSpec, RenderedProgram, closed, first_chain, program_name, write};
+use crate::dataplane::recognition::Recognised;
 use crate::dataplane::sets::{Family, digest_number};
 use crate::dataplane::skeleton;
 use crate::dataplane::slots::{Slot, Stage};
@@ -36,6 +38,8 @@ pub(super) struct DesiredTable {
     pods: BTreeMap<EndpointId, Pod>,
     /// The owners of each interface. If there is more than one, they are closed.
     interfaces: BTreeMap<String, BTreeSet<EndpointId>>,
+    /// The interfaces of pods that are not recognised. They are closed.
+    unclaimed: BTreeSet<String>,
     /// The pods that want each port of the node, with their address and port. The first one gets it.
     host_ports: BTreeMap<HostPortKey, BTreeMap<EndpointId, (IpAddr, u16)>>,
     hosts: BTreeMap<String, Host>,
@@ -61,7 +65,8 @@ type Programs = BTreeMap<Slot, String>;
 /// The parts of the table that belong to a pod.
 #[derive(Debug)]
 struct Pod {
-    interface: String,
+    /// `None` if it is not known.
+    interface: Option<String>,
     addresses: Vec<IpAddr>,
     /// The keys of its ports of the node.
     host_ports: Vec<HostPortKey>,
@@ -114,6 +119,8 @@ pub(super) struct RenderContext<'a> {
     pub refused: &'a BTreeMap<String, String>,
     /// The node's own addresses with their interfaces.
     pub own_addresses: &'a BTreeMap<IpAddr, String>,
+    /// The pods' interfaces, if another plugin has connected them; otherwise they have Tortie's names.
+    pub recognised: Option<&'a Recognised>,
 }
 
 /// The interfaces that lead to programs, of pods and of host endpoints.
@@ -145,7 +152,8 @@ impl DesiredTable {
             update_peers(state, &dirty.peers, &mut change);
         }
         let reshaped = update_sets(state, dirty, kernel, &mut change);
-        let mut affected = self.update_pods(state, dirty, &mut change);
+        let mut affected = self.update_pods(state, dirty, around, &mut change);
+        self.update_unclaimed(around, &mut affected);
         self.update_hosts(state, dirty, around.own_addresses, &mut affected);
         self.add_affected_policies(dirty, &reshaped, &mut affected);
         self.write_policies(state, &affected, around, &|name| change.has_set(kernel, name));
@@ -181,7 +189,7 @@ impl DesiredTable {
         let hosts = self.hosts.iter();
         let hosts = hosts.filter(|(name, host)| dirty.hosts.contains(*name) || has_one(&host.programs));
         Interfaces {
-            of_pods: pods.map(|(_, pod)| pod.interface.clone()).collect(),
+            of_pods: pods.filter_map(|(_, pod)| pod.interface.clone()).collect(),
             of_hosts: hosts
                 .flat_map(|(_, host)| &host.interfaces)
                 .chain(&change.host_interfaces)
@@ -209,8 +217,9 @@ impl DesiredTable {
                 _ => None,
             };
             self.lead(interface, &Slot::OF_PODS, owner.map(|pod| &pod.programs), change);
-            if !interface.starts_with(&config.workload_prefix) {
-                let there = self.interfaces.contains_key(interface).then(Value::default);
+            if !config.has_pod_prefix(interface) {
+                let is_pods = self.interfaces.contains_key(interface) || self.unclaimed.contains(interface);
+                let there = is_pods.then(Value::default);
                 let spec = || SetSpec::hash(&[Field::Interface]);
                 change.element(ODD_INTERFACES, spec, Key::interface(interface), there);
             }
@@ -240,25 +249,35 @@ impl DesiredTable {
     }
 
     /// Applies the dirty pods: their entries, and the programs and policies that are added and removed with them.
-    fn update_pods(&mut self, state: &NodeState, dirty: &Dirty, change: &mut Change) -> Objects {
+    fn update_pods(
+        &mut self,
+        state: &NodeState,
+        dirty: &Dirty,
+        around: &RenderContext<'_>,
+        change: &mut Change,
+    ) -> Objects {
         let mut affected = Objects::default();
         for id in &dirty.endpoints {
             let old = self.pods.remove(id);
             if let Some(old) = &old {
-                remove(&mut self.interfaces, &old.interface, id);
                 self.give_host_ports_up(id, old, change);
                 old.put_addresses(false, change);
-                affected.interfaces.insert(old.interface.clone());
+                if let Some(interface) = &old.interface {
+                    remove(&mut self.interfaces, interface, id);
+                    affected.interfaces.insert(interface.clone());
+                }
             }
             if let Some(endpoint) = state.endpoints.get(id) {
                 let programs = Slot::OF_PODS.map(|slot| (slot, &*endpoint.program));
                 let (interface, addresses) =
-                    (endpoint.host_interface.to_string(), endpoint.addresses.clone());
+                    (around.interface_of(id, endpoint).map(str::to_owned), endpoint.addresses.clone());
                 let host_ports = self.take_host_ports(id, endpoint, change);
                 let programs = self.acquire_programs(&programs, &mut affected);
                 let pod = Pod { interface, addresses, host_ports, programs };
-                affected.interfaces.insert(pod.interface.clone());
-                self.interfaces.entry(pod.interface.clone()).or_default().insert(id.clone());
+                if let Some(interface) = &pod.interface {
+                    affected.interfaces.insert(interface.clone());
+                    self.interfaces.entry(interface.clone()).or_default().insert(id.clone());
+                }
                 self.pods.insert(id.clone(), pod);
             }
             self.release_programs(old.map(|old| old.programs), &mut affected);
@@ -517,9 +536,10 @@ impl DesiredTable {
 impl Pod {
     /// Allows packets from the pod's addresses on its interface, or removes the permission.
     fn put_addresses(&self, there: bool, change: &mut Change) {
+        let Some(interface) = &self.interface else { return };
         for address in &self.addresses {
             let (name, spec) = skeleton::own_addresses(Family::of(*address));
-            let key = Key::interface_address(&self.interface, *address);
+            let key = Key::interface_address(interface, *address);
             change.element(name, || spec, key, there.then(Value::default));
         }
     }

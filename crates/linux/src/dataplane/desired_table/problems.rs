@@ -33,12 +33,12 @@ impl DesiredTable {
         let bad = self.bad_programs();
         let of_pod = |(id, pod): (_, _)| {
             let pod: &Pod = pod;
-            let contested = self.interfaces.get(&pod.interface).is_some_and(|ids| ids.len() > 1);
+            let interface = pod.interface.as_deref().unwrap_or_default();
+            let contested = self.interfaces.get(interface).is_some_and(|ids| ids.len() > 1);
             let problems = self.problems(&pod.programs, &bad);
             let owners = pod.host_ports.iter().filter_map(|key| self.host_ports.get(key)?.keys().next());
             let host_port_taken_by = owners.into_iter().find(|owner| *owner != id);
             let has_any = contested || host_port_taken_by.is_some() || !problems.is_empty();
-            let interface = &pod.interface;
             has_any.then_some((id, EndpointProblems { interface, contested, host_port_taken_by, problems }))
         };
         self.pods.iter().filter_map(of_pod).collect()

@@ -1,0 +1,255 @@
+//! Recognises the host interfaces of pods that another CNI plugin has connected.
+//!
+//! An interface is a pod's if the host route to each of the pod's addresses leads there, and if something else says so, too: its name,
+//! which some plugins derive from the names of namespace and pod, or the result of the plugin, which the container runtime
+//! keeps. The route alone is no proof. The addresses of a pod in the Kubernetes API lag behind: a route may already lead to
+//! the next pod with the same address.
+
+mod observer;
+mod results;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+use sha1::{Digest, Sha1};
+use tortie_dataplane::{Condition, Endpoint, EndpointId, Reason};
+use tortie_kernel::route::{Link, Route, RouteKind};
+
+pub(super) use observer::Observer;
+use results::Attachment;
+
+use super::PolicyOnly;
+
+/// What a node has, as far as it tells whose an interface is.
+#[derive(Debug, Default)]
+pub(super) struct Observed {
+    /// By index.
+    links: BTreeMap<u32, Link>,
+    /// The links to which the host routes of each address lead.
+    host_routes: BTreeMap<IpAddr, BTreeSet<u32>>,
+    /// The links over which networks are reached, such as the node's own adapter. They are never a pod's.
+    uplinks: BTreeSet<u32>,
+    /// What plugins have answered to the container runtime.
+    attachments: Vec<Attachment>,
+}
+
+/// The pods' interfaces.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Recognised {
+    /// The interface of each recognised pod.
+    pub(super) interfaces: BTreeMap<EndpointId, Arc<str>>,
+    /// The interfaces of pods that are not recognised. They are closed.
+    pub(super) unclaimed: BTreeSet<String>,
+    /// Why pods are not recognised.
+    pub(super) problems: BTreeMap<EndpointId, Problem>,
+}
+
+/// Why the interface of a pod is not known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Problem {
+    /// No host route leads to this address.
+    NoRoute(IpAddr),
+    /// Its interface is a port of a bridge.
+    Bridged { interface: String, bridge: String },
+    /// The routes to its addresses lead to several interfaces.
+    Several(BTreeSet<String>),
+    /// The route leads to an interface that is not the end of a cable to one pod.
+    Unfit { address: IpAddr, interface: String },
+    /// The interface is another pod's: this one, if known.
+    OfAnother { interface: String, owner: Option<String> },
+    /// Nothing says whose the interface is.
+    Unproven(String),
+}
+
+impl Observed {
+    fn new(links: Vec<Link>, routes: &[Route], attachments: Vec<Attachment>) -> Self {
+        let mut observed = Self { attachments, ..Self::default() };
+        observed.links = links.into_iter().map(|link| (link.index, link)).collect();
+        for route in routes.iter().filter(|route| route.kind == RouteKind::Unicast) {
+            let destination = route.destination;
+            let is_host_route = destination.prefix_len() == destination.max_prefix_len();
+            let hops = route.next_hops();
+            if is_host_route && hops.iter().all(|hop| hop.gateway.is_none()) {
+                let known = observed.host_routes.entry(destination.addr()).or_default();
+                known.extend(hops.iter().map(|hop| hop.link));
+            } else if !is_link_local(destination.addr()) {
+                observed.uplinks.extend(hops.iter().map(|hop| hop.link));
+            }
+        }
+        observed
+    }
+
+    /// The interfaces of the pods.
+    pub(super) fn recognise(
+        &self,
+        pods: &BTreeMap<EndpointId, Arc<Endpoint>>,
+        config: &PolicyOnly,
+    ) -> Recognised {
+        let mut recognised = Recognised::default();
+        let mut candidates = BTreeSet::new();
+        for (id, pod) in pods {
+            candidates
+                .extend(pod.addresses.iter().filter_map(|address| self.host_routes.get(address)).flatten());
+            match self.interface_of(id, pod, config) {
+                Ok(name) => drop(recognised.interfaces.insert(id.clone(), name.into())),
+                Err(problem) => drop(recognised.problems.insert(id.clone(), problem)),
+            }
+        }
+        let claimed: BTreeSet<&str> = recognised.interfaces.values().map(AsRef::as_ref).collect();
+        let led_to = candidates.into_iter().filter_map(|index| self.links.get(index));
+        let answered: BTreeSet<&str> =
+            self.attachments.iter().flat_map(|it| &it.host_interfaces).map(String::as_str).collect();
+        let answered = self.links.values().filter(|link| answered.contains(&*link.name));
+        let of_pods = led_to.chain(answered).filter(|link| self.is_cable(link));
+        let unclaimed = of_pods.filter(|link| !claimed.contains(&*link.name));
+        recognised.unclaimed = unclaimed.map(|link| link.name.clone()).collect();
+        recognised
+    }
+
+    fn interface_of(&self, id: &EndpointId, pod: &Endpoint, config: &PolicyOnly) -> Result<String, Problem> {
+        let mut links = BTreeMap::new();
+        for address in &pod.addresses {
+            let there = self.host_routes.get(address).filter(|links| !links.is_empty());
+            let there = there.ok_or_else(|| self.bridged(id).unwrap_or(Problem::NoRoute(*address)))?;
+            links.extend(there.iter().map(|link| (*link, *address)));
+        }
+        let found: Vec<_> =
+            links.iter().filter_map(|(index, address)| Some((self.links.get(index)?, *address))).collect();
+        let (link, address) = match found.as_slice() {
+            [only] if links.len() == 1 => *only,
+            [] => {
+                let address = pod.addresses.first().copied().unwrap_or(IpAddr::from([0; 4]));
+                return Err(Problem::NoRoute(address));
+            }
+            several => {
+                return Err(Problem::Several(several.iter().map(|(link, _)| link.name.clone()).collect()));
+            }
+        };
+        if !self.is_cable(link) {
+            return Err(Problem::Unfit { address, interface: link.name.clone() });
+        }
+        self.check_owner(id, pod, &link.name, config)?;
+        Ok(link.name.clone())
+    }
+
+    /// Fails unless something proves that the interface is the pod's, and nothing says otherwise.
+    fn check_owner(
+        &self,
+        id: &EndpointId,
+        pod: &Endpoint,
+        interface: &str,
+        config: &PolicyOnly,
+    ) -> Result<(), Problem> {
+        let names_it = |it: &&Attachment| it.host_interfaces.iter().any(|name| name == interface);
+        let of_it: Vec<&Attachment> = self.attachments.iter().filter(names_it).collect();
+        let is_own = |it: &&Attachment| it.is_of(id);
+        if let Some(other) = of_it.iter().find(|it| !is_own(it)) {
+            let owner = Some(format!("{}/{}", other.namespace, other.pod));
+            return Err(Problem::OfAnother { interface: interface.to_owned(), owner });
+        }
+        let has_addresses =
+            |it: &Attachment| pod.addresses.iter().all(|address| it.addresses.contains(address));
+        if of_it.iter().any(|it| has_addresses(it)) {
+            return Ok(());
+        }
+        match config.prefixes.iter().find_map(|prefix| interface.strip_prefix(prefix.as_str())) {
+            Some(rest) if rest == digits(&id.namespace, &id.pod) => Ok(()),
+            Some(rest) if is_digits(rest) => {
+                Err(Problem::OfAnother { interface: interface.to_owned(), owner: None })
+            }
+            _ => Err(Problem::Unproven(interface.to_owned())),
+        }
+    }
+
+    /// Whether it is the end of a cable that leads to one pod.
+    fn is_cable(&self, link: &Link) -> bool {
+        link.kind == "veth" && link.controller.is_none() && !self.uplinks.contains(&link.index)
+    }
+
+    fn bridged(&self, id: &EndpointId) -> Option<Problem> {
+        let of_pod = self.attachments.iter().filter(|it| it.is_of(id));
+        let names: BTreeSet<&str> = of_pod.flat_map(|it| &it.host_interfaces).map(String::as_str).collect();
+        self.links.values().filter(|link| names.contains(&*link.name)).find_map(|link| {
+            let bridge = self.links.get(&link.controller?)?.name.clone();
+            Some(Problem::Bridged { interface: link.name.clone(), bridge })
+        })
+    }
+}
+
+impl Problem {
+    /// The condition of the pod.
+    pub(super) fn condition(&self, results: &Path) -> Condition {
+        let unknown = "so its interface is unknown and its policy is not in force";
+        let kinds = "ptp, AWS VPC CNI, GKE's plugin, or Azure CNI in transparent mode";
+        let message = match self {
+            Self::NoRoute(address) => format!(
+                "no host route leads to its address {address}, {unknown}; Tortie waits for the CNI plugin. Policy needs a plugin \
+                 that gives each pod an interface and a route of its own: {kinds}"
+            ),
+            Self::Bridged { interface, bridge } => format!(
+                "its interface {interface} is a port of the bridge {bridge}, where Tortie enforces no policy, so it has none; use a \
+                 plugin that gives each pod a route of its own: {kinds}"
+            ),
+            Self::Several(interfaces) => {
+                let names: Vec<&str> = interfaces.iter().map(String::as_str).collect();
+                format!(
+                    "the routes to its addresses lead to several interfaces ({}), {unknown}; they are closed. Delete the wrong routes",
+                    names.join(", ")
+                )
+            }
+            Self::Unfit { address, interface } => format!(
+                "the route to its address {address} leads to {interface}, which is not the end of a veth pair with one pod behind it, \
+                 {unknown}; use a plugin that gives each pod an interface and a route of its own: {kinds}"
+            ),
+            Self::OfAnother { interface, owner } => {
+                let owner =
+                    owner.as_ref().map_or_else(|| "another pod".to_owned(), |owner| format!("pod {owner}"));
+                format!(
+                    "the route to its address leads to {interface}, which belongs to {owner}, {unknown}. If this lasts, the address in the \
+                     status of one of the two pods is wrong: delete that pod"
+                )
+            }
+            Self::Unproven(interface) => format!(
+                "the route to its address leads to {interface}, but nothing proves that it is this pod's, {unknown}; the interface is \
+                 closed. Give the agent the folder with the CNI results of the container runtime, which is not {} or has no \
+                 result of this pod (--cni-results), or the prefix of names that the plugin makes from the hash of namespace and \
+                 pod (--pod-interface-prefix)",
+                results.display()
+            ),
+        };
+        let reason = match self {
+            Self::NoRoute(_) | Self::Bridged { .. } | Self::Unfit { .. } => Reason::InterfaceMissing,
+            Self::Several(_) | Self::OfAnother { .. } | Self::Unproven(_) => Reason::InterfaceUnproven,
+        };
+        Condition::new(reason, message)
+    }
+}
+
+/// How many digits of the hash an interface's name has.
+const DIGITS: usize = 11;
+
+/// The part of an interface's name that AWS VPC CNI, GKE's plugin, Azure CNI and Calico's make from the pod's names.
+fn digits(namespace: &str, pod: &str) -> String {
+    let mut digest = String::new();
+    for byte in Sha1::digest(format!("{namespace}.{pod}")) {
+        let _ = write!(digest, "{byte:02x}");
+    }
+    digest.truncate(DIGITS);
+    digest
+}
+
+fn is_digits(text: &str) -> bool {
+    text.len() == DIGITS && text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+}
+
+fn is_link_local(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => address.is_link_local(),
+        IpAddr::V6(address) => address.is_unicast_link_local() || address.is_multicast(),
+    }
+}

@@ -1,0 +1,397 @@
+//! Tables of nodes, results of plugins, and problems.
+
+use std::path::PathBuf;
+
+use serde_json::json;
+use tortie_kernel::route::NextHop;
+
+use super::*;
+
+fn id(pod: &str) -> EndpointId {
+    EndpointId { namespace: "n".into(), pod: pod.into(), interface: "eth0".into() }
+}
+
+fn link(index: u32, name: &str) -> Link {
+    Link {
+        index,
+        name: name.to_owned(),
+        kind: "veth".to_owned(),
+        mac: None,
+        mtu: 1500,
+        up: true,
+        controller: None,
+        peer: None,
+        alias: String::new(),
+        vxlan: None,
+    }
+}
+
+fn to(net: &str, link: u32) -> Route {
+    Route::on_link(net.parse().unwrap(), link, 3)
+}
+
+fn pods(pods: &[(&str, &[&str])]) -> BTreeMap<EndpointId, Arc<Endpoint>> {
+    let pod = |(name, addresses): &(&str, &[&str])| {
+        let endpoint = Endpoint {
+            container_id: "".into(),
+            host_interface: "cali0".into(),
+            addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
+            mac: None,
+            host_ports: [].into(),
+            program: Arc::default(),
+        };
+        (id(name), Arc::new(endpoint))
+    };
+    pods.iter().map(pod).collect()
+}
+
+/// What ptp has answered for a pod.
+fn result(pod: &str, host_interface: &str, addresses: &[&str]) -> Attachment {
+    let ips: Vec<_> =
+        addresses.iter().map(|address| json!({"address": format!("{address}/24"), "interface": 1})).collect();
+    let file = json!({
+        "kind": "cniCacheV1", "containerId": "c", "config": "e30=", "ifName": "eth0", "networkName": "net",
+        "cniArgs": [["IgnoreUnknown", "1"], ["K8S_POD_NAMESPACE", "n"], ["K8S_POD_NAME", pod]],
+        "result": {
+            "cniVersion": "1.0.0", "ips": ips,
+            "interfaces": [{"name": host_interface}, {"name": "eth0", "sandbox": "/run/netns/x"}, {"name": "eth0"}],
+        },
+    });
+    Attachment::parse(file.to_string().as_bytes()).unwrap()
+}
+
+fn config() -> PolicyOnly {
+    PolicyOnly { prefixes: vec!["eni".to_owned(), "gke".to_owned()], results: PathBuf::from("/results") }
+}
+
+/// A table of nodes: links, routes and results of plugins; pods; and the expected interfaces, problems and closed interfaces.
+#[test]
+fn an_interface_is_a_pods_only_if_route_and_name_or_result_say_so() {
+    const A: &str = "10.0.0.1";
+    const A_6: &str = "fd00::1";
+    // printf n.a | sha1sum
+    let hashed = format!("eni{}", digits("n", "a"));
+    assert_eq!(digits("default", "mypod"), "4e199eba087", "Calico's own example");
+    let bridged = Link { controller: Some(9), ..link(2, "veth1") };
+    let bridge = Link { kind: "bridge".to_owned(), ..link(9, "cni0") };
+    let to_a = || vec![to("10.0.0.1/32", 2)];
+    let of_other = |name: &str, owner: Option<&str>| Problem::OfAnother {
+        interface: name.to_owned(),
+        owner: owner.map(str::to_owned),
+    };
+    let unfit = |name: &str| Problem::Unfit { address: A.parse().unwrap(), interface: name.to_owned() };
+    let a = || pods(&[("a", &[A])]);
+    type Case = (
+        &'static str,
+        Vec<Link>,
+        Vec<Route>,
+        Vec<Attachment>,
+        BTreeMap<EndpointId, Arc<Endpoint>>,
+        Vec<(&'static str, Result<String, Problem>)>,
+        Vec<&'static str>,
+    );
+    let yes = |name: &str| Ok(name.to_owned());
+    let table: Vec<Case> = vec![
+        (
+            "route and result",
+            vec![link(2, "veth1")],
+            to_a(),
+            vec![result("a", "veth1", &[A])],
+            a(),
+            vec![("a", yes("veth1"))],
+            vec![],
+        ),
+        (
+            "route and hash",
+            vec![link(2, &hashed)],
+            to_a(),
+            vec![],
+            a(),
+            vec![("a", Ok(hashed.clone()))],
+            vec![],
+        ),
+        (
+            "route alone",
+            vec![link(2, "veth1")],
+            to_a(),
+            vec![],
+            a(),
+            vec![("a", Err(Problem::Unproven("veth1".to_owned())))],
+            vec!["veth1"],
+        ),
+        (
+            "result alone",
+            vec![link(2, "veth1")],
+            vec![],
+            vec![result("a", "veth1", &[A])],
+            a(),
+            vec![("a", Err(Problem::NoRoute(A.parse().unwrap())))],
+            vec!["veth1"],
+        ),
+        (
+            "no link",
+            vec![],
+            to_a(),
+            vec![result("a", "veth1", &[A])],
+            a(),
+            vec![("a", Err(Problem::NoRoute(A.parse().unwrap())))],
+            vec![],
+        ),
+        (
+            "the hash of another pod",
+            vec![link(2, "eni0123456789a")],
+            to_a(),
+            vec![],
+            a(),
+            vec![("a", Err(of_other("eni0123456789a", None)))],
+            vec!["eni0123456789a"],
+        ),
+        (
+            "a prefix without hash",
+            vec![link(2, "eni1")],
+            to_a(),
+            vec![],
+            a(),
+            vec![("a", Err(Problem::Unproven("eni1".to_owned())))],
+            vec!["eni1"],
+        ),
+        (
+            "the next pod has the address, and the API does not say so yet",
+            vec![link(3, "veth2")],
+            vec![to("10.0.0.1/32", 3)],
+            vec![result("a", "veth1", &[A]), result("b", "veth2", &[A])],
+            a(),
+            vec![("a", Err(of_other("veth2", Some("n/b"))))],
+            vec!["veth2"],
+        ),
+        (
+            "both claim the address, and one has it",
+            vec![link(3, "veth2")],
+            vec![to("10.0.0.1/32", 3)],
+            vec![result("b", "veth2", &[A])],
+            pods(&[("a", &[A]), ("b", &[A])]),
+            vec![("a", Err(of_other("veth2", Some("n/b")))), ("b", yes("veth2"))],
+            vec![],
+        ),
+        (
+            "both claim the address, and none proves it",
+            vec![link(3, "veth2")],
+            vec![to("10.0.0.1/32", 3)],
+            vec![],
+            pods(&[("a", &[A]), ("b", &[A])]),
+            vec![
+                ("a", Err(Problem::Unproven("veth2".to_owned()))),
+                ("b", Err(Problem::Unproven("veth2".to_owned()))),
+            ],
+            vec!["veth2"],
+        ),
+        (
+            "the result has another address",
+            vec![link(2, "veth1")],
+            to_a(),
+            vec![result("a", "veth1", &["10.0.0.2"])],
+            a(),
+            vec![("a", Err(Problem::Unproven("veth1".to_owned())))],
+            vec!["veth1"],
+        ),
+        (
+            "results of two pods name the interface",
+            vec![link(2, "veth1")],
+            to_a(),
+            vec![result("a", "veth1", &[A]), result("b", "veth1", &[A])],
+            a(),
+            vec![("a", Err(of_other("veth1", Some("n/b"))))],
+            vec!["veth1"],
+        ),
+        (
+            "a sandbox of before has the same interface",
+            vec![link(2, "veth1")],
+            to_a(),
+            vec![result("a", "veth1", &["10.0.0.9"]), result("a", "veth1", &[A])],
+            a(),
+            vec![("a", yes("veth1"))],
+            vec![],
+        ),
+        (
+            "a pod that is not in the API yet",
+            vec![link(2, "veth1")],
+            to_a(),
+            vec![result("a", "veth1", &[A])],
+            pods(&[]),
+            vec![],
+            vec!["veth1"],
+        ),
+        (
+            "a bridge",
+            vec![bridged.clone(), bridge.clone()],
+            vec![to("10.0.0.0/24", 9)],
+            vec![result("a", "veth1", &[A])],
+            a(),
+            vec![("a", Err(Problem::Bridged { interface: "veth1".to_owned(), bridge: "cni0".to_owned() }))],
+            vec![],
+        ),
+        (
+            "the node's adapter, which is a veth in nested nodes",
+            vec![link(2, "eth1")],
+            vec![to("10.0.0.1/32", 2), to("192.0.2.0/24", 2)],
+            vec![result("a", "eth1", &[A])],
+            a(),
+            vec![("a", Err(unfit("eth1")))],
+            vec![],
+        ),
+        (
+            "a link of another kind",
+            vec![Link { kind: "vlan".to_owned(), ..link(2, "veth1") }],
+            to_a(),
+            vec![result("a", "veth1", &[A])],
+            a(),
+            vec![("a", Err(unfit("veth1")))],
+            vec![],
+        ),
+        (
+            "a gateway",
+            vec![link(2, "veth1")],
+            vec![Route::via("10.0.0.1/32".parse().unwrap(), "192.0.2.1".parse().unwrap(), 2, 3)],
+            vec![],
+            a(),
+            vec![("a", Err(Problem::NoRoute(A.parse().unwrap())))],
+            vec![],
+        ),
+        (
+            "a blackhole",
+            vec![link(2, "veth1")],
+            vec![Route::blackhole("10.0.0.1/32".parse().unwrap(), 3)],
+            vec![],
+            a(),
+            vec![("a", Err(Problem::NoRoute(A.parse().unwrap())))],
+            vec![],
+        ),
+        (
+            "two families",
+            vec![link(2, "veth1")],
+            vec![to("10.0.0.1/32", 2), to("fd00::1/128", 2), to("fe80::/64", 2)],
+            vec![result("a", "veth1", &[A, A_6])],
+            pods(&[("a", &[A, A_6])]),
+            vec![("a", yes("veth1"))],
+            vec![],
+        ),
+        (
+            "one family has no route",
+            vec![link(2, "veth1")],
+            to_a(),
+            vec![result("a", "veth1", &[A, A_6])],
+            pods(&[("a", &[A, A_6])]),
+            vec![("a", Err(Problem::NoRoute(A_6.parse().unwrap())))],
+            vec!["veth1"],
+        ),
+        (
+            "the families lead to two links",
+            vec![link(2, "veth1"), link(3, "veth2")],
+            vec![to("10.0.0.1/32", 2), to("fd00::1/128", 3)],
+            vec![result("a", "veth1", &[A, A_6])],
+            pods(&[("a", &[A, A_6])]),
+            vec![("a", Err(Problem::Several(["veth1".to_owned(), "veth2".to_owned()].into())))],
+            vec!["veth1", "veth2"],
+        ),
+        (
+            "routes of two metrics lead to two links",
+            vec![link(2, "veth1"), link(3, "veth2")],
+            vec![to("10.0.0.1/32", 2), Route { metric: 9, ..to("10.0.0.1/32", 3) }],
+            vec![result("a", "veth1", &[A])],
+            a(),
+            vec![("a", Err(Problem::Several(["veth1".to_owned(), "veth2".to_owned()].into())))],
+            vec!["veth1", "veth2"],
+        ),
+        (
+            "two next hops",
+            vec![link(2, "veth1"), link(3, "veth2")],
+            vec![Route {
+                others: vec![NextHop { link: 3, gateway: None, onlink: false }],
+                ..to("10.0.0.1/32", 2)
+            }],
+            vec![result("a", "veth1", &[A])],
+            a(),
+            vec![("a", Err(Problem::Several(["veth1".to_owned(), "veth2".to_owned()].into())))],
+            vec!["veth1", "veth2"],
+        ),
+    ];
+    for (what, links, routes, attachments, pods, expected, unclaimed) in table {
+        let found = Observed::new(links, &routes, attachments).recognise(&pods, &config());
+        let mut both: BTreeMap<EndpointId, Result<String, Problem>> = BTreeMap::new();
+        both.extend(found.interfaces.iter().map(|(id, name)| (id.clone(), Ok(name.to_string()))));
+        both.extend(found.problems.iter().map(|(id, problem)| (id.clone(), Err(problem.clone()))));
+        let expected: BTreeMap<_, _> = expected.into_iter().map(|(pod, found)| (id(pod), found)).collect();
+        assert_eq!(both, expected, "{what}");
+        let unclaimed: BTreeSet<String> = unclaimed.into_iter().map(str::to_owned).collect();
+        assert_eq!(found.unclaimed, unclaimed, "{what}");
+    }
+}
+
+#[test]
+fn a_result_that_is_not_of_a_pod_or_not_complete_is_left_out() {
+    let complete = json!({
+        "ifName": "eth0", "cniArgs": [["K8S_POD_NAMESPACE", "n"], ["K8S_POD_NAME", "p"]],
+        "result": {"interfaces": [{"name": "veth1"}], "ips": [{"address": "10.0.0.1/24"}, {"address": "x"}]},
+    });
+    let read = Attachment::parse(complete.to_string().as_bytes()).unwrap();
+    assert!(read.is_of(&id("p")) && !read.is_of(&id("q")));
+    assert_eq!(read.addresses, ["10.0.0.1".parse().unwrap()].into());
+    let other_interface = EndpointId { interface: "net1".into(), ..id("p") };
+    assert!(!read.is_of(&other_interface));
+    let text = complete.to_string();
+    assert_eq!(Attachment::parse(&text.as_bytes()[..text.len() - 1]), None, "it is still being written");
+    for (field, value) in [
+        ("cniArgs", json!([["K8S_POD_NAME", "p"]])),
+        ("cniArgs", json!([["K8S_POD_NAMESPACE", "n"], ["K8S_POD_NAME", ""]])),
+        ("cniArgs", json!(null)),
+        ("ifName", json!(1)),
+    ] {
+        let mut other = complete.clone();
+        other[field] = value.clone();
+        assert_eq!(Attachment::parse(other.to_string().as_bytes()), None, "{field}: {value}");
+    }
+}
+
+/// Each problem has its own message, which names what to do.
+#[test]
+fn problems_name_the_interface_and_the_remedy() {
+    let results = Path::new("/results");
+    let name = || "veth1".to_owned();
+    for (problem, reason, parts) in [
+        (
+            Problem::NoRoute("10.0.0.1".parse().unwrap()),
+            Reason::InterfaceMissing,
+            ["10.0.0.1", "waits for the CNI plugin"],
+        ),
+        (
+            Problem::Bridged { interface: name(), bridge: "cni0".to_owned() },
+            Reason::InterfaceMissing,
+            ["cni0", "use a plugin"],
+        ),
+        (
+            Problem::Several([name(), "veth2".to_owned()].into()),
+            Reason::InterfaceUnproven,
+            ["veth1, veth2", "Delete the wrong routes"],
+        ),
+        (
+            Problem::Unfit { address: "10.0.0.1".parse().unwrap(), interface: name() },
+            Reason::InterfaceMissing,
+            ["veth1", "use a plugin"],
+        ),
+        (
+            Problem::OfAnother { interface: name(), owner: Some("n/b".to_owned()) },
+            Reason::InterfaceUnproven,
+            ["n/b", "delete that pod"],
+        ),
+        (
+            Problem::OfAnother { interface: name(), owner: None },
+            Reason::InterfaceUnproven,
+            ["another pod", "delete that pod"],
+        ),
+        (Problem::Unproven(name()), Reason::InterfaceUnproven, ["/results", "--pod-interface-prefix"]),
+    ] {
+        let condition = problem.condition(results);
+        assert_eq!(condition.reason, reason, "{condition}");
+        assert!(parts.iter().all(|part| condition.message.contains(part)), "{condition}");
+    }
+}
