@@ -83,8 +83,23 @@ pub(crate) fn run(names: &[&str]) -> Result<()> {
         // The plugin as it is in the image, which starts in less than half of the time.
         let target = image::static_target()?;
         setup::target(target)?;
-        cargo(&["build", "--release", "--package", "tortie-cni", "--target", target])?;
-        cni()?;
+        cargo(&[
+            "build",
+            "--release",
+            "--package",
+            "tortie-cni",
+            "--package",
+            "tortie-cli",
+            "--target",
+            target,
+        ])?;
+        let linked = built(Path::new(target).join("release/tortie"))?;
+        for (build, tortie) in
+            [("static, as in the image", linked), ("with this machine's C library", release("tortie")?)]
+        {
+            println!("agent and datastore {build}:");
+            cni(&tortie)?;
+        }
     }
     if wanted("demo") {
         demo()?;
@@ -128,11 +143,11 @@ fn demo() -> Result<()> {
 
 /// CNI ADD and DEL of 100 pods, one after the other and ten at a time, by Tortie (address, interface, policy in
 /// force) and by Debian's `ptp` with `host-local` (address, interface), executed in the same way.
-fn cni() -> Result<()> {
-    let lab = Lab::up()?;
+fn cni(tortie: &Path) -> Result<()> {
+    let lab = Lab::up(tortie)?;
     let agent = lab.agent_pid()?;
     let supervisor = lab.inside_pid()?;
-    let tortie = Plugin {
+    let plugin = Plugin {
         name: "tortie (policy in force)",
         program: built(Path::new(image::static_target()?).join("release/tortie-cni"))?,
         config: json!({
@@ -160,9 +175,9 @@ fn cni() -> Result<()> {
         "CNI, {PODS} pods, {ROUNDS} times; each call is a process of its own, which a process on the node starts as a runtime does"
     );
     for parallel in [1, PARALLEL] {
-        let ours = measure(&tortie, parallel)?;
+        let ours = measure(&plugin, parallel)?;
         let theirs = measure(&peer, parallel)?;
-        ours.print(tortie.name, parallel);
+        ours.print(plugin.name, parallel);
         theirs.print(peer.name, parallel);
         println!(
             "  ratio tortie / peer: ADD p50 {:.2}, p99 {:.2}; DEL p50 {:.2}; ADDs per second {:.1}",
@@ -299,9 +314,9 @@ struct Lab {
 }
 
 impl Lab {
-    fn up() -> Result<Self> {
+    fn up(tortie: &Path) -> Result<Self> {
         let folder = tempfile::tempdir()?;
-        let child = Command::new(release("tortie")?)
+        let child = Command::new(tortie)
             .args(["lab", "up", "--windows", "0"])
             .env("TORTIE_LAB", folder.path().join("lab"))
             .stderr(Stdio::null())

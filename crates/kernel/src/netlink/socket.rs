@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use super::message::{
@@ -24,7 +25,7 @@ pub enum Family {
 pub struct Socket {
     socket: OwnedFd,
     sequence: u32,
-    buffer: Vec<u8>,
+    buffer: Buffer,
     send_buffer: usize,
     port: u32,
 }
@@ -35,6 +36,42 @@ const WANTED_BUFFER: i32 = 16 << 20;
 
 /// The kernel sends dumps in pieces of at most 32 KiB, and larger single objects separately.
 const RECEIVE_BUFFER: usize = 256 << 10;
+
+/// How many receive buffers are kept for the next sockets.
+const MAX_SPARE: usize = 8;
+
+/// Receive buffers that no socket uses. Many sockets live for one call only, and with the C library of the image, memory of this
+/// size from the system costs each of them more than its requests do.
+static SPARE: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
+
+/// A receive buffer, which the next socket uses again.
+#[derive(Debug)]
+struct Buffer(Vec<u8>);
+
+impl Buffer {
+    fn new() -> Self {
+        let spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        Self(spare.unwrap_or_else(|| vec![0; RECEIVE_BUFFER]))
+    }
+
+    fn room(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+
+    /// The bytes that were received.
+    fn first(&self, length: usize) -> &[u8] {
+        &self.0[..length]
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let mut spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
+        if spare.len() < MAX_SPARE {
+            spare.push(std::mem::take(&mut self.0));
+        }
+    }
+}
 
 /// The number of messages sent at once. Their answers must fit in the receive buffer even if all are refused.
 const BATCH: usize = 500;
@@ -67,7 +104,7 @@ impl Socket {
         bind(socket.as_fd(), &address).map_err(failed("bind it"))?;
         let send_buffer = set_buffers(socket.as_fd()).map_err(failed("set its buffers"))?;
         let port = netlink_port(socket.as_fd()).map_err(failed("ask for its port id"))?;
-        Ok(Self { socket, sequence: 0, buffer: vec![0; RECEIVE_BUFFER], send_buffer, port })
+        Ok(Self { socket, sequence: 0, buffer: Buffer::new(), send_buffer, port })
     }
 
     /// Subscribes to changes of these kinds (`RTNLGRP_…`, `NFNLGRP_…`); read them by
@@ -94,8 +131,8 @@ impl Socket {
     /// `ENOBUFS` if the kernel had to drop some: read the whole state again.
     pub fn notifications(&mut self) -> io::Result<Vec<Reply>> {
         let mut replies = Vec::new();
-        while let Some(length) = receive(&self.socket, &mut self.buffer, libc::MSG_DONTWAIT)? {
-            replies.extend(split(&self.buffer[..length]).map(reply));
+        while let Some(length) = receive(&self.socket, self.buffer.room(), libc::MSG_DONTWAIT)? {
+            replies.extend(split(self.buffer.first(length)).map(reply));
         }
         Ok(replies)
     }
@@ -110,8 +147,8 @@ impl Socket {
             rustix::net::sockopt::Timeout::Recv,
             Some(patience),
         )?;
-        let length = receive(&self.socket, &mut self.buffer, 0)?;
-        Ok(length.map(|length| split(&self.buffer[..length]).map(reply).collect()).unwrap_or_default())
+        let length = receive(&self.socket, self.buffer.room(), 0)?;
+        Ok(length.map(|length| split(self.buffer.first(length)).map(reply).collect()).unwrap_or_default())
     }
 
     /// Sends messages one after another with as few system calls as possible, and returns the kernel's result for
@@ -149,8 +186,10 @@ impl Socket {
         self.send(&data)?;
         let mut replies = Vec::new();
         loop {
-            let Some(length) = receive(&self.socket, &mut self.buffer, 0)? else { continue };
-            for message in split(&self.buffer[..length]).filter(|message| message.sequence == self.sequence) {
+            let Some(length) = receive(&self.socket, self.buffer.room(), 0)? else { continue };
+            for message in
+                split(self.buffer.first(length)).filter(|message| message.sequence == self.sequence)
+            {
                 match message.meaning() {
                     Meaning::Object => replies.push(reply(message)),
                     Meaning::Done => return Ok(replies),
@@ -189,8 +228,8 @@ impl Socket {
         self.send(&data)?;
         // The kernel works while it accepts the message, so all results exist when send returns.
         let mut answers = Vec::new();
-        while let Some(length) = receive(&self.socket, &mut self.buffer, libc::MSG_DONTWAIT)? {
-            for message in split(&self.buffer[..length]) {
+        while let Some(length) = receive(&self.socket, self.buffer.room(), libc::MSG_DONTWAIT)? {
+            for message in split(self.buffer.first(length)) {
                 let index = message.sequence.wrapping_sub(first) as usize;
                 if index >= requests.len() {
                     continue;
@@ -236,8 +275,8 @@ impl Socket {
         }
         self.send(&data)?;
         loop {
-            let Some(length) = receive(&self.socket, &mut self.buffer, 0)? else { continue };
-            for message in split(&self.buffer[..length]) {
+            let Some(length) = receive(&self.socket, self.buffer.room(), 0)? else { continue };
+            for message in split(self.buffer.first(length)) {
                 let index = message.sequence.wrapping_sub(first) as usize;
                 let Some(result) = results.get_mut(index) else { continue };
                 match message.meaning() {
@@ -278,8 +317,10 @@ impl Socket {
         self.send(&data)?;
         let mut quiet = true;
         loop {
-            let Some(length) = receive(&self.socket, &mut self.buffer, 0)? else { continue };
-            for message in split(&self.buffer[..length]).filter(|message| message.sequence == self.sequence) {
+            let Some(length) = receive(&self.socket, self.buffer.room(), 0)? else { continue };
+            for message in
+                split(self.buffer.first(length)).filter(|message| message.sequence == self.sequence)
+            {
                 quiet &= message.flags & NLM_F_DUMP_INTR == 0;
                 match message.meaning() {
                     Meaning::Object if take(reply(message)) => {}
