@@ -278,9 +278,19 @@ pub(crate) fn reaches(from: &NetNs, to: &Sandbox) -> bool {
     connects(from, &to.netns, to.address)
 }
 
+/// Listens. A process that another test starts has the last listener of this address, until it runs its program.
+fn listen(on: &NetNs, at: SocketAddr) -> TcpListener {
+    let mut listener = None;
+    until("the address is free", || {
+        listener = on.run(|| TcpListener::bind(at)).unwrap().ok();
+        listener.is_some()
+    });
+    listener.unwrap()
+}
+
 pub(crate) fn connects(from: &NetNs, to: &NetNs, address: impl Into<IpAddr>) -> bool {
     let at = SocketAddr::new(address.into(), PORT);
-    let listener = to.run(|| TcpListener::bind(at).unwrap()).unwrap();
+    let listener = listen(to, at);
     let Ok(mut client) = from.run(|| TcpStream::connect_timeout(&at, BLOCKED)).unwrap() else { return false };
     let (mut server, _) = listener.accept().unwrap();
     client.write_all(b"data").unwrap();

@@ -149,6 +149,8 @@ fn an_address_of_another_plugin_is_given_to_one_pod() {
     node.call("DEL", &a, good.clone()).unwrap();
     node.call("ADD", &b, good.clone()).unwrap();
     node.call("DEL", &b, good).unwrap();
+    // The kernel deletes links after a burst of deletions.
+    until("the pods' links are deleted", || !a.has_interface("eth0") && !b.has_interface("eth0"));
 
     for (config, expected) in [
         (ipam("10.65.0.9/24", json!([])), "is in IPPool pool"),

@@ -48,7 +48,7 @@ const BEFORE_PODS: i32 = -11;
 const AFTER_PODS: i32 = 1;
 
 /// Before connection tracking (`NF_IP_PRI_RAW`).
-const RAW: i32 = -300;
+pub(super) const RAW: i32 = -300;
 /// After connection tracking, and before address translation (`NF_IP_PRI_MANGLE`).
 const MANGLE: i32 = -150;
 

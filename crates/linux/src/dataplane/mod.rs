@@ -18,6 +18,7 @@ mod matches;
 mod missing_modules;
 mod nat;
 mod network;
+mod outer_packets;
 mod overlay;
 mod packet_kinds;
 mod packet_test;

@@ -14,6 +14,7 @@ use tortie_kernel::{interface_index, sysctl};
 use tortie_policy::program::*;
 
 use crate::common::cluster::*;
+use crate::overlay::tracked_to;
 
 /// A node's own IPv6 address.
 fn own(number: u8) -> Ipv6Addr {
@@ -157,6 +158,9 @@ fn pods_of_two_nodes_connect_by_both_families() {
     // The connections of IPv4 may end late.
     let kinds: Vec<_> = kinds(&seen).into_keys().filter(|kind| *kind != "VXLAN over IPv4").collect();
     assert_eq!(kinds, ["VXLAN over IPv6"]);
+    for node in &nodes {
+        assert!(tracked_to(node, 81) >= 2 && tracked_to(node, 4789) == 0, "only the pods' flows are tracked");
+    }
 
     // The overlay of IPv6 has 20 bytes less, and pods have the smaller MTU.
     let mtu = |namespace: &NetNs, link: &str| {

@@ -1,11 +1,13 @@
 //! Pods of different nodes reach each other through VXLAN, and nobody else can send packets into it.
 
-use std::net::{Ipv4Addr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::sync::Arc;
 
 use crate::common::cluster::*;
+use ipnet::IpNet;
 use tortie_api::net::{Action, Protocol};
 use tortie_dataplane::{MacAddress, NodeState, Report, RouteTarget};
+use tortie_kernel::conntrack::Conntrack;
 use tortie_kernel::interface_index;
 use tortie_kernel::packet::PacketSocket;
 use tortie_kernel::route::{Address, Change, Route, RouteSocket};
@@ -18,6 +20,9 @@ fn pods_of_two_nodes_connect_over_vxlan() {
         nodes[1].namespace.run(|| PacketSocket::open(interface_index("eth0").unwrap()).unwrap()).unwrap();
     assert!(pods[0].reaches(&pods[1], 80) && pods[1].reaches(&pods[0], 80));
     assert!(nodes[0].reaches(&pods[1], 80), "from a node to another node's pod");
+    for node in &nodes {
+        assert!(tracked_to(node, 80) >= 3 && tracked_to(node, 4789) == 0, "only the pods' flows are tracked");
+    }
 
     // On the underlay it is VXLAN: UDP to port 4789, flags 8, VNI 4096 (RFC 7348).
     let mut buffer = [0; 4096];
@@ -61,6 +66,33 @@ fn pods_of_two_nodes_connect_over_vxlan() {
         (socket.fdb(link).unwrap().len(), neighbours.count())
     });
     assert_eq!(left.unwrap(), (0, 0));
+}
+
+/// How many tracked connections lead to a port. It removes them.
+pub(crate) fn tracked_to(node: &Node, port: u16) -> usize {
+    let is_it = |flow: &Flow| flow.destination_port == port;
+    node.namespace.run(|| Conntrack::open().unwrap().forget_flows(is_it).unwrap()).unwrap()
+}
+
+/// Packets of other nodes to the port of VXLAN that are for a pod are a flow of the pod.
+#[test]
+fn a_nodes_flow_to_a_pods_port_4789_is_tracked() {
+    let (nodes, pods) = two_nodes();
+    let to_pod = Route::via(IpNet::from(IpAddr::from(pods[0].address)), node_address(1).into(), 0, 3);
+    let send = || {
+        let link = interface_index("eth0").unwrap();
+        let route = Route { link: Some(link), metric: 1, ..to_pod.clone() };
+        let mut socket = RouteSocket::open().unwrap();
+        let ours = socket.routes().unwrap().into_iter().find(|it| it.destination == block(1).into()).unwrap();
+        socket.change(&Change::DeleteRoute(ours)).unwrap();
+        socket.change(&Change::AddRoute(route)).unwrap();
+        UdpSocket::bind((node_address(2), 0)).unwrap().send_to(b"x", (pods[0].address, 4789)).unwrap();
+    };
+    nodes[1].namespace.run(send).unwrap();
+    let deadline = std::time::Instant::now() + TIMEOUT;
+    while tracked_to(&nodes[0], 4789) == 0 {
+        assert!(std::time::Instant::now() < deadline, "the flow is tracked");
+    }
 }
 
 /// VXLAN packets could bypass the pods' policy with any inner source. Sends the same packets to a node from a foreign
@@ -173,10 +205,12 @@ fn another_identifier_and_port_take_effect_on_a_running_overlay() {
     assert_eq!(nodes[0].change(set), Report::default());
     assert!(pods[0].is_cut_off(pods[1].address, 80), "the other node has the old ones");
     assert_eq!(nodes[1].change(set), Report::default());
+    nodes.iter().for_each(|node| drop(tracked_to(node, 4790))); // from when one node had another port
     assert!(pods[0].reaches(&pods[1], 80) && pods[1].reaches(&pods[0], 80));
     for node in &nodes {
         let link = node.namespace.run(|| RouteSocket::open().unwrap().link("vxlan.calico").unwrap());
         let vxlan = link.unwrap().unwrap().vxlan.unwrap();
         assert_eq!((vxlan.vni, vxlan.port), (5000, 4790));
+        assert_eq!(tracked_to(node, 4790), 0);
     }
 }
