@@ -52,7 +52,15 @@ impl Routes {
             true => self.of_store()?,
             false => self.of_files()?,
         };
-        let Planned { routes, problems } = plan::plan(&cluster, self.pod_cidrs);
+        let Planned { routes, problems, in_vxlan_only } = plan::plan(&cluster, self.pod_cidrs);
+        if !in_vxlan_only.is_empty() {
+            let all: Vec<String> =
+                in_vxlan_only.iter().map(|(net, node)| format!("{net} (Node {node})")).collect();
+            output::error_line(&format!(
+                "note: Windows nodes take packets to their pods in VXLAN only, so these have no route: {}",
+                all.join(", ")
+            ));
+        }
         let cloud = Cloud {
             table: self.table.unwrap_or_default(),
             resource_group: self.resource_group.unwrap_or_default(),

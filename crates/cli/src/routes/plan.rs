@@ -25,6 +25,7 @@ struct PlannedNode {
     /// The cloud's name of the machine, such as `aws:///eu-west-1a/i-0123456789abcdef0`.
     provider_id: Option<String>,
     pod_cidrs: Vec<IpNet>,
+    is_windows: bool,
 }
 
 /// A route to pods.
@@ -49,6 +50,9 @@ pub(super) struct Planned {
     pub(super) routes: Vec<PodRoute>,
     /// Pods to which no route leads, and why.
     pub(super) problems: Vec<String>,
+    /// The blocks and addresses of Windows nodes, each with its node. These nodes take packets to their pods in VXLAN only, so a route
+    /// would lead the packets nowhere.
+    pub(super) in_vxlan_only: Vec<(IpNet, String)>,
 }
 
 impl NodesAndBlocks {
@@ -88,7 +92,7 @@ fn planned_node(node: &Node, value: &Value) -> PlannedNode {
     pod_cidrs.sort_unstable();
     pod_cidrs.dedup();
     let provider_id = spec["providerID"].as_str().filter(|id| !id.is_empty()).map(str::to_owned);
-    PlannedNode { addresses, provider_id, pod_cidrs }
+    PlannedNode { addresses, provider_id, pod_cidrs, is_windows: node.is_windows() }
 }
 
 /// The routes by IPAM blocks, or by the pod networks of the Nodes.
@@ -105,12 +109,17 @@ pub(super) fn plan(cluster: &NodesAndBlocks, by_pod_cidrs: bool) -> Planned {
     } else {
         cluster.blocks.iter().filter(|block| !block.deleted).for_each(|block| add_block(block, &mut wanted));
     }
-    let mut routes = Vec::new();
+    let (mut routes, mut in_vxlan_only) = (Vec::new(), Vec::new());
     for (destination, name) in wanted {
         let Some(node) = cluster.nodes.get(name) else {
             problems.push(format!("{destination}: there is no Node {name}"));
             continue;
         };
+        // Tortie's IPAM gives addresses of overlays there. Pod networks are those of other plugins.
+        if node.is_windows && !by_pod_cidrs {
+            in_vxlan_only.push((destination, name.to_owned()));
+            continue;
+        }
         let is_ipv4 = destination.addr().is_ipv4();
         let Some(next_hop) = node.addresses.iter().find(|address| address.is_ipv4() == is_ipv4) else {
             let family = if is_ipv4 { "IPv4" } else { "IPv6" };
@@ -120,7 +129,7 @@ pub(super) fn plan(cluster: &NodesAndBlocks, by_pod_cidrs: bool) -> Planned {
         let (next_hop, provider_id) = (*next_hop, node.provider_id.clone());
         routes.push(PodRoute { destination, next_hop, node: name.to_owned(), provider_id });
     }
-    Planned { routes, problems }
+    Planned { routes, problems, in_vxlan_only }
 }
 
 /// A block leads to its node; addresses that another node has of it lead there.

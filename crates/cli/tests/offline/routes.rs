@@ -73,6 +73,36 @@ fn ok(arguments: &[&str]) -> String {
     out
 }
 
+/// A Windows node takes packets to its pods in VXLAN only, whatever leads them there. Pod networks are another plugin's.
+#[test]
+fn blocks_of_windows_nodes_get_no_routes() {
+    let mut windows = node(3, "three");
+    windows["metadata"]["labels"] = json!({"kubernetes.io/os": "windows"});
+    let items = [
+        node(1, "one"),
+        windows,
+        block("10.244.0.0/30", Some("one"), "three"),
+        block("10.244.0.64/30", Some("three"), "three"),
+    ];
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string();
+    for router in ["text", "linux", "bird"] {
+        let routes = ["routes", "-f", "cluster.json", "--for", router];
+        let (code, out, errors) = tortie(&[("cluster.json", &list)], &routes);
+        assert_eq!(code, 0, "{errors}");
+        assert!(
+            out.contains("10.244.0.0/30") && !out.contains("10.244.0.1") && !out.contains("10.244.0.64"),
+            "{out}"
+        );
+        let expected = "note: Windows nodes take packets to their pods in VXLAN only, so these have no route: \
+                        10.244.0.1/32 (Node three), 10.244.0.64/30 (Node three)\n";
+        assert_eq!(errors, expected);
+        let (code, out, errors) =
+            tortie(&[("cluster.json", &list)], &[&routes[..], &["--pod-cidrs"]].concat());
+        assert_eq!((code, errors.as_str()), (0, ""));
+        assert!(out.contains("10.9.1.0/24") && out.contains("10.9.3.0/24"), "{out}");
+    }
+}
+
 #[test]
 fn each_router_gets_its_words() {
     let text = ok(&[]);
