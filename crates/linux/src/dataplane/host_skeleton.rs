@@ -5,8 +5,8 @@
 //!                                            └─ forward-from ─▶ host-forward-in ─ forward-to ─▶ host-forward-out
 //! the node sends ─ raw-out ─ (connection) ─ output ─▶ host-out
 //! ```
-//! Failsafe ports come first everywhere. Loopback, neighbour discovery and the overlay's own packets between nodes
-//! are exempt. A named interface takes precedence over `*`. Packets of pods are judged before DNAT and where the node
+//! Failsafe ports come first everywhere. Loopback, neighbour discovery and the overlay's own packets between nodes,
+//! which belong to no connection, are exempt. A named interface takes precedence over `*`. Packets of pods are judged before DNAT and where the node
 //! forwards them, if there is a host endpoint for `*`; otherwise no host endpoint applies to them:
 //!
 //! ```text
@@ -28,6 +28,7 @@ use super::packet_kinds::{
 use super::packet_test::{PacketEnd, Test, exprs, in_set, load_address, port_ranges};
 use super::sets::{Family, ranges};
 use super::slots::{Slot, is_settled, unsettle};
+use super::untracked_overlay::{RAW, too_big};
 
 const RAW_IN: &str = "raw-in";
 const RAW_OUT: &str = "raw-out";
@@ -47,8 +48,6 @@ const FORWARD_TO_PODS: &str = "forward-to-pods";
 const BEFORE_PODS: i32 = -11;
 const AFTER_PODS: i32 = 1;
 
-/// Before connection tracking (`NF_IP_PRI_RAW`).
-pub(super) const RAW: i32 = -300;
 /// After connection tracking, and before address translation (`NF_IP_PRI_MANGLE`).
 const MANGLE: i32 = -150;
 
@@ -74,9 +73,10 @@ pub(super) fn chains(config: &Config, node: &NodeState) -> Vec<(String, Chain)> 
         (
             PRE_DNAT,
             base(Hook::Prerouting, MANGLE),
-            [settled(), established(), exempt(input, !pods_too), ask(Slot::HostPreDnat)].concat(),
+            [settled(), established(), too_big(node), exempt(input, !pods_too), ask(Slot::HostPreDnat)]
+                .concat(),
         ),
-        (HOST_IN, None, [settled(), open(input), flow(), ask(Slot::HostIn)].concat()),
+        (HOST_IN, None, [settled(), open(input), too_big(node), flow(), ask(Slot::HostIn)].concat()),
         (OUTPUT, base(Hook::Output, 0), [settled(), open(output), flow(), ask(Slot::HostOut)].concat()),
         (HOST_FORWARD_IN, None, [settled(), flow(), ask(Slot::HostForwardIn)].concat()),
         (HOST_FORWARD_OUT, None, [flow(), ask(Slot::HostForwardOut)].concat()),

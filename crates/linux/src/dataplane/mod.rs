@@ -18,7 +18,6 @@ mod matches;
 mod missing_modules;
 mod nat;
 mod network;
-mod outer_packets;
 mod overlay;
 mod packet_kinds;
 mod packet_test;
@@ -32,6 +31,7 @@ mod skeleton;
 mod slots;
 mod staged;
 mod table;
+mod untracked_overlay;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

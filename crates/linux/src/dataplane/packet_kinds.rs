@@ -73,7 +73,7 @@ pub(super) fn overlays(node: &NodeState) -> impl Iterator<Item = Family> {
 
 /// VXLAN packets of the overlay.
 pub(super) fn vxlan(node: &NodeState) -> Vec<Expr> {
-    let port = node.node.as_ref().map(|node| node.network.clone()).unwrap_or_default().port;
+    let port = vxlan_port(node);
     exprs(&[
         Test::Protocol { numbers: vec![17], invert: false },
         Test::Port {
@@ -82,4 +82,9 @@ pub(super) fn vxlan(node: &NodeState) -> Vec<Expr> {
             invert: false,
         },
     ])
+}
+
+/// The UDP port of VXLAN.
+pub(super) fn vxlan_port(node: &NodeState) -> u16 {
+    node.node.as_ref().map(|node| node.network.clone()).unwrap_or_default().port
 }

@@ -6,8 +6,8 @@
 //! input-from ─── from a pod ─▶ from-workload …
 //! input ──────── from a pod ─▶ the action for packets to the node itself
 //! ```
-//! [`host_skeleton`](super::host_skeleton) has the chains for the node's other interfaces, if there are host endpoints, and
-//! [`outer_packets`](super::outer_packets) those for the overlay's own packets.
+//! [`untracked_overlay`] has the chains before connection tracking for the overlay's own packets.
+//! [`host_skeleton`](super::host_skeleton) has the chains for the node's other interfaces, if there are host endpoints.
 //!
 //! Each side judges in a separate base chain. So "accept", wherever it occurs, means that this side allows the
 //! packet, and the next side is evaluated.
@@ -29,7 +29,6 @@ use super::cut;
 use super::host_ports;
 use super::host_skeleton::{self, HOST_FORWARD_IN, HOST_FORWARD_OUT, HOST_IN, to_program};
 use super::nat;
-use super::outer_packets;
 use super::packet_kinds::{
     ODD_INTERFACES, VXLAN_PEERS, VXLAN_PEERS_6, are_pods, by_flow, in_state, neighbour_discovery, overlays,
     vxlan, vxlan_peers_of,
@@ -37,6 +36,7 @@ use super::packet_kinds::{
 use super::packet_test::{PacketEnd, Test, in_set, load_address, load_address_to};
 use super::sets::{Family, set};
 use super::slots::{Slot, Stage};
+use super::untracked_overlay;
 
 const FORWARD_FROM: &str = "forward-from";
 const FORWARD_TO: &str = "forward-to";
@@ -90,7 +90,7 @@ pub(super) fn skeleton(config: &Config, node: &NodeState) -> Table {
     ];
     let named = |(name, base, rules): (&str, _, _)| (name.to_owned(), Chain { base, rules });
     let chains = chains.map(named).into_iter().chain(host_skeleton::chains(config, node));
-    let chains = chains.chain(outer_packets::chains(node));
+    let chains = chains.chain(untracked_overlay::chains(node));
     let slots_of_hosts = if node.host_endpoints.is_empty() { &[][..] } else { &Slot::OF_HOSTS };
     let slots = || Slot::OF_PODS.iter().chain(slots_of_hosts);
     let programs = slots().map(|slot| (slot.maps().0, SetSpec::number_map(&[Field::Interface])));
@@ -119,7 +119,7 @@ pub(super) fn is_of_skeleton(name: &str) -> bool {
         || chains.contains(&name)
         || sets.contains(&name)
         || host_skeleton::is_chain(name)
-        || outer_packets::is_chain(name)
+        || untracked_overlay::is_chain(name)
         || nat::is_part(name)
         || host_ports::is_part(name)
         || Slot::OF_PODS.iter().chain(&Slot::OF_HOSTS).any(is_map)

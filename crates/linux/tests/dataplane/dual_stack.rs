@@ -17,7 +17,7 @@ use crate::common::cluster::*;
 use crate::overlay::tracked_to;
 
 /// A node's own IPv6 address.
-fn own(number: u8) -> Ipv6Addr {
+pub(crate) fn own(number: u8) -> Ipv6Addr {
     Ipv6Addr::new(0xfd31, 0, 0, 0, 0, 0, 0, number.into())
 }
 
@@ -26,7 +26,7 @@ fn block_v6(number: u8) -> Ipv6Net {
 }
 
 /// The address of a pod that has this IPv4 address.
-fn pod_v6(pod: &Pod) -> Ipv6Addr {
+pub(crate) fn pod_v6(pod: &Pod) -> Ipv6Addr {
     let [_, _, node, last] = pod.address.octets();
     Ipv6Addr::new(0xfd65, 0, 0, node.into(), 0, 0, 0, last.into())
 }
@@ -99,7 +99,7 @@ fn serve_v6(pod: &Pod, port: u16) {
     echo_on(pod.namespace.run(|| TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).unwrap()).unwrap());
 }
 
-fn reaches_v6(from: &NetNs, to: Ipv6Addr, port: u16) -> bool {
+pub(crate) fn reaches_v6(from: &NetNs, to: Ipv6Addr, port: u16) -> bool {
     let connect = || TcpStream::connect_timeout(&SocketAddr::from((to, port)), TIMEOUT).ok();
     let Some(stream) = from.run(connect).unwrap() else { return false };
     stream.set_read_timeout(Some(TIMEOUT)).unwrap();
@@ -110,7 +110,7 @@ fn is_cut_off_v6(from: &NetNs, to: Ipv6Addr, port: u16) -> bool {
     from.run(|| TcpStream::connect_timeout(&SocketAddr::from((to, port)), UNREACHED).is_err()).unwrap()
 }
 
-fn dual_nodes() -> ([Node; 2], [Pod; 2]) {
+pub(crate) fn dual_nodes() -> ([Node; 2], [Pod; 2]) {
     let underlay = Underlay::new();
     let mut nodes = [1, 2].map(|number| Node::new(&underlay, number));
     let pods = [Pod::new("one", 1, 2), Pod::new("two", 2, 2)];
@@ -123,7 +123,7 @@ fn dual_nodes() -> ([Node; 2], [Pod; 2]) {
     (nodes, pods)
 }
 
-fn capture(node: &Node) -> PacketSocket {
+pub(crate) fn capture(node: &Node) -> PacketSocket {
     node.namespace.run(|| PacketSocket::open(interface_index("eth0").unwrap()).unwrap()).unwrap()
 }
 

@@ -28,5 +28,6 @@ mod show;
 mod sources;
 mod table;
 mod takeover;
+mod untracked;
 mod verdicts;
 mod wiring;
