@@ -23,7 +23,7 @@ const VXLAN: u16 = 4789;
 fn tracked(node: &Node) -> Vec<Flow> {
     let flows = Mutex::new(Vec::new());
     let look = |flow: &Flow| {
-        flows.lock().unwrap().push(flow.clone());
+        flows.lock().unwrap().push(*flow);
         false
     };
     node.namespace.run(|| Conntrack::open().unwrap().forget_flows(look).unwrap()).unwrap();
