@@ -5,9 +5,9 @@
 //!                                            └─ forward-from ─▶ host-forward-in ─ forward-to ─▶ host-forward-out
 //! the node sends ─ raw-out ─ (connection) ─ output ─▶ host-out
 //! ```
-//! Failsafe ports come first everywhere. Loopback, neighbour discovery and the overlay's own packets between nodes,
-//! which belong to no connection, are exempt. A named interface takes precedence over `*`. Packets of pods are judged before DNAT and where the node
-//! forwards them, if there is a host endpoint for `*`; otherwise no host endpoint applies to them:
+//! Failsafe ports come first everywhere. Loopback, neighbour discovery and the overlay's own packets between nodes, which
+//! belong to no connection, are exempt. A named interface takes precedence over `*`. Packets of pods are judged before DNAT
+//! and where the node forwards them, if there is a host endpoint for `*`; otherwise no host endpoint applies to them:
 //!
 //! ```text
 //! from a pod ─ prednat ─▶ forward-from-pods ─▶ host-forward-in        to a pod ─ forward-to-pods ─▶ host-forward-out

@@ -31,7 +31,7 @@ pub(crate) fn pod_v6(pod: &Pod) -> Ipv6Addr {
     Ipv6Addr::new(0xfd65, 0, 0, node.into(), 0, 0, 0, last.into())
 }
 
-fn vtep_v6(number: u8) -> Vtep {
+pub(crate) fn vtep_v6(number: u8) -> Vtep {
     let mac = MacAddress([0x66, 0, 0, 0, 6, number]);
     let address = block_v6(number).network().into();
     Vtep { node: format!("node-{number}"), address, mac, parent: own(number).into() }
