@@ -80,25 +80,13 @@ pub(crate) fn run(names: &[&str]) -> Result<()> {
         cargo(&["build", "--release", "--package", "tortie-cli"])?;
     }
     if wanted("cni") {
-        // The plugin as it is in the image, which starts in less than half of the time.
-        let target = image::static_target()?;
-        setup::target(target)?;
-        cargo(&[
-            "build",
-            "--release",
-            "--package",
-            "tortie-cni",
-            "--package",
-            "tortie-cli",
-            "--target",
-            target,
-        ])?;
-        let linked = built(Path::new(target).join("release/tortie"))?;
-        for (build, tortie) in
-            [("static, as in the image", linked), ("with this machine's C library", release("tortie")?)]
-        {
+        let image = image::programs_with_lab()?;
+        for (build, tortie) in [
+            ("of the image", image.join("tortie")),
+            ("with this machine's C library and allocator", release("tortie")?),
+        ] {
             println!("agent and datastore {build}:");
-            cni(&tortie)?;
+            cni(&tortie, &image.join("tortie-cni"))?;
         }
     }
     if wanted("demo") {
@@ -143,13 +131,13 @@ fn demo() -> Result<()> {
 
 /// CNI ADD and DEL of 100 pods, one after the other and ten at a time, by Tortie (address, interface, policy in
 /// force) and by Debian's `ptp` with `host-local` (address, interface), executed in the same way.
-fn cni(tortie: &Path) -> Result<()> {
+fn cni(tortie: &Path, plugin: &Path) -> Result<()> {
     let lab = Lab::up(tortie)?;
     let agent = lab.agent_pid()?;
     let supervisor = lab.inside_pid()?;
     let plugin = Plugin {
         name: "tortie (policy in force)",
-        program: built(Path::new(image::static_target()?).join("release/tortie-cni"))?,
+        program: plugin.to_owned(),
         config: json!({
             "cniVersion": "0.4.0", "name": "bench", "type": "tortie-cni",
             "agentSocket": lab.folder.path().join("lab/nodes/primary/cni.sock"),
@@ -386,12 +374,7 @@ impl Drop for Lab {
 }
 
 fn release(name: &str) -> Result<PathBuf> {
-    built(Path::new("release").join(name))
-}
-
-/// A program in the target folder.
-fn built(path: impl AsRef<Path>) -> Result<PathBuf> {
-    let path = target_folder(metadata()?)?.join(path);
+    let path = target_folder(metadata()?)?.join("release").join(name);
     if !path.exists() {
         bail!("{} was not built", path.display());
     }

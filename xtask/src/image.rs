@@ -23,7 +23,7 @@ struct Architecture {
     name: &'static str,
     /// Its name for Rust.
     target: &'static str,
-    /// The compiler for the few C files of the program (`ring`).
+    /// The compiler for the few C files of the program (`ring`, `mimalloc`).
     compiler: &'static str,
 }
 
@@ -105,11 +105,6 @@ impl Source {
     }
 }
 
-/// The target of static programs for this machine.
-pub(crate) fn static_target() -> Result<&'static str> {
-    Ok(this_machine()?.target)
-}
-
 fn this_machine() -> Result<Architecture> {
     let mut all = ARCHITECTURES.into_iter();
     let here = all.find(|architecture| architecture.target.starts_with(std::env::consts::ARCH));
@@ -173,12 +168,19 @@ fn options(arguments: &[&str]) -> Result<Options> {
 /// Builds the programs of an architecture without optimization, and returns their folder.
 pub(crate) fn programs(architecture: &str) -> Result<PathBuf> {
     let known = ARCHITECTURES.into_iter().find(|known| known.name == architecture);
-    compile(known.with_context(|| format!("no image for {architecture}"))?, QUICK, &Source::present()?)
+    let known = known.with_context(|| format!("no image for {architecture}"))?;
+    compile(known, QUICK, Contents::Shipped, &Source::present()?)
+}
+
+/// Builds the programs for this machine as the image has them, and with the lab in which they are measured. Returns their folder.
+pub(crate) fn programs_with_lab() -> Result<PathBuf> {
+    setup::packages(&setup::IMAGE_PACKAGES)?;
+    compile(this_machine()?, SHIPPED, Contents::WithLab, &Source::present()?)
 }
 
 /// Builds and reads the programs of an architecture.
 fn platform(architecture: Architecture, profile: &str, source: &Source) -> Result<Platform> {
-    let folder = compile(architecture, profile, source)?;
+    let folder = compile(architecture, profile, Contents::Shipped, source)?;
     let mut programs = Vec::new();
     for (program, _) in PROGRAMS {
         let file = folder.join(program);
@@ -188,15 +190,32 @@ fn platform(architecture: Architecture, profile: &str, source: &Source) -> Resul
     Ok(Platform { architecture: architecture.name.to_owned(), programs })
 }
 
+/// What the program `tortie` contains.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Contents {
+    /// What packages contain.
+    Shipped,
+    /// The lab, too.
+    WithLab,
+}
+
 /// Builds the programs of an architecture, and returns their folder.
-fn compile(architecture: Architecture, profile: &str, source: &Source) -> Result<PathBuf> {
+fn compile(
+    architecture: Architecture,
+    profile: &str,
+    contents: Contents,
+    source: &Source,
+) -> Result<PathBuf> {
     let Architecture { name, target, compiler } = architecture;
     println!("==> {name}");
     setup::target(target)?;
     let variable = target.replace('-', "_");
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(&source.folder).env("CARGO_TARGET_DIR", &source.target);
-    cargo.args(["build", "--profile", profile, "--no-default-features", "--target", target]);
+    cargo.args(["build", "--profile", profile, "--target", target]);
+    if contents == Contents::Shipped {
+        cargo.arg("--no-default-features");
+    }
     cargo.args(PROGRAMS.iter().flat_map(|(_, package)| ["--package", package]));
     // Rust brings the linker and the C library of these targets; the compiler is for C files of dependencies.
     cargo.env(format!("CARGO_TARGET_{}_LINKER", variable.to_uppercase()), linker()?);
