@@ -115,6 +115,8 @@ impl Uninstall {
         if let Some(policy) = container["imagePullPolicy"].as_str() {
             values.pull_policy = policy.to_owned();
         }
+        // Agents that only enforce policy have neither folder, and the host may not let them be made.
+        values.policy_only = agents.is_some() && folder("cni-bin").is_none() && folder("cni-conf").is_none();
         values.cni_bin_dir = folder("cni-bin").unwrap_or(values.cni_bin_dir);
         values.cni_conf_dir = folder("cni-conf").unwrap_or(values.cni_conf_dir);
         tortie_deploy::cleanup(&values, self.for_calico)

@@ -6,6 +6,7 @@ mod ipam;
 pub mod local;
 pub mod plugin;
 mod prev_result;
+pub mod results;
 pub mod transport;
 mod types;
 

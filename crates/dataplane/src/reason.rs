@@ -91,6 +91,8 @@ pub enum Reason {
     /// A rule matches ICMP types, which the operating system cannot match. The rule is narrowed if it allows, and
     /// widened if it denies.
     IcmpTypeNotExpressible,
+    /// A further interface of a pod is closed.
+    InterfaceClosed,
     /// Two pods claim one interface.
     InterfaceContested,
     /// The pod's interface does not exist.
@@ -175,6 +177,7 @@ impl Reason {
             | HostPortTaken
             | HostRouteMissing
             | IcmpTypeNotExpressible
+            | InterfaceClosed
             | KernelModuleMissing
             | KindAbsent
             | MoreThanOneBlock

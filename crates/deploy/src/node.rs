@@ -229,6 +229,14 @@ pub fn cleanup(values: &Values, for_calico: bool) -> Value {
             {"name": "cni-conf", "mountPath": CONF_DIR},
         ],
     });
+    // The folders of container runtimes, unless agents have left nothing there.
+    let of_runtimes = [folder("cni-bin", cni_bin_dir), folder("cni-conf", cni_conf_dir)];
+    let of_runtimes = of_runtimes.into_iter().filter(|_| !values.policy_only);
+    if values.policy_only
+        && let Some(mounts) = container["volumeMounts"].as_array_mut()
+    {
+        mounts.retain(|mount| mount["name"] != "cni-bin" && mount["name"] != "cni-conf");
+    }
     if let Some(arguments) = container["args"].as_array_mut().filter(|_| for_calico) {
         arguments.push(json!("--for-calico"));
     }
@@ -240,12 +248,8 @@ pub fn cleanup(values: &Values, for_calico: bool) -> Value {
     });
     spec["initContainers"] = json!([container]);
     spec["containers"] = json!([idle]);
-    spec["volumes"] = json!([
-        folder("run", "/run"),
-        folder("lib", "/var/lib"),
-        folder("cni-bin", cni_bin_dir),
-        folder("cni-conf", cni_conf_dir),
-    ]);
+    let volumes = [folder("run", "/run"), folder("lib", "/var/lib")];
+    spec["volumes"] = volumes.into_iter().chain(of_runtimes).collect();
     let labels = json!({LABEL: CLEANUP_SET});
     json!({
         "apiVersion": "apps/v1", "kind": "DaemonSet",
@@ -311,6 +315,13 @@ mod tests {
         assert_eq!(names(&spec["containers"][0]["volumeMounts"]), expected);
         assert_eq!(spec["containers"][0]["volumeMounts"][4]["readOnly"], true);
         assert!(!spec.to_string().contains("--cni-conf-dir"));
+        for (of, expected) in
+            [(&values, vec!["run", "lib"]), (&Values::default(), vec!["run", "lib", "cni-bin", "cni-conf"])]
+        {
+            let spec = &cleanup(of, false)["spec"]["template"]["spec"];
+            assert_eq!(names(&spec["volumes"]), expected);
+            assert_eq!(names(&spec["initContainers"][0]["volumeMounts"]), expected);
+        }
         let unwanted = crate::unwanted(&values);
         assert!(unwanted.contains(&setup_role()) && unwanted.contains(&setup_binding()));
     }

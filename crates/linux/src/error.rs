@@ -32,6 +32,17 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
+    /// A prefix of pods' interfaces is that of an interface of the node.
+    #[error(
+        "the prefix {prefix:?} of pods' interfaces (--pod-interface-prefix) is also that of {interface}, which is the node's own and would be \
+         closed; name a longer prefix"
+    )]
+    PrefixOfNode {
+        /// The prefix.
+        prefix: String,
+        /// The interface.
+        interface: String,
+    },
     /// The name of a pod's link belongs to another pod: names are digests, and these two are equal.
     #[error("link {name} belongs to {owner}, whose name has the same hash; rename one of the two pods")]
     LinkTaken {
@@ -73,6 +84,7 @@ impl Error {
             Self::LinkTaken { .. }
             | Self::CalicoRuns { .. }
             | Self::CalicoMissing
+            | Self::PrefixOfNode { .. }
             | Self::NotInForce { .. } => None,
             Self::CniResults { source, .. } => source.raw_os_error(),
         }

@@ -79,6 +79,14 @@ pub(super) fn decide(
             .contains(&name)
             .then(|| format!("{}/{name}", one["metadata"]["namespace"].as_str().unwrap_or_default()))
     });
+    let only_policy = found.daemon_sets.iter().find(|one| is_policy_only(one));
+    if let Some(one) = only_policy.filter(|_| !force) {
+        return Err(format!(
+            "DaemonSet {}/{DAEMON_SET} is of an installation that only enforces policy, beside the plugin that connects the pods; use \
+             --policy-only again, or remove it first (tortie uninstall)",
+            one["metadata"]["namespace"].as_str().unwrap_or_default()
+        ));
+    }
     if let Some(other) = other.find(|_| !force) {
         return Err(format!(
             "DaemonSet {other} provides the pods' network; remove it first, or use --force to install Tortie beside it"
@@ -138,6 +146,15 @@ pub(super) fn decide(
     Ok(Decision { pool, pool_v6, described, warnings })
 }
 
+/// Whether it has the agents of an installation that only enforces policy: they install no plugin.
+fn is_policy_only(daemon_set: &Value) -> bool {
+    daemon_set["metadata"]["name"] == DAEMON_SET
+        && daemon_set["spec"]["template"]["spec"]["initContainers"].as_array().is_none_or(Vec::is_empty)
+}
+
+/// DaemonSets that connect no pods and enforce policy: GKE's Dataplane V2, and Azure's agent.
+const POLICY_AGENTS: [&str; 2] = ["anetd", "azure-npm"];
+
 /// What another CNI plugin does not need; or why Tortie cannot enforce policy beside it.
 pub(super) fn decide_policy_only(found: &Found, force: bool) -> Result<Decision, String> {
     let sets = || {
@@ -148,7 +165,7 @@ pub(super) fn decide_policy_only(found: &Found, force: bool) -> Result<Decision,
     };
     for (one, namespace, name) in sets().filter(|_| !force) {
         match name {
-            DAEMON_SET if !one["spec"]["template"]["spec"]["initContainers"].is_null() => {
+            DAEMON_SET if !is_policy_only(one) => {
                 return Err(format!(
                     "DaemonSet {namespace}/{name} is of an installation whose plugin connects the pods; remove it first (tortie uninstall), and \
                      let the other plugin connect the pods again"
@@ -161,7 +178,7 @@ pub(super) fn decide_policy_only(found: &Found, force: bool) -> Result<Decision,
                 ));
             }
             "aws-node" => {}
-            _ if OTHERS.contains(&name) => {
+            _ if OTHERS.contains(&name) || POLICY_AGENTS.contains(&name) => {
                 return Err(format!(
                     "DaemonSet {namespace}/{name} enforces policy itself; remove it first, or use --force to install Tortie beside it"
                 ));
@@ -368,6 +385,11 @@ mod tests {
     #[test]
     fn policy_only_needs_a_plugin_that_routes_and_enforces_no_policy() {
         let mut own = set(DAEMON_SET);
+        let only_policy =
+            Found { daemon_sets: vec![own.clone()], kubeadm: kubeadm("10.244.0.0/16"), ..Found::default() };
+        let refused = decide(&only_policy, (None, None), false).unwrap_err();
+        assert!(refused.contains("use --policy-only again"), "{refused}");
+        assert!(decide(&only_policy, (None, None), true).is_ok());
         let plugin =
             Found { daemon_sets: vec![set("aws-node"), set("kube-proxy"), own.clone()], ..Found::default() };
         assert_eq!(decide_policy_only(&plugin, false).unwrap().warnings, Vec::<String>::new());
@@ -377,6 +399,8 @@ mod tests {
             (set("kube-flannel-ds"), "connects pods by a bridge"),
             (set("calico-node"), "enforces policy itself"),
             (set("cilium"), "enforces policy itself"),
+            (set("anetd"), "enforces policy itself"),
+            (set("azure-npm"), "enforces policy itself"),
         ] {
             let found = Found { daemon_sets: vec![daemon_set], ..Found::default() };
             let refused = decide_policy_only(&found, false).unwrap_err();

@@ -211,14 +211,26 @@ fn the_next_pod_with_an_address_inherits_no_flow() {
         assert_eq!(closed.address, at.ip());
         let after = closed.netns.run(|| UdpSocket::bind(at).unwrap()).unwrap();
         after.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
+        // The answers let the kernel take the flow for one that goes in both directions, as soon as nothing forbids it.
         let passes = || {
             peer.send_to(b"x", at).unwrap();
-            after.recv_from(&mut [0; 8]).is_ok()
+            let Ok((_, from)) = after.recv_from(&mut [0; 8]) else { return false };
+            after.send_to(b"y", from).is_ok()
         };
         if !agent_runs {
             until("without an agent, the flow goes on", passes);
             node.report(&closed_name, closed.address);
-            node.start_agent(&[]);
+            let has_started = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    while !has_started.load(Ordering::SeqCst) {
+                        passes();
+                    }
+                });
+                node.start_agent(&[]);
+                std::thread::sleep(Duration::from_secs(2));
+                has_started.store(true, Ordering::SeqCst);
+            });
         }
         until("the flow ends", || (0..50).all(|_| !passes()));
         node.report(&closed_name, closed.address);

@@ -162,6 +162,8 @@ pub struct Dataplane {
     observer: Option<Observer>,
     /// Why the last look at the pods' interfaces failed.
     unseen: Option<Error>,
+    /// The pods whose interfaces have changed. Their connections are removed when the new policy is in force.
+    moved: BTreeSet<EndpointId>,
     /// Whether somebody else has changed the table.
     disturbed: Arc<AtomicBool>,
     /// Time of the last comparison with the kernel.
@@ -199,6 +201,7 @@ impl Dataplane {
             uncut,
             observer,
             unseen: None,
+            moved: BTreeSet::new(),
             disturbed: Arc::default(),
             compared: None,
         })
@@ -235,13 +238,20 @@ impl Dataplane {
             }
             if let Some((id, Some(old))) = replaced {
                 self.host_port_pods -= wants_one(&old);
-                let held = |address: &IpAddr| (*address, id.clone(), old.container_id.to_string());
-                self.released.extend(old.addresses.iter().map(held));
+                if self.has_interface(id) {
+                    let held = |address: &IpAddr| (*address, id.clone(), old.container_id.to_string());
+                    self.released.extend(old.addresses.iter().map(held));
+                }
             }
             dirty.note(delta);
         }
         dirty.skeleton |= had_host_ports != (self.host_port_pods > 0);
         dirty
+    }
+
+    /// Whether the pod has an interface. Whoever makes pods could invent the addresses of others, and end their connections.
+    fn has_interface(&self, id: &EndpointId) -> bool {
+        self.observer.as_ref().is_none_or(|observer| observer.recognised().interfaces.contains_key(id))
     }
 
     /// Schedules the removal of connections of addresses that their sandboxes no longer have: the next owner of an
@@ -316,16 +326,19 @@ impl Dataplane {
         let now = (self.clock)();
         let Some(observer) = &mut self.observer else { return };
         let is_first = !observer.has_looked();
-        match observer.look(state, is_due, now) {
+        let has_table = !is_first || self.policy.has_earlier_table();
+        match observer.look(state, is_due, has_table, now) {
             Ok(Some(before)) => {
                 let after = observer.recognised();
-                let known = before.interfaces.keys().chain(after.interfaces.keys());
-                let differs = |id: &&EndpointId| before.interfaces.get(*id) != after.interfaces.get(*id);
-                let moved: BTreeSet<EndpointId> = known.filter(differs).cloned().collect();
+                let mut moved = before.moved(after);
                 dirty.endpoints.extend(moved.iter().cloned());
                 dirty.unclaimed |= before.unclaimed != after.unclaimed;
                 self.policy.recognised = Some(after.clone());
-                self.unseen = self.forget_moved(state, moved, is_first).err();
+                if is_first {
+                    moved = self.policy.without_entries(state, &moved).unwrap_or(moved);
+                }
+                self.moved.extend(moved);
+                self.unseen = self.forget_moved(state).err();
             }
             Ok(None) => self.unseen = None,
             // What was recognised stays. The interfaces of other pods are unknown.
@@ -334,14 +347,24 @@ impl Dataplane {
     }
 
     /// Removes the connections of pods that have lost their interface, or have one now. The next pod with the address must not
-    /// inherit them, and what came before its policy must be judged again. At first, those of pods that an earlier process knew
-    /// stay.
-    fn forget_moved(&mut self, state: &NodeState, moved: BTreeSet<EndpointId>, is_first: bool) -> Result<()> {
-        let moved = if is_first { self.policy.without_entries(state, moved)? } else { moved };
-        let pods = moved.iter().filter_map(|id| state.endpoints.get(id));
+    /// inherit them.
+    fn forget_moved(&self, state: &NodeState) -> Result<()> {
+        let pods = self.moved.iter().filter_map(|id| state.endpoints.get(id));
         let addresses: BTreeSet<IpAddr> = pods.flat_map(|pod| pod.addresses.iter().copied()).collect();
         self.forgetter.ask(addresses.clone());
         Ok(self.forgetter.wait_for(&addresses)?)
+    }
+
+    /// Does so once more when policy is in force: until then, packets may have made new entries for connections that began
+    /// without policy.
+    fn judge_moved(&mut self, state: &NodeState, policy: &Result<()>) {
+        if policy.is_err() || self.moved.is_empty() {
+            return;
+        }
+        match self.forget_moved(state) {
+            Ok(()) => self.moved.clear(),
+            Err(error) => self.unseen = Some(error),
+        }
     }
 
     /// Whether no look at the pods' interfaces has succeeded. Then the table of an earlier process stays: a table without the pods'
@@ -356,7 +379,7 @@ impl Dataplane {
         for (id, condition) in observer.conditions((self.clock)()) {
             report.endpoints.entry(id).or_default().push(condition);
         }
-        if let Some(error) = &self.unseen {
+        for error in self.unseen.iter().chain(observer.unreadable()) {
             report.retry = true;
             report.node.push(failure(Reason::PolicyNotInForce, error));
         }
@@ -415,6 +438,7 @@ impl tortie_dataplane::Dataplane for Dataplane {
             self.policy.forget_kernel();
         }
         let policy = policy.and_then(|()| self.policy.apply(state, &dirty));
+        self.judge_moved(state, &policy);
         let policy = self.cut_denied(state, dirty, policy);
         let network = self.network_if_policed(state, change, |network, change| network.apply(state, change));
         self.foreign_tables.look_once(&self.policy.config.table, self.policy.nft.commits(), (self.clock)());
@@ -432,6 +456,7 @@ impl tortie_dataplane::Dataplane for Dataplane {
             return None;
         }
         let policy = self.policy.apply(state, &dirty);
+        self.judge_moved(state, &policy);
         let policy = self.cut_denied(state, dirty, policy);
         Some(self.report(state, policy, Ok(())))
     }

@@ -150,7 +150,7 @@ impl PolicyTable {
     pub(super) fn without_entries(
         &mut self,
         state: &NodeState,
-        ids: BTreeSet<EndpointId>,
+        ids: &BTreeSet<EndpointId>,
     ) -> Result<BTreeSet<EndpointId>> {
         let Some(table) = self.nft.list(&self.config.table)? else { return Ok(BTreeSet::new()) };
         let is_known = |id: &EndpointId| {
@@ -161,7 +161,12 @@ impl PolicyTable {
             };
             Some(state.endpoints.get(id)?.addresses.iter().all(has_entry))
         };
-        Ok(ids.into_iter().filter(|id| is_known(id) != Some(true)).collect())
+        Ok(ids.iter().filter(|id| is_known(id) != Some(true)).cloned().collect())
+    }
+
+    /// Whether an earlier process has left a table, as far as the kernel says.
+    pub(super) fn has_earlier_table(&mut self) -> bool {
+        self.nft.list(&self.config.table).is_ok_and(|table| table.is_some())
     }
 
     /// The problems of each endpoint's policy.

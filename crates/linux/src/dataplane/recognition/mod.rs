@@ -6,7 +6,6 @@
 //! the next pod with the same address.
 
 mod observer;
-mod results;
 #[cfg(test)]
 mod tests;
 
@@ -17,11 +16,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use sha1::{Digest, Sha1};
+use tortie_cni::results::KeptResult;
 use tortie_dataplane::{Condition, Endpoint, EndpointId, Reason};
 use tortie_kernel::route::{Link, Route, RouteKind};
 
 pub(super) use observer::Observer;
-use results::Attachment;
 
 use super::PolicyOnly;
 
@@ -32,10 +31,11 @@ pub(super) struct Observed {
     links: BTreeMap<u32, Link>,
     /// The links to which the host routes of each address lead.
     host_routes: BTreeMap<IpAddr, BTreeSet<u32>>,
-    /// The links over which networks are reached, such as the node's own adapter. They are never a pod's.
+    /// The links with networks of their own, and those of default routes, such as the node's own adapter. They are never a pod's.
+    /// Routes of others to networks behind a pod do not count.
     uplinks: BTreeSet<u32>,
     /// What plugins have answered to the container runtime.
-    attachments: Vec<Attachment>,
+    results: Vec<KeptResult>,
 }
 
 /// The pods' interfaces.
@@ -43,6 +43,10 @@ pub(super) struct Observed {
 pub(super) struct Recognised {
     /// The interface of each recognised pod.
     pub(super) interfaces: BTreeMap<EndpointId, Arc<str>>,
+    /// Their indexes. The kernel gives each interface another one, also if it has the name of an earlier one.
+    indexes: BTreeMap<EndpointId, u32>,
+    /// Interfaces that a recognised pod has on the host besides its own.
+    further: BTreeMap<EndpointId, BTreeSet<String>>,
     /// The interfaces of pods that are not recognised. They are closed.
     pub(super) unclaimed: BTreeSet<String>,
     /// Why pods are not recognised.
@@ -52,8 +56,8 @@ pub(super) struct Recognised {
 /// Why the interface of a pod is not known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Problem {
-    /// No host route leads to this address.
-    NoRoute(IpAddr),
+    /// No host route leads to this address. The interface that the plugin has made, if there is one, is closed.
+    NoRoute { address: IpAddr, closed: Option<String> },
     /// Its interface is a port of a bridge.
     Bridged { interface: String, bridge: String },
     /// The routes to its addresses lead to several interfaces.
@@ -66,9 +70,17 @@ pub(super) enum Problem {
     Unproven(String),
 }
 
+impl Recognised {
+    /// The pods that have another interface in `after`, or none.
+    pub(super) fn moved(&self, after: &Self) -> BTreeSet<EndpointId> {
+        let known = self.indexes.keys().chain(after.indexes.keys());
+        known.filter(|id| self.indexes.get(*id) != after.indexes.get(*id)).cloned().collect()
+    }
+}
+
 impl Observed {
-    fn new(links: Vec<Link>, routes: &[Route], attachments: Vec<Attachment>) -> Self {
-        let mut observed = Self { attachments, ..Self::default() };
+    fn new(links: Vec<Link>, routes: &[Route], results: Vec<KeptResult>) -> Self {
+        let mut observed = Self { results, ..Self::default() };
         observed.links = links.into_iter().map(|link| (link.index, link)).collect();
         for route in routes.iter().filter(|route| route.kind == RouteKind::Unicast) {
             let destination = route.destination;
@@ -77,7 +89,7 @@ impl Observed {
             if is_host_route && hops.iter().all(|hop| hop.gateway.is_none()) {
                 let known = observed.host_routes.entry(destination.addr()).or_default();
                 known.extend(hops.iter().map(|hop| hop.link));
-            } else if !is_link_local(destination.addr()) {
+            } else if is_of_node(route) {
                 observed.uplinks.extend(hops.iter().map(|hop| hop.link));
             }
         }
@@ -96,14 +108,21 @@ impl Observed {
             candidates
                 .extend(pod.addresses.iter().filter_map(|address| self.host_routes.get(address)).flatten());
             match self.interface_of(id, pod, config) {
-                Ok(name) => drop(recognised.interfaces.insert(id.clone(), name.into())),
+                Ok(link) => {
+                    recognised.interfaces.insert(id.clone(), link.name.as_str().into());
+                    recognised.indexes.insert(id.clone(), link.index);
+                    let further: BTreeSet<String> = self.further(id, link).map(str::to_owned).collect();
+                    if !further.is_empty() {
+                        recognised.further.insert(id.clone(), further);
+                    }
+                }
                 Err(problem) => drop(recognised.problems.insert(id.clone(), problem)),
             }
         }
         let claimed: BTreeSet<&str> = recognised.interfaces.values().map(AsRef::as_ref).collect();
         let led_to = candidates.into_iter().filter_map(|index| self.links.get(index));
         let answered: BTreeSet<&str> =
-            self.attachments.iter().flat_map(|it| &it.host_interfaces).map(String::as_str).collect();
+            self.results.iter().flat_map(|it| &it.host_interfaces).map(String::as_str).collect();
         let answered = self.links.values().filter(|link| answered.contains(&*link.name));
         let of_pods = led_to.chain(answered).filter(|link| self.is_cable(link));
         let unclaimed = of_pods.filter(|link| !claimed.contains(&*link.name));
@@ -111,11 +130,21 @@ impl Observed {
         recognised
     }
 
-    fn interface_of(&self, id: &EndpointId, pod: &Endpoint, config: &PolicyOnly) -> Result<String, Problem> {
+    /// The other ends on the host of cables that plugins have made for the pod.
+    fn further<'a>(&'a self, id: &'a EndpointId, own: &'a Link) -> impl Iterator<Item = &'a str> {
+        let is_of_pod = |it: &&KeptResult| *it.namespace == *id.namespace && *it.pod == *id.pod;
+        let answered = self.results.iter().filter(is_of_pod).flat_map(|it| &it.host_interfaces);
+        let names: BTreeSet<&str> = answered.map(String::as_str).collect();
+        let cables = self.links.values().filter(|link| self.is_cable(link) && link.index != own.index);
+        cables.map(|link| &*link.name).filter(move |name| names.contains(name))
+    }
+
+    fn interface_of(&self, id: &EndpointId, pod: &Endpoint, config: &PolicyOnly) -> Result<&Link, Problem> {
         let mut links = BTreeMap::new();
         for address in &pod.addresses {
             let there = self.host_routes.get(address).filter(|links| !links.is_empty());
-            let there = there.ok_or_else(|| self.bridged(id).unwrap_or(Problem::NoRoute(*address)))?;
+            let there =
+                there.ok_or_else(|| self.bridged(id).unwrap_or_else(|| self.no_route(id, *address)))?;
             links.extend(there.iter().map(|link| (*link, *address)));
         }
         let found: Vec<_> =
@@ -124,7 +153,7 @@ impl Observed {
             [only] if links.len() == 1 => *only,
             [] => {
                 let address = pod.addresses.first().copied().unwrap_or(IpAddr::from([0; 4]));
-                return Err(Problem::NoRoute(address));
+                return Err(self.no_route(id, address));
             }
             several => {
                 return Err(Problem::Several(several.iter().map(|(link, _)| link.name.clone()).collect()));
@@ -134,7 +163,14 @@ impl Observed {
             return Err(Problem::Unfit { address, interface: link.name.clone() });
         }
         self.check_owner(id, pod, &link.name, config)?;
-        Ok(link.name.clone())
+        Ok(link)
+    }
+
+    fn no_route(&self, id: &EndpointId, address: IpAddr) -> Problem {
+        let answered = self.results.iter().filter(|it| is_of(it, id)).flat_map(|it| &it.host_interfaces);
+        let names: BTreeSet<&str> = answered.map(String::as_str).collect();
+        let closed = self.links.values().find(|link| self.is_cable(link) && names.contains(&*link.name));
+        Problem::NoRoute { address, closed: closed.map(|link| link.name.clone()) }
     }
 
     /// Fails unless something proves that the interface is the pod's, and nothing says otherwise.
@@ -145,15 +181,15 @@ impl Observed {
         interface: &str,
         config: &PolicyOnly,
     ) -> Result<(), Problem> {
-        let names_it = |it: &&Attachment| it.host_interfaces.iter().any(|name| name == interface);
-        let of_it: Vec<&Attachment> = self.attachments.iter().filter(names_it).collect();
-        let is_own = |it: &&Attachment| it.is_of(id);
+        let names_it = |it: &&KeptResult| it.host_interfaces.iter().any(|name| name == interface);
+        let of_it: Vec<&KeptResult> = self.results.iter().filter(names_it).collect();
+        let is_own = |it: &&KeptResult| is_of(it, id);
         if let Some(other) = of_it.iter().find(|it| !is_own(it)) {
             let owner = Some(format!("{}/{}", other.namespace, other.pod));
             return Err(Problem::OfAnother { interface: interface.to_owned(), owner });
         }
         let has_addresses =
-            |it: &Attachment| pod.addresses.iter().all(|address| it.addresses.contains(address));
+            |it: &KeptResult| pod.addresses.iter().all(|address| it.addresses.contains(address));
         if of_it.iter().any(|it| has_addresses(it)) {
             return Ok(());
         }
@@ -172,7 +208,7 @@ impl Observed {
     }
 
     fn bridged(&self, id: &EndpointId) -> Option<Problem> {
-        let of_pod = self.attachments.iter().filter(|it| it.is_of(id));
+        let of_pod = self.results.iter().filter(|it| is_of(it, id));
         let names: BTreeSet<&str> = of_pod.flat_map(|it| &it.host_interfaces).map(String::as_str).collect();
         self.links.values().filter(|link| names.contains(&*link.name)).find_map(|link| {
             let bridge = self.links.get(&link.controller?)?.name.clone();
@@ -181,15 +217,31 @@ impl Observed {
     }
 }
 
+/// The condition of a recognised pod with further interfaces.
+fn further_closed(own: &str, further: &BTreeSet<String>) -> Condition {
+    let names: Vec<&str> = further.iter().map(String::as_str).collect();
+    let message = format!(
+        "its further interfaces on the host ({}) are closed, because Tortie enforces policy on {own} only. If the plugin makes them for \
+         packets of another family, as AWS VPC CNI does, switch that off (ENABLE_V4_EGRESS=false, ENABLE_V6_EGRESS=false)",
+        names.join(", ")
+    );
+    Condition::new(Reason::InterfaceClosed, message)
+}
+
 impl Problem {
     /// The condition of the pod.
     pub(super) fn condition(&self, results: &Path) -> Condition {
         let unknown = "so its interface is unknown and its policy is not in force";
         let kinds = "ptp, AWS VPC CNI, GKE's plugin, or Azure CNI in transparent mode";
         let message = match self {
-            Self::NoRoute(address) => format!(
+            Self::NoRoute { address, closed: None } => format!(
                 "no host route leads to its address {address}, {unknown}; Tortie waits for the CNI plugin. Policy needs a plugin \
                  that gives each pod an interface and a route of its own: {kinds}"
+            ),
+            Self::NoRoute { address, closed: Some(interface) } => format!(
+                "no host route in the main table leads to its address {address}, so it is unknown whether {interface}, which the CNI \
+                 plugin has made for it, is all that it has: {interface} is closed. Pods with security groups of AWS in strict mode are \
+                 like that; use POD_SECURITY_GROUP_ENFORCING_MODE=standard, or a plugin that gives each pod a route of its own: {kinds}"
             ),
             Self::Bridged { interface, bridge } => format!(
                 "its interface {interface} is a port of the bridge {bridge}, where Tortie enforces no policy, so it has none; use a \
@@ -217,17 +269,40 @@ impl Problem {
             Self::Unproven(interface) => format!(
                 "the route to its address leads to {interface}, but nothing proves that it is this pod's, {unknown}; the interface is \
                  closed. Give the agent the folder with the CNI results of the container runtime, which is not {} or has no \
-                 result of this pod (--cni-results), or the prefix of names that the plugin makes from the hash of namespace and \
+                 result of this pod (--cni-results; the DaemonSet of tortie install mounts /var/lib/cni only), or the prefix of names that the plugin makes from the hash of namespace and \
                  pod (--pod-interface-prefix)",
                 results.display()
             ),
         };
         let reason = match self {
-            Self::NoRoute(_) | Self::Bridged { .. } | Self::Unfit { .. } => Reason::InterfaceMissing,
+            Self::NoRoute { .. } | Self::Bridged { .. } | Self::Unfit { .. } => Reason::InterfaceMissing,
             Self::Several(_) | Self::OfAnother { .. } | Self::Unproven(_) => Reason::InterfaceUnproven,
         };
         Condition::new(reason, message)
     }
+}
+
+/// Whether its links are the node's own: to a network of an address of the node, or to everywhere.
+fn is_of_node(route: &Route) -> bool {
+    const KERNEL: u8 = 2; // RTPROT_KERNEL
+    let is_own = route.protocol == KERNEL && !is_link_local(route.destination.addr());
+    is_own || route.destination.prefix_len() == 0
+}
+
+/// A prefix with an interface that has it and is no pod's: the node would lose it, because such interfaces are closed.
+fn prefix_of_node(prefixes: &[String], links: &[Link], routes: &[Route]) -> Option<(String, String)> {
+    let is_default = |route: &&Route| route.destination.prefix_len() == 0;
+    let of_default = routes.iter().filter(is_default).flat_map(Route::next_hops);
+    let of_default: BTreeSet<u32> = of_default.map(|hop| hop.link).collect();
+    let of_node = links.iter().filter(|link| link.kind != "veth" || of_default.contains(&link.index));
+    of_node.into_iter().find_map(|link| {
+        let prefix = prefixes.iter().find(|prefix| link.name.starts_with(prefix.as_str()))?;
+        Some((prefix.clone(), link.name.clone()))
+    })
+}
+
+fn is_of(result: &KeptResult, id: &EndpointId) -> bool {
+    result.is_of(&id.namespace, &id.pod, &id.interface)
 }
 
 /// How many digits of the hash an interface's name has.

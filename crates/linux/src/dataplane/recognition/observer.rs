@@ -9,10 +9,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::fs::inotify;
+use tortie_cni::results::{self, KeptResult};
 use tortie_dataplane::{Condition, EndpointId, NodeState};
 use tortie_kernel::route::{RouteSocket, RouteWatch};
 
-use super::{Observed, Recognised, results};
+use super::{Observed, Problem, Recognised, further_closed, prefix_of_node};
 use crate::dataplane::PolicyOnly;
 use crate::{Error, Result};
 
@@ -28,6 +29,9 @@ pub(in crate::dataplane) struct Observer {
     socket: RouteSocket,
     recognised: Recognised,
     has_looked: bool,
+    /// The results when they could last be read, and why they cannot be read now.
+    results: Vec<KeptResult>,
+    unreadable: Option<Error>,
     /// The pods whose interfaces have vanished, with the time.
     vanished: BTreeMap<EndpointId, Instant>,
     /// Whether something has changed since the last look.
@@ -39,12 +43,22 @@ pub(in crate::dataplane) struct Observer {
 
 impl Observer {
     /// Opens a connection in the network namespace of the calling thread.
+    ///
+    /// # Errors
+    /// The kernel refuses it, or a prefix of pods' interfaces is that of an interface of the node.
     pub(in crate::dataplane) fn open(config: PolicyOnly) -> Result<Self> {
+        let mut socket = RouteSocket::open()?;
+        let routes = socket.routes()?;
+        if let Some((prefix, interface)) = prefix_of_node(&config.prefixes, &socket.links()?, &routes) {
+            return Err(Error::PrefixOfNode { prefix, interface });
+        }
         Ok(Self {
             config,
-            socket: RouteSocket::open()?,
+            socket,
             recognised: Recognised::default(),
             has_looked: false,
+            results: Vec::new(),
+            unreadable: None,
             vanished: BTreeMap::new(),
             changed: Arc::new(AtomicBool::new(true)),
             routes_watch: None,
@@ -78,34 +92,58 @@ impl Observer {
     }
 
     /// Looks again, if anything has changed since the last look or `is_due`. Returns what was known before, if it differs now.
+    ///
+    /// Results that cannot be read change nothing: those that were read before count. If none were, the table of an earlier process
+    /// stays (`has_table`). Without such a table, all interfaces to which routes lead are closed unless their names prove whose they are.
     pub(in crate::dataplane) fn look(
         &mut self,
         state: &NodeState,
         is_due: bool,
+        has_table: bool,
         now: Instant,
     ) -> Result<Option<Recognised>> {
-        if !self.changed.swap(false, Ordering::SeqCst) && !is_due {
+        if !self.changed.swap(false, Ordering::SeqCst) && !is_due && self.unreadable.is_none() {
             return Ok(None);
         }
-        let observed = self.observe().inspect_err(|_| self.changed.store(true, Ordering::SeqCst))?;
+        let observed = self.observe(has_table).inspect_err(|_| self.changed.store(true, Ordering::SeqCst))?;
         self.has_looked = true;
         let recognised = observed.recognise(&state.endpoints, &self.config);
+        self.results = observed.results;
         self.vanished.retain(|id, _| recognised.problems.contains_key(id));
-        for id in recognised.problems.keys().filter(|id| self.recognised.interfaces.contains_key(*id)) {
-            self.vanished.entry(id.clone()).or_insert(now);
+        for (id, problem) in &recognised.problems {
+            let was_known = self.recognised.interfaces.contains_key(id);
+            if was_known && matches!(problem, Problem::NoRoute { closed: None, .. }) {
+                self.vanished.entry(id.clone()).or_insert(now);
+            }
         }
         let before = std::mem::replace(&mut self.recognised, recognised);
         Ok((before != self.recognised).then_some(before))
     }
 
-    fn observe(&mut self) -> Result<Observed> {
+    fn observe(&mut self, has_table: bool) -> Result<Observed> {
         // A result names an interface that exists, so the results come first.
         let folder = &self.config.results;
-        let attachments = results::read(folder)
-            .map_err(|source| Error::CniResults { folder: folder.display().to_string(), source })?;
+        let read = results::read(folder)
+            .map_err(|source| Error::CniResults { folder: folder.display().to_string(), source });
+        let results = match read {
+            Ok(results) => {
+                self.unreadable = None;
+                results
+            }
+            Err(error) if has_table && !self.has_looked => return Err(error),
+            Err(error) => {
+                self.unreadable = Some(error);
+                self.results.clone()
+            }
+        };
         // A route names a link that exists, so the links are read last.
         let routes = self.socket.routes()?;
-        Ok(Observed::new(self.socket.links()?, &routes, attachments))
+        Ok(Observed::new(self.socket.links()?, &routes, results))
+    }
+
+    /// Why the results cannot be read.
+    pub(in crate::dataplane) fn unreadable(&self) -> Option<&Error> {
+        self.unreadable.as_ref()
     }
 
     /// Whether a look has succeeded.
@@ -117,11 +155,16 @@ impl Observer {
         &self.recognised
     }
 
-    /// The conditions of pods without a known interface.
+    /// The conditions of pods without a known interface, and of those with several.
     pub(in crate::dataplane) fn conditions(&self, now: Instant) -> BTreeMap<EndpointId, Condition> {
         let is_ending = |id: &EndpointId| self.vanished.get(id).is_some_and(|since| now < *since + ENDING);
-        let problems = self.recognised.problems.iter().filter(|(id, _)| !is_ending(id));
-        problems.map(|(id, problem)| (id.clone(), problem.condition(&self.config.results))).collect()
+        let Recognised { interfaces, further, problems, .. } = &self.recognised;
+        let unknown = problems.iter().filter(|(id, _)| !is_ending(id));
+        let unknown = unknown.map(|(id, problem)| (id.clone(), problem.condition(&self.config.results)));
+        let several = further
+            .iter()
+            .filter_map(|(id, further)| Some((id.clone(), further_closed(interfaces.get(id)?, further))));
+        unknown.chain(several).collect()
     }
 }
 

@@ -46,7 +46,7 @@ fn pods(pods: &[(&str, &[&str])]) -> BTreeMap<EndpointId, Arc<Endpoint>> {
 }
 
 /// What ptp has answered for a pod.
-fn result(pod: &str, host_interface: &str, addresses: &[&str]) -> Attachment {
+fn result(pod: &str, host_interface: &str, addresses: &[&str]) -> KeptResult {
     let ips: Vec<_> =
         addresses.iter().map(|address| json!({"address": format!("{address}/24"), "interface": 1})).collect();
     let file = json!({
@@ -57,7 +57,7 @@ fn result(pod: &str, host_interface: &str, addresses: &[&str]) -> Attachment {
             "interfaces": [{"name": host_interface}, {"name": "eth0", "sandbox": "/run/netns/x"}, {"name": "eth0"}],
         },
     });
-    Attachment::parse(file.to_string().as_bytes()).unwrap()
+    KeptResult::parse(file.to_string().as_bytes()).unwrap()
 }
 
 fn config() -> PolicyOnly {
@@ -79,13 +79,17 @@ fn an_interface_is_a_pods_only_if_route_and_name_or_result_say_so() {
         interface: name.to_owned(),
         owner: owner.map(str::to_owned),
     };
+    let no_route = |address: &str, closed: Option<&str>| Problem::NoRoute {
+        address: address.parse().unwrap(),
+        closed: closed.map(str::to_owned),
+    };
     let unfit = |name: &str| Problem::Unfit { address: A.parse().unwrap(), interface: name.to_owned() };
     let a = || pods(&[("a", &[A])]);
     type Case = (
         &'static str,
         Vec<Link>,
         Vec<Route>,
-        Vec<Attachment>,
+        Vec<KeptResult>,
         BTreeMap<EndpointId, Arc<Endpoint>>,
         Vec<(&'static str, Result<String, Problem>)>,
         Vec<&'static str>,
@@ -125,7 +129,7 @@ fn an_interface_is_a_pods_only_if_route_and_name_or_result_say_so() {
             vec![],
             vec![result("a", "veth1", &[A])],
             a(),
-            vec![("a", Err(Problem::NoRoute(A.parse().unwrap())))],
+            vec![("a", Err(no_route(A, Some("veth1"))))],
             vec!["veth1"],
         ),
         (
@@ -134,7 +138,7 @@ fn an_interface_is_a_pods_only_if_route_and_name_or_result_say_so() {
             to_a(),
             vec![result("a", "veth1", &[A])],
             a(),
-            vec![("a", Err(Problem::NoRoute(A.parse().unwrap())))],
+            vec![("a", Err(no_route(A, None)))],
             vec![],
         ),
         (
@@ -233,7 +237,7 @@ fn an_interface_is_a_pods_only_if_route_and_name_or_result_say_so() {
         (
             "the node's adapter, which is a veth in nested nodes",
             vec![link(2, "eth1")],
-            vec![to("10.0.0.1/32", 2), to("192.0.2.0/24", 2)],
+            vec![to("10.0.0.1/32", 2), Route::on_link("192.0.2.0/24".parse().unwrap(), 2, 2)],
             vec![result("a", "eth1", &[A])],
             a(),
             vec![("a", Err(unfit("eth1")))],
@@ -249,12 +253,48 @@ fn an_interface_is_a_pods_only_if_route_and_name_or_result_say_so() {
             vec![],
         ),
         (
+            "networks by way of the pod do not make its interface the node's own",
+            vec![link(2, "veth1")],
+            vec![to("10.0.0.1/32", 2), to("10.50.0.0/16", 2)],
+            vec![result("a", "veth1", &[A])],
+            a(),
+            vec![("a", yes("veth1"))],
+            vec![],
+        ),
+        (
+            "the node's own adapter is a veth, too",
+            vec![link(2, "veth1")],
+            vec![to("10.0.0.1/32", 2), to("0.0.0.0/0", 2)],
+            vec![],
+            a(),
+            vec![("a", Err(unfit("veth1")))],
+            vec![],
+        ),
+        (
+            "networks by way of an interface that the API does not know yet",
+            vec![link(2, "veth1")],
+            vec![to("10.0.0.1/32", 2), to("10.50.0.0/16", 2)],
+            vec![result("b", "veth1", &[A])],
+            a(),
+            vec![("a", Err(of_other("veth1", Some("n/b"))))],
+            vec!["veth1"],
+        ),
+        (
+            "a second interface of the pod",
+            vec![link(2, "veth1"), link(3, "veth2")],
+            to_a(),
+            vec![result("a", "veth1", &[A]), result("a", "veth2", &[])],
+            a(),
+            vec![("a", yes("veth1"))],
+            vec!["veth2"],
+        ),
+        (
             "a gateway",
             vec![link(2, "veth1")],
             vec![Route::via("10.0.0.1/32".parse().unwrap(), "192.0.2.1".parse().unwrap(), 2, 3)],
             vec![],
             a(),
-            vec![("a", Err(Problem::NoRoute(A.parse().unwrap())))],
+            vec![("a", Err(no_route(A, None)))],
             vec![],
         ),
         (
@@ -263,7 +303,7 @@ fn an_interface_is_a_pods_only_if_route_and_name_or_result_say_so() {
             vec![Route::blackhole("10.0.0.1/32".parse().unwrap(), 3)],
             vec![],
             a(),
-            vec![("a", Err(Problem::NoRoute(A.parse().unwrap())))],
+            vec![("a", Err(no_route(A, None)))],
             vec![],
         ),
         (
@@ -281,7 +321,7 @@ fn an_interface_is_a_pods_only_if_route_and_name_or_result_say_so() {
             to_a(),
             vec![result("a", "veth1", &[A, A_6])],
             pods(&[("a", &[A, A_6])]),
-            vec![("a", Err(Problem::NoRoute(A_6.parse().unwrap())))],
+            vec![("a", Err(no_route(A_6, Some("veth1"))))],
             vec!["veth1"],
         ),
         (
@@ -327,31 +367,6 @@ fn an_interface_is_a_pods_only_if_route_and_name_or_result_say_so() {
     }
 }
 
-#[test]
-fn a_result_that_is_not_of_a_pod_or_not_complete_is_left_out() {
-    let complete = json!({
-        "ifName": "eth0", "cniArgs": [["K8S_POD_NAMESPACE", "n"], ["K8S_POD_NAME", "p"]],
-        "result": {"interfaces": [{"name": "veth1"}], "ips": [{"address": "10.0.0.1/24"}, {"address": "x"}]},
-    });
-    let read = Attachment::parse(complete.to_string().as_bytes()).unwrap();
-    assert!(read.is_of(&id("p")) && !read.is_of(&id("q")));
-    assert_eq!(read.addresses, ["10.0.0.1".parse().unwrap()].into());
-    let other_interface = EndpointId { interface: "net1".into(), ..id("p") };
-    assert!(!read.is_of(&other_interface));
-    let text = complete.to_string();
-    assert_eq!(Attachment::parse(&text.as_bytes()[..text.len() - 1]), None, "it is still being written");
-    for (field, value) in [
-        ("cniArgs", json!([["K8S_POD_NAME", "p"]])),
-        ("cniArgs", json!([["K8S_POD_NAMESPACE", "n"], ["K8S_POD_NAME", ""]])),
-        ("cniArgs", json!(null)),
-        ("ifName", json!(1)),
-    ] {
-        let mut other = complete.clone();
-        other[field] = value.clone();
-        assert_eq!(Attachment::parse(other.to_string().as_bytes()), None, "{field}: {value}");
-    }
-}
-
 /// Each problem has its own message, which names what to do.
 #[test]
 fn problems_name_the_interface_and_the_remedy() {
@@ -359,9 +374,14 @@ fn problems_name_the_interface_and_the_remedy() {
     let name = || "veth1".to_owned();
     for (problem, reason, parts) in [
         (
-            Problem::NoRoute("10.0.0.1".parse().unwrap()),
+            Problem::NoRoute { address: "10.0.0.1".parse().unwrap(), closed: None },
             Reason::InterfaceMissing,
             ["10.0.0.1", "waits for the CNI plugin"],
+        ),
+        (
+            Problem::NoRoute { address: "10.0.0.1".parse().unwrap(), closed: Some(name()) },
+            Reason::InterfaceMissing,
+            ["veth1 is closed", "POD_SECURITY_GROUP_ENFORCING_MODE"],
         ),
         (
             Problem::Bridged { interface: name(), bridge: "cni0".to_owned() },
@@ -393,5 +413,60 @@ fn problems_name_the_interface_and_the_remedy() {
         let condition = problem.condition(results);
         assert_eq!(condition.reason, reason, "{condition}");
         assert!(parts.iter().all(|part| condition.message.contains(part)), "{condition}");
+    }
+}
+
+/// The interface that has policy is named, and those that are closed.
+#[test]
+fn further_interfaces_of_a_pod_are_reported() {
+    let links = vec![link(2, "veth1"), link(3, "veth2"), link(4, "veth3")];
+    let results =
+        vec![result("a", "veth1", &["10.0.0.1"]), result("a", "veth2", &[]), result("b", "veth3", &[])];
+    let found = Observed::new(links, &[to("10.0.0.1/32", 2)], results)
+        .recognise(&pods(&[("a", &["10.0.0.1"])]), &config());
+    let further = BTreeSet::from(["veth2".to_owned()]);
+    assert_eq!(found.further, BTreeMap::from([(id("a"), further.clone())]));
+    let condition = further_closed("veth1", &further);
+    assert!(
+        condition.message.contains("(veth2)") && condition.message.contains("on veth1 only"),
+        "{condition}"
+    );
+}
+
+/// A new interface with the name of the one before is another interface.
+#[test]
+fn pods_whose_interface_has_another_index_have_moved() {
+    let at = |index: u32, name: &str| {
+        let observed = Observed::new(
+            vec![link(index, name)],
+            &[to("10.0.0.1/32", index)],
+            vec![result("a", name, &["10.0.0.1"])],
+        );
+        observed.recognise(&pods(&[("a", &["10.0.0.1"])]), &config())
+    };
+    let none = Recognised::default();
+    for (before, after, moved) in [
+        (at(2, "veth1"), at(2, "veth1"), false),
+        (at(2, "veth1"), at(3, "veth1"), true),
+        (none.clone(), at(2, "veth1"), true),
+        (at(2, "veth1"), none, true),
+    ] {
+        assert_eq!(!before.moved(&after).is_empty(), moved, "{before:?} {after:?}");
+    }
+}
+
+#[test]
+fn a_prefix_of_the_nodes_own_interfaces_is_found() {
+    let physical = |name: &str| Link { kind: String::new(), ..link(7, name) };
+    let default = [to("0.0.0.0/0", 7), to("10.0.0.1/32", 2)];
+    for (links, prefixes, expected) in [
+        (vec![link(2, "eni1"), physical("eth0")], ["eni", "gke"], None),
+        (vec![link(2, "eni1"), physical("eth0")], ["eni", "e"], Some(("e", "eth0"))),
+        (vec![link(2, "eni1"), link(7, "eth0")], ["eni", "et"], Some(("et", "eth0"))),
+        (vec![link(2, "eth1")], ["eni", "et"], None),
+    ] {
+        let prefixes = prefixes.map(str::to_owned);
+        let expected = expected.map(|(prefix, name)| (prefix.to_owned(), name.to_owned()));
+        assert_eq!(prefix_of_node(&prefixes, &links, &default), expected, "{links:?}");
     }
 }
