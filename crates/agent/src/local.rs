@@ -49,12 +49,15 @@ mod system {
         std::fs::symlink_metadata(socket).ok().map(|file| (file.dev(), file.ino()))
     }
 
-    /// Creates the folder of a socket, for the agent's own user.
+    /// Creates the folder of a socket, for the agent's own user. One that is named for Tortie is closed for others also if somebody
+    /// else has created it, such as a kubelet for the volume of the agent's pod.
     pub(crate) fn make_folder_of(socket: &Path) -> io::Result<()> {
-        match socket.parent() {
-            Some(folder) => DirBuilder::new().recursive(true).mode(0o700).create(folder),
-            None => Ok(()),
+        let Some(folder) = socket.parent() else { return Ok(()) };
+        DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        if folder.file_name().is_some_and(|name| name == "tortie") {
+            std::fs::set_permissions(folder, Permissions::from_mode(0o700))?;
         }
+        Ok(())
     }
 
     /// The file whose lock the agent of a socket holds.
@@ -65,6 +68,31 @@ mod system {
     /// Lets a new file be the agent's own.
     pub(crate) fn private(options: &mut OpenOptions) -> &mut OpenOptions {
         options.mode(0o600)
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        #[test]
+        fn folders_that_are_named_for_tortie_are_closed_for_others() {
+            let parent = tempfile::tempdir().unwrap();
+            for (name, exists, mode) in [
+                ("tortie", true, 0o700),
+                ("tortie", false, 0o700),
+                ("run", true, 0o755),
+                ("run", false, 0o700),
+            ] {
+                let folder = parent.path().join(format!("{name}-{exists}")).join(name);
+                if exists {
+                    std::fs::create_dir_all(&folder).unwrap();
+                    std::fs::set_permissions(&folder, Permissions::from_mode(0o755)).unwrap();
+                }
+                make_folder_of(&folder.join("agent.sock")).unwrap();
+                let found = std::fs::metadata(&folder).unwrap().mode() & 0o777;
+                assert_eq!(found, mode, "{name}, {exists}");
+            }
+        }
     }
 }
 

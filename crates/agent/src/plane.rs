@@ -60,6 +60,19 @@ impl InForce {
             && self.report.failures_of(endpoint).next().is_none()
             && self.endpoints.binary_search(endpoint).is_ok()
     }
+
+    /// Why the policy of the endpoint is not in force, if it is not.
+    pub(crate) fn problem_of(&self, endpoint: &EndpointId) -> Option<String> {
+        let failures: Vec<String> = self.report.failures_of(endpoint).map(ToString::to_string).collect();
+        if !failures.is_empty() {
+            return Some(format!("its policy is not in force: {}", failures.join("; ")));
+        }
+        let is_known = self.endpoints.binary_search(endpoint).is_ok();
+        (!is_known).then(|| {
+            "its policy is not in force: the agent has not read its endpoint yet, and retries by itself"
+                .to_owned()
+        })
+    }
 }
 
 /// A kind that may not be read, and what to do.

@@ -214,7 +214,7 @@ impl Pods {
         Ok(())
     }
 
-    /// CNI CHECK: the endpoint is stored for this container, and its interface is unchanged.
+    /// CNI CHECK: the endpoint is stored for this container, its interface is unchanged, and its policy is in force.
     async fn check(&self, call: &Invocation) -> Result<(), Failure> {
         let id = endpoint_id(call)?;
         let _turn = self.busy.lock(&id).await;
@@ -265,7 +265,8 @@ impl Pods {
                 Self::passed_limits(&call.config)?,
             )?,
         );
-        blocking(move || wiring.check(&attachment)).await.map_err(|error| differs(error.to_string()))
+        blocking(move || wiring.check(&attachment)).await.map_err(|error| differs(error.to_string()))?;
+        self.in_force.borrow().problem_of(&id).map_or(Ok(()), |problem| Err(differs(problem)))
     }
 
     /// CNI GC: removes what this node has for this network beyond the attachments that the runtime knows.

@@ -5,6 +5,7 @@ use std::fs;
 use std::io::Write;
 use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use crate::common::{Bed, NODE, condition, endpoint_id, endpoint_key, pod_key, send, until};
 use serde_json::{Value, json};
@@ -75,6 +76,61 @@ async fn gc_removes_pods_that_the_runtime_does_not_know() {
     assert_eq!(bed.endpoint("lost", "eth0").await, None);
     assert!(bed.endpoint("kept", "eth0").await.is_some());
     assert_eq!(bed.os.lock().connected, BTreeMap::from([(endpoint_id("kept"), "c1".to_owned())]));
+}
+
+/// A policy that is not in force is a difference, whatever the interface.
+#[tokio::test(flavor = "multi_thread")]
+async fn check_demands_that_policy_is_in_force() {
+    let bed = Bed::new().await;
+    bed.pod("p", "u", json!({})).await;
+    bed.call(bed.invocation(Command::Add, "c1", "p")).await.unwrap();
+    let check = async || bed.call(bed.invocation(Command::Check, "c1", "p")).await;
+    let failing = [condition(Reason::PolicyNotInForce)];
+    for report in [
+        Report { endpoints: [(endpoint_id("p"), failing.to_vec())].into(), retry: true, ..Report::default() },
+        Report { node: failing.to_vec(), retry: true, ..Report::default() },
+    ] {
+        bed.os.lock().report = report;
+        (bed.os.lock().disturbed.as_ref().expect("the agent wants to know"))();
+        until("CHECK finds it", || async {
+            check().await.is_err_and(|failure| {
+                failure.code == Code::DIFFERS
+                    && failure.msg.contains("its policy is not in force: the test says")
+            })
+        })
+        .await;
+        bed.os.lock().report = Report::default();
+        until("policy is in force again", || async { check().await.is_ok() }).await;
+    }
+}
+
+/// A DEL that comes while the ADD of the same container is under way waits for it, and removes everything.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deletion_during_the_add_of_the_container_leaves_nothing() {
+    let bed = Bed::new().await;
+    bed.pod("p", "u", json!({})).await;
+    bed.os.lock().report = Report {
+        endpoints: [(endpoint_id("p"), vec![condition(Reason::InterfaceMissing)])].into(),
+        retry: true,
+        ..Report::default()
+    };
+    let add = bed.call(bed.invocation(Command::Add, "c1", "p"));
+    let del = async {
+        until("the endpoint is published", || async { bed.endpoint("p", "eth0").await.is_some() }).await;
+        let del = bed.call(bed.invocation(Command::Del, "c1", "p"));
+        let open = async {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            bed.os.lock().report = Report::default();
+        };
+        tokio::join!(del, open).0
+    };
+    let (added, deleted) = tokio::join!(add, del);
+    deleted.unwrap();
+    // Whether the ADD was answered before does not matter.
+    drop(added);
+    assert_eq!(bed.endpoint("p", "eth0").await, None);
+    assert!(bed.os.lock().connected.is_empty());
+    assert!(bed.store.list(Kind::IpamHandle).await.unwrap().items.is_empty());
 }
 
 /// The interfaces of one container have addresses of their own.
