@@ -8,6 +8,7 @@ mod cnitool;
 mod flannel;
 mod foreign_plugin;
 mod ipam;
+mod log_level;
 mod musts;
 mod node;
 mod policy_only;

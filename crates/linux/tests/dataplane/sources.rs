@@ -1,9 +1,10 @@
 //! Pods send only from their own addresses.
 
-use std::net::{Ipv4Addr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::sync::Arc;
 
 use crate::common::cluster::*;
+use crate::dual_stack::{dual_nodes, own, pod_v6};
 use tortie_api::calico::EndpointToHostAction;
 use tortie_dataplane::PodWiring as _;
 use tortie_kernel::interface_index;
@@ -12,10 +13,14 @@ use tortie_kernel::route::{Address, Change, RouteSocket};
 use tortie_kernel::sysctl;
 
 /// A socket that sends from this address, which the namespace gets.
-fn sender(namespace: &NetNs, address: Ipv4Addr) -> UdpSocket {
+fn sender(namespace: &NetNs, address: impl Into<IpAddr>) -> UdpSocket {
+    let address = address.into();
     let open = || {
+        // Otherwise, an IPv6 address can be used after a second only.
+        sysctl::ensure("net/ipv6/conf/eth0/accept_dad", "0").unwrap();
         let link = interface_index("eth0").unwrap();
-        let address = Address { link, address: address.into(), prefix_length: 32 };
+        let prefix_length = if address.is_ipv4() { 32 } else { 128 };
+        let address = Address { link, address, prefix_length };
         // The pod's own address exists.
         let _ = RouteSocket::open().unwrap().change(&Change::AddAddress(address));
         UdpSocket::bind((address.address, 0)).unwrap()
@@ -67,5 +72,38 @@ fn packets_from_other_addresses_are_dropped() {
                 "rp_filter {filter}"
             );
         }
+    }
+}
+
+/// IPv6 has no check of the kernel's own.
+#[test]
+fn ipv6_packets_from_other_addresses_are_dropped() {
+    let (mut nodes, [pod, remote]) = dual_nodes();
+    let to_node = EndpointToHostAction::Accept;
+    nodes[0].change(|state| Arc::make_mut(&mut state.settings).endpoint_to_host = to_node);
+    let receiver = |namespace: &NetNs| {
+        let socket = namespace.run(|| UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 7000)).unwrap()).unwrap();
+        socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+        socket
+    };
+    // Of nobody, of this node's block, of the block of the other node, and that node.
+    let forged = [
+        Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1),
+        Ipv6Addr::new(0xfd65, 0, 0, 1, 0, 0, 0, 9),
+        Ipv6Addr::new(0xfd65, 0, 0, 2, 0, 0, 0, 9),
+        own(2),
+    ];
+    let forged = forged.map(|address| sender(&pod.namespace, address));
+    let from = sender(&pod.namespace, pod_v6(&pod));
+    for (namespace, to) in [(&remote.namespace, pod_v6(&remote)), (&nodes[0].namespace, own(1))] {
+        let receiver = receiver(namespace);
+        for socket in &forged {
+            socket.send_to(b"forged", (to, 7000)).unwrap();
+        }
+        // When this one has arrived, the others have been dropped or received.
+        from.send_to(b"own", (to, 7000)).unwrap();
+        let mut buffer = [0; 8];
+        let (length, source) = receiver.recv_from(&mut buffer).unwrap();
+        assert_eq!((&buffer[..length], source.ip()), (&b"own"[..], pod_v6(&pod).into()), "{to}");
     }
 }
