@@ -4,13 +4,14 @@ use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 
-use crate::common::{Bed, FakeOs, cluster, config, endpoint_id, fill, until};
+use crate::common::{Bed, FakeOs, cluster, condition, config, endpoint_id, fill, until};
 use crate::kubernetes::{call, create_pod, serving};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tortie_agent::{AddressMethods, Extras, Platform, PolicyOnly};
 use tortie_api::{Key, Kind};
 use tortie_cni::{Code, Command};
+use tortie_dataplane::{Reason, Report};
 use tortie_servers::permissions::{Permission, role};
 use tortie_servers::programs::{Program, can_run};
 use tortie_servers::{KubeApi, KubeOptions};
@@ -148,12 +149,45 @@ async fn a_port_that_is_taken_does_not_end_the_agent() {
     bed.agent.abort();
 }
 
+/// A node on which policy is not in force is not ready, and says why.
+#[tokio::test(flavor = "multi_thread")]
+async fn readyz_tells_what_is_not_in_force() {
+    let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
+    let (store, os, dir) = (cluster().await, FakeOs::default(), tempfile::tempdir().unwrap());
+    let platform = Platform::Other { dataplane: Box::new(os.clone()), wiring: Arc::new(os.clone()) };
+    let extras = Extras { health_address: Some(free), ..Extras::default() };
+    let agent = tokio::spawn(tortie_agent::run_with(config(dir.path(), store.clone(), platform), extras));
+    let bed = Bed { store, os, dir, agent };
+    until("the agent is ready", || async { ready(free).await }).await;
+    let failing =
+        Report { node: vec![condition(Reason::PolicyNotInForce)], retry: true, ..Report::default() };
+    bed.os.lock().report = failing;
+    (bed.os.lock().disturbed.as_ref().expect("the agent wants to know"))();
+    until("it is not ready", || async {
+        let answer = asked(free, "/readyz").await;
+        answer.starts_with("HTTP/1.1 503") && answer.contains("the test says PolicyNotInForce")
+    })
+    .await;
+    let healthy = asked(free, "/healthz").await;
+    assert!(healthy.starts_with("HTTP/1.1 200"), "a restart of the agent would not help: {healthy}");
+    bed.os.lock().report = Report::default();
+    until("it is ready again", || async { ready(free).await }).await;
+    bed.agent.abort();
+}
+
 /// Whether `/readyz` succeeds.
 async fn ready(address: SocketAddr) -> bool {
-    let Ok(mut stream) = tokio::net::TcpStream::connect(address).await else { return false };
-    let request = b"GET /readyz HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n";
+    asked(address, "/readyz").await.starts_with("HTTP/1.1 200")
+}
+
+/// The answer to a request; empty without one.
+async fn asked(address: SocketAddr, path: &str) -> String {
     let mut answer = String::new();
-    stream.write_all(request).await.is_ok()
-        && stream.read_to_string(&mut answer).await.is_ok()
-        && answer.starts_with("HTTP/1.1 200")
+    let Ok(mut stream) = tokio::net::TcpStream::connect(address).await else { return answer };
+    let request = format!("GET {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n");
+    match stream.write_all(request.as_bytes()).await {
+        Ok(()) => drop(stream.read_to_string(&mut answer).await),
+        Err(_) => return answer,
+    }
+    answer
 }
