@@ -252,6 +252,16 @@ fn mac_addresses_with_colons_are_shown_with_dashes() {
         json!({"IpConfigurations": [{"IpAddress": "10.244.3.2"}], "MacAddress": "a2:3a:c1:64:69:eb"});
     let id = create(&hns, Kind::Endpoint, network, &document).unwrap();
     assert_eq!(read(&hns, Kind::Endpoint, id)["MacAddress"], "a2-3a-c1-64-69-eb");
+    // flannel adds, reads and removes routes with colons.
+    let route = json!({"Type": "RemoteSubnetRoute", "Settings": {"DestinationPrefix": "10.244.1.0/24",
+        "IsolationId": 4096, "ProviderAddress": "172.16.0.1", "DistributedRouterMacAddress": "66:00:00:00:00:01"}});
+    for request in ["Add", "Remove", "Add"] {
+        let request =
+            json!({"ResourceType": "Policy", "RequestType": request, "Settings": {"Policies": [route]}});
+        let call = Call::Modify { kind: Kind::Network, id: network, settings: request.to_string() };
+        hns.call(&call).unwrap();
+    }
+    assert!(read(&hns, Kind::Network, network)["Policies"].as_array().unwrap().contains(&route));
 }
 
 /// What flannel's backend `host-gw` sends on Windows (`pkg/backend/hostgw/hostgw_windows.go`), and what it looks for in the answers.
