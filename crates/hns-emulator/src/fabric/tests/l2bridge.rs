@@ -23,8 +23,12 @@ fn node(acls: Value) -> Node {
     node
 }
 
+/// The network has a policy of overlays, which has no effect here.
 fn without_end(acls: Value) -> Node {
-    let network = json!({"Name": "cbr0", "Type": "L2Bridge", "Ipams": [{"Subnets": [{"IpAddressPrefix": "10.244.3.0/26",
+    let remote = json!({"DestinationPrefix": "10.244.9.0/26", "IsolationId": 4096, "ProviderAddress": OTHER_NODE,
+        "DistributedRouterMacAddress": "66-00-00-00-00-02"});
+    let policies = json!([{"Type": "RemoteSubnetRoute", "Settings": remote}]);
+    let network = json!({"Name": "cbr0", "Type": "L2Bridge", "Policies": policies, "Ipams": [{"Subnets": [{"IpAddressPrefix": "10.244.3.0/26",
         "Routes": [{"NextHop": GATEWAY, "DestinationPrefix": "0.0.0.0/0"}]}]}]});
     Node::on(&network, acls, |_| {})
 }
