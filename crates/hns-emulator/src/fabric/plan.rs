@@ -134,27 +134,7 @@ impl Plan {
     }
 
     fn of_network(network: &Network, state: &State, config: &Config, before: Option<&Plan>) -> Option<Plan> {
-        let of_node = |endpoint: &&Arc<Endpoint>| state.is_of_node(endpoint);
-        let attached =
-            state.endpoints_of(network.id).filter(|endpoint| !endpoint.host_compute_namespace.is_zero());
-        let pods = attached.filter(|endpoint| !of_node(endpoint)).filter_map(|endpoint| {
-            let address: Ipv4Addr = endpoint.ip_configurations.first()?.ip_address.parse().ok()?;
-            let known = before.and_then(|before| before.pods.get(&address));
-            let guard = state.guard(endpoint.id).ok();
-            let is_same = |pod: &&Arc<PodPort>| {
-                Arc::ptr_eq(&pod.document, endpoint)
-                    && guard.is_some_and(|guard| Arc::ptr_eq(&pod.acl, &guard.control))
-            };
-            if let Some(known) = known.filter(is_same) {
-                return Some((address, Arc::clone(known)));
-            }
-            let port = guard.and_then(|guard| PodPort::of(endpoint, address, guard));
-            if port.is_none() {
-                error!(endpoint = %endpoint.id, "an endpoint that cannot be understood is not forwarded");
-            }
-            Some((address, Arc::new(port?)))
-        });
-        let pods: BTreeMap<_, _> = pods.collect();
+        let pods = pods(network, state, before);
         let provider = first::<ProviderAddress>(network)?.provider_address.parse().ok()?;
         let subnets = network.subnets().map(|subnet| {
             let gateway = subnet.routes.first()?.next_hop.parse().ok()?;
@@ -162,20 +142,8 @@ impl Plan {
         });
         let subnets: Vec<(Ipv4Net, Ipv4Addr)> = subnets.collect::<Option<_>>()?;
         let overlay = network.r#type == NetworkMode::Overlay;
-        let (vni, router_mac) = if overlay {
-            let policies = &network.subnets().next()?.policies;
-            let vsid = policies.iter().find_map(|policy| policy.settings::<Vsid>().ok().flatten())?;
-            (Some(vsid.isolation_id), mac(&first::<DrMacAddress>(network)?.address)?)
-        } else {
-            (None, bridge_mac(network.id))
-        };
-        let node = if overlay {
-            let connected = network.policies.iter().any(|policy| policy.is::<HostRoute>());
-            let gateway = subnets.first().filter(|_| connected);
-            gateway.map(|(_, address)| NodeEnd { address: *address, mac: router_mac })
-        } else {
-            state.endpoints_of(network.id).find(of_node).and_then(|endpoint| NodeEnd::of(endpoint))
-        };
+        let Links { vni, router_mac, node, remotes } =
+            if overlay { Links::of_overlay(network, &subnets)? } else { Links::of_bridge(network, state) };
         let stand_in = node.as_ref().filter(|_| !overlay).map(|node| StandIn {
             own: vec![provider, node.address],
             address: balance::stand_in(network.id),
@@ -193,7 +161,7 @@ impl Plan {
             subnets,
             node,
             check_tunnel_sources: config.check_tunnel_sources,
-            remotes: if overlay { remotes(network) } else { vec![] },
+            remotes,
             node_fronts: balance::of_node(&fronts, network.id, provider),
             behind_switch,
             stand_in: stand_in.map(|it| it.address).filter(|_| !fronts.is_empty()),
@@ -332,6 +300,56 @@ fn remotes(network: &Network) -> Vec<Remote> {
         .collect();
     remotes.sort_by_key(|remote| std::cmp::Reverse(remote.prefix.prefix_len()));
     remotes
+}
+
+/// The attached endpoints of a network, without those of the node itself.
+fn pods(network: &Network, state: &State, before: Option<&Plan>) -> BTreeMap<Ipv4Addr, Arc<PodPort>> {
+    let attached =
+        |endpoint: &&Arc<Endpoint>| !endpoint.host_compute_namespace.is_zero() && !state.is_of_node(endpoint);
+    let pods = state.endpoints_of(network.id).filter(attached).filter_map(|endpoint| {
+        let address: Ipv4Addr = endpoint.ip_configurations.first()?.ip_address.parse().ok()?;
+        let known = before.and_then(|before| before.pods.get(&address));
+        let guard = state.guard(endpoint.id).ok();
+        let is_same = |pod: &&Arc<PodPort>| {
+            Arc::ptr_eq(&pod.document, endpoint)
+                && guard.is_some_and(|guard| Arc::ptr_eq(&pod.acl, &guard.control))
+        };
+        if let Some(known) = known.filter(is_same) {
+            return Some((address, Arc::clone(known)));
+        }
+        let port = guard.and_then(|guard| PodPort::of(endpoint, address, guard));
+        if port.is_none() {
+            error!(endpoint = %endpoint.id, "an endpoint that cannot be understood is not forwarded");
+        }
+        Some((address, Arc::new(port?)))
+    });
+    pods.collect()
+}
+
+/// How a network is linked to its node and to others.
+struct Links {
+    vni: Option<u32>,
+    router_mac: Mac,
+    node: Option<NodeEnd>,
+    remotes: Vec<Remote>,
+}
+
+impl Links {
+    fn of_overlay(network: &Network, subnets: &[(Ipv4Net, Ipv4Addr)]) -> Option<Links> {
+        let policies = &network.subnets().next()?.policies;
+        let vsid = policies.iter().find_map(|policy| policy.settings::<Vsid>().ok().flatten())?;
+        let router_mac = mac(&first::<DrMacAddress>(network)?.address)?;
+        let connected = network.policies.iter().any(|policy| policy.is::<HostRoute>());
+        let gateway = subnets.first().filter(|_| connected);
+        let node = gateway.map(|(_, address)| NodeEnd { address: *address, mac: router_mac });
+        Some(Links { vni: Some(vsid.isolation_id), router_mac, node, remotes: remotes(network) })
+    }
+
+    fn of_bridge(network: &Network, state: &State) -> Links {
+        let end = state.endpoints_of(network.id).find(|endpoint| state.is_of_node(endpoint));
+        let node = end.and_then(|endpoint| NodeEnd::of(endpoint));
+        Links { vni: None, router_mac: bridge_mac(network.id), node, remotes: vec![] }
+    }
 }
 
 /// The MAC address of the pods' next hop in an L2Bridge network.
