@@ -17,6 +17,9 @@ const PROGRAMS: [&str; 5] = ["--package", "tortie-cli", "--package", "tortie-cni
 /// The package of the libraries for Wine.
 const LIBRARIES: [&str; 2] = ["--package", "tortie-hns-dll"];
 
+/// The program in the place of PowerShell, of the same package.
+pub(crate) const POWERSHELL: &str = "powershell.exe";
+
 /// The package of the library that Wine 8 lacks.
 const RANDOM_NUMBERS: [&str; 2] = ["--manifest-path", "crates/hns-dll/prng/Cargo.toml"];
 
@@ -113,7 +116,8 @@ fn build_libraries(toolchain: &Toolchain) -> Result<Libraries> {
     })?;
     // One library serves under two names.
     let files = ["tortie_hns_dll.dll", "tortie_hns_dll.dll", "bcryptprimitives.dll"];
-    put_together(toolchain, files.into_iter().zip(wine::LIBRARIES))
+    let libraries = files.into_iter().zip(wine::LIBRARIES);
+    put_together(toolchain, libraries.chain([(POWERSHELL, POWERSHELL)]))
 }
 
 /// Puts what was built into one folder, under these names, where `tortie lab --wine` finds it, too.

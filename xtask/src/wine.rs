@@ -2,10 +2,12 @@
 
 mod clients;
 mod cluster;
+mod flannel;
 mod frames;
 mod kube_proxy;
 mod lab;
 mod plugins;
+mod powershell;
 mod prefix;
 mod scenario;
 mod underlay;

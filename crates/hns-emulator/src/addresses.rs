@@ -5,6 +5,8 @@ use std::ops::RangeInclusive;
 
 use ipnet::Ipv4Net;
 
+use crate::config::Config;
+
 /// The numbers in an ACL's list: any number, or these ranges, sorted and without overlap.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Ranges {
@@ -91,13 +93,19 @@ pub(crate) fn cidr(text: &str) -> Option<Ipv4Net> {
 
 /// Parses a MAC address in the form of HNS: with dashes, in any case.
 pub(crate) fn mac(text: &str) -> Option<[u8; 6]> {
+    let separator = if text.contains(':') { ':' } else { '-' };
     let mut bytes = [0; 6];
-    let mut parts = text.split('-');
+    let mut parts = text.split(separator);
     for byte in &mut bytes {
         let part = parts.next().filter(|part| part.len() == 2)?;
         *byte = u8::from_str_radix(part, 16).ok()?;
     }
     parts.next().is_none().then_some(bytes)
+}
+
+/// Whether HNS takes this for a MAC address. A strict one takes dashes only, as it shows them. kube-proxy and flannel write colons.
+pub(crate) fn is_mac(text: &str, config: &Config) -> bool {
+    mac(text).is_some() && !(config.strict && text.contains(':'))
 }
 
 #[cfg(test)]
@@ -133,9 +141,14 @@ mod tests {
     }
 
     #[test]
-    fn mac_addresses_have_dashes() {
-        assert_eq!(mac("0E-2A-0a-f4-03-05"), Some([0x0e, 0x2a, 0x0a, 0xf4, 3, 5]));
-        for bad in ["0E:2A:0a:f4:03:05", "0E-2A-0a-f4-03", "0E-2A-0a-f4-03-05-06", "E-2A-0a-f4-03-005"] {
+    fn mac_addresses_have_dashes_or_colons() {
+        let strict = Config::new(Config::NEWEST, Ipv4Addr::LOCALHOST);
+        let lenient = Config::as_hns(Config::NEWEST, Ipv4Addr::LOCALHOST);
+        for (text, if_strict) in [("0E-2A-0a-f4-03-05", true), ("0E:2A:0a:f4:03:05", false)] {
+            assert_eq!(mac(text), Some([0x0e, 0x2a, 0x0a, 0xf4, 3, 5]));
+            assert_eq!((is_mac(text, &strict), is_mac(text, &lenient)), (if_strict, true));
+        }
+        for bad in ["0E:2A-0a:f4-03:05", "0E-2A-0a-f4-03", "0E-2A-0a-f4-03-05-06", "E-2A-0a-f4-03-005"] {
             assert_eq!(mac(bad), None, "{bad}");
         }
     }

@@ -12,6 +12,7 @@ use tortie_hcn::schema::{Modify, Namespace, NamespaceType, RequestType, SchemaVe
 use tortie_hcn::{Call, Failure, Guid, HResult, Hcn, HcnExt, Kind};
 
 use crate::check::fail;
+use crate::state::NODE_COMPARTMENT;
 
 /// `HCS_E_SYSTEM_NOT_FOUND`, as `vmcompute.dll` returns it.
 const SYSTEM_NOT_FOUND: HResult = HResult(0xC037_010E);
@@ -116,7 +117,7 @@ impl Containers {
     }
 }
 
-fn failure(error: tortie_hcn::Error) -> Failure {
+pub(crate) fn failure(error: tortie_hcn::Error) -> Failure {
     Failure::new(HResult::E_FAIL, error.to_string())
 }
 
@@ -147,4 +148,27 @@ pub(crate) fn attach_to(hns: &dyn Hcn, namespace: Option<Guid>, endpoint: Guid) 
         return Err(failure(error));
     }
     Ok(target)
+}
+
+/// Attaches an endpoint to the node's own compartment, whose namespace is made for the first one.
+pub(crate) fn attach_to_node(hns: &dyn Hcn, endpoint: Guid) -> Result<(), Failure> {
+    if namespace_of(hns, endpoint)?.is_some() {
+        // flannel looks for these words (`pkg/backend/hostgw/hostgw_windows.go`).
+        let error = "This endpoint is already attached to the switch.";
+        return fail(HResult::HCN_E_ENDPOINT_ALREADY_ATTACHED, error);
+    }
+    let listed = hns.call(&Call::Enumerate { kind: Kind::Namespace, query: String::new() })?;
+    let listed: Vec<Guid> =
+        serde_json::from_str(&listed).map_err(|error| Failure::new(HResult::E_FAIL, error.to_string()))?;
+    let is_of_node = |id: &Guid| hns.namespace(*id).is_ok_and(|it| it.namespace_id == NODE_COMPARTMENT);
+    let namespace = match listed.into_iter().find(is_of_node) {
+        Some(namespace) => namespace,
+        None => {
+            let r#type = NamespaceType::HostDefault;
+            let mut new = Namespace { r#type, namespace_id: NODE_COMPARTMENT, ..Namespace::default() };
+            new.base.schema_version = Some(SchemaVersion::V2);
+            hns.create_namespace(&new).map_err(failure)?
+        }
+    };
+    attach_to(hns, Some(namespace), endpoint).map(drop)
 }

@@ -10,7 +10,7 @@ use tortie_hcn::schema::{
 };
 use tortie_hcn::{Failure, Guid, HResult};
 
-use crate::addresses::mac;
+use crate::addresses::is_mac;
 use crate::check::{address, document, fail};
 use crate::config::{AclRemoval, Config, OnRewrite, UpdateReplaces};
 use crate::networks::{is_same, remove_policy};
@@ -233,10 +233,10 @@ fn settle_mac(endpoint: &mut Endpoint, config: &Config) -> Result<(), Failure> {
         let [a, b, c] = rand::random::<[u8; 3]>();
         endpoint.mac_address = format!("00-15-5D-{a:02X}-{b:02X}-{c:02X}");
     }
-    match mac(&endpoint.mac_address) {
-        Some(_) => Ok(()),
-        None => fail(HResult::HCN_E_INVALID_ENDPOINT, format!("MacAddress {:?}", endpoint.mac_address)),
+    if is_mac(&endpoint.mac_address, config) {
+        return Ok(());
     }
+    fail(HResult::HCN_E_INVALID_ENDPOINT, format!("MacAddress {:?}", endpoint.mac_address))
 }
 
 /// Resets an endpoint after it has left its namespace.

@@ -9,7 +9,7 @@ use tortie_hcn::{Failure, Guid, HResult};
 use crate::check::{document, fail};
 use crate::config::Config;
 use crate::endpoints::detached;
-use crate::state::{ATTACHED_SHARING, State};
+use crate::state::{ATTACHED_SHARING, NODE_COMPARTMENT, State};
 
 impl State {
     pub(crate) fn create_namespace(
@@ -23,9 +23,8 @@ impl State {
         namespace.namespace_guid = namespace.id;
         namespace.resources.clear();
         if namespace.namespace_id == 0 {
-            // Compartment 1 belongs to the node itself.
-            let highest = self.namespaces.values().map(|other| other.namespace_id).max().unwrap_or(1);
-            namespace.namespace_id = highest.max(1) + 1;
+            let highest = self.namespaces.values().map(|other| other.namespace_id).max();
+            namespace.namespace_id = highest.unwrap_or_default().max(NODE_COMPARTMENT) + 1;
         }
         let id = namespace.id;
         self.namespaces.insert(id, namespace.into());

@@ -39,8 +39,10 @@ impl State {
             check_subnet(subnet, network.r#type == NetworkMode::Overlay)?;
             subnet.id = if subnet.id.is_zero() { Guid::random() } else { subnet.id };
         }
-        if network.r#type == NetworkMode::Overlay {
-            add_overlay_policies(&mut network, config)?;
+        match network.r#type {
+            NetworkMode::Overlay => add_overlay_policies(&mut network, config)?,
+            NetworkMode::L2Bridge => set_provider(&mut network, config),
+            _ => {}
         }
         let sets = Sets::of(&network.policies, &Sets::default(), config)?;
         let id = network.id;
@@ -231,14 +233,21 @@ fn add_overlay_policies(network: &mut Network, config: &Config) -> Result<(), Fa
     if network.subnets().next().is_none() {
         return fail(HResult::HCN_E_INVALID_NETWORK, "an overlay network needs a subnet");
     }
-    network.policies.retain(|policy| !policy.is::<ProviderAddress>() && !policy.is::<DrMacAddress>());
-    let provider_address = config.provider_address.to_string();
-    network.policies.push(Policy::of(&ProviderAddress { provider_address, ..Default::default() }));
+    set_provider(network, config);
+    network.policies.retain(|policy| !policy.is::<DrMacAddress>());
     // 00-15-5D is Microsoft's prefix for virtual adapters.
     let [a, b, c] = rand::random::<[u8; 3]>();
     let address = format!("00-15-5D-{a:02X}-{b:02X}-{c:02X}");
     network.policies.push(Policy::of(&DrMacAddress { address, ..Default::default() }));
     Ok(())
+}
+
+/// The node's address. The old interface shows it as `ManagementIP`, for which flannel waits on an L2Bridge network, too
+/// (`pkg/backend/hostgw/hostgw_windows.go`).
+fn set_provider(network: &mut Network, config: &Config) {
+    network.policies.retain(|policy| !policy.is::<ProviderAddress>());
+    let provider_address = config.provider_address.to_string();
+    network.policies.push(Policy::of(&ProviderAddress { provider_address, ..Default::default() }));
 }
 
 fn add_policy(network: &mut Network, policy: Policy) -> Result<(), Failure> {

@@ -7,7 +7,7 @@ use tortie_hcn::schema::{
 use tortie_hcn::{Failure, Feature, HResult};
 
 use crate::acl::AccessControl;
-use crate::addresses::{cidr, mac};
+use crate::addresses::{cidr, is_mac};
 use crate::check::{address, fail, prefix, settings, vni};
 use crate::config::Config;
 use crate::sets::Sets;
@@ -31,7 +31,7 @@ pub(crate) fn network_policy(policy: &Policy, config: &Config) -> Result<(), Fai
         prefix(&route.destination_prefix, "DestinationPrefix")?;
         address(&route.provider_address, "ProviderAddress")?;
         vni(route.isolation_id)?;
-        if mac(&route.distributed_router_mac_address).is_none() {
+        if !is_mac(&route.distributed_router_mac_address, config) {
             return invalid(format!(
                 "DistributedRouterMacAddress {:?}",
                 route.distributed_router_mac_address

@@ -17,6 +17,8 @@ use crate::sets::Sets;
 pub(crate) const CREATED: u16 = 1;
 pub(crate) const ATTACHED_SHARING: u16 = 3;
 pub(crate) const DETACHED: u16 = 4;
+/// The compartment of the node itself (`HostAttach` of hcsshim's `internal/hns/hnsendpoint.go`).
+pub(crate) const NODE_COMPARTMENT: u32 = 1;
 
 /// All objects. They live as long as the process, as the objects of HNS outlive its clients. A clone shares what has
 /// not changed.
@@ -105,6 +107,13 @@ impl State {
     /// The endpoints of a network.
     pub(crate) fn endpoints_of(&self, network: Guid) -> impl Iterator<Item = &Arc<Endpoint>> {
         self.endpoints.values().filter(move |endpoint| endpoint.host_compute_network == network)
+    }
+
+    /// Whether the endpoint is in the node's own compartment.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn is_of_node(&self, endpoint: &Endpoint) -> bool {
+        let namespace = self.namespaces.get(&endpoint.host_compute_namespace);
+        namespace.is_some_and(|namespace| namespace.namespace_id == NODE_COMPARTMENT)
     }
 
     /// Chooses the identifier of a new object: the client's, unless it is zero or in use.

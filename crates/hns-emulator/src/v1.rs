@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::config::Config;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use tortie_hcn::schema::{Modify, RequestType};
 use tortie_hcn::{Call, Failure, Guid, HResult, Hcn, HcnExt, Kind};
 
 use crate::containers::{self, Containers};
@@ -88,8 +89,10 @@ impl V1 {
                 )
             }
             ("POST", ["endpoints", id, "attach"]) => {
-                match container(&document()?) {
+                let request = document()?;
+                match container(&request) {
                     Some(container) => self.containers.attach(hns, container, guid(id)?)?,
+                    None if is_of_node(&request) => containers::attach_to_node(hns, guid(id)?)?,
                     None => drop(containers::attach_to(hns, None, guid(id)?)?),
                 }
                 Ok(json!({"Success": true}))
@@ -219,12 +222,22 @@ fn container(request: &Value) -> Option<&str> {
     request["ContainerId"].as_str().filter(|id| is_one && !id.is_empty())
 }
 
-/// Detaches the endpoint from the node's own compartment.
+/// Whether a request to attach is about the node's own compartment (`HostAttach` of hcsshim).
+fn is_of_node(request: &Value) -> bool {
+    request["SystemType"].as_str().is_some_and(|kind| kind.eq_ignore_ascii_case("Host"))
+}
+
+/// Detaches the endpoint from the namespace that its attachment has made. The last one takes it along.
 fn detach(hns: &dyn Hcn, endpoint: Guid) -> Result<(), Failure> {
     let namespace = containers::namespace_of(hns, endpoint)?;
     let namespace = namespace.ok_or_else(|| {
         Failure::new(HResult::ERROR_NOT_FOUND, format!("endpoint {endpoint} is not attached"))
     })?;
+    let request = Modify::namespace_endpoint(RequestType::Remove, endpoint);
+    hns.modify_namespace(namespace, &request).map_err(containers::failure)?;
+    if hns.namespace(namespace).map_err(containers::failure)?.endpoints().next().is_some() {
+        return Ok(());
+    }
     hns.call(&Call::Delete { kind: Kind::Namespace, id: namespace }).map(drop)
 }
 

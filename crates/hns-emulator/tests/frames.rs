@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test says what it expects by unwrap")]
 
 mod cluster;
+mod l2bridge;
 
 use std::time::Duration;
 

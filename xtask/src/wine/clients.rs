@@ -10,7 +10,7 @@ use tortie_servers::wine::HNS_ADDRESS;
 
 use super::cluster::{ADDRESS, Hns};
 use super::prefix::{Prefix, output};
-use super::{kube_proxy, plugins};
+use super::{flannel, kube_proxy, plugins};
 use crate::windows::Libraries;
 use crate::{go, step, windows, workspace};
 
@@ -21,8 +21,12 @@ const TESTS: usize = 78;
 
 type Client = fn(&Libraries) -> Result<()>;
 /// The programs, by name.
-const CLIENTS: [(&str, Client); 3] =
-    [("plugins", plugins::run), ("kube-proxy", kube_proxy::run), ("hcsshim", hcsshim)];
+const CLIENTS: [(&str, Client); 4] = [
+    ("plugins", plugins::run),
+    ("kube-proxy", kube_proxy::run),
+    ("flannel", flannel::run),
+    ("hcsshim", hcsshim),
+];
 
 /// Runs all of them, or one.
 pub(super) fn run(only: Option<&str>) -> Result<()> {

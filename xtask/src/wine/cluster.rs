@@ -1,15 +1,16 @@
 //! What the node needs around it: a datastore with mutual TLS, and HNS.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use tortie_api::{Key, Kind};
-use tortie_hcn::{Hcn, Version};
+use tortie_hcn::{Call, Guid, Hcn, Version};
 use tortie_hns_emulator::{Config, Emulator, LibraryService};
-use tortie_servers::{Authority, free_port};
+use tortie_servers::wine::windows_path;
+use tortie_servers::{Authority, KubeApi, free_port};
 use tortie_store::rpc::{Limits, TlsFiles, TlsIdentity, node_subject, serve_tls};
 use tortie_store::{Embedded, Source, Store};
 
@@ -99,6 +100,16 @@ async fn fill(store: &dyn Store) -> Result<()> {
     Ok(())
 }
 
+/// The administrator's kubeconfig file of an API server, with names of Windows, in this folder.
+pub(crate) fn windows_kubeconfig(kube: &KubeApi, folder: &Path) -> Result<PathBuf> {
+    let authority = kube.authority().certificate();
+    let text = std::fs::read_to_string(kube.kubeconfig())?;
+    let text = text.replace(&authority.display().to_string(), &windows_path(&authority));
+    let path = folder.join("kubeconfig");
+    std::fs::write(&path, text)?;
+    Ok(path)
+}
+
 /// An HNS of this version on the node.
 pub(crate) fn hns(version: Version) -> Config {
     Config::new(version, ADDRESS)
@@ -124,5 +135,23 @@ impl Hns {
         let served: Arc<dyn Hcn> = service.clone();
         tortie_hcn::spawn_tcp(listener, served)?;
         Ok(Self { emulator, service, address })
+    }
+
+    /// Connects the node to an L2Bridge network, as flannel does: by an endpoint that is the gateway of the pods.
+    pub(crate) fn connect_node(&self, network: Guid, name: &str, gateway: &str) -> Result<()> {
+        let document = json!({"Name": name, "IPAddress": gateway, "VirtualNetwork": network});
+        let made = self.by_old_interface("POST", "/endpoints/", &document)?;
+        let path = format!("/endpoints/{}/attach", made["ID"].as_str().unwrap_or_default());
+        let own_compartment = json!({"SystemType": "Host", "CompartmentId": 1});
+        self.by_old_interface("POST", &path, &own_compartment).map(drop)
+    }
+
+    /// Calls the old interface of HNS, and returns its output.
+    pub(crate) fn by_old_interface(&self, method: &str, path: &str, request: &Value) -> Result<Value> {
+        let settings = json!({"Method": method, "Path": path, "Request": request.to_string()}).to_string();
+        let answer = self.service.call(&Call::Emulator { name: "hns-call".to_owned(), settings })?;
+        let mut answer: Value = serde_json::from_str(&answer)?;
+        ensure!(answer["Success"] == true, "{method} {path}: {answer}");
+        Ok(answer["Output"].take())
     }
 }

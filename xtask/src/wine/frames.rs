@@ -63,20 +63,31 @@ impl Frames {
             (&self.node, one, None),
             (&self.node, other, None),
         ] {
-            let server = place(to)?.run(|| TcpListener::bind((to, PORT)))??;
-            let address = (IpAddr::from(to), PORT).into();
-            let client = from.run(|| TcpStream::connect_timeout(&address, PATIENCE))?;
-            let mut client = client.with_context(|| format!("{source:?} to {to}"))?;
-            let (mut accepted, peer) = server.accept()?;
-            ensure!(source.is_none_or(|source| peer.ip() == source), "{to} sees {peer}, not {source:?}");
-            accepted.set_read_timeout(Some(PATIENCE))?;
-            client.write_all(b"hello")?;
-            let mut heard = [0; 5];
-            accepted.read_exact(&mut heard)?;
-            ensure!(&heard == b"hello", "{to} hears {heard:?}");
+            send(from, (place(to)?, to), source)?;
         }
         Ok(())
     }
+}
+
+/// Connects to a server, which must see the client's address, and sends it more than a packet.
+pub(crate) fn send(from: &NetNs, (server, to): (&NetNs, Ipv4Addr), source: Option<Ipv4Addr>) -> Result<()> {
+    let listener = server.run(|| TcpListener::bind((to, PORT)))??;
+    let address = (IpAddr::from(to), PORT).into();
+    let client = from.run(|| TcpStream::connect_timeout(&address, PATIENCE))?;
+    let mut client = client.with_context(|| format!("{source:?} to {to}"))?;
+    let (mut accepted, peer) = listener.accept()?;
+    ensure!(source.is_none_or(|source| peer.ip() == source), "{to} sees {peer}, not {source:?}");
+    accepted.set_read_timeout(Some(PATIENCE))?;
+    client.set_write_timeout(Some(PATIENCE))?;
+    let sent = vec![7; 100_000];
+    let mut heard = vec![0; sent.len()];
+    std::thread::scope(|scope| {
+        let writing = scope.spawn(|| client.write_all(&sent));
+        accepted.read_exact(&mut heard)?;
+        writing.join().unwrap_or_else(|_| Err(std::io::Error::other("the writer panicked")))
+    })?;
+    ensure!(heard == sent, "{to} hears something else");
+    Ok(())
 }
 
 /// A path by which this process's namespace can be opened.

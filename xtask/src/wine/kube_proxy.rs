@@ -21,7 +21,7 @@ use tortie_servers::{KubeApi, KubeOptions};
 use tortie_windows::kube_proxy_flags;
 
 use super::clients::VERSIONS;
-use super::cluster::{Hns, NODE};
+use super::cluster::{Hns, NODE, windows_kubeconfig};
 use super::frames::path_of;
 use super::prefix::{Killed, Prefix};
 use super::underlay::{LINUX_MAC, Underlay, VNI, WindowsTunnel};
@@ -38,6 +38,8 @@ const OUTSIDE: Ipv4Addr = Ipv4Addr::new(172, 16, 0, 9);
 const BLOCK: &str = "10.244.3.0/26";
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 244, 3, 1);
 const SOURCE_VIP: Ipv4Addr = Ipv4Addr::new(10, 244, 3, 2);
+/// The node's own endpoint in an L2Bridge network.
+const NODE_END: Ipv4Addr = Ipv4Addr::new(10, 244, 3, 2);
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 244, 3, 10);
 const SERVER: Ipv4Addr = Ipv4Addr::new(10, 244, 3, 11);
 /// The pod of the Linux node, and its block.
@@ -69,10 +71,15 @@ pub(super) fn run(libraries: &Libraries) -> Result<()> {
                 cluster.run(&program, direct).with_context(|| cluster.log())
             })?;
         }
-        step(&format!("kube-proxy on an L2Bridge network of HNS {version}, by documents"), || {
-            let cluster = Cluster::new(libraries, version, NetworkMode::L2Bridge)?;
-            cluster.run_on_bridge(&program).with_context(|| cluster.log())
-        })?;
+        for direct in [true, false] {
+            let manner = if direct { "with" } else { "without" };
+            let name =
+                format!("kube-proxy on an L2Bridge network {manner} direct server return on HNS {version}");
+            step(&name, || {
+                let cluster = Cluster::new(libraries, version, NetworkMode::L2Bridge)?;
+                cluster.run_on_bridge(&program, direct).with_context(|| cluster.log())
+            })?;
+        }
     }
     Ok(())
 }
@@ -92,6 +99,7 @@ struct Cluster {
     machine: Prefix,
     kube: KubeApi,
     hns: Hns,
+    mode: NetworkMode,
     network: Guid,
     /// Where the pods of the Windows node are.
     client: NetNs,
@@ -109,19 +117,21 @@ impl Cluster {
         let kube = underlay.windows.run(|| KubeApi::start(&KubeOptions::default()))??;
         let machine = Prefix::new(libraries, (HNS_ADDRESS, &hns.address.to_string()))?;
         let network = create(&hns, Kind::Network, Guid::ZERO, &network(&mode))?;
-        let found = hns.emulator.network(network)?;
-        let mac = found.policies.iter().find_map(|policy| policy.settings::<DrMacAddress>().ok().flatten());
-        // Only an overlay has one. The switch connects nobody else.
-        let mac = match mode {
-            NetworkMode::Overlay => mac,
-            _ => Some(DrMacAddress { address: LINUX_MAC.dashed(), ..DrMacAddress::default() }),
+        let block = BLOCK.parse::<Ipv4Net>()?;
+        let gateway = if mode == NetworkMode::L2Bridge {
+            hns.connect_node(network, "pods_ep", &NODE_END.to_string())?;
+            underlay.routes((block, WINDOWS), (LINUX_BLOCK.parse()?, LINUX), FAR)?;
+            NODE_END
+        } else {
+            let found = hns.emulator.network(network)?;
+            let mac = found.policies.iter().find_map(|it| it.settings::<DrMacAddress>().ok().flatten());
+            let mac = mac.context("the network has no MAC address")?.address.parse();
+            let mac = mac.map_err(anyhow::Error::msg)?;
+            underlay.overlay(FAR, &WindowsTunnel { block, gateway: GATEWAY, mac, node: WINDOWS })?;
+            GATEWAY
         };
-        let mac = mac.context("the network has no MAC address")?.address.parse();
-        let mac = mac.map_err(anyhow::Error::msg)?;
-        let tunnel = WindowsTunnel { block: BLOCK.parse::<Ipv4Net>()?, gateway: GATEWAY, mac, node: WINDOWS };
-        underlay.overlay(FAR, &tunnel)?;
-        let (client, server) = (pod(&hns, network, CLIENT)?, pod(&hns, network, SERVER)?);
-        Ok(Self { machine, kube, hns, network, client, server, underlay })
+        let (client, server) = (pod(&hns, network, gateway, CLIENT)?, pod(&hns, network, gateway, SERVER)?);
+        Ok(Self { machine, kube, hns, mode, network, client, server, underlay })
     }
 
     fn run(&self, program: &Path, direct: bool) -> Result<()> {
@@ -149,12 +159,12 @@ impl Cluster {
         self.until("no handle is open", || Ok(self.hns.service.open_handles().is_empty()))
     }
 
-    /// The switch forwards no frames of such networks, so only the documents are compared.
-    fn run_on_bridge(&self, program: &Path) -> Result<()> {
+    fn run_on_bridge(&self, program: &Path, direct: bool) -> Result<()> {
         self.create_services()?;
         let flags = ["--proxy-mode=kernelspace", "--network-name=pods", "--hostname-override=win-1"];
-        let _proxy = self.start(program, &flags.map(str::to_owned), true)?;
+        let _proxy = self.start(program, &flags.map(str::to_owned), direct)?;
         self.until("four load balancers", || Ok(self.balancers()?.len() == 4))?;
+        self.clients_reach_the_backends(direct).context("both backends")?;
         let endpoints = self.hns.emulator.endpoints_of_network(self.network)?;
         let remote: Vec<_> = endpoints.iter().filter(|endpoint| endpoint.is_remote()).collect();
         let [far] = remote[..] else { bail!("the remote endpoints: {remote:?}") };
@@ -167,7 +177,8 @@ impl Cluster {
             ensure!(backends.len() == count, "{what} has {backends:?}");
         }
         let directs = self.balancers()?.iter().filter(|balancer| balancer.is_direct()).count();
-        ensure!(directs == 3, "all but the NodePort of the whole cluster: {:?}", self.balancers()?);
+        let expected = if direct { 3 } else { 1 };
+        ensure!(directs == expected, "all but the NodePort of the whole cluster: {:?}", self.balancers()?);
         self.delete_services()?;
         self.until("nothing is left", || {
             let endpoints = self.hns.emulator.endpoints_of_network(self.network)?;
@@ -195,14 +206,19 @@ impl Cluster {
     fn clients_reach_the_backends(&self, direct: bool) -> Result<()> {
         let Underlay { windows, outside, .. } = &self.underlay;
         let both = BTreeSet::from([SERVER, FAR]);
-        let of_client = if direct { CLIENT } else { SOURCE_VIP };
-        let of_node = if direct { GATEWAY } else { SOURCE_VIP };
+        // Without an overlay, load balancers have the node's address.
+        let (hidden, node) = match self.mode {
+            NetworkMode::L2Bridge => (WINDOWS, WINDOWS),
+            _ => (SOURCE_VIP, GATEWAY),
+        };
+        let of_client = if direct { CLIENT } else { hidden };
+        let of_node = if direct { node } else { hidden };
         for (what, from, (address, port), servers, source) in [
             ("a pod by the ClusterIP", &self.client, (VIP, PORT), &both, of_client),
             ("the node by the ClusterIP", windows, (VIP, PORT), &both, of_node),
-            ("a pod by the NodePort", &self.client, (WINDOWS, NODE_PORT), &both, SOURCE_VIP),
-            ("the node by the NodePort", windows, (WINDOWS, NODE_PORT), &both, SOURCE_VIP),
-            ("an outsider by the NodePort", outside, (WINDOWS, NODE_PORT), &both, SOURCE_VIP),
+            ("a pod by the NodePort", &self.client, (WINDOWS, NODE_PORT), &both, hidden),
+            ("the node by the NodePort", windows, (WINDOWS, NODE_PORT), &both, hidden),
+            ("an outsider by the NodePort", outside, (WINDOWS, NODE_PORT), &both, hidden),
             // Always with direct server return, and to servers of the node only.
             (
                 "an outsider by the local NodePort",
@@ -247,22 +263,13 @@ impl Cluster {
     fn start(&self, program: &Path, flags: &[String], direct: bool) -> Result<Killed> {
         let log = File::create(self.machine.outside().join(LOG))?;
         let mut command = self.machine.command(program);
-        command.arg(format!("--kubeconfig={}", windows_path(&self.kubeconfig()?)));
+        let kubeconfig = windows_kubeconfig(&self.kube, self.machine.outside())?;
+        command.arg(format!("--kubeconfig={}", windows_path(&kubeconfig)));
         // The last flag of a name counts.
         command.args(flags);
         command.arg(format!("--enable-dsr={direct}")).arg("--v=4");
         self.underlay.windows.enter_on_spawn(&mut command)?;
         Ok(Killed(command.stdout(log.try_clone()?).stderr(log).spawn()?))
-    }
-
-    /// The administrator's kubeconfig file, with names of Windows.
-    fn kubeconfig(&self) -> Result<PathBuf> {
-        let authority = self.kube.authority().certificate();
-        let text = fs::read_to_string(self.kube.kubeconfig())?;
-        let text = text.replace(&authority.display().to_string(), &windows_path(&authority));
-        let path = self.machine.outside().join("kubeconfig");
-        fs::write(&path, text)?;
-        Ok(path)
     }
 
     fn kubectl(&self, arguments: &[&str]) -> Result<String> {
@@ -368,11 +375,11 @@ fn network(mode: &NetworkMode) -> Value {
         "SchemaVersion": {"Major": 2, "Minor": 0}})
 }
 
-fn pod(hns: &Hns, network: Guid, address: Ipv4Addr) -> Result<NetNs> {
+fn pod(hns: &Hns, network: Guid, gateway: Ipv4Addr, address: Ipv4Addr) -> Result<NetNs> {
     let [a, b, c, d] = address.octets();
     let document = json!({"IpConfigurations": [{"IpAddress": address}],
         "MacAddress": format!("0E-2A-{a:02x}-{b:02x}-{c:02x}-{d:02x}"),
-        "Routes": [{"NextHop": GATEWAY, "DestinationPrefix": "0.0.0.0/0"}]});
+        "Routes": [{"NextHop": gateway, "DestinationPrefix": "0.0.0.0/0"}]});
     let endpoint = create(hns, Kind::Endpoint, network, &document)?;
     let compartment = hns.emulator.create_namespace(&Namespace::default())?;
     let container = NetNs::create()?;

@@ -37,6 +37,9 @@ const START: Ipv4Addr = Ipv4Addr::new(10, 244, 3, 10);
 const FIRST: Ipv4Addr = Ipv4Addr::new(10, 244, 3, 11);
 const SECOND: Ipv4Addr = Ipv4Addr::new(10, 244, 3, 12);
 
+/// The node's own endpoint in the network of win-bridge.
+const NODE_ENDPOINT: &str = "pods_ep";
+
 /// A plugin.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Plugin {
@@ -66,7 +69,7 @@ pub(super) fn run(libraries: &Libraries) -> Result<()> {
 }
 
 /// Builds the plugins, and returns their folder.
-fn build() -> Result<PathBuf> {
+pub(super) fn build() -> Result<PathBuf> {
     let folder = workspace()?.join("target/cni-windows");
     fs::create_dir_all(&folder)?;
     let mut command = go::for_windows(&workspace()?.join(MODULE))?;
@@ -146,8 +149,7 @@ struct Node {
     machine: Prefix,
     programs: PathBuf,
     network: Guid,
-    /// The emulated HNS has a switch for overlay networks only.
-    frames: Option<Frames>,
+    frames: Frames,
 }
 
 /// A pod.
@@ -166,19 +168,16 @@ impl Node {
         interface: Interface,
         version: Version,
     ) -> Result<Self> {
-        let config = Config::as_hns(version, ADDRESS);
-        let (emulator, frames) = match plugin {
-            Plugin::Overlay => {
-                let frames = Frames::new(ADDRESS)?;
-                (Emulator::with_switch(config, frames.node()?)?, Some(frames))
-            }
-            Plugin::Bridge => (Emulator::new(config), None),
-        };
+        let frames = Frames::new(ADDRESS)?;
+        let emulator = Emulator::with_switch(Config::as_hns(version, ADDRESS), frames.node()?)?;
         let hns = Hns::serve(emulator)?;
         let machine = Prefix::new(libraries, (HNS_ADDRESS, &hns.address.to_string()))?;
         let settings = plugin.network().to_string();
         let created = Call::Create { kind: Kind::Network, network: Guid::ZERO, id: Guid::ZERO, settings };
         let network = serde_json::from_str(&hns.service.call(&created)?)?;
+        if plugin == Plugin::Bridge {
+            hns.connect_node(network, NODE_ENDPOINT, plugin.gateway())?;
+        }
         let programs = programs.to_owned();
         Ok(Self { plugin, interface, hns, machine, programs, network, frames })
     }
@@ -189,9 +188,7 @@ impl Node {
         for pod in &pods {
             self.add(pod).with_context(|| format!("ADD of {}", pod.name))?;
         }
-        if let Some(frames) = &self.frames {
-            frames.exchange([FIRST, SECOND]).context("packets between the pods")?;
-        }
+        self.frames.exchange([FIRST, SECOND]).context("packets between the pods")?;
         if self.interface == Interface::Old {
             self.share(&pods[0]).context("another container of a pod")?;
         }
@@ -259,10 +256,7 @@ impl Node {
             "ips": [{"address": format!("{}/24", pod.address), "gateway": gateway}],
             "dns": {"nameservers": servers, "search": search}});
         ensure!(result == expected, "the result is {result:#}, not {expected:#}");
-        match &self.frames {
-            Some(frames) => frames.connect(&*self.hns.service, namespace, pod.address),
-            None => Ok(()),
-        }
+        self.frames.connect(&*self.hns.service, namespace, pod.address)
     }
 
     /// Another container of a pod gets the pod's endpoint, and its DEL leaves that.
@@ -270,10 +264,8 @@ impl Node {
         let other = Pod { name: "other", address: pod.address, place: format!("container:{}", pod.name) };
         let path = format!("/endpoints/{}", self.endpoint(pod)?["ID"].as_str().unwrap_or_default());
         let shares = |containers: &[&str]| -> Result<()> {
-            let settings = json!({"Method": "GET", "Path": path}).to_string();
-            let answer = self.hns.service.call(&Call::Emulator { name: "hns-call".to_owned(), settings })?;
-            let answer: Value = serde_json::from_str(&answer)?;
-            ensure!(answer["Output"]["SharedContainers"] == json!(containers), "{answer}");
+            let endpoint = self.hns.by_old_interface("GET", &path, &Value::Null)?;
+            ensure!(endpoint["SharedContainers"] == json!(containers), "{endpoint}");
             Ok(())
         };
         // The plugin accepts a container that has not started.
@@ -350,11 +342,13 @@ impl Node {
     /// No endpoint, no address, no handle. Of namespaces, only those of the runtime stay.
     fn nothing_is_left(&self) -> Result<()> {
         let endpoints = self.hns.emulator.endpoints_of_network(self.network)?;
-        ensure!(endpoints.is_empty(), "{endpoints:?}");
+        let of_pods: Vec<_> = endpoints.iter().filter(|endpoint| endpoint.name != NODE_ENDPOINT).collect();
+        ensure!(of_pods.is_empty(), "{of_pods:?}");
         let open = self.hns.service.open_handles();
         ensure!(open.is_empty(), "open handles: {open:?}");
         let namespaces = Call::Enumerate { kind: Kind::Namespace, query: String::new() };
-        let namespaces: Vec<Guid> = serde_json::from_str(&self.hns.emulator.call(&namespaces)?)?;
+        let mut namespaces: Vec<Guid> = serde_json::from_str(&self.hns.emulator.call(&namespaces)?)?;
+        namespaces.retain(|id| self.hns.emulator.namespace(*id).is_ok_and(|it| it.namespace_id != 1));
         ensure!(self.interface == Interface::New || namespaces.is_empty(), "namespaces: {namespaces:?}");
         for entry in fs::read_dir(self.addresses().join("pods"))? {
             let name = entry?.file_name();

@@ -1,5 +1,4 @@
-//! Network namespaces around a Windows node with an overlay: a Linux node with VXLAN, and a machine outside of the cluster. They
-//! need root.
+//! Network namespaces around a Windows node: a Linux node, with VXLAN or routes, and a machine outside of the cluster. They need root.
 
 use std::net::Ipv4Addr;
 use std::os::fd::AsFd as _;
@@ -7,14 +6,14 @@ use std::os::fd::AsFd as _;
 use anyhow::{Context, Result};
 use ipnet::{IpNet, Ipv4Net};
 use tortie_api::net::MacAddress;
-use tortie_kernel::interface_index;
 use tortie_kernel::namespace::NetNs;
 use tortie_kernel::route::{
     Address, Change, FdbEntry, LinkSetting, Neighbour, NewLink, NewLinkKind, Peer, Route, RouteSocket, Vxlan,
 };
+use tortie_kernel::{interface_index, sysctl};
 
 const BRIDGE: &str = "br0";
-const UPLINK: &str = "eth0";
+pub(super) const UPLINK: &str = "eth0";
 const OVERLAY: &str = "vxlan.calico";
 /// The identifier of the overlay.
 pub(super) const VNI: u32 = 4096;
@@ -61,6 +60,31 @@ impl Underlay {
                 changed?;
             }
             Ok(())
+        })?
+    }
+}
+
+impl Underlay {
+    /// Gives the Linux node this pod, and both nodes routes to each other's blocks. The Windows node forwards.
+    pub(super) fn routes(
+        &self,
+        windows: (Ipv4Net, Ipv4Addr),
+        linux: (Ipv4Net, Ipv4Addr),
+        pod: Ipv4Addr,
+    ) -> Result<()> {
+        let route = |(block, node): (Ipv4Net, Ipv4Addr), source: Option<Ipv4Addr>| -> Result<()> {
+            let route = Route::via(IpNet::V4(block), node.into(), interface_index(UPLINK)?, 80);
+            Ok(RouteSocket::open()?
+                .change(&Change::AddRoute(Route { source: source.map(Into::into), ..route }))?)
+        };
+        self.windows.run(|| -> Result<()> {
+            sysctl::ensure("net/ipv4/ip_forward", "1")?;
+            route(linux, None)
+        })??;
+        self.linux.run(|| -> Result<()> {
+            let address = Address { link: interface_index(UPLINK)?, address: pod.into(), prefix_length: 32 };
+            RouteSocket::open()?.change(&Change::AddAddress(address))?;
+            route(windows, Some(pod))
         })?
     }
 }

@@ -47,10 +47,26 @@ pub(super) type Socket = (Ipv4Addr, u16);
 #[derive(Debug, Clone)]
 pub(crate) struct Front {
     balancer: Guid,
-    backends: Vec<Socket>,
+    backends: Vec<Backend>,
     distribution: u32,
     /// The source address that backends see without DSR.
     source: Option<Ipv4Addr>,
+    stand_in: Option<StandIn>,
+}
+
+#[derive(Debug, Clone)]
+struct Backend {
+    socket: Socket,
+    is_remote: bool,
+}
+
+/// The source address of connections to backends of other nodes of an L2Bridge network. They leave by the node's own stack, which would
+/// refuse its own address, and would keep the answers to it. It replaces this address by its own.
+#[derive(Debug, Clone)]
+pub(super) struct StandIn {
+    /// The node's own addresses.
+    pub(super) own: Vec<Ipv4Addr>,
+    pub(super) address: Ipv4Addr,
 }
 
 /// By protocol, address and port.
@@ -60,7 +76,13 @@ pub(crate) type Fronts = BTreeMap<(u8, Ipv4Addr, u16), Front>;
 pub(super) fn hand_over(network: Guid) -> Ipv4Addr {
     let [a, b, ..] = network.as_bytes();
     // 169.254.1.0/24 has the next hops of interfaces.
-    Ipv4Addr::new(169, 254, 2 + a % 250, *b)
+    Ipv4Addr::new(169, 254, 2 + a % 126, *b)
+}
+
+/// The address that stands for the node's own ([`StandIn`]).
+pub(super) fn stand_in(network: Guid) -> Ipv4Addr {
+    let [a, b, ..] = network.as_bytes();
+    Ipv4Addr::new(169, 254, 128 + a % 126, *b)
 }
 
 /// The Services as the node's packets name them: the node's own address is that of the hand-over.
@@ -73,16 +95,17 @@ pub(super) fn of_node(fronts: &Fronts, network: Guid, node: Ipv4Addr) -> Fronts 
 }
 
 /// The Services whose backends are endpoints of the network. `node` is the node's address.
-pub(super) fn fronts(network: Guid, state: &State, node: Ipv4Addr) -> Fronts {
+pub(super) fn fronts(network: Guid, state: &State, node: Ipv4Addr, stand_in: Option<&StandIn>) -> Fronts {
     let mut fronts = Fronts::new();
     for balancer in state.load_balancers.values() {
         let backend = |endpoint: &Guid| {
             // Endpoints that no longer exist get nothing, even if the load balancer still names them.
             let endpoint = state.endpoint(*endpoint).ok()?;
             let address = endpoint.ip_configurations.first()?.ip_address.parse().ok()?;
-            (endpoint.host_compute_network == network).then_some(address)
+            (endpoint.host_compute_network == network).then_some((address, endpoint.is_remote()))
         };
-        let backends: Vec<Ipv4Addr> = balancer.host_compute_endpoints.iter().filter_map(backend).collect();
+        let backends: Vec<(Ipv4Addr, bool)> =
+            balancer.host_compute_endpoints.iter().filter_map(backend).collect();
         if backends.is_empty() {
             continue;
         }
@@ -95,7 +118,8 @@ pub(super) fn fronts(network: Guid, state: &State, node: Ipv4Addr) -> Fronts {
                     continue;
                 };
                 let key = (protocol, vip, mapping.external_port);
-                fronts.insert(key, Front::new(balancer, mapping, &backends, node));
+                let front = Front::new(balancer, mapping, &backends, node);
+                fronts.insert(key, Front { stand_in: stand_in.cloned(), ..front });
             }
         }
     }
@@ -106,20 +130,29 @@ impl Front {
     fn new(
         balancer: &LoadBalancer,
         mapping: &LoadBalancerPortMapping,
-        backends: &[Ipv4Addr],
+        backends: &[(Ipv4Addr, bool)],
         node: Ipv4Addr,
     ) -> Front {
         let source = || balancer.source_vip.parse().unwrap_or(node);
+        let backend = |&(address, is_remote): &(Ipv4Addr, bool)| Backend {
+            socket: (address, mapping.internal_port),
+            is_remote,
+        };
         Front {
             balancer: balancer.id,
-            backends: backends.iter().map(|address| (*address, mapping.internal_port)).collect(),
+            backends: backends.iter().map(backend).collect(),
             distribution: mapping.distribution_type,
             source: (!balancer.is_direct()).then(source),
+            stand_in: None,
         }
     }
 
     pub(crate) fn balancer(&self) -> Guid {
         self.balancer
+    }
+
+    fn has(&self, backend: Socket) -> bool {
+        self.backends.iter().any(|other| other.socket == backend)
     }
 
     /// Whether backends see this address as the source.
@@ -128,7 +161,7 @@ impl Front {
     }
 
     /// The backends, starting with the one for a new connection.
-    fn in_turn(&self, ends: &Ends) -> impl Iterator<Item = Socket> {
+    fn in_turn(&self, ends: &Ends) -> impl Iterator<Item = &Backend> {
         let mut hash = DefaultHasher::new();
         match self.distribution {
             0 => ends.hash(&mut hash),
@@ -136,7 +169,14 @@ impl Front {
             _ => ends.source.0.hash(&mut hash),
         }
         let first = (hash.finish() % self.backends.len() as u64) as usize;
-        self.backends.iter().cycle().skip(first).take(self.backends.len()).copied()
+        self.backends.iter().cycle().skip(first).take(self.backends.len())
+    }
+
+    /// The source address of a new connection to a backend, if it is not the client's.
+    fn source_to(&self, backend: &Backend, client: Ipv4Addr) -> Option<Ipv4Addr> {
+        let source = self.source.unwrap_or(client);
+        let replaces = |it: &&StandIn| backend.is_remote && it.own.contains(&source);
+        self.stand_in.as_ref().filter(replaces).map(|it| it.address).or(self.source)
     }
 }
 
@@ -274,7 +314,7 @@ impl Connections {
         let Some(front) = fronts.get(&(sent.protocol, vip, port)) else { return Balancing::Unchanged };
         let known = self.by_sent.get(&sent).filter(|known| known.is_alive(now)).copied();
         // A new connection uses only current backends.
-        let fits = |known: &Connection| !opens(packet) || front.backends.contains(&known.got.destination);
+        let fits = |known: &Connection| !opens(packet) || front.has(known.got.destination);
         if let Some(known) = known.filter(fits) {
             let connection = Connection { last_seen: now, ..known };
             self.by_sent.insert(sent, connection);
@@ -315,10 +355,10 @@ impl Connections {
         }
         let got = front.in_turn(&sent).find_map(|backend| {
             let free = |source: Socket| {
-                let got = Ends { source, destination: backend, ..sent };
+                let got = Ends { source, destination: backend.socket, ..sent };
                 (!self.by_got.contains_key(&got)).then_some(got)
             };
-            match front.source {
+            match front.source_to(backend, sent.source.0) {
                 None => free(sent.source),
                 Some(address) => DYNAMIC.into_iter().find_map(|port| free((address, port))),
             }

@@ -36,7 +36,7 @@ pub(crate) enum Output {
     Tunnel(Ipv4Addr, Vec<u8>),
 }
 
-/// The overlay networks of a node, with the flows of their ports.
+/// The networks of a node, with the flows of their ports.
 #[derive(Debug, Default)]
 pub(crate) struct Fabric {
     plans: BTreeMap<Guid, Arc<Plan>>,
@@ -157,6 +157,9 @@ impl Fabric {
             Balancing::ToBackend(connection) => {
                 let packet = connection.on_the_way(packet.bytes());
                 let Some(packet) = Ipv4Packet::parse(&packet) else { return vec![] };
+                if plan.is_behind_adapter(packet.destination()) {
+                    return vec![to_node(network, plan, source, packet.bytes())];
+                }
                 self.forward(network, plan, source, &packet, now)
             }
             Balancing::NoBackend => {
@@ -174,8 +177,9 @@ impl Fabric {
         now: Instant,
     ) -> Vec<Output> {
         let Some((vni, frame)) = unvxlan(datagram) else { return vec![] };
-        let takes =
-            |plan: &Plan| plan.vni == vni && plan.remotes.iter().any(|remote| remote.provider == sender);
+        let takes = |plan: &Plan| {
+            plan.vni == Some(vni) && plan.remotes.iter().any(|remote| remote.provider == sender)
+        };
         let Some((network, plan)) = self.plans.iter().find(|(_, plan)| takes(plan)) else {
             debug!(%sender, vni, "dropped a VXLAN packet: no network has that VNI and a route to the sender");
             return vec![];
@@ -215,10 +219,7 @@ impl Fabric {
     ) -> Vec<Output> {
         if self.returns.has(packet, now) {
             // The node translates it back, and sends it to the client.
-            return vec![Output::Frame(
-                Port::Node(network),
-                ipv4_frame(plan.router_mac, source, packet.bytes()),
-            )];
+            return vec![to_node(network, plan, source, packet.bytes())];
         }
         let to = packet.destination();
         if let Some(remote) = plan.remote(to).filter(|_| !plan.pods.contains_key(&to)) {
@@ -241,8 +242,7 @@ impl Fabric {
             return self.come_back(network, plan, pod.mac, (&packet, &connection), now);
         }
         if plan.leaves(pod, packet.destination()) {
-            let frame = ipv4_frame(plan.router_mac, pod.mac, packet.bytes());
-            return vec![Output::Frame(Port::Node(network), frame)];
+            return vec![to_node(network, plan, pod.mac, packet.bytes())];
         }
         self.forward(network, plan, pod.mac, &packet, now)
     }
@@ -267,9 +267,8 @@ impl Fabric {
                 Decision::Answer(packet) => self.send_for(network, plan, pod, &packet, now),
             };
         }
-        if plan.host_route && (plan.is_gateway(to) || to == plan.provider) {
-            let frame = ipv4_frame(plan.router_mac, source, packet.bytes());
-            return vec![Output::Frame(Port::Node(network), frame)];
+        if plan.node.is_some() && plan.is_node(to) {
+            return vec![to_node(network, plan, source, packet.bytes())];
         }
         debug!(from = %packet.source(), %to, "dropped: no port and no route has this address");
         vec![]
@@ -287,8 +286,7 @@ impl Fabric {
     ) -> Vec<Output> {
         let from_service = connection.answer_by_service(packet.bytes());
         if connection.is_of_node() {
-            let frame = ipv4_frame(plan.router_mac, source, &from_service);
-            return vec![Output::Frame(Port::Node(network), frame)];
+            return vec![to_node(network, plan, source, &from_service)];
         }
         let seen = match plan.egress_sees {
             EgressSees::Vip => from_service.clone(),
@@ -326,6 +324,11 @@ fn to_pod(pod: &PodPort, source: Mac, packet: &[u8]) -> Output {
     Output::Frame(Port::Pod(pod.endpoint), ipv4_frame(pod.mac, source, packet))
 }
 
+/// A packet to the node's own stack, which takes it or sends it on.
+fn to_node(network: Guid, plan: &Plan, source: Mac, packet: &[u8]) -> Output {
+    Output::Frame(Port::Node(network), ipv4_frame(plan.node_mac(), source, packet))
+}
+
 /// A packet to a pod that the switch itself creates.
 fn answer(plan: &Plan, pod: &PodPort, packet: &[u8]) -> Output {
     to_pod(pod, plan.router_mac, packet)
@@ -341,12 +344,13 @@ fn encapsulate(plan: &Plan, remote: &Remote, packet: &Ipv4Packet<'_>) -> Output 
 /// router's.
 fn answer_arp(plan: &Plan, port: Port, pod: Option<&PodPort>, request: &ArpRequest) -> Option<Output> {
     let target = request.target;
-    let own = pod.map(|pod| pod.address).or_else(|| plan.subnets.first().map(|(_, gateway)| *gateway));
+    let own = pod.map(|pod| pod.address).or_else(|| plan.node.as_ref().map(|node| node.address));
     let mac = match (plan.pods.get(&target), plan.remote(target)) {
         // The sender checks whether its own address is in use. Nobody else has it.
         _ if Some(target) == own => return None,
         (Some(other), _) => other.mac,
         (None, Some(remote)) => remote.router_mac,
+        (None, None) if plan.is_node(target) => plan.node_mac(),
         (None, None) if plan.is_gateway(target) || plan.subnet(target).is_none() => plan.router_mac,
         (None, None) if plan.hides_behind(target) => plan.router_mac,
         (None, None) => return None,

@@ -1,4 +1,4 @@
-//! The forwarding decisions of an overlay network: pure functions of HNS documents.
+//! The forwarding decisions of overlay and L2Bridge networks: pure functions of HNS documents.
 //!
 //! [`Fabric`] takes an incoming frame and returns the outgoing frames. The switch does the I/O.
 

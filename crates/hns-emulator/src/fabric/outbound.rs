@@ -1,4 +1,4 @@
-//! Packets of pods to destinations outside of the overlay (OutBoundNAT policies of endpoints).
+//! Packets of pods to destinations outside of the network (OutBoundNAT policies of endpoints).
 //!
 //! They leave by the node's own stack. It replaces the pod's address by the node's, except towards the exceptions (the switch
 //! tells it which), and sends answers back. No source says what HNS does with such packets of an endpoint without this policy;
@@ -41,6 +41,11 @@ impl OutboundNat {
             }
         }
         nat
+    }
+
+    /// Every packet gets the node's address.
+    pub(super) fn of_everything() -> OutboundNat {
+        OutboundNat { always: vec![], all_but: Some(vec![]) }
     }
 
     /// Whether a packet to this address gets the node's address.

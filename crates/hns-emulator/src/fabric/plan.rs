@@ -1,4 +1,8 @@
-//! Derives ports, routes and addresses from the documents of an overlay network.
+//! Derives ports, routes and addresses from the documents of a network.
+//!
+//! An overlay network has tunnels to other nodes, and connects the node itself by a policy (HostRoute). An L2Bridge network has neither: an
+//! endpoint in the node's own compartment connects the node, and packets to other nodes leave by the node's own stack, without
+//! encapsulation and with the MAC address of its adapter (docs/hns.md, L2Bridge).
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -12,7 +16,7 @@ use tortie_hcn::schema::{
 };
 use tracing::error;
 
-use super::balance::{self, Fronts};
+use super::balance::{self, Fronts, StandIn};
 use super::frame::Mac;
 use super::host_ports::{HostPort, HostPorts, host_ports};
 use super::outbound::{OutboundNat, OutboundNats, encapsulated};
@@ -24,17 +28,18 @@ use crate::state::{Guard, State};
 /// The MTU of a container's interface, unless the endpoint says otherwise (docs/hns.md, Networks).
 pub(crate) const MTU: u32 = 1450;
 
-/// One overlay network of a node.
+/// One network of a node.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
-    pub(crate) vni: u32,
+    /// The identifier of the overlay. An L2Bridge network has none.
+    pub(crate) vni: Option<u32>,
     pub(crate) provider: Ipv4Addr,
-    /// The MAC address of the node's end of the tunnel.
+    /// The MAC address of the pods' next hop. On an overlay, it is that of the node's end of the tunnel.
     pub(crate) router_mac: Mac,
-    /// The subnets with their gateways. The first gateway is the node's own end.
+    /// The subnets with their gateways.
     pub(crate) subnets: Vec<(Ipv4Net, Ipv4Addr)>,
-    /// Whether the node itself is connected (policy HostRoute).
-    pub(crate) host_route: bool,
+    /// The node's own end, if the node is connected.
+    pub(crate) node: Option<NodeEnd>,
     /// Whether the inner sources of tunnel packets are checked.
     check_tunnel_sources: bool,
     /// Sorted by prefix length, the longest first.
@@ -43,14 +48,23 @@ pub(crate) struct Plan {
     pub(crate) fronts: Fronts,
     /// The same as packets of the node's stack name them.
     pub(crate) node_fronts: Fronts,
-    /// The addresses of Services that the node's own packets reach, too: they have a remote endpoint on this node.
+    /// The addresses of Services that the node's own packets reach, too.
     behind_switch: Vec<Ipv4Addr>,
+    /// The address that stands for the node's own in connections to Services, if there are any.
+    stand_in: Option<Ipv4Addr>,
     /// Which destination of a packet to a load balancer the ACLs of a pod see.
     pub(crate) egress_sees: EgressSees,
     /// The ports of the node that lead to pods.
     pub(crate) host_ports: HostPorts,
     /// The attached endpoints by address.
     pub(crate) pods: BTreeMap<Ipv4Addr, Arc<PodPort>>,
+}
+
+/// The node's own end of a network.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NodeEnd {
+    pub(crate) address: Ipv4Addr,
+    pub(crate) mac: Mac,
 }
 
 /// A subnet on another node.
@@ -83,7 +97,7 @@ pub(crate) struct PodPort {
     document: Arc<Endpoint>,
 }
 
-/// The node's own interface on the overlay.
+/// The node's own interface on a network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NodeLeg {
     pub(crate) address: Ipv4Addr,
@@ -92,23 +106,27 @@ pub(crate) struct NodeLeg {
     pub(crate) mtu: u32,
     /// The networks behind it, besides the subnet of its address.
     pub(crate) routes: Vec<Ipv4Net>,
+    /// The address of the node's packets to them.
+    pub(crate) source: Ipv4Addr,
 }
 
 impl Plan {
-    /// The overlay networks among the objects. Parts that have not changed since `before` are reused. A document that
+    /// The overlay and L2Bridge networks among the objects. Parts that have not changed since `before` are reused. A document that
     /// passed the checks and cannot be parsed is an error of the emulator: it is logged, and the object is ignored.
     pub(crate) fn of(
         state: &State,
         config: &Config,
         before: &BTreeMap<Guid, Arc<Plan>>,
     ) -> BTreeMap<Guid, Arc<Plan>> {
-        let overlays = state.networks.values().filter(|network| network.r#type == NetworkMode::Overlay);
-        overlays
+        let forwarded =
+            |network: &&Arc<Network>| matches!(network.r#type, NetworkMode::Overlay | NetworkMode::L2Bridge);
+        let networks = state.networks.values().filter(forwarded);
+        networks
             .filter_map(|network| {
                 let before = before.get(&network.id).map(Arc::as_ref);
                 let plan = Plan::of_network(network, state, config, before);
                 if plan.is_none() {
-                    error!(network = %network.id, "an overlay network that cannot be understood is not forwarded");
+                    error!(network = %network.id, "a network that cannot be understood is not forwarded");
                 }
                 Some((network.id, Arc::new(plan?)))
             })
@@ -116,46 +134,37 @@ impl Plan {
     }
 
     fn of_network(network: &Network, state: &State, config: &Config, before: Option<&Plan>) -> Option<Plan> {
-        let subnet = network.subnets().next()?;
-        let vsid = subnet.policies.iter().find_map(|policy| policy.settings::<Vsid>().ok().flatten())?;
-        let attached =
-            state.endpoints_of(network.id).filter(|endpoint| !endpoint.host_compute_namespace.is_zero());
-        let pods = attached.filter_map(|endpoint| {
-            let address: Ipv4Addr = endpoint.ip_configurations.first()?.ip_address.parse().ok()?;
-            let known = before.and_then(|before| before.pods.get(&address));
-            let guard = state.guard(endpoint.id).ok();
-            let is_same = |pod: &&Arc<PodPort>| {
-                Arc::ptr_eq(&pod.document, endpoint)
-                    && guard.is_some_and(|guard| Arc::ptr_eq(&pod.acl, &guard.control))
-            };
-            if let Some(known) = known.filter(is_same) {
-                return Some((address, Arc::clone(known)));
-            }
-            let port = guard.and_then(|guard| PodPort::of(endpoint, address, guard));
-            if port.is_none() {
-                error!(endpoint = %endpoint.id, "an endpoint that cannot be understood is not forwarded");
-            }
-            Some((address, Arc::new(port?)))
-        });
-        let pods: BTreeMap<_, _> = pods.collect();
+        let pods = pods(network, state, before);
         let provider = first::<ProviderAddress>(network)?.provider_address.parse().ok()?;
-        let fronts = balance::fronts(network.id, state, provider);
+        let subnets = network.subnets().map(|subnet| {
+            let gateway = subnet.routes.first()?.next_hop.parse().ok()?;
+            Some((subnet.ip_address_prefix.parse().ok()?, gateway))
+        });
+        let subnets: Vec<(Ipv4Net, Ipv4Addr)> = subnets.collect::<Option<_>>()?;
+        let overlay = network.r#type == NetworkMode::Overlay;
+        let Links { vni, router_mac, node, remotes } =
+            if overlay { Links::of_overlay(network, &subnets)? } else { Links::of_bridge(network, state) };
+        let stand_in = node.as_ref().filter(|_| !overlay).map(|node| StandIn {
+            own: vec![provider, node.address],
+            address: balance::stand_in(network.id),
+        });
+        let fronts = balance::fronts(network.id, state, provider, stand_in.as_ref());
+        let behind_switch = if overlay {
+            behind_switch(network, state, provider, &fronts)
+        } else {
+            fronts.keys().map(|(_, vip, _)| *vip).filter(|vip| *vip != provider).collect()
+        };
         Some(Plan {
-            vni: vsid.isolation_id,
+            vni,
             provider,
-            router_mac: mac(&first::<DrMacAddress>(network)?.address)?,
-            subnets: network
-                .subnets()
-                .map(|subnet| {
-                    let gateway = subnet.routes.first()?.next_hop.parse().ok()?;
-                    Some((subnet.ip_address_prefix.parse().ok()?, gateway))
-                })
-                .collect::<Option<_>>()?,
-            host_route: network.policies.iter().any(|policy| policy.is::<HostRoute>()),
+            router_mac,
+            subnets,
+            node,
             check_tunnel_sources: config.check_tunnel_sources,
-            remotes: remotes(network),
+            remotes,
             node_fronts: balance::of_node(&fronts, network.id, provider),
-            behind_switch: behind_switch(network, state, provider, &fronts),
+            behind_switch,
+            stand_in: stand_in.map(|it| it.address).filter(|_| !fronts.is_empty()),
             fronts,
             egress_sees: config.egress_sees,
             host_ports: host_ports(pods.iter().map(|(pod, port)| (*pod, &*port.document)), provider),
@@ -173,6 +182,22 @@ impl Plan {
         self.subnets.iter().any(|(_, gateway)| *gateway == address)
     }
 
+    /// Whether the address is the node's own. On an overlay, the gateways are.
+    pub(crate) fn is_node(&self, address: Ipv4Addr) -> bool {
+        let is_end = self.node.as_ref().is_some_and(|node| node.address == address);
+        address == self.provider || is_end || self.vni.is_some() && self.is_gateway(address)
+    }
+
+    /// Whether packets to this address leave by the node's adapter without encapsulation, whoever sends them.
+    pub(crate) fn is_behind_adapter(&self, address: Ipv4Addr) -> bool {
+        self.vni.is_none() && self.node.is_some() && self.subnet(address).is_none() && !self.is_node(address)
+    }
+
+    /// The MAC address of the node's own end.
+    pub(crate) fn node_mac(&self) -> Mac {
+        self.node.as_ref().map_or(self.router_mac, |node| node.mac)
+    }
+
     /// The other node that has this address. An address in the node's own subnet needs a route with a longer prefix.
     pub(crate) fn remote(&self, address: Ipv4Addr) -> Option<&Remote> {
         let own = self.subnet(address).map(|net| net.prefix_len());
@@ -182,19 +207,20 @@ impl Plan {
         self.remotes.iter().find(covers).filter(|_| address != self.provider)
     }
 
-    /// The pods whose packets the node translates.
+    /// The pods whose packets the node translates, and the address that stands for the node's.
     pub(crate) fn outbound(&self) -> OutboundNats {
         let translated = self.pods.iter().filter(|(_, pod)| pod.outbound != OutboundNat::default());
-        translated.map(|(address, pod)| (*address, pod.outbound.clone())).collect()
+        let pods = translated.map(|(address, pod)| (*address, pod.outbound.clone()));
+        let stand_in = self.stand_in.map(|address| (address, OutboundNat::of_everything()));
+        pods.chain(stand_in).collect()
     }
 
     /// Whether a packet of this pod leaves by the node's own stack.
     pub(crate) fn leaves(&self, pod: &PodPort, to: Ipv4Addr) -> bool {
-        let is_node = self.is_gateway(to) || to == self.provider;
         let is_service = self.fronts.keys().any(|(_, address, _)| *address == to);
         let for_switch = is_service || pod.encapsulated.iter().any(|net| net.contains(&to));
         let nowhere = to.is_multicast() || to.is_broadcast() || to.is_unspecified();
-        if !self.host_route || is_node || for_switch || nowhere {
+        if self.node.is_none() || self.is_node(to) || for_switch || nowhere {
             return false;
         }
         let inside = self.subnet(to).is_some() || self.remote(to).is_some();
@@ -222,25 +248,22 @@ impl Plan {
         !(self.check_tunnel_sources && own)
     }
 
-    /// The node's own interface: the network's gateway, with the MAC address that other nodes send to.
+    /// The node's own interface.
     pub(crate) fn node_leg(&self) -> Option<NodeLeg> {
-        let ((subnet, gateway), others) = self.subnets.split_first().filter(|_| self.host_route)?;
-        let others = others.iter().map(|(net, _)| *net);
+        let NodeEnd { address, mac } = *self.node.as_ref()?;
+        let subnet = self.subnet(address)?;
+        let others = self.subnets.iter().map(|(net, _)| *net).filter(|net| *net != subnet);
         let known = |address: &Ipv4Addr| self.subnet(*address).is_some() || self.remote(*address).is_some();
         let own = self.behind_switch.iter().copied().filter(|address| !known(address));
         let node_ports = self.node_ports();
-        let single = own.chain(node_ports.values().map(|to| to.pod)).map(Ipv4Net::from);
+        let handed_over = node_ports.values().map(|to| to.pod).chain(self.stand_in);
+        let single = own.chain(handed_over).map(Ipv4Net::from);
         let mut routes: Vec<_> =
             self.remotes.iter().map(|remote| remote.prefix).chain(others).chain(single).collect();
         routes.sort();
         routes.dedup();
-        Some(NodeLeg {
-            address: *gateway,
-            prefix_length: subnet.prefix_len(),
-            mac: self.router_mac,
-            mtu: MTU,
-            routes,
-        })
+        let source = if self.vni.is_some() { address } else { self.provider };
+        Some(NodeLeg { address, prefix_length: subnet.prefix_len(), mac, mtu: MTU, routes, source })
     }
 }
 
@@ -277,6 +300,71 @@ fn remotes(network: &Network) -> Vec<Remote> {
         .collect();
     remotes.sort_by_key(|remote| std::cmp::Reverse(remote.prefix.prefix_len()));
     remotes
+}
+
+/// The attached endpoints of a network, without those of the node itself.
+fn pods(network: &Network, state: &State, before: Option<&Plan>) -> BTreeMap<Ipv4Addr, Arc<PodPort>> {
+    let attached =
+        |endpoint: &&Arc<Endpoint>| !endpoint.host_compute_namespace.is_zero() && !state.is_of_node(endpoint);
+    let pods = state.endpoints_of(network.id).filter(attached).filter_map(|endpoint| {
+        let address: Ipv4Addr = endpoint.ip_configurations.first()?.ip_address.parse().ok()?;
+        let known = before.and_then(|before| before.pods.get(&address));
+        let guard = state.guard(endpoint.id).ok();
+        let is_same = |pod: &&Arc<PodPort>| {
+            Arc::ptr_eq(&pod.document, endpoint)
+                && guard.is_some_and(|guard| Arc::ptr_eq(&pod.acl, &guard.control))
+        };
+        if let Some(known) = known.filter(is_same) {
+            return Some((address, Arc::clone(known)));
+        }
+        let port = guard.and_then(|guard| PodPort::of(endpoint, address, guard));
+        if port.is_none() {
+            error!(endpoint = %endpoint.id, "an endpoint that cannot be understood is not forwarded");
+        }
+        Some((address, Arc::new(port?)))
+    });
+    pods.collect()
+}
+
+/// How a network is linked to its node and to others.
+struct Links {
+    vni: Option<u32>,
+    router_mac: Mac,
+    node: Option<NodeEnd>,
+    remotes: Vec<Remote>,
+}
+
+impl Links {
+    fn of_overlay(network: &Network, subnets: &[(Ipv4Net, Ipv4Addr)]) -> Option<Links> {
+        let policies = &network.subnets().next()?.policies;
+        let vsid = policies.iter().find_map(|policy| policy.settings::<Vsid>().ok().flatten())?;
+        let router_mac = mac(&first::<DrMacAddress>(network)?.address)?;
+        let connected = network.policies.iter().any(|policy| policy.is::<HostRoute>());
+        let gateway = subnets.first().filter(|_| connected);
+        let node = gateway.map(|(_, address)| NodeEnd { address: *address, mac: router_mac });
+        Some(Links { vni: Some(vsid.isolation_id), router_mac, node, remotes: remotes(network) })
+    }
+
+    fn of_bridge(network: &Network, state: &State) -> Links {
+        let end = state.endpoints_of(network.id).find(|endpoint| state.is_of_node(endpoint));
+        let node = end.and_then(|endpoint| NodeEnd::of(endpoint));
+        Links { vni: None, router_mac: bridge_mac(network.id), node, remotes: vec![] }
+    }
+}
+
+/// The MAC address of the pods' next hop in an L2Bridge network.
+fn bridge_mac(network: Guid) -> Mac {
+    let [a, b, c, ..] = *network.as_bytes();
+    // 00-15-5D is Microsoft's prefix for virtual adapters.
+    [0x00, 0x15, 0x5d, a, b, c]
+}
+
+impl NodeEnd {
+    /// That of an endpoint in the node's own compartment.
+    fn of(endpoint: &Endpoint) -> Option<NodeEnd> {
+        let address = endpoint.ip_configurations.first()?.ip_address.parse().ok()?;
+        Some(NodeEnd { address, mac: mac(&endpoint.mac_address)? })
+    }
 }
 
 impl PodPort {

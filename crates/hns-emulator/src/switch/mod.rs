@@ -1,7 +1,7 @@
 //! The switch: forwards real frames between network namespaces as [`Fabric`] decides.
 //!
 //! A separate network namespace, "the vSwitch", holds one end of a virtual cable for each port. The other end is a
-//! pod's `eth0`, or the node's own interface on the overlay. One thread reads the frames at the vSwitch's ends, and
+//! pod's `eth0`, or the node's own interface on a network. One thread reads the frames at the vSwitch's ends, and
 //! the VXLAN datagrams at a UDP socket of the node.
 
 mod ports;

@@ -315,9 +315,10 @@ fn behind(leg: &NodeLeg) -> impl Iterator<Item = Ipv4Net> {
 fn change_routes(node: &NetNs, interface: &str, old: Option<&NodeLeg>, new: &NodeLeg) -> Result<(), Error> {
     node.run(|| {
         let link = tortie_kernel::interface_index(interface)?;
-        let route = |prefix| Route {
-            source: Some(IpAddr::V4(new.address)),
-            ..Route::via(IpNet::V4(prefix), NEXT_HOP.into(), link, PROTOCOL)
+        let route = |prefix: Ipv4Net| {
+            let source = if prefix.contains(&new.address) { new.address } else { new.source };
+            let route = Route::via(IpNet::V4(prefix), NEXT_HOP.into(), link, PROTOCOL);
+            Route { source: Some(IpAddr::V4(source)), ..route }
         };
         let old: BTreeSet<Ipv4Net> = old.into_iter().flat_map(behind).collect();
         let new: BTreeSet<Ipv4Net> = behind(new).collect();

@@ -1,4 +1,5 @@
-//! Two emulated Windows nodes and one Linux node, in network namespaces on one bridge.
+//! Two emulated Windows nodes and one Linux node, in network namespaces on one bridge. Their pods are in an overlay, or in L2Bridge
+//! networks with routes between the nodes.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -12,8 +13,8 @@ use ipnet::{IpNet, Ipv4Net};
 use serde_json::json;
 use tortie_api::net::MacAddress;
 use tortie_hcn::schema::{
-    Acl, AclAction, AclDirection, AclRuleType, DrMacAddress, Endpoint, Extra, Modify, Namespace, Network,
-    Policy, RemoteSubnetRoute, RequestType, lenient,
+    Acl, AclAction, AclDirection, AclRuleType, DrMacAddress, Endpoint, Extra, Modify, Namespace,
+    NamespaceType, Network, NetworkMode, Policy, RemoteSubnetRoute, RequestType, lenient,
 };
 use tortie_hcn::{Guid, HcnExt};
 use tortie_hns_emulator::{Config, DefaultAction, Emulator, OnRewrite, bind_compartment};
@@ -21,6 +22,7 @@ use tortie_kernel::namespace::NetNs;
 use tortie_kernel::route::{
     Address, Change, FdbEntry, LinkSetting, Neighbour, NewLink, NewLinkKind, Peer, Route, RouteSocket, Vxlan,
 };
+use tortie_kernel::sysctl;
 
 const VNI: u32 = 4096;
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -70,12 +72,30 @@ impl Cluster {
         Cluster::with(OnRewrite::Keep)
     }
 
+    /// The nodes send each other packets of pods as they are, as with flannel's `host-gw`.
+    pub(crate) fn bridged() -> Cluster {
+        let (underlay, nodes) = underlay();
+        let linux = nodes[0].clone();
+        let pod = || {
+            let link = tortie_kernel::interface_index("eth0").unwrap();
+            change(&[Change::AddAddress(Address { link, address: LINUX_TUNNEL.into(), prefix_length: 32 })]);
+        };
+        linux.run(pod).unwrap();
+        for (number, node) in (1..).zip(&nodes) {
+            let source = if number == 1 { LINUX_TUNNEL } else { provider(number) };
+            node.run(|| routes_to_others(number, source)).unwrap();
+        }
+        let windows = (2..=3).map(|number| {
+            windows_node(nodes[number as usize - 1].clone(), number, NetworkMode::L2Bridge, OnRewrite::Keep)
+        });
+        Cluster { windows: windows.collect(), linux, _underlay: underlay }
+    }
+
     pub(crate) fn with(on_rewrite: OnRewrite) -> Cluster {
-        let underlay = NetNs::create().unwrap();
-        underlay.run(|| RouteSocket::open().unwrap().create(&bridge("br0")).unwrap()).unwrap();
-        let nodes: Vec<Arc<NetNs>> = (1..=3).map(|number| join(&underlay, number)).collect();
-        let windows =
-            (2..=3).map(|number| windows_node(nodes[number as usize - 1].clone(), number, on_rewrite));
+        let (underlay, nodes) = underlay();
+        let windows = (2..=3).map(|number| {
+            windows_node(nodes[number as usize - 1].clone(), number, NetworkMode::Overlay, on_rewrite)
+        });
         let windows: Vec<WindowsNode> = windows.collect();
         let dr_macs: Vec<String> = windows.iter().map(|node| dr_mac(&node.hns, node.network)).collect();
         for (index, node) in windows.iter().enumerate() {
@@ -96,7 +116,27 @@ impl Cluster {
     }
 }
 
-fn provider(number: u8) -> Ipv4Addr {
+/// The bridge, and the nodes on it.
+fn underlay() -> (NetNs, Vec<Arc<NetNs>>) {
+    let underlay = NetNs::create().unwrap();
+    underlay.run(|| RouteSocket::open().unwrap().create(&bridge("br0")).unwrap()).unwrap();
+    let nodes = (1..=3).map(|number| join(&underlay, number)).collect();
+    (underlay, nodes)
+}
+
+/// Routes of a node to the blocks of the others, which its stack forwards to.
+fn routes_to_others(number: u8, source: Ipv4Addr) {
+    let link = tortie_kernel::interface_index("eth0").unwrap();
+    let others = (1..=3).filter(|other| *other != number);
+    let route = |other| Route {
+        source: Some(source.into()),
+        ..Route::via(IpNet::V4(block(other)), provider(other).into(), link, 80)
+    };
+    change(&others.map(|other| Change::AddRoute(route(other))).collect::<Vec<_>>());
+    sysctl::ensure("net/ipv4/ip_forward", "1").unwrap();
+}
+
+pub(crate) fn provider(number: u8) -> Ipv4Addr {
     Ipv4Addr::new(172, 16, 0, number)
 }
 
@@ -137,7 +177,7 @@ fn change(changes: &[Change]) {
     }
 }
 
-fn windows_node(namespace: Arc<NetNs>, number: u8, on_rewrite: OnRewrite) -> WindowsNode {
+fn windows_node(namespace: Arc<NetNs>, number: u8, mode: NetworkMode, on_rewrite: OnRewrite) -> WindowsNode {
     let config = Config {
         host_default: None,
         switch_default: DefaultAction::DenySameDirection,
@@ -146,6 +186,9 @@ fn windows_node(namespace: Arc<NetNs>, number: u8, on_rewrite: OnRewrite) -> Win
     };
     let own = NetNs::open(&path_of(&namespace)).unwrap();
     let hns = Emulator::with_switch(config, own).unwrap();
+    if mode == NetworkMode::L2Bridge {
+        return bridged_node(hns, namespace, number);
+    }
     let gateway = Ipv4Addr::new(10, 244, number, 1);
     let network: Network = lenient(
         &json!({"Name": "Calico", "Type": "Overlay", "Policies": [{"Type": "HostRoute", "Settings": {}}],
@@ -156,6 +199,24 @@ fn windows_node(namespace: Arc<NetNs>, number: u8, on_rewrite: OnRewrite) -> Win
     )
     .unwrap();
     let network = hns.create_network(&network).unwrap();
+    let pods = (4..6).map(|last| pod(&hns, network, gateway, Ipv4Addr::new(10, 244, number, last))).collect();
+    WindowsNode { hns, network, namespace, gateway, pods }
+}
+
+/// The network, the node's own endpoint and pods behind it, as flannel and win-bridge make them.
+fn bridged_node(hns: Emulator, namespace: Arc<NetNs>, number: u8) -> WindowsNode {
+    let subnet = json!({"IpAddressPrefix": block(number), "Routes": [
+        {"NextHop": Ipv4Addr::new(10, 244, number, 1), "DestinationPrefix": "0.0.0.0/0"}]});
+    let network =
+        json!({"Name": "cbr0", "Type": "L2Bridge", "Ipams": [{"Type": "Static", "Subnets": [subnet]}]});
+    let network = hns.create_network(&lenient::<Network>(&network.to_string()).unwrap()).unwrap();
+    let gateway = Ipv4Addr::new(10, 244, number, 2);
+    let own = json!({"Name": "cbr0_ep", "HostComputeNetwork": network, "IpConfigurations": [{"IpAddress": gateway}]});
+    let own = hns.create_endpoint(&lenient::<Endpoint>(&own.to_string()).unwrap()).unwrap();
+    let compartment =
+        Namespace { r#type: NamespaceType::HostDefault, namespace_id: 1, ..Namespace::default() };
+    let compartment = hns.create_namespace(&compartment).unwrap();
+    hns.modify_namespace(compartment, &Modify::namespace_endpoint(RequestType::Add, own)).unwrap();
     let pods = (4..6).map(|last| pod(&hns, network, gateway, Ipv4Addr::new(10, 244, number, last))).collect();
     WindowsNode { hns, network, namespace, gateway, pods }
 }

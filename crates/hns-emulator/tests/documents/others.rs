@@ -252,4 +252,53 @@ fn mac_addresses_with_colons_are_shown_with_dashes() {
         json!({"IpConfigurations": [{"IpAddress": "10.244.3.2"}], "MacAddress": "a2:3a:c1:64:69:eb"});
     let id = create(&hns, Kind::Endpoint, network, &document).unwrap();
     assert_eq!(read(&hns, Kind::Endpoint, id)["MacAddress"], "a2-3a-c1-64-69-eb");
+    // flannel adds, reads and removes routes with colons.
+    let route = json!({"Type": "RemoteSubnetRoute", "Settings": {"DestinationPrefix": "10.244.1.0/24",
+        "IsolationId": 4096, "ProviderAddress": "172.16.0.1", "DistributedRouterMacAddress": "66:00:00:00:00:01"}});
+    for request in ["Add", "Remove", "Add"] {
+        let request =
+            json!({"ResourceType": "Policy", "RequestType": request, "Settings": {"Policies": [route]}});
+        let call = Call::Modify { kind: Kind::Network, id: network, settings: request.to_string() };
+        hns.call(&call).unwrap();
+    }
+    assert!(read(&hns, Kind::Network, network)["Policies"].as_array().unwrap().contains(&route));
+}
+
+/// What flannel's backend `host-gw` sends on Windows (`pkg/backend/hostgw/hostgw_windows.go`), and what it looks for in the answers.
+#[test]
+fn the_network_of_host_gw_has_an_address_and_an_endpoint_of_the_node() {
+    let hns = hns();
+    let subnet = json!({"AddressPrefix": "10.244.3.0/24", "GatewayAddress": "10.244.3.1"});
+    let network =
+        json!({"Name": "cbr0", "Type": "L2Bridge", "Subnets": [subnet], "DNSServerList": "10.96.0.10"});
+    let network = old(&hns, "POST", "/networks/", &network).unwrap()["ID"].take();
+    let shown = old(&hns, "GET", &format!("/networks/{}", network.as_str().unwrap()), &Value::Null).unwrap();
+    assert_eq!(shown["ManagementIP"], "172.16.0.3");
+    assert_eq!(shown["Subnets"][0]["AddressPrefix"], "10.244.3.0/24");
+    assert_eq!(shown["Subnets"][0]["GatewayAddress"], "10.244.3.1");
+
+    let attach = |name: &str, address: &str| {
+        let document = json!({"Name": name, "IPAddress": address, "VirtualNetwork": network});
+        let endpoint = old(&hns, "POST", "/endpoints/", &document).unwrap();
+        assert_eq!(endpoint["IPAddress"], address);
+        let endpoint: Guid = endpoint["ID"].as_str().unwrap().parse().unwrap();
+        let request = json!({"SystemType": "Host", "CompartmentId": 1});
+        let again = || old(&hns, "POST", &format!("/endpoints/{endpoint}/attach"), &request);
+        again().unwrap();
+        assert!(again().unwrap_err().contains("This endpoint is already attached to the switch."));
+        endpoint
+    };
+    let endpoints = [attach("cbr0_ep", "10.244.3.2"), attach("other", "10.244.3.3")];
+    let namespaces = || {
+        let all = hns.call(&Call::Enumerate { kind: Kind::Namespace, query: String::new() }).unwrap();
+        serde_json::from_str::<Vec<Guid>>(&all).unwrap()
+    };
+    let [own] = namespaces()[..] else { panic!("one compartment of the node") };
+    let own = read(&hns, Kind::Namespace, own);
+    assert_eq!((&own["NamespaceId"], &own["Type"]), (&json!(1), &json!("HostDefault")));
+    for (endpoint, left) in endpoints.into_iter().zip([1, 0]) {
+        let detach = json!({"SystemType": "Host"});
+        old(&hns, "POST", &format!("/endpoints/{endpoint}/detach"), &detach).unwrap();
+        assert_eq!(namespaces().len(), left, "the last one takes it along");
+    }
 }

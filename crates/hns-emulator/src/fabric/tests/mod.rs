@@ -2,6 +2,7 @@
 
 mod balance;
 mod flows;
+mod l2bridge;
 mod outbound;
 
 use std::collections::BTreeMap;
@@ -47,13 +48,6 @@ impl Node {
     }
 
     fn with(acls: Value, change: impl FnOnce(&mut Config)) -> Node {
-        let mut config = Config {
-            host_default: None,
-            switch_default: DefaultAction::DenySameDirection,
-            ..Config::new(Config::SERVER_2022, PROVIDER)
-        };
-        change(&mut config);
-        let mut state = State::default();
         let network = json!({"Name": "Calico", "Type": "Overlay", "Policies": [
                 {"Type": "HostRoute", "Settings": {}},
                 {"Type": "RemoteSubnetRoute", "Settings": {"DestinationPrefix": "10.244.9.0/26",
@@ -62,6 +56,17 @@ impl Node {
             "Ipams": [{"Subnets": [{"IpAddressPrefix": "10.244.3.0/26",
                 "Policies": [{"Type": "VSID", "Settings": {"IsolationId": 4096}}],
                 "Routes": [{"NextHop": GATEWAY, "DestinationPrefix": "0.0.0.0/0"}]}]}]});
+        Node::on(&network, acls, change)
+    }
+
+    fn on(network: &Value, acls: Value, change: impl FnOnce(&mut Config)) -> Node {
+        let mut config = Config {
+            host_default: None,
+            switch_default: DefaultAction::DenySameDirection,
+            ..Config::new(Config::SERVER_2022, PROVIDER)
+        };
+        change(&mut config);
+        let mut state = State::default();
         let network = state.create_network(Guid::ZERO, &network.to_string(), &config).unwrap();
         let mut pod = |address: &str, mac: &str, acls: Value| {
             let document = json!({"IpConfigurations": [{"IpAddress": address}], "MacAddress": mac,
