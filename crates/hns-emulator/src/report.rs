@@ -17,7 +17,10 @@ impl Config {
     pub fn of_report(report: &HnsReport, provider_address: Ipv4Addr) -> Config {
         // Exhaustive, so that an answer is not forgotten here.
         let HnsReport {
+            format: _,
             version,
+            build: _,
+            packets_by: _,
             strict,
             keeps_ids: _,
             keeps_acl_ids: _,
@@ -33,6 +36,8 @@ impl Config {
             equal_priority,
             set_reading,
             several_sets,
+            // No option makes sets unusable.
+            sets: _,
             egress_sees,
             on_rewrite,
         } = report;
@@ -87,6 +92,10 @@ impl Traffic for Emulator {
 
     fn is_open(&self, endpoint: Guid, local: Ipv4Addr, packet: &ProbePacket) -> Option<bool> {
         Emulator::is_open(self, endpoint, &seen(local, packet)).ok()
+    }
+
+    fn sender(&self) -> Option<String> {
+        Some("the emulated HNS".to_owned())
     }
 }
 
