@@ -30,6 +30,8 @@ const SUBNET: &str = "198.18.0.0/24";
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 /// The address of the endpoint that the questions use.
 const LOCAL: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 9);
+/// The only member of a set that would be empty otherwise. No packet has this address, which is reserved (RFC 1112).
+pub const NOBODY: &str = "240.0.0.0";
 /// Its VNI; no cluster should have it.
 const VNI: u32 = 15_999_999;
 
@@ -184,8 +186,8 @@ pub struct SetAnswers {
     pub matches_both_sides: Option<bool>,
     /// An ACL with a set and ports matches packets of members to these ports only.
     pub has_ports: Option<bool>,
-    /// A set without members matches nothing.
-    pub empty_matches_nothing: Option<bool>,
+    /// A set that has [`NOBODY`] only matches nothing.
+    pub nobody_matches_nothing: Option<bool>,
     /// A member that a set gets counts for new flows, although no ACL is written.
     pub gets_members: Option<bool>,
     /// A member that a set loses does not count any more.

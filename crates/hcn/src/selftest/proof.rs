@@ -138,7 +138,7 @@ impl SetAnswers {
             has_networks,
             matches_both_sides,
             has_ports,
-            empty_matches_nothing,
+            nobody_matches_nothing,
             gets_members,
             loses_members,
         } = *self;
@@ -150,7 +150,7 @@ impl SetAnswers {
             ("sets.hasNetworks", has_networks),
             ("sets.matchesBothSides", matches_both_sides),
             ("sets.hasPorts", has_ports),
-            ("sets.emptyMatchesNothing", empty_matches_nothing),
+            ("sets.nobodyMatchesNothing", nobody_matches_nothing),
             ("sets.getsMembers", gets_members),
             ("sets.losesMembers", loses_members),
         ]

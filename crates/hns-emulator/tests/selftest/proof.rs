@@ -142,7 +142,7 @@ fn needed() -> Vec<(String, Vec<Value>)> {
         "hasNetworks",
         "matchesBothSides",
         "hasPorts",
-        "emptyMatchesNothing",
+        "nobodyMatchesNothing",
         "getsMembers",
         "losesMembers",
     ];

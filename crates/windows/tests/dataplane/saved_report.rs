@@ -127,7 +127,7 @@ fn a_report_that_proves_nothing_is_reported_with_its_remedy() {
         (changed("/sets/losesMembers", Value::Null), "sets.losesMembers", true),
         (changed("/build", json!("1.1")), "1.1", true),
         (changed("/sets/losesMembers", json!(false)), "sets.losesMembers", false),
-        (changed("/sets/emptyMatchesNothing", json!(false)), "sets.emptyMatchesNothing", false),
+        (changed("/sets/nobodyMatchesNothing", json!(false)), "sets.nobodyMatchesNothing", false),
         (changed("/setReading", Value::Null), "contradicts itself", false),
         (changed("/packetsBy", Value::Null), "packetsBy", false),
         (changed("/format", json!(2)), "format is 2", false),
