@@ -172,11 +172,14 @@ fn has_acl(policies: &[Policy]) -> bool {
     policies.iter().any(Policy::is::<Acl>)
 }
 
-/// The request's policies replace all policies, or those of their types.
+/// The request's policies replace all policies, or those of their types, or those and all ACLs.
 fn update(policies: &mut Vec<Policy>, new: Vec<Policy>, replaces: UpdateReplaces) -> AclChange {
     let goes = |old: &Policy| match replaces {
         UpdateReplaces::All => true,
-        UpdateReplaces::SameType => new.iter().any(|new| new.r#type.eq_ignore_ascii_case(&old.r#type)),
+        UpdateReplaces::AclsAndSameType if old.is::<Acl>() => true,
+        UpdateReplaces::SameType | UpdateReplaces::AclsAndSameType => {
+            new.iter().any(|new| new.r#type.eq_ignore_ascii_case(&old.r#type))
+        }
     };
     let lost = policies.iter().any(|old| old.is::<Acl>() && goes(old));
     let written = if lost || has_acl(&new) { AclChange::Replaced } else { AclChange::Nothing };

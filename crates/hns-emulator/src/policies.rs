@@ -42,7 +42,9 @@ pub(crate) fn network_policy(policy: &Policy, config: &Config) -> Result<(), Fai
     if let Some(set) = settings::<SetPolicy>(policy)? {
         let nested = set.policy_type == SetPolicyType::NestedIpSet;
         // Its values are checked together with the other sets of the network.
-        return needs(config, if nested { Feature::NestedIpSet } else { Feature::SetPolicy }, policy);
+        let feature =
+            if nested && !config.early_nested_sets { Feature::NestedIpSet } else { Feature::SetPolicy };
+        return needs(config, feature, policy);
     }
     if policy.is::<HostRoute>() {
         needs(config, Feature::HostRoute, policy)?;

@@ -2,8 +2,8 @@
 
 use std::net::Ipv4Addr;
 
-use tortie_hcn::Guid;
 use tortie_hcn::selftest::{FoundLimits, HnsReport, HostDefault, Limit, ProbePacket, Traffic};
+use tortie_hcn::{Feature, Guid};
 
 use crate::acl::{Packet, PacketDirection, Verdict};
 use crate::config::{Config, Limits};
@@ -29,6 +29,7 @@ impl Config {
             accepts: _,
             acl_removal,
             update_replaces,
+            accepts_nested_sets,
             deletes_used_networks,
             limits,
             switch_default,
@@ -57,6 +58,10 @@ impl Config {
             acl_removal: acl_removal.unwrap_or(usual.acl_removal),
             update_replaces: update_replaces.unwrap_or(usual.update_replaces),
             limits: found(limits),
+            early_nested_sets: match accepts_nested_sets {
+                Some(accepts) => *accepts && !usual.version.supports(Feature::NestedIpSet),
+                None => usual.early_nested_sets,
+            },
             strict: strict.unwrap_or(usual.strict),
             accepts_taken_addresses: accepts_taken_addresses.unwrap_or(usual.accepts_taken_addresses),
             deletes_used_networks: deletes_used_networks.unwrap_or(usual.deletes_used_networks),

@@ -115,6 +115,9 @@ pub enum UpdateReplaces {
     All,
     /// Those with a type in the request.
     SameType,
+    /// Those, and ACLs in any case: azure-npm removes the last ACLs by a request without any, and Calico's plugin adds ACLs by a request
+    /// without the other policies.
+    AclsAndSameType,
 }
 
 /// What was found. An answer that is absent could not be had. The JSON form names each answer.
@@ -145,6 +148,8 @@ pub struct HnsReport {
     pub acl_removal: Option<AclRemoval>,
     /// Which policies an Update replaces.
     pub update_replaces: Option<UpdateReplaces>,
+    /// Whether HNS accepts sets of sets: azure-npm sends them to versions that should not have them.
+    pub accepts_nested_sets: Option<bool>,
     /// Whether a network with endpoints can be deleted.
     pub deletes_used_networks: Option<bool>,
     /// The limits that were found.

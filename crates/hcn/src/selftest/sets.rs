@@ -1,9 +1,9 @@
 //! Questions about sets in ACLs, which only packets answer. The agent relies on all of them before it uses sets.
 
-use super::documents::own;
+use super::documents::{self, own};
 use super::packets::{OTHER, PEER, inbound, outbound};
 use super::{Canary, HnsReport, LOCAL, NOBODY, ProbePacket, SetAnswers, SetReading, SeveralSets};
-use crate::schema::{Acl, AclAction, AclDirection, Modify, Policy, RequestType, SetPolicy, SetPolicyType};
+use crate::schema::{Acl, AclAction, AclDirection, Modify, Policy, RequestType, SetPolicyType};
 use crate::{Class, Error, HcnExt};
 
 /// The sets of the questions: identifier and members. The network holds [`PEER`], and not [`OTHER`].
@@ -19,8 +19,7 @@ const OF_NOBODY: &str = "tortie-nobody";
 type Expected = (ProbePacket, bool);
 
 fn set(id: &str, values: String) -> Policy {
-    let (policy_type, extra) = (SetPolicyType::IpSet, Default::default());
-    Policy::of(&SetPolicy { id: id.to_owned(), name: String::new(), policy_type, values, extra })
+    documents::set(id, SetPolicyType::IpSet, values)
 }
 
 fn from(peer: std::net::Ipv4Addr, port: u16) -> ProbePacket {
@@ -165,15 +164,6 @@ impl Canary<'_> {
             let loses = [agrees(after, [true, false]), agrees(with_none, [false, false])];
             Ok((all(gets), all(loses)))
         })
-    }
-
-    /// Whether HNS accepts a change of the network. Only an unavailable HNS is an error.
-    fn accepts(&self, request: &Modify) -> Result<bool, Error> {
-        match self.hcn.modify_network(self.network, request) {
-            Ok(()) => Ok(true),
-            Err(error) if error.class() == Class::Unavailable => Err(error),
-            Err(_) => Ok(false),
-        }
     }
 }
 

@@ -2,6 +2,7 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod knobs;
+mod npm;
 mod objects;
 mod others;
 mod sets;

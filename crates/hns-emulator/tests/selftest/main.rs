@@ -90,11 +90,12 @@ fn variants(usual: &Config) -> Vec<Config> {
     for removal in [AclRemoval::Works, AclRemoval::RefusedAlways, AclRemoval::IgnoredSilently] {
         all.push(with(&|config| config.acl_removal = removal));
     }
-    for replaces in [UpdateReplaces::All, UpdateReplaces::SameType] {
+    for replaces in [UpdateReplaces::All, UpdateReplaces::SameType, UpdateReplaces::AclsAndSameType] {
         all.push(with(&|config| config.update_replaces = replaces));
     }
     for yes in [true, false] {
         all.push(with(&|config| config.strict = yes));
+        all.push(with(&|config| config.early_nested_sets = yes && config.version != Config::NEWEST));
         all.push(with(&|config| config.deletes_used_networks = yes));
         all.push(with(&|config| config.returns_zeroes = yes));
         all.push(with(&|config| config.accepts_taken_addresses = yes));
