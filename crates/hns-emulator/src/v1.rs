@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 use tortie_hcn::{Call, Failure, Guid, HResult, Hcn, HcnExt, Kind};
 
 use crate::containers::{self, Containers};
+use crate::counters::ENDPOINT_STATS;
 use crate::policy_lists::{new_load_balancer, old_load_balancer};
 
 /// Members by their old and new names.
@@ -80,12 +81,8 @@ impl V1 {
                 Ok(self.mac_list())
             }
             ("GET", ["endpointstats", id]) => {
-                let id = guid(id)?;
-                read(hns, Kind::Endpoint, id)?;
-                Ok(
-                    json!({"EndpointId": id, "BytesReceived": 0, "BytesSent": 0, "PacketsReceived": 0, "PacketsSent": 0,
-                    "DroppedPacketsIncoming": 0, "DroppedPacketsOutgoing": 0}),
-                )
+                let settings = json!({"Id": guid(id)?}).to_string();
+                parse(&hns.call(&Call::Emulator { name: ENDPOINT_STATS.to_owned(), settings })?)
             }
             ("POST", ["endpoints", id, "attach"]) => {
                 match container(&document()?) {
