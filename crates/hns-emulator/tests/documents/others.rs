@@ -339,3 +339,24 @@ fn handles_of_the_service_are_counted() {
     hns.disconnect();
     assert_eq!(hns.open_services(), 0, "handles do not outlive HNS");
 }
+
+#[test]
+fn the_old_interface_has_members_of_its_own_for_ipv6() {
+    let hns = hns();
+    let network = json!({"Name": "b", "Type": "L2Bridge", "Subnets": [
+        {"AddressPrefix": "10.1.0.0/24", "GatewayAddress": "10.1.0.1"}, {"AddressPrefix": "fd00:1::/64", "GatewayAddress": "fd00:1::1"}]});
+    let network = old(&hns, "POST", "/networks/", &network).unwrap();
+    assert_eq!(network["Subnets"][1]["GatewayAddress"], "fd00:1::1");
+    let endpoint = json!({"Name": "e", "VirtualNetwork": network["ID"], "IPAddress": "10.1.0.9", "PrefixLength": 24,
+        "GatewayAddress": "10.1.0.1", "IPv6Address": "fd00:1::9", "IPv6PrefixLength": 64, "GatewayAddressV6": "fd00:1::1"});
+    let made = old(&hns, "POST", "/endpoints/", &endpoint).unwrap();
+    for (name, value) in endpoint.as_object().unwrap() {
+        assert_eq!(made[name], *value, "{name}");
+    }
+    let new = read(&hns, Kind::Endpoint, made["ID"].as_str().unwrap().parse().unwrap());
+    assert_eq!(new["IpConfigurations"][1]["IpAddress"], "fd00:1::9");
+    assert_eq!(new["Routes"][1], json!({"NextHop": "fd00:1::1", "DestinationPrefix": "::/0"}));
+    let six = json!({"VirtualNetwork": network["ID"], "IPv6Address": "fd00:1::10"});
+    let six = old(&hns, "POST", "/endpoints/", &six).unwrap();
+    assert!(six.get("IPAddress").is_none() && six["IPv6Address"] == "fd00:1::10", "{six}");
+}
