@@ -261,7 +261,7 @@ impl WindowsDataplane {
     fn open_firewall(&self, state: &NodeState) -> Option<Condition> {
         let rule = self.host.firewall()?;
         rule.want(state.vteps.values().filter_map(|vtep| ipv4(vtep.parent)).collect());
-        rule.condition()
+        rule.condition((self.clock)())
     }
 
     /// Applies the overlay network and its routes.
