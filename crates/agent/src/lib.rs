@@ -72,7 +72,7 @@ use plane::InForce;
 use pods::Pods;
 pub use policy_only::PolicyOnly;
 pub use reconfigure::Reconfiguring;
-pub use tortie_windows::{AdapterSelector, Host, HostRoutes, StaticRules};
+pub use tortie_windows::{AdapterSelector, Host, HostRoutes, SavedReport, StaticRules};
 use unsupported::{PlainRoutes, Watched};
 
 /// The configuration of an agent.

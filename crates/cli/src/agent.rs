@@ -81,6 +81,10 @@ struct Daemon {
     #[arg(long, env = "TORTIE_ADAPTER", value_name = "ADAPTER")]
     #[cfg_attr(unix, arg(requires = "hcn_socket"))]
     adapter: Option<AdapterSelector>,
+    /// The report of `tortie windows selftest --save`: whether ACLs may name sets of addresses
+    #[cfg(windows)]
+    #[arg(long, env = "TORTIE_SELFTEST_REPORT", value_name = "FILE", default_value_os_t = local::selftest_report())]
+    selftest_report: PathBuf,
     /// On a Windows node: the networks of the addresses of Services (service-cluster-ip-range of the API server)
     #[arg(long, env = "TORTIE_SERVICE_CIDR", value_name = "CIDR", value_delimiter = ',')]
     #[cfg_attr(unix, arg(requires = "hcn_socket"))]
@@ -300,7 +304,9 @@ impl Daemon {
         let host = host(ip, self.adapter.clone(), Some(folder.join("adapter-routes.json")))?;
         let rule = Arc::new(tortie_windows::VxlanRule::new(Arc::new(tortie_hcn::native::NativeFirewall)));
         rule.watch().context("watching the firewall")?;
-        Ok(host.with_firewall(rule))
+        let build = tortie_hcn::native::windows_build();
+        let selftest = tortie_agent::SavedReport::new(self.selftest_report.clone(), build);
+        Ok(host.with_firewall(rule).with_selftest(selftest))
     }
 
     /// Runs until the service manager wants its end.

@@ -2,16 +2,18 @@
 
 mod reconfigure;
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
 use serde_json::json;
-use tortie_hcn::native::{NativeFirewall, NativeHcn, NativeIpHelper};
+use tortie_cni::local;
+use tortie_hcn::native::{NativeFirewall, NativeHcn, NativeIpHelper, windows_build};
 use tortie_hcn::schema::Network;
-use tortie_hcn::selftest::{self, NoTraffic};
+use tortie_hcn::selftest::{self, HnsReport, NoTraffic};
 use tortie_hcn::{Adapter, HcnExt, IpHelper, IpRoute};
-use tortie_windows::{NETWORK, VXLAN_RULE, VxlanRule};
+use tortie_windows::{NETWORK, SavedReport, VXLAN_RULE, VxlanRule};
 
 use crate::output;
 
@@ -29,6 +31,12 @@ pub(crate) enum WindowsCommand {
         /// The physical adapter of the agent's network, by its name. The default is the name that the network lists
         #[arg(long)]
         adapter: Option<String>,
+        /// Save the answers where the agent of this node reads them, and say what they mean for it
+        #[arg(long)]
+        save: bool,
+        /// The file for the answers, if the agent has another one (--selftest-report)
+        #[arg(long, value_name = "FILE", requires = "save", default_value_os_t = local::selftest_report())]
+        selftest_report: PathBuf,
     },
     /// Replace this node's overlay network after a change of its VNI or first subnet: cordon the node, delete its pods, let the agent
     /// make the network anew, and uncordon it. It begins only if the agent reports NetworkDiffers. If it is interrupted, run it
@@ -49,7 +57,9 @@ impl WindowsCommand {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         match self {
             Self::Adapters => adapters(),
-            Self::Selftest { adapter } => ask(adapter),
+            Self::Selftest { adapter, save, selftest_report } => {
+                ask(adapter, save.then_some(&*selftest_report))
+            }
             Self::Reconfigure(reconfigure) => reconfigure.run(),
             Self::Cleanup => cleanup(),
             Self::KubeProxy { node } => kube_proxy(node.as_deref()),
@@ -59,13 +69,33 @@ impl WindowsCommand {
 
 /// Without the agent's network or the name of its adapter, making one could take another adapter over, and cost the node its
 /// connections.
-fn ask(adapter: Option<String>) -> anyhow::Result<ExitCode> {
+fn ask(adapter: Option<String>, file: Option<&Path>) -> anyhow::Result<ExitCode> {
     let hns = NativeHcn::load(DEADLINE)?;
     let network = network(&hns)?;
     let adapter = adapter.map_or_else(|| tortie_windows::adapter_of(&network), Ok)?;
-    let report = selftest::run(&hns, &NoTraffic, Some(&adapter))?;
+    let build = windows_build();
+    let report = HnsReport { build: build.clone(), ..selftest::run(&hns, &NoTraffic, Some(&adapter))? };
     output::line(&serde_json::to_string_pretty(&report)?);
+    if let Some(file) = file {
+        save(file, &report)?;
+        let version = report.version.context("HNS tells no version")?;
+        match report.proves_sets(version, build.as_deref()) {
+            Ok(()) => output::error_line(&format!("saved in {}: with Auto, ACLs name sets", file.display())),
+            Err(problem) => {
+                output::error_line(&format!(
+                    "saved in {}: with Auto, ACLs list addresses: {problem}",
+                    file.display()
+                ));
+            }
+        }
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+fn save(file: &Path, report: &HnsReport) -> anyhow::Result<()> {
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+    folder.map_or(Ok(()), local::make_folder).with_context(|| format!("the folder of {}", file.display()))?;
+    SavedReport::save(file, report).with_context(|| file.display().to_string())
 }
 
 fn cleanup() -> anyhow::Result<ExitCode> {

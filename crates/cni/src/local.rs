@@ -34,6 +34,12 @@ pub fn state_folder() -> PathBuf {
     "/var/lib/tortie".into()
 }
 
+/// Where a selftest of HNS saves its report, and the agent reads it.
+#[must_use]
+pub fn selftest_report() -> PathBuf {
+    state_folder().join("selftest.json")
+}
+
 /// Creates a folder for the state of the agent and the plugin. On Windows, every user may create folders below
 /// `%ProgramData%`, so folders there are restricted to administrators and the system, and those of other users are refused.
 ///

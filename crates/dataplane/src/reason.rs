@@ -131,6 +131,8 @@ pub enum Reason {
     PolicySetHeld,
     /// HNS refused a set, so ACLs name its addresses instead.
     PolicySetRefused,
+    /// ACLs list addresses, because the report of the selftest does not prove that sets work; or they name sets against the report.
+    PolicySetsNotProven,
     /// The overlay is bound to another address than the node's.
     ProviderAddressDiffers,
     /// A route to other nodes' pods was refused, or is not possible on this node.
@@ -186,6 +188,7 @@ impl Reason {
             | OverlayRemade
             | PolicySetHeld
             | PolicySetRefused
+            | PolicySetsNotProven
             | ProviderAddressDiffers
             | RouteRefused
             | RouteTaken

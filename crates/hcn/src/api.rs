@@ -22,6 +22,8 @@ pub enum Kind {
     LoadBalancer,
     /// HostComputeRoute. Tortie makes none.
     SdnRoute,
+    /// GuestNetworkService. Tortie makes none.
+    GuestNetworkService,
 }
 
 impl fmt::Display for Kind {
@@ -32,6 +34,7 @@ impl fmt::Display for Kind {
             Kind::Namespace => "namespace",
             Kind::LoadBalancer => "load balancer",
             Kind::SdnRoute => "route",
+            Kind::GuestNetworkService => "guest network service",
         })
     }
 }

@@ -64,6 +64,23 @@ pub(crate) fn close(kind: Kind, handle: Handle) -> Result<(), Failure> {
     emulator("close", &json!({"Handle": handle.addr()})).map(drop)
 }
 
+/// Opens the service itself.
+pub(crate) fn open_service() -> Result<Handle, Failure> {
+    let number = emulator("open-service", &json!({}))?;
+    let number: usize =
+        number.parse().map_err(|_| Failure::new(HResult::E_FAIL, format!("{number:?} is no handle")))?;
+    Ok(std::ptr::without_provenance_mut(number))
+}
+
+/// Closes a handle of the service.
+pub(crate) fn close_service(handle: Handle) -> Result<(), Failure> {
+    let closed = emulator("close-service", &json!({"Handle": handle.addr()}));
+    closed.map(drop).map_err(|failure| match failure.code {
+        HResult::E_INVALIDARG => Failure::new(INVALID_HANDLE, failure.record),
+        _ => failure,
+    })
+}
+
 fn handles() -> MutexGuard<'static, BTreeMap<usize, (Kind, Guid)>> {
     HANDLES.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -153,6 +153,61 @@ object!(
     HcnCloseSdnRoute
 );
 
+object!(
+    Kind::GuestNetworkService,
+    HcnEnumerateGuestNetworkServices,
+    HcnOpenGuestNetworkService,
+    HcnModifyGuestNetworkService,
+    HcnQueryGuestNetworkServiceProperties,
+    HcnDeleteGuestNetworkService,
+    HcnCloseGuestNetworkService
+);
+
+/// Questions about an endpoint that have functions of their own. Their query selects nothing.
+macro_rules! about_endpoint {
+    ($function:ident, $call:expr) => {
+        /// Returns what the emulated HNS knows of an endpoint.
+        ///
+        /// # Safety
+        /// The pointers are as documented.
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "system" fn $function(
+            handle: Handle,
+            _query: *const u16,
+            answer: *mut Text,
+            record: *mut Text,
+        ) -> i32 {
+            let ask = |id| client::emulator($call, &json!({ "Id": id }));
+            let found = client::object(Kind::Endpoint, handle).and_then(ask);
+            // SAFETY: the pointers are as documented.
+            unsafe { outcome(found.map(|found| give_text(answer, &found)), record) }
+        }
+    };
+}
+
+about_endpoint!(HcnQueryEndpointStats, "endpoint-stats");
+about_endpoint!(HcnQueryEndpointAddresses, "endpoint-addresses");
+
+/// Opens the service itself (SDN scripts, `hns.v2.psm1`).
+///
+/// # Safety
+/// The pointers are as documented.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "system" fn HcnOpenService(handle: *mut Handle, record: *mut Text) -> i32 {
+    // SAFETY: the pointers are as documented.
+    unsafe { outcome(client::open_service().map(|opened| give(handle, opened)), record) }
+}
+
+/// Closes a handle of the service.
+///
+/// # Safety
+/// None.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "system" fn HcnCloseService(handle: Handle) -> i32 {
+    // SAFETY: nobody wants an error record.
+    unsafe { outcome(client::close_service(handle), std::ptr::null_mut()) }
+}
+
 macro_rules! create {
     ($kind:expr, $create:ident) => {
         /// Creates an object.
@@ -176,6 +231,7 @@ create!(Kind::Network, HcnCreateNetwork);
 create!(Kind::Namespace, HcnCreateNamespace);
 create!(Kind::LoadBalancer, HcnCreateLoadBalancer);
 create!(Kind::SdnRoute, HcnCreateSdnRoute);
+create!(Kind::GuestNetworkService, HcnCreateGuestNetworkService);
 
 /// Creates an endpoint in a network.
 ///
@@ -208,7 +264,11 @@ unsafe fn create(
     let create = || {
         let network = match kind {
             Kind::Endpoint => client::object(Kind::Network, network)?,
-            Kind::Network | Kind::Namespace | Kind::LoadBalancer | Kind::SdnRoute => tortie_hcn::Guid::ZERO,
+            Kind::Network
+            | Kind::Namespace
+            | Kind::LoadBalancer
+            | Kind::SdnRoute
+            | Kind::GuestNetworkService => tortie_hcn::Guid::ZERO,
         };
         let created = client::call(&Call::Create { kind, network, id, settings })?;
         let id = serde_json::from_str(&created)
@@ -279,15 +339,6 @@ macro_rules! not_implemented {
 }
 
 not_implemented!(
-    HcnQueryEndpointStats,
-    HcnQueryEndpointAddresses,
-    HcnEnumerateGuestNetworkServices,
-    HcnCreateGuestNetworkService,
-    HcnOpenGuestNetworkService,
-    HcnModifyGuestNetworkService,
-    HcnQueryGuestNetworkServiceProperties,
-    HcnDeleteGuestNetworkService,
-    HcnCloseGuestNetworkService,
     HcnRegisterGuestNetworkServiceCallback,
     HcnUnregisterGuestNetworkServiceCallback,
     HcnReserveGuestNetworkServicePort,
@@ -295,6 +346,4 @@ not_implemented!(
     HcnReleaseGuestNetworkServicePortReservationHandle,
     HcnEnumerateGuestNetworkPortReservations,
     HcnFreeGuestNetworkPortReservations,
-    HcnOpenService,
-    HcnCloseService,
 );

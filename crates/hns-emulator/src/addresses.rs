@@ -1,9 +1,10 @@
 //! Lists of addresses and ports in ACLs.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::ops::RangeInclusive;
 
-use ipnet::Ipv4Net;
+use ipnet::{IpNet, Ipv4Net};
+use tortie_hcn::Feature;
 
 use crate::config::Config;
 
@@ -89,6 +90,12 @@ pub(crate) fn ports(list: &str) -> Result<Ranges, String> {
 /// Parses an IPv4 address or CIDR.
 pub(crate) fn cidr(text: &str) -> Option<Ipv4Net> {
     text.parse::<Ipv4Net>().ok().or_else(|| text.parse::<Ipv4Addr>().ok().map(Ipv4Net::from))
+}
+
+/// Parses an address or CIDR of a family that this HNS has. The emulator keeps those of IPv6, and evaluates none.
+pub(crate) fn any_cidr(text: &str, config: &Config) -> Option<IpNet> {
+    let net = text.parse::<IpNet>().ok().or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from))?;
+    (matches!(net, IpNet::V4(_)) || config.version.supports(Feature::Ipv6DualStack)).then_some(net)
 }
 
 /// Parses a MAC address in the form of HNS: with dashes, in any case.

@@ -1,12 +1,14 @@
 //! Checks that several kinds of documents share.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
-use ipnet::Ipv4Net;
+use ipnet::{IpNet, Ipv4Net};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tortie_hcn::schema::{Policy, PolicySettings, Strict, lenient, strict as strictly};
-use tortie_hcn::{Failure, HResult};
+use tortie_hcn::{Failure, Feature, HResult};
+
+use crate::config::Config;
 
 /// The VNIs that Windows accepts.
 const VNIS: std::ops::Range<u32> = 4096..1 << 24;
@@ -31,6 +33,30 @@ pub(crate) fn address(text: &str, what: &str) -> Result<Ipv4Addr, Failure> {
     text.parse().map_err(|_| {
         Failure::new(HResult::HCN_E_INVALID_IP, format!("{what} {text:?} is not an IPv4 address"))
     })
+}
+
+/// Parses an address of a family that this HNS has.
+pub(crate) fn any_address(text: &str, what: &str, config: &Config) -> Result<IpAddr, Failure> {
+    match text.parse() {
+        Ok(IpAddr::V6(ip)) if config.version.supports(Feature::Ipv6DualStack) => Ok(ip.into()),
+        Ok(IpAddr::V6(_)) => fail(HResult::HCN_E_INVALID_IP, no_ipv6(text, what, config)),
+        _ => address(text, what).map(IpAddr::V4),
+    }
+}
+
+/// Parses a CIDR of a family that this HNS has, whose host bits are zero.
+pub(crate) fn any_prefix(text: &str, what: &str, config: &Config) -> Result<IpNet, Failure> {
+    match text.parse::<IpNet>() {
+        Ok(IpNet::V6(_)) if !config.version.supports(Feature::Ipv6DualStack) => {
+            fail(HResult::HCN_E_INVALID_PREFIX, no_ipv6(text, what, config))
+        }
+        Ok(IpNet::V6(net)) if net.trunc() == net => Ok(net.into()),
+        _ => prefix(text, what).map(IpNet::V4),
+    }
+}
+
+fn no_ipv6(text: &str, what: &str, config: &Config) -> String {
+    format!("{what} {text:?}: HNS {} has no IPv6 beside IPv4", config.version)
 }
 
 /// Parses a CIDR whose host bits are zero.

@@ -75,6 +75,8 @@ pub struct Config {
     pub check_tunnel_sources: bool,
     /// Whether unknown members and values are rejected. HNS itself ignores them.
     pub strict: bool,
+    /// Whether a version that has no sets of sets by hcsshim's table has them all the same: azure-npm sends them to Server 2022.
+    pub early_nested_sets: bool,
     /// Whether a network with endpoints can be deleted, and they with it, as hcsshim's tests do.
     pub deletes_used_networks: bool,
     /// Whether a local and a remote endpoint can have one address. kube-proxy names Server 2019 and 2022.
@@ -120,6 +122,7 @@ impl Config {
             limits: Limits::default(),
             check_tunnel_sources: true,
             strict: true,
+            early_nested_sets: false,
             deletes_used_networks: false,
             accepts_taken_addresses: !newest,
             returns_zeroes: false,
@@ -127,11 +130,14 @@ impl Config {
     }
 
     /// An HNS for clients that are not Tortie: it accepts what HNS accepts, also documents of the old shape (v1), and deletes
-    /// networks with their endpoints. An Update replaces policies of its types, as Calico's CNI plugin relies on.
+    /// networks with their endpoints. An Update replaces policies of its types, as Calico's CNI plugin relies on, and ACLs in any case, as
+    /// azure-npm does. Sets of sets exist wherever sets do.
     pub fn as_hns(version: Version, provider_address: Ipv4Addr) -> Config {
         Config {
-            update_replaces: UpdateReplaces::SameType,
+            update_replaces: UpdateReplaces::AclsAndSameType,
             strict: false,
+            early_nested_sets: version.supports(Feature::SetPolicy)
+                && !version.supports(Feature::NestedIpSet),
             deletes_used_networks: true,
             returns_zeroes: true,
             ..Config::new(version, provider_address)

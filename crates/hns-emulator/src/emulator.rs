@@ -13,6 +13,7 @@ use tortie_hcn::{Call, Failure, Guid, HResult, Hcn, Kind};
 use crate::acl::{Packet, PacketDirection, Verdict};
 use crate::check::fail;
 use crate::config::{Config, EgressSees};
+use crate::counters::{AboutEndpoint, ENDPOINT_ADDRESSES, ENDPOINT_STATS, EndpointCounters, EndpointStats};
 use crate::flows::{Flows, Key};
 use crate::host::EmulatedHost;
 use crate::reply::{Filter, properties};
@@ -157,6 +158,7 @@ impl Emulator {
                 Kind::Namespace => state.create_namespace(*id, settings, config),
                 Kind::LoadBalancer => state.create_load_balancer(*id, settings, config),
                 Kind::SdnRoute => state.create_route(*id, settings, config),
+                Kind::GuestNetworkService => state.create_guest_network_service(*id, settings, config),
             }
             .map(|id| json!(id).to_string()),
             Call::Modify { kind, id, settings } => match kind {
@@ -165,6 +167,7 @@ impl Emulator {
                 Kind::Namespace => state.modify_namespace(*id, settings, config),
                 Kind::LoadBalancer => state.modify_load_balancer(*id, settings, config),
                 Kind::SdnRoute => fail(HResult::E_NOTIMPL, "routes are deleted and made anew"),
+                Kind::GuestNetworkService => state.modify_guest_network_service(*id, settings, config),
             }
             .map(|()| String::new()),
             Call::Delete { kind, id } => match kind {
@@ -173,11 +176,44 @@ impl Emulator {
                 Kind::Namespace => state.delete_namespace(*id),
                 Kind::LoadBalancer => state.delete_load_balancer(*id),
                 Kind::SdnRoute => state.delete_route(*id),
+                Kind::GuestNetworkService => state.delete_guest_network_service(*id),
             }
             .map(|()| String::new()),
             Call::Emulator { name, settings } => self.emulator_call(state, name, settings),
             Call::Enumerate { .. } | Call::Query { .. } | Call::Version => read(state, call, config),
         }
+    }
+
+    /// The answer to a question about an endpoint for which the API has a function of its own.
+    fn about_endpoint(&self, state: &State, name: &str, settings: &str) -> Option<Result<String, Failure>> {
+        if ![ENDPOINT_STATS, ENDPOINT_ADDRESSES].contains(&name) {
+            return None;
+        }
+        let answer = || {
+            let AboutEndpoint { id } = serde_json::from_str(settings)
+                .map_err(|error| Failure::new(HResult::HCN_E_INVALID_JSON, error.to_string()))?;
+            let endpoint = state.endpoint(id)?;
+            Ok(match name {
+                ENDPOINT_ADDRESSES => json!(endpoint.ip_configurations).to_string(),
+                _ => json!(EndpointStats {
+                    endpoint_id: id,
+                    instance_id: Guid::ZERO,
+                    counters: self.counters(id)
+                })
+                .to_string(),
+            })
+        };
+        Some(answer())
+    }
+
+    #[cfg(target_os = "linux")]
+    fn counters(&self, endpoint: Guid) -> EndpointCounters {
+        self.switch.as_ref().map(|switch| switch.counters(endpoint)).unwrap_or_default()
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn counters(&self, _: Guid) -> EndpointCounters {
+        EndpointCounters::default()
     }
 
     #[cfg(target_os = "linux")]
@@ -224,6 +260,11 @@ impl Emulator {
 impl Hcn for Emulator {
     fn call(&self, call: &Call) -> Result<String, Failure> {
         let mut state = self.state();
+        if let Call::Emulator { name, settings } = call
+            && let Some(answer) = self.about_endpoint(&state, name, settings)
+        {
+            return answer;
+        }
         if call.is_read() {
             return read(&state, call, &self.config);
         }
@@ -265,6 +306,7 @@ fn read(state: &State, call: &Call, config: &Config) -> Result<String, Failure> 
                 Kind::Namespace => properties(state.namespace(*id)?, config),
                 Kind::LoadBalancer => properties(state.load_balancer(*id)?, config),
                 Kind::SdnRoute => properties(state.route(*id)?, config),
+                Kind::GuestNetworkService => properties(state.guest_network_service(*id)?, config),
             };
             Ok(object.to_string())
         }
@@ -285,5 +327,6 @@ fn objects(state: &State, kind: Kind, config: &Config) -> Vec<(Guid, Value)> {
         Kind::Namespace => shown(&state.namespaces, config),
         Kind::LoadBalancer => shown(&state.load_balancers, config),
         Kind::SdnRoute => shown(&state.routes, config),
+        Kind::GuestNetworkService => shown(&state.guest_network_services, config),
     }
 }

@@ -1,9 +1,9 @@
 //! Endpoints (hcsshim `hcn/hcnendpoint.go`).
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use ipnet::Ipv4Net;
+use ipnet::{IpNet, Ipv4Net};
 use tortie_hcn::schema::{
     Acl, Endpoint, IpConfig, Modify, Network, Policy, PolicyList, PortMapping, RequestType, ResourceType,
     Subnet,
@@ -11,7 +11,7 @@ use tortie_hcn::schema::{
 use tortie_hcn::{Failure, Guid, HResult};
 
 use crate::addresses::is_mac;
-use crate::check::{address, document, fail};
+use crate::check::{any_address, document, fail};
 use crate::config::{AclRemoval, Config, OnRewrite, UpdateReplaces};
 use crate::networks::{is_same, remove_policy};
 use crate::state::{CREATED, DETACHED, Guard, State};
@@ -113,8 +113,13 @@ impl State {
             endpoint.ip_configurations.push(IpConfig { ip_address: free.to_string(), ..Default::default() });
         }
         let remote = endpoint.is_remote();
+        let is_ipv6 = |own: &&IpConfig| own.ip_address.contains(':');
+        if endpoint.ip_configurations.iter().filter(is_ipv6).count() > 1 {
+            // azure-container-networking, `network/endpoint_windows.go`.
+            return fail(HResult::HCN_E_INVALID_IP, "an endpoint has one IPv6 address at most");
+        }
         for own in &mut endpoint.ip_configurations {
-            let ip = address(&own.ip_address, "IpAddress")?;
+            let ip = any_address(&own.ip_address, "IpAddress", config)?;
             let Some((net, subnet)) = subnets(network).find(|(net, _)| net.contains(&ip)) else {
                 if remote {
                     continue;
@@ -135,17 +140,21 @@ impl State {
         Ok(())
     }
 
-    fn holders(&self, network: Guid, ip: Ipv4Addr) -> impl Iterator<Item = &Endpoint> {
+    fn holders(&self, network: Guid, ip: IpAddr) -> impl Iterator<Item = &Endpoint> {
         let has = move |endpoint: &&Arc<Endpoint>| {
             endpoint.ip_configurations.iter().any(|config| config.ip_address.parse() == Ok(ip))
         };
         self.endpoints_of(network).filter(has).map(Arc::as_ref)
     }
 
+    /// A free IPv4 address. No source says whether HNS chooses one of IPv6, too.
     fn free_address(&self, network: &Network) -> Option<Ipv4Addr> {
+        let is_free = |ip: &Ipv4Addr, net, subnet| {
+            !is_reserved((*ip).into(), net, subnet) && self.holders(network.id, (*ip).into()).next().is_none()
+        };
         subnets(network).find_map(|(net, subnet)| {
-            net.hosts()
-                .find(|ip| !is_reserved(*ip, net, subnet) && self.holders(network.id, *ip).next().is_none())
+            let IpNet::V4(hosts) = net else { return None };
+            Ipv4Net::hosts(&hosts).find(|ip| is_free(ip, net, subnet))
         })
     }
 }
@@ -172,11 +181,14 @@ fn has_acl(policies: &[Policy]) -> bool {
     policies.iter().any(Policy::is::<Acl>)
 }
 
-/// The request's policies replace all policies, or those of their types.
+/// The request's policies replace all policies, or those of their types, or those and all ACLs.
 fn update(policies: &mut Vec<Policy>, new: Vec<Policy>, replaces: UpdateReplaces) -> AclChange {
     let goes = |old: &Policy| match replaces {
         UpdateReplaces::All => true,
-        UpdateReplaces::SameType => new.iter().any(|new| new.r#type.eq_ignore_ascii_case(&old.r#type)),
+        UpdateReplaces::AclsAndSameType if old.is::<Acl>() => true,
+        UpdateReplaces::SameType | UpdateReplaces::AclsAndSameType => {
+            new.iter().any(|new| new.r#type.eq_ignore_ascii_case(&old.r#type))
+        }
     };
     let lost = policies.iter().any(|old| old.is::<Acl>() && goes(old));
     let written = if lost || has_acl(&new) { AclChange::Replaced } else { AclChange::Nothing };
@@ -214,14 +226,15 @@ fn remove(policies: &mut Vec<Policy>, old: &[Policy], removal: AclRemoval) -> Re
     Ok(written)
 }
 
-fn subnets(network: &Network) -> impl Iterator<Item = (Ipv4Net, &Subnet)> {
+fn subnets(network: &Network) -> impl Iterator<Item = (IpNet, &Subnet)> {
     network.subnets().filter_map(|subnet| Some((subnet.ip_address_prefix.parse().ok()?, subnet)))
 }
 
-/// The subnet's own address, its broadcast address, and its gateways.
-fn is_reserved(ip: Ipv4Addr, net: Ipv4Net, subnet: &Subnet) -> bool {
+/// The subnet's own address, its broadcast address (IPv6 has none), and its gateways.
+fn is_reserved(ip: IpAddr, net: IpNet, subnet: &Subnet) -> bool {
     let gateway = subnet.routes.iter().any(|route| route.next_hop.parse() == Ok(ip));
-    ip == net.network() || ip == net.broadcast() || gateway
+    let is_broadcast = matches!(net, IpNet::V4(net) if IpAddr::V4(net.broadcast()) == ip);
+    ip == net.network() || is_broadcast || gateway
 }
 
 /// kube-proxy writes the node's MAC address with colons. Endpoints show dashes.

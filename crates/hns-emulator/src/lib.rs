@@ -19,6 +19,7 @@ mod check;
 mod compartments;
 mod config;
 mod containers;
+mod counters;
 mod emulator;
 mod endpoints;
 #[cfg(target_os = "linux")]
@@ -27,6 +28,7 @@ mod error;
 mod fabric;
 mod firewall;
 mod flows;
+mod guest_network_services;
 mod host;
 mod library;
 mod load_balancers;

@@ -1,7 +1,7 @@
 //! What a client's library needs beyond calls: handles, which it opens and closes, and notifications. The library for Wine
 //! (`hns-dll`) asks for them by calls of the emulator.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -17,6 +17,9 @@ const NETWORK_CREATE: u32 = 2;
 const NETWORK_DELETE: u32 = 4;
 const NAMESPACE_CREATE: u32 = 5;
 const NAMESPACE_DELETE: u32 = 6;
+const GUEST_NETWORK_SERVICE_CREATE: u32 = 7;
+const GUEST_NETWORK_SERVICE_DELETE: u32 = 8;
+const GUEST_NETWORK_SERVICE_STATE_CHANGED: u32 = 0x11;
 const SERVICE_DISCONNECT: u32 = 0x0100_0000;
 
 /// How long a library waits for a notification before it asks again.
@@ -35,6 +38,8 @@ pub struct LibraryService {
 #[derive(Default)]
 struct LibraryState {
     open: BTreeMap<u64, (Kind, Guid)>,
+    /// The open handles of the service itself.
+    services: BTreeSet<u64>,
     /// The number of handles so far, which is the newest handle.
     opened: u64,
     notifications: VecDeque<Notification>,
@@ -88,6 +93,11 @@ impl LibraryService {
         self.state().open.values().copied().collect()
     }
 
+    /// How many handles of the service itself are open.
+    pub fn open_services(&self) -> usize {
+        self.state().services.len()
+    }
+
     /// How many handles were ever opened.
     pub fn opened(&self) -> u64 {
         self.state().opened
@@ -108,7 +118,10 @@ impl LibraryService {
 
     /// Tells all libraries that HNS has ended, as a restart of HNS does. Their handles are gone.
     pub fn disconnect(&self) {
-        self.state().open.clear();
+        let mut state = self.state();
+        state.open.clear();
+        state.services.clear();
+        drop(state);
         self.notify(SERVICE_DISCONNECT, Guid::ZERO);
     }
 
@@ -167,6 +180,22 @@ impl Hcn for LibraryService {
         if let Call::Emulator { name, settings } = call {
             match name.as_str() {
                 "open" => return self.open(&read(settings)?),
+                "open-service" => {
+                    let mut state = self.state();
+                    state.opened += 1;
+                    let handle = state.opened;
+                    state.services.insert(handle);
+                    return Ok(handle.to_string());
+                }
+                "close-service" => {
+                    let OpenHandle { handle } = read(settings)?;
+                    return match self.state().services.remove(&handle) {
+                        true => Ok(String::new()),
+                        false => {
+                            fail(HResult::E_INVALIDARG, format!("{handle} is no open handle of the service"))
+                        }
+                    };
+                }
                 "close" => return self.close(&read(settings)?),
                 "notifications" => return Ok(self.notifications(&read(settings)?)),
                 "hns-call" => return Ok(self.v1.answer(self, &read(settings)?).to_string()),
@@ -187,6 +216,15 @@ impl Hcn for LibraryService {
             Call::Create { kind: Kind::Namespace, .. } => self.notify(NAMESPACE_CREATE, created(&answer)),
             Call::Delete { kind: Kind::Network, id } => self.notify(NETWORK_DELETE, *id),
             Call::Delete { kind: Kind::Namespace, id } => self.notify(NAMESPACE_DELETE, *id),
+            Call::Create { kind: Kind::GuestNetworkService, .. } => {
+                self.notify(GUEST_NETWORK_SERVICE_CREATE, created(&answer));
+            }
+            Call::Modify { kind: Kind::GuestNetworkService, id, .. } => {
+                self.notify(GUEST_NETWORK_SERVICE_STATE_CHANGED, *id);
+            }
+            Call::Delete { kind: Kind::GuestNetworkService, id } => {
+                self.notify(GUEST_NETWORK_SERVICE_DELETE, *id);
+            }
             _ => {}
         }
         Ok(answer)

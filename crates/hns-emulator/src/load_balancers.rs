@@ -1,11 +1,12 @@
 //! Load balancers (docs/hns.md, Documents and Load balancers): stored unchanged. The fabric implements their effect.
 
 use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use tortie_hcn::schema::{LoadBalancer, LoadBalancerPortMapping};
+use tortie_hcn::schema::{LoadBalancer, LoadBalancerFlags, LoadBalancerPortMapping};
 use tortie_hcn::{Failure, Feature, Guid, HResult};
 
-use crate::check::{address, document, fail};
+use crate::check::{any_address, document, fail};
 use crate::config::Config;
 use crate::state::{State, absent};
 
@@ -59,11 +60,21 @@ impl State {
         for endpoint in &balancer.host_compute_endpoints {
             self.endpoint(*endpoint)?;
         }
+        let is_ipv6 = balancer.flags & LoadBalancerFlags::ENABLE_IPV6 != 0;
+        if is_ipv6 && !config.version.supports(Feature::Ipv6DualStack) {
+            let error = format!("HNS {} has no IPv6 beside IPv4", config.version);
+            return fail(HResult::HCN_E_REQUEST_UNSUPPORTED, error);
+        }
         for vip in &balancer.frontend_vips {
-            address(vip, "FrontendVIPs")?;
+            let vip = any_address(vip, "FrontendVIPs", config)?;
+            // kube-proxy sets the flag with each address of IPv6. What HNS does without it is unknown.
+            if config.strict && vip.is_ipv6() != is_ipv6 {
+                let error = format!("FrontendVIPs has {vip}, and the flag IPv6 (2) says {is_ipv6}");
+                return fail(HResult::HCN_E_INVALID_IP, error);
+            }
         }
         if !balancer.source_vip.is_empty() {
-            address(&balancer.source_vip, "SourceVIP")?;
+            any_address(&balancer.source_vip, "SourceVIP", config)?;
         }
         if balancer.is_direct() && !config.version.supports(Feature::Dsr) {
             let error = format!("HNS {} has no direct server return", config.version);
@@ -78,11 +89,15 @@ impl State {
     }
 }
 
-/// Addresses, protocols and ports; an empty address is the node's.
-fn fronts(balancer: &LoadBalancer) -> impl Iterator<Item = (&str, u32, u16)> {
-    let vips: Vec<&str> = match balancer.frontend_vips.is_empty() {
-        true => vec![""],
-        false => balancer.frontend_vips.iter().map(String::as_str).collect(),
+/// Addresses, protocols and ports; the unspecified address is the node's of that family.
+fn fronts(balancer: &LoadBalancer) -> impl Iterator<Item = (IpAddr, u32, u16)> {
+    let own = match balancer.flags & LoadBalancerFlags::ENABLE_IPV6 {
+        0 => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        _ => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+    };
+    let vips: Vec<IpAddr> = match balancer.frontend_vips.is_empty() {
+        true => vec![own],
+        false => balancer.frontend_vips.iter().filter_map(|vip| vip.parse().ok()).collect(),
     };
     let of_vip = |vip| {
         let front = move |port: &LoadBalancerPortMapping| (vip, port.protocol, port.external_port);

@@ -1,15 +1,15 @@
 //! Networks (hcsshim `hcn/hcnnetwork.go`).
 
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
-use ipnet::Ipv4Net;
+use ipnet::IpNet;
 use tortie_hcn::schema::{
     DrMacAddress, IpConfig, Modify, Network, NetworkMode, Policy, PolicyList, ProviderAddress,
     RemoteSubnetRoute, RequestType, ResourceType, SetPolicy, SetPolicyType, Subnet, SubnetList, Vsid,
 };
 use tortie_hcn::{Failure, Feature, Guid, HResult};
 
-use crate::check::{self, address, document, fail, prefix, settings};
+use crate::check::{self, any_address, any_prefix, document, fail, settings};
 use crate::config::Config;
 use crate::policies;
 use crate::reply::say_the_same;
@@ -36,7 +36,7 @@ impl State {
             policies::network_policy(policy, config)?;
         }
         for subnet in network.ipams.iter_mut().flat_map(|ipam| &mut ipam.subnets) {
-            check_subnet(subnet, network.r#type == NetworkMode::Overlay)?;
+            check_subnet(subnet, network.r#type == NetworkMode::Overlay, config)?;
             subnet.id = if subnet.id.is_zero() { Guid::random() } else { subnet.id };
         }
         match network.r#type {
@@ -108,10 +108,10 @@ impl State {
         for mut subnet in subnets {
             match request.request_type {
                 RequestType::Add => {
-                    check_subnet(&subnet, overlay)?;
-                    let net = prefix(&subnet.ip_address_prefix, "IpAddressPrefix")?;
+                    check_subnet(&subnet, overlay, config)?;
+                    let net = any_prefix(&subnet.ip_address_prefix, "IpAddressPrefix", config)?;
                     for other in &ipam.subnets {
-                        let other = prefix(&other.ip_address_prefix, "IpAddressPrefix")?;
+                        let other = any_prefix(&other.ip_address_prefix, "IpAddressPrefix", config)?;
                         if other.contains(&net) || net.contains(&other) {
                             return fail(HResult::HCN_E_INVALID_SUBNET, format!("{net} overlaps {other}"));
                         }
@@ -123,9 +123,10 @@ impl State {
                     let Some(at) = ipam.subnets.iter().position(|other| other.id == subnet.id) else {
                         return fail(HResult::HCN_E_SUBNET_NOT_FOUND, format!("subnet {}", subnet.id));
                     };
-                    let net = prefix(&ipam.subnets.remove(at).ip_address_prefix, "IpAddressPrefix")?;
+                    let net = ipam.subnets.remove(at).ip_address_prefix;
+                    let net = any_prefix(&net, "IpAddressPrefix", config)?;
                     let is_inside =
-                        |ip: &IpConfig| ip.ip_address.parse().is_ok_and(|ip: Ipv4Addr| net.contains(&ip));
+                        |ip: &IpConfig| ip.ip_address.parse().is_ok_and(|ip: IpAddr| net.contains(&ip));
                     let user = self.endpoints_of(id).find(|one| one.ip_configurations.iter().any(is_inside));
                     if let Some(user) = user {
                         let error = format!("endpoint {} has an address of {net}", user.id);
@@ -200,16 +201,27 @@ fn check_members(before: &Sets, policy: &Policy) -> Result<(), Failure> {
     }
 }
 
-fn check_subnet(subnet: &Subnet, overlay: bool) -> Result<(), Failure> {
-    let net = prefix(&subnet.ip_address_prefix, "IpAddressPrefix")?;
+/// Overlay networks have no IPv6: kube-proxy disables it there (`pkg/proxy/winkernel/proxier.go`). That HNS refuses it is an assumption.
+fn check_subnet(subnet: &Subnet, overlay: bool, config: &Config) -> Result<(), Failure> {
+    let net = any_prefix(&subnet.ip_address_prefix, "IpAddressPrefix", config)?;
+    if overlay && matches!(net, IpNet::V6(_)) {
+        return fail(
+            HResult::HCN_E_INVALID_SUBNET,
+            format!("an overlay has no subnets of IPv6, such as {net}"),
+        );
+    }
     let mut default = false;
     for route in &subnet.routes {
-        let hop = address(&route.next_hop, "NextHop")?;
-        let destination = prefix(&route.destination_prefix, "DestinationPrefix")?;
-        if !net.contains(&hop) {
+        let hop = any_address(&route.next_hop, "NextHop", config)?;
+        let destination = any_prefix(&route.destination_prefix, "DestinationPrefix", config)?;
+        // Azure's gateways have addresses of the link (azure-container-networking, `network/network_windows.go`).
+        let is_of_link = matches!((net, hop), (IpNet::V6(_), IpAddr::V6(hop)) if hop.is_unicast_link_local());
+        if !net.contains(&hop) && !is_of_link {
             return fail(HResult::HCN_E_INVALID_IP, format!("NextHop {hop} is not in {net}"));
         }
-        default |= destination == Ipv4Net::default();
+        let is_same_family =
+            matches!((net, destination), (IpNet::V4(_), IpNet::V4(_)) | (IpNet::V6(_), IpNet::V6(_)));
+        default |= destination.prefix_len() == 0 && is_same_family;
     }
     if !default {
         return fail(HResult::HCN_E_INVALID_NETWORK, format!("subnet {net} has no default gateway"));

@@ -1,5 +1,6 @@
 //! Checks the policies of networks and endpoints.
 
+use ipnet::IpNet;
 use tortie_hcn::schema::{
     Acl, AclRuleType, Endpoint, HostRoute, InterfaceParameters, OutBoundNat, Policy, ProviderAddress,
     RemoteSubnetRoute, SdnRoute, SetPolicy, SetPolicyType, VxlanPort,
@@ -7,10 +8,13 @@ use tortie_hcn::schema::{
 use tortie_hcn::{Failure, Feature, HResult};
 
 use crate::acl::AccessControl;
-use crate::addresses::{cidr, is_mac};
+use crate::addresses::{any_cidr, is_mac};
 use crate::check::{address, fail, prefix, settings, vni};
 use crate::config::Config;
 use crate::sets::Sets;
+
+/// The flag of policies that translate addresses of IPv6.
+const NAT_IPV6: u32 = 2;
 
 fn invalid<T>(error: String) -> Result<T, Failure> {
     fail(HResult::HCN_E_INVALID_POLICY, error)
@@ -42,7 +46,9 @@ pub(crate) fn network_policy(policy: &Policy, config: &Config) -> Result<(), Fai
     if let Some(set) = settings::<SetPolicy>(policy)? {
         let nested = set.policy_type == SetPolicyType::NestedIpSet;
         // Its values are checked together with the other sets of the network.
-        return needs(config, if nested { Feature::NestedIpSet } else { Feature::SetPolicy }, policy);
+        let feature =
+            if nested && !config.early_nested_sets { Feature::NestedIpSet } else { Feature::SetPolicy };
+        return needs(config, feature, policy);
     }
     if policy.is::<HostRoute>() {
         needs(config, Feature::HostRoute, policy)?;
@@ -101,7 +107,7 @@ pub(crate) fn endpoint_policies(
                 acl_document(policy, &acl, config)?;
                 acls.push(acl);
             }
-            None => endpoint_policy(policy)?,
+            None => endpoint_policy(policy, config)?,
         }
     }
     if let Some(most) = config.limits.endpoint_acls.filter(|most| acls.len() > *most) {
@@ -110,14 +116,19 @@ pub(crate) fn endpoint_policies(
     AccessControl::new(acls, sets, config).or_else(|problem| invalid(format!("ACL: {}", problem.0)))
 }
 
-fn endpoint_policy(policy: &Policy) -> Result<(), Failure> {
+fn endpoint_policy(policy: &Policy, config: &Config) -> Result<(), Failure> {
     if let Some(nat) = settings::<OutBoundNat>(policy)? {
-        let strange = nat.exceptions.iter().find(|exception| cidr(exception).is_none());
+        // One policy for each family; that of IPv6 has the flag 2 (SDN scripts, `hns.v2.psm1`).
+        let fits = |text: &String| match any_cidr(text, config) {
+            Some(net) => !config.strict || matches!(net, IpNet::V6(_)) == (nat.flags & NAT_IPV6 != 0),
+            None => false,
+        };
+        let strange = nat.exceptions.iter().find(|exception| !fits(exception));
         return strange.map_or(Ok(()), |text| invalid(format!("OutBoundNAT exception {text:?}")));
     }
     if let Some(route) = settings::<SdnRoute>(policy)? {
         // hcsshim's tests have one with host bits.
-        let is_prefix = cidr(&route.destination_prefix).is_some();
+        let is_prefix = any_cidr(&route.destination_prefix, config).is_some();
         return if is_prefix {
             Ok(())
         } else {

@@ -2,8 +2,8 @@
 
 use std::net::Ipv4Addr;
 
-use tortie_hcn::Guid;
 use tortie_hcn::selftest::{FoundLimits, HnsReport, HostDefault, Limit, ProbePacket, Traffic};
+use tortie_hcn::{Feature, Guid};
 
 use crate::acl::{Packet, PacketDirection, Verdict};
 use crate::config::{Config, Limits};
@@ -17,7 +17,10 @@ impl Config {
     pub fn of_report(report: &HnsReport, provider_address: Ipv4Addr) -> Config {
         // Exhaustive, so that an answer is not forgotten here.
         let HnsReport {
+            format: _,
             version,
+            build: _,
+            packets_by: _,
             strict,
             keeps_ids: _,
             keeps_acl_ids: _,
@@ -26,6 +29,7 @@ impl Config {
             accepts: _,
             acl_removal,
             update_replaces,
+            accepts_nested_sets,
             deletes_used_networks,
             limits,
             switch_default,
@@ -33,6 +37,8 @@ impl Config {
             equal_priority,
             set_reading,
             several_sets,
+            // No option makes sets unusable.
+            sets: _,
             egress_sees,
             on_rewrite,
         } = report;
@@ -52,6 +58,10 @@ impl Config {
             acl_removal: acl_removal.unwrap_or(usual.acl_removal),
             update_replaces: update_replaces.unwrap_or(usual.update_replaces),
             limits: found(limits),
+            early_nested_sets: match accepts_nested_sets {
+                Some(accepts) => *accepts && !usual.version.supports(Feature::NestedIpSet),
+                None => usual.early_nested_sets,
+            },
             strict: strict.unwrap_or(usual.strict),
             accepts_taken_addresses: accepts_taken_addresses.unwrap_or(usual.accepts_taken_addresses),
             deletes_used_networks: deletes_used_networks.unwrap_or(usual.deletes_used_networks),
@@ -87,6 +97,10 @@ impl Traffic for Emulator {
 
     fn is_open(&self, endpoint: Guid, local: Ipv4Addr, packet: &ProbePacket) -> Option<bool> {
         Emulator::is_open(self, endpoint, &seen(local, packet)).ok()
+    }
+
+    fn sender(&self) -> Option<String> {
+        Some("the emulated HNS".to_owned())
     }
 }
 

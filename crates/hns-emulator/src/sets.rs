@@ -1,12 +1,14 @@
 //! The sets of a network that ACLs can name (SetPolicy; docs/hns.md, Sets).
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 
+use ipnet::IpNet;
 use tortie_hcn::schema::{Policy, SetPolicy, SetPolicyType};
 use tortie_hcn::{Failure, HResult};
 
-use crate::addresses::{Ranges, cidr};
+use crate::addresses::{Ranges, any_cidr};
 use crate::check::{fail, settings};
 use crate::config::Config;
 
@@ -62,7 +64,7 @@ impl Sets {
         if !matches!(policy_type, SetPolicyType::IpSet) {
             return invalid(id, format!("PolicyType {policy_type}"));
         }
-        if cidr(id).is_some() || id.is_empty() || id.contains(',') {
+        if id.parse::<IpNet>().is_ok() || id.parse::<IpAddr>().is_ok() || id.is_empty() || id.contains(',') {
             return invalid(id, "an ACL could not name it".into());
         }
         check_size(&set, config)?;
@@ -73,8 +75,10 @@ impl Sets {
         }
         let mut nets = Vec::new();
         for value in values(&set.values) {
-            match cidr(value) {
-                Some(net) => nets.push(net),
+            match any_cidr(value, config) {
+                Some(IpNet::V4(net)) => nets.push(net),
+                // It matches no packet of the emulator.
+                Some(IpNet::V6(_)) => {}
                 None => return invalid(id, format!("{value:?} is not an address")),
             }
         }

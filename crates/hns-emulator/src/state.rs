@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use tortie_hcn::schema::{Endpoint, HostComputeRoute, LoadBalancer, Namespace, Network};
+use tortie_hcn::schema::{Endpoint, GuestNetworkService, HostComputeRoute, LoadBalancer, Namespace, Network};
 use tortie_hcn::{Failure, Guid, HResult};
 
 use crate::acl::AccessControl;
@@ -29,6 +29,7 @@ pub(crate) struct State {
     pub(crate) namespaces: BTreeMap<Guid, Arc<Namespace>>,
     pub(crate) load_balancers: BTreeMap<Guid, Arc<LoadBalancer>>,
     pub(crate) routes: BTreeMap<Guid, Arc<HostComputeRoute>>,
+    pub(crate) guest_network_services: BTreeMap<Guid, Arc<GuestNetworkService>>,
     /// The Linux network namespaces that represent compartments, by HCN namespace.
     pub(crate) compartments: BTreeMap<Guid, PathBuf>,
     /// The sets of each network.
@@ -126,7 +127,8 @@ impl State {
             || self.endpoints.contains_key(&wanted)
             || self.namespaces.contains_key(&wanted)
             || self.load_balancers.contains_key(&wanted)
-            || self.routes.contains_key(&wanted);
+            || self.routes.contains_key(&wanted)
+            || self.guest_network_services.contains_key(&wanted);
         if taken { fail(HResult::ERROR_ALREADY_EXISTS, format!("{wanted} exists")) } else { Ok(wanted) }
     }
 }

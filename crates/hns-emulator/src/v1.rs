@@ -10,6 +10,7 @@ use tortie_hcn::schema::{Modify, RequestType};
 use tortie_hcn::{Call, Failure, Guid, HResult, Hcn, HcnExt, Kind};
 
 use crate::containers::{self, Containers};
+use crate::counters::ENDPOINT_STATS;
 use crate::policy_lists::{new_load_balancer, old_load_balancer};
 
 /// Members by their old and new names.
@@ -29,8 +30,21 @@ const POLICIES: [(&str, &str, Renamed); 7] = [
 const OF_OLD_NETWORKS: [&str; 6] =
     ["Subnets", "MacPools", "NetworkAdapterName", "DNSSuffix", "DNSServerList", "SourceMac"];
 /// Members of endpoints that only the old shape has.
-const OF_OLD_ENDPOINTS: [&str; 6] =
-    ["VirtualNetwork", "VirtualNetworkName", "IPAddress", "GatewayAddress", "DNSSuffix", "DNSServerList"];
+const OF_OLD_ENDPOINTS: [&str; 8] = [
+    "VirtualNetwork",
+    "VirtualNetworkName",
+    "IPAddress",
+    "GatewayAddress",
+    "IPv6Address",
+    "GatewayAddressV6",
+    "DNSSuffix",
+    "DNSServerList",
+];
+/// The members of an old endpoint for each family: address, length of the prefix, gateway; and the default route of the family.
+const OLD_FAMILIES: [(&str, &str, &str, &str); 2] = [
+    ("IPAddress", "PrefixLength", "GatewayAddress", "0.0.0.0/0"),
+    ("IPv6Address", "IPv6PrefixLength", "GatewayAddressV6", "::/0"),
+];
 
 /// A request.
 #[derive(Deserialize)]
@@ -81,12 +95,8 @@ impl V1 {
                 Ok(self.mac_list())
             }
             ("GET", ["endpointstats", id]) => {
-                let id = guid(id)?;
-                read(hns, Kind::Endpoint, id)?;
-                Ok(
-                    json!({"EndpointId": id, "BytesReceived": 0, "BytesSent": 0, "PacketsReceived": 0, "PacketsSent": 0,
-                    "DroppedPacketsIncoming": 0, "DroppedPacketsOutgoing": 0}),
-                )
+                let settings = json!({"Id": guid(id)?}).to_string();
+                parse(&hns.call(&Call::Emulator { name: ENDPOINT_STATS.to_owned(), settings })?)
             }
             ("POST", ["endpoints", id, "attach"]) => {
                 let request = document()?;
@@ -261,8 +271,10 @@ pub(crate) fn new_network(mut document: Value) -> Value {
     }
     let subnets = items(members.remove("Subnets")).map(|mut subnet| {
         let policies = new_policies(subnet.get_mut("Policies").map(Value::take));
+        let is_ipv6 = subnet["AddressPrefix"].as_str().is_some_and(|net| net.contains(':'));
+        let everything = if is_ipv6 { "::/0" } else { "0.0.0.0/0" };
         json!({"IpAddressPrefix": subnet["AddressPrefix"], "Policies": policies,
-            "Routes": [{"NextHop": subnet["GatewayAddress"], "DestinationPrefix": "0.0.0.0/0"}]})
+            "Routes": [{"NextHop": subnet["GatewayAddress"], "DestinationPrefix": everything}]})
     });
     let subnets: Vec<Value> = subnets.collect();
     members.insert("Ipams".to_owned(), json!([{"Type": "Static", "Subnets": subnets}]));
@@ -286,13 +298,23 @@ pub(crate) fn new_endpoint(mut document: Value) -> Value {
     }
     let policies = new_policies(members.remove("Policies"));
     members.insert("Policies".to_owned(), json!(policies));
-    if let Some(address) = members.remove("IPAddress") {
-        let length = members.remove("PrefixLength").unwrap_or(json!(0));
-        members
-            .insert("IpConfigurations".to_owned(), json!([{"IpAddress": address, "PrefixLength": length}]));
+    let (mut addresses, mut routes) = (Vec::new(), Vec::new());
+    for (address, length, gateway, everything) in OLD_FAMILIES {
+        let length = members.remove(length).unwrap_or(json!(0));
+        addresses.extend(
+            members.remove(address).map(|address| json!({"IpAddress": address, "PrefixLength": length})),
+        );
+        routes.extend(
+            members
+                .remove(gateway)
+                .map(|gateway| json!({"NextHop": gateway, "DestinationPrefix": everything})),
+        );
     }
-    if let Some(gateway) = members.remove("GatewayAddress") {
-        members.insert("Routes".to_owned(), json!([{"NextHop": gateway, "DestinationPrefix": "0.0.0.0/0"}]));
+    if !addresses.is_empty() {
+        members.insert("IpConfigurations".to_owned(), json!(addresses));
+    }
+    if !routes.is_empty() {
+        members.insert("Routes".to_owned(), json!(routes));
     }
     if members.remove("IsRemoteEndpoint") == Some(json!(true)) {
         members.insert("Flags".to_owned(), json!(1));
@@ -414,10 +436,20 @@ fn old_endpoint(hns: &dyn Hcn, endpoint: Value) -> Value {
     };
     let mut old = json!({"ID": endpoint["ID"], "Name": endpoint["Name"], "VirtualNetwork": endpoint["HostComputeNetwork"],
         "VirtualNetworkName": name, "Policies": old_policies(&endpoint["Policies"]), "MacAddress": endpoint["MacAddress"],
-        "IPAddress": endpoint["IpConfigurations"][0]["IpAddress"], "PrefixLength": endpoint["IpConfigurations"][0]["PrefixLength"],
-        "GatewayAddress": endpoint["Routes"][0]["NextHop"], "DNSSuffix": words(&endpoint["Dns"]["Search"]),
+        "DNSSuffix": words(&endpoint["Dns"]["Search"]),
         "DNSServerList": words(&endpoint["Dns"]["ServerList"]), "State": endpoint["State"],
         "IsRemoteEndpoint": endpoint["Flags"].as_u64().is_some_and(|flags| flags & 1 != 0)});
+    for (address, length, gateway, _) in OLD_FAMILIES {
+        let of_family =
+            |text: &Value| text.as_str().is_some_and(|text| text.contains(':') == (address == "IPv6Address"));
+        let find = |list: &Value, member: &str| {
+            let mut items = items(Some(list.clone()));
+            items.find(|item| of_family(&item[member])).unwrap_or_default()
+        };
+        let own = find(&endpoint["IpConfigurations"], "IpAddress");
+        (old[address], old[length]) = (own["IpAddress"].clone(), own["PrefixLength"].clone());
+        old[gateway] = find(&endpoint["Routes"], "NextHop")["NextHop"].clone();
+    }
     if let Some(members) = old.as_object_mut() {
         members.retain(|_, value| !value.is_null());
     }

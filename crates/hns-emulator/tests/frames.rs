@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use cluster::{Cluster, Connection, Location, acl_block_in, connects, is_cut_off, transfer};
 use serde_json::json;
-use tortie_hcn::HcnExt;
 use tortie_hcn::schema::{Modify, Policy, RequestType};
+use tortie_hcn::{Hcn, HcnExt};
 use tortie_hns_emulator::OnRewrite;
 
 /// Enough for many super-segments and for a large window.
@@ -165,4 +165,49 @@ fn a_failed_attach_leaves_nothing() {
     assert!(error.to_string().contains("HCN_E_NAMESPACE_ATTACH_FAILED"), "{error}");
     assert!(node.hns.endpoint(pod.endpoint).unwrap().host_compute_namespace.is_zero());
     transfer(&node.pod(1), &cluster.windows[1].pod(0), 100_000);
+}
+
+/// The counters of an endpoint: its own packets both ways, and what its ACLs drop.
+#[test]
+fn endpoints_count_their_packets() {
+    let cluster = Cluster::new();
+    let node = &cluster.windows[0];
+    let (pod, neighbour) = (node.pod(0), node.pod(1));
+    let stats = |endpoint| -> serde_json::Value {
+        let settings = json!({ "Id": endpoint }).to_string();
+        let call = tortie_hcn::Call::Emulator { name: "endpoint-stats".to_owned(), settings };
+        serde_json::from_str(&node.hns.call(&call).unwrap()).unwrap()
+    };
+    let counted = |endpoint, name: &str| stats(endpoint)[name].as_u64().unwrap();
+    let block = vec![Policy::of(&acl_block_in(1000, &pod.address.to_string()))];
+    let send = |count: u64| {
+        let client = pod.run(|| std::net::UdpSocket::bind((pod.address, 0)).unwrap());
+        (0..count).for_each(|_| {
+            client.send_to(&[7; 100], (neighbour.address, 7001)).unwrap();
+        });
+    };
+    let wait = |endpoint, name: &str, value: u64| {
+        let end = std::time::Instant::now() + Duration::from_secs(20);
+        while counted(endpoint, name) != value {
+            assert!(std::time::Instant::now() < end, "{name} is not {value}: {}", stats(endpoint));
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    let server = neighbour.run(|| std::net::UdpSocket::bind((neighbour.address, 7001)).unwrap());
+    let before = (counted(pod.endpoint, "PacketsSent"), counted(neighbour.endpoint, "PacketsReceived"));
+    let bytes = (counted(pod.endpoint, "BytesSent"), counted(neighbour.endpoint, "BytesReceived"));
+    send(3);
+    wait(pod.endpoint, "PacketsSent", before.0 + 3);
+    wait(neighbour.endpoint, "PacketsReceived", before.1 + 3);
+    // The headers of Ethernet, IPv4 and UDP count.
+    let length = 3 * (14 + 20 + 8 + 100);
+    assert_eq!(counted(pod.endpoint, "BytesSent"), bytes.0 + length);
+    assert_eq!(counted(neighbour.endpoint, "BytesReceived"), bytes.1 + length);
+    drop(server);
+    node.hns.modify_endpoint(neighbour.endpoint, &Modify::policies(RequestType::Add, block)).unwrap();
+    let dropped = counted(neighbour.endpoint, "DroppedPacketsIncoming");
+    send(2);
+    wait(neighbour.endpoint, "DroppedPacketsIncoming", dropped + 2);
+    assert_eq!(counted(neighbour.endpoint, "PacketsReceived"), before.1 + 3);
+    assert_eq!(counted(pod.endpoint, "DroppedPacketsOutgoing"), 0);
 }

@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use ipnet::{IpNet, Ipv4Net};
-use tortie_api::calico::WindowsPolicySets;
 use tortie_api::net::IpVersion;
 use tortie_dataplane::{
     Condition, Dataplane, Delta, Endpoint, EndpointId, LocalNode, NodeState, Reason, Report, RouteTarget,
@@ -24,6 +23,7 @@ use crate::host::Host;
 use crate::load_balancers::LoadBalancers;
 use crate::outbound::{CurrentNetworks, Networks};
 use crate::overlay::{CurrentOverlay, Overlay, OverlaySpec, ensure_overlay_on, remove_subnets};
+use crate::saved_report::{SetProof, name_sets};
 use crate::static_rules::StaticRules;
 use crate::wiring::USUAL_MTU;
 use crate::{Error, NETWORK, VXLAN_PORT, routes, show};
@@ -62,6 +62,8 @@ pub struct WindowsDataplane {
     /// The version of HNS when last read.
     version: Option<Version>,
     version_due: bool,
+    /// What the report of a selftest says about sets in ACLs, for this version.
+    set_proof: SetProof,
     clock: Clock,
     /// Whether the last call asked to be called again soon.
     in_trouble: bool,
@@ -117,6 +119,7 @@ impl WindowsDataplane {
             network: None,
             version: None,
             version_due: true,
+            set_proof: SetProof::Absent,
             clock,
             in_trouble: false,
             looked: None,
@@ -213,7 +216,8 @@ impl WindowsDataplane {
         }
         let sets = match away {
             None => {
-                self.policy_sets(state).inspect_err(|error| away = Some(error.clone())).unwrap_or_default()
+                let sets = self.policy_sets(state, &mut report.node);
+                sets.inspect_err(|error| away = Some(error.clone())).unwrap_or_default()
             }
             Some(_) => None,
         };
@@ -257,7 +261,7 @@ impl WindowsDataplane {
     fn open_firewall(&self, state: &NodeState) -> Option<Condition> {
         let rule = self.host.firewall()?;
         rule.want(state.vteps.values().filter_map(|vtep| ipv4(vtep.parent)).collect());
-        rule.condition()
+        rule.condition((self.clock)())
     }
 
     /// Applies the overlay network and its routes.
@@ -393,14 +397,21 @@ impl WindowsDataplane {
     }
 
     /// The network whose sets ACLs may name, if HNS supports sets, and whether they should.
-    fn policy_sets(&mut self, state: &NodeState) -> Result<Option<(Guid, bool)>, Error> {
+    fn policy_sets(
+        &mut self,
+        state: &NodeState,
+        conditions: &mut Vec<Condition>,
+    ) -> Result<Option<(Guid, bool)>, Error> {
         if self.network.is_none() {
             // Whatever is wrong with it, its endpoints may have ACLs that name sets.
             self.network = self.hcn.network_by_name(NETWORK)?.map(|network| network.id);
         }
         if self.version_due {
             match self.hcn.version() {
-                Ok(version) => (self.version, self.version_due) = (Some(version), false),
+                Ok(version) => {
+                    (self.version, self.version_due) = (Some(version), false);
+                    self.read_selftest(version);
+                }
                 Err(error) if error.class() == Class::Unavailable => return Err(error.into()),
                 Err(error) => {
                     warn!(%error, "HNS does not answer the version request; Tortie uses the last known version")
@@ -408,13 +419,21 @@ impl WindowsDataplane {
             }
         }
         let (Some(network), Some(version)) = (self.network, self.version) else { return Ok(None) };
-        let settings = &state.settings;
-        let wanted = match settings.windows_policy_sets {
-            WindowsPolicySets::Auto => settings.proven_policy_sets.contains(&(version.major, version.minor)),
-            WindowsPolicySets::Enabled => true,
-            WindowsPolicySets::Disabled => false,
-        };
-        Ok(version.supports(Feature::SetPolicy).then_some((network, wanted)))
+        if !version.supports(Feature::SetPolicy) {
+            return Ok(None);
+        }
+        let (wanted, condition) = name_sets(&state.settings, version, &self.set_proof);
+        conditions.extend(condition);
+        Ok(Some((network, wanted)))
+    }
+
+    /// Reads what a selftest has found out about sets.
+    fn read_selftest(&mut self, version: Version) {
+        let proof = self.host.selftest().map_or(SetProof::Absent, |report| report.proof(version));
+        if proof != self.set_proof {
+            info!(?proof, %version, "the report of the selftest, on sets in ACLs");
+            self.set_proof = proof;
+        }
     }
 }
 

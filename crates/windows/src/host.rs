@@ -11,6 +11,7 @@ use tracing::warn;
 use crate::Error;
 use crate::adapter::{AdapterSelector, is_virtual, switch, usable};
 use crate::host_routes::HostRoutes;
+use crate::saved_report::SavedReport;
 use crate::vxlan_rule::VxlanRule;
 
 /// The machine of a node. Clones share what is known of its routes.
@@ -20,6 +21,7 @@ pub struct Host {
     selector: Option<AdapterSelector>,
     routes: Arc<HostRoutes>,
     firewall: Option<Arc<VxlanRule>>,
+    selftest: Option<SavedReport>,
 }
 
 /// The adapter for a network.
@@ -42,7 +44,7 @@ impl Choice {
 impl Host {
     /// A machine. Without a selector, the adapter is that with the node's address.
     pub fn new(ip: Arc<dyn IpHelper>, selector: Option<AdapterSelector>, routes: Arc<HostRoutes>) -> Host {
-        Host { ip, selector, routes, firewall: None }
+        Host { ip, selector, routes, firewall: None, selftest: None }
     }
 
     /// A machine about which nothing is known: HNS chooses the adapter.
@@ -60,6 +62,17 @@ impl Host {
     /// The firewall's rule, if the machine has a firewall.
     pub(crate) fn firewall(&self) -> Option<&VxlanRule> {
         self.firewall.as_deref()
+    }
+
+    /// Adds the report of a selftest of this machine's HNS.
+    #[must_use]
+    pub fn with_selftest(self, selftest: SavedReport) -> Host {
+        Host { selftest: Some(selftest), ..self }
+    }
+
+    /// The report, if there may be one.
+    pub(crate) fn selftest(&self) -> Option<&SavedReport> {
+        self.selftest.as_ref()
     }
 
     /// The machine's routes.

@@ -26,6 +26,7 @@ mod overlay;
 mod policy_sets;
 mod reconfigure;
 mod routes;
+mod saved_report;
 mod show;
 mod static_rules;
 mod vxlan_rule;
@@ -48,6 +49,7 @@ pub use reconfigure::{
     Drain, NetworkReport, NodePod, PodOrigin, RECONFIGURATION, Reconfiguration, ReconfigureStep,
     ReconfiguredNode, UsedNetwork, belongs_to_no_pod, next_step,
 };
+pub use saved_report::SavedReport;
 pub use static_rules::{StaticRules, StaticRulesError};
 pub use vxlan_rule::{VXLAN_RULE, VxlanRule};
 pub use wiring::WindowsWiring;

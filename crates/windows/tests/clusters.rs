@@ -64,7 +64,8 @@ const READINGS: [SetReading; 2] = [SetReading::Endpoint, SetReading::Flow];
 const SEVERAL: [SeveralSets; 2] = [SeveralSets::Union, SeveralSets::Intersection];
 const REWRITES: [OnRewrite; 3] =
     [OnRewrite::ResetOnAnyChange, OnRewrite::Keep, OnRewrite::ResetOnRemoveOrUpdate];
-const REPLACES: [UpdateReplaces; 2] = [UpdateReplaces::All, UpdateReplaces::SameType];
+const REPLACES: [UpdateReplaces; 3] =
+    [UpdateReplaces::All, UpdateReplaces::SameType, UpdateReplaces::AclsAndSameType];
 const REMOVALS: [AclRemoval; 3] = [AclRemoval::Works, AclRemoval::RefusedAlways, AclRemoval::IgnoredSilently];
 
 /// All values of one option, for each of the existing configurations.

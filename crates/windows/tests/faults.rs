@@ -72,7 +72,7 @@ fn cases() -> impl Strategy<Value = Case> {
     let hns = (
         select(vec![Config::SERVER_2019, Config::SERVER_2022, Config::NEWEST]),
         select(vec![AclRemoval::Works, AclRemoval::IgnoredSilently]),
-        select(vec![UpdateReplaces::All, UpdateReplaces::SameType]),
+        select(vec![UpdateReplaces::All, UpdateReplaces::SameType, UpdateReplaces::AclsAndSameType]),
         any::<Index>(),
     )
         .prop_map(|(version, acl_removal, update_replaces, index)| {

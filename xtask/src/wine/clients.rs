@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail, ensure};
-use tortie_hcn::{Kind, Version};
+use tortie_hcn::schema::{Endpoint, IpConfig, Ipam, Network, NetworkMode, Query, Route, Subnet};
+use tortie_hcn::{HcnExt, Kind, Version};
 use tortie_hns_emulator::Config;
 use tortie_servers::wine::HNS_ADDRESS;
 
@@ -42,7 +43,48 @@ fn hcsshim(libraries: &Libraries) -> Result<()> {
     for version in VERSIONS {
         step(&format!("hcsshim's tests on HNS {version}"), || in_one_process(libraries, &tests, version))?;
     }
-    step("hcsshim's tests one by one", || one_by_one(libraries, &tests))
+    step("hcsshim's tests one by one", || one_by_one(libraries, &tests))?;
+    step("the functions that hcsshim does not use", || other_functions(libraries))
+}
+
+/// Builds and runs the program that calls them.
+fn other_functions(libraries: &Libraries) -> Result<()> {
+    let program = workspace()?.join("target/hcsshim/functions.exe");
+    let mut command = go::for_windows(&workspace()?.join("tests/hcsshim"))?;
+    command.args(["build", "-mod=readonly", "-trimpath", "-o"]);
+    crate::run(command.arg(&program).arg("./functions"))?;
+    let (hns, machine) = machine(libraries, Config::NEWEST)?;
+    let mut network = Network { name: "n".to_owned(), r#type: NetworkMode::L2Bridge, ..Network::default() };
+    let gateway = Route {
+        next_hop: "10.1.0.1".to_owned(),
+        destination_prefix: "0.0.0.0/0".to_owned(),
+        ..Route::default()
+    };
+    let subnet =
+        Subnet { ip_address_prefix: "10.1.0.0/24".to_owned(), routes: vec![gateway], ..Subnet::default() };
+    network.ipams = vec![Ipam { subnets: vec![subnet], ..Ipam::default() }];
+    let address = IpConfig { ip_address: "10.1.0.9".to_owned(), ..IpConfig::default() };
+    let endpoint = Endpoint {
+        host_compute_network: hns.emulator.create_network(&network)?,
+        ip_configurations: vec![address],
+        ..Endpoint::default()
+    };
+    let endpoint = hns.emulator.create_endpoint(&endpoint)?;
+    let printed = output(machine.command(&program).arg(endpoint.to_string()))?.stdout;
+    let printed = String::from_utf8(printed).context("what the functions return")?;
+    let lines: Vec<serde_json::Value> = printed
+        .lines()
+        .map(serde_json::from_str)
+        .collect::<Result<_, _>>()
+        .context("what the functions return")?;
+    let [stats, addresses, guests, guest] = &lines[..] else { bail!("{printed}") };
+    ensure!(stats["EndpointId"] == serde_json::json!(endpoint) && stats["PacketsSent"] == 0, "{stats}");
+    ensure!(addresses[0]["IpAddress"] == "10.1.0.9", "{addresses}");
+    ensure!(guests[0] == guest["ID"] && guest["State"] == 3 && guest["Name"] == "g", "{guests} {guest}");
+    let left = hns.emulator.enumerate(Kind::GuestNetworkService, &Query::all())?;
+    ensure!(left.is_empty() && hns.service.open_services() == 0, "{left:?}");
+    ensure!(hns.service.open_handles().is_empty(), "{:?}", hns.service.open_handles());
+    Ok(())
 }
 
 /// Builds the tests. They are a program for Windows.

@@ -181,8 +181,12 @@ impl WindowsNode<'_> {
     /// What only packets tell has no answer here.
     fn selftest(&self) -> Result<()> {
         let printed =
-            output(self.machine.command(&self.built.tortie()).args(["windows", "selftest"]))?.stdout;
+            output(self.machine.command(&self.built.tortie()).args(["windows", "selftest", "--save"]))?
+                .stdout;
         let report: HnsReport = serde_json::from_slice(&printed)?;
+        let saved = fs::read_to_string(self.machine.drive().join("ProgramData/tortie/selftest.json"))?;
+        ensure!(HnsReport::parse(&saved)? == report, "{saved}");
+        until("the agent has read it", || Ok(self.log().contains("the report of the selftest")))?;
         let (found, started) = (Config::of_report(&report, ADDRESS), hns(Config::SERVER_2022));
         ensure!(format!("{found:?}") == format!("{started:?}"), "{found:#?}\n{started:#?}");
         ensure!(report.switch_default.is_none(), "{report:?}");

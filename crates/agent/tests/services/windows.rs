@@ -5,11 +5,12 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use serde_json::json;
-use tortie_agent::{Host, HostRoutes, Platform, StaticRules};
+use tortie_agent::{Host, HostRoutes, Platform, SavedReport, StaticRules};
 use tortie_api::{Key, Kind};
 use tortie_cni::transport::Answer;
 use tortie_cni::{Code, Command, Invocation};
-use tortie_hcn::schema::{Namespace, NetAdapterName, OutBoundNat, SdnRoute};
+use tortie_hcn::schema::{Acl, Namespace, NetAdapterName, OutBoundNat, SdnRoute, SetPolicy};
+use tortie_hcn::selftest::{HnsReport, NoTraffic, Traffic, run};
 use tortie_hcn::{HcnExt, IpHelper, NoIpHelper, Version};
 use tortie_hns_emulator::{Config, Emulator};
 use tortie_store::{Embedded, Endpoints};
@@ -34,6 +35,10 @@ pub(crate) async fn agent_on(store: Arc<dyn Endpoints>, hns: &Arc<Emulator>, ada
     let ip: Arc<dyn IpHelper> = Arc::new(NoIpHelper);
     let selector = Some(adapter.parse().unwrap());
     let host = Host::new(ip.clone(), selector, Arc::new(HostRoutes::new(ip, None)));
+    agent_on_host(store, hns, host).await
+}
+
+async fn agent_on_host(store: Arc<dyn Endpoints>, hns: &Arc<Emulator>, host: Host) -> Bed {
     let services = vec!["10.96.0.0/12".parse().unwrap()];
     let platform =
         Platform::Windows { hcn: hns.clone(), static_rules: StaticRules::default(), host, services };
@@ -183,4 +188,60 @@ async fn an_endpoint_has_the_settings_of_dns_and_of_its_pool() {
     call.config.extra.insert("dns".to_owned(), json!({"nameservers": ["dns.example"]}));
     let failure = bed.call(call).await.unwrap_err();
     assert!(failure.msg.contains("dns.nameservers of network"), "{failure:?}");
+}
+
+/// From the selftest's file to the ACLs and the node's report.
+#[tokio::test(flavor = "multi_thread")]
+async fn acls_name_sets_once_a_report_of_this_build_proves_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("selftest.json");
+    let build = Some("20348.2762".to_owned());
+    let store = cluster().await;
+    let pool = json!({"metadata": {"name": "default"}, "spec": {"cidr": "10.0.0.0/24", "blockSize": 29, "vxlanMode": "Always"}});
+    put(&*store, &Key::global(Kind::IpPool, "default"), pool).await;
+    let policy = json!({"metadata": {"name": "web"}, "spec": {"selector": "app == 'web'", "types": ["Ingress"],
+        "ingress": [{"action": "Allow", "source": {"selector": "app == 'client'"}}]}});
+    put(&*store, &Key::global(Kind::GlobalNetworkPolicy, "web"), policy).await;
+    let hns = Arc::new(Emulator::new(Config::new(Config::SERVER_2022, Ipv4Addr::new(192, 0, 2, 1))));
+    let host = Host::unknown().with_selftest(SavedReport::new(file.clone(), build.clone()));
+    let bed = agent_on_host(store, &hns, host).await;
+    for (pod, app) in [("server", "web"), ("client", "client")] {
+        let call = call(&bed, &hns, Command::Add, pod).await;
+        bed.pod(pod, pod, json!({"app": app})).await;
+        bed.call(call).await.unwrap();
+    }
+    let network = hns.network_by_name(tortie_windows::NETWORK).unwrap().unwrap().id;
+    let named = || {
+        let endpoints = hns.endpoints_of_network(network).unwrap();
+        let policies = endpoints.into_iter().flat_map(|endpoint| endpoint.policies);
+        let acls: Vec<Acl> = policies.filter_map(|policy| policy.settings().unwrap()).collect();
+        let by_name = acls.iter().any(|acl| acl.remote_addresses.starts_with("tortie-"));
+        let policies = hns.network(network).unwrap().policies;
+        (by_name, policies.iter().any(|policy| policy.is::<SetPolicy>()))
+    };
+    let reported = async || {
+        let report = bed.current_report().await;
+        let conditions = report["conditions"].as_array().cloned().unwrap_or_default();
+        let messages = conditions.iter().filter(|condition| condition["reason"] == "PolicySetsNotProven");
+        messages.map(|condition| condition["message"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!((named(), reported().await), ((false, false), vec![]), "without a report");
+
+    let found = |traffic: &dyn Traffic, build: Option<String>| HnsReport {
+        build,
+        ..run(&*hns, traffic, None).unwrap()
+    };
+    for (report, says) in [
+        (found(&NoTraffic, build.clone()), "setReading"),
+        (found(&*hns, Some("20348.1".to_owned())), "20348.1"),
+    ] {
+        SavedReport::save(&file, &report).unwrap();
+        until(says, async || reported().await.iter().any(|message| message.contains(says))).await;
+        assert_eq!(named(), (false, false), "{says}");
+    }
+    SavedReport::save(&file, &found(&*hns, build)).unwrap();
+    until("ACLs name sets", async || named() == (true, true)).await;
+    until("nothing is reported", async || reported().await.is_empty()).await;
+    std::fs::remove_file(&file).unwrap();
+    until("ACLs list addresses", async || named() == (false, false)).await;
 }

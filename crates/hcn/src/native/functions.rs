@@ -63,6 +63,7 @@ pub(super) struct Functions {
     pub(super) namespace: ObjectFunctions,
     pub(super) load_balancer: ObjectFunctions,
     pub(super) sdn_route: ObjectFunctions,
+    pub(super) guest_network_service: ObjectFunctions,
     pub(super) create_endpoint: Option<CreateInFunction>,
     pub(super) hns_call: Option<HnsCallFunction>,
     #[cfg_attr(not(windows), allow(dead_code, reason = "only a real library has it"))]
@@ -79,6 +80,7 @@ impl Functions {
             Kind::Namespace => &self.namespace,
             Kind::LoadBalancer => &self.load_balancer,
             Kind::SdnRoute => &self.sdn_route,
+            Kind::GuestNetworkService => &self.guest_network_service,
         }
     }
 }

@@ -171,6 +171,7 @@ fn functions(compute_network: HMODULE, vm_compute: Option<HMODULE>) -> Functions
         namespace: object(compute_network, "Namespace", "Namespaces"),
         load_balancer: object(compute_network, "LoadBalancer", "LoadBalancers"),
         sdn_route: object(compute_network, "SdnRoute", "SdnRoutes"),
+        guest_network_service: object(compute_network, "GuestNetworkService", "GuestNetworkServices"),
         create_endpoint,
         hns_call,
         register,

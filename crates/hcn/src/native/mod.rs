@@ -24,6 +24,8 @@ mod notifications;
 mod security;
 #[cfg(windows)]
 mod service;
+#[cfg(windows)]
+mod system;
 #[cfg(test)]
 mod tests;
 
@@ -34,6 +36,8 @@ pub use ip_helper::NativeIpHelper;
 #[cfg(windows)]
 pub use library::{LibraryError, NativeHcn};
 #[cfg(windows)]
-pub use security::{boot_id, check_pipe, private_folder, program_data, restrict_pipe};
+pub use security::{check_pipe, private_folder, program_data, restrict_pipe};
 #[cfg(windows)]
 pub use service::run_service;
+#[cfg(windows)]
+pub use system::{boot_id, windows_build};

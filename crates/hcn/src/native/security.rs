@@ -24,7 +24,6 @@ use windows_sys::Win32::Storage::FileSystem::{
     FILE_READ_ATTRIBUTES, READ_CONTROL, WRITE_DAC,
 };
 use windows_sys::Win32::System::Com::CoTaskMemFree;
-use windows_sys::Win32::System::Registry::{HKEY_LOCAL_MACHINE, RRF_RT_REG_DWORD, RegGetValueW};
 use windows_sys::Win32::System::Threading::{GetCurrentProcess, OpenProcessToken};
 use windows_sys::Win32::UI::Shell::{FOLDERID_ProgramData, SHGetKnownFolderPath};
 
@@ -81,29 +80,6 @@ pub fn private_folder(path: &Path) -> io::Result<()> {
     }
     check_owner(folder.as_handle(), SE_FILE_OBJECT, &path.display().to_string())?;
     restrict(folder.as_handle(), SE_FILE_OBJECT)
-}
-
-/// The number of this start of Windows, which kubelets report as the boot id of their Node
-/// (`pkg/kubelet/winstats` of Kubernetes). `None` if Windows does not count.
-#[must_use]
-pub fn boot_id() -> Option<u32> {
-    let wide = |text: &str| text.encode_utf16().chain([0]).collect::<Vec<u16>>();
-    let folder =
-        wide(r"SYSTEM\CurrentControlSet\Control\Session Manager\Memory Management\PrefetchParameters");
-    let (name, mut id, mut length) = (wide("BootId"), 0_u32, 4_u32);
-    // SAFETY: both names end with NUL; the result has room for the number, whose length is given.
-    let code = unsafe {
-        RegGetValueW(
-            HKEY_LOCAL_MACHINE,
-            folder.as_ptr(),
-            name.as_ptr(),
-            RRF_RT_REG_DWORD,
-            std::ptr::null_mut(),
-            (&raw mut id).cast(),
-            &raw mut length,
-        )
-    };
-    (code == 0).then_some(id)
 }
 
 /// The folder for data of programs. Unlike the variable `ProgramData`, whoever starts the process does not choose it.

@@ -142,6 +142,7 @@ fn functions() -> Functions {
         namespace: object,
         load_balancer: object,
         sdn_route: object,
+        guest_network_service: object,
         create_endpoint: Some(create_in),
         hns_call: Some(hns_call),
         register: None,
@@ -153,7 +154,14 @@ fn all_calls() -> Vec<Call> {
     let (id, network) = (Guid::random(), Guid::random());
     let settings = String::from("{}");
     let mut calls = vec![Call::Version];
-    for kind in [Kind::Network, Kind::Endpoint, Kind::Namespace, Kind::LoadBalancer, Kind::SdnRoute] {
+    for kind in [
+        Kind::Network,
+        Kind::Endpoint,
+        Kind::Namespace,
+        Kind::LoadBalancer,
+        Kind::SdnRoute,
+        Kind::GuestNetworkService,
+    ] {
         calls.extend([
             Call::Enumerate { kind, query: String::new() },
             Call::Create { kind, network, id, settings: settings.clone() },

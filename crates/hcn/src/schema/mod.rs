@@ -4,6 +4,7 @@
 //! unknown members silently; [`strict`] finds them, for tests and for the emulator.
 
 mod endpoint;
+mod guest_network_service;
 mod load_balancer;
 mod modify;
 mod namespace;
@@ -14,6 +15,10 @@ mod route;
 mod wire_enum;
 
 pub use endpoint::{Endpoint, EndpointFlags, IpConfig};
+pub use guest_network_service::{
+    GuestNetworkService, GuestNetworkServiceResource, GuestNetworkServiceState,
+    GuestNetworkServiceStateRequest, ModifyGuestNetworkService,
+};
 pub use load_balancer::{LoadBalancer, LoadBalancerFlags, LoadBalancerPortMapping};
 pub use modify::{Modify, NamespaceEndpoint, PolicyList, RequestType, ResourceType, SubnetList};
 pub use namespace::{Namespace, NamespaceResource, NamespaceType};

@@ -5,9 +5,9 @@ use serde_json::{Value, json};
 use super::{AclRemoval, Canary, HnsReport, LOCAL, UpdateReplaces};
 use crate::schema::{
     Acl, AclAction, AclDirection, AclRuleType, Endpoint, EndpointFlags, Modify, Policy, PolicySettings,
-    RequestType, SdnRoute,
+    RequestType, SdnRoute, SetPolicy, SetPolicyType,
 };
-use crate::{Call, Error, HcnExt, Kind};
+use crate::{Call, Class, Error, Feature, HcnExt, Kind};
 
 impl Canary<'_> {
     /// ACLs that some clients write and no source explains, by what is unusual.
@@ -34,6 +34,7 @@ impl Canary<'_> {
         self.ask_what_is_returned(report)?;
         report.acl_removal = Some(self.acl_removal()?);
         report.update_replaces = Some(self.update_replaces()?);
+        report.accepts_nested_sets = self.accepts_nested_sets()?;
         Ok(())
     }
 
@@ -110,13 +111,50 @@ impl Canary<'_> {
         self.with_endpoint(vec![Policy::of(&route)], |id| {
             let acls = vec![Policy::of(&self.acl(AclDirection::In, AclAction::Allow, 0))];
             self.hcn.modify_endpoint(id, &Modify::policies(RequestType::Update, acls))?;
-            Ok(if self.has::<SdnRoute>(id)? { UpdateReplaces::SameType } else { UpdateReplaces::All })
+            if !self.has::<SdnRoute>(id)? {
+                return Ok(UpdateReplaces::All);
+            }
+            let others = vec![Policy::of(&route)];
+            self.hcn.modify_endpoint(id, &Modify::policies(RequestType::Update, others))?;
+            Ok(if self.has::<Acl>(id)? { UpdateReplaces::SameType } else { UpdateReplaces::AclsAndSameType })
         })
+    }
+
+    /// A version without sets does not have them, either.
+    fn accepts_nested_sets(&self) -> Result<Option<bool>, Error> {
+        if !self.version.supports(Feature::SetPolicy) {
+            return Ok(None);
+        }
+        let inner = set("tortie-inner", SetPolicyType::IpSet, own());
+        let outer = set("tortie-outer", SetPolicyType::NestedIpSet, "tortie-inner".to_owned());
+        let change = |kind, set: &Policy| Modify::policies(kind, vec![set.clone()]);
+        self.hcn.modify_network(self.network, &change(RequestType::Add, &inner))?;
+        let is_taken = self.accepts(&change(RequestType::Add, &outer))?;
+        if is_taken {
+            self.hcn.modify_network(self.network, &change(RequestType::Remove, &outer))?;
+        }
+        self.hcn.modify_network(self.network, &change(RequestType::Remove, &inner))?;
+        Ok(Some(is_taken))
+    }
+
+    /// Whether HNS accepts a change of the network. Only an unavailable HNS is an error.
+    pub(super) fn accepts(&self, request: &Modify) -> Result<bool, Error> {
+        match self.hcn.modify_network(self.network, request) {
+            Ok(()) => Ok(true),
+            Err(error) if error.class() == Class::Unavailable => Err(error),
+            Err(_) => Ok(false),
+        }
     }
 
     fn has<T: PolicySettings>(&self, endpoint: crate::Guid) -> Result<bool, Error> {
         Ok(self.hcn.endpoint(endpoint)?.policies.iter().any(Policy::is::<T>))
     }
+}
+
+/// A set as a policy of the network.
+pub(super) fn set(id: &str, policy_type: SetPolicyType, values: String) -> Policy {
+    let extra = Default::default();
+    Policy::of(&SetPolicy { id: id.to_owned(), name: String::new(), policy_type, values, extra })
 }
 
 /// The address of the endpoint, as a list in an ACL.

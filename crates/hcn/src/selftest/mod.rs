@@ -1,11 +1,16 @@
 //! What a build of HNS does where its documentation is silent or sources conflict: a report, made in a network of its own.
 //!
 //! [`run`] asks by documents and, where [`Traffic`] can send, by packets. Whatever cannot be asked has no answer. An emulated HNS
-//! can be started as the report says, so that tests run against a copy of a real build.
+//! can be started as the report says, so that tests run against a copy of a real build. [`HnsReport::proves_sets`] says whether the
+//! agent may use sets in ACLs.
 
 mod documents;
 mod limits;
 mod packets;
+mod proof;
+mod sets;
+
+pub use proof::{NotProven, ReportError};
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -25,6 +30,8 @@ const SUBNET: &str = "198.18.0.0/24";
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 /// The address of the endpoint that the questions use.
 const LOCAL: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 9);
+/// The only member of a set that would be empty otherwise. No packet has this address, which is reserved (RFC 1112).
+pub const NOBODY: &str = "240.0.0.0";
 /// Its VNI; no cluster should have it.
 const VNI: u32 = 15_999_999;
 
@@ -108,14 +115,23 @@ pub enum UpdateReplaces {
     All,
     /// Those with a type in the request.
     SameType,
+    /// Those, and ACLs in any case: azure-npm removes the last ACLs by a request without any, and Calico's plugin adds ACLs by a request
+    /// without the other policies.
+    AclsAndSameType,
 }
 
 /// What was found. An answer that is absent could not be had. The JSON form names each answer.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct HnsReport {
+    /// The format of the report: [`HnsReport::FORMAT`].
+    pub format: Option<u32>,
     /// The version that HNS tells.
     pub version: Option<Version>,
+    /// The build of Windows, as in `20348.2762`, of which HNS is a part: updates change HNS without another version.
+    pub build: Option<String>,
+    /// Who sent the packets of the answers that need some.
+    pub packets_by: Option<String>,
     /// Whether a document with an unknown member is rejected.
     pub strict: Option<bool>,
     /// Whether an endpoint has the identifier that the client chose.
@@ -132,6 +148,8 @@ pub struct HnsReport {
     pub acl_removal: Option<AclRemoval>,
     /// Which policies an Update replaces.
     pub update_replaces: Option<UpdateReplaces>,
+    /// Whether HNS accepts sets of sets: azure-npm sends them to versions that should not have them.
+    pub accepts_nested_sets: Option<bool>,
     /// Whether a network with endpoints can be deleted.
     pub deletes_used_networks: Option<bool>,
     /// The limits that were found.
@@ -146,10 +164,39 @@ pub struct HnsReport {
     pub set_reading: Option<SetReading>,
     /// How several sets in one field combine.
     pub several_sets: Option<SeveralSets>,
+    /// Whether ACLs with sets do what the agent needs.
+    pub sets: SetAnswers,
     /// Which destination of a packet to a Service the ACLs see.
     pub egress_sees: Option<EgressSees>,
     /// What writing ACLs does to established flows.
     pub on_rewrite: Option<OnRewrite>,
+}
+
+/// Whether ACLs with sets match those packets that they should: each is true if all packets of the question passed or were
+/// dropped as they should be. The ACLs are those that the agent writes: right in each [`SetReading`].
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct SetAnswers {
+    /// An ACL that allows packets from the members of a set allows these, and no others.
+    pub allows_inbound: Option<bool>,
+    /// The same of packets to the members.
+    pub allows_outbound: Option<bool>,
+    /// An ACL that blocks packets from the members blocks these, and no others.
+    pub blocks_inbound: Option<bool>,
+    /// The same of packets to the members.
+    pub blocks_outbound: Option<bool>,
+    /// A member may be a network.
+    pub has_networks: Option<bool>,
+    /// An ACL matches if both ends are members of the set that it names on both sides, and otherwise not.
+    pub matches_both_sides: Option<bool>,
+    /// An ACL with a set and ports matches packets of members to these ports only.
+    pub has_ports: Option<bool>,
+    /// A set that has [`NOBODY`] only matches nothing.
+    pub nobody_matches_nothing: Option<bool>,
+    /// A member that a set gets counts for new flows, although no ACL is written.
+    pub gets_members: Option<bool>,
+    /// A member that a set loses does not count any more.
+    pub loses_members: Option<bool>,
 }
 
 /// What the node's firewall does to a packet that none of its ACLs match.
@@ -163,7 +210,7 @@ pub enum HostDefault {
 
 /// The largest numbers that HNS accepts. `Some(None)` would say that there is no limit below the largest number that was tried.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct FoundLimits {
     /// Entries in one field of an ACL.
     pub field_entries: Option<Limit>,
@@ -206,6 +253,9 @@ pub trait Traffic {
 
     /// Whether an established flow continues.
     fn is_open(&self, endpoint: Guid, local: Ipv4Addr, packet: &ProbePacket) -> Option<bool>;
+
+    /// Who sends the packets, for the report; `None` if nobody does.
+    fn sender(&self) -> Option<String>;
 }
 
 /// Sends nothing.
@@ -220,6 +270,10 @@ impl Traffic for NoTraffic {
     fn is_open(&self, _: Guid, _: Ipv4Addr, _: &ProbePacket) -> Option<bool> {
         None
     }
+
+    fn sender(&self) -> Option<String> {
+        None
+    }
 }
 
 /// The network for the questions, which goes with this value.
@@ -232,7 +286,7 @@ struct Canary<'a> {
     base: u16,
 }
 
-/// Asks HNS. `adapter` names the adapter of the network, if HNS should not choose.
+/// Asks HNS. `adapter` names the adapter of the network, if HNS should not choose. The caller knows the build of Windows.
 ///
 /// # Errors
 /// The network cannot be made, or a call fails that cannot fail. The network is removed in any case.
@@ -259,7 +313,12 @@ pub fn run(hcn: &dyn Hcn, traffic: &dyn Traffic, adapter: Option<&str>) -> Resul
 
 impl Canary<'_> {
     fn ask(&mut self) -> Result<HnsReport, Error> {
-        let mut report = HnsReport { version: Some(self.version), ..HnsReport::default() };
+        let mut report = HnsReport {
+            format: Some(HnsReport::FORMAT),
+            version: Some(self.version),
+            packets_by: self.traffic.sender(),
+            ..HnsReport::default()
+        };
         let priorities = self.priorities()?;
         self.base = priorities.map_or(self.base, |(lowest, _)| lowest);
         self.ask_about_limits(&mut report)?;

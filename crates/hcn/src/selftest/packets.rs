@@ -2,36 +2,34 @@
 
 use std::net::Ipv4Addr;
 
-use super::documents::own;
 use super::{
     Canary, DefaultAction, EgressSees, EqualPriority, HnsReport, HostDefault, LOCAL, OnRewrite, ProbePacket,
-    SetReading, SeveralSets,
 };
-use crate::schema::{Acl, AclAction, AclDirection, Modify, Policy, RequestType, SetPolicy, SetPolicyType};
+use crate::schema::{Acl, AclAction, AclDirection, Modify, Policy, RequestType};
 use crate::{Error, Feature, HcnExt};
 
-const PEER: Ipv4Addr = Ipv4Addr::new(198, 19, 0, 1);
-const OTHER: Ipv4Addr = Ipv4Addr::new(198, 19, 0, 2);
+pub(super) const PEER: Ipv4Addr = Ipv4Addr::new(198, 19, 0, 1);
+pub(super) const OTHER: Ipv4Addr = Ipv4Addr::new(198, 19, 0, 2);
 const SERVICE: Ipv4Addr = Ipv4Addr::new(198, 19, 255, 1);
 
-const BOTH: [AclDirection; 2] = [AclDirection::In, AclDirection::Out];
+pub(super) const BOTH: [AclDirection; 2] = [AclDirection::In, AclDirection::Out];
 
-fn inbound() -> ProbePacket {
+pub(super) fn inbound() -> ProbePacket {
     ProbePacket { inbound: true, peer: (PEER, 40_000), port: 80, service: None }
 }
 
-fn outbound() -> ProbePacket {
+pub(super) fn outbound() -> ProbePacket {
     ProbePacket { inbound: false, peer: (PEER, 80), port: 40_000, service: None }
 }
 
 impl Canary<'_> {
     /// What lets everything pass the firewall.
-    fn open_host(&self) -> Vec<Acl> {
+    pub(super) fn open_host(&self) -> Vec<Acl> {
         BOTH.map(|direction| self.host_acl(direction, AclAction::Allow)).into()
     }
 
     /// What lets everything pass the switch.
-    fn open_switch(&self) -> Vec<Acl> {
+    pub(super) fn open_switch(&self) -> Vec<Acl> {
         BOTH.map(|direction| self.acl(direction, AclAction::Allow, 10)).into()
     }
 
@@ -48,7 +46,7 @@ impl Canary<'_> {
     }
 
     /// Whether these packets pass an endpoint with these ACLs.
-    fn pass<const N: usize>(
+    pub(super) fn pass<const N: usize>(
         &self,
         acls: Vec<Acl>,
         packets: [ProbePacket; N],
@@ -113,46 +111,6 @@ impl Canary<'_> {
                 false => OnRewrite::ResetOnRemoveOrUpdate,
             }))
         })
-    }
-
-    fn ask_about_sets(&self, report: &mut HnsReport) -> Result<(), Error> {
-        let sets =
-            [("tortie-peer", PEER.to_string()), ("tortie-other", OTHER.to_string()), ("tortie-own", own())];
-        let sets = sets.map(|(id, values)| {
-            let (policy_type, extra) = (SetPolicyType::IpSet, Default::default());
-            Policy::of(&SetPolicy { id: id.to_owned(), name: String::new(), policy_type, values, extra })
-        });
-        let request = |kind| Modify::policies(kind, sets.to_vec());
-        self.hcn.modify_network(self.network, &request(RequestType::Add))?;
-        let asked = self.ask_with_sets(report);
-        self.hcn.modify_network(self.network, &request(RequestType::Remove))?;
-        asked
-    }
-
-    fn ask_with_sets(&self, report: &mut HnsReport) -> Result<(), Error> {
-        let rest = || self.acl(AclDirection::In, AclAction::Block, 1);
-        let from = |local: &str, remote: &str| {
-            let allow = self.acl(AclDirection::In, AclAction::Allow, 0);
-            let allow =
-                Acl { local_addresses: local.to_owned(), remote_addresses: remote.to_owned(), ..allow };
-            [self.open_host(), vec![allow, rest()]].concat()
-        };
-        let [as_endpoint] = self.pass(from("tortie-own", "tortie-peer"), [inbound()])?;
-        let [as_flow] = self.pass(from("tortie-peer", "tortie-own"), [inbound()])?;
-        report.set_reading = match (as_endpoint, as_flow) {
-            (Some(true), Some(false)) => Some(SetReading::Endpoint),
-            (Some(false), Some(true)) => Some(SetReading::Flow),
-            _ => None,
-        };
-        let both = match report.set_reading {
-            Some(SetReading::Endpoint) => from("", "tortie-peer,tortie-other"),
-            Some(SetReading::Flow) => from("tortie-peer,tortie-other", ""),
-            None => return Ok(()),
-        };
-        let [passed] = self.pass(both, [inbound()])?;
-        report.several_sets =
-            passed.map(|passed| if passed { SeveralSets::Union } else { SeveralSets::Intersection });
-        Ok(())
     }
 }
 

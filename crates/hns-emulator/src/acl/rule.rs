@@ -2,10 +2,11 @@
 
 use std::net::Ipv4Addr;
 
+use ipnet::IpNet;
 use tortie_hcn::schema::{Acl, AclAction, AclDirection};
 
 use super::{Packet, PacketDirection, Verdict};
-use crate::addresses::{Ranges, cidr, ports};
+use crate::addresses::{Ranges, any_cidr, ports};
 use crate::config::{Config, SetReading, SeveralSets};
 use crate::sets::Sets;
 
@@ -103,18 +104,23 @@ impl AddressField {
         if list.is_empty() {
             return Ok(AddressField::Any);
         }
-        let (mut nets, mut named): (Vec<_>, Vec<&Ranges>) = (vec![], vec![]);
+        let (mut nets, mut named, mut has_ipv6): (Vec<_>, Vec<&Ranges>, bool) = (vec![], vec![], false);
         for part in list.split(',') {
-            match (cidr(part), sets.members(part)) {
-                (Some(net), _) => nets.push(net),
+            match (any_cidr(part, config), sets.members(part)) {
+                (Some(IpNet::V4(net)), _) => nets.push(net),
+                // It matches no packet of the emulator.
+                (Some(IpNet::V6(_)), _) => has_ipv6 = true,
                 (None, Some(members)) => named.push(members),
                 (None, None) => {
                     return Err(NotUnderstood(format!("{part:?} is no address, and no set has that Id")));
                 }
             }
         }
-        if config.strict && !nets.is_empty() && !named.is_empty() {
+        if config.strict && (!nets.is_empty() || has_ipv6) && !named.is_empty() {
             return Err(NotUnderstood(format!("{list:?} has addresses and sets in one field")));
+        }
+        if config.strict && !nets.is_empty() && has_ipv6 {
+            return Err(NotUnderstood(format!("{list:?} has addresses of both families in one field")));
         }
         let join = match config.several_sets {
             SeveralSets::Union => Ranges::or,

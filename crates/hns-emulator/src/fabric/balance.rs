@@ -26,7 +26,7 @@ use std::net::Ipv4Addr;
 use std::time::Instant;
 
 use tortie_hcn::Guid;
-use tortie_hcn::schema::{LoadBalancer, LoadBalancerPortMapping};
+use tortie_hcn::schema::{LoadBalancer, LoadBalancerFlags, LoadBalancerPortMapping};
 
 use super::checksum::{TCP, UDP, finish};
 use super::frame::{Ipv4Packet, u16_at};
@@ -97,7 +97,10 @@ pub(super) fn of_node(fronts: &Fronts, network: Guid, node: Ipv4Addr) -> Fronts 
 /// The Services whose backends are endpoints of the network. `node` is the node's address.
 pub(super) fn fronts(network: Guid, state: &State, node: Ipv4Addr, stand_in: Option<&StandIn>) -> Fronts {
     let mut fronts = Fronts::new();
-    for balancer in state.load_balancers.values() {
+    // The switch has IPv4 only.
+    let is_ipv4 =
+        |balancer: &&std::sync::Arc<LoadBalancer>| balancer.flags & LoadBalancerFlags::ENABLE_IPV6 == 0;
+    for balancer in state.load_balancers.values().filter(is_ipv4) {
         let backend = |endpoint: &Guid| {
             // Endpoints that no longer exist get nothing, even if the load balancer still names them.
             let endpoint = state.endpoint(*endpoint).ok()?;

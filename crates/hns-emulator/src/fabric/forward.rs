@@ -16,6 +16,7 @@ use super::plan::{MTU, Plan, PodPort, Remote};
 use super::segment::complete;
 use crate::acl::PacketDirection;
 use crate::config::EgressSees;
+use crate::counters::Counters;
 use crate::flows::Flows;
 
 /// A port where frames enter and leave.
@@ -43,6 +44,7 @@ pub(crate) struct Fabric {
     flows: HashMap<Guid, Flows>,
     connections: Connections,
     returns: Returns,
+    pub(crate) counters: Counters,
 }
 
 impl Fabric {
@@ -53,6 +55,7 @@ impl Fabric {
             plans.values().flat_map(|plan| plan.pods.values()).any(|pod| pod.endpoint == *endpoint)
         };
         self.flows.retain(|endpoint, _| is_there(endpoint));
+        self.counters.retain(is_there);
         self.plans = plans.clone();
         let balanced = |balancer| {
             plans.values().any(|plan| plan.fronts.values().any(|front| front.balancer() == balancer))
@@ -315,6 +318,7 @@ impl Fabric {
         if decision != Decision::Pass {
             let (from, to, protocol) = (packet.source(), packet.destination(), packet.protocol());
             trace!(endpoint = %pod.endpoint, ?direction, %from, %to, protocol, "blocked");
+            self.counters.dropped(pod.endpoint, direction);
         }
         decision
     }

@@ -18,6 +18,7 @@ use tortie_hcn::Guid;
 use tortie_kernel::namespace::NetNs;
 use tracing::error;
 
+use crate::counters::EndpointCounters;
 use crate::error::Error;
 use crate::fabric::Plan;
 use ports::Ports;
@@ -61,6 +62,11 @@ impl Switch {
         let result = result.and(ports.set_translations(&plans));
         self.engine.set_plans(plans);
         result.and(ports.remove_the_rest())
+    }
+
+    /// What an endpoint's port has counted.
+    pub(crate) fn counters(&self, endpoint: Guid) -> EndpointCounters {
+        self.engine.counters(endpoint)
     }
 }
 

@@ -15,6 +15,7 @@ use tortie_kernel::namespace::NetNs;
 use tortie_kernel::packet::PacketSocket;
 use tracing::{debug, trace};
 
+use crate::counters::EndpointCounters;
 use crate::error::Error;
 use crate::fabric::{Fabric, Output, Plan, Port};
 
@@ -85,8 +86,16 @@ impl Engine {
     }
 
     pub(super) fn set_plans(&self, plans: BTreeMap<Guid, Arc<Plan>>) {
-        let outputs = self.fabric().set_plans(plans, Instant::now());
+        let mut fabric = self.fabric();
+        let outputs = fabric.set_plans(plans, Instant::now());
+        fabric.counters.received(&outputs);
+        drop(fabric);
         self.send(outputs);
+    }
+
+    /// What an endpoint's port has counted.
+    pub(super) fn counters(&self, endpoint: Guid) -> EndpointCounters {
+        self.fabric().counters.of(endpoint)
     }
 
     /// Makes [`run`](Self::run) return.
@@ -122,8 +131,10 @@ impl Engine {
         for _ in 0..BURST {
             match self.tunnel.recv_from(buffer) {
                 Ok((length, SocketAddr::V4(sender))) => {
-                    let outputs =
-                        self.fabric().arrive_by_tunnel(*sender.ip(), &buffer[..length], Instant::now());
+                    let mut fabric = self.fabric();
+                    let outputs = fabric.arrive_by_tunnel(*sender.ip(), &buffer[..length], Instant::now());
+                    fabric.counters.received(&outputs);
+                    drop(fabric);
                     self.send(outputs);
                 }
                 Ok(_) => {}
@@ -140,7 +151,11 @@ impl Engine {
         for _ in 0..BURST {
             match socket.receive(buffer) {
                 Ok(Some(length)) => {
-                    let outputs = self.fabric().arrive(port, &buffer[..length], Instant::now());
+                    let mut fabric = self.fabric();
+                    let outputs = fabric.arrive(port, &buffer[..length], Instant::now());
+                    fabric.counters.sent(port, &buffer[..length]);
+                    fabric.counters.received(&outputs);
+                    drop(fabric);
                     self.send(outputs);
                 }
                 Ok(None) => return,

@@ -184,6 +184,9 @@ fn removal_and_update_follow_the_option() {
         ((works.0, UpdateReplaces::SameType), "Update", json!([acl(9)]), Ok(()), (1, 1)),
         ((works.0, UpdateReplaces::SameType), "Update", json!([nat]), Ok(()), (2, 1)),
         ((works.0, UpdateReplaces::SameType), "Update", json!([]), Ok(()), (2, 1)),
+        ((works.0, UpdateReplaces::AclsAndSameType), "Update", json!([acl(9)]), Ok(()), (1, 1)),
+        ((works.0, UpdateReplaces::AclsAndSameType), "Update", json!([nat]), Ok(()), (0, 1)),
+        ((works.0, UpdateReplaces::AclsAndSameType), "Update", json!([]), Ok(()), (0, 1)),
     ];
     for ((acl_removal, update_replaces), request, policies, answer, left) in cases {
         let node = Node::new(Config { acl_removal, update_replaces, ..config() });

@@ -302,3 +302,110 @@ fn the_network_of_host_gw_has_an_address_and_an_endpoint_of_the_node() {
         assert_eq!(namespaces().len(), left, "the last one takes it along");
     }
 }
+
+/// The functions of the new interface beside those of objects, as the library calls them.
+fn about(hns: &LibraryService, name: &str, id: Guid) -> Result<Value, HResult> {
+    let call = Call::Emulator { name: name.to_owned(), settings: json!({ "Id": id }).to_string() };
+    hns.call(&call).map(|text| serde_json::from_str(&text).unwrap()).map_err(|failure| failure.code)
+}
+
+#[test]
+fn an_endpoint_tells_its_addresses_and_counters() {
+    let hns = hns();
+    let network = create(&hns, Kind::Network, Guid::ZERO, &overlay()).unwrap();
+    let document = json!({"IpConfigurations": [{"IpAddress": "10.244.3.9"}]});
+    let id = create(&hns, Kind::Endpoint, network, &document).unwrap();
+    let addresses = json!([{"IpAddress": "10.244.3.9", "PrefixLength": 24}]);
+    assert_eq!(about(&hns, "endpoint-addresses", id), Ok(addresses));
+    // Without a switch, nothing is counted.
+    let stats = json!({"EndpointId": id, "InstanceId": Guid::ZERO, "BytesReceived": 0, "BytesSent": 0, "PacketsReceived": 0,
+        "PacketsSent": 0, "DroppedPacketsIncoming": 0, "DroppedPacketsOutgoing": 0});
+    assert_eq!(about(&hns, "endpoint-stats", id), Ok(stats.clone()));
+    assert_eq!(old(&hns, "GET", &format!("/endpointstats/{id}"), &Value::Null), Ok(stats));
+    for name in ["endpoint-stats", "endpoint-addresses"] {
+        assert_eq!(about(&hns, name, Guid::random()), Err(HResult::HCN_E_ENDPOINT_NOT_FOUND));
+    }
+    assert!(old(&hns, "GET", &format!("/endpointstats/{}", Guid::random()), &Value::Null).is_err());
+}
+
+#[test]
+fn guest_network_services_are_kept_and_their_state_changes() {
+    let hns = hns();
+    let kind = Kind::GuestNetworkService;
+    let machine = Guid::random();
+    let document = json!({"Name": "g", "VirtualMachineId": machine, "MirrorHostNetworking": true, "Flags": 1,
+        "SchemaVersion": {"Major": 2, "Minor": 0}});
+    let id = create(&hns, kind, Guid::ZERO, &document).unwrap();
+    let mut expected = document.clone();
+    (expected["ID"], expected["State"]) = (json!(id), json!(1));
+    assert_eq!(read(&hns, kind, id), expected);
+    let named = json!({"Filter": json!({"Name": "G"}).to_string()}).to_string();
+    let listed = hns.call(&Call::Enumerate { kind, query: named }).unwrap();
+    assert_eq!(listed, json!([id]).to_string());
+
+    let change = |settings: Value| {
+        hns.call(&Call::Modify { kind, id, settings: settings.to_string() }).map_err(|failure| failure.code)
+    };
+    let state = |request: &str, state: &str| {
+        change(json!({"ResourceType": "State", "RequestType": request, "Settings": {"State": state}}))
+    };
+    assert_eq!(state("Update", "Synchronized"), Ok(String::new()));
+    assert_eq!(read(&hns, kind, id)["State"], 3);
+    assert_eq!(state("Add", "Paused"), Err(HResult::HCN_E_REQUEST_UNSUPPORTED));
+    assert_eq!(state("Update", "Asleep"), Err(HResult::HCN_E_INVALID_JSON));
+    assert_eq!(change(json!({"RequestType": "Update"})), Err(HResult::HCN_E_INVALID_JSON));
+    assert_eq!(read(&hns, kind, id)["State"], 3, "refused changes change nothing");
+
+    let again = Call::Create { kind, network: Guid::ZERO, id, settings: "{}".to_owned() };
+    assert_eq!(hns.call(&again).unwrap_err().code, HResult::ERROR_ALREADY_EXISTS);
+    hns.call(&Call::Delete { kind, id }).unwrap();
+    for call in [
+        Call::Delete { kind, id },
+        Call::Query { kind, id, query: String::new() },
+        Call::Modify { kind, id, settings: "{}".to_owned() },
+    ] {
+        assert_eq!(hns.call(&call).unwrap_err().code, HResult::ERROR_NOT_FOUND);
+    }
+    let seen = Call::Emulator { name: "notifications".to_owned(), settings: json!({"Next": 0}).to_string() };
+    let seen: Value = serde_json::from_str(&hns.call(&seen).unwrap()).unwrap();
+    let types = seen["Notifications"].as_array().unwrap().iter().map(|it| it["Type"].as_u64().unwrap());
+    assert_eq!(types.collect::<Vec<_>>(), [7, 0x11, 8]);
+}
+
+#[test]
+fn handles_of_the_service_are_counted() {
+    let hns = hns();
+    let call = |name: &str, settings: Value| {
+        let call = Call::Emulator { name: name.to_owned(), settings: settings.to_string() };
+        hns.call(&call).map_err(|failure| failure.code)
+    };
+    let handle: u64 = call("open-service", json!({})).unwrap().parse().unwrap();
+    assert_eq!(hns.open_services(), 1);
+    assert_eq!(call("close", json!({"Handle": handle})), Err(HResult::E_INVALIDARG), "it is of no object");
+    call("close-service", json!({"Handle": handle})).unwrap();
+    assert_eq!(call("close-service", json!({"Handle": handle})), Err(HResult::E_INVALIDARG));
+    call("open-service", json!({})).unwrap();
+    hns.disconnect();
+    assert_eq!(hns.open_services(), 0, "handles do not outlive HNS");
+}
+
+#[test]
+fn the_old_interface_has_members_of_its_own_for_ipv6() {
+    let hns = hns();
+    let network = json!({"Name": "b", "Type": "L2Bridge", "Subnets": [
+        {"AddressPrefix": "10.1.0.0/24", "GatewayAddress": "10.1.0.1"}, {"AddressPrefix": "fd00:1::/64", "GatewayAddress": "fd00:1::1"}]});
+    let network = old(&hns, "POST", "/networks/", &network).unwrap();
+    assert_eq!(network["Subnets"][1]["GatewayAddress"], "fd00:1::1");
+    let endpoint = json!({"Name": "e", "VirtualNetwork": network["ID"], "IPAddress": "10.1.0.9", "PrefixLength": 24,
+        "GatewayAddress": "10.1.0.1", "IPv6Address": "fd00:1::9", "IPv6PrefixLength": 64, "GatewayAddressV6": "fd00:1::1"});
+    let made = old(&hns, "POST", "/endpoints/", &endpoint).unwrap();
+    for (name, value) in endpoint.as_object().unwrap() {
+        assert_eq!(made[name], *value, "{name}");
+    }
+    let new = read(&hns, Kind::Endpoint, made["ID"].as_str().unwrap().parse().unwrap());
+    assert_eq!(new["IpConfigurations"][1]["IpAddress"], "fd00:1::9");
+    assert_eq!(new["Routes"][1], json!({"NextHop": "fd00:1::1", "DestinationPrefix": "::/0"}));
+    let six = json!({"VirtualNetwork": network["ID"], "IPv6Address": "fd00:1::10"});
+    let six = old(&hns, "POST", "/endpoints/", &six).unwrap();
+    assert!(six.get("IPAddress").is_none() && six["IPv6Address"] == "fd00:1::10", "{six}");
+}

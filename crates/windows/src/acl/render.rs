@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use ipnet::Ipv4Net;
 use tortie_hcn::schema::{Acl, AclDirection};
+use tortie_hcn::selftest::NOBODY;
 use tortie_policy::program::Lookup;
 
 use super::any;
@@ -19,9 +20,6 @@ pub(crate) const CHUNK: usize = 4000;
 /// The maximum number of addresses in one set: together with as many new ones, before old ones are removed, it is no
 /// larger than the limit of an ACL.
 const CHUNK_OF_SET: usize = CHUNK / 2;
-
-/// The content of a set without members (policy decision 25): an address that no packet has.
-const NOBODY: &str = "240.0.0.0";
 
 /// A set of addresses in HNS.
 #[derive(Debug, Clone, PartialEq, Eq)]

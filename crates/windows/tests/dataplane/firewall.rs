@@ -1,16 +1,15 @@
 //! The firewall's rule for VXLAN: who gets in, whose rules stay, and what is reported.
 
 use std::net::Ipv4Addr;
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::node::*;
-use testkit::Stateful;
 use tortie_api::net::IpVersion;
 use tortie_dataplane::{Delta, MacAddress, Reason, Vtep};
 use tortie_hcn::{Firewall, FirewallError, FirewallRule, HResult, IpHelper, LocalRules, NoIpHelper};
 use tortie_hns_emulator::EmulatedFirewall;
-use tortie_windows::{Host, HostRoutes, VXLAN_RULE, VxlanRule, WindowsDataplane};
+use tortie_windows::{Host, HostRoutes, VXLAN_RULE, VxlanRule};
 
 const NODES: [&str; 2] = ["172.16.0.1", "172.16.0.9"];
 
@@ -28,8 +27,8 @@ impl Firewalled {
         let ip: Arc<dyn IpHelper> = Arc::new(NoIpHelper);
         let host = Host::new(ip.clone(), None, Arc::new(HostRoutes::new(ip, None)));
         let mut node = Node::usual();
-        let dataplane = WindowsDataplane::new(node.hns.clone()).with_host(host.with_firewall(rule.clone()));
-        node.dataplane = Stateful::new(dataplane);
+        node.dataplane =
+            node.dataplane.map(|dataplane| dataplane.with_host(host.with_firewall(rule.clone())));
         let deltas = [local_node(), own_block()].into_iter().chain(others.iter().map(|other| vtep(other)));
         node.apply(&deltas.collect::<Vec<_>>());
         Self { node, firewall, rule }
@@ -247,5 +246,193 @@ fn a_thread_of_its_own_follows_the_nodes() {
             assert!(Instant::now() < end, "{:?}", machine.admitted());
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+}
+
+/// Addresses in a row are one range, and more than a thousand ranges are several rules.
+#[test]
+fn long_lists_become_ranges_and_several_rules() {
+    let mut machine = Firewalled::new(&[]);
+    let node = |number: u32| Ipv4Addr::from(0xac10_0000 + number);
+    let name = |number: u32| format!("node-{number}");
+    let vtep = |number: u32| {
+        Delta::Vtep(Vtep {
+            node: name(number),
+            address: Ipv4Addr::from(0x0af4_0000 + number).into(),
+            mac: MacAddress([0x66, 0, 0, 0, 0, 1]),
+            parent: node(number).into(),
+        })
+    };
+    let gone = |number: u32| Delta::VtepRemoved(name(number), IpVersion::V4);
+    machine.node.apply(&(10..2_010).map(vtep).collect::<Vec<_>>());
+    assert_eq!(machine.problem(), None);
+    assert_eq!(machine.admitted().unwrap(), "172.16.0.10-172.16.7.217");
+    // Every second one goes: each of the others is a part.
+    machine.node.apply(&(10..2_010).filter(|number| number % 2 == 1).map(gone).collect::<Vec<_>>());
+    assert_eq!(machine.problem(), None);
+    let rules = || machine.firewall.rules().unwrap();
+    assert_eq!(rules().len(), 1);
+    machine.node.apply(&[vtep(1), vtep(3)]);
+    assert_eq!(machine.rule.reconcile(), None);
+    let names: Vec<String> = rules().into_iter().map(|rule| rule.name).collect();
+    assert_eq!(names, ["Tortie VXLAN", "Tortie VXLAN 2"]);
+    let parts = |name: &str| {
+        let rules = rules();
+        let rule = rules.iter().find(|rule| rule.name == name).unwrap();
+        rule.remote_addresses.split(',').count()
+    };
+    assert_eq!((parts("Tortie VXLAN"), parts("Tortie VXLAN 2")), (1_000, 2));
+    let changes = machine.firewall.change(|state| state.changes);
+    assert_eq!(machine.rule.reconcile(), None);
+    assert_eq!(machine.firewall.change(|state| state.changes), changes, "nothing differs");
+    // A rule with another name that begins so is somebody else's.
+    let other = FirewallRule { name: "Tortie VXLAN by hand".into(), ..open() };
+    machine.firewall.change(|state| state.rules.push(other.clone()));
+    machine.node.apply(&[gone(1), gone(3)]);
+    assert_eq!(machine.rule.reconcile(), None);
+    assert_eq!(machine.firewall.rules().unwrap().len(), 2);
+    assert_eq!(VxlanRule::remove(&*machine.firewall), Ok(true));
+    assert_eq!(machine.firewall.rules().unwrap(), [other]);
+}
+
+/// A firewall that notes which of these addresses a change has left out.
+struct Watched {
+    inner: EmulatedFirewall,
+    needed: Vec<Ipv4Addr>,
+    missed: Mutex<Vec<Ipv4Addr>>,
+}
+
+impl Watched {
+    fn look(&self) {
+        let rules = self.inner.rules().unwrap();
+        let parts = rules.iter().flat_map(|rule| rule.remote_addresses.split(','));
+        let listed: Vec<(Ipv4Addr, Ipv4Addr)> = parts
+            .map(|part| {
+                let part = part.split('/').next().unwrap();
+                let (from, to) = part.split_once('-').unwrap_or((part, part));
+                (from.parse().unwrap(), to.parse().unwrap())
+            })
+            .collect();
+        let is_missed = |node: &&Ipv4Addr| !listed.iter().any(|(from, to)| (from..=to).contains(node));
+        self.missed.lock().unwrap().extend(self.needed.iter().filter(is_missed));
+    }
+}
+
+impl Firewall for Watched {
+    fn rules(&self) -> Result<Vec<FirewallRule>, FirewallError> {
+        self.inner.rules()
+    }
+
+    fn set(&self, rule: &FirewallRule) -> Result<(), FirewallError> {
+        self.inner.set(rule).inspect(|()| self.look())
+    }
+
+    fn remove(&self, name: &str) -> Result<(), FirewallError> {
+        self.inner.remove(name).inspect(|()| self.look())
+    }
+
+    fn local_rules(&self) -> Result<LocalRules, FirewallError> {
+        self.inner.local_rules()
+    }
+}
+
+/// A node that comes or goes moves others to another rule. They are in a rule at each moment.
+#[test]
+fn nodes_that_stay_are_admitted_while_others_come_and_go() {
+    let node = |number: u32| Ipv4Addr::from(0xac10_0000 + number);
+    let vtep = |number: u32| {
+        Delta::Vtep(Vtep {
+            node: format!("node-{number}"),
+            address: Ipv4Addr::from(0x0af4_0000 + number).into(),
+            mac: MacAddress([0x66, 0, 0, 0, 0, 1]),
+            parent: node(number).into(),
+        })
+    };
+    let staying: Vec<u32> = (100..4_600).step_by(2).collect();
+    let needed = staying.iter().map(|number| node(*number)).collect();
+    let firewall = Arc::new(Watched { inner: EmulatedFirewall::default(), needed, missed: Mutex::default() });
+    let rule = Arc::new(VxlanRule::new(firewall.clone()));
+    let mut machine = Node::usual();
+    machine.dataplane = machine.dataplane.map(|it| it.with_host(Host::unknown().with_firewall(rule.clone())));
+    machine.apply(&[vec![local_node(), own_block()], staying.into_iter().map(vtep).collect()].concat());
+    assert_eq!(rule.reconcile(), None);
+    assert_eq!(firewall.inner.rules().unwrap().len(), 3);
+    firewall.missed.lock().unwrap().clear();
+    let first: Vec<u32> = (2..62).step_by(2).collect();
+    machine.apply(&first.iter().copied().map(vtep).collect::<Vec<_>>());
+    assert_eq!(rule.reconcile(), None);
+    let gone = |number: &u32| Delta::VtepRemoved(format!("node-{number}"), IpVersion::V4);
+    machine.apply(&first.iter().map(gone).collect::<Vec<_>>());
+    assert_eq!(rule.reconcile(), None);
+    assert_eq!(*firewall.missed.lock().unwrap(), [] as [Ipv4Addr; 0]);
+}
+
+/// A firewall that holds its calls.
+struct Hanging {
+    inner: EmulatedFirewall,
+    held: Mutex<bool>,
+    let_go: Condvar,
+}
+
+impl Hanging {
+    fn wait(&self) {
+        let held = self.held.lock().unwrap();
+        drop(self.let_go.wait_while(held, |held| *held).unwrap());
+    }
+}
+
+impl Firewall for Hanging {
+    fn rules(&self) -> Result<Vec<FirewallRule>, FirewallError> {
+        self.wait();
+        self.inner.rules()
+    }
+
+    fn set(&self, rule: &FirewallRule) -> Result<(), FirewallError> {
+        self.inner.set(rule)
+    }
+
+    fn remove(&self, name: &str) -> Result<(), FirewallError> {
+        self.inner.remove(name)
+    }
+
+    fn local_rules(&self) -> Result<LocalRules, FirewallError> {
+        self.inner.local_rules()
+    }
+}
+
+#[test]
+fn a_call_that_hangs_is_reported_and_delays_nothing_else() {
+    let firewall = Arc::new(Hanging {
+        inner: EmulatedFirewall::default(),
+        held: Mutex::new(true),
+        let_go: Condvar::new(),
+    });
+    let rule = Arc::new(VxlanRule::new(firewall.clone()));
+    let mut node = Node::usual();
+    let host = Host::unknown().with_firewall(rule.clone());
+    node.dataplane = node.dataplane.map(|dataplane| dataplane.with_host(host));
+    rule.watch().unwrap();
+    node.apply(&[local_node(), own_block(), vtep(NODES[0])]);
+    let reported = |node: &mut Node| {
+        let conditions = node.dataplane.resync().node.into_iter();
+        conditions.filter(|it| it.reason == Reason::FirewallNotOpen).map(|it| it.message).next()
+    };
+    assert_eq!(reported(&mut node), None, "it may be slow");
+    node.wait(90);
+    let end = Instant::now() + Duration::from_secs(20);
+    let message = loop {
+        // The thread may begin later than this one looks.
+        if let Some(message) = reported(&mut node) {
+            break message;
+        }
+        assert!(Instant::now() < end);
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    assert!(message.contains("has not answered") && message.contains("mpssvc"), "{message}");
+    *firewall.held.lock().unwrap() = false;
+    firewall.let_go.notify_all();
+    while reported(&mut node).is_some() || firewall.inner.rules().unwrap().is_empty() {
+        assert!(Instant::now() < end);
+        std::thread::sleep(Duration::from_millis(5));
     }
 }

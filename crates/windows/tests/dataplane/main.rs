@@ -17,6 +17,7 @@ mod pods;
 mod ports_of_sctp;
 mod programs;
 mod restarts;
+mod saved_report;
 mod services;
 mod sets;
 mod show;

@@ -1,10 +1,12 @@
 //! The selftest of an emulated HNS finds how that HNS was started, for every preset and every option.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
+mod proof;
+
 use std::net::Ipv4Addr;
 
 use tortie_hcn::selftest::{CANARY, HnsReport, NoTraffic, run};
-use tortie_hcn::{Call, Failure, HResult, HcnExt, Kind, Version};
+use tortie_hcn::{Call, Failure, Feature, HResult, HcnExt, Kind, Version};
 use tortie_hns_emulator::{
     AclRemoval, Config, DefaultAction, EgressSees, Emulator, EqualPriority, Limits, OnRewrite, Recorder,
     SetReading, SeveralSets, UpdateReplaces,
@@ -40,6 +42,10 @@ fn reproduces(config: &Config) -> HnsReport {
     let again = Config::of_report(&loaded, NODE);
     assert_eq!(comparable(again), comparable(config.clone()), "{stored}");
     assert!(hns.network_by_name(CANARY).unwrap().is_none(), "nothing stays");
+    // Whatever sets mean, the agent's ACLs are right.
+    let of_build = HnsReport { build: Some("1.2".to_owned()), ..report.clone() };
+    let proof = of_build.proves_sets(config.version, Some("1.2"));
+    assert_eq!(proof.is_ok(), config.version.supports(Feature::SetPolicy), "{proof:?} {stored}");
     report
 }
 
@@ -84,11 +90,12 @@ fn variants(usual: &Config) -> Vec<Config> {
     for removal in [AclRemoval::Works, AclRemoval::RefusedAlways, AclRemoval::IgnoredSilently] {
         all.push(with(&|config| config.acl_removal = removal));
     }
-    for replaces in [UpdateReplaces::All, UpdateReplaces::SameType] {
+    for replaces in [UpdateReplaces::All, UpdateReplaces::SameType, UpdateReplaces::AclsAndSameType] {
         all.push(with(&|config| config.update_replaces = replaces));
     }
     for yes in [true, false] {
         all.push(with(&|config| config.strict = yes));
+        all.push(with(&|config| config.early_nested_sets = yes && config.version != Config::NEWEST));
         all.push(with(&|config| config.deletes_used_networks = yes));
         all.push(with(&|config| config.returns_zeroes = yes));
         all.push(with(&|config| config.accepts_taken_addresses = yes));
