@@ -54,6 +54,7 @@ fn scenario() -> Result<()> {
     step("tortie.exe and tortie-cni.exe under Wine", || scenario::run(&built))?;
     step("the demo of the lab prints the same tables under Wine", lab::demo)?;
     step("a lab under Wine leaves nothing", lab::up_and_down)?;
+    step("a lab that is interrupted while it makes its machines leaves nothing", lab::interrupted)?;
     println!("==> it took {:.0} s", started.elapsed().as_secs_f64());
     Ok(())
 }

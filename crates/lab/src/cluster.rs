@@ -93,7 +93,7 @@ impl Cluster {
         }
         mount::tmpfs(&dir.netns_folder())?;
         if let Some(programs) = &shape.wine {
-            wine::prepare(programs)?;
+            wine::prepare(programs).await?;
             progress.done("a Windows machine is prepared for Wine");
         }
         underlay::lay(count)?;

@@ -37,7 +37,9 @@ impl LabDir {
     #[must_use]
     pub fn new(chosen: Option<PathBuf>) -> Self {
         let usual = || std::env::temp_dir().join(format!("tortie-lab-{}", getuid().as_raw()));
-        Self { path: chosen.unwrap_or_else(usual) }
+        // Programs of the lab have other working directories. Only an empty path has no absolute form.
+        let path = chosen.unwrap_or_else(usual);
+        Self { path: std::path::absolute(&path).unwrap_or(path) }
     }
 
     /// Locks the folder for a new lab, and removes what a killed lab left in it.

@@ -6,9 +6,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 use tortie_kernel::namespace::mount;
-use tortie_servers::wine::{self, HNS_ADDRESS, LIBRARIES, WindowsPrograms, windows_path};
+use tortie_servers::wine::{self, HNS_ADDRESS, LIBRARIES, Making, WindowsPrograms, windows_path};
 
 use crate::{LabDir, LabError};
 
@@ -16,6 +18,9 @@ use crate::{LabDir, LabError};
 pub(crate) const HNS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 47_100);
 /// Where the agent writes the CNI configuration once it takes pods.
 pub(crate) const CNI_FOLDER: &str = r"C:\etc\cni\net.d";
+
+/// How often an unwanted template is ended, until it has: a program of it may just be starting.
+const INTERVAL: Duration = Duration::from_millis(50);
 
 /// How a node runs its agent and its CNI plugin.
 #[derive(Clone)]
@@ -52,7 +57,8 @@ pub(crate) struct Machine {
 }
 
 /// Prepares machines: the template, and a place for the sockets of Wine's servers, which would otherwise outlive the lab.
-pub(crate) fn prepare(programs: &WindowsPrograms) -> Result<(), LabError> {
+/// Whoever drops the future ends it.
+pub(crate) async fn prepare(programs: &WindowsPrograms) -> Result<(), LabError> {
     let sockets = wine::runtime_folder();
     if sockets.exists() {
         mount::tmpfs(&sockets)?;
@@ -60,8 +66,33 @@ pub(crate) fn prepare(programs: &WindowsPrograms) -> Result<(), LabError> {
         let restricted = fs::set_permissions(&sockets, fs::Permissions::from_mode(0o700));
         restricted.map_err(LabError::file("restricting", &sockets))?;
     }
-    wine::template(programs.folder())?;
-    Ok(())
+    let making = Arc::new(Making::default());
+    let (made, result) = tokio::sync::oneshot::channel();
+    let (folder, own) = (programs.folder().to_owned(), making.clone());
+    let thread = std::thread::Builder::new().name("wine-template".to_owned());
+    let thread = thread.spawn(move || drop(made.send(wine::template_unless(&folder, &own))));
+    let thread = thread.map_err(LabError::io("starting a thread"))?;
+    let _guard = MakingGuard { making, thread: Some(thread) };
+    let template = result.await.map_err(|_| LabError::problem("the template", "its thread has ended"))?;
+    template.map(drop).map_err(LabError::from)
+}
+
+/// Ends the making of a template with the lab, so that nothing of it is left.
+struct MakingGuard {
+    making: Arc<Making>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for MakingGuard {
+    fn drop(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
+        while !thread.is_finished() {
+            self.making.end();
+            std::thread::sleep(INTERVAL);
+        }
+        // The thread has already printed a panic.
+        let _ = thread.join();
+    }
 }
 
 impl Machine {

@@ -1,12 +1,14 @@
 //! Windows machines under Wine, and the programs for Windows that run there.
 //!
-//! Everything is in one folder, [`home`]: what `cargo xtask windows` has built, and a template of a Windows machine, which is made
-//! once. A machine is a folder (a prefix) with the content of the template, and belongs to one network namespace: the first
+//! What `cargo xtask windows` has built is in one folder, [`home`]. A template of a Windows machine is made once, there or in the user's
+//! cache. A machine is a folder (a prefix) with the content of the template, and belongs to one network namespace: the first
 //! program starts Wine's server there, which owns the sockets of all others.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tempfile::TempDir;
 
@@ -26,7 +28,7 @@ const WINESERVER: &str = "/usr/lib/wine/wineserver64";
 /// The build of Windows that the machine says it is: Server 2022.
 const BUILD: &str = "20348";
 
-/// The folder of what `cargo xtask windows` has built, and of the template.
+/// The folder of what `cargo xtask windows` has built.
 #[must_use]
 pub fn home() -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
@@ -67,23 +69,113 @@ impl WindowsPrograms {
     }
 }
 
-/// The template of machines in this folder, which knows its version of Windows. Making it takes some seconds and 700 MB.
+/// The making of a template, which another thread can end.
+#[derive(Debug, Default)]
+pub struct Making {
+    is_unwanted: AtomicBool,
+    /// The machine whose processes are to end.
+    prefix: Mutex<Option<PathBuf>>,
+}
+
+impl Making {
+    /// Ends it soon. It removes what it has made so far.
+    pub fn end(&self) {
+        self.is_unwanted.store(true, Ordering::Release);
+        if let Some(prefix) = &*self.prefix() {
+            end(prefix);
+        }
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        match self.is_unwanted.load(Ordering::Acquire) {
+            true => Err(io("making a Windows machine")(std::io::ErrorKind::Interrupted.into())),
+            false => Ok(()),
+        }
+    }
+
+    fn prefix(&self) -> MutexGuard<'_, Option<PathBuf>> {
+        self.prefix.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The template of machines, which knows its version of Windows. It is beside the programs, or in the user's cache if this user cannot
+/// write there. Making it takes some seconds and 700 MB.
 ///
 /// # Errors
 /// Wine cannot make it.
 pub fn template(home: &Path) -> Result<PathBuf, Error> {
-    let template = home.join(format!("template-{BUILD}"));
-    if template.exists() {
+    template_unless(home, &Making::default())
+}
+
+/// The same, as long as nobody ends it.
+///
+/// # Errors
+/// Wine cannot make it, or somebody has ended it.
+pub fn template_unless(home: &Path, making: &Making) -> Result<PathBuf, Error> {
+    template_in(&[Some(home.to_owned()), cache()], making)
+}
+
+/// The folder for templates of this user.
+fn cache() -> Option<PathBuf> {
+    let named = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let cache = named("XDG_CACHE_HOME").or_else(|| Some(named("HOME")?.join(".cache")))?;
+    Some(cache.join("tortie/wine"))
+}
+
+/// The template in one of these folders: where there is one, or else in the first that can be written.
+fn template_in(folders: &[Option<PathBuf>], making: &Making) -> Result<PathBuf, Error> {
+    let name = format!("template-{BUILD}");
+    let mut folders = folders.iter().flatten();
+    if let Some(template) =
+        folders.clone().map(|folder| folder.join(&name)).find(|template| template.exists())
+    {
         return Ok(template);
     }
-    let making = || format!("making a Windows machine in {}", home.display());
-    let unfinished = TempDir::with_prefix_in("template-", home).map_err(io(making()))?;
+    let unfinished = |folder: &PathBuf| {
+        fs::create_dir_all(folder)
+            .and_then(|()| TempDir::with_prefix_in("template-", folder))
+            .map_err(io(format!("making a Windows machine in {}", folder.display())))
+    };
+    let mut first = None;
+    let (folder, unfinished) = loop {
+        let Some(folder) = folders.next() else {
+            let nowhere = || io("making a Windows machine")(std::io::ErrorKind::NotFound.into());
+            return Err(first.unwrap_or_else(nowhere));
+        };
+        match unfinished(folder) {
+            Ok(unfinished) => break (folder, unfinished),
+            Err(error) => first = first.or(Some(error)),
+        }
+    };
+    let template = folder.join(&name);
     let prefix = unfinished.path().join("prefix");
-    fs::create_dir(&prefix).map_err(io(making()))?;
+    let made = || io(format!("making a Windows machine in {}", folder.display()));
+    fs::create_dir(&prefix).map_err(made())?;
+    *making.prefix() = Some(prefix.clone());
+    let result = install(&prefix, making);
+    *making.prefix() = None;
+    if result.is_err() {
+        // Its processes would write into the folder that goes.
+        end(&prefix);
+    }
+    wait_for_end(&prefix);
+    result?;
+    // Another process may have been faster.
+    if !template.exists() {
+        fs::rename(&prefix, &template).map_err(made())?;
+    }
+    Ok(template)
+}
+
+/// Makes a machine of this version of Windows.
+fn install(prefix: &Path, making: &Making) -> Result<(), Error> {
     let windows = |program: &str, arguments: &[&str]| {
-        let mut command = command(&prefix, Path::new(program));
+        making.check()?;
+        let mut command = command(prefix, Path::new(program));
         command.args(arguments);
-        run(command)
+        let ran = run(command);
+        making.check()?;
+        ran
     };
     windows("wineboot", &["-i"])?;
     windows("winecfg", &["-v", "win10"])?;
@@ -91,12 +183,7 @@ pub fn template(home: &Path) -> Result<PathBuf, Error> {
         let key = r"HKLM\Software\Microsoft\Windows NT\CurrentVersion";
         windows("reg", &["add", key, "/v", value, "/d", BUILD, "/f"])?;
     }
-    wait_for_end(&prefix);
-    // Another process may have been faster.
-    if !template.exists() {
-        fs::rename(&prefix, &template).map_err(io(making()))?;
-    }
-    Ok(template)
+    Ok(())
 }
 
 /// The registry of a machine, which Wine rewrites. It leaves all other files alone.
@@ -175,6 +262,35 @@ mod tests {
             }
             assert_eq!(WindowsPrograms::find(folder.path()).unwrap().folder(), folder.path());
         }
+    }
+
+    #[test]
+    fn a_template_is_found_beside_the_programs_or_in_the_cache() {
+        let [programs, cache] = [TempDir::new().unwrap(), TempDir::new().unwrap()];
+        let folders = [&programs, &cache].map(|folder| Some(folder.path().to_owned()));
+        let name = format!("template-{BUILD}");
+        for folder in [&cache, &programs] {
+            fs::create_dir(folder.path().join(&name)).unwrap();
+            assert_eq!(template_in(&folders, &Making::default()).unwrap(), folder.path().join(&name));
+        }
+    }
+
+    /// Nobody can make a folder in `/proc`. Where the next one is made, an unwanted making ends at once, and leaves nothing.
+    #[test]
+    fn a_template_is_made_where_this_user_can_write_and_unless_it_is_unwanted() {
+        let nowhere = Some(PathBuf::from("/proc/programs"));
+        let error = template_in(&[nowhere.clone(), None], &Making::default()).unwrap_err().to_string();
+        assert!(error.contains("/proc/programs"), "{error}");
+        let home = TempDir::new().unwrap();
+        let cache = home.path().join("cache/tortie");
+        let making = Making::default();
+        making.end();
+        let error = template_in(&[nowhere, Some(cache.clone())], &making).unwrap_err();
+        assert!(
+            matches!(&error, Error::Io { source, .. } if source.kind() == std::io::ErrorKind::Interrupted),
+            "{error}"
+        );
+        assert_eq!(fs::read_dir(cache).unwrap().count(), 0);
     }
 
     #[test]

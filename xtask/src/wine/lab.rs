@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use tempfile::TempDir;
+use tortie_servers::wine;
 
 use super::prefix::{Killed, output};
 use crate::workspace;
@@ -47,6 +48,41 @@ pub(super) fn up_and_down() -> Result<()> {
     }
     ensure!(!lab.processes()?.is_empty(), "Wine does not run");
     output(&mut lab.tortie(&["down"]))?;
+    lab.is_gone()
+}
+
+/// Ends a lab while it makes the template of its machines. The lab's folder has a relative name.
+pub(super) fn interrupted() -> Result<()> {
+    let lab = Lab::new()?;
+    let programs = lab.parent.path().join("programs");
+    std::fs::create_dir(&programs)?;
+    for name in wine::PROGRAMS.iter().chain(&wine::LIBRARIES) {
+        std::os::unix::fs::symlink(wine::home().join(name), programs.join(name))?;
+    }
+    let unfinished = || -> Result<Option<PathBuf>> {
+        let mut entries = std::fs::read_dir(&programs)?.flatten().map(|entry| entry.path());
+        Ok(entries.find(|path| path.join("prefix").exists()))
+    };
+    let mut up = lab.tortie(&["up", "--windows", "1", "--wine"]);
+    up.arg(&programs).env("TORTIE_LAB", "lab").current_dir(lab.parent.path());
+    let mut up = Killed(up.stderr(Stdio::null()).spawn()?);
+    let end = Instant::now() + PATIENCE;
+    let wait = || std::thread::sleep(INTERVAL);
+    while !unfinished()?.is_some_and(|folder| folder.join("prefix/drive_c").exists()) {
+        ensure!(up.0.try_wait()?.is_none() && Instant::now() < end, "the lab makes no template");
+        wait();
+    }
+    let pid = rustix::process::Pid::from_child(&up.0);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT)?;
+    let status = loop {
+        if let Some(status) = up.0.try_wait()? {
+            break status;
+        }
+        ensure!(Instant::now() < end, "the lab does not end");
+        wait();
+    };
+    ensure!(status.code() == Some(130), "{status}");
+    ensure!(unfinished()?.is_none(), "{:?} is left", unfinished()?);
     lab.is_gone()
 }
 
