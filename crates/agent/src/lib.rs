@@ -113,7 +113,7 @@ pub struct Extras {
     pub direct_routes: bool,
     /// Whether nodes announce the networks of their pods by flannel's annotations. Only Linux nodes can, and not with BGP.
     pub flannel: bool,
-    /// Whether another CNI plugin connects the pods, and how the agent then recognises them. Only Linux nodes can.
+    /// Whether another CNI plugin connects the pods, and how the agent then recognises them.
     pub policy_only: Option<PolicyOnly>,
     /// How the node's own addresses are found. Only Linux nodes have another way than what their kubelets report.
     pub address_methods: AddressMethods,

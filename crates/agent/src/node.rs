@@ -23,7 +23,6 @@ use crate::announcement::Announced;
 use crate::cluster_network::cluster_network;
 #[cfg(target_os = "linux")]
 use crate::node_address::AddressMethods;
-#[cfg(target_os = "linux")]
 use crate::policy_only::PolicyOnly;
 use crate::unsupported::LOCKED;
 use crate::{AgentError, Extras, Platform};
@@ -144,7 +143,10 @@ pub(crate) async fn prepare(
         }),
         Platform::Windows { hcn, static_rules, host, services } => {
             let windows = WindowsNode { hcn, static_rules, host, services };
-            prepare_windows(store, ipam, node, windows).await
+            match &extras.policy_only {
+                Some(policy_only) => Ok(policy_only_windows(policy_only, windows)),
+                None => prepare_windows(store, ipam, node, windows).await,
+            }
         }
         Platform::Other { dataplane, wiring } => Ok(Prepared { dataplane, wiring, announced: None }),
     }
@@ -192,6 +194,17 @@ struct WindowsNode {
     static_rules: StaticRules,
     host: Host,
     services: Vec<Ipv4Net>,
+}
+
+/// Windows: the dataplane for pods that another plugin connects. No network is made, so there is nothing to announce.
+fn policy_only_windows(policy_only: &PolicyOnly, windows: WindowsNode) -> Prepared {
+    let WindowsNode { hcn, static_rules, host, services } = windows;
+    let results = policy_only.results.clone();
+    let dataplane = WindowsDataplane::new(hcn.clone()).with_host(host).with_static_rules(static_rules);
+    let dataplane =
+        dataplane.with_services(services).with_policy_only(tortie_windows::PolicyOnly { results });
+    let wiring = Arc::new(WindowsWiring::new(hcn));
+    Prepared { dataplane: Box::new(dataplane), wiring, announced: None }
 }
 
 /// Windows: the network is created from the node's block; its gateway is the tunnel address, and HNS chooses the MAC

@@ -19,7 +19,7 @@ impl PolicyOnly {
     /// The prefixes of AWS VPC CNI, GKE's plugin, Azure CNI and Calico's plugin.
     pub const PREFIXES: [&str; 4] = ["eni", "gke", "azv", "cali"];
     /// Where libcni keeps results, as containerd and CRI-O use it.
-    pub const RESULTS: &str = "/var/lib/cni/results";
+    pub const RESULTS: &str = tortie_cni::results::FOLDER;
 }
 
 /// Refuses what has no meaning if another CNI plugin connects the pods.
@@ -60,12 +60,32 @@ pub(crate) fn check(
              characters without spaces and slashes, such as eni"
         ));
     }
-    if platform.os() != "linux" {
-        return refuse(
-            "only agents of Linux nodes recognise the pods of other CNI plugins; remove --policy-only (TORTIE_POLICY_ONLY), and let \
-             Tortie's plugin connect the pods of this node"
-                .to_owned(),
-        );
+    match platform {
+        Platform::Other { .. } => {
+            return refuse(
+                "only agents of Linux and Windows nodes recognise the pods of other CNI plugins; remove --policy-only \
+                 (TORTIE_POLICY_ONLY), and let Tortie's plugin connect the pods of this node"
+                    .to_owned(),
+            );
+        }
+        Platform::Windows { host, services, .. } => {
+            let others = [
+                (host.has_selector(), "--adapter (TORTIE_ADAPTER)"),
+                (!services.is_empty(), "--service-cidr (TORTIE_SERVICE_CIDR)"),
+                (
+                    policy_only.prefixes != PolicyOnly::PREFIXES,
+                    "--pod-interface-prefix (TORTIE_POD_INTERFACE_PREFIX), because HNS endpoints have no such names,",
+                ),
+            ];
+            if let Some((_, flag)) = others.into_iter().find(|(is_set, _)| *is_set) {
+                return refuse(format!(
+                    "with --policy-only (TORTIE_POLICY_ONLY), another CNI plugin makes the network of a Windows node; remove {flag} or \
+                     remove --policy-only"
+                ));
+            }
+        }
+        #[cfg(target_os = "linux")]
+        Platform::Linux => {}
     }
     if !store.derives_from_kubernetes() {
         return refuse(

@@ -136,12 +136,12 @@ struct Daemon {
     /// and nodes announce themselves by flannel's annotations. Only on Linux nodes
     #[arg(long, env = "TORTIE_FLANNEL", conflicts_with = "bgp")]
     flannel: bool,
-    /// Enforce policy on pods that another CNI plugin connects, such as AWS VPC CNI, GKE's plugin, Azure CNI in transparent mode, or ptp:
-    /// no routes, no addresses, no CNI configuration. With the Kubernetes API as datastore, and only on Linux nodes
+    /// Enforce policy on pods that another CNI plugin connects, such as AWS VPC CNI, GKE's plugin, Azure CNI, ptp, or win-bridge:
+    /// no routes, no addresses, no CNI configuration. With the Kubernetes API as datastore
     #[arg(long, env = "TORTIE_POLICY_ONLY", conflicts_with_all = ["bgp", "direct_routes", "flannel"])]
     policy_only: bool,
-    /// With --policy-only: the prefixes of the names of pods' interfaces. Interfaces with such a name that belong to no known pod are
-    /// closed
+    /// With --policy-only, on Linux nodes: the prefixes of the names of pods' interfaces. Interfaces with such a name that belong to no
+    /// known pod are closed
     #[arg(
         long,
         env = "TORTIE_POD_INTERFACE_PREFIX",

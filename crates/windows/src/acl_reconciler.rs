@@ -21,16 +21,17 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use tortie_dataplane::{Condition, EndpointId, NodeState};
-use tortie_hcn::schema::Acl;
+use tortie_dataplane::{Condition, Endpoint, EndpointId, NodeState};
+use tortie_hcn::schema::{self, Acl};
 use tortie_hcn::{Guid, Hcn};
 
-use crate::Error;
 use crate::acl::{Frontends, Judged, List, Services, Set};
 use crate::backoff::Backoff;
-use crate::endpoint::RejectedList;
+use crate::endpoint::{RejectedList, find};
 use crate::outbound::{Networks, RejectedForwarding};
 use crate::policy_sets::PolicySets;
+use crate::recognition::Recognition;
+use crate::{Error, NETWORK};
 use reconciliation::Reconciliation;
 
 /// The node, during a reconciliation.
@@ -47,7 +48,22 @@ pub(crate) struct Node<'a> {
     pub(crate) networks: Networks,
     /// The operator's ACLs before policy.
     pub(crate) static_rules: &'a [Acl],
+    /// How endpoints are found, if another CNI plugin connects the pods.
+    pub(crate) recognition: Option<&'a Recognition<'a>>,
     pub(crate) now: Instant,
+}
+
+impl Node<'_> {
+    /// The HNS endpoint of a pod.
+    fn find(&self, id: &EndpointId, endpoint: &Endpoint) -> Result<schema::Endpoint, Error> {
+        match self.recognition {
+            Some(recognition) => recognition.find(id, &endpoint.addresses),
+            None => {
+                let container_id = endpoint.container_id.to_string();
+                find(self.hcn, &container_id, NETWORK)?.ok_or(Error::NoEndpoint { container_id })
+            }
+        }
+    }
 }
 
 /// The state of endpoints and sets, and the endpoints to reconcile.
@@ -82,6 +98,8 @@ struct Known {
     host_ports: Vec<Condition>,
     /// The conditions about how its packets leave.
     outbound: Vec<Condition>,
+    /// When the endpoint of another plugin's pod has vanished.
+    vanished: Option<Instant>,
     /// The last rejected attempt.
     last_rejected: Option<RejectedList>,
     /// The same of how packets leave.
@@ -158,6 +176,12 @@ impl AclReconciler {
         if !self.backoff.has_to_wait(&id, now) {
             self.look_at_now(id);
         }
+    }
+
+    /// Marks what has failed for another attempt.
+    pub(crate) fn retry_failed(&mut self) {
+        let failed: Vec<EndpointId> = self.backoff.keys().cloned().collect();
+        failed.into_iter().for_each(|id| self.look_at_now(id));
     }
 
     /// Marks the sets for reading from HNS, and for a retry.

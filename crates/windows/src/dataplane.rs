@@ -7,10 +7,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use ipnet::{IpNet, Ipv4Net};
+use tortie_api::calico::{FelixConfiguration, WindowsPolicySets};
 use tortie_api::net::IpVersion;
 use tortie_dataplane::{
     Condition, Dataplane, Delta, Endpoint, EndpointId, LocalNode, NodeState, Reason, Report, RouteTarget,
-    ShowError, Shown, not_enforced,
+    Settings, ShowError, Shown, not_enforced,
 };
 use tortie_hcn::{Class, Feature, Guid, Hcn, HcnExt, Version};
 use tortie_policy::program::{PolicyId, SetId};
@@ -23,6 +24,8 @@ use crate::host::Host;
 use crate::load_balancers::LoadBalancers;
 use crate::outbound::{CurrentNetworks, Networks};
 use crate::overlay::{CurrentOverlay, Overlay, OverlaySpec, ensure_overlay_on, remove_subnets};
+use crate::recognition::{PolicyOnly, Recognition};
+use crate::results_watch::ResultsWatch;
 use crate::saved_report::{SetProof, name_sets};
 use crate::static_rules::StaticRules;
 use crate::wiring::USUAL_MTU;
@@ -73,6 +76,13 @@ pub struct WindowsDataplane {
     notified: Arc<AtomicBool>,
     /// Whether the machine has.
     host_notified: Arc<AtomicBool>,
+    /// If another CNI plugin connects the pods: how their endpoints are recognised.
+    policy_only: Option<PolicyOnly>,
+    /// Whether results of plugins have changed since.
+    results_notified: Arc<AtomicBool>,
+    results_watch: Option<ResultsWatch>,
+    /// Whether to look for endpoints of unknown pods, which must be closed.
+    unclaimed_due: bool,
 }
 
 /// Records that HNS or the machine has changed, and calls the subscriber.
@@ -125,6 +135,10 @@ impl WindowsDataplane {
             looked: None,
             notified: Arc::default(),
             host_notified: Arc::default(),
+            policy_only: None,
+            results_notified: Arc::default(),
+            results_watch: None,
+            unclaimed_due: true,
         }
     }
 
@@ -132,6 +146,12 @@ impl WindowsDataplane {
     #[must_use]
     pub fn with_static_rules(self, static_rules: StaticRules) -> Self {
         Self { static_rules, ..self }
+    }
+
+    /// Enforces policy on pods that another CNI plugin connects, and nothing else: no network, no routes, no rule of the firewall.
+    #[must_use]
+    pub fn with_policy_only(self, policy_only: PolicyOnly) -> Self {
+        Self { policy_only: Some(policy_only), ..self }
     }
 
     /// Sets the machine under HNS.
@@ -185,6 +205,7 @@ impl WindowsDataplane {
             // The HNS endpoint may be another one than before.
             Delta::Endpoint(id, _) => self.acl_reconciler.look_at_now(id.clone()),
             Delta::EndpointRemoved(id) => {
+                self.unclaimed_due = true;
                 self.acl_reconciler.forget(id);
                 self.acl_reconciler.look_at_host_ports();
             }
@@ -209,7 +230,11 @@ impl WindowsDataplane {
         self.read_addresses(state);
         report.retry |= self.host_due;
         let mut away = None;
-        if let Err(error) = self.sync_network(state, &mut report) {
+        let networked = match self.policy_only {
+            Some(_) => Ok(()),
+            None => self.sync_network(state, &mut report),
+        };
+        if let Err(error) = networked {
             note(&mut report.node, &error);
             report.retry |= error.is_passing();
             away = error.is_unavailable().then_some(error);
@@ -228,6 +253,7 @@ impl WindowsDataplane {
         let networks = Networks { provider, ..networks };
         report.node.extend(networks.condition());
         self.networks.set(networks.clone());
+        let recognition = self.policy_only.as_ref().map(|config| Recognition::new(&*self.hcn, config));
         let node = Node {
             networks,
             hcn: &*self.hcn,
@@ -236,9 +262,17 @@ impl WindowsDataplane {
             addresses: self.node_addresses(state),
             underlay: state.node.as_ref().and_then(own_address),
             static_rules: &self.static_rules.0,
+            recognition: recognition.as_ref(),
             now,
         };
         let away = away.or_else(|| self.acl_reconciler.reconcile(&node).err());
+        let away = away.or_else(|| {
+            let recognition = recognition.as_ref()?;
+            if !self.unclaimed_due && !recognition.has_looked() {
+                return None;
+            }
+            close_unclaimed(recognition, state, &mut report).inspect(|()| self.unclaimed_due = false).err()
+        });
         if let Some(error) = away {
             // After HNS was unavailable, the network is read first.
             self.overlay = None;
@@ -259,7 +293,7 @@ impl WindowsDataplane {
 
     /// Tells the firewall's rule the addresses from which VXLAN comes. Returns what is wrong with the rule.
     fn open_firewall(&self, state: &NodeState) -> Option<Condition> {
-        let rule = self.host.firewall()?;
+        let rule = self.host.firewall().filter(|_| self.policy_only.is_none())?;
         rule.want(state.vteps.values().filter_map(|vtep| ipv4(vtep.parent)).collect());
         rule.condition((self.clock)())
     }
@@ -418,6 +452,10 @@ impl WindowsDataplane {
                 }
             }
         }
+        if self.policy_only.is_some() {
+            conditions.extend(sets_of_others(&state.settings));
+            return Ok(None);
+        }
         let (Some(network), Some(version)) = (self.network, self.version) else { return Ok(None) };
         if !version.supports(Feature::SetPolicy) {
             return Ok(None);
@@ -441,7 +479,15 @@ impl Dataplane for WindowsDataplane {
     fn watch(&mut self, notify: Box<dyn Fn() + Send>) {
         let notify = Arc::new(Mutex::new(notify));
         let of_hns = ChangeNotifier { notified: self.notified.clone(), notify: Arc::clone(&notify) };
-        let of_host = ChangeNotifier { notified: self.host_notified.clone(), notify };
+        let of_host = ChangeNotifier { notified: self.host_notified.clone(), notify: Arc::clone(&notify) };
+        if let Some(PolicyOnly { results }) = &self.policy_only {
+            let of_results =
+                ChangeNotifier { notified: self.results_notified.clone(), notify: notify.clone() };
+            let watch = ResultsWatch::start(results.clone(), move || of_results.notify());
+            self.results_watch = watch
+                .inspect_err(|error| warn!(%error, "cannot watch the results of CNI plugins; Tortie notices changes at the next resync"))
+                .ok();
+        }
         self.hcn.watch(Box::new(move || of_hns.notify()));
         self.host.watch(Box::new(move || of_host.notify()));
     }
@@ -453,9 +499,16 @@ impl Dataplane for WindowsDataplane {
     fn show(&mut self, state: &NodeState, id: &EndpointId) -> Result<Shown, ShowError> {
         let endpoint = state.endpoints.get(id).ok_or_else(|| ShowError::NoEndpoint(id.to_string()))?;
         let failed = |error: Error| ShowError::System { object: id.to_string(), problem: error.to_string() };
-        let found = find(&*self.hcn, &endpoint.container_id, NETWORK).map_err(failed)?;
-        let container_id = endpoint.container_id.to_string();
-        let found = found.ok_or_else(|| failed(Error::NoEndpoint { container_id }))?;
+        let found = match &self.policy_only {
+            Some(config) => {
+                Recognition::new(&*self.hcn, config).find(id, &endpoint.addresses).map_err(failed)?
+            }
+            None => {
+                let container_id = endpoint.container_id.to_string();
+                let found = find(&*self.hcn, &container_id, NETWORK).map_err(failed)?;
+                found.ok_or_else(|| failed(Error::NoEndpoint { container_id }))?
+            }
+        };
         Ok(show::shown(endpoint, &found, self.acl_reconciler.list_of(id)))
     }
 
@@ -472,6 +525,10 @@ impl Dataplane for WindowsDataplane {
         // may be many. The rest is checked at the usual interval, and when HNS has notified of a change.
         let of_host = self.host_notified.swap(false, Ordering::AcqRel);
         self.host_due |= of_host;
+        if self.results_notified.swap(false, Ordering::AcqRel) {
+            self.unclaimed_due = true;
+            self.acl_reconciler.retry_failed();
+        }
         let just_looked = self.looked.is_some_and(|looked| now < looked + LOOK_EVERY);
         let notified = self.notified.swap(false, Ordering::AcqRel);
         if notified || !(just_looked && (self.in_trouble || of_host)) {
@@ -481,10 +538,43 @@ impl Dataplane for WindowsDataplane {
             self.routes_due |= !self.routes_backoff.has_to_wait(&(), now);
             self.acl_reconciler.look_at_sets(now);
             self.load_balancers.look_at();
+            self.unclaimed_due = true;
             state.endpoints.keys().for_each(|id| self.acl_reconciler.look_at(id.clone(), now));
         }
         self.reconcile(state)
     }
+}
+
+/// Closes the endpoints of unknown pods, and reports those that stay open.
+fn close_unclaimed(
+    recognition: &Recognition<'_>,
+    state: &NodeState,
+    report: &mut Report,
+) -> Result<(), Error> {
+    match recognition.close_unclaimed(state) {
+        Err(error) if error.is_unavailable() => return Err(error),
+        Err(error) => {
+            report.retry = true;
+            note(&mut report.node, &error);
+        }
+        Ok(failures) => {
+            report.retry |= !failures.is_empty();
+            failures.iter().for_each(|error| note(&mut report.node, error));
+        }
+    }
+    Ok(())
+}
+
+/// Sets belong to a network, and the network is another plugin's.
+fn sets_of_others(settings: &Settings) -> Option<Condition> {
+    (settings.windows_policy_sets == WindowsPolicySets::Enabled).then(|| {
+        let message = format!(
+            "the annotation {} of FelixConfiguration asks for sets, which would be put into the network of another CNI plugin: addresses \
+             are listed instead",
+            FelixConfiguration::WINDOWS_POLICY_SETS
+        );
+        Condition::new(Reason::FieldNotSupported, message)
+    })
 }
 
 fn own_blocks(state: &NodeState) -> impl Iterator<Item = Ipv4Net> {

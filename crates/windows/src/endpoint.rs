@@ -270,6 +270,20 @@ pub(crate) fn ensure_closed(hcn: &(impl Hcn + ?Sized), endpoint: &Endpoint) -> R
     Ok(())
 }
 
+/// Makes the closing ACLs the only ones of Tortie on the endpoint. Returns whether that was a change.
+pub(crate) fn close(hcn: &(impl Hcn + ?Sized), endpoint: &Endpoint) -> Result<bool, Error> {
+    let step = transition(&OwnedPolicies::on(endpoint, &[]).ours, &closed());
+    if step.is_empty() {
+        return Ok(false);
+    }
+    change(hcn, endpoint, &step)?;
+    let after = OwnedPolicies::on(&hcn.endpoint(endpoint.id)?, &closed());
+    if after.is(&closed()) {
+        return Ok(true);
+    }
+    Err(Error::NotTaken { object: format!("endpoint {}", endpoint.name), what: "the ACLs that close it" })
+}
+
 pub(crate) fn documents(acls: &[Acl]) -> Vec<Policy> {
     acls.iter().map(Policy::of).collect()
 }

@@ -3,6 +3,8 @@
 use tortie_dataplane::Reason;
 use tortie_hcn::Class;
 
+use crate::recognition::Unrecognised;
+
 /// Why something is not as it should be.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
@@ -64,6 +66,20 @@ pub enum Error {
         /// The sandbox.
         container_id: String,
     },
+    /// It is not known which endpoint belongs to a pod that another CNI plugin has connected.
+    #[error("{0}")]
+    Unrecognised(Unrecognised),
+    /// The results of CNI plugins cannot be read.
+    #[error(
+        "the CNI results of the container runtime in {folder} cannot be read: {problem}; let the agent read the folder, or name another \
+         one (--cni-results)"
+    )]
+    CniResults {
+        /// The folder.
+        folder: String,
+        /// The error of the system.
+        problem: String,
+    },
     /// HNS reported success and did something else.
     #[error("{object}: HNS accepted {what}, but it is not as it should be when read back")]
     NotTaken {
@@ -89,6 +105,7 @@ impl Error {
             // The next answer may differ, and only reading again shows the state.
             Error::Hns(_) | Error::NotTaken { .. } => true,
             Error::NetworkNotReady { .. } | Error::NoNetwork(_) | Error::NoEndpoint { .. } => true,
+            Error::Unrecognised(_) | Error::CniResults { .. } => true,
             // It may come up, or get an address.
             Error::Adapter { .. } => true,
             Error::NetworkDiffers { .. } | Error::AdapterDiffers { .. } | Error::Differs { .. } => false,
@@ -111,6 +128,8 @@ impl Error {
             Error::Adapter { .. } => Reason::AdapterNotUsable,
             Error::NoNetwork(_) => Reason::NetworkMissing,
             Error::NoEndpoint { .. } => Reason::EndpointMissing,
+            Error::Unrecognised(why) => why.reason(),
+            Error::CniResults { .. } => Reason::PolicyNotInForce,
             Error::NotTaken { .. } => Reason::HnsDidNotTake,
             Error::Differs { .. } => Reason::Differs,
         }

@@ -75,6 +75,11 @@ impl Host {
         self.selftest.as_ref()
     }
 
+    /// Whether somebody has chosen the adapter.
+    pub fn has_selector(&self) -> bool {
+        self.selector.is_some()
+    }
+
     /// The machine's routes.
     pub fn routes(&self) -> &HostRoutes {
         &self.routes

@@ -24,7 +24,9 @@ mod load_balancers;
 mod outbound;
 mod overlay;
 mod policy_sets;
+mod recognition;
 mod reconfigure;
+mod results_watch;
 mod routes;
 mod saved_report;
 mod show;
@@ -45,6 +47,7 @@ pub use overlay::{
     CurrentOverlay, Overlay, OverlaySpec, adapter_of, ensure_overlay, ensure_overlay_on, ensure_overlay_with,
     existing_overlay,
 };
+pub use recognition::{PolicyOnly, Unrecognised};
 pub use reconfigure::{
     Drain, NetworkReport, NodePod, PodOrigin, RECONFIGURATION, Reconfiguration, ReconfigureStep,
     ReconfiguredNode, UsedNetwork, belongs_to_no_pod, next_step,

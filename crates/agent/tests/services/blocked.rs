@@ -109,7 +109,7 @@ async fn flannel_is_refused_where_it_has_no_effect() {
     assert!(refused.to_string().contains("remove --flannel"), "{refused}");
 }
 
-/// Only Linux nodes recognise the pods of other CNI plugins.
+/// Only agents with a dataplane of their own recognise the pods of other CNI plugins.
 #[tokio::test(flavor = "multi_thread")]
 async fn policy_only_is_refused_where_it_has_no_effect() {
     let (store, os, dir) = (cluster().await, FakeOs::default(), tempfile::tempdir().unwrap());

@@ -10,13 +10,18 @@ use tracing::warn;
 
 use super::{AclReconciler, Node};
 use crate::acl::{List, OUR_SETS, Rows, Services, Set, Sets, named_sets, render, transition};
-use crate::endpoint::{endpoint_id, find, ours, sync_acls};
+use crate::endpoint::{endpoint_id, ours, sync_acls};
 use crate::host_ports::Mappings;
 use crate::policy_sets::PolicySets;
-use crate::{Error, NETWORK, outbound};
+use crate::recognition::Unrecognised;
+use crate::{Error, outbound};
 
 /// How long addresses are listed instead of a set that HNS refused: each switch between the two writes ACLs.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(600);
+
+/// How long nothing is reported about a pod of another plugin whose endpoint has vanished: when a pod ends, its endpoint goes before
+/// its object.
+const ENDING: Duration = Duration::from_secs(30);
 
 /// The data of a reconciliation.
 pub(super) struct Reconciliation<'a> {
@@ -128,8 +133,7 @@ impl<'a> Reconciliation<'a> {
         }
         // Until it has succeeded, the endpoint's state is unknown.
         known.look = true;
-        let (hcn, container_id) = (self.node.hcn, job.endpoint.container_id.to_string());
-        let found = find(hcn, &container_id, NETWORK)?.ok_or(Error::NoEndpoint { container_id })?;
+        let (hcn, found) = (self.node.hcn, self.node.find(&job.id, job.endpoint)?);
         let there = ours(&found);
         // An unchanged list may continue to name sets: it changes meaning together with them.
         let stays = transition(&there, &job.list.numbered(&there)).is_empty();
@@ -148,7 +152,7 @@ impl<'a> Reconciliation<'a> {
             let last_rejected = &mut known.rejected_ways;
             known.outbound = outbound::sync(hcn, &found, networks, addresses, last_rejected, self.node.now)?;
         }
-        (known.look, known.in_force) = (false, Some(list));
+        (known.look, known.in_force, known.vanished) = (false, Some(list), None);
         self.acl_reconciler.backoff.forget(&job.id);
         Ok(())
     }
@@ -156,12 +160,19 @@ impl<'a> Reconciliation<'a> {
     /// Records the failure of an endpoint, which is retried after its delay.
     fn failed(&mut self, id: EndpointId, error: &Error) {
         warn!(%error, "HNS differs from the desired state; Tortie retries");
-        let known = self.acl_reconciler.known(&id);
-        if matches!(error, Error::NoEndpoint { .. }) {
-            // An endpoint that does not exist names nothing.
+        let (now, known) = (self.node.now, self.acl_reconciler.known(&id));
+        if matches!(error, Error::Unrecognised(Unrecognised::NoEndpoint(_))) && known.in_force.is_some() {
+            known.vanished = Some(now);
+        }
+        if matches!(error, Error::NoEndpoint { .. } | Error::Unrecognised(_)) {
+            // An endpoint that does not exist, or is another pod's, names nothing for this one.
             (known.named, known.in_force) = (Some(BTreeSet::new()), None);
         }
-        known.conditions = vec![Condition::new(error.reason(), error.to_string())];
+        let is_ending = known.vanished.is_some_and(|since| now < since + ENDING);
+        known.conditions = match is_ending {
+            true => Vec::new(),
+            false => vec![Condition::new(error.reason(), error.to_string())],
+        };
         known.look = false;
         self.acl_reconciler.backoff.failed(id, self.node.now);
     }

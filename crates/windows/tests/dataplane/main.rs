@@ -14,6 +14,7 @@ mod network;
 mod node;
 mod outbound;
 mod pods;
+mod policy_only;
 mod ports_of_sctp;
 mod programs;
 mod restarts;
