@@ -76,7 +76,7 @@ impl SavedReport {
             Err(problem) if problem.speaks_against() => SetProof::Refuted(format!(
                 "{file}: {problem}; leave it so, or run `tortie windows selftest --save` again after an update of Windows"
             )),
-            Err(problem @ NotProven::Open(_)) => SetProof::Unknown(format!(
+            Err(problem @ (NotProven::Open(_) | NotProven::UnknownBuild)) => SetProof::Unknown(format!(
                 "{file}: {problem}; a version that was proven in another way belongs in the annotation {} of FelixConfiguration",
                 FelixConfiguration::PROVEN_POLICY_SETS
             )),

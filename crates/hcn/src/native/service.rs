@@ -13,6 +13,8 @@ use windows_sys::Win32::System::Services::{
     StartServiceCtrlDispatcherW,
 };
 
+/// The stack of the thread that runs the service. The service manager's own thread has less than a program's main thread.
+const STACK: usize = 8 << 20;
 /// How long the end of the service may take.
 const STOP_TIME_MS: u32 = 30_000;
 
@@ -74,7 +76,9 @@ unsafe extern "system" fn main(_: u32, _: *mut *mut u16) {
     }
     context.manager.store(manager, Ordering::Release);
     tell(manager, SERVICE_RUNNING, NO_ERROR);
-    let went_well = work();
+    let thread = std::thread::Builder::new().name("service".to_owned()).stack_size(STACK).spawn(work);
+    // The thread has already printed a panic.
+    let went_well = thread.is_ok_and(|thread| thread.join().unwrap_or(false));
     tell(manager, SERVICE_STOPPED, if went_well { NO_ERROR } else { ERROR_SERVICE_SPECIFIC_ERROR });
 }
 

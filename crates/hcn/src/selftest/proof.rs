@@ -20,6 +20,9 @@ pub enum ReportError {
 /// Why a report does not prove that sets work.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotProven {
+    /// The build of this Windows is not known, so no report can be of it.
+    #[error("the system does not tell the build of Windows, so nobody knows whether the report is of it")]
+    UnknownBuild,
     /// It is of another HNS.
     #[error("the report is of {report}, and this is {here}")]
     OtherHns {
@@ -45,7 +48,7 @@ impl NotProven {
     pub fn speaks_against(&self) -> bool {
         match self {
             Self::Wrong(_) | Self::Contradiction(_) => true,
-            Self::OtherHns { .. } | Self::Open(_) => false,
+            Self::UnknownBuild | Self::OtherHns { .. } | Self::Open(_) => false,
         }
     }
 }
@@ -80,7 +83,8 @@ impl HnsReport {
             let version = version.map_or("an unknown version".to_owned(), |version| version.to_string());
             format!("HNS {version} of Windows {}", build.unwrap_or("of an unknown build"))
         };
-        if self.version != Some(version) || build.is_none() || self.build.as_deref() != build {
+        let build = Some(build.ok_or(NotProven::UnknownBuild)?);
+        if self.version != Some(version) || self.build.as_deref() != build {
             let (report, here) = (of(self.version, self.build.as_deref()), of(Some(version), build));
             return Err(NotProven::OtherHns { report, here });
         }

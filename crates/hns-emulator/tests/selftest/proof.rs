@@ -119,13 +119,14 @@ fn a_report_of_another_hns_or_without_packets_proves_nothing() {
         (Version::new(13, 3), Some(BUILD)),
         (Version::new(14, 2), Some(BUILD)),
         (version, Some("20348.2763")),
-        (version, None),
     ] {
         let found = whole.proves_sets(version, build).unwrap_err();
         assert!(matches!(found, NotProven::OtherHns { .. }) && !found.speaks_against(), "{found}");
     }
-    let unknown = HnsReport { build: None, ..whole };
-    assert!(matches!(unknown.proves_sets(version, None), Err(NotProven::OtherHns { .. })));
+    for build in [Some(BUILD.to_owned()), None] {
+        let found = HnsReport { build, ..whole.clone() }.proves_sets(version, None);
+        assert_eq!(found, Err(NotProven::UnknownBuild));
+    }
     let silent = proof(&report(&hns, &NoTraffic), version).unwrap_err();
     assert!(matches!(silent, NotProven::Open(_)), "{silent}");
     let old = quick(Config::SERVER_2019);

@@ -250,3 +250,20 @@ fn the_node_reaches_a_service_that_has_a_remote_endpoint_on_it() {
     let wanted = ipv4_frame(router, router, &tcp(VIP, 80, GATEWAY, 1000, SYN | ACK, b""));
     assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &reply), [Output::Frame(Port::Node(node.network), wanted)]);
 }
+
+/// The switch has IPv4 only. A NodePort of IPv6 has no address, and is none of the node's IPv4 address.
+#[test]
+fn load_balancers_of_ipv6_take_no_port_of_the_node() {
+    let mut node = balanced(&json!({}));
+    let before = node.plan().fronts.len();
+    let pod = node.a;
+    let mut add = |flags: u32| {
+        let port = json!({"Protocol": 6, "InternalPort": 8080, "ExternalPort": 30080});
+        let document = json!({"HostComputeEndpoints": [pod], "PortMappings": [port], "Flags": flags});
+        node.state.create_load_balancer(Guid::ZERO, &document.to_string(), &node.config).unwrap();
+        node.replan();
+        node.plan().fronts.len()
+    };
+    assert_eq!(add(2), before);
+    assert_eq!(add(0), before + 1);
+}
