@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test says what it expects by unwrap")]
 
 mod cluster;
+mod l2bridge;
 
 use std::time::Duration;
 
@@ -181,9 +182,9 @@ fn endpoints_count_their_packets() {
     let block = vec![Policy::of(&acl_block_in(1000, &pod.address.to_string()))];
     let send = |count: u64| {
         let client = pod.run(|| std::net::UdpSocket::bind((pod.address, 0)).unwrap());
-        for _ in 0..count {
+        (0..count).for_each(|_| {
             client.send_to(&[7; 100], (neighbour.address, 7001)).unwrap();
-        }
+        });
     };
     let wait = |endpoint, name: &str, value: u64| {
         let end = std::time::Instant::now() + Duration::from_secs(20);
