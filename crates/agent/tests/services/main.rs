@@ -16,3 +16,4 @@ mod server;
 mod unsupported;
 mod upgrade;
 mod windows;
+mod windows_policy_only;

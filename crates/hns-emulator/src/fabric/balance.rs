@@ -30,6 +30,7 @@ use tortie_hcn::schema::{LoadBalancer, LoadBalancerFlags, LoadBalancerPortMappin
 
 use super::checksum::{TCP, UDP, finish};
 use super::frame::{Ipv4Packet, u16_at};
+use super::plan::ipv4;
 use crate::flows::{Key, lifetime};
 use crate::state::State;
 
@@ -104,7 +105,7 @@ pub(super) fn fronts(network: Guid, state: &State, node: Ipv4Addr, stand_in: Opt
         let backend = |endpoint: &Guid| {
             // Endpoints that no longer exist get nothing, even if the load balancer still names them.
             let endpoint = state.endpoint(*endpoint).ok()?;
-            let address = endpoint.ip_configurations.first()?.ip_address.parse().ok()?;
+            let (address, _) = ipv4(&endpoint)?;
             (endpoint.host_compute_network == network).then_some((address, endpoint.is_remote()))
         };
         let backends: Vec<(Ipv4Addr, bool)> =

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
-use ipnet::Ipv4Net;
+use ipnet::{Ipv4Net, Ipv6Net};
 use tortie_hcn::Guid;
 use tortie_hcn::schema::{
     DrMacAddress, Endpoint, HostRoute, InterfaceParameters, Network, NetworkMode, PolicySettings,
@@ -136,7 +136,10 @@ impl Plan {
     fn of_network(network: &Network, state: &State, config: &Config, before: Option<&Plan>) -> Option<Plan> {
         let pods = pods(network, state, before);
         let provider = first::<ProviderAddress>(network)?.provider_address.parse().ok()?;
-        let subnets = network.subnets().map(|subnet| {
+        // The switch has IPv4 only.
+        let is_ipv6 = |prefix: &str| prefix.parse::<Ipv6Net>().is_ok();
+        let subnets = network.subnets().filter(|subnet| !is_ipv6(&subnet.ip_address_prefix));
+        let subnets = subnets.map(|subnet| {
             let gateway = subnet.routes.first()?.next_hop.parse().ok()?;
             Some((subnet.ip_address_prefix.parse().ok()?, gateway))
         });
@@ -281,7 +284,7 @@ fn behind_switch(network: &Network, state: &State, provider: Ipv4Addr, fronts: &
             && settings.into_iter().any(|settings| settings.provider_address.parse() == Ok(provider))
     };
     let endpoints = state.endpoints_of(network.id).filter(on_this_node);
-    let addresses = endpoints.filter_map(|it| it.ip_configurations.first()?.ip_address.parse().ok());
+    let addresses = endpoints.filter_map(|it| Some(ipv4(it)?.0));
     // Those of backends outside of the cluster look the same. The node reaches them without the switch.
     addresses.filter(|address| fronts.keys().any(|(_, vip, _)| vip == address)).collect()
 }
@@ -302,12 +305,18 @@ fn remotes(network: &Network) -> Vec<Remote> {
     remotes
 }
 
+/// The IPv4 address of an endpoint, with its prefix length.
+pub(super) fn ipv4(endpoint: &Endpoint) -> Option<(Ipv4Addr, u8)> {
+    let configurations = endpoint.ip_configurations.iter();
+    configurations.filter_map(|it| Some((it.ip_address.parse().ok()?, it.prefix_length))).next()
+}
+
 /// The attached endpoints of a network, without those of the node itself.
 fn pods(network: &Network, state: &State, before: Option<&Plan>) -> BTreeMap<Ipv4Addr, Arc<PodPort>> {
     let attached =
         |endpoint: &&Arc<Endpoint>| !endpoint.host_compute_namespace.is_zero() && !state.is_of_node(endpoint);
     let pods = state.endpoints_of(network.id).filter(attached).filter_map(|endpoint| {
-        let address: Ipv4Addr = endpoint.ip_configurations.first()?.ip_address.parse().ok()?;
+        let (address, _) = ipv4(endpoint)?;
         let known = before.and_then(|before| before.pods.get(&address));
         let guard = state.guard(endpoint.id).ok();
         let is_same = |pod: &&Arc<PodPort>| {
@@ -362,7 +371,7 @@ fn bridge_mac(network: Guid) -> Mac {
 impl NodeEnd {
     /// That of an endpoint in the node's own compartment.
     fn of(endpoint: &Endpoint) -> Option<NodeEnd> {
-        let address = endpoint.ip_configurations.first()?.ip_address.parse().ok()?;
+        let (address, _) = ipv4(endpoint)?;
         Some(NodeEnd { address, mac: mac(&endpoint.mac_address)? })
     }
 }
@@ -376,7 +385,7 @@ impl PodPort {
             endpoint: endpoint.id,
             namespace: endpoint.host_compute_namespace,
             address,
-            prefix_length: endpoint.ip_configurations.first()?.prefix_length,
+            prefix_length: ipv4(endpoint)?.1,
             gateway: default.and_then(|route| route.next_hop.parse().ok()),
             mac: mac(&endpoint.mac_address)?,
             mtu: parameters.map_or(MTU, |parameters| parameters.mtu),

@@ -12,7 +12,7 @@ fn node(acls: Value) -> Node {
     let mut node = without_end(acls);
     let end = endpoint(
         &mut node,
-        json!({"IpConfigurations": [{"IpAddress": NODE_END}], "MacAddress": "00-15-5D-01-02-03"}),
+        json!({"IpConfigurations": [{"IpAddress": "fd00:1::2"}, {"IpAddress": NODE_END}], "MacAddress": "00-15-5D-01-02-03"}),
     );
     let own = json!({"NamespaceId": 1, "Type": "HostDefault"}).to_string();
     let own = node.state.create_namespace(Guid::ZERO, &own, &node.config).unwrap();
@@ -23,13 +23,14 @@ fn node(acls: Value) -> Node {
     node
 }
 
-/// The network has a policy of overlays, which has no effect here.
+/// The network has a policy of overlays and a subnet of IPv6, which have no effect here.
 fn without_end(acls: Value) -> Node {
     let remote = json!({"DestinationPrefix": "10.244.9.0/26", "IsolationId": 4096, "ProviderAddress": OTHER_NODE,
         "DistributedRouterMacAddress": "66-00-00-00-00-02"});
     let policies = json!([{"Type": "RemoteSubnetRoute", "Settings": remote}]);
-    let network = json!({"Name": "cbr0", "Type": "L2Bridge", "Policies": policies, "Ipams": [{"Subnets": [{"IpAddressPrefix": "10.244.3.0/26",
-        "Routes": [{"NextHop": GATEWAY, "DestinationPrefix": "0.0.0.0/0"}]}]}]});
+    let network = json!({"Name": "cbr0", "Type": "L2Bridge", "Policies": policies, "Ipams": [{"Subnets": [
+        {"IpAddressPrefix": "fd00:1::/64", "Routes": [{"NextHop": "fd00:1::1", "DestinationPrefix": "::/0"}]},
+        {"IpAddressPrefix": "10.244.3.0/26", "Routes": [{"NextHop": GATEWAY, "DestinationPrefix": "0.0.0.0/0"}]}]}]});
     Node::on(&network, acls, |_| {})
 }
 
