@@ -85,10 +85,17 @@ pub fn read(folder: &Path) -> io::Result<Vec<KeptResult>> {
     let mut all = Vec::new();
     for entry in entries {
         let entry = entry?;
-        // The type is that of a link itself. A file may be deleted meanwhile.
-        let is_result = entry.metadata().is_ok_and(|file| file.is_file() && file.len() <= MAX_BYTES);
-        if is_result {
-            all.extend(KeptResult::parse(&std::fs::read(entry.path()).unwrap_or_default()));
+        // The type is that of a link itself. A file may be deleted meanwhile; any other failure must not look like that.
+        let gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
+        match entry.metadata() {
+            Ok(file) if file.is_file() && file.len() <= MAX_BYTES => {}
+            Err(error) if !gone(&error) => return Err(error),
+            Ok(_) | Err(_) => continue,
+        }
+        match std::fs::read(entry.path()) {
+            Ok(text) => all.extend(KeptResult::parse(&text)),
+            Err(error) if gone(&error) => {}
+            Err(error) => return Err(error),
         }
     }
     Ok(all)

@@ -83,6 +83,9 @@ pub struct WindowsDataplane {
     results_watch: Option<ResultsWatch>,
     /// Whether to look for endpoints of unknown pods, which must be closed.
     unclaimed_due: bool,
+    /// What is to be said of them, and when the next attempt is due after a failure.
+    unclaimed: Vec<Condition>,
+    unclaimed_backoff: Backoff<()>,
 }
 
 /// Records that HNS or the machine has changed, and calls the subscriber.
@@ -139,6 +142,8 @@ impl WindowsDataplane {
             results_notified: Arc::default(),
             results_watch: None,
             unclaimed_due: true,
+            unclaimed: Vec::new(),
+            unclaimed_backoff: Backoff::default(),
         }
     }
 
@@ -268,11 +273,26 @@ impl WindowsDataplane {
         let away = away.or_else(|| self.acl_reconciler.reconcile(&node).err());
         let away = away.or_else(|| {
             let recognition = recognition.as_ref()?;
-            if !self.unclaimed_due && !recognition.has_looked() {
+            let is_due = self.unclaimed_due || self.unclaimed_backoff.due(now).next().is_some();
+            if !is_due && !recognition.has_looked() {
                 return None;
             }
-            close_unclaimed(recognition, state, &mut report).inspect(|()| self.unclaimed_due = false).err()
+            let (failures, further) = match recognition.close_unclaimed(state) {
+                Err(error) if error.is_unavailable() => return Some(error),
+                Err(error) => (vec![error], Vec::new()),
+                Ok(closing) => (closing.failures, closing.further),
+            };
+            self.unclaimed_due = false;
+            match failures.as_slice() {
+                [] => self.unclaimed_backoff.forget(&()),
+                _ => self.unclaimed_backoff.failed((), now),
+            }
+            self.unclaimed = further;
+            failures.iter().for_each(|error| note(&mut self.unclaimed, error));
+            None
         });
+        report.node.extend(self.unclaimed.iter().cloned());
+        report.retry |= !self.unclaimed_backoff.is_empty();
         if let Some(error) = away {
             // After HNS was unavailable, the network is read first.
             self.overlay = None;
@@ -528,6 +548,7 @@ impl Dataplane for WindowsDataplane {
         if self.results_notified.swap(false, Ordering::AcqRel) {
             self.unclaimed_due = true;
             self.acl_reconciler.retry_failed();
+            state.endpoints.keys().for_each(|id| self.acl_reconciler.look_at(id.clone(), now));
         }
         let just_looked = self.looked.is_some_and(|looked| now < looked + LOOK_EVERY);
         let notified = self.notified.swap(false, Ordering::AcqRel);
@@ -543,26 +564,6 @@ impl Dataplane for WindowsDataplane {
         }
         self.reconcile(state)
     }
-}
-
-/// Closes the endpoints of unknown pods, and reports those that stay open.
-fn close_unclaimed(
-    recognition: &Recognition<'_>,
-    state: &NodeState,
-    report: &mut Report,
-) -> Result<(), Error> {
-    match recognition.close_unclaimed(state) {
-        Err(error) if error.is_unavailable() => return Err(error),
-        Err(error) => {
-            report.retry = true;
-            note(&mut report.node, &error);
-        }
-        Ok(failures) => {
-            report.retry |= !failures.is_empty();
-            failures.iter().for_each(|error| note(&mut report.node, error));
-        }
-    }
-    Ok(())
 }
 
 /// Sets belong to a network, and the network is another plugin's.

@@ -5,12 +5,12 @@
 //! addresses of a pod in the Kubernetes API lag behind: the next pod may have the address already.
 
 use std::cell::OnceCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::PathBuf;
 
 use tortie_cni::results::{self, KeptResult};
-use tortie_dataplane::{EndpointId, NodeState, Reason};
+use tortie_dataplane::{Condition, EndpointId, NodeState, Reason};
 use tortie_hcn::schema::{Endpoint, NamespaceType, Query};
 use tortie_hcn::{Guid, Hcn, HcnExt, Kind};
 use tracing::{info, warn};
@@ -45,6 +45,8 @@ pub enum Unrecognised {
         endpoints: Vec<String>,
         /// The address.
         address: IpAddr,
+        /// Whether they are closed. Those without a namespace are not, because they may be the node's own.
+        are_closed: bool,
     },
     /// Several endpoints are the pod's.
     Several(Vec<String>),
@@ -74,11 +76,16 @@ impl std::fmt::Display for Unrecognised {
                 "HNS endpoint {endpoint} has its address {address}, and belongs to pod {owner}, {unknown}. If this lasts, the address in \
                  the status of one of the two pods is wrong: delete that pod"
             ),
-            Unrecognised::Unproven { endpoints, address } => write!(
+            Unrecognised::Unproven { endpoints, address, are_closed } => write!(
                 f,
-                "HNS endpoint {} has its address {address}, but no result of a CNI plugin proves that it is this pod's, {unknown}; it is \
-                 closed. Give the agent the folder with the CNI results of the container runtime (--cni-results)",
-                endpoints.join(", ")
+                "HNS endpoint {} has its address {address}, but no result of a CNI plugin proves that it is this pod's, {unknown}; it \
+                 {}. Give the agent the folder with the CNI results of the container runtime (--cni-results)",
+                endpoints.join(", "),
+                if *are_closed {
+                    "is closed"
+                } else {
+                    "stays open, because it is in no namespace, as the node's own are"
+                },
             ),
             Unrecognised::Several(endpoints) => write!(
                 f,
@@ -154,7 +161,11 @@ impl Observed {
                 address,
                 owner: format!("{}/{}", owner.namespace, owner.pod),
             },
-            None => Unrecognised::Unproven { endpoints: names(endpoints), address },
+            None => Unrecognised::Unproven {
+                endpoints: names(endpoints),
+                address,
+                are_closed: endpoints.iter().all(|it| !it.host_compute_namespace.is_zero()),
+            },
         }
     }
 
@@ -184,7 +195,16 @@ impl Observed {
 pub(crate) struct Recognition<'a> {
     hcn: &'a dyn Hcn,
     config: &'a PolicyOnly,
-    observed: OnceCell<Observed>,
+    observed: OnceCell<Result<Observed, Error>>,
+}
+
+/// What came of closing the endpoints of unknown pods.
+#[derive(Debug, Default)]
+pub(crate) struct Closing {
+    /// The endpoints that could not be closed.
+    pub(crate) failures: Vec<Error>,
+    /// Further endpoints of recognised pods, which stay closed.
+    pub(crate) further: Vec<Condition>,
 }
 
 impl<'a> Recognition<'a> {
@@ -193,11 +213,7 @@ impl<'a> Recognition<'a> {
     }
 
     fn observed(&self) -> Result<&Observed, Error> {
-        if let Some(observed) = self.observed.get() {
-            return Ok(observed);
-        }
-        let observed = Observed::read(self.hcn, self.config)?;
-        Ok(self.observed.get_or_init(|| observed))
+        self.observed.get_or_init(|| Observed::read(self.hcn, self.config)).as_ref().map_err(Clone::clone)
     }
 
     /// Whether HNS and results have been read.
@@ -216,14 +232,19 @@ impl<'a> Recognition<'a> {
         }
     }
 
-    /// Closes the endpoints of pods that are not known, or whose endpoint another pod claims. Returns what could not be closed.
-    pub(crate) fn close_unclaimed(&self, state: &NodeState) -> Result<Vec<Error>, Error> {
+    /// Closes the endpoints of pods that are not known, or whose endpoint another pod claims.
+    pub(crate) fn close_unclaimed(&self, state: &NodeState) -> Result<Closing, Error> {
         let observed = self.observed()?;
         let pods = state.endpoints.iter();
-        let own = pods.filter_map(|(id, pod)| observed.endpoint_of(id, &pod.addresses).ok());
-        let claimed: BTreeSet<Guid> = own.map(|endpoint| endpoint.id).collect();
-        let mut failures = Vec::new();
+        let own = pods.filter_map(|(id, pod)| Some((id, observed.endpoint_of(id, &pod.addresses).ok()?.id)));
+        let own: BTreeMap<&EndpointId, Guid> = own.collect();
+        let claimed: BTreeSet<Guid> = own.values().copied().collect();
+        let mut closing = Closing::default();
         for endpoint in observed.unclaimed(state, &claimed) {
+            let is_known =
+                |it: &KeptResult| own.keys().any(|id| *it.namespace == *id.namespace && *it.pod == *id.pod);
+            let owner = observed.owners(endpoint).find(|it| is_known(it));
+            closing.further.extend(owner.map(|owner| further_closed(endpoint, owner)));
             match close(self.hcn, endpoint) {
                 Ok(true) => {
                     info!(endpoint = endpoint.name, "closed: it is a pod's, and it is not known whose")
@@ -233,12 +254,22 @@ impl<'a> Recognition<'a> {
                 Err(Error::Hns(error)) if error.is_not_found() => {}
                 Err(error) => {
                     warn!(endpoint = endpoint.name, %error, "cannot close the endpoint of an unknown pod; Tortie retries");
-                    failures.push(error);
+                    closing.failures.push(error);
                 }
             }
         }
-        Ok(failures)
+        Ok(closing)
     }
+}
+
+/// The condition about an endpoint of a pod that has another one with its address.
+fn further_closed(endpoint: &Endpoint, owner: &KeptResult) -> Condition {
+    let KeptResult { namespace, pod, .. } = owner;
+    let message = format!(
+        "HNS endpoint {} of pod {namespace}/{pod} is closed, because Tortie enforces policy only on the endpoint with the pod's address",
+        endpoint.name
+    );
+    Condition::new(Reason::InterfaceClosed, message)
 }
 
 fn namespaces_of_node(hcn: &(impl Hcn + ?Sized)) -> Result<BTreeSet<Guid>, Error> {

@@ -10,7 +10,7 @@ use tracing::warn;
 
 use super::{AclReconciler, Node};
 use crate::acl::{List, OUR_SETS, Rows, Services, Set, Sets, named_sets, render, transition};
-use crate::endpoint::{endpoint_id, ours, sync_acls};
+use crate::endpoint::{endpoint_id, ensure_closed, ours, sync_acls};
 use crate::host_ports::Mappings;
 use crate::policy_sets::PolicySets;
 use crate::recognition::Unrecognised;
@@ -142,7 +142,15 @@ impl<'a> Reconciliation<'a> {
         let named = known.named.get_or_insert_default();
         named.extend(list.set_ids());
         named.extend(found.policies.iter().flat_map(sets_in).map(str::to_owned));
-        known.found = sync_acls(hcn, &found, &list, &mut known.last_rejected, self.node.now)?;
+        let synced = sync_acls(hcn, &found, &list, &mut known.last_rejected, self.node.now);
+        if let Err(error) = &synced
+            && self.node.recognition.is_some()
+            && !error.is_unavailable()
+        {
+            // The other plugin has made it open.
+            ensure_closed(hcn, &hcn.endpoint(found.id)?)?;
+        }
+        known.found = synced?;
         *named = list.set_ids();
         let ports = Mappings::of(job.endpoint, self.node.underlay);
         known.host_ports = ports.sync(hcn, &found, &job.id, self.node.state)?;

@@ -59,7 +59,9 @@ fn an_endpoint_is_a_pods_only_if_address_and_result_say_so() {
     let own = |interfaces: &serde_json::Value| result("a", SANDBOX, ADDRESS, interfaces.clone());
     let unproven = |names: &[&str]| {
         let endpoints = names.iter().map(|name| (*name).to_owned()).collect();
-        Err(Unrecognised::Unproven { endpoints, address: ADDRESS.parse().unwrap() })
+        // Only the node's own endpoint of this table is in no namespace.
+        let are_closed = names != ["cbr0_ep"];
+        Err(Unrecognised::Unproven { endpoints, address: ADDRESS.parse().unwrap(), are_closed })
     };
     let of_b = |name: &str| {
         let (endpoint, address) = (name.to_owned(), ADDRESS.parse().unwrap());
@@ -171,7 +173,7 @@ fn problems_name_the_endpoint_and_the_remedy() {
             ["pod n/b", "delete that pod"],
         ),
         (
-            Unrecognised::Unproven { endpoints: vec![name()], address },
+            Unrecognised::Unproven { endpoints: vec![name()], address, are_closed: true },
             Reason::InterfaceUnproven,
             ["any", "--cni-results"],
         ),

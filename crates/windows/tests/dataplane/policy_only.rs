@@ -13,8 +13,8 @@ use tortie_api::net::{Direction, Protocol};
 use tortie_dataplane::{Delta, Endpoint, EndpointId, Reason, Report};
 use tortie_hcn::schema::{Acl, Modify, Namespace, NamespaceType, RequestType, lenient};
 
-use tortie_hcn::{Call, Guid, Hcn, HcnExt};
-use tortie_hns_emulator::{Config, Emulator, Recorder, Verdict};
+use tortie_hcn::{Call, Failure, Guid, HResult, Hcn, HcnExt};
+use tortie_hns_emulator::{AclRemoval, Config, Emulator, Recorder, Verdict};
 use tortie_policy::program::{EndOfTier, EndpointProgram, Flow};
 use tortie_windows::{PolicyOnly, WindowsDataplane};
 
@@ -32,9 +32,13 @@ struct Bed {
 }
 
 impl Bed {
-    /// A node with the network of another plugin.
     fn new() -> Bed {
-        let hns = Arc::new(Recorder::new(Emulator::new(Config::new(Config::SERVER_2022, NODE))));
+        Bed::on(Config::new(Config::SERVER_2022, NODE))
+    }
+
+    /// A node with the network of another plugin.
+    fn on(config: Config) -> Bed {
+        let hns = Arc::new(Recorder::new(Emulator::new(config)));
         let document = json!({"Name": "cbr0", "Type": "L2Bridge", "Ipams": [{"Subnets": [{"IpAddressPrefix": "10.9.0.0/16",
             "Routes": [{"NextHop": "10.9.0.1", "DestinationPrefix": "0.0.0.0/0"}]}]}]});
         let network = hns.create_network(&lenient(&document.to_string()).unwrap()).unwrap();
@@ -269,4 +273,71 @@ fn endpoints_of_the_node_are_never_closed() {
     bed.resync(60);
     assert_eq!(bed.passes(endpoint), [true, true]);
     assert!(bed.hns.inner().endpoint(endpoint).unwrap().policies.is_empty());
+}
+
+fn conditions(report: &Report) -> Vec<Reason> {
+    report.node.iter().map(|condition| condition.reason).collect()
+}
+
+/// Another plugin makes its endpoints open. If HNS refuses the pod's list, the endpoint is at least closed.
+#[test]
+fn an_endpoint_whose_list_is_refused_is_closed() {
+    let mut bed = Bed::new();
+    let endpoint = bed.attach("a", "0123456789abcdef", ADDRESS);
+    // Whatever allows anything.
+    bed.hns.set_fault(|call| {
+        let allows = matches!(call, Call::Modify { settings, .. } if settings.contains("Allow"));
+        allows.then(|| Err(Failure::new(HResult::HCN_E_INVALID_POLICY, "not today")))
+    });
+    let report = bed.apply(&[allow_all(), pod("a", open_program())]);
+    assert_eq!((reasons(&report, "a"), report.retry), (vec![Reason::HnsRefused], true));
+    assert_eq!(bed.passes(endpoint), [false, false]);
+    bed.hns.clear_fault();
+    assert_eq!(bed.resync(60), Report::default());
+    assert_eq!(bed.passes(endpoint), [true, true]);
+}
+
+/// What could not be closed stays in the report, and is tried again.
+#[test]
+fn a_failed_closing_is_reported_until_it_succeeds() {
+    let mut bed = Bed::new();
+    assert_eq!(bed.apply(&[allow_all()]), Report::default());
+    let endpoint = bed.attach("a", "0123456789abcdef", ADDRESS);
+    bed.hns.set_fault(|call| {
+        matches!(call, Call::Modify { .. })
+            .then(|| Err(Failure::new(HResult::HCN_E_INVALID_POLICY, "not today")))
+    });
+    for seconds in [60, 1, 1, 1] {
+        let report = bed.resync(seconds);
+        assert_eq!((conditions(&report), report.retry), (vec![Reason::HnsRefused], true), "{seconds}");
+    }
+    bed.hns.clear_fault();
+    assert_eq!(bed.resync(5), Report::default());
+    assert_eq!(bed.passes(endpoint), [false, false]);
+}
+
+/// On some builds, Remove removes no ACL.
+#[test]
+fn an_endpoint_is_closed_also_where_remove_does_nothing() {
+    let config = Config::new(Config::SERVER_2022, NODE);
+    let mut bed = Bed::on(Config { acl_removal: AclRemoval::IgnoredSilently, ..config });
+    let endpoint = bed.attach("a", "0123456789abcdef", ADDRESS);
+    assert_eq!(bed.apply(&[allow_all(), pod("a", open_program())]), Report::default());
+    fs::remove_file(bed.results.path().join("cbr0-0123456789abcdef-eth0")).unwrap();
+    let report = bed.resync(60);
+    assert_eq!((reasons(&report, "a"), conditions(&report)), (vec![Reason::InterfaceUnproven], vec![]));
+    assert_eq!(bed.passes(endpoint), [false, false]);
+}
+
+/// A pod has a second endpoint, on which there is no policy.
+#[test]
+fn a_further_endpoint_of_a_pod_is_closed_and_reported() {
+    let mut bed = Bed::new();
+    let own = bed.attach("a", "0123456789abcdef", ADDRESS);
+    let document = json!({"Name": "01234567-eth0", "HostComputeNetwork": bed.network,
+        "IpConfigurations": [{"IpAddress": PEER}]});
+    let further = bed.hns.create_endpoint(&lenient(&document.to_string()).unwrap()).unwrap();
+    let report = bed.apply(&[allow_all(), pod("a", open_program())]);
+    assert_eq!((conditions(&report), report.retry), (vec![Reason::InterfaceClosed], false), "{report:?}");
+    assert_eq!((bed.passes(own), bed.passes(further)), ([true, true], [false, false]));
 }
