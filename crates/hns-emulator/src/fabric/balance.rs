@@ -105,7 +105,7 @@ pub(super) fn fronts(network: Guid, state: &State, node: Ipv4Addr, stand_in: Opt
         let backend = |endpoint: &Guid| {
             // Endpoints that no longer exist get nothing, even if the load balancer still names them.
             let endpoint = state.endpoint(*endpoint).ok()?;
-            let (address, _) = ipv4(&endpoint)?;
+            let (address, _) = ipv4(endpoint)?;
             (endpoint.host_compute_network == network).then_some((address, endpoint.is_remote()))
         };
         let backends: Vec<(Ipv4Addr, bool)> =
