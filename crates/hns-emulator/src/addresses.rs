@@ -1,12 +1,19 @@
-//! Lists of addresses and ports in ACLs.
+//! Lists of addresses and ports in ACLs, and addresses of endpoints.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::ops::RangeInclusive;
 
 use ipnet::{IpNet, Ipv4Net};
 use tortie_hcn::Feature;
+use tortie_hcn::schema::Endpoint;
 
 use crate::config::Config;
+
+/// The IPv4 address of an endpoint, with its prefix length.
+pub(crate) fn ipv4(endpoint: &Endpoint) -> Option<(Ipv4Addr, u8)> {
+    let configurations = endpoint.ip_configurations.iter();
+    configurations.filter_map(|it| Some((it.ip_address.parse().ok()?, it.prefix_length))).next()
+}
 
 /// The numbers in an ACL's list: any number, or these ranges, sorted and without overlap.
 #[derive(Debug, Clone, PartialEq, Eq)]

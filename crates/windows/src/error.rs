@@ -3,7 +3,7 @@
 use tortie_dataplane::Reason;
 use tortie_hcn::Class;
 
-use crate::recognition::Unrecognised;
+use crate::unrecognised::Unrecognised;
 
 /// Why something is not as it should be.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -31,6 +31,7 @@ mod routes;
 mod saved_report;
 mod show;
 mod static_rules;
+mod unrecognised;
 mod vxlan_rule;
 mod wiring;
 
@@ -47,13 +48,14 @@ pub use overlay::{
     CurrentOverlay, Overlay, OverlaySpec, adapter_of, ensure_overlay, ensure_overlay_on, ensure_overlay_with,
     existing_overlay,
 };
-pub use recognition::{PolicyOnly, Unrecognised};
+pub use recognition::PolicyOnly;
 pub use reconfigure::{
     Drain, NetworkReport, NodePod, PodOrigin, RECONFIGURATION, Reconfiguration, ReconfigureStep,
     ReconfiguredNode, UsedNetwork, belongs_to_no_pod, next_step,
 };
 pub use saved_report::SavedReport;
 pub use static_rules::{StaticRules, StaticRulesError};
+pub use unrecognised::Unrecognised;
 pub use vxlan_rule::{VXLAN_RULE, VxlanRule};
 pub use wiring::WindowsWiring;
 

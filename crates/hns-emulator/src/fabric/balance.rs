@@ -30,7 +30,7 @@ use tortie_hcn::schema::{LoadBalancer, LoadBalancerFlags, LoadBalancerPortMappin
 
 use super::checksum::{TCP, UDP, finish};
 use super::frame::{Ipv4Packet, u16_at};
-use super::plan::ipv4;
+use crate::addresses::ipv4;
 use crate::flows::{Key, lifetime};
 use crate::state::State;
 

@@ -21,7 +21,7 @@ use super::frame::Mac;
 use super::host_ports::{HostPort, HostPorts, host_ports};
 use super::outbound::{OutboundNat, OutboundNats, encapsulated};
 use crate::acl::AccessControl;
-use crate::addresses::mac;
+use crate::addresses::{ipv4, mac};
 use crate::config::{Config, EgressSees};
 use crate::state::{Guard, State};
 
@@ -303,12 +303,6 @@ fn remotes(network: &Network) -> Vec<Remote> {
         .collect();
     remotes.sort_by_key(|remote| std::cmp::Reverse(remote.prefix.prefix_len()));
     remotes
-}
-
-/// The IPv4 address of an endpoint, with its prefix length.
-pub(super) fn ipv4(endpoint: &Endpoint) -> Option<(Ipv4Addr, u8)> {
-    let configurations = endpoint.ip_configurations.iter();
-    configurations.filter_map(|it| Some((it.ip_address.parse().ok()?, it.prefix_length))).next()
 }
 
 /// The attached endpoints of a network, without those of the node itself.

@@ -13,7 +13,7 @@ use crate::acl::{List, OUR_SETS, Rows, Services, Set, Sets, named_sets, render, 
 use crate::endpoint::{endpoint_id, ensure_closed, ours, sync_acls};
 use crate::host_ports::Mappings;
 use crate::policy_sets::PolicySets;
-use crate::recognition::Unrecognised;
+use crate::unrecognised::Unrecognised;
 use crate::{Error, outbound};
 
 /// How long addresses are listed instead of a set that HNS refused: each switch between the two writes ACLs.
