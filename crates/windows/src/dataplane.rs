@@ -83,7 +83,7 @@ pub struct WindowsDataplane {
     results_watch: Option<ResultsWatch>,
     /// Whether to look for endpoints of unknown pods, which must be closed.
     unclaimed_due: bool,
-    /// What is to be said of them, and when the next attempt is due after a failure.
+    /// The conditions about these endpoints, and the backoff of attempts to close them.
     unclaimed: Vec<Condition>,
     unclaimed_backoff: Backoff<()>,
 }

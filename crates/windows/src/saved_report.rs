@@ -51,7 +51,7 @@ impl SavedReport {
         fs::rename(unfinished, file)
     }
 
-    /// Reads the file: what it says of an HNS of this version.
+    /// Reads the file, and decides what it proves for an HNS of this version.
     pub(crate) fn proof(&self, version: Version) -> SetProof {
         let file = self.file.display();
         let text = match read(&self.file) {

@@ -367,6 +367,27 @@ fn an_agent_that_cannot_read_results_opens_nothing() {
     until_reaches("changes are in force again", &client.netns, &server, false);
 }
 
+/// Without a table of an earlier agent, nothing would be closed at all.
+#[test]
+fn a_fresh_node_whose_results_cannot_be_read_is_closed() {
+    let Some(mut node) = Node::new() else { return };
+    let pod = node.pod("pod", "many", &json!({}));
+    until_reaches("without policy, everything passes", &node.outside, &pod, true);
+    node.kill_agent();
+    output_of(&node.host, "nft", &["delete", "table", "inet", "tortie"]);
+    let results = node.path("cni/results");
+    std::fs::rename(&results, node.path("kept")).unwrap();
+    std::fs::write(&results, "no folder").unwrap();
+    node.start_agent(&[]);
+    until("the pod is reported", || node.conditions("pod").contains("InterfaceUnproven"));
+    assert!(node.all_conditions().contains("CNI results of the container runtime"));
+    assert!(!reaches(&node.outside, &pod));
+    std::fs::remove_file(&results).unwrap();
+    std::fs::rename(node.path("kept"), &results).unwrap();
+    until_reaches("the pod is known again", &node.outside, &pod, true);
+    until("the report ends", || !node.all_conditions().contains("PolicyNotInForce"));
+}
+
 #[test]
 fn a_pod_without_interface_is_reported_until_it_has_one() {
     let Some(node) = Node::new() else { return };

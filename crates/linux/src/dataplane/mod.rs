@@ -326,7 +326,7 @@ impl Dataplane {
         let now = (self.clock)();
         let Some(observer) = &mut self.observer else { return };
         let is_first = !observer.has_looked();
-        let has_table = !is_first || self.policy.has_earlier_table();
+        let has_table = !is_first || self.policy.may_have_earlier_table();
         match observer.look(state, is_due, has_table, now) {
             Ok(Some(before)) => {
                 let after = observer.recognised();

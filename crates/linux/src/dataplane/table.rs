@@ -164,9 +164,9 @@ impl PolicyTable {
         Ok(ids.iter().filter(|id| is_known(id) != Some(true)).cloned().collect())
     }
 
-    /// Whether an earlier process has left a table, as far as the kernel says.
-    pub(super) fn has_earlier_table(&mut self) -> bool {
-        self.nft.list(&self.config.table).is_ok_and(|table| table.is_some())
+    /// Whether an earlier process may have left a table. A kernel that does not say so has one: whoever asks would replace it.
+    pub(super) fn may_have_earlier_table(&mut self) -> bool {
+        self.nft.list(&self.config.table).map_or(true, |table| table.is_some())
     }
 
     /// The problems of each endpoint's policy.
