@@ -166,7 +166,7 @@ impl PolicyTable {
 
     /// Whether an earlier process may have left a table. A kernel that does not say so has one: whoever asks would replace it.
     pub(super) fn may_have_earlier_table(&mut self) -> bool {
-        self.nft.list(&self.config.table).map_or(true, |table| table.is_some())
+        !matches!(self.nft.list(&self.config.table), Ok(None))
     }
 
     /// The problems of each endpoint's policy.
