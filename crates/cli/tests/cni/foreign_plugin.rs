@@ -121,6 +121,12 @@ impl Node {
         agent.wait().unwrap();
     }
 
+    /// Stops the agent for a while (`STOP`), or lets it go on (`CONT`).
+    pub(crate) fn signal_agent(&self, signal: &str) {
+        let agent = self.agent.as_ref().unwrap().id().to_string();
+        assert!(Command::new("kill").args(["-s", signal, &agent]).status().unwrap().success());
+    }
+
     /// Creates the Pod object.
     pub(crate) fn create(&self, name: &str, labels: &Value) {
         let pod = json!({

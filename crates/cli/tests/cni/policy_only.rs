@@ -187,6 +187,13 @@ fn the_next_pod_with_an_address_never_gets_the_policy_of_the_one_before() {
 fn the_next_pod_with_an_address_inherits_no_flow() {
     let Some(mut node) = Node::new() else { return };
     node.close();
+    // An answer that the next pod sends after its policy is in force would begin a flow of its own.
+    let mute = json!({
+        "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+        "metadata": {"name": "mute", "namespace": "default"},
+        "spec": {"podSelector": {"matchLabels": {"app": "closed"}}, "policyTypes": ["Egress"]},
+    });
+    node.api.apply(&mute.to_string()).unwrap();
     for (round, agent_runs) in [(0, true), (1, false)] {
         let (open_name, closed_name) = (format!("open-{round}"), format!("closed-{round}"));
         let open = node.pod(&open_name, "one", &json!({"app": "open"}));
@@ -232,7 +239,7 @@ fn the_next_pod_with_an_address_inherits_no_flow() {
                 has_started.store(true, Ordering::SeqCst);
             });
         }
-        until("the flow ends", || (0..50).all(|_| !passes()));
+        until(&format!("the flow ends in round {round}"), || (0..50).all(|_| !passes()));
         node.report(&closed_name, closed.address);
         node.delete(&open_name);
         let client = format!("client-{round}");
@@ -242,6 +249,37 @@ fn the_next_pod_with_an_address_inherits_no_flow() {
         node.detach(closed);
         node.delete(&closed_name);
     }
+}
+
+/// The plugin connects a pod while the agent does not look, so its interface is open for a while, and a flow begins.
+#[test]
+fn a_flow_that_began_before_the_interface_was_closed_ends() {
+    let Some(node) = Node::new() else { return };
+    node.close();
+    // The API still says that the pod before has the address, so nothing proves whose the next interface is.
+    let open = node.pod("open", "one", &json!({"app": "open"}));
+    let at = SocketAddr::from((open.address, PORT));
+    until_reaches("the pod before is open", &node.outside, &open, true);
+    node.detach(open);
+    until("the agent knows that it has ended", || {
+        !output_of(&node.host, "nft", &["list", "table", "inet", "tortie"]).contains(&at.ip().to_string())
+    });
+    node.signal_agent("STOP");
+    node.create("closed", &json!({"app": "closed"}));
+    let closed = node.attach("closed", "one");
+    assert_eq!(closed.address, at.ip());
+    let peer = node.outside.run(|| UdpSocket::bind((Ipv4Addr::new(172, 31, 0, 2), 0)).unwrap()).unwrap();
+    let after = closed.netns.run(|| UdpSocket::bind(at).unwrap()).unwrap();
+    peer.set_read_timeout(Some(BLOCKED)).unwrap();
+    after.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
+    let passes = || {
+        peer.send_to(b"x", at).unwrap();
+        let Ok((_, from)) = after.recv_from(&mut [0; 8]) else { return false };
+        after.send_to(b"y", from).is_ok()
+    };
+    until("there is a flow in both directions", || passes() && peer.recv_from(&mut [0; 8]).is_ok());
+    node.signal_agent("CONT");
+    until("the flow ends", || (0..50).all(|_| !passes()));
 }
 
 /// Two Pods claim an address that a third one has, or that nobody has.

@@ -162,8 +162,8 @@ pub struct Dataplane {
     observer: Option<Observer>,
     /// Why the last look at the pods' interfaces failed.
     unseen: Option<Error>,
-    /// The pods whose interfaces have changed. Their connections are removed when the new policy is in force.
-    moved: BTreeSet<EndpointId>,
+    /// The addresses whose interfaces have changed or are closed now. Their connections are removed when the new policy is in force.
+    moved: BTreeSet<IpAddr>,
     /// Whether somebody else has changed the table.
     disturbed: Arc<AtomicBool>,
     /// Time of the last comparison with the kernel.
@@ -333,12 +333,14 @@ impl Dataplane {
                 let mut moved = before.moved(after);
                 dirty.endpoints.extend(moved.iter().cloned());
                 dirty.unclaimed |= before.unclaimed != after.unclaimed;
+                self.moved.extend(before.newly_closed(after));
                 self.policy.recognised = Some(after.clone());
                 if is_first {
                     moved = self.policy.without_entries(state, &moved).unwrap_or(moved);
                 }
-                self.moved.extend(moved);
-                self.unseen = self.forget_moved(state).err();
+                let moved = moved.iter().filter_map(|id| state.endpoints.get(id));
+                self.moved.extend(moved.flat_map(|pod| pod.addresses.iter().copied()));
+                self.unseen = self.forget_moved().err();
             }
             Ok(None) => self.unseen = None,
             // What was recognised stays. The interfaces of other pods are unknown.
@@ -346,22 +348,20 @@ impl Dataplane {
         }
     }
 
-    /// Removes the connections of pods that have lost their interface, or have one now. The next pod with the address must not
-    /// inherit them.
-    fn forget_moved(&self, state: &NodeState) -> Result<()> {
-        let pods = self.moved.iter().filter_map(|id| state.endpoints.get(id));
-        let addresses: BTreeSet<IpAddr> = pods.flat_map(|pod| pod.addresses.iter().copied()).collect();
-        self.forgetter.ask(addresses.clone());
-        Ok(self.forgetter.wait_for(&addresses)?)
+    /// Removes the connections of the addresses whose interface is another one now, or is closed now. The next pod with the address
+    /// must not inherit them.
+    fn forget_moved(&self) -> Result<()> {
+        self.forgetter.ask(self.moved.clone());
+        Ok(self.forgetter.wait_for(&self.moved)?)
     }
 
     /// Does so once more when policy is in force: until then, packets may have made new entries for connections that began
     /// without policy.
-    fn judge_moved(&mut self, state: &NodeState, policy: &Result<()>) {
+    fn judge_moved(&mut self, policy: &Result<()>) {
         if policy.is_err() || self.moved.is_empty() {
             return;
         }
-        match self.forget_moved(state) {
+        match self.forget_moved() {
             Ok(()) => self.moved.clear(),
             Err(error) => self.unseen = Some(error),
         }
@@ -438,7 +438,7 @@ impl tortie_dataplane::Dataplane for Dataplane {
             self.policy.forget_kernel();
         }
         let policy = policy.and_then(|()| self.policy.apply(state, &dirty));
-        self.judge_moved(state, &policy);
+        self.judge_moved(&policy);
         let policy = self.cut_denied(state, dirty, policy);
         let network = self.network_if_policed(state, change, |network, change| network.apply(state, change));
         self.foreign_tables.look_once(&self.policy.config.table, self.policy.nft.commits(), (self.clock)());
@@ -456,7 +456,7 @@ impl tortie_dataplane::Dataplane for Dataplane {
             return None;
         }
         let policy = self.policy.apply(state, &dirty);
-        self.judge_moved(state, &policy);
+        self.judge_moved(&policy);
         let policy = self.cut_denied(state, dirty, policy);
         Some(self.report(state, policy, Ok(())))
     }

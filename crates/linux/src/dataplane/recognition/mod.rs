@@ -49,6 +49,8 @@ pub(super) struct Recognised {
     further: BTreeMap<EndpointId, BTreeSet<String>>,
     /// The interfaces of pods that are not recognised. They are closed.
     pub(super) unclaimed: BTreeSet<String>,
+    /// Their indexes, with the addresses to which their routes lead or that plugins have given to their pods.
+    behind_unclaimed: BTreeSet<(u32, IpAddr)>,
     /// Why pods are not recognised.
     pub(super) problems: BTreeMap<EndpointId, Problem>,
 }
@@ -75,6 +77,12 @@ impl Recognised {
     pub(super) fn moved(&self, after: &Self) -> BTreeSet<EndpointId> {
         let known = self.indexes.keys().chain(after.indexes.keys());
         known.filter(|id| self.indexes.get(*id) != after.indexes.get(*id)).cloned().collect()
+    }
+
+    /// The addresses behind interfaces that are closed in `after` and were not before. An interface that the plugin has just made
+    /// was open until then.
+    pub(super) fn newly_closed(&self, after: &Self) -> BTreeSet<IpAddr> {
+        after.behind_unclaimed.difference(&self.behind_unclaimed).map(|(_, address)| *address).collect()
     }
 }
 
@@ -125,9 +133,19 @@ impl Observed {
             self.results.iter().flat_map(|it| &it.host_interfaces).map(String::as_str).collect();
         let answered = self.links.values().filter(|link| answered.contains(&*link.name));
         let of_pods = led_to.chain(answered).filter(|link| self.is_cable(link));
-        let unclaimed = of_pods.filter(|link| !claimed.contains(&*link.name));
-        recognised.unclaimed = unclaimed.map(|link| link.name.clone()).collect();
+        for link in of_pods.filter(|link| !claimed.contains(&*link.name)) {
+            recognised.unclaimed.insert(link.name.clone());
+            recognised
+                .behind_unclaimed
+                .extend(self.addresses_behind(link).map(|address| (link.index, address)));
+        }
         recognised
+    }
+
+    fn addresses_behind<'a>(&'a self, link: &'a Link) -> impl Iterator<Item = IpAddr> + 'a {
+        let routed = self.host_routes.iter().filter(|(_, links)| links.contains(&link.index));
+        let results = self.results.iter().filter(|it| it.host_interfaces.contains(&link.name));
+        routed.map(|(address, _)| *address).chain(results.flat_map(|it| it.addresses.iter().copied()))
     }
 
     /// The other ends on the host of cables that plugins have made for the pod.

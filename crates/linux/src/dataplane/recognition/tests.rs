@@ -367,6 +367,31 @@ fn an_interface_is_a_pods_only_if_route_and_name_or_result_say_so() {
     }
 }
 
+/// Packets may have passed an interface before the look that closes it, so what began then must not go on.
+#[test]
+fn the_addresses_behind_an_interface_are_newly_closed_once() {
+    const OPEN: &[&str] = &["10.0.0.1"];
+    let look = |index, routes: &[Route], pod, claims: &[(&str, &[&str])]| {
+        let results = vec![result(pod, "veth1", &["10.0.0.1", "10.0.0.2"])];
+        Observed::new(vec![link(index, "veth1")], routes, results).recognise(&pods(claims), &config())
+    };
+    let addresses =
+        |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<BTreeSet<IpAddr>>();
+    let nothing = Recognised::default();
+    // The result is another pod's than the one that has the address in the API.
+    let closed = look(2, &[to("10.0.0.1/32", 2), to("10.0.0.9/32", 2)], "next", &[("before", OPEN)]);
+    assert_eq!(nothing.newly_closed(&closed), addresses(&["10.0.0.1", "10.0.0.2", "10.0.0.9"]));
+    assert_eq!(closed.newly_closed(&closed), addresses(&[]));
+    let next_interface = look(3, &[to("10.0.0.1/32", 3)], "next", &[("before", OPEN)]);
+    assert_eq!(
+        closed.newly_closed(&next_interface),
+        addresses(&["10.0.0.1", "10.0.0.2"]),
+        "the name is the same"
+    );
+    let known = look(2, &[to("10.0.0.1/32", 2)], "before", &[("before", OPEN)]);
+    assert_eq!(nothing.newly_closed(&known), addresses(&[]));
+}
+
 /// Each problem has its own message, which names what to do.
 #[test]
 fn problems_name_the_interface_and_the_remedy() {
