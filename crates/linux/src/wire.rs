@@ -323,13 +323,17 @@ impl PodWiring for Wiring {
             if let (Some(_), None) = (&link, &problem) {
                 return Ok(interface(name.clone(), pod));
             }
-            // A cable of an earlier sandbox of this pod, or half of one.
-            if let Some(link) = link {
-                tracing::info!(link = name, ?problem, "recreating the pod's link");
-                let delete = Change::DeleteLink(link.index);
-                host.change(&delete).map_err(failed("delete the cable that is there"))?;
-                laid = self.lay(pod, &mut host, &namespace, &name);
-            }
+            let delete = match link {
+                // A cable of an earlier sandbox of this pod, or half of one.
+                Some(link) => {
+                    tracing::info!(link = name, ?problem, "recreating the pod's link");
+                    Change::DeleteLink(link.index)
+                }
+                // The namespace may still have the other end of a cable that is disconnected and not deleted yet.
+                None => Change::DeleteGroup(DISCONNECTED),
+            };
+            tolerate_gone(host.change(&delete)).map_err(failed("delete the cable that is there"))?;
+            laid = self.lay(pod, &mut host, &namespace, &name);
         }
         laid.map_err(failed("lay the pod's cable"))?;
         Ok(interface(name.clone(), pod))

@@ -3,11 +3,13 @@
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
+mod calls;
 mod chained;
 mod cnitool;
 mod flannel;
 mod foreign_plugin;
 mod ipam;
+mod killed;
 mod log_level;
 mod musts;
 mod node;

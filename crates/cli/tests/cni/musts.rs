@@ -1,6 +1,8 @@
 //! What the CNI specification (1.1.0) demands of a plugin that makes the pod's interface. docs/conformance.md lists these
 //! tests.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 use tortie_api::{Key, Kind};
 use tortie_kernel::interface_index;
@@ -283,4 +285,37 @@ fn the_interfaces_of_a_container_are_separate_attachments() {
     node.call("DEL", &second, json!({})).unwrap();
     until("the interface goes", || !first.has_interface("net1"));
     node.call("CHECK", &first, after(&results[0])).unwrap();
+}
+
+/// A runtime may add a container again, in the same namespace, as soon as its DEL has succeeded.
+#[test]
+fn add_succeeds_right_after_del() {
+    let node = node();
+    let pod = node.pod("p", json!({}));
+    for _ in 0..5 {
+        let result = node.call("ADD", &pod, json!({})).unwrap();
+        node.call("CHECK", &pod, after(&result)).unwrap();
+        node.call("DEL", &pod, json!({})).unwrap();
+    }
+}
+
+/// Containers may be operated on concurrently: each gets an address of its own, and DEL releases all of them.
+#[test]
+fn containers_are_added_and_deleted_concurrently() {
+    let node = node();
+    let pods: Vec<_> = (0..10).map(|number| node.pod(&format!("p{number}"), json!({}))).collect();
+    let added = std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            pods.iter().map(|pod| scope.spawn(|| node.call("ADD", pod, json!({})))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    });
+    let addresses: BTreeSet<_> = added.iter().map(|result| address(result.as_ref().unwrap())).collect();
+    assert_eq!((addresses.len(), node.addresses_in_use()), (10, 10));
+    std::thread::scope(|scope| {
+        for pod in &pods {
+            scope.spawn(|| assert_eq!(node.call("DEL", pod, json!({})), Ok(Value::Null)));
+        }
+    });
+    assert_eq!(node.addresses_in_use(), 0);
+    until("the interfaces go", || pods.iter().all(|pod| !pod.has_interface("eth0")));
 }

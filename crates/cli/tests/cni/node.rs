@@ -117,6 +117,12 @@ impl Node {
         Sandbox { netns, path, container: format!("container-{name}"), interface: "eth0".to_owned(), args }
     }
 
+    /// The names of all objects of a kind.
+    pub(crate) fn names(&self, kind: Kind) -> Vec<String> {
+        let items = self.runtime.block_on(self.store.list(kind)).unwrap().items;
+        items.into_iter().map(|item| item.key.name.to_string()).collect()
+    }
+
     /// The number of addresses that IPAM has given to pods.
     pub(crate) fn addresses_in_use(&self) -> usize {
         let handles = self.runtime.block_on(self.store.list(Kind::IpamHandle)).unwrap().items;
@@ -146,6 +152,16 @@ impl Node {
 
     /// Executes one plugin: the exit code is 0 or not, and what it prints is JSON or nothing.
     pub(crate) fn execute(&self, environment: &[(&str, &str)], config: &Value) -> Result<Value, Value> {
+        let output = self.start(environment, config).wait_with_output().unwrap();
+        let printed = match output.stdout.as_slice() {
+            [] => Value::Null,
+            text => serde_json::from_slice(text).unwrap(),
+        };
+        if output.status.success() { Ok(printed) } else { Err(printed) }
+    }
+
+    /// Starts one plugin.
+    pub(crate) fn start(&self, environment: &[(&str, &str)], config: &Value) -> Child {
         let name = config["type"].as_str().unwrap();
         let folders = [self.path("bin"), PathBuf::from(OTHER_PLUGINS)];
         let program = folders.iter().map(|folder| folder.join(name)).find(|path| path.exists()).unwrap();
@@ -155,12 +171,7 @@ impl Node {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = self.namespace.run(|| command.spawn().unwrap()).unwrap();
         child.stdin.take().unwrap().write_all(config.to_string().as_bytes()).unwrap();
-        let output = child.wait_with_output().unwrap();
-        let printed = match output.stdout.as_slice() {
-            [] => Value::Null,
-            text => serde_json::from_slice(text).unwrap(),
-        };
-        if output.status.success() { Ok(printed) } else { Err(printed) }
+        child
     }
 
     /// Calls Tortie's plugin alone.
@@ -241,11 +252,16 @@ impl Sandbox {
 
     /// Another attachment of the same container.
     pub(crate) fn with_interface(&self, name: &str) -> Self {
+        Self { interface: name.to_owned(), ..self.of_container(&self.container) }
+    }
+
+    /// Another container of the same pod, in the same network namespace.
+    pub(crate) fn of_container(&self, container: &str) -> Self {
         Self {
             netns: NetNs::open(&self.path).unwrap(),
             path: self.path.clone(),
-            container: self.container.clone(),
-            interface: name.to_owned(),
+            container: container.to_owned(),
+            interface: self.interface.clone(),
             args: self.args.clone(),
         }
     }
