@@ -125,6 +125,8 @@ pub enum Reason {
     PoolConflict,
     /// The IPPool of addresses in use has been changed or deleted.
     PoolMissing,
+    /// Something else leads packets to pods past their policy.
+    PolicyBypassed,
     /// Policy, or its last change, is not in force.
     PolicyNotInForce,
     /// A set keeps its members, so ACLs name its addresses instead.
@@ -186,6 +188,7 @@ impl Reason {
             | NotUnderstood
             | OutboundNatDiffers
             | OverlayRemade
+            | PolicyBypassed
             | PolicySetHeld
             | PolicySetRefused
             | PolicySetsNotProven

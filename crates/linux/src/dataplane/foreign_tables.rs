@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use tortie_dataplane::{Condition, Reason};
 use tortie_kernel::nftables::others::{Base, End, ForeignTable, Others, TableId, current_generation};
 
-use tortie_kernel::Result;
+use tortie_kernel::{Result, interface_index};
 
 /// How many tables get a condition of their own, and how many chains a condition names; the rest is counted.
 const MAX_TABLES: usize = 20;
@@ -35,6 +35,8 @@ pub(super) struct ForeignTables {
     /// The conditions about legacy tables, which are not read again before this time.
     legacy: Vec<Condition>,
     legacy_rest_until: Option<Instant>,
+    /// The condition about IPVS.
+    ipvs: Option<Condition>,
     looked: bool,
 }
 
@@ -50,6 +52,7 @@ impl ForeignTables {
     /// number of Tortie's transactions: if there were no other transactions, nothing is read again.
     pub(super) fn look(&mut self, own: &str, commits: u32, now: Instant) {
         self.looked = true;
+        self.ipvs = interface_index(IPVS_LINK).is_ok().then(bypassed);
         if self.legacy_rest_until.is_none_or(|until| now >= until) {
             let (conditions, rules) = legacy::conditions();
             self.legacy = conditions;
@@ -73,8 +76,21 @@ impl ForeignTables {
 
     /// The conditions.
     pub(super) fn conditions(&self) -> impl Iterator<Item = Condition> {
-        self.tables.iter().chain(&self.legacy).cloned()
+        self.tables.iter().chain(&self.legacy).chain(&self.ipvs).cloned()
     }
+}
+
+/// The link with the addresses of Services that kube-proxy makes in IPVS mode (`pkg/proxy/ipvs`).
+const IPVS_LINK: &str = "kube-ipvs0";
+
+/// IPVS accepts packets to Services as the node's own, and sends them on as if the node had sent them.
+fn bypassed() -> Condition {
+    let message = format!(
+        "kube-proxy serves Services by IPVS (link {IPVS_LINK}): their packets to pods of this node do not pass the forward hook, so no \
+         policy of these pods sees them, and the policies of clients see the Service's address; use kube-proxy's mode nftables or \
+         iptables, and delete the link afterwards (`kube-proxy --cleanup`)"
+    );
+    Condition::new(Reason::PolicyBypassed, message)
 }
 
 /// The pause after so many objects have been read.

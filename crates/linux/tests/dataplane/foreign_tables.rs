@@ -466,6 +466,17 @@ fn later_foreign_chains_are_found_at_the_next_resync() {
     }
 }
 
+/// The link of kube-proxy has the type `dummy`, which not every kernel has.
+#[test]
+fn ipvs_that_leads_packets_past_policy_is_reported() {
+    let (mut node, report) = Node::beside("ip link add kube-ipvs0 type bridge");
+    let expected: Expected = &[(Reason::PolicyBypassed, &["kube-ipvs0", "use kube-proxy's mode nftables"])];
+    check("at first", &report, expected);
+    check("later", &node.resync(), expected);
+    run(&node.namespace, "ip link delete kube-ipvs0");
+    check("after", &node.resync(), &[]);
+}
+
 #[test]
 fn tables_beyond_the_limit_of_a_report_are_counted() {
     let tables = "for n in $(seq 25); do
