@@ -6,7 +6,7 @@ use tortie_api::to_yaml;
 use crate::controllers::deployment;
 use crate::node;
 use crate::template::Template;
-use crate::{DEFINITIONS, RBAC, Values, documents};
+use crate::{DEFINITIONS, RBAC, Values, documents, is_role_of_agents, parsed, reading};
 
 /// The paths in the chart's folder, and contents.
 pub(crate) fn files() -> Vec<(String, String)> {
@@ -51,7 +51,13 @@ fn rbac() -> String {
         RBAC.split("---\n").filter(|document| !document.contains("kind: Namespace\n")).peekable();
     let mut text = String::new();
     while let Some(document) = documents.next() {
-        text.push_str(document);
+        match parsed(document).first().filter(|object| is_role_of_agents(object)) {
+            Some(role) => text.push_str(&format!(
+                "{{{{- if .Values.policyOnly }}}}\n{}{{{{- else }}}}\n{document}{{{{- end }}}}\n",
+                to_yaml(&reading(role))
+            )),
+            None => text.push_str(document),
+        }
         if documents.peek().is_some() {
             text.push_str("---\n");
         }
@@ -102,10 +108,18 @@ mod tests {
             assert!(template.contains(&format!(".Values.{name} ")), "{name} has no effect");
         }
         assert!(!template.contains("CONFIG"));
-        assert!(!rbac().contains("kind: Namespace"));
-        assert_eq!(
-            tortie_api::from_yaml(&rbac()).unwrap().len() + 1,
-            tortie_api::from_yaml(RBAC).unwrap().len()
-        );
+    }
+
+    #[test]
+    fn the_template_of_roles_has_those_of_both_modes_and_no_namespace() {
+        let template = rbac();
+        let (before, rest) = template.split_once("{{- if .Values.policyOnly }}\n").unwrap();
+        let (of_policy_only, rest) = rest.split_once("{{- else }}\n").unwrap();
+        let (of_others, after) = rest.split_once("{{- end }}\n").unwrap();
+        for (policy_only, role) in [(true, of_policy_only), (false, of_others)] {
+            let mut expected = crate::permissions(policy_only);
+            expected.retain(|object| object["kind"] != "Namespace");
+            assert_eq!(tortie_api::from_yaml(&format!("{before}{role}{after}")).unwrap(), expected);
+        }
     }
 }

@@ -10,7 +10,7 @@ mod node;
 mod template;
 mod values;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tortie_api::{from_yaml, to_yaml};
 
 pub use cni::{CNI_CONFIG_FILE, CNI_NETWORK, CNI_PLUGIN, ChainError, ChainedPlugins, cni_config};
@@ -26,6 +26,8 @@ pub const POOL_NAME: &str = "default-ipv4-ippool";
 /// The name of its IPv6 pool.
 pub const POOL_V6_NAME: &str = "default-ipv6-ippool";
 
+/// The kind that agents write in any mode.
+const REPORTS: &str = "nodereports";
 /// The namespace, service account and roles.
 const RBAC: &str = include_str!("../../../deploy/rbac.yaml");
 
@@ -81,16 +83,40 @@ pub fn definitions() -> Vec<Value> {
     DEFINITIONS.iter().flat_map(|(_, text)| parsed(text)).collect()
 }
 
-/// The namespace, the service account and the roles.
+/// The namespace, the service accounts and the roles. Agents that only enforce policy (`policy_only`) write nothing but reports.
 #[must_use]
-pub fn permissions() -> Vec<Value> {
-    parsed(RBAC)
+pub fn permissions(policy_only: bool) -> Vec<Value> {
+    let mut permissions = parsed(RBAC);
+    let agents = permissions.iter_mut().find(|object| is_role_of_agents(object));
+    if let Some(role) = agents.filter(|_| policy_only) {
+        *role = reading(role);
+    }
+    permissions
+}
+
+fn is_role_of_agents(object: &Value) -> bool {
+    object["kind"] == "ClusterRole" && object["metadata"]["name"] == DAEMON_SET
+}
+
+/// The role without writing, except for reports.
+fn reading(role: &Value) -> Value {
+    let mut role = role.clone();
+    let rules = role["rules"].as_array_mut().into_iter().flatten();
+    for rule in rules.filter(|rule| rule["resources"] != json!([REPORTS])) {
+        if let Some(verbs) = rule["verbs"].as_array_mut() {
+            verbs.retain(|verb| ["get", "list", "watch"].iter().any(|reads| verb == reads));
+        }
+    }
+    if let Some(rules) = role["rules"].as_array_mut() {
+        rules.retain(|rule| rule["verbs"].as_array().is_some_and(|verbs| !verbs.is_empty()));
+    }
+    role
 }
 
 /// All objects of an installation, in the order in which they must be applied.
 #[must_use]
 pub fn objects(values: &Values) -> Vec<Value> {
-    let mut objects = permissions();
+    let mut objects = permissions(values.policy_only);
     objects.extend(definitions());
     objects.extend(node::objects(values));
     objects
@@ -133,7 +159,7 @@ fn kustomization() -> String {
     let crds = DEFINITIONS.iter().map(|(name, _)| format!("crds/{name}"));
     let resources: Vec<String> =
         ["rbac.yaml".to_owned()].into_iter().chain(crds).chain(["node.yaml".to_owned()]).collect();
-    to_yaml(&serde_json::json!({
+    to_yaml(&json!({
         "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": resources,
     }))
 }
@@ -164,6 +190,28 @@ mod tests {
             .collect();
         names.sort();
         assert_eq!(names, DEFINITIONS.iter().map(|(name, _)| *name).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn agents_that_only_enforce_policy_write_nothing_but_reports() {
+        let [all, reduced] = [false, true].map(|policy_only| {
+            let role = permissions(policy_only).into_iter().find(is_role_of_agents).unwrap();
+            let mut permissions = std::collections::BTreeSet::new();
+            for rule in role["rules"].as_array().unwrap() {
+                let words =
+                    |name: &str| -> Vec<String> { serde_json::from_value(rule[name].clone()).unwrap() };
+                for resource in words("resources") {
+                    permissions.extend(words("verbs").into_iter().map(|verb| (resource.clone(), verb)));
+                }
+            }
+            permissions
+        });
+        let of_reports = |(resource, _): &&(String, String)| resource == "nodereports";
+        let reads = |(_, verb): &&(String, String)| ["get", "list", "watch"].contains(&&**verb);
+        assert_eq!(reduced, all.iter().filter(|it| of_reports(it) || reads(it)).cloned().collect());
+        assert!(
+            all.len() > reduced.len() && reduced.contains(&("nodereports".to_owned(), "update".to_owned()))
+        );
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tortie_api::to_yaml;
 use tortie_kernel::namespace::NetNs;
 use tortie_kernel::route::{NewLink, NewLinkKind, Peer, RouteSocket};
 use tortie_servers::programs::{Program, can_run};
@@ -17,6 +18,8 @@ use crate::node::{OTHER_PLUGINS, address, output_of, until};
 
 pub(crate) const PORT: u16 = 8080;
 /// Long enough for many packets, each of which must not arrive.
+/// The agent's user.
+const AGENT: &str = "agent";
 pub(crate) const BLOCKED: Duration = Duration::from_millis(700);
 
 pub(crate) struct Node {
@@ -45,8 +48,13 @@ impl Node {
         if !can_run(&programs) {
             return None;
         }
-        let api = KubeApi::start(&KubeOptions::default()).unwrap();
+        let users = vec![(AGENT.to_owned(), Vec::new())];
+        let api = KubeApi::start(&KubeOptions { users, ..KubeOptions::default() }).unwrap();
         api.create_definitions().unwrap();
+        // The agent has the permissions that `tortie install --policy-only` gives it.
+        let permissions: Vec<String> = tortie_deploy::permissions(true).iter().map(to_yaml).collect();
+        api.apply(&permissions.join("---\n")).unwrap();
+        api.bind(AGENT, tortie_deploy::DAEMON_SET).unwrap();
         let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "one"}});
         api.apply(&node.to_string()).unwrap();
         let [host, outside] = std::array::from_fn(|_| NetNs::create().unwrap());
@@ -92,7 +100,7 @@ impl Node {
 
     pub(crate) fn agent_command(&self, more: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tortie"));
-        let store = format!("kubernetes:{}", self.api.kubeconfig().display());
+        let store = format!("kubernetes:{}", self.api.kubeconfig_of(AGENT).display());
         command.args(["agent", "--node", "one", "--policy-only", "--store", &store]);
         command.args(["--cni-results", &self.path("cni/results")]);
         for (flag, file) in [

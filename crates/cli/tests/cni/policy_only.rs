@@ -72,6 +72,8 @@ fn leaves_nothing_but_policy(node: &Node) {
     let files = std::fs::read_dir(node.path("net.d")).unwrap().count();
     assert_eq!(files, 4, "only those of the other plugins");
     assert!(!std::path::Path::new(&node.path("agent.sock")).exists(), "nobody calls Tortie's plugin");
+    let log = std::fs::read_to_string(node.path("agent.log")).unwrap();
+    assert!(!log.to_lowercase().contains("forbidden"), "{log}");
     let table = output_of(&node.host, "nft", &["list", "table", "inet", "tortie"]);
     assert!(!table.contains("masquerade") && !table.contains("dnat"), "{table}");
 }
