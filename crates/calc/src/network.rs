@@ -329,6 +329,10 @@ fn put<K: Ord, V: Clone + PartialEq>(map: &mut BTreeMap<K, V>, key: K, value: Op
     before != value
 }
 
+/// The MTU of pods of Windows nodes: HNS gives them that of an adapter with 1500 bytes less the headers of VXLAN, whatever the adapter
+/// has.
+const WINDOWS_MTU: u32 = 1450;
+
 /// The node's tunnel end of a family, once both its tunnel address and its own address are known.
 fn vtep(name: &str, node: &Node, version: IpVersion) -> Option<Vtep> {
     Some(Vtep {
@@ -339,6 +343,7 @@ fn vtep(name: &str, node: &Node, version: IpVersion) -> Option<Vtep> {
             .and_then(|mac| mac.parse().ok())
             .unwrap_or_else(|| vtep_mac(name, version)),
         parent: node.own_address(version)?,
+        mtu: node.is_windows().then_some(WINDOWS_MTU),
     })
 }
 

@@ -93,6 +93,9 @@ pub struct Vtep {
     pub mac: MacAddress,
     /// The node's own address, the destination of its VXLAN packets.
     pub parent: IpAddr,
+    /// The longest packet that its pods can receive, in bytes, if that is known.
+    #[serde(default)]
+    pub mtu: Option<u32>,
 }
 
 impl Vtep {

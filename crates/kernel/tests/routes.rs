@@ -110,6 +110,8 @@ fn addresses_and_routes_are_listed_as_created() {
             Route::on_link("10.1.0.5/32".parse().unwrap(), link, 80),
             Route::via("10.2.0.0/26".parse().unwrap(), ip("10.2.0.0"), link, 80),
             Route { source: Some(ip("10.0.0.1")), ..Route::on_link("10.3.0.0/16".parse().unwrap(), link, 3) },
+            Route { mtu: Some(1300), ..Route::via("10.6.0.0/26".parse().unwrap(), ip("10.2.0.1"), link, 80) },
+            Route { mtu: Some(1300), ..Route::on_link("fd06::/64".parse().unwrap(), link, 80) },
             Route { metric: 7, ..Route::on_link("0.0.0.0/0".parse().unwrap(), link, 4) },
             Route::blackhole("10.4.0.0/26".parse().unwrap(), 80),
             Route::on_link("fd01::5/128".parse().unwrap(), link, 80),

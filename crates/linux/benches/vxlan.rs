@@ -72,6 +72,7 @@ mod linux {
             address: tunnel(number).into(),
             mac,
             parent: own(number).into(),
+            mtu: None,
         }
     }
 

@@ -413,14 +413,16 @@ fn in_family(name: &str, value: &Value, family: &str) -> Option<InFamily> {
         true => text.parse().unwrap(),
         false => IpNet::from(text.parse::<IpAddr>().unwrap()),
     };
+    let is_windows = value["metadata"]["labels"]["kubernetes.io/os"] == "windows";
     let vtep = annotation(&format!("{family}VXLANTunnelAddr")).map(|address| Vtep {
         node: name.to_owned(),
         address: address.parse().unwrap(),
         mac: annotation(&format!("VXLANTunnelMACAddr{suffix}"))
             .map_or(tortie_calc::vtep_mac(name, IpVersion::of(&own.addr())), |mac| mac.parse().unwrap()),
         parent: own.addr(),
+        // What HNS gives containers.
+        mtu: if is_windows { Some(1450) } else { None },
     });
-    let is_windows = value["metadata"]["labels"]["kubernetes.io/os"] == "windows";
     Some(InFamily { own, vtep, is_windows })
 }
 

@@ -13,8 +13,8 @@ use netlink_packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
 };
 use netlink_packet_route::route::{
-    RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteNextHop, RouteNextHopFlags,
-    RouteScope, RouteType,
+    RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteMetric, RouteNextHop,
+    RouteNextHopFlags, RouteScope, RouteType,
 };
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use tortie_api::net::MacAddress;
@@ -167,6 +167,7 @@ fn route_message(route: &Route) -> RouteMessage {
     if route.metric != 0 {
         message.attributes.push(RouteAttribute::Priority(route.metric));
     }
+    message.attributes.extend(route.mtu.map(|mtu| RouteAttribute::Metrics(vec![RouteMetric::Mtu(mtu)])));
     message
 }
 
@@ -336,7 +337,7 @@ pub(super) fn route(reply: &Reply) -> Option<Route> {
         AddressFamily::Inet6 => IpAddr::from([0; 16]),
         _ => return None,
     };
-    let (mut link, mut gateway, mut source, mut metric) = (None, None, None, 0);
+    let (mut link, mut gateway, mut source, mut metric, mut mtu) = (None, None, None, 0, None);
     let mut onlink = header.flags.contains(RouteFlags::Onlink);
     let mut others = Vec::new();
     let mut table = u32::from(header.table);
@@ -354,6 +355,12 @@ pub(super) fn route(reply: &Reply) -> Option<Route> {
             RouteAttribute::PrefSource(address) => source = ip(address),
             RouteAttribute::Priority(priority) => metric = *priority,
             RouteAttribute::Table(id) => table = *id,
+            RouteAttribute::Metrics(metrics) => {
+                mtu = metrics.iter().find_map(|metric| match metric {
+                    RouteMetric::Mtu(mtu) => Some(*mtu),
+                    _ => None,
+                });
+            }
             _ => {}
         }
     }
@@ -369,7 +376,7 @@ pub(super) fn route(reply: &Reply) -> Option<Route> {
         link = None;
     }
     let protocol = header.protocol.into();
-    Some(Route { destination, kind, link, gateway, onlink, others, source, protocol, metric })
+    Some(Route { destination, kind, link, gateway, onlink, others, source, protocol, metric, mtu })
 }
 
 pub(super) fn neighbour(reply: &Reply) -> Option<Neighbour> {

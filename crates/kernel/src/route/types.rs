@@ -166,6 +166,8 @@ pub struct Route {
     pub protocol: u8,
     /// The lowest metric wins among routes to one destination. 0 is the kernel's default (1024 for IPv6).
     pub metric: u32,
+    /// The longest packet that takes the route, in bytes, if it is not that of the link (`RTAX_MTU`).
+    pub mtu: Option<u32>,
 }
 
 impl Route {
@@ -183,6 +185,7 @@ impl Route {
             source: None,
             protocol,
             metric: 0,
+            mtu: None,
         }
     }
 
@@ -353,6 +356,9 @@ impl fmt::Display for Route {
         for NextHop { link, gateway, .. } in &self.others {
             let via = gateway.map(|gateway| format!(" via {gateway}")).unwrap_or_default();
             write!(f, " and{via} on link {link}")?;
+        }
+        if let Some(mtu) = self.mtu {
+            write!(f, " with MTU {mtu}")?;
         }
         write!(f, " (protocol {})", self.protocol)
     }

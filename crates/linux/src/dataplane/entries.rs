@@ -8,7 +8,7 @@ use tortie_api::net::{IpVersion, MacAddress};
 use tortie_dataplane::{NodeState, RouteTarget, Vtep};
 use tortie_kernel::route::{Address, Change, FdbEntry, Neighbour, Route};
 
-use super::overlay::Underlay;
+use super::overlay::{Underlay, VxlanLink};
 
 /// The protocol number of Tortie's routes. Nobody else has it in `rtnetlink.h` and iproute2's `rt_protos`. Calico's
 /// is 80 (`felix/dataplane/linux/route_mgr.go`), and Tortie must not delete Calico's routes.
@@ -70,8 +70,9 @@ impl Tables {
     }
 
     /// The entries for another node's tunnel end.
-    pub(super) fn add_vtep(&mut self, vtep: &Vtep, link: u32) {
-        self.add_route(Route::on_link(IpNet::from(vtep.address), link, PROTOCOL));
+    pub(super) fn add_vtep(&mut self, vtep: &Vtep, overlay: &VxlanLink) {
+        let (link, mtu) = (overlay.index, overlay.mtu_to(vtep));
+        self.add_route(Route { mtu, ..Route::on_link(IpNet::from(vtep.address), link, PROTOCOL) });
         self.add_neighbour(Neighbour { link, address: vtep.address, mac: vtep.mac });
         self.add_fdb(FdbEntry { link, mac: vtep.mac, destination: vtep.parent });
     }
@@ -132,7 +133,7 @@ pub(super) fn route_to(
     destination: IpNet,
     target: &RouteTarget,
     state: &NodeState,
-    vxlan: &BTreeMap<IpVersion, u32>,
+    vxlan: &BTreeMap<IpVersion, VxlanLink>,
     underlay: &Underlay,
 ) -> Option<Route> {
     let of = destination.addr();
@@ -141,8 +142,9 @@ pub(super) fn route_to(
         RouteTarget::Local => (destination.prefix_len() < destination.max_prefix_len())
             .then(|| Route::blackhole(destination, PROTOCOL)),
         RouteTarget::Vxlan { node } => {
-            let (link, vtep) = vxlan.get(&IpVersion::of(&of)).zip(state.vtep(node, &of))?;
-            Some(Route::via(destination, vtep.address, *link, PROTOCOL))
+            let (overlay, vtep) = vxlan.get(&IpVersion::of(&of)).zip(state.vtep(node, &of))?;
+            let mtu = overlay.mtu_to(vtep);
+            Some(Route { mtu, ..Route::via(destination, vtep.address, overlay.index, PROTOCOL) })
         }
         RouteTarget::Direct { router } => {
             let link = underlay.link(IpVersion::of(router))?;

@@ -15,7 +15,7 @@ use super::Config;
 use super::entries::{Keys, PROTOCOL, Tables, route_to};
 use super::host_ports;
 use super::ipv6;
-use super::overlay::{Overlay, Underlay};
+use super::overlay::{Overlay, Underlay, VxlanLink};
 use super::peers::{Around, NetworkChange, PeerEntries};
 
 /// The routes and links of the node, and the known state of the kernel.
@@ -34,8 +34,8 @@ pub(super) struct Network {
     retry: bool,
     /// The interfaces that have the node's addresses.
     underlay: Underlay,
-    /// The index of the VXLAN link of each family, as of the last time that everything was looked at.
-    vxlan: BTreeMap<IpVersion, u32>,
+    /// The VXLAN link of each family, as of the last time that everything was looked at.
+    vxlan: BTreeMap<IpVersion, VxlanLink>,
     /// The families whose packets the node forwarded then.
     forwarded: BTreeSet<IpVersion>,
 }
@@ -212,10 +212,11 @@ impl Network {
         for (key, route) in &desired.routes {
             match kernel.routes.get(key) {
                 None => changes.push(Change::AddRoute(route.clone())),
-                Some(there) if there.leads_like(route) => {}
                 Some(there) if there.protocol == PROTOCOL => {
-                    changes.push(Change::ReplaceRoute(route.clone()))
+                    let is_same = there.leads_like(route) && there.mtu == route.mtu;
+                    changes.extend((!is_same).then(|| Change::ReplaceRoute(route.clone())));
                 }
+                Some(there) if there.leads_like(route) => {}
                 Some(there) => {
                     let message = format!(
                         "the foreign route {there} occupies the place of {route}; Tortie leaves it alone"
@@ -247,8 +248,8 @@ impl Network {
         self.node.extend(without_tunnel(state));
     }
 
-    /// The index of the VXLAN link of each family. Without that of IPv6, IPv4 goes on.
-    fn vxlan_links(&mut self, state: &NodeState) -> Result<BTreeMap<IpVersion, u32>> {
+    /// The VXLAN link of each family. Without that of IPv6, IPv4 goes on.
+    fn vxlan_links(&mut self, state: &NodeState) -> Result<BTreeMap<IpVersion, VxlanLink>> {
         let mut links = BTreeMap::new();
         for overlay in &mut self.overlays {
             let is_known = self.kernel.is_some();
@@ -271,7 +272,7 @@ impl Network {
         Ok(links)
     }
 
-    fn read(&mut self, vxlan: &BTreeMap<IpVersion, u32>) -> Result<Tables> {
+    fn read(&mut self, vxlan: &BTreeMap<IpVersion, VxlanLink>) -> Result<Tables> {
         let mut tables = Tables::default();
         for route in self.socket.routes()? {
             tables.routes.insert((route.destination, route.metric), route);
@@ -279,7 +280,9 @@ impl Network {
         if vxlan.is_empty() {
             return Ok(tables);
         }
-        let is_overlay = |link: u32, address: &IpAddr| vxlan.get(&IpVersion::of(address)) == Some(&link);
+        let is_overlay = |link: u32, address: &IpAddr| {
+            vxlan.get(&IpVersion::of(address)).is_some_and(|overlay| overlay.index == link)
+        };
         // Each link has a link-local address of its own, which is the kernel's.
         let addresses = self.socket.addresses()?.into_iter();
         let addresses =
@@ -290,7 +293,7 @@ impl Network {
             .filter(|it| is_overlay(it.link, &it.address))
             .for_each(|neighbour| tables.add_neighbour(neighbour));
         for link in vxlan.values() {
-            let entries = self.socket.fdb(*link)?;
+            let entries = self.socket.fdb(link.index)?;
             tables.read_fdb(entries);
         }
         Ok(tables)
@@ -378,7 +381,7 @@ fn without_tunnel(state: &NodeState) -> Option<Condition> {
 /// The desired tables. `vxlan` has the VXLAN link of each family.
 fn desired(
     state: &NodeState,
-    vxlan: &BTreeMap<IpVersion, u32>,
+    vxlan: &BTreeMap<IpVersion, VxlanLink>,
     links: &BTreeMap<String, u32>,
     underlay: &Underlay,
 ) -> Tables {
@@ -397,11 +400,11 @@ fn desired(
     }
     for ((_, version), vtep) in &state.vteps {
         if let Some(link) = vxlan.get(version) {
-            tables.add_vtep(vtep, *link);
+            tables.add_vtep(vtep, link);
         }
     }
     for own in state.node.iter().flat_map(|node| node.vteps()) {
-        let Some(&link) = vxlan.get(&own.version()) else { continue };
+        let Some(&VxlanLink { index: link, .. }) = vxlan.get(&own.version()) else { continue };
         let prefix_length = IpNet::from(own.address).prefix_len();
         tables.addresses.insert(Address { link, address: own.address, prefix_length });
     }

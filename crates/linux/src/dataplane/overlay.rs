@@ -80,10 +80,23 @@ pub(super) struct Overlay {
     foreign: Option<Condition>,
 }
 
+/// A VXLAN link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct VxlanLink {
+    pub(super) index: u32,
+    pub(super) mtu: u32,
+}
+
+impl VxlanLink {
+    /// The MTU of a route to the pods of a node, if it must be less than that of the link.
+    pub(super) fn mtu_to(&self, vtep: &Vtep) -> Option<u32> {
+        vtep.mtu.filter(|mtu| *mtu < self.mtu)
+    }
+}
+
 /// The link of an overlay, as [`Overlay::apply`] leaves it.
 pub(super) struct OverlayLink {
-    /// The index of the link, if there is one.
-    pub(super) link: Option<u32>,
+    pub(super) link: Option<VxlanLink>,
     /// Whether the kernel's tables must be read again.
     pub(super) is_changed: bool,
     pub(super) foreign: Option<Condition>,
@@ -119,8 +132,10 @@ impl Overlay {
             let removed = self.remove(socket, state.node.is_some() && !is_known)?;
             return Ok(OverlayLink { link: None, is_changed: removed, foreign: None });
         };
+        let mtu = wanted.mtu;
         if let Some((_, index)) = self.made.as_ref().filter(|(made, _)| is_known && *made == wanted) {
-            return Ok(OverlayLink { link: Some(*index), is_changed: false, foreign: self.foreign.clone() });
+            let link = VxlanLink { index: *index, mtu };
+            return Ok(OverlayLink { link: Some(link), is_changed: false, foreign: self.foreign.clone() });
         }
         self.made = None;
         let concerns = |link: &Link| {
@@ -150,7 +165,7 @@ impl Overlay {
             ethtool::disable_offloads(&self.name)?;
         }
         self.made = Some((wanted, index));
-        Ok(OverlayLink { link: Some(index), is_changed, foreign: self.foreign.clone() })
+        Ok(OverlayLink { link: Some(VxlanLink { index, mtu }), is_changed, foreign: self.foreign.clone() })
     }
 
     /// What the link must be; `None` without an overlay.

@@ -9,7 +9,7 @@ use tortie_api::net::{IpVersion, MacAddress};
 use tortie_dataplane::{Delta, NodeState, RouteTarget, Vtep};
 
 use super::entries::{Keys, Tables, route_to};
-use super::overlay::Underlay;
+use super::overlay::{Underlay, VxlanLink};
 
 /// What a change means for routes and links.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ pub(super) struct Peers(BTreeMap<(String, IpVersion), Vtep>);
 
 /// What does not change with peers.
 pub(super) struct Around<'a> {
-    pub(super) vxlan: &'a BTreeMap<IpVersion, u32>,
+    pub(super) vxlan: &'a BTreeMap<IpVersion, VxlanLink>,
     pub(super) underlay: &'a Underlay,
     pub(super) forwarded: &'a BTreeSet<IpVersion>,
 }
@@ -114,7 +114,8 @@ impl PeerChange {
             let now = state.vteps.get(key);
             addresses.extend(old.iter().chain(now).map(|vtep| vtep.address));
             macs.extend(old.iter().chain(now).map(|vtep| (key.1, vtep.mac)));
-            if old.as_ref().map(|old| old.address) != now.map(|now| now.address) {
+            let of_routes = |vtep: &Vtep| (vtep.address, vtep.mtu);
+            if old.as_ref().map(of_routes) != now.map(of_routes) {
                 moved.insert((key.0.as_str(), key.1));
             }
             new.extend(now);
@@ -148,10 +149,10 @@ impl PeerChange {
         }
         for (version, link) in around.vxlan {
             let is_of = |address: &&IpAddr| IpVersion::of(address) == *version;
-            keys.neighbours.extend(addresses.iter().filter(is_of).map(|address| (*link, *address)));
-            keys.fdb.extend(macs.iter().filter(|(of, _)| of == version).map(|(_, mac)| (*link, *mac)));
+            keys.neighbours.extend(addresses.iter().filter(is_of).map(|address| (link.index, *address)));
+            keys.fdb.extend(macs.iter().filter(|(of, _)| of == version).map(|(_, mac)| (link.index, *mac)));
             let of_version = new.iter().filter(|vtep| vtep.version() == *version);
-            of_version.for_each(|vtep| desired.add_vtep(vtep, *link));
+            of_version.for_each(|vtep| desired.add_vtep(vtep, link));
         }
         Some(PeerEntries { desired, keys })
     }

@@ -205,6 +205,7 @@ pub(crate) fn vtep(number: u8) -> Vtep {
         address: Ipv4Addr::new(10, 65, number, 0).into(),
         mac: MacAddress([0x66, 0, 0, 0, 0, number]),
         parent: node_address(number).into(),
+        mtu: None,
     }
 }
 

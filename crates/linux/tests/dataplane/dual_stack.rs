@@ -34,7 +34,7 @@ pub(crate) fn pod_v6(pod: &Pod) -> Ipv6Addr {
 pub(crate) fn vtep_v6(number: u8) -> Vtep {
     let mac = MacAddress([0x66, 0, 0, 0, 6, number]);
     let address = block_v6(number).network().into();
-    Vtep { node: format!("node-{number}"), address, mac, parent: own(number).into() }
+    Vtep { node: format!("node-{number}"), address, mac, parent: own(number).into(), mtu: None }
 }
 
 /// Gives a node its IPv6 address, and joins both overlays.

@@ -118,3 +118,42 @@ fn the_setting_counts_for_new_pods_and_older_ones_learn_it() {
     let adopted = node.namespace.run(|| node.wiring.check(&pod.attachment())).unwrap();
     assert!(adopted.is_ok());
 }
+
+/// The pods of a Windows node keep their MTU, whatever the network between the nodes carries.
+#[test]
+fn a_pod_learns_that_the_pods_of_another_node_take_less() {
+    let ([mut node, _other], [pod, remote]) = nodes(1500);
+    let change = |mtu| {
+        move |state: &mut NodeState| {
+            state.vteps.get_mut(&vtep(2).key()).unwrap().mtu = mtu;
+        }
+    };
+    let route_mtus = |node: &Node| {
+        let routes = node.namespace.run(|| RouteSocket::open().unwrap().routes().unwrap()).unwrap();
+        let to_other = |destination: &str| {
+            routes.iter().find(|route| route.destination == destination.parse().unwrap()).unwrap().mtu
+        };
+        [to_other("10.65.2.0/26"), to_other("10.65.2.0/32")]
+    };
+    let receiver = remote.namespace.run(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 9)).unwrap()).unwrap();
+    receiver.set_read_timeout(Some(std::time::Duration::from_millis(500))).unwrap();
+    assert!(arrives(&pod, &remote, &receiver, 1400));
+    assert_eq!(route_mtus(&node), [None; 2]);
+    assert_eq!(node.change(change(Some(1300))), Report::default());
+    assert_eq!(route_mtus(&node), [Some(1300); 2]);
+    assert!(arrives(&pod, &remote, &receiver, 1300 - HEADERS));
+    assert!(
+        !arrives(&pod, &remote, &receiver, 1301 - HEADERS),
+        "the pod's first packet must not be fragmented"
+    );
+    assert!(arrives(&pod, &remote, &receiver, 1301 - HEADERS), "the pod has learned the size");
+    assert!(fragments(&pod.namespace) > 0);
+    // The own link is narrower.
+    let set = |state: &mut NodeState| Arc::make_mut(&mut state.settings).vxlan_mtu = Some(1280);
+    assert_eq!(node.change(set), Report::default());
+    assert_eq!(route_mtus(&node), [None; 2]);
+    assert_eq!(node.change(change(Some(1200))), Report::default());
+    assert_eq!(route_mtus(&node), [Some(1200); 2]);
+    assert_eq!(node.change(change(None)), Report::default());
+    assert_eq!(route_mtus(&node), [None; 2]);
+}

@@ -34,6 +34,7 @@ fn vtep(node: u8, version: IpVersion, [tunnel, mac, parent]: [u8; 3]) -> Vtep {
         address: address(version, 0, tunnel),
         mac: MacAddress([0x66, 0, 0, 0, 0, mac]),
         parent: address(version, 9, 100 + parent),
+        mtu: None,
     }
 }
 

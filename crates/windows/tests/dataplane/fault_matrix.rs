@@ -105,6 +105,7 @@ fn remote(number: u8) -> [Delta; 2] {
         address: [10, 244, last, 0].into(),
         mac: MacAddress([0x66, 0, 0, 0, 0, last]),
         parent: [172, 16, 0, last].into(),
+        mtu: None,
     };
     let destination = "10.244.9.0/26".parse().unwrap();
     [Delta::Vtep(vtep), Delta::Route(Route { destination, target: RouteTarget::Vxlan { node } })]

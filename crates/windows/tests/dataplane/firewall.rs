@@ -60,6 +60,7 @@ fn vtep(address: &str) -> Delta {
         address: [10, 244, last, 0].into(),
         mac: MacAddress([0x66, 0, 0, 0, 0, last]),
         parent: parent.into(),
+        mtu: None,
     })
 }
 
@@ -261,6 +262,7 @@ fn long_lists_become_ranges_and_several_rules() {
             address: Ipv4Addr::from(0x0af4_0000 + number).into(),
             mac: MacAddress([0x66, 0, 0, 0, 0, 1]),
             parent: node(number).into(),
+            mtu: None,
         })
     };
     let gone = |number: u32| Delta::VtepRemoved(name(number), IpVersion::V4);
@@ -346,6 +348,7 @@ fn nodes_that_stay_are_admitted_while_others_come_and_go() {
             address: Ipv4Addr::from(0x0af4_0000 + number).into(),
             mac: MacAddress([0x66, 0, 0, 0, 0, 1]),
             parent: node(number).into(),
+            mtu: None,
         })
     };
     let staying: Vec<u32> = (100..4_600).step_by(2).collect();

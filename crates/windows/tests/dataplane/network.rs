@@ -24,6 +24,7 @@ fn vtep(name: &str, last: u8) -> Delta {
         address: [10, 244, last, 0].into(),
         mac: MacAddress([0x66, 0, 0, 0, 0, last]),
         parent: [172, 16, 0, last].into(),
+        mtu: None,
     })
 }
 

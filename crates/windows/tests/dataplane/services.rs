@@ -365,6 +365,7 @@ fn a_pods_address_is_not_opened_by_a_service() {
         address: "10.0.7.1".parse().unwrap(),
         mac: tortie_dataplane::MacAddress([6; 6]),
         parent: "172.16.0.9".parse().unwrap(),
+        mtu: None,
     };
     let more = [Delta::Vtep(vtep), block, is_now("evil", victim)];
     let (mut node, report) = started(more.into_iter().chain(isolated(to(&["10.0.0.0/24"]))));

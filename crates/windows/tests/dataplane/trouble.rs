@@ -341,7 +341,13 @@ fn permanently_refused_routes_are_reported_and_retried_with_backoff() {
     let mut node = Node::usual();
     refuse(&node.hns, HResult::HCN_E_INVALID_POLICY, |call| matches!(call, Call::Modify { .. }));
     let parent = [172, 16, 0, 1].into();
-    let vtep = Vtep { node: "one".into(), address: [10, 244, 1, 0].into(), mac: MacAddress([2; 6]), parent };
+    let vtep = Vtep {
+        node: "one".into(),
+        address: [10, 244, 1, 0].into(),
+        mac: MacAddress([2; 6]),
+        parent,
+        mtu: None,
+    };
     let target = RouteTarget::Vxlan { node: "one".into() };
     let route = Delta::Route(Route { destination: "10.244.1.0/26".parse().unwrap(), target });
     node.apply(&[local_node(), own_block(), Delta::Vtep(vtep), route]);

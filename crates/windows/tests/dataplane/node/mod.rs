@@ -180,7 +180,7 @@ pub(crate) fn endpoint(program: EndpointProgram) -> Delta {
 
 pub(crate) fn local_node() -> Delta {
     let (address, parent) = (TUNNEL.into(), NODE.into());
-    let vtep = Vtep { node: "minion".into(), address, mac: MacAddress([2; 6]), parent };
+    let vtep = Vtep { node: "minion".into(), address, mac: MacAddress([2; 6]), parent, mtu: None };
     Delta::Node(LocalNode::ipv4("minion", NODE, Some(vtep)))
 }
 

@@ -79,7 +79,7 @@ impl Node {
         let spec = OverlaySpec { name: NETWORK.into(), block: block(number), vni: 4096, adapter: None };
         let overlay = ensure_overlay(&*hns, &spec).unwrap();
         let (address, parent) = (overlay.gateway.into(), parent.into());
-        let vtep = Vtep { node: name(number), address, mac: overlay.router_mac, parent };
+        let vtep = Vtep { node: name(number), address, mac: overlay.router_mac, parent, mtu: None };
         let dataplane = Stateful::new(WindowsDataplane::new(hcn));
         Node { number, hns, dataplane, namespace, pods: vec![], vtep }
     }
