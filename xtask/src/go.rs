@@ -8,16 +8,17 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
-use tortie_servers::programs::{CNI, GoModule, KUBE};
+use tortie_servers::programs::{CNI, GoModule, HELM, KUBE};
 
 use crate::setup;
 
 /// Where Go may be, in addition to the folders of `PATH`: its own archive, and Debian's package.
 const FOLDERS: [&str; 2] = ["/usr/local/go/bin", "/usr/lib/go/bin"];
 
-/// Builds the Kubernetes binary and the driver of CNI plugins, unless they exist, and returns the path of the former.
+/// Builds the Kubernetes binary, the driver of CNI plugins and Helm, unless they exist, and returns the path of the first.
 pub(crate) fn build_kube() -> Result<PathBuf> {
     build(&CNI)?;
+    build(&HELM)?;
     build(&KUBE)?;
     Ok(KUBE.binary("kube")?)
 }

@@ -37,6 +37,14 @@ pub const CNI: GoModule = GoModule {
     binaries: &[("cnitool", "github.com/containernetworking/cni/cnitool")],
     cgo: false,
 };
+/// Helm, which renders charts.
+pub const HELM: GoModule = GoModule {
+    name: "helm",
+    task: "kube build",
+    sources: &["go.mod", "go.sum"],
+    binaries: &[("helm", "helm.sh/helm/v3/cmd/helm")],
+    cgo: false,
+};
 /// The Kubernetes API and its controllers.
 pub const KUBE: GoModule = GoModule {
     name: "kube",
@@ -165,6 +173,8 @@ pub enum Program {
     Flanneld,
     /// The driver of CNI plugins.
     Cnitool,
+    /// The program that renders charts.
+    Helm,
     /// CNI plugins to chain; the path is their folder.
     CniPlugins,
     /// The BGP speaker BIRD.
@@ -208,6 +218,7 @@ impl Program {
             Self::CoreDns => COREDNS.find("coredns"),
             Self::Flanneld => FLANNEL.find("flanneld"),
             Self::Cnitool => CNI.find("cnitool"),
+            Self::Helm => HELM.find("helm"),
             Self::Bird => installed("bird", "bird2"),
             Self::Birdc => installed("birdc", "bird2"),
             Self::Gobgpd => installed("gobgpd", "gobgpd"),
@@ -305,7 +316,7 @@ mod tests {
 
     #[test]
     fn every_go_file_decides_what_the_binaries_are() {
-        for module in [CNI, KUBE, E2E, COREDNS, FLANNEL] {
+        for module in [CNI, HELM, KUBE, E2E, COREDNS, FLANNEL] {
             let mut folders = vec![module.folder()];
             let mut found = 0;
             while let Some(folder) = folders.pop() {
