@@ -154,6 +154,7 @@ mod tests {
             spec("It", "passed", Value::Null),
             spec("It", "passed", Value::Null),
             spec("It", "skipped", Value::Null),
+            spec("It", "skipped", Value::Null),
             spec("It", "skipped", json!({"Message": "no IPv6"})),
             spec("SynchronizedBeforeSuite", "passed", Value::Null),
         ];
