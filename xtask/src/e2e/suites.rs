@@ -9,7 +9,7 @@ use serde_json::Value;
 use tortie_servers::programs::{E2E, Program};
 
 use super::not_applicable::{self, Suite};
-use super::{Folder, finish, kubectl};
+use super::{Folder, connections, finish, kubectl, tortie_command};
 use crate::go;
 
 /// How many specs run at a time.
@@ -18,6 +18,23 @@ const PROCESSES: &str = "4";
 const POLICY_API: &str = "sigs.k8s.io/network-policy-api";
 const POLICY_DEFINITION: &str =
     "config/crd/experimental/policy.networking.k8s.io_clusternetworkpolicies.yaml";
+/// A policy of that kind, which selects no pod, and an object that concerns each node.
+const OF_A_NEW_KIND: &str = "apiVersion: policy.networking.k8s.io/v1alpha2
+kind: ClusterNetworkPolicy
+metadata: {name: until-agents-know-the-kind}
+spec:
+  tier: Admin
+  priority: 999
+  subject: {namespaces: {matchLabels: {kubernetes.io/metadata.name: nothing-has-this-name}}}
+  ingress: [{action: Pass, from: [{namespaces: {}}]}]
+---
+apiVersion: projectcalico.org/v3
+kind: GlobalNetworkSet
+metadata: {name: until-agents-know-the-kind}
+spec: {nets: [192.0.2.0/24]}
+";
+/// The option of the suite that also runs its experimental tests.
+const EXPERIMENTAL: &str = "-all-features";
 /// The option of `go test` that leaves tests out.
 const SKIP: &str = "-test.skip=";
 
@@ -103,9 +120,10 @@ pub(super) fn cluster_policy(folder: &Folder, arguments: &[&str]) -> Result<Coun
     let definition = go::module_folder(&E2E, POLICY_API)?.join(POLICY_DEFINITION);
     kubectl(&["apply", "--server-side", "--filename", &definition.display().to_string()])?;
     kubectl(&["wait", "crd/clusternetworkpolicies.policy.networking.k8s.io", "--for=condition=Established"])?;
+    wait_for_agents()?;
     let mut command = folder.command()?;
     command.arg("env").arg(format!("KUBECONFIG={}", running.kubeconfig.display()));
-    command.arg(Program::PolicySuite.find()?).arg("-test.v").args(with_skipped(arguments));
+    command.arg(Program::PolicySuite.find()?).args(["-test.v", EXPERIMENTAL]).args(with_skipped(arguments));
     let mut child =
         command.stdout(Stdio::piped()).spawn().context("starting the suite of ClusterNetworkPolicy")?;
     let mut counts = Counts::default();
@@ -119,6 +137,15 @@ pub(super) fn cluster_policy(folder: &Folder, arguments: &[&str]) -> Result<Coun
         bail!("the suite of ClusterNetworkPolicy: {status}: {counts:?}");
     }
     Ok(counts)
+}
+
+/// Waits until each agent reads the kind, for which agents look every 30 seconds. The suite waits ten seconds for a verdict.
+fn wait_for_agents() -> Result<()> {
+    connections::with_file(OF_A_NEW_KIND, |file| {
+        // The set of addresses concerns all nodes, of which the command asks each.
+        finish(&mut tortie_command(&["apply", "--wait", "--filename", file])?)?;
+        finish(&mut tortie_command(&["delete", "--filename", file])?)
+    })
 }
 
 /// The arguments, with an option that also skips what is not applicable.
