@@ -126,7 +126,15 @@ fn build() -> Result<()> {
     go::build(&E2E)?;
     go::build(&COREDNS)?;
     check_image_names()?;
-    not_applicable::check()
+    not_applicable::check()?;
+    test_sctp()
+}
+
+/// Tests the stand-in for SCTP in a network namespace, because the tests use its loopback.
+fn test_sctp() -> Result<()> {
+    let tests = Program::SctpTests.find()?;
+    let script = r#"ip link set lo up && exec "$@""#;
+    finish(Command::new("unshare").args(["--net", "--", "sh", "-c", script, "sh"]).arg(tests))
 }
 
 /// Kubernetes of another version wants other images; pods would wait for them for ever.

@@ -63,6 +63,11 @@ pub const E2E: GoModule = GoModule {
         "agnhost/main.go",
         "node/main.go",
         "policy/policy_test.go",
+        "sctp/association.go",
+        "sctp/go.mod",
+        "sctp/packet.go",
+        "sctp/sctp.go",
+        "sctp/sctp_test.go",
         "suite/suite_test.go",
     ],
     binaries: &[
@@ -71,6 +76,7 @@ pub const E2E: GoModule = GoModule {
         // ginkgo accepts no other ending.
         ("suite.test", "./suite"),
         ("policy.test", "./policy"),
+        ("sctp.test", "github.com/ishidawataru/sctp"),
         ("ginkgo", "github.com/onsi/ginkgo/v2/ginkgo"),
     ],
     cgo: false,
@@ -167,6 +173,8 @@ pub enum Program {
     Ginkgo,
     /// The conformance suite of ClusterNetworkPolicy.
     PolicySuite,
+    /// The tests of the stand-in for SCTP, which pods of tests use.
+    SctpTests,
     /// The DNS of clusters.
     CoreDns,
     /// The daemon of flannel.
@@ -215,6 +223,7 @@ impl Program {
             Self::Suite => E2E.find("suite.test"),
             Self::Ginkgo => E2E.find("ginkgo"),
             Self::PolicySuite => E2E.find("policy.test"),
+            Self::SctpTests => E2E.find("sctp.test"),
             Self::CoreDns => COREDNS.find("coredns"),
             Self::Flanneld => FLANNEL.find("flanneld"),
             Self::Cnitool => CNI.find("cnitool"),

@@ -31,7 +31,7 @@ const PARTS: [Part; 15] = [
     ("neighbour", "ip neigh show nud permanent", Possible),
     ("bridge entry", "bridge fdb show", Possible),
     ("nftables table", "nft list tables | sed '/^table ip6* [fmnr]/d; /kube-proxy/d'", Possible),
-    ("rule of Tortie", "nft --stateless list ruleset | sed -n '/tortie/Ip; /cali/Ip'", Possible),
+    ("rule of Tortie", "nft --json --stateless list ruleset | sed 's/, {/\\n{/g' | sed -n '/tortie/Ip; /cali/Ip'", Possible),
     ("network configuration", "ls -A /etc/cni/net.d", Possible),
     ("plugin", "ls -A /opt/cni/bin", Possible),
     (
