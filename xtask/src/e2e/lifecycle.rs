@@ -90,7 +90,7 @@ fn whole_life(folder: &Folder) -> Result<()> {
     step("upgrade", || tortie(&["install", "--pool", PODS, "--image", NEXT]))?;
     step("each agent is of the new image", agents_are_new)?;
     step("the cluster is healthy", is_healthy)?;
-    step("pods that stay", start_pods)?;
+    step("pods that stay", || start_pods(&before))?;
     step("uninstall", || {
         kubectl(&["delete", "--filename", &dns_manifest()])?;
         kubectl(&["wait", "pod", "--all", "--namespace=kube-system", "--for=delete", "--timeout=120s"])?;
@@ -155,13 +155,14 @@ fn agents_are_new() -> Result<()> {
     Ok(())
 }
 
-/// Starts a pod on each node. Each has a link then, and policy.
-fn start_pods() -> Result<()> {
+/// Starts a pod on each node. The surveys then see what Tortie adds to a node.
+fn start_pods(before: &[Survey]) -> Result<()> {
     connections::apply(LEFT)?;
     kubectl(&["rollout", "status", "--namespace=left", "daemonset/pod", "--timeout=120s"])?;
-    for (node, survey) in NODES.into_iter().zip(surveys()?) {
-        if survey::pod_links(&survey) == 0 {
-            bail!("{node} has a pod, and no link of a pod");
+    for ((node, before), after) in NODES.into_iter().zip(before).zip(surveys()?) {
+        let unseen = survey::unseen(before, &after);
+        if !unseen.is_empty() {
+            bail!("Tortie runs on {node}, and the survey sees nothing new of these parts: {unseen:?}");
         }
     }
     Ok(())

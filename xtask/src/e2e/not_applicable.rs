@@ -35,12 +35,12 @@ pub(super) struct NotApplicable {
 }
 
 /// All of them. `cargo xtask e2e build` compares their numbers with the suite.
-pub(super) const NOT_APPLICABLE: [NotApplicable; 10] = [
+pub(super) const NOT_APPLICABLE: [NotApplicable; 9] = [
     NotApplicable {
         suite: Suite::Network,
-        specs: 9,
-        patterns: &[r"\[Feature:SCTPConnectivity\]"],
-        missing: "SCTP sockets: the machine's kernel has none (`CONFIG_IP_SCTP`). Three of these specs are of NetworkPolicy, one is of both address families",
+        specs: 1,
+        patterns: &[r"\[Feature:IPv6DualStack\].*\[Feature:SCTPConnectivity\]"],
+        missing: "SCTP over IPv6: the stand-in for SCTP (below) has IPv4 only",
     },
     NotApplicable {
         suite: Suite::Network,
@@ -108,12 +108,6 @@ pub(super) const NOT_APPLICABLE: [NotApplicable; 10] = [
         specs: 3,
         patterns: &[r"\[sig-network\].*\[Disruptive\]"],
         missing: "SSH to the nodes",
-    },
-    NotApplicable {
-        suite: Suite::ClusterPolicy,
-        specs: 10,
-        patterns: &["/SCTP", "/TierEgressNodePeers", "/TierGress", "/TierEgressInlineCIDRPeers"],
-        missing: "SCTP sockets, as above. Four tests are of SCTP alone; the other six use it in some of their steps, and end there",
     },
 ];
 

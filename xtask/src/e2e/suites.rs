@@ -154,7 +154,8 @@ fn with_skipped(arguments: &[&str]) -> Vec<String> {
         arguments.iter().partition(|argument| argument.starts_with(SKIP));
     let mut patterns = not_applicable::patterns(Suite::ClusterPolicy);
     patterns.extend(skips.iter().filter_map(|skip| skip.strip_prefix(SKIP)));
-    others.into_iter().map(str::to_owned).chain([format!("{SKIP}{}", patterns.join("|"))]).collect()
+    let skip = (!patterns.is_empty()).then(|| format!("{SKIP}{}", patterns.join("|")));
+    others.into_iter().map(str::to_owned).chain(skip).collect()
 }
 
 /// Counts a line of `go test`. A test of the suite is the first level below the function; its steps are below it.

@@ -101,9 +101,26 @@ pub(super) fn difference(before: &Survey, after: &Survey) -> Vec<String> {
     differences
 }
 
-/// The links of pods.
-pub(super) fn pod_links(survey: &Survey) -> usize {
-    survey.get("link").into_iter().flatten().filter(|link| link.starts_with("cali")).count()
+/// The parts to which an installation with a pod must have added something. A survey that does not see that would not see what an
+/// uninstallation leaves.
+const CHANGED: [&str; 10] = [
+    "link",
+    "IPv4 route",
+    "neighbour",
+    "bridge entry",
+    "nftables table",
+    "rule of Tortie",
+    "network configuration",
+    "plugin",
+    "file",
+    "socket",
+];
+
+/// The parts of [`CHANGED`] in which nothing is new.
+pub(super) fn unseen(before: &Survey, after: &Survey) -> Vec<&'static str> {
+    let new = difference(before, after);
+    let is_unseen = |part: &&str| !new.iter().any(|line| line.starts_with(&format!("+ {part}: ")));
+    CHANGED.into_iter().filter(is_unseen).collect()
 }
 
 #[cfg(test)]
@@ -134,13 +151,16 @@ mod tests {
             ["+ link: cali1", "- link: eth0", "+ link: lo", "+ neighbour: 10.0.0.1 PERMANENT"]
         );
         assert_eq!(difference(&after, &Survey::new()).len(), 7, "a part that is not listed differs");
-        assert_eq!(pod_links(&after), 1);
+        let unseen = unseen(&before, &after);
+        assert_eq!(unseen.len(), CHANGED.len() - 2, "{unseen:?}");
+        assert!(!unseen.contains(&"link") && !unseen.contains(&"neighbour"));
     }
 
     #[test]
     fn each_part_has_a_name_of_its_own() {
         let names: std::collections::BTreeSet<_> = PARTS.iter().map(|(part, ..)| part).collect();
         assert_eq!(names.len(), PARTS.len());
+        assert!(CHANGED.iter().all(|part| names.contains(part)));
     }
 
     #[test]
