@@ -8,8 +8,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 use tortie_servers::programs::{E2E, Program};
 
-use super::not_applicable::{self, Suite};
-use super::{Folder, connections, finish, kubectl, tortie_command};
+use super::{Folder, connections, finish, kubectl, not_applicable, tortie_command};
 use crate::go;
 
 /// How many specs run at a time.
@@ -35,8 +34,6 @@ spec: {nets: [192.0.2.0/24]}
 ";
 /// The option of the suite that also runs its experimental tests.
 const EXPERIMENTAL: &str = "-all-features";
-/// The option of `go test` that leaves tests out.
-const SKIP: &str = "-test.skip=";
 
 /// What became of the specs of a run.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -61,14 +58,14 @@ impl Counts {
 /// suite's own documentation.
 pub(super) fn network(folder: &Folder, arguments: &[&str]) -> Result<()> {
     let running = folder.running()?;
-    not_applicable::print(Suite::Network);
+    not_applicable::print();
     let report = report();
     let mut command = folder.command()?;
     command.arg(Program::Ginkgo.find()?).args(["run", "--no-color", "--timeout=6h"]);
     command.arg(format!("--procs={PROCESSES}"));
     command.arg(format!("--output-dir={}", E2E.target().display()));
     command.arg(format!("--json-report={}", report.file_name().unwrap_or_default().display()));
-    command.args(not_applicable::patterns(Suite::Network).iter().map(|pattern| format!("--skip={pattern}")));
+    command.args(not_applicable::patterns().map(|pattern| format!("--skip={pattern}")));
     let (of_ginkgo, of_suite): (Vec<&str>, Vec<&str>) =
         arguments.iter().partition(|argument| argument.starts_with("-ginkgo."));
     command.args(of_ginkgo.iter().map(|argument| argument.replacen("-ginkgo.", "--", 1)));
@@ -112,18 +109,16 @@ fn counts_of_report(report: &Value) -> Counts {
     counts
 }
 
-/// Runs the conformance suite of ClusterNetworkPolicy, without what is not applicable, after it has defined the kind. Arguments go
-/// to the test binary.
+/// Runs the conformance suite of ClusterNetworkPolicy, after it has defined the kind. Arguments go to the test binary.
 pub(super) fn cluster_policy(folder: &Folder, arguments: &[&str]) -> Result<Counts> {
     let running = folder.running()?;
-    not_applicable::print(Suite::ClusterPolicy);
     let definition = go::module_folder(&E2E, POLICY_API)?.join(POLICY_DEFINITION);
     kubectl(&["apply", "--server-side", "--filename", &definition.display().to_string()])?;
     kubectl(&["wait", "crd/clusternetworkpolicies.policy.networking.k8s.io", "--for=condition=Established"])?;
     wait_for_agents()?;
     let mut command = folder.command()?;
     command.arg("env").arg(format!("KUBECONFIG={}", running.kubeconfig.display()));
-    command.arg(Program::PolicySuite.find()?).args(["-test.v", EXPERIMENTAL]).args(with_skipped(arguments));
+    command.arg(Program::PolicySuite.find()?).args(["-test.v", EXPERIMENTAL]).args(arguments);
     let mut child =
         command.stdout(Stdio::piped()).spawn().context("starting the suite of ClusterNetworkPolicy")?;
     let mut counts = Counts::default();
@@ -146,16 +141,6 @@ fn wait_for_agents() -> Result<()> {
         finish(&mut tortie_command(&["apply", "--wait", "--filename", file])?)?;
         finish(&mut tortie_command(&["delete", "--filename", file])?)
     })
-}
-
-/// The arguments, with an option that also skips what is not applicable.
-fn with_skipped(arguments: &[&str]) -> Vec<String> {
-    let (skips, others): (Vec<&str>, Vec<&str>) =
-        arguments.iter().partition(|argument| argument.starts_with(SKIP));
-    let mut patterns = not_applicable::patterns(Suite::ClusterPolicy);
-    patterns.extend(skips.iter().filter_map(|skip| skip.strip_prefix(SKIP)));
-    let skip = (!patterns.is_empty()).then(|| format!("{SKIP}{}", patterns.join("|")));
-    others.into_iter().map(str::to_owned).chain(skip).collect()
 }
 
 /// Counts a line of `go test`. A test of the suite is the first level below the function; its steps are below it.
@@ -217,16 +202,5 @@ mod tests {
             count(line, &mut counts);
         }
         assert_eq!(counts, Counts { passed: 1, failed: 1, skipped: 1 });
-    }
-
-    #[test]
-    fn what_is_not_applicable_is_skipped_beside_what_the_user_skips() {
-        let arguments = with_skipped(&["-test.run=/CNP", "-test.skip=/UDP"]);
-        assert_eq!(arguments.len(), 2);
-        assert_eq!(arguments[0], "-test.run=/CNP");
-        assert!(
-            arguments[1].starts_with("-test.skip=/SCTP|") && arguments[1].ends_with("|/UDP"),
-            "{arguments:?}"
-        );
     }
 }
