@@ -16,7 +16,7 @@ cargo xtask e2e up [--dual-stack|--without-tortie]
                             starts a cluster with two nodes that run pods, of IPv4 or both families, and installs Tortie;
                             needs root, as do all that follow
 cargo xtask e2e down        removes it
-cargo xtask e2e all         all that follows, except for windows and flannel, on clusters of its own, and a summary; two hours
+cargo xtask e2e all         all that follows, except for windows and flannel, on clusters of its own, and a summary; about 80 minutes
 cargo xtask e2e run [ARGS]  runs Kubernetes' network suite there, without specs that are not applicable; ARGS go to the suite
                             (-ginkgo.focus=Netpol)
 cargo xtask e2e policy [ARGS]
