@@ -208,3 +208,6 @@ replace (
 )
 
 tool github.com/onsi/ginkgo/v2/ginkgo
+
+// The machine's kernel may have no SCTP sockets.
+replace github.com/ishidawataru/sctp => ./sctp

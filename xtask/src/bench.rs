@@ -25,7 +25,7 @@ const PARALLEL: usize = 10;
 const DEMOS: usize = 5;
 
 /// The measurements.
-const NAMES: [&str; 9] =
+pub(crate) const NAMES: [&str; 9] =
     ["addresses", "bgp", "calc", "cni", "demo", "kubernetes", "nftables", "vxlan", "windows"];
 
 /// Runs the measurements of these names, or all without names.

@@ -4,12 +4,16 @@
 //! background that `up` starts, and everything else ends with the first process: other processes, mounts and networks.
 //! Its folder and its cgroups remain; `down` and the next `up` remove them.
 
+mod all;
 mod coexist;
 mod connections;
 mod connectivity;
 mod disruptions;
+mod judge;
 mod lifecycle;
+mod not_applicable;
 mod suites;
+mod survey;
 mod windows;
 
 use std::fs::{self, File};
@@ -47,7 +51,34 @@ const REQUESTS: &str = "requests";
 /// What is installed on the cluster.
 const MANIFEST: &str = "deploy/tortie.yaml";
 
+/// What a user can say, without arguments.
+pub(crate) const COMMANDS: [&str; 17] = [
+    "build",
+    "up",
+    "down",
+    "run",
+    "policy",
+    "all",
+    "connectivity",
+    "disrupt",
+    "windows",
+    "coexist",
+    "flannel",
+    "lifecycle",
+    "upgrade",
+    "kubectl",
+    "tortie",
+    "exec",
+    "restart",
+];
+/// What processes of a cluster are started with.
+const INTERNAL: [&str; 2] = ["serve", "windows-node"];
+
 pub(crate) fn run(arguments: &[&str]) -> Result<()> {
+    let is_known = |word: &&str| COMMANDS.contains(word) || INTERNAL.contains(word);
+    if !arguments.first().is_some_and(is_known) {
+        bail!("say `cargo xtask e2e` and one of: {}", COMMANDS.join(", "));
+    }
     match arguments {
         ["build"] => build(),
         ["up"] => up(true, IpFamilies::V4),
@@ -56,6 +87,10 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         ["down"] => down(),
         ["flannel"] => flannel(),
         ["run", rest @ ..] => on_cluster(|folder| suites::network(folder, rest)),
+        ["policy", rest @ ..] => on_cluster(|folder| {
+            suites::cluster_policy(folder, rest)?.demand_success().map(|counts| println!("{counts}"))
+        }),
+        ["all"] => all::run(),
         ["lifecycle"] => lifecycle::run(),
         ["upgrade"] => lifecycle::upgrade(EARLIER),
         ["upgrade", commit] => lifecycle::upgrade(commit),
@@ -66,18 +101,13 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         // The process of the Windows node that `windows` starts.
         ["windows-node", program] => windows::serve(program),
         ["restart", node, program] => restart(node, program),
-        ["policy", rest @ ..] => on_cluster(|folder| suites::cluster_policy(folder, rest)),
         ["kubectl", rest @ ..] => become_process(kubectl_command(rest)?),
         ["tortie", rest @ ..] => become_process(tortie_command(rest)?),
         ["exec", node, command @ ..] => become_process(node_command(node, command)?),
         // The process in the background that `up` starts.
         ["serve", DUAL_STACK, archives @ ..] => serve(archives, IpFamilies::Both),
         ["serve", archives @ ..] => serve(archives, IpFamilies::V4),
-        _ => {
-            bail!(
-                "say `cargo xtask e2e build`, `up`, `down`, `run`, `policy`, `connectivity`, `disrupt`, `windows`, `coexist`, `flannel`, `lifecycle`, `upgrade`, `kubectl`, `tortie`, `exec` or `restart`"
-            )
-        }
+        _ => bail!("`cargo xtask e2e {}` has other arguments; cargo xtask shows them", arguments[0]),
     }
 }
 
@@ -95,7 +125,16 @@ fn build() -> Result<()> {
     go::build_kube()?;
     go::build(&E2E)?;
     go::build(&COREDNS)?;
-    check_image_names()
+    check_image_names()?;
+    not_applicable::check()?;
+    test_sctp()
+}
+
+/// Tests the stand-in for SCTP in a network namespace, because the tests use its loopback.
+fn test_sctp() -> Result<()> {
+    let tests = Program::SctpTests.find()?;
+    let script = r#"ip link set lo up && exec "$@""#;
+    finish(Command::new("unshare").args(["--net", "--", "sh", "-c", script, "sh"]).arg(tests))
 }
 
 /// Kubernetes of another version wants other images; pods would wait for them for ever.

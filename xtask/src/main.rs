@@ -9,6 +9,7 @@ mod image;
 mod kube;
 mod manifests;
 mod setup;
+mod usage;
 mod vectors;
 mod windows;
 mod wine;
@@ -18,48 +19,6 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail};
 use tortie_servers::programs::SKIPPED_FILE;
-
-const USAGE: &str = "cargo xtask setup           installs what tests, checks and benchmarks need (Debian packages, cargo-deny); needs root
-cargo xtask test [ARGS]     every test of the workspace; ARGS go to cargo test; needs root
-cargo xtask soak            what takes too long for every change: a million verdicts of random clusters, a million
-                            of emulated Windows nodes, 200,000 flows on this kernel, 100,000 in mixed clusters,
-                            a million operations of address allocators, 10,000 on servers with faults, ten million BGP
-                            messages, 5,000 networks of BGP speakers, 10,000 changes and a thousand kills under traffic;
-                            needs root
-cargo xtask ci              what must hold before a change lands: formatting, lints, licences, tests
-cargo xtask kube build      builds Kubernetes for tests (tests/kube); needs Go, or installs it
-cargo xtask kube up|down    starts etcd, API server, controller manager and scheduler on loopback; ends them
-cargo xtask e2e build|up|down
-                            builds the programs of nodes and Kubernetes' suite (tests/e2e); starts a cluster with two
-                            nodes that run pods, and installs Tortie (not with up --without-tortie); removes it; needs
-                            root
-cargo xtask e2e run [ARGS]  runs Kubernetes' network suite there; ARGS go to the suite (-ginkgo.focus=Netpol)
-cargo xtask e2e policy [ARGS]
-                            runs the conformance suite of ClusterNetworkPolicy there (-test.run, -test.skip)
-cargo xtask e2e lifecycle   installs, tests with five specs, upgrades and uninstalls Tortie there, and looks for what is left
-cargo xtask e2e disrupt     ends and restarts parts of the cluster while 50 pods have connections
-cargo xtask e2e coexist     runs kube-proxy in its modes, firewalld and Docker on the nodes, and compares connections with policy
-cargo xtask e2e flannel     builds flanneld, and tests a node with Tortie beside one with it (no cluster is needed)
-cargo xtask e2e kubectl ARGS, cargo xtask e2e tortie ARGS, cargo xtask e2e exec NODE COMMAND
-                            runs kubectl or tortie there, or a command on a node
-cargo xtask e2e restart NODE PROGRAM
-                            kills containerd, kubelet or kube-proxy of a node, and starts it again
-cargo xtask image [--arch amd64|arm64] [--name NAME] [--output FILE]
-                            builds the container image, an OCI archive (target/image/tortie.tar)
-cargo xtask arm64           builds the programs of the image for arm64, and runs them under QEMU
-cargo xtask windows [--debian]
-                            builds and checks tortie.exe and tortie-cni.exe, and the libraries of an emulated HNS for Wine;
-                            with Debian's compiler, which it also uses if Rust's library for Windows cannot be had
-cargo xtask wine            runs tortie.exe and tortie-cni.exe under Wine, on an emulated HNS
-cargo xtask wine clients [plugins|kube-proxy|flannel|hcsshim]
-                            runs CNI plugins, kube-proxy, flanneld and hcsshim's tests under Wine, on an emulated HNS
-cargo xtask wine exec PROGRAM [ARGS]
-                            runs another Windows program there, on an HNS that accepts what HNS accepts
-cargo xtask manifests       writes the generated files in deploy/
-cargo xtask bench [NAME]    measurements beside named peers: addresses, bgp, calc, cni, demo, kubernetes, nftables, windows;
-                            all without NAME
-cargo xtask vectors FILE… [--on program|oracle|kernel|emulator|server]
-                            replays files of published verdicts; fails where one differs; kernel needs root";
 
 /// The published verdicts, relative to the workspace. They are not part of the project.
 const PUBLISHED: &str = "../shared/vectors/cyclonus-even.jsonl.gz";
@@ -88,7 +47,7 @@ fn main() -> ExitCode {
         ["bench", rest @ ..] => bench::run(rest),
         ["vectors", rest @ ..] => vectors::run(rest),
         _ => {
-            eprintln!("{USAGE}");
+            eprintln!("{}", usage::USAGE);
             return ExitCode::from(2);
         }
     };

@@ -16,6 +16,8 @@ use crate::output;
 
 /// The maximum number of problems on the screen, and of notes.
 const MAX_LINES: usize = 20;
+/// The maximum number of nodes on the screen.
+const MAX_NODES: usize = 30;
 /// How many heartbeats a report may be old.
 const STALE_HEARTBEATS: u64 = 3;
 
@@ -39,6 +41,8 @@ struct Observed {
 struct Screen {
     head: Vec<String>,
     rows: Vec<Vec<String>>,
+    /// The nodes that have no row.
+    more_nodes: Option<String>,
     problems: Vec<String>,
     /// What needs attention, and does not keep policy from being in force.
     notes: Vec<String>,
@@ -57,6 +61,7 @@ impl Status {
         if !screen.rows.is_empty() {
             output::line("");
             output::columns(&screen.rows);
+            screen.more_nodes.iter().for_each(|line| output::line(line));
         }
         print(&screen.problems);
         print(&screen.notes);
@@ -116,16 +121,21 @@ fn screen(cluster: &Observed, now: i64) -> Screen {
         let names = ["NODE", "READY", "AGENT", "OS", "VERSION", "PODS", "IN FORCE", "CONDITIONS"];
         screen.rows.push(names.map(str::to_owned).to_vec());
     }
+    let mut rows = Vec::new();
     for node in &cluster.nodes {
         let name = text(&node["metadata"]["name"]);
         let pod = cluster.rollout.pods.iter().find(|pod| pod["spec"]["nodeName"] == *name);
         let report = reports.get(&name);
         let (row, problems) = of_node(node, &name, pod, report, now);
-        screen.rows.push(row);
+        let is_well = problems.is_empty() && report.is_some_and(|report| report.conditions.is_empty());
+        rows.push((row, is_well));
         screen.problems.extend(problems);
         screen.problems.extend(conditions(&name, report, |severity| severity != Severity::Information));
         screen.notes.extend(conditions(&name, report, |severity| severity == Severity::Information));
     }
+    let (rows, more) = of_nodes_on_screen(rows);
+    screen.rows.extend(rows);
+    screen.more_nodes = more;
     let unscheduled = cluster.rollout.pods.iter().filter(|pod| pod["spec"]["nodeName"].is_null());
     screen.problems.extend(unscheduled.filter_map(problem));
     let known = |name: &String| cluster.nodes.iter().any(|node| node["metadata"]["name"] == **name);
@@ -135,6 +145,21 @@ fn screen(cluster: &Observed, now: i64) -> Screen {
         ));
     }
     screen
+}
+
+/// The rows of nodes that one screen has space for, and a line about the others. Of many nodes, those that are not well come first.
+fn of_nodes_on_screen(mut rows: Vec<(Vec<String>, bool)>) -> (Vec<Vec<String>>, Option<String>) {
+    let mut more = None;
+    if rows.len() > MAX_NODES {
+        rows.sort_by_key(|(_, is_well)| *is_well);
+        let others = rows.split_off(MAX_NODES);
+        let well = others.iter().filter(|(_, is_well)| *is_well).count();
+        more = Some(format!(
+            "and {} more nodes, of which {well} are well: tortie get nodereports -o json",
+            others.len()
+        ));
+    }
+    (rows.into_iter().map(|(row, _)| row).collect(), more)
 }
 
 /// The row of a node, and its problems.
@@ -275,6 +300,46 @@ mod tests {
         );
         assert_eq!(noted.notes, ["node one: ForeignChainMayDrop: a message"]);
         assert_eq!(noted.problems, ["node one: PolicyNotInForce: a message"]);
+    }
+
+    #[test]
+    fn of_many_nodes_the_screen_has_those_that_are_not_well() {
+        let rows = |well: usize, others: usize| -> Vec<(Vec<String>, bool)> {
+            let numbered = |word: &'static str, is_well| {
+                move |number: usize| (vec![format!("{word}-{number}")], is_well)
+            };
+            (0..well).map(numbered("well", true)).chain((0..others).map(numbered("other", false))).collect()
+        };
+        let (few, more) = of_nodes_on_screen(rows(MAX_NODES - 1, 1));
+        assert_eq!((few.len(), few[0][0].as_str(), more), (MAX_NODES, "well-0", None));
+        let (many, more) = of_nodes_on_screen(rows(100, 2));
+        let names: Vec<&str> = many.iter().map(|row| row[0].as_str()).take(3).collect();
+        assert_eq!((many.len(), names), (MAX_NODES, vec!["other-0", "other-1", "well-0"]));
+        assert_eq!(more.unwrap(), "and 72 more nodes, of which 72 are well: tortie get nodereports -o json");
+        let (_, more) = of_nodes_on_screen(rows(10, 100));
+        assert!(more.unwrap().starts_with("and 80 more nodes, of which 10 are well"));
+    }
+
+    #[test]
+    fn a_node_is_well_only_without_problems_and_conditions() {
+        for (report_of, is_well) in [
+            (Some(report(10, "b", &[])), true),
+            (Some(report(10, "b", &["ForeignChainMayDrop"])), false),
+            (Some(report(181, "b", &[])), false),
+            (None, false),
+        ] {
+            let mut cluster = cluster(report_of.clone(), "True");
+            // The other nodes have no report.
+            let others = (0..MAX_NODES)
+                .map(|number| json!({"metadata": {"name": format!("other-{number}")}, "status": {}}));
+            cluster.nodes.extend(others);
+            let screen = screen(&cluster, NOW);
+            let more = screen.more_nodes.unwrap();
+            assert!(
+                more.contains(&format!("and 1 more nodes, of which {} are well", usize::from(is_well))),
+                "{report_of:?}: {more}"
+            );
+        }
     }
 
     #[test]

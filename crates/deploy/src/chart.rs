@@ -74,16 +74,13 @@ fn node_template() -> String {
         cni_conf_dir: placeholder("cniConfDir"),
         config_digest: "{{ .Values.config | toJson | sha256sum }}".to_owned(),
     };
-    let mut objects = node::objects(&Values::default());
-    objects.truncate(objects.len() - 2);
-    objects.push(deployment(&template));
-    if let Some(config) = objects.iter_mut().find(|object| object["kind"] == "ConfigMap") {
-        config["data"] = json!("CONFIG");
-    }
+    // Who only enforces policy creates no pool, and may not.
+    let setup = documents(&[node::setup_role(), node::setup_binding()]);
+    let setup = format!("{{{{- if not .Values.policyOnly }}}}\n{setup}---\n{{{{- end }}}}\n");
+    let objects = [node::config_map(json!("CONFIG")), deployment(&template)];
     let secrets = documents(&node::secrets_role(json!("SECRETS")));
     let secrets = secrets.replace("SECRETS\n", "{{ compact .Values.bgpSecrets | toJson }}\n");
     let optional = format!("{{{{- if compact .Values.bgpSecrets }}}}\n---\n{secrets}{{{{- end }}}}\n");
-    // Who only enforces policy creates no pool.
     let config = "\n  {{- if .Values.policyOnly }}\n  TORTIE_POLICY_ONLY: \"true\"\n  {{- end }}\n  {{- range $name, $value := .Values.config }}\n  \
                   {{- if not (and $.Values.policyOnly (hasPrefix \"TORTIE_DEFAULT_POOL\" $name)) }}\n  {{ $name }}: {{ $value | toString | quote }}\n  \
                   {{- end }}\n  {{- end }}\n";
@@ -93,7 +90,7 @@ fn node_template() -> String {
         "---\n{{{{- if .Values.policyOnly }}}}\n{}{{{{- else }}}}\n{}{{{{- end }}}}\n",
         agents[0], agents[1]
     );
-    documents(&objects).replace(" CONFIG\n", config) + &agents + &optional
+    setup + &documents(&objects).replace(" CONFIG\n", config) + &agents + &optional
 }
 
 #[cfg(test)]

@@ -26,11 +26,7 @@ const CONF_DIR: &str = "/host/etc/cni/net.d";
 
 /// The objects, in the order in which they must be applied.
 pub(crate) fn objects(values: &Values) -> Vec<Value> {
-    let config = json!({
-        "apiVersion": "v1", "kind": "ConfigMap",
-        "metadata": metadata(CONFIG_MAP),
-        "data": values.environment(),
-    });
+    let config = config_map(json!(values.environment()));
     let digest = Sha256::digest(config.to_string());
     let digest: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
     let template = Template::of(values, &digest);
@@ -44,6 +40,11 @@ pub(crate) fn objects(values: &Values) -> Vec<Value> {
     let agents = if values.policy_only { policy_only_daemon_set(&template) } else { daemon_set(&template) };
     objects.extend([config, deployment(&template), agents]);
     objects
+}
+
+/// The environment variables of agents.
+pub(crate) fn config_map(data: Value) -> Value {
+    json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(CONFIG_MAP), "data": data})
 }
 
 /// Agents may read and follow the Secrets with these names, and no others.

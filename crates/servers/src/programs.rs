@@ -37,6 +37,14 @@ pub const CNI: GoModule = GoModule {
     binaries: &[("cnitool", "github.com/containernetworking/cni/cnitool")],
     cgo: false,
 };
+/// Helm, which renders charts.
+pub const HELM: GoModule = GoModule {
+    name: "helm",
+    task: "kube build",
+    sources: &["go.mod", "go.sum"],
+    binaries: &[("helm", "helm.sh/helm/v3/cmd/helm")],
+    cgo: false,
+};
 /// The Kubernetes API and its controllers.
 pub const KUBE: GoModule = GoModule {
     name: "kube",
@@ -55,6 +63,11 @@ pub const E2E: GoModule = GoModule {
         "agnhost/main.go",
         "node/main.go",
         "policy/policy_test.go",
+        "sctp/association.go",
+        "sctp/go.mod",
+        "sctp/packet.go",
+        "sctp/sctp.go",
+        "sctp/sctp_test.go",
         "suite/suite_test.go",
     ],
     binaries: &[
@@ -63,6 +76,7 @@ pub const E2E: GoModule = GoModule {
         // ginkgo accepts no other ending.
         ("suite.test", "./suite"),
         ("policy.test", "./policy"),
+        ("sctp.test", "github.com/ishidawataru/sctp"),
         ("ginkgo", "github.com/onsi/ginkgo/v2/ginkgo"),
     ],
     cgo: false,
@@ -159,12 +173,16 @@ pub enum Program {
     Ginkgo,
     /// The conformance suite of ClusterNetworkPolicy.
     PolicySuite,
+    /// The tests of the stand-in for SCTP, which pods of tests use.
+    SctpTests,
     /// The DNS of clusters.
     CoreDns,
     /// The daemon of flannel.
     Flanneld,
     /// The driver of CNI plugins.
     Cnitool,
+    /// The program that renders charts.
+    Helm,
     /// CNI plugins to chain; the path is their folder.
     CniPlugins,
     /// The BGP speaker BIRD.
@@ -205,9 +223,11 @@ impl Program {
             Self::Suite => E2E.find("suite.test"),
             Self::Ginkgo => E2E.find("ginkgo"),
             Self::PolicySuite => E2E.find("policy.test"),
+            Self::SctpTests => E2E.find("sctp.test"),
             Self::CoreDns => COREDNS.find("coredns"),
             Self::Flanneld => FLANNEL.find("flanneld"),
             Self::Cnitool => CNI.find("cnitool"),
+            Self::Helm => HELM.find("helm"),
             Self::Bird => installed("bird", "bird2"),
             Self::Birdc => installed("birdc", "bird2"),
             Self::Gobgpd => installed("gobgpd", "gobgpd"),
@@ -305,7 +325,7 @@ mod tests {
 
     #[test]
     fn every_go_file_decides_what_the_binaries_are() {
-        for module in [CNI, KUBE, E2E, COREDNS, FLANNEL] {
+        for module in [CNI, HELM, KUBE, E2E, COREDNS, FLANNEL] {
             let mut folders = vec![module.folder()];
             let mut found = 0;
             while let Some(folder) = folders.pop() {

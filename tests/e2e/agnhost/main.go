@@ -1,13 +1,12 @@
 // Command agnhost is the program of the image "agnhost" that Kubernetes' test suites run in pods.
 //
 // It has the subcommands that the network suites use, from the suites' own sources. The image is built from it by
-// `cargo xtask e2e`, as no image can be downloaded in tests.
+// `cargo xtask e2e`, as no image can be downloaded in tests. SCTP is that of the folder
+// sctp, because the kernel may have none.
 package main
 
 import (
 	"os"
-	"strings"
-	"syscall"
 
 	"github.com/spf13/cobra"
 	"k8s.io/component-base/cli"
@@ -27,23 +26,7 @@ import (
 	testwebserver "k8s.io/kubernetes/test/images/agnhost/test-webserver"
 )
 
-// withoutSCTP drops requests to serve SCTP where the kernel has none. Otherwise porter ends, and with it the readiness of
-// all other protocols of the pod.
-func withoutSCTP() {
-	socket, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, syscall.IPPROTO_SCTP)
-	if err == nil {
-		syscall.Close(socket)
-		return
-	}
-	for _, variable := range os.Environ() {
-		if name, _, _ := strings.Cut(variable, "="); strings.HasPrefix(name, "SERVE_SCTP_PORT_") {
-			os.Unsetenv(name)
-		}
-	}
-}
-
 func main() {
-	withoutSCTP()
 	root := &cobra.Command{Use: "agnhost"}
 	root.AddCommand(
 		connect.CmdConnect,

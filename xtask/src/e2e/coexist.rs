@@ -76,6 +76,8 @@ const DOCKER: Program = Program {
 pub(super) fn run(folder: &Folder) -> Result<()> {
     setup::packages(&setup::COEXIST_PACKAGES)?;
     choose_iptables("iptables-legacy")?;
+    // A run that failed has left its pods and policies.
+    delete(OBJECTS)?;
     apply(OBJECTS)?;
     let outcome = all(folder);
     // The cluster may be used for something else afterwards.

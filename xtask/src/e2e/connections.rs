@@ -139,7 +139,8 @@ pub(super) fn delete(text: &str) -> Result<()> {
     with_file(text, |file| kubectl(&["delete", "--ignore-not-found", "--filename", file, "--timeout=120s"]))
 }
 
-fn with_file(text: &str, work: impl FnOnce(&str) -> Result<()>) -> Result<()> {
+/// Writes a manifest to a file, and uses it.
+pub(super) fn with_file<T>(text: &str, work: impl FnOnce(&str) -> Result<T>) -> Result<T> {
     let file = tempfile::NamedTempFile::with_suffix(".yaml")?;
     std::fs::write(file.path(), text.replace("AGNHOST", AGNHOST))?;
     work(&file.path().display().to_string())

@@ -6,9 +6,10 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, bail};
 use tortie_servers::programs::{COREDNS, E2E};
 
+use super::survey::Survey;
 use super::{
-    Folder, IpFamilies, NODES, PODS, disruptions, down, finish, in_cluster, kubectl, kubectl_command,
-    node_command, start, suites, tortie_command, wait_until,
+    Folder, IpFamilies, NODES, PODS, connections, disruptions, down, finish, in_cluster, kubectl,
+    kubectl_command, start, suites, survey, tortie_command, wait_until,
 };
 use crate::image;
 
@@ -27,19 +28,8 @@ const SPECS: [&str; 5] = [
     "HostPort validates that there is no conflict between pods with same hostPort",
 ];
 
-/// What a node has that Tortie may leave: links, routes, nftables tables, files, kernel parameters. The tables of iptables are
-/// kubelet's, which makes them at any time. `ip_forward`, and what the kernel derives from it (`forwarding`, `accept_redirects`),
-/// stays as others may need it by now.
-const SURVEY: &str = "
-    ip -o link | cut -d: -f2 | cut -d@ -f1 | sed 's/^/link/'
-    ip route | sed 's/^/route /'
-    nft list tables | grep -v 'table ip6* [fmnr]' | grep -v kube-proxy
-    ls -A /etc/cni/net.d | sed 's/^/configuration /'
-    ls -A /opt/cni/bin | sed 's/^/plugin /'
-    for folder in /run/tortie /var/lib/tortie /var/run/tortie; do if [ -e $folder ]; then echo folder $folder; fi; done
-    ss -lxn | grep tortie || true
-    cd /proc/sys/net && grep -r . ipv4/conf ipv4/neigh ipv6/conf 2>/dev/null |
-        grep -v 'cali\\|stable_secret\\|forwarding\\|accept_redirects'";
+/// Pods that run when Tortie is removed.
+const LEFT: &str = include_str!("left.yaml");
 
 /// Runs all of it on a cluster of its own.
 pub(super) fn run() -> Result<()> {
@@ -62,8 +52,8 @@ pub(super) fn upgrade(commit: &str) -> Result<()> {
             finish(command.args(["install", "--pool", PODS, "--image", EARLIER]))
         })?;
         step("DNS", install_dns)?;
-        step("traffic", disruptions::apply)?;
-        disruptions::under_traffic("upgrade", || {
+        let traffic = step("traffic", disruptions::Traffic::start)?;
+        traffic.during("upgrade", || {
             tortie(&["install", "--pool", PODS, "--image", NEXT])?;
             disruptions::agents_are_ready()
         })?;
@@ -100,6 +90,7 @@ fn whole_life(folder: &Folder) -> Result<()> {
     step("upgrade", || tortie(&["install", "--pool", PODS, "--image", NEXT]))?;
     step("each agent is of the new image", agents_are_new)?;
     step("the cluster is healthy", is_healthy)?;
+    step("pods that stay", || start_pods(&before))?;
     step("uninstall", || {
         kubectl(&["delete", "--filename", &dns_manifest()])?;
         kubectl(&["wait", "pod", "--all", "--namespace=kube-system", "--for=delete", "--timeout=120s"])?;
@@ -108,12 +99,12 @@ fn whole_life(folder: &Folder) -> Result<()> {
     step("nothing is left", || nothing_is_left(&before))
 }
 
-fn step(name: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
+fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let started = Instant::now();
     println!("==> {name}");
-    work().with_context(|| name.to_owned())?;
+    let result = work().with_context(|| name.to_owned())?;
     println!("    after {:.0} s", started.elapsed().as_secs_f64());
-    Ok(())
+    Ok(result)
 }
 
 fn tortie(arguments: &[&str]) -> Result<()> {
@@ -164,34 +155,40 @@ fn agents_are_new() -> Result<()> {
     Ok(())
 }
 
-/// The state of each node.
-fn surveys() -> Result<Vec<Vec<String>>> {
-    NODES.into_iter().map(survey).collect()
-}
-
-fn survey(node: &str) -> Result<Vec<String>> {
-    let output = node_command(node, &["sh", "-c", SURVEY])?.output()?;
-    if output.stdout.is_empty() {
-        bail!("{node}: {}", String::from_utf8_lossy(&output.stderr));
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
-}
-
-fn nothing_is_left(before: &[Vec<String>]) -> Result<()> {
-    let mut differences = Vec::new();
+/// Starts a pod on each node. The surveys then see what Tortie adds to a node.
+fn start_pods(before: &[Survey]) -> Result<()> {
+    connections::apply(LEFT)?;
+    kubectl(&["rollout", "status", "--namespace=left", "daemonset/pod", "--timeout=120s"])?;
     for ((node, before), after) in NODES.into_iter().zip(before).zip(surveys()?) {
-        let new = after.iter().filter(|line| !before.contains(line)).map(|line| format!("{node}: + {line}"));
-        let gone = before.iter().filter(|line| !after.contains(line)).map(|line| format!("{node}: - {line}"));
-        differences.extend(new.chain(gone));
+        let unseen = survey::unseen(before, &after);
+        if !unseen.is_empty() {
+            bail!("Tortie runs on {node}, and the survey sees nothing new of these parts: {unseen:?}");
+        }
+    }
+    Ok(())
+}
+
+/// The state of each node.
+fn surveys() -> Result<Vec<Survey>> {
+    NODES.into_iter().map(survey::survey).collect()
+}
+
+fn nothing_is_left(before: &[Survey]) -> Result<()> {
+    let mut left = Vec::new();
+    for ((node, before), after) in NODES.into_iter().zip(before).zip(surveys()?) {
+        left.extend(survey::difference(before, &after).into_iter().map(|line| format!("{node}: {line}")));
     }
     let objects = ["get", "clusterroles,clusterrolebindings,namespaces,crds", "-o", "name"];
     let output = kubectl_command(&objects)?.output()?;
     let names = String::from_utf8_lossy(&output.stdout).into_owned();
-    differences.extend(
+    if !output.status.success() || names.is_empty() {
+        bail!("kubectl {}: {}", objects.join(" "), String::from_utf8_lossy(&output.stderr));
+    }
+    left.extend(
         names.lines().filter(|name| name.contains("tortie") || name.contains("calico")).map(str::to_owned),
     );
-    if !differences.is_empty() {
-        bail!("uninstall leaves something, or removes something else:\n{}", differences.join("\n"));
+    if !left.is_empty() {
+        bail!("uninstall leaves something, or removes something else:\n{}", left.join("\n"));
     }
     Ok(())
 }

@@ -53,6 +53,8 @@ pub(super) fn run(folder: &Folder) -> Result<()> {
 fn joined(folder: &Folder) -> Result<()> {
     // Agents of Windows nodes do not start without it.
     set_strict_affinity(true)?;
+    // A run that failed has left its pods and policies.
+    delete(OBJECTS)?;
     apply(OBJECTS)?;
     scenario(&mut Remote::start(folder)?)
 }

@@ -2,6 +2,7 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod calicoctl;
+mod chart;
 mod checks;
 mod cluster;
 mod datastore;

@@ -93,7 +93,10 @@ pub fn changeable(desired: &Table, actual: &Table) -> bool {
         actual.chains.get(name).is_none_or(|other| other.base == chain.base)
     };
     let orphan = desired.flags == Table::GUARDED && actual.flags == Table::PERSIST;
-    (desired.flags == actual.flags || orphan)
+    // The kernel refuses new hooks (EINVAL) in the transaction that adopts a table.
+    let has_new_hook =
+        desired.chains.iter().any(|(name, chain)| chain.base.is_some() && !actual.chains.contains_key(name));
+    (desired.flags == actual.flags || (orphan && !has_new_hook))
         && desired.sets.iter().all(same_set)
         && desired.chains.iter().all(same_chain)
 }

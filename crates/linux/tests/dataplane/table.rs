@@ -83,6 +83,25 @@ fn the_table_outlives_its_owner_and_is_adopted() {
     assert!(client.reaches(&server, 80));
 }
 
+/// The kernel refuses new hooks in the transaction that adopts a table.
+#[test]
+fn the_table_of_an_earlier_version_with_fewer_hooks_is_replaced() {
+    let (mut node, client, server) = closed_server();
+    let elsewhere = tortie_kernel::namespace::NetNs::create().unwrap();
+    let idle = elsewhere.run(|| Stateful::new(Dataplane::open(Config::default()).unwrap())).unwrap();
+    drop(std::mem::replace(&mut node.dataplane, idle));
+    for verb in ["flush", "delete"] {
+        let output = nft(&node, &[verb, "chain", "inet", "tortie", "input"]);
+        assert!(output.status.success(), "{output:?}");
+    }
+
+    node.restart();
+    assert!(listed(&node).contains("chain input {"));
+    assert!(client.is_cut_off(server.address, 80));
+    node.program(&server, open());
+    assert!(client.reaches(&server, 80));
+}
+
 #[test]
 fn a_table_of_another_running_process_is_kept_and_reported() {
     let (node, ..) = closed_server();

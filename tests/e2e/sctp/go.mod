@@ -1,0 +1,3 @@
+module github.com/ishidawataru/sctp
+
+go 1.24

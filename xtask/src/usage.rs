@@ -1,0 +1,140 @@
+//! What `cargo xtask` prints for people.
+
+/// All tasks.
+pub(crate) const USAGE: &str = "cargo xtask setup           installs what tests, checks and benchmarks need (Debian packages, cargo-deny); needs root
+cargo xtask test [ARGS]     every test of the workspace; ARGS go to cargo test; needs root
+cargo xtask soak            what takes too long for every change: a million verdicts of random clusters, a million
+                            of emulated Windows nodes, 200,000 flows on this kernel, 100,000 in mixed clusters,
+                            a million operations of address allocators, 10,000 on servers with faults, ten million BGP
+                            messages, 5,000 networks of BGP speakers, 10,000 changes and a thousand kills under traffic;
+                            needs root
+cargo xtask ci              what must hold before a change lands: formatting, lints, licences, tests
+cargo xtask kube build      builds Kubernetes for tests (tests/kube); needs Go, or installs it
+cargo xtask kube up|down    starts etcd, API server, controller manager and scheduler on loopback; ends them
+cargo xtask e2e build       builds the programs of nodes and Kubernetes' suite (tests/e2e)
+cargo xtask e2e up [--dual-stack|--without-tortie]
+                            starts a cluster with two nodes that run pods, of IPv4 or both families, and installs Tortie;
+                            needs root, as do all that follow
+cargo xtask e2e down        removes it
+cargo xtask e2e all         all that follows, except for windows and flannel, on clusters of its own, and a summary; about 80 minutes
+cargo xtask e2e run [ARGS]  runs Kubernetes' network suite there, without specs that are not applicable; ARGS go to the suite
+                            (-ginkgo.focus=Netpol)
+cargo xtask e2e policy [ARGS]
+                            runs the conformance suite of ClusterNetworkPolicy there (-test.run, -test.skip)
+cargo xtask e2e connectivity
+                            runs `tortie connectivity test` there, as it should be and with a policy that denies
+cargo xtask e2e disrupt     ends and restarts parts of the cluster while 50 pods have connections
+cargo xtask e2e coexist     runs kube-proxy in its modes, firewalld and Docker on the nodes, and compares connections with policy
+cargo xtask e2e windows     an emulated Windows node joins; pods of both systems connect, with policy
+cargo xtask e2e flannel     builds flanneld, and tests a node with Tortie beside one with it (no cluster is needed)
+cargo xtask e2e lifecycle   on a cluster of its own: installs, tests with five specs, upgrades and uninstalls Tortie, and looks for
+                            what is left
+cargo xtask e2e upgrade [COMMIT]
+                            on a cluster of its own: installs an earlier commit, and upgrades it under traffic
+cargo xtask e2e kubectl ARGS, cargo xtask e2e tortie ARGS, cargo xtask e2e exec NODE COMMAND
+                            runs kubectl or tortie there, or a command on a node
+cargo xtask e2e restart NODE PROGRAM
+                            kills containerd, kubelet or kube-proxy of a node, and starts it again
+cargo xtask image [--arch amd64|arm64] [--name NAME] [--output FILE]
+                            builds the container image, an OCI archive (target/image/tortie.tar)
+cargo xtask arm64           builds the programs of the image for arm64, and runs them under QEMU
+cargo xtask windows [--debian]
+                            builds and checks tortie.exe and tortie-cni.exe, and the libraries of an emulated HNS for Wine;
+                            with Debian's compiler, which it also uses if Rust's library for Windows cannot be had
+cargo xtask wine            runs tortie.exe and tortie-cni.exe under Wine, on an emulated HNS
+cargo xtask wine clients [plugins|kube-proxy|flannel|hcsshim]
+                            runs CNI plugins, kube-proxy, flanneld and hcsshim's tests under Wine, on an emulated HNS
+cargo xtask wine exec PROGRAM [ARGS]
+                            runs another Windows program there, on an HNS that accepts what HNS accepts
+cargo xtask manifests       writes the generated files in deploy/
+cargo xtask bench [NAME]    measurements beside named peers: addresses, bgp, calc, cni, demo, kubernetes, nftables, vxlan,
+                            windows; all without NAME
+cargo xtask vectors FILE… [--on program|oracle|kernel|emulator|server]
+                            replays files of published verdicts; fails where one differs; kernel needs root";
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// The files whose `match` on the arguments decides what is accepted, and what a task of the file begins with.
+    const TASKS: [(&str, &str); 4] = [
+        ("", include_str!("main.rs")),
+        ("e2e ", include_str!("e2e.rs")),
+        ("kube ", include_str!("kube.rs")),
+        ("wine ", include_str!("wine.rs")),
+    ];
+    /// What programs start, and people do not.
+    const INTERNAL: [&str; 4] = ["e2e serve", "e2e windows-node", "kube serve", "e2e DUAL_STACK"];
+
+    /// The patterns of words that the `match` accepts, such as `["up", "--dual-stack"]`.
+    fn accepted(source: &str) -> Vec<Vec<String>> {
+        let start = source.lines().skip_while(|line| {
+            !line.contains("match arguments {") && !line.contains("match words.as_slice() {")
+        });
+        let arms = start.skip(1).take_while(|line| !line.starts_with("    }")).map(str::trim);
+        let patterns = arms.filter(|line| line.starts_with('[')).filter_map(|line| line.split_once("] =>"));
+        patterns
+            .map(|(pattern, _)| {
+                let words = pattern.trim_start_matches('[').split(", ");
+                words
+                    .filter_map(|word| word.strip_prefix('"')?.strip_suffix('"'))
+                    .map(str::to_owned)
+                    .collect()
+            })
+            .collect()
+    }
+
+    /// The tasks of [`USAGE`]: `e2e up`. One line can have several: `kube up|down`.
+    fn shown() -> BTreeSet<String> {
+        let tasks = USAGE.split("cargo xtask ").skip(1);
+        let words = tasks.map(|task| task.split_whitespace().take(2).collect::<Vec<_>>());
+        let mut shown = BTreeSet::new();
+        for words in words {
+            shown.insert(words[0].to_owned());
+            let second = words.get(1).copied().unwrap_or_default().trim_end_matches(',');
+            shown.extend(second.split('|').map(|word| format!("{} {word}", words[0])));
+        }
+        shown
+    }
+
+    #[test]
+    fn all_that_is_accepted_is_shown() {
+        let shown = shown();
+        for (prefix, source) in TASKS {
+            let accepted = accepted(source);
+            assert!(accepted.len() > 2, "{prefix}: {accepted:?}");
+            for words in accepted.iter().filter(|words| !words.is_empty()) {
+                let task = format!("{prefix}{}", words[0]);
+                if INTERNAL.contains(&task.as_str()) {
+                    continue;
+                }
+                assert!(shown.contains(&task), "USAGE lacks {task}");
+                for option in words.iter().filter(|word| word.starts_with("--")) {
+                    let of_task = USAGE.split("cargo xtask ").find(|text| text.starts_with(&task)).unwrap();
+                    assert!(of_task.contains(option.as_str()), "USAGE lacks {task} {option}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn all_commands_of_clusters_are_accepted_and_shown() {
+        let accepted: BTreeSet<String> =
+            accepted(TASKS[1].1).into_iter().filter_map(|words| words.into_iter().next()).collect();
+        for command in crate::e2e::COMMANDS {
+            assert!(accepted.contains(command), "{command} has no arm");
+            assert!(shown().contains(&format!("e2e {command}")), "USAGE lacks e2e {command}");
+        }
+    }
+
+    #[test]
+    fn all_measurements_are_shown() {
+        let bench = USAGE.split("cargo xtask bench").nth(1).unwrap();
+        let words: BTreeSet<&str> = bench.split(|c: char| !c.is_ascii_alphanumeric()).collect();
+        for name in crate::bench::NAMES {
+            assert!(words.contains(name), "USAGE lacks bench {name}");
+        }
+    }
+}
