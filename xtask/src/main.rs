@@ -136,6 +136,11 @@ fn soak() -> Result<()> {
         let arguments = ["test", "--release", "--package", "tortie-cni", "--lib", "no_damage"];
         run(Command::new(cargo).args(arguments).env("PROPTEST_CASES", "10000000"))
     })?;
+    step("ten million damaged configurations, as agents read them", || {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let arguments = ["test", "--release", "--package", "tortie-agent", "--lib", "no_damage"];
+        run(Command::new(cargo).args(arguments).env("PROPTEST_CASES", "10000000"))
+    })?;
     step("a million operations of address allocators", || random("tortie-ipam", "model", 1_000))?;
     step("10,000 of them on etcd and on Kubernetes, with faults", || {
         setup::servers()?;

@@ -89,6 +89,13 @@ pub(crate) fn wanted(
                        cni.projectcalico.org/ipAddrs";
             return Err(Failure::new(Code::NOT_SUPPORTED, msg, why));
         }
+        if !can_be_a_pods(outside) {
+            return Err(Failure::new(
+                Code::INVALID_CONFIG,
+                msg,
+                "no pod can have this address; request another one",
+            ));
+        }
         if let Some(address) = requested.addresses.first() {
             let why = "take one of the annotations out";
             return Err(Failure::new(Code::INVALID_CONFIG, format!("{msg}, and {address} of IPAM"), why));
@@ -108,6 +115,17 @@ pub(crate) fn wanted(
     };
     let (ipv4, ipv6) = (pools(requested.pools, of_config.0), pools(requested.pools_v6, of_config.1));
     Ok(Wanted { addresses, outside: None, ipv4, ipv6 })
+}
+
+/// Whether packets to the address can reach a pod. Those to others stay on their link or reach the host itself.
+fn can_be_a_pods(address: Ipv4Addr) -> bool {
+    let is_of_this_network = address.octets()[0] == 0; // RFC 791
+    let is_reserved = address.octets()[0] >= 240; // RFC 1112, section 4
+    !(is_of_this_network
+        || is_reserved
+        || address.is_loopback()
+        || address.is_link_local()
+        || address.is_multicast())
 }
 
 /// Only Tortie's own IPAM gives a requested address, or one of requested pools. Another IPAM plugin reads what the runtime

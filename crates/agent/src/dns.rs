@@ -50,7 +50,11 @@ fn replace<T>(list: &mut Vec<T>, by: Vec<T>) {
 fn read(value: Option<&Value>, names: &Names, config: &NetworkConfig) -> Result<Dns, Failure> {
     let wrong = |what: String| {
         let msg = format!("{}{what} of network {} cannot be used", names.at, config.name);
-        Failure::new(Code::INVALID_CONFIG, msg, "servers are addresses, and the others are lists of words")
+        Failure::new(
+            Code::INVALID_CONFIG,
+            msg,
+            "servers are addresses, the domain is a word, and the others are lists of words",
+        )
     };
     let members = match value {
         None | Some(Value::Null) => &Map::new(),
@@ -70,11 +74,8 @@ fn read(value: Option<&Value>, names: &Names, config: &NetworkConfig) -> Result<
         } else if is("options") {
             dns.options = words(value).ok_or_else(invalid)?;
         } else if is("domain") {
-            dns.domain = value
-                .as_str()
-                .map(str::to_owned)
-                .or(value.is_null().then(String::new))
-                .ok_or_else(invalid)?;
+            let domain = value.as_str().or(value.is_null().then_some("")).filter(|text| !has_spaces(text));
+            dns.domain = domain.ok_or_else(invalid)?.to_owned();
         } else {
             return Err(invalid());
         }
@@ -89,8 +90,13 @@ fn words(value: &Value) -> Option<Vec<String>> {
         Value::Array(list) => list,
         _ => return None,
     };
-    let is_word = |text: &&str| !text.is_empty() && !text.contains(char::is_whitespace);
+    let is_word = |text: &&str| !text.is_empty() && !has_spaces(text);
     list.iter().map(|each| each.as_str().filter(is_word).map(str::to_owned)).collect()
+}
+
+/// A space or a line's end would make further words or lines of the file that containers read.
+fn has_spaces(text: &str) -> bool {
+    text.contains(char::is_whitespace)
 }
 
 #[cfg(test)]

@@ -12,6 +12,8 @@ mod cluster_network;
 mod cni_config;
 pub mod control;
 mod control_server;
+#[cfg(test)]
+mod damaged;
 mod default_pool;
 mod dns;
 mod feed;
