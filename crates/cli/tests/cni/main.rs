@@ -4,6 +4,7 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod calls;
+mod calico;
 mod chained;
 mod cnitool;
 mod flannel;
