@@ -3,8 +3,8 @@
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-mod calls;
 mod calico;
+mod calls;
 mod chained;
 mod cnitool;
 mod flannel;
