@@ -181,9 +181,7 @@ impl fmt::Display for Found {
             }
         }
         self.sets.iter().try_for_each(|name| writeln!(f, "IP set {name}"))?;
-        self.routes
-            .iter()
-            .try_for_each(|route| writeln!(f, "route {route}, which Tortie's agent takes over"))?;
+        self.routes.iter().try_for_each(|route| writeln!(f, "{route}, which Tortie's agent takes over"))?;
         for link in &self.overlays {
             writeln!(f, "link {}, which Tortie's agent takes over", link.name)?;
         }

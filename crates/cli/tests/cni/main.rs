@@ -3,6 +3,7 @@
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
+mod calico;
 mod calls;
 mod chained;
 mod cnitool;

@@ -35,6 +35,11 @@ pub(crate) struct Node {
 impl Node {
     /// A node whose agent has written the network configuration with these plugins after Tortie's.
     pub(crate) fn new(chained: &Value) -> Self {
+        Self::started_after(chained, |_| ())
+    }
+
+    /// The same node, with what has been prepared before its agent starts.
+    pub(crate) fn started_after(chained: &Value, prepare: impl FnOnce(&Self)) -> Self {
         let (folder, namespace) = (tempfile::tempdir().unwrap(), NetNs::create().unwrap());
         let add_address = || {
             let mut socket = RouteSocket::open().unwrap();
@@ -62,6 +67,7 @@ impl Node {
         node.put(&Key::global(Kind::Namespace, "n"), json!({"metadata": {"name": "n"}}));
         let pool = json!({"cidr": "10.65.0.0/16", "vxlanMode": "Always"});
         node.put(&Key::global(Kind::IpPool, "pool"), json!({"metadata": {"name": "pool"}, "spec": pool}));
+        prepare(&node);
         node.start_agent();
         until("the network configuration", || node.configuration_file().exists());
         node
