@@ -1,5 +1,8 @@
 //! Debian's plugins after Tortie's.
 
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
+
 use serde_json::{Map, Value, json};
 use tortie_servers::programs::{Program, can_run};
 
@@ -106,4 +109,38 @@ fn limits_of_annotations_and_of_the_runtime_are_set() {
     let text = error.to_string();
     assert!(error["code"] == 103 && text.contains(egress) && text.contains("no rate such as 10M"), "{text}");
     assert!(!pod.has_interface("eth0"));
+}
+
+/// A configuration written by hand, with `portmap`: the port of the node leads to the pod until DEL. Tortie's agent and
+/// `tortie install` do not write such a one.
+#[test]
+fn portmap_of_a_configuration_by_hand_serves_a_port_until_del() {
+    if !can_run(&[Program::CniPlugins]) {
+        return;
+    }
+    let node = Node::new(&json!([]));
+    let pod = node.pod("mapped", json!({}));
+    let result = node.call("ADD", &pod, json!({})).unwrap();
+    let mapping = json!({"hostPort": 8080, "containerPort": 80, "protocol": "tcp"});
+    let mut portmap = json!({
+        "cniVersion": "1.0.0", "name": "k8s-pod-network", "type": "portmap",
+        "capabilities": {"portMappings": true}, "runtimeConfig": {"portMappings": [mapping]}, "prevResult": result,
+    });
+    portmap["prevResult"]["cniVersion"] = json!("1.0.0");
+    let outside = node.outside(Ipv4Addr::new(172, 31, 0, 9));
+    let listener = pod.netns.run(|| TcpListener::bind((address(&result), 80)).unwrap()).unwrap();
+    let connects = || {
+        let target = SocketAddr::from((Ipv4Addr::new(172, 31, 0, 1), 8080));
+        outside.run(|| TcpStream::connect_timeout(&target, Duration::from_secs(5)).is_ok()).unwrap()
+    };
+    assert!(!connects());
+    let after = node.execute(&pod.environment("ADD"), &portmap).unwrap();
+    assert_eq!(address(&after), address(&result));
+    assert!(connects());
+    assert_eq!(listener.accept().unwrap().1.ip(), Ipv4Addr::new(172, 31, 0, 9), "the pod sees the client");
+    for _ in 0..2 {
+        node.execute(&pod.environment("DEL"), &portmap).unwrap();
+    }
+    assert!(!connects());
+    node.call("DEL", &pod, json!({})).unwrap();
 }

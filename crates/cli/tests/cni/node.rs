@@ -129,6 +129,20 @@ impl Node {
         items.into_iter().map(|item| item.key.name.to_string()).collect()
     }
 
+    /// A machine in the node's network.
+    pub(crate) fn outside(&self, address: Ipv4Addr) -> NetNs {
+        let (machine, path) = (NetNs::create().unwrap(), self.path("outside"));
+        machine.bind_to(&path).unwrap();
+        let wire = format!(
+            "ip link add outside type veth peer name eth0 netns {}; ip link set outside master eth0 up",
+            path.display()
+        );
+        assert_eq!(output_of(&self.namespace, "/bin/sh", &["-ec", &wire]), "");
+        let configure = format!("ip link set eth0 up; ip address add {address}/24 dev eth0");
+        assert_eq!(output_of(&machine, "/bin/sh", &["-ec", &configure]), "");
+        machine
+    }
+
     /// The number of addresses that IPAM has given to pods.
     pub(crate) fn addresses_in_use(&self) -> usize {
         let handles = self.runtime.block_on(self.store.list(Kind::IpamHandle)).unwrap().items;
