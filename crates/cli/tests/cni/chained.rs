@@ -1,4 +1,4 @@
-//! Debian's plugins after Tortie's.
+//! Debian's plugins after and before Tortie's.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
@@ -143,4 +143,39 @@ fn portmap_of_a_configuration_by_hand_serves_a_port_until_del() {
     }
     assert!(!connects());
     node.call("DEL", &pod, json!({})).unwrap();
+}
+
+/// Debian's plugins before Tortie's. One that makes the pod's interface is in the way; one that changes something else is not.
+#[test]
+fn earlier_plugins_may_do_anything_but_make_the_interface() {
+    if !can_run(&[Program::CniPlugins]) {
+        return;
+    }
+    let node = Node::new(&json!([]));
+    let pod = node.pod("wired", json!({}));
+    let ipam = json!({"type": "host-local", "subnet": "10.99.0.0/24", "dataDir": node.path("networks")});
+    let ptp = json!({"cniVersion": "1.0.0", "name": "k8s-pod-network", "type": "ptp", "ipam": ipam});
+    let wired = node.execute(&pod.environment("ADD"), &ptp).unwrap();
+    let error = node.call("ADD", &pod, json!({"prevResult": wired})).unwrap_err();
+    let text = error.to_string();
+    assert!(error["code"] == 103 && text.contains("let tortie-cni be the first plugin"), "{text}");
+    assert_eq!(node.addresses_in_use(), 0);
+    // The runtime takes everything back.
+    node.call("DEL", &pod, json!({"prevResult": wired})).unwrap();
+    node.execute(&pod.environment("DEL"), &ptp).unwrap();
+    assert!(!pod.has_interface("eth0"));
+
+    let pod = node.pod("tuned", json!({}));
+    let nothing = json!({"cniVersion": "1.0.0", "interfaces": [], "ips": [], "dns": {}});
+    let tuning = json!({
+        "cniVersion": "1.0.0", "name": "k8s-pod-network", "type": "tuning", "prevResult": nothing,
+        "sysctl": {"net.ipv4.tcp_fin_timeout": "18"},
+    });
+    let tuned = node.execute(&pod.environment("ADD"), &tuning).unwrap();
+    let result = node.call("ADD", &pod, json!({"prevResult": tuned})).unwrap();
+    assert_eq!(output_of(&pod.netns, "/bin/cat", &["/proc/sys/net/ipv4/tcp_fin_timeout"]).trim(), "18");
+    node.call("CHECK", &pod, json!({"prevResult": result})).unwrap();
+    node.call("DEL", &pod, json!({"prevResult": result})).unwrap();
+    until("the interface goes", || !pod.has_interface("eth0"));
+    assert_eq!(node.addresses_in_use(), 0);
 }
