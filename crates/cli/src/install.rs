@@ -238,10 +238,9 @@ async fn apply(cluster: &Kubernetes, object: &Value) -> anyhow::Result<()> {
         return Ok(());
     }
     let after = cluster.apply_path(&path, MANAGER, object).await.with_context(|| name.clone())?;
-    let version = |object: &Value| object["metadata"]["resourceVersion"].clone();
     let outcome = match before {
         None => "created",
-        Some(before) if version(&before) == version(&after) => "unchanged",
+        Some(before) if desired(&before) == desired(&after) => "unchanged",
         Some(_) => "configured",
     };
     output::line(&format!("{name} {outcome}"));
@@ -249,6 +248,16 @@ async fn apply(cluster: &Kubernetes, object: &Value) -> anyhow::Result<()> {
         wait_until_served(cluster, &path, &name).await?;
     }
     Ok(())
+}
+
+/// The object without what the API server and controllers write, at any time.
+fn desired(object: &Value) -> Value {
+    let mut object = object.clone();
+    object["status"].take();
+    for name in ["resourceVersion", "managedFields"] {
+        object["metadata"][name].take();
+    }
+    object
 }
 
 /// Agents must not start before the API server serves the kinds.
