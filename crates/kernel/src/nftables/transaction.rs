@@ -93,12 +93,16 @@ pub fn changeable(desired: &Table, actual: &Table) -> bool {
         actual.chains.get(name).is_none_or(|other| other.base == chain.base)
     };
     let orphan = desired.flags == Table::GUARDED && actual.flags == Table::PERSIST;
-    // The kernel refuses new hooks (EINVAL) in the transaction that adopts a table.
-    let has_new_hook =
-        desired.chains.iter().any(|(name, chain)| chain.base.is_some() && !actual.chains.contains_key(name));
-    (desired.flags == actual.flags || (orphan && !has_new_hook))
+    // In the transaction that adopts a table, the kernel neither adds hooks nor removes any (EINVAL).
+    let has_same_hooks = || hooks(desired).eq(hooks(actual));
+    (desired.flags == actual.flags || (orphan && has_same_hooks()))
         && desired.sets.iter().all(same_set)
         && desired.chains.iter().all(same_chain)
+}
+
+/// The names of the chains that the kernel calls itself.
+fn hooks(table: &Table) -> impl Iterator<Item = &String> {
+    table.chains.iter().filter(|(_, chain)| chain.base.is_some()).map(|(name, _)| name)
 }
 
 /// The changes that create a table.
