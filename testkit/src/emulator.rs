@@ -24,7 +24,7 @@ use tortie_hcn::{Feature, Guid, Hcn, HcnExt};
 use tortie_hns_emulator::{Config, Emulator, Packet, PacketDirection, Recorder, Verdict};
 use tortie_policy::program::Flow;
 use tortie_windows::{
-    Clock, NETWORK, OverlaySpec, WindowsDataplane, WindowsWiring, endpoint_id, ensure_overlay,
+    Clock, NETWORK, NetworkKind, NetworkSpec, WindowsDataplane, WindowsWiring, endpoint_id, ensure_network,
 };
 
 use crate::clusters::Objects;
@@ -321,8 +321,13 @@ impl Node {
     fn new(name: &str, config: Config, rendering: Rendering, block: Ipv4Net, clock: Clock) -> Result<Self> {
         ensure!((rendering.suits)(&config), "HNS {} has nothing for {}", config.version, rendering.name);
         let hns = Arc::new(Recorder::new(Emulator::new(config)));
-        let spec = OverlaySpec { name: NETWORK.into(), block, vni: VNI, adapter: None };
-        let network = ensure_overlay(&*hns, &spec)?.id;
+        let spec = NetworkSpec {
+            name: NETWORK.into(),
+            block,
+            kind: NetworkKind::Overlay { vni: VNI },
+            adapter: None,
+        };
+        let network = ensure_network(&*hns, &spec)?.id;
         let hcn: Arc<dyn Hcn> = hns.clone();
         let wiring = WindowsWiring::new(hcn.clone());
         let mut dataplane = Stateful::new(WindowsDataplane::with_clock(hcn, clock));

@@ -14,7 +14,7 @@ use tortie_api::{Key, Kind};
 use tortie_ipam::{Family, Ipam, IpamError, Request, Use};
 use tortie_store::backoff::{Backoff, random_seed};
 use tortie_store::{Change, Endpoints, Interest, StoreError};
-use tortie_windows::{CurrentOverlay, Overlay};
+use tortie_windows::{CurrentPodNetwork, PodNetwork};
 
 use crate::AgentError;
 use crate::flannel::{self, OwnLease};
@@ -39,8 +39,8 @@ pub(crate) struct Announced {
     methods: AddressMethods,
     /// In a cluster with flannel: the network of its pods, and the way there.
     lease: Option<OwnLease>,
-    /// Windows: the overlay network as the dataplane sees it.
-    overlay: Option<CurrentOverlay>,
+    /// Windows: the network as the dataplane sees it.
+    pod_network: Option<CurrentPodNetwork>,
 }
 
 impl Announced {
@@ -55,34 +55,40 @@ impl Announced {
     ) -> Result<Self, AgentError> {
         let lease = if flannel { Some(OwnLease::read(store, node).await?) } else { None };
         let first = own_tunnels(ipam, node, lease.as_ref()).await?;
-        let announced = Self { first, methods, lease, overlay: None };
-        annotate(store, node, &announced.first, &announced.methods, lease.as_ref()).await?;
+        let announced = Self { first, methods, lease, pod_network: None };
+        annotate(store, node, &announced.first, None, &announced.methods, lease.as_ref()).await?;
         Ok(announced)
     }
 
-    /// Announces the overlay network of a Windows node.
+    /// Announces the network of a Windows node.
     pub(crate) async fn on_windows(
         store: &dyn Endpoints,
         node: &str,
-        overlay: &Overlay,
-        current: CurrentOverlay,
+        network: &PodNetwork,
+        current: CurrentPodNetwork,
     ) -> Result<Self, AgentError> {
-        let methods = AddressMethods::default();
+        let first = Tunnel::of(network).into_iter().collect();
         let announced =
-            Self { first: vec![Tunnel::of(overlay)], methods, lease: None, overlay: Some(current) };
-        annotate(store, node, &announced.first, &announced.methods, None).await?;
+            Self { first, methods: AddressMethods::default(), lease: None, pod_network: Some(current) };
+        annotate(store, node, &announced.first, announced.hns_network(), &announced.methods, None).await?;
         Ok(announced)
     }
 
     fn now(&self) -> Vec<Tunnel> {
-        let current = self.overlay.as_ref().and_then(CurrentOverlay::get);
-        current.as_ref().map_or_else(|| self.first.clone(), |overlay| vec![Tunnel::of(overlay)])
+        let current = self.pod_network.as_ref().and_then(CurrentPodNetwork::get);
+        current.map_or_else(|| self.first.clone(), |network| Tunnel::of(&network).into_iter().collect())
+    }
+
+    /// The type of a Windows node's network, if other nodes must know it. Only one without encapsulation has no tunnel.
+    fn hns_network(&self) -> Option<&'static str> {
+        (self.pod_network.is_some() && self.first.is_empty()).then_some(Node::L2BRIDGE)
     }
 }
 
 impl Tunnel {
-    fn of(overlay: &Overlay) -> Self {
-        Self { address: overlay.gateway.into(), mac: Some(overlay.router_mac.to_string()) }
+    fn of(network: &PodNetwork) -> Option<Self> {
+        let mac = network.router_mac?;
+        Some(Self { address: network.gateway.into(), mac: Some(mac.to_string()) })
     }
 }
 
@@ -154,13 +160,15 @@ async fn annotate(
     store: &dyn Endpoints,
     node: &str,
     tunnels: &[Tunnel],
+    hns_network: Option<&str>,
     methods: &AddressMethods,
     lease: Option<&OwnLease>,
 ) -> Result<(), AgentError> {
     let key = Key::global(Kind::Node, node);
     let stored = store.get(&key).await?.ok_or_else(|| StoreError::NotFound(key.clone()))?;
     let current = &stored.value["metadata"]["annotations"];
-    let mut annotations: BTreeMap<&str, Option<String>> = BTreeMap::new();
+    let mut annotations: BTreeMap<&str, Option<String>> =
+        BTreeMap::from([(Node::HNS_NETWORK, hns_network.map(str::to_owned))]);
     for (version, [own, address, mac]) in ANNOTATIONS {
         let tunnel = tunnels.iter().find(|tunnel| IpVersion::of(&tunnel.address) == version);
         annotations.insert(address, tunnel.map(|tunnel| tunnel.address.to_string()));
@@ -323,7 +331,7 @@ async fn announce(
     announced: &mut Announced,
 ) -> Result<(), AgentError> {
     let mut unfit = None;
-    if announced.overlay.is_none() {
+    if announced.pod_network.is_none() {
         if announced.lease.is_some() {
             match OwnLease::read(store, node).await {
                 Ok(lease) => announced.lease = Some(lease),
@@ -345,7 +353,9 @@ async fn announce(
             announced.first = tunnels;
         }
     }
-    annotate(store, node, &announced.now(), &announced.methods, announced.lease.as_ref()).await?;
+    let hns_network = announced.hns_network();
+    annotate(store, node, &announced.now(), hns_network, &announced.methods, announced.lease.as_ref())
+        .await?;
     unfit.map_or(Ok(()), Err)
 }
 
@@ -373,7 +383,7 @@ mod tests {
             let store = Embedded::in_memory().unwrap();
             let key = Key::global(Kind::Node, "n");
             store.create(&key, json!({"metadata": metadata})).await.unwrap();
-            let result = annotate(&store, "n", &tunnel, &AddressMethods::default(), None).await;
+            let result = annotate(&store, "n", &tunnel, None, &AddressMethods::default(), None).await;
             assert_eq!(result.is_ok(), expected.is_some(), "{metadata}: {result:?}");
             if let Some(expected) = expected {
                 let after = store.get(&key).await.unwrap().unwrap().value;
@@ -402,7 +412,8 @@ mod tests {
         let address = tunnel_address(&ipam, "n", Family::V4).await.unwrap().unwrap();
         assert_eq!(tunnel_addresses(&ipam, "n").await.unwrap(), [address], "a node keeps its address");
         let first = derived(vec![address]);
-        let announced = Announced { first, methods: AddressMethods::default(), lease: None, overlay: None };
+        let announced =
+            Announced { first, methods: AddressMethods::default(), lease: None, pod_network: None };
         let (_keep, in_force) = watch::channel(Arc::default());
         let keeping =
             tokio::spawn(keep_announced(store.clone(), ipam.clone(), "n".to_owned(), announced, in_force));
@@ -442,7 +453,8 @@ mod tests {
         let ipam = Arc::new(Ipam::new(store.clone(), "n", BTreeMap::new()));
         let old = tunnel_address(&ipam, "n", Family::V4).await.unwrap().unwrap();
         let first = derived(vec![old]);
-        let announced = Announced { first, methods: AddressMethods::default(), lease: None, overlay: None };
+        let announced =
+            Announced { first, methods: AddressMethods::default(), lease: None, pod_network: None };
         let (_keep, in_force) = watch::channel(Arc::default());
         // An agent that has not used the pool for some seconds.
         let ipam = Arc::new(Ipam::new(store.clone(), "n", BTreeMap::new()));
@@ -512,7 +524,7 @@ mod tests {
             let key = Key::global(Kind::Node, "n");
             let value = json!({"metadata": {"name": "n", "annotations": annotations}, "status": status});
             store.create(&key, value).await.unwrap();
-            annotate(&store, "n", &tunnel, &AddressMethods::default(), None).await.unwrap();
+            annotate(&store, "n", &tunnel, None, &AddressMethods::default(), None).await.unwrap();
             let after = store.get(&key).await.unwrap().unwrap().value;
             assert_eq!(after["metadata"]["annotations"][Node::ADDRESS], expected);
             assert_eq!(after["metadata"]["annotations"][Node::ADDRESS_V6], "fd00::1");
@@ -547,7 +559,7 @@ mod tests {
                 store.create(&key, value.clone()).await.unwrap();
                 let ipv4 = method.parse().unwrap();
                 let methods = AddressMethods { ipv4, ..AddressMethods::default() };
-                let written = annotate(&store, "n", &[], &methods, None).await;
+                let written = annotate(&store, "n", &[], None, &methods, None).await;
                 let after = store.get(&key).await.unwrap().unwrap().value;
                 match expected {
                     Some(expected) => {
@@ -565,7 +577,7 @@ mod tests {
             let ipam = Arc::new(Ipam::new(store.clone(), "n", BTreeMap::new()));
             let methods =
                 AddressMethods { ipv4: "first-found".parse().unwrap(), ..AddressMethods::default() };
-            let announced = Announced { first: Vec::new(), methods, lease: None, overlay: None };
+            let announced = Announced { first: Vec::new(), methods, lease: None, pod_network: None };
             let (_keep, in_force) = watch::channel(Arc::default());
             tokio::spawn(keep_announced(store.clone(), ipam, "n".to_owned(), announced, in_force));
             let announces = async |expected: &str| {

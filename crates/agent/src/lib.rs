@@ -111,7 +111,8 @@ pub struct Extras {
     pub metrics_address: Option<SocketAddr>,
     /// Whether the agent runs a BGP speaker. Only Linux nodes can.
     pub bgp: bool,
-    /// Whether pools without encapsulation get routes by way of the nodes themselves. Only Linux nodes can, and not with BGP.
+    /// Whether pools without encapsulation get routes by way of the nodes themselves. Not with BGP, nor with the overlay network of a
+    /// Windows node.
     pub direct_routes: bool,
     /// Whether nodes announce the networks of their pods by flannel's annotations. Only Linux nodes can, and not with BGP.
     pub flannel: bool,
@@ -126,6 +127,16 @@ pub struct Extras {
 /// Changes the log level if there is a new one, in the syntax of `RUST_LOG`. Returns the level that now applies, or why the
 /// new one is invalid.
 pub type LogLevel = Arc<dyn Fn(Option<&str>) -> Result<String, String> + Send + Sync>;
+
+/// The type of the network of a Windows node's pods.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum WindowsNetwork {
+    /// Packets to other nodes go in VXLAN.
+    #[default]
+    Overlay,
+    /// Packets to other nodes leave as they are.
+    L2Bridge,
+}
 
 /// The operating system of a node.
 pub enum Platform {
@@ -142,6 +153,8 @@ pub enum Platform {
         host: Host,
         /// The networks of the addresses of Services.
         services: Vec<Ipv4Net>,
+        /// The type of the network of its pods.
+        network: WindowsNetwork,
     },
     /// Another implementation of the two traits, for instance in a test. It reports its own tunnel end.
     Other {
@@ -169,6 +182,11 @@ impl Platform {
             Platform::Linux => None,
             Platform::Other { .. } => None,
         }
+    }
+
+    /// Whether it is a Windows node whose network has one block.
+    fn is_bridge(&self) -> bool {
+        matches!(self, Platform::Windows { network: WindowsNetwork::L2Bridge, .. })
     }
 
     /// What the runtime passes to the plugin. On Linux, kubelets write how pods resolve names.
@@ -282,7 +300,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
     flannel::check(&node, &extras, &platform)?;
     let plain_routes = plain_routes(&node, &extras, &platform)?;
     let learned_routes = bgp::prepare(&node, extras.bgp, &platform)?;
-    let most_blocks = node::most_blocks(platform.hcn()).await;
+    let most_blocks = if platform.is_bridge() { 1 } else { node::most_blocks(platform.hcn()).await };
     let ipam = Ipam::new(store.clone(), &node, node_labels).with_most_blocks(most_blocks);
     let ipam = Arc::new(ipam);
     let about = platform.about();
@@ -409,9 +427,10 @@ fn plain_routes(node: &str, extras: &Extras, platform: &Platform) -> Result<Plai
         (true, true, _) => refuse(
             "routes come from BGP or are direct; remove --bgp (TORTIE_BGP) or --direct-routes (TORTIE_DIRECT_ROUTES)",
         ),
-        (false, true, Platform::Windows { .. }) => {
-            refuse("only Linux nodes have direct routes; remove --direct-routes (TORTIE_DIRECT_ROUTES)")
-        }
+        (false, true, Platform::Windows { network: WindowsNetwork::Overlay, .. }) => refuse(
+            "a Windows node has direct routes with a network of type L2Bridge only; add --windows-network l2bridge \
+             (TORTIE_WINDOWS_NETWORK), or remove --direct-routes (TORTIE_DIRECT_ROUTES)",
+        ),
         (false, true, _) => Ok(PlainRoutes::Direct),
     }
 }

@@ -1,4 +1,4 @@
-//! Prepares the node: its dataplane, and on Windows its overlay network.
+//! Prepares the node: its dataplane, and on Windows the network of its pods.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use tortie_ipam::{Ipam, IpamError};
 use tortie_store::backoff::{Backoff, random_seed};
 use tortie_store::{Endpoints, Store, StoreError};
 use tortie_windows::{
-    Error, Host, OverlaySpec, StaticRules, WindowsDataplane, WindowsWiring, ensure_overlay_on,
-    existing_overlay,
+    Error, Host, NetworkKind, NetworkSpec, StaticRules, WindowsDataplane, WindowsWiring, ensure_network_on,
+    existing_network,
 };
 
 use crate::announcement::Announced;
@@ -25,7 +25,7 @@ use crate::cluster_network::cluster_network;
 use crate::node_address::AddressMethods;
 use crate::policy_only::PolicyOnly;
 use crate::unsupported::LOCKED;
-use crate::{AgentError, Extras, Platform};
+use crate::{AgentError, Extras, Platform, WindowsNetwork};
 
 /// The maximum delay before reading the Node again, or HNS is called again, while the agent starts.
 const MAX_START_DELAY: Duration = Duration::from_secs(1);
@@ -141,8 +141,8 @@ pub(crate) async fn prepare(
                       --ip6-autodetection-method (TORTIE_IP_AUTODETECTION_METHOD, TORTIE_IP6_AUTODETECTION_METHOD)"
                 .to_owned(),
         }),
-        Platform::Windows { hcn, static_rules, host, services } => {
-            let windows = WindowsNode { hcn, static_rules, host, services };
+        Platform::Windows { hcn, static_rules, host, services, network } => {
+            let windows = WindowsNode { hcn, static_rules, host, services, network };
             match &extras.policy_only {
                 Some(policy_only) => Ok(policy_only_windows(policy_only, windows)),
                 None => prepare_windows(store, ipam, node, windows).await,
@@ -194,11 +194,12 @@ struct WindowsNode {
     static_rules: StaticRules,
     host: Host,
     services: Vec<Ipv4Net>,
+    network: WindowsNetwork,
 }
 
 /// Windows: the dataplane for pods that another plugin connects. No network is made, so there is nothing to announce.
 fn policy_only_windows(policy_only: &PolicyOnly, windows: WindowsNode) -> Prepared {
-    let WindowsNode { hcn, static_rules, host, services } = windows;
+    let WindowsNode { hcn, static_rules, host, services, network: _ } = windows;
     let results = policy_only.results.clone();
     let dataplane = WindowsDataplane::new(hcn.clone()).with_host(host).with_static_rules(static_rules);
     let dataplane =
@@ -207,7 +208,7 @@ fn policy_only_windows(policy_only: &PolicyOnly, windows: WindowsNode) -> Prepar
     Prepared { dataplane: Box::new(dataplane), wiring, announced: None }
 }
 
-/// Windows: the network is created from the node's block; its gateway is the tunnel address, and HNS chooses the MAC
+/// Windows: the network is created from the node's block. On an overlay, its gateway is the tunnel address, and HNS chooses the MAC
 /// address.
 async fn prepare_windows(
     store: &dyn Endpoints,
@@ -215,55 +216,68 @@ async fn prepare_windows(
     node: &str,
     windows: WindowsNode,
 ) -> Result<Prepared, AgentError> {
-    let WindowsNode { hcn, static_rules, host, services } = windows;
-    let network = cluster_network(store, node).await?;
-    if network.vni < LOWEST_WINDOWS_VNI {
-        return Err(AgentError::Node {
-            node: node.to_owned(),
-            problem: format!(
-                "vxlanVNI of FelixConfiguration is {}, and Windows nodes need at least {LOWEST_WINDOWS_VNI}; all nodes of a \
-                 cluster need the same",
-                network.vni
-            ),
-        });
-    }
+    let WindowsNode { hcn, static_rules, host, services, network } = windows;
+    let kind = network_kind(store, node, network).await?;
     let mut blocks = ipam.ensure_blocks().await?.into_iter();
     let block = blocks.next().ok_or_else(|| IpamError::NoPool(format!("node {node}")))?;
     let others: Vec<Ipv4Net> = blocks.collect();
     let name = tortie_windows::NETWORK.to_owned();
-    let spec = OverlaySpec { name, block, vni: network.vni, adapter: None };
+    let spec = NetworkSpec { name, block, kind, adapter: None };
     let address = match wait_for(store, node).await?.own_address(IpVersion::V4) {
         Some(IpAddr::V4(address)) => Some(address),
         _ => None,
     };
     let deadline = Instant::now() + NETWORK_TIMEOUT;
     let mut backoff = Backoff::new(random_seed()).with_max(MAX_START_DELAY);
-    let overlay = loop {
+    let made = loop {
         let (asked, spec, others, host) = (hcn.clone(), spec.clone(), others.clone(), host.clone());
         // A call of HNS may take long, and must not block the other tasks.
-        let make = move || match ensure_overlay_on(&asked, &spec, &others, (&host, address)) {
+        let make = move || match ensure_network_on(&asked, &spec, &others, (&host, address)) {
             // Without an agent, nobody would end its pods, and it would never be replaced. The dataplane reports it.
             Err(error @ (Error::NetworkDiffers { .. } | Error::AdapterDiffers { .. })) => {
                 tracing::warn!(%error, "the agent starts with the network as it is");
-                existing_overlay(&asked, &spec.name)
+                existing_network(&asked, &spec.name, spec.kind)
             }
             made => made,
         };
         let made = tokio::task::spawn_blocking(make).await;
-        match made.map_err(|error| AgentError::system("making the overlay network", error))? {
-            Ok(overlay) => break overlay,
+        match made.map_err(|error| AgentError::system("making the network of the pods", error))? {
+            Ok(made) => break made,
             Err(error) if error.is_passing() && Instant::now() < deadline => {
-                tracing::info!(%error, "the overlay network is not ready; Tortie retries");
+                tracing::info!(%error, "the network of the pods is not ready; Tortie retries");
                 backoff.wait().await;
             }
-            Err(error) => return Err(AgentError::system("making the overlay network", error)),
+            Err(error) => return Err(AgentError::system("making the network of the pods", error)),
         }
     };
     let dataplane = WindowsDataplane::new(hcn.clone()).with_host(host);
+    let dataplane = dataplane.with_bridge(network == WindowsNetwork::L2Bridge);
     let dataplane = dataplane.with_static_rules(static_rules).with_services(services);
     let wiring = WindowsWiring::new(hcn).with_networks(dataplane.networks());
-    let announced = Announced::on_windows(store, node, &overlay, dataplane.current_overlay()).await?;
+    let announced = Announced::on_windows(store, node, &made, dataplane.current_network()).await?;
     Ok(Prepared { dataplane: Box::new(dataplane), wiring: Arc::new(wiring), announced: Some(announced) })
+}
+
+/// The type of the network that the node must have.
+async fn network_kind(
+    store: &dyn Endpoints,
+    node: &str,
+    network: WindowsNetwork,
+) -> Result<NetworkKind, AgentError> {
+    if network == WindowsNetwork::L2Bridge {
+        return Ok(NetworkKind::L2Bridge);
+    }
+    let vni = cluster_network(store, node).await?.vni;
+    if vni < LOWEST_WINDOWS_VNI {
+        return Err(AgentError::Node {
+            node: node.to_owned(),
+            problem: format!(
+                "vxlanVNI of FelixConfiguration is {vni}, and Windows nodes need at least {LOWEST_WINDOWS_VNI}; all nodes of a \
+                 cluster need the same"
+            ),
+        });
+    }
+    Ok(NetworkKind::Overlay { vni })
 }
 
 #[cfg(test)]

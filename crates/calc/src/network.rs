@@ -301,7 +301,7 @@ impl Network {
     }
 
     /// The address of another node, if it is in the network of this node and both take packets of pods without
-    /// encapsulation. The overlay network of a Windows node takes none.
+    /// encapsulation.
     pub(crate) fn neighbour(&self, name: &str, local: &str, version: IpVersion) -> Option<IpAddr> {
         let (node, local) = (self.nodes.get(name)?, self.nodes.get(local)?);
         let address = node.own_address(version)?;
@@ -311,7 +311,7 @@ impl Network {
         let is_unknown = self.flannel && other.prefix_len() == other.max_prefix_len();
         let is_near = local.own_network(version)?.contains(&address)
             && (is_unknown || other.contains(&local.own_address(version)?));
-        (is_near && !node.is_windows() && !local.is_windows()).then_some(address)
+        (is_near && node.takes_plain_packets() && local.takes_plain_packets()).then_some(address)
     }
 }
 

@@ -11,7 +11,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use tortie_agent::control::{Ask, Outcome, ask};
 use tortie_agent::{
     AdapterSelector, AddressMethod, AddressMethods, CniIpam, Config, DefaultPool, Extras, Host, HostRoutes,
-    LogLevel, Platform, PolicyOnly, StaticRules,
+    LogLevel, Platform, PolicyOnly, StaticRules, WindowsNetwork,
 };
 use tortie_cni::local;
 use tortie_deploy::{ChainedPlugins, Encapsulation};
@@ -89,6 +89,17 @@ struct Daemon {
     #[arg(long, env = "TORTIE_SERVICE_CIDR", value_name = "CIDR", value_delimiter = ',')]
     #[cfg_attr(unix, arg(requires = "hcn_socket"))]
     service_cidr: Vec<Ipv4Net>,
+    /// On a Windows node: the type of the pods' network. An overlay takes and sends packets of pods in VXLAN only; l2bridge is for pools
+    /// without encapsulation, with --direct-routes or with routes by other means
+    #[arg(
+        long,
+        env = "TORTIE_WINDOWS_NETWORK",
+        value_name = "TYPE",
+        value_parser = windows_network,
+        default_value = "overlay"
+    )]
+    #[cfg_attr(unix, arg(requires = "hcn_socket"))]
+    windows_network: WindowsNetwork,
     /// The pool of addresses that this agent creates if the cluster has none
     #[arg(long, env = "TORTIE_DEFAULT_POOL", value_name = "CIDR", value_parser = crate::install::pool)]
     default_pool: Option<Ipv4Net>,
@@ -128,8 +139,8 @@ struct Daemon {
     /// Only on Linux nodes
     #[arg(long, env = "TORTIE_BGP")]
     bgp: bool,
-    /// Give pools without encapsulation routes by way of the nodes themselves, which must be in one network (host-gw). Only on
-    /// Linux nodes
+    /// Give pools without encapsulation routes by way of the nodes themselves, which must be in one network (host-gw). On Windows nodes
+    /// with --windows-network l2bridge
     #[arg(long, env = "TORTIE_DIRECT_ROUTES", conflicts_with = "bgp")]
     direct_routes: bool,
     /// Take part in a cluster with flannel (backends vxlan and host-gw): pods have the addresses of spec.podCIDRs of their Node,
@@ -138,7 +149,7 @@ struct Daemon {
     flannel: bool,
     /// Enforce policy on pods that another CNI plugin connects, such as AWS VPC CNI, GKE's plugin, Azure CNI, ptp, or win-bridge:
     /// no routes, no addresses, no CNI configuration. With the Kubernetes API as datastore
-    #[arg(long, env = "TORTIE_POLICY_ONLY", conflicts_with_all = ["bgp", "direct_routes", "flannel"])]
+    #[arg(long, env = "TORTIE_POLICY_ONLY", conflicts_with_all = ["bgp", "direct_routes", "flannel", "windows_network"])]
     policy_only: bool,
     /// With --policy-only, on Linux nodes: the prefixes of the names of pods' interfaces. Interfaces with such a name that belong to no
     /// known pod are closed
@@ -272,14 +283,15 @@ impl Daemon {
 impl Daemon {
     #[cfg(unix)]
     fn platform(&self) -> anyhow::Result<Platform> {
-        use tortie_hcn::{Address, NoIpHelper, RemoteHcn};
+        use tortie_hcn::{Address, RemoteHcn};
         Ok(match &self.hcn_socket {
             None => Platform::Linux,
             Some(socket) => Platform::Windows {
                 hcn: Arc::new(RemoteHcn::new(Address::Unix(socket.clone()), HCN_DEADLINE)),
                 static_rules: self.static_rules()?,
-                host: host(Arc::new(NoIpHelper), self.adapter.clone(), None)?,
+                host: host(machine(self.windows_network), self.adapter.clone(), None)?,
                 services: self.service_cidr.clone(),
+                network: self.windows_network,
             },
         })
     }
@@ -292,6 +304,7 @@ impl Daemon {
             static_rules: self.static_rules()?,
             host: self.host()?,
             services: self.service_cidr.clone(),
+            network: self.windows_network,
         })
     }
 
@@ -335,6 +348,24 @@ impl Daemon {
 
     fn static_rules(&self) -> anyhow::Result<StaticRules> {
         self.static_rules.as_deref().map_or(Ok(StaticRules::default()), static_rules)
+    }
+}
+
+pub(crate) fn windows_network(name: &str) -> Result<WindowsNetwork, String> {
+    match name {
+        "overlay" => Ok(WindowsNetwork::Overlay),
+        "l2bridge" => Ok(WindowsNetwork::L2Bridge),
+        _ => Err("it is overlay or l2bridge".to_owned()),
+    }
+}
+
+/// The machine under an emulated HNS. Of an overlay, nothing needs to be known.
+#[cfg(unix)]
+fn machine(network: WindowsNetwork) -> Arc<dyn IpHelper> {
+    match network {
+        #[cfg(all(target_os = "linux", feature = "lab"))]
+        WindowsNetwork::L2Bridge => Arc::new(tortie_hns_emulator::NodeHost),
+        _ => Arc::new(tortie_hcn::NoIpHelper),
     }
 }
 

@@ -56,12 +56,15 @@ pub(crate) enum LabCommand {
         /// Number of Windows nodes: minion, windows-2, …
         #[arg(long, default_value_t = 1)]
         windows: usize,
-        /// Run a BGP speaker on each Linux node
+        /// Run a BGP speaker on each Linux node, and with --l2bridge on each Windows node
         #[arg(long)]
         bgp: bool,
-        /// Give pools without encapsulation direct routes on Linux nodes
+        /// Give pools without encapsulation direct routes on Linux nodes, and with --l2bridge on Windows nodes
         #[arg(long, conflicts_with = "bgp")]
         direct_routes: bool,
+        /// Make networks of Windows nodes that take packets of pods without encapsulation instead of overlays
+        #[arg(long, conflicts_with = "wine")]
+        l2bridge: bool,
         /// Give Linux nodes and their pods IPv6 addresses, too
         #[arg(long)]
         ipv6: bool,
@@ -134,6 +137,8 @@ pub(crate) enum Inside {
         #[arg(long)]
         direct_routes: bool,
         #[arg(long)]
+        l2bridge: bool,
+        #[arg(long)]
         ipv6: bool,
         #[arg(long, value_enum)]
         datastore: DatastoreName,
@@ -185,12 +190,13 @@ impl LabCommand {
             Self::Up { windows: 0, wine: Some(_), .. } => {
                 bail!("--wine is for Windows nodes, and --windows 0 gives none; leave one of them out")
             }
-            Self::Up { linux, windows, bgp, direct_routes, ipv6, datastore, wine } => {
+            Self::Up { linux, windows, bgp, direct_routes, l2bridge, ipv6, datastore, wine } => {
                 let (linux, windows) = (linux.to_string(), windows.to_string());
                 let (datastore, wine) = (Datastore::from(datastore).name(), wine_option(wine)?);
                 let mut options = vec!["--linux", &linux, "--windows", &windows, "--datastore", datastore];
                 options.extend(bgp.then_some("--bgp"));
                 options.extend(direct_routes.then_some("--direct-routes"));
+                options.extend(l2bridge.then_some("--l2bridge"));
                 options.extend(ipv6.then_some("--ipv6"));
                 options.extend(wine.iter().flat_map(|folder| ["--wine", folder]));
                 outer(&arguments(&[&["lab", "inside", "up"][..], &options].concat()))
@@ -266,7 +272,15 @@ async fn run_inside(what: Inside) -> anyhow::Result<ExitCode> {
     match what {
         Inside::Demo { output, datastore, wine } => {
             let wine = wine.as_deref().map(WindowsPrograms::find).transpose()?;
-            let shape = Shape { linux: 1, windows: 1, bgp: false, direct_routes: false, ipv6: false, wine };
+            let shape = Shape {
+                linux: 1,
+                windows: 1,
+                bgp: false,
+                direct_routes: false,
+                l2bridge: false,
+                ipv6: false,
+                wine,
+            };
             let cluster = Cluster::up(dir(), shape, datastore.into(), &progress).await?;
             let demo = demo::run(&cluster, &MANIFESTS, &progress, |step, before| {
                 if output == LabFormat::Table {
@@ -283,9 +297,9 @@ async fn run_inside(what: Inside) -> anyhow::Result<ExitCode> {
                 return Ok(ExitCode::FAILURE);
             }
         }
-        Inside::Up { linux, windows, bgp, direct_routes, ipv6, datastore, wine } => {
+        Inside::Up { linux, windows, bgp, direct_routes, l2bridge, ipv6, datastore, wine } => {
             let wine = wine.as_deref().map(WindowsPrograms::find).transpose()?;
-            let shape = Shape { linux, windows, bgp, direct_routes, ipv6, wine };
+            let shape = Shape { linux, windows, bgp, direct_routes, l2bridge, ipv6, wine };
             let cluster = Cluster::up(dir(), shape, datastore.into(), &progress).await?;
             progress.done("the cluster is up; from another terminal: tortie apply -f, get, lab exec, lab matrix, lab down");
             std::future::pending::<()>().await;

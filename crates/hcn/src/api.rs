@@ -86,6 +86,12 @@ pub enum Call {
         /// The identifier.
         id: Guid,
     },
+    /// `HNSCall("POST", "/endpoints/ID/attach/")` of v1: attaches an endpoint to the node's own compartment (`HostAttach` of hcsshim).
+    /// Returns nothing.
+    AttachToHost {
+        /// The endpoint's identifier.
+        endpoint: Guid,
+    },
     /// `HNSCall("GET", "/globals/version")` of v1: returns a [`Version`].
     Version,
     /// A call of an emulator that the real API does not have. Other implementations return `E_NOTIMPL`.
@@ -106,6 +112,7 @@ impl Call {
             Call::Query { .. } => "query",
             Call::Modify { .. } => "modify",
             Call::Delete { .. } => "delete",
+            Call::AttachToHost { .. } => "attach to the host",
             Call::Version => "version",
             Call::Emulator { .. } => "emulator call",
         }
@@ -122,6 +129,7 @@ impl Call {
             Call::Enumerate { kind, query } => format!("{kind}s {query}"),
             Call::Create { kind, id, .. } | Call::Query { kind, id, .. } => format!("{kind} {id}"),
             Call::Modify { kind, id, .. } | Call::Delete { kind, id } => format!("{kind} {id}"),
+            Call::AttachToHost { endpoint } => format!("{} {endpoint}", Kind::Endpoint),
             Call::Version => "HNS".to_owned(),
             Call::Emulator { name, .. } => name.clone(),
         }
@@ -223,6 +231,21 @@ pub trait HcnExt: Hcn {
         delete(self, Kind::Endpoint, id)
     }
 
+    /// Attaches an endpoint to the node's own compartment. One that is attached there already stays so.
+    fn attach_to_host(&self, endpoint: Guid) -> Result<(), Error> {
+        let call = Call::AttachToHost { endpoint };
+        match self.call(&call) {
+            // The old interface has no codes. flannel looks for these words, too (`pkg/backend/hostgw/hostgw_windows.go`).
+            Err(failure)
+                if failure.code.class() == Class::AlreadyExists
+                    || failure.record.contains("This endpoint is already attached to the switch.") =>
+            {
+                Ok(())
+            }
+            result => checked(&call, result).map(drop),
+        }
+    }
+
     /// One namespace.
     fn namespace(&self, id: Guid) -> Result<Namespace, Error> {
         get(self, Kind::Namespace, id)
@@ -298,7 +321,11 @@ fn delete<H: Hcn + ?Sized>(hcn: &H, kind: Kind, id: Guid) -> Result<(), Error> {
 }
 
 fn send<H: Hcn + ?Sized>(hcn: &H, call: &Call) -> Result<String, Error> {
-    hcn.call(call).map_err(|failure| {
+    checked(call, hcn.call(call))
+}
+
+fn checked(call: &Call, result: Result<String, Failure>) -> Result<String, Error> {
+    result.map_err(|failure| {
         debug!(?call, %failure, "HNS refused a call");
         Error::Call { call: call.name(), object: call.object(), failure }
     })

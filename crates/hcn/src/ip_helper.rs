@@ -68,6 +68,18 @@ pub trait IpHelper: Send + Sync {
     /// The system refuses it.
     fn add_route(&self, route: &IpRoute) -> Result<(), IpHelperError>;
 
+    /// Deletes a route. One that is gone is no error.
+    ///
+    /// # Errors
+    /// The system refuses it.
+    fn delete_route(&self, route: &IpRoute) -> Result<(), IpHelperError>;
+
+    /// Makes the system pass IPv4 packets of others that arrive at an adapter, if it does not yet.
+    ///
+    /// # Errors
+    /// The system refuses it.
+    fn enable_forwarding(&self, interface: u32) -> Result<(), IpHelperError>;
+
     /// Calls `notify` after each change of addresses or routes, if the system tells them, for as long as the process lives.
     fn watch(&self, notify: Box<dyn Fn() + Send + Sync>);
 }
@@ -87,6 +99,14 @@ impl IpHelper for NoIpHelper {
 
     fn add_route(&self, _: &IpRoute) -> Result<(), IpHelperError> {
         Err(IpHelperError { operation: "add a route", source: io::ErrorKind::Unsupported.into() })
+    }
+
+    fn delete_route(&self, _: &IpRoute) -> Result<(), IpHelperError> {
+        Err(IpHelperError { operation: "delete a route", source: io::ErrorKind::Unsupported.into() })
+    }
+
+    fn enable_forwarding(&self, _: u32) -> Result<(), IpHelperError> {
+        Err(IpHelperError { operation: "enable forwarding", source: io::ErrorKind::Unsupported.into() })
     }
 
     fn watch(&self, _: Box<dyn Fn() + Send + Sync>) {}

@@ -13,6 +13,7 @@ use tortie_hcn::{Call, Failure, Guid, HResult, Hcn, Kind};
 use crate::acl::{Packet, PacketDirection, Verdict};
 use crate::check::fail;
 use crate::config::{Config, EgressSees};
+use crate::containers;
 use crate::counters::{AboutEndpoint, ENDPOINT_ADDRESSES, ENDPOINT_STATS, EndpointCounters, EndpointStats};
 use crate::flows::{Flows, Key};
 use crate::host::EmulatedHost;
@@ -180,6 +181,8 @@ impl Emulator {
             }
             .map(|()| String::new()),
             Call::Emulator { name, settings } => self.emulator_call(state, name, settings),
+            // It consists of other calls.
+            Call::AttachToHost { .. } => fail(HResult::E_NOTIMPL, "an attachment is no single change"),
             Call::Enumerate { .. } | Call::Query { .. } | Call::Version => read(state, call, config),
         }
     }
@@ -259,6 +262,9 @@ impl Emulator {
 
 impl Hcn for Emulator {
     fn call(&self, call: &Call) -> Result<String, Failure> {
+        if let Call::AttachToHost { endpoint } = call {
+            return containers::attach_to_node(self, *endpoint).map(|()| String::new());
+        }
         let mut state = self.state();
         if let Call::Emulator { name, settings } = call
             && let Some(answer) = self.about_endpoint(&state, name, settings)
@@ -311,9 +317,11 @@ fn read(state: &State, call: &Call, config: &Config) -> Result<String, Failure> 
             Ok(object.to_string())
         }
         Call::Version => Ok(json!(config.version).to_string()),
-        Call::Create { .. } | Call::Modify { .. } | Call::Delete { .. } | Call::Emulator { .. } => {
-            fail(HResult::E_NOTIMPL, format!("{} does not read", call.name()))
-        }
+        Call::Create { .. }
+        | Call::Modify { .. }
+        | Call::Delete { .. }
+        | Call::AttachToHost { .. }
+        | Call::Emulator { .. } => fail(HResult::E_NOTIMPL, format!("{} does not read", call.name())),
     }
 }
 

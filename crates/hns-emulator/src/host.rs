@@ -1,5 +1,6 @@
 //! The machine under an emulated HNS: adapters and routes in memory, and what a virtual switch does to them.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,6 +29,8 @@ pub struct HostState {
     /// Whether the addresses come back only with [`EmulatedHost::settle`]. Until then, the switch's adapter has an address of
     /// 169.254.0.0/16.
     pub is_slow: bool,
+    /// The adapters whose packets the machine forwards.
+    pub forwarding: BTreeSet<u32>,
     /// The number of routes that are refused next.
     pub refuses: usize,
     /// Whether nothing can be read.
@@ -144,6 +147,16 @@ impl IpHelper for EmulatedHost {
             return failed(io::ErrorKind::AlreadyExists);
         }
         state.routes.push(route.clone());
+        Ok(())
+    }
+
+    fn delete_route(&self, route: &IpRoute) -> Result<(), IpHelperError> {
+        self.readable()?.routes.retain(|known| known != route);
+        Ok(())
+    }
+
+    fn enable_forwarding(&self, interface: u32) -> Result<(), IpHelperError> {
+        self.readable()?.forwarding.insert(interface);
         Ok(())
     }
 

@@ -34,6 +34,8 @@ mod library;
 mod load_balancers;
 mod namespaces;
 mod networks;
+#[cfg(target_os = "linux")]
+mod node_host;
 mod policies;
 mod policy_lists;
 mod recorder;
@@ -62,6 +64,8 @@ pub use error::Error;
 pub use firewall::{EmulatedFirewall, FirewallState};
 pub use host::{EmulatedHost, HostState};
 pub use library::LibraryService;
+#[cfg(target_os = "linux")]
+pub use node_host::NodeHost;
 pub use recorder::{Hold, Recorder};
 pub use restart::Survives;
 #[cfg(target_os = "linux")]

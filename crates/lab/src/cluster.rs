@@ -52,10 +52,12 @@ pub struct Shape {
     pub linux: usize,
     /// Windows nodes: `minion`, `windows-2`, …
     pub windows: usize,
-    /// Whether Linux nodes run a BGP speaker.
+    /// Whether nodes run a BGP speaker; Windows nodes only with `l2bridge`.
     pub bgp: bool,
-    /// Whether pools without encapsulation get direct routes on Linux nodes.
+    /// Whether pools without encapsulation get direct routes; on Windows nodes only with `l2bridge`.
     pub direct_routes: bool,
+    /// Whether the networks of Windows nodes are of type L2Bridge.
+    pub l2bridge: bool,
     /// Whether Linux nodes and their pods have IPv6 addresses, too.
     pub ipv6: bool,
     /// The programs that Windows nodes run under Wine; `None`: they run those of Linux.
@@ -125,8 +127,14 @@ impl Cluster {
             if let Some(programs) = shape.wine.as_ref().filter(|_| os == Os::Windows) {
                 node.use_wine(&cluster.dir, programs)?;
             }
-            let options = [(shape.bgp, "--bgp"), (shape.direct_routes, "--direct-routes")];
-            let options = options.into_iter().filter(|(is_given, _)| *is_given && os == Os::Linux);
+            let is_bridge = os == Os::Windows && shape.l2bridge;
+            let takes_plain = os == Os::Linux || is_bridge;
+            let options = [
+                (shape.bgp && takes_plain, "--bgp"),
+                (shape.direct_routes && takes_plain, "--direct-routes"),
+                (is_bridge, "--windows-network=l2bridge"),
+            ];
+            let options = options.into_iter().filter(|(is_given, _)| *is_given);
             let options: Vec<&str> = options.map(|(_, option)| option).collect();
             cluster.add_node(node, &options, &authority).await?;
         }

@@ -36,15 +36,16 @@ impl Subnet {
     }
 }
 
-/// The subnet of each node. A Windows node is near no other, because its overlay network always encapsulates.
+/// The subnet of each node. A Windows node with an overlay network, which always encapsulates, is near no other.
 pub(super) fn subnets<'a>(nodes: impl Iterator<Item = (&'a str, &'a Node)>) -> BTreeMap<String, Subnet> {
     let nodes: Vec<(&str, &Node)> = nodes.collect();
     let mut subnets: BTreeMap<String, Subnet> =
         nodes.iter().map(|(name, _)| ((*name).to_owned(), Subnet::default())).collect();
-    let linux: Vec<(&str, &Node)> = nodes.into_iter().filter(|(_, node)| !node.is_windows()).collect();
+    let plain: Vec<(&str, &Node)> =
+        nodes.into_iter().filter(|(_, node)| node.takes_plain_packets()).collect();
     for (index, family) in IpVersion::ALL.into_iter().enumerate() {
         let networks: BTreeSet<IpNet> =
-            linux.iter().filter_map(|(_, node)| node.own_network(family)).collect();
+            plain.iter().filter_map(|(_, node)| node.own_network(family)).collect();
         let lengths: BTreeSet<u8> = networks.iter().map(IpNet::prefix_len).collect();
         let within = |node: &Node| -> BTreeSet<IpNet> {
             let Some(address) = node.own_address(family) else { return BTreeSet::new() };
@@ -52,11 +53,11 @@ pub(super) fn subnets<'a>(nodes: impl Iterator<Item = (&'a str, &'a Node)>) -> B
             around.filter(|network| networks.contains(network)).collect()
         };
         let mut count: HashMap<IpNet, usize> = HashMap::new();
-        for (_, node) in &linux {
+        for (_, node) in &plain {
             within(node).into_iter().for_each(|network| *count.entry(network).or_default() += 1);
         }
         let is_shared = |network: &IpNet| count.get(network).is_some_and(|count| *count > 1);
-        for (name, node) in &linux {
+        for (name, node) in &plain {
             let of_family = OfFamily {
                 network: node.own_network(family).filter(is_shared),
                 within: within(node).into_iter().filter(is_shared).collect(),

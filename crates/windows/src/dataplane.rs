@@ -23,18 +23,20 @@ use crate::endpoint::find;
 use crate::host::Host;
 use crate::load_balancers::LoadBalancers;
 use crate::outbound::{CurrentNetworks, Networks};
-use crate::overlay::{CurrentOverlay, Overlay, OverlaySpec, ensure_overlay_on, remove_subnets};
+use crate::pod_network::{
+    CurrentPodNetwork, NetworkKind, NetworkSpec, PodNetwork, ensure_network_on, remove_subnets,
+};
 use crate::recognition::{PolicyOnly, Recognition};
 use crate::results_watch::ResultsWatch;
 use crate::saved_report::{SetProof, name_sets};
 use crate::static_rules::StaticRules;
 use crate::wiring::USUAL_MTU;
-use crate::{Error, NETWORK, VXLAN_PORT, routes, show};
+use crate::{Error, NETWORK, VXLAN_PORT, node_routes, routes, show};
 
 /// The interval of full checks while something has failed.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
-/// Makes a Windows node match its state: the overlay network, routes to other nodes, and the ACLs of its pods.
+/// Makes a Windows node match its state: the network of its pods, routes to other nodes, and the ACLs of its pods.
 ///
 /// It tracks which parts of the state are not in force yet. It reads HNS before it sends anything, and
 /// does not send what exists already: HNS may reset the connections of an endpoint whose ACLs are written
@@ -45,10 +47,10 @@ pub struct WindowsDataplane {
     /// The machine's addresses when last read.
     host_addresses: Option<BTreeSet<Ipv4Net>>,
     host_due: bool,
-    overlay: Option<Overlay>,
-    current_overlay: CurrentOverlay,
+    pod_network: Option<PodNetwork>,
+    current_network: CurrentPodNetwork,
     /// Why the requested network does not exist, and when it is retried.
-    network_refused: Option<(OverlaySpec, Error)>,
+    network_refused: Option<(NetworkSpec, Error)>,
     network_backoff: Backoff<()>,
     routes_due: bool,
     /// The routes that HNS refused, and when they are retried.
@@ -57,10 +59,12 @@ pub struct WindowsDataplane {
     acl_reconciler: AclReconciler,
     static_rules: StaticRules,
     load_balancers: LoadBalancers,
+    /// Whether the node's network is of type L2Bridge.
+    is_bridge: bool,
     /// The addresses of Services.
     services: Vec<Ipv4Net>,
     networks: CurrentNetworks,
-    /// The overlay network's identifier when last seen.
+    /// The network's identifier when last seen.
     network: Option<Guid>,
     /// The version of HNS when last read.
     version: Option<Version>,
@@ -117,8 +121,8 @@ impl WindowsDataplane {
             host: Host::unknown(),
             host_addresses: None,
             host_due: true,
-            overlay: None,
-            current_overlay: CurrentOverlay::default(),
+            pod_network: None,
+            current_network: CurrentPodNetwork::default(),
             network_refused: None,
             network_backoff: Backoff::default(),
             routes_due: false,
@@ -127,6 +131,7 @@ impl WindowsDataplane {
             acl_reconciler: AclReconciler::default(),
             static_rules: StaticRules::default(),
             load_balancers: LoadBalancers::default(),
+            is_bridge: false,
             services: Vec::new(),
             networks: CurrentNetworks::default(),
             network: None,
@@ -165,6 +170,13 @@ impl WindowsDataplane {
         Self { host, ..self }
     }
 
+    /// Makes the node's network one of type L2Bridge instead of an overlay: packets to other nodes leave as they are, by routes of
+    /// the node.
+    #[must_use]
+    pub fn with_bridge(self, is_bridge: bool) -> Self {
+        Self { is_bridge, ..self }
+    }
+
     /// Names the networks of the addresses of Services.
     #[must_use]
     pub fn with_services(self, services: Vec<Ipv4Net>) -> Self {
@@ -176,9 +188,9 @@ impl WindowsDataplane {
         self.networks.clone()
     }
 
-    /// The overlay network when last seen; can be used after the dataplane has been moved.
-    pub fn current_overlay(&self) -> CurrentOverlay {
-        self.current_overlay.clone()
+    /// The network when last seen; can be used after the dataplane has been moved.
+    pub fn current_network(&self) -> CurrentPodNetwork {
+        self.current_network.clone()
     }
 
     /// Marks what a change concerns. `state` already contains the change.
@@ -186,11 +198,11 @@ impl WindowsDataplane {
         match delta {
             Delta::Node(_) => {
                 // Its addresses are in every endpoint's list, its VNI in every route.
-                (self.overlay, self.routes_due) = (None, true);
+                (self.pod_network, self.routes_due) = (None, true);
                 state.endpoints.keys().for_each(|id| self.acl_reconciler.mark_due(id.clone()));
             }
             Delta::Route(_) | Delta::RouteRemoved(_) => {
-                (self.overlay, self.routes_due) = (None, true);
+                (self.pod_network, self.routes_due) = (None, true);
                 // A Service's address may belong to a pod now.
                 self.acl_reconciler.services_changed();
             }
@@ -254,8 +266,8 @@ impl WindowsDataplane {
         report.node.extend(self.host.routes().condition());
         report.node.extend(self.open_firewall(state));
         let networks = Networks::new(&state.settings, self.services.clone(), self.networks_of(state));
-        let provider = self.overlay.as_ref().map(|overlay| overlay.provider_address);
-        let networks = Networks { provider, ..networks };
+        let provider = self.pod_network.as_ref().map(|network| network.provider_address);
+        let networks = Networks { provider, is_bridge: self.is_bridge, ..networks };
         report.node.extend(networks.condition());
         self.networks.set(networks.clone());
         let recognition = self.policy_only.as_ref().map(|config| Recognition::new(&*self.hcn, config));
@@ -295,7 +307,7 @@ impl WindowsDataplane {
         report.retry |= !self.unclaimed_backoff.is_empty();
         if let Some(error) = away {
             // After HNS was unavailable, the network is read first.
-            self.overlay = None;
+            self.pod_network = None;
             report.retry = true;
             self.acl_reconciler.put_off(&error);
         } else {
@@ -318,10 +330,10 @@ impl WindowsDataplane {
         rule.condition((self.clock)())
     }
 
-    /// Applies the overlay network and its routes.
+    /// Applies the network and its routes.
     fn sync_network(&mut self, state: &NodeState, report: &mut Report) -> Result<(), Error> {
         let Some(node) = state.node.clone() else { return Ok(()) };
-        if node.network.port != VXLAN_PORT {
+        if node.network.port != VXLAN_PORT && !self.is_bridge {
             let port = node.network.port;
             report.node.push(Condition::new(
                 Reason::VxlanPortNotSupported,
@@ -339,21 +351,24 @@ impl WindowsDataplane {
         }
         let blocks: Vec<Ipv4Net> = own_blocks(state).collect();
         let Some((block, others)) = blocks.split_first() else { return Ok(()) };
-        let vni = node.network.vni;
-        let spec = OverlaySpec { name: NETWORK.into(), block: *block, vni, adapter: None };
-        if self.overlay.is_none() {
-            let overlay = self.ensure_network(spec, others, own_address(&node))?;
-            self.current_overlay.set(&overlay);
-            self.network = Some(overlay.id);
-            self.overlay = Some(overlay);
+        let kind = match self.is_bridge {
+            true => NetworkKind::L2Bridge,
+            false => NetworkKind::Overlay { vni: node.network.vni },
+        };
+        let spec = NetworkSpec { name: NETWORK.into(), block: *block, kind, adapter: None };
+        if self.pod_network.is_none() {
+            let found = self.ensure_network(spec, others, own_address(&node))?;
+            self.current_network.set(&found);
+            self.network = Some(found.id);
+            self.pod_network = Some(found);
         }
-        let Some(overlay) = &self.overlay else { return Ok(()) };
-        report.node.extend(overlay.without_subnet.iter().map(|(block, why)| {
+        let Some(network) = &self.pod_network else { return Ok(()) };
+        report.node.extend(network.without_subnet.iter().map(|(block, why)| {
             let message = format!("pods with addresses of the block {block} are not connected: {why}");
             Condition::new(Reason::MoreThanOneBlock, message)
         }));
-        report.node.extend(remade(&node, overlay));
-        report.node.extend(overlay.other_adapter.as_ref().map(|found| {
+        report.node.extend(remade(&node, network));
+        report.node.extend(network.other_adapter.as_ref().map(|found| {
             let wanted = self.host.choose(own_address(&node)).name.unwrap_or_default();
             let message = format!(
                 "network {NETWORK} is on adapter {found}, and --adapter or the node's address names {wanted}: it is used as it is; \
@@ -361,23 +376,22 @@ impl WindowsDataplane {
             );
             Condition::new(Reason::AdapterDiffers, message)
         }));
-        if let Some(address) = own_address(&node).filter(|address| *address != overlay.provider_address) {
+        if let Some(address) = own_address(&node).filter(|address| *address != network.provider_address) {
             report.node.push(Condition::new(
                 Reason::ProviderAddressDiffers,
                 format!(
                     "network {NETWORK} is bound to {}, but the node's address is {address}: name the right adapter",
-                    overlay.provider_address
+                    network.provider_address
                 ),
             ));
         }
         if self.routes_due {
-            let is_of_another = |net: &Ipv4Net| {
-                let mut routes = state.routes.iter();
-                routes.any(|(route, target)| *route == IpNet::V4(*net) && *target != RouteTarget::Local)
+            let (id, gateway) = (network.id, network.gateway);
+            let synced = match self.is_bridge {
+                true => self.sync_node_routes(state, gateway),
+                false => self.sync_overlay_routes(state, id),
             };
-            remove_subnets(&*self.hcn, overlay.id, is_of_another)?;
-            let synced = routes::sync(&*self.hcn, overlay.id, state);
-            self.routes_refused = synced.inspect_err(|_| self.overlay = None)?;
+            self.routes_refused = synced.inspect_err(|_| self.pod_network = None)?;
             self.routes_due = false;
             if self.routes_refused.is_empty() {
                 self.routes_backoff.forget(&());
@@ -390,14 +404,37 @@ impl WindowsDataplane {
         Ok(())
     }
 
-    /// The overlay network. If HNS refused it or is not ready, requests become less and less frequent. Whether HNS
+    /// Applies the routes of the overlay network. Returns what is not in force.
+    fn sync_overlay_routes(&self, state: &NodeState, network: Guid) -> Result<Vec<Condition>, Error> {
+        let is_of_another = |net: &Ipv4Net| {
+            let mut routes = state.routes.iter();
+            routes.any(|(route, target)| *route == IpNet::V4(*net) && *target != RouteTarget::Local)
+        };
+        remove_subnets(&*self.hcn, network, is_of_another)?;
+        routes::sync(&*self.hcn, network, state)
+    }
+
+    /// Applies the routes of the node, which forwards between its adapter and the pods' gateway. Returns what is not in force.
+    fn sync_node_routes(&self, state: &NodeState, gateway: Ipv4Addr) -> Result<Vec<Condition>, Error> {
+        let (direct, mut conditions) = node_routes::direct(state);
+        let ends: Vec<Ipv4Addr> =
+            state.node.as_ref().and_then(own_address).into_iter().chain([gateway]).collect();
+        let problems = match self.host.sync_routes(&ends, node_routes::DIRECT, &direct) {
+            Ok(problems) => problems,
+            Err(error) => vec![error.to_string()],
+        };
+        conditions.extend(problems.into_iter().map(|problem| Condition::new(Reason::RouteRefused, problem)));
+        Ok(conditions)
+    }
+
+    /// The network. If HNS refused it or is not ready, requests become less and less frequent. Whether HNS
     /// answers at all is checked each time.
     fn ensure_network(
         &mut self,
-        spec: OverlaySpec,
+        spec: NetworkSpec,
         others: &[Ipv4Net],
         node: Option<Ipv4Addr>,
-    ) -> Result<Overlay, Error> {
+    ) -> Result<PodNetwork, Error> {
         let now = (self.clock)();
         match &self.network_refused {
             Some((refused, error)) if *refused == spec && self.network_backoff.has_to_wait(&(), now) => {
@@ -406,7 +443,7 @@ impl WindowsDataplane {
             Some((refused, _)) if *refused != spec => self.network_backoff.forget(&()),
             _ => {}
         }
-        let ensured = ensure_overlay_on(&*self.hcn, &spec, others, (&self.host, node));
+        let ensured = ensure_network_on(&*self.hcn, &spec, others, (&self.host, node));
         match &ensured {
             Ok(_) => {
                 self.network_refused = None;
@@ -432,7 +469,7 @@ impl WindowsDataplane {
             info!(?addresses, "the machine's addresses");
             self.host_addresses = Some(addresses);
             // Its address on the underlay may be another one.
-            self.overlay = None;
+            self.pod_network = None;
             state.endpoints.keys().for_each(|id| self.acl_reconciler.look_at_now(id.clone()));
         }
     }
@@ -545,6 +582,8 @@ impl Dataplane for WindowsDataplane {
         // may be many. The rest is checked at the usual interval, and when HNS has notified of a change.
         let of_host = self.host_notified.swap(false, Ordering::AcqRel);
         self.host_due |= of_host;
+        // Somebody may have changed the node's routes.
+        self.routes_due |= of_host && self.is_bridge;
         if self.results_notified.swap(false, Ordering::AcqRel) {
             self.unclaimed_due = true;
             self.acl_reconciler.retry_failed();
@@ -555,7 +594,7 @@ impl Dataplane for WindowsDataplane {
         if notified || !(just_looked && (self.in_trouble || of_host)) {
             self.looked = Some(now);
             // HNS may have been updated since.
-            (self.overlay, self.version_due, self.host_due) = (None, true, true);
+            (self.pod_network, self.version_due, self.host_due) = (None, true, true);
             self.routes_due |= !self.routes_backoff.has_to_wait(&(), now);
             self.acl_reconciler.look_at_sets(now);
             self.load_balancers.look_at();
@@ -607,8 +646,8 @@ fn node_addresses(state: &NodeState) -> BTreeSet<Ipv4Addr> {
 
 /// Other nodes address this node by the MAC address that it has published. HNS assigns a new one whenever it creates
 /// the network. Until the node publishes that, no tunnel packets arrive.
-fn remade(node: &LocalNode, overlay: &Overlay) -> Option<Condition> {
-    let (published, now) = (node.vtep(IpVersion::V4)?.mac, overlay.router_mac);
+fn remade(node: &LocalNode, network: &PodNetwork) -> Option<Condition> {
+    let (published, now) = (node.vtep(IpVersion::V4)?.mac, network.router_mac?);
     (published != now).then(|| Condition::new(Reason::OverlayRemade, format!(
             "network {NETWORK} has the MAC address {now}, but the other nodes send to {published}: the network was made anew, \
              and the Node's annotation has to follow"

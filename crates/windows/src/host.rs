@@ -1,18 +1,18 @@
 //! The machine under HNS: the adapter of the overlay network, and the node's own addresses.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use ipnet::Ipv4Net;
-use tortie_hcn::{Adapter, IpHelper, NoIpHelper};
+use tortie_hcn::{Adapter, IpHelper, IpHelperError, NoIpHelper};
 use tracing::warn;
 
-use crate::Error;
 use crate::adapter::{AdapterSelector, is_virtual, switch, usable};
 use crate::host_routes::HostRoutes;
 use crate::saved_report::SavedReport;
 use crate::vxlan_rule::VxlanRule;
+use crate::{Error, node_routes};
 
 /// The machine of a node. Clones share what is known of its routes.
 #[derive(Clone)]
@@ -96,6 +96,32 @@ impl Host {
             self.ip.adapters().inspect_err(|error| warn!(%error, "the last known addresses stay in use"));
         let adapters = read.ok()?;
         Some(adapters.iter().flat_map(usable).collect())
+    }
+
+    /// Makes the machine forward between the adapters with these addresses, and gives it routes ([`node_routes::sync`]). Returns what is
+    /// not in force.
+    ///
+    /// # Errors
+    /// The machine does not tell its adapters or routes.
+    pub(crate) fn sync_routes(
+        &self,
+        ends: &[Ipv4Addr],
+        metric: u32,
+        desired: &BTreeMap<Ipv4Net, BTreeSet<Ipv4Addr>>,
+    ) -> Result<Vec<String>, IpHelperError> {
+        let adapters = self.ip.adapters()?;
+        let mut problems = Vec::new();
+        for end in ends {
+            match with(&adapters, *end)[..] {
+                [] => problems.push(format!("no adapter of the node has the address {end} yet")),
+                [adapter, ..] => {
+                    let enabled = self.ip.enable_forwarding(adapter.index);
+                    problems.extend(enabled.err().map(|error| format!("{}: {error}", adapter.name)));
+                }
+            }
+        }
+        problems.extend(node_routes::sync(&*self.ip, metric, desired)?);
+        Ok(problems)
     }
 
     /// The adapter for a network of the node with this address.

@@ -18,6 +18,7 @@ use tortie_hcn::{Adapter, IpHelper, IpRoute};
 use tracing::{info, warn};
 
 use crate::adapter::usable;
+use crate::node_routes::is_of_agent;
 
 /// How long complete routes are watched. Later, a missing one was removed by somebody who may.
 const WATCHED: Duration = Duration::from_secs(600);
@@ -238,7 +239,11 @@ fn kept(adapter: &Adapter, routes: &[IpRoute]) -> Kept {
             IpAddr::V4(address) => address.is_multicast() || address == Ipv4Addr::BROADCAST,
             IpAddr::V6(address) => address.is_multicast() || address.is_unicast_link_local(),
         };
-        route.is_own || is_everybody || (is_subnet && route.next_hop.is_unspecified())
+        // The agent makes its own routes again.
+        route.is_own
+            || is_of_agent(route.metric)
+            || is_everybody
+            || (is_subnet && route.next_hop.is_unspecified())
     };
     let of_adapter = routes.iter().filter(|route| route.interface == adapter.index && !is_made(route));
     Kept {

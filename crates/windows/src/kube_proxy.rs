@@ -6,7 +6,7 @@ use ipnet::Ipv4Net;
 use tortie_hcn::schema::{Network, NetworkMode};
 use tortie_hcn::{Feature, Version};
 
-use crate::overlay::subnets;
+use crate::pod_network::subnets;
 use crate::{Error, NETWORK};
 
 /// The address that hides clients from backends where a load balancer has no direct server return: the third of the network's
@@ -28,28 +28,32 @@ pub fn source_vip(network: &Network) -> Result<Ipv4Addr, Error> {
 /// the machine.
 ///
 /// # Errors
-/// The network is no overlay, or has no subnet.
+/// The network is neither an overlay nor of type L2Bridge, or has no subnet.
 pub fn kube_proxy_flags(
     network: &Network,
     version: Version,
     node: Option<&str>,
 ) -> Result<Vec<String>, Error> {
-    if network.r#type != NetworkMode::Overlay {
-        return Err(Error::Differs {
-            object: format!("network {}", network.name),
-            problem: format!(
-                "it is of type {}, and that of the agent ({NETWORK}) is an overlay",
-                network.r#type
-            ),
-        });
-    }
-    let mut flags = vec![
-        "--proxy-mode=kernelspace".to_owned(),
-        format!("--network-name={}", network.name),
-        format!("--source-vip={}", source_vip(network)?),
+    let source_vip = match network.r#type {
+        NetworkMode::Overlay => Some(format!("--source-vip={}", source_vip(network)?)),
+        // Where clients are hidden, they get the node's address.
+        NetworkMode::L2Bridge => None,
+        _ => {
+            return Err(Error::Differs {
+                object: format!("network {}", network.name),
+                problem: format!(
+                    "it is of type {}, and that of the agent ({NETWORK}) is of type Overlay or L2Bridge",
+                    network.r#type
+                ),
+            });
+        }
+    };
+    let mut flags = vec!["--proxy-mode=kernelspace".to_owned(), format!("--network-name={}", network.name)];
+    flags.extend(source_vip);
+    flags.push(
         // Without it, policies of backends see the source VIP instead of their client.
         format!("--enable-dsr={}", version.supports(Feature::Dsr)),
-    ];
+    );
     // kube-proxy finds the pods of its own node by this name.
     flags.extend(node.map(|node| format!("--hostname-override={node}")));
     Ok(flags)

@@ -1,6 +1,6 @@
 //! The Windows dataplane: makes a node match its state through the Host Compute Network API.
 //!
-//! [`ensure_overlay`] creates the node's overlay network and returns what other nodes need to know. [`WindowsWiring`]
+//! [`ensure_network`] creates the network of the node's pods and returns what other nodes need to know. [`WindowsWiring`]
 //! connects pods, which are closed from the first moment. [`WindowsDataplane`] enforces their policy and keeps the
 //! routes to other nodes.
 //!
@@ -12,6 +12,7 @@ mod acl;
 mod acl_reconciler;
 mod adapter;
 mod backoff;
+mod bridge;
 mod cost;
 mod dataplane;
 mod endpoint;
@@ -21,8 +22,9 @@ mod host_ports;
 mod host_routes;
 mod kube_proxy;
 mod load_balancers;
+mod node_routes;
 mod outbound;
-mod overlay;
+mod pod_network;
 mod policy_sets;
 mod recognition;
 mod reconfigure;
@@ -44,9 +46,9 @@ pub use host::Host;
 pub use host_routes::HostRoutes;
 pub use kube_proxy::{kube_proxy_flags, source_vip};
 pub use outbound::CurrentNetworks;
-pub use overlay::{
-    CurrentOverlay, Overlay, OverlaySpec, adapter_of, ensure_overlay, ensure_overlay_on, ensure_overlay_with,
-    existing_overlay,
+pub use pod_network::{
+    CurrentPodNetwork, NetworkKind, NetworkSpec, PodNetwork, adapter_of, ensure_network, ensure_network_on,
+    ensure_network_with, existing_network,
 };
 pub use recognition::PolicyOnly;
 pub use reconfigure::{
@@ -62,5 +64,5 @@ pub use wiring::WindowsWiring;
 /// The VXLAN port of Windows.
 const VXLAN_PORT: u16 = 4789;
 
-/// The name of the overlay network, as in Calico.
+/// The name of the network of the node's pods, as in Calico.
 pub const NETWORK: &str = "Calico";

@@ -27,8 +27,10 @@ pub(crate) struct Networks {
     pub(crate) pools: Vec<(Ipv4Net, bool)>,
     /// The networks of the node itself; `None` until the system has told them.
     pub(crate) of_node: Option<Vec<Ipv4Net>>,
-    /// The node's address on the underlay, if the overlay network is known.
+    /// The node's address on the underlay, if the network is known.
     pub(crate) provider: Option<Ipv4Addr>,
+    /// Whether the network is of type L2Bridge.
+    pub(crate) is_bridge: bool,
 }
 
 impl Networks {
@@ -47,6 +49,7 @@ impl Networks {
             pools: settings.pools.iter().filter_map(ipv4).collect(),
             of_node,
             provider: None,
+            is_bridge: false,
         }
     }
 
@@ -61,7 +64,9 @@ impl Networks {
             let exceptions = nets.map(|net| net.trunc().to_string()).collect();
             policies.push(Policy::of(&OutBoundNat { exceptions, ..Default::default() }));
         }
-        policies.extend(self.services.iter().map(|net| {
+        // As in Calico, the node itself is reached in the switch of an L2Bridge network, too.
+        let node = self.provider.filter(|_| self.is_bridge).map(Ipv4Net::from);
+        policies.extend(self.services.iter().copied().chain(node).map(|net| {
             let destination_prefix = net.trunc().to_string();
             Policy::of(&SdnRoute { destination_prefix, need_encap: true, ..Default::default() })
         }));
@@ -155,7 +160,8 @@ pub(crate) fn sync(
     let Some(IpAddr::V4(address)) = addresses.first() else { return Ok(Vec::new()) };
     let mut wanted: Vec<Policy> = networks.policies(*address);
     let mut desired = forwarding_policies(&wanted);
-    desired.extend(networks.provider.map(|address| ForwardingPolicy::Provided(address.to_string())));
+    let tunnel = networks.provider.filter(|_| !networks.is_bridge);
+    desired.extend(tunnel.map(|address| ForwardingPolicy::Provided(address.to_string())));
     if let Some(last) = last_rejected
         && last.desired == desired
         && last.left == forwarding_policies(&found.policies)
@@ -169,6 +175,10 @@ pub(crate) fn sync(
     if networks.of_node.is_none() {
         // What an earlier process wrote is probably right.
         surplus.retain(|policy| !policy.is::<OutBoundNat>());
+    }
+    if networks.is_bridge && networks.provider.is_none() {
+        // One of them leads to the node, whose address is not known yet.
+        surplus.retain(|policy| !policy.is::<SdnRoute>());
     }
     let missing = without(&wanted, &forwarding_policies(&found.policies));
     if surplus.is_empty() && missing.is_empty() {

@@ -10,8 +10,8 @@ use tortie_dataplane::{
     WiringError,
 };
 use tortie_hcn::schema::{
-    Dns, Endpoint, InterfaceParameters, IpConfig, Modify, Network, Policy, ProviderAddress, RequestType,
-    Route, SchemaVersion,
+    Dns, Endpoint, InterfaceParameters, IpConfig, Modify, Network, NetworkMode, Policy, ProviderAddress,
+    RequestType, Route, SchemaVersion,
 };
 use tortie_hcn::{Class, Guid, Hcn, HcnExt, Version};
 use tracing::{info, warn};
@@ -19,7 +19,7 @@ use tracing::{info, warn};
 use crate::acl::closed;
 use crate::endpoint::{documents, endpoint_id, endpoint_name, ensure_closed, find};
 use crate::outbound::CurrentNetworks;
-use crate::overlay::{add_subnet, gateway, provider_address, subnets};
+use crate::pod_network::{add_subnet, pod_gateway, provider_address, subnets};
 use crate::{Error, NETWORK};
 
 /// The first two bytes of every pod's MAC address; the other four are its IP address. It is the same on all nodes,
@@ -36,7 +36,7 @@ const UNIQUE_ADDRESSES: Version = Version::new(15, 0);
 /// The delays, in milliseconds, before a call is repeated for which HNS is not ready; then the caller must retry.
 const NOT_READY_PAUSES_MS: [u64; 4] = [100, 200, 400, 800];
 
-/// Connects pods to the node's overlay network.
+/// Connects pods to the network of the node.
 #[derive(Clone)]
 pub struct WindowsWiring {
     hcn: Arc<dyn Hcn>,
@@ -59,8 +59,8 @@ impl WindowsWiring {
         let compartment = compartment(pod)?;
         let network = self.hcn.network_by_name(NETWORK)?.ok_or_else(|| Error::NoNetwork(NETWORK.into()))?;
         let own = own(pod)?;
-        let mac = mac(own.address);
         let subnet = self.subnet(&network, own)?;
+        let gateway = pod_gateway(subnet, &network.r#type);
         let existing = match find(&*self.hcn, &pod.container_id, NETWORK)? {
             Some(endpoint) if difference(&endpoint, own, &network).is_none() => Some(endpoint),
             Some(stale) => {
@@ -78,7 +78,7 @@ impl WindowsWiring {
                 endpoint
             }
             None => {
-                let mut endpoint = document(pod, &network, gateway(subnet))?;
+                let mut endpoint = document(pod, &network, gateway)?;
                 endpoint.policies.extend(self.networks.policies(own.address));
                 self.create(&endpoint)?
             }
@@ -96,10 +96,11 @@ impl WindowsWiring {
         Ok(PodInterface {
             host_mac: None,
             host_interface: endpoint.name,
-            mac,
+            // On an L2Bridge network, HNS chooses it.
+            mac: endpoint.mac_address.parse().unwrap_or_else(|_| mac(own.address)),
             addresses: vec![InterfaceAddress {
                 address: IpNet::new_assert(own.address.into(), subnet.prefix_len()),
-                gateway: gateway(subnet).into(),
+                gateway: gateway.into(),
             }],
         })
     }
@@ -350,7 +351,9 @@ fn document(pod: &PodAttachment, network: &Network, gateway: Ipv4Addr) -> Result
         destination_prefix: "0.0.0.0/0".into(),
         ..Default::default()
     }];
-    endpoint.mac_address = mac(own.address).dashed();
+    if network.r#type == NetworkMode::Overlay {
+        endpoint.mac_address = mac(own.address).dashed();
+    }
     endpoint.dns = dns(&pod.dns);
     Ok(endpoint)
 }
@@ -373,9 +376,11 @@ fn config_of(address: Ipv4Addr) -> Vec<IpConfig> {
 
 /// A closed endpoint whose address HNS chooses.
 fn unaddressed(name: String, id: Guid, network: &Network) -> Result<Endpoint, Error> {
-    let provider = provider_address(network)?.to_string();
-    let mut policies =
-        vec![Policy::of(&ProviderAddress { provider_address: provider, ..Default::default() })];
+    let mut policies = Vec::new();
+    if network.r#type == NetworkMode::Overlay {
+        let provider_address = provider_address(network)?.to_string();
+        policies.push(Policy::of(&ProviderAddress { provider_address, ..Default::default() }));
+    }
     policies.extend(documents(&closed()));
     let mut endpoint =
         Endpoint { id, name, host_compute_network: network.id, policies, ..Default::default() };
@@ -396,6 +401,9 @@ fn difference(endpoint: &Endpoint, own: OwnAddress, network: &Network) -> Option
     }
     if addresses != [own.address.to_string()] {
         return Some(format!("it has the addresses {addresses:?}, not {}", own.address));
+    }
+    if network.r#type != NetworkMode::Overlay {
+        return None;
     }
     if endpoint.mac_address.parse() != Ok(mac(own.address)) {
         return Some(format!("it has the MAC address {}, not {}", endpoint.mac_address, mac(own.address)));

@@ -21,8 +21,8 @@ use tortie_hcn::schema::{Acl, Namespace};
 use tortie_hcn::{Call, Guid, Hcn, HcnExt, Kind as HcnKind};
 use tortie_hns_emulator::{Config, Emulator, Recorder};
 use tortie_windows::{
-    Cost, CostModel, Costing, NETWORK, OverlaySpec, Tally, WindowsDataplane, WindowsWiring, endpoint_id,
-    ensure_overlay,
+    Cost, CostModel, Costing, NETWORK, NetworkKind, NetworkSpec, Tally, WindowsDataplane, WindowsWiring,
+    endpoint_id, ensure_network,
 };
 
 const NODES: usize = 10;
@@ -99,8 +99,13 @@ impl Cluster {
         let node = |number: usize| {
             let own = Ipv4Addr::new(172, 16, 0, u8::try_from(number + 1).unwrap());
             let hns = Arc::new(Recorder::new(Emulator::new(Config::new(Config::SERVER_2022, own))));
-            let spec = OverlaySpec { name: NETWORK.into(), block: block(number), vni: 4096, adapter: None };
-            ensure_overlay(&*hns, &spec).unwrap();
+            let spec = NetworkSpec {
+                name: NETWORK.into(),
+                block: block(number),
+                kind: NetworkKind::Overlay { vni: 4096 },
+                adapter: None,
+            };
+            ensure_network(&*hns, &spec).unwrap();
             let hcn: Arc<dyn Hcn> = hns.clone();
             let wiring = WindowsWiring::new(hcn.clone());
             let dataplane = Stateful::new(WindowsDataplane::new(hcn));

@@ -137,7 +137,7 @@ impl MixedCluster {
                 System::Windows => {
                     let config = Config { provider_address: parent, ..config.clone() };
                     let (node, vtep) = windows::Node::new(&namespace, block, config)?;
-                    (Box::new(node), vtep.gateway, vtep.router_mac)
+                    (Box::new(node), vtep.gateway, vtep.router_mac.unwrap())
                 }
             };
             overlay.extend(node_objects(name, parent, block, (tunnel, mac)));

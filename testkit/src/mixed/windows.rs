@@ -15,7 +15,9 @@ use tortie_kernel::interface_index;
 use tortie_kernel::namespace::NetNs;
 use tortie_kernel::packet::PacketSocket;
 use tortie_kernel::route::{Address, Change, RouteSocket};
-use tortie_windows::{NETWORK, Overlay, OverlaySpec, WindowsDataplane, WindowsWiring, ensure_overlay};
+use tortie_windows::{
+    NETWORK, NetworkKind, NetworkSpec, PodNetwork, WindowsDataplane, WindowsWiring, ensure_network,
+};
 
 use super::services::{Balanced, Proxy};
 use super::{End, Host, Location, VNI, path_of};
@@ -28,7 +30,7 @@ pub(super) struct Node {
     dataplane: Stateful<WindowsDataplane>,
     wiring: WindowsWiring,
     block: Ipv4Net,
-    overlay: Overlay,
+    overlay: PodNetwork,
     /// By sandbox.
     compartments: BTreeMap<String, Guid>,
     proxy: Proxy,
@@ -36,11 +38,16 @@ pub(super) struct Node {
 
 impl Node {
     /// A node, and its end of the overlay.
-    pub(super) fn new(namespace: &NetNs, block: Ipv4Net, config: Config) -> Result<(Self, Overlay)> {
+    pub(super) fn new(namespace: &NetNs, block: Ipv4Net, config: Config) -> Result<(Self, PodNetwork)> {
         let hns = Arc::new(Emulator::with_switch(config, super::again(namespace)?)?);
         let hcn: Arc<dyn Hcn> = hns.clone();
-        let spec = OverlaySpec { name: NETWORK.into(), block, vni: VNI, adapter: None };
-        let overlay = ensure_overlay(&*hns, &spec)?;
+        let spec = NetworkSpec {
+            name: NETWORK.into(),
+            block,
+            kind: NetworkKind::Overlay { vni: VNI },
+            adapter: None,
+        };
+        let overlay = ensure_network(&*hns, &spec)?;
         let (wiring, dataplane) =
             (WindowsWiring::new(hcn.clone()), Stateful::new(WindowsDataplane::new(hcn)));
         let (compartments, proxy) = (BTreeMap::new(), Proxy::default());
@@ -72,7 +79,7 @@ impl Host for Node {
             RouteSocket::open()?.change(&Change::DeleteAddress(address))?;
             Ok(PacketSocket::open(link)?)
         })??;
-        let router = self.overlay.router_mac;
+        let router = self.overlay.router_mac.unwrap();
         let end = End { socket, mac: interface.mac, router, _namespace: namespace };
         end.wait_until_live(address)?;
         Ok(end)

@@ -15,7 +15,7 @@ use tortie_hcn::{Call, Failure, Guid, HResult, Hcn, HcnExt};
 use tortie_hns_emulator::{Config, Emulator};
 use tortie_store::{Endpoints, Follow, Interest, Page, PageToken, Store, StoreError, Stored, Version};
 use tortie_windows::{
-    Drain, NETWORK, OverlaySpec, RECONFIGURATION, ReconfigureStep, ensure_overlay, source_vip,
+    Drain, NETWORK, NetworkKind, NetworkSpec, RECONFIGURATION, ReconfigureStep, ensure_network, source_vip,
 };
 
 use crate::common::{Bed, NODE, cluster, pod_key, put, until};
@@ -251,9 +251,13 @@ async fn a_node_of_a_kubernetes_api_is_cordoned_drained_and_restored() {
     servers.kubectl(&["label", "node", NODE, "kubernetes.io/os=windows"]).unwrap();
     servers.kubectl(&["taint", "node", NODE, "os=windows:NoSchedule"]).unwrap();
     let hns = Arc::new(Emulator::new(Config::new(Config::SERVER_2022, [192, 0, 2, 1].into())));
-    let spec =
-        |vni| OverlaySpec { name: NETWORK.into(), block: "10.0.0.0/26".parse().unwrap(), vni, adapter: None };
-    let old = ensure_overlay(&*hns, &spec(4096)).unwrap().id;
+    let spec = |vni| NetworkSpec {
+        name: NETWORK.into(),
+        block: "10.0.0.0/26".parse().unwrap(),
+        kind: NetworkKind::Overlay { vni },
+        adapter: None,
+    };
+    let old = ensure_network(&*hns, &spec(4096)).unwrap().id;
     let report = async |conditions: Value| {
         let key = Key::global(Kind::NodeReport, NODE);
         let status = json!({"os": "windows", "endpoints": 0, "time": jiff::Timestamp::now().to_string(),
@@ -294,7 +298,7 @@ async fn a_node_of_a_kubernetes_api_is_cordoned_drained_and_restored() {
     assert_eq!(step().await, ReconfigureStep::Wait("these pods use the network: n/slow".to_owned()));
     servers.kubectl(&["delete", "pod", "slow", "-n", "n", "--grace-period=0", "--force"]).unwrap();
     assert_eq!(step().await, ReconfigureStep::Wait("the agent makes the network anew: VNI 4096".to_owned()));
-    ensure_overlay(&*hns, &spec(5000)).unwrap();
+    ensure_network(&*hns, &spec(5000)).unwrap();
     report(json!([])).await;
     assert_eq!(step().await, ReconfigureStep::Restore { schedulable: true });
     let node = store.get(&Key::global(Kind::Node, NODE)).await.unwrap().unwrap().value;
@@ -412,7 +416,11 @@ async fn a_stale_report_does_not_count() {
     with(now(), json!([])).await;
     waits("still the old one").await;
     let block = "10.0.0.0/29".parse().unwrap();
-    ensure_overlay(&*hns, &OverlaySpec { name: NETWORK.into(), block, vni: 5000, adapter: None }).unwrap();
+    ensure_network(
+        &*hns,
+        &NetworkSpec { name: NETWORK.into(), block, kind: NetworkKind::Overlay { vni: 5000 }, adapter: None },
+    )
+    .unwrap();
     with(json!("2020-01-01T00:00:00Z"), json!([])).await;
     waits("seconds old").await;
     // Any failure of the node as a whole leaves open whether the network is as it should be.

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use serde_json::json;
-use tortie_agent::{Host, HostRoutes, Platform, SavedReport, StaticRules};
+use tortie_agent::{Host, HostRoutes, Platform, SavedReport, StaticRules, WindowsNetwork};
 use tortie_api::{Key, Kind};
 use tortie_cni::transport::Answer;
 use tortie_cni::{Code, Command, Invocation};
@@ -40,8 +40,13 @@ pub(crate) async fn agent_on(store: Arc<dyn Endpoints>, hns: &Arc<Emulator>, ada
 
 async fn agent_on_host(store: Arc<dyn Endpoints>, hns: &Arc<Emulator>, host: Host) -> Bed {
     let services = vec!["10.96.0.0/12".parse().unwrap()];
-    let platform =
-        Platform::Windows { hcn: hns.clone(), static_rules: StaticRules::default(), host, services };
+    let platform = Platform::Windows {
+        hcn: hns.clone(),
+        static_rules: StaticRules::default(),
+        host,
+        services,
+        network: WindowsNetwork::Overlay,
+    };
     let bed = Bed::with_platform(store, platform, FakeOs::default());
     let socket = bed.dir.path().join("agent.sock");
     until("the agent serves", || async { UnixStream::connect(&socket).is_ok() }).await;

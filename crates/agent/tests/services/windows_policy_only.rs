@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use ipnet::Ipv4Net;
 use serde_json::json;
-use tortie_agent::{AdapterSelector, Extras, Host, HostRoutes, Platform, PolicyOnly, StaticRules};
+use tortie_agent::{
+    AdapterSelector, Extras, Host, HostRoutes, Platform, PolicyOnly, StaticRules, WindowsNetwork,
+};
 use tortie_api::{Key, Kind};
 use tortie_hcn::schema::{Modify, Namespace, RequestType, lenient};
 use tortie_hcn::{Guid, HcnExt, IpHelper, NoIpHelper};
@@ -21,7 +23,13 @@ const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 5);
 fn platform(hns: &Arc<Emulator>, adapter: Option<AdapterSelector>, services: Vec<Ipv4Net>) -> Platform {
     let ip: Arc<dyn IpHelper> = Arc::new(NoIpHelper);
     let host = Host::new(ip.clone(), adapter, Arc::new(HostRoutes::new(ip, None)));
-    Platform::Windows { hcn: hns.clone(), static_rules: StaticRules::default(), host, services }
+    Platform::Windows {
+        hcn: hns.clone(),
+        static_rules: StaticRules::default(),
+        host,
+        services,
+        network: WindowsNetwork::Overlay,
+    }
 }
 
 fn hns() -> Arc<Emulator> {

@@ -88,6 +88,10 @@ impl Node {
     pub const ADDRESS_V6: &str = "projectcalico.org/IPv6Address";
     /// The annotation with the address of the node's VXLAN device.
     pub const VXLAN_ADDRESS: &str = "projectcalico.org/IPv4VXLANTunnelAddr";
+    /// The annotation with the type of a Windows node's HNS network, if it is not an overlay.
+    pub const HNS_NETWORK: &str = "tortie.io/hns-network";
+    /// Its value for a network without encapsulation.
+    pub const L2BRIDGE: &str = "L2Bridge";
     /// The annotation with the MAC address of the node's VXLAN device.
     pub const VXLAN_MAC: &str = "projectcalico.org/VXLANTunnelMACAddr";
     /// The annotation with the address of the node's IPv6 VXLAN device.
@@ -168,6 +172,13 @@ impl Node {
     #[must_use]
     pub fn is_windows(&self) -> bool {
         self.metadata.labels.get(Self::OS).is_some_and(|os| os == "windows")
+    }
+
+    /// Whether packets of pods may come to the node without encapsulation. The overlay network of a Windows node takes none.
+    #[must_use]
+    pub fn takes_plain_packets(&self) -> bool {
+        let network = self.metadata.annotations.get(Self::HNS_NETWORK);
+        !self.is_windows() || network.is_some_and(|network| network == Self::L2BRIDGE)
     }
 
     /// The annotation of a family, given that of IPv4 and that of IPv6, if its address is of that family.

@@ -206,6 +206,6 @@ impl Network {
         let own = self.nodes().get(local).and_then(|local| local.own_network(IpVersion::V4));
         let is_near =
             own.zip(node.own_address(IpVersion::V4)).is_some_and(|(own, address)| own.contains(&address));
-        is_near && !node.is_windows()
+        is_near && node.takes_plain_packets()
     }
 }

@@ -25,7 +25,7 @@ struct PlannedNode {
     /// The cloud's name of the machine, such as `aws:///eu-west-1a/i-0123456789abcdef0`.
     provider_id: Option<String>,
     pod_cidrs: Vec<IpNet>,
-    is_windows: bool,
+    takes_plain_packets: bool,
 }
 
 /// A route to pods.
@@ -92,7 +92,7 @@ fn planned_node(node: &Node, value: &Value) -> PlannedNode {
     pod_cidrs.sort_unstable();
     pod_cidrs.dedup();
     let provider_id = spec["providerID"].as_str().filter(|id| !id.is_empty()).map(str::to_owned);
-    PlannedNode { addresses, provider_id, pod_cidrs, is_windows: node.is_windows() }
+    PlannedNode { addresses, provider_id, pod_cidrs, takes_plain_packets: node.takes_plain_packets() }
 }
 
 /// The routes by IPAM blocks, or by the pod networks of the Nodes.
@@ -116,7 +116,7 @@ pub(super) fn plan(cluster: &NodesAndBlocks, by_pod_cidrs: bool) -> Planned {
             continue;
         };
         // Tortie's IPAM gives addresses of overlays there. Pod networks are those of other plugins.
-        if node.is_windows && !by_pod_cidrs {
+        if !node.takes_plain_packets && !by_pod_cidrs {
             in_vxlan_only.push((destination, name.to_owned()));
             continue;
         }

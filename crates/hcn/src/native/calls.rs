@@ -2,11 +2,14 @@
 //! freed on every path.
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::functions::{CloseFunction, Functions, Handle, RawGuid, Text};
 use crate::schema::lenient;
 use crate::{Call, Failure, Guid, HResult, Kind};
+
+/// The number of the node's own compartment.
+const NODE_COMPARTMENT: u32 = 1;
 
 /// Makes calls. Several threads may.
 #[derive(Clone, Copy)]
@@ -59,6 +62,7 @@ impl Calls {
             Call::Query { kind, id, query } => self.properties(*kind, &self.open(*kind, *id)?, query),
             Call::Modify { kind, id, settings } => self.modify(*kind, *id, settings),
             Call::Delete { kind, id } => self.delete(*kind, *id),
+            Call::AttachToHost { endpoint } => self.attach_to_host(*endpoint),
             Call::Version => self.version(),
             Call::Emulator { name, .. } => {
                 Err(Failure::new(HResult::E_NOTIMPL, format!("HNS itself has no call {name}")))
@@ -148,27 +152,37 @@ impl Calls {
 
     /// Only the old interface tells the version.
     fn version(&self) -> Result<String, Failure> {
+        match self.old_call(["GET", "/globals/version", ""])? {
+            Some(output) => Ok(output.to_string()),
+            None => Err(Failure::new(HResult::E_FAIL, "HNS does not tell its version")),
+        }
+    }
+
+    /// The new interface has no word for the node's compartment (`HostAttach` of hcsshim, `internal/hns/hnsendpoint.go`).
+    fn attach_to_host(&self, endpoint: Guid) -> Result<String, Failure> {
+        let path = format!("/endpoints/{endpoint}/attach/");
+        let request = json!({"SystemType": "Host", "CompartmentId": NODE_COMPARTMENT}).to_string();
+        self.old_call(["POST", &path, &request]).map(|_| String::new())
+    }
+
+    /// Makes a call of the old interface: method, path and request.
+    fn old_call(&self, texts: [&str; 3]) -> Result<Option<Value>, Failure> {
         let function = self.functions.hns_call.ok_or_else(|| {
             Failure::new(
                 HResult::E_NOTIMPL,
                 "this Windows has no HNSCall: vmcompute.dll is missing or too old",
             )
         })?;
-        let [method, path, request] = ["GET", "/globals/version", ""].map(utf16);
+        let [method, path, request] = texts.map(utf16);
         let mut answer = std::ptr::null_mut();
         // SAFETY: the texts end with NUL and live longer than the call; the result is a place for a pointer.
         let code = unsafe { function(method.as_ptr(), path.as_ptr(), request.as_ptr(), &raw mut answer) };
         let answer = self.take(answer);
         self.outcome(code, std::ptr::null_mut())?;
         let answer: OldAnswer = serde_json::from_str(&answer).map_err(|error| {
-            Failure::new(HResult::E_FAIL, format!("the version of HNS cannot be read: {error}"))
+            Failure::new(HResult::E_FAIL, format!("the answer of HNS cannot be read: {error}"))
         })?;
-        match answer.output {
-            Some(output) if answer.success => Ok(output.to_string()),
-            _ => {
-                Err(Failure::new(HResult::E_FAIL, format!("HNS does not tell its version: {}", answer.error)))
-            }
-        }
+        if answer.success { Ok(answer.output) } else { Err(Failure::new(HResult::E_FAIL, answer.error)) }
     }
 
     /// The result of a call. Text in the error record is a failure, also next to a success (hcsshim,

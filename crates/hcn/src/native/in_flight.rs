@@ -63,6 +63,7 @@ impl InFlight {
 fn object(call: &Call) -> Option<(Kind, Guid)> {
     match call {
         Call::Enumerate { .. } | Call::Query { .. } | Call::Version | Call::Emulator { .. } => None,
+        Call::AttachToHost { endpoint } => Some((Kind::Endpoint, *endpoint)),
         Call::Create { kind, network, id, .. } if *id == Guid::default() && *network == Guid::default() => {
             Some((*kind, *id))
         }

@@ -7,11 +7,11 @@ use std::ptr;
 
 use ipnet::IpNet;
 use tracing::warn;
-use windows_sys::Win32::Foundation::{ERROR_BUFFER_OVERFLOW, HANDLE, NO_ERROR};
+use windows_sys::Win32::Foundation::{ERROR_BUFFER_OVERFLOW, ERROR_NOT_FOUND, HANDLE, NO_ERROR};
 use windows_sys::Win32::NetworkManagement::IpHelper::{
     FreeMibTable, GAA_FLAG_SKIP_ANYCAST, GAA_FLAG_SKIP_DNS_SERVER, GAA_FLAG_SKIP_MULTICAST,
     GetAdaptersAddresses, GetIpForwardTable2, IP_ADAPTER_ADDRESSES_LH, IP_ADDRESS_PREFIX, MIB_IPFORWARD_ROW2,
-    MIB_IPFORWARD_TABLE2,
+    MIB_IPFORWARD_TABLE2, MIB_IPINTERFACE_ROW,
 };
 use windows_sys::Win32::NetworkManagement::Ndis::IfOperStatusUp;
 use windows_sys::Win32::Networking::WinSock::{
@@ -29,8 +29,10 @@ const ATTEMPTS: usize = 4;
 /// A lifetime without end (`MIB_IPFORWARD_ROW2`).
 const FOR_EVER: u32 = u32::MAX;
 
-/// `CreateIpForwardEntry2`
-type Create = unsafe extern "system" fn(row: *const MIB_IPFORWARD_ROW2) -> u32;
+/// `CreateIpForwardEntry2` and `DeleteIpForwardEntry2`
+type ChangeRoute = unsafe extern "system" fn(row: *const MIB_IPFORWARD_ROW2) -> u32;
+/// `GetIpInterfaceEntry` and `SetIpInterfaceEntry`
+type InterfaceEntry = unsafe extern "system" fn(row: *mut MIB_IPINTERFACE_ROW) -> u32;
 /// `NotifyUnicastIpAddressChange` and `NotifyRouteChange2`. Only the type of the ignored second argument of the callback differs.
 type Notify = unsafe extern "system" fn(
     family: u16,
@@ -55,6 +57,15 @@ impl IpHelper for NativeIpHelper {
 
     fn add_route(&self, route: &IpRoute) -> Result<(), IpHelperError> {
         add(route).map_err(|source| IpHelperError { operation: "add a route", source })
+    }
+
+    fn delete_route(&self, route: &IpRoute) -> Result<(), IpHelperError> {
+        delete(route).map_err(|source| IpHelperError { operation: "delete a route", source })
+    }
+
+    fn enable_forwarding(&self, interface: u32) -> Result<(), IpHelperError> {
+        enable_forwarding(interface)
+            .map_err(|source| IpHelperError { operation: "enable forwarding", source })
     }
 
     fn watch(&self, notify: Box<dyn Fn() + Send + Sync>) {
@@ -208,10 +219,20 @@ unsafe fn route(row: &MIB_IPFORWARD_ROW2) -> Option<IpRoute> {
 }
 
 fn add(route: &IpRoute) -> io::Result<()> {
+    change_route("CreateIpForwardEntry2", route)
+}
+
+fn delete(route: &IpRoute) -> io::Result<()> {
+    match change_route("DeleteIpForwardEntry2", route) {
+        Err(error) if error.raw_os_error() == Some(ERROR_NOT_FOUND as i32) => Ok(()),
+        result => result,
+    }
+}
+
+fn change_route(function: &str, route: &IpRoute) -> io::Result<()> {
     let library = load("iphlpapi.dll").map_err(|error| error.source)?;
-    // SAFETY: the function has this signature.
-    let create: Create =
-        unsafe { find(library, "CreateIpForwardEntry2") }.ok_or(io::ErrorKind::Unsupported)?;
+    // SAFETY: both functions have this signature.
+    let change: ChangeRoute = unsafe { find(library, function) }.ok_or(io::ErrorKind::Unsupported)?;
     let row = MIB_IPFORWARD_ROW2 {
         InterfaceIndex: route.interface,
         DestinationPrefix: IP_ADDRESS_PREFIX {
@@ -226,10 +247,35 @@ fn add(route: &IpRoute) -> io::Result<()> {
         ..Default::default()
     };
     // SAFETY: the row is complete, and is only read.
-    match unsafe { create(&raw const row) } {
+    match unsafe { change(&raw const row) } {
         NO_ERROR => Ok(()),
         code => Err(io::Error::from_raw_os_error(code as i32)),
     }
+}
+
+fn enable_forwarding(interface: u32) -> io::Result<()> {
+    let library = load("iphlpapi.dll").map_err(|error| error.source)?;
+    let function = |name| {
+        // SAFETY: both functions have this signature.
+        let function: Option<InterfaceEntry> = unsafe { find(library, name) };
+        function.ok_or(io::ErrorKind::Unsupported)
+    };
+    let (get, set) = (function("GetIpInterfaceEntry")?, function("SetIpInterfaceEntry")?);
+    let mut row = MIB_IPINTERFACE_ROW { Family: AF_INET, InterfaceIndex: interface, ..Default::default() };
+    let outcome = |code| match code {
+        NO_ERROR => Ok(()),
+        code => Err(io::Error::from_raw_os_error(code as i32)),
+    };
+    // SAFETY: family and number name the row, which the function fills.
+    outcome(unsafe { get(&raw mut row) })?;
+    if row.ForwardingEnabled {
+        return Ok(());
+    }
+    row.ForwardingEnabled = true;
+    // SetIpInterfaceEntry refuses the value that GetIpInterfaceEntry gives for IPv4.
+    row.SitePrefixLength = 0;
+    // SAFETY: the row is complete.
+    outcome(unsafe { set(&raw mut row) })
 }
 
 fn socket_address(address: IpAddr) -> SOCKADDR_INET {

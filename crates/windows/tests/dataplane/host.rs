@@ -18,7 +18,8 @@ use tortie_hcn::{Adapter, Call, Hcn, HcnExt, IpHelper, IpRoute, Kind};
 use tortie_hns_emulator::{Config, EmulatedHost, Emulator, Recorder};
 use tortie_policy::program::{EndpointProgram, Flow};
 use tortie_windows::{
-    Host, HostRoutes, NETWORK, OverlaySpec, WindowsDataplane, adapter_of, ensure_overlay, ensure_overlay_on,
+    Host, HostRoutes, NETWORK, NetworkKind, NetworkSpec, WindowsDataplane, adapter_of, ensure_network,
+    ensure_network_on,
 };
 
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(172, 16, 0, 254);
@@ -105,13 +106,13 @@ fn the_adapter_is_chosen_or_refused_before_anything_happens_to_it() {
         let machine = machine();
         let (hns, host) = (hns(&machine), host(&machine, selector, None));
         let before = machine.adapters().unwrap();
-        let made = ensure_overlay_on(&hns, &spec(), &[], (&host, Some(node)));
+        let made = ensure_network_on(&hns, &spec(), &[], (&host, Some(node)));
         match expected {
             Ok(name) => {
                 made.unwrap();
                 let found = name_of(&hns).unwrap();
                 assert!(found.eq_ignore_ascii_case(name), "{selector:?} {node}: {found}");
-                let again = ensure_overlay_on(&hns, &spec(), &[], (&host, Some(node))).unwrap();
+                let again = ensure_network_on(&hns, &spec(), &[], (&host, Some(node))).unwrap();
                 assert_eq!(again.other_adapter, None, "{selector:?}: the switch has its address now");
             }
             Err(why) => {
@@ -128,10 +129,10 @@ fn the_adapter_is_chosen_or_refused_before_anything_happens_to_it() {
 /// need not.
 #[test]
 fn the_physical_adapter_of_an_existing_switch_can_be_used() {
-    let anchor = OverlaySpec {
+    let anchor = NetworkSpec {
         name: "External".into(),
         block: "10.99.0.0/26".parse().unwrap(),
-        vni: 9_999,
+        kind: NetworkKind::Overlay { vni: 9_999 },
         adapter: Some("Ethernet".into()),
     };
     for (is_listed, selector, expected) in [
@@ -146,12 +147,12 @@ fn the_physical_adapter_of_an_existing_switch_can_be_used() {
     ] {
         let machine = machine();
         let hns = hns(&machine);
-        ensure_overlay(&hns, &anchor).unwrap();
+        ensure_network(&hns, &anchor).unwrap();
         if !is_listed {
             machine.change(|state| state.adapters.retain(|adapter| adapter.name != "Ethernet"));
         }
         let host = host(&machine, selector, None);
-        let made = ensure_overlay_on(&hns, &spec(), &[], (&host, Some(NODE)));
+        let made = ensure_network_on(&hns, &spec(), &[], (&host, Some(NODE)));
         match expected {
             Ok(name) => {
                 made.unwrap_or_else(|error| panic!("{is_listed} {selector:?}: {error}"));
@@ -182,8 +183,8 @@ fn what_selects_no_physical_adapter_is_refused() {
 fn a_network_without_the_name_of_its_adapter_is_no_place_for_a_test() {
     let hns = hns(&machine());
     for (adapter, expected) in [(Some("Ethernet"), Ok("Ethernet")), (Some(""), Err(())), (None, Err(()))] {
-        let spec = OverlaySpec { adapter: adapter.map(str::to_owned), ..spec() };
-        let mut network = hns.network(ensure_overlay(&hns, &spec).unwrap().id).unwrap();
+        let spec = NetworkSpec { adapter: adapter.map(str::to_owned), ..spec() };
+        let mut network = hns.network(ensure_network(&hns, &spec).unwrap().id).unwrap();
         network.policies.retain(|policy| adapter.is_some() || !policy.is::<NetAdapterName>());
         match (adapter_of(&network), expected) {
             (Ok(found), Ok(expected)) => assert_eq!(found, expected),
@@ -198,7 +199,7 @@ fn a_network_without_the_name_of_its_adapter_is_no_place_for_a_test() {
 fn node_on(machine: &Arc<EmulatedHost>) -> Node {
     let hns = Arc::new(Recorder::new(hns(machine)));
     let host = host(machine, None, None);
-    ensure_overlay_on(&*hns, &spec(), &[], (&host, Some(NODE))).unwrap();
+    ensure_network_on(&*hns, &spec(), &[], (&host, Some(NODE))).unwrap();
     let mut node = Node::over(hns.clone());
     let hcn: Arc<dyn Hcn> = hns;
     let services = vec!["10.96.0.0/12".parse().unwrap()];
@@ -351,7 +352,7 @@ fn routes_that_a_switch_loses_come_back_once_the_address_does() {
     let machine = machine();
     machine.change(|state| state.is_slow = true);
     let (hns, host) = (hns(&machine), host(&machine, None, None));
-    ensure_overlay_on(&hns, &spec(), &[], (&host, Some(NODE))).unwrap();
+    ensure_network_on(&hns, &spec(), &[], (&host, Some(NODE))).unwrap();
     assert_eq!(there(&machine), [""; 0], "the switch has lost them");
     let now = Instant::now();
     let waiting = host.routes().restore(now).unwrap();
@@ -391,7 +392,7 @@ fn a_later_process_brings_back_what_an_earlier_one_kept() {
     let machine = machine();
     machine.change(|state| state.is_slow = true);
     let (hns, first) = (hns(&machine), host(&machine, None, Some(file.clone())));
-    ensure_overlay_on(&hns, &spec(), &[], (&first, Some(NODE))).unwrap();
+    ensure_network_on(&hns, &spec(), &[], (&first, Some(NODE))).unwrap();
     drop(first);
     machine.settle();
     let second = host(&machine, None, Some(file.clone()));
@@ -410,7 +411,7 @@ fn routes_survive_a_network_that_is_made_anew() {
     let machine = machine();
     let hns = Recorder::new(hns(&machine));
     let host = host(&machine, None, None);
-    ensure_overlay_on(&hns, &spec(), &[], (&host, Some(NODE))).unwrap();
+    ensure_network_on(&hns, &spec(), &[], (&host, Some(NODE))).unwrap();
     machine.change(|state| state.refuses = 1);
     assert!(host.routes().restore(Instant::now()).is_some(), "one route is not back");
     // An administrator has added one.
@@ -426,8 +427,8 @@ fn routes_survive_a_network_that_is_made_anew() {
         }
         None
     });
-    let other = OverlaySpec { vni: 4_097, ..spec() };
-    ensure_overlay_on(&hns, &other, &[], (&host, Some(NODE))).unwrap();
+    let other = NetworkSpec { kind: NetworkKind::Overlay { vni: 4_097 }, ..spec() };
+    ensure_network_on(&hns, &other, &[], (&host, Some(NODE))).unwrap();
     assert_eq!(there(&machine), [""; 0]);
     assert_eq!(host.routes().restore(Instant::now()), None);
     assert_eq!(there(&machine), all());
@@ -440,7 +441,7 @@ fn routes_survive_a_network_that_is_made_anew() {
 fn missing_routes_are_not_added_for_ever() {
     let machine = machine();
     let (hns, host) = (hns(&machine), host(&machine, None, None));
-    ensure_overlay_on(&hns, &spec(), &[], (&host, Some(NODE))).unwrap();
+    ensure_network_on(&hns, &spec(), &[], (&host, Some(NODE))).unwrap();
     let now = Instant::now();
     machine.change(|state| state.refuses = usize::MAX);
     for minutes in 0..60 {
@@ -472,10 +473,10 @@ fn no_network_is_made_while_the_routes_cannot_be_kept() {
     let machine = machine();
     let nowhere = Some("/nowhere/routes.json".into());
     let (hns, host) = (hns(&machine), host(&machine, None, nowhere));
-    let error = ensure_overlay_on(&hns, &spec(), &[], (&host, Some(NODE))).unwrap_err().to_string();
+    let error = ensure_network_on(&hns, &spec(), &[], (&host, Some(NODE))).unwrap_err().to_string();
     assert!(error.contains("the routes of Ethernet cannot be kept in /nowhere/routes.json"), "{error}");
     machine.change(|state| state.fails = true);
-    let error = ensure_overlay_on(&hns, &spec(), &[], (&host, Some(NODE))).unwrap_err().to_string();
+    let error = ensure_network_on(&hns, &spec(), &[], (&host, Some(NODE))).unwrap_err().to_string();
     assert!(error.contains("cannot read"), "{error}");
     assert!(hns.network_by_name(NETWORK).unwrap().is_none());
 }
@@ -489,7 +490,7 @@ fn a_thread_of_its_own_brings_the_routes_back() {
     let routes = Arc::new(HostRoutes::new(ip.clone(), None));
     routes.watch().unwrap();
     let host = Host::new(ip, None, routes);
-    ensure_overlay_on(&hns(&machine), &spec(), &[], (&host, Some(NODE))).unwrap();
+    ensure_network_on(&hns(&machine), &spec(), &[], (&host, Some(NODE))).unwrap();
     machine.settle();
     let end = Instant::now() + Duration::from_secs(10);
     while there(&machine) != all() {

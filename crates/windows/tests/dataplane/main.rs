@@ -1,6 +1,7 @@
 //! The Windows dataplane on one node with an emulated HNS.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
+mod bridge;
 mod builds;
 mod cost;
 mod fault_matrix;

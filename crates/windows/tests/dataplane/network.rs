@@ -14,8 +14,8 @@ use tortie_hcn::schema::{HostRoute, Modify, Network, Policy, RemoteSubnetRoute, 
 use tortie_hcn::{Call, Failure, HResult, Hcn, HcnExt};
 use tortie_hns_emulator::{Config, Emulator};
 use tortie_windows::{
-    Error, Host, HostRoutes, NETWORK, OverlaySpec, WindowsDataplane, WindowsWiring, ensure_overlay,
-    ensure_overlay_with,
+    Error, Host, HostRoutes, NETWORK, NetworkKind, NetworkSpec, WindowsDataplane, WindowsWiring,
+    ensure_network, ensure_network_with,
 };
 
 fn vtep(name: &str, last: u8) -> Delta {
@@ -50,7 +50,7 @@ fn routes(node: &Node) -> Vec<(String, String, String)> {
 fn the_document_that_creates_the_network() {
     let hns = tortie_hns_emulator::Recorder::new(Emulator::new(Config::new(Config::SERVER_2022, NODE)));
     let adapter = Some("Ethernet".to_owned());
-    let overlay = ensure_overlay(&hns, &OverlaySpec { adapter, ..spec() }).unwrap();
+    let overlay = ensure_network(&hns, &NetworkSpec { adapter, ..spec() }).unwrap();
     let made = hns.take_changes();
     let [Call::Create { settings, .. }] = &made[..] else { panic!("{made:?}") };
     let expected = json!({"Name": "Calico", "Type": "Overlay", "Flags": 8,
@@ -63,9 +63,9 @@ fn the_document_that_creates_the_network() {
     assert_eq!(serde_json::from_str::<serde_json::Value>(settings).unwrap(), expected);
     assert_eq!(overlay.gateway, TUNNEL);
     assert_eq!(overlay.provider_address, NODE);
-    assert_eq!(overlay.router_mac.0[..3], [0x00, 0x15, 0x5d]);
+    assert_eq!(overlay.router_mac.unwrap().0[..3], [0x00, 0x15, 0x5d]);
 
-    assert_eq!(ensure_overlay(&hns, &spec()).unwrap(), overlay, "again");
+    assert_eq!(ensure_network(&hns, &spec()).unwrap(), overlay, "again");
     assert_eq!(hns.take_changes(), []);
 }
 
@@ -74,7 +74,7 @@ fn the_document_that_creates_the_network() {
 fn an_address_that_the_adapter_chose_is_not_that_of_the_node() {
     for address in [Ipv4Addr::new(169, 254, 7, 9), Ipv4Addr::UNSPECIFIED] {
         let hns = std::sync::Arc::new(Emulator::new(Config::new(Config::SERVER_2022, address)));
-        let error = ensure_overlay(&*hns, &spec()).unwrap_err();
+        let error = ensure_network(&*hns, &spec()).unwrap_err();
         assert!(matches!(error, Error::NetworkNotReady { missing: "ProviderAddress", .. }), "{error}");
         assert!(error.is_passing());
         let pod = attachment(hns.create_namespace(&Default::default()).unwrap());
@@ -87,29 +87,29 @@ fn an_address_that_the_adapter_chose_is_not_that_of_the_node() {
 #[test]
 fn a_network_without_host_route_gets_it() {
     let hns = Emulator::new(Config::new(Config::SERVER_2022, NODE));
-    let overlay = ensure_overlay(&hns, &spec()).unwrap();
+    let overlay = ensure_network(&hns, &spec()).unwrap();
     let host_route = vec![Policy::of(&HostRoute::default())];
     hns.modify_network(overlay.id, &Modify::policies(RequestType::Remove, host_route)).unwrap();
-    ensure_overlay(&hns, &spec()).unwrap();
+    ensure_network(&hns, &spec()).unwrap();
     assert!(hns.network(overlay.id).unwrap().policies.iter().any(Policy::is::<HostRoute>));
 }
 
 #[test]
 fn a_different_network_is_recreated_only_if_unused() {
     let others = [
-        OverlaySpec { block: "10.244.7.0/26".parse().unwrap(), ..spec() },
-        OverlaySpec { vni: 5000, ..spec() },
+        NetworkSpec { block: "10.244.7.0/26".parse().unwrap(), ..spec() },
+        NetworkSpec { kind: NetworkKind::Overlay { vni: 5000 }, ..spec() },
     ];
     for other in others {
         let node = Node::usual();
         let old = node.hns.network_by_name(NETWORK).unwrap().unwrap().id;
-        let new = ensure_overlay(&*node.hns, &other).unwrap();
+        let new = ensure_network(&*node.hns, &other).unwrap();
         assert_ne!(new.id, old);
-        ensure_overlay(&*node.hns, &spec()).unwrap();
+        ensure_network(&*node.hns, &spec()).unwrap();
 
         let pod = node.connect();
         node.hns.take();
-        let error = ensure_overlay(&*node.hns, &other).unwrap_err();
+        let error = ensure_network(&*node.hns, &other).unwrap_err();
         assert!(matches!(error, Error::NetworkDiffers { endpoints: 1, .. }), "{error}");
         assert_eq!(node.hns.take_changes(), []);
         tortie_dataplane::PodWiring::check(&node.wiring, &pod).unwrap();
@@ -119,17 +119,19 @@ fn a_different_network_is_recreated_only_if_unused() {
 #[test]
 fn a_network_on_another_adapter_is_used_and_never_recreated() {
     let hns = Emulator::new(Config::new(Config::SERVER_2022, NODE));
-    let on = |name: &str| OverlaySpec { adapter: Some(name.to_owned()), ..spec() };
-    let overlay = ensure_overlay(&hns, &on("Ethernet")).unwrap();
+    let on = |name: &str| NetworkSpec { adapter: Some(name.to_owned()), ..spec() };
+    let overlay = ensure_network(&hns, &on("Ethernet")).unwrap();
     for same in [on("ETHERNET"), spec()] {
-        assert_eq!(ensure_overlay(&hns, &same).unwrap(), overlay);
+        assert_eq!(ensure_network(&hns, &same).unwrap(), overlay);
     }
-    let other = ensure_overlay(&hns, &on("Ethernet 2")).unwrap();
+    let other = ensure_network(&hns, &on("Ethernet 2")).unwrap();
     assert_eq!(other.other_adapter.as_deref(), Some("Ethernet"));
-    assert_eq!(tortie_windows::Overlay { other_adapter: None, ..other }, overlay);
-    assert_eq!(ensure_overlay(&hns, &spec()).unwrap(), overlay);
+    assert_eq!(tortie_windows::PodNetwork { other_adapter: None, ..other }, overlay);
+    assert_eq!(ensure_network(&hns, &spec()).unwrap(), overlay);
     // If something else differs, too, it is not recreated on a guess.
-    let error = ensure_overlay(&hns, &OverlaySpec { vni: 4097, ..on("Ethernet 2") }).unwrap_err();
+    let error =
+        ensure_network(&hns, &NetworkSpec { kind: NetworkKind::Overlay { vni: 4097 }, ..on("Ethernet 2") })
+            .unwrap_err();
     assert!(matches!(error, Error::AdapterDiffers { .. }), "{error}");
 
     let selector = Some("Ethernet 2".parse().unwrap());
@@ -152,7 +154,7 @@ fn a_network_of_another_type_or_shape_differs() {
         "Routes": [{"NextHop": "10.244.3.1", "DestinationPrefix": "0.0.0.0/0"}]}]}]});
     let bridge: Network = lenient(&bridge.to_string()).unwrap();
     let id = hns.create_network(&bridge).unwrap();
-    assert_ne!(ensure_overlay(&hns, &spec()).unwrap().id, id);
+    assert_ne!(ensure_network(&hns, &spec()).unwrap().id, id);
 }
 
 #[test]
@@ -208,7 +210,7 @@ impl Hcn for Notifying {
 #[test]
 fn a_notification_leads_to_a_full_check_also_in_trouble() {
     let hns = Emulator::new(Config::new(Config::SERVER_2022, NODE));
-    let network = ensure_overlay(&hns, &spec()).unwrap().id;
+    let network = ensure_network(&hns, &spec()).unwrap().id;
     let hns = Arc::new(Notifying { hns, notify: Mutex::default() });
     let mut dataplane = WindowsDataplane::new(hns.clone());
     let told = Arc::new(Mutex::new(0));
@@ -254,7 +256,7 @@ fn routes_are_repaired_and_adopted() {
 
     // HNS loses everything.
     node.hns.delete_network(network.id).unwrap();
-    let current = restarted.dataplane.current_overlay();
+    let current = restarted.dataplane.current_network();
     let old = current.get().unwrap();
     let report = restarted.dataplane.resync();
     assert_eq!(routes(&node), before);
@@ -263,8 +265,8 @@ fn routes_are_repaired_and_adopted() {
     assert!(new.id != old.id && new.router_mac != old.router_mac);
     let [reported] = &report.node[..] else { panic!("{report:?}") };
     assert_eq!(reported.reason, Reason::OverlayRemade);
-    assert!(reported.message.contains(&new.router_mac.to_string()), "{}", reported.message);
-    restarted.announced = new.router_mac;
+    assert!(reported.message.contains(&new.router_mac.unwrap().to_string()), "{}", reported.message);
+    restarted.announced = new.router_mac.unwrap();
     assert_eq!(restarted.apply(&[local_node()]), Default::default());
 }
 
@@ -300,7 +302,7 @@ fn an_existing_host_route_is_accepted() {
         Some(Ok(shown.to_string()))
     });
     node.hns.take();
-    ensure_overlay(&*node.hns, &spec()).unwrap();
+    ensure_network(&*node.hns, &spec()).unwrap();
     assert_eq!(node.hns.take_changes().len(), 1, "it was asked for");
 }
 
@@ -388,12 +390,12 @@ fn each_block_has_a_subnet() {
     assert_eq!(subnets(&node), ["10.244.3.0/26", "10.244.2.0/26", "10.244.9.0/26"]);
     // The agent starts again, or HNS has lost the network.
     let blocks = ["10.244.3.0/26", "10.244.9.0/26"].map(|block| block.parse().unwrap());
-    let low = OverlaySpec { block: "10.244.2.0/26".parse().unwrap(), ..spec() };
-    let overlay = ensure_overlay_with(&*node.hns, &low, &blocks).unwrap();
+    let low = NetworkSpec { block: "10.244.2.0/26".parse().unwrap(), ..spec() };
+    let overlay = ensure_network_with(&*node.hns, &low, &blocks).unwrap();
     assert_eq!((overlay.id, overlay.gateway), (id, TUNNEL));
     assert_eq!(node.hns.take_changes(), []);
     node.hns.delete_network(id).unwrap();
-    let overlay = ensure_overlay_with(&*node.hns, &low, &blocks).unwrap();
+    let overlay = ensure_network_with(&*node.hns, &low, &blocks).unwrap();
     assert_eq!(overlay.gateway, Ipv4Addr::new(10, 244, 2, 1));
     assert_eq!(subnets(&node).len(), 3);
 }

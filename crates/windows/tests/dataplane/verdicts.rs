@@ -24,7 +24,7 @@ use tortie_hns_emulator::{Config, DefaultAction, Emulator, Recorder};
 use tortie_policy::program::{
     EndOfTier, EndpointProgram, EntityMatch, Flow, Member, Rule, SetId, SetKind, evaluate,
 };
-use tortie_windows::{StaticRules, WindowsDataplane, WindowsWiring, ensure_overlay};
+use tortie_windows::{StaticRules, WindowsDataplane, WindowsWiring, ensure_network};
 
 /// A peer, or the node itself.
 fn peer() -> impl Strategy<Value = IpAddr> {
@@ -253,7 +253,7 @@ fn between(
 ) -> Result<(), TestCaseError> {
     let watched = Arc::new(Watched::new());
     watched.sets_apart.store(sets_apart, Ordering::Relaxed);
-    ensure_overlay(&*watched, &spec()).unwrap();
+    ensure_network(&*watched, &spec()).unwrap();
     let hcn: Arc<dyn Hcn> = watched.clone();
     let wiring = WindowsWiring::new(hcn.clone());
     let node = Node::over(watched.hns.clone());

@@ -53,9 +53,10 @@ enum Way {
 const IPV4_ONLY: Way = Way::Not(REASONS[0].0);
 const OVERLAY_ONLY: Way = Way::Not(REASONS[1].0);
 const NOT_A_NEIGHBOUR: Way = Way::Not(REASONS[2].0);
+const BRIDGE_ONLY: Way = Way::Not(REASONS[3].0);
 
 /// Why packets do not pass.
-const REASONS: [(&str, &str); 3] = [
+const REASONS: [(&str, &str); 4] = [
     ("a", "Pods of Windows nodes have IPv4 addresses only."),
     (
         "b",
@@ -65,6 +66,7 @@ const REASONS: [(&str, &str); 3] = [
         "c",
         "A node has direct routes to nodes of its network only, and the router between them knows no addresses of pods.",
     ),
+    ("d", "The network of type L2Bridge of a Windows node (`--windows-network l2bridge`) has no VXLAN."),
 ];
 
 /// A way between nodes.
@@ -76,8 +78,8 @@ struct Mode {
     routes_on: [bool; 2],
     /// Between Linux nodes of one network, and of two.
     linux: [Way; 2],
-    /// To and between Windows nodes.
-    windows: Way,
+    /// To and between Windows nodes of one network, and of two.
+    windows: [Way; 2],
 }
 
 const ALWAYS: Mode = Mode {
@@ -85,7 +87,7 @@ const ALWAYS: Mode = Mode {
     vxlan: "Always",
     routes_on: [false; 2],
     linux: [Way::Vxlan; 2],
-    windows: Way::Vxlan,
+    windows: [Way::Vxlan; 2],
 };
 const CROSS_SUBNET: Mode =
     Mode { name: "VXLAN CrossSubnet", vxlan: "CrossSubnet", linux: [Way::Plain, Way::Vxlan], ..ALWAYS };
@@ -94,21 +96,32 @@ const STATIC: Mode = Mode {
     vxlan: "Never",
     routes_on: [true; 2],
     linux: [Way::Plain; 2],
-    windows: OVERLAY_ONLY,
+    windows: [OVERLAY_ONLY; 2],
 };
 const BGP: Mode = Mode { name: "`--bgp`", routes_on: [false, true], ..STATIC };
 const DIRECT: Mode =
     Mode { name: "`--direct-routes`", routes_on: [false; 2], linux: [Way::Plain, NOT_A_NEIGHBOUR], ..STATIC };
 
+const BRIDGE_STATIC: Mode = Mode { name: "`tortie routes`, L2Bridge", windows: [Way::Plain; 2], ..STATIC };
+const BRIDGE_CROSS_SUBNET: Mode =
+    Mode { name: "VXLAN CrossSubnet, L2Bridge", windows: [Way::Plain, BRIDGE_ONLY], ..CROSS_SUBNET };
+const BRIDGE_DIRECT: Mode =
+    Mode { name: "`--direct-routes`, L2Bridge", windows: [Way::Plain, NOT_A_NEIGHBOUR], ..DIRECT };
+
 /// All modes, and the options of the lab that they need.
-const LABS: [(&[&str], &[Mode]); 3] =
-    [(&[], &[ALWAYS, CROSS_SUBNET, STATIC]), (&["--bgp"], &[BGP]), (&["--direct-routes"], &[DIRECT])];
+const LABS: [(&[&str], &[Mode]); 5] = [
+    (&[], &[ALWAYS, CROSS_SUBNET, STATIC]),
+    (&["--bgp"], &[BGP]),
+    (&["--direct-routes"], &[DIRECT]),
+    (&["--l2bridge"], &[BRIDGE_CROSS_SUBNET, BRIDGE_STATIC]),
+    (&["--l2bridge", "--direct-routes"], &[BRIDGE_DIRECT]),
+];
 
 impl Mode {
     fn way(&self, pair: &Pair, is_ipv6: bool) -> Way {
         match (pair.has_windows, is_ipv6) {
             (true, true) => IPV4_ONLY,
-            (true, false) => self.windows,
+            (true, false) => self.windows[usize::from(pair.is_far)],
             (false, _) => self.linux[usize::from(pair.is_far)],
         }
     }
@@ -127,6 +140,16 @@ fn bgp() {
 #[test]
 fn direct_routes() {
     check(&LABS[2]);
+}
+
+#[test]
+fn networks_of_windows_nodes_without_overlay() {
+    check(&LABS[3]);
+}
+
+#[test]
+fn direct_routes_of_windows_nodes() {
+    check(&LABS[4]);
 }
 
 fn check((options, modes): &(&[&str], &[Mode])) {
@@ -192,7 +215,7 @@ fn wrong_cell(
         Way::Not(_) => found.is_err(),
         // Windows nodes have no such link.
         Way::Vxlan => found.is_ok() && device.as_deref().is_none_or(|device| device.starts_with("vxlan")),
-        Way::Plain => found.is_ok() && device.as_deref() == Some("eth0"),
+        Way::Plain => found.is_ok() && device.as_deref().is_none_or(|device| device == "eth0"),
     };
     let [from, to] = nodes.map(|node| NODES[node]);
     (!is_right)

@@ -29,6 +29,8 @@ pub(crate) struct Cluster {
     router: NetNs,
     pub(crate) nodes: Vec<NetNs>,
     pub(crate) pods: Vec<Pod>,
+    /// Whether networks of Windows nodes take packets without encapsulation.
+    has_bridges: bool,
 }
 
 impl Cluster {
@@ -48,7 +50,8 @@ impl Cluster {
         let router = open(format!("{process}/ns/net"));
         let nodes = NODES.map(|node| bound(format!("node:{node}"))).into();
         let pods = NODES.map(|node| inspect(bound(format!("pod:calico-demo.on-{node}")))).into();
-        let cluster = Self { lab, running, router, nodes, pods };
+        let has_bridges = options.contains(&"--l2bridge");
+        let cluster = Self { lab, running, router, nodes, pods, has_bridges };
         cluster.separate();
         cluster
     }
@@ -125,7 +128,11 @@ impl Cluster {
         }
     }
 
-    /// Adds what `tortie routes` prints: to each Linux node the routes to others of its network, and to the router all.
+    fn takes_plain_packets(&self, node: usize) -> bool {
+        IS_LINUX[node] || self.has_bridges
+    }
+
+    /// Adds what `tortie routes` prints: to each node the routes to others of its network, and to the router all.
     pub(crate) fn add_routes(&self, [to_nodes, to_router]: [bool; 2]) {
         let routes = self.lab.ok(&["routes", "--for", "linux"]);
         for line in routes.lines() {
@@ -135,13 +142,18 @@ impl Cluster {
                 panic!("{line}");
             };
             let node = NODES.iter().position(|node| *node == name).unwrap();
-            assert!(IS_LINUX[node], "{line}");
+            assert!(self.takes_plain_packets(node), "{line}");
             let route = format!("{family} route replace {destination} via {next_hop}");
             if to_router {
                 ip(&self.router, &route);
             }
-            // The only far Linux node has no neighbours.
-            let near = (0..NODES.len()).filter(|other| IS_LINUX[*other] && !IS_FAR[*other] && *other != node);
+            let has_family = |other: &usize| match family {
+                "-6" => IS_LINUX[*other],
+                _ => self.takes_plain_packets(*other),
+            };
+            let others = (0..NODES.len()).filter(|other| has_family(other) && *other != node);
+            // Far nodes send to the router.
+            let near = others.filter(|other| !IS_FAR[*other]);
             near.filter(|_| to_nodes && !IS_FAR[node]).for_each(|other| ip(&self.nodes[other], &route));
         }
     }

@@ -19,7 +19,9 @@ use tortie_hns_emulator::{Config, Emulator, Packet, PacketDirection, Recorder, V
 use tortie_policy::program::{
     EndOfTier, EndpointProgram, EntityMatch, Flow, PolicyId, PolicyKind, PolicyRules, Rule, TierProgram,
 };
-use tortie_windows::{NETWORK, OverlaySpec, WindowsDataplane, WindowsWiring, endpoint_id, ensure_overlay};
+use tortie_windows::{
+    NETWORK, NetworkKind, NetworkSpec, WindowsDataplane, WindowsWiring, endpoint_id, ensure_network,
+};
 
 pub(crate) const NODE: Ipv4Addr = Ipv4Addr::new(172, 16, 0, 3);
 pub(crate) const TUNNEL: Ipv4Addr = Ipv4Addr::new(10, 244, 3, 1);
@@ -42,7 +44,7 @@ impl Node {
     /// A node whose overlay network exists.
     pub(crate) fn new(config: Config) -> Node {
         let hns = Arc::new(Recorder::new(Emulator::new(config)));
-        ensure_overlay(&*hns, &spec()).unwrap();
+        ensure_network(&*hns, &spec()).unwrap();
         Node::over(hns)
     }
 
@@ -118,8 +120,13 @@ impl Node {
     }
 }
 
-pub(crate) fn spec() -> OverlaySpec {
-    OverlaySpec { name: NETWORK.into(), block: "10.244.3.0/26".parse().unwrap(), vni: 4096, adapter: None }
+pub(crate) fn spec() -> NetworkSpec {
+    NetworkSpec {
+        name: NETWORK.into(),
+        block: "10.244.3.0/26".parse().unwrap(),
+        kind: NetworkKind::Overlay { vni: 4096 },
+        adapter: None,
+    }
 }
 
 pub(crate) fn packet(direction: Direction, flow: &Flow) -> Packet {

@@ -21,7 +21,7 @@ use tortie_hns_emulator::{Config, Emulator, bind_compartment};
 use tortie_kernel::namespace::NetNs;
 use tortie_kernel::route::{Address, Change, LinkSetting, NewLink, NewLinkKind, Peer, RouteSocket};
 use tortie_policy::program::{EndpointProgram, PolicyId, PolicyKind, PolicyRules, Rule};
-use tortie_windows::{NETWORK, OverlaySpec, WindowsDataplane, WindowsWiring, ensure_overlay};
+use tortie_windows::{NETWORK, NetworkKind, NetworkSpec, WindowsDataplane, WindowsWiring, ensure_network};
 
 pub(crate) struct Node {
     pub number: u8,
@@ -76,10 +76,15 @@ impl Node {
         let config = config(Config::new(Config::SERVER_2022, parent));
         let hns = Arc::new(Emulator::with_switch(config, own).unwrap());
         let hcn: Arc<dyn Hcn> = hns.clone();
-        let spec = OverlaySpec { name: NETWORK.into(), block: block(number), vni: 4096, adapter: None };
-        let overlay = ensure_overlay(&*hns, &spec).unwrap();
+        let spec = NetworkSpec {
+            name: NETWORK.into(),
+            block: block(number),
+            kind: NetworkKind::Overlay { vni: 4096 },
+            adapter: None,
+        };
+        let overlay = ensure_network(&*hns, &spec).unwrap();
         let (address, parent) = (overlay.gateway.into(), parent.into());
-        let vtep = Vtep { node: name(number), address, mac: overlay.router_mac, parent, mtu: None };
+        let vtep = Vtep { node: name(number), address, mac: overlay.router_mac.unwrap(), parent, mtu: None };
         let dataplane = Stateful::new(WindowsDataplane::new(hcn));
         Node { number, hns, dataplane, namespace, pods: vec![], vtep }
     }

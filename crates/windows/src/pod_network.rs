@@ -1,5 +1,5 @@
-//! The node's overlay network (docs/hns.md, Networks; `cni-plugin/pkg/dataplane/windows` and
-//! `node/pkg/lifecycle/startup` of Calico).
+//! The network of the node's pods (docs/hns.md, Networks; `cni-plugin/pkg/dataplane/windows` and
+//! `node/pkg/lifecycle/startup` of Calico): an overlay, or an L2Bridge network for packets without encapsulation.
 
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,46 +13,68 @@ use tortie_hcn::schema::{
 use tortie_hcn::{Class, Feature, Guid, Hcn, HcnExt};
 use tracing::{info, warn};
 
-use crate::Error;
 use crate::host::Host;
+use crate::{Error, bridge};
 
 /// The longest prefix of a subnet: it needs an address besides its own, its gateway and its broadcast address.
 const LONGEST_PREFIX: u8 = 30;
 
-/// The required overlay network.
+/// The type of the network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NetworkKind {
+    /// Packets to other nodes go in VXLAN.
+    Overlay {
+        /// The VXLAN network identifier.
+        vni: u32,
+    },
+    /// Packets to other nodes leave as they are, by routes of the node.
+    L2Bridge,
+}
+
+impl NetworkKind {
+    /// The type in HNS.
+    pub fn mode(self) -> NetworkMode {
+        match self {
+            NetworkKind::Overlay { .. } => NetworkMode::Overlay,
+            NetworkKind::L2Bridge => NetworkMode::L2Bridge,
+        }
+    }
+}
+
+/// The required network.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OverlaySpec {
+pub struct NetworkSpec {
     /// Its name.
     pub name: String,
     /// The node's IPAM block, which becomes its first subnet.
     pub block: Ipv4Net,
-    /// The VXLAN network identifier.
-    pub vni: u32,
+    /// Its type.
+    pub kind: NetworkKind,
     /// Its adapter; `None` lets HNS choose, which is right with one adapter.
     pub adapter: Option<String>,
 }
 
-impl OverlaySpec {
-    /// The second address of the block: the pods' gateway and the node's tunnel end.
-    pub fn gateway(&self) -> Ipv4Addr {
-        gateway(self.block)
-    }
-}
-
-/// The second address of a block.
+/// The second address of a block: the gateway of the subnet, and on an overlay the node's tunnel end.
 pub(crate) fn gateway(block: Ipv4Net) -> Ipv4Addr {
     Ipv4Addr::from(u32::from(block.network()).saturating_add(1))
 }
 
-/// The actual overlay network.
+/// The gateway of pods. On an L2Bridge network it is the node's own endpoint, with the third address (as in win-bridge of the CNI
+/// plugins).
+pub(crate) fn pod_gateway(block: Ipv4Net, mode: &NetworkMode) -> Ipv4Addr {
+    if *mode == NetworkMode::L2Bridge { bridge::node_address(block) } else { gateway(block) }
+}
+
+/// The actual network.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Overlay {
+pub struct PodNetwork {
     /// Its identifier.
     pub id: Guid,
-    /// The gateway, which is also the address of the node's tunnel end.
+    /// The pods' gateway in the first subnet.
     pub gateway: Ipv4Addr,
-    /// The MAC address of the node's tunnel end, for the other nodes. It differs each time the network is created.
-    pub router_mac: MacAddress,
+    /// On an overlay: the MAC address of the node's tunnel end, for the other nodes; its address is the gateway. It differs each
+    /// time the network is created.
+    pub router_mac: Option<MacAddress>,
     /// The node's address on the underlay, as found by HNS.
     pub provider_address: Ipv4Addr,
     /// The blocks for which it has no subnet, each with the reason.
@@ -61,18 +83,18 @@ pub struct Overlay {
     pub other_adapter: Option<String>,
 }
 
-/// The overlay network as a dataplane last found it. All clones share it.
+/// The network as a dataplane last found it. All clones share it.
 #[derive(Debug, Clone, Default)]
-pub struct CurrentOverlay(Arc<Mutex<Option<Overlay>>>);
+pub struct CurrentPodNetwork(Arc<Mutex<Option<PodNetwork>>>);
 
-impl CurrentOverlay {
+impl CurrentPodNetwork {
     /// The network; `None` if the dataplane has not found one yet.
-    pub fn get(&self) -> Option<Overlay> {
+    pub fn get(&self) -> Option<PodNetwork> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub(crate) fn set(&self, overlay: &Overlay) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(overlay.clone());
+    pub(crate) fn set(&self, network: &PodNetwork) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(network.clone());
     }
 }
 
@@ -80,47 +102,47 @@ impl CurrentOverlay {
 ///
 /// # Errors
 /// A call failed; the network differs and is in use; or it is not ready yet, and the caller should retry.
-pub fn ensure_overlay(hcn: &(impl Hcn + ?Sized), spec: &OverlaySpec) -> Result<Overlay, Error> {
-    ensure_overlay_with(hcn, spec, &[])
+pub fn ensure_network(hcn: &(impl Hcn + ?Sized), spec: &NetworkSpec) -> Result<PodNetwork, Error> {
+    ensure_network_with(hcn, spec, &[])
 }
 
 /// The same with further blocks of the node, each of which gets a subnet. An existing network keeps its first subnet if that
 /// is any of the blocks, because the node's tunnel end is there.
 ///
 /// # Errors
-/// As for [`ensure_overlay`]. A refused subnet is no error.
-pub fn ensure_overlay_with(
+/// As for [`ensure_network`]. A refused subnet is no error.
+pub fn ensure_network_with(
     hcn: &(impl Hcn + ?Sized),
-    spec: &OverlaySpec,
+    spec: &NetworkSpec,
     others: &[Ipv4Net],
-) -> Result<Overlay, Error> {
-    ensure_overlay_on(hcn, spec, others, (&Host::unknown(), None))
+) -> Result<PodNetwork, Error> {
+    ensure_network_on(hcn, spec, others, (&Host::unknown(), None))
 }
 
 /// The same on a machine whose node has this address. The adapter of the machine comes before that of `spec`. Its routes are
 /// kept before a network is made ([`HostRoutes`](crate::HostRoutes)).
 ///
 /// # Errors
-/// As for [`ensure_overlay`]; or the network does not exist, and the adapter must not be used.
-pub fn ensure_overlay_on(
+/// As for [`ensure_network`]; or the network does not exist, and the adapter must not be used.
+pub fn ensure_network_on(
     hcn: &(impl Hcn + ?Sized),
-    spec: &OverlaySpec,
+    spec: &NetworkSpec,
     others: &[Ipv4Net],
     (host, node): (&Host, Option<Ipv4Addr>),
-) -> Result<Overlay, Error> {
+) -> Result<PodNetwork, Error> {
     let choice = host.choose(node);
-    let spec = &OverlaySpec { adapter: choice.name.or_else(|| spec.adapter.clone()), ..spec.clone() };
-    let create = |hcn, spec: &OverlaySpec| {
+    let spec = &NetworkSpec { adapter: choice.name.or_else(|| spec.adapter.clone()), ..spec.clone() };
+    let create = |hcn, spec: &NetworkSpec| {
         // If a network was deleted, its adapter may have its address again.
         let choice = host.choose(node);
         host.prepare(&choice)?;
-        create(hcn, &OverlaySpec { adapter: choice.name.or_else(|| spec.adapter.clone()), ..spec.clone() })
+        create(hcn, &NetworkSpec { adapter: choice.name.or_else(|| spec.adapter.clone()), ..spec.clone() })
     };
     let blocks: Vec<Ipv4Net> = std::iter::once(spec.block).chain(others.iter().copied()).collect();
     let existing = hcn.network_by_name(&spec.name)?;
     let first = existing.as_ref().and_then(|network| subnets(network).next());
     let spec = &match first {
-        Some(block) if blocks.contains(&block) => OverlaySpec { block, ..spec.clone() },
+        Some(block) if blocks.contains(&block) => NetworkSpec { block, ..spec.clone() },
         _ => spec.clone(),
     };
     let found = match existing {
@@ -131,19 +153,26 @@ pub fn ensure_overlay_on(
                 if let Some(adapter) = other_adapter(&network, spec) {
                     return Err(Error::AdapterDiffers { name, found, wanted, adapter });
                 }
-                let endpoints = hcn.endpoints_of_network(network.id)?.len();
+                let endpoints = hcn.endpoints_of_network(network.id)?;
+                let own = endpoints.iter().find(|endpoint| bridge::is_of_node(endpoint));
+                let endpoints = endpoints.len() - usize::from(own.is_some());
                 if endpoints > 0 {
                     return Err(Error::NetworkDiffers { name, found, wanted, endpoints });
                 }
                 warn!(network = spec.name, found, wanted, "the network differs and is unused; recreating it");
                 host.prepare_for_deletion(node)?;
+                if let Some(own) = own {
+                    bridge::remove(hcn, own)?;
+                }
                 hcn.delete_network(network.id)?;
                 create(hcn, spec)?
             }
         },
         None => create(hcn, spec)?,
     };
-    if !found.policies.iter().any(Policy::is::<HostRoute>) {
+    if spec.kind == NetworkKind::L2Bridge {
+        bridge::ensure_node_endpoint(hcn, &found, spec.block)?;
+    } else if !found.policies.iter().any(Policy::is::<HostRoute>) {
         let host_route = vec![Policy::of(&HostRoute::default())];
         match hcn.modify_network(found.id, &Modify::policies(RequestType::Add, host_route)) {
             // Not every build lists it.
@@ -159,22 +188,26 @@ pub fn ensure_overlay_on(
             Err(error) => without_subnet.push((block, error.to_string())),
         }
     }
-    Ok(Overlay { without_subnet, ..overlay(&found, spec)? })
+    Ok(PodNetwork { without_subnet, ..pod_network(&found, spec)? })
 }
 
-/// The overlay network as it is, for an agent that starts while it differs from the required one: its pods go on using it.
+/// The network as it is, for an agent that starts while it differs from the required one: its pods go on using it.
 ///
 /// # Errors
-/// A call failed; there is no such network, or it is no overlay; or it is not ready yet, and the caller should retry.
-pub fn existing_overlay(hcn: &(impl Hcn + ?Sized), name: &str) -> Result<Overlay, Error> {
+/// A call failed; there is no such network, or it is of another type; or it is not ready yet, and the caller should retry.
+pub fn existing_network(
+    hcn: &(impl Hcn + ?Sized),
+    name: &str,
+    kind: NetworkKind,
+) -> Result<PodNetwork, Error> {
     let network = hcn.network_by_name(name)?.ok_or_else(|| Error::NoNetwork(name.to_owned()))?;
     let differs = |problem: String| Error::Differs { object: format!("network {name}"), problem };
-    if network.r#type != NetworkMode::Overlay {
-        let problem = format!("it is of type {}, not {}", network.r#type, NetworkMode::Overlay);
+    if network.r#type != kind.mode() {
+        let problem = format!("it is of type {}, not {}", network.r#type, kind.mode());
         return Err(differs(format!("{problem}: drain the node, and delete the network")));
     }
     let block = subnets(&network).next().ok_or_else(|| differs("it has no subnet: delete it".to_owned()))?;
-    overlay(&network, &OverlaySpec { name: name.to_owned(), block, vni: 0, adapter: None })
+    pod_network(&network, &NetworkSpec { name: name.to_owned(), block, kind, adapter: None })
 }
 
 /// The networks of a network's subnets.
@@ -190,6 +223,15 @@ pub(crate) fn add_subnet(hcn: &(impl Hcn + ?Sized), network: &Network, block: Ip
             object,
             problem: format!("no subnet of it has the address {}", block.addr()),
         });
+    }
+    if network.r#type != NetworkMode::Overlay {
+        let object = format!("network {}", network.name);
+        let problem = format!(
+            "it needs a subnet for {block}, and a network of type {} has one: give the node larger blocks (blockSize of the IPPool) \
+             or fewer pods",
+            network.r#type
+        );
+        return Err(Error::Differs { object, problem });
     }
     let version = hcn.version()?;
     if !version.supports(Feature::SeveralSubnets) {
@@ -234,24 +276,30 @@ pub(crate) fn remove_subnets(
     Ok(())
 }
 
-fn create(hcn: &(impl Hcn + ?Sized), spec: &OverlaySpec) -> Result<Network, Error> {
+fn create(hcn: &(impl Hcn + ?Sized), spec: &NetworkSpec) -> Result<Network, Error> {
     let id = hcn.create_network(&document(spec))?;
-    info!(network = spec.name, %id, block = %spec.block, vni = spec.vni, "created the overlay network");
+    info!(network = spec.name, %id, block = %spec.block, kind = ?spec.kind, "created the network of the pods");
     Ok(hcn.network(id)?)
 }
 
-fn document(spec: &OverlaySpec) -> Network {
-    let mut policies = vec![Policy::of(&HostRoute::default())];
+fn document(spec: &NetworkSpec) -> Network {
+    let mut policies = match spec.kind {
+        NetworkKind::Overlay { .. } => vec![Policy::of(&HostRoute::default())],
+        NetworkKind::L2Bridge => vec![],
+    };
     policies.extend(spec.adapter.as_ref().map(|adapter| {
         Policy::of(&NetAdapterName { network_adapter_name: adapter.clone(), ..Default::default() })
     }));
     let mut network = Network {
         name: spec.name.clone(),
-        r#type: NetworkMode::Overlay,
+        r#type: spec.kind.mode(),
         policies,
         ipams: vec![Ipam {
             r#type: "Static".into(),
-            subnets: vec![subnet(spec.block, spec.vni)],
+            subnets: vec![match spec.kind {
+                NetworkKind::Overlay { vni } => subnet(spec.block, vni),
+                NetworkKind::L2Bridge => Subnet { policies: vec![], ..subnet(spec.block, 0) },
+            }],
             ..Default::default()
         }],
         // After a restart of the node, the network may be bound to an adapter that no longer exists (docs/hns.md,
@@ -297,35 +345,44 @@ fn named_adapter(network: &Network) -> Option<String> {
 
 /// The adapter of the network, if it names another one than the required one. Such a network is never recreated: if HNS
 /// showed another name of the same adapter, that would never end, and each time the node would lose its connections.
-fn other_adapter(network: &Network, spec: &OverlaySpec) -> Option<String> {
+fn other_adapter(network: &Network, spec: &NetworkSpec) -> Option<String> {
     let wanted = spec.adapter.as_ref()?;
     let found = named_adapter(network)?;
     (!found.eq_ignore_ascii_case(wanted)).then_some(found)
 }
 
 /// The actual and the required value of a property that cannot be changed.
-fn difference(network: &Network, spec: &OverlaySpec) -> Option<(String, String)> {
+fn difference(network: &Network, spec: &NetworkSpec) -> Option<(String, String)> {
     let Some(subnet) = network.subnets().next() else {
         return Some(("no subnet".into(), spec.block.to_string()));
     };
     let gateway = subnet.routes.first().map(|route| route.next_hop.clone()).unwrap_or_default();
     let vni = subnet.policies.iter().find_map(|policy| policy.settings::<Vsid>().ok().flatten());
+    let wanted_vni = match spec.kind {
+        NetworkKind::Overlay { vni } => vni,
+        NetworkKind::L2Bridge => 0,
+    };
     let properties = [
-        ("type", network.r#type.to_string(), NetworkMode::Overlay.to_string()),
+        ("type", network.r#type.to_string(), spec.kind.mode().to_string()),
         ("subnet", subnet.ip_address_prefix.clone(), spec.block.to_string()),
-        ("gateway", gateway, spec.gateway().to_string()),
-        ("VNI", vni.map_or(0, |vsid| vsid.isolation_id).to_string(), spec.vni.to_string()),
+        ("gateway", gateway, self::gateway(spec.block).to_string()),
+        ("VNI", vni.map_or(0, |vsid| vsid.isolation_id).to_string(), wanted_vni.to_string()),
     ];
     let different = properties.into_iter().find(|(_, found, wanted)| found != wanted);
     different.map(|(what, found, wanted)| (format!("{what} {found}"), format!("{what} {wanted}")))
 }
 
-fn overlay(network: &Network, spec: &OverlaySpec) -> Result<Overlay, Error> {
+fn pod_network(network: &Network, spec: &NetworkSpec) -> Result<PodNetwork, Error> {
     let name = &network.name;
-    Ok(Overlay {
+    Ok(PodNetwork {
         id: network.id,
-        gateway: spec.gateway(),
-        router_mac: read::<DrMacAddress, _>(network, |policy| policy.address.parse().ok())?,
+        gateway: pod_gateway(spec.block, &spec.kind.mode()),
+        router_mac: match spec.kind {
+            NetworkKind::Overlay { .. } => {
+                Some(read::<DrMacAddress, _>(network, |policy| policy.address.parse().ok())?)
+            }
+            NetworkKind::L2Bridge => None,
+        },
         without_subnet: Vec::new(),
         other_adapter: other_adapter(network, spec),
         provider_address: provider_address(network).inspect_err(|error| warn!(network = name, %error))?,

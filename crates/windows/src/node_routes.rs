@@ -1,0 +1,217 @@
+//! Routes of the node itself to the pods of other nodes, for packets without encapsulation (as in
+//! `pkg/backend/hostgw/hostgw_windows.go` of flannel).
+//!
+//! Windows does not keep who made a route. So the agent's routes have metrics of their own, by which they are found again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr};
+
+use ipnet::{IpNet, Ipv4Net};
+use tortie_dataplane::{Condition, NodeState, Reason, RouteTarget};
+use tortie_hcn::{Adapter, IpHelper, IpHelperError, IpRoute};
+use tracing::info;
+
+use crate::adapter::usable;
+
+/// The metric of routes to nodes in the same network.
+pub(crate) const DIRECT: u32 = 8_501;
+/// The metric of routes that BGP has learned.
+pub(crate) const LEARNED: u32 = 8_502;
+
+/// Whether the agent makes routes with this metric.
+pub(crate) fn is_of_agent(metric: u32) -> bool {
+    [DIRECT, LEARNED].contains(&metric)
+}
+
+/// What makes the routes of a machine as desired.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Changes {
+    add: Vec<IpRoute>,
+    remove: Vec<IpRoute>,
+    /// Why desired routes are not in force.
+    problems: Vec<String>,
+}
+
+/// Makes the routes with a metric equal the desired ones: destinations with their next hops. Returns why some are not in force.
+///
+/// # Errors
+/// The machine does not tell its adapters or routes. Nothing has changed then.
+pub(crate) fn sync(
+    ip: &dyn IpHelper,
+    metric: u32,
+    desired: &BTreeMap<Ipv4Net, BTreeSet<Ipv4Addr>>,
+) -> Result<Vec<String>, IpHelperError> {
+    let Changes { add, remove, mut problems } = changes(desired, metric, &ip.adapters()?, &ip.routes()?);
+    // Additions come first: a changed next hop leaves no gap.
+    for route in add {
+        match ip.add_route(&route) {
+            Ok(()) => {
+                info!(destination = %route.destination, via = %route.next_hop, "added a route to pods of another node")
+            }
+            Err(error) => {
+                problems.push(format!("the route to {} by {}: {error}", route.destination, route.next_hop));
+            }
+        }
+    }
+    for route in remove {
+        match ip.delete_route(&route) {
+            Ok(()) => {
+                info!(destination = %route.destination, via = %route.next_hop, "removed a route to pods of another node");
+            }
+            Err(error) => problems.push(format!("the outdated route to {}: {error}", route.destination)),
+        }
+    }
+    Ok(problems)
+}
+
+fn changes(
+    desired: &BTreeMap<Ipv4Net, BTreeSet<Ipv4Addr>>,
+    metric: u32,
+    adapters: &[Adapter],
+    routes: &[IpRoute],
+) -> Changes {
+    let mut changes = Changes::default();
+    let mut kept: Vec<&IpRoute> = Vec::new();
+    for (destination, router) in desired.iter().flat_map(|(net, hops)| hops.iter().map(move |hop| (net, hop)))
+    {
+        let leads_there =
+            |adapter: &&Adapter| adapter.is_up && usable(adapter).any(|own| own.contains(router));
+        let Some(adapter) = adapters.iter().find(leads_there) else {
+            changes
+                .problems
+                .push(format!("no adapter is in the network of {router}, the next hop to {destination}"));
+            continue;
+        };
+        let route = IpRoute {
+            interface: adapter.index,
+            destination: IpNet::V4(*destination),
+            next_hop: IpAddr::V4(*router),
+            metric,
+            is_own: false,
+        };
+        let place = (route.interface, route.destination, route.next_hop);
+        let same_place = |it: &&IpRoute| (it.interface, it.destination, it.next_hop) == place;
+        match routes.iter().find(same_place) {
+            // Windows has one route for these three. That of somebody else leads there, too.
+            Some(known) => kept.push(known),
+            None => changes.add.push(route),
+        }
+        let precedes = |it: &&IpRoute| it.destination == IpNet::V4(*destination) && it.metric < metric;
+        let other = routes.iter().find(|it| precedes(it) && !is_of_agent(it.metric) && !same_place(it));
+        changes.problems.extend(other.map(|other| {
+            format!(
+                "another program's route to {destination} by {} has precedence over that by {router}: delete it",
+                other.next_hop
+            )
+        }));
+    }
+    let is_outdated = |route: &&IpRoute| route.metric == metric && !kept.contains(route);
+    changes.remove = routes.iter().filter(is_outdated).cloned().collect();
+    changes
+}
+
+/// The routes to other nodes in the node's network, and conditions about those that need an overlay.
+pub(crate) fn direct(state: &NodeState) -> (BTreeMap<Ipv4Net, BTreeSet<Ipv4Addr>>, Vec<Condition>) {
+    let (mut direct, mut conditions): (BTreeMap<_, BTreeSet<_>>, _) = (BTreeMap::new(), Vec::new());
+    for (destination, target) in &state.routes {
+        let IpNet::V4(destination) = destination else { continue };
+        match target {
+            RouteTarget::Direct { router: IpAddr::V4(router) } => {
+                direct.entry(*destination).or_default().insert(*router);
+            }
+            RouteTarget::Vxlan { node } => conditions.push(Condition::new(
+                Reason::RouteRefused,
+                format!(
+                    "no route leads to {destination} of node {node}: its pool has VXLAN, and the network of this node is of type \
+                     L2Bridge, which has none; use a pool without encapsulation, or --windows-network overlay"
+                ),
+            )),
+            RouteTarget::Direct { router: IpAddr::V6(_) } | RouteTarget::Local => {}
+        }
+    }
+    (direct, conditions)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn adapter(index: u32, address: &str) -> Adapter {
+        Adapter {
+            index,
+            name: format!("Ethernet {index}"),
+            mac: None,
+            mtu: 1500,
+            is_up: true,
+            addresses: vec![address.parse().unwrap()],
+        }
+    }
+
+    fn route(interface: u32, destination: &str, next_hop: &str, metric: u32) -> IpRoute {
+        IpRoute {
+            interface,
+            destination: destination.parse().unwrap(),
+            next_hop: next_hop.parse().unwrap(),
+            metric,
+            is_own: false,
+        }
+    }
+
+    fn desired(routes: &[(&str, &str)]) -> BTreeMap<Ipv4Net, BTreeSet<Ipv4Addr>> {
+        let mut desired: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
+        for (net, hop) in routes {
+            desired.entry(net.parse().unwrap()).or_default().insert(hop.parse().unwrap());
+        }
+        desired
+    }
+
+    const BLOCK: &str = "10.244.1.0/26";
+
+    #[test]
+    fn routes_become_the_desired_ones_and_those_of_others_stay() {
+        let adapters = [adapter(3, "192.0.2.14/24"), adapter(7, "10.244.9.2/26")];
+        let ours = route(3, BLOCK, "192.0.2.11", DIRECT);
+        let outdated = route(3, "10.244.5.0/26", "192.0.2.12", DIRECT);
+        let learned = route(3, "10.244.6.0/26", "192.0.2.12", LEARNED);
+        let foreign = route(3, "10.244.7.0/26", "192.0.2.99", 0);
+        let routes = [ours.clone(), outdated.clone(), learned, foreign];
+        let wanted = desired(&[(BLOCK, "192.0.2.11"), ("10.244.8.0/26", "192.0.2.12")]);
+        let expected = Changes {
+            add: vec![route(3, "10.244.8.0/26", "192.0.2.12", DIRECT)],
+            remove: vec![outdated],
+            problems: vec![],
+        };
+        assert_eq!(changes(&wanted, DIRECT, &adapters, &routes), expected);
+    }
+
+    #[test]
+    fn a_changed_next_hop_or_adapter_replaces_the_route() {
+        let wanted = desired(&[(BLOCK, "192.0.2.12")]);
+        let old = route(3, BLOCK, "192.0.2.11", DIRECT);
+        let found = changes(&wanted, DIRECT, &[adapter(3, "192.0.2.14/24")], std::slice::from_ref(&old));
+        assert_eq!((found.add, found.remove), (vec![route(3, BLOCK, "192.0.2.12", DIRECT)], vec![old]));
+        // The switch has taken the adapter over.
+        let old = route(3, BLOCK, "192.0.2.12", DIRECT);
+        let found = changes(&wanted, DIRECT, &[adapter(103, "192.0.2.14/24")], std::slice::from_ref(&old));
+        assert_eq!((found.add, found.remove), (vec![route(103, BLOCK, "192.0.2.12", DIRECT)], vec![old]));
+    }
+
+    #[test]
+    fn what_keeps_a_route_from_working_is_a_problem() {
+        let wanted = desired(&[(BLOCK, "198.51.100.1")]);
+        let found = changes(&wanted, DIRECT, &[adapter(3, "192.0.2.14/24")], &[]);
+        assert_eq!(
+            found.problems,
+            ["no adapter is in the network of 198.51.100.1, the next hop to 10.244.1.0/26"]
+        );
+        assert!(found.add.is_empty());
+        let wanted = desired(&[(BLOCK, "192.0.2.11")]);
+        let foreign = route(3, BLOCK, "192.0.2.99", 5);
+        let found = changes(&wanted, DIRECT, &[adapter(3, "192.0.2.14/24")], &[foreign]);
+        assert!(found.problems[0].contains("by 192.0.2.99 has precedence"), "{:?}", found.problems);
+        assert!(found.remove.is_empty(), "it is not ours");
+        // The same route of somebody else is as good.
+        let same = route(3, BLOCK, "192.0.2.11", 5);
+        assert_eq!(changes(&wanted, DIRECT, &[adapter(3, "192.0.2.14/24")], &[same]), Changes::default());
+    }
+}
