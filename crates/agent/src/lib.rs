@@ -58,7 +58,6 @@ use tortie_ipam::{Ipam, IpamError};
 use tortie_store::{Endpoints, Store, StoreError};
 
 use barrier::Barrier;
-#[cfg(target_os = "linux")]
 pub use bgp::KINDS as BGP_KINDS;
 pub use cni_config::CniIpam;
 use control_server::Answers;

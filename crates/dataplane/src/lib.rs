@@ -1,6 +1,7 @@
 //! The desired state of a node ([`NodeState`]), its changes ([`Delta`]), and the two traits that an operating system
 //! implements: [`Dataplane`] applies the state, [`PodWiring`] connects one pod.
 
+mod learned_routes;
 mod members;
 mod reason;
 mod services;
@@ -15,6 +16,7 @@ use std::fmt;
 use tortie_api::report::{ObjectRef, ReportedCondition, with_objects};
 use tortie_api::{Key, Kind};
 
+pub use learned_routes::{AppliedRoutes, LearnedRouteTable, RouteTableError, SystemRoutes};
 pub use members::Members;
 pub use reason::{Reason, Severity};
 pub use services::{Service, ServiceId, ServicePort};

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use tortie_dataplane::{AppliedRoutes, LearnedRouteTable, RouteTableError, SystemRoutes};
 use tortie_kernel::route::{Change, NextHop, Route, RouteKind, RouteSocket};
 
 use crate::Result;
@@ -38,91 +39,14 @@ pub struct LearnedRoutes {
     keeps_unknown: bool,
 }
 
-/// The result of [`LearnedRoutes::apply`].
-#[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub struct Applied {
-    /// Next hops to which the node has no route.
-    pub unreachable: BTreeSet<IpAddr>,
-    /// Why routes are not in the kernel.
-    pub problems: Vec<String>,
-}
-
-/// The kernel's routes to one destination.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KernelRoutes {
-    /// The learned one.
-    pub learned: Option<Route>,
-    /// Those of others.
-    pub others: Vec<Route>,
-}
-
 impl LearnedRoutes {
     /// Opens the tables of the calling thread's network namespace. Routes of an earlier process stay until
-    /// [`complete`](Self::complete).
+    /// [`complete`](LearnedRouteTable::complete).
     ///
     /// # Errors
     /// The kernel's refusal.
     pub fn open() -> Result<Self> {
         Ok(Self { socket: RouteSocket::open()?, wanted: BTreeMap::new(), keeps_unknown: true })
-    }
-
-    /// Whether the kernel has learned routes, for instance of an earlier process.
-    ///
-    /// # Errors
-    /// The kernel's refusal.
-    pub fn exist(&mut self) -> Result<bool> {
-        Ok(self.socket.routes()?.iter().any(|route| route.protocol == PROTOCOL))
-    }
-
-    /// Sets the next hops of a destination; none to have no route. The kernel gets them with [`apply`](Self::apply).
-    pub fn set(&mut self, destination: IpNet, next_hops: BTreeSet<IpAddr>) {
-        match next_hops.is_empty() {
-            true => drop(self.wanted.remove(&destination)),
-            false => drop(self.wanted.insert(destination, next_hops)),
-        }
-    }
-
-    /// From now on, routes of an earlier process that are not wanted are deleted.
-    pub fn complete(&mut self) {
-        self.keeps_unknown = false;
-    }
-
-    /// Forgets what is wanted, for a new speaker: the routes stay until [`complete`](Self::complete).
-    pub fn restart(&mut self) {
-        self.wanted.clear();
-        self.keeps_unknown = true;
-    }
-
-    /// Reads the kernel's routes, and makes the learned ones as they should be. The result also says which of the next
-    /// hops in `watched` cannot be reached.
-    ///
-    /// # Errors
-    /// The kernel does not answer. What it refuses is a problem in the result.
-    pub fn apply(&mut self, watched: &BTreeSet<IpAddr>) -> Result<Applied> {
-        let kernel = self.socket.routes()?;
-        let Plan { changes, mut applied } = plan(&self.wanted, &kernel, self.keeps_unknown);
-        let others = NextHops::of_others(&kernel);
-        applied.unreachable.extend(watched.iter().filter(|next_hop| others.resolve(**next_hop).is_none()));
-        for (change, result) in changes.iter().zip(self.socket.change_all(&changes)?) {
-            match result {
-                Err(error) if !(matches!(change, Change::DeleteRoute(_)) && is_gone(&error)) => {
-                    applied.problems.push(format!("{error}; Tortie retries"));
-                }
-                _ => {}
-            }
-        }
-        Ok(applied)
-    }
-
-    /// What the kernel has for exactly this destination.
-    ///
-    /// # Errors
-    /// The kernel does not answer.
-    pub fn kernel_routes(&mut self, destination: &IpNet) -> Result<KernelRoutes> {
-        let routes = self.socket.routes()?;
-        let (learned, others): (Vec<Route>, Vec<Route>) =
-            routes.into_iter().filter(|route| route.destination == *destination).partition(is_learned);
-        Ok(KernelRoutes { learned: learned.into_iter().next(), others })
     }
 
     /// Deletes all learned routes of the node, also those of an earlier process. Returns how many there were.
@@ -140,9 +64,56 @@ impl LearnedRoutes {
     }
 }
 
+impl LearnedRouteTable for LearnedRoutes {
+    fn exist(&mut self) -> Result<bool, RouteTableError> {
+        Ok(self.socket.routes()?.iter().any(is_learned))
+    }
+
+    fn set(&mut self, destination: IpNet, next_hops: BTreeSet<IpAddr>) {
+        match next_hops.is_empty() {
+            true => drop(self.wanted.remove(&destination)),
+            false => drop(self.wanted.insert(destination, next_hops)),
+        }
+    }
+
+    fn complete(&mut self) {
+        self.keeps_unknown = false;
+    }
+
+    fn restart(&mut self) {
+        self.wanted.clear();
+        self.keeps_unknown = true;
+    }
+
+    fn apply(&mut self, watched: &BTreeSet<IpAddr>) -> Result<AppliedRoutes, RouteTableError> {
+        let kernel = self.socket.routes()?;
+        let Plan { changes, mut applied } = plan(&self.wanted, &kernel, self.keeps_unknown);
+        let others = NextHops::of_others(&kernel);
+        applied.unreachable.extend(watched.iter().filter(|next_hop| others.resolve(**next_hop).is_none()));
+        for (change, result) in changes.iter().zip(self.socket.change_all(&changes)?) {
+            match result {
+                Err(error) if !(matches!(change, Change::DeleteRoute(_)) && is_gone(&error)) => {
+                    applied.problems.push(format!("{error}; Tortie retries"));
+                }
+                _ => {}
+            }
+        }
+        Ok(applied)
+    }
+
+    fn routes_to(&mut self, destination: &IpNet) -> Result<SystemRoutes, RouteTableError> {
+        let routes = self.socket.routes()?.into_iter().filter(|route| route.destination == *destination);
+        let (learned, others): (Vec<Route>, Vec<Route>) = routes.partition(is_learned);
+        Ok(SystemRoutes {
+            learned: learned.first().map(ToString::to_string),
+            others: others.iter().map(ToString::to_string).collect(),
+        })
+    }
+}
+
 struct Plan {
     changes: Vec<Change>,
-    applied: Applied,
+    applied: AppliedRoutes,
 }
 
 /// The changes after which the kernel has the wanted routes.
@@ -158,7 +129,7 @@ fn plan(wanted: &BTreeMap<IpNet, BTreeSet<IpAddr>>, kernel: &[Route], keeps_unkn
             changes.push(Change::DeleteRoute(route.clone()));
         }
     }
-    let mut applied = Applied::default();
+    let mut applied = AppliedRoutes::default();
     for (destination, next_hops) in wanted {
         let current = there.get(destination).copied();
         // Several next hops may lead to one router.
@@ -261,7 +232,11 @@ mod tests {
         ]
     }
 
-    fn planned(wanted: &[(&str, &[&str])], kernel: &[Route], keeps_unknown: bool) -> (Vec<String>, Applied) {
+    fn planned(
+        wanted: &[(&str, &[&str])],
+        kernel: &[Route],
+        keeps_unknown: bool,
+    ) -> (Vec<String>, AppliedRoutes) {
         let wanted =
             wanted.iter().map(|(to, hops)| (net(to), hops.iter().map(|hop| ip(hop)).collect())).collect();
         let Plan { changes, applied } = plan(&wanted, kernel, keeps_unknown);
@@ -304,7 +279,7 @@ mod tests {
         kernel.push(learned("10.9.0.3/32", "10.9.0.66", 2));
         let (changes, applied) = planned(&[("10.20.0.0/26", &["10.9.0.3"])], &kernel, true);
         assert_eq!(changes, [format!("add {}", learned("10.20.0.0/26", "10.9.0.3", 2))]);
-        assert_eq!(applied, Applied::default());
+        assert_eq!(applied, AppliedRoutes::default());
     }
 
     #[test]
@@ -313,8 +288,11 @@ mod tests {
         let (old, same) = (learned("10.20.1.0/26", "10.9.0.4", 2), learned("10.20.2.0/26", "10.9.0.5", 2));
         kernel.extend([old.clone(), same]);
         let wanted: &[(&str, &[&str])] = &[("10.20.2.0/26", &["10.9.0.5"])];
-        assert_eq!(planned(wanted, &kernel, true), (vec![], Applied::default()));
-        assert_eq!(planned(wanted, &kernel, false), (vec![format!("delete {old}")], Applied::default()));
+        assert_eq!(planned(wanted, &kernel, true), (vec![], AppliedRoutes::default()));
+        assert_eq!(
+            planned(wanted, &kernel, false),
+            (vec![format!("delete {old}")], AppliedRoutes::default())
+        );
     }
 
     #[test]

@@ -16,7 +16,7 @@ mod error;
 pub use dataplane::Dataplane;
 pub use diagnostics::diagnostics;
 pub use error::Error;
-pub use learned_routes::{Applied, KernelRoutes, LearnedRoutes};
+pub use learned_routes::LearnedRoutes;
 pub use removal::{hand_over_to_calico, remove_all};
 pub use underlay::{interfaces, prefix_length};
 

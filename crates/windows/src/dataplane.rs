@@ -1,6 +1,6 @@
 //! Applies the node state.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -411,7 +411,10 @@ impl WindowsDataplane {
             routes.any(|(route, target)| *route == IpNet::V4(*net) && *target != RouteTarget::Local)
         };
         remove_subnets(&*self.hcn, network, is_of_another)?;
-        routes::sync(&*self.hcn, network, state)
+        let mut conditions = routes::sync(&*self.hcn, network, state)?;
+        // An earlier agent may have had a network without encapsulation.
+        conditions.extend(self.direct_routes(&[], &BTreeMap::new()));
+        Ok(conditions)
     }
 
     /// Applies the routes of the node, which forwards between its adapter and the pods' gateway. Returns what is not in force.
@@ -419,12 +422,19 @@ impl WindowsDataplane {
         let (direct, mut conditions) = node_routes::direct(state);
         let ends: Vec<Ipv4Addr> =
             state.node.as_ref().and_then(own_address).into_iter().chain([gateway]).collect();
-        let problems = match self.host.sync_routes(&ends, node_routes::DIRECT, &direct) {
-            Ok(problems) => problems,
-            Err(error) => vec![error.to_string()],
-        };
-        conditions.extend(problems.into_iter().map(|problem| Condition::new(Reason::RouteRefused, problem)));
+        conditions.extend(self.direct_routes(&ends, &direct));
         Ok(conditions)
+    }
+
+    /// Makes the direct routes of the machine as desired. Returns what is not in force.
+    fn direct_routes(
+        &self,
+        ends: &[Ipv4Addr],
+        desired: &BTreeMap<Ipv4Net, BTreeSet<Ipv4Addr>>,
+    ) -> Vec<Condition> {
+        let synced = self.host.sync_routes(ends, node_routes::DIRECT, desired);
+        let problems = synced.unwrap_or_else(|error| vec![error.to_string()]);
+        problems.into_iter().map(|problem| Condition::new(Reason::RouteRefused, problem)).collect()
     }
 
     /// The network. If HNS refused it or is not ready, requests become less and less frequent. Whether HNS

@@ -10,6 +10,7 @@ use tracing::warn;
 
 use crate::adapter::{AdapterSelector, is_virtual, switch, usable};
 use crate::host_routes::HostRoutes;
+use crate::node_routes::Surplus;
 use crate::saved_report::SavedReport;
 use crate::vxlan_rule::VxlanRule;
 use crate::{Error, node_routes};
@@ -98,6 +99,11 @@ impl Host {
         Some(adapters.iter().flat_map(usable).collect())
     }
 
+    /// The machine's adapters and routes.
+    pub(crate) fn ip(&self) -> &dyn IpHelper {
+        &*self.ip
+    }
+
     /// Makes the machine forward between the adapters with these addresses, and gives it routes ([`node_routes::sync`]). Returns what is
     /// not in force.
     ///
@@ -120,7 +126,7 @@ impl Host {
                 }
             }
         }
-        problems.extend(node_routes::sync(&*self.ip, metric, desired)?);
+        problems.extend(node_routes::sync(&*self.ip, metric, desired, Surplus::Goes)?);
         Ok(problems)
     }
 

@@ -21,6 +21,7 @@ mod host;
 mod host_ports;
 mod host_routes;
 mod kube_proxy;
+mod learned_routes;
 mod load_balancers;
 mod node_routes;
 mod outbound;
@@ -45,6 +46,7 @@ pub use error::Error;
 pub use host::Host;
 pub use host_routes::HostRoutes;
 pub use kube_proxy::{kube_proxy_flags, source_vip};
+pub use learned_routes::LearnedRoutes;
 pub use outbound::CurrentNetworks;
 pub use pod_network::{
     CurrentPodNetwork, NetworkKind, NetworkSpec, PodNetwork, adapter_of, ensure_network, ensure_network_on,

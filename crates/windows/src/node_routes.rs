@@ -23,6 +23,15 @@ pub(crate) fn is_of_agent(metric: u32) -> bool {
     [DIRECT, LEARNED].contains(&metric)
 }
 
+/// What happens to routes with the metric that are not desired.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Surplus {
+    /// They go.
+    Goes,
+    /// Those to desired destinations go. The others stay, because what is desired is not completely known.
+    OfOtherDestinationsStays,
+}
+
 /// What makes the routes of a machine as desired.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Changes {
@@ -40,8 +49,11 @@ pub(crate) fn sync(
     ip: &dyn IpHelper,
     metric: u32,
     desired: &BTreeMap<Ipv4Net, BTreeSet<Ipv4Addr>>,
+    surplus: Surplus,
 ) -> Result<Vec<String>, IpHelperError> {
-    let Changes { add, remove, mut problems } = changes(desired, metric, &ip.adapters()?, &ip.routes()?);
+    let Changes { add, mut remove, mut problems } = changes(desired, metric, &ip.adapters()?, &ip.routes()?);
+    let is_desired = |net: &IpNet| matches!(net, IpNet::V4(net) if desired.contains_key(net));
+    remove.retain(|route| surplus == Surplus::Goes || is_desired(&route.destination));
     // Additions come first: a changed next hop leaves no gap.
     for route in add {
         match ip.add_route(&route) {
@@ -64,6 +76,16 @@ pub(crate) fn sync(
     Ok(problems)
 }
 
+/// Removes all routes with a metric. Returns how many there were.
+///
+/// # Errors
+/// The machine does not answer, or refuses it.
+pub(crate) fn remove_all(ip: &dyn IpHelper, metric: u32) -> Result<usize, IpHelperError> {
+    let routes: Vec<IpRoute> = ip.routes()?.into_iter().filter(|route| route.metric == metric).collect();
+    routes.iter().try_for_each(|route| ip.delete_route(route))?;
+    Ok(routes.len())
+}
+
 fn changes(
     desired: &BTreeMap<Ipv4Net, BTreeSet<Ipv4Addr>>,
     metric: u32,
@@ -74,16 +96,14 @@ fn changes(
     let mut kept: Vec<&IpRoute> = Vec::new();
     for (destination, router) in desired.iter().flat_map(|(net, hops)| hops.iter().map(move |hop| (net, hop)))
     {
-        let leads_there =
-            |adapter: &&Adapter| adapter.is_up && usable(adapter).any(|own| own.contains(router));
-        let Some(adapter) = adapters.iter().find(leads_there) else {
+        let Some(interface) = interface_to(*router, adapters, routes) else {
             changes
                 .problems
                 .push(format!("no adapter is in the network of {router}, the next hop to {destination}"));
             continue;
         };
         let route = IpRoute {
-            interface: adapter.index,
+            interface,
             destination: IpNet::V4(*destination),
             next_hop: IpAddr::V4(*router),
             metric,
@@ -108,6 +128,19 @@ fn changes(
     let is_outdated = |route: &&IpRoute| route.metric == metric && !kept.contains(route);
     changes.remove = routes.iter().filter(is_outdated).cloned().collect();
     changes
+}
+
+/// The adapter on whose link the router is: by the network of an address, or by a route.
+fn interface_to(router: Ipv4Addr, adapters: &[Adapter], routes: &[IpRoute]) -> Option<u32> {
+    let up = || adapters.iter().filter(|adapter| adapter.is_up);
+    let by_network = || up().find(|adapter| usable(adapter).any(|own| own.contains(&router)));
+    let on_link = |route: &&IpRoute| {
+        route.next_hop.is_unspecified() && route.destination.prefix_len() > 0 && !is_of_agent(route.metric)
+    };
+    let mut by_route =
+        routes.iter().filter(on_link).filter(|it| it.destination.contains(&IpAddr::V4(router)));
+    let mut of_route = || by_route.find(|route| up().any(|adapter| adapter.index == route.interface));
+    by_network().map(|adapter| adapter.index).or_else(|| of_route().map(|route| route.interface))
 }
 
 /// The routes to other nodes in the node's network, and conditions about those that need an overlay.

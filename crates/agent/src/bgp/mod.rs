@@ -1,94 +1,84 @@
-//! The BGP speaker of a node. Only Linux nodes run one.
+//! The BGP speaker of a node. Windows nodes run one only with a network that takes packets without encapsulation.
 
-#[cfg(target_os = "linux")]
 mod cluster;
-#[cfg(target_os = "linux")]
 mod passwords;
-#[cfg(target_os = "linux")]
 mod runner;
-#[cfg(target_os = "linux")]
 mod shown;
-#[cfg(target_os = "linux")]
 mod why;
 
 use tokio::sync::oneshot;
+use tortie_dataplane::LearnedRouteTable;
+use tortie_windows::Host;
 
-use crate::control::Outcome;
-use crate::{AgentError, Platform};
-
-#[cfg(target_os = "linux")]
 pub use self::cluster::KINDS;
-#[cfg(target_os = "linux")]
 pub(crate) use self::runner::run;
-#[cfg(target_os = "linux")]
-use tortie_linux::LearnedRoutes;
+use crate::control::Outcome;
+use crate::{AgentError, Platform, WindowsNetwork};
 
 /// A question of an operator.
 pub(crate) enum BgpQuestion {
     Peers,
     Routes,
-    Why(
-        #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "nobody there answers"))]
-        ipnet::IpNet,
-    ),
+    Why(ipnet::IpNet),
 }
 
 /// A question, and where its answer goes.
 pub(crate) type Asked = (BgpQuestion, oneshot::Sender<Outcome>);
 
-/// Opens the kernel's routes for a speaker. Without a speaker, routes that an earlier one has left are removed.
+/// Opens the system's routes for a speaker. Without a speaker, routes that an earlier one has left are removed.
 ///
 /// # Errors
-/// The node cannot run a speaker, or the kernel refuses.
-#[cfg(target_os = "linux")]
+/// The node cannot run a speaker, or the system refuses.
 pub(crate) fn prepare(
     node: &str,
     is_wanted: bool,
     platform: &Platform,
-) -> Result<Option<LearnedRoutes>, AgentError> {
-    let Platform::Linux = platform else { return refuse(node, is_wanted).map(|()| None) };
+) -> Result<Option<Box<dyn LearnedRouteTable>>, AgentError> {
+    match platform {
+        #[cfg(target_os = "linux")]
+        Platform::Linux => on_linux(is_wanted),
+        Platform::Windows { host, network: WindowsNetwork::L2Bridge, .. } => on_windows(host, is_wanted),
+        Platform::Windows { host, network: WindowsNetwork::Overlay, .. } if !is_wanted => {
+            on_windows(host, false)
+        }
+        Platform::Windows { .. } => refuse(
+            node,
+            "a Windows node runs a BGP speaker with a network of type L2Bridge only; add --windows-network l2bridge \
+             (TORTIE_WINDOWS_NETWORK), or remove --bgp (TORTIE_BGP)",
+        ),
+        Platform::Other { .. } if is_wanted => {
+            refuse(node, "it runs no BGP speaker; remove --bgp (TORTIE_BGP)")
+        }
+        Platform::Other { .. } => Ok(None),
+    }
+}
+
+fn refuse<T>(node: &str, problem: &str) -> Result<T, AgentError> {
+    Err(AgentError::Node { node: node.to_owned(), problem: problem.to_owned() })
+}
+
+#[cfg(target_os = "linux")]
+fn on_linux(is_wanted: bool) -> Result<Option<Box<dyn LearnedRouteTable>>, AgentError> {
     let failed = |error| AgentError::system("the routes of BGP", error);
-    let learned = LearnedRoutes::open().map_err(failed)?;
+    let learned = tortie_linux::LearnedRoutes::open().map_err(failed)?;
     if is_wanted {
-        return Ok(Some(learned));
+        return Ok(Some(Box::new(learned)));
     }
-    let removed = learned.remove_all().map_err(failed)?;
-    if removed > 0 {
-        tracing::info!(removed, "this agent runs no BGP speaker; the routes of an earlier one are removed");
-    }
+    report_removed(learned.remove_all().map_err(failed)?);
     Ok(None)
 }
 
-/// What never exists where there is no speaker.
-#[cfg(not(target_os = "linux"))]
-pub(crate) enum LearnedRoutes {}
-
-#[cfg(not(target_os = "linux"))]
-pub(crate) fn prepare(
-    node: &str,
-    is_wanted: bool,
-    _: &Platform,
-) -> Result<Option<LearnedRoutes>, AgentError> {
-    refuse(node, is_wanted).map(|()| None)
+fn on_windows(host: &Host, is_wanted: bool) -> Result<Option<Box<dyn LearnedRouteTable>>, AgentError> {
+    let learned = tortie_windows::LearnedRoutes::new(host.clone());
+    if is_wanted {
+        return Ok(Some(Box::new(learned)));
+    }
+    report_removed(learned.remove_all().map_err(|error| AgentError::system("the routes of BGP", error))?);
+    Ok(None)
 }
 
-#[cfg(not(target_os = "linux"))]
-pub(crate) async fn run(
-    _: std::sync::Arc<dyn tortie_store::Endpoints>,
-    _: String,
-    learned: LearnedRoutes,
-    _: tokio::sync::watch::Sender<Vec<tortie_dataplane::Condition>>,
-    _: tokio::sync::mpsc::Receiver<Asked>,
-) {
-    match learned {}
-}
-
-fn refuse(node: &str, is_wanted: bool) -> Result<(), AgentError> {
-    match is_wanted {
-        true => Err(AgentError::Node {
-            node: node.to_owned(),
-            problem: "only Linux nodes run a BGP speaker; remove --bgp (TORTIE_BGP)".to_owned(),
-        }),
-        false => Ok(()),
+fn report_removed(removed: usize) {
+    if removed > 0 {
+        tracing::info!(removed, "this agent runs no BGP speaker; the routes of an earlier one are removed");
     }
 }

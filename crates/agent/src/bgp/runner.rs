@@ -1,5 +1,5 @@
-//! Runs the BGP speaker of a Linux node: its configuration comes from the datastore, and the routes that it learns go
-//! into the kernel.
+//! Runs the BGP speaker of a node: its configuration comes from the datastore, and the routes that it learns go into the
+//! tables of the system.
 //!
 //! The speaker ends without a word to its peers, which keep its routes for the restart time, and the kernel keeps the
 //! learned ones. So a restart of the agent costs no packet (RFC 4724).
@@ -17,8 +17,7 @@ use tortie_bgp::calico::{Derived, Forwarding, forwarding};
 use tortie_bgp::fsm::State;
 use tortie_bgp::rib::{Chosen, OwnRoute, RouteChange, Why};
 use tortie_bgp::speaker::{Config, RouteEvent, Speaker, SpeakerStatus};
-use tortie_dataplane::{Condition, Reason};
-use tortie_linux::LearnedRoutes;
+use tortie_dataplane::{Condition, LearnedRouteTable, Reason};
 use tortie_store::Endpoints;
 
 use super::cluster::{self, Cluster};
@@ -41,7 +40,7 @@ const MAX_NAMED: usize = 10;
 pub(crate) async fn run(
     store: Arc<dyn Endpoints>,
     node: String,
-    learned: LearnedRoutes,
+    learned: Box<dyn LearnedRouteTable>,
     conditions: watch::Sender<Vec<Condition>>,
     mut asked: mpsc::Receiver<Asked>,
 ) {
@@ -100,7 +99,7 @@ struct Runner {
     passwords: Passwords,
     running: Option<Running>,
     /// `None` only while a thread uses it.
-    learned: Option<LearnedRoutes>,
+    learned: Option<Box<dyn LearnedRouteTable>>,
     /// What the speaker has chosen.
     chosen: BTreeMap<IpNet, Vec<Chosen>>,
     /// Next hops that the speaker does not use, because the node has no route to them.
@@ -120,7 +119,7 @@ struct Runner {
 }
 
 impl Runner {
-    fn new(node: &str, learned: LearnedRoutes, passwords: Passwords) -> Self {
+    fn new(node: &str, learned: Box<dyn LearnedRouteTable>, passwords: Passwords) -> Self {
         Self {
             cluster: Cluster::new(node),
             passwords,
@@ -240,7 +239,7 @@ impl Runner {
                         self.forward(prefix);
                     }
                 }
-                RouteEvent::Complete => self.learned.iter_mut().for_each(LearnedRoutes::complete),
+                RouteEvent::Complete => self.learned.iter_mut().for_each(|learned| learned.complete()),
             }
             let Some(next) = self.running.as_mut().and_then(|running| running.events.try_recv().ok()) else {
                 break;
@@ -316,11 +315,11 @@ impl Runner {
     /// Uses the kernel's routes on a thread that may wait. `None` only after a panic.
     async fn in_kernel<T: Send + 'static>(
         &mut self,
-        work: impl FnOnce(&mut LearnedRoutes) -> T + Send + 'static,
+        work: impl FnOnce(&mut dyn LearnedRouteTable) -> T + Send + 'static,
     ) -> Option<T> {
         let mut learned = self.learned.take()?;
         let done = tokio::task::spawn_blocking(move || {
-            let result = work(&mut learned);
+            let result = work(&mut *learned);
             (learned, result)
         });
         match done.await {
@@ -389,7 +388,7 @@ impl Runner {
     }
 
     async fn explain(&mut self, prefix: IpNet, found: Why, status: &SpeakerStatus) -> Outcome {
-        let kernel = match self.in_kernel(move |learned| learned.kernel_routes(&prefix)).await {
+        let kernel = match self.in_kernel(move |learned| learned.routes_to(&prefix)).await {
             Some(Ok(kernel)) => kernel,
             Some(Err(error)) => return Outcome::Failed(error.to_string()),
             None => return Outcome::Failed("the kernel's routes cannot be read".to_owned()),
@@ -403,7 +402,7 @@ impl Runner {
 
 /// The configuration without what this system cannot do: addresses of IPv6, if it is switched off.
 fn usable(mut config: Config) -> Config {
-    if !std::path::Path::new("/proc/net/if_inet6").exists() {
+    if cfg!(target_os = "linux") && !std::path::Path::new("/proc/net/if_inet6").exists() {
         config.listen.retain(SocketAddr::is_ipv4);
     }
     config

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use tortie_bgp::calico::Forwarding;
 use tortie_bgp::codec::Origin;
 use tortie_bgp::rib::{CandidateRoute, NotAdvertised, NotUsable, PeerId, RouteOutcome, Step, Why};
-use tortie_linux::KernelRoutes;
+use tortie_dataplane::SystemRoutes;
 
 use super::shown::shown_route;
 use crate::control::{BgpAdvertised, BgpCandidate, BgpInKernel, BgpOutcome, BgpWhy};
@@ -121,11 +121,11 @@ fn not_advertised(reason: &NotAdvertised) -> String {
 pub(super) fn in_kernel<'a>(
     prefix: &IpNet,
     forwarding: &Forwarding,
-    kernel: &KernelRoutes,
+    kernel: &SystemRoutes,
     unreachable: impl Fn(&IpAddr) -> bool,
     mut problems: impl Iterator<Item = &'a String>,
 ) -> BgpInKernel {
-    let route = kernel.learned.as_ref().map(ToString::to_string);
+    let route = kernel.learned.clone();
     let reason = match forwarding {
         Forwarding::Nothing(reason) => Some(reason.to_string()),
         Forwarding::Via(_) if route.is_some() => None,
@@ -138,26 +138,24 @@ pub(super) fn in_kernel<'a>(
             Some(problem.unwrap_or_else(|| "the agent has not written it yet; ask again".to_owned()))
         }
     };
-    BgpInKernel { route, reason, others: kernel.others.iter().map(ToString::to_string).collect() }
+    BgpInKernel { route, reason, others: kernel.others.clone() }
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use tortie_bgp::calico::NotForwarded;
-    use tortie_kernel::route::Route;
-
     use super::*;
+    use tortie_bgp::calico::NotForwarded;
 
     #[test]
     fn the_kernel_has_a_route_or_a_reason() {
         let prefix: IpNet = "10.1.0.0/16".parse().unwrap();
         let hop: IpAddr = "192.0.2.1".parse().unwrap();
         let via = Forwarding::Via([hop].into());
-        let learned = Route::via(prefix, hop, 2, 85);
-        let empty = KernelRoutes { learned: None, others: Vec::new() };
-        let there = KernelRoutes { learned: Some(learned.clone()), ..empty.clone() };
-        let foreign = KernelRoutes { others: vec![Route::via(prefix, hop, 2, 4)], ..empty.clone() };
+        let learned = format!("route to {prefix} via {hop}");
+        let empty = SystemRoutes::default();
+        let there = SystemRoutes { learned: Some(learned.clone()), ..empty.clone() };
+        let foreign = SystemRoutes { others: vec!["another one".to_owned()], ..empty.clone() };
         let problem = format!("the foreign route X occupies the place of {learned}; Tortie leaves it alone");
         let own = Forwarding::Nothing(NotForwarded::Own);
         for (forwarding, kernel, is_unreachable, problems, expected) in [

@@ -111,7 +111,7 @@ struct BgpNode<'a> {
     as_number: u32,
     cluster_id: Option<&'a str>,
     port: u16,
-    is_windows: bool,
+    takes_plain_packets: bool,
 }
 
 impl BgpNode<'_> {
@@ -206,7 +206,7 @@ fn member<'a>(
         as_number: number.flatten().unwrap_or(default_as),
         cluster_id: annotation(CLUSTER_ID),
         port: settings.port(&metadata.name),
-        is_windows: node.is_windows(),
+        takes_plain_packets: node.takes_plain_packets(),
     }
 }
 

@@ -63,8 +63,8 @@ impl<'a> Derivation<'a> {
         let restart =
             self.seconds(about(), "nodeMeshMaxRestartTime", self.all.node_mesh_max_restart_time.as_deref());
         let (me, members) = (self.me, self.members);
-        // Windows nodes run no speaker.
-        let is_in = |other: &&BgpNode<'_>| other.cluster_id.is_none() && !other.is_windows;
+        // Windows nodes with an overlay network run no speaker.
+        let is_in = |other: &&BgpNode<'_>| other.cluster_id.is_none() && other.takes_plain_packets;
         for other in members.iter().filter(|other| other.name != me.name).filter(is_in) {
             for address in other.addresses() {
                 let Some(own) = me.address_like(address) else { continue };

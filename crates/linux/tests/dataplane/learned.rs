@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use tortie_dataplane::{AppliedRoutes, LearnedRouteTable};
 use tortie_kernel::interface_index;
 use tortie_kernel::route::{Address, Change, NextHop, Route, RouteSocket};
-use tortie_linux::{Applied, LearnedRoutes};
+use tortie_linux::LearnedRoutes;
 
 use crate::common::cluster::*;
 
@@ -66,20 +67,20 @@ fn several_next_hops_become_one_multipath_route() {
                 for (net, hops) in nets.into_iter().zip(hops(numbers)) {
                     routes.set(net, hops);
                 }
-                assert_eq!(routes.apply(&BTreeSet::new()).unwrap(), Applied::default(), "{numbers:?}");
+                assert_eq!(routes.apply(&BTreeSet::new()).unwrap(), AppliedRoutes::default(), "{numbers:?}");
                 let expected =
                     nets.into_iter().zip(hops(numbers)).map(|(net, hops)| (net, Vec::from_iter(hops)));
                 let expected: Vec<_> = expected.filter(|(_, hops)| !hops.is_empty()).collect();
                 assert_eq!(next_hops(), expected, "{numbers:?}");
                 let before = learned();
-                assert_eq!(routes.apply(&BTreeSet::new()).unwrap(), Applied::default());
+                assert_eq!(routes.apply(&BTreeSet::new()).unwrap(), AppliedRoutes::default());
                 assert_eq!(learned(), before, "{numbers:?}: there is nothing to do");
                 // What somebody else changes is repaired.
                 for route in before.iter().filter(|route| !route.others.is_empty()) {
                     let single = Route { others: Vec::new(), ..route.clone() };
                     socket.change(&Change::ReplaceRoute(single)).unwrap();
                 }
-                assert_eq!(routes.apply(&BTreeSet::new()).unwrap(), Applied::default());
+                assert_eq!(routes.apply(&BTreeSet::new()).unwrap(), AppliedRoutes::default());
                 assert_eq!(next_hops(), expected, "{numbers:?}: repaired");
             }
 
@@ -105,7 +106,7 @@ fn several_next_hops_become_one_multipath_route() {
             for (net, hop) in nets.into_iter().zip(["10.99.0.1", "fd99::1"]) {
                 routes.set(net, [hop.parse().unwrap()].into());
             }
-            assert_eq!(routes.apply(&BTreeSet::new()).unwrap(), Applied::default());
+            assert_eq!(routes.apply(&BTreeSet::new()).unwrap(), AppliedRoutes::default());
             let kept = socket.routes().unwrap().into_iter().filter(|route| route.protocol == 4).count();
             assert_eq!((kept, next_hops().len()), (2, 2), "{:?}", next_hops());
             assert!(routes.remove_all().unwrap() == 2 && next_hops().is_empty());
@@ -130,10 +131,14 @@ fn routes_of_both_families_are_written_once_and_found_again() {
             let mut routes = LearnedRoutes::open().unwrap();
             assert!(!routes.exist().unwrap());
             want(&mut routes, hops);
-            assert_eq!(routes.apply(&BTreeSet::new()).unwrap(), Applied::default());
+            assert_eq!(routes.apply(&BTreeSet::new()).unwrap(), AppliedRoutes::default());
             let written = learned();
             assert_eq!(written.iter().filter_map(|route| route.gateway).collect::<Vec<_>>(), hops);
-            assert_eq!(routes.apply(&BTreeSet::new()).unwrap(), Applied::default(), "there is nothing to do");
+            assert_eq!(
+                routes.apply(&BTreeSet::new()).unwrap(),
+                AppliedRoutes::default(),
+                "there is nothing to do"
+            );
             assert_eq!(learned(), written);
 
             // Another process takes them over, changes them in place, and removes what nobody wants.
@@ -141,13 +146,13 @@ fn routes_of_both_families_are_written_once_and_found_again() {
             assert!(routes.exist().unwrap());
             let others = [ip("172.31.0.3"), ip("fd31::3")];
             want(&mut routes, others);
-            assert_eq!(routes.apply(&BTreeSet::new()).unwrap(), Applied::default());
+            assert_eq!(routes.apply(&BTreeSet::new()).unwrap(), AppliedRoutes::default());
             assert_eq!(learned().iter().filter_map(|route| route.gateway).collect::<Vec<_>>(), others);
             nets.into_iter().for_each(|net| routes.set(net, BTreeSet::new()));
-            assert_eq!(routes.apply(&BTreeSet::new()).unwrap(), Applied::default());
+            assert_eq!(routes.apply(&BTreeSet::new()).unwrap(), AppliedRoutes::default());
             assert_eq!(learned().len(), 2, "the peers' routes are not complete");
             routes.complete();
-            assert_eq!(routes.apply(&BTreeSet::new()).unwrap(), Applied::default());
+            assert_eq!(routes.apply(&BTreeSet::new()).unwrap(), AppliedRoutes::default());
             assert_eq!(learned(), []);
         })
         .unwrap();

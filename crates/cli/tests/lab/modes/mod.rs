@@ -108,13 +108,16 @@ const BRIDGE_CROSS_SUBNET: Mode =
 const BRIDGE_DIRECT: Mode =
     Mode { name: "`--direct-routes`, L2Bridge", windows: [Way::Plain, NOT_A_NEIGHBOUR], ..DIRECT };
 
+const BRIDGE_BGP: Mode = Mode { name: "`--bgp`, L2Bridge", windows: [Way::Plain; 2], ..BGP };
+
 /// All modes, and the options of the lab that they need.
-const LABS: [(&[&str], &[Mode]); 5] = [
+const LABS: [(&[&str], &[Mode]); 6] = [
     (&[], &[ALWAYS, CROSS_SUBNET, STATIC]),
     (&["--bgp"], &[BGP]),
     (&["--direct-routes"], &[DIRECT]),
     (&["--l2bridge"], &[BRIDGE_CROSS_SUBNET, BRIDGE_STATIC]),
     (&["--l2bridge", "--direct-routes"], &[BRIDGE_DIRECT]),
+    (&["--l2bridge", "--bgp"], &[BRIDGE_BGP]),
 ];
 
 impl Mode {
@@ -150,6 +153,11 @@ fn networks_of_windows_nodes_without_overlay() {
 #[test]
 fn direct_routes_of_windows_nodes() {
     check(&LABS[4]);
+}
+
+#[test]
+fn bgp_of_windows_nodes() {
+    check(&LABS[5]);
 }
 
 fn check((options, modes): &(&[&str], &[Mode])) {
