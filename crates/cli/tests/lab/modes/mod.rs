@@ -3,6 +3,7 @@
 //!
 //! [`MODES`] says what works and why the rest does not. A cell that works against it fails the test, too.
 
+mod policy;
 mod probe;
 mod topology;
 
@@ -168,6 +169,9 @@ fn check((options, modes): &(&[&str], &[Mode])) {
         check_matrix(&cluster, mode);
         check_sizes(&cluster, mode);
         check_narrow_router(&cluster, mode);
+    }
+    if options.contains(&"--l2bridge") {
+        policy::check_policy(&cluster);
     }
     cluster.down();
 }

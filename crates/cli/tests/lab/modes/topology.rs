@@ -128,6 +128,17 @@ impl Cluster {
         }
     }
 
+    /// Applies a manifest.
+    pub(crate) fn apply(&self, file: &str, manifest: &str) {
+        self.lab.ok(&["apply", "-f", &self.lab.file(file, manifest)]);
+    }
+
+    /// A node as a client of pods.
+    pub(crate) fn node(&self, node: usize) -> Pod {
+        let netns = self.nodes[node].run(NetNs::current).unwrap().unwrap();
+        Pod { netns, addresses: vec![address(node, false).parse().unwrap()], mtu: 1500 }
+    }
+
     fn takes_plain_packets(&self, node: usize) -> bool {
         IS_LINUX[node] || self.has_bridges
     }
