@@ -66,11 +66,12 @@ impl Announced {
         node: &str,
         network: &PodNetwork,
         current: CurrentPodNetwork,
+        lease: Option<OwnLease>,
     ) -> Result<Self, AgentError> {
         let first = Tunnel::of(network).into_iter().collect();
-        let announced =
-            Self { first, methods: AddressMethods::default(), lease: None, pod_network: Some(current) };
-        annotate(store, node, &announced.first, announced.hns_network(), &announced.methods, None).await?;
+        let announced = Self { first, methods: AddressMethods::default(), lease, pod_network: Some(current) };
+        let hns_network = announced.hns_network();
+        annotate(store, node, &announced.first, hns_network, &announced.methods, lease.as_ref()).await?;
         Ok(announced)
     }
 
@@ -199,7 +200,8 @@ async fn annotate(
                     );
                     AgentError::Node { node: node.to_owned(), problem }
                 })?;
-            annotations.extend(lease.annotations(node, &announced));
+            let mac = tunnels.iter().find_map(|tunnel| tunnel.mac.as_deref());
+            annotations.extend(lease.annotations(node, mac, &announced));
         }
     }
     annotations.retain(|name, value| current[*name].as_str() != value.as_deref());

@@ -3,9 +3,11 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::str::FromStr;
 
+use ipnet::Ipv4Net;
 use serde_json::{Map, Value, json};
 use tortie_cni::{AddressSource, NetworkConfig};
 use tortie_deploy::{CNI_CONFIG_FILE, CNI_NETWORK, ChainedPlugins, cni_config};
@@ -59,6 +61,13 @@ impl CniIpam {
     /// The addresses of the network in `spec.podCIDRs` of the Node, as flannel's plugin configures it.
     pub(crate) fn host_local() -> Self {
         Self(Some(Map::from_iter([("type".to_owned(), json!("host-local"))])))
+    }
+
+    /// The addresses of a network from this one on.
+    pub(crate) fn host_local_from(subnet: Ipv4Net, first: Ipv4Addr) -> Self {
+        let ranges = json!([[{"subnet": subnet.to_string(), "rangeStart": first.to_string()}]]);
+        let section = [("type".to_owned(), json!("host-local")), ("ranges".to_owned(), ranges)];
+        Self(Some(Map::from_iter(section)))
     }
 
     /// Whether another section than that of [`host_local`](Self::host_local) was written.

@@ -16,7 +16,7 @@ use tortie_store::{Store, StoreError};
 
 use crate::cluster_network::cluster_network;
 use crate::unsupported::Unsupported;
-use crate::{AgentError, Extras, Platform};
+use crate::{AgentError, CniIpam, Extras, Platform, WindowsNetwork};
 
 /// What does not fit flannel.
 pub(crate) fn check(node: &str, extras: &Extras, platform: &Platform) -> Result<(), AgentError> {
@@ -38,9 +38,8 @@ pub(crate) fn check(node: &str, extras: &Extras, platform: &Platform) -> Result<
     match platform {
         #[cfg(target_os = "linux")]
         Platform::Linux => Ok(()),
-        Platform::Windows { .. } | Platform::Other { .. } => refuse(
-            "only agents of Linux nodes can take part in flannel; remove --flannel (TORTIE_FLANNEL), and run flanneld there",
-        ),
+        Platform::Windows { .. } => Ok(()),
+        Platform::Other { .. } => refuse("it cannot take part in flannel; remove --flannel (TORTIE_FLANNEL)"),
     }
 }
 
@@ -103,17 +102,48 @@ impl OwnLease {
         Ok(Self { subnet, vni })
     }
 
+    /// The network of a Windows node's pods, if its type can have the backend.
+    ///
+    /// # Errors
+    /// The type does not fit the pool of flannel's network.
+    pub(crate) fn windows_block(&self, node: &str, network: WindowsNetwork) -> Result<Ipv4Net, AgentError> {
+        let problem = match (self.vni, network) {
+            (Some(_), WindowsNetwork::Overlay) | (None, WindowsNetwork::L2Bridge) => return Ok(self.subnet),
+            (Some(_), WindowsNetwork::L2Bridge) => {
+                "flannel's IPPool has VXLAN, which a network of type L2Bridge has not: remove --windows-network l2bridge \
+                 (TORTIE_WINDOWS_NETWORK)"
+            }
+            (None, WindowsNetwork::Overlay) => {
+                "flannel's IPPool has no VXLAN (backend host-gw), and the node's network is an overlay: add --windows-network \
+                 l2bridge (TORTIE_WINDOWS_NETWORK)"
+            }
+        };
+        Err(AgentError::Node { node: node.to_owned(), problem: problem.to_owned() })
+    }
+
+    /// The addresses of a Windows node's pods: those of its network without the first two, which are gateways. kube-proxy uses the
+    /// second one, too.
+    pub(crate) fn windows_addresses(&self) -> CniIpam {
+        CniIpam::host_local_from(self.subnet, self.subnet.network().to_bits().saturating_add(3).into())
+    }
+
     /// The address of the node's tunnel, if it has one: daemons of flannel derive it from the network.
     pub(crate) fn tunnel_address(&self) -> Option<Ipv4Addr> {
         self.vni.map(|_| self.subnet.network())
     }
 
-    /// The annotations of a node with this address.
-    pub(crate) fn annotations(&self, node: &str, address: &str) -> BTreeMap<&'static str, Option<String>> {
+    /// The annotations of a node with this address. The MAC address of its tunnel is derived from its name, unless there is another
+    /// one.
+    pub(crate) fn annotations(
+        &self,
+        node: &str,
+        mac: Option<&str>,
+        address: &str,
+    ) -> BTreeMap<&'static str, Option<String>> {
         let (backend, data) = match self.vni {
             None => ("host-gw", "null".to_owned()),
             Some(vni) => {
-                let mac = vtep_mac(node, IpVersion::V4).to_string();
+                let mac = mac.map_or_else(|| vtep_mac(node, IpVersion::V4).to_string(), str::to_owned);
                 ("vxlan", json!({"VNI": vni, "VtepMAC": mac}).to_string())
             }
         };
@@ -129,10 +159,14 @@ impl OwnLease {
 }
 
 /// The annotations to take out of a Node whose agent has announced itself to flannel, and no longer does. Those of flanneld
-/// have another MAC address; with the backend host-gw, nobody can tell.
+/// have another MAC address than that which is derived from the name, or announced beside (Windows); with the backend host-gw, nobody
+/// can tell.
 pub(crate) fn stale_annotations(node: &str, current: &Value) -> BTreeMap<&'static str, Option<String>> {
-    let mac = vtep_mac(node, IpVersion::V4).to_string();
-    let is_own = current[Node::FLANNEL_DATA].as_str().is_some_and(|data| data.contains(&mac));
+    let derived = vtep_mac(node, IpVersion::V4).to_string();
+    let announced = current[Node::VXLAN_MAC].as_str().filter(|mac| !mac.is_empty());
+    let is_own = current[Node::FLANNEL_DATA]
+        .as_str()
+        .is_some_and(|data| data.contains(&derived) || announced.is_some_and(|mac| data.contains(mac)));
     let names = [Node::FLANNEL_MANAGED, Node::FLANNEL_BACKEND, Node::FLANNEL_DATA, Node::FLANNEL_ADDRESS];
     names.into_iter().filter(|_| is_own).map(|name| (name, None)).collect()
 }
@@ -184,7 +218,7 @@ mod tests {
                 tunnel,
                 "{mode}"
             );
-            let written = lease.annotations("n", "192.0.2.7");
+            let written = lease.annotations("n", None, "192.0.2.7");
             let written = |name: &str| written[name].clone().unwrap();
             assert_eq!(written(Node::FLANNEL_BACKEND), backend);
             assert_eq!(written(Node::FLANNEL_DATA), data);
@@ -203,6 +237,27 @@ mod tests {
         }
     }
 
+    #[tokio::test]
+    async fn the_network_of_a_windows_node_must_fit_the_backend() {
+        for (mode, fits, other, remedy) in [
+            (
+                "Always",
+                WindowsNetwork::Overlay,
+                WindowsNetwork::L2Bridge,
+                "remove --windows-network l2bridge",
+            ),
+            ("Never", WindowsNetwork::L2Bridge, WindowsNetwork::Overlay, "add --windows-network l2bridge"),
+        ] {
+            let lease = read(json!({"podCIDR": "10.244.7.0/24"}), Some(mode), None).await.unwrap();
+            assert_eq!(lease.windows_block("n", fits).unwrap().to_string(), "10.244.7.0/24");
+            let error = lease.windows_block("n", other).unwrap_err().to_string();
+            assert!(error.contains(remedy), "{error}");
+            let section = json!({"type": "host-local",
+                "ranges": [[{"subnet": "10.244.7.0/24", "rangeStart": "10.244.7.3"}]]});
+            assert_eq!(lease.windows_addresses(), section.to_string().parse().unwrap());
+        }
+    }
+
     #[test]
     fn only_own_annotations_are_stale() {
         let stale = |data: &str| stale_annotations("n", &json!({Node::FLANNEL_DATA: data})).len();
@@ -210,6 +265,12 @@ mod tests {
         assert_eq!(stale(r#"{"VNI":4096,"VtepMAC":"66:d1:85:4c:ae:88"}"#), 0);
         assert_eq!(stale("null"), 0);
         assert_eq!(stale_annotations("n", &Value::Null).len(), 0);
+        // HNS has chosen the MAC address of a Windows node.
+        let data = r#"{"VNI":4096,"VtepMAC":"00:15:5d:01:02:03"}"#;
+        for (mac, expected) in [("00:15:5d:01:02:03", 4), ("00:15:5d:01:02:04", 0), ("", 0)] {
+            let current = json!({Node::FLANNEL_DATA: data, Node::VXLAN_MAC: mac});
+            assert_eq!(stale_annotations("n", &current).len(), expected, "{mac:?}");
+        }
     }
 
     #[cfg(target_os = "linux")]

@@ -113,7 +113,7 @@ pub struct Extras {
     /// Whether pools without encapsulation get routes by way of the nodes themselves. Not with BGP, nor with the overlay network of a
     /// Windows node.
     pub direct_routes: bool,
-    /// Whether nodes announce the networks of their pods by flannel's annotations. Only Linux nodes can, and not with BGP.
+    /// Whether nodes announce the networks of their pods by flannel's annotations. Not with BGP.
     pub flannel: bool,
     /// Whether another CNI plugin connects the pods, and how the agent then recognises them.
     pub policy_only: Option<PolicyOnly>,
@@ -304,7 +304,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
     let ipam = Arc::new(ipam);
     let about = platform.about();
     let capabilities = platform.capabilities();
-    let Prepared { dataplane, wiring, announced } =
+    let Prepared { dataplane, wiring, announced, cni_ipam: of_flannel } =
         node::prepare(&*endpoints, &ipam, &node, platform, &extras).await?;
 
     let mut kinds = tortie_calc::kinds(dataplane.asks_for_services());
@@ -402,7 +402,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
         error = parts.ended() => return Err(error),
     }
     if let Some(folder) = &extras.cni_conf_dir {
-        let cni_ipam = if extras.flannel { &CniIpam::host_local() } else { &extras.cni_ipam };
+        let cni_ipam = of_flannel.as_ref().unwrap_or(&extras.cni_ipam);
         let preceding =
             cni_config::write(folder, &extras.cni_plugins, cni_ipam, &capabilities).map_err(|error| {
                 AgentError::system(format!("the CNI configuration in {}", folder.display()), error)

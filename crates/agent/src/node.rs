@@ -21,11 +21,12 @@ use tortie_windows::{
 
 use crate::announcement::Announced;
 use crate::cluster_network::cluster_network;
+use crate::flannel::OwnLease;
 #[cfg(target_os = "linux")]
 use crate::node_address::AddressMethods;
 use crate::policy_only::PolicyOnly;
 use crate::unsupported::LOCKED;
-use crate::{AgentError, Extras, Platform, WindowsNetwork};
+use crate::{AgentError, CniIpam, Extras, Platform, WindowsNetwork};
 
 /// The maximum delay before reading the Node again, or HNS is called again, while the agent starts.
 const MAX_START_DELAY: Duration = Duration::from_secs(1);
@@ -38,6 +39,8 @@ pub(crate) struct Prepared {
     pub(crate) wiring: Arc<dyn PodWiring>,
     /// What the agent must announce to the other nodes, if anything.
     pub(crate) announced: Option<Announced>,
+    /// In a cluster with flannel: where the pods' addresses come from.
+    pub(crate) cni_ipam: Option<CniIpam>,
 }
 
 /// The Node, once it exists: the cluster's API or its administrator creates it.
@@ -145,10 +148,12 @@ pub(crate) async fn prepare(
             let windows = WindowsNode { hcn, static_rules, host, services, network };
             match &extras.policy_only {
                 Some(policy_only) => Ok(policy_only_windows(policy_only, windows)),
-                None => prepare_windows(store, ipam, node, windows).await,
+                None => prepare_windows(store, ipam, node, windows, extras.flannel).await,
             }
         }
-        Platform::Other { dataplane, wiring } => Ok(Prepared { dataplane, wiring, announced: None }),
+        Platform::Other { dataplane, wiring } => {
+            Ok(Prepared { dataplane, wiring, announced: None, cni_ipam: None })
+        }
     }
 }
 
@@ -162,7 +167,8 @@ async fn prepare_linux(
     flannel: bool,
 ) -> Result<Prepared, AgentError> {
     let announced = Announced::on_linux(store, ipam, node, methods, flannel).await?;
-    open_linux(tortie_linux::dataplane::Config::default(), Some(announced))
+    let prepared = open_linux(tortie_linux::dataplane::Config::default(), Some(announced))?;
+    Ok(Prepared { cni_ipam: flannel.then(CniIpam::host_local), ..prepared })
 }
 
 /// The dataplane for pods that another plugin connects.
@@ -185,7 +191,7 @@ fn open_linux(
     let wiring = tortie_linux::wire::Wiring::open(&config).map_err(opened("preparing to connect pods"))?;
     let dataplane =
         tortie_linux::dataplane::Dataplane::open(config).map_err(opened("opening the dataplane"))?;
-    Ok(Prepared { dataplane: Box::new(dataplane), wiring: Arc::new(wiring), announced })
+    Ok(Prepared { dataplane: Box::new(dataplane), wiring: Arc::new(wiring), announced, cni_ipam: None })
 }
 
 /// The parts of [`Platform::Windows`].
@@ -205,7 +211,7 @@ fn policy_only_windows(policy_only: &PolicyOnly, windows: WindowsNode) -> Prepar
     let dataplane =
         dataplane.with_services(services).with_policy_only(tortie_windows::PolicyOnly { results });
     let wiring = Arc::new(WindowsWiring::new(hcn));
-    Prepared { dataplane: Box::new(dataplane), wiring, announced: None }
+    Prepared { dataplane: Box::new(dataplane), wiring, announced: None, cni_ipam: None }
 }
 
 /// Windows: the network is created from the node's block. On an overlay, its gateway is the tunnel address, and HNS chooses the MAC
@@ -215,10 +221,16 @@ async fn prepare_windows(
     ipam: &Ipam,
     node: &str,
     windows: WindowsNode,
+    flannel: bool,
 ) -> Result<Prepared, AgentError> {
     let WindowsNode { hcn, static_rules, host, services, network } = windows;
     let kind = network_kind(store, node, network).await?;
-    let mut blocks = ipam.ensure_blocks().await?.into_iter();
+    let lease = if flannel { Some(OwnLease::read(store, node).await?) } else { None };
+    let mut blocks = match &lease {
+        Some(lease) => vec![lease.windows_block(node, network)?],
+        None => ipam.ensure_blocks().await?,
+    }
+    .into_iter();
     let block = blocks.next().ok_or_else(|| IpamError::NoPool(format!("node {node}")))?;
     let others: Vec<Ipv4Net> = blocks.collect();
     let name = tortie_windows::NETWORK.to_owned();
@@ -254,8 +266,13 @@ async fn prepare_windows(
     let dataplane = dataplane.with_bridge(network == WindowsNetwork::L2Bridge);
     let dataplane = dataplane.with_static_rules(static_rules).with_services(services);
     let wiring = WindowsWiring::new(hcn).with_networks(dataplane.networks());
-    let announced = Announced::on_windows(store, node, &made, dataplane.current_network()).await?;
-    Ok(Prepared { dataplane: Box::new(dataplane), wiring: Arc::new(wiring), announced: Some(announced) })
+    let announced = Announced::on_windows(store, node, &made, dataplane.current_network(), lease).await?;
+    Ok(Prepared {
+        dataplane: Box::new(dataplane),
+        wiring: Arc::new(wiring),
+        announced: Some(announced),
+        cni_ipam: lease.map(|lease| lease.windows_addresses()),
+    })
 }
 
 /// The type of the network that the node must have.

@@ -1,4 +1,5 @@
-//! A node with Tortie's agent and a node with flannel's own daemon, on a real Kubernetes API.
+//! A node with Tortie's agent and a node with flannel's own daemon, on a real Kubernetes API. Tortie's runs Linux, or is a Windows node
+//! with an emulated HNS.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -9,6 +10,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tortie_hcn::{HcnExt, RemoteHcn};
 use tortie_kernel::namespace::NetNs;
 use tortie_kernel::route::{NewLink, NewLinkKind, Peer, RouteSocket};
 use tortie_servers::programs::{Program, can_run};
@@ -22,7 +24,15 @@ const THEIRS: &str = "172.31.0.2";
 /// A pod of the other node, as flannel's plugin connects it.
 const THEIR_POD: Ipv4Addr = Ipv4Addr::new(10, 244, 2, 5);
 
+/// The system of Tortie's node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Os {
+    Linux,
+    Windows,
+}
+
 struct Nodes {
+    os: Os,
     api: KubeApi,
     folder: TempDir,
     ours: NetNs,
@@ -32,7 +42,7 @@ struct Nodes {
 }
 
 impl Nodes {
-    fn new(vxlan_mode: &str, backend: &Value) -> Self {
+    fn new(os: Os, vxlan_mode: &str, backend: &Value) -> Self {
         let api = KubeApi::start(&KubeOptions::default()).unwrap();
         api.create_definitions().unwrap();
         let spec = json!({
@@ -44,7 +54,12 @@ impl Nodes {
         api.apply(&pool.to_string()).unwrap();
         for (node, subnet) in [("ours", "10.244.1.0/24"), ("theirs", "10.244.2.0/24")] {
             let spec = json!({"podCIDR": subnet, "podCIDRs": [subnet]});
-            let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}, "spec": spec});
+            let metadata = match (os, node) {
+                (Os::Windows, "ours") => json!({"name": node, "labels": {"kubernetes.io/os": "windows"},
+                    "annotations": {"projectcalico.org/IPv4Address": format!("{OURS}/24")}}),
+                _ => json!({"name": node}),
+            };
+            let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": spec});
             api.apply(&node.to_string()).unwrap();
         }
         let [ours, theirs, their_pod] = std::array::from_fn(|_| NetNs::create().unwrap());
@@ -79,9 +94,12 @@ impl Nodes {
         let folder = tempfile::tempdir().unwrap();
         let net_conf = json!({"Network": "10.244.0.0/16", "Backend": backend});
         std::fs::write(folder.path().join("net-conf.json"), net_conf.to_string()).unwrap();
-        let mut nodes = Self { api, folder, ours, theirs, their_pod, children: Vec::new() };
+        let mut nodes = Self { os, api, folder, ours, theirs, their_pod, children: Vec::new() };
         nodes.start_flanneld();
-        nodes.start_agent();
+        if os == Os::Windows {
+            nodes.start_hns();
+        }
+        nodes.start_agent(vxlan_mode);
         nodes
     }
 
@@ -98,11 +116,26 @@ impl Nodes {
         self.start("flanneld", command);
     }
 
-    fn start_agent(&mut self) {
+    fn start_hns(&mut self) {
+        let program = self.path("tortie-hns");
+        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_tortie"), &program).unwrap();
+        let mut command = Command::new(program);
+        command.arg(self.path("hns.sock")).arg(OURS);
+        self.start("hns", command);
+        until("the emulated HNS", || Path::new(&self.path("hns.sock")).exists());
+    }
+
+    fn start_agent(&mut self, vxlan_mode: &str) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tortie"));
         let store = format!("kubernetes:{}", self.api.kubeconfig().display());
         command.args(["agent", "--node", "ours", "--flannel", "--store", &store]);
-        command.args(["--ip-autodetection-method", "interface=eth0"]);
+        match self.os {
+            Os::Linux => drop(command.args(["--ip-autodetection-method", "interface=eth0"])),
+            Os::Windows => {
+                let network = if vxlan_mode == "Never" { "l2bridge" } else { "overlay" };
+                command.args(["--hcn-socket", &self.path("hns.sock"), "--windows-network", network]);
+            }
+        }
         for (flag, file) in [
             ("--cni-socket", "agent.sock"),
             ("--control-socket", "control.sock"),
@@ -117,7 +150,7 @@ impl Nodes {
     fn start(&mut self, name: &str, mut command: Command) {
         let log = std::fs::File::create(self.path(name)).unwrap();
         command.stdout(log.try_clone().unwrap()).stderr(log);
-        let namespace = if name == "agent" { &self.ours } else { &self.theirs };
+        let namespace = if name == "flanneld" { &self.theirs } else { &self.ours };
         self.children.push(namespace.run(|| command.spawn().unwrap()).unwrap());
     }
 
@@ -131,7 +164,12 @@ impl Nodes {
         let file = self.path("net.d/00-tortie.conflist");
         until("the network configuration", || Path::new(&file).exists());
         let list: Value = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
-        assert_eq!(list["plugins"][0]["ipam"], json!({"type": "host-local"}));
+        let ipam = match self.os {
+            Os::Linux => json!({"type": "host-local"}),
+            Os::Windows => json!({"type": "host-local",
+                "ranges": [[{"subnet": "10.244.1.0/24", "rangeStart": "10.244.1.3"}]]}),
+        };
+        assert_eq!(list["plugins"][0]["ipam"], ipam);
         let mut config = list["plugins"][0].clone();
         config["cniVersion"] = list["cniVersion"].clone();
         config["name"] = list["name"].clone();
@@ -139,12 +177,13 @@ impl Nodes {
         config["ipam"]["dataDir"] = json!(self.path("addresses"));
         let (netns, path, bin) = (NetNs::create().unwrap(), self.path(name), self.path("tortie-cni"));
         netns.bind_to(Path::new(&path)).unwrap();
+        let compartment = (self.os == Os::Windows).then(|| self.compartment(&path));
         let _ = std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_tortie"), &bin);
         let mut command = Command::new(&bin);
         command.env_clear().env("CNI_PATH", "/usr/lib/cni").envs([
             ("CNI_COMMAND", "ADD"),
             ("CNI_CONTAINERID", name),
-            ("CNI_NETNS", &path),
+            ("CNI_NETNS", compartment.as_deref().unwrap_or(&path)),
             ("CNI_IFNAME", "eth0"),
         ]);
         command.env("CNI_ARGS", format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME={name}"));
@@ -155,6 +194,15 @@ impl Nodes {
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success(), "{text}");
         (netns, address(&serde_json::from_str(&text).unwrap()))
+    }
+
+    /// An HCN namespace whose container is in the network namespace.
+    fn compartment(&self, path: &str) -> String {
+        let address = tortie_hcn::Address::Unix(self.path("hns.sock").into());
+        let hns = RemoteHcn::new(address, Duration::from_secs(30));
+        let namespace = hns.create_namespace(&Default::default()).unwrap();
+        tortie_hns_emulator::bind_compartment(&hns, namespace, Some(Path::new(path))).unwrap();
+        namespace.to_string()
     }
 
     fn annotations(&self, node: &str) -> Value {
@@ -170,7 +218,7 @@ impl Drop for Nodes {
             let _ = child.wait();
         }
         if std::thread::panicking() {
-            for name in ["agent", "flanneld"] {
+            for name in ["agent", "flanneld", "hns"] {
                 let log = std::fs::read_to_string(self.path(name)).unwrap_or_default();
                 let _ = std::io::stderr().write_all(log.as_bytes());
             }
@@ -236,11 +284,11 @@ fn reaches(from: &NetNs, to: &NetNs, address: Ipv4Addr) -> Option<IpAddr> {
 }
 
 /// Pods of both nodes reach each other, with their own addresses.
-fn pods_reach_each_other(vxlan_mode: &str, backend: &Value) -> Option<Nodes> {
+fn pods_reach_each_other(os: Os, vxlan_mode: &str, backend: &Value) -> Option<Nodes> {
     if !can_run(&[Program::Etcd, Program::Kube, Program::Flanneld]) {
         return None;
     }
-    let nodes = Nodes::new(vxlan_mode, backend);
+    let nodes = Nodes::new(os, vxlan_mode, backend);
     let (pod, own) = nodes.add_pod("p");
     assert!(own.to_string().starts_with("10.244.1."), "{own}");
     until("a connection to flannel's pod", || reaches(&pod, &nodes.their_pod, THEIR_POD) == Some(own.into()));
@@ -259,7 +307,7 @@ fn pods_reach_each_other(vxlan_mode: &str, backend: &Value) -> Option<Nodes> {
 #[ignore = "flanneld takes minutes to build: cargo xtask e2e flannel"]
 fn pods_of_tortie_and_flannel_reach_each_other_by_vxlan() {
     let backend = json!({"Type": "vxlan", "VNI": 4096, "Port": 4789});
-    let Some(nodes) = pods_reach_each_other("Always", &backend) else { return };
+    let Some(nodes) = pods_reach_each_other(Os::Linux, "Always", &backend) else { return };
     let routes = output_of(&nodes.ours, "ip", &["route"]);
     assert!(routes.contains("10.244.2.0/24 via 10.244.2.0 dev vxlan.calico"), "{routes}");
     // The node itself uses the address of its tunnel.
@@ -274,9 +322,39 @@ fn pods_of_tortie_and_flannel_reach_each_other_by_vxlan() {
 #[test]
 #[ignore = "flanneld takes minutes to build: cargo xtask e2e flannel"]
 fn pods_of_tortie_and_flannel_reach_each_other_by_way_of_the_nodes() {
-    let Some(nodes) = pods_reach_each_other("Never", &json!({"Type": "host-gw"})) else { return };
+    let Some(nodes) = pods_reach_each_other(Os::Linux, "Never", &json!({"Type": "host-gw"})) else { return };
     let routes = output_of(&nodes.ours, "ip", &["route"]);
     assert!(routes.contains(&format!("10.244.2.0/24 via {THEIRS} dev eth0")), "{routes}");
+}
+
+#[test]
+#[ignore = "flanneld takes minutes to build: cargo xtask e2e flannel"]
+fn pods_of_a_windows_node_and_flannel_reach_each_other_by_vxlan() {
+    let backend = json!({"Type": "vxlan", "VNI": 4096, "Port": 4789});
+    let Some(nodes) = pods_reach_each_other(Os::Windows, "Always", &backend) else { return };
+    let annotations = nodes.annotations("ours");
+    let data: Value =
+        serde_json::from_str(annotations["flannel.alpha.coreos.com/backend-data"].as_str().unwrap()).unwrap();
+    let mac = data["VtepMAC"].as_str().unwrap();
+    assert!(mac.to_lowercase().starts_with("00:15:5d:"), "that of the network: {mac}");
+    assert_eq!(annotations["projectcalico.org/VXLANTunnelMACAddr"], mac);
+    nodes.api.kubectl(&["delete", "node", "theirs"]).unwrap();
+    let (pod, _) = nodes.add_pod("q");
+    until("flannel's pod is out of reach", || reaches(&pod, &nodes.their_pod, THEIR_POD).is_none());
+}
+
+#[test]
+#[ignore = "flanneld takes minutes to build: cargo xtask e2e flannel"]
+fn pods_of_a_windows_node_and_flannel_reach_each_other_by_way_of_the_nodes() {
+    let Some(nodes) = pods_reach_each_other(Os::Windows, "Never", &json!({"Type": "host-gw"})) else {
+        return;
+    };
+    let routes = output_of(&nodes.ours, "ip", &["route"]);
+    assert!(routes.contains(&format!("10.244.2.0/24 via {THEIRS} dev eth0")), "{routes}");
+    nodes.api.kubectl(&["delete", "node", "theirs"]).unwrap();
+    until("the route to a deleted node is gone", || {
+        !output_of(&nodes.ours, "ip", &["route"]).contains("10.244.2.0/24")
+    });
 }
 
 /// The usual VNI of flannel on Linux is 1, and Windows nodes need at least 4096.
@@ -286,7 +364,7 @@ fn another_vni_is_reported() {
     if !can_run(&[Program::Etcd, Program::Kube, Program::Flanneld]) {
         return;
     }
-    let nodes = Nodes::new("Always", &json!({"Type": "vxlan", "Port": 4789}));
+    let nodes = Nodes::new(Os::Linux, "Always", &json!({"Type": "vxlan", "Port": 4789}));
     let report =
         || nodes.api.kubectl(&["get", "nodereports.tortie.io", "ours", "-o", "json"]).unwrap_or_default();
     until("a condition that names both identifiers", || {
