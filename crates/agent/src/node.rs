@@ -16,7 +16,7 @@ use tortie_store::backoff::{Backoff, random_seed};
 use tortie_store::{Endpoints, Store, StoreError};
 use tortie_windows::{
     Error, Host, NetworkKind, NetworkSpec, StaticRules, WindowsDataplane, WindowsWiring, ensure_network_on,
-    existing_network,
+    existing_network, release_anchor,
 };
 
 use crate::announcement::Announced;
@@ -262,6 +262,14 @@ async fn prepare_windows(
             Err(error) => return Err(AgentError::system("making the network of the pods", error)),
         }
     };
+    let asked = hcn.clone();
+    let released = tokio::task::spawn_blocking(move || release_anchor(&asked)).await;
+    match released.map_err(|error| AgentError::system("removing the network that kept the switch", error))? {
+        Ok(()) => {}
+        Err(error) => {
+            tracing::warn!(%error, "the network that kept the adapter's switch stays until the agent's next start")
+        }
+    }
     let dataplane = WindowsDataplane::new(hcn.clone()).with_host(host);
     let dataplane = dataplane.with_bridge(network == WindowsNetwork::L2Bridge);
     let dataplane = dataplane.with_static_rules(static_rules).with_services(services);

@@ -283,17 +283,39 @@ impl Hcn for Emulator {
                 return Err(failure);
             }
         };
+        let gone = gone_adapter(&before, &state, call);
         self.follow(&mut state, before)?;
+        if let (Some(host), Some(name)) = (&self.host, gone) {
+            drop(state);
+            host.give_back(&name);
+            return Ok(answer);
+        }
         if let (Some(host), Call::Create { kind: Kind::Network, .. }) = (&self.host, call) {
             let created = serde_json::from_str(&answer).ok().and_then(|id: Guid| state.networks.get(&id));
-            let named = created.iter().flat_map(|network| &network.policies);
-            let mut named = named.filter_map(|policy| policy.settings::<NetAdapterName>().ok().flatten());
-            let name = named.next().map(|named| named.network_adapter_name);
+            let name = created.and_then(|network| adapter(network));
             drop(state);
             host.take_over(name.as_deref(), self.config.provider_address);
         }
         Ok(answer)
     }
+}
+
+/// The adapter of a network that the call has deleted, if no other network is on it.
+fn gone_adapter(before: &State, now: &State, call: &Call) -> Option<String> {
+    let Call::Delete { kind: Kind::Network, id } = call else { return None };
+    let adapter = adapter(before.networks.get(id)?)?;
+    let is_used = now
+        .networks
+        .values()
+        .any(|network| self::adapter(network).is_some_and(|other| other.eq_ignore_ascii_case(&adapter)));
+    (!is_used).then_some(adapter)
+}
+
+/// The name of a network's adapter.
+fn adapter(network: &tortie_hcn::schema::Network) -> Option<String> {
+    let mut named =
+        network.policies.iter().filter_map(|policy| policy.settings::<NetAdapterName>().ok().flatten());
+    named.next().map(|named| named.network_adapter_name)
 }
 
 fn read(state: &State, call: &Call, config: &Config) -> Result<String, Failure> {

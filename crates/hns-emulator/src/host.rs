@@ -73,6 +73,11 @@ impl EmulatedHost {
         }
     }
 
+    /// The last network on an adapter has gone.
+    pub(crate) fn give_back(&self, name: &str) {
+        self.change(|state| state.give_back(name));
+    }
+
     fn state(&self) -> MutexGuard<'_, HostState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -85,7 +90,35 @@ impl EmulatedHost {
 }
 
 impl HostState {
+    /// The adapter of the system on the switch of a physical adapter.
+    fn switched(&self, name: &str) -> Option<&Adapter> {
+        self.adapters.iter().find(|adapter| adapter.name.eq_ignore_ascii_case(&switch_name(name)))
+    }
+
+    /// The addresses move to the physical adapter, and routes are forgotten as in [`take_over`](Self::take_over).
+    fn give_back(&mut self, name: &str) {
+        let Some(switched) = self.switched(name).cloned() else { return };
+        let settled = self.unsettled.take().filter(|(index, ..)| *index == switched.index);
+        let addresses = settled.map_or(switched.addresses, |(_, addresses, _)| addresses);
+        self.adapters.retain(|adapter| adapter.index != switched.index);
+        let is_physical = |adapter: &&mut Adapter| adapter.name.eq_ignore_ascii_case(name);
+        let Some(physical) = self.adapters.iter_mut().find(is_physical) else { return };
+        physical.addresses = addresses;
+        let index = physical.index;
+        self.routes.retain_mut(|route| {
+            let stays = route.interface != switched.index || comes_back(route);
+            if route.interface == switched.index {
+                route.interface = index;
+            }
+            stays
+        });
+    }
+
     fn take_over(&mut self, name: Option<&str>, provider: Ipv4Addr) -> bool {
+        // A further network uses the switch that is there.
+        if name.is_some_and(|name| self.switched(name).is_some()) {
+            return false;
+        }
         let is_meant = |adapter: &&mut Adapter| match name {
             Some(name) => adapter.name.eq_ignore_ascii_case(name),
             None => adapter.addresses.iter().any(|own| own.addr() == IpAddr::V4(provider)),
@@ -96,7 +129,7 @@ impl HostState {
         let stopgap = Ipv4Net::new_assert(Ipv4Addr::new(169, 254, 77, 1), 16);
         let switched = Adapter {
             index,
-            name: format!("vEthernet ({})", adapter.name),
+            name: switch_name(&adapter.name),
             addresses: vec![stopgap.into()],
             ..adapter.clone()
         };
@@ -104,13 +137,22 @@ impl HostState {
         let (of_adapter, others): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.routes).into_iter().partition(|route| route.interface == physical);
         self.routes = others;
-        let comes_back = |route: &IpRoute| route.is_own || route.destination.prefix_len() == 0;
         let back =
             of_adapter.into_iter().filter(comes_back).map(|route| IpRoute { interface: index, ..route });
         self.unsettled = Some((index, addresses, back.collect()));
         self.adapters.push(switched);
         true
     }
+}
+
+/// The name of the system's adapter on the switch of a physical one.
+fn switch_name(physical: &str) -> String {
+    format!("vEthernet ({physical})")
+}
+
+/// Whether the system makes the route again.
+fn comes_back(route: &IpRoute) -> bool {
+    route.is_own || route.destination.prefix_len() == 0
 }
 
 impl IpHelper for EmulatedHost {

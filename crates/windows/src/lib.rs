@@ -11,6 +11,7 @@
 mod acl;
 mod acl_reconciler;
 mod adapter;
+mod anchor;
 mod backoff;
 mod bridge;
 mod cost;
@@ -39,6 +40,7 @@ mod vxlan_rule;
 mod wiring;
 
 pub use adapter::{AdapterSelector, AdapterSelectorError};
+pub use anchor::release_anchor;
 pub use cost::{Because, Cost, CostModel, Costing, PolicyCost, RuleCost, RuleCounts, Saving, Tally};
 pub use dataplane::{Clock, WindowsDataplane};
 pub use endpoint::endpoint_id;

@@ -14,7 +14,7 @@ use tortie_hcn::{Class, Feature, Guid, Hcn, HcnExt};
 use tracing::{info, warn};
 
 use crate::host::Host;
-use crate::{Error, bridge};
+use crate::{Error, anchor, bridge};
 
 /// The longest prefix of a subnet: it needs an address besides its own, its gateway and its broadcast address.
 const LONGEST_PREFIX: u8 = 30;
@@ -164,8 +164,11 @@ pub fn ensure_network_on(
                 if let Some(own) = own {
                     bridge::remove(hcn, own)?;
                 }
+                anchor::hold(hcn, &network, spec.kind)?;
                 hcn.delete_network(network.id)?;
-                create(hcn, spec)?
+                let made = create(hcn, spec)?;
+                anchor::release_anchor(hcn)?;
+                made
             }
         },
         None => create(hcn, spec)?,
@@ -282,7 +285,7 @@ fn create(hcn: &(impl Hcn + ?Sized), spec: &NetworkSpec) -> Result<Network, Erro
     Ok(hcn.network(id)?)
 }
 
-fn document(spec: &NetworkSpec) -> Network {
+pub(crate) fn document(spec: &NetworkSpec) -> Network {
     let mut policies = match spec.kind {
         NetworkKind::Overlay { .. } => vec![Policy::of(&HostRoute::default())],
         NetworkKind::L2Bridge => vec![],
@@ -337,7 +340,7 @@ pub fn adapter_of(network: &Network) -> Result<String, Error> {
     })
 }
 
-fn named_adapter(network: &Network) -> Option<String> {
+pub(crate) fn named_adapter(network: &Network) -> Option<String> {
     let mut named =
         network.policies.iter().filter_map(|policy| policy.settings::<NetAdapterName>().ok().flatten());
     Some(named.find(|named| !named.network_adapter_name.is_empty())?.network_adapter_name)

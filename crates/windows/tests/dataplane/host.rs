@@ -14,12 +14,12 @@ use tortie_api::calico::FelixConfigurationSpec;
 use tortie_api::net::{Direction, Protocol};
 use tortie_dataplane::{Condition, Dataplane, Delta, Reason, Report, Settings};
 use tortie_hcn::schema::{NetAdapterName, OutBoundNat};
-use tortie_hcn::{Adapter, Call, Hcn, HcnExt, IpHelper, IpRoute, Kind};
+use tortie_hcn::{Adapter, Call, Failure, HResult, Hcn, HcnExt, IpHelper, IpRoute, Kind};
 use tortie_hns_emulator::{Config, EmulatedHost, Emulator, Recorder};
 use tortie_policy::program::{EndpointProgram, Flow};
 use tortie_windows::{
     Host, HostRoutes, NETWORK, NetworkKind, NetworkSpec, WindowsDataplane, adapter_of, ensure_network,
-    ensure_network_on,
+    ensure_network_on, release_anchor,
 };
 
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(172, 16, 0, 254);
@@ -405,6 +405,58 @@ fn a_later_process_brings_back_what_an_earlier_one_kept() {
     fs::remove_dir_all(folder).unwrap();
 }
 
+/// A build that refuses the network which keeps the switch.
+fn refuse_second_network(call: &Call) -> Option<Result<String, Failure>> {
+    let Call::Create { kind: Kind::Network, settings, .. } = call else { return None };
+    settings.contains("Tortie-anchor").then(|| Err(Failure::new(HResult::E_FAIL, "no")))
+}
+
+/// HNS removes the switch with the last network on it.
+#[test]
+fn a_second_network_keeps_the_switch_while_the_network_is_made_anew() {
+    let machine = machine();
+    let hns = Recorder::new(hns(&machine));
+    let host = host(&machine, None, None);
+    ensure_network_on(&hns, &spec(), &[], (&host, Some(NODE))).unwrap();
+    assert_eq!(host.routes().restore(Instant::now()), None);
+    let (before, routes) = (machine.adapters().unwrap(), machine.routes().unwrap());
+    let other = NetworkSpec { kind: NetworkKind::Overlay { vni: 4_097 }, ..spec() };
+    ensure_network_on(&hns, &other, &[], (&host, Some(NODE))).unwrap();
+    assert_eq!((machine.adapters().unwrap(), machine.routes().unwrap()), (before.clone(), routes));
+    let names = || hns.networks().unwrap().into_iter().map(|network| network.name).collect::<Vec<_>>();
+    assert_eq!(names(), [NETWORK]);
+
+    // A build that refuses the second network: the adapter comes back, and is taken over again.
+    hns.set_fault(refuse_second_network);
+    ensure_network_on(&hns, &spec(), &[], (&host, Some(NODE))).unwrap();
+    assert_eq!(names(), [NETWORK]);
+    assert_eq!(there(&machine), [""; 0], "the switch was removed");
+    assert_eq!(host.routes().restore(Instant::now()), None);
+    assert_eq!(there(&machine), all());
+    assert_eq!(machine.adapters().unwrap().len(), before.len());
+}
+
+/// The process ends between two calls.
+#[test]
+fn a_second_network_of_an_earlier_process_is_used_and_removed() {
+    let machine = machine();
+    let hns = Recorder::new(hns(&machine));
+    let host = host(&machine, None, None);
+    ensure_network_on(&hns, &spec(), &[], (&host, Some(NODE))).unwrap();
+    hns.set_fault(|call| {
+        matches!(call, Call::Delete { kind: Kind::Network, .. })
+            .then(|| Err(Failure::new(HResult::E_FAIL, "no")))
+    });
+    let other = NetworkSpec { kind: NetworkKind::Overlay { vni: 4_097 }, ..spec() };
+    ensure_network_on(&hns, &other, &[], (&host, Some(NODE))).unwrap_err();
+    assert_eq!(hns.networks().unwrap().len(), 2);
+    hns.set_fault(|_| None);
+    ensure_network_on(&hns, &other, &[], (&host, Some(NODE))).unwrap();
+    assert_eq!(hns.networks().unwrap().len(), 1);
+    release_anchor(&hns).unwrap();
+    assert_eq!(hns.networks().unwrap()[0].name, NETWORK);
+}
+
 /// A network that is made anew takes its adapter's routes with it, and the system may not have brought all back before.
 #[test]
 fn routes_survive_a_network_that_is_made_anew() {
@@ -416,17 +468,8 @@ fn routes_survive_a_network_that_is_made_anew() {
     assert!(host.routes().restore(Instant::now()).is_some(), "one route is not back");
     // An administrator has added one.
     machine.change(|state| state.routes.push(route(104, "10.77.0.0/16", Ipv4Addr::new(172, 16, 0, 252))));
-    // The end of the network: the address is on the physical adapter again, and routes are forgotten.
-    let (inner, old) = (Arc::clone(&machine), super::host::machine());
-    hns.set_fault(move |call| {
-        if matches!(call, Call::Delete { kind: Kind::Network, .. }) {
-            inner.change(|state| {
-                state.adapters = old.adapters().unwrap();
-                state.routes.retain(|route| route.interface == 5);
-            });
-        }
-        None
-    });
+    // At the end of the network, the address is on the physical adapter again, and routes are forgotten.
+    hns.set_fault(refuse_second_network);
     let other = NetworkSpec { kind: NetworkKind::Overlay { vni: 4_097 }, ..spec() };
     ensure_network_on(&hns, &other, &[], (&host, Some(NODE))).unwrap();
     assert_eq!(there(&machine), [""; 0]);
