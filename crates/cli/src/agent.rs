@@ -50,7 +50,8 @@ struct SetLogLevel {
 
 #[derive(clap::Args)]
 struct Daemon {
-    /// Run as the Windows service that this process was started for; the log is agent.log in %ProgramData%\tortie
+    /// Run as the Windows service that this process was started for; the log is agent.log in %ProgramData%\tortie, and errors are in
+    /// the event log, too
     #[cfg(windows)]
     #[arg(long)]
     service: bool,
@@ -325,11 +326,17 @@ impl Daemon {
     /// Runs until the service manager wants its end.
     #[cfg(windows)]
     fn run_as_service(self) -> anyhow::Result<ExitCode> {
+        use tortie_hcn::native::EventKind;
+        use tracing_subscriber::fmt::writer::MakeWriterExt as _;
+
         let folder = local::state_folder();
         local::make_folder(&folder).with_context(|| folder.display().to_string())?;
         let log = folder.join("agent.log");
         let file = crate::log_file::LogFile::open(&log).with_context(|| log.display().to_string())?;
-        let place = tracing_subscriber::fmt::writer::BoxMakeWriter::new(std::sync::Mutex::new(file));
+        let opened = tortie_hcn::native::EventLog::open("tortie").map(Arc::new);
+        let events = opened.as_ref().ok().cloned();
+        let place = std::sync::Mutex::new(file).and(crate::event_log::Errors(events.clone()));
+        let place = tracing_subscriber::fmt::writer::BoxMakeWriter::new(place);
         let log_level = crate::changeable_log_to("info", place, false);
         let stopped = Arc::new(tokio::sync::Notify::new());
         let stop = stopped.clone();
@@ -338,7 +345,14 @@ impl Daemon {
                 stopped.notified().await;
                 Ok(())
             };
+            let report =
+                |text| opened.as_ref().ok().map_or(Ok(()), |log| log.report(EventKind::Information, text));
+            let started = report("Tortie's agent starts");
+            if let Some(error) = opened.as_ref().err().or(started.as_ref().err()) {
+                tracing::warn!(%error, "the event log takes no events; this file has everything");
+            }
             let result = self.run(log_level, ended);
+            let _ = report("Tortie's agent has ended; policy stays in force");
             result.inspect_err(|error| tracing::error!("{}", crate::with_causes(error))).is_ok()
         };
         tortie_hcn::native::run_service(work, move || stop.notify_one())

@@ -27,6 +27,8 @@ mod delete;
 mod describe;
 mod diff;
 mod editor;
+#[cfg(windows)]
+mod event_log;
 mod expectations;
 mod explain;
 mod filenames;

@@ -252,6 +252,9 @@ impl WindowsNode<'_> {
         let log = self.machine.drive().join("ProgramData/tortie/agent.log");
         let log = fs::read_to_string(&log).context("the service's log")?;
         ensure!(log.contains("stopping; policy stays in force"), "{log}");
+        let source = r"HKLM\SYSTEM\CurrentControlSet\Services\EventLog\Application\tortie";
+        let source = run("reg", &["query", source])?;
+        ensure!(source.contains("EventCreate.exe"), "the source of events: {source}");
         Ok(())
     }
 

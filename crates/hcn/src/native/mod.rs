@@ -1,5 +1,5 @@
 //! HNS of this machine, by `computenetwork.dll` and `vmcompute.dll`; and what else of Windows needs `unsafe`: adapters
-//! and routes, the firewall, access lists, and services.
+//! and routes, the firewall, access lists, the event log, and services.
 //!
 //! [`functions`] has the signatures, [`calls`] makes a [`Call`](crate::Call) of them, and [`deadline`] gives each call a
 //! deadline. They are compiled for tests on every system.
@@ -8,6 +8,8 @@
 mod calls;
 #[cfg(any(windows, test))]
 mod deadline;
+#[cfg(windows)]
+mod event_log;
 #[cfg(windows)]
 mod firewall;
 #[cfg(any(windows, test))]
@@ -29,6 +31,8 @@ mod system;
 #[cfg(test)]
 mod tests;
 
+#[cfg(windows)]
+pub use event_log::{EventKind, EventLog};
 #[cfg(windows)]
 pub use firewall::NativeFirewall;
 #[cfg(windows)]
