@@ -41,7 +41,7 @@ pub(crate) fn out_of_reach(far: &BTreeMap<&str, Vec<IpNet>>) -> Vec<Unsupported>
         named.extend((nets.len() > MOST).then(|| format!("{} more", nets.len() - MOST)));
         format!(
             "no direct route leads to its pods ({}): it is not in the network of this node as the annotations \
-             projectcalico.org/IPv4Address and IPv6Address of both say, or it is a Windows node, or it has no address. Use a pool \
+             projectcalico.org/IPv4Address and IPv6Address of both say, or it is a Windows node with an overlay network, or it has no address. Use a pool \
              with vxlanMode CrossSubnet, or BGP",
             named.join(", ")
         )

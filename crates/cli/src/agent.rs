@@ -136,8 +136,8 @@ struct Daemon {
     /// {"type": "host-local"}. Without it, from IPPools
     #[arg(long, env = "TORTIE_CNI_IPAM", value_name = "JSON", default_value = "", hide_default_value = true)]
     cni_ipam: CniIpam,
-    /// Run a BGP speaker, as BGPConfiguration, BGPPeer and BGPFilter say; without any of them, in a mesh of all nodes.
-    /// Only on Linux nodes
+    /// Run a BGP speaker, as BGPConfiguration, BGPPeer and BGPFilter say; without any of them, in a mesh of all nodes. On Windows nodes
+    /// with --windows-network l2bridge
     #[arg(long, env = "TORTIE_BGP")]
     bgp: bool,
     /// Give pools without encapsulation routes by way of the nodes themselves, which must be in one network (host-gw). On Windows nodes
@@ -145,7 +145,7 @@ struct Daemon {
     #[arg(long, env = "TORTIE_DIRECT_ROUTES", conflicts_with = "bgp")]
     direct_routes: bool,
     /// Take part in a cluster with flannel (backends vxlan and host-gw): pods have the addresses of spec.podCIDRs of their Node,
-    /// and nodes announce themselves by flannel's annotations. Only on Linux nodes
+    /// and nodes announce themselves by flannel's annotations. A Windows node needs --windows-network l2bridge for host-gw
     #[arg(long, env = "TORTIE_FLANNEL", conflicts_with = "bgp")]
     flannel: bool,
     /// Enforce policy on pods that another CNI plugin connects, such as AWS VPC CNI, GKE's plugin, Azure CNI, ptp, or win-bridge:

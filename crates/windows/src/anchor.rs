@@ -12,7 +12,7 @@ use tortie_hcn::{Class, Hcn, HcnExt};
 use tracing::{info, warn};
 
 use crate::Error;
-use crate::pod_network::{NetworkKind, NetworkSpec, document, named_adapter};
+use crate::network_spec::{NetworkKind, NetworkSpec, document, named_adapter};
 
 /// The name of the second network.
 const ANCHOR: &str = "Tortie-anchor";

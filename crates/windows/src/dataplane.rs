@@ -22,10 +22,9 @@ use crate::backoff::Backoff;
 use crate::endpoint::find;
 use crate::host::Host;
 use crate::load_balancers::LoadBalancers;
+use crate::network_spec::{NetworkKind, NetworkSpec};
 use crate::outbound::{CurrentNetworks, Networks};
-use crate::pod_network::{
-    CurrentPodNetwork, NetworkKind, NetworkSpec, PodNetwork, ensure_network_on, remove_subnets,
-};
+use crate::pod_network::{CurrentPodNetwork, PodNetwork, ensure_network_on, remove_subnets};
 use crate::recognition::{PolicyOnly, Recognition};
 use crate::results_watch::ResultsWatch;
 use crate::saved_report::{SetProof, name_sets};

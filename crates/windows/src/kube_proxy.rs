@@ -6,7 +6,7 @@ use ipnet::Ipv4Net;
 use tortie_hcn::schema::{Network, NetworkMode};
 use tortie_hcn::{Feature, Version};
 
-use crate::pod_network::subnets;
+use crate::network_spec::subnets;
 use crate::{Error, NETWORK};
 
 /// The address that hides clients from backends where a load balancer has no direct server return: the third of the network's

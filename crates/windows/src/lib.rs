@@ -24,6 +24,7 @@ mod host_routes;
 mod kube_proxy;
 mod learned_routes;
 mod load_balancers;
+mod network_spec;
 mod node_routes;
 mod outbound;
 mod pod_network;
@@ -49,10 +50,10 @@ pub use host::Host;
 pub use host_routes::HostRoutes;
 pub use kube_proxy::{kube_proxy_flags, source_vip};
 pub use learned_routes::LearnedRoutes;
+pub use network_spec::{NetworkKind, NetworkSpec, adapter_of};
 pub use outbound::CurrentNetworks;
 pub use pod_network::{
-    CurrentPodNetwork, NetworkKind, NetworkSpec, PodNetwork, adapter_of, ensure_network, ensure_network_on,
-    ensure_network_with, existing_network,
+    CurrentPodNetwork, PodNetwork, ensure_network, ensure_network_on, ensure_network_with, existing_network,
 };
 pub use recognition::PolicyOnly;
 pub use reconfigure::{

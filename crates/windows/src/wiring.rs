@@ -18,8 +18,9 @@ use tracing::{info, warn};
 
 use crate::acl::closed;
 use crate::endpoint::{documents, endpoint_id, endpoint_name, ensure_closed, find};
+use crate::network_spec::subnets;
 use crate::outbound::CurrentNetworks;
-use crate::pod_network::{add_subnet, pod_gateway, provider_address, subnets};
+use crate::pod_network::{add_subnet, pod_gateway, provider_address};
 use crate::{Error, NETWORK};
 
 /// The first two bytes of every pod's MAC address; the other four are its IP address. It is the same on all nodes,

@@ -137,7 +137,11 @@ impl MixedCluster {
                 System::Windows => {
                     let config = Config { provider_address: parent, ..config.clone() };
                     let (node, vtep) = windows::Node::new(&namespace, block, config)?;
-                    (Box::new(node), vtep.gateway, vtep.router_mac.unwrap())
+                    (
+                        Box::new(node),
+                        vtep.gateway,
+                        vtep.router_mac.unwrap_or_else(|| panic!("the network is an overlay")),
+                    )
                 }
             };
             overlay.extend(node_objects(name, parent, block, (tunnel, mac)));

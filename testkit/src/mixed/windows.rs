@@ -79,7 +79,7 @@ impl Host for Node {
             RouteSocket::open()?.change(&Change::DeleteAddress(address))?;
             Ok(PacketSocket::open(link)?)
         })??;
-        let router = self.overlay.router_mac.unwrap();
+        let router = self.overlay.router_mac.unwrap_or_else(|| panic!("the network is an overlay"));
         let end = End { socket, mac: interface.mac, router, _namespace: namespace };
         end.wait_until_live(address)?;
         Ok(end)

@@ -195,7 +195,7 @@ impl Network {
             )),
             FlannelBackend::HostGw if self.is_in_own_network(node, local) => None,
             FlannelBackend::HostGw => Some(format!(
-                "with the backend host-gw, its address {public_ip} must be in the network of this node, and both must run Linux; use \
+                "with the backend host-gw, its address {public_ip} must be in the network of this node, and neither may be a Windows node with an overlay network; use \
                  the backend vxlan"
             )),
         }
