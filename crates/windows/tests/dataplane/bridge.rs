@@ -268,9 +268,7 @@ fn the_node_forwards_and_has_routes_to_pods_of_other_nodes() {
     let gone = Delta::RouteRemoved("10.244.5.0/26".parse().unwrap());
     node.dataplane.apply(&[gone]);
     assert_eq!(node.routes(), expected[..1]);
-    assert!(
-        network(&*node.hns).policies.iter().all(|policy| policy.r#type.to_string() != "RemoteSubnetRoute")
-    );
+    assert!(network(&*node.hns).policies.iter().all(|policy| policy.r#type != "RemoteSubnetRoute"));
 }
 
 #[test]
