@@ -18,7 +18,9 @@ use tortie_windows::{CurrentPodNetwork, PodNetwork};
 
 use crate::AgentError;
 use crate::flannel::{self, OwnLease};
-use crate::node_address::{self, AddressMethods};
+use crate::node_address::AddressFinder;
+#[cfg(target_os = "linux")]
+use crate::node_address::{AddressMethods, Machine};
 use crate::plane::InForce;
 
 /// How often the interfaces of the machine are looked at, if they decide about the node's address (as in Calico).
@@ -36,7 +38,7 @@ struct Tunnel {
 pub(crate) struct Announced {
     first: Vec<Tunnel>,
     /// How the node's own addresses are found.
-    methods: AddressMethods,
+    finder: AddressFinder,
     /// In a cluster with flannel: the network of its pods, and the way there.
     lease: Option<OwnLease>,
     /// Windows: the network as the dataplane sees it.
@@ -55,8 +57,9 @@ impl Announced {
     ) -> Result<Self, AgentError> {
         let lease = if flannel { Some(OwnLease::read(store, node).await?) } else { None };
         let first = own_tunnels(ipam, node, lease.as_ref()).await?;
-        let announced = Self { first, methods, lease, pod_network: None };
-        annotate(store, node, &announced.first, None, &announced.methods, lease.as_ref()).await?;
+        let finder = AddressFinder { methods, machine: Machine::Linux };
+        let announced = Self { first, finder, lease, pod_network: None };
+        annotate(store, node, &announced.first, None, &announced.finder, lease.as_ref()).await?;
         Ok(announced)
     }
 
@@ -66,12 +69,13 @@ impl Announced {
         node: &str,
         network: &PodNetwork,
         current: CurrentPodNetwork,
+        finder: AddressFinder,
         lease: Option<OwnLease>,
     ) -> Result<Self, AgentError> {
         let first = Tunnel::of(network).into_iter().collect();
-        let announced = Self { first, methods: AddressMethods::default(), lease, pod_network: Some(current) };
+        let announced = Self { first, finder, lease, pod_network: Some(current) };
         let hns_network = announced.hns_network();
-        annotate(store, node, &announced.first, hns_network, &announced.methods, lease.as_ref()).await?;
+        annotate(store, node, &announced.first, hns_network, &announced.finder, lease.as_ref()).await?;
         Ok(announced)
     }
 
@@ -162,7 +166,7 @@ async fn annotate(
     node: &str,
     tunnels: &[Tunnel],
     hns_network: Option<&str>,
-    methods: &AddressMethods,
+    finder: &AddressFinder,
     lease: Option<&OwnLease>,
 ) -> Result<(), AgentError> {
     let key = Key::global(Kind::Node, node);
@@ -175,13 +179,13 @@ async fn annotate(
         annotations.insert(address, tunnel.map(|tunnel| tunnel.address.to_string()));
         annotations.insert(mac, tunnel.and_then(|tunnel| tunnel.mac.clone()));
         let known = current[own].as_str();
-        let found = node_address::find(methods.of(version), version).await;
+        let found = finder.find(version).await;
         let found = found.map_err(|problem| AgentError::Node { node: node.to_owned(), problem })?;
         if let Some(found) = found {
             annotations.insert(own, Some(found.to_string()));
-        } else if let Some(network) = own_network(&stored.value, version, known) {
+        } else if let Some(network) = own_network(&stored.value, version, known, finder) {
             annotations.insert(own, Some(network));
-        } else if known.is_some_and(|known| is_lost(&stored.value, version, known)) {
+        } else if known.is_some_and(|known| is_lost(&stored.value, version, known, finder)) {
             annotations.insert(own, None);
         }
     }
@@ -220,12 +224,17 @@ const ANNOTATIONS: [(IpVersion, [&str; 3]); 2] = [
 /// The node's own address as its kubelet reports it, with the length of its network's prefix as far as that is known. `None`
 /// if the Node has another one already, because Calico's agents and administrators write some; but one that no interface has
 /// any more is replaced by one that an interface has.
-fn own_network(node: &Value, version: IpVersion, current: Option<&str>) -> Option<String> {
+fn own_network(
+    node: &Value,
+    version: IpVersion,
+    current: Option<&str>,
+    finder: &AddressFinder,
+) -> Option<String> {
     let address = internal_address(node, version)?;
-    let length = prefix_length(address);
+    let length = finder.prefix_length(address);
     let is_kept = |current: &str| match current.split('/').next().unwrap_or_default().parse::<IpAddr>() {
         Ok(known) if known == address => current.contains('/'),
-        Ok(known) => length.is_none() || prefix_length(known).is_some(),
+        Ok(known) => length.is_none() || finder.prefix_length(known).is_some(),
         Err(_) => true,
     };
     if current.is_some_and(is_kept) {
@@ -235,31 +244,11 @@ fn own_network(node: &Value, version: IpVersion, current: Option<&str>) -> Optio
 }
 
 /// Whether the node has an address of this family no longer: its kubelet reports others only, and no interface has it.
-#[cfg(target_os = "linux")]
-fn is_lost(node: &Value, version: IpVersion, known: &str) -> bool {
+fn is_lost(node: &Value, version: IpVersion, known: &str, finder: &AddressFinder) -> bool {
     let reports = |version| internal_address(node, version).is_some();
     let Ok(address) = known.split('/').next().unwrap_or_default().parse() else { return false };
     let others = IpVersion::ALL.into_iter().any(reports) && !reports(version);
-    others && tortie_linux::prefix_length(address).is_ok_and(|length| length.is_none())
-}
-
-#[cfg(not(target_os = "linux"))]
-fn is_lost(_: &Value, _: IpVersion, _: &str) -> bool {
-    false
-}
-
-/// The length of the prefix with which an interface has the address.
-#[cfg(target_os = "linux")]
-fn prefix_length(address: IpAddr) -> Option<u8> {
-    tortie_linux::prefix_length(address).unwrap_or_else(|error| {
-        tracing::warn!(%address, %error, "cannot read the network of the node's address; CrossSubnet pools use VXLAN");
-        None
-    })
-}
-
-#[cfg(not(target_os = "linux"))]
-fn prefix_length(_: IpAddr) -> Option<u8> {
-    None
+    others && finder.lacks(address)
 }
 
 /// The node's address as its kubelet reports it.
@@ -291,7 +280,7 @@ pub(crate) async fn keep_announced(
     loop {
         tokio::select! {
             // Changes of the machine's addresses are not watched.
-            _ = looks.tick(), if announced.methods.ask_the_machine() => {}
+            _ = looks.tick(), if announced.finder.methods.ask_the_machine() => {}
             change = changes.next() => {
                 if !matches!(change, Some(Change::Put(_))) {
                     continue;
@@ -356,8 +345,7 @@ async fn announce(
         }
     }
     let hns_network = announced.hns_network();
-    annotate(store, node, &announced.now(), hns_network, &announced.methods, announced.lease.as_ref())
-        .await?;
+    annotate(store, node, &announced.now(), hns_network, &announced.finder, announced.lease.as_ref()).await?;
     unfit.map_or(Ok(()), Err)
 }
 
@@ -368,6 +356,10 @@ mod tests {
     use super::*;
     use serde_json::json;
     use tortie_store::{Embedded, Store};
+
+    fn finder(methods: AddressMethods) -> AddressFinder {
+        AddressFinder { methods, machine: Machine::Linux }
+    }
 
     #[tokio::test]
     async fn annotations_of_any_shape_cause_no_failure() {
@@ -385,7 +377,7 @@ mod tests {
             let store = Embedded::in_memory().unwrap();
             let key = Key::global(Kind::Node, "n");
             store.create(&key, json!({"metadata": metadata})).await.unwrap();
-            let result = annotate(&store, "n", &tunnel, None, &AddressMethods::default(), None).await;
+            let result = annotate(&store, "n", &tunnel, None, &finder(AddressMethods::default()), None).await;
             assert_eq!(result.is_ok(), expected.is_some(), "{metadata}: {result:?}");
             if let Some(expected) = expected {
                 let after = store.get(&key).await.unwrap().unwrap().value;
@@ -415,7 +407,7 @@ mod tests {
         assert_eq!(tunnel_addresses(&ipam, "n").await.unwrap(), [address], "a node keeps its address");
         let first = derived(vec![address]);
         let announced =
-            Announced { first, methods: AddressMethods::default(), lease: None, pod_network: None };
+            Announced { first, finder: finder(AddressMethods::default()), lease: None, pod_network: None };
         let (_keep, in_force) = watch::channel(Arc::default());
         let keeping =
             tokio::spawn(keep_announced(store.clone(), ipam.clone(), "n".to_owned(), announced, in_force));
@@ -456,7 +448,7 @@ mod tests {
         let old = tunnel_address(&ipam, "n", Family::V4).await.unwrap().unwrap();
         let first = derived(vec![old]);
         let announced =
-            Announced { first, methods: AddressMethods::default(), lease: None, pod_network: None };
+            Announced { first, finder: finder(AddressMethods::default()), lease: None, pod_network: None };
         let (_keep, in_force) = watch::channel(Arc::default());
         // An agent that has not used the pool for some seconds.
         let ipam = Arc::new(Ipam::new(store.clone(), "n", BTreeMap::new()));
@@ -526,7 +518,7 @@ mod tests {
             let key = Key::global(Kind::Node, "n");
             let value = json!({"metadata": {"name": "n", "annotations": annotations}, "status": status});
             store.create(&key, value).await.unwrap();
-            annotate(&store, "n", &tunnel, None, &AddressMethods::default(), None).await.unwrap();
+            annotate(&store, "n", &tunnel, None, &finder(AddressMethods::default()), None).await.unwrap();
             let after = store.get(&key).await.unwrap().unwrap().value;
             assert_eq!(after["metadata"]["annotations"][Node::ADDRESS], expected);
             assert_eq!(after["metadata"]["annotations"][Node::ADDRESS_V6], "fd00::1");
@@ -561,7 +553,7 @@ mod tests {
                 store.create(&key, value.clone()).await.unwrap();
                 let ipv4 = method.parse().unwrap();
                 let methods = AddressMethods { ipv4, ..AddressMethods::default() };
-                let written = annotate(&store, "n", &[], None, &methods, None).await;
+                let written = annotate(&store, "n", &[], None, &finder(methods), None).await;
                 let after = store.get(&key).await.unwrap().unwrap().value;
                 match expected {
                     Some(expected) => {
@@ -579,7 +571,8 @@ mod tests {
             let ipam = Arc::new(Ipam::new(store.clone(), "n", BTreeMap::new()));
             let methods =
                 AddressMethods { ipv4: "first-found".parse().unwrap(), ..AddressMethods::default() };
-            let announced = Announced { first: Vec::new(), methods, lease: None, pod_network: None };
+            let announced =
+                Announced { first: Vec::new(), finder: finder(methods), lease: None, pod_network: None };
             let (_keep, in_force) = watch::channel(Arc::default());
             tokio::spawn(keep_announced(store.clone(), ipam, "n".to_owned(), announced, in_force));
             let announces = async |expected: &str| {
@@ -615,6 +608,7 @@ mod tests {
     fn the_address_has_the_prefix_length_of_its_interface() {
         let status = json!({"addresses": [{"type": "InternalIP", "address": "127.0.0.1"}]});
         let node = json!({"status": status});
+        let finder = finder(AddressMethods::default());
         for (current, expected) in [
             (None, Some("127.0.0.1/8")),
             (Some("127.0.0.1"), Some("127.0.0.1/8")),
@@ -624,17 +618,17 @@ mod tests {
             (Some("::1/128"), None),
             (Some("none"), None),
         ] {
-            let found = own_network(&node, IpVersion::V4, current);
+            let found = own_network(&node, IpVersion::V4, current, &finder);
             assert_eq!(found.as_deref(), expected, "{current:?}");
         }
-        assert_eq!(own_network(&node, IpVersion::V6, None), None);
+        assert_eq!(own_network(&node, IpVersion::V6, None, &finder), None);
         for (version, known, expected) in [
             (IpVersion::V6, "2001:db8::1/64", true),
             (IpVersion::V6, "::1/128", false),
             (IpVersion::V4, "192.0.2.9/24", false),
         ] {
-            assert_eq!(is_lost(&node, version, known), expected, "{known}");
+            assert_eq!(is_lost(&node, version, known, &finder), expected, "{known}");
         }
-        assert!(!is_lost(&json!({}), IpVersion::V6, "2001:db8::1/64"), "without a kubelet");
+        assert!(!is_lost(&json!({}), IpVersion::V6, "2001:db8::1/64", &finder), "without a kubelet");
     }
 }

@@ -108,7 +108,7 @@ pub struct Extras {
     pub health_address: Option<SocketAddr>,
     /// Where `/metrics` is served, too.
     pub metrics_address: Option<SocketAddr>,
-    /// Whether the agent runs a BGP speaker. Only Linux nodes can.
+    /// Whether the agent runs a BGP speaker. A Windows node with an overlay network cannot.
     pub bgp: bool,
     /// Whether pools without encapsulation get routes by way of the nodes themselves. Not with BGP, nor with the overlay network of a
     /// Windows node.
@@ -117,7 +117,7 @@ pub struct Extras {
     pub flannel: bool,
     /// Whether another CNI plugin connects the pods, and how the agent then recognises them.
     pub policy_only: Option<PolicyOnly>,
-    /// How the node's own addresses are found. Only Linux nodes have another way than what their kubelets report.
+    /// How the node's own addresses are found.
     pub address_methods: AddressMethods,
     /// Reads and changes the log level at run time, for operators.
     pub log_level: Option<LogLevel>,

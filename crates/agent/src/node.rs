@@ -24,6 +24,7 @@ use crate::cluster_network::cluster_network;
 use crate::flannel::OwnLease;
 #[cfg(target_os = "linux")]
 use crate::node_address::AddressMethods;
+use crate::node_address::{AddressFinder, Machine};
 use crate::policy_only::PolicyOnly;
 use crate::unsupported::LOCKED;
 use crate::{AgentError, CniIpam, Extras, Platform, WindowsNetwork};
@@ -138,17 +139,11 @@ pub(crate) async fn prepare(
             Some(policy_only) => open_linux(policy_only_config(policy_only), None),
             None => prepare_linux(store, ipam, node, extras.address_methods.clone(), extras.flannel).await,
         },
-        _ if extras.address_methods.ask_the_machine() => Err(AgentError::Node {
-            node: node.to_owned(),
-            problem: "only Linux nodes look for their address at their interfaces; remove --ip-autodetection-method and \
-                      --ip6-autodetection-method (TORTIE_IP_AUTODETECTION_METHOD, TORTIE_IP6_AUTODETECTION_METHOD)"
-                .to_owned(),
-        }),
         Platform::Windows { hcn, static_rules, host, services, network } => {
             let windows = WindowsNode { hcn, static_rules, host, services, network };
             match &extras.policy_only {
                 Some(policy_only) => Ok(policy_only_windows(policy_only, windows)),
-                None => prepare_windows(store, ipam, node, windows, extras.flannel).await,
+                None => prepare_windows(store, ipam, node, windows, extras).await,
             }
         }
         Platform::Other { dataplane, wiring } => {
@@ -221,11 +216,13 @@ async fn prepare_windows(
     ipam: &Ipam,
     node: &str,
     windows: WindowsNode,
-    flannel: bool,
+    extras: &Extras,
 ) -> Result<Prepared, AgentError> {
     let WindowsNode { hcn, static_rules, host, services, network } = windows;
+    let methods = extras.address_methods.clone();
+    let finder = AddressFinder { methods, machine: Machine::Windows(host.clone()) };
     let kind = network_kind(store, node, network).await?;
-    let lease = if flannel { Some(OwnLease::read(store, node).await?) } else { None };
+    let lease = if extras.flannel { Some(OwnLease::read(store, node).await?) } else { None };
     let mut blocks = match &lease {
         Some(lease) => vec![lease.windows_block(node, network)?],
         None => ipam.ensure_blocks().await?,
@@ -235,7 +232,10 @@ async fn prepare_windows(
     let others: Vec<Ipv4Net> = blocks.collect();
     let name = tortie_windows::NETWORK.to_owned();
     let spec = NetworkSpec { name, block, kind, adapter: None };
-    let address = match wait_for(store, node).await?.own_address(IpVersion::V4) {
+    let found = finder.find(IpVersion::V4).await;
+    let found = found.map_err(|problem| AgentError::Node { node: node.to_owned(), problem })?;
+    let known = wait_for(store, node).await?.own_address(IpVersion::V4);
+    let address = match found.map(|net| net.addr()).or(known) {
         Some(IpAddr::V4(address)) => Some(address),
         _ => None,
     };
@@ -274,7 +274,8 @@ async fn prepare_windows(
     let dataplane = dataplane.with_bridge(network == WindowsNetwork::L2Bridge);
     let dataplane = dataplane.with_static_rules(static_rules).with_services(services);
     let wiring = WindowsWiring::new(hcn).with_networks(dataplane.networks());
-    let announced = Announced::on_windows(store, node, &made, dataplane.current_network(), lease).await?;
+    let announced =
+        Announced::on_windows(store, node, &made, dataplane.current_network(), finder, lease).await?;
     Ok(Prepared {
         dataplane: Box::new(dataplane),
         wiring: Arc::new(wiring),

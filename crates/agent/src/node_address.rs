@@ -2,13 +2,13 @@
 //! (`node/pkg/lifecycle/startup/autodetection`). The choice is a pure function of the interfaces.
 
 use std::fmt;
-#[cfg(any(target_os = "linux", test))]
 use std::net::IpAddr;
 use std::str::FromStr;
 
 use ipnet::IpNet;
 use regex::Regex;
 use tortie_api::net::IpVersion;
+use tortie_windows::Host;
 
 /// The methods for both families. The default is the address that the kubelet reports, or an annotation that is there.
 #[derive(Debug, Clone, Default)]
@@ -53,7 +53,6 @@ pub enum AddressMethod {
 }
 
 /// An interface of the machine with its addresses, in the kernel's order.
-#[cfg(any(target_os = "linux", test))]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Interface {
     pub(crate) name: String,
@@ -61,8 +60,89 @@ pub(crate) struct Interface {
     pub(crate) addresses: Vec<IpNet>,
 }
 
-/// The beginnings of the names of interfaces that are no uplinks of the node: Calico's list, and Tortie's own.
-#[cfg(any(target_os = "linux", test))]
+/// The machine whose interfaces decide.
+#[derive(Clone)]
+pub(crate) enum Machine {
+    /// Linux: those of the agent's network namespace.
+    #[cfg(target_os = "linux")]
+    Linux,
+    /// Windows.
+    Windows(Host),
+}
+
+impl Machine {
+    /// The interfaces; none if the machine is not known.
+    pub(crate) fn interfaces(&self) -> Result<Vec<Interface>, String> {
+        let listed = match self {
+            #[cfg(target_os = "linux")]
+            Machine::Linux => tortie_linux::interfaces().map_err(|error| error.to_string()),
+            Machine::Windows(host) => host.interfaces().map_err(|error| error.to_string()),
+        };
+        let listed = listed.map_err(|error| format!("cannot list the interfaces: {error}"))?;
+        Ok(listed.into_iter().map(|(name, addresses)| Interface { name, addresses }).collect())
+    }
+
+    /// Whether interfaces of this name are no uplinks.
+    fn is_virtual(&self, name: &str) -> bool {
+        match self {
+            #[cfg(target_os = "linux")]
+            Machine::Linux => VIRTUAL.iter().any(|prefix| name.starts_with(prefix)),
+            Machine::Windows(_) => is_virtual_on_windows(name),
+        }
+    }
+}
+
+/// As in Calico for Windows (`autodetection_windows.go`).
+fn is_virtual_on_windows(name: &str) -> bool {
+    let has = |part: &str| name.contains(part);
+    has("cbr")
+        || has("docker")
+        || has("Docker")
+        || has("(nat)")
+        || name.starts_with("Loopback")
+        || (has("Calico") && has("_ep"))
+}
+
+/// How the node's own addresses are found.
+#[derive(Clone)]
+pub(crate) struct AddressFinder {
+    pub(crate) methods: AddressMethods,
+    pub(crate) machine: Machine,
+}
+
+impl AddressFinder {
+    /// What the method of the family chooses on this machine; `None` if it does not ask the machine. A name server may take long to
+    /// answer, and must not block other tasks.
+    pub(crate) async fn find(&self, version: IpVersion) -> Result<Option<IpNet>, String> {
+        let (method, machine) = (self.methods.of(version).clone(), self.machine.clone());
+        if !method.asks_the_machine() {
+            return Ok(None);
+        }
+        let found = tokio::task::spawn_blocking(move || find_here(&method, version, &machine)).await;
+        found.map_err(|panic| format!("the search for an address has failed: {panic}"))?
+    }
+
+    /// The length of the prefix with which an interface has the address.
+    pub(crate) fn prefix_length(&self, address: IpAddr) -> Option<u8> {
+        let interfaces = self.machine.interfaces().unwrap_or_else(|error| {
+            tracing::warn!(%address, %error, "cannot read the network of the node's address; CrossSubnet pools use VXLAN");
+            Vec::new()
+        });
+        let mut addresses = interfaces.iter().flat_map(|interface| &interface.addresses);
+        addresses.find(|net| net.addr() == address).map(IpNet::prefix_len)
+    }
+
+    /// Whether the machine is known, and no interface of it has the address.
+    pub(crate) fn lacks(&self, address: IpAddr) -> bool {
+        self.machine.interfaces().is_ok_and(|interfaces| {
+            let mut addresses = interfaces.iter().flat_map(|interface| &interface.addresses);
+            !interfaces.is_empty() && !addresses.any(|net| net.addr() == address)
+        })
+    }
+}
+
+/// The beginnings of the names of interfaces that are no uplinks of a Linux node: Calico's list, and Tortie's own.
+#[cfg(target_os = "linux")]
 const VIRTUAL: [&str; 20] = [
     "docker",
     "cbr",
@@ -92,7 +172,6 @@ impl AddressMethod {
     }
 
     /// The host that must be reached, if the method has one.
-    #[cfg(any(target_os = "linux", test))]
     pub(crate) fn host(&self) -> Option<&str> {
         match self {
             Self::CanReach(host) => Some(host),
@@ -105,11 +184,11 @@ impl AddressMethod {
     ///
     /// # Errors
     /// No address fits; the text names the interfaces that there are.
-    #[cfg(any(target_os = "linux", test))]
     pub(crate) fn choose(
         &self,
         version: IpVersion,
         interfaces: &[Interface],
+        is_virtual: impl Fn(&str) -> bool,
         local: Option<IpAddr>,
     ) -> Result<Option<IpNet>, String> {
         let usable = |net: &&IpNet| IpVersion::of(&net.addr()) == version && is_global(net.addr());
@@ -120,7 +199,6 @@ impl AddressMethod {
                 addresses.find(|net| accepted(&interface.name, net)).copied()
             })
         };
-        let is_virtual = |name: &str| VIRTUAL.iter().any(|prefix| name.starts_with(prefix));
         let matches = |regexes: &[Regex], name: &str| regexes.iter().any(|regex| regex.is_match(name));
         let chosen = match self {
             Self::InternalIp => return Ok(None),
@@ -157,7 +235,6 @@ impl AddressMethod {
 }
 
 /// The option of the agent that has the method.
-#[cfg(any(target_os = "linux", test))]
 fn option(version: IpVersion) -> &'static str {
     match version {
         IpVersion::V4 => "--ip-autodetection-method (TORTIE_IP_AUTODETECTION_METHOD)",
@@ -166,7 +243,6 @@ fn option(version: IpVersion) -> &'static str {
 }
 
 /// Whether other machines can send packets to the address (Go's `IsGlobalUnicast`).
-#[cfg(any(target_os = "linux", test))]
 fn is_global(address: IpAddr) -> bool {
     let is_link_local = match address {
         IpAddr::V4(address) => address.is_link_local() || address.is_broadcast(),
@@ -228,33 +304,13 @@ impl fmt::Display for AddressMethod {
     }
 }
 
-/// What the method chooses on this machine. A name server may take long to answer, and must not block other tasks.
-#[cfg(target_os = "linux")]
-pub(crate) async fn find(method: &AddressMethod, version: IpVersion) -> Result<Option<IpNet>, String> {
-    if !method.asks_the_machine() {
-        return Ok(None);
-    }
-    let method = method.clone();
-    let found = tokio::task::spawn_blocking(move || find_here(&method, version)).await;
-    found.map_err(|panic| format!("the search for an address has failed: {panic}"))?
-}
-
-#[cfg(target_os = "linux")]
-fn find_here(method: &AddressMethod, version: IpVersion) -> Result<Option<IpNet>, String> {
-    let listed =
-        tortie_linux::interfaces().map_err(|error| format!("cannot list the interfaces: {error}"))?;
-    let interface = |(name, addresses)| Interface { name, addresses };
-    let interfaces: Vec<Interface> = listed.into_iter().map(interface).collect();
-    method.choose(version, &interfaces, method.host().and_then(|host| local_address(host, version)))
-}
-
-#[cfg(not(target_os = "linux"))]
-pub(crate) async fn find(_: &AddressMethod, _: IpVersion) -> Result<Option<IpNet>, String> {
-    Ok(None)
+fn find_here(method: &AddressMethod, version: IpVersion, machine: &Machine) -> Result<Option<IpNet>, String> {
+    let interfaces = machine.interfaces()?;
+    let local = method.host().and_then(|host| local_address(host, version));
+    method.choose(version, &interfaces, |name| machine.is_virtual(name), local)
 }
 
 /// The source address of packets to the host, by the machine's routes. Nothing is sent, except to resolve its name.
-#[cfg(target_os = "linux")]
 fn local_address(host: &str, version: IpVersion) -> Option<IpAddr> {
     use std::net::{Ipv4Addr, Ipv6Addr, ToSocketAddrs as _, UdpSocket};
 
@@ -314,7 +370,7 @@ mod tests {
             let parsed: AddressMethod = method.parse().unwrap();
             let local = local.parse().ok();
             for (version, expected) in [(IpVersion::V4, ipv4), (IpVersion::V6, ipv6)] {
-                let chosen = parsed.choose(version, &machine, local);
+                let chosen = parsed.choose(version, &machine, |name| Machine::Linux.is_virtual(name), local);
                 match expected {
                     "" => {
                         let problem = chosen.unwrap_err();
@@ -327,7 +383,7 @@ mod tests {
                 }
             }
         }
-        let by_kubelet = AddressMethod::InternalIp.choose(IpVersion::V4, &machine, None);
+        let by_kubelet = AddressMethod::InternalIp.choose(IpVersion::V4, &machine, |_| false, None);
         assert_eq!(by_kubelet, Ok(None));
     }
 
@@ -357,6 +413,53 @@ mod tests {
             let error = text.parse::<AddressMethod>().unwrap_err();
             assert!(error.contains(problem), "{text}: {error}");
         }
+    }
+
+    /// The names are those of Windows; a switch has taken the address over.
+    #[test]
+    fn a_windows_machine_is_asked_too() {
+        use std::sync::Arc;
+        use tortie_hcn::{Adapter, IpHelper};
+        use tortie_hns_emulator::EmulatedHost;
+        use tortie_windows::HostRoutes;
+
+        let adapters = [
+            ("Loopback Pseudo-Interface 1", "127.0.0.1/8", true),
+            ("vEthernet (Ethernet)", "192.0.2.14/24", true),
+            ("vEthernet (nat)", "172.20.0.1/20", true),
+            ("vEthernet (Calico_ep)", "10.244.3.2/26", true),
+            ("Wi-Fi", "203.0.113.8/24", false),
+        ];
+        let adapter = |(name, address, is_up): (&str, &str, bool)| Adapter {
+            index: 1,
+            name: name.to_owned(),
+            mac: None,
+            mtu: 1500,
+            is_up,
+            addresses: vec![address.parse().unwrap()],
+        };
+        let ip: Arc<dyn IpHelper> = Arc::new(EmulatedHost::new(adapters.map(adapter).into(), vec![]));
+        let host = Host::new(ip.clone(), None, Arc::new(HostRoutes::new(ip, None)));
+        let machine = Machine::Windows(host);
+        for (method, expected) in [
+            ("first-found", Some("192.0.2.14/24")),
+            ("interface=nat", Some("172.20.0.1/20")),
+            ("interface=Wi-Fi", None),
+            ("skip-interface=Ethernet", None),
+            ("cidr=192.0.0.0/16", Some("192.0.2.14/24")),
+        ] {
+            let found = find_here(&method.parse().unwrap(), IpVersion::V4, &machine);
+            assert_eq!(found.ok().flatten().map(|net| net.to_string()).as_deref(), expected, "{method}");
+        }
+        let finder = AddressFinder { methods: AddressMethods::default(), machine };
+        assert_eq!(finder.prefix_length("192.0.2.14".parse().unwrap()), Some(24));
+        assert!(finder.lacks("192.0.2.15".parse().unwrap()) && !finder.lacks("192.0.2.14".parse().unwrap()));
+        let unknown = AddressFinder { machine: Machine::Windows(Host::unknown()), ..finder };
+        assert_eq!(unknown.prefix_length("192.0.2.14".parse().unwrap()), None);
+        assert!(
+            !unknown.lacks("192.0.2.15".parse().unwrap()),
+            "of a machine that nobody knows, nothing is lost"
+        );
     }
 
     /// The same on interfaces of the kernel, in a network namespace.
@@ -392,7 +495,7 @@ mod tests {
                 ("can-reach=192.0.2.77", IpVersion::V6, "No route of this family"),
                 ("interface=eth1", IpVersion::V6, "eth0 (2001:db8::10/64)"),
             ] {
-                let found = find_here(&method.parse().unwrap(), version);
+                let found = find_here(&method.parse().unwrap(), version, &Machine::Linux);
                 let shown = found.map_or_else(|problem| problem, |net| net.unwrap().to_string());
                 assert!(shown.contains(expected), "{method} {version}: {shown}");
             }

@@ -173,7 +173,7 @@ struct Daemon {
     )]
     cni_results: PathBuf,
     /// How to find the node's own IPv4 address: kubernetes-internal-ip (what the kubelet reports), first-found, can-reach=HOST,
-    /// interface=REGEX,…, skip-interface=REGEX,… or cidr=NETWORK,…. Others than the first only on Linux nodes
+    /// interface=REGEX,…, skip-interface=REGEX,… or cidr=NETWORK,…
     #[arg(
         long,
         env = "TORTIE_IP_AUTODETECTION_METHOD",

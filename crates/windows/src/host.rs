@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use ipnet::Ipv4Net;
+use ipnet::{IpNet, Ipv4Net};
 use tortie_hcn::{Adapter, IpHelper, IpHelperError, NoIpHelper};
 use tracing::warn;
 
@@ -128,6 +128,15 @@ impl Host {
         }
         problems.extend(node_routes::sync(&*self.ip, metric, desired, Surplus::Goes)?);
         Ok(problems)
+    }
+
+    /// The names of the adapters that are up, with their addresses; none if nothing is known about the machine.
+    ///
+    /// # Errors
+    /// The system does not tell them.
+    pub fn interfaces(&self) -> Result<Vec<(String, Vec<IpNet>)>, IpHelperError> {
+        let up = self.ip.adapters()?.into_iter().filter(|adapter| adapter.is_up);
+        Ok(up.map(|adapter| (adapter.name, adapter.addresses)).collect())
     }
 
     /// The adapter for a network of the node with this address.
