@@ -59,7 +59,7 @@ use tortie_store::{Endpoints, Store, StoreError};
 
 use barrier::Barrier;
 #[cfg(target_os = "linux")]
-pub use bgp::KINDS as BGP_KINDS;
+pub use bgp::{KINDS as BGP_KINDS, SERVICE_KINDS as BGP_SERVICE_KINDS};
 pub use cni_config::CniIpam;
 use control_server::Answers;
 pub use default_pool::DefaultPool;

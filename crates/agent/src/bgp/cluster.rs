@@ -11,7 +11,9 @@ use tortie_api::calico::{
 use tortie_api::ipam::Block;
 use tortie_api::kubernetes::Node;
 use tortie_api::{Key, Kind, Resource};
-use tortie_bgp::calico::{Derived, NoSecret, PodAddress, Resources, derive};
+use tortie_bgp::calico::{
+    Derived, Name, NoSecret, PodAddress, Resources, ServiceRoutes, ServiceSettings, derive,
+};
 use tortie_ipam::{Affinity, AffinityState};
 use tortie_store::{Change, Interest, StoreError, Stored};
 
@@ -27,6 +29,9 @@ pub const KINDS: [Kind; 9] = [
     Kind::ClusterInformation,
     Kind::WorkloadEndpoint,
 ];
+
+/// The kinds that it follows besides, while BGPConfiguration `default` names networks of Services.
+pub const SERVICE_KINDS: [Kind; 2] = [Kind::Service, Kind::EndpointSlice];
 
 /// What the speaker of a node must know of them.
 pub(super) fn interests(node: &str) -> Vec<Interest> {
@@ -53,6 +58,7 @@ pub(super) struct Cluster {
     information: BTreeMap<String, ClusterInformation>,
     /// The addresses of the node's pods, by their endpoints.
     pods: BTreeMap<Key, Vec<PodAddress>>,
+    services: ServiceRoutes,
     /// Objects that cannot be read, and why.
     unreadable: BTreeMap<Key, String>,
     /// The kinds that have not been delivered completely, and why not.
@@ -72,6 +78,7 @@ impl Cluster {
             borrowed: BTreeMap::new(),
             information: BTreeMap::new(),
             pods: BTreeMap::new(),
+            services: ServiceRoutes::new(node),
             unreadable: BTreeMap::new(),
             missing: KINDS.into_iter().map(|kind| (kind, None)).collect(),
         }
@@ -81,7 +88,7 @@ impl Cluster {
     pub(super) fn apply(&mut self, change: Change) -> bool {
         match change {
             Change::Put(stored) => return self.put(&stored),
-            Change::Gone { key, .. } => self.gone(&key),
+            Change::Gone { key, .. } => return self.gone(&key),
             // A kind that the datastore does not have has no objects.
             Change::InSync(kind, _) | Change::Unavailable(kind, StoreError::KindAbsent(_)) => {
                 drop(self.missing.remove(&kind));
@@ -117,7 +124,11 @@ impl Cluster {
         let name = &key.name;
         let differs = match resource {
             Resource::Node(it) => replace(&mut self.nodes, name, it),
-            Resource::BgpConfiguration(it) => replace(&mut self.configurations, name, it),
+            Resource::BgpConfiguration(it) => {
+                let differs = replace(&mut self.configurations, name, it);
+                self.set_service_settings();
+                differs
+            }
             Resource::BgpPeer(it) => replace(&mut self.peers, name, it),
             Resource::BgpFilter(it) => replace(&mut self.filters, name, it),
             Resource::IpPool(it) => replace(&mut self.pools, name, it),
@@ -126,6 +137,8 @@ impl Cluster {
                 let addresses = pod_addresses(&it, &self.node);
                 self.pods.insert(key.clone(), addresses.clone()) != Some(addresses)
             }
+            Resource::Service(it) => self.services.set_service(&full_name(key), Some(&it)),
+            Resource::EndpointSlice(it) => self.services.set_slice(&full_name(key), Some(&it)),
             _ => false,
         };
         differs || was_unreadable
@@ -174,16 +187,22 @@ impl Cluster {
         }
     }
 
-    fn gone(&mut self, key: &Key) {
-        self.unreadable.remove(key);
-        self.forget(key);
+    /// Takes the end of an object. Returns whether the speaker may have to change.
+    fn gone(&mut self, key: &Key) -> bool {
+        let was_unreadable = self.unreadable.remove(key).is_some();
+        self.forget(key) || was_unreadable
     }
 
-    fn forget(&mut self, key: &Key) {
+    fn forget(&mut self, key: &Key) -> bool {
         let name = &key.name;
         match key.kind {
+            Kind::Service => return self.services.set_service(&full_name(key), None),
+            Kind::EndpointSlice => return self.services.set_slice(&full_name(key), None),
             Kind::Node => drop(self.nodes.remove(name)),
-            Kind::BgpConfiguration => drop(self.configurations.remove(name)),
+            Kind::BgpConfiguration => {
+                self.configurations.remove(name);
+                self.set_service_settings();
+            }
             Kind::BgpPeer => drop(self.peers.remove(name)),
             Kind::BgpFilter => drop(self.filters.remove(name)),
             Kind::IpPool => drop(self.pools.remove(name)),
@@ -192,6 +211,27 @@ impl Cluster {
             Kind::ClusterInformation => drop(self.information.remove(name)),
             Kind::WorkloadEndpoint => drop(self.pods.remove(key)),
             _ => {}
+        }
+        true
+    }
+
+    /// Whether the speaker must know Services.
+    pub(super) fn follows_services(&self) -> bool {
+        self.services.settings().need_services()
+    }
+
+    /// Takes the settings for Services. Services are awaited if they are needed now, and forgotten if they no longer are.
+    fn set_service_settings(&mut self) {
+        let followed = self.follows_services();
+        self.services.set_settings(ServiceSettings::new(&self.settings()));
+        match (followed, self.follows_services()) {
+            (false, true) => self.missing.extend(SERVICE_KINDS.map(|kind| (kind, None))),
+            (true, false) => {
+                self.services.clear();
+                self.missing.retain(|kind, _| !SERVICE_KINDS.contains(kind));
+                self.unreadable.retain(|key, _| !SERVICE_KINDS.contains(&key.kind));
+            }
+            (true, true) | (false, false) => {}
         }
     }
 
@@ -223,6 +263,7 @@ impl Cluster {
             pools: &self.pools(),
             blocks: &blocks,
             pods: &pods,
+            service_addresses: &self.services.addresses(),
             secret,
         };
         derive(&self.node, &resources)
@@ -247,6 +288,11 @@ impl Cluster {
         });
         unreadable.chain(missing).collect()
     }
+}
+
+/// The namespace and name of an object.
+fn full_name(key: &Key) -> Name {
+    (key.namespace.clone(), key.name.clone())
 }
 
 /// The addresses of a pod of this node.

@@ -17,7 +17,7 @@ use crate::control::Outcome;
 use crate::{AgentError, Platform};
 
 #[cfg(target_os = "linux")]
-pub use self::cluster::KINDS;
+pub use self::cluster::{KINDS, SERVICE_KINDS};
 #[cfg(target_os = "linux")]
 pub(crate) use self::runner::run;
 #[cfg(target_os = "linux")]

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
+use futures::stream::{BoxStream, ReadyChunks};
 use ipnet::IpNet;
 use tokio::sync::{mpsc, watch};
 use tortie_bgp::calico::{Derived, Forwarding, forwarding};
@@ -19,7 +20,7 @@ use tortie_bgp::rib::{Chosen, OwnRoute, RouteChange, Why};
 use tortie_bgp::speaker::{Config, RouteEvent, Speaker, SpeakerStatus};
 use tortie_dataplane::{Condition, Reason};
 use tortie_linux::LearnedRoutes;
-use tortie_store::Endpoints;
+use tortie_store::{Change, Endpoints, Interest};
 
 use super::cluster::{self, Cluster};
 use super::passwords::Passwords;
@@ -47,16 +48,18 @@ pub(crate) async fn run(
 ) {
     let mut changes = store.follow(cluster::interests(&node)).ready_chunks(BATCH);
     let mut runner = Runner::new(&node, learned, Passwords::new(store.secrets()));
+    let mut services = None;
     let mut look = tokio::time::interval(LOOK);
     look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             changes = changes.next() => {
                 let Some(changes) = changes else { return };
-                let changed = changes.into_iter().fold(false, |changed, one| runner.cluster.apply(one) | changed);
-                if changed {
-                    runner.configure().await;
-                }
+                runner.take_changes(changes).await;
+            }
+            changes = next_of_services(&mut services) => {
+                let Some(changes) = changes else { return };
+                runner.take_changes(changes).await;
             }
             state = runner.passwords.next() => {
                 if runner.passwords.take(state) {
@@ -71,6 +74,14 @@ pub(crate) async fn run(
                 continue;
             }
         }
+        match runner.cluster.follows_services() {
+            true if services.is_none() => {
+                let interests = cluster::SERVICE_KINDS.map(Interest::all).to_vec();
+                services = Some(store.follow(interests).ready_chunks(BATCH));
+            }
+            true => {}
+            false => services = None,
+        }
         runner.program().await;
         let now = runner.conditions();
         conditions.send_if_modified(|last| std::mem::replace(last, now.clone()) != now);
@@ -81,6 +92,16 @@ pub(crate) async fn run(
 async fn next_event(running: &mut Option<Running>) -> Option<RouteEvent> {
     match running {
         Some(running) => running.events.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The next changes of Services; `None` if the store has ended. While nobody follows them, there never are any.
+async fn next_of_services(
+    services: &mut Option<ReadyChunks<BoxStream<'static, Change>>>,
+) -> Option<Vec<Change>> {
+    match services {
+        Some(services) => services.next().await,
         None => std::future::pending().await,
     }
 }
@@ -134,6 +155,13 @@ impl Runner {
             of_speaker: None,
             of_routes: Vec::new(),
             is_due: false,
+        }
+    }
+
+    async fn take_changes(&mut self, changes: Vec<Change>) {
+        let changed = changes.into_iter().fold(false, |changed, one| self.cluster.apply(one) | changed);
+        if changed {
+            self.configure().await;
         }
     }
 
