@@ -359,6 +359,57 @@ mod tests {
         assert!(!put(&mut cluster, Kind::IpamBlock, "10.0.0.4/30", block));
     }
 
+    /// Services are awaited, and count, only while the settings name networks of Services.
+    #[test]
+    fn services_count_while_the_settings_name_their_networks() {
+        let mut cluster = Cluster::new("one");
+        KINDS.into_iter().for_each(|kind| drop(cluster.apply(Change::InSync(kind, Position::default()))));
+        let settings = |spec: Value| json!({"metadata": {"name": "default"}, "spec": spec});
+        let networks = settings(json!({"serviceExternalIPs": [{"cidr": "198.51.100.0/24"}]}));
+        let service = json!({"metadata": {"name": "s"}, "spec": {"type": "LoadBalancer", "clusterIP": "10.96.0.7",
+            "externalIPs": ["198.51.100.7"], "externalTrafficPolicy": "Local"}});
+        let slice = |node: &str| {
+            json!({"metadata": {"name": "e", "labels": {"kubernetes.io/service-name": "s"}}, "addressType": "IPv4",
+                "endpoints": [{"addresses": ["10.0.0.5"], "nodeName": node}]})
+        };
+        let addresses = |cluster: &Cluster| {
+            let derived = cluster.derived(&|_| Err(NoSecret::Unreadable("none".to_owned())));
+            derived.own.into_keys().filter(|net| net.prefix_len() == 32).collect::<Vec<_>>()
+        };
+        assert!(cluster.is_usable() && !cluster.follows_services());
+        assert!(put(&mut cluster, Kind::BgpConfiguration, "default", networks.clone()));
+        assert!(cluster.follows_services() && !cluster.is_usable(), "Services are awaited");
+        assert!(!put(&mut cluster, Kind::Service, "s", service.clone()), "it has no backend yet");
+        assert!(put(&mut cluster, Kind::EndpointSlice, "e", slice("one")));
+        assert!(!put(&mut cluster, Kind::EndpointSlice, "e", slice("one")), "nothing differs");
+        for kind in SERVICE_KINDS {
+            assert!(!cluster.is_usable());
+            cluster.apply(Change::InSync(kind, Position::default()));
+        }
+        assert!(cluster.is_usable());
+        assert_eq!(addresses(&cluster), ["198.51.100.7/32".parse().unwrap()]);
+        let gone = |kind, name: &str| Change::Gone { key: Key::global(kind, name), position: Position::default() };
+        assert!(put(&mut cluster, Kind::EndpointSlice, "e", slice("two")));
+        assert!(!cluster.apply(gone(Kind::EndpointSlice, "e")), "its backend was elsewhere");
+        assert!(put(&mut cluster, Kind::EndpointSlice, "e", slice("one")));
+
+        // A datastore without the kind has no Services. One that does not answer is waited for.
+        let denied = StoreError::Forbidden("no".to_owned());
+        cluster.apply(Change::Unavailable(Kind::Service, denied));
+        assert!(!cluster.is_usable() && cluster.problems()[0].starts_with("services cannot be read"));
+        cluster.apply(Change::Unavailable(Kind::Service, StoreError::KindAbsent(Kind::Service)));
+        assert!(cluster.is_usable());
+
+        // Without the settings, what is known of Services is forgotten: nobody follows them.
+        assert!(put(&mut cluster, Kind::BgpConfiguration, "default", settings(json!({}))));
+        assert!(cluster.is_usable() && !cluster.follows_services());
+        put(&mut cluster, Kind::BgpConfiguration, "default", networks);
+        SERVICE_KINDS.into_iter().for_each(|kind| drop(cluster.apply(Change::InSync(kind, Position::default()))));
+        assert_eq!(addresses(&cluster), Vec::<IpNet>::new());
+        cluster.apply(gone(Kind::BgpConfiguration, "default"));
+        assert!(!cluster.follows_services());
+    }
+
     #[test]
     fn only_what_differs_is_a_reason_to_configure_the_speaker() {
         let mut cluster = Cluster::new("one");

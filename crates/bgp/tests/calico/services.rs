@@ -130,7 +130,9 @@ fn a_node_advertises_the_services_that_calico_advertises() {
         let mut routes = ServiceRoutes::new(HERE);
         routes.set_settings(settings(spec));
         put_service(&mut routes, &service("s", changes));
-        slices.iter().for_each(|slice| drop(put_slice(&mut routes, slice)));
+        for slice in &slices {
+            put_slice(&mut routes, slice);
+        }
         assert_eq!(texts(&routes), expected, "{about}");
     }
     // A balancer that packets must pass is not this node's to advertise.
