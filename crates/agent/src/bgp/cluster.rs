@@ -359,11 +359,17 @@ mod tests {
         assert!(!put(&mut cluster, Kind::IpamBlock, "10.0.0.4/30", block));
     }
 
+    fn in_sync(cluster: &mut Cluster, kinds: &[Kind]) {
+        for kind in kinds {
+            cluster.apply(Change::InSync(*kind, Position::default()));
+        }
+    }
+
     /// Services are awaited, and count, only while the settings name networks of Services.
     #[test]
     fn services_count_while_the_settings_name_their_networks() {
         let mut cluster = Cluster::new("one");
-        KINDS.into_iter().for_each(|kind| drop(cluster.apply(Change::InSync(kind, Position::default()))));
+        in_sync(&mut cluster, &KINDS);
         let settings = |spec: Value| json!({"metadata": {"name": "default"}, "spec": spec});
         let networks = settings(json!({"serviceExternalIPs": [{"cidr": "198.51.100.0/24"}]}));
         let service = json!({"metadata": {"name": "s"}, "spec": {"type": "LoadBalancer", "clusterIP": "10.96.0.7",
@@ -382,13 +388,13 @@ mod tests {
         assert!(!put(&mut cluster, Kind::Service, "s", service.clone()), "it has no backend yet");
         assert!(put(&mut cluster, Kind::EndpointSlice, "e", slice("one")));
         assert!(!put(&mut cluster, Kind::EndpointSlice, "e", slice("one")), "nothing differs");
-        for kind in SERVICE_KINDS {
-            assert!(!cluster.is_usable());
-            cluster.apply(Change::InSync(kind, Position::default()));
-        }
+        in_sync(&mut cluster, &[Kind::Service]);
+        assert!(!cluster.is_usable());
+        in_sync(&mut cluster, &[Kind::EndpointSlice]);
         assert!(cluster.is_usable());
         assert_eq!(addresses(&cluster), ["198.51.100.7/32".parse().unwrap()]);
-        let gone = |kind, name: &str| Change::Gone { key: Key::global(kind, name), position: Position::default() };
+        let gone =
+            |kind, name: &str| Change::Gone { key: Key::global(kind, name), position: Position::default() };
         assert!(put(&mut cluster, Kind::EndpointSlice, "e", slice("two")));
         assert!(!cluster.apply(gone(Kind::EndpointSlice, "e")), "its backend was elsewhere");
         assert!(put(&mut cluster, Kind::EndpointSlice, "e", slice("one")));
@@ -404,7 +410,7 @@ mod tests {
         assert!(put(&mut cluster, Kind::BgpConfiguration, "default", settings(json!({}))));
         assert!(cluster.is_usable() && !cluster.follows_services());
         put(&mut cluster, Kind::BgpConfiguration, "default", networks);
-        SERVICE_KINDS.into_iter().for_each(|kind| drop(cluster.apply(Change::InSync(kind, Position::default()))));
+        in_sync(&mut cluster, &SERVICE_KINDS);
         assert_eq!(addresses(&cluster), Vec::<IpNet>::new());
         cluster.apply(gone(Kind::BgpConfiguration, "default"));
         assert!(!cluster.follows_services());

@@ -211,8 +211,7 @@ impl ServiceRoutes {
 
     /// Takes an EndpointSlice; `None` if it is gone. Returns whether the addresses differ.
     pub fn set_slice(&mut self, name: &Name, slice: Option<&EndpointSlice>) -> bool {
-        let of_slice =
-            slice.and_then(|slice| Some(((name.0.clone(), slice.service()?.to_owned()), slice)));
+        let of_slice = slice.and_then(|slice| Some(((name.0.clone(), slice.service()?.to_owned()), slice)));
         let mut concerned = BTreeSet::new();
         if let Some((service, _)) = self.slices.remove(name) {
             if let Some(slices) = self.slices_of.get_mut(&service) {

@@ -353,13 +353,8 @@ fn judged_route(
     let mut attributes = Attributes::new("10.0.0.7".parse::<std::net::IpAddr>().unwrap());
     change(&mut attributes);
     let prefix = prefix.parse().unwrap();
-    let candidate = Candidate {
-        prefix: &prefix,
-        attributes: &attributes,
-        from_peer,
-        interface,
-        internal_peer: true,
-    };
+    let candidate =
+        Candidate { prefix: &prefix, attributes: &attributes, from_peer, interface, internal_peer: true };
     match policy.judge(&candidate) {
         Verdict::Rejected => None,
         Verdict::Unchanged => Some(attributes),
