@@ -160,7 +160,9 @@ impl Known<'_> {
             let address = |node: usize| self.address(node);
             return Some(format!(
                 "nothing passes between the nodes, though it does on each of them: check that UDP {} (VXLAN) passes between {} and {}",
-                self.nodes.get(to).map_or(0, |node| vxlan_ports::of_node(self.snapshot, &node.name)),
+                self.nodes.get(to).map_or_else(String::new, |node| {
+                    vxlan_ports::of_node(self.snapshot, &node.name).to_string()
+                }),
                 address(from),
                 address(to)
             ));
