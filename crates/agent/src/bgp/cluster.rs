@@ -59,6 +59,8 @@ pub(super) struct Cluster {
     /// The addresses of the node's pods, by their endpoints.
     pods: BTreeMap<Key, Vec<PodAddress>>,
     services: ServiceRoutes,
+    /// How often Services became necessary. What was known of them before is forgotten each time.
+    times_services_began: u32,
     /// Objects that cannot be read, and why.
     unreadable: BTreeMap<Key, String>,
     /// The kinds that have not been delivered completely, and why not.
@@ -79,6 +81,7 @@ impl Cluster {
             information: BTreeMap::new(),
             pods: BTreeMap::new(),
             services: ServiceRoutes::new(node),
+            times_services_began: 0,
             unreadable: BTreeMap::new(),
             missing: KINDS.into_iter().map(|kind| (kind, None)).collect(),
         }
@@ -215,17 +218,20 @@ impl Cluster {
         true
     }
 
-    /// Whether the speaker must know Services.
-    pub(super) fn follows_services(&self) -> bool {
-        self.services.settings().need_services()
+    /// Whether the speaker must know Services. Another number than before asks for all of them again.
+    pub(super) fn follows_services(&self) -> Option<u32> {
+        self.services.settings().need_services().then_some(self.times_services_began)
     }
 
     /// Takes the settings for Services. Services are awaited if they are needed now, and forgotten if they no longer are.
     fn set_service_settings(&mut self) {
-        let followed = self.follows_services();
+        let followed = self.services.settings().need_services();
         self.services.set_settings(ServiceSettings::new(&self.settings()));
-        match (followed, self.follows_services()) {
-            (false, true) => self.missing.extend(SERVICE_KINDS.map(|kind| (kind, None))),
+        match (followed, self.services.settings().need_services()) {
+            (false, true) => {
+                self.times_services_began += 1;
+                self.missing.extend(SERVICE_KINDS.map(|kind| (kind, None)));
+            }
             (true, false) => {
                 self.services.clear();
                 self.missing.retain(|kind, _| !SERVICE_KINDS.contains(kind));
@@ -382,9 +388,10 @@ mod tests {
             let derived = cluster.derived(&|_| Err(NoSecret::Unreadable("none".to_owned())));
             derived.own.into_keys().filter(|net| net.prefix_len() == 32).collect::<Vec<_>>()
         };
-        assert!(cluster.is_usable() && !cluster.follows_services());
+        assert!(cluster.is_usable() && cluster.follows_services().is_none());
         assert!(put(&mut cluster, Kind::BgpConfiguration, "default", networks.clone()));
-        assert!(cluster.follows_services() && !cluster.is_usable(), "Services are awaited");
+        assert_eq!(cluster.follows_services(), Some(1));
+        assert!(!cluster.is_usable(), "Services are awaited");
         assert!(!put(&mut cluster, Kind::Service, "s", service.clone()), "it has no backend yet");
         assert!(put(&mut cluster, Kind::EndpointSlice, "e", slice("one")));
         assert!(!put(&mut cluster, Kind::EndpointSlice, "e", slice("one")), "nothing differs");
@@ -408,12 +415,18 @@ mod tests {
 
         // Without the settings, what is known of Services is forgotten: nobody follows them.
         assert!(put(&mut cluster, Kind::BgpConfiguration, "default", settings(json!({}))));
-        assert!(cluster.is_usable() && !cluster.follows_services());
-        put(&mut cluster, Kind::BgpConfiguration, "default", networks);
+        assert!(cluster.is_usable() && cluster.follows_services().is_none());
+        put(&mut cluster, Kind::BgpConfiguration, "default", networks.clone());
+        assert_eq!(cluster.follows_services(), Some(2), "they are asked for again");
         in_sync(&mut cluster, &SERVICE_KINDS);
         assert_eq!(addresses(&cluster), Vec::<IpNet>::new());
         cluster.apply(gone(Kind::BgpConfiguration, "default"));
-        assert!(!cluster.follows_services());
+        assert_eq!(cluster.follows_services(), None);
+        // Nobody waits for Services that are awaited and no longer necessary.
+        put(&mut cluster, Kind::BgpConfiguration, "default", networks);
+        assert!(!cluster.is_usable());
+        cluster.apply(gone(Kind::BgpConfiguration, "default"));
+        assert!(cluster.is_usable());
     }
 
     #[test]

@@ -74,13 +74,11 @@ pub(crate) async fn run(
                 continue;
             }
         }
-        match runner.cluster.follows_services() {
-            true if services.is_none() => {
-                let interests = cluster::SERVICE_KINDS.map(Interest::all).to_vec();
-                services = Some(store.follow(interests).ready_chunks(BATCH));
-            }
-            true => {}
-            false => services = None,
+        let wanted = runner.cluster.follows_services();
+        if wanted != services.as_ref().map(|followed: &FollowedServices| followed.number) {
+            let follow = || store.follow(cluster::SERVICE_KINDS.map(Interest::all).to_vec());
+            services =
+                wanted.map(|number| FollowedServices { number, changes: follow().ready_chunks(BATCH) });
         }
         runner.program().await;
         let now = runner.conditions();
@@ -96,12 +94,17 @@ async fn next_event(running: &mut Option<Running>) -> Option<RouteEvent> {
     }
 }
 
+/// Services and EndpointSlices, while the speaker must know them.
+struct FollowedServices {
+    /// What [`Cluster::follows_services`] was.
+    number: u32,
+    changes: ReadyChunks<BoxStream<'static, Change>>,
+}
+
 /// The next changes of Services; `None` if the store has ended. While nobody follows them, there never are any.
-async fn next_of_services(
-    services: &mut Option<ReadyChunks<BoxStream<'static, Change>>>,
-) -> Option<Vec<Change>> {
+async fn next_of_services(services: &mut Option<FollowedServices>) -> Option<Vec<Change>> {
     match services {
-        Some(services) => services.next().await,
+        Some(services) => services.changes.next().await,
         None => std::future::pending().await,
     }
 }

@@ -301,11 +301,22 @@ spec:
 /// A router, which runs BIRD, learns the addresses of a Service of type Local from the node with a backend, while there is one.
 #[test]
 fn a_router_learns_addresses_of_services_while_the_node_has_a_backend() {
-    if !can_run(&[Program::Bird, Program::Birdc]) {
-        return;
+    if can_run(&[Program::Bird, Program::Birdc]) {
+        addresses_of_services(&[]);
     }
+}
+
+/// The same with Services and EndpointSlices of a real API server.
+#[test]
+fn a_router_learns_addresses_of_services_of_kubernetes() {
+    if can_run(&[Program::Bird, Program::Birdc, Program::Kube]) {
+        addresses_of_services(&["--datastore", "kubernetes"]);
+    }
+}
+
+fn addresses_of_services(options: &[&str]) {
     let lab = Lab::new(User::Root);
-    let mut running = lab.up(&["--linux", "2", "--windows", "0", "--bgp"]);
+    let mut running = lab.up(&[&["--linux", "2", "--windows", "0", "--bgp"], options].concat());
     let settings = |spec: &str| {
         let text = format!(
             "apiVersion: projectcalico.org/v3\nkind: BGPConfiguration\nmetadata: {{name: default}}\nspec: {spec}\n"
@@ -347,6 +358,8 @@ fn a_router_learns_addresses_of_services_while_the_node_has_a_backend() {
     until("it is not", &["198.51.100.7/32"]);
     lab.ok(&["delete", "bgpconfiguration", "default"]);
     until("no settings", &[]);
+    settings("{serviceExternalIPs: [{cidr: 198.51.100.7/32}]}");
+    until("the settings again", &["198.51.100.7/32"]);
     drop(router);
     lab.ok(&["lab", "down"]);
     running.wait();
