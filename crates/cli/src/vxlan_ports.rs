@@ -25,3 +25,26 @@ fn spec(snapshot: &Snapshot, key: &Key) -> Option<FelixConfigurationSpec> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn the_port_of_a_node_is_its_own_or_that_of_all() {
+        let mut snapshot = Snapshot::new();
+        let mut set = |name: &str, port: Value| {
+            let value = json!({"metadata": {"name": name}, "spec": {"vxlanPort": port}});
+            snapshot.insert(Key::global(Kind::FelixConfiguration, name), value, None);
+            let ports = closed_to_pods(&snapshot).into_iter().collect::<Vec<_>>();
+            (of_node(&snapshot, "one"), of_node(&snapshot, "two"), ports)
+        };
+        assert_eq!(set("other", json!(null)), (4789, 4789, vec![4789]));
+        assert_eq!(set("default", json!(8472)), (8472, 8472, vec![4789, 8472]));
+        assert_eq!(set("node.one", json!(4790)), (4790, 8472, vec![4789, 4790, 8472]));
+        // 0 is none, and not the port of all.
+        assert_eq!(set("node.one", json!(0)), (4789, 8472, vec![4789, 8472]));
+    }
+}

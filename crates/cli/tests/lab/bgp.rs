@@ -314,6 +314,11 @@ fn a_router_learns_addresses_of_services_of_kubernetes() {
     }
 }
 
+/// A pod of the Service. The API server wants an image.
+fn backend(name: &str, node: &str) -> String {
+    pod(name, node, "a").replace("{name: c,", "{name: c, image: none,")
+}
+
 fn addresses_of_services(options: &[&str]) {
     let lab = Lab::new(User::Root);
     let mut running = lab.up(&[&["--linux", "2", "--windows", "0", "--bgp"], options].concat());
@@ -337,10 +342,10 @@ fn addresses_of_services(options: &[&str]) {
     until("the network", &["198.51.100.0/24"]);
 
     // A backend on the other node, then one on this node, which goes.
-    lab.ok(&["apply", "-f", &lab.file("far.yml", &pod("far", "linux-2", "a"))]);
+    lab.ok(&["apply", "-f", &lab.file("far.yml", &backend("far", "linux-2"))]);
     lab.wait_for_pods();
     assert_eq!(routes(), ["198.51.100.0/24"]);
-    lab.ok(&["apply", "-f", &lab.file("near.yml", &pod("near", "primary", "a"))]);
+    lab.ok(&["apply", "-f", &lab.file("near.yml", &backend("near", "primary"))]);
     until("the address", &["198.51.100.0/24", "198.51.100.7/32"]);
     let why = lab.ok(&["bgp", "why", "198.51.100.7", "--node", "primary"]);
     assert!(why.contains("own route"), "{why}");
