@@ -58,7 +58,7 @@ use tortie_ipam::{Ipam, IpamError};
 use tortie_store::{Endpoints, Store, StoreError};
 
 use barrier::Barrier;
-pub use bgp::KINDS as BGP_KINDS;
+pub use bgp::{KINDS as BGP_KINDS, SERVICE_KINDS as BGP_SERVICE_KINDS};
 pub use cni_config::CniIpam;
 use control_server::Answers;
 pub use default_pool::DefaultPool;

@@ -278,7 +278,7 @@ fn fields_without_effect_are_reported_unless_they_request_the_fixed_value() {
         "serviceLoopPrevention": "disabled", "defaultEndpointToHostAction": "Drop", "bpfLogLevel": null,
     }});
     assert_eq!(paths(support::rejected(felix, &value)), ["spec.wireguardEnabled"]);
-    assert_eq!(paths(support::reported(felix, &value)), ["spec.bpfEnabled", "spec.vxlanPort"]);
+    assert_eq!(paths(support::reported(felix, &value)), ["spec.bpfEnabled"]);
     let stored =
         json!({"spec": {"vxlanVNI": "abc", "wireguardEnabled": true, "usageReportingEnabled": true}});
     let all = support::not_in_force(&Key::global(felix, "other"), &stored);

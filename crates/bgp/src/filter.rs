@@ -41,6 +41,8 @@ pub struct Conditions {
     pub prefix: Option<PrefixMatch>,
     /// Whether only routes that peers sent match (`source: RemotePeers`).
     pub only_from_peers: bool,
+    /// Whether only own routes that lead to no interface match.
+    pub only_static: bool,
     /// The name of the interface of a local route; `*` stands for any characters.
     pub interface: Option<String>,
     /// Whether the peer is internal (`peerType: iBGP`) or not.
@@ -168,11 +170,20 @@ impl Policy {
 
 impl Conditions {
     fn hold(&self, candidate: &Candidate<'_>) -> bool {
-        let Self { prefix, only_from_peers, interface, internal_peer, community, as_path_prefix, priority } =
-            self;
+        let Self {
+            prefix,
+            only_from_peers,
+            only_static,
+            interface,
+            internal_peer,
+            community,
+            as_path_prefix,
+            priority,
+        } = self;
         let attributes = candidate.attributes;
         prefix.as_ref().is_none_or(|condition| condition.holds(candidate.prefix))
             && (!only_from_peers || candidate.from_peer)
+            && (!only_static || !candidate.from_peer && candidate.interface.is_none())
             && interface
                 .as_ref()
                 .is_none_or(|pattern| candidate.interface.is_some_and(|name| matches(pattern, name)))

@@ -211,20 +211,27 @@ fn not_enforced_in<'a>(
 }
 
 /// What a reader of many verdicts has to know of tunnels from pods, where these classes of ports hold such packets.
-pub(crate) fn tunnels_note(ports: &Ports, classes: &[usize]) -> Option<String> {
+pub(crate) fn tunnels_note(
+    ports: &Ports,
+    classes: &[usize],
+    closed_to_pods: &BTreeSet<u16>,
+) -> Option<String> {
     let of = |protocol, destination_port| Sample {
         protocol,
         source_port: CLIENT_PORT,
         destination_port,
         icmp: None,
     };
-    let vxlan = of(Protocol::UDP, 4789);
+    let vxlan = closed_to_pods.iter().map(|port| of(Protocol::UDP, *port));
     let ipip = Sample { source_port: 0, ..of(Protocol::IPIP, 0) };
-    let is_included = |sample: &Sample| !ports.is_empty() && classes.contains(&ports.class_of(sample));
-    [vxlan, ipip].iter().any(is_included).then(|| {
-        "VXLAN (udp/4789) and IPIP (proto/4) from pods are dropped before policy, unless FelixConfiguration allows them; \
-         that is not shown here."
-            .to_owned()
+    let is_included = |sample: Sample| !ports.is_empty() && classes.contains(&ports.class_of(&sample));
+    vxlan.chain([ipip]).any(is_included).then(|| {
+        let named: Vec<String> = closed_to_pods.iter().map(|port| format!("udp/{port}")).collect();
+        format!(
+            "VXLAN ({}) and IPIP (proto/4) from pods are dropped before policy, unless FelixConfiguration allows them; \
+             that is not shown here.",
+            named.join(", ")
+        )
     })
 }
 

@@ -70,6 +70,7 @@ mod targets;
 mod uninstall;
 mod validate;
 mod version;
+mod vxlan_ports;
 mod wait;
 #[cfg(windows)]
 mod windows;

@@ -13,7 +13,7 @@ use tortie_reach::{CLIENT_PORT, Cell, Classes, Content, Judge, Scope, Why};
 use crate::port::PortSpec;
 use crate::snapshot::{Read, Source};
 use crate::table::{Because, Reasons, Table, scoped, shown};
-use crate::{decided, explain, html, output};
+use crate::{decided, explain, html, output, vxlan_ports};
 
 /// Wider tables are printed as lists.
 const WIDEST: usize = 110;
@@ -141,7 +141,7 @@ fn notes(classes: &Classes, tables: &[Table], snapshot: &Snapshot) -> Vec<String
             "Host endpoints are included; the report of a node shows whether it enforces them.".to_owned(),
         );
     }
-    notes.extend(explain::tunnels_note(classes.ports(), ports));
+    notes.extend(explain::tunnels_note(classes.ports(), ports, &vxlan_ports::closed_to_pods(snapshot)));
     notes.extend(explain::not_enforced_note(snapshot));
     let scoped = |content: &Content| content.passing().len() > 1;
     if tables.iter().any(|table| table.matrix.cells.iter().flatten().any(scoped)) {

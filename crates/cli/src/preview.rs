@@ -17,7 +17,7 @@ use crate::output::Format;
 use crate::port::PortSpec;
 use crate::snapshot::Read;
 use crate::store::StoreArguments;
-use crate::{decided, manifests, output, planned, service, snapshot};
+use crate::{decided, manifests, output, planned, service, snapshot, vxlan_ports};
 
 #[derive(clap::Args)]
 #[command(mut_arg("files", |files| {
@@ -303,7 +303,9 @@ fn show(change: &Change<'_>, differences: &[Difference], before: &Snapshot, afte
             };
             let changed_ports: Vec<usize> =
                 differences.iter().flat_map(|difference| difference.ports.iter().copied()).collect();
-            explain::tunnels_note(change.classes.ports(), &changed_ports)
+            let mut closed = vxlan_ports::closed_to_pods(before);
+            closed.extend(vxlan_ports::closed_to_pods(after));
+            explain::tunnels_note(change.classes.ports(), &changed_ports, &closed)
                 .iter()
                 .for_each(|note| output::line(note));
             if differences.iter().any(by_hosts) {

@@ -143,7 +143,7 @@ pub struct Route {
 pub struct ClusterNetwork {
     /// The VXLAN network identifier; at least 4096 on Windows nodes.
     pub vni: u32,
-    /// The UDP port of VXLAN; 4789, as Windows requires. Pods may not send to it (policy decision 38).
+    /// The UDP port of VXLAN. Windows nodes have 4789 only.
     pub port: u16,
     /// The MTU of pods and of the VXLAN device, in bytes, where no setting and no interface tells it.
     pub mtu: u32,
@@ -154,14 +154,14 @@ impl ClusterNetwork {
     #[must_use]
     pub fn new(felix: &FelixConfigurationSpec) -> Self {
         let usual = Self::default();
-        Self { vni: felix.vxlan_vni.unwrap_or(usual.vni), ..usual }
+        Self { vni: felix.vxlan_vni.unwrap_or(usual.vni), port: felix.vxlan_port(), ..usual }
     }
 }
 
 impl Default for ClusterNetwork {
     /// Calico's defaults (`felix/config/config_params.go`) and an underlay of 1,500 bytes less VXLAN's 50.
     fn default() -> Self {
-        Self { vni: 4096, port: 4789, mtu: 1450 }
+        Self { vni: 4096, port: FelixConfigurationSpec::VXLAN_PORT, mtu: 1450 }
     }
 }
 

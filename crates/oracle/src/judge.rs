@@ -1,6 +1,6 @@
 //! Evaluates the policies of one endpoint for a packet.
 
-use tortie_api::calico::{Rule, TierDefault};
+use tortie_api::calico::{FelixConfigurationSpec, Rule, TierDefault};
 use tortie_api::net::{Action, Direction, Protocol};
 use tortie_api::report::StaticRule;
 use tortie_api::{Key, Kind, Resource};
@@ -12,9 +12,6 @@ use super::profiles::SeenProfile;
 use super::trace::{DecidedBy, PolicyName, PolicyTrace, Table, TierTrace, Trace, Verdict};
 use super::world::Workload;
 use super::{Oracle, Stored, calico, cluster, kubernetes};
-
-/// The UDP port of VXLAN between nodes.
-const VXLAN_PORT: u16 = 4789;
 
 impl Table {
     /// The default at the end of a tier. Before connection tracking and before address translation, a packet is not
@@ -103,13 +100,14 @@ impl Oracle<'_> {
 
     /// The fixed rules for every packet that a pod sends, before its policy. A pod may not send tunnel packets,
     /// because another node would accept their contents as packets of its own (unless FelixConfiguration allows
-    /// them). A pod may not advertise itself as a router. Neighbour discovery between a pod and its node always works
+    /// them); nodes listen on the configured port, and Windows nodes on their own. A pod may not advertise itself as a router. Neighbour discovery between a pod and its node always works
     /// (policy decisions 22, 38).
     pub(super) fn built_in(&self, pod: &Workload, to_own_node: bool, packet: &Packet<'_>) -> Option<Trace> {
         let felix = self.world.felix(&pod.node);
         let icmp_type =
             packet.icmp.filter(|_| packet.protocol == Protocol::ICMPV6).map(|(icmp_type, _)| icmp_type);
-        let is_vxlan = packet.protocol == Protocol::UDP && packet.destination.port == VXLAN_PORT;
+        let ports = [felix.vxlan_port(), FelixConfigurationSpec::VXLAN_PORT];
+        let is_vxlan = packet.protocol == Protocol::UDP && ports.contains(&packet.destination.port);
         let (verdict, rule) = match icmp_type {
             Some(133 | 135 | 136) if to_own_node => (Verdict::Allow, "a pod and its gateway find each other"),
             Some(134) => (Verdict::Deny, "pods do not advertise routers"),

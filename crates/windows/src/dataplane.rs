@@ -213,7 +213,7 @@ impl WindowsDataplane {
             Delta::Policy(id, _) | Delta::PolicyRemoved(id) => {
                 self.mark_users_of_policies(state, &BTreeSet::from([id]))
             }
-            // Whether ACLs name sets, and the pools.
+            // Whether ACLs name sets, what pods never send, and the pools.
             Delta::Settings(_) => {
                 state.endpoints.keys().for_each(|id| self.acl_reconciler.look_at_now(id.clone()))
             }
@@ -336,7 +336,11 @@ impl WindowsDataplane {
             let port = node.network.port;
             report.node.push(Condition::new(
                 Reason::VxlanPortNotSupported,
-                format!("VXLAN port {port}: Windows has {VXLAN_PORT} only, which is used here"),
+                format!(
+                    "vxlanPort of FelixConfiguration is {port}, and Windows has {VXLAN_PORT} only, which is used here: the pods of this \
+                     node and those of nodes with the other port do not reach each other; remove vxlanPort, or move the pods of Windows \
+                     nodes to another cluster"
+                ),
             ));
         }
         if let Some(mtu) = state.settings.vxlan_mtu.filter(|mtu| *mtu != USUAL_MTU) {

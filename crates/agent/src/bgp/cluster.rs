@@ -11,7 +11,9 @@ use tortie_api::calico::{
 use tortie_api::ipam::Block;
 use tortie_api::kubernetes::Node;
 use tortie_api::{Key, Kind, Resource};
-use tortie_bgp::calico::{Derived, NoSecret, PodAddress, Resources, derive};
+use tortie_bgp::calico::{
+    Derived, Name, NoSecret, PodAddress, Resources, ServiceRoutes, ServiceSettings, derive,
+};
 use tortie_ipam::{Affinity, AffinityState};
 use tortie_store::{Change, Interest, StoreError, Stored};
 
@@ -27,6 +29,9 @@ pub const KINDS: [Kind; 9] = [
     Kind::ClusterInformation,
     Kind::WorkloadEndpoint,
 ];
+
+/// The kinds that it follows besides, while BGPConfiguration `default` names networks of Services.
+pub const SERVICE_KINDS: [Kind; 2] = [Kind::Service, Kind::EndpointSlice];
 
 /// What the speaker of a node must know of them.
 pub(super) fn interests(node: &str) -> Vec<Interest> {
@@ -53,6 +58,9 @@ pub(super) struct Cluster {
     information: BTreeMap<String, ClusterInformation>,
     /// The addresses of the node's pods, by their endpoints.
     pods: BTreeMap<Key, Vec<PodAddress>>,
+    services: ServiceRoutes,
+    /// How often Services became necessary. What was known of them before is forgotten each time.
+    times_services_began: u32,
     /// Objects that cannot be read, and why.
     unreadable: BTreeMap<Key, String>,
     /// The kinds that have not been delivered completely, and why not.
@@ -72,6 +80,8 @@ impl Cluster {
             borrowed: BTreeMap::new(),
             information: BTreeMap::new(),
             pods: BTreeMap::new(),
+            services: ServiceRoutes::new(node),
+            times_services_began: 0,
             unreadable: BTreeMap::new(),
             missing: KINDS.into_iter().map(|kind| (kind, None)).collect(),
         }
@@ -81,7 +91,7 @@ impl Cluster {
     pub(super) fn apply(&mut self, change: Change) -> bool {
         match change {
             Change::Put(stored) => return self.put(&stored),
-            Change::Gone { key, .. } => self.gone(&key),
+            Change::Gone { key, .. } => return self.gone(&key),
             // A kind that the datastore does not have has no objects.
             Change::InSync(kind, _) | Change::Unavailable(kind, StoreError::KindAbsent(_)) => {
                 drop(self.missing.remove(&kind));
@@ -117,7 +127,11 @@ impl Cluster {
         let name = &key.name;
         let differs = match resource {
             Resource::Node(it) => replace(&mut self.nodes, name, it),
-            Resource::BgpConfiguration(it) => replace(&mut self.configurations, name, it),
+            Resource::BgpConfiguration(it) => {
+                let differs = replace(&mut self.configurations, name, it);
+                self.set_service_settings();
+                differs
+            }
             Resource::BgpPeer(it) => replace(&mut self.peers, name, it),
             Resource::BgpFilter(it) => replace(&mut self.filters, name, it),
             Resource::IpPool(it) => replace(&mut self.pools, name, it),
@@ -126,6 +140,8 @@ impl Cluster {
                 let addresses = pod_addresses(&it, &self.node);
                 self.pods.insert(key.clone(), addresses.clone()) != Some(addresses)
             }
+            Resource::Service(it) => self.services.set_service(&full_name(key), Some(&it)),
+            Resource::EndpointSlice(it) => self.services.set_slice(&full_name(key), Some(&it)),
             _ => false,
         };
         differs || was_unreadable
@@ -174,16 +190,22 @@ impl Cluster {
         }
     }
 
-    fn gone(&mut self, key: &Key) {
-        self.unreadable.remove(key);
-        self.forget(key);
+    /// Takes the end of an object. Returns whether the speaker may have to change.
+    fn gone(&mut self, key: &Key) -> bool {
+        let was_unreadable = self.unreadable.remove(key).is_some();
+        self.forget(key) || was_unreadable
     }
 
-    fn forget(&mut self, key: &Key) {
+    fn forget(&mut self, key: &Key) -> bool {
         let name = &key.name;
         match key.kind {
+            Kind::Service => return self.services.set_service(&full_name(key), None),
+            Kind::EndpointSlice => return self.services.set_slice(&full_name(key), None),
             Kind::Node => drop(self.nodes.remove(name)),
-            Kind::BgpConfiguration => drop(self.configurations.remove(name)),
+            Kind::BgpConfiguration => {
+                self.configurations.remove(name);
+                self.set_service_settings();
+            }
             Kind::BgpPeer => drop(self.peers.remove(name)),
             Kind::BgpFilter => drop(self.filters.remove(name)),
             Kind::IpPool => drop(self.pools.remove(name)),
@@ -192,6 +214,30 @@ impl Cluster {
             Kind::ClusterInformation => drop(self.information.remove(name)),
             Kind::WorkloadEndpoint => drop(self.pods.remove(key)),
             _ => {}
+        }
+        true
+    }
+
+    /// Whether the speaker must know Services. Another number than before asks for all of them again.
+    pub(super) fn follows_services(&self) -> Option<u32> {
+        self.services.settings().need_services().then_some(self.times_services_began)
+    }
+
+    /// Takes the settings for Services. Services are awaited if they are needed now, and forgotten if they no longer are.
+    fn set_service_settings(&mut self) {
+        let followed = self.services.settings().need_services();
+        self.services.set_settings(ServiceSettings::new(&self.settings()));
+        match (followed, self.services.settings().need_services()) {
+            (false, true) => {
+                self.times_services_began += 1;
+                self.missing.extend(SERVICE_KINDS.map(|kind| (kind, None)));
+            }
+            (true, false) => {
+                self.services.clear();
+                self.missing.retain(|kind, _| !SERVICE_KINDS.contains(kind));
+                self.unreadable.retain(|key, _| !SERVICE_KINDS.contains(&key.kind));
+            }
+            (true, true) | (false, false) => {}
         }
     }
 
@@ -223,6 +269,7 @@ impl Cluster {
             pools: &self.pools(),
             blocks: &blocks,
             pods: &pods,
+            service_addresses: &self.services.addresses(),
             secret,
         };
         derive(&self.node, &resources)
@@ -247,6 +294,11 @@ impl Cluster {
         });
         unreadable.chain(missing).collect()
     }
+}
+
+/// The namespace and name of an object.
+fn full_name(key: &Key) -> Name {
+    (key.namespace.clone(), key.name.clone())
 }
 
 /// The addresses of a pod of this node.
@@ -311,6 +363,70 @@ mod tests {
         assert!(put(&mut cluster, Kind::IpamBlock, "10.0.0.4/30", block.clone()));
         assert_eq!(advertised(&cluster), ["10.0.0.5/32"], "{cluster:?}");
         assert!(!put(&mut cluster, Kind::IpamBlock, "10.0.0.4/30", block));
+    }
+
+    fn in_sync(cluster: &mut Cluster, kinds: &[Kind]) {
+        for kind in kinds {
+            cluster.apply(Change::InSync(*kind, Position::default()));
+        }
+    }
+
+    /// Services are awaited, and count, only while the settings name networks of Services.
+    #[test]
+    fn services_count_while_the_settings_name_their_networks() {
+        let mut cluster = Cluster::new("one");
+        in_sync(&mut cluster, &KINDS);
+        let settings = |spec: Value| json!({"metadata": {"name": "default"}, "spec": spec});
+        let networks = settings(json!({"serviceExternalIPs": [{"cidr": "198.51.100.0/24"}]}));
+        let service = json!({"metadata": {"name": "s"}, "spec": {"type": "LoadBalancer", "clusterIP": "10.96.0.7",
+            "externalIPs": ["198.51.100.7"], "externalTrafficPolicy": "Local"}});
+        let slice = |node: &str| {
+            json!({"metadata": {"name": "e", "labels": {"kubernetes.io/service-name": "s"}}, "addressType": "IPv4",
+                "endpoints": [{"addresses": ["10.0.0.5"], "nodeName": node}]})
+        };
+        let addresses = |cluster: &Cluster| {
+            let derived = cluster.derived(&|_| Err(NoSecret::Unreadable("none".to_owned())));
+            derived.own.into_keys().filter(|net| net.prefix_len() == 32).collect::<Vec<_>>()
+        };
+        assert!(cluster.is_usable() && cluster.follows_services().is_none());
+        assert!(put(&mut cluster, Kind::BgpConfiguration, "default", networks.clone()));
+        assert_eq!(cluster.follows_services(), Some(1));
+        assert!(!cluster.is_usable(), "Services are awaited");
+        assert!(!put(&mut cluster, Kind::Service, "s", service.clone()), "it has no backend yet");
+        assert!(put(&mut cluster, Kind::EndpointSlice, "e", slice("one")));
+        assert!(!put(&mut cluster, Kind::EndpointSlice, "e", slice("one")), "nothing differs");
+        in_sync(&mut cluster, &[Kind::Service]);
+        assert!(!cluster.is_usable());
+        in_sync(&mut cluster, &[Kind::EndpointSlice]);
+        assert!(cluster.is_usable());
+        assert_eq!(addresses(&cluster), ["198.51.100.7/32".parse().unwrap()]);
+        let gone =
+            |kind, name: &str| Change::Gone { key: Key::global(kind, name), position: Position::default() };
+        assert!(put(&mut cluster, Kind::EndpointSlice, "e", slice("two")));
+        assert!(!cluster.apply(gone(Kind::EndpointSlice, "e")), "its backend was elsewhere");
+        assert!(put(&mut cluster, Kind::EndpointSlice, "e", slice("one")));
+
+        // A datastore without the kind has no Services. One that does not answer is waited for.
+        let denied = StoreError::Forbidden("no".to_owned());
+        cluster.apply(Change::Unavailable(Kind::Service, denied));
+        assert!(!cluster.is_usable() && cluster.problems()[0].starts_with("services cannot be read"));
+        cluster.apply(Change::Unavailable(Kind::Service, StoreError::KindAbsent(Kind::Service)));
+        assert!(cluster.is_usable());
+
+        // Without the settings, what is known of Services is forgotten: nobody follows them.
+        assert!(put(&mut cluster, Kind::BgpConfiguration, "default", settings(json!({}))));
+        assert!(cluster.is_usable() && cluster.follows_services().is_none());
+        put(&mut cluster, Kind::BgpConfiguration, "default", networks.clone());
+        assert_eq!(cluster.follows_services(), Some(2), "they are asked for again");
+        in_sync(&mut cluster, &SERVICE_KINDS);
+        assert_eq!(addresses(&cluster), Vec::<IpNet>::new());
+        cluster.apply(gone(Kind::BgpConfiguration, "default"));
+        assert_eq!(cluster.follows_services(), None);
+        // Nobody waits for Services that are awaited and no longer necessary.
+        put(&mut cluster, Kind::BgpConfiguration, "default", networks);
+        assert!(!cluster.is_usable());
+        cluster.apply(gone(Kind::BgpConfiguration, "default"));
+        assert!(cluster.is_usable());
     }
 
     #[test]

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use tortie_dataplane::LearnedRouteTable;
 use tortie_windows::Host;
 
-pub use self::cluster::KINDS;
+pub use self::cluster::{KINDS, SERVICE_KINDS};
 pub(crate) use self::runner::run;
 use crate::control::Outcome;
 use crate::{AgentError, Platform, WindowsNetwork};

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
+use futures::stream::{BoxStream, ReadyChunks};
 use ipnet::IpNet;
 use tokio::sync::{mpsc, watch};
 use tortie_bgp::calico::{Derived, Forwarding, forwarding};
@@ -18,7 +19,7 @@ use tortie_bgp::fsm::State;
 use tortie_bgp::rib::{Chosen, OwnRoute, RouteChange, Why};
 use tortie_bgp::speaker::{Config, RouteEvent, Speaker, SpeakerStatus};
 use tortie_dataplane::{Condition, LearnedRouteTable, Reason};
-use tortie_store::Endpoints;
+use tortie_store::{Change, Endpoints, Interest};
 
 use super::cluster::{self, Cluster};
 use super::passwords::Passwords;
@@ -46,16 +47,18 @@ pub(crate) async fn run(
 ) {
     let mut changes = store.follow(cluster::interests(&node)).ready_chunks(BATCH);
     let mut runner = Runner::new(&node, learned, Passwords::new(store.secrets()));
+    let mut services = None;
     let mut look = tokio::time::interval(LOOK);
     look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             changes = changes.next() => {
                 let Some(changes) = changes else { return };
-                let changed = changes.into_iter().fold(false, |changed, one| runner.cluster.apply(one) | changed);
-                if changed {
-                    runner.configure().await;
-                }
+                runner.take_changes(changes).await;
+            }
+            changes = next_of_services(&mut services) => {
+                let Some(changes) = changes else { return };
+                runner.take_changes(changes).await;
             }
             state = runner.passwords.next() => {
                 if runner.passwords.take(state) {
@@ -70,6 +73,12 @@ pub(crate) async fn run(
                 continue;
             }
         }
+        let wanted = runner.cluster.follows_services();
+        if wanted != services.as_ref().map(|followed: &FollowedServices| followed.number) {
+            let follow = || store.follow(cluster::SERVICE_KINDS.map(Interest::all).to_vec());
+            services =
+                wanted.map(|number| FollowedServices { number, changes: follow().ready_chunks(BATCH) });
+        }
         runner.program().await;
         let now = runner.conditions();
         conditions.send_if_modified(|last| std::mem::replace(last, now.clone()) != now);
@@ -80,6 +89,21 @@ pub(crate) async fn run(
 async fn next_event(running: &mut Option<Running>) -> Option<RouteEvent> {
     match running {
         Some(running) => running.events.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Services and EndpointSlices, while the speaker must know them.
+struct FollowedServices {
+    /// What [`Cluster::follows_services`] was.
+    number: u32,
+    changes: ReadyChunks<BoxStream<'static, Change>>,
+}
+
+/// The next changes of Services; `None` if the store has ended. While nobody follows them, there never are any.
+async fn next_of_services(services: &mut Option<FollowedServices>) -> Option<Vec<Change>> {
+    match services {
+        Some(services) => services.changes.next().await,
         None => std::future::pending().await,
     }
 }
@@ -133,6 +157,13 @@ impl Runner {
             of_speaker: None,
             of_routes: Vec::new(),
             is_due: false,
+        }
+    }
+
+    async fn take_changes(&mut self, changes: Vec<Change>) {
+        let changed = changes.into_iter().fold(false, |changed, one| self.cluster.apply(one) | changed);
+        if changed {
+            self.configure().await;
         }
     }
 

@@ -10,7 +10,7 @@ use crate::kubernetes::{call, create_pod, create_pod_on, serving};
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use serde_json::{Value, json};
-use tortie_agent::{BGP_KINDS, Config, Platform};
+use tortie_agent::{BGP_KINDS, BGP_SERVICE_KINDS, Config, Platform};
 use tortie_api::{Key, Kind};
 use tortie_cni::Command;
 use tortie_servers::permissions::{AuditLog, Permission, cluster_policies, role};
@@ -110,8 +110,9 @@ async fn uses_its_permissions(group: CalicoGroup, unused: CalicoGroup) {
 
 /// Follows what a BGP speaker follows, until it knows everything. A speaker itself would open port 179 of the machine.
 async fn follow_bgp(store: &Kubernetes) -> BoxStream<'static, Change> {
-    let mut missing: BTreeSet<Kind> = BGP_KINDS.into_iter().collect();
-    let mut changes = store.follow(BGP_KINDS.into_iter().map(Interest::all).collect());
+    let kinds = || BGP_KINDS.into_iter().chain(BGP_SERVICE_KINDS);
+    let mut missing: BTreeSet<Kind> = kinds().collect();
+    let mut changes = store.follow(kinds().map(Interest::all).collect());
     while !missing.is_empty() {
         match changes.next().await.unwrap() {
             Change::InSync(kind, _) => drop(missing.remove(&kind)),

@@ -1,5 +1,5 @@
-//! Calico's BGP kinds (`api/pkg/apis/projectcalico/v3/bgppeer.go`, `bgpconfig.go`, `bgpfilter.go`). Tortie validates and
-//! stores them for Calico's nodes. Its own nodes have no BGP.
+//! Calico's BGP kinds (`api/pkg/apis/projectcalico/v3/bgppeer.go`, `bgpconfig.go`, `bgpfilter.go`). They configure
+//! the BGP speakers of nodes, Calico's and Tortie's.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -28,7 +28,7 @@ pub struct BgpPeer {
 /// The content of a peer.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
-#[expect(missing_docs, reason = "the fields are Calico's, and Tortie does not use them")]
+#[expect(missing_docs, reason = "the fields are Calico's")]
 pub struct BgpPeerSpec {
     pub node: String,
     #[serde(deserialize_with = "selector")]
@@ -70,7 +70,7 @@ pub struct BgpConfiguration {
 /// The settings of BGP.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
-#[expect(missing_docs, reason = "the fields are Calico's, and Tortie does not use them")]
+#[expect(missing_docs, reason = "the fields are Calico's")]
 pub struct BgpConfigurationSpec {
     pub log_severity_screen: Option<String>,
     pub node_to_node_mesh_enabled: Option<bool>,
@@ -116,7 +116,7 @@ pub struct BgpFilter {
 /// The rules of a filter.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
-#[expect(missing_docs, reason = "the fields are Calico's, and Tortie does not use them")]
+#[expect(missing_docs, reason = "the fields are Calico's")]
 pub struct BgpFilterSpec {
     #[serde(rename = "exportV4", deserialize_with = "list")]
     pub export_v4: Vec<BgpFilterRule>,
@@ -131,7 +131,7 @@ pub struct BgpFilterSpec {
 /// A rule of a filter.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
-#[expect(missing_docs, reason = "the fields are Calico's, and Tortie does not use them")]
+#[expect(missing_docs, reason = "the fields are Calico's")]
 pub struct BgpFilterRule {
     pub cidr: Option<String>,
     pub match_operator: Option<String>,
@@ -153,7 +153,7 @@ macro_rules! parts {
         $(#[$doc])*
         #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
         #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
-        #[expect(missing_docs, reason = "the fields are Calico's, and Tortie does not use them")]
+        #[expect(missing_docs, reason = "the fields are Calico's")]
         pub struct $name { $($(#[$attribute])* pub $field: $of),+ }
     )*};
 }

@@ -45,6 +45,8 @@ pub struct FelixConfigurationSpec {
     /// The VXLAN network identifier; none means 4096. Windows nodes need at least that.
     #[serde(rename = "vxlanVNI")]
     pub vxlan_vni: Option<u32>,
+    /// The UDP port of VXLAN; 0 and none mean 4789. Windows nodes have no other.
+    pub vxlan_port: Option<u16>,
     /// What happens to denied packets, on Linux.
     pub nftables_filter_deny_action: Option<FilterDenyAction>,
     /// The older name of the same setting, used if the newer one is absent.
@@ -243,6 +245,7 @@ impl FelixConfigurationSpec {
             allow_ipip_packets_from_workloads,
             vxlan_mtu,
             vxlan_vni,
+            vxlan_port,
             vxlan_mtu_v6,
             nftables_filter_deny_action,
             iptables_filter_deny_action,
@@ -265,6 +268,7 @@ impl FelixConfigurationSpec {
                 .or(allow_ipip_packets_from_workloads),
             vxlan_mtu: self.vxlan_mtu.or(vxlan_mtu),
             vxlan_vni: self.vxlan_vni.or(vxlan_vni),
+            vxlan_port: self.vxlan_port.or(vxlan_port),
             vxlan_mtu_v6: self.vxlan_mtu_v6.or(vxlan_mtu_v6),
             nftables_filter_deny_action: self.nftables_filter_deny_action.or(nftables_filter_deny_action),
             iptables_filter_deny_action: self.iptables_filter_deny_action.or(iptables_filter_deny_action),
@@ -273,6 +277,15 @@ impl FelixConfigurationSpec {
             windows_policy_sets: self.windows_policy_sets.or(windows_policy_sets),
             proven_policy_sets: self.proven_policy_sets.or(proven_policy_sets),
         }
+    }
+
+    /// The UDP port of VXLAN that has been assigned (RFC 7348), and the only one of Windows nodes.
+    pub const VXLAN_PORT: u16 = 4789;
+
+    /// The UDP port of VXLAN.
+    #[must_use]
+    pub fn vxlan_port(&self) -> u16 {
+        self.vxlan_port.filter(|port| *port != 0).unwrap_or(Self::VXLAN_PORT)
     }
 
     /// What happens to denied packets, on Linux.

@@ -1,4 +1,4 @@
-//! `v1` Service and `discovery.k8s.io/v1` EndpointSlice, as far as policy needs them.
+//! `v1` Service and `discovery.k8s.io/v1` EndpointSlice, as far as policy and BGP need them.
 
 use std::net::IpAddr;
 
@@ -34,6 +34,11 @@ pub struct ServiceSpec {
     /// External addresses that the nodes also accept for it.
     #[serde(rename = "externalIPs", deserialize_with = "list")]
     pub external_ips: Vec<String>,
+    /// `Local`: packets to external addresses reach only backends of the node that takes them. `Cluster` if absent.
+    pub external_traffic_policy: Option<String>,
+    /// `IPv4` and `IPv6`, as far as it has addresses of them; the API server fills it in.
+    #[serde(deserialize_with = "list")]
+    pub ip_families: Vec<String>,
     /// `ClusterIP` if absent; an `ExternalName` is only a DNS name.
     #[serde(rename = "type")]
     pub service_type: Option<String>,
@@ -87,6 +92,9 @@ pub struct ServicePort {
 pub struct EndpointSlice {
     /// Its name and namespace; a label names the Service.
     pub metadata: Metadata,
+    /// `IPv4`, `IPv6` or `FQDN`.
+    #[serde(default, rename = "addressType")]
+    pub address_type: Option<String>,
     /// The backends.
     #[serde(default, deserialize_with = "list")]
     pub endpoints: Vec<SliceEndpoint>,
@@ -104,6 +112,9 @@ pub struct SliceEndpoint {
     /// Whether it can take connections.
     #[serde(default)]
     pub conditions: Option<SliceConditions>,
+    /// The node that it runs on.
+    #[serde(default, rename = "nodeName")]
+    pub node_name: Option<String>,
 }
 
 /// The readiness of a backend.
@@ -150,10 +161,15 @@ impl Service {
         if self.cluster_ips().is_empty() {
             return Vec::new();
         }
+        let external = self.spec.external_ips.iter().filter_map(|address| address.parse().ok());
+        external.chain(self.ingress_ips()).collect()
+    }
+
+    /// The addresses of its load balancer that nodes accept.
+    pub fn ingress_ips(&self) -> impl Iterator<Item = IpAddr> {
         let by_nodes = |ingress: &&LoadBalancerIngress| ingress.ip_mode.as_deref() != Some("Proxy");
         let ingress = self.status.load_balancer.ingress.iter().filter(by_nodes);
-        let ingress = ingress.filter_map(|ingress| ingress.ip.as_ref());
-        self.spec.external_ips.iter().chain(ingress).filter_map(|address| address.parse().ok()).collect()
+        ingress.filter_map(|ingress| ingress.ip.as_ref()?.parse().ok())
     }
 }
 

@@ -10,8 +10,6 @@ const NO_GATEWAY: State =
 const ONE_METRIC: State = Reported("learned routes have the metric 1024; Calico's nodes use it");
 const NO_LEVEL: State =
     Reported("agents have an option, --log-level, and tortie agent log-level; Calico's nodes use it");
-const NETWORKS_ONLY: State =
-    Reported("only networks of Services are advertised, not single addresses; Calico's nodes use it");
 const NO_STATUS: State = Reported("Tortie's nodes have NodeReports instead; Calico's nodes answer it");
 const SWITCH: Takes = Word(&["Enabled", "Disabled", ""]);
 const LEVELS: Takes = AnyCase(&["debug", "info", "warning", "error", "fatal", "panic", "none"]);
@@ -61,7 +59,7 @@ pub(super) const CONFIGURATION: &[Field] = &[
     ),
     field("serviceClusterIPs", Objects, Implemented, &[]),
     field("serviceExternalIPs", Objects, Implemented, &[]),
-    field("serviceLoadBalancerAggregation", SWITCH, NETWORKS_ONLY, &[]),
+    field("serviceLoadBalancerAggregation", SWITCH, Implemented, &[]),
     field("serviceLoadBalancerIPs", Objects, Implemented, &[]),
 ];
 

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use tortie_api::calico::{BgpConfigurationSpec, EncapsulationMode, IpPool};
 
-use super::service_networks;
+use super::ServiceSettings;
 use crate::rib::{RouteChange, Source};
 
 /// What the kernel should have for a prefix.
@@ -81,9 +81,8 @@ pub fn forwarding(change: &RouteChange, pools: &[IpPool], all: &BgpConfiguration
 }
 
 fn of_services(prefix: &IpNet, all: &BgpConfigurationSpec) -> Option<NotForwarded> {
-    let blocks = [&all.service_cluster_ips, &all.service_external_ips, &all.service_load_balancer_ips];
-    let mut networks = blocks.into_iter().flat_map(|blocks| service_networks(blocks));
-    networks.find(|network| network.contains(prefix)).map(NotForwarded::Services)
+    let settings = ServiceSettings::new(all);
+    settings.all().find(|network| network.contains(prefix)).copied().map(NotForwarded::Services)
 }
 
 /// Why the dataplane, or nobody, puts routes to prefixes of the pool into the kernel.

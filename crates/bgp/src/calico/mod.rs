@@ -7,8 +7,9 @@
 mod forwarding;
 mod peers;
 mod policy;
+mod services;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -17,11 +18,12 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde_json::Value;
 use tortie_api::calico::{
-    BgpConfiguration, BgpConfigurationSpec, BgpFilter, BgpPassword, BgpPeer, IpPool, SecretKey, ServiceBlock,
+    BgpConfiguration, BgpConfigurationSpec, BgpFilter, BgpPassword, BgpPeer, IpPool, SecretKey,
 };
 use tortie_api::kubernetes::Node;
 
 pub use self::forwarding::{Forwarding, NotForwarded, forwarding};
+pub use self::services::{Name, ServiceRoutes, ServiceSettings};
 
 use crate::codec::Attributes;
 use crate::rib::OwnRoute;
@@ -50,6 +52,8 @@ pub struct Resources<'a> {
     pub blocks: &'a [IpNet],
     /// The addresses of the node's pods.
     pub pods: &'a [PodAddress],
+    /// The addresses of Services that the node advertises one by one ([`ServiceRoutes::addresses`]).
+    pub service_addresses: &'a BTreeSet<IpNet>,
     /// The value of a key of a Secret in the namespace of the agents.
     pub secret: &'a dyn Fn(&SecretKey) -> Result<Vec<u8>, NoSecret>,
 }
@@ -92,8 +96,8 @@ impl fmt::Display for Problem {
 pub struct Derived {
     /// Its configuration; `None` if the node has no address, or is unknown.
     pub config: Option<Config>,
-    /// The routes that it advertises: the node's blocks, addresses that its pods have of other nodes' blocks, and networks of
-    /// Services.
+    /// The routes that it advertises: the node's blocks, addresses that its pods have of other nodes' blocks, networks and
+    /// addresses of Services.
     pub own: BTreeMap<IpNet, OwnRoute>,
     /// The blocks for whose unused addresses the kernel drops packets. Blocks of one address are in use.
     pub blackholes: Vec<IpNet>,
@@ -159,7 +163,7 @@ pub fn derive(node: &str, resources: &Resources<'_>) -> Derived {
     let default_as = settings.all.as_number.as_ref().and_then(as_number).unwrap_or(DEFAULT_AS);
     let members: Vec<BgpNode<'_>> =
         resources.nodes.iter().map(|node| member(node, default_as, &settings, &mut problems)).collect();
-    let own = advertised(node, resources, &settings.all, &mut problems);
+    let own = advertised(node, resources, &settings.all);
     let has_room = |block: &&IpNet| block.prefix_len() < block.max_prefix_len();
     let blackholes: Vec<IpNet> = resources.blocks.iter().filter(has_room).copied().collect();
     let Some(me) = members.iter().find(|member| member.name == node) else {
@@ -231,7 +235,6 @@ fn advertised(
     node: &str,
     resources: &Resources<'_>,
     all: &BgpConfigurationSpec,
-    problems: &mut Vec<Problem>,
 ) -> BTreeMap<IpNet, OwnRoute> {
     let route = |prefix: IpNet, interface: Option<&str>| {
         let priority = if prefix.addr().is_ipv4() {
@@ -251,7 +254,9 @@ fn advertised(
     own.extend(borrowed(resources).map(|pod| route(IpNet::from(pod.address), Some(&pod.interface))));
     let is_excluded = |it: &&Node| it.metadata.name == node && it.metadata.labels.contains_key(EXCLUDED);
     if !resources.nodes.iter().any(|it| is_excluded(&it)) {
-        own.extend(service_prefixes(all, problems).into_iter().map(|prefix| route(prefix, None)));
+        let networks = ServiceSettings::new(all).advertised_networks();
+        let addresses = resources.service_addresses.iter().copied();
+        own.extend(networks.into_iter().chain(addresses).map(|prefix| route(prefix, None)));
     }
     own
 }
@@ -262,33 +267,6 @@ fn borrowed<'a>(resources: &'a Resources<'a>) -> impl Iterator<Item = &'a PodAdd
         |pod: &&PodAddress| resources.pools.iter().any(|pool| pool.spec.cidr.contains(&pod.address));
     let is_in_block = |pod: &&PodAddress| resources.blocks.iter().any(|block| block.contains(&pod.address));
     resources.pods.iter().filter(is_in_pool).filter(move |pod| !is_in_block(pod))
-}
-
-/// The networks of Services. What is not advertised is a problem.
-fn service_prefixes(all: &BgpConfigurationSpec, problems: &mut Vec<Problem>) -> Vec<IpNet> {
-    let mut networks = Vec::new();
-    for (field, blocks) in [
-        ("serviceClusterIPs", &all.service_cluster_ips),
-        ("serviceExternalIPs", &all.service_external_ips),
-        ("serviceLoadBalancerIPs", &all.service_load_balancer_ips),
-    ] {
-        for cidr in service_networks(blocks) {
-            // A network is advertised by all nodes; an address needs endpoints.
-            if cidr.prefix_len() == cidr.max_prefix_len() {
-                let message = format!(
-                    "{field} has the single address {cidr}, which is not advertised: it would depend on endpoints"
-                );
-                problems.push(Problem { about: "BGPConfiguration default".to_owned(), message });
-            } else {
-                networks.push(cidr);
-            }
-        }
-    }
-    networks
-}
-
-fn service_networks(blocks: &[ServiceBlock]) -> impl Iterator<Item = IpNet> {
-    blocks.iter().filter_map(|block| block.cidr.as_deref()?.parse().ok())
 }
 
 /// `64512`, `"64512"` or `"1.10"`; zero counts as absent.

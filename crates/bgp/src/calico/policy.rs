@@ -3,7 +3,7 @@
 use ipnet::IpNet;
 use tortie_api::calico::{BgpConfigurationSpec, BgpFilter, BgpFilterRule};
 
-use super::{BgpNode, Resources, service_networks};
+use super::{BgpNode, Resources, ServiceSettings};
 use crate::codec::{AnyCommunity, Family};
 use crate::filter::{Action, Conditions, MatchOperator, Operation, Policy, PrefixMatch, Rule};
 use crate::rib::PeerRules;
@@ -28,7 +28,7 @@ fn closed(about: &str) -> Policy {
     Policy { rules: vec![reject], accepts_others: false }
 }
 
-/// What accepts the networks of Services.
+/// What accepts the networks and addresses of Services that other nodes advertise.
 const SERVICES: &str = "BGPConfiguration default: a network of Services";
 
 /// The routes that a peer receives if its filters do not decide about them.
@@ -63,14 +63,12 @@ pub(super) fn export(
         // Single addresses of an own block are part of it.
         rules.push(rule(&about, *block, In, Action::Reject));
     }
-    let services = || {
-        let blocks = [&all.service_cluster_ips, &all.service_external_ips, &all.service_load_balancer_ips];
-        blocks.into_iter().flat_map(|blocks| service_networks(blocks)).filter(of_family)
-    };
-    rules.extend(services().map(|cidr| rule(SERVICES, cidr, Equal, Action::Accept)));
+    rules.push(own_services());
     if me.cluster_id.is_some() {
         // A reflector passes on what nodes advertise for Services.
-        rules.extend(services().map(|cidr| rule(SERVICES, cidr, In, Action::Accept)));
+        let settings = ServiceSettings::new(all);
+        let services = settings.all().copied().filter(of_family);
+        rules.extend(services.map(|cidr| rule(SERVICES, cidr, In, Action::Accept)));
     }
     rules.extend(
         pools()
@@ -78,6 +76,18 @@ pub(super) fn export(
             .map(|pool| rule(&format!("IPPool {}", pool.metadata.name), pool.spec.cidr, In, Action::Accept)),
     );
     Policy { rules, accepts_others: false }
+}
+
+/// Accepts what the node advertises for Services: its own routes that are no blocks, about which other rules have decided,
+/// and lead to no pod.
+fn own_services() -> Rule {
+    let conditions = Conditions { only_static: true, ..Conditions::default() };
+    Rule {
+        about: "Services that this node serves".into(),
+        conditions,
+        action: Action::Accept,
+        operations: Vec::new(),
+    }
 }
 
 /// The communities of prefixAdvertisements.
@@ -192,6 +202,7 @@ fn filter_rule(about: &str, rule: &BgpFilterRule) -> Option<Rule> {
     let conditions = Conditions {
         prefix,
         only_from_peers,
+        only_static: false,
         interface: text(interface),
         internal_peer,
         community,

@@ -1,6 +1,9 @@
 //! The configuration of a speaker from Calico's resources, as tables of cases.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
+mod services;
+
+use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
@@ -26,6 +29,7 @@ struct Cluster {
     pools: Vec<Value>,
     blocks: Vec<IpNet>,
     pods: Vec<PodAddress>,
+    service_addresses: BTreeSet<IpNet>,
 }
 
 /// A node with number, labels and more annotations.
@@ -71,6 +75,7 @@ fn derived(cluster: &Cluster, name: &str) -> Derived {
             pools: &all::<IpPool>(&cluster.pools),
             blocks: &cluster.blocks,
             pods: &cluster.pods,
+            service_addresses: &cluster.service_addresses,
             secret: &secret,
         },
     )
@@ -329,18 +334,27 @@ fn a_mesh_without_its_password_has_no_sessions() {
     assert!(message.starts_with("BGPConfiguration default: nodeMeshPassword.secretKeyRef: "), "{message}");
 }
 
-/// What a policy makes of a route.
+/// What a policy makes of a route of a peer.
 fn judged(policy: &Policy, prefix: &str, change: impl FnOnce(&mut Attributes)) -> Option<Attributes> {
+    judged_route(policy, prefix, (true, None), change)
+}
+
+/// What a policy makes of an own route to this interface.
+fn judged_own(policy: &Policy, prefix: &str, interface: Option<&str>) -> Option<Attributes> {
+    judged_route(policy, prefix, (false, interface), |_| {})
+}
+
+fn judged_route(
+    policy: &Policy,
+    prefix: &str,
+    (from_peer, interface): (bool, Option<&str>),
+    change: impl FnOnce(&mut Attributes),
+) -> Option<Attributes> {
     let mut attributes = Attributes::new("10.0.0.7".parse::<std::net::IpAddr>().unwrap());
     change(&mut attributes);
     let prefix = prefix.parse().unwrap();
-    let candidate = Candidate {
-        prefix: &prefix,
-        attributes: &attributes,
-        from_peer: false,
-        interface: None,
-        internal_peer: true,
-    };
+    let candidate =
+        Candidate { prefix: &prefix, attributes: &attributes, from_peer, interface, internal_peer: true };
     match policy.judge(&candidate) {
         Verdict::Rejected => None,
         Verdict::Unchanged => Some(attributes),
@@ -368,39 +382,45 @@ fn nodes_tell_what_calico_tells() {
             named("old", json!({"cidr": "10.12.0.0/16", "disabled": true})),
         ],
         blocks: vec!["10.10.1.0/26".parse().unwrap()],
+        service_addresses: ["192.0.2.7/32".parse().unwrap()].into(),
         ..Cluster::default()
     };
     let export = only(&cluster, "n1").rules.export;
-    for (prefix, told) in [
-        ("10.10.1.0/26", true),
-        ("10.10.1.5/32", false),
+    // The prefix, whether it is told as an own route (to the interface of a pod, or none), and as one of a peer.
+    for (prefix, own, of_pod, of_peer) in [
+        ("10.10.1.0/26", true, true, true),
+        ("10.10.1.5/32", false, false, false),
         // A borrowed address of another node's block.
-        ("10.10.2.5/32", true),
-        ("10.11.0.0/26", false),
-        ("10.12.0.0/26", false),
-        ("10.96.0.0/12", true),
-        ("10.96.0.1/32", false),
-        ("0.0.0.0/0", false),
-        ("172.16.0.0/12", false),
+        ("10.10.2.5/32", true, true, true),
+        ("10.11.0.0/26", false, false, false),
+        ("10.12.0.0/26", true, false, false),
+        ("10.96.0.0/12", true, false, false),
+        ("10.96.0.1/32", true, false, false),
+        ("192.0.2.7/32", true, false, false),
+        ("0.0.0.0/0", true, false, false),
     ] {
-        assert_eq!(judged(&export, prefix, |_| {}).is_some(), told, "{prefix}");
+        assert_eq!(judged_own(&export, prefix, None).is_some(), own, "{prefix}");
+        assert_eq!(judged_own(&export, prefix, Some("cali1")).is_some(), of_pod, "{prefix}");
+        assert_eq!(judged(&export, prefix, |_| {}).is_some(), of_peer, "{prefix}");
     }
-    let block = judged(&export, "10.10.1.0/26", |_| {}).unwrap();
+    let block = judged_own(&export, "10.10.1.0/26", None).unwrap();
     assert_eq!(block.communities, [Community(64512 << 16 | 7)]);
     assert_eq!(block.large_communities, [LargeCommunity(64512, 1, 2)]);
     let derived = derived(&cluster, "n1");
     let own: Vec<String> = derived.own.keys().map(IpNet::to_string).collect();
-    assert_eq!(own, ["10.10.1.0/26", "10.96.0.0/12"]);
+    assert_eq!(own, ["10.10.1.0/26", "10.96.0.0/12", "192.0.2.7/32"]);
     assert_eq!(derived.blackholes, ["10.10.1.0/26".parse::<IpNet>().unwrap()]);
     for route in derived.own.values() {
         assert_eq!(route.attributes.local_pref, Some(HIGHEST_PREFERENCE - 2000));
     }
-    assert!(derived.problems[0].message.contains("192.0.2.7/32"), "{:?}", derived.problems);
+    assert_eq!(derived.problems, []);
     // A reflector passes on what others advertise for Services.
     cluster.nodes[0] = reflector(1, "244.0.0.1");
     cluster.peers = vec![named("rr", json!({"peerSelector": "has(rr)"}))];
     let export = only(&cluster, "n1").rules.export;
-    assert!(judged(&export, "10.96.0.1/32", |_| {}).is_some());
+    for (prefix, told) in [("10.96.0.1/32", true), ("192.0.2.7/32", true), ("192.0.2.8/32", false)] {
+        assert_eq!(judged(&export, prefix, |_| {}).is_some(), told, "{prefix}");
+    }
 }
 
 #[test]
@@ -512,10 +532,11 @@ fn excluded_nodes_advertise_no_services() {
         nodes: vec![plain(1), node(2, excluded, json!({}))],
         configurations: vec![named("default", services)],
         blocks: vec!["10.10.0.0/26".parse().unwrap()],
+        service_addresses: ["10.96.0.7/32".parse().unwrap()].into(),
         ..Cluster::default()
     };
     let own = |name: &str| derived(&cluster, name).own.keys().map(ToString::to_string).collect::<Vec<_>>();
-    assert_eq!(own("n1"), ["10.10.0.0/26", "10.96.0.0/12"]);
+    assert_eq!(own("n1"), ["10.10.0.0/26", "10.96.0.0/12", "10.96.0.7/32"]);
     assert_eq!(own("n2"), ["10.10.0.0/26"]);
 }
 

@@ -1,6 +1,7 @@
 //! A mesh in which half of the nodes run BIRD, configured as Calico configures it (`confd/templates/bird.cfg.template`).
 //! Tortie's configuration comes from the same resources.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -44,6 +45,7 @@ fn derived(node: u8) -> Derived {
         pools: &pools(),
         blocks: &[block(node)],
         pods: &[],
+        service_addresses: &BTreeSet::new(),
         secret: &|_| Err(tortie_bgp::calico::NoSecret::Absent("there are no Secrets".to_owned())),
     };
     derive(&format!("n{node}"), &resources)

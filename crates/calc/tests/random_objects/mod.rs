@@ -470,9 +470,9 @@ pub(crate) fn felix() -> impl Strategy<Value = Object> {
     let ports = || weighted(0.4, select(vec![json!([]), port.clone()]));
     let flows = weighted(0.3, select(vec!["Keep", "Cut", "Bogus"]));
     let counters = weighted(0.3, select(vec!["Enabled", "Disabled", "Bogus"]));
-    let vni = weighted(0.2, 4096..4098_u32);
-    (name, action(), (deny(), deny()), (ports(), ports()), flows, counters, vni).prop_map(
-        |(name, action, (deny, old_deny), (inbound, outbound), flows, counters, vni)| {
+    let overlay = (weighted(0.2, 4096..4098_u32), weighted(0.2, 4789..4791_u32));
+    (name, action(), (deny(), deny()), (ports(), ports()), flows, counters, overlay).prop_map(
+        |(name, action, (deny, old_deny), (inbound, outbound), flows, counters, (vni, port))| {
             let spec = fields(vec![
                 ("defaultEndpointToHostAction", action),
                 ("nftablesFilterDenyAction", deny),
@@ -480,6 +480,7 @@ pub(crate) fn felix() -> impl Strategy<Value = Object> {
                 ("failsafeInboundHostPorts", inbound),
                 ("failsafeOutboundHostPorts", outbound),
                 ("vxlanVNI", vni.map(Value::from)),
+                ("vxlanPort", port.map(Value::from)),
             ]);
             let mut value = json!({"metadata": {"name": name}, "spec": spec});
             if let Some(flows) = flows {

@@ -442,7 +442,9 @@ fn network_from_scratch(
                 let end = LocalEnd { address: node.own.addr(), vtep: node.vtep.clone() };
                 let felix = felix_of(objects);
                 let usual = ClusterNetwork::default();
-                let network = ClusterNetwork { vni: felix.vxlan_vni.unwrap_or(usual.vni), ..usual };
+                let vni = felix.vxlan_vni.unwrap_or(usual.vni);
+                let port = felix.vxlan_port.unwrap_or(usual.port);
+                let network = ClusterNetwork { vni, port, ..usual };
                 let local = state.node.get_or_insert_with(|| LocalNode {
                     name: NODE.into(),
                     ends: BTreeMap::new(),

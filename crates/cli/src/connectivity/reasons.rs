@@ -9,7 +9,7 @@ use tortie_oracle::{Oracle, Peer, Question, Snapshot, Verdict};
 use super::plan::{About, From, NAMESPACE, Node, Os, PlannedCheck, SERVICE_PORT, To, server, service};
 use super::report::CheckOutcome;
 use crate::port::PortSpec;
-use crate::{explain, output, service as services};
+use crate::{explain, output, service as services, vxlan_ports};
 
 /// The source port of the questions; rules that depend on it are rare.
 const SOURCE_PORT: u16 = 40_000;
@@ -159,7 +159,10 @@ impl Known<'_> {
         if !works(from, to) && works(from, from) && works(to, to) {
             let address = |node: usize| self.address(node);
             return Some(format!(
-                "nothing passes between the nodes, though it does on each of them: check that UDP 4789 (VXLAN) passes between {} and {}",
+                "nothing passes between the nodes, though it does on each of them: check that UDP {} (VXLAN) passes between {} and {}",
+                self.nodes.get(to).map_or_else(String::new, |node| {
+                    vxlan_ports::of_node(self.snapshot, &node.name).to_string()
+                }),
                 address(from),
                 address(to)
             ));

@@ -5,7 +5,9 @@ use std::fmt::Write;
 use std::net::IpAddr;
 
 use clap::ValueEnum;
+use ipnet::IpNet;
 
+use super::changes::Changes;
 use super::plan::PodRoute;
 
 /// The most routes of a table by default (AWS: quota of routes per table; Azure: routes per table).
@@ -41,31 +43,56 @@ pub(super) struct Cloud {
 /// Rows for people.
 pub(super) fn rows(routes: &[PodRoute]) -> Vec<Vec<String>> {
     let mut rows = vec![["DESTINATION", "NEXT HOP", "NODE"].map(str::to_owned).to_vec()];
-    rows.extend(routes.iter().map(|PodRoute { destination, next_hop, node, .. }| {
-        vec![destination.to_string(), next_hop.to_string(), node.clone()]
-    }));
+    rows.extend(routes.iter().map(row));
     rows
 }
 
-/// The configuration or commands, and what they leave out.
-pub(super) fn render(router: Router, routes: &[PodRoute], cloud: &Cloud) -> (String, Vec<String>) {
+/// Rows for people, with what becomes of each route.
+pub(super) fn rows_of_changes(changes: &Changes) -> Vec<Vec<String>> {
+    let with = |word: &'static str| move |route| [vec![word.to_owned()], row(route)].concat();
+    let mut rows = vec![["CHANGE", "DESTINATION", "NEXT HOP", "NODE"].map(str::to_owned).to_vec()];
+    rows.extend(changes.removed.iter().map(with("remove")));
+    rows.extend(changes.added.iter().map(with("add")));
+    rows
+}
+
+fn row(PodRoute { destination, next_hop, node, .. }: &PodRoute) -> Vec<String> {
+    vec![destination.to_string(), next_hop.to_string(), node.clone()]
+}
+
+/// The configuration or commands, and what they leave out. `total` is how many routes the router has then.
+pub(super) fn render(
+    router: Router,
+    changes: &Changes,
+    total: usize,
+    cloud: &Cloud,
+) -> (String, Vec<String>) {
     match router {
         Router::Text => (String::new(), Vec::new()),
-        Router::Frr => (frr(routes), Vec::new()),
-        Router::Bird => (bird(routes), Vec::new()),
-        Router::Linux => (linux(routes), Vec::new()),
-        Router::Aws => aws(routes, cloud),
-        Router::Azure => azure(routes, cloud),
-        Router::Gcp => (gcp(routes, cloud), Vec::new()),
+        Router::Frr => (frr(changes), Vec::new()),
+        Router::Bird => (bird(&changes.added), Vec::new()),
+        Router::Linux => (linux(changes), Vec::new()),
+        Router::Aws => aws(changes, total, cloud),
+        Router::Azure => azure(changes, total, cloud),
+        Router::Gcp => (gcp(changes, cloud), Vec::new()),
     }
 }
 
-fn frr(routes: &[PodRoute]) -> String {
+/// Lines that the router or shell skips: a file that is looked at later says itself what it leaves out.
+pub(super) fn comments(router: Router, lines: &[String]) -> String {
+    let mark = if router == Router::Frr { '!' } else { '#' };
+    lines.iter().map(|line| format!("{mark} {}\n", one_line(line))).collect()
+}
+
+/// A new route comes before the old one goes, so that there always is one.
+fn frr(changes: &Changes) -> String {
     let mut text = String::new();
-    for PodRoute { destination, next_hop, node, .. } in routes {
+    let mut write = |no: &str, PodRoute { destination, next_hop, node, .. }: &PodRoute| {
         let family = if destination.addr().is_ipv4() { "ip" } else { "ipv6" };
-        let _ = writeln!(text, "! {}\n{family} route {destination} {next_hop}", one_line(node));
-    }
+        let _ = writeln!(text, "! {}\n{no}{family} route {destination} {next_hop}", one_line(node));
+    };
+    changes.added.iter().for_each(|route| write("", route));
+    changes.removed.iter().for_each(|route| write("no ", route));
     text
 }
 
@@ -86,21 +113,32 @@ fn bird(routes: &[PodRoute]) -> String {
     text
 }
 
-fn linux(routes: &[PodRoute]) -> String {
+fn linux(changes: &Changes) -> String {
     let mut text = String::new();
-    for PodRoute { destination, next_hop, node, .. } in routes {
+    let mut write = |verb: &str, PodRoute { destination, next_hop, node, .. }: &PodRoute| {
         let family = if destination.addr().is_ipv4() { "-4" } else { "-6" };
-        let _ = writeln!(text, "ip {family} route replace {destination} via {next_hop} # {}", one_line(node));
-    }
+        let _ = writeln!(text, "ip {family} route {verb} {destination} via {next_hop} # {}", one_line(node));
+    };
+    changes.gone().for_each(|route| write("del", route));
+    changes.added.iter().for_each(|route| write("replace", route));
     text
 }
 
 /// AWS sends packets to machines by their ids. A machine drops packets of others until its check of sources is off.
-fn aws(routes: &[PodRoute], cloud: &Cloud) -> (String, Vec<String>) {
+fn aws(changes: &Changes, total: usize, cloud: &Cloud) -> (String, Vec<String>) {
     let mut problems = Vec::new();
     let mut instances: BTreeMap<&str, &str> = BTreeMap::new();
+    let table = quoted(&cloud.table);
+    let option = |destination: &IpNet| match destination.addr().is_ipv4() {
+        true => "--destination-cidr-block",
+        false => "--destination-ipv6-cidr-block",
+    };
     let mut commands = String::new();
-    for PodRoute { destination, node, provider_id, .. } in routes {
+    for PodRoute { destination, .. } in changes.gone() {
+        let option = option(destination);
+        let _ = writeln!(commands, "aws ec2 delete-route --route-table-id {table} {option} {destination}");
+    }
+    for PodRoute { destination, node, provider_id, .. } in &changes.added {
         let instance = provider_id.as_deref().and_then(|id| id.strip_prefix("aws:///")?.split('/').nth(1));
         let Some(instance) = instance else {
             problems.push(format!(
@@ -109,14 +147,11 @@ fn aws(routes: &[PodRoute], cloud: &Cloud) -> (String, Vec<String>) {
             continue;
         };
         instances.insert(node, instance);
-        let option = match destination.addr().is_ipv4() {
-            true => "--destination-cidr-block",
-            false => "--destination-ipv6-cidr-block",
-        };
-        let (table, instance) = (quoted(&cloud.table), quoted(instance));
+        let verb = if changes.replaces(destination) { "replace-route" } else { "create-route" };
+        let (option, instance) = (option(destination), quoted(instance));
         let _ = writeln!(
             commands,
-            "aws ec2 create-route --route-table-id {table} {option} {destination} --instance-id {instance}"
+            "aws ec2 {verb} --route-table-id {table} {option} {destination} --instance-id {instance}"
         );
     }
     let mut text = String::new();
@@ -127,27 +162,37 @@ fn aws(routes: &[PodRoute], cloud: &Cloud) -> (String, Vec<String>) {
             "aws ec2 modify-instance-attribute --instance-id {instance} --no-source-dest-check"
         );
     }
-    problems.extend(too_many(routes.len(), AWS_ROUTES, "AWS"));
+    problems.extend(too_many(total, AWS_ROUTES, "AWS"));
     (text + &commands, problems)
 }
 
-fn azure(routes: &[PodRoute], cloud: &Cloud) -> (String, Vec<String>) {
+fn azure(changes: &Changes, total: usize, cloud: &Cloud) -> (String, Vec<String>) {
     let mut text = "# The network interface of each node needs IP forwarding: az network nic update --ip-forwarding true\n".to_owned();
-    for route @ PodRoute { destination, next_hop, .. } in routes {
-        let (table, group) = (quoted(&cloud.table), quoted(&cloud.resource_group));
+    let (table, group) = (quoted(&cloud.table), quoted(&cloud.resource_group));
+    for route in &changes.removed {
+        let _ = writeln!(
+            text,
+            "az network route-table route delete --resource-group {group} --route-table-name {table} --name {}",
+            name(route)
+        );
+    }
+    for route @ PodRoute { destination, next_hop, .. } in &changes.added {
         let _ = writeln!(
             text,
             "az network route-table route create --resource-group {group} --route-table-name {table} --name {} --address-prefix {destination} --next-hop-type VirtualAppliance --next-hop-ip-address {next_hop}",
             name(route)
         );
     }
-    (text, too_many(routes.len(), AZURE_ROUTES, "Azure").into_iter().collect())
+    (text, too_many(total, AZURE_ROUTES, "Azure").into_iter().collect())
 }
 
-fn gcp(routes: &[PodRoute], cloud: &Cloud) -> String {
+fn gcp(changes: &Changes, cloud: &Cloud) -> String {
     let mut text =
         "# Each machine needs IP forwarding, which is set when it is created: --can-ip-forward\n".to_owned();
-    for route @ PodRoute { destination, next_hop, .. } in routes {
+    for route in &changes.removed {
+        let _ = writeln!(text, "gcloud compute routes delete {} --quiet", name(route));
+    }
+    for route @ PodRoute { destination, next_hop, .. } in &changes.added {
         let network = quoted(&cloud.network);
         let _ = writeln!(
             text,

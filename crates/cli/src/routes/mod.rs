@@ -1,5 +1,6 @@
 //! `tortie routes`: what a router needs to reach the pods, from blocks and nodes.
 
+mod changes;
 mod formats;
 mod plan;
 
@@ -9,8 +10,9 @@ use anyhow::{Context, bail};
 use serde_json::Value;
 use tortie_api::{Key, Kind};
 
+use self::changes::Changes;
 use self::formats::{Cloud, Router};
-use self::plan::{NodesAndBlocks, Planned};
+use self::plan::{NodesAndBlocks, Planned, PodRoute};
 use crate::filenames::Filenames;
 use crate::output::{self, Format};
 use crate::store::{StoreArguments, list};
@@ -33,6 +35,9 @@ pub(crate) struct Routes {
     /// For gcp: the VPC network
     #[arg(long, value_name = "NAME", required_if_eq("router", "gcp"))]
     network: Option<String>,
+    /// Print only what has changed since an earlier run, whose output this file has: tortie routes -o json
+    #[arg(long, value_name = "FILE")]
+    since: Option<String>,
     /// The output format of the text
     #[arg(short, long, value_enum, default_value_t = Format::Text)]
     output: Format,
@@ -48,44 +53,60 @@ impl Routes {
         if self.output == Format::Json && self.router != Router::Text {
             bail!("-o json has no effect with --for; remove one of them");
         }
+        if self.since.is_some() && self.router == Router::Bird {
+            bail!(
+                "BIRD reads whole files: leave out --since, and let it read the new file (birdc configure)"
+            );
+        }
+        let earlier = self.since.as_deref().map(changes::read).transpose()?;
         let cluster = match self.filenames.is_empty() {
             true => self.of_store()?,
             false => self.of_files()?,
         };
-        let Planned { routes, problems, in_vxlan_only } = plan::plan(&cluster, self.pod_cidrs);
-        if !in_vxlan_only.is_empty() {
-            let all: Vec<String> =
-                in_vxlan_only.iter().map(|(net, node)| format!("{net} (Node {node})")).collect();
-            output::error_line(&format!(
+        let Planned { routes, mut problems, in_vxlan_only } = plan::plan(&cluster, self.pod_cidrs);
+        let all: Vec<String> =
+            in_vxlan_only.iter().map(|(net, node)| format!("{net} (Node {node})")).collect();
+        let note = (!all.is_empty()).then(|| {
+            format!(
                 "note: Windows nodes take packets to their pods in VXLAN only, so these have no route: {}",
                 all.join(", ")
-            ));
-        }
-        let cloud = Cloud {
-            table: self.table.unwrap_or_default(),
-            resource_group: self.resource_group.unwrap_or_default(),
-            network: self.network.unwrap_or_default(),
-        };
+            )
+        });
+        note.iter().for_each(|note| output::error_line(note));
         match (self.output, self.router) {
-            (Format::Json, _) => output::line(&serde_json::to_string_pretty(&routes)?),
-            (Format::Text, Router::Text) if routes.is_empty() => {
-                output::error_line("there are no blocks of nodes")
-            }
-            (Format::Text, Router::Text) => output::columns(&formats::rows(&routes)),
+            (Format::Json, _) | (_, Router::Text) => self.show(&routes, earlier.as_deref())?,
             (Format::Text, router) => {
-                let (text, more) = formats::render(router, &routes, &cloud);
-                output::text(&text);
-                for problem in problems.iter().chain(&more) {
-                    output::error_line(&format!("warning: {problem}"));
-                }
-                let is_complete = problems.is_empty() && more.is_empty();
-                return Ok(if is_complete { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+                let (total, changes) = (routes.len(), wanted_changes(routes, earlier.as_deref()));
+                let (text, more) = formats::render(router, &changes, total, &self.cloud());
+                problems.extend(more);
+                let left_out: Vec<String> = note.into_iter().chain(warnings(&problems)).collect();
+                output::text(&format!("{}{text}", formats::comments(router, &left_out)));
             }
         }
-        for problem in &problems {
-            output::error_line(&format!("warning: {problem}"));
-        }
+        warnings(&problems).for_each(|warning| output::error_line(&warning));
         Ok(if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+
+    /// Shows the routes, or their changes, as JSON or as a table for people.
+    fn show(&self, routes: &[PodRoute], earlier: Option<&[PodRoute]>) -> anyhow::Result<()> {
+        let changes = earlier.map(|earlier| Changes::between(earlier, routes));
+        match (self.output, changes) {
+            (Format::Json, Some(changes)) => output::line(&serde_json::to_string_pretty(&changes)?),
+            (Format::Json, None) => output::line(&serde_json::to_string_pretty(routes)?),
+            (Format::Text, Some(changes)) if changes.is_empty() => output::error_line("nothing has changed"),
+            (Format::Text, Some(changes)) => output::columns(&formats::rows_of_changes(&changes)),
+            (Format::Text, None) if routes.is_empty() => output::error_line("there are no blocks of nodes"),
+            (Format::Text, None) => output::columns(&formats::rows(routes)),
+        }
+        Ok(())
+    }
+
+    fn cloud(&self) -> Cloud {
+        Cloud {
+            table: self.table.clone().unwrap_or_default(),
+            resource_group: self.resource_group.clone().unwrap_or_default(),
+            network: self.network.clone().unwrap_or_default(),
+        }
     }
 
     fn of_store(&self) -> anyhow::Result<NodesAndBlocks> {
@@ -125,6 +146,18 @@ impl Routes {
             bail!("the files have no Nodes; write them with: tortie get nodes,ipamblocks -o json");
         }
         Ok(cluster)
+    }
+}
+
+fn warnings(problems: &[String]) -> impl Iterator<Item = String> {
+    problems.iter().map(|problem| format!("warning: {problem}"))
+}
+
+/// What a router needs: the changes since an earlier run, or everything.
+fn wanted_changes(routes: Vec<PodRoute>, earlier: Option<&[PodRoute]>) -> Changes {
+    match earlier {
+        Some(earlier) => Changes::between(earlier, &routes),
+        None => Changes::all(routes),
     }
 }
 

@@ -29,7 +29,7 @@ struct PlannedNode {
 }
 
 /// A route to pods.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct PodRoute {
     /// The block, pod network or single address.

@@ -191,7 +191,11 @@ fn the_password_of_the_mesh_comes_from_a_secret() {
 }
 
 /// BIRD on a node, as a router of AS 64513 on port 1790 that advertises 203.0.113.0/24 to the node `primary`.
-struct Router(Child);
+struct Router {
+    process: Child,
+    node: String,
+    socket: String,
+}
 
 impl Router {
     fn start(lab: &Lab, node: &str, address: &str) -> Self {
@@ -206,14 +210,23 @@ protocol bgp {{ local {address} port 1790 as 64513; neighbor 192.0.2.11 as 64512
         let bird = Program::Bird.find().unwrap();
         let bird = bird.to_str().unwrap();
         let mut command = lab.tortie(&["lab", "capture", node, "--", bird, "-f", "-c", &file, "-s", &socket]);
-        Self(command.stderr(Stdio::null()).spawn().unwrap())
+        let process = command.stderr(Stdio::null()).spawn().unwrap();
+        Self { process, node: node.to_owned(), socket }
+    }
+
+    /// Its routes, a line for each; nothing before it answers.
+    fn routes(&self, lab: &Lab) -> String {
+        let birdc = Program::Birdc.find().unwrap();
+        let birdc = birdc.to_str().unwrap();
+        let question = ["lab", "capture", &self.node, "--", birdc, "-s", &self.socket, "show", "route"];
+        String::from_utf8(lab.tortie(&question).output().unwrap().stdout).unwrap()
     }
 }
 
 impl Drop for Router {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }
 
@@ -270,6 +283,89 @@ fn a_network_behind_two_routers_gets_a_route_by_way_of_both() {
     });
     drop(first);
     lab.wait_until("no route", || route().trim().is_empty());
+    lab.ok(&["lab", "down"]);
+    running.wait();
+}
+
+const SERVICE: &str = "apiVersion: v1
+kind: Service
+metadata: {name: shop, namespace: calico-demo}
+spec:
+  type: LoadBalancer
+  selector: {app: a}
+  externalTrafficPolicy: Local
+  externalIPs: [198.51.100.7]
+  ports: [{port: 80}]
+";
+
+/// A router, which runs BIRD, learns the addresses of a Service of type Local from the node with a backend, while there is one.
+#[test]
+fn a_router_learns_addresses_of_services_while_the_node_has_a_backend() {
+    if can_run(&[Program::Bird, Program::Birdc]) {
+        addresses_of_services(&[]);
+    }
+}
+
+/// The same with Services and EndpointSlices of a real API server.
+#[test]
+fn a_router_learns_addresses_of_services_of_kubernetes() {
+    if can_run(&[Program::Bird, Program::Birdc, Program::Kube]) {
+        addresses_of_services(&["--datastore", "kubernetes"]);
+    }
+}
+
+/// A pod of the Service. The API server wants an image.
+fn backend(name: &str, node: &str) -> String {
+    pod(name, node, "a").replace("{name: c,", "{name: c, image: none,")
+}
+
+fn addresses_of_services(options: &[&str]) {
+    let lab = Lab::new(User::Root);
+    let mut running = lab.up(&[&["--linux", "2", "--windows", "0", "--bgp"], options].concat());
+    let settings = |spec: &str| {
+        let text = format!(
+            "apiVersion: projectcalico.org/v3\nkind: BGPConfiguration\nmetadata: {{name: default}}\nspec: {spec}\n"
+        );
+        lab.ok(&["apply", "-f", &lab.file("settings.yml", &text)]);
+    };
+    let peer = "apiVersion: projectcalico.org/v3\nkind: BGPPeer\nmetadata: {name: router}\nspec: {node: primary, peerIP: '192.0.2.12:1790', asNumber: 64513}\n";
+    let namespace = "apiVersion: v1\nkind: Namespace\nmetadata: {name: calico-demo}\n";
+    lab.ok(&["apply", "-f", &lab.file("peer.yml", &[peer, namespace, SERVICE].join("---\n"))]);
+    let router = Router::start(&lab, "linux-2", "192.0.2.12");
+    let routes = || {
+        let routes = router.routes(&lab);
+        let of_services = routes.lines().filter(|line| line.starts_with("198.51.100."));
+        of_services.map(|line| line.split_whitespace().next().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let until = |what: &str, expected: &[&str]| lab.wait_until(what, || routes() == expected);
+    settings("{serviceExternalIPs: [{cidr: 198.51.100.0/24}]}");
+    until("the network", &["198.51.100.0/24"]);
+
+    // A backend on the other node, then one on this node, which goes.
+    lab.ok(&["apply", "-f", &lab.file("far.yml", &backend("far", "linux-2"))]);
+    lab.wait_for_pods();
+    assert_eq!(routes(), ["198.51.100.0/24"]);
+    lab.ok(&["apply", "-f", &lab.file("near.yml", &backend("near", "primary"))]);
+    until("the address", &["198.51.100.0/24", "198.51.100.7/32"]);
+    let why = lab.ok(&["bgp", "why", "198.51.100.7", "--node", "primary"]);
+    assert!(why.contains("own route"), "{why}");
+    lab.ok(&["delete", "pod", "near", "-n", "calico-demo"]);
+    until("the address is withdrawn", &["198.51.100.0/24"]);
+
+    // A single address of the settings, which any backend makes reachable, and no settings.
+    let cluster = SERVICE.replace("Local", "Cluster");
+    lab.ok(&["apply", "-f", &lab.file("cluster.yml", &cluster)]);
+    settings("{serviceExternalIPs: [{cidr: 198.51.100.7/32}]}");
+    until("the single address", &["198.51.100.7/32"]);
+    lab.ok(&["label", "node", "primary", "node.kubernetes.io/exclude-from-external-load-balancers="]);
+    until("the node is excluded", &[]);
+    lab.ok(&["label", "node", "primary", "node.kubernetes.io/exclude-from-external-load-balancers-"]);
+    until("it is not", &["198.51.100.7/32"]);
+    lab.ok(&["delete", "bgpconfiguration", "default"]);
+    until("no settings", &[]);
+    settings("{serviceExternalIPs: [{cidr: 198.51.100.7/32}]}");
+    until("the settings again", &["198.51.100.7/32"]);
+    drop(router);
     lab.ok(&["lab", "down"]);
     running.wait();
 }

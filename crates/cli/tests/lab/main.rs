@@ -16,6 +16,7 @@ mod network;
 mod services;
 mod show;
 mod support;
+mod vxlan_port;
 mod workloads;
 
 use std::collections::BTreeMap;

@@ -319,6 +319,18 @@ fn the_family_follows_the_protocol_and_node_ports_are_noted() {
     let allowed = "{apiVersion: projectcalico.org/v3, kind: FelixConfiguration, metadata: {name: default}, \
                    spec: {allowVXLANPacketsFromWorkloads: true, allowIPIPPacketsFromWorkloads: true}}\n";
     std::fs::write(&felix, allowed).unwrap();
+    // Another port of VXLAN: pods send to neither.
+    let other = folder.path().join("other.yml");
+    let text = "{apiVersion: projectcalico.org/v3, kind: FelixConfiguration, metadata: {name: node.n}, spec: {vxlanPort: 8472}}\n";
+    std::fs::write(&other, text).unwrap();
+    for (port, expected) in [("4789", true), ("8472", true), ("4790", false)] {
+        let files = ["-f", file.to_str().unwrap(), "-f", other.to_str().unwrap()];
+        let question = ["x/a", "192.0.2.9", "--port", &format!("udp/{port}")];
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tortie"));
+        let output = command.arg("explain").args(files).args(question).output().unwrap();
+        let printed = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(printed.contains("pods do not send VXLAN packets"), expected, "{port}: {printed}");
+    }
     for port in ["udp/4789", "proto/4"] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tortie"));
         let files = ["-f", file.to_str().unwrap(), "-f", felix.to_str().unwrap()];

@@ -57,6 +57,11 @@ fn changes_for_tunnels_from_pods_are_marked() {
         assert!(code == 1 && err.is_empty(), "{out}{err}");
         assert_eq!(out.contains("VXLAN (udp/4789) and IPIP (proto/4) from pods"), expected, "{ports}: {out}");
     }
+    // Another port of VXLAN.
+    let felix = "apiVersion: projectcalico.org/v3\nkind: FelixConfiguration\nmetadata: {name: default}\nspec: {vxlanPort: 8472}\n";
+    let files = [("open.yml", &*open(", protocol: UDP, destination: {ports: [8472]}")), ("felix.yml", felix)];
+    let (_, out, err) = preview(&files, &["-f", "open.yml", "-f", "felix.yml"]);
+    assert!(out.contains("VXLAN (udp/4789, udp/8472) and IPIP (proto/4) from pods"), "{out}{err}");
 }
 
 #[test]

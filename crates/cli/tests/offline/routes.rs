@@ -89,13 +89,19 @@ fn blocks_of_windows_nodes_get_no_routes() {
         let routes = ["routes", "-f", "cluster.json", "--for", router];
         let (code, out, errors) = tortie(&[("cluster.json", &list)], &routes);
         assert_eq!(code, 0, "{errors}");
-        assert!(
-            out.contains("10.244.0.0/30") && !out.contains("10.244.0.1") && !out.contains("10.244.0.64"),
-            "{out}"
-        );
         let expected = "note: Windows nodes take packets to their pods in VXLAN only, so these have no route: \
                         10.244.0.1/32 (Node three), 10.244.0.64/30 (Node three)\n";
         assert_eq!(errors, expected);
+        // A router's file says so itself.
+        let (comments, lines): (Vec<&str>, Vec<&str>) = out.lines().partition(|line| line.starts_with('#'));
+        assert_eq!(comments, if router == "text" { vec![] } else { vec![format!("# {}", expected.trim())] });
+        let lines = lines.join("\n");
+        assert!(
+            lines.contains("10.244.0.0/30")
+                && !lines.contains("10.244.0.1")
+                && !lines.contains("10.244.0.64"),
+            "{out}"
+        );
         let (code, out, errors) =
             tortie(&[("cluster.json", &list)], &[&routes[..], &["--pod-cidrs"]].concat());
         assert_eq!((code, errors.as_str()), (0, ""));
@@ -165,10 +171,137 @@ fn what_cannot_be_told_is_named_and_ends_with_one() {
         (vec![block()], &[], 2, "the files have no Nodes"),
         (vec![node(1, "one")], &["--for", "aws"], 2, "--table"),
         (vec![node(1, "one")], &["--for", "frr", "-o", "json"], 2, "-o json has no effect"),
+        (vec![node(1, "one")], &["--for", "bird", "--since", "c.json"], 2, "BIRD reads whole files"),
+        (vec![node(1, "one")], &["--since", "c.json"], 2, "is no output of: tortie routes -o json"),
+        (vec![node(1, "one")], &["--since", "none.json"], 2, "--since none.json"),
     ] {
-        let (found, _, errors) = of(&items, arguments);
+        let (found, out, errors) = of(&items, arguments);
         assert!(found == code && errors.contains(expected), "{arguments:?}: {found} {errors}");
+        assert!(code == 1 || out.is_empty(), "{out}");
     }
+    // In a router's file, what is left out is a comment of that router.
+    for (router, mark) in [("frr", '!'), ("linux", '#'), ("bird", '#')] {
+        let (_, out, errors) = of(&[node(1, "one"), block()], &["--for", router]);
+        let warning = "warning: 10.244.0.0/30: there is no Node gone";
+        assert!(out.starts_with(&format!("{mark} {warning}\n")) && errors.contains(warning), "{out}{errors}");
+    }
+}
+
+/// The cluster some time later: `two` has lost its block, `one` has another one, and the pod without a block is on `two`.
+fn later() -> String {
+    let items = [
+        node(1, "one"),
+        node(2, "two"),
+        block("10.244.0.0/30", Some("one"), "two"),
+        block("10.244.0.128/30", Some("one"), "one"),
+        block("10.244.9.0/30", None, "two"),
+        block("fd00:10::/126", Some("one"), "one"),
+    ];
+    json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string()
+}
+
+fn since(cluster: &str, arguments: &[&str]) -> (i32, String, String) {
+    let before = ok(&["-o", "json"]);
+    let files = [("cluster.json", cluster), ("before.json", &before)];
+    tortie(&files, &[&["routes", "-f", "cluster.json", "--since", "before.json"], arguments].concat())
+}
+
+#[test]
+fn what_has_changed_since_an_earlier_run() {
+    let expected = [
+        (
+            &[][..],
+            vec![
+                "remove 10.244.0.64/30 192.0.2.2 two",
+                "remove 10.244.9.1/32 192.0.2.1 one",
+                "add 10.244.0.128/30 192.0.2.1 one",
+                "add 10.244.9.1/32 192.0.2.2 two",
+            ],
+        ),
+        // A route that leads elsewhere is replaced, or there before the old one goes.
+        (
+            &["--for", "linux"],
+            vec![
+                "ip -4 route del 10.244.0.64/30 via 192.0.2.2 # two",
+                "ip -4 route replace 10.244.0.128/30 via 192.0.2.1 # one",
+                "ip -4 route replace 10.244.9.1/32 via 192.0.2.2 # two",
+            ],
+        ),
+        (
+            &["--for", "frr"],
+            vec![
+                "ip route 10.244.0.128/30 192.0.2.1",
+                "ip route 10.244.9.1/32 192.0.2.2",
+                "no ip route 10.244.0.64/30 192.0.2.2",
+                "no ip route 10.244.9.1/32 192.0.2.1",
+            ],
+        ),
+        (
+            &["--for", "aws", "--table", "t"],
+            vec![
+                "aws ec2 modify-instance-attribute --instance-id i-01 --no-source-dest-check",
+                "aws ec2 modify-instance-attribute --instance-id i-02 --no-source-dest-check",
+                "aws ec2 delete-route --route-table-id t --destination-cidr-block 10.244.0.64/30",
+                "aws ec2 create-route --route-table-id t --destination-cidr-block 10.244.0.128/30 --instance-id i-01",
+                "aws ec2 replace-route --route-table-id t --destination-cidr-block 10.244.9.1/32 --instance-id i-02",
+            ],
+        ),
+        (
+            &["--for", "gcp", "--network", "n"],
+            vec![
+                "gcloud compute routes delete tortie-10-244-0-64-30 --quiet",
+                "gcloud compute routes delete tortie-10-244-9-1-32 --quiet",
+                "gcloud compute routes create tortie-10-244-0-128-30 --network n --destination-range 10.244.0.128/30 --next-hop-address 192.0.2.1",
+                "gcloud compute routes create tortie-10-244-9-1-32 --network n --destination-range 10.244.9.1/32 --next-hop-address 192.0.2.2",
+            ],
+        ),
+    ];
+    for (arguments, expected) in expected {
+        let (code, out, errors) = since(&later(), arguments);
+        assert_eq!((code, errors.as_str()), (0, ""), "{out}");
+        let lines = out.lines().filter(|line| !line.starts_with(['#', '!', 'C']));
+        let lines: Vec<String> =
+            lines.map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+        assert_eq!(lines, expected, "{arguments:?}");
+    }
+    let azure = ["--for", "azure", "--table", "t", "--resource-group", "g"];
+    let (_, out, _) = since(&later(), &azure);
+    let deleted = "az network route-table route delete --resource-group g --route-table-name t --name tortie-10-244-9-1-32\n";
+    assert!(out.find(deleted).unwrap() < out.find("create --resource-group g").unwrap(), "{out}");
+    let (_, out, _) = since(&later(), &["-o", "json"]);
+    let changes: Value = serde_json::from_str(&out).unwrap();
+    let destinations = |list: &str| {
+        let routes = changes[list].as_array().unwrap().iter();
+        routes.map(|route| route["destination"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(destinations("removed"), ["10.244.0.64/30", "10.244.9.1/32"]);
+    assert_eq!(destinations("added"), ["10.244.0.128/30", "10.244.9.1/32"]);
+    assert_eq!(since(&cluster(), &[]), (0, String::new(), "nothing has changed\n".to_owned()));
+    assert_eq!(since(&cluster(), &["--for", "linux"]), (0, String::new(), String::new()));
+}
+
+/// The kernel of a router that runs the commands has the routes, and after the commands of the changes exactly the new ones.
+#[test]
+fn a_linux_router_follows_the_changes() {
+    let router = router();
+    let run = |commands: &str| {
+        let mut command = Command::new("sh");
+        command.args(["-e", "-c", commands]).stdin(Stdio::null());
+        router.enter_on_spawn(&mut command).unwrap();
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{commands}: {output:?}");
+    };
+    run(&ok(&["--for", "linux"]));
+    wait_for_routes(&router, "iproute2");
+    run(&since(&later(), &["--for", "linux"]).1);
+    let expected = [
+        ("10.244.0.0/30", "192.0.2.1"),
+        ("10.244.0.1/32", "192.0.2.2"),
+        ("10.244.0.128/30", "192.0.2.1"),
+        ("10.244.9.1/32", "192.0.2.2"),
+        ("fd00:10::/126", "fd02::1"),
+    ];
+    wait_for(&router, "iproute2", &expected);
 }
 
 /// A router with an interface to the nodes.
@@ -192,8 +325,12 @@ fn router() -> NetNs {
 
 /// Waits until the kernel of the router has the routes.
 fn wait_for_routes(router: &NetNs, of: &str) {
+    wait_for(router, of, &ROUTES);
+}
+
+fn wait_for(router: &NetNs, of: &str, expected: &[(&str, &str)]) {
     let expected: Vec<(IpNet, String)> =
-        ROUTES.iter().map(|(to, by)| (to.parse().unwrap(), (*by).to_owned())).collect();
+        expected.iter().map(|(to, by)| (to.parse().unwrap(), (*by).to_owned())).collect();
     let begin = Instant::now();
     loop {
         let routes = router.run(|| RouteSocket::open().unwrap().routes().unwrap()).unwrap();

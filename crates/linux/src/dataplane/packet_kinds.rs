@@ -73,12 +73,16 @@ pub(super) fn overlays(node: &NodeState) -> impl Iterator<Item = Family> {
 
 /// VXLAN packets of the overlay.
 pub(super) fn vxlan(node: &NodeState) -> Vec<Expr> {
-    let port = vxlan_port(node);
+    udp_to([vxlan_port(node)])
+}
+
+/// UDP packets to these ports.
+pub(super) fn udp_to(ports: impl IntoIterator<Item = u16>) -> Vec<Expr> {
     exprs(&[
         Test::Protocol { numbers: vec![17], invert: false },
         Test::Port {
             side: PacketEnd::Destination,
-            ranges: port_ranges([(port, port)].into_iter()),
+            ranges: port_ranges(ports.into_iter().map(|port| (port, port))),
             invert: false,
         },
     ])

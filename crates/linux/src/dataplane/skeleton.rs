@@ -31,7 +31,7 @@ use super::host_skeleton::{self, HOST_FORWARD_IN, HOST_FORWARD_OUT, HOST_IN, to_
 use super::nat;
 use super::packet_kinds::{
     ODD_INTERFACES, VXLAN_PEERS, VXLAN_PEERS_6, are_pods, by_flow, in_state, neighbour_discovery, overlays,
-    vxlan, vxlan_peers_of,
+    udp_to, vxlan, vxlan_peers_of,
 };
 use super::packet_test::{PacketEnd, Test, in_set, load_address, load_address_to};
 use super::sets::{Family, set};
@@ -196,7 +196,7 @@ fn goto(chain: &str) -> Expr {
 fn never_from_workload(node: &NodeState) -> Vec<Rule> {
     let ipip = Test::Protocol { numbers: vec![4], invert: false }.exprs();
     let all = [
-        (!node.settings.vxlan_from_workloads, vxlan(node), "no VXLAN from pods"),
+        (!node.settings.vxlan_from_workloads, udp_to(node.settings.vxlan_ports()), "no VXLAN from pods"),
         (!node.settings.ipip_from_workloads, ipip, "no IPIP from pods"),
         (true, neighbour_discovery(&[134]), "no router advertisements from pods"),
     ];

@@ -99,8 +99,22 @@ fn a_nodes_flow_to_a_pods_port_4789_is_tracked() {
 /// address and from a node's address.
 #[test]
 fn vxlan_is_accepted_only_from_nodes() {
-    const STRANGER: u8 = 99;
+    let (nodes, pods) = two_nodes();
+    accepted_only_from_nodes(nodes, &pods, 4789);
+}
+
+#[test]
+fn vxlan_to_another_port_is_accepted_only_from_nodes() {
     let (mut nodes, pods) = two_nodes();
+    for node in &mut nodes {
+        let report = node.change(|state| state.node.as_mut().unwrap().network.port = 4790);
+        assert_eq!(report, Report::default());
+    }
+    accepted_only_from_nodes(nodes, &pods, 4790);
+}
+
+fn accepted_only_from_nodes(mut nodes: [Node; 2], pods: &[Pod; 2], port: u16) {
+    const STRANGER: u8 = 99;
     let sender = |number: u8| UdpSocket::bind((node_address(number), 0)).unwrap();
     let open_senders = || {
         let link = interface_index("eth0").unwrap();
@@ -128,7 +142,7 @@ fn vxlan_is_accepted_only_from_nodes() {
             let header = [8, 0, 0, 0, 0, 0x10, 0, 0];
             let packet =
                 [&header[..], &crate::common::frame(&inner, vtep(2).mac.0, (*number).into())].concat();
-            socket.send_to(&packet, (node_address(2), 4789)).unwrap();
+            socket.send_to(&packet, (node_address(2), port)).unwrap();
         }
         let mut arrived = Vec::new();
         while arrived.last() != Some(&1) {

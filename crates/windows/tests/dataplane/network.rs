@@ -356,6 +356,8 @@ fn unsupported_node_settings_are_reported() {
         reasons,
         [Reason::VxlanPortNotSupported, Reason::MoreThanOneBlock, Reason::ProviderAddressDiffers]
     );
+    let message = &report.node[0].message;
+    assert!(message.contains("is 8472") && message.contains("remove vxlanPort"), "{message}");
     let message = &report.node[1].message;
     assert!(message.contains("10.244.4.0/26") && message.contains("HNS 9.3"), "{message}");
 }

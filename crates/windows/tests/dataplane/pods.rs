@@ -314,6 +314,11 @@ fn pods_send_no_tunnels_unless_the_settings_allow_them() {
         let passes = flows.map(|flow| node.passes(Direction::Egress, &flow));
         assert_eq!(passes, [vxlan, ipip, true], "{vxlan} {ipip}");
     }
+    // The port of Linux nodes is closed, too.
+    for (port, passes) in [(4790, [false, false, false]), (4789, [false, false, true])] {
+        node.apply(&[Delta::Settings(Settings { vxlan_port: port, ..Settings::default() }.into())]);
+        assert_eq!(flows.map(|flow| node.passes(Direction::Egress, &flow)), passes, "{port}");
+    }
 }
 
 #[test]

@@ -9,7 +9,7 @@ const IPV6: u8 = 10;
 pub(super) fn of(id: &TableId, table: &ForeignTable) -> String {
     match id.name.as_str() {
         "firewalld" => "Let firewalld accept pods: `firewall-cmd --permanent --zone=trusted --add-source=POOL` for each IPPool, \
-             `firewall-cmd --permanent --add-port=4789/udp`, `firewall-cmd --reload`"
+             `firewall-cmd --permanent --add-port=4789/udp` (or vxlanPort of FelixConfiguration), `firewall-cmd --reload`"
             .to_owned(),
         // The chain in which Docker leaves room for others.
         "filter" if table.chains.contains_key("DOCKER-USER") => {
@@ -19,6 +19,7 @@ pub(super) fn of(id: &TableId, table: &ForeignTable) -> String {
                  `{program} -I DOCKER-USER -d POOL -j ACCEPT` for each IPPool"
             )
         }
-        _ => "If pods lack connections, let it accept the addresses of IPPools, and UDP 4789 between nodes".to_owned(),
+        _ => "If pods lack connections, let it accept the addresses of IPPools, and UDP 4789 (or vxlanPort of FelixConfiguration) \
+              between nodes".to_owned(),
     }
 }

@@ -1,0 +1,95 @@
+//! What has changed since an earlier run.
+
+use std::collections::BTreeMap;
+
+use anyhow::Context;
+use ipnet::IpNet;
+use serde::Serialize;
+
+use super::plan::PodRoute;
+
+/// Routes that come and go. A route that leads to another node is in both lists.
+#[derive(Debug, Default, PartialEq, Eq, Serialize)]
+pub(super) struct Changes {
+    /// Routes of the earlier run.
+    pub(super) removed: Vec<PodRoute>,
+    /// Routes of this one.
+    pub(super) added: Vec<PodRoute>,
+}
+
+impl Changes {
+    /// All routes, for a router that has none.
+    pub(super) fn all(routes: Vec<PodRoute>) -> Self {
+        Self { removed: Vec::new(), added: routes }
+    }
+
+    /// The differences of two runs.
+    pub(super) fn between(earlier: &[PodRoute], now: &[PodRoute]) -> Self {
+        Self { removed: missing(earlier, now), added: missing(now, earlier) }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.removed.is_empty() && self.added.is_empty()
+    }
+
+    /// Whether an earlier route to this destination leads elsewhere now.
+    pub(super) fn replaces(&self, destination: &IpNet) -> bool {
+        self.removed.iter().any(|route| route.destination == *destination)
+    }
+
+    /// The routes to destinations that have none any more.
+    pub(super) fn gone(&self) -> impl Iterator<Item = &PodRoute> {
+        self.removed
+            .iter()
+            .filter(|route| !self.added.iter().any(|added| added.destination == route.destination))
+    }
+}
+
+/// The routes that others do not have. The name of the node means nothing to a router.
+fn missing(routes: &[PodRoute], others: &[PodRoute]) -> Vec<PodRoute> {
+    let way = |route: &PodRoute| (route.next_hop, route.provider_id.clone());
+    let others: BTreeMap<IpNet, _> = others.iter().map(|route| (route.destination, way(route))).collect();
+    let is_missing = |route: &&PodRoute| others.get(&route.destination) != Some(&way(route));
+    routes.iter().filter(is_missing).cloned().collect()
+}
+
+/// Reads what an earlier run has printed.
+pub(super) fn read(path: &str) -> anyhow::Result<Vec<PodRoute>> {
+    let text = std::fs::read(path).with_context(|| format!("--since {path}"))?;
+    serde_json::from_slice(&text)
+        .with_context(|| format!("--since {path} is no output of: tortie routes -o json"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_are_the_routes_that_lead_elsewhere() {
+        let route = |destination: &str, next_hop: &str, node: &str, machine: Option<&str>| PodRoute {
+            destination: destination.parse().unwrap(),
+            next_hop: next_hop.parse().unwrap(),
+            node: node.to_owned(),
+            provider_id: machine.map(str::to_owned),
+        };
+        let earlier = [
+            route("10.0.0.0/26", "192.0.2.1", "one", None),
+            route("10.0.0.64/26", "192.0.2.1", "one", None),
+            route("10.0.0.128/26", "192.0.2.2", "two", Some("a")),
+            route("10.0.0.192/26", "192.0.2.3", "three", None),
+        ];
+        let now = [
+            // Under another name, by way of another node, on another machine; one is gone, and one is new.
+            route("10.0.0.0/26", "192.0.2.1", "renamed", None),
+            route("10.0.0.64/26", "192.0.2.2", "two", None),
+            route("10.0.0.128/26", "192.0.2.2", "two", Some("b")),
+            route("10.0.1.0/26", "192.0.2.1", "one", None),
+        ];
+        let changes = Changes::between(&earlier, &now);
+        assert_eq!(changes.removed, earlier[1..]);
+        assert_eq!(changes.added, now[1..]);
+        assert_eq!(changes.gone().collect::<Vec<_>>(), [&earlier[3]]);
+        assert!(changes.replaces(&now[1].destination) && !changes.replaces(&now[3].destination));
+        assert!(Changes::between(&earlier, &earlier).is_empty() && !changes.is_empty());
+    }
+}
