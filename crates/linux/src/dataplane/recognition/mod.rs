@@ -31,6 +31,8 @@ pub(super) struct Observed {
     links: BTreeMap<u32, Link>,
     /// The links to which the host routes of each address lead.
     host_routes: BTreeMap<IpAddr, BTreeSet<u32>>,
+    /// Those of them that the kernel has not made for an address of the node, with the address last.
+    routed: BTreeSet<(u32, IpAddr)>,
     /// The links with networks of their own, and those of default routes, such as the node's own adapter. They are never a pod's.
     /// Routes of others to networks behind a pod do not count.
     uplinks: BTreeSet<u32>,
@@ -49,7 +51,8 @@ pub(super) struct Recognised {
     further: BTreeMap<EndpointId, BTreeSet<String>>,
     /// The interfaces of pods that are not recognised. They are closed.
     pub(super) unclaimed: BTreeSet<String>,
-    /// Their indexes, with the addresses to which their routes lead or that plugins have given to their pods.
+    /// Their indexes, with the addresses to which their routes lead or that plugins have given to their pods, without those of
+    /// recognised pods and of the node.
     behind_unclaimed: BTreeSet<(u32, IpAddr)>,
     /// Why pods are not recognised.
     pub(super) problems: BTreeMap<EndpointId, Problem>,
@@ -97,6 +100,9 @@ impl Observed {
             if is_host_route && hops.iter().all(|hop| hop.gateway.is_none()) {
                 let known = observed.host_routes.entry(destination.addr()).or_default();
                 known.extend(hops.iter().map(|hop| hop.link));
+                if route.protocol != KERNEL {
+                    observed.routed.extend(hops.iter().map(|hop| (hop.link, destination.addr())));
+                }
             } else if is_of_node(route) {
                 observed.uplinks.extend(hops.iter().map(|hop| hop.link));
             }
@@ -128,6 +134,9 @@ impl Observed {
             }
         }
         let claimed: BTreeSet<&str> = recognised.interfaces.values().map(AsRef::as_ref).collect();
+        let with_policy = pods.iter().filter(|(id, _)| recognised.interfaces.contains_key(*id));
+        let with_policy: BTreeSet<IpAddr> =
+            with_policy.flat_map(|(_, pod)| pod.addresses.iter().copied()).collect();
         let led_to = candidates.into_iter().filter_map(|index| self.links.get(index));
         let answered: BTreeSet<&str> =
             self.results.iter().flat_map(|it| &it.host_interfaces).map(String::as_str).collect();
@@ -135,17 +144,16 @@ impl Observed {
         let of_pods = led_to.chain(answered).filter(|link| self.is_cable(link));
         for link in of_pods.filter(|link| !claimed.contains(&*link.name)) {
             recognised.unclaimed.insert(link.name.clone());
-            recognised
-                .behind_unclaimed
-                .extend(self.addresses_behind(link).map(|address| (link.index, address)));
+            let behind = self.addresses_behind(link).filter(|address| !with_policy.contains(address));
+            recognised.behind_unclaimed.extend(behind.map(|address| (link.index, address)));
         }
         recognised
     }
 
     fn addresses_behind<'a>(&'a self, link: &'a Link) -> impl Iterator<Item = IpAddr> + 'a {
-        let routed = self.host_routes.iter().filter(|(_, links)| links.contains(&link.index));
+        let routed = self.routed.iter().filter(|(index, _)| *index == link.index);
         let results = self.results.iter().filter(|it| it.host_interfaces.contains(&link.name));
-        routed.map(|(address, _)| *address).chain(results.flat_map(|it| it.addresses.iter().copied()))
+        routed.map(|(_, address)| *address).chain(results.flat_map(|it| it.addresses.iter().copied()))
     }
 
     /// The other ends on the host of cables that plugins have made for the pod.
@@ -300,9 +308,11 @@ impl Problem {
     }
 }
 
+/// The protocol of routes that the kernel makes for addresses of the node (`RTPROT_KERNEL` in `linux/rtnetlink.h`).
+const KERNEL: u8 = 2;
+
 /// Whether its links are the node's own: to a network of an address of the node, or to everywhere.
 fn is_of_node(route: &Route) -> bool {
-    const KERNEL: u8 = 2; // RTPROT_KERNEL
     let is_own = route.protocol == KERNEL && !is_link_local(route.destination.addr());
     is_own || route.destination.prefix_len() == 0
 }

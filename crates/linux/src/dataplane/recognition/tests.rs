@@ -392,6 +392,27 @@ fn the_addresses_behind_an_interface_are_newly_closed_once() {
     assert_eq!(nothing.newly_closed(&known), addresses(&[]));
 }
 
+/// Nothing of a pod with policy passes its closed further interface, and the node's own address is on many interfaces.
+#[test]
+fn addresses_of_recognised_pods_and_of_the_node_are_behind_no_closed_interface() {
+    const A: &str = "10.0.0.1";
+    let links = || vec![link(2, "veth1"), link(3, "veth2")];
+    let closed = |links, routes: &[Route], results| {
+        let found = Observed::new(links, routes, results).recognise(&pods(&[("a", &[A])]), &config());
+        assert_eq!(found.unclaimed, BTreeSet::from(["veth2".to_owned()]));
+        Recognised::default().newly_closed(&found)
+    };
+    // AWS VPC CNI with ENABLE_V4_EGRESS: one result names both interfaces.
+    let mut both = result("a", "veth1", &[A]);
+    both.host_interfaces.push("veth2".to_owned());
+    assert_eq!(closed(links(), &[to("10.0.0.1/32", 2)], vec![both]), BTreeSet::new());
+    // ptp: the kernel makes a route to the gateway's address of each interface. The second pod is not in the API yet.
+    let of_gateway = |link| Route::on_link("fd00:9::1/128".parse().unwrap(), link, 2);
+    let routes = [to("10.0.0.1/32", 2), of_gateway(2), to("fd00:9::2/128", 3), of_gateway(3)];
+    let results = vec![result("a", "veth1", &[A]), result("b", "veth2", &["fd00:9::2"])];
+    assert_eq!(closed(links(), &routes, results), BTreeSet::from(["fd00:9::2".parse().unwrap()]));
+}
+
 /// Each problem has its own message, which names what to do.
 #[test]
 fn problems_name_the_interface_and_the_remedy() {
