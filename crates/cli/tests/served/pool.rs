@@ -300,15 +300,14 @@ impl Bed {
 
     /// A run that is refused in the middle says what the runs before have closed and cordoned.
     async fn assert_says_what_is_left(&self) {
-        let annotate = |text: &str| {
-            self.servers.kubectl(&["annotate", "namespace", "default", text]).unwrap();
-        };
-        annotate(r#"cni.projectcalico.org/ipv4pools=["old"]"#);
+        let part = "apiVersion: crd.projectcalico.org/v1\nkind: IPPool\nmetadata: {name: part}\nspec: {cidr: 10.1.0.0/25, disabled: true}";
+        self.servers.apply(part).unwrap();
         let (code, said) = self.run(&[]).await;
-        annotate("cni.projectcalico.org/ipv4pools-");
+        self.servers.kubectl(&["delete", "ippools.crd.projectcalico.org", "part"]).unwrap();
         assert_eq!(code, 2, "{said}");
         for part in [
             "refused:",
+            "10.1.0.0/25 of IPPool part overlap",
             "IPPool old stays closed; cordoned by the migration: one. Run the command again to continue",
         ] {
             assert!(said.contains(part), "{part}: {said}");

@@ -12,8 +12,8 @@ use tortie_api::support;
 use tortie_store::Stored;
 
 use super::observed::{
-    self, MIGRATION, MigratingCluster, MigrationRequest, Objects, OldPool, PoolRecord, ReadPool, is_in,
-    is_kept, labels,
+    self, Given, MIGRATION, MigratingCluster, MigrationRequest, Objects, OldPool, PoolRecord, ReadPool,
+    is_in, is_kept, labels,
 };
 use super::room;
 
@@ -36,7 +36,7 @@ pub(super) fn refusals(
     objects: &Objects,
     request: &MigrationRequest,
     (old, new): (&ReadPool, Option<Result<ReadPool, String>>),
-    (blocks, damaged): (&[Block], &[String]),
+    (blocks, damaged, given): (&[Block], &[String], &Given),
     cluster: &MigratingCluster,
 ) -> Vec<String> {
     let mut found = Vec::new();
@@ -53,15 +53,18 @@ pub(super) fn refusals(
             found.extend(pair(old, &new));
             found.extend(other_objects(objects, &new));
             found.extend(selectors(objects, old, &new));
-            found.extend(windows(objects, old, &new, blocks));
+            found.extend(windows(objects, old, &new, blocks, given));
             found.extend(room::room(objects, old, &new, blocks, cluster));
             found.extend(record(cluster, &old.name, &new.name));
             found.extend(other_migrations(objects, old, &new));
         }
     }
     found.extend(overlaps(objects, old, &request.new));
-    found.extend(pinned(objects, old));
-    found.extend(pods(objects, request, old));
+    // When it has begun, whoever may create pods must not end it. It waits for those that are in the way.
+    if cluster.old.as_ref().is_none_or(|old| old.record.is_none()) {
+        found.extend(pinned(objects, old));
+        found.extend(pods(objects, request, old, given));
+    }
     found
 }
 
@@ -205,7 +208,13 @@ fn is_windows(node: &Stored) -> bool {
 }
 
 /// A Windows node keeps its block, from which HNS made its network. The new pool must be one that Windows nodes can use.
-fn windows(objects: &Objects, old: &ReadPool, new: &ReadPool, blocks: &[Block]) -> Vec<String> {
+fn windows(
+    objects: &Objects,
+    old: &ReadPool,
+    new: &ReadPool,
+    blocks: &[Block],
+    given: &Given,
+) -> Vec<String> {
     let nodes: Vec<&Stored> = objects.nodes.iter().filter(|node| is_windows(node)).collect();
     let names: BTreeSet<&str> = nodes.iter().map(|node| node.key.name.as_str()).collect();
     let mut found = Vec::new();
@@ -221,7 +230,7 @@ fn windows(objects: &Objects, old: &ReadPool, new: &ReadPool, blocks: &[Block]) 
     stuck.extend(
         affinities.filter(|(_, net)| net.parse().is_ok_and(|net: IpNet| cidr.contains(&net))).map(|it| it.0),
     );
-    let running = objects.pods.iter().filter(|pod| is_in(&pod.value, cidr));
+    let running = objects.pods.iter().filter(|pod| is_in(pod, cidr, given));
     stuck.extend(running.filter_map(|pod| pod.value["spec"]["nodeName"].as_str()));
     stuck.retain(|node| names.contains(node));
     if !stuck.is_empty() {
@@ -293,73 +302,87 @@ fn other_migrations(objects: &Objects, old: &ReadPool, new: &ReadPool) -> Vec<St
     found
 }
 
-/// What asks for the old pool by its name, network or address: it would get none any more.
-fn pinned(objects: &Objects, old: &ReadPool) -> Vec<String> {
+/// The object and its annotation that asks for the old pool by name, network or address: it would get none any more.
+fn pin(object: &Stored, old: &ReadPool) -> Option<String> {
     let cidr = old.pool.spec.cidr;
-    let names = |object: &&Stored| -> Option<String> {
-        let annotations = object.value["metadata"]["annotations"].as_object()?;
-        let list = |name: &str| serde_json::from_str::<Vec<String>>(annotations.get(name)?.as_str()?).ok();
-        let of_pool = |text: &String| *text == old.name || text.parse() == Ok(cidr);
-        let of_address = |text: &String| text.parse::<IpAddr>().is_ok_and(|address| cidr.contains(&address));
-        let pool = POOLS.into_iter().find(|name| list(name).is_some_and(|all| all.iter().any(of_pool)));
-        let name = pool.or_else(|| {
-            ADDRESSES.into_iter().find(|name| list(name).is_some_and(|all| all.iter().any(of_address)))
-        })?;
-        Some(format!("{} ({name})", object.key))
-    };
-    let pods = objects.pods.iter().filter(|pod| is_kept(pod));
-    let found: Vec<String> = pods
-        .chain(&objects.namespaces)
-        .chain(&objects.services)
-        .filter_map(|object| names(&object))
-        .collect();
-    if found.is_empty() {
-        return found;
-    }
-    vec![format!(
-        "annotations ask for addresses of IPPool {}: {}; change them to the new pool where they are written (for pods of a \
-         Deployment, in its template)",
-        old.name,
-        found.join(", ")
-    )]
+    let annotations = object.value["metadata"]["annotations"].as_object()?;
+    let list = |name: &str| serde_json::from_str::<Vec<String>>(annotations.get(name)?.as_str()?).ok();
+    let of_pool = |text: &String| *text == old.name || text.parse() == Ok(cidr);
+    let of_address = |text: &String| text.parse::<IpAddr>().is_ok_and(|address| cidr.contains(&address));
+    let pool = POOLS.into_iter().find(|name| list(name).is_some_and(|all| all.iter().any(of_pool)));
+    let name = pool.or_else(|| {
+        ADDRESSES.into_iter().find(|name| list(name).is_some_and(|all| all.iter().any(of_address)))
+    })?;
+    Some(format!("{} ({name})", object.key))
 }
 
-/// Pods with addresses of the old pool that nobody starts again, or that lose data.
-fn pods(objects: &Objects, request: &MigrationRequest, old: &ReadPool) -> Vec<String> {
-    let (mut fixed, mut unmanaged, mut with_data) = (Vec::new(), Vec::new(), Vec::new());
-    for pod in objects.pods.iter().filter(|pod| is_kept(pod) && is_in(&pod.value, old.pool.spec.cidr)) {
-        let name = format!("{}/{}", pod.key.namespace, pod.key.name);
-        let mut owners = pod.value["metadata"]["ownerReferences"].as_array().into_iter().flatten();
-        let mut volumes = pod.value["spec"]["volumes"].as_array().into_iter().flatten();
-        if !pod.value["metadata"]["annotations"][MIRROR].is_null() {
-            fixed.push(name);
-            continue;
-        }
-        if !owners.any(|owner| owner["controller"] == true) {
-            unmanaged.push(name.clone());
-        }
-        if volumes.any(|volume: &Value| !volume["emptyDir"].is_null()) {
-            with_data.push(name);
-        }
+fn asks(old: &ReadPool, pins: &str) -> String {
+    format!(
+        "annotations ask for addresses of IPPool {}: {pins}; change them to the new pool where they are written (for pods of a \
+         Deployment, in its template)",
+        old.name
+    )
+}
+
+/// Why an object that asks for addresses of the old pool would get none, with the remedy.
+pub(super) fn pin_of(object: &Stored, old: &ReadPool) -> Option<String> {
+    Some(asks(old, &pin(object, old)?))
+}
+
+/// The same for a pod: it, or its namespace, may ask.
+pub(super) fn pin_of_pod(objects: &Objects, pod: &Stored, old: &ReadPool) -> Option<String> {
+    let namespace = || objects.namespaces.iter().find(|namespace| namespace.key.name == pod.key.namespace);
+    pin_of(pod, old).or_else(|| pin_of(namespace()?, old))
+}
+
+/// Everything that asks for the old pool.
+fn pinned(objects: &Objects, old: &ReadPool) -> Option<String> {
+    let pods = objects.pods.iter().filter(|pod| is_kept(pod));
+    let all = pods.chain(&objects.namespaces).chain(&objects.services);
+    let found: Vec<String> = all.filter_map(|object| pin(object, old)).collect();
+    (!found.is_empty()).then(|| asks(old, &found.join(", ")))
+}
+
+/// What speaks against the eviction of a pod, each with the remedy: nobody starts it again, or it loses data.
+fn losses(pod: &Stored, request: &MigrationRequest) -> Vec<(&'static str, &'static str)> {
+    if !pod.value["metadata"]["annotations"][MIRROR].is_null() {
+        let what = "static pods have addresses of the pool, and an eviction does not end them";
+        return vec![(what, "remove their manifests from the nodes")];
     }
+    let mut owners = pod.value["metadata"]["ownerReferences"].as_array().into_iter().flatten();
+    let mut volumes = pod.value["spec"]["volumes"].as_array().into_iter().flatten();
     let mut found = Vec::new();
-    let mut refuse = |pods: Vec<String>, what: &str, remedy: &str| {
-        if !pods.is_empty() {
-            found.push(format!("{what}: {}; {remedy}", pods.join(", ")));
-        }
-    };
-    refuse(
-        fixed,
-        "static pods have addresses of the pool, and an eviction does not end them",
-        "remove their manifests from the nodes",
-    );
-    if !request.pods.unmanaged {
-        let remedy = "delete them, or use --delete-unmanaged";
-        refuse(unmanaged, "no controller starts these pods again", remedy);
+    if !request.pods.unmanaged && !owners.any(|owner| owner["controller"] == true) {
+        found.push(("no controller starts these pods again", "delete them, or use --delete-unmanaged"));
     }
-    if !request.pods.with_empty_dir {
-        let remedy = "use --delete-emptydir-data if it is not needed";
-        refuse(with_data, "these pods lose the data of their volumes of type emptyDir", remedy);
+    if !request.pods.with_empty_dir && volumes.any(|volume: &Value| !volume["emptyDir"].is_null()) {
+        let what = "these pods lose the data of their volumes of type emptyDir";
+        found.push((what, "use --delete-emptydir-data if it is not needed"));
     }
     found
+}
+
+fn name(pod: &Stored) -> String {
+    format!("{}/{}", pod.key.namespace, pod.key.name)
+}
+
+/// The pods with addresses of the old pool that must not be evicted.
+fn pods(objects: &Objects, request: &MigrationRequest, old: &ReadPool, given: &Given) -> Vec<String> {
+    let mut found: BTreeMap<(&str, &str), Vec<String>> = BTreeMap::new();
+    for pod in objects.pods.iter().filter(|pod| is_kept(pod) && is_in(pod, old.pool.spec.cidr, given)) {
+        losses(pod, request).into_iter().for_each(|loss| found.entry(loss).or_default().push(name(pod)));
+    }
+    found.into_iter().map(|((what, remedy), pods)| format!("{what}: {}; {remedy}", pods.join(", "))).collect()
+}
+
+/// Why a pod with an address of the old pool must not be evicted, with the remedy.
+pub(super) fn obstacle(
+    objects: &Objects,
+    request: &MigrationRequest,
+    pod: &Stored,
+    old: &ReadPool,
+) -> Option<String> {
+    let loss = || losses(pod, request).into_iter().next();
+    let loss = || loss().map(|(what, remedy)| format!("{what}: {}; {remedy}", name(pod)));
+    pin_of_pod(objects, pod, old).or_else(loss)
 }

@@ -43,7 +43,8 @@ fn after(cluster: &mut MigratingCluster, step: &MigrationStep) {
     match step {
         MigrationStep::CreatePool => cluster.has_new = true,
         MigrationStep::ClosePool => {
-            let record = PoolRecord { to: new, since: Timestamp::MIN, extra: Default::default() };
+            let (extra, without_address) = Default::default();
+            let record = PoolRecord { to: new, since: Timestamp::MIN, without_address, extra };
             cluster.old = Some(OldPool { is_disabled: true, record: Some(record) });
         }
         MigrationStep::Cordon(name) => {

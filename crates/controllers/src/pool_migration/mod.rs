@@ -16,7 +16,7 @@ mod steps;
 pub use forecast::forecast;
 pub use observed::{
     LeftAddress, MIGRATION, MigratingCluster, MigratingNode, MigratingPod, MigratingService,
-    MigrationRequest, NodeRecord, OldBlock, OldPool, PoolRecord, TunnelAddress, WhichPods,
+    MigrationRequest, NodeRecord, OldBlock, OldPool, PoolRecord, TunnelAddress, WaitingPod, WhichPods,
 };
 pub use run::{MigrationError, MigrationProgress, PoolMigration, pool_like};
 pub use steps::{MigrationStep, next_step};

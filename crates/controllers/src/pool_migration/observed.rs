@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tortie_api::calico::IpPool;
-use tortie_api::ipam::Block;
+use tortie_api::ipam::{Attribute, Block};
 use tortie_api::{Key, Kind, Resource};
 use tortie_ipam::{Config, Release};
 use tortie_store::Stored;
@@ -16,7 +16,7 @@ use tortie_store::Stored;
 /// The annotation of a pool that moves to another one (a [`PoolRecord`] as JSON) and of a node whose pods move (a [`NodeRecord`]).
 pub const MIGRATION: &str = "tortie.io/pool-migration";
 
-/// The annotations with a pod's addresses that agents write before the status has them.
+/// The annotations with a pod's addresses that agents write before the status has them. So can whoever may create pods.
 const POD_IPS: [&str; 2] = ["cni.projectcalico.org/podIP", "cni.projectcalico.org/podIPs"];
 
 /// What is recorded on the old pool, in the write that closes it.
@@ -24,8 +24,12 @@ const POD_IPS: [&str; 2] = ["cni.projectcalico.org/podIP", "cni.projectcalico.or
 pub struct PoolRecord {
     /// The name of the new pool.
     pub to: String,
-    /// When the old pool was closed. Agents may use a pool as they knew it for a moment longer.
+    /// When the old pool was closed, by the clock of whoever did so. Agents may use a pool as they knew it for a moment longer.
     pub since: Timestamp,
+    /// The uids of the pods that had come to a node and had no address then. They wait for something else. The times of pods are
+    /// those of another clock.
+    #[serde(default, rename = "withoutAddress", skip_serializing_if = "BTreeSet::is_empty")]
+    pub without_address: BTreeSet<String>,
     /// What a newer program has recorded.
     #[serde(flatten)]
     pub extra: Map<String, Value>,
@@ -93,8 +97,8 @@ pub struct MigratingCluster {
     pub has_new: bool,
     /// The nodes.
     pub nodes: BTreeMap<String, MigratingNode>,
-    /// The pods that have come to a node since the old pool was closed, and have no address yet.
-    pub without_address: BTreeSet<Key>,
+    /// The pods that have come to a node and have no address yet, without those of which this was so when the old pool was closed.
+    pub without_address: BTreeMap<Key, WaitingPod>,
     /// The Services with addresses of the old pool.
     pub services: BTreeMap<Key, MigratingService>,
     /// The other addresses of the old pool.
@@ -136,6 +140,17 @@ pub struct MigratingPod {
     pub uid: String,
     /// Whether it is being deleted.
     pub is_ending: bool,
+    /// Why it must not be evicted, with the remedy.
+    pub obstacle: Option<String>,
+}
+
+/// A pod without an address.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct WaitingPod {
+    /// Its uid.
+    pub uid: String,
+    /// Why it gets none, with the remedy, if an annotation says so.
+    pub obstacle: Option<String>,
 }
 
 /// Where a tunnel address of a node is.
@@ -154,6 +169,8 @@ pub struct MigratingService {
     pub allocated: Vec<(IpNet, Release)>,
     /// The addresses in its status.
     pub shown: Vec<IpAddr>,
+    /// Why it would get no other address, with the remedy.
+    pub obstacle: Option<String>,
 }
 
 /// An address that nothing of the migration releases: it waits for somebody else.
@@ -255,13 +272,42 @@ pub(super) fn other_pool(node: &str, pool: &str) -> String {
     )
 }
 
-/// The addresses of a pod, as its status or its node tells.
-pub(super) fn addresses_of(pod: &Value) -> BTreeSet<IpAddr> {
-    let annotations = &pod["metadata"]["annotations"];
-    let told = POD_IPS.iter().filter_map(|name| annotations[*name].as_str()).flat_map(|text| text.split(','));
-    let ips = pod["status"]["podIPs"].as_array().into_iter().flatten().filter_map(|one| one["ip"].as_str());
-    let texts = ips.chain(pod["status"]["podIP"].as_str()).chain(told);
+/// The pod to which IPAM has given an address.
+pub(super) fn pod_of(attribute: &Attribute) -> Option<Key> {
+    let owner = attribute.owner.as_ref()?;
+    Some(Key::namespaced(Kind::Pod, owner.get("namespace")?, owner.get("pod")?))
+}
+
+/// The pods to which IPAM has given addresses.
+pub(super) type Given = BTreeMap<IpAddr, Key>;
+
+/// The pods to which IPAM has given the addresses of blocks.
+pub(super) fn given(blocks: &[Block]) -> Given {
+    let allocated = blocks.iter().flat_map(Block::allocated);
+    allocated.filter_map(|(address, attribute)| Some((address, pod_of(attribute)?))).collect()
+}
+
+/// The addresses in texts such as `10.0.0.1` and `10.0.0.1/32`.
+fn addresses<'a>(texts: impl Iterator<Item = &'a str>) -> BTreeSet<IpAddr> {
     texts.filter_map(|text| text.split('/').next()?.trim().parse().ok()).collect()
+}
+
+/// The addresses of a pod in its status.
+fn reported(pod: &Value) -> BTreeSet<IpAddr> {
+    let ips = pod["status"]["podIPs"].as_array().into_iter().flatten().filter_map(|one| one["ip"].as_str());
+    addresses(ips.chain(pod["status"]["podIP"].as_str()))
+}
+
+/// The addresses of a pod in its annotations.
+fn annotated(pod: &Value) -> BTreeSet<IpAddr> {
+    let annotations = &pod["metadata"]["annotations"];
+    let texts = POD_IPS.iter().filter_map(|name| annotations[*name].as_str());
+    addresses(texts.flat_map(|text| text.split(',')))
+}
+
+/// Whether the pod has an address, as its status or an annotation says.
+pub(super) fn has_address(pod: &Value) -> bool {
+    !reported(pod).is_empty() || !annotated(pod).is_empty()
 }
 
 /// Whether the pod has ended, so that nothing of it runs.
@@ -274,9 +320,18 @@ pub(super) fn is_kept(pod: &Stored) -> bool {
     pod.value["metadata"]["deletionTimestamp"].is_null() && !has_ended(&pod.value)
 }
 
-/// Whether the pod runs with an address of this network.
-pub(super) fn is_in(pod: &Value, net: IpNet) -> bool {
-    pod["spec"]["hostNetwork"] != true
-        && !has_ended(pod)
-        && addresses_of(pod).iter().any(|address| net.contains(address))
+/// Whether the pod runs with an address of this network: by its status, or by an annotation if IPAM has given it the address.
+pub(super) fn is_in(pod: &Stored, net: IpNet, given: &Given) -> bool {
+    let Stored { key, value, .. } = pod;
+    let mut announced = annotated(value);
+    announced.retain(|address| given.get(address) == Some(key));
+    let mut addresses = reported(value).into_iter().chain(announced);
+    value["spec"]["hostNetwork"] != true
+        && !has_ended(value)
+        && addresses.any(|address| net.contains(&address))
+}
+
+/// The uid of an object; empty if it has none.
+pub(super) fn uid(object: &Stored) -> String {
+    object.value["metadata"]["uid"].as_str().unwrap_or_default().to_owned()
 }

@@ -12,8 +12,9 @@ use tortie_store::Stored;
 
 use super::checks;
 use super::observed::{
-    LeftAddress, MigratingCluster, MigratingNode, MigratingPod, MigrationRequest, NodeRecord, Objects,
-    OldPool, PoolRecord, addresses_of, has_ended, is_in, is_kept, other_pool, read_pool, record,
+    Given, LeftAddress, MigratingCluster, MigratingNode, MigratingPod, MigrationRequest, NodeRecord, Objects,
+    OldPool, PoolRecord, ReadPool, WaitingPod, given, has_address, has_ended, is_in, is_kept, other_pool,
+    pod_of, read_pool, record, uid,
 };
 use crate::load_balancers::shown;
 
@@ -70,49 +71,64 @@ pub(super) fn read(objects: &Objects, request: &MigrationRequest, now: Timestamp
         node.has_old_record = node.record.as_ref().is_some_and(|record| !is_current(record));
         node.record = node.record.take().filter(is_current);
     }
-    if let Some(record) = &pool_record {
-        let started = objects.pods.iter().filter(|pod| lacks_address(pod, record.since));
-        cluster.without_address = started.map(|pod| pod.key.clone()).collect();
+    let waited = pool_record.as_ref().map(|record| &record.without_address);
+    for pod in objects.pods.iter().filter(|pod| lacks_address(pod)) {
+        let uid = uid(pod);
+        if !waited.is_some_and(|waited| waited.contains(&uid)) {
+            let obstacle = checks::pin_of_pod(objects, pod, &old);
+            cluster.without_address.insert(pod.key.clone(), WaitingPod { uid, obstacle });
+        }
     }
     cluster.old = Some(OldPool { is_disabled: old.pool.spec.disabled, record: pool_record });
     let new = objects.pool(new).or_else(|| Some(read_pool(new, planned.as_ref()?)));
     let (blocks, damaged) = objects.readable_blocks(now);
-    read_pods(objects, old.pool.spec.cidr, &mut cluster);
+    let given = given(&blocks);
+    read_pods(objects, request, &old, &given, &mut cluster);
     read_blocks(objects, old.pool.spec.cidr, &blocks, &mut cluster);
     read_announced(objects, old.pool.spec.cidr, &mut cluster);
-    for Stored { key, value, .. } in &objects.services {
+    for stored in &objects.services {
+        let Stored { key, value, .. } = stored;
         let in_old = shown(value).into_iter().filter(|address| old.pool.spec.cidr.contains(address));
         for address in in_old {
             cluster.services.entry(key.clone()).or_default().shown.push(address);
         }
+        if let Some(service) = cluster.services.get_mut(key) {
+            service.obstacle = checks::pin_of(stored, &old);
+        }
     }
-    let found = checks::refusals(objects, request, (&old, new), (&blocks, &damaged), &cluster);
+    let found = checks::refusals(objects, request, (&old, new), (&blocks, &damaged, &given), &cluster);
     cluster.refusals.extend(found);
     cluster
 }
 
-fn read_pods(objects: &Objects, net: IpNet, cluster: &mut MigratingCluster) {
-    for Stored { key, value, .. } in objects.pods.iter().filter(|pod| is_in(&pod.value, net)) {
+fn read_pods(
+    objects: &Objects,
+    request: &MigrationRequest,
+    old: &ReadPool,
+    given: &Given,
+    cluster: &mut MigratingCluster,
+) {
+    for pod in objects.pods.iter().filter(|pod| is_in(pod, old.pool.spec.cidr, given)) {
+        let Stored { key, value, .. } = pod;
         let node = value["spec"]["nodeName"].as_str().and_then(|name| cluster.nodes.get_mut(name));
         // The controllers remove what is left of a node that is gone.
         let Some(node) = node else { continue };
         node.pods.push(MigratingPod {
             key: key.clone(),
-            uid: value["metadata"]["uid"].as_str().unwrap_or_default().to_owned(),
+            uid: uid(pod),
             is_ending: !value["metadata"]["deletionTimestamp"].is_null(),
+            obstacle: checks::obstacle(objects, request, pod, old),
         });
     }
 }
 
-/// Whether a pod that was created since has come to a node, and has no address yet.
-fn lacks_address(pod: &Stored, since: Timestamp) -> bool {
+/// Whether a pod has come to a node, and has no address yet.
+fn lacks_address(pod: &Stored) -> bool {
     let Stored { value, .. } = pod;
-    let created = value["metadata"]["creationTimestamp"].as_str().and_then(|text| text.parse().ok());
-    created.is_some_and(|created: Timestamp| created > since)
-        && value["spec"]["nodeName"].is_string()
+    value["spec"]["nodeName"].is_string()
         && value["spec"]["hostNetwork"] != true
         && is_kept(pod)
-        && addresses_of(value).is_empty()
+        && !has_address(value)
 }
 
 fn read_announced(objects: &Objects, net: IpNet, cluster: &mut MigratingCluster) {
@@ -185,8 +201,7 @@ fn read_address(
         node.tunnels.entry(address).or_default().allocated = Some((block.cidr, release));
         return;
     }
-    let pod = owner("namespace").zip(owner("pod"));
-    let pod = pod.map(|(namespace, pod)| Key::namespaced(Kind::Pod, namespace, pod));
+    let pod = pod_of(attribute);
     let why = whose(objects, address, pod.as_ref(), owner("node"), handle.as_deref());
     cluster.left.push(LeftAddress { address, pod, why });
 }

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use ipnet::IpNet;
 use tortie_api::calico::IpReservation;
 use tortie_api::ipam::Block;
-use tortie_api::{Key, Kind, Resource};
+use tortie_api::{Key, Resource};
 use tortie_ipam::DEFAULT_MAX_BLOCKS;
 
-use super::observed::{MigratingCluster, Objects, ReadPool, is_kept};
+use super::observed::{MigratingCluster, Objects, ReadPool, is_kept, pod_of};
 
 /// What the old pool has and the new one must get.
 struct Need<'a> {
@@ -72,9 +72,7 @@ fn moving(objects: &Objects, old: &ReadPool, blocks: &[Block], has_begun: bool) 
         }
         for (_, attribute) in block.allocated() {
             let owner = |name: &str| attribute.owner.as_ref().and_then(|it| it.get(name)).map(String::as_str);
-            let pod = owner("namespace").zip(owner("pod"));
-            let pod = pod.map(|(namespace, pod)| Key::namespaced(Kind::Pod, namespace, pod));
-            if has_begun && pod.is_some_and(|key| !kept.contains(&key)) {
+            if has_begun && pod_of(attribute).is_some_and(|key| !kept.contains(&key)) {
                 continue;
             }
             let claimant = owner("node").or_else(|| block.owner()).unwrap_or_default();

@@ -194,7 +194,7 @@ impl PoolMigration {
                 if cluster.nodes.values().any(|node| !node.pods.is_empty()) {
                     self.evictions.expect_permission().await?;
                 }
-                self.close_pool().await?;
+                self.close_pool(&cluster).await?;
             }
             MigrationStep::Cordon(node) => {
                 let note = |known| Some(NodeRecord { cordoned: true, ..known });
@@ -230,7 +230,7 @@ impl PoolMigration {
     }
 
     /// Closes the old pool, unless somebody has begun something else with one of the two since they were checked.
-    async fn close_pool(&self) -> Result<(), MigrationError> {
+    async fn close_pool(&self, cluster: &MigratingCluster) -> Result<(), MigrationError> {
         let MigrationRequest { old, new, .. } = &self.request;
         let read = async |name: &str| {
             let key = Key::global(Kind::IpPool, name);
@@ -252,7 +252,9 @@ impl PoolMigration {
             let problem = format!("IPPool {old} moves to {to} since a moment ago; run this command again");
             return Err(MigrationError::Record(problem));
         }
-        let closed = PoolRecord { to: new.clone(), since: Timestamp::now(), extra: Map::new() };
+        let without_address = cluster.without_address.values().map(|pod| pod.uid.clone()).collect();
+        let closed =
+            PoolRecord { to: new.clone(), since: Timestamp::now(), without_address, extra: Map::new() };
         set(&mut value, &["metadata", "annotations", MIGRATION], Some(json!(to_text(&closed)?)));
         set(&mut value, &["spec", "disabled"], Some(json!(true)));
         self.store.update(&key, value, &version).await?;

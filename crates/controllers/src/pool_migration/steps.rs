@@ -135,10 +135,13 @@ fn step(cluster: &MigratingCluster, now: Timestamp) -> MigrationStep {
     if let Some((node, step)) = next {
         // Pods that were evicted run again before the next node loses its own; if they get no addresses, no more are evicted.
         let begins = node.record.is_none() && !node.pods.is_empty();
-        if let Some(pod) = without_address.first().filter(|_| begins) {
-            let count = without_address.len();
+        let with_reason = || without_address.iter().find(|(_, pod)| pod.obstacle.is_some());
+        let waiting = with_reason().or_else(|| without_address.first_key_value());
+        if let Some((key, pod)) = waiting.filter(|_| begins) {
+            let remedy = pod.obstacle.as_deref().unwrap_or("if that lasts, look at its events");
             return MigrationStep::Wait(format!(
-                "{count} of the pods that were started since have no address yet, such as {pod}; if that lasts, look at its events"
+                "{} of the pods that were started since have no address yet, such as {key}; {remedy}",
+                without_address.len()
             ));
         }
         return step;
@@ -152,8 +155,11 @@ fn step(cluster: &MigratingCluster, now: Timestamp) -> MigrationStep {
         ));
     }
     // One after another: an address that is moved costs the Service's clients their connections.
-    if let Some((key, service)) = services.first_key_value() {
+    if let Some((key, service)) = services.iter().find(|(_, service)| service.obstacle.is_none()) {
         return MigrationStep::MoveService(key.clone(), service.allocated.clone());
+    }
+    if let Some(obstacle) = services.values().find_map(|service| service.obstacle.clone()) {
+        return MigrationStep::Wait(obstacle);
     }
     if !left.is_empty() {
         let all: Vec<&str> = left.iter().map(|left| left.why.as_str()).collect();
@@ -169,6 +175,12 @@ fn step(cluster: &MigratingCluster, now: Timestamp) -> MigrationStep {
 fn of_node(cluster: &MigratingCluster, name: &String, node: &MigratingNode) -> Option<MigrationStep> {
     let MigratingNode { is_schedulable, record, has_old_record: _, pods, tunnels } = node;
     if !pods.is_empty() {
+        let left = pods.iter().filter(|pod| !pod.is_ending);
+        let (kept, movable): (Vec<_>, Vec<_>) = left.cloned().partition(|pod| pod.obstacle.is_some());
+        let obstacle = kept.into_iter().find_map(|pod| pod.obstacle);
+        if let Some(obstacle) = obstacle.filter(|_| movable.is_empty()) {
+            return Some(MigrationStep::Wait(obstacle));
+        }
         // If somebody has uncordoned it meanwhile, that is respected: the closed pool gives no address anyway.
         let may_cordon = *is_schedulable && !record.as_ref().is_some_and(|record| record.cordoned);
         // Pods whose budgets need them elsewhere would wait for ever if no other node took them.
@@ -176,10 +188,9 @@ fn of_node(cluster: &MigratingCluster, name: &String, node: &MigratingNode) -> O
         if may_cordon && has_others {
             return Some(MigrationStep::Cordon(name.clone()));
         }
-        let left: Vec<MigratingPod> = pods.iter().filter(|pod| !pod.is_ending).cloned().collect();
-        return Some(match left.is_empty() {
+        return Some(match movable.is_empty() {
             true => MigrationStep::Wait(format!("{} of node {name} end", names(pods))),
-            false => MigrationStep::Evict(name.clone(), left),
+            false => MigrationStep::Evict(name.clone(), movable),
         });
     }
     let allocated: Vec<(IpNet, Release)> =

@@ -156,7 +156,8 @@ pub struct Dataplane {
     released: BTreeSet<(IpAddr, EndpointId, String)>,
     /// Whether a state has been applied.
     started: bool,
-    /// Whether policy has changed in a state that may not have been in force since.
+    /// Whether policy may have changed without a judgement of the established flows since: at the start, and while no policy could be
+    /// put in force.
     uncut: bool,
     /// Recognises the pods' interfaces, if another plugin has connected them.
     observer: Option<Observer>,
@@ -184,7 +185,7 @@ impl Dataplane {
         let observer = config.policy_only.clone().map(Observer::open).transpose()?;
         let (network, forgetter) = (Network::open(config)?, Forgetter::open()?);
         let (endpoints, released, foreign_tables) = Default::default();
-        let (started, network_behind, uncut) = (false, false, false);
+        let (started, network_behind, uncut) = (false, false, true);
         Ok(Self {
             endpoints,
             peers: Peers::default(),
@@ -462,7 +463,6 @@ impl tortie_dataplane::Dataplane for Dataplane {
     }
 
     fn watch(&mut self, on_change: Box<dyn Fn() + Send>) {
-        let Some(observer) = &mut self.observer else { return self.policy.watch(on_change) };
         // Both watches have threads of their own.
         let on_change = std::sync::Mutex::new(on_change);
         let on_change: Arc<dyn Fn() + Send + Sync> =
@@ -472,7 +472,9 @@ impl tortie_dataplane::Dataplane for Dataplane {
             disturbed.store(true, Ordering::SeqCst);
             of_table();
         }));
-        observer.watch(on_change);
+        if let Some(observer) = &mut self.observer {
+            observer.watch(on_change);
+        }
     }
 
     fn show(&mut self, state: &NodeState, endpoint: &EndpointId) -> Result<Shown, ShowError> {
@@ -481,17 +483,16 @@ impl tortie_dataplane::Dataplane for Dataplane {
 
     fn resync(&mut self, state: &NodeState) -> Report {
         let now = (self.clock)();
-        if self.waiting.is_some_and(|since| now < since + FULL_RESYNC) {
-            return self.apply(state, &[]);
-        }
         let is_disturbed = self.disturbed.swap(false, Ordering::SeqCst);
-        let is_recent = self.compared.is_some_and(|at| now < at + FULL_RESYNC);
-        if self.observer.is_some() && !is_disturbed && is_recent && self.policy.is_in_kernel() {
-            // Links, routes or results of plugins have changed, which concerns few pods.
+        let is_recent = |at: Option<Instant>| at.is_some_and(|at| now < at + FULL_RESYNC);
+        // Links, routes or results of plugins have changed, which concerns few pods.
+        let is_of_few = self.observer.is_some() && is_recent(self.compared) && self.policy.is_in_kernel();
+        if !is_disturbed && (is_recent(self.waiting) || is_of_few) {
             return self.apply(state, &[]);
         }
         self.compared = Some(now);
-        self.recognise(state, &mut Dirty::default(), true);
+        let mut dirty = Dirty::default();
+        self.recognise(state, &mut dirty, true);
         if self.is_blind() {
             return self.report(state, Ok(()), Ok(()));
         }
@@ -499,8 +500,12 @@ impl tortie_dataplane::Dataplane for Dataplane {
             true => Ok(()),
             false => self.find_own_addresses(),
         };
+        if policy.is_err() {
+            self.policy.forget_kernel();
+        }
         let policy = policy.and_then(|()| self.policy.resync(state));
-        let policy = self.cut_denied(state, Dirty::default(), policy);
+        self.judge_moved(&policy);
+        let policy = self.cut_denied(state, dirty, policy);
         let network =
             self.network_if_policed(state, NetworkChange::Everything, |network, _| network.resync(state));
         self.foreign_tables.look(&self.policy.config.table, self.policy.nft.commits(), now);

@@ -21,6 +21,7 @@ mod nat;
 mod nodes;
 mod overlay;
 mod peers;
+mod policy_only;
 mod random_hosts;
 mod random_states;
 mod removal;

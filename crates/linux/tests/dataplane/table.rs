@@ -212,3 +212,32 @@ fn foreign_changes_are_noticed_at_once() {
     assert!(nft(&node, &["add", "table", "inet", "theirs"]).status.success());
     assert!(disturbed.recv_timeout(Duration::from_millis(100)).is_err());
 }
+
+/// Anybody may create a Pod that never gets an interface. Then single pods are checked at each call, and everything only every ten
+/// seconds, unless somebody has changed the table.
+#[test]
+fn a_flushed_table_is_repaired_while_a_pod_waits_for_its_link() {
+    let mut node = Node::with(&Underlay::new(), 1, Config { guard_table: false, ..Config::default() });
+    let (disturb, disturbed) = mpsc::channel();
+    let on_change = Box::new(move || disturb.send(()).unwrap_or_default());
+    tortie_dataplane::Dataplane::watch(&mut *node.dataplane, on_change);
+    let (mut node, client, server) = closed_server_on(node);
+    let without_link = Endpoint {
+        container_id: "none".into(),
+        host_interface: "cali0".into(),
+        addresses: vec![[10, 65, 1, 9].into()],
+        mac: None,
+        host_ports: Default::default(),
+        program: Arc::new(open()),
+    };
+    node.change(|state| drop(state.endpoints.insert(Pod::new("late", 1, 9).id(), Arc::new(without_link))));
+    let waiting = node.resync();
+    assert!(waiting.retry && waiting.node.is_empty(), "{waiting:?}");
+    let table = |node: &Node| node.namespace.run(|| Nft::open().unwrap().list("tortie").unwrap()).unwrap();
+    let ours = table(&node);
+    assert!(nft(&node, &["flush", "ruleset"]).status.success());
+    disturbed.recv_timeout(TIMEOUT).unwrap();
+    assert_eq!(node.resync(), waiting);
+    assert!(table(&node) == ours, "the table is not as it was");
+    assert!(client.is_cut_off(server.address, 80));
+}

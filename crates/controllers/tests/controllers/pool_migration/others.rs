@@ -203,9 +203,9 @@ async fn it_gives_up_a_step_that_somebody_undoes() {
 }
 
 /// The next step in a cluster with this pod.
-async fn next(world: &World, created: &str, more: Value, status: Value) -> MigrationStep {
+async fn next(world: &World, uid: &str, more: Value, status: Value) -> MigrationStep {
     let mut pod = json!({
-        "metadata": {"name": "new", "namespace": "n", "creationTimestamp": created},
+        "metadata": {"name": "new", "namespace": "n", "uid": uid},
         "spec": {"nodeName": "two"}, "status": status,
     });
     for (part, fields) in more.as_object().unwrap() {
@@ -224,23 +224,176 @@ async fn a_node_is_begun_when_the_pods_that_were_started_since_have_addresses() 
     let mut random = super::world::Random::new(1);
     assert_eq!(world.step(1000, &mut random).await, Some(MigrationStep::CreatePool));
     begin(&world).await;
-    let started = "2026-02-01T00:00:00Z";
+    change(&world, &pool("old"), |old| {
+        let mut known: Value = serde_json::from_str(&record("new")).unwrap();
+        known["withoutAddress"] = json!(["before"]);
+        set_annotation(old, MIGRATION, &known.to_string());
+    })
+    .await;
     let waits = |step: &MigrationStep| matches!(step, MigrationStep::Wait(what) if what.contains("1 of the pods") && what.contains("n/new"));
-    assert!(waits(&next(&world, started, json!({}), json!({})).await));
-    for (created, more, status) in [
-        (started, json!({}), json!({"podIP": "10.2.0.9"})),
-        (started, json!({}), json!({"phase": "Failed"})),
-        (started, json!({"spec": {"hostNetwork": true}}), json!({})),
-        (started, json!({"spec": {"nodeName": null}}), json!({})),
-        (started, json!({"metadata": {"deletionTimestamp": started}}), json!({})),
-        ("2025-12-31T00:00:00Z", json!({}), json!({})),
+    assert!(waits(&next(&world, "since", json!({}), json!({})).await));
+    for (uid, more, status) in [
+        ("since", json!({}), json!({"podIP": "10.2.0.9"})),
+        ("since", json!({}), json!({"phase": "Failed"})),
+        ("since", json!({"spec": {"hostNetwork": true}}), json!({})),
+        ("since", json!({"spec": {"nodeName": null}}), json!({})),
+        ("since", json!({"metadata": {"deletionTimestamp": "2026-02-01T00:00:00Z"}}), json!({})),
+        ("before", json!({}), json!({})),
     ] {
-        let step = next(&world, created, more.clone(), status.clone()).await;
-        assert_eq!(step, MigrationStep::Cordon("one".into()), "{created} {more} {status}");
+        let step = next(&world, uid, more.clone(), status.clone()).await;
+        assert_eq!(step, MigrationStep::Cordon("one".into()), "{uid} {more} {status}");
     }
     // A node that was begun is finished.
-    next(&world, started, json!({}), json!({"podIP": "10.2.0.9"})).await;
+    next(&world, "since", json!({}), json!({"podIP": "10.2.0.9"})).await;
     assert_eq!(world.step(1000, &mut random).await, Some(MigrationStep::Cordon("one".into())));
-    let step = next(&world, started, json!({}), json!({})).await;
+    let step = next(&world, "since", json!({}), json!({})).await;
     assert!(matches!(&step, MigrationStep::Evict(node, _) if node == "one"), "{step:?}");
+}
+
+/// The API server gives pods the times of its own clock.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_clocks_of_operator_and_server_may_differ() {
+    for minutes in [-5, 5] {
+        let mut world = world().await;
+        let mut random = super::world::Random::new(1);
+        let waiting = |uid: &str| {
+            let created = Timestamp::now() + jiff::SignedDuration::from_mins(minutes);
+            let metadata =
+                json!({"name": uid, "namespace": "n", "uid": uid, "creationTimestamp": created.to_string()});
+            json!({"metadata": metadata, "spec": {"nodeName": "two"}})
+        };
+        put(&*world.inner, &pod_key("before"), waiting("before")).await;
+        assert_eq!(world.step(1000, &mut random).await, Some(MigrationStep::CreatePool));
+        assert_eq!(world.step(1000, &mut random).await, Some(MigrationStep::ClosePool));
+        world.pass_time().await;
+        assert_eq!(world.step(1000, &mut random).await, Some(MigrationStep::Cordon("one".into())));
+        let step = world.step(1000, &mut random).await;
+        assert!(matches!(&step, Some(MigrationStep::Evict(node, _)) if node == "one"), "{step:?}");
+        world.settle().await;
+        put(&*world.inner, &pod_key("successor"), waiting("successor")).await;
+        let mut steps = Vec::new();
+        while !matches!(steps.last(), Some(MigrationStep::Wait(what)) if what.contains("such as Pod n/successor"))
+        {
+            assert!(steps.len() < 20, "the successor is not waited for: {steps:?}");
+            steps.push(world.step(1000, &mut random).await.unwrap());
+            world.settle().await;
+        }
+        let begins = |step: &MigrationStep| matches!(step, MigrationStep::Cordon(node) | MigrationStep::Evict(node, _) if node == "two");
+        assert!(!steps.iter().any(begins), "{minutes}: {steps:?}");
+        change(&world, &pod_key("successor"), |pod| pod["status"] = json!({"podIP": "10.2.0.200"})).await;
+        assert_eq!(world.step(1000, &mut random).await, Some(MigrationStep::Cordon("two".into())));
+    }
+}
+
+/// Pods in the middle of a migration, made by somebody who may do nothing but create pods.
+#[tokio::test(flavor = "multi_thread")]
+async fn annotations_of_pods_stop_nothing() {
+    for (annotation, text) in [
+        ("cni.projectcalico.org/podIP", "10.1.0.200/32"),
+        ("cni.projectcalico.org/podIPs", "10.1.0.200/32"),
+        ("cni.projectcalico.org/ipv4pools", r#"["old"]"#),
+        ("cni.projectcalico.org/ipAddrs", r#"["10.1.0.200"]"#),
+    ] {
+        for has_node in [true, false] {
+            let mut world = world().await;
+            world.calm();
+            let mut random = super::world::Random::new(1);
+            let mut steps = Vec::new();
+            while steps.last() != Some(&MigrationStep::DeletePool) {
+                let step = world.step(1000, &mut random).await.unwrap();
+                assert!(!matches!(step, MigrationStep::Refuse(_)), "{annotation}: {step:?}");
+                if matches!(&step, MigrationStep::Cordon(node) if node == "one") {
+                    let mut pod =
+                        json!({"metadata": {"name": "mine", "namespace": "n", "uid": "mine"}, "spec": {}});
+                    if has_node {
+                        pod["spec"]["nodeName"] = json!("two");
+                    }
+                    set_annotation(&mut pod, annotation, text);
+                    put(&*world.inner, &pod_key("mine"), pod).await;
+                }
+                if let MigrationStep::Wait(what) = &step
+                    && what.contains("Pod n/mine")
+                {
+                    assert!(
+                        has_node && what.contains(&format!("Pod n/mine ({annotation}); change them")),
+                        "{what}"
+                    );
+                    world.inner.delete(&pod_key("mine"), None).await.unwrap();
+                }
+                steps.push(step);
+                assert!(steps.len() < 200, "{annotation}: {steps:?}");
+                world.pass_time().await;
+                world.play(&mut random).await;
+            }
+            world.assert_moved(0).await;
+        }
+    }
+}
+
+/// What must not be moved is left alone, and named, until somebody has mended it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_must_not_be_moved_any_more_is_waited_for() {
+    let pinned = |it: &mut Value| set_annotation(it, "cni.projectcalico.org/ipv4pools", r#"["old"]"#);
+    let unmanaged = |it: &mut Value| it["metadata"]["ownerReferences"] = json!([]);
+    let with_data = |it: &mut Value| it["spec"]["volumes"] = json!([{"name": "v", "emptyDir": {}}]);
+    type Change = fn(&mut Value);
+    let namespace = Key::global(Kind::Namespace, "n");
+    for (key, changed, expected) in [
+        (pod_key("old-1"), pinned as Change, "Pod n/old-1 (cni.projectcalico.org/ipv4pools); change them"),
+        (namespace, pinned, "Namespace n (cni.projectcalico.org/ipv4pools); change them"),
+        (pod_key("old-1"), unmanaged, "no controller starts these pods again: n/old-1; delete them"),
+        (pod_key("old-1"), with_data, "volumes of type emptyDir: n/old-1; use --delete-emptydir-data"),
+    ] {
+        let mut world = world().await;
+        world.calm();
+        let mut random = super::world::Random::new(1);
+        let before = value(&*world.inner, &key).await;
+        begin(&world).await;
+        assert_eq!(world.step(1000, &mut random).await, Some(MigrationStep::CreatePool));
+        assert_eq!(world.step(1000, &mut random).await, Some(MigrationStep::Cordon("one".into())));
+        change(&world, &key, changed).await;
+        for _ in 0..3 {
+            let step = world.step(1000, &mut random).await;
+            assert!(matches!(&step, Some(MigrationStep::Wait(what)) if what.contains(expected)), "{step:?}");
+            world.play(&mut random).await;
+        }
+        put(&*world.inner, &key, before).await;
+        let step = world.step(1000, &mut random).await;
+        assert!(matches!(&step, Some(MigrationStep::Evict(node, _)) if node == "one"), "{step:?}");
+    }
+}
+
+/// It would have none otherwise.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_that_asks_for_the_closed_pool_keeps_its_address() {
+    let mut random = super::world::Random::new(5);
+    let mut world = World::of_services(&mut random, 1, &[]).await;
+    let [pinned, free] = ["a", "b"].map(|name| Key::namespaced(Kind::Service, "n", name));
+    for key in [&pinned, &free] {
+        let metadata = json!({"name": key.name, "namespace": "n", "uid": key.name});
+        put(&*world.inner, key, json!({"metadata": metadata, "spec": {"type": "LoadBalancer"}})).await;
+        world.serve(key).await;
+    }
+    world.calm();
+    let mut steps = Vec::new();
+    let is_over = |step: &MigrationStep| matches!(step, MigrationStep::Wait(what) if what.contains("Service n/a (projectcalico.org/ipv4pools)"));
+    while !steps.last().is_some_and(is_over) {
+        let step = world.step(1000, &mut random).await.unwrap();
+        if step == MigrationStep::ClosePool {
+            let text = r#"["old"]"#;
+            change(&world, &pinned, |it| set_annotation(it, "projectcalico.org/ipv4pools", text)).await;
+        }
+        if let MigrationStep::MoveService(key, _) = &step {
+            world.serve(key).await;
+        }
+        steps.push(step);
+        assert!(steps.len() < 50, "{steps:?}");
+        world.pass_time().await;
+    }
+    let moves = |key: &Key, step: &MigrationStep| matches!(step, MigrationStep::MoveService(moved, _) if moved == key);
+    assert!(steps.iter().any(|step| moves(&free, step)), "{steps:?}");
+    assert!(!steps.iter().any(|step| moves(&pinned, step)), "{steps:?}");
+    change(&world, &pinned, |it| it["metadata"]["annotations"] = json!({})).await;
+    let step = world.step(1000, &mut random).await.unwrap();
+    assert!(moves(&pinned, &step), "{step:?}");
 }

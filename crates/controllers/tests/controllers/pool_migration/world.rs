@@ -157,7 +157,7 @@ impl World {
     }
 
     /// A cluster whose old pool is for Services.
-    async fn of_services(random: &mut Random, nodes: usize, closed: &[usize]) -> Self {
+    pub(super) async fn of_services(random: &mut Random, nodes: usize, closed: &[usize]) -> Self {
         let mut world = Self::with(random, 0, &[]).await;
         let spec = json!({"cidr": OLD, "blockSize": 29, "allowedUses": ["LoadBalancer"]});
         put(

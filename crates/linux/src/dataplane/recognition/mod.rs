@@ -31,9 +31,13 @@ pub(super) struct Observed {
     links: BTreeMap<u32, Link>,
     /// The links to which the host routes of each address lead.
     host_routes: BTreeMap<IpAddr, BTreeSet<u32>>,
-    /// The links with networks of their own, and those of default routes, such as the node's own adapter. They are never a pod's.
-    /// Routes of others to networks behind a pod do not count.
+    /// Links and addresses of those that the kernel has not made for an address of the node.
+    routed: BTreeSet<(u32, IpAddr)>,
+    /// The links with networks of their own, and those of default routes, such as the node's own adapter. None is recognised as a
+    /// pod's. Routes of others to networks behind a pod do not count.
     uplinks: BTreeSet<u32>,
+    /// The links with an address that the node has in the API. They are never closed.
+    adapters: BTreeSet<u32>,
     /// What plugins have answered to the container runtime.
     results: Vec<KeptResult>,
 }
@@ -49,7 +53,8 @@ pub(super) struct Recognised {
     further: BTreeMap<EndpointId, BTreeSet<String>>,
     /// The interfaces of pods that are not recognised. They are closed.
     pub(super) unclaimed: BTreeSet<String>,
-    /// Their indexes, with the addresses to which their routes lead or that plugins have given to their pods.
+    /// Their indexes, with the addresses to which their routes lead or that plugins have given to their pods, without those of
+    /// recognised pods and of the node.
     behind_unclaimed: BTreeSet<(u32, IpAddr)>,
     /// Why pods are not recognised.
     pub(super) problems: BTreeMap<EndpointId, Problem>,
@@ -66,6 +71,8 @@ pub(super) enum Problem {
     Several(BTreeSet<String>),
     /// The route leads to an interface that is not the end of a cable to one pod.
     Unfit { address: IpAddr, interface: String },
+    /// So it is, and it has networks or a default route, as the node's own adapters have. It is closed.
+    WithNetworks { address: IpAddr, interface: String },
     /// The interface is another pod's: this one, if known.
     OfAnother { interface: String, owner: Option<String> },
     /// Nothing says whose the interface is.
@@ -97,6 +104,9 @@ impl Observed {
             if is_host_route && hops.iter().all(|hop| hop.gateway.is_none()) {
                 let known = observed.host_routes.entry(destination.addr()).or_default();
                 known.extend(hops.iter().map(|hop| hop.link));
+                if route.protocol != KERNEL {
+                    observed.routed.extend(hops.iter().map(|hop| (hop.link, destination.addr())));
+                }
             } else if is_of_node(route) {
                 observed.uplinks.extend(hops.iter().map(|hop| hop.link));
             }
@@ -128,24 +138,26 @@ impl Observed {
             }
         }
         let claimed: BTreeSet<&str> = recognised.interfaces.values().map(AsRef::as_ref).collect();
+        let with_policy = pods.iter().filter(|(id, _)| recognised.interfaces.contains_key(*id));
+        let with_policy: BTreeSet<IpAddr> =
+            with_policy.flat_map(|(_, pod)| pod.addresses.iter().copied()).collect();
         let led_to = candidates.into_iter().filter_map(|index| self.links.get(index));
         let answered: BTreeSet<&str> =
             self.results.iter().flat_map(|it| &it.host_interfaces).map(String::as_str).collect();
         let answered = self.links.values().filter(|link| answered.contains(&*link.name));
-        let of_pods = led_to.chain(answered).filter(|link| self.is_cable(link));
+        let of_pods = led_to.chain(answered).filter(|link| self.is_of_pod(link));
         for link in of_pods.filter(|link| !claimed.contains(&*link.name)) {
             recognised.unclaimed.insert(link.name.clone());
-            recognised
-                .behind_unclaimed
-                .extend(self.addresses_behind(link).map(|address| (link.index, address)));
+            let behind = self.addresses_behind(link).filter(|address| !with_policy.contains(address));
+            recognised.behind_unclaimed.extend(behind.map(|address| (link.index, address)));
         }
         recognised
     }
 
     fn addresses_behind<'a>(&'a self, link: &'a Link) -> impl Iterator<Item = IpAddr> + 'a {
-        let routed = self.host_routes.iter().filter(|(_, links)| links.contains(&link.index));
+        let routed = self.routed.iter().filter(|(index, _)| *index == link.index);
         let results = self.results.iter().filter(|it| it.host_interfaces.contains(&link.name));
-        routed.map(|(address, _)| *address).chain(results.flat_map(|it| it.addresses.iter().copied()))
+        routed.map(|(_, address)| *address).chain(results.flat_map(|it| it.addresses.iter().copied()))
     }
 
     /// The other ends on the host of cables that plugins have made for the pod.
@@ -153,8 +165,8 @@ impl Observed {
         let is_of_pod = |it: &&KeptResult| *it.namespace == *id.namespace && *it.pod == *id.pod;
         let answered = self.results.iter().filter(is_of_pod).flat_map(|it| &it.host_interfaces);
         let names: BTreeSet<&str> = answered.map(String::as_str).collect();
-        let cables = self.links.values().filter(|link| self.is_cable(link) && link.index != own.index);
-        cables.map(|link| &*link.name).filter(move |name| names.contains(name))
+        let of_pods = self.links.values().filter(|link| self.is_of_pod(link) && link.index != own.index);
+        of_pods.map(|link| &*link.name).filter(move |name| names.contains(name))
     }
 
     fn interface_of(&self, id: &EndpointId, pod: &Endpoint, config: &PolicyOnly) -> Result<&Link, Problem> {
@@ -178,7 +190,11 @@ impl Observed {
             }
         };
         if !self.is_cable(link) {
-            return Err(Problem::Unfit { address, interface: link.name.clone() });
+            let interface = link.name.clone();
+            return Err(match self.is_of_pod(link) {
+                true => Problem::WithNetworks { address, interface },
+                false => Problem::Unfit { address, interface },
+            });
         }
         self.check_owner(id, pod, &link.name, config)?;
         Ok(link)
@@ -187,7 +203,7 @@ impl Observed {
     fn no_route(&self, id: &EndpointId, address: IpAddr) -> Problem {
         let answered = self.results.iter().filter(|it| is_of(it, id)).flat_map(|it| &it.host_interfaces);
         let names: BTreeSet<&str> = answered.map(String::as_str).collect();
-        let closed = self.links.values().find(|link| self.is_cable(link) && names.contains(&*link.name));
+        let closed = self.links.values().find(|link| self.is_of_pod(link) && names.contains(&*link.name));
         Problem::NoRoute { address, closed: closed.map(|link| link.name.clone()) }
     }
 
@@ -222,7 +238,18 @@ impl Observed {
 
     /// Whether it is the end of a cable that leads to one pod.
     fn is_cable(&self, link: &Link) -> bool {
-        link.kind == "veth" && link.controller.is_none() && !self.uplinks.contains(&link.index)
+        is_free_veth(link) && !self.uplinks.contains(&link.index)
+    }
+
+    /// Whether it is closed if it is nobody's: it is a cable, or only its networks speak against that. A name in a result is no proof
+    /// then, because a plugin may name the node's adapter, which is a veth in nested nodes.
+    fn is_of_pod(&self, link: &Link) -> bool {
+        let leads_there = |it: &KeptResult| {
+            it.host_interfaces.contains(&link.name)
+                && it.addresses.iter().any(|address| self.routed.contains(&(link.index, *address)))
+        };
+        let has_pod = || !self.adapters.contains(&link.index) && self.results.iter().any(leads_there);
+        self.is_cable(link) || is_free_veth(link) && has_pod()
     }
 
     fn bridged(&self, id: &EndpointId) -> Option<Problem> {
@@ -276,6 +303,11 @@ impl Problem {
                 "the route to its address {address} leads to {interface}, which is not the end of a veth pair with one pod behind it, \
                  {unknown}; use a plugin that gives each pod an interface and a route of its own: {kinds}"
             ),
+            Self::WithNetworks { address, interface } => format!(
+                "the route to its address {address} leads to {interface}, which has a network or a default route as the node's own \
+                 adapters have, {unknown}; {interface} is closed. Delete that address or route, and then the pod, if its own route has \
+                 gone with it. If router advertisements of the pod have made it, set net.ipv6.conf.{interface}.accept_ra to 0"
+            ),
             Self::OfAnother { interface, owner } => {
                 let owner =
                     owner.as_ref().map_or_else(|| "another pod".to_owned(), |owner| format!("pod {owner}"));
@@ -294,15 +326,23 @@ impl Problem {
         };
         let reason = match self {
             Self::NoRoute { .. } | Self::Bridged { .. } | Self::Unfit { .. } => Reason::InterfaceMissing,
-            Self::Several(_) | Self::OfAnother { .. } | Self::Unproven(_) => Reason::InterfaceUnproven,
+            Self::WithNetworks { .. } | Self::Several(_) | Self::OfAnother { .. } | Self::Unproven(_) => {
+                Reason::InterfaceUnproven
+            }
         };
         Condition::new(reason, message)
     }
 }
 
+fn is_free_veth(link: &Link) -> bool {
+    link.kind == "veth" && link.controller.is_none()
+}
+
+/// The protocol of routes that the kernel makes for addresses of the node (`RTPROT_KERNEL` in `linux/rtnetlink.h`).
+const KERNEL: u8 = 2;
+
 /// Whether its links are the node's own: to a network of an address of the node, or to everywhere.
 fn is_of_node(route: &Route) -> bool {
-    const KERNEL: u8 = 2; // RTPROT_KERNEL
     let is_own = route.protocol == KERNEL && !is_link_local(route.destination.addr());
     is_own || route.destination.prefix_len() == 0
 }

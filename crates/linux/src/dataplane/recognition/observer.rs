@@ -1,6 +1,7 @@
 //! Reads from the kernel and the container runtime what tells whose an interface is, and watches it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -105,7 +106,8 @@ impl Observer {
         if !self.changed.swap(false, Ordering::SeqCst) && !is_due && self.unreadable.is_none() {
             return Ok(None);
         }
-        let observed = self.observe(has_table).inspect_err(|_| self.changed.store(true, Ordering::SeqCst))?;
+        let observed =
+            self.observe(state, has_table).inspect_err(|_| self.changed.store(true, Ordering::SeqCst))?;
         self.has_looked = true;
         let recognised = observed.recognise(&state.endpoints, &self.config);
         self.results = observed.results;
@@ -120,7 +122,7 @@ impl Observer {
         Ok((before != self.recognised).then_some(before))
     }
 
-    fn observe(&mut self, has_table: bool) -> Result<Observed> {
+    fn observe(&mut self, state: &NodeState, has_table: bool) -> Result<Observed> {
         // A result names an interface that exists, so the results come first.
         let folder = &self.config.results;
         let read = results::read(folder)
@@ -137,8 +139,11 @@ impl Observer {
             }
         };
         // A route names a link that exists, so the links are read last.
-        let routes = self.socket.routes()?;
-        Ok(Observed::new(self.socket.links()?, &routes, results))
+        let (addresses, routes) = (self.socket.addresses()?, self.socket.routes()?);
+        let own = state.node.iter().flat_map(|node| node.ends.values());
+        let own: BTreeSet<IpAddr> = own.map(|end| end.address).collect();
+        let adapters = addresses.iter().filter(|at| own.contains(&at.address)).map(|at| at.link).collect();
+        Ok(Observed { adapters, ..Observed::new(self.socket.links()?, &routes, results) })
     }
 
     /// Why the results cannot be read.

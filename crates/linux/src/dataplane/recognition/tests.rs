@@ -84,6 +84,8 @@ fn an_interface_is_a_pods_only_if_route_and_name_or_result_say_so() {
         closed: closed.map(str::to_owned),
     };
     let unfit = |name: &str| Problem::Unfit { address: A.parse().unwrap(), interface: name.to_owned() };
+    let with_networks =
+        || Problem::WithNetworks { address: A.parse().unwrap(), interface: "veth1".to_owned() };
     let a = || pods(&[("a", &[A])]);
     type Case = (
         &'static str,
@@ -235,13 +237,40 @@ fn an_interface_is_a_pods_only_if_route_and_name_or_result_say_so() {
             vec![],
         ),
         (
-            "the node's adapter, which is a veth in nested nodes",
-            vec![link(2, "eth1")],
+            "a pod's interface with a network",
+            vec![link(2, "veth1")],
             vec![to("10.0.0.1/32", 2), Route::on_link("192.0.2.0/24".parse().unwrap(), 2, 2)],
-            vec![result("a", "eth1", &[A])],
+            vec![result("a", "veth1", &[A])],
             a(),
-            vec![("a", Err(unfit("eth1")))],
+            vec![("a", Err(with_networks()))],
+            vec!["veth1"],
+        ),
+        (
+            "a pod's interface to which a router advertisement leads",
+            vec![link(2, "veth1")],
+            vec![to("10.0.0.1/32", 2), Route::via("::/0".parse().unwrap(), "fe80::1".parse().unwrap(), 2, 9)],
+            vec![result("a", "veth1", &[A])],
+            a(),
+            vec![("a", Err(with_networks()))],
+            vec!["veth1"],
+        ),
+        (
+            "an interface with a network, of a pod that is not in the API yet",
+            vec![link(2, "veth1")],
+            vec![to("10.0.0.1/32", 2), Route::on_link("192.0.2.0/24".parse().unwrap(), 2, 2)],
+            vec![result("a", "veth1", &[A])],
+            pods(&[]),
             vec![],
+            vec!["veth1"],
+        ),
+        (
+            "one family has no route, and the interface has a network",
+            vec![link(2, "veth1")],
+            vec![to("10.0.0.1/32", 2), Route::on_link("192.0.2.0/24".parse().unwrap(), 2, 2)],
+            vec![result("a", "veth1", &[A, A_6])],
+            pods(&[("a", &[A, A_6])]),
+            vec![("a", Err(no_route(A_6, Some("veth1"))))],
+            vec!["veth1"],
         ),
         (
             "a link of another kind",
@@ -367,6 +396,43 @@ fn an_interface_is_a_pods_only_if_route_and_name_or_result_say_so() {
     }
 }
 
+/// In nested nodes the adapter is a veth, too, and plugins may name it: as the parent of a pod's interface, without a sandbox.
+#[test]
+fn the_nodes_own_adapter_is_never_closed() {
+    const POD: &str = "192.0.2.9";
+    let network = || Route::on_link("192.0.2.0/24".parse().unwrap(), 2, 2);
+    let default = || Route::via("0.0.0.0/0".parse().unwrap(), "192.0.2.1".parse().unwrap(), 2, 3);
+    let by_gateway = || Route::via("192.0.2.9/32".parse().unwrap(), "192.0.2.1".parse().unwrap(), 2, 3);
+    let of_address = || Route::on_link("192.0.2.9/32".parse().unwrap(), 2, 2);
+    let named = || vec![result("a", "eth1", &[POD])];
+    let mut other_address = named();
+    other_address[0].addresses = ["192.0.2.8".parse().unwrap()].into();
+    let mut both = result("a", "veth3", &[POD]);
+    both.host_interfaces.push("eth1".to_owned());
+    let is_adapter = || BTreeSet::from([2]);
+    type Case = (&'static str, Vec<Route>, Vec<KeptResult>, BTreeSet<u32>);
+    let table: [Case; 7] = [
+        ("the node's address", vec![network(), default(), to("192.0.2.9/32", 2)], named(), is_adapter()),
+        ("another adapter", vec![network()], named(), BTreeSet::new()),
+        ("a default route alone", vec![default()], named(), BTreeSet::new()),
+        ("a route by a router", vec![network(), by_gateway()], named(), BTreeSet::new()),
+        ("the kernel's route", vec![network(), of_address()], named(), BTreeSet::new()),
+        (
+            "a route to another address",
+            vec![network(), to("192.0.2.9/32", 2)],
+            other_address,
+            BTreeSet::new(),
+        ),
+        ("a pod beside", vec![network(), to("192.0.2.9/32", 3)], vec![both], BTreeSet::new()),
+    ];
+    for (what, routes, results, adapters) in table {
+        let links = vec![link(2, "eth1"), link(3, "veth3")];
+        let observed = Observed { adapters, ..Observed::new(links, &routes, results) };
+        let found = observed.recognise(&pods(&[("a", &[POD])]), &config());
+        assert_eq!(found.unclaimed, BTreeSet::new(), "{what}");
+    }
+}
+
 /// Packets may have passed an interface before the look that closes it, so what began then must not go on.
 #[test]
 fn the_addresses_behind_an_interface_are_newly_closed_once() {
@@ -390,6 +456,27 @@ fn the_addresses_behind_an_interface_are_newly_closed_once() {
     );
     let known = look(2, &[to("10.0.0.1/32", 2)], "before", &[("before", OPEN)]);
     assert_eq!(nothing.newly_closed(&known), addresses(&[]));
+}
+
+/// Nothing of a pod with policy passes its closed further interface, and the node's own address is on many interfaces.
+#[test]
+fn addresses_of_recognised_pods_and_of_the_node_are_behind_no_closed_interface() {
+    const A: &str = "10.0.0.1";
+    let links = || vec![link(2, "veth1"), link(3, "veth2")];
+    let closed = |links, routes: &[Route], results| {
+        let found = Observed::new(links, routes, results).recognise(&pods(&[("a", &[A])]), &config());
+        assert_eq!(found.unclaimed, BTreeSet::from(["veth2".to_owned()]));
+        Recognised::default().newly_closed(&found)
+    };
+    // AWS VPC CNI with ENABLE_V4_EGRESS: one result names both interfaces.
+    let mut both = result("a", "veth1", &[A]);
+    both.host_interfaces.push("veth2".to_owned());
+    assert_eq!(closed(links(), &[to("10.0.0.1/32", 2)], vec![both]), BTreeSet::new());
+    // ptp: the kernel makes a route to the gateway's address of each interface. The second pod is not in the API yet.
+    let of_gateway = |link| Route::on_link("fd00:9::1/128".parse().unwrap(), link, 2);
+    let routes = [to("10.0.0.1/32", 2), of_gateway(2), to("fd00:9::2/128", 3), of_gateway(3)];
+    let results = vec![result("a", "veth1", &[A]), result("b", "veth2", &["fd00:9::2"])];
+    assert_eq!(closed(links(), &routes, results), BTreeSet::from(["fd00:9::2".parse().unwrap()]));
 }
 
 /// Each problem has its own message, which names what to do.
@@ -422,6 +509,11 @@ fn problems_name_the_interface_and_the_remedy() {
             Problem::Unfit { address: "10.0.0.1".parse().unwrap(), interface: name() },
             Reason::InterfaceMissing,
             ["veth1", "use a plugin"],
+        ),
+        (
+            Problem::WithNetworks { address: "10.0.0.1".parse().unwrap(), interface: name() },
+            Reason::InterfaceUnproven,
+            ["veth1 is closed", "accept_ra"],
         ),
         (
             Problem::OfAnother { interface: name(), owner: Some("n/b".to_owned()) },
