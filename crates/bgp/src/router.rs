@@ -136,6 +136,11 @@ impl Router {
         self.rib.set_cost(next_hop, cost);
     }
 
+    /// Forgets the costs of next hops that no route has any more, and returns these next hops.
+    pub fn forget_unused_costs(&mut self) -> Vec<IpAddr> {
+        self.rib.forget_unused_costs()
+    }
+
     /// A requested connection is there; `own` is its local address.
     pub fn connected(&mut self, now: Time, id: PeerId, connection: ConnectionId, own: IpAddr) -> Vec<Effect> {
         self.remember(id, connection, own);

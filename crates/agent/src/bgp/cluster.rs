@@ -242,13 +242,18 @@ impl Cluster {
     }
 
     /// Whether the speaker may be configured from what is known: everything was delivered, nobody has locked the
-    /// datastore, and the settings for all nodes can be read.
+    /// datastore, and the settings for all nodes and for this one can be read. Of those for another node, only the port of a session
+    /// counts.
     pub(super) fn is_usable(&self) -> bool {
         let is_locked =
             self.information.values().any(|information| information.spec.datastore_ready == Some(false));
-        let is_unknown =
-            |key: &Key| key.kind == Kind::BgpConfiguration && !self.configurations.contains_key(&key.name);
-        self.missing.is_empty() && !is_locked && !self.unreadable.keys().any(is_unknown)
+        self.missing.is_empty() && !is_locked && !self.unreadable.keys().any(|key| self.is_awaited(key))
+    }
+
+    /// Whether the speaker waits until an unreadable object can be read. What was readable before counts.
+    fn is_awaited(&self, key: &Key) -> bool {
+        let is_own = key.name == "default" || key.name.strip_prefix("node.") == Some(self.node.as_str());
+        key.kind == Kind::BgpConfiguration && is_own && !self.configurations.contains_key(&key.name)
     }
 
     /// What the speaker does. `secret` returns the value of a key of a Secret.
@@ -286,8 +291,10 @@ impl Cluster {
 
     /// What cannot be read.
     pub(super) fn problems(&self) -> Vec<String> {
-        let unreadable =
-            self.unreadable.iter().map(|(key, problem)| format!("{key} cannot be read: {problem}"));
+        let unreadable = self.unreadable.iter().map(|(key, problem)| {
+            let waits = if self.is_awaited(key) { ", so the BGP speaker waits" } else { "" };
+            format!("{key} cannot be read{waits}: {problem}")
+        });
         let missing = self.missing.iter().filter_map(|(kind, problem)| {
             let problem = problem.as_ref()?;
             Some(format!("{} cannot be read, so the BGP speaker waits: {problem}", kind.plural()))
@@ -427,6 +434,20 @@ mod tests {
         assert!(!cluster.is_usable());
         cluster.apply(gone(Kind::BgpConfiguration, "default"));
         assert!(cluster.is_usable());
+    }
+
+    /// Somebody stores a field of a newer Calico for one node. The others go on.
+    #[test]
+    fn settings_for_another_node_that_cannot_be_read_keep_no_speaker_from_running() {
+        let bad = json!({"spec": {"asNumber": 64512, "fieldOfTheFuture": 1}});
+        for (name, runs) in [("default", false), ("node.one", false), ("node.two", true)] {
+            let mut cluster = Cluster::new("one");
+            in_sync(&mut cluster, &KINDS);
+            put(&mut cluster, Kind::BgpConfiguration, name, bad.clone());
+            assert_eq!(cluster.is_usable(), runs, "{name}");
+            let problem = &cluster.problems()[0];
+            assert_eq!(problem.contains("the BGP speaker waits"), !runs, "{problem}");
+        }
     }
 
     #[test]

@@ -304,6 +304,10 @@ impl Runner {
             self.configure().await;
         }
         let Some(running) = &self.running else { return };
+        // Whoever announces ever new next hops fills no memory.
+        for next_hop in running.speaker.forget_unused_costs().await.unwrap_or_default() {
+            self.unreachable.remove(&next_hop);
+        }
         let Ok(status) = running.speaker.status().await else { return };
         let mut down = BTreeMap::new();
         for peer in status.peers.into_iter().filter(|peer| peer.state != State::Established) {

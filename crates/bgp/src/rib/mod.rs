@@ -354,6 +354,19 @@ impl Rib {
         self.marked.extend(concerned.map(|(prefix, _)| *prefix));
     }
 
+    /// Forgets the costs of next hops that no received route has any more, and returns these next hops.
+    pub fn forget_unused_costs(&mut self) -> Vec<IpAddr> {
+        if self.costs.is_empty() {
+            return Vec::new();
+        }
+        let received = self.table.values().flat_map(|destination| &destination.received);
+        let used: BTreeSet<IpAddr> = received.map(|received| received.attributes.next_hop.address).collect();
+        let unused: Vec<IpAddr> =
+            self.costs.keys().filter(|next_hop| !used.contains(next_hop)).copied().collect();
+        unused.iter().for_each(|next_hop| drop(self.costs.remove(next_hop)));
+        unused
+    }
+
     /// Decides about all marked prefixes, and returns those whose chosen routes changed.
     pub fn recalculate(&mut self) -> Vec<RouteChange> {
         let mut changes = Vec::new();

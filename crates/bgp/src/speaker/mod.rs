@@ -91,6 +91,14 @@ impl Speaker {
         self.tell(Command::SetCost(next_hop, cost)).await
     }
 
+    /// Forgets the costs of next hops that no route of a peer has any more, and returns these next hops.
+    ///
+    /// # Errors
+    /// The speaker has ended.
+    pub async fn forget_unused_costs(&self) -> Result<Vec<IpAddr>, Error> {
+        self.ask(Command::ForgetUnusedCosts).await
+    }
+
     /// Asks a peer to send its routes again.
     ///
     /// # Errors

@@ -26,6 +26,7 @@ pub(super) enum Command {
     Apply(Box<Config>, oneshot::Sender<Result<Vec<Error>, Error>>),
     SetOwn(Vec<(IpNet, Option<OwnRoute>)>),
     SetCost(IpAddr, Option<u32>),
+    ForgetUnusedCosts(oneshot::Sender<Vec<IpAddr>>),
     Refresh(SocketAddr),
     Status(oneshot::Sender<SpeakerStatus>),
     Routes(oneshot::Sender<Vec<(IpNet, Vec<crate::rib::Chosen>)>>),
@@ -154,6 +155,9 @@ impl Owner {
                     let effects = self.router.request_refresh(id);
                     self.carry_out(effects);
                 }
+            }
+            Command::ForgetUnusedCosts(answer) => {
+                let _ = answer.send(self.router.forget_unused_costs());
             }
             Command::Status(answer) => {
                 let _ = answer.send(self.status());

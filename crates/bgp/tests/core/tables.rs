@@ -241,6 +241,25 @@ fn a_next_hop_without_a_way_is_not_used() {
     assert_eq!(rib.recalculate()[0].routes, []);
 }
 
+/// A peer may announce ever new next hops without a way.
+#[test]
+fn costs_of_next_hops_that_no_route_has_are_forgotten() {
+    let [a, b, _] = PEERS.map(|(id, _)| id);
+    let mut rib = rib();
+    announce(&mut rib, a, "10.1.0.0/16", route(a));
+    announce(&mut rib, b, "10.1.0.0/16", route(b));
+    for next_hop in [address(1), address(2), address(7)] {
+        rib.set_cost(next_hop, None);
+    }
+    assert_eq!(rib.forget_unused_costs(), [address(7)]);
+    assert_eq!(rib.forget_unused_costs(), [] as [IpAddr; 0]);
+    rib.update(b, Update { withdrawn: vec![prefix("10.1.0.0/16")], ..Update::default() }).unwrap();
+    assert_eq!(rib.forget_unused_costs(), [address(2)]);
+    // Without a cost, the next announcement counts until the system was asked.
+    announce(&mut rib, b, "10.1.0.0/16", route(b));
+    assert_eq!(best(&rib, "10.1.0.0/16"), Some(Source::Peer(b)));
+}
+
 #[test]
 fn new_rules_apply_to_what_peers_sent_and_were_told() {
     let [internal, _, external] = PEERS.map(|(id, _)| id);
