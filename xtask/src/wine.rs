@@ -1,5 +1,6 @@
 //! `cargo xtask wine`: the shipped programs for Windows under Wine, on an emulated HNS that they reach by `computenetwork.dll`.
 
+mod bgp;
 mod clients;
 mod cluster;
 mod flannel;

@@ -86,7 +86,7 @@ impl Announced {
 
     /// The type of a Windows node's network, if other nodes must know it. Only one without encapsulation has no tunnel.
     fn hns_network(&self) -> Option<&'static str> {
-        (self.pod_network.is_some() && self.first.is_empty()).then_some(Node::L2BRIDGE)
+        (self.pod_network.is_some() && self.now().is_empty()).then_some(Node::L2BRIDGE)
     }
 }
 

@@ -75,6 +75,14 @@ impl CniIpam {
         *self != Self::default() && *self != Self::host_local()
     }
 
+    /// Whether a plugin obtains the addresses, and not the agent.
+    pub(crate) fn is_delegated(&self) -> bool {
+        let Some(section) = &self.0 else { return false };
+        let network: Result<NetworkConfig, _> =
+            serde_json::from_value(json!({"name": CNI_NETWORK, "ipam": section}));
+        network.is_ok_and(|network| network.address_source().is_ok_and(AddressSource::is_delegated))
+    }
+
     /// Adds it to a configuration. Another IPAM plugin may not know the newest version of the protocol.
     fn add_to(&self, mut config: Value) -> Value {
         let Some(section) = &self.0 else { return config };

@@ -298,6 +298,14 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
     progress.reach(Stage::PrepareNode);
     flannel::check(&node, &extras, &platform)?;
     let plain_routes = plain_routes(&node, &extras, &platform)?;
+    if platform.is_bridge() && !extras.flannel && extras.cni_ipam.is_delegated() {
+        return Err(AgentError::Node {
+            node,
+            problem: "a network of type L2Bridge has the node's block of an IPPool only: remove --cni-ipam (TORTIE_CNI_IPAM) or \
+                      --windows-network l2bridge (TORTIE_WINDOWS_NETWORK)"
+                .to_owned(),
+        });
+    }
     let learned_routes = bgp::prepare(&node, extras.bgp, &platform)?;
     let most_blocks = if platform.is_bridge() { 1 } else { node::most_blocks(platform.hcn()).await };
     let ipam = Ipam::new(store.clone(), &node, node_labels).with_most_blocks(most_blocks);

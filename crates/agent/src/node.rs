@@ -16,7 +16,7 @@ use tortie_store::backoff::{Backoff, random_seed};
 use tortie_store::{Endpoints, Store, StoreError};
 use tortie_windows::{
     Error, Host, NetworkKind, NetworkSpec, StaticRules, WindowsDataplane, WindowsWiring, ensure_network_on,
-    existing_network, release_anchor,
+    existing_network,
 };
 
 use crate::announcement::Announced;
@@ -146,6 +146,12 @@ pub(crate) async fn prepare(
                 None => prepare_windows(store, ipam, node, windows, extras).await,
             }
         }
+        Platform::Other { .. } if extras.address_methods.ask_the_machine() => Err(AgentError::Node {
+            node: node.to_owned(),
+            problem: "it has no interfaces to look at; remove --ip-autodetection-method and --ip6-autodetection-method \
+                      (TORTIE_IP_AUTODETECTION_METHOD, TORTIE_IP6_AUTODETECTION_METHOD)"
+                .to_owned(),
+        }),
         Platform::Other { dataplane, wiring } => {
             Ok(Prepared { dataplane, wiring, announced: None, cni_ipam: None })
         }
@@ -248,7 +254,7 @@ async fn prepare_windows(
             // Without an agent, nobody would end its pods, and it would never be replaced. The dataplane reports it.
             Err(error @ (Error::NetworkDiffers { .. } | Error::AdapterDiffers { .. })) => {
                 tracing::warn!(%error, "the agent starts with the network as it is");
-                existing_network(&asked, &spec.name, spec.kind)
+                existing_network(&asked, &spec.name)
             }
             made => made,
         };
@@ -262,14 +268,6 @@ async fn prepare_windows(
             Err(error) => return Err(AgentError::system("making the network of the pods", error)),
         }
     };
-    let asked = hcn.clone();
-    let released = tokio::task::spawn_blocking(move || release_anchor(&asked)).await;
-    match released.map_err(|error| AgentError::system("removing the network that kept the switch", error))? {
-        Ok(()) => {}
-        Err(error) => {
-            tracing::warn!(%error, "the network that kept the adapter's switch stays until the agent's next start")
-        }
-    }
     let dataplane = WindowsDataplane::new(hcn.clone()).with_host(host);
     let dataplane = dataplane.with_bridge(network == WindowsNetwork::L2Bridge);
     let dataplane = dataplane.with_static_rules(static_rules).with_services(services);

@@ -41,6 +41,11 @@ impl Node {
         format!("192.0.{}.{}", if self.is_near { 2 } else { 3 }, self.number)
     }
 
+    /// Of the other nodes, some run Windows.
+    fn is_windows(&self) -> bool {
+        self.number % 3 == 0
+    }
+
     fn value(&self, name: &str) -> Value {
         let mut annotations = BTreeMap::new();
         let mut put = |name: &str, value: String| drop(annotations.insert(name.to_owned(), value));
@@ -62,7 +67,9 @@ impl Node {
         let spec = self
             .subnet
             .map_or_else(|| json!({}), |subnet| json!({"podCIDR": format!("10.244.{subnet}.0/24")}));
-        json!({"metadata": {"name": name, "annotations": annotations}, "spec": spec})
+        let os = if name != LOCAL && self.is_windows() { "windows" } else { "linux" };
+        let labels = json!({"kubernetes.io/os": os});
+        json!({"metadata": {"name": name, "labels": labels, "annotations": annotations}, "spec": spec})
     }
 }
 
@@ -114,8 +121,9 @@ fn expected(nodes: &BTreeMap<String, Node>, pool: Pool, direct: bool) -> Expecte
                 }
                 is_near
             }
+            // Only flanneld's host-gw makes a network that takes such packets on a Windows node.
             (Pool::Plain, Backend::Vxlan(_) | Backend::Udp) => {
-                if direct && is_near {
+                if direct && is_near && !node.is_windows() {
                     routes.insert(net, format!("direct {parent}"));
                 }
                 false

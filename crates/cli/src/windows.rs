@@ -42,7 +42,7 @@ pub(crate) enum WindowsCommand {
     /// make the network anew, and uncordon it. It begins only if the agent reports NetworkDiffers. If it is interrupted, run it
     /// again. It runs on the node, beside the agent
     Reconfigure(reconfigure::Reconfigure),
-    /// Remove the rule that the agent has added to the firewall of this machine, after the agent was removed
+    /// Remove the rule that the agent has added to the firewall of this machine, and its routes to pods, after the agent was removed
     Cleanup,
     /// Print the flags that kube-proxy needs on this node, one a line: the network, the source VIP, and whether it uses direct server
     /// return
@@ -102,6 +102,11 @@ fn cleanup() -> anyhow::Result<ExitCode> {
     let removed = VxlanRule::remove(&NativeFirewall)?;
     let what = if removed { "is removed from the firewall" } else { "is not in the firewall" };
     output::line(&format!("the rule {VXLAN_RULE:?} {what}"));
+    let routes = tortie_windows::remove_node_routes(&NativeIpHelper)?;
+    output::line(&format!("{} of the agent removed", output::count(routes as u64, "route")));
+    if tortie_windows::remove_anchor(&NativeHcn::load(DEADLINE)?)? {
+        output::line("the network that kept the adapter's switch is removed");
+    }
     Ok(ExitCode::SUCCESS)
 }
 

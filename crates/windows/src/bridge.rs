@@ -20,8 +20,9 @@ pub(crate) fn node_address(block: Ipv4Net) -> Ipv4Addr {
     Ipv4Addr::from(u32::from(block.network()).saturating_add(2))
 }
 
-/// Whether an endpoint of the network is the node's own.
-pub(crate) fn is_of_node(endpoint: &Endpoint) -> bool {
+/// Whether an endpoint of the network is the node's own: the agent makes it, and removes it with the network.
+#[must_use]
+pub fn is_of_node(endpoint: &Endpoint) -> bool {
     endpoint.name.eq_ignore_ascii_case(&name())
 }
 

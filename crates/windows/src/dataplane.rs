@@ -1,6 +1,6 @@
 //! Applies the node state.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -325,7 +325,9 @@ impl WindowsDataplane {
     /// Tells the firewall's rule the addresses from which VXLAN comes. Returns what is wrong with the rule.
     fn open_firewall(&self, state: &NodeState) -> Option<Condition> {
         let rule = self.host.firewall().filter(|_| self.policy_only.is_none())?;
-        rule.want(state.vteps.values().filter_map(|vtep| ipv4(vtep.parent)).collect());
+        // An L2Bridge network takes no VXLAN.
+        let tunnels = state.vteps.values().filter(|_| !self.is_bridge);
+        rule.want(tunnels.filter_map(|vtep| ipv4(vtep.parent)).collect());
         rule.condition((self.clock)())
     }
 
@@ -414,10 +416,7 @@ impl WindowsDataplane {
             routes.any(|(route, target)| *route == IpNet::V4(*net) && *target != RouteTarget::Local)
         };
         remove_subnets(&*self.hcn, network, is_of_another)?;
-        let mut conditions = routes::sync(&*self.hcn, network, state)?;
-        // An earlier agent may have had a network without encapsulation.
-        conditions.extend(self.direct_routes(&[], &BTreeMap::new()));
-        Ok(conditions)
+        routes::sync(&*self.hcn, network, state)
     }
 
     /// Applies the routes of the node, which forwards between its adapter and the pods' gateway. Returns what is not in force.
@@ -425,19 +424,10 @@ impl WindowsDataplane {
         let (direct, mut conditions) = node_routes::direct(state);
         let ends: Vec<Ipv4Addr> =
             state.node.as_ref().and_then(own_address).into_iter().chain([gateway]).collect();
-        conditions.extend(self.direct_routes(&ends, &direct));
-        Ok(conditions)
-    }
-
-    /// Makes the direct routes of the machine as desired. Returns what is not in force.
-    fn direct_routes(
-        &self,
-        ends: &[Ipv4Addr],
-        desired: &BTreeMap<Ipv4Net, BTreeSet<Ipv4Addr>>,
-    ) -> Vec<Condition> {
-        let synced = self.host.sync_routes(ends, node_routes::DIRECT, desired);
+        let synced = self.host.sync_routes(&ends, node_routes::DIRECT, &direct);
         let problems = synced.unwrap_or_else(|error| vec![error.to_string()]);
-        problems.into_iter().map(|problem| Condition::new(Reason::RouteRefused, problem)).collect()
+        conditions.extend(problems.into_iter().map(|problem| Condition::new(Reason::RouteRefused, problem)));
+        Ok(conditions)
     }
 
     /// The network. If HNS refused it or is not ready, requests become less and less frequent. Whether HNS

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ipnet::{IpNet, Ipv4Net};
 use tortie_hcn::{Adapter, IpHelper, IpHelperError, NoIpHelper};
@@ -23,6 +24,8 @@ pub struct Host {
     routes: Arc<HostRoutes>,
     firewall: Option<Arc<VxlanRule>>,
     selftest: Option<SavedReport>,
+    /// Whether a second network may keep the switch, for instance one of an earlier process.
+    anchored: Arc<AtomicBool>,
 }
 
 /// The adapter for a network.
@@ -45,7 +48,8 @@ impl Choice {
 impl Host {
     /// A machine. Without a selector, the adapter is that with the node's address.
     pub fn new(ip: Arc<dyn IpHelper>, selector: Option<AdapterSelector>, routes: Arc<HostRoutes>) -> Host {
-        Host { ip, selector, routes, firewall: None, selftest: None }
+        let anchored = Arc::new(AtomicBool::new(true));
+        Host { ip, selector, routes, firewall: None, selftest: None, anchored }
     }
 
     /// A machine about which nothing is known: HNS chooses the adapter.
@@ -99,8 +103,16 @@ impl Host {
         Some(adapters.iter().flat_map(usable).collect())
     }
 
+    pub(crate) fn may_be_anchored(&self) -> bool {
+        self.anchored.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_anchored(&self, anchored: bool) {
+        self.anchored.store(anchored, Ordering::Relaxed);
+    }
+
     /// The machine's adapters and routes.
-    pub(crate) fn ip(&self) -> &dyn IpHelper {
+    pub fn ip(&self) -> &dyn IpHelper {
         &*self.ip
     }
 

@@ -41,7 +41,8 @@ mod vxlan_rule;
 mod wiring;
 
 pub use adapter::{AdapterSelector, AdapterSelectorError};
-pub use anchor::release_anchor;
+pub use anchor::remove_anchor;
+pub use bridge::is_of_node;
 pub use cost::{Because, Cost, CostModel, Costing, PolicyCost, RuleCost, RuleCounts, Saving, Tally};
 pub use dataplane::{Clock, WindowsDataplane};
 pub use endpoint::endpoint_id;
@@ -51,6 +52,7 @@ pub use host_routes::HostRoutes;
 pub use kube_proxy::{kube_proxy_flags, source_vip};
 pub use learned_routes::LearnedRoutes;
 pub use network_spec::{NetworkKind, NetworkSpec, adapter_of};
+pub use node_routes::remove_node_routes;
 pub use outbound::CurrentNetworks;
 pub use pod_network::{
     CurrentPodNetwork, PodNetwork, ensure_network, ensure_network_on, ensure_network_with, existing_network,

@@ -86,6 +86,14 @@ pub(crate) fn remove_all(ip: &dyn IpHelper, metric: u32) -> Result<usize, IpHelp
     Ok(routes.len())
 }
 
+/// Removes all routes that the agent has made, also an earlier process. Returns how many there were.
+///
+/// # Errors
+/// The machine does not answer, or refuses it.
+pub fn remove_node_routes(ip: &dyn IpHelper) -> Result<usize, IpHelperError> {
+    Ok(remove_all(ip, DIRECT)? + remove_all(ip, LEARNED)?)
+}
+
 fn changes(
     desired: &BTreeMap<Ipv4Net, BTreeSet<Ipv4Addr>>,
     metric: u32,

@@ -94,6 +94,10 @@ pub fn ensure_network_on(
     let choice = host.choose(node);
     let spec = &NetworkSpec { adapter: choice.name.or_else(|| spec.adapter.clone()), ..spec.clone() };
     let create = |hcn, spec: &NetworkSpec| {
+        // Windows need not list the physical adapter of a switch.
+        if let Some(adapter) = anchor::adapter(hcn, host)? {
+            return create(hcn, &NetworkSpec { adapter: Some(adapter), ..spec.clone() });
+        }
         // If a network was deleted, its adapter may have its address again.
         let choice = host.choose(node);
         host.prepare(&choice)?;
@@ -101,7 +105,8 @@ pub fn ensure_network_on(
     };
     let blocks: Vec<Ipv4Net> = std::iter::once(spec.block).chain(others.iter().copied()).collect();
     let existing = hcn.network_by_name(&spec.name)?;
-    let first = existing.as_ref().and_then(|network| subnets(network).next());
+    let of_kind = existing.as_ref().filter(|network| network.r#type == spec.kind.mode());
+    let first = of_kind.and_then(|network| subnets(network).next());
     let spec = &match first {
         Some(block) if blocks.contains(&block) => NetworkSpec { block, ..spec.clone() },
         _ => spec.clone(),
@@ -125,11 +130,9 @@ pub fn ensure_network_on(
                 if let Some(own) = own {
                     bridge::remove(hcn, own)?;
                 }
-                anchor::hold(hcn, &network, spec.kind)?;
+                anchor::hold(hcn, host, &network, spec.kind)?;
                 hcn.delete_network(network.id)?;
-                let made = create(hcn, spec)?;
-                anchor::release_anchor(hcn)?;
-                made
+                create(hcn, spec)?
             }
         },
         None => create(hcn, spec)?,
@@ -152,24 +155,27 @@ pub fn ensure_network_on(
             Err(error) => without_subnet.push((block, error.to_string())),
         }
     }
-    Ok(PodNetwork { without_subnet, ..pod_network(&found, spec)? })
+    let made = PodNetwork { without_subnet, ..pod_network(&found, spec)? };
+    anchor::release(hcn, host)?;
+    Ok(made)
 }
 
 /// The network as it is, for an agent that starts while it differs from the required one: its pods go on using it.
 ///
 /// # Errors
-/// A call failed; there is no such network, or it is of another type; or it is not ready yet, and the caller should retry.
-pub fn existing_network(
-    hcn: &(impl Hcn + ?Sized),
-    name: &str,
-    kind: NetworkKind,
-) -> Result<PodNetwork, Error> {
+/// A call failed; there is no such network, or it is of a type that the agent does not make; or it is not ready yet, and the caller
+/// should retry.
+pub fn existing_network(hcn: &(impl Hcn + ?Sized), name: &str) -> Result<PodNetwork, Error> {
     let network = hcn.network_by_name(name)?.ok_or_else(|| Error::NoNetwork(name.to_owned()))?;
     let differs = |problem: String| Error::Differs { object: format!("network {name}"), problem };
-    if network.r#type != kind.mode() {
-        let problem = format!("it is of type {}, not {}", network.r#type, kind.mode());
-        return Err(differs(format!("{problem}: drain the node, and delete the network")));
-    }
+    let kind = match network.r#type {
+        NetworkMode::Overlay => NetworkKind::Overlay { vni: 0 },
+        NetworkMode::L2Bridge => NetworkKind::L2Bridge,
+        _ => {
+            let problem = format!("it is of type {}, not Overlay or L2Bridge", network.r#type);
+            return Err(differs(format!("{problem}: drain the node, and delete the network")));
+        }
+    };
     let block = subnets(&network).next().ok_or_else(|| differs("it has no subnet: delete it".to_owned()))?;
     pod_network(&network, &NetworkSpec { name: name.to_owned(), block, kind, adapter: None })
 }

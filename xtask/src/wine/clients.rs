@@ -11,7 +11,7 @@ use tortie_servers::wine::HNS_ADDRESS;
 
 use super::cluster::{ADDRESS, Hns};
 use super::prefix::{Prefix, output};
-use super::{flannel, kube_proxy, plugins};
+use super::{bgp, flannel, kube_proxy, plugins};
 use crate::windows::Libraries;
 use crate::{go, step, windows, workspace};
 
@@ -22,11 +22,12 @@ const TESTS: usize = 78;
 
 type Client = fn(&Libraries) -> Result<()>;
 /// The programs, by name.
-const CLIENTS: [(&str, Client); 4] = [
+const CLIENTS: [(&str, Client); 5] = [
     ("plugins", plugins::run),
     ("kube-proxy", kube_proxy::run),
     ("flannel", flannel::run),
     ("hcsshim", hcsshim),
+    ("bgp", bgp::run),
 ];
 
 /// Runs all of them, or one.

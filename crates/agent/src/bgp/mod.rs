@@ -38,8 +38,11 @@ pub(crate) fn prepare(
         #[cfg(target_os = "linux")]
         Platform::Linux => on_linux(is_wanted),
         Platform::Windows { host, network: WindowsNetwork::L2Bridge, .. } => on_windows(host, is_wanted),
+        // An earlier agent may have had a network without encapsulation.
         Platform::Windows { host, network: WindowsNetwork::Overlay, .. } if !is_wanted => {
-            on_windows(host, false)
+            let failed = |error| AgentError::system("the routes of an earlier agent", error);
+            report_removed(tortie_windows::remove_node_routes(host.ip()).map_err(failed)?);
+            Ok(None)
         }
         Platform::Windows { .. } => refuse(
             node,
@@ -79,6 +82,6 @@ fn on_windows(host: &Host, is_wanted: bool) -> Result<Option<Box<dyn LearnedRout
 
 fn report_removed(removed: usize) {
     if removed > 0 {
-        tracing::info!(removed, "this agent runs no BGP speaker; the routes of an earlier one are removed");
+        tracing::info!(removed, "the routes of an earlier agent, with BGP or another network, are removed");
     }
 }

@@ -87,7 +87,7 @@ async fn an_agent_that_may_not_list_policies_applies_nothing() {
     until("the condition ends", || async { reported().await.is_none() }).await;
 }
 
-/// Only Linux nodes look for their address at their interfaces.
+/// Only machines with interfaces can be asked.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_method_for_addresses_is_refused_where_it_has_no_effect() {
     let (store, os, dir) = (cluster().await, FakeOs::default(), tempfile::tempdir().unwrap());
@@ -99,7 +99,7 @@ async fn a_method_for_addresses_is_refused_where_it_has_no_effect() {
     assert!(refused.to_string().contains("remove --ip-autodetection-method"), "{refused}");
 }
 
-/// Only Linux nodes can take part in flannel.
+/// Only agents with a dataplane of their own can take part in flannel.
 #[tokio::test(flavor = "multi_thread")]
 async fn flannel_is_refused_where_it_has_no_effect() {
     let (store, os, dir) = (cluster().await, FakeOs::default(), tempfile::tempdir().unwrap());

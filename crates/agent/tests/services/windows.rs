@@ -15,7 +15,7 @@ use tortie_hcn::{HcnExt, IpHelper, NoIpHelper, Version};
 use tortie_hns_emulator::{Config, Emulator};
 use tortie_store::{Embedded, Endpoints};
 
-use crate::common::{Bed, FakeOs, cluster, put, until};
+use crate::common::{Bed, FakeOs, NODE, cluster, put, until};
 
 /// A node of this version of HNS whose blocks have four addresses for pods.
 pub(crate) async fn node(version: Version) -> (Bed, Arc<Emulator>) {
@@ -39,14 +39,19 @@ pub(crate) async fn agent_on(store: Arc<dyn Endpoints>, hns: &Arc<Emulator>, ada
 }
 
 async fn agent_on_host(store: Arc<dyn Endpoints>, hns: &Arc<Emulator>, host: Host) -> Bed {
+    agent_with(store, hns, host, WindowsNetwork::Overlay).await
+}
+
+/// An agent with this type of network.
+async fn agent_with(
+    store: Arc<dyn Endpoints>,
+    hns: &Arc<Emulator>,
+    host: Host,
+    network: WindowsNetwork,
+) -> Bed {
     let services = vec!["10.96.0.0/12".parse().unwrap()];
-    let platform = Platform::Windows {
-        hcn: hns.clone(),
-        static_rules: StaticRules::default(),
-        host,
-        services,
-        network: WindowsNetwork::Overlay,
-    };
+    let platform =
+        Platform::Windows { hcn: hns.clone(), static_rules: StaticRules::default(), host, services, network };
     let bed = Bed::with_platform(store, platform, FakeOs::default());
     let socket = bed.dir.path().join("agent.sock");
     until("the agent serves", || async { UnixStream::connect(&socket).is_ok() }).await;
@@ -249,4 +254,35 @@ async fn acls_name_sets_once_a_report_of_this_build_proves_them() {
     until("nothing is reported", async || reported().await.is_empty()).await;
     std::fs::remove_file(&file).unwrap();
     until("ACLs list addresses", async || named() == (false, false)).await;
+}
+
+/// A node gets another type of network. With pods on the old one, the agent serves, so that they can be drained, and other nodes keep
+/// sending as they can arrive. Without, it makes the new one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_network_of_another_type_is_used_until_it_is_drained() {
+    let (bed, hns) = node(Config::SERVER_2022).await;
+    let call = call(&bed, &hns, Command::Add, "p").await;
+    bed.call(call.clone()).await.unwrap();
+    let Bed { store, agent, .. } = bed;
+    agent.abort();
+    let _ = agent.await;
+    let bed = agent_with(store, &hns, Host::unknown(), WindowsNetwork::L2Bridge).await;
+    let reasons = async || {
+        let conditions = bed.report().await["conditions"].as_array().cloned().unwrap_or_default();
+        conditions.iter().map(|one| one["reason"].as_str().unwrap_or_default().to_owned()).collect::<Vec<_>>()
+    };
+    until("the report", || async { reasons().await.contains(&"NetworkDiffers".to_owned()) }).await;
+    let annotation = async |name: &str| {
+        let node = bed.store.get(&Key::global(Kind::Node, NODE)).await.unwrap().unwrap().value;
+        node["metadata"]["annotations"][name].clone()
+    };
+    assert_eq!(annotation("tortie.io/hns-network").await, json!(null));
+    assert!(annotation("projectcalico.org/VXLANTunnelMACAddr").await.is_string());
+    bed.call(Invocation { command: Command::Del, ..call }).await.unwrap();
+    until("the new network", || async { annotation("tortie.io/hns-network").await == "L2Bridge" }).await;
+    assert_eq!(annotation("projectcalico.org/VXLANTunnelMACAddr").await, json!(null));
+    let network = hns.network_by_name(tortie_windows::NETWORK).unwrap().unwrap();
+    assert_eq!(network.r#type, tortie_hcn::schema::NetworkMode::L2Bridge);
+    let success = add(&bed, &hns, "q").await.unwrap().unwrap();
+    assert!(success.ips[0].address.starts_with("10.0.0."), "{success:?}");
 }

@@ -361,9 +361,8 @@ impl Rib {
         }
         let received = self.table.values().flat_map(|destination| &destination.received);
         let used: BTreeSet<IpAddr> = received.map(|received| received.attributes.next_hop.address).collect();
-        let unused: Vec<IpAddr> =
-            self.costs.keys().filter(|next_hop| !used.contains(next_hop)).copied().collect();
-        unused.iter().for_each(|next_hop| drop(self.costs.remove(next_hop)));
+        let unused = self.costs.keys().filter(|next_hop| !used.contains(next_hop)).copied().collect();
+        self.costs.retain(|next_hop, _| used.contains(next_hop));
         unused
     }
 

@@ -17,6 +17,8 @@ const BACKLOG: u32 = 1024;
 pub(super) fn listen(address: SocketAddr) -> Result<TcpListener, Error> {
     let listen = || {
         let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        // On Windows, two processes could then listen at the address.
+        #[cfg(not(windows))]
         socket.set_reuseaddr(true)?;
         options::only_own_family(&socket, address.is_ipv6())?;
         options::set_ttl(&socket, address.is_ipv6(), TTL)?;

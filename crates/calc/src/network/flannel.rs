@@ -17,12 +17,17 @@ pub(crate) fn translated(mut node: Node, is_local: bool) -> Node {
     let Some(FlannelLease { subnet, public_ip, backend }) = node.flannel_lease() else { return node };
     // Calico's annotation has the length of the prefix, too.
     let is_known = node.address() == Some(public_ip) || is_local;
+    let node_is_linux = !node.is_windows();
     let annotations = &mut node.metadata.annotations;
     if !is_known {
         annotations.insert(Node::ADDRESS.to_owned(), public_ip.to_string());
     }
     annotations.remove(Node::VXLAN_ADDRESS);
     annotations.remove(Node::VXLAN_MAC);
+    if backend == FlannelBackend::HostGw && !node_is_linux {
+        // flanneld's backend host-gw makes such a network on Windows nodes.
+        annotations.insert(Node::HNS_NETWORK.to_owned(), Node::L2BRIDGE.to_owned());
+    }
     if let FlannelBackend::Vxlan { vni: _, mac } = backend {
         annotations.insert(Node::VXLAN_ADDRESS.to_owned(), subnet.network().to_string());
         annotations.insert(Node::VXLAN_MAC.to_owned(), mac.to_string());

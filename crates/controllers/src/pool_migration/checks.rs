@@ -246,9 +246,9 @@ fn windows(
     let selects = |node: &&&Stored| {
         new.pool.spec.node_selector.as_ref().is_none_or(|selector| selector.matches(&labels(node)))
     };
-    let Some(node) = nodes.iter().find(selects).filter(|_| !new.pool.is_for_load_balancers()) else {
-        return found;
-    };
+    let selected: Vec<&Stored> =
+        nodes.iter().filter(selects).filter(|_| !new.pool.is_for_load_balancers()).copied().collect();
+    let Some(node) = selected.first() else { return found };
     let (name, node) = (&new.name, &node.key.name);
     if new.pool.spec.cidr.addr().is_ipv4() && new.pool.block_size() > WINDOWS_LONGEST_PREFIX {
         found.push(format!(
@@ -256,11 +256,20 @@ fn windows(
             new.pool.block_size()
         ));
     }
-    if new.pool.spec.vxlan_mode == EncapsulationMode::Never {
-        found.push(format!(
-            "IPPool {name}: spec.vxlanMode: the Windows node {node} reaches other nodes by VXLAN only; use Always or CrossSubnet"
-        ));
-    }
+    let takes_plain =
+        |node: &&&Stored| node.value["metadata"]["annotations"][Node::HNS_NETWORK] == Node::L2BRIDGE;
+    let (plain, overlay) =
+        (selected.iter().find(takes_plain), selected.iter().find(|node| !takes_plain(node)));
+    let unfit = match new.pool.spec.vxlan_mode {
+        EncapsulationMode::Never => overlay.map(|node| (node, "by VXLAN only; use Always or CrossSubnet")),
+        EncapsulationMode::Always => plain.map(|node| {
+            (node, "without VXLAN only (its network is of type L2Bridge); use Never or CrossSubnet")
+        }),
+        EncapsulationMode::CrossSubnet => None,
+    };
+    found.extend(unfit.map(|(node, how)| {
+        format!("IPPool {name}: spec.vxlanMode: the Windows node {} reaches other nodes {how}", node.key.name)
+    }));
     found
 }
 

@@ -150,6 +150,19 @@ fn another_type_of_network_is_made_only_without_pods() {
     }
 }
 
+/// A node that had an overlay may own several blocks. The new network has the first one, from which IPAM gives addresses first.
+#[test]
+fn another_type_of_network_has_the_first_block() {
+    let hns = hns();
+    let other = "10.244.7.0/26".parse().unwrap();
+    ensure_network(&*hns, &NetworkSpec { block: other, ..spec() }).unwrap();
+    ensure_network_with(&*hns, &bridge(), &[other]).unwrap();
+    assert_eq!(network(&*hns).subnets().next().unwrap().ip_address_prefix, "10.244.3.0/26");
+    // A network of the same type keeps its block.
+    ensure_network_with(&*hns, &NetworkSpec { block: other, ..bridge() }, &[bridge().block]).unwrap();
+    assert_eq!(network(&*hns).subnets().next().unwrap().ip_address_prefix, "10.244.3.0/26");
+}
+
 #[test]
 fn a_second_block_has_no_subnet() {
     let hns = hns();

@@ -19,7 +19,7 @@ use tortie_hns_emulator::{Config, EmulatedHost, Emulator, Recorder};
 use tortie_policy::program::{EndpointProgram, Flow};
 use tortie_windows::{
     Host, HostRoutes, NETWORK, NetworkKind, NetworkSpec, WindowsDataplane, adapter_of, ensure_network,
-    ensure_network_on, release_anchor,
+    ensure_network_on, remove_anchor,
 };
 
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(172, 16, 0, 254);
@@ -450,11 +450,50 @@ fn a_second_network_of_an_earlier_process_is_used_and_removed() {
     let other = NetworkSpec { kind: NetworkKind::Overlay { vni: 4_097 }, ..spec() };
     ensure_network_on(&hns, &other, &[], (&host, Some(NODE))).unwrap_err();
     assert_eq!(hns.networks().unwrap().len(), 2);
+    // The pods' network cannot be made at first, and then the second one stays for a while.
+    let fails = |kind: &'static str, text: &'static str| {
+        move |call: &Call| {
+            let is_meant = match call {
+                Call::Create { kind: Kind::Network, settings, .. } => {
+                    kind == "create" && settings.contains(text)
+                }
+                Call::Delete { kind: Kind::Network, .. } => kind == "delete",
+                _ => false,
+            };
+            is_meant.then(|| Err(Failure::new(HResult::E_FAIL, "no")))
+        }
+    };
+    hns.set_fault(fails("create", "\"Calico\""));
+    ensure_network_on(&hns, &other, &[], (&host, Some(NODE))).unwrap_err();
+    hns.set_fault(fails("delete", ""));
+    ensure_network_on(&hns, &other, &[], (&host, Some(NODE))).unwrap();
+    assert_eq!(hns.networks().unwrap().len(), 2);
     hns.set_fault(|_| None);
     ensure_network_on(&hns, &other, &[], (&host, Some(NODE))).unwrap();
-    assert_eq!(hns.networks().unwrap().len(), 1);
-    release_anchor(&hns).unwrap();
     assert_eq!(hns.networks().unwrap()[0].name, NETWORK);
+    assert!(hns.networks().unwrap().len() == 1 && !remove_anchor(&hns).unwrap());
+}
+
+/// Windows need not list the physical adapter of a switch. Without the second network's word, nobody could name it.
+#[test]
+fn a_network_is_made_anew_on_a_switch_whose_adapter_is_not_listed() {
+    let machine = machine();
+    let hns = Recorder::new(hns(&machine));
+    let host = host(&machine, None, None);
+    ensure_network_on(&hns, &spec(), &[], (&host, Some(NODE))).unwrap();
+    machine.change(|state| state.adapters.retain(|adapter| adapter.name != "Ethernet"));
+    let other = NetworkSpec { kind: NetworkKind::Overlay { vni: 4_097 }, ..spec() };
+    hns.set_fault(|call| {
+        let Call::Create { kind: Kind::Network, settings, .. } = call else { return None };
+        settings.contains("\"Calico\"").then(|| Err(Failure::new(HResult::E_FAIL, "no")))
+    });
+    ensure_network_on(&hns, &other, &[], (&host, Some(NODE))).unwrap_err();
+    hns.set_fault(|_| None);
+    // Another process goes on.
+    let host = self::host(&machine, None, None);
+    ensure_network_on(&hns, &other, &[], (&host, Some(NODE))).unwrap();
+    assert_eq!(name_of(hns.inner()).as_deref(), Some("Ethernet"));
+    assert_eq!(hns.networks().unwrap().len(), 1);
 }
 
 /// A network that is made anew takes its adapter's routes with it, and the system may not have brought all back before.

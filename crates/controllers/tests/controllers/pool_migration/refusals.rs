@@ -285,11 +285,19 @@ async fn windows_nodes_keep_their_blocks() {
             json!({"blockSize": 30}),
             "IPPool new: spec.blockSize: a block of /30 gives the Windows node two no address",
         ),
-        (json!({"vxlanMode": "Never"}), "IPPool new: spec.vxlanMode: the Windows node two"),
+        (
+            json!({"vxlanMode": "Never"}),
+            "IPPool new: spec.vxlanMode: the Windows node two reaches other nodes by VXLAN only",
+        ),
     ] {
         let found = with_fields(&world, fields.clone()).await;
         assert!(found.contains(expected), "{fields}: {found}");
     }
+    // With a network without encapsulation, it is the other way round.
+    change(&world, &node, |node| set_annotation(node, "tortie.io/hns-network", "L2Bridge")).await;
+    assert_eq!(with_fields(&world, json!({"vxlanMode": "Never"})).await, "");
+    let found = with_fields(&world, json!({"vxlanMode": "Always"})).await;
+    assert!(found.contains("the Windows node two reaches other nodes without VXLAN only"), "{found}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
