@@ -31,7 +31,7 @@ const OTHER: Ipv4Addr = Ipv4Addr::new(172, 16, 0, 9);
 const OF_ONE: &str = "10.50.0.0/16";
 const OF_OTHER: &str = "10.60.0.0/16";
 const AS: u32 = 64_512;
-const PATIENCE: Duration = Duration::from_secs(90);
+const PATIENCE: Duration = Duration::from_secs(40);
 const INTERVAL: Duration = Duration::from_millis(200);
 const LOG: &str = "agent.log";
 
@@ -106,14 +106,13 @@ impl<'a> Cluster<'a> {
         for (bird, of_the_other, hop) in [(&one, OF_OTHER, OTHER), (&other, OF_ONE, ONE)] {
             let what = format!("{} has the node's block and what the other one announces", bird.name);
             self.until(&what, || {
-                let (own, reflected) = (
-                    bird.ask(&format!("show route {block} all"))?,
-                    bird.ask(&format!("show route {of_the_other} all"))?,
-                );
+                let own = bird.ask(&format!("show route {block} all"))?;
+                let reflected = bird.ask(&format!("show route {of_the_other} all"))?;
                 Ok(own.contains(&format!("BGP.next_hop: {WINDOWS}"))
                     && reflected.contains(&format!("BGP.next_hop: {hop}"))
                     && reflected.contains("BGP.cluster_list: 244.0.0.1"))
-            })?;
+            })
+            .with_context(|| bird.ask("show route all").unwrap_or_default())?;
         }
         let shown = self.command(&["bgp", "routes"])?;
         ensure!(shown.contains(OF_ONE) && shown.contains(OF_OTHER), "tortie.exe bgp routes: {shown}");
