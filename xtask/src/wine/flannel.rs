@@ -185,9 +185,13 @@ impl<'a> Cluster<'a> {
         self.exchange(&pods, &far).context("packets")?;
         let before = self.objects()?;
         self.start().context("another start of flanneld")?;
+        // flanneld makes the routes that are there once more, so HNS has none for a moment.
+        let end = Instant::now() + PATIENCE;
+        while let Err(error) = self.exchange(&pods, &far) {
+            ensure!(Instant::now() < end, "packets after another start: {error:#}");
+        }
         let after = self.objects()?;
         ensure!(before == after, "another start has changed {before} to {after}");
-        self.exchange(&pods, &far).context("packets after another start")?;
         let kube = &self.kube;
         self.underlay.windows.run(|| kube.kubectl(&["delete", "node", LINUX_NODE]))??;
         self.until("the Linux node is forgotten", || Ok(!self.knows_linux()?))?;
