@@ -22,9 +22,10 @@ const TESTS: usize = 78;
 
 type Client = fn(&Libraries) -> Result<()>;
 /// The programs, by name.
-const CLIENTS: [(&str, Client); 4] = [
+const CLIENTS: [(&str, Client); 5] = [
     ("plugins", plugins::run),
     ("kube-proxy", kube_proxy::run),
+    ("tortie", kube_proxy::run_beside_tortie),
     ("flannel", flannel::run),
     ("hcsshim", hcsshim),
 ];
