@@ -7,6 +7,7 @@ mod flannel;
 mod frames;
 mod kube_proxy;
 mod lab;
+mod linux_node;
 mod plugins;
 mod powershell;
 mod prefix;

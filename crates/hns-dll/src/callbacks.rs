@@ -6,19 +6,19 @@ use std::thread;
 
 use serde::Deserialize;
 use serde_json::json;
-use tortie_hcn::{Failure, HResult};
+use tortie_hcn::{Failure, Guid, HResult};
 
 use crate::client::emulator;
 use crate::memory::Handle;
+use crate::notifications::{Notification, SERVICE_DISCONNECT};
 
 pub(crate) type Callback = unsafe extern "system" fn(u32, *const c_void, i32, *const u16);
-
-/// `HcnNotificationServiceDisconnect`.
-const SERVICE_DISCONNECT: u32 = 0x0100_0000;
 
 #[derive(Clone, Copy)]
 struct Registration {
     number: usize,
+    /// The guest network service that it is about, if it is about one.
+    service: Option<Guid>,
     callback: Callback,
     /// The address of the caller's context.
     context: usize,
@@ -39,21 +39,19 @@ struct Answer {
     notifications: Vec<Notification>,
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct Notification {
-    r#type: u32,
-    data: String,
-}
-
-/// Registers a callback while the emulated HNS is there.
-pub(crate) fn register(callback: Callback, context: *const c_void) -> Result<Handle, Failure> {
+/// Registers a callback while the emulated HNS is there: for all notifications, or for those of a guest network service.
+pub(crate) fn register(
+    callback: Callback,
+    context: *const c_void,
+    service: Option<Guid>,
+) -> Result<Handle, Failure> {
     // What was before does not interest it.
     let next = wait(None)?.next;
     let mut registered = registered();
     registered.last += 1;
     let number = registered.last;
-    registered.all.push(Registration { number, callback, context: context.expose_provenance() });
+    let context = context.expose_provenance();
+    registered.all.push(Registration { number, service, callback, context });
     if !registered.has_thread {
         let started =
             thread::Builder::new().name("hns-notifications".to_owned()).spawn(move || deliver(next));
@@ -78,7 +76,8 @@ fn deliver(mut next: u64) {
                 return end_all();
             }
             let all = registered().all.clone();
-            all.iter().for_each(|registration| notify(registration, notification.r#type, &notification.data));
+            let concerned = all.iter().filter(|registration| notification.concerns(registration.service));
+            concerned.for_each(|registration| notify(registration, notification.r#type, &notification.data));
         }
     }
 }

@@ -9,6 +9,7 @@ use serde_json::json;
 use tortie_hcn::{Address, Call, Failure, Guid, HResult, Hcn, Kind, RemoteHcn};
 
 use crate::memory::Handle;
+use crate::ports::Reserved;
 
 /// The variable with the emulator's address.
 const ADDRESS: &str = "TORTIE_HNS_ADDRESS";
@@ -74,8 +75,28 @@ pub(crate) fn open_service() -> Result<Handle, Failure> {
 
 /// Closes a handle of the service.
 pub(crate) fn close_service(handle: Handle) -> Result<(), Failure> {
-    let closed = emulator("close-service", &json!({"Handle": handle.addr()}));
-    closed.map(drop).map_err(|failure| match failure.code {
+    invalid_handle(emulator("close-service", &json!({"Handle": handle.addr()})))
+}
+
+/// Reserves ports for a guest network service.
+pub(crate) fn reserve(
+    service: Handle,
+    name: &str,
+    mut wanted: serde_json::Value,
+) -> Result<Reserved, Failure> {
+    wanted["Service"] = json!(object(Kind::GuestNetworkService, service)?);
+    let answer = emulator(name, &wanted)?;
+    serde_json::from_str(&answer).map_err(|error| Failure::new(HResult::E_FAIL, error.to_string()))
+}
+
+/// Releases reserved ports.
+pub(crate) fn release_ports(handle: Handle) -> Result<(), Failure> {
+    invalid_handle(emulator("release-ports", &json!({"Handle": handle.addr()})))
+}
+
+/// The failure for a number that is no handle.
+fn invalid_handle(answer: Result<String, Failure>) -> Result<(), Failure> {
+    answer.map(drop).map_err(|failure| match failure.code {
         HResult::E_INVALIDARG => Failure::new(INVALID_HANDLE, failure.record),
         _ => failure,
     })

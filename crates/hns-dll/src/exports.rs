@@ -3,14 +3,18 @@
 //! All pointers are as that documentation says: texts end with NUL, and places for results are valid or null.
 #![allow(non_snake_case, reason = "the names are those of Windows")]
 
+use std::collections::BTreeMap;
 use std::ffi::c_void;
+use std::sync::{Mutex, PoisonError};
 
 use serde_json::json;
 use tortie_hcn::{Call, Failure, HResult, Kind};
 
 use crate::callbacks::{self, Callback};
 use crate::client;
-use crate::memory::{Handle, RawGuid, Text, give, give_text, guid, outcome, text};
+use crate::guid::RawGuid;
+use crate::memory::{Handle, Text, give, give_text, guid, outcome, text};
+use crate::ports::{self, PortRange, PortRangeEntry, Reserved};
 
 /// The functions of one kind of object, except for Create.
 macro_rules! object {
@@ -289,7 +293,7 @@ pub(crate) unsafe extern "system" fn HcnRegisterServiceCallback(
     context: *const c_void,
     handle: *mut Handle,
 ) -> i32 {
-    let registered = callbacks::register(callback, context);
+    let registered = callbacks::register(callback, context, None);
     // SAFETY: the place is valid or null; nobody wants an error record.
     unsafe { outcome(registered.map(|registered| give(handle, registered)), std::ptr::null_mut()) }
 }
@@ -322,28 +326,125 @@ pub(crate) unsafe extern "system" fn HNSCall(
     unsafe { outcome(answer.map(|answer| give_text(response, &answer)), std::ptr::null_mut()) }
 }
 
-/// Functions that the emulated HNS does not have. The caller cleans up the arguments, so they have none here.
-macro_rules! not_implemented {
-    ($($name:ident),* $(,)?) => {
-        $(
-            /// Returns `E_NOTIMPL`.
-            ///
-            /// # Safety
-            /// None.
-            #[unsafe(no_mangle)]
-            pub(crate) unsafe extern "system" fn $name() -> i32 {
-                HResult::E_NOTIMPL.0.cast_signed()
-            }
-        )*
-    };
+/// Registers a callback for the notifications of a guest network service.
+///
+/// # Safety
+/// The pointers are as documented.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "system" fn HcnRegisterGuestNetworkServiceCallback(
+    service: Handle,
+    callback: Callback,
+    context: *const c_void,
+    handle: *mut Handle,
+) -> i32 {
+    let id = client::object(Kind::GuestNetworkService, service);
+    let registered = id.and_then(|id| callbacks::register(callback, context, Some(id)));
+    // SAFETY: the place is valid or null; nobody wants an error record.
+    unsafe { outcome(registered.map(|registered| give(handle, registered)), std::ptr::null_mut()) }
 }
 
-not_implemented!(
-    HcnRegisterGuestNetworkServiceCallback,
-    HcnUnregisterGuestNetworkServiceCallback,
-    HcnReserveGuestNetworkServicePort,
-    HcnReserveGuestNetworkServicePortRange,
-    HcnReleaseGuestNetworkServicePortReservationHandle,
-    HcnEnumerateGuestNetworkPortReservations,
-    HcnFreeGuestNetworkPortReservations,
-);
+/// Ends the registration of a callback of a guest network service.
+///
+/// # Safety
+/// None.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "system" fn HcnUnregisterGuestNetworkServiceCallback(handle: Handle) -> i32 {
+    callbacks::unregister(handle);
+    0
+}
+
+/// Reserves a port of the node for a guest network service.
+///
+/// # Safety
+/// The pointers are as documented.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "system" fn HcnReserveGuestNetworkServicePort(
+    service: Handle,
+    protocol: u32,
+    access: u32,
+    port: u16,
+    handle: *mut Handle,
+) -> i32 {
+    let wanted = json!({"Protocol": protocol, "Access": access, "Port": port});
+    let reserved = client::reserve(service, "reserve-port", wanted);
+    let opened = reserved.map(|reserved| std::ptr::without_provenance_mut(reserved.handle));
+    // SAFETY: the place is valid or null; nobody wants an error record.
+    unsafe { outcome(opened.map(|opened| give(handle, opened)), std::ptr::null_mut()) }
+}
+
+/// Reserves ports of the node in a row for a guest network service.
+///
+/// # Safety
+/// The pointers are as documented.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "system" fn HcnReserveGuestNetworkServicePortRange(
+    service: Handle,
+    count: u16,
+    range: *mut PortRange,
+    handle: *mut Handle,
+) -> i32 {
+    let reserved = client::reserve(service, "reserve-ports", json!({"Count": count}));
+    // SAFETY: the places are valid or null; nobody wants an error record.
+    unsafe {
+        let give_both = |reserved: Reserved| {
+            give(range, reserved.range());
+            give(handle, std::ptr::without_provenance_mut(reserved.handle));
+        };
+        outcome(reserved.map(give_both), std::ptr::null_mut())
+    }
+}
+
+/// Releases reserved ports.
+///
+/// # Safety
+/// None.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "system" fn HcnReleaseGuestNetworkServicePortReservationHandle(
+    handle: Handle,
+) -> i32 {
+    // SAFETY: nobody wants an error record.
+    unsafe { outcome(client::release_ports(handle), std::ptr::null_mut()) }
+}
+
+/// The lists that callers have not freed yet, by their addresses.
+static LISTS: Mutex<BTreeMap<usize, Box<[PortRangeEntry]>>> = Mutex::new(BTreeMap::new());
+
+/// Returns all reservations of ports. The caller frees the list by [`HcnFreeGuestNetworkPortReservations`].
+///
+/// # Safety
+/// The pointers are as documented.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "system" fn HcnEnumerateGuestNetworkPortReservations(
+    count: *mut u32,
+    list: *mut *mut PortRangeEntry,
+) -> i32 {
+    let read = |answer: String| {
+        ports::entries(&answer).map_err(|error| Failure::new(HResult::E_FAIL, error.to_string()))
+    };
+    let listed = client::emulator("port-reservations", &json!({})).and_then(read);
+    let keep = |mut entries: Box<[PortRangeEntry]>| {
+        let (length, first) = (entries.len() as u32, entries.as_mut_ptr());
+        let mut lists = LISTS.lock().unwrap_or_else(PoisonError::into_inner);
+        // Nothing is allocated for an empty list.
+        let first = if entries.is_empty() { std::ptr::null_mut() } else { first };
+        lists.insert(first.addr(), entries);
+        (length, first)
+    };
+    // SAFETY: the places are valid or null; nobody wants an error record.
+    unsafe {
+        let give_both = |(length, first)| {
+            give(count, length);
+            give(list, first);
+        };
+        outcome(listed.map(keep).map(give_both), std::ptr::null_mut())
+    }
+}
+
+/// Frees a list of reservations.
+///
+/// # Safety
+/// Nobody uses the list any more.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "system" fn HcnFreeGuestNetworkPortReservations(list: *mut PortRangeEntry) {
+    LISTS.lock().unwrap_or_else(PoisonError::into_inner).remove(&list.addr());
+}

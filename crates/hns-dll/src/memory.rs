@@ -5,14 +5,12 @@ use std::ffi::c_void;
 use tortie_hcn::{Failure, Guid};
 use windows_sys::Win32::System::Com::CoTaskMemAlloc;
 
+use crate::guid::RawGuid;
+
 /// An open object, or a registration.
 pub(crate) type Handle = *mut c_void;
 /// A text that the caller frees with `CoTaskMemFree`.
 pub(crate) type Text = *mut u16;
-
-/// A GUID as C has it.
-#[repr(C)]
-pub(crate) struct RawGuid(u32, u16, u16, [u8; 8]);
 
 /// Reads a text; null is empty.
 ///
@@ -37,13 +35,7 @@ pub(crate) unsafe fn text(text: *const u16) -> String {
 /// The identifier is null or valid.
 pub(crate) unsafe fn guid(guid: *const RawGuid) -> Guid {
     // SAFETY: it is null or valid.
-    let Some(RawGuid(a, b, c, rest)) = (unsafe { guid.as_ref() }) else { return Guid::ZERO };
-    let mut bytes = [0; 16];
-    bytes[..4].copy_from_slice(&a.to_be_bytes());
-    bytes[4..6].copy_from_slice(&b.to_be_bytes());
-    bytes[6..8].copy_from_slice(&c.to_be_bytes());
-    bytes[8..].copy_from_slice(rest);
-    Guid::from_bytes(bytes)
+    unsafe { guid.as_ref() }.copied().map(Guid::from).unwrap_or_default()
 }
 
 /// Writes a result, if the caller wants it.

@@ -38,6 +38,7 @@ mod networks;
 mod node_host;
 mod policies;
 mod policy_lists;
+mod port_reservations;
 mod recorder;
 mod reply;
 mod report;

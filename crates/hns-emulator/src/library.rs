@@ -1,5 +1,5 @@
-//! What a client's library needs beyond calls: handles, which it opens and closes, and notifications. The library for Wine
-//! (`hns-dll`) asks for them by calls of the emulator.
+//! What a client's library needs beyond calls: handles, which it opens and closes, reservations of ports, and notifications. The
+//! library for Wine (`hns-dll`) asks for them by calls of the emulator.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use tortie_hcn::schema::GuestNetworkService;
 use tortie_hcn::{Call, Failure, Guid, HResult, Hcn, Kind};
 
 use crate::check::fail;
+use crate::port_reservations::{PortRequest, PortReservations, RangeRequest, Reservation};
 use crate::v1::V1;
 
 /// `HcnNotificationNetworkCreate` and its relatives.
@@ -40,6 +42,7 @@ struct LibraryState {
     open: BTreeMap<u64, (Kind, Guid)>,
     /// The open handles of the service itself.
     services: BTreeSet<u64>,
+    ports: PortReservations,
     /// The number of handles so far, which is the newest handle.
     opened: u64,
     notifications: VecDeque<Notification>,
@@ -98,6 +101,11 @@ impl LibraryService {
         self.state().services.len()
     }
 
+    /// How many handles of reservations of ports are open.
+    pub fn open_reservations(&self) -> usize {
+        self.state().ports.count()
+    }
+
     /// How many handles were ever opened.
     pub fn opened(&self) -> u64 {
         self.state().opened
@@ -121,6 +129,7 @@ impl LibraryService {
         let mut state = self.state();
         state.open.clear();
         state.services.clear();
+        state.ports = PortReservations::default();
         drop(state);
         self.notify(SERVICE_DISCONNECT, Guid::ZERO);
     }
@@ -144,6 +153,27 @@ impl LibraryService {
         let handle = state.opened;
         state.open.insert(handle, (*kind, *id));
         Ok(handle.to_string())
+    }
+
+    /// Reserves ports for a guest network service, which exists.
+    fn reserve(
+        &self,
+        service: Guid,
+        find: impl Fn(&PortReservations, Guid) -> Result<Reservation, Failure>,
+    ) -> Result<String, Failure> {
+        let query = Call::Query { kind: Kind::GuestNetworkService, id: service, query: String::new() };
+        let found: GuestNetworkService = read(&self.hns.call(&query)?)?;
+        let mut state = self.state();
+        let reservation = find(&state.ports, found.virtual_machine_id)?;
+        state.opened += 1;
+        let handle = state.opened;
+        let Reservation { starting_port, ending_port, .. } = reservation;
+        state.ports.open(handle, reservation);
+        Ok(json!({"Handle": handle, "StartingPort": starting_port, "EndingPort": ending_port}).to_string())
+    }
+
+    fn port_reservations(&self) -> String {
+        json!(self.state().ports.all().collect::<Vec<_>>()).to_string()
     }
 
     fn close(&self, OpenHandle { handle }: &OpenHandle) -> Result<String, Failure> {
@@ -197,6 +227,19 @@ impl Hcn for LibraryService {
                     };
                 }
                 "close" => return self.close(&read(settings)?),
+                "reserve-port" => {
+                    let request: PortRequest = read(settings)?;
+                    return self.reserve(request.service, |ports, machine| ports.port(&request, machine));
+                }
+                "reserve-ports" => {
+                    let request: RangeRequest = read(settings)?;
+                    return self.reserve(request.service, |ports, machine| ports.range(&request, machine));
+                }
+                "release-ports" => {
+                    let OpenHandle { handle } = read(settings)?;
+                    return self.state().ports.release(handle).map(|()| String::new());
+                }
+                "port-reservations" => return Ok(self.port_reservations()),
                 "notifications" => return Ok(self.notifications(&read(settings)?)),
                 "hns-call" => return Ok(self.v1.answer(self, &read(settings)?).to_string()),
                 "open-container" => {
@@ -223,6 +266,7 @@ impl Hcn for LibraryService {
                 self.notify(GUEST_NETWORK_SERVICE_STATE_CHANGED, *id);
             }
             Call::Delete { kind: Kind::GuestNetworkService, id } => {
+                self.state().ports.end(*id);
                 self.notify(GUEST_NETWORK_SERVICE_DELETE, *id);
             }
             _ => {}

@@ -5,15 +5,44 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"syscall"
+	"time"
 	"unsafe"
 )
 
 var library = syscall.NewLazyDLL("computenetwork.dll")
 
-const eHandle = 0x80070006
+const (
+	eHandle     = 0x80070006
+	portExists  = 0x803b0013
+	patience    = 20 * time.Second
+	protocolTCP = 1
+	exclusive   = 1
+)
+
+// portRange is HCN_PORT_RANGE_RESERVATION.
+type portRange struct {
+	Starting, Ending uint16
+}
+
+// portEntry is HCN_PORT_RANGE_ENTRY.
+type portEntry struct {
+	Owner, Target                               [16]byte
+	Protocol                                    uint32
+	Priority                                    uint64
+	ReservationType, SharingFlags, DeliveryMode uint32
+	Starting, Ending                            uint16
+}
+
+// notification is what a callback gets.
+type notification struct {
+	Context uintptr
+	Type    uint32
+	Data    json.RawMessage
+}
 
 func guid(text string) *[16]byte {
 	var bytes [16]byte
@@ -68,6 +97,22 @@ func call(name string, record **uint16, arguments ...uintptr) {
 	}
 }
 
+// refused ends the program unless the function fails with this code.
+func refused(name string, expected uint32, arguments ...uintptr) {
+	code, _, _ := library.NewProc(name).Call(arguments...)
+	if uint32(code) != expected {
+		fail("%s: %#x instead of %#x", name, uint32(code), expected)
+	}
+}
+
+func show(value any) {
+	text, err := json.Marshal(value)
+	if err != nil {
+		fail("%v: %v", value, err)
+	}
+	fmt.Println(string(text))
+}
+
 func place[T any](value *T) uintptr {
 	return uintptr(unsafe.Pointer(value))
 }
@@ -100,8 +145,89 @@ func main() {
 	call("HcnCloseGuestNetworkService", nil, guest)
 	call("HcnDeleteGuestNetworkService", &record, place(id), place(&record))
 	call("HcnCloseService", nil, service)
-	code, _, _ := library.NewProc("HcnCloseService").Call(service)
-	if uint32(code) != eHandle {
-		fail("a handle of the service was closed twice: %#x", uint32(code))
+	refused("HcnCloseService", eHandle, service)
+	guests()
+}
+
+// guests tries callbacks and reservations of ports with two guest network services.
+func guests() {
+	var record *uint16
+	ids := []*[16]byte{guid("6b4d1f1c-6f0a-4c52-9d0e-3f2c8f3f9a01"), guid("6b4d1f1c-6f0a-4c52-9d0e-3f2c8f3f9a02")}
+	machine := `{"VirtualMachineId":"6b4d1f1c-6f0a-4c52-9d0e-3f2c8f3f9a03"}`
+	handles := make([]uintptr, len(ids))
+	for i, id := range ids {
+		call("HcnCreateGuestNetworkService", &record, place(id), uintptr(wide(machine)), place(&handles[i]), place(&record))
 	}
+	callbacks(handles[0], handles[1])
+	ports(handles[0], handles[1])
+	for i, id := range ids {
+		call("HcnCloseGuestNetworkService", nil, handles[i])
+		call("HcnDeleteGuestNetworkService", &record, place(id), place(&record))
+	}
+	var registration uintptr
+	refused("HcnRegisterGuestNetworkServiceCallback", eHandle, handles[0], callback(nil), 1, place(&registration))
+}
+
+func callback(got chan notification) uintptr {
+	return syscall.NewCallback(func(kind, context, status uintptr, data *uint16) uintptr {
+		got <- notification{context, uint32(kind), json.RawMessage(text(data))}
+		return 0
+	})
+}
+
+// callbacks registers for one service, and prints the notifications of changes of both: only its own arrive, and none after the end.
+func callbacks(one, other uintptr) {
+	got := make(chan notification, 16)
+	called := callback(got)
+	change := func(service uintptr, state string) {
+		var record *uint16
+		settings := fmt.Sprintf(`{"ResourceType":"State","RequestType":"Update","Settings":{"State":%q}}`, state)
+		call("HcnModifyGuestNetworkService", &record, service, uintptr(wide(settings)), place(&record))
+	}
+	var all []notification
+	next := func() {
+		select {
+		case each := <-got:
+			all = append(all, each)
+		case <-time.After(patience):
+			fail("no notification after %v", all)
+		}
+	}
+	var first, second uintptr
+	call("HcnRegisterGuestNetworkServiceCallback", nil, one, called, 1, place(&first))
+	change(other, "Paused")
+	change(one, "Paused")
+	next()
+	call("HcnRegisterGuestNetworkServiceCallback", nil, one, called, 2, place(&second))
+	call("HcnUnregisterGuestNetworkServiceCallback", nil, first)
+	change(one, "Synchronized")
+	next()
+	call("HcnUnregisterGuestNetworkServiceCallback", nil, second)
+	show(all)
+}
+
+// ports reserves ports for both services, prints the list of reservations, and releases them.
+func ports(one, other uintptr) {
+	var port, several uintptr
+	var taken portRange
+	call("HcnReserveGuestNetworkServicePort", nil, one, protocolTCP, exclusive, 80, place(&port))
+	refused("HcnReserveGuestNetworkServicePort", portExists, other, protocolTCP, exclusive, 80, place(&several))
+	call("HcnReserveGuestNetworkServicePortRange", nil, other, 9, place(&taken), place(&several))
+	show(taken)
+	show(reservations())
+	for _, handle := range []uintptr{port, several} {
+		call("HcnReleaseGuestNetworkServicePortReservationHandle", nil, handle)
+	}
+	refused("HcnReleaseGuestNetworkServicePortReservationHandle", eHandle, port)
+	show(reservations())
+}
+
+// reservations returns what the library lists, and frees the library's list.
+func reservations() []portEntry {
+	var count uint32
+	var first *portEntry
+	call("HcnEnumerateGuestNetworkPortReservations", nil, place(&count), place(&first))
+	all := append([]portEntry{}, unsafe.Slice(first, count)...)
+	library.NewProc("HcnFreeGuestNetworkPortReservations").Call(uintptr(unsafe.Pointer(first)))
+	return all
 }

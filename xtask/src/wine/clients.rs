@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
 use tortie_hcn::schema::{Endpoint, IpConfig, Ipam, Network, NetworkMode, Query, Route, Subnet};
-use tortie_hcn::{HcnExt, Kind, Version};
+use tortie_hcn::{Guid, HcnExt, Kind, Version};
 use tortie_hns_emulator::Config;
 use tortie_servers::wine::HNS_ADDRESS;
 
@@ -20,11 +21,15 @@ pub(super) const VERSIONS: [Version; 2] = [Config::NEWEST, Config::SERVER_2022];
 /// How many there are.
 const TESTS: usize = 78;
 
+/// The guest network service that the program of the other functions registers callbacks for.
+const SERVICE: &str = "6b4d1f1c-6f0a-4c52-9d0e-3f2c8f3f9a01";
+
 type Client = fn(&Libraries) -> Result<()>;
 /// The programs, by name.
 const CLIENTS: [(&str, Client); 5] = [
     ("plugins", plugins::run),
     ("kube-proxy", kube_proxy::run),
+    ("tortie", kube_proxy::run_beside_tortie),
     ("flannel", flannel::run),
     ("hcsshim", hcsshim),
     ("bgp", bgp::run),
@@ -73,18 +78,41 @@ fn other_functions(libraries: &Libraries) -> Result<()> {
     let endpoint = hns.emulator.create_endpoint(&endpoint)?;
     let printed = output(machine.command(&program).arg(endpoint.to_string()))?.stdout;
     let printed = String::from_utf8(printed).context("what the functions return")?;
-    let lines: Vec<serde_json::Value> = printed
+    let lines: Vec<Value> = printed
         .lines()
         .map(serde_json::from_str)
         .collect::<Result<_, _>>()
         .context("what the functions return")?;
-    let [stats, addresses, guests, guest] = &lines[..] else { bail!("{printed}") };
-    ensure!(stats["EndpointId"] == serde_json::json!(endpoint) && stats["PacketsSent"] == 0, "{stats}");
+    let [stats, addresses, guests, guest, notifications, range, reserved, released] = &lines[..] else {
+        bail!("{printed}")
+    };
+    ensure!(stats["EndpointId"] == json!(endpoint) && stats["PacketsSent"] == 0, "{stats}");
     ensure!(addresses[0]["IpAddress"] == "10.1.0.9", "{addresses}");
     ensure!(guests[0] == guest["ID"] && guest["State"] == 3 && guest["Name"] == "g", "{guests} {guest}");
+    guest_network_services_are_right(notifications, range, reserved)?;
+    ensure!(released.as_array().is_some_and(Vec::is_empty), "ports are still reserved: {released}");
     let left = hns.emulator.enumerate(Kind::GuestNetworkService, &Query::all())?;
     ensure!(left.is_empty() && hns.service.open_services() == 0, "{left:?}");
+    ensure!(hns.service.open_reservations() == 0, "{} reservations", hns.service.open_reservations());
     ensure!(hns.service.open_handles().is_empty(), "{:?}", hns.service.open_handles());
+    Ok(())
+}
+
+/// The program's two callbacks got one change each of their service, and the list had a port and a range.
+fn guest_network_services_are_right(notifications: &Value, range: &Value, reserved: &Value) -> Result<()> {
+    let of = |context: u32| json!({"Context": context, "Type": 0x11, "Data": {"ID": SERVICE, "Flags": 0}});
+    ensure!(*notifications == json!([of(1), of(2)]), "{notifications}");
+    let (starting, ending) = (49_152, 49_161);
+    ensure!(*range == json!({"Starting": starting, "Ending": ending}), "{range}");
+    let target: Guid = "6b4d1f1c-6f0a-4c52-9d0e-3f2c8f3f9a03".parse()?;
+    // As C has it: the first three numbers begin with their lowest byte.
+    let [a, b, c, d, e, f, g, h, rest @ ..] = *target.as_bytes();
+    let (owner, target) = ([0; 16], [[d, c, b, a, f, e, h, g], rest].concat());
+    let entry = |protocol: u32, starting: u16, ending: u16| {
+        json!({"Owner": owner, "Target": target, "Protocol": protocol, "Priority": 0, "ReservationType": 0,
+            "SharingFlags": 0, "DeliveryMode": 0, "Starting": starting, "Ending": ending})
+    };
+    ensure!(*reserved == json!([entry(1, 80, 80), entry(3, starting, ending)]), "{reserved}");
     Ok(())
 }
 

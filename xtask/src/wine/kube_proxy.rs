@@ -1,6 +1,9 @@
 //! kube-proxy for Windows against the emulated HNS: Services and EndpointSlices of a real API server become load balancers, and
 //! packets pass through them.
 
+mod tortie;
+mod traffic;
+
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read as _, Write as _};
@@ -12,7 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use ipnet::Ipv4Net;
 use serde_json::{Value, json};
 use tortie_hcn::schema::{DrMacAddress, LoadBalancer, Namespace, NetworkMode, lenient};
-use tortie_hcn::{Call, Guid, HcnExt as _, Kind, Version};
+use tortie_hcn::{Call, Guid, HResult, HcnExt as _, Kind, Version};
 use tortie_hns_emulator::{Config, Emulator, bind_compartment};
 use tortie_kernel::namespace::NetNs;
 use tortie_servers::programs::E2E;
@@ -20,13 +23,15 @@ use tortie_servers::wine::{HNS_ADDRESS, windows_path};
 use tortie_servers::{KubeApi, KubeOptions};
 use tortie_windows::kube_proxy_flags;
 
+use self::tortie::Programs;
 use super::clients::VERSIONS;
 use super::cluster::{Hns, NODE, windows_kubeconfig};
 use super::frames::path_of;
+use super::linux_node::build_tortie;
 use super::prefix::{Killed, Prefix};
 use super::underlay::{LINUX_MAC, Underlay, VNI, WindowsTunnel};
 use crate::windows::Libraries;
-use crate::{go, step, workspace};
+use crate::{go, step, windows, workspace};
 
 /// kube-proxy, at the version of Kubernetes of the other tests.
 const PACKAGE: &str = "k8s.io/kubernetes/cmd/kube-proxy";
@@ -64,17 +69,14 @@ pub(super) fn run(libraries: &Libraries) -> Result<()> {
     let program = build()?;
     for version in VERSIONS {
         for direct in [true, false] {
-            let manner = if direct { "with" } else { "without" };
-            let name = format!("kube-proxy {manner} direct server return on HNS {version}");
+            let name = format!("kube-proxy {} on HNS {version}", manner(direct));
             step(&name, || {
                 let cluster = Cluster::new(libraries, version, NetworkMode::Overlay)?;
                 cluster.run(&program, direct).with_context(|| cluster.log())
             })?;
         }
         for direct in [true, false] {
-            let manner = if direct { "with" } else { "without" };
-            let name =
-                format!("kube-proxy on an L2Bridge network {manner} direct server return on HNS {version}");
+            let name = format!("kube-proxy on an L2Bridge network {} on HNS {version}", manner(direct));
             step(&name, || {
                 let cluster = Cluster::new(libraries, version, NetworkMode::L2Bridge)?;
                 cluster.run_on_bridge(&program, direct).with_context(|| cluster.log())
@@ -84,8 +86,26 @@ pub(super) fn run(libraries: &Libraries) -> Result<()> {
     Ok(())
 }
 
+/// Runs kube-proxy beside Tortie's agent.
+pub(super) fn run_beside_tortie(_: &Libraries) -> Result<()> {
+    let built = &windows::build()?;
+    let programs = Programs { built, kube_proxy: build()?, tortie: build_tortie()? };
+    for version in VERSIONS {
+        for direct in [true, false] {
+            let name = format!("kube-proxy beside Tortie's agent {} on HNS {version}", manner(direct));
+            step(&name, || tortie::run(&programs, version, direct))?;
+        }
+    }
+    Ok(())
+}
+
+fn manner(direct: bool) -> &'static str {
+    if direct { "with direct server return" } else { "without direct server return" }
+}
+
 /// Builds kube-proxy for Windows.
 fn build() -> Result<PathBuf> {
+    go::build_kube()?;
     let program = workspace()?.join("target/kube-proxy/kube-proxy.exe");
     let mut command = go::for_windows(&E2E.folder())?;
     command.args(["build", "-mod=readonly", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o"]);
@@ -142,7 +162,7 @@ impl Cluster {
         let _proxy = self.start(program, &flags, direct)?;
         self.until("four load balancers", || Ok(self.balancers()?.len() == 4))?;
         self.clients_reach_the_backends(direct).context("both backends")?;
-        self.create("EndpointSlice", &slice("web", &[(SERVER, NODE)]))?;
+        self.create("EndpointSlice", &slice("web", &[(SERVER, NODE)], ("TCP", TARGET)))?;
         self.until("the Linux pod is no backend any more", || {
             Ok(self.backends(VIP)?.len() == 1 && self.backends_of_port(NODE_PORT)?.len() == 1)
         })?;
@@ -189,11 +209,11 @@ impl Cluster {
 
     /// The node, and two Services with a server on each node.
     fn create_services(&self) -> Result<()> {
-        self.create("Node", &node())?;
+        self.create("Node", &node(NODE, "windows", WINDOWS))?;
         self.create("Service", &service("web", VIP, NODE_PORT, "Cluster"))?;
         self.create("Service", &service("local", Ipv4Addr::new(10, 96, 0, 101), LOCAL_NODE_PORT, "Local"))?;
         for name in ["web", "local"] {
-            self.create("EndpointSlice", &slice(name, &[(SERVER, NODE), (FAR, "linux-1")]))?;
+            self.create("EndpointSlice", &slice(name, &[(SERVER, NODE), (FAR, "linux-1")], ("TCP", TARGET)))?;
         }
         Ok(())
     }
@@ -251,7 +271,7 @@ impl Cluster {
         let (mut seen, mut sources) = (BTreeSet::new(), BTreeSet::new());
         for _ in 0..MANY {
             let client = from.run(|| TcpStream::connect_timeout(&(to, port).into(), PATIENCE))??;
-            let (server, accepted) = accept(&servers)?;
+            let (server, accepted) = accept(&servers, PATIENCE)?.context("no server gets the connection")?;
             let IpAddr::V4(source) = accepted.peer_addr()?.ip() else { bail!("IPv6") };
             greet(client, accepted)?;
             seen.insert(server);
@@ -261,15 +281,7 @@ impl Cluster {
     }
 
     fn start(&self, program: &Path, flags: &[String], direct: bool) -> Result<Killed> {
-        let log = File::create(self.machine.outside().join(LOG))?;
-        let mut command = self.machine.command(program);
-        let kubeconfig = windows_kubeconfig(&self.kube, self.machine.outside())?;
-        command.arg(format!("--kubeconfig={}", windows_path(&kubeconfig)));
-        // The last flag of a name counts.
-        command.args(flags);
-        command.arg(format!("--enable-dsr={direct}")).arg("--v=4");
-        self.underlay.windows.enter_on_spawn(&mut command)?;
-        Ok(Killed(command.stdout(log.try_clone()?).stderr(log).spawn()?))
+        start(program, &self.machine, &self.kube, &self.underlay, flags, direct)
     }
 
     fn kubectl(&self, arguments: &[&str]) -> Result<String> {
@@ -283,14 +295,7 @@ impl Cluster {
     }
 
     fn balancers(&self) -> Result<Vec<LoadBalancer>> {
-        let hns = &self.hns.emulator;
-        let call = Call::Enumerate { kind: Kind::LoadBalancer, query: String::new() };
-        let ids: Vec<Guid> = serde_json::from_str(&tortie_hcn::Hcn::call(&**hns, &call)?)?;
-        let read = |id| {
-            let call = Call::Query { kind: Kind::LoadBalancer, id, query: String::new() };
-            Ok(lenient(&tortie_hcn::Hcn::call(&**hns, &call)?)?)
-        };
-        ids.into_iter().map(read).collect()
+        balancers(&self.hns)
     }
 
     /// The backends of a Service's address.
@@ -329,20 +334,56 @@ impl Cluster {
     }
 }
 
-/// The connection that one of the servers gets.
-fn accept(servers: &[(Ipv4Addr, TcpListener)]) -> Result<(Ipv4Addr, TcpStream)> {
-    let end = Instant::now() + PATIENCE;
-    loop {
+/// Starts kube-proxy on the Windows node.
+fn start(
+    program: &Path,
+    machine: &Prefix,
+    kube: &KubeApi,
+    underlay: &Underlay,
+    flags: &[String],
+    direct: bool,
+) -> Result<Killed> {
+    let log = File::create(machine.outside().join(LOG))?;
+    let mut command = machine.command(program);
+    let kubeconfig = windows_kubeconfig(kube, machine.outside())?;
+    command.arg(format!("--kubeconfig={}", windows_path(&kubeconfig)));
+    // The last flag of a name counts.
+    command.args(flags);
+    command.arg(format!("--enable-dsr={direct}")).arg("--v=4");
+    underlay.windows.enter_on_spawn(&mut command)?;
+    Ok(Killed(command.stdout(log.try_clone()?).stderr(log).spawn()?))
+}
+
+fn balancers(hns: &Hns) -> Result<Vec<LoadBalancer>> {
+    let call = Call::Enumerate { kind: Kind::LoadBalancer, query: String::new() };
+    let ids: Vec<Guid> = serde_json::from_str(&tortie_hcn::Hcn::call(&*hns.emulator, &call)?)?;
+    let mut found = Vec::new();
+    for id in ids {
+        let call = Call::Query { kind: Kind::LoadBalancer, id, query: String::new() };
+        match tortie_hcn::Hcn::call(&*hns.emulator, &call) {
+            Ok(text) => found.push(lenient(&text)?),
+            // kube-proxy has deleted it meanwhile.
+            Err(failure) if failure.code == HResult::ERROR_NOT_FOUND => {}
+            Err(failure) => return Err(failure.into()),
+        }
+    }
+    Ok(found)
+}
+
+/// The connection that one of the servers gets, if one gets it.
+fn accept(servers: &[(Ipv4Addr, TcpListener)], patience: Duration) -> Result<Option<(Ipv4Addr, TcpStream)>> {
+    let end = Instant::now() + patience;
+    while Instant::now() < end {
         for (address, listener) in servers {
             match listener.accept() {
-                Ok((stream, _)) => return Ok((*address, stream)),
+                Ok((stream, _)) => return Ok(Some((*address, stream))),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error.into()),
             }
         }
-        ensure!(Instant::now() < end, "no server gets the connection");
         std::thread::sleep(Duration::from_millis(1));
     }
+    Ok(None)
 }
 
 /// Data passes in both directions.
@@ -396,9 +437,9 @@ fn create(hns: &Hns, kind: Kind, network: Guid, document: &Value) -> Result<Guid
 }
 
 /// kube-proxy takes the node's address from here.
-fn node() -> Value {
-    json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE, "labels": {"kubernetes.io/os": "windows"}},
-        "status": {"addresses": [{"type": "InternalIP", "address": WINDOWS}]}})
+fn node(name: &str, os: &str, address: Ipv4Addr) -> Value {
+    json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": {"kubernetes.io/os": os}},
+        "status": {"addresses": [{"type": "InternalIP", "address": address}]}})
 }
 
 fn service(name: &str, address: Ipv4Addr, node_port: u16, traffic: &str) -> Value {
@@ -408,10 +449,10 @@ fn service(name: &str, address: Ipv4Addr, node_port: u16, traffic: &str) -> Valu
 }
 
 /// The backends of a Service, each on a node.
-fn slice(service: &str, backends: &[(Ipv4Addr, &str)]) -> Value {
+fn slice(service: &str, backends: &[(Ipv4Addr, &str)], (protocol, port): (&str, u16)) -> Value {
     let endpoint = |(address, node): &(Ipv4Addr, &str)| json!({"addresses": [address], "nodeName": node, "conditions": {"ready": true, "serving": true}});
     let endpoints: Vec<Value> = backends.iter().map(endpoint).collect();
     json!({"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4", "endpoints": endpoints,
         "metadata": {"name": service, "namespace": "default", "labels": {"kubernetes.io/service-name": service}},
-        "ports": [{"name": "", "port": TARGET, "protocol": "TCP"}]})
+        "ports": [{"name": "", "port": port, "protocol": protocol}]})
 }

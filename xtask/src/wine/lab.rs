@@ -11,8 +11,8 @@ use anyhow::{Context, Result, bail, ensure};
 use tempfile::TempDir;
 use tortie_servers::wine;
 
+use super::linux_node::build_tortie;
 use super::prefix::{Killed, output};
-use crate::workspace;
 
 /// How long a lab may take to start or to end.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -97,10 +97,7 @@ struct Lab {
 
 impl Lab {
     fn new() -> Result<Self> {
-        crate::cargo(&["build", "--quiet", "--package", "tortie-cli"])?;
-        let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
-        let program = workspace()?.join(target).join("debug/tortie");
-        let parent = TempDir::new()?;
+        let (program, parent) = (build_tortie()?, TempDir::new()?);
         std::fs::create_dir(parent.path().join("home"))?;
         Ok(Self { program, folder: parent.path().join("lab"), parent, before: of_wine()? })
     }

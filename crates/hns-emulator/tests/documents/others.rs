@@ -373,6 +373,45 @@ fn guest_network_services_are_kept_and_their_state_changes() {
 }
 
 #[test]
+fn guest_network_services_reserve_ports() {
+    let hns = hns();
+    let call = |name: &str, settings: Value| -> Result<Value, HResult> {
+        let call = Call::Emulator { name: name.to_owned(), settings: settings.to_string() };
+        let answer = hns.call(&call).map_err(|failure| failure.code)?;
+        Ok(if answer.is_empty() { Value::Null } else { serde_json::from_str(&answer).unwrap() })
+    };
+    let reserve = |service: Guid, port: u16| {
+        call("reserve-port", json!({"Service": service, "Protocol": 1, "Access": 1, "Port": port}))
+    };
+    let machine = Guid::random();
+    let kind = Kind::GuestNetworkService;
+    let one = create(&hns, kind, Guid::ZERO, &json!({"VirtualMachineId": machine})).unwrap();
+    let other = create(&hns, kind, Guid::ZERO, &json!({})).unwrap();
+    assert_eq!(reserve(Guid::random(), 80), Err(HResult::ERROR_NOT_FOUND));
+    let port = reserve(one, 80).unwrap();
+    assert_eq!((&port["StartingPort"], &port["EndingPort"]), (&json!(80), &json!(80)));
+    assert_eq!(reserve(other, 80), Err(HResult::HCN_E_PORT_ALREADY_EXISTS));
+    let range = call("reserve-ports", json!({"Service": other, "Count": 9})).unwrap();
+    let entry = |machine: Guid, protocol: u32, starting: u16, ending: u16| json!({"TargetPartitionId": machine, "Protocol": protocol, "StartingPort": starting, "EndingPort": ending});
+    let expected = json!([entry(machine, 1, 80, 80), entry(Guid::ZERO, 3, 49_152, 49_161)]);
+    assert_eq!(call("port-reservations", json!({})), Ok(expected));
+    let release = |handle: &Value| call("release-ports", json!({"Handle": handle["Handle"]}));
+    hns.call(&Call::Delete { kind, id: other }).unwrap();
+    assert_eq!(
+        call("port-reservations", json!({})),
+        Ok(json!([entry(machine, 1, 80, 80)])),
+        "they end with their service"
+    );
+    assert_eq!(hns.open_reservations(), 2);
+    release(&range).unwrap();
+    release(&port).unwrap();
+    assert_eq!(release(&port), Err(HResult::E_INVALIDARG));
+    reserve(one, 80).unwrap();
+    hns.disconnect();
+    assert_eq!((hns.open_reservations(), call("port-reservations", json!({}))), (0, Ok(json!([]))));
+}
+
+#[test]
 fn handles_of_the_service_are_counted() {
     let hns = hns();
     let call = |name: &str, settings: Value| {
