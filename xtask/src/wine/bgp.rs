@@ -27,9 +27,10 @@ use crate::{setup, step};
 const WINDOWS: Ipv4Addr = Ipv4Addr::new(172, 16, 0, 3);
 const ONE: Ipv4Addr = Ipv4Addr::new(172, 16, 0, 1);
 const OTHER: Ipv4Addr = Ipv4Addr::new(172, 16, 0, 9);
-/// What the machines announce.
-const OF_ONE: &str = "10.50.0.0/16";
-const OF_OTHER: &str = "10.60.0.0/16";
+/// What the machines announce. Nodes pass on what belongs to pools, as Calico's do.
+const OTHERS: &str = "10.50.0.0/16";
+const OF_ONE: &str = "10.50.1.0/24";
+const OF_OTHER: &str = "10.50.2.0/24";
 const AS: u32 = 64_512;
 const PATIENCE: Duration = Duration::from_secs(40);
 const INTERVAL: Duration = Duration::from_millis(200);
@@ -73,11 +74,14 @@ impl<'a> Cluster<'a> {
         self.underlay.windows.run(|| kube.create_definitions())??;
         let pool =
             json!({"cidr": "10.244.0.0/16", "blockSize": 26, "vxlanMode": "Never", "ipipMode": "Never"});
+        let others =
+            json!({"cidr": OTHERS, "assignmentMode": "Manual", "vxlanMode": "Never", "ipipMode": "Never"});
         let ipam = json!({"strictAffinity": true, "autoAllocateBlocks": true, "maxBlocksPerHost": 0});
         let bgp = json!({"nodeToNodeMeshEnabled": false, "asNumber": AS});
         let peer = |address: Ipv4Addr| json!({"peerIP": address, "asNumber": AS});
         for (kind, name, spec) in [
             ("IPPool", "pods", pool),
+            ("IPPool", "others", others),
             ("IPAMConfig", "default", ipam),
             ("BGPConfiguration", "default", bgp),
             ("BGPPeer", "one", peer(ONE)),
@@ -112,6 +116,7 @@ impl<'a> Cluster<'a> {
                     && reflected.contains(&format!("BGP.next_hop: {hop}"))
                     && reflected.contains("BGP.cluster_list: 244.0.0.1"))
             })
+            .with_context(|| self.command(&["bgp", "why", of_the_other]).unwrap_or_default())
             .with_context(|| bird.ask("show route all").unwrap_or_default())?;
         }
         let shown = self.command(&["bgp", "routes"])?;

@@ -26,7 +26,7 @@ const SERVICE: &str = "6b4d1f1c-6f0a-4c52-9d0e-3f2c8f3f9a01";
 
 type Client = fn(&Libraries) -> Result<()>;
 /// The programs, by name.
-const CLIENTS: [(&str, Client); 5] = [
+const CLIENTS: [(&str, Client); 6] = [
     ("plugins", plugins::run),
     ("kube-proxy", kube_proxy::run),
     ("tortie", kube_proxy::run_beside_tortie),
