@@ -43,7 +43,7 @@ impl Node {
 
     /// Of the other nodes, some run Windows.
     fn is_windows(&self) -> bool {
-        self.number % 3 == 0
+        self.number.is_multiple_of(3)
     }
 
     fn value(&self, name: &str) -> Value {
