@@ -149,7 +149,7 @@ fn after_a_reboot_the_pods_come_back_closed() {
     clients.pods.clear();
     let report = restart_agent(&mut clients);
     let missing: Vec<Reason> =
-        report.endpoints.values().flatten().map(|condition| condition.reason.clone()).collect();
+        report.endpoints.values().flatten().map(|condition| condition.reason).collect();
     assert_eq!(missing.len(), PODS.len(), "each pod without sandbox is reported: {report:?}");
     // The other nodes learn the new MAC address of the tunnel by the Node's annotation.
     let remade = report.node.iter().find(|condition| condition.reason == Reason::OverlayRemade);
