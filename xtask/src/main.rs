@@ -201,6 +201,7 @@ fn ci() -> Result<()> {
         step("Calico's verdicts, by this kernel", || vectors::run(&[&verdicts, "--on", "kernel"]))?;
     }
     step("the programs for Windows, under Wine", || wine::run(&[]))?;
+    step("programs of others for Windows, some of them", || wine::run(&["clients", "--short"]))?;
     println!("{}", closing_line(replayed));
     Ok(())
 }

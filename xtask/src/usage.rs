@@ -42,7 +42,7 @@ cargo xtask windows [--debian]
                             builds and checks tortie.exe and tortie-cni.exe, and the libraries of an emulated HNS for Wine;
                             with Debian's compiler, which it also uses if Rust's library for Windows cannot be had
 cargo xtask wine            runs tortie.exe and tortie-cni.exe under Wine, on an emulated HNS
-cargo xtask wine clients [plugins|kube-proxy|tortie|flannel|hcsshim|bgp]
+cargo xtask wine clients [--short|plugins|kube-proxy|tortie|flannel|hcsshim|bgp]
                             runs CNI plugins, kube-proxy (tortie: beside the agent), flanneld, hcsshim's tests and BGP there
 cargo xtask wine exec PROGRAM [ARGS]
                             runs another Windows program there, on an HNS that accepts what HNS accepts

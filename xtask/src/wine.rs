@@ -29,9 +29,10 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     match arguments {
         [] => scenario(),
         ["clients"] => clients::run(None),
+        ["clients", "--short"] => clients::run_short(),
         ["clients", name] => clients::run(Some(name)),
         ["exec", program, arguments @ ..] => execute(Path::new(program), arguments),
-        _ => bail!("cargo xtask wine takes nothing, clients [NAME], or exec PROGRAM [ARGS]"),
+        _ => bail!("cargo xtask wine takes nothing, clients [NAME|--short], or exec PROGRAM [ARGS]"),
     }
 }
 

@@ -11,7 +11,7 @@ use tortie_hcn::{Call, Failure, Guid, HResult, Hcn, HcnExt, Kind};
 
 use crate::containers::{self, Containers};
 use crate::counters::ENDPOINT_STATS;
-use crate::policy_lists::{new_load_balancer, old_load_balancer};
+use crate::policy_lists::{is_route, new_load_balancer, new_route, old_load_balancer, old_route};
 
 /// Members by their old and new names.
 type Renamed = &'static [(&'static str, &'static str)];
@@ -114,19 +114,34 @@ impl V1 {
                 }
                 Ok(json!({"Success": true}))
             }
+            ("POST", ["namespaces", id, action]) => {
+                namespace_resource(hns, guid(id)?, action, &document()?)?;
+                Ok(json!({"Success": true}))
+            }
             (method, [objects, rest @ ..]) if rest.len() < 2 => {
+                let id = rest.first().map(|id| guid(id)).transpose()?;
                 let kind = match *objects {
                     "networks" => Kind::Network,
                     "endpoints" => Kind::Endpoint,
-                    "policylists" => Kind::LoadBalancer,
+                    "namespaces" => Kind::Namespace,
+                    "policylists" => policy_list_kind(hns, id),
                     _ => return Err(unknown(method, path)),
                 };
-                let id = rest.first().map(|id| guid(id)).transpose()?;
                 match (method, id) {
-                    ("GET", None) => self.list(hns, kind),
+                    ("GET", None) if kind == Kind::LoadBalancer => {
+                        let mut lists = self.list(hns, Kind::LoadBalancer)?;
+                        lists.extend(self.list(hns, Kind::SdnRoute)?);
+                        Ok(json!(lists))
+                    }
+                    ("GET", None) => self.list(hns, kind).map(Value::Array),
                     ("GET", Some(id)) => self.shown(hns, kind, id),
-                    ("POST", None) => self.shown(hns, kind, create(hns, kind, document()?)?),
-                    ("POST", Some(id)) if kind != Kind::LoadBalancer => {
+                    ("POST", None) => {
+                        let document = document()?;
+                        let is_route = kind == Kind::LoadBalancer && is_route(&document);
+                        let kind = if is_route { Kind::SdnRoute } else { kind };
+                        self.shown(hns, kind, create(hns, kind, document)?)
+                    }
+                    ("POST", Some(id)) if matches!(kind, Kind::Network | Kind::Endpoint) => {
                         update(hns, kind, id, document()?)?;
                         self.shown(hns, kind, id)
                     }
@@ -142,22 +157,21 @@ impl V1 {
         }
     }
 
-    fn list(&self, hns: &dyn Hcn, kind: Kind) -> Result<Value, Failure> {
+    fn list(&self, hns: &dyn Hcn, kind: Kind) -> Result<Vec<Value>, Failure> {
         let ids: Vec<Guid> =
             serde_json::from_str(&hns.call(&Call::Enumerate { kind, query: String::new() })?)
                 .map_err(|error| Failure::new(HResult::E_FAIL, error.to_string()))?;
-        let objects: Result<Vec<Value>, Failure> =
-            ids.into_iter().map(|id| self.shown(hns, kind, id)).collect();
-        Ok(Value::Array(objects?))
+        ids.into_iter().map(|id| self.shown(hns, kind, id)).collect()
     }
 
     fn shown(&self, hns: &dyn Hcn, kind: Kind, id: Guid) -> Result<Value, Failure> {
         let object = read(hns, kind, id)?;
-        if kind == Kind::Network {
-            return Ok(old_network(object));
-        }
-        if kind == Kind::LoadBalancer {
-            return Ok(old_load_balancer(&object));
+        match kind {
+            Kind::Network => return Ok(old_network(object)),
+            Kind::Namespace => return Ok(old_namespace(&object)),
+            Kind::LoadBalancer => return Ok(old_load_balancer(&object)),
+            Kind::SdnRoute => return Ok(old_route(&object)),
+            Kind::Endpoint | Kind::GuestNetworkService => {}
         }
         let namespace = object["HostComputeNamespace"].as_str().and_then(|id| guid(id).ok());
         let sharing = namespace.map(|namespace| self.containers.of(namespace)).unwrap_or_default();
@@ -200,12 +214,45 @@ fn create(hns: &dyn Hcn, kind: Kind, document: Value) -> Result<Guid, Failure> {
     };
     let settings = match kind {
         Kind::Network => new_network(document),
+        Kind::Namespace => new_namespace(&document),
         Kind::LoadBalancer => new_load_balancer(&document)?,
+        Kind::SdnRoute => new_route(&document)?,
         _ => new_endpoint(document),
     };
     let created =
         hns.call(&Call::Create { kind, network, id: Guid::ZERO, settings: settings.to_string() })?;
     guid(parse(&created)?.as_str().unwrap_or_default())
+}
+
+/// What a policy list is: a load balancer, unless it is a route.
+fn policy_list_kind(hns: &dyn Hcn, id: Option<Guid>) -> Kind {
+    let is_route = |id| read(hns, Kind::SdnRoute, id).is_ok();
+    if id.is_some_and(is_route) { Kind::SdnRoute } else { Kind::LoadBalancer }
+}
+
+/// A namespace of the old interface (hcsshim, `internal/hns/namespace.go`): the default one is that of the node.
+fn new_namespace(namespace: &Value) -> Value {
+    let kind = if namespace["IsDefault"] == true { "HostDefault" } else { "Host" };
+    json!({"Type": kind, "SchemaVersion": {"Major": 2, "Minor": 0}})
+}
+
+fn old_namespace(namespace: &Value) -> Value {
+    let resources = namespace["Resources"].as_array().cloned().unwrap_or_default();
+    json!({"ID": namespace["ID"], "IsDefault": namespace["Type"] == "HostDefault", "ResourceList": resources,
+        "CompartmentId": namespace["NamespaceId"].as_u64().unwrap_or_default()})
+}
+
+/// Adds an endpoint to a namespace, or removes it.
+fn namespace_resource(hns: &dyn Hcn, namespace: Guid, action: &str, resource: &Value) -> Result<(), Failure> {
+    let request = match action.to_ascii_lowercase().as_str() {
+        "addresource" => RequestType::Add,
+        "removeresource" => RequestType::Remove,
+        _ => return Err(unknown("POST", action)),
+    };
+    let endpoint = resource["Data"]["Id"].as_str().filter(|_| resource["Type"] == "Endpoint");
+    let endpoint = guid(endpoint.unwrap_or_default())?;
+    let request = Modify::namespace_endpoint(request, endpoint);
+    hns.modify_namespace(namespace, &request).map_err(containers::failure)
 }
 
 /// Replaces the policies, which is what clients change.

@@ -6,5 +6,6 @@ mod knobs;
 mod npm;
 mod objects;
 mod others;
+mod psm1;
 mod sets;
 mod support;

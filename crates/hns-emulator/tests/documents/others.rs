@@ -7,12 +7,12 @@ use serde_json::{Value, json};
 use tortie_hcn::{Call, Guid, HResult, Hcn, Kind};
 use tortie_hns_emulator::{Config, Emulator, LibraryService};
 
-fn hns() -> LibraryService {
+pub(super) fn hns() -> LibraryService {
     LibraryService::new(Arc::new(Emulator::new(Config::as_hns(Config::NEWEST, Ipv4Addr::new(172, 16, 0, 3)))))
 }
 
 /// A request of the old interface: what it gives, or why not.
-fn old(hns: &LibraryService, method: &str, path: &str, request: &Value) -> Result<Value, String> {
+pub(super) fn old(hns: &LibraryService, method: &str, path: &str, request: &Value) -> Result<Value, String> {
     let request = if request.is_null() { String::new() } else { request.to_string() };
     let settings = json!({"Method": method, "Path": path, "Request": request}).to_string();
     let answer = hns.call(&Call::Emulator { name: "hns-call".to_owned(), settings }).unwrap();
@@ -29,7 +29,7 @@ fn create(hns: &LibraryService, kind: Kind, network: Guid, settings: &Value) -> 
     Ok(serde_json::from_str(&id).unwrap())
 }
 
-fn read(hns: &LibraryService, kind: Kind, id: Guid) -> Value {
+pub(super) fn read(hns: &LibraryService, kind: Kind, id: Guid) -> Value {
     serde_json::from_str(&hns.call(&Call::Query { kind, id, query: String::new() }).unwrap()).unwrap()
 }
 
@@ -236,9 +236,10 @@ fn policy_lists_are_load_balancers() {
     let balancer = read(&hns, Kind::LoadBalancer, id);
     assert_eq!(balancer["HostComputeEndpoints"], json!([endpoint]));
     assert_eq!((&balancer["Flags"], &balancer["FrontendVIPs"]), (&json!(1), &json!(["10.96.0.1"])));
-    let route =
-        json!({"References": [], "Policies": [{"Type": "ROUTE", "DestinationPrefix": "10.96.0.0/12"}]});
-    assert!(old(&hns, "POST", "/policylists/", &route).unwrap_err().contains("ELB"));
+    let other = json!({"References": [], "Policies": [{"Type": "PROXY"}]});
+    assert!(old(&hns, "POST", "/policylists/", &other).unwrap_err().contains("ELB"));
+    let mixed = json!({"References": [], "Policies": [policy, {"Type": "ROUTE"}]});
+    assert!(old(&hns, "POST", "/policylists/", &mixed).unwrap_err().contains("routes and other policies"));
     assert!(old(&hns, "POST", &format!("/policylists/{id}"), &list).unwrap_err().contains("not emulated"));
     old(&hns, "DELETE", &format!("/policylists/{id}"), &Value::Null).unwrap();
     assert_eq!(old(&hns, "GET", "/policylists/", &Value::Null).unwrap(), json!([]));
