@@ -202,7 +202,9 @@ impl Network {
     fn local_node(&self, name: &str) -> Option<LocalNode> {
         let node = self.nodes.get(name)?;
         let end = |version| {
-            let address = node.own_address(version)?;
+            // Beside another plugin, nobody annotates the Node.
+            let reported = || node.reported_address(version).filter(|_| self.policy_only);
+            let address = node.own_address(version).or_else(reported)?;
             let vtep = vtep(name, node, version).filter(|_| !self.policy_only);
             Some((version, LocalEnd { address, vtep }))
         };

@@ -85,6 +85,22 @@ fn policy_only_leaves_out_overlay_routes_pools_and_ports_of_the_node() {
     assert_eq!((programs(&only), only.policies.len()), (programs(&usual), 1));
 }
 
+/// Nobody annotates the Node there. What the kubelet reports is the node's own, which is never closed.
+#[test]
+fn policy_only_knows_the_nodes_addresses_from_the_kubelet() {
+    let addresses = json!([{"type": "Hostname", "address": "n0"}, {"type": "ExternalIP", "address": "203.0.113.1"},
+        {"type": "InternalIP", "address": "192.0.2.1"}, {"type": "InternalIP", "address": "fd00::1"}]);
+    let node = json!({"metadata": {"name": "n0"}, "status": {"addresses": addresses}});
+    let own = |mut calc: Calc| {
+        calc.update(&Key::global(Kind::Node, "n0"), Some(&node));
+        calc.flush();
+        let node = calc.state().node.clone();
+        node.into_iter().flat_map(|node| node.ends.into_values().map(|end| end.address.to_string())).collect::<Vec<_>>()
+    };
+    assert_eq!(own(Calc::new("n0").with_policy_only()), ["192.0.2.1", "fd00::1"]);
+    assert_eq!(own(Calc::new("n0")), [""; 0], "its agent announces one");
+}
+
 /// Namespaces with two pods each, one of them on the node, and a policy that admits the neighbours.
 fn cluster(namespaces: usize) -> Calc {
     let mut calc = Calc::new("n0");

@@ -125,6 +125,13 @@ impl Node {
         self.annotated(version, [Self::ADDRESS, Self::ADDRESS_V6]).and_then(address_of)
     }
 
+    /// The node's address of a family as its kubelet reports it (`InternalIP`).
+    #[must_use]
+    pub fn reported_address(&self, version: IpVersion) -> Option<IpAddr> {
+        let internal = self.status.addresses.iter().filter(|listed| listed.kind == "InternalIP");
+        internal.filter_map(|listed| address_of(&listed.address)).find(|it| IpVersion::of(it) == version)
+    }
+
     /// The network of the node's own address. It consists of that address alone if nobody wrote its prefix length.
     #[must_use]
     pub fn own_network(&self, version: IpVersion) -> Option<IpNet> {

@@ -66,8 +66,12 @@ pub fn forwarding(change: &RouteChange, pools: &[IpPool], all: &BgpConfiguration
     let reason = match change.routes.is_empty() {
         true => Some(NotForwarded::NoRoute),
         false if is_own => Some(NotForwarded::Own),
-        // A pool counts before networks of Services, which may be large, such as all possible external addresses.
-        false => match pools.iter().find(|pool| pool.spec.cidr.contains(&change.prefix)) {
+        // A pool of pods counts before networks of Services, which may be large, such as all possible external addresses.
+        false => match pools
+            .iter()
+            .filter(|pool| !pool.is_for_load_balancers())
+            .find(|pool| pool.spec.cidr.contains(&change.prefix))
+        {
             Some(pool) => of_pool(pool, all),
             None => of_services(&change.prefix, all),
         },

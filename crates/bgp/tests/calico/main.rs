@@ -547,6 +547,7 @@ fn routes_of_bgp_belong_into_the_kernel_unless_the_dataplane_has_them() {
         named("overlay", json!({"cidr": "10.11.0.0/16", "vxlanMode": "Always"})),
         named("mixed", json!({"cidr": "10.12.0.0/16", "vxlanMode": "CrossSubnet"})),
         named("tunnel", json!({"cidr": "10.13.0.0/16", "ipipMode": "Always"})),
+        named("balancers", json!({"cidr": "198.51.100.0/24", "allowedUses": ["LoadBalancer"]})),
     ]);
     let from = |peer: u32, hop: &str| Chosen {
         source: if peer == 0 { Source::Own } else { Source::Peer(PeerId(peer)) },

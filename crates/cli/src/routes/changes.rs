@@ -23,9 +23,9 @@ impl Changes {
         Self { removed: Vec::new(), added: routes }
     }
 
-    /// The differences of two runs.
-    pub(super) fn between(earlier: &[PodRoute], now: &[PodRoute]) -> Self {
-        Self { removed: missing(earlier, now), added: missing(now, earlier) }
+    /// The differences of two runs. Most routers know a node by its address, and that of AWS by its machine.
+    pub(super) fn between(earlier: &[PodRoute], now: &[PodRoute], by_machine: bool) -> Self {
+        Self { removed: missing(earlier, now, by_machine), added: missing(now, earlier, by_machine) }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -46,10 +46,11 @@ impl Changes {
 }
 
 /// The routes that others do not have. The name of the node means nothing to a router.
-fn missing(routes: &[PodRoute], others: &[PodRoute]) -> Vec<PodRoute> {
-    let way = |route: &PodRoute| (route.next_hop, route.provider_id.clone());
-    let others: BTreeMap<IpNet, _> = others.iter().map(|route| (route.destination, way(route))).collect();
-    let is_missing = |route: &&PodRoute| others.get(&route.destination) != Some(&way(route));
+fn missing(routes: &[PodRoute], others: &[PodRoute], by_machine: bool) -> Vec<PodRoute> {
+    let leads_to = |route: &PodRoute| (route.next_hop, route.provider_id.clone().filter(|_| by_machine));
+    let others: BTreeMap<IpNet, _> =
+        others.iter().map(|route| (route.destination, leads_to(route))).collect();
+    let is_missing = |route: &&PodRoute| others.get(&route.destination) != Some(&leads_to(route));
     routes.iter().filter(is_missing).cloned().collect()
 }
 
@@ -85,11 +86,14 @@ mod tests {
             route("10.0.0.128/26", "192.0.2.2", "two", Some("b")),
             route("10.0.1.0/26", "192.0.2.1", "one", None),
         ];
-        let changes = Changes::between(&earlier, &now);
+        let changes = Changes::between(&earlier, &now, true);
         assert_eq!(changes.removed, earlier[1..]);
         assert_eq!(changes.added, now[1..]);
         assert_eq!(changes.gone().collect::<Vec<_>>(), [&earlier[3]]);
         assert!(changes.replaces(&now[1].destination) && !changes.replaces(&now[3].destination));
-        assert!(Changes::between(&earlier, &earlier).is_empty() && !changes.is_empty());
+        assert!(Changes::between(&earlier, &earlier, true).is_empty() && !changes.is_empty());
+        // The same address on another machine.
+        let changes = Changes::between(&earlier[2..3], &now[2..3], false);
+        assert!(changes.is_empty(), "{changes:?}");
     }
 }

@@ -139,8 +139,7 @@ fn aws(changes: &Changes, total: usize, cloud: &Cloud) -> (String, Vec<String>) 
         let _ = writeln!(commands, "aws ec2 delete-route --route-table-id {table} {option} {destination}");
     }
     for PodRoute { destination, node, provider_id, .. } in &changes.added {
-        let instance = provider_id.as_deref().and_then(|id| id.strip_prefix("aws:///")?.split('/').nth(1));
-        let Some(instance) = instance else {
+        let Some(instance) = provider_id.as_deref().and_then(instance) else {
             problems.push(format!(
                 "{destination}: Node {node} has no spec.providerID such as aws:///eu-west-1a/i-0123456789abcdef0, so its machine is not known"
             ));
@@ -164,6 +163,16 @@ fn aws(changes: &Changes, total: usize, cloud: &Cloud) -> (String, Vec<String>) 
     }
     problems.extend(too_many(total, AWS_ROUTES, "AWS"));
     (text + &commands, problems)
+}
+
+/// The id of the machine in a `providerID` of AWS.
+fn instance(provider_id: &str) -> Option<&str> {
+    provider_id.strip_prefix("aws:///")?.split('/').nth(1)
+}
+
+/// Whether the router got the route in an earlier run: AWS gets none to a machine that is not known.
+pub(super) fn had(router: Router, route: &PodRoute) -> bool {
+    router != Router::Aws || route.provider_id.as_deref().and_then(instance).is_some()
 }
 
 fn azure(changes: &Changes, total: usize, cloud: &Cloud) -> (String, Vec<String>) {

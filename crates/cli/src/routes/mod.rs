@@ -63,7 +63,13 @@ impl Routes {
             true => self.of_store()?,
             false => self.of_files()?,
         };
-        let Planned { routes, mut problems, in_vxlan_only } = plan::plan(&cluster, self.pod_cidrs);
+        let Planned { routes, mut problems, in_vxlan_only, unknown } = plan::plan(&cluster, self.pod_cidrs);
+        let earlier = earlier.map(|mut earlier| {
+            // A node whose address is not known for a moment keeps its routes.
+            earlier.retain(|route| !unknown.contains(&route.destination) && formats::had(self.router, route));
+            earlier
+        });
+        let by_machine = self.router == Router::Aws || self.output == Format::Json;
         let all: Vec<String> =
             in_vxlan_only.iter().map(|(net, node)| format!("{net} (Node {node})")).collect();
         let note = (!all.is_empty()).then(|| {
@@ -74,9 +80,9 @@ impl Routes {
         });
         note.iter().for_each(|note| output::error_line(note));
         match (self.output, self.router) {
-            (Format::Json, _) | (_, Router::Text) => self.show(&routes, earlier.as_deref())?,
+            (Format::Json, _) | (_, Router::Text) => self.show(&routes, earlier.as_deref(), by_machine)?,
             (Format::Text, router) => {
-                let (total, changes) = (routes.len(), wanted_changes(routes, earlier.as_deref()));
+                let (total, changes) = (routes.len(), wanted_changes(routes, earlier.as_deref(), by_machine));
                 let (text, more) = formats::render(router, &changes, total, &self.cloud());
                 problems.extend(more);
                 let left_out: Vec<String> = note.into_iter().chain(warnings(&problems)).collect();
@@ -88,8 +94,13 @@ impl Routes {
     }
 
     /// Shows the routes, or their changes, as JSON or as a table for people.
-    fn show(&self, routes: &[PodRoute], earlier: Option<&[PodRoute]>) -> anyhow::Result<()> {
-        let changes = earlier.map(|earlier| Changes::between(earlier, routes));
+    fn show(
+        &self,
+        routes: &[PodRoute],
+        earlier: Option<&[PodRoute]>,
+        by_machine: bool,
+    ) -> anyhow::Result<()> {
+        let changes = earlier.map(|earlier| Changes::between(earlier, routes, by_machine));
         match (self.output, changes) {
             (Format::Json, Some(changes)) => output::line(&serde_json::to_string_pretty(&changes)?),
             (Format::Json, None) => output::line(&serde_json::to_string_pretty(routes)?),
@@ -154,9 +165,9 @@ fn warnings(problems: &[String]) -> impl Iterator<Item = String> {
 }
 
 /// What a router needs: the changes since an earlier run, or everything.
-fn wanted_changes(routes: Vec<PodRoute>, earlier: Option<&[PodRoute]>) -> Changes {
+fn wanted_changes(routes: Vec<PodRoute>, earlier: Option<&[PodRoute]>, by_machine: bool) -> Changes {
     match earlier {
-        Some(earlier) => Changes::between(earlier, &routes),
+        Some(earlier) => Changes::between(earlier, &routes, by_machine),
         None => Changes::all(routes),
     }
 }

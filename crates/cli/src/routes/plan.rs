@@ -1,6 +1,6 @@
 //! The routes to the pods of a cluster: plain data in and out.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use anyhow::Context;
@@ -53,6 +53,8 @@ pub(super) struct Planned {
     /// The blocks and addresses of Windows nodes, each with its node. These nodes take packets to their pods in VXLAN only, so a route
     /// would lead the packets nowhere.
     pub(super) in_vxlan_only: Vec<(IpNet, String)>,
+    /// The destinations at nodes whose addresses are not known.
+    pub(super) unknown: BTreeSet<IpNet>,
 }
 
 impl NodesAndBlocks {
@@ -109,7 +111,7 @@ pub(super) fn plan(cluster: &NodesAndBlocks, by_pod_cidrs: bool) -> Planned {
     } else {
         cluster.blocks.iter().filter(|block| !block.deleted).for_each(|block| add_block(block, &mut wanted));
     }
-    let (mut routes, mut in_vxlan_only) = (Vec::new(), Vec::new());
+    let (mut routes, mut in_vxlan_only, mut unknown) = (Vec::new(), Vec::new(), BTreeSet::new());
     for (destination, name) in wanted {
         let Some(node) = cluster.nodes.get(name) else {
             problems.push(format!("{destination}: there is no Node {name}"));
@@ -124,12 +126,13 @@ pub(super) fn plan(cluster: &NodesAndBlocks, by_pod_cidrs: bool) -> Planned {
         let Some(next_hop) = node.addresses.iter().find(|address| address.is_ipv4() == is_ipv4) else {
             let family = if is_ipv4 { "IPv4" } else { "IPv6" };
             problems.push(format!("{destination}: Node {name} has no {family} address"));
+            unknown.insert(destination);
             continue;
         };
         let (next_hop, provider_id) = (*next_hop, node.provider_id.clone());
         routes.push(PodRoute { destination, next_hop, node: name.to_owned(), provider_id });
     }
-    Planned { routes, problems, in_vxlan_only }
+    Planned { routes, problems, in_vxlan_only, unknown }
 }
 
 /// A block leads to its node; addresses that another node has of it lead there.

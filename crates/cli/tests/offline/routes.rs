@@ -280,6 +280,39 @@ fn what_has_changed_since_an_earlier_run() {
     assert_eq!(since(&cluster(), &["--for", "linux"]), (0, String::new(), String::new()));
 }
 
+/// A cloud names a node's machine later than its kubelet its address, and a Node may lose its address for a moment.
+#[test]
+fn what_a_router_does_not_know_changes_nothing() {
+    let cluster: Value = serde_json::from_str(&cluster()).unwrap();
+    let with = |change: &dyn Fn(&mut Value)| {
+        let mut cluster = cluster.clone();
+        let items = cluster["items"].as_array_mut().unwrap();
+        items.iter_mut().filter(|item| item["kind"] == "Node").for_each(change);
+        cluster.to_string()
+    };
+    let renamed = with(&|node| node["spec"]["providerID"] = json!("aws:///eu-west-1a/i-0f"));
+    for arguments in [&["--for", "frr"][..], &["--for", "linux"], &[]] {
+        let (code, out, _) = since(&renamed, arguments);
+        assert_eq!((code, out.as_str()), (0, ""), "{arguments:?}");
+    }
+    let aws = ["--for", "aws", "--table", "t"];
+    assert!(since(&renamed, &aws).1.contains("replace-route"));
+    // Without a machine, AWS got no route before.
+    let nameless = with(&|node| node["spec"]["providerID"] = Value::Null);
+    let before = tortie(&[("c.json", &nameless)], &["routes", "-f", "c.json", "-o", "json"]).1;
+    let files = [("cluster.json", renamed.as_str()), ("before.json", &before)];
+    let (_, out, _) =
+        tortie(&files, &[&["routes", "-f", "cluster.json", "--since", "before.json"], &aws[..]].concat());
+    assert!(out.contains("create-route") && !out.contains("replace-route"), "{out}");
+
+    let lost = with(&|node| {
+        node["metadata"]["annotations"] = json!({});
+        node["status"] = json!({});
+    });
+    let (code, out, _) = since(&lost, &["--for", "linux"]);
+    assert!(code == 1 && !out.lines().any(|line| line.starts_with("ip ")), "{out}");
+}
+
 /// The kernel of a router that runs the commands has the routes, and after the commands of the changes exactly the new ones.
 #[test]
 fn a_linux_router_follows_the_changes() {

@@ -62,7 +62,8 @@ fn after(cluster: &mut MigratingCluster, step: &MigrationStep) {
         }
         MigrationStep::Evict(name, pods) => {
             if let Some(node) = cluster.nodes.get_mut(name) {
-                node.pods.clear();
+                // The others are in the way, and the migration waits for them.
+                node.pods.retain(|pod| !pods.iter().any(|evicted| evicted.key == pod.key));
             }
             let is_gone = |pod: &Option<tortie_api::Key>| {
                 pod.as_ref().is_some_and(|key| pods.iter().any(|pod| pod.key == *key))
