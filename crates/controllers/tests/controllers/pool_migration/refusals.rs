@@ -294,6 +294,7 @@ async fn windows_nodes_keep_their_blocks() {
         assert!(found.contains(expected), "{fields}: {found}");
     }
     // With a network without encapsulation, it is the other way round.
+    change(&world, &pool("old"), |old| old["spec"]["vxlanMode"] = json!("Never")).await;
     change(&world, &node, |node| set_annotation(node, "tortie.io/hns-network", "L2Bridge")).await;
     assert_eq!(with_fields(&world, json!({"vxlanMode": "Never"})).await, "");
     let found = with_fields(&world, json!({"vxlanMode": "Always"})).await;
