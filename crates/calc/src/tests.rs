@@ -95,7 +95,9 @@ fn policy_only_knows_the_nodes_addresses_from_the_kubelet() {
         calc.update(&Key::global(Kind::Node, "n0"), Some(&node));
         calc.flush();
         let node = calc.state().node.clone();
-        node.into_iter().flat_map(|node| node.ends.into_values().map(|end| end.address.to_string())).collect::<Vec<_>>()
+        node.into_iter()
+            .flat_map(|node| node.ends.into_values().map(|end| end.address.to_string()))
+            .collect::<Vec<_>>()
     };
     assert_eq!(own(Calc::new("n0").with_policy_only()), ["192.0.2.1", "fd00::1"]);
     assert_eq!(own(Calc::new("n0")), [""; 0], "its agent announces one");

@@ -19,7 +19,9 @@ pub(crate) fn old_load_balancer(balancer: &Value) -> Value {
 
 /// Whether a policy list is about routes.
 pub(crate) fn is_route(list: &Value) -> bool {
-    list["Policies"].as_array().is_some_and(|policies| policies.iter().any(|policy| policy["Type"] == "ROUTE"))
+    list["Policies"]
+        .as_array()
+        .is_some_and(|policies| policies.iter().any(|policy| policy["Type"] == "ROUTE"))
 }
 
 /// Routes as a policy list.

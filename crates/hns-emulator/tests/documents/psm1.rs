@@ -53,7 +53,8 @@ fn pods_have_translation_routes_and_load_balancers() {
     let document =
         json!({"VirtualNetwork": network, "Policies": policies, "Flags": 0, "IPAddress": "10.244.3.9"});
     let pod = post(&hns, "/endpoints", &document);
-    let types: Vec<&Value> = pod["Policies"].as_array().unwrap().iter().map(|policy| &policy["Type"]).collect();
+    let types: Vec<&Value> =
+        pod["Policies"].as_array().unwrap().iter().map(|policy| &policy["Type"]).collect();
     assert_eq!(types, ["OutBoundNAT", "ROUTE", "NAT"]);
     // New-HnsRemoteEndpoint
     let remote = json!({"VirtualNetwork": network, "Policies": [], "Flags": 0, "IPAddress": "10.244.1.9",
