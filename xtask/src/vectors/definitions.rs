@@ -85,8 +85,10 @@ fn exception(object: &Value) -> Option<&'static str> {
     if lacks_key_or_operator(&object["spec"]) {
         return Some("an expression without key or operator, which Calico's definition rejects, too");
     }
-    if object["spec"]["vxlanVNI"].as_i64().is_some_and(|vni| !(1..1 << 24).contains(&vni)) {
-        return Some("an identifier that no VXLAN packet can have");
+    for (field, end) in [("vxlanVNI", 1 << 24), ("vxlanPort", 1 << 16)] {
+        if object["spec"][field].as_i64().is_some_and(|number| !(1..end).contains(&number)) {
+            return Some("an identifier or a port that no VXLAN packet can have");
+        }
     }
     (object["spec"]["ipipMode"] == "").then_some("an empty mode, which Calico's definition rejects, too")
 }

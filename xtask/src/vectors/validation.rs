@@ -62,11 +62,12 @@ fn stricter(kind: &str, problems: &[String]) -> Option<&'static str> {
     if problems.iter().all(|problem| problem.contains("\"-") && problem.contains("is not a time")) {
         return Some("Calico accepts times below zero");
     }
-    if problems
-        .iter()
-        .all(|problem| problem.contains("vxlanVNI") && problem.contains("is not a whole number from 1"))
-    {
-        return Some("Calico accepts identifiers that no VXLAN packet can have");
+    let is_out_of_range = |problem: &String| {
+        ["vxlanVNI", "vxlanPort"].iter().any(|field| problem.contains(field))
+            && problem.contains("is not a whole number from 1")
+    };
+    if problems.iter().all(is_out_of_range) {
+        return Some("Calico accepts identifiers and ports that no VXLAN packet can have");
     }
     let ignored =
         |problem: &String| problem.contains("is no network") || problem.contains("missing field `name`");
