@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 use tortie_api::{Key, Kind};
-use tortie_controllers::{MIGRATION, MigrationError, MigrationStep, next_step};
+use tortie_controllers::{
+    MIGRATION, MigratingCluster, MigratingPod, MigrationError, MigrationStep, forecast, next_step,
+};
 use tortie_store::{Store, StoreError};
 
 use super::refusals::{begin, change, pool, record, world};
@@ -352,6 +354,8 @@ async fn what_must_not_be_moved_any_more_is_waited_for() {
         assert_eq!(world.step(1000, &mut random).await, Some(MigrationStep::CreatePool));
         assert_eq!(world.step(1000, &mut random).await, Some(MigrationStep::Cordon("one".into())));
         change(&world, &key, changed).await;
+        let cluster = world.migration(1000).await.0.observe().await.unwrap();
+        assert_forecast_waits_after_evictions(cluster, expected);
         for _ in 0..3 {
             let step = world.step(1000, &mut random).await;
             assert!(matches!(&step, Some(MigrationStep::Wait(what)) if what.contains(expected)), "{step:?}");
@@ -361,6 +365,18 @@ async fn what_must_not_be_moved_any_more_is_waited_for() {
         let step = world.step(1000, &mut random).await;
         assert!(matches!(&step, Some(MigrationStep::Evict(node, _)) if node == "one"), "{step:?}");
     }
+}
+
+/// The other pods of the node leave it, and the one with the obstacle does not, in the forecast either.
+fn assert_forecast_waits_after_evictions(mut cluster: MigratingCluster, expected: &str) {
+    let node = cluster.nodes.get_mut("one").unwrap();
+    let free = MigratingPod { key: pod_key("free"), obstacle: None, ..node.pods[0].clone() };
+    node.pods.push(free);
+    let steps = forecast(&cluster);
+    let [.., MigrationStep::Evict(node, pods), MigrationStep::Wait(what)] = &steps[..] else {
+        panic!("{steps:?}")
+    };
+    assert!(node == "one" && pods.len() == 1 && what.contains(expected), "{steps:?}");
 }
 
 /// It would have none otherwise.
