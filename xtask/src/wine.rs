@@ -13,6 +13,7 @@ mod powershell;
 mod prefix;
 mod scenario;
 mod underlay;
+mod wait;
 
 use std::path::Path;
 use std::time::Instant;

@@ -4,7 +4,7 @@
 use std::fs::{self, File};
 use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -21,6 +21,7 @@ use super::cluster::{Hns, NODE, windows_kubeconfig};
 use super::frames::path_of;
 use super::prefix::{Killed, Prefix, output};
 use super::underlay::Underlay;
+use super::wait;
 use crate::windows::{self, Built, Libraries};
 use crate::{setup, step};
 
@@ -33,7 +34,6 @@ const OF_ONE: &str = "10.50.1.0/24";
 const OF_OTHER: &str = "10.50.2.0/24";
 const AS: u32 = 64_512;
 const PATIENCE: Duration = Duration::from_secs(40);
-const INTERVAL: Duration = Duration::from_millis(200);
 const LOG: &str = "agent.log";
 
 pub(super) fn run(_: &Libraries) -> Result<()> {
@@ -166,13 +166,8 @@ impl<'a> Cluster<'a> {
         applied.map(drop).with_context(|| object.to_string())
     }
 
-    fn until(&self, what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
-        let end = Instant::now() + PATIENCE;
-        while !is_so().with_context(|| what.to_owned())? {
-            ensure!(Instant::now() < end, "{what}: not in {} seconds", PATIENCE.as_secs());
-            std::thread::sleep(INTERVAL);
-        }
-        Ok(())
+    fn until(&self, what: &str, is_so: impl FnMut() -> Result<bool>) -> Result<()> {
+        wait::until(what, PATIENCE, is_so)
     }
 }
 

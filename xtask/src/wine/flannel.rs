@@ -35,6 +35,7 @@ use super::plugins;
 use super::powershell::{self, PowerShell};
 use super::prefix::{Killed, Prefix, output};
 use super::underlay::Underlay;
+use super::wait;
 use crate::windows::{Libraries, POWERSHELL};
 use crate::{go, step, workspace};
 
@@ -49,7 +50,6 @@ const WINDOWS_SUBNET: &str = "10.244.3.0/24";
 const LINUX_SUBNET: &str = "10.244.1.0/24";
 const SERVICES: &str = "10.96.0.0/12";
 const PATIENCE: Duration = Duration::from_secs(60);
-const INTERVAL: Duration = Duration::from_millis(100);
 const LOG: &str = "flanneld.log";
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -398,20 +398,17 @@ impl<'a> Cluster<'a> {
     }
 
     fn until(&self, what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
-        let end = Instant::now() + PATIENCE;
-        while !is_so().with_context(|| what.to_owned())? {
+        wait::until(what, PATIENCE, || {
             if let Some(linux) = &mut *self.linux.borrow_mut() {
-                linux.daemon.runs().with_context(|| what.to_owned())?;
+                linux.daemon.runs()?;
             }
             if let Some(Killed(daemon)) = &mut *self.windows.borrow_mut()
                 && let Some(status) = daemon.try_wait()?
             {
-                bail!("{what}: flanneld for Windows has ended: {status}");
+                bail!("flanneld for Windows has ended: {status}");
             }
-            ensure!(Instant::now() < end, "{what}: not in {} seconds", PATIENCE.as_secs());
-            std::thread::sleep(INTERVAL);
-        }
-        Ok(())
+            is_so()
+        })
     }
 }
 

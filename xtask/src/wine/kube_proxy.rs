@@ -30,6 +30,7 @@ use super::frames::path_of;
 use super::linux_node::build_tortie;
 use super::prefix::{Killed, Prefix};
 use super::underlay::{LINUX_MAC, Underlay, VNI, WindowsTunnel};
+use super::wait;
 use crate::windows::Libraries;
 use crate::{go, step, windows, workspace};
 
@@ -60,7 +61,6 @@ const TARGET: u16 = 8080;
 
 /// How long kube-proxy may need. It waits ten seconds when it starts on an overlay.
 const PATIENCE: Duration = Duration::from_secs(60);
-const INTERVAL: Duration = Duration::from_millis(100);
 const LOG: &str = "kube-proxy.log";
 /// Enough connections to meet two backends.
 const MANY: usize = 24;
@@ -319,18 +319,9 @@ impl Cluster {
         fs::read_to_string(self.machine.outside().join(LOG)).unwrap_or_default()
     }
 
-    fn until(&self, what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
-        let end = Instant::now() + PATIENCE;
-        while !is_so().with_context(|| what.to_owned())? {
-            ensure!(
-                Instant::now() < end,
-                "{what}: not in {} seconds: {:?}",
-                PATIENCE.as_secs(),
-                self.balancers()?
-            );
-            std::thread::sleep(INTERVAL);
-        }
-        Ok(())
+    fn until(&self, what: &str, is_so: impl FnMut() -> Result<bool>) -> Result<()> {
+        let waited = wait::until(what, PATIENCE, is_so);
+        waited.with_context(|| format!("the load balancers: {:?}", self.balancers()))
     }
 }
 

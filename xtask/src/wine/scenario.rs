@@ -5,7 +5,7 @@ use std::io::Write;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
@@ -17,12 +17,12 @@ use tortie_servers::wine::{HNS_ADDRESS, windows_path};
 
 use super::cluster::{ADDRESS, Cluster, Hns, NODE, hns};
 use super::prefix::{Killed, Prefix, output};
+use super::wait;
 use crate::step;
 use crate::windows::Built;
 
 /// How long to wait for what must happen.
 const PATIENCE: Duration = Duration::from_secs(60);
-const INTERVAL: Duration = Duration::from_millis(20);
 
 /// The agent's log on the node.
 const LOG: &str = "agent.log";
@@ -365,11 +365,6 @@ impl WindowsNode<'_> {
 }
 
 /// Waits until it is so.
-fn until(what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
-    let end = Instant::now() + PATIENCE;
-    while !is_so().with_context(|| what.to_owned())? {
-        ensure!(Instant::now() < end, "{what}: not in {} seconds", PATIENCE.as_secs());
-        std::thread::sleep(INTERVAL);
-    }
-    Ok(())
+fn until(what: &str, is_so: impl FnMut() -> Result<bool>) -> Result<()> {
+    wait::until(what, PATIENCE, is_so)
 }

@@ -7,7 +7,6 @@ use std::fs::{self, File};
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use ipnet::Ipv4Net;
@@ -21,8 +20,8 @@ use tortie_servers::{KubeApi, KubeOptions};
 
 use super::traffic::{MANY, Protocol, Server, Traffic};
 use super::{
-    INTERVAL, LINUX, NODE_PORT, OUTSIDE, PATIENCE, PORT, TARGET, VIP, WINDOWS, balancers, greet, node,
-    service, slice, start,
+    LINUX, NODE_PORT, OUTSIDE, PATIENCE, PORT, TARGET, VIP, WINDOWS, balancers, greet, node, service, slice,
+    start,
 };
 use crate::windows::Built;
 use crate::wine::cluster::{Hns, NODE, windows_kubeconfig};
@@ -30,6 +29,7 @@ use crate::wine::frames::path_of;
 use crate::wine::linux_node::{self, Daemon, LINUX_NODE, add_pod, address};
 use crate::wine::prefix::{Killed, Prefix, output};
 use crate::wine::underlay::Underlay;
+use crate::wine::wait;
 
 /// The name of the agent's network.
 const NETWORK: &str = "Calico";
@@ -465,22 +465,15 @@ impl Cluster<'_> {
     }
 
     fn until(&self, what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
-        let end = Instant::now() + PATIENCE;
-        while !is_so().with_context(|| what.to_owned())? {
+        let waited = wait::until(what, PATIENCE, || {
             if let Some(Killed(agent)) = &mut *self.agent.borrow_mut()
                 && let Some(status) = agent.try_wait()?
             {
-                bail!("{what}: the agent has ended: {status}");
+                bail!("the agent has ended: {status}");
             }
-            ensure!(
-                Instant::now() < end,
-                "{what}: not in {} seconds: {:?}",
-                PATIENCE.as_secs(),
-                self.balancers()?
-            );
-            std::thread::sleep(INTERVAL);
-        }
-        Ok(())
+            is_so()
+        });
+        waited.with_context(|| format!("the load balancers: {:?}", self.balancers()))
     }
 
     fn log(&self) -> String {
