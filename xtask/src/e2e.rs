@@ -11,6 +11,7 @@ mod connectivity;
 mod disruptions;
 mod judge;
 mod lifecycle;
+mod migration;
 mod not_applicable;
 mod suites;
 mod survey;
@@ -52,7 +53,7 @@ const REQUESTS: &str = "requests";
 const MANIFEST: &str = "deploy/tortie.yaml";
 
 /// What a user can say, without arguments.
-pub(crate) const COMMANDS: [&str; 17] = [
+pub(crate) const COMMANDS: [&str; 18] = [
     "build",
     "up",
     "down",
@@ -61,6 +62,7 @@ pub(crate) const COMMANDS: [&str; 17] = [
     "all",
     "connectivity",
     "disrupt",
+    "migrate",
     "windows",
     "coexist",
     "flannel",
@@ -96,6 +98,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         ["upgrade", commit] => lifecycle::upgrade(commit),
         ["connectivity"] => on_cluster(|_| connectivity::run()),
         ["disrupt"] => on_cluster(|_| disruptions::run()),
+        ["migrate"] => on_cluster(|_| migration::run()),
         ["windows"] => on_cluster(windows::run),
         ["coexist"] => on_cluster(coexist::run),
         // The process of the Windows node that `windows` starts.

@@ -59,6 +59,12 @@ fn build_binary(module: &GoModule, name: &str, package: &str, binary: &Path) -> 
     remove_others(folder, name)
 }
 
+/// Removes what Go keeps of compiled packages. Binaries and downloaded modules stay.
+pub(crate) fn clean_cache() -> Result<()> {
+    let Some(go) = installed() else { return Ok(()) };
+    ask(&go, &["clean", "-cache"]).map(drop)
+}
+
 const KUBERNETES: &str = "k8s.io/kubernetes";
 
 /// Go in the folder of a module, for programs for Windows.

@@ -172,6 +172,10 @@ fn one_random(package: &str, test: &str, name: &str, cases: u32) -> Result<()> {
 
 fn ci() -> Result<()> {
     setup::everything()?;
+    if std::env::var_os("CI").is_some() {
+        // Several gigabytes that nothing needs again.
+        go::clean_cache()?;
+    }
     step("formatting", || cargo(&["fmt", "--all", "--check"]))?;
     step("lints", || cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
     step("lints of the packaged program", || {

@@ -24,6 +24,7 @@ cargo xtask e2e policy [ARGS]
 cargo xtask e2e connectivity
                             runs `tortie connectivity test` there, as it should be and with a policy that denies
 cargo xtask e2e disrupt     ends and restarts parts of the cluster while 50 pods have connections
+cargo xtask e2e migrate     moves all pods to another pool and back, while a Deployment with a budget serves
 cargo xtask e2e coexist     runs kube-proxy in its modes, firewalld and Docker on the nodes, and compares connections with policy
 cargo xtask e2e windows     an emulated Windows node joins; pods of both systems connect, with policy
 cargo xtask e2e flannel     builds flanneld, and tests a node with Tortie beside one with it (no cluster is needed)

@@ -17,6 +17,8 @@ use tortie_store::{Change, Endpoints, Interest, StoreError};
 use tortie_windows::{CurrentPodNetwork, PodNetwork};
 
 use crate::AgentError;
+#[cfg(target_os = "linux")]
+use crate::CniIpam;
 use crate::flannel::{self, OwnLease};
 use crate::node_address::AddressFinder;
 #[cfg(target_os = "linux")]
@@ -55,11 +57,11 @@ impl Announced {
         methods: AddressMethods,
         flannel: bool,
     ) -> Result<Self, AgentError> {
-        let lease = if flannel { Some(OwnLease::read(store, node).await?) } else { None };
+        let lease = if flannel { Some(OwnLease::read(store, node, &IpVersion::ALL).await?) } else { None };
         let first = own_tunnels(ipam, node, lease.as_ref()).await?;
         let finder = AddressFinder { methods, machine: Machine::Linux };
         let announced = Self { first, finder, lease, pod_network: None };
-        annotate(store, node, &announced.first, None, &announced.finder, lease.as_ref()).await?;
+        annotate(store, node, &announced.first, None, &announced.finder, announced.lease.as_ref()).await?;
         Ok(announced)
     }
 
@@ -75,8 +77,15 @@ impl Announced {
         let first = Tunnel::of(network).into_iter().collect();
         let announced = Self { first, finder, lease, pod_network: Some(current) };
         let hns_network = announced.hns_network();
-        annotate(store, node, &announced.first, hns_network, &announced.finder, lease.as_ref()).await?;
+        let lease = announced.lease.as_ref();
+        annotate(store, node, &announced.first, hns_network, &announced.finder, lease).await?;
         Ok(announced)
+    }
+
+    /// The addresses of a Linux node's pods, if they are those of flannel's networks.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn cni_ipam(&self) -> Option<CniIpam> {
+        self.lease.as_ref().map(OwnLease::linux_addresses)
     }
 
     fn now(&self) -> Vec<Tunnel> {
@@ -100,7 +109,7 @@ impl Tunnel {
 /// The tunnels of a Linux node: in a cluster with flannel, that of its daemons.
 async fn own_tunnels(ipam: &Ipam, node: &str, lease: Option<&OwnLease>) -> Result<Vec<Tunnel>, AgentError> {
     let addresses = match lease {
-        Some(lease) => lease.tunnel_address().map(IpAddr::V4).into_iter().collect(),
+        Some(lease) => lease.tunnel_addresses(),
         None => tunnel_addresses(ipam, node).await?,
     };
     Ok(derived(addresses))
@@ -192,20 +201,17 @@ async fn annotate(
     match lease {
         None => annotations.extend(flannel::stale_annotations(node, current)),
         Some(lease) => {
-            let known = || current[Node::ADDRESS].as_str().map(str::to_owned);
-            let own = annotations.get(Node::ADDRESS).cloned().unwrap_or_else(known);
-            let own = own.and_then(|text| Some(text.split('/').next()?.to_owned()));
-            // As flanneld: the address of a router before the node, for instance.
-            let announced =
-                current[Node::FLANNEL_OVERWRITE].as_str().map(str::to_owned).or(own).ok_or_else(|| {
-                    let problem = format!(
-                        "it has no IPv4 address in its status or in {}, which flannel needs",
-                        Node::ADDRESS
-                    );
-                    AgentError::Node { node: node.to_owned(), problem }
-                })?;
+            let own = |version: IpVersion| {
+                let name = if version == IpVersion::V4 { Node::ADDRESS } else { Node::ADDRESS_V6 };
+                let known = || current[name].as_str().map(str::to_owned);
+                let own = annotations.get(name).cloned().unwrap_or_else(known);
+                let own = own.and_then(|text| Some(text.split('/').next()?.to_owned()));
+                // As flanneld: the address of a router before the node, for instance.
+                current[Node::FLANNEL_OVERWRITE.of(version)].as_str().map(str::to_owned).or(own)
+            };
             let mac = tunnels.iter().find_map(|tunnel| tunnel.mac.as_deref());
-            annotations.extend(lease.annotations(node, mac, &announced));
+            let announced = lease.annotations(node, mac, own)?;
+            annotations.extend(announced);
         }
     }
     annotations.retain(|name, value| current[*name].as_str() != value.as_deref());
@@ -273,7 +279,7 @@ pub(crate) async fn keep_announced(
     let mut interests =
         vec![Interest::in_object(&Key::global(Kind::Node, &node)), Interest::all(Kind::IpPool)];
     // It has the VXLAN network identifier.
-    interests.extend(announced.lease.map(|_| Interest::all(Kind::FelixConfiguration)));
+    interests.extend(announced.lease.as_ref().map(|_| Interest::all(Kind::FelixConfiguration)));
     let mut changes = store.follow(interests);
     let mut written = announced.now();
     let mut looks = tokio::time::interval(LOOK_INTERVAL);
@@ -324,7 +330,7 @@ async fn announce(
     let mut unfit = None;
     if announced.pod_network.is_none() {
         if announced.lease.is_some() {
-            match OwnLease::read(store, node).await {
+            match OwnLease::read(store, node, &IpVersion::ALL).await {
                 Ok(lease) => announced.lease = Some(lease),
                 // What was announced stays, and the rest is up to date.
                 Err(error) => unfit = Some(error),

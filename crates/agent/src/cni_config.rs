@@ -70,6 +70,13 @@ impl CniIpam {
         Self(Some(Map::from_iter(section)))
     }
 
+    /// The addresses of these networks, one of each.
+    pub(crate) fn host_local_of(subnets: &[&str]) -> Self {
+        let ranges: Vec<Value> = subnets.iter().map(|subnet| json!([{"subnet": subnet}])).collect();
+        let section = [("type".to_owned(), json!("host-local")), ("ranges".to_owned(), json!(ranges))];
+        Self(Some(Map::from_iter(section)))
+    }
+
     /// Whether another section than that of [`host_local`](Self::host_local) was written.
     pub(crate) fn is_other_than_host_local(&self) -> bool {
         *self != Self::default() && *self != Self::host_local()

@@ -188,7 +188,7 @@ fn no_damage_of_configurations_causes_a_panic_or_is_accepted() {
             interface: "eth0".to_owned(),
             args,
             config,
-            delegated: None,
+            delegated: Vec::new(),
         };
         for (reader, is_accepted) in read(&call, &surprises, &mut numbers) {
             *counts.entry((reader, is_accepted)).or_default() += 1;

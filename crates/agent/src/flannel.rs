@@ -2,9 +2,9 @@
 //! (`pkg/subnet/kube` and `pkg/backend` of flannel).
 
 use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
-use ipnet::Ipv4Net;
+use ipnet::{IpNet, Ipv4Net};
 use serde_json::{Value, json};
 use tortie_api::calico::{EncapsulationMode, IpPool};
 use tortie_api::kubernetes::Node;
@@ -53,29 +53,28 @@ pub(crate) fn unreachable(problems: BTreeMap<&str, String>) -> Vec<Unsupported> 
     unsupported.collect()
 }
 
-/// The network of the node's pods, and how packets travel there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The networks of the node's pods, and how packets travel there.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct OwnLease {
-    subnet: Ipv4Net,
+    /// At least one, at most one of each family, IPv4 first.
+    subnets: Vec<IpNet>,
     /// The VXLAN network identifier, if packets travel by VXLAN.
     vni: Option<u32>,
 }
 
 impl OwnLease {
-    /// From the Node, the pool of flannel's network, and the properties of the overlay.
-    pub(crate) async fn read(store: &dyn Store, node: &str) -> Result<Self, AgentError> {
+    /// From the Node, the pools of flannel's networks, and the properties of the overlay.
+    pub(crate) async fn read(
+        store: &dyn Store,
+        node: &str,
+        families: &[IpVersion],
+    ) -> Result<Self, AgentError> {
         let key = Key::global(Kind::Node, node);
         let stored = store.get(&key).await?.ok_or_else(|| StoreError::NotFound(key.clone()))?;
-        let subnet = match Resource::read_what_can_be(&key, &stored.value).0 {
-            Some(Resource::Node(read)) => read.pod_cidr(),
+        let read = match Resource::read_what_can_be(&key, &stored.value).0 {
+            Some(Resource::Node(read)) => Some(read),
             _ => None,
         };
-        let refuse = |problem: String| AgentError::Node { node: node.to_owned(), problem };
-        let subnet = subnet.ok_or_else(|| {
-            let problem = "it has no IPv4 network in spec.podCIDRs, which flannel needs; let the controller manager allocate \
-                           them (--allocate-node-cidrs), or remove --flannel (TORTIE_FLANNEL)";
-            refuse(problem.to_owned())
-        })?;
         let pools = store.list(Kind::IpPool).await?.items;
         let pools: Vec<IpPool> = pools
             .iter()
@@ -84,22 +83,18 @@ impl OwnLease {
                 _ => None,
             })
             .collect();
-        let pool = tortie_calc::pool_of_network(pools.iter(), &subnet.into()).ok_or_else(|| {
-            refuse(format!(
-                "no IPPool contains the network {subnet} of its pods; create one with flannel's network, assignmentMode \
-                 Manual, and vxlanMode Always (backend vxlan) or Never (backend host-gw)"
-            ))
-        })?;
-        if let Some(problem) = tortie_calc::unfit_for_flannel(pool) {
-            return Err(refuse(problem));
-        }
-        let vni = match pool.spec.vxlan_mode {
-            EncapsulationMode::Never => None,
-            EncapsulationMode::Always | EncapsulationMode::CrossSubnet => {
-                Some(cluster_network(store, node).await?.vni)
-            }
-        };
-        Ok(Self { subnet, vni })
+        let nets = families.iter().filter_map(|version| read.as_ref()?.pod_cidr(*version)).collect();
+        let refuse = |problem: String| AgentError::Node { node: node.to_owned(), problem };
+        let (subnets, is_vxlan) = of_pools(nets, &pools).map_err(refuse)?;
+        let vni = if is_vxlan { Some(cluster_network(store, node).await?.vni) } else { None };
+        Ok(Self { subnets, vni })
+    }
+
+    fn ipv4(&self) -> Option<Ipv4Net> {
+        self.subnets.iter().find_map(|net| match net {
+            IpNet::V4(net) => Some(*net),
+            IpNet::V6(_) => None,
+        })
     }
 
     /// The network of a Windows node's pods, if its type can have the backend.
@@ -108,7 +103,10 @@ impl OwnLease {
     /// The type does not fit the pool of flannel's network.
     pub(crate) fn windows_block(&self, node: &str, network: WindowsNetwork) -> Result<Ipv4Net, AgentError> {
         let problem = match (self.vni, network) {
-            (Some(_), WindowsNetwork::Overlay) | (None, WindowsNetwork::L2Bridge) => return Ok(self.subnet),
+            (Some(_), WindowsNetwork::Overlay) | (None, WindowsNetwork::L2Bridge) => match self.ipv4() {
+                Some(subnet) => return Ok(subnet),
+                None => NO_NETWORK,
+            },
             (Some(_), WindowsNetwork::L2Bridge) => {
                 "flannel's IPPool has VXLAN, which a network of type L2Bridge has not: remove --windows-network l2bridge \
                  (TORTIE_WINDOWS_NETWORK)"
@@ -123,38 +121,99 @@ impl OwnLease {
 
     /// The addresses of a Windows node's pods: those of its network without the first two, which are gateways. kube-proxy uses the
     /// second one, too.
-    pub(crate) fn windows_addresses(&self) -> CniIpam {
-        CniIpam::host_local_from(self.subnet, self.subnet.network().to_bits().saturating_add(3).into())
+    pub(crate) fn windows_addresses(&self) -> Option<CniIpam> {
+        let subnet = self.ipv4()?;
+        Some(CniIpam::host_local_from(subnet, subnet.network().to_bits().saturating_add(3).into()))
     }
 
-    /// The address of the node's tunnel, if it has one: daemons of flannel derive it from the network.
-    pub(crate) fn tunnel_address(&self) -> Option<Ipv4Addr> {
-        self.vni.map(|_| self.subnet.network())
+    /// The addresses of a Linux node's pods: of each family that the lease has.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn linux_addresses(&self) -> CniIpam {
+        let of = |version| self.subnets.iter().any(|net| IpVersion::of(&net.addr()) == version);
+        match (of(IpVersion::V4), of(IpVersion::V6)) {
+            (true, true) => CniIpam::host_local_of(&["usePodCidr", "usePodCidrIPv6"]),
+            (false, true) => CniIpam::host_local_of(&["usePodCidrIPv6"]),
+            (_, false) => CniIpam::host_local(),
+        }
     }
 
-    /// The annotations of a node with this address. The MAC address of its tunnel is derived from its name, unless there is another
-    /// one.
+    /// The addresses of the node's tunnels, if it has any: daemons of flannel derive them from the networks.
+    pub(crate) fn tunnel_addresses(&self) -> Vec<IpAddr> {
+        self.subnets.iter().filter(|_| self.vni.is_some()).map(IpNet::network).collect()
+    }
+
+    /// The annotations of a node with these addresses. The MAC addresses of its tunnels are derived from its name, unless IPv4 has
+    /// another one.
+    ///
+    /// # Errors
+    /// The node has no address of a family that its pods have.
     pub(crate) fn annotations(
         &self,
         node: &str,
         mac: Option<&str>,
-        address: &str,
-    ) -> BTreeMap<&'static str, Option<String>> {
-        let (backend, data) = match self.vni {
-            None => ("host-gw", "null".to_owned()),
-            Some(vni) => {
-                let mac = mac.map_or_else(|| vtep_mac(node, IpVersion::V4).to_string(), str::to_owned);
-                ("vxlan", json!({"VNI": vni, "VtepMAC": mac}).to_string())
+        address: impl Fn(IpVersion) -> Option<String>,
+    ) -> Result<BTreeMap<&'static str, Option<String>>, AgentError> {
+        let backend = if self.vni.is_some() { "vxlan" } else { "host-gw" };
+        let mut values = BTreeMap::from([
+            (Node::FLANNEL_MANAGED, Some("true".to_owned())),
+            (Node::FLANNEL_BACKEND, Some(backend.to_owned())),
+        ]);
+        for version in IpVersion::ALL {
+            let (mut own, mut data) = (None, None);
+            if self.subnets.iter().any(|net| IpVersion::of(&net.addr()) == version) {
+                own = Some(address(version).ok_or_else(|| {
+                    let option = if version == IpVersion::V4 { "ip" } else { "ip6" };
+                    let problem = format!(
+                        "it has no {version} address in its status or in annotations, which flannel needs; use --{option}-autodetection-method"
+                    );
+                    AgentError::Node { node: node.to_owned(), problem }
+                })?);
+                let derived = || vtep_mac(node, version).to_string();
+                let mac = mac.filter(|_| version == IpVersion::V4).map_or_else(derived, str::to_owned);
+                data = Some(match self.vni {
+                    None => "null".to_owned(),
+                    Some(vni) => json!({"VNI": vni, "VtepMAC": mac}).to_string(),
+                });
             }
-        };
-        let values = [
-            (Node::FLANNEL_MANAGED, "true"),
-            (Node::FLANNEL_BACKEND, backend),
-            (Node::FLANNEL_DATA, &data),
-            (Node::FLANNEL_ADDRESS, address),
-        ];
-        let values = values.into_iter().map(|(name, value)| (name, Some(value.to_owned())));
-        values.chain(Node::FLANNEL_V6.map(|name| (name, None))).collect()
+            values.insert(Node::FLANNEL_ADDRESS.of(version), own);
+            values.insert(Node::FLANNEL_DATA.of(version), data);
+        }
+        Ok(values)
+    }
+}
+
+const NO_NETWORK: &str = "it has no network in spec.podCIDRs, which flannel needs (IPv4 on a Windows node); let the controller manager \
+                          allocate them (--allocate-node-cidrs), or remove --flannel (TORTIE_FLANNEL)";
+
+/// The networks that a node announces, and whether packets travel there by VXLAN. Without a pool for IPv6, pods have IPv4 only.
+fn of_pools(nets: Vec<IpNet>, pools: &[IpPool]) -> Result<(Vec<IpNet>, bool), String> {
+    let mut found: Vec<(IpNet, &IpPool)> = Vec::new();
+    for net in nets {
+        match tortie_calc::pool_of_network(pools.iter(), &net) {
+            Some(pool) => found.push((net, pool)),
+            None if !found.is_empty() => {}
+            None => {
+                return Err(format!(
+                    "no IPPool contains the network {net} of its pods; create one with flannel's network, assignmentMode \
+                     Manual, and vxlanMode Always (backend vxlan) or Never (backend host-gw)"
+                ));
+            }
+        }
+    }
+    if let Some(problem) = found.iter().find_map(|(_, pool)| tortie_calc::unfit_for_flannel(pool)) {
+        return Err(problem);
+    }
+    let is_vxlan = |pool: &IpPool| pool.spec.vxlan_mode != EncapsulationMode::Never;
+    match &found[..] {
+        [] => Err(NO_NETWORK.to_owned()),
+        [(_, one), (_, other)] if is_vxlan(one) != is_vxlan(other) => Err(format!(
+            "IPPools {} and {} differ in vxlanMode, and flannel has one backend for both families; set the same mode",
+            one.metadata.name, other.metadata.name
+        )),
+        [(_, pool), ..] => {
+            let is_vxlan = is_vxlan(pool);
+            Ok((found.into_iter().map(|(net, _)| net).collect(), is_vxlan))
+        }
     }
 }
 
@@ -162,13 +221,17 @@ impl OwnLease {
 /// have another MAC address than that which is derived from the name, or announced beside (Windows); with the backend host-gw, nobody
 /// can tell.
 pub(crate) fn stale_annotations(node: &str, current: &Value) -> BTreeMap<&'static str, Option<String>> {
-    let derived = vtep_mac(node, IpVersion::V4).to_string();
     let announced = current[Node::VXLAN_MAC].as_str().filter(|mac| !mac.is_empty());
-    let is_own = current[Node::FLANNEL_DATA]
-        .as_str()
-        .is_some_and(|data| data.contains(&derived) || announced.is_some_and(|mac| data.contains(mac)));
-    let names = [Node::FLANNEL_MANAGED, Node::FLANNEL_BACKEND, Node::FLANNEL_DATA, Node::FLANNEL_ADDRESS];
-    names.into_iter().filter(|_| is_own).map(|name| (name, None)).collect()
+    let is_own = IpVersion::ALL.into_iter().any(|version| {
+        let derived = vtep_mac(node, version).to_string();
+        let announced = announced.filter(|_| version == IpVersion::V4);
+        let data = current[Node::FLANNEL_DATA.of(version)].as_str().unwrap_or_default();
+        data.contains(&derived) || announced.is_some_and(|mac| data.contains(mac))
+    });
+    let of_families = [Node::FLANNEL_DATA, Node::FLANNEL_ADDRESS].into_iter();
+    let of_families = of_families.flat_map(|names| IpVersion::ALL.map(|version| names.of(version)));
+    let names = [Node::FLANNEL_MANAGED, Node::FLANNEL_BACKEND].into_iter().chain(of_families);
+    names.filter(|name| is_own && !current[*name].is_null()).map(|name| (name, None)).collect()
 }
 
 #[cfg(test)]
@@ -177,16 +240,20 @@ mod tests {
 
     use super::*;
 
-    async fn read(spec: Value, pool: Option<&str>, vni: Option<u32>) -> Result<OwnLease, String> {
+    /// The lease of a Node with this `spec` and pools `flannel` and `flannel-v6` of these modes.
+    async fn read_both(spec: Value, pools: [Option<&str>; 2], vni: Option<u32>) -> Result<OwnLease, String> {
         let store = Embedded::in_memory().unwrap();
         let node = json!({"metadata": {"name": "n"}, "spec": spec});
         store.create(&Key::global(Kind::Node, "n"), node).await.unwrap();
-        if let Some(mode) = pool {
+        for (name, cidr, mode) in
+            [("flannel", "10.244.0.0/16", pools[0]), ("flannel-v6", "fd00:244::/48", pools[1])]
+        {
+            let Some(mode) = mode else { continue };
             let pool = json!({
-                "apiVersion": "projectcalico.org/v3", "kind": "IPPool", "metadata": {"name": "flannel"},
-                "spec": {"cidr": "10.244.0.0/16", "vxlanMode": mode, "ipipMode": "Never", "assignmentMode": "Manual"},
+                "apiVersion": "projectcalico.org/v3", "kind": "IPPool", "metadata": {"name": name},
+                "spec": {"cidr": cidr, "vxlanMode": mode, "ipipMode": "Never", "assignmentMode": "Manual"},
             });
-            store.create(&Key::global(Kind::IpPool, "flannel"), pool).await.unwrap();
+            store.create(&Key::global(Kind::IpPool, name), pool).await.unwrap();
         }
         if let Some(vni) = vni {
             let felix = json!({
@@ -195,7 +262,15 @@ mod tests {
             });
             store.create(&Key::global(Kind::FelixConfiguration, "default"), felix).await.unwrap();
         }
-        OwnLease::read(&store, "n").await.map_err(|error| error.to_string())
+        OwnLease::read(&store, "n", &IpVersion::ALL).await.map_err(|error| error.to_string())
+    }
+
+    async fn read(spec: Value, pool: Option<&str>, vni: Option<u32>) -> Result<OwnLease, String> {
+        read_both(spec, [pool, None], vni).await
+    }
+
+    fn address(version: IpVersion) -> Option<String> {
+        Some(if version == IpVersion::V4 { "192.0.2.7".to_owned() } else { "2001:db8::7".to_owned() })
     }
 
     #[tokio::test]
@@ -213,21 +288,20 @@ mod tests {
             ),
         ] {
             let lease = read(spec(), Some(mode), vni).await.unwrap();
-            assert_eq!(
-                lease.tunnel_address().map(|address| address.to_string()).as_deref(),
-                tunnel,
-                "{mode}"
-            );
-            let written = lease.annotations("n", None, "192.0.2.7");
-            let written = |name: &str| written[name].clone().unwrap();
-            assert_eq!(written(Node::FLANNEL_BACKEND), backend);
-            assert_eq!(written(Node::FLANNEL_DATA), data);
-            assert_eq!(written(Node::FLANNEL_ADDRESS), "192.0.2.7");
-            assert_eq!(written(Node::FLANNEL_MANAGED), "true");
+            let tunnels: Vec<IpAddr> = tunnel.into_iter().map(|tunnel| tunnel.parse().unwrap()).collect();
+            assert_eq!(lease.tunnel_addresses(), tunnels, "{mode}");
+            let written = lease.annotations("n", None, address).unwrap();
+            let written = |name: &str| written[name].clone();
+            assert_eq!(written(Node::FLANNEL_BACKEND).as_deref(), Some(backend));
+            assert_eq!(written(Node::FLANNEL_DATA.of(IpVersion::V4)).as_deref(), Some(data));
+            assert_eq!(written(Node::FLANNEL_ADDRESS.of(IpVersion::V4)), address(IpVersion::V4));
+            assert_eq!(written(Node::FLANNEL_MANAGED).as_deref(), Some("true"));
+            assert_eq!(written(Node::FLANNEL_DATA.of(IpVersion::V6)), None);
+            assert_eq!(written(Node::FLANNEL_ADDRESS.of(IpVersion::V6)), None);
         }
         for (spec, pool, expected) in [
             (json!({}), Some("Always"), "--allocate-node-cidrs"),
-            (json!({"podCIDR": "fd00::/64"}), Some("Always"), "no IPv4 network"),
+            (json!({"podCIDR": "fd00::/64"}), Some("Always"), "no IPPool contains the network fd00::/64"),
             (spec(), None, "assignmentMode Manual"),
             (json!({"podCIDR": "10.9.7.0/24"}), Some("Always"), "no IPPool contains the network 10.9.7.0/24"),
             (spec(), Some("CrossSubnet"), "IPPool flannel has vxlanMode CrossSubnet"),
@@ -235,6 +309,58 @@ mod tests {
             let error = read(spec, pool, None).await.unwrap_err();
             assert!(error.contains(expected), "{expected}: {error}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_node_announces_both_families_if_both_have_a_pool() {
+        let [v4, v6] = [IpVersion::V4, IpVersion::V6];
+        let spec = |cidrs: &[&str]| json!({"podCIDR": cidrs[0], "podCIDRs": cidrs});
+        let both = ["10.244.7.0/24", "fd00:244:0:7::/64"];
+        let ipam = |sets: &[&str]| {
+            let ranges: Vec<Value> = sets.iter().map(|subnet| json!([{"subnet": subnet}])).collect();
+            json!({"type": "host-local", "ranges": ranges}).to_string()
+        };
+        let only_v4 = json!({"type": "host-local"}).to_string();
+        for (cidrs, pools, data, data_v6, expected) in [
+            (
+                &both[..],
+                [Some("Always"), Some("Always")],
+                true,
+                true,
+                ipam(&["usePodCidr", "usePodCidrIPv6"]),
+            ),
+            (&both, [Some("Never"), Some("Never")], true, true, ipam(&["usePodCidr", "usePodCidrIPv6"])),
+            (&both, [Some("Always"), None], true, false, only_v4.clone()),
+            (&both[..1], [Some("Always"), Some("Always")], true, false, only_v4),
+            (&both[1..], [None, Some("Always")], false, true, ipam(&["usePodCidrIPv6"])),
+        ] {
+            let lease = read_both(spec(cidrs), pools, None).await.unwrap();
+            let written = lease.annotations("n", None, address).unwrap();
+            for (version, has) in [(v4, data), (v6, data_v6)] {
+                let of = |names: tortie_api::kubernetes::OfFamilies| written[names.of(version)].clone();
+                let mac = vtep_mac("n", version);
+                let data = match pools {
+                    [_, Some("Never")] => "null".to_owned(),
+                    _ => format!(r#"{{"VNI":4096,"VtepMAC":"{mac}"}}"#),
+                };
+                assert_eq!(of(Node::FLANNEL_DATA), has.then_some(data), "{cidrs:?} {pools:?}");
+                assert_eq!(
+                    of(Node::FLANNEL_ADDRESS),
+                    address(version).filter(|_| has),
+                    "{cidrs:?} {pools:?}"
+                );
+            }
+            #[cfg(target_os = "linux")]
+            assert_eq!(lease.linux_addresses(), expected.parse().unwrap());
+            let lacks = lease.annotations("n", None, |version| address(version).filter(|_| version == v4));
+            assert_eq!(lacks.is_err(), data_v6, "{lacks:?}");
+        }
+        let tunnels = read_both(spec(&both), [Some("Always"), Some("Always")], None).await.unwrap();
+        let expected: Vec<IpAddr> =
+            ["10.244.7.0", "fd00:244:0:7::"].map(|text| text.parse().unwrap()).to_vec();
+        assert_eq!(tunnels.tunnel_addresses(), expected);
+        let differ = read_both(spec(&both), [Some("Always"), Some("Never")], None).await.unwrap_err();
+        assert!(differ.contains("IPPools flannel and flannel-v6 differ in vxlanMode"), "{differ}");
     }
 
     #[tokio::test]
@@ -254,21 +380,27 @@ mod tests {
             assert!(error.contains(remedy), "{error}");
             let section = json!({"type": "host-local",
                 "ranges": [[{"subnet": "10.244.7.0/24", "rangeStart": "10.244.7.3"}]]});
-            assert_eq!(lease.windows_addresses(), section.to_string().parse().unwrap());
+            assert_eq!(lease.windows_addresses(), Some(section.to_string().parse().unwrap()));
         }
     }
 
     #[test]
     fn only_own_annotations_are_stale() {
-        let stale = |data: &str| stale_annotations("n", &json!({Node::FLANNEL_DATA: data})).len();
-        assert_eq!(stale(r#"{"VNI":4096,"VtepMAC":"66:d1:85:4c:ae:89"}"#), 4);
-        assert_eq!(stale(r#"{"VNI":4096,"VtepMAC":"66:d1:85:4c:ae:88"}"#), 0);
-        assert_eq!(stale("null"), 0);
+        let [data, data_v6] = IpVersion::ALL.map(|version| Node::FLANNEL_DATA.of(version));
+        let stale = |name: &str, data: &str| {
+            let current = json!({Node::FLANNEL_MANAGED: "true", name: data});
+            stale_annotations("n", &current).len()
+        };
+        assert_eq!(stale(data, r#"{"VNI":4096,"VtepMAC":"66:d1:85:4c:ae:89"}"#), 2);
+        assert_eq!(stale(data, r#"{"VNI":4096,"VtepMAC":"66:d1:85:4c:ae:88"}"#), 0);
+        let of_v6 = format!(r#"{{"VNI":4096,"VtepMAC":"{}"}}"#, vtep_mac("n", IpVersion::V6));
+        assert_eq!((stale(data_v6, &of_v6), stale(data, &of_v6)), (2, 0));
+        assert_eq!(stale(data, "null"), 0);
         assert_eq!(stale_annotations("n", &Value::Null).len(), 0);
         // HNS has chosen the MAC address of a Windows node.
-        let data = r#"{"VNI":4096,"VtepMAC":"00:15:5d:01:02:03"}"#;
-        for (mac, expected) in [("00:15:5d:01:02:03", 4), ("00:15:5d:01:02:04", 0), ("", 0)] {
-            let current = json!({Node::FLANNEL_DATA: data, Node::VXLAN_MAC: mac});
+        let own = r#"{"VNI":4096,"VtepMAC":"00:15:5d:01:02:03"}"#;
+        for (mac, expected) in [("00:15:5d:01:02:03", 1), ("00:15:5d:01:02:04", 0), ("", 0)] {
+            let current = json!({data: own, Node::VXLAN_MAC: mac});
             assert_eq!(stale_annotations("n", &current).len(), expected, "{mac:?}");
         }
     }

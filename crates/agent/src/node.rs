@@ -168,8 +168,9 @@ async fn prepare_linux(
     flannel: bool,
 ) -> Result<Prepared, AgentError> {
     let announced = Announced::on_linux(store, ipam, node, methods, flannel).await?;
+    let cni_ipam = announced.cni_ipam();
     let prepared = open_linux(tortie_linux::dataplane::Config::default(), Some(announced))?;
-    Ok(Prepared { cni_ipam: flannel.then(CniIpam::host_local), ..prepared })
+    Ok(Prepared { cni_ipam, ..prepared })
 }
 
 /// The dataplane for pods that another plugin connects.
@@ -228,7 +229,8 @@ async fn prepare_windows(
     let methods = extras.address_methods.clone();
     let finder = AddressFinder { methods, machine: Machine::Windows(host.clone()) };
     let kind = network_kind(store, node, network).await?;
-    let lease = if extras.flannel { Some(OwnLease::read(store, node).await?) } else { None };
+    let lease =
+        if extras.flannel { Some(OwnLease::read(store, node, &[IpVersion::V4]).await?) } else { None };
     let mut blocks = match &lease {
         Some(lease) => vec![lease.windows_block(node, network)?],
         None => ipam.ensure_blocks().await?,
@@ -272,13 +274,14 @@ async fn prepare_windows(
     let dataplane = dataplane.with_bridge(network == WindowsNetwork::L2Bridge);
     let dataplane = dataplane.with_static_rules(static_rules).with_services(services);
     let wiring = WindowsWiring::new(hcn).with_networks(dataplane.networks());
+    let cni_ipam = lease.as_ref().and_then(OwnLease::windows_addresses);
     let announced =
         Announced::on_windows(store, node, &made, dataplane.current_network(), finder, lease).await?;
     Ok(Prepared {
         dataplane: Box::new(dataplane),
         wiring: Arc::new(wiring),
         announced: Some(announced),
-        cni_ipam: lease.map(|lease| lease.windows_addresses()),
+        cni_ipam,
     })
 }
 

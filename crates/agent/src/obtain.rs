@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::IpNet;
 use serde_json::Value;
 use tokio::sync::OwnedMutexGuard;
 use tortie_api::kubernetes::Pod;
@@ -30,8 +30,8 @@ pub(crate) struct Obtained {
     pub(crate) published: Option<Position>,
     /// What the allocation has made of the prepared link.
     pub(crate) link: Link,
-    /// Keeps other calls from using the same address until this one is done.
-    _turn: Option<OwnedMutexGuard<()>>,
+    /// Keeps other calls from using the same addresses until this one is done.
+    _turns: Vec<OwnedMutexGuard<()>>,
 }
 
 impl Pods {
@@ -72,7 +72,7 @@ impl Pods {
         )?;
         if let Some(address) = wanted.outside {
             let from = format!("the address {address} of the annotation cni.projectcalico.org/ipAddrsNoIpam");
-            return self.outside(id, from, address.into()).await;
+            return self.outside(id, &[(from, IpAddr::V4(address).into())]).await;
         }
         let request = Request {
             handle: handle(call),
@@ -81,16 +81,17 @@ impl Pods {
             namespace_labels: namespace.labels,
             ..Request::default()
         };
-        match (source, call.delegated) {
-            (AddressSource::Pools, _) => self.of_pools(call, id, &request, wanted, publication).await,
-            (AddressSource::System, _) => self.chosen_by_system(call, id, &request).await,
-            (_, Some(net)) => {
-                let from = format!("the address {} of ipam.type {}", net.addr(), source.name());
-                self.outside(id, from, net).await
-            }
-            (_, None) => {
+        match source {
+            AddressSource::Pools => self.of_pools(call, id, &request, wanted, publication).await,
+            AddressSource::System => self.chosen_by_system(call, id, &request).await,
+            AddressSource::HostLocal | AddressSource::Plugin(_) if call.delegated.is_empty() => {
                 let msg = format!("the plugin has passed no address of ipam.type {}", source.name());
                 Err(Failure::new(Code::INVALID_CONFIG, msg, "install tortie-cni of the agent's version"))
+            }
+            AddressSource::HostLocal | AddressSource::Plugin(_) => {
+                let from = |net: &IpNet| format!("the address {} of ipam.type {}", net.addr(), source.name());
+                let nets: Vec<_> = call.delegated.iter().map(|net| (from(net), *net)).collect();
+                self.outside(id, &nets).await
             }
         }
     }
@@ -121,7 +122,7 @@ impl Pods {
             };
             addresses.push(one);
         }
-        Ok(Obtained { addresses, outside: false, published, link, _turn: None })
+        Ok(Obtained { addresses, outside: false, published, link, _turns: Vec::new() })
     }
 
     /// The requests for addresses of Tortie's own IPAM, each with the address that is wanted, if any.
@@ -161,18 +162,34 @@ impl Pods {
         Ok(due)
     }
 
-    /// An address that the agent's IPAM does not know. Nobody else may have it, wherever it is from.
-    async fn outside(&self, id: &EndpointId, from: String, net: Ipv4Net) -> Result<Obtained, Failure> {
+    /// Addresses that the agent's IPAM does not know, each with where it is from. Nobody else may have them, wherever they are from.
+    async fn outside(&self, id: &EndpointId, nets: &[(String, IpNet)]) -> Result<Obtained, Failure> {
+        let (mut addresses, mut turns) = (Vec::new(), Vec::new());
+        // Two calls wait for each other only if they lock in different orders; IPv4 comes first.
+        for (from, net) in nets {
+            turns.push(self.addressing.lock(&net.addr()).await);
+            self.refuse_outside(id, from, net).await?;
+            addresses.push(PodAddress { address: net.addr(), block: net.trunc() });
+        }
+        Ok(Obtained { addresses, outside: true, published: None, link: Link::Unchanged, _turns: turns })
+    }
+
+    /// Refuses an address that the pod cannot have.
+    async fn refuse_outside(&self, id: &EndpointId, from: &str, net: &IpNet) -> Result<(), Failure> {
         let address = net.addr();
-        let turn = self.addressing.lock(&address).await;
-        let holder = self.in_force.borrow().holders.get(&IpAddr::V4(address)).cloned();
+        if address.is_ipv6() && !self.wiring.has_ipv6() {
+            let msg = format!("{from} is for {id}, and pods of this node have IPv4 addresses only");
+            let remedy = "take the IPv6 ranges out of ipam, or use a Linux node";
+            return Err(Failure::new(Code::NOT_SUPPORTED, msg, remedy));
+        }
+        let holder = self.in_force.borrow().holders.get(&address).cloned();
         if let Some(holder) = holder.filter(|holder| holder != id) {
             let msg = format!("{from} belongs to pod {holder}");
             return Err(Failure::new(Code::TRY_AGAIN_LATER, msg, "it is free when that pod is deleted"));
         }
         let pool = self
             .ipam
-            .giving_pool(address.into())
+            .giving_pool(address)
             .await
             .map_err(|error| Failure::new(Code::IPAM, "the IPPools cannot be read", error.to_string()))?;
         if let Some(pool) = pool {
@@ -180,14 +197,7 @@ impl Pods {
             let remedy = "use another network, or set assignmentMode Manual or disabled in the IPPool";
             return Err(Failure::new(Code::IPAM, msg, remedy));
         }
-        let own = PodAddress { address: address.into(), block: net.trunc().into() };
-        Ok(Obtained {
-            addresses: vec![own],
-            outside: true,
-            published: None,
-            link: Link::Unchanged,
-            _turn: Some(turn),
-        })
+        Ok(())
     }
 
     /// An address that the operating system chooses. IPAM records it, so that it gives it to nobody else.
@@ -221,23 +231,23 @@ impl Pods {
                         outside: false,
                         published: None,
                         link: Link::Unchanged,
-                        _turn: None,
+                        _turns: Vec::new(),
                     });
                 }
             }
         }
     }
 
-    /// The IPv4 networks of the node's pods (`Node.spec.podCIDRs`), for host-local.
+    /// The networks of the node's pods (`Node.spec.podCIDRs`), for host-local.
     pub(crate) async fn pod_cidrs(&self) -> Result<Success, Failure> {
         let key = Key::global(Kind::Node, &self.node);
         let node = self.store.get(&key).await.map_err(store_failure)?;
         let spec = node.as_ref().map_or(&Value::Null, |node| &node.value["spec"]);
         let several = spec["podCIDRs"].as_array().filter(|nets| !nets.is_empty());
         let nets = several.map_or_else(|| vec![&spec["podCIDR"]], |nets| nets.iter().collect());
-        let nets: Vec<Ipv4Net> = nets.iter().filter_map(|net| net.as_str()?.parse().ok()).collect();
+        let nets: Vec<IpNet> = nets.iter().filter_map(|net| net.as_str()?.parse().ok()).collect();
         if nets.is_empty() {
-            let msg = format!("{key} has no IPv4 network in spec.podCIDRs, which host-local needs");
+            let msg = format!("{key} has no network in spec.podCIDRs, which host-local needs");
             let remedy =
                 "let the controller manager allocate them (--allocate-node-cidrs), or write ipam.subnet";
             return Err(Failure::new(Code::TRY_AGAIN_LATER, msg, remedy));

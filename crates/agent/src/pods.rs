@@ -5,7 +5,7 @@
 //! address is reused while a pod still has it.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -54,7 +54,7 @@ pub(crate) struct Pods {
     /// another one, while the ADD of the first continues.
     pub(crate) busy: Locks<EndpointId>,
     /// One call at a time for each address of another IPAM plugin.
-    pub(crate) addressing: Locks<Ipv4Addr>,
+    pub(crate) addressing: Locks<IpAddr>,
     pub(crate) store: Arc<dyn Endpoints>,
     pub(crate) ipam: Arc<Ipam>,
     pub(crate) wiring: Arc<dyn PodWiring>,

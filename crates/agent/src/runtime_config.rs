@@ -189,7 +189,7 @@ mod tests {
             interface: "eth0".to_owned(),
             args: args.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
             config: serde_json::from_value(whole).unwrap(),
-            delegated: None,
+            delegated: Vec::new(),
         }
     }
 

@@ -210,10 +210,11 @@ impl Calc {
     }
 
     fn update_node(&mut self, name: &str, node: Option<Node>) {
-        let is_local = name == self.node;
-        let node =
-            if self.network.flannel { node.map(|node| network::translated(node, is_local)) } else { node };
-        let former = self.network.nodes().get(name);
+        let (is_local, former) = (name == self.node, self.network.nodes().get(name));
+        let node = match node {
+            Some(node) if self.network.flannel => Some(network::translated(node, is_local, former)),
+            node => node,
+        };
         self.sets.update_node(former, node.as_ref(), &self.state);
         self.network.update_node(name, node);
     }

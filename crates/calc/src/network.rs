@@ -119,8 +119,9 @@ impl Network {
 
     pub(crate) fn update_node(&mut self, name: &str, node: Option<Node>) {
         if self.flannel {
-            let lease = node.as_ref().and_then(Node::flannel_lease);
-            let changed = self.pod_networks.update(name, lease.map(|lease| lease.subnet.into()));
+            let lease = |version| node.as_ref()?.flannel_lease(version);
+            let subnets = IpVersion::ALL.into_iter().filter_map(|version| Some(lease(version)?.subnet));
+            let changed = self.pod_networks.update(name, subnets.collect());
             self.dirty.blocks.extend(changed);
         }
         if put(&mut self.nodes, name.to_owned(), node) {
@@ -252,7 +253,9 @@ impl Network {
     /// The node's settings: its own take precedence over those of all nodes.
     fn settings(&self, name: &str) -> Settings {
         let pools = self.pools.values().map(|pool| (pool.spec.cidr, pool.spec.nat_outgoing));
-        Settings::new(&self.felix(name), pools.collect())
+        let felix = self.felix.iter().map(|(name, spec)| (name.as_str(), spec));
+        let vxlan_ports = FelixConfigurationSpec::vxlan_ports(felix);
+        Settings { vxlan_ports, ..Settings::new(&self.felix(name), pools.collect()) }
     }
 
     pub(crate) fn pools(&self) -> impl Iterator<Item = &IpPool> {

@@ -1,10 +1,12 @@
 //! `tortie install`: prints the manifests of an installation, or applies them and waits until every node is ready.
 
 pub(crate) mod cluster;
+mod flannel;
 mod preflight;
 pub(crate) mod rollout;
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -57,6 +59,15 @@ pub(crate) struct Install {
         "ip6_autodetection_method", "cni_bin_dir", "cni_conf_dir", "cni_plugins",
     ])]
     policy_only: bool,
+    /// Move nodes from flannel (vxlan or host-gw) to Tortie one by one: agents run on Linux nodes with the label
+    /// tortie.io/network=tortie, and their pods keep the addresses of spec.podCIDRs. Reads flannel's configuration in the cluster
+    #[arg(long, conflicts_with_all = [
+        "pool", "pool_v6", "nat_outgoing", "encapsulation", "bgp", "direct_routes", "policy_only",
+    ])]
+    flannel: bool,
+    /// With --flannel: a copy of flannel's net-conf.json, if no DaemonSet kube-flannel-ds has one
+    #[arg(long, value_name = "FILE", requires = "flannel")]
+    flannel_config: Option<PathBuf>,
     /// With --policy-only: the prefixes of the names of pods' interfaces, separated by commas; by default, eni,gke,azv,cali
     #[arg(long, value_name = "PREFIX", requires = "policy_only")]
     pod_interface_prefix: Option<String>,
@@ -147,7 +158,15 @@ impl Install {
         crate::log("warn");
         if self.dry_run {
             let pool = self.pool.map_or_else(|| pool(DEFAULT_POOL), Ok).map_err(anyhow::Error::msg)?;
-            output::text(&tortie_deploy::manifest(&self.values(pool, self.pool_v6)));
+            let mut objects = tortie_deploy::objects(&self.values(pool, self.pool_v6));
+            if self.flannel {
+                let file = self.flannel_config.as_deref();
+                let file = file.context("--dry-run asks no cluster, so --flannel needs --flannel-config")?;
+                let api_version = CalicoGroup::Crd.to_string();
+                let of_flannel = flannel::objects(&flannel::read_file(file)?, file, &api_version);
+                objects.extend(of_flannel.map_err(anyhow::Error::msg)?);
+            }
+            output::text(&tortie_deploy::documents(&objects));
             return Ok(ExitCode::SUCCESS);
         }
         crate::runtime()?.block_on(self.install())
@@ -164,6 +183,7 @@ impl Install {
             bgp: self.bgp,
             direct_routes: self.direct_routes,
             policy_only: self.policy_only,
+            flannel: self.flannel,
             pod_interface_prefix: self.pod_interface_prefix.clone(),
             ip_autodetection_method: self.ip_autodetection_method.as_ref().map(ToString::to_string),
             ip6_autodetection_method: self.ip6_autodetection_method.as_ref().map(ToString::to_string),
@@ -180,16 +200,18 @@ impl Install {
     async fn install(self) -> anyhow::Result<ExitCode> {
         let cluster = self.cluster.open().await?;
         let found = preflight::read(&cluster).await?;
-        let decision = match self.policy_only {
-            true => preflight::decide_policy_only(&found, self.force),
-            false => preflight::decide(&found, (self.pool, self.pool_v6), self.force),
+        let of_flannel = if self.flannel { self.of_flannel(&cluster, &found).await? } else { Vec::new() };
+        let decision = match (self.policy_only, self.flannel) {
+            (true, _) => preflight::decide_policy_only(&found, self.force),
+            (_, true) => preflight::decide_flannel(&found, &of_flannel, self.force),
+            _ => preflight::decide(&found, (self.pool, self.pool_v6), self.force),
         };
         let decision = decision.map_err(anyhow::Error::msg)?;
         for warning in &decision.warnings {
             output::error_line(&format!("warning: {warning}"));
         }
         output::line(&format!("pods get addresses of {}", decision.described));
-        let has_routes = self.policy_only || self.bgp || self.direct_routes;
+        let has_routes = self.policy_only || self.flannel || self.bgp || self.direct_routes;
         if self.encapsulation == Encapsulation::None && !has_routes {
             output::error_line(
                 "warning: without encapsulation, --bgp and --direct-routes, pods of different nodes reach each other only by routes of your own",
@@ -204,16 +226,30 @@ impl Install {
             }
             apply(&cluster, &object).await?;
         }
+        for object in &of_flannel {
+            apply(&cluster, object).await?;
+        }
         // What an earlier installation with other values has allowed.
         for object in tortie_deploy::unwanted(&values) {
             if cluster.delete_path(&path_of(&object)?).await? {
                 output::line(&format!("{} deleted", name_of(&object)));
             }
         }
-        if self.no_wait {
+        if self.flannel {
+            output::line(&flannel::next_steps());
+        }
+        if self.no_wait || self.flannel && !found.has_moved_nodes() {
             return Ok(ExitCode::SUCCESS);
         }
         wait(&cluster, Duration::from_secs(self.timeout)).await
+    }
+}
+
+impl Install {
+    /// The objects that a cluster with flannel needs.
+    async fn of_flannel(&self, cluster: &Kubernetes, found: &preflight::Found) -> anyhow::Result<Vec<Value>> {
+        let (text, source) = flannel::read(cluster, found, self.flannel_config.as_deref()).await?;
+        flannel::objects(&text, &source, &found.group.to_string()).map_err(anyhow::Error::msg)
     }
 }
 

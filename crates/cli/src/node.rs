@@ -1,7 +1,9 @@
 //! `tortie node`: what an installation does on a node beside the agent.
 
 mod calico;
+mod configurations;
 mod diags;
+mod flannel;
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
@@ -10,13 +12,14 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
+use ipnet::IpNet;
 use tortie_deploy::{CNI_CONFIG_FILE, CNI_PLUGIN};
 
 #[derive(clap::Subcommand)]
 pub(crate) enum NodeCommand {
     /// Install the CNI plugin for the container runtime
     InstallPlugin(InstallPlugin),
-    /// Remove everything of Tortie from this node, whose pods lose their network; or what Calico has left there
+    /// Remove everything of Tortie from this node, whose pods lose their network; or what Calico or flannel has left there
     Cleanup(Cleanup),
     /// Write what this node has into an archive for bug reports: nftables, links, routes, neighbours, kernel parameters, CNI
     /// configuration, what the agent answers, its logs
@@ -51,15 +54,22 @@ impl NodeCommand {
 }
 
 #[derive(clap::Args)]
+#[command(group(clap::ArgGroup::new("of_others").args(["calico", "flannel"])))]
 pub(crate) struct Cleanup {
     /// Remove what Calico has left instead. Tortie's agent must run on this node, and Calico's must not
     #[arg(long)]
     calico: bool,
-    /// With --calico: print what would be removed, and change nothing
-    #[arg(long, requires = "calico")]
+    /// Remove what flannel has left instead. The node must have no pods of flannel, and no flanneld
+    #[arg(long)]
+    flannel: bool,
+    /// With --flannel: a network of its net-conf.json, for a node without /run/flannel/subnet.env; can be repeated
+    #[arg(long, value_name = "CIDR", requires = "flannel")]
+    flannel_network: Vec<IpNet>,
+    /// With --calico or --flannel: print what would be removed, and change nothing
+    #[arg(long, requires = "of_others")]
     dry_run: bool,
     /// Leave pods, routes and the VXLAN link to Calico, whose agent must run on this node: pods keep their network
-    #[arg(long, conflicts_with = "calico")]
+    #[arg(long, conflicts_with = "of_others")]
     for_calico: bool,
     /// Where the container runtime looks for network configurations
     #[arg(long, value_name = "FOLDER", default_value = "/etc/cni/net.d")]
@@ -82,6 +92,9 @@ impl Cleanup {
         crate::log("info");
         if self.calico {
             return calico::remove(&self.cni_conf_dir, self.dry_run);
+        }
+        if self.flannel {
+            return flannel::remove(&self.cni_conf_dir, &self.run_dir, &self.flannel_network, self.dry_run);
         }
         let _lock = self.lock_out_agents()?;
         let config = tortie_linux::dataplane::Config::default();
@@ -172,10 +185,17 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let run_dir = folder.path().to_owned();
         let (cni_conf_dir, cni_bin_dir, lib_dir) = (run_dir.clone(), run_dir.clone(), run_dir.clone());
-        let (calico, dry_run, for_calico) = (false, false, false);
-        let run_dir_of = run_dir.clone();
-        let cleanup =
-            Cleanup { calico, dry_run, for_calico, cni_conf_dir, cni_bin_dir, run_dir: run_dir_of, lib_dir };
+        let cleanup = Cleanup {
+            calico: false,
+            flannel: false,
+            flannel_network: Vec::new(),
+            dry_run: false,
+            for_calico: false,
+            cni_conf_dir,
+            cni_bin_dir,
+            run_dir: run_dir.clone(),
+            lib_dir,
+        };
         assert!(cleanup.lock_out_agents().unwrap().is_none());
         fs::create_dir(run_dir.join("tortie")).unwrap();
         let agent = File::create(run_dir.join("tortie/agent.sock.lock")).unwrap();

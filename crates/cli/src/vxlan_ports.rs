@@ -12,11 +12,13 @@ pub(crate) fn of_node(snapshot: &Snapshot, node: &str) -> u16 {
     of(&format!("node.{node}")).or(&of("default")).vxlan_port()
 }
 
-/// The ports to which pods of some node send no VXLAN packets.
+/// The ports to which pods send no VXLAN packets.
 pub(crate) fn closed_to_pods(snapshot: &Snapshot) -> BTreeSet<u16> {
-    let keys = snapshot.iter().map(|(key, _)| key).filter(|key| key.kind == Kind::FelixConfiguration);
-    let configured = keys.filter_map(|key| Some(spec(snapshot, key)?.vxlan_port()));
-    configured.chain([FelixConfigurationSpec::VXLAN_PORT]).collect()
+    let felix = snapshot.iter().filter_map(|(key, stored)| match &stored.resource {
+        Ok(Resource::FelixConfiguration(felix)) => Some((key.name.as_str(), &felix.spec)),
+        _ => None,
+    });
+    FelixConfigurationSpec::vxlan_ports(felix)
 }
 
 fn spec(snapshot: &Snapshot, key: &Key) -> Option<FelixConfigurationSpec> {
@@ -41,7 +43,7 @@ mod tests {
             let ports = closed_to_pods(&snapshot).into_iter().collect::<Vec<_>>();
             (of_node(&snapshot, "one"), of_node(&snapshot, "two"), ports)
         };
-        assert_eq!(set("other", json!(null)), (4789, 4789, vec![4789]));
+        assert_eq!(set("other", json!(9999)), (4789, 4789, vec![4789]), "the name belongs to no node");
         assert_eq!(set("default", json!(8472)), (8472, 8472, vec![4789, 8472]));
         assert_eq!(set("node.one", json!(4790)), (4790, 8472, vec![4789, 4790, 8472]));
         // 0 is none, and not the port of all.

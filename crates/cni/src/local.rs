@@ -140,12 +140,15 @@ mod system {
         let end = Instant::now() + patience;
         let mut pipe = open(address, end)?;
         let (done, answer) = mpsc::channel();
-        thread::Builder::new().spawn(move || {
+        let worker = thread::Builder::new().spawn(move || {
             // The receiver is gone if the answer comes too late.
             let _ = done.send(over(&mut pipe, &request, is_complete));
         })?;
         let left = end.saturating_duration_since(Instant::now());
-        answer.recv_timeout(left).unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+        let Ok(answer) = answer.recv_timeout(left) else { return Err(io::ErrorKind::TimedOut.into()) };
+        // The process may end next, and one that ends together with another of its threads was seen to hang under Wine.
+        let _ = worker.join();
+        answer
     }
 
     fn open(address: &Path, end: Instant) -> io::Result<File> {

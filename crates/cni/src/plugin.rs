@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 use std::{env, fs, io};
 
-use ipnet::Ipv4Net;
+use ipnet::IpNet;
 use serde_json::{Value, json};
 
 use crate::ipam::{Delegation, IpamResult};
@@ -85,8 +85,8 @@ fn run(environment: Environment<'_>, config: &[u8]) -> (Option<Value>, ExitCode)
     }
 }
 
-/// Carries out a call, with the IPAM plugin that the configuration names. The address comes before everything else, and
-/// goes after everything else, so that no pod has it any more when it is free.
+/// Carries out a call, with the IPAM plugin that the configuration names. The addresses come before everything else, and
+/// go after everything else, so that no pod has them any more when they are free.
 fn carry_out(
     invocation: &Invocation,
     config: &[u8],
@@ -101,7 +101,7 @@ fn carry_out(
     match invocation.command {
         Command::Add => {
             let addressed = delegation.add(&pod_cidrs)?;
-            let with_address = Invocation { delegated: Some(addressed.address), ..invocation.clone() };
+            let with_address = Invocation { delegated: addressed.addresses.clone(), ..invocation.clone() };
             match call(&with_address) {
                 Ok(success) => Ok((success, Some(addressed))),
                 Err(failure) => {
@@ -122,8 +122,8 @@ fn carry_out(
     }
 }
 
-/// The IPv4 networks of the node's pods, which the agent knows.
-fn pod_cidrs(invocation: &Invocation) -> Result<Vec<Ipv4Net>, Failure> {
+/// The networks of the node's pods, which the agent knows.
+fn pod_cidrs(invocation: &Invocation) -> Result<Vec<IpNet>, Failure> {
     let question = Invocation { command: Command::PodCidrs, ..invocation.clone() };
     let nets = call(&question)?.unwrap_or_default().ips;
     Ok(nets.iter().filter_map(|net| net.address.parse().ok()).collect())
@@ -231,7 +231,7 @@ fn read_invocation(environment: Environment<'_>, config: &[u8]) -> Result<Invoca
         interface: variable("CNI_IFNAME")?,
         args: read_args(&variable("CNI_ARGS")?)?,
         config: read_config(config, command)?,
-        delegated: None,
+        delegated: Vec::new(),
     };
     if matches!(command, Command::Add | Command::Del | Command::Check) {
         if !is_container_id(&invocation.container_id) {

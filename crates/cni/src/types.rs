@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use ipnet::Ipv4Net;
+use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value, json};
 use thiserror::Error;
@@ -59,10 +59,10 @@ pub struct Invocation {
     pub args: BTreeMap<String, String>,
     /// The configuration, from standard input.
     pub config: NetworkConfig,
-    /// ADD: the pod's address with the prefix length of its network, if the plugin has obtained it from host-local or
-    /// another IPAM plugin.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub delegated: Option<Ipv4Net>,
+    /// ADD: the pod's addresses with the prefix lengths of their networks, if the plugin has obtained them from host-local or
+    /// another IPAM plugin. At most one of each family, IPv4 first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub delegated: Vec<IpNet>,
 }
 
 /// The plugin's part of a network configuration. Unknown keys are kept.

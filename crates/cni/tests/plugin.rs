@@ -90,7 +90,7 @@ fn expected(dir: &Path, version: &str) -> Invocation {
             valid_attachments: None,
             extra: [("type".to_owned(), json!("tortie-cni"))].into_iter().collect(),
         },
-        delegated: None,
+        delegated: Vec::new(),
     }
 }
 

@@ -19,8 +19,8 @@ pub struct Settings {
     /// What happens to packets from pods to their own node, after the pod's policy (policy decision 3). Return equals
     /// Accept if other tables are evaluated in any case.
     pub endpoint_to_host: EndpointToHostAction,
-    /// The UDP port of VXLAN between Linux nodes.
-    pub vxlan_port: u16,
+    /// The UDP ports to which pods send no VXLAN packets (policy decision 38): those on which some node listens.
+    pub vxlan_ports: BTreeSet<u16>,
     /// Whether pods may send VXLAN packets, which are otherwise dropped before policy (policy decision 38).
     pub vxlan_from_workloads: bool,
     /// Whether pods may send IPIP packets, which are otherwise dropped before policy.
@@ -55,14 +55,8 @@ pub struct Failsafe {
 }
 
 impl Settings {
-    /// The UDP ports to which pods send no VXLAN packets (policy decision 38): another node may listen on either, as Windows
-    /// nodes have one of their own.
-    #[must_use]
-    pub fn vxlan_ports(&self) -> BTreeSet<u16> {
-        [self.vxlan_port, FelixConfigurationSpec::VXLAN_PORT].into()
-    }
-
-    /// The settings from FelixConfiguration and IPPools.
+    /// The settings from FelixConfiguration and IPPools. The ports of VXLAN are those of this node and of Windows nodes; other nodes may have
+    /// more ([`FelixConfigurationSpec::vxlan_ports`]).
     #[must_use]
     pub fn new(felix: &FelixConfigurationSpec, pools: BTreeMap<IpNet, bool>) -> Self {
         let failsafe = |port: &tortie_api::calico::FailsafePort| Failsafe {
@@ -94,7 +88,7 @@ impl Settings {
             failsafe_inbound: felix.failsafe_inbound().iter().map(failsafe).collect(),
             failsafe_outbound: felix.failsafe_outbound().iter().map(failsafe).collect(),
             endpoint_to_host: default_endpoint_to_host_action.unwrap_or_default(),
-            vxlan_port: felix.vxlan_port(),
+            vxlan_ports: [felix.vxlan_port(), FelixConfigurationSpec::VXLAN_PORT].into(),
             vxlan_from_workloads: allow_vxlan_packets_from_workloads.unwrap_or_default(),
             ipip_from_workloads: allow_ipip_packets_from_workloads.unwrap_or_default(),
             vxlan_mtu: vxlan_mtu.filter(|mtu| *mtu != 0),

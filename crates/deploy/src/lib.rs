@@ -15,7 +15,7 @@ use tortie_api::{from_yaml, to_yaml};
 
 pub use cni::{CNI_CONFIG_FILE, CNI_NETWORK, CNI_PLUGIN, ChainError, ChainedPlugins, cni_config};
 pub use controllers::CONTROLLERS;
-pub use node::{CLEANUP_SET, DAEMON_SET, HEALTH_PORT, cleanup};
+pub use node::{CLEANUP_SET, DAEMON_SET, HEALTH_PORT, NETWORK_LABEL, NETWORK_LABEL_VALUE, cleanup};
 pub use template::CONFIG_MAP;
 pub use values::{DEFAULT_IMAGE, DEFAULT_POOL, Encapsulation, PoolError, Values, check_pool};
 
@@ -129,7 +129,7 @@ pub fn unwanted(values: &Values) -> Vec<Value> {
     if values.bgp_secrets.is_empty() {
         unwanted.extend(node::secrets_role(Value::Null));
     }
-    if values.policy_only {
+    if values.policy_only || values.flannel {
         unwanted.extend([node::setup_role(), node::setup_binding()]);
     }
     unwanted
@@ -164,7 +164,9 @@ fn kustomization() -> String {
     }))
 }
 
-fn documents(objects: &[Value]) -> String {
+/// The objects as documents of one manifest.
+#[must_use]
+pub fn documents(objects: &[Value]) -> String {
     objects.iter().map(to_yaml).collect::<Vec<_>>().join("---\n")
 }
 

@@ -31,15 +31,37 @@ pub(crate) fn objects(values: &Values) -> Vec<Value> {
     let digest: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
     let template = Template::of(values, &digest);
     let mut objects = Vec::new();
-    if !values.policy_only {
+    if !values.policy_only && !values.flannel {
         objects.extend([setup_role(), setup_binding()]);
     }
     if !values.bgp_secrets.is_empty() {
         objects.extend(secrets_role(json!(values.bgp_secrets)));
     }
-    let agents = if values.policy_only { policy_only_daemon_set(&template) } else { daemon_set(&template) };
+    let mut agents =
+        if values.policy_only { policy_only_daemon_set(&template) } else { daemon_set(&template) };
+    if values.flannel {
+        beside_flannel(&mut agents["spec"]["template"]["spec"]);
+    }
     objects.extend([config, deployment(&template), agents]);
     objects
+}
+
+/// The label of nodes that run Tortie in a cluster with flannel.
+pub const NETWORK_LABEL: &str = "tortie.io/network";
+/// Its value.
+pub const NETWORK_LABEL_VALUE: &str = "tortie";
+/// Where flanneld writes its networks, which `tortie node cleanup --flannel` reads.
+const FLANNEL_DIR: &str = "/run/flannel";
+
+/// Agents run on nodes that have moved from flannel.
+fn beside_flannel(spec: &mut Value) {
+    spec["nodeSelector"][NETWORK_LABEL] = json!(NETWORK_LABEL_VALUE);
+    if let Some(volumes) = spec["volumes"].as_array_mut() {
+        volumes.push(folder("flannel", FLANNEL_DIR));
+    }
+    if let Some(mounts) = spec["containers"][0]["volumeMounts"].as_array_mut() {
+        mounts.push(json!({"name": "flannel", "mountPath": FLANNEL_DIR, "readOnly": true}));
+    }
 }
 
 /// The environment variables of agents.
@@ -325,6 +347,30 @@ mod tests {
         }
         let unwanted = crate::unwanted(&values);
         assert!(unwanted.contains(&setup_role()) && unwanted.contains(&setup_binding()));
+    }
+
+    /// Agents run where flannel does not, and have neither a pool of their own nor its permissions.
+    #[test]
+    fn agents_beside_flannel_run_on_labelled_nodes() {
+        let values = Values {
+            flannel: true,
+            ip_autodetection_method: Some("first-found".to_owned()),
+            ..Values::default()
+        };
+        let all = objects(&values);
+        let [config, _, agents] = &all[all.len() - 3..] else { panic!("{all:?}") };
+        let environment = json!({
+            "TORTIE_STORE": "kubernetes", "RUST_LOG": "info", "TORTIE_FLANNEL": "true",
+            "TORTIE_IP_AUTODETECTION_METHOD": "first-found",
+        });
+        assert_eq!(config["data"], environment);
+        let spec = &agents["spec"]["template"]["spec"];
+        let labels = json!({"kubernetes.io/os": "linux", NETWORK_LABEL: NETWORK_LABEL_VALUE});
+        assert_eq!(spec["nodeSelector"], labels);
+        assert!(spec["volumes"].to_string().contains(FLANNEL_DIR));
+        assert!(spec["containers"][0]["volumeMounts"].to_string().contains(FLANNEL_DIR));
+        let [.., others] = &objects(&Values::default())[..] else { panic!("no objects") };
+        assert_eq!(others["spec"]["template"]["spec"]["nodeSelector"], json!({"kubernetes.io/os": "linux"}));
     }
 
     /// Without names, a rule would allow every Secret.

@@ -38,7 +38,9 @@ pub struct Values {
     pub direct_routes: bool,
     /// Whether another CNI plugin connects the pods, so that agents only enforce policy.
     pub policy_only: bool,
-    /// Then, the prefixes of the names of pods' interfaces, separated by commas; `None` for those that agents know.
+    /// Whether nodes move from flannel to Tortie one by one, so that agents run on those with the label [`NETWORK_LABEL`](crate::NETWORK_LABEL) only.
+    pub flannel: bool,
+    /// With `policy_only`, the prefixes of the names of pods' interfaces, separated by commas; `None` for those that agents know.
     pub pod_interface_prefix: Option<String>,
     /// How agents find the own IPv4 address of a Linux node; `None` for what its kubelet reports.
     pub ip_autodetection_method: Option<String>,
@@ -105,6 +107,7 @@ impl Default for Values {
             bgp: false,
             direct_routes: false,
             policy_only: false,
+            flannel: false,
             pod_interface_prefix: None,
             ip_autodetection_method: None,
             ip6_autodetection_method: None,
@@ -130,6 +133,9 @@ impl Values {
             environment.insert("TORTIE_POLICY_ONLY".to_owned(), "true".to_owned());
             let prefix = self.pod_interface_prefix.clone();
             environment.extend(prefix.map(|prefix| ("TORTIE_POD_INTERFACE_PREFIX".to_owned(), prefix)));
+        } else if self.flannel {
+            environment.insert("TORTIE_FLANNEL".to_owned(), "true".to_owned());
+            environment.extend(self.of_nodes());
         } else {
             environment.extend(self.network());
         }
@@ -164,6 +170,13 @@ impl Values {
         if self.direct_routes {
             environment.insert("TORTIE_DIRECT_ROUTES".to_owned(), "true".to_owned());
         }
+        environment.extend(self.of_nodes());
+        environment
+    }
+
+    /// The environment variables that do not depend on the source of pods' addresses.
+    fn of_nodes(&self) -> BTreeMap<String, String> {
+        let mut environment = BTreeMap::new();
         for (name, method) in [
             ("TORTIE_IP_AUTODETECTION_METHOD", &self.ip_autodetection_method),
             ("TORTIE_IP6_AUTODETECTION_METHOD", &self.ip6_autodetection_method),

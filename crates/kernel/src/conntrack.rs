@@ -32,6 +32,15 @@ impl Conntrack {
         self.socket.request(&message(DELETE, |_| ())).map_err(refused("forget all connections"))
     }
 
+    /// The addresses from, to or with which connections are, before and after translation.
+    ///
+    /// # Errors
+    /// An error of the kernel.
+    pub fn addresses(&mut self) -> Result<BTreeSet<IpAddr>> {
+        let connections = self.socket.dump(&message(GET, |_| ())).map_err(refused("list connections"))?;
+        Ok(connections.iter().flat_map(addresses_of).collect())
+    }
+
     /// Removes the connections from, to or translated with one of these addresses, and returns their number.
     ///
     /// # Errors

@@ -6,22 +6,21 @@
 mod running;
 
 use std::fmt;
-use std::path::Path;
 
 use tortie_kernel::ipset;
 use tortie_kernel::nftables::Nft;
-use tortie_kernel::nftables::leftovers::{Leftover, Leftovers, Marks};
+use tortie_kernel::nftables::leftovers::Marks;
 use tortie_kernel::route::{Address, Change, Link, LinkSetting, Route, RouteSocket};
-use tortie_kernel::xtables::{self, Legacy, LegacyFamily, Marked};
 
 use crate::Error;
 use crate::dataplane::{Config, OVERLAY_MARK, ROUTE_PROTOCOL};
 use crate::error::tolerate_gone;
+use crate::foreign_chains::ForeignChains;
 
 pub use running::running;
 
 /// Calico's objects in nftables: tables of its own, or chains and rules in those of `iptables` (`felix/rules`).
-const MARKS: Marks<'static> = Marks { table: "calico", chains: "cali-", comments: "cali:" };
+const MARKS: Marks<'static> = Marks { tables: &["calico"], chains: "cali-", comments: "cali:" };
 /// The prefixes of its IP sets (`felix/ipsets`): version 4 and 6, permanent and temporary.
 const SETS: [&str; 4] = ["cali40", "cali60", "cali4t", "cali6t"];
 /// `RTPROT` of its routes (`felix/dataplane/linux`).
@@ -32,13 +31,11 @@ pub(crate) const BIRD_PROTOCOL: u8 = 12;
 const LINKS: [&str; 4] = ["wireguard.cali", "wg-v6.cali", "bpfin.cali", "bpfout.cali"];
 /// The link of IPIP, which the kernel creates and nobody can delete.
 const IPIP: &str = "tunl0";
-/// How often the removal from nftables is tried when others change it at the same time.
-const ATTEMPTS: usize = 10;
 
 /// What Calico has left, in the calling thread's network namespace.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Found {
-    leftovers: Leftovers,
+    chains: ForeignChains,
     sets: Vec<String>,
     routes: Vec<Route>,
     /// The VXLAN links, without the mark of Tortie.
@@ -46,10 +43,6 @@ pub struct Found {
     links: Vec<Link>,
     /// The addresses of the link of IPIP.
     ipip: Vec<Address>,
-    /// What is in legacy tables, each with its name.
-    legacy: Vec<(LegacyFamily, String, Vec<Marked>)>,
-    /// The problems with legacy tables that cannot be read, with their program.
-    unread: Vec<(LegacyFamily, tortie_kernel::Error)>,
 }
 
 impl Found {
@@ -76,33 +69,24 @@ impl Found {
         sets.retain(|name| SETS.iter().any(|prefix| name.starts_with(prefix)));
         let mut routes = socket.routes()?;
         routes.retain(|route| route.protocol == PROTOCOL);
-        let leftovers = Leftovers::find(MARKS)?;
-        let (legacy, unread) = legacy();
-        Ok(Self { leftovers, sets, routes, overlays, links, ipip, legacy, unread })
+        Ok(Self { chains: ForeignChains::find(MARKS)?, sets, routes, overlays, links, ipip })
     }
 
     /// Whether nothing is left that [`remove`](Self::remove) would change.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        let Self { leftovers, sets, routes, overlays, links, ipip, legacy, unread: _ } = self;
-        leftovers.objects.is_empty()
+        let Self { chains, sets, routes, overlays, links, ipip } = self;
+        chains.is_empty()
             && sets.is_empty()
             && routes.is_empty()
             && overlays.is_empty()
             && links.is_empty()
             && ipip.is_empty()
-            && legacy.is_empty()
     }
 
     /// What Tortie cannot remove, each with the remedy.
     pub fn notes(&self) -> impl Iterator<Item = String> {
-        self.unread.iter().map(|(family, error)| {
-            let program = family.program();
-            format!(
-                "{error}; if {program}-legacy-save shows chains of Calico: \
-                 {program}-legacy-save | grep -v cali | {program}-legacy-restore"
-            )
-        })
+        self.chains.notes("Calico")
     }
 
     /// Removes everything, or hands it over to the agent. Repeat it after an error.
@@ -117,12 +101,8 @@ impl Found {
         if Nft::open()?.list(&config.table)?.is_none() {
             return Err(Error::NotInForce { table: config.table.clone() });
         }
-        self.remove_chains()?;
         // One table that cannot be changed must not keep the overlay from being handed over.
-        let mut failed = Vec::new();
-        for (family, table, _) in &self.legacy {
-            failed.extend(xtables::remove_marked(*family, table, MARKS, Path::new(xtables::LOCK)).err());
-        }
+        let mut failed = self.chains.remove()?;
         // Rules no longer use them.
         failed.extend(self.sets.iter().filter_map(|name| ipset::destroy(name).err()));
         let mut socket = RouteSocket::open()?;
@@ -143,43 +123,12 @@ impl Found {
         }
         failed.into_iter().next().map_or(Ok(()), |first| Err(first.into()))
     }
-
-    /// Others, such as kube-proxy, change the ruleset at any time; then what is left is found again.
-    fn remove_chains(&mut self) -> crate::Result<()> {
-        let mut attempt = 1;
-        loop {
-            match self.leftovers.remove() {
-                Err(error) if error.errno() == Some(libc::ERESTART) && attempt < ATTEMPTS => {
-                    attempt += 1;
-                    self.leftovers = Leftovers::find(MARKS)?;
-                }
-                removed => return Ok(removed?),
-            }
-        }
-    }
 }
 
-/// One line for each object; rules and chains of a table are counted.
+/// One line for each object.
 impl fmt::Display for Found {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let objects = self.leftovers.objects.iter();
-        let tables = objects.clone().filter(|object| matches!(object, Leftover::Table(_)));
-        tables.into_iter().try_for_each(|table| writeln!(f, "{table}"))?;
-        for object in objects {
-            match object {
-                Leftover::Rule(..) | Leftover::Chain(..) => writeln!(f, "{object}")?,
-                Leftover::Table(_) => {}
-            }
-        }
-        for (family, table, objects) in &self.legacy {
-            for object in objects {
-                let object = match object {
-                    Marked::Chain(name) => format!("chain {name}"),
-                    Marked::Rule(chain) => format!("rule of chain {chain}"),
-                };
-                writeln!(f, "{object} in legacy {} table {table}", family.program())?;
-            }
-        }
+        write!(f, "{}", self.chains)?;
         self.sets.iter().try_for_each(|name| writeln!(f, "IP set {name}"))?;
         self.routes.iter().try_for_each(|route| writeln!(f, "{route}, which Tortie's agent takes over"))?;
         for link in &self.overlays {
@@ -188,26 +137,4 @@ impl fmt::Display for Found {
         self.links.iter().try_for_each(|link| writeln!(f, "link {}", link.name))?;
         self.ipip.iter().try_for_each(|address| writeln!(f, "address {} of link {IPIP}", address.address))
     }
-}
-
-/// What is in legacy tables, and the problems with those that cannot be read.
-#[expect(clippy::type_complexity, reason = "two lists")]
-fn legacy() -> (Vec<(LegacyFamily, String, Vec<Marked>)>, Vec<(LegacyFamily, tortie_kernel::Error)>) {
-    let (mut found, mut unread) = (Vec::new(), Vec::new());
-    for family in LegacyFamily::ALL {
-        let names = family.tables().unwrap_or_else(|error| {
-            unread.push((family, error));
-            Vec::new()
-        });
-        for name in names {
-            match Legacy::read(family, &name) {
-                Ok(table) => {
-                    let objects = table.marked(MARKS);
-                    found.extend((!objects.is_empty()).then_some((family, name, objects)));
-                }
-                Err(error) => unread.push((family, error)),
-            }
-        }
-    }
-    (found, unread)
 }

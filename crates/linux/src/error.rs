@@ -57,6 +57,15 @@ pub enum Error {
         /// Why it seems to run.
         sign: String,
     },
+    /// flannel's daemon would restore some of what is removed.
+    #[error("flanneld runs on this node; keep its DaemonSet off the node, or stop it, first")]
+    FlannelRuns,
+    /// Pods that flannel's plugin has connected would lose their network.
+    #[error("pods of flannel are on this node ({links} at the bridge cni0): drain the node first")]
+    PodsOfFlannel {
+        /// The names of their links, separated by commas.
+        links: String,
+    },
     /// Without an agent of Calico, the removal of Tortie's policy would open all pods.
     #[error(
         "Calico does not run on this node, so pods would have no policy; start Calico first, and wait until its agent is \
@@ -84,6 +93,8 @@ impl Error {
             Self::LinkTaken { .. }
             | Self::CalicoRuns { .. }
             | Self::CalicoMissing
+            | Self::FlannelRuns
+            | Self::PodsOfFlannel { .. }
             | Self::PrefixOfNode { .. }
             | Self::NotInForce { .. } => None,
             Self::CniResults { source, .. } => source.raw_os_error(),

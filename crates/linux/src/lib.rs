@@ -6,6 +6,8 @@
 pub mod calico;
 pub mod dataplane;
 mod diagnostics;
+pub mod flannel;
+mod foreign_chains;
 mod learned_routes;
 mod removal;
 mod underlay;

@@ -1,6 +1,6 @@
 //! Evaluates the policies of one endpoint for a packet.
 
-use tortie_api::calico::{FelixConfigurationSpec, Rule, TierDefault};
+use tortie_api::calico::{Rule, TierDefault};
 use tortie_api::net::{Action, Direction, Protocol};
 use tortie_api::report::StaticRule;
 use tortie_api::{Key, Kind, Resource};
@@ -100,13 +100,13 @@ impl Oracle<'_> {
 
     /// The fixed rules for every packet that a pod sends, before its policy. A pod may not send tunnel packets,
     /// because another node would accept their contents as packets of its own (unless FelixConfiguration allows
-    /// them); nodes listen on the configured port, and Windows nodes on their own. A pod may not advertise itself as a router. Neighbour discovery between a pod and its node always works
+    /// them); each node listens on the port that is configured for it, and Windows nodes on their own. A pod may not advertise itself as a router. Neighbour discovery between a pod and its node always works
     /// (policy decisions 22, 38).
     pub(super) fn built_in(&self, pod: &Workload, to_own_node: bool, packet: &Packet<'_>) -> Option<Trace> {
         let felix = self.world.felix(&pod.node);
         let icmp_type =
             packet.icmp.filter(|_| packet.protocol == Protocol::ICMPV6).map(|(icmp_type, _)| icmp_type);
-        let ports = [felix.vxlan_port(), FelixConfigurationSpec::VXLAN_PORT];
+        let ports = self.world.vxlan_ports();
         let is_vxlan = packet.protocol == Protocol::UDP && ports.contains(&packet.destination.port);
         let (verdict, rule) = match icmp_type {
             Some(133 | 135 | 136) if to_own_node => (Verdict::Allow, "a pod and its gateway find each other"),

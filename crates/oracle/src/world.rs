@@ -143,6 +143,8 @@ pub(super) struct World {
     felix: BTreeMap<String, FelixConfigurationSpec>,
     /// The settings of all other nodes.
     felix_of_all: FelixConfigurationSpec,
+    /// The UDP ports on which some node listens for VXLAN.
+    vxlan_ports: BTreeSet<u16>,
     /// The backends of each Service, by namespace and name.
     pub(super) backends: BTreeMap<(String, String), Backends>,
     /// The nodes of pods that use their node's network, by namespace and name.
@@ -167,6 +169,7 @@ impl World {
             hosts_at: HashMap::new(),
             felix: BTreeMap::new(),
             felix_of_all: felix(snapshot, "default").unwrap_or_default(),
+            vxlan_ports: vxlan_ports(snapshot),
             backends: BTreeMap::new(),
             on_the_host: BTreeMap::new(),
             nodes: BTreeMap::new(),
@@ -261,6 +264,11 @@ impl World {
     pub(super) fn pod(&self, namespace: &str, name: &str) -> Option<&Workload> {
         let number = self.named.get(&(namespace.to_owned(), name.to_owned()))?;
         self.workloads.get(*number)
+    }
+
+    /// The UDP ports on which some node listens for VXLAN.
+    pub(super) fn vxlan_ports(&self) -> &BTreeSet<u16> {
+        &self.vxlan_ports
     }
 
     /// The settings of a node.
@@ -480,6 +488,15 @@ fn of_host(snapshot: &Snapshot, key: &Key, host: &HostEndpoint) -> HostInterface
         addresses: host.spec.expected_ips.clone(),
         profiles: host.spec.profiles.clone(),
     }
+}
+
+/// The UDP ports on which some node, known or not, listens for VXLAN.
+fn vxlan_ports(snapshot: &Snapshot) -> BTreeSet<u16> {
+    let felix = snapshot.resources().filter_map(|(key, resource)| match resource {
+        Resource::FelixConfiguration(felix) => Some((key.name.as_str(), &felix.spec)),
+        _ => None,
+    });
+    FelixConfigurationSpec::vxlan_ports(felix)
 }
 
 /// The settings object of this name. If it is unreadable, the most restrictive settings.

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 use super::{
-    EARLIER, Folder, IpFamilies, coexist, connectivity, disruptions, down, lifecycle, not_applicable, suites,
-    up,
+    EARLIER, Folder, IpFamilies, coexist, connectivity, disruptions, down, lifecycle, migration,
+    not_applicable, suites, up,
 };
 
 /// What became of a part: what it counted, or its error.
@@ -45,6 +45,7 @@ fn on_one_family(outcomes: &mut Outcomes, folder: &Folder) {
     outcomes.run("host ports", || network(folder, &["-ginkgo.focus=pods with same hostPort"]));
     outcomes.run("tortie connectivity test", || connectivity::run().map(|()| String::new()));
     outcomes.run("disruptions", || disruptions::run().map(|()| String::new()));
+    outcomes.run("another pool (migrate)", || migration::run().map(|()| String::new()));
     outcomes.run("other programs (coexist)", || coexist::run(folder).map(|()| String::new()));
 }
 

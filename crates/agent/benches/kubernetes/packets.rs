@@ -97,7 +97,7 @@ impl Pod {
             interface: "eth0".to_owned(),
             args: args.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
             config: serde_json::from_value(config).unwrap(),
-            delegated: None,
+            delegated: Vec::new(),
         };
         let socket = folder.join("agent.sock");
         while !socket.exists() {

@@ -381,7 +381,7 @@ pub(crate) fn invocation(
         interface: "eth0".to_owned(),
         args: args.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
         config: serde_json::from_value(config).unwrap(),
-        delegated: None,
+        delegated: Vec::new(),
     }
 }
 

@@ -144,11 +144,18 @@ async fn hns_chooses_addresses_that_ipam_records() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_address_of_another_ipam_plugin_gets_a_subnet() {
     let (bed, hns) = node(Config::SERVER_2022).await;
-    let delegated = |mut call: Invocation, net: &str| {
+    let delegated = |mut call: Invocation, nets: &str| {
         call.config.extra.insert("ipam".to_owned(), json!({"type": "host-local"}));
-        call.delegated = Some(net.parse().unwrap());
+        call.delegated = nets.split(' ').map(|net| net.parse().unwrap()).collect();
         call
     };
+    let both = delegated(call(&bed, &hns, Command::Add, "c").await, "10.77.0.3/24 fd00::3/64");
+    let failure = bed.call(both).await.unwrap_err();
+    assert!(
+        failure.msg.contains("fd00::3 of ipam.type host-local")
+            && failure.msg.contains("IPv4 addresses only"),
+        "{failure:?}"
+    );
     let call_a = delegated(call(&bed, &hns, Command::Add, "a").await, "10.77.0.2/24");
     let success = bed.call(call_a).await.unwrap().unwrap();
     assert_eq!(success.ips[0].address, "10.77.0.2/24");

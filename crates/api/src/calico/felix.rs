@@ -288,6 +288,14 @@ impl FelixConfigurationSpec {
         self.vxlan_port.filter(|port| *port != 0).unwrap_or(Self::VXLAN_PORT)
     }
 
+    /// The UDP ports on which some node may listen for VXLAN, by the cluster's FelixConfigurations with their names. Windows nodes have
+    /// [`VXLAN_PORT`](Self::VXLAN_PORT).
+    #[must_use]
+    pub fn vxlan_ports<'a>(all: impl Iterator<Item = (&'a str, &'a Self)>) -> BTreeSet<u16> {
+        let of_nodes = all.filter(|(name, _)| *name == "default" || name.starts_with("node."));
+        of_nodes.map(|(_, felix)| felix.vxlan_port()).chain([Self::VXLAN_PORT]).collect()
+    }
+
     /// What happens to denied packets, on Linux.
     #[must_use]
     pub fn deny_action(&self) -> FilterDenyAction {

@@ -1,12 +1,12 @@
 //! What daemons of flannel announce by annotations of their Nodes (`pkg/subnet/kube` of flannel).
 
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
-use ipnet::Ipv4Net;
+use ipnet::IpNet;
 use serde::Deserialize;
 
 use super::Node;
-use crate::net::MacAddress;
+use crate::net::{IpVersion, MacAddress};
 
 /// How packets reach the pods of a node with flannel.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,22 +20,24 @@ pub enum FlannelBackend {
         /// The MAC address of the node's VXLAN device.
         mac: MacAddress,
     },
-    /// By a backend that Tortie does not know, or by VXLAN with data that cannot be read.
+    /// By VXLAN, with data that cannot be read.
+    Unreadable,
+    /// By a backend that Tortie does not know.
     Other(String),
 }
 
-/// The network of a node's pods, and the way there.
+/// The network of a node's pods of a family, and the way there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FlannelLease {
-    /// The network (`Node.spec.podCIDR`).
-    pub subnet: Ipv4Net,
-    /// The node's own address.
-    pub public_ip: Ipv4Addr,
+    /// The network (`Node.spec.podCIDRs`).
+    pub subnet: IpNet,
+    /// The node's own address of the family.
+    pub public_ip: IpAddr,
     /// The way.
     pub backend: FlannelBackend,
 }
 
-/// The JSON of the annotation [`Node::FLANNEL_DATA`] of the backend `vxlan`.
+/// The JSON of the annotations [`Node::FLANNEL_DATA`] of the backend `vxlan`.
 #[derive(Deserialize)]
 struct VxlanData {
     #[serde(rename = "VNI")]
@@ -49,48 +51,66 @@ impl Node {
     pub const FLANNEL_MANAGED: &str = "flannel.alpha.coreos.com/kube-subnet-manager";
     /// The annotation with the name of the backend.
     pub const FLANNEL_BACKEND: &str = "flannel.alpha.coreos.com/backend-type";
-    /// The annotation with the JSON that belongs to the backend.
-    pub const FLANNEL_DATA: &str = "flannel.alpha.coreos.com/backend-data";
-    /// The annotation with the address to announce instead of the node's own.
-    pub const FLANNEL_OVERWRITE: &str = "flannel.alpha.coreos.com/public-ip-overwrite";
-    /// The annotations of IPv6, which Tortie does not announce.
-    pub const FLANNEL_V6: [&str; 2] =
-        ["flannel.alpha.coreos.com/backend-v6-data", "flannel.alpha.coreos.com/public-ipv6"];
-    /// The annotation with the node's own address.
-    pub const FLANNEL_ADDRESS: &str = "flannel.alpha.coreos.com/public-ip";
+    /// The annotations of each family with the JSON that belongs to the backend.
+    pub const FLANNEL_DATA: OfFamilies =
+        OfFamilies("flannel.alpha.coreos.com/backend-data", "flannel.alpha.coreos.com/backend-v6-data");
+    /// The annotations of each family with the address to announce instead of the node's own.
+    pub const FLANNEL_OVERWRITE: OfFamilies = OfFamilies(
+        "flannel.alpha.coreos.com/public-ip-overwrite",
+        "flannel.alpha.coreos.com/public-ipv6-overwrite",
+    );
+    /// The annotations of each family with the node's own address.
+    pub const FLANNEL_ADDRESS: OfFamilies =
+        OfFamilies("flannel.alpha.coreos.com/public-ip", "flannel.alpha.coreos.com/public-ipv6");
 
-    /// The IPv4 network of its pods, as the cluster's controller manager has allocated it.
+    /// The network of its pods of a family, as the cluster's controller manager has allocated it.
     #[must_use]
-    pub fn pod_cidr(&self) -> Option<Ipv4Net> {
+    pub fn pod_cidr(&self, version: IpVersion) -> Option<IpNet> {
         let listed = self.spec.pod_cidrs.iter().map(String::as_str);
-        let single = self.spec.pod_cidr.as_deref();
-        listed.chain(single).find_map(|text| text.parse::<Ipv4Net>().ok()).map(|net| net.trunc())
+        let nets = listed.chain(self.spec.pod_cidr.as_deref()).filter_map(|text| text.parse::<IpNet>().ok());
+        nets.map(|net| net.trunc()).find(|net| IpVersion::of(&net.addr()) == version)
     }
 
-    /// What the node's daemon of flannel has announced, if its pods have a network and it has announced one.
+    /// What the node's daemon of flannel has announced of a family, if its pods have a network and it has announced one.
     #[must_use]
-    pub fn flannel_lease(&self) -> Option<FlannelLease> {
+    pub fn flannel_lease(&self, version: IpVersion) -> Option<FlannelLease> {
         let annotation = |name: &str| self.metadata.annotations.get(name).map(String::as_str);
-        let subnet = self.pod_cidr()?;
+        let subnet = self.pod_cidr(version)?;
         if annotation(Self::FLANNEL_MANAGED) != Some("true") {
             return None;
         }
-        let public_ip: Ipv4Addr = annotation(Self::FLANNEL_ADDRESS)?.parse().ok()?;
-        if public_ip.is_loopback()
+        let public_ip: IpAddr = annotation(Self::FLANNEL_ADDRESS.of(version))?.parse().ok()?;
+        let is_broadcast = matches!(public_ip, IpAddr::V4(address) if address.is_broadcast());
+        if IpVersion::of(&public_ip) != version
+            || public_ip.is_loopback()
             || public_ip.is_unspecified()
             || public_ip.is_multicast()
-            || public_ip.is_broadcast()
+            || is_broadcast
         {
             return None;
         }
+        let data = Self::FLANNEL_DATA.of(version);
         let backend = match annotation(Self::FLANNEL_BACKEND)? {
             "host-gw" => FlannelBackend::HostGw,
-            "vxlan" => annotation(Self::FLANNEL_DATA).and_then(vxlan).unwrap_or_else(|| {
-                FlannelBackend::Other(format!("vxlan without valid data in {}", Self::FLANNEL_DATA))
-            }),
+            "vxlan" => annotation(data).and_then(vxlan).unwrap_or(FlannelBackend::Unreadable),
             other => FlannelBackend::Other(other.to_owned()),
         };
         Some(FlannelLease { subnet, public_ip, backend })
+    }
+}
+
+/// The annotation of IPv4 and that of IPv6.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OfFamilies(&'static str, &'static str);
+
+impl OfFamilies {
+    /// The annotation of a family.
+    #[must_use]
+    pub const fn of(self, version: IpVersion) -> &'static str {
+        match version {
+            IpVersion::V4 => self.0,
+            IpVersion::V6 => self.1,
+        }
     }
 }
 
@@ -113,12 +133,12 @@ mod tests {
             let metadata = json!({"name": "n", "annotations": annotations});
             serde_json::from_value::<Node>(json!({"metadata": metadata, "spec": spec}))
                 .unwrap()
-                .flannel_lease()
+                .flannel_lease(IpVersion::V4)
         };
         let announced = |backend: &str, data: &str| {
             json!({
-                Node::FLANNEL_MANAGED: "true", Node::FLANNEL_ADDRESS: "192.0.2.7",
-                Node::FLANNEL_BACKEND: backend, Node::FLANNEL_DATA: data,
+                Node::FLANNEL_MANAGED: "true", Node::FLANNEL_ADDRESS.of(IpVersion::V4): "192.0.2.7",
+                Node::FLANNEL_BACKEND: backend, Node::FLANNEL_DATA.of(IpVersion::V4): data,
             })
         };
         let spec = json!({"podCIDR": "10.244.3.0/24"});
@@ -140,7 +160,8 @@ mod tests {
             (
                 spec.clone(),
                 json!({
-                    Node::FLANNEL_MANAGED: "true", Node::FLANNEL_BACKEND: "host-gw", Node::FLANNEL_ADDRESS: "127.0.0.1",
+                    Node::FLANNEL_MANAGED: "true", Node::FLANNEL_BACKEND: "host-gw",
+                    Node::FLANNEL_ADDRESS.of(IpVersion::V4): "127.0.0.1",
                 }),
                 None,
             ),
@@ -148,7 +169,7 @@ mod tests {
             let lease = lease(spec.clone(), annotations.clone());
             let expected = backend.map(|backend| FlannelLease {
                 subnet: "10.244.3.0/24".parse().unwrap(),
-                public_ip: Ipv4Addr::new(192, 0, 2, 7),
+                public_ip: "192.0.2.7".parse().unwrap(),
                 backend,
             });
             assert_eq!(lease, expected, "{spec} {annotations}");
@@ -162,10 +183,41 @@ mod tests {
             r#"{"VNI":1,"VtepMAC":"01:00:5e:00:00:01"}"#,
         ] {
             let lease = lease(spec.clone(), announced("vxlan", damaged)).unwrap();
-            assert!(
-                matches!(lease.backend, FlannelBackend::Other(why) if why.contains("backend-data")),
-                "{damaged}"
-            );
+            assert_eq!(lease.backend, FlannelBackend::Unreadable, "{damaged}");
+        }
+    }
+
+    #[test]
+    fn each_family_has_annotations_of_its_own() {
+        let [v4, v6] = [IpVersion::V4, IpVersion::V6];
+        let data = |mac: &str| format!(r#"{{"VNI":4096,"VtepMAC":"{mac}"}}"#);
+        let (mac, mac_v6) = ("12:c6:65:89:b4:e3", "12:c6:65:89:b4:e6");
+        let lease = |cidrs: &[&str], address_v6: &str, version| {
+            let annotations = json!({
+                Node::FLANNEL_MANAGED: "true", Node::FLANNEL_BACKEND: "vxlan",
+                Node::FLANNEL_ADDRESS.of(v4): "192.0.2.7", Node::FLANNEL_DATA.of(v4): data(mac),
+                Node::FLANNEL_ADDRESS.of(v6): address_v6, Node::FLANNEL_DATA.of(v6): data(mac_v6),
+            });
+            let value =
+                json!({"metadata": {"name": "n", "annotations": annotations}, "spec": {"podCIDRs": cidrs}});
+            let node: Node = serde_json::from_value(value).unwrap();
+            let FlannelLease { subnet, public_ip, backend } = node.flannel_lease(version)?;
+            let FlannelBackend::Vxlan { vni: 4096, mac } = backend else { panic!("{backend:?}") };
+            Some(format!("{subnet} {public_ip} {mac}"))
+        };
+        let both = ["10.244.3.0/24", "fd00:3::/64"];
+        let of_v4 = format!("10.244.3.0/24 192.0.2.7 {mac}");
+        let of_v6 = format!("fd00:3::/64 2001:db8::7 {mac_v6}");
+        for (cidrs, address_v6, expected, expected_v6) in [
+            (&both[..], "2001:db8::7", Some(&of_v4), Some(&of_v6)),
+            (&both[..1], "2001:db8::7", Some(&of_v4), None),
+            (&both[1..], "2001:db8::7", None, Some(&of_v6)),
+            (&both, "192.0.2.7", Some(&of_v4), None),
+            (&both, "::1", Some(&of_v4), None),
+            (&both, "", Some(&of_v4), None),
+        ] {
+            assert_eq!(lease(cidrs, address_v6, v4).as_ref(), expected, "{cidrs:?} {address_v6}");
+            assert_eq!(lease(cidrs, address_v6, v6).as_ref(), expected_v6, "{cidrs:?} {address_v6}");
         }
     }
 }

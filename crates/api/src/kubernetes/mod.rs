@@ -13,7 +13,7 @@ pub use core::{
     Container, ContainerPort, Namespace, Node, NodeAddress, NodeSpec, ObservedNode, Pod, PodIp, PodSpec,
     PodStatus, ServiceAccount,
 };
-pub use flannel::{FlannelBackend, FlannelLease};
+pub use flannel::{FlannelBackend, FlannelLease, OfFamilies};
 pub(crate) use implied_slices::check_service;
 pub use implied_slices::{implied_slices, is_implied};
 pub use network_policy::{

@@ -127,7 +127,17 @@ fn settings(objects: &Objects) -> Settings {
         Ok(Resource::IpPool(pool)) => Some((pool.spec.cidr, pool.spec.nat_outgoing)),
         _ => None,
     });
-    Settings::new(&felix_of(objects), pools.collect())
+    let mut settings = Settings::new(&felix_of(objects), pools.collect());
+    // Every node may listen on a port of its own.
+    for name in ["default", "node.n0", "node.n1", "node.n2"] {
+        let key = Key::global(Kind::FelixConfiguration, name);
+        if let Some(Ok(Resource::FelixConfiguration(felix))) =
+            objects.get(&key).map(|it| Resource::read(&key, it))
+        {
+            settings.vxlan_ports.extend(felix.spec.vxlan_port.filter(|port| *port != 0));
+        }
+    }
+    settings
 }
 
 /// The profiles with rules, up to the first that does not exist; records their rules.

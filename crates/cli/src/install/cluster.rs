@@ -43,6 +43,8 @@ pub(crate) fn path_of(object: &Value) -> anyhow::Result<String> {
         "Deployment" => "deployments",
         "CustomResourceDefinition" => "customresourcedefinitions",
         "DaemonSet" => "daemonsets",
+        "IPPool" => "ippools",
+        "FelixConfiguration" => "felixconfigurations",
         kind => bail!("{kind} is not part of an installation"),
     };
     let root = if version.contains('/') { "apis" } else { "api" };

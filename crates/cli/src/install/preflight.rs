@@ -7,10 +7,11 @@ use anyhow::Context;
 use ipnet::{Ipv4Net, Ipv6Net};
 use serde_json::Value;
 use tortie_api::calico::ClusterInformation;
-use tortie_deploy::DAEMON_SET;
+use tortie_deploy::{DAEMON_SET, NETWORK_LABEL, NETWORK_LABEL_VALUE};
 use tortie_store::kubernetes::{CalicoGroup, Kubernetes};
 
 use super::cluster::{get, list};
+use super::flannel;
 
 /// DaemonSets of other networks for pods.
 const OTHERS: [&str; 8] = [
@@ -30,7 +31,7 @@ pub(super) struct Found {
     nodes: Vec<Value>,
     /// The group of Calico's kinds.
     pub(super) group: CalicoGroup,
-    pools: Vec<Value>,
+    pub(super) pools: Vec<Value>,
     /// ClusterInformation `default`.
     information: Option<Value>,
     daemon_sets: Vec<Value>,
@@ -38,6 +39,18 @@ pub(super) struct Found {
     service: Option<Value>,
     /// The ConfigMap of kubeadm.
     kubeadm: Option<Value>,
+}
+
+impl Found {
+    /// The DaemonSet of flannel.
+    pub(super) fn flannel(&self) -> Option<&Value> {
+        self.daemon_sets.iter().find(|set| set["metadata"]["name"] == flannel::DAEMON_SET)
+    }
+
+    /// Whether a node runs Tortie in a cluster with flannel.
+    pub(super) fn has_moved_nodes(&self) -> bool {
+        self.nodes.iter().any(|node| node["metadata"]["labels"][NETWORK_LABEL] == NETWORK_LABEL_VALUE)
+    }
 }
 
 pub(super) async fn read(cluster: &Kubernetes) -> anyhow::Result<Found> {
@@ -73,25 +86,7 @@ pub(super) fn decide(
     (wanted, wanted_v6): (Option<Ipv4Net>, Option<Ipv6Net>),
     force: bool,
 ) -> Result<Decision, String> {
-    let mut other = found.daemon_sets.iter().filter_map(|one| {
-        let name = one["metadata"]["name"].as_str()?;
-        OTHERS
-            .contains(&name)
-            .then(|| format!("{}/{name}", one["metadata"]["namespace"].as_str().unwrap_or_default()))
-    });
-    let only_policy = found.daemon_sets.iter().find(|one| is_policy_only(one));
-    if let Some(one) = only_policy.filter(|_| !force) {
-        return Err(format!(
-            "DaemonSet {}/{DAEMON_SET} is of an installation that only enforces policy, beside the plugin that connects the pods; use \
-             --policy-only again, or remove it first (tortie uninstall)",
-            one["metadata"]["namespace"].as_str().unwrap_or_default()
-        ));
-    }
-    if let Some(other) = other.find(|_| !force) {
-        return Err(format!(
-            "DaemonSet {other} provides the pods' network; remove it first, or use --force to install Tortie beside it"
-        ));
-    }
+    check_others(found, force)?;
     if let Some(information) = found.information.as_ref().filter(|_| !force) {
         check_datastore(information)?;
     }
@@ -146,6 +141,49 @@ pub(super) fn decide(
     Ok(Decision { pool, pool_v6, described, warnings })
 }
 
+/// What a cluster with flannel does not need; or why Tortie cannot be part of it.
+pub(super) fn decide_flannel(found: &Found, objects: &[Value], force: bool) -> Result<Decision, String> {
+    let without_flannel =
+        found.daemon_sets.iter().filter(|set| set["metadata"]["name"] != flannel::DAEMON_SET);
+    let others = Found { daemon_sets: without_flannel.cloned().collect(), ..Found::default() };
+    check_others(&others, force)?;
+    if let Some(information) = found.information.as_ref().filter(|_| !force) {
+        check_datastore(information)?;
+    }
+    flannel::check_pools(objects, &found.pools)?;
+    if let Some(set) = found.flannel().filter(|_| !force) {
+        flannel::check_daemon_set(set)?;
+    }
+    let pools = objects.iter().filter(|object| object["kind"] == "IPPool");
+    let pools: Vec<&str> = pools.filter_map(|pool| pool["spec"]["cidr"].as_str()).collect();
+    let described = format!("their node's spec.podCIDRs, in flannel's network ({})", pools.join(", "));
+    Ok(Decision { pool: Ipv4Net::default(), pool_v6: None, described, warnings: Vec::new() })
+}
+
+/// Refuses other networks for pods.
+fn check_others(found: &Found, force: bool) -> Result<(), String> {
+    let mut other = found.daemon_sets.iter().filter_map(|one| {
+        let name = one["metadata"]["name"].as_str()?;
+        OTHERS
+            .contains(&name)
+            .then(|| format!("{}/{name}", one["metadata"]["namespace"].as_str().unwrap_or_default()))
+    });
+    let only_policy = found.daemon_sets.iter().find(|one| is_policy_only(one));
+    if let Some(one) = only_policy.filter(|_| !force) {
+        return Err(format!(
+            "DaemonSet {}/{DAEMON_SET} is of an installation that only enforces policy, beside the plugin that connects the pods; use \
+             --policy-only again, or remove it first (tortie uninstall)",
+            one["metadata"]["namespace"].as_str().unwrap_or_default()
+        ));
+    }
+    match other.find(|_| !force) {
+        Some(other) => Err(format!(
+            "DaemonSet {other} provides the pods' network; remove it first, or use --force to install Tortie beside it"
+        )),
+        None => Ok(()),
+    }
+}
+
 /// Whether it has the agents of an installation that only enforces policy: they install no plugin.
 fn is_policy_only(daemon_set: &Value) -> bool {
     daemon_set["metadata"]["name"] == DAEMON_SET
@@ -174,7 +212,7 @@ pub(super) fn decide_policy_only(found: &Found, force: bool) -> Result<Decision,
             "kube-flannel-ds" => {
                 return Err(format!(
                     "DaemonSet {namespace}/{name} connects pods by a bridge, where Tortie enforces no policy; install Tortie without \
-                     --policy-only, with TORTIE_FLANNEL, or use --force"
+                     --policy-only, with --flannel, or use --force"
                 ));
             }
             "aws-node" => {}

@@ -2,7 +2,7 @@
 //! with an emulated HNS.
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -16,13 +16,14 @@ use tortie_kernel::route::{NewLink, NewLinkKind, Peer, RouteSocket};
 use tortie_servers::programs::{Program, can_run};
 use tortie_servers::{KubeApi, KubeOptions};
 
-use crate::node::{address, output_of, until};
+use crate::node::{output_of, until};
 
 /// The nodes: `ours` with Tortie, `theirs` with flanneld.
 const OURS: &str = "172.31.0.1";
 const THEIRS: &str = "172.31.0.2";
 /// A pod of the other node, as flannel's plugin connects it.
-const THEIR_POD: Ipv4Addr = Ipv4Addr::new(10, 244, 2, 5);
+const THEIR_POD: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 244, 2, 5));
+const THEIR_POD_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd00, 0x244, 0, 2, 0, 0, 0, 5));
 
 /// The system of Tortie's node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,8 +32,33 @@ enum Os {
     Windows,
 }
 
+/// What a cluster is configured with.
+#[derive(Clone, Copy)]
+struct Setup<'a> {
+    os: Os,
+    /// Whether pods have IPv6 addresses, too.
+    is_dual: bool,
+    vxlan_mode: &'a str,
+    /// `Backend` of flannel's `net-conf.json`.
+    backend: &'a Value,
+    /// The `spec` of FelixConfiguration.
+    felix: &'a Value,
+}
+
+impl<'a> Setup<'a> {
+    fn of(os: Os, vxlan_mode: &'a str, backend: &'a Value) -> Self {
+        Self { os, is_dual: false, vxlan_mode, backend, felix: &Value::Null }
+    }
+
+    fn dual(vxlan_mode: &'a str, backend: &'a Value) -> Self {
+        Self { is_dual: true, ..Self::of(Os::Linux, vxlan_mode, backend) }
+    }
+}
+
 struct Nodes {
     os: Os,
+    /// Whether pods have IPv6 addresses, too.
+    is_dual: bool,
     api: KubeApi,
     folder: TempDir,
     ours: NetNs,
@@ -42,18 +68,31 @@ struct Nodes {
 }
 
 impl Nodes {
-    fn new(os: Os, vxlan_mode: &str, backend: &Value) -> Self {
+    fn new(Setup { os, is_dual, vxlan_mode, backend, felix }: Setup<'_>) -> Self {
         let api = KubeApi::start(&KubeOptions::default()).unwrap();
         api.create_definitions().unwrap();
-        let spec = json!({
-            "cidr": "10.244.0.0/16", "vxlanMode": vxlan_mode, "ipipMode": "Never", "assignmentMode": "Manual",
-        });
-        let pool = json!({
-            "apiVersion": "crd.projectcalico.org/v1", "kind": "IPPool", "metadata": {"name": "flannel"}, "spec": spec,
-        });
-        api.apply(&pool.to_string()).unwrap();
-        for (node, subnet) in [("ours", "10.244.1.0/24"), ("theirs", "10.244.2.0/24")] {
-            let spec = json!({"podCIDR": subnet, "podCIDRs": [subnet]});
+        if !felix.is_null() {
+            let felix = json!({
+                "apiVersion": "crd.projectcalico.org/v1", "kind": "FelixConfiguration", "metadata": {"name": "default"},
+                "spec": felix,
+            });
+            api.apply(&felix.to_string()).unwrap();
+        }
+        let families = if is_dual { 2 } else { 1 };
+        for (name, cidr) in
+            [("flannel", "10.244.0.0/16"), ("flannel-v6", "fd00:244::/48")].into_iter().take(families)
+        {
+            let spec = json!({
+                "cidr": cidr, "vxlanMode": vxlan_mode, "ipipMode": "Never", "assignmentMode": "Manual",
+            });
+            let pool = json!({
+                "apiVersion": "crd.projectcalico.org/v1", "kind": "IPPool", "metadata": {"name": name}, "spec": spec,
+            });
+            api.apply(&pool.to_string()).unwrap();
+        }
+        for (node, number) in [("ours", 1), ("theirs", 2)] {
+            let cidrs = [format!("10.244.{number}.0/24"), format!("fd00:244:0:{number}::/64")];
+            let spec = json!({"podCIDR": cidrs[0], "podCIDRs": cidrs[..families]});
             let metadata = match (os, node) {
                 (Os::Windows, "ours") => json!({"name": node, "labels": {"kubernetes.io/os": "windows"},
                     "annotations": {"projectcalico.org/IPv4Address": format!("{OURS}/24")}}),
@@ -88,13 +127,20 @@ impl Nodes {
             }
         }
         theirs.run(|| std::fs::write("/proc/sys/net/ipv4/ip_forward", "1")).unwrap().unwrap();
+        if is_dual {
+            add_ipv6(&ours, &theirs, &their_pod);
+        }
         for namespace in [&ours, &theirs] {
             relay(namespace, api.port());
         }
         let folder = tempfile::tempdir().unwrap();
-        let net_conf = json!({"Network": "10.244.0.0/16", "Backend": backend});
+        let mut net_conf = json!({"Network": "10.244.0.0/16", "Backend": backend});
+        if is_dual {
+            net_conf["EnableIPv6"] = json!(true);
+            net_conf["IPv6Network"] = json!("fd00:244::/48");
+        }
         std::fs::write(folder.path().join("net-conf.json"), net_conf.to_string()).unwrap();
-        let mut nodes = Self { os, api, folder, ours, theirs, their_pod, children: Vec::new() };
+        let mut nodes = Self { os, is_dual, api, folder, ours, theirs, their_pod, children: Vec::new() };
         nodes.start_flanneld();
         if os == Os::Windows {
             nodes.start_hns();
@@ -130,7 +176,12 @@ impl Nodes {
         let store = format!("kubernetes:{}", self.api.kubeconfig().display());
         command.args(["agent", "--node", "ours", "--flannel", "--store", &store]);
         match self.os {
-            Os::Linux => drop(command.args(["--ip-autodetection-method", "interface=eth0"])),
+            Os::Linux => {
+                command.args(["--ip-autodetection-method", "interface=eth0"]);
+                if self.is_dual {
+                    command.args(["--ip6-autodetection-method", "interface=eth0"]);
+                }
+            }
             Os::Windows => {
                 let network = if vxlan_mode == "Never" { "l2bridge" } else { "overlay" };
                 command.args(["--hcn-socket", &self.path("hns.sock"), "--windows-network", network]);
@@ -155,7 +206,7 @@ impl Nodes {
     }
 
     /// Adds a pod of this node, as its runtime does.
-    fn add_pod(&self, name: &str) -> (NetNs, Ipv4Addr) {
+    fn add_pod(&self, name: &str) -> (NetNs, Vec<IpAddr>) {
         let pod = json!({
             "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"},
             "spec": {"nodeName": "ours", "containers": [{"name": "c", "image": "i"}]},
@@ -165,6 +216,8 @@ impl Nodes {
         until("the network configuration", || Path::new(&file).exists());
         let list: Value = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
         let ipam = match self.os {
+            Os::Linux if self.is_dual => json!({"type": "host-local",
+                "ranges": [[{"subnet": "usePodCidr"}], [{"subnet": "usePodCidrIPv6"}]]}),
             Os::Linux => json!({"type": "host-local"}),
             Os::Windows => json!({"type": "host-local",
                 "ranges": [[{"subnet": "10.244.1.0/24", "rangeStart": "10.244.1.3"}]]}),
@@ -193,7 +246,9 @@ impl Nodes {
         let output = child.wait_with_output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success(), "{text}");
-        (netns, address(&serde_json::from_str(&text).unwrap()))
+        let result: Value = serde_json::from_str(&text).unwrap();
+        let texts = result["ips"].as_array().unwrap().iter().map(|ip| ip["address"].as_str().unwrap());
+        (netns, texts.map(|text| text.split('/').next().unwrap().parse().unwrap()).collect())
     }
 
     /// An HCN namespace whose container is in the network namespace.
@@ -247,6 +302,21 @@ fn connect(from: &NetNs, near: &str, to: &NetNs, far: &str) {
     ip(to, &format!("link set {far} up"));
 }
 
+/// The IPv6 addresses and routes that a node with flannel's plugin has, and the addresses of the nodes.
+fn add_ipv6(ours: &NetNs, theirs: &NetNs, their_pod: &NetNs) {
+    ip(ours, "address add 2001:db8:31::1/64 dev eth0 nodad");
+    for command in [
+        "address add 2001:db8:31::2/64 dev eth0 nodad".to_owned(),
+        "address add fd00:244:0:2::1/128 dev pod0 nodad".to_owned(),
+        format!("route add {THEIR_POD_V6}/128 dev pod0"),
+    ] {
+        ip(theirs, &command);
+    }
+    theirs.run(|| std::fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1")).unwrap().unwrap();
+    ip(their_pod, &format!("address add {THEIR_POD_V6}/64 dev eth0 nodad"));
+    ip(their_pod, "-6 route add default via fd00:244:0:2::1");
+}
+
 /// Makes a server on the loopback interface of the test reachable under the same address in a namespace.
 fn relay(namespace: &NetNs, port: u16) {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
@@ -265,7 +335,7 @@ fn relay(namespace: &NetNs, port: u16) {
 }
 
 /// Whether a connection from one pod to the other carries data, and from which address it comes.
-fn reaches(from: &NetNs, to: &NetNs, address: Ipv4Addr) -> Option<IpAddr> {
+fn reaches(from: &NetNs, to: &NetNs, address: IpAddr) -> Option<IpAddr> {
     let at = SocketAddr::from((address, 8080));
     let listener = to.run(|| TcpListener::bind(at).unwrap()).unwrap();
     let connecting = from.run(|| TcpStream::connect_timeout(&at, Duration::from_secs(2))).unwrap();
@@ -284,21 +354,25 @@ fn reaches(from: &NetNs, to: &NetNs, address: Ipv4Addr) -> Option<IpAddr> {
 }
 
 /// Pods of both nodes reach each other, with their own addresses.
-fn pods_reach_each_other(os: Os, vxlan_mode: &str, backend: &Value) -> Option<Nodes> {
+fn pods_reach_each_other(setup: Setup<'_>) -> Option<Nodes> {
     if !can_run(&[Program::Etcd, Program::Kube, Program::Flanneld]) {
         return None;
     }
-    let nodes = Nodes::new(os, vxlan_mode, backend);
+    let (nodes, Setup { is_dual, backend, .. }) = (Nodes::new(setup), setup);
     let (pod, own) = nodes.add_pod("p");
-    assert!(own.to_string().starts_with("10.244.1."), "{own}");
-    until("a connection to flannel's pod", || reaches(&pod, &nodes.their_pod, THEIR_POD) == Some(own.into()));
-    until("a connection from flannel's pod", || {
-        reaches(&nodes.their_pod, &pod, own) == Some(THEIR_POD.into())
-    });
-    for (node, address) in [("ours", OURS), ("theirs", THEIRS)] {
+    let theirs = [(THEIR_POD, "10.244.1."), (THEIR_POD_V6, "fd00:244:0:1:")];
+    assert_eq!(own.len(), if is_dual { 2 } else { 1 });
+    for (own, (their_pod, prefix)) in own.into_iter().zip(theirs) {
+        assert!(own.to_string().starts_with(prefix), "{own}");
+        until("a connection to flannel's pod", || reaches(&pod, &nodes.their_pod, their_pod) == Some(own));
+        until("a connection from flannel's pod", || reaches(&nodes.their_pod, &pod, own) == Some(their_pod));
+    }
+    for (node, number, address) in [("ours", 1, OURS), ("theirs", 2, THEIRS)] {
         let annotations = nodes.annotations(node);
         assert_eq!(annotations["flannel.alpha.coreos.com/backend-type"], backend["Type"], "{annotations}");
         assert_eq!(annotations["flannel.alpha.coreos.com/public-ip"], address, "{annotations}");
+        let address_v6 = if is_dual { json!(format!("2001:db8:31::{number}")) } else { Value::Null };
+        assert_eq!(annotations["flannel.alpha.coreos.com/public-ipv6"], address_v6, "{annotations}");
     }
     Some(nodes)
 }
@@ -307,7 +381,7 @@ fn pods_reach_each_other(os: Os, vxlan_mode: &str, backend: &Value) -> Option<No
 #[ignore = "flanneld takes minutes to build: cargo xtask e2e flannel"]
 fn pods_of_tortie_and_flannel_reach_each_other_by_vxlan() {
     let backend = json!({"Type": "vxlan", "VNI": 4096, "Port": 4789});
-    let Some(nodes) = pods_reach_each_other(Os::Linux, "Always", &backend) else { return };
+    let Some(nodes) = pods_reach_each_other(Setup::of(Os::Linux, "Always", &backend)) else { return };
     let routes = output_of(&nodes.ours, "ip", &["route"]);
     assert!(routes.contains("10.244.2.0/24 via 10.244.2.0 dev vxlan.calico"), "{routes}");
     // The node itself uses the address of its tunnel.
@@ -321,8 +395,35 @@ fn pods_of_tortie_and_flannel_reach_each_other_by_vxlan() {
 
 #[test]
 #[ignore = "flanneld takes minutes to build: cargo xtask e2e flannel"]
+fn pods_of_tortie_and_flannel_reach_each_other_in_both_families_by_vxlan() {
+    let backend = json!({"Type": "vxlan", "VNI": 4096, "Port": 4789});
+    let Some(nodes) = pods_reach_each_other(Setup::dual("Always", &backend)) else { return };
+    let routes = output_of(&nodes.ours, "ip", &["-6", "route"]);
+    assert!(routes.contains("fd00:244:0:2::/64 via fd00:244:0:2:: dev vxlan-v6.calico"), "{routes}");
+    let from_node = reaches(&nodes.ours, &nodes.their_pod, THEIR_POD_V6);
+    assert_eq!(from_node, Some("fd00:244:0:1::".parse().unwrap()));
+    nodes.api.kubectl(&["delete", "node", "theirs"]).unwrap();
+    until("the routes to a deleted node are gone", || {
+        let routes =
+            output_of(&nodes.ours, "ip", &["route"]) + &output_of(&nodes.ours, "ip", &["-6", "route"]);
+        !routes.contains("10.244.2.0/24") && !routes.contains("fd00:244:0:2::/64")
+    });
+}
+
+#[test]
+#[ignore = "flanneld takes minutes to build: cargo xtask e2e flannel"]
+fn pods_of_tortie_and_flannel_reach_each_other_in_both_families_by_way_of_the_nodes() {
+    let backend = json!({"Type": "host-gw"});
+    let Some(nodes) = pods_reach_each_other(Setup::dual("Never", &backend)) else { return };
+    let routes = output_of(&nodes.ours, "ip", &["-6", "route"]);
+    assert!(routes.contains("fd00:244:0:2::/64 via 2001:db8:31::2 dev eth0"), "{routes}");
+}
+
+#[test]
+#[ignore = "flanneld takes minutes to build: cargo xtask e2e flannel"]
 fn pods_of_tortie_and_flannel_reach_each_other_by_way_of_the_nodes() {
-    let Some(nodes) = pods_reach_each_other(Os::Linux, "Never", &json!({"Type": "host-gw"})) else { return };
+    let backend = json!({"Type": "host-gw"});
+    let Some(nodes) = pods_reach_each_other(Setup::of(Os::Linux, "Never", &backend)) else { return };
     let routes = output_of(&nodes.ours, "ip", &["route"]);
     assert!(routes.contains(&format!("10.244.2.0/24 via {THEIRS} dev eth0")), "{routes}");
 }
@@ -331,7 +432,7 @@ fn pods_of_tortie_and_flannel_reach_each_other_by_way_of_the_nodes() {
 #[ignore = "flanneld takes minutes to build: cargo xtask e2e flannel"]
 fn pods_of_a_windows_node_and_flannel_reach_each_other_by_vxlan() {
     let backend = json!({"Type": "vxlan", "VNI": 4096, "Port": 4789});
-    let Some(nodes) = pods_reach_each_other(Os::Windows, "Always", &backend) else { return };
+    let Some(nodes) = pods_reach_each_other(Setup::of(Os::Windows, "Always", &backend)) else { return };
     let annotations = nodes.annotations("ours");
     let data: Value =
         serde_json::from_str(annotations["flannel.alpha.coreos.com/backend-data"].as_str().unwrap()).unwrap();
@@ -346,15 +447,25 @@ fn pods_of_a_windows_node_and_flannel_reach_each_other_by_vxlan() {
 #[test]
 #[ignore = "flanneld takes minutes to build: cargo xtask e2e flannel"]
 fn pods_of_a_windows_node_and_flannel_reach_each_other_by_way_of_the_nodes() {
-    let Some(nodes) = pods_reach_each_other(Os::Windows, "Never", &json!({"Type": "host-gw"})) else {
-        return;
-    };
+    let backend = json!({"Type": "host-gw"});
+    let Some(nodes) = pods_reach_each_other(Setup::of(Os::Windows, "Never", &backend)) else { return };
     let routes = output_of(&nodes.ours, "ip", &["route"]);
     assert!(routes.contains(&format!("10.244.2.0/24 via {THEIRS} dev eth0")), "{routes}");
     nodes.api.kubectl(&["delete", "node", "theirs"]).unwrap();
     until("the route to a deleted node is gone", || {
         !output_of(&nodes.ours, "ip", &["route"]).contains("10.244.2.0/24")
     });
+}
+
+/// Without more in `net-conf.json`, flanneld on Linux has the VNI 1 and the kernel's port 8472.
+#[test]
+#[ignore = "flanneld takes minutes to build: cargo xtask e2e flannel"]
+fn pods_of_tortie_and_flannel_reach_each_other_with_the_defaults_of_flannel() {
+    let (backend, felix) = (json!({"Type": "vxlan"}), json!({"vxlanVNI": 1, "vxlanPort": 8472}));
+    let setup = Setup { felix: &felix, ..Setup::of(Os::Linux, "Always", &backend) };
+    let Some(nodes) = pods_reach_each_other(setup) else { return };
+    let link = output_of(&nodes.ours, "ip", &["-details", "link", "show", "vxlan.calico"]);
+    assert!(link.contains("vxlan id 1 ") && link.contains("dstport 8472"), "{link}");
 }
 
 /// The usual VNI of flannel on Linux is 1, and Windows nodes need at least 4096.
@@ -364,7 +475,8 @@ fn another_vni_is_reported() {
     if !can_run(&[Program::Etcd, Program::Kube, Program::Flanneld]) {
         return;
     }
-    let nodes = Nodes::new(Os::Linux, "Always", &json!({"Type": "vxlan", "Port": 4789}));
+    let backend = json!({"Type": "vxlan", "Port": 4789});
+    let nodes = Nodes::new(Setup::of(Os::Linux, "Always", &backend));
     let report =
         || nodes.api.kubectl(&["get", "nodereports.tortie.io", "ours", "-o", "json"]).unwrap_or_default();
     until("a condition that names both identifiers", || {

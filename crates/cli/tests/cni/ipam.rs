@@ -39,10 +39,11 @@ fn text(failed: Result<Value, Value>) -> String {
 }
 
 /// The same call of the plugin of the CNI project.
-fn other_host_local(node: &Node, command: &str, sandbox: &Sandbox) -> Result<Value, Value> {
-    let subnet = json!({"type": "host-local", "dataDir": node.path("networks"), "subnet": "10.77.3.0/29"});
+fn other_host_local(node: &Node, command: &str, sandbox: &Sandbox, subnets: &[&str]) -> Result<Value, Value> {
+    let ranges: Vec<Value> = subnets.iter().map(|subnet| json!([{"subnet": subnet}])).collect();
+    let ipam = json!({"type": "host-local", "dataDir": node.path("networks"), "ranges": ranges});
     let config =
-        json!({"cniVersion": "1.0.0", "name": "k8s-pod-network", "type": "host-local", "ipam": subnet});
+        json!({"cniVersion": "1.0.0", "name": "k8s-pod-network", "type": "host-local", "ipam": ipam});
     node.execute(&sandbox.environment(command), &config)
 }
 
@@ -63,14 +64,16 @@ fn host_local_gives_addresses_of_the_pod_cidr() {
     assert!(shown.contains("10.77.3.2/32"), "{shown}");
 
     // Both plugins read and write the same files.
-    assert_eq!(address(&other_host_local(&node, "ADD", &b).unwrap()).to_string(), "10.77.3.3");
+    let others =
+        |command: &str, sandbox: &Sandbox| other_host_local(&node, command, sandbox, &["10.77.3.0/29"]);
+    assert_eq!(address(&others("ADD", &b).unwrap()).to_string(), "10.77.3.3");
     let ours = node.call("ADD", &c, host_local(&node)).unwrap();
     assert_eq!(address(&ours).to_string(), "10.77.3.4");
     let content = |sandbox: &Sandbox| format!("{}\r\neth0", sandbox.container);
     let expected = [("10.77.3.2", &a), ("10.77.3.3", &b), ("10.77.3.4", &c)];
     let expected = expected.map(|(address, sandbox)| (address.to_owned(), content(sandbox)));
     assert_eq!(reserved(&node), expected);
-    other_host_local(&node, "CHECK", &c).unwrap();
+    others("CHECK", &c).unwrap();
     node.call("DEL", &b, host_local(&node)).unwrap();
     assert_eq!(reserved(&node).len(), 2, "an address of the other plugin is released");
 
@@ -92,6 +95,54 @@ fn host_local_gives_addresses_of_the_pod_cidr() {
     }
     assert_eq!((endpoint(&node, "c"), reserved(&node)), (None, vec![]));
     until("the interface goes", || !c.has_interface("eth0"));
+}
+
+/// A pod with an address of each family, which is the files of the CNI project's host-local, too, and in the endpoint.
+#[test]
+fn host_local_gives_an_address_of_each_family() {
+    if !can_run(&[Program::CniPlugins]) {
+        return;
+    }
+    let node = Node::new(&json!([]));
+    let (a, b, c) = (node.pod("a", json!({})), node.pod("b", json!({})), node.pod("c", json!({})));
+    let mut config = host_local(&node);
+    config["ipam"]["ranges"] = json!([[{"subnet": "usePodCidr"}], [{"subnet": "usePodCidrIPv6"}]]);
+    let texts = |result: &Value| -> Vec<String> {
+        let ips = result["ips"].as_array().unwrap().iter();
+        ips.map(|ip| ip["address"].as_str().unwrap().split('/').next().unwrap().to_owned()).collect()
+    };
+    let result = node.call("ADD", &a, config.clone()).unwrap();
+    assert_eq!(texts(&result), ["10.77.3.2", "fd00:77:3::2"]);
+    let stored = endpoint(&node, "a").unwrap();
+    assert_eq!(stored["spec"]["ipNetworks"], json!(["10.77.3.2/32", "fd00:77:3::2/128"]));
+    let shown = crate::node::output_of(&a.netns, "/bin/ip", &["address", "show", "eth0"]);
+    assert!(shown.contains("10.77.3.2/32") && shown.contains("fd00:77:3::2/128"), "{shown}");
+    for family in ["-4", "-6"] {
+        let routes = crate::node::output_of(&a.netns, "/bin/ip", &[family, "route"]);
+        assert!(routes.contains("default via"), "{routes}");
+    }
+
+    let nets = ["10.77.3.0/29", "fd00:77:3::/64"];
+    let theirs = other_host_local(&node, "ADD", &b, &nets).unwrap();
+    assert_eq!(texts(&theirs), ["10.77.3.3", "fd00:77:3::3"]);
+    let ours = node.call("ADD", &c, config.clone()).unwrap();
+    assert_eq!(texts(&ours), ["10.77.3.4", "fd00:77:3::4"]);
+    other_host_local(&node, "CHECK", &c, &nets).unwrap();
+    other_host_local(&node, "DEL", &c, &nets).unwrap();
+    let mut check = config.clone();
+    check["prevResult"] = ours;
+    assert!(
+        text(node.call("CHECK", &c, check)).contains("no address of container"),
+        "the other one has released both"
+    );
+    for sandbox in [&a, &b, &c] {
+        node.call("DEL", sandbox, config.clone()).unwrap();
+    }
+    let left =
+        fs::read_dir(node.path("networks/k8s-pod-network")).unwrap().map(|entry| entry.unwrap().file_name());
+    let left: Vec<_> = left.filter(|name| name.to_string_lossy().contains(['.', ':'])).collect();
+    assert!(left.iter().all(|name| name.to_string_lossy().starts_with("last_reserved_ip.")), "{left:?}");
+    until("the endpoint goes", || endpoint(&node, "a").is_none());
 }
 
 /// The plugin releases the address although the agent is down; nobody gets it before the pod's endpoint is gone.
@@ -154,7 +205,12 @@ fn an_address_of_another_plugin_is_given_to_one_pod() {
 
     for (config, expected) in [
         (ipam("10.65.0.9/24", json!([])), "is in IPPool pool"),
-        (ipam("fd00::9/64", json!([])), "no IPv6 addresses yet"),
+        (ipam("fd00::9/64", json!([{"dst": "0.0.0.0/0"}])), "no default route of IPv6"),
+        (
+            json!({"cniVersion": "1.0.0",
+                "ipam": {"type": "static", "addresses": [{"address": "10.78.0.9/24"}, {"address": "10.78.0.8/24"}]}}),
+            "gives 2 IPv4 and 0 IPv6 addresses",
+        ),
         (ipam("10.78.0.9/24", json!([{"dst": "10.0.0.0/8"}])), "no default route"),
         (ipam("10.78.0.9/24", json!([{"dst": "0.0.0.0/0", "gw": "10.78.0.1"}])), "by 10.78.0.1"),
         (json!({"ipam": {"type": "nobody"}}), "the IPAM plugin nobody (ipam.type) is not in CNI_PATH"),

@@ -21,6 +21,8 @@ use tortie_store::{Embedded, Store};
 /// Where Debian keeps plugins.
 pub(crate) const OTHER_PLUGINS: &str = "/usr/lib/cni";
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(172, 31, 0, 1);
+/// The networks of the node's pods.
+const POD_CIDRS: [&str; 2] = ["10.77.3.0/29", "fd00:77:3::/64"];
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) struct Node {
@@ -62,7 +64,7 @@ impl Node {
         let status = json!({"addresses": [{"type": "InternalIP", "address": ADDRESS}]});
         node.put(
             &Key::global(Kind::Node, "one"),
-            json!({"metadata": {"name": "one"}, "spec": {"podCIDR": "10.77.3.0/29"}, "status": status}),
+            json!({"metadata": {"name": "one"}, "spec": {"podCIDR": "10.77.3.0/29", "podCIDRs": POD_CIDRS}, "status": status}),
         );
         node.put(&Key::global(Kind::Namespace, "n"), json!({"metadata": {"name": "n"}}));
         let pool = json!({"cidr": "10.65.0.0/16", "vxlanMode": "Always"});

@@ -72,3 +72,42 @@ fn policy_only_leaves_out_what_connects_pods() {
     let (code, _, err) = tortie(&[], &["install", "--dry-run", "--pod-interface-prefix", "eni"]);
     assert!(code == 2 && err.contains("--policy-only"), "{err}");
 }
+
+#[test]
+fn flannel_leaves_out_pools_of_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("net-conf.json");
+    std::fs::write(&file, r#"{"Network": "10.244.0.0/16", "Backend": {"Type": "vxlan"}}"#).unwrap();
+    let flannel = ["install", "--dry-run", "--flannel", "--flannel-config", file.to_str().unwrap()];
+    let (code, out, err) = tortie(&[], &flannel);
+    assert_eq!(code, 0, "{err}");
+    for there in [
+        "TORTIE_FLANNEL: \"true\"",
+        "tortie.io/network: tortie",
+        "cidr: \"10.244.0.0/16\"",
+        "assignmentMode: Manual",
+        "vxlanVNI: 1",
+        "vxlanPort: 8472",
+        "mountPath: \"/run/flannel\"",
+    ] {
+        assert!(out.contains(there), "{there}: {out}");
+    }
+    for absent in ["TORTIE_DEFAULT_POOL", "tortie-node-setup"] {
+        assert!(!out.contains(absent), "{absent}");
+    }
+    for other in [
+        &["--pool", "10.0.0.0/16"][..],
+        &["--encapsulation", "none"],
+        &["--bgp"],
+        &["--direct-routes"],
+        &["--policy-only"],
+    ] {
+        let (code, _, err) = tortie(&[], &[&flannel[..], other].concat());
+        assert!(code == 2 && err.contains("--flannel") && err.contains(other[0]), "{other:?}: {code} {err}");
+    }
+    let (code, _, err) = tortie(&[], &["install", "--dry-run", "--flannel"]);
+    assert!(code != 0 && err.contains("--flannel-config"), "{err}");
+    std::fs::write(&file, r#"{"Network": "10.244.0.0/16", "Backend": {"Type": "wireguard"}}"#).unwrap();
+    let (code, _, err) = tortie(&[], &flannel);
+    assert!(code != 0 && err.contains("the backend is wireguard"), "{err}");
+}

@@ -130,6 +130,110 @@ fn an_installation_comes_and_goes() {
     assert_eq!(left.trim(), "");
 }
 
+/// flannel as its manifest has it, without what kubelets need.
+const FLANNEL: &str = r#"
+apiVersion: v1
+kind: Namespace
+metadata: {name: kube-flannel}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: kube-flannel-cfg, namespace: kube-flannel}
+data: {net-conf.json: '{"Network": "10.244.0.0/16", "EnableNFTables": false, "Backend": {"Type": "vxlan"}}'}
+---
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: kube-flannel-ds, namespace: kube-flannel}
+spec:
+  selector: {matchLabels: {app: flannel}}
+  template:
+    metadata: {labels: {app: flannel}}
+    spec:
+      affinity:
+        nodeAffinity:
+          requiredDuringSchedulingIgnoredDuringExecution:
+            nodeSelectorTerms: [{matchExpressions: [{key: kubernetes.io/os, operator: In, values: [linux]}]}]
+      hostNetwork: true
+      tolerations: [{operator: Exists}]
+      containers: [{name: kube-flannel, image: flannel}]
+      volumes: [{name: flannel-cfg, configMap: {name: kube-flannel-cfg}}]
+---
+apiVersion: v1
+kind: Node
+metadata: {name: two, labels: {kubernetes.io/os: linux, kubernetes.io/hostname: two}}
+status: {capacity: {cpu: 4, memory: 8Gi, pods: 110}, allocatable: {cpu: 4, memory: 8Gi, pods: 110}}
+"#;
+
+/// The label decides whether flannel or Tortie runs on a node, and never both.
+#[test]
+fn nodes_move_from_flannel_one_by_one() {
+    if !can_run(&[Program::Kube]) {
+        return;
+    }
+    let servers =
+        KubeApi::start(&KubeOptions { controllers: true, scheduler: true, ..KubeOptions::default() })
+            .unwrap();
+    let kubeconfig = servers.kubeconfig();
+    let run = |arguments: &[&str]| {
+        let output = tortie(&kubeconfig, arguments);
+        (output.status.code(), text_of(&output))
+    };
+    let (code, text) = run(&["install", "--flannel"]);
+    assert!(code == Some(1) && text.contains("no DaemonSet kube-flannel-ds"), "{text}");
+    servers.apply(NODE).unwrap();
+    servers.apply(FLANNEL).unwrap();
+    let (code, text) = run(&["install", "--pool", "10.244.0.0/16"]);
+    assert!(code == Some(1) && text.contains("kube-flannel/kube-flannel-ds provides"), "{text}");
+    let (code, text) = run(&["install", "--flannel"]);
+    assert!(code == Some(1) && text.contains("would run beside Tortie's agents"), "{text}");
+    // The message has the command as a shell takes it.
+    let command = text.lines().find(|line| line.starts_with("kubectl ")).unwrap();
+    let (words, patch) = command.split_once(" '").unwrap();
+    let words = words.split(' ').skip(1).chain([patch.trim_end_matches('\'')]).collect::<Vec<_>>();
+    servers.kubectl(&words).unwrap();
+
+    let (code, text) = run(&["install", "--flannel"]);
+    assert!(code == Some(0) && text.contains("kubectl label node NODE tortie.io/network=tortie"), "{text}");
+    assert!(text.contains("in flannel's network (10.244.0.0/16)"), "{text}");
+    let get = |what: &[&str]| servers.kubectl(&[&["get", "-o", "json"], what].concat()).unwrap();
+    let get = |what: &[&str]| serde_json::from_str::<Value>(&get(what)).unwrap();
+    let pool = get(&["ippools.crd.projectcalico.org", "flannel"]);
+    let expected = json!({"cidr": "10.244.0.0/16", "vxlanMode": "Always", "ipipMode": "Never", "natOutgoing": true,
+        "assignmentMode": "Manual"});
+    assert_eq!(pool["spec"], expected);
+    let felix = get(&["felixconfigurations.crd.projectcalico.org", "default"]);
+    assert_eq!((&felix["spec"]["vxlanVNI"], &felix["spec"]["vxlanPort"]), (&json!(1), &json!(8472)));
+    // The nodes that each DaemonSet wants.
+    let nodes = || {
+        ["kube-flannel/kube-flannel-ds", "tortie-system/tortie-node"].map(|set| {
+            let (namespace, name) = set.split_once('/').unwrap();
+            get(&["daemonset", "-n", namespace, name])["status"]["desiredNumberScheduled"].as_u64()
+        })
+    };
+    let until = |expected: [Option<u64>; 2]| {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while nodes() != expected {
+            assert!(Instant::now() < deadline, "{:?} instead of {expected:?}", nodes());
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    };
+    until([Some(2), Some(0)]);
+    servers.kubectl(&["label", "node", "one", "tortie.io/network=tortie"]).unwrap();
+    until([Some(1), Some(1)]);
+    let output = with_kubelet(&servers, &["install", "--flannel", "--timeout", "120"]);
+    let text = text_of(&output);
+    assert!(output.status.success() && text.contains("ippool/flannel unchanged"), "{text}");
+    assert!(text.contains("Tortie is ready"), "{text}");
+    let (code, text) = run(&["status"]);
+    assert!(text.contains("1 of 1 nodes ready"), "{code:?} {text}");
+    // Another pool that has these addresses, too.
+    let other = "apiVersion: crd.projectcalico.org/v1\nkind: IPPool\nmetadata: {name: other}\n\
+                 spec: {cidr: 10.244.0.0/17, vxlanMode: Always}\n";
+    servers.apply(other).unwrap();
+    let (code, text) = run(&["install", "--flannel"]);
+    assert!(code == Some(1) && text.contains("IPPool other (10.244.0.0/17) overlaps"), "{text}");
+}
+
 /// Calico 3.32 may keep its kinds in `projectcalico.org/v3`. Tortie then works on these, creates no definitions of the
 /// other group, and leaves Calico's definitions when it goes.
 #[test]

@@ -2,26 +2,29 @@
 //! configuration and its files, so that a node can change from one to the other.
 //!
 //! `<dataDir>/<network>/<address>` contains the container and the interface that have the address. The file appears with
-//! its content or not at all. `last_reserved_ip.0` is the address given last: the search for the next begins behind it, so
-//! that an address rests as long as possible. The lock of the file `lock` serialises all of this.
+//! its content or not at all. `last_reserved_ip.<n>` is the address that the set of ranges `n` gave last: the search for the next
+//! begins behind it, so that an address rests as long as possible. The lock of the file `lock` serialises all of this.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::IpNet;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::Family;
 use super::result::{IpamResult, dns_of};
 use crate::{Attachment, Code, Failure, Invocation, PrevResult};
 
-/// The subnet that stands for the node's pod CIDR, as in Calico (`cni-plugin/internal/pkg/utils`). No subnet means the
+/// The subnet that stands for the node's IPv4 pod CIDR, as in Calico (`cni-plugin/internal/pkg/utils`). No subnet means the
 /// same.
 const POD_CIDR: &str = "usePodCidr";
-/// The file with the address that was given last.
-const LAST: &str = "last_reserved_ip.0";
+/// The subnet that stands for the node's IPv6 pod CIDR, as in Calico.
+const POD_CIDR_V6: &str = "usePodCidrIPv6";
+/// The file with the address that a set of ranges gave last has the set's number behind this.
+const LAST: &str = "last_reserved_ip.";
 /// A reservation before it has its name.
 const UNFINISHED: &str = ".unfinished";
 
@@ -35,54 +38,99 @@ struct Config {
     ranges: Vec<Vec<RangeConfig>>,
     // The older way to write one range.
     subnet: Option<String>,
-    range_start: Option<Ipv4Addr>,
-    range_end: Option<Ipv4Addr>,
-    gateway: Option<Ipv4Addr>,
+    range_start: Option<IpAddr>,
+    range_end: Option<IpAddr>,
+    gateway: Option<IpAddr>,
     routes: Option<Value>,
     resolv_conf: Option<PathBuf>,
     data_dir: Option<PathBuf>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 struct RangeConfig {
     subnet: Option<String>,
-    range_start: Option<Ipv4Addr>,
-    range_end: Option<Ipv4Addr>,
-    gateway: Option<Ipv4Addr>,
+    range_start: Option<IpAddr>,
+    range_end: Option<IpAddr>,
+    gateway: Option<IpAddr>,
+}
+
+impl RangeConfig {
+    /// The networks of the range.
+    fn subnets(&self, pod_cidrs: PodCidrs<'_>) -> Result<Vec<IpNet>, Failure> {
+        let family = match self.subnet.as_deref() {
+            None | Some("" | POD_CIDR) => Family::V4,
+            Some(POD_CIDR_V6) => Family::V6,
+            Some(text) => {
+                let unreadable =
+                    |_| invalid(format!("ipam.subnet of host-local is {text:?}, which is no network"));
+                return text.parse().map(|net| vec![net]).map_err(unreadable);
+            }
+        };
+        let mut nets = pod_cidrs()?;
+        nets.retain(|net| Family::of(&net.addr()) == family);
+        if nets.is_empty() {
+            let msg =
+                format!("spec.podCIDRs of the Node has no {family} network, which ipam of host-local needs");
+            let remedy =
+                "let the controller manager allocate one (--allocate-node-cidrs), or write ipam.subnet";
+            return Err(Failure::new(Code::TRY_AGAIN_LATER, msg, remedy));
+        }
+        Ok(nets)
+    }
 }
 
 /// Addresses that may be given: from the first to the last, without the gateway.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Range {
-    subnet: Ipv4Net,
-    first: Ipv4Addr,
-    last: Ipv4Addr,
-    gateway: Ipv4Addr,
+    subnet: IpNet,
+    first: IpAddr,
+    last: IpAddr,
+    gateway: IpAddr,
 }
 
 impl Range {
-    fn has(&self, address: Ipv4Addr) -> bool {
+    fn family(&self) -> Family {
+        Family::of(&self.first)
+    }
+
+    fn has(&self, address: IpAddr) -> bool {
         (self.first..=self.last).contains(&address) && address != self.gateway
     }
 
-    fn of(config: &RangeConfig, subnet: Ipv4Net) -> Result<Self, Failure> {
-        let subnet_text = subnet.to_string();
-        let wrong = |what: &str| Err(invalid(format!("ipam: the range of {subnet_text} {what}")));
+    fn of(config: &RangeConfig, subnet: IpNet) -> Result<Self, Failure> {
+        let wrong = |what: &str| Err(invalid(format!("ipam: the range of {subnet} {what}")));
         if subnet != subnet.trunc() {
             return wrong("has bits after its prefix");
         }
-        if subnet.prefix_len() > 30 {
+        if subnet.prefix_len() > subnet.max_prefix_len() - 2 {
             return wrong("has no addresses for pods");
         }
-        let (network, broadcast) = (subnet.network().to_bits(), subnet.broadcast().to_bits());
-        let first = config.range_start.unwrap_or(Ipv4Addr::from_bits(network + 1));
-        let last = config.range_end.unwrap_or(Ipv4Addr::from_bits(broadcast - 1));
-        let gateway = config.gateway.unwrap_or(Ipv4Addr::from_bits(network + 1));
+        let at = |bits: u128| address_of(Family::of(&subnet.addr()), bits);
+        let (network, end) = (bits(subnet.network()), bits(subnet.broadcast()));
+        let first = config.range_start.unwrap_or(at(network + 1));
+        // IPv6 has no broadcast.
+        let last = config.range_end.unwrap_or(at(if subnet.addr().is_ipv4() { end - 1 } else { end }));
+        let gateway = config.gateway.unwrap_or(at(network + 1));
         if !subnet.contains(&first) || !subnet.contains(&last) || first > last {
             return wrong(&format!("cannot be from {first} to {last}"));
         }
         Ok(Self { subnet, first, last, gateway })
+    }
+}
+
+fn bits(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(address) => address.to_bits().into(),
+        IpAddr::V6(address) => address.to_bits(),
+    }
+}
+
+/// The address of a family with these bits, of which those that it has not are zero.
+fn address_of(family: Family, bits: u128) -> IpAddr {
+    match family {
+        Family::V4 => IpAddr::V4((bits as u32).into()),
+        Family::V6 => IpAddr::V6(Ipv6Addr::from_bits(bits)),
     }
 }
 
@@ -99,8 +147,8 @@ impl Config {
         })
     }
 
-    /// The ranges for the pod's IPv4 address.
-    fn ranges(&self, pod_cidrs: PodCidrs<'_>) -> Result<Vec<Range>, Failure> {
+    /// The sets of ranges. A pod gets one address of each, and has one of each family.
+    fn sets(&self, pod_cidrs: PodCidrs<'_>) -> Result<Vec<Vec<Range>>, Failure> {
         let own = RangeConfig {
             subnet: self.subnet.clone(),
             range_start: self.range_start,
@@ -108,48 +156,18 @@ impl Config {
             gateway: self.gateway,
         };
         let is_old = own.subnet.is_some() || own.range_start.is_some() || own.range_end.is_some();
-        let set: Vec<&RangeConfig> = match &self.ranges[..] {
-            [] => vec![&own],
-            [set] if !is_old && !set.is_empty() => set.iter().collect(),
-            _ => {
-                let msg = "ipam of host-local has several sets of ranges, or an empty one".to_owned();
-                return Err(Failure::new(
-                    Code::NOT_SUPPORTED,
-                    msg,
-                    "a pod has one IPv4 address: write one set",
-                ));
+        let own = (is_old || self.ranges.is_empty()).then(|| vec![own]);
+        let mut sets: Vec<Vec<Range>> = Vec::new();
+        for configs in own.iter().chain(&self.ranges) {
+            let set = set(configs, pod_cidrs)?;
+            if sets.iter().any(|other| other[0].family() == set[0].family()) {
+                let msg = format!("ipam of host-local has several sets of {} ranges", set[0].family());
+                let why = "a pod has one address of each family: write one set of each";
+                return Err(Failure::new(Code::NOT_SUPPORTED, msg, why));
             }
-        };
-        let mut ranges: Vec<Range> = Vec::new();
-        for config in set {
-            let subnets = match config.subnet.as_deref() {
-                None | Some("" | POD_CIDR) => pod_cidrs()?,
-                Some(text) => match text.parse::<IpNet>() {
-                    Ok(IpNet::V4(subnet)) => vec![subnet],
-                    Ok(IpNet::V6(_)) => {
-                        let msg = format!("ipam.subnet of host-local is {text}");
-                        return Err(Failure::new(
-                            Code::NOT_SUPPORTED,
-                            msg,
-                            "pods have no IPv6 addresses yet",
-                        ));
-                    }
-                    Err(_) => {
-                        return Err(invalid(format!(
-                            "ipam.subnet of host-local is {text:?}, which is no network"
-                        )));
-                    }
-                },
-            };
-            for subnet in subnets {
-                let range = Range::of(config, subnet)?;
-                if ranges.iter().any(|other| other.first <= range.last && range.first <= other.last) {
-                    return Err(invalid(format!("ipam of host-local has ranges that overlap, at {subnet}")));
-                }
-                ranges.push(range);
-            }
+            sets.push(set);
         }
-        Ok(ranges)
+        Ok(sets)
     }
 
     fn store(&self, network: &str) -> Result<Store, Failure> {
@@ -168,8 +186,29 @@ impl Config {
     }
 }
 
-/// Asks for the networks of the node's pods.
-type PodCidrs<'a> = &'a dyn Fn() -> Result<Vec<Ipv4Net>, Failure>;
+/// The ranges of a set: at least one, of one family, without overlaps.
+fn set(configs: &[RangeConfig], pod_cidrs: PodCidrs<'_>) -> Result<Vec<Range>, Failure> {
+    let mut ranges: Vec<Range> = Vec::new();
+    for config in configs {
+        for subnet in config.subnets(pod_cidrs)? {
+            let range = Range::of(config, subnet)?;
+            if ranges.iter().any(|other| other.family() != range.family()) {
+                return Err(invalid(format!("a set of ranges of host-local has both families, at {subnet}")));
+            }
+            if ranges.iter().any(|other| other.first <= range.last && range.first <= other.last) {
+                return Err(invalid(format!("ipam of host-local has ranges that overlap, at {subnet}")));
+            }
+            ranges.push(range);
+        }
+    }
+    match ranges.is_empty() {
+        true => Err(invalid("ipam of host-local has an empty set of ranges".to_owned())),
+        false => Ok(ranges),
+    }
+}
+
+/// Asks for the networks of the node's pods, of both families.
+type PodCidrs<'a> = &'a dyn Fn() -> Result<Vec<IpNet>, Failure>;
 
 fn failed(path: &Path, error: &io::Error) -> Failure {
     Failure::new(Code::IO, format!("host-local: {}", path.display()), error.to_string())
@@ -195,13 +234,11 @@ impl Store {
     }
 
     /// Every reservation with its content, which is empty if a crash has lost it.
-    fn all(&self) -> Result<Vec<(Ipv4Addr, String)>, Failure> {
+    fn all(&self) -> Result<Vec<(IpAddr, String)>, Failure> {
         let mut all = Vec::new();
         for entry in fs::read_dir(&self.folder).map_err(|error| failed(&self.folder, &error))? {
             let entry = entry.map_err(|error| failed(&self.folder, &error))?;
-            let Some(address) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
-                continue;
-            };
+            let Some(address) = entry.file_name().to_str().and_then(address_of_file) else { continue };
             let text = fs::read_to_string(entry.path()).map_err(|error| failed(&entry.path(), &error))?;
             all.push((address, text.trim().to_owned()));
         }
@@ -209,15 +246,15 @@ impl Store {
     }
 
     /// The addresses of an attachment. Old files have no interface.
-    fn of(&self, container: &str, interface: &str) -> Result<Vec<Ipv4Addr>, Failure> {
+    fn of(&self, container: &str, interface: &str) -> Result<Vec<IpAddr>, Failure> {
         let all = self.all()?.into_iter();
         let is_its = |text: &str| text == content(container, interface) || text == container;
         Ok(all.filter(|(_, text)| is_its(text)).map(|(address, _)| address).collect())
     }
 
     /// Reserves an address. Returns whether it was free.
-    fn reserve(&self, address: Ipv4Addr, content: &str) -> Result<bool, Failure> {
-        let (path, unfinished) = (self.folder.join(address.to_string()), self.folder.join(UNFINISHED));
+    fn reserve(&self, address: IpAddr, content: &str) -> Result<bool, Failure> {
+        let (path, unfinished) = (self.folder.join(file_of(address)), self.folder.join(UNFINISHED));
         // Most addresses of a nearly full range are taken: each write and flush would be in vain.
         if path.exists() {
             return Ok(false);
@@ -233,74 +270,109 @@ impl Store {
         }
     }
 
-    fn release(&self, address: Ipv4Addr) -> Result<(), Failure> {
-        let path = self.folder.join(address.to_string());
+    fn release(&self, address: IpAddr) -> Result<(), Failure> {
+        let path = self.folder.join(file_of(address));
         match fs::remove_file(&path) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(failed(&path, &error)),
             _ => Ok(()),
         }
     }
 
-    /// The address that was given last, if it is known. It only decides where the search begins.
-    fn last(&self) -> Option<Ipv4Addr> {
-        fs::read_to_string(self.folder.join(LAST)).ok()?.trim().parse().ok()
+    /// The address that a set gave last, if it is known. It only decides where the search begins.
+    fn last(&self, set: usize) -> Option<IpAddr> {
+        fs::read_to_string(self.folder.join(format!("{LAST}{set}"))).ok()?.trim().parse().ok()
     }
 
-    fn set_last(&self, address: Ipv4Addr) {
-        let _ = fs::write(self.folder.join(LAST), address.to_string());
+    fn set_last(&self, set: usize, address: IpAddr) {
+        let _ = fs::write(self.folder.join(format!("{LAST}{set}")), address.to_string());
     }
+}
+
+/// The name of an address's file. Windows allows no colons, and host-local writes this instead (`disk/backend.go`).
+fn file_of(address: IpAddr) -> String {
+    let name = address.to_string();
+    if cfg!(windows) { name.replace(':', "_") } else { name }
+}
+
+fn address_of_file(name: &str) -> Option<IpAddr> {
+    if cfg!(windows) { name.replace('_', ":").parse().ok() } else { name.parse().ok() }
 }
 
 fn content(container: &str, interface: &str) -> String {
     format!("{container}\r\n{interface}")
 }
 
-/// ADD. A repeated call gives the same address.
+/// ADD. A repeated call gives the same addresses.
 pub(super) fn add(call: &Invocation, pod_cidrs: PodCidrs<'_>) -> Result<IpamResult, Failure> {
     let config = Config::of(call)?;
-    let ranges = config.ranges(pod_cidrs)?;
+    let sets = config.sets(pod_cidrs)?;
     // Reading the routes as a result rejects those that a pod cannot have, before an address is reserved.
-    let routes = |address: Ipv4Net| {
-        IpamResult::read(&json!({"ips": [{"address": address}], "routes": config.routes}), "host-local")
+    let result = |addresses: &[IpNet]| {
+        let ips: Vec<Value> = addresses.iter().map(|address| json!({"address": address})).collect();
+        IpamResult::read(&json!({"ips": ips, "routes": config.routes}), "host-local")
     };
+    let checked = result(&sets.iter().map(|set| set[0].subnet).collect::<Vec<_>>());
+    checked.map_err(|failure| match failure.code {
+        Code::DECODING => Failure { code: Code::INVALID_CONFIG, ..failure },
+        _ => failure,
+    })?;
     let dns = config.dns()?;
     let requested = requested(call)?;
     let store = config.store(&call.config.name)?;
-    let address = match store.of(&call.container_id, &call.interface)?.first() {
-        Some(known) => *known,
-        None => reserve(&store, &ranges, requested, &content(&call.container_id, &call.interface))?,
-    };
-    let Some(range) = ranges.iter().find(|range| range.has(address)) else {
+    let all = || sets.iter().flatten();
+    if let Some(address) = requested.iter().find(|address| !all().any(|range| range.has(**address))) {
+        return none(format!("{address} is in no range of ipam, or is a gateway"));
+    }
+    let known = store.of(&call.container_id, &call.interface)?;
+    if let Some(address) = known.iter().find(|address| !all().any(|range| range.has(**address))) {
         return Err(invalid(format!(
             "the container has the address {address}, which is in no range of ipam"
         )));
-    };
-    if requested.is_some_and(|requested| requested != address) {
-        return Err(invalid(format!("the container has the address {address}, and asks for another one")));
     }
-    let net = Ipv4Net::new_assert(address, range.subnet.prefix_len());
-    Ok(IpamResult { dns, ..routes(net)? })
+    let mut addresses = Vec::new();
+    for (number, ranges) in sets.iter().enumerate() {
+        let of_set = |list: &[IpAddr]| {
+            list.iter().copied().find(|address| ranges.iter().any(|range| range.has(*address)))
+        };
+        let (known, requested) = (of_set(&known), of_set(&requested));
+        let address = match known {
+            Some(known) if requested.is_some_and(|requested| requested != known) => {
+                return Err(invalid(format!(
+                    "the container has the address {known}, and asks for another one"
+                )));
+            }
+            Some(known) => known,
+            None => {
+                let content = content(&call.container_id, &call.interface);
+                reserve(&store, (number, ranges), requested, &content)?
+            }
+        };
+        let range = ranges.iter().find(|range| range.has(address));
+        let net = range.and_then(|range| IpNet::new(address, range.subnet.prefix_len()).ok());
+        addresses.push(net.unwrap_or(address.into()));
+    }
+    Ok(IpamResult { dns, ..result(&addresses)? })
+}
+
+fn none<T>(why: String) -> Result<T, Failure> {
+    Err(Failure::new(Code::IPAM, "host-local has no address for the pod", why))
 }
 
 fn reserve(
     store: &Store,
-    ranges: &[Range],
-    requested: Option<Ipv4Addr>,
+    (number, ranges): (usize, &[Range]),
+    requested: Option<IpAddr>,
     content: &str,
-) -> Result<Ipv4Addr, Failure> {
-    let none = |why: String| Err(Failure::new(Code::IPAM, "host-local has no address for the pod", why));
+) -> Result<IpAddr, Failure> {
     if let Some(address) = requested {
-        if !ranges.iter().any(|range| range.has(address)) {
-            return none(format!("{address} is in no range of ipam, or is a gateway"));
-        }
         return match store.reserve(address, content)? {
             true => Ok(address),
             false => none(format!("{address} belongs to another container")),
         };
     }
-    for address in after(ranges, store.last()) {
+    for address in after(ranges, store.last(number)) {
         if store.reserve(address, content)? {
-            store.set_last(address);
+            store.set_last(number, address);
             return Ok(address);
         }
     }
@@ -309,36 +381,37 @@ fn reserve(
 }
 
 /// Every address of the ranges, those after this one first.
-fn after(ranges: &[Range], last: Option<Ipv4Addr>) -> impl Iterator<Item = Ipv4Addr> {
+fn after(ranges: &[Range], last: Option<IpAddr>) -> impl Iterator<Item = IpAddr> {
     let at = last.and_then(|last| Some((ranges.iter().position(|range| range.has(last))?, last)));
-    let bits = |range: &Range| range.first.to_bits()..=range.last.to_bits();
+    let all = |range: &Range| bits(range.first)..=bits(range.last);
     let (mut parts, mut rest) = (Vec::new(), Vec::new());
     for (index, range) in ranges.iter().enumerate() {
         match at {
             Some((position, last)) if position == index => {
-                parts.push((last.to_bits().saturating_add(1)..=range.last.to_bits(), range.gateway));
-                rest.push((range.first.to_bits()..=last.to_bits(), range.gateway));
+                parts.push((bits(last).saturating_add(1)..=bits(range.last), range));
+                rest.push((bits(range.first)..=bits(last), range));
             }
-            Some((position, _)) if index < position => rest.push((bits(range), range.gateway)),
-            _ => parts.push((bits(range), range.gateway)),
+            Some((position, _)) if index < position => rest.push((all(range), range)),
+            _ => parts.push((all(range), range)),
         }
     }
     // The last part is the range of the last address, up to it.
-    rest.sort_by_key(|(range, _)| at.is_some_and(|(_, last)| range.contains(&last.to_bits())));
-    let all = parts.into_iter().chain(rest);
-    all.flat_map(|(range, gateway)| range.map(Ipv4Addr::from_bits).filter(move |address| *address != gateway))
+    rest.sort_by_key(|(part, _)| at.is_some_and(|(_, last)| part.contains(&bits(last))));
+    parts.into_iter().chain(rest).flat_map(|(part, range)| {
+        part.map(|bits| address_of(range.family(), bits)).filter(|address| *address != range.gateway)
+    })
 }
 
 /// The first addresses that a call may get, without the files, for tests.
 #[cfg(test)]
-pub(crate) fn candidates(call: &Invocation) -> Result<Vec<Ipv4Addr>, Failure> {
-    let ranges = Config::of(call)?.ranges(&|| Ok(Vec::new()))?;
-    let last = requested(call)?;
-    Ok(after(&ranges, last).take(3).collect())
+pub(crate) fn candidates(call: &Invocation) -> Result<Vec<IpAddr>, Failure> {
+    let sets = Config::of(call)?.sets(&|| Ok(Vec::new()))?;
+    let last = requested(call)?.first().copied();
+    Ok(sets.iter().flat_map(|ranges| after(ranges, last).take(3)).collect())
 }
 
-/// The address that the runtime requests.
-fn requested(call: &Invocation) -> Result<Option<Ipv4Addr>, Failure> {
+/// The addresses that the runtime requests, at most one of each family.
+fn requested(call: &Invocation) -> Result<Vec<IpAddr>, Failure> {
     let extra = &call.config.extra;
     let lists = [
         extra.get("runtimeConfig").and_then(|config| config.get("ips")),
@@ -352,21 +425,19 @@ fn requested(call: &Invocation) -> Result<Option<Ipv4Addr>, Failure> {
     }
     let of_args = call.args.get("IP").filter(|text| !text.is_empty()).map(|text| json!(text));
     texts.extend(&of_args);
-    match texts[..] {
-        [] => Ok(None),
-        [text] => {
-            let text = text.as_str().unwrap_or_default();
-            let address = text.split('/').next().unwrap_or_default().parse();
-            address
-                .map(Some)
-                .map_err(|_| invalid(format!("the requested address {text:?} is no IPv4 address")))
+    let mut requested: Vec<IpAddr> = Vec::new();
+    for text in texts {
+        let text = text.as_str().unwrap_or_default();
+        let address = text.split('/').next().unwrap_or_default().parse();
+        let address: IpAddr =
+            address.map_err(|_| invalid(format!("the requested address {text:?} is no address")))?;
+        if requested.iter().any(|other| Family::of(other) == Family::of(&address)) {
+            let msg = format!("the runtime requests several {} addresses", Family::of(&address));
+            return Err(Failure::new(Code::NOT_SUPPORTED, msg, "a pod has at most one of each family"));
         }
-        _ => Err(Failure::new(
-            Code::NOT_SUPPORTED,
-            format!("the runtime requests {} addresses", texts.len()),
-            "a pod has one IPv4 address",
-        )),
+        requested.push(address);
     }
+    Ok(requested)
 }
 
 /// DEL.
@@ -376,18 +447,18 @@ pub(super) fn del(call: &Invocation) -> Result<(), Failure> {
     addresses.into_iter().try_for_each(|address| store.release(address))
 }
 
-/// CHECK: the container has its address, and it is the one of ADD.
+/// CHECK: the container has its addresses, and they are those of ADD.
 pub(super) fn check(call: &Invocation) -> Result<(), Failure> {
     let store = Config::of(call)?.store(&call.config.name)?;
     let differs = |msg: String| Err(Failure::new(Code::DIFFERS, msg, ""));
-    let Some(address) = store.of(&call.container_id, &call.interface)?.first().copied() else {
+    let addresses = store.of(&call.container_id, &call.interface)?;
+    if addresses.is_empty() {
         return differs(format!("host-local has no address of container {}", call.container_id));
-    };
-    match PrevResult::read(&call.config.extra)? {
-        Some(before) if !before.has_address(&address.to_string()) => {
-            differs(format!("prevResult does not have the address {address} of host-local"))
-        }
-        _ => Ok(()),
+    }
+    let Some(before) = PrevResult::read(&call.config.extra)? else { return Ok(()) };
+    match addresses.iter().find(|address| !before.has_address(&address.to_string())) {
+        Some(address) => differs(format!("prevResult does not have the address {address} of host-local")),
+        None => Ok(()),
     }
 }
 
@@ -404,13 +475,13 @@ pub(super) fn collect_garbage(call: &Invocation) -> Result<(), Failure> {
     all.filter(|(_, text)| !is_known(text)).try_for_each(|(address, _)| store.release(address))
 }
 
-/// STATUS: the ranges are valid, and an address is free.
+/// STATUS: the ranges are valid, and an address of each family is free.
 pub(super) fn status(call: &Invocation, pod_cidrs: PodCidrs<'_>) -> Result<(), Failure> {
     let config = Config::of(call)?;
-    let ranges = config.ranges(pod_cidrs)?;
+    let sets = config.sets(pod_cidrs)?;
     let used = config.store(&call.config.name)?.all()?;
-    let is_free = |address: &Ipv4Addr| !used.iter().any(|(other, _)| other == address);
-    if after(&ranges, None).any(|address| is_free(&address)) {
+    let is_free = |address: &IpAddr| !used.iter().any(|(other, _)| other == address);
+    if sets.iter().all(|ranges| after(ranges, None).any(|address| is_free(&address))) {
         return Ok(());
     }
     Err(Failure::new(

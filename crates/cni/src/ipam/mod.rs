@@ -1,13 +1,16 @@
 //! Where the addresses of a network's pods come from (the section `ipam` of the network configuration).
 //!
 //! Tortie's own IPAM is in the agent. The plugin does the rest: [`host_local`] itself, and any other IPAM plugin by
-//! executing it ([`plugin`]). It then passes the address to the agent with the call.
+//! executing it ([`plugin`]). It then passes the addresses to the agent with the call.
 
 mod host_local;
 mod plugin;
 mod result;
 
-use ipnet::Ipv4Net;
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
 use serde_json::Value;
 
 #[cfg(test)]
@@ -30,7 +33,7 @@ pub enum AddressSource<'a> {
 }
 
 impl AddressSource<'_> {
-    /// Whether the plugin obtains the address, and not the agent.
+    /// Whether the plugin obtains the addresses, and not the agent.
     #[must_use]
     pub fn is_delegated(self) -> bool {
         matches!(self, Self::HostLocal | Self::Plugin(_))
@@ -80,6 +83,30 @@ impl NetworkConfig {
     }
 }
 
+/// A family of addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Family {
+    V4,
+    V6,
+}
+
+impl Family {
+    pub(crate) const ALL: [Self; 2] = [Self::V4, Self::V6];
+
+    pub(crate) fn of(address: &IpAddr) -> Self {
+        if address.is_ipv4() { Self::V4 } else { Self::V6 }
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        })
+    }
+}
+
 /// What a delegated command needs besides the call.
 pub(crate) struct Delegation<'a> {
     pub(crate) source: AddressSource<'a>,
@@ -91,11 +118,11 @@ pub(crate) struct Delegation<'a> {
 }
 
 impl Delegation<'_> {
-    /// Obtains the pod's address. If this fails, it releases what the attempt may have left, as the specification demands.
+    /// Obtains the pod's addresses. If this fails, it releases what the attempt may have left, as the specification demands.
     /// `pod_cidrs` asks the agent for the networks of the node's pods.
     pub(crate) fn add(
         &self,
-        pod_cidrs: &dyn Fn() -> Result<Vec<Ipv4Net>, Failure>,
+        pod_cidrs: &dyn Fn() -> Result<Vec<IpNet>, Failure>,
     ) -> Result<IpamResult, Failure> {
         let added = match self.source {
             AddressSource::HostLocal => host_local::add(self.call, pod_cidrs),
@@ -126,10 +153,7 @@ impl Delegation<'_> {
     }
 
     /// STATUS: whether an ADD could get an address.
-    pub(crate) fn status(
-        &self,
-        pod_cidrs: &dyn Fn() -> Result<Vec<Ipv4Net>, Failure>,
-    ) -> Result<(), Failure> {
+    pub(crate) fn status(&self, pod_cidrs: &dyn Fn() -> Result<Vec<IpNet>, Failure>) -> Result<(), Failure> {
         let status = match self.source {
             AddressSource::HostLocal => host_local::status(self.call, pod_cidrs),
             _ => self.run(Command::Status),

@@ -1,17 +1,18 @@
 //! The result of an IPAM plugin, as far as Tortie uses it.
 
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::IpNet;
 use serde_json::{Value, json};
 
+use super::Family;
 use crate::{Code, Failure};
 
-/// The address of a pod from an IPAM plugin.
+/// The addresses of a pod from an IPAM plugin.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct IpamResult {
-    /// The pod's address, with the prefix length of its network.
-    pub(crate) address: Ipv4Net,
+    /// The pod's addresses, with the prefix lengths of their networks: at least one, at most one of each family, IPv4 first.
+    pub(crate) addresses: Vec<IpNet>,
     /// The settings of DNS for the runtime; null or an object.
     pub(crate) dns: Value,
 }
@@ -25,43 +26,42 @@ impl IpamResult {
         let refuse = |what: String, why: &str| {
             Err(Failure::new(Code::NOT_SUPPORTED, format!("the IPAM plugin {plugin} {what}"), why))
         };
-        let mut nets = Vec::new();
+        let mut addresses: Vec<IpNet> = Vec::new();
         for ip in list(document, "ips", plugin)? {
             let net = ip["address"].as_str().and_then(|text| text.parse::<IpNet>().ok());
-            nets.push(net.ok_or_else(|| invalid(plugin, &format!("the address {}", ip["address"])))?);
+            addresses.push(net.ok_or_else(|| invalid(plugin, &format!("the address {}", ip["address"])))?);
         }
-        let address = match nets[..] {
-            [IpNet::V4(address)] => address,
-            [IpNet::V6(address)] => {
-                return refuse(
-                    format!("gives the IPv6 address {address}"),
-                    "pods have no IPv6 addresses yet",
-                );
-            }
-            _ => {
-                return refuse(format!("gives {} addresses", nets.len()), "a pod has one IPv4 address");
-            }
-        };
+        let of = |family: Family| addresses.iter().filter(move |net| family_of(net) == family).count();
+        if addresses.is_empty() || Family::ALL.into_iter().any(|family| of(family) > 1) {
+            let what = format!("gives {} IPv4 and {} IPv6 addresses", of(Family::V4), of(Family::V6));
+            return refuse(what, "a pod has one address, or one of each family");
+        }
+        addresses.sort_by_key(family_of);
         let routes = list(document, "routes", plugin)?;
-        let mut has_default = routes.is_empty();
+        let mut lacking: Vec<Family> = Vec::new();
+        if !routes.is_empty() {
+            lacking.extend(addresses.iter().map(family_of));
+        }
         for route in routes {
             let Some(Ok(destination)) = route["dst"].as_str().map(str::parse::<IpNet>) else {
                 return Err(invalid(plugin, &format!("the route {route}")));
             };
-            has_default |= destination == IpNet::V4(Ipv4Net::default());
+            lacking.retain(|family| destination.prefix_len() > 0 || family_of(&destination) != *family);
             let gateway = route["gw"].as_str().filter(|gateway| !gateway.is_empty());
-            if let Some(gateway) = gateway.filter(|gateway| gateway.parse() != Ok(Ipv4Addr::UNSPECIFIED)) {
+            let is_none =
+                |gateway: &str| gateway.parse().is_ok_and(|gateway: IpAddr| gateway.is_unspecified());
+            if let Some(gateway) = gateway.filter(|gateway| !is_none(gateway)) {
                 let why = "all packets of a pod go to its node; take the gateway out of ipam.routes";
                 return refuse(format!("gives a route to {destination} by {gateway}"), why);
             }
         }
-        if !has_default {
-            let why =
-                "pods always have a default route; add 0.0.0.0/0 to ipam.routes, or take the others out";
-            return refuse("gives routes and no default route".to_owned(), why);
+        if let Some(family) = lacking.first() {
+            let why = "pods always have a default route of each family; add 0.0.0.0/0 and, for IPv6, ::/0 to ipam.routes, or take the \
+                       others out";
+            return refuse(format!("gives routes and no default route of {family}"), why);
         }
         match &document["dns"] {
-            dns @ (Value::Null | Value::Object(_)) => Ok(Self { address, dns: dns.clone() }),
+            dns @ (Value::Null | Value::Object(_)) => Ok(Self { addresses, dns: dns.clone() }),
             other => Err(invalid(plugin, &format!("dns: {other}"))),
         }
     }
@@ -73,6 +73,10 @@ impl IpamResult {
             document["dns"] = self.dns.clone();
         }
     }
+}
+
+fn family_of(net: &IpNet) -> Family {
+    Family::of(&net.addr())
 }
 
 fn list<'a>(document: &'a Value, name: &str, plugin: &str) -> Result<&'a [Value], Failure> {
@@ -111,21 +115,31 @@ mod tests {
     fn what_a_pod_cannot_have_is_refused_by_name() {
         let ip = |address: &str| json!({"address": address, "gateway": "10.1.0.1"});
         let routes = |routes: Value| json!({"ips": [ip("10.1.0.2/16")], "routes": routes});
-        for good in [
-            json!({"ips": [ip("10.1.0.2/16")]}),
-            routes(json!(null)),
-            routes(json!([{"dst": "0.0.0.0/0"}, {"dst": "10.0.0.0/8", "gw": "0.0.0.0"}])),
+        let both = || [ip("fd00::2/64"), ip("10.1.0.2/16")];
+        let both_with = |routes: Value| json!({"ips": both(), "routes": routes});
+        for (good, expected) in [
+            (json!({"ips": [ip("10.1.0.2/16")]}), &["10.1.0.2/16"][..]),
+            (routes(json!(null)), &["10.1.0.2/16"]),
+            (routes(json!([{"dst": "0.0.0.0/0"}, {"dst": "10.0.0.0/8", "gw": "0.0.0.0"}])), &["10.1.0.2/16"]),
+            (json!({"ips": [ip("fd00::2/64")]}), &["fd00::2/64"]),
+            (json!({"ips": [ip("fd00::2/64")], "routes": [{"dst": "::/0", "gw": "::"}]}), &["fd00::2/64"]),
+            (json!({"ips": both()}), &["10.1.0.2/16", "fd00::2/64"]),
+            (both_with(json!([{"dst": "::/0"}, {"dst": "0.0.0.0/0"}])), &["10.1.0.2/16", "fd00::2/64"]),
         ] {
             let result = IpamResult::read(&good, "x").unwrap();
-            assert_eq!(result.address.to_string(), "10.1.0.2/16", "{good}");
+            let addresses: Vec<String> = result.addresses.iter().map(ToString::to_string).collect();
+            assert_eq!(addresses, expected, "{good}");
         }
         for (bad, expected) in [
-            (json!({}), "0 addresses"),
+            (json!({}), "0 IPv4 and 0 IPv6 addresses"),
             (json!({"ips": {}}), "cannot be read"),
             (json!({"ips": [ip("10.1.0.2")]}), "cannot be read"),
-            (json!({"ips": [ip("fd00::2/64")]}), "IPv6 address fd00::2/64"),
-            (json!({"ips": [ip("10.1.0.2/16"), ip("fd00::2/64")]}), "2 addresses"),
-            (routes(json!([{"dst": "10.0.0.0/8"}])), "no default route"),
+            (json!({"ips": [ip("10.1.0.2/16"), ip("10.1.0.3/16")]}), "2 IPv4 and 0 IPv6 addresses"),
+            (json!({"ips": [ip("fd00::2/64"), ip("fd00::3/64")]}), "0 IPv4 and 2 IPv6 addresses"),
+            (routes(json!([{"dst": "10.0.0.0/8"}])), "no default route of IPv4"),
+            (both_with(json!([{"dst": "0.0.0.0/0"}])), "no default route of IPv6"),
+            (both_with(json!([{"dst": "::/0"}])), "no default route of IPv4"),
+            (both_with(json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0", "gw": "fd00::1"}])), "by fd00::1"),
             (routes(json!([{"dst": "0.0.0.0/0", "gw": "10.1.0.1"}])), "by 10.1.0.1"),
             (routes(json!([{"dst": "x"}])), "cannot be read"),
             (json!({"ips": [ip("10.1.0.2/16")], "dns": 1}), "cannot be read"),
@@ -141,7 +155,7 @@ mod tests {
         let dns = dns_of(text);
         let expected = json!({"nameservers": ["10.96.0.10"], "domain": "a", "search": ["a.b", "c.d"], "options": ["ndots:5"]});
         assert_eq!(dns, expected);
-        let result = IpamResult { address: "10.0.0.1/8".parse().unwrap(), dns };
+        let result = IpamResult { addresses: vec!["10.0.0.1/8".parse().unwrap()], dns };
         for (before, after) in [
             (json!({"dns": {}}), expected.clone()),
             (json!({"dns": {"domain": "x"}}), json!({"domain": "x"})),

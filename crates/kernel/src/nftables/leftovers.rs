@@ -14,8 +14,8 @@ use crate::{Error, Result};
 /// How the objects of a program are recognised.
 #[derive(Debug, Clone, Copy)]
 pub struct Marks<'a> {
-    /// The name of its own tables, of any family except for `inet`.
-    pub table: &'a str,
+    /// The names of its own tables, of any family except for `inet`.
+    pub tables: &'a [&'a str],
     /// The prefix of its chains in tables of others.
     pub chains: &'a str,
     /// The prefix of the comments at its rules in chains of others. A digest of 16 characters follows.
@@ -135,7 +135,7 @@ const INET: u8 = 1;
 
 fn objects(socket: &mut Socket, marks: Marks<'_>) -> Result<BTreeSet<Leftover>, Refusal> {
     let mut found = BTreeSet::new();
-    let is_own = |id: &TableId| id.family != INET && id.name == marks.table;
+    let is_own = |id: &TableId| id.family != INET && marks.tables.contains(&&*id.name);
     let tables = socket.dump(&request(libc::NFT_MSG_GETTABLE, 0, |_| ()))?;
     let (own, others): (Vec<TableId>, Vec<_>) = tables.iter().filter_map(table_id).partition(is_own);
     found.extend(own.into_iter().map(Leftover::Table));

@@ -462,7 +462,7 @@ mod tests {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             usize::try_from(state >> 33).unwrap() % limit
         };
-        let marks = Marks { table: "", chains: "INPUT", comments: "cali:" };
+        let marks = Marks { tables: &[], chains: "INPUT", comments: "cali:" };
         for family in LegacyFamily::ALL {
             let table = namespace.run(|| Legacy::read(family, "filter").unwrap()).unwrap();
             let info = table.info(table.entries.len());

@@ -61,6 +61,14 @@ impl Forgetter {
         Ok(Self { work, wake: Some(wake), thread: Some(thread) })
     }
 
+    /// The addresses that have connections now.
+    ///
+    /// # Errors
+    /// An error of the kernel.
+    pub(super) fn addresses(&self) -> Result<BTreeSet<IpAddr>> {
+        lock(&self.work.conntrack).addresses()
+    }
+
     /// Schedules the removal of the connections of these addresses.
     pub(super) fn ask(&self, addresses: BTreeSet<IpAddr>) {
         if addresses.is_empty() {

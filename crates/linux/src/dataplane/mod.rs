@@ -34,7 +34,7 @@ mod table;
 mod untracked_overlay;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -264,8 +264,9 @@ impl Dataplane {
         };
         let mut gone: BTreeSet<IpAddr> =
             self.released.iter().filter(|held| !keeps(held)).map(|(address, ..)| *address).collect();
-        if !std::mem::replace(&mut self.started, true) {
-            gone.extend(free_addresses(state));
+        if !self.started {
+            gone.extend(free_addresses(state, self.forgetter.addresses()?));
+            self.started = true;
         }
         self.released.clear();
         if gone.is_empty() {
@@ -519,29 +520,17 @@ fn failure(reason: Reason, error: &Error) -> Condition {
     Condition::new(reason, format!("{error}; Tortie retries"))
 }
 
-/// The addresses of the node's blocks that no endpoint has. An agent that was killed may not have forgotten their
-/// connections.
-fn free_addresses(state: &NodeState) -> BTreeSet<IpAddr> {
+/// Those of these addresses that are in the node's blocks, and that no endpoint has. An agent that was killed may not have forgotten
+/// their connections. A block may be too large to list its addresses, such as a network of flannel.
+fn free_addresses(state: &NodeState, mut tracked: BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
     let local = state.routes.iter().filter(|(_, target)| matches!(target, RouteTarget::Local));
-    let mut free: BTreeSet<IpAddr> = local.flat_map(|(block, _)| addresses(block)).collect();
+    let blocks: Vec<&IpNet> = local.map(|(block, _)| block).collect();
+    tracked.retain(|address| blocks.iter().any(|block| block.contains(address)));
     for address in state.endpoints.values().flat_map(|endpoint| &endpoint.addresses) {
-        free.remove(address);
+        tracked.remove(address);
     }
     for own in state.node.iter().flat_map(LocalNode::vteps) {
-        free.remove(&own.address);
+        tracked.remove(&own.address);
     }
-    free
-}
-
-/// All addresses of a block.
-fn addresses(block: &IpNet) -> Box<dyn Iterator<Item = IpAddr>> {
-    match (block.network(), block.broadcast()) {
-        (IpAddr::V4(first), IpAddr::V4(last)) => {
-            Box::new((first.to_bits()..=last.to_bits()).map(|bits| Ipv4Addr::from_bits(bits).into()))
-        }
-        (IpAddr::V6(first), IpAddr::V6(last)) => {
-            Box::new((first.to_bits()..=last.to_bits()).map(|bits| Ipv6Addr::from_bits(bits).into()))
-        }
-        _ => Box::new(std::iter::empty()),
-    }
+    tracked
 }

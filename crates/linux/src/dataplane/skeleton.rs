@@ -196,7 +196,11 @@ fn goto(chain: &str) -> Expr {
 fn never_from_workload(node: &NodeState) -> Vec<Rule> {
     let ipip = Test::Protocol { numbers: vec![4], invert: false }.exprs();
     let all = [
-        (!node.settings.vxlan_from_workloads, udp_to(node.settings.vxlan_ports()), "no VXLAN from pods"),
+        (
+            !node.settings.vxlan_from_workloads,
+            udp_to(node.settings.vxlan_ports.iter().copied()),
+            "no VXLAN from pods",
+        ),
         (!node.settings.ipip_from_workloads, ipip, "no IPIP from pods"),
         (true, neighbour_discovery(&[134]), "no router advertisements from pods"),
     ];

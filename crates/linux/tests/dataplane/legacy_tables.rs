@@ -14,7 +14,7 @@ use tortie_kernel::xtables::{Legacy, LegacyFamily, remove_marked};
 
 use crate::foreign_tables::run;
 
-const MARKS: Marks<'static> = Marks { table: "calico", chains: "cali-", comments: "cali:" };
+const MARKS: Marks<'static> = Marks { tables: &["calico"], chains: "cali-", comments: "cali:" };
 /// A rule may lead to later chains only, because the kernel refuses loops.
 const CHAINS: [&str; 8] =
     ["INPUT", "FORWARD", "OUTPUT", "cali-FORWARD", "california", "mine", "cali-tw-1", "last"];

@@ -406,7 +406,7 @@ fn a_pod_can_neither_send_tunnels_nor_advertise_a_router() {
 
     // The port of the configuration, and that of Windows nodes.
     let old = state.clone();
-    state.settings = Arc::new(Settings { vxlan_port: 4790, ..Settings::default() });
+    state.settings = Arc::new(Settings { vxlan_ports: [4789, 4790].into(), ..Settings::default() });
     apply(&mut dataplane, &old, &state);
     assert_eq!(node.passed(&out, Direction::Egress), BTreeSet::from([4, 5, 8, 9]));
 }

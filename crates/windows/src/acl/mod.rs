@@ -260,7 +260,7 @@ fn never_sent(settings: &Settings) -> Vec<Acl> {
         remote_ports: remote_ports.to_owned(),
         ..any(AclAction::Block, AclDirection::Out, TUNNEL_PRIORITY, origin)
     };
-    let ports: Vec<String> = settings.vxlan_ports().iter().map(u16::to_string).collect();
+    let ports: Vec<String> = settings.vxlan_ports.iter().map(u16::to_string).collect();
     let vxlan = (!settings.vxlan_from_workloads)
         .then(|| block(Protocol::UDP, &ports.join(","), "no VXLAN from pods"));
     let ipip = (!settings.ipip_from_workloads).then(|| block(Protocol::IPIP, "", "no IPIP from pods"));

@@ -316,7 +316,9 @@ fn pods_send_no_tunnels_unless_the_settings_allow_them() {
     }
     // The port of Linux nodes is closed, too.
     for (port, passes) in [(4790, [false, false, false]), (4789, [false, false, true])] {
-        node.apply(&[Delta::Settings(Settings { vxlan_port: port, ..Settings::default() }.into())]);
+        node.apply(&[Delta::Settings(
+            Settings { vxlan_ports: [4789, port].into(), ..Settings::default() }.into(),
+        )]);
         assert_eq!(flows.map(|flow| node.passes(Direction::Egress, &flow)), passes, "{port}");
     }
 }

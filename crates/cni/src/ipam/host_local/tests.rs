@@ -1,6 +1,7 @@
 //! host-local, against a model, and against files that the other plugin would write.
 
 use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 use std::thread;
 
 use tempfile::TempDir;
@@ -21,16 +22,17 @@ fn call(folder: &TempDir, container: &str, ipam: Value) -> Invocation {
         args: BTreeMap::new(),
         config: serde_json::from_value(json!({"cniVersion": "1.0.0", "name": "net", "ipam": section}))
             .unwrap(),
-        delegated: None,
+        delegated: Vec::new(),
     }
 }
 
-fn pod_cidrs() -> Result<Vec<Ipv4Net>, Failure> {
-    Ok(vec!["10.9.0.0/29".parse().unwrap()])
+fn pod_cidrs() -> Result<Vec<IpNet>, Failure> {
+    Ok(["10.9.0.0/29", "fd00:9::/64"].map(|net| net.parse().unwrap()).to_vec())
 }
 
 fn added(call: &Invocation) -> Result<String, String> {
-    add(call, &pod_cidrs).map(|result| result.address.to_string()).map_err(|failure| failure.to_string())
+    let texts = |nets: Vec<IpNet>| nets.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+    add(call, &pod_cidrs).map(|result| texts(result.addresses)).map_err(|failure| failure.to_string())
 }
 
 /// The gateway, the network and the broadcast address are left out; freed addresses are used again last.
@@ -53,14 +55,62 @@ fn addresses_go_round() {
     assert_eq!(next("g"), Ok("10.9.0.6/29".to_owned()));
 }
 
+/// A pod gets one address of each set, by Calico's names of the node's networks, and each family goes round by itself.
+#[test]
+fn a_pod_has_an_address_of_each_family() {
+    let folder = tempfile::tempdir().unwrap();
+    let both = || json!({"ranges": [[{"subnet": "usePodCidr"}], [{"subnet": "usePodCidrIPv6"}]]});
+    let next = |container: &str| added(&call(&folder, container, both()));
+    for (container, expected) in [
+        ("a", "10.9.0.2/29 fd00:9::2/64"),
+        ("b", "10.9.0.3/29 fd00:9::3/64"),
+        ("a", "10.9.0.2/29 fd00:9::2/64"),
+    ] {
+        assert_eq!(next(container), Ok(expected.to_owned()));
+    }
+    let only_v6 = tempfile::tempdir().unwrap();
+    let v6 = |container: &str| call(&only_v6, container, json!({"subnet": "usePodCidrIPv6"}));
+    assert_eq!(added(&v6("c")), Ok("fd00:9::2/64".to_owned()));
+    let mut checked = call(&folder, "a", both());
+    check(&checked).unwrap();
+    let before = |second: &str| json!({"ips": [{"address": "10.9.0.2/29"}, {"address": second}]});
+    for (second, differs) in [("fd00:9::2/64", false), ("fd00:9::3/64", true)] {
+        checked.config.extra.insert("prevResult".to_owned(), before(second));
+        assert_eq!(check(&checked).is_err(), differs, "{second}");
+    }
+    del(&call(&folder, "a", both())).unwrap();
+    let left = |name: &str| folder.path().join("net").join(name).exists();
+    assert!(!left("10.9.0.2") && !left("fd00:9::2") && left("fd00:9::3"));
+    // The last free IPv4 addresses, and then none: the pod keeps no IPv6 address either.
+    for (container, expected) in [("d", "4"), ("e", "5"), ("f", "6"), ("g", "2")] {
+        assert!(next(container).unwrap().starts_with(&format!("10.9.0.{expected}/29 ")), "{container}");
+    }
+    assert_eq!(status(&call(&folder, "", both()), &pod_cidrs).unwrap_err().code, Code::NOT_AVAILABLE);
+    status(&v6(""), &pod_cidrs).unwrap();
+    // Both families are requested, or one of them.
+    del(&call(&folder, "d", both())).unwrap();
+    let with = |ips: Value| {
+        let mut call = call(&folder, "h", both());
+        call.config.extra.insert("runtimeConfig".to_owned(), json!({"ips": ips}));
+        call
+    };
+    assert!(added(&with(json!(["fd00:9::99", "fd00:9::98"]))).unwrap_err().contains("several IPv6"));
+    assert!(added(&with(json!(["fd01::1"]))).unwrap_err().contains("in no range"));
+    assert_eq!(added(&with(json!(["fd00:9::99"]))), Ok("10.9.0.4/29 fd00:9::99/64".to_owned()));
+    let lacking = || Ok(vec!["10.9.0.0/29".parse().unwrap()]);
+    let problem = add(&call(&folder, "i", both()), &lacking).unwrap_err().to_string();
+    assert!(problem.contains("has no IPv6 network"), "{problem}");
+}
+
 /// The search begins behind the last address and ends with it, over all ranges.
 #[test]
 fn every_address_is_tried_once() {
+    let address = |last: u8| IpAddr::from(Ipv4Addr::new(10, 0, 0, last));
     let range = |first: u8, last: u8| Range {
         subnet: "10.0.0.0/24".parse().unwrap(),
-        first: Ipv4Addr::new(10, 0, 0, first),
-        last: Ipv4Addr::new(10, 0, 0, last),
-        gateway: Ipv4Addr::new(10, 0, 0, 21),
+        first: address(first),
+        last: address(last),
+        gateway: address(21),
     };
     let ranges = [range(10, 12), range(20, 22), range(30, 30)];
     for (last, expected) in [
@@ -70,8 +120,8 @@ fn every_address_is_tried_once() {
         (Some(30), vec![10, 11, 12, 20, 22, 30]),
         (Some(99), vec![10, 11, 12, 20, 22, 30]),
     ] {
-        let found = after(&ranges, last.map(|last| Ipv4Addr::new(10, 0, 0, last)));
-        let found: Vec<u8> = found.map(|address| address.octets()[3]).collect();
+        let found: Vec<IpAddr> = after(&ranges, last.map(address)).collect();
+        let expected: Vec<IpAddr> = expected.into_iter().map(address).collect();
         assert_eq!(found, expected, "{last:?}");
     }
 }
@@ -114,19 +164,27 @@ fn configurations_that_cannot_work_are_rejected() {
             json!({"subnet": "10.0.0.0/24", "rangeStart": "10.0.0.9", "rangeEnd": "10.0.0.8"}),
             "cannot be from",
         ),
-        (json!({"subnet": "fd00::/64"}), "no IPv6"),
+        (json!({"subnet": "fd00::/127"}), "no addresses for pods"),
+        (json!({"subnet": "fd00::/64", "rangeStart": "10.0.0.9"}), "cannot be from"),
         (json!({"subnet": "x"}), "no network"),
-        (json!({"subnet": "10.0.0.0/24", "ranges": [[{"subnet": "10.1.0.0/24"}]]}), "several sets"),
-        (json!({"ranges": [[{"subnet": "10.0.0.0/24"}], [{"subnet": "fd00::/64"}]]}), "several sets"),
+        (json!({"subnet": "10.0.0.0/24", "ranges": [[{"subnet": "10.1.0.0/24"}]]}), "several sets of IPv4"),
+        (json!({"ranges": [[{"subnet": "fd01::/64"}], [{"subnet": "fd00::/64"}]]}), "several sets of IPv6"),
+        (json!({"ranges": [[{"subnet": "10.0.0.0/24"}, {"subnet": "fd00::/64"}]]}), "both families"),
         (json!({"ranges": [[{"subnet": "10.0.0.0/24"}, {"subnet": "10.0.0.0/25"}]]}), "overlap"),
-        (json!({"ranges": [[]]}), "empty one"),
+        (json!({"ranges": [[]]}), "empty set"),
         (json!({"subnets": "10.0.0.0/24"}), "subnets"),
         (json!({"routes": [{"dst": "10.0.0.0/8"}]}), "no default route"),
+        (
+            json!({"ranges": [[{}], [{"subnet": "usePodCidrIPv6"}]], "routes": [{"dst": "0.0.0.0/0"}]}),
+            "route of IPv6",
+        ),
         (json!({"resolvConf": "/dev/null/x"}), "/dev/null/x"),
     ] {
         let problem = added(&call(&folder, "c", ipam.clone())).unwrap_err();
         assert!(problem.contains(expected), "{ipam}: {problem}");
     }
+    let nothing_left = || fs::read_dir(folder.path()).unwrap().count();
+    assert_eq!(nothing_left(), 0, "nothing is reserved");
     for name in ["a/b", ".."] {
         let mut call = call(&folder, "c", json!({}));
         call.config.name = name.to_owned();

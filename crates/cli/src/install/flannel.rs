@@ -1,0 +1,310 @@
+//! `tortie install --flannel`: what Tortie needs in a cluster whose nodes run flannel, and move to Tortie one by one.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tortie_deploy::{NETWORK_LABEL, NETWORK_LABEL_VALUE};
+use tortie_store::kubernetes::Kubernetes;
+
+use super::cluster::get;
+use super::preflight::Found;
+
+/// The DaemonSet of flannel's manifest.
+pub(super) const DAEMON_SET: &str = "kube-flannel-ds";
+/// The key of its ConfigMap with the configuration.
+const NET_CONF: &str = "net-conf.json";
+/// The names of Tortie's pools.
+const POOLS: [&str; 2] = ["flannel", "flannel-v6"];
+/// What flanneld on Linux has without other values (`pkg/backend/vxlan`): its own VNI, and the kernel's port.
+const DEFAULT_VNI: u32 = 1;
+const KERNEL_PORT: u16 = 8472;
+
+/// The configuration of flannel (`pkg/subnet/config.go`).
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct NetConf {
+    network: Option<Ipv4Net>,
+    #[serde(rename = "IPv6Network")]
+    ipv6_network: Option<Ipv6Net>,
+    #[serde(rename = "EnableIPv4", default = "yes")]
+    enable_ipv4: bool,
+    #[serde(rename = "EnableIPv6", default)]
+    enable_ipv6: bool,
+    #[serde(default)]
+    backend: Backend,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+struct Backend {
+    r#type: Option<String>,
+    #[serde(rename = "VNI")]
+    vni: Option<u32>,
+    port: Option<u16>,
+    direct_routing: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// The configuration: a file, or the ConfigMap that flannel's DaemonSet has.
+pub(super) async fn read(
+    cluster: &Kubernetes,
+    found: &Found,
+    file: Option<&Path>,
+) -> anyhow::Result<(String, PathBuf)> {
+    if let Some(file) = file {
+        return Ok((read_file(file)?, file.to_owned()));
+    }
+    let set = found.flannel();
+    for (namespace, name) in set.into_iter().flat_map(config_maps) {
+        let path = format!("/api/v1/namespaces/{namespace}/configmaps/{name}");
+        let map = get(cluster, &path).await.context("reading flannel's configuration")?;
+        if let Some(text) = map.as_ref().and_then(|map| map["data"][NET_CONF].as_str()) {
+            return Ok((text.to_owned(), PathBuf::from(format!("ConfigMap {namespace}/{name}"))));
+        }
+    }
+    anyhow::bail!(
+        "the cluster has no DaemonSet {DAEMON_SET} whose ConfigMap has {NET_CONF}; name a copy of flannel's {NET_CONF} by \
+         --flannel-config"
+    )
+}
+
+pub(super) fn read_file(file: &Path) -> anyhow::Result<String> {
+    std::fs::read_to_string(file).with_context(|| file.display().to_string())
+}
+
+/// The ConfigMaps of a DaemonSet's pods.
+fn config_maps(set: &Value) -> Vec<(String, String)> {
+    let namespace = set["metadata"]["namespace"].as_str().unwrap_or_default();
+    let volumes = set["spec"]["template"]["spec"]["volumes"].as_array().into_iter().flatten();
+    let names = volumes.filter_map(|volume| volume["configMap"]["name"].as_str());
+    names.map(|name| (namespace.to_owned(), name.to_owned())).collect()
+}
+
+/// The objects by which Tortie's agents speak to flannel's daemons: pools for its networks, and the properties of its VXLAN.
+pub(super) fn objects(text: &str, source: &Path, api_version: &str) -> Result<Vec<Value>, String> {
+    let of_source = |problem: String| format!("flannel's configuration ({}): {problem}", source.display());
+    let conf: NetConf = serde_json::from_str(text).map_err(|error| of_source(error.to_string()))?;
+    let backend = &conf.backend;
+    let is_vxlan = match backend.r#type.as_deref() {
+        Some("vxlan") => true,
+        Some("host-gw") => false,
+        other => {
+            let other = other.unwrap_or("udp");
+            return Err(of_source(format!("the backend is {other}, and Tortie knows vxlan and host-gw")));
+        }
+    };
+    if backend.direct_routing {
+        let problem = "DirectRouting is true, which Tortie's agents cannot see; set it to false, and restart flannel's pods first";
+        return Err(of_source(problem.to_owned()));
+    }
+    let networks = [
+        (conf.enable_ipv4, "Network", conf.network.map(IpNet::from)),
+        (conf.enable_ipv6, "IPv6Network", conf.ipv6_network.map(IpNet::from)),
+    ];
+    let mut objects = Vec::new();
+    for ((is_enabled, field, network), name) in networks.into_iter().zip(POOLS) {
+        if !is_enabled {
+            continue;
+        }
+        let cidr = network.ok_or_else(|| of_source(format!("{field} is missing")))?;
+        let mode = if is_vxlan { "Always" } else { "Never" };
+        objects.push(json!({
+            "apiVersion": api_version, "kind": "IPPool", "metadata": {"name": name},
+            "spec": {
+                "cidr": cidr.trunc(), "vxlanMode": mode, "ipipMode": "Never", "natOutgoing": true, "assignmentMode": "Manual",
+            },
+        }));
+    }
+    if objects.is_empty() {
+        return Err(of_source("it enables neither IPv4 nor IPv6".to_owned()));
+    }
+    if is_vxlan {
+        let port = backend.port.filter(|port| *port != 0).unwrap_or(KERNEL_PORT);
+        objects.push(json!({
+            "apiVersion": api_version, "kind": "FelixConfiguration", "metadata": {"name": "default"},
+            "spec": {"vxlanVNI": backend.vni.unwrap_or(DEFAULT_VNI), "vxlanPort": port},
+        }));
+    }
+    Ok(objects)
+}
+
+/// Why these pools do not fit those of the cluster, with the remedy.
+pub(super) fn check_pools(objects: &[Value], existing: &[Value]) -> Result<(), String> {
+    let cidr = |pool: &Value| pool["spec"]["cidr"].as_str().and_then(|text| text.parse::<IpNet>().ok());
+    let pools = objects.iter().filter(|object| object["kind"] == "IPPool");
+    for (pool, own) in pools.filter_map(|pool| Some((pool, cidr(pool)?))) {
+        let overlaps = |other: &&Value| {
+            let net = cidr(other).filter(|net| net.contains(&own) || own.contains(net));
+            other["metadata"]["name"] != pool["metadata"]["name"] && net.is_some()
+        };
+        if let Some(other) = existing.iter().find(overlaps) {
+            return Err(format!(
+                "IPPool {} ({}) overlaps flannel's network {own}; delete it first (tortie delete ippool)",
+                other["metadata"]["name"].as_str().unwrap_or_default(),
+                other["spec"]["cidr"].as_str().unwrap_or_default()
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Why flannel's daemon would run on nodes of Tortie, too, with the command that prevents it.
+pub(super) fn check_daemon_set(set: &Value) -> Result<(), String> {
+    let required = &set["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+    let mut terms = required["nodeSelectorTerms"].as_array().cloned().unwrap_or_default();
+    let excludes = |expression: &Value| {
+        let operator = expression["operator"].as_str();
+        let values = expression["values"].as_array().into_iter().flatten();
+        expression["key"] == NETWORK_LABEL
+            && (operator == Some("DoesNotExist")
+                || operator == Some("NotIn") && values.into_iter().any(|value| value == NETWORK_LABEL_VALUE))
+    };
+    let is_fine =
+        |term: &Value| term["matchExpressions"].as_array().is_some_and(|all| all.iter().any(excludes));
+    if !terms.is_empty() && terms.iter().all(is_fine) {
+        return Ok(());
+    }
+    if terms.is_empty() {
+        terms.push(json!({}));
+    }
+    // A node must match one of the terms.
+    for term in &mut terms {
+        let mut expressions = term["matchExpressions"].as_array().cloned().unwrap_or_default();
+        expressions.push(json!({"key": NETWORK_LABEL, "operator": "NotIn", "values": [NETWORK_LABEL_VALUE]}));
+        term["matchExpressions"] = json!(expressions);
+    }
+    let affinity = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}});
+    let patch = json!({"spec": {"template": {"spec": {"affinity": affinity}}}});
+    let text = |field: &str| set["metadata"][field].as_str().unwrap_or_default();
+    Err(format!(
+        "flannel's DaemonSet would run beside Tortie's agents on nodes with the label {NETWORK_LABEL}={NETWORK_LABEL_VALUE}; keep it off \
+         them first:\nkubectl -n {} patch daemonset {} --type merge -p '{patch}'",
+        text("namespace"),
+        text("name")
+    ))
+}
+
+/// What the operator does next.
+pub(super) fn next_steps() -> String {
+    format!(
+        "Nodes keep flannel until they have the label {NETWORK_LABEL}={NETWORK_LABEL_VALUE}. To move one:\n  \
+         kubectl drain NODE --ignore-daemonsets --delete-emptydir-data\n  \
+         kubectl label node NODE {NETWORK_LABEL}={NETWORK_LABEL_VALUE}\n  \
+         kubectl -n tortie-system exec POD -- /tortie node cleanup --flannel --cni-conf-dir /host/etc/cni/net.d\n  \
+         kubectl uncordon NODE\n\
+         POD is Tortie's agent there, once flannel's pod is gone"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn planned(text: &Value) -> Result<Vec<String>, String> {
+        let objects = objects(&text.to_string(), Path::new("net-conf.json"), "crd.projectcalico.org/v1")?;
+        let words = objects.iter().map(|object| match object["kind"].as_str() {
+            Some("IPPool") => {
+                let spec = &object["spec"];
+                assert_eq!((&spec["assignmentMode"], &spec["natOutgoing"]), (&json!("Manual"), &json!(true)));
+                let name = &object["metadata"]["name"];
+                format!("{name} {} {}", spec["cidr"], spec["vxlanMode"]).replace('"', "")
+            }
+            _ => format!("{}", object["spec"]),
+        });
+        Ok(words.collect())
+    }
+
+    #[test]
+    fn pools_and_vxlan_are_those_of_flannel() {
+        let (vxlan, host_gw) = (json!({"Type": "vxlan"}), json!({"Type": "host-gw"}));
+        let v4 = "10.244.0.0/16";
+        for (conf, expected) in [
+            (
+                json!({"Network": v4, "EnableNFTables": false, "Backend": vxlan}),
+                Ok(&["flannel 10.244.0.0/16 Always", r#"{"vxlanPort":8472,"vxlanVNI":1}"#][..]),
+            ),
+            (
+                json!({"Network": v4, "Backend": {"Type": "vxlan", "VNI": 4096, "Port": 4789}}),
+                Ok(&["flannel 10.244.0.0/16 Always", r#"{"vxlanPort":4789,"vxlanVNI":4096}"#]),
+            ),
+            (json!({"Network": v4, "Backend": host_gw}), Ok(&["flannel 10.244.0.0/16 Never"])),
+            (
+                json!({"Network": v4, "EnableIPv6": true, "IPv6Network": "fd00:244::/48", "Backend": host_gw}),
+                Ok(&["flannel 10.244.0.0/16 Never", "flannel-v6 fd00:244::/48 Never"]),
+            ),
+            (
+                json!({"EnableIPv4": false, "EnableIPv6": true, "IPv6Network": "fd00:244::/48", "Backend": host_gw}),
+                Ok(&["flannel-v6 fd00:244::/48 Never"]),
+            ),
+            (json!({"Network": v4}), Err("the backend is udp")),
+            (json!({"Network": v4, "Backend": {"Type": "wireguard"}}), Err("the backend is wireguard")),
+            (
+                json!({"Network": v4, "Backend": {"Type": "vxlan", "DirectRouting": true}}),
+                Err("DirectRouting"),
+            ),
+            (json!({"Backend": vxlan}), Err("Network is missing")),
+            (json!({"Network": v4, "EnableIPv6": true, "Backend": vxlan}), Err("IPv6Network is missing")),
+            (json!({"Network": v4, "EnableIPv4": false, "Backend": vxlan}), Err("neither IPv4 nor IPv6")),
+            (json!({"Network": "x", "Backend": vxlan}), Err("net-conf.json")),
+        ] {
+            match (planned(&conf), expected) {
+                (Ok(planned), Ok(expected)) => assert_eq!(planned, expected, "{conf}"),
+                (Err(problem), Err(expected)) => assert!(problem.contains(expected), "{problem}"),
+                (planned, _) => panic!("{conf}: {planned:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn pools_of_others_must_not_overlap() {
+        let conf = json!({"Network": "10.244.0.0/16", "Backend": {"Type": "host-gw"}});
+        let objects = objects(&conf.to_string(), Path::new("f"), "v").unwrap();
+        let pool = |name: &str, cidr: &str| json!({"metadata": {"name": name}, "spec": {"cidr": cidr}});
+        for (existing, fits) in [
+            (vec![], true),
+            (vec![pool("other", "10.1.0.0/16"), pool("flannel", "10.244.0.0/16")], true),
+            (vec![pool("default-ipv4-ippool", "10.244.0.0/16")], false),
+            (vec![pool("part", "10.244.3.0/24")], false),
+            (vec![pool("all", "10.0.0.0/8")], false),
+        ] {
+            let checked = check_pools(&objects, &existing);
+            assert_eq!(checked.is_ok(), fits, "{existing:?}: {checked:?}");
+        }
+    }
+
+    #[test]
+    fn flannel_must_be_kept_off_nodes_of_tortie() {
+        let set = |terms: Value| {
+            let affinity = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}});
+            json!({"metadata": {"namespace": "kube-flannel", "name": DAEMON_SET},
+                "spec": {"template": {"spec": {"affinity": affinity}}}})
+        };
+        let linux = json!({"key": "kubernetes.io/os", "operator": "In", "values": ["linux"]});
+        let not_ours = json!({"key": NETWORK_LABEL, "operator": "NotIn", "values": [NETWORK_LABEL_VALUE]});
+        let none = json!({"key": NETWORK_LABEL, "operator": "DoesNotExist"});
+        let other = json!({"key": NETWORK_LABEL, "operator": "NotIn", "values": ["other"]});
+        for (terms, fits) in [
+            (json!([{"matchExpressions": [linux, not_ours]}]), true),
+            (json!([{"matchExpressions": [none]}]), true),
+            (json!([{"matchExpressions": [linux]}, {"matchExpressions": [not_ours]}]), false),
+            (json!([{"matchExpressions": [other]}]), false),
+            (json!([{"matchFields": []}]), false),
+            (Value::Null, false),
+        ] {
+            let refused = check_daemon_set(&set(terms.clone())).err();
+            assert_eq!(refused.is_none(), fits, "{terms}: {refused:?}");
+            let Some(refused) = refused else { continue };
+            let patch = refused.split("-p '").nth(1).unwrap().trim_end_matches('\'');
+            let patch: Value = serde_json::from_str(patch).unwrap();
+            let patched = json!({"metadata": {}, "spec": patch["spec"]});
+            assert_eq!(check_daemon_set(&patched), Ok(()), "{patch}");
+            assert!(!terms.to_string().contains("linux") || patch.to_string().contains("linux"), "{patch}");
+        }
+    }
+}
