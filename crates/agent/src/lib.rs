@@ -306,7 +306,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
                 .to_owned(),
         });
     }
-    let learned_routes = bgp::prepare(&node, extras.bgp, &platform)?;
+    let of_bgp = bgp::prepare(&node, extras.bgp, &platform)?;
     let most_blocks = if platform.is_bridge() { 1 } else { node::most_blocks(platform.hcn()).await };
     let ipam = Ipam::new(store.clone(), &node, node_labels).with_most_blocks(most_blocks);
     let ipam = Arc::new(ipam);
@@ -345,11 +345,11 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
     let events =
         report::Events { in_force: in_force.clone(), taken: taken_now, bgp: bgp_conditions.subscribe() };
     parts.add("the report", report::run(store.clone(), node.clone(), about, events));
-    let bgp = learned_routes.map(|learned| {
+    let bgp = of_bgp.map(|system| {
         let (asked, questions) = mpsc::channel(MAX_QUESTIONS);
         parts.add(
             "the BGP speaker",
-            bgp::run(endpoints.clone(), node.clone(), learned, bgp_conditions, questions),
+            bgp::run(endpoints.clone(), node.clone(), system, bgp_conditions, questions),
         );
         asked
     });

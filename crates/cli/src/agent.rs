@@ -316,11 +316,13 @@ impl Daemon {
         local::make_folder(&folder).with_context(|| folder.display().to_string())?;
         let ip = Arc::new(tortie_hcn::native::NativeIpHelper);
         let host = host(ip, self.adapter.clone(), Some(folder.join("adapter-routes.json")))?;
-        let rule = Arc::new(tortie_windows::VxlanRule::new(Arc::new(tortie_hcn::native::NativeFirewall)));
-        rule.watch().context("watching the firewall")?;
+        let program = std::env::current_exe().context("the path of this program")?;
+        let firewall = Arc::new(tortie_hcn::native::NativeFirewall);
+        let firewall = tortie_windows::FirewallOpenings::new(firewall, &program.display().to_string());
+        firewall.watch().context("watching the firewall")?;
         let build = tortie_hcn::native::windows_build();
         let selftest = tortie_agent::SavedReport::new(self.selftest_report.clone(), build);
-        Ok(host.with_firewall(rule).with_selftest(selftest))
+        Ok(host.with_firewall(firewall).with_selftest(selftest))
     }
 
     /// Runs until the service manager wants its end.

@@ -13,7 +13,7 @@ use tortie_hcn::native::{NativeFirewall, NativeHcn, NativeIpHelper, windows_buil
 use tortie_hcn::schema::Network;
 use tortie_hcn::selftest::{self, HnsReport, NoTraffic};
 use tortie_hcn::{Adapter, HcnExt, IpHelper, IpRoute};
-use tortie_windows::{NETWORK, SavedReport, VXLAN_RULE, VxlanRule};
+use tortie_windows::{NETWORK, Opening, SavedReport};
 
 use crate::output;
 
@@ -42,7 +42,7 @@ pub(crate) enum WindowsCommand {
     /// make the network anew, and uncordon it. It begins only if the agent reports NetworkDiffers. If it is interrupted, run it
     /// again. It runs on the node, beside the agent
     Reconfigure(reconfigure::Reconfigure),
-    /// Remove the rule that the agent has added to the firewall of this machine, and its routes to pods, after the agent was removed
+    /// Remove the rules that the agent has added to the firewall of this machine, and its routes to pods, after the agent was removed
     Cleanup,
     /// Print the flags that kube-proxy needs on this node, one a line: the network, the source VIP, and whether it uses direct server
     /// return
@@ -99,9 +99,11 @@ fn save(file: &Path, report: &HnsReport) -> anyhow::Result<()> {
 }
 
 fn cleanup() -> anyhow::Result<ExitCode> {
-    let removed = VxlanRule::remove(&NativeFirewall)?;
-    let what = if removed { "is removed from the firewall" } else { "is not in the firewall" };
-    output::line(&format!("the rule {VXLAN_RULE:?} {what}"));
+    for opening in Opening::ALL {
+        let removed = opening.remove(&NativeFirewall)?;
+        let what = if removed { "is removed from the firewall" } else { "is not in the firewall" };
+        output::line(&format!("the rule {:?} {what}", opening.rule()));
+    }
     let routes = tortie_windows::remove_node_routes(&NativeIpHelper)?;
     output::line(&format!("{} of the agent removed", output::count(routes as u64, "route")));
     if tortie_windows::remove_anchor(&NativeHcn::load(DEADLINE)?)? {

@@ -62,7 +62,7 @@ pub enum Reason {
     EndpointMissing,
     /// A field of an object of the datastore has no effect.
     FieldNotSupported,
-    /// The firewall of a Windows node may drop the VXLAN packets of other nodes.
+    /// The firewall of a Windows node may drop VXLAN packets of other nodes, or connections of BGP peers.
     FirewallNotOpen,
     /// Somebody else put ACLs on an endpoint.
     ForeignAcl,

@@ -20,6 +20,7 @@ use tracing::{info, warn};
 use crate::acl_reconciler::{AclReconciler, Node};
 use crate::backoff::Backoff;
 use crate::endpoint::find;
+use crate::firewall_opening::FirewallOpenings;
 use crate::host::Host;
 use crate::load_balancers::LoadBalancers;
 use crate::network_spec::{NetworkKind, NetworkSpec};
@@ -322,13 +323,17 @@ impl WindowsDataplane {
         report
     }
 
-    /// Tells the firewall's rule the addresses from which VXLAN comes. Returns what is wrong with the rule.
-    fn open_firewall(&self, state: &NodeState) -> Option<Condition> {
-        let rule = self.host.firewall().filter(|_| self.policy_only.is_none())?;
-        // An L2Bridge network takes no VXLAN.
-        let tunnels = state.vteps.values().filter(|_| !self.is_bridge);
-        rule.want(tunnels.filter_map(|vtep| ipv4(vtep.parent)).collect());
-        rule.condition((self.clock)())
+    /// Tells the firewall's opening for VXLAN the addresses from which it comes. Returns what is wrong with all openings.
+    fn open_firewall(&self, state: &NodeState) -> Vec<Condition> {
+        let Some(FirewallOpenings { vxlan, bgp }) = self.host.firewall() else { return Vec::new() };
+        if self.policy_only.is_none() {
+            // An L2Bridge network takes no VXLAN.
+            let tunnels = state.vteps.values().filter(|_| !self.is_bridge);
+            let parents = tunnels.map(|vtep| vtep.parent).filter(IpAddr::is_ipv4);
+            vxlan.admit(VXLAN_PORT, parents.collect());
+        }
+        let now = (self.clock)();
+        [vxlan, bgp].into_iter().filter_map(|opening| opening.condition(now)).collect()
     }
 
     /// Applies the network and its routes.

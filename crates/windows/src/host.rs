@@ -10,10 +10,10 @@ use tortie_hcn::{Adapter, IpHelper, IpHelperError, NoIpHelper};
 use tracing::warn;
 
 use crate::adapter::{AdapterSelector, is_virtual, switch, usable};
+use crate::firewall_opening::FirewallOpenings;
 use crate::host_routes::HostRoutes;
 use crate::node_routes::Surplus;
 use crate::saved_report::SavedReport;
-use crate::vxlan_rule::VxlanRule;
 use crate::{Error, node_routes};
 
 /// The machine of a node. Clones share what is known of its routes.
@@ -22,7 +22,7 @@ pub struct Host {
     ip: Arc<dyn IpHelper>,
     selector: Option<AdapterSelector>,
     routes: Arc<HostRoutes>,
-    firewall: Option<Arc<VxlanRule>>,
+    firewall: Option<FirewallOpenings>,
     selftest: Option<SavedReport>,
     /// Whether a second network may keep the switch, for instance one of an earlier process.
     anchored: Arc<AtomicBool>,
@@ -58,15 +58,15 @@ impl Host {
         Host::new(ip.clone(), None, Arc::new(HostRoutes::new(ip, None)))
     }
 
-    /// Adds the firewall's rule for VXLAN.
+    /// Adds the openings of the machine's firewall.
     #[must_use]
-    pub fn with_firewall(self, firewall: Arc<VxlanRule>) -> Host {
+    pub fn with_firewall(self, firewall: FirewallOpenings) -> Host {
         Host { firewall: Some(firewall), ..self }
     }
 
-    /// The firewall's rule, if the machine has a firewall.
-    pub(crate) fn firewall(&self) -> Option<&VxlanRule> {
-        self.firewall.as_deref()
+    /// The openings of the machine's firewall, if it has one.
+    pub fn firewall(&self) -> Option<&FirewallOpenings> {
+        self.firewall.as_ref()
     }
 
     /// Adds the report of a selftest of this machine's HNS.

@@ -18,6 +18,8 @@ mod cost;
 mod dataplane;
 mod endpoint;
 mod error;
+mod firewall_opening;
+mod firewall_rules;
 mod host;
 mod host_ports;
 mod host_routes;
@@ -37,7 +39,6 @@ mod saved_report;
 mod show;
 mod static_rules;
 mod unrecognised;
-mod vxlan_rule;
 mod wiring;
 
 pub use adapter::{AdapterSelector, AdapterSelectorError};
@@ -47,6 +48,8 @@ pub use cost::{Because, Cost, CostModel, Costing, PolicyCost, RuleCost, RuleCoun
 pub use dataplane::{Clock, WindowsDataplane};
 pub use endpoint::endpoint_id;
 pub use error::Error;
+pub use firewall_opening::{FirewallOpening, FirewallOpenings};
+pub use firewall_rules::Opening;
 pub use host::Host;
 pub use host_routes::HostRoutes;
 pub use kube_proxy::{kube_proxy_flags, source_vip};
@@ -65,7 +68,6 @@ pub use reconfigure::{
 pub use saved_report::SavedReport;
 pub use static_rules::{StaticRules, StaticRulesError};
 pub use unrecognised::Unrecognised;
-pub use vxlan_rule::{VXLAN_RULE, VxlanRule};
 pub use wiring::WindowsWiring;
 
 /// The VXLAN port of Windows.

@@ -6,9 +6,11 @@ mod runner;
 mod shown;
 mod why;
 
+use std::sync::Arc;
+
 use tokio::sync::oneshot;
 use tortie_dataplane::LearnedRouteTable;
-use tortie_windows::Host;
+use tortie_windows::{FirewallOpening, Host};
 
 pub use self::cluster::{KINDS, SERVICE_KINDS};
 pub(crate) use self::runner::run;
@@ -25,7 +27,15 @@ pub(crate) enum BgpQuestion {
 /// A question, and where its answer goes.
 pub(crate) type Asked = (BgpQuestion, oneshot::Sender<Outcome>);
 
-/// Opens the system's routes for a speaker. Without a speaker, routes that an earlier one has left are removed.
+/// The parts of the system that a speaker changes.
+pub(crate) struct System {
+    /// The routes.
+    learned: Box<dyn LearnedRouteTable>,
+    /// The firewall of a Windows node.
+    firewall: Option<Arc<FirewallOpening>>,
+}
+
+/// Opens the system for a speaker. Without a speaker, what an earlier one has left is removed.
 ///
 /// # Errors
 /// The node cannot run a speaker, or the system refuses.
@@ -33,7 +43,12 @@ pub(crate) fn prepare(
     node: &str,
     is_wanted: bool,
     platform: &Platform,
-) -> Result<Option<Box<dyn LearnedRouteTable>>, AgentError> {
+) -> Result<Option<System>, AgentError> {
+    if let Platform::Windows { host, .. } = platform
+        && let Some(firewall) = host.firewall().filter(|_| !is_wanted)
+    {
+        firewall.bgp.admit_nobody();
+    }
     match platform {
         #[cfg(target_os = "linux")]
         Platform::Linux => on_linux(is_wanted),
@@ -61,20 +76,21 @@ fn refuse<T>(node: &str, problem: &str) -> Result<T, AgentError> {
 }
 
 #[cfg(target_os = "linux")]
-fn on_linux(is_wanted: bool) -> Result<Option<Box<dyn LearnedRouteTable>>, AgentError> {
+fn on_linux(is_wanted: bool) -> Result<Option<System>, AgentError> {
     let failed = |error| AgentError::system("the routes of BGP", error);
     let learned = tortie_linux::LearnedRoutes::open().map_err(failed)?;
     if is_wanted {
-        return Ok(Some(Box::new(learned)));
+        return Ok(Some(System { learned: Box::new(learned), firewall: None }));
     }
     report_removed(learned.remove_all().map_err(failed)?);
     Ok(None)
 }
 
-fn on_windows(host: &Host, is_wanted: bool) -> Result<Option<Box<dyn LearnedRouteTable>>, AgentError> {
+fn on_windows(host: &Host, is_wanted: bool) -> Result<Option<System>, AgentError> {
     let learned = tortie_windows::LearnedRoutes::new(host.clone());
     if is_wanted {
-        return Ok(Some(Box::new(learned)));
+        let firewall = host.firewall().map(|firewall| firewall.bgp.clone());
+        return Ok(Some(System { learned: Box::new(learned), firewall }));
     }
     report_removed(learned.remove_all().map_err(|error| AgentError::system("the routes of BGP", error))?);
     Ok(None)

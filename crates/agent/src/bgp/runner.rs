@@ -20,10 +20,11 @@ use tortie_bgp::rib::{Chosen, OwnRoute, RouteChange, Why};
 use tortie_bgp::speaker::{Config, RouteEvent, Speaker, SpeakerStatus};
 use tortie_dataplane::{Condition, LearnedRouteTable, Reason};
 use tortie_store::{Change, Endpoints, Interest};
+use tortie_windows::FirewallOpening;
 
 use super::cluster::{self, Cluster};
 use super::passwords::Passwords;
-use super::{Asked, BgpQuestion, shown, why};
+use super::{Asked, BgpQuestion, System, shown, why};
 use crate::control::Outcome;
 
 /// The interval at which the kernel's routes are compared, and sessions are looked at.
@@ -41,12 +42,12 @@ const MAX_NAMED: usize = 10;
 pub(crate) async fn run(
     store: Arc<dyn Endpoints>,
     node: String,
-    learned: Box<dyn LearnedRouteTable>,
+    system: System,
     conditions: watch::Sender<Vec<Condition>>,
     mut asked: mpsc::Receiver<Asked>,
 ) {
     let mut changes = store.follow(cluster::interests(&node)).ready_chunks(BATCH);
-    let mut runner = Runner::new(&node, learned, Passwords::new(store.secrets()));
+    let mut runner = Runner::new(&node, system, Passwords::new(store.secrets()));
     let mut services = None;
     let mut look = tokio::time::interval(LOOK);
     look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -124,6 +125,8 @@ struct Runner {
     running: Option<Running>,
     /// `None` only while a thread uses it.
     learned: Option<Box<dyn LearnedRouteTable>>,
+    /// The firewall of a Windows node.
+    firewall: Option<Arc<FirewallOpening>>,
     /// What the speaker has chosen.
     chosen: BTreeMap<IpNet, Vec<Chosen>>,
     /// Next hops that the speaker does not use, because the node has no route to them.
@@ -143,12 +146,13 @@ struct Runner {
 }
 
 impl Runner {
-    fn new(node: &str, learned: Box<dyn LearnedRouteTable>, passwords: Passwords) -> Self {
+    fn new(node: &str, System { learned, firewall }: System, passwords: Passwords) -> Self {
         Self {
             cluster: Cluster::new(node),
             passwords,
             running: None,
             learned: Some(learned),
+            firewall,
             chosen: BTreeMap::new(),
             unreachable: BTreeSet::new(),
             down: BTreeMap::new(),
@@ -194,11 +198,23 @@ impl Runner {
                 }
             }
         }
+        self.open_firewall();
         // Pools and settings decide which routes belong into the kernel.
         for prefix in self.chosen.keys().copied().collect::<Vec<_>>() {
             self.forward(prefix);
         }
         self.is_due = true;
+    }
+
+    /// Lets the speaker's peers in, and nobody without a speaker. One that does not run as configured may listen at some of its
+    /// addresses.
+    fn open_firewall(&self) {
+        let Some(firewall) = &self.firewall else { return };
+        let config = self.running.as_ref().map(|running| &running.config);
+        match config.and_then(|config| Some((config.listen.first()?.port(), &config.peers))) {
+            Some((port, peers)) => firewall.admit(port, peers.keys().map(SocketAddr::ip).collect()),
+            None => firewall.admit_nobody(),
+        }
     }
 
     async fn apply(
@@ -214,12 +230,10 @@ impl Runner {
             return self.start(config, own).await;
         };
         let mut applied = Ok(Vec::new());
-        if running.config != config || !self.left_out.is_empty() {
-            applied = running.speaker.apply(config.clone()).await;
+        if running.config != config || !self.left_out.is_empty() || self.of_speaker.is_some() {
             // After an error, the rest is in force, and the next look tries again.
-            if applied.is_ok() {
-                running.config = config;
-            }
+            running.config = config.clone();
+            applied = running.speaker.apply(config).await;
         }
         let gone: Vec<IpNet> =
             running.own.keys().filter(|prefix| !own.contains_key(prefix)).copied().collect();
@@ -257,6 +271,7 @@ impl Runner {
         let Some(mut event) = event else {
             tracing::error!("the BGP speaker has ended; Tortie starts it again");
             self.running = None;
+            self.open_firewall();
             return;
         };
         for _ in 0..BATCH {

@@ -16,4 +16,5 @@ mod server;
 mod unsupported;
 mod upgrade;
 mod windows;
+mod windows_bgp;
 mod windows_policy_only;

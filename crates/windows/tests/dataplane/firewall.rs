@@ -1,4 +1,6 @@
-//! The firewall's rule for VXLAN: who gets in, whose rules stay, and what is reported.
+//! The firewall's rules for VXLAN and BGP: who gets in, whose rules stay, and what is reported.
+
+mod bgp;
 
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Condvar, Mutex};
@@ -6,47 +8,56 @@ use std::time::{Duration, Instant};
 
 use crate::node::*;
 use tortie_api::net::IpVersion;
-use tortie_dataplane::{Delta, MacAddress, Reason, Vtep};
+use tortie_dataplane::{Condition, Delta, MacAddress, Reason, Vtep};
 use tortie_hcn::{Firewall, FirewallError, FirewallRule, HResult, IpHelper, LocalRules, NoIpHelper};
 use tortie_hns_emulator::EmulatedFirewall;
-use tortie_windows::{Host, HostRoutes, VXLAN_RULE, VxlanRule};
+use tortie_windows::{FirewallOpening, FirewallOpenings, Host, HostRoutes, Opening};
 
 const NODES: [&str; 2] = ["172.16.0.1", "172.16.0.9"];
+/// The agent's program.
+const AGENT: &str = r"C:\Program Files\tortie\tortie.exe";
 
 /// A node with a firewall, and these other nodes.
 struct Firewalled {
     node: Node,
     firewall: Arc<EmulatedFirewall>,
-    rule: Arc<VxlanRule>,
+    /// The one for VXLAN.
+    rule: Arc<FirewallOpening>,
+    /// The one for BGP.
+    bgp: Arc<FirewallOpening>,
 }
 
 impl Firewalled {
     fn new(others: &[&str]) -> Self {
         let firewall = Arc::new(EmulatedFirewall::default());
-        let rule = Arc::new(VxlanRule::new(firewall.clone()));
+        let openings = FirewallOpenings::new(firewall.clone(), AGENT);
+        let FirewallOpenings { vxlan: rule, bgp } = openings.clone();
         let ip: Arc<dyn IpHelper> = Arc::new(NoIpHelper);
         let host = Host::new(ip.clone(), None, Arc::new(HostRoutes::new(ip, None)));
         let mut node = Node::usual();
-        node.dataplane =
-            node.dataplane.map(|dataplane| dataplane.with_host(host.with_firewall(rule.clone())));
+        node.dataplane = node.dataplane.map(|dataplane| dataplane.with_host(host.with_firewall(openings)));
         let deltas = [local_node(), own_block()].into_iter().chain(others.iter().map(|other| vtep(other)));
         node.apply(&deltas.collect::<Vec<_>>());
-        Self { node, firewall, rule }
+        Self { node, firewall, rule, bgp }
     }
 
-    /// The problem, after the rule was compared; it is in the node's report, too.
+    /// The problem, after the rule for VXLAN was compared; it is in the node's report, too.
     fn problem(&mut self) -> Option<String> {
         let found = self.rule.reconcile();
+        self.reported(found)
+    }
+
+    fn reported(&mut self, found: Option<Condition>) -> Option<String> {
         let report = self.node.dataplane.resync();
         let mut reported = report.node.into_iter().filter(|it| it.reason == Reason::FirewallNotOpen);
         assert_eq!(reported.next(), found);
         found.map(|condition| condition.message)
     }
 
-    /// Who may send, as the firewall lists it; `None` without the rule.
+    /// Who may send VXLAN, as the firewall lists it; `None` without the rule.
     fn admitted(&self) -> Option<String> {
         let rules = self.firewall.rules().unwrap();
-        let ours: Vec<&FirewallRule> = rules.iter().filter(|rule| rule.name == VXLAN_RULE).collect();
+        let ours: Vec<&FirewallRule> = rules.iter().filter(|rule| rule.name == "Tortie VXLAN").collect();
         assert!(ours.len() <= 1, "{ours:?}");
         ours.first().map(|rule| rule.remote_addresses.replace("/255.255.255.255", ""))
     }
@@ -228,11 +239,11 @@ fn cleanup_removes_the_rule_and_nothing_else() {
         state.rules.push(other.clone());
         state.rules.push(state.rules[0].clone());
     });
-    assert_eq!(VxlanRule::remove(&*machine.firewall), Ok(true));
+    assert_eq!(Opening::Vxlan.remove(&*machine.firewall), Ok(true));
     assert_eq!(machine.firewall.rules().unwrap(), [other]);
-    assert_eq!(VxlanRule::remove(&*machine.firewall), Ok(false));
+    assert_eq!(Opening::Vxlan.remove(&*machine.firewall), Ok(false));
     machine.firewall.change(|state| state.fails = Some(FirewallError::None));
-    assert_eq!(VxlanRule::remove(&*machine.firewall), Ok(false));
+    assert_eq!(Opening::Vxlan.remove(&*machine.firewall), Ok(false));
 }
 
 /// The firewall's service may be slow, and the dataplane must not wait for it.
@@ -293,7 +304,7 @@ fn long_lists_become_ranges_and_several_rules() {
     machine.node.apply(&[gone(1), gone(3)]);
     assert_eq!(machine.rule.reconcile(), None);
     assert_eq!(machine.firewall.rules().unwrap().len(), 2);
-    assert_eq!(VxlanRule::remove(&*machine.firewall), Ok(true));
+    assert_eq!(Opening::Vxlan.remove(&*machine.firewall), Ok(true));
     assert_eq!(machine.firewall.rules().unwrap(), [other]);
 }
 
@@ -354,9 +365,10 @@ fn nodes_that_stay_are_admitted_while_others_come_and_go() {
     let staying: Vec<u32> = (100..4_600).step_by(2).collect();
     let needed = staying.iter().map(|number| node(*number)).collect();
     let firewall = Arc::new(Watched { inner: EmulatedFirewall::default(), needed, missed: Mutex::default() });
-    let rule = Arc::new(VxlanRule::new(firewall.clone()));
+    let openings = FirewallOpenings::new(firewall.clone(), AGENT);
+    let rule = openings.vxlan.clone();
     let mut machine = Node::usual();
-    machine.dataplane = machine.dataplane.map(|it| it.with_host(Host::unknown().with_firewall(rule.clone())));
+    machine.dataplane = machine.dataplane.map(|it| it.with_host(Host::unknown().with_firewall(openings)));
     machine.apply(&[vec![local_node(), own_block()], staying.into_iter().map(vtep).collect()].concat());
     assert_eq!(rule.reconcile(), None);
     assert_eq!(firewall.inner.rules().unwrap().len(), 3);
@@ -410,11 +422,11 @@ fn a_call_that_hangs_is_reported_and_delays_nothing_else() {
         held: Mutex::new(true),
         let_go: Condvar::new(),
     });
-    let rule = Arc::new(VxlanRule::new(firewall.clone()));
+    let openings = FirewallOpenings::new(firewall.clone(), AGENT);
     let mut node = Node::usual();
-    let host = Host::unknown().with_firewall(rule.clone());
+    let host = Host::unknown().with_firewall(openings.clone());
     node.dataplane = node.dataplane.map(|dataplane| dataplane.with_host(host));
-    rule.watch().unwrap();
+    openings.watch().unwrap();
     node.apply(&[local_node(), own_block(), vtep(NODES[0])]);
     let reported = |node: &mut Node| {
         let conditions = node.dataplane.resync().node.into_iter();
