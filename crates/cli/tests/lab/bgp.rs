@@ -12,7 +12,7 @@ fn learned(lab: &Lab, node: &str) -> String {
     lab.ok(&["lab", "capture", node, "--", "ip", "-4", "route", "show", "proto", "85"])
 }
 
-fn peers(lab: &Lab, node: &str) -> Vec<Value> {
+pub(crate) fn peers(lab: &Lab, node: &str) -> Vec<Value> {
     let peers = lab.tortie(&["bgp", "peers", "--node", node, "-o", "json"]).output().unwrap();
     serde_json::from_slice(&peers.stdout).unwrap_or_default()
 }

@@ -3,6 +3,7 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod bgp;
+mod bgp_ipv6;
 mod commands;
 mod connectivity;
 mod diags;

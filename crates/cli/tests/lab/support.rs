@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
-use tortie_kernel::namespace::with_default_signals;
+use tortie_kernel::namespace::{NetNs, with_default_signals};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// `nobody`.
@@ -131,6 +131,12 @@ impl Lab {
         path.display().to_string()
     }
 
+    /// The network namespaces of a running lab.
+    pub(crate) fn namespaces(&self) -> Namespaces {
+        let inside = self.processes().into_iter().find(|it| it.command.contains("lab inside up")).unwrap();
+        Namespaces { process: format!("/proc/{}", inside.pid), dir: self.dir() }
+    }
+
     /// Every process that was started with this lab's folder in its environment or arguments.
     pub(crate) fn processes(&self) -> Vec<Process> {
         let mine = self.dir().display().to_string();
@@ -147,6 +153,33 @@ impl Lab {
             }
         }
         found
+    }
+}
+
+/// The network namespaces of a lab, as its first process sees them.
+pub(crate) struct Namespaces {
+    process: String,
+    dir: PathBuf,
+}
+
+impl Namespaces {
+    /// That between the nodes, with the bridge `underlay`.
+    pub(crate) fn between_nodes(&self) -> NetNs {
+        NetNs::open(Path::new(&format!("{}/ns/net", self.process))).unwrap()
+    }
+
+    pub(crate) fn of_node(&self, node: &str) -> NetNs {
+        self.bound(&format!("node:{node}"))
+    }
+
+    /// That of a pod of the demo's namespace.
+    pub(crate) fn of_pod(&self, pod: &str) -> NetNs {
+        self.bound(&format!("pod:calico-demo.{pod}"))
+    }
+
+    fn bound(&self, name: &str) -> NetNs {
+        let path = format!("{}/root{}/netns/{name}", self.process, self.dir.display());
+        NetNs::open(Path::new(&path)).unwrap()
     }
 }
 

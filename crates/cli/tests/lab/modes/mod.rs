@@ -4,8 +4,8 @@
 //! [`MODES`] says what works and why the rest does not. A cell that works against it fails the test, too.
 
 mod policy;
-mod probe;
-mod topology;
+pub(crate) mod probe;
+pub(crate) mod topology;
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};

@@ -58,7 +58,7 @@ pub(crate) fn reaches(from: &Pod, to: &Pod, address: IpAddr) -> Result<(), Strin
 }
 
 /// Asks by an echo request and waits for the reply to it.
-fn ping(to: IpAddr) -> Result<(), Error> {
+pub(crate) fn ping(to: IpAddr) -> Result<(), Error> {
     let (family, protocol, request, reply) = match to {
         IpAddr::V4(_) => (AddressFamily::INET, ipproto::ICMP, 8, 0),
         IpAddr::V6(_) => (AddressFamily::INET6, ipproto::ICMPV6, 128, 129),

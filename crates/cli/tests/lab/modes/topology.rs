@@ -1,7 +1,6 @@
 //! A lab with nodes in two networks, and a router between them.
 
 use std::net::IpAddr;
-use std::path::Path;
 use std::process::Command;
 
 use tortie_kernel::namespace::NetNs;
@@ -43,13 +42,10 @@ impl Cluster {
         lab.ok(&["apply", "-f", &lab.file("pods.yml", &manifests)]);
         lab.wait_for_pods();
 
-        let inside = lab.processes().into_iter().find(|it| it.command.contains("lab inside up")).unwrap();
-        let process = format!("/proc/{}", inside.pid);
-        let open = |path: String| NetNs::open(Path::new(&path)).unwrap();
-        let bound = |name: String| open(format!("{process}/root{}/netns/{name}", lab.dir().display()));
-        let router = open(format!("{process}/ns/net"));
-        let nodes = NODES.map(|node| bound(format!("node:{node}"))).into();
-        let pods = NODES.map(|node| inspect(bound(format!("pod:calico-demo.on-{node}")))).into();
+        let namespaces = lab.namespaces();
+        let router = namespaces.between_nodes();
+        let nodes = NODES.map(|node| namespaces.of_node(node)).into();
+        let pods = NODES.map(|node| inspect(namespaces.of_pod(&format!("on-{node}")))).into();
         let has_bridges = options.contains(&"--l2bridge");
         let cluster = Self { lab, running, router, nodes, pods, has_bridges };
         cluster.separate();
@@ -181,7 +177,7 @@ impl Cluster {
 }
 
 /// Reads the addresses and the MTU of a pod from its only interface.
-fn inspect(netns: NetNs) -> Pod {
+pub(crate) fn inspect(netns: NetNs) -> Pod {
     let links = output(&netns, "-o link show");
     let link = links.lines().find(|line| !line.contains("LOOPBACK")).unwrap();
     let mtu = link.split_whitespace().skip_while(|word| *word != "mtu").nth(1).unwrap().parse().unwrap();
@@ -193,12 +189,12 @@ fn inspect(netns: NetNs) -> Pod {
     Pod { netns, addresses, mtu }
 }
 
-fn ip(netns: &NetNs, arguments: &str) {
+pub(crate) fn ip(netns: &NetNs, arguments: &str) {
     output(netns, arguments);
 }
 
 /// Runs `ip` in a namespace, and returns what it printed.
-fn output(netns: &NetNs, arguments: &str) -> String {
+pub(crate) fn output(netns: &NetNs, arguments: &str) -> String {
     let mut command = Command::new("ip");
     command.args(arguments.split(' '));
     let output = netns.enter_on_spawn(&mut command).unwrap().output().unwrap();

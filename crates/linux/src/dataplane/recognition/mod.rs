@@ -36,6 +36,8 @@ pub(super) struct Observed {
     /// The links with networks of their own, and those of default routes, such as the node's own adapter. None is recognised as a
     /// pod's. Routes of others to networks behind a pod do not count.
     uplinks: BTreeSet<u32>,
+    /// Those of them with a network or a default route that no router advertisement makes.
+    fixed_uplinks: BTreeSet<u32>,
     /// The links with an address that the node has in the API. They are never closed.
     adapters: BTreeSet<u32>,
     /// What plugins have answered to the container runtime.
@@ -109,6 +111,9 @@ impl Observed {
                 }
             } else if is_of_node(route) {
                 observed.uplinks.extend(hops.iter().map(|hop| hop.link));
+                if !may_be_advertised(route) {
+                    observed.fixed_uplinks.extend(hops.iter().map(|hop| hop.link));
+                }
             }
         }
         observed
@@ -242,14 +247,22 @@ impl Observed {
     }
 
     /// Whether it is closed if it is nobody's: it is a cable, or only its networks speak against that. A name in a result is no proof
-    /// then, because a plugin may name the node's adapter, which is a veth in nested nodes.
+    /// then, because a plugin may name the node's adapter, which is a veth in nested nodes. No proof is needed where the pod may have made
+    /// the networks itself.
     fn is_of_pod(&self, link: &Link) -> bool {
         let leads_there = |it: &KeptResult| {
             it.host_interfaces.contains(&link.name)
                 && it.addresses.iter().any(|address| self.routed.contains(&(link.index, *address)))
         };
-        let has_pod = || !self.adapters.contains(&link.index) && self.results.iter().any(leads_there);
-        self.is_cable(link) || is_free_veth(link) && has_pod()
+        let has_pod = || self.results.iter().any(leads_there) || self.has_only_advertised(link);
+        self.is_cable(link) || is_free_veth(link) && !self.adapters.contains(&link.index) && has_pod()
+    }
+
+    /// Whether a pod behind the link may have made its networks and default routes by router advertisements. Something else has made a
+    /// host route there, as plugins do for pods. To an adapter that is configured by advertisements alone, no such route leads.
+    fn has_only_advertised(&self, link: &Link) -> bool {
+        let leads_there = self.routed.iter().any(|(index, _)| *index == link.index);
+        leads_there && !self.fixed_uplinks.contains(&link.index)
     }
 
     fn bridged(&self, id: &EndpointId) -> Option<Problem> {
@@ -340,6 +353,8 @@ fn is_free_veth(link: &Link) -> bool {
 
 /// The protocol of routes that the kernel makes for addresses of the node (`RTPROT_KERNEL` in `linux/rtnetlink.h`).
 const KERNEL: u8 = 2;
+/// The protocol of default routes by router advertisements (`RTPROT_RA`). The networks in advertisements have that of the kernel.
+const ADVERTISED: u8 = 9;
 
 /// Whether its links are the node's own: to a network of an address of the node, or to everywhere.
 fn is_of_node(route: &Route) -> bool {
@@ -347,13 +362,20 @@ fn is_of_node(route: &Route) -> bool {
     is_own || route.destination.prefix_len() == 0
 }
 
-/// A prefix with an interface that has it and is no pod's: the node would lose it, because such interfaces are closed.
-fn prefix_of_node(prefixes: &[String], links: &[Link], routes: &[Route]) -> Option<(String, String)> {
+/// Whether a router advertisement may have made it: a default route, or a network that is on the link.
+fn may_be_advertised(route: &Route) -> bool {
+    route.destination.addr().is_ipv6() && matches!(route.protocol, KERNEL | ADVERTISED)
+}
+
+/// A prefix with an interface that has it and is no pod's: the node would lose it, because such interfaces are closed. A pod whose router
+/// advertisement has made a default route does not count, because no pod may keep an agent from starting.
+fn prefix_of_node(prefixes: &[String], links: Vec<Link>, routes: &[Route]) -> Option<(String, String)> {
     let is_default = |route: &&Route| route.destination.prefix_len() == 0;
     let of_default = routes.iter().filter(is_default).flat_map(Route::next_hops);
     let of_default: BTreeSet<u32> = of_default.map(|hop| hop.link).collect();
-    let of_node = links.iter().filter(|link| link.kind != "veth" || of_default.contains(&link.index));
-    of_node.into_iter().find_map(|link| {
+    let observed = Observed::new(links, routes, Vec::new());
+    let is_uplink = |link: &Link| of_default.contains(&link.index) && !observed.has_only_advertised(link);
+    observed.links.values().filter(|link| link.kind != "veth" || is_uplink(link)).find_map(|link| {
         let prefix = prefixes.iter().find(|prefix| link.name.starts_with(prefix.as_str()))?;
         Some((prefix.clone(), link.name.clone()))
     })

@@ -50,7 +50,7 @@ impl Observer {
     pub(in crate::dataplane) fn open(config: PolicyOnly) -> Result<Self> {
         let mut socket = RouteSocket::open()?;
         let routes = socket.routes()?;
-        if let Some((prefix, interface)) = prefix_of_node(&config.prefixes, &socket.links()?, &routes) {
+        if let Some((prefix, interface)) = prefix_of_node(&config.prefixes, socket.links()?, &routes) {
             return Err(Error::PrefixOfNode { prefix, interface });
         }
         Ok(Self {

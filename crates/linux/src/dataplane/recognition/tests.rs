@@ -1,5 +1,7 @@
 //! Tables of nodes, results of plugins, and problems.
 
+mod advertised;
+
 use std::path::PathBuf;
 
 use serde_json::json;
@@ -584,6 +586,6 @@ fn a_prefix_of_the_nodes_own_interfaces_is_found() {
     ] {
         let prefixes = prefixes.map(str::to_owned);
         let expected = expected.map(|(prefix, name)| (prefix.to_owned(), name.to_owned()));
-        assert_eq!(prefix_of_node(&prefixes, &links, &default), expected, "{links:?}");
+        assert_eq!(prefix_of_node(&prefixes, links.clone(), &default), expected, "{links:?}");
     }
 }
