@@ -71,6 +71,7 @@ impl CniIpam {
     }
 
     /// The addresses of these networks, one of each.
+    #[cfg(target_os = "linux")]
     pub(crate) fn host_local_of(subnets: &[&str]) -> Self {
         let ranges: Vec<Value> = subnets.iter().map(|subnet| json!([{"subnet": subnet}])).collect();
         let section = [("type".to_owned(), json!("host-local")), ("ranges".to_owned(), json!(ranges))];

@@ -1,7 +1,7 @@
 //! The life of a node: pods come, policy changes, HNS restarts, the agent is away while a pod goes.
 
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -245,17 +245,41 @@ impl WindowsNode<'_> {
         command.push("--service".to_owned());
         let command: Vec<String> = command.iter().map(|part| format!("\"{part}\"")).collect();
         run("sc", &["create", "tortie", "binPath=", &command.join(" ")])?;
-        run("sc", &["start", "tortie"])?;
-        until("the service answers", || Ok(self.log_level().is_ok()))?;
-        run("sc", &["stop", "tortie"])?;
-        until("the service has stopped", || Ok(run("sc", &["query", "tortie"])?.contains("STOPPED")))?;
+        // Without another process, Wine ends all services after three seconds.
+        let _logged_in = self.logged_in()?;
+        let state = || run("sc", &["query", "tortie"]);
         let log = self.machine.drive().join("ProgramData/tortie/agent.log");
+        let started = run("sc", &["start", "tortie"])?;
+        let mut refused = None;
+        let answered = until("the service answers", || {
+            refused = self.log_level().err();
+            Ok(refused.is_none())
+        });
+        answered.with_context(|| {
+            let log = fs::read_to_string(&log);
+            format!(
+                "sc start: {started}\nsc query: {:?}\nlog-level: {refused:?}\nthe service's log: {log:?}",
+                state()
+            )
+        })?;
+        run("sc", &["stop", "tortie"])?;
+        until("the service has stopped", || Ok(state()?.contains("STOPPED")))?;
         let log = fs::read_to_string(&log).context("the service's log")?;
         ensure!(log.contains("stopping; policy stays in force"), "{log}");
         let source = r"HKLM\SYSTEM\CurrentControlSet\Services\EventLog\Application\tortie";
         let source = run("reg", &["query", source])?;
         ensure!(source.contains("EventCreate.exe"), "the source of events: {source}");
         Ok(())
+    }
+
+    /// A process that waits for a key.
+    fn logged_in(&self) -> Result<Killed> {
+        let mut command = self.machine.command(Path::new("cmd"));
+        command.args(["/c", "echo ready & pause"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = Killed(command.spawn()?);
+        let printed = process.0.stdout.as_mut().context("no output")?;
+        printed.read_exact(&mut [0]).context("cmd")?;
+        Ok(process)
     }
 
     fn add(&self, name: &'static str) -> Result<Pod> {

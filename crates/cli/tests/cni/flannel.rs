@@ -16,7 +16,7 @@ use tortie_kernel::route::{NewLink, NewLinkKind, Peer, RouteSocket};
 use tortie_servers::programs::{Program, can_run};
 use tortie_servers::{KubeApi, KubeOptions};
 
-use crate::node::{output_of, until};
+use crate::node::{output_of, unbind_namespaces, until};
 
 /// The nodes: `ours` with Tortie, `theirs` with flanneld.
 const OURS: &str = "172.31.0.1";
@@ -283,6 +283,7 @@ impl Drop for Nodes {
                 let _ = std::io::stderr().write_all(shown.as_bytes());
             }
         }
+        unbind_namespaces(&self.folder);
     }
 }
 

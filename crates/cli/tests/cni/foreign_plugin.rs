@@ -14,7 +14,7 @@ use tortie_kernel::route::{NewLink, NewLinkKind, Peer, RouteSocket};
 use tortie_servers::programs::{Program, can_run};
 use tortie_servers::{KubeApi, KubeOptions};
 
-use crate::node::{OTHER_PLUGINS, address, output_of, until};
+use crate::node::{OTHER_PLUGINS, address, output_of, unbind_namespaces, until};
 
 pub(crate) const PORT: u16 = 8080;
 /// Long enough for many packets, each of which must not arrive.
@@ -251,6 +251,7 @@ impl Drop for Node {
                 self.api.kubectl(&["get", "nodereports.tortie.io", "one", "-o", "json"]).unwrap_or_default();
             let _ = std::io::stderr().write_all((log + &shown + &report).as_bytes());
         }
+        unbind_namespaces(&self.folder);
     }
 }
 

@@ -249,6 +249,7 @@ impl Drop for Node {
             let log = std::fs::read_to_string(self.path("agent.log")).unwrap_or_default();
             let _ = std::io::stderr().write_all(log.as_bytes());
         }
+        unbind_namespaces(&self.folder);
     }
 }
 
@@ -298,6 +299,14 @@ pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
     while !holds() {
         assert!(Instant::now() < deadline, "not in time: {what}");
         std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Removes the bound namespaces in a folder, which would outlive the test and keep the folder.
+pub(crate) fn unbind_namespaces(folder: &TempDir) {
+    for entry in std::fs::read_dir(folder).unwrap().flatten() {
+        // Other files are no mounts, which is an error.
+        let _ = NetNs::unbind(&entry.path());
     }
 }
 
