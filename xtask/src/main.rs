@@ -16,6 +16,7 @@ mod wine;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use tortie_servers::programs::SKIPPED_FILE;
@@ -223,7 +224,10 @@ fn closing_line(replayed: bool) -> String {
 
 fn step(name: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
     println!("==> {name}");
-    work().with_context(|| name.to_owned())
+    let start = Instant::now();
+    work().with_context(|| name.to_owned())?;
+    println!("==> {name}: done in {} s", start.elapsed().as_secs());
+    Ok(())
 }
 
 /// Runs cargo in the workspace's folder.

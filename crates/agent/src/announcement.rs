@@ -194,6 +194,10 @@ async fn annotate(
             annotations.insert(own, Some(found.to_string()));
         } else if let Some(network) = own_network(&stored.value, version, known, finder) {
             annotations.insert(own, Some(network));
+        } else if let Some(network) =
+            left_by_flannel(current, version, finder).filter(|_| lease.is_some() && known.is_none())
+        {
+            annotations.insert(own, Some(network));
         } else if known.is_some_and(|known| is_lost(&stored.value, version, known, finder)) {
             annotations.insert(own, None);
         }
@@ -247,6 +251,12 @@ fn own_network(
         return None;
     }
     Some(length.map_or_else(|| address.to_string(), |length| format!("{address}/{length}")))
+}
+
+/// The address that flanneld has found on the node before, if an interface has it. Kubelets often report IPv4 only.
+fn left_by_flannel(annotations: &Value, version: IpVersion, finder: &AddressFinder) -> Option<String> {
+    let address = annotations[Node::FLANNEL_ADDRESS.of(version)].as_str()?.parse().ok()?;
+    finder.prefix_length(address).map(|length| format!("{address}/{length}"))
 }
 
 /// Whether the node has an address of this family no longer: its kubelet reports others only, and no interface has it.

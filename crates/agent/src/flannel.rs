@@ -143,10 +143,10 @@ impl OwnLease {
     }
 
     /// The annotations of a node with these addresses. The MAC addresses of its tunnels are derived from its name, unless IPv4 has
-    /// another one.
+    /// another one. Without an IPv6 address, it announces IPv4 only, which is a condition of all nodes.
     ///
     /// # Errors
-    /// The node has no address of a family that its pods have.
+    /// The node has no address of the only family, or no IPv4 address.
     pub(crate) fn annotations(
         &self,
         node: &str,
@@ -161,16 +161,18 @@ impl OwnLease {
         for version in IpVersion::ALL {
             let (mut own, mut data) = (None, None);
             if self.subnets.iter().any(|net| IpVersion::of(&net.addr()) == version) {
-                own = Some(address(version).ok_or_else(|| {
+                own = address(version);
+                let is_needed = version == IpVersion::V4 || self.ipv4().is_none();
+                if own.is_none() && is_needed {
                     let option = if version == IpVersion::V4 { "ip" } else { "ip6" };
                     let problem = format!(
                         "it has no {version} address in its status or in annotations, which flannel needs; use --{option}-autodetection-method"
                     );
-                    AgentError::Node { node: node.to_owned(), problem }
-                })?);
+                    return Err(AgentError::Node { node: node.to_owned(), problem });
+                }
                 let derived = || vtep_mac(node, version).to_string();
                 let mac = mac.filter(|_| version == IpVersion::V4).map_or_else(derived, str::to_owned);
-                data = Some(match self.vni {
+                data = own.as_ref().map(|_| match self.vni {
                     None => "null".to_owned(),
                     Some(vni) => json!({"VNI": vni, "VtepMAC": mac}).to_string(),
                 });
@@ -352,8 +354,14 @@ mod tests {
             }
             #[cfg(target_os = "linux")]
             assert_eq!(lease.linux_addresses(), expected.parse().unwrap());
+            // A node without an IPv6 address stays reachable by IPv4.
             let lacks = lease.annotations("n", None, |version| address(version).filter(|_| version == v4));
-            assert_eq!(lacks.is_err(), data_v6, "{lacks:?}");
+            assert_eq!(lacks.is_ok(), data, "{lacks:?}");
+            let Ok(lacks) = lacks else { continue };
+            for (version, has) in [(v4, true), (v6, false)] {
+                assert_eq!(lacks[Node::FLANNEL_ADDRESS.of(version)], address(version).filter(|_| has));
+                assert_eq!(lacks[Node::FLANNEL_DATA.of(version)].is_some(), has);
+            }
         }
         let tunnels = read_both(spec(&both), [Some("Always"), Some("Always")], None).await.unwrap();
         let expected: Vec<IpAddr> =

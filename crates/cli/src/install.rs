@@ -248,8 +248,14 @@ impl Install {
 impl Install {
     /// The objects that a cluster with flannel needs.
     async fn of_flannel(&self, cluster: &Kubernetes, found: &preflight::Found) -> anyhow::Result<Vec<Value>> {
-        let (text, source) = flannel::read(cluster, found, self.flannel_config.as_deref()).await?;
-        flannel::objects(&text, &source, &found.group.to_string()).map_err(anyhow::Error::msg)
+        let Some((text, source)) = flannel::read(cluster, found, self.flannel_config.as_deref()).await?
+        else {
+            output::line("flannel is gone; its IPPools and the FelixConfiguration stay as they are");
+            return Ok(Vec::new());
+        };
+        let objects =
+            flannel::objects(&text, &source, &found.group.to_string()).map_err(anyhow::Error::msg)?;
+        flannel::fit_pools(&objects, &found.pools).map_err(anyhow::Error::msg)
     }
 }
 

@@ -1,6 +1,8 @@
 //! The result of the plugins that the runtime called before this one (`prevResult`), in the form of the protocol version of
 //! the call. Fields that this plugin does not know are passed on.
 
+use std::net::IpAddr;
+
 use serde_json::{Map, Value, json};
 
 use crate::{Code, Failure, Success};
@@ -51,6 +53,17 @@ impl PrevResult {
     pub fn has_address(&self, address: &str) -> bool {
         let host = |text: &str| text.split('/').next().map(str::to_owned);
         self.list("ips").iter().any(|ip| ip["address"].as_str().and_then(host) == host(address))
+    }
+
+    /// The addresses of the interface of that name in a sandbox, without the lengths of their prefixes.
+    pub(crate) fn addresses_of(&self, name: &str) -> impl Iterator<Item = IpAddr> {
+        let of_interface = move |ip: &&Value| {
+            let interface = ip["interface"].as_u64().and_then(|index| usize::try_from(index).ok());
+            let interface = interface.and_then(|index| self.list("interfaces").get(index));
+            interface.is_some_and(|interface| interface["name"] == name)
+        };
+        let ips = self.list("ips").iter().filter(of_interface);
+        ips.filter_map(|ip| ip["address"].as_str()?.split('/').next()?.parse().ok())
     }
 
     /// This result followed by the plugin's own.

@@ -61,9 +61,21 @@ pub enum Error {
     #[error("flanneld runs on this node; keep its DaemonSet off the node, or stop it, first")]
     FlannelRuns,
     /// Pods that flannel's plugin has connected would lose their network.
-    #[error("pods of flannel are on this node ({links} at the bridge cni0): drain the node first")]
+    #[error(
+        "pods of flannel are on this node ({links} at the bridge cni0): drain the node, and delete the pods of DaemonSets that have no \
+         hostNetwork, which a drain leaves (kubectl get pods -A -o wide --field-selector spec.nodeName=NODE)"
+    )]
     PodsOfFlannel {
         /// The names of their links, separated by commas.
+        links: String,
+    },
+    /// Pods of flannel may be at this bridge.
+    #[error(
+        "the bridge cni0 has ports ({links}), and no known network of flannel has its address: name flannel's networks by \
+         --flannel-network, or drain the node first"
+    )]
+    PortsOfUnknownBridge {
+        /// The names of the ports, separated by commas.
         links: String,
     },
     /// Without an agent of Calico, the removal of Tortie's policy would open all pods.

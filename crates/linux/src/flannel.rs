@@ -1,7 +1,7 @@
 //! What flannel leaves on a node that runs Tortie's agent now: found, and removed on request.
 //!
 //! Pods that flannel's plugin has connected are ports of its bridge. They would lose their network, so nothing is removed while there
-//! are any.
+//! are any, even if the bridge seems to be of another plugin.
 
 use std::fmt;
 use std::fs;
@@ -33,8 +33,8 @@ pub struct Found {
     /// Its VXLAN links.
     overlays: Vec<Link>,
     bridge: Option<Link>,
-    /// The links of pods that its plugin has connected.
-    pods: Vec<String>,
+    /// The ports of any bridge with the name of its bridge, such as those of pods that its plugin has connected.
+    ports: Vec<String>,
     /// The routes to the pods of other nodes (backend `host-gw`). Those of its links go with the links.
     routes: Vec<Route>,
 }
@@ -48,30 +48,31 @@ impl Found {
         let mut socket = RouteSocket::open()?;
         let (links, addresses) = (socket.links()?, socket.addresses()?);
         let is_in = |net: &IpNet| networks.iter().any(|network| network.contains(net) && network != net);
-        let is_bridge = |link: &&Link| {
+        let named = links.iter().find(|link| link.name == BRIDGE && link.kind == "bridge").cloned();
+        let of_named = |link: &&Link| named.as_ref().is_some_and(|it| link.controller == Some(it.index));
+        let ports = links.iter().filter(of_named).map(|link| link.name.clone()).collect();
+        let bridge = named.clone().filter(|link| {
             let mut own = addresses.iter().filter(|address| address.link == link.index);
-            link.name == BRIDGE && link.kind == "bridge" && own.any(|address| is_in(&address.address.into()))
+            own.any(|address| is_in(&address.address.into()))
+        });
+        let is_overlay = |link: &Link| {
+            let vni = link.vxlan.map(|it| it.vni.to_string());
+            vni.is_some_and(|vni| OVERLAYS.iter().any(|prefix| link.name == format!("{prefix}{vni}")))
         };
-        let bridge = links.iter().find(is_bridge).cloned();
-        let of_bridge =
-            |link: &&Link| bridge.as_ref().is_some_and(|bridge| link.controller == Some(bridge.index));
-        let pods = links.iter().filter(of_bridge).map(|link| link.name.clone()).collect();
-        let is_overlay =
-            |link: &Link| link.vxlan.is_some() && OVERLAYS.iter().any(|prefix| link.name.starts_with(prefix));
         let overlays: Vec<Link> = links.into_iter().filter(is_overlay).collect();
         let mut routes = socket.routes()?;
         routes.retain(|route| {
             let goes_with_link = overlays.iter().any(|link| Some(link.index) == route.link);
             route.protocol == BOOT && route.gateway.is_some() && is_in(&route.destination) && !goes_with_link
         });
-        Ok(Self { chains: ForeignChains::find(MARKS)?, overlays, bridge, pods, routes })
+        Ok(Self { chains: ForeignChains::find(MARKS)?, overlays, bridge, ports, routes })
     }
 
     /// Whether nothing is left.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        let Self { chains, overlays, bridge, pods, routes } = self;
-        chains.is_empty() && overlays.is_empty() && bridge.is_none() && pods.is_empty() && routes.is_empty()
+        let Self { chains, overlays, bridge, ports: _, routes } = self;
+        chains.is_empty() && overlays.is_empty() && bridge.is_none() && routes.is_empty()
     }
 
     /// What Tortie cannot remove, each with the remedy.
@@ -87,9 +88,11 @@ impl Found {
         if runs() {
             return Err(Error::FlannelRuns);
         }
-        match self.pods.is_empty() {
-            true => Ok(()),
-            false => Err(Error::PodsOfFlannel { links: self.pods.join(", ") }),
+        let links = self.ports.join(", ");
+        match (self.ports.is_empty(), self.bridge.is_some()) {
+            (true, _) => Ok(()),
+            (false, true) => Err(Error::PodsOfFlannel { links }),
+            (false, false) => Err(Error::PortsOfUnknownBridge { links }),
         }
     }
 

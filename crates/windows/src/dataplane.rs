@@ -326,12 +326,11 @@ impl WindowsDataplane {
     /// Tells the firewall's opening for VXLAN the addresses from which it comes. Returns what is wrong with all openings.
     fn open_firewall(&self, state: &NodeState) -> Vec<Condition> {
         let Some(FirewallOpenings { vxlan, bgp }) = self.host.firewall() else { return Vec::new() };
-        if self.policy_only.is_none() {
-            // An L2Bridge network takes no VXLAN.
-            let tunnels = state.vteps.values().filter(|_| !self.is_bridge);
-            let parents = tunnels.map(|vtep| vtep.parent).filter(IpAddr::is_ipv4);
-            vxlan.admit(VXLAN_PORT, parents.collect());
-        }
+        // An L2Bridge network takes no VXLAN, and a network of another plugin is not the agent's.
+        let takes_vxlan = !self.is_bridge && self.policy_only.is_none();
+        let tunnels = state.vteps.values().filter(|_| takes_vxlan);
+        let parents = tunnels.map(|vtep| vtep.parent).filter(IpAddr::is_ipv4);
+        vxlan.admit(VXLAN_PORT, parents.collect());
         let now = (self.clock)();
         [vxlan, bgp].into_iter().filter_map(|opening| opening.condition(now)).collect()
     }

@@ -45,8 +45,8 @@ fn on_one_family(outcomes: &mut Outcomes, folder: &Folder) {
     outcomes.run("host ports", || network(folder, &["-ginkgo.focus=pods with same hostPort"]));
     outcomes.run("tortie connectivity test", || connectivity::run().map(|()| String::new()));
     outcomes.run("disruptions", || disruptions::run().map(|()| String::new()));
-    outcomes.run("another pool (migrate)", || migration::run().map(|()| String::new()));
     outcomes.run("other programs (coexist)", || coexist::run(folder).map(|()| String::new()));
+    outcomes.run("another pool (migrate)", || migration::run().map(|()| String::new()));
 }
 
 fn on_both_families(outcomes: &mut Outcomes, folder: &Folder) {

@@ -24,14 +24,19 @@ const INTERVAL: Duration = Duration::from_millis(200);
 pub(super) fn run() -> Result<()> {
     remove()?;
     connections::apply(MANIFEST)?;
-    for set in ["deployment/web", "daemonset/everywhere"] {
-        kubectl(&["rollout", "status", NAMESPACE, set, "--timeout=120s"])?;
-    }
+    wait_for_pods()?;
     let [first, second] = POOLS;
     migrate(first, second)?;
     migrate(second, first)?;
     connectivity::run()?;
     remove()
+}
+
+fn wait_for_pods() -> Result<()> {
+    for set in ["deployment/web", "daemonset/everywhere"] {
+        kubectl(&["rollout", "status", NAMESPACE, set, "--timeout=120s"])?;
+    }
+    Ok(())
 }
 
 fn remove() -> Result<()> {
@@ -50,11 +55,13 @@ fn migrate((old, old_net): (&str, &str), (new, new_net): (&str, &str)) -> Result
         let watched = watching.join().map_err(|_| anyhow::anyhow!("watching the Deployment failed"))?;
         migrated.and(watched)
     })?;
-    let Watched { requests, least_ready } = watched;
+    let Watched { requests, slowest, least_ready } = watched;
     println!(
-        "    after {:.0} s; {requests} requests were answered, and at least {least_ready} of 4 servers were ready",
+        "    after {:.0} s; {requests} requests were answered, the slowest in {slowest:.1?}, and at least {least_ready} of 4 servers were \
+         ready",
         started.elapsed().as_secs_f64()
     );
+    wait_for_pods()?;
     let prefix = |net: &str| net.split('.').take(2).collect::<Vec<_>>().join(".") + ".";
     let pods = printed(&mut kubectl_command(&["get", "pods", "--all-namespaces", "-o", "json"])?)?;
     let pods: Value = serde_json::from_str(&pods)?;
@@ -82,6 +89,7 @@ fn migrate((old, old_net): (&str, &str), (new, new_net): (&str, &str)) -> Result
 struct Watched {
     /// The requests to its Service, all of which were answered.
     requests: usize,
+    slowest: Duration,
     least_ready: u64,
 }
 
@@ -89,12 +97,14 @@ struct Watched {
 fn watch(ends: &AtomicBool) -> Result<Watched> {
     let service = connections::table("migrated", "services", "{.metadata.name} {.spec.clusterIP}")?;
     let url = format!("http://{}/", service[0][1]);
-    let mut watched = Watched { requests: 0, least_ready: u64::MAX };
+    let mut watched = Watched { requests: 0, slowest: Duration::ZERO, least_ready: u64::MAX };
     while !ends.load(Ordering::Relaxed) {
         let mut request =
             node_command(NODES[0], &["curl", "--silent", "--show-error", "--max-time", "5", &url])?;
+        let asked = Instant::now();
         printed(&mut request).with_context(|| format!("request {} to the Service", watched.requests + 1))?;
         watched.requests += 1;
+        watched.slowest = watched.slowest.max(asked.elapsed());
         let ready = "jsonpath={.status.readyReplicas}";
         let ready = printed(&mut kubectl_command(&["get", "deployment", "web", NAMESPACE, "-o", ready])?)?;
         watched.least_ready = watched.least_ready.min(ready.trim().parse().unwrap_or(0));

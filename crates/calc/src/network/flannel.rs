@@ -212,12 +212,14 @@ impl Network {
     ) -> Option<String> {
         let subnet = node.pod_cidr(version)?;
         let Some(FlannelLease { subnet, public_ip, backend }) = node.flannel_lease(version) else {
-            // Without a pool, pods have no IPv6.
-            let is_wanted = version == IpVersion::V4 || pool_of_network(self.pools(), &subnet).is_some();
+            // Without a pool, and on Windows nodes, pods have no IPv6.
+            let has_ipv6 = || !node.is_windows() && pool_of_network(self.pools(), &subnet).is_some();
+            let is_wanted = version == IpVersion::V4 || has_ipv6();
+            let own = if version == IpVersion::V4 { "" } else { ", on a node with an IPv6 address" };
             return is_wanted.then(|| {
                 format!(
                     "it has no valid annotations of flannel for {version} ({}, {} and others); run flanneld there, or Tortie's agent \
-                     with --flannel",
+                     with --flannel{own}",
                     Node::FLANNEL_MANAGED,
                     Node::FLANNEL_ADDRESS.of(version)
                 )

@@ -1,5 +1,6 @@
 //! `tortie install --flannel`: what Tortie needs in a cluster whose nodes run flannel, and move to Tortie one by one.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -22,51 +23,66 @@ const POOLS: [&str; 2] = ["flannel", "flannel-v6"];
 const DEFAULT_VNI: u32 = 1;
 const KERNEL_PORT: u16 = 8472;
 
-/// The configuration of flannel (`pkg/subnet/config.go`).
+/// The configuration of flannel (`pkg/subnet/config.go`), with keys in small letters, because flannel ignores their case.
 #[derive(Debug, Deserialize)]
-#[serde(rename_all = "PascalCase")]
+#[serde(rename_all = "lowercase")]
 struct NetConf {
     network: Option<Ipv4Net>,
-    #[serde(rename = "IPv6Network")]
+    #[serde(rename = "ipv6network")]
     ipv6_network: Option<Ipv6Net>,
-    #[serde(rename = "EnableIPv4", default = "yes")]
+    #[serde(rename = "enableipv4", default = "yes")]
     enable_ipv4: bool,
-    #[serde(rename = "EnableIPv6", default)]
+    #[serde(rename = "enableipv6", default)]
     enable_ipv6: bool,
     #[serde(default)]
     backend: Backend,
 }
 
 #[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "PascalCase", default)]
+#[serde(default)]
 struct Backend {
     r#type: Option<String>,
-    #[serde(rename = "VNI")]
     vni: Option<u32>,
     port: Option<u16>,
+    #[serde(rename = "directrouting")]
     direct_routing: bool,
+}
+
+/// The same document with keys in small letters.
+fn with_small_keys(value: Value) -> Value {
+    match value {
+        Value::Object(map) => {
+            map.into_iter().map(|(key, value)| (key.to_lowercase(), with_small_keys(value))).collect()
+        }
+        other => other,
+    }
 }
 
 fn yes() -> bool {
     true
 }
 
-/// The configuration: a file, or the ConfigMap that flannel's DaemonSet has.
+/// The configuration: a file, or the ConfigMap that flannel's DaemonSet has. `None` once flannel is gone from a cluster that has moved.
 pub(super) async fn read(
     cluster: &Kubernetes,
     found: &Found,
     file: Option<&Path>,
-) -> anyhow::Result<(String, PathBuf)> {
+) -> anyhow::Result<Option<(String, PathBuf)>> {
     if let Some(file) = file {
-        return Ok((read_file(file)?, file.to_owned()));
+        return Ok(Some((read_file(file)?, file.to_owned())));
     }
-    let set = found.flannel();
-    for (namespace, name) in set.into_iter().flat_map(config_maps) {
+    for (namespace, name) in found.flannel().flat_map(config_maps) {
         let path = format!("/api/v1/namespaces/{namespace}/configmaps/{name}");
         let map = get(cluster, &path).await.context("reading flannel's configuration")?;
         if let Some(text) = map.as_ref().and_then(|map| map["data"][NET_CONF].as_str()) {
-            return Ok((text.to_owned(), PathBuf::from(format!("ConfigMap {namespace}/{name}"))));
+            return Ok(Some((text.to_owned(), PathBuf::from(format!("ConfigMap {namespace}/{name}")))));
         }
+    }
+    if found.flannel().next().is_none()
+        && found.has_agents_with_flannel()
+        && kept_pools(&found.pools).next().is_some()
+    {
+        return Ok(None);
     }
     anyhow::bail!(
         "the cluster has no DaemonSet {DAEMON_SET} whose ConfigMap has {NET_CONF}; name a copy of flannel's {NET_CONF} by \
@@ -89,9 +105,10 @@ fn config_maps(set: &Value) -> Vec<(String, String)> {
 /// The objects by which Tortie's agents speak to flannel's daemons: pools for its networks, and the properties of its VXLAN.
 pub(super) fn objects(text: &str, source: &Path, api_version: &str) -> Result<Vec<Value>, String> {
     let of_source = |problem: String| format!("flannel's configuration ({}): {problem}", source.display());
-    let conf: NetConf = serde_json::from_str(text).map_err(|error| of_source(error.to_string()))?;
+    let conf = serde_json::from_str(text).map(with_small_keys).and_then(serde_json::from_value::<NetConf>);
+    let conf = conf.map_err(|error| of_source(error.to_string()))?;
     let backend = &conf.backend;
-    let is_vxlan = match backend.r#type.as_deref() {
+    let is_vxlan = match backend.r#type.as_ref().map(|name| name.to_lowercase()).as_deref() {
         Some("vxlan") => true,
         Some("host-gw") => false,
         other => {
@@ -134,24 +151,55 @@ pub(super) fn objects(text: &str, source: &Path, api_version: &str) -> Result<Ve
     Ok(objects)
 }
 
-/// Why these pools do not fit those of the cluster, with the remedy.
-pub(super) fn check_pools(objects: &[Value], existing: &[Value]) -> Result<(), String> {
-    let cidr = |pool: &Value| pool["spec"]["cidr"].as_str().and_then(|text| text.parse::<IpNet>().ok());
-    let pools = objects.iter().filter(|object| object["kind"] == "IPPool");
-    for (pool, own) in pools.filter_map(|pool| Some((pool, cidr(pool)?))) {
+/// The pools that an earlier installation or somebody else has created for flannel's networks.
+fn kept_pools(existing: &[Value]) -> impl Iterator<Item = &Value> {
+    existing.iter().filter(|pool| pool["spec"]["assignmentMode"] == "Manual")
+}
+
+fn cidr(pool: &Value) -> Option<IpNet> {
+    pool["spec"]["cidr"].as_str()?.parse().ok()
+}
+
+/// The networks of flannel: those of the pools that are created, and that the cluster has.
+pub(super) fn networks<'a>(objects: &'a [Value], existing: &'a [Value]) -> BTreeSet<&'a str> {
+    let pools = objects.iter().filter(|object| object["kind"] == "IPPool").chain(kept_pools(existing));
+    pools.filter_map(|pool| pool["spec"]["cidr"].as_str()).collect()
+}
+
+/// The objects without the pools that the cluster has under another name; or why they do not fit its pools, with the remedy.
+pub(super) fn fit_pools(objects: &[Value], existing: &[Value]) -> Result<Vec<Value>, String> {
+    let mut fitting = Vec::new();
+    for object in objects {
+        let own = cidr(object).filter(|_| object["kind"] == "IPPool");
         let overlaps = |other: &&Value| {
-            let net = cidr(other).filter(|net| net.contains(&own) || own.contains(net));
-            other["metadata"]["name"] != pool["metadata"]["name"] && net.is_some()
+            let net = cidr(other).zip(own).filter(|(net, own)| net.contains(own) || own.contains(net));
+            other["metadata"]["name"] != object["metadata"]["name"] && net.is_some()
         };
-        if let Some(other) = existing.iter().find(overlaps) {
-            return Err(format!(
-                "IPPool {} ({}) overlaps flannel's network {own}; delete it first (tortie delete ippool)",
-                other["metadata"]["name"].as_str().unwrap_or_default(),
-                other["spec"]["cidr"].as_str().unwrap_or_default()
-            ));
+        let others: Vec<&Value> = existing.iter().filter(overlaps).collect();
+        let is_same = |other: &&Value| {
+            let mode = |pool: &Value| pool["spec"]["vxlanMode"].as_str().unwrap_or("Never").to_owned();
+            let is_manual = other["spec"]["assignmentMode"] == "Manual";
+            cidr(other) == own && is_manual && mode(other) == mode(object)
+        };
+        match others.as_slice() {
+            [] => fitting.push(object.clone()),
+            [other] if is_same(other) => {}
+            [other, ..] => {
+                return Err(format!(
+                    "IPPool {} ({}) overlaps flannel's network {}, and is not as agents need it ({}); once no node of Tortie uses it, \
+                     delete it (tortie delete ippool)",
+                    other["metadata"]["name"].as_str().unwrap_or_default(),
+                    other["spec"]["cidr"].as_str().unwrap_or_default(),
+                    object["spec"]["cidr"].as_str().unwrap_or_default(),
+                    format_args!(
+                        "vxlanMode {}, assignmentMode Manual",
+                        object["spec"]["vxlanMode"].as_str().unwrap_or_default()
+                    ),
+                ));
+            }
         }
     }
-    Ok(())
+    Ok(fitting)
 }
 
 /// Why flannel's daemon would run on nodes of Tortie, too, with the command that prevents it.
@@ -196,9 +244,10 @@ pub(super) fn next_steps() -> String {
         "Nodes keep flannel until they have the label {NETWORK_LABEL}={NETWORK_LABEL_VALUE}. To move one:\n  \
          kubectl drain NODE --ignore-daemonsets --delete-emptydir-data\n  \
          kubectl label node NODE {NETWORK_LABEL}={NETWORK_LABEL_VALUE}\n  \
+         kubectl -n kube-flannel wait --for=delete pod -l app=flannel --field-selector spec.nodeName=NODE --timeout=120s\n  \
          kubectl -n tortie-system exec POD -- /tortie node cleanup --flannel --cni-conf-dir /host/etc/cni/net.d\n  \
          kubectl uncordon NODE\n\
-         POD is Tortie's agent there, once flannel's pod is gone"
+         POD is Tortie's agent there. Pods of DaemonSets without hostNetwork stay after a drain: delete them before the cleanup"
     )
 }
 
@@ -233,6 +282,16 @@ mod tests {
                 json!({"Network": v4, "Backend": {"Type": "vxlan", "VNI": 4096, "Port": 4789}}),
                 Ok(&["flannel 10.244.0.0/16 Always", r#"{"vxlanPort":4789,"vxlanVNI":4096}"#]),
             ),
+            // flannel ignores the case of keys and of the type.
+            (
+                json!({"network": v4, "backend": {"type": "VXLAN", "vni": 7, "PORT": 9}}),
+                Ok(&["flannel 10.244.0.0/16 Always", r#"{"vxlanPort":9,"vxlanVNI":7}"#]),
+            ),
+            (
+                json!({"Network": v4, "backend": {"type": "vxlan", "directRouting": true}}),
+                Err("DirectRouting"),
+            ),
+            (json!({"Network": v4, "enableIPv6": true, "backend": host_gw}), Err("IPv6Network is missing")),
             (json!({"Network": v4, "Backend": host_gw}), Ok(&["flannel 10.244.0.0/16 Never"])),
             (
                 json!({"Network": v4, "EnableIPv6": true, "IPv6Network": "fd00:244::/48", "Backend": host_gw}),
@@ -261,21 +320,34 @@ mod tests {
         }
     }
 
+    /// A pool under another name stays, if it is as agents need it.
     #[test]
     fn pools_of_others_must_not_overlap() {
-        let conf = json!({"Network": "10.244.0.0/16", "Backend": {"Type": "host-gw"}});
+        let conf = json!({"Network": "10.244.0.0/16", "Backend": {"Type": "vxlan"}});
         let objects = objects(&conf.to_string(), Path::new("f"), "v").unwrap();
-        let pool = |name: &str, cidr: &str| json!({"metadata": {"name": name}, "spec": {"cidr": cidr}});
-        for (existing, fits) in [
-            (vec![], true),
-            (vec![pool("other", "10.1.0.0/16"), pool("flannel", "10.244.0.0/16")], true),
-            (vec![pool("default-ipv4-ippool", "10.244.0.0/16")], false),
-            (vec![pool("part", "10.244.3.0/24")], false),
-            (vec![pool("all", "10.0.0.0/8")], false),
+        let pool = |name: &str, cidr: &str| json!({"metadata": {"name": name}, "spec": {"cidr": cidr, "vxlanMode": "Always"}});
+        let manual = |mut pool: Value, mode: &str| {
+            pool["spec"]["assignmentMode"] = json!("Manual");
+            pool["spec"]["vxlanMode"] = json!(mode);
+            pool
+        };
+        let same = || pool("pods", "10.244.0.0/16");
+        for (existing, applied) in [
+            (vec![], Some(2)),
+            (vec![pool("other", "10.1.0.0/16"), pool("flannel", "10.244.0.0/16")], Some(2)),
+            (vec![manual(same(), "Always")], Some(1)),
+            (vec![manual(same(), "Never")], None),
+            (vec![same()], None),
+            (vec![manual(same(), "Always"), pool("part", "10.244.3.0/24")], None),
+            (vec![manual(pool("part", "10.244.3.0/24"), "Always")], None),
+            (vec![pool("all", "10.0.0.0/8")], None),
         ] {
-            let checked = check_pools(&objects, &existing);
-            assert_eq!(checked.is_ok(), fits, "{existing:?}: {checked:?}");
+            let fitting = fit_pools(&objects, &existing);
+            assert_eq!(fitting.as_ref().ok().map(Vec::len), applied, "{existing:?}: {fitting:?}");
         }
+        assert_eq!(networks(&objects, &[same()]), BTreeSet::from(["10.244.0.0/16"]));
+        let kept = [manual(pool("flannel", "10.7.0.0/16"), "Always"), same()];
+        assert_eq!(networks(&[], &kept), BTreeSet::from(["10.7.0.0/16"]));
     }
 
     #[test]

@@ -42,9 +42,19 @@ pub(super) struct Found {
 }
 
 impl Found {
-    /// The DaemonSet of flannel.
-    pub(super) fn flannel(&self) -> Option<&Value> {
-        self.daemon_sets.iter().find(|set| set["metadata"]["name"] == flannel::DAEMON_SET)
+    /// The DaemonSets of flannel.
+    pub(super) fn flannel(&self) -> impl Iterator<Item = &Value> {
+        self.daemon_sets.iter().filter(|set| set["metadata"]["name"] == flannel::DAEMON_SET)
+    }
+
+    /// The DaemonSet of Tortie's agents.
+    fn agents(&self) -> Option<&Value> {
+        self.daemon_sets.iter().find(|set| set["metadata"]["name"] == DAEMON_SET)
+    }
+
+    /// Whether agents of an installation with `--flannel` are there.
+    pub(super) fn has_agents_with_flannel(&self) -> bool {
+        self.agents().is_some_and(runs_on_labelled_nodes)
     }
 
     /// Whether a node runs Tortie in a cluster with flannel.
@@ -87,6 +97,13 @@ pub(super) fn decide(
     force: bool,
 ) -> Result<Decision, String> {
     check_others(found, force)?;
+    if let Some(agents) = found.agents().filter(|agents| !force && runs_on_labelled_nodes(agents)) {
+        return Err(format!(
+            "DaemonSet {}/{DAEMON_SET} is of an installation with --flannel, whose pods have the addresses of their nodes' spec.podCIDRs; \
+             use --flannel again, or remove it first (tortie uninstall)",
+            agents["metadata"]["namespace"].as_str().unwrap_or_default()
+        ));
+    }
     if let Some(information) = found.information.as_ref().filter(|_| !force) {
         check_datastore(information)?;
     }
@@ -150,14 +167,38 @@ pub(super) fn decide_flannel(found: &Found, objects: &[Value], force: bool) -> R
     if let Some(information) = found.information.as_ref().filter(|_| !force) {
         check_datastore(information)?;
     }
-    flannel::check_pools(objects, &found.pools)?;
-    if let Some(set) = found.flannel().filter(|_| !force) {
-        flannel::check_daemon_set(set)?;
-    }
-    let pools = objects.iter().filter(|object| object["kind"] == "IPPool");
-    let pools: Vec<&str> = pools.filter_map(|pool| pool["spec"]["cidr"].as_str()).collect();
-    let described = format!("their node's spec.podCIDRs, in flannel's network ({})", pools.join(", "));
+    check_labels(found, force)?;
+    found.flannel().filter(|_| !force).try_for_each(flannel::check_daemon_set)?;
+    let networks: Vec<&str> = flannel::networks(objects, &found.pools).into_iter().collect();
+    let described = format!("their node's spec.podCIDRs, in flannel's network ({})", networks.join(", "));
     Ok(Decision { pool: Ipv4Net::default(), pool_v6: None, described, warnings: Vec::new() })
+}
+
+/// Whether agents run only on nodes with the label, as `--flannel` installs them.
+fn runs_on_labelled_nodes(agents: &Value) -> bool {
+    agents["spec"]["template"]["spec"]["nodeSelector"][NETWORK_LABEL] == NETWORK_LABEL_VALUE
+}
+
+/// Refuses to take the agents away from nodes of an installation without `--flannel`: they would have no label.
+fn check_labels(found: &Found, force: bool) -> Result<(), String> {
+    let Some(agents) = found.agents().filter(|agents| !force && !runs_on_labelled_nodes(agents)) else {
+        return Ok(());
+    };
+    let is_left = |node: &&Value| {
+        let labels = &node["metadata"]["labels"];
+        labels["kubernetes.io/os"] == "linux" && labels[NETWORK_LABEL] != NETWORK_LABEL_VALUE
+    };
+    let left = found.nodes.iter().filter(is_left).filter_map(|node| node["metadata"]["name"].as_str());
+    let left: Vec<&str> = left.collect();
+    match left.is_empty() {
+        true => Ok(()),
+        false => Err(format!(
+            "DaemonSet {}/{DAEMON_SET} runs without --flannel, and would go from nodes without the label {NETWORK_LABEL} ({}); label those \
+             that run Tortie (kubectl label node NODE {NETWORK_LABEL}={NETWORK_LABEL_VALUE}), and use --force if flannel runs on the others",
+            agents["metadata"]["namespace"].as_str().unwrap_or_default(),
+            left.join(", ")
+        )),
+    }
 }
 
 /// Refuses other networks for pods.
@@ -450,6 +491,40 @@ mod tests {
         let pools = vec![json!({"metadata": {"name": "default"}, "spec": {"cidr": "10.1.0.0/16"}})];
         let warnings = decide_policy_only(&Found { pools, ..Found::default() }, false).unwrap().warnings;
         assert!(warnings[0].contains("IPPools (default)"), "{warnings:?}");
+    }
+
+    /// Agents of one installation would read addresses of another kind, or go from nodes without the label.
+    #[test]
+    fn an_installation_keeps_its_kind_beside_flannel() {
+        let mut agents = set(DAEMON_SET);
+        agents["spec"]["template"]["spec"]["initContainers"] = json!([{}]);
+        let mut with_flannel = agents.clone();
+        with_flannel["spec"]["template"]["spec"]["nodeSelector"] =
+            json!({NETWORK_LABEL: NETWORK_LABEL_VALUE});
+        let spec = json!({"cidr": "10.244.0.0/16", "assignmentMode": "Manual"});
+        let pools = vec![json!({"metadata": {"name": "flannel"}, "spec": spec})];
+        let labelled = || {
+            let mut node = node("one", "10.244.0.0/24");
+            node["metadata"]["labels"][NETWORK_LABEL] = json!(NETWORK_LABEL_VALUE);
+            node
+        };
+        let of = |agents: &Value, nodes: Vec<Value>| Found {
+            daemon_sets: vec![agents.clone()],
+            pools: pools.clone(),
+            nodes,
+            ..Found::default()
+        };
+        let refused = decide(&of(&with_flannel, vec![]), (None, None), false).unwrap_err();
+        assert!(refused.contains("use --flannel again"), "{refused}");
+        assert!(decide(&of(&with_flannel, vec![]), (None, None), true).is_ok());
+        assert!(decide(&of(&agents, vec![]), (None, None), false).is_ok());
+        let decided = decide_flannel(&of(&with_flannel, vec![labelled()]), &[], false).unwrap();
+        assert!(decided.described.contains("10.244.0.0/16"), "{decided:?}");
+        assert!(decide_flannel(&of(&agents, vec![labelled()]), &[], false).is_ok());
+        let unlabelled = of(&agents, vec![labelled(), node("two", "10.244.1.0/24")]);
+        let refused = decide_flannel(&unlabelled, &[], false).unwrap_err();
+        assert!(refused.contains("(two)") && refused.contains("kubectl label node"), "{refused}");
+        assert!(decide_flannel(&unlabelled, &[], true).is_ok());
     }
 
     #[test]

@@ -31,7 +31,9 @@ pub(super) fn remove(cni_conf_dir: &Path, dry_run: bool) -> anyhow::Result<ExitC
         }
         return Ok(ExitCode::SUCCESS);
     }
-    configurations::check_own(cni_conf_dir, &files, "Calico")?;
+    if !files.is_empty() {
+        configurations::check_own(cni_conf_dir, "Calico")?;
+    }
     found.remove(&config).context("removing what Calico has left")?;
     configurations::remove(&files)?;
     Ok(ExitCode::SUCCESS)

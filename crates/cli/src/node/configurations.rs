@@ -38,12 +38,12 @@ fn calls(path: &Path, plugin: &str) -> bool {
 }
 
 /// Refuses to leave the container runtime without any network configuration.
-pub(super) fn check_own(folder: &Path, files: &[PathBuf], owner: &str) -> anyhow::Result<()> {
+pub(super) fn check_own(folder: &Path, owner: &str) -> anyhow::Result<()> {
     let own = folder.join(CNI_CONFIG_FILE);
-    if !files.is_empty() && !own.exists() {
+    if !own.exists() {
         bail!(
             "{} does not exist, so the container runtime would have no network without {owner}'s configuration; wait until \
-             Tortie's agent is ready",
+             Tortie's agent is ready, or name the runtime's folder by --cni-conf-dir",
             own.display()
         );
     }

@@ -40,14 +40,17 @@ pub(super) fn remove(
         return Ok(ExitCode::SUCCESS);
     }
     let listed = files.iter().map(|file| format!("file {}\n", file.display())).collect::<String>();
-    anstream::print!("{}{found}{listed}", if dry_run { "would remove:\n" } else { "removing:\n" });
+    let checked = found.check().map_err(anyhow::Error::from);
+    let checked = checked.and_then(|()| configurations::check_own(cni_conf_dir, "flannel"));
     if dry_run {
-        if let Err(problem) = found.check() {
-            anstream::println!("but {problem}");
+        anstream::print!("would remove:\n{found}{listed}");
+        if let Err(problem) = checked {
+            anstream::println!("but {problem:#}");
         }
         return Ok(ExitCode::SUCCESS);
     }
-    configurations::check_own(cni_conf_dir, &files, "flannel")?;
+    checked?;
+    anstream::print!("removing:\n{found}{listed}");
     found.remove().context("removing what flannel has left")?;
     configurations::remove(&files)?;
     Ok(ExitCode::SUCCESS)

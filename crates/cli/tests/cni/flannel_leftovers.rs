@@ -12,7 +12,7 @@ const LEFT: &str = "
     ip route add 10.244.3.0/24 via 172.31.0.3 dev eth0; ip route add 10.9.0.0/16 via 172.31.0.9 dev eth0
     ip link add cni0 type bridge; ip address add 10.244.1.1/24 dev cni0; ip link set cni0 up
     ip link add veth1 type veth peer name veth2; ip link set veth1 master cni0
-    ip link add other0 type bridge; ip link add flannel-like type bridge
+    ip link add other0 type bridge; ip link add flannel-like type bridge; ip link add flannel.lab type vxlan id 7 dstport 9
     iptables-nft -N FLANNEL-FWD; iptables-nft -A FORWARD -m comment --comment 'flanneld forward' -j FLANNEL-FWD
     iptables-nft -A FLANNEL-FWD -s 10.244.0.0/16 -m comment --comment 'flanneld forward' -j ACCEPT
     iptables-nft -t nat -N FLANNEL-POSTRTG; iptables-nft -t nat -A POSTROUTING -j FLANNEL-POSTRTG
@@ -45,6 +45,18 @@ fn cleanup_removes_what_flannel_left_and_nothing_else() {
         "{unknown}"
     );
     assert!(!unknown.contains("cni0\n") && !unknown.contains("10.244.3.0/24"), "{unknown}");
+    // Its pods may be at the bridge, whatever anybody says about its networks.
+    for more in [&[][..], &["--flannel-network", "10.42.0.0/16"]] {
+        let refused = cleanup(&node, more);
+        assert!(
+            refused.contains("cni0 has ports (veth1)") && refused.contains("--flannel-network"),
+            "{refused}"
+        );
+        assert!(
+            !refused.contains("removing") && file.exists() && shown("ip link").contains("flannel.1:"),
+            "{refused}"
+        );
+    }
     let named = cleanup(&node, &["--dry-run", "--flannel-network", "10.244.0.0/16"]);
 
     std::fs::create_dir_all(node.path("run/flannel")).unwrap();
@@ -60,25 +72,35 @@ fn cleanup_removes_what_flannel_left_and_nothing_else() {
         "link flannel.1\n",
         "link cni0\n",
         "10-flannel.conflist",
-        "but pods of flannel are on this node (veth1 at the bridge cni0): drain the node first",
+        "but pods of flannel are on this node (veth1 at the bridge cni0): drain the node",
     ] {
         assert!(listed.contains(part), "{part} in {listed}");
     }
-    for other in ["OTHER", "mine", "10.9.0.0", "other0", "flannel-like", "00-tortie"] {
+    for other in ["OTHER", "mine", "10.9.0.0", "other0", "flannel-like", "flannel.lab", "00-tortie"] {
         assert!(!listed.contains(other), "{other} in {listed}");
     }
     let refused = cleanup(&node, &[]);
-    assert!(refused.contains("drain the node first"), "{refused}");
+    assert!(refused.contains("pods of DaemonSets") && !refused.contains("removing"), "{refused}");
     assert!(file.exists() && shown("ip link").contains("flannel.1"), "nothing was removed");
 
     assert_eq!(shown("ip link delete veth1"), "");
+    let (ours, away) = (node.configuration_file(), node.path("away"));
+    std::fs::rename(&ours, &away).unwrap();
+    for (more, problem) in [(&["--dry-run"][..], "but "), (&[], "error: ")] {
+        let refused = cleanup(&node, more);
+        assert!(
+            refused.contains(problem) && refused.contains("00-tortie.conflist does not exist"),
+            "{refused}"
+        );
+    }
+    std::fs::rename(&away, &ours).unwrap();
     let removed = cleanup(&node, &[]);
     assert!(removed.starts_with("removing:\n") && !removed.contains("error"), "{removed}");
     let left = shown("nft list ruleset; ip route; ip link");
-    for gone in ["FLANNEL", "flannel-ipv4", "10.244.", "flannel.1", "cni0"] {
+    for gone in ["FLANNEL", "flannel-ipv4", "10.244.", "flannel.1:", "cni0"] {
         assert!(!left.contains(gone), "{gone} in {left}");
     }
-    for kept in ["chain OTHER", "table ip mine", "10.9.0.0/16", "other0", "flannel-like"] {
+    for kept in ["chain OTHER", "table ip mine", "10.9.0.0/16", "other0", "flannel-like", "flannel.lab"] {
         assert!(left.contains(kept), "{kept} in {left}");
     }
     assert!(!file.exists() && node.configuration_file().exists());

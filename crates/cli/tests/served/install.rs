@@ -226,11 +226,24 @@ fn nodes_move_from_flannel_one_by_one() {
     assert!(text.contains("Tortie is ready"), "{text}");
     let (code, text) = run(&["status"]);
     assert!(text.contains("1 of 1 nodes ready"), "{code:?} {text}");
+    // Once flannel is gone, the installation can be repeated, and only as what it is.
+    servers.kubectl(&["delete", "namespace", "kube-flannel", "--wait=false"]).unwrap();
+    servers.kubectl(&["delete", "-n", "kube-flannel", "daemonset", "kube-flannel-ds"]).unwrap();
+    let (code, text) = run(&["install"]);
+    assert!(code == Some(1) && text.contains("use --flannel again"), "{text}");
+    let (code, text) = run(&["install", "--flannel", "--no-wait"]);
+    assert!(
+        code == Some(0) && text.contains("stay as they are") && text.contains("(10.244.0.0/16)"),
+        "{text}"
+    );
     // Another pool that has these addresses, too.
     let other = "apiVersion: crd.projectcalico.org/v1\nkind: IPPool\nmetadata: {name: other}\n\
                  spec: {cidr: 10.244.0.0/17, vxlanMode: Always}\n";
     servers.apply(other).unwrap();
-    let (code, text) = run(&["install", "--flannel"]);
+    let file = std::env::temp_dir().join(format!("net-conf-{}.json", std::process::id()));
+    std::fs::write(&file, r#"{"Network": "10.244.0.0/16", "Backend": {"Type": "vxlan"}}"#).unwrap();
+    let (code, text) = run(&["install", "--flannel", "--flannel-config", file.to_str().unwrap()]);
+    std::fs::remove_file(file).unwrap();
     assert!(code == Some(1) && text.contains("IPPool other (10.244.0.0/17) overlaps"), "{text}");
 }
 

@@ -4,7 +4,11 @@
 //! `<dataDir>/<network>/<address>` contains the container and the interface that have the address. The file appears with
 //! its content or not at all. `last_reserved_ip.<n>` is the address that the set of ranges `n` gave last: the search for the next
 //! begins behind it, so that an address rests as long as possible. The lock of the file `lock` serialises all of this.
+//!
+//! Unlike that plugin, it gives no address that another network in `<dataDir>` has: a node that moves from flannel may still run pods
+//! that flannel has connected, with addresses of the same range.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
 use std::net::{IpAddr, Ipv6Addr};
@@ -217,6 +221,8 @@ fn failed(path: &Path, error: &io::Error) -> Failure {
 /// The reservations of one network, locked.
 struct Store {
     folder: PathBuf,
+    /// The folders of other networks.
+    others: Vec<PathBuf>,
     /// Released when the file is closed.
     _lock: File,
 }
@@ -227,10 +233,19 @@ impl Store {
         let lock = fs::create_dir_all(&folder)
             .and_then(|()| File::options().create(true).read(true).append(true).open(&path))
             .and_then(|file| file.lock().map(|()| file));
-        match lock {
-            Ok(lock) => Ok(Self { folder, _lock: lock }),
-            Err(error) => Err(failed(&path, &error)),
-        }
+        let lock = lock.map_err(|error| failed(&path, &error))?;
+        let all = folder.parent().unwrap_or(&folder);
+        let entries = fs::read_dir(all).and_then(|entries| entries.collect::<io::Result<Vec<_>>>());
+        let entries = entries.map_err(|error| failed(all, &error))?;
+        let others = entries.iter().map(fs::DirEntry::path).filter(|path| *path != folder && path.is_dir());
+        let others = others.collect();
+        Ok(Self { folder, others, _lock: lock })
+    }
+
+    /// The folder of another network that has the address.
+    fn other(&self, address: IpAddr) -> Option<&Path> {
+        let name = file_of(address);
+        self.others.iter().find(|other| other.join(&name).exists()).map(PathBuf::as_path)
     }
 
     /// Every reservation with its content, which is empty if a crash has lost it.
@@ -365,19 +380,38 @@ fn reserve(
     content: &str,
 ) -> Result<IpAddr, Failure> {
     if let Some(address) = requested {
+        if let Some(other) = store.other(address) {
+            return none(format!(
+                "{address} belongs to a container of another network ({})",
+                other.display()
+            ));
+        }
         return match store.reserve(address, content)? {
             true => Ok(address),
             false => none(format!("{address} belongs to another container")),
         };
     }
+    let mut of_others = BTreeSet::new();
     for address in after(ranges, store.last(number)) {
+        if let Some(other) = store.other(address) {
+            of_others.insert(other);
+            continue;
+        }
         if store.reserve(address, content)? {
             store.set_last(number, address);
             return Ok(address);
         }
     }
     let nets: Vec<String> = ranges.iter().map(|range| format!("{} to {}", range.first, range.last)).collect();
-    none(format!("all of {} are in use; delete pods, or enlarge the range", nets.join(", ")))
+    let of_others: Vec<String> = of_others.iter().map(|folder| folder.display().to_string()).collect();
+    let more = match of_others.is_empty() {
+        true => String::new(),
+        false => format!(
+            ". Other networks have some of them ({}); remove such a folder when no pod of that network is left",
+            of_others.join(", ")
+        ),
+    };
+    none(format!("all of {} are in use; delete pods, or enlarge the range{more}", nets.join(", ")))
 }
 
 /// Every address of the ranges, those after this one first.
@@ -456,8 +490,13 @@ pub(super) fn check(call: &Invocation) -> Result<(), Failure> {
         return differs(format!("host-local has no address of container {}", call.container_id));
     }
     let Some(before) = PrevResult::read(&call.config.extra)? else { return Ok(()) };
-    match addresses.iter().find(|address| !before.has_address(&address.to_string())) {
-        Some(address) => differs(format!("prevResult does not have the address {address} of host-local")),
+    if let Some(address) = addresses.iter().find(|address| !before.has_address(&address.to_string())) {
+        return differs(format!("prevResult does not have the address {address} of host-local"));
+    }
+    match before.addresses_of(&call.interface).find(|address| !addresses.contains(address)) {
+        Some(address) => {
+            differs(format!("host-local has not given {address} to container {}", call.container_id))
+        }
         None => Ok(()),
     }
 }
@@ -479,8 +518,10 @@ pub(super) fn collect_garbage(call: &Invocation) -> Result<(), Failure> {
 pub(super) fn status(call: &Invocation, pod_cidrs: PodCidrs<'_>) -> Result<(), Failure> {
     let config = Config::of(call)?;
     let sets = config.sets(pod_cidrs)?;
-    let used = config.store(&call.config.name)?.all()?;
-    let is_free = |address: &IpAddr| !used.iter().any(|(other, _)| other == address);
+    let store = config.store(&call.config.name)?;
+    let used = store.all()?;
+    let is_free =
+        |address: &IpAddr| !used.iter().any(|(other, _)| other == address) && store.other(*address).is_none();
     if sets.iter().all(|ranges| after(ranges, None).any(|address| is_free(&address))) {
         return Ok(());
     }

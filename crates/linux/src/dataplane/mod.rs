@@ -265,7 +265,9 @@ impl Dataplane {
         let mut gone: BTreeSet<IpAddr> =
             self.released.iter().filter(|held| !keeps(held)).map(|(address, ..)| *address).collect();
         if !self.started {
-            gone.extend(free_addresses(state, self.forgetter.addresses()?));
+            let has_block = state.routes.values().any(|target| matches!(target, RouteTarget::Local));
+            let tracked = if has_block { self.forgetter.addresses()? } else { BTreeSet::new() };
+            gone.extend(free_addresses(state, tracked));
             self.started = true;
         }
         self.released.clear();

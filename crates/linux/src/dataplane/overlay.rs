@@ -252,8 +252,8 @@ fn foreign_link(link: &Link) -> Condition {
     };
     let message = format!(
         "the {what} {0} is not ours and stays; while it is there this node may have no overlay. If it is of a Calico that \
-         no longer runs: tortie node cleanup --calico. If it is of a flannel that no longer runs, or nobody else needs it, delete it: \
-         ip link delete {0}",
+         no longer runs: tortie node cleanup --calico; of a flannel that no longer runs: tortie node cleanup --flannel. If nobody else \
+         needs it, delete it: ip link delete {0}",
         link.name
     );
     Condition::new(Reason::ForeignVxlanLink, message)

@@ -11,7 +11,7 @@ use tortie_api::net::IpVersion;
 use tortie_dataplane::{Condition, Delta, MacAddress, Reason, Vtep};
 use tortie_hcn::{Firewall, FirewallError, FirewallRule, HResult, IpHelper, LocalRules, NoIpHelper};
 use tortie_hns_emulator::EmulatedFirewall;
-use tortie_windows::{FirewallOpening, FirewallOpenings, Host, HostRoutes, Opening};
+use tortie_windows::{FirewallOpening, FirewallOpenings, Host, HostRoutes, Opening, PolicyOnly};
 
 const NODES: [&str; 2] = ["172.16.0.1", "172.16.0.9"];
 /// The agent's program.
@@ -244,6 +244,19 @@ fn cleanup_removes_the_rule_and_nothing_else() {
     assert_eq!(Opening::Vxlan.remove(&*machine.firewall), Ok(false));
     machine.firewall.change(|state| state.fails = Some(FirewallError::None));
     assert_eq!(Opening::Vxlan.remove(&*machine.firewall), Ok(false));
+}
+
+#[test]
+fn a_policy_only_agent_closes_what_an_agent_with_an_overlay_has_opened() {
+    let mut machine = Firewalled::new(&NODES[..1]);
+    machine.problem();
+    assert!(machine.admitted().is_some());
+    let results = tempfile::tempdir().unwrap();
+    let policy_only = PolicyOnly { results: results.path().to_owned() };
+    machine.node.dataplane = machine.node.dataplane.map(|dataplane| dataplane.with_policy_only(policy_only));
+    machine.node.apply(&[vtep(NODES[1])]);
+    machine.rule.reconcile();
+    assert_eq!(machine.admitted(), None);
 }
 
 /// The firewall's service may be slow, and the dataplane must not wait for it.

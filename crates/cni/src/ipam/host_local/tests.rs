@@ -55,6 +55,30 @@ fn addresses_go_round() {
     assert_eq!(next("g"), Ok("10.9.0.6/29".to_owned()));
 }
 
+/// On a node that moves from flannel, pods of DaemonSets may still have addresses of the same range.
+#[test]
+fn an_address_of_another_network_is_not_given() {
+    let folder = tempfile::tempdir().unwrap();
+    let other = folder.path().join("cbr0");
+    fs::create_dir(&other).unwrap();
+    for address in ["10.9.0.2", "10.9.0.4", "10.9.0.5", "10.9.0.6"] {
+        fs::write(other.join(address), "of flannel\r\neth0").unwrap();
+    }
+    let ask = |container: &str| call(&folder, container, json!({}));
+    assert_eq!(added(&ask("a")), Ok("10.9.0.3/29".to_owned()));
+    let full = added(&ask("b")).unwrap_err();
+    assert!(full.contains("are in use") && full.contains("cbr0); remove such a folder"), "{full}");
+    assert_eq!(status(&ask("b"), &pod_cidrs).unwrap_err().code, Code::NOT_AVAILABLE);
+    let mut wanted = ask("b");
+    wanted.args.insert("IP".to_owned(), "10.9.0.4".to_owned());
+    assert!(added(&wanted).unwrap_err().contains("another network"));
+    // What flannel's plugin frees, and what a pod has already.
+    fs::remove_file(other.join("10.9.0.4")).unwrap();
+    assert_eq!(added(&wanted), Ok("10.9.0.4/29".to_owned()));
+    fs::write(other.join("10.9.0.4"), "").unwrap();
+    assert_eq!(added(&wanted), Ok("10.9.0.4/29".to_owned()));
+}
+
 /// A pod gets one address of each set, by Calico's names of the node's networks, and each family goes round by itself.
 #[test]
 fn a_pod_has_an_address_of_each_family() {
@@ -78,6 +102,13 @@ fn a_pod_has_an_address_of_each_family() {
         checked.config.extra.insert("prevResult".to_owned(), before(second));
         assert_eq!(check(&checked).is_err(), differs, "{second}");
     }
+    // Somebody has removed the reservation of one family.
+    let whole = json!({"interfaces": [{"name": "eth0", "sandbox": "/x"}],
+        "ips": [{"address": "10.9.0.2/29", "interface": 0}, {"address": "fd00:9::2/64", "interface": 0}]});
+    checked.config.extra.insert("prevResult".to_owned(), whole);
+    check(&checked).unwrap();
+    fs::remove_file(folder.path().join("net/fd00:9::2")).unwrap();
+    assert_eq!(check(&checked).unwrap_err().code, Code::DIFFERS);
     del(&call(&folder, "a", both())).unwrap();
     let left = |name: &str| folder.path().join("net").join(name).exists();
     assert!(!left("10.9.0.2") && !left("fd00:9::2") && left("fd00:9::3"));
