@@ -111,7 +111,7 @@ fn make(
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1_000))]
+    #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
     fn any_history_gives_the_state_computed_from_scratch(
@@ -124,7 +124,7 @@ proptest! {
 /// The same with nodes, blocks, pools and settings only, so that each way between nodes occurs often.
 #[test]
 fn any_history_of_the_network_gives_the_routes_computed_from_scratch() {
-    let random = Random::cases(1_000);
+    let random = Random::cases(500);
     let seen: RefCell<BTreeMap<(&str, bool), usize>> = RefCell::default();
     let look = |state: &NodeState, far: usize| {
         *seen.borrow_mut().entry(("far", false)).or_default() += far;
@@ -156,7 +156,7 @@ fn any_history_of_the_network_gives_the_routes_computed_from_scratch() {
 /// The same with nodes that policies select, so that their labels and addresses change often.
 #[test]
 fn any_history_of_nodes_gives_the_sets_computed_from_scratch() {
-    let random = Random::cases(1_000);
+    let random = Random::cases(500);
     let seen: RefCell<BTreeMap<&str, usize>> = RefCell::default();
     let last: RefCell<NodeState> = RefCell::default();
     let look = |state: &NodeState, _: usize| {
@@ -193,7 +193,7 @@ fn any_history_of_nodes_gives_the_sets_computed_from_scratch() {
 /// The oracle says that packets to another node's pods are encapsulated exactly where calc's route leads to a tunnel.
 #[test]
 fn routes_and_the_oracle_encapsulate_the_same_packets() {
-    let random = Random::cases(1_000);
+    let random = Random::cases(500);
     let seen: RefCell<BTreeMap<(bool, bool), usize>> = RefCell::default();
     let object = prop_oneof![4 => node(), 4 => block(), 3 => pool()];
     let test = |objects: Vec<(Key, Value)>| {

@@ -19,7 +19,7 @@ use questions::{End, ends, is_answerable, path, question, sample, whole_clusters
 use testkit::clusters::{Objects, Sent, manifest, snapshot};
 use testkit::random::Random;
 
-const CLUSTERS: u32 = 300;
+const CLUSTERS: u32 = 150;
 
 /// What was compared, so that the test does not pass for lack of cases.
 #[derive(Default, Debug)]

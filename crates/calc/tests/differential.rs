@@ -25,7 +25,7 @@ use testkit::clusters::pods::{as_pods, published};
 use testkit::clusters::{NODES, Objects, Sent, clusters_with_hosts, manifest, packets, snapshot};
 use testkit::random::Random;
 
-const CLUSTERS: u32 = 1_000;
+const CLUSTERS: u32 = 500;
 const PACKETS: usize = 200;
 
 #[test]

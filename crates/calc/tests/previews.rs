@@ -43,7 +43,7 @@ fn a_preview_reports_exactly_the_changes() {
         let enough = of_any && seen.by_host_endpoints > 100 && seen.by_settings > 0;
         (!enough).then(|| format!("{seen:?}"))
     };
-    let result = Random::cases(150).shrinking(60).prove(&strategy, test, lacking);
+    let result = Random::cases(75).shrinking(60).prove(&strategy, test, lacking);
     println!("{:?}", seen.borrow());
     if let Err(error) = result {
         panic!("{error}");
@@ -153,7 +153,7 @@ fn idle_rules_can_be_removed_without_effect() {
         let enough = often.iter().all(|count| *count >= 15) && rare.iter().all(|count| *count >= 5);
         (!enough).then(|| format!("{seen:?}"))
     };
-    let result = Random::cases(80).shrinking(60).prove(&strategy, test, lacking);
+    let result = Random::cases(40).shrinking(60).prove(&strategy, test, lacking);
     println!("{:?}", seen.borrow());
     if let Err(error) = result {
         panic!("{error}");

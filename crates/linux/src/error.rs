@@ -107,6 +107,7 @@ impl Error {
             | Self::CalicoMissing
             | Self::FlannelRuns
             | Self::PodsOfFlannel { .. }
+            | Self::PortsOfUnknownBridge { .. }
             | Self::PrefixOfNode { .. }
             | Self::NotInForce { .. } => None,
             Self::CniResults { source, .. } => source.raw_os_error(),

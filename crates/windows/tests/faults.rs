@@ -174,7 +174,7 @@ fn nothing_opens_while_hns_fails_and_the_desired_state_is_reached() {
             })
         };
         let few = || hits.load(Ordering::Relaxed) <= 20;
-        let result = Random::cases(150)
+        let result = Random::cases(60)
             .shrinking(1_000)
             .prove(&cases(), test, || few().then(|| format!("{hits:?} faults")));
         println!("{fault:?}: {hits:?} times");

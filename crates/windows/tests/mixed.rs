@@ -26,7 +26,7 @@ use tortie_hns_emulator::{Config, SetReading, SeveralSets};
 use tortie_oracle::{Oracle, Trace, Verdict};
 use tortie_policy::program::Flow;
 
-const CLUSTERS: u32 = 220;
+const CLUSTERS: u32 = 110;
 const PACKETS: usize = 120;
 
 const CLASSES: [&str; 6] = [
