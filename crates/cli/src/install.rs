@@ -248,10 +248,13 @@ impl Install {
 impl Install {
     /// The objects that a cluster with flannel needs.
     async fn of_flannel(&self, cluster: &Kubernetes, found: &preflight::Found) -> anyhow::Result<Vec<Value>> {
-        let Some((text, source)) = flannel::read(cluster, found, self.flannel_config.as_deref()).await?
-        else {
-            output::line("flannel is gone; its IPPools and the FelixConfiguration stay as they are");
-            return Ok(Vec::new());
+        let file = self.flannel_config.as_deref();
+        let Some((text, source)) = flannel::read(cluster, found.flannel(), file).await? else {
+            if found.has_moved() {
+                output::line("flannel is gone; its IPPools and the FelixConfiguration stay as they are");
+                return Ok(Vec::new());
+            }
+            return Err(flannel::no_configuration());
         };
         let objects =
             flannel::objects(&text, &source, &found.group.to_string()).map_err(anyhow::Error::msg)?;

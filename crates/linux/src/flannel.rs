@@ -28,7 +28,7 @@ const PROCESS: &str = "flanneld";
 
 /// What flannel has left, in the calling thread's network namespace.
 #[derive(Debug)]
-pub struct Found {
+pub struct FlannelLeftovers {
     chains: ForeignChains,
     /// Its VXLAN links.
     overlays: Vec<Link>,
@@ -39,7 +39,7 @@ pub struct Found {
     routes: Vec<Route>,
 }
 
-impl Found {
+impl FlannelLeftovers {
     /// Looks for leftovers, and changes nothing. Without flannel's networks, its bridge and its routes are not recognised.
     ///
     /// # Errors
@@ -115,7 +115,7 @@ impl Found {
 }
 
 /// One line for each object.
-impl fmt::Display for Found {
+impl fmt::Display for FlannelLeftovers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.chains)?;
         self.routes.iter().try_for_each(|route| writeln!(f, "{route}"))?;

@@ -11,7 +11,6 @@ use tortie_deploy::{NETWORK_LABEL, NETWORK_LABEL_VALUE};
 use tortie_store::kubernetes::Kubernetes;
 
 use super::cluster::get;
-use super::preflight::Found;
 
 /// The DaemonSet of flannel's manifest.
 pub(super) const DAEMON_SET: &str = "kube-flannel-ds";
@@ -62,29 +61,28 @@ fn yes() -> bool {
     true
 }
 
-/// The configuration: a file, or the ConfigMap that flannel's DaemonSet has. `None` once flannel is gone from a cluster that has moved.
+/// The configuration: a file, or the ConfigMap of one of flannel's DaemonSets. `None`: there is none.
 pub(super) async fn read(
     cluster: &Kubernetes,
-    found: &Found,
+    daemon_sets: impl Iterator<Item = &Value>,
     file: Option<&Path>,
 ) -> anyhow::Result<Option<(String, PathBuf)>> {
     if let Some(file) = file {
         return Ok(Some((read_file(file)?, file.to_owned())));
     }
-    for (namespace, name) in found.flannel().flat_map(config_maps) {
+    for (namespace, name) in daemon_sets.flat_map(config_maps) {
         let path = format!("/api/v1/namespaces/{namespace}/configmaps/{name}");
         let map = get(cluster, &path).await.context("reading flannel's configuration")?;
         if let Some(text) = map.as_ref().and_then(|map| map["data"][NET_CONF].as_str()) {
             return Ok(Some((text.to_owned(), PathBuf::from(format!("ConfigMap {namespace}/{name}")))));
         }
     }
-    if found.flannel().next().is_none()
-        && found.has_agents_with_flannel()
-        && kept_pools(&found.pools).next().is_some()
-    {
-        return Ok(None);
-    }
-    anyhow::bail!(
+    Ok(None)
+}
+
+/// What is wrong without a configuration, with the remedy.
+pub(super) fn no_configuration() -> anyhow::Error {
+    anyhow::anyhow!(
         "the cluster has no DaemonSet {DAEMON_SET} whose ConfigMap has {NET_CONF}; name a copy of flannel's {NET_CONF} by \
          --flannel-config"
     )

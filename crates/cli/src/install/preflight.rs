@@ -52,9 +52,10 @@ impl Found {
         self.daemon_sets.iter().find(|set| set["metadata"]["name"] == DAEMON_SET)
     }
 
-    /// Whether agents of an installation with `--flannel` are there.
-    pub(super) fn has_agents_with_flannel(&self) -> bool {
-        self.agents().is_some_and(runs_on_labelled_nodes)
+    /// Whether flannel is gone, and agents of an installation with `--flannel` and its pools are there.
+    pub(super) fn has_moved(&self) -> bool {
+        let is_kept = self.agents().is_some_and(runs_on_labelled_nodes);
+        is_kept && self.flannel().next().is_none() && !flannel::networks(&[], &self.pools).is_empty()
     }
 
     /// Whether a node runs Tortie in a cluster with flannel.

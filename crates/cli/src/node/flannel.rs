@@ -6,7 +6,7 @@ use std::{fs, io};
 
 use anyhow::Context;
 use ipnet::IpNet;
-use tortie_linux::flannel::Found;
+use tortie_linux::flannel::FlannelLeftovers;
 
 use super::configurations;
 
@@ -30,7 +30,7 @@ pub(super) fn remove(
             run_dir.join(SUBNETS).display()
         );
     }
-    let found = Found::find(&networks).context("looking for what flannel has left")?;
+    let found = FlannelLeftovers::find(&networks).context("looking for what flannel has left")?;
     let files = configurations::of_plugin(cni_conf_dir, "flannel", &[])?;
     for note in found.notes() {
         anstream::println!("note: {note}");
