@@ -647,4 +647,21 @@ mod tests {
         }
         assert!(!is_lost(&json!({}), IpVersion::V6, "2001:db8::1/64", &finder), "without a kubelet");
     }
+
+    /// An address that no interface has is that of a router before the node, or an old one.
+    #[test]
+    fn the_address_that_flanneld_has_found_counts_if_an_interface_has_it() {
+        let finder = finder(AddressMethods::default());
+        let name = Node::FLANNEL_ADDRESS.of(IpVersion::V4);
+        for (annotation, expected) in [
+            (json!("127.0.0.1"), Some("127.0.0.1/8")),
+            (json!("192.0.2.9"), None),
+            (json!("none"), None),
+            (json!(null), None),
+        ] {
+            let found = left_by_flannel(&json!({name: annotation}), IpVersion::V4, &finder);
+            assert_eq!(found.as_deref(), expected, "{annotation}");
+            assert_eq!(left_by_flannel(&json!({name: annotation}), IpVersion::V6, &finder), None);
+        }
+    }
 }
