@@ -8,6 +8,8 @@ pub mod frames;
 #[cfg(target_os = "linux")]
 pub mod hosts;
 #[cfg(target_os = "linux")]
+pub mod ipip;
+#[cfg(target_os = "linux")]
 pub mod kernel;
 #[cfg(target_os = "linux")]
 pub mod links;

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tortie_api::kubernetes::Node;
 use tortie_api::net::IpVersion;
 use tortie_api::{Key, Kind};
-use tortie_ipam::{Family, Ipam, IpamError, Request, Use};
+use tortie_ipam::Ipam;
 use tortie_store::backoff::{Backoff, random_seed};
 use tortie_store::{Change, Endpoints, Interest, StoreError};
 use tortie_windows::{CurrentPodNetwork, PodNetwork};
@@ -24,21 +24,14 @@ use crate::node_address::AddressFinder;
 #[cfg(target_os = "linux")]
 use crate::node_address::{AddressMethods, Machine};
 use crate::plane::InForce;
+use crate::tunnels::Tunnels;
 
 /// How often the interfaces of the machine are looked at, if they decide about the node's address (as in Calico).
 const LOOK_INTERVAL: Duration = Duration::from_secs(60);
 
-/// What the other nodes must know about this node in a family: its tunnel address, and its MAC address if that is not
-/// derived from the node's name.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Tunnel {
-    address: IpAddr,
-    mac: Option<String>,
-}
-
 /// What the node announces, now and later.
 pub(crate) struct Announced {
-    first: Vec<Tunnel>,
+    first: Tunnels,
     /// How the node's own addresses are found.
     finder: AddressFinder,
     /// In a cluster with flannel: the network of its pods, and the way there.
@@ -58,7 +51,7 @@ impl Announced {
         flannel: bool,
     ) -> Result<Self, AgentError> {
         let lease = if flannel { Some(OwnLease::read(store, node, &IpVersion::ALL).await?) } else { None };
-        let first = own_tunnels(ipam, node, lease.as_ref()).await?;
+        let first = Tunnels::of_linux(store, ipam, node, lease.as_ref()).await?;
         let finder = AddressFinder { methods, machine: Machine::Linux };
         let announced = Self { first, finder, lease, pod_network: None };
         annotate(store, node, &announced.first, None, &announced.finder, announced.lease.as_ref()).await?;
@@ -74,7 +67,7 @@ impl Announced {
         finder: AddressFinder,
         lease: Option<OwnLease>,
     ) -> Result<Self, AgentError> {
-        let first = Tunnel::of(network).into_iter().collect();
+        let first = Tunnels::of_windows(network);
         let announced = Self { first, finder, lease, pod_network: Some(current) };
         let hns_network = announced.hns_network();
         let lease = announced.lease.as_ref();
@@ -88,84 +81,15 @@ impl Announced {
         self.lease.as_ref().map(OwnLease::linux_addresses)
     }
 
-    fn now(&self) -> Vec<Tunnel> {
+    fn now(&self) -> Tunnels {
         let current = self.pod_network.as_ref().and_then(CurrentPodNetwork::get);
-        current.map_or_else(|| self.first.clone(), |network| Tunnel::of(&network).into_iter().collect())
+        current.map_or_else(|| self.first.clone(), |network| Tunnels::of_windows(&network))
     }
 
     /// The type of a Windows node's network, if other nodes must know it. Only one without encapsulation has no tunnel.
     fn hns_network(&self) -> Option<&'static str> {
-        (self.pod_network.is_some() && self.now().is_empty()).then_some(Node::L2BRIDGE)
+        (self.pod_network.is_some() && self.now().vxlan.is_empty()).then_some(Node::L2BRIDGE)
     }
-}
-
-impl Tunnel {
-    fn of(network: &PodNetwork) -> Option<Self> {
-        let mac = network.router_mac?;
-        Some(Self { address: network.gateway.into(), mac: Some(mac.to_string()) })
-    }
-}
-
-/// The tunnels of a Linux node: in a cluster with flannel, that of its daemons.
-async fn own_tunnels(ipam: &Ipam, node: &str, lease: Option<&OwnLease>) -> Result<Vec<Tunnel>, AgentError> {
-    let addresses = match lease {
-        Some(lease) => lease.tunnel_addresses(),
-        None => tunnel_addresses(ipam, node).await?,
-    };
-    Ok(derived(addresses))
-}
-
-/// The tunnel addresses of a Linux node, one of each family that has a pool. Without any pool, it is an error.
-async fn tunnel_addresses(ipam: &Ipam, node: &str) -> Result<Vec<IpAddr>, AgentError> {
-    let mut addresses = Vec::new();
-    addresses.extend(tunnel_address(ipam, node, Family::V4).await?);
-    match tunnel_address(ipam, node, Family::V6).await {
-        Ok(address) => addresses.extend(address),
-        // Without IPv6 pods of other nodes, the node is of use.
-        Err(AgentError::Ipam(error)) if !addresses.is_empty() && !matches!(error, IpamError::Store(_)) => {
-            tracing::warn!(node, %error, "the node gets no IPv6 tunnel address, so it has no overlay for IPv6; enlarge the pool");
-        }
-        Err(error) => return Err(error),
-    }
-    if addresses.is_empty() {
-        addresses.push(ipam.assign(&tunnel_request(node, Family::V4)).await?.address);
-    }
-    Ok(addresses)
-}
-
-/// The tunnel address of a family: one of the node's own, under Calico's handle; `None` if no pool gives one. A node keeps its
-/// address, also when its pool is disabled or full. If the address was released, because the node was thought to be gone, it
-/// gets another one.
-async fn tunnel_address(ipam: &Ipam, node: &str, family: Family) -> Result<Option<IpAddr>, AgentError> {
-    let request = tunnel_request(node, family);
-    let known = ipam.find(&request.handle).await?;
-    if let Some(assignment) = known.first() {
-        return Ok(Some(assignment.address));
-    }
-    if !ipam.has_pool(&request).await? {
-        return Ok(None);
-    }
-    Ok(Some(ipam.assign(&request).await?.address))
-}
-
-fn tunnel_request(node: &str, family: Family) -> Request {
-    let (handle, kind) = match family {
-        Family::V4 => ("vxlan-tunnel-addr", "vxlanTunnelAddress"),
-        Family::V6 => ("vxlan-v6-tunnel-addr", "vxlanV6TunnelAddress"),
-    };
-    let owner = [("node", node), ("type", kind)];
-    Request {
-        handle: format!("{handle}-{node}"),
-        owner: owner.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
-        intended_use: Use::Tunnel,
-        family,
-        ..Request::default()
-    }
-}
-
-/// Tunnels whose MAC addresses are derived from the node's name.
-fn derived(addresses: Vec<IpAddr>) -> Vec<Tunnel> {
-    addresses.into_iter().map(|address| Tunnel { address, mac: None }).collect()
 }
 
 /// Writes the annotations of the Node, unless they are current. A tunnel that the node no longer has is taken out. Fails, and
@@ -173,7 +97,7 @@ fn derived(addresses: Vec<IpAddr>) -> Vec<Tunnel> {
 async fn annotate(
     store: &dyn Endpoints,
     node: &str,
-    tunnels: &[Tunnel],
+    tunnels: &Tunnels,
     hns_network: Option<&str>,
     finder: &AddressFinder,
     lease: Option<&OwnLease>,
@@ -183,8 +107,9 @@ async fn annotate(
     let current = &stored.value["metadata"]["annotations"];
     let mut annotations: BTreeMap<&str, Option<String>> =
         BTreeMap::from([(Node::HNS_NETWORK, hns_network.map(str::to_owned))]);
+    annotations.insert(Node::IPIP_ADDRESS, tunnels.ipip.map(|address| address.to_string()));
     for (version, [own, address, mac]) in ANNOTATIONS {
-        let tunnel = tunnels.iter().find(|tunnel| IpVersion::of(&tunnel.address) == version);
+        let tunnel = tunnels.vxlan.iter().find(|tunnel| IpVersion::of(&tunnel.address) == version);
         annotations.insert(address, tunnel.map(|tunnel| tunnel.address.to_string()));
         annotations.insert(mac, tunnel.and_then(|tunnel| tunnel.mac.clone()));
         let known = current[own].as_str();
@@ -213,7 +138,7 @@ async fn annotate(
                 // As flanneld: the address of a router before the node, for instance.
                 current[Node::FLANNEL_OVERWRITE.of(version)].as_str().map(str::to_owned).or(own)
             };
-            let mac = tunnels.iter().find_map(|tunnel| tunnel.mac.as_deref());
+            let mac = tunnels.vxlan.iter().find_map(|tunnel| tunnel.mac.as_deref());
             let announced = lease.annotations(node, mac, own)?;
             annotations.extend(announced);
         }
@@ -346,11 +271,9 @@ async fn announce(
                 Err(error) => unfit = Some(error),
             }
         }
-        let tunnels = own_tunnels(ipam, node, announced.lease.as_ref()).await?;
+        let tunnels = Tunnels::of_linux(store, ipam, node, announced.lease.as_ref()).await?;
         if tunnels != announced.first {
-            let addresses =
-                |tunnels: &[Tunnel]| tunnels.iter().map(|one| one.address.to_string()).collect::<Vec<_>>();
-            let (old, new) = (addresses(&announced.first), addresses(&tunnels));
+            let (old, new) = (announced.first.addresses(), tunnels.addresses());
             tracing::warn!(
                 node,
                 ?old,
@@ -371,7 +294,10 @@ mod tests {
 
     use super::*;
     use serde_json::json;
+    use tortie_ipam::{Family, Request};
     use tortie_store::{Embedded, Store};
+
+    use crate::tunnels::{vxlan_address, vxlan_addresses};
 
     fn finder(methods: AddressMethods) -> AddressFinder {
         AddressFinder { methods, machine: Machine::Linux }
@@ -379,7 +305,7 @@ mod tests {
 
     #[tokio::test]
     async fn annotations_of_any_shape_cause_no_failure() {
-        let tunnel = derived(vec![Ipv4Addr::new(10, 0, 0, 1).into()]);
+        let tunnel = Tunnels::derived(vec![Ipv4Addr::new(10, 0, 0, 1).into()]);
         let told = json!({Node::VXLAN_ADDRESS: "10.0.0.1"});
         let table = [
             (json!({"name": "n"}), Some(&told)),
@@ -419,9 +345,9 @@ mod tests {
         let value = || json!({"metadata": {"name": "n"}});
         store.create(&key, value()).await.unwrap();
         let ipam = Arc::new(Ipam::new(store.clone(), "n", BTreeMap::new()));
-        let address = tunnel_address(&ipam, "n", Family::V4).await.unwrap().unwrap();
-        assert_eq!(tunnel_addresses(&ipam, "n").await.unwrap(), [address], "a node keeps its address");
-        let first = derived(vec![address]);
+        let address = vxlan_address(&ipam, "n", Family::V4).await.unwrap().unwrap();
+        assert_eq!(vxlan_addresses(&ipam, "n").await.unwrap(), [address], "a node keeps its address");
+        let first = Tunnels::derived(vec![address]);
         let announced =
             Announced { first, finder: finder(AddressMethods::default()), lease: None, pod_network: None };
         let (_keep, in_force) = watch::channel(Arc::default());
@@ -461,8 +387,8 @@ mod tests {
         let key = Key::global(Kind::Node, "n");
         store.create(&key, json!({"metadata": {"name": "n"}})).await.unwrap();
         let ipam = Arc::new(Ipam::new(store.clone(), "n", BTreeMap::new()));
-        let old = tunnel_address(&ipam, "n", Family::V4).await.unwrap().unwrap();
-        let first = derived(vec![old]);
+        let old = vxlan_address(&ipam, "n", Family::V4).await.unwrap().unwrap();
+        let first = Tunnels::derived(vec![old]);
         let announced =
             Announced { first, finder: finder(AddressMethods::default()), lease: None, pod_network: None };
         let (_keep, in_force) = watch::channel(Arc::default());
@@ -509,7 +435,7 @@ mod tests {
         let config = json!({"strict_affinity": true, "auto_allocate_blocks": true});
         store.create(&Key::global(Kind::IpamConfig, "default"), config).await.unwrap();
         let addresses = async |node: &str| {
-            tunnel_addresses(&Ipam::new(store.clone(), node, BTreeMap::new()), node).await.unwrap()
+            vxlan_addresses(&Ipam::new(store.clone(), node, BTreeMap::new()), node).await.unwrap()
         };
         let first = addresses("one").await;
         assert_eq!(first.iter().map(IpVersion::of).collect::<Vec<_>>(), IpVersion::ALL);
@@ -521,7 +447,7 @@ mod tests {
     /// Nobody else tells the other nodes the address of a node of Kubernetes.
     #[tokio::test]
     async fn the_address_of_the_kubelet_is_used_unless_there_is_another() {
-        let tunnel = derived(vec![Ipv4Addr::new(10, 0, 0, 1).into()]);
+        let tunnel = Tunnels::derived(vec![Ipv4Addr::new(10, 0, 0, 1).into()]);
         let status = json!({"addresses": [
             {"type": "Hostname", "address": "n"},
             {"type": "InternalIP", "address": "fd00::1"},
@@ -569,7 +495,7 @@ mod tests {
                 store.create(&key, value.clone()).await.unwrap();
                 let ipv4 = method.parse().unwrap();
                 let methods = AddressMethods { ipv4, ..AddressMethods::default() };
-                let written = annotate(&store, "n", &[], None, &finder(methods), None).await;
+                let written = annotate(&store, "n", &Tunnels::default(), None, &finder(methods), None).await;
                 let after = store.get(&key).await.unwrap().unwrap().value;
                 match expected {
                     Some(expected) => {
@@ -587,8 +513,12 @@ mod tests {
             let ipam = Arc::new(Ipam::new(store.clone(), "n", BTreeMap::new()));
             let methods =
                 AddressMethods { ipv4: "first-found".parse().unwrap(), ..AddressMethods::default() };
-            let announced =
-                Announced { first: Vec::new(), finder: finder(methods), lease: None, pod_network: None };
+            let announced = Announced {
+                first: Tunnels::default(),
+                finder: finder(methods),
+                lease: None,
+                pod_network: None,
+            };
             let (_keep, in_force) = watch::channel(Arc::default());
             tokio::spawn(keep_announced(store.clone(), ipam, "n".to_owned(), announced, in_force));
             let announces = async |expected: &str| {

@@ -38,6 +38,7 @@ mod reconfigure;
 mod report;
 mod runtime_config;
 mod server;
+mod tunnels;
 mod unsupported;
 
 use std::net::SocketAddr;

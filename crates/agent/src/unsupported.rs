@@ -1,7 +1,7 @@
 //! Stored objects that are not in force: fields without effect, conflicting pools, and pools deleted while pods use
 //! them. `tortie apply` rejects them or warns; the nodes concerned report those that somebody else stored.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ipnet::IpNet;
 use serde::Deserialize;
@@ -63,6 +63,8 @@ pub(crate) struct Watched {
     pools: BTreeMap<String, Pool>,
     /// The networks of nodes.
     nodes: BTreeMap<String, IpNet>,
+    /// The Windows nodes.
+    windows: BTreeSet<String>,
     /// This node's blocks with addresses in use.
     blocks: BTreeMap<Key, IpNet>,
     /// The blocks of this node, if it is a Windows node, with the number of addresses that pods can have.
@@ -157,6 +159,10 @@ impl Watched {
             Kind::Node => {
                 let net = value.and_then(support::node_network);
                 set(&mut self.nodes, key.name.clone(), net);
+                match value.is_some_and(support::is_windows) {
+                    true => drop(self.windows.insert(key.name.clone())),
+                    false => drop(self.windows.remove(&key.name)),
+                }
                 if key.name == self.node {
                     self.most_pods = value.and_then(most_pods);
                 }
@@ -188,7 +194,7 @@ impl Watched {
             })
         });
         let others = self.conflicts().chain(self.without_pool()).chain(self.small_blocks());
-        let others = others.chain(self.pools_without_effect());
+        let others = others.chain(self.pools_without_effect()).chain(self.ipip_beside_windows());
         fields.chain(others).chain(self.version()).collect()
     }
 
@@ -222,6 +228,18 @@ impl Watched {
             message: "it has no effect on this node, whose agent runs with --policy-only: another CNI plugin gives the pods their \
                       addresses. Delete the pool if no node uses it"
                 .to_owned(),
+        })
+    }
+
+    fn ipip_beside_windows(&self) -> impl Iterator<Item = Unsupported> {
+        self.pools.values().filter_map(|pool| {
+            let message = support::ipip_beside_windows(pool, self.windows.iter().map(String::as_str))?;
+            let object = Key::global(Kind::IpPool, &pool.name);
+            Some(Unsupported {
+                object,
+                reason: Reason::RouteRefused,
+                message: format!("spec.ipipMode: {message}"),
+            })
         })
     }
 
@@ -366,6 +384,22 @@ mod tests {
             let all = watched.all();
             assert_eq!(all.len(), expected, "{runs_bgp:?} {mode}: {all:?}");
         }
+    }
+
+    #[test]
+    fn a_pool_with_ipip_is_reported_while_a_node_runs_windows() {
+        let mut watched = Watched::new("one");
+        let pool = Key::global(Kind::IpPool, "p");
+        watched.update(&pool, Some(&json!({"spec": {"cidr": "10.0.0.0/16", "ipipMode": "CrossSubnet"}})));
+        assert_eq!(watched.all(), []);
+        let node = Key::global(Kind::Node, "w");
+        let value = json!({"metadata": {"labels": {"kubernetes.io/os": "windows"}}});
+        watched.update(&node, Some(&value));
+        let all = watched.all();
+        assert_eq!(reasons(&watched), [("IPPool p".to_owned(), Reason::RouteRefused)]);
+        assert!(all[0].message.starts_with("spec.ipipMode: node w runs Windows"), "{all:?}");
+        watched.update(&node, None);
+        assert_eq!(watched.all(), []);
     }
 
     #[test]

@@ -59,7 +59,7 @@ fn the_table_marks_exactly_the_fields_that_types_read_as_implemented() {
             let is_read = read.contains(field.name);
             match field.state {
                 State::Implemented => assert!(is_read, "{kind}: no type reads {}", field.name),
-                // IPIP is read only to be rejected, and the BGP export accepts only its default value.
+                // awsSubnetID is read only to be rejected.
                 _ if kind == Kind::IpPool => {}
                 _ => {
                     assert!(!is_read, "{kind}: {} is read; the table says it is not implemented", field.name)

@@ -197,8 +197,12 @@ fn bad_input() {
             "m.yml:5: IPPool p: spec.cidr: \"10.0.0.1/16\" has bits set after its prefix; write 10.0.0.0/16",
         ),
         (
-            "apiVersion: projectcalico.org/v3\nkind: IPPool\nmetadata: {name: p}\nspec:\n  cidr: 10.0.0.0/16\n  ipipMode: Always\n".to_owned(),
-            "m.yml:6: IPPool p: spec.ipipMode: IPIP is not supported",
+            "apiVersion: projectcalico.org/v3\nkind: IPPool\nmetadata: {name: p}\nspec:\n  cidr: 10.0.0.0/16\n  ipipMode: Always\n  vxlanMode: CrossSubnet\n".to_owned(),
+            "m.yml:6: IPPool p: spec.ipipMode: a pool has IPIP or VXLAN",
+        ),
+        (
+            "apiVersion: projectcalico.org/v3\nkind: IPPool\nmetadata: {name: p}\nspec:\n  cidr: fd00::/64\n  ipipMode: Always\n".to_owned(),
+            "m.yml:6: IPPool p: spec.ipipMode: IPIP carries IPv4 only",
         ),
         (
             "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: p}\nspec:\n  podSelector: {}\n  ingress:\n  - to: []\n".to_owned(),

@@ -211,7 +211,9 @@ impl Network {
         };
         let ends: BTreeMap<_, _> = IpVersion::ALL.into_iter().filter_map(end).collect();
         let network = ClusterNetwork::new(&self.felix(name));
-        (!ends.is_empty()).then(|| LocalNode { name: name.to_owned(), ends, network })
+        let has_ipip = ends.contains_key(&IpVersion::V4) && self.pools.values().any(IpPool::has_ipip);
+        let ipip = node.ipip_address().filter(|_| has_ipip);
+        (!ends.is_empty()).then(|| LocalNode { name: name.to_owned(), ends, ipip, network })
     }
 
     /// Pools without encapsulation get routes by way of the nodes in the network of this one.
@@ -229,7 +231,7 @@ impl Network {
     /// Whether the subnets of nodes decide about routes.
     fn has_pools_by_subnet(&self) -> bool {
         let is_one = |pool: &IpPool| {
-            pool.spec.vxlan_mode == EncapsulationMode::CrossSubnet || self.direct && is_plain(pool)
+            pool.encapsulation() == EncapsulationMode::CrossSubnet || self.direct && is_plain(pool)
         };
         self.pools.values().any(is_one)
     }
@@ -273,8 +275,8 @@ impl Network {
         self.nodes.get(name).filter(|_| is_other).and_then(|node| vtep(name, node, version))
     }
 
-    /// The target of the route to a block or a borrowed address. It has none if its pool has neither VXLAN nor direct routes,
-    /// or if the tunnel end of its node is unknown.
+    /// The target of the route to a block or a borrowed address. It has none if its pool has neither an overlay nor direct
+    /// routes, if the tunnel end of its node is unknown, or if its node has no IPIP.
     fn target(&self, block: &IpNet, local: &str) -> Option<RouteTarget> {
         if let Some(node) = self.pod_networks.owner(block) {
             return self.pod_network_target(block, node, local);
@@ -290,16 +292,20 @@ impl Network {
         }
         let version = IpVersion::of(&block.addr());
         let of_block = || self.pools.values().filter(|pool| pool.spec.cidr.contains(block));
-        let mut overlays = of_block().filter(|pool| pool.spec.vxlan_mode != EncapsulationMode::Never);
+        let mut overlays = of_block().filter(|pool| !is_plain(pool));
         let Some(pool) = overlays.next() else {
             let is_direct = self.direct && of_block().any(is_plain);
             let router = is_direct.then(|| self.neighbour(node, local, version)).flatten();
             return router.map(|router| RouteTarget::Direct { router });
         };
-        if pool.spec.vxlan_mode == EncapsulationMode::CrossSubnet
+        if pool.encapsulation() == EncapsulationMode::CrossSubnet
             && let Some(router) = self.neighbour(node, local, version)
         {
             return Some(RouteTarget::Direct { router });
+        }
+        if pool.has_ipip() {
+            let other = self.nodes.get(node).filter(|node| !node.is_windows())?;
+            return other.address().map(|router| RouteTarget::Ipip { router });
         }
         let vtep = self.vtep(node, local, version);
         vtep.map(|_| RouteTarget::Vxlan { node: node.clone() })
@@ -322,7 +328,7 @@ impl Network {
 
 /// Whether packets of a pool travel between nodes as they are.
 pub(crate) fn is_plain(pool: &IpPool) -> bool {
-    (pool.spec.vxlan_mode, pool.spec.ipip_mode) == (EncapsulationMode::Never, EncapsulationMode::Never)
+    pool.encapsulation() == EncapsulationMode::Never
 }
 
 /// Sets or removes a value; returns whether it has changed.

@@ -7,6 +7,7 @@ mod scratch;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use proptest::prelude::*;
 use serde_json::Value;
@@ -132,6 +133,7 @@ fn any_history_of_the_network_gives_the_routes_computed_from_scratch() {
             let way = match target {
                 RouteTarget::Local => "local",
                 RouteTarget::Vxlan { .. } => "VXLAN",
+                RouteTarget::Ipip { .. } => "IPIP",
                 RouteTarget::Direct { .. } => "direct",
             };
             *seen.borrow_mut().entry((way, net.addr().is_ipv6())).or_default() += 1;
@@ -144,7 +146,7 @@ fn any_history_of_the_network_gives_the_routes_computed_from_scratch() {
     let lacking = || {
         let seen = seen.borrow();
         let ways = ["local", "VXLAN", "direct"].into_iter().flat_map(|way| [(way, false), (way, true)]);
-        let ways = ways.chain([("far", false)]);
+        let ways = ways.chain([("far", false), ("IPIP", false)]);
         let rare: Vec<_> =
             ways.filter(|way| seen.get(way).copied().unwrap_or_default() < random.count() / 4).collect();
         (!rare.is_empty()).then(|| format!("{rare:?} are rare: {seen:?}"))
@@ -207,15 +209,16 @@ fn routes_and_the_oracle_encapsulate_the_same_packets() {
         }
         calc.flush();
         let oracle = tortie_oracle::Oracle::new(&snapshot);
+        let at = |router: IpAddr| {
+            let mut nodes = oracle.nodes().filter(|node| node.name != NODE && node.own.contains(&router));
+            nodes.next().expect("a node has the address").name.to_owned()
+        };
         for (net, target) in &calc.state().routes {
             let (node, encapsulated) = match target {
                 RouteTarget::Local => continue,
                 RouteTarget::Vxlan { node } => (node.clone(), true),
-                RouteTarget::Direct { router } => {
-                    let mut nodes =
-                        oracle.nodes().filter(|(name, own, _)| *name != NODE && own.contains(router));
-                    (nodes.next().expect("a node has the address").0.to_owned(), false)
-                }
+                RouteTarget::Ipip { router } => (at((*router).into()), true),
+                RouteTarget::Direct { router } => (at(*router), false),
             };
             let said = oracle.encapsulates(NODE, &node, net.addr());
             prop_assert_eq!(said, encapsulated, "{} at {}: {:?}", net, node, objects);

@@ -272,8 +272,8 @@ fn compare(objects: &Objects, packets: &[Sent], seen: &mut Seen) -> Result<(), S
                 let denies = |stop| found.at(stop).is_some_and(|found| found.verdict == Verdict::Deny);
                 seen.packets += 1;
                 if let (Peer::Node(node), Peer::Pod { .. }, Some(truth)) = (&from.peer, &to.peer, &truth) {
-                    let Some((_, own, _)) = oracle.nodes().find(|(name, ..)| name == node) else { continue };
-                    match (own.contains(&truth.source), path.family) {
+                    let Some(node) = oracle.nodes().find(|one| one.name == node) else { continue };
+                    match (node.own.contains(&truth.source), path.family) {
                         (true, _) => seen.from_node += 1,
                         (false, IpVersion::V4) => seen.from_tunnel[0] += 1,
                         (false, IpVersion::V6) => seen.from_tunnel[1] += 1,

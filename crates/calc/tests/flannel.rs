@@ -212,6 +212,7 @@ fn actual(calc: &Calc) -> Expected {
         let target = match target {
             RouteTarget::Local => "local".to_owned(),
             RouteTarget::Vxlan { node } => format!("vxlan {node}"),
+            RouteTarget::Ipip { router } => format!("IPIP {router}"),
             RouteTarget::Direct { router } => format!("direct {router}"),
         };
         (net.to_string(), target)

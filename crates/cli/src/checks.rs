@@ -133,6 +133,8 @@ async fn pool_problems<'a>(
     let others = stored.iter().filter(|other| !is_given(&other.key));
     let mut pools: Vec<Pool> = others.filter_map(|other| Pool::of(&other.key, &other.value)).collect();
     pools.extend(given.iter().map(|(_, pool)| pool.clone()));
+    let windows: Vec<&str> =
+        nodes.iter().filter(|node| support::is_windows(&node.value)).map(|node| &*node.key.name).collect();
     let nodes: Vec<(&str, IpNet)> = nodes
         .iter()
         .filter_map(|node| Some((&*node.key.name, support::node_network(&node.value)?)))
@@ -143,7 +145,9 @@ async fn pool_problems<'a>(
         let conflict = support::conflicts(&pool, &pools)
             .or_else(|| support::overlapping_nodes(&pool, nodes.iter().copied()))
             .map(|problem| FieldError::new("spec.cidr", problem));
-        changed.into_iter().chain(conflict).map(move |error| (object, error)).collect::<Vec<_>>()
+        let ipip = support::ipip_beside_windows(&pool, windows.iter().copied())
+            .map(|problem| FieldError::new("spec.ipipMode", problem));
+        changed.into_iter().chain(conflict).chain(ipip).map(move |error| (object, error)).collect::<Vec<_>>()
     });
     Ok(problems.collect())
 }

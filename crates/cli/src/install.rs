@@ -125,7 +125,7 @@ pub(crate) fn encapsulation(text: &str) -> Result<Encapsulation, String> {
         "vxlan" => Ok(Encapsulation::Vxlan),
         "vxlan-cross-subnet" => Ok(Encapsulation::VxlanCrossSubnet),
         "none" => Ok(Encapsulation::None),
-        "ipip" => Err("Tortie does not support it yet; use vxlan, vxlan-cross-subnet or none".to_owned()),
+        "ipip" => Err("Windows nodes have none; use vxlan, vxlan-cross-subnet or none. A pool with ipipMode that is there already keeps it".to_owned()),
         _ => Err("it is none of vxlan, vxlan-cross-subnet and none".to_owned()),
     }
 }

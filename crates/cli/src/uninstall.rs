@@ -223,7 +223,7 @@ async fn wait_until_gone(cluster: &Kubernetes, path: &str, timeout: Duration) ->
 async fn forget_nodes(cluster: &Kubernetes) -> anyhow::Result<()> {
     let annotations = json!({
         Node::ADDRESS: null, Node::VXLAN_ADDRESS: null, Node::VXLAN_MAC: null, Node::HNS_NETWORK: null,
-        Node::ADDRESS_V6: null, Node::VXLAN_ADDRESS_V6: null, Node::VXLAN_MAC_V6: null,
+        Node::ADDRESS_V6: null, Node::VXLAN_ADDRESS_V6: null, Node::VXLAN_MAC_V6: null, Node::IPIP_ADDRESS: null,
     });
     for node in list(cluster, "/api/v1/nodes").await? {
         let name = node["metadata"]["name"].as_str().unwrap_or_default();

@@ -24,7 +24,7 @@ const SUFFIX: &str = "-auto-hep";
 const ADDRESSES: [&str; 6] = [
     Node::ADDRESS,
     Node::ADDRESS_V6,
-    "projectcalico.org/IPv4IPIPTunnelAddr",
+    Node::IPIP_ADDRESS,
     Node::VXLAN_ADDRESS,
     Node::VXLAN_ADDRESS_V6,
     "projectcalico.org/IPv4WireguardInterfaceAddr",

@@ -29,6 +29,8 @@ pub struct Settings {
     pub vxlan_mtu: Option<u32>,
     /// The same for the overlay of IPv6; none for that of the node's interface less 70 bytes.
     pub vxlan_mtu_v6: Option<u32>,
+    /// The MTU of the IPIP link, in bytes; none for that of the node's interface less 20 bytes.
+    pub ipip_mtu: Option<u32>,
     /// What happens to denied packets.
     pub deny: FilterDenyAction,
     /// What happens to established flows that a changed policy denies (policy decision 20).
@@ -74,6 +76,7 @@ impl Settings {
             allow_ipip_packets_from_workloads,
             vxlan_mtu,
             vxlan_mtu_v6,
+            ipip_mtu,
             // It is part of [`ClusterNetwork`](crate::ClusterNetwork).
             vxlan_vni: _,
             vxlan_port: _,
@@ -93,6 +96,7 @@ impl Settings {
             ipip_from_workloads: allow_ipip_packets_from_workloads.unwrap_or_default(),
             vxlan_mtu: vxlan_mtu.filter(|mtu| *mtu != 0),
             vxlan_mtu_v6: vxlan_mtu_v6.filter(|mtu| *mtu != 0),
+            ipip_mtu: ipip_mtu.filter(|mtu| *mtu != 0),
             deny: felix.deny_action(),
             established_flows: established_flows.unwrap_or_default(),
             policy_counters: policy_counters.unwrap_or_default(),

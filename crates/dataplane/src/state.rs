@@ -122,6 +122,11 @@ pub enum RouteTarget {
         /// That node's name.
         node: String,
     },
+    /// Pods of another node, by IPIP (RFC 2003). Both nodes run Linux.
+    Ipip {
+        /// That node's own address.
+        router: Ipv4Addr,
+    },
     /// Pods of another node in the same network of the underlay, without encapsulation.
     Direct {
         /// That node's own address.
@@ -172,6 +177,8 @@ pub struct LocalNode {
     pub name: String,
     /// Its ends of the overlays: at most one of each family, and at least one.
     pub ends: BTreeMap<IpVersion, LocalEnd>,
+    /// The address of its IPIP link, if a pool has IPIP and the address is known.
+    pub ipip: Option<Ipv4Addr>,
     /// The common properties of the overlay.
     pub network: ClusterNetwork,
 }
@@ -191,7 +198,7 @@ impl LocalNode {
     pub fn ipv4(name: &str, address: Ipv4Addr, vtep: Option<Vtep>) -> Self {
         let end = LocalEnd { address: address.into(), vtep };
         let ends = BTreeMap::from([(IpVersion::V4, end)]);
-        Self { name: name.to_owned(), ends, network: ClusterNetwork::default() }
+        Self { name: name.to_owned(), ends, ipip: None, network: ClusterNetwork::default() }
     }
 
     /// Its own address of a family.
@@ -315,6 +322,14 @@ impl NodeState {
     #[must_use]
     pub fn vtep(&self, node: &str, of: &IpAddr) -> Option<&Vtep> {
         self.vteps.get(&(node.to_owned(), IpVersion::of(of)))
+    }
+
+    /// The own addresses of the nodes that have pods with IPIP.
+    pub fn ipip_routers(&self) -> impl Iterator<Item = Ipv4Addr> {
+        self.routes.values().filter_map(|target| match target {
+            RouteTarget::Ipip { router } => Some(*router),
+            RouteTarget::Local | RouteTarget::Vxlan { .. } | RouteTarget::Direct { .. } => None,
+        })
     }
 
     /// Applies one change.

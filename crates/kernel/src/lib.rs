@@ -16,6 +16,7 @@ pub mod packet;
 pub mod route;
 pub mod sysctl;
 pub mod tcp;
+pub mod tun;
 pub mod xtables;
 
 mod error;

@@ -53,13 +53,17 @@ impl Found {
     pub fn find(config: &Config) -> crate::Result<Self> {
         let mut socket = RouteSocket::open()?;
         let (mut overlays, mut links, mut ipip) = (Vec::new(), Vec::new(), Vec::new());
+        let mut tunnel = None;
         for link in socket.links()? {
+            if link.name == IPIP && link.carries_ipv4 {
+                tunnel = Some(link.index);
+            }
             let is_overlay = [&config.vxlan_device, &config.vxlan_v6_device].contains(&&link.name);
             if is_overlay && link.vxlan.is_some() && link.alias.is_empty() {
                 overlays.push(link);
             } else if LINKS.contains(&link.name.as_str()) {
                 links.push(link);
-            } else if link.name == IPIP {
+            } else if link.name == IPIP && link.alias != OVERLAY_MARK {
                 // Calico's tunnel address is a network of its own.
                 ipip = socket.addresses()?;
                 ipip.retain(|address| address.link == link.index && address.prefix_length == 32);
@@ -68,7 +72,9 @@ impl Found {
         let mut sets = ipset::names()?;
         sets.retain(|name| SETS.iter().any(|prefix| name.starts_with(prefix)));
         let mut routes = socket.routes()?;
-        routes.retain(|route| route.protocol == PROTOCOL);
+        // BIRD has the routes by IPIP, and leaves them if it is killed.
+        let is_of_bird = |route: &Route| route.protocol == BIRD_PROTOCOL && route.link == tunnel;
+        routes.retain(|route| route.protocol == PROTOCOL || tunnel.is_some() && is_of_bird(route));
         Ok(Self { chains: ForeignChains::find(MARKS)?, sets, routes, overlays, links, ipip })
     }
 

@@ -82,7 +82,7 @@ fn other_tables(config: &Config) -> crate::Result<String> {
 fn links() -> crate::Result<String> {
     let links = RouteSocket::open()?.links()?;
     Ok(lines(links.iter().map(|link| {
-        let Link { index, name, kind, mtu, up, controller, peer, alias, vxlan, mac } = link;
+        let Link { index, name, kind, mtu, up, controller, peer, alias, vxlan, mac, carries_ipv4: _ } = link;
         let mac = mac.map(|mac| format!(" mac {mac}")).unwrap_or_default();
         let controller = controller.map(|index| format!(" port of {index}")).unwrap_or_default();
         let peer = peer.map(|index| format!(" peer {index}")).unwrap_or_default();

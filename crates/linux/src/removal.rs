@@ -5,7 +5,7 @@
 use tortie_kernel::nftables::{Nft, Op, Transaction};
 use tortie_kernel::route::{Change, LinkSetting, Route, RouteSocket};
 
-use crate::dataplane::{Config, OVERLAY_MARK, ROUTE_PROTOCOL};
+use crate::dataplane::{Config, OVERLAY_MARK, ROUTE_PROTOCOL, remove_ipip};
 use crate::error::tolerate_gone;
 use crate::{Error, calico, learned_routes, wire};
 
@@ -34,6 +34,9 @@ pub fn remove_all(config: &Config) -> crate::Result<Vec<String>> {
     for link in links.iter().filter(|link| names.contains(&&link.name) && link.alias == OVERLAY_MARK) {
         tolerate_gone(socket.change(&Change::DeleteLink(link.index)))?;
         removed.push(format!("link {}", link.name));
+    }
+    if remove_ipip(&config.ipip_device, &mut socket)? {
+        removed.push(format!("link {}", config.ipip_device));
     }
     removed.extend(table.delete()?);
     Ok(removed)

@@ -26,7 +26,7 @@ use tortie_kernel::route::{
 };
 
 use crate::Error;
-use crate::dataplane::{enable_in_pod, ipv6_link_parameters, is_ipv6_on, link_parameters};
+use crate::dataplane::{OVERLAY_MARK, enable_in_pod, ipv6_link_parameters, is_ipv6_on, link_parameters};
 use crate::error::tolerate_gone;
 
 /// The gateway of every pod.
@@ -46,7 +46,7 @@ pub const HOST_MAC: MacAddress = MacAddress([0xee; 6]);
 pub struct Wiring {
     prefix: String,
     /// The links of the overlays, whose lowest MTU is that of pods.
-    overlays: [String; 2],
+    overlays: [String; 3],
     deleter: Mutex<Deleter>,
     disconnected: AtomicU32,
 }
@@ -58,7 +58,8 @@ impl Wiring {
     /// The connection could not be opened.
     pub fn open(config: &crate::dataplane::Config) -> crate::Result<Self> {
         let prefix = config.workload_prefix.clone();
-        let overlays = [config.vxlan_device.clone(), config.vxlan_v6_device.clone()];
+        let overlays =
+            [&config.vxlan_device, &config.vxlan_v6_device, &config.ipip_device].map(String::clone);
         let deleter = Deleter::start(RouteSocket::open()?)?;
         deleter.delete();
         Ok(Self {
@@ -111,7 +112,9 @@ impl Wiring {
         }
         let mut mtus = Vec::new();
         for overlay in &self.overlays {
-            mtus.extend(host.link(overlay)?.map(|link| link.mtu));
+            // The kernel may have created the link for IPIP, and nobody uses it.
+            let link = host.link(overlay)?.filter(|link| !link.carries_ipv4 || link.alias == OVERLAY_MARK);
+            mtus.extend(link.map(|link| link.mtu));
         }
         Ok(mtus.into_iter().min().unwrap_or(ClusterNetwork::default().mtu))
     }

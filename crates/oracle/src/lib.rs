@@ -34,7 +34,7 @@ use packet::Packet;
 use path::{Hop, PacketPath};
 pub use peers::{Peer, QuestionError, family_of};
 pub use profiles::SeenProfile;
-pub use queries::{SeenHost, SeenPod, SeenPolicy, Subject, shown_labels};
+pub use queries::{SeenHost, SeenNode, SeenPod, SeenPolicy, Subject, shown_labels};
 pub use snapshot::{Snapshot, Stored};
 pub use subnet::Subnet;
 pub use trace::{

@@ -131,7 +131,9 @@ fn end<'a>(world: &'a World, peer: &Peer, notes: &mut Vec<String>) -> Result<End
             if let Some(pod) = world.at(*address).next() {
                 return Ok(End::Pod(pod, vec![*address]));
             }
-            let has = |node: &NodeAddresses| node.own.contains(address) || node.tunnels.contains(address);
+            let has = |node: &NodeAddresses| {
+                node.own.contains(address) || node.tunnels().any(|tunnel| tunnel == *address)
+            };
             match world.nodes.iter().find(|(_, node)| has(node)) {
                 Some((name, _)) => Ok(End::NodeAt(name, *address)),
                 None => Ok(End::Outside(*address)),
@@ -153,7 +155,10 @@ fn source(world: &World, from: &End<'_>, own: IpAddr, to: &End<'_>, destination:
     if pod.node == **name || !world.encapsulates(name, &pod.node, destination) {
         return own;
     }
-    let mut tunnels = node.tunnels.iter().copied();
+    if world.has_ipip(destination) {
+        return node.ipip.unwrap_or(own);
+    }
+    let mut tunnels = node.vxlan.iter().copied();
     tunnels.find(|tunnel| family_of(*tunnel) == family_of(destination)).unwrap_or(own)
 }
 

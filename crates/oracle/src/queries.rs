@@ -33,6 +33,26 @@ pub struct SeenHost<'a>(&'a HostInterface);
 /// The addresses of a Service's backends, and the backends with their ports.
 pub(crate) type SeenBackends<'a> = (&'a [IpAddr], &'a [(IpAddr, Protocol, u16)]);
 
+/// The addresses of a node.
+#[derive(Debug, Clone, Copy)]
+pub struct SeenNode<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its own addresses: at most one of each family.
+    pub own: &'a [IpAddr],
+    /// The addresses of its VXLAN tunnels: at most one of each family.
+    pub vxlan: &'a [IpAddr],
+    /// The address of its IPIP tunnel.
+    pub ipip: Option<IpAddr>,
+}
+
+impl SeenNode<'_> {
+    /// All its addresses.
+    pub fn all(&self) -> impl Iterator<Item = IpAddr> {
+        self.own.iter().chain(self.vxlan).copied().chain(self.ipip)
+    }
+}
+
 /// A policy, in evaluation order.
 pub struct SeenPolicy<'a> {
     /// Its name.
@@ -95,12 +115,19 @@ impl Oracle<'_> {
         self.world.is_pooled(address)
     }
 
-    /// The name, own addresses and tunnel addresses of each node: at most one of each family.
-    pub fn nodes(&self) -> impl Iterator<Item = (&str, &[IpAddr], &[IpAddr])> {
-        self.world
-            .nodes
-            .iter()
-            .map(|(name, node)| (name.as_str(), node.own.as_slice(), node.tunnels.as_slice()))
+    /// The nodes, by name.
+    pub fn nodes(&self) -> impl Iterator<Item = SeenNode<'_>> {
+        self.world.nodes.iter().map(|(name, node)| SeenNode {
+            name,
+            own: &node.own,
+            vxlan: &node.vxlan,
+            ipip: node.ipip,
+        })
+    }
+
+    /// Whether encapsulated packets to this address use IPIP, and not VXLAN.
+    pub fn has_ipip(&self, address: IpAddr) -> bool {
+        self.world.has_ipip(address)
     }
 
     /// Where a node is in the network between nodes.
@@ -129,7 +156,7 @@ impl Oracle<'_> {
         backends.map_or((&[], &[]), |backends| (backends.addresses.as_slice(), backends.ports.as_slice()))
     }
 
-    /// Whether, and when, packets to this address are encapsulated in VXLAN between nodes.
+    /// Whether, and when, packets to this address are encapsulated between nodes.
     pub fn encapsulation(&self, address: IpAddr) -> EncapsulationMode {
         self.world.encapsulation(address)
     }
@@ -139,7 +166,7 @@ impl Oracle<'_> {
         self.world.has_pools_by_subnet()
     }
 
-    /// Whether packets from one node to this address at another are encapsulated in VXLAN.
+    /// Whether packets from one node to this address at another are encapsulated.
     pub fn encapsulates(&self, from: &str, to: &str, address: IpAddr) -> bool {
         self.world.encapsulates(from, to, address)
     }

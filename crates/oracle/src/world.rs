@@ -95,12 +95,19 @@ pub(super) struct NamedPort {
 pub(super) struct NodeAddresses {
     /// Its own addresses, of each family.
     pub(super) own: Vec<IpAddr>,
-    /// The addresses of its tunnels: at most one of a family, and only with an own address of that family.
-    pub(super) tunnels: Vec<IpAddr>,
+    /// The addresses of its VXLAN tunnels: at most one of a family, and only with an own address of that family.
+    pub(super) vxlan: Vec<IpAddr>,
+    /// The address of its IPIP tunnel.
+    pub(super) ipip: Option<IpAddr>,
     pub(super) subnet: Subnet,
 }
 
 impl NodeAddresses {
+    /// The addresses of all its tunnels.
+    pub(super) fn tunnels(&self) -> impl Iterator<Item = IpAddr> {
+        self.vxlan.iter().copied().chain(self.ipip)
+    }
+
     fn new(node: &Node) -> Self {
         let of_families = |of: &dyn Fn(IpVersion) -> Option<IpAddr>| -> Vec<IpAddr> {
             IpVersion::ALL.into_iter().filter_map(of).collect()
@@ -108,7 +115,8 @@ impl NodeAddresses {
         let tunnel = |version| node.own_address(version).and(node.vxlan_address(version));
         Self {
             own: of_families(&|version| node.own_address(version)),
-            tunnels: of_families(&tunnel),
+            vxlan: of_families(&tunnel),
+            ipip: node.ipip_address().filter(|_| node.address().is_some()).map(IpAddr::V4),
             subnet: Subnet::default(),
         }
     }
@@ -126,6 +134,8 @@ pub(super) struct LabelledNode {
 struct Pool {
     cidr: IpNet,
     encapsulation: EncapsulationMode,
+    /// Whether that is IPIP, and not VXLAN.
+    has_ipip: bool,
     nat_outgoing: bool,
 }
 
@@ -193,7 +203,8 @@ impl World {
                 }
                 Resource::IpPool(pool) => world.pools.push(Pool {
                     cidr: pool.spec.cidr,
-                    encapsulation: pool.spec.vxlan_mode,
+                    encapsulation: pool.encapsulation(),
+                    has_ipip: pool.has_ipip(),
                     nat_outgoing: pool.spec.nat_outgoing,
                 }),
                 _ => {}
@@ -331,18 +342,24 @@ impl World {
         self.hosts.push(host);
     }
 
-    /// Whether, and when, packets to the address use VXLAN between nodes.
+    /// Whether, and when, packets to the address are encapsulated between nodes.
     pub(super) fn encapsulation(&self, address: IpAddr) -> EncapsulationMode {
         let overlays = self.pools.iter().filter(|pool| pool.encapsulation != EncapsulationMode::Never);
         let mut of_address = overlays.filter(|pool| pool.cidr.contains(&address));
         of_address.next().map_or(EncapsulationMode::Never, |pool| pool.encapsulation)
     }
 
+    /// Whether that is IPIP, and not VXLAN.
+    pub(super) fn has_ipip(&self, address: IpAddr) -> bool {
+        let overlays = self.pools.iter().filter(|pool| pool.encapsulation != EncapsulationMode::Never);
+        overlays.into_iter().find(|pool| pool.cidr.contains(&address)).is_some_and(|pool| pool.has_ipip)
+    }
+
     pub(super) fn has_pools_by_subnet(&self) -> bool {
         self.pools.iter().any(|pool| pool.encapsulation == EncapsulationMode::CrossSubnet)
     }
 
-    /// Whether packets from one node to an address at another use VXLAN.
+    /// Whether packets from one node to an address at another are encapsulated.
     pub(super) fn encapsulates(&self, from: &str, to: &str, address: IpAddr) -> bool {
         let family = if address.is_ipv4() { IpVersion::V4 } else { IpVersion::V6 };
         let subnet = |node: &str| self.nodes.get(node).map(|node| &node.subnet);

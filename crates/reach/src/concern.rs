@@ -73,14 +73,14 @@ impl Concern {
     }
 }
 
-type VisibleParts<'a> =
-    ([Option<(&'a AddressSignature, Overlaid)>; 2], &'a [Option<AddressSignature>; 2], &'a Subnet);
+type VisibleParts<'a> = ([Option<(&'a AddressSignature, Overlaid)>; 2], Tunnels<'a>, &'a Subnet);
+type Tunnels<'a> = (&'a [Option<AddressSignature>; 2], &'a Option<AddressSignature>);
 
 /// The parts of the signature that policies see.
 fn visible_parts(signature: &EndSignature) -> VisibleParts<'_> {
     let addresses =
         FAMILIES.map(|family| signature.by(family).map(|routed| (&routed.address, routed.overlaid)));
-    (addresses, &signature.tunnels, &signature.subnet)
+    (addresses, (&signature.tunnels, &signature.ipip), &signature.subnet)
 }
 
 /// The whole signature, except the policies that apply.

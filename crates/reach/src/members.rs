@@ -81,10 +81,10 @@ fn class_of_pods(
 pub(super) fn of_nodes(oracles: &[Oracle<'_>], signatures: &[SignatureIndex<'_>]) -> Vec<Class> {
     let mut nodes: BTreeMap<&str, Vec<Option<EndSignature>>> = BTreeMap::new();
     for (world, (oracle, signature)) in oracles.iter().zip(signatures).enumerate() {
-        for (name, own, tunnel) in oracle.nodes().filter(|(_, own, _)| !own.is_empty()) {
-            let slots = nodes.entry(name).or_insert_with(|| vec![None; oracles.len()]);
+        for node in oracle.nodes().filter(|node| !node.own.is_empty()) {
+            let slots = nodes.entry(node.name).or_insert_with(|| vec![None; oracles.len()]);
             if let Some(slot) = slots.get_mut(world) {
-                *slot = Some(signature.node(name, own, tunnel));
+                *slot = Some(signature.node(node));
             }
         }
     }
@@ -172,7 +172,7 @@ pub(super) fn addresses_in_use(oracles: &[Oracle<'_>]) -> BTreeSet<IpAddr> {
     for oracle in oracles {
         taken.extend(oracle.pods().flat_map(|pod| pod.addresses().to_vec()));
         taken.extend(oracle.hosts().flat_map(|host| host.addresses().to_vec()));
-        taken.extend(oracle.nodes().flat_map(|(_, own, tunnel)| own.iter().chain(tunnel).copied()));
+        taken.extend(oracle.nodes().flat_map(|node| node.all().collect::<Vec<_>>()));
     }
     taken
 }

@@ -15,7 +15,7 @@ use super::atoms::{Atom, Vocabulary};
 use super::hosts::{HostSignature, Hosts, Interfaces};
 use super::nets::NetIndex;
 use super::path::{FAMILIES, family_number};
-use tortie_oracle::{Oracle, SeenPod, Subject, Subnet, family_of};
+use tortie_oracle::{Oracle, SeenNode, SeenPod, Subject, Subnet, family_of};
 
 /// The numbers of the criteria that match, ascending.
 pub(super) type Holding = Vec<u32>;
@@ -38,6 +38,8 @@ pub(super) struct EndSignature {
     pub(super) addresses: [Option<Routed>; 2],
     /// A node's tunnel address of each family, from which it reaches pods by VXLAN.
     pub(super) tunnels: [Option<AddressSignature>; 2],
+    /// A node's tunnel address from which it reaches pods by IPIP.
+    pub(super) ipip: Option<AddressSignature>,
     /// The subnet of its node; the same for all if encapsulation, or what depends on it, does not depend on subnets.
     pub(super) subnet: Subnet,
     /// Whether it is a node, or on one; only set if there are host endpoints.
@@ -66,9 +68,16 @@ pub(super) struct Routed {
 pub(super) enum Overlaid {
     #[default]
     Never,
-    Always,
+    Always(Encapsulation),
     /// Between nodes that are not near each other.
-    CrossSubnet,
+    CrossSubnet(Encapsulation),
+}
+
+/// The form of encapsulated packets, which decides about the source of a node's packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Encapsulation {
+    Vxlan,
+    Ipip,
 }
 
 impl EndSignature {
@@ -159,12 +168,13 @@ impl<'a> SignatureIndex<'a> {
 
     /// Whether rules distinguish a node's tunnel address from its own address.
     fn has_distinct_tunnels(&self) -> bool {
-        self.oracle.nodes().any(|(_, own, tunnels)| {
-            FAMILIES.into_iter().any(|family| {
-                let of = |all: &[IpAddr]| all.iter().copied().find(|it| family_of(*it) == family);
-                of(own)
-                    .zip(of(tunnels))
-                    .is_some_and(|(own, tunnel)| self.address(own) != self.address(tunnel))
+        self.oracle.nodes().any(|node| {
+            node.own.iter().any(|own| {
+                let mut tunnels = node.vxlan.iter().copied().chain(node.ipip);
+                let is_other = |tunnel: IpAddr| {
+                    family_of(tunnel) == family_of(*own) && self.address(*own) != self.address(tunnel)
+                };
+                tunnels.any(is_other)
             })
         })
     }
@@ -183,11 +193,13 @@ impl<'a> SignatureIndex<'a> {
         }
     }
 
-    pub(super) fn node(&self, name: &str, own: &[IpAddr], tunnels: &[IpAddr]) -> EndSignature {
-        let tunnel = |family| tunnels.iter().find(|tunnel| family_of(**tunnel) == family);
+    pub(super) fn node(&self, node: SeenNode<'_>) -> EndSignature {
+        let SeenNode { name, own, vxlan, ipip } = node;
+        let tunnel = |family| vxlan.iter().find(|tunnel| family_of(**tunnel) == family);
         EndSignature {
             addresses: self.addresses(own, (name, false), |_| None),
             tunnels: FAMILIES.map(|family| tunnel(family).map(|address| self.address(*address))),
+            ipip: ipip.map(|address| self.address(address)),
             closed: self.oracle.is_closed_to_its_pods(name),
             ..self.on_node(name)
         }
@@ -220,11 +232,12 @@ impl<'a> SignatureIndex<'a> {
         FAMILIES.map(|family| {
             let address = *addresses.iter().filter(|address| family_of(**address) == family).min()?;
             let anchored = self.is_anchored(node);
+            let form = if self.oracle.has_ipip(address) { Encapsulation::Ipip } else { Encapsulation::Vxlan };
             let overlaid = match self.oracle.encapsulation(address) {
                 EncapsulationMode::Never => Overlaid::Never,
                 _ if !is_pod && !anchored => Overlaid::Never,
-                EncapsulationMode::CrossSubnet if self.by_subnet => Overlaid::CrossSubnet,
-                EncapsulationMode::CrossSubnet | EncapsulationMode::Always => Overlaid::Always,
+                EncapsulationMode::CrossSubnet if self.by_subnet => Overlaid::CrossSubnet(form),
+                EncapsulationMode::CrossSubnet | EncapsulationMode::Always => Overlaid::Always(form),
             };
             let routed = Routed { address: self.address(address), overlaid, ..Routed::default() };
             Some(match anchored {

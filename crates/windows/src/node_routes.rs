@@ -167,9 +167,10 @@ pub(crate) fn direct(state: &NodeState) -> (BTreeMap<Ipv4Net, BTreeSet<Ipv4Addr>
                      L2Bridge, which has none; use a pool without encapsulation, or --windows-network overlay"
                 ),
             )),
-            RouteTarget::Direct { router: IpAddr::V6(_) } | RouteTarget::Local => {}
+            RouteTarget::Direct { router: IpAddr::V6(_) } | RouteTarget::Ipip { .. } | RouteTarget::Local => {}
         }
     }
+    conditions.extend(crate::routes::ipip(state));
     (direct, conditions)
 }
 

@@ -92,7 +92,7 @@ fn desired(state: &NodeState) -> BTreeMap<Ipv4Net, NextHop> {
         let IpNet::V4(prefix) = prefix else { return None };
         let other = match target {
             RouteTarget::Vxlan { node } => node,
-            RouteTarget::Direct { .. } | RouteTarget::Local => return None,
+            RouteTarget::Direct { .. } | RouteTarget::Ipip { .. } | RouteTarget::Local => return None,
         };
         let Some(vtep) = state.vtep(other, &prefix.addr().into()) else {
             debug!(%prefix, node = other, "no route yet: the node's end of the tunnel is not known");
@@ -114,7 +114,19 @@ fn unsuitable(state: &NodeState) -> Vec<Condition> {
         );
         Condition::new(Reason::RouteRefused, message)
     };
-    direct.map(condition).collect()
+    direct.map(condition).chain(ipip(state)).collect()
+}
+
+/// The conditions of routes by IPIP, which Windows does not have.
+pub(crate) fn ipip(state: &NodeState) -> impl Iterator<Item = Condition> {
+    let by_ipip = state.routes.iter().filter(|(_, target)| matches!(target, RouteTarget::Ipip { .. }));
+    by_ipip.map(|(prefix, _)| {
+        let message = format!(
+            "no route leads to {prefix}: its pool has IPIP, and Windows nodes have none; move its pods to a pool with vxlanMode: Always \
+             (tortie pool migrate)"
+        );
+        Condition::new(Reason::RouteRefused, message)
+    })
 }
 
 fn next_hop(route: RemoteSubnetRoute) -> Option<(Ipv4Net, NextHop)> {

@@ -42,6 +42,9 @@ pub struct FelixConfigurationSpec {
     /// The same for the overlay of IPv6; 0 and none mean that of the node's interface less 70 bytes.
     #[serde(rename = "vxlanMTUV6")]
     pub vxlan_mtu_v6: Option<u32>,
+    /// The MTU of the IPIP device, in bytes; 0 for that of the node's interface less 20.
+    #[serde(rename = "ipipMTU")]
+    pub ipip_mtu: Option<u32>,
     /// The VXLAN network identifier; none means 4096. Windows nodes need at least that.
     #[serde(rename = "vxlanVNI")]
     pub vxlan_vni: Option<u32>,
@@ -247,6 +250,7 @@ impl FelixConfigurationSpec {
             vxlan_vni,
             vxlan_port,
             vxlan_mtu_v6,
+            ipip_mtu,
             nftables_filter_deny_action,
             iptables_filter_deny_action,
             established_flows,
@@ -270,6 +274,7 @@ impl FelixConfigurationSpec {
             vxlan_vni: self.vxlan_vni.or(vxlan_vni),
             vxlan_port: self.vxlan_port.or(vxlan_port),
             vxlan_mtu_v6: self.vxlan_mtu_v6.or(vxlan_mtu_v6),
+            ipip_mtu: self.ipip_mtu.or(ipip_mtu),
             nftables_filter_deny_action: self.nftables_filter_deny_action.or(nftables_filter_deny_action),
             iptables_filter_deny_action: self.iptables_filter_deny_action.or(iptables_filter_deny_action),
             established_flows: self.established_flows.or(established_flows),

@@ -26,8 +26,7 @@ pub struct IpPoolSpec {
     /// Whether, and when, packets between nodes use VXLAN.
     #[serde(default)]
     pub vxlan_mode: EncapsulationMode,
-    /// Whether, and when, packets between nodes use IPIP. It is rejected, because Windows nodes do not support it
-    /// (N8).
+    /// Whether, and when, packets between nodes use IPIP, which Windows nodes do not have. IPv4 only.
     #[serde(default)]
     pub ipip_mode: EncapsulationMode,
     /// Whether packets to addresses outside all pools are translated to the node's address.
@@ -95,6 +94,18 @@ impl IpPool {
         })
     }
 
+    /// Whether, and when, packets between nodes are encapsulated, in VXLAN or IPIP.
+    #[must_use]
+    pub fn encapsulation(&self) -> EncapsulationMode {
+        if self.has_ipip() { self.spec.ipip_mode } else { self.spec.vxlan_mode }
+    }
+
+    /// Whether packets between nodes may use IPIP.
+    #[must_use]
+    pub fn has_ipip(&self) -> bool {
+        self.spec.ipip_mode != EncapsulationMode::Never
+    }
+
     /// Whether its addresses are for Services of type LoadBalancer.
     #[must_use]
     pub fn is_for_load_balancers(&self) -> bool {
@@ -140,11 +151,11 @@ impl IpPool {
                 wrong("spec.cidr", format!("{} overlaps the link-local addresses {link_local}", spec.cidr));
             }
         }
-        if spec.ipip_mode != EncapsulationMode::Never {
-            wrong(
-                "spec.ipipMode",
-                "IPIP is not supported, because Windows nodes have none; use vxlanMode: Always".into(),
-            );
+        if self.has_ipip() && spec.vxlan_mode != EncapsulationMode::Never {
+            wrong("spec.ipipMode", "a pool has IPIP or VXLAN; set ipipMode or vxlanMode to Never".into());
+        }
+        if self.has_ipip() && spec.cidr.addr().is_ipv6() {
+            wrong("spec.ipipMode", "IPIP carries IPv4 only; use vxlanMode".into());
         }
         let known = ["Workload", "Tunnel", LOAD_BALANCER];
         if let Some(bad) = spec.allowed_uses.iter().find(|each| !known.contains(&each.as_str())) {

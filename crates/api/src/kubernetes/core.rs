@@ -88,6 +88,8 @@ impl Node {
     pub const ADDRESS_V6: &str = "projectcalico.org/IPv6Address";
     /// The annotation with the address of the node's VXLAN device.
     pub const VXLAN_ADDRESS: &str = "projectcalico.org/IPv4VXLANTunnelAddr";
+    /// The annotation with the address of the node's IPIP device.
+    pub const IPIP_ADDRESS: &str = "projectcalico.org/IPv4IPIPTunnelAddr";
     /// The annotation with the type of a Windows node's HNS network, if it is not an overlay.
     pub const HNS_NETWORK: &str = "tortie.io/hns-network";
     /// Its value for a network without encapsulation.
@@ -147,6 +149,7 @@ impl Node {
         let listed = self.listed_addresses().filter_map(|listed| address_of(&listed.address));
         let own = IpVersion::ALL.into_iter().filter_map(|version| self.own_address(version));
         let tunnels = IpVersion::ALL.into_iter().filter_map(|version| self.vxlan_address(version));
+        let tunnels = tunnels.chain(self.ipip_address().map(IpAddr::V4));
         let all: BTreeSet<IpAddr> = listed.chain(own).chain(tunnels).filter_map(of_a_node).collect();
         all.into_iter().collect()
     }
@@ -166,6 +169,15 @@ impl Node {
     #[must_use]
     pub fn vxlan_address(&self, version: IpVersion) -> Option<IpAddr> {
         self.annotated(version, [Self::VXLAN_ADDRESS, Self::VXLAN_ADDRESS_V6]).and_then(address_of)
+    }
+
+    /// The address of the node's IPIP device.
+    #[must_use]
+    pub fn ipip_address(&self) -> Option<Ipv4Addr> {
+        match address_of(self.metadata.annotations.get(Self::IPIP_ADDRESS)?)? {
+            IpAddr::V4(address) => Some(address),
+            IpAddr::V6(_) => None,
+        }
     }
 
     /// The MAC address of the node's VXLAN device of a family as text.

@@ -145,6 +145,7 @@ fn of_calico_node(value: &mut Value, lines: &mut Lines) {
     let annotations = [
         (Node::ADDRESS, "/bgp/ipv4Address"),
         (Node::ADDRESS_V6, "/bgp/ipv6Address"),
+        (Node::IPIP_ADDRESS, "/bgp/ipv4IPIPTunnelAddr"),
         (Node::VXLAN_ADDRESS, "/ipv4VXLANTunnelAddr"),
         (Node::VXLAN_MAC, "/vxlanTunnelMACAddr"),
         (Node::VXLAN_ADDRESS_V6, "/ipv6VXLANTunnelAddr"),

@@ -11,7 +11,6 @@ use super::{Field, field};
 use crate::kubernetes::Node;
 use crate::{FieldError, Key};
 
-const IPIP: &str = "IPIP is not supported, because Windows nodes have none; use vxlanMode: Always";
 const NOT_CARRIED: &str = "with Never, the default, packets pass between nodes only by routes of BGP (agents with --bgp), by direct routes (agents with --direct-routes) or by those of \
      the nodes' network; otherwise use Always";
 const AWS: &str = "Tortie does not configure cloud providers";
@@ -25,7 +24,7 @@ pub(super) const FIELDS: &[Field] = &[
     field("cidr", Text, Implemented, &[]),
     field("disableBGPExport", Bool, Implemented, &[]),
     field("disabled", Bool, Implemented, &[]),
-    field("ipipMode", Word(&["Never", "Always", "CrossSubnet"]), Rejected(IPIP), &["Never"]),
+    field("ipipMode", Word(&["Never", "Always", "CrossSubnet"]), Implemented, &[]),
     field("namespaceSelector", Text, Implemented, &[]),
     field("natOutgoing", Bool, Implemented, &[]),
     field("nodeSelector", Text, Implemented, &[]),
@@ -35,11 +34,21 @@ pub(super) const FIELDS: &[Field] = &[
 /// What a pool without encapsulation needs, whether that is explicit or by default.
 #[must_use]
 pub fn without_encapsulation(pool: &Value) -> Option<FieldError> {
-    let mode = pool.pointer("/spec/vxlanMode").and_then(Value::as_str);
     let disabled = pool.pointer("/spec/disabled").and_then(Value::as_bool) == Some(true);
-    let never = mode.is_none_or(|mode| mode == "Never") && !disabled;
+    let never = !has_mode(pool, "vxlanMode") && !has_mode(pool, "ipipMode") && !disabled;
     let never = never && !is_for_load_balancers(pool);
     never.then(|| FieldError::new("spec.vxlanMode", NOT_CARRIED))
+}
+
+fn has_mode(pool: &Value, field: &str) -> bool {
+    let mode = pool["spec"][field].as_str();
+    mode.is_some_and(|mode| !["Never", ""].contains(&mode))
+}
+
+/// Whether a Node runs Windows.
+#[must_use]
+pub fn is_windows(node: &Value) -> bool {
+    node["metadata"]["labels"][Node::OS] == "windows"
 }
 
 /// Whether the pool's addresses are for Services: no packet with such an address passes between nodes.
@@ -58,6 +67,8 @@ pub struct Pool {
     pub cidr: IpNet,
     /// Whether they are for Services. Such addresses may be in the network of the nodes.
     pub is_for_load_balancers: bool,
+    /// Whether packets between nodes may use IPIP.
+    pub has_ipip: bool,
 }
 
 impl Pool {
@@ -65,8 +76,12 @@ impl Pool {
     #[must_use]
     pub fn of(key: &Key, value: &Value) -> Option<Self> {
         let cidr: IpNet = value.pointer("/spec/cidr")?.as_str()?.parse().ok()?;
-        let is_for_load_balancers = is_for_load_balancers(value);
-        Some(Self { name: key.name.clone(), cidr: cidr.trunc(), is_for_load_balancers })
+        Some(Self {
+            name: key.name.clone(),
+            cidr: cidr.trunc(),
+            is_for_load_balancers: is_for_load_balancers(value),
+            has_ipip: has_mode(value, "ipipMode"),
+        })
     }
 }
 
@@ -104,5 +119,18 @@ pub fn overlapping_nodes<'a>(
     Some(format!(
         "{} and {net}, the network of node {node}, overlap: packets to nodes would go to pods; choose another cidr",
         pool.cidr
+    ))
+}
+
+/// What keeps a pool with IPIP from a cluster with these Windows nodes. They cannot reach its pods, whoever uses the pool.
+#[must_use]
+pub fn ipip_beside_windows<'a>(
+    pool: &Pool,
+    mut windows_nodes: impl Iterator<Item = &'a str>,
+) -> Option<String> {
+    let node = windows_nodes.next().filter(|_| pool.has_ipip)?;
+    Some(format!(
+        "node {node} runs Windows, which has no IPIP, so its pods and those of this pool cannot reach each other; use vxlanMode: Always. \
+         `tortie pool migrate` moves the pods of a pool in use to another one"
     ))
 }

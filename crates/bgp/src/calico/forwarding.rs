@@ -32,8 +32,6 @@ pub enum NotForwarded {
     Overlay(String),
     /// BGPConfiguration leaves the routes of this pool to somebody else (`programClusterRoutes`).
     NotProgrammed(String),
-    /// Without its tunnel, a route of this IPIP pool leads nowhere.
-    Tunnel(String),
 }
 
 impl fmt::Display for NotForwarded {
@@ -54,7 +52,6 @@ impl fmt::Display for NotForwarded {
                     "programClusterRoutes of BGPConfiguration default leaves routes of IPPool {pool} to others"
                 )
             }
-            Self::Tunnel(pool) => write!(f, "IPPool {pool} needs IPIP, which Tortie does not have"),
         }
     }
 }
@@ -93,12 +90,9 @@ fn of_services(prefix: &IpNet, all: &BgpConfigurationSpec) -> Option<NotForwarde
 fn of_pool(pool: &IpPool, all: &BgpConfigurationSpec) -> Option<NotForwarded> {
     let name = pool.metadata.name.clone();
     let mode = all.program_cluster_routes.as_deref().unwrap_or("EnabledNoEncapOnly");
-    match (pool.spec.vxlan_mode, pool.spec.ipip_mode) {
-        (EncapsulationMode::Never, EncapsulationMode::Never) => {
-            let is_programmed = ["Enabled", "EnabledNoEncapOnly", ""].contains(&mode);
-            (!is_programmed).then_some(NotForwarded::NotProgrammed(name))
-        }
-        (_, EncapsulationMode::Never) => Some(NotForwarded::Overlay(name)),
-        _ => Some(NotForwarded::Tunnel(name)),
+    if pool.encapsulation() != EncapsulationMode::Never {
+        return Some(NotForwarded::Overlay(name));
     }
+    let is_programmed = ["Enabled", "EnabledNoEncapOnly", ""].contains(&mode);
+    (!is_programmed).then_some(NotForwarded::NotProgrammed(name))
 }

@@ -565,7 +565,7 @@ fn routes_of_bgp_belong_into_the_kernel_unless_the_dataplane_has_them() {
         ("10.10.1.0/26", one(), Some("Disabled"), no(NotForwarded::NotProgrammed(pool("plain")))),
         ("10.11.1.0/26", one(), Some("Enabled"), no(NotForwarded::Overlay(pool("overlay")))),
         ("10.12.1.0/26", one(), Some("Enabled"), no(NotForwarded::Overlay(pool("mixed")))),
-        ("10.13.1.0/26", one(), Some("Enabled"), no(NotForwarded::Tunnel(pool("tunnel")))),
+        ("10.13.1.0/26", one(), Some("Enabled"), no(NotForwarded::Overlay(pool("tunnel")))),
         ("192.0.2.0/24", one(), Some("Disabled"), via(&["10.0.0.2"])),
         ("0.0.0.0/0", one(), None, via(&["10.0.0.2"])),
         // Several routers, of which two are the same.

@@ -74,6 +74,8 @@ pub(crate) fn grown(mut objects: Objects, twins: &[(usize, usize)]) -> Objects {
         });
         if let Some((tunnel, tunnel_v6)) = tunnel {
             annotations["projectcalico.org/IPv4VXLANTunnelAddr"] = json!(tunnel);
+            annotations["projectcalico.org/IPv4IPIPTunnelAddr"] =
+                json!(if tunnel == "10.0.1.0" { "10.0.0.5" } else { "10.0.1.2" });
             annotations["projectcalico.org/IPv6VXLANTunnelAddr"] = json!(tunnel_v6);
         }
         // Rules find two nodes by an address of an outsider, too.
@@ -94,7 +96,10 @@ pub(crate) fn grown(mut objects: Objects, twins: &[(usize, usize)]) -> Objects {
         ("pool", "10.0.0.0/24", by_subnet(some.is_multiple_of(2))),
         ("pool6", "fd00::/64", by_subnet(some.is_multiple_of(3))),
     ] {
-        let spec = json!({"cidr": cidr, "vxlanMode": mode, "ipipMode": "Never"});
+        // Some have IPIP.
+        let (vxlan, ipip) =
+            if name == "pool" && some.is_multiple_of(5) { ("Never", mode) } else { (mode, "Never") };
+        let spec = json!({"cidr": cidr, "vxlanMode": vxlan, "ipipMode": ipip});
         let pool = json!({"metadata": {"name": name}, "spec": spec});
         objects.push((Key::global(Kind::IpPool, name), pool));
     }

@@ -393,13 +393,20 @@ fn service() -> impl Strategy<Value = Object> {
 pub(crate) fn node() -> impl Strategy<Value = Object> {
     let networks = select(vec!["192.0.2.{}/24", "192.0.2.{}", "198.51.100.{}/24"]);
     let networks_v6 = of(select(vec!["2001:db8::{}/64", "2001:db8:1::{}/64"]));
-    let tunnels = (of(1..9_u8), of(1..9_u8));
+    let tunnels = (of(1..9_u8), of(1..9_u8), of(1..9_u8));
     let rest = (any::<[bool; 2]>(), weighted(0.2, any::<()>()));
     // Nodes may share an address for a moment, and change labels and addresses.
     let listed = subsequence(vec!["192.0.2.48", "192.0.2.49", "203.0.113.1", "2001:db8::7", "odd"], 0..4);
     let selected = (labels(), listed, select(vec!["InternalIP", "ExternalIP", "Hostname"]));
     (name("n", 3), weighted(0.9, networks), networks_v6, tunnels, rest, selected).prop_map(
-        |(name, network, network_v6, (tunnel, tunnel_v6), (macs, windows), (mut labels, listed, kind))| {
+        |(
+            name,
+            network,
+            network_v6,
+            (tunnel, tunnel_v6, ipip),
+            (macs, windows),
+            (mut labels, listed, kind),
+        )| {
             let number = name.bytes().last().unwrap();
             let own = |network: &str| network.replace("{}", &number.to_string());
             let annotations = fields(vec![
@@ -409,6 +416,7 @@ pub(crate) fn node() -> impl Strategy<Value = Object> {
                     "projectcalico.org/IPv4VXLANTunnelAddr",
                     tunnel.map(|tunnel| json!(format!("10.0.{tunnel}.1"))),
                 ),
+                ("projectcalico.org/IPv4IPIPTunnelAddr", ipip.map(|ipip| json!(format!("10.0.{ipip}.2")))),
                 (
                     "projectcalico.org/IPv6VXLANTunnelAddr",
                     tunnel_v6.map(|tunnel| json!(format!("fd00:0:0:{tunnel}::1"))),
@@ -454,9 +462,11 @@ pub(crate) fn block() -> impl Strategy<Value = Object> {
 
 pub(crate) fn pool() -> impl Strategy<Value = Object> {
     let modes = select(vec!["Always", "Always", "CrossSubnet", "CrossSubnet", "Never"]);
-    (any::<bool>(), any::<bool>(), modes).prop_map(|(nat, is_ipv6, mode)| {
+    let ipip = weighted(0.3, any::<()>());
+    (any::<bool>(), any::<bool>(), modes, ipip).prop_map(|(nat, is_ipv6, mode, ipip)| {
         let (name, cidr) = if is_ipv6 { ("pool6", "fd00::/32") } else { ("pool", "10.0.0.0/16") };
-        let spec = json!({"cidr": cidr, "vxlanMode": mode, "natOutgoing": nat});
+        let (vxlan, ipip) = if ipip.is_some() && !is_ipv6 { ("Never", mode) } else { (mode, "Never") };
+        let spec = json!({"cidr": cidr, "vxlanMode": vxlan, "ipipMode": ipip, "natOutgoing": nat});
         (Key::global(Kind::IpPool, name), json!({"metadata": {"name": name}, "spec": spec}))
     })
 }

@@ -458,6 +458,7 @@ fn network_from_scratch(
                 let local = state.node.get_or_insert_with(|| LocalNode {
                     name: NODE.into(),
                     ends: BTreeMap::new(),
+                    ipip: None,
                     network,
                 });
                 local.ends.insert(IpVersion::of(&end.address), end);
@@ -466,7 +467,17 @@ fn network_from_scratch(
             }
         }
         let pool = objects.get(&Key::global(Kind::IpPool, pool));
-        let mode = pool.and_then(|pool| pool["spec"]["vxlanMode"].as_str()).unwrap_or("Never");
+        let mode_of = |field: &str| {
+            let mode = pool.and_then(|pool| pool["spec"][field].as_str());
+            mode.filter(|mode| *mode != "Never")
+        };
+        let ipip = mode_of("ipipMode");
+        let mode = ipip.or(mode_of("vxlanMode")).unwrap_or("Never");
+        if let Some(local) = state.node.as_mut().filter(|_| ipip.is_some()) {
+            let own = &objects[&Key::global(Kind::Node, NODE)]["metadata"]["annotations"];
+            let own = own["projectcalico.org/IPv4IPIPTunnelAddr"].as_str();
+            local.ipip = own.map(|own| own.parse().unwrap());
+        }
         let direct = direct && mode == "Never" && pool.is_some();
         // The target of a route to another node.
         let target = |node: &str| {
@@ -481,6 +492,12 @@ fn network_from_scratch(
                 }
                 ("CrossSubnet", Some((there, _)), _) => {
                     Some(RouteTarget::Direct { router: there.own.addr() })
+                }
+                ("CrossSubnet" | "Always", _, _) if ipip.is_some() => {
+                    match there.map(|it| (it.own.addr(), it.is_windows)) {
+                        Some((IpAddr::V4(router), false)) => Some(RouteTarget::Ipip { router }),
+                        _ => None,
+                    }
                 }
                 ("CrossSubnet" | "Always", _, Some(_)) => Some(RouteTarget::Vxlan { node: node.to_owned() }),
                 _ => None,

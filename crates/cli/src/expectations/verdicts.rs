@@ -181,7 +181,7 @@ impl<'a> Verdicts<'a> {
             pods.map(|pod| Peer::Pod { namespace: pod.namespace().to_owned(), name: pod.name().to_owned() })
                 .collect()
         };
-        let nodes = || self.oracle.nodes().map(|(name, ..)| name.to_owned());
+        let nodes = || self.oracle.nodes().map(|node| node.name.to_owned());
         match ends {
             Ends::AllPods => pods(&|_| true),
             Ends::Pods(namespace, pattern) => {

@@ -10,6 +10,7 @@ mod diags;
 mod documented;
 mod dual_stack;
 mod failures;
+mod ipip;
 mod kubernetes;
 mod many;
 mod modes;

@@ -224,8 +224,8 @@ fn a_workload_adds_no_pods_if_its_pods_are_given() {
 fn a_pool_that_is_not_supported_stops_only_apply() {
     for (spec, printed) in [
         (
-            "{cidr: 10.0.0.0/16, ipipMode: Always, natOutgoing: true}",
-            "IPPool p: spec.ipipMode: IPIP is not supported",
+            "{cidr: 10.0.0.0/16, ipipMode: Always, vxlanMode: Always, natOutgoing: true}",
+            "IPPool p: spec.ipipMode: a pool has IPIP or VXLAN",
         ),
         (
             "{cidr: 10.0.0.0/28, blockSize: 30, allowedUses: [LoadBalancer, Tunnel]}",

@@ -13,7 +13,7 @@ spec:
 apiVersion: projectcalico.org/v3
 kind: IPPool
 metadata: {name: p}
-spec: {cidr: 10.0.0.0/16, ipipMode: Always}
+spec: {cidr: 10.0.0.0/16, ipipMode: Always, vxlanMode: Always}
 ---
 apiVersion: projectcalico.org/v3
 kind: FelixConfiguration

@@ -68,6 +68,7 @@ async fn conflicting_pools_and_pools_in_use_are_not_changed() {
     let pool = |name: &str, cidr: &str, size: u8| {
         object("IPPool", name, json!({"cidr": cidr, "vxlanMode": "Always", "blockSize": size}))
     };
+    let ipip = |name: &str| object("IPPool", name, json!({"cidr": "10.2.0.0/16", "ipipMode": "Always"}));
     let used = json!({"cidr": "10.0.0.0/26", "affinity": "host:one", "allocations": [0, null], "unallocated": [1],
         "attributes": [{"handle_id": "h", "secondary": {"namespace": "n", "pod": "p"}}]});
     let block = Key::global(Kind::IpamBlock, "10-0-0-0-26");
@@ -86,11 +87,16 @@ async fn conflicting_pools_and_pools_in_use_are_not_changed() {
             "spec.cidr: 192.0.0.0/16 and 192.0.2.0/24, the network of node one, overlap",
         ),
         (pool("b", "10.1.0.0/16", 26), true, "created"),
+        (ipip("c"), true, "created"),
     ];
     for (object, good, expected) in steps {
         let (succeeded, printed) = cluster.applies(&object).await;
         assert!(succeeded == good && printed.contains(expected), "{expected:?} in {printed}");
     }
+    let windows = json!({"metadata": {"name": "win", "labels": {"kubernetes.io/os": "windows"}}});
+    cluster.put(&Key::global(Kind::Node, "win"), windows).await;
+    let (succeeded, printed) = cluster.applies(&ipip("c")).await;
+    assert!(!succeeded && printed.contains("spec.ipipMode: node win runs Windows"), "{printed}");
     cluster.put(&block, used).await;
     for (object, good, expected) in [
         (

@@ -93,7 +93,7 @@ async fn what_apply_refuses_has_no_difference() {
     for (manifest, expected) in [
         (POLICY.replace("order: 10", "tier: nosuch"), "tier nosuch does not exist"),
         (POLICY.replace("order: 10", "oder: 10"), "unknown field `oder`"),
-        ("apiVersion: projectcalico.org/v3\nkind: IPPool\nmetadata: {name: p}\nspec: {cidr: 10.0.0.0/16, ipipMode: Always}\n".to_owned(), "spec.ipipMode"),
+        ("apiVersion: projectcalico.org/v3\nkind: IPPool\nmetadata: {name: p}\nspec: {cidr: 10.0.0.0/16, ipipMode: Always, vxlanMode: Always}\n".to_owned(), "spec.ipipMode"),
     ] {
         let (code, out) = diff(&cluster, &manifest, &[]).await;
         assert!(code == 2 && out.contains(expected), "{code} {out}");

@@ -93,11 +93,11 @@ fn pair(old: &ReadPool, new: &ReadPool) -> Vec<String> {
     if let Some(lacks) = lacks {
         found.push(format!("IPPool {to}: spec.allowedUses: {lacks}, which {from} has, is missing; add it"));
     }
-    let is_encapsulated = |pool: &IpPool| pool.spec.vxlan_mode != EncapsulationMode::Never;
+    let is_encapsulated = |pool: &IpPool| pool.encapsulation() != EncapsulationMode::Never;
     if is_encapsulated(old) && !is_encapsulated(new) && !new.is_for_load_balancers() {
         found.push(format!(
-            "IPPool {to}: spec.vxlanMode: {from} uses VXLAN and {to} does not, so its packets may reach no other node; set it to that \
-             of {from}, and change it after the migration"
+            "IPPool {to}: spec.vxlanMode: {from} encapsulates packets between nodes and {to} does not, so its packets may reach no other \
+             node; set it to Always, and change it after the migration"
         ));
     }
     if old.spec.nat_outgoing && !new.spec.nat_outgoing && !new.is_for_load_balancers() {
@@ -241,6 +241,12 @@ fn windows(
              them again, and let `tortie windows reconfigure` on it replace the network. Then start this command again",
             old.name,
             stuck.join(", ")
+        ));
+    }
+    if let Some(node) = nodes.first().filter(|_| new.pool.has_ipip()) {
+        found.push(format!(
+            "IPPool {}: spec.ipipMode: the Windows node {} has no IPIP, and could not reach the pool's pods; use vxlanMode: Always",
+            new.name, node.key.name
         ));
     }
     let selects = |node: &&&Stored| {

@@ -134,7 +134,7 @@ fn lacks_address(pod: &Stored) -> bool {
 fn read_announced(objects: &Objects, net: IpNet, cluster: &mut MigratingCluster) {
     for stored in &objects.nodes {
         let annotations = &stored.value["metadata"]["annotations"];
-        for name in [Node::VXLAN_ADDRESS, Node::VXLAN_ADDRESS_V6] {
+        for name in [Node::VXLAN_ADDRESS, Node::VXLAN_ADDRESS_V6, Node::IPIP_ADDRESS] {
             let address = annotations[name].as_str().and_then(|text| text.parse::<IpAddr>().ok());
             if let Some(address) = address.filter(|address| net.contains(address))
                 && let Some(node) = cluster.nodes.get_mut(&stored.key.name)
@@ -195,7 +195,7 @@ fn read_address(
         return;
     }
     if let (Some(node), Some(kind)) = (owner("node"), owner("type"))
-        && ["vxlanTunnelAddress", "vxlanV6TunnelAddress"].contains(&kind)
+        && ["vxlanTunnelAddress", "vxlanV6TunnelAddress", "ipipTunnelAddress"].contains(&kind)
         && let Some(node) = cluster.nodes.get_mut(node)
     {
         node.tunnels.entry(address).or_default().allocated = Some((block.cidr, release));

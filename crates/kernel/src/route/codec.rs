@@ -7,7 +7,8 @@ use ipnet::IpNet;
 use netlink_packet_core::{Emitable, ParseableParametrized};
 use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage};
 use netlink_packet_route::link::{
-    InfoData, InfoKind, InfoVeth, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage, State,
+    InfoData, InfoKind, InfoVeth, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage,
+    State,
 };
 use netlink_packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
@@ -39,6 +40,7 @@ pub(super) fn create(link: &NewLink<'_>) -> Request {
     let (kind, data) = match &link.kind {
         NewLinkKind::Bridge => (InfoKind::Bridge, None),
         NewLinkKind::Veth(peer) => (InfoKind::Veth, Some(InfoData::Veth(InfoVeth::Peer(peer_message(peer))))),
+        NewLinkKind::Ipip => (InfoKind::IpIp, None),
         NewLinkKind::Vxlan(vxlan) => (InfoKind::Vxlan, Some(InfoData::Vxlan(vxlan_attributes(vxlan)))),
     };
     let info = std::iter::once(LinkInfo::Kind(kind)).chain(data.map(LinkInfo::Data)).collect();
@@ -265,6 +267,7 @@ pub(super) fn link(reply: &Reply) -> Option<Link> {
         peer: None,
         alias: String::new(),
         vxlan: None,
+        carries_ipv4: message.header.link_layer_type == LinkLayerType::Tunnel,
     };
     for attribute in message.attributes {
         match attribute {

@@ -30,6 +30,8 @@ pub struct Link {
     pub alias: String,
     /// The settings of a VXLAN link.
     pub vxlan: Option<Vxlan>,
+    /// Whether it carries IPv4 packets in others to the routers of its routes (`ARPHRD_TUNNEL`), as links of IPIP do.
+    pub carries_ipv4: bool,
 }
 
 /// The settings of a VXLAN link. It never learns; all entries are programmed.
@@ -79,6 +81,8 @@ pub enum NewLinkKind<'a> {
     Veth(Peer<'a>),
     /// An end of an overlay.
     Vxlan(Vxlan),
+    /// A tunnel of IPv4 in IPv4 (RFC 2003) without fixed ends: the router of each route is the other end.
+    Ipip,
 }
 
 /// The other end of a virtual cable. It is down at first, because the kernel cannot set it up before the cable is

@@ -14,7 +14,7 @@ pub(super) struct Dirty {
     pub endpoints: BTreeSet<EndpointId>,
     /// Host endpoints, by name.
     pub hosts: BTreeSet<String>,
-    /// The own addresses of other nodes that have come, gone, or changed.
+    /// The own addresses of other nodes that have come, gone, or changed, or whose pods have IPIP now or before.
     pub peers: BTreeSet<IpAddr>,
     /// Whether the node itself has changed.
     pub skeleton: bool,

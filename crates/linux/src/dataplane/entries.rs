@@ -8,7 +8,7 @@ use tortie_api::net::{IpVersion, MacAddress};
 use tortie_dataplane::{NodeState, RouteTarget, Vtep};
 use tortie_kernel::route::{Address, Change, FdbEntry, Neighbour, Route};
 
-use super::overlay::{Underlay, VxlanLink};
+use super::overlay::{OverlayLinks, Underlay, VxlanLink};
 
 /// The protocol number of Tortie's routes. Nobody else has it in `rtnetlink.h` and iproute2's `rt_protos`. Calico's
 /// is 80 (`felix/dataplane/linux/route_mgr.go`), and Tortie must not delete Calico's routes.
@@ -133,7 +133,7 @@ pub(super) fn route_to(
     destination: IpNet,
     target: &RouteTarget,
     state: &NodeState,
-    vxlan: &BTreeMap<IpVersion, VxlanLink>,
+    links: &OverlayLinks,
     underlay: &Underlay,
 ) -> Option<Route> {
     let of = destination.addr();
@@ -142,9 +142,12 @@ pub(super) fn route_to(
         RouteTarget::Local => (destination.prefix_len() < destination.max_prefix_len())
             .then(|| Route::blackhole(destination, PROTOCOL)),
         RouteTarget::Vxlan { node } => {
-            let (overlay, vtep) = vxlan.get(&IpVersion::of(&of)).zip(state.vtep(node, &of))?;
+            let (overlay, vtep) = links.vxlan.get(&IpVersion::of(&of)).zip(state.vtep(node, &of))?;
             let mtu = overlay.mtu_to(vtep);
             Some(Route { mtu, ..Route::via(destination, vtep.address, overlay.index, PROTOCOL) })
+        }
+        RouteTarget::Ipip { router } => {
+            links.ipip.map(|link| Route::via(destination, (*router).into(), link, PROTOCOL))
         }
         RouteTarget::Direct { router } => {
             let link = underlay.link(IpVersion::of(router))?;

@@ -23,7 +23,8 @@ use tortie_kernel::nftables::{
 use super::Config;
 use super::fold::fold;
 use super::packet_kinds::{
-    are_pods, by_flow, in_state, neighbour_discovery, overlays, vxlan, vxlan_peers_of,
+    IPIP_PEERS, are_pods, by_flow, has_ipip, in_state, ipip, neighbour_discovery, overlays, vxlan,
+    vxlan_peers_of,
 };
 use super::packet_test::{PacketEnd, Test, exprs, in_set, load_address, port_ranges};
 use super::sets::{Family, ranges};
@@ -126,7 +127,11 @@ fn overlay(node: &NodeState, interface: MetaKey) -> Vec<Rule> {
         let exprs = [vxlan(node), Test::Family(family).exprs(), peer.to_vec()].concat();
         accept(exprs, "VXLAN between nodes")
     };
-    overlays(node).map(between_nodes).collect()
+    let ipip_between_nodes = || {
+        let peer = [load_address(other_side(interface), Family::V4), in_set(IPIP_PEERS, false)];
+        accept([ipip(), peer.to_vec()].concat(), "IPIP between nodes")
+    };
+    overlays(node).map(between_nodes).chain(has_ipip(node).then(ipip_between_nodes)).collect()
 }
 
 /// Failsafe ports.

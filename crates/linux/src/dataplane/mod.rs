@@ -11,6 +11,7 @@ mod foreign_tables;
 mod forget;
 mod host_ports;
 mod host_skeleton;
+mod ipip;
 mod ipv6;
 mod literals;
 mod lookups;
@@ -54,6 +55,7 @@ use self::dirty::Dirty;
 pub(crate) use self::entries::PROTOCOL as ROUTE_PROTOCOL;
 use self::foreign_tables::ForeignTables;
 use self::forget::Forgetter;
+pub(crate) use self::ipip::remove as remove_ipip;
 use self::network::Network;
 pub(crate) use self::overlay::MARK as OVERLAY_MARK;
 use self::peers::{NetworkChange, Peers};
@@ -84,6 +86,8 @@ pub struct Config {
     pub vxlan_device: String,
     /// The name of the VXLAN link for IPv6.
     pub vxlan_v6_device: String,
+    /// The name of the IPIP link: that which the kernel's module creates.
+    pub ipip_device: String,
     /// The maximum number of rules of a tier that are evaluated one after another. In a tier with more, rules with
     /// addresses, protocols and ports become lookups in sets.
     pub rules_in_a_row: usize,
@@ -114,6 +118,7 @@ impl Default for Config {
             workload_prefix: "cali".to_owned(),
             vxlan_device: "vxlan.calico".to_owned(),
             vxlan_v6_device: "vxlan-v6.calico".to_owned(),
+            ipip_device: "tunl0".to_owned(),
             rules_in_a_row: 32,
             vxlan_offloads: true,
             policy_only: None,
@@ -533,6 +538,9 @@ fn free_addresses(state: &NodeState, mut tracked: BTreeSet<IpAddr>) -> BTreeSet<
     }
     for own in state.node.iter().flat_map(LocalNode::vteps) {
         tracked.remove(&own.address);
+    }
+    if let Some(own) = state.node.as_ref().and_then(|node| node.ipip) {
+        tracked.remove(&own.into());
     }
     tracked
 }

@@ -14,8 +14,9 @@ use tortie_kernel::{Error, Result};
 use super::Config;
 use super::entries::{Keys, PROTOCOL, Tables, route_to};
 use super::host_ports;
+use super::ipip::{self, IpipLink};
 use super::ipv6;
-use super::overlay::{Overlay, Underlay, VxlanLink};
+use super::overlay::{Overlay, OverlayLinks, Underlay, VxlanLink};
 use super::peers::{Around, NetworkChange, PeerEntries};
 
 /// The routes and links of the node, and the known state of the kernel.
@@ -27,6 +28,7 @@ pub(super) struct Network {
     kernel: Option<Tables>,
     /// The VXLAN link of each family.
     overlays: [Overlay; 2],
+    ipip: IpipLink,
     /// The index of each pod's link with its parameters set.
     prepared: BTreeMap<String, u32>,
     endpoints: BTreeMap<EndpointId, Condition>,
@@ -34,8 +36,8 @@ pub(super) struct Network {
     retry: bool,
     /// The interfaces that have the node's addresses.
     underlay: Underlay,
-    /// The VXLAN link of each family, as of the last time that everything was looked at.
-    vxlan: BTreeMap<IpVersion, VxlanLink>,
+    /// The links of the overlays, as of the last time that everything was looked at.
+    links: OverlayLinks,
     /// The families whose packets the node forwarded then.
     forwarded: BTreeSet<IpVersion>,
 }
@@ -43,23 +45,25 @@ pub(super) struct Network {
 impl Network {
     pub(super) fn open(config: Config) -> Result<Self> {
         let (prepared, endpoints, node, underlay) = Default::default();
-        let (vxlan, forwarded) = Default::default();
+        let (links, forwarded) = Default::default();
         let overlays = [
             Overlay::new(IpVersion::V4, &config.vxlan_device),
             Overlay::new(IpVersion::V6, &config.vxlan_v6_device),
         ];
+        let ipip = IpipLink::new(&config.ipip_device);
         let socket = RouteSocket::open()?;
         Ok(Self {
             socket,
             config,
             kernel: None,
             overlays,
+            ipip,
             prepared,
             endpoints,
             node,
             retry: false,
             underlay,
-            vxlan,
+            links,
             forwarded,
         })
     }
@@ -73,7 +77,7 @@ impl Network {
             NetworkChange::Nothing if !self.retry && self.kernel.is_some() => return Ok(()),
             NetworkChange::Peers(peers) if is_calm => {
                 let around =
-                    Around { vxlan: &self.vxlan, underlay: &self.underlay, forwarded: &self.forwarded };
+                    Around { links: &self.links, underlay: &self.underlay, forwarded: &self.forwarded };
                 peers.entries(state, &around)
             }
             _ => None,
@@ -124,21 +128,21 @@ impl Network {
         if self.kernel.is_none() || !self.underlay.is_of(state) {
             self.underlay = Underlay::read(&mut self.socket, state)?;
         }
-        let vxlan = self.vxlan_links(state)?;
+        let overlays = self.overlay_links(state)?;
         let links = self.endpoint_links(state)?;
         self.forward_ipv6(state);
         self.node.extend(self.without_link(state));
-        let desired = desired(state, &vxlan, &links, &self.underlay);
+        let desired = desired(state, &overlays, &links, &self.underlay);
         let kernel = match self.kernel.take() {
             Some(kernel) => kernel,
-            None => self.read(&vxlan)?,
+            None => self.read(state, &overlays)?,
         };
         let changes = self.plan(&desired, &kernel, None);
         self.carry_out(state, &changes, kernel)?;
         self.forwarded = [IpVersion::V4].into();
         let has_end = state.node.as_ref().is_some_and(|node| node.vtep(IpVersion::V6).is_some());
         self.forwarded.extend((needs_ipv6(state) && has_end).then_some(IpVersion::V6));
-        self.vxlan = vxlan;
+        self.links = overlays;
         Ok(())
     }
 
@@ -234,7 +238,8 @@ impl Network {
             return;
         }
         let is_other = |name: &str| {
-            let overlays = [&self.config.vxlan_device, &self.config.vxlan_v6_device];
+            let Config { vxlan_device, vxlan_v6_device, ipip_device, .. } = &self.config;
+            let overlays = [vxlan_device, vxlan_v6_device, ipip_device];
             !name.starts_with(&self.config.workload_prefix) && !overlays.iter().any(|known| *known == name)
         };
         match ipv6::forward(&mut self.socket, is_other) {
@@ -248,9 +253,9 @@ impl Network {
         self.node.extend(without_tunnel(state));
     }
 
-    /// The VXLAN link of each family. Without that of IPv6, IPv4 goes on.
-    fn vxlan_links(&mut self, state: &NodeState) -> Result<BTreeMap<IpVersion, VxlanLink>> {
-        let mut links = BTreeMap::new();
+    /// The links of the overlays. Without VXLAN for IPv6, IPv4 goes on.
+    fn overlay_links(&mut self, state: &NodeState) -> Result<OverlayLinks> {
+        let mut links = OverlayLinks::default();
         for overlay in &mut self.overlays {
             let is_known = self.kernel.is_some();
             let applied = overlay.apply(state, &self.underlay, &self.config, &mut self.socket, is_known);
@@ -263,36 +268,43 @@ impl Network {
                 }
                 applied => applied?,
             };
-            links.extend(applied.link.map(|link| (overlay.version, link)));
+            links.vxlan.extend(applied.link.map(|link| (overlay.version, link)));
             if applied.is_changed {
                 self.kernel = None;
             }
             self.node.extend(applied.foreign);
         }
+        let ipip = self.ipip.apply(state, &self.underlay, &mut self.socket, self.kernel.is_some())?;
+        links.ipip = ipip.index;
+        if ipip.is_changed {
+            self.kernel = None;
+        }
+        self.node.extend(ipip.condition);
         Ok(links)
     }
 
-    fn read(&mut self, vxlan: &BTreeMap<IpVersion, VxlanLink>) -> Result<Tables> {
+    fn read(&mut self, state: &NodeState, links: &OverlayLinks) -> Result<Tables> {
         let mut tables = Tables::default();
         for route in self.socket.routes()? {
             tables.routes.insert((route.destination, route.metric), route);
         }
-        if vxlan.is_empty() {
+        if links.vxlan.is_empty() && links.ipip.is_none() {
             return Ok(tables);
         }
         let is_overlay = |link: u32, address: &IpAddr| {
-            vxlan.get(&IpVersion::of(address)).is_some_and(|overlay| overlay.index == link)
+            links.vxlan.get(&IpVersion::of(address)).is_some_and(|overlay| overlay.index == link)
         };
         // Each link has a link-local address of its own, which is the kernel's.
-        let addresses = self.socket.addresses()?.into_iter();
-        let addresses =
-            addresses.filter(|at| is_overlay(at.link, &at.address) && !is_link_local(&at.address));
-        tables.addresses = addresses.collect();
+        let is_ours = |at: &Address| match links.ipip {
+            Some(index) if index == at.link => ipip::is_kept(at, state),
+            _ => is_overlay(at.link, &at.address) && !is_link_local(&at.address),
+        };
+        tables.addresses = self.socket.addresses()?.into_iter().filter(is_ours).collect();
         let neighbours = self.socket.neighbours()?.into_iter();
         neighbours
             .filter(|it| is_overlay(it.link, &it.address))
             .for_each(|neighbour| tables.add_neighbour(neighbour));
-        for link in vxlan.values() {
+        for link in links.vxlan.values() {
             let entries = self.socket.fdb(link.index)?;
             tables.read_fdb(entries);
         }
@@ -378,16 +390,16 @@ fn without_tunnel(state: &NodeState) -> Option<Condition> {
     })
 }
 
-/// The desired tables. `vxlan` has the VXLAN link of each family.
+/// The desired tables.
 fn desired(
     state: &NodeState,
-    vxlan: &BTreeMap<IpVersion, VxlanLink>,
+    overlays: &OverlayLinks,
     links: &BTreeMap<String, u32>,
     underlay: &Underlay,
 ) -> Tables {
     let mut tables = Tables::default();
     for (destination, target) in &state.routes {
-        if let Some(route) = route_to(*destination, target, state, vxlan, underlay) {
+        if let Some(route) = route_to(*destination, target, state, overlays, underlay) {
             tables.add_route(route);
         }
     }
@@ -399,14 +411,18 @@ fn desired(
             .for_each(|address| tables.add_route(Route::on_link(IpNet::from(*address), *link, PROTOCOL)));
     }
     for ((_, version), vtep) in &state.vteps {
-        if let Some(link) = vxlan.get(version) {
+        if let Some(link) = overlays.vxlan.get(version) {
             tables.add_vtep(vtep, link);
         }
     }
     for own in state.node.iter().flat_map(|node| node.vteps()) {
-        let Some(&VxlanLink { index: link, .. }) = vxlan.get(&own.version()) else { continue };
+        let Some(&VxlanLink { index: link, .. }) = overlays.vxlan.get(&own.version()) else { continue };
         let prefix_length = IpNet::from(own.address).prefix_len();
         tables.addresses.insert(Address { link, address: own.address, prefix_length });
+    }
+    let own = state.node.as_ref().and_then(|node| node.ipip);
+    if let Some((link, own)) = overlays.ipip.zip(own) {
+        tables.addresses.insert(Address { link, address: own.into(), prefix_length: 32 });
     }
     tables
 }

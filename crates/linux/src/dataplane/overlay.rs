@@ -59,7 +59,7 @@ impl Underlay {
         self.links.get(&version).map(|(index, _)| *index)
     }
 
-    fn mtu(&self, version: IpVersion) -> Option<u32> {
+    pub(super) fn mtu(&self, version: IpVersion) -> Option<u32> {
         self.links.get(&version).map(|(_, mtu)| *mtu)
     }
 }
@@ -85,6 +85,15 @@ pub(super) struct Overlay {
 pub(super) struct VxlanLink {
     pub(super) index: u32,
     pub(super) mtu: u32,
+}
+
+/// The links of all overlays.
+#[derive(Debug, Default)]
+pub(super) struct OverlayLinks {
+    /// The VXLAN link of each family.
+    pub(super) vxlan: BTreeMap<IpVersion, VxlanLink>,
+    /// The index of the IPIP link.
+    pub(super) ipip: Option<u32>,
 }
 
 impl VxlanLink {

@@ -1,5 +1,5 @@
 //! The kinds of packets that the skeleton tells apart, as tests: packets of pods, of established flows, of neighbour
-//! discovery, of VXLAN.
+//! discovery, of VXLAN and IPIP.
 
 use tortie_dataplane::NodeState;
 use tortie_kernel::nftables::expr::state;
@@ -17,6 +17,9 @@ pub(super) const ODD_INTERFACES: &str = "odd-interfaces";
 pub(super) const VXLAN_PEERS: &str = "vxlan-peers";
 /// The set of the nodes' IPv6 addresses.
 pub(super) const VXLAN_PEERS_6: &str = "vxlan-peers6";
+
+/// The nodes from which IPIP packets are accepted: those with pods to which packets take IPIP.
+pub(super) const IPIP_PEERS: &str = "ipip-peers";
 
 /// The set of the nodes' addresses of a family.
 pub(super) fn vxlan_peers_of(family: Family) -> &'static str {
@@ -74,6 +77,16 @@ pub(super) fn overlays(node: &NodeState) -> impl Iterator<Item = Family> {
 /// VXLAN packets of the overlay.
 pub(super) fn vxlan(node: &NodeState) -> Vec<Expr> {
     udp_to([vxlan_port(node)])
+}
+
+/// IPIP packets (RFC 2003).
+pub(super) fn ipip() -> Vec<Expr> {
+    exprs(&[Test::Family(Family::V4), Test::Protocol { numbers: vec![4], invert: false }])
+}
+
+/// Whether the node has IPIP.
+pub(super) fn has_ipip(node: &NodeState) -> bool {
+    node.node.as_ref().is_some_and(|node| node.ipip.is_some())
 }
 
 /// UDP packets to these ports.

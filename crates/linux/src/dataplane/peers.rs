@@ -2,14 +2,14 @@
 //! derive and compare all entries for each of them would take milliseconds.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
 use tortie_api::net::{IpVersion, MacAddress};
 use tortie_dataplane::{Delta, NodeState, RouteTarget, Vtep};
 
 use super::entries::{Keys, Tables, route_to};
-use super::overlay::{Underlay, VxlanLink};
+use super::overlay::{OverlayLinks, Underlay};
 
 /// What a change means for routes and links.
 #[derive(Debug)]
@@ -30,13 +30,17 @@ pub(super) struct PeerChange {
     destinations: BTreeSet<IpNet>,
 }
 
-/// The other nodes' tunnel ends as of the last change.
+/// The other nodes' ends of the overlays as of the last change.
 #[derive(Debug, Default)]
-pub(super) struct Peers(BTreeMap<(String, IpVersion), Vtep>);
+pub(super) struct Peers {
+    vteps: BTreeMap<(String, IpVersion), Vtep>,
+    /// The own address of the node of each destination with IPIP.
+    ipip: BTreeMap<IpNet, Ipv4Addr>,
+}
 
 /// What does not change with peers.
 pub(super) struct Around<'a> {
-    pub(super) vxlan: &'a BTreeMap<IpVersion, VxlanLink>,
+    pub(super) links: &'a OverlayLinks,
     pub(super) underlay: &'a Underlay,
     pub(super) forwarded: &'a BTreeSet<IpVersion>,
 }
@@ -55,19 +59,22 @@ impl Peers {
             let (key, old) = match delta {
                 Delta::Vtep(vtep) => {
                     parents.insert(vtep.parent);
-                    (vtep.key(), self.0.insert(vtep.key(), vtep.clone()))
+                    (vtep.key(), self.vteps.insert(vtep.key(), vtep.clone()))
                 }
                 Delta::VtepRemoved(node, version) => {
                     let key = (node.clone(), *version);
-                    let old = self.0.remove(&key);
+                    let old = self.vteps.remove(&key);
                     (key, old)
                 }
                 Delta::Route(route) => {
                     change.destinations.insert(route.destination);
+                    parents
+                        .extend(self.note_ipip(route.destination, Some(&route.target)).into_iter().flatten());
                     continue;
                 }
                 Delta::RouteRemoved(destination) => {
                     change.destinations.insert(*destination);
+                    parents.extend(self.note_ipip(*destination, None).into_iter().flatten());
                     continue;
                 }
                 Delta::SetCreated(..)
@@ -96,6 +103,19 @@ impl Peers {
             (false, false) => NetworkChange::Peers(change),
         };
         (change, parents)
+    }
+
+    /// Notes the target of a destination; returns the nodes that its IPIP packets went to before, and that they go to now.
+    fn note_ipip(&mut self, destination: IpNet, target: Option<&RouteTarget>) -> [Option<IpAddr>; 2] {
+        let now = match target {
+            Some(RouteTarget::Ipip { router }) => Some(*router),
+            Some(RouteTarget::Local | RouteTarget::Vxlan { .. } | RouteTarget::Direct { .. }) | None => None,
+        };
+        let before = match now {
+            Some(router) => self.ipip.insert(destination, router),
+            None => self.ipip.remove(&destination),
+        };
+        [before, now].map(|router| router.map(IpAddr::V4))
     }
 }
 
@@ -126,7 +146,7 @@ impl PeerChange {
         if !moved.is_empty() {
             let of_moved = |(net, target): &(&IpNet, &RouteTarget)| match target {
                 RouteTarget::Vxlan { node } => moved.contains(&(node.as_str(), IpVersion::of(&net.addr()))),
-                RouteTarget::Local | RouteTarget::Direct { .. } => false,
+                RouteTarget::Local | RouteTarget::Direct { .. } | RouteTarget::Ipip { .. } => false,
             };
             keys.routes.extend(state.routes.iter().filter(of_moved).map(|(net, _)| *net));
         }
@@ -140,14 +160,16 @@ impl PeerChange {
         let mut desired = Tables::default();
         for net in &keys.routes {
             let Some(target) = state.routes.get(net) else { continue };
-            match route_to(*net, target, state, around.vxlan, around.underlay) {
+            match route_to(*net, target, state, around.links, around.underlay) {
                 Some(route) => desired.add_route(route),
                 // The node has a condition for it.
-                None if matches!(target, RouteTarget::Direct { .. }) => return None,
+                None if matches!(target, RouteTarget::Direct { .. } | RouteTarget::Ipip { .. }) => {
+                    return None;
+                }
                 None => {}
             }
         }
-        for (version, link) in around.vxlan {
+        for (version, link) in &around.links.vxlan {
             let is_of = |address: &&IpAddr| IpVersion::of(address) == *version;
             keys.neighbours.extend(addresses.iter().filter(is_of).map(|address| (link.index, *address)));
             keys.fdb.extend(macs.iter().filter(|(of, _)| of == version).map(|(_, mac)| (link.index, *mac)));

@@ -16,6 +16,9 @@
 //! changes only elements of sets. When a rule changes, the kernel walks all chains by all paths; there is one path to
 //! each program, however many pods it has.
 
+use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
+
 use tortie_api::calico::EndpointToHostAction;
 use tortie_dataplane::NodeState;
 use tortie_kernel::nftables::expr::state;
@@ -30,8 +33,8 @@ use super::host_ports;
 use super::host_skeleton::{self, HOST_FORWARD_IN, HOST_FORWARD_OUT, HOST_IN, to_program};
 use super::nat;
 use super::packet_kinds::{
-    ODD_INTERFACES, VXLAN_PEERS, VXLAN_PEERS_6, are_pods, by_flow, in_state, neighbour_discovery, overlays,
-    udp_to, vxlan, vxlan_peers_of,
+    IPIP_PEERS, ODD_INTERFACES, VXLAN_PEERS, VXLAN_PEERS_6, are_pods, by_flow, has_ipip, in_state, ipip,
+    neighbour_discovery, overlays, udp_to, vxlan, vxlan_peers_of,
 };
 use super::packet_test::{PacketEnd, Test, in_set, load_address, load_address_to};
 use super::sets::{Family, set};
@@ -102,7 +105,8 @@ pub(super) fn skeleton(config: &Config, node: &NodeState) -> Table {
         (slot.maps().1.to_owned(), set(program_chains(), [closed]))
     });
     let peers = |family| (vxlan_peers_of(family).to_owned(), vxlan_peers(node, family));
-    let sets = empty.chain(leads).chain([Family::V4, Family::V6].map(peers)).collect();
+    let sets = empty.chain(leads).chain([Family::V4, Family::V6].map(peers));
+    let sets = sets.chain([(IPIP_PEERS.to_owned(), ipip_peers(node))]).collect();
     let mut table = Table { flags: 0, chains: chains.collect(), sets };
     nat::add(config, node, &mut table);
     host_ports::add(node, &mut table);
@@ -113,7 +117,7 @@ pub(super) fn skeleton(config: &Config, node: &NodeState) -> Table {
 pub(super) fn is_of_skeleton(name: &str) -> bool {
     let base = [FORWARD_FROM, FORWARD_TO, INPUT_FROM, INPUT];
     let chains = [FROM_WORKLOAD, NEVER_FROM_WORKLOAD, TO_WORKLOAD, CLOSED_CHAIN];
-    let sets = [OWN_ADDRESSES_4, OWN_ADDRESSES_6, ODD_INTERFACES, VXLAN_PEERS, VXLAN_PEERS_6];
+    let sets = [OWN_ADDRESSES_4, OWN_ADDRESSES_6, ODD_INTERFACES, VXLAN_PEERS, VXLAN_PEERS_6, IPIP_PEERS];
     let is_map = |slot: &Slot| slot.maps().0 == name || slot.maps().1 == name;
     base.contains(&name)
         || chains.contains(&name)
@@ -154,6 +158,7 @@ fn of_pods(config: &Config, interface: MetaKey, chain: &str) -> Vec<Rule> {
 /// Packets to the node itself: packets from pods are judged by the pod's policy first.
 fn input_from(config: &Config, node: &NodeState) -> Vec<Rule> {
     let mut rules: Vec<Rule> = overlays(node).map(|family| vxlan_guard(node, family)).collect();
+    rules.extend(has_ipip(node).then(ipip_guard));
     rules.extend(are_pods(config, MetaKey::InputInterface).into_iter().map(find_gateway));
     rules.extend(of_pods(config, MetaKey::InputInterface, FROM_WORKLOAD));
     rules
@@ -194,14 +199,15 @@ fn goto(chain: &str) -> Expr {
 /// What no pod may send, whatever its policy: tunnels, unless they are allowed, because another node would treat
 /// their content as packets of this node (`felix/rules/static.go`); and router advertisements.
 fn never_from_workload(node: &NodeState) -> Vec<Rule> {
-    let ipip = Test::Protocol { numbers: vec![4], invert: false }.exprs();
+    // Of both families: IPv4 in IPv6 is a tunnel, too.
+    let ipip_of_pods = Test::Protocol { numbers: vec![4], invert: false }.exprs();
     let all = [
         (
             !node.settings.vxlan_from_workloads,
             udp_to(node.settings.vxlan_ports.iter().copied()),
             "no VXLAN from pods",
         ),
-        (!node.settings.ipip_from_workloads, ipip, "no IPIP from pods"),
+        (!node.settings.ipip_from_workloads, ipip_of_pods, "no IPIP from pods"),
         (true, neighbour_discovery(&[134]), "no router advertisements from pods"),
     ];
     let dropped =
@@ -278,4 +284,22 @@ fn vxlan_guard(node: &NodeState, family: Family) -> Rule {
         Expr::Verdict(Verdict::Drop),
     ]);
     Rule::new(guard, "VXLAN only from nodes")
+}
+
+/// The own addresses of the nodes from which IPIP packets are accepted.
+fn ipip_peers(node: &NodeState) -> Set {
+    let routers: BTreeSet<Ipv4Addr> = node.ipip_routers().collect();
+    let routers = routers.into_iter().map(|router| Element::key(Key::address(router.into())));
+    set(SetSpec::hash(&[Family::V4.field()]), routers)
+}
+
+/// As for VXLAN.
+fn ipip_guard() -> Rule {
+    let mut guard = ipip();
+    guard.extend([
+        load_address(PacketEnd::Source, Family::V4),
+        in_set(IPIP_PEERS, true),
+        Expr::Verdict(Verdict::Drop),
+    ]);
+    Rule::new(guard, "IPIP only from nodes")
 }

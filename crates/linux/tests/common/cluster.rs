@@ -61,7 +61,7 @@ pub(crate) struct Node {
     pub wiring: Wiring,
     pub state: NodeState,
     config: Config,
-    _underlay: Underlay,
+    underlay: Underlay,
 }
 
 impl Node {
@@ -76,8 +76,13 @@ impl Node {
         let (dataplane, wiring) = namespace
             .run(|| (Stateful::new(Dataplane::open(config.clone()).unwrap()), Wiring::open(&config).unwrap()))
             .unwrap();
-        let (state, _underlay) = (NodeState::default(), underlay.clone());
-        Self { namespace, dataplane, wiring, state, config, _underlay }
+        let (state, underlay) = (NodeState::default(), underlay.clone());
+        Self { namespace, dataplane, wiring, state, config, underlay }
+    }
+
+    /// The switch that it is connected to.
+    pub(crate) fn underlay(&self) -> &Underlay {
+        &self.underlay
     }
 
     /// Replaces the dataplane by that of a new process.

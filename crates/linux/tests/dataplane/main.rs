@@ -13,6 +13,7 @@ mod foreign_tables;
 mod host_flows;
 mod host_ports;
 mod hosts;
+mod ipip;
 mod learned;
 mod legacy_tables;
 mod logged;

@@ -14,6 +14,7 @@ use tortie_kernel::namespace::NetNs;
 use tortie_kernel::nftables::{Key, Nft};
 use tortie_kernel::route::{Address, Change, NewLink, NewLinkKind, Peer, RouteSocket};
 use tortie_kernel::sysctl;
+use tortie_kernel::tun::Tun;
 use tortie_linux::Dataplane;
 use tortie_linux::dataplane::Config;
 use tortie_policy::program::EndpointProgram;
@@ -58,6 +59,7 @@ fn change() -> impl Strategy<Value = Delta> {
         4 => (1..6_u8).prop_map(|node| RouteTarget::Vxlan { node: format!("node-{node}") }),
         1 => Just(RouteTarget::Local),
         1 => Just(RouteTarget::Direct { router: address(VERSIONS[0], 9, 101) }),
+        2 => (1..4_u8).prop_map(|node| RouteTarget::Ipip { router: Ipv4Addr::new(10, 77, 9, 100 + node) }),
     ];
     let destinations =
         || (version(), 0..6_u8, any::<bool>()).prop_map(|(v, n, block)| destination(v, n, block));
@@ -66,7 +68,7 @@ fn change() -> impl Strategy<Value = Delta> {
         1 => (version(), 1..6_u8).prop_map(|(v, node)| Delta::VtepRemoved(format!("node-{node}"), v)),
         4 => (destinations(), target).prop_map(|(destination, target)| {
             let target = match target {
-                RouteTarget::Direct { .. } if destination.addr().is_ipv6() => RouteTarget::Local,
+                RouteTarget::Direct { .. } | RouteTarget::Ipip { .. } if destination.addr().is_ipv6() => RouteTarget::Local,
                 target => target,
             };
             Delta::Route(Route { destination, target })
@@ -84,6 +86,7 @@ fn first() -> Vec<Delta> {
     sysctl::ensure("net/ipv6/conf/all/disable_ipv6", "0").unwrap();
     let link = interface_index("eth0").unwrap();
     let mut node = LocalNode::ipv4("node-0", Ipv4Addr::new(10, 77, 9, 100), None);
+    node.ipip = Some(Ipv4Addr::new(10, 77, 0, 201));
     for (version, prefix_length) in [(VERSIONS[0], 24), (VERSIONS[1], 64)] {
         let own = address(version, 9, 100);
         routes.change(&Change::AddAddress(Address { link, address: own, prefix_length })).unwrap();
@@ -115,7 +118,8 @@ fn entries() -> (Vec<String>, Vec<Key>) {
     }
     found.sort();
     let table = Nft::open().unwrap().list("tortie").unwrap().unwrap();
-    let peers = ["vxlan-peers", "vxlan-peers6"].map(|name| table.sets[name].elements.keys().cloned());
+    let peers =
+        ["vxlan-peers", "vxlan-peers6", "ipip-peers"].map(|name| table.sets[name].elements.keys().cloned());
     (found, peers.into_iter().flatten().collect())
 }
 
@@ -131,6 +135,8 @@ fn single_changes_of_peers_lead_to_what_a_look_at_everything_leads_to() {
         let run = move || {
             let config = Config { guard_table: false, ..Config::default() };
             let mut dataplane = Stateful::new(Dataplane::open(config).unwrap());
+            // In place of that of the kernel.
+            let _ipip = Tun::create_ipv4_tunnel("tunl0").unwrap();
             dataplane.apply(&first());
             for (deltas, looks) in changes {
                 let report = dataplane.apply(&deltas);

@@ -66,6 +66,7 @@ enum StopPolicies<'a> {
 struct Restricted {
     address: Option<AddressSignature>,
     tunnel: Option<AddressSignature>,
+    ipip: Option<AddressSignature>,
     translated: Option<AddressSignature>,
     /// These select the address that the packet has, and the interface that it passes.
     overlaid: Overlaid,
@@ -85,6 +86,7 @@ impl Restricted {
         Self {
             address: routed.map(|routed| address(&routed.address)),
             tunnel: signature.tunnel(family).map(address),
+            ipip: signature.ipip.as_ref().filter(|_| family == IpVersion::V4).map(address),
             translated: routed.and_then(|routed| routed.translated.as_ref()).map(address),
             overlaid: routed.map(|routed| routed.overlaid).unwrap_or_default(),
             subnet: signature.subnet.clone(),

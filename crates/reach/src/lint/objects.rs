@@ -120,7 +120,7 @@ fn cluster_ips(snapshot: &Snapshot, found: &mut Findings) {
     }
     let oracle = Oracle::new(snapshot);
     let mut taken: BTreeSet<IpAddr> = oracle.pods().flat_map(|pod| pod.addresses().to_vec()).collect();
-    taken.extend(oracle.nodes().flat_map(|(_, own, tunnel)| own.iter().chain(tunnel).copied()));
+    taken.extend(oracle.nodes().flat_map(|node| node.all().collect::<Vec<_>>()));
     for (key, stored, resource) in policies(snapshot) {
         for (field, net) in nets(resource) {
             let held = |(address, _): &(&IpAddr, &&Key)| net.contains(*address);

@@ -13,7 +13,7 @@ use crate::stored_json;
 const NODE_FIELDS: [(&str, Option<&str>, &str); 10] = [
     (Node::ADDRESS, Some("bgp"), "ipv4Address"),
     (Node::ADDRESS_V6, Some("bgp"), "ipv6Address"),
-    ("projectcalico.org/IPv4IPIPTunnelAddr", Some("bgp"), "ipv4IPIPTunnelAddr"),
+    (Node::IPIP_ADDRESS, Some("bgp"), "ipv4IPIPTunnelAddr"),
     ("projectcalico.org/RouteReflectorClusterID", Some("bgp"), "routeReflectorClusterID"),
     (Node::VXLAN_ADDRESS, None, "ipv4VXLANTunnelAddr"),
     (Node::VXLAN_MAC, None, "vxlanTunnelMACAddr"),

@@ -84,13 +84,13 @@ async fn pools_that_do_not_fit_are_refused() {
         (json!({"disabled": true}), "IPPool new: spec.disabled"),
         (json!({"assignmentMode": "Manual"}), "IPPool new: spec.assignmentMode"),
         (json!({"allowedUses": ["Workload"]}), "IPPool new: spec.allowedUses: Tunnel"),
-        (json!({"vxlanMode": "Never"}), "IPPool new: spec.vxlanMode: old uses VXLAN"),
+        (json!({"vxlanMode": "Never"}), "IPPool new: spec.vxlanMode: old encapsulates"),
         (json!({"natOutgoing": false}), "IPPool new: spec.natOutgoing: old hides its pods"),
         (
             json!({"disableBGPExport": true}),
             "IPPool new: spec.disableBGPExport: BGP peers know the routes of old",
         ),
-        (json!({"ipipMode": "Always"}), "IPPool new cannot be read: spec.ipipMode"),
+        (json!({"ipipMode": "Always"}), "IPPool new cannot be read: spec.ipipMode: a pool has IPIP or VXLAN"),
         (
             json!({"nodeSelector": "zone == 'a'"}),
             "IPPool new: spec.nodeSelector: it does not select Nodes that old selects: one, two",

@@ -10,7 +10,7 @@ use tortie_policy::program::{Member, SetId};
 use crate::dataplane::Config;
 use crate::dataplane::change::Change;
 use crate::dataplane::dirty::{ChangedSet, Dirty};
-use crate::dataplane::packet_kinds::{VXLAN_PEERS, VXLAN_PEERS_6, vxlan_peers_of};
+use crate::dataplane::packet_kinds::{IPIP_PEERS, VXLAN_PEERS, VXLAN_PEERS_6, vxlan_peers_of};
 use crate::dataplane::sets::{Family, Part, changes, kernel_sets};
 use crate::dataplane::skeleton;
 
@@ -29,13 +29,16 @@ pub(super) fn update_skeleton(config: &Config, state: &NodeState, kernel: &Table
         change.set(kernel, name, None);
     }
     for (name, set) in skeleton.sets {
-        if [VXLAN_PEERS, VXLAN_PEERS_6].contains(&name.as_str()) || !kernel.sets.contains_key(&name) {
+        if [VXLAN_PEERS, VXLAN_PEERS_6, IPIP_PEERS].contains(&name.as_str())
+            || !kernel.sets.contains_key(&name)
+        {
             change.set(kernel, &name, Some(set));
         }
     }
 }
 
-/// Applies the own addresses of other nodes that have changed: single elements of the sets of [`VXLAN_PEERS`].
+/// Applies the own addresses of other nodes that have changed: single elements of the sets of
+/// [`VXLAN_PEERS`] and [`IPIP_PEERS`].
 pub(super) fn update_peers(state: &NodeState, peers: &BTreeSet<IpAddr>, change: &mut Change) {
     if peers.is_empty() {
         return;
@@ -47,6 +50,12 @@ pub(super) fn update_peers(state: &NodeState, peers: &BTreeSet<IpAddr>, change: 
         let spec = || SetSpec::hash(&[family.field()]);
         let wanted = there.contains(parent).then(Value::default);
         change.element(vxlan_peers_of(family), spec, Key::address(*parent), wanted);
+    }
+    let routers: BTreeSet<IpAddr> = state.ipip_routers().map(IpAddr::V4).collect();
+    for router in peers.iter().filter(|peer| peer.is_ipv4()) {
+        let spec = || SetSpec::hash(&[Family::V4.field()]);
+        let wanted = routers.contains(router).then(Value::default);
+        change.element(IPIP_PEERS, spec, Key::address(*router), wanted);
     }
 }
 

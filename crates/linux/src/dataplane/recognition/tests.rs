@@ -25,6 +25,7 @@ fn link(index: u32, name: &str) -> Link {
         peer: None,
         alias: String::new(),
         vxlan: None,
+        carries_ipv4: false,
     }
 }
 
