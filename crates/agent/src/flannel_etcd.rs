@@ -236,3 +236,149 @@ pub(crate) fn conditions(node: &str, situation: &Situation) -> Vec<Unsupported> 
     let lost = situation.lost.iter().map(|lost| condition(Reason::SubnetLost, lost.clone()));
     lost.chain(unreachable).chain(unreadable).collect()
 }
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use serde_json::{Value, json};
+    use tortie_store::Embedded;
+    use tortie_store::etcd::{Etcd, EtcdConfig};
+
+    use super::*;
+    use crate::flannel::check;
+    use crate::{Extras, Platform};
+
+    async fn store(objects: &[(Kind, &str, Value)]) -> Embedded {
+        let store = Embedded::in_memory().unwrap();
+        for (kind, name, spec) in objects {
+            let value = json!({
+                "apiVersion": "projectcalico.org/v3", "kind": kind.name(), "metadata": {"name": name}, "spec": spec,
+            });
+            store.create(&Key::global(*kind, *name), value).await.unwrap();
+        }
+        store
+    }
+
+    #[tokio::test]
+    async fn pools_and_settings_are_those_of_the_configuration() {
+        let pool = |cidr: &str, mode: &str| json!({"cidr": cidr, "vxlanMode": mode, "ipipMode": "Never", "assignmentMode": "Manual"});
+        let v4 = |mode: &str| (Kind::IpPool, "flannel", pool("10.244.0.0/16", mode));
+        let v6 = |mode: &str| (Kind::IpPool, "flannel-v6", pool("fd00:244::/48", mode));
+        let felix = |vni: u32, port: u16| {
+            (Kind::FelixConfiguration, "default", json!({"vxlanVNI": vni, "vxlanPort": port}))
+        };
+        let (vxlan, host_gw) = (json!({"Type": "vxlan"}), json!({"Type": "host-gw"}));
+        for (is_dual, backend, objects, expected) in [
+            (false, &vxlan, vec![v4("Always"), felix(1, 8472)], None),
+            (false, &host_gw, vec![v4("Never")], None),
+            (true, &host_gw, vec![v4("Never"), v6("Never")], None),
+            (false, &vxlan, vec![], Some("no IPPool contains the network 10.244.0.0/16")),
+            (true, &host_gw, vec![v4("Never")], Some("no IPPool contains fd00:244::/48")),
+            (true, &host_gw, vec![v4("Never"), v6("Always")], Some("differ in vxlanMode")),
+            (false, &vxlan, vec![v4("Never")], Some("set vxlanMode Always")),
+            (false, &host_gw, vec![v4("Always")], Some("set vxlanMode Never")),
+            (false, &vxlan, vec![v4("Always")], Some("set vxlanVNI 1 and vxlanPort 8472")),
+            (
+                false,
+                &vxlan,
+                vec![v4("Always"), felix(1, 4789)],
+                Some("the port 8472, and FelixConfiguration has 1 and 4789"),
+            ),
+        ] {
+            let conf = json!({
+                "Network": "10.244.0.0/16", "EnableIPv6": is_dual, "IPv6Network": "fd00:244::/48", "Backend": backend,
+            });
+            let conf = NetConf::parse(&conf.to_string()).unwrap();
+            let store = store(&objects).await;
+            let refused =
+                check_fit(&store, "n", "/n/config", &conf).await.err().map(|error| error.to_string());
+            match expected {
+                None => assert_eq!(refused, None),
+                Some(expected) => {
+                    let refused = refused.unwrap();
+                    assert!(refused.contains(expected) && refused.contains("key /n/config"), "{refused}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_node_writes_its_addresses_of_the_families_of_flannel() {
+        let conf = |is_dual: bool| {
+            let conf = json!({
+                "Network": "10.244.0.0/16", "EnableIPv6": is_dual, "IPv6Network": "fd00:244::/48", "Backend": {"Type": "vxlan"},
+            });
+            NetConf::parse(&conf.to_string()).unwrap()
+        };
+        let (v4, v6) = (Some("192.0.2.7".to_owned()), Some("2001:db8::7".to_owned()));
+        for (is_dual, addresses, expected) in [
+            (false, [v4.clone(), v6.clone()], Ok(None)),
+            (true, [v4.clone(), v6.clone()], Ok(Some("2001:db8::7".parse().unwrap()))),
+            (true, [v4.clone(), None], Err("--ip6-autodetection-method")),
+            (false, [None, v6.clone()], Err("--ip-autodetection-method")),
+            (false, [v6, None], Err("--ip-autodetection-method")),
+        ] {
+            match (attributes("n", &conf(is_dual), &addresses), expected) {
+                (Ok(written), Ok(public_ipv6)) => {
+                    let macs = IpVersion::ALL.map(|version| vtep_mac("n", version));
+                    let tunnel = Tunnel::Vxlan { vni: 1, macs };
+                    let public_ip = "192.0.2.7".parse().unwrap();
+                    assert_eq!(written, Attributes { public_ip, public_ipv6, tunnel });
+                }
+                (Err(problem), Err(expected)) => assert!(problem.contains(expected), "{problem}"),
+                (written, _) => panic!("{addresses:?}: {written:?}"),
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn pods_of_the_node_keep_it_from_another_subnet() {
+        let endpoint = |node: &str, net: &str| json!({"node": node, "ipNetworks": [net]});
+        for (node, net, expected) in [
+            ("n", "10.244.7.5/32", true),
+            ("n", "fd00:244:0:7::5/128", true),
+            ("other", "10.244.7.5/32", false),
+            ("n", "10.244.8.5/32", false),
+        ] {
+            let store = Embedded::in_memory().unwrap();
+            let key = Key::namespaced(Kind::WorkloadEndpoint, "d", "n-k8s-p-eth0");
+            store
+                .create(&key, json!({"metadata": {"name": "p"}, "spec": endpoint(node, net)}))
+                .await
+                .unwrap();
+            let subnets = "10.244.7.0/24,fd00:244:0:7::/64".parse().unwrap();
+            assert_eq!(has_pods(&store, "n", &subnets).await.unwrap(), expected, "{node} {net}");
+        }
+    }
+
+    #[tokio::test]
+    async fn leases_in_etcd_need_flannel() {
+        let etcd = EtcdConfig { endpoints: vec!["http://192.0.2.1:2379".to_owned()], tls: None, login: None };
+        let etcd = Some(FlannelEtcd::new(Etcd::new(etcd).unwrap(), "/n"));
+        for (flannel, is_refused) in [(false, true), (true, false)] {
+            let extras = Extras { flannel, flannel_etcd: etcd.clone(), ..Extras::default() };
+            let refused = check("n", &extras, &Platform::Linux).err().map(|error| error.to_string());
+            assert_eq!(refused.is_some(), is_refused, "{refused:?}");
+        }
+    }
+
+    #[test]
+    fn conditions_name_key_and_remedy() {
+        let situation = Situation {
+            problems: [("/n/subnets/x".to_owned(), "it is damaged".to_owned())].into(),
+            unreachable: Some("refused".to_owned()),
+            lost: Some("lost".to_owned()),
+            ..Situation::default()
+        };
+        let found = conditions("n", &situation);
+        let found: Vec<(String, Reason, &str)> =
+            found.iter().map(|one| (one.object.to_string(), one.reason, one.message.as_str())).collect();
+        let node = Key::global(Kind::Node, "n").to_string();
+        assert_eq!(found[0], (node.clone(), Reason::SubnetLost, "lost"));
+        assert!(found[1].1 == Reason::RouteRefused && found[1].2.contains("refused"), "{found:?}");
+        assert!(
+            found[2].0 == node && found[2].2.contains("/n/subnets/x in etcd cannot be read: it is damaged"),
+            "{found:?}"
+        );
+        assert!(conditions("n", &Situation::default()).is_empty());
+    }
+}

@@ -6,6 +6,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::StreamExt;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -14,7 +15,7 @@ use tortie_flannel::{
 };
 use tortie_servers::programs::{Program, can_run};
 use tortie_servers::{Etcd as Servers, Proxy};
-use tortie_store::etcd::{Condition, Etcd, EtcdConfig};
+use tortie_store::etcd::{Condition, EntryChange, Etcd, EtcdConfig};
 
 const NEEDED: [Program; 2] = [Program::Etcd, Program::Etcdctl];
 const PREFIX: &str = "/coreos.com/network";
@@ -185,7 +186,7 @@ async fn a_node_gets_the_same_subnet_again() {
     let servers = Servers::start().unwrap();
     configure(&servers, json!({}));
     let (flannel, etcd) = (flannel(&servers), client(servers.endpoints().remove(0)));
-    let first = keep(&flannel, host_gw(1), None).await;
+    let first = keep(&flannel, host_gw(1), Some("10.5.1.0-24")).await;
     let name = first.name();
     drop(first);
     assert_eq!(keep(&flannel, host_gw(1), None).await.name(), name, "by its address");
@@ -329,4 +330,26 @@ async fn a_subnet_is_lost_when_its_lease_may_have_ended() {
     proxy.refuse(false);
     kept.until("the node has it again", |now| now.lost.is_none() && now.unreachable.is_none()).await;
     assert_eq!(stored(&etcd, "10.5.1.0-24").await, Some(("192.0.2.1".to_owned(), true)));
+}
+
+/// It would be written again when it has ended, but other nodes would have lost their routes by then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_is_renewed_before_it_ends() {
+    if !can_run(&NEEDED) {
+        return;
+    }
+    let servers = Servers::start().unwrap();
+    configure(&servers, json!({}));
+    let etcd = client(servers.endpoints().remove(0));
+    let mut changes = etcd.entry_changes(&format!("{PREFIX}/subnets/"), 0).await.unwrap();
+    let kept = keep(&flannel(&servers).with_leases_of(Duration::from_secs(3)), host_gw(1), None).await;
+    let mut writes = 0;
+    while writes < 6 {
+        let next = tokio::time::timeout(Duration::from_secs(60), changes.next()).await;
+        for change in next.expect("the lease is renewed").unwrap().unwrap() {
+            let EntryChange::Put(entry) = change else { panic!("{change:?}") };
+            assert!(entry.has_lease && entry.key.ends_with(&kept.name()), "{entry:?}");
+            writes += 1;
+        }
+    }
 }

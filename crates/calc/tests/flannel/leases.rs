@@ -217,7 +217,17 @@ fn a_machine_is_no_peer_of_policies() {
         calc.state().routes.values().any(|target| *target == RouteTarget::Vxlan { node: node.to_owned() })
     };
     assert!(is_routed(&calc, "n1") && is_routed(&calc, &key_name(2)));
-    let of_nodes = ["192.0.2.1", "10.244.0.0", "192.0.2.2", "10.244.1.0"].map(str::to_owned).into();
+    let of_nodes: BTreeSet<String> =
+        ["192.0.2.1", "10.244.0.0", "192.0.2.2", "10.244.1.0"].map(str::to_owned).into();
+    assert_eq!(members(&calc), of_nodes);
+    // Another one comes, and goes, while the policy is in force.
+    let own = || vec![lease((0, 1, true))];
+    calc.update_flannel_leases(own(), others(&[(1, 2, true), (2, 9, true), (3, 8, true)]));
+    calc.flush();
+    assert!(is_routed(&calc, &key_name(3)));
+    assert_eq!(members(&calc), of_nodes);
+    calc.update_flannel_leases(own(), others(&[(1, 2, true), (2, 9, true)]));
+    calc.flush();
     assert_eq!(members(&calc), of_nodes);
     // It becomes a Node.
     calc.update(&Key::global(Kind::Node, "n2"), Some(&node(2, 9)));
