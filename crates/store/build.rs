@@ -21,7 +21,7 @@ fn main() {
         .method(method("barrier", "Barrier", "BarrierRequest", "BarrierReply").build())
         .method(method("watch", "Watch", "WatchRequest", "EncodedEvent").server_streaming().build())
         .build();
-    Builder::new().compile(&[service, kv(), watch(), auth()]);
+    Builder::new().compile(&[service, kv(), watch(), lease(), auth()]);
 }
 
 /// A method of etcd's API (`api/etcdserverpb/rpc.proto`).
@@ -49,6 +49,15 @@ fn watch() -> Service {
         .name("Watch")
         .package("etcdserverpb")
         .method(watch.client_streaming().server_streaming().build())
+        .build()
+}
+
+fn lease() -> Service {
+    Service::builder()
+        .name("Lease")
+        .package("etcdserverpb")
+        .method(of_etcd("lease_grant", "LeaseGrant", "LeaseGrantRequest", "LeaseGrantResponse").build())
+        .method(of_etcd("lease_revoke", "LeaseRevoke", "LeaseRevokeRequest", "LeaseRevokeResponse").build())
         .build()
 }
 

@@ -14,7 +14,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// The crates in the order of ARCHITECTURE.md: each may depend only on earlier ones.
-const ROOMS: [&str; 23] = [
+const ROOMS: [&str; 24] = [
     "selector",
     "api",
     "policy",
@@ -22,6 +22,7 @@ const ROOMS: [&str; 23] = [
     "reach",
     "dataplane",
     "store",
+    "flannel",
     "ipam",
     "calc",
     "kernel",
@@ -40,7 +41,7 @@ const ROOMS: [&str; 23] = [
     "cli",
 ];
 /// The asynchronous crates; all others are plain functions.
-const ASYNC: [&str; 7] = ["store", "ipam", "bgp", "agent", "controllers", "lab", "cli"];
+const ASYNC: [&str; 8] = ["store", "flannel", "ipam", "bgp", "agent", "controllers", "lab", "cli"];
 /// The crates without clocks, files, sockets and threads.
 const PURE: [&str; 7] = ["selector", "api", "policy", "oracle", "reach", "dataplane", "calc"];
 /// The only crates with unsafe code.

@@ -1,12 +1,10 @@
 //! What the node announces to the others by annotations of its Node: its own addresses and its tunnel ends.
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use serde_json::Value;
 use tokio::sync::watch;
 use tortie_api::kubernetes::Node;
 use tortie_api::net::IpVersion;
@@ -17,14 +15,18 @@ use tortie_store::{Change, Endpoints, Interest, StoreError};
 use tortie_windows::{CurrentPodNetwork, PodNetwork};
 
 use crate::AgentError;
-#[cfg(target_os = "linux")]
-use crate::CniIpam;
 use crate::flannel::{self, OwnLease};
+#[cfg(target_os = "linux")]
+use crate::flannel_etcd::LeaseKeeper;
+use crate::flannel_etcd::{self, EtcdLease};
 use crate::node_address::AddressFinder;
 #[cfg(target_os = "linux")]
-use crate::node_address::{AddressMethods, Machine};
+use crate::node_address::Machine;
+use crate::own_addresses::{own_address, own_annotations};
 use crate::plane::InForce;
 use crate::tunnels::Tunnels;
+#[cfg(target_os = "linux")]
+use crate::{CniIpam, Extras};
 
 /// How often the interfaces of the machine are looked at, if they decide about the node's address (as in Calico).
 const LOOK_INTERVAL: Duration = Duration::from_secs(60);
@@ -36,26 +38,44 @@ pub(crate) struct Announced {
     finder: AddressFinder,
     /// In a cluster with flannel: the network of its pods, and the way there.
     lease: Option<OwnLease>,
+    /// With flannel's leases in etcd: what the node writes there.
+    etcd_lease: Option<EtcdLease>,
     /// Windows: the network as the dataplane sees it.
     pod_network: Option<CurrentPodNetwork>,
 }
 
 impl Announced {
-    /// Takes the tunnel addresses of a Linux node, and announces them. The MAC addresses are derived from the node's name.
+    /// Takes the tunnel addresses of a Linux node, and announces them. The MAC addresses are derived from the node's name. With
+    /// flannel's leases in etcd, takes one, which somebody must keep.
     #[cfg(target_os = "linux")]
     pub(crate) async fn on_linux(
         store: &dyn Endpoints,
         ipam: &Ipam,
         node: &str,
-        methods: AddressMethods,
-        flannel: bool,
-    ) -> Result<Self, AgentError> {
-        let lease = if flannel { Some(OwnLease::read(store, node, &IpVersion::ALL).await?) } else { None };
+        extras: &Extras,
+    ) -> Result<(Self, Option<LeaseKeeper>), AgentError> {
+        let finder = AddressFinder { methods: extras.address_methods.clone(), machine: Machine::Linux };
+        let (mut etcd_lease, mut keeper) = (None, None);
+        let lease = match &extras.flannel_etcd {
+            Some(etcd) => {
+                let key = Key::global(Kind::Node, node);
+                let stored = store.get(&key).await?.ok_or_else(|| StoreError::NotFound(key.clone()))?;
+                let own = own_annotations(node, &stored.value, &finder, true).await?;
+                let current = &stored.value["metadata"]["annotations"];
+                let addresses = IpVersion::ALL.map(|version| own_address(current, &own, version));
+                let previous = current[flannel_etcd::SUBNETS].as_str();
+                let (taken, keeping) = EtcdLease::acquire(store, node, etcd, &addresses, previous).await?;
+                let lease = OwnLease::of_subnets(taken.subnets().collect(), taken.vni());
+                (etcd_lease, keeper) = (Some(taken), Some(keeping));
+                Some(lease)
+            }
+            None if extras.flannel => Some(OwnLease::read(store, node, &IpVersion::ALL).await?),
+            None => None,
+        };
         let first = Tunnels::of_linux(store, ipam, node, lease.as_ref()).await?;
-        let finder = AddressFinder { methods, machine: Machine::Linux };
-        let announced = Self { first, finder, lease, pod_network: None };
-        annotate(store, node, &announced.first, None, &announced.finder, announced.lease.as_ref()).await?;
-        Ok(announced)
+        let announced = Self { first, finder, lease, etcd_lease, pod_network: None };
+        annotate(store, node, &announced).await?;
+        Ok((announced, keeper))
     }
 
     /// Announces the network of a Windows node.
@@ -68,10 +88,8 @@ impl Announced {
         lease: Option<OwnLease>,
     ) -> Result<Self, AgentError> {
         let first = Tunnels::of_windows(network);
-        let announced = Self { first, finder, lease, pod_network: Some(current) };
-        let hns_network = announced.hns_network();
-        let lease = announced.lease.as_ref();
-        annotate(store, node, &announced.first, hns_network, &announced.finder, lease).await?;
+        let announced = Self { first, finder, lease, etcd_lease: None, pod_network: Some(current) };
+        annotate(store, node, &announced).await?;
         Ok(announced)
     }
 
@@ -94,53 +112,33 @@ impl Announced {
 
 /// Writes the annotations of the Node, unless they are current. A tunnel that the node no longer has is taken out. Fails, and
 /// writes nothing, if a method finds no address.
-async fn annotate(
-    store: &dyn Endpoints,
-    node: &str,
-    tunnels: &Tunnels,
-    hns_network: Option<&str>,
-    finder: &AddressFinder,
-    lease: Option<&OwnLease>,
-) -> Result<(), AgentError> {
+async fn annotate(store: &dyn Endpoints, node: &str, announced: &Announced) -> Result<(), AgentError> {
     let key = Key::global(Kind::Node, node);
     let stored = store.get(&key).await?.ok_or_else(|| StoreError::NotFound(key.clone()))?;
     let current = &stored.value["metadata"]["annotations"];
-    let mut annotations: BTreeMap<&str, Option<String>> =
-        BTreeMap::from([(Node::HNS_NETWORK, hns_network.map(str::to_owned))]);
+    let (tunnels, lease) = (announced.now(), announced.lease.as_ref());
+    let mut annotations = own_annotations(node, &stored.value, &announced.finder, lease.is_some()).await?;
     annotations.insert(Node::IPIP_ADDRESS, tunnels.ipip.map(|address| address.to_string()));
-    for (version, [own, address, mac]) in ANNOTATIONS {
+    annotations.insert(Node::HNS_NETWORK, announced.hns_network().map(str::to_owned));
+    for (version, [address, mac]) in TUNNELS {
         let tunnel = tunnels.vxlan.iter().find(|tunnel| IpVersion::of(&tunnel.address) == version);
         annotations.insert(address, tunnel.map(|tunnel| tunnel.address.to_string()));
         annotations.insert(mac, tunnel.and_then(|tunnel| tunnel.mac.clone()));
-        let known = current[own].as_str();
-        let found = finder.find(version).await;
-        let found = found.map_err(|problem| AgentError::Node { node: node.to_owned(), problem })?;
-        if let Some(found) = found {
-            annotations.insert(own, Some(found.to_string()));
-        } else if let Some(network) = own_network(&stored.value, version, known, finder) {
-            annotations.insert(own, Some(network));
-        } else if let Some(network) =
-            left_by_flannel(current, version, finder).filter(|_| lease.is_some() && known.is_none())
-        {
-            annotations.insert(own, Some(network));
-        } else if known.is_some_and(|known| is_lost(&stored.value, version, known, finder)) {
-            annotations.insert(own, None);
-        }
     }
-    match lease {
-        None => annotations.extend(flannel::stale_annotations(node, current)),
-        Some(lease) => {
-            let own = |version: IpVersion| {
-                let name = if version == IpVersion::V4 { Node::ADDRESS } else { Node::ADDRESS_V6 };
-                let known = || current[name].as_str().map(str::to_owned);
-                let own = annotations.get(name).cloned().unwrap_or_else(known);
-                let own = own.and_then(|text| Some(text.split('/').next()?.to_owned()));
-                // As flanneld: the address of a router before the node, for instance.
-                current[Node::FLANNEL_OVERWRITE.of(version)].as_str().map(str::to_owned).or(own)
-            };
+    annotations.insert(flannel_etcd::SUBNETS, None);
+    let own = IpVersion::ALL.map(|version| own_address(current, &annotations, version));
+    match (&announced.etcd_lease, lease) {
+        (Some(etcd_lease), _) => {
+            etcd_lease.tell(node, &own)?;
+            annotations.extend([etcd_lease.annotation()]);
+            annotations.extend(flannel::stale_annotations(node, current));
+        }
+        (None, None) => annotations.extend(flannel::stale_annotations(node, current)),
+        (None, Some(lease)) => {
+            let own = |version: IpVersion| own_address(current, &annotations, version);
             let mac = tunnels.vxlan.iter().find_map(|tunnel| tunnel.mac.as_deref());
-            let announced = lease.annotations(node, mac, own)?;
-            annotations.extend(announced);
+            let of_flannel = lease.annotations(node, mac, own)?;
+            annotations.extend(of_flannel);
         }
     }
     annotations.retain(|name, value| current[*name].as_str() != value.as_deref());
@@ -150,55 +148,11 @@ async fn annotate(
     Ok(())
 }
 
-/// Of each family: the annotations of the node's own address, of its tunnel address, and of the MAC address there.
-const ANNOTATIONS: [(IpVersion, [&str; 3]); 2] = [
-    (IpVersion::V4, [Node::ADDRESS, Node::VXLAN_ADDRESS, Node::VXLAN_MAC]),
-    (IpVersion::V6, [Node::ADDRESS_V6, Node::VXLAN_ADDRESS_V6, Node::VXLAN_MAC_V6]),
+/// Of each family: the annotations of its tunnel address, and of the MAC address there.
+const TUNNELS: [(IpVersion, [&str; 2]); 2] = [
+    (IpVersion::V4, [Node::VXLAN_ADDRESS, Node::VXLAN_MAC]),
+    (IpVersion::V6, [Node::VXLAN_ADDRESS_V6, Node::VXLAN_MAC_V6]),
 ];
-
-/// The node's own address as its kubelet reports it, with the length of its network's prefix as far as that is known. `None`
-/// if the Node has another one already, because Calico's agents and administrators write some; but one that no interface has
-/// any more is replaced by one that an interface has.
-fn own_network(
-    node: &Value,
-    version: IpVersion,
-    current: Option<&str>,
-    finder: &AddressFinder,
-) -> Option<String> {
-    let address = internal_address(node, version)?;
-    let length = finder.prefix_length(address);
-    let is_kept = |current: &str| match current.split('/').next().unwrap_or_default().parse::<IpAddr>() {
-        Ok(known) if known == address => current.contains('/'),
-        Ok(known) => length.is_none() || finder.prefix_length(known).is_some(),
-        Err(_) => true,
-    };
-    if current.is_some_and(is_kept) {
-        return None;
-    }
-    Some(length.map_or_else(|| address.to_string(), |length| format!("{address}/{length}")))
-}
-
-/// The address that flanneld has found on the node before, if an interface has it. Kubelets often report IPv4 only.
-fn left_by_flannel(annotations: &Value, version: IpVersion, finder: &AddressFinder) -> Option<String> {
-    let address = annotations[Node::FLANNEL_ADDRESS.of(version)].as_str()?.parse().ok()?;
-    finder.prefix_length(address).map(|length| format!("{address}/{length}"))
-}
-
-/// Whether the node has an address of this family no longer: its kubelet reports others only, and no interface has it.
-fn is_lost(node: &Value, version: IpVersion, known: &str, finder: &AddressFinder) -> bool {
-    let reports = |version| internal_address(node, version).is_some();
-    let Ok(address) = known.split('/').next().unwrap_or_default().parse() else { return false };
-    let others = IpVersion::ALL.into_iter().any(reports) && !reports(version);
-    others && finder.lacks(address)
-}
-
-/// The node's address as its kubelet reports it.
-fn internal_address(node: &Value, version: IpVersion) -> Option<IpAddr> {
-    let addresses = node["status"]["addresses"].as_array()?.iter();
-    let internal = addresses.filter(|one| one["type"] == "InternalIP");
-    let mut addresses = internal.filter_map(|one| one["address"].as_str()?.parse().ok());
-    addresses.find(|address| IpVersion::of(address) == version)
-}
 
 /// Restores the node's announcements whenever somebody changes the Node, and updates them when HNS has recreated the
 /// overlay network with another MAC address, when IPAM has released a tunnel address, or when pools of a family come. Ends
@@ -264,10 +218,12 @@ async fn announce(
 ) -> Result<(), AgentError> {
     let mut unfit = None;
     if announced.pod_network.is_none() {
-        if announced.lease.is_some() {
+        // What was announced stays if something does not fit any more, and the rest is up to date.
+        if let Some(etcd_lease) = &announced.etcd_lease {
+            unfit = etcd_lease.check(store, node).await.err();
+        } else if announced.lease.is_some() {
             match OwnLease::read(store, node, &IpVersion::ALL).await {
                 Ok(lease) => announced.lease = Some(lease),
-                // What was announced stays, and the rest is up to date.
                 Err(error) => unfit = Some(error),
             }
         }
@@ -283,24 +239,28 @@ async fn announce(
             announced.first = tunnels;
         }
     }
-    let hns_network = announced.hns_network();
-    annotate(store, node, &announced.now(), hns_network, &announced.finder, announced.lease.as_ref()).await?;
+    annotate(store, node, announced).await?;
     unfit.map_or(Ok(()), Err)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::net::Ipv4Addr;
 
     use super::*;
+    use crate::node_address::AddressMethods;
+    use crate::tunnels::{vxlan_address, vxlan_addresses};
     use serde_json::json;
     use tortie_ipam::{Family, Request};
     use tortie_store::{Embedded, Store};
 
-    use crate::tunnels::{vxlan_address, vxlan_addresses};
-
     fn finder(methods: AddressMethods) -> AddressFinder {
         AddressFinder { methods, machine: Machine::Linux }
+    }
+
+    fn announced(first: Tunnels, methods: AddressMethods) -> Announced {
+        Announced { first, finder: finder(methods), lease: None, etcd_lease: None, pod_network: None }
     }
 
     #[tokio::test]
@@ -319,7 +279,7 @@ mod tests {
             let store = Embedded::in_memory().unwrap();
             let key = Key::global(Kind::Node, "n");
             store.create(&key, json!({"metadata": metadata})).await.unwrap();
-            let result = annotate(&store, "n", &tunnel, None, &finder(AddressMethods::default()), None).await;
+            let result = annotate(&store, "n", &announced(tunnel.clone(), AddressMethods::default())).await;
             assert_eq!(result.is_ok(), expected.is_some(), "{metadata}: {result:?}");
             if let Some(expected) = expected {
                 let after = store.get(&key).await.unwrap().unwrap().value;
@@ -348,8 +308,7 @@ mod tests {
         let address = vxlan_address(&ipam, "n", Family::V4).await.unwrap().unwrap();
         assert_eq!(vxlan_addresses(&ipam, "n").await.unwrap(), [address], "a node keeps its address");
         let first = Tunnels::derived(vec![address]);
-        let announced =
-            Announced { first, finder: finder(AddressMethods::default()), lease: None, pod_network: None };
+        let announced = announced(first, AddressMethods::default());
         let (_keep, in_force) = watch::channel(Arc::default());
         let keeping =
             tokio::spawn(keep_announced(store.clone(), ipam.clone(), "n".to_owned(), announced, in_force));
@@ -389,8 +348,7 @@ mod tests {
         let ipam = Arc::new(Ipam::new(store.clone(), "n", BTreeMap::new()));
         let old = vxlan_address(&ipam, "n", Family::V4).await.unwrap().unwrap();
         let first = Tunnels::derived(vec![old]);
-        let announced =
-            Announced { first, finder: finder(AddressMethods::default()), lease: None, pod_network: None };
+        let announced = announced(first, AddressMethods::default());
         let (_keep, in_force) = watch::channel(Arc::default());
         // An agent that has not used the pool for some seconds.
         let ipam = Arc::new(Ipam::new(store.clone(), "n", BTreeMap::new()));
@@ -460,7 +418,7 @@ mod tests {
             let key = Key::global(Kind::Node, "n");
             let value = json!({"metadata": {"name": "n", "annotations": annotations}, "status": status});
             store.create(&key, value).await.unwrap();
-            annotate(&store, "n", &tunnel, None, &finder(AddressMethods::default()), None).await.unwrap();
+            annotate(&store, "n", &announced(tunnel.clone(), AddressMethods::default())).await.unwrap();
             let after = store.get(&key).await.unwrap().unwrap().value;
             assert_eq!(after["metadata"]["annotations"][Node::ADDRESS], expected);
             assert_eq!(after["metadata"]["annotations"][Node::ADDRESS_V6], "fd00::1");
@@ -495,7 +453,7 @@ mod tests {
                 store.create(&key, value.clone()).await.unwrap();
                 let ipv4 = method.parse().unwrap();
                 let methods = AddressMethods { ipv4, ..AddressMethods::default() };
-                let written = annotate(&store, "n", &Tunnels::default(), None, &finder(methods), None).await;
+                let written = annotate(&store, "n", &announced(Tunnels::default(), methods)).await;
                 let after = store.get(&key).await.unwrap().unwrap().value;
                 match expected {
                     Some(expected) => {
@@ -513,12 +471,7 @@ mod tests {
             let ipam = Arc::new(Ipam::new(store.clone(), "n", BTreeMap::new()));
             let methods =
                 AddressMethods { ipv4: "first-found".parse().unwrap(), ..AddressMethods::default() };
-            let announced = Announced {
-                first: Tunnels::default(),
-                finder: finder(methods),
-                lease: None,
-                pod_network: None,
-            };
+            let announced = announced(Tunnels::default(), methods);
             let (_keep, in_force) = watch::channel(Arc::default());
             tokio::spawn(keep_announced(store.clone(), ipam, "n".to_owned(), announced, in_force));
             let announces = async |expected: &str| {
@@ -546,52 +499,5 @@ mod tests {
             runtime.block_on(announce());
         };
         NetNs::create().unwrap().run(run).unwrap();
-    }
-
-    /// CrossSubnet pools need it. Earlier agents wrote the address alone.
-    #[cfg(target_os = "linux")]
-    #[test]
-    fn the_address_has_the_prefix_length_of_its_interface() {
-        let status = json!({"addresses": [{"type": "InternalIP", "address": "127.0.0.1"}]});
-        let node = json!({"status": status});
-        let finder = finder(AddressMethods::default());
-        for (current, expected) in [
-            (None, Some("127.0.0.1/8")),
-            (Some("127.0.0.1"), Some("127.0.0.1/8")),
-            (Some("127.0.0.1/8"), None),
-            // No interface has it, and one has that of the kubelet.
-            (Some("192.0.2.9/24"), Some("127.0.0.1/8")),
-            (Some("::1/128"), None),
-            (Some("none"), None),
-        ] {
-            let found = own_network(&node, IpVersion::V4, current, &finder);
-            assert_eq!(found.as_deref(), expected, "{current:?}");
-        }
-        assert_eq!(own_network(&node, IpVersion::V6, None, &finder), None);
-        for (version, known, expected) in [
-            (IpVersion::V6, "2001:db8::1/64", true),
-            (IpVersion::V6, "::1/128", false),
-            (IpVersion::V4, "192.0.2.9/24", false),
-        ] {
-            assert_eq!(is_lost(&node, version, known, &finder), expected, "{known}");
-        }
-        assert!(!is_lost(&json!({}), IpVersion::V6, "2001:db8::1/64", &finder), "without a kubelet");
-    }
-
-    /// An address that no interface has is that of a router before the node, or an old one.
-    #[test]
-    fn the_address_that_flanneld_has_found_counts_if_an_interface_has_it() {
-        let finder = finder(AddressMethods::default());
-        let name = Node::FLANNEL_ADDRESS.of(IpVersion::V4);
-        for (annotation, expected) in [
-            (json!("127.0.0.1"), Some("127.0.0.1/8")),
-            (json!("192.0.2.9"), None),
-            (json!("none"), None),
-            (json!(null), None),
-        ] {
-            let found = left_by_flannel(&json!({name: annotation}), IpVersion::V4, &finder);
-            assert_eq!(found.as_deref(), expected, "{annotation}");
-            assert_eq!(left_by_flannel(&json!({name: annotation}), IpVersion::V6, &finder), None);
-        }
     }
 }

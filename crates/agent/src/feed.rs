@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use futures::StreamExt;
 use futures::stream::ReadyChunks;
+use tokio::sync::watch;
 use tortie_api::{Kind, Positions};
+use tortie_flannel::Situation;
 use tortie_store::backoff::{Backoff, random_seed};
 use tortie_store::{Change, Follow, Interest, Store, StoreError};
 
@@ -15,19 +17,40 @@ use crate::queue::Batches;
 /// The maximum number of changes in a batch.
 const MAX_BATCH: usize = 1_024;
 
-/// Feeds the thread with objects of these kinds until it ends.
-pub(crate) async fn run(store: Arc<dyn Store>, kinds: Vec<Kind>, batches: Batches) {
+/// flannel's leases in etcd, if there are any.
+pub(crate) type Leases = Option<watch::Receiver<Arc<Situation>>>;
+
+/// Feeds the thread with objects of these kinds, and with flannel's leases, until it ends.
+pub(crate) async fn run(store: Arc<dyn Store>, kinds: Vec<Kind>, batches: Batches, mut leases: Leases) {
     let interests = kinds.iter().copied().map(Interest::all).collect();
     let mut changes = store.follow(interests).ready_chunks(MAX_BATCH);
+    // They are there before the first routes.
+    let known = leases.as_mut().map(|leases| leases.borrow_and_update().clone());
+    batches.send(Batch { leases: known, more_follows: true, ..Batch::default() });
     if snapshot(&*store, &kinds, &mut changes, &batches).await.is_none() {
         return;
     }
     tracing::info!("the node knows the whole cluster");
     // While the thread does not keep up, nothing is read. In the end, the store ends the watch and lists again.
     while batches.wait_for_room().await {
-        let Some(changes) = changes.next().await else { return };
-        batches.send(batch(changes));
+        tokio::select! {
+            changes = changes.next() => match changes {
+                Some(changes) => batches.send(batch(changes)),
+                None => return,
+            },
+            leases = changed(&mut leases) => batches.send(Batch { leases: Some(leases), ..Batch::default() }),
+        };
     }
+}
+
+/// The leases, when they have changed.
+async fn changed(leases: &mut Leases) -> Arc<Situation> {
+    if let Some(leases) = leases
+        && leases.changed().await.is_ok()
+    {
+        return leases.borrow_and_update().clone();
+    }
+    std::future::pending().await
 }
 
 /// Sends everything that is stored, in parts, so that it never is in memory as a whole. It contains everything that was
@@ -155,7 +178,7 @@ mod tests {
                 store.create(&key(name), json!(0)).await.unwrap();
             }
             let (batches, inbox) = bounded(limit);
-            tokio::spawn(run(store.clone(), KINDS.to_vec(), batches));
+            tokio::spawn(run(store.clone(), KINDS.to_vec(), batches, None));
             while inbox.waiting().0 == 0 {
                 tokio::task::yield_now().await;
             }

@@ -22,7 +22,10 @@ use crate::{AgentError, CniIpam, Extras, Platform, WindowsNetwork};
 pub(crate) fn check(node: &str, extras: &Extras, platform: &Platform) -> Result<(), AgentError> {
     let refuse = |problem: &str| Err(AgentError::Node { node: node.to_owned(), problem: problem.to_owned() });
     if !extras.flannel {
-        return Ok(());
+        return match &extras.flannel_etcd {
+            Some(_) => refuse("--flannel-etcd (TORTIE_FLANNEL_ETCD) needs --flannel (TORTIE_FLANNEL)"),
+            None => Ok(()),
+        };
     }
     if extras.bgp {
         return refuse(
@@ -38,17 +41,27 @@ pub(crate) fn check(node: &str, extras: &Extras, platform: &Platform) -> Result<
     match platform {
         #[cfg(target_os = "linux")]
         Platform::Linux => Ok(()),
+        Platform::Windows { .. } if extras.flannel_etcd.is_some() => refuse(
+            "leases of flannel in etcd are for Linux nodes only; remove --flannel-etcd (TORTIE_FLANNEL_ETCD), and use flannel with \
+             --kube-subnet-mgr",
+        ),
         Platform::Windows { .. } => Ok(()),
         Platform::Other { .. } => refuse("it cannot take part in flannel; remove --flannel (TORTIE_FLANNEL)"),
     }
 }
 
-/// The nodes whose pods cannot be reached in the way that they have announced.
-pub(crate) fn unreachable(problems: BTreeMap<&str, String>) -> Vec<Unsupported> {
-    let unsupported = problems.into_iter().map(|(node, problem)| Unsupported {
-        object: Key::global(Kind::Node, node),
-        reason: Reason::RouteRefused,
-        message: format!("packets to its pods may not arrive: {problem}"),
+/// The nodes whose pods cannot be reached in the way that they have announced. This node names machines that are no Nodes.
+pub(crate) fn unreachable(local: &str, problems: BTreeMap<&str, String>) -> Vec<Unsupported> {
+    let unsupported = problems.into_iter().map(|(node, problem)| {
+        let is_machine = node.starts_with('/');
+        let message = match is_machine {
+            true => format!(
+                "packets to pods of the machine with flannel's lease {node} may not arrive: {problem}"
+            ),
+            false => format!("packets to its pods may not arrive: {problem}"),
+        };
+        let node = if is_machine { local } else { node };
+        Unsupported { object: Key::global(Kind::Node, node), reason: Reason::RouteRefused, message }
     });
     unsupported.collect()
 }
@@ -75,19 +88,17 @@ impl OwnLease {
             Some(Resource::Node(read)) => Some(read),
             _ => None,
         };
-        let pools = store.list(Kind::IpPool).await?.items;
-        let pools: Vec<IpPool> = pools
-            .iter()
-            .filter_map(|stored| match Resource::read(&stored.key, &stored.value) {
-                Ok(Resource::IpPool(pool)) => Some(pool),
-                _ => None,
-            })
-            .collect();
         let nets = families.iter().filter_map(|version| read.as_ref()?.pod_cidr(*version)).collect();
         let refuse = |problem: String| AgentError::Node { node: node.to_owned(), problem };
-        let (subnets, is_vxlan) = of_pools(nets, &pools).map_err(refuse)?;
+        let (subnets, is_vxlan) = of_networks(store, nets).await?.map_err(refuse)?;
         let vni = if is_vxlan { Some(cluster_network(store, node).await?.vni) } else { None };
         Ok(Self { subnets, vni })
+    }
+
+    /// With these networks, at least one, IPv4 first.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn of_subnets(subnets: Vec<IpNet>, vni: Option<u32>) -> Self {
+        Self { subnets, vni }
     }
 
     fn ipv4(&self) -> Option<Ipv4Net> {
@@ -186,6 +197,22 @@ impl OwnLease {
 
 const NO_NETWORK: &str = "it has no network in spec.podCIDRs, which flannel needs (IPv4 on a Windows node); let the controller manager \
                           allocate them (--allocate-node-cidrs), or remove --flannel (TORTIE_FLANNEL)";
+
+/// As [`of_pools`], with the pools of the datastore.
+pub(crate) async fn of_networks(
+    store: &dyn Store,
+    nets: Vec<IpNet>,
+) -> Result<Result<(Vec<IpNet>, bool), String>, StoreError> {
+    let pools = store.list(Kind::IpPool).await?.items;
+    let pools: Vec<IpPool> = pools
+        .iter()
+        .filter_map(|stored| match Resource::read(&stored.key, &stored.value) {
+            Ok(Resource::IpPool(pool)) => Some(pool),
+            _ => None,
+        })
+        .collect();
+    Ok(of_pools(nets, &pools))
+}
 
 /// The networks that a node announces, and whether packets travel there by VXLAN. Without a pool for IPv6, pods have IPv4 only.
 fn of_pools(nets: Vec<IpNet>, pools: &[IpPool]) -> Result<(Vec<IpNet>, bool), String> {

@@ -18,6 +18,7 @@ mod default_pool;
 mod dns;
 mod feed;
 mod flannel;
+mod flannel_etcd;
 mod health;
 mod http_server;
 mod labels;
@@ -27,6 +28,7 @@ mod metrics;
 mod node;
 mod node_address;
 mod obtain;
+mod own_addresses;
 mod pending;
 mod plane;
 mod pods;
@@ -63,6 +65,7 @@ pub use bgp::{KINDS as BGP_KINDS, SERVICE_KINDS as BGP_SERVICE_KINDS};
 pub use cni_config::CniIpam;
 use control_server::Answers;
 pub use default_pool::DefaultPool;
+use flannel_etcd::LeaseKeeper;
 use health::{Progress, Stage};
 use http_server::{Paths, Sources};
 use local::Listener;
@@ -74,6 +77,7 @@ use plane::InForce;
 use pods::Pods;
 pub use policy_only::PolicyOnly;
 pub use reconfigure::Reconfiguring;
+pub use tortie_flannel::FlannelEtcd;
 pub use tortie_windows::{AdapterSelector, Host, HostRoutes, SavedReport, StaticRules};
 use unsupported::{PlainRoutes, Watched};
 
@@ -116,6 +120,8 @@ pub struct Extras {
     pub direct_routes: bool,
     /// Whether nodes announce the networks of their pods by flannel's annotations. Not with BGP.
     pub flannel: bool,
+    /// flannel's etcd, if the networks of the nodes' pods are leases there instead. Linux nodes only, with `flannel`.
+    pub flannel_etcd: Option<FlannelEtcd>,
     /// Whether another CNI plugin connects the pods, and how the agent then recognises them.
     pub policy_only: Option<PolicyOnly>,
     /// How the node's own addresses are found.
@@ -313,7 +319,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
     let ipam = Arc::new(ipam);
     let about = platform.about();
     let capabilities = platform.capabilities();
-    let Prepared { dataplane, wiring, announced, cni_ipam: of_flannel } =
+    let Prepared { dataplane, wiring, announced, cni_ipam: of_flannel, keeper } =
         node::prepare(&*endpoints, &ipam, &node, platform, &extras).await?;
 
     let mut kinds = tortie_calc::kinds(dataplane.asks_for_services());
@@ -330,6 +336,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
         .with_most_blocks(most_blocks)
         .with_plain_routes(plain_routes)
         .with_flannel(extras.flannel)
+        .with_leases(keeper.is_some())
         .with_policy_only(extras.policy_only.is_some());
     let (batches, in_force) = plane::start(watched, dataplane)
         .map_err(|error| AgentError::system("starting the dataplane's thread", error))?;
@@ -338,7 +345,11 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
     let asker = batches.asker();
     let mut parts = Parts { running: JoinSet::new(), in_force: in_force.clone() };
     parts.add(DATAPLANE, plane::ended(in_force.clone()));
-    parts.add("the feed of the dataplane", feed::run(store.clone(), kinds, batches));
+    let leases = keeper.as_ref().map(LeaseKeeper::situation);
+    parts.add("the feed of the dataplane", feed::run(store.clone(), kinds, batches, leases.clone()));
+    if let Some(keeper) = keeper {
+        parts.add("the keeping of flannel's lease", keeper.run());
+    }
     if !endpoints.derives_from_kubernetes() {
         parts.add("the following of labels", labels::run(store.clone(), node.clone(), in_force.clone()));
     }
@@ -395,6 +406,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
         has_bandwidth_plugin,
         in_force,
         barrier,
+        leases,
         metrics,
     });
     let listener = Listener::bind(&cni_socket)

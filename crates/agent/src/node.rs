@@ -22,8 +22,7 @@ use tortie_windows::{
 use crate::announcement::Announced;
 use crate::cluster_network::cluster_network;
 use crate::flannel::OwnLease;
-#[cfg(target_os = "linux")]
-use crate::node_address::AddressMethods;
+use crate::flannel_etcd::LeaseKeeper;
 use crate::node_address::{AddressFinder, Machine};
 use crate::policy_only::PolicyOnly;
 use crate::unsupported::LOCKED;
@@ -42,6 +41,8 @@ pub(crate) struct Prepared {
     pub(crate) announced: Option<Announced>,
     /// In a cluster with flannel: where the pods' addresses come from.
     pub(crate) cni_ipam: Option<CniIpam>,
+    /// With flannel's leases in etcd: what keeps that of the node.
+    pub(crate) keeper: Option<LeaseKeeper>,
 }
 
 /// The Node, once it exists: the cluster's API or its administrator creates it.
@@ -137,7 +138,7 @@ pub(crate) async fn prepare(
         #[cfg(target_os = "linux")]
         Platform::Linux => match &extras.policy_only {
             Some(policy_only) => open_linux(policy_only_config(policy_only), None),
-            None => prepare_linux(store, ipam, node, extras.address_methods.clone(), extras.flannel).await,
+            None => prepare_linux(store, ipam, node, extras).await,
         },
         Platform::Windows { hcn, static_rules, host, services, network } => {
             let windows = WindowsNode { hcn, static_rules, host, services, network };
@@ -153,7 +154,7 @@ pub(crate) async fn prepare(
                 .to_owned(),
         }),
         Platform::Other { dataplane, wiring } => {
-            Ok(Prepared { dataplane, wiring, announced: None, cni_ipam: None })
+            Ok(Prepared { dataplane, wiring, announced: None, cni_ipam: None, keeper: None })
         }
     }
 }
@@ -164,13 +165,12 @@ async fn prepare_linux(
     store: &dyn Endpoints,
     ipam: &Ipam,
     node: &str,
-    methods: AddressMethods,
-    flannel: bool,
+    extras: &Extras,
 ) -> Result<Prepared, AgentError> {
-    let announced = Announced::on_linux(store, ipam, node, methods, flannel).await?;
+    let (announced, keeper) = Announced::on_linux(store, ipam, node, extras).await?;
     let cni_ipam = announced.cni_ipam();
     let prepared = open_linux(tortie_linux::dataplane::Config::default(), Some(announced))?;
-    Ok(Prepared { cni_ipam, ..prepared })
+    Ok(Prepared { cni_ipam, keeper, ..prepared })
 }
 
 /// The dataplane for pods that another plugin connects.
@@ -193,7 +193,8 @@ fn open_linux(
     let wiring = tortie_linux::wire::Wiring::open(&config).map_err(opened("preparing to connect pods"))?;
     let dataplane =
         tortie_linux::dataplane::Dataplane::open(config).map_err(opened("opening the dataplane"))?;
-    Ok(Prepared { dataplane: Box::new(dataplane), wiring: Arc::new(wiring), announced, cni_ipam: None })
+    let (dataplane, wiring) = (Box::new(dataplane), Arc::new(wiring));
+    Ok(Prepared { dataplane, wiring, announced, cni_ipam: None, keeper: None })
 }
 
 /// The parts of [`Platform::Windows`].
@@ -213,7 +214,7 @@ fn policy_only_windows(policy_only: &PolicyOnly, windows: WindowsNode) -> Prepar
     let dataplane =
         dataplane.with_services(services).with_policy_only(tortie_windows::PolicyOnly { results });
     let wiring = Arc::new(WindowsWiring::new(hcn));
-    Prepared { dataplane: Box::new(dataplane), wiring, announced: None, cni_ipam: None }
+    Prepared { dataplane: Box::new(dataplane), wiring, announced: None, cni_ipam: None, keeper: None }
 }
 
 /// Windows: the network is created from the node's block. On an overlay, its gateway is the tunnel address, and HNS chooses the MAC
@@ -282,6 +283,7 @@ async fn prepare_windows(
         wiring: Arc::new(wiring),
         announced: Some(announced),
         cni_ipam,
+        keeper: None,
     })
 }
 

@@ -238,8 +238,23 @@ impl Pods {
         }
     }
 
-    /// The networks of the node's pods (`Node.spec.podCIDRs`), for host-local.
+    /// The networks of the node's pods (`Node.spec.podCIDRs`, or flannel's lease in etcd), for host-local.
     pub(crate) async fn pod_cidrs(&self) -> Result<Success, Failure> {
+        let of_nets = |nets: &[IpNet]| {
+            let ips = nets.iter().map(|net| Address { address: net.to_string(), interface: 0 }).collect();
+            Success { ips, ..Success::default() }
+        };
+        if let Some(leases) = &self.leases {
+            let leases = leases.borrow();
+            let own: Vec<IpNet> = leases.own.iter().map(|lease| lease.subnet).collect();
+            return match &leases.lost {
+                Some(lost) => {
+                    let msg = "the node has no subnet of flannel that it may use";
+                    Err(Failure::new(Code::TRY_AGAIN_LATER, msg, lost.clone()))
+                }
+                None => Ok(of_nets(&own)),
+            };
+        }
         let key = Key::global(Kind::Node, &self.node);
         let node = self.store.get(&key).await.map_err(store_failure)?;
         let spec = node.as_ref().map_or(&Value::Null, |node| &node.value["spec"]);
@@ -252,7 +267,6 @@ impl Pods {
                 "let the controller manager allocate them (--allocate-node-cidrs), or write ipam.subnet";
             return Err(Failure::new(Code::TRY_AGAIN_LATER, msg, remedy));
         }
-        let ips = nets.iter().map(|net| Address { address: net.to_string(), interface: 0 }).collect();
-        Ok(Success { ips, ..Success::default() })
+        Ok(of_nets(&nets))
     }
 }

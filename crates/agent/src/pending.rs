@@ -6,9 +6,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
+use std::sync::Arc;
 
 use serde_json::Value;
 use tortie_api::{Key, Kind, Positions};
+use tortie_flannel::Situation;
 use tortie_store::{StoreError, size_of_value};
 
 /// Changes that belong together: nothing is applied between them.
@@ -22,6 +24,8 @@ pub(crate) struct Batch {
     pub(crate) restarted: BTreeSet<Kind>,
     /// Kinds that cannot be read, with the error; `None` if the kind can be read now.
     pub(crate) unavailable: BTreeMap<Kind, Option<StoreError>>,
+    /// flannel's leases in etcd, if they have changed.
+    pub(crate) leases: Option<Arc<Situation>>,
     /// Nothing is applied before the next batch: this is a part of the first snapshot of the cluster.
     pub(crate) more_follows: bool,
 }
@@ -48,7 +52,8 @@ impl Pending {
     pub(crate) fn add(&mut self, batch: Batch) {
         let pending = self.batch.get_or_insert_default();
         batch.advance(&mut pending.positions);
-        let Batch { changes, positions: _, restarted, unavailable, more_follows } = batch;
+        let Batch { changes, positions: _, restarted, unavailable, leases, more_follows } = batch;
+        pending.leases = leases.or(pending.leases.take());
         pending.restarted.extend(restarted);
         pending.unavailable.extend(unavailable);
         pending.more_follows = more_follows;

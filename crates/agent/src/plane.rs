@@ -11,14 +11,15 @@ use tortie_api::report::ReportedCondition;
 use tortie_api::{Kind, Position, Positions};
 use tortie_calc::{Calc, Finding};
 use tortie_dataplane::{AskedFor, Dataplane, EndpointId, Reason, Report};
+use tortie_flannel::Situation;
 use tortie_store::StoreError;
 use tortie_store::backoff::{Backoff, random_seed};
 
 use crate::control::ShownEndpoint;
-use crate::flannel;
 use crate::pending::Batch;
 use crate::queue::{Batches, Inbox, Question, Work, queue};
 use crate::unsupported::{Unsupported, Watched, out_of_reach};
+use crate::{flannel, flannel_etcd};
 
 /// The interval at which the dataplane reads everything back.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(10);
@@ -107,6 +108,7 @@ fn start_with(
     let calc = if dataplane.asks_for_services() { calc.with_services() } else { calc };
     let calc = if watched.has_direct_routes() { calc.with_direct_routes() } else { calc };
     let calc = if watched.has_flannel() { calc.with_flannel() } else { calc };
+    let calc = if watched.has_leases() { calc.with_flannel_leases() } else { calc };
     let calc = if watched.has_policy_only() { calc.with_policy_only() } else { calc };
     let backoff = Backoff::new(random_seed());
     let mut plane = Plane {
@@ -122,6 +124,7 @@ fn start_with(
         report,
         backoff,
         logged,
+        leases: Arc::default(),
     };
     thread::Builder::new().name("dataplane".to_owned()).spawn(move || plane.run(&inbox))?;
     Ok(in_force)
@@ -151,6 +154,8 @@ struct Plane {
     backoff: Backoff,
     /// The conditions that were logged and still hold.
     logged: BTreeSet<(Reason, String)>,
+    /// flannel's leases in etcd.
+    leases: Arc<Situation>,
 }
 
 impl Plane {
@@ -191,8 +196,12 @@ impl Plane {
 
     /// Applies a batch. A batch without changes only reports positions.
     fn ingest(&mut self, batch: Batch) {
-        let Batch { changes, positions, restarted, unavailable, more_follows } = batch;
-        self.is_changed |= !changes.is_empty();
+        let Batch { changes, positions, restarted, unavailable, leases, more_follows } = batch;
+        self.is_changed |= !changes.is_empty() || leases.is_some();
+        if let Some(leases) = leases {
+            self.calc.update_flannel_leases(leases.own.clone(), leases.others.clone());
+            self.leases = leases;
+        }
         let kinds: BTreeSet<Kind> = changes.keys().map(|key| key.kind).collect();
         let of_changes: Positions =
             kinds.into_iter().filter_map(|kind| Some((kind, positions.of(kind)?))).collect();
@@ -347,7 +356,8 @@ impl Plane {
     fn unsupported(&self) -> Vec<Unsupported> {
         let mut all = self.watched.all();
         all.extend(out_of_reach(&self.calc.without_direct_route()));
-        all.extend(flannel::unreachable(self.calc.flannel_problems()));
+        all.extend(flannel::unreachable(self.watched.node(), self.calc.flannel_problems()));
+        all.extend(flannel_etcd::conditions(self.watched.node(), &self.leases));
         all
     }
 

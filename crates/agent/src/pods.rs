@@ -33,6 +33,7 @@ use tortie_store::{Endpoints, StoreError, Stored};
 use crate::addresses::{self, NETWORK, USUAL_INTERFACE, attachment_of, handle, handle_of};
 use crate::barrier::Barrier;
 use crate::dns;
+use crate::feed::Leases;
 use crate::locks::Locks;
 use crate::metrics::Metrics;
 use crate::plane::InForce;
@@ -63,6 +64,8 @@ pub(crate) struct Pods {
     pub(crate) has_bandwidth_plugin: bool,
     pub(crate) in_force: watch::Receiver<Arc<InForce>>,
     pub(crate) barrier: Barrier,
+    /// flannel's leases in etcd, which decide about the pods' addresses.
+    pub(crate) leases: Leases,
     pub(crate) metrics: Arc<Metrics>,
 }
 
@@ -123,6 +126,7 @@ impl Pods {
     ) -> Result<Success, Failure> {
         self.refuse_blocked(id)?;
         self.refuse_other_network(id)?;
+        self.refuse_lost_subnet(id)?;
         let dns = dns::of(&call.config)?;
         let read = async {
             tokio::try_join!(
@@ -178,6 +182,15 @@ impl Pods {
         differs.map_or(Ok(()), |condition| {
             let msg = format!("pod {}/{} waits until the node's network is replaced", id.namespace, id.pod);
             Err(Failure::new(Code::TRY_AGAIN_LATER, msg, condition.message.clone()))
+        })
+    }
+
+    /// Another node may give the same addresses to its pods.
+    fn refuse_lost_subnet(&self, id: &EndpointId) -> Result<(), Failure> {
+        let lost = self.leases.as_ref().and_then(|leases| leases.borrow().lost.clone());
+        lost.map_or(Ok(()), |lost| {
+            let msg = format!("pod {}/{} gets no address", id.namespace, id.pod);
+            Err(Failure::new(Code::TRY_AGAIN_LATER, msg, lost))
         })
     }
 

@@ -76,6 +76,8 @@ pub(crate) struct Watched {
     /// How pools without encapsulation get routes.
     plain_routes: PlainRoutes,
     flannel: bool,
+    /// Whether flannel's leases are in etcd.
+    leases: bool,
     /// Whether another CNI plugin connects the pods.
     policy_only: bool,
     /// Somebody has locked the datastore.
@@ -111,6 +113,11 @@ impl Watched {
         Self { flannel, plain_routes, ..self }
     }
 
+    /// flannel's leases are in etcd.
+    pub(crate) fn with_leases(self, leases: bool) -> Self {
+        Self { leases, ..self }
+    }
+
     /// Another CNI plugin connects the pods.
     pub(crate) fn with_policy_only(self, policy_only: bool) -> Self {
         Self { policy_only, ..self }
@@ -122,6 +129,10 @@ impl Watched {
 
     pub(crate) fn has_flannel(&self) -> bool {
         self.flannel
+    }
+
+    pub(crate) fn has_leases(&self) -> bool {
+        self.leases
     }
 
     /// Whether pools without encapsulation get direct routes.

@@ -26,7 +26,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 use std::collections::HashSet;
-use tortie_api::kubernetes::{EndpointSlice, Node};
+use tortie_api::kubernetes::{EndpointSlice, FlannelLease, Node};
 use tortie_api::{Key, Kind, Resource};
 use tortie_dataplane::NodeState;
 use tortie_policy::program::PolicyId;
@@ -34,7 +34,7 @@ use tortie_policy::program::PolicyId;
 use flush::InUse;
 use input::{BlockNodes, Input};
 use local::LocalId;
-use network::Network;
+use network::{FlannelLeases, Network};
 use policies::Policies;
 use services::Services;
 use sets::Sets;
@@ -79,6 +79,8 @@ pub struct Calc {
     policies: Policies,
     sets: Sets,
     network: Network,
+    /// flannel's leases, if they are not in annotations of Nodes.
+    flannel_leases: Option<FlannelLeases>,
     /// The cluster's Services, if the node needs them.
     services: Option<Services>,
     /// The problems of objects that are not policies.
@@ -112,6 +114,7 @@ impl Calc {
             policies: Policies::default(),
             sets: Sets::default(),
             network: Network::default(),
+            flannel_leases: None,
             services: None,
             problems: BTreeMap::new(),
             state: NodeState::default(),
@@ -143,6 +146,26 @@ impl Calc {
         self
     }
 
+    /// The same, but the leases are those of [`update_flannel_leases`](Self::update_flannel_leases). What Nodes say about flannel
+    /// and about the networks of their pods has no effect.
+    #[must_use]
+    pub fn with_flannel_leases(self) -> Self {
+        Self { flannel_leases: Some(FlannelLeases::default()), ..self.with_flannel() }
+    }
+
+    /// Ingests the leases of this node, and those of all others by their keys in etcd. A lease with an address of a Node is that
+    /// node's; any other one is of a machine that is no Node.
+    pub fn update_flannel_leases(
+        &mut self,
+        own: Vec<FlannelLease>,
+        others: BTreeMap<String, Vec<FlannelLease>>,
+    ) {
+        let Some(leases) = &mut self.flannel_leases else { return };
+        for (name, node) in leases.update(&self.node, own, others) {
+            self.put_node(&name, node);
+        }
+    }
+
     /// Another CNI plugin connects the pods, and gives them addresses and ports of the node. The state then has policy, and
     /// neither an overlay nor routes nor address translation.
     #[must_use]
@@ -151,7 +174,8 @@ impl Calc {
         self
     }
 
-    /// With flannel, the other nodes whose pods cannot be reached in the way that they have announced, with the reason.
+    /// With flannel, the other nodes whose pods cannot be reached in the way that they have announced, with the reason. A machine
+    /// that is no Node has the name of its key in etcd, which begins with a slash.
     #[must_use]
     pub fn flannel_problems(&self) -> BTreeMap<&str, String> {
         self.network.flannel_problems(&self.node)
@@ -210,12 +234,22 @@ impl Calc {
     }
 
     fn update_node(&mut self, name: &str, node: Option<Node>) {
+        let Some(leases) = &mut self.flannel_leases else { return self.put_node(name, node) };
+        for (name, node) in leases.update_node(&self.node, name, node) {
+            self.put_node(&name, node);
+        }
+    }
+
+    fn put_node(&mut self, name: &str, node: Option<Node>) {
         let (is_local, former) = (name == self.node, self.network.nodes().get(name));
         let node = match node {
             Some(node) if self.network.flannel => Some(network::translated(node, is_local, former)),
             node => node,
         };
-        self.sets.update_node(former, node.as_ref(), &self.state);
+        // No peer `nodes` of a policy means a machine that is no Node.
+        if !FlannelLeases::is_machine(name) {
+            self.sets.update_node(former, node.as_ref(), &self.state);
+        }
         self.network.update_node(name, node);
     }
 

@@ -1,6 +1,7 @@
 //! The overlay: this node, the other nodes' tunnel ends, and the routes to blocks.
 
 mod flannel;
+mod flannel_leases;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -20,6 +21,7 @@ use crate::input::BlockNodes;
 use flannel::PodNetworks;
 pub(crate) use flannel::translated;
 pub use flannel::{pool_of_network, unfit_for_flannel};
+pub(crate) use flannel_leases::FlannelLeases;
 
 /// The inputs of the overlay.
 #[derive(Default)]

@@ -13,6 +13,7 @@ use tortie_policy::{SetSource, SubjectLabels};
 
 use crate::index::SelectorIndex;
 use crate::keys::ByKey;
+use crate::network::FlannelLeases;
 use crate::nodes::NodeSets;
 use crate::slab::{No, Slab};
 use crate::subjects::{Backends, NamedPort, Subject, Subjects, What};
@@ -217,7 +218,9 @@ impl Sets {
             }
             SetSource::Nodes(selector) => {
                 self.by_nodes.insert(no, selector.clone());
-                let selected = nodes.values().filter(|node| selector.matches(&node.metadata.labels));
+                let nodes = nodes.iter().filter(|(name, _)| !FlannelLeases::is_machine(name));
+                let selected =
+                    nodes.map(|(_, node)| node).filter(|node| selector.matches(&node.metadata.labels));
                 selected.flat_map(addresses).for_each(|member| set.count(member, None));
             }
             SetSource::Service { namespace, name, .. } => {

@@ -2,6 +2,9 @@
 //! computation gets from the objects.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
+#[path = "flannel/leases.rs"]
+mod leases;
+
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

@@ -17,6 +17,7 @@ use tortie_cni::local;
 use tortie_deploy::{ChainedPlugins, Encapsulation};
 use tortie_hcn::IpHelper;
 
+use crate::flannel_etcd::FlannelEtcdArguments;
 use crate::output;
 use crate::store::StoreArguments;
 
@@ -148,6 +149,8 @@ struct Daemon {
     /// and nodes announce themselves by flannel's annotations. A Windows node needs --windows-network l2bridge for host-gw
     #[arg(long, env = "TORTIE_FLANNEL", conflicts_with = "bgp")]
     flannel: bool,
+    #[command(flatten)]
+    flannel_etcd: FlannelEtcdArguments,
     /// Enforce policy on pods that another CNI plugin connects, such as AWS VPC CNI, GKE's plugin, Azure CNI, ptp, or win-bridge:
     /// no routes, no addresses, no CNI configuration. With the Kubernetes API as datastore
     #[arg(long, env = "TORTIE_POLICY_ONLY", conflicts_with_all = ["bgp", "direct_routes", "flannel", "windows_network"])]
@@ -260,6 +263,7 @@ impl Daemon {
                 bgp: self.bgp,
                 direct_routes: self.direct_routes,
                 flannel: self.flannel,
+                flannel_etcd: self.flannel_etcd.open()?,
                 policy_only: self
                     .policy_only
                     .then_some(PolicyOnly { prefixes: self.pod_interface_prefix, results: self.cni_results }),

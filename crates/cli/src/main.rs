@@ -33,6 +33,7 @@ mod expectations;
 mod explain;
 mod filenames;
 mod filter;
+mod flannel_etcd;
 mod get;
 mod html;
 mod install;

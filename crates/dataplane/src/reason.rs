@@ -150,6 +150,8 @@ pub enum Reason {
     ServiceAddressTaken,
     /// Policy allows only some backends of a Service.
     ServicePartlyAllowed,
+    /// The node no longer has its subnet of flannel, so it gives pods no addresses.
+    SubnetLost,
     /// A policy has more rules than the operating system takes; the rest is closed.
     TooManyRules,
     /// The operating system has one port for VXLAN, and another one is configured.
@@ -199,6 +201,7 @@ impl Reason {
             | SctpPortNotExpressible
             | ServiceAddressTaken
             | ServicePartlyAllowed
+            | SubnetLost
             | TooManyRules
             | VxlanPortNotSupported => Severity::Information,
             BgpSettingNotInForce | FieldNotSupported | KindForbidden | PoolConflict | PoolMissing => {

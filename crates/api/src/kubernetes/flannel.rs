@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use serde::Deserialize;
+use serde_json::json;
 
 use super::Node;
 use crate::net::{IpVersion, MacAddress};
@@ -71,6 +72,30 @@ impl Node {
         nets.map(|net| net.trunc()).find(|net| IpVersion::of(&net.addr()) == version)
     }
 
+    /// The node as if it had announced these leases, at most one of each family, and nothing else of flannel. Its pods have their
+    /// networks only.
+    #[must_use]
+    pub fn with_flannel_leases(mut self, leases: &[FlannelLease]) -> Self {
+        let annotations = &mut self.metadata.annotations;
+        for version in IpVersion::ALL {
+            annotations.remove(Self::FLANNEL_ADDRESS.of(version));
+            annotations.remove(Self::FLANNEL_DATA.of(version));
+        }
+        annotations.remove(Self::FLANNEL_MANAGED);
+        annotations.remove(Self::FLANNEL_BACKEND);
+        self.spec.pod_cidr = None;
+        self.spec.pod_cidrs = leases.iter().map(|lease| lease.subnet.to_string()).collect();
+        for FlannelLease { subnet: _, public_ip, backend } in leases {
+            let (version, (name, data)) = (IpVersion::of(public_ip), backend.announced());
+            let mut put = |key: &str, value: String| drop(annotations.insert(key.to_owned(), value));
+            put(Self::FLANNEL_MANAGED, "true".to_owned());
+            put(Self::FLANNEL_BACKEND, name.to_owned());
+            put(Self::FLANNEL_DATA.of(version), data);
+            put(Self::FLANNEL_ADDRESS.of(version), public_ip.to_string());
+        }
+        self
+    }
+
     /// What the node's daemon of flannel has announced of a family, if its pods have a network and it has announced one.
     #[must_use]
     pub fn flannel_lease(&self, version: IpVersion) -> Option<FlannelLease> {
@@ -80,19 +105,13 @@ impl Node {
             return None;
         }
         let public_ip: IpAddr = annotation(Self::FLANNEL_ADDRESS.of(version))?.parse().ok()?;
-        let is_broadcast = matches!(public_ip, IpAddr::V4(address) if address.is_broadcast());
-        if IpVersion::of(&public_ip) != version
-            || public_ip.is_loopback()
-            || public_ip.is_unspecified()
-            || public_ip.is_multicast()
-            || is_broadcast
-        {
+        if IpVersion::of(&public_ip) != version || !FlannelLease::is_of_a_node(public_ip) {
             return None;
         }
         let data = Self::FLANNEL_DATA.of(version);
         let backend = match annotation(Self::FLANNEL_BACKEND)? {
             "host-gw" => FlannelBackend::HostGw,
-            "vxlan" => annotation(data).and_then(vxlan).unwrap_or(FlannelBackend::Unreadable),
+            "vxlan" => annotation(data).and_then(FlannelBackend::vxlan).unwrap_or(FlannelBackend::Unreadable),
             other => FlannelBackend::Other(other.to_owned()),
         };
         Some(FlannelLease { subnet, public_ip, backend })
@@ -114,17 +133,40 @@ impl OfFamilies {
     }
 }
 
-fn vxlan(json: &str) -> Option<FlannelBackend> {
-    let VxlanData { vni, mac } = serde_json::from_str(json).ok()?;
-    let mac: MacAddress = mac.parse().ok()?;
-    let is_of_one = mac.0[0] & 1 == 0 && mac.0 != [0; 6];
-    is_of_one.then_some(FlannelBackend::Vxlan { vni, mac })
+impl FlannelBackend {
+    /// The backend `vxlan` with this data, if it can be read.
+    #[must_use]
+    pub fn vxlan(json: &str) -> Option<Self> {
+        let VxlanData { vni, mac } = serde_json::from_str(json).ok()?;
+        let mac: MacAddress = mac.parse().ok()?;
+        let is_of_one = mac.0[0] & 1 == 0 && mac.0 != [0; 6];
+        is_of_one.then_some(Self::Vxlan { vni, mac })
+    }
+
+    /// Its name and its data, as daemons of flannel announce them.
+    fn announced(&self) -> (&str, String) {
+        match self {
+            Self::HostGw => ("host-gw", "null".to_owned()),
+            Self::Vxlan { vni, mac } => {
+                ("vxlan", json!({"VNI": vni, "VtepMAC": mac.to_string()}).to_string())
+            }
+            Self::Unreadable => ("vxlan", String::new()),
+            Self::Other(name) => (name, "null".to_owned()),
+        }
+    }
+}
+
+impl FlannelLease {
+    /// Whether a node can have the address.
+    #[must_use]
+    pub fn is_of_a_node(address: IpAddr) -> bool {
+        let is_broadcast = matches!(address, IpAddr::V4(address) if address.is_broadcast());
+        !address.is_loopback() && !address.is_unspecified() && !address.is_multicast() && !is_broadcast
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use serde::Deserialize;
+use ipnet::IpNet;
 use serde_json::{Value, json};
 use tortie_deploy::{NETWORK_LABEL, NETWORK_LABEL_VALUE};
+use tortie_flannel::{Backend, NetConf};
 use tortie_store::kubernetes::Kubernetes;
 
 use super::cluster::get;
@@ -18,49 +18,6 @@ pub(super) const DAEMON_SET: &str = "kube-flannel-ds";
 const NET_CONF: &str = "net-conf.json";
 /// The names of Tortie's pools.
 const POOLS: [&str; 2] = ["flannel", "flannel-v6"];
-/// What flanneld on Linux has without other values (`pkg/backend/vxlan`): its own VNI, and the kernel's port.
-const DEFAULT_VNI: u32 = 1;
-const KERNEL_PORT: u16 = 8472;
-
-/// The configuration of flannel (`pkg/subnet/config.go`), with keys in small letters, because flannel ignores their case.
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "lowercase")]
-struct NetConf {
-    network: Option<Ipv4Net>,
-    #[serde(rename = "ipv6network")]
-    ipv6_network: Option<Ipv6Net>,
-    #[serde(rename = "enableipv4", default = "yes")]
-    enable_ipv4: bool,
-    #[serde(rename = "enableipv6", default)]
-    enable_ipv6: bool,
-    #[serde(default)]
-    backend: Backend,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Backend {
-    r#type: Option<String>,
-    vni: Option<u32>,
-    port: Option<u16>,
-    #[serde(rename = "directrouting")]
-    direct_routing: bool,
-}
-
-/// The same document with keys in small letters.
-fn with_small_keys(value: Value) -> Value {
-    match value {
-        Value::Object(map) => {
-            map.into_iter().map(|(key, value)| (key.to_lowercase(), with_small_keys(value))).collect()
-        }
-        other => other,
-    }
-}
-
-fn yes() -> bool {
-    true
-}
-
 /// The configuration: a file, or the ConfigMap of one of flannel's DaemonSets. `None`: there is none.
 pub(super) async fn read(
     cluster: &Kubernetes,
@@ -103,47 +60,22 @@ fn config_maps(set: &Value) -> Vec<(String, String)> {
 /// The objects by which Tortie's agents speak to flannel's daemons: pools for its networks, and the properties of its VXLAN.
 pub(super) fn objects(text: &str, source: &Path, api_version: &str) -> Result<Vec<Value>, String> {
     let of_source = |problem: String| format!("flannel's configuration ({}): {problem}", source.display());
-    let conf = serde_json::from_str(text).map(with_small_keys).and_then(serde_json::from_value::<NetConf>);
-    let conf = conf.map_err(|error| of_source(error.to_string()))?;
-    let backend = &conf.backend;
-    let is_vxlan = match backend.r#type.as_ref().map(|name| name.to_lowercase()).as_deref() {
-        Some("vxlan") => true,
-        Some("host-gw") => false,
-        other => {
-            let other = other.unwrap_or("udp");
-            return Err(of_source(format!("the backend is {other}, and Tortie knows vxlan and host-gw")));
-        }
-    };
-    if backend.direct_routing {
-        let problem = "DirectRouting is true, which Tortie's agents cannot see; set it to false, and restart flannel's pods first";
-        return Err(of_source(problem.to_owned()));
-    }
-    let networks = [
-        (conf.enable_ipv4, "Network", conf.network.map(IpNet::from)),
-        (conf.enable_ipv6, "IPv6Network", conf.ipv6_network.map(IpNet::from)),
-    ];
-    let mut objects = Vec::new();
-    for ((is_enabled, field, network), name) in networks.into_iter().zip(POOLS) {
-        if !is_enabled {
-            continue;
-        }
-        let cidr = network.ok_or_else(|| of_source(format!("{field} is missing")))?;
-        let mode = if is_vxlan { "Always" } else { "Never" };
-        objects.push(json!({
+    let conf = NetConf::parse(text).map_err(of_source)?;
+    let mode = if conf.backend == Backend::HostGw { "Never" } else { "Always" };
+    let pools = conf.networks.iter().map(|network| {
+        let name = if network.cidr.addr().is_ipv4() { POOLS[0] } else { POOLS[1] };
+        json!({
             "apiVersion": api_version, "kind": "IPPool", "metadata": {"name": name},
             "spec": {
-                "cidr": cidr.trunc(), "vxlanMode": mode, "ipipMode": "Never", "natOutgoing": true, "assignmentMode": "Manual",
+                "cidr": network.cidr, "vxlanMode": mode, "ipipMode": "Never", "natOutgoing": true, "assignmentMode": "Manual",
             },
-        }));
-    }
-    if objects.is_empty() {
-        return Err(of_source("it enables neither IPv4 nor IPv6".to_owned()));
-    }
-    if is_vxlan {
-        let port = backend.port.filter(|port| *port != 0).unwrap_or(KERNEL_PORT);
+        })
+    });
+    let mut objects: Vec<Value> = pools.collect();
+    if let Backend::Vxlan { vni, port } = conf.backend {
         objects.push(json!({
             "apiVersion": api_version, "kind": "FelixConfiguration", "metadata": {"name": "default"},
-            "spec": {"vxlanVNI": backend.vni.unwrap_or(DEFAULT_VNI), "vxlanPort": port},
+            "spec": {"vxlanVNI": vni, "vxlanPort": port},
         }));
     }
     Ok(objects)

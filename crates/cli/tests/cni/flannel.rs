@@ -14,61 +14,65 @@ use tortie_hcn::{HcnExt, RemoteHcn};
 use tortie_kernel::namespace::NetNs;
 use tortie_kernel::route::{NewLink, NewLinkKind, Peer, RouteSocket};
 use tortie_servers::programs::{Program, can_run};
-use tortie_servers::{KubeApi, KubeOptions};
+use tortie_servers::{Etcd, KubeApi, KubeOptions};
 
 use crate::node::{output_of, unbind_namespaces, until};
 
 /// The nodes: `ours` with Tortie, `theirs` with flanneld.
-const OURS: &str = "172.31.0.1";
-const THEIRS: &str = "172.31.0.2";
+pub(crate) const OURS: &str = "172.31.0.1";
+pub(crate) const THEIRS: &str = "172.31.0.2";
 /// A pod of the other node, as flannel's plugin connects it.
-const THEIR_POD: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 244, 2, 5));
-const THEIR_POD_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd00, 0x244, 0, 2, 0, 0, 0, 5));
+pub(crate) const THEIR_POD: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 244, 2, 5));
+pub(crate) const THEIR_POD_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd00, 0x244, 0, 2, 0, 0, 0, 5));
 
 /// The system of Tortie's node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Os {
+pub(crate) enum Os {
     Linux,
     Windows,
 }
 
 /// What a cluster is configured with.
 #[derive(Clone, Copy)]
-struct Setup<'a> {
-    os: Os,
+pub(crate) struct Setup<'a> {
+    pub(crate) os: Os,
     /// Whether pods have IPv6 addresses, too.
-    is_dual: bool,
-    vxlan_mode: &'a str,
+    pub(crate) is_dual: bool,
+    /// Whether the leases are in an etcd of flannel's own. `theirs` is no Node then.
+    pub(crate) is_in_etcd: bool,
+    pub(crate) vxlan_mode: &'a str,
     /// `Backend` of flannel's `net-conf.json`.
-    backend: &'a Value,
+    pub(crate) backend: &'a Value,
     /// The `spec` of FelixConfiguration.
-    felix: &'a Value,
+    pub(crate) felix: &'a Value,
 }
 
 impl<'a> Setup<'a> {
-    fn of(os: Os, vxlan_mode: &'a str, backend: &'a Value) -> Self {
-        Self { os, is_dual: false, vxlan_mode, backend, felix: &Value::Null }
+    pub(crate) fn of(os: Os, vxlan_mode: &'a str, backend: &'a Value) -> Self {
+        Self { os, is_dual: false, is_in_etcd: false, vxlan_mode, backend, felix: &Value::Null }
     }
 
-    fn dual(vxlan_mode: &'a str, backend: &'a Value) -> Self {
+    pub(crate) fn dual(vxlan_mode: &'a str, backend: &'a Value) -> Self {
         Self { is_dual: true, ..Self::of(Os::Linux, vxlan_mode, backend) }
     }
 }
 
-struct Nodes {
+pub(crate) struct Nodes {
     os: Os,
     /// Whether pods have IPv6 addresses, too.
     is_dual: bool,
-    api: KubeApi,
+    pub(crate) api: KubeApi,
+    /// flannel's own, if the leases are there.
+    pub(crate) etcd: Option<Etcd>,
     folder: TempDir,
-    ours: NetNs,
+    pub(crate) ours: NetNs,
     theirs: NetNs,
-    their_pod: NetNs,
-    children: Vec<Child>,
+    pub(crate) their_pod: NetNs,
+    children: Vec<(&'static str, Child)>,
 }
 
 impl Nodes {
-    fn new(Setup { os, is_dual, vxlan_mode, backend, felix }: Setup<'_>) -> Self {
+    pub(crate) fn new(Setup { os, is_dual, is_in_etcd, vxlan_mode, backend, felix }: Setup<'_>) -> Self {
         let api = KubeApi::start(&KubeOptions::default()).unwrap();
         api.create_definitions().unwrap();
         if !felix.is_null() {
@@ -98,8 +102,11 @@ impl Nodes {
                     "annotations": {"projectcalico.org/IPv4Address": format!("{OURS}/24")}}),
                 _ => json!({"name": node}),
             };
-            let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": spec});
-            api.apply(&node.to_string()).unwrap();
+            let spec = if is_in_etcd { json!({}) } else { spec };
+            let value = json!({"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": spec});
+            if !is_in_etcd || node == "ours" {
+                api.apply(&value.to_string()).unwrap();
+            }
         }
         let [ours, theirs, their_pod] = std::array::from_fn(|_| NetNs::create().unwrap());
         connect(&ours, "eth0", &theirs, "eth0");
@@ -130,8 +137,10 @@ impl Nodes {
         if is_dual {
             add_ipv6(&ours, &theirs, &their_pod);
         }
+        let etcd = is_in_etcd.then(|| Etcd::start().unwrap());
         for namespace in [&ours, &theirs] {
             relay(namespace, api.port());
+            etcd.iter().for_each(|etcd| relay(namespace, etcd.addresses()[0].port()));
         }
         let folder = tempfile::tempdir().unwrap();
         let mut net_conf = json!({"Network": "10.244.0.0/16", "Backend": backend});
@@ -140,7 +149,21 @@ impl Nodes {
             net_conf["IPv6Network"] = json!("fd00:244::/48");
         }
         std::fs::write(folder.path().join("net-conf.json"), net_conf.to_string()).unwrap();
-        let mut nodes = Self { os, is_dual, api, folder, ours, theirs, their_pod, children: Vec::new() };
+        if let Some(etcd) = &etcd {
+            etcd.etcdctl(&["put", "/coreos.com/network/config", &net_conf.to_string()]).unwrap();
+            // flanneld takes the subnets that it had.
+            let mut had = "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=10.244.2.1/24\n".to_owned();
+            if is_dual {
+                had.push_str("FLANNEL_IPV6_NETWORK=fd00:244::/48\nFLANNEL_IPV6_SUBNET=fd00:244:0:2::1/64\n");
+            }
+            std::fs::write(
+                folder.path().join("subnet.env"),
+                had + "FLANNEL_MTU=1450\nFLANNEL_IPMASQ=false\n",
+            )
+            .unwrap();
+        }
+        let mut nodes =
+            Self { os, is_dual, api, etcd, folder, ours, theirs, their_pod, children: Vec::new() };
         nodes.start_flanneld();
         if os == Os::Windows {
             nodes.start_hns();
@@ -149,15 +172,21 @@ impl Nodes {
         nodes
     }
 
-    fn path(&self, name: &str) -> String {
+    pub(crate) fn path(&self, name: &str) -> String {
         self.folder.path().join(name).display().to_string()
     }
 
     fn start_flanneld(&mut self) {
         let mut command = Command::new(Program::Flanneld.find().unwrap());
-        command.args(["--kube-subnet-mgr", "--iface=eth0", "--iptables-forward-rules=false"]);
-        command.arg(format!("--kubeconfig-file={}", self.api.kubeconfig().display()));
-        command.arg(format!("--net-config-path={}", self.path("net-conf.json")));
+        command.args(["--iface=eth0", "--iptables-forward-rules=false"]);
+        match &self.etcd {
+            Some(etcd) => drop(command.arg(format!("--etcd-endpoints={}", etcd.endpoints().join(",")))),
+            None => {
+                command.arg("--kube-subnet-mgr");
+                command.arg(format!("--kubeconfig-file={}", self.api.kubeconfig().display()));
+                command.arg(format!("--net-config-path={}", self.path("net-conf.json")));
+            }
+        }
         command.arg(format!("--subnet-file={}", self.path("subnet.env"))).env("NODE_NAME", "theirs");
         self.start("flanneld", command);
     }
@@ -171,10 +200,13 @@ impl Nodes {
         until("the emulated HNS", || Path::new(&self.path("hns.sock")).exists());
     }
 
-    fn start_agent(&mut self, vxlan_mode: &str) {
+    pub(crate) fn start_agent(&mut self, vxlan_mode: &str) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tortie"));
         let store = format!("kubernetes:{}", self.api.kubeconfig().display());
         command.args(["agent", "--node", "ours", "--flannel", "--store", &store]);
+        if let Some(etcd) = &self.etcd {
+            command.args(["--flannel-etcd", &etcd.endpoints().join(",")]);
+        }
         match self.os {
             Os::Linux => {
                 command.args(["--ip-autodetection-method", "interface=eth0"]);
@@ -198,15 +230,32 @@ impl Nodes {
         self.start("agent", command);
     }
 
-    fn start(&mut self, name: &str, mut command: Command) {
+    fn start(&mut self, name: &'static str, mut command: Command) {
         let log = std::fs::File::create(self.path(name)).unwrap();
         command.stdout(log.try_clone().unwrap()).stderr(log);
         let namespace = if name == "flanneld" { &self.theirs } else { &self.ours };
-        self.children.push(namespace.run(|| command.spawn().unwrap()).unwrap());
+        self.children.push((name, namespace.run(|| command.spawn().unwrap()).unwrap()));
+    }
+
+    /// Ends a program.
+    pub(crate) fn kill(&mut self, name: &str) {
+        let (ended, others) =
+            std::mem::take(&mut self.children).into_iter().partition(|(one, _)| *one == name);
+        self.children = others;
+        let ended: Vec<(&str, Child)> = ended;
+        for (_, mut child) in ended {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
     }
 
     /// Adds a pod of this node, as its runtime does.
-    fn add_pod(&self, name: &str) -> (NetNs, Vec<IpAddr>) {
+    pub(crate) fn add_pod(&self, name: &str) -> (NetNs, Vec<IpAddr>) {
+        self.try_to_add_pod(name).unwrap()
+    }
+
+    /// The same; or what the plugin says.
+    pub(crate) fn try_to_add_pod(&self, name: &str) -> Result<(NetNs, Vec<IpAddr>), String> {
         let pod = json!({
             "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"},
             "spec": {"nodeName": "ours", "containers": [{"name": "c", "image": "i"}]},
@@ -245,10 +294,12 @@ impl Nodes {
         child.stdin.take().unwrap().write_all(config.to_string().as_bytes()).unwrap();
         let output = child.wait_with_output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success(), "{text}");
+        if !output.status.success() {
+            return Err(text.into_owned());
+        }
         let result: Value = serde_json::from_str(&text).unwrap();
         let texts = result["ips"].as_array().unwrap().iter().map(|ip| ip["address"].as_str().unwrap());
-        (netns, texts.map(|text| text.split('/').next().unwrap().parse().unwrap()).collect())
+        Ok((netns, texts.map(|text| text.split('/').next().unwrap().parse().unwrap()).collect()))
     }
 
     /// An HCN namespace whose container is in the network namespace.
@@ -260,7 +311,7 @@ impl Nodes {
         namespace.to_string()
     }
 
-    fn annotations(&self, node: &str) -> Value {
+    pub(crate) fn annotations(&self, node: &str) -> Value {
         let text = self.api.kubectl(&["get", "node", node, "-o", "json"]).unwrap();
         serde_json::from_str::<Value>(&text).unwrap()["metadata"]["annotations"].take()
     }
@@ -268,7 +319,7 @@ impl Nodes {
 
 impl Drop for Nodes {
     fn drop(&mut self) {
-        for child in &mut self.children {
+        for (_, child) in &mut self.children {
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -336,7 +387,7 @@ fn relay(namespace: &NetNs, port: u16) {
 }
 
 /// Whether a connection from one pod to the other carries data, and from which address it comes.
-fn reaches(from: &NetNs, to: &NetNs, address: IpAddr) -> Option<IpAddr> {
+pub(crate) fn reaches(from: &NetNs, to: &NetNs, address: IpAddr) -> Option<IpAddr> {
     let at = SocketAddr::from((address, 8080));
     let listener = to.run(|| TcpListener::bind(at).unwrap()).unwrap();
     let connecting = from.run(|| TcpStream::connect_timeout(&at, Duration::from_secs(2))).unwrap();

@@ -8,6 +8,7 @@ mod calls;
 mod chained;
 mod cnitool;
 mod flannel;
+mod flannel_etcd;
 mod flannel_leftovers;
 mod foreign_plugin;
 mod ipam;

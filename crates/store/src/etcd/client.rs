@@ -12,8 +12,8 @@ use tonic::{Code, Request, Status};
 use tortie_api::Position;
 
 use super::message::{
-    AuthenticateRequest, RangeRequest, RangeResponse, TxnRequest, TxnResponse, WatchCall, WatchCreateRequest,
-    WatchResponse,
+    AuthenticateRequest, LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeRequest, RangeRequest,
+    RangeResponse, TxnRequest, TxnResponse, WatchCall, WatchCreateRequest, WatchResponse,
 };
 use crate::StoreError;
 use crate::rpc::{TlsIdentity, describe};
@@ -23,10 +23,12 @@ use crate::rpc::{TlsIdentity, describe};
 mod generated {
     include!(concat!(env!("OUT_DIR"), "/etcdserverpb.KV.rs"));
     include!(concat!(env!("OUT_DIR"), "/etcdserverpb.Watch.rs"));
+    include!(concat!(env!("OUT_DIR"), "/etcdserverpb.Lease.rs"));
     include!(concat!(env!("OUT_DIR"), "/etcdserverpb.Auth.rs"));
 }
 use generated::auth_client::AuthClient;
 use generated::k_v_client::KVClient as KvClient;
+use generated::lease_client::LeaseClient;
 use generated::watch_client::WatchClient;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -102,10 +104,24 @@ impl Etcd {
     pub(super) async fn txn(&self, request: TxnRequest) -> Result<TxnResponse, StoreError> {
         let retry = if request.compare.is_empty() { Retry::Always } else { Retry::Unsent };
         let call = async |channel: Channel, request| Ok(kv(channel).txn(request).await?.into_inner());
-        self.call(request, retry, call).await.map_err(|error| match error {
-            Failure::Compacted => StoreError::Unavailable("etcd has compacted its history".to_owned()),
-            Failure::Other(error) => error,
-        })
+        self.call(request, retry, call).await.map_err(Failure::into_error)
+    }
+
+    /// A new lease. One that nobody uses ends by itself.
+    pub(super) async fn grant(&self, request: LeaseGrantRequest) -> Result<LeaseGrantResponse, StoreError> {
+        let call = async |channel: Channel, request| {
+            Ok(LeaseClient::new(channel).lease_grant(request).await?.into_inner())
+        };
+        self.call(request, Retry::Always, call).await.map_err(Failure::into_error)
+    }
+
+    /// Ends a lease, and the keys that have it.
+    pub(super) async fn revoke(&self, request: LeaseRevokeRequest) -> Result<(), StoreError> {
+        let call = async |channel: Channel, request| {
+            LeaseClient::new(channel).lease_revoke(request).await?;
+            Ok(())
+        };
+        self.call(request, Retry::Always, call).await.map_err(Failure::into_error)
     }
 
     /// Opens a watch. It ends when its member loses the leader, so that it is opened again elsewhere.
@@ -123,10 +139,7 @@ impl Etcd {
             Ok(watcher(channel).watch(request).await?.into_inner())
         };
         let index = self.current.load(Ordering::Relaxed);
-        let replies = self.call(create, Retry::Always, call).await.map_err(|error| match error {
-            Failure::Compacted => StoreError::Unavailable("etcd has compacted its history".to_owned()),
-            Failure::Other(error) => error,
-        })?;
+        let replies = self.call(create, Retry::Always, call).await.map_err(Failure::into_error)?;
         let this = self.clone();
         Ok(noting_failures(replies, move || this.leave(index)).boxed())
     }
@@ -222,6 +235,16 @@ enum Failure {
     /// The requested revision is not kept any more.
     Compacted,
     Other(StoreError),
+}
+
+impl Failure {
+    /// As an error of a call that names no revision.
+    fn into_error(self) -> StoreError {
+        match self {
+            Failure::Compacted => StoreError::Unavailable("etcd has compacted its history".to_owned()),
+            Failure::Other(error) => error,
+        }
+    }
 }
 
 impl Member {

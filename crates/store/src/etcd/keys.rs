@@ -27,7 +27,7 @@ pub(crate) struct Range {
 }
 
 impl Range {
-    fn prefix(prefix: &str) -> Self {
+    pub(super) fn prefix(prefix: &str) -> Self {
         let mut end = prefix.as_bytes().to_vec();
         // Every prefix here ends with a slash, so the next key at its level is one byte higher.
         if let Some(last) = end.last_mut() {

@@ -9,6 +9,9 @@ pub(crate) struct KeyValue {
     pub(crate) mod_revision: i64,
     #[prost(bytes = "vec", tag = "5")]
     pub(crate) value: Vec<u8>,
+    /// The lease of the key; 0 means none.
+    #[prost(int64, tag = "6")]
+    pub(crate) lease: i64,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -68,6 +71,9 @@ pub(crate) struct PutRequest {
     pub(crate) key: Vec<u8>,
     #[prost(bytes = "vec", tag = "2")]
     pub(crate) value: Vec<u8>,
+    /// The lease with which the key ends; 0 means none.
+    #[prost(int64, tag = "3")]
+    pub(crate) lease: i64,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -109,6 +115,9 @@ pub(crate) struct Compare {
     pub(crate) key: Vec<u8>,
     #[prost(oneof = "TargetUnion", tags = "4, 6")]
     pub(crate) target_union: Option<TargetUnion>,
+    /// If it is not empty, the condition is one for each key from `key` up to this one.
+    #[prost(bytes = "vec", tag = "64")]
+    pub(crate) range_end: Vec<u8>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
@@ -116,6 +125,7 @@ pub(crate) struct Compare {
 pub(crate) enum CompareResult {
     Equal = 0,
     Greater = 1,
+    Less = 2,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
@@ -205,6 +215,31 @@ pub(crate) enum EventType {
     Put = 0,
     Delete = 1,
 }
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct LeaseGrantRequest {
+    /// In seconds.
+    #[prost(int64, tag = "1")]
+    pub(crate) ttl: i64,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct LeaseGrantResponse {
+    #[prost(int64, tag = "2")]
+    pub(crate) id: i64,
+    /// In seconds. etcd may give more than was asked for.
+    #[prost(int64, tag = "3")]
+    pub(crate) ttl: i64,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct LeaseRevokeRequest {
+    #[prost(int64, tag = "1")]
+    pub(crate) id: i64,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct LeaseRevokeResponse {}
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct AuthenticateRequest {

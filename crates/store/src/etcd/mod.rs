@@ -4,6 +4,7 @@
 //! write to the same etcd, and one transaction may give several keys one revision.
 
 mod client;
+mod entries;
 mod keys;
 mod message;
 mod values;
@@ -16,6 +17,7 @@ use serde_json::Value;
 use tortie_api::{Key, Kind, Position, Positions};
 
 pub use client::{Etcd, EtcdConfig, Login};
+pub use entries::{Condition, Entries, Entry, EntryChange, Term};
 use message::{
     Compare, CompareResult, CompareTarget, DeleteRangeRequest, EventType, KeyValue, PutRequest, RangeRequest,
     RequestOp, SortOrder, SortTarget, TargetUnion, TxnOperation, TxnRequest, WatchCreateRequest,
@@ -50,6 +52,7 @@ impl Encoded {
             target: target.into(),
             key: key.clone(),
             target_union: Some(value),
+            range_end: Vec::new(),
         };
         let is_at = |version: &Version| {
             let revision = version.as_str().parse().ok()?;
@@ -60,6 +63,7 @@ impl Encoded {
             TxnOperation::Put(PutRequest {
                 key: key.clone(),
                 value: values::encode(write.key(), value.clone()),
+                lease: 0,
             })
         };
         let delete = TxnOperation::DeleteRange(DeleteRangeRequest { key: key.clone() });

@@ -1,0 +1,384 @@
+//! A node whose networks of pods are flannel's leases in etcd. The annotation [`SUBNETS`] remembers them.
+#![cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "Windows nodes have no leases in etcd"))]
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use tokio::sync::watch;
+use tortie_api::net::IpVersion;
+use tortie_api::{Key, Kind};
+use tortie_calc::vtep_mac;
+use tortie_dataplane::Reason;
+use tortie_flannel::{
+    Attributes, Backend, FlannelError, FlannelEtcd, NetConf, Previous, Situation, Subnets, Tenant, Tunnel,
+};
+use tortie_store::backoff::{Backoff, random_seed};
+use tortie_store::{Store, StoreError};
+
+use crate::AgentError;
+use crate::cluster_network::cluster_network;
+use crate::flannel::of_networks;
+use crate::unsupported::Unsupported;
+
+/// The annotation with the subnets that the node had last: it takes them again if they are free.
+pub(crate) const SUBNETS: &str = "tortie.io/flannel-subnets";
+
+/// What flannel's configuration says, and what the node writes about itself.
+pub(crate) struct EtcdLease {
+    key: String,
+    conf: NetConf,
+    subnets: Subnets,
+    attributes: watch::Sender<Attributes>,
+}
+
+/// The part of the agent that keeps the lease, and what it knows.
+pub(crate) struct LeaseKeeper {
+    tenant: Tenant,
+    attributes: watch::Receiver<Attributes>,
+    publish: watch::Sender<Arc<Situation>>,
+}
+
+impl EtcdLease {
+    /// Takes subnets for a node with these addresses, IPv4 first. Waits while etcd cannot be reached.
+    pub(crate) async fn acquire(
+        store: &dyn Store,
+        node: &str,
+        etcd: &FlannelEtcd,
+        addresses: &[Option<String>; 2],
+        previous: Option<&str>,
+    ) -> Result<(Self, LeaseKeeper), AgentError> {
+        let refuse = |problem: String| AgentError::Node { node: node.to_owned(), problem };
+        let previous = match previous.and_then(|text| text.parse::<Subnets>().ok()) {
+            Some(subnets) => Some(Previous { subnets, has_pods: has_pods(store, node, &subnets).await? }),
+            None => None,
+        };
+        let mut backoff = Backoff::new(random_seed());
+        loop {
+            let taken = async {
+                let (conf, ranges) = etcd.config().await.map_err(Untaken::Flannel)?;
+                let key = etcd.config_key();
+                check_fit(store, node, &key, &conf).await.map_err(Untaken::Unfit)?;
+                let attributes =
+                    attributes(node, &conf, addresses).map_err(|text| Untaken::Unfit(refuse(text)))?;
+                let tenant = etcd.acquire(&ranges, attributes, previous).await.map_err(Untaken::Flannel)?;
+                Ok((key, conf, attributes, tenant))
+            };
+            match taken.await {
+                Ok((key, conf, attributes, tenant)) => {
+                    let subnets = tenant.subnets();
+                    let (attributes, wanted) = watch::channel(attributes);
+                    let (publish, _) = watch::channel(Arc::new(tenant.situation()));
+                    let keeper = LeaseKeeper { tenant, attributes: wanted, publish };
+                    return Ok((Self { key, conf, subnets, attributes }, keeper));
+                }
+                Err(Untaken::Flannel(FlannelError::Store(error))) if is_passing(&error) => {
+                    tracing::warn!(%error, "flannel's etcd does not answer, so the node has no subnet yet; Tortie retries");
+                }
+                Err(Untaken::Flannel(error)) => return Err(refuse(error.to_string())),
+                Err(Untaken::Unfit(error)) => return Err(error),
+            }
+            backoff.wait().await;
+        }
+    }
+
+    /// The networks of the node's pods.
+    pub(crate) fn subnets(&self) -> impl Iterator<Item = IpNet> {
+        self.subnets.nets()
+    }
+
+    /// The VXLAN network identifier, if packets travel by VXLAN.
+    pub(crate) fn vni(&self) -> Option<u32> {
+        match self.conf.backend {
+            Backend::Vxlan { vni, port: _ } => Some(vni),
+            Backend::HostGw => None,
+        }
+    }
+
+    /// The annotation by which the node remembers its subnets.
+    pub(crate) fn annotation(&self) -> (&'static str, Option<String>) {
+        (SUBNETS, Some(self.subnets.to_string()))
+    }
+
+    /// Checks again whether the pools fit.
+    pub(crate) async fn check(&self, store: &dyn Store, node: &str) -> Result<(), AgentError> {
+        check_fit(store, node, &self.key, &self.conf).await
+    }
+
+    /// Writes the node's addresses of now, IPv4 first.
+    pub(crate) fn tell(&self, node: &str, addresses: &[Option<String>; 2]) -> Result<(), AgentError> {
+        let refuse = |problem: String| AgentError::Node { node: node.to_owned(), problem };
+        let now = attributes(node, &self.conf, addresses).map_err(refuse)?;
+        self.attributes.send_if_modified(|known| {
+            let differs = *known != now;
+            *known = now;
+            differs
+        });
+        Ok(())
+    }
+}
+
+impl LeaseKeeper {
+    /// What is known of the leases.
+    pub(crate) fn situation(&self) -> watch::Receiver<Arc<Situation>> {
+        self.publish.subscribe()
+    }
+
+    /// Keeps the lease. Ends only when the future is dropped.
+    pub(crate) async fn run(self) {
+        self.tenant.run(self.attributes, self.publish).await;
+    }
+}
+
+/// Whether pods of the node have addresses of these subnets.
+async fn has_pods(store: &dyn Store, node: &str, subnets: &Subnets) -> Result<bool, StoreError> {
+    let endpoints = store.list(Kind::WorkloadEndpoint).await?.items;
+    Ok(endpoints.iter().any(|stored| {
+        let spec = &stored.value["spec"];
+        let nets = spec["ipNetworks"].as_array().into_iter().flatten();
+        let mut nets = nets.filter_map(|net| net.as_str()?.parse::<IpNet>().ok());
+        spec["node"] == node && nets.any(|net| subnets.nets().any(|subnet| subnet.contains(&net)))
+    }))
+}
+
+/// Why a node has no subnets.
+enum Untaken {
+    Flannel(FlannelError),
+    Unfit(AgentError),
+}
+
+fn is_passing(error: &StoreError) -> bool {
+    !matches!(error, StoreError::Forbidden(_) | StoreError::Damaged(_))
+}
+
+/// Whether pools and FelixConfiguration are as flannel's configuration has it.
+async fn check_fit(store: &dyn Store, node: &str, key: &str, conf: &NetConf) -> Result<(), AgentError> {
+    let refuse = |problem: String| {
+        let problem = format!("flannel's configuration (key {key} in etcd): {problem}");
+        Err(AgentError::Node { node: node.to_owned(), problem })
+    };
+    let nets: Vec<IpNet> = conf.networks.iter().map(|network| network.cidr).collect();
+    let (found, is_vxlan) = match of_networks(store, nets.clone()).await? {
+        Ok(found) => found,
+        Err(problem) => return refuse(problem),
+    };
+    if let Some(missing) = nets.iter().find(|net| !found.contains(net)) {
+        return refuse(format!(
+            "no IPPool contains {missing}; create one with that network, and otherwise as that of {}",
+            found.first().map(ToString::to_string).unwrap_or_default()
+        ));
+    }
+    match conf.backend {
+        Backend::Vxlan { .. } if !is_vxlan => refuse(
+            "the backend is vxlan, and the IPPool of its network has no VXLAN; set vxlanMode Always there"
+                .to_owned(),
+        ),
+        Backend::HostGw if is_vxlan => refuse(
+            "the backend is host-gw, and the IPPool of its network has VXLAN; set vxlanMode Never there"
+                .to_owned(),
+        ),
+        Backend::HostGw => Ok(()),
+        Backend::Vxlan { vni, port } => {
+            let own = cluster_network(store, node).await?;
+            if (own.vni, own.port) == (vni, port) {
+                return Ok(());
+            }
+            refuse(format!(
+                "the VNI is {vni} and the port {port}, and FelixConfiguration has {} and {}; set vxlanVNI {vni} and vxlanPort {port} there",
+                own.vni, own.port
+            ))
+        }
+    }
+}
+
+/// What a node with these addresses writes.
+fn attributes(node: &str, conf: &NetConf, addresses: &[Option<String>; 2]) -> Result<Attributes, String> {
+    let [v4, v6] = IpVersion::ALL.map(|version| {
+        let text = addresses[usize::from(version == IpVersion::V6)].as_deref()?;
+        text.parse::<IpAddr>().ok().filter(|address| IpVersion::of(address) == version)
+    });
+    let lacks = |version: IpVersion, option: &str| {
+        format!(
+            "it has no {version} address in its status or in annotations, which flannel needs; use --{option}-autodetection-method"
+        )
+    };
+    let Some(IpAddr::V4(public_ip)) = v4 else { return Err(lacks(IpVersion::V4, "ip")) };
+    let is_dual = conf.networks.len() > 1;
+    let public_ipv6 = match v6.filter(|_| is_dual) {
+        Some(IpAddr::V6(address)) => Some(address),
+        _ if is_dual => return Err(lacks(IpVersion::V6, "ip6")),
+        _ => None,
+    };
+    let tunnel = match conf.backend {
+        Backend::HostGw => Tunnel::HostGw,
+        Backend::Vxlan { vni, port: _ } => {
+            Tunnel::Vxlan { vni, macs: IpVersion::ALL.map(|version| vtep_mac(node, version)) }
+        }
+    };
+    Ok(Attributes { public_ip, public_ipv6, tunnel })
+}
+
+/// The conditions of a node.
+pub(crate) fn conditions(node: &str, situation: &Situation) -> Vec<Unsupported> {
+    let condition = |reason: Reason, message: String| Unsupported {
+        object: Key::global(Kind::Node, node),
+        reason,
+        message,
+    };
+    let unreadable = situation.problems.iter().map(|(key, problem)| {
+        condition(Reason::RouteRefused, format!("flannel's lease {key} in etcd cannot be read: {problem}"))
+    });
+    let unreachable = situation.unreachable.iter().map(|error| {
+        let message =
+            format!("flannel's leases cannot be read, so routes to other nodes stay as they are: {error}");
+        condition(Reason::RouteRefused, message)
+    });
+    let lost = situation.lost.iter().map(|lost| condition(Reason::SubnetLost, lost.clone()));
+    lost.chain(unreachable).chain(unreadable).collect()
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use serde_json::{Value, json};
+    use tortie_store::Embedded;
+    use tortie_store::etcd::{Etcd, EtcdConfig};
+
+    use super::*;
+    use crate::flannel::check;
+    use crate::{Extras, Platform};
+
+    async fn store(objects: &[(Kind, &str, Value)]) -> Embedded {
+        let store = Embedded::in_memory().unwrap();
+        for (kind, name, spec) in objects {
+            let value = json!({
+                "apiVersion": "projectcalico.org/v3", "kind": kind.name(), "metadata": {"name": name}, "spec": spec,
+            });
+            store.create(&Key::global(*kind, *name), value).await.unwrap();
+        }
+        store
+    }
+
+    #[tokio::test]
+    async fn pools_and_settings_are_those_of_the_configuration() {
+        let pool = |cidr: &str, mode: &str| json!({"cidr": cidr, "vxlanMode": mode, "ipipMode": "Never", "assignmentMode": "Manual"});
+        let v4 = |mode: &str| (Kind::IpPool, "flannel", pool("10.244.0.0/16", mode));
+        let v6 = |mode: &str| (Kind::IpPool, "flannel-v6", pool("fd00:244::/48", mode));
+        let felix = |vni: u32, port: u16| {
+            (Kind::FelixConfiguration, "default", json!({"vxlanVNI": vni, "vxlanPort": port}))
+        };
+        let (vxlan, host_gw) = (json!({"Type": "vxlan"}), json!({"Type": "host-gw"}));
+        for (is_dual, backend, objects, expected) in [
+            (false, &vxlan, vec![v4("Always"), felix(1, 8472)], None),
+            (false, &host_gw, vec![v4("Never")], None),
+            (true, &host_gw, vec![v4("Never"), v6("Never")], None),
+            (false, &vxlan, vec![], Some("no IPPool contains the network 10.244.0.0/16")),
+            (true, &host_gw, vec![v4("Never")], Some("no IPPool contains fd00:244::/48")),
+            (true, &host_gw, vec![v4("Never"), v6("Always")], Some("differ in vxlanMode")),
+            (false, &vxlan, vec![v4("Never")], Some("set vxlanMode Always")),
+            (false, &host_gw, vec![v4("Always")], Some("set vxlanMode Never")),
+            (false, &vxlan, vec![v4("Always")], Some("set vxlanVNI 1 and vxlanPort 8472")),
+            (
+                false,
+                &vxlan,
+                vec![v4("Always"), felix(1, 4789)],
+                Some("the port 8472, and FelixConfiguration has 1 and 4789"),
+            ),
+        ] {
+            let conf = json!({
+                "Network": "10.244.0.0/16", "EnableIPv6": is_dual, "IPv6Network": "fd00:244::/48", "Backend": backend,
+            });
+            let conf = NetConf::parse(&conf.to_string()).unwrap();
+            let store = store(&objects).await;
+            let refused =
+                check_fit(&store, "n", "/n/config", &conf).await.err().map(|error| error.to_string());
+            match expected {
+                None => assert_eq!(refused, None),
+                Some(expected) => {
+                    let refused = refused.unwrap();
+                    assert!(refused.contains(expected) && refused.contains("key /n/config"), "{refused}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_node_writes_its_addresses_of_the_families_of_flannel() {
+        let conf = |is_dual: bool| {
+            let conf = json!({
+                "Network": "10.244.0.0/16", "EnableIPv6": is_dual, "IPv6Network": "fd00:244::/48", "Backend": {"Type": "vxlan"},
+            });
+            NetConf::parse(&conf.to_string()).unwrap()
+        };
+        let (v4, v6) = (Some("192.0.2.7".to_owned()), Some("2001:db8::7".to_owned()));
+        for (is_dual, addresses, expected) in [
+            (false, [v4.clone(), v6.clone()], Ok(None)),
+            (true, [v4.clone(), v6.clone()], Ok(Some("2001:db8::7".parse().unwrap()))),
+            (true, [v4.clone(), None], Err("--ip6-autodetection-method")),
+            (false, [None, v6.clone()], Err("--ip-autodetection-method")),
+            (false, [v6, None], Err("--ip-autodetection-method")),
+        ] {
+            match (attributes("n", &conf(is_dual), &addresses), expected) {
+                (Ok(written), Ok(public_ipv6)) => {
+                    let macs = IpVersion::ALL.map(|version| vtep_mac("n", version));
+                    let tunnel = Tunnel::Vxlan { vni: 1, macs };
+                    let public_ip = "192.0.2.7".parse().unwrap();
+                    assert_eq!(written, Attributes { public_ip, public_ipv6, tunnel });
+                }
+                (Err(problem), Err(expected)) => assert!(problem.contains(expected), "{problem}"),
+                (written, _) => panic!("{addresses:?}: {written:?}"),
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn pods_of_the_node_keep_it_from_another_subnet() {
+        let endpoint = |node: &str, net: &str| json!({"node": node, "ipNetworks": [net]});
+        for (node, net, expected) in [
+            ("n", "10.244.7.5/32", true),
+            ("n", "fd00:244:0:7::5/128", true),
+            ("other", "10.244.7.5/32", false),
+            ("n", "10.244.8.5/32", false),
+        ] {
+            let store = Embedded::in_memory().unwrap();
+            let key = Key::namespaced(Kind::WorkloadEndpoint, "d", "n-k8s-p-eth0");
+            store
+                .create(&key, json!({"metadata": {"name": "p"}, "spec": endpoint(node, net)}))
+                .await
+                .unwrap();
+            let subnets = "10.244.7.0/24,fd00:244:0:7::/64".parse().unwrap();
+            assert_eq!(has_pods(&store, "n", &subnets).await.unwrap(), expected, "{node} {net}");
+        }
+    }
+
+    #[tokio::test]
+    async fn leases_in_etcd_need_flannel() {
+        let etcd = EtcdConfig { endpoints: vec!["http://192.0.2.1:2379".to_owned()], tls: None, login: None };
+        let etcd = Some(FlannelEtcd::new(Etcd::new(etcd).unwrap(), "/n"));
+        for (flannel, is_refused) in [(false, true), (true, false)] {
+            let extras = Extras { flannel, flannel_etcd: etcd.clone(), ..Extras::default() };
+            let refused = check("n", &extras, &Platform::Linux).err().map(|error| error.to_string());
+            assert_eq!(refused.is_some(), is_refused, "{refused:?}");
+        }
+    }
+
+    #[test]
+    fn conditions_name_key_and_remedy() {
+        let situation = Situation {
+            problems: [("/n/subnets/x".to_owned(), "it is damaged".to_owned())].into(),
+            unreachable: Some("refused".to_owned()),
+            lost: Some("lost".to_owned()),
+            ..Situation::default()
+        };
+        let found = conditions("n", &situation);
+        let found: Vec<(String, Reason, &str)> =
+            found.iter().map(|one| (one.object.to_string(), one.reason, one.message.as_str())).collect();
+        let node = Key::global(Kind::Node, "n").to_string();
+        assert_eq!(found[0], (node.clone(), Reason::SubnetLost, "lost"));
+        assert!(found[1].1 == Reason::RouteRefused && found[1].2.contains("refused"), "{found:?}");
+        assert!(
+            found[2].0 == node && found[2].2.contains("/n/subnets/x in etcd cannot be read: it is damaged"),
+            "{found:?}"
+        );
+        assert!(conditions("n", &Situation::default()).is_empty());
+    }
+}

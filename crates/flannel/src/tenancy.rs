@@ -1,0 +1,358 @@
+//! Which subnets a node takes, whether it still has them, and when it renews them: pure functions of what etcd has and of time.
+
+use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
+use std::time::{Duration, Instant};
+
+use ipnet::IpNet;
+use tortie_api::net::IpVersion;
+
+use crate::config::{NetConf, SubnetRange};
+use crate::lease::Subnets;
+use crate::view::View;
+
+/// How many free subnets a node chooses from, as flanneld.
+const CHOICE: usize = 100;
+
+/// The subnets that nodes can have, of each family that flannel has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ranges {
+    v4: SubnetRange,
+    v6: Option<SubnetRange>,
+}
+
+/// The subnets that a node had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Previous {
+    /// The subnets.
+    pub subnets: Subnets,
+    /// Whether pods of the node have addresses of them.
+    pub has_pods: bool,
+}
+
+/// How a node gets its subnets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Acquisition {
+    /// A key has the node's own address: it goes on with it.
+    Reuse(Subnets),
+    /// The key does not exist.
+    Create(Subnets),
+    /// Somebody else has the subnets, and pods of the node still have addresses of them. The node gets no others before these pods
+    /// are gone.
+    Wait(Subnets),
+}
+
+/// Whether a node has its subnets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Standing {
+    /// Its key is as it was written.
+    Held,
+    /// Somebody has written the key, with the node's own address.
+    Rewritten,
+    /// The key does not exist, and nobody else has the subnets.
+    Gone,
+    /// Somebody else has the subnets, or a part of them. The text names the key and its owner.
+    Lost(String),
+}
+
+impl Ranges {
+    /// The subnets of a configuration.
+    ///
+    /// # Errors
+    /// The fields of the configuration contradict each other, or there is no IPv4. The text names the field.
+    pub fn new(conf: &NetConf) -> Result<Self, String> {
+        let mut ranges = [None, None];
+        for network in &conf.networks {
+            let version = IpVersion::of(&network.cidr.addr());
+            ranges[usize::from(version == IpVersion::V6)] = Some(network.range()?);
+        }
+        let [v4, v6] = ranges;
+        let v4 = v4.ok_or(
+            "EnableIPv4 is false, and keys of leases in etcd begin with an IPv4 subnet; set it to true",
+        )?;
+        Ok(Self { v4, v6 })
+    }
+
+    /// Whether a node can have the subnets.
+    #[must_use]
+    pub fn contain(&self, subnets: &Subnets) -> bool {
+        let of_v6 = match (&self.v6, subnets.v6) {
+            (Some(range), Some(v6)) => range.contains(&v6.into()),
+            (None, None) => true,
+            _ => false,
+        };
+        self.v4.contains(&subnets.v4.into()) && of_v6
+    }
+}
+
+/// How a node with this address gets its subnets: those that it has; then those that it had; then free ones, by a random number.
+///
+/// # Errors
+/// No subnet is free. The text has the remedy.
+pub fn acquisition(
+    view: &View,
+    ranges: &Ranges,
+    own: Ipv4Addr,
+    previous: Option<Previous>,
+    random: u64,
+) -> Result<Acquisition, String> {
+    let is_own = |subnets: &Subnets| {
+        let holder = view.of(subnets).and_then(|seen| seen.holder());
+        ranges.contain(subnets) && holder.is_some_and(|holder| holder.public_ip == own)
+    };
+    let fitting = previous.filter(|previous| ranges.contain(&previous.subnets));
+    if let Some(Previous { subnets, .. }) = fitting.filter(|previous| is_own(&previous.subnets)) {
+        return Ok(Acquisition::Reuse(subnets));
+    }
+    if let Some((subnets, _)) = view.taken().find(|(subnets, _)| is_own(subnets)) {
+        return Ok(Acquisition::Reuse(subnets));
+    }
+    let is_free = |subnets: &Subnets| !view.taken().any(|(taken, _)| taken.overlap(subnets));
+    match fitting {
+        Some(Previous { subnets, .. }) if is_free(&subnets) => return Ok(Acquisition::Create(subnets)),
+        Some(Previous { subnets, has_pods: true }) => return Ok(Acquisition::Wait(subnets)),
+        _ => {}
+    }
+    let taken: BTreeSet<IpNet> =
+        view.taken().flat_map(|(subnets, _)| subnets.nets().collect::<Vec<_>>()).collect();
+    let IpNet::V4(v4) = free(&ranges.v4, &taken, random)? else { return Err(full("Network")) };
+    let v6 = match &ranges.v6 {
+        None => None,
+        Some(range) => match free(range, &taken, random.rotate_left(32))? {
+            IpNet::V6(v6) => Some(v6),
+            IpNet::V4(_) => return Err(full("IPv6Network")),
+        },
+    };
+    Ok(Acquisition::Create(Subnets { v4, v6 }))
+}
+
+fn free(range: &SubnetRange, taken: &BTreeSet<IpNet>, random: u64) -> Result<IpNet, String> {
+    let overlaps = |subnet: &IpNet| {
+        taken.contains(subnet) || taken.iter().any(|taken| subnet.contains(taken) || taken.contains(subnet))
+    };
+    let free: Vec<IpNet> = range.subnets().filter(|subnet| !overlaps(subnet)).take(CHOICE).collect();
+    let count = u64::try_from(free.len()).unwrap_or(u64::MAX);
+    let chosen = random.checked_rem(count).and_then(|index| free.get(usize::try_from(index).ok()?));
+    chosen.copied().ok_or_else(|| full(if range.is_v6() { "IPv6Network" } else { "Network" }))
+}
+
+fn full(field: &str) -> String {
+    format!(
+        "no subnet of {field} is free; remove the keys of nodes that are gone, or enlarge {field} or SubnetMax in flannel's configuration"
+    )
+}
+
+/// Whether a node with this address has its subnets; it has written its key at this revision.
+#[must_use]
+pub fn standing(view: &View, subnets: &Subnets, own: Ipv4Addr, written: Option<u64>) -> Standing {
+    let foreign = view.taken().find(|(taken, seen)| {
+        taken != subnets
+            && taken.overlap(subnets)
+            && seen.holder().is_none_or(|holder| holder.public_ip != own)
+    });
+    if let Some((taken, seen)) = foreign {
+        let by = seen
+            .holder()
+            .map_or("a value that cannot be read".to_owned(), |holder| holder.public_ip.to_string());
+        return Standing::Lost(format!("{} ({by}) overlaps it", view.key(&taken)));
+    }
+    let Some(seen) = view.of(subnets) else { return Standing::Gone };
+    if written == Some(seen.revision) {
+        return Standing::Held;
+    }
+    match seen.holder() {
+        Some(holder) if holder.public_ip == own => Standing::Rewritten,
+        Some(holder) => Standing::Lost(format!("{} has it", holder.public_ip)),
+        None => Standing::Lost("its value cannot be read".to_owned()),
+    }
+}
+
+/// When a lease that was asked for at a moment is renewed: well before its end, so that etcd may be down for long.
+#[must_use]
+pub fn renewal(asked: Instant, lasts: Duration) -> Instant {
+    asked + lasts / 3
+}
+
+/// Whether a lease that was asked for at a moment may have ended.
+#[must_use]
+pub fn has_ended(asked: Instant, lasts: Duration, now: Instant) -> bool {
+    now >= asked + lasts
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use tortie_store::etcd::Entry;
+
+    use super::*;
+
+    const OWN: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+
+    fn view(entries: &[(&str, &str)]) -> View {
+        let mut view = View::new("/n/subnets/".to_owned());
+        let entry = |(revision, (name, address)): (usize, &(&str, &str))| {
+            let value = json!({"PublicIP": address, "PublicIPv6": "2001:db8::1", "BackendType": "host-gw"})
+                .to_string();
+            let value = if address.is_empty() { String::new() } else { value };
+            Entry { key: format!("/n/subnets/{name}"), value, revision: revision as u64 + 1, has_lease: true }
+        };
+        view.reset(entries.iter().enumerate().map(entry).collect());
+        view
+    }
+
+    fn ranges(is_dual: bool) -> Ranges {
+        let conf = json!({
+            "Network": "10.5.0.0/16", "SubnetMin": "10.5.1.0", "SubnetMax": "10.5.3.0", "EnableIPv6": is_dual,
+            "IPv6Network": "fd00::/48", "IPv6SubnetMax": "fd00:0:0:2::", "Backend": {"Type": "host-gw"},
+        });
+        Ranges::new(&NetConf::parse(&conf.to_string()).unwrap()).unwrap()
+    }
+
+    /// The possible results for all random numbers.
+    fn acquisitions(view: &View, ranges: &Ranges, previous: Option<&str>) -> BTreeSet<String> {
+        acquisitions_of(view, ranges, previous, false)
+    }
+
+    fn acquisitions_of(
+        view: &View,
+        ranges: &Ranges,
+        previous: Option<&str>,
+        has_pods: bool,
+    ) -> BTreeSet<String> {
+        let previous =
+            previous.map(|name| Previous { subnets: Subnets::of_key_name(name).unwrap(), has_pods });
+        let acquired = |random: u64| match acquisition(view, ranges, OWN, previous, random) {
+            Ok(Acquisition::Reuse(subnets)) => format!("reuse {}", subnets.key_name()),
+            Ok(Acquisition::Create(subnets)) => format!("create {}", subnets.key_name()),
+            Ok(Acquisition::Wait(subnets)) => format!("wait for {}", subnets.key_name()),
+            Err(problem) => problem.split(';').next().unwrap_or_default().to_owned(),
+        };
+        (0..30_u64).map(|random| acquired(random | (random / 5) << 32)).collect()
+    }
+
+    #[test]
+    fn a_node_takes_what_it_has_then_what_it_had_then_what_is_free() {
+        let all = ["create 10.5.1.0-24", "create 10.5.2.0-24", "create 10.5.3.0-24"];
+        for (taken, previous, expected) in [
+            (&[][..], None, &all[..]),
+            (&[], Some("10.5.2.0-24"), &all[1..2]),
+            // Another network, length or family than the configuration has.
+            (&[], Some("10.6.2.0-24"), &all),
+            (&[], Some("10.5.0.0-24"), &all),
+            (&[], Some("10.5.2.0-25"), &all),
+            (&[], Some("10.5.2.0-24&fd00:0:0:1::-64"), &all),
+            (&[("10.5.2.0-24", "192.0.2.1")], None, &["reuse 10.5.2.0-24"]),
+            (&[("10.5.2.0-24", "192.0.2.1")], Some("10.5.3.0-24"), &["reuse 10.5.2.0-24"]),
+            (
+                &[("10.5.2.0-24", "192.0.2.1"), ("10.5.3.0-24", "192.0.2.1")],
+                Some("10.5.3.0-24"),
+                &["reuse 10.5.3.0-24"],
+            ),
+            (&[("10.6.2.0-24", "192.0.2.1")], None, &all),
+            (
+                &[("10.5.2.0-24", "192.0.2.9")],
+                Some("10.5.2.0-24"),
+                &["create 10.5.1.0-24", "create 10.5.3.0-24"],
+            ),
+            // Also keys with values that cannot be read, and subnets of other lengths.
+            (&[("10.5.2.0-24", ""), ("10.5.1.128-25", "192.0.2.9")], None, &all[2..]),
+            (&[("10.5.2.0-23", "192.0.2.9")], Some("10.5.3.0-24"), &all[..1]),
+            (&[("10.5.0.0-16", "192.0.2.9")], Some("10.5.3.0-24"), &["no subnet of Network is free"]),
+        ] {
+            let found = acquisitions(&view(taken), &ranges(false), previous);
+            assert_eq!(
+                found.iter().map(String::as_str).collect::<Vec<_>>(),
+                expected,
+                "{taken:?} {previous:?}"
+            );
+        }
+    }
+
+    /// Their addresses would be those of pods of two nodes, and nothing would say so any more.
+    #[test]
+    fn a_node_whose_pods_have_the_subnet_of_another_one_gets_no_other() {
+        let own = "10.5.2.0-24";
+        for (taken, has_pods, expected) in [
+            (&[][..], true, &["create 10.5.2.0-24"][..]),
+            (&[(own, "192.0.2.9")], true, &["wait for 10.5.2.0-24"]),
+            (&[(own, "")], true, &["wait for 10.5.2.0-24"]),
+            (&[("10.5.0.0-20", "192.0.2.9")], true, &["wait for 10.5.2.0-24"]),
+            (&[(own, "192.0.2.9")], false, &["create 10.5.1.0-24", "create 10.5.3.0-24"]),
+            (&[(own, "192.0.2.1")], true, &["reuse 10.5.2.0-24"]),
+            (&[(own, "192.0.2.9"), ("10.5.1.0-24", "192.0.2.1")], true, &["reuse 10.5.1.0-24"]),
+        ] {
+            let found = acquisitions_of(&view(taken), &ranges(false), Some(own), has_pods);
+            assert_eq!(
+                found.iter().map(String::as_str).collect::<Vec<_>>(),
+                expected,
+                "{taken:?} {has_pods}"
+            );
+        }
+    }
+
+    #[test]
+    fn nodes_with_both_families_share_neither_subnet() {
+        let (all, none) = (view(&[]), ranges(true));
+        assert_eq!(acquisitions(&all, &none, None).len(), 6);
+        let one = view(&[("10.5.1.0-24&fd00:0:0:1::-64", "192.0.2.9"), ("10.5.2.0-24", "192.0.2.8")]);
+        let expected = ["create 10.5.3.0-24&fd00:0:0:2::-64".to_owned()];
+        assert_eq!(acquisitions(&one, &none, None), expected.clone().into());
+        assert_eq!(acquisitions(&one, &none, Some("10.5.3.0-24&fd00:0:0:1::-64")), expected.into());
+        let full = view(&[
+            ("10.5.1.0-24&fd00:0:0:1::-64", "192.0.2.9"),
+            ("10.5.2.0-24&fd00:0:0:2::-64", "192.0.2.8"),
+        ]);
+        assert_eq!(acquisitions(&full, &none, None), ["no subnet of IPv6Network is free".to_owned()].into());
+        // The families have changed since.
+        let former = view(&[("10.5.1.0-24", "192.0.2.1")]);
+        assert!(acquisitions(&former, &none, None).iter().all(|one| one.starts_with("create 10.5.")));
+    }
+
+    #[test]
+    fn a_configuration_without_ipv4_is_refused() {
+        let conf = json!({"EnableIPv4": false, "EnableIPv6": true, "IPv6Network": "fd00::/48", "Backend": {"Type": "host-gw"}});
+        let refused = Ranges::new(&NetConf::parse(&conf.to_string()).unwrap()).unwrap_err();
+        assert!(refused.contains("EnableIPv4 is false"), "{refused}");
+    }
+
+    #[test]
+    fn a_lease_is_held_until_somebody_else_writes_it() {
+        let own = "10.5.2.0-24";
+        let lost = |text: &str| Standing::Lost(text.to_owned());
+        for (entries, written, expected) in [
+            (&[(own, "192.0.2.1")][..], Some(1), Standing::Held),
+            (&[(own, "192.0.2.1")], Some(7), Standing::Rewritten),
+            (&[(own, "192.0.2.1")], None, Standing::Rewritten),
+            // The node has another address since.
+            (&[(own, "192.0.2.8")], Some(1), Standing::Held),
+            (&[], Some(1), Standing::Gone),
+            (&[("10.5.3.0-24", "192.0.2.9")], Some(1), Standing::Gone),
+            (&[(own, "192.0.2.9")], Some(7), lost("192.0.2.9 has it")),
+            (&[(own, "")], Some(7), lost("its value cannot be read")),
+            (&[(own, "")], Some(1), Standing::Held),
+            (
+                &[(own, "192.0.2.1"), ("10.5.2.0-25", "192.0.2.9")],
+                Some(1),
+                lost("/n/subnets/10.5.2.0-25 (192.0.2.9) overlaps it"),
+            ),
+            (
+                &[("10.5.0.0-20", "192.0.2.9")],
+                Some(1),
+                lost("/n/subnets/10.5.0.0-20 (192.0.2.9) overlaps it"),
+            ),
+            (&[(own, "192.0.2.1"), ("10.5.0.0-20", "192.0.2.1")], Some(1), Standing::Held),
+        ] {
+            let subnets = Subnets::of_key_name(own).unwrap();
+            assert_eq!(standing(&view(entries), &subnets, OWN, written), expected, "{entries:?} {written:?}");
+        }
+    }
+
+    #[test]
+    fn a_lease_is_renewed_long_before_its_end() {
+        let (asked, day) = (Instant::now(), Duration::from_secs(24 * 3600));
+        assert_eq!(renewal(asked, day), asked + Duration::from_secs(8 * 3600));
+        assert!(!has_ended(asked, day, renewal(asked, day)));
+        assert!(!has_ended(asked, day, asked + day - Duration::from_secs(1)));
+        assert!(has_ended(asked, day, asked + day));
+    }
+}

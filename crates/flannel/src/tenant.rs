@@ -1,0 +1,330 @@
+//! The shell: takes subnets in etcd, keeps them, and follows the other nodes.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use tokio::sync::watch;
+use tortie_api::kubernetes::FlannelLease;
+use tortie_store::StoreError;
+use tortie_store::backoff::{Backoff, random_seed};
+use tortie_store::etcd::{Condition, Entries, Entry, EntryChange, Etcd};
+
+use crate::FlannelError;
+use crate::config::NetConf;
+use crate::lease::{Attributes, Subnets};
+use crate::tenancy::{Acquisition, Previous, Ranges, Standing, acquisition, has_ended, renewal, standing};
+use crate::view::View;
+
+/// How long a lease lasts, as flanneld's.
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// What flannel keeps in etcd.
+#[derive(Clone)]
+pub struct FlannelEtcd {
+    etcd: Etcd,
+    /// Begins with a slash, and ends without one.
+    prefix: String,
+    lasts: Duration,
+}
+
+/// The leases, as a node knows them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Situation {
+    /// The node's own.
+    pub own: Vec<FlannelLease>,
+    /// Those of others, by key.
+    pub others: BTreeMap<String, Vec<FlannelLease>>,
+    /// The keys that cannot be read, with the reason and what is in force.
+    pub problems: BTreeMap<String, String>,
+    /// Why etcd cannot be read. What was known stays in force.
+    pub unreachable: Option<String>,
+    /// Why the node may give no addresses, with the remedy.
+    pub lost: Option<String>,
+}
+
+impl FlannelEtcd {
+    /// What is below a prefix, such as `/coreos.com/network`.
+    #[must_use]
+    pub fn new(etcd: Etcd, prefix: &str) -> Self {
+        let names = prefix.split('/').filter(|name| !name.is_empty());
+        let prefix = names.fold(String::new(), |path, name| format!("{path}/{name}"));
+        Self { etcd, prefix, lasts: DAY }
+    }
+
+    /// With leases that last so long, for tests.
+    #[must_use]
+    pub fn with_leases_of(self, lasts: Duration) -> Self {
+        Self { lasts, ..self }
+    }
+
+    /// The key of the configuration.
+    #[must_use]
+    pub fn config_key(&self) -> String {
+        format!("{}/config", self.prefix)
+    }
+
+    /// The configuration, and the subnets that nodes can have.
+    ///
+    /// # Errors
+    /// etcd cannot be read, or the configuration is missing or does not fit.
+    pub async fn config(&self) -> Result<(NetConf, Ranges), FlannelError> {
+        let key = self.config_key();
+        let Some(entry) = self.etcd.entry(&key).await? else { return Err(FlannelError::NoConfig(key)) };
+        let read = NetConf::parse(&entry.value).and_then(|conf| {
+            let ranges = Ranges::new(&conf)?;
+            Ok((conf, ranges))
+        });
+        read.map_err(|problem| FlannelError::Config { key, problem })
+    }
+
+    /// Takes subnets for a node: those that it has, or had, or free ones. If pods have addresses of those that it had, and somebody
+    /// else has these now, the tenant waits for them.
+    ///
+    /// # Errors
+    /// etcd cannot be read or written, or no subnet is free.
+    pub async fn acquire(
+        &self,
+        ranges: &Ranges,
+        attributes: Attributes,
+        previous: Option<Previous>,
+    ) -> Result<Tenant, FlannelError> {
+        let prefix = format!("{}/subnets/", self.prefix);
+        let mut backoff = Backoff::new(random_seed());
+        let mut view = View::new(prefix.clone());
+        loop {
+            let Entries { entries, revision } = self.etcd.entries(&prefix).await?;
+            view.reset(entries);
+            let acquired = acquisition(&view, ranges, attributes.public_ip, previous, random_seed())
+                .map_err(|problem| FlannelError::Full { prefix: prefix.clone(), problem })?;
+            let (Acquisition::Reuse(subnets) | Acquisition::Create(subnets) | Acquisition::Wait(subnets)) =
+                acquired;
+            let mut tenant = Tenant {
+                at: self.clone(),
+                view,
+                subnets,
+                attributes,
+                as_of: revision,
+                written: None,
+                term: None,
+            };
+            if let Acquisition::Wait(_) = acquired {
+                return Ok(tenant);
+            }
+            if tenant.write().await? {
+                tracing::info!(key = tenant.key(), "the node has this subnet of flannel");
+                return Ok(tenant);
+            }
+            // Somebody else was faster.
+            Tenant { view, .. } = tenant;
+            backoff.wait().await;
+        }
+    }
+}
+
+/// A node with subnets.
+pub struct Tenant {
+    at: FlannelEtcd,
+    view: View,
+    subnets: Subnets,
+    /// What was written last.
+    attributes: Attributes,
+    /// The view has all changes up to this revision.
+    as_of: u64,
+    /// The revision of the node's last write of its key.
+    written: Option<u64>,
+    /// When the lease of the key was asked for, and how long it lasts. A reservation has none.
+    term: Option<(Instant, Duration)>,
+}
+
+impl Tenant {
+    /// The subnets.
+    #[must_use]
+    pub fn subnets(&self) -> Subnets {
+        self.subnets
+    }
+
+    /// The leases now.
+    #[must_use]
+    pub fn situation(&self) -> Situation {
+        let own_address = self.attributes.public_ip;
+        Situation {
+            own: self.attributes.leases(&self.subnets),
+            others: self.view.others(&self.subnets, own_address),
+            problems: self.view.problems(),
+            unreachable: None,
+            lost: self.lost(),
+        }
+    }
+
+    /// Keeps the subnets with these attributes, follows the other nodes, and publishes what it knows. What it knows stays in force
+    /// while etcd is down. Ends only when the future is dropped.
+    pub async fn run(
+        mut self,
+        mut attributes: watch::Receiver<Attributes>,
+        publish: watch::Sender<Arc<Situation>>,
+    ) {
+        let mut backoff = Backoff::new(random_seed());
+        loop {
+            let Err(error) = self.follow(&mut attributes, &publish, &mut backoff).await;
+            let known = publish.borrow().unreachable.clone();
+            if known.is_none() {
+                tracing::warn!(%error, "cannot follow flannel's leases; what is known stays in force, and Tortie retries");
+            }
+            // Each attempt may fail in another way, and one is enough to know.
+            let unreachable = Some(known.unwrap_or_else(|| error.to_string()));
+            self.publish(&publish, unreachable);
+            backoff.wait().await;
+        }
+    }
+
+    async fn follow(
+        &mut self,
+        attributes: &mut watch::Receiver<Attributes>,
+        publish: &watch::Sender<Arc<Situation>>,
+        backoff: &mut Backoff,
+    ) -> Result<Infallible, StoreError> {
+        let prefix = self.view.prefix().to_owned();
+        let Entries { entries, revision } = self.at.etcd.entries(&prefix).await?;
+        self.view.reset(entries);
+        self.as_of = revision;
+        let mut changes = self.at.etcd.entry_changes(&prefix, revision).await?;
+        loop {
+            let wanted = *attributes.borrow_and_update();
+            self.publish(publish, None);
+            self.settle(wanted).await?;
+            self.publish(publish, None);
+            backoff.succeeded();
+            let due = self.term.map(|(asked, lasts)| renewal(asked, lasts));
+            tokio::select! {
+                changed = changes.next() => match changed {
+                    Some(changed) => changed?.into_iter().for_each(|change| self.ingest(change)),
+                    None => return Err(StoreError::Unavailable("etcd ended the watch of flannel's leases".to_owned())),
+                },
+                () = until_changed(attributes) => {}
+                () = until(due) => {}
+            }
+        }
+    }
+
+    fn ingest(&mut self, change: EntryChange) {
+        let (EntryChange::Put(Entry { revision, .. }) | EntryChange::Deleted { revision, .. }) = change;
+        self.as_of = self.as_of.max(revision);
+        self.view.apply(change);
+    }
+
+    /// Writes the node's key if it is not as it should be, or is to be renewed.
+    async fn settle(&mut self, wanted: Attributes) -> Result<(), StoreError> {
+        let is_due = self.term.is_some_and(|(asked, lasts)| renewal(asked, lasts) <= now());
+        // A key of the former address of the node is the node's.
+        let standing = match self.standing() {
+            Standing::Held if !is_due && wanted == self.attributes => return Ok(()),
+            Standing::Lost(_) => return Ok(()),
+            standing => standing,
+        };
+        self.attributes = wanted;
+        if standing != Standing::Held {
+            tracing::warn!(
+                key = self.key(),
+                ?standing,
+                "flannel's lease of this node was changed; Tortie writes it again"
+            );
+        }
+        match self.write().await? {
+            true => Ok(()),
+            false => Err(StoreError::FellBehind),
+        }
+    }
+
+    /// Writes the node's key, unless it has changed since it was read. Returns whether it is written.
+    async fn write(&mut self) -> Result<bool, StoreError> {
+        let (key, value) = (self.key(), self.attributes.value());
+        let prefix = self.view.prefix().to_owned();
+        let (condition, has_lease) = match self.view.of(&self.subnets) {
+            Some(seen) => (Condition::At(seen.revision), seen.has_lease),
+            None => (Condition::Absent { prefix: &prefix, since: self.as_of }, true),
+        };
+        let (etcd, asked) = (&self.at.etcd, now());
+        let term = match has_lease {
+            true => Some(etcd.term(self.at.lasts).await?),
+            // An administrator has reserved the subnets, for ever.
+            false => None,
+        };
+        let Some(revision) = etcd.put_if(&key, &value, term, condition).await? else {
+            if let Some(term) = term {
+                // It would end by itself.
+                let _ = etcd.end_term(term).await;
+            }
+            return Ok(false);
+        };
+        self.written = Some(revision);
+        self.term = term.map(|term| (asked, term.lasts));
+        self.view.apply(EntryChange::Put(Entry { key, value, revision, has_lease }));
+        Ok(true)
+    }
+
+    fn standing(&self) -> Standing {
+        standing(&self.view, &self.subnets, self.attributes.public_ip, self.written)
+    }
+
+    /// Why the node may give no addresses, with the remedy.
+    fn lost(&self) -> Option<String> {
+        let has_ended = self.term.is_some_and(|(asked, lasts)| has_ended(asked, lasts, now()));
+        let (problem, remedy) = match self.standing() {
+            Standing::Lost(by) => (
+                by,
+                "drain the node, and restart its agent, which takes another subnet; or stop the other one, and delete its key",
+            ),
+            Standing::Gone => {
+                ("it is gone".to_owned(), "the agent writes it again as soon as etcd can be reached")
+            }
+            Standing::Held | Standing::Rewritten if has_ended => (
+                "it could not be renewed, and may have ended".to_owned(),
+                "the agent renews it as soon as etcd can be reached",
+            ),
+            Standing::Held | Standing::Rewritten => return None,
+        };
+        Some(format!(
+            "flannel's lease {} of this node is lost: {problem}; until the node has it again, its pods get no addresses: {remedy}",
+            self.key()
+        ))
+    }
+
+    fn publish(&self, publish: &watch::Sender<Arc<Situation>>, unreachable: Option<String>) {
+        let situation = Situation { unreachable, ..self.situation() };
+        publish.send_if_modified(|known| {
+            if let Some(lost) = situation.lost.as_ref().filter(|lost| known.lost.as_ref() != Some(*lost)) {
+                tracing::error!("{lost}");
+            }
+            let differs = **known != situation;
+            if differs {
+                *known = Arc::new(situation);
+            }
+            differs
+        });
+    }
+
+    fn key(&self) -> String {
+        self.view.key(&self.subnets)
+    }
+}
+
+fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}
+
+async fn until(due: Option<Instant>) {
+    match due {
+        Some(due) => tokio::time::sleep_until(due.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Nobody changes the attributes of a node whose agent ends.
+async fn until_changed(attributes: &mut watch::Receiver<Attributes>) {
+    if attributes.changed().await.is_err() {
+        std::future::pending().await
+    }
+}
