@@ -1,6 +1,5 @@
 //! What the node announces to the others by annotations of its Node: its own addresses and its tunnel ends.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -246,7 +245,7 @@ async fn announce(
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
-    use std::net::Ipv4Addr;
+    use std::net::{IpAddr, Ipv4Addr};
 
     use super::*;
     use crate::node_address::AddressMethods;
