@@ -23,7 +23,7 @@ use crate::node_address::AddressFinder;
 use crate::node_address::Machine;
 use crate::own_addresses::{own_address, own_annotations};
 use crate::plane::InForce;
-use crate::tunnels::Tunnels;
+use crate::tunnels::{self, Tunnels};
 #[cfg(target_os = "linux")]
 use crate::{CniIpam, Extras};
 
@@ -226,20 +226,35 @@ async fn announce(
                 Err(error) => unfit = Some(error),
             }
         }
-        let tunnels = Tunnels::of_linux(store, ipam, node, announced.lease.as_ref()).await?;
-        if tunnels != announced.first {
-            let (old, new) = (announced.first.addresses(), tunnels.addresses());
-            tracing::warn!(
-                node,
-                ?old,
-                ?new,
-                "the node's tunnel addresses have changed; Tortie announces the new ones"
-            );
-            announced.first = tunnels;
+        announce_tunnels(store, ipam, node, announced).await?;
+        if tunnels::release_stale(store, ipam, node).await? {
+            announce_tunnels(store, ipam, node, announced).await?;
         }
+    } else {
+        annotate(store, node, announced).await?;
     }
-    annotate(store, node, announced).await?;
     unfit.map_or(Ok(()), Err)
+}
+
+/// Announces a Linux node with the tunnels that it has now.
+async fn announce_tunnels(
+    store: &dyn Endpoints,
+    ipam: &Ipam,
+    node: &str,
+    announced: &mut Announced,
+) -> Result<(), AgentError> {
+    let tunnels = Tunnels::of_linux(store, ipam, node, announced.lease.as_ref()).await?;
+    if tunnels != announced.first {
+        let (old, new) = (announced.first.addresses(), tunnels.addresses());
+        tracing::warn!(
+            node,
+            ?old,
+            ?new,
+            "the node's tunnel addresses have changed; Tortie announces the new ones"
+        );
+        announced.first = tunnels;
+    }
+    annotate(store, node, announced).await
 }
 
 #[cfg(test)]

@@ -2,10 +2,9 @@
 
 use std::net::IpAddr;
 
-use tortie_api::calico::IpPool;
 use tortie_api::{Kind, Resource};
 use tortie_ipam::{Family, Ipam, IpamError, Request, Use};
-use tortie_store::Store;
+use tortie_store::{Store, Stored};
 use tortie_windows::PodNetwork;
 
 use crate::AgentError;
@@ -100,37 +99,52 @@ pub(crate) async fn vxlan_address(
     Ok(Some(ipam.assign(&request).await?.address))
 }
 
-/// The address for IPIP: of a pool with IPIP, so that answers to it take the way of what it sent. It is released when no pool with IPIP
-/// has it any more. A pool without a free address costs IPIP only.
+/// The address for IPIP, of a pool with IPIP. An address whose pool has IPIP no longer is none, and is released by
+/// [`release_stale`] when the node no longer announces it. Pools without a free address cost IPIP only.
 async fn ipip_address(store: &dyn Store, ipam: &Ipam, node: &str) -> Result<Option<IpAddr>, AgentError> {
-    let pools = store.list(Kind::IpPool).await?.items;
-    let pools: Vec<IpPool> = pools
-        .iter()
-        .filter_map(|stored| match Resource::read(&stored.key, &stored.value) {
-            Ok(Resource::IpPool(pool)) if pool.has_ipip() => Some(pool),
-            _ => None,
-        })
-        .collect();
-    let mut request = request(node, Family::V4, ("ipip-tunnel-addr", "ipipTunnelAddress"));
+    let request = ipip_request(node);
     if let Some(known) = ipam.find(&request.handle).await?.first() {
-        if pools.iter().any(|pool| pool.spec.cidr.contains(&known.address)) {
-            return Ok(Some(known.address));
-        }
-        tracing::info!(node, address = %known.address, "releasing the tunnel address for IPIP, because its pool has no IPIP any more");
-        ipam.release(&request.handle).await?;
+        return Ok(has_ipip(store, known.address).await?.then_some(known.address));
     }
-    if pools.is_empty() {
+    if !ipam.has_pool(&request).await? {
         return Ok(None);
     }
-    request.pools = pools.iter().map(|pool| pool.metadata.name.clone()).collect();
     match ipam.assign(&request).await {
         Ok(assignment) => Ok(Some(assignment.address)),
-        Err(IpamError::Store(error)) => Err(error.into()),
-        Err(error) => {
-            tracing::warn!(node, %error, "the node gets no tunnel address for IPIP, so it has none; enlarge the pool");
+        Err(error @ IpamError::Exhausted { .. }) => {
+            tracing::warn!(node, %error, "the node gets no tunnel address for IPIP; enlarge the pool");
             Ok(None)
         }
+        Err(error) => Err(error.into()),
     }
+}
+
+/// Releases the address for IPIP if its pool has IPIP no longer. Nobody may announce it any more, because a pod may get it next.
+/// Returns whether there was one.
+pub(crate) async fn release_stale(store: &dyn Store, ipam: &Ipam, node: &str) -> Result<bool, AgentError> {
+    let handle = ipip_request(node).handle;
+    let Some(known) = ipam.find(&handle).await?.into_iter().next() else { return Ok(false) };
+    if has_ipip(store, known.address).await? {
+        return Ok(false);
+    }
+    tracing::info!(node, address = %known.address, "releasing the tunnel address for IPIP, because its pool has no IPIP any more");
+    ipam.release(&handle).await?;
+    Ok(true)
+}
+
+/// Whether the address is of a pool with IPIP, also of a disabled one.
+async fn has_ipip(store: &dyn Store, address: IpAddr) -> Result<bool, AgentError> {
+    let pools = store.list(Kind::IpPool).await?.items;
+    let has_it = |stored: &Stored| match Resource::read(&stored.key, &stored.value) {
+        Ok(Resource::IpPool(pool)) => pool.has_ipip() && pool.spec.cidr.contains(&address),
+        _ => false,
+    };
+    Ok(pools.iter().any(has_it))
+}
+
+fn ipip_request(node: &str) -> Request {
+    let request = request(node, Family::V4, ("ipip-tunnel-addr", "ipipTunnelAddress"));
+    Request { intended_use: Use::IpipTunnel, ..request }
 }
 
 fn vxlan_request(node: &str, family: Family) -> Request {
@@ -175,16 +189,19 @@ mod tests {
         }
     }
 
-    /// The network of the node's address for IPIP, and whether IPAM has the address.
+    /// The network of the node's address for IPIP.
     async fn network(store: &Arc<Embedded>) -> Option<String> {
         // Each is an agent that has not read the pools yet.
         let ipam = Ipam::new(store.clone(), "n", BTreeMap::new());
-        let tunnels = Tunnels::of_linux(&**store, &ipam, "n", None).await.unwrap();
+        let find = async || Tunnels::of_linux(&**store, &ipam, "n", None).await.unwrap();
+        let mut tunnels = find().await;
+        if release_stale(&**store, &ipam, "n").await.unwrap() {
+            assert_eq!(tunnels.ipip, None, "it is released when nobody announces it");
+            tunnels = find().await;
+        }
         let known = ipam.find("ipip-tunnel-addr-n").await.unwrap();
-        assert_eq!(
-            known.iter().map(|one| one.address).collect::<Vec<_>>(),
-            tunnels.ipip.into_iter().collect::<Vec<_>>()
-        );
+        let known: Vec<IpAddr> = known.iter().map(|one| one.address).collect();
+        assert_eq!(known, tunnels.ipip.into_iter().collect::<Vec<_>>());
         assert!(!tunnels.vxlan.iter().any(|one| Some(one.address) == tunnels.ipip), "{tunnels:?}");
         tunnels.ipip.map(|address| address.to_string().rsplit_once('.').unwrap().0.to_owned())
     }
@@ -205,6 +222,11 @@ mod tests {
         assert_eq!(network(&store).await.as_deref(), Some("10.3.0"), "the old pool has VXLAN now");
         put(&store, "new", "10.3.0.0/24", "Never", false).await;
         assert_eq!(network(&store).await, None, "and its address is released");
+        // As after a move from Calico: a node joins, and the old pool gives no addresses.
+        put(&store, "old", "10.2.0.0/24", "CrossSubnet", true).await;
+        assert_eq!(network(&store).await, None, "no pool gives an address");
+        put(&store, "new", "10.3.0.0/24", "Always", false).await;
+        assert_eq!(network(&store).await.as_deref(), Some("10.3.0"), "a disabled pool is in nobody's way");
     }
 
     #[tokio::test]

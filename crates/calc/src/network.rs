@@ -13,7 +13,7 @@ use tortie_api::calico::{EncapsulationMode, FelixConfigurationSpec, IpPool};
 use tortie_api::kubernetes::Node;
 use tortie_api::net::IpVersion;
 use tortie_dataplane::{
-    ClusterNetwork, Delta, LocalEnd, LocalNode, MacAddress, Route, RouteTarget, Settings, Vtep,
+    ClusterNetwork, Delta, LocalEnd, LocalIpip, LocalNode, MacAddress, Route, RouteTarget, Settings, Vtep,
 };
 
 use crate::Calc;
@@ -214,7 +214,7 @@ impl Network {
         let ends: BTreeMap<_, _> = IpVersion::ALL.into_iter().filter_map(end).collect();
         let network = ClusterNetwork::new(&self.felix(name));
         let has_ipip = ends.contains_key(&IpVersion::V4) && self.pools.values().any(IpPool::has_ipip);
-        let ipip = node.ipip_address().filter(|_| has_ipip);
+        let ipip = has_ipip.then(|| LocalIpip { address: node.ipip_address() });
         (!ends.is_empty()).then(|| LocalNode { name: name.to_owned(), ends, ipip, network })
     }
 

@@ -145,7 +145,11 @@ async fn pool_problems<'a>(
         let conflict = support::conflicts(&pool, &pools)
             .or_else(|| support::overlapping_nodes(&pool, nodes.iter().copied()))
             .map(|problem| FieldError::new("spec.cidr", problem));
+        // A pool that is there may still be disabled, for instance.
+        let had_ipip =
+            before.and_then(|before| Pool::of(&before.key, &before.value)).is_some_and(|it| it.has_ipip);
         let ipip = support::ipip_beside_windows(&pool, windows.iter().copied())
+            .filter(|_| !had_ipip)
             .map(|problem| FieldError::new("spec.ipipMode", problem));
         changed.into_iter().chain(conflict).chain(ipip).map(move |error| (object, error)).collect::<Vec<_>>()
     });

@@ -177,8 +177,8 @@ pub struct LocalNode {
     pub name: String,
     /// Its ends of the overlays: at most one of each family, and at least one.
     pub ends: BTreeMap<IpVersion, LocalEnd>,
-    /// The address of its IPIP link, if a pool has IPIP and the address is known.
-    pub ipip: Option<Ipv4Addr>,
+    /// Its IPIP link, if a pool has IPIP.
+    pub ipip: Option<LocalIpip>,
     /// The common properties of the overlay.
     pub network: ClusterNetwork,
 }
@@ -192,6 +192,13 @@ pub struct LocalEnd {
     pub vtep: Option<Vtep>,
 }
 
+/// The IPIP link of this node. It works without an address, except for what the node itself sends.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LocalIpip {
+    /// Its address, once known.
+    pub address: Option<Ipv4Addr>,
+}
+
 impl LocalNode {
     /// A node with an IPv4 address.
     #[must_use]
@@ -199,6 +206,12 @@ impl LocalNode {
         let end = LocalEnd { address: address.into(), vtep };
         let ends = BTreeMap::from([(IpVersion::V4, end)]);
         Self { name: name.to_owned(), ends, ipip: None, network: ClusterNetwork::default() }
+    }
+
+    /// The address of its IPIP link.
+    #[must_use]
+    pub fn ipip_address(&self) -> Option<Ipv4Addr> {
+        self.ipip?.address
     }
 
     /// Its own address of a family.
@@ -324,12 +337,18 @@ impl NodeState {
         self.vteps.get(&(node.to_owned(), IpVersion::of(of)))
     }
 
-    /// The own addresses of the nodes that have pods with IPIP.
-    pub fn ipip_routers(&self) -> impl Iterator<Item = Ipv4Addr> {
-        self.routes.values().filter_map(|target| match target {
+    /// The own addresses of the nodes that may send IPIP packets: those with a tunnel end, whether a route leads to it by IPIP or not,
+    /// because the nodes may differ for a moment about the mode; and those to which a route leads by IPIP.
+    pub fn ipip_peers(&self) -> impl Iterator<Item = Ipv4Addr> {
+        let of_routes = self.routes.values().filter_map(|target| match target {
             RouteTarget::Ipip { router } => Some(*router),
             RouteTarget::Local | RouteTarget::Vxlan { .. } | RouteTarget::Direct { .. } => None,
-        })
+        });
+        let of_vteps = self.vteps.values().filter_map(|vtep| match vtep.parent {
+            IpAddr::V4(parent) => Some(parent),
+            IpAddr::V6(_) => None,
+        });
+        of_vteps.chain(of_routes)
     }
 
     /// Applies one change.

@@ -42,7 +42,8 @@ impl Criteria {
     }
 
     pub(crate) fn allow_use_of(&self, pool: &IpPool) -> bool {
-        pool.spec.allowed_uses.iter().any(|each| each == self.intended_use.name())
+        let is_allowed = pool.spec.allowed_uses.iter().any(|each| each == self.intended_use.name());
+        is_allowed && (self.intended_use != Use::IpipTunnel || pool.has_ipip())
     }
 }
 
@@ -50,7 +51,7 @@ impl Use {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Use::Workload => "Workload",
-            Use::Tunnel => "Tunnel",
+            Use::Tunnel | Use::IpipTunnel => "Tunnel",
             Use::LoadBalancer => "LoadBalancer",
         }
     }

@@ -75,6 +75,9 @@ impl Ipam {
             if pool.spec.disabled {
                 return refused(wanted, "the IPPool is disabled");
             }
+            if self.windows && pool.has_ipip() {
+                return refused(wanted, "the IPPool has IPIP, and Windows nodes have none");
+            }
             if Family::of(&cidr) != family {
                 return refused(wanted, "the IPPool has addresses of the other family");
             }
@@ -158,6 +161,7 @@ impl Ipam {
     fn is_for_node(&self, pool: &IpPool) -> bool {
         let spec = &pool.spec;
         !spec.disabled
+            && !(self.windows && pool.has_ipip())
             && spec.assignment_mode.as_deref().is_none_or(|mode| mode == "Automatic")
             && spec.node_selector.as_ref().is_none_or(|selector| selector.matches(&self.node_labels))
     }

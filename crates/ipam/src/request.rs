@@ -15,6 +15,8 @@ pub enum Use {
     Workload,
     /// A node's VXLAN device.
     Tunnel,
+    /// A node's IPIP device: only pools with IPIP give an address, so that answers take the way of what the node has sent.
+    IpipTunnel,
     /// A Service of type LoadBalancer.
     LoadBalancer,
 }

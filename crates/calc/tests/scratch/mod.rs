@@ -476,7 +476,7 @@ fn network_from_scratch(
         if let Some(local) = state.node.as_mut().filter(|_| ipip.is_some()) {
             let own = &objects[&Key::global(Kind::Node, NODE)]["metadata"]["annotations"];
             let own = own["projectcalico.org/IPv4IPIPTunnelAddr"].as_str();
-            local.ipip = own.map(|own| own.parse().unwrap());
+            local.ipip = Some(LocalIpip { address: own.map(|own| own.parse().unwrap()) });
         }
         let direct = direct && mode == "Never" && pool.is_some();
         // The target of a route to another node.

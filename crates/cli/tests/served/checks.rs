@@ -96,6 +96,9 @@ async fn conflicting_pools_and_pools_in_use_are_not_changed() {
     let windows = json!({"metadata": {"name": "win", "labels": {"kubernetes.io/os": "windows"}}});
     cluster.put(&Key::global(Kind::Node, "win"), windows).await;
     let (succeeded, printed) = cluster.applies(&ipip("c")).await;
+    assert!(succeeded, "it is there already: {printed}");
+    let other = object("IPPool", "d", json!({"cidr": "10.3.0.0/16", "ipipMode": "Always"}));
+    let (succeeded, printed) = cluster.applies(&other).await;
     assert!(!succeeded && printed.contains("spec.ipipMode: node win runs Windows"), "{printed}");
     cluster.put(&block, used).await;
     for (object, good, expected) in [

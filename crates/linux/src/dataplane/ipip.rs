@@ -3,13 +3,12 @@
 //!
 //! The kernel creates a link `tunl0` in each network namespace when it loads its module for IPIP. Nobody can delete that one.
 
-use std::collections::BTreeMap;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 use tortie_api::net::IpVersion;
-use tortie_dataplane::{Condition, NodeState, Reason, RouteTarget};
+use tortie_dataplane::{Condition, LocalNode, NodeState, Reason, RouteTarget};
 use tortie_kernel::route::{Address, Change, Link, LinkSetting, NewLink, NewLinkKind, RouteSocket};
 use tortie_kernel::{Error, Result};
 
@@ -24,9 +23,11 @@ const USUAL_MTU: u32 = 1500;
 #[derive(Debug)]
 pub(super) struct IpipLink {
     name: String,
-    /// The link that Tortie uses, with its purpose.
-    made: Option<(WantedIpip, u32)>,
+    /// The link that Tortie uses, with its MTU.
+    made: Option<(u32, u32)>,
     condition: Option<Condition>,
+    /// Whether it is certain that no link has Tortie's mark.
+    is_ended: bool,
 }
 
 /// The link, as [`IpipLink::apply`] leaves it.
@@ -37,67 +38,80 @@ pub(super) struct AppliedIpip {
     pub(super) condition: Option<Condition>,
 }
 
-/// What the link must be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct WantedIpip {
-    address: Ipv4Addr,
-    mtu: u32,
-}
-
 impl IpipLink {
     pub(super) fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), made: None, condition: None }
+        Self { name: name.to_owned(), made: None, condition: None, is_ended: false }
     }
 
-    /// Creates or changes the link, or takes the one that the kernel has created. Without IPIP, the link ends, also that of an earlier
-    /// process. `is_known` says that nothing has changed in the kernel.
+    /// Creates or changes the link, or takes the one that the kernel has created, if a pool has IPIP. What prevents that concerns IPIP
+    /// only. `is_known` says that nothing has changed in the kernel.
     pub(super) fn apply(
         &mut self,
         state: &NodeState,
         underlay: &Underlay,
         socket: &mut RouteSocket,
         is_known: bool,
-    ) -> Result<AppliedIpip> {
-        let address = state.node.as_ref().and_then(|node| node.ipip);
-        let Some(address) = address else {
-            self.condition = without_address(state);
-            let is_searched = state.node.is_some() && !is_known;
-            let is_changed = (self.made.take().is_some() || is_searched) && remove(&self.name, socket)?;
-            return Ok(self.applied(None, is_changed));
-        };
-        let detected = underlay.mtu(IpVersion::V4).unwrap_or(USUAL_MTU).saturating_sub(OVERHEAD);
-        let wanted = WantedIpip { address, mtu: state.settings.ipip_mtu.unwrap_or(detected) };
-        if let Some((_, index)) = self.made.filter(|(made, _)| is_known && *made == wanted) {
-            return Ok(self.applied(Some(index), false));
+    ) -> AppliedIpip {
+        if state.node.as_ref().is_none_or(|node| node.ipip.is_none()) {
+            (self.condition, self.is_ended) = (None, self.is_ended && is_known);
+            return self.applied(None, false);
         }
-        (self.made, self.condition) = (None, None);
-        let link = match socket.link(&self.name)? {
+        self.is_ended = false;
+        let detected = underlay.mtu(IpVersion::V4).unwrap_or(USUAL_MTU).saturating_sub(OVERHEAD);
+        let mtu = state.settings.ipip_mtu.unwrap_or(detected);
+        if let Some((index, _)) = self.made.filter(|(_, made)| is_known && *made == mtu) {
+            self.condition = without_address(state);
+            return self.applied(Some(index), false);
+        }
+        self.made = None;
+        match self.obtain(mtu, socket) {
+            Ok((index, is_changed)) => {
+                (self.made, self.condition) = (Some((index, mtu)), without_address(state));
+                self.applied(Some(index), is_changed)
+            }
+            Err(problem) => {
+                let message = format!("no packets to pods of other nodes by IPIP: {problem}");
+                self.condition = Some(Condition::new(Reason::RouteRefused, message));
+                self.applied(None, false)
+            }
+        }
+    }
+
+    /// The index of the link, and whether it has changed.
+    fn obtain(&self, mtu: u32, socket: &mut RouteSocket) -> Result<(u32, bool), String> {
+        let name = &self.name;
+        let found = socket.link(name).map_err(|error| format!("{error}; Tortie retries"))?;
+        let link = match found {
             Some(link) => link,
-            None => match create(&self.name, socket) {
-                Ok(link) => link,
-                Err(error) => {
-                    let message = format!(
-                        "no packets to pods of other nodes with IPIP: the kernel creates no link {}: {error}; load its module (modprobe ipip), \
-                         or move the pods to a pool with VXLAN (tortie pool migrate). Tortie retries",
-                        self.name
-                    );
-                    self.condition = Some(Condition::new(Reason::RouteRefused, message));
-                    return Ok(self.applied(None, false));
-                }
-            },
+            None => create(name, socket).map_err(|error| {
+                format!(
+                    "the kernel creates no link {name}: {error}; load its module (modprobe ipip), or move the pods to a pool with VXLAN \
+                     (tortie pool migrate). Tortie retries"
+                )
+            })?,
         };
         if !link.carries_ipv4 {
-            let message = format!(
-                "the link {} of kind {:?} is none of IPIP and stays, so no packets reach pods of other nodes by IPIP; if nobody needs it, \
-                 delete it: ip link delete {0}",
-                self.name, link.kind
-            );
-            self.condition = Some(Condition::new(Reason::RouteRefused, message));
-            return Ok(self.applied(None, false));
+            let kind = &link.kind;
+            return Err(format!(
+                "the link {name} of kind {kind:?} is none of IPIP, and stays; if nobody needs it, delete it: ip link delete {name}"
+            ));
         }
-        let is_changed = adjust(&link, wanted, socket)?;
-        self.made = Some((wanted, link.index));
-        Ok(self.applied(Some(link.index), is_changed))
+        let adjusted = adjust(&link, mtu, socket);
+        let is_changed = adjusted.map_err(|error| {
+            format!("the link {name} cannot be changed: {error}; check ipipMTU in FelixConfiguration. Tortie retries")
+        })?;
+        Ok((link.index, is_changed))
+    }
+
+    /// Ends the use of the link, also of an earlier process, once no pool has IPIP. Returns whether that changed anything.
+    pub(super) fn end(&mut self, state: &NodeState, socket: &mut RouteSocket) -> Result<bool> {
+        let is_wanted = state.node.as_ref().is_none_or(|node| node.ipip.is_some());
+        if is_wanted || self.is_ended {
+            return Ok(false);
+        }
+        let removed = remove(&self.name, socket)?;
+        (self.made, self.is_ended) = (None, true);
+        Ok(removed)
     }
 
     fn applied(&self, index: Option<u32>, is_changed: bool) -> AppliedIpip {
@@ -105,11 +119,12 @@ impl IpipLink {
     }
 }
 
-/// Whether Tortie keeps an address of the link: its own, and those that Calico or an earlier process has left, which are in a pool.
+/// Whether Tortie manages an address of the link: its own, and those that Calico or an earlier process has left, which are in a pool.
 /// Others are somebody else's.
-pub(super) fn is_kept(address: &Address, state: &NodeState) -> bool {
+pub(super) fn is_managed(address: &Address, state: &NodeState) -> bool {
     let net = IpNet::from(address.address);
-    let is_own = state.node.as_ref().and_then(|node| node.ipip).map(IpAddr::V4) == Some(address.address);
+    let is_own =
+        state.node.as_ref().and_then(LocalNode::ipip_address).map(IpAddr::V4) == Some(address.address);
     is_own
         || net.prefix_len() == address.prefix_length
             && state.settings.pools.keys().any(|pool| pool.contains(&net))
@@ -147,13 +162,13 @@ fn create(name: &str, socket: &mut RouteSocket) -> Result<Link> {
 }
 
 /// Changes what differs. Returns whether the link has changed: a link that was down has lost its routes.
-fn adjust(link: &Link, wanted: WantedIpip, socket: &mut RouteSocket) -> Result<bool> {
+fn adjust(link: &Link, mtu: u32, socket: &mut RouteSocket) -> Result<bool> {
     let mut settings = Vec::new();
     if link.alias != MARK {
         settings.push(LinkSetting::Alias(MARK.to_owned()));
     }
-    if link.mtu != wanted.mtu {
-        settings.push(LinkSetting::Mtu(wanted.mtu));
+    if link.mtu != mtu {
+        settings.push(LinkSetting::Mtu(mtu));
     }
     if !link.up {
         settings.push(LinkSetting::Up(true));
@@ -165,22 +180,17 @@ fn adjust(link: &Link, wanted: WantedIpip, socket: &mut RouteSocket) -> Result<b
     Ok(is_changed)
 }
 
-/// The condition of a node without an address for its IPIP link.
+/// The condition of a node whose link has no address, while packets leave by it.
 fn without_address(state: &NodeState) -> Option<Condition> {
-    let node = state.node.as_ref()?;
-    let by_node: BTreeMap<_, _> = state
-        .routes
-        .iter()
-        .filter_map(|(net, target)| match target {
-            RouteTarget::Ipip { router } => Some((*router, *net)),
-            RouteTarget::Local | RouteTarget::Vxlan { .. } | RouteTarget::Direct { .. } => None,
-        })
-        .collect();
-    let (router, net) = by_node.first_key_value()?;
-    let message = format!(
-        "Node {} has no tunnel address for IPIP (projectcalico.org/IPv4IPIPTunnelAddr), so no route leads to {net} at {router}; let an \
-         IPPool with ipipMode give addresses to tunnels (allowedUses), and have addresses left",
-        node.name
-    );
-    Some(Condition::new(Reason::RouteRefused, message))
+    let node = state.node.as_ref().filter(|node| node.ipip_address().is_none())?;
+    let is_used = state.routes.values().any(|target| matches!(target, RouteTarget::Ipip { .. }));
+    let message = || {
+        format!(
+            "Node {} has no tunnel address for IPIP (projectcalico.org/IPv4IPIPTunnelAddr), so what it sends itself to pods of other nodes \
+             may have no answer; let an IPPool with ipipMode give addresses to tunnels of this node (allowedUses, nodeSelector), and have \
+             addresses left",
+            node.name
+        )
+    };
+    is_used.then(|| Condition::new(Reason::RouteRefused, message()))
 }

@@ -539,7 +539,7 @@ fn free_addresses(state: &NodeState, mut tracked: BTreeSet<IpAddr>) -> BTreeSet<
     for own in state.node.iter().flat_map(LocalNode::vteps) {
         tracked.remove(&own.address);
     }
-    if let Some(own) = state.node.as_ref().and_then(|node| node.ipip) {
+    if let Some(own) = state.node.as_ref().and_then(LocalNode::ipip_address) {
         tracked.remove(&own.into());
     }
     tracked

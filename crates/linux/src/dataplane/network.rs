@@ -5,7 +5,9 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use tortie_api::net::IpVersion;
-use tortie_dataplane::{Condition, Endpoint, EndpointId, HostPort, NodeState, Reason, Report, RouteTarget};
+use tortie_dataplane::{
+    Condition, Endpoint, EndpointId, HostPort, LocalNode, NodeState, Reason, Report, RouteTarget,
+};
 use tortie_kernel::InterfaceIndex;
 use tortie_kernel::route::{Address, Change, Route, RouteSocket};
 use tortie_kernel::sysctl;
@@ -139,6 +141,10 @@ impl Network {
         };
         let changes = self.plan(&desired, &kernel, None);
         self.carry_out(state, &changes, kernel)?;
+        // Its routes lead elsewhere now.
+        if overlays.ipip.is_none() && self.ipip.end(state, &mut self.socket)? {
+            self.kernel = None;
+        }
         self.forwarded = [IpVersion::V4].into();
         let has_end = state.node.as_ref().is_some_and(|node| node.vtep(IpVersion::V6).is_some());
         self.forwarded.extend((needs_ipv6(state) && has_end).then_some(IpVersion::V6));
@@ -274,7 +280,7 @@ impl Network {
             }
             self.node.extend(applied.foreign);
         }
-        let ipip = self.ipip.apply(state, &self.underlay, &mut self.socket, self.kernel.is_some())?;
+        let ipip = self.ipip.apply(state, &self.underlay, &mut self.socket, self.kernel.is_some());
         links.ipip = ipip.index;
         if ipip.is_changed {
             self.kernel = None;
@@ -296,7 +302,7 @@ impl Network {
         };
         // Each link has a link-local address of its own, which is the kernel's.
         let is_ours = |at: &Address| match links.ipip {
-            Some(index) if index == at.link => ipip::is_kept(at, state),
+            Some(index) if index == at.link => ipip::is_managed(at, state),
             _ => is_overlay(at.link, &at.address) && !is_link_local(&at.address),
         };
         tables.addresses = self.socket.addresses()?.into_iter().filter(is_ours).collect();
@@ -420,7 +426,7 @@ fn desired(
         let prefix_length = IpNet::from(own.address).prefix_len();
         tables.addresses.insert(Address { link, address: own.address, prefix_length });
     }
-    let own = state.node.as_ref().and_then(|node| node.ipip);
+    let own = state.node.as_ref().and_then(LocalNode::ipip_address);
     if let Some((link, own)) = overlays.ipip.zip(own) {
         tables.addresses.insert(Address { link, address: own.into(), prefix_length: 32 });
     }

@@ -18,7 +18,7 @@ pub(super) const VXLAN_PEERS: &str = "vxlan-peers";
 /// The set of the nodes' IPv6 addresses.
 pub(super) const VXLAN_PEERS_6: &str = "vxlan-peers6";
 
-/// The nodes from which IPIP packets are accepted: those with pods to which packets take IPIP.
+/// The nodes from which IPIP packets are accepted.
 pub(super) const IPIP_PEERS: &str = "ipip-peers";
 
 /// The set of the nodes' addresses of a family.

@@ -288,9 +288,9 @@ fn vxlan_guard(node: &NodeState, family: Family) -> Rule {
 
 /// The own addresses of the nodes from which IPIP packets are accepted.
 fn ipip_peers(node: &NodeState) -> Set {
-    let routers: BTreeSet<Ipv4Addr> = node.ipip_routers().collect();
-    let routers = routers.into_iter().map(|router| Element::key(Key::address(router.into())));
-    set(SetSpec::hash(&[Family::V4.field()]), routers)
+    let peers: BTreeSet<Ipv4Addr> = node.ipip_peers().collect();
+    let peers = peers.into_iter().map(|peer| Element::key(Key::address(peer.into())));
+    set(SetSpec::hash(&[Family::V4.field()]), peers)
 }
 
 /// As for VXLAN.

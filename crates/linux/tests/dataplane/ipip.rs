@@ -33,7 +33,7 @@ fn ipip_to(number: u8) -> RouteTarget {
 /// A node without VXLAN.
 fn node_with_ipip(number: u8) -> LocalNode {
     let node = LocalNode::ipv4(&format!("node-{number}"), node_address(number), None);
-    LocalNode { ipip: Some(tunnel(number)), ..node }
+    LocalNode { ipip: Some(LocalIpip { address: Some(tunnel(number)) }), ..node }
 }
 
 fn join(node: &mut Node, own: u8, other: u8) -> Report {
@@ -123,6 +123,25 @@ fn pods_of_two_nodes_reach_each_other_by_ipip() {
     std::thread::sleep(Duration::from_millis(300));
     let arrived = carried(&frames(&arriving));
     assert!(arrived.iter().all(|[outer, ..]| *outer == node_address(1)), "{arrived:?}");
+}
+
+/// While the nodes learn of another mode of the pool, they may disagree about the way: both ways work. A node in the way of a migration
+/// may have no tunnel address: its routes and those of others stay.
+#[test]
+fn nodes_may_differ_about_the_mode_and_lack_an_address() {
+    let (mut nodes, _links, pods) = two_nodes_with_ipip();
+    for node in &mut nodes {
+        let all =
+            |state: &mut NodeState| [1, 2].map(|number| state.vteps.insert(vtep(number).key(), vtep(number)));
+        assert_eq!(node.change(|state| drop(all(state))), Report::default());
+    }
+    let direct = RouteTarget::Direct { router: node_address(1).into() };
+    let report = nodes[1].change(|state| drop(state.routes.insert(block(1).into(), direct)));
+    assert_eq!(report, Report::default());
+    assert!(pods[0].reaches(&pods[1], 80) && pods[1].reaches(&pods[0], 80));
+    let report = nodes[0].change(|state| state.node.as_mut().unwrap().ipip = Some(LocalIpip::default()));
+    assert!(messages(&report).concat().contains("no tunnel address"), "{report:?}");
+    assert!(pods[0].reaches(&pods[1], 80) && pods[1].reaches(&pods[0], 80));
 }
 
 #[test]
@@ -264,8 +283,14 @@ fn a_node_that_cannot_have_ipip_says_so() {
     let mut node = Node::new(&underlay, 4);
     let _link = IpipStandIn::start(&node.namespace);
     assert_eq!(join(&mut node, 4, 2), Report::default());
-    let report = node.change(|state| state.node.as_mut().unwrap().ipip = None);
+    let report = node.change(|state| state.node.as_mut().unwrap().ipip = Some(LocalIpip::default()));
     assert!(messages(&report).concat().contains("Node node-4 has no tunnel address for IPIP"), "{report:?}");
+    assert_eq!((link(&node).unwrap().up, addresses(&node)), (true, Vec::new()));
+    // An MTU that the kernel refuses costs IPIP only.
+    let report = node.change(|state| Arc::make_mut(&mut state.settings).ipip_mtu = Some(20));
+    assert!(messages(&report).concat().contains("check ipipMTU"), "{report:?}");
+    let pod = Pod::new("pod", 4, 2);
+    node.namespace.run(|| drop(node.wiring.connect(&pod.attachment()).unwrap())).unwrap();
 }
 
 #[test]

@@ -86,7 +86,7 @@ fn first() -> Vec<Delta> {
     sysctl::ensure("net/ipv6/conf/all/disable_ipv6", "0").unwrap();
     let link = interface_index("eth0").unwrap();
     let mut node = LocalNode::ipv4("node-0", Ipv4Addr::new(10, 77, 9, 100), None);
-    node.ipip = Some(Ipv4Addr::new(10, 77, 0, 201));
+    node.ipip = Some(LocalIpip { address: Some(Ipv4Addr::new(10, 77, 0, 201)) });
     for (version, prefix_length) in [(VERSIONS[0], 24), (VERSIONS[1], 64)] {
         let own = address(version, 9, 100);
         routes.change(&Change::AddAddress(Address { link, address: own, prefix_length })).unwrap();

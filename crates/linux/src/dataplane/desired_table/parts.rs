@@ -51,11 +51,11 @@ pub(super) fn update_peers(state: &NodeState, peers: &BTreeSet<IpAddr>, change: 
         let wanted = there.contains(parent).then(Value::default);
         change.element(vxlan_peers_of(family), spec, Key::address(*parent), wanted);
     }
-    let routers: BTreeSet<IpAddr> = state.ipip_routers().map(IpAddr::V4).collect();
-    for router in peers.iter().filter(|peer| peer.is_ipv4()) {
+    let there: BTreeSet<IpAddr> = state.ipip_peers().map(IpAddr::V4).collect();
+    for peer in peers.iter().filter(|peer| peer.is_ipv4()) {
         let spec = || SetSpec::hash(&[Family::V4.field()]);
-        let wanted = routers.contains(router).then(Value::default);
-        change.element(IPIP_PEERS, spec, Key::address(*router), wanted);
+        let wanted = there.contains(peer).then(Value::default);
+        change.element(IPIP_PEERS, spec, Key::address(*peer), wanted);
     }
 }
 
