@@ -169,6 +169,11 @@ impl Tenant {
         let mut backoff = Backoff::new(random_seed());
         loop {
             let Err(error) = self.follow(&mut attributes, &publish, &mut backoff).await;
+            if matches!(error, StoreError::FellBehind | StoreError::Compacted(_)) {
+                // What is known is old. A list helps.
+                backoff.wait().await;
+                continue;
+            }
             let known = publish.borrow().unreachable.clone();
             if known.is_none() {
                 tracing::warn!(%error, "cannot follow flannel's leases; what is known stays in force, and Tortie retries");
