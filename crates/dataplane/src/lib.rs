@@ -23,8 +23,8 @@ pub use services::{Service, ServiceId, ServicePort};
 pub use settings::{Failsafe, Settings};
 pub use shown::{AskedFor, Count, ShowError, Shown, ShownList, ShownPart, ShownRule, ShownValue};
 pub use state::{
-    ClusterNetwork, Delta, Endpoint, EndpointId, HostEndpoint, HostPort, LocalEnd, LocalNode, NodeState,
-    Route, RouteTarget, Vtep,
+    ClusterNetwork, Delta, Endpoint, EndpointId, HostEndpoint, HostPort, LocalEnd, LocalIpip, LocalNode,
+    NodeState, Route, RouteTarget, Vtep,
 };
 pub use tortie_api::net::MacAddress;
 pub use wiring::{

@@ -160,8 +160,8 @@ impl Ipam {
 
     fn is_for_node(&self, pool: &IpPool) -> bool {
         let spec = &pool.spec;
-        !spec.disabled
-            && !(self.windows && pool.has_ipip())
+        let is_unfit = spec.disabled || self.windows && pool.has_ipip();
+        !is_unfit
             && spec.assignment_mode.as_deref().is_none_or(|mode| mode == "Automatic")
             && spec.node_selector.as_ref().is_none_or(|selector| selector.matches(&self.node_labels))
     }

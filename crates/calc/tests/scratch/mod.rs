@@ -15,8 +15,8 @@ use tortie_api::calico::{
 use tortie_api::net::{Action, IpVersion, Protocol};
 use tortie_api::{Key, Kind, Resource};
 use tortie_dataplane::{
-    ClusterNetwork, Delta, Endpoint, EndpointId, HostEndpoint, HostPort, LocalEnd, LocalNode, NodeState,
-    RouteTarget, Settings, Vtep,
+    ClusterNetwork, Delta, Endpoint, EndpointId, HostEndpoint, HostPort, LocalEnd, LocalIpip, LocalNode,
+    NodeState, RouteTarget, Settings, Vtep,
 };
 use tortie_policy::program::{
     EndOfTier, EndpointProgram, HostEndpointProgram, Member, PolicyId, PolicyRules, Rule, SetId, TierProgram,
