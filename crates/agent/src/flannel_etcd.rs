@@ -238,6 +238,7 @@ pub(crate) fn conditions(node: &str, situation: &Situation) -> Vec<Unsupported> 
 }
 
 #[cfg(all(test, target_os = "linux"))]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use serde_json::{Value, json};
     use tortie_store::Embedded;
