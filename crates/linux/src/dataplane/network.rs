@@ -141,6 +141,18 @@ impl Network {
         };
         let changes = self.plan(&desired, &kernel, None);
         self.carry_out(state, &changes, kernel)?;
+        let loses_last = |change: &Change| match change {
+            Change::DeleteAddress(address) => {
+                overlays.ipip == Some(address.link)
+                    && !desired.addresses.iter().any(|at| at.link == address.link)
+            }
+            _ => false,
+        };
+        if changes.iter().any(loses_last) {
+            // With the last address of a link, the kernel removes its routes.
+            self.kernel = None;
+            return self.reconcile(state);
+        }
         // Its routes lead elsewhere now.
         if overlays.ipip.is_none() && self.ipip.end(state, &mut self.socket)? {
             self.kernel = None;
