@@ -226,11 +226,11 @@ pub(crate) fn conditions(node: &str, situation: &Situation) -> Vec<Unsupported> 
         message,
     };
     let unreadable = situation.problems.iter().map(|(key, problem)| {
-        condition(Reason::RouteRefused, format!("flannel's lease {key} in etcd cannot be read: {problem}"))
+        condition(Reason::RouteRefused, format!("flannel's lease {key} in etcd cannot be used: {problem}"))
     });
     let unreachable = situation.unreachable.iter().map(|error| {
         let message =
-            format!("flannel's leases cannot be read, so routes to other nodes stay as they are: {error}");
+            format!("flannel's leases cannot be read or renewed; routes to other nodes stay as they were last read: {error}");
         condition(Reason::RouteRefused, message)
     });
     let lost = situation.lost.iter().map(|lost| condition(Reason::SubnetLost, lost.clone()));
@@ -377,7 +377,7 @@ mod tests {
         assert_eq!(found[0], (node.clone(), Reason::SubnetLost, "lost"));
         assert!(found[1].1 == Reason::RouteRefused && found[1].2.contains("refused"), "{found:?}");
         assert!(
-            found[2].0 == node && found[2].2.contains("/n/subnets/x in etcd cannot be read: it is damaged"),
+            found[2].0 == node && found[2].2.contains("/n/subnets/x in etcd cannot be used: it is damaged"),
             "{found:?}"
         );
         assert!(conditions("n", &Situation::default()).is_empty());
