@@ -21,6 +21,8 @@ pub struct Previous {
     pub subnets: Subnets,
     /// Whether pods of the node have addresses of them.
     pub has_pods: bool,
+    /// The address that the node had then.
+    pub address: Option<Ipv4Addr>,
 }
 
 /// How a node gets its subnets.
@@ -61,7 +63,7 @@ pub enum Standing {
     Lost(String),
 }
 
-/// How a node with this address gets its subnets: those that its pods have; those that it has; those that it had; free ones, by a
+/// How a node with these attributes gets its subnets: those that its pods have; those that it has; those that it had; free ones, by a
 /// random number.
 ///
 /// # Errors
@@ -69,16 +71,28 @@ pub enum Standing {
 pub fn acquisition(
     view: &View,
     ranges: &Ranges,
-    own: Ipv4Addr,
+    own: &Attributes,
     previous: Option<Previous>,
     random: u64,
 ) -> Result<Acquisition, String> {
     let is_own = |subnets: &Subnets| {
         let holder = view.of(subnets).and_then(|seen| seen.holder());
-        ranges.contain(subnets) && holder.is_some_and(|holder| holder.public_ip == own)
+        ranges.contain(subnets) && holder.is_some_and(|holder| holder.public_ip == own.public_ip)
+    };
+    // The address of a node may change while its agent is down. Another machine with the former one has another way to its pods.
+    let was_own = |Previous { subnets, address, .. }: &Previous| {
+        let Some(public_ip) = *address else { return false };
+        let holder = view.of(subnets).and_then(|seen| seen.holder());
+        let ways = own.leases(subnets);
+        holder.is_some_and(|holder| {
+            let mut pairs = holder.leases.iter().zip(&ways);
+            holder.public_ip == public_ip
+                && holder.leases.len() == ways.len()
+                && pairs.all(|(lease, way)| lease.backend == way.backend)
+        })
     };
     let fitting = previous.filter(|previous| ranges.contain(&previous.subnets));
-    if let Some(Previous { subnets, .. }) = fitting.filter(|previous| is_own(&previous.subnets)) {
+    if let Some(Previous { subnets, .. }) = fitting.filter(|one| is_own(&one.subnets) || was_own(one)) {
         return Ok(Acquisition::Reuse(subnets));
     }
     let is_free = |subnets: &Subnets| !view.taken().any(|(taken, _)| taken.overlap(subnets));
@@ -179,6 +193,7 @@ pub fn has_ended(asked: Instant, lasts: Duration, now: Instant) -> bool {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use tortie_api::net::MacAddress;
     use tortie_store::etcd::Entry;
 
     use super::*;
@@ -218,9 +233,13 @@ mod tests {
         previous: Option<&str>,
         has_pods: bool,
     ) -> BTreeSet<String> {
-        let previous =
-            previous.map(|name| Previous { subnets: Subnets::of_key_name(name).unwrap(), has_pods });
-        let acquired = |random: u64| match acquisition(view, ranges, OWN, previous, random) {
+        let previous = previous.map(|name| Previous {
+            subnets: Subnets::of_key_name(name).unwrap(),
+            has_pods,
+            address: None,
+        });
+        let own = claim("10.5.1.0-24", None).attributes;
+        let acquired = |random: u64| match acquisition(view, ranges, &own, previous, random) {
             Ok(Acquisition::Reuse(subnets)) => format!("reuse {}", subnets.key_name()),
             Ok(Acquisition::Create(subnets)) => format!("create {}", subnets.key_name()),
             Ok(Acquisition::Wait(subnets)) => format!("wait for {}", subnets.key_name()),
@@ -288,6 +307,45 @@ mod tests {
                 found.iter().map(String::as_str).collect::<Vec<_>>(),
                 expected,
                 "{taken:?} {has_pods}"
+            );
+        }
+    }
+
+    /// The node need not wait a day for the end of its own lease.
+    #[test]
+    fn a_node_with_another_address_goes_on_with_its_subnet() {
+        let name = "10.5.2.0-24";
+        let subnets = Subnets::of_key_name(name).unwrap();
+        let former = "192.0.2.9".parse().unwrap();
+        let vxlan = |mac: u8| Attributes {
+            tunnel: Tunnel::Vxlan { vni: 1, macs: [MacAddress([0x66, 0, 0, 0, 0, mac]); 2] },
+            public_ipv6: None,
+            public_ip: OWN,
+        };
+        let host_gw = Attributes { tunnel: Tunnel::HostGw, ..vxlan(1) };
+        let (reuse, wait) = (Acquisition::Reuse(subnets), Acquisition::Wait(subnets));
+        for (written, own, address, expected) in [
+            (vxlan(1), vxlan(1), Some(former), reuse),
+            (host_gw, host_gw, Some(former), reuse),
+            // Another machine has the former address, or the address was another one.
+            (vxlan(2), vxlan(1), Some(former), wait),
+            (vxlan(1), vxlan(1), Some(Ipv4Addr::new(192, 0, 2, 8)), wait),
+            (vxlan(1), vxlan(1), None, wait),
+            (host_gw, vxlan(1), Some(former), wait),
+        ] {
+            let value = Attributes { public_ip: former, ..written }.value();
+            let mut view = view(&[]);
+            view.reset(vec![Entry {
+                key: format!("/n/subnets/{name}"),
+                value,
+                revision: 1,
+                has_lease: true,
+            }]);
+            let previous = Some(Previous { subnets, has_pods: true, address });
+            assert_eq!(
+                acquisition(&view, &ranges(false), &own, previous, 0),
+                Ok(expected),
+                "{written:?} {address:?}"
             );
         }
     }

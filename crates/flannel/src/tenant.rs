@@ -100,7 +100,7 @@ impl FlannelEtcd {
         loop {
             let Entries { entries, revision } = self.etcd.entries(&prefix).await?;
             view.reset(entries);
-            let acquired = acquisition(&view, ranges, attributes.public_ip, previous, random_seed())
+            let acquired = acquisition(&view, ranges, &attributes, previous, random_seed())
                 .map_err(|problem| FlannelError::Full { prefix: prefix.clone(), problem })?;
             let (Acquisition::Reuse(subnets) | Acquisition::Create(subnets) | Acquisition::Wait(subnets)) =
                 acquired;

@@ -16,7 +16,7 @@ use tortie_flannel::{
 };
 use tortie_servers::programs::{Program, can_run};
 use tortie_servers::{Etcd as Servers, Proxy};
-use tortie_store::etcd::{Condition, EntryChange, Etcd, EtcdConfig};
+use tortie_store::etcd::{Condition, EntryChange, Etcd, EtcdConfig, Login};
 
 const NEEDED: [Program; 2] = [Program::Etcd, Program::Etcdctl];
 const PREFIX: &str = "/coreos.com/network";
@@ -94,8 +94,11 @@ impl Drop for Kept {
 
 async fn keep(flannel: &FlannelEtcd, attributes: Attributes, previous: Option<&str>) -> Kept {
     let (_, ranges) = flannel.config().await.unwrap();
-    let previous =
-        previous.map(|name| Previous { subnets: Subnets::of_key_name(name).unwrap(), has_pods: true });
+    let previous = previous.map(|name| Previous {
+        subnets: Subnets::of_key_name(name).unwrap(),
+        has_pods: true,
+        address: None,
+    });
     Kept::new(flannel.acquire(&ranges, attributes, previous).await.unwrap(), attributes)
 }
 
@@ -402,4 +405,35 @@ async fn a_lease_is_renewed_before_it_ends() {
             writes += 1;
         }
     }
+}
+
+/// Whoever can read may not be able to write: the condition stays until a write succeeds.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_that_cannot_be_renewed_is_a_condition_that_stays() {
+    if !can_run(&NEEDED) {
+        return;
+    }
+    let servers = Servers::start().unwrap();
+    configure(&servers, json!({}));
+    let grant =
+        |permission: &str| format!("role grant-permission --prefix=true agent {permission} {PREFIX}/");
+    let run = |command: &str| servers.etcdctl(&command.split(' ').collect::<Vec<_>>()).unwrap();
+    for command in
+        ["user add root:secret", "user grant-role root root", "role add agent", "user add agent:secret"]
+    {
+        run(command);
+    }
+    for command in ["user grant-role agent agent", &grant("readwrite"), "auth enable"] {
+        run(command);
+    }
+    let login = Some(Login { user: "agent".to_owned(), password: "secret".to_owned() });
+    let etcd = Etcd::new(EtcdConfig { endpoints: servers.endpoints(), tls: None, login }).unwrap();
+    let flannel = FlannelEtcd::new(etcd, PREFIX).with_leases_of(Duration::from_secs(6));
+    let mut kept = keep(&flannel, host_gw(1), Some("10.5.1.0-24")).await;
+    run(&format!("--user=root:secret {}", grant("read")));
+    let refused = kept.until("a renewal is refused", |now| now.unreachable.is_some()).await;
+    let flips = kept.until("more renewals", |now| now.unreachable != refused.unreachable);
+    assert!(tokio::time::timeout(Duration::from_secs(5), flips).await.is_err(), "the condition stays");
+    run(&format!("--user=root:secret {}", grant("readwrite")));
+    kept.until("the lease is renewed", |now| now.unreachable.is_none() && now.lost.is_none()).await;
 }
