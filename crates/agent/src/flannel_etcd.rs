@@ -1,7 +1,7 @@
 //! A node whose networks of pods are flannel's leases in etcd. The annotation [`SUBNETS`] remembers them.
 #![cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "Windows nodes have no leases in etcd"))]
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use ipnet::IpNet;
@@ -21,7 +21,7 @@ use crate::cluster_network::cluster_network;
 use crate::flannel::of_networks;
 use crate::unsupported::Unsupported;
 
-/// The annotation with the subnets that the node had last: it takes them again if they are free.
+/// The annotation with the subnets that the node had last, and its address then: it takes them again if they are free or still its own.
 pub(crate) const SUBNETS: &str = "tortie.io/flannel-subnets";
 
 /// What flannel's configuration says, and what the node writes about itself.
@@ -49,8 +49,10 @@ impl EtcdLease {
         previous: Option<&str>,
     ) -> Result<(Self, LeaseKeeper), AgentError> {
         let refuse = |problem: String| AgentError::Node { node: node.to_owned(), problem };
-        let previous = match previous.and_then(|text| text.parse::<Subnets>().ok()) {
-            Some(subnets) => Some(Previous { subnets, has_pods: has_pods(store, node, &subnets).await? }),
+        let previous = match previous.and_then(remembered) {
+            Some((subnets, address)) => {
+                Some(Previous { subnets, has_pods: has_pods(store, node, &subnets).await?, address })
+            }
             None => None,
         };
         let mut backoff = Backoff::new(random_seed());
@@ -97,7 +99,7 @@ impl EtcdLease {
 
     /// The annotation by which the node remembers its subnets.
     pub(crate) fn annotation(&self) -> (&'static str, Option<String>) {
-        (SUBNETS, Some(self.subnets.to_string()))
+        (SUBNETS, Some(format!("{} {}", self.subnets, self.attributes.borrow().public_ip)))
     }
 
     /// Checks again whether the pools fit.
@@ -128,6 +130,12 @@ impl LeaseKeeper {
     pub(crate) async fn run(self) {
         self.tenant.run(self.attributes, self.publish).await;
     }
+}
+
+/// What the annotation says: the subnets, and after a space the address of the node.
+fn remembered(text: &str) -> Option<(Subnets, Option<Ipv4Addr>)> {
+    let (subnets, address) = text.split_once(' ').unwrap_or((text, ""));
+    Some((subnets.parse().ok()?, address.parse().ok()))
 }
 
 /// Whether pods of the node have addresses of these subnets.
@@ -226,11 +234,11 @@ pub(crate) fn conditions(node: &str, situation: &Situation) -> Vec<Unsupported> 
         message,
     };
     let unreadable = situation.problems.iter().map(|(key, problem)| {
-        condition(Reason::RouteRefused, format!("flannel's lease {key} in etcd cannot be read: {problem}"))
+        condition(Reason::RouteRefused, format!("flannel's lease {key} in etcd cannot be used: {problem}"))
     });
     let unreachable = situation.unreachable.iter().map(|error| {
         let message =
-            format!("flannel's leases cannot be read, so routes to other nodes stay as they are: {error}");
+            format!("flannel's leases cannot be read or renewed; routes to other nodes stay as they were last read: {error}");
         condition(Reason::RouteRefused, message)
     });
     let lost = situation.lost.iter().map(|lost| condition(Reason::SubnetLost, lost.clone()));
@@ -331,6 +339,21 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_annotation_remembers_subnets_and_address() {
+        let subnets = "10.244.7.0/24,fd00:244:0:7::/64".parse().unwrap();
+        let address = "192.0.2.7".parse().unwrap();
+        for (text, expected) in [
+            ("10.244.7.0/24,fd00:244:0:7::/64 192.0.2.7", Some((subnets, Some(address)))),
+            ("10.244.7.0/24,fd00:244:0:7::/64", Some((subnets, None))),
+            ("10.244.7.0/24,fd00:244:0:7::/64 x", Some((subnets, None))),
+            ("x 192.0.2.7", None),
+            ("", None),
+        ] {
+            assert_eq!(remembered(text), expected, "{text}");
+        }
+    }
+
     #[tokio::test]
     async fn pods_of_the_node_keep_it_from_another_subnet() {
         let endpoint = |node: &str, net: &str| json!({"node": node, "ipNetworks": [net]});
@@ -377,7 +400,7 @@ mod tests {
         assert_eq!(found[0], (node.clone(), Reason::SubnetLost, "lost"));
         assert!(found[1].1 == Reason::RouteRefused && found[1].2.contains("refused"), "{found:?}");
         assert!(
-            found[2].0 == node && found[2].2.contains("/n/subnets/x in etcd cannot be read: it is damaged"),
+            found[2].0 == node && found[2].2.contains("/n/subnets/x in etcd cannot be used: it is damaged"),
             "{found:?}"
         );
         assert!(conditions("n", &Situation::default()).is_empty());

@@ -7,6 +7,8 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
+use tortie_dataplane::Reason;
+
 use crate::plane::InForce;
 
 /// The maximum duration of one call of the dataplane. The largest clusters of the benchmarks take seconds.
@@ -70,7 +72,7 @@ pub(crate) fn readiness(stage: Stage, now: &InForce) -> Result<(), String> {
             return Err("the agent waits for the datastore and for its Node".to_owned());
         }
         Stage::Locked => return Ok(()),
-        Stage::PrepareNode => return Err("the agent prepares the node's tunnel".to_owned()),
+        Stage::PrepareNode => return Err("the agent prepares the node's tunnel; with --flannel-etcd, it may wait for flannel's etcd, which its log says".to_owned()),
         Stage::ReadCluster if now.given.is_empty() => {
             let blocking = now.blocking();
             return Err(match blocking.is_empty() {
@@ -88,15 +90,18 @@ pub(crate) fn readiness(stage: Stage, now: &InForce) -> Result<(), String> {
     if stage < Stage::Serve {
         return Err("the agent does not serve the CNI plugin yet".to_owned());
     }
-    Ok(())
+    // Policy is in force, but no pod gets an address.
+    let lost = now.unsupported.iter().find(|one| one.reason == Reason::SubnetLost);
+    lost.map_or(Ok(()), |lost| Err(lost.message.clone()))
 }
 
 #[cfg(test)]
 mod tests {
-    use tortie_api::{Kind, Position};
-    use tortie_dataplane::{Condition, Reason};
+    use tortie_api::{Key, Kind, Position};
+    use tortie_dataplane::Condition;
 
     use super::*;
+    use crate::unsupported::Unsupported;
 
     #[test]
     fn an_agent_is_ready_when_everything_is_in_force_and_served() {
@@ -109,6 +114,15 @@ mod tests {
         failed.report.node.push(Condition::new(Reason::PolicyNotInForce, "the kernel rejects it"));
         let mut informed = read.clone();
         informed.report.node.push(Condition::new(Reason::CalicoLeftover, "a chain"));
+        let mut lost = read.clone();
+        for reason in [Reason::RouteRefused, Reason::SubnetLost] {
+            let object = Key::global(Kind::Node, "n");
+            lost.unsupported.push(Unsupported {
+                object,
+                reason,
+                message: format!("{reason} of 10.5.2.0-24"),
+            });
+        }
         let refused = tortie_store::StoreError::Forbidden("may not list tiers".to_owned());
         let blocked = InForce { unavailable: [(Kind::Tier, refused)].into(), ..InForce::default() };
         for (stage, now, expected) in [
@@ -119,6 +133,7 @@ mod tests {
             (Stage::ReadCluster, &failed, "PolicyNotInForce: the kernel rejects it"),
             (Stage::ReadCluster, &read, "does not serve"),
             (Stage::Serve, &failed, "PolicyNotInForce"),
+            (Stage::Serve, &lost, "SubnetLost of 10.5.2.0-24"),
             (Stage::Serve, &informed, ""),
             (Stage::Serve, &read, ""),
         ] {

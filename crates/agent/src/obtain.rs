@@ -9,6 +9,7 @@ use tortie_api::kubernetes::Pod;
 use tortie_api::{Key, Kind, Metadata, Position};
 use tortie_cni::{Address, AddressSource, Code, Failure, Invocation, Success};
 use tortie_dataplane::{EndpointId, PodAddress, PreparedLink};
+use tortie_flannel::Situation;
 use tortie_ipam::{Family, IpamError, Request, Use};
 use tortie_store::Stored;
 
@@ -91,6 +92,9 @@ impl Pods {
             AddressSource::HostLocal | AddressSource::Plugin(_) => {
                 let from = |net: &IpNet| format!("the address {} of ipam.type {}", net.addr(), source.name());
                 let nets: Vec<_> = call.delegated.iter().map(|net| (from(net), *net)).collect();
+                if let (AddressSource::HostLocal, Some(leases)) = (source, &self.leases) {
+                    refuse_other_subnet(&leases.borrow(), &nets)?;
+                }
                 self.outside(id, &nets).await
             }
         }
@@ -268,5 +272,53 @@ impl Pods {
             return Err(Failure::new(Code::TRY_AGAIN_LATER, msg, remedy));
         }
         Ok(of_nets(&nets))
+    }
+}
+
+/// Refuses what is no address of the node's subnets of flannel: no other node has a route to it. The plugin may have asked before the
+/// agent was started again with another subnet.
+fn refuse_other_subnet(leases: &Situation, nets: &[(String, IpNet)]) -> Result<(), Failure> {
+    let is_own = |net: &IpNet| leases.own.iter().any(|lease| lease.subnet.contains(&net.addr()));
+    let Some((from, _)) = nets.iter().find(|(_, net)| !is_own(net)) else { return Ok(()) };
+    let own: Vec<String> = leases.own.iter().map(|lease| lease.subnet.to_string()).collect();
+    let msg = format!("{from} is not in the node's subnet of flannel, {}", own.join(", "));
+    let remedy = "the next attempt uses the subnet, unless ipam in the CNI configuration has another one";
+    Err(Failure::new(Code::TRY_AGAIN_LATER, msg, remedy))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use tortie_api::kubernetes::{FlannelBackend, FlannelLease};
+
+    use super::*;
+
+    #[test]
+    fn addresses_are_of_the_subnet_that_the_node_has_now() {
+        let lease = |subnet: &str| FlannelLease {
+            subnet: subnet.parse().unwrap(),
+            public_ip: "192.0.2.1".parse().unwrap(),
+            backend: FlannelBackend::HostGw,
+        };
+        let own = vec![lease("10.5.2.0/24"), lease("fd00:0:0:2::/64")];
+        let leases = Situation { own, ..Situation::default() };
+        for (nets, expected) in [
+            (&["10.5.2.7/24"][..], None),
+            (&["10.5.2.7/24", "fd00:0:0:2::7/64"], None),
+            (
+                &["10.5.3.7/24"],
+                Some("10.5.3.7/24 is not in the node's subnet of flannel, 10.5.2.0/24, fd00:0:0:2::/64"),
+            ),
+            (&["10.5.2.7/24", "fd00:0:0:3::7/64"], Some("fd00:0:0:3::7/64 is not in")),
+        ] {
+            let nets: Vec<(String, IpNet)> =
+                nets.iter().map(|net| ((*net).to_owned(), net.parse().unwrap())).collect();
+            let refused = refuse_other_subnet(&leases, &nets).err().map(|failure| format!("{failure:?}"));
+            let is_so = match expected {
+                None => refused.is_none(),
+                Some(expected) => refused.as_ref().is_some_and(|refused| refused.contains(expected)),
+            };
+            assert!(is_so, "{refused:?}");
+        }
     }
 }

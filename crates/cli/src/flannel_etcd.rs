@@ -7,6 +7,8 @@ use tortie_agent::FlannelEtcd;
 use tortie_store::etcd::{Etcd, EtcdConfig, Login};
 use tortie_store::rpc::TlsFiles;
 
+const PASSWORD: &str = "TORTIE_FLANNEL_ETCD_PASSWORD";
+
 /// Where flannel's daemons without `--kube-subnet-mgr` keep their leases.
 #[derive(clap::Args, Default)]
 pub(crate) struct FlannelEtcdArguments {
@@ -20,14 +22,9 @@ pub(crate) struct FlannelEtcdArguments {
         requires = "flannel"
     )]
     flannel_etcd: Vec<String>,
-    /// With --flannel-etcd: what the keys of flannel begin with, as flanneld's --etcd-prefix
-    #[arg(
-        long,
-        env = "TORTIE_FLANNEL_ETCD_PREFIX",
-        value_name = "PREFIX",
-        default_value = "/coreos.com/network"
-    )]
-    flannel_etcd_prefix: String,
+    /// With --flannel-etcd: what the keys of flannel begin with, as flanneld's --etcd-prefix [default: /coreos.com/network]
+    #[arg(long, env = "TORTIE_FLANNEL_ETCD_PREFIX", value_name = "PREFIX", requires = "flannel_etcd")]
+    flannel_etcd_prefix: Option<String>,
     /// With --flannel-etcd and https: the certificate of the authority of etcd (PEM), as flanneld's --etcd-cafile
     #[arg(long, env = "TORTIE_FLANNEL_ETCD_CAFILE", value_name = "FILE", requires = "flannel_etcd")]
     flannel_etcd_cafile: Option<PathBuf>,
@@ -47,8 +44,24 @@ impl FlannelEtcdArguments {
     pub(crate) fn open(&self) -> anyhow::Result<Option<FlannelEtcd>> {
         let endpoints: Vec<String> =
             self.flannel_etcd.iter().filter(|url| !url.is_empty()).cloned().collect();
-        if endpoints.is_empty() {
+        if self.flannel_etcd.is_empty() {
             return Ok(None);
+        }
+        if endpoints.is_empty() {
+            bail!(
+                "--flannel-etcd (TORTIE_FLANNEL_ETCD) is empty; give it the URLs of flannel's etcd, or remove it"
+            );
+        }
+        if endpoints.iter().any(|url| url.contains('@')) {
+            bail!(
+                "a URL of --flannel-etcd has a user; remove it there, and use --flannel-etcd-username and TORTIE_FLANNEL_ETCD_PASSWORD"
+            );
+        }
+        let prefix = self.flannel_etcd_prefix.as_deref().unwrap_or("/coreos.com/network");
+        if !prefix.starts_with('/') {
+            bail!(
+                "--flannel-etcd-prefix {prefix} does not begin with a slash, and Tortie knows only such keys; use /{prefix} in flanneld's --etcd-prefix, too"
+            );
         }
         let has_tls = |url: &String| url.starts_with("https:");
         let shown = endpoints.join(",");
@@ -77,17 +90,18 @@ impl FlannelEtcdArguments {
             }
             None
         };
-        let login = match &self.flannel_etcd_username {
-            Some(user) => {
-                let password = std::env::var("TORTIE_FLANNEL_ETCD_PASSWORD").with_context(|| {
-                    format!("--flannel-etcd-username {user} needs TORTIE_FLANNEL_ETCD_PASSWORD")
-                })?;
-                Some(Login { user: user.clone(), password })
-            }
-            None => None,
-        };
+        let login = login(self.flannel_etcd_username.as_deref(), std::env::var(PASSWORD).ok())?;
         let etcd = Etcd::new(EtcdConfig { endpoints, tls, login }).context("--flannel-etcd")?;
-        Ok(Some(FlannelEtcd::new(etcd, &self.flannel_etcd_prefix)))
+        Ok(Some(FlannelEtcd::new(etcd, prefix)))
+    }
+}
+
+fn login(user: Option<&str>, password: Option<String>) -> anyhow::Result<Option<Login>> {
+    match (user, password.filter(|password| !password.is_empty())) {
+        (Some(user), Some(password)) => Ok(Some(Login { user: user.to_owned(), password })),
+        (Some(user), None) => bail!("--flannel-etcd-username {user} needs {PASSWORD}"),
+        (None, Some(_)) => bail!("{PASSWORD} needs --flannel-etcd-username (TORTIE_FLANNEL_ETCD_USERNAME)"),
+        (None, None) => Ok(None),
     }
 }
 
@@ -102,6 +116,8 @@ mod tests {
         for (urls, cafile, certfile, expected) in [
             (&[][..], None, None, None),
             (&["http://h:1", "http://h:2"], None, None, None),
+            (&[""], None, None, Some("TORTIE_FLANNEL_ETCD) is empty")),
+            (&["http://u:secret@h:1"], None, None, Some("use --flannel-etcd-username")),
             (&["h:1"], None, None, Some("neither http: nor https:")),
             (&["http://h:1", "https://h:2"], None, None, Some("mixes http and https")),
             (&["https://h:2"], None, None, Some("needs --flannel-etcd-cafile")),
@@ -121,6 +137,33 @@ mod tests {
                 .zip(expected)
                 .map_or(error.is_none() && expected.is_none(), |(error, expected)| error.contains(expected));
             assert!(fits, "{urls:?}: {error:?}");
+            assert!(error.is_none_or(|error| !error.contains("secret")));
+        }
+        let prefix = Some("coreos.com/network".to_owned());
+        let flannel_etcd = vec!["http://h:1".to_owned()];
+        let relative = FlannelEtcdArguments {
+            flannel_etcd,
+            flannel_etcd_prefix: prefix,
+            ..FlannelEtcdArguments::default()
+        };
+        let error = relative.open().err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(error.contains("does not begin with a slash"), "{error}");
+    }
+
+    #[test]
+    fn user_and_password_belong_together() {
+        for (user, password, expected) in [
+            (None, None, Ok(false)),
+            (Some("u"), Some("p"), Ok(true)),
+            (Some("u"), None, Err("--flannel-etcd-username u needs TORTIE_FLANNEL_ETCD_PASSWORD")),
+            (Some("u"), Some(""), Err("--flannel-etcd-username u needs TORTIE_FLANNEL_ETCD_PASSWORD")),
+            (None, Some("p"), Err("TORTIE_FLANNEL_ETCD_PASSWORD needs --flannel-etcd-username")),
+        ] {
+            match (login(user, password.map(str::to_owned)), expected) {
+                (Ok(login), Ok(expected)) => assert_eq!(login.is_some(), expected),
+                (Err(error), Err(expected)) => assert!(error.to_string().starts_with(expected), "{error}"),
+                (login, _) => panic!("{user:?} {password:?}: {:?}", login.err()),
+            }
         }
     }
 }

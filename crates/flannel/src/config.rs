@@ -48,6 +48,7 @@ pub struct FlannelNetwork {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SubnetRange {
     version: IpVersion,
+    network: IpNet,
     len: u8,
     min: u128,
     max: u128,
@@ -142,7 +143,7 @@ impl FlannelNetwork {
         };
         let min = end("Min", self.min, number(network.network()) + size)?;
         let max = end("Max", self.max, number(network.broadcast()) - (size - 1))?;
-        Ok(SubnetRange { version, len, min, max })
+        Ok(SubnetRange { version, network, len, min, max })
     }
 }
 
@@ -154,6 +155,18 @@ impl SubnetRange {
         IpVersion::of(&subnet.addr()) == self.version
             && subnet.prefix_len() == self.len
             && (self.min..=self.max).contains(&first)
+    }
+
+    /// Whether the subnet is one of the network, of the length that all have: outside of `min` to `max` there may be some of former
+    /// times.
+    ///
+    /// # Errors
+    /// It is none. The text has the network and the length.
+    pub(crate) fn fit(&self, subnet: &IpNet) -> Result<(), String> {
+        if self.network.contains(subnet) && subnet.prefix_len() == self.len {
+            return Ok(());
+        }
+        Err(format!("{subnet} is no subnet of flannel's network {} with length {}", self.network, self.len))
     }
 
     pub(crate) fn is_v6(&self) -> bool {

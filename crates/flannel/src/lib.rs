@@ -6,6 +6,7 @@
 
 mod config;
 mod lease;
+mod ranges;
 mod tenancy;
 mod tenant;
 mod view;
@@ -15,7 +16,10 @@ use tortie_store::StoreError;
 
 pub use config::{Backend, FlannelNetwork, NetConf, SubnetRange};
 pub use lease::{Attributes, Holder, Subnets, Tunnel};
-pub use tenancy::{Acquisition, Previous, Ranges, Standing, acquisition, has_ended, renewal, standing};
+pub use ranges::Ranges;
+pub use tenancy::{
+    Acquisition, Claim, Previous, Standing, acquisition, has_ended, overlapped, renewal, standing,
+};
 pub use tenant::{FlannelEtcd, Situation, Tenant};
 pub use view::View;
 

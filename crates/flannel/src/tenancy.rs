@@ -5,21 +5,14 @@ use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
-use tortie_api::net::IpVersion;
 
-use crate::config::{NetConf, SubnetRange};
-use crate::lease::Subnets;
+use crate::config::SubnetRange;
+use crate::lease::{Attributes, Subnets};
+use crate::ranges::Ranges;
 use crate::view::View;
 
 /// How many free subnets a node chooses from, as flanneld.
 const CHOICE: usize = 100;
-
-/// The subnets that nodes can have, of each family that flannel has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ranges {
-    v4: SubnetRange,
-    v6: Option<SubnetRange>,
-}
 
 /// The subnets that a node had.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,6 +21,8 @@ pub struct Previous {
     pub subnets: Subnets,
     /// Whether pods of the node have addresses of them.
     pub has_pods: bool,
+    /// The address that the node had then.
+    pub address: Option<Ipv4Addr>,
 }
 
 /// How a node gets its subnets.
@@ -42,76 +37,73 @@ pub enum Acquisition {
     Wait(Subnets),
 }
 
-/// Whether a node has its subnets.
+/// What a node has written about its subnets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Claim {
+    /// The subnets.
+    pub subnets: Subnets,
+    /// What was written last.
+    pub attributes: Attributes,
+    /// The revision of the node's last write of its key.
+    pub written: Option<u64>,
+    /// Whether the node has, since the last renewal, replaced what somebody else had written with the node's address.
+    pub replaced: bool,
+}
+
+/// Whether a node's key is its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Standing {
-    /// Its key is as it was written.
+    /// The key is as it was written.
     Held,
     /// Somebody has written the key, with the node's own address.
     Rewritten,
     /// The key does not exist, and nobody else has the subnets.
     Gone,
-    /// Somebody else has the subnets, or a part of them. The text names the key and its owner.
+    /// Somebody else has the subnets, or a part of them. The text names the owner.
     Lost(String),
 }
 
-impl Ranges {
-    /// The subnets of a configuration.
-    ///
-    /// # Errors
-    /// The fields of the configuration contradict each other, or there is no IPv4. The text names the field.
-    pub fn new(conf: &NetConf) -> Result<Self, String> {
-        let mut ranges = [None, None];
-        for network in &conf.networks {
-            let version = IpVersion::of(&network.cidr.addr());
-            ranges[usize::from(version == IpVersion::V6)] = Some(network.range()?);
-        }
-        let [v4, v6] = ranges;
-        let v4 = v4.ok_or(
-            "EnableIPv4 is false, and keys of leases in etcd begin with an IPv4 subnet; set it to true",
-        )?;
-        Ok(Self { v4, v6 })
-    }
-
-    /// Whether a node can have the subnets.
-    #[must_use]
-    pub fn contain(&self, subnets: &Subnets) -> bool {
-        let of_v6 = match (&self.v6, subnets.v6) {
-            (Some(range), Some(v6)) => range.contains(&v6.into()),
-            (None, None) => true,
-            _ => false,
-        };
-        self.v4.contains(&subnets.v4.into()) && of_v6
-    }
-}
-
-/// How a node with this address gets its subnets: those that it has; then those that it had; then free ones, by a random number.
+/// How a node with these attributes gets its subnets: those that its pods have; those that it has; those that it had; free ones, by a
+/// random number.
 ///
 /// # Errors
 /// No subnet is free. The text has the remedy.
 pub fn acquisition(
     view: &View,
     ranges: &Ranges,
-    own: Ipv4Addr,
+    own: &Attributes,
     previous: Option<Previous>,
     random: u64,
 ) -> Result<Acquisition, String> {
     let is_own = |subnets: &Subnets| {
         let holder = view.of(subnets).and_then(|seen| seen.holder());
-        ranges.contain(subnets) && holder.is_some_and(|holder| holder.public_ip == own)
+        ranges.contain(subnets) && holder.is_some_and(|holder| holder.public_ip == own.public_ip)
+    };
+    // The address of a node may change while its agent is down. Another machine with the former one has another way to its pods.
+    let was_own = |Previous { subnets, address, .. }: &Previous| {
+        let Some(public_ip) = *address else { return false };
+        let holder = view.of(subnets).and_then(|seen| seen.holder());
+        let ways = own.leases(subnets);
+        holder.is_some_and(|holder| {
+            let mut pairs = holder.leases.iter().zip(&ways);
+            holder.public_ip == public_ip
+                && holder.leases.len() == ways.len()
+                && pairs.all(|(lease, way)| lease.backend == way.backend)
+        })
     };
     let fitting = previous.filter(|previous| ranges.contain(&previous.subnets));
-    if let Some(Previous { subnets, .. }) = fitting.filter(|previous| is_own(&previous.subnets)) {
+    if let Some(Previous { subnets, .. }) = fitting.filter(|one| is_own(&one.subnets) || was_own(one)) {
         return Ok(Acquisition::Reuse(subnets));
+    }
+    let is_free = |subnets: &Subnets| !view.taken().any(|(taken, _)| taken.overlap(subnets));
+    if let Some(Previous { subnets, .. }) = fitting.filter(|previous| previous.has_pods) {
+        return Ok(if is_free(&subnets) { Acquisition::Create(subnets) } else { Acquisition::Wait(subnets) });
     }
     if let Some((subnets, _)) = view.taken().find(|(subnets, _)| is_own(subnets)) {
         return Ok(Acquisition::Reuse(subnets));
     }
-    let is_free = |subnets: &Subnets| !view.taken().any(|(taken, _)| taken.overlap(subnets));
-    match fitting {
-        Some(Previous { subnets, .. }) if is_free(&subnets) => return Ok(Acquisition::Create(subnets)),
-        Some(Previous { subnets, has_pods: true }) => return Ok(Acquisition::Wait(subnets)),
-        _ => {}
+    if let Some(Previous { subnets, .. }) = fitting.filter(|previous| is_free(&previous.subnets)) {
+        return Ok(Acquisition::Create(subnets));
     }
     let taken: BTreeSet<IpNet> =
         view.taken().flat_map(|(subnets, _)| subnets.nets().collect::<Vec<_>>()).collect();
@@ -142,35 +134,54 @@ fn full(field: &str) -> String {
     )
 }
 
-/// Whether a node with this address has its subnets; it has written its key at this revision.
+/// Whether a node's key is its own.
 #[must_use]
-pub fn standing(view: &View, subnets: &Subnets, own: Ipv4Addr, written: Option<u64>) -> Standing {
-    let foreign = view.taken().find(|(taken, seen)| {
-        taken != subnets
-            && taken.overlap(subnets)
-            && seen.holder().is_none_or(|holder| holder.public_ip != own)
-    });
-    if let Some((taken, seen)) = foreign {
-        let by = seen
-            .holder()
-            .map_or("a value that cannot be read".to_owned(), |holder| holder.public_ip.to_string());
-        return Standing::Lost(format!("{} ({by}) overlaps it", view.key(&taken)));
-    }
-    let Some(seen) = view.of(subnets) else { return Standing::Gone };
-    if written == Some(seen.revision) {
+pub fn standing(view: &View, claim: &Claim) -> Standing {
+    let Claim { subnets, attributes, written, replaced } = claim;
+    let Some(seen) = view.of(subnets) else {
+        return overlapped(view, claim).map_or(Standing::Gone, Standing::Lost);
+    };
+    if *written == Some(seen.revision) {
         return Standing::Held;
     }
     match seen.holder() {
-        Some(holder) if holder.public_ip == own => Standing::Rewritten,
-        Some(holder) => Standing::Lost(format!("{} has it", holder.public_ip)),
         None => Standing::Lost("its value cannot be read".to_owned()),
+        Some(holder) if holder.public_ip != attributes.public_ip => {
+            Standing::Lost(format!("{} has it", holder.public_ip))
+        }
+        // The answer to the write was lost; or it is of a machine that nobody can tell from this one.
+        Some(holder) if holder.leases == attributes.leases(subnets) => Standing::Held,
+        // Both would write it again and again, and give the same addresses.
+        Some(_) if *replaced => Standing::Lost(format!(
+            "somebody else writes it, too, with the node's address {}",
+            attributes.public_ip
+        )),
+        Some(_) => Standing::Rewritten,
     }
 }
 
-/// When a lease that was asked for at a moment is renewed: well before its end, so that etcd may be down for long.
+/// Which key of somebody else overlaps a node's subnets. The text names the key and its owner.
 #[must_use]
-pub fn renewal(asked: Instant, lasts: Duration) -> Instant {
-    asked + lasts / 3
+pub fn overlapped(view: &View, claim: &Claim) -> Option<String> {
+    let (taken, seen) = view.taken().find(|(taken, seen)| {
+        *taken != claim.subnets
+            && seen.fits
+            && taken.overlap(&claim.subnets)
+            && seen.holder().is_none_or(|holder| holder.public_ip != claim.attributes.public_ip)
+    })?;
+    let by =
+        seen.holder().map_or("a value that cannot be read".to_owned(), |holder| holder.public_ip.to_string());
+    Some(format!("{} ({by}) overlaps it", view.key(&taken)))
+}
+
+/// When a lease that was asked for at a moment is renewed: well before its end, so that etcd may be down for long. Never, if the key is
+/// somebody else's.
+#[must_use]
+pub fn renewal(standing: &Standing, asked: Instant, lasts: Duration) -> Option<Instant> {
+    match standing {
+        Standing::Lost(_) => None,
+        Standing::Held | Standing::Rewritten | Standing::Gone => Some(asked + lasts / 3),
+    }
 }
 
 /// Whether a lease that was asked for at a moment may have ended.
@@ -182,14 +193,17 @@ pub fn has_ended(asked: Instant, lasts: Duration, now: Instant) -> bool {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use tortie_api::net::MacAddress;
     use tortie_store::etcd::Entry;
 
     use super::*;
+    use crate::config::NetConf;
+    use crate::lease::Tunnel;
 
     const OWN: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 
     fn view(entries: &[(&str, &str)]) -> View {
-        let mut view = View::new("/n/subnets/".to_owned());
+        let mut view = View::new("/n/subnets/".to_owned(), ranges(true));
         let entry = |(revision, (name, address)): (usize, &(&str, &str))| {
             let value = json!({"PublicIP": address, "PublicIPv6": "2001:db8::1", "BackendType": "host-gw"})
                 .to_string();
@@ -219,9 +233,13 @@ mod tests {
         previous: Option<&str>,
         has_pods: bool,
     ) -> BTreeSet<String> {
-        let previous =
-            previous.map(|name| Previous { subnets: Subnets::of_key_name(name).unwrap(), has_pods });
-        let acquired = |random: u64| match acquisition(view, ranges, OWN, previous, random) {
+        let previous = previous.map(|name| Previous {
+            subnets: Subnets::of_key_name(name).unwrap(),
+            has_pods,
+            address: None,
+        });
+        let own = claim("10.5.1.0-24", None).attributes;
+        let acquired = |random: u64| match acquisition(view, ranges, &own, previous, random) {
             Ok(Acquisition::Reuse(subnets)) => format!("reuse {}", subnets.key_name()),
             Ok(Acquisition::Create(subnets)) => format!("create {}", subnets.key_name()),
             Ok(Acquisition::Wait(subnets)) => format!("wait for {}", subnets.key_name()),
@@ -279,13 +297,55 @@ mod tests {
             (&[("10.5.0.0-20", "192.0.2.9")], true, &["wait for 10.5.2.0-24"]),
             (&[(own, "192.0.2.9")], false, &["create 10.5.1.0-24", "create 10.5.3.0-24"]),
             (&[(own, "192.0.2.1")], true, &["reuse 10.5.2.0-24"]),
-            (&[(own, "192.0.2.9"), ("10.5.1.0-24", "192.0.2.1")], true, &["reuse 10.5.1.0-24"]),
+            // Also if the address of the node has another one: nobody would keep that of its pods.
+            (&[(own, "192.0.2.9"), ("10.5.1.0-24", "192.0.2.1")], true, &["wait for 10.5.2.0-24"]),
+            (&[("10.5.1.0-24", "192.0.2.1")], true, &["create 10.5.2.0-24"]),
+            (&[("10.5.1.0-24", "192.0.2.1")], false, &["reuse 10.5.1.0-24"]),
         ] {
             let found = acquisitions_of(&view(taken), &ranges(false), Some(own), has_pods);
             assert_eq!(
                 found.iter().map(String::as_str).collect::<Vec<_>>(),
                 expected,
                 "{taken:?} {has_pods}"
+            );
+        }
+    }
+
+    /// The node need not wait a day for the end of its own lease.
+    #[test]
+    fn a_node_with_another_address_goes_on_with_its_subnet() {
+        let name = "10.5.2.0-24";
+        let subnets = Subnets::of_key_name(name).unwrap();
+        let former = "192.0.2.9".parse().unwrap();
+        let vxlan = |mac: u8| Attributes {
+            tunnel: Tunnel::Vxlan { vni: 1, macs: [MacAddress([0x66, 0, 0, 0, 0, mac]); 2] },
+            public_ipv6: None,
+            public_ip: OWN,
+        };
+        let host_gw = Attributes { tunnel: Tunnel::HostGw, ..vxlan(1) };
+        let (reuse, wait) = (Acquisition::Reuse(subnets), Acquisition::Wait(subnets));
+        for (written, own, address, expected) in [
+            (vxlan(1), vxlan(1), Some(former), reuse),
+            (host_gw, host_gw, Some(former), reuse),
+            // Another machine has the former address, or the address was another one.
+            (vxlan(2), vxlan(1), Some(former), wait),
+            (vxlan(1), vxlan(1), Some(Ipv4Addr::new(192, 0, 2, 8)), wait),
+            (vxlan(1), vxlan(1), None, wait),
+            (host_gw, vxlan(1), Some(former), wait),
+        ] {
+            let value = Attributes { public_ip: former, ..written }.value();
+            let mut view = view(&[]);
+            view.reset(vec![Entry {
+                key: format!("/n/subnets/{name}"),
+                value,
+                revision: 1,
+                has_lease: true,
+            }]);
+            let previous = Some(Previous { subnets, has_pods: true, address });
+            assert_eq!(
+                acquisition(&view, &ranges(false), &own, previous, 0),
+                Ok(expected),
+                "{written:?} {address:?}"
             );
         }
     }
@@ -308,11 +368,13 @@ mod tests {
         assert!(acquisitions(&former, &none, None).iter().all(|one| one.starts_with("create 10.5.")));
     }
 
-    #[test]
-    fn a_configuration_without_ipv4_is_refused() {
-        let conf = json!({"EnableIPv4": false, "EnableIPv6": true, "IPv6Network": "fd00::/48", "Backend": {"Type": "host-gw"}});
-        let refused = Ranges::new(&NetConf::parse(&conf.to_string()).unwrap()).unwrap_err();
-        assert!(refused.contains("EnableIPv4 is false"), "{refused}");
+    fn claim(name: &str, written: Option<u64>) -> Claim {
+        let attributes = Attributes {
+            public_ip: OWN,
+            public_ipv6: Some("2001:db8::1".parse().unwrap()),
+            tunnel: Tunnel::HostGw,
+        };
+        Claim { subnets: Subnets::of_key_name(name).unwrap(), attributes, written, replaced: false }
     }
 
     #[test]
@@ -321,8 +383,9 @@ mod tests {
         let lost = |text: &str| Standing::Lost(text.to_owned());
         for (entries, written, expected) in [
             (&[(own, "192.0.2.1")][..], Some(1), Standing::Held),
-            (&[(own, "192.0.2.1")], Some(7), Standing::Rewritten),
-            (&[(own, "192.0.2.1")], None, Standing::Rewritten),
+            // The answer to the write was lost.
+            (&[(own, "192.0.2.1")], Some(7), Standing::Held),
+            (&[(own, "192.0.2.1")], None, Standing::Held),
             // The node has another address since.
             (&[(own, "192.0.2.8")], Some(1), Standing::Held),
             (&[], Some(1), Standing::Gone),
@@ -330,28 +393,57 @@ mod tests {
             (&[(own, "192.0.2.9")], Some(7), lost("192.0.2.9 has it")),
             (&[(own, "")], Some(7), lost("its value cannot be read")),
             (&[(own, "")], Some(1), Standing::Held),
-            (
-                &[(own, "192.0.2.1"), ("10.5.2.0-25", "192.0.2.9")],
-                Some(1),
-                lost("/n/subnets/10.5.2.0-25 (192.0.2.9) overlaps it"),
-            ),
-            (
-                &[("10.5.0.0-20", "192.0.2.9")],
-                Some(1),
-                lost("/n/subnets/10.5.0.0-20 (192.0.2.9) overlaps it"),
-            ),
-            (&[(own, "192.0.2.1"), ("10.5.0.0-20", "192.0.2.1")], Some(1), Standing::Held),
         ] {
-            let subnets = Subnets::of_key_name(own).unwrap();
-            assert_eq!(standing(&view(entries), &subnets, OWN, written), expected, "{entries:?} {written:?}");
+            assert_eq!(standing(&view(entries), &claim(own, written)), expected, "{entries:?} {written:?}");
         }
+    }
+
+    /// A node whose key is renewed keeps its pods, whatever others write beside it.
+    #[test]
+    fn an_overlapping_key_takes_the_own_one_from_nobody() {
+        let (own, other) = ("10.5.2.0-24&fd00:0:0:1::-64", "10.5.2.0-24&fd00:0:0:2::-64");
+        let overlap = "/n/subnets/10.5.2.0-24&fd00:0:0:2::-64 (192.0.2.9) overlaps it";
+        for (entries, expected, expected_overlap) in [
+            (&[(own, "192.0.2.1"), (other, "192.0.2.9")][..], Standing::Held, Some(overlap)),
+            (&[(other, "192.0.2.9")], Standing::Lost(overlap.to_owned()), Some(overlap)),
+            (&[(own, "192.0.2.1"), (other, "192.0.2.1")], Standing::Held, None),
+            // Keys that are no subnets of flannel's configuration have no effect.
+            (&[(own, "192.0.2.1"), ("10.5.0.0-16", "")], Standing::Held, None),
+            (&[(own, "192.0.2.1"), ("0.0.0.0-0", "192.0.2.9")], Standing::Held, None),
+            (&[(own, "192.0.2.1"), ("10.5.2.0-25", "192.0.2.9")], Standing::Held, None),
+            (&[("10.5.0.0-20", "192.0.2.9")], Standing::Gone, None),
+        ] {
+            let (view, claim) = (view(entries), claim(own, Some(1)));
+            assert_eq!(standing(&view, &claim), expected, "{entries:?}");
+            assert_eq!(overlapped(&view, &claim).as_deref(), expected_overlap, "{entries:?}");
+        }
+    }
+
+    /// Otherwise, two machines with one address write for ever, and give the same addresses.
+    #[test]
+    fn what_others_write_with_the_address_of_the_node_is_replaced_once() {
+        let own = "10.5.2.0-24";
+        let mut view = view(&[]);
+        let value = json!({"PublicIP": "192.0.2.1", "BackendType": "udp"}).to_string();
+        view.reset(vec![Entry { key: format!("/n/subnets/{own}"), value, revision: 9, has_lease: true }]);
+        let mut claim = claim(own, Some(1));
+        assert_eq!(standing(&view, &claim), Standing::Rewritten);
+        claim.replaced = true;
+        let lost = standing(&view, &claim);
+        assert!(
+            matches!(&lost, Standing::Lost(by) if by.contains("somebody else writes it, too")),
+            "{lost:?}"
+        );
     }
 
     #[test]
     fn a_lease_is_renewed_long_before_its_end() {
         let (asked, day) = (Instant::now(), Duration::from_secs(24 * 3600));
-        assert_eq!(renewal(asked, day), asked + Duration::from_secs(8 * 3600));
-        assert!(!has_ended(asked, day, renewal(asked, day)));
+        let due = asked + Duration::from_secs(8 * 3600);
+        assert_eq!(renewal(&Standing::Held, asked, day), Some(due));
+        // It would be due for ever.
+        assert_eq!(renewal(&Standing::Lost(String::new()), asked, day), None);
+        assert!(!has_ended(asked, day, due));
         assert!(!has_ended(asked, day, asked + day - Duration::from_secs(1)));
         assert!(has_ended(asked, day, asked + day));
     }

@@ -15,7 +15,10 @@ use tortie_store::etcd::{Condition, Entries, Entry, EntryChange, Etcd};
 use crate::FlannelError;
 use crate::config::NetConf;
 use crate::lease::{Attributes, Subnets};
-use crate::tenancy::{Acquisition, Previous, Ranges, Standing, acquisition, has_ended, renewal, standing};
+use crate::ranges::Ranges;
+use crate::tenancy::{
+    Acquisition, Claim, Previous, Standing, acquisition, has_ended, overlapped, renewal, standing,
+};
 use crate::view::View;
 
 /// How long a lease lasts, as flanneld's.
@@ -39,7 +42,7 @@ pub struct Situation {
     pub others: BTreeMap<String, Vec<FlannelLease>>,
     /// The keys that cannot be read, with the reason and what is in force.
     pub problems: BTreeMap<String, String>,
-    /// Why etcd cannot be read. What was known stays in force.
+    /// Why etcd cannot be read or written. What was known stays in force.
     pub unreachable: Option<String>,
     /// Why the node may give no addresses, with the remedy.
     pub lost: Option<String>,
@@ -93,21 +96,20 @@ impl FlannelEtcd {
     ) -> Result<Tenant, FlannelError> {
         let prefix = format!("{}/subnets/", self.prefix);
         let mut backoff = Backoff::new(random_seed());
-        let mut view = View::new(prefix.clone());
+        let mut view = View::new(prefix.clone(), *ranges);
         loop {
             let Entries { entries, revision } = self.etcd.entries(&prefix).await?;
             view.reset(entries);
-            let acquired = acquisition(&view, ranges, attributes.public_ip, previous, random_seed())
+            let acquired = acquisition(&view, ranges, &attributes, previous, random_seed())
                 .map_err(|problem| FlannelError::Full { prefix: prefix.clone(), problem })?;
             let (Acquisition::Reuse(subnets) | Acquisition::Create(subnets) | Acquisition::Wait(subnets)) =
                 acquired;
             let mut tenant = Tenant {
                 at: self.clone(),
                 view,
-                subnets,
-                attributes,
+                claim: Claim { subnets, attributes, written: None, replaced: false },
+                is_written: false,
                 as_of: revision,
-                written: None,
                 term: None,
             };
             if let Acquisition::Wait(_) = acquired {
@@ -128,13 +130,11 @@ impl FlannelEtcd {
 pub struct Tenant {
     at: FlannelEtcd,
     view: View,
-    subnets: Subnets,
-    /// What was written last.
-    attributes: Attributes,
+    claim: Claim,
+    /// Whether the last write has certainly succeeded.
+    is_written: bool,
     /// The view has all changes up to this revision.
     as_of: u64,
-    /// The revision of the node's last write of its key.
-    written: Option<u64>,
     /// When the lease of the key was asked for, and how long it lasts. A reservation has none.
     term: Option<(Instant, Duration)>,
 }
@@ -143,16 +143,16 @@ impl Tenant {
     /// The subnets.
     #[must_use]
     pub fn subnets(&self) -> Subnets {
-        self.subnets
+        self.claim.subnets
     }
 
     /// The leases now.
     #[must_use]
     pub fn situation(&self) -> Situation {
-        let own_address = self.attributes.public_ip;
+        let Claim { subnets, attributes, .. } = &self.claim;
         Situation {
-            own: self.attributes.leases(&self.subnets),
-            others: self.view.others(&self.subnets, own_address),
+            own: attributes.leases(subnets),
+            others: self.view.others(subnets, attributes.public_ip),
             problems: self.view.problems(),
             unreachable: None,
             lost: self.lost(),
@@ -198,14 +198,18 @@ impl Tenant {
         let mut changes = self.at.etcd.entry_changes(&prefix, revision).await?;
         loop {
             let wanted = *attributes.borrow_and_update();
-            self.publish(publish, None);
+            // Whoever can read may still not be able to write.
+            let unreachable = publish.borrow().unreachable.clone();
+            self.publish(publish, unreachable);
             self.settle(wanted).await?;
             self.publish(publish, None);
-            backoff.succeeded();
-            let due = self.term.map(|(asked, lasts)| renewal(asked, lasts));
+            let due = self.due();
             tokio::select! {
                 changed = changes.next() => match changed {
-                    Some(changed) => changed?.into_iter().for_each(|change| self.ingest(change)),
+                    Some(changed) => {
+                        changed?.into_iter().for_each(|change| self.ingest(change));
+                        backoff.succeeded();
+                    }
                     None => return Err(StoreError::Unavailable("etcd ended the watch of flannel's leases".to_owned())),
                 },
                 () = until_changed(attributes) => {}
@@ -222,14 +226,14 @@ impl Tenant {
 
     /// Writes the node's key if it is not as it should be, or is to be renewed.
     async fn settle(&mut self, wanted: Attributes) -> Result<(), StoreError> {
-        let is_due = self.term.is_some_and(|(asked, lasts)| renewal(asked, lasts) <= now());
+        let is_due = self.due().is_some_and(|due| due <= now());
         // A key of the former address of the node is the node's.
         let standing = match self.standing() {
-            Standing::Held if !is_due && wanted == self.attributes => return Ok(()),
+            Standing::Held if self.is_written && !is_due && wanted == self.claim.attributes => return Ok(()),
             Standing::Lost(_) => return Ok(()),
             standing => standing,
         };
-        self.attributes = wanted;
+        self.claim.attributes = wanted;
         if standing != Standing::Held {
             tracing::warn!(
                 key = self.key(),
@@ -237,17 +241,23 @@ impl Tenant {
                 "flannel's lease of this node was changed; Tortie writes it again"
             );
         }
-        match self.write().await? {
-            true => Ok(()),
-            false => Err(StoreError::FellBehind),
+        if !self.write().await? {
+            return Err(StoreError::FellBehind);
         }
+        match standing {
+            Standing::Rewritten => self.claim.replaced = true,
+            Standing::Held if is_due => self.claim.replaced = false,
+            _ => {}
+        }
+        Ok(())
     }
 
     /// Writes the node's key, unless it has changed since it was read. Returns whether it is written.
     async fn write(&mut self) -> Result<bool, StoreError> {
-        let (key, value) = (self.key(), self.attributes.value());
+        self.is_written = false;
+        let (key, value) = (self.key(), self.claim.attributes.value());
         let prefix = self.view.prefix().to_owned();
-        let (condition, has_lease) = match self.view.of(&self.subnets) {
+        let (condition, has_lease) = match self.view.of(&self.claim.subnets) {
             Some(seen) => (Condition::At(seen.revision), seen.has_lease),
             None => (Condition::Absent { prefix: &prefix, since: self.as_of }, true),
         };
@@ -264,24 +274,34 @@ impl Tenant {
             }
             return Ok(false);
         };
-        self.written = Some(revision);
+        self.claim.written = Some(revision);
+        self.is_written = true;
         self.term = term.map(|term| (asked, term.lasts));
         self.view.apply(EntryChange::Put(Entry { key, value, revision, has_lease }));
         Ok(true)
     }
 
     fn standing(&self) -> Standing {
-        standing(&self.view, &self.subnets, self.attributes.public_ip, self.written)
+        standing(&self.view, &self.claim)
+    }
+
+    /// When the key is to be written again.
+    fn due(&self) -> Option<Instant> {
+        let (asked, lasts) = self.term?;
+        renewal(&self.standing(), asked, lasts)
     }
 
     /// Why the node may give no addresses, with the remedy.
     fn lost(&self) -> Option<String> {
         let has_ended = self.term.is_some_and(|(asked, lasts)| has_ended(asked, lasts, now()));
-        let (problem, remedy) = match self.standing() {
-            Standing::Lost(by) => (
+        let other_has_it = |by: String| {
+            (
                 by,
                 "drain the node, and restart its agent, which takes another subnet; or stop the other one, and delete its key",
-            ),
+            )
+        };
+        let (problem, remedy) = match self.standing() {
+            Standing::Lost(by) => other_has_it(by),
             Standing::Gone => {
                 ("it is gone".to_owned(), "the agent writes it again as soon as etcd can be reached")
             }
@@ -289,7 +309,7 @@ impl Tenant {
                 "it could not be renewed, and may have ended".to_owned(),
                 "the agent renews it as soon as etcd can be reached",
             ),
-            Standing::Held | Standing::Rewritten => return None,
+            Standing::Held | Standing::Rewritten => other_has_it(overlapped(&self.view, &self.claim)?),
         };
         Some(format!(
             "flannel's lease {} of this node is lost: {problem}; until the node has it again, its pods get no addresses: {remedy}",
@@ -312,7 +332,7 @@ impl Tenant {
     }
 
     fn key(&self) -> String {
-        self.view.key(&self.subnets)
+        self.view.key(&self.claim.subnets)
     }
 }
 

@@ -6,12 +6,14 @@ use tortie_api::kubernetes::FlannelLease;
 use tortie_store::etcd::{Entry, EntryChange};
 
 use crate::lease::{Holder, Subnets};
+use crate::ranges::Ranges;
 
 /// The leases by the names of their keys, as of some revision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct View {
     /// The keys begin with this; it ends with a slash.
     prefix: String,
+    ranges: Ranges,
     seen: BTreeMap<String, Seen>,
 }
 
@@ -24,6 +26,8 @@ pub(crate) struct Seen {
     pub(crate) has_lease: bool,
     /// Its subnets, if it has any.
     pub(crate) subnets: Option<Subnets>,
+    /// Whether flannel's configuration has such subnets.
+    pub(crate) fits: bool,
     /// Its last valid value.
     valid: Option<Holder>,
     /// Why its value, or the key itself, cannot be read.
@@ -38,10 +42,10 @@ impl Seen {
 }
 
 impl View {
-    /// Of keys with this prefix, which ends with a slash. Empty.
+    /// Of keys with this prefix, which ends with a slash, and subnets of these ranges. Empty.
     #[must_use]
-    pub fn new(prefix: String) -> Self {
-        Self { prefix, seen: BTreeMap::new() }
+    pub fn new(prefix: String, ranges: Ranges) -> Self {
+        Self { prefix, ranges, seen: BTreeMap::new() }
     }
 
     /// The key of subnets.
@@ -59,7 +63,7 @@ impl View {
         for entry in entries {
             let Some(name) = self.name(&entry.key) else { continue };
             let former = former.remove(&name);
-            self.seen.insert(name.clone(), seen(&name, &entry, former));
+            self.seen.insert(name.clone(), seen(&self.ranges, &name, &entry, former));
         }
     }
 
@@ -74,7 +78,7 @@ impl View {
         if let Some(newer) = former.as_ref().filter(|former| former.revision > revision) {
             self.seen.insert(name, newer.clone());
         } else if let EntryChange::Put(entry) = change {
-            self.seen.insert(name.clone(), seen(&name, &entry, former));
+            self.seen.insert(name.clone(), seen(&self.ranges, &name, &entry, former));
         }
     }
 
@@ -127,20 +131,31 @@ impl View {
     }
 }
 
-fn seen(name: &str, entry: &Entry, former: Option<Seen>) -> Seen {
+fn seen(ranges: &Ranges, name: &str, entry: &Entry, former: Option<Seen>) -> Seen {
     let subnets = Subnets::of_key_name(name);
-    let read =
-        subnets.as_ref().map_err(String::clone).and_then(|subnets| Holder::of_value(subnets, &entry.value));
+    let fitting = subnets.as_ref().map_err(String::clone).and_then(|subnets| {
+        // It would take the packets to pods of others.
+        ranges.fit(subnets)?;
+        Ok(subnets)
+    });
+    let fits = fitting.is_ok();
+    let read = fitting.and_then(|subnets| Holder::of_value(subnets, &entry.value));
     let (valid, problem) = match read {
         Ok(holder) => (Some(holder), None),
         Err(problem) => (former.and_then(|former| former.valid), Some(problem)),
     };
-    Seen { revision: entry.revision, has_lease: entry.has_lease, subnets: subnets.ok(), valid, problem }
+    Seen { revision: entry.revision, has_lease: entry.has_lease, subnets: subnets.ok(), fits, valid, problem }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::NetConf;
+
+    fn empty() -> View {
+        let conf = r#"{"Network": "10.5.0.0/16", "Backend": {"Type": "host-gw"}}"#;
+        View::new("/n/subnets/".to_owned(), Ranges::new(&NetConf::parse(conf).unwrap()).unwrap())
+    }
 
     fn put(name: &str, value: &str, revision: u64) -> Entry {
         Entry { key: format!("/n/subnets/{name}"), value: value.to_owned(), revision, has_lease: true }
@@ -161,7 +176,7 @@ mod tests {
 
     #[test]
     fn a_value_that_cannot_be_read_leaves_the_former_one_in_force() {
-        let mut view = View::new("/n/subnets/".to_owned());
+        let mut view = empty();
         view.apply(EntryChange::Put(put(OTHER, "{", 1)));
         assert_eq!(others(&view), [""; 0]);
         let problems: Vec<_> = view.problems().into_iter().collect();
@@ -184,7 +199,7 @@ mod tests {
 
     #[test]
     fn own_leases_and_reservations_are_no_peers() {
-        let mut view = View::new("/n/subnets/".to_owned());
+        let mut view = empty();
         view.reset(vec![
             put(OWN, &host_gw("192.0.2.1"), 1),
             put("10.5.3.0-24", &host_gw("192.0.2.1"), 1),
@@ -197,9 +212,24 @@ mod tests {
         assert_eq!(others(&view), ["/n/subnets/10.5.2.0-24 192.0.2.2"]);
     }
 
+    /// By the longest prefix, they would take the packets to pods of others.
+    #[test]
+    fn leases_that_are_no_subnets_of_the_configuration_have_no_routes() {
+        let mut view = empty();
+        let names = ["10.5.2.128-25", "10.5.2.7-32", "0.0.0.0-0", "192.168.0.0-24", "10.5.3.0-24&fd00::-64"];
+        view.reset(names.map(|name| put(name, &host_gw("192.0.2.9"), 1)).to_vec());
+        assert_eq!((others(&view), view.problems().len()), (vec![], names.len()));
+        let problems = view.problems();
+        let problem = &problems["/n/subnets/10.5.2.7-32"];
+        assert!(
+            problem.contains("10.5.2.7/32 is no subnet") && problem.contains("no route leads"),
+            "{problem}"
+        );
+    }
+
     #[test]
     fn an_older_change_has_no_effect() {
-        let mut view = View::new("/n/subnets/".to_owned());
+        let mut view = empty();
         view.apply(EntryChange::Put(put(OTHER, &host_gw("192.0.2.2"), 5)));
         view.apply(EntryChange::Put(put(OTHER, &host_gw("192.0.2.9"), 4)));
         let gone = |revision| EntryChange::Deleted { key: "/n/subnets/10.5.2.0-24".to_owned(), revision };

@@ -10,12 +10,13 @@ use futures::StreamExt;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tortie_api::net::MacAddress;
 use tortie_flannel::{
     Attributes, FlannelError, FlannelEtcd, Previous, Ranges, Situation, Subnets, Tenant, Tunnel,
 };
 use tortie_servers::programs::{Program, can_run};
 use tortie_servers::{Etcd as Servers, Proxy};
-use tortie_store::etcd::{Condition, EntryChange, Etcd, EtcdConfig};
+use tortie_store::etcd::{Condition, EntryChange, Etcd, EtcdConfig, Login};
 
 const NEEDED: [Program; 2] = [Program::Etcd, Program::Etcdctl];
 const PREFIX: &str = "/coreos.com/network";
@@ -93,8 +94,11 @@ impl Drop for Kept {
 
 async fn keep(flannel: &FlannelEtcd, attributes: Attributes, previous: Option<&str>) -> Kept {
     let (_, ranges) = flannel.config().await.unwrap();
-    let previous =
-        previous.map(|name| Previous { subnets: Subnets::of_key_name(name).unwrap(), has_pods: true });
+    let previous = previous.map(|name| Previous {
+        subnets: Subnets::of_key_name(name).unwrap(),
+        has_pods: true,
+        address: None,
+    });
     Kept::new(flannel.acquire(&ranges, attributes, previous).await.unwrap(), attributes)
 }
 
@@ -225,7 +229,6 @@ async fn a_subnet_is_written_again_unless_somebody_else_has_it() {
     for (key, value, expected) in [
         (kept.key(), host_gw(8).value(), "192.0.2.8 has it"),
         (kept.key(), "{".to_owned(), "its value cannot be read"),
-        ("subnets/10.5.0.0-20".to_owned(), host_gw(8).value(), "10.5.0.0-20 (192.0.2.8) overlaps it"),
     ] {
         put(&servers, &key, &value);
         let situation = kept.until(expected, |now| now.lost.is_some()).await;
@@ -235,13 +238,8 @@ async fn a_subnet_is_written_again_unless_somebody_else_has_it() {
             "{lost}"
         );
         assert_eq!(situation.own, host_gw(1).leases(&kept.subnets), "its pods are still there");
-        if key == kept.key() {
-            assert_eq!(
-                etcd.entry(&format!("{PREFIX}/{key}")).await.unwrap().unwrap().value,
-                value,
-                "it is not taken away"
-            );
-        }
+        let stored = etcd.entry(&format!("{PREFIX}/{key}")).await.unwrap().unwrap();
+        assert_eq!(stored.value, value, "it is not taken away");
         // When the other one has gone, the node has it again.
         delete(&servers, &key);
         kept.until("the subnet is the node's again", |now| now.lost.is_none()).await;
@@ -260,6 +258,61 @@ async fn a_subnet_is_written_again_unless_somebody_else_has_it() {
     until("the new address", async || own().await.as_deref() == Some("192.0.2.5")).await;
     let own = host_gw(5).leases(&kept.subnets);
     kept.until("its own lease", |now| now.own == own && now.lost.is_none()).await;
+}
+
+/// A key that overlaps takes nothing from the pods that are there: the node goes on with its own key.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_is_renewed_while_another_one_overlaps_it() {
+    if !can_run(&NEEDED) {
+        return;
+    }
+    let servers = Servers::start().unwrap();
+    configure(&servers, json!({"EnableIPv6": true, "IPv6Network": "fd00::/48"}));
+    let (own, other) = ("10.5.2.0-24&fd00:0:0:1::-64", "10.5.2.0-24&fd00:0:0:2::-64");
+    let of = |number| Attributes { public_ipv6: Some("2001:db8::1".parse().unwrap()), ..host_gw(number) };
+    let lasts = Duration::from_secs(3);
+    let mut kept = keep(&flannel(&servers).with_leases_of(lasts), of(1), Some(own)).await;
+    put(&servers, &format!("subnets/{other}"), &of(8).value());
+    let overlaps = format!("{other} (192.0.2.8) overlaps it");
+    kept.until("the other one", |now| now.lost.as_ref().is_some_and(|lost| lost.contains(&overlaps))).await;
+    let etcd = client(servers.endpoints().remove(0));
+    let key = format!("{PREFIX}/subnets/{own}");
+    let revision = async || etcd.entry(&key).await.unwrap().map_or(0, |entry| entry.revision);
+    for _ in 0..3 {
+        let before = revision().await;
+        assert_ne!(before, 0, "the key is there");
+        until("the key is renewed", async || revision().await > before).await;
+    }
+    delete(&servers, &format!("subnets/{other}"));
+    kept.until("the subnet is the node's alone", |now| now.lost.is_none()).await;
+    put(&servers, "subnets/10.5.0.0-16", "{");
+    let unfit = kept.until("a key that does not fit", |now| !now.problems.is_empty()).await;
+    assert!(unfit.lost.is_none(), "{unfit:?}");
+}
+
+/// Two machines with one address: one of them has the subnet, and neither writes for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn machines_with_one_address_do_not_share_a_subnet() {
+    if !can_run(&NEEDED) {
+        return;
+    }
+    let servers = Servers::start().unwrap();
+    configure(&servers, json!({"Backend": {"Type": "vxlan"}}));
+    let vxlan = |mac| Attributes {
+        tunnel: Tunnel::Vxlan { vni: 1, macs: [MacAddress([0x66, 0, 0, 0, 0, mac]); 2] },
+        ..host_gw(1)
+    };
+    let mut one = keep(&flannel(&servers), vxlan(1), None).await;
+    let mut other = keep(&flannel(&servers), vxlan(2), None).await;
+    assert_eq!(one.subnets, other.subnets);
+    let writes = "somebody else writes it, too, with the node's address 192.0.2.1";
+    one.until("the other one", |now| now.lost.as_ref().is_some_and(|lost| lost.contains(writes))).await;
+    let etcd = client(servers.endpoints().remove(0));
+    let revision = async || etcd.entries("/").await.unwrap().revision;
+    let before = revision().await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(revision().await, before, "nobody writes any more");
+    assert!(other.situation.borrow_and_update().lost.is_none(), "the other one has it");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -352,4 +405,35 @@ async fn a_lease_is_renewed_before_it_ends() {
             writes += 1;
         }
     }
+}
+
+/// Whoever can read may not be able to write: the condition stays until a write succeeds.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_that_cannot_be_renewed_is_a_condition_that_stays() {
+    if !can_run(&NEEDED) {
+        return;
+    }
+    let servers = Servers::start().unwrap();
+    configure(&servers, json!({}));
+    let grant =
+        |permission: &str| format!("role grant-permission --prefix=true agent {permission} {PREFIX}/");
+    let run = |command: &str| servers.etcdctl(&command.split(' ').collect::<Vec<_>>()).unwrap();
+    for command in
+        ["user add root:secret", "user grant-role root root", "role add agent", "user add agent:secret"]
+    {
+        run(command);
+    }
+    for command in ["user grant-role agent agent", &grant("readwrite"), "auth enable"] {
+        run(command);
+    }
+    let login = Some(Login { user: "agent".to_owned(), password: "secret".to_owned() });
+    let etcd = Etcd::new(EtcdConfig { endpoints: servers.endpoints(), tls: None, login }).unwrap();
+    let flannel = FlannelEtcd::new(etcd, PREFIX).with_leases_of(Duration::from_secs(6));
+    let mut kept = keep(&flannel, host_gw(1), Some("10.5.1.0-24")).await;
+    run(&format!("--user=root:secret {}", grant("read")));
+    let refused = kept.until("a renewal is refused", |now| now.unreachable.is_some()).await;
+    let flips = kept.until("more renewals", |now| now.unreachable != refused.unreachable);
+    assert!(tokio::time::timeout(Duration::from_secs(5), flips).await.is_err(), "the condition stays");
+    run(&format!("--user=root:secret {}", grant("readwrite")));
+    kept.until("the lease is renewed", |now| now.unreachable.is_none() && now.lost.is_none()).await;
 }

@@ -293,6 +293,12 @@ async fn a_user_needs_a_password_and_permission() {
         assert!(matches!(result, Err(StoreError::Forbidden(_))), "{result:?}");
     }
 
+    // The first member that a client tries may be down before it has a token.
+    let endpoints = [vec!["http://127.0.0.1:1".to_owned()], servers.endpoints()].concat();
+    let login = Some(Login { user: "reader".to_owned(), password: "secret".to_owned() });
+    let beside_a_dead_one = Etcd::new(EtcdConfig { endpoints, tls: None, login }).unwrap();
+    assert_eq!(beside_a_dead_one.get(&tier("t")).await.unwrap().unwrap().value, json!(1));
+
     // A kind without permission disables nothing else.
     let mut mirror = Mirror::new(&reader, [Kind::Tier, Kind::Pod].map(Interest::all).to_vec());
     mirror

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 
 use tortie_api::Metadata;
 use tortie_api::kubernetes::{FlannelLease, Node, NodeSpec, ObservedNode};
+use tortie_api::net::IpVersion;
 
 /// The annotations of the ends of tunnels, which come with leases.
 const TUNNEL_ENDS: [&str; 4] =
@@ -73,11 +74,11 @@ impl FlannelLeases {
     ) -> BTreeMap<String, Option<Node>> {
         let mut changed = BTreeSet::from([name.to_owned()]);
         if name != local {
-            for address in self.nodes.get(name).map(Node::addresses).into_iter().flatten() {
+            for address in self.nodes.get(name).map(addresses_of).into_iter().flatten() {
                 changed.extend(self.around(address));
                 remove(&mut self.names, address, name);
             }
-            for address in node.as_ref().map(Node::addresses).into_iter().flatten() {
+            for address in node.as_ref().map(addresses_of).into_iter().flatten() {
                 self.names.entry(address).or_default().insert(name.to_owned());
                 changed.extend(self.around(address));
             }
@@ -89,10 +90,13 @@ impl FlannelLeases {
         self.nodes_of(local, changed)
     }
 
-    /// The Nodes and the keys with an address.
-    fn around(&self, address: IpAddr) -> Vec<String> {
-        let both = [self.names.get(&address), self.keys.get(&address)];
-        both.into_iter().flatten().flatten().cloned().collect()
+    /// The Nodes and the keys with an address. A Node has one key at most, so it may change those of its other addresses.
+    fn around(&self, address: IpAddr) -> BTreeSet<String> {
+        let names = self.names.get(&address).into_iter().flatten();
+        let nodes = names.clone().filter_map(|name| self.nodes.get(name));
+        let addresses = nodes.flat_map(addresses_of).chain([address]);
+        let keys = addresses.filter_map(|address| self.keys.get(&address)).flatten();
+        keys.chain(names).cloned().collect()
     }
 
     fn nodes_of(&self, local: &str, names: BTreeSet<String>) -> BTreeMap<String, Option<Node>> {
@@ -119,7 +123,7 @@ impl FlannelLeases {
 
     /// The key whose leases are part of a Node: the first one with one of its addresses.
     fn key_of(&self, name: &str) -> Option<&String> {
-        let addresses = self.nodes.get(name)?.addresses();
+        let addresses = addresses_of(self.nodes.get(name)?);
         let is_first = |address: &IpAddr| {
             self.names.get(address).and_then(BTreeSet::first).is_some_and(|first| first == name)
         };
@@ -138,6 +142,14 @@ impl FlannelLeases {
             .and_then(BTreeSet::first)
             .is_some_and(|name| self.key_of(name).is_some_and(|first| first == key))
     }
+}
+
+/// The addresses by which flannel may know a Node.
+fn addresses_of(node: &Node) -> BTreeSet<IpAddr> {
+    let overwritten = IpVersion::ALL.into_iter().filter_map(|version| {
+        node.metadata.annotations.get(Node::FLANNEL_OVERWRITE.of(version))?.parse::<IpAddr>().ok()
+    });
+    node.addresses().into_iter().chain(overwritten).collect()
 }
 
 /// The address of a node by which others know it.

@@ -18,10 +18,13 @@ use super::{LOCAL, MAC};
 /// A lease: the third byte of the subnet, the last byte of the node's address, and whether it has VXLAN.
 type Lease = (u8, u8, bool);
 
+/// The last bytes of a Node's own address, and of another one that it may have.
+type Addresses = (u8, Option<u8>);
+
 #[derive(Debug, Clone)]
 enum Step {
-    /// A Node with the address of this last byte, or none.
-    Node(u8, Option<u8>),
+    /// A Node with its addresses, or none.
+    Node(u8, Option<Addresses>),
     /// The leases of all others.
     Leases(Vec<Lease>),
     /// The subnet of this node.
@@ -31,8 +34,9 @@ enum Step {
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let lease = (1..8_u8, 1..6_u8, prop::bool::weighted(0.8));
+    let addresses = (1..6_u8, prop::option::of(1..6_u8));
     let step = prop_oneof![
-        4 => (0..4_u8, prop::option::weighted(0.8, 1..6_u8)).prop_map(|(number, address)| Step::Node(number, address)),
+        4 => (0..4_u8, prop::option::weighted(0.8, addresses)).prop_map(|(number, addresses)| Step::Node(number, addresses)),
         4 => prop::collection::vec(lease, 0..5).prop_map(Step::Leases),
         1 => (0..8_u8).prop_map(Step::Own),
         1 => Just(Step::Flush),
@@ -59,7 +63,7 @@ fn lease((subnet, number, is_vxlan): Lease) -> FlannelLease {
 }
 
 /// The Node of this number, as it is stored. It also says what must have no effect.
-fn node(number: u8, address: u8) -> Value {
+fn node(number: u8, (address, second): Addresses) -> Value {
     let name = format!("n{number}");
     let annotations = json!({
         "projectcalico.org/IPv4Address": format!("192.0.2.{address}/24"),
@@ -67,11 +71,17 @@ fn node(number: u8, address: u8) -> Value {
         "flannel.alpha.coreos.com/kube-subnet-manager": "true", "flannel.alpha.coreos.com/backend-type": "host-gw",
         "flannel.alpha.coreos.com/public-ip": "192.0.2.77",
     });
-    json!({"metadata": {"name": name, "annotations": annotations}, "spec": {"podCIDR": format!("10.244.{}.0/24", number + 100)}})
+    let spec = json!({"podCIDR": format!("10.244.{}.0/24", number + 100)});
+    json!({"metadata": {"name": name, "annotations": annotations}, "spec": spec, "status": status(second)})
+}
+
+fn status(second: Option<u8>) -> Value {
+    let listed = |number| json!({"type": "InternalIP", "address": format!("192.0.2.{number}")});
+    json!({"addresses": second.map(listed).into_iter().collect::<Vec<Value>>()})
 }
 
 /// The Node as if it had announced the lease by annotations.
-fn announced(name: &str, address: u8, lease: Option<Lease>) -> Value {
+fn announced(name: &str, (address, second): Addresses, lease: Option<Lease>) -> Value {
     let mut annotations = json!({"projectcalico.org/IPv4Address": format!("192.0.2.{address}/24")});
     let mut spec = json!({});
     if let Some((subnet, number, is_vxlan)) = lease {
@@ -86,7 +96,7 @@ fn announced(name: &str, address: u8, lease: Option<Lease>) -> Value {
         }
         spec = json!({"podCIDR": format!("10.244.{subnet}.0/24")});
     }
-    json!({"metadata": {"name": name, "annotations": annotations}, "spec": spec})
+    json!({"metadata": {"name": name, "annotations": annotations}, "spec": spec, "status": status(second)})
 }
 
 fn with_pool(mut calc: Calc, mode: &str) -> Calc {
@@ -108,27 +118,31 @@ fn shown(calc: &Calc) -> BTreeSet<String> {
 
 /// A separate, simple computation: which Node has which lease, given by annotations.
 fn expected(
-    nodes: &BTreeMap<u8, u8>,
+    nodes: &BTreeMap<u8, Addresses>,
     leases: &BTreeMap<String, Lease>,
     own: Option<u8>,
     mode: &str,
 ) -> BTreeSet<String> {
     let mut calc = with_pool(Calc::new(LOCAL).with_flannel().with_direct_routes(), mode);
     let mut left = leases.clone();
-    for (number, address) in nodes {
+    let has = |(own, second): &Addresses, address: u8| *own == address || *second == Some(address);
+    for (number, addresses) in nodes {
         let name = format!("n{number}");
-        let is_first = !nodes.iter().any(|(other, one)| *other != 0 && other < number && one == address);
-        let found = left.iter().find(|(_, (_, owner, _))| owner == address && is_first && *number != 0);
+        let is_first = |address: u8| {
+            !nodes.iter().any(|(other, one)| *other != 0 && other < number && has(one, address))
+        };
+        let is_own = |owner: u8| *number != 0 && has(addresses, owner) && is_first(owner);
+        let found = left.iter().find(|(_, (_, owner, _))| is_own(*owner));
         let found = found.map(|(key, lease)| (key.clone(), *lease));
         let mut lease = found.as_ref().map(|(_, lease)| *lease);
         if *number == 0 {
-            lease = own.map(|subnet| (subnet, *address, true));
+            lease = own.map(|subnet| (subnet, addresses.0, true));
         }
         left.retain(|key, _| found.as_ref().is_none_or(|(taken, _)| key != taken));
-        calc.update(&Key::global(Kind::Node, &name), Some(&announced(&name, *address, lease)));
+        calc.update(&Key::global(Kind::Node, &name), Some(&announced(&name, *addresses, lease)));
     }
     for (key, lease) in left {
-        let mut machine = announced(&key, lease.1, Some(lease));
+        let mut machine = announced(&key, (lease.1, None), Some(lease));
         machine["metadata"]["annotations"].as_object_mut().unwrap().remove("projectcalico.org/IPv4Address");
         calc.update(&Key::global(Kind::Node, &key), Some(&machine));
     }
@@ -145,11 +159,11 @@ fn leases_mean_what_annotations_mean() {
         let (mut nodes, mut leases, mut own) = (BTreeMap::new(), BTreeMap::new(), None);
         for step in steps {
             match step {
-                Step::Node(number, address) => {
-                    let value = address.map(|address| node(number, address));
+                Step::Node(number, addresses) => {
+                    let value = addresses.map(|addresses| node(number, addresses));
                     calc.update(&Key::global(Kind::Node, format!("n{number}")), value.as_ref());
-                    match address {
-                        Some(address) => drop(nodes.insert(number, address)),
+                    match addresses {
+                        Some(addresses) => drop(nodes.insert(number, addresses)),
                         None => drop(nodes.remove(&number)),
                     }
                 }
@@ -160,7 +174,7 @@ fn leases_mean_what_annotations_mean() {
                 Step::Flush => drop(calc.flush()),
             }
             // The node's own address is part of its lease.
-            let own = own.zip(nodes.get(&0)).map(|(subnet, address)| lease((subnet, *address, true)));
+            let own = own.zip(nodes.get(&0)).map(|(subnet, addresses)| lease((subnet, addresses.0, true)));
             let others = leases.iter().map(|(key, one)| (key.clone(), vec![lease(*one)])).collect();
             calc.update_flannel_leases(own.into_iter().collect(), others);
         }
@@ -195,8 +209,8 @@ fn a_machine_is_no_peer_of_policies() {
             }),
         ),
         (Key::global(Kind::ClusterNetworkPolicy, "x"), json!({"metadata": {"name": "x"}, "spec": spec})),
-        (Key::global(Kind::Node, LOCAL), node(0, 1)),
-        (Key::global(Kind::Node, "n1"), node(1, 2)),
+        (Key::global(Kind::Node, LOCAL), node(0, (1, None))),
+        (Key::global(Kind::Node, "n1"), node(1, (2, None))),
     ] {
         calc.update(&key, Some(&value));
     }
@@ -230,7 +244,15 @@ fn a_machine_is_no_peer_of_policies() {
     calc.flush();
     assert_eq!(members(&calc), of_nodes);
     // It becomes a Node.
-    calc.update(&Key::global(Kind::Node, "n2"), Some(&node(2, 9)));
+    calc.update(&Key::global(Kind::Node, "n2"), Some(&node(2, (9, None))));
+    calc.flush();
+    assert!(is_routed(&calc, "n2") && !is_routed(&calc, &key_name(2)));
+    assert_eq!(members(&calc), &of_nodes | &["192.0.2.9", "10.244.2.0"].map(str::to_owned).into());
+    // flannel knows it by another address.
+    let mut overwritten = node(2, (7, None));
+    overwritten["metadata"]["annotations"]["flannel.alpha.coreos.com/public-ip-overwrite"] =
+        json!("192.0.2.9");
+    calc.update(&Key::global(Kind::Node, "n2"), Some(&overwritten));
     calc.flush();
     assert!(is_routed(&calc, "n2") && !is_routed(&calc, &key_name(2)));
     assert_eq!(members(&calc), &of_nodes | &["192.0.2.9", "10.244.2.0"].map(str::to_owned).into());

@@ -30,6 +30,7 @@ fn stored(nodes: &Nodes, name: &str) -> Option<Value> {
 fn own_key(nodes: &Nodes) -> String {
     let annotations = nodes.annotations("ours");
     let subnets = annotations["tortie.io/flannel-subnets"].as_str().unwrap_or_default();
+    let subnets = subnets.split(' ').next().unwrap_or_default();
     subnets.replace('/', "-").replace(',', "&")
 }
 

@@ -159,7 +159,20 @@ impl Etcd {
             let index = self.current.load(Ordering::Relaxed);
             let member = &self.members[index % self.members.len()];
             let mut request = Request::new(message.clone());
-            self.authorize(member, &mut request).await.map_err(Failure::Other)?;
+            match tokio::time::timeout(CALL_TIMEOUT, self.authorize(member, &mut request)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error @ StoreError::Unavailable(_))) => {
+                    last = Failure::Other(error);
+                    self.leave(index);
+                    continue;
+                }
+                Ok(Err(error)) => return Err(Failure::Other(error)),
+                Err(_) => {
+                    last = failure(&Status::deadline_exceeded("it does not answer"), &member.address);
+                    self.leave(index);
+                    continue;
+                }
+            }
             let called = tokio::time::timeout(CALL_TIMEOUT, call(member.channel.clone(), request)).await;
             let status = match called {
                 Ok(Ok(reply)) => return Ok(reply),
