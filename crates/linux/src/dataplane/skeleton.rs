@@ -106,7 +106,7 @@ pub(super) fn skeleton(config: &Config, node: &NodeState) -> Table {
     });
     let peers = |family| (vxlan_peers_of(family).to_owned(), vxlan_peers(node, family));
     let sets = empty.chain(leads).chain([Family::V4, Family::V6].map(peers));
-    let sets = sets.chain([(IPIP_PEERS.to_owned(), ipip_peers(node))]).collect();
+    let sets = sets.chain(has_ipip(node).then(|| (IPIP_PEERS.to_owned(), ipip_peers(node)))).collect();
     let mut table = Table { flags: 0, chains: chains.collect(), sets };
     nat::add(config, node, &mut table);
     host_ports::add(node, &mut table);

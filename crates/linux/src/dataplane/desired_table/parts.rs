@@ -10,7 +10,7 @@ use tortie_policy::program::{Member, SetId};
 use crate::dataplane::Config;
 use crate::dataplane::change::Change;
 use crate::dataplane::dirty::{ChangedSet, Dirty};
-use crate::dataplane::packet_kinds::{IPIP_PEERS, VXLAN_PEERS, VXLAN_PEERS_6, vxlan_peers_of};
+use crate::dataplane::packet_kinds::{IPIP_PEERS, VXLAN_PEERS, VXLAN_PEERS_6, has_ipip, vxlan_peers_of};
 use crate::dataplane::sets::{Family, Part, changes, kernel_sets};
 use crate::dataplane::skeleton;
 
@@ -50,6 +50,9 @@ pub(super) fn update_peers(state: &NodeState, peers: &BTreeSet<IpAddr>, change: 
         let spec = || SetSpec::hash(&[family.field()]);
         let wanted = there.contains(parent).then(Value::default);
         change.element(vxlan_peers_of(family), spec, Key::address(*parent), wanted);
+    }
+    if !has_ipip(state) {
+        return;
     }
     let there: BTreeSet<IpAddr> = state.ipip_peers().map(IpAddr::V4).collect();
     for peer in peers.iter().filter(|peer| peer.is_ipv4()) {
