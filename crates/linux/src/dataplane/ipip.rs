@@ -25,7 +25,6 @@ pub(super) struct IpipLink {
     name: String,
     /// The link that Tortie uses, with its MTU.
     made: Option<(u32, u32)>,
-    condition: Option<Condition>,
     /// Whether it is certain that no link has Tortie's mark.
     is_ended: bool,
 }
@@ -40,7 +39,7 @@ pub(super) struct AppliedIpip {
 
 impl IpipLink {
     pub(super) fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), made: None, condition: None, is_ended: false }
+        Self { name: name.to_owned(), made: None, is_ended: false }
     }
 
     /// Creates or changes the link, or takes the one that the kernel has created, if a pool has IPIP. What prevents that concerns IPIP
@@ -52,27 +51,26 @@ impl IpipLink {
         socket: &mut RouteSocket,
         is_known: bool,
     ) -> AppliedIpip {
+        let applied = |index, is_changed, condition| AppliedIpip { index, is_changed, condition };
         if state.node.as_ref().is_none_or(|node| node.ipip.is_none()) {
-            (self.condition, self.is_ended) = (None, self.is_ended && is_known);
-            return self.applied(None, false);
+            self.is_ended &= is_known;
+            return applied(None, false, None);
         }
         self.is_ended = false;
         let detected = underlay.mtu(IpVersion::V4).unwrap_or(USUAL_MTU).saturating_sub(OVERHEAD);
         let mtu = state.settings.ipip_mtu.unwrap_or(detected);
         if let Some((index, _)) = self.made.filter(|(_, made)| is_known && *made == mtu) {
-            self.condition = without_address(state);
-            return self.applied(Some(index), false);
+            return applied(Some(index), false, without_address(state));
         }
         self.made = None;
         match self.obtain(mtu, socket) {
             Ok((index, is_changed)) => {
-                (self.made, self.condition) = (Some((index, mtu)), without_address(state));
-                self.applied(Some(index), is_changed)
+                self.made = Some((index, mtu));
+                applied(Some(index), is_changed, without_address(state))
             }
             Err(problem) => {
                 let message = format!("no packets to pods of other nodes by IPIP: {problem}");
-                self.condition = Some(Condition::new(Reason::RouteRefused, message));
-                self.applied(None, false)
+                applied(None, false, Some(Condition::new(Reason::RouteRefused, message)))
             }
         }
     }
@@ -113,10 +111,6 @@ impl IpipLink {
         (self.made, self.is_ended) = (None, true);
         Ok(removed)
     }
-
-    fn applied(&self, index: Option<u32>, is_changed: bool) -> AppliedIpip {
-        AppliedIpip { index, is_changed, condition: self.condition.clone() }
-    }
 }
 
 /// Whether Tortie manages an address of the link: its own, and those that Calico or an earlier process has left, which are in a pool.
@@ -135,7 +129,7 @@ pub(super) fn is_managed(address: &Address, state: &NodeState) -> bool {
 pub(crate) fn remove(name: &str, socket: &mut RouteSocket) -> Result<bool> {
     let marked = |link: &Link| link.alias == MARK && link.carries_ipv4;
     let Some(link) = socket.link(name)?.filter(marked) else { return Ok(false) };
-    tracing::info!(link = name, "ending the use of the IPIP link, because no pool has IPIP any more");
+    tracing::info!(link = name, "ending the use of the IPIP link");
     let addresses = socket.addresses()?.into_iter().filter(|at| at.link == link.index);
     let single = addresses.filter(|at| at.prefix_length == 32);
     for address in single.collect::<Vec<_>>() {

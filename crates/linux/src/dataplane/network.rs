@@ -123,6 +123,16 @@ impl Network {
     }
 
     fn reconcile(&mut self, state: &NodeState) -> Result<()> {
+        // With the last address of a link, the kernel removes its routes. If the address cannot be deleted, this happens once.
+        if self.reconcile_once(state)? {
+            self.kernel = None;
+            self.reconcile_once(state)?;
+        }
+        Ok(())
+    }
+
+    /// Returns whether the IPIP link has lost its last address.
+    fn reconcile_once(&mut self, state: &NodeState) -> Result<bool> {
         (self.endpoints, self.node, self.retry) = Default::default();
         if self.kernel.is_none() {
             sysctl::ensure("net/ipv4/ip_forward", "1")?;
@@ -148,20 +158,22 @@ impl Network {
             }
             _ => false,
         };
-        if changes.iter().any(loses_last) {
-            // With the last address of a link, the kernel removes its routes.
-            self.kernel = None;
-            return self.reconcile(state);
-        }
+        let has_lost_last = changes.iter().any(loses_last);
         // Its routes lead elsewhere now.
-        if overlays.ipip.is_none() && self.ipip.end(state, &mut self.socket)? {
-            self.kernel = None;
+        match self.ipip.end(state, &mut self.socket) {
+            Ok(false) => {}
+            Ok(true) => self.kernel = None,
+            Err(error) => {
+                self.retry = true;
+                let message = format!("{error}; the link is not needed any more, and Tortie retries");
+                self.node.push(Condition::new(Reason::RouteRefused, message));
+            }
         }
         self.forwarded = [IpVersion::V4].into();
         let has_end = state.node.as_ref().is_some_and(|node| node.vtep(IpVersion::V6).is_some());
         self.forwarded.extend((needs_ipv6(state) && has_end).then_some(IpVersion::V6));
         self.links = overlays;
-        Ok(())
+        Ok(has_lost_last)
     }
 
     /// Makes changes, and keeps what the kernel then has.

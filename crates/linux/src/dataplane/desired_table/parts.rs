@@ -54,7 +54,8 @@ pub(super) fn update_peers(state: &NodeState, peers: &BTreeSet<IpAddr>, change: 
     if !has_ipip(state) {
         return;
     }
-    let there: BTreeSet<IpAddr> = state.ipip_peers().map(IpAddr::V4).collect();
+    let there: BTreeSet<IpAddr> =
+        state.ipip_peers().map(IpAddr::V4).filter(|peer| peers.contains(peer)).collect();
     for peer in peers.iter().filter(|peer| peer.is_ipv4()) {
         let spec = || SetSpec::hash(&[Family::V4.field()]);
         let wanted = there.contains(peer).then(Value::default);
