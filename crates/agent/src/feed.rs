@@ -7,7 +7,7 @@ use futures::StreamExt;
 use futures::stream::ReadyChunks;
 use tokio::sync::watch;
 use tortie_api::{Kind, Positions};
-use tortie_flannel::Situation;
+use tortie_flannel::LeaseSnapshot;
 use tortie_store::backoff::{Backoff, random_seed};
 use tortie_store::{Change, Follow, Interest, Store, StoreError};
 
@@ -18,7 +18,7 @@ use crate::queue::Batches;
 const MAX_BATCH: usize = 1_024;
 
 /// flannel's leases in etcd, if there are any.
-pub(crate) type Leases = Option<watch::Receiver<Arc<Situation>>>;
+pub(crate) type Leases = Option<watch::Receiver<Arc<LeaseSnapshot>>>;
 
 /// Feeds the thread with objects of these kinds, and with flannel's leases, until it ends.
 pub(crate) async fn run(store: Arc<dyn Store>, kinds: Vec<Kind>, batches: Batches, mut leases: Leases) {
@@ -44,7 +44,7 @@ pub(crate) async fn run(store: Arc<dyn Store>, kinds: Vec<Kind>, batches: Batche
 }
 
 /// The leases, when they have changed.
-async fn changed(leases: &mut Leases) -> Arc<Situation> {
+async fn changed(leases: &mut Leases) -> Arc<LeaseSnapshot> {
     if let Some(leases) = leases
         && leases.changed().await.is_ok()
     {

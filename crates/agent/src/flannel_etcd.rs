@@ -11,7 +11,8 @@ use tortie_api::{Key, Kind};
 use tortie_calc::vtep_mac;
 use tortie_dataplane::Reason;
 use tortie_flannel::{
-    Attributes, Backend, FlannelError, FlannelEtcd, NetConf, Previous, Situation, Subnets, Tenant, Tunnel,
+    Attributes, Backend, FlannelError, FlannelEtcd, LeaseSnapshot, NetConf, Previous, SubnetManager, Subnets,
+    Tunnel,
 };
 use tortie_store::backoff::{Backoff, random_seed};
 use tortie_store::{Store, StoreError};
@@ -34,9 +35,9 @@ pub(crate) struct EtcdLease {
 
 /// The part of the agent that keeps the lease, and what it knows.
 pub(crate) struct LeaseKeeper {
-    tenant: Tenant,
+    manager: SubnetManager,
     attributes: watch::Receiver<Attributes>,
-    publish: watch::Sender<Arc<Situation>>,
+    publish: watch::Sender<Arc<LeaseSnapshot>>,
 }
 
 impl EtcdLease {
@@ -58,27 +59,28 @@ impl EtcdLease {
         let mut backoff = Backoff::new(random_seed());
         loop {
             let taken = async {
-                let (conf, ranges) = etcd.config().await.map_err(Untaken::Flannel)?;
+                let (conf, ranges) = etcd.config().await.map_err(AcquireError::Flannel)?;
                 let key = etcd.config_key();
-                check_fit(store, node, &key, &conf).await.map_err(Untaken::Unfit)?;
+                check_fit(store, node, &key, &conf).await.map_err(AcquireError::Unfit)?;
                 let attributes =
-                    attributes(node, &conf, addresses).map_err(|text| Untaken::Unfit(refuse(text)))?;
-                let tenant = etcd.acquire(&ranges, attributes, previous).await.map_err(Untaken::Flannel)?;
-                Ok((key, conf, attributes, tenant))
+                    attributes(node, &conf, addresses).map_err(|text| AcquireError::Unfit(refuse(text)))?;
+                let manager =
+                    etcd.acquire(&ranges, attributes, previous).await.map_err(AcquireError::Flannel)?;
+                Ok((key, conf, attributes, manager))
             };
             match taken.await {
-                Ok((key, conf, attributes, tenant)) => {
-                    let subnets = tenant.subnets();
+                Ok((key, conf, attributes, manager)) => {
+                    let subnets = manager.subnets();
                     let (attributes, wanted) = watch::channel(attributes);
-                    let (publish, _) = watch::channel(Arc::new(tenant.situation()));
-                    let keeper = LeaseKeeper { tenant, attributes: wanted, publish };
+                    let (publish, _) = watch::channel(Arc::new(manager.snapshot()));
+                    let keeper = LeaseKeeper { manager, attributes: wanted, publish };
                     return Ok((Self { key, conf, subnets, attributes }, keeper));
                 }
-                Err(Untaken::Flannel(FlannelError::Store(error))) if is_passing(&error) => {
+                Err(AcquireError::Flannel(FlannelError::Store(error))) if is_passing(&error) => {
                     tracing::warn!(%error, "flannel's etcd does not answer, so the node has no subnet yet; Tortie retries");
                 }
-                Err(Untaken::Flannel(error)) => return Err(refuse(error.to_string())),
-                Err(Untaken::Unfit(error)) => return Err(error),
+                Err(AcquireError::Flannel(error)) => return Err(refuse(error.to_string())),
+                Err(AcquireError::Unfit(error)) => return Err(error),
             }
             backoff.wait().await;
         }
@@ -122,13 +124,13 @@ impl EtcdLease {
 
 impl LeaseKeeper {
     /// What is known of the leases.
-    pub(crate) fn situation(&self) -> watch::Receiver<Arc<Situation>> {
+    pub(crate) fn snapshot(&self) -> watch::Receiver<Arc<LeaseSnapshot>> {
         self.publish.subscribe()
     }
 
     /// Keeps the lease. Ends only when the future is dropped.
     pub(crate) async fn run(self) {
-        self.tenant.run(self.attributes, self.publish).await;
+        self.manager.run(self.attributes, self.publish).await;
     }
 }
 
@@ -150,7 +152,7 @@ async fn has_pods(store: &dyn Store, node: &str, subnets: &Subnets) -> Result<bo
 }
 
 /// Why a node has no subnets.
-enum Untaken {
+enum AcquireError {
     Flannel(FlannelError),
     Unfit(AgentError),
 }
@@ -227,21 +229,21 @@ fn attributes(node: &str, conf: &NetConf, addresses: &[Option<String>; 2]) -> Re
 }
 
 /// The conditions of a node.
-pub(crate) fn conditions(node: &str, situation: &Situation) -> Vec<Unsupported> {
+pub(crate) fn conditions(node: &str, snapshot: &LeaseSnapshot) -> Vec<Unsupported> {
     let condition = |reason: Reason, message: String| Unsupported {
         object: Key::global(Kind::Node, node),
         reason,
         message,
     };
-    let unreadable = situation.problems.iter().map(|(key, problem)| {
+    let unreadable = snapshot.problems.iter().map(|(key, problem)| {
         condition(Reason::RouteRefused, format!("flannel's lease {key} in etcd cannot be used: {problem}"))
     });
-    let unreachable = situation.unreachable.iter().map(|error| {
+    let unreachable = snapshot.unreachable.iter().map(|error| {
         let message =
             format!("flannel's leases cannot be read or renewed; routes to other nodes stay as they were last read: {error}");
         condition(Reason::RouteRefused, message)
     });
-    let lost = situation.lost.iter().map(|lost| condition(Reason::SubnetLost, lost.clone()));
+    let lost = snapshot.lost.iter().map(|lost| condition(Reason::SubnetLost, lost.clone()));
     lost.chain(unreachable).chain(unreadable).collect()
 }
 
@@ -387,13 +389,13 @@ mod tests {
 
     #[test]
     fn conditions_name_key_and_remedy() {
-        let situation = Situation {
+        let snapshot = LeaseSnapshot {
             problems: [("/n/subnets/x".to_owned(), "it is damaged".to_owned())].into(),
             unreachable: Some("refused".to_owned()),
             lost: Some("lost".to_owned()),
-            ..Situation::default()
+            ..LeaseSnapshot::default()
         };
-        let found = conditions("n", &situation);
+        let found = conditions("n", &snapshot);
         let found: Vec<(String, Reason, &str)> =
             found.iter().map(|one| (one.object.to_string(), one.reason, one.message.as_str())).collect();
         let node = Key::global(Kind::Node, "n").to_string();
@@ -403,6 +405,6 @@ mod tests {
             found[2].0 == node && found[2].2.contains("/n/subnets/x in etcd cannot be used: it is damaged"),
             "{found:?}"
         );
-        assert!(conditions("n", &Situation::default()).is_empty());
+        assert!(conditions("n", &LeaseSnapshot::default()).is_empty());
     }
 }

@@ -345,7 +345,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
     let asker = batches.asker();
     let mut parts = Parts { running: JoinSet::new(), in_force: in_force.clone() };
     parts.add(DATAPLANE, plane::ended(in_force.clone()));
-    let leases = keeper.as_ref().map(LeaseKeeper::situation);
+    let leases = keeper.as_ref().map(LeaseKeeper::snapshot);
     parts.add("the feed of the dataplane", feed::run(store.clone(), kinds, batches, leases.clone()));
     if let Some(keeper) = keeper {
         parts.add("the keeping of flannel's lease", keeper.run());

@@ -9,7 +9,7 @@ use tortie_api::kubernetes::Pod;
 use tortie_api::{Key, Kind, Metadata, Position};
 use tortie_cni::{Address, AddressSource, Code, Failure, Invocation, Success};
 use tortie_dataplane::{EndpointId, PodAddress, PreparedLink};
-use tortie_flannel::Situation;
+use tortie_flannel::LeaseSnapshot;
 use tortie_ipam::{Family, IpamError, Request, Use};
 use tortie_store::Stored;
 
@@ -277,7 +277,7 @@ impl Pods {
 
 /// Refuses what is no address of the node's subnets of flannel: no other node has a route to it. The plugin may have asked before the
 /// agent was started again with another subnet.
-fn refuse_other_subnet(leases: &Situation, nets: &[(String, IpNet)]) -> Result<(), Failure> {
+fn refuse_other_subnet(leases: &LeaseSnapshot, nets: &[(String, IpNet)]) -> Result<(), Failure> {
     let is_own = |net: &IpNet| leases.own.iter().any(|lease| lease.subnet.contains(&net.addr()));
     let Some((from, _)) = nets.iter().find(|(_, net)| !is_own(net)) else { return Ok(()) };
     let own: Vec<String> = leases.own.iter().map(|lease| lease.subnet.to_string()).collect();
@@ -301,7 +301,7 @@ mod tests {
             backend: FlannelBackend::HostGw,
         };
         let own = vec![lease("10.5.2.0/24"), lease("fd00:0:0:2::/64")];
-        let leases = Situation { own, ..Situation::default() };
+        let leases = LeaseSnapshot { own, ..LeaseSnapshot::default() };
         for (nets, expected) in [
             (&["10.5.2.7/24"][..], None),
             (&["10.5.2.7/24", "fd00:0:0:2::7/64"], None),

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use tortie_api::{Key, Kind, Positions};
-use tortie_flannel::Situation;
+use tortie_flannel::LeaseSnapshot;
 use tortie_store::{StoreError, size_of_value};
 
 /// Changes that belong together: nothing is applied between them.
@@ -25,7 +25,7 @@ pub(crate) struct Batch {
     /// Kinds that cannot be read, with the error; `None` if the kind can be read now.
     pub(crate) unavailable: BTreeMap<Kind, Option<StoreError>>,
     /// flannel's leases in etcd, if they have changed.
-    pub(crate) leases: Option<Arc<Situation>>,
+    pub(crate) leases: Option<Arc<LeaseSnapshot>>,
     /// Nothing is applied before the next batch: this is a part of the first snapshot of the cluster.
     pub(crate) more_follows: bool,
 }

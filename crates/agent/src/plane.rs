@@ -11,7 +11,7 @@ use tortie_api::report::ReportedCondition;
 use tortie_api::{Kind, Position, Positions};
 use tortie_calc::{Calc, Finding};
 use tortie_dataplane::{AskedFor, Dataplane, EndpointId, Reason, Report};
-use tortie_flannel::Situation;
+use tortie_flannel::LeaseSnapshot;
 use tortie_store::StoreError;
 use tortie_store::backoff::{Backoff, random_seed};
 
@@ -155,7 +155,7 @@ struct Plane {
     /// The conditions that were logged and still hold.
     logged: BTreeSet<(Reason, String)>,
     /// flannel's leases in etcd.
-    leases: Arc<Situation>,
+    leases: Arc<LeaseSnapshot>,
 }
 
 impl Plane {

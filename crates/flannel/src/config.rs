@@ -1,5 +1,6 @@
 //! flannel's configuration: `net-conf.json`, and the same document in etcd (`pkg/subnet/config.go` of flannel).
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
@@ -173,21 +174,30 @@ impl SubnetRange {
         self.version == IpVersion::V6
     }
 
-    /// The subnets in ascending order.
-    pub fn subnets(&self) -> impl Iterator<Item = IpNet> {
-        let size = match self.version {
-            IpVersion::V4 => 1_u128 << (32 - self.len),
-            IpVersion::V6 => 1_u128 << (128 - self.len),
-        };
-        let (max, version, len) = (self.max, self.version, self.len);
-        let firsts = std::iter::successors(Some(self.min), move |first| first.checked_add(size));
-        firsts.take_while(move |first| *first <= max).filter_map(move |first| {
-            let address = match version {
-                IpVersion::V4 => Ipv4Addr::from_bits(u32::try_from(first).ok()?).into(),
-                IpVersion::V6 => Ipv6Addr::from_bits(first).into(),
-            };
-            IpNet::new(address, len).ok()
+    /// The subnets that overlap none of these networks, in ascending order. What lies in a taken network is skipped at once, however much
+    /// that is.
+    pub fn free<'a>(&'a self, taken: &'a BTreeSet<IpNet>) -> impl Iterator<Item = IpNet> + 'a {
+        let mut next = Some(self.min);
+        std::iter::from_fn(move || {
+            loop {
+                let subnet = self.subnet(next.filter(|first| *first <= self.max)?)?;
+                let overlap = |taken: &&IpNet| taken.contains(&subnet) || subnet.contains(*taken);
+                let taken = taken.iter().filter(overlap).map(|taken| number(taken.broadcast())).max();
+                next = number(subnet.broadcast()).max(taken.unwrap_or_default()).checked_add(1);
+                if taken.is_none() {
+                    return Some(subnet);
+                }
+            }
         })
+    }
+
+    /// The subnet that begins with the address of this number.
+    fn subnet(&self, first: u128) -> Option<IpNet> {
+        let address = match self.version {
+            IpVersion::V4 => Ipv4Addr::from_bits(u32::try_from(first).ok()?).into(),
+            IpVersion::V6 => Ipv6Addr::from_bits(first).into(),
+        };
+        IpNet::new(address, self.len).ok()
     }
 }
 
@@ -260,12 +270,36 @@ mod tests {
         let conf = NetConf::parse(&document.to_string())?;
         let ranges = conf.networks.iter().map(|network| {
             let range = network.range()?;
-            let subnets: Vec<IpNet> = range.subnets().take(1_000).collect();
+            let subnets: Vec<IpNet> = range.free(&BTreeSet::new()).take(1_000).collect();
             assert!(subnets.iter().all(|subnet| range.contains(subnet)));
             let ends = subnets.first().zip(subnets.last());
             Ok(ends.map_or("none".to_owned(), |(first, last)| format!("{first} {last} {}", subnets.len())))
         });
         ranges.collect()
+    }
+
+    /// A key of somebody else, whose network has more subnets than anybody can count, must not keep an agent from its start.
+    #[test]
+    fn what_lies_in_a_taken_network_is_skipped_at_once() {
+        let conf = json!({"Network": "10.5.0.0/16", "EnableIPv6": true, "IPv6Network": "fd00::/8", "Backend": {"Type": "host-gw"}});
+        let conf = NetConf::parse(&conf.to_string()).unwrap();
+        let [v4, v6] = [0, 1].map(|index| conf.networks[index].range().unwrap());
+        for (range, taken, expected) in [
+            (&v6, &["fd00::/8"][..], &[][..]),
+            (&v6, &["fd00::/9"], &["fd80::/64", "fd80:0:0:1::/64"]),
+            (
+                &v6,
+                &["fd00::/9", "fd80::/65", "fd80:0:0:1:8000::/65"],
+                &["fd80:0:0:2::/64", "fd80:0:0:3::/64"],
+            ),
+            (&v4, &["fd00::/8", "10.5.0.0/17"], &["10.5.128.0/24", "10.5.129.0/24"]),
+            (&v4, &["10.5.1.0/24", "10.5.3.128/32"], &["10.5.2.0/24", "10.5.4.0/24"]),
+            (&v4, &["0.0.0.0/0"], &[]),
+        ] {
+            let nets = taken.iter().map(|net| net.parse().unwrap()).collect();
+            let free: Vec<String> = range.free(&nets).take(2).map(|net| net.to_string()).collect();
+            assert_eq!(free, expected, "{taken:?}");
+        }
     }
 
     /// The rules of `CheckNetworkConfig`.

@@ -1,14 +1,14 @@
 //! flannel's configuration, and its subnet leases in etcd (flanneld without `--kube-subnet-mgr`; `pkg/subnet/etcd` of flannel).
 //!
 //! `<prefix>/config` has the configuration ([`NetConf`]). Each node writes one key `<prefix>/subnets/10.5.34.0-24` with its address
-//! and the way to its pods, and an etcd lease of a day that it renews. [`FlannelEtcd::acquire`] takes subnets, and [`Tenant::run`]
-//! keeps them and follows the other nodes. What to do is decided by pure functions (`tenancy`) of what etcd has (`view`).
+//! and the way to its pods, and an etcd lease of a day that it renews. [`FlannelEtcd::acquire`] takes subnets, and [`SubnetManager::run`]
+//! keeps them and follows the other nodes. What to do is decided by pure functions (`own_lease`) of what etcd has (`view`).
 
 mod config;
 mod lease;
+mod own_lease;
 mod ranges;
-mod tenancy;
-mod tenant;
+mod subnet_manager;
 mod view;
 
 use thiserror::Error;
@@ -16,11 +16,11 @@ use tortie_store::StoreError;
 
 pub use config::{Backend, FlannelNetwork, NetConf, SubnetRange};
 pub use lease::{Attributes, Holder, Subnets, Tunnel};
-pub use ranges::Ranges;
-pub use tenancy::{
-    Acquisition, Claim, Previous, Standing, acquisition, has_ended, overlapped, renewal, standing,
+pub use own_lease::{
+    Acquisition, LeaseState, OwnLease, Previous, acquisition, has_ended, lease_state, overlapped, renewal,
 };
-pub use tenant::{FlannelEtcd, Situation, Tenant};
+pub use ranges::Ranges;
+pub use subnet_manager::{FlannelEtcd, LeaseSnapshot, SubnetManager};
 pub use view::View;
 
 /// Why a node has no subnets.

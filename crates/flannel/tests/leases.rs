@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tortie_api::net::MacAddress;
 use tortie_flannel::{
-    Attributes, FlannelError, FlannelEtcd, Previous, Ranges, Situation, Subnets, Tenant, Tunnel,
+    Attributes, FlannelError, FlannelEtcd, LeaseSnapshot, Previous, Ranges, SubnetManager, Subnets, Tunnel,
 };
 use tortie_servers::programs::{Program, can_run};
 use tortie_servers::{Etcd as Servers, Proxy};
@@ -55,20 +55,20 @@ async fn stored(flannel: &Etcd, name: &str) -> Option<(String, bool)> {
     Some((value["PublicIP"].as_str().unwrap_or_default().to_owned(), entry.has_lease))
 }
 
-/// A tenant that keeps its subnets.
+/// A manager that keeps its subnets.
 struct Kept {
     subnets: Subnets,
     attributes: watch::Sender<Attributes>,
-    situation: watch::Receiver<Arc<Situation>>,
+    snapshot: watch::Receiver<Arc<LeaseSnapshot>>,
     running: JoinHandle<()>,
 }
 
 impl Kept {
-    fn new(tenant: Tenant, attributes: Attributes) -> Self {
-        let subnets = tenant.subnets();
+    fn new(manager: SubnetManager, attributes: Attributes) -> Self {
+        let subnets = manager.subnets();
         let (attributes, wanted) = watch::channel(attributes);
-        let (publish, situation) = watch::channel(Arc::new(tenant.situation()));
-        Self { subnets, attributes, situation, running: tokio::spawn(tenant.run(wanted, publish)) }
+        let (publish, snapshot) = watch::channel(Arc::new(manager.snapshot()));
+        Self { subnets, attributes, snapshot, running: tokio::spawn(manager.run(wanted, publish)) }
     }
 
     fn name(&self) -> String {
@@ -79,8 +79,12 @@ impl Kept {
         format!("subnets/{}", self.name())
     }
 
-    async fn until(&mut self, what: &str, is_so: impl FnMut(&Arc<Situation>) -> bool) -> Arc<Situation> {
-        let waiting = self.situation.wait_for(is_so);
+    async fn until(
+        &mut self,
+        what: &str,
+        is_so: impl FnMut(&Arc<LeaseSnapshot>) -> bool,
+    ) -> Arc<LeaseSnapshot> {
+        let waiting = self.snapshot.wait_for(is_so);
         let found = tokio::time::timeout(Duration::from_secs(60), waiting).await;
         found.unwrap_or_else(|_| panic!("{what}")).unwrap().clone()
     }
@@ -173,7 +177,7 @@ async fn nodes_that_start_at_once_share_no_subnet() {
 /// `None`: no subnet is free.
 async fn acquired(flannel: &FlannelEtcd, ranges: &Ranges, attributes: Attributes) -> Option<Subnets> {
     match flannel.acquire(ranges, attributes, None).await {
-        Ok(tenant) => Some(tenant.subnets()),
+        Ok(manager) => Some(manager.subnets()),
         Err(FlannelError::Full { problem, .. }) => {
             assert!(problem.contains("is free; remove the keys"), "{problem}");
             None
@@ -202,8 +206,8 @@ async fn a_node_gets_the_same_subnet_again() {
     assert_eq!(reserved.name(), "10.5.3.0-24");
     assert_eq!(stored(&etcd, "10.5.3.0-24").await, Some(("192.0.2.9".to_owned(), false)), "it does not end");
     assert_eq!(stored(&etcd, &name).await, Some(("192.0.2.7".to_owned(), true)));
-    let situation = reserved.until("the other node", |now| now.others.len() == 1).await;
-    assert_eq!(situation.own, host_gw(9).leases(&reserved.subnets));
+    let snapshot = reserved.until("the other node", |now| now.others.len() == 1).await;
+    assert_eq!(snapshot.own, host_gw(9).leases(&reserved.subnets));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -231,13 +235,13 @@ async fn a_subnet_is_written_again_unless_somebody_else_has_it() {
         (kept.key(), "{".to_owned(), "its value cannot be read"),
     ] {
         put(&servers, &key, &value);
-        let situation = kept.until(expected, |now| now.lost.is_some()).await;
-        let lost = situation.lost.clone().unwrap();
+        let snapshot = kept.until(expected, |now| now.lost.is_some()).await;
+        let lost = snapshot.lost.clone().unwrap();
         assert!(
             lost.contains(expected) && lost.contains("/coreos.com/network/subnets/10.5.2.0-24"),
             "{lost}"
         );
-        assert_eq!(situation.own, host_gw(1).leases(&kept.subnets), "its pods are still there");
+        assert_eq!(snapshot.own, host_gw(1).leases(&kept.subnets), "its pods are still there");
         let stored = etcd.entry(&format!("{PREFIX}/{key}")).await.unwrap().unwrap();
         assert_eq!(stored.value, value, "it is not taken away");
         // When the other one has gone, the node has it again.
@@ -250,7 +254,7 @@ async fn a_subnet_is_written_again_unless_somebody_else_has_it() {
     kept.until("the other one", |now| now.lost.is_some()).await;
     drop(kept);
     let mut kept = keep(&flannel, host_gw(1), Some("10.5.2.0-24")).await;
-    assert!(kept.situation.borrow().lost.as_ref().is_some_and(|lost| lost.contains("192.0.2.8 has it")));
+    assert!(kept.snapshot.borrow().lost.as_ref().is_some_and(|lost| lost.contains("192.0.2.8 has it")));
     delete(&servers, &kept.key());
     kept.until("the subnet is the node's again", |now| now.lost.is_none()).await;
     // The node has another address.
@@ -312,7 +316,7 @@ async fn machines_with_one_address_do_not_share_a_subnet() {
     let before = revision().await;
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(revision().await, before, "nobody writes any more");
-    assert!(other.situation.borrow_and_update().lost.is_none(), "the other one has it");
+    assert!(other.snapshot.borrow_and_update().lost.is_none(), "the other one has it");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -330,7 +334,7 @@ async fn the_subnets_of_others_come_and_go() {
     let mut other = keep(&short, host_gw(2), Some("10.5.2.0-24")).await;
     let key = |name: &str| format!("{PREFIX}/subnets/{name}");
     let keys = |names: &[&str]| names.iter().map(|name| key(name)).collect::<BTreeSet<_>>();
-    let has = |now: &Arc<Situation>, names: &[&str]| {
+    let has = |now: &Arc<LeaseSnapshot>, names: &[&str]| {
         now.others.keys().cloned().collect::<BTreeSet<_>>() == keys(names)
     };
     let found = kept.until("the other", |now| has(now, &["10.5.2.0-24"])).await;
@@ -357,7 +361,7 @@ async fn the_subnets_of_others_come_and_go() {
     let after = kept.until("etcd is there again", |now| now.unreachable.is_none()).await;
     assert!(has(&after, &["10.5.2.0-24", "10.5.7.0-24"]) && after.problems.is_empty(), "{after:?}");
     // The other one has renewed its lease all the time. When it no longer does, the lease ends.
-    assert!(other.situation.borrow_and_update().lost.is_none());
+    assert!(other.snapshot.borrow_and_update().lost.is_none());
     drop(other);
     kept.until("the end of the lease", |now| has(now, &["10.5.7.0-24"])).await;
 }

@@ -70,7 +70,7 @@ pub enum Condition<'a> {
 
 /// A lease of etcd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Term {
+pub struct EtcdLease {
     id: i64,
     /// How long it lasts from the moment on at which it was asked for.
     pub lasts: Duration,
@@ -159,19 +159,18 @@ impl Etcd {
     ///
     /// # Errors
     /// As for [`Etcd::entry`].
-    pub async fn term(&self, lasts: Duration) -> Result<Term, StoreError> {
+    pub async fn grant_lease(&self, lasts: Duration) -> Result<EtcdLease, StoreError> {
         let ttl = i64::try_from(lasts.as_secs()).unwrap_or(i64::MAX).max(1);
         let granted = self.grant(LeaseGrantRequest { ttl }).await?;
-        let lasts = Duration::from_secs(u64::try_from(granted.ttl).unwrap_or_default());
-        Ok(Term { id: granted.id, lasts })
+        Ok(EtcdLease { id: granted.id, lasts: lasting(ttl, granted.ttl)? })
     }
 
     /// Ends a lease, and the keys that have it.
     ///
     /// # Errors
     /// As for [`Etcd::entry`].
-    pub async fn end_term(&self, term: Term) -> Result<(), StoreError> {
-        self.revoke(LeaseRevokeRequest { id: term.id }).await
+    pub async fn revoke_lease(&self, lease: EtcdLease) -> Result<(), StoreError> {
+        self.revoke(LeaseRevokeRequest { id: lease.id }).await
     }
 
     /// Writes a key, with a lease or without an end. Returns the revision, or `None` if the condition does not hold. After an
@@ -183,7 +182,7 @@ impl Etcd {
         &self,
         key: &str,
         value: &str,
-        term: Option<Term>,
+        lease: Option<EtcdLease>,
         condition: Condition<'_>,
     ) -> Result<Option<u64>, StoreError> {
         let own = key.as_bytes().to_vec();
@@ -204,12 +203,20 @@ impl Etcd {
                 ]
             }
         };
-        let lease = term.map_or(0, |term| term.id);
+        let lease = lease.map_or(0, |lease| lease.id);
         let put = PutRequest { key: own, value: value.as_bytes().to_vec(), lease };
         let success = vec![RequestOp { request: Some(TxnOperation::Put(put)) }];
         let reply = self.txn(TxnRequest { compare, success, failure: Vec::new() }).await?;
         let written = revision(reply.header)?;
         Ok(reply.succeeded.then_some(written))
+    }
+}
+
+/// How long a lease lasts, of the seconds that were asked for and given. etcd may give more; whoever renews too early loses nothing.
+fn lasting(asked: i64, given: i64) -> Result<Duration, StoreError> {
+    match u64::try_from(given.min(asked)) {
+        Ok(seconds @ 1..) => Ok(Duration::from_secs(seconds)),
+        _ => Err(StoreError::Unavailable(format!("etcd gave a lease of {given} s"))),
     }
 }
 
@@ -230,4 +237,19 @@ fn entry(found: KeyValue) -> Result<Entry, StoreError> {
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A server that gives other times must cause neither a panic nor a renewal without a pause.
+    #[test]
+    fn a_lease_lasts_as_long_as_was_asked_for_at_most() {
+        for (given, expected) in
+            [(10, Some(10)), (60, Some(60)), (61, Some(60)), (i64::MAX, Some(60)), (0, None), (-1, None)]
+        {
+            assert_eq!(lasting(60, given).ok(), expected.map(Duration::from_secs), "{given}");
+        }
+    }
 }

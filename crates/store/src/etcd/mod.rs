@@ -17,7 +17,7 @@ use serde_json::Value;
 use tortie_api::{Key, Kind, Position, Positions};
 
 pub use client::{Etcd, EtcdConfig, Login};
-pub use entries::{Condition, Entries, Entry, EntryChange, Term};
+pub use entries::{Condition, Entries, Entry, EntryChange, EtcdLease};
 use message::{
     Compare, CompareResult, CompareTarget, DeleteRangeRequest, EventType, KeyValue, PutRequest, RangeRequest,
     RequestOp, SortOrder, SortTarget, TargetUnion, TxnOperation, TxnRequest, WatchCreateRequest,

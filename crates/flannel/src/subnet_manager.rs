@@ -15,10 +15,10 @@ use tortie_store::etcd::{Condition, Entries, Entry, EntryChange, Etcd};
 use crate::FlannelError;
 use crate::config::NetConf;
 use crate::lease::{Attributes, Subnets};
-use crate::ranges::Ranges;
-use crate::tenancy::{
-    Acquisition, Claim, Previous, Standing, acquisition, has_ended, overlapped, renewal, standing,
+use crate::own_lease::{
+    Acquisition, LeaseState, OwnLease, Previous, acquisition, has_ended, lease_state, overlapped, renewal,
 };
+use crate::ranges::Ranges;
 use crate::view::View;
 
 /// How long a lease lasts, as flanneld's.
@@ -35,7 +35,7 @@ pub struct FlannelEtcd {
 
 /// The leases, as a node knows them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Situation {
+pub struct LeaseSnapshot {
     /// The node's own.
     pub own: Vec<FlannelLease>,
     /// Those of others, by key.
@@ -84,7 +84,7 @@ impl FlannelEtcd {
     }
 
     /// Takes subnets for a node: those that it has, or had, or free ones. If pods have addresses of those that it had, and somebody
-    /// else has these now, the tenant waits for them.
+    /// else has these now, the manager waits for them.
     ///
     /// # Errors
     /// etcd cannot be read or written, or no subnet is free.
@@ -93,7 +93,7 @@ impl FlannelEtcd {
         ranges: &Ranges,
         attributes: Attributes,
         previous: Option<Previous>,
-    ) -> Result<Tenant, FlannelError> {
+    ) -> Result<SubnetManager, FlannelError> {
         let prefix = format!("{}/subnets/", self.prefix);
         let mut backoff = Backoff::new(random_seed());
         let mut view = View::new(prefix.clone(), *ranges);
@@ -104,33 +104,33 @@ impl FlannelEtcd {
                 .map_err(|problem| FlannelError::Full { prefix: prefix.clone(), problem })?;
             let (Acquisition::Reuse(subnets) | Acquisition::Create(subnets) | Acquisition::Wait(subnets)) =
                 acquired;
-            let mut tenant = Tenant {
+            let mut manager = SubnetManager {
                 at: self.clone(),
                 view,
-                claim: Claim { subnets, attributes, written: None, replaced: false },
+                own_lease: OwnLease { subnets, attributes, written: None, replaced: false },
                 is_written: false,
                 as_of: revision,
                 term: None,
             };
             if let Acquisition::Wait(_) = acquired {
-                return Ok(tenant);
+                return Ok(manager);
             }
-            if tenant.write().await? {
-                tracing::info!(key = tenant.key(), "the node has this subnet of flannel");
-                return Ok(tenant);
+            if manager.write().await? {
+                tracing::info!(key = manager.key(), "the node has this subnet of flannel");
+                return Ok(manager);
             }
             // Somebody else was faster.
-            Tenant { view, .. } = tenant;
+            SubnetManager { view, .. } = manager;
             backoff.wait().await;
         }
     }
 }
 
 /// A node with subnets.
-pub struct Tenant {
+pub struct SubnetManager {
     at: FlannelEtcd,
     view: View,
-    claim: Claim,
+    own_lease: OwnLease,
     /// Whether the last write has certainly succeeded.
     is_written: bool,
     /// The view has all changes up to this revision.
@@ -139,18 +139,18 @@ pub struct Tenant {
     term: Option<(Instant, Duration)>,
 }
 
-impl Tenant {
+impl SubnetManager {
     /// The subnets.
     #[must_use]
     pub fn subnets(&self) -> Subnets {
-        self.claim.subnets
+        self.own_lease.subnets
     }
 
     /// The leases now.
     #[must_use]
-    pub fn situation(&self) -> Situation {
-        let Claim { subnets, attributes, .. } = &self.claim;
-        Situation {
+    pub fn snapshot(&self) -> LeaseSnapshot {
+        let OwnLease { subnets, attributes, .. } = &self.own_lease;
+        LeaseSnapshot {
             own: attributes.leases(subnets),
             others: self.view.others(subnets, attributes.public_ip),
             problems: self.view.problems(),
@@ -164,7 +164,7 @@ impl Tenant {
     pub async fn run(
         mut self,
         mut attributes: watch::Receiver<Attributes>,
-        publish: watch::Sender<Arc<Situation>>,
+        publish: watch::Sender<Arc<LeaseSnapshot>>,
     ) {
         let mut backoff = Backoff::new(random_seed());
         loop {
@@ -188,7 +188,7 @@ impl Tenant {
     async fn follow(
         &mut self,
         attributes: &mut watch::Receiver<Attributes>,
-        publish: &watch::Sender<Arc<Situation>>,
+        publish: &watch::Sender<Arc<LeaseSnapshot>>,
         backoff: &mut Backoff,
     ) -> Result<Infallible, StoreError> {
         let prefix = self.view.prefix().to_owned();
@@ -228,25 +228,27 @@ impl Tenant {
     async fn settle(&mut self, wanted: Attributes) -> Result<(), StoreError> {
         let is_due = self.due().is_some_and(|due| due <= now());
         // A key of the former address of the node is the node's.
-        let standing = match self.standing() {
-            Standing::Held if self.is_written && !is_due && wanted == self.claim.attributes => return Ok(()),
-            Standing::Lost(_) => return Ok(()),
-            standing => standing,
+        let lease_state = match self.lease_state() {
+            LeaseState::Held if self.is_written && !is_due && wanted == self.own_lease.attributes => {
+                return Ok(());
+            }
+            LeaseState::Lost(_) => return Ok(()),
+            lease_state => lease_state,
         };
-        self.claim.attributes = wanted;
-        if standing != Standing::Held {
+        self.own_lease.attributes = wanted;
+        if lease_state != LeaseState::Held {
             tracing::warn!(
                 key = self.key(),
-                ?standing,
+                ?lease_state,
                 "flannel's lease of this node was changed; Tortie writes it again"
             );
         }
         if !self.write().await? {
             return Err(StoreError::FellBehind);
         }
-        match standing {
-            Standing::Rewritten => self.claim.replaced = true,
-            Standing::Held if is_due => self.claim.replaced = false,
+        match lease_state {
+            LeaseState::Rewritten => self.own_lease.replaced = true,
+            LeaseState::Held if is_due => self.own_lease.replaced = false,
             _ => {}
         }
         Ok(())
@@ -255,40 +257,40 @@ impl Tenant {
     /// Writes the node's key, unless it has changed since it was read. Returns whether it is written.
     async fn write(&mut self) -> Result<bool, StoreError> {
         self.is_written = false;
-        let (key, value) = (self.key(), self.claim.attributes.value());
+        let (key, value) = (self.key(), self.own_lease.attributes.value());
         let prefix = self.view.prefix().to_owned();
-        let (condition, has_lease) = match self.view.of(&self.claim.subnets) {
+        let (condition, has_lease) = match self.view.of(&self.own_lease.subnets) {
             Some(seen) => (Condition::At(seen.revision), seen.has_lease),
             None => (Condition::Absent { prefix: &prefix, since: self.as_of }, true),
         };
         let (etcd, asked) = (&self.at.etcd, now());
         let term = match has_lease {
-            true => Some(etcd.term(self.at.lasts).await?),
+            true => Some(etcd.grant_lease(self.at.lasts).await?),
             // An administrator has reserved the subnets, for ever.
             false => None,
         };
         let Some(revision) = etcd.put_if(&key, &value, term, condition).await? else {
             if let Some(term) = term {
                 // It would end by itself.
-                let _ = etcd.end_term(term).await;
+                let _ = etcd.revoke_lease(term).await;
             }
             return Ok(false);
         };
-        self.claim.written = Some(revision);
+        self.own_lease.written = Some(revision);
         self.is_written = true;
         self.term = term.map(|term| (asked, term.lasts));
         self.view.apply(EntryChange::Put(Entry { key, value, revision, has_lease }));
         Ok(true)
     }
 
-    fn standing(&self) -> Standing {
-        standing(&self.view, &self.claim)
+    fn lease_state(&self) -> LeaseState {
+        lease_state(&self.view, &self.own_lease)
     }
 
     /// When the key is to be written again.
     fn due(&self) -> Option<Instant> {
         let (asked, lasts) = self.term?;
-        renewal(&self.standing(), asked, lasts)
+        renewal(&self.lease_state(), asked, lasts)
     }
 
     /// Why the node may give no addresses, with the remedy.
@@ -300,16 +302,18 @@ impl Tenant {
                 "drain the node, and restart its agent, which takes another subnet; or stop the other one, and delete its key",
             )
         };
-        let (problem, remedy) = match self.standing() {
-            Standing::Lost(by) => other_has_it(by),
-            Standing::Gone => {
+        let (problem, remedy) = match self.lease_state() {
+            LeaseState::Lost(by) => other_has_it(by),
+            LeaseState::Gone => {
                 ("it is gone".to_owned(), "the agent writes it again as soon as etcd can be reached")
             }
-            Standing::Held | Standing::Rewritten if has_ended => (
+            LeaseState::Held | LeaseState::Rewritten if has_ended => (
                 "it could not be renewed, and may have ended".to_owned(),
                 "the agent renews it as soon as etcd can be reached",
             ),
-            Standing::Held | Standing::Rewritten => other_has_it(overlapped(&self.view, &self.claim)?),
+            LeaseState::Held | LeaseState::Rewritten => {
+                other_has_it(overlapped(&self.view, &self.own_lease)?)
+            }
         };
         Some(format!(
             "flannel's lease {} of this node is lost: {problem}; until the node has it again, its pods get no addresses: {remedy}",
@@ -317,22 +321,22 @@ impl Tenant {
         ))
     }
 
-    fn publish(&self, publish: &watch::Sender<Arc<Situation>>, unreachable: Option<String>) {
-        let situation = Situation { unreachable, ..self.situation() };
+    fn publish(&self, publish: &watch::Sender<Arc<LeaseSnapshot>>, unreachable: Option<String>) {
+        let snapshot = LeaseSnapshot { unreachable, ..self.snapshot() };
         publish.send_if_modified(|known| {
-            if let Some(lost) = situation.lost.as_ref().filter(|lost| known.lost.as_ref() != Some(*lost)) {
+            if let Some(lost) = snapshot.lost.as_ref().filter(|lost| known.lost.as_ref() != Some(*lost)) {
                 tracing::error!("{lost}");
             }
-            let differs = **known != situation;
+            let differs = **known != snapshot;
             if differs {
-                *known = Arc::new(situation);
+                *known = Arc::new(snapshot);
             }
             differs
         });
     }
 
     fn key(&self) -> String {
-        self.view.key(&self.claim.subnets)
+        self.view.key(&self.own_lease.subnets)
     }
 }
 

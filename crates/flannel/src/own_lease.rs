@@ -39,7 +39,7 @@ pub enum Acquisition {
 
 /// What a node has written about its subnets.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Claim {
+pub struct OwnLease {
     /// The subnets.
     pub subnets: Subnets,
     /// What was written last.
@@ -52,7 +52,7 @@ pub struct Claim {
 
 /// Whether a node's key is its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Standing {
+pub enum LeaseState {
     /// The key is as it was written.
     Held,
     /// Somebody has written the key, with the node's own address.
@@ -119,10 +119,7 @@ pub fn acquisition(
 }
 
 fn free(range: &SubnetRange, taken: &BTreeSet<IpNet>, random: u64) -> Result<IpNet, String> {
-    let overlaps = |subnet: &IpNet| {
-        taken.contains(subnet) || taken.iter().any(|taken| subnet.contains(taken) || taken.contains(subnet))
-    };
-    let free: Vec<IpNet> = range.subnets().filter(|subnet| !overlaps(subnet)).take(CHOICE).collect();
+    let free: Vec<IpNet> = range.free(taken).take(CHOICE).collect();
     let count = u64::try_from(free.len()).unwrap_or(u64::MAX);
     let chosen = random.checked_rem(count).and_then(|index| free.get(usize::try_from(index).ok()?));
     chosen.copied().ok_or_else(|| full(if range.is_v6() { "IPv6Network" } else { "Network" }))
@@ -136,38 +133,38 @@ fn full(field: &str) -> String {
 
 /// Whether a node's key is its own.
 #[must_use]
-pub fn standing(view: &View, claim: &Claim) -> Standing {
-    let Claim { subnets, attributes, written, replaced } = claim;
+pub fn lease_state(view: &View, own_lease: &OwnLease) -> LeaseState {
+    let OwnLease { subnets, attributes, written, replaced } = own_lease;
     let Some(seen) = view.of(subnets) else {
-        return overlapped(view, claim).map_or(Standing::Gone, Standing::Lost);
+        return overlapped(view, own_lease).map_or(LeaseState::Gone, LeaseState::Lost);
     };
     if *written == Some(seen.revision) {
-        return Standing::Held;
+        return LeaseState::Held;
     }
     match seen.holder() {
-        None => Standing::Lost("its value cannot be read".to_owned()),
+        None => LeaseState::Lost("its value cannot be read".to_owned()),
         Some(holder) if holder.public_ip != attributes.public_ip => {
-            Standing::Lost(format!("{} has it", holder.public_ip))
+            LeaseState::Lost(format!("{} has it", holder.public_ip))
         }
         // The answer to the write was lost; or it is of a machine that nobody can tell from this one.
-        Some(holder) if holder.leases == attributes.leases(subnets) => Standing::Held,
+        Some(holder) if holder.leases == attributes.leases(subnets) => LeaseState::Held,
         // Both would write it again and again, and give the same addresses.
-        Some(_) if *replaced => Standing::Lost(format!(
+        Some(_) if *replaced => LeaseState::Lost(format!(
             "somebody else writes it, too, with the node's address {}",
             attributes.public_ip
         )),
-        Some(_) => Standing::Rewritten,
+        Some(_) => LeaseState::Rewritten,
     }
 }
 
 /// Which key of somebody else overlaps a node's subnets. The text names the key and its owner.
 #[must_use]
-pub fn overlapped(view: &View, claim: &Claim) -> Option<String> {
+pub fn overlapped(view: &View, own_lease: &OwnLease) -> Option<String> {
     let (taken, seen) = view.taken().find(|(taken, seen)| {
-        *taken != claim.subnets
+        *taken != own_lease.subnets
             && seen.fits
-            && taken.overlap(&claim.subnets)
-            && seen.holder().is_none_or(|holder| holder.public_ip != claim.attributes.public_ip)
+            && taken.overlap(&own_lease.subnets)
+            && seen.holder().is_none_or(|holder| holder.public_ip != own_lease.attributes.public_ip)
     })?;
     let by =
         seen.holder().map_or("a value that cannot be read".to_owned(), |holder| holder.public_ip.to_string());
@@ -177,10 +174,10 @@ pub fn overlapped(view: &View, claim: &Claim) -> Option<String> {
 /// When a lease that was asked for at a moment is renewed: well before its end, so that etcd may be down for long. Never, if the key is
 /// somebody else's.
 #[must_use]
-pub fn renewal(standing: &Standing, asked: Instant, lasts: Duration) -> Option<Instant> {
-    match standing {
-        Standing::Lost(_) => None,
-        Standing::Held | Standing::Rewritten | Standing::Gone => Some(asked + lasts / 3),
+pub fn renewal(lease_state: &LeaseState, asked: Instant, lasts: Duration) -> Option<Instant> {
+    match lease_state {
+        LeaseState::Lost(_) => None,
+        LeaseState::Held | LeaseState::Rewritten | LeaseState::Gone => Some(asked + lasts / 3),
     }
 }
 
@@ -238,7 +235,7 @@ mod tests {
             has_pods,
             address: None,
         });
-        let own = claim("10.5.1.0-24", None).attributes;
+        let own = own_lease("10.5.1.0-24", None).attributes;
         let acquired = |random: u64| match acquisition(view, ranges, &own, previous, random) {
             Ok(Acquisition::Reuse(subnets)) => format!("reuse {}", subnets.key_name()),
             Ok(Acquisition::Create(subnets)) => format!("create {}", subnets.key_name()),
@@ -368,33 +365,37 @@ mod tests {
         assert!(acquisitions(&former, &none, None).iter().all(|one| one.starts_with("create 10.5.")));
     }
 
-    fn claim(name: &str, written: Option<u64>) -> Claim {
+    fn own_lease(name: &str, written: Option<u64>) -> OwnLease {
         let attributes = Attributes {
             public_ip: OWN,
             public_ipv6: Some("2001:db8::1".parse().unwrap()),
             tunnel: Tunnel::HostGw,
         };
-        Claim { subnets: Subnets::of_key_name(name).unwrap(), attributes, written, replaced: false }
+        OwnLease { subnets: Subnets::of_key_name(name).unwrap(), attributes, written, replaced: false }
     }
 
     #[test]
     fn a_lease_is_held_until_somebody_else_writes_it() {
         let own = "10.5.2.0-24";
-        let lost = |text: &str| Standing::Lost(text.to_owned());
+        let lost = |text: &str| LeaseState::Lost(text.to_owned());
         for (entries, written, expected) in [
-            (&[(own, "192.0.2.1")][..], Some(1), Standing::Held),
+            (&[(own, "192.0.2.1")][..], Some(1), LeaseState::Held),
             // The answer to the write was lost.
-            (&[(own, "192.0.2.1")], Some(7), Standing::Held),
-            (&[(own, "192.0.2.1")], None, Standing::Held),
+            (&[(own, "192.0.2.1")], Some(7), LeaseState::Held),
+            (&[(own, "192.0.2.1")], None, LeaseState::Held),
             // The node has another address since.
-            (&[(own, "192.0.2.8")], Some(1), Standing::Held),
-            (&[], Some(1), Standing::Gone),
-            (&[("10.5.3.0-24", "192.0.2.9")], Some(1), Standing::Gone),
+            (&[(own, "192.0.2.8")], Some(1), LeaseState::Held),
+            (&[], Some(1), LeaseState::Gone),
+            (&[("10.5.3.0-24", "192.0.2.9")], Some(1), LeaseState::Gone),
             (&[(own, "192.0.2.9")], Some(7), lost("192.0.2.9 has it")),
             (&[(own, "")], Some(7), lost("its value cannot be read")),
-            (&[(own, "")], Some(1), Standing::Held),
+            (&[(own, "")], Some(1), LeaseState::Held),
         ] {
-            assert_eq!(standing(&view(entries), &claim(own, written)), expected, "{entries:?} {written:?}");
+            assert_eq!(
+                lease_state(&view(entries), &own_lease(own, written)),
+                expected,
+                "{entries:?} {written:?}"
+            );
         }
     }
 
@@ -404,18 +405,18 @@ mod tests {
         let (own, other) = ("10.5.2.0-24&fd00:0:0:1::-64", "10.5.2.0-24&fd00:0:0:2::-64");
         let overlap = "/n/subnets/10.5.2.0-24&fd00:0:0:2::-64 (192.0.2.9) overlaps it";
         for (entries, expected, expected_overlap) in [
-            (&[(own, "192.0.2.1"), (other, "192.0.2.9")][..], Standing::Held, Some(overlap)),
-            (&[(other, "192.0.2.9")], Standing::Lost(overlap.to_owned()), Some(overlap)),
-            (&[(own, "192.0.2.1"), (other, "192.0.2.1")], Standing::Held, None),
+            (&[(own, "192.0.2.1"), (other, "192.0.2.9")][..], LeaseState::Held, Some(overlap)),
+            (&[(other, "192.0.2.9")], LeaseState::Lost(overlap.to_owned()), Some(overlap)),
+            (&[(own, "192.0.2.1"), (other, "192.0.2.1")], LeaseState::Held, None),
             // Keys that are no subnets of flannel's configuration have no effect.
-            (&[(own, "192.0.2.1"), ("10.5.0.0-16", "")], Standing::Held, None),
-            (&[(own, "192.0.2.1"), ("0.0.0.0-0", "192.0.2.9")], Standing::Held, None),
-            (&[(own, "192.0.2.1"), ("10.5.2.0-25", "192.0.2.9")], Standing::Held, None),
-            (&[("10.5.0.0-20", "192.0.2.9")], Standing::Gone, None),
+            (&[(own, "192.0.2.1"), ("10.5.0.0-16", "")], LeaseState::Held, None),
+            (&[(own, "192.0.2.1"), ("0.0.0.0-0", "192.0.2.9")], LeaseState::Held, None),
+            (&[(own, "192.0.2.1"), ("10.5.2.0-25", "192.0.2.9")], LeaseState::Held, None),
+            (&[("10.5.0.0-20", "192.0.2.9")], LeaseState::Gone, None),
         ] {
-            let (view, claim) = (view(entries), claim(own, Some(1)));
-            assert_eq!(standing(&view, &claim), expected, "{entries:?}");
-            assert_eq!(overlapped(&view, &claim).as_deref(), expected_overlap, "{entries:?}");
+            let (view, own_lease) = (view(entries), own_lease(own, Some(1)));
+            assert_eq!(lease_state(&view, &own_lease), expected, "{entries:?}");
+            assert_eq!(overlapped(&view, &own_lease).as_deref(), expected_overlap, "{entries:?}");
         }
     }
 
@@ -426,12 +427,12 @@ mod tests {
         let mut view = view(&[]);
         let value = json!({"PublicIP": "192.0.2.1", "BackendType": "udp"}).to_string();
         view.reset(vec![Entry { key: format!("/n/subnets/{own}"), value, revision: 9, has_lease: true }]);
-        let mut claim = claim(own, Some(1));
-        assert_eq!(standing(&view, &claim), Standing::Rewritten);
-        claim.replaced = true;
-        let lost = standing(&view, &claim);
+        let mut own_lease = own_lease(own, Some(1));
+        assert_eq!(lease_state(&view, &own_lease), LeaseState::Rewritten);
+        own_lease.replaced = true;
+        let lost = lease_state(&view, &own_lease);
         assert!(
-            matches!(&lost, Standing::Lost(by) if by.contains("somebody else writes it, too")),
+            matches!(&lost, LeaseState::Lost(by) if by.contains("somebody else writes it, too")),
             "{lost:?}"
         );
     }
@@ -440,9 +441,9 @@ mod tests {
     fn a_lease_is_renewed_long_before_its_end() {
         let (asked, day) = (Instant::now(), Duration::from_secs(24 * 3600));
         let due = asked + Duration::from_secs(8 * 3600);
-        assert_eq!(renewal(&Standing::Held, asked, day), Some(due));
+        assert_eq!(renewal(&LeaseState::Held, asked, day), Some(due));
         // It would be due for ever.
-        assert_eq!(renewal(&Standing::Lost(String::new()), asked, day), None);
+        assert_eq!(renewal(&LeaseState::Lost(String::new()), asked, day), None);
         assert!(!has_ended(asked, day, due));
         assert!(!has_ended(asked, day, asked + day - Duration::from_secs(1)));
         assert!(has_ended(asked, day, asked + day));
