@@ -3,7 +3,7 @@
 
 use testkit::ipip::IpipStandIn;
 
-use super::support::{Lab, User, pod};
+use super::support::{Lab, User, three_pods};
 
 const POOL: &str = "default-ipv4-ippool";
 const NODES: [&str; 3] = ["primary", "linux-2", "linux-3"];
@@ -18,11 +18,7 @@ fn pods_of_linux_nodes_use_ipip() {
         let patch = format!(r#"{{"spec": {{"ipipMode": "{ipip}", "vxlanMode": "{vxlan}"}}}}"#);
         lab.ok(&["patch", "ippool", POOL, "--type", "merge", "-p", &patch]);
     };
-    let namespace = "apiVersion: v1\nkind: Namespace\nmetadata: {name: calico-demo}\n".to_owned();
-    let pods =
-        [namespace, pod("one", "primary", "a"), pod("two", "linux-2", "a"), pod("three", "linux-3", "a")];
-    lab.ok(&["apply", "-f", &lab.file("pods.yml", &pods.join("---\n"))]);
-    lab.wait_for_pods();
+    three_pods(&lab);
     let routes = || lab.ok(&["lab", "capture", "primary", "--", "ip", "-4", "route", "show", "proto", "84"]);
     let leads = |number: u8, device: &str| {
         let way = format!("via 192.0.2.{number} dev {device}");

@@ -1,6 +1,6 @@
 //! The network of a lab, as seen by its pods and nodes.
 
-use super::support::{Lab, User, pod};
+use super::support::{Lab, User, three_pods};
 
 /// Neighbour entries that are not permanent are counted for the whole machine, with room for 1,024 of them: pods that
 /// resolve each other would make labs fail each other.
@@ -156,11 +156,7 @@ fn pods_of_a_pool_without_encapsulation_use_direct_routes() {
     for pool in ["default-ipv4-ippool", "default-ipv6-ippool"] {
         lab.ok(&["patch", "ippool", pool, "--type", "merge", "-p", r#"{"spec": {"vxlanMode": "Never"}}"#]);
     }
-    let namespace = "apiVersion: v1\nkind: Namespace\nmetadata: {name: calico-demo}\n".to_owned();
-    let pods =
-        [namespace, pod("one", "primary", "a"), pod("two", "linux-2", "a"), pod("three", "linux-3", "a")];
-    lab.ok(&["apply", "-f", &lab.file("pods.yml", &pods.join("---\n"))]);
-    lab.wait_for_pods();
+    three_pods(&lab);
     let routes = || lab.ok(&["lab", "capture", "primary", "--", "ip", "-4", "route", "show", "proto", "84"]);
     lab.wait_until("direct routes", || {
         routes().contains("via 192.0.2.12 dev eth0") && routes().contains("via 192.0.2.13 dev eth0")

@@ -317,6 +317,15 @@ pub(crate) fn pod(name: &str, node: &str, app: &str) -> String {
     )
 }
 
+/// Creates a pod on each of three Linux nodes, and waits for them.
+pub(crate) fn three_pods(lab: &Lab) {
+    let namespace = "apiVersion: v1\nkind: Namespace\nmetadata: {name: calico-demo}\n".to_owned();
+    let pods =
+        [namespace, pod("one", "primary", "a"), pod("two", "linux-2", "a"), pod("three", "linux-3", "a")];
+    lab.ok(&["apply", "-f", &lab.file("pods.yml", &pods.join("---\n"))]);
+    lab.wait_for_pods();
+}
+
 /// A manifest with a pod on each of the two further nodes.
 pub(crate) fn spread_pods(lab: &Lab) -> String {
     lab.file(

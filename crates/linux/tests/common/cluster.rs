@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use ipnet::Ipv4Net;
 use testkit::Stateful;
-use tortie_api::net::Action;
+use tortie_api::net::{Action, Flow, Protocol};
 use tortie_dataplane::*;
 use tortie_kernel::interface_index;
 use tortie_kernel::namespace::NetNs;
@@ -276,6 +276,18 @@ impl Pod {
     /// Whether no connection to an address succeeds.
     pub(crate) fn is_cut_off(&self, to: Ipv4Addr, port: u16) -> bool {
         self.namespace.run(|| is_cut_off(to, port)).unwrap()
+    }
+}
+
+/// A UDP packet from port 7000 of the first pod to that of the second one.
+pub(crate) fn datagram(pods: &[Pod; 2]) -> Flow {
+    Flow {
+        source: pods[0].address.into(),
+        destination: pods[1].address.into(),
+        protocol: Protocol::UDP,
+        source_port: 7000,
+        destination_port: 7000,
+        icmp: None,
     }
 }
 

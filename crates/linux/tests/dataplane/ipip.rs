@@ -9,7 +9,6 @@ use std::time::Duration;
 use ipnet::IpNet;
 use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto, sendto, socket};
 use testkit::ipip::IpipStandIn;
-use tortie_api::net::{Flow, Protocol};
 use tortie_dataplane::*;
 use tortie_kernel::interface_index;
 use tortie_kernel::packet::PacketSocket;
@@ -168,16 +167,8 @@ fn send_ipip(from: &OwnedFd, to: Ipv4Addr, packet: &[u8]) {
 
 /// A UDP packet from the first pod to port 7000 of the second one.
 fn inner(pods: &[Pod; 2]) -> Vec<u8> {
-    let flow = Flow {
-        source: pods[0].address.into(),
-        destination: pods[1].address.into(),
-        protocol: Protocol::UDP,
-        source_port: 7000,
-        destination_port: 7000,
-        icmp: None,
-    };
     // Without the Ethernet header.
-    crate::common::frame(&flow, [2; 6], 7).split_off(14)
+    crate::common::frame(&datagram(pods), [2; 6], 7).split_off(14)
 }
 
 /// Whoever can send IPIP to a node could otherwise send packets with any address to its pods.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::common::cluster::*;
 use ipnet::IpNet;
-use tortie_api::net::{Action, Protocol};
+use tortie_api::net::Action;
 use tortie_dataplane::{MacAddress, NodeState, Report, RouteTarget};
 use tortie_kernel::conntrack::Conntrack;
 use tortie_kernel::interface_index;
@@ -128,14 +128,7 @@ fn accepted_only_from_nodes(mut nodes: [Node; 2], pods: &[Pod; 2], port: u16) {
 
     // Whose packets arrive in the pod: when the node's has arrived, the foreign one before it has been received or
     // dropped.
-    let inner = Flow {
-        source: pods[0].address.into(),
-        destination: pods[1].address.into(),
-        protocol: Protocol::UDP,
-        source_port: 7000,
-        destination_port: 7000,
-        icmp: None,
-    };
+    let inner = datagram(pods);
     let arrive_from = || {
         for (number, socket) in &senders {
             // Flags 8, VNI 4096 (RFC 7348).
