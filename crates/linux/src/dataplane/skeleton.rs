@@ -88,7 +88,7 @@ pub(super) fn skeleton(config: &Config, node: &NodeState) -> Table {
         ),
         (FROM_WORKLOAD, None, from_workload(node)),
         (NEVER_FROM_WORKLOAD, None, never_from_workload(node)),
-        (TO_WORKLOAD, None, to_workload(node)),
+        (TO_WORKLOAD, None, to_workload(config, node)),
         (CLOSED_CHAIN, None, vec![Rule::new(vec![Expr::Verdict(Verdict::Drop)], "")]),
     ];
     let named = |(name, base, rules): (&str, _, _)| (name.to_owned(), Chain { base, rules });
@@ -240,9 +240,23 @@ fn from_workload(node: &NodeState) -> Vec<Rule> {
 
 /// Packets to pods: those of established flows pass, invalid ones do not, and the rest is judged by the pod's
 /// program.
-fn to_workload(node: &NodeState) -> Vec<Rule> {
+fn to_workload(config: &Config, node: &NodeState) -> Vec<Rule> {
     let flow = by_flow().into_iter().chain(no_flow_from_its_middle(node));
+    let flow = flow.chain(unused_ipip(config, node));
     flow.chain(by_interface(Slot::ToWorkload)).collect()
+}
+
+/// Without pools with IPIP, nobody checks who sends IPIP to the node. Calico may have left its link, which then gives pods packets of
+/// anybody with any source.
+fn unused_ipip(config: &Config, node: &NodeState) -> Option<Rule> {
+    let value = Key::interface(&config.ipip_device).bytes().to_vec();
+    let from_link = vec![
+        Expr::Meta { register: 0, key: MetaKey::InputInterface },
+        Expr::Cmp { register: 0, op: CmpOp::Equal, value },
+        Expr::Verdict(Verdict::Drop),
+    ];
+    let is_unused = config.policy_only.is_none() && !has_ipip(node);
+    is_unused.then(|| Rule::new(from_link, "no pool has IPIP"))
 }
 
 /// A flow that was cut must not restart from its middle, because the other end might be allowed to begin a flow.

@@ -12,7 +12,7 @@ use testkit::ipip::IpipStandIn;
 use tortie_dataplane::*;
 use tortie_kernel::interface_index;
 use tortie_kernel::packet::PacketSocket;
-use tortie_kernel::route::{Address, Change, Link, NewLink, NewLinkKind, RouteSocket};
+use tortie_kernel::route::{Address, Change, Link, LinkSetting, NewLink, NewLinkKind, RouteSocket};
 use tortie_linux::dataplane::Config;
 use tortie_linux::remove_all;
 use tortie_policy::program::*;
@@ -199,6 +199,34 @@ fn ipip_comes_from_nodes_only() {
     assert_eq!(senders.each_ref().map(arrive), [false, true], "after a restart of the agent");
 }
 
+/// Calico's link is left, and no pool has IPIP any more.
+#[test]
+fn a_link_that_nobody_uses_gives_pods_nothing() {
+    let (mut nodes, pods) = two_nodes();
+    let _link = IpipStandIn::start(&nodes[1].namespace);
+    let set_up = || {
+        let up = vec![LinkSetting::Up(true)];
+        RouteSocket::open().unwrap().change(&Change::SetLink(interface_index("tunl0").unwrap(), up)).unwrap();
+    };
+    nodes[1].namespace.run(set_up).unwrap();
+    let receiver = pods[1].namespace.run(|| UdpSocket::bind((pods[1].address, 7000)).unwrap()).unwrap();
+    receiver.set_read_timeout(Some(Duration::from_millis(700))).unwrap();
+    let stranger = nodes[0].underlay().connect(9).run(ipip_socket).unwrap();
+    let arrives = || {
+        send_ipip(&stranger, node_address(2), &inner(&pods));
+        receiver.recv(&mut [0; 64]).is_ok()
+    };
+    assert!(!arrives());
+    assert!(pods[0].reaches(&pods[1], 80));
+    // With IPIP, it is a matter of who sends.
+    let used = |state: &mut NodeState| {
+        state.node.as_mut().unwrap().ipip = Some(LocalIpip { address: Some(tunnel(2)) });
+        state.routes.insert(block(9).into(), ipip_to(9));
+    };
+    assert_eq!(nodes[1].change(used), Report::default());
+    assert!(arrives());
+}
+
 #[test]
 fn the_link_has_what_the_node_needs_and_is_left_when_no_pool_has_ipip() {
     let underlay = Underlay::new();
@@ -222,7 +250,7 @@ fn the_link_has_what_the_node_needs_and_is_left_when_no_pool_has_ipip() {
     assert_eq!(state(&node).1, 1300);
     // Somebody sets it down, and its routes go.
     let spoil = || {
-        let down = vec![tortie_kernel::route::LinkSetting::Up(false)];
+        let down = vec![LinkSetting::Up(false)];
         RouteSocket::open()
             .unwrap()
             .change(&Change::SetLink(interface_index("tunl0").unwrap(), down))
