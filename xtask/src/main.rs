@@ -7,6 +7,7 @@ mod e2e;
 mod go;
 mod image;
 mod kube;
+mod lanes;
 mod manifests;
 mod setup;
 mod usage;
@@ -87,8 +88,6 @@ fn test(arguments: &[&str], missing: Missing) -> Result<()> {
     let mut all = vec!["test"];
     // A package replaces the workspace.
     all.extend((!arguments.iter().any(|argument| is_package(argument))).then_some("--workspace"));
-    // A run of half an hour reports every failure, not only the first.
-    all.extend(arguments.is_empty().then_some("--no-fail-fast"));
     all.extend(arguments);
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(all).env_remove(SKIPPED_FILE);
@@ -101,7 +100,8 @@ fn test(arguments: &[&str], missing: Missing) -> Result<()> {
     if missing == Missing::IsListed {
         command.env(SKIPPED_FILE, skipped.path());
     }
-    let result = run(&mut command);
+    // A run of everything reports every failure, not only the first.
+    let result = if arguments.is_empty() { lanes::run(prepare(&mut command)?) } else { run(&mut command) };
     let skipped = std::fs::read_to_string(skipped.path())?;
     if !skipped.is_empty() {
         let red = anstyle::AnsiColor::Red.on_default();
@@ -240,6 +240,15 @@ fn cargo(arguments: &[&str]) -> Result<()> {
 
 fn run(command: &mut Command) -> Result<()> {
     let shown = format!("{command:?}");
+    let status = prepare(command)?.status().with_context(|| shown.clone())?;
+    if !status.success() {
+        bail!("{shown} failed: {status}");
+    }
+    Ok(())
+}
+
+/// Gives a command the workspace's folder and environment.
+fn prepare(command: &mut Command) -> Result<&mut Command> {
     if command.get_current_dir().is_none() {
         command.current_dir(workspace()?);
     }
@@ -248,11 +257,7 @@ fn run(command: &mut Command) -> Result<()> {
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_own)) {
         command.env_remove(name);
     }
-    let status = command.status().with_context(|| shown.clone())?;
-    if !status.success() {
-        bail!("{shown} failed: {status}");
-    }
-    Ok(())
+    Ok(command)
 }
 
 /// The workspace's folder.
