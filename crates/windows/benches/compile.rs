@@ -69,7 +69,7 @@ fn main() {
 }
 
 fn costing(state: &NodeState) -> Costing<'_, NodeState> {
-    Costing::new(state, [Ipv4Addr::new(172, 16, 0, 1)].into())
+    Costing::new(state, [Ipv4Addr::new(172, 16, 0, 1).into()].into())
 }
 
 fn all(state: &NodeState, model: CostModel) {

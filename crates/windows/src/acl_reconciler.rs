@@ -17,7 +17,7 @@
 mod reconciliation;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -41,7 +41,9 @@ pub(crate) struct Node<'a> {
     /// The network of the pods, if HNS supports sets, and whether ACLs should name them.
     pub(crate) sets: Option<(Guid, bool)>,
     /// The node's own addresses towards its pods.
-    pub(crate) addresses: BTreeSet<Ipv4Addr>,
+    pub(crate) addresses: BTreeSet<IpAddr>,
+    /// Whether HNS and the network of the pods have IPv6.
+    pub(crate) has_ipv6: bool,
     /// The node's own address on the underlay.
     pub(crate) underlay: Option<Ipv4Addr>,
     /// The cluster's networks.

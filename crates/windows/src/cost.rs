@@ -6,14 +6,14 @@ mod rules;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter::Sum;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::ops::AddAssign;
 
 use tortie_dataplane::{Condition, Endpoint, NodeState, Settings};
 use tortie_hcn::schema::Acl;
 use tortie_policy::program::{Lookup, PolicyId};
 
-use crate::acl::{Frontends, Services, Sets, comes_from, named_sets, render};
+use crate::acl::{Frontends, Services, Sets, Surroundings, comes_from, named_sets, render};
 use naive::Naive;
 
 pub use rules::{Because, RuleCost, RuleCounts, Saving};
@@ -85,7 +85,7 @@ pub struct PolicyCost {
 /// Computes the cost of policy at endpoints of one node.
 pub struct Costing<'a, L> {
     lookup: &'a L,
-    node: BTreeSet<Ipv4Addr>,
+    node: BTreeSet<IpAddr>,
     sets: Sets<'a, L>,
     naive: Naive<'a, L>,
     /// None: what Services add to lists belongs to no policy.
@@ -94,7 +94,7 @@ pub struct Costing<'a, L> {
 
 impl<'a, L: Lookup> Costing<'a, L> {
     /// For a node with these addresses, with policies and sets from `lookup`.
-    pub fn new(lookup: &'a L, node: BTreeSet<Ipv4Addr>) -> Self {
+    pub fn new(lookup: &'a L, node: BTreeSet<IpAddr>) -> Self {
         Self {
             lookup,
             node,
@@ -141,8 +141,10 @@ impl<'a, L: Lookup> Costing<'a, L> {
     /// The ACLs, with policies from `policies`.
     fn ours(&self, endpoint: &Endpoint, policies: &impl Lookup, by_name: bool) -> (Vec<Acl>, Vec<Condition>) {
         let services = Services::new(&self.services, policies);
-        let (rows, conditions) =
-            render(endpoint, &self.node, by_name, &services, &Settings::default(), policies);
+        let settings = Settings::default();
+        let surroundings =
+            Surroundings { node: &self.node, by_name, has_ipv6: true, settings: &settings };
+        let (rows, conditions) = render(endpoint, surroundings, &services, policies);
         (rows.list(&self.sets, &|_| false).numbered(&[]), conditions)
     }
 }

@@ -45,7 +45,7 @@ pub struct WindowsDataplane {
     hcn: Arc<dyn Hcn>,
     host: Host,
     /// The machine's addresses when last read.
-    host_addresses: Option<BTreeSet<Ipv4Net>>,
+    host_addresses: Option<BTreeSet<IpNet>>,
     host_due: bool,
     pod_network: Option<PodNetwork>,
     current_network: CurrentPodNetwork,
@@ -277,6 +277,7 @@ impl WindowsDataplane {
             state,
             sets,
             addresses: self.node_addresses(state),
+            has_ipv6: self.has_ipv6(),
             underlay: state.node.as_ref().and_then(own_address),
             static_rules: &self.static_rules.0,
             recognition: recognition.as_ref(),
@@ -484,14 +485,23 @@ impl WindowsDataplane {
     /// The network of the node's own address, if the machine's addresses are known.
     fn networks_of(&self, state: &NodeState) -> Option<Vec<Ipv4Net>> {
         let own = state.node.as_ref().and_then(own_address);
-        let nets = self.host_addresses.as_ref()?.iter().filter(|net| Some(net.addr()) == own);
-        Some(nets.map(Ipv4Net::trunc).collect())
+        let nets = self.host_addresses.as_ref()?.iter().filter_map(|net| match net {
+            IpNet::V4(net) => (Some(net.addr()) == own).then(|| net.trunc()),
+            IpNet::V6(_) => None,
+        });
+        Some(nets.collect())
     }
 
     /// The machine's own addresses towards its pods.
-    fn node_addresses(&self, state: &NodeState) -> BTreeSet<Ipv4Addr> {
+    fn node_addresses(&self, state: &NodeState) -> BTreeSet<IpAddr> {
         let known = node_addresses(state);
-        known.into_iter().chain(self.host_addresses.iter().flatten().map(Ipv4Net::addr)).collect()
+        known.into_iter().chain(self.host_addresses.iter().flatten().map(IpNet::addr)).collect()
+    }
+
+    /// Whether HNS and the network of the pods have IPv6.
+    fn has_ipv6(&self) -> bool {
+        let may_have = self.is_bridge || self.policy_only.is_some();
+        may_have && self.version.is_some_and(|version| version.supports(Feature::Ipv6DualStack))
     }
 
     /// The network whose sets ACLs may name, if HNS supports sets, and whether they should.
@@ -645,10 +655,10 @@ fn ipv4(address: IpAddr) -> Option<Ipv4Addr> {
 }
 
 /// The node's addresses in the datastore.
-fn node_addresses(state: &NodeState) -> BTreeSet<Ipv4Addr> {
+fn node_addresses(state: &NodeState) -> BTreeSet<IpAddr> {
     let Some(node) = &state.node else { return BTreeSet::new() };
-    let tunnel = node.vtep(IpVersion::V4).and_then(|vtep| ipv4(vtep.address));
-    own_address(node).into_iter().chain(tunnel).collect()
+    let tunnel = node.vtep(IpVersion::V4).map(|vtep| vtep.address);
+    IpVersion::ALL.into_iter().filter_map(|family| node.address(family)).chain(tunnel).collect()
 }
 
 /// Other nodes address this node by the MAC address that it has published. HNS assigns a new one whenever it creates

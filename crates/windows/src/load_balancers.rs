@@ -2,7 +2,7 @@
 //! another address than its client's (docs/hns.md, Load balancers).
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use tortie_dataplane::{Condition, NodeState, Reason};
 use tortie_hcn::schema::{LoadBalancer, Query};
@@ -61,7 +61,7 @@ impl LoadBalancers {
     pub(crate) fn condition(
         &self,
         state: &NodeState,
-        node: &BTreeSet<Ipv4Addr>,
+        node: &BTreeSet<IpAddr>,
         version: Option<Version>,
     ) -> Option<Condition> {
         let hiding: Vec<&LoadBalancer> =

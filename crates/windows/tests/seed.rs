@@ -186,7 +186,7 @@ impl Cluster {
     fn costings(&self) -> impl Iterator<Item = (&NodeState, Costing<'_, NodeState>)> {
         self.0.iter().zip(1..).map(|(node, number)| {
             let state = node.calc.state();
-            (state, Costing::new(state, [Ipv4Addr::new(172, 16, 0, number)].into()))
+            (state, Costing::new(state, [Ipv4Addr::new(172, 16, 0, number).into()].into()))
         })
     }
 

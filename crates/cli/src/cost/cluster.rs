@@ -1,7 +1,7 @@
 //! The pods whose policy cost is computed, in the state that Windows nodes would have.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
 use serde_json::{Value, json};
 use tortie_api::calico::WorkloadEndpoint;
@@ -22,7 +22,7 @@ pub(crate) struct Cluster {
     /// Every pod, its program, and the objects that it names.
     pub(crate) state: NodeState,
     /// The nodes, with their own addresses.
-    pub(crate) nodes: BTreeMap<String, BTreeSet<Ipv4Addr>>,
+    pub(crate) nodes: BTreeMap<String, BTreeSet<IpAddr>>,
     /// Which of them are Windows nodes.
     windows: BTreeSet<String>,
     /// The nodes of pods.
@@ -74,11 +74,8 @@ impl Cluster {
     }
 
     fn add_node(&mut self, name: &str, node: &Node) {
-        let tunnel = match node.vxlan_address(IpVersion::V4) {
-            Some(IpAddr::V4(address)) => Some(address),
-            _ => None,
-        };
-        let addresses = node.address().into_iter().chain(tunnel).collect();
+        let own = IpVersion::ALL.into_iter().filter_map(|version| node.own_address(version));
+        let addresses = own.chain(node.vxlan_address(IpVersion::V4)).collect();
         self.nodes.insert(name.to_owned(), addresses);
         if node.is_windows() {
             self.windows.insert(name.to_owned());

@@ -20,10 +20,10 @@ mod services;
 mod transition;
 
 use std::collections::{BTreeSet, HashSet};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::sync::Arc;
 
-use tortie_api::net::{Direction, Protocol};
+use tortie_api::net::{Direction, IpVersion, Protocol};
 use tortie_dataplane::{Condition, Endpoint, Reason, Settings};
 use tortie_hcn::schema::{Acl, AclAction, AclDirection, AclRuleType, Extra, Policy};
 use tortie_policy::program::Lookup;
@@ -93,17 +93,40 @@ pub(crate) fn closed() -> Vec<Acl> {
         .to_vec()
 }
 
+/// What the ACLs of a node's endpoints depend on, besides their policies.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Surroundings<'a> {
+    /// The node's own addresses.
+    pub node: &'a BTreeSet<IpAddr>,
+    /// Whether peers may be named by sets.
+    pub by_name: bool,
+    /// Whether HNS and the network of the pods have IPv6.
+    pub has_ipv6: bool,
+    /// The settings of the node.
+    pub settings: &'a Settings,
+}
+
 /// The desired ACLs of an endpoint, before it is known which sets can be named.
 #[derive(Debug, Clone)]
 pub(crate) struct Rows {
     /// The ACLs with fixed priorities.
     fixed: Vec<Acl>,
-    /// The endpoint's own addresses.
-    own: Addresses,
-    /// The rows of policy for packets to the endpoint and from it.
-    policy: [(AclDirection, Vec<Row>); 2],
+    /// The rows of policy. Those of IPv4 come before those of IPv6.
+    policy: Vec<PolicyRows>,
+    /// Whether the endpoint has addresses of both families, whether or not both are served.
+    has_both_families: bool,
     /// The rows that Services add.
     services: Option<Arc<Judged>>,
+}
+
+/// The rows of policy for packets of one family and direction.
+#[derive(Debug, Clone)]
+struct PolicyRows {
+    direction: AclDirection,
+    family: IpVersion,
+    /// The endpoint's own addresses of the family.
+    own: Addresses,
+    rows: Vec<Row>,
 }
 
 /// The ACLs of an endpoint, where those of policy have no priorities yet.
@@ -113,52 +136,51 @@ pub(crate) struct List {
     policy: [Vec<Acl>; 2],
 }
 
-/// The desired ACLs of an endpoint, and its conditions. `node` are the node's own addresses. With `by_name`, peers
-/// may be named by sets. The rows of Services come before policy for packets from the endpoint.
+/// The desired ACLs of an endpoint, and its conditions. The rows of Services come before policy for packets from the endpoint.
 pub(crate) fn render<L: Lookup>(
     endpoint: &Endpoint,
-    node: &BTreeSet<Ipv4Addr>,
-    by_name: bool,
+    surroundings: Surroundings<'_>,
     services: &Services<'_, L>,
-    settings: &Settings,
     lookup: &L,
 ) -> (Rows, Vec<Condition>) {
-    let own: BTreeSet<Ipv4Addr> = endpoint.addresses.iter().filter_map(v4).collect();
-    let own_addresses = Addresses::of_nets(own.iter().copied().map(Into::into));
+    let Surroundings { node, by_name, has_ipv6, settings } = surroundings;
+    let addresses_of = |family| Addresses::of(family, endpoint.addresses.iter().copied());
+    let own = IpVersion::ALL.map(|family| (family, addresses_of(family)));
     let mut rendered = Rows {
         fixed: closed(),
-        own: own_addresses.clone(),
-        policy: [(AclDirection::In, vec![]), (AclDirection::Out, vec![])],
+        policy: Vec::new(),
+        has_both_families: own.iter().all(|(_, own)| !own.is_empty()),
         services: None,
     };
-    let mut conditions = unserved_addresses(endpoint);
-    if own.is_empty() {
-        return (rendered, conditions);
-    }
-    rendered.fixed.extend(before_policy(node));
-    rendered.fixed.extend(never_sent(settings));
-    let view = View { own: &own_addresses, by_name, lookup };
-    for (direction, (_, policy)) in
-        [Direction::Ingress, Direction::Egress].into_iter().zip(&mut rendered.policy)
-    {
-        let (list, problems) = flatten(&endpoint.program, direction, view);
-        conditions.extend(problems);
-        *policy = rows(&list);
-        if direction == Direction::Egress {
-            let judged = services.judge(list);
-            policy.splice(..0, judged.judgement.rows.iter().cloned());
-            conditions.extend_from_slice(&judged.judgement.conditions);
-            rendered.services = Some(judged);
+    let mut conditions = if has_ipv6 { Vec::new() } else { unserved_addresses(endpoint) };
+    let is_served = |family: IpVersion, own: &Addresses| !own.is_empty() && (family == IpVersion::V4 || has_ipv6);
+    for (family, own) in own.into_iter().filter(|(family, own)| is_served(*family, own)) {
+        if rendered.policy.is_empty() {
+            rendered.fixed.extend(before_policy(node));
+            rendered.fixed.extend(never_sent(settings));
         }
-        if runs(policy.iter().map(|row| &row.action)) > usize::from(LAST_PRIORITY - FIRST_PRIORITY) {
-            policy.clear();
-            let message = format!(
-                "the {direction:?} policy needs more than the {} priorities that HNS has: all {direction:?} traffic is denied",
-                LAST_PRIORITY - FIRST_PRIORITY
-            );
-            conditions.push(Condition::new(Reason::TooManyRules, message));
+        if family == IpVersion::V6 {
+            rendered.fixed.extend(neighbor_discovery());
+        }
+        for direction in [Direction::Ingress, Direction::Egress] {
+            let view = View { family, own: &own, by_name, lookup };
+            let (list, problems) = flatten(&endpoint.program, direction, view);
+            conditions.extend(problems);
+            let mut rows = rows(&list);
+            if (direction, family) == (Direction::Egress, IpVersion::V4) {
+                let judged = services.judge(list);
+                rows.splice(..0, judged.judgement.rows.iter().cloned());
+                conditions.extend_from_slice(&judged.judgement.conditions);
+                rendered.services = Some(judged);
+            }
+            let direction = match direction {
+                Direction::Ingress => AclDirection::In,
+                Direction::Egress => AclDirection::Out,
+            };
+            rendered.policy.push(PolicyRows { direction, family, own: own.clone(), rows });
         }
     }
+    conditions.extend([AclDirection::In, AclDirection::Out].into_iter().filter_map(|direction| rendered.limit(&direction)));
     conditions.sort();
     conditions.dedup();
     (rendered, conditions)
@@ -176,11 +198,33 @@ impl Rows {
         self
     }
 
+    /// Denies all packets of a direction that needs more priorities than there are.
+    fn limit(&mut self, direction: &AclDirection) -> Option<Condition> {
+        const PRIORITIES: u16 = LAST_PRIORITY - FIRST_PRIORITY;
+        let of_direction = |policy: &&mut PolicyRows| policy.direction == *direction;
+        let rows = self.policy.iter().filter(|policy| policy.direction == *direction).flat_map(|policy| &policy.rows);
+        if runs(rows.map(|row| &row.action)) <= usize::from(PRIORITIES) {
+            return None;
+        }
+        self.policy.iter_mut().filter(of_direction).for_each(|policy| policy.rows.clear());
+        let name = if *direction == AclDirection::In { Direction::Ingress } else { Direction::Egress };
+        let message = format!(
+            "the {name:?} policy needs more than the {PRIORITIES} priorities that HNS has: all {name:?} traffic is denied"
+        );
+        Some(Condition::new(Reason::TooManyRules, message))
+    }
+
     /// The list of ACLs. For ACLs that would name sets, `spell_out` returns whether they must list addresses instead.
     pub(crate) fn list<L: Lookup>(&self, sets: &Sets<'_, L>, spell_out: &dyn Fn(&[Acl]) -> bool) -> List {
-        let policy = self.policy.each_ref().map(|(direction, rows)| {
-            let speller = AclRenderer { direction: direction.clone(), own: &self.own, sets };
-            let acls: Vec<Acl> = rows.iter().flat_map(|row| speller.acls(row, spell_out)).collect();
+        let policy = [AclDirection::In, AclDirection::Out].map(|direction| {
+            let of_direction = self.policy.iter().filter(|policy| policy.direction == direction);
+            let acls = |PolicyRows { direction, family, own, rows }: &PolicyRows| {
+                let is_only_family = !self.has_both_families;
+                let renderer =
+                    AclRenderer { direction: direction.clone(), family: *family, own, is_only_family, sets };
+                rows.iter().flat_map(|row| renderer.acls(row, spell_out)).collect::<Vec<Acl>>()
+            };
+            let acls: Vec<Acl> = of_direction.flat_map(acls).collect();
             // A duplicate decides nothing.
             let mut seen = HashSet::with_capacity(acls.len());
             let first: Vec<bool> = acls.iter().map(|acl| seen.insert(acl)).collect();
@@ -220,36 +264,48 @@ fn runs<'a>(actions: impl Iterator<Item = &'a AclAction>) -> usize {
     actions.filter(|action| last.replace(*action) != Some(*action)).count()
 }
 
-fn v4(address: &IpAddr) -> Option<Ipv4Addr> {
-    match address {
-        IpAddr::V4(address) => Some(*address),
-        IpAddr::V6(_) => None,
-    }
-}
-
 fn unserved_addresses(endpoint: &Endpoint) -> Vec<Condition> {
     let six = endpoint.addresses.iter().filter(|address| address.is_ipv6());
-    let message =
-        |address: &IpAddr| format!("{address}: Windows has no IPv6 on VXLAN; the address is closed");
+    let message = |address: &IpAddr| {
+        format!("{address}: the HNS network of the pod has no IPv6; packets to and from the address are dropped")
+    };
     six.map(|address| Condition::new(Reason::AddressNotServed, message(address))).collect()
 }
 
+/// Neighbour discovery, which passes whatever policy says (policy decision 22). It is not known whether ACLs see it (docs/hns.md).
+/// Router advertisements have other destinations.
+fn neighbor_discovery() -> [Acl; 2] {
+    const LINK_LOCAL: &str = "fe80::/10";
+    const SOLICITED_NODE: &str = "ff02::1:ff00:0/104";
+    [(AclDirection::In, LINK_LOCAL.to_owned()), (AclDirection::Out, format!("{LINK_LOCAL},{SOLICITED_NODE}"))].map(
+        |(direction, remote_addresses)| Acl {
+            protocols: Protocol::ICMPV6.0.to_string(),
+            remote_addresses,
+            ..any(AclAction::Allow, direction, NODE_PRIORITY, "neighbor discovery")
+        },
+    )
+}
+
 /// The ACLs of every endpoint before policy.
-pub(crate) fn before_policy(node: &BTreeSet<Ipv4Addr>) -> Vec<Acl> {
+pub(crate) fn before_policy(node: &BTreeSet<IpAddr>) -> Vec<Acl> {
     // A packet must also pass the node's own firewall, which leaves the decision to the switch.
     let host = [AclDirection::In, AclDirection::Out]
         .map(|direction| Acl { rule_type: AclRuleType::Host, ..any(AclAction::Allow, direction, 0, "host") });
     node_to_pod(node).into_iter().chain(host).collect()
 }
 
-/// Probes come from the node itself, and always pass (policy decision 2).
-fn node_to_pod(node: &BTreeSet<Ipv4Addr>) -> Option<Acl> {
-    let addresses: Vec<String> = node.iter().map(Ipv4Addr::to_string).collect();
-    // An empty list would mean everybody.
-    (!addresses.is_empty()).then(|| Acl {
-        remote_addresses: addresses.join(","),
-        ..any(AclAction::Allow, AclDirection::In, NODE_PRIORITY, "node")
-    })
+/// Probes come from the node itself, and always pass (policy decision 2). A list has addresses of one family.
+fn node_to_pod(node: &BTreeSet<IpAddr>) -> Vec<Acl> {
+    let acl = |family| {
+        let of_family = node.iter().filter(|address| IpVersion::of(address) == family);
+        let addresses: Vec<String> = of_family.map(IpAddr::to_string).collect();
+        // An empty list would mean everybody.
+        (!addresses.is_empty()).then(|| Acl {
+            remote_addresses: addresses.join(","),
+            ..any(AclAction::Allow, AclDirection::In, NODE_PRIORITY, "node")
+        })
+    };
+    IpVersion::ALL.into_iter().filter_map(acl).collect()
 }
 
 /// What no pod may send, whatever its policy: tunnels, unless the operator allows them, because another node would

@@ -2,15 +2,15 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::net::IpAddr;
 use std::sync::Arc;
 
-use ipnet::{IpNet, Ipv4Net};
-use tortie_api::net::Protocol;
+use ipnet::IpNet;
+use tortie_api::net::{IpVersion, Protocol};
 use tortie_hcn::Guid;
 use tortie_policy::program::{Lookup, Member, SetId};
 
 use super::ranges::Addresses;
+use super::region::View;
 
 /// The prefix of the identifiers of Tortie's sets. Other sets on the same network are left alone.
 pub(crate) const OUR_SETS: &str = "tortie-";
@@ -36,7 +36,7 @@ pub(crate) enum Term {
     Named(Named),
 }
 
-/// The intersection of some networks and sets, without others. Properties that hold for any members of the sets can
+/// The intersection of some networks and sets of one family, without others. Properties that hold for any members of the sets can
 /// be checked without knowing the members.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Peers {
@@ -46,25 +46,29 @@ pub(crate) struct Peers {
 }
 
 impl Named {
-    /// The members.
-    pub(crate) fn addresses(&self, lookup: &impl Lookup) -> Addresses {
+    /// The members of one family.
+    pub(crate) fn addresses(&self, family: IpVersion, lookup: &impl Lookup) -> Addresses {
         let (Self::Nets(id) | Self::Port(id, ..)) = self;
         let nets = lookup.set(id).into_iter().flatten().filter_map(|member| match (self, member) {
-            (Self::Nets(_), Member::Net(IpNet::V4(net))) => Some(*net),
+            (Self::Nets(_), Member::Net(net)) => Some(*net),
             (
                 Self::Port(_, protocol, port),
-                Member::AddressPort { address: IpAddr::V4(address), protocol: its, port: its_port },
-            ) if (protocol, port) == (its, its_port) => Some(Ipv4Net::from(*address)),
+                Member::AddressPort { address, protocol: its, port: its_port },
+            ) if (protocol, port) == (its, its_port) => Some(IpNet::from(*address)),
             _ => None,
         });
-        Addresses::of_nets(nets)
+        Addresses::of_nets(family, nets)
     }
 }
 
 impl Term {
     /// A set by its name, or its current members.
-    pub(crate) fn of(named: Named, by_name: bool, lookup: &impl Lookup) -> Self {
-        if by_name { Self::Named(named) } else { Self::Literal(named.addresses(lookup)) }
+    pub(super) fn of<L: Lookup>(named: Named, view: &View<'_, L>) -> Self {
+        if view.by_name {
+            Self::Named(named)
+        } else {
+            Self::Literal(named.addresses(view.family, view.lookup))
+        }
     }
 }
 
@@ -132,20 +136,34 @@ impl Peers {
     }
 
     /// The addresses with the current members of the sets.
-    pub(crate) fn addresses(&self, lookup: &impl Lookup) -> Addresses {
-        let within = self.within.iter().map(|named| named.addresses(lookup));
-        let without = self.without.iter().map(|named| named.addresses(lookup).not());
+    pub(crate) fn addresses(&self, family: IpVersion, lookup: &impl Lookup) -> Addresses {
+        let within = self.within.iter().map(|named| named.addresses(family, lookup));
+        let without = self.without.iter().map(|named| named.addresses(family, lookup).not());
         within.chain(without).fold(self.literal.clone(), |all, addresses| all.and(&addresses))
     }
 
-    /// The identifier of the SetPolicy for it, which depends on the formula and not on the members.
-    pub(crate) fn set_id(&self) -> String {
+    /// The identifier of the SetPolicy for it, which depends on the family and the formula, and not on the members.
+    pub(crate) fn set_id(&self, family: IpVersion) -> String {
         let id = Guid::derived(
             SPACE,
-            &format!("{:?} {:?} {:?}", self.literal.ranges(), self.within, self.without),
+            &format!("{family:?} {:?} {:?} {:?}", self.literal.ranges(), self.within, self.without),
         );
         let id: String = id.to_string().chars().filter(char::is_ascii_hexdigit).take(16).collect();
         format!("{OUR_SETS}{}", id.to_ascii_lowercase())
+    }
+}
+
+impl Peers {
+    /// A description for users.
+    pub(crate) fn describe(&self, family: IpVersion) -> String {
+        let mut parts = Vec::new();
+        if !self.literal.is_all() {
+            let nets: Vec<String> = self.literal.to_nets(family).iter().map(IpNet::to_string).collect();
+            parts.push(nets.join(","));
+        }
+        parts.extend(self.within.iter().map(Named::to_string));
+        parts.extend(self.without.iter().map(|named| format!("not {named}")));
+        parts.join(" and ")
     }
 }
 
@@ -161,18 +179,5 @@ impl fmt::Display for Named {
             Self::Nets(id) => write!(f, "{id}"),
             Self::Port(id, protocol, port) => write!(f, "{id} {protocol}/{port}"),
         }
-    }
-}
-
-impl fmt::Display for Peers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut parts = Vec::new();
-        if !self.literal.is_all() {
-            let nets: Vec<String> = self.literal.to_nets().iter().map(Ipv4Net::to_string).collect();
-            parts.push(nets.join(","));
-        }
-        parts.extend(self.within.iter().map(Named::to_string));
-        parts.extend(self.without.iter().map(|named| format!("not {named}")));
-        f.write_str(&parts.join(" and "))
     }
 }

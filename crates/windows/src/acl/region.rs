@@ -91,6 +91,8 @@ pub(super) struct Matched {
 /// The endpoint of the list, and whether sets may be named.
 #[derive(Debug)]
 pub(super) struct View<'a, L> {
+    /// The family of the packets.
+    pub family: IpVersion,
     /// The endpoint's own addresses.
     pub own: &'a Addresses,
     /// Whether peers are named by sets, as in rules; otherwise their addresses are listed.
@@ -108,9 +110,9 @@ impl<L> Clone for View<'_, L> {
 
 impl<L> Copy for View<'_, L> {}
 
-/// The IPv4 packets that the rule matches in this direction of an endpoint.
+/// The packets of one family that the rule matches in this direction of an endpoint.
 pub(super) fn matched<L: Lookup>(rule: &Rule, direction: Direction, view: &View<'_, L>) -> Matched {
-    let (exact, vague) = protocols(rule);
+    let (exact, vague) = protocols(rule, view.family);
     // Exhaustive, here and below, because a forgotten criterion would open something. `protocols` reads the rest.
     let Rule {
         action: _,
@@ -164,7 +166,7 @@ fn without_inexpressible_ports(region: &mut Region) -> Option<Region> {
 }
 
 /// The protocols that the rule matches exactly, and those of which it matches only some messages.
-fn protocols(rule: &Rule) -> (Protocols, Protocols) {
+fn protocols(rule: &Rule, family: IpVersion) -> (Protocols, Protocols) {
     let Rule {
         action: _,
         ip_version,
@@ -175,7 +177,7 @@ fn protocols(rule: &Rule) -> (Protocols, Protocols) {
         source: _,
         destination: _,
     } = rule;
-    if *ip_version == Some(IpVersion::V6) {
+    if ip_version.is_some_and(|wanted| wanted != family) {
         return (Protocols::NONE, Protocols::NONE);
     }
     let icmp = Protocols::of(&[Protocol::ICMP, Protocol::ICMPV6]);
@@ -233,7 +235,7 @@ impl Piece {
 fn pieces<L: Lookup>(entity: &EntityMatch, view: &View<'_, L>) -> Vec<Piece> {
     let EntityMatch { nets, not_nets, sets, not_sets, ports: numbers, port_sets, not_ports, not_port_sets } =
         entity;
-    let addresses = within_sets(within_nets(nets, not_nets), sets, not_sets, view);
+    let addresses = within_sets(within_nets(nets, not_nets, view.family), sets, not_sets, view);
     let whole = Piece { protocols: Protocols::ALL, side: Side { addresses, ports: Ports::all() } };
     let port_set = |id| grouped(id, view);
     let mut pieces = if numbers.is_empty() && port_sets.is_empty() {
@@ -254,8 +256,8 @@ fn pieces<L: Lookup>(entity: &EntityMatch, view: &View<'_, L>) -> Vec<Piece> {
     pieces
 }
 
-fn within_nets(nets: &[IpNet], not_nets: &[IpNet]) -> Peers {
-    let of_nets = |nets: &[IpNet]| Term::Literal(Addresses::of_nets(nets.iter().filter_map(v4)));
+fn within_nets(nets: &[IpNet], not_nets: &[IpNet], family: IpVersion) -> Peers {
+    let of_nets = |nets: &[IpNet]| Term::Literal(Addresses::of_nets(family, nets.iter().copied()));
     let mut addresses = Peers::all();
     if !nets.is_empty() {
         addresses = addresses.among(&of_nets(nets));
@@ -267,21 +269,14 @@ fn within_nets(nets: &[IpNet], not_nets: &[IpNet]) -> Peers {
 }
 
 fn within_sets<L: Lookup>(addresses: Peers, sets: &[SetId], not_sets: &[SetId], view: &View<'_, L>) -> Peers {
-    let of_set = |id: &SetId| Term::of(Named::Nets(id.clone()), view.by_name, view.lookup);
+    let of_set = |id: &SetId| Term::of(Named::Nets(id.clone()), view);
     let addresses = sets.iter().fold(addresses, |all, id| all.among(&of_set(id)));
     not_sets.iter().fold(addresses, |all, id| all.except(&of_set(id)))
 }
 
-fn v4(net: &IpNet) -> Option<ipnet::Ipv4Net> {
-    match net {
-        IpNet::V4(net) => Some(*net),
-        IpNet::V6(_) => None,
-    }
-}
-
 fn ports(ranges: &[tortie_api::net::PortRange]) -> Ports {
     let ranges = ranges.iter().filter(|range| range.first <= range.last);
-    Ports::from_ranges(ranges.map(|range| (range.first.into(), range.last.into())).collect())
+    Ports::from_ranges(ranges.map(|range| (range.first, range.last)).collect())
 }
 
 /// Ports of addresses in a set of kind AddressPorts, as products.
@@ -295,16 +290,19 @@ struct Group {
 /// The set as few products: first the addresses of each port, then, if addresses are listed, the ports of equal
 /// addresses.
 fn grouped<L: Lookup>(id: &SetId, view: &View<'_, L>) -> Vec<Group> {
-    let mut by_port: BTreeMap<(Protocol, u16), Vec<(u32, u32)>> = BTreeMap::new();
+    let mut by_port: BTreeMap<(Protocol, u16), Vec<IpAddr>> = BTreeMap::new();
     for member in view.lookup.set(id).into_iter().flatten() {
-        if let Member::AddressPort { address: IpAddr::V4(address), protocol, port } = *member {
-            by_port.entry((protocol, port)).or_default().push((address.into(), address.into()));
+        match *member {
+            Member::AddressPort { address, protocol, port } if IpVersion::of(&address) == view.family => {
+                by_port.entry((protocol, port)).or_default().push(address);
+            }
+            Member::AddressPort { .. } | Member::Net(_) => {}
         }
     }
     // A protocol without ports has only packets with port 0, and no ports in an ACL.
     let range = |protocol: Protocol, port: u16| match (protocol.has_ports(), port) {
-        (true, port) => Some((port.into(), port.into())),
-        (false, 0) => Some((0, 65_535)),
+        (true, port) => Some((port, port)),
+        (false, 0) => Some((0, u16::MAX)),
         (false, _) => None,
     };
     let ports_of = by_port.into_iter().filter_map(|((protocol, port), addresses)| {
@@ -318,9 +316,9 @@ fn grouped<L: Lookup>(id: &SetId, view: &View<'_, L>) -> Vec<Group> {
         };
         return ports_of.map(group).collect();
     }
-    let mut by_addresses: BTreeMap<(Protocol, Addresses), Vec<(u32, u32)>> = BTreeMap::new();
+    let mut by_addresses: BTreeMap<(Protocol, Addresses), Vec<(u16, u16)>> = BTreeMap::new();
     for (protocol, _, range, addresses) in ports_of {
-        by_addresses.entry((protocol, Addresses::from_ranges(addresses))).or_default().push(range);
+        by_addresses.entry((protocol, Addresses::of(view.family, addresses))).or_default().push(range);
     }
     let group = |((protocol, addresses), ports)| Group {
         protocol,

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write;
 use std::sync::Arc;
 
-use ipnet::Ipv4Net;
+use ipnet::IpNet;
+use tortie_api::net::IpVersion;
 use tortie_hcn::schema::{Acl, AclDirection};
 use tortie_hcn::selftest::NOBODY;
 use tortie_policy::program::Lookup;
@@ -13,7 +14,7 @@ use tortie_policy::program::Lookup;
 use super::any;
 use super::decision_rows::Row;
 use super::peers::Peers;
-use super::ranges::{Addresses, Numbers, Ports};
+use super::ranges::{Addresses, Number, Numbers, Ports};
 
 /// The maximum number of addresses or ports in one ACL (docs/hns.md, ACLs).
 pub(crate) const CHUNK: usize = 4000;
@@ -28,7 +29,7 @@ pub(crate) struct Set {
     pub id: String,
     /// A description for users.
     pub name: String,
-    /// Its addresses.
+    /// Its addresses, all of one family.
     addresses: Addresses,
     /// The addresses in HNS's form.
     pub values: BTreeSet<String>,
@@ -39,7 +40,7 @@ pub(crate) struct Sets<'a, L> {
     lookup: &'a L,
     made: RefCell<BTreeMap<String, Arc<[Set]>>>,
     /// Addresses as lists for ACLs, cached because endpoints with the same policies have the same lists.
-    lists: RefCell<HashMap<Addresses, Arc<[String]>>>,
+    lists: RefCell<HashMap<(IpVersion, Addresses), Arc<[String]>>>,
 }
 
 impl<'a, L: Lookup> Sets<'a, L> {
@@ -49,19 +50,20 @@ impl<'a, L: Lookup> Sets<'a, L> {
     }
 
     /// The peers as sets: one, or as many as necessary.
-    fn of(&self, peers: &Peers) -> Arc<[Set]> {
-        let id = peers.set_id();
+    fn of(&self, peers: &Peers, family: IpVersion) -> Arc<[Set]> {
+        let id = peers.set_id(family);
         let mut made = self.made.borrow_mut();
-        Arc::clone(made.entry(id.clone()).or_insert_with(|| sets(&id, peers, self.lookup)))
+        Arc::clone(made.entry(id.clone()).or_insert_with(|| sets(&id, peers, family, self.lookup)))
     }
 
     /// The addresses as lists for ACLs.
-    fn lists(&self, addresses: &Addresses) -> Arc<[String]> {
-        if let Some(lists) = self.lists.borrow().get(addresses) {
+    fn lists(&self, addresses: &Addresses, family: IpVersion) -> Arc<[String]> {
+        let key = (family, addresses.clone());
+        if let Some(lists) = self.lists.borrow().get(&key) {
             return Arc::clone(lists);
         }
-        let lists: Arc<[String]> = address_lists(addresses).into();
-        self.lists.borrow_mut().insert(addresses.clone(), Arc::clone(&lists));
+        let lists: Arc<[String]> = address_lists(addresses, family).into();
+        self.lists.borrow_mut().insert(key, Arc::clone(&lists));
         lists
     }
 
@@ -72,20 +74,20 @@ impl<'a, L: Lookup> Sets<'a, L> {
     }
 }
 
-fn sets(id: &str, peers: &Peers, lookup: &impl Lookup) -> Arc<[Set]> {
+fn sets(id: &str, peers: &Peers, family: IpVersion, lookup: &impl Lookup) -> Arc<[Set]> {
     /// A name is for users; HNS need not store a longer one.
     const MAX_NAME_LENGTH: usize = 200;
-    let nets = peers.addresses(lookup).to_nets();
-    let mut name = peers.to_string();
+    let nets = peers.addresses(family, lookup).to_nets(family);
+    let mut name = peers.describe(family);
     name.truncate(name.floor_char_boundary(MAX_NAME_LENGTH));
     // One of them always exists, even without members.
     let chunks = if nets.is_empty() { vec![&[][..]] } else { nets.chunks(CHUNK_OF_SET).collect() };
-    let set = |(number, nets): (usize, &[Ipv4Net])| {
+    let set = |(number, nets): (usize, &[IpNet])| {
         let values: BTreeSet<String> = nets.iter().map(text).collect();
         Set {
             id: if number == 0 { id.to_owned() } else { format!("{id}-{number}") },
             name: name.clone(),
-            addresses: Addresses::of_nets(nets.iter().copied()),
+            addresses: Addresses::of_nets(family, nets.iter().copied()),
             values: if values.is_empty() { [NOBODY.to_owned()].into() } else { values },
         }
     };
@@ -96,8 +98,12 @@ fn sets(id: &str, peers: &Peers, lookup: &impl Lookup) -> Arc<[Set]> {
 pub(super) struct AclRenderer<'a, L> {
     /// The direction of the packets.
     pub direction: AclDirection,
-    /// The endpoint's own addresses.
+    /// The family of the rows.
+    pub family: IpVersion,
+    /// The endpoint's own addresses of this family.
     pub own: &'a Addresses,
+    /// Whether the endpoint has no address of the other family.
+    pub is_only_family: bool,
     /// The sets that may be named.
     pub sets: &'a Sets<'a, L>,
 }
@@ -112,12 +118,16 @@ impl<L: Lookup> AclRenderer<'_, L> {
         }
         self.by_name(row)
             .filter(|acls| !spell_out(acls))
-            .unwrap_or_else(|| self.spelled_out(row, &peers.addresses(self.sets.lookup)))
+            .unwrap_or_else(|| self.spelled_out(row, &peers.addresses(self.family, self.sets.lookup)))
     }
 
     fn spelled_out(&self, row: &Row, peers: &Addresses) -> Vec<Acl> {
-        let local = self.sets.lists(row.local.addresses.literal());
-        let remote = self.sets.lists(peers);
+        let local = row.local.addresses.literal();
+        // An ACL without addresses concerns both families.
+        let names_family = self.is_only_family || !peers.is_all();
+        let local = if local.is_all() && !names_family { self.own } else { local };
+        let local = self.sets.lists(local, self.family);
+        let remote = self.sets.lists(peers, self.family);
         let pairs =
             local.iter().flat_map(|local| remote.iter().map(move |remote| (local.clone(), remote.clone())));
         self.with_ports(row, pairs.collect())
@@ -136,7 +146,7 @@ impl<L: Lookup> AclRenderer<'_, L> {
             return None;
         }
         let mut pairs = Vec::new();
-        for set in self.sets.of(&row.remote.addresses).iter() {
+        for set in self.sets.of(&row.remote.addresses, self.family).iter() {
             let (nobody, id) = (String::new, || set.id.clone());
             match (&self.direction, self.own.and(&set.addresses)) {
                 (AclDirection::In, own) if own.is_empty() => {
@@ -173,18 +183,18 @@ impl<L: Lookup> AclRenderer<'_, L> {
 }
 
 /// The network in HNS's form; for a single address, the address.
-pub(crate) fn text(net: &Ipv4Net) -> String {
-    if net.prefix_len() == 32 { net.addr().to_string() } else { net.to_string() }
+pub(crate) fn text(net: &IpNet) -> String {
+    if net.prefix_len() == net.max_prefix_len() { net.addr().to_string() } else { net.to_string() }
 }
 
-fn address_lists(addresses: &Addresses) -> Vec<String> {
-    lists(addresses, |addresses| addresses.to_nets().iter().map(text).collect())
+fn address_lists(addresses: &Addresses, family: IpVersion) -> Vec<String> {
+    lists(addresses, |addresses| addresses.to_nets(family).iter().map(text).collect())
 }
 
 /// The ports as lists for ACLs.
 pub(crate) fn port_lists(ports: &Ports) -> Vec<String> {
     lists(ports, |ports| {
-        let text = |(first, last): &(u32, u32)| {
+        let text = |(first, last): &(u16, u16)| {
             let mut text = first.to_string();
             if first != last {
                 // Writing to a string does not fail.
@@ -197,10 +207,7 @@ pub(crate) fn port_lists(ports: &Ports) -> Vec<String> {
 }
 
 /// Comma-separated lists of at most [`CHUNK`] items. Everything is one empty list; nothing is no list.
-fn lists<const MAX: u32>(
-    numbers: &Numbers<MAX>,
-    items: impl FnOnce(&Numbers<MAX>) -> Vec<String>,
-) -> Vec<String> {
+fn lists<N: Number>(numbers: &Numbers<N>, items: impl FnOnce(&Numbers<N>) -> Vec<String>) -> Vec<String> {
     if numbers.is_all() {
         return vec![String::new()];
     }
@@ -209,14 +216,17 @@ fn lists<const MAX: u32>(
 
 #[cfg(test)]
 mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+
     use super::*;
 
     #[test]
     fn long_lists_are_split_and_all_addresses_are_an_empty_list() {
-        assert_eq!(address_lists(&Addresses::all()), [""]);
-        assert_eq!(address_lists(&Addresses::all().not()), [""; 0]);
-        let scattered = Addresses::from_ranges((0..8001).map(|i| (i * 2, i * 2)).collect());
-        let lists = address_lists(&scattered);
+        let family = IpVersion::V4;
+        assert_eq!(address_lists(&Addresses::all(), family), [""]);
+        assert_eq!(address_lists(&Addresses::all().not(), family), [""; 0]);
+        let scattered = Addresses::of(family, (0..8001_u32).map(|i| IpAddr::V4(Ipv4Addr::from(i * 2))));
+        let lists = address_lists(&scattered, family);
         let lengths: Vec<usize> = lists.iter().map(|list| list.split(',').count()).collect();
         assert_eq!(lengths, [4000, 4000, 1]);
         assert!(lists[0].starts_with("0.0.0.0,0.0.0.2,"));

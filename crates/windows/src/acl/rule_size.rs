@@ -1,16 +1,12 @@
 //! Explains the number of ACLs of a rule.
 
-use std::collections::BTreeSet;
-use std::net::IpAddr;
-
-use tortie_api::net::Direction;
+use tortie_api::net::{Direction, IpVersion};
 use tortie_dataplane::Endpoint;
 use tortie_policy::program::{Lookup, Rule};
 
 use super::ranges::Addresses;
 use super::region::{View, matched};
 use super::render::CHUNK;
-use super::v4;
 
 /// A single rule at one endpoint, without sets: the products of addresses, ports and protocols whose union it
 /// matches.
@@ -34,18 +30,19 @@ pub(crate) fn shape(
     endpoint: &Endpoint,
     lookup: &impl Lookup,
 ) -> RuleSize {
-    let own: BTreeSet<_> = endpoint.addresses.iter().filter_map(|address: &IpAddr| v4(address)).collect();
-    let own = Addresses::of_nets(own.into_iter().map(Into::into));
-    let matched = matched(rule, direction, &View { own: &own, by_name: false, lookup });
     let mut shape = RuleSize::default();
-    for region in matched.exact.iter().chain(&matched.vague) {
-        let protocols = region.protocols.iter().count();
-        let peers = region.remote.addresses.literal();
-        let addresses = if peers.is_all() { 0 } else { peers.to_nets().len() };
-        shape.products += 1;
-        shape.protocols = shape.protocols.max(if protocols > 128 { 1 } else { protocols });
-        shape.lists = shape.lists.max(addresses.div_ceil(CHUNK).max(1));
-        shape.addresses += addresses;
+    for family in IpVersion::ALL {
+        let own = Addresses::of(family, endpoint.addresses.iter().copied());
+        let matched = matched(rule, direction, &View { family, own: &own, by_name: false, lookup });
+        for region in matched.exact.iter().chain(&matched.vague) {
+            let protocols = region.protocols.iter().count();
+            let peers = region.remote.addresses.literal();
+            let addresses = if peers.is_all() { 0 } else { peers.to_nets(family).len() };
+            shape.products += 1;
+            shape.protocols = shape.protocols.max(if protocols > 128 { 1 } else { protocols });
+            shape.lists = shape.lists.max(addresses.div_ceil(CHUNK).max(1));
+            shape.addresses += addresses;
+        }
     }
     shape
 }

@@ -10,11 +10,10 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::sync::Arc;
 
-use ipnet::IpNet;
-use tortie_api::net::Protocol;
+use tortie_api::net::{IpVersion, Protocol};
 use tortie_api::{Key, Kind};
 use tortie_dataplane::{Condition, NodeState, Reason, ServiceId};
 use tortie_policy::program::Lookup;
@@ -22,11 +21,14 @@ use tortie_policy::program::Lookup;
 use super::decision_rows::{Row, row};
 use super::flatten::{Decision, Verdict};
 use super::peers::Peers;
-use super::ranges::{Addresses, Ports};
+use super::ranges::{Addresses, Ports, address_of, number_of};
 use super::region::{Region, Side, has_ports_in_acls};
 
 /// The origin of rows about the addresses of Services.
 pub(crate) const SERVICE: &str = "Service";
+
+/// The family of the addresses of Services. The state of a node has no others.
+const FAMILY: IpVersion = IpVersion::V4;
 
 /// The maximum number of Services named in one condition.
 const NAMED: usize = 10;
@@ -42,7 +44,7 @@ pub(crate) struct Frontends {
     /// The targets of each VIP:port.
     fronts: Vec<Frontend>,
     /// The addresses to look up in a list for this, sorted.
-    looked_up: BTreeMap<Port, Vec<u32>>,
+    looked_up: BTreeMap<Port, Vec<u128>>,
     /// The blocks of pod addresses.
     pods: Addresses,
 }
@@ -52,10 +54,10 @@ pub(crate) struct Frontends {
 struct Frontend {
     /// Its owners; more than one is a mistake of somebody.
     services: Vec<ServiceId>,
-    vip: u32,
+    vip: u128,
     port: Port,
     /// Address and port of the backends.
-    backends: Vec<(u32, u16)>,
+    backends: Vec<(u128, u16)>,
 }
 
 /// The rows and conditions that Services add to a list.
@@ -92,9 +94,9 @@ pub(crate) struct Services<'a, L> {
 impl Frontends {
     /// The Services of the node's state.
     pub(crate) fn new(state: &NodeState) -> Self {
-        let mut by_front: BTreeMap<(Port, u32), Frontend> = BTreeMap::new();
+        let mut by_front: BTreeMap<(Port, u128), Frontend> = BTreeMap::new();
         for (id, service) in &state.services {
-            for vip in service.addresses().map(u32::from) {
+            for vip in service.addresses().map(|vip| number_of(vip.into())) {
                 for port in &service.ports {
                     let front = ((port.protocol, port.port), vip);
                     let new = || Frontend { services: vec![], vip, port: front.0, backends: vec![] };
@@ -103,13 +105,13 @@ impl Frontends {
                     if entry.services.last() != Some(id) {
                         entry.services.push(id.clone());
                     }
-                    entry.backends.extend(port.backends.iter().map(|(to, port)| (u32::from(*to), *port)));
+                    entry.backends.extend(port.backends.iter().map(|(to, port)| (number_of((*to).into()), *port)));
                 }
             }
         }
         // An address without backends needs no row.
         let fronts: Vec<_> = by_front.into_values().filter(|front| !front.backends.is_empty()).collect();
-        let mut looked_up: BTreeMap<Port, Vec<u32>> = BTreeMap::new();
+        let mut looked_up: BTreeMap<Port, Vec<u128>> = BTreeMap::new();
         for front in &fronts {
             looked_up.entry(front.port).or_default().push(front.vip);
             for (address, port) in &front.backends {
@@ -120,11 +122,8 @@ impl Frontends {
             addresses.sort_unstable();
             addresses.dedup();
         }
-        let pods = state.routes.keys().filter_map(|net| match net {
-            IpNet::V4(net) => Some(*net),
-            IpNet::V6(_) => None,
-        });
-        Self { fronts, looked_up, pods: Addresses::of_nets(pods) }
+        let pods = Addresses::of_nets(FAMILY, state.routes.keys().copied());
+        Self { fronts, looked_up, pods }
     }
 }
 
@@ -168,7 +167,7 @@ impl<'a, L: Lookup> Services<'a, L> {
 #[derive(Default)]
 struct JudgementBuilder<'a> {
     /// The VIPs that need a row, by the content of that row.
-    wanted: BTreeMap<RowKey, Vec<(u32, u32)>>,
+    wanted: BTreeMap<RowKey, Vec<IpAddr>>,
     /// SCTP ports with allowed backends.
     reachable: Vec<&'a Frontend>,
     partly: ReportedServices,
@@ -178,12 +177,12 @@ struct JudgementBuilder<'a> {
 }
 
 /// Whether to deny, the protocol, and the ports.
-type RowKey = (bool, Protocol, (u32, u32));
+type RowKey = (bool, Protocol, (u16, u16));
 
 impl<'a> JudgementBuilder<'a> {
     /// Judges one VIP:port by the list's verdicts on it and its backends.
     fn front(&mut self, front: &'a Frontend, verdicts: &ListVerdicts<'_>, pods: &Addresses) {
-        let of = |(address, port): (u32, u16)| verdicts.of((front.port.0, port), address);
+        let of = |(address, port): (u128, u16)| verdicts.of((front.port.0, port), address);
         let backends = || front.backends.iter().map(|backend| of(*backend));
         let (all, none) = (
             backends().all(|verdict| verdict == PortVerdict::Allowed),
@@ -216,15 +215,15 @@ impl<'a> JudgementBuilder<'a> {
             self.of_sctp.note(front);
         }
         if denies || has_ports && !is_pods {
-            let ports = if has_ports { (port.into(), port.into()) } else { (0, 65_535) };
-            self.wanted.entry((denies, protocol, ports)).or_default().push((front.vip, front.vip));
+            let ports = if has_ports { (port, port) } else { (0, u16::MAX) };
+            self.wanted.entry((denies, protocol, ports)).or_default().push(address_of(front.vip, FAMILY));
         }
     }
 
     fn judgement(mut self) -> Judgement {
         let row = |((denies, protocol, ports), addresses)| {
             let verdict = if denies { Verdict::Deny } else { Verdict::Allow };
-            about(verdict, protocol, ports, Addresses::from_ranges(addresses))
+            about(verdict, protocol, ports, Addresses::of(FAMILY, addresses))
         };
         let rows: Vec<Row> = self.wanted.into_iter().map(row).collect();
         // A denial of one SCTP port of an address denies the other ports, too.
@@ -252,7 +251,7 @@ impl<'a> JudgementBuilder<'a> {
     }
 }
 
-fn about(verdict: Verdict, protocol: Protocol, ports: (u32, u32), addresses: Addresses) -> Row {
+fn about(verdict: Verdict, protocol: Protocol, ports: (u16, u16), addresses: Addresses) -> Row {
     let ports = Ports::from_ranges(vec![ports]);
     let region = Region { remote: Side { addresses: addresses.into(), ports }, ..Region::all() };
     row(&Decision { verdict, region, origin: SERVICE.into() }, protocol.0.into())
@@ -270,7 +269,7 @@ impl<'a> ListVerdicts<'a> {
         let mut verdicts = BTreeMap::new();
         for (port, looked_up) in &frontends.looked_up {
             let mut walk = Walk::new(looked_up);
-            let number = Ports::from_ranges(vec![(port.1.into(), port.1.into())]);
+            let number = Ports::from_ranges(vec![(port.1, port.1)]);
             for Decision { verdict, region, .. } in list {
                 if !region.protocols.contains(port.0) || !number.is_within(&region.remote.ports) {
                     continue;
@@ -278,7 +277,7 @@ impl<'a> ListVerdicts<'a> {
                 let remote = &region.remote.addresses;
                 let addresses = match remote.is_literal() {
                     true => remote.literal(),
-                    false => peers.entry(remote).or_insert_with(|| remote.addresses(lookup)),
+                    false => peers.entry(remote).or_insert_with(|| remote.addresses(FAMILY, lookup)),
                 };
                 let whole = region.local.addresses.is_all() && region.local.ports.is_all();
                 walk.decide(addresses, *verdict, whole);
@@ -291,7 +290,7 @@ impl<'a> ListVerdicts<'a> {
         Self { frontends, verdicts }
     }
 
-    fn of(&self, port: Port, address: u32) -> PortVerdict {
+    fn of(&self, port: Port, address: u128) -> PortVerdict {
         let index =
             self.frontends.looked_up.get(&port).and_then(|looked_up| looked_up.binary_search(&address).ok());
         let verdict = index.and_then(|index| self.verdicts.get(&port)?.get(index));
@@ -301,7 +300,7 @@ impl<'a> ListVerdicts<'a> {
 
 /// The addresses with one port during the evaluation of a list.
 struct Walk<'a> {
-    addresses: &'a [u32],
+    addresses: &'a [u128],
     /// Whether a decision so far allows, whether one denies, and whether none after these counts.
     seen: Vec<(bool, bool, bool)>,
     /// The number of undecided addresses.
@@ -309,7 +308,7 @@ struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    fn new(addresses: &'a [u32]) -> Self {
+    fn new(addresses: &'a [u128]) -> Self {
         Self { addresses, seen: vec![(false, false, false); addresses.len()], left: addresses.len() }
     }
 
@@ -329,7 +328,7 @@ impl<'a> Walk<'a> {
         };
         // The shorter one is iterated and looked up in the other.
         if addresses.ranges().len() > self.addresses.len() {
-            let meant = |(_, address): &(usize, &u32)| addresses.contains(**address);
+            let meant = |(_, address): &(usize, &u128)| addresses.contains(**address);
             self.addresses.iter().enumerate().filter(meant).for_each(|(index, _)| note(index));
             return;
         }
@@ -356,7 +355,7 @@ struct ReportedServices(BTreeMap<ServiceId, Vec<String>>);
 
 impl ReportedServices {
     fn note(&mut self, front: &Frontend) {
-        let (vip, (protocol, port)) = (Ipv4Addr::from(front.vip), front.port);
+        let (vip, (protocol, port)) = (address_of(front.vip, FAMILY), front.port);
         for service in &front.services {
             let (named, front) =
                 (self.0.entry(service.clone()).or_default(), format!("{vip}:{port}/{protocol}"));
@@ -388,6 +387,9 @@ impl ReportedServices {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
+    use ipnet::Ipv4Net;
     use tortie_dataplane::{RouteTarget, Service, ServicePort};
     use tortie_hcn::schema::AclAction;
 
@@ -414,9 +416,10 @@ mod tests {
     /// Each decision concerns some networks, the last one everything.
     fn list(decisions: u32, ranges: u32) -> Vec<Decision> {
         let decision = |number: u32| {
-            let begin = |range: u32| 0x0a00_0000 + (number * ranges + range) * 16;
-            let addresses = (0..ranges).map(|range| (begin(range), begin(range) + 7)).collect();
-            let remote = Side { addresses: Addresses::from_ranges(addresses).into(), ports: Ports::all() };
+            let begin = |range: u32| Ipv4Addr::from(0x0a00_0000 + (number * ranges + range) * 16);
+            let nets = (0..ranges).map(|range| Ipv4Net::new(begin(range), 29).unwrap().into());
+            let addresses = Addresses::of_nets(FAMILY, nets);
+            let remote = Side { addresses: addresses.into(), ports: Ports::all() };
             let region = Region { remote, ..Region::all() };
             Decision { verdict: Verdict::Allow, region, origin: "policy".into() }
         };

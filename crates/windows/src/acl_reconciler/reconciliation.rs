@@ -9,7 +9,7 @@ use tortie_hcn::schema::Policy;
 use tracing::warn;
 
 use super::{AclReconciler, Node};
-use crate::acl::{List, OUR_SETS, Rows, Services, Set, Sets, named_sets, render, transition};
+use crate::acl::{List, OUR_SETS, Rows, Services, Set, Sets, Surroundings, named_sets, render, transition};
 use crate::endpoint::{endpoint_id, ensure_closed, ours, sync_acls};
 use crate::host_ports::Mappings;
 use crate::policy_sets::PolicySets;
@@ -81,10 +81,12 @@ impl<'a> Reconciliation<'a> {
     }
 
     fn render(&mut self, id: EndpointId, services: &Services<'_, NodeState>) -> Option<Job<'a>> {
-        let Node { state, sets, addresses, static_rules, .. } = self.node;
+        let Node { state, sets, addresses, has_ipv6, static_rules, .. } = self.node;
         let endpoint = state.endpoints.get(&id)?;
         let by_name = sets.is_some_and(|(_, by_name)| by_name);
-        let (rows, conditions) = render(endpoint, addresses, by_name, services, &state.settings, state);
+        let surroundings =
+            Surroundings { node: addresses, by_name, has_ipv6: *has_ipv6, settings: &state.settings };
+        let (rows, conditions) = render(endpoint, surroundings, services, *state);
         self.acl_reconciler.known(&id).judged = rows.services().cloned();
         let rows = rows.with_static_rules(static_rules);
         let list = self.list(&rows, &BTreeSet::new());

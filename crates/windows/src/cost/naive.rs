@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::{IpNet, Ipv4Net};
@@ -85,7 +85,7 @@ impl<'a, L: Lookup> Naive<'a, L> {
     /// (in Calico, united). The model is cheaper than Calico where lists are cut, because it cuts after tiers are
     /// combined. Rules with negations, ICMP types, or ports without a protocol that has ports are left out and
     /// counted.
-    pub(super) fn acls(&self, endpoint: &Endpoint, node: &BTreeSet<Ipv4Addr>) -> Expanded {
+    pub(super) fn acls(&self, endpoint: &Endpoint, node: &BTreeSet<IpAddr>) -> Expanded {
         let mut expanded = Expanded { acls: before_policy(node), ..Expanded::default() };
         if !endpoint.addresses.iter().any(IpAddr::is_ipv4) {
             return Expanded::default();
@@ -191,7 +191,7 @@ impl<'a, L: Lookup> Naive<'a, L> {
         }
         let mut sides = Vec::new();
         if !entity.ports.is_empty() || entity.port_sets.is_empty() {
-            let given = entity.ports.iter().map(|range| (range.first.into(), range.last.into())).collect();
+            let given = entity.ports.iter().map(|range| (range.first, range.last)).collect();
             let ports = if entity.ports.is_empty() { Ports::all() } else { Ports::from_ranges(given) };
             sides.push((None, NaiveSide { nets: nets.clone(), ports }));
         }
@@ -208,7 +208,7 @@ impl<'a, L: Lookup> Naive<'a, L> {
             };
             if !addresses.is_empty() {
                 let ports = match protocol.has_ports() {
-                    true => Ports::from_ranges(vec![(port.into(), port.into())]),
+                    true => Ports::from_ranges(vec![(port, port)]),
                     false => Ports::all(),
                 };
                 sides.push((Some(protocol), NaiveSide { nets: Some(Arc::new(addresses)), ports }));
@@ -315,7 +315,7 @@ fn spelled(rule: &Expansion, direction: Direction) -> Vec<Acl> {
     let addresses = |side: &NaiveSide| match &side.nets {
         None => vec![String::new()],
         Some(nets) => {
-            let nets: Vec<String> = nets.iter().map(text).collect();
+            let nets: Vec<String> = nets.iter().map(|net| text(&IpNet::V4(*net))).collect();
             nets.chunks(CHUNK).map(|chunk| chunk.join(",")).collect()
         }
     };

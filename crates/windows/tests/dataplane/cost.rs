@@ -38,7 +38,7 @@ fn costing(state: &NodeState) -> Costing<'_, NodeState> {
         IpAddr::V4(address) => address,
         IpAddr::V6(address) => panic!("{address}"),
     };
-    Costing::new(state, node_addresses().into_iter().map(v4).collect())
+    Costing::new(state, node_addresses())
 }
 
 /// The part that Calico for Windows can express and its API allows; without SCTP ports, which it writes as if HNS
