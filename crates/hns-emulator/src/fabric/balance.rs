@@ -22,7 +22,7 @@
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{Hash, Hasher};
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Instant;
 
 use tortie_hcn::Guid;
@@ -203,9 +203,12 @@ impl Ends {
         Some(Ends { protocol, source, destination: (packet.destination(), u16_at(payload, 2)?) })
     }
 
-    fn of_flow(key: &Key) -> Ends {
-        let Key { protocol, local, remote, local_port, remote_port } = *key;
-        Ends { protocol, source: (local, local_port), destination: (remote, remote_port) }
+    /// Those of a flow of IPv4.
+    fn of_flow(key: &Key) -> Option<Ends> {
+        let Key { protocol, local: IpAddr::V4(local), remote: IpAddr::V4(remote), .. } = *key else {
+            return None;
+        };
+        Some(Ends { protocol, source: (local, key.local_port), destination: (remote, key.remote_port) })
     }
 
     pub(super) fn protocol(&self) -> u8 {
@@ -341,7 +344,7 @@ impl Connections {
 
     /// The connection that a flow of a port belongs to.
     pub(super) fn of_flow(&self, key: &Key) -> Option<Connection> {
-        let flow = Ends::of_flow(key);
+        let flow = Ends::of_flow(key)?;
         self.by_sent.values().find(|connection| connection.has(&flow)).copied()
     }
 

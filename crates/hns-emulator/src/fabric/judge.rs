@@ -1,6 +1,6 @@
 //! Decides what happens to a packet at an endpoint's port.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Instant;
 
 use super::checksum::{UDP, finish};
@@ -37,7 +37,7 @@ pub(super) fn judge(
     if packet.fragment_offset() != 0 {
         // Later fragments have no ports. They pass if there is a flow between the same addresses.
         let (local, remote) = ends(packet.source(), packet.destination(), direction);
-        return pass_if(flows.any_between(packet.protocol(), local, remote, now));
+        return pass_if(flows.any_between(packet.protocol(), local.into(), remote.into(), now));
     }
     let Some(key) = key(packet, direction) else { return Decision::Drop };
     if acl.related_icmp_passes && is_related_to_known(flows, packet, direction, now) {
@@ -59,7 +59,8 @@ pub(super) fn judge(
 
 /// The packets that reset a connection, for its local and its remote end.
 pub(super) fn resets(key: &Key, expected: &Expected) -> [Option<Vec<u8>>; 2] {
-    let (local, remote) = ((key.local, key.local_port), (key.remote, key.remote_port));
+    let (IpAddr::V4(local), IpAddr::V4(remote)) = (key.local, key.remote) else { return [None, None] };
+    let (local, remote) = ((local, key.local_port), (remote, key.remote_port));
     [
         expected.local.map(|sequence| reset(remote, local, sequence)),
         expected.remote.map(|sequence| reset(local, remote, sequence)),
@@ -175,5 +176,5 @@ fn key_of(
         }
         _ => (0, 0),
     };
-    Some(Key { protocol, local, remote, local_port, remote_port })
+    Some(Key { protocol, local: local.into(), remote: remote.into(), local_port, remote_port })
 }
