@@ -15,6 +15,12 @@ pub(crate) fn ipv4(endpoint: &Endpoint) -> Option<(Ipv4Addr, u8)> {
     configurations.filter_map(|it| Some((it.ip_address.parse().ok()?, it.prefix_length))).next()
 }
 
+/// The addresses of an endpoint, with their prefix lengths.
+pub(crate) fn addresses(endpoint: &Endpoint) -> impl Iterator<Item = IpNet> {
+    let configurations = endpoint.ip_configurations.iter();
+    configurations.filter_map(|it| IpNet::new(it.ip_address.parse().ok()?, it.prefix_length).ok())
+}
+
 /// The ports or addresses in an ACL's list: any, or these ranges, sorted and without overlap.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Ranges<T> {
@@ -25,8 +31,8 @@ pub(crate) enum Ranges<T> {
 /// Addresses of both families. All of IPv4 come before those of IPv6, and no range has both.
 pub(crate) type Addresses = Ranges<IpAddr>;
 
-/// Ports.
-pub(crate) type Ports = Ranges<u16>;
+/// PortRanges.
+pub(crate) type PortRanges = Ranges<u16>;
 
 impl Addresses {
     /// The addresses in these networks.
@@ -86,7 +92,7 @@ impl<T: Copy + Ord> Ranges<T> {
 
 /// Parses a comma-separated list of ports and port ranges (`80,8000-8080`); an empty list means any port. The error
 /// is the invalid part.
-pub(crate) fn ports(list: &str) -> Result<Ports, String> {
+pub(crate) fn ports(list: &str) -> Result<PortRanges, String> {
     if list.is_empty() {
         return Ok(Ranges::Any);
     }

@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use tortie_hcn::schema::{Acl, AclAction, AclDirection};
 
 use super::{Packet, PacketDirection, Verdict};
-use crate::addresses::{Addresses, Ports, Ranges, any_cidr, ports};
+use crate::addresses::{Addresses, PortRanges, Ranges, any_cidr, ports};
 use crate::config::{Config, SetReading, SeveralSets};
 use crate::sets::Sets;
 
@@ -26,8 +26,8 @@ pub(super) struct Rule {
     protocols: Vec<u16>,
     local: AddressField,
     remote: AddressField,
-    local_ports: Ports,
-    remote_ports: Ports,
+    local_ports: PortRanges,
+    remote_ports: PortRanges,
     reading: SetReading,
 }
 
@@ -77,7 +77,7 @@ impl Rule {
         let protocol = u16::from(packet.protocol);
         // Sources disagree on whether HNS matches SCTP ports. Tests make sure that nothing depends on it.
         let has_ports = matches!(packet.protocol, 6 | 17 | 132);
-        let port = |list: &Ports, port: u16| match list {
+        let port = |list: &PortRanges, port: u16| match list {
             Ranges::Any => true,
             some => has_ports && some.contains(port),
         };
