@@ -269,7 +269,7 @@ impl EmulatedCluster {
     pub fn judge_to_service(&self, flow: &Flow, front: (Ipv4Addr, u16)) -> Result<Ends<bool>> {
         self.at_ends(flow, |hns, location, packet| {
             let endpoint = endpoint_id(&location.container_id);
-            Ok(hns.judge_to_service(endpoint, packet, Some(front))? == Verdict::Allow)
+            Ok(hns.judge_to_service(endpoint, packet, Some((front.0.into(), front.1)))? == Verdict::Allow)
         })
     }
 
@@ -379,16 +379,16 @@ fn packet(direction: Direction, flow: &Flow) -> Option<Packet> {
         Direction::Ingress => Packet {
             direction: PacketDirection::In,
             protocol,
-            local: destination,
-            remote: source,
+            local: destination.into(),
+            remote: source.into(),
             local_port: destination_port,
             remote_port: source_port,
         },
         Direction::Egress => Packet {
             direction: PacketDirection::Out,
             protocol,
-            local: source,
-            remote: destination,
+            local: source.into(),
+            remote: destination.into(),
             local_port: source_port,
             remote_port: destination_port,
         },

@@ -15,32 +15,46 @@ pub(crate) fn ipv4(endpoint: &Endpoint) -> Option<(Ipv4Addr, u8)> {
     configurations.filter_map(|it| Some((it.ip_address.parse().ok()?, it.prefix_length))).next()
 }
 
-/// The numbers in an ACL's list: any number, or these ranges, sorted and without overlap.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Ranges {
-    Any,
-    Of(Vec<RangeInclusive<u32>>),
+/// The addresses of an endpoint, with their prefix lengths.
+pub(crate) fn addresses(endpoint: &Endpoint) -> impl Iterator<Item = IpNet> {
+    let configurations = endpoint.ip_configurations.iter();
+    configurations.filter_map(|it| IpNet::new(it.ip_address.parse().ok()?, it.prefix_length).ok())
 }
 
-impl Ranges {
-    pub(crate) fn contains(&self, number: u32) -> bool {
+/// The ports or addresses in an ACL's list: any, or these ranges, sorted and without overlap.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Ranges<T> {
+    Any,
+    Of(Vec<RangeInclusive<T>>),
+}
+
+/// Addresses of both families. All of IPv4 come before those of IPv6, and no range has both.
+pub(crate) type Addresses = Ranges<IpAddr>;
+
+/// PortRanges.
+pub(crate) type PortRanges = Ranges<u16>;
+
+impl Addresses {
+    /// The addresses in these networks.
+    pub(crate) fn of_nets(nets: impl IntoIterator<Item = IpNet>) -> Addresses {
+        Ranges::of(nets.into_iter().map(|net| net.network()..=net.broadcast()).collect())
+    }
+}
+
+impl<T: Copy + Ord> Ranges<T> {
+    pub(crate) fn contains(&self, value: T) -> bool {
         let Ranges::Of(ranges) = self else { return true };
-        let after = ranges.partition_point(|range| *range.start() <= number);
-        after > 0 && ranges[after - 1].contains(&number)
+        let after = ranges.partition_point(|range| *range.start() <= value);
+        after > 0 && ranges[after - 1].contains(&value)
     }
 
-    /// No number.
-    pub(crate) fn none() -> Ranges {
+    /// Nothing.
+    pub(crate) fn none() -> Ranges<T> {
         Ranges::Of(vec![])
     }
 
-    /// The addresses in these networks.
-    pub(crate) fn of_nets(nets: impl IntoIterator<Item = Ipv4Net>) -> Ranges {
-        Ranges::of(nets.into_iter().map(|net| net.network().into()..=net.broadcast().into()).collect())
-    }
-
     /// The union of two.
-    pub(crate) fn or(&self, other: &Ranges) -> Ranges {
+    pub(crate) fn or(&self, other: &Ranges<T>) -> Ranges<T> {
         match (self, other) {
             (Ranges::Of(a), Ranges::Of(b)) => Ranges::of([&a[..], b].concat()),
             _ => Ranges::Any,
@@ -48,7 +62,7 @@ impl Ranges {
     }
 
     /// The intersection of two.
-    pub(crate) fn and(&self, other: &Ranges) -> Ranges {
+    pub(crate) fn and(&self, other: &Ranges<T>) -> Ranges<T> {
         let (Ranges::Of(ours), Ranges::Of(theirs)) = (self, other) else {
             return if *self == Ranges::Any { other.clone() } else { self.clone() };
         };
@@ -61,9 +75,9 @@ impl Ranges {
         Ranges::Of(both)
     }
 
-    fn of(mut ranges: Vec<RangeInclusive<u32>>) -> Ranges {
+    fn of(mut ranges: Vec<RangeInclusive<T>>) -> Ranges<T> {
         ranges.sort_by_key(|range| *range.start());
-        let mut merged: Vec<RangeInclusive<u32>> = Vec::with_capacity(ranges.len());
+        let mut merged: Vec<RangeInclusive<T>> = Vec::with_capacity(ranges.len());
         for range in ranges {
             match merged.last_mut() {
                 Some(last) if range.start() <= last.end() => {
@@ -78,11 +92,11 @@ impl Ranges {
 
 /// Parses a comma-separated list of ports and port ranges (`80,8000-8080`); an empty list means any port. The error
 /// is the invalid part.
-pub(crate) fn ports(list: &str) -> Result<Ranges, String> {
+pub(crate) fn ports(list: &str) -> Result<PortRanges, String> {
     if list.is_empty() {
         return Ok(Ranges::Any);
     }
-    let port = |text: &str| text.parse::<u16>().ok().map(u32::from);
+    let port = |text: &str| text.parse::<u16>().ok();
     let range = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let range = port(first)?..=port(last)?;
@@ -99,7 +113,7 @@ pub(crate) fn cidr(text: &str) -> Option<Ipv4Net> {
     text.parse::<Ipv4Net>().ok().or_else(|| text.parse::<Ipv4Addr>().ok().map(Ipv4Net::from))
 }
 
-/// Parses an address or CIDR of a family that this HNS has. The emulator keeps those of IPv6, and evaluates none.
+/// Parses an address or CIDR of a family that this HNS has.
 pub(crate) fn any_cidr(text: &str, config: &Config) -> Option<IpNet> {
     let net = text.parse::<IpNet>().ok().or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from))?;
     (matches!(net, IpNet::V4(_)) || config.version.supports(Feature::Ipv6DualStack)).then_some(net)

@@ -9,7 +9,7 @@ use tortie_hcn::Guid;
 #[cfg(target_os = "linux")]
 use crate::acl::PacketDirection;
 #[cfg(target_os = "linux")]
-use crate::fabric::{Output, Port};
+use crate::fabric::{Frame, Output, Port};
 
 /// The calls of the emulator for `HcnQueryEndpointStats` and `HcnQueryEndpointAddresses`.
 pub(crate) const ENDPOINT_STATS: &str = "endpoint-stats";
@@ -88,10 +88,10 @@ impl Counters {
         self.0.retain(|endpoint, _| is_there(endpoint));
     }
 
-    /// The counters for an IPv4 frame of an endpoint's port, and its length.
+    /// The counters for a frame of an endpoint's port with an IP packet, and its length.
     fn counted(&mut self, port: Port, frame: &[u8]) -> Option<(&mut EndpointCounters, u64)> {
         let Port::Pod(endpoint) = port else { return None };
-        let is_ipv4 = frame.get(12..14) == Some(&[0x08, 0x00]);
-        is_ipv4.then(|| (self.0.entry(endpoint).or_default(), frame.len() as u64))
+        let is_ip = matches!(Frame::parse(frame), Frame::Ip { .. });
+        is_ip.then(|| (self.0.entry(endpoint).or_default(), frame.len() as u64))
     }
 }

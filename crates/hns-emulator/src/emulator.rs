@@ -1,7 +1,7 @@
 //! The emulated HNS: handles calls and keeps objects.
 
 use std::collections::{BTreeMap, HashMap};
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -81,7 +81,7 @@ impl Emulator {
         &self,
         endpoint: Guid,
         packet: &Packet,
-        vip: Option<(Ipv4Addr, u16)>,
+        vip: Option<(IpAddr, u16)>,
     ) -> Result<Verdict, Failure> {
         Ok(self.state().guard(endpoint)?.control.judge(&self.seen(packet, vip)))
     }
@@ -95,7 +95,7 @@ impl Emulator {
         &self,
         endpoint: Guid,
         packet: &Packet,
-        vip: Option<(Ipv4Addr, u16)>,
+        vip: Option<(IpAddr, u16)>,
     ) -> Result<Verdict, Failure> {
         let state = self.state();
         let guard = state.guard(endpoint)?;
@@ -132,7 +132,7 @@ impl Emulator {
     }
 
     /// The packet as the ACLs of the endpoint see it.
-    fn seen(&self, packet: &Packet, vip: Option<(Ipv4Addr, u16)>) -> Packet {
+    fn seen(&self, packet: &Packet, vip: Option<(IpAddr, u16)>) -> Packet {
         match (vip, self.config.egress_sees) {
             (Some((remote, remote_port)), EgressSees::Vip) if packet.direction == PacketDirection::Out => {
                 Packet { remote, remote_port, ..*packet }

@@ -2,12 +2,13 @@
 //! (docs/hns.md, ACLs).
 
 use std::collections::HashMap;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use crate::acl::{AccessControl, Packet, PacketDirection, Verdict};
 
 pub(crate) const ICMP: u8 = 1;
+pub(crate) const ICMPV6: u8 = 58;
 pub(crate) const TCP: u8 = 6;
 
 /// How long a flow without packets is kept.
@@ -22,8 +23,8 @@ const MANY: usize = 4096;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Key {
     pub(crate) protocol: u8,
-    pub(crate) local: Ipv4Addr,
-    pub(crate) remote: Ipv4Addr,
+    pub(crate) local: IpAddr,
+    pub(crate) remote: IpAddr,
     /// Ports; for an ICMP request and its reply, their identifier in both fields.
     pub(crate) local_port: u16,
     pub(crate) remote_port: u16,
@@ -39,8 +40,10 @@ impl Key {
     /// The packet as an ACL sees it: an ICMP identifier is not a port.
     pub(crate) fn seen(&self, direction: PacketDirection) -> Packet {
         let Key { protocol, local, remote, .. } = *self;
-        let (local_port, remote_port) =
-            if protocol == ICMP { (0, 0) } else { (self.local_port, self.remote_port) };
+        let (local_port, remote_port) = match protocol {
+            ICMP | ICMPV6 => (0, 0),
+            _ => (self.local_port, self.remote_port),
+        };
         Packet { direction, protocol, local, remote, local_port, remote_port }
     }
 }
@@ -108,7 +111,7 @@ impl Flows {
 
     /// Whether any flow of the protocol is known between two addresses.
     #[cfg(target_os = "linux")]
-    pub(crate) fn any_between(&self, protocol: u8, local: Ipv4Addr, remote: Ipv4Addr, now: Instant) -> bool {
+    pub(crate) fn any_between(&self, protocol: u8, local: IpAddr, remote: IpAddr, now: Instant) -> bool {
         let same = |key: &&Key| (key.protocol, key.local, key.remote) == (protocol, local, remote);
         self.flows.keys().filter(same).any(|key| self.is_known(key, now))
     }

@@ -91,7 +91,8 @@ fn found(limits: &FoundLimits) -> Limits {
 
 impl Traffic for Emulator {
     fn open(&self, endpoint: Guid, local: Ipv4Addr, packet: &ProbePacket) -> Option<bool> {
-        let verdict = Emulator::open(self, endpoint, &seen(local, packet), packet.service);
+        let service = packet.service.map(|(address, port)| (address.into(), port));
+        let verdict = Emulator::open(self, endpoint, &seen(local, packet), service);
         verdict.ok().map(|verdict| verdict == Verdict::Allow)
     }
 
@@ -108,8 +109,8 @@ fn seen(local: Ipv4Addr, packet: &ProbePacket) -> Packet {
     Packet {
         direction: if packet.inbound { PacketDirection::In } else { PacketDirection::Out },
         protocol: TCP,
-        local,
-        remote: packet.peer.0,
+        local: local.into(),
+        remote: packet.peer.0.into(),
         local_port: packet.port,
         remote_port: packet.peer.1,
     }

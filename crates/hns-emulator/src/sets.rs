@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use tortie_hcn::schema::{Policy, SetPolicy, SetPolicyType};
 use tortie_hcn::{Failure, HResult};
 
-use crate::addresses::{Ranges, any_cidr};
+use crate::addresses::{Addresses, any_cidr};
 use crate::check::{fail, settings};
 use crate::config::Config;
 
@@ -22,7 +22,7 @@ struct Set {
     /// As they were written.
     values: String,
     /// The members; for a set of sets, the members of any of those.
-    members: Ranges,
+    members: Addresses,
 }
 
 impl Sets {
@@ -46,7 +46,7 @@ impl Sets {
         let of_addresses = sets.clone();
         for set in nested {
             check_size(&set, config)?;
-            let mut members = Ranges::none();
+            let mut members = Addresses::none();
             for id in values(&set.values) {
                 let Some(inner) = of_addresses.0.get(id) else {
                     return invalid(&set.id, format!("{id:?} is not the Id of a set of addresses"));
@@ -76,19 +76,17 @@ impl Sets {
         let mut nets = Vec::new();
         for value in values(&set.values) {
             match any_cidr(value, config) {
-                Some(IpNet::V4(net)) => nets.push(net),
-                // It matches no packet of the emulator.
-                Some(IpNet::V6(_)) => {}
+                Some(net) => nets.push(net),
                 None => return invalid(id, format!("{value:?} is not an address")),
             }
         }
         let SetPolicy { id, policy_type, values, .. } = set;
-        self.0.insert(id, Arc::new(Set { policy_type, values, members: Ranges::of_nets(nets) }));
+        self.0.insert(id, Arc::new(Set { policy_type, values, members: Addresses::of_nets(nets) }));
         Ok(())
     }
 
     /// The members of a set, if a set has that identifier.
-    pub(crate) fn members(&self, id: &str) -> Option<&Ranges> {
+    pub(crate) fn members(&self, id: &str) -> Option<&Addresses> {
         self.0.get(id).map(|set| &set.members)
     }
 

@@ -441,12 +441,12 @@ fn both_ways(flow: &Flow) -> Vec<Packet> {
     let out = Packet {
         direction: PacketDirection::Out,
         protocol,
-        local: source,
-        remote: destination,
+        local: source.into(),
+        remote: destination.into(),
         local_port,
         remote_port,
     };
-    let (local, remote) = (destination, source);
+    let (local, remote) = (destination.into(), source.into());
     let (local_port, remote_port) = (remote_port, local_port);
     vec![out, Packet { direction: PacketDirection::In, protocol, local, remote, local_port, remote_port }]
 }

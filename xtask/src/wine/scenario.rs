@@ -349,8 +349,8 @@ impl WindowsNode<'_> {
         let packet = Packet {
             direction: PacketDirection::In,
             protocol: 6,
-            local: address,
-            remote: client,
+            local: address.into(),
+            remote: client.into(),
             local_port: port,
             remote_port: 40_000,
         };

@@ -95,8 +95,8 @@ async fn pods_of_another_plugin_have_policy() {
         let packet = Packet {
             direction: PacketDirection::In,
             protocol: 6,
-            local: ADDRESS,
-            remote: Ipv4Addr::new(10, 9, 1, 7),
+            local: ADDRESS.into(),
+            remote: Ipv4Addr::new(10, 9, 1, 7).into(),
             local_port: 80,
             remote_port: 40_000,
         };

@@ -4,7 +4,7 @@ mod rule;
 #[cfg(test)]
 mod tests;
 
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
 use tortie_hcn::schema::{Acl, AclRuleType};
 use tracing::warn;
@@ -31,9 +31,9 @@ pub struct Packet {
     /// The IP protocol number.
     pub protocol: u8,
     /// The endpoint's address.
-    pub local: Ipv4Addr,
+    pub local: IpAddr,
     /// The peer's address.
-    pub remote: Ipv4Addr,
+    pub remote: IpAddr,
     /// The endpoint's port; 0 if the protocol has no ports.
     pub local_port: u16,
     /// The peer's port; 0 if the protocol has no ports.
@@ -137,8 +137,9 @@ fn by_default(rules: &[Rule], default: DefaultAction, packet: &Packet) -> Verdic
         DefaultAction::DenySameDirection => rules.iter().any(|rule| rule.direction == packet.direction),
         DefaultAction::Allow => false,
     };
-    // Without ACLs, all outgoing packets pass, and incoming ICMP, IGMP, TCP and UDP.
-    if !closed && (packet.direction == PacketDirection::Out || matches!(packet.protocol, 1 | 2 | 6 | 17)) {
+    // Without ACLs, all outgoing packets pass, and incoming ICMP of both families, IGMP, TCP and UDP.
+    if !closed && (packet.direction == PacketDirection::Out || matches!(packet.protocol, 1 | 2 | 6 | 17 | 58))
+    {
         Verdict::Allow
     } else {
         Verdict::Block

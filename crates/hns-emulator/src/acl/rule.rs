@@ -1,12 +1,12 @@
 //! One parsed ACL.
 
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 use tortie_hcn::schema::{Acl, AclAction, AclDirection};
 
 use super::{Packet, PacketDirection, Verdict};
-use crate::addresses::{Ranges, any_cidr, ports};
+use crate::addresses::{Addresses, PortRanges, Ranges, any_cidr, ports};
 use crate::config::{Config, SetReading, SeveralSets};
 use crate::sets::Sets;
 
@@ -26,8 +26,8 @@ pub(super) struct Rule {
     protocols: Vec<u16>,
     local: AddressField,
     remote: AddressField,
-    local_ports: Ranges,
-    remote_ports: Ranges,
+    local_ports: PortRanges,
+    remote_ports: PortRanges,
     reading: SetReading,
 }
 
@@ -37,7 +37,7 @@ enum AddressField {
     /// The field is empty.
     Any,
     /// Members by address and members by set, separately, because the two may refer to different ends of a packet.
-    Of { addresses: Ranges, sets: Ranges },
+    Of { addresses: Addresses, sets: Addresses },
 }
 
 impl Rule {
@@ -77,9 +77,9 @@ impl Rule {
         let protocol = u16::from(packet.protocol);
         // Sources disagree on whether HNS matches SCTP ports. Tests make sure that nothing depends on it.
         let has_ports = matches!(packet.protocol, 6 | 17 | 132);
-        let port = |list: &Ranges, port: u16| match list {
+        let port = |list: &PortRanges, port: u16| match list {
             Ranges::Any => true,
-            some => has_ports && some.contains(port.into()),
+            some => has_ports && some.contains(port),
         };
         let (local, remote) = (packet.local, packet.remote);
         let (set_local, set_remote) = match (self.reading, packet.direction) {
@@ -104,22 +104,21 @@ impl AddressField {
         if list.is_empty() {
             return Ok(AddressField::Any);
         }
-        let (mut nets, mut named, mut has_ipv6): (Vec<_>, Vec<&Ranges>, bool) = (vec![], vec![], false);
+        let (mut nets, mut named): (Vec<IpNet>, Vec<&Addresses>) = (vec![], vec![]);
         for part in list.split(',') {
             match (any_cidr(part, config), sets.members(part)) {
-                (Some(IpNet::V4(net)), _) => nets.push(net),
-                // It matches no packet of the emulator.
-                (Some(IpNet::V6(_)), _) => has_ipv6 = true,
+                (Some(net), _) => nets.push(net),
                 (None, Some(members)) => named.push(members),
                 (None, None) => {
                     return Err(NotUnderstood(format!("{part:?} is no address, and no set has that Id")));
                 }
             }
         }
-        if config.strict && (!nets.is_empty() || has_ipv6) && !named.is_empty() {
+        if config.strict && !nets.is_empty() && !named.is_empty() {
             return Err(NotUnderstood(format!("{list:?} has addresses and sets in one field")));
         }
-        if config.strict && !nets.is_empty() && has_ipv6 {
+        let is_ipv6 = |net: &IpNet| matches!(net, IpNet::V6(_));
+        if config.strict && nets.iter().any(is_ipv6) && !nets.iter().all(is_ipv6) {
             return Err(NotUnderstood(format!("{list:?} has addresses of both families in one field")));
         }
         let join = match config.several_sets {
@@ -127,15 +126,16 @@ impl AddressField {
             SeveralSets::Intersection => Ranges::and,
         };
         let sets = named.into_iter().cloned().reduce(|all, one| join(&all, &one));
-        Ok(AddressField::Of { addresses: Ranges::of_nets(nets), sets: sets.unwrap_or_else(Ranges::none) })
+        Ok(AddressField::Of {
+            addresses: Addresses::of_nets(nets),
+            sets: sets.unwrap_or_else(Addresses::none),
+        })
     }
 
-    fn holds(&self, as_address: Ipv4Addr, as_set: Ipv4Addr) -> bool {
+    fn holds(&self, as_address: IpAddr, as_set: IpAddr) -> bool {
         match self {
             AddressField::Any => true,
-            AddressField::Of { addresses, sets } => {
-                addresses.contains(as_address.into()) || sets.contains(as_set.into())
-            }
+            AddressField::Of { addresses, sets } => addresses.contains(as_address) || sets.contains(as_set),
         }
     }
 }

@@ -22,14 +22,14 @@
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{Hash, Hasher};
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Instant;
 
 use tortie_hcn::Guid;
 use tortie_hcn::schema::{LoadBalancer, LoadBalancerFlags, LoadBalancerPortMapping};
 
 use super::checksum::{TCP, UDP, finish};
-use super::frame::{Ipv4Packet, u16_at};
+use super::packet::{IpPacket, u16_at};
 use crate::addresses::ipv4;
 use crate::flows::{Key, lifetime};
 use crate::state::State;
@@ -98,7 +98,7 @@ pub(super) fn of_node(fronts: &Fronts, network: Guid, node: Ipv4Addr) -> Fronts 
 /// The Services whose backends are endpoints of the network. `node` is the node's address.
 pub(super) fn fronts(network: Guid, state: &State, node: Ipv4Addr, stand_in: Option<&StandIn>) -> Fronts {
     let mut fronts = Fronts::new();
-    // The switch has IPv4 only.
+    // The switch translates IPv4 only.
     let is_ipv4 =
         |balancer: &&std::sync::Arc<LoadBalancer>| balancer.flags & LoadBalancerFlags::ENABLE_IPV6 == 0;
     for balancer in state.load_balancers.values().filter(is_ipv4) {
@@ -160,8 +160,8 @@ impl Front {
     }
 
     /// Whether backends see this address as the source.
-    pub(crate) fn hides_behind(&self, address: Ipv4Addr) -> bool {
-        self.source == Some(address)
+    pub(crate) fn hides_behind(&self, address: IpAddr) -> bool {
+        self.source.is_some_and(|source| address == source)
     }
 
     /// The backends, starting with the one for a new connection.
@@ -193,8 +193,9 @@ pub(super) struct Ends {
 }
 
 impl Ends {
-    /// The ends of a packet that can be translated.
-    pub(super) fn of(packet: &Ipv4Packet<'_>) -> Option<Ends> {
+    /// The ends of a packet that can be translated: IPv4 only.
+    pub(super) fn of(packet: &IpPacket<'_>) -> Option<Ends> {
+        let IpPacket::V4(packet) = packet else { return None };
         let (protocol, payload) = (packet.protocol(), packet.payload());
         if ![TCP, UDP].contains(&protocol) || packet.is_fragment() {
             return None;
@@ -203,9 +204,12 @@ impl Ends {
         Some(Ends { protocol, source, destination: (packet.destination(), u16_at(payload, 2)?) })
     }
 
-    fn of_flow(key: &Key) -> Ends {
-        let Key { protocol, local, remote, local_port, remote_port } = *key;
-        Ends { protocol, source: (local, local_port), destination: (remote, remote_port) }
+    /// Those of a flow of IPv4.
+    fn of_flow(key: &Key) -> Option<Ends> {
+        let Key { protocol, local: IpAddr::V4(local), remote: IpAddr::V4(remote), .. } = *key else {
+            return None;
+        };
+        Some(Ends { protocol, source: (local, key.local_port), destination: (remote, key.remote_port) })
     }
 
     pub(super) fn protocol(&self) -> u8 {
@@ -309,7 +313,7 @@ impl Connections {
     pub(super) fn leaves(
         &mut self,
         fronts: &Fronts,
-        packet: &Ipv4Packet<'_>,
+        packet: &IpPacket<'_>,
         sender: Sender,
         now: Instant,
     ) -> Balancing {
@@ -332,7 +336,7 @@ impl Connections {
     }
 
     /// The connection that a packet to this node, or to one of its pods, answers.
-    pub(super) fn answered_by(&mut self, packet: &Ipv4Packet<'_>, now: Instant) -> Option<Connection> {
+    pub(super) fn answered_by(&mut self, packet: &IpPacket<'_>, now: Instant) -> Option<Connection> {
         let sent = self.by_got.get(&Ends::of(packet)?.back())?;
         let connection = self.by_sent.get_mut(sent).filter(|connection| connection.is_alive(now))?;
         connection.last_seen = now;
@@ -341,7 +345,7 @@ impl Connections {
 
     /// The connection that a flow of a port belongs to.
     pub(super) fn of_flow(&self, key: &Key) -> Option<Connection> {
-        let flow = Ends::of_flow(key);
+        let flow = Ends::of_flow(key)?;
         self.by_sent.values().find(|connection| connection.has(&flow)).copied()
     }
 
@@ -394,7 +398,7 @@ impl Connection {
 }
 
 /// Whether it is the first segment of a TCP connection.
-fn opens(packet: &Ipv4Packet<'_>) -> bool {
+fn opens(packet: &IpPacket<'_>) -> bool {
     const SYN: u8 = 0x02;
     const ACK: u8 = 0x10;
     packet.protocol() == TCP && packet.payload().get(13).is_some_and(|flags| flags & (SYN | ACK) == SYN)

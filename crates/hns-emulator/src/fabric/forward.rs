@@ -1,7 +1,7 @@
 //! Decides where a frame goes.
 
 use std::collections::{BTreeMap, HashMap};
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -9,10 +9,11 @@ use tortie_hcn::Guid;
 use tracing::{debug, trace};
 
 use super::balance::{Balancing, Connection, Connections, Sender};
-use super::frame::{ArpRequest, Frame, Ipv4Packet, Mac, ipv4_frame, unvxlan, vxlan};
+use super::frame::{Frame, Mac, ip_frame, unvxlan, vxlan};
 use super::host_ports::Returns;
 use super::judge::{self, Decision};
-use super::plan::{MTU, Plan, PodPort, Remote};
+use super::packet::{IpPacket, Ipv4Packet};
+use super::plan::{MTU, Plan, PodPort, Remote, is_of_link};
 use super::segment::complete;
 use crate::acl::PacketDirection;
 use crate::config::EgressSees;
@@ -51,16 +52,14 @@ impl Fabric {
     /// Replaces the plans. Flows of endpoints that still exist continue, unless they were reset: then the returned
     /// packets end their connections.
     pub(crate) fn set_plans(&mut self, plans: BTreeMap<Guid, Arc<Plan>>, now: Instant) -> Vec<Output> {
-        let is_there = |endpoint: &Guid| {
-            plans.values().flat_map(|plan| plan.pods.values()).any(|pod| pod.endpoint == *endpoint)
-        };
+        let is_there = |endpoint: &Guid| plans.values().any(|plan| plan.pods.contains_key(endpoint));
         self.flows.retain(|endpoint, _| is_there(endpoint));
         self.counters.retain(is_there);
         self.plans = plans.clone();
         let balanced = |balancer| {
             plans.values().any(|plan| plan.fronts.values().any(|front| front.balancer() == balancer))
         };
-        let has_pod = |address| plans.values().any(|plan| plan.pods.contains_key(&address));
+        let has_pod = |address| plans.values().any(|plan| plan.pod(IpAddr::V4(address)).is_some());
         let pods = plans.iter().flat_map(|(id, plan)| plan.pods.values().map(move |pod| (*id, plan, pod)));
         let mut outputs = Vec::new();
         for (network, plan, pod) in pods {
@@ -86,20 +85,28 @@ impl Fabric {
     pub(crate) fn arrive(&mut self, port: Port, frame: &[u8], now: Instant) -> Vec<Output> {
         let has = |network: &Guid, plan: &Plan| match port {
             Port::Node(id) => id == *network,
-            Port::Pod(id) => plan.pods.values().any(|pod| pod.endpoint == id),
+            Port::Pod(id) => plan.pods.contains_key(&id),
         };
         let Some((network, plan)) = self.plans.iter().find(|(network, plan)| has(network, plan)) else {
             return vec![];
         };
         let (network, plan) = (*network, Arc::clone(plan));
-        let pod = plan.pods.values().find(|pod| port == Port::Pod(pod.endpoint));
+        let pod = match port {
+            Port::Pod(id) => plan.pods.get(&id),
+            Port::Node(_) => None,
+        };
+        let resolve = |target| mac_of(&plan, pod.map(Arc::as_ref), target);
+        let reply = |frame| Output::Frame(port, frame);
         match Frame::parse(frame) {
             Frame::ArpRequest(request) => {
-                answer_arp(&plan, port, pod.map(Arc::as_ref), &request).into_iter().collect()
+                resolve(request.target.into()).map(|mac| reply(request.reply(mac))).into_iter().collect()
             }
-            Frame::Ipv4 { source, packet, .. } => {
+            Frame::Solicitation(request) => {
+                resolve(request.target.into()).map(|mac| reply(request.reply(mac))).into_iter().collect()
+            }
+            Frame::Ip { source, packet, .. } => {
                 if let Some(pod) = pod {
-                    if source != pod.mac || packet.source() != pod.address {
+                    if source != pod.mac || !pod.has(packet.source()) {
                         debug!(?port, source = %packet.source(), "dropped: not the endpoint's own address");
                         return vec![];
                     }
@@ -118,7 +125,7 @@ impl Fabric {
         network: Guid,
         plan: &Plan,
         pod: &PodPort,
-        packet: &Ipv4Packet<'_>,
+        packet: &IpPacket<'_>,
         now: Instant,
     ) -> Vec<Output> {
         let connection = match self.connections.leaves(&plan.fronts, packet, Sender::Pod, now) {
@@ -130,7 +137,7 @@ impl Fabric {
             }
         };
         let to_backend = connection.map(|connection| connection.for_backend(packet.bytes()));
-        let to_backend = to_backend.as_deref().and_then(Ipv4Packet::parse);
+        let to_backend = to_backend.as_deref().and_then(IpPacket::parse);
         let seen = to_backend.as_ref().filter(|_| plan.egress_sees == EgressSees::Backend).unwrap_or(packet);
         match (self.judge(pod, seen, PacketDirection::Out, now), connection) {
             (Decision::Drop, _) => vec![],
@@ -152,14 +159,14 @@ impl Fabric {
         network: Guid,
         plan: &Plan,
         source: Mac,
-        packet: &Ipv4Packet<'_>,
+        packet: &IpPacket<'_>,
         now: Instant,
     ) -> Vec<Output> {
         match self.connections.leaves(&plan.node_fronts, packet, Sender::Node, now) {
             Balancing::Unchanged => self.forward(network, plan, source, packet, now),
             Balancing::ToBackend(connection) => {
                 let packet = connection.on_the_way(packet.bytes());
-                let Some(packet) = Ipv4Packet::parse(&packet) else { return vec![] };
+                let Some(packet) = IpPacket::parse(&packet) else { return vec![] };
                 if plan.is_behind_adapter(packet.destination()) {
                     return vec![to_node(network, plan, source, packet.bytes())];
                 }
@@ -188,7 +195,9 @@ impl Fabric {
             return vec![];
         };
         let (network, plan) = (*network, Arc::clone(plan));
-        let Frame::Ipv4 { destination, packet, .. } = Frame::parse(frame) else { return vec![] };
+        let Frame::Ip { destination, packet: IpPacket::V4(packet), .. } = Frame::parse(frame) else {
+            return vec![];
+        };
         let for_us = destination == plan.router_mac || plan.pods.values().any(|pod| pod.mac == destination);
         if !for_us {
             debug!(%sender, ?destination, "dropped a VXLAN packet: its inner MAC address is not ours");
@@ -198,7 +207,7 @@ impl Fabric {
             debug!(%sender, source = %packet.source(), "dropped a VXLAN packet: its inner source is of this node");
             return vec![];
         }
-        let pod = plan.pods.get(&packet.destination());
+        let pod = plan.pod(packet.destination().into());
         let mtu = pod.map_or(MTU, |pod| pod.mtu);
         let packets = match complete(&packet, mtu as usize) {
             Ok(packets) => packets,
@@ -207,7 +216,7 @@ impl Fabric {
                 return vec![];
             }
         };
-        let packets = packets.iter().filter_map(|packet| Ipv4Packet::parse(packet));
+        let packets = packets.iter().filter_map(|packet| Ipv4Packet::parse(packet)).map(IpPacket::V4);
         packets.flat_map(|packet| self.deliver(network, &plan, plan.router_mac, &packet, now)).collect()
     }
 
@@ -217,7 +226,7 @@ impl Fabric {
         network: Guid,
         plan: &Plan,
         source: Mac,
-        packet: &Ipv4Packet<'_>,
+        packet: &IpPacket<'_>,
         now: Instant,
     ) -> Vec<Output> {
         if self.returns.has(packet, now) {
@@ -225,7 +234,7 @@ impl Fabric {
             return vec![to_node(network, plan, source, packet.bytes())];
         }
         let to = packet.destination();
-        if let Some(remote) = plan.remote(to).filter(|_| !plan.pods.contains_key(&to)) {
+        if let Some(remote) = plan.remote(to).filter(|_| plan.pod(to).is_none()) {
             return vec![encapsulate(plan, remote, packet)];
         }
         self.deliver(network, plan, source, packet, now)
@@ -240,7 +249,7 @@ impl Fabric {
         packet: &[u8],
         now: Instant,
     ) -> Vec<Output> {
-        let Some(packet) = Ipv4Packet::parse(packet) else { return vec![] };
+        let Some(packet) = IpPacket::parse(packet) else { return vec![] };
         if let Some(connection) = self.connections.answered_by(&packet, now) {
             return self.come_back(network, plan, pod.mac, (&packet, &connection), now);
         }
@@ -256,21 +265,21 @@ impl Fabric {
         network: Guid,
         plan: &Plan,
         source: Mac,
-        packet: &Ipv4Packet<'_>,
+        packet: &IpPacket<'_>,
         now: Instant,
     ) -> Vec<Output> {
         if let Some(connection) = self.connections.answered_by(packet, now) {
             return self.come_back(network, plan, source, (packet, &connection), now);
         }
         let to = packet.destination();
-        if let Some(pod) = plan.pods.get(&to) {
+        if let Some(pod) = plan.pod(to) {
             return match self.judge(pod, packet, PacketDirection::In, now) {
                 Decision::Pass => vec![to_pod(pod, source, packet.bytes())],
                 Decision::Drop => vec![],
                 Decision::Answer(packet) => self.send_for(network, plan, pod, &packet, now),
             };
         }
-        if plan.node.is_some() && plan.is_node(to) {
+        if plan.connects_node(to) && plan.is_node(to) {
             return vec![to_node(network, plan, source, packet.bytes())];
         }
         debug!(from = %packet.source(), %to, "dropped: no port and no route has this address");
@@ -284,7 +293,7 @@ impl Fabric {
         network: Guid,
         plan: &Plan,
         source: Mac,
-        (packet, connection): (&Ipv4Packet<'_>, &Connection),
+        (packet, connection): (&IpPacket<'_>, &Connection),
         now: Instant,
     ) -> Vec<Output> {
         let from_service = connection.answer_by_service(packet.bytes());
@@ -295,8 +304,8 @@ impl Fabric {
             EgressSees::Vip => from_service.clone(),
             EgressSees::Backend => connection.answer_by_backend(packet.bytes()),
         };
-        let Some(seen) = Ipv4Packet::parse(&seen) else { return vec![] };
-        let Some(pod) = plan.pods.get(&seen.destination()) else { return vec![] };
+        let Some(seen) = IpPacket::parse(&seen) else { return vec![] };
+        let Some(pod) = plan.pod(seen.destination()) else { return vec![] };
         match self.judge(pod, &seen, PacketDirection::In, now) {
             Decision::Pass => vec![to_pod(pod, source, &from_service)],
             Decision::Drop => vec![],
@@ -309,7 +318,7 @@ impl Fabric {
     fn judge(
         &mut self,
         pod: &PodPort,
-        packet: &Ipv4Packet<'_>,
+        packet: &IpPacket<'_>,
         direction: PacketDirection,
         now: Instant,
     ) -> Decision {
@@ -325,12 +334,12 @@ impl Fabric {
 }
 
 fn to_pod(pod: &PodPort, source: Mac, packet: &[u8]) -> Output {
-    Output::Frame(Port::Pod(pod.endpoint), ipv4_frame(pod.mac, source, packet))
+    Output::Frame(Port::Pod(pod.endpoint), ip_frame(pod.mac, source, packet))
 }
 
 /// A packet to the node's own stack, which takes it or sends it on.
 fn to_node(network: Guid, plan: &Plan, source: Mac, packet: &[u8]) -> Output {
-    Output::Frame(Port::Node(network), ipv4_frame(plan.node_mac(), source, packet))
+    Output::Frame(Port::Node(network), ip_frame(plan.node_mac(), source, packet))
 }
 
 /// A packet to a pod that the switch itself creates.
@@ -338,26 +347,28 @@ fn answer(plan: &Plan, pod: &PodPort, packet: &[u8]) -> Output {
     to_pod(pod, plan.router_mac, packet)
 }
 
-fn encapsulate(plan: &Plan, remote: &Remote, packet: &Ipv4Packet<'_>) -> Output {
-    let frame = ipv4_frame(remote.router_mac, plan.router_mac, packet.bytes());
+fn encapsulate(plan: &Plan, remote: &Remote, packet: &IpPacket<'_>) -> Output {
+    let frame = ip_frame(remote.router_mac, plan.router_mac, packet.bytes());
     Output::Tunnel(remote.provider, vxlan(remote.vni, &frame))
 }
 
-/// The switch answers all ARP requests: for an endpoint of the network with its MAC address, for addresses of another
-/// node with the MAC address of that node's tunnel end, and for the gateway and everything behind it with the
-/// router's.
-fn answer_arp(plan: &Plan, port: Port, pod: Option<&PodPort>, request: &ArpRequest) -> Option<Output> {
-    let target = request.target;
-    let own = pod.map(|pod| pod.address).or_else(|| plan.node.as_ref().map(|node| node.address));
-    let mac = match (plan.pods.get(&target), plan.remote(target)) {
-        // The sender checks whether its own address is in use. Nobody else has it.
-        _ if Some(target) == own => return None,
-        (Some(other), _) => other.mac,
-        (None, Some(remote)) => remote.router_mac,
-        (None, None) if plan.is_node(target) => plan.node_mac(),
-        (None, None) if plan.is_gateway(target) || plan.subnet(target).is_none() => plan.router_mac,
-        (None, None) if plan.hides_behind(target) => plan.router_mac,
-        (None, None) => return None,
+/// The MAC address by which the switch answers a request for an address (ARP, neighbour solicitation). It answers all: for an
+/// endpoint of the network with its MAC address, for addresses of another node with the MAC address of that node's tunnel end,
+/// and for the gateway and everything behind it with the router's.
+fn mac_of(plan: &Plan, pod: Option<&PodPort>, target: IpAddr) -> Option<Mac> {
+    let is_own = match pod {
+        Some(pod) => pod.has(target),
+        None => plan.node.as_ref().is_some_and(|node| node.addresses.contains(&target)),
     };
-    Some(Output::Frame(port, request.reply(mac)))
+    match (plan.pod(target), plan.remote(target)) {
+        // The sender checks whether its own address is in use. Nobody else has it.
+        _ if is_own => None,
+        (Some(other), _) => Some(other.mac),
+        (None, Some(remote)) => Some(remote.router_mac),
+        (None, None) if plan.is_node(target) => Some(plan.node_mac()),
+        (None, None) if plan.is_gateway(target) => Some(plan.router_mac),
+        (None, None) if plan.subnet(target).is_none() && !is_of_link(target) => Some(plan.router_mac),
+        (None, None) if plan.hides_behind(target) => Some(plan.router_mac),
+        (None, None) => None,
+    }
 }

@@ -1,6 +1,10 @@
-//! Ethernet, ARP, IPv4 and VXLAN, as far as a switch needs them.
+//! Ethernet, ARP, neighbour discovery and VXLAN, as far as a switch needs them.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use super::checksum::finish;
+use super::packet::{IpPacket, Ipv4Packet, Ipv6Packet, ipv6_header};
+use crate::flows::ICMPV6;
 
 /// A MAC address.
 pub(crate) type Mac = [u8; 6];
@@ -8,16 +12,23 @@ pub(crate) type Mac = [u8; 6];
 /// Bytes of an Ethernet header.
 pub(crate) const ETHERNET: usize = 14;
 const IPV4: [u8; 2] = [0x08, 0x00];
+const IPV6: [u8; 2] = [0x86, 0xdd];
 const ARP: [u8; 2] = [0x08, 0x06];
+const SOLICITATION: u8 = 135;
+const ADVERTISEMENT: u8 = 136;
+/// Messages of neighbour discovery have this hop limit, so no router has passed them (RFC 4861).
+const NEVER_FORWARDED: u8 = 255;
 
 /// A parsed frame.
 #[derive(Debug)]
 pub(crate) enum Frame<'a> {
     /// An ARP request for an IPv4 address.
     ArpRequest(ArpRequest),
-    /// IPv4: the source MAC address, the destination MAC address, and the packet without padding.
-    Ipv4 { source: Mac, destination: Mac, packet: Ipv4Packet<'a> },
-    /// Anything else, or invalid.
+    /// A neighbour solicitation, which does for IPv6 what an ARP request does.
+    Solicitation(Solicitation),
+    /// An IP packet: the source MAC address, the destination MAC address, and the packet without padding.
+    Ip { source: Mac, destination: Mac, packet: IpPacket<'a> },
+    /// Anything else, or invalid. Other messages of neighbour discovery are among it, such as router advertisements.
     Other,
 }
 
@@ -27,17 +38,21 @@ impl<'a> Frame<'a> {
             return Frame::Other;
         };
         let Some(payload) = frame.get(ETHERNET..) else { return Frame::Other };
-        if frame[12..14] == IPV4 {
-            return Ipv4Packet::parse(payload).map_or(Frame::Other, |packet| Frame::Ipv4 {
-                source,
-                destination,
-                packet,
-            });
-        }
         if frame[12..14] == ARP {
             return ArpRequest::parse(payload).map_or(Frame::Other, Frame::ArpRequest);
         }
-        Frame::Other
+        let packet = match [frame[12], frame[13]] {
+            IPV4 => Ipv4Packet::parse(payload).map(IpPacket::V4),
+            IPV6 => Ipv6Packet::parse(payload).map(IpPacket::V6),
+            _ => None,
+        };
+        match packet {
+            Some(IpPacket::V6(packet)) if packet.is_of_link() => {
+                Solicitation::parse(source, &packet).map_or(Frame::Other, Frame::Solicitation)
+            }
+            Some(packet) => Frame::Ip { source, destination, packet },
+            None => Frame::Other,
+        }
     }
 }
 
@@ -74,64 +89,52 @@ impl ArpRequest {
     }
 }
 
-/// An IPv4 packet with a complete header and a correct length.
+/// A neighbour solicitation (RFC 4861 4.3).
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Ipv4Packet<'a> {
-    bytes: &'a [u8],
+pub(crate) struct Solicitation {
+    pub(crate) sender_mac: Mac,
+    /// Unspecified if the sender asks whether an address is free.
+    pub(crate) sender: Ipv6Addr,
+    pub(crate) target: Ipv6Addr,
 }
 
-impl<'a> Ipv4Packet<'a> {
-    /// Parses a packet; trailing padding is removed.
-    pub(crate) fn parse(bytes: &'a [u8]) -> Option<Ipv4Packet<'a>> {
-        let header = usize::from(bytes.first()? & 0x0f) * 4;
-        let length = usize::from(u16_at(bytes, 2)?);
-        let whole = bytes[0] >> 4 == 4 && header >= 20 && header <= length && length <= bytes.len();
-        whole.then(|| Ipv4Packet { bytes: &bytes[..length] })
+impl Solicitation {
+    pub(crate) fn parse(sender_mac: Mac, packet: &Ipv6Packet<'_>) -> Option<Solicitation> {
+        let message = packet.payload();
+        let target: [u8; 16] = message.get(8..24)?.try_into().ok()?;
+        let is_solicitation = packet.is_of_link()
+            && !packet.is_fragment()
+            && packet.bytes()[7] == NEVER_FORWARDED
+            && message[..2] == [SOLICITATION, 0];
+        is_solicitation.then(|| Solicitation { sender_mac, sender: packet.source(), target: target.into() })
     }
 
-    pub(crate) fn bytes(&self) -> &'a [u8] {
-        self.bytes
-    }
-
-    pub(crate) fn header_length(&self) -> usize {
-        usize::from(self.bytes[0] & 0x0f) * 4
-    }
-
-    pub(crate) fn payload(&self) -> &'a [u8] {
-        &self.bytes[self.header_length()..]
-    }
-
-    pub(crate) fn protocol(&self) -> u8 {
-        self.bytes[9]
-    }
-
-    pub(crate) fn source(&self) -> Ipv4Addr {
-        Ipv4Addr::new(self.bytes[12], self.bytes[13], self.bytes[14], self.bytes[15])
-    }
-
-    pub(crate) fn destination(&self) -> Ipv4Addr {
-        Ipv4Addr::new(self.bytes[16], self.bytes[17], self.bytes[18], self.bytes[19])
-    }
-
-    /// Offset of this fragment in units of eight bytes.
-    pub(crate) fn fragment_offset(&self) -> u16 {
-        u16::from_be_bytes([self.bytes[6], self.bytes[7]]) & 0x1fff
-    }
-
-    /// Whether the packet is a fragment.
-    pub(crate) fn is_fragment(&self) -> bool {
-        self.fragment_offset() != 0 || self.bytes[6] & 0x20 != 0
-    }
-
-    /// Whether the packet must not be fragmented.
-    pub(crate) fn dont_fragment(&self) -> bool {
-        self.bytes[6] & 0x40 != 0
+    /// The frame that answers with `mac`: a neighbour advertisement (RFC 4861 4.4).
+    pub(crate) fn reply(&self, mac: Mac) -> Vec<u8> {
+        const SOLICITED: u8 = 0x40;
+        const OVERRIDE: u8 = 0x20;
+        // Who has no address yet listens to all nodes' messages.
+        let (to, flags) = match self.sender.is_unspecified() {
+            true => (Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1), OVERRIDE),
+            false => (self.sender, SOLICITED | OVERRIDE),
+        };
+        let mut packet = ipv6_header(ICMPV6, NEVER_FORWARDED, self.target, to);
+        packet.extend([ADVERTISEMENT, 0, 0, 0, flags, 0, 0, 0]);
+        packet.extend(self.target.octets());
+        // The option of the target's MAC address, one unit of eight bytes.
+        packet.extend([2, 1]);
+        packet.extend(mac);
+        finish(&mut packet);
+        let mut frame = ethernet(self.sender_mac, mac, IPV6);
+        frame.extend(packet);
+        frame
     }
 }
 
 /// A frame with this header around the packet.
-pub(crate) fn ipv4_frame(destination: Mac, source: Mac, packet: &[u8]) -> Vec<u8> {
-    let mut frame = ethernet(destination, source, IPV4);
+pub(crate) fn ip_frame(destination: Mac, source: Mac, packet: &[u8]) -> Vec<u8> {
+    let is_ipv6 = packet.first().is_some_and(|first| first >> 4 == 6);
+    let mut frame = ethernet(destination, source, if is_ipv6 { IPV6 } else { IPV4 });
     frame.extend_from_slice(packet);
     frame
 }
@@ -158,10 +161,6 @@ pub(crate) fn unvxlan(datagram: &[u8]) -> Option<(u32, &[u8])> {
     let (header, frame) = datagram.split_at_checked(8)?;
     let has_vni = header[0] & 0x08 != 0;
     has_vni.then(|| (u32::from_be_bytes([0, header[4], header[5], header[6]]), frame))
-}
-
-pub(crate) fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
 }
 
 fn mac_at(bytes: &[u8], at: usize) -> Option<Mac> {

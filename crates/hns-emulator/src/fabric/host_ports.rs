@@ -13,7 +13,7 @@ use tortie_hcn::schema::{Endpoint, PortMapping};
 
 use super::balance::Ends;
 use super::checksum::{TCP, UDP};
-use super::frame::Ipv4Packet;
+use super::packet::IpPacket;
 use crate::flows::lifetime;
 
 /// The flag of a mapping that the node itself uses, too (`LocalRoutedVip`).
@@ -62,7 +62,7 @@ pub(super) struct Returns(HashMap<Ends, Instant>);
 
 impl Returns {
     /// Notes a packet that came from the node.
-    pub(super) fn note(&mut self, ports: &HostPorts, packet: &Ipv4Packet<'_>, now: Instant) {
+    pub(super) fn note(&mut self, ports: &HostPorts, packet: &IpPacket<'_>, now: Instant) {
         let Some(ends) = Ends::of(packet) else { return };
         let leads = |to: &HostPort| ends.destination() == (to.pod, to.port);
         if !ports.iter().any(|((protocol, ..), to)| *protocol == packet.protocol() && leads(to)) {
@@ -75,7 +75,7 @@ impl Returns {
     }
 
     /// Whether the packet answers such a connection.
-    pub(super) fn has(&mut self, packet: &Ipv4Packet<'_>, now: Instant) -> bool {
+    pub(super) fn has(&mut self, packet: &IpPacket<'_>, now: Instant) -> bool {
         let seen = Ends::of(packet).and_then(|ends| self.0.get_mut(&ends));
         let alive = seen.filter(|seen| now.duration_since(**seen) < lifetime(packet.protocol()));
         alive.map(|seen| *seen = now).is_some()

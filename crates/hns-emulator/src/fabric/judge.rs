@@ -1,12 +1,12 @@
 //! Decides what happens to a packet at an endpoint's port.
 
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::time::Instant;
 
 use super::checksum::{UDP, finish};
-use super::frame::{Ipv4Packet, u16_at};
+use super::packet::{IpPacket, Ipv4Packet, Ipv6Packet, ipv6_header, u16_at};
 use crate::acl::{AccessControl, PacketDirection, Verdict};
-use crate::flows::{Expected, Flows, ICMP, Key, TCP};
+use crate::flows::{Expected, Flows, ICMP, ICMPV6, Key, TCP};
 
 const SCTP: u8 = 132;
 const FIN: u8 = 0x01;
@@ -28,7 +28,7 @@ pub(super) enum Decision {
 /// Whether the packet passes the port.
 pub(super) fn judge(
     flows: &mut Flows,
-    packet: &Ipv4Packet<'_>,
+    packet: &IpPacket<'_>,
     direction: PacketDirection,
     acl: &AccessControl,
     now: Instant,
@@ -61,21 +61,27 @@ pub(super) fn judge(
 pub(super) fn resets(key: &Key, expected: &Expected) -> [Option<Vec<u8>>; 2] {
     let (local, remote) = ((key.local, key.local_port), (key.remote, key.remote_port));
     [
-        expected.local.map(|sequence| reset(remote, local, sequence)),
-        expected.remote.map(|sequence| reset(local, remote, sequence)),
+        expected.local.and_then(|sequence| reset(remote, local, sequence)),
+        expected.remote.and_then(|sequence| reset(local, remote, sequence)),
     ]
 }
 
-fn reset(from: (Ipv4Addr, u16), to: (Ipv4Addr, u16), sequence: u32) -> Vec<u8> {
-    let mut packet = vec![0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, TCP, 0, 0];
-    packet.extend(from.0.octets());
-    packet.extend(to.0.octets());
+/// None if the addresses are not of one family.
+fn reset(from: (IpAddr, u16), to: (IpAddr, u16), sequence: u32) -> Option<Vec<u8>> {
+    let mut packet = match (from.0, to.0) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            let header = [0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, TCP, 0, 0];
+            [&header[..], &from.octets(), &to.octets()].concat()
+        }
+        (IpAddr::V6(from), IpAddr::V6(to)) => ipv6_header(TCP, 64, from, to),
+        (IpAddr::V4(_), IpAddr::V6(_)) | (IpAddr::V6(_), IpAddr::V4(_)) => return None,
+    };
     packet.extend(from.1.to_be_bytes());
     packet.extend(to.1.to_be_bytes());
     packet.extend(sequence.to_be_bytes());
     packet.extend([0, 0, 0, 0, 0x50, RST, 0, 0, 0, 0, 0, 0]);
     finish(&mut packet);
-    packet
+    Some(packet)
 }
 
 /// The fields of a TCP segment that matter for resets.
@@ -88,7 +94,7 @@ struct Segment {
 }
 
 impl Segment {
-    fn of(packet: &Ipv4Packet<'_>) -> Option<Segment> {
+    fn of(packet: &IpPacket<'_>) -> Option<Segment> {
         let tcp = packet.payload();
         let header = usize::from(tcp.get(12)? >> 4) * 4;
         let flags = *tcp.get(13)?;
@@ -110,59 +116,46 @@ impl Segment {
     }
 
     /// The answer of an end that does not know the connection (RFC 9293 3.10.7.1).
-    fn refusal(&self, packet: &Ipv4Packet<'_>) -> Option<Vec<u8>> {
+    fn refusal(&self, packet: &IpPacket<'_>) -> Option<Vec<u8>> {
         let tcp = packet.payload();
         let (from, to) = (u16_at(tcp, 0)?, u16_at(tcp, 2)?);
         let answers = self.flags & RST == 0 && self.flags & ACK != 0;
-        answers.then(|| reset((packet.destination(), to), (packet.source(), from), self.acknowledges))
+        if !answers {
+            return None;
+        }
+        reset((packet.destination(), to), (packet.source(), from), self.acknowledges)
     }
 }
 
 /// Whether the packet is an ICMP error about a packet of a known flow.
 fn is_related_to_known(
     flows: &Flows,
-    packet: &Ipv4Packet<'_>,
+    packet: &IpPacket<'_>,
     direction: PacketDirection,
     now: Instant,
 ) -> bool {
     let payload = packet.payload();
-    // Destination unreachable, time exceeded, parameter problem: the packet in question follows (RFC 792).
-    let is_error = packet.protocol() == ICMP && matches!(payload.first(), Some(3 | 11 | 12));
+    // Destination unreachable, time exceeded, parameter problem, and packet too big of IPv6: the packet in question
+    // follows (RFC 792, RFC 4443).
+    let is_error = match packet {
+        IpPacket::V4(_) => packet.protocol() == ICMP && matches!(payload.first(), Some(3 | 11 | 12)),
+        IpPacket::V6(_) => packet.protocol() == ICMPV6 && matches!(payload.first(), Some(1..=4)),
+    };
     let Some(about) = payload.get(8..).filter(|_| is_error) else { return false };
     let back = if direction == PacketDirection::In { PacketDirection::Out } else { PacketDirection::In };
     quoted_key(about, back).is_some_and(|key| flows.is_known(&key, now))
 }
 
-fn ends(source: Ipv4Addr, destination: Ipv4Addr, direction: PacketDirection) -> (Ipv4Addr, Ipv4Addr) {
+fn ends(source: IpAddr, destination: IpAddr, direction: PacketDirection) -> (IpAddr, IpAddr) {
     match direction {
         PacketDirection::In => (destination, source),
         PacketDirection::Out => (source, destination),
     }
 }
 
-fn key(packet: &Ipv4Packet<'_>, direction: PacketDirection) -> Option<Key> {
+fn key(packet: &IpPacket<'_>, direction: PacketDirection) -> Option<Key> {
     let (local, remote) = ends(packet.source(), packet.destination(), direction);
-    key_of(packet.protocol(), packet.payload(), local, remote, direction)
-}
-
-/// The flow of the packet that an ICMP error quotes: its header is complete, the rest may be truncated.
-fn quoted_key(quoted: &[u8], direction: PacketDirection) -> Option<Key> {
-    let header = usize::from(quoted.first()? & 0x0f) * 4;
-    let address = |at: usize| -> Option<Ipv4Addr> {
-        let octets: [u8; 4] = quoted.get(at..at + 4)?.try_into().ok()?;
-        Some(octets.into())
-    };
-    let (local, remote) = ends(address(12)?, address(16)?, direction);
-    key_of(*quoted.get(9)?, quoted.get(header..)?, local, remote, direction)
-}
-
-fn key_of(
-    protocol: u8,
-    payload: &[u8],
-    local: Ipv4Addr,
-    remote: Ipv4Addr,
-    direction: PacketDirection,
-) -> Option<Key> {
+    let (protocol, payload) = (packet.protocol(), packet.payload());
     let (local_port, remote_port) = match protocol {
         TCP | UDP | SCTP => {
             let (source, destination) = (u16_at(payload, 0)?, u16_at(payload, 2)?);
@@ -173,7 +166,18 @@ fn key_of(
             let identifier = u16_at(payload, 4)?;
             (identifier, identifier)
         }
+        // Echo, request and reply.
+        ICMPV6 if matches!(payload.first(), Some(128 | 129)) => {
+            let identifier = u16_at(payload, 4)?;
+            (identifier, identifier)
+        }
         _ => (0, 0),
     };
     Some(Key { protocol, local, remote, local_port, remote_port })
+}
+
+/// The flow of the packet that an ICMP error quotes: its header is complete, the rest may be truncated.
+fn quoted_key(quoted: &[u8], direction: PacketDirection) -> Option<Key> {
+    let v6 = || Ipv6Packet::parse_truncated(quoted).map(IpPacket::V6);
+    key(&Ipv4Packet::parse_truncated(quoted).map(IpPacket::V4).or_else(v6)?, direction)
 }

@@ -9,6 +9,7 @@ mod frame;
 mod host_ports;
 mod judge;
 mod outbound;
+mod packet;
 mod plan;
 mod segment;
 
@@ -16,6 +17,7 @@ mod segment;
 mod tests;
 
 pub(crate) use forward::{Fabric, Output, Port};
+pub(crate) use frame::Frame;
 pub(crate) use host_ports::{HostPort, HostPorts};
 pub(crate) use outbound::{OutboundNat, OutboundNats};
-pub(crate) use plan::{NodeLeg, Plan, PodPort};
+pub(crate) use plan::{NodeLeg, Plan, PodAddress, PodPort};

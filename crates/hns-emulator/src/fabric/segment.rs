@@ -1,7 +1,7 @@
 //! Prepares packets from a tunnel for a link: completes checksums and enforces the MTU.
 
 use super::checksum::{self, ChecksumState, TCP, finish};
-use super::frame::Ipv4Packet;
+use super::packet::{IpPacket, Ipv4Packet};
 
 const FIN: u8 = 0x01;
 const PUSH: u8 = 0x08;
@@ -18,7 +18,7 @@ pub(crate) enum Unfit {
 
 /// Splits the packet into packets of at most `mtu` bytes with correct checksums.
 pub(crate) fn complete(packet: &Ipv4Packet<'_>, mtu: usize) -> Result<Vec<Vec<u8>>, Unfit> {
-    let state = checksum::state(packet);
+    let state = checksum::state(&IpPacket::V4(*packet));
     match state {
         ChecksumState::Broken => Err(Unfit::Checksum),
         ChecksumState::Finished if packet.bytes().len() <= mtu => Ok(vec![packet.bytes().to_vec()]),

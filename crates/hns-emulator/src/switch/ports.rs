@@ -6,13 +6,13 @@
 //! (`gc_thresh3`). Pods that resolve each other would fill it, and packets of all namespaces would be lost.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use tortie_api::net::MacAddress;
 use tortie_hcn::Guid;
 use tortie_kernel::namespace::NetNs;
@@ -26,12 +26,13 @@ use tracing::{debug, info, warn};
 use super::run::Engine;
 use super::translations::{self, Translations};
 use crate::error::Error;
-use crate::fabric::{NodeLeg, Plan, PodPort, Port};
+use crate::fabric::{NodeLeg, Plan, PodAddress, PodPort, Port};
 
 /// The name of a pod's interface.
 const POD_INTERFACE: &str = "eth0";
-/// The next hop of the node's interface, an unused address.
+/// The next hops of the node's interface, unused addresses.
 const NEXT_HOP: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
+const NEXT_HOP_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0xa9fe, 0x101);
 /// The protocol of the routes: "boot", as for interfaces that are configured by hand.
 const PROTOCOL: u8 = 3;
 /// How long a new cable may need until it forwards frames: normally a few milliseconds.
@@ -69,21 +70,14 @@ enum Spec {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Interface {
     name: String,
-    address: Ipv4Addr,
-    prefix_length: u8,
+    /// With the next hop for all packets; without one, the subnet is on the link itself.
+    addresses: Vec<PodAddress>,
     mac: MacAddress,
     mtu: u32,
-    /// The next hop for all packets; without one, the subnet is on the link itself.
-    gateway: Option<Gateway>,
-    /// Whether there is also a default route to it.
-    default_route: bool,
-}
-
-/// The next hop of an interface.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Gateway {
-    address: Ipv4Addr,
-    mac: MacAddress,
+    /// The MAC address of next hops.
+    gateway_mac: MacAddress,
+    /// Whether there are also default routes to them.
+    default_routes: bool,
 }
 
 impl Ports {
@@ -258,70 +252,106 @@ fn leg_name(port: Port) -> String {
 
 impl Interface {
     fn of_pod(pod: &PodPort, plan: &Plan) -> Interface {
-        let gateway = |address| Gateway { address, mac: MacAddress(plan.router_mac) };
         Interface {
             name: POD_INTERFACE.to_owned(),
-            address: pod.address,
-            prefix_length: pod.prefix_length,
+            addresses: pod.addresses.clone(),
             mac: MacAddress(pod.mac),
             mtu: pod.mtu,
-            gateway: pod.gateway.map(gateway),
-            default_route: pod.gateway.is_some(),
+            gateway_mac: MacAddress(plan.router_mac),
+            default_routes: true,
         }
     }
 
     fn of_leg(leg: &NodeLeg, name: String) -> Interface {
+        let address = |address: &IpNet| PodAddress { address: *address, gateway: Some(next_hop(*address)) };
         Interface {
             name,
-            address: leg.address,
-            prefix_length: leg.prefix_length,
+            addresses: leg.addresses.iter().map(address).collect(),
             mac: MacAddress(leg.mac),
             mtu: leg.mtu,
-            gateway: Some(Gateway { address: NEXT_HOP, mac: MacAddress(leg.mac) }),
-            default_route: false,
+            gateway_mac: MacAddress(leg.mac),
+            default_routes: false,
         }
     }
 
     /// Configures the interface, in the calling thread's network namespace.
     fn set_up(&self) -> Result<(), Error> {
-        // HNS has no IPv6 on overlays. A failure only causes some unnecessary frames.
-        if let Err(error) = sysctl::ensure(&format!("net/ipv6/conf/{}/disable_ipv6", self.name), "1") {
-            debug!(%error, "the interface keeps IPv6");
-        }
+        self.set_ipv6()?;
         ethtool::disable_offloads(&self.name)?;
         let link = tortie_kernel::interface_index(&self.name)?;
-        let prefix_length = self.gateway.map_or(self.prefix_length, |_| 32);
-        let address = Address { link, address: self.address.into(), prefix_length };
-        let mut changes =
-            vec![Change::AddAddress(address), Change::SetLink(link, vec![LinkSetting::Up(true)])];
-        if let Some(Gateway { address, mac }) = self.gateway {
-            changes.push(Change::SetNeighbour(Neighbour { link, address: address.into(), mac }));
-            if self.default_route {
-                let everything = IpNet::from(Ipv4Net::default());
-                changes.push(Change::AddRoute(Route::via(everything, address.into(), link, PROTOCOL)));
+        let address = |PodAddress { address, gateway }: &PodAddress| {
+            let prefix_length = gateway.map_or(address.prefix_len(), |_| address.max_prefix_len());
+            Change::AddAddress(Address { link, address: address.addr(), prefix_length })
+        };
+        let mut changes: Vec<Change> = self.addresses.iter().map(address).collect();
+        changes.push(Change::SetLink(link, vec![LinkSetting::Up(true)]));
+        for gateway in self.addresses.iter().filter_map(|it| it.gateway) {
+            changes.push(Change::SetNeighbour(Neighbour { link, address: gateway, mac: self.gateway_mac }));
+            if self.default_routes {
+                changes.push(Change::AddRoute(Route::via(everything(gateway), gateway, link, PROTOCOL)));
             }
         }
         apply(&changes)
     }
+
+    /// Enables IPv6 if the interface has an address of it. HNS has none on overlays.
+    fn set_ipv6(&self) -> Result<(), Error> {
+        let set = |name: &str, value: &str| {
+            sysctl::ensure(&format!("net/ipv6/conf/{}/{name}", self.name), value).map(drop)
+        };
+        if self.addresses.iter().any(|it| it.address.addr().is_ipv6()) {
+            set("disable_ipv6", "0")?;
+            // The switch passes no router advertisements.
+            return Ok(set("accept_ra", "0")?);
+        }
+        if let Err(error) = set("disable_ipv6", "1") {
+            debug!(%error, "the interface keeps IPv6; this only causes some unnecessary frames");
+        }
+        Ok(())
+    }
 }
 
-/// The networks behind the node's interface: its own subnet and those of other nodes.
-fn behind(leg: &NodeLeg) -> impl Iterator<Item = Ipv4Net> {
-    let own = Ipv4Net::new(leg.address, leg.prefix_length).map(|net| net.trunc());
-    own.into_iter().chain(leg.routes.iter().copied())
+/// The next hop of the node's interface in the family of an address.
+fn next_hop(of: IpNet) -> IpAddr {
+    match of {
+        IpNet::V4(_) => NEXT_HOP.into(),
+        IpNet::V6(_) => NEXT_HOP_V6.into(),
+    }
+}
+
+/// The destination of a default route.
+fn everything(gateway: IpAddr) -> IpNet {
+    match gateway {
+        IpAddr::V4(_) => Ipv4Net::default().into(),
+        IpAddr::V6(_) => Ipv6Net::default().into(),
+    }
+}
+
+/// The networks behind the node's interface: its own subnets and those of other nodes.
+fn behind(leg: &NodeLeg) -> impl Iterator<Item = IpNet> {
+    leg.addresses.iter().map(IpNet::trunc).chain(leg.routes.iter().copied())
+}
+
+/// The address of the node's packets to a network.
+fn source(leg: &NodeLeg, to: IpNet) -> Option<IpAddr> {
+    let is_same_family = |own: &&IpNet| own.addr().is_ipv6() == to.addr().is_ipv6();
+    let own = leg.addresses.iter().find(is_same_family).map(IpNet::addr);
+    match to {
+        IpNet::V4(_) if !own.is_some_and(|own| to.contains(&own)) => Some(leg.source.into()),
+        IpNet::V4(_) | IpNet::V6(_) => own,
+    }
 }
 
 /// Adds and removes routes of the node's interface.
 fn change_routes(node: &NetNs, interface: &str, old: Option<&NodeLeg>, new: &NodeLeg) -> Result<(), Error> {
     node.run(|| {
         let link = tortie_kernel::interface_index(interface)?;
-        let route = |prefix: Ipv4Net| {
-            let source = if prefix.contains(&new.address) { new.address } else { new.source };
-            let route = Route::via(IpNet::V4(prefix), NEXT_HOP.into(), link, PROTOCOL);
-            Route { source: Some(IpAddr::V4(source)), ..route }
+        let route = |prefix: IpNet| {
+            let route = Route::via(prefix, next_hop(prefix), link, PROTOCOL);
+            Route { source: source(new, prefix), ..route }
         };
-        let old: BTreeSet<Ipv4Net> = old.into_iter().flat_map(behind).collect();
-        let new: BTreeSet<Ipv4Net> = behind(new).collect();
+        let old: BTreeSet<IpNet> = old.into_iter().flat_map(behind).collect();
+        let new: BTreeSet<IpNet> = behind(new).collect();
         let gone = old.difference(&new).map(|prefix| Change::DeleteRoute(route(*prefix)));
         let come = new.difference(&old).map(|prefix| Change::AddRoute(route(*prefix)));
         apply(&gone.chain(come).collect::<Vec<_>>())

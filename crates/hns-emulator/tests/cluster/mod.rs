@@ -2,14 +2,14 @@
 //! networks with routes between the nodes.
 
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde_json::json;
 use tortie_api::net::MacAddress;
 use tortie_hcn::schema::{
@@ -32,13 +32,19 @@ const LINUX_TUNNEL: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 0);
 /// A network namespace where a socket can be opened.
 pub(crate) struct Location {
     pub namespace: Arc<NetNs>,
-    pub address: Ipv4Addr,
+    pub address: IpAddr,
     pub endpoint: Guid,
 }
 
 impl Location {
     pub(crate) fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         self.namespace.run(work).unwrap()
+    }
+
+    /// The same place with its IPv6 address, which it has in an L2Bridge network.
+    pub(crate) fn by_ipv6(&self) -> Location {
+        let IpAddr::V4(address) = self.address else { panic!("{}", self.address) };
+        Location { namespace: self.namespace.clone(), address: ipv6(address).into(), endpoint: self.endpoint }
     }
 }
 
@@ -53,11 +59,11 @@ pub(crate) struct WindowsNode {
 impl WindowsNode {
     pub(crate) fn pod(&self, index: usize) -> Location {
         let (namespace, address, endpoint) = &self.pods[index];
-        Location { namespace: namespace.clone(), address: *address, endpoint: *endpoint }
+        Location { namespace: namespace.clone(), address: (*address).into(), endpoint: *endpoint }
     }
 
     pub(crate) fn node(&self) -> Location {
-        Location { namespace: self.namespace.clone(), address: self.gateway, endpoint: Guid::ZERO }
+        Location { namespace: self.namespace.clone(), address: self.gateway.into(), endpoint: Guid::ZERO }
     }
 }
 
@@ -72,13 +78,16 @@ impl Cluster {
         Cluster::with(OnRewrite::Keep)
     }
 
-    /// The nodes send each other packets of pods as they are, as with flannel's `host-gw`.
+    /// The nodes send each other packets of pods as they are, as with flannel's `host-gw`. Everybody has IPv6, too.
     pub(crate) fn bridged() -> Cluster {
         let (underlay, nodes) = underlay();
         let linux = nodes[0].clone();
         let pod = || {
             let link = tortie_kernel::interface_index("eth0").unwrap();
-            change(&[Change::AddAddress(Address { link, address: LINUX_TUNNEL.into(), prefix_length: 32 })]);
+            change(&[
+                Change::AddAddress(Address { link, address: LINUX_TUNNEL.into(), prefix_length: 32 }),
+                Change::AddAddress(Address { link, address: ipv6(LINUX_TUNNEL).into(), prefix_length: 128 }),
+            ]);
         };
         linux.run(pod).unwrap();
         for (number, node) in (1..).zip(&nodes) {
@@ -112,7 +121,7 @@ impl Cluster {
     }
 
     pub(crate) fn linux(&self) -> Location {
-        Location { namespace: self.linux.clone(), address: LINUX_TUNNEL, endpoint: Guid::ZERO }
+        Location { namespace: self.linux.clone(), address: LINUX_TUNNEL.into(), endpoint: Guid::ZERO }
     }
 }
 
@@ -127,13 +136,19 @@ fn underlay() -> (NetNs, Vec<Arc<NetNs>>) {
 /// Routes of a node to the blocks of the others, which its stack forwards to.
 fn routes_to_others(number: u8, source: Ipv4Addr) {
     let link = tortie_kernel::interface_index("eth0").unwrap();
-    let others = (1..=3).filter(|other| *other != number);
-    let route = |other| Route {
-        source: Some(source.into()),
-        ..Route::via(IpNet::V4(block(other)), provider(other).into(), link, 80)
-    };
-    change(&others.map(|other| Change::AddRoute(route(other))).collect::<Vec<_>>());
-    sysctl::ensure("net/ipv4/ip_forward", "1").unwrap();
+    let own = Address { link, address: ipv6(provider(number)).into(), prefix_length: 64 };
+    let mut changes = vec![Change::AddAddress(own)];
+    for other in (1..=3).filter(|other| *other != number) {
+        let (v4, v6) = (block(other).into(), ipv6_block(other).into());
+        let route = Route::via(v4, provider(other).into(), link, 80);
+        changes.push(Change::AddRoute(Route { source: Some(source.into()), ..route }));
+        let route = Route::via(v6, ipv6(provider(other)).into(), link, 80);
+        changes.push(Change::AddRoute(Route { source: Some(ipv6(source).into()), ..route }));
+    }
+    change(&changes);
+    for forwarding in ["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"] {
+        sysctl::ensure(forwarding, "1").unwrap();
+    }
 }
 
 pub(crate) fn provider(number: u8) -> Ipv4Addr {
@@ -142,6 +157,16 @@ pub(crate) fn provider(number: u8) -> Ipv4Addr {
 
 fn block(number: u8) -> Ipv4Net {
     Ipv4Net::new(Ipv4Addr::new(10, 244, number, 0), 26).unwrap()
+}
+
+/// The IPv6 address of who has this one in an L2Bridge network, such as fd00:a:f4:2::4 for 10.244.2.4.
+pub(crate) fn ipv6(address: Ipv4Addr) -> Ipv6Addr {
+    let [a, b, c, d] = address.octets().map(u16::from);
+    Ipv6Addr::new(0xfd00, a, b, c, 0, 0, 0, d)
+}
+
+fn ipv6_block(number: u8) -> Ipv6Net {
+    Ipv6Net::new(ipv6(block(number).network()), 64).unwrap()
 }
 
 fn bridge(name: &str) -> NewLink<'_> {
@@ -205,13 +230,15 @@ fn windows_node(namespace: Arc<NetNs>, number: u8, mode: NetworkMode, on_rewrite
 
 /// The network, the node's own endpoint and pods behind it, as flannel and win-bridge make them.
 fn bridged_node(hns: Emulator, namespace: Arc<NetNs>, number: u8) -> WindowsNode {
-    let subnet = json!({"IpAddressPrefix": block(number), "Routes": [
-        {"NextHop": Ipv4Addr::new(10, 244, number, 1), "DestinationPrefix": "0.0.0.0/0"}]});
+    let router = Ipv4Addr::new(10, 244, number, 1);
+    let subnets = json!([
+        {"IpAddressPrefix": block(number), "Routes": [{"NextHop": router, "DestinationPrefix": "0.0.0.0/0"}]},
+        {"IpAddressPrefix": ipv6_block(number), "Routes": [{"NextHop": ipv6(router), "DestinationPrefix": "::/0"}]}]);
     let network =
-        json!({"Name": "cbr0", "Type": "L2Bridge", "Ipams": [{"Type": "Static", "Subnets": [subnet]}]});
+        json!({"Name": "cbr0", "Type": "L2Bridge", "Ipams": [{"Type": "Static", "Subnets": subnets}]});
     let network = hns.create_network(&lenient::<Network>(&network.to_string()).unwrap()).unwrap();
     let gateway = Ipv4Addr::new(10, 244, number, 2);
-    let own = json!({"Name": "cbr0_ep", "HostComputeNetwork": network, "IpConfigurations": [{"IpAddress": gateway}]});
+    let own = json!({"Name": "cbr0_ep", "HostComputeNetwork": network, "IpConfigurations": [{"IpAddress": gateway}, {"IpAddress": ipv6(gateway)}]});
     let own = hns.create_endpoint(&lenient::<Endpoint>(&own.to_string()).unwrap()).unwrap();
     let compartment =
         Namespace { r#type: NamespaceType::HostDefault, namespace_id: 1, ..Namespace::default() };
@@ -223,9 +250,14 @@ fn bridged_node(hns: Emulator, namespace: Arc<NetNs>, number: u8) -> WindowsNode
 
 fn pod(hns: &Emulator, network: Guid, gateway: Ipv4Addr, address: Ipv4Addr) -> (Arc<NetNs>, Ipv4Addr, Guid) {
     let [a, b, c, d] = address.octets();
-    let document = json!({"HostComputeNetwork": network, "IpConfigurations": [{"IpAddress": address}],
-        "MacAddress": format!("0E-2A-{a:02x}-{b:02x}-{c:02x}-{d:02x}"),
-        "Routes": [{"NextHop": gateway, "DestinationPrefix": "0.0.0.0/0"}]});
+    let mut addresses = vec![json!({"IpAddress": address})];
+    let mut routes = vec![json!({"NextHop": gateway, "DestinationPrefix": "0.0.0.0/0"})];
+    if hns.network(network).unwrap().r#type == NetworkMode::L2Bridge {
+        addresses.push(json!({"IpAddress": ipv6(address)}));
+        routes.push(json!({"NextHop": ipv6(gateway), "DestinationPrefix": "::/0"}));
+    }
+    let document = json!({"HostComputeNetwork": network, "IpConfigurations": addresses,
+        "MacAddress": format!("0E-2A-{a:02x}-{b:02x}-{c:02x}-{d:02x}"), "Routes": routes});
     let document: Endpoint = lenient(&document.to_string()).unwrap();
     let endpoint = hns.create_endpoint(&document).unwrap();
     let compartment = hns.create_namespace(&Namespace::default()).unwrap();
@@ -332,7 +364,7 @@ impl Connection {
             panic!("{} to {}: {error}", from.address, to.address);
         });
         let (server, peer) = listener.accept().unwrap();
-        assert_eq!(peer.ip(), std::net::IpAddr::V4(from.address), "the source address stays");
+        assert_eq!(peer.ip(), from.address, "the source address stays");
         for stream in [&client, &server] {
             stream.set_read_timeout(Some(DEADLINE)).unwrap();
             stream.set_write_timeout(Some(DEADLINE)).unwrap();

@@ -1,4 +1,4 @@
-//! IPv6 beside IPv4, as documents: HNS has it from 11.10 on, and not in overlay networks. The switch forwards none.
+//! IPv6 beside IPv4, as documents: HNS has it from 11.10 on, and not in overlay networks.
 
 use std::net::Ipv4Addr;
 
@@ -201,9 +201,9 @@ fn load_balancers_have_addresses_of_one_family() {
     }
 }
 
-/// ACLs, sets and translations with addresses of IPv6 are kept. None of them matches a packet of IPv4.
+/// ACLs, sets and translations with addresses of IPv6 are kept. Each matches packets of its family only.
 #[test]
-fn policies_of_ipv6_are_kept_and_match_nothing_of_ipv4() {
+fn policies_of_ipv6_are_kept_and_match_packets_of_their_family() {
     for ((hns, network), strict) in both().into_iter().zip([true, false]) {
         let sets = json!([set("six", "IPSET", "fd00:9::/64"), set("both", "IPSET", "fd00:9::1,10.9.0.1")]);
         policies(&hns, Kind::Network, network, "Add", sets).unwrap();
@@ -221,10 +221,11 @@ fn policies_of_ipv6_are_kept_and_match_nothing_of_ipv4() {
         let open = json!([acl_with(0, json!({"Action": "Allow", "RuleType": "Host", "Protocols": ""}))]);
         policies(&hns, Kind::Endpoint, id, "Add", open).unwrap();
         let lets_in = |remote: &str| {
+            let local = if remote.contains(':') { "fd00:1::9" } else { "10.1.0.9" };
             let packet = Packet {
                 direction: PacketDirection::In,
                 protocol: 6,
-                local: [10, 1, 0, 9].into(),
+                local: local.parse().unwrap(),
                 remote: remote.parse().unwrap(),
                 local_port: 80,
                 remote_port: 4000,
@@ -232,7 +233,12 @@ fn policies_of_ipv6_are_kept_and_match_nothing_of_ipv4() {
             hns.judge(id, &packet).unwrap() == Verdict::Allow
         };
         assert!(!lets_in("10.9.0.2"), "addresses of IPv6 are no wildcard");
-        assert!(lets_in("10.9.0.1"), "the member of IPv4 counts");
+        assert!(lets_in("10.9.0.1"), "a set has members of both families");
+        for (remote, passes) in
+            [("fd00:9::7", true), ("fd00:9:1::7", false), ("fd00:8::1", true), ("fd00:8::2", false)]
+        {
+            assert_eq!(lets_in(remote), passes, "{remote}");
+        }
         let mixed =
             create(&hns, Kind::Endpoint, network, &json!({"Policies": [allow(1, "fd00:9::1,10.9.0.1")]}));
         assert_eq!(mixed.is_err(), strict, "{mixed:?}");

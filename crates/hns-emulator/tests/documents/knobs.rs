@@ -131,7 +131,7 @@ fn ties_of_priority_follow_the_option() {
 
 #[test]
 fn the_senders_acls_match_the_configured_address_of_a_service() {
-    let vip = Some((Ipv4Addr::new(10, 96, 0, 10), 8080));
+    let vip = Some((Ipv4Addr::new(10, 96, 0, 10).into(), 8080));
     let backend = json!({"RemoteAddresses": "10.9.0.1", "RemotePorts": "80"});
     let service = json!({"RemoteAddresses": "10.96.0.10", "RemotePorts": "8080"});
     for (egress_sees, seen) in [(EgressSees::Backend, &backend), (EgressSees::Vip, &service)] {

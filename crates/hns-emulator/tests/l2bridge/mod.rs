@@ -1,5 +1,7 @@
 //! L2Bridge networks: pods of two emulated Windows nodes and of a Linux node, with routes between the nodes.
 
+mod ipv6;
+
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -28,24 +30,27 @@ const MANY: usize = 24;
 fn pods_nodes_and_other_nodes_reach_each_other() {
     let cluster = Cluster::bridged();
     let [one, other] = &cluster.windows[..] else { panic!() };
-    let (pod, neighbour, far, linux) = (one.pod(0), one.pod(1), other.pod(0), cluster.linux());
-    for from in [&pod, &neighbour, &far, &linux] {
-        for to in [&pod, &neighbour, &far, &linux] {
-            if from.address != to.address {
-                transfer(from, to, 500_000);
+    // The node has its endpoint's address towards its own pods, and that of its adapter towards others.
+    let own = Location { address: provider(2).into(), ..one.node() };
+    let places = [one.pod(0), one.pod(1), other.pod(0), cluster.linux(), one.node(), own];
+    let by_ipv6 = places.each_ref().map(Location::by_ipv6);
+    for [pod, neighbour, far, linux, end, own] in [places, by_ipv6] {
+        for from in [&pod, &neighbour, &far, &linux] {
+            for to in [&pod, &neighbour, &far, &linux] {
+                if from.address != to.address {
+                    transfer(from, to, 500_000);
+                }
             }
         }
+        for (from, to) in [(&end, &pod), (&pod, &end), (&pod, &own)] {
+            transfer(from, to, 500_000);
+        }
+        for other in [&far, &linux] {
+            transfer(&own, other, 500_000);
+            transfer(other, &end, 500_000);
+        }
+        transfer(&far, &own, 500_000);
     }
-    // The node has its endpoint's address towards its own pods, and that of its adapter towards others.
-    let own = Location { address: provider(2), ..one.node() };
-    for (from, to) in [(&one.node(), &pod), (&pod, &one.node()), (&pod, &own)] {
-        transfer(from, to, 500_000);
-    }
-    for other in [&far, &linux] {
-        transfer(&own, other, 500_000);
-        transfer(other, &one.node(), 500_000);
-    }
-    transfer(&far, &own, 500_000);
 }
 
 /// On the way to another node, frames have the MAC address of the node's adapter, and no encapsulation.
@@ -57,17 +62,24 @@ fn frames_have_the_address_of_the_adapter() {
     let adapter =
         node.node().run(|| RouteSocket::open().unwrap().link("eth0").unwrap().unwrap().mac.unwrap());
     let socket = linux.run(|| PacketSocket::open(interface_index("eth0").unwrap()).unwrap());
-    Connection::open(&pod, &linux).exchange();
-    let (mut buffer, mut seen) = ([0; 2048], 0);
-    while let Some(length) = socket.receive(&mut buffer).unwrap() {
-        let frame = &buffer[..length];
-        if frame[12..14] == [8, 0] && frame[26..30] == pod.address.octets() {
-            assert_eq!(frame[6..12], adapter.0);
-            assert_eq!(frame[23], 6, "TCP");
-            seen += 1;
+    for (pod, linux) in [(pod.by_ipv6(), linux.by_ipv6()), (pod, linux)] {
+        Connection::open(&pod, &linux).exchange();
+        let (mut buffer, mut seen) = ([0; 2048], 0);
+        while let Some(length) = socket.receive(&mut buffer).unwrap() {
+            let frame = &buffer[..length];
+            let (source, protocol) = match (pod.address, [frame[12], frame[13]]) {
+                (IpAddr::V4(address), [8, 0]) => (frame[26..30] == address.octets(), frame[23]),
+                (IpAddr::V6(address), [0x86, 0xdd]) => (frame[22..38] == address.octets(), frame[20]),
+                _ => continue,
+            };
+            if source {
+                assert_eq!(frame[6..12], adapter.0);
+                assert_eq!(protocol, 6, "TCP");
+                seen += 1;
+            }
         }
+        assert!(seen >= 3, "{seen} frames from {}", pod.address);
     }
-    assert!(seen >= 3, "{seen} frames");
 }
 
 #[test]
@@ -94,7 +106,7 @@ fn outbound_nat_spares_its_exceptions() {
     let cluster = Cluster::bridged();
     let node = &cluster.windows[0];
     let (pod, linux) = (node.pod(0), cluster.linux());
-    let outside = Location { address: provider(1), ..cluster.linux() };
+    let outside = Location { address: provider(1).into(), ..cluster.linux() };
     let settings = json!({"Exceptions": ["10.244.0.0/16"]});
     let nat = Policy { r#type: "OutBoundNAT".into(), settings, extra: Default::default() };
     node.hns.modify_endpoint(pod.endpoint, &Modify::policies(RequestType::Add, vec![nat])).unwrap();
@@ -104,12 +116,11 @@ fn outbound_nat_spares_its_exceptions() {
 }
 
 /// The client's address that a server sees.
-fn source(from: &Location, server: &Location) -> Ipv4Addr {
+fn source(from: &Location, server: &Location) -> IpAddr {
     let listener = server.run(|| TcpListener::bind((server.address, 81)).unwrap());
     let to = (server.address, 81).into();
     let _client = from.run(|| TcpStream::connect_timeout(&to, PATIENCE)).unwrap();
-    let IpAddr::V4(seen) = listener.accept().unwrap().1.ip() else { panic!() };
-    seen
+    listener.accept().unwrap().1.ip()
 }
 
 /// By load balancers as kube-proxy makes them on such a network: its own pod and one of another node are the backends.
@@ -118,11 +129,11 @@ fn services_lead_to_pods_of_every_node_for_every_client() {
     let cluster = Cluster::bridged();
     let node = &cluster.windows[0];
     let (pod, client, linux) = (node.pod(0), node.pod(1), cluster.linux());
-    let outside = Location { address: provider(1), ..cluster.linux() };
-    let own = Location { address: provider(2), ..node.node() };
+    let outside = Location { address: provider(1).into(), ..cluster.linux() };
+    let own = Location { address: provider(2).into(), ..node.node() };
     let far = remote(node, linux.address);
     let (backends, both) = ([pod.endpoint, far], BTreeSet::from([pod.address, linux.address]));
-    let hidden = provider(2);
+    let hidden: IpAddr = provider(2).into();
     for direct in [true, false] {
         let made = balance(node, &backends, PORT, json!({"FrontendVIPs": [VIP], "Flags": u8::from(direct)}));
         for (from, sees) in [(&client, if direct { client.address } else { hidden }), (&own, hidden)] {
@@ -133,17 +144,17 @@ fn services_lead_to_pods_of_every_node_for_every_client() {
     }
     let made = balance(node, &backends, NODE_PORT, json!({}));
     for from in [&client, &own, &outside] {
-        let served = served(from, (hidden, NODE_PORT), [&pod, &linux]);
+        let served = served(from, (provider(2), NODE_PORT), [&pod, &linux]);
         assert_eq!(served, (both.clone(), BTreeSet::from([hidden])), "{}", from.address);
     }
     node.hns.delete_load_balancer(made).unwrap();
     // `externalTrafficPolicy: Local`.
     balance(node, &[pod.endpoint], NODE_PORT, json!({"Flags": 1}));
-    let served = served(&outside, (hidden, NODE_PORT), [&pod, &linux]);
+    let served = served(&outside, (provider(2), NODE_PORT), [&pod, &linux]);
     assert_eq!(served, (BTreeSet::from([pod.address]), BTreeSet::from([outside.address])));
 }
 
-fn remote(node: &WindowsNode, address: Ipv4Addr) -> Guid {
+fn remote(node: &WindowsNode, address: IpAddr) -> Guid {
     let document = json!({"HostComputeNetwork": node.network, "Flags": 1, "MacAddress": "02-11-0a-f4-01-05",
         "IpConfigurations": [{"IpAddress": address}]});
     node.hns.create_endpoint(&lenient::<Endpoint>(&document.to_string()).unwrap()).unwrap()
@@ -161,7 +172,7 @@ fn served(
     from: &Location,
     to: (Ipv4Addr, u16),
     servers: [&Location; 2],
-) -> (BTreeSet<Ipv4Addr>, BTreeSet<Ipv4Addr>) {
+) -> (BTreeSet<IpAddr>, BTreeSet<IpAddr>) {
     let listen = |server: &Location| {
         let listener = server.run(|| TcpListener::bind((server.address, 81)).unwrap());
         listener.set_nonblocking(true).unwrap();
@@ -184,13 +195,12 @@ fn served(
         client.read_exact(&mut heard).unwrap();
         assert_eq!(&heard, b"hello");
         met.insert(server);
-        let IpAddr::V4(peer) = peer.ip() else { panic!() };
-        sources.insert(peer);
+        sources.insert(peer.ip());
     }
     (met, sources)
 }
 
-fn accept(listeners: &[(Ipv4Addr, TcpListener)]) -> (Ipv4Addr, TcpStream, SocketAddr) {
+fn accept(listeners: &[(IpAddr, TcpListener)]) -> (IpAddr, TcpStream, SocketAddr) {
     let end = Instant::now() + PATIENCE;
     loop {
         for (address, listener) in listeners {

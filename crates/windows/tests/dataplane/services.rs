@@ -232,7 +232,7 @@ proptest! {
                 // As a connection to the Service, whichever backend it goes to.
                 for (to, target) in backends {
                     let direct = Flow { destination: (*to).into(), destination_port: *target, ..flow };
-                    let (packet, front) = (packet(Direction::Egress, &direct), Some((*vip, *port)));
+                    let (packet, front) = (packet(Direction::Egress, &direct), Some(((*vip).into(), *port)));
                     let verdict = node.hns.inner().judge_to_service(endpoint_id(CONTAINER), &packet, front).unwrap();
                     let wanted = if sees == EgressSees::Vip { passes } else { program(&direct) };
                     prop_assert!(agrees(&direct, verdict == Verdict::Allow, wanted), "{:?} by {}", direct, shown());

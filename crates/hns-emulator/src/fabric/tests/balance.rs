@@ -38,11 +38,12 @@ fn tunnelled(outputs: &[Output]) -> Option<(Ipv4Addr, u16, Ipv4Addr, u16)> {
         return None;
     };
     let (_, frame) = unvxlan(datagram).unwrap();
-    let Frame::Ipv4 { packet, .. } = Frame::parse(frame) else { panic!("{frame:?}") };
+    let Frame::Ip { packet, .. } = Frame::parse(frame) else { panic!("{frame:?}") };
     assert_eq!(checksum::state(&packet), Sum::Finished);
     assert_eq!(checksum::sum(&[&packet.bytes()[..packet.header_length()]]), 0xffff);
     let port = |at: usize| u16::from_be_bytes(packet.payload()[at..at + 2].try_into().unwrap());
-    Some((packet.source(), port(0), packet.destination(), port(2)))
+    let (IpAddr::V4(from), IpAddr::V4(to)) = (packet.source(), packet.destination()) else { panic!() };
+    Some((from, port(0), to, port(2)))
 }
 
 fn udp(from: &str, from_port: u16, to: &str, to_port: u16) -> Vec<u8> {
@@ -70,7 +71,7 @@ fn connections_reach_a_backend_and_answers_come_from_the_service() {
             assert_eq!((from, port), (address(source.unwrap_or(A)), 8080));
             assert!(source.is_some() || from_port == own);
             let reply = tcp(&to.to_string(), 8080, &from.to_string(), from_port, SYN | ACK, b"");
-            let wanted = ipv4_frame(MAC_A, router, &tcp(VIP, 80, A, own, SYN | ACK, b""));
+            let wanted = ip_frame(MAC_A, router, &tcp(VIP, 80, A, own, SYN | ACK, b""));
             assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &reply), [Output::Frame(Port::Pod(node.a), wanted)]);
             let on = node.send_from_a(&tcp(A, own, VIP, 80, ACK, b"on"));
             assert_eq!(tunnelled(&on), Some((from, from_port, to, port)));
@@ -134,7 +135,7 @@ fn packets_for_a_deleted_client_are_dropped() {
     node.replan();
     let reply = tcp(&to.to_string(), 8080, A, 1000, ACK, b"");
     let router = node.plan().router_mac;
-    let as_it_came = Output::Frame(Port::Pod(id), ipv4_frame(MAC_A, router, &reply));
+    let as_it_came = Output::Frame(Port::Pod(id), ip_frame(MAC_A, router, &reply));
     assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &reply), [as_it_came]);
 }
 
@@ -167,13 +168,13 @@ fn handed_over(node: &Node) -> String {
     let ports = node.plan().node_ports();
     let [(from, to)] = ports.iter().collect::<Vec<_>>()[..] else { panic!("{ports:?}") };
     assert_eq!((*from, to.port, to.from_node), ((6, PROVIDER, 30_080), 30_080, true));
-    assert!(node.plan().node_leg().unwrap().routes.contains(&to.pod.into()));
+    assert!(node.plan().node_leg().unwrap().routes.contains(&IpAddr::V4(to.pod).into()));
     to.pod.to_string()
 }
 
 fn from_node(node: &mut Node, packet: &[u8]) -> Vec<Output> {
     let (port, router) = (Port::Node(node.network), node.plan().router_mac);
-    node.send(port, &ipv4_frame(router, router, packet))
+    node.send(port, &ip_frame(router, router, packet))
 }
 
 /// A client outside of the cluster.
@@ -188,7 +189,7 @@ fn node_ports_lead_to_backends_of_other_nodes_with_the_source_vip() {
     let (from, from_port, to, port) = tunnelled(&sent).unwrap();
     assert_eq!((from, port), (address(SOURCE), 8080));
     let reply = tcp(&to.to_string(), 8080, SOURCE, from_port, SYN | ACK, b"");
-    let wanted = ipv4_frame(router, router, &tcp(&at, 30_080, OUTSIDE, 1000, SYN | ACK, b""));
+    let wanted = ip_frame(router, router, &tcp(&at, 30_080, OUTSIDE, 1000, SYN | ACK, b""));
     assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &reply), [Output::Frame(Port::Node(node.network), wanted)]);
     // A pod uses the node's address, and shares nothing with the client outside.
     let sent = node.send_from_a(&tcp(A, 1000, &PROVIDER.to_string(), 30_080, SYN, b""));
@@ -214,16 +215,16 @@ fn with_direct_server_return_a_pod_sees_the_client_of_a_node_port() {
     node_port(&mut node, true, &json!({"Flags": 1}));
     let (at, router) = (handed_over(&node), node.plan().router_mac);
     let sent = from_node(&mut node, &tcp(OUTSIDE, 1000, &at, 30_080, SYN, b""));
-    let wanted = ipv4_frame(MAC_B, router, &tcp(OUTSIDE, 1000, B, 8080, SYN, b""));
+    let wanted = ip_frame(MAC_B, router, &tcp(OUTSIDE, 1000, B, 8080, SYN, b""));
     assert_eq!(sent, [Output::Frame(Port::Pod(node.b), wanted)]);
-    let reply = ipv4_frame(router, MAC_B, &tcp(B, 8080, OUTSIDE, 1000, SYN | ACK, b""));
+    let reply = ip_frame(router, MAC_B, &tcp(B, 8080, OUTSIDE, 1000, SYN | ACK, b""));
     let answered = node.send(Port::Pod(node.b), &reply);
-    let wanted = ipv4_frame(router, MAC_B, &tcp(&at, 30_080, OUTSIDE, 1000, SYN | ACK, b""));
+    let wanted = ip_frame(router, MAC_B, &tcp(&at, 30_080, OUTSIDE, 1000, SYN | ACK, b""));
     assert_eq!(answered, [Output::Frame(Port::Node(node.network), wanted)]);
     // What the pod itself begins is no answer.
-    let own = ipv4_frame(router, MAC_B, &tcp(B, 8080, OUTSIDE, 1001, SYN, b""));
+    let own = ip_frame(router, MAC_B, &tcp(B, 8080, OUTSIDE, 1001, SYN, b""));
     let [Output::Frame(_, frame)] = &node.send(Port::Pod(node.b), &own)[..] else { panic!("dropped") };
-    let Frame::Ipv4 { packet, .. } = Frame::parse(frame) else { panic!("{frame:?}") };
+    let Frame::Ip { packet, .. } = Frame::parse(frame) else { panic!("{frame:?}") };
     assert_eq!(packet.source(), address(B));
 }
 
@@ -231,8 +232,9 @@ fn with_direct_server_return_a_pod_sees_the_client_of_a_node_port() {
 #[test]
 fn the_node_reaches_a_service_that_has_a_remote_endpoint_on_it() {
     let mut node = balanced(&json!({}));
-    let is_routed =
-        |node: &Node, to: &str| node.plan().node_leg().unwrap().routes.contains(&address(to).into());
+    let is_routed = |node: &Node, to: &str| {
+        node.plan().node_leg().unwrap().routes.contains(&IpAddr::V4(address(to)).into())
+    };
     assert!(!is_routed(&node, VIP));
     for to in [VIP, "192.0.2.77"] {
         let policy = json!({"Type": "ProviderAddress", "Settings": {"ProviderAddress": PROVIDER}});
@@ -247,11 +249,11 @@ fn the_node_reaches_a_service_that_has_a_remote_endpoint_on_it() {
     assert_eq!((from, port), (address(GATEWAY), 8080));
     let router = node.plan().router_mac;
     let reply = tcp(&to.to_string(), 8080, GATEWAY, 1000, SYN | ACK, b"");
-    let wanted = ipv4_frame(router, router, &tcp(VIP, 80, GATEWAY, 1000, SYN | ACK, b""));
+    let wanted = ip_frame(router, router, &tcp(VIP, 80, GATEWAY, 1000, SYN | ACK, b""));
     assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &reply), [Output::Frame(Port::Node(node.network), wanted)]);
 }
 
-/// The switch has IPv4 only. A NodePort of IPv6 has no address, and is none of the node's IPv4 address.
+/// The switch translates IPv4 only. A NodePort of IPv6 has no address, and is none of the node's IPv4 address.
 #[test]
 fn load_balancers_of_ipv6_take_no_port_of_the_node() {
     let mut node = balanced(&json!({}));

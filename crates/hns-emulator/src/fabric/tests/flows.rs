@@ -14,19 +14,19 @@ fn acls_apply_at_the_port_for_every_source_and_replies_pass() {
     let (b, leg, router) = (node.b, Port::Node(node.network), node.plan().router_mac);
     assert_eq!(node.send_from_a(&tcp(A, 1000, B, 80, SYN, b"")), [], "another pod of the node");
     let probe = tcp(GATEWAY, 1000, B, 80, SYN, b"");
-    assert_eq!(node.send(leg, &ipv4_frame(MAC_B, router, &probe)), [], "the node itself");
+    assert_eq!(node.send(leg, &ip_frame(MAC_B, router, &probe)), [], "the node itself");
     assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &tcp("10.244.9.8", 1000, B, 80, SYN, b"")), []);
     assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &tcp(FAR, 1000, B, 81, SYN, b"")), []);
     assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &tcp(FAR, 1000, B, 80, SYN, b"")).len(), 1);
 
     // What b itself began may be answered while the flow lives.
-    let out = ipv4_frame(router, MAC_B, &tcp(B, 2000, FAR, 443, SYN, b""));
+    let out = ip_frame(router, MAC_B, &tcp(B, 2000, FAR, 443, SYN, b""));
     assert_eq!(node.send(Port::Pod(b), &out).len(), 1);
     let answer = tcp(FAR, 443, B, 2000, ACK, b"");
     assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &answer).len(), 1);
     let new = tcp(FAR, 443, B, 2000, SYN, b"");
     assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &new), [], "a new connection over the same ports");
-    let out = ipv4_frame(router, MAC_B, &tcp(B, 2001, FAR, 443, SYN, b""));
+    let out = ip_frame(router, MAC_B, &tcp(B, 2001, FAR, 443, SYN, b""));
     assert_eq!(node.send(Port::Pod(b), &out).len(), 1);
     node.now += Duration::from_secs(3601);
     assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &tcp(FAR, 443, B, 2001, ACK, b"")), [], "long ago");
@@ -37,7 +37,7 @@ fn only_icmp_errors_about_existing_flows_pass() {
     let mut node = Node::new(json!([acl("In", "Block", json!({}))]));
     let (b, router) = (node.b, node.plan().router_mac);
     let sent = tcp(B, 2000, FAR, 443, SYN, b"");
-    assert_eq!(node.send(Port::Pod(b), &ipv4_frame(router, MAC_B, &sent)).len(), 1);
+    assert_eq!(node.send(Port::Pod(b), &ip_frame(router, MAC_B, &sent)).len(), 1);
     let error = |about: &[u8]| {
         let payload = [&[3, 4, 0, 0, 0, 0, 5, 0][..], &about[..28]].concat();
         packet(1, FAR, B, &payload)
@@ -46,7 +46,7 @@ fn only_icmp_errors_about_existing_flows_pass() {
     assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &error(&tcp(B, 2001, FAR, 443, SYN, b""))), []);
     let ping = packet(1, FAR, B, &[8, 0, 0, 0, 0, 7, 0, 1]);
     assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &ping), []);
-    let ask = ipv4_frame(router, MAC_B, &packet(1, B, FAR, &[8, 0, 0, 0, 0, 7, 0, 1]));
+    let ask = ip_frame(router, MAC_B, &packet(1, B, FAR, &[8, 0, 0, 0, 0, 7, 0, 1]));
     assert_eq!(node.send(Port::Pod(b), &ask).len(), 1);
     let answer = packet(1, FAR, B, &[0, 0, 0, 0, 0, 7, 0, 1]);
     assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &answer).len(), 1);
@@ -58,7 +58,7 @@ fn icmp_errors_are_judged_if_hns_does_not_relate_them() {
         let mut node = Node::with(acls, |config| config.related_icmp_passes = false);
         let (b, router) = (node.b, node.plan().router_mac);
         let sent = tcp(B, 2000, FAR, 443, SYN, b"");
-        assert_eq!(node.send(Port::Pod(b), &ipv4_frame(router, MAC_B, &sent)).len(), 1);
+        assert_eq!(node.send(Port::Pod(b), &ip_frame(router, MAC_B, &sent)).len(), 1);
         let error = packet(1, FAR, B, &[&[3, 4, 0, 0, 0, 0, 5, 0][..], &sent[..28]].concat());
         let arrived = node.by_tunnel(OTHER_NODE, 4096, &error).len();
         assert_eq!(arrived, usize::from(passes), "as other ICMP");
@@ -77,7 +77,7 @@ fn a_reset_is_sent_once_to_both_ends_and_ends_the_flow() {
         finish(&mut segment);
         segment
     };
-    let from_b = |node: &mut Node, packet: &[u8]| node.send(Port::Pod(b), &ipv4_frame(MAC_A, MAC_B, packet));
+    let from_b = |node: &mut Node, packet: &[u8]| node.send(Port::Pod(b), &ip_frame(MAC_A, MAC_B, packet));
     node.send_from_a(&segment(A, 1000, B, 80, SYN, u32::MAX, 0, b""));
     from_b(&mut node, &segment(B, 80, A, 1000, SYN | ACK, 500, 0, b""));
     node.send_from_a(&segment(A, 1000, B, 80, ACK, 0, 501, b"hello"));
@@ -126,7 +126,7 @@ fn flows_outlive_a_new_plan_but_not_their_endpoint() {
     let mut node = Node::new(json!([acl("In", "Block", json!({}))]));
     let (b, router) = (node.b, node.plan().router_mac);
     let answer = tcp(FAR, 443, B, 2000, ACK, b"");
-    node.send(Port::Pod(b), &ipv4_frame(router, MAC_B, &tcp(B, 2000, FAR, 443, SYN, b"")));
+    node.send(Port::Pod(b), &ip_frame(router, MAC_B, &tcp(B, 2000, FAR, 443, SYN, b"")));
     node.replan();
     assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &answer).len(), 1);
     let document = serde_json::to_string(&*node.state.endpoints[&b]).unwrap();

@@ -4,11 +4,11 @@ use super::*;
 
 /// The node's own endpoint in the network, as flannel makes it.
 const NODE_END: &str = "10.244.3.2";
-const NODE_MAC: Mac = [0x00, 0x15, 0x5d, 1, 2, 3];
+pub(super) const NODE_MAC: Mac = [0x00, 0x15, 0x5d, 1, 2, 3];
 const VIP: &str = "10.96.0.1";
 
 /// A node with two pods, and with its own endpoint.
-fn node(acls: Value) -> Node {
+pub(super) fn node(acls: Value) -> Node {
     let mut node = without_end(acls);
     let end = endpoint(
         &mut node,
@@ -23,18 +23,18 @@ fn node(acls: Value) -> Node {
     node
 }
 
-/// The network has a policy of overlays and a subnet of IPv6, which have no effect here.
-fn without_end(acls: Value) -> Node {
+/// The network has a policy of overlays, which has no effect here.
+pub(super) fn without_end(acls: Value) -> Node {
     let remote = json!({"DestinationPrefix": "10.244.9.0/26", "IsolationId": 4096, "ProviderAddress": OTHER_NODE,
         "DistributedRouterMacAddress": "66-00-00-00-00-02"});
     let policies = json!([{"Type": "RemoteSubnetRoute", "Settings": remote}]);
     let network = json!({"Name": "cbr0", "Type": "L2Bridge", "Policies": policies, "Ipams": [{"Subnets": [
-        {"IpAddressPrefix": "fd00:1::/64", "Routes": [{"NextHop": "fd00:1::1", "DestinationPrefix": "::/0"}]},
+        {"IpAddressPrefix": "fd00:1::/64", "Routes": [{"NextHop": GATEWAY6, "DestinationPrefix": "::/0"}]},
         {"IpAddressPrefix": "10.244.3.0/26", "Routes": [{"NextHop": GATEWAY, "DestinationPrefix": "0.0.0.0/0"}]}]}]});
     Node::on(&network, acls, |_| {})
 }
 
-fn endpoint(node: &mut Node, document: Value) -> Guid {
+pub(super) fn endpoint(node: &mut Node, document: Value) -> Guid {
     node.state.create_endpoint(node.network, Guid::ZERO, &document.to_string(), &node.config).unwrap()
 }
 
@@ -54,7 +54,7 @@ fn balance(node: &mut Node, more: Value) {
 /// What goes out of a port: source and destination with their ports.
 fn sent(outputs: &[Output], port: Port) -> ((String, u16), (String, u16)) {
     let [Output::Frame(to, frame)] = outputs else { panic!("{outputs:?}") };
-    let Frame::Ipv4 { destination, packet, .. } = Frame::parse(frame) else { panic!("{frame:?}") };
+    let Frame::Ip { destination, packet, .. } = Frame::parse(frame) else { panic!("{frame:?}") };
     assert_eq!(*to, port);
     assert!(is_right(packet.bytes()));
     if let Port::Node(_) = port {
@@ -69,12 +69,12 @@ fn packets_stay_in_the_switch_between_pods_and_leave_by_the_node_otherwise() {
     let mut node = node(json!([]));
     let (port, b) = (Port::Node(node.network), Port::Pod(node.b));
     let packet = tcp(A, 1000, B, 80, SYN, b"");
-    assert_eq!(node.send_from_a(&packet), [Output::Frame(b, ipv4_frame(MAC_B, MAC_A, &packet))]);
+    assert_eq!(node.send_from_a(&packet), [Output::Frame(b, ip_frame(MAC_B, MAC_A, &packet))]);
     for to in [FAR, NODE_END, "172.16.0.3", "198.51.100.7"] {
         let packet = tcp(A, 1000, to, 80, SYN, b"");
         assert_eq!(
             node.send_from_a(&packet),
-            [Output::Frame(port, ipv4_frame(NODE_MAC, MAC_A, &packet))],
+            [Output::Frame(port, ip_frame(NODE_MAC, MAC_A, &packet))],
             "{to}"
         );
     }
@@ -83,10 +83,10 @@ fn packets_stay_in_the_switch_between_pods_and_leave_by_the_node_otherwise() {
     }
     for from in [FAR, NODE_END, "172.16.0.3"] {
         let packet = tcp(from, 1000, B, 80, SYN, b"");
-        let arrived = [Output::Frame(b, ipv4_frame(MAC_B, NODE_MAC, &packet))];
-        assert_eq!(node.send(port, &ipv4_frame([2; 6], NODE_MAC, &packet)), arrived, "{from}");
+        let arrived = [Output::Frame(b, ip_frame(MAC_B, NODE_MAC, &packet))];
+        assert_eq!(node.send(port, &ip_frame([2; 6], NODE_MAC, &packet)), arrived, "{from}");
     }
-    let onward = ipv4_frame([2; 6], NODE_MAC, &tcp(NODE_END, 1000, FAR, 80, SYN, b""));
+    let onward = ip_frame([2; 6], NODE_MAC, &tcp(NODE_END, 1000, FAR, 80, SYN, b""));
     assert_eq!(node.send(port, &onward), [], "nothing is sent back to the node");
 }
 
@@ -99,7 +99,8 @@ fn the_node_is_connected_by_an_endpoint_in_its_own_compartment() {
     }
     let plan = node(json!([])).plan();
     let leg = plan.node_leg().unwrap();
-    assert_eq!((leg.address.to_string().as_str(), leg.prefix_length, leg.mac), (NODE_END, 26, NODE_MAC));
+    let addresses: Vec<String> = leg.addresses.iter().map(ToString::to_string).collect();
+    assert_eq!((addresses, leg.mac), (vec!["fd00:1::2/64".to_owned(), format!("{NODE_END}/26")], NODE_MAC));
     assert_eq!((leg.routes.as_slice(), plan.pods.len()), (&[][..], 2));
 }
 
@@ -119,7 +120,7 @@ fn acls_are_evaluated() {
     ]));
     let port = Port::Node(node.network);
     let mut from = |address: &str| {
-        node.send(port, &ipv4_frame(MAC_B, NODE_MAC, &tcp(address, 1000, B, 80, SYN, b""))).len()
+        node.send(port, &ip_frame(MAC_B, NODE_MAC, &tcp(address, 1000, B, 80, SYN, b""))).len()
     };
     assert_eq!((from(FAR), from("10.244.9.10"), from(NODE_END)), (0, 1, 1));
     assert_eq!(node.send_from_a(&tcp(A, 1000, B, 80, SYN, b"")).len(), 1);
@@ -143,12 +144,12 @@ fn pods_reach_backends_of_both_nodes() {
             let answered = if at_b {
                 near += 1;
                 assert_eq!(from.0, if direct { A } else { "172.16.0.3" });
-                node.send(b, &ipv4_frame([2; 6], MAC_B, &reply))
+                node.send(b, &ip_frame([2; 6], MAC_B, &reply))
             } else {
                 far += 1;
                 // The node's stack replaces it by the node's address, and finds the connection of answers by it.
                 assert_eq!(from.0, if direct { A } else { &stand_in });
-                node.send(port, &ipv4_frame([2; 6], NODE_MAC, &reply))
+                node.send(port, &ip_frame([2; 6], NODE_MAC, &reply))
             };
             assert_eq!(sent(&answered, a), ((VIP.to_owned(), 80), (A.to_owned(), own)));
         }
@@ -171,18 +172,18 @@ fn the_node_reaches_backends_of_both_nodes() {
         let (mut near, mut far) = (0, 0);
         for own in 1000..1020 {
             let packet = tcp("172.16.0.3", own, VIP, 80, SYN, b"");
-            let outputs = node.send(port, &ipv4_frame([2; 6], NODE_MAC, &packet));
+            let outputs = node.send(port, &ip_frame([2; 6], NODE_MAC, &packet));
             let at_b = matches!(outputs[..], [Output::Frame(to, _)] if to == b);
             let (from, to) = sent(&outputs, if at_b { b } else { port });
             let reply = tcp(&to.0, to.1, &from.0, from.1, SYN | ACK, b"");
             let answered = if at_b {
                 near += 1;
                 assert_eq!(from.0, "172.16.0.3");
-                node.send(b, &ipv4_frame([2; 6], MAC_B, &reply))
+                node.send(b, &ip_frame([2; 6], MAC_B, &reply))
             } else {
                 far += 1;
                 assert_eq!((from.0.as_str(), to.0.as_str()), (stand_in.as_str(), FAR));
-                node.send(port, &ipv4_frame([2; 6], NODE_MAC, &reply))
+                node.send(port, &ip_frame([2; 6], NODE_MAC, &reply))
             };
             assert_eq!(sent(&answered, port), ((VIP.to_owned(), 80), ("172.16.0.3".to_owned(), own)));
         }

@@ -2,11 +2,12 @@
 
 mod balance;
 mod flows;
+mod ipv6;
 mod l2bridge;
 mod outbound;
 
 use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
@@ -14,7 +15,8 @@ use serde_json::{Value, json};
 use tortie_hcn::Guid;
 
 use super::checksum::{self, ChecksumState as Sum, finish};
-use super::frame::{Frame, Ipv4Packet, Mac, ipv4_frame, unvxlan, vxlan};
+use super::frame::{Frame, Mac, ip_frame, unvxlan, vxlan};
+use super::packet::{IpPacket, Ipv4Packet, ipv6_header};
 use super::segment::{Unfit, complete};
 use super::*;
 use crate::config::{Config, DefaultAction};
@@ -29,6 +31,10 @@ const A: &str = "10.244.3.5";
 const B: &str = "10.244.3.6";
 const FAR: &str = "10.244.9.9";
 const GATEWAY: &str = "10.244.3.1";
+/// The IPv6 addresses of the pods in an L2Bridge network.
+const A6: &str = "fd00:1::5";
+const B6: &str = "fd00:1::6";
+const GATEWAY6: &str = "fd00:1::1";
 
 /// A node with two pods, and a route to one other node.
 struct Node {
@@ -67,10 +73,18 @@ impl Node {
         };
         change(&mut config);
         let mut state = State::default();
+        let is_bridge = network["Type"] == "L2Bridge";
         let network = state.create_network(Guid::ZERO, &network.to_string(), &config).unwrap();
-        let mut pod = |address: &str, mac: &str, acls: Value| {
-            let document = json!({"IpConfigurations": [{"IpAddress": address}], "MacAddress": mac,
-                "Routes": [{"NextHop": GATEWAY, "DestinationPrefix": "0.0.0.0/0"}], "Policies": acls});
+        let mut pod = |[v4, v6]: [&str; 2], mac: &str, acls: Value| {
+            let route = |hop: &str, to: &str| json!({"NextHop": hop, "DestinationPrefix": to});
+            let (mut addresses, mut routes) = (vec![v4], vec![route(GATEWAY, "0.0.0.0/0")]);
+            if is_bridge {
+                addresses.push(v6);
+                routes.push(route(GATEWAY6, "::/0"));
+            }
+            let addresses: Vec<Value> = addresses.iter().map(|it| json!({"IpAddress": it})).collect();
+            let document =
+                json!({"IpConfigurations": addresses, "MacAddress": mac, "Routes": routes, "Policies": acls});
             let id = state.create_endpoint(network, Guid::ZERO, &document.to_string(), &config).unwrap();
             let namespace = state.create_namespace(Guid::ZERO, "{}", &config).unwrap();
             let attach =
@@ -78,8 +92,8 @@ impl Node {
             state.modify_namespace(namespace, &attach.to_string(), &config).unwrap();
             id
         };
-        let a = pod(A, "0E-2A-0a-f4-03-05", json!([]));
-        let b = pod(B, "0E-2A-0A-F4-03-06", acls);
+        let a = pod([A, A6], "0E-2A-0a-f4-03-05", json!([]));
+        let b = pod([B, B6], "0E-2A-0A-F4-03-06", acls);
         let mut node = Node { state, config, fabric: Fabric::default(), network, a, b, now: Instant::now() };
         node.replan();
         node
@@ -99,11 +113,11 @@ impl Node {
 
     fn send_from_a(&mut self, packet: &[u8]) -> Vec<Output> {
         let router = self.plan().router_mac;
-        self.send(Port::Pod(self.a), &ipv4_frame(router, MAC_A, packet))
+        self.send(Port::Pod(self.a), &ip_frame(router, MAC_A, packet))
     }
 
     fn by_tunnel(&mut self, sender: Ipv4Addr, vni: u32, packet: &[u8]) -> Vec<Output> {
-        let frame = ipv4_frame(self.plan().router_mac, OTHER_MAC, packet);
+        let frame = ip_frame(self.plan().router_mac, OTHER_MAC, packet);
         self.fabric.arrive_by_tunnel(sender, &vxlan(vni, &frame), self.now)
     }
 }
@@ -116,12 +130,16 @@ fn acl(direction: &str, action: &str, more: Value) -> Value {
 }
 
 fn packet(protocol: u8, from: &str, to: &str, payload: &[u8]) -> Vec<u8> {
-    let mut packet = vec![0x45, 0, 0, 0, 0x12, 0x34, 0x40, 0, 64, protocol, 0, 0];
-    packet.extend(from.parse::<Ipv4Addr>().unwrap().octets());
-    packet.extend(to.parse::<Ipv4Addr>().unwrap().octets());
+    let length = (20 + payload.len() as u16).to_be_bytes();
+    let mut packet = match (from.parse().unwrap(), to.parse().unwrap()) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            let header = [0x45, 0, length[0], length[1], 0x12, 0x34, 0x40, 0, 64, protocol, 0, 0];
+            [&header[..], &from.octets(), &to.octets()].concat()
+        }
+        (IpAddr::V6(from), IpAddr::V6(to)) => ipv6_header(protocol, 64, from, to),
+        mixed => panic!("{mixed:?}"),
+    };
     packet.extend_from_slice(payload);
-    let length = (packet.len() as u16).to_be_bytes();
-    packet[2..4].copy_from_slice(&length);
     finish(&mut packet);
     packet
 }
@@ -142,7 +160,7 @@ fn packets_between_pods_of_one_node() {
     let mut node = Node::new(json!([]));
     let packet = tcp(A, 1000, B, 80, SYN, b"");
     let b = node.b;
-    assert_eq!(node.send_from_a(&packet), [Output::Frame(Port::Pod(b), ipv4_frame(MAC_B, MAC_A, &packet))]);
+    assert_eq!(node.send_from_a(&packet), [Output::Frame(Port::Pod(b), ip_frame(MAC_B, MAC_A, &packet))]);
     let nobody = tcp(A, 1000, "10.244.3.7", 80, SYN, b"");
     assert_eq!(node.send_from_a(&nobody), []);
 }
@@ -152,7 +170,7 @@ fn a_pod_cannot_spoof_another() {
     let mut node = Node::new(json!([]));
     let a = Port::Pod(node.a);
     assert_eq!(node.send_from_a(&tcp(B, 1000, FAR, 80, SYN, b"")), [], "another's address");
-    let frame = ipv4_frame(MAC_B, MAC_B, &tcp(A, 1000, B, 80, SYN, b""));
+    let frame = ip_frame(MAC_B, MAC_B, &tcp(A, 1000, B, 80, SYN, b""));
     assert_eq!(node.send(a, &frame), [], "another's MAC address");
 }
 
@@ -194,20 +212,20 @@ fn packets_to_another_node_and_back() {
     assert_eq!(*to, OTHER_NODE);
     let (vni, frame) = unvxlan(datagram).unwrap();
     assert_eq!(vni, 4096);
-    assert_eq!(frame, ipv4_frame(OTHER_MAC, node.plan().router_mac, &out));
+    assert_eq!(frame, ip_frame(OTHER_MAC, node.plan().router_mac, &out));
 
     let back = tcp(FAR, 80, A, 1000, SYN | ACK, b"");
     let (a, router) = (node.a, node.plan().router_mac);
-    let arrived = [Output::Frame(Port::Pod(a), ipv4_frame(MAC_A, router, &back))];
+    let arrived = [Output::Frame(Port::Pod(a), ip_frame(MAC_A, router, &back))];
     assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &back), arrived);
     assert_eq!(node.by_tunnel(OTHER_NODE, 4097, &back), [], "another VNI");
     assert_eq!(node.by_tunnel(Ipv4Addr::new(172, 16, 0, 9), 4096, &back), [], "a stranger");
-    let misled = vxlan(4096, &ipv4_frame([2; 6], OTHER_MAC, &back));
+    let misled = vxlan(4096, &ip_frame([2; 6], OTHER_MAC, &back));
     assert_eq!(node.fabric.arrive_by_tunnel(OTHER_NODE, &misled, node.now), [], "not our MAC address");
     let onward = tcp(FAR, 80, "10.244.9.10", 1000, SYN, b"");
     assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &onward), [], "nothing is sent back into a tunnel");
     for cut in 0..60 {
-        let whole = vxlan(4096, &ipv4_frame(router, OTHER_MAC, &back));
+        let whole = vxlan(4096, &ip_frame(router, OTHER_MAC, &back));
         assert_eq!(
             node.fabric.arrive_by_tunnel(OTHER_NODE, &whole[..cut.min(whole.len() - 1)], node.now),
             []
@@ -220,17 +238,17 @@ fn the_node_reaches_pods_and_pods_the_node() {
     let mut node = Node::new(json!([]));
     let (port, a, router) = (Port::Node(node.network), node.a, node.plan().router_mac);
     let leg = node.plan().node_leg().unwrap();
-    assert_eq!((leg.address.to_string().as_str(), leg.prefix_length, leg.mac), (GATEWAY, 26, router));
+    assert_eq!((leg.addresses, leg.mac), (vec![format!("{GATEWAY}/26").parse().unwrap()], router));
     assert_eq!(leg.routes, ["10.244.9.0/26".parse().unwrap()]);
     let packet = tcp(GATEWAY, 1000, A, 80, SYN, b"");
-    let arrived = [Output::Frame(Port::Pod(a), ipv4_frame(MAC_A, router, &packet))];
-    assert_eq!(node.send(port, &ipv4_frame(MAC_A, router, &packet)), arrived);
+    let arrived = [Output::Frame(Port::Pod(a), ip_frame(MAC_A, router, &packet))];
+    assert_eq!(node.send(port, &ip_frame(MAC_A, router, &packet)), arrived);
     for address in [GATEWAY, "172.16.0.3"] {
         let packet = tcp(A, 1000, address, 10250, SYN, b"");
-        assert_eq!(node.send_from_a(&packet), [Output::Frame(port, ipv4_frame(router, MAC_A, &packet))]);
+        assert_eq!(node.send_from_a(&packet), [Output::Frame(port, ip_frame(router, MAC_A, &packet))]);
     }
     let far = tcp(GATEWAY, 1000, FAR, 80, SYN, b"");
-    let sent = node.send(port, &ipv4_frame(OTHER_MAC, router, &far));
+    let sent = node.send(port, &ip_frame(OTHER_MAC, router, &far));
     assert!(matches!(sent[..], [Output::Tunnel(OTHER_NODE, _)]), "{sent:?}");
     let probed = tcp(FAR, 1000, GATEWAY, 80, SYN, b"");
     assert!(matches!(node.by_tunnel(OTHER_NODE, 4096, &probed)[..], [Output::Frame(Port::Node(_), _)]));
@@ -277,8 +295,7 @@ fn the_switch_answers_arp() {
 
 /// The packet as a kernel that relies on hardware sends it.
 fn unfinished(mut packet: Vec<u8>) -> Vec<u8> {
-    let view = Ipv4Packet::parse(&packet).unwrap();
-    let at = 20 + checksum::field(view.protocol()).unwrap();
+    let at = 20 + checksum::field(&IpPacket::parse(&packet).unwrap()).unwrap();
     let length = (packet.len() as u16 - 20).to_be_bytes();
     let pseudo = [&packet[12..20], &[0, packet[9]], &length].concat();
     let sum = checksum::sum(&[&pseudo]).to_be_bytes();
@@ -287,8 +304,10 @@ fn unfinished(mut packet: Vec<u8>) -> Vec<u8> {
 }
 
 fn is_right(packet: &[u8]) -> bool {
-    let view = Ipv4Packet::parse(packet).unwrap();
-    checksum::sum(&[&packet[..view.header_length()]]) == 0xffff && checksum::state(&view) == Sum::Finished
+    let view = IpPacket::parse(packet).unwrap();
+    let header =
+        matches!(view, IpPacket::V6(_)) || checksum::sum(&[&packet[..view.header_length()]]) == 0xffff;
+    header && checksum::state(&view) == Sum::Finished
 }
 
 #[test]
@@ -354,10 +373,10 @@ proptest! {
 
     /// No input makes the switch panic.
     #[test]
-    fn any_bytes_are_accepted_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..120), vlan in any::<bool>()) {
+    fn any_bytes_are_accepted_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..120), ethertype in prop::sample::select(vec![[8, 0], [8, 6], [0x86, 0xdd]])) {
         let mut node = Node::new(json!([]));
         let mut frame = vec![0; 12];
-        frame.extend(if vlan { [8, 6] } else { [8, 0] });
+        frame.extend(ethertype);
         frame.extend_from_slice(&bytes);
         let (port, pod) = (Port::Node(node.network), Port::Pod(node.a));
         for bytes in [&bytes, &frame] {
@@ -366,7 +385,7 @@ proptest! {
             node.fabric.arrive_by_tunnel(OTHER_NODE, bytes, Instant::now());
             let _ = Frame::parse(bytes);
         }
-        let headed = vxlan(4096, &ipv4_frame(node.plan().router_mac, OTHER_MAC, &bytes));
+        let headed = vxlan(4096, &ip_frame(node.plan().router_mac, OTHER_MAC, &bytes));
         node.fabric.arrive_by_tunnel(OTHER_NODE, &headed, Instant::now());
     }
 }

@@ -15,7 +15,7 @@ fn with(policies: &Value) -> Node {
 fn leaves(node: &mut Node, to: &str) -> (bool, bool) {
     let packet = tcp(A, 1000, to, 80, SYN, b"");
     let (sent, plan) = (node.send_from_a(&packet), node.plan());
-    let to_node = Output::Frame(Port::Node(node.network), ipv4_frame(plan.router_mac, MAC_A, &packet));
+    let to_node = Output::Frame(Port::Node(node.network), ip_frame(plan.router_mac, MAC_A, &packet));
     let translates = |nat: &OutboundNat| nat.translates(to.parse().unwrap());
     (sent == [to_node], plan.outbound().get(&A.parse().unwrap()).is_some_and(translates))
 }
@@ -80,7 +80,7 @@ fn an_answer_from_the_outside_comes_by_the_node_and_belongs_to_the_flow() {
     let nat = json!({"Type": "OutBoundNAT", "Settings": {"Exceptions": ["10.244.0.0/16"]}});
     let mut node = with(&json!([nat, acl("In", "Block", json!({})), acl("Out", "Allow", json!({}))]));
     let back = tcp("198.51.100.7", 80, A, 1000, SYN | ACK, b"");
-    let frame = ipv4_frame(MAC_A, node.plan().router_mac, &back);
+    let frame = ip_frame(MAC_A, node.plan().router_mac, &back);
     let port = Port::Node(node.network);
     assert!(
         !node.send(port, &frame).contains(&Output::Frame(Port::Pod(node.a), frame.clone())),

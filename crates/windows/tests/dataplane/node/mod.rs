@@ -130,11 +130,7 @@ pub(crate) fn spec() -> NetworkSpec {
 }
 
 pub(crate) fn packet(direction: Direction, flow: &Flow) -> Packet {
-    let v4 = |address| match address {
-        IpAddr::V4(address) => address,
-        IpAddr::V6(address) => panic!("{address}"),
-    };
-    let (source, destination) = (v4(flow.source), v4(flow.destination));
+    let Flow { source, destination, .. } = *flow;
     let protocol = flow.protocol.0;
     match direction {
         Direction::Ingress => Packet {
