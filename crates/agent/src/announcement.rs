@@ -14,6 +14,8 @@ use tortie_store::{Change, Endpoints, Interest, StoreError};
 use tortie_windows::{CurrentPodNetwork, PodNetwork};
 
 use crate::AgentError;
+#[cfg(target_os = "linux")]
+use crate::Extras;
 use crate::flannel::{self, OwnLease};
 #[cfg(target_os = "linux")]
 use crate::flannel_etcd::LeaseKeeper;
@@ -24,8 +26,6 @@ use crate::node_address::Machine;
 use crate::own_addresses::{own_address, own_annotations};
 use crate::plane::InForce;
 use crate::tunnels::{self, Tunnels};
-#[cfg(target_os = "linux")]
-use crate::{CniIpam, Extras};
 
 /// How often the interfaces of the machine are looked at, if they decide about the node's address (as in Calico).
 const LOOK_INTERVAL: Duration = Duration::from_secs(60);
@@ -41,6 +41,8 @@ pub(crate) struct Announced {
     etcd_lease: Option<EtcdLease>,
     /// Windows: the network as the dataplane sees it.
     pod_network: Option<CurrentPodNetwork>,
+    /// Linux: the families of `lease`, as they were announced.
+    families: watch::Sender<Vec<IpVersion>>,
 }
 
 impl Announced {
@@ -72,7 +74,8 @@ impl Announced {
             None => None,
         };
         let first = Tunnels::of_linux(store, ipam, node, lease.as_ref()).await?;
-        let announced = Self { first, finder, lease, etcd_lease, pod_network: None };
+        let families = watch::Sender::new(families(lease.as_ref()));
+        let announced = Self { first, finder, lease, etcd_lease, pod_network: None, families };
         annotate(store, node, &announced).await?;
         Ok((announced, keeper))
     }
@@ -87,15 +90,16 @@ impl Announced {
         lease: Option<OwnLease>,
     ) -> Result<Self, AgentError> {
         let first = Tunnels::of_windows(network);
-        let announced = Self { first, finder, lease, etcd_lease: None, pod_network: Some(current) };
+        let (etcd_lease, families) = (None, watch::Sender::default());
+        let announced = Self { first, finder, lease, etcd_lease, pod_network: Some(current), families };
         annotate(store, node, &announced).await?;
         Ok(announced)
     }
 
-    /// The addresses of a Linux node's pods, if they are those of flannel's networks.
+    /// The families of a Linux node's pods, if their addresses are those of flannel's networks.
     #[cfg(target_os = "linux")]
-    pub(crate) fn cni_ipam(&self) -> Option<CniIpam> {
-        self.lease.as_ref().map(OwnLease::linux_addresses)
+    pub(crate) fn families(&self) -> Option<watch::Receiver<Vec<IpVersion>>> {
+        self.lease.as_ref().map(|_| self.families.subscribe())
     }
 
     fn now(&self) -> Tunnels {
@@ -107,6 +111,10 @@ impl Announced {
     fn hns_network(&self) -> Option<&'static str> {
         (self.pod_network.is_some() && self.now().vxlan.is_empty()).then_some(Node::L2BRIDGE)
     }
+}
+
+fn families(lease: Option<&OwnLease>) -> Vec<IpVersion> {
+    lease.map(OwnLease::families).unwrap_or_default()
 }
 
 /// Writes the annotations of the Node, unless they are current. A tunnel that the node no longer has is taken out. Fails, and
@@ -154,7 +162,7 @@ const TUNNELS: [(IpVersion, [&str; 2]); 2] = [
 ];
 
 /// Restores the node's announcements whenever somebody changes the Node, and updates them when HNS has recreated the
-/// overlay network with another MAC address, when IPAM has released a tunnel address, or when pools of a family come. Ends
+/// overlay network with another MAC address, when IPAM has released a tunnel address, or when pools come or go. Ends
 /// only when the future is dropped.
 pub(crate) async fn keep_announced(
     store: Arc<dyn Endpoints>,
@@ -175,11 +183,12 @@ pub(crate) async fn keep_announced(
         tokio::select! {
             // Changes of the machine's addresses are not watched.
             _ = looks.tick(), if announced.finder.methods.ask_the_machine() => {}
-            change = changes.next() => {
-                if !matches!(change, Some(Change::Put(_))) {
-                    continue;
-                }
-            }
+            change = changes.next() => match change {
+                Some(Change::Put(_)) => {}
+                // A Node that is gone needs no addresses.
+                Some(Change::Gone { key, .. }) if key.kind != Kind::Node => {}
+                _ => continue,
+            },
             changed = in_force.changed() => {
                 if changed.is_err() {
                     // The dataplane has ended, so nothing can change any more.
@@ -230,6 +239,13 @@ async fn announce(
         if tunnels::release_stale(store, ipam, node).await? {
             announce_tunnels(store, ipam, node, announced).await?;
         }
+        // Pods get addresses of a family when the other nodes can know the way there.
+        let now = families(announced.lease.as_ref());
+        announced.families.send_if_modified(|known| {
+            let differs = *known != now;
+            *known = now;
+            differs
+        });
     } else {
         annotate(store, node, announced).await?;
     }
@@ -274,7 +290,8 @@ mod tests {
     }
 
     fn announced(first: Tunnels, methods: AddressMethods) -> Announced {
-        Announced { first, finder: finder(methods), lease: None, etcd_lease: None, pod_network: None }
+        let (lease, etcd_lease, pod_network, families) = Default::default();
+        Announced { first, finder: finder(methods), lease, etcd_lease, pod_network, families }
     }
 
     #[tokio::test]

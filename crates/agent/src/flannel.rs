@@ -137,15 +137,9 @@ impl OwnLease {
         Some(CniIpam::host_local_from(subnet, subnet.network().to_bits().saturating_add(3).into()))
     }
 
-    /// The addresses of a Linux node's pods: of each family that the lease has.
-    #[cfg(target_os = "linux")]
-    pub(crate) fn linux_addresses(&self) -> CniIpam {
-        let of = |version| self.subnets.iter().any(|net| IpVersion::of(&net.addr()) == version);
-        match (of(IpVersion::V4), of(IpVersion::V6)) {
-            (true, true) => CniIpam::host_local_of(&["usePodCidr", "usePodCidrIPv6"]),
-            (false, true) => CniIpam::host_local_of(&["usePodCidrIPv6"]),
-            (_, false) => CniIpam::host_local(),
-        }
+    /// The families of the networks.
+    pub(crate) fn families(&self) -> Vec<IpVersion> {
+        self.subnets.iter().map(|net| IpVersion::of(&net.addr())).collect()
     }
 
     /// The addresses of the node's tunnels, if it has any: daemons of flannel derive them from the networks.
@@ -379,8 +373,7 @@ mod tests {
                     "{cidrs:?} {pools:?}"
                 );
             }
-            #[cfg(target_os = "linux")]
-            assert_eq!(lease.linux_addresses(), expected.parse().unwrap());
+            assert_eq!(CniIpam::host_local_of(&lease.families(), true), expected.parse().unwrap());
             // A node without an IPv6 address stays reachable by IPv4.
             let lacks = lease.annotations("n", None, |version| address(version).filter(|_| version == v4));
             assert_eq!(lacks.is_ok(), data, "{lacks:?}");

@@ -1,11 +1,14 @@
 //! A node whose networks of pods are flannel's leases in etcd. The annotation [`SUBNETS`] remembers them.
 #![cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "Windows nodes have no leases in etcd"))]
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use tokio::sync::watch;
+use tortie_api::kubernetes::Node;
 use tortie_api::net::IpVersion;
 use tortie_api::{Key, Kind};
 use tortie_calc::vtep_mac;
@@ -247,6 +250,42 @@ pub(crate) fn conditions(node: &str, snapshot: &LeaseSnapshot) -> Vec<Unsupporte
     lost.chain(unreachable).chain(unreadable).collect()
 }
 
+/// How long a Node may be without a lease: a machine that starts gets its lease a moment after its Node.
+const LEASE_DELAY: Duration = Duration::from_secs(60);
+
+/// The other Nodes without a lease.
+#[derive(Default)]
+pub(crate) struct MissingLeases {
+    since: BTreeMap<String, Instant>,
+    /// Those that have been without it for too long.
+    overdue: Vec<String>,
+}
+
+impl MissingLeases {
+    /// Ingests all Nodes that are without a lease now.
+    pub(crate) fn update<'a>(&mut self, missing: impl Iterator<Item = &'a str>, now: Instant) {
+        let mut former = std::mem::take(&mut self.since);
+        let mut since = |name: &str| former.remove(name).unwrap_or(now);
+        self.since = missing.map(|name| (name.to_owned(), since(name))).collect();
+        let is_overdue = |since: &Instant| now.saturating_duration_since(*since) >= LEASE_DELAY;
+        let overdue = self.since.iter().filter(|(_, since)| is_overdue(since));
+        self.overdue = overdue.map(|(name, _)| name.clone()).collect();
+    }
+
+    pub(crate) fn conditions(&self) -> impl Iterator<Item = Unsupported> {
+        self.overdue.iter().map(|node| Unsupported {
+            object: Key::global(Kind::Node, node),
+            reason: Reason::RouteRefused,
+            message: format!(
+                "no subnet lease in flannel's etcd has one of its addresses, so no routes lead to its pods: check flanneld (or Tortie's \
+                 agent) there. If flannel knows the machine by another address, name that in the annotation {}; if the machine is gone, delete \
+                 the Node",
+                Node::FLANNEL_OVERWRITE.of(IpVersion::V4)
+            ),
+        })
+    }
+}
+
 #[cfg(all(test, target_os = "linux"))]
 #[allow(clippy::unwrap_used)]
 mod tests {
@@ -384,6 +423,31 @@ mod tests {
             let extras = Extras { flannel, flannel_etcd: etcd.clone(), ..Extras::default() };
             let refused = check("n", &extras, &Platform::Linux).err().map(|error| error.to_string());
             assert_eq!(refused.is_some(), is_refused, "{refused:?}");
+        }
+    }
+
+    #[test]
+    fn a_node_without_a_lease_is_reported_after_a_minute() {
+        let (start, mut missing) = (Instant::now(), MissingLeases::default());
+        for (second, names, expected) in [
+            (0, &["a", "b"][..], &[][..]),
+            (30, &["a", "c"], &[]),
+            (59, &["a", "b", "c"], &[]),
+            (60, &["a", "b", "c"], &["a"]),
+            (95, &["a", "b", "c"], &["a", "c"]),
+            (100, &["b", "c"], &["c"]),
+            (130, &["a", "b"], &["b"]),
+            (140, &[], &[]),
+        ] {
+            missing.update(names.iter().copied(), start + Duration::from_secs(second));
+            let found: Vec<Unsupported> = missing.conditions().collect();
+            let nodes: Vec<&str> = found.iter().map(|one| &*one.object.name).collect();
+            assert_eq!(nodes, expected, "{second}");
+            assert!(
+                found
+                    .iter()
+                    .all(|one| one.message.contains("public-ip-overwrite") && one.object.kind == Kind::Node)
+            );
         }
     }
 

@@ -88,7 +88,7 @@ pub(crate) fn readiness(stage: Stage, now: &InForce) -> Result<(), String> {
         return Err(format!("not in force on this node: {}", failures.join("; ")));
     }
     if stage < Stage::Serve {
-        return Err("the agent does not serve the CNI plugin yet".to_owned());
+        return Err("the agent does not serve the CNI plugin yet, or cannot write its configuration, which the node's report says".to_owned());
     }
     // Policy is in force, but no pod gets an address.
     let lost = now.unsupported.iter().find(|one| one.reason == Reason::SubnetLost);

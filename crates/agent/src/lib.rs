@@ -63,6 +63,7 @@ use tortie_store::{Endpoints, Store, StoreError};
 use barrier::Barrier;
 pub use bgp::{KINDS as BGP_KINDS, SERVICE_KINDS as BGP_SERVICE_KINDS};
 pub use cni_config::CniIpam;
+use cni_config::{ConfigFile, IpamSource};
 use control_server::Answers;
 pub use default_pool::DefaultPool;
 use flannel_etcd::LeaseKeeper;
@@ -319,7 +320,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
     let ipam = Arc::new(ipam);
     let about = platform.about();
     let capabilities = platform.capabilities();
-    let Prepared { dataplane, wiring, announced, cni_ipam: of_flannel, keeper } =
+    let Prepared { dataplane, wiring, announced, ipam_source, keeper } =
         node::prepare(&*endpoints, &ipam, &node, platform, &extras).await?;
 
     let mut kinds = tortie_calc::kinds(dataplane.asks_for_services());
@@ -354,8 +355,13 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
         parts.add("the following of labels", labels::run(store.clone(), node.clone(), in_force.clone()));
     }
     let bgp_conditions = watch::Sender::default();
-    let events =
-        report::Events { in_force: in_force.clone(), taken: taken_now, bgp: bgp_conditions.subscribe() };
+    let cni_conditions = watch::Sender::default();
+    let events = report::Events {
+        in_force: in_force.clone(),
+        taken: taken_now,
+        bgp: bgp_conditions.subscribe(),
+        cni_config: cni_conditions.subscribe(),
+    };
     parts.add("the report", report::run(store.clone(), node.clone(), about, events));
     let bgp = of_bgp.map(|system| {
         let (asked, questions) = mpsc::channel(MAX_QUESTIONS);
@@ -422,20 +428,15 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
         _ = first.wait_for(|now| !now.positions.is_empty()) => {}
         error = parts.ended() => return Err(error),
     }
-    if let Some(folder) = &extras.cni_conf_dir {
-        let cni_ipam = of_flannel.as_ref().unwrap_or(&extras.cni_ipam);
-        let preceding =
-            cni_config::write(folder, &extras.cni_plugins, cni_ipam, &capabilities).map_err(|error| {
-                AgentError::system(format!("the CNI configuration in {}", folder.display()), error)
-            })?;
-        if let Some(file) = preceding {
-            tracing::warn!(
-                file,
-                "the container runtime uses another CNI configuration than Tortie's, because its name comes first: pods that it connects have no policy, unless it calls Tortie's plugin; remove the file"
-            );
+    match extras.cni_conf_dir {
+        Some(folder) => {
+            let file = ConfigFile { folder, chained: extras.cni_plugins, capabilities };
+            let source = ipam_source.unwrap_or(IpamSource::Fixed(extras.cni_ipam));
+            let written = move || progress.reach(Stage::Serve);
+            parts.add("the CNI configuration", cni_config::keep(file, source, cni_conditions, written));
         }
+        None => progress.reach(Stage::Serve),
     }
-    progress.reach(Stage::Serve);
     Err(parts.ended().await)
 }
 

@@ -21,12 +21,13 @@ use tortie_windows::{
 
 use crate::announcement::Announced;
 use crate::cluster_network::cluster_network;
+use crate::cni_config::IpamSource;
 use crate::flannel::OwnLease;
 use crate::flannel_etcd::LeaseKeeper;
 use crate::node_address::{AddressFinder, Machine};
 use crate::policy_only::PolicyOnly;
 use crate::unsupported::LOCKED;
-use crate::{AgentError, CniIpam, Extras, Platform, WindowsNetwork};
+use crate::{AgentError, Extras, Platform, WindowsNetwork};
 
 /// The maximum delay before reading the Node again, or HNS is called again, while the agent starts.
 const MAX_START_DELAY: Duration = Duration::from_secs(1);
@@ -40,7 +41,7 @@ pub(crate) struct Prepared {
     /// What the agent must announce to the other nodes, if anything.
     pub(crate) announced: Option<Announced>,
     /// In a cluster with flannel: where the pods' addresses come from.
-    pub(crate) cni_ipam: Option<CniIpam>,
+    pub(crate) ipam_source: Option<IpamSource>,
     /// With flannel's leases in etcd: what keeps that of the node.
     pub(crate) keeper: Option<LeaseKeeper>,
 }
@@ -154,7 +155,7 @@ pub(crate) async fn prepare(
                 .to_owned(),
         }),
         Platform::Other { dataplane, wiring } => {
-            Ok(Prepared { dataplane, wiring, announced: None, cni_ipam: None, keeper: None })
+            Ok(Prepared { dataplane, wiring, announced: None, ipam_source: None, keeper: None })
         }
     }
 }
@@ -168,9 +169,12 @@ async fn prepare_linux(
     extras: &Extras,
 ) -> Result<Prepared, AgentError> {
     let (announced, keeper) = Announced::on_linux(store, ipam, node, extras).await?;
-    let cni_ipam = announced.cni_ipam();
+    let families = announced.families();
     let prepared = open_linux(tortie_linux::dataplane::Config::default(), Some(announced))?;
-    Ok(Prepared { cni_ipam, keeper, ..prepared })
+    let wiring = prepared.wiring.clone();
+    let ipam_source =
+        families.map(|families| IpamSource::Flannel(families, Box::new(move || wiring.has_ipv6())));
+    Ok(Prepared { ipam_source, keeper, ..prepared })
 }
 
 /// The dataplane for pods that another plugin connects.
@@ -194,7 +198,7 @@ fn open_linux(
     let dataplane =
         tortie_linux::dataplane::Dataplane::open(config).map_err(opened("opening the dataplane"))?;
     let (dataplane, wiring) = (Box::new(dataplane), Arc::new(wiring));
-    Ok(Prepared { dataplane, wiring, announced, cni_ipam: None, keeper: None })
+    Ok(Prepared { dataplane, wiring, announced, ipam_source: None, keeper: None })
 }
 
 /// The parts of [`Platform::Windows`].
@@ -214,7 +218,7 @@ fn policy_only_windows(policy_only: &PolicyOnly, windows: WindowsNode) -> Prepar
     let dataplane =
         dataplane.with_services(services).with_policy_only(tortie_windows::PolicyOnly { results });
     let wiring = Arc::new(WindowsWiring::new(hcn));
-    Prepared { dataplane: Box::new(dataplane), wiring, announced: None, cni_ipam: None, keeper: None }
+    Prepared { dataplane: Box::new(dataplane), wiring, announced: None, ipam_source: None, keeper: None }
 }
 
 /// Windows: the network is created from the node's block. On an overlay, its gateway is the tunnel address, and HNS chooses the MAC
@@ -275,14 +279,14 @@ async fn prepare_windows(
     let dataplane = dataplane.with_bridge(network == WindowsNetwork::L2Bridge);
     let dataplane = dataplane.with_static_rules(static_rules).with_services(services);
     let wiring = WindowsWiring::new(hcn).with_networks(dataplane.networks());
-    let cni_ipam = lease.as_ref().and_then(OwnLease::windows_addresses);
+    let ipam_source = lease.as_ref().and_then(OwnLease::windows_addresses).map(IpamSource::Fixed);
     let announced =
         Announced::on_windows(store, node, &made, dataplane.current_network(), finder, lease).await?;
     Ok(Prepared {
         dataplane: Box::new(dataplane),
         wiring: Arc::new(wiring),
         announced: Some(announced),
-        cni_ipam,
+        ipam_source,
         keeper: None,
     })
 }

@@ -16,6 +16,7 @@ use tortie_store::StoreError;
 use tortie_store::backoff::{Backoff, random_seed};
 
 use crate::control::ShownEndpoint;
+use crate::flannel_etcd::MissingLeases;
 use crate::pending::Batch;
 use crate::queue::{Batches, Inbox, Question, Work, queue};
 use crate::unsupported::{Unsupported, Watched, out_of_reach};
@@ -125,6 +126,7 @@ fn start_with(
         backoff,
         logged,
         leases: Arc::default(),
+        missing_leases: MissingLeases::default(),
     };
     thread::Builder::new().name("dataplane".to_owned()).spawn(move || plane.run(&inbox))?;
     Ok(in_force)
@@ -156,6 +158,8 @@ struct Plane {
     logged: BTreeSet<(Reason, String)>,
     /// flannel's leases in etcd.
     leases: Arc<LeaseSnapshot>,
+    /// The Nodes without any of them.
+    missing_leases: MissingLeases,
 }
 
 impl Plane {
@@ -317,6 +321,7 @@ impl Plane {
 
     /// Publishes what is in force now.
     fn publish_in_force(&mut self) {
+        self.missing_leases.update(self.calc.without_flannel_lease(), Instant::now());
         self.log();
         let lock = self.watched.lock();
         if lock.is_none() && self.publish.borrow().lock.is_some() {
@@ -358,6 +363,7 @@ impl Plane {
         all.extend(out_of_reach(&self.calc.without_direct_route()));
         all.extend(flannel::unreachable(self.watched.node(), self.calc.flannel_problems()));
         all.extend(flannel_etcd::conditions(self.watched.node(), &self.leases));
+        all.extend(self.missing_leases.conditions());
         all
     }
 

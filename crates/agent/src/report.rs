@@ -45,11 +45,13 @@ pub(crate) struct Events {
     pub(crate) taken: watch::Receiver<Taken>,
     /// The conditions of the BGP speaker.
     pub(crate) bgp: watch::Receiver<Vec<Condition>>,
+    /// Why the CNI configuration cannot be written.
+    pub(crate) cni_config: watch::Receiver<Option<Condition>>,
 }
 
 /// Writes reports until the dataplane's thread ends. `about` is the constant content.
 pub(crate) async fn run(store: Arc<dyn Store>, node: String, about: NodeStatus, events: Events) {
-    let Events { mut in_force, mut taken, mut bgp } = events;
+    let Events { mut in_force, mut taken, mut bgp, mut cni_config } = events;
     let key = Key::global(Kind::NodeReport, &node);
     let mut changes = store.follow(vec![Interest::in_object(&key)]);
     let heartbeat = Duration::from_secs(about.heartbeat_seconds);
@@ -64,7 +66,7 @@ pub(crate) async fn run(store: Arc<dyn Store>, node: String, about: NodeStatus, 
             &about,
             &in_force.borrow_and_update(),
             &taken.borrow_and_update(),
-            &bgp.borrow_and_update(),
+            bgp.borrow_and_update().iter().chain(&*cni_config.borrow_and_update()),
         );
         let at = next_write(written.as_ref(), &status, &requested, heartbeat);
         if at.is_none_or(|at| at <= Instant::now()) {
@@ -88,6 +90,7 @@ pub(crate) async fn run(store: Arc<dyn Store>, node: String, about: NodeStatus, 
             // The other end lives as long as the agent.
             Ok(()) = taken.changed() => {}
             Ok(()) = bgp.changed() => {}
+            Ok(()) = cni_config.changed() => {}
             change = changes.next() => match change {
                 Some(Change::Put(stored)) => {
                     exists = true;
@@ -211,10 +214,15 @@ fn conditions(in_force: &InForce) -> Vec<ReportedCondition> {
     conditions
 }
 
-/// `about` is the constant content.
-fn status(about: &NodeStatus, in_force: &InForce, taken: &Taken, bgp: &[Condition]) -> NodeStatus {
+/// `about` is the constant content, `others` are the conditions of other parts of the agent.
+fn status<'a>(
+    about: &NodeStatus,
+    in_force: &InForce,
+    taken: &Taken,
+    others: impl Iterator<Item = &'a Condition>,
+) -> NodeStatus {
     let mut conditions = conditions(in_force);
-    conditions.extend(bgp.iter().map(|condition| condition.reported(None)));
+    conditions.extend(others.map(|condition| condition.reported(None)));
     conditions.extend(taken.iter().map(|(address, error)| {
         let message = format!(
             "health and metrics are not served at {address}: {error}; free the port or choose another"
@@ -327,7 +335,7 @@ mod tests {
             let (in_force, receiver) = watch::channel(Arc::default());
             let about = NodeStatus { heartbeat_seconds, ..NodeStatus::default() };
             let (taken, bgp) = (watch::channel(Taken::new()).1, watch::channel(Vec::new()).1);
-            let events = Events { in_force: receiver, taken, bgp };
+            let events = Events { in_force: receiver, taken, bgp, cni_config: watch::channel(None).1 };
             tokio::spawn(run(store.clone(), "n".to_owned(), about, events));
             let reporter = Self { store, in_force };
             reporter.reach(1);

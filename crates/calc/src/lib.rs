@@ -181,6 +181,12 @@ impl Calc {
         self.network.flannel_problems(&self.node)
     }
 
+    /// With [`with_flannel_leases`](Self::with_flannel_leases), the other Nodes with an address of which no lease has any. A Node
+    /// that is new gets its lease a moment later.
+    pub fn without_flannel_lease(&self) -> impl Iterator<Item = &str> {
+        self.flannel_leases.iter().flat_map(|leases| leases.without_lease()).map(String::as_str)
+    }
+
     /// The same, for a node whose state includes the cluster's Services.
     #[must_use]
     pub fn with_services(self) -> Self {

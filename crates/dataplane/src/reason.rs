@@ -54,6 +54,8 @@ pub enum Reason {
     CalicoVersionUnknown,
     /// A load balancer hides the client's address from policy.
     ClientAddressHidden,
+    /// The configuration for the container runtime cannot be written.
+    CniConfigNotWritten,
     /// The datastore is locked, so its changes are not applied.
     DatastoreLocked,
     /// An object of HNS is not as required.
@@ -172,6 +174,7 @@ impl Reason {
             | CalicoLeftover
             | CalicoVersionUnknown
             | ClientAddressHidden
+            | CniConfigNotWritten
             | FirewallNotOpen
             | ForeignAcl
             | ForeignChainMayDrop

@@ -271,6 +271,25 @@ async fn a_pod_gets_an_address_of_each_family_that_has_a_pool() {
     assert_eq!(bed.allocated().await, Vec::<String>::new());
 }
 
+/// The configuration of the runtime names no families then, so nothing has to be written or started again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_running_agent_follows_pools_of_the_other_family() {
+    const BOTH: [&str; 2] = ["10.0.0.0/16", "fd00:a::/48"];
+    let bed = Bed::new().await;
+    bed.os.lock().has_ipv6 = true;
+    bed.annotated("p", "none", "").await;
+    let is_given = async |expected: &[&str]| {
+        let found = networks(bed.add("c", "p").await).unwrap();
+        bed.call(bed.invocation(Command::Del, "c", "p")).await.unwrap();
+        found == expected
+    };
+    assert!(is_given(&BOTH[..1]).await);
+    bed.pool("six", json!({"cidr": "fd00:a::/64", "nodeSelector": "all()"})).await;
+    until("addresses of both families", || is_given(&BOTH)).await;
+    bed.store.delete(&Key::global(Kind::IpPool, "six"), None).await.unwrap();
+    until("IPv4 addresses only", || is_given(&BOTH[..1])).await;
+}
+
 /// A pod that lacks one of its addresses must not run with the other one only.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_an_address_of_a_family_that_has_a_pool_the_add_fails() {

@@ -23,6 +23,8 @@ pub(crate) struct FlannelLeases {
     nodes: BTreeMap<String, Node>,
     /// The names of Nodes by their addresses, without this node.
     names: BTreeMap<IpAddr, BTreeSet<String>>,
+    /// The other Nodes with an address, and without a lease.
+    without_lease: BTreeSet<String>,
 }
 
 impl FlannelLeases {
@@ -99,8 +101,24 @@ impl FlannelLeases {
         keys.chain(names).cloned().collect()
     }
 
-    fn nodes_of(&self, local: &str, names: BTreeSet<String>) -> BTreeMap<String, Option<Node>> {
+    /// The other Nodes that no lease is part of. Nobody can know a Node without an address, so it is none of them.
+    pub(crate) fn without_lease(&self) -> &BTreeSet<String> {
+        &self.without_lease
+    }
+
+    fn nodes_of(&mut self, local: &str, names: BTreeSet<String>) -> BTreeMap<String, Option<Node>> {
+        for name in &names {
+            match self.lacks_lease(local, name) {
+                true => drop(self.without_lease.insert(name.clone())),
+                false => drop(self.without_lease.remove(name)),
+            }
+        }
         names.into_iter().map(|name| (name.clone(), self.node(local, &name))).collect()
+    }
+
+    fn lacks_lease(&self, local: &str, name: &str) -> bool {
+        let has_address = self.nodes.get(name).is_some_and(|node| !addresses_of(node).is_empty());
+        name != local && has_address && self.key_of(name).is_none()
     }
 
     /// A node with its leases.

@@ -107,6 +107,11 @@ fn with_pool(mut calc: Calc, mode: &str) -> Calc {
     calc
 }
 
+/// What a Node without a lease is shown as.
+fn without_lease(node: &str) -> String {
+    format!("{node} has no lease")
+}
+
 /// VTEPs, routes, and nodes with problems.
 fn shown(calc: &Calc) -> BTreeSet<String> {
     let state = calc.state();
@@ -124,7 +129,7 @@ fn expected(
     mode: &str,
 ) -> BTreeSet<String> {
     let mut calc = with_pool(Calc::new(LOCAL).with_flannel().with_direct_routes(), mode);
-    let mut left = leases.clone();
+    let (mut left, mut lacking) = (leases.clone(), Vec::new());
     let has = |(own, second): &Addresses, address: u8| *own == address || *second == Some(address);
     for (number, addresses) in nodes {
         let name = format!("n{number}");
@@ -135,6 +140,7 @@ fn expected(
         let found = left.iter().find(|(_, (_, owner, _))| is_own(*owner));
         let found = found.map(|(key, lease)| (key.clone(), *lease));
         let mut lease = found.as_ref().map(|(_, lease)| *lease);
+        lacking.extend((*number != 0 && lease.is_none()).then(|| without_lease(&name)));
         if *number == 0 {
             lease = own.map(|subnet| (subnet, addresses.0, true));
         }
@@ -147,7 +153,9 @@ fn expected(
         calc.update(&Key::global(Kind::Node, &key), Some(&machine));
     }
     calc.flush();
-    shown(&calc)
+    let mut shown = shown(&calc);
+    shown.extend(lacking);
+    shown
 }
 
 #[test]
@@ -179,16 +187,40 @@ fn leases_mean_what_annotations_mean() {
             calc.update_flannel_leases(own.into_iter().collect(), others);
         }
         calc.flush();
-        let found = shown(&calc);
+        let mut found = shown(&calc);
+        found.extend(calc.without_flannel_lease().map(without_lease));
         assert_eq!(found, expected(&nodes, &leases, own, mode), "{nodes:?} {leases:?} {own:?} {mode}");
-        let kinds =
-            ["Vxlan { node: \"/", "Vxlan { node: \"n", "Direct", "Local", "overlap", "backend host-gw, and"];
+        let kinds = [
+            "Vxlan { node: \"/",
+            "Vxlan { node: \"n",
+            "Direct",
+            "Local",
+            "overlap",
+            "backend host-gw, and",
+            "has no lease",
+        ];
         let kinds = kinds.into_iter().filter(|kind| found.iter().any(|line| line.contains(kind)));
         seen.borrow_mut().extend(kinds);
         Ok(())
     };
-    let lacking = || (seen.borrow().len() < 6).then(|| format!("{:?}", seen.borrow()));
+    let lacking = || (seen.borrow().len() < 7).then(|| format!("{:?}", seen.borrow()));
     Random::cases(1_000).shrinking(1_000).prove(&(steps(), any::<bool>()), test, lacking).unwrap();
+}
+
+/// A virtual machine that is still without its kubelet, for instance.
+#[test]
+fn a_node_without_an_address_lacks_no_lease() {
+    let mut calc = Calc::new(LOCAL).with_flannel_leases();
+    let bare = json!({"metadata": {"name": "n1"}});
+    for (name, value) in [(LOCAL, node(0, (1, None))), ("n1", bare), ("n2", node(2, (3, None)))] {
+        calc.update(&Key::global(Kind::Node, name), Some(&value));
+    }
+    assert_eq!(calc.without_flannel_lease().collect::<Vec<_>>(), ["n2"]);
+    calc.update(&Key::global(Kind::Node, "n1"), Some(&node(1, (2, None))));
+    assert_eq!(calc.without_flannel_lease().collect::<Vec<_>>(), ["n1", "n2"]);
+    let mut without = Calc::new(LOCAL).with_flannel();
+    without.update(&Key::global(Kind::Node, "n2"), Some(&node(2, (3, None))));
+    assert_eq!(without.without_flannel_lease().count(), 0);
 }
 
 /// Peers `nodes` mean Nodes, with the ends of their tunnels. A machine that is no Node is none of them.

@@ -7,6 +7,7 @@ mod calico;
 mod calls;
 mod chained;
 mod cnitool;
+mod families;
 mod flannel;
 mod flannel_etcd;
 mod flannel_leftovers;

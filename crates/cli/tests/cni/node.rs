@@ -31,6 +31,8 @@ pub(crate) struct Node {
     pub folder: TempDir,
     runtime: Runtime,
     agent: Option<Child>,
+    /// More options of the agent.
+    options: Vec<String>,
     chained: String,
 }
 
@@ -42,6 +44,13 @@ impl Node {
 
     /// The same node, with what has been prepared before its agent starts.
     pub(crate) fn started_after(chained: &Value, prepare: impl FnOnce(&Self)) -> Self {
+        let node = Self::with_options(chained, &[], prepare);
+        until("the network configuration", || node.configuration_file().exists());
+        node
+    }
+
+    /// The same, with more options of its agent, which may not have written the configuration yet.
+    pub(crate) fn with_options(chained: &Value, options: &[&str], prepare: impl FnOnce(&Self)) -> Self {
         let (folder, namespace) = (tempfile::tempdir().unwrap(), NetNs::create().unwrap());
         let add_address = || {
             let mut socket = RouteSocket::open().unwrap();
@@ -59,8 +68,8 @@ impl Node {
         std::fs::create_dir(folder.path().join("bin")).unwrap();
         std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_tortie"), folder.path().join("bin/tortie-cni"))
             .unwrap();
-        let chained = chained.to_string();
-        let mut node = Self { namespace, store, folder, runtime, agent: None, chained };
+        let (options, chained) = (options.iter().map(ToString::to_string).collect(), chained.to_string());
+        let mut node = Self { namespace, store, folder, runtime, agent: None, options, chained };
         let status = json!({"addresses": [{"type": "InternalIP", "address": ADDRESS}]});
         node.put(
             &Key::global(Kind::Node, "one"),
@@ -71,7 +80,6 @@ impl Node {
         node.put(&Key::global(Kind::IpPool, "pool"), json!({"metadata": {"name": "pool"}, "spec": pool}));
         prepare(&node);
         node.start_agent();
-        until("the network configuration", || node.configuration_file().exists());
         node
     }
 
@@ -86,7 +94,7 @@ impl Node {
     pub(crate) fn start_agent(&mut self) {
         let store = format!("unix:{}", self.path("store.sock").display());
         let mut command = Command::new(env!("CARGO_BIN_EXE_tortie"));
-        command.args(["agent", "--node", "one", "--store", &store]);
+        command.args(["agent", "--node", "one", "--store", &store]).args(&self.options);
         for (flag, file) in [
             ("--cni-socket", "agent.sock"),
             ("--control-socket", "control.sock"),
@@ -112,6 +120,10 @@ impl Node {
 
     pub(crate) fn put(&self, key: &Key, value: Value) {
         self.runtime.block_on(self.store.create(key, value)).unwrap();
+    }
+
+    pub(crate) fn delete(&self, key: &Key) {
+        self.runtime.block_on(self.store.delete(key, None)).unwrap();
     }
 
     /// A pod of this node, with the namespace of its sandbox.
