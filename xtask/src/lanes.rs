@@ -14,8 +14,16 @@ use serde_json::Value;
 const LANES: usize = 2;
 
 /// The binaries that take longest. They begin first, so that none of them is left alone at the end.
-const LONGEST: [&str; 8] =
-    ["tortie-windows/dataplane", "lab", "services", "controllers", "cni", "dataplane", "previews", "differential"];
+const LONGEST: [&str; 8] = [
+    "tortie-windows/dataplane",
+    "lab",
+    "services",
+    "controllers",
+    "cni",
+    "dataplane",
+    "previews",
+    "differential",
+];
 
 /// A test binary.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,7 +67,9 @@ pub(crate) fn run(cargo: &mut Command) -> Result<()> {
     };
     std::thread::scope(|scope| {
         let lanes: Vec<_> = (0..LANES).map(|_| scope.spawn(lane)).collect();
-        lanes.into_iter().try_for_each(|lane| lane.join().map_err(|_| anyhow::anyhow!("a lane of tests panicked"))?)
+        lanes
+            .into_iter()
+            .try_for_each(|lane| lane.join().map_err(|_| anyhow::anyhow!("a lane of tests panicked"))?)
     })?;
     let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
     ensure!(failed.is_empty(), "{} of {number} test binaries failed:\n{}", failed.len(), failed.join("\n"));
@@ -143,7 +153,12 @@ mod tests {
 
     #[test]
     fn the_longest_binaries_begin_first_and_the_others_keep_their_order() {
-        let all = vec![of("a", "x"), of("tortie-linux", "dataplane"), of("b", "w"), of("tortie-windows", "dataplane")];
+        let all = vec![
+            of("a", "x"),
+            of("tortie-linux", "dataplane"),
+            of("b", "w"),
+            of("tortie-windows", "dataplane"),
+        ];
         let sorted: Vec<String> = longest_first(all).iter().map(label).collect();
         assert_eq!(sorted, ["tortie-windows/dataplane", "tortie-linux/dataplane", "a/x", "b/w"]);
     }
@@ -160,9 +175,11 @@ mod tests {
         let found = binary(&message("compiler-artifact", true, "\"/t/tidy-1\"")).unwrap().unwrap();
         assert_eq!((label(&found), found.file), ("xtask/tidy".to_owned(), "/t/tidy-1".into()));
         assert_eq!(found.folder, Path::new(env!("CARGO_MANIFEST_DIR")));
-        for (reason, test, executable) in
-            [("compiler-artifact", false, "\"/t/x\""), ("compiler-artifact", true, "null"), ("build-finished", true, "\"/t/x\"")]
-        {
+        for (reason, test, executable) in [
+            ("compiler-artifact", false, "\"/t/x\""),
+            ("compiler-artifact", true, "null"),
+            ("build-finished", true, "\"/t/x\""),
+        ] {
             assert_eq!(binary(&message(reason, test, executable)).unwrap(), None);
         }
         assert!(binary("warning: no JSON").is_err());

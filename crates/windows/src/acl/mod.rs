@@ -153,7 +153,8 @@ pub(crate) fn render<L: Lookup>(
         services: None,
     };
     let mut conditions = if has_ipv6 { Vec::new() } else { unserved_addresses(endpoint) };
-    let is_served = |family: IpVersion, own: &Addresses| !own.is_empty() && (family == IpVersion::V4 || has_ipv6);
+    let is_served =
+        |family: IpVersion, own: &Addresses| !own.is_empty() && (family == IpVersion::V4 || has_ipv6);
     for (family, own) in own.into_iter().filter(|(family, own)| is_served(*family, own)) {
         if rendered.policy.is_empty() {
             rendered.fixed.extend(before_policy(node));
@@ -180,7 +181,9 @@ pub(crate) fn render<L: Lookup>(
             rendered.policy.push(PolicyRows { direction, family, own: own.clone(), rows });
         }
     }
-    conditions.extend([AclDirection::In, AclDirection::Out].into_iter().filter_map(|direction| rendered.limit(&direction)));
+    conditions.extend(
+        [AclDirection::In, AclDirection::Out].into_iter().filter_map(|direction| rendered.limit(&direction)),
+    );
     conditions.sort();
     conditions.dedup();
     (rendered, conditions)
@@ -202,7 +205,11 @@ impl Rows {
     fn limit(&mut self, direction: &AclDirection) -> Option<Condition> {
         const PRIORITIES: u16 = LAST_PRIORITY - FIRST_PRIORITY;
         let of_direction = |policy: &&mut PolicyRows| policy.direction == *direction;
-        let rows = self.policy.iter().filter(|policy| policy.direction == *direction).flat_map(|policy| &policy.rows);
+        let rows = self
+            .policy
+            .iter()
+            .filter(|policy| policy.direction == *direction)
+            .flat_map(|policy| &policy.rows);
         if runs(rows.map(|row| &row.action)) <= usize::from(PRIORITIES) {
             return None;
         }
@@ -267,7 +274,9 @@ fn runs<'a>(actions: impl Iterator<Item = &'a AclAction>) -> usize {
 fn unserved_addresses(endpoint: &Endpoint) -> Vec<Condition> {
     let six = endpoint.addresses.iter().filter(|address| address.is_ipv6());
     let message = |address: &IpAddr| {
-        format!("{address}: the HNS network of the pod has no IPv6; packets to and from the address are dropped")
+        format!(
+            "{address}: the HNS network of the pod has no IPv6; packets to and from the address are dropped"
+        )
     };
     six.map(|address| Condition::new(Reason::AddressNotServed, message(address))).collect()
 }
@@ -277,13 +286,12 @@ fn unserved_addresses(endpoint: &Endpoint) -> Vec<Condition> {
 fn neighbor_discovery() -> [Acl; 2] {
     const LINK_LOCAL: &str = "fe80::/10";
     const SOLICITED_NODE: &str = "ff02::1:ff00:0/104";
-    [(AclDirection::In, LINK_LOCAL.to_owned()), (AclDirection::Out, format!("{LINK_LOCAL},{SOLICITED_NODE}"))].map(
-        |(direction, remote_addresses)| Acl {
+    [(AclDirection::In, LINK_LOCAL.to_owned()), (AclDirection::Out, format!("{LINK_LOCAL},{SOLICITED_NODE}"))]
+        .map(|(direction, remote_addresses)| Acl {
             protocols: Protocol::ICMPV6.0.to_string(),
             remote_addresses,
             ..any(AclAction::Allow, direction, NODE_PRIORITY, "neighbor discovery")
-        },
-    )
+        })
 }
 
 /// The ACLs of every endpoint before policy.

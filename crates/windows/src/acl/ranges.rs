@@ -168,13 +168,14 @@ impl<N: Number> Numbers<N> {
 impl Addresses {
     /// The addresses of those of the networks that are of this family.
     pub(crate) fn of_nets(family: IpVersion, nets: impl IntoIterator<Item = IpNet>) -> Addresses {
-        let ranges = nets.into_iter().filter(|net| IpVersion::of(&net.addr()) == family).map(|net| match net {
-            IpNet::V4(net) => {
-                let after = (1 << AFTER_IPV4) - 1;
-                (number_of(net.network().into()), number_of(net.broadcast().into()) | after)
-            }
-            IpNet::V6(net) => (net.network().into(), net.broadcast().into()),
-        });
+        let ranges =
+            nets.into_iter().filter(|net| IpVersion::of(&net.addr()) == family).map(|net| match net {
+                IpNet::V4(net) => {
+                    let after = (1 << AFTER_IPV4) - 1;
+                    (number_of(net.network().into()), number_of(net.broadcast().into()) | after)
+                }
+                IpNet::V6(net) => (net.network().into(), net.broadcast().into()),
+            });
         Addresses::from_ranges(ranges.collect())
     }
 
@@ -187,12 +188,10 @@ impl Addresses {
     pub(crate) fn to_nets(&self, family: IpVersion) -> Vec<IpNet> {
         let nets = |(first, last): &(u128, u128)| -> Vec<IpNet> {
             match family {
-                IpVersion::V4 => {
-                    Ipv4Subnets::new(ipv4(*first), ipv4(*last), 0).map(IpNet::from).collect()
-                }
-                IpVersion::V6 => {
-                    Ipv6Subnets::new(Ipv6Addr::from(*first), Ipv6Addr::from(*last), 0).map(IpNet::from).collect()
-                }
+                IpVersion::V4 => Ipv4Subnets::new(ipv4(*first), ipv4(*last), 0).map(IpNet::from).collect(),
+                IpVersion::V6 => Ipv6Subnets::new(Ipv6Addr::from(*first), Ipv6Addr::from(*last), 0)
+                    .map(IpNet::from)
+                    .collect(),
             }
         };
         self.ranges.iter().flat_map(nets).collect()

@@ -105,7 +105,9 @@ impl Frontends {
                     if entry.services.last() != Some(id) {
                         entry.services.push(id.clone());
                     }
-                    entry.backends.extend(port.backends.iter().map(|(to, port)| (number_of((*to).into()), *port)));
+                    entry
+                        .backends
+                        .extend(port.backends.iter().map(|(to, port)| (number_of((*to).into()), *port)));
                 }
             }
         }

@@ -34,10 +34,6 @@ fn cost_of(state: &NodeState) -> Cost {
 }
 
 fn costing(state: &NodeState) -> Costing<'_, NodeState> {
-    let v4 = |address| match address {
-        IpAddr::V4(address) => address,
-        IpAddr::V6(address) => panic!("{address}"),
-    };
     Costing::new(state, node_addresses())
 }
 
