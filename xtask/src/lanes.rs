@@ -13,6 +13,12 @@ use serde_json::Value;
 /// How many test binaries run at once. Each runs as many tests at once as there are processors.
 const LANES: usize = 2;
 
+/// Binaries of which one runs at a time: `lab` compares the mounts of the machine before and after, and `cni` makes some.
+const ONE_AT_A_TIME: [&str; 2] = ["tortie-cli/lab", "tortie-cli/cni"];
+
+/// The time after which a binary is killed.
+const DEADLINE: Duration = Duration::from_secs(30 * 60);
+
 /// The binaries that take longest. They begin first, so that none of them is left alone at the end.
 const LONGEST: [&str; 8] = [
     "tortie-windows/dataplane",
@@ -37,40 +43,61 @@ struct Binary {
     folder: PathBuf,
 }
 
+/// The binaries that wait, and the labels of those that run.
+struct Queue {
+    waiting: VecDeque<Binary>,
+    running: Vec<String>,
+}
+
+impl Queue {
+    /// The next binary that may run. None is left for this lane if the only ones must not run beside what runs now: that lane takes
+    /// them.
+    fn next(&mut self) -> Option<Binary> {
+        let is_single = |label: &String| ONE_AT_A_TIME.contains(&label.as_str());
+        let is_busy = self.running.iter().any(is_single);
+        let may_run = |binary: &Binary| !is_busy || !is_single(&label(binary));
+        let position = self.waiting.iter().position(may_run)?;
+        let binary = self.waiting.remove(position)?;
+        self.running.push(label(&binary));
+        Some(binary)
+    }
+
+    fn ended(&mut self, label: &String) {
+        self.running.retain(|running| running != label);
+    }
+}
+
 /// How a binary ended.
 struct Ended {
     binary: Binary,
-    status: ExitStatus,
+    result: Result<ExitStatus>,
     took: Duration,
     output: String,
 }
 
-/// Builds all test binaries with `cargo test --no-run`, and runs them in the environment of `cargo`. Fails if one of them does.
+/// Builds all test binaries with `cargo test --no-run`, and runs them. Fails if one of them does.
 pub(crate) fn run(cargo: &mut Command) -> Result<()> {
     let binaries = built(cargo)?;
     let cargo = &*cargo;
     let number = binaries.len();
-    let waiting = Mutex::new(VecDeque::from(longest_first(binaries)));
+    let queue = Mutex::new(Queue { waiting: longest_first(binaries).into(), running: Vec::new() });
     let failed = Mutex::new(Vec::new());
-    let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
-    let lane = || -> Result<()> {
+    let queue = || queue.lock().unwrap_or_else(PoisonError::into_inner);
+    let next = || queue().next();
+    let lane = || {
         while let Some(binary) = next() {
-            let ended = execute(cargo, binary)?;
+            let ended = execute(cargo, binary);
+            let label = label(&ended.binary);
+            queue().ended(&label);
             let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
             // The lock also keeps outputs apart.
-            print(&ended);
-            if !ended.status.success() {
-                failed.push(format!("{}: {}", label(&ended.binary), ended.status));
+            let shown = print(&ended);
+            if !ended.result.is_ok_and(|status| status.success()) {
+                failed.push(format!("{label}: {shown}"));
             }
         }
-        Ok(())
     };
-    std::thread::scope(|scope| {
-        let lanes: Vec<_> = (0..LANES).map(|_| scope.spawn(lane)).collect();
-        lanes
-            .into_iter()
-            .try_for_each(|lane| lane.join().map_err(|_| anyhow::anyhow!("a lane of tests panicked"))?)
-    })?;
+    std::thread::scope(|scope| (0..LANES).for_each(|_| drop(scope.spawn(lane))));
     let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
     ensure!(failed.is_empty(), "{} of {number} test binaries failed:\n{}", failed.len(), failed.join("\n"));
     println!("==> {number} test binaries passed");
@@ -119,28 +146,62 @@ fn label(binary: &Binary) -> String {
     format!("{}/{}", binary.package, binary.name)
 }
 
-/// Runs a binary with cargo's environment.
-fn execute(cargo: &Command, binary: Binary) -> Result<Ended> {
-    let output = tempfile::NamedTempFile::new()?;
+/// Runs a binary in its folder, with the environment of the command `cargo`.
+fn execute(cargo: &Command, binary: Binary) -> Ended {
+    let start = Instant::now();
+    let (mut output, mut text) = (None, String::new());
+    let result = tempfile::NamedTempFile::new().map_err(Into::into).and_then(|file| {
+        println!("==> tests of {} begin; their output is in {}", label(&binary), file.path().display());
+        wait(&mut command(cargo, &binary), output.insert(file).as_file())
+    });
+    if let Some(output) = output {
+        let read = fs::read(output.path());
+        text =
+            read.map_or_else(|error| error.to_string(), |text| String::from_utf8_lossy(&text).into_owned());
+    }
+    Ended { binary, result, took: start.elapsed(), output: text }
+}
+
+fn command(cargo: &Command, binary: &Binary) -> Command {
     let mut command = Command::new(&binary.file);
-    command.current_dir(&binary.folder).env("CARGO_MANIFEST_DIR", &binary.folder).stdin(Stdio::null());
+    command.current_dir(&binary.folder).stdin(Stdio::null());
     for (name, value) in cargo.get_envs() {
         match value {
             Some(value) => command.env(name, value),
             None => command.env_remove(name),
         };
     }
-    command.stdout(output.as_file().try_clone()?).stderr(output.as_file().try_clone()?);
-    let start = Instant::now();
-    let status = command.status().with_context(|| binary.file.display().to_string())?;
-    let took = start.elapsed();
-    let output = String::from_utf8_lossy(&fs::read(output.path())?).into_owned();
-    Ok(Ended { binary, status, took, output })
+    // `cargo` lacks the variable, because it would be that of this program.
+    command.env("CARGO_MANIFEST_DIR", &binary.folder);
+    command
 }
 
-fn print(ended: &Ended) {
-    println!("==> tests of {}, {} s: {}", label(&ended.binary), ended.took.as_secs(), ended.status);
+/// Waits for the end of a program, and kills it after the deadline.
+fn wait(command: &mut Command, output: &fs::File) -> Result<ExitStatus> {
+    let mut child = command.stdout(output.try_clone()?).stderr(output.try_clone()?).spawn()?;
+    let start = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        if start.elapsed() >= DEADLINE {
+            child.kill()?;
+            child.wait()?;
+            bail!("killed, because it ran for {} minutes", DEADLINE.as_secs() / 60);
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Prints the output, and returns how the binary ended.
+fn print(ended: &Ended) -> String {
+    let how = match &ended.result {
+        Ok(status) => status.to_string(),
+        Err(error) => format!("{error:#}"),
+    };
+    println!("==> tests of {}, {} s: {how}", label(&ended.binary), ended.took.as_secs());
     println!("{}", ended.output.trim_end());
+    how
 }
 
 #[cfg(test)]
@@ -161,6 +222,32 @@ mod tests {
         ];
         let sorted: Vec<String> = longest_first(all).iter().map(label).collect();
         assert_eq!(sorted, ["tortie-windows/dataplane", "tortie-linux/dataplane", "a/x", "b/w"]);
+    }
+
+    #[test]
+    fn binaries_that_disturb_each_other_do_not_run_side_by_side() {
+        let all = vec![of("tortie-cli", "lab"), of("tortie-cli", "cni"), of("a", "x")];
+        let mut queue = Queue { waiting: all.into(), running: Vec::new() };
+        let next = |queue: &mut Queue| queue.next().map(|binary| label(&binary));
+        assert_eq!(next(&mut queue).as_deref(), Some("tortie-cli/lab"));
+        assert_eq!(next(&mut queue).as_deref(), Some("a/x"));
+        assert_eq!(next(&mut queue), None);
+        queue.ended(&"tortie-cli/lab".to_owned());
+        assert_eq!(next(&mut queue).as_deref(), Some("tortie-cli/cni"));
+        assert_eq!(next(&mut queue), None);
+    }
+
+    #[test]
+    fn binaries_run_in_their_folder_and_a_failure_is_reported() {
+        let cargo = &mut Command::new("cargo");
+        cargo.env("OF_CARGO", "yes").env_remove("CARGO_MANIFEST_DIR");
+        let run = |file: &str| execute(cargo, Binary { file: file.into(), ..of("a", "x") });
+        let ended = run("/usr/bin/env");
+        assert!(ended.result.unwrap().success());
+        let has = |line: &str| ended.output.lines().any(|found| found == line);
+        assert!(has("OF_CARGO=yes") && has("CARGO_MANIFEST_DIR=/"), "{}", ended.output);
+        assert!(!run("/usr/bin/false").result.unwrap().success());
+        assert!(run("/nothing").result.is_err());
     }
 
     #[test]
