@@ -3,8 +3,10 @@
 //!
 //! Objects must be prepared by [`on_windows`] first.
 
+mod plugin;
+
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -16,20 +18,20 @@ use tortie_api::calico::FelixConfiguration;
 use tortie_api::net::Direction;
 use tortie_api::{Key, Kind};
 use tortie_calc::Calc;
-use tortie_dataplane::{
-    Delta, EndpointId, NodeState, PodAddress, PodAttachment, PodWiring as _, Report, Route, RouteTarget,
-};
-use tortie_hcn::schema::{Endpoint, Namespace};
+use tortie_dataplane::{Delta, EndpointId, NodeState, Report, Route, RouteTarget};
+use tortie_hcn::schema::Endpoint;
 use tortie_hcn::{Feature, Guid, Hcn, HcnExt};
 use tortie_hns_emulator::{Config, Emulator, Packet, PacketDirection, Recorder, Verdict};
 use tortie_policy::program::Flow;
 use tortie_windows::{
-    Clock, NETWORK, NetworkKind, NetworkSpec, WindowsDataplane, WindowsWiring, endpoint_id, ensure_network,
+    Clock, NETWORK, NetworkKind, NetworkSpec, PolicyOnly, WindowsDataplane, WindowsWiring, endpoint_id,
+    ensure_network,
 };
 
 use crate::clusters::Objects;
 use crate::exceptions::no_acl_is_about_ports_of_sctp;
 use crate::update::update_calc;
+use plugin::Plugin;
 
 /// A way to render policy.
 #[derive(Debug, Clone, Copy)]
@@ -76,6 +78,12 @@ pub fn node_address(index: u8) -> Ipv4Addr {
     Ipv4Addr::new(192, 0, 2, 1 + index)
 }
 
+/// Their IPv6 addresses.
+#[must_use]
+pub fn node_address_v6(index: u8) -> Ipv6Addr {
+    Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 9 + u16::from(index))
+}
+
 /// The cluster with these nodes as Windows nodes: they have addresses, and pods have sandboxes.
 #[must_use]
 pub fn on_windows(objects: &Objects, nodes: &[&str]) -> Objects {
@@ -87,7 +95,10 @@ pub fn on_windows(objects: &Objects, nodes: &[&str]) -> Objects {
         spec["containerID"] = json!(sandbox.replace(['"', '/', '[', ']'], ""));
     }
     for (index, name) in (0..).zip(nodes) {
-        let annotations = json!({"projectcalico.org/IPv4Address": format!("{}/24", node_address(index))});
+        let annotations = json!({
+            "projectcalico.org/IPv4Address": format!("{}/24", node_address(index)),
+            "projectcalico.org/IPv6Address": format!("{}/64", node_address_v6(index)),
+        });
         let value = json!({"metadata": {"name": name, "annotations": annotations}});
         all.push((Key::global(Kind::Node, *name), value));
     }
@@ -119,9 +130,8 @@ struct Node {
     hns: Arc<Recorder<Emulator>>,
     calc: Calc,
     dataplane: Stateful<WindowsDataplane>,
-    wiring: WindowsWiring,
+    plugin: Plugin,
     network: Guid,
-    block: Ipv4Net,
 }
 
 /// The verdicts of the ends of a flow; `None` if the end is not a pod.
@@ -155,6 +165,25 @@ impl EmulatedCluster {
     /// # Errors
     /// An error of HNS.
     pub fn of_block(names: &[&str], config: &Config, rendering: Rendering, block: Ipv4Net) -> Result<Self> {
+        ensure!((rendering.suits)(config), "HNS {} has nothing for {}", config.version, rendering.name);
+        Self::of(names, config, rendering, |name, hns, clock| Node::of_tortie(name, hns, block, clock))
+    }
+
+    /// Nodes whose pods another plugin connects, with addresses of both families. Tortie enforces policy only.
+    ///
+    /// # Errors
+    /// An error of HNS, or a folder cannot be created.
+    pub fn of_another_plugin(names: &[&str], config: &Config) -> Result<Self> {
+        // Sets would be those of Tortie's network.
+        Self::of(names, config, RENDERINGS[0], Node::of_another_plugin)
+    }
+
+    fn of(
+        names: &[&str],
+        config: &Config,
+        rendering: Rendering,
+        node: impl Fn(&str, Arc<Recorder<Emulator>>, Clock) -> Result<Node>,
+    ) -> Result<Self> {
         let (start, ahead) = (Instant::now(), Arc::new(Mutex::new(Duration::ZERO)));
         let clock = || -> Clock {
             let ahead = Arc::clone(&ahead);
@@ -164,10 +193,16 @@ impl EmulatedCluster {
             .zip(names)
             .map(|(index, name)| {
                 let config = Config { provider_address: node_address(index), ..config.clone() };
-                Node::new(name, config, rendering, block, clock())
+                node(name, Arc::new(Recorder::new(Emulator::new(config))), clock())
             })
             .collect::<Result<_>>()?;
         Ok(Self { nodes, rendering, objects: BTreeMap::new(), locations: BTreeMap::new(), ahead })
+    }
+
+    /// Whether the networks of the pods have IPv6.
+    #[must_use]
+    pub fn has_ipv6(&self) -> bool {
+        self.nodes.iter().all(|node| matches!(node.plugin, Plugin::Other { .. }))
     }
 
     /// Advances the clocks of the dataplanes.
@@ -233,14 +268,15 @@ impl EmulatedCluster {
             }
         }
         let (old, new) = (sandboxes(&self.locations), sandboxes(&locations));
-        for (location, address) in old.iter().filter(|(location, _)| !new.contains_key(*location)) {
-            let wiring = &self.nodes[location.node].wiring;
-            wiring
-                .disconnect(&location.endpoint, &location.container_id)
-                .with_context(|| address.to_string())?;
+        for location in old.keys().filter(|location| !new.contains_key(*location)) {
+            let node = &self.nodes[location.node];
+            node.plugin.disconnect(&*node.hns, location).with_context(|| location.endpoint.to_string())?;
         }
-        for (location, address) in new.iter().filter(|(location, _)| !old.contains_key(*location)) {
-            self.nodes[location.node].connect(location, *address)?;
+        for (location, addresses) in new.iter().filter(|(location, _)| !old.contains_key(*location)) {
+            let node = &self.nodes[location.node];
+            node.plugin
+                .connect(&*node.hns, location, addresses)
+                .with_context(|| location.endpoint.to_string())?;
         }
         self.locations = locations;
         Ok(())
@@ -255,7 +291,7 @@ impl EmulatedCluster {
     /// The verdicts of the ACLs of both ends on the flow's first packet.
     ///
     /// # Errors
-    /// HNS does not have an endpoint, or an address of the flow is not IPv4.
+    /// HNS does not have an endpoint.
     pub fn judge(&self, flow: &Flow) -> Result<Ends<bool>> {
         self.at_ends(flow, |hns, location, packet| {
             Ok(hns.judge(endpoint_id(&location.container_id), packet)? == Verdict::Allow)
@@ -308,7 +344,7 @@ impl EmulatedCluster {
     ) -> Result<Ends<T>> {
         let end = |address: IpAddr, direction| {
             let Some(location) = self.location(address) else { return Ok(None) };
-            let packet = packet(direction, flow).with_context(|| format!("{flow:?} is not IPv4"))?;
+            let packet = packet(direction, flow);
             let hns = self.nodes[location.node].hns.inner();
             ask(hns, location, &packet).with_context(|| location.endpoint.to_string()).map(Some)
         };
@@ -318,9 +354,7 @@ impl EmulatedCluster {
 }
 
 impl Node {
-    fn new(name: &str, config: Config, rendering: Rendering, block: Ipv4Net, clock: Clock) -> Result<Self> {
-        ensure!((rendering.suits)(&config), "HNS {} has nothing for {}", config.version, rendering.name);
-        let hns = Arc::new(Recorder::new(Emulator::new(config)));
+    fn of_tortie(name: &str, hns: Arc<Recorder<Emulator>>, block: Ipv4Net, clock: Clock) -> Result<Self> {
         let spec = NetworkSpec {
             name: NETWORK.into(),
             block,
@@ -329,70 +363,52 @@ impl Node {
         };
         let network = ensure_network(&*hns, &spec)?.id;
         let hcn: Arc<dyn Hcn> = hns.clone();
-        let wiring = WindowsWiring::new(hcn.clone());
+        let plugin = Plugin::Tortie { wiring: WindowsWiring::new(hcn.clone()), block };
         let mut dataplane = Stateful::new(WindowsDataplane::with_clock(hcn, clock));
         dataplane.apply(&[Delta::Route(Route { destination: block.into(), target: RouteTarget::Local })]);
-        let calc = Calc::new(name).with_services();
-        Ok(Self { hns, calc, dataplane, wiring, network, block })
+        Ok(Self { hns, calc: Calc::new(name).with_services(), dataplane, plugin, network })
     }
 
-    fn connect(&self, location: &Location, address: Ipv4Addr) -> Result<()> {
-        let compartment = self.hns.create_namespace(&Namespace::default())?;
-        let pod = PodAttachment {
-            endpoint: location.endpoint.clone(),
-            container_id: location.container_id.clone(),
-            netns: compartment.to_string(),
-            addresses: vec![PodAddress::ipv4(address, self.block)],
-            mtu: None,
-            mac: None,
-            limits: Default::default(),
-            dns: Default::default(),
-        };
-        self.wiring.connect(&pod).with_context(|| location.endpoint.to_string())?;
-        Ok(())
+    fn of_another_plugin(name: &str, hns: Arc<Recorder<Emulator>>, clock: Clock) -> Result<Self> {
+        let hcn: Arc<dyn Hcn> = hns.clone();
+        let (plugin, network, results) = Plugin::other(&*hcn)?;
+        let dataplane = WindowsDataplane::with_clock(hcn, clock).with_policy_only(PolicyOnly { results });
+        let calc = Calc::new(name).with_services();
+        Ok(Self { hns, calc, dataplane: Stateful::new(dataplane), plugin, network })
     }
 }
 
-/// The address of each sandbox. The network is IPv4 only: a pod without an IPv4 address gets one in HNS that the
-/// cluster does not know.
-fn sandboxes(locations: &BTreeMap<IpAddr, Location>) -> BTreeMap<&Location, Ipv4Addr> {
-    let mut all = BTreeMap::new();
-    // IPv4 addresses come first.
+/// The addresses of each sandbox. Those of IPv4 come first.
+fn sandboxes(locations: &BTreeMap<IpAddr, Location>) -> BTreeMap<&Location, Vec<IpAddr>> {
+    let mut all: BTreeMap<&Location, Vec<IpAddr>> = BTreeMap::new();
     for (address, location) in locations {
-        all.entry(location).or_insert_with(|| match address {
-            IpAddr::V4(address) => *address,
-            IpAddr::V6(address) => {
-                let [.., a, b] = address.octets();
-                Ipv4Addr::new(100, 64, a, b)
-            }
-        });
+        all.entry(location).or_default().push(*address);
     }
     all
 }
 
 /// The flow's first packet as an endpoint's ACLs see it.
-fn packet(direction: Direction, flow: &Flow) -> Option<Packet> {
-    let (IpAddr::V4(source), IpAddr::V4(destination)) = (flow.source, flow.destination) else { return None };
-    let Flow { source_port, destination_port, .. } = *flow;
-    let protocol = flow.protocol.0;
-    Some(match direction {
+fn packet(direction: Direction, flow: &Flow) -> Packet {
+    let Flow { source, destination, source_port, destination_port, protocol, .. } = *flow;
+    let protocol = protocol.0;
+    match direction {
         Direction::Ingress => Packet {
             direction: PacketDirection::In,
             protocol,
-            local: destination.into(),
-            remote: source.into(),
+            local: destination,
+            remote: source,
             local_port: destination_port,
             remote_port: source_port,
         },
         Direction::Egress => Packet {
             direction: PacketDirection::Out,
             protocol,
-            local: source.into(),
-            remote: destination.into(),
+            local: source,
+            remote: destination,
             local_port: source_port,
             remote_port: destination_port,
         },
-    })
+    }
 }
 
 fn lock(ahead: &Mutex<Duration>) -> MutexGuard<'_, Duration> {

@@ -25,7 +25,7 @@ impl Exception {
     #[must_use]
     pub fn of(protocol: Protocol) -> Option<Self> {
         match protocol {
-            Protocol::ICMP => Some(Self::IcmpTypes),
+            Protocol::ICMP | Protocol::ICMPV6 => Some(Self::IcmpTypes),
             Protocol::SCTP => Some(Self::SctpPorts),
             _ => None,
         }

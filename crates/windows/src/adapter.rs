@@ -1,9 +1,9 @@
 //! Network adapters: which one an operator means, and which addresses count.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr};
 use std::str::FromStr;
 
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use ipnet::{IpNet, Ipv4Net};
 use tortie_api::net::MacAddress;
 use tortie_hcn::Adapter;
 
@@ -53,27 +53,12 @@ pub(crate) fn switch(name: &str) -> Option<&str> {
     rest.trim().strip_prefix('(')?.strip_suffix(')')
 }
 
-/// The IPv4 addresses by which others reach the machine.
+/// The addresses by which others reach the machine.
 pub(crate) fn usable(adapter: &Adapter) -> impl Iterator<Item = Ipv4Net> {
     adapter.addresses.iter().filter_map(|net| match net {
         IpNet::V4(net) => is_usable(net.addr()).then_some(*net),
         IpNet::V6(_) => None,
     })
-}
-
-/// The IPv6 addresses by which others reach the machine.
-pub(crate) fn usable_ipv6(adapter: &Adapter) -> impl Iterator<Item = Ipv6Net> {
-    adapter.addresses.iter().filter_map(|net| match net {
-        IpNet::V4(_) => None,
-        IpNet::V6(net) => is_usable_ipv6(net.addr()).then_some(*net),
-    })
-}
-
-fn is_usable_ipv6(address: Ipv6Addr) -> bool {
-    !(address.is_unicast_link_local()
-        || address.is_loopback()
-        || address.is_unspecified()
-        || address.is_multicast())
 }
 
 /// An adapter whose address is about to move has one of 169.254.0.0/16 meanwhile.

@@ -142,7 +142,7 @@ impl<'a, L: Lookup> Costing<'a, L> {
     fn ours(&self, endpoint: &Endpoint, policies: &impl Lookup, by_name: bool) -> (Vec<Acl>, Vec<Condition>) {
         let services = Services::new(&self.services, policies);
         let settings = Settings::default();
-        let surroundings = Surroundings { node: &self.node, by_name, has_ipv6: true, settings: &settings };
+        let surroundings = Surroundings { node: &self.node, by_name, has_ipv6: false, settings: &settings };
         let (rows, conditions) = render(endpoint, surroundings, &services, policies);
         (rows.list(&self.sets, &|_| false).numbered(&[]), conditions)
     }

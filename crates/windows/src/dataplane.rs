@@ -45,7 +45,7 @@ pub struct WindowsDataplane {
     hcn: Arc<dyn Hcn>,
     host: Host,
     /// The machine's addresses when last read.
-    host_addresses: Option<BTreeSet<IpNet>>,
+    host_addresses: Option<BTreeSet<Ipv4Net>>,
     host_due: bool,
     pod_network: Option<PodNetwork>,
     current_network: CurrentPodNetwork,
@@ -66,6 +66,8 @@ pub struct WindowsDataplane {
     networks: CurrentNetworks,
     /// The network's identifier when last seen.
     network: Option<Guid>,
+    /// Whether pods may have IPv6, when last read.
+    has_ipv6: bool,
     /// The version of HNS when last read.
     version: Option<Version>,
     version_due: bool,
@@ -135,6 +137,7 @@ impl WindowsDataplane {
             services: Vec::new(),
             networks: CurrentNetworks::default(),
             network: None,
+            has_ipv6: false,
             version: None,
             version_due: true,
             set_proof: SetProof::Absent,
@@ -270,6 +273,7 @@ impl WindowsDataplane {
         let networks = Networks { provider, is_bridge: self.is_bridge, ..networks };
         report.node.extend(networks.condition());
         self.networks.set(networks.clone());
+        let has_ipv6 = self.read_ipv6(state);
         let recognition = self.policy_only.as_ref().map(|config| Recognition::new(&*self.hcn, config));
         let node = Node {
             networks,
@@ -277,7 +281,7 @@ impl WindowsDataplane {
             state,
             sets,
             addresses: self.node_addresses(state),
-            has_ipv6: self.has_ipv6(),
+            has_ipv6,
             underlay: state.node.as_ref().and_then(own_address),
             static_rules: &self.static_rules.0,
             recognition: recognition.as_ref(),
@@ -485,23 +489,26 @@ impl WindowsDataplane {
     /// The network of the node's own address, if the machine's addresses are known.
     fn networks_of(&self, state: &NodeState) -> Option<Vec<Ipv4Net>> {
         let own = state.node.as_ref().and_then(own_address);
-        let nets = self.host_addresses.as_ref()?.iter().filter_map(|net| match net {
-            IpNet::V4(net) => (Some(net.addr()) == own).then(|| net.trunc()),
-            IpNet::V6(_) => None,
-        });
-        Some(nets.collect())
+        let nets = self.host_addresses.as_ref()?.iter().filter(|net| Some(net.addr()) == own);
+        Some(nets.map(Ipv4Net::trunc).collect())
     }
 
-    /// The machine's own addresses towards its pods.
+    /// The machine's own addresses towards its pods: all of IPv4, and of IPv6 the one that its Node has. Others of IPv6 may be temporary,
+    /// or another machine's (duplicate address detection).
     fn node_addresses(&self, state: &NodeState) -> BTreeSet<IpAddr> {
-        let known = node_addresses(state);
-        known.into_iter().chain(self.host_addresses.iter().flatten().map(IpNet::addr)).collect()
+        let of_machine = self.host_addresses.iter().flatten().map(|net| net.addr().into());
+        node_addresses(state).into_iter().chain(of_machine).collect()
     }
 
-    /// Whether HNS and the network of the pods have IPv6.
-    fn has_ipv6(&self) -> bool {
-        let may_have = self.is_bridge || self.policy_only.is_some();
-        may_have && self.version.is_some_and(|version| version.supports(Feature::Ipv6DualStack))
+    /// Whether pods may have IPv6: those of another plugin, whose endpoints then have it, too. All lists depend on it.
+    fn read_ipv6(&mut self, state: &NodeState) -> bool {
+        let has_it = self.version.is_some_and(|version| version.supports(Feature::Ipv6DualStack));
+        let has_it = has_it && self.policy_only.is_some();
+        if has_it != self.has_ipv6 {
+            self.has_ipv6 = has_it;
+            state.endpoints.keys().for_each(|id| self.acl_reconciler.look_at_now(id.clone()));
+        }
+        has_it
     }
 
     /// The network whose sets ACLs may name, if HNS supports sets, and whether they should.

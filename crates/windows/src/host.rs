@@ -9,7 +9,7 @@ use ipnet::{IpNet, Ipv4Net};
 use tortie_hcn::{Adapter, IpHelper, IpHelperError, NoIpHelper};
 use tracing::warn;
 
-use crate::adapter::{AdapterSelector, is_virtual, switch, usable, usable_ipv6};
+use crate::adapter::{AdapterSelector, is_virtual, switch, usable};
 use crate::firewall_opening::FirewallOpenings;
 use crate::host_routes::HostRoutes;
 use crate::node_routes::Surplus;
@@ -95,13 +95,12 @@ impl Host {
         self.ip.watch(notify);
     }
 
-    /// Every address of the machine that pods can see, with its network; `None` if the system does not tell them.
-    pub(crate) fn addresses(&self) -> Option<BTreeSet<IpNet>> {
+    /// Every IPv4 address of the machine that pods can see, with its network; `None` if the system does not tell them.
+    pub(crate) fn addresses(&self) -> Option<BTreeSet<Ipv4Net>> {
         let read =
             self.ip.adapters().inspect_err(|error| warn!(%error, "the last known addresses stay in use"));
         let adapters = read.ok()?;
-        let ipv4 = adapters.iter().flat_map(usable).map(IpNet::V4);
-        Some(ipv4.chain(adapters.iter().flat_map(usable_ipv6).map(IpNet::V6)).collect())
+        Some(adapters.iter().flat_map(usable).collect())
     }
 
     pub(crate) fn may_be_anchored(&self) -> bool {

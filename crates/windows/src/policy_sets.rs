@@ -8,7 +8,7 @@ use tortie_hcn::{Class, Guid, Hcn, HcnExt};
 use tracing::{debug, warn};
 
 use crate::Error;
-use crate::acl::{OUR_SETS, Set};
+use crate::acl::{OUR_SETS, Set, canonical_address};
 
 const NOT_TAKEN: &str = "HNS accepted it, but it is not as it should be when read back";
 
@@ -156,7 +156,7 @@ fn refused(request: &RequestType, set: &Set, problem: &str) -> (String, Conditio
 /// The values in the form in which they are sent.
 fn values(list: &str) -> BTreeSet<String> {
     let values = list.split(',').map(str::trim).filter(|value| !value.is_empty());
-    values.map(|value| value.strip_suffix("/32").unwrap_or(value).to_owned()).collect()
+    values.map(canonical_address).collect()
 }
 
 fn document(set: &Set, values: &BTreeSet<String>) -> Policy {

@@ -56,6 +56,7 @@ const KNOWN: [Reason; 5] =
 
 const OWN_NODE: &str = "from its own node";
 const BOTH_FAMILIES: &str = "of pods with IPv6, too";
+const OVER_IPV6: &str = "over IPv6";
 const IPV6_ALONE: &str = "to and from pods with IPv6 alone";
 
 const DEFAULTS: [DefaultAction; 3] =
@@ -173,13 +174,34 @@ fn the_newest_hns_and_the_oracle_agree() {
     agree(Config::NEWEST);
 }
 
+/// Another plugin connects the pods, with addresses of both families. Sets do not matter, because they would be those of
+/// Tortie's network.
+#[test]
+fn policy_of_both_families_and_the_oracle_agree() {
+    let all = combinations(Config::NEWEST).into_iter();
+    let lists = all.filter(|(config, rendering)| !rendering.names_sets && config.set_reading == READINGS[0]);
+    agree_on("both families", &lists.collect::<Vec<_>>(), &[OVER_IPV6], |config, _| {
+        EmulatedCluster::of_another_plugin(&NODES, config)
+    });
+}
+
 fn agree(version: Version) {
+    agree_on(&format!("HNS {version}"), &combinations(version), &[], |config, rendering| {
+        EmulatedCluster::of_block(&NODES, config, rendering, PODS)
+    });
+}
+
+fn agree_on(
+    name: &str,
+    all: &[(Config, Rendering)],
+    further: &[&str],
+    cluster_of: impl Fn(&Config, Rendering) -> anyhow::Result<EmulatedCluster>,
+) {
     let tally = RefCell::new(Tally::default());
-    let all = combinations(version);
     let each = || {
         all.iter().try_for_each(|(config, rendering)| {
             let test = |(before, after, sent): Change| {
-                let mut cluster = EmulatedCluster::of_block(&NODES, config, *rendering, PODS).unwrap();
+                let mut cluster = cluster_of(config, *rendering).unwrap();
                 cluster.change(&before).map_err(|error| TestCaseError::fail(format!("{error:#}")))?;
                 let kind = to_services::kind(config.egress_sees, rendering.name);
                 let to_services = (config.egress_sees, kind.as_str());
@@ -191,13 +213,13 @@ fn agree(version: Version) {
         })
     };
     let clusters = all.len() * random().count();
-    let each_suits = |kind: &Rendering| (kind.suits)(&all[0].0);
-    let kinds = to_services::kinds(RENDERINGS.iter().filter(|kind| each_suits(kind)));
+    let is_tested = |kind: &&Rendering| all.iter().any(|(_, tested)| tested.name == kind.name);
+    let kinds = to_services::kinds(RENDERINGS.iter().filter(is_tested));
     let result = rounds(each, || {
         let tally = tally.borrow();
-        lacking(&tally, clusters).or_else(|| to_services::lacking(&tally, &kinds, clusters / 50))
+        lacking(&tally, clusters, further).or_else(|| to_services::lacking(&tally, &kinds, clusters / 50))
     });
-    println!("HNS {version}, {} combinations\n{}", all.len(), tally.borrow());
+    println!("{name}, {} combinations\n{}", all.len(), tally.borrow());
     if let Err(error) = result {
         panic!("{error}");
     }
@@ -311,7 +333,7 @@ fn compare(
     let reports = cluster.change(objects).map_err(|error| format!("{error:#}"))?;
     let shown = || format!("cluster.yml:\n{}", manifest(objects));
     in_force(&reports)
-        .and_then(|()| ipv6_is_told_and_closed(cluster, &reports, &sent.packets, tally))
+        .and_then(|()| unserved_ipv6_is_reported_and_closed(cluster, &reports, &sent.packets, tally))
         .map_err(|error| format!("{error}\n{}", shown()))?;
     let snapshot = snapshot(objects);
     let oracle = Oracle::new(&snapshot);
@@ -349,10 +371,12 @@ fn compare(
         let narrower = narrower.map(|exception| exception.name().to_owned());
         let too = [flow.source, flow.destination].iter().any(|address| has_ipv6(cluster, *address));
         let too = too.then(|| BOTH_FAMILIES.to_owned());
+        let over_ipv6 = flow.source.is_ipv6().then(|| OVER_IPV6.to_owned());
         kinds(cluster, flow)
             .into_iter()
             .chain(narrower)
             .chain(too)
+            .chain(over_ipv6)
             .for_each(|kind| tally.count(kind, ours.all()));
     }
     callers.compare(&sent.calls, tally).map_err(|error| format!("{error}\n{}", shown()))
@@ -378,7 +402,8 @@ fn is_allowed(trace: &Option<Trace>) -> bool {
 
 fn flows_of_pods(cluster: &EmulatedCluster, packets: &[Sent]) -> Vec<Flow> {
     let flows = beginnings(packets).into_iter();
-    flows.filter(|flow| flow.source.is_ipv4() && cluster.is_of_pods(flow)).collect()
+    let is_judged = |flow: &Flow| cluster.has_ipv6() || flow.source.is_ipv4();
+    flows.filter(|flow| is_judged(flow) && cluster.is_of_pods(flow)).collect()
 }
 
 /// Nodes have no conditions, and endpoints only known ones.
@@ -395,9 +420,9 @@ fn in_force(reports: &[Report]) -> Result<(), String> {
     Ok(())
 }
 
-/// IPv6 addresses are not served: exactly the endpoints that have one report it, and an endpoint without another
+/// Where IPv6 addresses are not served, exactly the endpoints that have one report it, and an endpoint without another
 /// address is closed.
-fn ipv6_is_told_and_closed(
+fn unserved_ipv6_is_reported_and_closed(
     cluster: &EmulatedCluster,
     reports: &[Report],
     packets: &[Sent],
@@ -411,8 +436,9 @@ fn ipv6_is_told_and_closed(
             let named =
                 |(reported, address): (&Condition, &&IpAddr)| reported.message.contains(&address.to_string());
             let reported: Vec<&Condition> = reported.collect();
-            if reported.len() != v6.len() || !reported.iter().copied().zip(&v6).all(named) {
-                return Err(format!("{id} has {:?}, and is told {reported:?}", endpoint.addresses));
+            let unserved = if cluster.has_ipv6() { vec![] } else { v6 };
+            if reported.len() != unserved.len() || !reported.iter().copied().zip(&unserved).all(named) {
+                return Err(format!("{id} has {:?}, and reports {reported:?}", endpoint.addresses));
             }
             if !v4.is_empty() {
                 continue;
@@ -432,23 +458,14 @@ fn ipv6_is_told_and_closed(
 }
 
 /// The flow's first packet at each end.
-fn both_ways(flow: &Flow) -> Vec<Packet> {
-    let (IpAddr::V4(source), IpAddr::V4(destination)) = (flow.source, flow.destination) else {
-        return vec![];
-    };
+fn both_ways(flow: &Flow) -> [Packet; 2] {
+    let (local, remote) = (flow.source, flow.destination);
     let (local_port, remote_port) = (flow.source_port, flow.destination_port);
     let protocol = flow.protocol.0;
-    let out = Packet {
-        direction: PacketDirection::Out,
-        protocol,
-        local: source.into(),
-        remote: destination.into(),
-        local_port,
-        remote_port,
-    };
-    let (local, remote) = (destination.into(), source.into());
+    let out = Packet { direction: PacketDirection::Out, protocol, local, remote, local_port, remote_port };
+    let (local, remote) = (remote, local);
     let (local_port, remote_port) = (remote_port, local_port);
-    vec![out, Packet { direction: PacketDirection::In, protocol, local, remote, local_port, remote_port }]
+    [out, Packet { direction: PacketDirection::In, protocol, local, remote, local_port, remote_port }]
 }
 
 fn has_ipv6(cluster: &EmulatedCluster, address: IpAddr) -> bool {
@@ -477,7 +494,10 @@ fn exception(
 /// The kinds under which a flow is counted.
 fn kinds(cluster: &EmulatedCluster, flow: &Flow) -> [String; 3] {
     let node = |address| cluster.location(address).map(|location| location.node);
-    let own_node = |address, node| testkit::emulator::node_address(node as u8) == address;
+    let own_node = |address, node| match address {
+        IpAddr::V4(address) => testkit::emulator::node_address(node as u8) == address,
+        IpAddr::V6(address) => testkit::emulator::node_address_v6(node as u8) == address,
+    };
     let path = match (node(flow.source), node(flow.destination)) {
         (Some(from), Some(to)) if from == to => "within a node",
         (Some(_), Some(_)) => "across nodes",
@@ -490,7 +510,7 @@ fn kinds(cluster: &EmulatedCluster, flow: &Flow) -> [String; 3] {
 
 /// Of every kind, some flows must have passed and some not; a pod is always reachable from its own node; exceptions
 /// must occur, and be rare.
-fn lacking(tally: &Tally, clusters: usize) -> Option<String> {
+fn lacking(tally: &Tally, clusters: usize, further: &[&str]) -> Option<String> {
     let paths = [
         "TCP",
         "UDP",
@@ -502,7 +522,8 @@ fn lacking(tally: &Tally, clusters: usize) -> Option<String> {
         "from the world",
         BOTH_FAMILIES,
     ];
-    let few = tally.lacking(paths.map(str::to_owned), clusters / 10);
+    let all = paths.iter().chain(further).map(|kind| (*kind).to_owned());
+    let few = tally.lacking(all, clusters / 10);
     let ((all, _), (probes, reached)) = (tally.of("all"), tally.of(OWN_NODE));
     assert_eq!(probes, reached, "a node reaches its own pods");
     assert_eq!(Exception::too_many(tally), None);

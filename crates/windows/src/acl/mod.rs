@@ -42,7 +42,7 @@ pub(crate) use peers::OUR_SETS;
 pub(crate) use render::{CHUNK, Set, Sets, port_lists, text};
 pub(crate) use rule_size::{RuleSize, shape};
 pub(crate) use services::{Frontends, Judged, SERVICE, Services};
-pub(crate) use transition::{Transition, anonymous, transition};
+pub(crate) use transition::{Transition, anonymous, canonical_address, transition};
 
 /// The priority of traffic from the node itself to its own pods, before policy.
 pub(crate) const NODE_PRIORITY: u16 = 900;
@@ -113,8 +113,8 @@ pub(crate) struct Rows {
     fixed: Vec<Acl>,
     /// The rows of policy. Those of IPv4 come before those of IPv6.
     policy: Vec<PolicyRows>,
-    /// Whether the endpoint has addresses of both families, whether or not both are served.
-    has_both_families: bool,
+    /// Whether packets of the other family may reach the endpoint, so that rows about everyone must name theirs.
+    names_family: bool,
     /// The rows that Services add.
     services: Option<Arc<Judged>>,
 }
@@ -149,19 +149,18 @@ pub(crate) fn render<L: Lookup>(
     let mut rendered = Rows {
         fixed: closed(),
         policy: Vec::new(),
-        has_both_families: own.iter().all(|(_, own)| !own.is_empty()),
+        names_family: has_ipv6 || own.iter().all(|(_, own)| !own.is_empty()),
         services: None,
     };
     let mut conditions = if has_ipv6 { Vec::new() } else { unserved_addresses(endpoint) };
+    // A network without IPv6 may refuse ACLs about it, those about the node's IPv6 address, too.
     let is_served =
         |family: IpVersion, own: &Addresses| !own.is_empty() && (family == IpVersion::V4 || has_ipv6);
     for (family, own) in own.into_iter().filter(|(family, own)| is_served(*family, own)) {
+        rendered.fixed.extend(node_to_pod(node, family));
         if rendered.policy.is_empty() {
-            rendered.fixed.extend(before_policy(node));
+            rendered.fixed.extend(host_rules());
             rendered.fixed.extend(never_sent(settings));
-        }
-        if family == IpVersion::V6 {
-            rendered.fixed.extend(neighbor_discovery());
         }
         for direction in [Direction::Ingress, Direction::Egress] {
             let view = View { family, own: &own, by_name, lookup };
@@ -226,9 +225,9 @@ impl Rows {
         let policy = [AclDirection::In, AclDirection::Out].map(|direction| {
             let of_direction = self.policy.iter().filter(|policy| policy.direction == direction);
             let acls = |PolicyRows { direction, family, own, rows }: &PolicyRows| {
-                let is_only_family = !self.has_both_families;
+                let names_family = self.names_family;
                 let renderer =
-                    AclRenderer { direction: direction.clone(), family: *family, own, is_only_family, sets };
+                    AclRenderer { direction: direction.clone(), family: *family, own, names_family, sets };
                 rows.iter().flat_map(|row| renderer.acls(row, spell_out)).collect::<Vec<Acl>>()
             };
             let acls: Vec<Acl> = of_direction.flat_map(acls).collect();
@@ -281,39 +280,21 @@ fn unserved_addresses(endpoint: &Endpoint) -> Vec<Condition> {
     six.map(|address| Condition::new(Reason::AddressNotServed, message(address))).collect()
 }
 
-/// Neighbour discovery, which passes whatever policy says (policy decision 22). It is not known whether ACLs see it (docs/hns.md).
-/// Router advertisements have other destinations.
-fn neighbor_discovery() -> [Acl; 2] {
-    const LINK_LOCAL: &str = "fe80::/10";
-    const SOLICITED_NODE: &str = "ff02::1:ff00:0/104";
-    [(AclDirection::In, LINK_LOCAL.to_owned()), (AclDirection::Out, format!("{LINK_LOCAL},{SOLICITED_NODE}"))]
-        .map(|(direction, remote_addresses)| Acl {
-            protocols: Protocol::ICMPV6.0.to_string(),
-            remote_addresses,
-            ..any(AclAction::Allow, direction, NODE_PRIORITY, "neighbor discovery")
-        })
-}
-
-/// The ACLs of every endpoint before policy.
-pub(crate) fn before_policy(node: &BTreeSet<IpAddr>) -> Vec<Acl> {
-    // A packet must also pass the node's own firewall, which leaves the decision to the switch.
-    let host = [AclDirection::In, AclDirection::Out]
-        .map(|direction| Acl { rule_type: AclRuleType::Host, ..any(AclAction::Allow, direction, 0, "host") });
-    node_to_pod(node).into_iter().chain(host).collect()
+/// A packet must also pass the node's own firewall, which leaves the decision to the switch.
+pub(crate) fn host_rules() -> [Acl; 2] {
+    [AclDirection::In, AclDirection::Out]
+        .map(|direction| Acl { rule_type: AclRuleType::Host, ..any(AclAction::Allow, direction, 0, "host") })
 }
 
 /// Probes come from the node itself, and always pass (policy decision 2). A list has addresses of one family.
-fn node_to_pod(node: &BTreeSet<IpAddr>) -> Vec<Acl> {
-    let acl = |family| {
-        let of_family = node.iter().filter(|address| IpVersion::of(address) == family);
-        let addresses: Vec<String> = of_family.map(IpAddr::to_string).collect();
-        // An empty list would mean everybody.
-        (!addresses.is_empty()).then(|| Acl {
-            remote_addresses: addresses.join(","),
-            ..any(AclAction::Allow, AclDirection::In, NODE_PRIORITY, "node")
-        })
-    };
-    IpVersion::ALL.into_iter().filter_map(acl).collect()
+pub(crate) fn node_to_pod(node: &BTreeSet<IpAddr>, family: IpVersion) -> Option<Acl> {
+    let of_family = node.iter().filter(|address| IpVersion::of(address) == family);
+    let addresses: Vec<String> = of_family.map(IpAddr::to_string).collect();
+    // An empty list would mean everybody.
+    (!addresses.is_empty()).then(|| Acl {
+        remote_addresses: addresses.join(","),
+        ..any(AclAction::Allow, AclDirection::In, NODE_PRIORITY, "node")
+    })
 }
 
 /// What no pod may send, whatever its policy: tunnels, unless the operator allows them, because another node would

@@ -10,7 +10,6 @@ use tortie_hcn::Guid;
 use tortie_policy::program::{Lookup, Member, SetId};
 
 use super::ranges::Addresses;
-use super::region::View;
 
 /// The prefix of the identifiers of Tortie's sets. Other sets on the same network are left alone.
 pub(crate) const OUR_SETS: &str = "tortie-";
@@ -58,17 +57,6 @@ impl Named {
             _ => None,
         });
         Addresses::of_nets(family, nets)
-    }
-}
-
-impl Term {
-    /// A set by its name, or its current members.
-    pub(super) fn of<L: Lookup>(named: Named, view: &View<'_, L>) -> Self {
-        if view.by_name {
-            Self::Named(named)
-        } else {
-            Self::Literal(named.addresses(view.family, view.lookup))
-        }
     }
 }
 

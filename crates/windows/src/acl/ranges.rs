@@ -72,7 +72,6 @@ pub(super) fn address_of(number: u128, family: IpVersion) -> IpAddr {
     }
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "32 bits remain")]
 fn ipv4(number: u128) -> Ipv4Addr {
     Ipv4Addr::from((number >> AFTER_IPV4) as u32)
 }

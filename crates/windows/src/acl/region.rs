@@ -101,6 +101,17 @@ pub(super) struct View<'a, L> {
     pub lookup: &'a L,
 }
 
+impl<L: Lookup> View<'_, L> {
+    /// A set by its name, or its current members.
+    pub(super) fn term(&self, named: Named) -> Term {
+        if self.by_name {
+            Term::Named(named)
+        } else {
+            Term::Literal(named.addresses(self.family, self.lookup))
+        }
+    }
+}
+
 // Implemented by hand, because the target of `lookup` need not be cloned.
 impl<L> Clone for View<'_, L> {
     fn clone(&self) -> Self {
@@ -269,7 +280,7 @@ fn within_nets(nets: &[IpNet], not_nets: &[IpNet], family: IpVersion) -> Peers {
 }
 
 fn within_sets<L: Lookup>(addresses: Peers, sets: &[SetId], not_sets: &[SetId], view: &View<'_, L>) -> Peers {
-    let of_set = |id: &SetId| Term::of(Named::Nets(id.clone()), view);
+    let of_set = |id: &SetId| view.term(Named::Nets(id.clone()));
     let addresses = sets.iter().fold(addresses, |all, id| all.among(&of_set(id)));
     not_sets.iter().fold(addresses, |all, id| all.except(&of_set(id)))
 }

@@ -35,12 +35,15 @@ pub(crate) struct Set {
     pub values: BTreeSet<String>,
 }
 
+/// Addresses of a family, and their lists for ACLs.
+type Lists = HashMap<(IpVersion, Addresses), Arc<[String]>>;
+
 /// The sets requested so far.
 pub(crate) struct Sets<'a, L> {
     lookup: &'a L,
     made: RefCell<BTreeMap<String, Arc<[Set]>>>,
     /// Addresses as lists for ACLs, cached because endpoints with the same policies have the same lists.
-    lists: RefCell<HashMap<(IpVersion, Addresses), Arc<[String]>>>,
+    lists: RefCell<Lists>,
 }
 
 impl<'a, L: Lookup> Sets<'a, L> {
@@ -102,8 +105,8 @@ pub(super) struct AclRenderer<'a, L> {
     pub family: IpVersion,
     /// The endpoint's own addresses of this family.
     pub own: &'a Addresses,
-    /// Whether the endpoint has no address of the other family.
-    pub is_only_family: bool,
+    /// Whether rows about everyone must name their family.
+    pub names_family: bool,
     /// The sets that may be named.
     pub sets: &'a Sets<'a, L>,
 }
@@ -124,8 +127,8 @@ impl<L: Lookup> AclRenderer<'_, L> {
     fn spelled_out(&self, row: &Row, peers: &Addresses) -> Vec<Acl> {
         let local = row.local.addresses.literal();
         // An ACL without addresses concerns both families.
-        let names_family = self.is_only_family || !peers.is_all();
-        let local = if local.is_all() && !names_family { self.own } else { local };
+        let must_name = self.names_family && peers.is_all();
+        let local = if local.is_all() && must_name { self.own } else { local };
         let local = self.sets.lists(local, self.family);
         let remote = self.sets.lists(peers, self.family);
         let pairs =

@@ -1,7 +1,9 @@
 //! The changes from an endpoint's current ACLs to the desired ones.
 
 use std::collections::{BTreeSet, HashSet};
+use std::net::Ipv6Addr;
 
+use ipnet::Ipv6Net;
 use tortie_hcn::schema::{Acl, Extra};
 
 use super::decision_rows::ANY_PROTOCOL;
@@ -59,7 +61,7 @@ fn normal(acl: &Acl) -> Acl {
         Some((first, last)) if first == last => first.to_owned(),
         _ => part.to_owned(),
     };
-    let address = |part: &str| part.strip_suffix("/32").unwrap_or(part).to_owned();
+    let address = |part: &str| canonical_address(part);
     let protocols = sorted(&acl.protocols, str::to_owned);
     Acl {
         protocols: if protocols == ANY_PROTOCOL.to_string() { String::new() } else { protocols },
@@ -70,6 +72,19 @@ fn normal(acl: &Acl) -> Acl {
         // Unknown members do not matter.
         extra: Extra::new(),
         ..acl.clone()
+    }
+}
+
+/// The address or network in the form in which Tortie writes it: an address has no length.
+pub(crate) fn canonical_address(text: &str) -> String {
+    if !text.contains(':') {
+        return text.strip_suffix("/32").unwrap_or(text).to_owned();
+    }
+    // IPv6 has several forms of an address.
+    match text.parse::<Ipv6Net>().or_else(|_| text.parse::<Ipv6Addr>().map(Ipv6Net::from)) {
+        Ok(net) if net.prefix_len() == net.max_prefix_len() => net.addr().to_string(),
+        Ok(net) => net.to_string(),
+        Err(_) => text.to_owned(),
     }
 }
 
@@ -113,6 +128,17 @@ mod tests {
         for other in others {
             let step = transition(std::slice::from_ref(&other), std::slice::from_ref(&ours));
             assert_eq!(step, Transition { add: vec![ours.clone()], remove: vec![other] });
+        }
+        // An address of IPv6 is no network that begins with it.
+        for (one, other, is_same) in [
+            ("2001:db8::/32", "2001:db8::", false),
+            ("2001:db8::1/128", "2001:db8::1", true),
+            ("FD00:0::1", "fd00::1", true),
+            ("10.0.0.0/32", "10.0.0.0/31", false),
+        ] {
+            let [one, other] = [one, other].map(|addresses| acl("6", addresses, "80", ""));
+            let step = transition(std::slice::from_ref(&one), std::slice::from_ref(&other));
+            assert_eq!(step.add.is_empty(), is_same, "{one:?} {other:?}");
         }
         // ACLs to remove are named as they were read.
         assert_eq!(transition(std::slice::from_ref(&same), &[]).remove, [same]);

@@ -11,7 +11,7 @@ use tortie_dataplane::Endpoint;
 use tortie_hcn::schema::{Acl, AclAction, AclDirection};
 use tortie_policy::program::{EndOfTier, EntityMatch, Lookup, Member, PolicyId, Rule, SetId};
 
-use crate::acl::{ANY_PROTOCOL, CHUNK, Ports, any, before_policy, port_lists, text};
+use crate::acl::{ANY_PROTOCOL, CHUNK, Ports, any, host_rules, node_to_pod, port_lists, text};
 
 /// The maximum number of ACLs of one direction.
 const MAX_RULES: usize = 50_000;
@@ -86,7 +86,10 @@ impl<'a, L: Lookup> Naive<'a, L> {
     /// combined. Rules with negations, ICMP types, or ports without a protocol that has ports are left out and
     /// counted.
     pub(super) fn acls(&self, endpoint: &Endpoint, node: &BTreeSet<IpAddr>) -> Expanded {
-        let mut expanded = Expanded { acls: before_policy(node), ..Expanded::default() };
+        let mut expanded = Expanded {
+            acls: node_to_pod(node, IpVersion::V4).into_iter().chain(host_rules()).collect(),
+            ..Expanded::default()
+        };
         if !endpoint.addresses.iter().any(IpAddr::is_ipv4) {
             return Expanded::default();
         }
