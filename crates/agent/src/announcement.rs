@@ -41,7 +41,7 @@ pub(crate) struct Announced {
     etcd_lease: Option<EtcdLease>,
     /// Windows: the network as the dataplane sees it.
     pod_network: Option<CurrentPodNetwork>,
-    /// Linux: the families of `lease`, as they were announced.
+    /// Linux: the families of `lease` for which the node has announced an address.
     families: watch::Sender<Vec<IpVersion>>,
 }
 
@@ -74,9 +74,10 @@ impl Announced {
             None => None,
         };
         let first = Tunnels::of_linux(store, ipam, node, lease.as_ref()).await?;
-        let families = watch::Sender::new(families(lease.as_ref()));
+        let families = watch::Sender::default();
         let announced = Self { first, finder, lease, etcd_lease, pod_network: None, families };
-        annotate(store, node, &announced).await?;
+        let families = annotate(store, node, &announced).await?;
+        announced.families.send_replace(families);
         Ok((announced, keeper))
     }
 
@@ -113,13 +114,14 @@ impl Announced {
     }
 }
 
-fn families(lease: Option<&OwnLease>) -> Vec<IpVersion> {
-    lease.map(OwnLease::families).unwrap_or_default()
-}
-
 /// Writes the annotations of the Node, unless they are current. A tunnel that the node no longer has is taken out. Fails, and
-/// writes nothing, if a method finds no address.
-async fn annotate(store: &dyn Endpoints, node: &str, announced: &Announced) -> Result<(), AgentError> {
+/// writes nothing, if a method finds no address. Returns the families of flannel's networks for which the other nodes know the
+/// node's address.
+async fn annotate(
+    store: &dyn Endpoints,
+    node: &str,
+    announced: &Announced,
+) -> Result<Vec<IpVersion>, AgentError> {
     let key = Key::global(Kind::Node, node);
     let stored = store.get(&key).await?.ok_or_else(|| StoreError::NotFound(key.clone()))?;
     let current = &stored.value["metadata"]["annotations"];
@@ -134,25 +136,34 @@ async fn annotate(store: &dyn Endpoints, node: &str, announced: &Announced) -> R
     }
     annotations.insert(flannel_etcd::SUBNETS, None);
     let own = IpVersion::ALL.map(|version| own_address(current, &annotations, version));
-    match (&announced.etcd_lease, lease) {
+    let families = match (&announced.etcd_lease, lease) {
         (Some(etcd_lease), _) => {
             etcd_lease.tell(node, &own)?;
             annotations.extend([etcd_lease.annotation()]);
             annotations.extend(flannel::stale_annotations(node, current));
+            lease.map(OwnLease::families).unwrap_or_default()
         }
-        (None, None) => annotations.extend(flannel::stale_annotations(node, current)),
+        (None, None) => {
+            annotations.extend(flannel::stale_annotations(node, current));
+            Vec::new()
+        }
         (None, Some(lease)) => {
             let own = |version: IpVersion| own_address(current, &annotations, version);
             let mac = tunnels.vxlan.iter().find_map(|tunnel| tunnel.mac.as_deref());
             let of_flannel = lease.annotations(node, mac, own)?;
+            let has_address = |version: &IpVersion| {
+                of_flannel.get(Node::FLANNEL_ADDRESS.of(*version)).is_some_and(Option::is_some)
+            };
+            let families = lease.families().into_iter().filter(has_address).collect();
             annotations.extend(of_flannel);
+            families
         }
-    }
+    };
     annotations.retain(|name, value| current[*name].as_str() != value.as_deref());
     if !annotations.is_empty() {
         store.annotate_node(node, &annotations).await?;
     }
-    Ok(())
+    Ok(families)
 }
 
 /// Of each family: the annotations of its tunnel address, and of the MAC address there.
@@ -235,12 +246,11 @@ async fn announce(
                 Err(error) => unfit = Some(error),
             }
         }
-        announce_tunnels(store, ipam, node, announced).await?;
+        let mut now = announce_tunnels(store, ipam, node, announced).await?;
         if tunnels::release_stale(store, ipam, node).await? {
-            announce_tunnels(store, ipam, node, announced).await?;
+            now = announce_tunnels(store, ipam, node, announced).await?;
         }
         // Pods get addresses of a family when the other nodes can know the way there.
-        let now = families(announced.lease.as_ref());
         announced.families.send_if_modified(|known| {
             let differs = *known != now;
             *known = now;
@@ -252,13 +262,13 @@ async fn announce(
     unfit.map_or(Ok(()), Err)
 }
 
-/// Announces a Linux node with the tunnels that it has now.
+/// Announces a Linux node with the tunnels that it has now. Returns the same as [`annotate`].
 async fn announce_tunnels(
     store: &dyn Endpoints,
     ipam: &Ipam,
     node: &str,
     announced: &mut Announced,
-) -> Result<(), AgentError> {
+) -> Result<Vec<IpVersion>, AgentError> {
     let tunnels = Tunnels::of_linux(store, ipam, node, announced.lease.as_ref()).await?;
     if tunnels != announced.first {
         let (old, new) = (announced.first.addresses(), tunnels.addresses());

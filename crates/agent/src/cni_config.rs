@@ -14,11 +14,11 @@ use serde_json::{Map, Value, json};
 use tokio::sync::watch;
 use tortie_api::net::IpVersion;
 use tortie_cni::{AddressSource, NetworkConfig};
-use tortie_dataplane::{Condition, Reason};
+use tortie_dataplane::{Condition, Reason, WiringError};
 use tortie_deploy::{CNI_CONFIG_FILE, CNI_NETWORK, ChainedPlugins, cni_config};
 use tortie_store::backoff::{Backoff, random_seed};
 
-/// How often the agent asks whether the node has IPv6, which nobody announces.
+/// How often the agent looks whether the node has IPv6 and whether the file is there: no event tells it.
 const LOOK_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The file for the container runtime.
@@ -42,39 +42,44 @@ pub(crate) enum IpamSource {
 }
 
 /// Whether the node's pods can have IPv6 addresses now.
-pub(crate) type HasIpv6 = Box<dyn Fn() -> bool + Send + Sync>;
+pub(crate) type HasIpv6 = Box<dyn Fn() -> Result<bool, WiringError> + Send + Sync>;
 
 impl IpamSource {
-    fn now(&mut self) -> CniIpam {
+    /// The section now. If the system does not tell whether there is IPv6, that stays as it was.
+    fn now(&mut self, had_ipv6: &mut bool) -> CniIpam {
         match self {
             Self::Fixed(ipam) => ipam.clone(),
             Self::Flannel(families, has_ipv6) => {
                 let families = families.borrow_and_update().clone();
-                let has_ipv6 = families.contains(&IpVersion::V6) && has_ipv6();
-                CniIpam::host_local_of(&families, has_ipv6)
+                if families.contains(&IpVersion::V6) {
+                    *had_ipv6 = has_ipv6().unwrap_or_else(|error| {
+                        tracing::warn!(%error, had_ipv6, "the CNI configuration keeps the address families of the pods");
+                        *had_ipv6
+                    });
+                }
+                CniIpam::host_local_of(&families, *had_ipv6)
             }
         }
     }
 
-    /// Waits until the section may be another one.
+    /// Waits until the section or the file may be another one.
     async fn changed(&mut self) {
-        match self {
-            Self::Fixed(_) => std::future::pending().await,
-            Self::Flannel(families, _) => {
-                // After the end of the other end, only time passes.
-                let changed = async {
-                    if families.changed().await.is_err() {
-                        std::future::pending().await
-                    }
-                };
-                let _ = tokio::time::timeout(LOOK_INTERVAL, changed).await;
+        let changed = async {
+            let has_changed = match self {
+                Self::Fixed(_) => false,
+                Self::Flannel(families, _) => families.changed().await.is_ok(),
+            };
+            // If there is no sender, or it is gone, only the interval remains.
+            if !has_changed {
+                std::future::pending().await
             }
-        }
+        };
+        let _ = tokio::time::timeout(LOOK_INTERVAL, changed).await;
     }
 }
 
-/// Writes the configuration, and again when it is to be another one. Calls `written` after the first success. A failure is a
-/// condition. Ends only when the future is dropped.
+/// Writes the configuration, and again when it is to be another one, or when somebody has changed or removed the file. Calls
+/// `written` after the first success. A failure is a condition. Ends only when the future is dropped.
 pub(crate) async fn keep(
     file: ConfigFile,
     mut source: IpamSource,
@@ -82,44 +87,45 @@ pub(crate) async fn keep(
     written: impl FnOnce(),
 ) {
     let (path, mut backoff) = (file.folder.join(CNI_CONFIG_FILE), Backoff::new(random_seed()));
-    let (mut known, mut written): (Option<CniIpam>, _) = (None, Some(written));
+    let (mut known, mut had_ipv6, mut written) = (None::<CniIpam>, false, Some(written));
     loop {
-        let ipam = source.now();
-        if known.as_ref() != Some(&ipam) {
-            let (to, section) = (file.clone(), ipam.clone());
-            // A slow disk must not block the other tasks.
-            let writing = tokio::task::spawn_blocking(move || write(&to, &section));
-            if let Err(error) = writing.await.unwrap_or_else(|panic| Err(io::Error::other(panic))) {
-                fail(&conditions, &path, &error);
-                backoff.wait().await;
-                continue;
-            }
-            backoff.succeeded();
-            conditions.send_if_modified(|condition| condition.take().is_some());
-            match known.replace(ipam.clone()) {
-                Some(former) => {
-                    tracing::info!(file = %path.display(), %former, %ipam, "the networks of the node's pods are of other families now; Tortie has rewritten the CNI configuration");
-                }
-                None => warn_of_preceding(&file.folder),
-            }
-            written.take().into_iter().for_each(|written| written());
+        let ipam = source.now(&mut had_ipv6);
+        let (to, section) = (file.clone(), ipam.clone());
+        // A slow disk must not block the other tasks.
+        let writing = tokio::task::spawn_blocking(move || write(&to, &section));
+        if let Err(error) = writing.await.unwrap_or_else(|panic| Err(io::Error::other(panic))) {
+            fail(&conditions, &path, &error);
+            backoff.wait().await;
+            continue;
         }
+        backoff.succeeded();
+        if conditions.send_if_modified(|condition| condition.take().is_some()) {
+            tracing::info!(file = %path.display(), "the CNI configuration is written now");
+        }
+        match known.replace(ipam.clone()) {
+            Some(former) if former != ipam => {
+                tracing::info!(file = %path.display(), %former, %ipam, "the address families of the node's pods have changed; Tortie has rewritten the CNI configuration");
+            }
+            Some(_) => {}
+            None => warn_of_preceding(&file.folder),
+        }
+        written.take().into_iter().for_each(|written| written());
         source.changed().await;
     }
 }
 
-/// Reports that the file cannot be written. Each attempt may fail in another way, and one is enough to know.
+/// Reports that the file cannot be written, and why. The log has each reason once.
 fn fail(conditions: &watch::Sender<Option<Condition>>, path: &Path, error: &io::Error) {
     let meanwhile = match path.exists() {
         true => "the container runtime uses the former one for new pods",
-        false => "the container runtime adds no pods by Tortie",
+        false => "the container runtime starts no pods with Tortie",
     };
     let message = format!(
         "{} cannot be written, so {meanwhile}: {error}; make room there, or make the folder writable. Tortie retries",
         path.display()
     );
     conditions.send_if_modified(|known| {
-        if known.is_some() {
+        if known.as_ref().is_some_and(|known| known.message == message) {
             return false;
         }
         tracing::error!("the CNI configuration {message}");
@@ -378,19 +384,19 @@ mod tests {
         let (families, known) = watch::channel(vec![v4]);
         let (conditions, condition) = watch::channel(None);
         let (asked, serves) = (has_ipv6.clone(), served.clone());
-        let source = IpamSource::Flannel(known, Box::new(move || asked.load(Ordering::Relaxed)));
+        let source = IpamSource::Flannel(known, Box::new(move || Ok(asked.load(Ordering::Relaxed))));
         let (file, written) = (file_in(folder.path()), move || serves.store(true, Ordering::Relaxed));
         let unfinished = folder.path().join(format!(".{CNI_CONFIG_FILE}.unfinished"));
         let sets = || {
             let ipam = read(folder.path())?["plugins"][0]["ipam"].take();
             Some(ipam["ranges"].as_array().map_or(1, Vec::len))
         };
-        // Also root cannot write there.
+        // Even root cannot write there.
         fs::create_dir(&unfinished).unwrap();
         let keeping = tokio::spawn(keep(file, source, conditions, written));
         until("a condition", || condition.borrow().is_some()).await;
         let message = condition.borrow().as_ref().unwrap().message.clone();
-        assert!(message.contains("adds no pods") && message.contains(CNI_CONFIG_FILE), "{message}");
+        assert!(message.contains("starts no pods") && message.contains(CNI_CONFIG_FILE), "{message}");
         assert!(!served.load(Ordering::Relaxed) && sets().is_none());
         fs::remove_dir(&unfinished).unwrap();
         until("the file", || sets() == Some(1)).await;
@@ -409,8 +415,18 @@ mod tests {
         fs::remove_dir(&unfinished).unwrap();
         until("both families again", || sets() == Some(2)).await;
         until("the end of the condition", || condition.borrow().is_none()).await;
+        // What cannot be written is not wanted any more.
+        fs::create_dir(&unfinished).unwrap();
+        families.send_replace(vec![v4]);
+        until("a condition", || condition.borrow().is_some()).await;
+        families.send_replace(vec![v4, v6]);
+        until("the end of the condition", || condition.borrow().is_none()).await;
+        assert_eq!(sets(), Some(2));
+        fs::remove_dir(&unfinished).unwrap();
         families.send_replace(vec![v4]);
         until("IPv4 only", || sets() == Some(1)).await;
+        fs::remove_file(folder.path().join(CNI_CONFIG_FILE)).unwrap();
+        until("the file again", || sets() == Some(1)).await;
         keeping.abort();
     }
 }

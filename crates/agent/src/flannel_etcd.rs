@@ -53,12 +53,7 @@ impl EtcdLease {
         previous: Option<&str>,
     ) -> Result<(Self, LeaseKeeper), AgentError> {
         let refuse = |problem: String| AgentError::Node { node: node.to_owned(), problem };
-        let previous = match previous.and_then(remembered) {
-            Some((subnets, address)) => {
-                Some(Previous { subnets, has_pods: has_pods(store, node, &subnets).await?, address })
-            }
-            None => None,
-        };
+        let previous = previous.and_then(remembered);
         let mut backoff = Backoff::new(random_seed());
         loop {
             let taken = async {
@@ -67,6 +62,15 @@ impl EtcdLease {
                 check_fit(store, node, &key, &conf).await.map_err(AcquireError::Unfit)?;
                 let attributes =
                     attributes(node, &conf, addresses).map_err(|text| AcquireError::Unfit(refuse(text)))?;
+                let previous = match previous {
+                    // Pods come and go while etcd does not answer.
+                    Some((subnets, address)) => {
+                        let has_pods = has_pods(store, node, &subnets).await;
+                        let has_pods = has_pods.map_err(|error| AcquireError::Unfit(error.into()))?;
+                        Some(Previous { subnets, has_pods, address })
+                    }
+                    None => None,
+                };
                 let manager =
                     etcd.acquire(&ranges, attributes, previous).await.map_err(AcquireError::Flannel)?;
                 Ok((key, conf, attributes, manager))
@@ -262,10 +266,16 @@ pub(crate) struct MissingLeases {
 }
 
 impl MissingLeases {
-    /// Ingests all Nodes that are without a lease now.
-    pub(crate) fn update<'a>(&mut self, missing: impl Iterator<Item = &'a str>, now: Instant) {
+    /// Takes the Nodes without a lease now. While etcd does not answer, nobody knows whether they have one, and no time passes.
+    pub(crate) fn update<'a>(
+        &mut self,
+        missing: impl Iterator<Item = &'a str>,
+        is_known: bool,
+        now: Instant,
+    ) {
         let mut former = std::mem::take(&mut self.since);
-        let mut since = |name: &str| former.remove(name).unwrap_or(now);
+        let is_timed = |name: &str| is_known || self.overdue.iter().any(|overdue| overdue == name);
+        let mut since = |name: &str| former.remove(name).filter(|_| is_timed(name)).unwrap_or(now);
         self.since = missing.map(|name| (name.to_owned(), since(name))).collect();
         let is_overdue = |since: &Instant| now.saturating_duration_since(*since) >= LEASE_DELAY;
         let overdue = self.since.iter().filter(|(_, since)| is_overdue(since));
@@ -277,9 +287,9 @@ impl MissingLeases {
             object: Key::global(Kind::Node, node),
             reason: Reason::RouteRefused,
             message: format!(
-                "no subnet lease in flannel's etcd has one of its addresses, so no routes lead to its pods: check flanneld (or Tortie's \
-                 agent) there. If flannel knows the machine by another address, name that in the annotation {}; if the machine is gone, delete \
-                 the Node",
+                "no subnet lease in flannel's etcd is that of this Node, so no routes lead to its pods: check flanneld (or Tortie's agent) \
+                 there. If flannel knows the machine by another address, name that in the annotation {}. If another Node has the same address, \
+                 the lease counts as that Node's: delete the Node whose machine is gone",
                 Node::FLANNEL_OVERWRITE.of(IpVersion::V4)
             ),
         })
@@ -290,6 +300,8 @@ impl MissingLeases {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use serde_json::{Value, json};
+    use tortie_servers::programs::{Program, can_run};
+    use tortie_servers::{Etcd as Servers, Proxy};
     use tortie_store::Embedded;
     use tortie_store::etcd::{Etcd, EtcdConfig};
 
@@ -415,6 +427,48 @@ mod tests {
         }
     }
 
+    #[tokio::test(flavor = "multi_thread")]
+    async fn pods_that_go_while_etcd_does_not_answer_leave_the_node_free() {
+        if !can_run(&[Program::Etcd, Program::Etcdctl]) {
+            return;
+        }
+        let servers = Servers::start().unwrap();
+        let conf = r#"{"Network": "10.244.0.0/16", "Backend": {"Type": "host-gw"}}"#;
+        let put = |key: &str, value: &str| {
+            servers.etcdctl(&["put", &format!("/coreos.com/network/{key}"), value]).unwrap();
+        };
+        put("config", conf);
+        put("subnets/10.244.7.0-24", r#"{"PublicIP": "192.0.2.99", "BackendType": "host-gw"}"#);
+        let pool = json!({"cidr": "10.244.0.0/16", "vxlanMode": "Never", "ipipMode": "Never", "assignmentMode": "Manual"});
+        let store = store(&[(Kind::IpPool, "flannel", pool)]).await;
+        let pod = Key::namespaced(Kind::WorkloadEndpoint, "d", "n-k8s-p-eth0");
+        let endpoint =
+            json!({"metadata": {"name": "p"}, "spec": {"node": "n", "ipNetworks": ["10.244.7.5/32"]}});
+        store.create(&pod, endpoint).await.unwrap();
+        let proxy = Proxy::start(servers.addresses()[0]).unwrap();
+        proxy.refuse(true);
+        let etcd =
+            EtcdConfig { endpoints: vec![format!("http://{}", proxy.address())], tls: None, login: None };
+        let etcd = FlannelEtcd::new(Etcd::new(etcd).unwrap(), "/coreos.com/network");
+        let addresses = [Some("192.0.2.7".to_owned()), None];
+        let had = Some("10.244.7.0/24 192.0.2.7");
+        let acquired = EtcdLease::acquire(&store, "n", &etcd, &addresses, had);
+        let meanwhile = async {
+            while proxy.accepted() == 0 {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            store.delete(&pod, None).await.unwrap();
+            proxy.refuse(false);
+            std::future::pending::<()>().await;
+        };
+        let (lease, _) = tokio::select! {
+            acquired = acquired => acquired.map_err(|error| error.to_string()).unwrap(),
+            () = meanwhile => unreachable!(),
+            () = tokio::time::sleep(Duration::from_secs(60)) => panic!("no lease in time"),
+        };
+        assert_ne!(lease.subnets.to_string(), "10.244.7.0/24", "another node has it");
+    }
+
     #[tokio::test]
     async fn leases_in_etcd_need_flannel() {
         let etcd = EtcdConfig { endpoints: vec!["http://192.0.2.1:2379".to_owned()], tls: None, login: None };
@@ -429,17 +483,22 @@ mod tests {
     #[test]
     fn a_node_without_a_lease_is_reported_after_a_minute() {
         let (start, mut missing) = (Instant::now(), MissingLeases::default());
-        for (second, names, expected) in [
-            (0, &["a", "b"][..], &[][..]),
-            (30, &["a", "c"], &[]),
-            (59, &["a", "b", "c"], &[]),
-            (60, &["a", "b", "c"], &["a"]),
-            (95, &["a", "b", "c"], &["a", "c"]),
-            (100, &["b", "c"], &["c"]),
-            (130, &["a", "b"], &["b"]),
-            (140, &[], &[]),
+        for (second, names, is_known, expected) in [
+            (0, &["a", "b"][..], true, &[][..]),
+            (30, &["a", "c"], true, &[]),
+            (59, &["a", "b", "c"], true, &[]),
+            (60, &["a", "b", "c"], true, &["a"]),
+            (95, &["a", "b", "c"], true, &["a", "c"]),
+            (100, &["b", "c"], true, &["c"]),
+            (130, &["a", "b"], true, &["b"]),
+            // etcd is away.
+            (140, &["a", "b", "d"], false, &["b"]),
+            (300, &["a", "b", "d"], false, &["b"]),
+            (350, &["a", "b", "d"], true, &["b"]),
+            (360, &["a", "b", "d"], true, &["a", "b", "d"]),
+            (370, &[], true, &[]),
         ] {
-            missing.update(names.iter().copied(), start + Duration::from_secs(second));
+            missing.update(names.iter().copied(), is_known, start + Duration::from_secs(second));
             let found: Vec<Unsupported> = missing.conditions().collect();
             let nodes: Vec<&str> = found.iter().map(|one| &*one.object.name).collect();
             assert_eq!(nodes, expected, "{second}");

@@ -137,7 +137,7 @@ impl Pods {
         Wanted { addresses, outside: _, ipv4, ipv6 }: Wanted,
     ) -> Result<Vec<(Request, Option<IpAddr>)>, Failure> {
         let is_ipv6_needed = ipv6.assign == Assign::Always || addresses.iter().any(IpAddr::is_ipv6);
-        if is_ipv6_needed && !self.wiring.has_ipv6() {
+        if is_ipv6_needed && !self.has_ipv6()? {
             let msg =
                 format!("{id} requests an IPv6 address, and pods of this node have IPv4 addresses only");
             return Err(Failure::new(Code::NOT_SUPPORTED, msg, "take the request out, or use a Linux node"));
@@ -156,7 +156,7 @@ impl Pods {
                 (true, Assign::IfPool) => {
                     let has_pool = self.ipam.has_pool(&request).await;
                     has_pool.map_err(|error| addresses::no_address(&error))?
-                        && (family == Family::V4 || self.wiring.has_ipv6())
+                        && (family == Family::V4 || self.has_ipv6()?)
                 }
             };
             if is_due {
@@ -164,6 +164,10 @@ impl Pods {
             }
         }
         Ok(due)
+    }
+
+    fn has_ipv6(&self) -> Result<bool, Failure> {
+        self.wiring.has_ipv6().map_err(wiring_failure)
     }
 
     /// Addresses that the agent's IPAM does not know, each with where it is from. Nobody else may have them, wherever they are from.
@@ -181,7 +185,7 @@ impl Pods {
     /// Refuses an address that the pod cannot have.
     async fn refuse_outside(&self, id: &EndpointId, from: &str, net: &IpNet) -> Result<(), Failure> {
         let address = net.addr();
-        if address.is_ipv6() && !self.wiring.has_ipv6() {
+        if address.is_ipv6() && !self.has_ipv6()? {
             let msg = format!("{from} is for {id}, and pods of this node have IPv4 addresses only");
             let remedy = "take the IPv6 ranges out of ipam, or use a Linux node";
             return Err(Failure::new(Code::NOT_SUPPORTED, msg, remedy));

@@ -321,7 +321,8 @@ impl Plane {
 
     /// Publishes what is in force now.
     fn publish_in_force(&mut self) {
-        self.missing_leases.update(self.calc.without_flannel_lease(), Instant::now());
+        let is_known = self.leases.unreachable.is_none();
+        self.missing_leases.update(self.calc.without_flannel_lease(), is_known, Instant::now());
         self.log();
         let lock = self.watched.lock();
         if lock.is_none() && self.publish.borrow().lock.is_some() {

@@ -221,8 +221,9 @@ fn status<'a>(
     taken: &Taken,
     others: impl Iterator<Item = &'a Condition>,
 ) -> NodeStatus {
-    let mut conditions = conditions(in_force);
-    conditions.extend(others.map(|condition| condition.reported(None)));
+    // The conditions of the agent itself come first: those of objects may be many.
+    let mut conditions: Vec<_> = others.map(|condition| condition.reported(None)).collect();
+    conditions.extend(self::conditions(in_force));
     conditions.extend(taken.iter().map(|(address, error)| {
         let message = format!(
             "health and metrics are not served at {address}: {error}; free the port or choose another"

@@ -61,8 +61,11 @@ pub trait PodWiring: Send + Sync {
     }
 
     /// Whether pods may have IPv6 addresses here.
-    fn has_ipv6(&self) -> bool {
-        false
+    ///
+    /// # Errors
+    /// The system did not tell.
+    fn has_ipv6(&self) -> Result<bool, WiringError> {
+        Ok(false)
     }
 
     /// Lets the operating system choose the address of a pod that is not connected yet, but none of those that were

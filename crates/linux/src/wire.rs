@@ -301,15 +301,12 @@ impl PodWiring for Wiring {
     }
 
     /// The kernel has no IPv6 on links with a smaller MTU (RFC 8200, section 5).
-    fn has_ipv6(&self) -> bool {
+    fn has_ipv6(&self) -> Result<bool, WiringError> {
         const LOWEST_MTU: u32 = 1280;
         let has_ipv6 = || -> tortie_kernel::Result<bool> {
             Ok(is_ipv6_on()? && self.mtu(None, &mut RouteSocket::open()?)? >= LOWEST_MTU)
         };
-        has_ipv6().unwrap_or_else(|error| {
-            tracing::warn!(%error, "cannot read whether the node has IPv6; the pod gets no IPv6 address");
-            false
-        })
+        has_ipv6().map_err(failed("read whether pods can have IPv6", "the node"))
     }
 
     fn connect(&self, pod: &PodAttachment) -> Result<PodInterface, WiringError> {

@@ -209,8 +209,8 @@ impl PodWiring for FakeOs {
         Ok(self.interface(pod))
     }
 
-    fn has_ipv6(&self) -> bool {
-        self.lock().has_ipv6
+    fn has_ipv6(&self) -> Result<bool, WiringError> {
+        Ok(self.lock().has_ipv6)
     }
 
     fn planned(&self, pod: &PodAttachment) -> Option<PodInterface> {

@@ -101,7 +101,7 @@ impl FlannelLeases {
         keys.chain(names).cloned().collect()
     }
 
-    /// The other Nodes that no lease is part of. Nobody can know a Node without an address, so it is none of them.
+    /// The other Nodes that no lease is part of. A Node without an address is left out, because no lease can name it.
     pub(crate) fn without_lease(&self) -> &BTreeSet<String> {
         &self.without_lease
     }

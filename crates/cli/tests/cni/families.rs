@@ -3,6 +3,7 @@
 use std::fs;
 
 use serde_json::{Value, json};
+use tortie_api::net::IpVersion;
 use tortie_api::{Key, Kind};
 
 use crate::node::{Node, Sandbox, until};
@@ -44,13 +45,20 @@ fn pools_that_come_and_go_change_the_configuration_of_a_running_agent() {
     let of_v4 = json!({"type": "host-local"});
     let both =
         json!({"type": "host-local", "ranges": [[{"subnet": "usePodCidr"}], [{"subnet": "usePodCidrIPv6"}]]});
-    // Also root cannot write a file there.
+    // Even root cannot write a file there.
     let occupied = |node: &Node| node.path("net.d/.00-tortie.conflist.unfinished");
     let node = Node::with_options(&json!([]), &["--flannel"], |node| {
         put_pool(node, "flannel", "10.77.0.0/16");
+        // Without an IPv6 address of the node, its pods get none.
+        let key = Key::global(Kind::Node, "one");
+        let mut one = node.stored(&key).unwrap();
+        node.delete(&key);
+        let overwrite = tortie_api::kubernetes::Node::FLANNEL_OVERWRITE.of(IpVersion::V6);
+        one["metadata"] = json!({"name": "one", "annotations": {overwrite: "fd00:1::1"}});
+        node.put(&key, one);
         fs::create_dir_all(occupied(node)).unwrap();
     });
-    until("a condition", || condition(&node).is_some_and(|message| message.contains("adds no pods")));
+    until("a condition", || condition(&node).is_some_and(|message| message.contains("starts no pods")));
     fs::remove_dir(occupied(&node)).unwrap();
     until("the configuration", || ipam(&node) == Some(of_v4.clone()));
     until("the end of the condition", || condition(&node).is_none());

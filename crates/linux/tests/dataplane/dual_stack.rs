@@ -358,7 +358,7 @@ fn a_node_with_ipv6_switched_off_goes_on_with_ipv4() {
     let off = || sysctl::ensure("net/ipv6/conf/all/disable_ipv6", "1").unwrap();
     nodes[0].namespace.run(off).unwrap();
     let wiring = &nodes[0].wiring;
-    assert!(!nodes[0].namespace.run(|| wiring.has_ipv6()).unwrap());
+    assert!(!nodes[0].namespace.run(|| wiring.has_ipv6()).unwrap().unwrap());
     let report = nodes[0].resync();
     assert_eq!(report.node_failures().count(), 0, "{report:?}");
     assert!(report.node.iter().any(|condition| condition.message.contains("switched off")), "{report:?}");
