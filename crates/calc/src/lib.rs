@@ -181,8 +181,8 @@ impl Calc {
         self.network.flannel_problems(&self.node)
     }
 
-    /// With [`with_flannel_leases`](Self::with_flannel_leases), the other Nodes with an address of which no lease has any. A Node
-    /// that is new gets its lease a moment later.
+    /// With [`with_flannel_leases`](Self::with_flannel_leases), the other Nodes that have an address but no lease. A new Node
+    /// gets its lease a moment later.
     pub fn without_flannel_lease(&self) -> impl Iterator<Item = &str> {
         self.flannel_leases.iter().flat_map(|leases| leases.without_lease()).map(String::as_str)
     }

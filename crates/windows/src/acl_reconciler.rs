@@ -42,7 +42,7 @@ pub(crate) struct Node<'a> {
     pub(crate) sets: Option<(Guid, bool)>,
     /// The node's own addresses towards its pods.
     pub(crate) addresses: BTreeSet<IpAddr>,
-    /// Whether HNS and the network of the pods have IPv6.
+    /// Whether pods may have IPv6.
     pub(crate) has_ipv6: bool,
     /// The node's own address on the underlay.
     pub(crate) underlay: Option<Ipv4Addr>,

@@ -47,7 +47,7 @@ const PODS: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 1);
 /// The average number of those that can be tested in a cluster: more than 10⁵ for the three versions together.
 const FLOWS: usize = 64;
 
-/// The condition of an endpoint with an IPv6 address: Windows has no IPv6 on VXLAN.
+/// The condition of an endpoint with an IPv6 address on Tortie's network, which has none.
 const NOT_SERVED: Reason = Reason::AddressNotServed;
 
 /// The conditions that endpoints may have.

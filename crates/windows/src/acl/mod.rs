@@ -100,7 +100,7 @@ pub(crate) struct Surroundings<'a> {
     pub node: &'a BTreeSet<IpAddr>,
     /// Whether peers may be named by sets.
     pub by_name: bool,
-    /// Whether HNS and the network of the pods have IPv6.
+    /// Whether pods may have IPv6.
     pub has_ipv6: bool,
     /// The settings of the node.
     pub settings: &'a Settings,

@@ -46,14 +46,14 @@ pub(crate) struct Numbers<N> {
     ranges: Arc<[(N, N)]>,
 }
 
-/// A set of addresses of one family, which the user of the set knows. The number of an IPv6 address is the address. The bits of an
-/// IPv4 address are the first 32 bits of its numbers, which are 2^96. So a prefix of either family is a range, and the complement of a
-/// set is one of its family.
+/// A set of addresses of one family, which the user of the set knows. An IPv6 address is one number. An IPv4
+/// address stands for 2^96 numbers: those whose first 32 bits are the address. So a prefix of either family is a range, and the
+/// complement of a set is one of its family.
 pub(super) type Addresses = Numbers<u128>;
 /// A set of ports.
 pub(crate) type Ports = Numbers<u16>;
 
-/// The bits after an IPv4 address in its numbers.
+/// The number of bits after an IPv4 address.
 const AFTER_IPV4: u32 = 96;
 
 /// The first number of an address.

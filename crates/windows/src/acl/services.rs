@@ -27,7 +27,7 @@ use super::region::{Region, Side, has_ports_in_acls};
 /// The origin of rows about the addresses of Services.
 pub(crate) const SERVICE: &str = "Service";
 
-/// The family of the addresses of Services. The state of a node has no others.
+/// The only family of which the state of a node has addresses of Services.
 const FAMILY: IpVersion = IpVersion::V4;
 
 /// The maximum number of Services named in one condition.
