@@ -329,6 +329,24 @@ mod tests {
         }
     }
 
+    /// Other nodes would not reach the pods' IPv6 addresses.
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn pods_have_the_families_for_which_the_node_has_an_address() {
+        let v4 = json!({Node::ADDRESS: "192.0.2.1/24"});
+        let both = json!({Node::ADDRESS: "192.0.2.1/24", Node::ADDRESS_V6: "2001:db8::1/64"});
+        for (annotations, expected) in [(v4, &[IpVersion::V4][..]), (both, &IpVersion::ALL)] {
+            let store = Embedded::in_memory().unwrap();
+            let node = json!({"metadata": {"name": "n", "annotations": annotations}});
+            store.create(&Key::global(Kind::Node, "n"), node).await.unwrap();
+            let subnets = ["10.5.1.0/24", "fd00:5:1::/64"].map(|net| net.parse().unwrap());
+            let lease = Some(OwnLease::of_subnets(subnets.to_vec(), None));
+            let none = announced(Tunnels::derived(vec![]), AddressMethods::default());
+            let families = annotate(&store, "n", &Announced { lease, ..none }).await.unwrap();
+            assert_eq!(families, expected);
+        }
+    }
+
     async fn with_pool() -> Arc<Embedded> {
         let store = Arc::new(Embedded::in_memory().unwrap());
         let pool = json!({"metadata": {"name": "p"}, "spec": {"cidr": "10.0.0.0/26", "blockSize": 30, "vxlanMode": "Always"}});
