@@ -71,8 +71,8 @@ impl EtcdLease {
                     }
                     None => None,
                 };
-                let manager =
-                    etcd.acquire(&ranges, attributes, previous).await.map_err(AcquireError::Flannel)?;
+                let manager = etcd.acquire(&ranges, attributes, previous).await;
+                let manager = manager.map_err(AcquireError::Flannel)?.with_config(conf.clone());
                 Ok((key, conf, attributes, manager))
             };
             match taken.await {
@@ -251,11 +251,15 @@ pub(crate) fn conditions(node: &str, snapshot: &LeaseSnapshot) -> Vec<Unsupporte
         condition(Reason::RouteRefused, message)
     });
     let lost = snapshot.lost.iter().map(|lost| condition(Reason::SubnetLost, lost.clone()));
-    lost.chain(unreachable).chain(unreadable).collect()
+    let changed = snapshot.config.iter().map(|changed| condition(Reason::FieldNotSupported, changed.clone()));
+    lost.chain(changed).chain(unreachable).chain(unreadable).collect()
 }
 
 /// How long a Node may be without a lease: a machine that starts gets its lease a moment after its Node.
 const LEASE_DELAY: Duration = Duration::from_secs(60);
+
+/// So many Nodes without a lease have a condition each. If etcd has lost its data, all Nodes of the cluster are without.
+const MOST_NAMED: usize = 10;
 
 /// The other Nodes without a lease.
 #[derive(Default)]
@@ -283,16 +287,29 @@ impl MissingLeases {
     }
 
     pub(crate) fn conditions(&self) -> impl Iterator<Item = Unsupported> {
-        self.overdue.iter().map(|node| Unsupported {
+        let condition = |node: &String, message| Unsupported {
             object: Key::global(Kind::Node, node),
             reason: Reason::RouteRefused,
-            message: format!(
+            message,
+        };
+        let named = move |node| {
+            let message = format!(
                 "no subnet lease in flannel's etcd is that of this Node, so no routes lead to its pods: check flanneld (or Tortie's agent) \
                  there. If flannel knows the machine by another address, name that in the annotation {}. If another Node has the same address, \
                  the lease counts as that Node's: delete the Node whose machine is gone",
                 Node::FLANNEL_OVERWRITE.of(IpVersion::V4)
-            ),
-        })
+            );
+            condition(node, message)
+        };
+        let further = self.overdue.get(MOST_NAMED).map(|node| {
+            let count = self.overdue.len() - MOST_NAMED;
+            let message = format!(
+                "{count} further Nodes, of which this is the first, have no subnet lease in flannel's etcd: check whether etcd has lost its \
+                 data, and restart flanneld (or Tortie's agents) there"
+            );
+            condition(node, message)
+        });
+        self.overdue.iter().take(MOST_NAMED).map(named).chain(further)
     }
 }
 
@@ -511,11 +528,31 @@ mod tests {
     }
 
     #[test]
+    fn many_nodes_without_a_lease_are_counted() {
+        let names: Vec<String> = (0..25).map(|number| format!("node-{number:02}")).collect();
+        let (start, mut missing) = (Instant::now(), MissingLeases::default());
+        for second in [0, 60] {
+            let now = start + Duration::from_secs(second);
+            missing.update(names.iter().map(String::as_str), true, now);
+        }
+        let found: Vec<Unsupported> = missing.conditions().collect();
+        assert_eq!(found.len(), MOST_NAMED + 1);
+        let last = &found[MOST_NAMED];
+        assert_eq!(&*last.object.name, "node-10");
+        assert!(
+            last.message.starts_with("15 further Nodes, of which this is the first,"),
+            "{}",
+            last.message
+        );
+    }
+
+    #[test]
     fn conditions_name_key_and_remedy() {
         let snapshot = LeaseSnapshot {
             problems: [("/n/subnets/x".to_owned(), "it is damaged".to_owned())].into(),
             unreachable: Some("refused".to_owned()),
             lost: Some("lost".to_owned()),
+            config: Some("changed".to_owned()),
             ..LeaseSnapshot::default()
         };
         let found = conditions("n", &snapshot);
@@ -523,9 +560,10 @@ mod tests {
             found.iter().map(|one| (one.object.to_string(), one.reason, one.message.as_str())).collect();
         let node = Key::global(Kind::Node, "n").to_string();
         assert_eq!(found[0], (node.clone(), Reason::SubnetLost, "lost"));
-        assert!(found[1].1 == Reason::RouteRefused && found[1].2.contains("refused"), "{found:?}");
+        assert_eq!(found[1], (node.clone(), Reason::FieldNotSupported, "changed"));
+        assert!(found[2].1 == Reason::RouteRefused && found[2].2.contains("refused"), "{found:?}");
         assert!(
-            found[2].0 == node && found[2].2.contains("/n/subnets/x in etcd cannot be used: it is damaged"),
+            found[3].0 == node && found[3].2.contains("/n/subnets/x in etcd cannot be used: it is damaged"),
             "{found:?}"
         );
         assert!(conditions("n", &LeaseSnapshot::default()).is_empty());

@@ -24,6 +24,9 @@ use crate::view::View;
 /// How long a lease lasts, as flanneld's.
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// How often the configuration is read again.
+const CONFIG_INTERVAL: Duration = Duration::from_secs(60);
+
 /// What flannel keeps in etcd.
 #[derive(Clone)]
 pub struct FlannelEtcd {
@@ -31,6 +34,7 @@ pub struct FlannelEtcd {
     /// Begins with a slash, and ends without one.
     prefix: String,
     lasts: Duration,
+    config_interval: Duration,
 }
 
 /// The leases, as a node knows them.
@@ -46,6 +50,8 @@ pub struct LeaseSnapshot {
     pub unreachable: Option<String>,
     /// Why the node may give no addresses, with the remedy.
     pub lost: Option<String>,
+    /// That flannel's configuration is not the one in force, with the remedy.
+    pub config: Option<String>,
 }
 
 impl FlannelEtcd {
@@ -54,13 +60,19 @@ impl FlannelEtcd {
     pub fn new(etcd: Etcd, prefix: &str) -> Self {
         let names = prefix.split('/').filter(|name| !name.is_empty());
         let prefix = names.fold(String::new(), |path, name| format!("{path}/{name}"));
-        Self { etcd, prefix, lasts: DAY }
+        Self { etcd, prefix, lasts: DAY, config_interval: CONFIG_INTERVAL }
     }
 
     /// With leases that last so long, for tests.
     #[must_use]
     pub fn with_leases_of(self, lasts: Duration) -> Self {
         Self { lasts, ..self }
+    }
+
+    /// With a configuration that is read again so often, for tests.
+    #[must_use]
+    pub fn with_config_interval(self, config_interval: Duration) -> Self {
+        Self { config_interval, ..self }
     }
 
     /// The key of the configuration.
@@ -111,6 +123,8 @@ impl FlannelEtcd {
                 is_written: false,
                 as_of: revision,
                 term: None,
+                in_force: None,
+                config: None,
             };
             if let Acquisition::Wait(_) = acquired {
                 return Ok(manager);
@@ -137,9 +151,19 @@ pub struct SubnetManager {
     as_of: u64,
     /// When the lease of the key was asked for, and how long it lasts. A reservation has none.
     term: Option<(Instant, Duration)>,
+    /// The configuration that the node follows.
+    in_force: Option<NetConf>,
+    /// That it is not flannel's any more, when last read.
+    config: Option<String>,
 }
 
 impl SubnetManager {
+    /// Reports when flannel's configuration is another one than this. A node follows the one with which it has started, as flanneld does.
+    #[must_use]
+    pub fn with_config(self, in_force: NetConf) -> Self {
+        Self { in_force: Some(in_force), ..self }
+    }
+
     /// The subnets.
     #[must_use]
     pub fn subnets(&self) -> Subnets {
@@ -156,6 +180,7 @@ impl SubnetManager {
             problems: self.view.problems(),
             unreachable: None,
             lost: self.lost(),
+            config: self.config.clone(),
         }
     }
 
@@ -196,6 +221,7 @@ impl SubnetManager {
         self.view.reset(entries);
         self.as_of = revision;
         let mut changes = self.at.etcd.entry_changes(&prefix, revision).await?;
+        let mut looks = tokio::time::interval(self.at.config_interval);
         loop {
             let wanted = *attributes.borrow_and_update();
             // Whoever can read may still not be able to write.
@@ -214,8 +240,22 @@ impl SubnetManager {
                 },
                 () = until_changed(attributes) => {}
                 () = until(due) => {}
+                _ = looks.tick() => self.config = self.changed_config().await,
             }
         }
+    }
+
+    /// That flannel's configuration is not the one in force. What was known stays while etcd does not answer; the watch reports that.
+    async fn changed_config(&self) -> Option<String> {
+        let in_force = self.in_force.as_ref()?;
+        let found = match self.at.config().await {
+            Ok((found, _)) if found == *in_force => return None,
+            Ok(_) => format!("flannel's configuration (key {}) has changed", self.at.config_key()),
+            Err(FlannelError::Store(_)) => return self.config.clone(),
+            Err(error) => error.to_string(),
+        };
+        let remedy = "the node follows the one with which its agent has started: restore it, or restart all daemons of flannel and the agents";
+        Some(format!("{found}; {remedy}"))
     }
 
     fn ingest(&mut self, change: EntryChange) {

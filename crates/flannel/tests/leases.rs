@@ -366,6 +366,36 @@ async fn the_subnets_of_others_come_and_go() {
     kept.until("the end of the lease", |now| has(now, &["10.5.7.0-24"])).await;
 }
 
+/// flanneld does not follow changes of its configuration either, so networks and backends of nodes would differ.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_changed_configuration_is_reported_until_it_is_back() {
+    if !can_run(&NEEDED) {
+        return;
+    }
+    let servers = Servers::start().unwrap();
+    configure(&servers, json!({}));
+    let flannel = flannel(&servers).with_config_interval(Duration::from_millis(100));
+    let (conf, ranges) = flannel.config().await.unwrap();
+    let manager = flannel.acquire(&ranges, host_gw(1), None).await.unwrap();
+    let mut kept = Kept::new(manager.with_config(conf), host_gw(1));
+    kept.until("the lease", |now| now.config.is_none()).await;
+    for (changed, says) in [
+        (
+            json!({"SubnetLen": 25, "Backend": {"Type": "vxlan"}}),
+            "(key /coreos.com/network/config) has changed; the node follows",
+        ),
+        (json!({"Backend": {"Type": "udp"}}), "the backend is udp"),
+    ] {
+        configure(&servers, changed);
+        kept.until(says, |now| now.config.as_ref().is_some_and(|config| config.contains(says))).await;
+    }
+    delete(&servers, "config");
+    kept.until("no configuration", |now| now.config.as_ref().is_some_and(|it| it.contains("has no key")))
+        .await;
+    configure(&servers, json!({}));
+    kept.until("the former configuration", |now| now.config.is_none()).await;
+}
+
 /// A node that cannot renew its lease cannot know whether it still has the subnet.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_subnet_is_lost_when_its_lease_may_have_ended() {
