@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::Stateful;
 use anyhow::{Context, Result, ensure};
-use ipnet::Ipv4Net;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde_json::{Value, json};
 use tortie_api::calico::FelixConfiguration;
 use tortie_api::net::Direction;
@@ -20,17 +20,18 @@ use tortie_api::{Key, Kind};
 use tortie_calc::Calc;
 use tortie_dataplane::{Delta, EndpointId, NodeState, Report, Route, RouteTarget};
 use tortie_hcn::schema::Endpoint;
-use tortie_hcn::{Feature, Guid, Hcn, HcnExt};
-use tortie_hns_emulator::{Config, Emulator, Packet, PacketDirection, Recorder, Verdict};
+use tortie_hcn::{Adapter, Feature, Guid, Hcn, HcnExt, IpHelper};
+use tortie_hns_emulator::{Config, EmulatedHost, Emulator, Packet, PacketDirection, Recorder, Verdict};
 use tortie_policy::program::Flow;
 use tortie_windows::{
-    Clock, NETWORK, NetworkKind, NetworkSpec, PolicyOnly, WindowsDataplane, WindowsWiring, endpoint_id,
-    ensure_network,
+    Clock, Host, HostRoutes, NETWORK, NetworkKind, NetworkSpec, PolicyOnly, WindowsDataplane, WindowsWiring,
+    endpoint_id, ensure_network,
 };
 
 use crate::clusters::Objects;
 use crate::exceptions::no_acl_is_about_ports_of_sctp;
 use crate::update::update_calc;
+use PodNetwork::{BothFamilies, Ipv4Only};
 use plugin::Plugin;
 
 /// A way to render policy.
@@ -69,6 +70,8 @@ pub const RENDERINGS: [Rendering; 2] = [
 
 /// Every node's network contains every address. Forwarding is not tested here, so blocks may overlap.
 const BLOCK: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0);
+/// The same of IPv6. Its gateway and the node's end are no addresses of random pods.
+const BLOCK_V6: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0xfc00, 0, 0, 0, 0, 0, 0, 0), 7);
 /// The VNI of Calico's VXLAN.
 const VNI: u32 = 4096;
 
@@ -166,7 +169,23 @@ impl EmulatedCluster {
     /// An error of HNS.
     pub fn of_block(names: &[&str], config: &Config, rendering: Rendering, block: Ipv4Net) -> Result<Self> {
         ensure!((rendering.suits)(config), "HNS {} has nothing for {}", config.version, rendering.name);
-        Self::of(names, config, rendering, |name, hns, clock| Node::of_tortie(name, hns, block, clock))
+        let network = Ipv4Only(block);
+        Self::of(names, config, rendering, |_, name, hns, clock| Node::of_tortie(name, hns, network, clock))
+    }
+
+    /// Nodes with networks of type L2Bridge, whose pods have addresses of both families, those of IPv4 from this block.
+    ///
+    /// # Errors
+    /// An error of HNS.
+    pub fn of_both_families(
+        names: &[&str],
+        config: &Config,
+        rendering: Rendering,
+        block: Ipv4Net,
+    ) -> Result<Self> {
+        let node =
+            |index, name: &str, hns, clock| Node::of_tortie(name, hns, BothFamilies { index, block }, clock);
+        Self::of(names, config, rendering, node)
     }
 
     /// Nodes whose pods another plugin connects, with addresses of both families. Tortie enforces policy only.
@@ -175,14 +194,15 @@ impl EmulatedCluster {
     /// An error of HNS, or a folder cannot be created.
     pub fn of_another_plugin(names: &[&str], config: &Config) -> Result<Self> {
         // Sets would be those of Tortie's network.
-        Self::of(names, config, RENDERINGS[0], Node::of_another_plugin)
+        let node = |_, name: &str, hns, clock| Node::of_another_plugin(name, hns, clock);
+        Self::of(names, config, RENDERINGS[0], node)
     }
 
     fn of(
         names: &[&str],
         config: &Config,
         rendering: Rendering,
-        node: impl Fn(&str, Arc<Recorder<Emulator>>, Clock) -> Result<Node>,
+        node: impl Fn(u8, &str, Arc<Recorder<Emulator>>, Clock) -> Result<Node>,
     ) -> Result<Self> {
         let (start, ahead) = (Instant::now(), Arc::new(Mutex::new(Duration::ZERO)));
         let clock = || -> Clock {
@@ -193,7 +213,7 @@ impl EmulatedCluster {
             .zip(names)
             .map(|(index, name)| {
                 let config = Config { provider_address: node_address(index), ..config.clone() };
-                node(name, Arc::new(Recorder::new(Emulator::new(config))), clock())
+                node(index, name, Arc::new(Recorder::new(Emulator::new(config))), clock())
             })
             .collect::<Result<_>>()?;
         Ok(Self { nodes, rendering, objects: BTreeMap::new(), locations: BTreeMap::new(), ahead })
@@ -202,7 +222,7 @@ impl EmulatedCluster {
     /// Whether the networks of the pods have IPv6.
     #[must_use]
     pub fn has_ipv6(&self) -> bool {
-        self.nodes.iter().all(|node| matches!(node.plugin, Plugin::Other { .. }))
+        self.nodes.iter().all(|node| node.plugin.has_ipv6())
     }
 
     /// Advances the clocks of the dataplanes.
@@ -354,18 +374,23 @@ impl EmulatedCluster {
 }
 
 impl Node {
-    fn of_tortie(name: &str, hns: Arc<Recorder<Emulator>>, block: Ipv4Net, clock: Clock) -> Result<Self> {
-        let spec = NetworkSpec {
-            name: NETWORK.into(),
-            block,
-            kind: NetworkKind::Overlay { vni: VNI },
-            adapter: None,
+    fn of_tortie(name: &str, hns: Arc<Recorder<Emulator>>, of: PodNetwork, clock: Clock) -> Result<Self> {
+        let (block, ipv6, kind) = match of {
+            Ipv4Only(block) => (block, None, NetworkKind::Overlay { vni: VNI }),
+            BothFamilies { block, .. } => (block, Some(BLOCK_V6), NetworkKind::L2Bridge),
         };
+        let spec = NetworkSpec { name: NETWORK.into(), block, ipv6, kind, adapter: None };
         let network = ensure_network(&*hns, &spec)?.id;
         let hcn: Arc<dyn Hcn> = hns.clone();
-        let plugin = Plugin::Tortie { wiring: WindowsWiring::new(hcn.clone()), block };
-        let mut dataplane = Stateful::new(WindowsDataplane::with_clock(hcn, clock));
-        dataplane.apply(&[Delta::Route(Route { destination: block.into(), target: RouteTarget::Local })]);
+        let plugin = Plugin::Tortie { wiring: WindowsWiring::new(hcn.clone()), block, ipv6 };
+        let dataplane = WindowsDataplane::with_clock(hcn, clock);
+        let mut dataplane = Stateful::new(match of {
+            Ipv4Only(_) => dataplane,
+            BothFamilies { index, block } => dataplane.with_bridge(true).with_host(machine(index, block)),
+        });
+        let own = [Some(IpNet::V4(block)), ipv6.map(IpNet::V6)].into_iter().flatten();
+        let local = |destination| Delta::Route(Route { destination, target: RouteTarget::Local });
+        dataplane.apply(&own.map(local).collect::<Vec<_>>());
         Ok(Self { hns, calc: Calc::new(name).with_services(), dataplane, plugin, network })
     }
 
@@ -376,6 +401,36 @@ impl Node {
         let calc = Calc::new(name).with_services();
         Ok(Self { hns, calc, dataplane: Stateful::new(dataplane), plugin, network })
     }
+}
+
+/// A network that Tortie makes.
+#[derive(Debug, Clone, Copy)]
+enum PodNetwork {
+    /// An overlay with this block.
+    Ipv4Only(Ipv4Net),
+    /// One of type L2Bridge with this block and [`BLOCK_V6`], on the node of this index.
+    BothFamilies { index: u8, block: Ipv4Net },
+}
+
+/// The machine of a node with both families, which is connected to its pods.
+fn machine(index: u8, block: Ipv4Net) -> Host {
+    let adapter = |number, name: &str, addresses: [IpNet; 2]| Adapter {
+        index: number,
+        name: name.to_owned(),
+        mac: None,
+        mtu: 1500,
+        is_up: true,
+        addresses: addresses.into(),
+    };
+    let net = |address: IpAddr, length| IpNet::new_assert(address, length);
+    let own = [net(node_address(index).into(), 24), net(node_address_v6(index).into(), 64)];
+    let end = [
+        net(Ipv4Addr::from(u32::from(block.network()) + 2).into(), block.prefix_len()),
+        net(Ipv6Addr::new(0xfc00, 0, 0, 0, 0, 0, 0, 2).into(), 7),
+    ];
+    let adapters = vec![adapter(1, "Ethernet", own), adapter(2, "vEthernet (Calico_ep)", end)];
+    let ip: Arc<dyn IpHelper> = Arc::new(EmulatedHost::new(adapters, Vec::new()));
+    Host::new(ip.clone(), None, Arc::new(HostRoutes::new(ip, None)))
 }
 
 /// The addresses of each sandbox. Those of IPv4 come first.

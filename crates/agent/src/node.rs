@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ipnet::Ipv4Net;
+use ipnet::{Ipv4Net, Ipv6Net};
 use tokio::time::Instant;
 use tortie_api::kubernetes::Node;
 use tortie_api::net::IpVersion;
@@ -243,15 +243,27 @@ async fn prepare_windows(
     .into_iter();
     let block = blocks.next().ok_or_else(|| IpamError::NoPool(format!("node {node}")))?;
     let others: Vec<Ipv4Net> = blocks.collect();
-    let name = tortie_windows::NETWORK.to_owned();
-    let spec = NetworkSpec { name, block, kind, adapter: None };
-    let found = finder.find(IpVersion::V4).await;
-    let found = found.map_err(|problem| AgentError::Node { node: node.to_owned(), problem })?;
-    let known = wait_for(store, node).await?.own_address(IpVersion::V4);
-    let address = match found.map(|net| net.addr()).or(known) {
+    let find = async |version| {
+        let found = finder.find(version).await;
+        let found = found.map_err(|problem| AgentError::Node { node: node.to_owned(), problem })?;
+        Ok::<_, AgentError>(found.map(|net| net.addr()))
+    };
+    let known = wait_for(store, node).await?;
+    let own = |found: Option<IpAddr>, version| found.or_else(|| known.own_address(version));
+    let address = match own(find(IpVersion::V4).await?, IpVersion::V4) {
         Some(IpAddr::V4(address)) => Some(address),
         _ => None,
     };
+    let ipv6 = match (network, &lease) {
+        (WindowsNetwork::L2Bridge, None) => {
+            let found = find(IpVersion::V6).await?;
+            let has_address = own(found, IpVersion::V6).or(known.reported_address(IpVersion::V6)).is_some();
+            ipv6_block(&hcn, &host, ipam, has_address).await?
+        }
+        _ => None,
+    };
+    let name = tortie_windows::NETWORK.to_owned();
+    let spec = NetworkSpec { name, block, ipv6, kind, adapter: None };
     let deadline = Instant::now() + NETWORK_TIMEOUT;
     let mut backoff = Backoff::new(random_seed()).with_max(MAX_START_DELAY);
     let made = loop {
@@ -289,6 +301,51 @@ async fn prepare_windows(
         ipam_source,
         keeper: None,
     })
+}
+
+/// The node's IPv6 block, if HNS has IPv6 beside IPv4 and a pool has one for the node. IPv4 does not depend on it. A node without an
+/// IPv6 address gets none, because no other node would reach its pods.
+async fn ipv6_block(
+    hcn: &Arc<dyn Hcn>,
+    host: &Host,
+    ipam: &Ipam,
+    has_address: bool,
+) -> Result<Option<Ipv6Net>, AgentError> {
+    let asked = hcn.clone();
+    let version = tokio::task::spawn_blocking(move || asked.version()).await;
+    let version = version.map_err(|error| AgentError::system("reading the version of HNS", error))?;
+    match version {
+        Ok(version) if version.supports(Feature::Ipv6DualStack) => {}
+        Ok(version) => {
+            tracing::debug!(%version, "HNS has no IPv6 beside IPv4");
+            return Ok(None);
+        }
+        Err(error) => {
+            tracing::warn!(%error, "HNS does not answer the version request; a new network has no IPv6");
+            return Ok(None);
+        }
+    }
+    if let Some(known) = ipam.ipv6_block().await? {
+        return Ok(Some(known));
+    }
+    if !has_address {
+        if ipam.has_ipv6_pool().await? {
+            host.refuse_ipv6(
+                "the Node has no IPv6 address, by which other nodes reach them: let its kubelet report one, or write the annotation \
+                 projectcalico.org/IPv6Address, and start the agent again; or exclude the node from the IPv6 pools (nodeSelector)"
+                    .to_owned(),
+            );
+        }
+        return Ok(None);
+    }
+    match ipam.ensure_ipv6_block().await {
+        Ok(block) => Ok(block),
+        Err(IpamError::Store(error)) => Err(IpamError::Store(error).into()),
+        Err(error) => {
+            host.refuse_ipv6(format!("{error}; enlarge the IPv6 pool, and start the agent again"));
+            Ok(None)
+        }
+    }
 }
 
 /// The type of the network that the node must have.

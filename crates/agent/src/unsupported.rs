@@ -265,17 +265,23 @@ impl Watched {
     }
 
     /// A Windows node does not borrow addresses, so the pods that are too many do not start.
-    fn small_blocks(&self) -> Option<Unsupported> {
+    fn small_blocks(&self) -> impl Iterator<Item = Unsupported> {
+        [false, true].into_iter().filter_map(|of_ipv6| self.small_blocks_of(of_ipv6))
+    }
+
+    fn small_blocks_of(&self, of_ipv6: bool) -> Option<Unsupported> {
         let most_pods = self.most_pods?;
-        let (first, of_each) = self.of_windows.first_key_value()?;
-        let more = self.most_blocks.saturating_sub(self.of_windows.len());
-        let room = self.of_windows.values().sum::<usize>() + more * of_each;
+        let own = self.of_windows.iter().filter(|(block, _)| block.addr().is_ipv6() == of_ipv6);
+        let own: Vec<(&IpNet, &usize)> = own.collect();
+        let (first, of_each) = own.first()?;
+        let more = self.most_blocks.saturating_sub(own.len());
+        let room = own.iter().map(|(_, room)| *room).sum::<usize>() + more * *of_each;
         if room >= most_pods {
             return None;
         }
         // With the four addresses that Windows needs.
         let bits = (most_pods + 4).next_power_of_two().trailing_zeros();
-        let blocks: Vec<String> = self.of_windows.keys().map(ToString::to_string).collect();
+        let blocks: Vec<String> = own.iter().map(|(block, _)| block.to_string()).collect();
         let message = format!(
             "{} of {} pods can have an address: the node has {} and can have {more} more blocks, and Windows needs four \
              addresses of each. Let it have fewer pods (maxPods of its kubelet), or larger blocks (blockSize {} of the IPPool)",

@@ -87,8 +87,8 @@ fn or_empty<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(value: D) 
 }
 
 impl Block {
-    /// A new block of an owner: a node's name, or [`LOAD_BALANCERS`]. A Windows node reserves four addresses of an IPv4
-    /// block. The block must be one that [`Block::size_of`] accepts; any other one has no addresses.
+    /// A new block of an owner: a node's name, or [`LOAD_BALANCERS`]. A Windows node reserves four addresses of a
+    /// block, of either family. The block must be one that [`Block::size_of`] accepts; any other one has no addresses.
     #[must_use]
     pub fn new(cidr: IpNet, owner: &str, windows: bool, now_nanos: u64, now_rfc3339: String) -> Self {
         let size = Self::size_of(&cidr).unwrap_or_default();
@@ -104,7 +104,7 @@ impl Block {
             deleted: false,
             extra: Map::new(),
         };
-        if windows && cidr.addr().is_ipv4() {
+        if windows {
             block.keep_back_for_windows(size);
         }
         block

@@ -117,6 +117,8 @@ pub enum Reason {
     NetworkNotInForce,
     /// HNS has not finished the network.
     NetworkNotReady,
+    /// The network of a Windows node has no subnet for the node's IPv6 block, so its pods have IPv4 addresses only.
+    NetworkWithoutIpv6,
     /// An object of the datastore cannot be read completely; its effect is narrower.
     NotUnderstood,
     /// Packets of a pod leave a Windows node with another address than its pool demands.
@@ -190,6 +192,7 @@ impl Reason {
             | KernelModuleMissing
             | KindAbsent
             | MoreThanOneBlock
+            | NetworkWithoutIpv6
             | NotUnderstood
             | OutboundNatDiffers
             | OverlayRemade

@@ -74,11 +74,11 @@ pub trait IpHelper: Send + Sync {
     /// The system refuses it.
     fn delete_route(&self, route: &IpRoute) -> Result<(), IpHelperError>;
 
-    /// Makes the system pass IPv4 packets of others that arrive at an adapter, if it does not yet.
+    /// Makes the system pass packets of others that arrive at an adapter, of IPv6 or of IPv4, if it does not yet.
     ///
     /// # Errors
     /// The system refuses it.
-    fn enable_forwarding(&self, interface: u32) -> Result<(), IpHelperError>;
+    fn enable_forwarding(&self, interface: u32, of_ipv6: bool) -> Result<(), IpHelperError>;
 
     /// Calls `notify` after each change of addresses or routes, if the system tells them, for as long as the process lives.
     fn watch(&self, notify: Box<dyn Fn() + Send + Sync>);
@@ -105,7 +105,7 @@ impl IpHelper for NoIpHelper {
         Err(IpHelperError { operation: "delete a route", source: io::ErrorKind::Unsupported.into() })
     }
 
-    fn enable_forwarding(&self, _: u32) -> Result<(), IpHelperError> {
+    fn enable_forwarding(&self, _: u32, _: bool) -> Result<(), IpHelperError> {
         Err(IpHelperError { operation: "enable forwarding", source: io::ErrorKind::Unsupported.into() })
     }
 

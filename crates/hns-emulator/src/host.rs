@@ -29,8 +29,8 @@ pub struct HostState {
     /// Whether the addresses come back only with [`EmulatedHost::settle`]. Until then, the switch's adapter has an address of
     /// 169.254.0.0/16.
     pub is_slow: bool,
-    /// The adapters whose packets the machine forwards.
-    pub forwarding: BTreeSet<u32>,
+    /// The adapters whose packets the machine forwards, and whether those of IPv6.
+    pub forwarding: BTreeSet<(u32, bool)>,
     /// The number of routes that are refused next.
     pub refuses: usize,
     /// Whether nothing can be read.
@@ -197,8 +197,8 @@ impl IpHelper for EmulatedHost {
         Ok(())
     }
 
-    fn enable_forwarding(&self, interface: u32) -> Result<(), IpHelperError> {
-        self.readable()?.forwarding.insert(interface);
+    fn enable_forwarding(&self, interface: u32, of_ipv6: bool) -> Result<(), IpHelperError> {
+        self.readable()?.forwarding.insert((interface, of_ipv6));
         Ok(())
     }
 

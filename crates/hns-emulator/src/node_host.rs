@@ -72,12 +72,16 @@ impl IpHelper for NodeHost {
         })
     }
 
-    fn enable_forwarding(&self, interface: u32) -> Result<(), IpHelperError> {
+    fn enable_forwarding(&self, interface: u32, of_ipv6: bool) -> Result<(), IpHelperError> {
         with("enable forwarding", |socket| {
             let links = socket.links().map_err(io::Error::other)?;
             let link =
                 links.into_iter().find(|link| link.index == interface).ok_or(io::ErrorKind::NotFound)?;
-            let file = format!("net/ipv4/conf/{}/forwarding", link.name);
+            let file = match of_ipv6 {
+                // Linux forwards IPv6 between all interfaces, or none.
+                true => "net/ipv6/conf/all/forwarding".to_owned(),
+                false => format!("net/ipv4/conf/{}/forwarding", link.name),
+            };
             sysctl::ensure(&file, "1").map(drop).map_err(io::Error::other)
         })
     }

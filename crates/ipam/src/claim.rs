@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use futures::{StreamExt, stream};
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::IpNet;
 use jiff::Timestamp;
 use tortie_api::ipam::{Block, is_virtual};
 use tortie_api::{Key, Kind};
@@ -118,14 +118,17 @@ impl Ipam {
         of_cluster.min(self.most_blocks)
     }
 
-    /// The first IPv4 block that certainly belongs to the node, of any pool.
-    pub(crate) async fn confirmed_blocks(&self) -> Result<Vec<Ipv4Net>, IpamError> {
+    /// The blocks of a family that certainly belong to the node, of any pool.
+    pub(crate) async fn confirmed_blocks(&self, family: Family) -> Result<Vec<IpNet>, IpamError> {
         let mut blocks = Vec::new();
         let prefix = format!("{}/", self.node);
         for stored in self.records.store.list(Kind::BlockAffinity).await?.items {
-            let Some(Ok(cidr)) = stored.key.name.strip_prefix(&prefix).map(str::parse::<Ipv4Net>) else {
+            let Some(Ok(cidr)) = stored.key.name.strip_prefix(&prefix).map(str::parse::<IpNet>) else {
                 continue;
             };
+            if Family::of(&cidr) != family {
+                continue;
+            }
             let Ok(affinity) = from_value::<Affinity>(&stored.key, stored.value) else { continue };
             if affinity.deleted || affinity.state != AffinityState::Confirmed {
                 continue;

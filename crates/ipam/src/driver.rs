@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use jiff::Timestamp;
 use tokio::sync::Mutex;
 use tortie_api::ipam::{Block, LOAD_BALANCERS, is_virtual};
@@ -175,28 +175,62 @@ impl Ipam {
         Err(IpamError::Contended(Key::global(Kind::IpamBlock, format!("(any block of {})", self.node))))
     }
 
-    /// The node's IPv4 blocks; without one, it claims one. A Windows node's network is created from them. The future
-    /// pods are unknown, so pools for certain namespaces count, too, after those for all namespaces.
+    /// The node's IPv4 blocks; without one, it claims one. A Windows node's network is created from them.
     ///
     /// # Errors
     /// No block is available, or the store failed.
     pub async fn ensure_blocks(&self) -> Result<Vec<Ipv4Net>, IpamError> {
+        let blocks = self.ensure_blocks_of(Family::V4).await?.into_iter();
+        Ok(blocks.filter_map(|cidr| if let IpNet::V4(cidr) = cidr { Some(cidr) } else { None }).collect())
+    }
+
+    /// The node's first IPv6 block; without one, it claims one if an IPv6 pool is for its pods.
+    ///
+    /// # Errors
+    /// The pools have no block for it, or the store failed.
+    pub async fn ensure_ipv6_block(&self) -> Result<Option<Ipv6Net>, IpamError> {
+        let blocks = match self.ensure_blocks_of(Family::V6).await {
+            Err(IpamError::NoPool(_)) => Vec::new(),
+            blocks => blocks?,
+        };
+        Ok(first_ipv6(blocks))
+    }
+
+    /// The node's first IPv6 block, if it has one.
+    ///
+    /// # Errors
+    /// The store failed.
+    pub async fn ipv6_block(&self) -> Result<Option<Ipv6Net>, IpamError> {
+        Ok(first_ipv6(self.confirmed_blocks(Family::V6).await?))
+    }
+
+    /// Whether an IPv6 pool is for pods of the node.
+    ///
+    /// # Errors
+    /// The store failed.
+    pub async fn has_ipv6_pool(&self) -> Result<bool, IpamError> {
+        match self.pools(Family::V6, &Criteria::of_future_pods()).await {
+            Err(IpamError::NoPool(_)) => Ok(false),
+            pools => pools.map(|_| true),
+        }
+    }
+
+    /// The node's blocks of a family; without one, it claims one. The future pods are unknown, so pools for certain namespaces
+    /// count, too, after those for all namespaces.
+    async fn ensure_blocks_of(&self, family: Family) -> Result<Vec<IpNet>, IpamError> {
         // The network exists already, so a pool that was disabled since does not matter.
-        let confirmed = self.confirmed_blocks().await?;
+        let confirmed = self.confirmed_blocks(family).await?;
         if !confirmed.is_empty() {
             return Ok(confirmed);
         }
-        let pools = self.pools(Family::V4, &Criteria::of_future_pods()).await?;
+        let pools = self.pools(family, &Criteria::of_future_pods()).await?;
         let settings = self.current_settings().await?;
-        let usable = self.own_blocks(Family::V4, &pools, &settings).await?.usable.into_iter().next();
+        let usable = self.own_blocks(family, &pools, &settings).await?.usable.into_iter().next();
         let (_, block) = match usable {
             Some(known) => known,
-            None => self.block_with_room(Family::V4, &pools, &settings, &mut BlockCache::default()).await?,
+            None => self.block_with_room(family, &pools, &settings, &mut BlockCache::default()).await?,
         };
-        match block.cidr {
-            IpNet::V4(cidr) => Ok(vec![cidr]),
-            IpNet::V6(_) => Err(IpamError::NoPool(format!("node {}", self.node))),
-        }
+        Ok(vec![block.cidr])
     }
 
     /// The settings, which are read now.
@@ -320,6 +354,13 @@ impl Ipam {
         }
         Err(IpamError::Contended(key))
     }
+}
+
+fn first_ipv6(blocks: Vec<IpNet>) -> Option<Ipv6Net> {
+    blocks.into_iter().find_map(|block| match block {
+        IpNet::V6(block) => Some(block),
+        IpNet::V4(_) => None,
+    })
 }
 
 /// Now, in nanoseconds since 1970 and as RFC 3339.

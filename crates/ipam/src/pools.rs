@@ -14,8 +14,8 @@ use crate::driver::Ipam;
 use crate::error::IpamError;
 use crate::request::{Family, Request, Use};
 
-/// The longest prefix of a Windows node's IPv4 block: four of its addresses are reserved.
-const WINDOWS_LONGEST_PREFIX: u8 = 29;
+/// The addresses that a Windows node's block has at least, as a power of two: four of them are reserved.
+const WINDOWS_BLOCK_BITS: u8 = 3;
 
 impl Ipam {
     /// The pools of these criteria (`libcalico-go/lib/ipam/ipam.go`): the chosen ones, otherwise those that select the node
@@ -168,6 +168,6 @@ impl Ipam {
 
     /// Whether the pool's blocks have addresses that Windows does not need itself, if this is a Windows node.
     fn has_large_blocks(&self, pool: &IpPool) -> bool {
-        !self.windows || pool.spec.cidr.addr().is_ipv6() || pool.block_size() <= WINDOWS_LONGEST_PREFIX
+        !self.windows || pool.block_size() <= pool.spec.cidr.max_prefix_len() - WINDOWS_BLOCK_BITS
     }
 }

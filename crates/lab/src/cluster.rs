@@ -121,14 +121,15 @@ impl Cluster {
 
         for (index, (name, os)) in names.into_iter().enumerate() {
             let mut node = Node::new(&cluster.dir, name, os, index, &underlay::neighbours(index, count))?;
-            if shape.ipv6 && os == Os::Linux {
+            let is_bridge = os == Os::Windows && shape.l2bridge;
+            let takes_plain = os == Os::Linux || is_bridge;
+            // An overlay network of a Windows node has no IPv6.
+            if shape.ipv6 && takes_plain {
                 node.add_ipv6(index)?;
             }
             if let Some(programs) = shape.wine.as_ref().filter(|_| os == Os::Windows) {
                 node.use_wine(&cluster.dir, programs)?;
             }
-            let is_bridge = os == Os::Windows && shape.l2bridge;
-            let takes_plain = os == Os::Linux || is_bridge;
             let options = [
                 (shape.bgp && takes_plain, "--bgp"),
                 (shape.direct_routes && takes_plain, "--direct-routes"),

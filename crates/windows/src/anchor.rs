@@ -34,7 +34,8 @@ pub(crate) fn hold(
         NetworkKind::Overlay { .. } => NetworkKind::Overlay { vni: VNI },
         NetworkKind::L2Bridge => NetworkKind::L2Bridge,
     };
-    let spec = NetworkSpec { name: ANCHOR.to_owned(), block: SUBNET, kind, adapter: Some(adapter) };
+    let spec =
+        NetworkSpec { name: ANCHOR.to_owned(), block: SUBNET, ipv6: None, kind, adapter: Some(adapter) };
     host.set_anchored(true);
     match hcn.create_network(&document(&spec)) {
         Ok(_) => info!(network = ANCHOR, "a second network keeps the adapter's switch meanwhile"),

@@ -1,13 +1,15 @@
 //! The node's own endpoint on an L2Bridge network. It is the gateway of the pods, and connects the node to them
 //! (`pkg/backend/hostgw/hostgw_windows.go` of flannel; `cni-plugin/pkg/dataplane/windows` of Calico).
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use ipnet::Ipv4Net;
-use tortie_hcn::schema::{Endpoint, IpConfig, Modify, Network, RequestType, SchemaVersion};
+use ipnet::{Ipv4Net, Ipv6Net};
+use tortie_hcn::schema::{Endpoint, IpConfig, Modify, Network, NetworkMode, RequestType, SchemaVersion};
 use tortie_hcn::{Class, Hcn, HcnExt};
 use tracing::{info, warn};
 
+use crate::host::Host;
+use crate::network_spec::ipv6_subnet;
 use crate::{Error, NETWORK};
 
 /// The name of the endpoint, as in Calico.
@@ -20,41 +22,91 @@ pub(crate) fn node_address(block: Ipv4Net) -> Ipv4Addr {
     Ipv4Addr::from(u32::from(block.network()).saturating_add(2))
 }
 
+/// The same address of an IPv6 block.
+pub(crate) fn node_address_v6(block: Ipv6Net) -> Ipv6Addr {
+    Ipv6Addr::from(u128::from(block.network()).saturating_add(2))
+}
+
 /// Whether an endpoint of the network is the node's own: the agent makes it, and removes it with the network.
 #[must_use]
 pub fn is_of_node(endpoint: &Endpoint) -> bool {
     endpoint.name.eq_ignore_ascii_case(&name())
 }
 
-/// Ensures that the endpoint exists and is attached to the node's compartment. One with another address is recreated.
+/// Ensures that the endpoint exists, with an address of each subnet, and is attached to the node's compartment. One without them is
+/// recreated. Returns its IPv6 address. If HNS does not give it one, that is recorded in `host`.
 pub(crate) fn ensure_node_endpoint(
     hcn: &(impl Hcn + ?Sized),
+    host: &Host,
     network: &Network,
     block: Ipv4Net,
-) -> Result<(), Error> {
-    let address = node_address(block);
-    let has_address = |endpoint: &Endpoint| {
-        endpoint.ip_configurations.iter().any(|config| config.ip_address.parse() == Ok(address))
-    };
+) -> Result<Option<Ipv6Addr>, Error> {
+    let ipv6 = ipv6_subnet(network);
+    let wanted = configurations(block, ipv6.filter(|_| host.ipv6_refused().is_none()));
     let mut known: Option<Endpoint> = None;
     for endpoint in hcn.endpoints_of_network(network.id)?.into_iter().filter(is_of_node) {
-        if has_address(&endpoint) && known.is_none() {
+        if has_all(&endpoint, &wanted) && known.is_none() {
             known = Some(endpoint);
         } else {
             warn!(endpoint = %endpoint.id, "the node's own endpoint differs; recreating it");
             remove(hcn, &endpoint)?;
         }
     }
-    if known.as_ref().is_some_and(|endpoint| !endpoint.host_compute_namespace.is_zero()) {
-        return Ok(());
-    }
-    let id = match known {
-        Some(endpoint) => endpoint.id,
-        None => hcn.create_endpoint(&document(network, block))?,
+    let endpoint = match known {
+        Some(endpoint) => endpoint,
+        None if wanted.len() == 1 => hcn.endpoint(hcn.create_endpoint(&document(network, wanted))?)?,
+        None => create_with_ipv6(hcn, host, network, wanted)?,
     };
-    hcn.attach_to_host(id)?;
-    info!(%address, "the node is connected to its pods");
-    Ok(())
+    if endpoint.host_compute_namespace.is_zero() {
+        hcn.attach_to_host(endpoint.id)?;
+        let addresses: Vec<IpAddr> = of(&endpoint.ip_configurations).collect();
+        info!(?addresses, "the node is connected to its pods");
+    }
+    Ok(ipv6.and_then(|block| ipv6_end(&endpoint, block)))
+}
+
+/// The node's address in the IPv6 block, if the endpoint has it.
+fn ipv6_end(endpoint: &Endpoint, block: Ipv6Net) -> Option<Ipv6Addr> {
+    let end = node_address_v6(block);
+    of(&endpoint.ip_configurations).any(|address| address == IpAddr::V6(end)).then_some(end)
+}
+
+fn has_all(endpoint: &Endpoint, wanted: &[IpConfig]) -> bool {
+    of(wanted).all(|address| of(&endpoint.ip_configurations).any(|found| found == address))
+}
+
+/// Creates the endpoint with addresses of both families. If HNS refuses that of IPv6 only, or ignores it, that is recorded.
+fn create_with_ipv6(
+    hcn: &(impl Hcn + ?Sized),
+    host: &Host,
+    network: &Network,
+    wanted: Vec<IpConfig>,
+) -> Result<Endpoint, Error> {
+    let why = match hcn.create_endpoint(&document(network, wanted.clone())) {
+        Ok(id) => {
+            let endpoint = hcn.endpoint(id)?;
+            if has_all(&endpoint, &wanted) {
+                return Ok(endpoint);
+            }
+            hcn.delete_endpoint(id)?;
+            "HNS gives the node's own endpoint no IPv6 address".to_owned()
+        }
+        Err(error) if error.class() == Class::Unavailable => return Err(error.into()),
+        Err(error) => format!("HNS refuses the node's own endpoint with an IPv6 address: {error}"),
+    };
+    let ipv4 = wanted.into_iter().filter(|config| config.ip_address.parse::<Ipv4Addr>().is_ok()).collect();
+    let id = hcn.create_endpoint(&document(network, ipv4))?;
+    host.refuse_ipv6(why);
+    Ok(hcn.endpoint(id)?)
+}
+
+/// The node's IPv6 address in the network, if it is connected to its pods by IPv6.
+pub(crate) fn node_end_v6(hcn: &(impl Hcn + ?Sized), network: &Network) -> Result<Option<Ipv6Addr>, Error> {
+    let Some(block) = ipv6_subnet(network).filter(|_| network.r#type == NetworkMode::L2Bridge) else {
+        return Ok(None);
+    };
+    let endpoints = hcn.endpoints_of_network(network.id)?;
+    Ok(endpoints.iter().filter(|endpoint| is_of_node(endpoint)).find_map(|own| ipv6_end(own, block)))
 }
 
 /// Removes the endpoint, before its network is deleted.
@@ -69,18 +121,25 @@ pub(crate) fn remove(hcn: &(impl Hcn + ?Sized), endpoint: &Endpoint) -> Result<(
     Ok(hcn.delete_endpoint(endpoint.id)?)
 }
 
-fn document(network: &Network, block: Ipv4Net) -> Endpoint {
-    let ip = IpConfig {
-        ip_address: node_address(block).to_string(),
-        prefix_length: block.prefix_len(),
-        ..Default::default()
-    };
-    let mut endpoint = Endpoint {
-        name: name(),
-        host_compute_network: network.id,
-        ip_configurations: vec![ip],
-        ..Default::default()
-    };
+fn document(network: &Network, ip_configurations: Vec<IpConfig>) -> Endpoint {
+    let mut endpoint =
+        Endpoint { name: name(), host_compute_network: network.id, ip_configurations, ..Default::default() };
     endpoint.base.schema_version = Some(SchemaVersion::V2);
     endpoint
+}
+
+/// The node's addresses in its blocks.
+fn configurations(block: Ipv4Net, ipv6: Option<Ipv6Net>) -> Vec<IpConfig> {
+    let config = |address: IpAddr, prefix_length| IpConfig {
+        ip_address: address.to_string(),
+        prefix_length,
+        ..Default::default()
+    };
+    let ipv4 = config(node_address(block).into(), block.prefix_len());
+    let ipv6 = ipv6.map(|block| config(node_address_v6(block).into(), block.prefix_len()));
+    std::iter::once(ipv4).chain(ipv6).collect()
+}
+
+fn of(configurations: &[IpConfig]) -> impl Iterator<Item = IpAddr> {
+    configurations.iter().filter_map(|config| config.ip_address.parse().ok())
 }

@@ -1,17 +1,19 @@
 //! Applies the node state.
 
+mod network;
+
 use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::Ipv4Net;
 use tortie_api::calico::{FelixConfiguration, WindowsPolicySets};
 use tortie_api::net::IpVersion;
 use tortie_dataplane::{
-    Condition, Dataplane, Delta, Endpoint, EndpointId, LocalNode, NodeState, Reason, Report, RouteTarget,
-    Settings, ShowError, Shown, not_enforced,
+    Condition, Dataplane, Delta, Endpoint, EndpointId, LocalNode, NodeState, Reason, Report, Settings,
+    ShowError, Shown, not_enforced,
 };
 use tortie_hcn::{Class, Feature, Guid, Hcn, HcnExt, Version};
 use tortie_policy::program::{PolicyId, SetId};
@@ -19,19 +21,20 @@ use tracing::{info, warn};
 
 use crate::acl_reconciler::{AclReconciler, Node};
 use crate::backoff::Backoff;
+use crate::bridge::node_end_v6;
 use crate::endpoint::find;
 use crate::firewall_opening::FirewallOpenings;
 use crate::host::Host;
 use crate::load_balancers::LoadBalancers;
-use crate::network_spec::{NetworkKind, NetworkSpec};
-use crate::outbound::{CurrentNetworks, Networks};
-use crate::pod_network::{CurrentPodNetwork, PodNetwork, ensure_network_on, remove_subnets};
+use crate::network_spec::NetworkSpec;
+use crate::outbound::{CurrentNetworks, Networks, untranslated};
+use crate::pod_network::{CurrentPodNetwork, PodNetwork};
 use crate::recognition::{PolicyOnly, Recognition};
 use crate::results_watch::ResultsWatch;
 use crate::saved_report::{SetProof, name_sets};
 use crate::static_rules::StaticRules;
-use crate::wiring::USUAL_MTU;
-use crate::{Error, NETWORK, VXLAN_PORT, node_routes, routes, show};
+use crate::{Error, NETWORK, VXLAN_PORT, show};
+use network::own_ipv6_block;
 
 /// The interval of full checks while something has failed.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
@@ -66,6 +69,8 @@ pub struct WindowsDataplane {
     networks: CurrentNetworks,
     /// The network's identifier when last seen.
     network: Option<Guid>,
+    /// The node's IPv6 address in the network when last seen, also while something is wrong with the network.
+    node_end_v6: Option<Ipv6Addr>,
     /// Whether pods may have IPv6, when last read.
     has_ipv6: bool,
     /// The version of HNS when last read.
@@ -137,6 +142,7 @@ impl WindowsDataplane {
             services: Vec::new(),
             networks: CurrentNetworks::default(),
             network: None,
+            node_end_v6: None,
             has_ipv6: false,
             version: None,
             version_due: true,
@@ -273,7 +279,11 @@ impl WindowsDataplane {
         let networks = Networks { provider, is_bridge: self.is_bridge, ..networks };
         report.node.extend(networks.condition());
         self.networks.set(networks.clone());
-        let has_ipv6 = self.read_ipv6(state);
+        report.node.extend(
+            own_ipv6_block(state)
+                .filter(|_| self.has_ipv6)
+                .and_then(|block| untranslated(&state.settings, block)),
+        );
         let recognition = self.policy_only.as_ref().map(|config| Recognition::new(&*self.hcn, config));
         let node = Node {
             networks,
@@ -281,7 +291,7 @@ impl WindowsDataplane {
             state,
             sets,
             addresses: self.node_addresses(state),
-            has_ipv6,
+            has_ipv6: self.has_ipv6,
             underlay: state.node.as_ref().and_then(own_address),
             static_rules: &self.static_rules.0,
             recognition: recognition.as_ref(),
@@ -340,136 +350,6 @@ impl WindowsDataplane {
         [vxlan, bgp].into_iter().filter_map(|opening| opening.condition(now)).collect()
     }
 
-    /// Applies the network and its routes.
-    fn sync_network(&mut self, state: &NodeState, report: &mut Report) -> Result<(), Error> {
-        let Some(node) = state.node.clone() else { return Ok(()) };
-        if node.network.port != VXLAN_PORT && !self.is_bridge {
-            let port = node.network.port;
-            report.node.push(Condition::new(
-                Reason::VxlanPortNotSupported,
-                format!(
-                    "vxlanPort of FelixConfiguration is {port}, and Windows has {VXLAN_PORT} only, which is used here: the pods of this \
-                     node and those of nodes with the other port do not reach each other; remove vxlanPort, or move the pods of Windows \
-                     nodes to another cluster"
-                ),
-            ));
-        }
-        if let Some(mtu) = state.settings.vxlan_mtu.filter(|mtu| *mtu != USUAL_MTU) {
-            report.node.push(Condition::new(
-                Reason::FieldNotSupported,
-                format!(
-                    "FelixConfiguration.spec.vxlanMTU is {mtu}, and pods of a Windows node have an MTU of {USUAL_MTU}; set it for \
-                     Linux nodes only, in FelixConfiguration node.NAME"
-                ),
-            ));
-        }
-        let blocks: Vec<Ipv4Net> = own_blocks(state).collect();
-        let Some((block, others)) = blocks.split_first() else { return Ok(()) };
-        let kind = match self.is_bridge {
-            true => NetworkKind::L2Bridge,
-            false => NetworkKind::Overlay { vni: node.network.vni },
-        };
-        let spec = NetworkSpec { name: NETWORK.into(), block: *block, kind, adapter: None };
-        if self.pod_network.is_none() {
-            let found = self.ensure_network(spec, others, own_address(&node))?;
-            self.current_network.set(&found);
-            self.network = Some(found.id);
-            self.pod_network = Some(found);
-        }
-        let Some(network) = &self.pod_network else { return Ok(()) };
-        report.node.extend(network.without_subnet.iter().map(|(block, why)| {
-            let message = format!("pods with addresses of the block {block} are not connected: {why}");
-            Condition::new(Reason::MoreThanOneBlock, message)
-        }));
-        report.node.extend(remade(&node, network));
-        report.node.extend(network.other_adapter.as_ref().map(|found| {
-            let wanted = self.host.choose(own_address(&node)).name.unwrap_or_default();
-            let message = format!(
-                "network {NETWORK} is on adapter {found}, and --adapter or the node's address names {wanted}: it is used as it is; \
-                 drain the node, remove the network and restart the agent, or correct --adapter"
-            );
-            Condition::new(Reason::AdapterDiffers, message)
-        }));
-        if let Some(address) = own_address(&node).filter(|address| *address != network.provider_address) {
-            report.node.push(Condition::new(
-                Reason::ProviderAddressDiffers,
-                format!(
-                    "network {NETWORK} is bound to {}, but the node's address is {address}: name the right adapter",
-                    network.provider_address
-                ),
-            ));
-        }
-        if self.routes_due {
-            let (id, gateway) = (network.id, network.gateway);
-            let synced = match self.is_bridge {
-                true => self.sync_node_routes(state, gateway),
-                false => self.sync_overlay_routes(state, id),
-            };
-            self.routes_refused = synced.inspect_err(|_| self.pod_network = None)?;
-            self.routes_due = false;
-            if self.routes_refused.is_empty() {
-                self.routes_backoff.forget(&());
-            } else {
-                self.routes_backoff.failed((), (self.clock)());
-            }
-        }
-        report.retry |= !self.routes_refused.is_empty();
-        report.node.extend_from_slice(&self.routes_refused);
-        Ok(())
-    }
-
-    /// Applies the routes of the overlay network. Returns what is not in force.
-    fn sync_overlay_routes(&self, state: &NodeState, network: Guid) -> Result<Vec<Condition>, Error> {
-        let is_of_another = |net: &Ipv4Net| {
-            let mut routes = state.routes.iter();
-            routes.any(|(route, target)| *route == IpNet::V4(*net) && *target != RouteTarget::Local)
-        };
-        remove_subnets(&*self.hcn, network, is_of_another)?;
-        routes::sync(&*self.hcn, network, state)
-    }
-
-    /// Applies the routes of the node, which forwards between its adapter and the pods' gateway. Returns what is not in force.
-    fn sync_node_routes(&self, state: &NodeState, gateway: Ipv4Addr) -> Result<Vec<Condition>, Error> {
-        let (direct, mut conditions) = node_routes::direct(state);
-        let ends: Vec<Ipv4Addr> =
-            state.node.as_ref().and_then(own_address).into_iter().chain([gateway]).collect();
-        let synced = self.host.sync_routes(&ends, node_routes::DIRECT, &direct);
-        let problems = synced.unwrap_or_else(|error| vec![error.to_string()]);
-        conditions.extend(problems.into_iter().map(|problem| Condition::new(Reason::RouteRefused, problem)));
-        Ok(conditions)
-    }
-
-    /// The network. If HNS refused it or is not ready, requests become less and less frequent. Whether HNS
-    /// answers at all is checked each time.
-    fn ensure_network(
-        &mut self,
-        spec: NetworkSpec,
-        others: &[Ipv4Net],
-        node: Option<Ipv4Addr>,
-    ) -> Result<PodNetwork, Error> {
-        let now = (self.clock)();
-        match &self.network_refused {
-            Some((refused, error)) if *refused == spec && self.network_backoff.has_to_wait(&(), now) => {
-                return Err(error.clone());
-            }
-            Some((refused, _)) if *refused != spec => self.network_backoff.forget(&()),
-            _ => {}
-        }
-        let ensured = ensure_network_on(&*self.hcn, &spec, others, (&self.host, node));
-        match &ensured {
-            Ok(_) => {
-                self.network_refused = None;
-                self.network_backoff.forget(&());
-            }
-            Err(error) if error.is_unavailable() => {}
-            Err(error) => {
-                self.network_refused = Some((spec, error.clone()));
-                self.network_backoff.failed((), now);
-            }
-        }
-        ensured
-    }
-
     /// Reads the machine's addresses, if they may have changed. All of them may reach the pods, so every list has them.
     fn read_addresses(&mut self, state: &NodeState) {
         if !self.host_due {
@@ -497,18 +377,22 @@ impl WindowsDataplane {
     /// or another machine's (duplicate address detection).
     fn node_addresses(&self, state: &NodeState) -> BTreeSet<IpAddr> {
         let of_machine = self.host_addresses.iter().flatten().map(|net| net.addr().into());
-        node_addresses(state).into_iter().chain(of_machine).collect()
+        let end = self.node_end_v6.map(IpAddr::V6);
+        node_addresses(state).into_iter().chain(of_machine).chain(end).collect()
     }
 
-    /// Whether pods may have IPv6: those of another plugin, whose endpoints then have it, too. All lists depend on it.
-    fn read_ipv6(&mut self, state: &NodeState) -> bool {
+    /// Whether pods may have IPv6: those of another plugin, whose endpoints then have it, too, and the agent's own in a network with it.
+    /// All lists depend on it.
+    fn read_ipv6(&mut self, state: &NodeState) {
+        if let Some(network) = &self.pod_network {
+            self.node_end_v6 = network.gateway_v6;
+        }
         let has_it = self.version.is_some_and(|version| version.supports(Feature::Ipv6DualStack));
-        let has_it = has_it && self.policy_only.is_some();
+        let has_it = has_it && (self.policy_only.is_some() || self.node_end_v6.is_some());
         if has_it != self.has_ipv6 {
             self.has_ipv6 = has_it;
             state.endpoints.keys().for_each(|id| self.acl_reconciler.look_at_now(id.clone()));
         }
-        has_it
     }
 
     /// The network whose sets ACLs may name, if HNS supports sets, and whether they should.
@@ -517,9 +401,12 @@ impl WindowsDataplane {
         state: &NodeState,
         conditions: &mut Vec<Condition>,
     ) -> Result<Option<(Guid, bool)>, Error> {
-        if self.network.is_none() {
-            // Whatever is wrong with it, its endpoints may have ACLs that name sets.
-            self.network = self.hcn.network_by_name(NETWORK)?.map(|network| network.id);
+        if self.network.is_none() && self.policy_only.is_none() {
+            // Whatever is wrong with it, its endpoints may have ACLs that name sets, and IPv6.
+            let found = self.hcn.network_by_name(NETWORK)?;
+            self.network = found.as_ref().map(|network| network.id);
+            let end = found.map(|network| node_end_v6(&*self.hcn, &network)).transpose()?;
+            self.node_end_v6 = end.flatten();
         }
         if self.version_due {
             match self.hcn.version() {
@@ -533,13 +420,20 @@ impl WindowsDataplane {
                 }
             }
         }
+        self.read_ipv6(state);
         if self.policy_only.is_some() {
-            conditions.extend(sets_of_others(&state.settings));
+            let why = "which would be put into the network of another CNI plugin";
+            conditions.extend(without_sets(&state.settings, why));
             return Ok(None);
         }
         let (Some(network), Some(version)) = (self.network, self.version) else { return Ok(None) };
         if !version.supports(Feature::SetPolicy) {
             return Ok(None);
+        }
+        if self.has_ipv6 {
+            let why = "and nothing shows what HNS does with those of IPv6";
+            conditions.extend(without_sets(&state.settings, why));
+            return Ok(Some((network, false)));
         }
         let (wanted, condition) = name_sets(&state.settings, version, &self.set_proof);
         conditions.extend(condition);
@@ -629,24 +523,14 @@ impl Dataplane for WindowsDataplane {
     }
 }
 
-/// Sets belong to a network, and the network is another plugin's.
-fn sets_of_others(settings: &Settings) -> Option<Condition> {
+/// Reports that the node has no sets although they are asked for.
+fn without_sets(settings: &Settings, why: &str) -> Option<Condition> {
     (settings.windows_policy_sets == WindowsPolicySets::Enabled).then(|| {
         let message = format!(
-            "the annotation {} of FelixConfiguration asks for sets, which would be put into the network of another CNI plugin: addresses \
-             are listed instead",
+            "the annotation {} of FelixConfiguration asks for sets, {why}: addresses are listed instead",
             FelixConfiguration::WINDOWS_POLICY_SETS
         );
         Condition::new(Reason::FieldNotSupported, message)
-    })
-}
-
-fn own_blocks(state: &NodeState) -> impl Iterator<Item = Ipv4Net> {
-    let own = state.routes.iter().filter(|(_, target)| **target == RouteTarget::Local);
-    own.filter_map(|(block, _)| match block {
-        IpNet::V4(block) => Some(*block),
-        // Pods of Windows nodes have IPv4 addresses only.
-        IpNet::V6(_) => None,
     })
 }
 
@@ -666,16 +550,6 @@ fn node_addresses(state: &NodeState) -> BTreeSet<IpAddr> {
     let Some(node) = &state.node else { return BTreeSet::new() };
     let tunnel = node.vtep(IpVersion::V4).map(|vtep| vtep.address);
     IpVersion::ALL.into_iter().filter_map(|family| node.address(family)).chain(tunnel).collect()
-}
-
-/// Other nodes address this node by the MAC address that it has published. HNS assigns a new one whenever it creates
-/// the network. Until the node publishes that, no tunnel packets arrive.
-fn remade(node: &LocalNode, network: &PodNetwork) -> Option<Condition> {
-    let (published, now) = (node.vtep(IpVersion::V4)?.mac, network.router_mac?);
-    (published != now).then(|| Condition::new(Reason::OverlayRemade, format!(
-            "network {NETWORK} has the MAC address {now}, but the other nodes send to {published}: the network was made anew, \
-             and the Node's annotation has to follow"
-        )))
 }
 
 /// Converts an error to a condition. The object is retried.

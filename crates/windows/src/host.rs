@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ipnet::{IpNet, Ipv4Net};
 use tortie_hcn::{Adapter, IpHelper, IpHelperError, NoIpHelper};
@@ -26,6 +26,8 @@ pub struct Host {
     selftest: Option<SavedReport>,
     /// Whether a second network may keep the switch, for instance one of an earlier process.
     anchored: Arc<AtomicBool>,
+    /// Why the node's network has no IPv6, if HNS has refused it. It is tried again when the agent starts again.
+    ipv6_refused: Arc<Mutex<Option<String>>>,
 }
 
 /// The adapter for a network.
@@ -49,7 +51,7 @@ impl Host {
     /// A machine. Without a selector, the adapter is that with the node's address.
     pub fn new(ip: Arc<dyn IpHelper>, selector: Option<AdapterSelector>, routes: Arc<HostRoutes>) -> Host {
         let anchored = Arc::new(AtomicBool::new(true));
-        Host { ip, selector, routes, firewall: None, selftest: None, anchored }
+        Host { ip, selector, routes, firewall: None, selftest: None, anchored, ipv6_refused: Arc::default() }
     }
 
     /// A machine about which nothing is known: HNS chooses the adapter.
@@ -111,21 +113,31 @@ impl Host {
         self.anchored.store(anchored, Ordering::Relaxed);
     }
 
+    pub(crate) fn ipv6_refused(&self) -> Option<String> {
+        self.ipv6_refused.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Records why the node's network has no IPv6, for the node's conditions. It lasts until the agent starts again.
+    pub fn refuse_ipv6(&self, why: String) {
+        warn!(why, "the pods of this node have no IPv6; the agent tries again when it starts again");
+        *self.ipv6_refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
+    }
+
     /// The machine's adapters and routes.
     pub fn ip(&self) -> &dyn IpHelper {
         &*self.ip
     }
 
-    /// Makes the machine forward between the adapters with these addresses, and gives it routes ([`node_routes::sync`]). Returns what is
-    /// not in force.
+    /// Makes the machine forward packets of each address's family between the adapters with these addresses, and gives it routes
+    /// ([`node_routes::sync`]). Returns what is not in force.
     ///
     /// # Errors
     /// The machine does not tell its adapters or routes.
     pub(crate) fn sync_routes(
         &self,
-        ends: &[Ipv4Addr],
+        ends: &[IpAddr],
         metric: u32,
-        desired: &BTreeMap<Ipv4Net, BTreeSet<Ipv4Addr>>,
+        desired: &BTreeMap<IpNet, BTreeSet<IpAddr>>,
     ) -> Result<Vec<String>, IpHelperError> {
         let adapters = self.ip.adapters()?;
         let mut problems = Vec::new();
@@ -133,7 +145,7 @@ impl Host {
             match with(&adapters, *end)[..] {
                 [] => problems.push(format!("no adapter of the node has the address {end} yet")),
                 [adapter, ..] => {
-                    let enabled = self.ip.enable_forwarding(adapter.index);
+                    let enabled = self.ip.enable_forwarding(adapter.index, end.is_ipv6());
                     problems.extend(enabled.err().map(|error| format!("{}: {error}", adapter.name)));
                 }
             }
@@ -172,7 +184,7 @@ impl Host {
     pub(crate) fn prepare_for_deletion(&self, node: Option<Ipv4Addr>) -> Result<(), Error> {
         let Choice { adapter, .. } = self.choose(node);
         let adapters = self.ip.adapters().map_err(|error| Error::Adapter { problem: error.to_string() })?;
-        let has_address = || node.and_then(|node| with(&adapters, node).into_iter().next().cloned());
+        let has_address = || node.and_then(|node| with(&adapters, node.into()).into_iter().next().cloned());
         let Some(adapter) = adapter.or_else(has_address) else { return Ok(()) };
         self.routes.keep(&adapter).map_err(|problem| Error::Adapter { problem })
     }
@@ -205,9 +217,9 @@ fn choose(adapters: &[Adapter], selector: Option<&AdapterSelector>, node: Option
             (fits, format!("the MAC address {mac}"))
         }
         (Some(AdapterSelector::Address(address)), _) => {
-            (with(adapters, *address), format!("the address {address}"))
+            (with(adapters, (*address).into()), format!("the address {address}"))
         }
-        (None, Some(address)) => (with(adapters, address), format!("the node's address {address}")),
+        (None, Some(address)) => (with(adapters, address.into()), format!("the node's address {address}")),
         // The node has no address yet.
         (None, None) => return Choice::default(),
     };
@@ -276,7 +288,7 @@ fn why_not(adapters: &[Adapter], what: &str, physical: &[&Adapter], fits: &[&Ada
     }
 }
 
-fn with(adapters: &[Adapter], address: Ipv4Addr) -> Vec<&Adapter> {
-    let has = |adapter: &&Adapter| adapter.addresses.iter().any(|own| own.addr() == IpAddr::V4(address));
+fn with(adapters: &[Adapter], address: IpAddr) -> Vec<&Adapter> {
+    let has = |adapter: &&Adapter| adapter.addresses.iter().any(|own| own.addr() == address);
     adapters.iter().filter(has).collect()
 }

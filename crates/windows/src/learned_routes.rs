@@ -1,12 +1,12 @@
 //! Routes that BGP learned, in the tables of the machine.
 //!
 //! A next hop is looked up among the routes of others, as on Linux. Only routes with the metric of learned ones are changed or deleted
-//! ([`node_routes`]). Pods of Windows nodes have IPv4 addresses only, so routes of IPv6 are left out.
+//! ([`node_routes`]).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::IpNet;
 use tortie_dataplane::{AppliedRoutes, LearnedRouteTable, RouteTableError, SystemRoutes};
 use tortie_hcn::{IpHelperError, IpRoute};
 
@@ -17,7 +17,7 @@ use crate::node_routes::{self, LEARNED, Surplus, is_of_agent};
 pub struct LearnedRoutes {
     host: Host,
     /// The next hops of each destination; never empty.
-    wanted: BTreeMap<Ipv4Net, BTreeSet<Ipv4Addr>>,
+    wanted: BTreeMap<IpNet, BTreeSet<IpAddr>>,
     /// Whether routes that are not wanted are left alone, because the peers' routes are not complete.
     keeps_unknown: bool,
 }
@@ -43,8 +43,6 @@ impl LearnedRouteTable for LearnedRoutes {
     }
 
     fn set(&mut self, destination: IpNet, next_hops: BTreeSet<IpAddr>) {
-        let IpNet::V4(destination) = destination else { return };
-        let next_hops: BTreeSet<Ipv4Addr> = next_hops.into_iter().filter_map(ipv4).collect();
         match next_hops.is_empty() {
             true => drop(self.wanted.remove(&destination)),
             false => drop(self.wanted.insert(destination, next_hops)),
@@ -63,16 +61,16 @@ impl LearnedRouteTable for LearnedRoutes {
     fn apply(&mut self, watched: &BTreeSet<IpAddr>) -> Result<AppliedRoutes, RouteTableError> {
         let routes = self.host.ip().routes()?;
         let mut applied = AppliedRoutes::default();
-        let mut desired: BTreeMap<Ipv4Net, BTreeSet<Ipv4Addr>> = BTreeMap::new();
+        let mut desired: BTreeMap<IpNet, BTreeSet<IpAddr>> = BTreeMap::new();
         for (destination, next_hops) in &self.wanted {
             for next_hop in next_hops {
                 match resolve(*next_hop, &routes) {
                     Some(router) => drop(desired.entry(*destination).or_default().insert(router)),
-                    None => drop(applied.unreachable.insert(IpAddr::V4(*next_hop))),
+                    None => drop(applied.unreachable.insert(*next_hop)),
                 }
             }
         }
-        let is_lost = |next_hop: &&IpAddr| ipv4(**next_hop).is_none_or(|hop| resolve(hop, &routes).is_none());
+        let is_lost = |next_hop: &&IpAddr| resolve(**next_hop, &routes).is_none();
         applied.unreachable.extend(watched.iter().filter(is_lost));
         let surplus = if self.keeps_unknown { Surplus::OfOtherDestinationsStays } else { Surplus::Goes };
         applied.problems = node_routes::sync(self.host.ip(), LEARNED, &desired, surplus)?;
@@ -94,26 +92,18 @@ fn is_learned(route: &IpRoute) -> bool {
     route.metric == LEARNED
 }
 
-fn ipv4(address: IpAddr) -> Option<Ipv4Addr> {
-    match address {
-        IpAddr::V4(address) => Some(address),
-        IpAddr::V6(_) => None,
-    }
-}
-
 fn shown(route: &IpRoute) -> String {
     let IpRoute { interface, destination, next_hop, metric, is_own: _ } = route;
     format!("route to {destination} via {next_hop} on adapter {interface}, metric {metric}")
 }
 
 /// The router by which packets reach the next hop; `None` if there is no route.
-fn resolve(next_hop: Ipv4Addr, routes: &[IpRoute]) -> Option<Ipv4Addr> {
-    let next_hop = IpAddr::V4(next_hop);
+fn resolve(next_hop: IpAddr, routes: &[IpRoute]) -> Option<IpAddr> {
     let of_others = routes.iter().filter(|route| !is_of_agent(route.metric));
     let leading = of_others.filter(|route| route.destination.contains(&next_hop));
     let best =
         leading.max_by_key(|route| (route.destination.prefix_len(), std::cmp::Reverse(route.metric)))?;
-    ipv4(if best.next_hop.is_unspecified() { next_hop } else { best.next_hop })
+    Some(if best.next_hop.is_unspecified() { next_hop } else { best.next_hop })
 }
 
 #[cfg(test)]

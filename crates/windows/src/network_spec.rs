@@ -1,8 +1,8 @@
 //! What networks look like in HNS: the documents that create them, and what is read from them.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
-use ipnet::Ipv4Net;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use tortie_hcn::schema::{
     HostRoute, Ipam, NetAdapterName, Network, NetworkFlags, NetworkMode, Policy, Route, SchemaVersion,
     Subnet, Vsid,
@@ -39,6 +39,8 @@ pub struct NetworkSpec {
     pub name: String,
     /// The node's IPAM block, which becomes its first subnet.
     pub block: Ipv4Net,
+    /// The node's IPv6 block, which becomes a subnet of an L2Bridge network. Overlay networks have no IPv6.
+    pub ipv6: Option<Ipv6Net>,
     /// Its type.
     pub kind: NetworkKind,
     /// Its adapter; `None` lets HNS choose, which is right with one adapter.
@@ -48,6 +50,11 @@ pub struct NetworkSpec {
 /// The second address of a block: the gateway of the subnet, and on an overlay the node's tunnel end.
 pub(crate) fn gateway(block: Ipv4Net) -> Ipv4Addr {
     Ipv4Addr::from(u32::from(block.network()).saturating_add(1))
+}
+
+/// The same address of an IPv6 block.
+pub(crate) fn gateway_v6(block: Ipv6Net) -> Ipv6Addr {
+    Ipv6Addr::from(u128::from(block.network()).saturating_add(1))
 }
 
 /// The document that creates a network.
@@ -65,10 +72,15 @@ pub(crate) fn document(spec: &NetworkSpec) -> Network {
         policies,
         ipams: vec![Ipam {
             r#type: "Static".into(),
-            subnets: vec![match spec.kind {
-                NetworkKind::Overlay { vni } => subnet(spec.block, vni),
-                NetworkKind::L2Bridge => Subnet { policies: vec![], ..subnet(spec.block, 0) },
-            }],
+            subnets: match spec.kind {
+                NetworkKind::Overlay { vni } => vec![subnet(spec.block, vni)],
+                NetworkKind::L2Bridge => {
+                    let ipv6 =
+                        spec.ipv6.map(|block| plain_subnet(block.into(), gateway_v6(block).to_string()));
+                    let ipv4 = plain_subnet(spec.block.into(), gateway(spec.block).to_string());
+                    std::iter::once(ipv4).chain(ipv6).collect()
+                }
+            },
             ..Default::default()
         }],
         // After a restart of the node, the network may be bound to an adapter that no longer exists (docs/hns.md,
@@ -82,20 +94,33 @@ pub(crate) fn document(spec: &NetworkSpec) -> Network {
 
 pub(crate) fn subnet(block: Ipv4Net, vni: u32) -> Subnet {
     Subnet {
-        ip_address_prefix: block.to_string(),
         policies: vec![Policy::of(&Vsid { isolation_id: vni, ..Default::default() })],
-        routes: vec![Route {
-            next_hop: gateway(block).to_string(),
-            destination_prefix: "0.0.0.0/0".into(),
-            ..Default::default()
-        }],
+        ..plain_subnet(block.into(), gateway(block).to_string())
+    }
+}
+
+fn plain_subnet(block: IpNet, next_hop: String) -> Subnet {
+    let destination_prefix = everything(block.addr().is_ipv6()).to_owned();
+    Subnet {
+        ip_address_prefix: block.to_string(),
+        routes: vec![Route { next_hop, destination_prefix, ..Default::default() }],
         ..Default::default()
     }
 }
 
-/// The networks of a network's subnets.
+/// The destination of a default route.
+pub(crate) fn everything(of_ipv6: bool) -> &'static str {
+    if of_ipv6 { "::/0" } else { "0.0.0.0/0" }
+}
+
+/// The networks of a network's IPv4 subnets.
 pub(crate) fn subnets(network: &Network) -> impl Iterator<Item = Ipv4Net> {
     network.subnets().filter_map(|subnet| subnet.ip_address_prefix.parse().ok())
+}
+
+/// The network of a network's first IPv6 subnet.
+pub(crate) fn ipv6_subnet(network: &Network) -> Option<Ipv6Net> {
+    network.subnets().find_map(|subnet| subnet.ip_address_prefix.parse().ok())
 }
 
 /// The name of the adapter of the network, for another network on the same switch.

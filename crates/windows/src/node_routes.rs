@@ -4,9 +4,9 @@
 //! Windows does not keep who made a route. So the agent's routes have metrics of their own, by which they are found again.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::IpNet;
 use tortie_dataplane::{Condition, NodeState, Reason, RouteTarget};
 use tortie_hcn::{Adapter, IpHelper, IpHelperError, IpRoute};
 use tracing::info;
@@ -48,12 +48,11 @@ struct Changes {
 pub(crate) fn sync(
     ip: &dyn IpHelper,
     metric: u32,
-    desired: &BTreeMap<Ipv4Net, BTreeSet<Ipv4Addr>>,
+    desired: &BTreeMap<IpNet, BTreeSet<IpAddr>>,
     surplus: Surplus,
 ) -> Result<Vec<String>, IpHelperError> {
     let Changes { add, mut remove, mut problems } = changes(desired, metric, &ip.adapters()?, &ip.routes()?);
-    let is_desired = |net: &IpNet| matches!(net, IpNet::V4(net) if desired.contains_key(net));
-    remove.retain(|route| surplus == Surplus::Goes || is_desired(&route.destination));
+    remove.retain(|route| surplus == Surplus::Goes || desired.contains_key(&route.destination));
     // Additions come first: a changed next hop leaves no gap.
     for route in add {
         match ip.add_route(&route) {
@@ -95,7 +94,7 @@ pub fn remove_node_routes(ip: &dyn IpHelper) -> Result<usize, IpHelperError> {
 }
 
 fn changes(
-    desired: &BTreeMap<Ipv4Net, BTreeSet<Ipv4Addr>>,
+    desired: &BTreeMap<IpNet, BTreeSet<IpAddr>>,
     metric: u32,
     adapters: &[Adapter],
     routes: &[IpRoute],
@@ -110,13 +109,8 @@ fn changes(
                 .push(format!("no adapter is in the network of {router}, the next hop to {destination}"));
             continue;
         };
-        let route = IpRoute {
-            interface,
-            destination: IpNet::V4(*destination),
-            next_hop: IpAddr::V4(*router),
-            metric,
-            is_own: false,
-        };
+        let route =
+            IpRoute { interface, destination: *destination, next_hop: *router, metric, is_own: false };
         let place = (route.interface, route.destination, route.next_hop);
         let same_place = |it: &&IpRoute| (it.interface, it.destination, it.next_hop) == place;
         match routes.iter().find(same_place) {
@@ -124,7 +118,7 @@ fn changes(
             Some(known) => kept.push(known),
             None => changes.add.push(route),
         }
-        let precedes = |it: &&IpRoute| it.destination == IpNet::V4(*destination) && it.metric < metric;
+        let precedes = |it: &&IpRoute| it.destination == *destination && it.metric < metric;
         let other = routes.iter().find(|it| precedes(it) && !is_of_agent(it.metric) && !same_place(it));
         changes.problems.extend(other.map(|other| {
             format!(
@@ -139,25 +133,33 @@ fn changes(
 }
 
 /// The adapter on whose link the router is: by the network of an address, or by a route.
-fn interface_to(router: Ipv4Addr, adapters: &[Adapter], routes: &[IpRoute]) -> Option<u32> {
+fn interface_to(router: IpAddr, adapters: &[Adapter], routes: &[IpRoute]) -> Option<u32> {
     let up = || adapters.iter().filter(|adapter| adapter.is_up);
-    let by_network = || up().find(|adapter| usable(adapter).any(|own| own.contains(&router)));
+    let by_network = || up().find(|adapter| networks(adapter).any(|own| own.contains(&router)));
     let on_link = |route: &&IpRoute| {
         route.next_hop.is_unspecified() && route.destination.prefix_len() > 0 && !is_of_agent(route.metric)
     };
-    let mut by_route =
-        routes.iter().filter(on_link).filter(|it| it.destination.contains(&IpAddr::V4(router)));
+    let mut by_route = routes.iter().filter(on_link).filter(|it| it.destination.contains(&router));
     let mut of_route = || by_route.find(|route| up().any(|adapter| adapter.index == route.interface));
     by_network().map(|adapter| adapter.index).or_else(|| of_route().map(|route| route.interface))
 }
 
-/// The routes to other nodes in the node's network, and conditions about those that need an overlay.
-pub(crate) fn direct(state: &NodeState) -> (BTreeMap<Ipv4Net, BTreeSet<Ipv4Addr>>, Vec<Condition>) {
+/// The networks of an adapter's addresses.
+fn networks(adapter: &Adapter) -> impl Iterator<Item = IpNet> {
+    let ipv6 = adapter.addresses.iter().filter(|net| net.addr().is_ipv6()).copied();
+    usable(adapter).map(IpNet::V4).chain(ipv6)
+}
+
+/// The routes to other nodes in the node's network, and conditions about those that need an overlay. Without IPv6 pods, there are none
+/// of IPv6.
+pub(crate) fn direct(
+    state: &NodeState,
+    has_ipv6: bool,
+) -> (BTreeMap<IpNet, BTreeSet<IpAddr>>, Vec<Condition>) {
     let (mut direct, mut conditions): (BTreeMap<_, BTreeSet<_>>, _) = (BTreeMap::new(), Vec::new());
-    for (destination, target) in &state.routes {
-        let IpNet::V4(destination) = destination else { continue };
+    for (destination, target) in state.routes.iter().filter(|(net, _)| has_ipv6 || net.addr().is_ipv4()) {
         match target {
-            RouteTarget::Direct { router: IpAddr::V4(router) } => {
+            RouteTarget::Direct { router } => {
                 direct.entry(*destination).or_default().insert(*router);
             }
             RouteTarget::Vxlan { node } => conditions.push(Condition::new(
@@ -167,7 +169,7 @@ pub(crate) fn direct(state: &NodeState) -> (BTreeMap<Ipv4Net, BTreeSet<Ipv4Addr>
                      L2Bridge, which has none; use a pool without encapsulation, or --windows-network overlay"
                 ),
             )),
-            RouteTarget::Direct { router: IpAddr::V6(_) } | RouteTarget::Ipip { .. } | RouteTarget::Local => {}
+            RouteTarget::Ipip { .. } | RouteTarget::Local => {}
         }
     }
     conditions.extend(crate::routes::ipip(state));
@@ -199,7 +201,7 @@ mod tests {
         }
     }
 
-    fn desired(routes: &[(&str, &str)]) -> BTreeMap<Ipv4Net, BTreeSet<Ipv4Addr>> {
+    fn desired(routes: &[(&str, &str)]) -> BTreeMap<IpNet, BTreeSet<IpAddr>> {
         let mut desired: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
         for (net, hop) in routes {
             desired.entry(net.parse().unwrap()).or_default().insert(hop.parse().unwrap());

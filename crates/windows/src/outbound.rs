@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use tortie_dataplane::{Condition, Reason, Settings};
 use tortie_hcn::schema::{Endpoint, Modify, OutBoundNat, Policy, ProviderAddress, RequestType, SdnRoute};
 use tortie_hcn::{Class, Hcn, HcnExt};
@@ -90,6 +90,18 @@ impl Networks {
         let message = || format!("natOutgoing of {} {why}", pools.join(", "));
         (!pools.is_empty()).then(|| Condition::new(Reason::OutboundNatDiffers, message()))
     }
+}
+
+/// The IPv6 pool of the node's block, if its `natOutgoing` has no effect.
+pub(crate) fn untranslated(settings: &Settings, block: Ipv6Net) -> Option<Condition> {
+    let own = settings.pools.iter().find(|(pool, nat)| **nat && pool.contains(&IpNet::V6(block)));
+    own.map(|(pool, _)| {
+        let message = format!(
+            "natOutgoing of {pool} has no effect on this node: IPv6 packets of its pods to the outside keep the pods' addresses; set \
+             natOutgoing to false, and give the network outside a route to the pods"
+        );
+        Condition::new(Reason::OutboundNatDiffers, message)
+    })
 }
 
 /// The networks as the dataplane last knew them, for new endpoints. All clones share them.

@@ -1,20 +1,22 @@
 //! The network of the node's pods (docs/hns.md, Networks; `cni-plugin/pkg/dataplane/windows` and
 //! `node/pkg/lifecycle/startup` of Calico): an overlay, or an L2Bridge network for packets without encapsulation.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ipnet::Ipv4Net;
+use ipnet::{Ipv4Net, Ipv6Net};
 use tortie_dataplane::MacAddress;
 use tortie_hcn::schema::{
-    DrMacAddress, HostRoute, Modify, Network, NetworkMode, Policy, PolicySettings, ProviderAddress,
+    DrMacAddress, Endpoint, HostRoute, Modify, Network, NetworkMode, Policy, PolicySettings, ProviderAddress,
     RequestType, Subnet, Vsid,
 };
 use tortie_hcn::{Class, Feature, Guid, Hcn, HcnExt};
 use tracing::{info, warn};
 
 use crate::host::Host;
-use crate::network_spec::{NetworkKind, NetworkSpec, document, gateway, named_adapter, subnet, subnets};
+use crate::network_spec::{
+    NetworkKind, NetworkSpec, document, gateway, ipv6_subnet, named_adapter, subnet, subnets,
+};
 use crate::{Error, anchor, bridge};
 
 /// The longest prefix of a subnet: it needs an address besides its own, its gateway and its broadcast address.
@@ -40,6 +42,10 @@ pub struct PodNetwork {
     pub provider_address: Ipv4Addr,
     /// The blocks for which it has no subnet, each with the reason.
     pub without_subnet: Vec<(Ipv4Net, String)>,
+    /// The pods' gateway in its IPv6 subnet, if it has one.
+    pub gateway_v6: Option<Ipv6Addr>,
+    /// Why it has no IPv6, although the node's pods could have it.
+    pub without_ipv6: Option<String>,
     /// Its adapter, if another one was asked for. The network is used all the same.
     pub other_adapter: Option<String>,
 }
@@ -59,7 +65,8 @@ impl CurrentPodNetwork {
     }
 }
 
-/// Ensures that the network exists and is as required. A differing one is recreated, unless it has endpoints.
+/// Ensures that the network exists and is as required. A differing one is recreated, unless it has endpoints. One that only lacks
+/// IPv6 is used as it is if it has endpoints, or if HNS refuses IPv6.
 ///
 /// # Errors
 /// A call failed; the network differs and is in use; or it is not ready yet, and the caller should retry.
@@ -92,53 +99,23 @@ pub fn ensure_network_on(
     (host, node): (&Host, Option<Ipv4Addr>),
 ) -> Result<PodNetwork, Error> {
     let choice = host.choose(node);
-    let spec = &NetworkSpec { adapter: choice.name.or_else(|| spec.adapter.clone()), ..spec.clone() };
-    let create = |hcn, spec: &NetworkSpec| {
-        // Windows need not list the physical adapter of a switch.
-        if let Some(adapter) = anchor::adapter(hcn, host)? {
-            return create(hcn, &NetworkSpec { adapter: Some(adapter), ..spec.clone() });
-        }
-        // If a network was deleted, its adapter may have its address again.
-        let choice = host.choose(node);
-        host.prepare(&choice)?;
-        create(hcn, &NetworkSpec { adapter: choice.name.or_else(|| spec.adapter.clone()), ..spec.clone() })
-    };
+    let spec = NetworkSpec { adapter: choice.name.or_else(|| spec.adapter.clone()), ..spec.clone() };
     let blocks: Vec<Ipv4Net> = std::iter::once(spec.block).chain(others.iter().copied()).collect();
     let existing = hcn.network_by_name(&spec.name)?;
     let of_kind = existing.as_ref().filter(|network| network.r#type == spec.kind.mode());
     let first = of_kind.and_then(|network| subnets(network).next());
     let spec = &match first {
-        Some(block) if blocks.contains(&block) => NetworkSpec { block, ..spec.clone() },
-        _ => spec.clone(),
+        Some(block) if blocks.contains(&block) => NetworkSpec { block, ..spec },
+        _ => spec,
     };
-    let found = match existing {
-        Some(network) => match difference(&network, spec) {
-            None => network,
-            Some((found, wanted)) => {
-                let name = spec.name.clone();
-                if let Some(adapter) = other_adapter(&network, spec) {
-                    return Err(Error::AdapterDiffers { name, found, wanted, adapter });
-                }
-                let endpoints = hcn.endpoints_of_network(network.id)?;
-                let own = endpoints.iter().find(|endpoint| bridge::is_of_node(endpoint));
-                let endpoints = endpoints.len() - usize::from(own.is_some());
-                if endpoints > 0 {
-                    return Err(Error::NetworkDiffers { name, found, wanted, endpoints });
-                }
-                warn!(network = spec.name, found, wanted, "the network differs and is unused; recreating it");
-                host.prepare_for_deletion(node)?;
-                if let Some(own) = own {
-                    bridge::remove(hcn, own)?;
-                }
-                anchor::hold(hcn, host, &network, spec.kind)?;
-                hcn.delete_network(network.id)?;
-                create(hcn, spec)?
-            }
-        },
-        None => create(hcn, spec)?,
+    let maker = NetworkMaker { hcn, host, node, spec };
+    let (found, without_ipv6) = match existing {
+        Some(network) => maker.settle(network)?,
+        None => (maker.create()?, None),
     };
+    let mut gateway_v6 = None;
     if spec.kind == NetworkKind::L2Bridge {
-        bridge::ensure_node_endpoint(hcn, &found, spec.block)?;
+        gateway_v6 = bridge::ensure_node_endpoint(hcn, host, &found, spec.block)?;
     } else if !found.policies.iter().any(Policy::is::<HostRoute>) {
         let host_route = vec![Policy::of(&HostRoute::default())];
         match hcn.modify_network(found.id, &Modify::policies(RequestType::Add, host_route)) {
@@ -155,7 +132,8 @@ pub fn ensure_network_on(
             Err(error) => without_subnet.push((block, error.to_string())),
         }
     }
-    let made = PodNetwork { without_subnet, ..pod_network(&found, spec)? };
+    let without_ipv6 = host.ipv6_refused().or(without_ipv6);
+    let made = PodNetwork { without_subnet, gateway_v6, without_ipv6, ..pod_network(&found, spec)? };
     anchor::release(hcn, host)?;
     Ok(made)
 }
@@ -177,7 +155,9 @@ pub fn existing_network(hcn: &(impl Hcn + ?Sized), name: &str) -> Result<PodNetw
         }
     };
     let block = subnets(&network).next().ok_or_else(|| differs("it has no subnet: delete it".to_owned()))?;
-    pod_network(&network, &NetworkSpec { name: name.to_owned(), block, kind, adapter: None })
+    let gateway_v6 = bridge::node_end_v6(hcn, &network)?;
+    let spec = NetworkSpec { name: name.to_owned(), block, ipv6: None, kind, adapter: None };
+    Ok(PodNetwork { gateway_v6, ..pod_network(&network, &spec)? })
 }
 
 /// Adds a subnet for a block. Another call may do the same at the same time.
@@ -241,10 +221,94 @@ pub(crate) fn remove_subnets(
     Ok(())
 }
 
-fn create(hcn: &(impl Hcn + ?Sized), spec: &NetworkSpec) -> Result<Network, Error> {
-    let id = hcn.create_network(&document(spec))?;
-    info!(network = spec.name, %id, block = %spec.block, kind = ?spec.kind, "created the network of the pods");
-    Ok(hcn.network(id)?)
+/// Makes a network on a machine.
+struct NetworkMaker<'a, H: Hcn + ?Sized> {
+    hcn: &'a H,
+    host: &'a Host,
+    node: Option<Ipv4Addr>,
+    spec: &'a NetworkSpec,
+}
+
+impl<H: Hcn + ?Sized> NetworkMaker<'_, H> {
+    /// The existing network, or its replacement; and why it lacks IPv6, if it is used nevertheless.
+    fn settle(&self, network: Network) -> Result<(Network, Option<String>), Error> {
+        let Self { hcn, host, spec, .. } = self;
+        if let Some((found, wanted)) = difference(&network, spec) {
+            let name = spec.name.clone();
+            if let Some(adapter) = other_adapter(&network, spec) {
+                return Err(Error::AdapterDiffers { name, found, wanted, adapter });
+            }
+            let all = hcn.endpoints_of_network(network.id)?;
+            if let Some(endpoints) = in_use(&all) {
+                return Err(Error::NetworkDiffers { name, found, wanted, endpoints });
+            }
+            return Ok((self.replace(&network, &found, &wanted, &all)?, None));
+        }
+        let block = lacked_ipv6(&network, spec).filter(|_| host.ipv6_refused().is_none());
+        let Some(block) = block else { return Ok((network, None)) };
+        let all = hcn.endpoints_of_network(network.id)?;
+        let kept = match (other_adapter(&network, spec), in_use(&all)) {
+            (Some(adapter), _) => format!("is on the adapter {adapter}, so it is not made anew"),
+            (None, Some(endpoints)) => format!(
+                "is used by {endpoints} endpoints; the agent makes it anew when none is left: drain the node, and restart the machine if pods \
+                 of DaemonSets keep it in use"
+            ),
+            (None, None) => {
+                let found = ipv6_subnet(&network).map_or("none".to_owned(), |net| net.to_string());
+                let (found, wanted) = (format!("IPv6 subnet {found}"), format!("IPv6 subnet {block}"));
+                return Ok((self.replace(&network, &found, &wanted, &all)?, None));
+            }
+        };
+        let why = format!("network {} was made without a subnet for {block}, and {kept}", network.name);
+        Ok((network, Some(why)))
+    }
+
+    fn replace(
+        &self,
+        network: &Network,
+        found: &str,
+        wanted: &str,
+        endpoints: &[Endpoint],
+    ) -> Result<Network, Error> {
+        let Self { hcn, host, node, spec } = self;
+        warn!(network = spec.name, found, wanted, "the network differs and is unused; recreating it");
+        host.prepare_for_deletion(*node)?;
+        if let Some(own) = endpoints.iter().find(|endpoint| bridge::is_of_node(endpoint)) {
+            bridge::remove(*hcn, own)?;
+        }
+        anchor::hold(*hcn, host, network, spec.kind)?;
+        hcn.delete_network(network.id)?;
+        self.create()
+    }
+
+    fn create(&self) -> Result<Network, Error> {
+        let Self { hcn, host, node, spec } = self;
+        // Windows need not list the physical adapter of a switch.
+        if let Some(adapter) = anchor::adapter(*hcn, host)? {
+            return self.create_on(Some(adapter));
+        }
+        // If a network was deleted, its adapter may have its address again.
+        let choice = host.choose(*node);
+        host.prepare(&choice)?;
+        self.create_on(choice.name.or_else(|| spec.adapter.clone()))
+    }
+
+    /// If HNS refuses the network with an IPv6 subnet only, it has none, and that is recorded: the pods' IPv4 does not depend on it.
+    fn create_on(&self, adapter: Option<String>) -> Result<Network, Error> {
+        let Self { hcn, host, spec, .. } = self;
+        let ipv6 = spec.ipv6.filter(|_| host.ipv6_refused().is_none());
+        let wanted = NetworkSpec { adapter, ipv6, ..(*spec).clone() };
+        let id = match hcn.create_network(&document(&wanted)) {
+            Err(error) if ipv6.is_some() && error.class() != Class::Unavailable => {
+                let id = hcn.create_network(&document(&NetworkSpec { ipv6: None, ..wanted }))?;
+                host.refuse_ipv6(format!("HNS refuses the network with it: {error}"));
+                id
+            }
+            created => created?,
+        };
+        info!(network = spec.name, %id, block = %spec.block, ?ipv6, kind = ?spec.kind, "created the network of the pods");
+        Ok(hcn.network(id)?)
+    }
 }
 
 /// The adapter of the network, if it names another one than the required one. Such a network is never recreated: if HNS
@@ -257,7 +321,8 @@ fn other_adapter(network: &Network, spec: &NetworkSpec) -> Option<String> {
 
 /// The actual and the required value of a property that cannot be changed.
 fn difference(network: &Network, spec: &NetworkSpec) -> Option<(String, String)> {
-    let Some(subnet) = network.subnets().next() else {
+    let is_ipv4 = |subnet: &&Subnet| subnet.ip_address_prefix.parse::<Ipv4Net>().is_ok();
+    let Some(subnet) = network.subnets().find(is_ipv4) else {
         return Some(("no subnet".into(), spec.block.to_string()));
     };
     let gateway = subnet.routes.first().map(|route| route.next_hop.clone()).unwrap_or_default();
@@ -276,6 +341,18 @@ fn difference(network: &Network, spec: &NetworkSpec) -> Option<(String, String)>
     different.map(|(what, found, wanted)| (format!("{what} {found}"), format!("{what} {wanted}")))
 }
 
+/// The node's IPv6 block, if an L2Bridge network has no subnet for it.
+fn lacked_ipv6(network: &Network, spec: &NetworkSpec) -> Option<Ipv6Net> {
+    let block = spec.ipv6.filter(|_| spec.kind == NetworkKind::L2Bridge)?;
+    (ipv6_subnet(network) != Some(block)).then_some(block)
+}
+
+/// The number of endpoints that are not the node's own, if there are any.
+fn in_use(endpoints: &[Endpoint]) -> Option<usize> {
+    let others = endpoints.iter().filter(|endpoint| !bridge::is_of_node(endpoint)).count();
+    (others > 0).then_some(others)
+}
+
 fn pod_network(network: &Network, spec: &NetworkSpec) -> Result<PodNetwork, Error> {
     let name = &network.name;
     Ok(PodNetwork {
@@ -288,6 +365,8 @@ fn pod_network(network: &Network, spec: &NetworkSpec) -> Result<PodNetwork, Erro
             NetworkKind::L2Bridge => None,
         },
         without_subnet: Vec::new(),
+        gateway_v6: None,
+        without_ipv6: None,
         other_adapter: other_adapter(network, spec),
         provider_address: provider_address(network).inspect_err(|error| warn!(network = name, %error))?,
     })

@@ -1,6 +1,7 @@
 //! Connects pods (as `cni-plugin/pkg/dataplane/windows` of Calico).
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,8 +18,9 @@ use tortie_hcn::{Class, Guid, Hcn, HcnExt, Version};
 use tracing::{info, warn};
 
 use crate::acl::closed;
+use crate::bridge::{self, node_address_v6};
 use crate::endpoint::{documents, endpoint_id, endpoint_name, ensure_closed, find};
-use crate::network_spec::subnets;
+use crate::network_spec::{everything, ipv6_subnet, subnets};
 use crate::outbound::CurrentNetworks;
 use crate::pod_network::{add_subnet, pod_gateway, provider_address};
 use crate::{Error, NETWORK};
@@ -60,8 +62,7 @@ impl WindowsWiring {
         let compartment = compartment(pod)?;
         let network = self.hcn.network_by_name(NETWORK)?.ok_or_else(|| Error::NoNetwork(NETWORK.into()))?;
         let own = own(pod)?;
-        let subnet = self.subnet(&network, own)?;
-        let gateway = pod_gateway(subnet, &network.r#type);
+        let leading = self.gateways(&network, own)?;
         let existing = match find(&*self.hcn, &pod.container_id, NETWORK)? {
             Some(endpoint) if difference(&endpoint, own, &network).is_none() => Some(endpoint),
             Some(stale) => {
@@ -79,7 +80,7 @@ impl WindowsWiring {
                 endpoint
             }
             None => {
-                let mut endpoint = document(pod, &network, gateway)?;
+                let mut endpoint = document(pod, &network, &leading)?;
                 endpoint.policies.extend(self.networks.policies(own.address));
                 self.create(&endpoint)?
             }
@@ -99,14 +100,31 @@ impl WindowsWiring {
             host_interface: endpoint.name,
             // On an L2Bridge network, HNS chooses it.
             mac: endpoint.mac_address.parse().unwrap_or_else(|_| mac(own.address)),
-            addresses: vec![InterfaceAddress {
-                address: IpNet::new_assert(own.address.into(), subnet.prefix_len()),
-                gateway: gateway.into(),
-            }],
+            addresses: leading,
         })
     }
 
-    /// The subnet of the pod's address. A block that the node has claimed for this pod gets one now.
+    /// The pod's addresses in their subnets, each with the gateway there.
+    fn gateways(&self, network: &Network, own: OwnAddress) -> Result<Vec<InterfaceAddress>, Error> {
+        let subnet = self.subnet(network, own)?;
+        let ipv4 = InterfaceAddress {
+            address: IpNet::new_assert(own.address.into(), subnet.prefix_len()),
+            gateway: pod_gateway(subnet, &network.r#type).into(),
+        };
+        let Some(address) = own.ipv6 else { return Ok(vec![ipv4]) };
+        let subnet = ipv6_subnet(network).filter(|net| net.contains(&address));
+        let subnet = subnet.ok_or_else(|| Error::Differs {
+            object: format!("network {}", network.name),
+            problem: format!("no subnet of it has the address {address}"),
+        })?;
+        let ipv6 = InterfaceAddress {
+            address: IpNet::new_assert(address.into(), subnet.prefix_len()),
+            gateway: node_address_v6(subnet).into(),
+        };
+        Ok(vec![ipv4, ipv6])
+    }
+
+    /// The subnet of the pod's IPv4 address. A block that the node has claimed for this pod gets one now.
     fn subnet(&self, network: &Network, own: OwnAddress) -> Result<Ipv4Net, Error> {
         match subnets(network).find(|subnet| subnet.contains(&own.address)) {
             Some(subnet) => Ok(subnet),
@@ -119,7 +137,7 @@ impl WindowsWiring {
     fn choose(&self, container_id: &str, refused: &[Ipv4Addr]) -> Result<Ipv4Addr, Error> {
         let network = self.hcn.network_by_name(NETWORK)?.ok_or_else(|| Error::NoNetwork(NETWORK.into()))?;
         if let Some(known) = find(&*self.hcn, container_id, NETWORK)? {
-            match address(&known) {
+            match ipv4_address(&known) {
                 Some(address) if !refused.contains(&address) => return Ok(address),
                 _ => self.remove(&known)?,
             }
@@ -129,7 +147,7 @@ impl WindowsWiring {
         for address in refused {
             // HNS refuses an address that it would not choose, or that another endpoint has.
             let holder = unaddressed(format!("{name}-{address}"), Guid::ZERO, &network)
-                .map(|endpoint| Endpoint { ip_configurations: config_of(*address), ..endpoint })?;
+                .map(|endpoint| Endpoint { ip_configurations: vec![config_of(*address)], ..endpoint })?;
             held.extend(self.hcn.create_endpoint(&holder));
         }
         let created =
@@ -142,7 +160,7 @@ impl WindowsWiring {
             object: format!("endpoint {}", created.name),
             what: "an endpoint without address, to which HNS gives one",
         };
-        address(&created).ok_or_else(missing)
+        ipv4_address(&created).ok_or_else(missing)
     }
 
     /// Creates the endpoint. A remote endpoint, as created by kube-proxy, may still have the address, from an earlier
@@ -236,6 +254,12 @@ impl WindowsWiring {
         }
     }
 
+    /// Whether the network has IPv6, and the node is connected to it.
+    fn serves_ipv6(&self) -> Result<bool, Error> {
+        let network = self.hcn.network_by_name(NETWORK)?.ok_or_else(|| Error::NoNetwork(NETWORK.into()))?;
+        Ok(bridge::node_end_v6(&*self.hcn, &network)?.is_some())
+    }
+
     fn verify(&self, pod: &PodAttachment) -> Result<(), Error> {
         let no_endpoint = || Error::NoEndpoint { container_id: pod.container_id.clone() };
         let endpoint = find(&*self.hcn, &pod.container_id, NETWORK)?.ok_or_else(no_endpoint)?;
@@ -282,6 +306,14 @@ impl PodWiring for WindowsWiring {
         endpoint_name(container_id, NETWORK)
     }
 
+    fn has_ipv6(&self) -> Result<bool, WiringError> {
+        self.serves_ipv6().map_err(|error| WiringError::System {
+            operation: "read whether pods can have IPv6",
+            object: format!("network {NETWORK}"),
+            source: Box::new(error),
+        })
+    }
+
     /// HNS answers an attachment once the port exists.
     fn wait_until_live(&self, _interface: &PodInterface, _patience: Duration) -> bool {
         true
@@ -313,24 +345,31 @@ fn compartment(pod: &PodAttachment) -> Result<Guid, Error> {
     })
 }
 
-/// The address of a pod, and its block.
+/// The IPv4 address of a pod, its block, and the pod's IPv6 address.
 #[derive(Debug, Clone, Copy)]
 struct OwnAddress {
     address: Ipv4Addr,
     block: Ipv4Net,
+    ipv6: Option<Ipv6Addr>,
 }
 
-/// The overlay network of a Windows node has IPv4 subnets only.
+/// Windows has no pods with IPv6 only (<https://kubernetes.io/docs/concepts/services-networking/dual-stack/>).
 fn own(pod: &PodAttachment) -> Result<OwnAddress, Error> {
-    match pod.addresses[..] {
-        [PodAddress { address: IpAddr::V4(address), block: IpNet::V4(block) }] => {
-            Ok(OwnAddress { address, block })
-        }
-        _ => Err(Error::Differs {
-            object: pod.endpoint.to_string(),
-            problem: "pods of Windows nodes have exactly one IPv4 address, and no other".to_owned(),
-        }),
-    }
+    let own = |ipv4: &PodAddress, ipv6| match (ipv4.address, ipv4.block) {
+        (IpAddr::V4(address), IpNet::V4(block)) => Some(OwnAddress { address, block, ipv6 }),
+        _ => None,
+    };
+    let found = match &pod.addresses[..] {
+        [ipv4] => own(ipv4, None),
+        [one, PodAddress { address: IpAddr::V6(address), .. }]
+        | [PodAddress { address: IpAddr::V6(address), .. }, one] => own(one, Some(*address)),
+        _ => None,
+    };
+    found.ok_or_else(|| Error::Differs {
+        object: pod.endpoint.to_string(),
+        problem: "pods of Windows nodes have exactly one IPv4 address, and one IPv6 address at most"
+            .to_owned(),
+    })
 }
 
 fn mac(address: Ipv4Addr) -> MacAddress {
@@ -339,19 +378,19 @@ fn mac(address: Ipv4Addr) -> MacAddress {
 }
 
 /// The document that creates the pod's endpoint. Its ACLs close it from its creation.
-fn document(pod: &PodAttachment, network: &Network, gateway: Ipv4Addr) -> Result<Endpoint, Error> {
+fn document(
+    pod: &PodAttachment,
+    network: &Network,
+    addresses: &[InterfaceAddress],
+) -> Result<Endpoint, Error> {
     let name = endpoint_name(&pod.container_id, NETWORK);
     let mut endpoint = unaddressed(name, endpoint_id(&pod.container_id), network)?;
     if let Some(mtu) = pod.mtu.filter(|mtu| *mtu != USUAL_MTU) {
         endpoint.policies.push(Policy::of(&InterfaceParameters { mtu, ..Default::default() }));
     }
     let own = own(pod)?;
-    endpoint.ip_configurations = config_of(own.address);
-    endpoint.routes = vec![Route {
-        next_hop: gateway.to_string(),
-        destination_prefix: "0.0.0.0/0".into(),
-        ..Default::default()
-    }];
+    endpoint.ip_configurations = addresses.iter().map(|own| config_of(own.address.addr())).collect();
+    endpoint.routes = addresses.iter().map(default_route).collect();
     if network.r#type == NetworkMode::Overlay {
         endpoint.mac_address = mac(own.address).dashed();
     }
@@ -371,8 +410,16 @@ fn dns(PodDns { servers, domain, search, options }: &PodDns) -> Option<Dns> {
     (dns != Dns::default()).then_some(dns)
 }
 
-fn config_of(address: Ipv4Addr) -> Vec<IpConfig> {
-    vec![IpConfig { ip_address: address.to_string(), ..Default::default() }]
+fn config_of(address: impl Into<IpAddr>) -> IpConfig {
+    IpConfig { ip_address: address.into().to_string(), ..Default::default() }
+}
+
+fn default_route(InterfaceAddress { address, gateway }: &InterfaceAddress) -> Route {
+    Route {
+        next_hop: gateway.to_string(),
+        destination_prefix: everything(address.addr().is_ipv6()).into(),
+        ..Default::default()
+    }
 }
 
 /// A closed endpoint whose address HNS chooses.
@@ -389,19 +436,25 @@ fn unaddressed(name: String, id: Guid, network: &Network) -> Result<Endpoint, Er
     Ok(endpoint)
 }
 
-/// The address of an endpoint.
-fn address(endpoint: &Endpoint) -> Option<Ipv4Addr> {
-    endpoint.ip_configurations.first()?.ip_address.parse().ok()
+/// The IPv4 address of an endpoint.
+fn ipv4_address(endpoint: &Endpoint) -> Option<Ipv4Addr> {
+    endpoint.ip_configurations.iter().find_map(|config| config.ip_address.parse().ok())
 }
 
 /// The difference between an endpoint and the pod.
 fn difference(endpoint: &Endpoint, own: OwnAddress, network: &Network) -> Option<String> {
-    let addresses: Vec<&str> = endpoint.ip_configurations.iter().map(|ip| ip.ip_address.as_str()).collect();
+    // IPv6 has several forms of an address.
+    let parsed = |config: &IpConfig| config.ip_address.parse::<IpAddr>().ok();
+    let addresses: BTreeSet<Option<IpAddr>> = endpoint.ip_configurations.iter().map(parsed).collect();
+    let wanted =
+        [Some(IpAddr::V4(own.address)), own.ipv6.map(IpAddr::V6)].into_iter().filter(Option::is_some);
     if endpoint.host_compute_network != network.id {
         return Some(format!("it is on network {}, not on {}", endpoint.host_compute_network, network.id));
     }
-    if addresses != [own.address.to_string()] {
-        return Some(format!("it has the addresses {addresses:?}, not {}", own.address));
+    if addresses != wanted.collect() {
+        let found: Vec<&str> = endpoint.ip_configurations.iter().map(|ip| ip.ip_address.as_str()).collect();
+        let six = own.ipv6.map(|address| format!(" and {address}")).unwrap_or_default();
+        return Some(format!("it has the addresses {found:?}, not {}{six}", own.address));
     }
     if network.r#type != NetworkMode::Overlay {
         return None;

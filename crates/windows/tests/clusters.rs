@@ -185,6 +185,16 @@ fn policy_of_both_families_and_the_oracle_agree() {
     });
 }
 
+/// Tortie connects the pods, with addresses of both families. ACLs of such a network name no sets.
+#[test]
+fn policy_of_l2bridge_networks_and_the_oracle_agree() {
+    let all = combinations(Config::NEWEST).into_iter();
+    let some = all.filter(|(config, rendering)| !rendering.names_sets && config.set_reading == READINGS[0]);
+    agree_on("L2Bridge", &some.collect::<Vec<_>>(), &[OVER_IPV6], |config, rendering| {
+        EmulatedCluster::of_both_families(&NODES, config, rendering, PODS)
+    });
+}
+
 fn agree(version: Version) {
     agree_on(&format!("HNS {version}"), &combinations(version), &[], |config, rendering| {
         EmulatedCluster::of_block(&NODES, config, rendering, PODS)

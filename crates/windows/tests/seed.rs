@@ -102,6 +102,7 @@ impl Cluster {
             let spec = NetworkSpec {
                 name: NETWORK.into(),
                 block: block(number),
+                ipv6: None,
                 kind: NetworkKind::Overlay { vni: 4096 },
                 adapter: None,
             };

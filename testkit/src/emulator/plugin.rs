@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use ipnet::Ipv4Net;
+use ipnet::{Ipv4Net, Ipv6Net};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tortie_dataplane::{PodAddress, PodAttachment, PodWiring as _};
@@ -20,12 +20,14 @@ const OTHER_NETWORK: &str = "azure";
 
 /// A plugin on a node.
 pub(super) enum Plugin {
-    /// Tortie, whose overlay has IPv4 only.
+    /// Tortie.
     Tortie {
         /// Connects the pods.
         wiring: WindowsWiring,
         /// The addresses of its network.
         block: Ipv4Net,
+        /// Those of IPv6, if it has any.
+        ipv6: Option<Ipv6Net>,
     },
     /// Another one. Its network is of type L2Bridge and has both families.
     Other {
@@ -49,15 +51,27 @@ impl Plugin {
         Ok((Self::Other { network, results }, network, folder))
     }
 
+    pub(super) fn has_ipv6(&self) -> bool {
+        match self {
+            Self::Tortie { ipv6, .. } => ipv6.is_some(),
+            Self::Other { .. } => true,
+        }
+    }
+
     pub(super) fn connect(&self, hcn: &dyn Hcn, pod: &Location, addresses: &[IpAddr]) -> Result<()> {
         let compartment = hcn.create_namespace(&Namespace::default())?;
         match self {
-            Self::Tortie { wiring, block } => {
+            Self::Tortie { wiring, block, ipv6 } => {
+                let ipv4 = PodAddress::ipv4(ipv4_of(addresses), *block);
+                let six = addresses.iter().find(|address| address.is_ipv6());
+                let six = ipv6
+                    .zip(six)
+                    .map(|(block, address)| PodAddress { address: *address, block: block.into() });
                 let attachment = PodAttachment {
                     endpoint: pod.endpoint.clone(),
                     container_id: pod.container_id.clone(),
                     netns: compartment.to_string(),
-                    addresses: vec![PodAddress::ipv4(ipv4_of(addresses), *block)],
+                    addresses: std::iter::once(ipv4).chain(six).collect(),
                     mtu: None,
                     mac: None,
                     limits: Default::default(),

@@ -44,6 +44,7 @@ impl Node {
         let spec = NetworkSpec {
             name: NETWORK.into(),
             block,
+            ipv6: None,
             kind: NetworkKind::Overlay { vni: VNI },
             adapter: None,
         };

@@ -1,15 +1,16 @@
-//! `tortie.exe agent --bgp` on a Windows node with an L2Bridge network: it is the route reflector of two machines with BIRD. Wine
+//! `tortie.exe agent --bgp` on a Windows node with an L2Bridge network of both families: it is the route reflector of two machines with BIRD. Wine
 //! cannot change routes, so what the speaker learns stays out of the machine's tables, and the node says so.
 
 use std::fs::{self, File};
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use ipnet::Ipv6Net;
 use serde_json::{Value, json};
 use tortie_hcn::HcnExt as _;
-use tortie_hcn::schema::NetworkMode;
+use tortie_hcn::schema::{Network, NetworkMode};
 use tortie_hns_emulator::{Config, Emulator};
 use tortie_kernel::namespace::NetNs;
 use tortie_servers::programs::Program;
@@ -26,6 +27,8 @@ use crate::windows::{self, Built, Libraries};
 use crate::{setup, step};
 
 const WINDOWS: Ipv4Addr = Ipv4Addr::new(172, 16, 0, 3);
+const WINDOWS_V6: &str = "2001:db8::3";
+const POOL_V6: &str = "fd00:10:244::/56";
 const ONE: Ipv4Addr = Ipv4Addr::new(172, 16, 0, 1);
 const OTHER: Ipv4Addr = Ipv4Addr::new(172, 16, 0, 9);
 /// What the machines announce. Nodes pass on what belongs to pools, as Calico's do.
@@ -74,6 +77,7 @@ impl<'a> Cluster<'a> {
         self.underlay.windows.run(|| kube.create_definitions())??;
         let pool =
             json!({"cidr": "10.244.0.0/16", "blockSize": 26, "vxlanMode": "Never", "ipipMode": "Never"});
+        let ipv6 = json!({"cidr": POOL_V6, "blockSize": 122, "vxlanMode": "Never", "ipipMode": "Never"});
         let others =
             json!({"cidr": OTHERS, "assignmentMode": "Manual", "vxlanMode": "Never", "ipipMode": "Never"});
         let ipam = json!({"strictAffinity": true, "autoAllocateBlocks": true, "maxBlocksPerHost": 0});
@@ -81,6 +85,7 @@ impl<'a> Cluster<'a> {
         let peer = |address: Ipv4Addr| json!({"peerIP": address, "asNumber": AS});
         for (kind, name, spec) in [
             ("IPPool", "pods", pool),
+            ("IPPool", "pods-v6", ipv6),
             ("IPPool", "others", others),
             ("IPAMConfig", "default", ipam),
             ("BGPConfiguration", "default", bgp),
@@ -92,8 +97,11 @@ impl<'a> Cluster<'a> {
         let annotations = json!({"projectcalico.org/RouteReflectorClusterID": "244.0.0.1"});
         let labels = json!({"kubernetes.io/os": "windows"});
         self.apply(&json!({"apiVersion": "v1", "kind": "Node",
-            "metadata": {"name": NODE, "labels": labels, "annotations": annotations},
-            "status": {"addresses": [{"type": "InternalIP", "address": WINDOWS}]}}))
+        "metadata": {"name": NODE, "labels": labels, "annotations": annotations},
+        "status": {"addresses": [
+            {"type": "InternalIP", "address": WINDOWS},
+            {"type": "InternalIP", "address": WINDOWS_V6},
+        ]}}))
     }
 
     fn run(&self) -> Result<()> {
@@ -107,6 +115,7 @@ impl<'a> Cluster<'a> {
         })?;
         let network = self.hns.emulator.network_by_name(NETWORK)?.context("the network has gone")?;
         let block = network.subnets().next().context("it has no subnet")?.ip_address_prefix.clone();
+        self.has_ipv6(&network)?;
         for (bird, of_the_other, hop) in [(&one, OF_OTHER, OTHER), (&other, OF_ONE, ONE)] {
             let what = format!("{} has the node's block and what the other one announces", bird.name);
             self.until(&what, || {
@@ -134,6 +143,21 @@ impl<'a> Cluster<'a> {
         })?;
         drop(agent);
         Ok(())
+    }
+
+    /// The network has a subnet of the IPv6 pool, and the node an address there.
+    fn has_ipv6(&self, network: &Network) -> Result<()> {
+        let pool: Ipv6Net = POOL_V6.parse()?;
+        let mut nets =
+            network.subnets().filter_map(|subnet| subnet.ip_address_prefix.parse::<Ipv6Net>().ok());
+        let block = nets.next().filter(|block| pool.contains(block));
+        let block = block.with_context(|| format!("no IPv6 subnet: {network:?}"))?;
+        self.until("the node has an IPv6 address in the network", || {
+            let endpoints = self.hns.emulator.endpoints_of_network(network.id)?;
+            let addresses = endpoints.iter().flat_map(|endpoint| &endpoint.ip_configurations);
+            let mut addresses = addresses.filter_map(|own| own.ip_address.parse::<Ipv6Addr>().ok());
+            Ok(addresses.any(|address| block.contains(&address)))
+        })
     }
 
     fn start_agent(&self) -> Result<Killed> {

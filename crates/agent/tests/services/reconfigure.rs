@@ -257,6 +257,7 @@ async fn a_node_of_a_kubernetes_api_is_cordoned_drained_and_restored() {
     let spec = |vni| NetworkSpec {
         name: NETWORK.into(),
         block: "10.0.0.0/26".parse().unwrap(),
+        ipv6: None,
         kind: NetworkKind::Overlay { vni },
         adapter: None,
     };
@@ -421,7 +422,13 @@ async fn a_stale_report_does_not_count() {
     let block = "10.0.0.0/29".parse().unwrap();
     ensure_network(
         &*hns,
-        &NetworkSpec { name: NETWORK.into(), block, kind: NetworkKind::Overlay { vni: 5000 }, adapter: None },
+        &NetworkSpec {
+            name: NETWORK.into(),
+            block,
+            ipv6: None,
+            kind: NetworkKind::Overlay { vni: 5000 },
+            adapter: None,
+        },
     )
     .unwrap();
     with(json!("2020-01-01T00:00:00Z"), json!([])).await;

@@ -1,5 +1,6 @@
 //! The agent of an emulated Windows node: several blocks, and addresses that HNS chooses.
 
+use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -13,7 +14,8 @@ use tortie_hcn::schema::{Acl, Namespace, NetAdapterName, OutBoundNat, SdnRoute, 
 use tortie_hcn::selftest::{HnsReport, NoTraffic, Traffic, run};
 use tortie_hcn::{HcnExt, IpHelper, NoIpHelper, Version};
 use tortie_hns_emulator::{Config, Emulator};
-use tortie_store::{Embedded, Endpoints};
+use tortie_ipam::Ipam;
+use tortie_store::{Embedded, Endpoints, Store};
 
 use crate::common::{Bed, FakeOs, NODE, cluster, put, until};
 
@@ -292,4 +294,97 @@ async fn a_network_of_another_type_is_used_until_it_is_drained() {
     assert_eq!(network.r#type, tortie_hcn::schema::NetworkMode::L2Bridge);
     let success = add(&bed, &hns, "q").await.unwrap().unwrap();
     assert!(success.ips[0].address.starts_with("10.0.0."), "{success:?}");
+}
+
+/// A cluster with pools of both families, and a Windows node with a network of type L2Bridge.
+async fn bridged(version: Version, ipv6: &str, address: Option<&str>) -> (Bed, Arc<Emulator>) {
+    let store = cluster().await;
+    let key = Key::global(Kind::Node, NODE);
+    let mut node = store.get(&key).await.unwrap().unwrap().value;
+    if let Some(address) = address {
+        node["metadata"]["annotations"]["projectcalico.org/IPv6Address"] = json!(address);
+    }
+    put(&*store, &key, node).await;
+    for (name, cidr, size) in [("default", "10.0.0.0/24", 29), ("six", ipv6, 125)] {
+        let pool = json!({"metadata": {"name": name}, "spec": {"cidr": cidr, "blockSize": size, "vxlanMode": "Never"}});
+        put(&*store, &Key::global(Kind::IpPool, name), pool).await;
+    }
+    let other = Ipam::new(store.clone(), "other", BTreeMap::from([(OS.to_owned(), "windows".to_owned())]));
+    other.ensure_ipv6_block().await.unwrap();
+    let hns = Arc::new(Emulator::new(Config::new(version, Ipv4Addr::new(192, 0, 2, 1))));
+    (agent_with(store, &hns, Host::unknown(), WindowsNetwork::L2Bridge).await, hns)
+}
+
+const OS: &str = "kubernetes.io/os";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_of_an_l2bridge_network_have_both_families() {
+    let (bed, hns) = bridged(Config::SERVER_2022, "fd00::/120", Some("2001:db8::1/64")).await;
+    let call = call(&bed, &hns, Command::Add, "p").await;
+    let success = bed.call(call.clone()).await.unwrap().unwrap();
+    let addresses: Vec<&str> = success.ips.iter().map(|ip| ip.address.as_str()).collect();
+    let [four, six] = addresses[..] else { panic!("{success:?}") };
+    assert!(four.starts_with("10.0.0.") && six.starts_with("fd00::") && six.ends_with("/125"), "{success:?}");
+    let network = hns.network_by_name(tortie_windows::NETWORK).unwrap().unwrap();
+    assert_eq!(network.subnets().count(), 2);
+    let blocks = async || {
+        let affinities = bed.store.list(Kind::BlockAffinity).await.unwrap().items;
+        let own =
+            affinities.into_iter().filter(|stored| stored.key.name.starts_with(&format!("{NODE}/fd00:")));
+        own.count()
+    };
+    assert_eq!(blocks().await, 1);
+    // The block has three more addresses, and the network no subnet for another one.
+    for number in 0..3 {
+        add(&bed, &hns, &format!("p{number}")).await.unwrap();
+    }
+    let failure = add(&bed, &hns, "q").await.unwrap_err();
+    assert!(failure.code == Code::IPAM && failure.details.contains("no room for more blocks"), "{failure:?}");
+    assert_eq!(blocks().await, 1);
+    bed.call(Invocation { command: Command::Del, ..call }).await.unwrap();
+    let success = add(&bed, &hns, "r").await.unwrap().unwrap();
+    assert_eq!(success.ips.len(), 2, "{success:?}");
+}
+
+/// Windows Server 2019 has no IPv6 beside IPv4.
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_of_an_old_version_have_ipv4_only() {
+    let (bed, hns) = bridged(Config::SERVER_2019, "fd00::/120", Some("2001:db8::1/64")).await;
+    let success = add(&bed, &hns, "p").await.unwrap().unwrap();
+    assert_eq!(success.ips.len(), 1, "{success:?}");
+    assert_eq!(without_ipv6(&bed).await, [""; 0]);
+}
+
+/// The messages about a network without IPv6.
+async fn without_ipv6(bed: &Bed) -> Vec<String> {
+    let report = bed.current_report().await;
+    let conditions = report["conditions"].as_array().cloned().unwrap_or_default();
+    let found = conditions.iter().filter(|condition| condition["reason"] == "NetworkWithoutIpv6");
+    found.map(|condition| condition["message"].as_str().unwrap().to_owned()).collect()
+}
+
+/// Another node has the only block. The pods' IPv4 does not depend on it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_without_ipv6_block_reports_it() {
+    let (bed, hns) = bridged(Config::SERVER_2022, "fd00::/125", Some("2001:db8::1/64")).await;
+    let message = ipv4_only(&bed, &hns).await;
+    assert!(message.ends_with("enlarge the IPv6 pool, and start the agent again"), "{message}");
+}
+
+/// Other nodes have no way to such a node over IPv6.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_without_ipv6_address_gives_pods_ipv4_only() {
+    let (bed, hns) = bridged(Config::SERVER_2022, "fd00::/120", None).await;
+    let message = ipv4_only(&bed, &hns).await;
+    assert!(message.contains("the Node has no IPv6 address"), "{message}");
+}
+
+/// The condition of a node whose pod gets an IPv4 address only.
+async fn ipv4_only(bed: &Bed, hns: &Emulator) -> String {
+    let success = add(bed, hns, "p").await.unwrap().unwrap();
+    assert_eq!(success.ips.len(), 1, "{success:?}");
+    let messages = without_ipv6(bed).await;
+    let [message] = &messages[..] else { panic!("{messages:?}") };
+    assert!(message.starts_with("pods of this node have IPv4 addresses only: "), "{message}");
+    message.clone()
 }

@@ -15,7 +15,8 @@ use windows_sys::Win32::NetworkManagement::IpHelper::{
 };
 use windows_sys::Win32::NetworkManagement::Ndis::IfOperStatusUp;
 use windows_sys::Win32::Networking::WinSock::{
-    AF_INET, AF_INET6, AF_UNSPEC, MIB_IPPROTO_LOCAL, MIB_IPPROTO_NETMGMT, NlroManual, SOCKADDR_INET,
+    ADDRESS_FAMILY, AF_INET, AF_INET6, AF_UNSPEC, MIB_IPPROTO_LOCAL, MIB_IPPROTO_NETMGMT, NlroManual,
+    SOCKADDR_INET,
 };
 use windows_sys::core::PWSTR;
 
@@ -63,8 +64,8 @@ impl IpHelper for NativeIpHelper {
         delete(route).map_err(|source| IpHelperError { operation: "delete a route", source })
     }
 
-    fn enable_forwarding(&self, interface: u32) -> Result<(), IpHelperError> {
-        enable_forwarding(interface)
+    fn enable_forwarding(&self, interface: u32, of_ipv6: bool) -> Result<(), IpHelperError> {
+        enable_forwarding(interface, if of_ipv6 { AF_INET6 } else { AF_INET })
             .map_err(|source| IpHelperError { operation: "enable forwarding", source })
     }
 
@@ -253,7 +254,7 @@ fn change_route(function: &str, route: &IpRoute) -> io::Result<()> {
     }
 }
 
-fn enable_forwarding(interface: u32) -> io::Result<()> {
+fn enable_forwarding(interface: u32, family: ADDRESS_FAMILY) -> io::Result<()> {
     let library = load("iphlpapi.dll").map_err(|error| error.source)?;
     let function = |name| {
         // SAFETY: both functions have this signature.
@@ -261,7 +262,7 @@ fn enable_forwarding(interface: u32) -> io::Result<()> {
         function.ok_or(io::ErrorKind::Unsupported)
     };
     let (get, set) = (function("GetIpInterfaceEntry")?, function("SetIpInterfaceEntry")?);
-    let mut row = MIB_IPINTERFACE_ROW { Family: AF_INET, InterfaceIndex: interface, ..Default::default() };
+    let mut row = MIB_IPINTERFACE_ROW { Family: family, InterfaceIndex: interface, ..Default::default() };
     let outcome = |code| match code {
         NO_ERROR => Ok(()),
         code => Err(io::Error::from_raw_os_error(code as i32)),
@@ -272,8 +273,10 @@ fn enable_forwarding(interface: u32) -> io::Result<()> {
         return Ok(());
     }
     row.ForwardingEnabled = true;
-    // SetIpInterfaceEntry refuses the value that GetIpInterfaceEntry gives for IPv4.
-    row.SitePrefixLength = 0;
+    if family == AF_INET {
+        // SetIpInterfaceEntry refuses the value that GetIpInterfaceEntry gives for IPv4.
+        row.SitePrefixLength = 0;
+    }
     // SAFETY: the row is complete.
     outcome(unsafe { set(&raw mut row) })
 }

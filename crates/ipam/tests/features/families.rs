@@ -1,5 +1,8 @@
 //! IPv6 and dual stack.
 
+use std::net::Ipv6Addr;
+
+use ipnet::IpNet;
 use serde_json::json;
 use tortie_api::{Key, Kind};
 use tortie_ipam::{Count, Family, IpamError, Request};
@@ -94,13 +97,30 @@ async fn a_family_that_is_full_gives_an_error_and_nothing_leaks() {
     assert_eq!(allocated(&store).await.len(), 0);
 }
 
-/// HNS needs addresses of IPv4 blocks only, as in Calico.
+/// The network of a Windows node needs the same addresses of both families.
 #[tokio::test]
-async fn a_windows_node_reserves_no_ipv6_addresses() {
-    let store = cluster(&[("four", "10.0.0.0/28", Some(29)), ("six", "fd00::/120", Some(127))]).await;
-    let assigned = windows(&store, "w").assign_all(&request("p"), Count { ipv4: 1, ipv6: 2 }).await.unwrap();
-    assert_eq!(assigned.len(), 3);
-    assert_eq!(assigned[1].address, assigned[1].block.network());
+async fn a_windows_node_reserves_ipv6_addresses_too() {
+    let store = cluster(&[
+        ("four", "10.0.0.0/28", Some(29)),
+        ("six", "fd00::/120", Some(125)),
+        ("six-small", "fd01::/120", Some(126)),
+    ])
+    .await;
+    let node = windows(&store, "w");
+    let block = node.ensure_ipv6_block().await.unwrap().unwrap();
+    assert!("fd00::/120".parse::<IpNet>().unwrap().contains(&IpNet::V6(block)), "{block} is large enough");
+    assert_eq!(node.ensure_ipv6_block().await.unwrap(), Some(block), "asked again, the same");
+    let assigned = node.assign_all(&request("p"), Count { ipv4: 1, ipv6: 4 }).await.unwrap();
+    let [first, last] = [3, 6].map(|offset| Ipv6Addr::from(u128::from(block.network()) + offset));
+    assert_eq!((assigned[1].address, assigned[4].address), (first.into(), last.into()));
+    let error = node.assign_all(&request("q"), Count { ipv4: 0, ipv6: 1 }).await.unwrap_err();
+    assert!(matches!(error, IpamError::Exhausted { blocks: 1, .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_cluster_without_ipv6_pool_has_no_ipv6_block() {
+    let store = cluster(&[("four", "10.0.0.0/28", Some(29))]).await;
+    assert_eq!(windows(&store, "w").ensure_ipv6_block().await.unwrap(), None);
 }
 
 /// Nobody can read such a block; its claim must not take gigabytes.

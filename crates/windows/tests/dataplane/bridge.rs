@@ -16,27 +16,27 @@ use tortie_windows::{
     ensure_network, ensure_network_with, kube_proxy_flags,
 };
 
-const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 244, 3, 2);
-const NODE_ENDPOINT: &str = "Calico_ep";
+pub(crate) const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 244, 3, 2);
+pub(crate) const NODE_ENDPOINT: &str = "Calico_ep";
 
-fn bridge() -> NetworkSpec {
+pub(crate) fn bridge() -> NetworkSpec {
     NetworkSpec { kind: NetworkKind::L2Bridge, ..spec() }
 }
 
-fn hns() -> Arc<Recorder<Emulator>> {
+pub(crate) fn hns() -> Arc<Recorder<Emulator>> {
     Arc::new(Recorder::new(Emulator::new(Config::new(Config::SERVER_2022, NODE))))
 }
 
-fn network(hns: &dyn Hcn) -> Network {
+pub(crate) fn network(hns: &dyn Hcn) -> Network {
     hns.network_by_name(NETWORK).unwrap().unwrap()
 }
 
-fn node_endpoints(hns: &dyn Hcn) -> Vec<Endpoint> {
+pub(crate) fn node_endpoints(hns: &dyn Hcn) -> Vec<Endpoint> {
     let all = hns.endpoints_of_network(network(hns).id).unwrap();
     all.into_iter().filter(|endpoint| endpoint.name == NODE_ENDPOINT).collect()
 }
 
-fn document(text: &str) -> serde_json::Value {
+pub(crate) fn document(text: &str) -> serde_json::Value {
     serde_json::from_str(text).unwrap()
 }
 
@@ -182,13 +182,13 @@ fn flags_of_kube_proxy_have_no_source_vip() {
 }
 
 /// The node beside an emulated HNS.
-struct Bridged {
-    hns: Arc<Recorder<Emulator>>,
-    machine: Arc<EmulatedHost>,
-    dataplane: Stateful<WindowsDataplane>,
+pub(crate) struct Bridged {
+    pub(crate) hns: Arc<Recorder<Emulator>>,
+    pub(crate) machine: Arc<EmulatedHost>,
+    pub(crate) dataplane: Stateful<WindowsDataplane>,
 }
 
-fn adapter(index: u32, name: &str, address: &str) -> Adapter {
+pub(crate) fn adapter(index: u32, name: &str, address: &str) -> Adapter {
     let addresses = vec![address.parse().unwrap()];
     Adapter {
         index,
@@ -202,10 +202,17 @@ fn adapter(index: u32, name: &str, address: &str) -> Adapter {
 
 impl Bridged {
     /// The adapter of the pods' gateway appears some time after the endpoint.
-    fn new() -> Bridged {
-        let machine = Arc::new(EmulatedHost::new(vec![adapter(4, "Ethernet", "172.16.0.3/24")], vec![]));
+    pub(crate) fn new() -> Bridged {
+        Bridged::on(adapter(4, "Ethernet", "172.16.0.3/24"))
+    }
+
+    pub(crate) fn on(adapter: Adapter) -> Bridged {
+        let machine = Arc::new(EmulatedHost::new(vec![adapter], vec![]));
         let emulator = Emulator::new(Config::new(Config::SERVER_2022, NODE)).on_host(machine.clone());
-        let hns = Arc::new(Recorder::new(emulator));
+        Bridged::started(Arc::new(Recorder::new(emulator)), machine)
+    }
+
+    fn started(hns: Arc<Recorder<Emulator>>, machine: Arc<EmulatedHost>) -> Bridged {
         let ip: Arc<dyn IpHelper> = machine.clone();
         let host = Host::new(ip.clone(), None, Arc::new(HostRoutes::new(ip, None)));
         let dataplane = WindowsDataplane::with_clock(hns.clone(), Box::new(Instant::now));
@@ -214,13 +221,18 @@ impl Bridged {
         Bridged { hns, machine, dataplane: Stateful::new(dataplane) }
     }
 
-    fn connect_node(&self) {
+    /// Another agent on the same node.
+    pub(crate) fn restarted(self) -> Bridged {
+        Bridged::started(self.hns, self.machine)
+    }
+
+    pub(crate) fn connect_node(&self) {
         self.machine
             .change(|state| state.adapters.push(adapter(9, "vEthernet (Calico_ep)", "10.244.3.2/26")));
     }
 
     /// The routes to pods, with their next hops, and the number of their adapter.
-    fn routes(&self) -> Vec<(String, String, u32)> {
+    pub(crate) fn routes(&self) -> Vec<(String, String, u32)> {
         let routes = self.machine.routes().unwrap();
         let of_pods = routes.into_iter().filter(|route| route.metric > 8_000);
         let mut shown: Vec<_> = of_pods
@@ -231,12 +243,12 @@ impl Bridged {
     }
 }
 
-fn direct(destination: &str, router: &str) -> Delta {
+pub(crate) fn direct(destination: &str, router: &str) -> Delta {
     let target = RouteTarget::Direct { router: router.parse().unwrap() };
     Delta::Route(Route { destination: destination.parse().unwrap(), target })
 }
 
-fn refused(report: &Report) -> Vec<&str> {
+pub(crate) fn refused(report: &Report) -> Vec<&str> {
     let refused = report.node.iter().filter(|condition| condition.reason == Reason::RouteRefused);
     refused.map(|condition| condition.message.as_str()).collect()
 }
@@ -254,7 +266,7 @@ fn the_node_forwards_and_has_routes_to_pods_of_other_nodes() {
     node.connect_node();
     let report = node.dataplane.resync();
     assert_eq!(refused(&report), [""; 0]);
-    assert_eq!(node.machine.change(|state| state.forwarding.clone()), [9, 104].into());
+    assert_eq!(node.machine.change(|state| state.forwarding.clone()), [(9, false), (104, false)].into());
 
     // The node moves, and the block of a second one comes.
     node.dataplane.apply(&[direct("10.244.1.0/26", "172.16.0.7"), direct("10.244.5.0/26", "172.16.0.8")]);

@@ -132,6 +132,7 @@ fn the_physical_adapter_of_an_existing_switch_can_be_used() {
     let anchor = NetworkSpec {
         name: "External".into(),
         block: "10.99.0.0/26".parse().unwrap(),
+        ipv6: None,
         kind: NetworkKind::Overlay { vni: 9_999 },
         adapter: Some("Ethernet".into()),
     };

@@ -2,6 +2,7 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod bridge;
+mod bridge_ipv6;
 mod builds;
 mod cost;
 mod fault_matrix;

@@ -58,7 +58,7 @@ const BRIDGE_ONLY: Way = Way::Not(REASONS[3].0);
 
 /// Why packets do not pass.
 const REASONS: [(&str, &str); 4] = [
-    ("a", "Pods of Windows nodes have IPv4 addresses only."),
+    ("a", "Pods of a Windows node whose network is an overlay have IPv4 addresses only."),
     (
         "b",
         "The network of a Windows node is an overlay, which takes and sends packets of pods in VXLAN only.",
@@ -81,6 +81,8 @@ struct Mode {
     linux: [Way; 2],
     /// To and between Windows nodes of one network, and of two.
     windows: [Way; 2],
+    /// Whether pods of Windows nodes have IPv6: those of an L2Bridge network.
+    has_bridges: bool,
 }
 
 const ALWAYS: Mode = Mode {
@@ -89,6 +91,7 @@ const ALWAYS: Mode = Mode {
     routes_on: [false; 2],
     linux: [Way::Vxlan; 2],
     windows: [Way::Vxlan; 2],
+    has_bridges: false,
 };
 const CROSS_SUBNET: Mode =
     Mode { name: "VXLAN CrossSubnet", vxlan: "CrossSubnet", linux: [Way::Plain, Way::Vxlan], ..ALWAYS };
@@ -98,18 +101,28 @@ const STATIC: Mode = Mode {
     routes_on: [true; 2],
     linux: [Way::Plain; 2],
     windows: [OVERLAY_ONLY; 2],
+    has_bridges: false,
 };
 const BGP: Mode = Mode { name: "`--bgp`", routes_on: [false, true], ..STATIC };
 const DIRECT: Mode =
     Mode { name: "`--direct-routes`", routes_on: [false; 2], linux: [Way::Plain, NOT_A_NEIGHBOUR], ..STATIC };
 
-const BRIDGE_STATIC: Mode = Mode { name: "`tortie routes`, L2Bridge", windows: [Way::Plain; 2], ..STATIC };
-const BRIDGE_CROSS_SUBNET: Mode =
-    Mode { name: "VXLAN CrossSubnet, L2Bridge", windows: [Way::Plain, BRIDGE_ONLY], ..CROSS_SUBNET };
-const BRIDGE_DIRECT: Mode =
-    Mode { name: "`--direct-routes`, L2Bridge", windows: [Way::Plain, NOT_A_NEIGHBOUR], ..DIRECT };
-
-const BRIDGE_BGP: Mode = Mode { name: "`--bgp`, L2Bridge", windows: [Way::Plain; 2], ..BGP };
+const BRIDGE_STATIC: Mode =
+    Mode { name: "`tortie routes`, L2Bridge", windows: [Way::Plain; 2], has_bridges: true, ..STATIC };
+const BRIDGE_CROSS_SUBNET: Mode = Mode {
+    name: "VXLAN CrossSubnet, L2Bridge",
+    windows: [Way::Plain, BRIDGE_ONLY],
+    has_bridges: true,
+    ..CROSS_SUBNET
+};
+const BRIDGE_DIRECT: Mode = Mode {
+    name: "`--direct-routes`, L2Bridge",
+    windows: [Way::Plain, NOT_A_NEIGHBOUR],
+    has_bridges: true,
+    ..DIRECT
+};
+const BRIDGE_BGP: Mode =
+    Mode { name: "`--bgp`, L2Bridge", windows: [Way::Plain; 2], has_bridges: true, ..BGP };
 
 /// All modes, and the options of the lab that they need.
 const LABS: [(&[&str], &[Mode]); 6] = [
@@ -124,8 +137,8 @@ const LABS: [(&[&str], &[Mode]); 6] = [
 impl Mode {
     fn way(&self, pair: &Pair, is_ipv6: bool) -> Way {
         match (pair.has_windows, is_ipv6) {
-            (true, true) => IPV4_ONLY,
-            (true, false) => self.windows[usize::from(pair.is_far)],
+            (true, true) if !self.has_bridges => IPV4_ONLY,
+            (true, _) => self.windows[usize::from(pair.is_far)],
             (false, _) => self.linux[usize::from(pair.is_far)],
         }
     }

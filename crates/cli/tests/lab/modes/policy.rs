@@ -10,14 +10,14 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Ingress to all pods is for one pod only. The node itself reaches its pods in any case, and others do not.
 pub(crate) fn check_policy(cluster: &Cluster) {
-    let allowed = cluster.pods[0].address(false).unwrap();
+    let [four, six] = [false, true].map(|is_ipv6| cluster.pods[0].address(is_ipv6).unwrap());
     let manifest = format!(
         "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {{name: one, namespace: calico-demo}}\n\
-         spec:\n  podSelector: {{}}\n  policyTypes: [Ingress]\n  ingress: [{{from: [{{ipBlock: {{cidr: {allowed}/32}}}}]}}]\n"
+         spec:\n  podSelector: {{}}\n  policyTypes: [Ingress]\n  ingress: [{{from: [{{ipBlock: {{cidr: {four}/32}}}}, {{ipBlock: {{cidr: {six}/128}}}}]}}]\n"
     );
     cluster.apply("policy.yml", &manifest);
     let [windows, other_windows] = [3, 4];
-    let address = cluster.pods[windows].address(false).unwrap();
+    let addresses = [false, true].map(|is_ipv6| cluster.pods[windows].address(is_ipv6).unwrap());
     let host = |node: usize| cluster.node(node);
     let clients: [(&str, &Pod, bool); 6] = [
         ("the allowed pod", &cluster.pods[0], true),
@@ -32,10 +32,11 @@ pub(crate) fn check_policy(cluster: &Cluster) {
         let wrong: Vec<String> = std::thread::scope(|scope| {
             let checks: Vec<_> = clients
                 .iter()
-                .map(|(name, from, passes)| {
+                .flat_map(|client| addresses.map(|address| (client, address)))
+                .map(|((name, from, passes), address)| {
                     scope.spawn(move || {
                         let found = reaches(from, &cluster.pods[windows], address);
-                        (found.is_ok() != *passes).then(|| format!("{name}: {found:?}"))
+                        (found.is_ok() != *passes).then(|| format!("{name} ({address}): {found:?}"))
                     })
                 })
                 .collect();

@@ -73,7 +73,7 @@ impl Cluster {
         for node in (0..NODES.len()).filter(|node| IS_FAR[*node]) {
             router(&format!("link set node{node} master other"));
             let own = &self.nodes[node];
-            let families: &[bool] = if IS_LINUX[node] { &[false, true] } else { &[false] };
+            let families: &[bool] = if self.has_ipv6(node) { &[false, true] } else { &[false] };
             for is_ipv6 in families.iter().copied() {
                 let (family, host, near) = if is_ipv6 { ("-6", 128, 64) } else { ("-4", 32, 24) };
                 let (address, gateway) = (address(node, is_ipv6), ROUTER[usize::from(is_ipv6)]);
@@ -84,7 +84,7 @@ impl Cluster {
                 ip(own, &format!("{family} route replace default via {gateway} dev eth0"));
                 router(&format!("{family} route replace {address}/{host} dev other"));
                 for other in
-                    (0..NODES.len()).filter(|other| !IS_FAR[*other] && (!is_ipv6 || IS_LINUX[*other]))
+                    (0..NODES.len()).filter(|other| !IS_FAR[*other] && (!is_ipv6 || self.has_ipv6(*other)))
                 {
                     ip(
                         &self.nodes[other],
@@ -102,7 +102,7 @@ impl Cluster {
                 ]);
             }
         }
-        for node in (0..NODES.len()).filter(|node| IS_LINUX[*node] && !IS_FAR[*node]) {
+        for node in (0..NODES.len()).filter(|node| self.has_ipv6(*node) && !IS_FAR[*node]) {
             ip(&self.nodes[node], &format!("-6 route replace default via {} dev eth0", ROUTER[1]));
         }
     }
@@ -132,11 +132,20 @@ impl Cluster {
     /// A node as a client of pods.
     pub(crate) fn node(&self, node: usize) -> Pod {
         let netns = self.nodes[node].run(NetNs::current).unwrap().unwrap();
-        Pod { netns, addresses: vec![address(node, false).parse().unwrap()], mtu: 1500 }
+        Pod {
+            netns,
+            addresses: [false, true].map(|is_ipv6| address(node, is_ipv6).parse().unwrap()).into(),
+            mtu: 1500,
+        }
     }
 
     fn takes_plain_packets(&self, node: usize) -> bool {
         IS_LINUX[node] || self.has_bridges
+    }
+
+    /// An overlay network of a Windows node has no IPv6.
+    fn has_ipv6(&self, node: usize) -> bool {
+        self.takes_plain_packets(node)
     }
 
     /// Adds what `tortie routes` prints: to each node the routes to others of its network, and to the router all.
@@ -154,11 +163,7 @@ impl Cluster {
             if to_router {
                 ip(&self.router, &route);
             }
-            let has_family = |other: &usize| match family {
-                "-6" => IS_LINUX[*other],
-                _ => self.takes_plain_packets(*other),
-            };
-            let others = (0..NODES.len()).filter(|other| has_family(other) && *other != node);
+            let others = (0..NODES.len()).filter(|other| self.takes_plain_packets(*other) && *other != node);
             // Far nodes send to the router.
             let near = others.filter(|other| !IS_FAR[*other]);
             near.filter(|_| to_nodes && !IS_FAR[node]).for_each(|other| ip(&self.nodes[other], &route));

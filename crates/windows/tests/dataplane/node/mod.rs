@@ -124,6 +124,7 @@ pub(crate) fn spec() -> NetworkSpec {
     NetworkSpec {
         name: NETWORK.into(),
         block: "10.244.3.0/26".parse().unwrap(),
+        ipv6: None,
         kind: NetworkKind::Overlay { vni: 4096 },
         adapter: None,
     }

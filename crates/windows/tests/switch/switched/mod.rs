@@ -79,6 +79,7 @@ impl Node {
         let spec = NetworkSpec {
             name: NETWORK.into(),
             block: block(number),
+            ipv6: None,
             kind: NetworkKind::Overlay { vni: 4096 },
             adapter: None,
         };

@@ -1,0 +1,181 @@
+//! Applies the network of the pods and its routes.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use tortie_api::net::IpVersion;
+use tortie_dataplane::{Condition, LocalNode, NodeState, Reason, Report, RouteTarget};
+use tortie_hcn::Guid;
+
+use super::{WindowsDataplane, own_address};
+use crate::network_spec::{NetworkKind, NetworkSpec};
+use crate::pod_network::{PodNetwork, ensure_network_on, remove_subnets};
+use crate::wiring::USUAL_MTU;
+use crate::{Error, NETWORK, VXLAN_PORT, node_routes, routes};
+
+impl WindowsDataplane {
+    /// Applies the network and its routes.
+    pub(super) fn sync_network(&mut self, state: &NodeState, report: &mut Report) -> Result<(), Error> {
+        let Some(node) = state.node.clone() else { return Ok(()) };
+        if node.network.port != VXLAN_PORT && !self.is_bridge {
+            let port = node.network.port;
+            report.node.push(Condition::new(
+                Reason::VxlanPortNotSupported,
+                format!(
+                    "vxlanPort of FelixConfiguration is {port}, and Windows has {VXLAN_PORT} only, which is used here: the pods of this \
+                     node and those of nodes with the other port do not reach each other; remove vxlanPort, or move the pods of Windows \
+                     nodes to another cluster"
+                ),
+            ));
+        }
+        if let Some(mtu) = state.settings.vxlan_mtu.filter(|mtu| *mtu != USUAL_MTU) {
+            report.node.push(Condition::new(
+                Reason::FieldNotSupported,
+                format!(
+                    "FelixConfiguration.spec.vxlanMTU is {mtu}, and pods of a Windows node have an MTU of {USUAL_MTU}; set it for \
+                     Linux nodes only, in FelixConfiguration node.NAME"
+                ),
+            ));
+        }
+        let blocks: Vec<Ipv4Net> = own_blocks(state).collect();
+        let Some((block, others)) = blocks.split_first() else { return Ok(()) };
+        let kind = match self.is_bridge {
+            true => NetworkKind::L2Bridge,
+            false => NetworkKind::Overlay { vni: node.network.vni },
+        };
+        let ipv6 = own_ipv6_block(state).filter(|_| self.is_bridge);
+        let spec = NetworkSpec { name: NETWORK.into(), block: *block, ipv6, kind, adapter: None };
+        if self.pod_network.is_none() {
+            let found = self.ensure_network(spec, others, own_address(&node))?;
+            self.current_network.set(&found);
+            self.network = Some(found.id);
+            self.pod_network = Some(found);
+        }
+        let Some(network) = &self.pod_network else { return Ok(()) };
+        report.node.extend(network.without_subnet.iter().map(|(block, why)| {
+            let message = format!("pods with addresses of the block {block} are not connected: {why}");
+            Condition::new(Reason::MoreThanOneBlock, message)
+        }));
+        report.node.extend(network.without_ipv6.as_ref().map(|why| {
+            Condition::new(
+                Reason::NetworkWithoutIpv6,
+                format!("pods of this node have IPv4 addresses only: {why}"),
+            )
+        }));
+        report.node.extend(remade(&node, network));
+        report.node.extend(network.other_adapter.as_ref().map(|found| {
+            let wanted = self.host.choose(own_address(&node)).name.unwrap_or_default();
+            let message = format!(
+                "network {NETWORK} is on adapter {found}, and --adapter or the node's address names {wanted}: it is used as it is; \
+                 drain the node, remove the network and restart the agent, or correct --adapter"
+            );
+            Condition::new(Reason::AdapterDiffers, message)
+        }));
+        if let Some(address) = own_address(&node).filter(|address| *address != network.provider_address) {
+            report.node.push(Condition::new(
+                Reason::ProviderAddressDiffers,
+                format!(
+                    "network {NETWORK} is bound to {}, but the node's address is {address}: name the right adapter",
+                    network.provider_address
+                ),
+            ));
+        }
+        if self.routes_due {
+            let synced = match self.is_bridge {
+                true => self.sync_node_routes(state, network),
+                false => self.sync_overlay_routes(state, network.id),
+            };
+            self.routes_refused = synced.inspect_err(|_| self.pod_network = None)?;
+            self.routes_due = false;
+            if self.routes_refused.is_empty() {
+                self.routes_backoff.forget(&());
+            } else {
+                self.routes_backoff.failed((), (self.clock)());
+            }
+        }
+        report.retry |= !self.routes_refused.is_empty();
+        report.node.extend_from_slice(&self.routes_refused);
+        Ok(())
+    }
+
+    /// Applies the routes of the overlay network. Returns what is not in force.
+    fn sync_overlay_routes(&self, state: &NodeState, network: Guid) -> Result<Vec<Condition>, Error> {
+        let is_of_another = |net: &Ipv4Net| {
+            let mut routes = state.routes.iter();
+            routes.any(|(route, target)| *route == IpNet::V4(*net) && *target != RouteTarget::Local)
+        };
+        remove_subnets(&*self.hcn, network, is_of_another)?;
+        routes::sync(&*self.hcn, network, state)
+    }
+
+    /// Applies the routes of the node, which forwards between its adapter and the pods' gateway. Returns what is not in force.
+    fn sync_node_routes(&self, state: &NodeState, network: &PodNetwork) -> Result<Vec<Condition>, Error> {
+        let (direct, mut conditions) = node_routes::direct(state, network.gateway_v6.is_some());
+        let own = |version| state.node.as_ref().and_then(|node| node.address(version));
+        let ipv4 = own(IpVersion::V4).into_iter().chain([network.gateway.into()]);
+        let ipv6 = network.gateway_v6.map(|gateway| own(IpVersion::V6).into_iter().chain([gateway.into()]));
+        let ends: Vec<IpAddr> = ipv4.chain(ipv6.into_iter().flatten()).collect();
+        let synced = self.host.sync_routes(&ends, node_routes::DIRECT, &direct);
+        let problems = synced.unwrap_or_else(|error| vec![error.to_string()]);
+        conditions.extend(problems.into_iter().map(|problem| Condition::new(Reason::RouteRefused, problem)));
+        Ok(conditions)
+    }
+
+    /// The network. If HNS refused it or is not ready, requests become less and less frequent. Whether HNS
+    /// answers at all is checked each time.
+    fn ensure_network(
+        &mut self,
+        spec: NetworkSpec,
+        others: &[Ipv4Net],
+        node: Option<Ipv4Addr>,
+    ) -> Result<PodNetwork, Error> {
+        let now = (self.clock)();
+        match &self.network_refused {
+            Some((refused, error)) if *refused == spec && self.network_backoff.has_to_wait(&(), now) => {
+                return Err(error.clone());
+            }
+            Some((refused, _)) if *refused != spec => self.network_backoff.forget(&()),
+            _ => {}
+        }
+        let ensured = ensure_network_on(&*self.hcn, &spec, others, (&self.host, node));
+        match &ensured {
+            Ok(_) => {
+                self.network_refused = None;
+                self.network_backoff.forget(&());
+            }
+            Err(error) if error.is_unavailable() => {}
+            Err(error) => {
+                self.network_refused = Some((spec, error.clone()));
+                self.network_backoff.failed((), now);
+            }
+        }
+        ensured
+    }
+}
+
+fn own_blocks(state: &NodeState) -> impl Iterator<Item = Ipv4Net> {
+    let own = state.routes.iter().filter(|(_, target)| **target == RouteTarget::Local);
+    own.filter_map(|(block, _)| match block {
+        IpNet::V4(block) => Some(*block),
+        IpNet::V6(_) => None,
+    })
+}
+
+pub(super) fn own_ipv6_block(state: &NodeState) -> Option<Ipv6Net> {
+    state.routes.iter().filter(|(_, target)| **target == RouteTarget::Local).find_map(
+        |(block, _)| match block {
+            IpNet::V6(block) => Some(*block),
+            IpNet::V4(_) => None,
+        },
+    )
+}
+
+/// Other nodes address this node by the MAC address that it has published. HNS assigns a new one whenever it creates
+/// the network. Until the node publishes that, no tunnel packets arrive.
+fn remade(node: &LocalNode, network: &PodNetwork) -> Option<Condition> {
+    let (published, now) = (node.vtep(IpVersion::V4)?.mac, network.router_mac?);
+    (published != now).then(|| Condition::new(Reason::OverlayRemade, format!(
+            "network {NETWORK} has the MAC address {now}, but the other nodes send to {published}: the network was made anew, \
+             and the Node's annotation has to follow"
+        )))
+}
