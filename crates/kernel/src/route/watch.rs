@@ -67,6 +67,7 @@ mod tests {
     use crate::interface_index;
     use crate::namespace::NetNs;
     use crate::route::{Change, NewLink, NewLinkKind, Route, RouteSocket};
+    use crate::sysctl;
 
     /// A new link, and a new route, are reported; without a change, nothing is.
     #[test]
@@ -83,6 +84,8 @@ mod tests {
         };
         namespace
             .run(|| {
+                // The kernel would give the link an IPv6 address, and report that a second later.
+                sysctl::ensure("net/ipv6/conf/default/disable_ipv6", "1").unwrap();
                 let mut socket = RouteSocket::open().unwrap();
                 socket.create(&NewLink { up: true, ..NewLink::new("br0", NewLinkKind::Bridge) }).unwrap();
             })
