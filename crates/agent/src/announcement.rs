@@ -20,12 +20,14 @@ use crate::flannel::{self, OwnLease};
 #[cfg(target_os = "linux")]
 use crate::flannel_etcd::LeaseKeeper;
 use crate::flannel_etcd::{self, EtcdLease};
+use crate::node::wait_for;
 use crate::node_address::AddressFinder;
 #[cfg(target_os = "linux")]
 use crate::node_address::Machine;
 use crate::own_addresses::{own_address, own_annotations};
 use crate::plane::InForce;
 use crate::tunnels::{self, Tunnels};
+use crate::windows_ipv6::WindowsIpv6;
 
 /// How often the interfaces of the machine are looked at, if they decide about the node's address (as in Calico).
 const LOOK_INTERVAL: Duration = Duration::from_secs(60);
@@ -41,6 +43,8 @@ pub(crate) struct Announced {
     etcd_lease: Option<EtcdLease>,
     /// Windows: the network as the dataplane sees it.
     pod_network: Option<CurrentPodNetwork>,
+    /// A Windows node that may have IPv6.
+    ipv6: Option<WindowsIpv6>,
     /// Linux: the families of `lease` for which the node has announced an address.
     families: watch::Sender<Vec<IpVersion>>,
 }
@@ -75,7 +79,8 @@ impl Announced {
         };
         let first = Tunnels::of_linux(store, ipam, node, lease.as_ref()).await?;
         let families = watch::Sender::default();
-        let announced = Self { first, finder, lease, etcd_lease, pod_network: None, families };
+        let (pod_network, ipv6) = (None, None);
+        let announced = Self { first, finder, lease, etcd_lease, pod_network, ipv6, families };
         let families = annotate(store, node, &announced).await?;
         announced.families.send_replace(families);
         Ok((announced, keeper))
@@ -89,10 +94,12 @@ impl Announced {
         current: CurrentPodNetwork,
         finder: AddressFinder,
         lease: Option<OwnLease>,
+        ipv6: Option<WindowsIpv6>,
     ) -> Result<Self, AgentError> {
         let first = Tunnels::of_windows(network);
         let (etcd_lease, families) = (None, watch::Sender::default());
-        let announced = Self { first, finder, lease, etcd_lease, pod_network: Some(current), families };
+        let pod_network = Some(current);
+        let announced = Self { first, finder, lease, etcd_lease, pod_network, ipv6, families };
         annotate(store, node, &announced).await?;
         Ok(announced)
     }
@@ -258,6 +265,12 @@ async fn announce(
         });
     } else {
         annotate(store, node, announced).await?;
+        if let Some(ipv6) = &announced.ipv6 {
+            // A pool or an address may have come. The dataplane sees the block.
+            let known = wait_for(store, node).await?;
+            let own = known.own_address(IpVersion::V6).or(known.reported_address(IpVersion::V6));
+            ipv6.ensure_block(ipam, own.is_some()).await?;
+        }
     }
     unfit.map_or(Ok(()), Err)
 }
@@ -301,7 +314,7 @@ mod tests {
 
     fn announced(first: Tunnels, methods: AddressMethods) -> Announced {
         let (lease, etcd_lease, pod_network, families) = Default::default();
-        Announced { first, finder: finder(methods), lease, etcd_lease, pod_network, families }
+        Announced { first, finder: finder(methods), lease, etcd_lease, pod_network, ipv6: None, families }
     }
 
     #[tokio::test]

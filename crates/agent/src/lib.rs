@@ -42,6 +42,7 @@ mod runtime_config;
 mod server;
 mod tunnels;
 mod unsupported;
+mod windows_ipv6;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

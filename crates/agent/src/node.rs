@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ipnet::{Ipv4Net, Ipv6Net};
+use ipnet::Ipv4Net;
 use tokio::time::Instant;
 use tortie_api::kubernetes::Node;
 use tortie_api::net::IpVersion;
@@ -27,6 +27,7 @@ use crate::flannel_etcd::LeaseKeeper;
 use crate::node_address::{AddressFinder, Machine};
 use crate::policy_only::PolicyOnly;
 use crate::unsupported::LOCKED;
+use crate::windows_ipv6::WindowsIpv6;
 use crate::{AgentError, Extras, Platform, WindowsNetwork};
 
 /// The maximum delay before reading the Node again, or HNS is called again, while the agent starts.
@@ -254,13 +255,15 @@ async fn prepare_windows(
         Some(IpAddr::V4(address)) => Some(address),
         _ => None,
     };
-    let ipv6 = match (network, &lease) {
-        (WindowsNetwork::L2Bridge, None) => {
+    let may_have_ipv6 = network == WindowsNetwork::L2Bridge && lease.is_none();
+    let windows_ipv6 = may_have_ipv6.then(|| WindowsIpv6::new(hcn.clone(), host.clone()));
+    let ipv6 = match &windows_ipv6 {
+        Some(ipv6) => {
             let found = find(IpVersion::V6).await?;
             let has_address = own(found, IpVersion::V6).or(known.reported_address(IpVersion::V6)).is_some();
-            ipv6_block(&hcn, &host, ipam, has_address).await?
+            ipv6.ensure_block(ipam, has_address).await?
         }
-        _ => None,
+        None => None,
     };
     let name = tortie_windows::NETWORK.to_owned();
     let spec = NetworkSpec { name, block, ipv6, kind, adapter: None };
@@ -292,8 +295,8 @@ async fn prepare_windows(
     let dataplane = dataplane.with_static_rules(static_rules).with_services(services);
     let wiring = WindowsWiring::new(hcn).with_networks(dataplane.networks());
     let ipam_source = lease.as_ref().and_then(OwnLease::windows_addresses).map(IpamSource::Fixed);
-    let announced =
-        Announced::on_windows(store, node, &made, dataplane.current_network(), finder, lease).await?;
+    let current = dataplane.current_network();
+    let announced = Announced::on_windows(store, node, &made, current, finder, lease, windows_ipv6).await?;
     Ok(Prepared {
         dataplane: Box::new(dataplane),
         wiring: Arc::new(wiring),
@@ -301,51 +304,6 @@ async fn prepare_windows(
         ipam_source,
         keeper: None,
     })
-}
-
-/// The node's IPv6 block, if HNS has IPv6 beside IPv4 and a pool has one for the node. IPv4 does not depend on it. A node without an
-/// IPv6 address gets none, because no other node would reach its pods.
-async fn ipv6_block(
-    hcn: &Arc<dyn Hcn>,
-    host: &Host,
-    ipam: &Ipam,
-    has_address: bool,
-) -> Result<Option<Ipv6Net>, AgentError> {
-    let asked = hcn.clone();
-    let version = tokio::task::spawn_blocking(move || asked.version()).await;
-    let version = version.map_err(|error| AgentError::system("reading the version of HNS", error))?;
-    match version {
-        Ok(version) if version.supports(Feature::Ipv6DualStack) => {}
-        Ok(version) => {
-            tracing::debug!(%version, "HNS has no IPv6 beside IPv4");
-            return Ok(None);
-        }
-        Err(error) => {
-            tracing::warn!(%error, "HNS does not answer the version request; a new network has no IPv6");
-            return Ok(None);
-        }
-    }
-    if let Some(known) = ipam.ipv6_block().await? {
-        return Ok(Some(known));
-    }
-    if !has_address {
-        if ipam.has_ipv6_pool().await? {
-            host.refuse_ipv6(
-                "the Node has no IPv6 address, by which other nodes reach them: let its kubelet report one, or write the annotation \
-                 projectcalico.org/IPv6Address, and start the agent again; or exclude the node from the IPv6 pools (nodeSelector)"
-                    .to_owned(),
-            );
-        }
-        return Ok(None);
-    }
-    match ipam.ensure_ipv6_block().await {
-        Ok(block) => Ok(block),
-        Err(IpamError::Store(error)) => Err(IpamError::Store(error).into()),
-        Err(error) => {
-            host.refuse_ipv6(format!("{error}; enlarge the IPv6 pool, and start the agent again"));
-            Ok(None)
-        }
-    }
 }
 
 /// The type of the network that the node must have.

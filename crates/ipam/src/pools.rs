@@ -5,7 +5,7 @@ use std::sync::PoisonError;
 use std::time::Instant;
 
 use ipnet::IpNet;
-use tortie_api::calico::IpPool;
+use tortie_api::calico::{EncapsulationMode, IpPool};
 use tortie_api::{Kind, Resource};
 
 use crate::block_cache::POOLS_FRESH;
@@ -77,6 +77,9 @@ impl Ipam {
             }
             if self.windows && pool.has_ipip() {
                 return refused(wanted, "the IPPool has IPIP, and Windows nodes have none");
+            }
+            if self.windows && needs_ipv6_overlay(pool) {
+                return refused(wanted, "the IPPool has IPv6 in VXLAN, and Windows nodes have none");
             }
             if Family::of(&cidr) != family {
                 return refused(wanted, "the IPPool has addresses of the other family");
@@ -160,7 +163,7 @@ impl Ipam {
 
     fn is_for_node(&self, pool: &IpPool) -> bool {
         let spec = &pool.spec;
-        let is_unfit = spec.disabled || self.windows && pool.has_ipip();
+        let is_unfit = spec.disabled || self.windows && (pool.has_ipip() || needs_ipv6_overlay(pool));
         !is_unfit
             && spec.assignment_mode.as_deref().is_none_or(|mode| mode == "Automatic")
             && spec.node_selector.as_ref().is_none_or(|selector| selector.matches(&self.node_labels))
@@ -170,4 +173,9 @@ impl Ipam {
     fn has_large_blocks(&self, pool: &IpPool) -> bool {
         !self.windows || pool.block_size() <= pool.spec.cidr.max_prefix_len() - WINDOWS_BLOCK_BITS
     }
+}
+
+/// Whether other nodes reach the pool's addresses by VXLAN over IPv6 only, which HNS does not have.
+fn needs_ipv6_overlay(pool: &IpPool) -> bool {
+    pool.spec.cidr.addr().is_ipv6() && pool.spec.vxlan_mode == EncapsulationMode::Always
 }

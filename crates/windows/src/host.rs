@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ipnet::{IpNet, Ipv4Net};
 use tortie_hcn::{Adapter, IpHelper, IpHelperError, NoIpHelper};
@@ -26,8 +26,16 @@ pub struct Host {
     selftest: Option<SavedReport>,
     /// Whether a second network may keep the switch, for instance one of an earlier process.
     anchored: Arc<AtomicBool>,
-    /// Why the node's network has no IPv6, if HNS has refused it. It is tried again when the agent starts again.
-    ipv6_refused: Arc<Mutex<Option<String>>>,
+    ipv6: Arc<Mutex<Ipv6State>>,
+}
+
+/// Why the node's network has no IPv6.
+#[derive(Debug, Default)]
+struct Ipv6State {
+    /// HNS has refused it. It is tried again when the agent starts again.
+    refused: Option<String>,
+    /// The node has no IPv6 block, although a pool is for it.
+    lack: Option<String>,
 }
 
 /// The adapter for a network.
@@ -51,7 +59,7 @@ impl Host {
     /// A machine. Without a selector, the adapter is that with the node's address.
     pub fn new(ip: Arc<dyn IpHelper>, selector: Option<AdapterSelector>, routes: Arc<HostRoutes>) -> Host {
         let anchored = Arc::new(AtomicBool::new(true));
-        Host { ip, selector, routes, firewall: None, selftest: None, anchored, ipv6_refused: Arc::default() }
+        Host { ip, selector, routes, firewall: None, selftest: None, anchored, ipv6: Arc::default() }
     }
 
     /// A machine about which nothing is known: HNS chooses the adapter.
@@ -114,13 +122,27 @@ impl Host {
     }
 
     pub(crate) fn ipv6_refused(&self) -> Option<String> {
-        self.ipv6_refused.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.ipv6_state().refused.clone()
     }
 
-    /// Records why the node's network has no IPv6, for the node's conditions. It lasts until the agent starts again.
-    pub fn refuse_ipv6(&self, why: String) {
+    pub(crate) fn refuse_ipv6(&self, why: String) {
         warn!(why, "the pods of this node have no IPv6; the agent tries again when it starts again");
-        *self.ipv6_refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
+        self.ipv6_state().refused = Some(why);
+    }
+
+    /// Why the network has no IPv6, whoever is the cause.
+    pub(crate) fn without_ipv6(&self) -> Option<String> {
+        let state = self.ipv6_state();
+        state.refused.clone().or_else(|| state.lack.clone())
+    }
+
+    /// Records why the node has no IPv6 block, for its conditions; `None` if it has one, or needs none.
+    pub fn set_ipv6_lack(&self, lack: Option<String>) {
+        self.ipv6_state().lack = lack;
+    }
+
+    fn ipv6_state(&self) -> MutexGuard<'_, Ipv6State> {
+        self.ipv6.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The machine's adapters and routes.

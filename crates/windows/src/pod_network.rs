@@ -132,7 +132,7 @@ pub fn ensure_network_on(
             Err(error) => without_subnet.push((block, error.to_string())),
         }
     }
-    let without_ipv6 = host.ipv6_refused().or(without_ipv6);
+    let without_ipv6 = host.without_ipv6().or(without_ipv6);
     let made = PodNetwork { without_subnet, gateway_v6, without_ipv6, ..pod_network(&found, spec)? };
     anchor::release(hcn, host)?;
     Ok(made)

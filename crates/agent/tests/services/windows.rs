@@ -14,7 +14,7 @@ use tortie_hcn::schema::{Acl, Namespace, NetAdapterName, OutBoundNat, SdnRoute, 
 use tortie_hcn::selftest::{HnsReport, NoTraffic, Traffic, run};
 use tortie_hcn::{HcnExt, IpHelper, NoIpHelper, Version};
 use tortie_hns_emulator::{Config, Emulator};
-use tortie_ipam::Ipam;
+use tortie_ipam::{Ipam, Records};
 use tortie_store::{Embedded, Endpoints, Store};
 
 use crate::common::{Bed, FakeOs, NODE, cluster, put, until};
@@ -368,7 +368,7 @@ async fn without_ipv6(bed: &Bed) -> Vec<String> {
 async fn a_node_without_ipv6_block_reports_it() {
     let (bed, hns) = bridged(Config::SERVER_2022, "fd00::/125", Some("2001:db8::1/64")).await;
     let message = ipv4_only(&bed, &hns).await;
-    assert!(message.ends_with("enlarge the IPv6 pool, and start the agent again"), "{message}");
+    assert!(message.ends_with("enlarge the IPv6 pool"), "{message}");
 }
 
 /// Other nodes have no way to such a node over IPv6.
@@ -377,6 +377,45 @@ async fn a_node_without_ipv6_address_gives_pods_ipv4_only() {
     let (bed, hns) = bridged(Config::SERVER_2022, "fd00::/120", None).await;
     let message = ipv4_only(&bed, &hns).await;
     assert!(message.contains("the Node has no IPv6 address"), "{message}");
+    // It gets one. The network is made anew when the pod has ended.
+    let key = Key::global(Kind::Node, NODE);
+    let mut node = bed.store.get(&key).await.unwrap().unwrap().value;
+    node["metadata"]["annotations"]["projectcalico.org/IPv6Address"] = json!("2001:db8::1/64");
+    put(&*bed.store, &key, node).await;
+    let says = async |text: &str| without_ipv6(&bed).await.iter().any(|message| message.contains(text));
+    until("the network is in use", async || says("was made without a subnet for fd00::").await).await;
+    let call = Invocation { command: Command::Del, ..bed.invocation(Command::Del, "p", "p") };
+    bed.call(call).await.unwrap();
+    until("a network with IPv6", async || has_ipv6(&hns)).await;
+    until("nothing is reported", async || without_ipv6(&bed).await.is_empty()).await;
+    assert_eq!(add(&bed, &hns, "q").await.unwrap().unwrap().ips.len(), 2);
+}
+
+fn has_ipv6(hns: &Emulator) -> bool {
+    hns.network_by_name(tortie_windows::NETWORK)
+        .unwrap()
+        .is_some_and(|network| network.subnets().count() == 2)
+}
+
+/// Nothing of the node has to be restarted.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_ipv6_pool_may_come_later() {
+    let (bed, hns) = bridged(Config::SERVER_2022, "fd00::/120", Some("2001:db8::1/64")).await;
+    bed.store.delete(&Key::global(Kind::IpPool, "six"), None).await.unwrap();
+    let Bed { store, agent, .. } = bed;
+    agent.abort();
+    let _ = agent.await;
+    let hns = Arc::new(Emulator::new(Config::new(hns.version().unwrap(), Ipv4Addr::new(192, 0, 2, 1))));
+    let ipam = Ipam::new(store.clone(), NODE, BTreeMap::new());
+    let own = ipam.ipv6_block().await.unwrap().unwrap();
+    Records::new(store.clone()).give_up_block(NODE, own.into(), true, None).await.unwrap();
+    let bed = agent_with(store, &hns, Host::unknown(), WindowsNetwork::L2Bridge).await;
+    assert!(!has_ipv6(&hns));
+    let pool = json!({"metadata": {"name": "six"}, "spec": {"cidr": "fd01::/120", "blockSize": 125, "vxlanMode": "Never"}});
+    put(&*bed.store, &Key::global(Kind::IpPool, "six"), pool).await;
+    until("a network with IPv6", async || has_ipv6(&hns)).await;
+    let success = add(&bed, &hns, "p").await.unwrap().unwrap();
+    assert!(success.ips.len() == 2 && success.ips[1].address.starts_with("fd01::"), "{success:?}");
 }
 
 /// The condition of a node whose pod gets an IPv4 address only.

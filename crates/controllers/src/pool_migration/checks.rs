@@ -17,8 +17,8 @@ use super::observed::{
 };
 use super::room;
 
-/// The longest prefix of blocks of which a Windows node can use addresses: it reserves four.
-const WINDOWS_LONGEST_PREFIX: u8 = 29;
+/// The smallest blocks of which a Windows node can use addresses, as a power of two: it reserves four.
+const WINDOWS_BLOCK_BITS: u8 = 3;
 /// The annotation of a static pod's image in the API.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 /// The annotations of Pods and Namespaces, and those of Services, that name pools.
@@ -238,7 +238,8 @@ fn windows(
         found.push(format!(
             "Windows nodes have blocks of IPPool {}, from which their HNS networks are made: {}. Set disabled: true on the pool. Then, \
              one node after the other: drain it, stop its agent and kubelet, delete its Node, `tortie ipam release --node NODE`, start \
-             them again, and let `tortie windows reconfigure` on it replace the network. Then start this command again",
+             them again, and let `tortie windows reconfigure` on it replace the network (of IPv6: restart the machine). Then start this \
+             command again",
             old.name,
             stuck.join(", ")
         ));
@@ -256,9 +257,10 @@ fn windows(
         nodes.iter().filter(selects).filter(|_| !new.pool.is_for_load_balancers()).copied().collect();
     let Some(node) = selected.first() else { return found };
     let (name, node) = (&new.name, &node.key.name);
-    if new.pool.spec.cidr.addr().is_ipv4() && new.pool.block_size() > WINDOWS_LONGEST_PREFIX {
+    let longest = new.pool.spec.cidr.max_prefix_len() - WINDOWS_BLOCK_BITS;
+    if new.pool.block_size() > longest {
         found.push(format!(
-            "IPPool {name}: spec.blockSize: a block of /{} gives the Windows node {node} no address; use at most {WINDOWS_LONGEST_PREFIX}",
+            "IPPool {name}: spec.blockSize: a block of /{} gives the Windows node {node} no address; use at most {longest}",
             new.pool.block_size()
         ));
     }

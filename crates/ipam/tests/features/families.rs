@@ -100,12 +100,12 @@ async fn a_family_that_is_full_gives_an_error_and_nothing_leaks() {
 /// The network of a Windows node needs the same addresses of both families.
 #[tokio::test]
 async fn a_windows_node_reserves_ipv6_addresses_too() {
-    let store = cluster(&[
-        ("four", "10.0.0.0/28", Some(29)),
-        ("six", "fd00::/120", Some(125)),
-        ("six-small", "fd01::/120", Some(126)),
-    ])
-    .await;
+    let store = cluster(&[("four", "10.0.0.0/28", Some(29))]).await;
+    for (name, cidr, size) in [("a-six-small", "fd01::/120", 126), ("six", "fd00::/120", 125)] {
+        let spec = json!({"cidr": cidr, "blockSize": size, "vxlanMode": "Never"});
+        put(&store, &Key::global(Kind::IpPool, name), json!({"metadata": {"name": name}, "spec": spec}))
+            .await;
+    }
     let node = windows(&store, "w");
     let block = node.ensure_ipv6_block().await.unwrap().unwrap();
     assert!("fd00::/120".parse::<IpNet>().unwrap().contains(&IpNet::V6(block)), "{block} is large enough");
@@ -117,10 +117,26 @@ async fn a_windows_node_reserves_ipv6_addresses_too() {
     assert!(matches!(error, IpamError::Exhausted { blocks: 1, .. }), "{error}");
 }
 
+/// Nobody would reach addresses of a pool with VXLAN.
 #[tokio::test]
-async fn a_cluster_without_ipv6_pool_has_no_ipv6_block() {
+async fn a_windows_node_needs_an_ipv6_pool_without_vxlan() {
     let store = cluster(&[("four", "10.0.0.0/28", Some(29))]).await;
-    assert_eq!(windows(&store, "w").ensure_ipv6_block().await.unwrap(), None);
+    let node = windows(&store, "w");
+    assert_eq!((node.has_ipv6_pool().await.unwrap(), node.ensure_ipv6_block().await.unwrap()), (false, None));
+    let key = Key::global(Kind::IpPool, "six");
+    let pool =
+        |mode: &str| json!({"metadata": {"name": "six"}, "spec": {"cidr": "fd00::/120", "vxlanMode": mode}});
+    put(&store, &key, pool("Always")).await;
+    assert_eq!((node.has_ipv6_pool().await.unwrap(), node.ensure_ipv6_block().await.unwrap()), (false, None));
+    let chosen = Request { family: Family::V6, pools: vec!["six".to_owned()], ..request("p") };
+    let error = node.assign(&chosen).await.unwrap_err();
+    assert!(
+        error.to_string().contains("the IPPool has IPv6 in VXLAN, and Windows nodes have none"),
+        "{error}"
+    );
+    assert!(linux(&store, "l").assign(&chosen).await.is_ok());
+    put(&store, &key, pool("CrossSubnet")).await;
+    assert!(node.has_ipv6_pool().await.unwrap() && node.ensure_ipv6_block().await.unwrap().is_some());
 }
 
 /// Nobody can read such a block; its claim must not take gigabytes.

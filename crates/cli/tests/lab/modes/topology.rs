@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use tortie_kernel::namespace::NetNs;
 use tortie_kernel::sysctl;
@@ -36,17 +37,24 @@ impl Cluster {
     pub(crate) fn up(options: &[&str]) -> Self {
         let lab = Lab::new(User::Root);
         let running = lab.up(&[&["--linux", "3", "--windows", "3", "--ipv6"], options].concat());
+        let namespaces = lab.namespaces();
+        let nodes: Vec<NetNs> = NODES.map(|node| namespaces.of_node(node)).into();
+        let has_bridges = options.contains(&"--l2bridge");
+        if has_bridges {
+            // Windows nodes have IPv6 of a pool without VXLAN, and make their networks anew for it.
+            set_vxlan_mode(&lab, "Never");
+            for node in nodes.iter().skip(3) {
+                wait_for_ipv6(node);
+            }
+        }
         let namespace = "apiVersion: v1\nkind: Namespace\nmetadata: {name: calico-demo}\n".to_owned();
         let pods = NODES.map(|node| pod(&format!("on-{node}"), node, "a"));
         let manifests = [vec![namespace], pods.to_vec()].concat().join("---\n");
         lab.ok(&["apply", "-f", &lab.file("pods.yml", &manifests)]);
         lab.wait_for_pods();
 
-        let namespaces = lab.namespaces();
         let router = namespaces.between_nodes();
-        let nodes = NODES.map(|node| namespaces.of_node(node)).into();
         let pods = NODES.map(|node| inspect(namespaces.of_pod(&format!("on-{node}")))).into();
-        let has_bridges = options.contains(&"--l2bridge");
         let cluster = Self { lab, running, router, nodes, pods, has_bridges };
         cluster.separate();
         cluster
@@ -118,10 +126,7 @@ impl Cluster {
 
     /// Sets `vxlanMode` of both pools.
     pub(crate) fn set_vxlan_mode(&self, mode: &str) {
-        for pool in ["default-ipv4-ippool", "default-ipv6-ippool"] {
-            let patch = format!(r#"{{"spec": {{"vxlanMode": "{mode}"}}}}"#);
-            self.lab.ok(&["patch", "ippool", pool, "--type", "merge", "-p", &patch]);
-        }
+        set_vxlan_mode(&self.lab, mode);
     }
 
     /// Applies a manifest.
@@ -178,6 +183,22 @@ impl Cluster {
         let shown = output(&self.nodes[node], &format!("route get {to}"));
         let mut words = shown.split_whitespace().skip_while(|word| *word != "dev");
         words.nth(1).map(str::to_owned)
+    }
+}
+
+fn set_vxlan_mode(lab: &Lab, mode: &str) {
+    for pool in ["default-ipv4-ippool", "default-ipv6-ippool"] {
+        let patch = format!(r#"{{"spec": {{"vxlanMode": "{mode}"}}}}"#);
+        lab.ok(&["patch", "ippool", pool, "--type", "merge", "-p", &patch]);
+    }
+}
+
+/// Waits until the node is connected to pods by IPv6.
+fn wait_for_ipv6(node: &NetNs) {
+    let begin = Instant::now();
+    while !output(node, "-6 -o addr show scope global").contains("fd00:10:244:") {
+        assert!(begin.elapsed() < Duration::from_secs(60), "the node's network has no IPv6");
+        std::thread::sleep(Duration::from_millis(100));
     }
 }
 

@@ -1,0 +1,57 @@
+//! The IPv6 block of a Windows node whose network is of type L2Bridge. The dataplane makes the network with it.
+
+use std::sync::Arc;
+
+use ipnet::Ipv6Net;
+use tortie_hcn::{Feature, Hcn, HcnExt as _};
+use tortie_ipam::{Ipam, IpamError};
+use tortie_windows::Host;
+
+use crate::AgentError;
+
+/// Claims the block, and tells the machine's network why there is none.
+pub(crate) struct WindowsIpv6 {
+    hcn: Arc<dyn Hcn>,
+    host: Host,
+}
+
+impl WindowsIpv6 {
+    pub(crate) fn new(hcn: Arc<dyn Hcn>, host: Host) -> Self {
+        Self { hcn, host }
+    }
+
+    /// The node's block, if HNS has IPv6 beside IPv4 and an IPv6 pool is for the node. IPv4 does not depend on it. A node without an
+    /// IPv6 address gets none, because no other node would reach its pods.
+    pub(crate) async fn ensure_block(
+        &self,
+        ipam: &Ipam,
+        has_address: bool,
+    ) -> Result<Option<Ipv6Net>, AgentError> {
+        if !self.is_supported().await? {
+            return Ok(None);
+        }
+        let (block, lack) = match ipam.ipv6_block().await? {
+            Some(known) => (Some(known), None),
+            None if !ipam.has_ipv6_pool().await? => (None, None),
+            None if !has_address => {
+                let why = "the Node has no IPv6 address, by which other nodes reach them: let its kubelet report one, write the \
+                           annotation projectcalico.org/IPv6Address, or exclude the node from the IPv6 pools (nodeSelector)";
+                (None, Some(why.to_owned()))
+            }
+            None => match ipam.ensure_ipv6_block().await {
+                Ok(block) => (block, None),
+                Err(error @ IpamError::Store(_)) => return Err(error.into()),
+                Err(error) => (None, Some(format!("{error}; enlarge the IPv6 pool"))),
+            },
+        };
+        self.host.set_ipv6_lack(lack);
+        Ok(block)
+    }
+
+    async fn is_supported(&self) -> Result<bool, AgentError> {
+        let hcn = self.hcn.clone();
+        let version = tokio::task::spawn_blocking(move || hcn.version()).await;
+        let version = version.map_err(|error| AgentError::system("reading the version of HNS", error))?;
+        Ok(version.is_ok_and(|version| version.supports(Feature::Ipv6DualStack)))
+    }
+}
