@@ -225,6 +225,12 @@ impl EmulatedCluster {
         self.nodes.iter().all(|node| node.plugin.has_ipv6())
     }
 
+    /// Whether the nodes know the networks of pods. Those of another plugin are unknown to them.
+    #[must_use]
+    pub fn knows_pod_networks(&self) -> bool {
+        self.nodes.iter().all(|node| matches!(node.plugin, Plugin::Tortie { .. }))
+    }
+
     /// Advances the clocks of the dataplanes.
     pub fn wait(&self, time: Duration) {
         *lock(&self.ahead) += time;

@@ -134,7 +134,8 @@ impl Callers<'_> {
                 return Err(wrong(&"closed without a reason, or without telling"));
             }
         }
-        if PODS.contains(&front.address) && self.opens_the_way_to_a_pod(front, flow)? {
+        let is_of_pods = self.cluster.knows_pod_networks() && PODS.contains(&front.address);
+        if is_of_pods && self.opens_the_way_to_a_pod(front, flow)? {
             return Err(wrong(&"the way to the pod whose address the Service has taken"));
         }
         if !front.backends.is_empty() {
