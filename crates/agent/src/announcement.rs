@@ -20,7 +20,6 @@ use crate::flannel::{self, OwnLease};
 #[cfg(target_os = "linux")]
 use crate::flannel_etcd::LeaseKeeper;
 use crate::flannel_etcd::{self, EtcdLease};
-use crate::node::wait_for;
 use crate::node_address::AddressFinder;
 #[cfg(target_os = "linux")]
 use crate::node_address::Machine;
@@ -267,9 +266,7 @@ async fn announce(
         annotate(store, node, announced).await?;
         if let Some(ipv6) = &announced.ipv6 {
             // A pool or an address may have come. The dataplane sees the block.
-            let known = wait_for(store, node).await?;
-            let own = known.own_address(IpVersion::V6).or(known.reported_address(IpVersion::V6));
-            ipv6.ensure_block(ipam, own.is_some()).await?;
+            ipv6.look_again(store, node, ipam).await?;
         }
     }
     unfit.map_or(Ok(()), Err)

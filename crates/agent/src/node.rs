@@ -293,9 +293,10 @@ async fn prepare_windows(
     let dataplane = WindowsDataplane::new(hcn.clone()).with_host(host);
     let dataplane = dataplane.with_bridge(network == WindowsNetwork::L2Bridge);
     let dataplane = dataplane.with_static_rules(static_rules).with_services(services);
-    let wiring = WindowsWiring::new(hcn).with_networks(dataplane.networks());
-    let ipam_source = lease.as_ref().and_then(OwnLease::windows_addresses).map(IpamSource::Fixed);
     let current = dataplane.current_network();
+    let wiring = WindowsWiring::new(hcn).with_networks(dataplane.networks());
+    let wiring = wiring.with_pod_network(current.clone());
+    let ipam_source = lease.as_ref().and_then(OwnLease::windows_addresses).map(IpamSource::Fixed);
     let announced = Announced::on_windows(store, node, &made, current, finder, lease, windows_ipv6).await?;
     Ok(Prepared {
         dataplane: Box::new(dataplane),

@@ -3,8 +3,11 @@
 use std::sync::Arc;
 
 use ipnet::Ipv6Net;
+use tortie_api::net::IpVersion;
+use tortie_api::{Key, Kind, Resource};
 use tortie_hcn::{Feature, Hcn, HcnExt as _};
 use tortie_ipam::{Ipam, IpamError};
+use tortie_store::Endpoints;
 use tortie_windows::Host;
 
 use crate::AgentError;
@@ -18,6 +21,20 @@ pub(crate) struct WindowsIpv6 {
 impl WindowsIpv6 {
     pub(crate) fn new(hcn: Arc<dyn Hcn>, host: Host) -> Self {
         Self { hcn, host }
+    }
+
+    /// Claims a block if the Node as it is stored can have one now.
+    pub(crate) async fn look_again(
+        &self,
+        store: &dyn Endpoints,
+        node: &str,
+        ipam: &Ipam,
+    ) -> Result<(), AgentError> {
+        let key = Key::global(Kind::Node, node);
+        let Some(stored) = store.get(&key).await? else { return Ok(()) };
+        let Ok(Resource::Node(known)) = Resource::read(&key, &stored.value) else { return Ok(()) };
+        let own = known.own_address(IpVersion::V6).or(known.reported_address(IpVersion::V6));
+        self.ensure_block(ipam, own.is_some()).await.map(drop)
     }
 
     /// The node's block, if HNS has IPv6 beside IPv4 and an IPv6 pool is for the node. IPv4 does not depend on it. A node without an

@@ -22,7 +22,7 @@ use crate::bridge::{self, node_address_v6};
 use crate::endpoint::{documents, endpoint_id, endpoint_name, ensure_closed, find};
 use crate::network_spec::{everything, ipv6_subnet, subnets};
 use crate::outbound::CurrentNetworks;
-use crate::pod_network::{add_subnet, pod_gateway, provider_address};
+use crate::pod_network::{CurrentPodNetwork, add_subnet, pod_gateway, provider_address};
 use crate::{Error, NETWORK};
 
 /// The first two bytes of every pod's MAC address; the other four are its IP address. It is the same on all nodes,
@@ -44,18 +44,26 @@ const NOT_READY_PAUSES_MS: [u64; 4] = [100, 200, 400, 800];
 pub struct WindowsWiring {
     hcn: Arc<dyn Hcn>,
     networks: CurrentNetworks,
+    pod_network: CurrentPodNetwork,
 }
 
 impl WindowsWiring {
     /// Connects pods through `hcn`.
     pub fn new(hcn: Arc<dyn Hcn>) -> WindowsWiring {
-        WindowsWiring { hcn, networks: CurrentNetworks::default() }
+        WindowsWiring { hcn, networks: CurrentNetworks::default(), pod_network: CurrentPodNetwork::default() }
     }
 
     /// New endpoints have the policies that these networks demand ([`WindowsDataplane::networks`](crate::WindowsDataplane)).
     #[must_use]
     pub fn with_networks(self, networks: CurrentNetworks) -> Self {
         Self { networks, ..self }
+    }
+
+    /// New pods get no IPv6 while this network lacks it ([`WindowsDataplane::current_network`](crate::WindowsDataplane)): a network in
+    /// use may have the subnet of another block than IPAM gives addresses of.
+    #[must_use]
+    pub fn with_pod_network(self, pod_network: CurrentPodNetwork) -> Self {
+        Self { pod_network, ..self }
     }
 
     fn plug(&self, pod: &PodAttachment) -> Result<PodInterface, Error> {
@@ -256,6 +264,9 @@ impl WindowsWiring {
 
     /// Whether the network has IPv6, and the node is connected to it.
     fn serves_ipv6(&self) -> Result<bool, Error> {
+        if self.pod_network.get().is_some_and(|network| network.without_ipv6.is_some()) {
+            return Ok(false);
+        }
         let network = self.hcn.network_by_name(NETWORK)?.ok_or_else(|| Error::NoNetwork(NETWORK.into()))?;
         Ok(bridge::node_end_v6(&*self.hcn, &network)?.is_some())
     }
@@ -443,9 +454,12 @@ fn ipv4_address(endpoint: &Endpoint) -> Option<Ipv4Addr> {
 
 /// The difference between an endpoint and the pod.
 fn difference(endpoint: &Endpoint, own: OwnAddress, network: &Network) -> Option<String> {
-    // IPv6 has several forms of an address.
+    // IPv6 has several forms of an address. Each interface has one of its link, whoever lists it.
     let parsed = |config: &IpConfig| config.ip_address.parse::<IpAddr>().ok();
-    let addresses: BTreeSet<Option<IpAddr>> = endpoint.ip_configurations.iter().map(parsed).collect();
+    let is_of_link =
+        |own: &Option<IpAddr>| matches!(own, Some(IpAddr::V6(own)) if own.is_unicast_link_local());
+    let listed = endpoint.ip_configurations.iter().map(parsed);
+    let addresses: BTreeSet<Option<IpAddr>> = listed.filter(|own| !is_of_link(own)).collect();
     let wanted =
         [Some(IpAddr::V4(own.address)), own.ipv6.map(IpAddr::V6)].into_iter().filter(Option::is_some);
     if endpoint.host_compute_network != network.id {
@@ -485,4 +499,34 @@ fn when_ready<T>(mut call: impl FnMut() -> Result<T, Error>) -> Result<T, Error>
         }
     }
     call()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The forms of IPv6 and the address of the link are no difference. Anything else is.
+    #[test]
+    fn endpoints_are_compared_by_their_addresses() {
+        let own = OwnAddress {
+            address: Ipv4Addr::new(10, 0, 0, 5),
+            block: "10.0.0.0/26".parse().unwrap(),
+            ipv6: Some("fd00::5".parse().unwrap()),
+        };
+        let network = Network { r#type: NetworkMode::L2Bridge, ..Network::default() };
+        for (listed, is_same) in [
+            (&["10.0.0.5", "fd00::5"][..], true),
+            (&["FD00:0:0:0::5", "10.0.0.5", "fe80::1"], true),
+            (&["10.0.0.5"], false),
+            (&["10.0.0.5", "fe80::1"], false),
+            (&["10.0.0.5", "fd00::5", "fd00::6"], false),
+            (&["10.0.0.5", "fd00::5", "x"], false),
+        ] {
+            let ip_configurations = listed
+                .iter()
+                .map(|address| IpConfig { ip_address: (*address).to_owned(), ..IpConfig::default() });
+            let endpoint = Endpoint { ip_configurations: ip_configurations.collect(), ..Endpoint::default() };
+            assert_eq!(difference(&endpoint, own, &network).is_none(), is_same, "{listed:?}");
+        }
+    }
 }

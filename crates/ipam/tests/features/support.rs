@@ -10,11 +10,13 @@ use tortie_api::{Key, Kind};
 use tortie_ipam::{Ipam, Request};
 use tortie_store::{Embedded, Store};
 
-/// Pools with VXLAN: name, cidr, blockSize.
+/// Pools, those of IPv4 with VXLAN: name, cidr, blockSize.
 pub(crate) async fn cluster(pools: &[(&str, &str, Option<u8>)]) -> Arc<Embedded> {
     let store = Arc::new(Embedded::in_memory().unwrap());
     for (name, cidr, block_size) in pools {
-        put_pool(&store, name, json!({"cidr": cidr, "blockSize": block_size, "vxlanMode": "Always"})).await;
+        // Windows nodes have no IPv6 in VXLAN.
+        let mode = if cidr.contains(':') { "Never" } else { "Always" };
+        put_pool(&store, name, json!({"cidr": cidr, "blockSize": block_size, "vxlanMode": mode})).await;
     }
     configure(&store, json!({"strict_affinity": true, "auto_allocate_blocks": true})).await;
     store

@@ -29,7 +29,7 @@ async fn cluster(memory: &Memory, pools: &[(&str, &str, u8)], strict: bool, cool
     for (name, cidr, block_size) in pools {
         let pool = json!({
             "apiVersion": "projectcalico.org/v3", "kind": "IPPool", "metadata": {"name": name},
-            "spec": {"cidr": cidr, "blockSize": block_size, "vxlanMode": "Always"},
+            "spec": {"cidr": cidr, "blockSize": block_size, "vxlanMode": "Never"},
         });
         memory.create(&Key::global(Kind::IpPool, *name), pool).await.unwrap();
     }

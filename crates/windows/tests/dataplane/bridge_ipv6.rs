@@ -192,6 +192,29 @@ fn pods_get_no_addresses_of_a_block_without_subnet() {
     assert_eq!(subnets(&*hns), ["10.244.3.0/26".to_owned(), other.to_string()]);
 }
 
+/// New pods get IPv4 only, because no address of the node's block fits.
+#[test]
+fn a_network_with_the_subnet_of_another_block_gives_no_ipv6() {
+    let mut node = on_both();
+    node.connect_node();
+    let wiring = WindowsWiring::new(node.hns.clone()).with_pod_network(node.dataplane.current_network());
+    node.dataplane.apply(&[local(), own_block(), own_ipv6_block()]);
+    assert!(wiring.has_ipv6().unwrap());
+    let pod = attachment(node.hns.create_namespace(&Default::default()).unwrap());
+    wiring.connect(&pod).unwrap();
+    let other = Delta::Route(Route {
+        destination: "fd00:10:244::80/122".parse().unwrap(),
+        target: RouteTarget::Local,
+    });
+    let report = node.dataplane.apply(&[Delta::RouteRemoved(BLOCK.parse().unwrap()), other]);
+    assert_eq!(of(Reason::NetworkWithoutIpv6, &report).len(), 1, "{report:?}");
+    assert!(!wiring.has_ipv6().unwrap());
+    wiring.disconnect(&pod.endpoint, CONTAINER).unwrap();
+    node.dataplane.resync();
+    assert!(wiring.has_ipv6().unwrap(), "the network was made anew");
+    assert_eq!(subnets(&*node.hns), ["10.244.3.0/26", "fd00:10:244::80/122"]);
+}
+
 /// Another program, or an agent that knew no IPv6.
 #[test]
 fn an_endpoint_of_the_node_without_ipv6_is_replaced() {
