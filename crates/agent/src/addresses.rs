@@ -305,6 +305,18 @@ pub(crate) async fn assign(
     assigned.map_err(|error| no_address(&error))
 }
 
+/// Allocates an address if the node's blocks have one.
+pub(crate) async fn assign_if_room(ipam: &Ipam, request: &Request) -> Result<Option<Assignment>, Failure> {
+    match ipam.assign(request).await {
+        Ok(one) => Ok(Some(one)),
+        Err(error @ IpamError::Exhausted { .. }) => {
+            tracing::warn!(%error, handle = request.handle, "the pod gets no IPv6 address; larger blocks need another pool");
+            Ok(None)
+        }
+        Err(error) => Err(no_address(&error)),
+    }
+}
+
 pub(crate) fn no_address(error: &IpamError) -> Failure {
     Failure::new(Code::IPAM, "no address for the pod", error.to_string())
 }

@@ -109,6 +109,8 @@ impl Pods {
         wanted: Wanted,
         publication: Option<Publication>,
     ) -> Result<Obtained, Failure> {
+        // A network with one block may have no room for a pod that can do without IPv6.
+        let is_ipv6_optional = wanted.ipv6.assign == Assign::IfPool && self.ipam.has_one_block();
         let due = self.due(id, request, wanted).await?;
         let (mut addresses, mut published, mut link) = (Vec::new(), None, Link::Unchanged);
         for (request, wanted) in &due {
@@ -118,6 +120,12 @@ impl Pods {
                     let one = self.assign_only_address(request, publication).await?;
                     (published, link) = (one.published, one.link);
                     one.address
+                }
+                (None, _) if is_ipv6_optional && request.family == Family::V6 => {
+                    match addresses::assign_if_room(&self.ipam, request).await? {
+                        Some(one) => addresses::of_assignment(&one),
+                        None => continue,
+                    }
                 }
                 _ => {
                     let one = addresses::assign(&self.ipam, call, request, *wanted).await?;
@@ -153,10 +161,11 @@ impl Pods {
                 (true, Assign::Never) => false,
                 // Most clusters have none, and this is known without a request.
                 (true, Assign::IfPool) if family == Family::V6 && self.ipam.lacks_ipv6_pools() => false,
+                // Pools that nodes without IPv6 cannot use are no problem there.
+                (true, Assign::IfPool) if family == Family::V6 && !self.has_ipv6()? => false,
                 (true, Assign::IfPool) => {
                     let has_pool = self.ipam.has_pool(&request).await;
                     has_pool.map_err(|error| addresses::no_address(&error))?
-                        && (family == Family::V4 || self.has_ipv6()?)
                 }
             };
             if is_due {

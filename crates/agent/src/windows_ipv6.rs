@@ -47,15 +47,17 @@ impl WindowsIpv6 {
         if !self.is_supported().await? {
             return Ok(None);
         }
-        let (block, lack) = match ipam.ipv6_block().await? {
-            Some(known) => (Some(known), None),
+        let known = ipam.ipv6_block().await?;
+        let (block, lack) = match known {
+            Some(_) if has_address => (known, None),
             None if !ipam.has_ipv6_pool().await? => (None, None),
-            None if !has_address => {
+            // The pods that run keep their addresses.
+            _ if !has_address => {
                 let why = "the Node has no IPv6 address, by which other nodes reach them: let its kubelet report one, write the \
                            annotation projectcalico.org/IPv6Address, or exclude the node from the IPv6 pools (nodeSelector)";
-                (None, Some(why.to_owned()))
+                (known, Some(why.to_owned()))
             }
-            None => match ipam.ensure_ipv6_block().await {
+            _ => match ipam.ensure_ipv6_block().await {
                 Ok(block) => (block, None),
                 Err(error @ IpamError::Store(_)) => return Err(error.into()),
                 Err(error) => (None, Some(format!("{error}; enlarge the IPv6 pool"))),
@@ -69,6 +71,7 @@ impl WindowsIpv6 {
         let hcn = self.hcn.clone();
         let version = tokio::task::spawn_blocking(move || hcn.version()).await;
         let version = version.map_err(|error| AgentError::system("reading the version of HNS", error))?;
-        Ok(version.is_ok_and(|version| version.supports(Feature::Ipv6DualStack)))
+        // An HNS that does not answer now may have it. If not, it refuses the network with IPv6.
+        Ok(version.map_or(true, |version| version.supports(Feature::Ipv6DualStack)))
     }
 }

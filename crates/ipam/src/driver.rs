@@ -78,6 +78,12 @@ impl Ipam {
         Self { most_blocks, ..self }
     }
 
+    /// Whether the node's network can have one block of each family only.
+    #[must_use]
+    pub fn has_one_block(&self) -> bool {
+        self.most_blocks == 1
+    }
+
     /// Who asks for addresses.
     pub(crate) fn in_words(&self) -> String {
         if is_virtual(&self.node) { "load balancers".to_owned() } else { format!("node {}", self.node) }

@@ -34,13 +34,13 @@ pub fn is_of_node(endpoint: &Endpoint) -> bool {
 }
 
 /// Ensures that the endpoint exists, with an address of each subnet, and is attached to the node's compartment. One without them is
-/// recreated. Returns its IPv6 address. If HNS does not give it one, that is recorded in `host`.
+/// recreated. If HNS does not give it an IPv6 address, that is recorded in `host`.
 pub(crate) fn ensure_node_endpoint(
     hcn: &(impl Hcn + ?Sized),
     host: &Host,
     network: &Network,
     block: Ipv4Net,
-) -> Result<Option<Ipv6Addr>, Error> {
+) -> Result<(), Error> {
     let ipv6 = ipv6_subnet(network);
     let wanted = configurations(block, ipv6.filter(|_| host.ipv6_refused().is_none()));
     let mut known: Option<Endpoint> = None;
@@ -62,13 +62,12 @@ pub(crate) fn ensure_node_endpoint(
         let addresses: Vec<IpAddr> = of(&endpoint.ip_configurations).collect();
         info!(?addresses, "the node is connected to its pods");
     }
-    Ok(ipv6.and_then(|block| ipv6_end(&endpoint, block)))
+    Ok(())
 }
 
-/// The node's address in the IPv6 block, if the endpoint has it.
-fn ipv6_end(endpoint: &Endpoint, block: Ipv6Net) -> Option<Ipv6Addr> {
-    let end = node_address_v6(block);
-    of(&endpoint.ip_configurations).any(|address| address == IpAddr::V6(end)).then_some(end)
+/// The node's IPv6 address in the network, if the network has IPv6. Its endpoint may lack it.
+pub(crate) fn end_v6(network: &Network) -> Option<Ipv6Addr> {
+    ipv6_subnet(network).filter(|_| network.r#type == NetworkMode::L2Bridge).map(node_address_v6)
 }
 
 fn has_all(endpoint: &Endpoint, wanted: &[IpConfig]) -> bool {
@@ -100,13 +99,12 @@ fn create_with_ipv6(
     Ok(hcn.endpoint(id)?)
 }
 
-/// The node's IPv6 address in the network, if it is connected to its pods by IPv6.
-pub(crate) fn node_end_v6(hcn: &(impl Hcn + ?Sized), network: &Network) -> Result<Option<Ipv6Addr>, Error> {
-    let Some(block) = ipv6_subnet(network).filter(|_| network.r#type == NetworkMode::L2Bridge) else {
-        return Ok(None);
-    };
+/// Whether the node is connected to its pods by IPv6.
+pub(crate) fn has_ipv6(hcn: &(impl Hcn + ?Sized), network: &Network) -> Result<bool, Error> {
+    let Some(end) = end_v6(network) else { return Ok(false) };
     let endpoints = hcn.endpoints_of_network(network.id)?;
-    Ok(endpoints.iter().filter(|endpoint| is_of_node(endpoint)).find_map(|own| ipv6_end(own, block)))
+    let mut of_node = endpoints.iter().filter(|endpoint| is_of_node(endpoint));
+    Ok(of_node.any(|own| of(&own.ip_configurations).any(|address| address == IpAddr::V6(end))))
 }
 
 /// Removes the endpoint, before its network is deleted.

@@ -21,7 +21,7 @@ use tracing::{info, warn};
 
 use crate::acl_reconciler::{AclReconciler, Node};
 use crate::backoff::Backoff;
-use crate::bridge::node_end_v6;
+use crate::bridge::end_v6;
 use crate::endpoint::find;
 use crate::firewall_opening::FirewallOpenings;
 use crate::host::Host;
@@ -405,8 +405,7 @@ impl WindowsDataplane {
             // Whatever is wrong with it, its endpoints may have ACLs that name sets, and IPv6.
             let found = self.hcn.network_by_name(NETWORK)?;
             self.network = found.as_ref().map(|network| network.id);
-            let end = found.map(|network| node_end_v6(&*self.hcn, &network)).transpose()?;
-            self.node_end_v6 = end.flatten();
+            self.node_end_v6 = found.as_ref().and_then(end_v6);
         }
         if self.version_due {
             match self.hcn.version() {

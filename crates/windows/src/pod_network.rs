@@ -113,9 +113,8 @@ pub fn ensure_network_on(
         Some(network) => maker.settle(network)?,
         None => (maker.create()?, None),
     };
-    let mut gateway_v6 = None;
     if spec.kind == NetworkKind::L2Bridge {
-        gateway_v6 = bridge::ensure_node_endpoint(hcn, host, &found, spec.block)?;
+        bridge::ensure_node_endpoint(hcn, host, &found, spec.block)?;
     } else if !found.policies.iter().any(Policy::is::<HostRoute>) {
         let host_route = vec![Policy::of(&HostRoute::default())];
         match hcn.modify_network(found.id, &Modify::policies(RequestType::Add, host_route)) {
@@ -133,6 +132,7 @@ pub fn ensure_network_on(
         }
     }
     let without_ipv6 = host.without_ipv6().or(without_ipv6);
+    let gateway_v6 = bridge::end_v6(&found);
     let made = PodNetwork { without_subnet, gateway_v6, without_ipv6, ..pod_network(&found, spec)? };
     anchor::release(hcn, host)?;
     Ok(made)
@@ -155,7 +155,7 @@ pub fn existing_network(hcn: &(impl Hcn + ?Sized), name: &str) -> Result<PodNetw
         }
     };
     let block = subnets(&network).next().ok_or_else(|| differs("it has no subnet: delete it".to_owned()))?;
-    let gateway_v6 = bridge::node_end_v6(hcn, &network)?;
+    let gateway_v6 = bridge::end_v6(&network);
     let spec = NetworkSpec { name: name.to_owned(), block, ipv6: None, kind, adapter: None };
     Ok(PodNetwork { gateway_v6, ..pod_network(&network, &spec)? })
 }
@@ -307,7 +307,12 @@ impl<H: Hcn + ?Sized> NetworkMaker<'_, H> {
             created => created?,
         };
         info!(network = spec.name, %id, block = %spec.block, ?ipv6, kind = ?spec.kind, "created the network of the pods");
-        Ok(hcn.network(id)?)
+        let made = hcn.network(id)?;
+        if host.ipv6_refused().is_none() && ipv6.is_some() && ipv6_subnet(&made) != ipv6 {
+            // Otherwise it would be made anew at each check.
+            host.refuse_ipv6("HNS accepts the network with it, and does not show its IPv6 subnet".to_owned());
+        }
+        Ok(made)
     }
 }
 

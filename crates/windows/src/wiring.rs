@@ -198,8 +198,9 @@ impl WindowsWiring {
             return Ok(any);
         }
         for other in self.hcn.endpoints_of_network(document.host_compute_network)? {
+            let parsed = |config: &IpConfig| config.ip_address.parse::<IpAddr>().ok();
             let same = |config: &IpConfig| {
-                document.ip_configurations.iter().any(|own| own.ip_address == config.ip_address)
+                document.ip_configurations.iter().any(|own| parsed(own) == parsed(config))
             };
             if other.is_remote() && other.ip_configurations.iter().any(same) {
                 warn!(endpoint = %other.id, "a remote endpoint holds the pod's address: it is removed");
@@ -268,7 +269,7 @@ impl WindowsWiring {
             return Ok(false);
         }
         let network = self.hcn.network_by_name(NETWORK)?.ok_or_else(|| Error::NoNetwork(NETWORK.into()))?;
-        Ok(bridge::node_end_v6(&*self.hcn, &network)?.is_some())
+        bridge::has_ipv6(&*self.hcn, &network)
     }
 
     fn verify(&self, pod: &PodAttachment) -> Result<(), Error> {

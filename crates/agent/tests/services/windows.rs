@@ -346,6 +346,25 @@ async fn pods_of_an_l2bridge_network_have_both_families() {
     assert_eq!(success.ips.len(), 2, "{success:?}");
 }
 
+/// The node's only IPv6 block is of a pool that gives no addresses any more. IPv4 does not depend on it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_for_which_the_ipv6_block_has_no_room_gets_ipv4() {
+    let (bed, hns) = bridged(Config::SERVER_2022, "fd00::/120", Some("2001:db8::1/64")).await;
+    assert_eq!(add(&bed, &hns, "p").await.unwrap().unwrap().ips.len(), 2);
+    for (name, cidr, disabled) in [("six", "fd00::/120", true), ("seven", "fd07::/120", false)] {
+        let spec = json!({"cidr": cidr, "blockSize": 125, "vxlanMode": "Never", "disabled": disabled});
+        put(&*bed.store, &Key::global(Kind::IpPool, name), json!({"metadata": {"name": name}, "spec": spec}))
+            .await;
+    }
+    // What is known of pools may be old for a moment. Each attempt ends, so the IPv4 block does not fill.
+    until("a pod with IPv4 only", async || {
+        let added = add(&bed, &hns, "q").await.unwrap().unwrap();
+        bed.call(bed.invocation(Command::Del, "q", "q")).await.unwrap();
+        added.ips.len() == 1
+    })
+    .await;
+}
+
 /// Windows Server 2019 has no IPv6 beside IPv4.
 #[tokio::test(flavor = "multi_thread")]
 async fn pods_of_an_old_version_have_ipv4_only() {
@@ -416,6 +435,20 @@ async fn an_ipv6_pool_may_come_later() {
     until("a network with IPv6", async || has_ipv6(&hns)).await;
     let success = add(&bed, &hns, "p").await.unwrap().unwrap();
     assert!(success.ips.len() == 2 && success.ips[1].address.starts_with("fd01::"), "{success:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_loses_its_ipv6_address_gives_no_more_ipv6() {
+    let (bed, hns) = bridged(Config::SERVER_2022, "fd00::/120", Some("2001:db8::1/64")).await;
+    assert_eq!(add(&bed, &hns, "p").await.unwrap().unwrap().ips.len(), 2);
+    let key = Key::global(Kind::Node, NODE);
+    let mut node = bed.store.get(&key).await.unwrap().unwrap().value;
+    node["metadata"]["annotations"].as_object_mut().unwrap().remove("projectcalico.org/IPv6Address");
+    put(&*bed.store, &key, node).await;
+    let says = async |text: &str| without_ipv6(&bed).await.iter().any(|message| message.contains(text));
+    until("it is reported", async || says("the Node has no IPv6 address").await).await;
+    assert_eq!(add(&bed, &hns, "q").await.unwrap().unwrap().ips.len(), 1);
+    assert!(has_ipv6(&hns), "pods that run keep theirs");
 }
 
 /// The condition of a node whose pod gets an IPv4 address only.
