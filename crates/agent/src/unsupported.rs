@@ -204,8 +204,8 @@ impl Watched {
                 message: error.to_string(),
             })
         });
-        let others = self.conflicts().chain(self.without_pool()).chain(self.small_blocks());
-        let others = others.chain(self.pools_without_effect()).chain(self.ipip_beside_windows());
+        let others = self.conflicts().chain(self.without_pool()).chain(self.terminating());
+        let others = others.chain(self.small_blocks()).chain(self.pools_without_effect()).chain(self.ipip_beside_windows());
         fields.chain(others).chain(self.version()).collect()
     }
 
@@ -304,6 +304,21 @@ impl Watched {
                 "pods of this node have addresses of {block}, which no IPPool has any more: other nodes may not reach them. \
                  Store the pool as it was; `tortie pool migrate` moves the pods to another one"
             ),
+        })
+    }
+
+    fn terminating(&self) -> impl Iterator<Item = Unsupported> {
+        self.pools.values().filter(|pool| pool.is_terminating).filter_map(|pool| {
+            let block = self.blocks.values().find(|block| pool.cidr.contains(*block))?;
+            Some(Unsupported {
+                object: Key::global(Kind::IpPool, &pool.name),
+                reason: Reason::PoolTerminating,
+                message: format!(
+                    "it was deleted, and stays until none of its addresses is in use; this node uses addresses of {block}. It gives no new \
+                     ones. `tortie pool migrate {} NEW` moves pods, tunnels and Services to another pool",
+                    pool.name
+                ),
+            })
         })
     }
 }

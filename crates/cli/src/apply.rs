@@ -111,7 +111,7 @@ impl Apply {
             for key in pruned {
                 let word = if self.dry_run { "would be pruned" } else { "pruned" };
                 if !self.dry_run {
-                    store.delete(&key, None).await.with_context(|| key.to_string())?;
+                    crate::delete::remove(&*store, &key).await.with_context(|| key.to_string())?;
                 }
                 output::line(&format!("{key} {word}"));
             }

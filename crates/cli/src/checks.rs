@@ -2,7 +2,6 @@
 //! Tortie does not support, and pools that conflict with others or are in use.
 
 use std::collections::BTreeSet;
-use std::fmt;
 
 use anyhow::bail;
 use ipnet::IpNet;
@@ -10,6 +9,7 @@ use tortie_api::calico::IpPool;
 use tortie_api::manifest::{Object, Problem};
 use tortie_api::support::{self, Pool};
 use tortie_api::{FieldError, Key, Kind, Resource};
+use tortie_ipam::in_use;
 use tortie_store::{Store, Stored};
 
 use crate::ipam::windows_node;
@@ -141,7 +141,7 @@ async fn pool_problems<'a>(
         .collect();
     let problems = given.into_iter().flat_map(|(object, pool)| {
         let before = stored.iter().find(|other| other.key == object.key);
-        let changed = before.and_then(|before| changed_in_use(before, object, &blocks));
+        let changed = before.and_then(|before| refused_change(before, object, &blocks));
         let conflict = support::conflicts(&pool, &pools)
             .or_else(|| support::overlapping_nodes(&pool, nodes.iter().copied()))
             .map(|problem| FieldError::new("spec.cidr", problem));
@@ -156,9 +156,10 @@ async fn pool_problems<'a>(
     Ok(problems.collect())
 }
 
-/// The change of a pool that is not possible while its addresses are in use.
-fn changed_in_use(before: &Stored, after: &Object, blocks: &[Stored]) -> Option<FieldError> {
-    let used = in_use(&Pool::of(&before.key, &before.value)?.cidr, blocks)?;
+/// The change of a pool that is not possible: its blocks stay as they are, so Calico's clients and the definition of the kind refuse
+/// to change its addresses, too (`libcalico-go/lib/clientv3/ippool.go`); and pods keep addresses that the pool no longer is for.
+fn refused_change(before: &Stored, after: &Object, blocks: &[Stored]) -> Option<FieldError> {
+    let used = in_use(&Pool::of(&before.key, &before.value)?.cidr, blocks);
     let Ok(Resource::IpPool(old)) = Resource::read(&before.key, &before.value) else { return None };
     let Resource::IpPool(new) = &after.resource else { return None };
     // What a manifest leaves out has its default.
@@ -166,101 +167,16 @@ fn changed_in_use(before: &Stored, after: &Object, blocks: &[Stored]) -> Option<
     let differs = [
         ("cidr", old.spec.cidr != new.spec.cidr),
         ("blockSize", old.block_size() != new.block_size()),
-        ("allowedUses", uses(&old) != uses(new)),
+        ("allowedUses", used.is_some() && uses(&old) != uses(new)),
     ];
     let (field, _) = differs.into_iter().find(|(_, differs)| *differs)?;
-    let problem = format!(
-        "it cannot change while addresses of the pool are in use ({used}); `tortie pool migrate {} NEW` moves what has them to another \
-         pool, which has the new settings",
-        before.key.name
-    );
+    let problem = match used {
+        Some(used) => format!(
+            "it cannot change while addresses of the pool are in use ({used}); `tortie pool migrate {} NEW` moves what has them to another \
+             pool, which has the new settings",
+            before.key.name
+        ),
+        None => "it cannot change; delete the pool, of which no address is in use, and create it with the new settings".to_owned(),
+    };
     Some(FieldError::new(format!("spec.{field}"), problem))
-}
-
-/// The users of addresses of a network.
-struct InUse {
-    count: u64,
-    /// The first owner, for messages.
-    first: String,
-}
-
-impl fmt::Display for InUse {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { count, first } = self;
-        write!(f, "{count} {}, the first of {first}", if *count == 1 { "address" } else { "addresses" })
-    }
-}
-
-/// The users of addresses of a network; `None` if there are none.
-fn in_use(net: &IpNet, blocks: &[Stored]) -> Option<InUse> {
-    let (mut count, mut first) = (0_u64, None);
-    for block in blocks {
-        let cidr: Option<IpNet> = block.value["cidr"].as_str().and_then(|text| text.parse().ok());
-        if !cidr.is_some_and(|cidr| net.contains(&cidr)) {
-            continue;
-        }
-        for offset in block.value["allocations"].as_array().into_iter().flatten() {
-            let Some(attribute) = offset.as_u64().and_then(|index| usize::try_from(index).ok()) else {
-                continue;
-            };
-            let owner = &block.value["attributes"][attribute]["secondary"];
-            // The addresses that a Windows node reserves at the beginning of its block have no owner.
-            let text = |name: &str| owner[name].as_str().map(str::to_owned);
-            let Some(owner) = owner_of(&text) else { continue };
-            count += 1;
-            first.get_or_insert(owner);
-        }
-    }
-    Some(InUse { count, first: first? })
-}
-
-fn owner_of(text: &impl Fn(&str) -> Option<String>) -> Option<String> {
-    if let (Some(namespace), Some(service)) = (text("namespace"), text("service")) {
-        return Some(format!("Service {namespace}/{service}"));
-    }
-    match (text("namespace"), text("pod"), text("node")) {
-        (Some(namespace), Some(pod), _) => Some(format!("pod {namespace}/{pod}")),
-        (_, _, Some(node)) => Some(format!("node {node}")),
-        _ => None,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::{Value, json};
-
-    use super::*;
-
-    fn block(allocations: Value, attributes: Value) -> Stored {
-        let value = json!({"cidr": "10.0.0.0/26", "allocations": allocations, "attributes": attributes});
-        Stored::new(Key::global(Kind::IpamBlock, "10-0-0-0-26"), value, tortie_store::Written::at(1))
-    }
-
-    #[test]
-    fn addresses_in_use_are_those_of_pods_and_nodes() {
-        let pod = json!({"handle_id": "h", "secondary": {"namespace": "n", "pod": "p", "node": "one"}});
-        let node = json!({"handle_id": "t", "secondary": {"node": "one", "type": "vxlanTunnelAddress"}});
-        let service = json!({"handle_id": "lb-x", "secondary": {"namespace": "n", "service": "s", "type": "LoadBalancer"}});
-        let kept =
-            json!({"handle_id": "windows-reserved-ipam-handle", "secondary": {"note": "windows reserved"}});
-        let net = |text: &str| -> IpNet { text.parse().unwrap_or_default() };
-        let cases = [
-            (
-                "10.0.0.0/16",
-                json!([0, null, 0]),
-                json!([pod.clone()]),
-                Some("2 addresses, the first of pod n/p"),
-            ),
-            ("10.0.0.0/16", json!([0]), json!([service]), Some("1 address, the first of Service n/s")),
-            ("10.0.0.0/16", json!([0]), json!([node]), Some("1 address, the first of node one")),
-            ("10.0.0.0/16", json!([0]), json!([kept]), None),
-            ("10.0.0.0/16", json!([null]), json!([]), None),
-            ("10.1.0.0/16", json!([0]), json!([pod]), None),
-        ];
-        for (within, allocations, attributes, expected) in cases {
-            let found = in_use(&net(within), &[block(allocations.clone(), attributes)]);
-            let message = found.map(|found| found.to_string());
-            assert_eq!(message.as_deref(), expected, "{within} {allocations}");
-        }
-    }
 }

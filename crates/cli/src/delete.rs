@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::bail;
 use tortie_api::kubernetes::is_implied;
 use tortie_api::{Key, Kind};
+use tortie_controllers::delete_pool;
 use tortie_store::{Interest, Scope, Store, StoreError, Stored};
 
 use crate::filenames::Filenames;
@@ -113,15 +114,24 @@ pub(crate) async fn refuse(store: &dyn Store, keys: &[Key]) -> anyhow::Result<()
     crate::checks::refuse_deletion(store, keys).await
 }
 
-/// Deletes the object; returns whether it existed.
+/// Deletes the object, and says so; returns whether it existed.
 async fn delete(store: &dyn Store, key: &Key) -> anyhow::Result<bool> {
-    match store.delete(key, None).await {
-        Ok(_) => {
-            output::line(&format!("{key} deleted"));
-            Ok(true)
-        }
-        Err(StoreError::NotFound(_)) => Ok(false),
-        Err(error) => Err(error.into()),
+    let existed = remove(store, key).await?;
+    if existed {
+        output::line(&format!("{key} deleted"));
+    }
+    Ok(existed)
+}
+
+/// Deletes an object that [`refuse`] lets go; returns whether it existed.
+pub(crate) async fn remove(store: &dyn Store, key: &Key) -> Result<bool, StoreError> {
+    match key.kind {
+        Kind::IpPool => delete_pool(store, key, None).await,
+        _ => match store.delete(key, None).await {
+            Ok(_) => Ok(true),
+            Err(StoreError::NotFound(_)) => Ok(false),
+            Err(error) => Err(error),
+        },
     }
 }
 

@@ -10,9 +10,12 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
 use tokio::time::Instant;
+use tortie_api::Kind;
 use tortie_api::kubernetes::Node;
+use tortie_api::support::{is_protected, set_protected};
 use tortie_deploy::{CLEANUP_SET, DAEMON_SET, NAMESPACE, Values};
 use tortie_store::kubernetes::{CalicoGroup, Kubernetes};
+use tortie_store::{Store, StoreError, Stored};
 
 use crate::install::INTERVAL;
 use crate::install::cluster::{ClusterArguments, MANAGER, get, list, name_of, path_of};
@@ -66,20 +69,23 @@ impl Uninstall {
         }
         remove_set(&cluster, CLEANUP_SET, self.timeout()).await?;
         let values = Values::default();
-        for object in tortie_deploy::objects(&values).iter().rev() {
-            let is_data =
-                object["kind"] == "CustomResourceDefinition" && object["metadata"]["name"] != REPORTS;
-            if !is_data || self.data {
-                delete(&cluster, object).await?;
-            }
+        let (definitions, others): (Vec<_>, Vec<_>) = tortie_deploy::objects(&values)
+            .into_iter()
+            .rev()
+            .partition(|object| object["kind"] == "CustomResourceDefinition");
+        for object in &others {
+            delete(&cluster, object).await?;
+        }
+        // The controllers, which keep deleted pools while they are in use, have no permissions any more.
+        release_pools(&cluster).await?;
+        for object in definitions.iter().filter(|object| self.data || object["metadata"]["name"] == REPORTS) {
+            delete(&cluster, object).await?;
         }
         if self.data {
             forget_nodes(&cluster).await?;
             // The API server first deletes the objects of a definition.
-            for definition in tortie_deploy::objects(&values) {
-                if definition["kind"] == "CustomResourceDefinition" {
-                    wait_until_gone(&cluster, &path_of(&definition)?, self.timeout()).await?;
-                }
+            for definition in &definitions {
+                wait_until_gone(&cluster, &path_of(definition)?, self.timeout()).await?;
             }
         }
         wait_until_gone(&cluster, &namespace_path(), self.timeout()).await?;
@@ -215,6 +221,29 @@ async fn wait_until_gone(cluster: &Kubernetes, path: &str, timeout: Duration) ->
             bail!("{} is still being deleted after {} s: {conditions}", name_of(&object), timeout.as_secs());
         }
         tokio::time::sleep(INTERVAL).await;
+    }
+    Ok(())
+}
+
+/// Removes the finalizer of pools, which nobody else removes when they are deleted.
+async fn release_pools(cluster: &Kubernetes) -> anyhow::Result<()> {
+    let pools = match cluster.list(Kind::IpPool).await {
+        Ok(pools) => pools.items,
+        Err(StoreError::KindAbsent(_)) => return Ok(()),
+        Err(error) => return Err(error).context("reading the pools"),
+    };
+    for Stored { key, mut value, mut version, .. } in pools {
+        while is_protected(&value) {
+            set_protected(&mut value, false);
+            match cluster.update(&key, value, &version).await {
+                Ok(_) | Err(StoreError::NotFound(_)) => break,
+                Err(StoreError::Conflict(_)) => {
+                    let Some(changed) = cluster.get(&key).await? else { break };
+                    (value, version) = (changed.value, changed.version);
+                }
+                Err(error) => return Err(error).context(format!("removing the finalizer of {key}")),
+            }
+        }
     }
     Ok(())
 }

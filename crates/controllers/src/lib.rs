@@ -19,6 +19,7 @@ mod lock;
 mod nodes;
 mod policies;
 mod pool_migration;
+mod pools;
 mod reconciler;
 mod synced;
 
@@ -33,6 +34,7 @@ pub use blocks::Blocks;
 pub use election::{Claim, DEADLINE, Election, LEASE, PERIOD};
 pub use nodes::Nodes;
 pub use pool_migration::*;
+pub use pools::{Pools, delete_pool};
 
 use copier::Copier;
 use host_endpoints::HostEndpoints;
@@ -42,6 +44,8 @@ use reconciler::Stores;
 const MAX_ROUND: Duration = Duration::from_secs(60);
 /// How long a block must be empty before its node gives it up: Calico's `leakGracePeriod`.
 const EMPTY_GRACE: Duration = Duration::from_secs(15 * 60);
+/// The time between two looks at pools. A pool in use must not be deleted before the first one.
+const POOLS_ROUND: Duration = Duration::from_secs(5);
 /// The name of the Lease.
 pub const LEASE_NAME: &str = "tortie-controllers";
 
@@ -58,6 +62,8 @@ pub struct Config {
     pub namespace: String,
     /// How long a Node must be missing before what it leaves behind is removed.
     pub node_grace: Duration,
+    /// Whether the datastore is a Kubernetes API, which knows finalizers.
+    pub has_finalizers: bool,
 }
 
 impl Config {
@@ -88,7 +94,7 @@ async fn work(config: &Config) {
     };
     let others = lock::run(&*config.store, || async {
         let addresses = load_balancers::run(config.store.clone(), config.truth());
-        tokio::join!(host_endpoints(&*config.store), nodes(config), blocks(config), addresses);
+        tokio::join!(host_endpoints(&*config.store), nodes(config), blocks(config), pools(config), addresses);
     });
     // Copies are made while the datastore is locked, too: a cluster that changes to etcd needs them before its nodes apply
     // anything, and nothing else has them.
@@ -138,6 +144,26 @@ async fn blocks(config: &Config) {
             }
             Err(error) => {
                 tracing::warn!(%error, "empty blocks cannot be looked for; the controllers retry");
+                backoff.wait().await;
+            }
+        }
+    }
+}
+
+async fn pools(config: &Config) {
+    if !config.has_finalizers {
+        return std::future::pending().await;
+    }
+    let mut pools = Pools::new(config.store.clone());
+    let mut backoff = Backoff::new(random_seed()).with_max(MAX_ROUND);
+    loop {
+        match pools.round(Instant::now()).await {
+            Ok(()) => {
+                backoff.succeeded();
+                tokio::time::sleep(POOLS_ROUND).await;
+            }
+            Err(error) => {
+                tracing::warn!(%error, "deleted pools cannot be looked for; the controllers retry");
                 backoff.wait().await;
             }
         }

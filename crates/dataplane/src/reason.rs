@@ -129,6 +129,8 @@ pub enum Reason {
     PoolConflict,
     /// The IPPool of addresses in use has been changed or deleted.
     PoolMissing,
+    /// The IPPool of addresses in use was deleted, and stays until they are released.
+    PoolTerminating,
     /// Something else leads packets to pods past their policy.
     PolicyBypassed,
     /// Policy, or its last change, is not in force.
@@ -196,6 +198,7 @@ impl Reason {
             | NotUnderstood
             | OutboundNatDiffers
             | OverlayRemade
+            | PoolTerminating
             | PolicyBypassed
             | PolicySetHeld
             | PolicySetRefused

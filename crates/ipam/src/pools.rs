@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use ipnet::IpNet;
 use tortie_api::calico::{EncapsulationMode, IpPool};
+use tortie_api::support::is_terminating;
 use tortie_api::{Kind, Resource};
 
 use crate::block_cache::POOLS_FRESH;
@@ -73,7 +74,7 @@ impl Ipam {
             };
             let cidr = pool.spec.cidr;
             if pool.spec.disabled {
-                return refused(wanted, "the IPPool is disabled");
+                return refused(wanted, "the IPPool is disabled, or was deleted and is still in use");
             }
             if self.windows && pool.has_ipip() {
                 return refused(wanted, "the IPPool has IPIP, and Windows nodes have none");
@@ -146,12 +147,15 @@ impl Ipam {
         }
     }
 
-    /// Every readable pool, by name.
+    /// Every readable pool, by name. One that was deleted, and stays while its addresses are in use, counts as disabled.
     async fn all_pools(&self) -> Result<Vec<(String, IpPool)>, IpamError> {
         let mut pools = Vec::new();
         for stored in self.records.store.list(Kind::IpPool).await?.items {
             match Resource::read(&stored.key, &stored.value) {
-                Ok(Resource::IpPool(pool)) => pools.push((stored.key.name, pool)),
+                Ok(Resource::IpPool(mut pool)) => {
+                    pool.spec.disabled |= is_terminating(&stored.value);
+                    pools.push((stored.key.name, pool));
+                }
                 _ => tracing::warn!(pool = %stored.key, "cannot parse the pool; it gives no addresses"),
             }
         }

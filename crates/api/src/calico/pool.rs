@@ -84,6 +84,10 @@ fn strict_cidr<'de, D: Deserializer<'de>>(deserializer: D) -> Result<IpNet, D::E
 }
 
 impl IpPool {
+    /// The finalizer with which a deleted pool stays in a Kubernetes API until none of its addresses is in use
+    /// (`kube-controllers/pkg/controllers/ippool` of Calico).
+    pub const FINALIZER: &str = "projectcalico.org/ippool-finalizer";
+
     /// The prefix length of the pool's blocks.
     #[must_use]
     pub fn block_size(&self) -> u8 {

@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::Preconditions;
 use super::meaning::{self, Meaning};
+use crate::support::set_protected;
 use crate::yaml::{Document, Lines};
 use crate::{FieldError, Kind, kubernetes::Node};
 
@@ -188,5 +189,6 @@ pub fn take_metadata_of_the_cluster(value: &mut Value) -> Preconditions {
             metadata.remove("annotations");
         }
     }
+    set_protected(value, false);
     preconditions
 }

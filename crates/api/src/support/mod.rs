@@ -14,8 +14,8 @@ pub use self::annotations::{
     ANNOTATIONS, REQUESTS, Requested, refused_annotation, requested, unsupported_annotation,
 };
 pub use self::pools::{
-    Pool, conflicts, ipip_beside_windows, is_for_load_balancers, is_windows, node_network, overlapping_nodes,
-    without_encapsulation,
+    Pool, conflicts, ipip_beside_windows, is_for_load_balancers, is_protected, is_terminating, is_windows,
+    node_network, overlapping_nodes, set_protected, without_encapsulation,
 };
 pub use self::takes::Takes;
 use crate::calico::FelixConfiguration;

@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::State::{Implemented, Rejected};
 use super::Takes::{Bool, Integer, Text, Texts, Word};
 use super::{Field, field};
+use crate::calico::IpPool;
 use crate::kubernetes::Node;
 use crate::{FieldError, Key};
 
@@ -69,6 +70,8 @@ pub struct Pool {
     pub is_for_load_balancers: bool,
     /// Whether packets between nodes may use IPIP.
     pub has_ipip: bool,
+    /// Whether it was deleted, and stays until none of its addresses is in use.
+    pub is_terminating: bool,
 }
 
 impl Pool {
@@ -81,7 +84,39 @@ impl Pool {
             cidr: cidr.trunc(),
             is_for_load_balancers: is_for_load_balancers(value),
             has_ipip: has_mode(value, "ipipMode"),
+            is_terminating: is_terminating(value),
         })
+    }
+}
+
+/// Whether an object was deleted, and stays until its finalizers are removed.
+#[must_use]
+pub fn is_terminating(value: &Value) -> bool {
+    value.pointer("/metadata/deletionTimestamp").is_some_and(|time| !time.is_null())
+}
+
+/// Whether a pool has [`IpPool::FINALIZER`].
+#[must_use]
+pub fn is_protected(pool: &Value) -> bool {
+    let finalizers = pool.pointer("/metadata/finalizers").and_then(Value::as_array);
+    finalizers.is_some_and(|all| all.iter().any(|each| each == IpPool::FINALIZER))
+}
+
+/// Adds [`IpPool::FINALIZER`] to a pool, or removes it.
+pub fn set_protected(pool: &mut Value, protected: bool) {
+    if is_protected(pool) == protected {
+        return;
+    }
+    let finalizers = pool.pointer("/metadata/finalizers").and_then(Value::as_array);
+    let mut all: Vec<Value> = finalizers.cloned().unwrap_or_default();
+    all.retain(|each| each != IpPool::FINALIZER);
+    if protected {
+        all.push(Value::String(IpPool::FINALIZER.to_owned()));
+    }
+    let Some(metadata) = pool.pointer_mut("/metadata").and_then(Value::as_object_mut) else { return };
+    match all.is_empty() {
+        true => drop(metadata.remove("finalizers")),
+        false => drop(metadata.insert("finalizers".to_owned(), Value::Array(all))),
     }
 }
 

@@ -109,11 +109,30 @@ fn policies() -> Vec<Definition> {
     ]
 }
 
+/// The blocks of a pool stay as they are. Without `blockSize`, and with 0, its blocks have the size of the address family.
+fn unchangeable_blocks() -> Value {
+    let size = |object: &str| {
+        format!(
+            "(has({object}.blockSize) && {object}.blockSize > 0 ? {object}.blockSize : {object}.cidr.contains(':') ? 122 : 26)"
+        )
+    };
+    let rule = |rule: String, field: &str| {
+        let message =
+            format!("{field} cannot change; `tortie pool migrate` moves what has addresses of the pool to another one");
+        json!({"rule": rule, "message": message})
+    };
+    json!([
+        rule("self.cidr == oldSelf.cidr".to_owned(), "cidr"),
+        rule(format!("{} == {}", size("self"), size("oldSelf")), "blockSize"),
+    ])
+}
+
 fn inputs() -> Vec<Definition> {
     let sets = || of_shape(&field(&shape_of::<NetworkSet>(), "spec"), "spec", &[], &[]);
     let host = of_shape(&field(&shape_of::<HostEndpoint>(), "spec"), "spec", HOST_KNOWN, HOST_REQUIRED);
     let tier = of_shape(&field(&shape_of::<Tier>(), "spec"), "spec", &[], &[]);
-    let pool = of_table(Kind::IpPool, &[("allowedUses", uses), ("blockSize", block_size)], &["cidr"]);
+    let mut pool = of_table(Kind::IpPool, &[("allowedUses", uses), ("blockSize", block_size)], &["cidr"]);
+    pool["x-kubernetes-validations"] = unchangeable_blocks();
     let ports: &Known =
         &[("failsafeInboundHostPorts", failsafe_ports), ("failsafeOutboundHostPorts", failsafe_ports)];
     vec![

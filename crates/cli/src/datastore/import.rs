@@ -9,6 +9,7 @@ use anyhow::{Context, bail};
 use futures::StreamExt;
 use serde_json::{Value, json};
 use tortie_api::calico::{WELL_KNOWN_TIERS, WorkloadEndpoint};
+use tortie_api::support::set_protected;
 use tortie_api::{Key, Kind, Resource};
 use tortie_store::{Endpoints, POD_UID, StoreError, Stored, Version};
 
@@ -335,10 +336,19 @@ async fn write_one(store: &dyn Endpoints, Compared { object, found }: Compared) 
 /// Without what only the exporting datastore can use.
 fn without_identity(mut value: Value) -> Value {
     if let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) {
-        for field in ["resourceVersion", "generation", "managedFields", "selfLink", "ownerReferences"] {
+        for field in [
+            "resourceVersion",
+            "generation",
+            "managedFields",
+            "selfLink",
+            "ownerReferences",
+            "deletionTimestamp",
+            "deletionGracePeriodSeconds",
+        ] {
             metadata.remove(field);
         }
     }
+    set_protected(&mut value, false);
     value
 }
 

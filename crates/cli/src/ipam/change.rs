@@ -167,7 +167,7 @@ impl Split {
                 Err(error) => return Err(error.into()),
             }
         }
-        store.delete(&pool.key, Some(&pool.version)).await?;
+        tortie_controllers::delete_pool(&*store, &pool.key, Some(&pool.version)).await?;
         output::line(&format!("{} deleted", pool.key));
         Ok(ExitCode::SUCCESS)
     }

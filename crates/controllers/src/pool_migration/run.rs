@@ -18,6 +18,7 @@ use super::observed::{
 };
 use super::read::read;
 use super::steps::{MigrationStep, next_step};
+use crate::pools::delete_pool;
 
 /// A migration.
 pub struct PoolMigration {
@@ -350,10 +351,8 @@ impl PoolMigration {
             self.forget_blocks(cidr).await?;
             self.expect_no_blocks(&key, cidr).await?;
         }
-        match self.store.delete(&key, Some(&version)).await {
-            Ok(_) | Err(StoreError::NotFound(_)) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
+        delete_pool(&*self.store, &key, Some(&version)).await?;
+        Ok(())
     }
 
     /// Removes blocks of this network from records of handles.

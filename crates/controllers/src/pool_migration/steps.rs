@@ -7,13 +7,10 @@ use std::time::Duration;
 use ipnet::IpNet;
 use jiff::{SignedDuration, Timestamp};
 use tortie_api::Key;
-use tortie_ipam::{POOLS_FRESH, Release};
+use tortie_ipam::Release;
 
 use super::observed::{MIGRATION, MigratingCluster, MigratingNode, MigratingPod, NodeRecord};
-
-/// How long after the old pool was closed pods are moved. An agent that has just read the pools may use them for [`POOLS_FRESH`];
-/// the rest is for a request on its way.
-const SETTLE: Duration = POOLS_FRESH.saturating_mul(2);
+use crate::pools::SETTLE;
 
 /// A step of a migration.
 #[derive(Debug, Clone, PartialEq)]

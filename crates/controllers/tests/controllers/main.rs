@@ -10,4 +10,5 @@ mod lock;
 mod nodes;
 mod permissions;
 mod pool_migration;
+mod pools;
 mod servers;

@@ -2,6 +2,7 @@
 //! their metadata is in an annotation, and their uids are transformed.
 
 use serde_json::{Map, Value, json};
+use tortie_api::calico::IpPool;
 use tortie_api::{Key, Kind};
 
 use super::group::CalicoGroup;
@@ -37,6 +38,9 @@ pub(crate) fn encode(key: &Key, mut object: Map<String, Value>) -> Result<Map<St
         return Err(format!("metadata.annotations: {METADATA} is Calico's own; remove it"));
     }
     let mut stored = Map::new();
+    if take_finalizer(&mut metadata) {
+        stored.insert("finalizers".to_owned(), json!([IpPool::FINALIZER]));
+    }
     if let Some(uid) = metadata.remove("uid") {
         stored
             .insert("uid".to_owned(), transform_uid(&uid).map_err(|error| format!("metadata.uid: {error}"))?);
@@ -111,6 +115,16 @@ pub(crate) fn decode(kind: Kind, object: &mut Map<String, Value>) {
     if let Some(created) = metadata.remove("creationTimestamp") {
         kept.entry("creationTimestamp").or_insert(created);
     }
+    // Only the API server deletes.
+    match metadata.remove("deletionTimestamp") {
+        Some(deleted) => drop(kept.insert("deletionTimestamp".to_owned(), deleted)),
+        None => drop(kept.remove("deletionTimestamp")),
+    }
+    take_finalizer(&mut kept);
+    if take_finalizer(metadata) {
+        let finalizers = kept.entry("finalizers").or_insert_with(|| json!([]));
+        finalizers.as_array_mut().into_iter().for_each(|all| all.push(json!(IpPool::FINALIZER)));
+    }
     *metadata = kept;
 }
 
@@ -119,6 +133,19 @@ fn parse(text: &str) -> Result<Map<String, Value>, String> {
     let mut metadata: Map<String, Value> = serde_json::from_str(text).map_err(|error| error.to_string())?;
     rewrite_owners(&mut metadata, CalicoGroup::Crd.api_version(), CALICO)?;
     Ok(metadata)
+}
+
+/// Removes the finalizer of pools, which the API server must see. Returns whether it was there. The other finalizers of Calico's
+/// objects are in the annotation, and hold nothing.
+fn take_finalizer(metadata: &mut Map<String, Value>) -> bool {
+    let Some(all) = metadata.get_mut("finalizers").and_then(Value::as_array_mut) else { return false };
+    let before = all.len();
+    all.retain(|each| each != IpPool::FINALIZER);
+    let (had, is_empty) = (all.len() < before, all.is_empty());
+    if had && is_empty {
+        metadata.remove("finalizers");
+    }
+    had
 }
 
 /// Policies have the name that the user gave them in the annotation, because old versions of Calico stored
@@ -272,6 +299,31 @@ mod tests {
             let error = encode(&Key::global(Kind::Tier, "x"), value).unwrap_err();
             assert!(error.contains(METADATA), "{error}");
         }
+    }
+
+    #[test]
+    fn the_finalizer_of_pools_is_seen_by_the_api_server() {
+        let key = Key::global(Kind::IpPool, "p");
+        for (others, kept) in [(json!([]), "{}"), (json!(["f"]), r#"{"finalizers":["f"]}"#)] {
+            let mut finalizers = others.as_array().cloned().unwrap_or_default();
+            finalizers.push(json!(IpPool::FINALIZER));
+            let value = json!({"metadata": {"name": "p", "finalizers": finalizers}});
+            let written = encode(&key, object(value.clone())).unwrap_or_default();
+            let metadata = json!({"finalizers": [IpPool::FINALIZER], "annotations": {METADATA: kept}});
+            assert_eq!(Value::Object(written.clone()), json!({"metadata": metadata}));
+            let mut read = written;
+            read["metadata"]["name"] = json!("p");
+            read["metadata"]["deletionTimestamp"] = json!("2026-11-27T00:00:00Z");
+            decode(Kind::IpPool, &mut read);
+            let mut expected = value;
+            expected["metadata"]["deletionTimestamp"] = json!("2026-11-27T00:00:00Z");
+            assert_eq!(Value::Object(read), expected);
+        }
+        // One in the annotation holds nothing.
+        let annotation = format!(r#"{{"finalizers":["{}"],"deletionTimestamp":"x"}}"#, IpPool::FINALIZER);
+        let mut read = object(json!({"metadata": {"name": "p", "annotations": {METADATA: annotation}}}));
+        decode(Kind::IpPool, &mut read);
+        assert_eq!(Value::Object(read), json!({"metadata": {"name": "p"}}));
     }
 
     #[test]

@@ -1,0 +1,142 @@
+//! Deletion of pools in a real Kubernetes API, by kubectl and by Tortie.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tortie_api::Kind;
+use tortie_api::support::is_protected;
+use tortie_controllers::{Pools, delete_pool};
+use tortie_ipam::{Ipam, IpamError, Request};
+use tortie_servers::programs::{Program, can_run};
+use tortie_servers::{KubeApi, KubeOptions};
+use tortie_store::kubernetes::Kubernetes;
+use tortie_store::{Store, Stored};
+
+use crate::common::global;
+use crate::servers::open;
+
+/// More than agents need to notice a deletion.
+const SETTLED: Duration = Duration::from_secs(10);
+
+struct Cluster {
+    servers: KubeApi,
+    store: Arc<Kubernetes>,
+}
+
+impl Cluster {
+    async fn start() -> Option<Self> {
+        if !can_run(&[Program::Kube]) {
+            return None;
+        }
+        let servers = KubeApi::start(&KubeOptions::default()).unwrap();
+        servers.create_definitions().unwrap();
+        let store = Arc::new(open(servers.kubeconfig()).await);
+        Some(Self { servers, store })
+    }
+
+    fn create(&self, name: &str, cidr: &str) {
+        let pool = format!(
+            "apiVersion: crd.projectcalico.org/v1\nkind: IPPool\nmetadata: {{name: {name}, labels: {{a: b}}}}\nspec: {{cidr: {cidr}, vxlanMode: Always}}\n"
+        );
+        self.servers.apply(&pool).unwrap();
+    }
+
+    async fn pool(&self, name: &str) -> Option<Stored> {
+        self.store.get(&global(Kind::IpPool, name)).await.unwrap()
+    }
+
+    fn kubectl(&self, arguments: &str) -> Result<String, String> {
+        let arguments: Vec<&str> = arguments.split(' ').collect();
+        self.servers.kubectl(&arguments).map_err(|error| error.to_string())
+    }
+
+    /// An agent that has just started, so it knows no pools yet.
+    fn ipam(&self) -> Ipam {
+        Ipam::new(self.store.clone(), "one", BTreeMap::new())
+    }
+
+    async fn blocks(&self) -> usize {
+        self.store.list(Kind::IpamBlock).await.unwrap().items.len()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deleted_pool_stays_while_its_addresses_are_in_use() {
+    let Some(cluster) = Cluster::start().await else { return };
+    cluster.create("used", "10.1.0.0/24");
+    cluster.create("unused", "10.2.0.0/24");
+    let start = Instant::now();
+    let mut pools = Pools::new(cluster.store.clone());
+    pools.round(start).await.unwrap();
+    for name in ["used", "unused"] {
+        let pool = cluster.pool(name).await.unwrap();
+        assert!(is_protected(&pool.value), "{}", pool.value);
+        assert_eq!(pool.value["metadata"]["labels"]["a"], "b");
+    }
+    let seen = cluster.kubectl("get ippool used -o jsonpath={.metadata.finalizers}").unwrap();
+    assert_eq!(seen, r#"["projectcalico.org/ippool-finalizer"]"#);
+
+    let request = |handle: &str| Request { handle: handle.to_owned(), ..Request::default() };
+    let first = Request { pools: vec!["used".into()], ..request("first") };
+    cluster.ipam().assign(&first).await.unwrap();
+    cluster.kubectl("delete ippool used unused --wait=false").unwrap();
+    // IPAM gives no address of it any more, whether it is asked for the pool or not.
+    let chosen = Request { pools: vec!["used".into()], ..request("second") };
+    assert!(matches!(cluster.ipam().assign(&chosen).await, Err(IpamError::ChosenPool { .. })));
+    assert!(matches!(cluster.ipam().assign(&request("third")).await, Err(IpamError::NoPool(_))));
+
+    // Agents may not have noticed it yet.
+    pools.round(start).await.unwrap();
+    assert!(cluster.pool("unused").await.is_some());
+    pools.round(start + SETTLED).await.unwrap();
+    assert!(cluster.pool("unused").await.is_none());
+    assert!(cluster.pool("used").await.is_some());
+    // Another process that begins to lead waits again.
+    cluster.ipam().release("first").await.unwrap();
+    let mut successor = Pools::new(cluster.store.clone());
+    successor.round(start + SETTLED).await.unwrap();
+    assert!(cluster.pool("used").await.is_some());
+    assert_eq!(cluster.blocks().await, 1);
+    successor.round(start + SETTLED * 2).await.unwrap();
+    assert!(cluster.pool("used").await.is_none());
+    assert_eq!(cluster.blocks().await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tortie_deletes_a_pool_without_waiting_for_the_controllers() {
+    let Some(cluster) = Cluster::start().await else { return };
+    cluster.create("a", "10.1.0.0/24");
+    Pools::new(cluster.store.clone()).round(Instant::now()).await.unwrap();
+    let key = global(Kind::IpPool, "a");
+    let stored = cluster.pool("a").await.unwrap();
+    assert!(is_protected(&stored.value));
+    assert!(delete_pool(&*cluster.store, &key, Some(&stored.version)).await.unwrap());
+    assert!(cluster.pool("a").await.is_none());
+    assert!(!delete_pool(&*cluster.store, &key, None).await.unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_api_server_refuses_to_change_the_blocks_of_a_pool() {
+    let Some(cluster) = Cluster::start().await else { return };
+    cluster.create("four", "10.1.0.0/24");
+    cluster.create("six", "fd00::/112");
+    let cases = [
+        ("four", r#"{"cidr":"10.1.0.0/25"}"#, Some("cidr cannot change")),
+        ("four", r#"{"blockSize":27}"#, Some("blockSize cannot change")),
+        ("four", r#"{"blockSize":26}"#, None),
+        ("four", r#"{"blockSize":null}"#, None),
+        ("four", r#"{"blockSize":0}"#, None),
+        ("four", r#"{"disabled":true,"vxlanMode":"Never"}"#, None),
+        ("six", r#"{"blockSize":123}"#, Some("blockSize cannot change")),
+        ("six", r#"{"blockSize":122}"#, None),
+    ];
+    for (pool, spec, refusal) in cases {
+        let patched = cluster.kubectl(&format!(r#"patch ippool {pool} --type=merge -p {{"spec":{spec}}}"#));
+        match (&patched, refusal) {
+            (Ok(_), None) => {}
+            (Err(error), Some(refusal)) if error.contains(refusal) => {}
+            _ => panic!("{pool} {spec}: {patched:?}"),
+        }
+    }
+}
