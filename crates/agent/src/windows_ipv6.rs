@@ -48,9 +48,10 @@ impl WindowsIpv6 {
             return Ok(None);
         }
         let known = ipam.ipv6_block().await?;
+        let has_pool = ipam.has_ipv6_pool().await?;
         let (block, lack) = match known {
             Some(_) if has_address => (known, None),
-            None if !ipam.has_ipv6_pool().await? => (None, None),
+            None if !has_pool => (None, None),
             // The pods that run keep their addresses.
             _ if !has_address => {
                 let why = "the Node has no IPv6 address, by which other nodes reach them: let its kubelet report one, write the \
@@ -64,6 +65,8 @@ impl WindowsIpv6 {
             },
         };
         self.host.set_ipv6_lack(lack);
+        // The node keeps its block when its pool goes. New pods get none of its addresses then.
+        self.host.set_ipv6_wanted(has_pool);
         Ok(block)
     }
 

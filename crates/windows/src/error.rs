@@ -1,9 +1,37 @@
 //! Errors between Tortie and HNS.
 
+use std::fmt;
+
 use tortie_dataplane::Reason;
 use tortie_hcn::Class;
 
 use crate::unrecognised::Unrecognised;
+
+/// What becomes of the routes of a network that differs from the required one, while pods use it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeptRoutes {
+    /// They follow the other nodes.
+    Followed,
+    /// They follow the other nodes, with the network's own VNI, because HNS knows the network by it.
+    FollowedWithOwnVni,
+    /// They stay as they are, because the required ones are of another kind.
+    Frozen,
+}
+
+impl fmt::Display for KeptRoutes {
+    /// What an operator should know about it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            KeptRoutes::Followed => "",
+            KeptRoutes::FollowedWithOwnVni => {
+                "; until then, its pods and nodes with the other VNI do not reach each other"
+            }
+            KeptRoutes::Frozen => {
+                "; until then, its routes are frozen: its pods reach no new block of another node, and none that has moved"
+            }
+        })
+    }
+}
 
 /// Why something is not as it should be.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -14,7 +42,7 @@ pub enum Error {
     /// The overlay network differs from the required one, and cannot be recreated while it is in use.
     #[error(
         "network {name} has {found} where {wanted} is needed, and {endpoints} endpoints: run `tortie windows \
-         reconfigure` on the node, or drain it and delete the network, and it is made anew"
+         reconfigure` on the node, or drain it and delete the network, and it is made anew{routes}"
     )]
     NetworkDiffers {
         /// Its name.
@@ -25,11 +53,13 @@ pub enum Error {
         wanted: String,
         /// The number of endpoints that would lose their network.
         endpoints: usize,
+        /// What becomes of its routes.
+        routes: KeptRoutes,
     },
     /// The same, and the network is on another adapter than the required one. It is never recreated.
     #[error(
         "network {name} has {found} where {wanted} is needed, and is on adapter {adapter}, while --adapter or the node's address names \
-         another one: correct --adapter, or drain the node, delete the network and restart the agent"
+         another one: correct --adapter, or drain the node, delete the network and restart the agent{routes}"
     )]
     AdapterDiffers {
         /// Its name.
@@ -40,6 +70,8 @@ pub enum Error {
         wanted: String,
         /// Its adapter.
         adapter: String,
+        /// What becomes of its routes.
+        routes: KeptRoutes,
     },
     /// HNS has created the network, but does not report its tunnel end yet.
     #[error("network {name} has no {missing} yet; HNS adds it when its switch is ready")]
@@ -109,6 +141,16 @@ impl Error {
             // It may come up, or get an address.
             Error::Adapter { .. } => true,
             Error::NetworkDiffers { .. } | Error::AdapterDiffers { .. } | Error::Differs { .. } => false,
+        }
+    }
+
+    /// Whether pods go on using a network that differs, and its routes should follow the other nodes.
+    pub(crate) fn keeps_routes_followed(&self) -> bool {
+        match self {
+            Error::NetworkDiffers { routes, .. } | Error::AdapterDiffers { routes, .. } => {
+                *routes != KeptRoutes::Frozen
+            }
+            _ => false,
         }
     }
 

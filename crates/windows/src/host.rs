@@ -36,6 +36,8 @@ struct Ipv6State {
     refused: Option<String>,
     /// The node has no IPv6 block, although a pool is for it.
     lack: Option<String>,
+    /// No pool is for the node any more. The node may still have a block, and its network may lack it.
+    is_unwanted: bool,
 }
 
 /// The adapter for a network.
@@ -130,10 +132,20 @@ impl Host {
         self.ipv6_state().refused = Some(why);
     }
 
-    /// Why the network has no IPv6, whoever is the cause.
-    pub(crate) fn without_ipv6(&self) -> Option<String> {
+    /// Why the network has no IPv6, whoever is the cause. What HNS has refused once says nothing to a node without an IPv6 block.
+    pub(crate) fn without_ipv6(&self, has_block: bool) -> Option<String> {
         let state = self.ipv6_state();
-        state.refused.clone().or_else(|| state.lack.clone())
+        state.refused.clone().filter(|_| has_block).or_else(|| state.lack.clone())
+    }
+
+    /// Whether pods of the node should have IPv6. If nobody has said so, the node's blocks tell.
+    pub(crate) fn wants_ipv6(&self) -> bool {
+        !self.ipv6_state().is_unwanted
+    }
+
+    /// Records whether an IPv6 pool is for the node. Without one, nobody misses IPv6, and the node's conditions do not name it.
+    pub fn set_ipv6_wanted(&self, is_wanted: bool) {
+        self.ipv6_state().is_unwanted = !is_wanted;
     }
 
     /// Records why the node has no IPv6 block, for its conditions; `None` if it has one, or needs none.

@@ -47,7 +47,7 @@ pub use bridge::is_of_node;
 pub use cost::{Because, Cost, CostModel, Costing, PolicyCost, RuleCost, RuleCounts, Saving, Tally};
 pub use dataplane::{Clock, WindowsDataplane};
 pub use endpoint::endpoint_id;
-pub use error::Error;
+pub use error::{Error, KeptRoutes};
 pub use firewall_opening::{FirewallOpening, FirewallOpenings};
 pub use firewall_rules::Opening;
 pub use host::Host;

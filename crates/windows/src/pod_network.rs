@@ -17,7 +17,7 @@ use crate::host::Host;
 use crate::network_spec::{
     NetworkKind, NetworkSpec, document, gateway, ipv6_subnet, named_adapter, subnet, subnets,
 };
-use crate::{Error, anchor, bridge};
+use crate::{Error, KeptRoutes, anchor, bridge};
 
 /// The longest prefix of a subnet: it needs an address besides its own, its gateway and its broadcast address.
 const LONGEST_PREFIX: u8 = 30;
@@ -131,7 +131,7 @@ pub fn ensure_network_on(
             Err(error) => without_subnet.push((block, error.to_string())),
         }
     }
-    let without_ipv6 = host.without_ipv6().or(without_ipv6);
+    let without_ipv6 = host.without_ipv6(spec.ipv6.is_some()).or(without_ipv6);
     let gateway_v6 = bridge::end_v6(&found);
     let made = PodNetwork { without_subnet, gateway_v6, without_ipv6, ..pod_network(&found, spec)? };
     anchor::release(hcn, host)?;
@@ -234,13 +234,13 @@ impl<H: Hcn + ?Sized> NetworkMaker<'_, H> {
     fn settle(&self, network: Network) -> Result<(Network, Option<String>), Error> {
         let Self { hcn, host, spec, .. } = self;
         if let Some((found, wanted)) = difference(&network, spec) {
-            let name = spec.name.clone();
+            let (name, routes) = (spec.name.clone(), kept_routes(&network, spec));
             if let Some(adapter) = other_adapter(&network, spec) {
-                return Err(Error::AdapterDiffers { name, found, wanted, adapter });
+                return Err(Error::AdapterDiffers { name, found, wanted, adapter, routes });
             }
             let all = hcn.endpoints_of_network(network.id)?;
             if let Some(endpoints) = in_use(&all) {
-                return Err(Error::NetworkDiffers { name, found, wanted, endpoints });
+                return Err(Error::NetworkDiffers { name, found, wanted, endpoints, routes });
             }
             return Ok((self.replace(&network, &found, &wanted, &all)?, None));
         }
@@ -324,23 +324,47 @@ fn other_adapter(network: &Network, spec: &NetworkSpec) -> Option<String> {
     (!found.eq_ignore_ascii_case(wanted)).then_some(found)
 }
 
+/// The first subnet of IPv4, which has the node's end of the tunnel.
+fn first_subnet(network: &Network) -> Option<&Subnet> {
+    network.subnets().find(|subnet| subnet.ip_address_prefix.parse::<Ipv4Net>().is_ok())
+}
+
+/// The VNI of the network; 0 if it has none.
+pub(crate) fn vni(network: &Network) -> u32 {
+    let mut policies = first_subnet(network).into_iter().flat_map(|subnet| &subnet.policies);
+    let vsid = policies.find_map(|policy| policy.settings::<Vsid>().ok().flatten());
+    vsid.map_or(0, |vsid| vsid.isolation_id)
+}
+
+fn wanted_vni(kind: NetworkKind) -> u32 {
+    match kind {
+        NetworkKind::Overlay { vni } => vni,
+        NetworkKind::L2Bridge => 0,
+    }
+}
+
+/// What becomes of the routes of a network that differs.
+fn kept_routes(network: &Network, spec: &NetworkSpec) -> KeptRoutes {
+    if network.r#type != spec.kind.mode() {
+        KeptRoutes::Frozen
+    } else if vni(network) != wanted_vni(spec.kind) {
+        KeptRoutes::FollowedWithOwnVni
+    } else {
+        KeptRoutes::Followed
+    }
+}
+
 /// The actual and the required value of a property that cannot be changed.
 fn difference(network: &Network, spec: &NetworkSpec) -> Option<(String, String)> {
-    let is_ipv4 = |subnet: &&Subnet| subnet.ip_address_prefix.parse::<Ipv4Net>().is_ok();
-    let Some(subnet) = network.subnets().find(is_ipv4) else {
+    let Some(subnet) = first_subnet(network) else {
         return Some(("no subnet".into(), spec.block.to_string()));
     };
     let gateway = subnet.routes.first().map(|route| route.next_hop.clone()).unwrap_or_default();
-    let vni = subnet.policies.iter().find_map(|policy| policy.settings::<Vsid>().ok().flatten());
-    let wanted_vni = match spec.kind {
-        NetworkKind::Overlay { vni } => vni,
-        NetworkKind::L2Bridge => 0,
-    };
     let properties = [
         ("type", network.r#type.to_string(), spec.kind.mode().to_string()),
         ("subnet", subnet.ip_address_prefix.clone(), spec.block.to_string()),
         ("gateway", gateway, self::gateway(spec.block).to_string()),
-        ("VNI", vni.map_or(0, |vsid| vsid.isolation_id).to_string(), wanted_vni.to_string()),
+        ("VNI", vni(network).to_string(), wanted_vni(spec.kind).to_string()),
     ];
     let different = properties.into_iter().find(|(_, found, wanted)| found != wanted);
     different.map(|(what, found, wanted)| (format!("{what} {found}"), format!("{what} {wanted}")))

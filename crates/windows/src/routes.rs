@@ -10,6 +10,7 @@ use tortie_hcn::{Class, Guid, Hcn, HcnExt};
 use tracing::{debug, info};
 
 use crate::Error;
+use crate::pod_network::vni;
 
 /// A route to another node, in a form that can be compared.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,16 +22,21 @@ struct NextHop {
 }
 
 /// Makes the network's routes match the state. Removals come first, because HNS has one route for a prefix. Returns
-/// the conditions of refused routes; the others are in force.
+/// the conditions of refused routes; the others are in force. No route leads to `kept_subnets`, in which the node still has pods.
 pub(crate) fn sync(
     hcn: &(impl Hcn + ?Sized),
     network: Guid,
     state: &NodeState,
+    kept_subnets: &[IpNet],
 ) -> Result<Vec<Condition>, Error> {
     let unsuitable = unsuitable(state);
-    let mut missing = desired(state);
+    let found = hcn.network(network)?;
+    // HNS knows the network by this VNI. A network that is kept for its pods may have another one than the node should have.
+    let mut desired = desired(state, vni(&found));
+    desired.retain(|prefix, _| !kept_subnets.contains(&IpNet::V4(*prefix)));
+    let mut missing = desired.clone();
     let mut surplus = Vec::new();
-    for policy in actual(&hcn.network(network)?) {
+    for policy in actual(&found) {
         match policy.settings::<RemoteSubnetRoute>().ok().flatten().and_then(next_hop) {
             Some((prefix, hop)) if missing.get(&prefix) == Some(&hop) => drop(missing.remove(&prefix)),
             _ => surplus.push(policy),
@@ -46,7 +52,7 @@ pub(crate) fn sync(
     let read_back = actual(&hcn.network(network)?);
     let there: BTreeMap<Ipv4Net, NextHop> =
         read_back.iter().filter_map(|policy| policy.settings().ok().flatten().and_then(next_hop)).collect();
-    if there == desired(state) && there.len() == read_back.len() {
+    if there == desired && there.len() == read_back.len() {
         return Ok(unsuitable);
     }
     refused.extend(unsuitable);
@@ -86,8 +92,7 @@ fn actual(network: &Network) -> Vec<Policy> {
     network.policies.iter().filter(|policy| policy.is::<RemoteSubnetRoute>()).cloned().collect()
 }
 
-fn desired(state: &NodeState) -> BTreeMap<Ipv4Net, NextHop> {
-    let Some(node) = &state.node else { return BTreeMap::new() };
+fn desired(state: &NodeState, vni: u32) -> BTreeMap<Ipv4Net, NextHop> {
     let routes = state.routes.iter().filter_map(|(prefix, target)| {
         let IpNet::V4(prefix) = prefix else { return None };
         let other = match target {
@@ -98,7 +103,7 @@ fn desired(state: &NodeState) -> BTreeMap<Ipv4Net, NextHop> {
             debug!(%prefix, node = other, "no route yet: the node's end of the tunnel is not known");
             return None;
         };
-        let hop = NextHop { vni: node.network.vni, provider: vtep.parent.to_string(), mac: Some(vtep.mac) };
+        let hop = NextHop { vni, provider: vtep.parent.to_string(), mac: Some(vtep.mac) };
         Some((*prefix, hop))
     });
     routes.collect()

@@ -451,6 +451,21 @@ async fn a_node_that_loses_its_ipv6_address_gives_no_more_ipv6() {
     assert!(has_ipv6(&hns), "pods that run keep theirs");
 }
 
+/// The node keeps its block, and its network is in use without a subnet for it. Nobody misses IPv6 without a pool.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_whose_ipv6_pool_goes_misses_no_ipv6() {
+    let (bed, hns) = bridged(Config::SERVER_2022, "fd00::/120", None).await;
+    ipv4_only(&bed, &hns).await;
+    let key = Key::global(Kind::Node, NODE);
+    let mut node = bed.store.get(&key).await.unwrap().unwrap().value;
+    node["metadata"]["annotations"]["projectcalico.org/IPv6Address"] = json!("2001:db8::1/64");
+    put(&*bed.store, &key, node).await;
+    let says = async |text: &str| without_ipv6(&bed).await.iter().any(|message| message.contains(text));
+    until("the network is in use", async || says("was made without a subnet for fd00::").await).await;
+    bed.store.delete(&Key::global(Kind::IpPool, "six"), None).await.unwrap();
+    until("nothing is reported", async || without_ipv6(&bed).await.is_empty()).await;
+}
+
 /// The condition of a node whose pod gets an IPv4 address only.
 async fn ipv4_only(bed: &Bed, hns: &Emulator) -> String {
     let success = add(bed, hns, "p").await.unwrap().unwrap();

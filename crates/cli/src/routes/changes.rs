@@ -4,12 +4,11 @@ use std::collections::BTreeMap;
 
 use anyhow::Context;
 use ipnet::IpNet;
-use serde::Serialize;
 
 use super::plan::PodRoute;
 
 /// Routes that come and go. A route that leads to another node is in both lists.
-#[derive(Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Changes {
     /// Routes of the earlier run.
     pub(super) removed: Vec<PodRoute>,
@@ -42,6 +41,36 @@ impl Changes {
         self.removed
             .iter()
             .filter(|route| !self.added.iter().any(|added| added.destination == route.destination))
+    }
+}
+
+/// The routes of an earlier run.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Earlier {
+    /// Those of nodes about which something is not known for a moment. The router keeps them.
+    pub(super) kept: Vec<PodRoute>,
+    /// The others, which are compared with the routes of now.
+    pub(super) compared: Vec<PodRoute>,
+}
+
+impl Earlier {
+    pub(super) fn new(routes: Vec<PodRoute>, keeps: impl Fn(&PodRoute) -> bool) -> Self {
+        let (kept, compared) = routes.into_iter().partition(keeps);
+        Self { kept, compared }
+    }
+
+    /// What the router has when it has followed the changes. A cloud goes on sending to the earlier machine while the one of now is not
+    /// known, so its name stays: otherwise the next run could neither replace nor delete the route.
+    pub(super) fn followed_by(self, now: Vec<PodRoute>) -> Vec<PodRoute> {
+        let machines = self.compared.into_iter().map(|route| (route.destination, route.provider_id));
+        let machines: BTreeMap<IpNet, Option<String>> = machines.collect();
+        let named = now.into_iter().map(|route| {
+            let earlier = || machines.get(&route.destination).cloned().flatten();
+            PodRoute { provider_id: route.provider_id.clone().or_else(earlier), ..route }
+        });
+        let mut all: Vec<PodRoute> = named.chain(self.kept).collect();
+        all.sort_by_key(|route| route.destination);
+        all
     }
 }
 

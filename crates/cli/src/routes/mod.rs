@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use serde_json::Value;
 use tortie_api::{Key, Kind};
 
-use self::changes::Changes;
+use self::changes::{Changes, Earlier};
 use self::formats::{Cloud, Router};
 use self::plan::{NodesAndBlocks, Planned, PodRoute};
 use crate::filenames::Filenames;
@@ -35,7 +35,8 @@ pub(crate) struct Routes {
     /// For gcp: the VPC network
     #[arg(long, value_name = "NAME", required_if_eq("router", "gcp"))]
     network: Option<String>,
-    /// Print only what has changed since an earlier run, whose output this file has: tortie routes -o json
+    /// Print only what has changed since an earlier run, whose output this file has: tortie routes -o json. With -o json, print what
+    /// the router has after these changes, for the next run
     #[arg(long, value_name = "FILE")]
     since: Option<String>,
     /// The output format of the text
@@ -63,13 +64,12 @@ impl Routes {
             true => self.of_store()?,
             false => self.of_files()?,
         };
-        let Planned { routes, mut problems, in_vxlan_only, unknown } = plan::plan(&cluster, self.pod_cidrs);
-        let earlier = earlier.map(|mut earlier| {
-            // A node whose address is not known for a moment keeps its routes.
-            earlier.retain(|route| !unknown.contains(&route.destination) && formats::had(self.router, route));
-            earlier
-        });
-        let by_machine = self.router == Router::Aws || self.output == Format::Json;
+        if let Some(earlier) = &earlier {
+            self.refuse_without_input(&cluster, earlier)?;
+        }
+        let planned = plan::plan(&cluster, self.pod_cidrs);
+        let earlier = earlier.map(|earlier| Earlier::new(earlier, |route| planned.keeps(route)));
+        let Planned { routes, mut problems, in_vxlan_only, .. } = planned;
         let all: Vec<String> =
             in_vxlan_only.iter().map(|(net, node)| format!("{net} (Node {node})")).collect();
         let note = (!all.is_empty()).then(|| {
@@ -80,9 +80,17 @@ impl Routes {
         });
         note.iter().for_each(|note| output::error_line(note));
         match (self.output, self.router) {
-            (Format::Json, _) | (_, Router::Text) => self.show(&routes, earlier.as_deref(), by_machine)?,
+            (Format::Json, _) => {
+                let known = match earlier {
+                    Some(earlier) => earlier.followed_by(routes),
+                    None => routes,
+                };
+                output::line(&serde_json::to_string_pretty(&known)?);
+            }
+            (Format::Text, Router::Text) => show(&routes, earlier.as_ref()),
             (Format::Text, router) => {
-                let (total, changes) = (routes.len(), wanted_changes(routes, earlier.as_deref(), by_machine));
+                let total = routes.len() + earlier.as_ref().map_or(0, |earlier| earlier.kept.len());
+                let changes = wanted_changes(routes, earlier.as_ref(), router);
                 let (text, more) = formats::render(router, &changes, total, &self.cloud());
                 problems.extend(more);
                 let left_out: Vec<String> = note.into_iter().chain(warnings(&problems)).collect();
@@ -93,23 +101,21 @@ impl Routes {
         Ok(if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 
-    /// Shows the routes, or their changes, as JSON or as a table for people.
-    fn show(
-        &self,
-        routes: &[PodRoute],
-        earlier: Option<&[PodRoute]>,
-        by_machine: bool,
-    ) -> anyhow::Result<()> {
-        let changes = earlier.map(|earlier| Changes::between(earlier, routes, by_machine));
-        match (self.output, changes) {
-            (Format::Json, Some(changes)) => output::line(&serde_json::to_string_pretty(&changes)?),
-            (Format::Json, None) => output::line(&serde_json::to_string_pretty(routes)?),
-            (Format::Text, Some(changes)) if changes.is_empty() => output::error_line("nothing has changed"),
-            (Format::Text, Some(changes)) => output::columns(&formats::rows_of_changes(&changes)),
-            (Format::Text, None) if routes.is_empty() => output::error_line("there are no blocks of nodes"),
-            (Format::Text, None) => output::columns(&formats::rows(routes)),
-        }
-        Ok(())
+    /// Refuses to remove all routes because what they depend on is missing: a file may have been written without it, and an API may not
+    /// serve it for a moment.
+    fn refuse_without_input(&self, cluster: &NodesAndBlocks, earlier: &[PodRoute]) -> anyhow::Result<()> {
+        let Some(missing) = cluster.missing(self.pod_cidrs).filter(|_| !earlier.is_empty()) else {
+            return Ok(());
+        };
+        let remedy = match self.filenames.is_empty() {
+            true => "check --store and --calico-group, and that the API serves them",
+            false => "write the files with: tortie get nodes,ipamblocks -o json",
+        };
+        bail!(
+            "there are no {missing}, and the {} routes of --since would be removed, so nothing is printed: {remedy}; if the cluster has \
+             none any more, remove the routes from the router yourself, and begin with a new file for --since",
+            earlier.len()
+        );
     }
 
     fn cloud(&self) -> Cloud {
@@ -164,12 +170,22 @@ fn warnings(problems: &[String]) -> impl Iterator<Item = String> {
     problems.iter().map(|problem| format!("warning: {problem}"))
 }
 
-/// What a router needs: the changes since an earlier run, or everything.
-fn wanted_changes(routes: Vec<PodRoute>, earlier: Option<&[PodRoute]>, by_machine: bool) -> Changes {
-    match earlier {
-        Some(earlier) => Changes::between(earlier, &routes, by_machine),
-        None => Changes::all(routes),
+/// Shows the routes, or their changes, as a table for people.
+fn show(routes: &[PodRoute], earlier: Option<&Earlier>) {
+    match earlier.map(|earlier| Changes::between(&earlier.compared, routes, false)) {
+        Some(changes) if changes.is_empty() => output::error_line("nothing has changed"),
+        Some(changes) => output::columns(&formats::rows_of_changes(&changes)),
+        None if routes.is_empty() => output::error_line("there are no blocks of nodes"),
+        None => output::columns(&formats::rows(routes)),
     }
+}
+
+/// What a router needs: the changes since an earlier run, or everything.
+fn wanted_changes(routes: Vec<PodRoute>, earlier: Option<&Earlier>, router: Router) -> Changes {
+    let Some(earlier) = earlier else { return Changes::all(routes) };
+    let known: Vec<PodRoute> =
+        earlier.compared.iter().filter(|route| formats::had(router, route)).cloned().collect();
+    Changes::between(&known, &routes, router == Router::Aws)
 }
 
 /// The objects of a document: itself, or the items of a list.

@@ -54,12 +54,35 @@ pub(super) struct Planned {
     /// would lead the packets nowhere.
     pub(super) in_vxlan_only: Vec<(IpNet, String)>,
     /// The destinations at nodes whose addresses are not known.
-    pub(super) unknown: BTreeSet<IpNet>,
+    unknown: BTreeSet<IpNet>,
+    /// The nodes whose pod networks are needed and not known.
+    without_pod_cidrs: BTreeSet<String>,
+}
+
+impl Planned {
+    /// Whether a router keeps this earlier route, because something about its node is not known for a moment.
+    pub(super) fn keeps(&self, route: &PodRoute) -> bool {
+        let is_planned = || self.routes.iter().any(|planned| planned.destination == route.destination);
+        self.unknown.contains(&route.destination)
+            || self.without_pod_cidrs.contains(&route.node) && !is_planned()
+    }
 }
 
 impl NodesAndBlocks {
     pub(super) fn is_empty(&self) -> bool {
         self.nodes.is_empty()
+    }
+
+    /// What routes depend on, if there is none of it.
+    pub(super) fn missing(&self, by_pod_cidrs: bool) -> Option<&'static str> {
+        if self.nodes.is_empty() {
+            Some("Nodes")
+        } else if by_pod_cidrs {
+            let has_none = self.nodes.values().all(|node| node.pod_cidrs.is_empty());
+            has_none.then_some("Nodes with spec.podCIDRs")
+        } else {
+            self.blocks.is_empty().then_some("IPAMBlocks")
+        }
     }
 
     /// Adds a Node or a block.
@@ -100,12 +123,13 @@ fn planned_node(node: &Node, value: &Value) -> PlannedNode {
 /// The routes by IPAM blocks, or by the pod networks of the Nodes.
 pub(super) fn plan(cluster: &NodesAndBlocks, by_pod_cidrs: bool) -> Planned {
     let mut wanted: BTreeMap<IpNet, &str> = BTreeMap::new();
-    let mut problems = Vec::new();
+    let (mut problems, mut without_pod_cidrs) = (Vec::new(), BTreeSet::new());
     if by_pod_cidrs {
         for (name, node) in &cluster.nodes {
             wanted.extend(node.pod_cidrs.iter().map(|cidr| (*cidr, name.as_str())));
             if node.pod_cidrs.is_empty() {
                 problems.push(format!("Node {name} has no spec.podCIDRs"));
+                without_pod_cidrs.insert(name.clone());
             }
         }
     } else {
@@ -132,7 +156,7 @@ pub(super) fn plan(cluster: &NodesAndBlocks, by_pod_cidrs: bool) -> Planned {
         let (next_hop, provider_id) = (*next_hop, node.provider_id.clone());
         routes.push(PodRoute { destination, next_hop, node: name.to_owned(), provider_id });
     }
-    Planned { routes, problems, in_vxlan_only, unknown }
+    Planned { routes, problems, in_vxlan_only, unknown, without_pod_cidrs }
 }
 
 /// A block leads to its node; addresses that another node has of it lead there.

@@ -45,7 +45,7 @@ const COMMANDS: &[(&str, Run)] = &[
     ("tortie routes --for aws --table rtb-0123456789abcdef0", No("nodes of the lab are no machines of AWS")),
     ("tortie get nodes,ipamblocks -o json > cluster.json", No(OF_READER)),
     ("tortie routes -f cluster.json --for linux --since known.json", No(OF_READER)),
-    ("tortie routes -f cluster.json -o json > known.json", No(OF_READER)),
+    ("tortie routes -f cluster.json --since known.json -o json", No(OF_READER)),
     ("tortie explain calico-demo/linux-server calico-demo/windows-server", InLab(1)),
     ("tortie policy show windows-server -n calico-demo", InLab(0)),
     ("tortie policy cost", InLab(0)),

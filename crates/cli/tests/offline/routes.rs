@@ -200,6 +200,51 @@ fn later() -> String {
     json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string()
 }
 
+/// Destination and next hop some time later.
+const LATER: [(&str, &str); 5] = [
+    ("10.244.0.0/30", "192.0.2.1"),
+    ("10.244.0.1/32", "192.0.2.2"),
+    ("10.244.0.128/30", "192.0.2.1"),
+    ("10.244.9.1/32", "192.0.2.2"),
+    ("fd00:10::/126", "fd02::1"),
+];
+
+fn destinations(routes: &str) -> Vec<String> {
+    let routes: Value = serde_json::from_str(routes).unwrap();
+    let routes = routes.as_array().unwrap().iter();
+    routes.map(|route| route["destination"].as_str().unwrap().to_owned()).collect()
+}
+
+/// The cluster, after a change of its Node `two`.
+fn with_two(change: impl Fn(&mut Value)) -> String {
+    let mut cluster: Value = serde_json::from_str(&cluster()).unwrap();
+    let items = cluster["items"].as_array_mut().unwrap().iter_mut();
+    items.filter(|item| item["kind"] == "Node" && item["metadata"]["name"] == "two").for_each(change);
+    cluster.to_string()
+}
+
+/// The same without the Node and what it has.
+fn without_two() -> String {
+    let items = [node(1, "one"), block("10.244.0.0/30", Some("one"), "one")];
+    json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string()
+}
+
+/// What has changed since these routes, without comments.
+fn after(known: &str, cluster: &str, arguments: &[&str]) -> (i32, Vec<String>, String) {
+    let files = [("cluster.json", cluster), ("known.json", known)];
+    let all = [&["routes", "-f", "cluster.json", "--since", "known.json"], arguments].concat();
+    let (code, out, errors) = tortie(&files, &all);
+    let lines = out.lines().filter(|line| !line.starts_with(['#', '!'])).map(str::to_owned);
+    (code, lines.collect(), errors)
+}
+
+/// The file of known routes after this state of the cluster.
+fn known_after(known: &str, cluster: &str, arguments: &[&str]) -> String {
+    let (code, lines, errors) = after(known, cluster, &[&["-o", "json"], arguments].concat());
+    assert!(code < 2, "{errors}");
+    lines.join("\n")
+}
+
 fn since(cluster: &str, arguments: &[&str]) -> (i32, String, String) {
     let before = ok(&["-o", "json"]);
     let files = [("cluster.json", cluster), ("before.json", &before)];
@@ -269,13 +314,7 @@ fn what_has_changed_since_an_earlier_run() {
     let deleted = "az network route-table route delete --resource-group g --route-table-name t --name tortie-10-244-9-1-32\n";
     assert!(out.find(deleted).unwrap() < out.find("create --resource-group g").unwrap(), "{out}");
     let (_, out, _) = since(&later(), &["-o", "json"]);
-    let changes: Value = serde_json::from_str(&out).unwrap();
-    let destinations = |list: &str| {
-        let routes = changes[list].as_array().unwrap().iter();
-        routes.map(|route| route["destination"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
-    };
-    assert_eq!(destinations("removed"), ["10.244.0.64/30", "10.244.9.1/32"]);
-    assert_eq!(destinations("added"), ["10.244.0.128/30", "10.244.9.1/32"]);
+    assert_eq!(destinations(&out), LATER.map(|(destination, _)| destination));
     assert_eq!(since(&cluster(), &[]), (0, String::new(), "nothing has changed\n".to_owned()));
     assert_eq!(since(&cluster(), &["--for", "linux"]), (0, String::new(), String::new()));
 }
@@ -313,6 +352,100 @@ fn what_a_router_does_not_know_changes_nothing() {
     assert!(code == 1 && !out.lines().any(|line| line.starts_with("ip ")), "{out}");
 }
 
+/// A node has no address for a moment. The router keeps its routes, so the next run must know them.
+#[test]
+fn the_known_routes_are_those_that_the_router_keeps() {
+    let first = ok(&["-o", "json"]);
+    let lost = with_two(|node| node["metadata"]["annotations"] = json!({}));
+    let (code, lines, _) = after(&first, &lost, &["--for", "frr"]);
+    assert_eq!((code, lines), (1, vec![]));
+    let known = known_after(&first, &lost, &[]);
+    assert_eq!(destinations(&known), ROUTES.map(|(destination, _)| destination));
+
+    let back = with_two(|node| {
+        node["metadata"]["annotations"] = json!({"projectcalico.org/IPv4Address": "192.0.2.9/24"});
+    });
+    let (code, lines, errors) = after(&known, &back, &["--for", "frr"]);
+    assert_eq!(code, 0, "{errors}");
+    let expected = [
+        "ip route 10.244.0.1/32 192.0.2.9",
+        "ip route 10.244.0.64/30 192.0.2.9",
+        "no ip route 10.244.0.1/32 192.0.2.2",
+        "no ip route 10.244.0.64/30 192.0.2.2",
+    ];
+    assert_eq!(lines, expected);
+    let (_, lines, _) = after(&known, &without_two(), &["--for", "linux"]);
+    assert!(
+        lines.iter().any(|line| line.starts_with("ip -4 route del 10.244.0.64/30 via 192.0.2.2")),
+        "{lines:?}"
+    );
+    assert_eq!(known_after(&known, &cluster(), &[]), first.trim_end());
+}
+
+/// A Node that is registered again has no `providerID` for a moment, and AWS goes on sending to its machine.
+#[test]
+fn the_known_routes_have_the_machines_that_the_cloud_keeps() {
+    let aws = ["--for", "aws", "--table", "t"];
+    let first = ok(&["-o", "json"]);
+    let nameless = with_two(|node| node["spec"]["providerID"] = Value::Null);
+    let (code, lines, errors) = after(&first, &nameless, &aws);
+    assert!(code == 1 && errors.contains("Node two has no spec.providerID"), "{errors}");
+    assert_eq!(lines, [""; 0]);
+    let known = known_after(&first, &nameless, &[]);
+    assert_eq!(known, first.trim_end());
+    let (_, lines, _) = after(&known, &without_two(), &aws);
+    let deleted = "aws ec2 delete-route --route-table-id t --destination-cidr-block 10.244.0.64/30";
+    assert!(lines.contains(&deleted.to_owned()), "{lines:?}");
+    let other = with_two(|node| node["spec"]["providerID"] = json!("aws:///eu-west-1a/i-0f"));
+    let (_, lines, _) = after(&known, &other, &aws);
+    let replaced =
+        "aws ec2 replace-route --route-table-id t --destination-cidr-block 10.244.0.64/30 --instance-id i-0f";
+    assert!(lines.contains(&replaced.to_owned()), "{lines:?}");
+}
+
+/// A Node that is registered again has no pod networks for a moment.
+#[test]
+fn a_node_without_pod_cidrs_keeps_its_routes() {
+    let first = ok(&["--pod-cidrs", "-o", "json"]);
+    let lost = with_two(|node| drop(node["spec"].as_object_mut().unwrap().remove("podCIDRs")));
+    let (code, lines, errors) = after(&first, &lost, &["--pod-cidrs", "--for", "linux"]);
+    assert!(code == 1 && errors.contains("Node two has no spec.podCIDRs"), "{errors}");
+    assert_eq!(lines, [""; 0]);
+    let known = known_after(&first, &lost, &["--pod-cidrs"]);
+    assert_eq!(known, first.trim_end());
+    // Another node has its network now.
+    let mut taken: Value = serde_json::from_str(&lost).unwrap();
+    taken["items"][0]["spec"]["podCIDRs"] = json!(["10.9.1.0/24", "10.9.2.0/24"]);
+    let (_, lines, _) = after(&known, &taken.to_string(), &["--pod-cidrs", "--for", "linux"]);
+    assert_eq!(lines, ["ip -4 route replace 10.9.2.0/24 via 192.0.2.1 # one"]);
+}
+
+/// A file was written without blocks, or an API does not serve them for a moment.
+#[test]
+fn routes_stay_if_what_they_depend_on_is_missing() {
+    let nodes = json!({"kind": "List", "items": [node(1, "one"), node(2, "two")]}).to_string();
+    let mut bare = node(1, "one");
+    bare["spec"] = json!({});
+    let bare = json!({"kind": "List", "items": [bare]}).to_string();
+    for (cluster, arguments, missing) in [
+        (&nodes, &[][..], "there are no IPAMBlocks"),
+        (&bare, &["--pod-cidrs"], "there are no Nodes with spec.podCIDRs"),
+    ] {
+        let with = |more: &[&'static str]| [arguments, more].concat();
+        let first = ok(&with(&["-o", "json"]));
+        for output in [&["--for", "linux"][..], &["-o", "json"], &[]] {
+            let (code, lines, errors) = after(&first, cluster, &with(output));
+            assert_eq!((code, lines), (2, vec![]), "{errors}");
+            assert!(
+                errors.contains(missing) && errors.contains("tortie get nodes,ipamblocks -o json"),
+                "{errors}"
+            );
+        }
+        let (code, lines, errors) = after("[]", cluster, &with(&["--for", "linux"]));
+        assert!(code < 2 && lines.is_empty(), "nothing was known: {errors}");
+    }
+}
+
 /// The kernel of a router that runs the commands has the routes, and after the commands of the changes exactly the new ones.
 #[test]
 fn a_linux_router_follows_the_changes() {
@@ -327,14 +460,7 @@ fn a_linux_router_follows_the_changes() {
     run(&ok(&["--for", "linux"]));
     wait_for_routes(&router, "iproute2");
     run(&since(&later(), &["--for", "linux"]).1);
-    let expected = [
-        ("10.244.0.0/30", "192.0.2.1"),
-        ("10.244.0.1/32", "192.0.2.2"),
-        ("10.244.0.128/30", "192.0.2.1"),
-        ("10.244.9.1/32", "192.0.2.2"),
-        ("fd00:10::/126", "fd02::1"),
-    ];
-    wait_for(&router, "iproute2", &expected);
+    wait_for(&router, "iproute2", &LATER);
 }
 
 /// A router with an interface to the nodes.

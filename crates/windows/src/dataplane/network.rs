@@ -5,11 +5,11 @@ use std::net::{IpAddr, Ipv4Addr};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use tortie_api::net::IpVersion;
 use tortie_dataplane::{Condition, LocalNode, NodeState, Reason, Report, RouteTarget};
-use tortie_hcn::Guid;
+use tortie_hcn::{Guid, HcnExt};
 
-use super::{WindowsDataplane, own_address};
+use super::{WindowsDataplane, note, own_address};
 use crate::network_spec::{NetworkKind, NetworkSpec};
-use crate::pod_network::{PodNetwork, ensure_network_on, remove_subnets};
+use crate::pod_network::{PodNetwork, ensure_network_on, existing_network, remove_subnets};
 use crate::wiring::USUAL_MTU;
 use crate::{Error, NETWORK, VXLAN_PORT, node_routes, routes};
 
@@ -17,6 +17,45 @@ impl WindowsDataplane {
     /// Applies the network and its routes.
     pub(super) fn sync_network(&mut self, state: &NodeState, report: &mut Report) -> Result<(), Error> {
         let Some(node) = state.node.clone() else { return Ok(()) };
+        self.report_settings(&node, state, report);
+        let blocks: Vec<Ipv4Net> = own_blocks(state).collect();
+        let Some((block, others)) = blocks.split_first() else { return Ok(()) };
+        let kind = match self.is_bridge {
+            true => NetworkKind::L2Bridge,
+            false => NetworkKind::Overlay { vni: node.network.vni },
+        };
+        let ipv6 = own_ipv6_block(state).filter(|_| self.is_bridge);
+        let spec = NetworkSpec { name: NETWORK.into(), block: *block, ipv6, kind, adapter: None };
+        if self.pod_network.is_none() {
+            let found = match self.ensure_network(spec, others, own_address(&node)) {
+                Err(error) if error.keeps_routes_followed() => {
+                    return match self.follow_in_kept_network(state, report) {
+                        Ok(()) => Err(error),
+                        Err(unavailable) => {
+                            note(&mut report.node, &error);
+                            Err(unavailable)
+                        }
+                    };
+                }
+                ensured => ensured?,
+            };
+            self.current_network.set(&found);
+            // A new network has no routes yet.
+            self.routes_due |= self.network != Some(found.id);
+            self.network = Some(found.id);
+            self.pod_network = Some(found);
+        }
+        let Some(network) = self.pod_network.clone() else { return Ok(()) };
+        self.report_network(&node, &network, report);
+        if self.routes_due {
+            self.apply_routes(state, &network, None)?;
+        }
+        self.report_routes(report);
+        Ok(())
+    }
+
+    /// Reports the settings that a Windows node does not have.
+    fn report_settings(&self, node: &LocalNode, state: &NodeState, report: &mut Report) {
         if node.network.port != VXLAN_PORT && !self.is_bridge {
             let port = node.network.port;
             report.node.push(Condition::new(
@@ -37,41 +76,30 @@ impl WindowsDataplane {
                 ),
             ));
         }
-        let blocks: Vec<Ipv4Net> = own_blocks(state).collect();
-        let Some((block, others)) = blocks.split_first() else { return Ok(()) };
-        let kind = match self.is_bridge {
-            true => NetworkKind::L2Bridge,
-            false => NetworkKind::Overlay { vni: node.network.vni },
-        };
-        let ipv6 = own_ipv6_block(state).filter(|_| self.is_bridge);
-        let spec = NetworkSpec { name: NETWORK.into(), block: *block, ipv6, kind, adapter: None };
-        if self.pod_network.is_none() {
-            let found = self.ensure_network(spec, others, own_address(&node))?;
-            self.current_network.set(&found);
-            self.network = Some(found.id);
-            self.pod_network = Some(found);
-        }
-        let Some(network) = &self.pod_network else { return Ok(()) };
+    }
+
+    /// Reports in what the network is not as it should be, although it is used.
+    fn report_network(&self, node: &LocalNode, network: &PodNetwork, report: &mut Report) {
         report.node.extend(network.without_subnet.iter().map(|(block, why)| {
             let message = format!("pods with addresses of the block {block} are not connected: {why}");
             Condition::new(Reason::MoreThanOneBlock, message)
         }));
-        report.node.extend(network.without_ipv6.as_ref().map(|why| {
+        report.node.extend(network.without_ipv6.as_ref().filter(|_| self.host.wants_ipv6()).map(|why| {
             Condition::new(
                 Reason::NetworkWithoutIpv6,
                 format!("pods of this node have IPv4 addresses only: {why}"),
             )
         }));
-        report.node.extend(remade(&node, network));
+        report.node.extend(remade(node, network));
         report.node.extend(network.other_adapter.as_ref().map(|found| {
-            let wanted = self.host.choose(own_address(&node)).name.unwrap_or_default();
+            let wanted = self.host.choose(own_address(node)).name.unwrap_or_default();
             let message = format!(
                 "network {NETWORK} is on adapter {found}, and --adapter or the node's address names {wanted}: it is used as it is; \
                  drain the node, remove the network and restart the agent, or correct --adapter"
             );
             Condition::new(Reason::AdapterDiffers, message)
         }));
-        if let Some(address) = own_address(&node).filter(|address| *address != network.provider_address) {
+        if let Some(address) = own_address(node).filter(|address| *address != network.provider_address) {
             report.node.push(Condition::new(
                 Reason::ProviderAddressDiffers,
                 format!(
@@ -80,37 +108,92 @@ impl WindowsDataplane {
                 ),
             ));
         }
-        if self.routes_due {
-            let synced = match self.is_bridge {
-                true => self.sync_node_routes(state, network),
-                false => self.sync_overlay_routes(state, network.id),
-            };
-            self.routes_refused = synced.inspect_err(|_| self.pod_network = None)?;
-            self.routes_due = false;
-            if self.routes_refused.is_empty() {
-                self.routes_backoff.forget(&());
-            } else {
-                self.routes_backoff.failed((), (self.clock)());
-            }
+    }
+
+    /// Applies the routes. In a network that is kept for its pods although it differs, its subnets stay.
+    fn apply_routes(
+        &mut self,
+        state: &NodeState,
+        network: &PodNetwork,
+        kept_subnets: Option<&[IpNet]>,
+    ) -> Result<(), Error> {
+        let synced = match self.is_bridge {
+            true => self.sync_node_routes(state, network, kept_subnets),
+            false => self.sync_overlay_routes(state, network.id, kept_subnets),
+        };
+        self.routes_refused = synced.inspect_err(|_| self.pod_network = None)?;
+        self.routes_due = false;
+        if self.routes_refused.is_empty() {
+            self.routes_backoff.forget(&());
+        } else {
+            self.routes_backoff.failed((), (self.clock)());
         }
-        report.retry |= !self.routes_refused.is_empty();
-        report.node.extend_from_slice(&self.routes_refused);
         Ok(())
     }
 
+    fn report_routes(&self, report: &mut Report) {
+        report.retry |= !self.routes_refused.is_empty();
+        report.node.extend_from_slice(&self.routes_refused);
+    }
+
+    /// Keeps the routes up to date in a network that differs, for the pods that still use it, perhaps for days. A failure is
+    /// reported as one of routes: `tortie windows reconfigure`, which ends this, does not begin while something else of the node fails.
+    fn follow_in_kept_network(&mut self, state: &NodeState, report: &mut Report) -> Result<(), Error> {
+        if self.routes_due {
+            let kept = self.kept_network();
+            match kept.and_then(|(network, subnets)| self.apply_routes(state, &network, Some(&subnets))) {
+                Ok(()) => {}
+                Err(error) if error.is_unavailable() => return Err(error),
+                Err(error) => {
+                    let message = format!(
+                        "the routes of network {NETWORK}, which pods still use, are not up to date: {error}"
+                    );
+                    report.node.push(Condition::new(Reason::RouteRefused, message));
+                    report.retry = true;
+                    return Ok(());
+                }
+            }
+        }
+        self.report_routes(report);
+        Ok(())
+    }
+
+    /// The network as it is, and its subnets.
+    fn kept_network(&self) -> Result<(PodNetwork, Vec<IpNet>), Error> {
+        let network = existing_network(&*self.hcn, NETWORK)?;
+        let found = self.hcn.network(network.id)?;
+        let subnets = found.subnets().filter_map(|subnet| subnet.ip_address_prefix.parse().ok()).collect();
+        Ok((network, subnets))
+    }
+
     /// Applies the routes of the overlay network. Returns what is not in force.
-    fn sync_overlay_routes(&self, state: &NodeState, network: Guid) -> Result<Vec<Condition>, Error> {
+    fn sync_overlay_routes(
+        &self,
+        state: &NodeState,
+        network: Guid,
+        kept_subnets: Option<&[IpNet]>,
+    ) -> Result<Vec<Condition>, Error> {
+        if let Some(kept_subnets) = kept_subnets {
+            return routes::sync(&*self.hcn, network, state, kept_subnets);
+        }
         let is_of_another = |net: &Ipv4Net| {
             let mut routes = state.routes.iter();
             routes.any(|(route, target)| *route == IpNet::V4(*net) && *target != RouteTarget::Local)
         };
         remove_subnets(&*self.hcn, network, is_of_another)?;
-        routes::sync(&*self.hcn, network, state)
+        routes::sync(&*self.hcn, network, state, &[])
     }
 
     /// Applies the routes of the node, which forwards between its adapter and the pods' gateway. Returns what is not in force.
-    fn sync_node_routes(&self, state: &NodeState, network: &PodNetwork) -> Result<Vec<Condition>, Error> {
-        let (direct, mut conditions) = node_routes::direct(state, network.gateway_v6.is_some());
+    fn sync_node_routes(
+        &self,
+        state: &NodeState,
+        network: &PodNetwork,
+        kept_subnets: Option<&[IpNet]>,
+    ) -> Result<Vec<Condition>, Error> {
+        let (mut direct, mut conditions) = node_routes::direct(state, network.gateway_v6.is_some());
+        // They would take packets away from the pods that are still there.
+        direct.retain(|destination, _| !kept_subnets.is_some_and(|kept| kept.contains(destination)));
         let own = |version| state.node.as_ref().and_then(|node| node.address(version));
         let ipv4 = own(IpVersion::V4).into_iter().chain([network.gateway.into()]);
         let ipv6 = network.gateway_v6.map(|gateway| own(IpVersion::V6).into_iter().chain([gateway.into()]));

@@ -143,6 +143,7 @@ fn another_type_of_network_is_made_only_without_pods() {
         wiring.connect(&pod).unwrap();
         let error = ensure_network(&*hns, &new).unwrap_err();
         assert!(matches!(error, Error::NetworkDiffers { endpoints: 1, .. }), "{error}");
+        assert!(error.to_string().contains("until then, its routes are frozen"), "{error}");
         assert_eq!(network(&*hns).id, before);
         wiring.disconnect(&pod.endpoint, CONTAINER).unwrap();
         ensure_network(&*hns, &new).unwrap();
@@ -185,6 +186,7 @@ fn flags_of_kube_proxy_have_no_source_vip() {
 pub(crate) struct Bridged {
     pub(crate) hns: Arc<Recorder<Emulator>>,
     pub(crate) machine: Arc<EmulatedHost>,
+    pub(crate) host: Host,
     pub(crate) dataplane: Stateful<WindowsDataplane>,
 }
 
@@ -216,9 +218,9 @@ impl Bridged {
         let ip: Arc<dyn IpHelper> = machine.clone();
         let host = Host::new(ip.clone(), None, Arc::new(HostRoutes::new(ip, None)));
         let dataplane = WindowsDataplane::with_clock(hns.clone(), Box::new(Instant::now));
-        let mut dataplane = dataplane.with_bridge(true).with_host(host);
+        let mut dataplane = dataplane.with_bridge(true).with_host(host.clone());
         dataplane.watch(Box::new(|| {}));
-        Bridged { hns, machine, dataplane: Stateful::new(dataplane) }
+        Bridged { hns, machine, host, dataplane: Stateful::new(dataplane) }
     }
 
     /// Another agent on the same node.
@@ -294,6 +296,24 @@ fn the_node_forwards_and_has_routes_to_pods_of_other_nodes() {
     node.dataplane.apply(&[gone]);
     assert_eq!(node.routes(), expected[..1]);
     assert!(network(&*node.hns).policies.iter().all(|policy| policy.r#type != "RemoteSubnetRoute"));
+}
+
+/// The node's block is another node's now, and the network has pods of the former one. They reach new blocks, and each other.
+#[test]
+fn a_network_that_differs_has_routes_to_new_blocks() {
+    let mut node = Bridged::new();
+    node.connect_node();
+    node.dataplane.apply(&[local_node(), own_block()]);
+    let pod = attachment(node.hns.create_namespace(&Default::default()).unwrap());
+    WindowsWiring::new(node.hns.clone()).connect(&pod).unwrap();
+    let own = Route { destination: "10.244.9.0/26".parse().unwrap(), target: RouteTarget::Local };
+    let moved = direct("10.244.3.0/26", "172.16.0.9");
+    let report = node.dataplane.apply(&[Delta::Route(own), moved]);
+    assert!(report.node.iter().any(|condition| condition.reason == Reason::NetworkDiffers), "{report:?}");
+    let report = node.dataplane.apply(&[direct("10.244.1.0/26", "172.16.0.1")]);
+    assert!(report.node.iter().any(|condition| condition.reason == Reason::NetworkDiffers), "{report:?}");
+    assert_eq!(refused(&report), [""; 0]);
+    assert_eq!(node.routes(), [("10.244.1.0/26".into(), "172.16.0.1".into(), 104)]);
 }
 
 #[test]

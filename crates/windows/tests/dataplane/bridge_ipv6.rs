@@ -143,6 +143,8 @@ fn a_network_that_is_refused_with_ipv6_has_none() {
     hns.take();
     assert_eq!(ensure(), made);
     assert_eq!(hns.take_changes(), [], "it is not made anew at each check");
+    // The node has given its IPv6 block up, so what HNS refuses says nothing to it.
+    assert_eq!(ensure_network_on(&hns, &bridge(), &[], (&host, None)).unwrap().without_ipv6, None);
 }
 
 fn remade(hns: &dyn Hcn, host: &Host) -> PodNetwork {
@@ -323,6 +325,22 @@ fn a_network_in_use_without_ipv6_is_reported() {
     assert!(why.starts_with("pods of this node have IPv4 addresses only: network Calico was made"), "{why}");
     assert!(!report.retry, "{report:?}");
     assert_eq!(refused(&report), [""; 0]);
+}
+
+/// The IPv6 pool goes, or is not for this node any more. The node still has its block.
+#[test]
+fn a_node_that_wants_no_ipv6_misses_none() {
+    let mut node = on_both();
+    node.connect_node();
+    node.dataplane.apply(&[local(), own_block()]);
+    let pod = attachment(node.hns.create_namespace(&Default::default()).unwrap());
+    WindowsWiring::new(node.hns.clone()).connect(&pod).unwrap();
+    node.dataplane.apply(&[own_ipv6_block()]);
+    for (wanted, expected) in [(false, 0), (true, 1)] {
+        node.host.set_ipv6_wanted(wanted);
+        let report = node.dataplane.resync();
+        assert_eq!(of(Reason::NetworkWithoutIpv6, &report).len(), expected, "{report:?}");
+    }
 }
 
 /// A pod with both families, which accepts packets of one other pod only.

@@ -8,7 +8,8 @@ use serde_json::json;
 use testkit::Stateful;
 use tortie_dataplane::PodWiring;
 use tortie_dataplane::{
-    ClusterNetwork, Dataplane, Delta, LocalNode, MacAddress, Reason, Route, RouteTarget, Settings, Vtep,
+    ClusterNetwork, Dataplane, Delta, LocalNode, MacAddress, Reason, Report, Route, RouteTarget, Settings,
+    Vtep,
 };
 use tortie_hcn::schema::{HostRoute, Modify, Network, Policy, RemoteSubnetRoute, RequestType, lenient};
 use tortie_hcn::{Call, Failure, HResult, Hcn, HcnExt};
@@ -188,6 +189,79 @@ fn routes_follow_the_state_with_minimal_changes() {
     assert_eq!(routes(&node), [one(2, 3)]);
     node.apply(&[Delta::VtepRemoved("primary".into(), tortie_api::net::IpVersion::V4)]);
     assert_eq!(routes(&node), []);
+}
+
+/// The node as it is with this VNI.
+fn with_vni(vni: u32) -> Delta {
+    let Delta::Node(local) = local_node() else { unreachable!() };
+    Delta::Node(LocalNode { network: ClusterNetwork { vni, ..ClusterNetwork::default() }, ..local })
+}
+
+fn vnis(node: &Node) -> Vec<u32> {
+    let network = node.hns.inner().network_by_name(NETWORK).unwrap().unwrap();
+    let routes = network.policies.iter().filter_map(|policy| policy.settings::<RemoteSubnetRoute>().unwrap());
+    routes.map(|route| route.isolation_id).collect()
+}
+
+fn differs(report: &Report) -> &str {
+    let found = report.node.iter().find(|condition| condition.reason == Reason::NetworkDiffers);
+    &found.unwrap_or_else(|| panic!("{report:?}")).message
+}
+
+/// Its pods may use it for days. It keeps its VNI, and the new network has the new one.
+#[test]
+fn the_routes_of_a_network_with_another_vni_follow_the_other_nodes() {
+    let mut node = Node::usual();
+    node.apply(&[local_node(), own_block(), route("10.244.1.0/26", "primary"), vtep("primary", 1)]);
+    let pod = node.connect();
+    let report = node.apply(&[with_vni(5000)]);
+    let message = differs(&report);
+    assert!(message.contains("its pods and nodes with the other VNI do not reach each other"), "{message}");
+    let second = [route("10.244.2.0/26", "second"), vtep("second", 2), vtep("primary", 3)];
+    let report = node.apply(&second);
+    differs(&report);
+    assert!(!report.retry, "{report:?}");
+    let shown = || routes(&node).into_iter().map(|(prefix, provider, _)| (prefix, provider));
+    let expected = [("10.244.1.0/26", "172.16.0.3"), ("10.244.2.0/26", "172.16.0.2")];
+    let expected = expected.map(|(prefix, provider)| (prefix.to_owned(), provider.to_owned()));
+    assert_eq!(shown().collect::<Vec<_>>(), expected);
+    assert_eq!(vnis(&node), [4096, 4096]);
+
+    node.wiring.disconnect(&pod.endpoint, CONTAINER).unwrap();
+    node.wait(60);
+    node.apply(&[]);
+    assert_eq!(vnis(&node), [5000, 5000], "the new network");
+}
+
+/// Another node has the block of the network's subnet, in which pods of this node still are.
+#[test]
+fn no_route_of_a_network_that_differs_leads_to_its_own_subnet() {
+    let mut node = Node::usual();
+    node.apply(&[local_node(), own_block(), vtep("primary", 1)]);
+    node.connect();
+    let moved = route("10.244.3.0/26", "primary");
+    let report = node.apply(&[local("10.244.9.0/26"), moved, route("10.244.1.0/26", "primary")]);
+    assert!(!differs(&report).contains("until then"), "{report:?}");
+    assert_eq!(report.node.len(), 1, "{report:?}");
+    assert_eq!(routes(&node).into_iter().map(|(prefix, ..)| prefix).collect::<Vec<_>>(), ["10.244.1.0/26"]);
+}
+
+/// Its failure is no failure of the node besides the network: otherwise the network could not be made anew.
+#[test]
+fn a_refused_route_of_a_network_that_differs_is_reported_as_one() {
+    let mut node = Node::usual();
+    node.apply(&[local_node(), own_block(), vtep("primary", 1)]);
+    node.connect();
+    node.apply(&[with_vni(5000)]);
+    node.hns.set_fault(|call| {
+        let bad = matches!(call, Call::Modify { settings, .. } if settings.contains("10.244.1.0/26"));
+        bad.then(|| Err(Failure::new(HResult::HCN_E_INVALID_POLICY, "not this one")))
+    });
+    let report = node.apply(&[route("10.244.1.0/26", "primary")]);
+    let mut reasons: Vec<Reason> = report.node.iter().map(|condition| condition.reason).collect();
+    reasons.sort_by_key(|reason| reason.to_string());
+    assert_eq!(reasons, [Reason::NetworkDiffers, Reason::RouteRefused]);
+    assert!(report.retry);
 }
 
 /// An HNS that notifies of changes.
