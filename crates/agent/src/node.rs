@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use ipnet::Ipv4Net;
 use tokio::time::Instant;
+use tortie_api::calico::FelixConfiguration;
 use tortie_api::kubernetes::Node;
 use tortie_api::net::IpVersion;
 use tortie_api::{Key, Kind, Resource};
@@ -124,9 +125,6 @@ pub(crate) async fn most_blocks(hcn: Option<Arc<dyn Hcn>>) -> u32 {
         backoff.wait().await;
     }
 }
-
-/// The lowest VXLAN network identifier of HNS (win-overlay of the CNI plugins).
-const LOWEST_WINDOWS_VNI: u32 = 4096;
 
 /// Sets up the node's tunnel end and announces it.
 pub(crate) async fn prepare(
@@ -317,11 +315,12 @@ async fn network_kind(
         return Ok(NetworkKind::L2Bridge);
     }
     let vni = cluster_network(store, node).await?.vni;
-    if vni < LOWEST_WINDOWS_VNI {
+    let lowest = FelixConfiguration::LOWEST_WINDOWS_VNI;
+    if vni < lowest {
         return Err(AgentError::Node {
             node: node.to_owned(),
             problem: format!(
-                "vxlanVNI of FelixConfiguration is {vni}, and Windows nodes need at least {LOWEST_WINDOWS_VNI}; all nodes of a \
+                "vxlanVNI of FelixConfiguration is {vni}, and Windows nodes need at least {lowest}; all nodes of a \
                  cluster need the same"
             ),
         });

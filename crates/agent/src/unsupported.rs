@@ -62,7 +62,7 @@ pub(crate) struct Watched {
     fields: BTreeMap<Key, Vec<FieldError>>,
     pools: BTreeMap<String, Pool>,
     /// The networks of nodes.
-    nodes: BTreeMap<String, IpNet>,
+    nodes: BTreeMap<String, Vec<IpNet>>,
     /// The Windows nodes.
     windows: BTreeSet<String>,
     /// This node's blocks with addresses in use.
@@ -168,8 +168,8 @@ impl Watched {
                 set(&mut self.fields, key.clone(), wrong.map(|wrong| vec![wrong]));
             }
             Kind::Node => {
-                let net = value.and_then(support::node_network);
-                set(&mut self.nodes, key.name.clone(), net);
+                let networks = value.map(support::node_networks).filter(|networks| !networks.is_empty());
+                set(&mut self.nodes, key.name.clone(), networks);
                 match value.is_some_and(support::is_windows) {
                     true => drop(self.windows.insert(key.name.clone())),
                     false => drop(self.windows.remove(&key.name)),
@@ -205,7 +205,10 @@ impl Watched {
             })
         });
         let others = self.conflicts().chain(self.without_pool()).chain(self.terminating());
-        let others = others.chain(self.small_blocks()).chain(self.pools_without_effect()).chain(self.ipip_beside_windows());
+        let others = others
+            .chain(self.small_blocks())
+            .chain(self.pools_without_effect())
+            .chain(self.ipip_beside_windows());
         fields.chain(others).chain(self.version()).collect()
     }
 
@@ -256,7 +259,8 @@ impl Watched {
 
     fn conflicts(&self) -> impl Iterator<Item = Unsupported> {
         self.pools.values().filter_map(|pool| {
-            let nodes = self.nodes.iter().map(|(name, net)| (name.as_str(), *net));
+            let nodes =
+                self.nodes.iter().flat_map(|(name, nets)| nets.iter().map(|net| (name.as_str(), *net)));
             let message = support::conflicts(pool, self.pools.values())
                 .or_else(|| support::overlapping_nodes(pool, nodes))?;
             let object = Key::global(Kind::IpPool, &pool.name);
@@ -524,15 +528,18 @@ mod tests {
     #[test]
     fn conflicting_and_deleted_pools_are_reported() {
         let mut watched = Watched::new("one");
-        let address = json!({"metadata": {"name": "one", "annotations": {"projectcalico.org/IPv4Address": "192.0.2.11/24"}}});
-        watched.update(&Key::global(Kind::Node, "one"), Some(&address));
+        let addresses = json!({"projectcalico.org/IPv4Address": "192.0.2.11/24", "projectcalico.org/IPv6Address": "fd00:10::11/64"});
+        let node = json!({"metadata": {"name": "one", "annotations": addresses}});
+        watched.update(&Key::global(Kind::Node, "one"), Some(&node));
         pool(&mut watched, "a", Some("10.0.0.0/16"));
         assert_eq!(reasons(&watched), []);
         pool(&mut watched, "b", Some("10.0.128.0/17"));
         let both = ["IPPool a", "IPPool b"].map(|name| (name.to_owned(), Reason::PoolConflict));
         assert_eq!(reasons(&watched), both);
-        pool(&mut watched, "b", Some("192.0.0.0/16"));
-        assert_eq!(reasons(&watched), [("IPPool b".to_owned(), Reason::PoolConflict)]);
+        for of_nodes in ["192.0.0.0/16", "fd00:10::/56"] {
+            pool(&mut watched, "b", Some(of_nodes));
+            assert_eq!(reasons(&watched), [("IPPool b".to_owned(), Reason::PoolConflict)], "{of_nodes}");
+        }
         pool(&mut watched, "b", None);
 
         let block = Key::global(Kind::IpamBlock, "10-0-0-0-26");

@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 
 use anyhow::bail;
 use ipnet::IpNet;
+use serde_json::Value;
 use tortie_api::calico::IpPool;
 use tortie_api::manifest::{Object, Problem};
-use tortie_api::support::{self, Pool};
+use tortie_api::support::{self, Pool, WindowsNode};
 use tortie_api::{FieldError, Key, Kind, Resource};
 use tortie_ipam::in_use;
 use tortie_store::{Store, Stored};
@@ -27,21 +28,51 @@ pub(crate) fn refuse_fields(objects: &[Object]) -> anyhow::Result<()> {
 /// Rejects what conflicts with stored objects, as a pool that overlaps with another one. Prints every problem with its
 /// position.
 pub(crate) async fn refuse(store: &dyn Store, objects: &[Object]) -> anyhow::Result<()> {
-    let pools = pool_problems(store, objects).await?;
-    let not_strict = objects
-        .iter()
-        .filter(|object| object.key.kind == Kind::IpamConfig && object.value["strict_affinity"] == false);
-    let not_strict: Vec<&Object> = not_strict.collect();
-    let windows = match not_strict.is_empty() {
-        true => None,
-        false => windows_node(&list(store, Kind::Node).await?).map(str::to_owned),
-    };
-    let of_windows = not_strict.into_iter().filter_map(|object| {
-        let problem = format!("must be true, because {} is a Windows node", windows.as_ref()?);
-        Some((object, FieldError::new("spec.strictAffinity", problem)))
-    });
-    let problems = pools.into_iter().chain(of_windows).map(|(object, error)| at(object, error));
+    let mut found = pool_problems(store, objects).await?;
+    found.extend(settings_beside_windows(store, objects).await?);
+    let problems = found.into_iter().map(|(object, error)| at(object, error));
     refuse_problems(&problems.collect::<Vec<_>>())
+}
+
+/// The settings of the cluster with which its Windows nodes could not work.
+async fn settings_beside_windows<'a>(
+    store: &dyn Store,
+    objects: &'a [Object],
+) -> anyhow::Result<Vec<(&'a Object, FieldError)>> {
+    let is_concerned = |object: &&Object| match object.key.kind {
+        Kind::IpamConfig => object.value["strict_affinity"] == false,
+        // That of one node does not count for the others.
+        Kind::FelixConfiguration => {
+            object.key.name == "default" && !object.value["spec"]["vxlanVNI"].is_null()
+        }
+        _ => false,
+    };
+    let concerned: Vec<&Object> = objects.iter().filter(is_concerned).collect();
+    if concerned.is_empty() {
+        return Ok(Vec::new());
+    }
+    let nodes = list(store, Kind::Node).await?;
+    let windows = windows_nodes(&nodes);
+    let mut found = Vec::new();
+    for object in concerned {
+        if object.key.kind == Kind::IpamConfig {
+            let problem = |node| format!("must be true, because {node} is a Windows node");
+            let error =
+                windows_node(&nodes).map(|node| FieldError::new("spec.strictAffinity", problem(node)));
+            found.extend(error.map(|error| (object, error)));
+        } else if let Some(error) = support::low_vni_beside_windows(&object.value, &windows) {
+            let before = store.get(&object.key).await?;
+            // Where it is so already, other settings may still be changed.
+            let was_low =
+                before.and_then(|before| support::low_vni_beside_windows(&before.value, &windows)).is_some();
+            found.extend((!was_low).then_some((object, error)));
+        }
+    }
+    Ok(found)
+}
+
+fn windows_nodes(nodes: &[Stored]) -> Vec<WindowsNode> {
+    nodes.iter().filter_map(|node| WindowsNode::of(&node.key, &node.value)).collect()
 }
 
 fn refuse_problems(problems: &[Problem]) -> anyhow::Result<()> {
@@ -133,27 +164,59 @@ async fn pool_problems<'a>(
     let others = stored.iter().filter(|other| !is_given(&other.key));
     let mut pools: Vec<Pool> = others.filter_map(|other| Pool::of(&other.key, &other.value)).collect();
     pools.extend(given.iter().map(|(_, pool)| pool.clone()));
-    let windows: Vec<&str> =
-        nodes.iter().filter(|node| support::is_windows(&node.value)).map(|node| &*node.key.name).collect();
-    let nodes: Vec<(&str, IpNet)> = nodes
+    let windows = windows_nodes(&nodes);
+    let networks: Vec<(&str, IpNet)> = nodes
         .iter()
-        .filter_map(|node| Some((&*node.key.name, support::node_network(&node.value)?)))
+        .flat_map(|node| support::node_networks(&node.value).into_iter().map(|net| (&*node.key.name, net)))
         .collect();
     let problems = given.into_iter().flat_map(|(object, pool)| {
         let before = stored.iter().find(|other| other.key == object.key);
         let changed = before.and_then(|before| refused_change(before, object, &blocks));
-        let conflict = support::conflicts(&pool, &pools)
-            .or_else(|| support::overlapping_nodes(&pool, nodes.iter().copied()))
-            .map(|problem| FieldError::new("spec.cidr", problem));
-        // A pool that is there may still be disabled, for instance.
-        let had_ipip =
-            before.and_then(|before| Pool::of(&before.key, &before.value)).is_some_and(|it| it.has_ipip);
-        let ipip = support::ipip_beside_windows(&pool, windows.iter().copied())
+        let old = before.and_then(|before| Pool::of(&before.key, &before.value));
+        let conflict = conflict(&pool, old.as_ref(), &pools, &networks);
+        let had_ipip = old.is_some_and(|old| old.has_ipip);
+        let ipip = support::ipip_beside_windows(&pool, windows.iter().map(|node| &*node.name))
             .filter(|_| !had_ipip)
             .map(|problem| FieldError::new("spec.ipipMode", problem));
-        changed.into_iter().chain(conflict).chain(ipip).map(move |error| (object, error)).collect::<Vec<_>>()
+        let plain = plain_beside_overlays(before, object, &windows);
+        let errors = changed.into_iter().chain(conflict).chain(ipip).chain(plain);
+        errors.map(move |error| (object, error)).collect::<Vec<_>>()
     });
     Ok(problems.collect())
+}
+
+/// The conflict of a pool with others, or with nodes. A pool that is there with this cidr may still be disabled, for instance:
+/// that can be the remedy.
+fn conflict(
+    pool: &Pool,
+    before: Option<&Pool>,
+    pools: &[Pool],
+    nodes: &[(&str, IpNet)],
+) -> Option<FieldError> {
+    let same = before.filter(|before| before.cidr == pool.cidr);
+    let of_pools = support::conflicts(pool, pools).filter(|_| same.is_none());
+    // Only addresses of Services may be in the nodes' networks, so a change of the uses may be a new conflict.
+    let was_so = same.is_some_and(|before| !before.is_for_load_balancers);
+    let of_nodes = || support::overlapping_nodes(pool, nodes.iter().copied()).filter(|_| !was_so);
+    of_pools.or_else(of_nodes).map(|problem| FieldError::new("spec.cidr", problem))
+}
+
+/// What keeps a pool without encapsulation from Windows nodes with overlays, if IPAM gives its addresses to any pod and the pool
+/// was not like that before.
+fn plain_beside_overlays(
+    before: Option<&Stored>,
+    object: &Object,
+    windows: &[WindowsNode],
+) -> Option<FieldError> {
+    let problem = |value: &Value| {
+        let Ok(Resource::IpPool(pool)) = Resource::read(&object.key, value) else { return None };
+        let is_manual = pool.spec.assignment_mode.as_deref().is_some_and(|mode| mode != "Automatic");
+        support::plain_beside_overlays(&pool, windows).filter(|_| !pool.spec.disabled && !is_manual)
+    };
+    let before = before.map(|before| &before.value);
+    // The mode that a manifest leaves out may be one that somebody else has set.
+    let after = tortie_store::applied(&object.value, before, object.key.kind);
+    problem(&after).filter(|_| before.and_then(problem).is_none())
 }
 
 /// The change of a pool that is not possible: its blocks stay as they are, so Calico's clients and the definition of the kind refuse

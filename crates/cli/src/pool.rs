@@ -223,6 +223,11 @@ impl Migrate {
         for (pod, why) in refused {
             text.push_str(&format!("\n  {}/{} stays for now: {why}", pod.namespace, pod.name));
         }
+        if let MigrationStep::Evict(node, _) = step
+            && let Some(way_out) = cluster.way_out(node).filter(|_| !refused.is_empty())
+        {
+            text.push_str(&format!("\n  {way_out}"));
+        }
         text
     }
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use ipnet::IpNet;
 use tortie_api::calico::{EncapsulationMode, IpPool};
-use tortie_api::support::is_terminating;
+use tortie_api::support::{WINDOWS_BLOCK_BITS, is_terminating};
 use tortie_api::{Kind, Resource};
 
 use crate::block_cache::POOLS_FRESH;
@@ -14,9 +14,6 @@ use crate::criteria::{Criteria, Pools};
 use crate::driver::Ipam;
 use crate::error::IpamError;
 use crate::request::{Family, Request, Use};
-
-/// The addresses that a Windows node's block has at least, as a power of two: four of them are reserved.
-const WINDOWS_BLOCK_BITS: u8 = 3;
 
 impl Ipam {
     /// The pools of these criteria (`libcalico-go/lib/ipam/ipam.go`): the chosen ones, otherwise those that select the node

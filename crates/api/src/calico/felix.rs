@@ -116,6 +116,8 @@ pub enum WindowsPolicySets {
 }
 
 impl FelixConfiguration {
+    /// The lowest VXLAN network identifier of HNS (win-overlay of the CNI plugins).
+    pub const LOWEST_WINDOWS_VNI: u32 = 4096;
     /// The annotation for established flows: `Keep` or `Cut`.
     pub const ESTABLISHED_FLOWS: &str = "tortie.io/establishedFlows";
     /// The annotation for policy counters: `Disabled` or `Enabled`.

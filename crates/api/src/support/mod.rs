@@ -14,8 +14,9 @@ pub use self::annotations::{
     ANNOTATIONS, REQUESTS, Requested, refused_annotation, requested, unsupported_annotation,
 };
 pub use self::pools::{
-    Pool, conflicts, ipip_beside_windows, is_for_load_balancers, is_protected, is_terminating, is_windows,
-    node_network, overlapping_nodes, set_protected, without_encapsulation,
+    Pool, WINDOWS_BLOCK_BITS, WindowsNetwork, WindowsNode, conflicts, ipip_beside_windows,
+    is_for_load_balancers, is_protected, is_terminating, is_windows, low_vni_beside_windows, node_networks,
+    overlapping_nodes, plain_beside_overlays, set_protected, unfit_for_windows, without_encapsulation,
 };
 pub use self::takes::Takes;
 use crate::calico::FelixConfiguration;

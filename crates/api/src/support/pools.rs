@@ -1,5 +1,6 @@
 //! IPPools: their fields, and conflicts between pools.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -8,7 +9,7 @@ use serde_json::Value;
 use super::State::{Implemented, Rejected};
 use super::Takes::{Bool, Integer, Text, Texts, Word};
 use super::{Field, field};
-use crate::calico::IpPool;
+use crate::calico::{EncapsulationMode, FelixConfiguration, IpPool};
 use crate::kubernetes::Node;
 use crate::{FieldError, Key};
 
@@ -120,13 +121,16 @@ pub fn set_protected(pool: &mut Value, protected: bool) {
     }
 }
 
-/// The network of a node, by its annotation.
+/// The networks of a node, at most one of each family, by its annotations.
 #[must_use]
-pub fn node_network(node: &Value) -> Option<IpNet> {
-    let annotations = node.pointer("/metadata/annotations")?;
-    let text = annotations.get(Node::ADDRESS)?.as_str()?;
-    let alone = || text.parse::<IpAddr>().ok().map(IpNet::from);
-    text.parse::<IpNet>().ok().or_else(alone).map(|net| net.trunc())
+pub fn node_networks(node: &Value) -> Vec<IpNet> {
+    let annotations = &node["metadata"]["annotations"];
+    let texts = [Node::ADDRESS, Node::ADDRESS_V6].into_iter().filter_map(|name| annotations[name].as_str());
+    let network = |text: &str| {
+        let alone = || text.parse::<IpAddr>().ok().map(IpNet::from);
+        text.parse::<IpNet>().ok().or_else(alone).map(|net| net.trunc())
+    };
+    texts.filter_map(network).collect()
 }
 
 fn overlap(one: &IpNet, other: &IpNet) -> bool {
@@ -168,4 +172,196 @@ pub fn ipip_beside_windows<'a>(
         "node {node} runs Windows, which has no IPIP, so its pods and those of this pool cannot reach each other; use vxlanMode: Always. \
          `tortie pool migrate` moves the pods of a pool in use to another one"
     ))
+}
+
+/// The addresses of the smallest block that Windows can use, as a power of two: it needs four of them itself.
+pub const WINDOWS_BLOCK_BITS: u8 = 3;
+
+/// How a Windows node exchanges packets of pods with other nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WindowsNetwork {
+    /// By VXLAN over IPv4 only.
+    Overlay,
+    /// Without encapsulation only.
+    L2Bridge,
+}
+
+/// The parts of a Windows node that matter for pools.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WindowsNode {
+    /// Its name.
+    pub name: String,
+    /// The type of its network; `None` while its agent has announced none.
+    pub network: Option<WindowsNetwork>,
+    labels: BTreeMap<String, String>,
+}
+
+impl WindowsNode {
+    /// The node in an object; `None` if it does not run Windows.
+    #[must_use]
+    pub fn of(key: &Key, value: &Value) -> Option<Self> {
+        if !is_windows(value) {
+            return None;
+        }
+        let annotations = &value["metadata"]["annotations"];
+        let network = if annotations[Node::HNS_NETWORK] == Node::L2BRIDGE {
+            Some(WindowsNetwork::L2Bridge)
+        } else {
+            // The type of an overlay is not announced, but its tunnel is.
+            annotations[Node::VXLAN_ADDRESS].is_string().then_some(WindowsNetwork::Overlay)
+        };
+        let labels = value["metadata"]["labels"].as_object().into_iter().flatten();
+        let labels = labels.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned())));
+        Some(Self { name: key.name.clone(), network, labels: labels.collect() })
+    }
+
+    /// Whether the node gets addresses of such a pool while the pool is open. With an unknown network, it has no IPv6 yet.
+    #[must_use]
+    pub fn may_use(&self, pool: &IpPool) -> bool {
+        let spec = &pool.spec;
+        // HNS has no VXLAN over IPv6.
+        let has_family = spec.cidr.addr().is_ipv4()
+            || self.network == Some(WindowsNetwork::L2Bridge) && spec.vxlan_mode != EncapsulationMode::Always;
+        has_family
+            && !pool.has_ipip()
+            && !pool.is_for_load_balancers()
+            && spec.node_selector.as_ref().is_none_or(|selector| selector.matches(&self.labels))
+    }
+}
+
+/// What keeps a pool without encapsulation from Windows nodes with overlay networks that may use it. A node whose network is not
+/// known yet does not count.
+#[must_use]
+pub fn plain_beside_overlays(pool: &IpPool, nodes: &[WindowsNode]) -> Option<FieldError> {
+    let is_overlay = |node: &&WindowsNode| node.network == Some(WindowsNetwork::Overlay);
+    let node = nodes.iter().filter(is_overlay).find(|node| node.may_use(pool))?;
+    let problem = format!(
+        "the Windows node {} reaches other nodes by VXLAN only, because its network is an overlay; use Always or CrossSubnet, or a \
+         nodeSelector without Windows nodes, such as kubernetes.io/os == 'linux'",
+        node.name
+    );
+    (pool.encapsulation() == EncapsulationMode::Never).then(|| FieldError::new("spec.vxlanMode", problem))
+}
+
+/// What keeps a pool from Windows nodes that may use it.
+#[must_use]
+pub fn unfit_for_windows(pool: &IpPool, nodes: &[WindowsNode]) -> Vec<FieldError> {
+    let users: Vec<&WindowsNode> = nodes.iter().filter(|node| node.may_use(pool)).collect();
+    let longest = pool.spec.cidr.max_prefix_len() - WINDOWS_BLOCK_BITS;
+    let small = users.first().filter(|_| pool.block_size() > longest).map(|node| {
+        let problem = format!(
+            "a block of /{} gives the Windows node {} no address; use at most {longest}",
+            pool.block_size(),
+            node.name
+        );
+        FieldError::new("spec.blockSize", problem)
+    });
+    let is_plain = |node: &&&WindowsNode| node.network == Some(WindowsNetwork::L2Bridge);
+    let is_always = pool.spec.vxlan_mode == EncapsulationMode::Always;
+    let encapsulated = users.iter().find(is_plain).filter(|_| is_always).map(|node| {
+        let problem = format!(
+            "the Windows node {} reaches other nodes without VXLAN only (its network is of type L2Bridge); use Never or CrossSubnet",
+            node.name
+        );
+        FieldError::new("spec.vxlanMode", problem)
+    });
+    small.into_iter().chain(plain_beside_overlays(pool, nodes)).chain(encapsulated).collect()
+}
+
+/// What keeps a VXLAN network identifier from a cluster with these Windows nodes. A network without encapsulation has none.
+#[must_use]
+pub fn low_vni_beside_windows(felix: &Value, nodes: &[WindowsNode]) -> Option<FieldError> {
+    let lowest = FelixConfiguration::LOWEST_WINDOWS_VNI;
+    let vni = felix["spec"]["vxlanVNI"].as_u64().filter(|vni| *vni < u64::from(lowest))?;
+    let node = nodes.iter().find(|node| node.network != Some(WindowsNetwork::L2Bridge))?;
+    let problem = format!(
+        "{vni} is too low for node {}, which runs Windows: its agent would not start any more; use {lowest}, the default, or more",
+        node.name
+    );
+    Some(FieldError::new("spec.vxlanVNI", problem))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::{Kind, Resource};
+
+    const OVERLAY: Option<(&str, &str)> = Some((Node::VXLAN_ADDRESS, "10.9.0.1"));
+    const L2BRIDGE: Option<(&str, &str)> = Some((Node::HNS_NETWORK, Node::L2BRIDGE));
+
+    fn windows(announced: Option<(&str, &str)>) -> WindowsNode {
+        let labels = json!({"kubernetes.io/os": "windows", "zone": "a"});
+        let annotations: BTreeMap<&str, &str> = announced.into_iter().collect();
+        let node = json!({"metadata": {"name": "w", "labels": labels, "annotations": annotations}});
+        WindowsNode::of(&Key::global(Kind::Node, "w"), &node).unwrap()
+    }
+
+    fn pool(spec: &Value) -> IpPool {
+        let key = Key::global(Kind::IpPool, "p");
+        match Resource::read(&key, &json!({"metadata": {"name": "p"}, "spec": spec})) {
+            Ok(Resource::IpPool(pool)) => pool,
+            other => panic!("{spec}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_pool_is_unfit_for_windows_nodes_that_may_use_it_only() {
+        let (v4, v6) = ("10.0.0.0/16", "fd00::/64");
+        for (announced, spec, expected) in [
+            (OVERLAY, json!({"cidr": v4, "vxlanMode": "Always"}), ""),
+            (OVERLAY, json!({"cidr": v4, "vxlanMode": "CrossSubnet"}), ""),
+            (
+                OVERLAY,
+                json!({"cidr": v4}),
+                "spec.vxlanMode: the Windows node w reaches other nodes by VXLAN only",
+            ),
+            (OVERLAY, json!({"cidr": v4, "nodeSelector": "zone == 'b'"}), ""),
+            (OVERLAY, json!({"cidr": v4, "nodeSelector": "zone == 'a'"}), "spec.vxlanMode"),
+            (OVERLAY, json!({"cidr": v4, "allowedUses": ["LoadBalancer"]}), ""),
+            (OVERLAY, json!({"cidr": v4, "ipipMode": "Always"}), ""),
+            (
+                OVERLAY,
+                json!({"cidr": v4, "vxlanMode": "Always", "blockSize": 30}),
+                "spec.blockSize: a block of /30",
+            ),
+            (L2BRIDGE, json!({"cidr": v4}), ""),
+            (L2BRIDGE, json!({"cidr": v4, "vxlanMode": "CrossSubnet"}), ""),
+            (L2BRIDGE, json!({"cidr": v4, "vxlanMode": "Always"}), "reaches other nodes without VXLAN only"),
+            // Its agent has announced nothing yet.
+            (None, json!({"cidr": v4}), ""),
+            (None, json!({"cidr": v4, "vxlanMode": "Always"}), ""),
+            (None, json!({"cidr": v4, "blockSize": 30}), "spec.blockSize: a block of /30"),
+            // Overlays have no IPv6, and other networks have none in VXLAN.
+            (OVERLAY, json!({"cidr": v6}), ""),
+            (OVERLAY, json!({"cidr": v6, "vxlanMode": "Always", "blockSize": 126}), ""),
+            (None, json!({"cidr": v6, "blockSize": 126}), ""),
+            (L2BRIDGE, json!({"cidr": v6}), ""),
+            (L2BRIDGE, json!({"cidr": v6, "blockSize": 126}), "spec.blockSize: a block of /126"),
+            (L2BRIDGE, json!({"cidr": v6, "vxlanMode": "Always", "blockSize": 126}), ""),
+        ] {
+            let found = unfit_for_windows(&pool(&spec), &[windows(announced)]);
+            let found: Vec<String> = found.iter().map(ToString::to_string).collect();
+            let found = found.join("\n");
+            let is_expected = found.contains(expected) && found.is_empty() == expected.is_empty();
+            assert!(is_expected, "{announced:?} {spec}: {found}");
+        }
+    }
+
+    #[test]
+    fn networks_of_both_families_are_read() {
+        for (annotations, expected) in [
+            (json!({}), ""),
+            (json!({Node::ADDRESS: "192.0.2.1/24"}), "192.0.2.0/24"),
+            (json!({Node::ADDRESS_V6: "fd00::1"}), "fd00::1/128"),
+            (json!({Node::ADDRESS: "192.0.2.1", Node::ADDRESS_V6: "fd00::1/64"}), "192.0.2.1/32 fd00::/64"),
+            (json!({Node::ADDRESS: "x", Node::ADDRESS_V6: 5}), ""),
+        ] {
+            let networks = node_networks(&json!({"metadata": {"annotations": annotations}}));
+            let networks: Vec<String> = networks.iter().map(ToString::to_string).collect();
+            assert_eq!(networks.join(" "), expected, "{annotations}");
+        }
+    }
 }

@@ -60,11 +60,15 @@ async fn fields_without_effect_are_rejected_or_reported() {
     assert!(!printed.contains("warning"), "{printed}");
 }
 
+fn node_of_both_families() -> Value {
+    let annotations = json!({"projectcalico.org/IPv4Address": "192.0.2.11/24", "projectcalico.org/IPv6Address": "fd00:10::11/64"});
+    json!({"metadata": {"name": "one", "annotations": annotations}})
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn conflicting_pools_and_pools_in_use_are_not_changed() {
     let cluster = Cluster::new().await;
-    let node = json!({"metadata": {"name": "one", "annotations": {"projectcalico.org/IPv4Address": "192.0.2.11/24"}}});
-    cluster.put(&Key::global(Kind::Node, "one"), node).await;
+    cluster.put(&Key::global(Kind::Node, "one"), node_of_both_families()).await;
     let pool = |name: &str, cidr: &str, size: u8| {
         object("IPPool", name, json!({"cidr": cidr, "vxlanMode": "Always", "blockSize": size}))
     };
@@ -85,6 +89,11 @@ async fn conflicting_pools_and_pools_in_use_are_not_changed() {
             pool("b", "192.0.0.0/16", 26),
             false,
             "spec.cidr: 192.0.0.0/16 and 192.0.2.0/24, the network of node one, overlap",
+        ),
+        (
+            pool("b", "fd00:10::/56", 122),
+            false,
+            "spec.cidr: fd00:10::/56 and fd00:10::/64, the network of node one, overlap",
         ),
         (pool("b", "10.1.0.0/16", 26), true, "created"),
         (ipip("c"), true, "created"),
@@ -154,6 +163,97 @@ async fn conflicting_pools_and_pools_in_use_are_not_changed() {
     assert!(refused.contains(expected), "{refused}");
     cluster.store.delete(&block, None).await.unwrap();
     assert!(delete("a").await.status.success());
+}
+
+/// kubectl and Calico accept such pools. To disable one is the first step of every remedy.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_that_overlaps_already_may_be_changed() {
+    let cluster = Cluster::new().await;
+    cluster.put(&Key::global(Kind::Node, "one"), node_of_both_families()).await;
+    let pool = |name: &str, cidr: &str, more: Value| {
+        let mut spec = json!({"cidr": cidr});
+        spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        object("IPPool", name, spec)
+    };
+    let always = || json!({"vxlanMode": "Always"});
+    let for_services = || json!({"allowedUses": ["LoadBalancer"]});
+    for (name, cidr, more) in [
+        ("whole", "10.0.0.0/16", always()),
+        ("part", "10.0.128.0/17", always()),
+        ("nodes", "192.0.2.0/25", always()),
+        ("services", "192.0.2.128/25", for_services()),
+    ] {
+        cluster.put(&Key::global(Kind::IpPool, name), pool(name, cidr, more)).await;
+    }
+    let disabled = || json!({"vxlanMode": "Always", "disabled": true});
+    for (object, good, expected) in [
+        (pool("whole", "10.0.0.0/16", disabled()), true, "configured"),
+        (pool("nodes", "192.0.2.0/25", disabled()), true, "configured"),
+        (pool("whole", "10.0.0.0/15", disabled()), false, "of IPPool part overlap"),
+        (pool("other", "10.0.0.0/20", disabled()), false, "of IPPool whole overlap"),
+        // Only addresses of Services may be in the nodes' network.
+        (pool("services", "192.0.2.128/25", always()), false, "the network of node one, overlap"),
+    ] {
+        let (succeeded, printed) = cluster.applies(&object).await;
+        assert!(succeeded == good && printed.contains(expected), "{expected:?} in {printed}");
+    }
+    let disable = ["patch", "ippool", "part", "--type", "merge", "-p", r#"{"spec": {"disabled": true}}"#];
+    let output = cluster.tortie(&disable).output().await.unwrap();
+    assert!(output.status.success(), "{}", text_of(&output));
+}
+
+/// What Windows nodes with these annotations rule out.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_windows_nodes_cannot_use_is_rejected() {
+    let cluster = Cluster::new().await;
+    let plain = |name: &str, more: Value| {
+        let net = name.bytes().next().unwrap();
+        let mut spec = json!({"cidr": format!("10.{net}.0.0/16")});
+        spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        object("IPPool", name, spec)
+    };
+    let vni = |name: &str, vni: u32| object("FelixConfiguration", name, json!({"vxlanVNI": vni}));
+    let on_linux = || json!({"nodeSelector": "kubernetes.io/os == 'linux'"});
+    let starts = || json!({});
+    let overlay = || json!({"projectcalico.org/IPv4VXLANTunnelAddr": "10.244.1.1"});
+    let l2bridge = || json!({"tortie.io/hns-network": "L2Bridge"});
+    let by_vxlan = "spec.vxlanMode: the Windows node w reaches other nodes by VXLAN only";
+    let low = "spec.vxlanVNI: 100 is too low for node w, which runs Windows";
+    for (annotations, object, good, expected) in [
+        (starts(), plain("a", json!({})), true, "created"),
+        (l2bridge(), plain("b", json!({})), true, "created"),
+        (overlay(), plain("c", json!({})), false, by_vxlan),
+        (overlay(), plain("c", json!({"nodeSelector": "kubernetes.io/os == 'windows'"})), false, by_vxlan),
+        (overlay(), plain("c", on_linux()), true, "created"),
+        (overlay(), plain("c", json!({})), false, by_vxlan),
+        (overlay(), plain("d", json!({"disabled": true})), true, "created"),
+        (overlay(), plain("d", json!({"disabled": false})), false, by_vxlan),
+        (overlay(), plain("e", json!({"assignmentMode": "Manual"})), true, "created"),
+        (overlay(), plain("f", json!({"allowedUses": ["LoadBalancer"]})), true, "created"),
+        (overlay(), plain("g", json!({"cidr": "fd00:1::/64"})), true, "created"),
+        (overlay(), plain("h", json!({"vxlanMode": "CrossSubnet"})), true, "created"),
+        // It was so before.
+        (overlay(), plain("a", json!({"natOutgoing": true})), true, "configured"),
+        (l2bridge(), vni("default", 100), true, "created"),
+        (overlay(), vni("default", 101), true, "configured"),
+        (overlay(), vni("default", 5000), true, "configured"),
+        (overlay(), vni("default", 100), false, low),
+        (starts(), vni("default", 100), false, low),
+        (overlay(), vni("node.other", 100), true, "created"),
+    ] {
+        let labels = json!({"kubernetes.io/os": "windows"});
+        let node = json!({"metadata": {"name": "w", "labels": labels, "annotations": annotations}});
+        cluster.put(&Key::global(Kind::Node, "w"), node).await;
+        let (succeeded, printed) = cluster.applies(&object).await;
+        assert!(succeeded == good && printed.contains(expected), "{annotations} {object}: {printed}");
+    }
+    // The mode that the manifest leaves out is one that somebody else has set, and stays.
+    let open = r#"{"spec": {"vxlanMode": "Always", "disabled": null}}"#;
+    let patched =
+        cluster.tortie(&["patch", "ippool", "d", "--type", "merge", "-p", open]).output().await.unwrap();
+    assert!(patched.status.success(), "{}", text_of(&patched));
+    let (succeeded, printed) = cluster.applies(&plain("d", json!({"natOutgoing": true}))).await;
+    assert!(succeeded, "{printed}");
 }
 
 /// Calico stores a policy `x` of tier default as `default.x`: whoever applies or deletes the one means the other.

@@ -400,6 +400,7 @@ async fn a_pool_of_a_kubernetes_api_is_replaced_while_budgets_hold() {
         "close IPPool old",
         "cordon node one",
         "stays for now: Cannot evict pod as it would violate the pod's disruption budget. The disruption budget web needs 4 healthy pods",
+        "is cordoned by the migration; if new pods can run only there, uncordon it (`kubectl uncordon ",
         "uncordon node one: it is done",
         "node two is done",
         "delete IPPool old: the migration to new is done",

@@ -7,8 +7,7 @@ use ipnet::IpNet;
 use serde_json::Value;
 use tortie_api::calico::{EncapsulationMode, IpPool};
 use tortie_api::ipam::Block;
-use tortie_api::kubernetes::Node;
-use tortie_api::support;
+use tortie_api::support::{self, WindowsNode};
 use tortie_store::Stored;
 
 use super::observed::{
@@ -17,8 +16,6 @@ use super::observed::{
 };
 use super::room;
 
-/// The smallest blocks of which a Windows node can use addresses, as a power of two: it reserves four.
-const WINDOWS_BLOCK_BITS: u8 = 3;
 /// The annotation of a static pod's image in the API.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 /// The annotations of Pods and Namespaces, and those of Services, that name pools.
@@ -52,8 +49,10 @@ pub(super) fn refusals(
         Some(Ok(new)) => {
             found.extend(pair(old, &new));
             found.extend(other_objects(objects, &new));
-            found.extend(selectors(objects, old, &new));
-            found.extend(windows(objects, old, &new, blocks, given));
+            let windows_nodes = judged(objects, cluster);
+            found.extend(selectors(objects, old, &new, &windows_nodes));
+            found.extend(stuck_on_windows(objects, old, blocks, given));
+            found.extend(unfit_for_windows(&new, &windows_nodes));
             found.extend(room::room(objects, old, &new, blocks, cluster));
             found.extend(record(cluster, &old.name, &new.name));
             found.extend(other_migrations(objects, old, &new));
@@ -141,8 +140,9 @@ fn other_objects(objects: &Objects, new: &ReadPool) -> Vec<String> {
     let Some(pool) = support::Pool::of(&key, &new.value) else { return found };
     let pools: Vec<support::Pool> =
         objects.pools.iter().filter_map(|stored| support::Pool::of(&stored.key, &stored.value)).collect();
-    let nodes = objects.nodes.iter();
-    let nodes = nodes.filter_map(|node| Some((&*node.key.name, support::node_network(&node.value)?)));
+    let nodes = objects.nodes.iter().flat_map(|node| {
+        support::node_networks(&node.value).into_iter().map(|network| (&*node.key.name, network))
+    });
     let conflict = support::conflicts(&pool, &pools).or_else(|| support::overlapping_nodes(&pool, nodes));
     found.extend(conflict.map(|problem| format!("IPPool {name}: spec.cidr: {problem}")));
     for error in support::rejected(key.kind, &new.value) {
@@ -174,7 +174,12 @@ fn other_objects(objects: &Objects, new: &ReadPool) -> Vec<String> {
 }
 
 /// Whoever may use the old pool must be allowed to use the new one.
-fn selectors(objects: &Objects, old: &ReadPool, new: &ReadPool) -> Vec<String> {
+fn selectors(
+    objects: &Objects,
+    old: &ReadPool,
+    new: &ReadPool,
+    windows_nodes: &[WindowsNode],
+) -> Vec<String> {
     let for_node = |pool: &IpPool, labels: &BTreeMap<String, String>| {
         pool.spec.node_selector.as_ref().is_none_or(|selector| selector.matches(labels))
     };
@@ -186,7 +191,13 @@ fn selectors(objects: &Objects, old: &ReadPool, new: &ReadPool) -> Vec<String> {
         let lost = labelled.filter(|(_, labels)| is_for(&old.pool, labels) && !is_for(&new.pool, labels));
         lost.map(|(object, _)| object.key.name.clone()).collect()
     };
-    let (nodes, namespaces) = (lost(&objects.nodes, &for_node), lost(&objects.namespaces, &for_namespace));
+    let (mut nodes, namespaces) =
+        (lost(&objects.nodes, &for_node), lost(&objects.namespaces, &for_namespace));
+    // A Windows node that gets no addresses of the old pool loses none.
+    let of_windows: BTreeSet<&str> = all_windows(objects).map(|node| node.key.name.as_str()).collect();
+    let uses_old =
+        |name: &String| windows_nodes.iter().any(|node| node.name == *name && node.may_use(&old.pool));
+    nodes.retain(|name| !of_windows.contains(name.as_str()) || uses_old(name));
     let mut found = Vec::new();
     for (field, kind, lost) in
         [("nodeSelector", "Nodes", nodes), ("namespaceSelector", "Namespaces", namespaces)]
@@ -203,21 +214,21 @@ fn selectors(objects: &Objects, old: &ReadPool, new: &ReadPool) -> Vec<String> {
     found
 }
 
-fn is_windows(node: &Stored) -> bool {
-    node.value["metadata"]["labels"][Node::OS] == "windows"
+fn all_windows(objects: &Objects) -> impl Iterator<Item = &Stored> {
+    objects.nodes.iter().filter(|node| support::is_windows(&node.value))
 }
 
-/// A Windows node keeps its block, from which HNS made its network. The new pool must be one that Windows nodes can use.
-fn windows(
-    objects: &Objects,
-    old: &ReadPool,
-    new: &ReadPool,
-    blocks: &[Block],
-    given: &Given,
-) -> Vec<String> {
-    let nodes: Vec<&Stored> = objects.nodes.iter().filter(|node| is_windows(node)).collect();
-    let names: BTreeSet<&str> = nodes.iter().map(|node| node.key.name.as_str()).collect();
-    let mut found = Vec::new();
+/// The Windows nodes that count. When the migration has begun, one that comes counts from when it has announced its network: a
+/// kubelet that registers must not end the migration, and no agent uses a pool before.
+fn judged(objects: &Objects, cluster: &MigratingCluster) -> Vec<WindowsNode> {
+    let has_begun = cluster.old.as_ref().is_some_and(|old| old.record.is_some());
+    let nodes = all_windows(objects).filter_map(|node| WindowsNode::of(&node.key, &node.value));
+    nodes.filter(|node| !has_begun || node.network.is_some()).collect()
+}
+
+/// A Windows node keeps its block, from which HNS made its network.
+fn stuck_on_windows(objects: &Objects, old: &ReadPool, blocks: &[Block], given: &Given) -> Option<String> {
+    let names: BTreeSet<&str> = all_windows(objects).map(|node| node.key.name.as_str()).collect();
     let cidr = old.pool.spec.cidr;
     let mut stuck = BTreeSet::new();
     for block in blocks.iter().filter(|block| cidr.contains(&block.cidr)) {
@@ -233,51 +244,31 @@ fn windows(
     let running = objects.pods.iter().filter(|pod| is_in(pod, cidr, given));
     stuck.extend(running.filter_map(|pod| pod.value["spec"]["nodeName"].as_str()));
     stuck.retain(|node| names.contains(node));
-    if !stuck.is_empty() {
-        let stuck: Vec<&str> = stuck.into_iter().collect();
-        found.push(format!(
+    let stuck: Vec<&str> = stuck.into_iter().collect();
+    (!stuck.is_empty()).then(|| {
+        format!(
             "Windows nodes have blocks of IPPool {}, from which their HNS networks are made: {}. Set disabled: true on the pool. Then, \
              one node after the other: drain it, stop its agent and kubelet, delete its Node, `tortie ipam release --node NODE`, start \
              them again, and let `tortie windows reconfigure` on it replace the network (of IPv6: restart the machine). Then start this \
              command again",
             old.name,
             stuck.join(", ")
-        ));
-    }
+        )
+    })
+}
+
+/// The new pool must be one that Windows nodes can use.
+fn unfit_for_windows(new: &ReadPool, nodes: &[WindowsNode]) -> Vec<String> {
+    let name = &new.name;
+    let mut found = Vec::new();
     if let Some(node) = nodes.first().filter(|_| new.pool.has_ipip()) {
         found.push(format!(
-            "IPPool {}: spec.ipipMode: the Windows node {} has no IPIP, and could not reach the pool's pods; use vxlanMode: Always",
-            new.name, node.key.name
+            "IPPool {name}: spec.ipipMode: the Windows node {} has no IPIP, and could not reach the pool's pods; use vxlanMode: Always",
+            node.name
         ));
     }
-    let selects = |node: &&&Stored| {
-        new.pool.spec.node_selector.as_ref().is_none_or(|selector| selector.matches(&labels(node)))
-    };
-    let selected: Vec<&Stored> =
-        nodes.iter().filter(selects).filter(|_| !new.pool.is_for_load_balancers()).copied().collect();
-    let Some(node) = selected.first() else { return found };
-    let (name, node) = (&new.name, &node.key.name);
-    let longest = new.pool.spec.cidr.max_prefix_len() - WINDOWS_BLOCK_BITS;
-    if new.pool.block_size() > longest {
-        found.push(format!(
-            "IPPool {name}: spec.blockSize: a block of /{} gives the Windows node {node} no address; use at most {longest}",
-            new.pool.block_size()
-        ));
-    }
-    let takes_plain =
-        |node: &&&Stored| node.value["metadata"]["annotations"][Node::HNS_NETWORK] == Node::L2BRIDGE;
-    let (plain, overlay) =
-        (selected.iter().find(takes_plain), selected.iter().find(|node| !takes_plain(node)));
-    let unfit = match new.pool.spec.vxlan_mode {
-        EncapsulationMode::Never => overlay.map(|node| (node, "by VXLAN only; use Always or CrossSubnet")),
-        EncapsulationMode::Always => plain.map(|node| {
-            (node, "without VXLAN only (its network is of type L2Bridge); use Never or CrossSubnet")
-        }),
-        EncapsulationMode::CrossSubnet => None,
-    };
-    found.extend(unfit.map(|(node, how)| {
-        format!("IPPool {name}: spec.vxlanMode: the Windows node {} reaches other nodes {how}", node.key.name)
-    }));
+    let unfit = support::unfit_for_windows(&new.pool, nodes).into_iter();
+    found.extend(unfit.map(|error| format!("IPPool {name}: {}: {}", error.path, error.problem)));
     found
 }
 

@@ -5,10 +5,18 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::observed::{MigratingCluster, NodeRecord, OldPool, PoolRecord};
-use super::steps::{MigrationStep, next_step};
+use super::steps::{MigrationStep, MigrationTimes, next_step};
 
 /// More steps than any cluster needs: each node has four, each Service one.
 const MOST_STEPS: usize = 100_000;
+
+/// So late that nothing needs to settle.
+const LATE: MigrationTimes = MigrationTimes {
+    now: Timestamp::MAX,
+    seen: Duration::MAX,
+    waited: Duration::ZERO,
+    patience: Duration::MAX,
+};
 
 /// The steps from here to the end, or to the first one that waits for somebody else.
 #[must_use]
@@ -18,8 +26,7 @@ pub fn forecast(cluster: &MigratingCluster) -> Vec<MigrationStep> {
     cluster.nodes.values_mut().for_each(|node| node.pods.retain(|pod| !pod.is_ending));
     cluster.without_address.clear();
     while steps.len() < MOST_STEPS {
-        // So late that nothing needs to settle.
-        let step = next_step(&cluster, Timestamp::MAX, Duration::ZERO, Duration::MAX);
+        let step = next_step(&cluster, LATE);
         let is_last = matches!(
             step,
             MigrationStep::Refuse(_)

@@ -8,6 +8,7 @@
 mod checks;
 mod forecast;
 mod observed;
+mod places;
 mod read;
 mod room;
 mod run;
@@ -18,5 +19,6 @@ pub use observed::{
     LeftAddress, MIGRATION, MigratingCluster, MigratingNode, MigratingPod, MigratingService,
     MigrationRequest, NodeRecord, OldBlock, OldPool, PoolRecord, TunnelAddress, WaitingPod, WhichPods,
 };
+pub use places::{Taint, Toleration};
 pub use run::{MigrationError, MigrationProgress, PoolMigration, pool_like};
-pub use steps::{MigrationStep, next_step};
+pub use steps::{MigrationStep, MigrationTimes, next_step};

@@ -13,6 +13,8 @@ use tortie_api::{Key, Kind, Resource};
 use tortie_ipam::{Config, Release};
 use tortie_store::Stored;
 
+use super::places::{Taint, Toleration};
+
 /// The annotation of a pool that moves to another one (a [`PoolRecord`] as JSON) and of a node whose pods move (a [`NodeRecord`]).
 pub const MIGRATION: &str = "tortie.io/pool-migration";
 
@@ -119,8 +121,14 @@ pub struct OldPool {
 /// A node.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct MigratingNode {
-    /// Whether pods can be scheduled on it.
+    /// Whether nobody has cordoned it.
     pub is_schedulable: bool,
+    /// Whether it is ready.
+    pub is_ready: bool,
+    /// Whether it runs Windows.
+    pub is_windows: bool,
+    /// The taints that keep pods away.
+    pub taints: Vec<Taint>,
     /// What this migration has recorded on it.
     pub record: Option<NodeRecord>,
     /// Whether it has a record of an earlier migration of the pool, which was abandoned.
@@ -140,6 +148,8 @@ pub struct MigratingPod {
     pub uid: String,
     /// Whether it is being deleted.
     pub is_ending: bool,
+    /// The taints of nodes to which it may go nevertheless.
+    pub tolerations: Vec<Toleration>,
     /// Why it must not be evicted, with the remedy.
     pub obstacle: Option<String>,
 }

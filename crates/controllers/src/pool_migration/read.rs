@@ -6,16 +6,16 @@ use ipnet::IpNet;
 use jiff::Timestamp;
 use tortie_api::ipam::{Attribute, Block};
 use tortie_api::kubernetes::Node;
-use tortie_api::{Key, Kind};
+use tortie_api::{Key, Kind, support};
 use tortie_ipam::Release;
 use tortie_store::Stored;
 
-use super::checks;
 use super::observed::{
     Given, LeftAddress, MigratingCluster, MigratingNode, MigratingPod, MigrationRequest, NodeRecord, Objects,
     OldPool, PoolRecord, ReadPool, WaitingPod, given, has_address, has_ended, is_in, is_kept, other_pool,
     pod_of, read_pool, record, uid,
 };
+use super::{checks, places};
 use crate::load_balancers::shown;
 
 /// Reads what matters, and checks it.
@@ -37,6 +37,9 @@ pub(super) fn read(objects: &Objects, request: &MigrationRequest, now: Timestamp
         }
         let node = MigratingNode {
             is_schedulable: stored.value["spec"]["unschedulable"] != true,
+            is_ready: places::is_ready(&stored.value),
+            is_windows: support::is_windows(&stored.value),
+            taints: places::taints(&stored.value),
             record: record.filter(|record| record.pool == *old),
             ..MigratingNode::default()
         };
@@ -117,6 +120,7 @@ fn read_pods(
             key: key.clone(),
             uid: uid(pod),
             is_ending: !value["metadata"]["deletionTimestamp"].is_null(),
+            tolerations: places::tolerations(value),
             obstacle: checks::obstacle(objects, request, pod, old),
         });
     }

@@ -17,7 +17,7 @@ use super::observed::{
     other_pool, record,
 };
 use super::read::read;
-use super::steps::{MigrationStep, next_step};
+use super::steps::{MigrationStep, MigrationTimes, next_step};
 use crate::pools::delete_pool;
 
 /// A migration.
@@ -83,11 +83,14 @@ impl PoolMigration {
         mut on_step: impl FnMut(Result<&MigrationProgress, &MigrationError>),
     ) -> Result<MigrationStep, MigrationError> {
         let (mut changed, mut last, mut was_closed) = (Instant::now(), None, false);
+        let mut first_seen = None;
         loop {
             let stepped = match self.observe().await {
                 Ok(cluster) => {
                     let waited = changed.elapsed();
-                    let step = next_step(&cluster, Timestamp::now(), waited, patience);
+                    let seen = seen(&mut first_seen, &cluster, Instant::now());
+                    let times = MigrationTimes { now: Timestamp::now(), seen, waited, patience };
+                    let step = next_step(&cluster, times);
                     let step = match was_closed && step == MigrationStep::ClosePool {
                         true => self.abandoned(),
                         false => step,
@@ -152,7 +155,7 @@ impl PoolMigration {
         Ok(read(&objects, &self.request, Timestamp::now()))
     }
 
-    /// Carries out the next step, and returns it.
+    /// Carries out the next step, and returns it, for somebody who knows nothing of those before.
     ///
     /// # Errors
     /// The datastore. What was done stays; the next call observes it.
@@ -162,7 +165,8 @@ impl PoolMigration {
         patience: Duration,
     ) -> Result<MigrationProgress, MigrationError> {
         let cluster = self.observe().await?;
-        let step = next_step(&cluster, Timestamp::now(), waited, patience);
+        let times = MigrationTimes { now: Timestamp::now(), seen: Duration::ZERO, waited, patience };
+        let step = next_step(&cluster, times);
         self.carry_out(cluster, step).await
     }
 
@@ -386,6 +390,16 @@ impl PoolMigration {
         }
         Ok(())
     }
+}
+
+/// For how long this process has seen the record that the old pool has now. `first` is which record that was, and when it came.
+fn seen(first: &mut Option<(Timestamp, Instant)>, cluster: &MigratingCluster, now: Instant) -> Duration {
+    let record = cluster.old.as_ref().and_then(|old| old.record.as_ref());
+    *first = record.map(|record| match *first {
+        Some((since, at)) if since == record.since => (since, at),
+        _ => (record.since, now),
+    });
+    first.map_or(Duration::ZERO, |(_, at)| now.saturating_duration_since(at))
 }
 
 fn to_text(record: &impl serde::Serialize) -> Result<String, MigrationError> {

@@ -10,6 +10,7 @@ use tortie_api::Key;
 use tortie_ipam::Release;
 
 use super::observed::{MIGRATION, MigratingCluster, MigratingNode, MigratingPod, NodeRecord};
+use super::places::has_others;
 use crate::pools::SETTLE;
 
 /// A step of a migration.
@@ -81,28 +82,43 @@ impl MigrationStep {
     }
 }
 
-/// The next step. `waited` is how long nothing has changed, and `patience` how long the caller waits for that.
+/// What whoever carries out a migration knows of times.
+#[derive(Debug, Clone, Copy)]
+pub struct MigrationTimes {
+    /// The time by its clock.
+    pub now: Timestamp,
+    /// For how long it has seen the old pool closed. That needs no clock of somebody else.
+    pub seen: Duration,
+    /// How long nothing has changed.
+    pub waited: Duration,
+    /// How long it waits for a change.
+    pub patience: Duration,
+}
+
+/// The next step.
 #[must_use]
-pub fn next_step(
-    cluster: &MigratingCluster,
-    now: Timestamp,
-    waited: Duration,
-    patience: Duration,
-) -> MigrationStep {
-    let step = step(cluster, now);
-    if waited < patience {
+pub fn next_step(cluster: &MigratingCluster, times: MigrationTimes) -> MigrationStep {
+    let step = step(cluster, times);
+    if times.waited < times.patience {
         return step;
     }
     match step {
         MigrationStep::Wait(what) => MigrationStep::GiveUp(what),
         MigrationStep::Evict(node, pods) => {
-            MigrationStep::GiveUp(format!("{} of node {node} cannot be evicted", names(&pods)))
+            let problem = format!("{} of node {node} cannot be evicted", names(&pods));
+            MigrationStep::GiveUp(with_way_out(cluster, &node, problem))
         }
         step => step,
     }
 }
 
-fn step(cluster: &MigratingCluster, now: Timestamp) -> MigrationStep {
+/// Whether agents may still use the old pool as they knew it. The clock of whoever closed it may be ahead.
+fn settles(since: Timestamp, MigrationTimes { now, seen, .. }: MigrationTimes) -> bool {
+    let settle = SignedDuration::try_from(SETTLE).unwrap_or(SignedDuration::ZERO);
+    seen < SETTLE && now.duration_since(since) < settle
+}
+
+fn step(cluster: &MigratingCluster, times: MigrationTimes) -> MigrationStep {
     // Exhaustive, so that nothing observed is forgotten.
     let MigratingCluster { refusals, pools: _, old, has_new, nodes, without_address, services, left, blocks } =
         cluster;
@@ -118,8 +134,7 @@ fn step(cluster: &MigratingCluster, now: Timestamp) -> MigrationStep {
     }
     // A pool that has a record and is open, or that moves elsewhere, is refused: somebody wants it to stay.
     let Some(closed) = &old.record else { return MigrationStep::ClosePool };
-    let settles = SignedDuration::try_from(SETTLE).unwrap_or(SignedDuration::ZERO);
-    if now.duration_since(closed.since) < settles {
+    if settles(closed.since, times) {
         return MigrationStep::Wait("agents notice within seconds that the old pool is closed".to_owned());
     }
     if let Some((name, _)) = nodes.iter().find(|(_, node)| node.has_old_record) {
@@ -170,7 +185,16 @@ fn step(cluster: &MigratingCluster, now: Timestamp) -> MigrationStep {
 
 /// The next step of a node; `None` if it has none.
 fn of_node(cluster: &MigratingCluster, name: &String, node: &MigratingNode) -> Option<MigrationStep> {
-    let MigratingNode { is_schedulable, record, has_old_record: _, pods, tunnels } = node;
+    let MigratingNode {
+        is_schedulable,
+        is_ready: _,
+        is_windows: _,
+        taints: _,
+        record,
+        has_old_record: _,
+        pods,
+        tunnels,
+    } = node;
     if !pods.is_empty() {
         let left = pods.iter().filter(|pod| !pod.is_ending);
         let (kept, movable): (Vec<_>, Vec<_>) = left.cloned().partition(|pod| pod.obstacle.is_some());
@@ -181,8 +205,7 @@ fn of_node(cluster: &MigratingCluster, name: &String, node: &MigratingNode) -> O
         // If somebody has uncordoned it meanwhile, that is respected: the closed pool gives no address anyway.
         let may_cordon = *is_schedulable && !record.as_ref().is_some_and(|record| record.cordoned);
         // Pods whose budgets need them elsewhere would wait for ever if no other node took them.
-        let has_others = cluster.nodes.iter().any(|(other, node)| other != name && node.is_schedulable);
-        if may_cordon && has_others {
+        if may_cordon && has_others(cluster, name, node) {
             return Some(MigrationStep::Cordon(name.clone()));
         }
         return Some(match movable.is_empty() {
@@ -206,6 +229,14 @@ fn of_node(cluster: &MigratingCluster, name: &String, node: &MigratingNode) -> O
         });
     }
     record.as_ref().map(|record| restore(name, record))
+}
+
+/// A problem of a node's pods, with what helps if the migration has cordoned the node.
+fn with_way_out(cluster: &MigratingCluster, node: &str, problem: String) -> String {
+    match cluster.way_out(node) {
+        Some(way_out) => format!("{problem}; {way_out}"),
+        None => problem,
+    }
 }
 
 fn restore(node: &str, record: &NodeRecord) -> MigrationStep {

@@ -10,12 +10,17 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tortie_api::Kind;
-use tortie_controllers::{MIGRATION, MigrationStep, forecast, next_step};
+use tortie_controllers::{MIGRATION, MigrationStep, MigrationTimes, forecast, next_step};
 use tortie_store::Store;
 
 use world::{OLD, Random, World};
 
 const FOREVER: Duration = Duration::from_secs(3600);
+
+/// What somebody knows who has just begun to look, except for how long nothing has changed.
+fn times(waited: Duration, patience: Duration) -> MigrationTimes {
+    MigrationTimes { now: jiff::Timestamp::now(), seen: Duration::ZERO, waited, patience }
+}
 
 /// What must hold after each write, whoever was killed.
 async fn check(world: &World, seed: u64) {
@@ -170,7 +175,7 @@ async fn it_gives_up_when_nothing_changes_and_says_why() {
         "{last:?}"
     );
     let cluster = world.migration(1000).await.0.observe().await.unwrap();
-    let given_up = next_step(&cluster, jiff::Timestamp::now(), FOREVER, FOREVER);
+    let given_up = next_step(&cluster, times(FOREVER, FOREVER));
     assert!(matches!(&given_up, MigrationStep::GiveUp(what) if what.contains("n/old-stuck")), "{given_up:?}");
     let cordoned = world.inner.get(&tortie_api::Key::global(Kind::Node, "one")).await.unwrap().unwrap().value;
     assert_eq!(cordoned["spec"]["unschedulable"], true);

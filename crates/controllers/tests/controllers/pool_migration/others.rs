@@ -1,19 +1,24 @@
 //! Somebody else changes objects while a migration runs.
 
 use std::collections::BTreeSet;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
 use tortie_api::{Key, Kind};
 use tortie_controllers::{
-    MIGRATION, MigratingCluster, MigratingPod, MigrationError, MigrationStep, forecast, next_step,
+    MIGRATION, MigratingCluster, MigratingPod, MigrationError, MigrationStep, MigrationTimes, forecast,
+    next_step,
 };
 use tortie_store::{Store, StoreError};
 
 use super::refusals::{begin, change, pool, record, world};
-use super::world::{World, pod_key, set_annotation};
+use super::times;
+use super::world::{OLD, World, pod_key, set_annotation};
 use crate::common::{everything, put, value};
+
+const PATIENCE: Duration = Duration::from_secs(1);
 
 fn node(name: &str) -> Key {
     Key::global(Kind::Node, name)
@@ -130,10 +135,102 @@ async fn records_of_an_abandoned_migration_uncordon_nothing() {
     world.assert_moved(0).await;
 }
 
+/// Pods that can run nowhere else would have no successors, and budgets would keep the others for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_is_cordoned_only_if_another_one_takes_its_pods() {
+    let taint = json!([{"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}]);
+    let not_ready = json!({"conditions": [{"type": "Ready", "status": "Unknown"}]});
+    for (spec, status, takes) in [
+        (json!({}), json!({}), true),
+        (json!({"taints": taint}), json!({}), false),
+        (json!({"unschedulable": true}), json!({}), false),
+        (json!({}), not_ready, false),
+    ] {
+        let mut random = super::world::Random::new(5);
+        let mut world = World::with(&mut random, 2, &[]).await;
+        world.add_pod("one", "old-1", OLD, true).await;
+        begin(&world).await;
+        assert_eq!(world.step(1000, &mut random).await, Some(MigrationStep::CreatePool));
+        change(&world, &node("two"), |node| {
+            (node["spec"], node["status"]) = (spec.clone(), status.clone());
+        })
+        .await;
+        let cluster = world.migration(1000).await.0.observe().await.unwrap();
+        let step = next_step(&cluster, times(Duration::ZERO, Duration::MAX));
+        match takes {
+            true => assert_eq!(step, MigrationStep::Cordon("one".into())),
+            false => assert!(matches!(&step, MigrationStep::Evict(node, _) if node == "one"), "{step:?}"),
+        }
+    }
+    // The other node is lost after that.
+    let mut world = world().await;
+    let mut random = super::world::Random::new(5);
+    begin(&world).await;
+    assert_eq!(world.step(1000, &mut random).await, Some(MigrationStep::CreatePool));
+    assert_eq!(world.step(1000, &mut random).await, Some(MigrationStep::Cordon("one".into())));
+    for is_cordoned in [true, false] {
+        change(&world, &node("one"), |node| node["spec"]["unschedulable"] = json!(is_cordoned)).await;
+        let cluster = world.migration(1000).await.0.observe().await.unwrap();
+        let hour = Duration::from_secs(3600);
+        let MigrationStep::GiveUp(what) = next_step(&cluster, times(hour, hour)) else { panic!() };
+        assert!(what.contains("pod n/old-1 of node one cannot be evicted"), "{what}");
+        assert_eq!(what.contains("uncordon it (`kubectl uncordon one`)"), is_cordoned, "{what}");
+    }
+}
+
+/// The time in the record is that of another machine, which may be ahead.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_of_the_future_holds_nobody_for_long() {
+    let world = world().await;
+    begin(&world).await;
+    world.migration(1000).await.0.step(Duration::ZERO, Duration::MAX).await.unwrap();
+    let closed = Timestamp::now() + jiff::SignedDuration::from_hours(1);
+    let record = json!({"to": "new", "since": closed.to_string()}).to_string();
+    change(&world, &pool("old"), |old| set_annotation(old, MIGRATION, &record)).await;
+    let cluster = world.migration(1000).await.0.observe().await.unwrap();
+    let second = jiff::SignedDuration::from_secs(1);
+    let cordon = MigrationStep::Cordon("one".into());
+    for (now, seen, goes_on) in [
+        (closed - second * 3600, 0, false),
+        (closed - second * 3600, 9, false),
+        (closed - second * 3600, 10, true),
+        (closed, 0, false),
+        (closed + second * 9, 0, false),
+        (closed + second * 10, 0, true),
+    ] {
+        let times =
+            MigrationTimes { now, seen: Duration::from_secs(seen), ..times(Duration::ZERO, Duration::MAX) };
+        assert_eq!(next_step(&cluster, times) == cordon, goes_on, "{now} {seen}");
+    }
+
+    // It waits once, not before each step.
+    let steps = Mutex::new(Vec::new());
+    let note = async |step: &MigrationStep| {
+        if matches!(step, MigrationStep::Evict(..)) {
+            change(&world, &pool("old"), |old| old["metadata"]["annotations"] = json!({})).await;
+        }
+        steps.lock().unwrap().push(step.clone());
+    };
+    let started = Instant::now();
+    let (end, _) = run(&world, Duration::from_secs(20), note).await;
+    assert!(
+        matches!(&end, MigrationStep::Refuse(why) if why[0].contains("was abandoned meanwhile")),
+        "{end:?}"
+    );
+    assert!(started.elapsed() >= Duration::from_secs(10));
+    let mut steps = steps.into_inner().unwrap();
+    steps.retain(|step| !matches!(step, MigrationStep::Wait(what) if what.contains("agents notice")));
+    assert!(matches!(&steps[..], [first, MigrationStep::Evict(..), _] if *first == cordon), "{steps:?}");
+}
+
 /// Runs the migration; `meanwhile` changes the cluster after each step.
-async fn run(world: &World, meanwhile: impl AsyncFn(&MigrationStep)) -> (MigrationStep, usize) {
+async fn run(
+    world: &World,
+    patience: Duration,
+    meanwhile: impl AsyncFn(&MigrationStep),
+) -> (MigrationStep, usize) {
     let (migration, _) = world.migration(1000).await;
-    let (patience, pause) = (Duration::from_secs(1), Duration::from_millis(20));
+    let pause = Duration::from_millis(20);
     let mut count = 0;
     let end = migration.run(patience, pause, |progress| {
         count += 1;
@@ -161,7 +258,7 @@ async fn a_pool_that_somebody_enables_meanwhile_stays() {
                 .await;
             }
         };
-        let (end, _) = run(&world, enable).await;
+        let (end, _) = run(&world, PATIENCE, enable).await;
         let MigrationStep::Refuse(why) = end else { panic!("{end:?}") };
         assert!(why.join("\n").contains(expected), "{why:?}");
         let old = world.inner.get(&pool("old")).await.unwrap().unwrap().value;
@@ -195,7 +292,7 @@ async fn it_gives_up_a_step_that_somebody_undoes() {
         }
     };
     let started = Instant::now();
-    let ended = tokio::time::timeout(Duration::from_secs(20), run(&world, undo)).await;
+    let ended = tokio::time::timeout(Duration::from_secs(20), run(&world, PATIENCE, undo)).await;
     let (end, count) = ended.expect("it does not end");
     assert!(
         matches!(&end, MigrationStep::GiveUp(what) if what.contains("node one is cordoned, and can take pods then")),
@@ -215,7 +312,7 @@ async fn next(world: &World, uid: &str, more: Value, status: Value) -> Migration
     }
     put(&*world.inner, &pod_key("new"), pod).await;
     let cluster = world.migration(1000).await.0.observe().await.unwrap();
-    next_step(&cluster, Timestamp::now(), Duration::ZERO, Duration::MAX)
+    next_step(&cluster, times(Duration::ZERO, Duration::MAX))
 }
 
 /// Pods that were evicted may find no address, for instance because the CNI configuration names the closed pool. Then no further

@@ -7,8 +7,10 @@ use tortie_api::{Key, Kind};
 use tortie_controllers::{MIGRATION, MigrationStep, WhichPods};
 use tortie_store::Store;
 
-use super::world::{OLD, Random, World, pod_key, set_annotation};
+use super::world::{OLD, Random, TUNNEL, World, pod_key, set_annotation};
 use crate::common::{everything, put};
+
+const HNS_NETWORK: &str = "tortie.io/hns-network";
 
 /// Changes an object, or makes it.
 pub(super) async fn change(world: &World, key: &Key, change: impl FnOnce(&mut Value)) {
@@ -62,7 +64,11 @@ async fn with_fields(world: &World, fields: Value) -> String {
 async fn pools_that_do_not_fit_are_refused() {
     let world = world().await;
     let node = Key::global(Kind::Node, "one");
-    change(&world, &node, |node| set_annotation(node, "projectcalico.org/IPv4Address", "192.0.2.1/24")).await;
+    change(&world, &node, |node| {
+        set_annotation(node, "projectcalico.org/IPv4Address", "192.0.2.1/24");
+        set_annotation(node, "projectcalico.org/IPv6Address", "fd00:10::11/64");
+    })
+    .await;
     change(&world, &pool("old"), |old| old["spec"]["natOutgoing"] = json!(true)).await;
     let service = Key::namespaced(Kind::Service, "n", "web");
     change(&world, &service, |service| service["spec"] = json!({"clusterIP": "10.96.0.9"})).await;
@@ -79,6 +85,7 @@ async fn pools_that_do_not_fit_are_refused() {
         (json!({"cidr": "10.96.0.0/20"}), "contains the cluster IP 10.96.0.9 of Service n/web"),
         (json!({"cidr": "10.97.4.0/24"}), "overlaps 10.97.0.0/16, the network of Services"),
         (json!({"cidr": "fd00::/64", "blockSize": 122}), "addresses of the other family"),
+        (json!({"cidr": "fd00:10::/56", "blockSize": 122}), "fd00:10::/64, the network of node one, overlap"),
         (json!({"cidr": "10.9.0.0/30", "blockSize": 30}), "spec.blockSize: the nodes need"),
         (json!({"cidr": "10.9.0.0/31", "blockSize": 32}), "10.9.0.0/31 has 2 free ones"),
         (json!({"disabled": true}), "IPPool new: spec.disabled"),
@@ -269,6 +276,7 @@ async fn windows_nodes_keep_their_blocks() {
     let world = world().await;
     let node = Key::global(Kind::Node, "two");
     change(&world, &node, |node| node["metadata"]["labels"]["kubernetes.io/os"] = json!("windows")).await;
+    change(&world, &node, |node| set_annotation(node, TUNNEL, "10.9.0.1")).await;
     let found = refused(&world, |_| {}).await;
     assert_eq!(found.len(), 1, "{found:?}");
     for part in ["Windows nodes have blocks of IPPool old", "are made: two.", "`tortie windows reconfigure`"]
@@ -295,10 +303,81 @@ async fn windows_nodes_keep_their_blocks() {
     }
     // With a network without encapsulation, it is the other way round.
     change(&world, &pool("old"), |old| old["spec"]["vxlanMode"] = json!("Never")).await;
-    change(&world, &node, |node| set_annotation(node, "tortie.io/hns-network", "L2Bridge")).await;
+    change(&world, &node, |node| set_annotation(node, HNS_NETWORK, "L2Bridge")).await;
     assert_eq!(with_fields(&world, json!({"vxlanMode": "Never"})).await, "");
     let found = with_fields(&world, json!({"vxlanMode": "Always"})).await;
     assert!(found.contains("the Windows node two reaches other nodes without VXLAN only"), "{found}");
+}
+
+/// A cluster with the Windows node `two`, and an old pool with these settings. Its network is not that of other objects.
+async fn beside_windows(spec: Value) -> World {
+    let world = World::with(&mut Random::new(5), 1, &[]).await;
+    change(&world, &pool("old"), |old| old["spec"] = spec).await;
+    change(&world, &Key::global(Kind::Node, "two"), |node| {
+        node["metadata"]["labels"] = json!({"kubernetes.io/os": "windows"});
+        node["spec"] = json!({});
+    })
+    .await;
+    world
+}
+
+/// Windows nodes with an overlay have no IPv6, and those without have none in VXLAN.
+#[tokio::test(flavor = "multi_thread")]
+async fn windows_nodes_do_not_matter_for_pools_of_which_they_get_no_address() {
+    let node = Key::global(Kind::Node, "two");
+    for (annotation, text, mode, fields, expected) in [
+        (TUNNEL, "10.9.0.1", "Never", json!({}), ""),
+        (TUNNEL, "10.9.0.1", "Never", json!({"nodeSelector": "kubernetes.io/os == 'linux'"}), ""),
+        (TUNNEL, "10.9.0.1", "Always", json!({"blockSize": 126}), ""),
+        (HNS_NETWORK, "L2Bridge", "Always", json!({}), ""),
+        (HNS_NETWORK, "L2Bridge", "Never", json!({}), ""),
+        (
+            HNS_NETWORK,
+            "L2Bridge",
+            "Never",
+            json!({"blockSize": 126}),
+            "spec.blockSize: a block of /126 gives the Windows node two no address",
+        ),
+        (
+            HNS_NETWORK,
+            "L2Bridge",
+            "Never",
+            json!({"nodeSelector": "kubernetes.io/os == 'linux'"}),
+            "spec.nodeSelector: it does not select Nodes that old selects: two",
+        ),
+    ] {
+        let world = beside_windows(json!({"cidr": "fd00:1::/64", "vxlanMode": mode})).await;
+        change(&world, &node, |node| set_annotation(node, annotation, text)).await;
+        let mut all = json!({"cidr": "fd00:2::/64"});
+        all.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        let found = with_fields(&world, all).await;
+        let is_expected = found.contains(expected) && found.is_empty() == expected.is_empty();
+        assert!(is_expected, "{annotation} {mode} {fields}: {found}");
+    }
+}
+
+/// Its kubelet comes before its agent, which announces the type of its network.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_windows_node_that_comes_is_judged_when_it_has_announced_its_network() {
+    let node = Key::global(Kind::Node, "two");
+    let by_vxlan = "the Windows node two reaches other nodes by VXLAN only";
+    for (announced, fields, expected) in [
+        (None, json!({}), ""),
+        (None, json!({"blockSize": 30}), ""),
+        (None, json!({"nodeSelector": "kubernetes.io/os == 'linux'"}), ""),
+        (Some((HNS_NETWORK, "L2Bridge")), json!({}), ""),
+        (Some((TUNNEL, "10.9.0.1")), json!({}), by_vxlan),
+        (Some((TUNNEL, "10.9.0.1")), json!({"blockSize": 30}), "spec.blockSize: a block of /30"),
+    ] {
+        let world = beside_windows(json!({"cidr": "10.7.0.0/24", "vxlanMode": "Never"})).await;
+        begin(&world).await;
+        if let Some((annotation, text)) = announced {
+            change(&world, &node, |node| set_annotation(node, annotation, text)).await;
+        }
+        let found = with_fields(&world, fields.clone()).await;
+        let is_expected = found.contains(expected) && found.is_empty() == expected.is_empty();
+        assert!(is_expected, "{announced:?} {fields}: {found}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

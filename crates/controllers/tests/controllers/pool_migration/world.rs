@@ -23,7 +23,7 @@ pub(super) const NEW: &str = "10.2.0.0/23";
 const THIRD: &str = "10.3.0.0/24";
 /// In place of a pod's name: the migration must evict none.
 const NOBODY: &str = "nobody";
-const TUNNEL: &str = "projectcalico.org/IPv4VXLANTunnelAddr";
+pub(super) const TUNNEL: &str = "projectcalico.org/IPv4VXLANTunnelAddr";
 
 pub(super) fn net(text: &str) -> IpNet {
     text.parse().unwrap()
