@@ -5,6 +5,7 @@
 //! keeps them and follows the other nodes. What to do is decided by pure functions (`own_lease`) of what etcd has (`view`).
 
 mod config;
+mod granted;
 mod lease;
 mod own_lease;
 mod ranges;

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::net::Ipv4Addr;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
@@ -14,6 +15,7 @@ use tortie_store::etcd::{Condition, Entries, Entry, EntryChange, Etcd};
 
 use crate::FlannelError;
 use crate::config::NetConf;
+use crate::granted::{Fate, Granted, fate};
 use crate::lease::{Attributes, Subnets};
 use crate::own_lease::{
     Acquisition, LeaseState, OwnLease, Previous, acquisition, has_ended, lease_state, overlapped, renewal,
@@ -35,6 +37,8 @@ pub struct FlannelEtcd {
     prefix: String,
     lasts: Duration,
     config_interval: Duration,
+    /// The lease of a write whose result is not known.
+    spare: Arc<Mutex<Option<Granted>>>,
 }
 
 /// The leases, as a node knows them.
@@ -42,6 +46,8 @@ pub struct FlannelEtcd {
 pub struct LeaseSnapshot {
     /// The node's own.
     pub own: Vec<FlannelLease>,
+    /// The node's address as the node's key has it. `None` if the node has written no key since it started.
+    pub address: Option<Ipv4Addr>,
     /// Those of others, by key.
     pub others: BTreeMap<String, Vec<FlannelLease>>,
     /// The keys that cannot be read, with the reason and what is in force.
@@ -60,7 +66,7 @@ impl FlannelEtcd {
     pub fn new(etcd: Etcd, prefix: &str) -> Self {
         let names = prefix.split('/').filter(|name| !name.is_empty());
         let prefix = names.fold(String::new(), |path, name| format!("{path}/{name}"));
-        Self { etcd, prefix, lasts: DAY, config_interval: CONFIG_INTERVAL }
+        Self { etcd, prefix, lasts: DAY, config_interval: CONFIG_INTERVAL, spare: Arc::default() }
     }
 
     /// With leases that last so long, for tests.
@@ -73,6 +79,29 @@ impl FlannelEtcd {
     #[must_use]
     pub fn with_config_interval(self, config_interval: Duration) -> Self {
         Self { config_interval, ..self }
+    }
+
+    /// A lease for a key, and whether no earlier attempt has used it.
+    async fn granted(&self) -> Result<(Granted, bool), StoreError> {
+        let asked = now();
+        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(spare) = spare.filter(|spare| spare.is_usable(asked)) {
+            return Ok((spare, false));
+        }
+        let lease = self.etcd.grant_lease(self.lasts).await?;
+        Ok((Granted { lease, asked }, true))
+    }
+
+    /// Ends a lease that no key has, or keeps one for the next attempt.
+    async fn settle(&self, granted: Granted, fate: Fate) {
+        let is_kept = match fate {
+            Fate::Used | Fate::Gone => false,
+            Fate::Revoke => self.etcd.revoke_lease(granted.lease).await.is_err(),
+            Fate::Keep => true,
+        };
+        if is_kept {
+            *self.spare.lock().unwrap_or_else(PoisonError::into_inner) = Some(granted);
+        }
     }
 
     /// The key of the configuration.
@@ -121,6 +150,7 @@ impl FlannelEtcd {
                 view,
                 own_lease: OwnLease { subnets, attributes, written: None, replaced: false },
                 is_written: false,
+                has: None,
                 as_of: revision,
                 term: None,
                 in_force: None,
@@ -147,6 +177,8 @@ pub struct SubnetManager {
     own_lease: OwnLease,
     /// Whether the last write has certainly succeeded.
     is_written: bool,
+    /// The address that was written last.
+    has: Option<Ipv4Addr>,
     /// The view has all changes up to this revision.
     as_of: u64,
     /// When the lease of the key was asked for, and how long it lasts. A reservation has none.
@@ -176,6 +208,7 @@ impl SubnetManager {
         let OwnLease { subnets, attributes, .. } = &self.own_lease;
         LeaseSnapshot {
             own: attributes.leases(subnets),
+            address: self.has,
             others: self.view.others(subnets, attributes.public_ip),
             problems: self.view.problems(),
             unreachable: None,
@@ -303,22 +336,21 @@ impl SubnetManager {
             Some(seen) => (Condition::At(seen.revision), seen.has_lease),
             None => (Condition::Absent { prefix: &prefix, since: self.as_of }, true),
         };
-        let (etcd, asked) = (&self.at.etcd, now());
-        let term = match has_lease {
-            true => Some(etcd.grant_lease(self.at.lasts).await?),
+        let granted = match has_lease {
+            true => Some(self.at.granted().await?),
             // An administrator has reserved the subnets, for ever.
             false => None,
         };
-        let Some(revision) = etcd.put_if(&key, &value, term, condition).await? else {
-            if let Some(term) = term {
-                // It would end by itself.
-                let _ = etcd.revoke_lease(term).await;
-            }
-            return Ok(false);
-        };
+        let lease = granted.map(|(granted, _)| granted.lease);
+        let written = self.at.etcd.put_if(&key, &value, lease, condition).await;
+        if let Some((granted, is_fresh)) = granted {
+            self.at.settle(granted, fate(&written, is_fresh)).await;
+        }
+        let Some(revision) = written? else { return Ok(false) };
         self.own_lease.written = Some(revision);
         self.is_written = true;
-        self.term = term.map(|term| (asked, term.lasts));
+        self.term = granted.map(|(granted, _)| (granted.asked, granted.lease.lasts));
+        self.has = Some(self.own_lease.attributes.public_ip);
         self.view.apply(EntryChange::Put(Entry { key, value, revision, has_lease }));
         Ok(true)
     }

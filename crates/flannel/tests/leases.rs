@@ -106,6 +106,30 @@ async fn keep(flannel: &FlannelEtcd, attributes: Attributes, previous: Option<&s
     Kept::new(flannel.acquire(&ranges, attributes, previous).await.unwrap(), attributes)
 }
 
+/// With a user of etcd that may read and write.
+fn with_user(servers: &Servers) -> FlannelEtcd {
+    let run = |command: &str| servers.etcdctl(&command.split(' ').collect::<Vec<_>>()).unwrap();
+    let grant = format!("role grant-permission --prefix=true agent readwrite {PREFIX}/");
+    for command in
+        ["user add root:secret", "user grant-role root root", "role add agent", "user add agent:secret"]
+    {
+        run(command);
+    }
+    for command in ["user grant-role agent agent", &grant, "auth enable"] {
+        run(command);
+    }
+    let login = Some(Login { user: "agent".to_owned(), password: "secret".to_owned() });
+    let etcd = Etcd::new(EtcdConfig { endpoints: servers.endpoints(), tls: None, login }).unwrap();
+    FlannelEtcd::new(etcd, PREFIX)
+}
+
+/// Lets the user only read, or write, too.
+fn permit(servers: &Servers, permission: &str) {
+    let command =
+        format!("--user=root:secret role grant-permission --prefix=true agent {permission} {PREFIX}/");
+    servers.etcdctl(&command.split(' ').collect::<Vec<_>>()).unwrap();
+}
+
 /// Polls until it is so.
 async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
@@ -449,25 +473,33 @@ async fn a_lease_that_cannot_be_renewed_is_a_condition_that_stays() {
     }
     let servers = Servers::start().unwrap();
     configure(&servers, json!({}));
-    let grant =
-        |permission: &str| format!("role grant-permission --prefix=true agent {permission} {PREFIX}/");
-    let run = |command: &str| servers.etcdctl(&command.split(' ').collect::<Vec<_>>()).unwrap();
-    for command in
-        ["user add root:secret", "user grant-role root root", "role add agent", "user add agent:secret"]
-    {
-        run(command);
-    }
-    for command in ["user grant-role agent agent", &grant("readwrite"), "auth enable"] {
-        run(command);
-    }
-    let login = Some(Login { user: "agent".to_owned(), password: "secret".to_owned() });
-    let etcd = Etcd::new(EtcdConfig { endpoints: servers.endpoints(), tls: None, login }).unwrap();
-    let flannel = FlannelEtcd::new(etcd, PREFIX).with_leases_of(Duration::from_secs(6));
+    let flannel = with_user(&servers).with_leases_of(Duration::from_secs(6));
     let mut kept = keep(&flannel, host_gw(1), Some("10.5.1.0-24")).await;
-    run(&format!("--user=root:secret {}", grant("read")));
+    permit(&servers, "read");
     let refused = kept.until("a renewal is refused", |now| now.unreachable.is_some()).await;
     let flips = kept.until("more renewals", |now| now.unreachable != refused.unreachable);
     assert!(tokio::time::timeout(Duration::from_secs(5), flips).await.is_err(), "the condition stays");
-    run(&format!("--user=root:secret {}", grant("readwrite")));
+    permit(&servers, "readwrite");
     kept.until("the lease is renewed", |now| now.unreachable.is_none() && now.lost.is_none()).await;
+}
+
+/// Each attempt would leave one for a day, and agents try again every few seconds.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_that_is_refused_leaves_no_lease() {
+    if !can_run(&NEEDED) {
+        return;
+    }
+    let servers = Servers::start().unwrap();
+    configure(&servers, json!({}));
+    let mut kept = keep(&with_user(&servers), host_gw(1), Some("10.5.1.0-24")).await;
+    permit(&servers, "read");
+    kept.attributes.send(host_gw(5)).unwrap();
+    kept.until("a write is refused", |now| now.unreachable.is_some()).await;
+    // Some more attempts.
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    let leases = || servers.etcdctl(&["--user=root:secret", "lease", "list"]).unwrap();
+    until("only the key has a lease", async || leases().contains("found 1 leases")).await;
+    assert_eq!(kept.snapshot.borrow().address, Some(host_gw(1).public_ip), "the key has the former address");
+    permit(&servers, "readwrite");
+    kept.until("the new address", |now| now.address == Some(host_gw(5).public_ip)).await;
 }
