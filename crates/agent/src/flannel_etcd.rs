@@ -34,6 +34,9 @@ pub(crate) struct EtcdLease {
     conf: NetConf,
     subnets: Subnets,
     attributes: watch::Sender<Attributes>,
+    /// The node's address, as a key of these subnets had it before the agent started.
+    former: Option<Ipv4Addr>,
+    snapshot: watch::Receiver<Arc<LeaseSnapshot>>,
 }
 
 /// The part of the agent that keeps the lease, and what it knows.
@@ -79,9 +82,11 @@ impl EtcdLease {
                 Ok((key, conf, attributes, manager)) => {
                     let subnets = manager.subnets();
                     let (attributes, wanted) = watch::channel(attributes);
-                    let (publish, _) = watch::channel(Arc::new(manager.snapshot()));
+                    let (publish, snapshot) = watch::channel(Arc::new(manager.snapshot()));
                     let keeper = LeaseKeeper { manager, attributes: wanted, publish };
-                    return Ok((Self { key, conf, subnets, attributes }, keeper));
+                    let former = previous.filter(|(former, _)| *former == subnets);
+                    let former = former.and_then(|(_, address)| address);
+                    return Ok((Self { key, conf, subnets, attributes, former, snapshot }, keeper));
                 }
                 Err(AcquireError::Flannel(FlannelError::Store(error))) if is_passing(&error) => {
                     tracing::warn!(%error, "flannel's etcd does not answer, so the node has no subnet yet; Tortie retries");
@@ -106,9 +111,16 @@ impl EtcdLease {
         }
     }
 
-    /// The annotation by which the node remembers its subnets.
+    /// The annotation by which the node remembers its subnets. It has the address that the key has, which may be a former one of the
+    /// node: by it, an agent that starts knows its key.
     pub(crate) fn annotation(&self) -> (&'static str, Option<String>) {
-        (SUBNETS, Some(format!("{} {}", self.subnets, self.attributes.borrow().public_ip)))
+        let address = self.snapshot.borrow().address.or(self.former);
+        (SUBNETS, Some(memory(&self.subnets, address)))
+    }
+
+    /// What is known of the leases.
+    pub(crate) fn snapshot(&self) -> watch::Receiver<Arc<LeaseSnapshot>> {
+        self.snapshot.clone()
     }
 
     /// Checks again whether the pools fit.
@@ -138,6 +150,25 @@ impl LeaseKeeper {
     /// Keeps the lease. Ends only when the future is dropped.
     pub(crate) async fn run(self) {
         self.manager.run(self.attributes, self.publish).await;
+    }
+}
+
+fn memory(subnets: &Subnets, address: Option<Ipv4Addr>) -> String {
+    let address = address.map(|address| format!(" {address}")).unwrap_or_default();
+    format!("{subnets}{address}")
+}
+
+/// Waits until the key has another address.
+pub(crate) async fn address_changed(
+    leases: &mut Option<watch::Receiver<Arc<LeaseSnapshot>>>,
+    known: Option<Ipv4Addr>,
+) {
+    let changed = match leases {
+        Some(leases) => leases.wait_for(|now| now.address != known).await.is_ok(),
+        None => false,
+    };
+    if !changed {
+        std::future::pending().await
     }
 }
 
@@ -421,6 +452,9 @@ mod tests {
             ("", None),
         ] {
             assert_eq!(remembered(text), expected, "{text}");
+            if let Some((subnets, address)) = expected {
+                assert_eq!(remembered(&memory(&subnets, address)), expected, "{text}");
+            }
         }
     }
 
@@ -484,6 +518,10 @@ mod tests {
             () = tokio::time::sleep(Duration::from_secs(60)) => panic!("no lease in time"),
         };
         assert_ne!(lease.subnets.to_string(), "10.244.7.0/24", "another node has it");
+        // The node has another address, and nobody has written that to the key yet.
+        lease.tell("n", &[Some("192.0.2.8".to_owned()), None]).unwrap();
+        let remembered = Some(format!("{} 192.0.2.7", lease.subnets));
+        assert_eq!(lease.annotation(), (SUBNETS, remembered), "an agent that starts knows its key by it");
     }
 
     #[tokio::test]

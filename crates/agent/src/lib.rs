@@ -362,6 +362,10 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
         taken: taken_now,
         bgp: bgp_conditions.subscribe(),
         cni_config: cni_conditions.subscribe(),
+        addresses: match &announced {
+            Some(announced) => announced.conditions(),
+            None => watch::Sender::default().subscribe(),
+        },
     };
     parts.add("the report", report::run(store.clone(), node.clone(), about, events));
     let bgp = of_bgp.map(|system| {

@@ -132,6 +132,15 @@ impl AddressFinder {
         addresses.find(|net| net.addr() == address).map(IpNet::prefix_len)
     }
 
+    /// Whether interfaces have the address, and all with another length of the prefix than this.
+    pub(crate) fn has_other_length(&self, known: IpNet) -> bool {
+        self.machine.interfaces().is_ok_and(|interfaces| {
+            let nets = interfaces.iter().flat_map(|interface| &interface.addresses);
+            let mut lengths = nets.filter(|net| net.addr() == known.addr()).map(IpNet::prefix_len).peekable();
+            lengths.peek().is_some() && lengths.all(|length| length != known.prefix_len())
+        })
+    }
+
     /// Whether the machine is known, and no interface of it has the address.
     pub(crate) fn lacks(&self, address: IpAddr) -> bool {
         self.machine.interfaces().is_ok_and(|interfaces| {

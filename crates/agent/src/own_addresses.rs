@@ -1,14 +1,21 @@
 //! The node's own addresses, as the annotations of its Node have them and as they should be.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::time::{Duration, Instant};
 
+use ipnet::IpNet;
 use serde_json::Value;
 use tortie_api::kubernetes::Node;
 use tortie_api::net::IpVersion;
+use tortie_dataplane::{Condition, Reason};
 
 use crate::AgentError;
 use crate::node_address::AddressFinder;
+
+/// How long an address is missing on all interfaces before another one replaces it. Interfaces have no addresses for a moment
+/// when a machine starts, and when somebody configures them anew.
+const PATIENCE: Duration = Duration::from_secs(5 * 60);
 
 /// The annotation of the node's own address of a family.
 const fn own(version: IpVersion) -> &'static str {
@@ -18,33 +25,170 @@ const fn own(version: IpVersion) -> &'static str {
     }
 }
 
-/// The annotations of the node's own addresses that may have to change. Fails if a method finds no address.
-pub(crate) async fn own_annotations(
+/// What a look at the node's own addresses finds.
+#[derive(Debug, Default)]
+pub(crate) struct OwnAddresses {
+    /// The annotations that may have to change.
+    pub(crate) annotations: BTreeMap<&'static str, Option<String>>,
+    /// The families whose annotations of flannel stay: no interface has the address there, perhaps for a moment.
+    pub(crate) of_flannel: BTreeSet<IpVersion>,
+}
+
+/// What should become of the annotation of one family.
+#[derive(Debug, PartialEq, Eq)]
+enum Decision {
+    Keep,
+    Write(String),
+    Missing(Missing),
+}
+
+/// An address in an annotation that no interface has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Missing {
+    address: IpAddr,
+    /// The annotation.
+    name: &'static str,
+    /// What replaces it if it stays away. Otherwise nobody knows another one.
+    instead: Option<String>,
+}
+
+/// The addresses in annotations that no interface has, with the times since which they have been missing.
+#[derive(Debug, Default)]
+pub(crate) struct MissingAddresses {
+    since: BTreeMap<IpVersion, (Missing, Instant)>,
+}
+
+impl MissingAddresses {
+    /// Ingests what is missing of a family now. Returns whether it has been missing for long.
+    fn update(&mut self, version: IpVersion, found: Option<&Missing>, now: Instant) -> bool {
+        let former = self.since.remove(&version);
+        let Some(missing) = found else { return false };
+        let former = former.filter(|(former, _)| former.address == missing.address);
+        let since = former.map_or(now, |(_, since)| since);
+        self.since.insert(version, (missing.clone(), since));
+        now.saturating_duration_since(since) >= PATIENCE
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.since.is_empty()
+    }
+
+    /// The conditions of the node.
+    pub(crate) fn conditions(&self) -> Vec<Condition> {
+        let missing = self.since.iter().map(|(version, (missing, _))| missing.condition(*version));
+        missing.collect()
+    }
+}
+
+impl Missing {
+    fn is_of_flannel(&self, version: IpVersion) -> bool {
+        self.name == Node::FLANNEL_ADDRESS.of(version)
+    }
+
+    fn condition(&self, version: IpVersion) -> Condition {
+        let Self { address, name, instead } = self;
+        let minutes = PATIENCE.as_secs() / 60;
+        let next = match instead {
+            _ if self.is_of_flannel(version) => {
+                format!(
+                    "if it stays away, Tortie removes what flannel has announced for {version} after {minutes} minutes"
+                )
+            }
+            Some(instead) => format!("if it stays away, {instead} replaces it after {minutes} minutes"),
+            None => format!("the kubelet reports no {version} address, so the annotation stays"),
+        };
+        let message = format!(
+            "no interface has the node's address {address} (annotation {name}), so packets from other nodes may not arrive; {next}. Give an \
+             interface the address, or correct or remove the annotation"
+        );
+        Condition::new(Reason::RouteRefused, message)
+    }
+}
+
+/// Looks which annotations of the node's own addresses may have to change. Fails if a method finds no address.
+pub(crate) async fn look(
     node: &str,
     value: &Value,
     finder: &AddressFinder,
     with_flannel: bool,
-) -> Result<BTreeMap<&'static str, Option<String>>, AgentError> {
-    let current = &value["metadata"]["annotations"];
-    let mut annotations = BTreeMap::new();
+    missing: &mut MissingAddresses,
+    now: Instant,
+) -> Result<OwnAddresses, AgentError> {
+    let mut look = OwnAddresses::default();
     for version in IpVersion::ALL {
-        let own = own(version);
-        let known = current[own].as_str();
         let found = finder.find(version).await;
         let found = found.map_err(|problem| AgentError::Node { node: node.to_owned(), problem })?;
-        if let Some(found) = found {
-            annotations.insert(own, Some(found.to_string()));
-        } else if let Some(network) = own_network(value, version, known, finder) {
-            annotations.insert(own, Some(network));
-        } else if let Some(network) =
-            left_by_flannel(current, version, finder).filter(|_| with_flannel && known.is_none())
-        {
-            annotations.insert(own, Some(network));
-        } else if known.is_some_and(|known| is_lost(value, version, known, finder)) {
-            annotations.insert(own, None);
+        let decision = match found {
+            Some(found) => Decision::Write(found.to_string()),
+            None => decide(value, version, finder, with_flannel),
+        };
+        look.take(version, decision, missing, now);
+    }
+    Ok(look)
+}
+
+impl OwnAddresses {
+    fn take(&mut self, version: IpVersion, decision: Decision, known: &mut MissingAddresses, now: Instant) {
+        let missing = match decision {
+            Decision::Missing(missing) => missing,
+            other => {
+                known.update(version, None, now);
+                if let Decision::Write(network) = other {
+                    self.annotations.insert(own(version), Some(network));
+                }
+                return;
+            }
+        };
+        let is_overdue = known.update(version, Some(&missing), now);
+        if missing.is_of_flannel(version) && !is_overdue {
+            self.of_flannel.insert(version);
+        }
+        if let Some(instead) = missing.instead.filter(|_| is_overdue) {
+            tracing::warn!(address = %missing.address, %instead, "no interface has the node's address any more; Tortie announces another one");
+            self.annotations.insert(own(version), Some(instead));
         }
     }
-    Ok(annotations)
+}
+
+/// What should become of the annotation of a family, by what the kubelet reports and what interfaces have. Calico's agents and
+/// administrators write some, too, so one that is there stays while an interface has its address.
+fn decide(node: &Value, version: IpVersion, finder: &AddressFinder, with_flannel: bool) -> Decision {
+    let current = &node["metadata"]["annotations"];
+    let reported = internal_address(node, version);
+    let with_length = |address: IpAddr| {
+        finder
+            .prefix_length(address)
+            .map_or_else(|| address.to_string(), |length| format!("{address}/{length}"))
+    };
+    let Some(text) = current[own(version)].as_str() else {
+        return match reported {
+            Some(address) => Decision::Write(with_length(address)),
+            None if with_flannel => left_by_flannel(current, version, finder),
+            None => Decision::Keep,
+        };
+    };
+    let Ok(address) = text.split('/').next().unwrap_or_default().parse::<IpAddr>() else {
+        return Decision::Keep;
+    };
+    let is_bare = !text.contains('/');
+    let has_other_length = text.parse().is_ok_and(|net: IpNet| finder.has_other_length(net));
+    if has_other_length || is_bare && reported == Some(address) {
+        return Decision::Write(with_length(address));
+    }
+    if !finder.lacks(address) {
+        return Decision::Keep;
+    }
+    let missing = |instead| Decision::Missing(Missing { address, name: own(version), instead });
+    match reported {
+        Some(other) if finder.prefix_length(other).is_some() => missing(Some(with_length(other))),
+        // Interfaces have neither address, as behind a router that translates them.
+        Some(_) => Decision::Keep,
+        None if IpVersion::ALL.into_iter().any(|version| internal_address(node, version).is_some()) => {
+            missing(None)
+        }
+        // No kubelet reports anything.
+        None => Decision::Keep,
+    }
 }
 
 /// The address by which flannel's daemons reach the node, given its annotations and those that will change. As for flanneld, it
@@ -62,40 +206,17 @@ pub(crate) fn own_address(
     })
 }
 
-/// The node's own address as its kubelet reports it, with the length of its network's prefix as far as that is known. `None`
-/// if the Node has another one already, because Calico's agents and administrators write some; but one that no interface has
-/// any more is replaced by one that an interface has.
-fn own_network(
-    node: &Value,
-    version: IpVersion,
-    current: Option<&str>,
-    finder: &AddressFinder,
-) -> Option<String> {
-    let address = internal_address(node, version)?;
-    let length = finder.prefix_length(address);
-    let is_kept = |current: &str| match current.split('/').next().unwrap_or_default().parse::<IpAddr>() {
-        Ok(known) if known == address => current.contains('/'),
-        Ok(known) => length.is_none() || finder.prefix_length(known).is_some(),
-        Err(_) => true,
-    };
-    if current.is_some_and(is_kept) {
-        return None;
-    }
-    Some(length.map_or_else(|| address.to_string(), |length| format!("{address}/{length}")))
-}
-
 /// The address that flanneld has found on the node before, if an interface has it. Kubelets often report IPv4 only.
-fn left_by_flannel(annotations: &Value, version: IpVersion, finder: &AddressFinder) -> Option<String> {
-    let address = annotations[Node::FLANNEL_ADDRESS.of(version)].as_str()?.parse().ok()?;
-    finder.prefix_length(address).map(|length| format!("{address}/{length}"))
-}
-
-/// Whether the node has an address of this family no longer: its kubelet reports others only, and no interface has it.
-fn is_lost(node: &Value, version: IpVersion, known: &str, finder: &AddressFinder) -> bool {
-    let reports = |version| internal_address(node, version).is_some();
-    let Ok(address) = known.split('/').next().unwrap_or_default().parse() else { return false };
-    let others = IpVersion::ALL.into_iter().any(reports) && !reports(version);
-    others && finder.lacks(address)
+fn left_by_flannel(annotations: &Value, version: IpVersion, finder: &AddressFinder) -> Decision {
+    let name = Node::FLANNEL_ADDRESS.of(version);
+    let Some(address) = annotations[name].as_str().and_then(|text| text.parse().ok()) else {
+        return Decision::Keep;
+    };
+    match finder.prefix_length(address) {
+        Some(length) => Decision::Write(format!("{address}/{length}")),
+        None if finder.lacks(address) => Decision::Missing(Missing { address, name, instead: None }),
+        None => Decision::Keep,
+    }
 }
 
 /// The node's address as its kubelet reports it.
@@ -117,34 +238,80 @@ mod tests {
         AddressFinder { methods: AddressMethods::default(), machine: Machine::Linux }
     }
 
-    /// CrossSubnet pools need it. Earlier agents wrote the address alone.
+    fn annotated(name: &str, text: Option<&str>, reported: &[&str]) -> Value {
+        let reported = reported.iter().map(|address| json!({"type": "InternalIP", "address": address}));
+        let addresses: Vec<Value> = reported.collect();
+        json!({"metadata": {"annotations": {name: text}}, "status": {"addresses": addresses}})
+    }
+
+    /// CrossSubnet pools need it. Earlier agents wrote the address alone, and networks are divided.
     #[cfg(target_os = "linux")]
     #[test]
     fn the_address_has_the_prefix_length_of_its_interface() {
-        let status = json!({"addresses": [{"type": "InternalIP", "address": "127.0.0.1"}]});
-        let node = json!({"status": status});
-        let finder = finder();
-        for (current, expected) in [
-            (None, Some("127.0.0.1/8")),
-            (Some("127.0.0.1"), Some("127.0.0.1/8")),
-            (Some("127.0.0.1/8"), None),
-            // No interface has it, and one has that of the kubelet.
-            (Some("192.0.2.9/24"), Some("127.0.0.1/8")),
-            (Some("::1/128"), None),
-            (Some("none"), None),
+        let [v4, v6] = IpVersion::ALL;
+        let write = |text: &str| Decision::Write(text.to_owned());
+        for (version, current, reported, expected) in [
+            (v4, None, &["127.0.0.1"][..], write("127.0.0.1/8")),
+            (v4, Some("127.0.0.1"), &["127.0.0.1"], write("127.0.0.1/8")),
+            (v4, Some("127.0.0.1/8"), &["127.0.0.1"], Decision::Keep),
+            (v4, Some("127.0.0.1/16"), &["127.0.0.1"], write("127.0.0.1/8")),
+            (v4, Some("::1/128"), &["127.0.0.1"], Decision::Keep),
+            (v4, Some("none"), &["127.0.0.1"], Decision::Keep),
+            // The address of another interface, or of a family that the kubelet does not report.
+            (v4, Some("127.0.0.1/8"), &["192.0.2.9"], Decision::Keep),
+            (v4, Some("127.0.0.1/16"), &["192.0.2.9"], write("127.0.0.1/8")),
+            (v4, Some("127.0.0.1/16"), &[], write("127.0.0.1/8")),
+            (v4, Some("192.0.2.9/24"), &["192.0.2.9"], Decision::Keep),
+            (v4, Some("192.0.2.9/24"), &["192.0.2.10"], Decision::Keep),
+            (v6, None, &["127.0.0.1"], Decision::Keep),
+            (v6, Some("2001:db8::1/64"), &[], Decision::Keep),
         ] {
-            let found = own_network(&node, IpVersion::V4, current, &finder);
-            assert_eq!(found.as_deref(), expected, "{current:?}");
+            let node = annotated(own(version), current, reported);
+            assert_eq!(decide(&node, version, &finder(), false), expected, "{current:?} {reported:?}");
         }
-        assert_eq!(own_network(&node, IpVersion::V6, None, &finder), None);
-        for (version, known, expected) in [
-            (IpVersion::V6, "2001:db8::1/64", true),
-            (IpVersion::V6, "::1/128", false),
-            (IpVersion::V4, "192.0.2.9/24", false),
+    }
+
+    /// A machine that starts has its addresses later than its agent, and nobody would restore an annotation.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn an_address_that_no_interface_has_is_kept_for_some_minutes() {
+        let [v4, v6] = IpVersion::ALL;
+        let flannel = Node::FLANNEL_ADDRESS.of(v6);
+        let (start, minute) = (Instant::now(), Duration::from_secs(60));
+        for (version, name, text, reported, replaced) in [
+            (v4, Node::ADDRESS, "192.0.2.9/24", "127.0.0.1", Some("127.0.0.1/8")),
+            // The kubelet knows no other one.
+            (v6, Node::ADDRESS_V6, "2001:db8::1/64", "127.0.0.1", None),
+            (v6, flannel, "2001:db8::1", "127.0.0.1", None),
         ] {
-            assert_eq!(is_lost(&node, version, known, &finder), expected, "{known}");
+            let node = annotated(name, Some(text), &[reported]);
+            let mut missing = MissingAddresses::default();
+            let mut look = |node: &Value, minutes: u32| {
+                let mut look = OwnAddresses::default();
+                let decision = decide(node, version, &finder(), true);
+                look.take(version, decision, &mut missing, start + minute * minutes);
+                (look, missing.conditions())
+            };
+            for minutes in [0, 4] {
+                let (OwnAddresses { annotations, of_flannel }, conditions) = look(&node, minutes);
+                assert_eq!(annotations, BTreeMap::new(), "{text}");
+                assert_eq!(of_flannel.contains(&version), name == flannel, "{text}");
+                let [condition] = &conditions[..] else { panic!("{conditions:?}") };
+                let address = text.split('/').next().unwrap();
+                assert!(condition.message.contains(address) && condition.message.contains(name));
+                assert_eq!(condition.reason, Reason::RouteRefused);
+            }
+            let (OwnAddresses { annotations, of_flannel }, _) = look(&node, 5);
+            let expected = replaced.map(|text| (own(version), Some(text.to_owned())));
+            assert_eq!(annotations, expected.into_iter().collect(), "{text}");
+            assert!(of_flannel.is_empty());
+
+            // It is back, and goes again.
+            let back =
+                annotated(own(version), Some(if version == v4 { "127.0.0.1/8" } else { "::1/128" }), &[]);
+            assert_eq!(look(&back, 6).1, []);
+            assert_eq!(look(&node, 7).0.annotations, BTreeMap::new(), "{text}");
         }
-        assert!(!is_lost(&json!({}), IpVersion::V6, "2001:db8::1/64", &finder), "without a kubelet");
     }
 
     /// An address that no interface has is that of a router before the node, or an old one.
@@ -158,9 +325,13 @@ mod tests {
             (json!("none"), None),
             (json!(null), None),
         ] {
-            let found = left_by_flannel(&json!({name: annotation}), IpVersion::V4, &finder);
+            let annotations = json!({name: annotation});
+            let found = match left_by_flannel(&annotations, IpVersion::V4, &finder) {
+                Decision::Write(found) => Some(found),
+                _ => None,
+            };
             assert_eq!(found.as_deref(), expected, "{annotation}");
-            assert_eq!(left_by_flannel(&json!({name: annotation}), IpVersion::V6, &finder), None);
+            assert_eq!(left_by_flannel(&annotations, IpVersion::V6, &finder), Decision::Keep);
         }
     }
 }

@@ -47,11 +47,13 @@ pub(crate) struct Events {
     pub(crate) bgp: watch::Receiver<Vec<Condition>>,
     /// Why the CNI configuration cannot be written.
     pub(crate) cni_config: watch::Receiver<Option<Condition>>,
+    /// The conditions of the node's own addresses.
+    pub(crate) addresses: watch::Receiver<Vec<Condition>>,
 }
 
 /// Writes reports until the dataplane's thread ends. `about` is the constant content.
 pub(crate) async fn run(store: Arc<dyn Store>, node: String, about: NodeStatus, events: Events) {
-    let Events { mut in_force, mut taken, mut bgp, mut cni_config } = events;
+    let Events { mut in_force, mut taken, mut bgp, mut cni_config, mut addresses } = events;
     let key = Key::global(Kind::NodeReport, &node);
     let mut changes = store.follow(vec![Interest::in_object(&key)]);
     let heartbeat = Duration::from_secs(about.heartbeat_seconds);
@@ -66,7 +68,10 @@ pub(crate) async fn run(store: Arc<dyn Store>, node: String, about: NodeStatus, 
             &about,
             &in_force.borrow_and_update(),
             &taken.borrow_and_update(),
-            bgp.borrow_and_update().iter().chain(&*cni_config.borrow_and_update()),
+            bgp.borrow_and_update()
+                .iter()
+                .chain(&*cni_config.borrow_and_update())
+                .chain(&*addresses.borrow_and_update()),
         );
         let at = next_write(written.as_ref(), &status, &requested, heartbeat);
         if at.is_none_or(|at| at <= Instant::now()) {
@@ -91,6 +96,7 @@ pub(crate) async fn run(store: Arc<dyn Store>, node: String, about: NodeStatus, 
             Ok(()) = taken.changed() => {}
             Ok(()) = bgp.changed() => {}
             Ok(()) = cni_config.changed() => {}
+            Ok(()) = addresses.changed() => {}
             change = changes.next() => match change {
                 Some(Change::Put(stored)) => {
                     exists = true;
@@ -336,7 +342,8 @@ mod tests {
             let (in_force, receiver) = watch::channel(Arc::default());
             let about = NodeStatus { heartbeat_seconds, ..NodeStatus::default() };
             let (taken, bgp) = (watch::channel(Taken::new()).1, watch::channel(Vec::new()).1);
-            let events = Events { in_force: receiver, taken, bgp, cni_config: watch::channel(None).1 };
+            let (cni_config, addresses) = (watch::channel(None).1, watch::channel(Vec::new()).1);
+            let events = Events { in_force: receiver, taken, bgp, cni_config, addresses };
             tokio::spawn(run(store.clone(), "n".to_owned(), about, events));
             let reporter = Self { store, in_force };
             reporter.reach(1);
