@@ -171,7 +171,10 @@ fn decide(node: &Value, version: IpVersion, finder: &AddressFinder, with_flannel
         return Decision::Keep;
     };
     let is_bare = !text.contains('/');
-    let has_other_length = text.parse().is_ok_and(|net: IpNet| finder.has_other_length(net));
+    // By the full length, an administrator says that the node is alone in its network.
+    let is_of_network = |net: &IpNet| net.prefix_len() < net.max_prefix_len();
+    let has_other_length =
+        text.parse().is_ok_and(|net: IpNet| is_of_network(&net) && finder.has_other_length(net));
     if has_other_length || is_bare && reported == Some(address) {
         return Decision::Write(with_length(address));
     }
@@ -255,6 +258,7 @@ mod tests {
             (v4, Some("127.0.0.1"), &["127.0.0.1"], write("127.0.0.1/8")),
             (v4, Some("127.0.0.1/8"), &["127.0.0.1"], Decision::Keep),
             (v4, Some("127.0.0.1/16"), &["127.0.0.1"], write("127.0.0.1/8")),
+            (v4, Some("127.0.0.1/32"), &["127.0.0.1"], Decision::Keep),
             (v4, Some("::1/128"), &["127.0.0.1"], Decision::Keep),
             (v4, Some("none"), &["127.0.0.1"], Decision::Keep),
             // The address of another interface, or of a family that the kubelet does not report.
