@@ -222,6 +222,13 @@ fn felix_configuration_fields_are_validated() {
     let refused = [
         ("default", json!({"vxlanVNI": "abc"}), "spec.vxlanVNI: \"abc\" is not a whole number"),
         ("default", json!({"vxlanVNI": 16_777_216}), "spec.vxlanVNI"),
+        (
+            "default",
+            json!({"vxlanMTU": 70_000}),
+            "spec.vxlanMTU: 70000 is not 0 or a whole number from 68 to 65535",
+        ),
+        ("default", json!({"vxlanMTUV6": 65_536}), "spec.vxlanMTUV6"),
+        ("default", json!({"ipipMTU": 67}), "spec.ipipMTU"),
         ("default", json!({"nosuchField": 1}), "spec.nosuchField: unknown field"),
         ("default", json!({"bpfEnabled": "yes"}), "spec.bpfEnabled: \"yes\" is not true or false"),
         ("default", json!({"netlinkTimeout": "soon"}), "spec.netlinkTimeout: \"soon\" is not a time"),
@@ -260,6 +267,7 @@ fn felix_configuration_fields_are_validated() {
     }
     let taken = [
         ("default", json!({"mtuIfacePattern": "^(en|eth)[0-9]+$", "logDebugFilenameRegex": ""})),
+        ("default", json!({"vxlanMTU": 0, "vxlanMTUV6": 68, "ipipMTU": 65_535})),
         ("default", json!({"vxlanVNI": 4096, "netlinkTimeout": "1m30s", "logSeverityScreen": "info"})),
         ("node.primary", json!({"bpfEnabled": true, "bpfLogFilters": {"all": "tcp"}, "natPortRange": "1:2"})),
     ];
@@ -279,10 +287,15 @@ fn fields_without_effect_are_reported_unless_they_request_the_fixed_value() {
     }});
     assert_eq!(paths(support::rejected(felix, &value)), ["spec.wireguardEnabled"]);
     assert_eq!(paths(support::reported(felix, &value)), ["spec.bpfEnabled"]);
-    let stored =
-        json!({"spec": {"vxlanVNI": "abc", "wireguardEnabled": true, "usageReportingEnabled": true}});
+    let stored = json!({"spec": {"vxlanVNI": "abc", "vxlanMTU": 20, "wireguardEnabled": true, "usageReportingEnabled": true}});
     let all = support::not_in_force(&Key::global(felix, "other"), &stored);
-    let expected = ["metadata.name", "spec.vxlanVNI", "spec.wireguardEnabled", "spec.usageReportingEnabled"];
+    let expected = [
+        "metadata.name",
+        "spec.vxlanMTU",
+        "spec.vxlanVNI",
+        "spec.wireguardEnabled",
+        "spec.usageReportingEnabled",
+    ];
     assert_eq!(paths(all), expected);
 }
 

@@ -94,9 +94,9 @@ impl Settings {
             vxlan_ports: [felix.vxlan_port(), FelixConfigurationSpec::VXLAN_PORT].into(),
             vxlan_from_workloads: allow_vxlan_packets_from_workloads.unwrap_or_default(),
             ipip_from_workloads: allow_ipip_packets_from_workloads.unwrap_or_default(),
-            vxlan_mtu: vxlan_mtu.filter(|mtu| *mtu != 0),
-            vxlan_mtu_v6: vxlan_mtu_v6.filter(|mtu| *mtu != 0),
-            ipip_mtu: ipip_mtu.filter(|mtu| *mtu != 0),
+            vxlan_mtu: vxlan_mtu.filter(is_mtu),
+            vxlan_mtu_v6: vxlan_mtu_v6.filter(is_mtu),
+            ipip_mtu: ipip_mtu.filter(is_mtu),
             deny: felix.deny_action(),
             established_flows: established_flows.unwrap_or_default(),
             policy_counters: policy_counters.unwrap_or_default(),
@@ -107,9 +107,38 @@ impl Settings {
     }
 }
 
+/// Whether the kernel takes it. Somebody may have stored another one, which nodes report.
+fn is_mtu(mtu: &u32) -> bool {
+    (68..=65_535).contains(mtu)
+}
+
 impl Default for Settings {
     /// The defaults.
     fn default() -> Self {
         Self::new(&FelixConfigurationSpec::default(), BTreeMap::new())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Nodes report them. Otherwise, one typing error would cost all nodes their overlay.
+    #[test]
+    fn mtus_that_no_link_can_have_have_no_effect() {
+        for (stored, expected) in
+            [(0, None), (67, None), (68, Some(68)), (65_535, Some(65_535)), (65_536, None)]
+        {
+            let mtu = Some(stored);
+            let felix = FelixConfigurationSpec {
+                vxlan_mtu: mtu,
+                vxlan_mtu_v6: mtu,
+                ipip_mtu: mtu,
+                ..FelixConfigurationSpec::default()
+            };
+            let settings = Settings::new(&felix, BTreeMap::new());
+            let found = [settings.vxlan_mtu, settings.vxlan_mtu_v6, settings.ipip_mtu];
+            assert_eq!(found, [expected; 3], "{stored}");
+        }
     }
 }

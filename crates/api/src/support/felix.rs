@@ -12,6 +12,9 @@ const WIREGUARD_REFUSED: &str = "Tortie does not encrypt packets between nodes, 
 const NODE_SELECTOR_REFUSED: &str =
     "settings for nodes by their labels are not supported; name the object node.NAME for one node";
 
+/// What Linux lets a link have.
+const KERNEL_MTU: Takes = Takes::ZeroOr(68, 65_535);
+
 const AWS: &str = "Tortie does not configure cloud providers; configure the instances instead";
 const CONNTRACK_INVALID: &str = "packets that connection tracking reports as invalid are dropped";
 const DEBUG: &str = "it debugs Felix, which Tortie does not contain";
@@ -144,7 +147,7 @@ pub(super) const FIELDS: &[Field] = &[
     field("interfaceRefreshInterval", Duration, Reported(ROUTES), &[]),
     field("ipForwarding", Word(&["Enabled", "Disabled"]), Reported(FORWARDING), &["Enabled"]),
     field("ipipEnabled", Bool, Reported(IPIP), &["true"]),
-    field("ipipMTU", Takes::INTEGER, Implemented, &[]),
+    field("ipipMTU", KERNEL_MTU, Implemented, &[]),
     field("ipsetsRefreshInterval", Duration, Reported(IPTABLES), &[]),
     field("iptablesBackend", Word(&["Legacy", "NFT", "Auto"]), Reported(IPTABLES), &[]),
     field("iptablesFilterAllowAction", AnyCase(&["Accept", "Return"]), Reported(IPTABLES), &[]),
@@ -265,8 +268,8 @@ pub(super) const FIELDS: &[Field] = &[
     field("usageReportingInterval", Duration, Reported(USAGE), &[]),
     field("useInternalDataplaneDriver", Bool, Reported(DRIVER), &["true"]),
     field("vxlanEnabled", Bool, Reported(VXLAN_ENABLED), &["true"]),
-    field("vxlanMTU", Takes::INTEGER, Implemented, &[]),
-    field("vxlanMTUV6", Takes::INTEGER, Implemented, &[]),
+    field("vxlanMTU", KERNEL_MTU, Implemented, &[]),
+    field("vxlanMTUV6", KERNEL_MTU, Implemented, &[]),
     field("vxlanPort", Integer(1, 65_535), Implemented, &[]),
     field("vxlanVNI", Integer(1, 16_777_215), Implemented, &[]),
     field("windowsManageFirewallRules", Word(&["Enabled", "Disabled"]), Reported(FIREWALL), &["Disabled"]),

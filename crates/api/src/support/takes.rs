@@ -13,6 +13,8 @@ pub enum Takes {
     Bool,
     /// An integer in a range.
     Integer(i64, i64),
+    /// Zero, which means that Tortie chooses, or an integer in a range.
+    ZeroOr(i64, i64),
     /// One of these words.
     Word(&'static [&'static str]),
     /// One of these words in any case, or nothing.
@@ -69,6 +71,9 @@ impl Takes {
             Self::Integer(least, most) => {
                 value.as_i64().is_some_and(|number| (least..=most).contains(&number))
             }
+            Self::ZeroOr(least, most) => {
+                value.as_i64().is_some_and(|number| number == 0 || (least..=most).contains(&number))
+            }
             Self::Word(words) => text.is_some_and(|text| words.contains(&text)),
             Self::AnyCase(words) => text.is_some_and(|text| {
                 text.is_empty() || words.iter().any(|word| word.eq_ignore_ascii_case(text))
@@ -107,6 +112,7 @@ impl fmt::Display for Takes {
             Self::Integer(i64::MIN, i64::MAX) => f.write_str("a whole number"),
             Self::Integer(least, i64::MAX) => write!(f, "a whole number from {least}"),
             Self::Integer(least, most) => write!(f, "a whole number from {least} to {most}"),
+            Self::ZeroOr(least, most) => write!(f, "0 or a whole number from {least} to {most}"),
             Self::Word(words) | Self::AnyCase(words) => {
                 f.write_str(&words.join(", ").replacen(", ", " or ", usize::from(words.len() == 2)))
             }

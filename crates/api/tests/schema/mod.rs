@@ -131,6 +131,7 @@ fn of_takes(takes: Takes) -> Value {
     match takes {
         Takes::Bool => json!({"type": "boolean"}),
         Takes::Integer(least, most) => integer(least, most),
+        Takes::ZeroOr(_, most) => integer(0, most),
         Takes::Word(words) => json!({"type": "string", "enum": words}),
         Takes::AnyCase(words) => pattern(&format!("^(?i)({})?$", words.join("|"))),
         // Go's form, in any of its units.
