@@ -196,7 +196,8 @@ fn open_linux(
     let wiring = tortie_linux::wire::Wiring::open(&config).map_err(opened("preparing to connect pods"))?;
     let dataplane =
         tortie_linux::dataplane::Dataplane::open(config).map_err(opened("opening the dataplane"))?;
-    let (dataplane, wiring) = (Box::new(dataplane), Arc::new(wiring));
+    let wiring = Arc::new(wiring.with_pod_mtu(dataplane.pod_mtu()));
+    let dataplane = Box::new(dataplane);
     Ok(Prepared { dataplane, wiring, announced, ipam_source: None, keeper: None })
 }
 

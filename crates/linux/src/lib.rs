@@ -9,6 +9,7 @@ mod diagnostics;
 pub mod flannel;
 mod foreign_chains;
 mod learned_routes;
+mod pod_mtu;
 mod removal;
 mod underlay;
 pub mod wire;
@@ -19,6 +20,7 @@ pub use dataplane::Dataplane;
 pub use diagnostics::diagnostics;
 pub use error::Error;
 pub use learned_routes::LearnedRoutes;
+pub use pod_mtu::PodMtu;
 pub use removal::{hand_over_to_calico, remove_all};
 pub use underlay::{interfaces, prefix_length};
 

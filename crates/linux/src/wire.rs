@@ -28,6 +28,7 @@ use tortie_kernel::route::{
 use crate::Error;
 use crate::dataplane::{OVERLAY_MARK, enable_in_pod, ipv6_link_parameters, is_ipv6_on, link_parameters};
 use crate::error::tolerate_gone;
+use crate::pod_mtu::PodMtu;
 
 /// The gateway of every pod.
 pub const GATEWAY: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
@@ -47,6 +48,8 @@ pub struct Wiring {
     prefix: String,
     /// The links of the overlays, whose lowest MTU is that of pods.
     overlays: [String; 3],
+    /// That of pods, if there is none of these links.
+    pod_mtu: PodMtu,
     deleter: Mutex<Deleter>,
     disconnected: AtomicU32,
 }
@@ -65,9 +68,16 @@ impl Wiring {
         Ok(Self {
             prefix,
             overlays,
+            pod_mtu: PodMtu::default(),
             deleter: Mutex::new(deleter),
             disconnected: AtomicU32::new(first_number()),
         })
+    }
+
+    /// Where no overlay has a link, pods have this MTU.
+    #[must_use]
+    pub fn with_pod_mtu(self, pod_mtu: PodMtu) -> Self {
+        Self { pod_mtu, ..self }
     }
 
     /// Connects the cable and configures both ends.
@@ -116,7 +126,8 @@ impl Wiring {
             let link = host.link(overlay)?.filter(|link| !link.carries_ipv4 || link.alias == OVERLAY_MARK);
             mtus.extend(link.map(|link| link.mtu));
         }
-        Ok(mtus.into_iter().min().unwrap_or(ClusterNetwork::default().mtu))
+        let mtu = mtus.into_iter().min().or_else(|| self.pod_mtu.get());
+        Ok(mtu.unwrap_or(ClusterNetwork::default().mtu))
     }
 
     /// Configures what depends on the pod's addresses. Deletes the cable if that fails.

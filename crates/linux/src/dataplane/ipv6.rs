@@ -50,6 +50,16 @@ pub(crate) fn link_parameters(name: &str) -> Result<()> {
     Ok(())
 }
 
+/// Lets the link of the overlay have addresses and routes: hosts may switch IPv6 off for new links (`default`), and on only where they
+/// want it. If it is off on the whole node, it stays so.
+pub(super) fn enable_on_overlay(name: &str) -> Result<()> {
+    let disabled = format!("net/ipv6/conf/{name}/disable_ipv6");
+    if !sysctl::exists(&disabled) || !is_on()? {
+        return Ok(());
+    }
+    sysctl::ensure(&disabled, "0").map(drop)
+}
+
 /// Lets the namespace of the calling thread, that of a pod, have IPv6 addresses: runtimes switch IPv6 off there.
 pub(crate) fn enable_in_pod(interface: &str) -> Result<()> {
     for scope in ["all", "default", "lo", interface] {

@@ -220,6 +220,12 @@ impl Dataplane {
         Self { clock, ..self }
     }
 
+    /// The MTU of new pods where no overlay has a link, for [`Wiring`](crate::wire::Wiring).
+    #[must_use]
+    pub fn pod_mtu(&self) -> crate::PodMtu {
+        self.network.pod_mtu.clone()
+    }
+
     /// Host endpoints may be identified by the node's own addresses.
     fn find_own_addresses(&mut self) -> Result<()> {
         self.policy.own_addresses(self.network.own_addresses()?);

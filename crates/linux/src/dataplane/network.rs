@@ -20,6 +20,7 @@ use super::ipip::{self, IpipLink};
 use super::ipv6;
 use super::overlay::{Overlay, OverlayLinks, Underlay, VxlanLink};
 use super::peers::{Around, NetworkChange, PeerEntries};
+use crate::pod_mtu::PodMtu;
 
 /// The routes and links of the node, and the known state of the kernel.
 #[derive(Debug)]
@@ -42,6 +43,8 @@ pub(super) struct Network {
     links: OverlayLinks,
     /// The families whose packets the node forwarded then.
     forwarded: BTreeSet<IpVersion>,
+    /// The MTU of new pods, if no overlay has a link.
+    pub(super) pod_mtu: PodMtu,
 }
 
 impl Network {
@@ -67,6 +70,7 @@ impl Network {
             underlay,
             links,
             forwarded,
+            pod_mtu: PodMtu::default(),
         })
     }
 
@@ -140,7 +144,8 @@ impl Network {
         if self.kernel.is_none() || !self.underlay.is_of(state) {
             self.underlay = Underlay::read(&mut self.socket, state)?;
         }
-        let overlays = self.overlay_links(state)?;
+        self.pod_mtu.set(self.pod_mtu_now(state));
+        let overlays = self.overlay_links(state);
         let links = self.endpoint_links(state)?;
         self.forward_ipv6(state);
         self.node.extend(self.without_link(state));
@@ -283,20 +288,22 @@ impl Network {
         self.node.extend(without_tunnel(state));
     }
 
-    /// The links of the overlays. Without VXLAN for IPv6, IPv4 goes on.
-    fn overlay_links(&mut self, state: &NodeState) -> Result<OverlayLinks> {
+    /// The links of the overlays. Without VXLAN of a family, everything else goes on: pods of this node, and packets that need none.
+    fn overlay_links(&mut self, state: &NodeState) -> OverlayLinks {
         let mut links = OverlayLinks::default();
         for overlay in &mut self.overlays {
             let is_known = self.kernel.is_some();
             let applied = overlay.apply(state, &self.underlay, &self.config, &mut self.socket, is_known);
             let applied = match applied {
-                Err(error) if overlay.version == IpVersion::V6 => {
-                    let message = format!("no IPv6 packets to pods of other nodes: {error}; Tortie retries");
-                    self.node.push(Condition::new(Reason::RouteRefused, message));
+                Err(error) => {
+                    self.node.push(without_vxlan(state, overlay.version, &error));
                     self.retry = true;
+                    // The link may be another one now.
+                    self.kernel = None;
+                    links.vxlan.extend(overlay.usable(&mut self.socket).map(|link| (overlay.version, link)));
                     continue;
                 }
-                applied => applied?,
+                Ok(applied) => applied,
             };
             links.vxlan.extend(applied.link.map(|link| (overlay.version, link)));
             if applied.is_changed {
@@ -310,7 +317,20 @@ impl Network {
             self.kernel = None;
         }
         self.node.extend(ipip.condition);
-        Ok(links)
+        links
+    }
+
+    /// The MTU of new pods: that of the overlays that the node should have. Without any, that of the interfaces with its addresses.
+    fn pod_mtu_now(&self, state: &NodeState) -> Option<u32> {
+        let node = state.node.as_ref()?;
+        let overlays = self.overlays.iter().filter_map(|overlay| overlay.mtu(node, state, &self.underlay));
+        let is_overlaid =
+            |target: &RouteTarget| matches!(target, RouteTarget::Vxlan { .. } | RouteTarget::Ipip { .. });
+        match overlays.min() {
+            None if node.ipip.is_some() || state.routes.values().any(is_overlaid) => None,
+            None => node.ends.keys().filter_map(|version| self.underlay.mtu(*version)).min(),
+            mtu => mtu,
+        }
     }
 
     fn read(&mut self, state: &NodeState, links: &OverlayLinks) -> Result<Tables> {
@@ -418,6 +438,17 @@ fn without_tunnel(state: &NodeState) -> Option<Condition> {
         );
         Condition::new(Reason::RouteRefused, message)
     })
+}
+
+/// The condition of a node whose VXLAN link cannot be as it should be.
+fn without_vxlan(state: &NodeState, version: IpVersion, error: &Error) -> Condition {
+    let setting = if version == IpVersion::V4 { "vxlanMTU" } else { "vxlanMTUV6" };
+    let port = state.node.as_ref().map(|node| node.network.port).unwrap_or_default();
+    let message = format!(
+        "{version} packets to pods of other nodes may not arrive by VXLAN: {error}; check {setting} in FelixConfiguration, and that no other \
+         link or program of the node has the UDP port {port}. Tortie retries"
+    );
+    Condition::new(Reason::RouteRefused, message)
 }
 
 /// The desired tables.

@@ -8,7 +8,7 @@ use tortie_dataplane::{ClusterNetwork, Condition, LocalNode, NodeState, Reason, 
 use tortie_kernel::route::{Change, Link, LinkSetting, NewLink, NewLinkKind, RouteSocket, Vxlan};
 use tortie_kernel::{Result, ethtool, interface_index};
 
-use super::Config;
+use super::{Config, ipv6};
 
 /// The mark (`ifalias`) of the VXLAN links that Tortie creates.
 pub(crate) const MARK: &str = "tortie overlay";
@@ -170,11 +170,26 @@ impl Overlay {
             None => (create(&self.name, &wanted, socket)?, true),
         };
         is_changed |= adjusted;
+        if self.version == IpVersion::V6 && (is_changed || !is_known) {
+            ipv6::enable_on_overlay(&self.name)?;
+        }
         if (is_changed || !is_known) && !config.vxlan_offloads {
             ethtool::disable_offloads(&self.name)?;
         }
         self.made = Some((wanted, index));
         Ok(OverlayLink { link: Some(VxlanLink { index, mtu }), is_changed, foreign: self.foreign.clone() })
+    }
+
+    /// The link after a change has failed, if packets may still pass it: one with another MTU is better than none.
+    pub(super) fn usable(&self, socket: &mut RouteSocket) -> Option<VxlanLink> {
+        let link = socket.link(&self.name).ok()??;
+        let is_usable = link.up && link.alias == MARK && link.vxlan.is_some();
+        is_usable.then_some(VxlanLink { index: link.index, mtu: link.mtu })
+    }
+
+    /// The MTU that the link should have; `None` without an overlay.
+    pub(super) fn mtu(&self, node: &LocalNode, state: &NodeState, underlay: &Underlay) -> Option<u32> {
+        self.wanted(node, state, underlay).map(|wanted| wanted.mtu)
     }
 
     /// What the link must be; `None` without an overlay.

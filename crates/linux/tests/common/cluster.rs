@@ -74,8 +74,10 @@ impl Node {
     pub(crate) fn with(underlay: &Underlay, number: u8, config: Config) -> Self {
         let namespace = underlay.connect(number);
         let (dataplane, wiring) = namespace
-            .run(|| (Stateful::new(Dataplane::open(config.clone()).unwrap()), Wiring::open(&config).unwrap()))
+            .run(|| (Dataplane::open(config.clone()).unwrap(), Wiring::open(&config).unwrap()))
             .unwrap();
+        let wiring = wiring.with_pod_mtu(dataplane.pod_mtu());
+        let dataplane = Stateful::new(dataplane);
         let (state, underlay) = (NodeState::default(), underlay.clone());
         Self { namespace, dataplane, wiring, state, config, underlay }
     }
@@ -115,6 +117,11 @@ impl Node {
 
     /// Connects a pod, as CNI ADD does, and gives it the program.
     pub(crate) fn add(&mut self, pod: &Pod, program: EndpointProgram) {
+        assert_eq!(self.attach(pod, program), Report::default());
+    }
+
+    /// The same on a node that may have conditions.
+    pub(crate) fn attach(&mut self, pod: &Pod, program: EndpointProgram) -> Report {
         let connect = || {
             let interface = self.wiring.connect(&pod.attachment()).unwrap();
             assert!(self.wiring.wait_until_live(&interface, TIMEOUT));
@@ -129,8 +136,7 @@ impl Node {
             host_ports: Default::default(),
             program: Arc::new(program),
         };
-        let report = self.change(|state| drop(state.endpoints.insert(pod.id(), Arc::new(endpoint))));
-        assert_eq!(report, Report::default());
+        self.change(|state| drop(state.endpoints.insert(pod.id(), Arc::new(endpoint))))
     }
 
     /// Gives a pod another program.

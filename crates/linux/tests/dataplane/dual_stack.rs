@@ -111,8 +111,13 @@ fn is_cut_off_v6(from: &NetNs, to: Ipv6Addr, port: u16) -> bool {
 }
 
 pub(crate) fn dual_nodes() -> ([Node; 2], [Pod; 2]) {
-    let underlay = Underlay::new();
-    let mut nodes = [1, 2].map(|number| Node::new(&underlay, number));
+    join_dual(&Underlay::new(), || {})
+}
+
+/// With nodes that are prepared in this way.
+fn join_dual(underlay: &Underlay, prepare: impl Fn() + Sync) -> ([Node; 2], [Pod; 2]) {
+    let mut nodes = [1, 2].map(|number| Node::new(underlay, number));
+    nodes.iter().for_each(|node| node.namespace.run(&prepare).unwrap());
     let pods = [Pod::new("one", 1, 2), Pod::new("two", 2, 2)];
     for (node, (pod, number, other)) in nodes.iter_mut().zip([(&pods[0], 1, 2), (&pods[1], 2, 1)]) {
         join_both(node, number, other);
@@ -486,4 +491,16 @@ fn a_host_port_at_an_address_of_a_family_that_the_pod_lacks_is_reported() {
         assert_eq!(reasons, expected, "{} {address:?}", pod.name);
         want(&mut node, pod, &[]);
     }
+}
+
+/// Hosts may have IPv6 only on the interfaces where they want it.
+#[test]
+fn the_overlay_of_ipv6_comes_up_where_new_links_have_no_ipv6() {
+    let prepare = || {
+        sysctl::ensure("net/ipv6/conf/default/disable_ipv6", "1").unwrap();
+    };
+    let (nodes, pods) = join_dual(&Underlay::new(), prepare);
+    assert!(reaches_v6(&pods[0].namespace, pod_v6(&pods[1]), 81));
+    let off = || sysctl::read("net/ipv6/conf/vxlan-v6.calico/disable_ipv6").unwrap();
+    assert_eq!(nodes[0].namespace.run(off).unwrap(), "0");
 }

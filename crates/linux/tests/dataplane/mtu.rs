@@ -157,3 +157,70 @@ fn a_pod_learns_that_the_pods_of_another_node_take_less() {
     assert_eq!(node.change(change(None)), Report::default());
     assert_eq!(route_mtus(&node), [None; 2]);
 }
+
+/// The node's own pods, BGP and direct routes need no VXLAN, and what works goes on.
+#[test]
+fn a_vxlan_link_that_cannot_be_as_wanted_costs_nothing_else() {
+    let ([mut node, _other], [pod, remote]) = nodes(1500);
+    remote.serve(80);
+    let set = |mtu| move |state: &mut NodeState| Arc::make_mut(&mut state.settings).vxlan_mtu = mtu;
+    let is_named = |report: &Report| {
+        let conditions: Vec<_> =
+            report.node.iter().map(|it| (it.reason, it.message.contains("vxlanMTU"))).collect();
+        conditions == [(Reason::RouteRefused, true)] && report.retry && report.endpoints.is_empty()
+    };
+    let report = node.change(set(Some(20)));
+    assert!(is_named(&report), "{report:?}");
+    assert!(pod.reaches(&remote, 80), "the link has its former MTU");
+    let newer = Pod::new("newer", 1, 3);
+    let report = node.attach(&newer, open());
+    assert!(is_named(&report), "{report:?}");
+    newer.serve(81);
+    assert!(pod.reaches(&newer, 81), "a new pod has its route");
+
+    // A node without a link from before, where a program has the port.
+    let mut node = Node::new(&Underlay::new(), 3);
+    let taken = node.namespace.run(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 4789)).unwrap()).unwrap();
+    let report = node.change(|state| {
+        open_profile(state);
+        state.node = Some(local_node(3));
+    });
+    assert!(is_named(&report), "{report:?}");
+    let (client, server) = (Pod::new("client", 3, 2), Pod::new("server", 3, 3));
+    for pod in [&client, &server] {
+        assert!(is_named(&node.attach(pod, open())));
+    }
+    server.serve(80);
+    assert!(client.reaches(&server, 80), "pods of the node have their routes");
+    drop(taken);
+    assert_eq!(node.resync(), Report::default());
+}
+
+/// flannel's backend host-gw has no tunnel. Where a tunnel cannot be made yet, pods fit it nevertheless.
+#[test]
+fn without_a_link_of_an_overlay_pods_have_the_mtu_of_the_nodes_interface() {
+    let underlay = Underlay::new();
+    for (number, has_tunnel, underlay_mtu, expected) in
+        [(1, false, 1400, 1400), (2, false, 1500, 1500), (3, false, 9000, 9000), (4, true, 1400, 1350)]
+    {
+        let mut node = Node::new(&underlay, number);
+        set_mtu(&node.namespace, "eth0", underlay_mtu);
+        node.change(|state| {
+            open_profile(state);
+            let vtep = has_tunnel.then(|| vtep(number));
+            state.node = Some(LocalNode::ipv4("n", node_address(number), vtep));
+        });
+        if has_tunnel {
+            let delete = || {
+                let mut socket = RouteSocket::open().unwrap();
+                let index = interface_index("vxlan.calico").unwrap();
+                socket.change(&Change::DeleteLink(index)).unwrap();
+            };
+            node.namespace.run(delete).unwrap();
+        }
+        let pod = Pod::new("pod", number, 2);
+        let connect = || drop(node.wiring.connect(&pod.attachment()).unwrap());
+        node.namespace.run(connect).unwrap();
+        assert_eq!(mtu(&pod.namespace, "eth0"), expected, "{number}");
+    }
+}
