@@ -40,6 +40,7 @@ mod reconfigure;
 mod report;
 mod runtime_config;
 mod server;
+mod shared_macs;
 mod tunnels;
 mod unsupported;
 mod windows_ipv6;

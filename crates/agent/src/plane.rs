@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tortie_api::report::ReportedCondition;
 use tortie_api::{Kind, Position, Positions};
 use tortie_calc::{Calc, Finding};
-use tortie_dataplane::{AskedFor, Dataplane, EndpointId, Reason, Report};
+use tortie_dataplane::{AskedFor, Dataplane, Delta, EndpointId, Reason, Report};
 use tortie_flannel::LeaseSnapshot;
 use tortie_store::StoreError;
 use tortie_store::backoff::{Backoff, random_seed};
@@ -19,6 +19,7 @@ use crate::control::ShownEndpoint;
 use crate::flannel_etcd::MissingLeases;
 use crate::pending::Batch;
 use crate::queue::{Batches, Inbox, Question, Work, queue};
+use crate::shared_macs::shared_macs;
 use crate::unsupported::{Unsupported, Watched, out_of_reach};
 use crate::{flannel, flannel_etcd};
 
@@ -127,6 +128,7 @@ fn start_with(
         logged,
         leases: Arc::default(),
         missing_leases: MissingLeases::default(),
+        shared_macs: BTreeMap::new(),
     };
     thread::Builder::new().name("dataplane".to_owned()).spawn(move || plane.run(&inbox))?;
     Ok(in_force)
@@ -160,6 +162,8 @@ struct Plane {
     leases: Arc<LeaseSnapshot>,
     /// The Nodes without any of them.
     missing_leases: MissingLeases,
+    /// The nodes that share the MAC address of their tunnel with another one.
+    shared_macs: BTreeMap<String, String>,
 }
 
 impl Plane {
@@ -248,6 +252,9 @@ impl Plane {
                 deltas = deltas.len(),
                 "the dataplane applies what the changes mean for the node"
             );
+            if deltas.iter().any(is_of_tunnels) {
+                self.shared_macs = shared_macs(self.calc.state());
+            }
             self.report = self.dataplane.apply(self.calc.state(), &deltas);
         }
         self.publish_in_force();
@@ -363,6 +370,8 @@ impl Plane {
         let mut all = self.watched.all();
         all.extend(out_of_reach(&self.calc.without_direct_route()));
         all.extend(flannel::unreachable(self.watched.node(), self.calc.flannel_problems()));
+        let shared = self.shared_macs.iter().map(|(node, problem)| (node.as_str(), problem.clone()));
+        all.extend(flannel::unreachable(self.watched.node(), shared.collect()));
         all.extend(flannel_etcd::conditions(self.watched.node(), &self.leases));
         all.extend(self.missing_leases.conditions());
         all
@@ -385,6 +394,11 @@ impl Plane {
         }
         self.logged = now;
     }
+}
+
+/// Whether a tunnel of this node or another one may have changed.
+fn is_of_tunnels(delta: &Delta) -> bool {
+    matches!(delta, Delta::Node(_) | Delta::Vtep(_) | Delta::VtepRemoved(..))
 }
 
 #[cfg(test)]
