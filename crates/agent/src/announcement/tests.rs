@@ -376,9 +376,10 @@ async fn an_attempt_that_has_failed_is_repeated_when_the_datastore_is_unlocked()
     let locked = Unsupported { object, reason: Reason::DatastoreLocked, message: String::new() };
     lock.send_replace(Arc::new(InForce { lock: Some(locked), ..InForce::default() }));
     // An attempt may be under way.
-    announces(50).await;
-    std::thread::sleep(Duration::from_millis(200));
-    tokio::time::sleep(Duration::from_secs(10)).await;
+    for _ in 0..20 {
+        std::thread::sleep(Duration::from_millis(10));
+        tokio::time::sleep(Duration::from_secs(10)).await;
+    }
     remove().await;
     assert!(!announces(100).await, "the datastore is locked");
     lock.send_replace(Arc::default());
