@@ -127,7 +127,7 @@ impl Announced {
 
     /// Whether somebody must look at the machine's interfaces again, because nobody tells of changes there.
     fn needs_looks(&self) -> bool {
-        self.finder.methods.ask_the_machine() || !self.missing.is_empty()
+        self.finder.methods.ask_the_machine() || self.missing.need_looks()
     }
 
     fn report_missing(&self) {
@@ -193,7 +193,13 @@ async fn annotate(
             let has_address = |version: &IpVersion| {
                 of_flannel.get(Node::FLANNEL_ADDRESS.of(*version)).is_some_and(Option::is_some)
             };
-            let families = lease.families().into_iter().filter(has_address).collect();
+            // Pods get no addresses that other nodes reach no longer.
+            let lost = announced.missing.given_up();
+            let is_overwritten =
+                |version: &IpVersion| current[Node::FLANNEL_OVERWRITE.of(*version)].is_string();
+            let families = lease.families().into_iter().filter(has_address);
+            let families =
+                families.filter(|version| !lost.contains(version) || is_overwritten(version)).collect();
             for names in [Node::FLANNEL_ADDRESS, Node::FLANNEL_DATA] {
                 let is_kept = |name: &str| kept.iter().any(|version| names.of(*version) == name);
                 of_flannel.retain(|name, value| value.is_some() || !is_kept(name));

@@ -2,7 +2,7 @@
 
 use ipnet::IpNet;
 use serde_json::json;
-use tortie_api::support::is_for_load_balancers;
+use tortie_api::support::{Pool, is_for_load_balancers, is_terminating};
 use tortie_api::{Key, Kind};
 use tortie_deploy::{Encapsulation, POOL_NAME, POOL_V6_NAME};
 use tortie_store::backoff::{Backoff, random_seed};
@@ -35,13 +35,27 @@ async fn create(store: &dyn Endpoints, pool: &DefaultPool) -> Result<(), StoreEr
         // Nobody knows what a pool that cannot be read is for.
         cidr.is_none_or(|cidr| cidr.addr().is_ipv4() == pool.cidr.addr().is_ipv4())
     };
-    if pools.iter().filter(is_of_family).any(|pool| !is_for_load_balancers(&pool.value)) {
+    let gives = |stored: &&Stored| !is_for_load_balancers(&stored.value) && !is_terminating(&stored.value);
+    if pools.iter().filter(is_of_family).any(|pool| gives(&pool)) {
         return Ok(());
     }
     let (name, block_size) = match pool.cidr {
         IpNet::V4(_) => (POOL_NAME, 26),
         IpNet::V6(_) => (POOL_V6_NAME, 122),
     };
+    // A deleted pool stays while its addresses are in use: no other one may have them, or its name.
+    let deleted = pools.iter().filter_map(|stored| Pool::of(&stored.key, &stored.value));
+    let is_in_the_way = |other: &Pool| {
+        other.name == name || other.cidr.contains(&pool.cidr) || pool.cidr.contains(&other.cidr)
+    };
+    if let Some(other) = deleted.filter(|other| other.is_terminating).find(is_in_the_way) {
+        tracing::warn!(
+            pool = %pool.cidr,
+            "no default pool is created, because IPPool {} was deleted and is still in use; create a pool, or restart an agent when it is gone",
+            other.name
+        );
+        return Ok(());
+    }
     let key = Key::global(Kind::IpPool, name);
     let spec = json!({
         "cidr": pool.cidr.to_string(), "vxlanMode": pool.encapsulation.vxlan_mode(), "ipipMode": "Never",
@@ -92,5 +106,22 @@ mod tests {
         store.create(&Key::global(Kind::IpPool, "services"), services).await.unwrap();
         ensure(&store, &pool("10.2.0.0/16")).await;
         assert_eq!(store.list(Kind::IpPool).await.unwrap().items.len(), 2);
+    }
+
+    /// It stays while its addresses are in use, and so do its name and its addresses.
+    #[tokio::test]
+    async fn a_pool_is_created_beside_a_deleted_one_that_is_not_in_the_way() {
+        for (name, cidr, is_created) in
+            [(POOL_NAME, "10.5.0.0/16", false), ("old", "10.2.1.0/24", false), ("old", "10.5.0.0/16", true)]
+        {
+            let store = Embedded::in_memory().unwrap();
+            let metadata = json!({"name": name, "deletionTimestamp": "2026-11-27T00:00:00Z"});
+            let deleted = json!({"metadata": metadata, "spec": {"cidr": cidr, "vxlanMode": "Always"}});
+            store.create(&Key::global(Kind::IpPool, name), deleted).await.unwrap();
+            let (cidr, encapsulation) = ("10.2.0.0/16".parse().unwrap(), Encapsulation::None);
+            ensure(&store, &DefaultPool { cidr, nat_outgoing: true, encapsulation }).await;
+            let pools = store.list(Kind::IpPool).await.unwrap().items.len();
+            assert_eq!(pools, if is_created { 2 } else { 1 }, "{name}");
+        }
     }
 }

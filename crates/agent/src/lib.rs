@@ -316,7 +316,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
                 .to_owned(),
         });
     }
-    let of_bgp = bgp::prepare(&node, extras.bgp, &platform)?;
+    let of_bgp = bgp::prepare(&node, extras.bgp, &platform, control_socket.parent())?;
     let most_blocks = if platform.is_bridge() { 1 } else { node::most_blocks(platform.hcn()).await };
     let ipam = Ipam::new(store.clone(), &node, node_labels).with_most_blocks(most_blocks);
     let ipam = Arc::new(ipam);

@@ -122,31 +122,34 @@ impl AddressFinder {
         found.map_err(|panic| format!("the search for an address has failed: {panic}"))?
     }
 
-    /// The length of the prefix with which an interface has the address.
+    /// The length of the prefix with which an interface has the address. The full length, as clouds give it, says nothing about the
+    /// network, so that of another interface counts before it.
     pub(crate) fn prefix_length(&self, address: IpAddr) -> Option<u8> {
         let interfaces = self.machine.interfaces().unwrap_or_else(|error| {
             tracing::warn!(%address, %error, "cannot read the network of the node's address; CrossSubnet pools use VXLAN");
             Vec::new()
         });
-        let mut addresses = interfaces.iter().flat_map(|interface| &interface.addresses);
-        addresses.find(|net| net.addr() == address).map(IpNet::prefix_len)
+        let nets = interfaces.iter().flat_map(|interface| &interface.addresses);
+        let nets = nets.filter(|net| net.addr() == address);
+        nets.map(IpNet::prefix_len).min_by_key(|length| *length == IpNet::from(address).prefix_len())
     }
 
-    /// Whether interfaces have the address, and all with another length of the prefix than this.
+    /// Whether interfaces have the address, and all with another length of the prefix than this. The full length, as clouds give it,
+    /// says nothing about the network.
     pub(crate) fn has_other_length(&self, known: IpNet) -> bool {
         self.machine.interfaces().is_ok_and(|interfaces| {
             let nets = interfaces.iter().flat_map(|interface| &interface.addresses);
-            let mut lengths = nets.filter(|net| net.addr() == known.addr()).map(IpNet::prefix_len).peekable();
+            let nets =
+                nets.filter(|net| net.addr() == known.addr() && net.prefix_len() < net.max_prefix_len());
+            let mut lengths = nets.map(IpNet::prefix_len).peekable();
             lengths.peek().is_some() && lengths.all(|length| length != known.prefix_len())
         })
     }
 
-    /// Whether the machine is known, and no interface of it has the address.
-    pub(crate) fn lacks(&self, address: IpAddr) -> bool {
-        self.machine.interfaces().is_ok_and(|interfaces| {
-            let mut addresses = interfaces.iter().flat_map(|interface| &interface.addresses);
-            !interfaces.is_empty() && !addresses.any(|net| net.addr() == address)
-        })
+    /// Whether no interface of the machine has the address; `None` if that cannot be read.
+    pub(crate) fn lacks(&self, address: IpAddr) -> Option<bool> {
+        let interfaces = self.machine.interfaces().ok().filter(|interfaces| !interfaces.is_empty())?;
+        Some(!interfaces.iter().flat_map(|interface| &interface.addresses).any(|net| net.addr() == address))
     }
 }
 
@@ -462,13 +465,12 @@ mod tests {
         }
         let finder = AddressFinder { methods: AddressMethods::default(), machine };
         assert_eq!(finder.prefix_length("192.0.2.14".parse().unwrap()), Some(24));
-        assert!(finder.lacks("192.0.2.15".parse().unwrap()) && !finder.lacks("192.0.2.14".parse().unwrap()));
+        for (address, lacks) in [("192.0.2.15", true), ("192.0.2.14", false)] {
+            assert_eq!(finder.lacks(address.parse().unwrap()), Some(lacks), "{address}");
+        }
         let unknown = AddressFinder { machine: Machine::Windows(Host::unknown()), ..finder };
         assert_eq!(unknown.prefix_length("192.0.2.14".parse().unwrap()), None);
-        assert!(
-            !unknown.lacks("192.0.2.15".parse().unwrap()),
-            "of a machine that nobody knows, nothing is lost"
-        );
+        assert_eq!(unknown.lacks("192.0.2.15".parse().unwrap()), None, "a machine that cannot be read");
     }
 
     /// The same on interfaces of the kernel, in a network namespace.

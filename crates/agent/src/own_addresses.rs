@@ -38,6 +38,8 @@ pub(crate) struct OwnAddresses {
 #[derive(Debug, PartialEq, Eq)]
 enum Decision {
     Keep,
+    /// The interfaces cannot be read, so nothing changes, and what was missing may still be.
+    Unknown,
     Write(String),
     Missing(Missing),
 }
@@ -56,21 +58,38 @@ struct Missing {
 #[derive(Debug, Default)]
 pub(crate) struct MissingAddresses {
     since: BTreeMap<IpVersion, (Missing, Instant)>,
+    /// The families whose addresses had been missing for long at the last look.
+    overdue: BTreeSet<IpVersion>,
 }
 
 impl MissingAddresses {
     /// Ingests what is missing of a family now. Returns whether it has been missing for long.
     fn update(&mut self, version: IpVersion, found: Option<&Missing>, now: Instant) -> bool {
         let former = self.since.remove(&version);
+        self.overdue.remove(&version);
         let Some(missing) = found else { return false };
         let former = former.filter(|(former, _)| former.address == missing.address);
         let since = former.map_or(now, |(_, since)| since);
         self.since.insert(version, (missing.clone(), since));
-        now.saturating_duration_since(since) >= PATIENCE
+        let is_overdue = now.saturating_duration_since(since) >= PATIENCE;
+        if is_overdue {
+            self.overdue.insert(version);
+        }
+        is_overdue
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.since.is_empty()
+    /// The families whose addresses have been missing for long, and nobody knows another one.
+    pub(crate) fn given_up(&self) -> BTreeSet<IpVersion> {
+        let has_none = |version: &&IpVersion| {
+            self.since.get(version).is_some_and(|(missing, _)| missing.instead.is_none())
+        };
+        self.overdue.iter().filter(has_none).copied().collect()
+    }
+
+    /// Whether the interfaces should be looked at at each tick. What has been given up may return too, and is looked at with the next
+    /// change of the Node, which kubelets report every few minutes.
+    pub(crate) fn need_looks(&self) -> bool {
+        self.since.len() > self.given_up().len()
     }
 
     /// The conditions of the node.
@@ -131,6 +150,10 @@ impl OwnAddresses {
     fn take(&mut self, version: IpVersion, decision: Decision, known: &mut MissingAddresses, now: Instant) {
         let missing = match decision {
             Decision::Missing(missing) => missing,
+            Decision::Unknown => {
+                self.of_flannel.insert(version);
+                return;
+            }
             other => {
                 known.update(version, None, now);
                 if let Decision::Write(network) = other {
@@ -178,12 +201,21 @@ fn decide(node: &Value, version: IpVersion, finder: &AddressFinder, with_flannel
     if has_other_length || is_bare && reported == Some(address) {
         return Decision::Write(with_length(address));
     }
-    if !finder.lacks(address) {
-        return Decision::Keep;
+    match finder.lacks(address) {
+        Some(true) => {}
+        Some(false) => return Decision::Keep,
+        None => return Decision::Unknown,
     }
     let missing = |instead| Decision::Missing(Missing { address, name: own(version), instead });
     match reported {
-        Some(other) if finder.prefix_length(other).is_some() => missing(Some(with_length(other))),
+        Some(other) if finder.prefix_length(other).is_some() => {
+            let instead = with_length(other);
+            // The interface is configured, so the address is not late: the machine has another one in its network.
+            match instead.parse::<IpNet>().is_ok_and(|net| net.contains(&address)) {
+                true => Decision::Write(instead),
+                false => missing(Some(instead)),
+            }
+        }
         // Interfaces have neither address, as behind a router that translates them.
         Some(_) => Decision::Keep,
         None if IpVersion::ALL.into_iter().any(|version| internal_address(node, version).is_some()) => {
@@ -217,8 +249,11 @@ fn left_by_flannel(annotations: &Value, version: IpVersion, finder: &AddressFind
     };
     match finder.prefix_length(address) {
         Some(length) => Decision::Write(format!("{address}/{length}")),
-        None if finder.lacks(address) => Decision::Missing(Missing { address, name, instead: None }),
-        None => Decision::Keep,
+        None => match finder.lacks(address) {
+            Some(true) => Decision::Missing(Missing { address, name, instead: None }),
+            Some(false) => Decision::Keep,
+            None => Decision::Unknown,
+        },
     }
 }
 
@@ -267,6 +302,8 @@ mod tests {
             (v4, Some("127.0.0.1/16"), &[], write("127.0.0.1/8")),
             (v4, Some("192.0.2.9/24"), &["192.0.2.9"], Decision::Keep),
             (v4, Some("192.0.2.9/24"), &["192.0.2.10"], Decision::Keep),
+            // The machine has another address in the same network.
+            (v4, Some("127.0.0.9/8"), &["127.0.0.1"], write("127.0.0.1/8")),
             (v6, None, &["127.0.0.1"], Decision::Keep),
             (v6, Some("2001:db8::1/64"), &[], Decision::Keep),
         ] {
@@ -293,7 +330,12 @@ mod tests {
             let mut look = |node: &Value, minutes: u32| {
                 let mut look = OwnAddresses::default();
                 let decision = decide(node, version, &finder(), true);
-                look.take(version, decision, &mut missing, start + minute * minutes);
+                let now = start + minute * minutes;
+                look.take(version, decision, &mut missing, now);
+                // Pods get no addresses of a family in which nobody reaches the node.
+                let is_given_up = minutes == 5 && replaced.is_none();
+                assert_eq!(missing.given_up().contains(&version), is_given_up, "{text} {minutes}");
+                assert_eq!(missing.need_looks(), !missing.since.is_empty() && !is_given_up);
                 (look, missing.conditions())
             };
             for minutes in [0, 4] {
@@ -316,6 +358,28 @@ mod tests {
             assert_eq!(look(&back, 6).1, []);
             assert_eq!(look(&node, 7).0.annotations, BTreeMap::new(), "{text}");
         }
+    }
+
+    /// Interfaces that cannot be read say nothing about an address: it may still be missing, and what flannel has announced stays.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn interfaces_that_cannot_be_read_change_nothing() {
+        let [v4, _] = IpVersion::ALL;
+        let (start, minute) = (Instant::now(), Duration::from_secs(60));
+        let missing = Missing {
+            address: "192.0.2.9".parse().unwrap(),
+            name: own(v4),
+            instead: Some("127.0.0.1/8".to_owned()),
+        };
+        let mut known = MissingAddresses::default();
+        let mut take = |decision: Decision, minutes: u32| {
+            let mut look = OwnAddresses::default();
+            look.take(v4, decision, &mut known, start + minute * minutes);
+            (look.annotations.len(), look.of_flannel.len())
+        };
+        assert_eq!(take(Decision::Missing(missing.clone()), 0), (0, 0));
+        assert_eq!(take(Decision::Unknown, 1), (0, 1));
+        assert_eq!(take(Decision::Missing(missing), 5), (1, 0), "the time goes on");
     }
 
     /// An address that no interface has is that of a router before the node, or an old one.

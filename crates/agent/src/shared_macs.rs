@@ -1,31 +1,38 @@
 //! Nodes whose tunnels have one MAC address: packets to the pods of all of them go to one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tortie_api::net::{IpVersion, MacAddress};
 use tortie_dataplane::{LocalNode, NodeState};
 
-/// The nodes that share the MAC address of their tunnel with another one, with the problem.
+/// The most nodes that a message names.
+const MOST_NAMED: usize = 10;
+
+/// The problems of MAC addresses that the tunnels of several nodes have, each by the first of these nodes.
 pub(crate) fn shared_macs(state: &NodeState) -> BTreeMap<String, String> {
-    let mut owners: BTreeMap<(IpVersion, MacAddress), &str> = BTreeMap::new();
-    let mut problems = BTreeMap::new();
+    let mut owners: BTreeMap<(IpVersion, MacAddress), BTreeSet<&str>> = BTreeMap::new();
     let own = state.node.iter().flat_map(LocalNode::vteps);
     for vtep in own.chain(state.vteps.values()) {
-        let node = vtep.node.as_str();
-        let owner = *owners.entry((vtep.version(), vtep.mac)).or_insert(node);
-        if owner != node {
-            let problem = |other: &str| {
-                format!(
-                    "its tunnel and that of node {other} have the MAC address {}, so packets to pods of both go to one of them; give each \
-                     machine its own /etc/machine-id and each node its own name, and restart flanneld (or Tortie's agent) there",
-                    vtep.mac
-                )
-            };
-            problems.insert(owner.to_owned(), problem(node));
-            problems.insert(node.to_owned(), problem(owner));
-        }
+        owners.entry((vtep.version(), vtep.mac)).or_default().insert(&vtep.node);
     }
-    problems
+    let shared = owners.into_iter().filter(|(_, nodes)| nodes.len() > 1);
+    shared
+        .filter_map(|((_, mac), nodes)| Some(((*nodes.first()?).to_owned(), problem(mac, &nodes))))
+        .collect()
+}
+
+fn problem(mac: MacAddress, nodes: &BTreeSet<&str>) -> String {
+    let mut named: Vec<&str> = nodes.iter().copied().take(MOST_NAMED).collect();
+    let others = nodes.len() - named.len();
+    let more = format!("{others} more");
+    if others > 0 {
+        named.push(&more);
+    }
+    format!(
+        "the tunnels of nodes {} have the MAC address {mac}, so packets to pods of all of them go to one; give each machine its own \
+         /etc/machine-id and each node its own name, and restart flanneld (or Tortie's agent) there",
+        named.join(", ")
+    )
 }
 
 #[cfg(test)]
@@ -36,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nodes_with_one_mac_address_are_named_with_each_other() {
+    fn nodes_with_one_mac_address_are_named_together() {
         let vtep = |node: &str, address: &str, mac: u8| Vtep {
             node: node.to_owned(),
             address: address.parse().unwrap(),
@@ -46,9 +53,13 @@ mod tests {
         };
         for (others, expected) in [
             (vec![vtep("a", "10.0.1.0", 1), vtep("b", "10.0.2.0", 2)], vec![]),
-            (vec![vtep("a", "10.0.1.0", 1), vtep("b", "10.0.2.0", 1)], vec![("a", "b"), ("b", "a")]),
+            (vec![vtep("a", "10.0.1.0", 1), vtep("b", "10.0.2.0", 1)], vec![("a", "nodes a, b have")]),
             // With that of the node itself.
-            (vec![vtep("a", "10.0.1.0", 9)], vec![("a", "own"), ("own", "a")]),
+            (vec![vtep("a", "10.0.1.0", 9)], vec![("a", "nodes a, own have")]),
+            (
+                (10..30).map(|number| vtep(&format!("n{number}"), &format!("10.0.{number}.0"), 1)).collect(),
+                vec![("n10", "n18, n19, 10 more have")],
+            ),
             // Each family has its own link.
             (vec![vtep("a", "10.0.1.0", 1), vtep("b", "fd00::2", 1)], vec![]),
             (vec![vtep("a", "10.0.1.0", 1), vtep("a", "fd00::1", 1)], vec![]),
@@ -59,9 +70,8 @@ mod tests {
             let found = shared_macs(&state);
             let nodes: Vec<&str> = found.keys().map(String::as_str).collect();
             assert_eq!(nodes, expected.iter().map(|(node, _)| *node).collect::<Vec<_>>());
-            for (node, other) in expected {
-                let problem = &found[node];
-                assert!(problem.contains(&format!("node {other} ")), "{problem}");
+            for (node, text) in expected {
+                assert!(found[node].contains(text), "{}", found[node]);
             }
         }
     }

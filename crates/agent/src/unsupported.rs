@@ -11,6 +11,7 @@ use tortie_api::ipam::{Attribute, Block};
 use tortie_api::support::{self, Pool};
 use tortie_api::{FieldError, Key, Kind};
 use tortie_dataplane::Reason;
+use tortie_ipam::in_use;
 
 /// A problem of an object in the datastore.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -359,8 +360,8 @@ fn set<K: Ord, V>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>) {
 /// The network of a block of this node with addresses in use.
 fn used_block(node: &str, value: &Value) -> Option<IpNet> {
     let is_ours = value["affinity"].as_str() == Some(&format!("host:{node}"));
-    let is_used = value["allocations"].as_array()?.iter().any(|offset| !offset.is_null());
-    value["cidr"].as_str()?.parse().ok().filter(|_| is_ours && is_used)
+    let cidr: IpNet = value["cidr"].as_str()?.parse().ok()?;
+    (is_ours && in_use(&cidr, [value]).is_some()).then_some(cidr)
 }
 
 #[cfg(test)]
@@ -552,6 +553,19 @@ mod tests {
             assert_eq!(reasons(&watched).len(), expected, "{value}");
             pool(&mut watched, "a", Some("10.0.0.0/16"));
             assert_eq!(reasons(&watched), [], "{value}");
+            // It stays while its addresses are in use.
+            let metadata = json!({"name": "a", "deletionTimestamp": "2026-11-27T00:00:00Z"});
+            let deleted =
+                json!({"metadata": metadata, "spec": {"cidr": "10.0.0.0/16", "vxlanMode": "Always"}});
+            watched.update(&Key::global(Kind::IpPool, "a"), Some(&deleted));
+            let terminating = vec![("IPPool a".to_owned(), Reason::PoolTerminating); expected];
+            assert_eq!(reasons(&watched), terminating, "{value}");
         }
+        // What Windows reserves is no address of a pod.
+        let reserved = json!({"cidr": "10.0.0.0/26", "affinity": "host:one", "allocations": [0, null],
+            "attributes": [{"handle_id": "windows-reserved-ipam-handle"}]});
+        watched.update(&block, Some(&reserved));
+        pool(&mut watched, "a", None);
+        assert_eq!(reasons(&watched), []);
     }
 }

@@ -228,6 +228,7 @@ fn felix_configuration_fields_are_validated() {
             "spec.vxlanMTU: 70000 is not 0 or a whole number from 68 to 65535",
         ),
         ("default", json!({"vxlanMTUV6": 65_536}), "spec.vxlanMTUV6"),
+        ("default", json!({"vxlanMTUV6": 1_279}), "0 or a whole number from 1280 to 65535"),
         ("default", json!({"ipipMTU": 67}), "spec.ipipMTU"),
         ("default", json!({"nosuchField": 1}), "spec.nosuchField: unknown field"),
         ("default", json!({"bpfEnabled": "yes"}), "spec.bpfEnabled: \"yes\" is not true or false"),
@@ -267,7 +268,7 @@ fn felix_configuration_fields_are_validated() {
     }
     let taken = [
         ("default", json!({"mtuIfacePattern": "^(en|eth)[0-9]+$", "logDebugFilenameRegex": ""})),
-        ("default", json!({"vxlanMTU": 0, "vxlanMTUV6": 68, "ipipMTU": 65_535})),
+        ("default", json!({"vxlanMTU": 0, "vxlanMTUV6": 1280, "ipipMTU": 65_535})),
         ("default", json!({"vxlanVNI": 4096, "netlinkTimeout": "1m30s", "logSeverityScreen": "info"})),
         ("node.primary", json!({"bpfEnabled": true, "bpfLogFilters": {"all": "tcp"}, "natPortRange": "1:2"})),
     ];

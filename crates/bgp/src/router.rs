@@ -43,19 +43,22 @@ pub struct Router {
     members: BTreeMap<PeerId, Member>,
     rib: Rib,
     deferral: Option<Deferral>,
+    /// What was chosen during the wait.
+    held: BTreeMap<IpNet, RouteChange>,
     seed: u64,
 }
 
 impl Router {
     /// A speaker without peers. The seed decides about delays. `restarted` says that the speaker has just restarted and
-    /// that packets were forwarded all the time; nothing is told to peers or to the kernel until the peers' routes
-    /// are there, or that time is over.
+    /// that packets were forwarded all the time; nothing is told to the kernel, and to peers that keep the routes from before,
+    /// until the peers' routes are there, or that time is over.
     #[must_use]
     pub fn new(identifier: Ipv4Addr, seed: u64, now: Time, restarted: Option<Duration>) -> Self {
         Self {
             members: BTreeMap::new(),
             rib: Rib::new(identifier),
             deferral: restarted.map(|wait| Deferral { until: now + wait }),
+            held: BTreeMap::new(),
             seed,
         }
     }
@@ -116,6 +119,7 @@ impl Router {
         let effects = self.handle(now, id, Input::Stop(reason));
         self.members.remove(&id);
         self.rib.remove_peer(id);
+        self.end_deferral(now);
         effects
     }
 
@@ -215,16 +219,24 @@ impl Router {
 
     /// The changes of the chosen routes since the last call; none while the speaker waits for its peers' routes.
     pub fn take_changes(&mut self) -> Vec<RouteChange> {
-        if self.is_deferring() { Vec::new() } else { self.rib.recalculate() }
+        let changes = self.rib.recalculate();
+        if !self.is_deferring() && self.held.is_empty() {
+            return changes;
+        }
+        self.held.extend(changes.into_iter().map(|change| (change.prefix, change)));
+        if self.is_deferring() { Vec::new() } else { std::mem::take(&mut self.held).into_values().collect() }
     }
 
     /// The next messages with routes for a peer, and the connection for them; `None` if it knows everything. Call
     /// [`take_changes`](Self::take_changes) before.
     pub fn messages(&mut self, id: PeerId) -> Option<(ConnectionId, Vec<Vec<u8>>)> {
-        if self.is_deferring() || self.rib.is_idle(id) {
+        let session = &self.members.get(&id)?.session;
+        let (negotiated, _) = session.negotiated()?;
+        // A peer without graceful restart has forgotten the routes from before, so it needs some at once.
+        if self.is_deferring() && negotiated.graceful_restart.is_some() || self.rib.is_idle(id) {
             return None;
         }
-        let connection = self.members.get(&id)?.session.connection()?;
+        let connection = session.connection()?;
         Some((connection, self.rib.messages(id)))
     }
 

@@ -97,6 +97,14 @@ pub(crate) async fn warn(store: &dyn Store, objects: &[Object]) -> anyhow::Resul
             output::error_line(&format!("warning: {}", at(object, error)));
         }
     }
+    for object in objects.iter().filter(|object| object.key.kind == Kind::IpPool) {
+        if store.get(&object.key).await?.is_some_and(|stored| support::is_terminating(&stored.value)) {
+            output::error_line(&format!(
+                "warning: {}: it was deleted, gives no addresses, and goes when none of its addresses is in use, whatever was changed",
+                object.key
+            ));
+        }
+    }
     if let Some(job) = objects.iter().find(|object| object.key.kind == Kind::CronJob) {
         output::error_line(&format!(
             "note: {}: outside of a Kubernetes API, nothing runs it by its schedule",
@@ -125,7 +133,9 @@ pub(crate) async fn refuse_deletion(store: &dyn Store, keys: &[Key]) -> anyhow::
     let blocks = list(store, Kind::IpamBlock).await?;
     for key in pools {
         let Some(stored) = store.get(key).await? else { continue };
-        let Some(used) = Pool::of(key, &stored.value).and_then(|pool| in_use(&pool.cidr, &blocks)) else {
+        let Some(used) = Pool::of(key, &stored.value)
+            .and_then(|pool| in_use(&pool.cidr, blocks.iter().map(|block| &block.value)))
+        else {
             continue;
         };
         bail!(
@@ -222,7 +232,7 @@ fn plain_beside_overlays(
 /// The change of a pool that is not possible: its blocks stay as they are, so Calico's clients and the definition of the kind refuse
 /// to change its addresses, too (`libcalico-go/lib/clientv3/ippool.go`); and pods keep addresses that the pool no longer is for.
 fn refused_change(before: &Stored, after: &Object, blocks: &[Stored]) -> Option<FieldError> {
-    let used = in_use(&Pool::of(&before.key, &before.value)?.cidr, blocks);
+    let used = in_use(&Pool::of(&before.key, &before.value)?.cidr, blocks.iter().map(|block| &block.value));
     let Ok(Resource::IpPool(old)) = Resource::read(&before.key, &before.value) else { return None };
     let Resource::IpPool(new) = &after.resource else { return None };
     // What a manifest leaves out has its default.

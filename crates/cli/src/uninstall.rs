@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 use tortie_api::Kind;
 use tortie_api::kubernetes::Node;
-use tortie_api::support::{is_protected, set_protected};
+use tortie_api::support::{is_protected, is_terminating};
+use tortie_controllers::release_pool;
 use tortie_deploy::{CLEANUP_SET, DAEMON_SET, NAMESPACE, Values};
 use tortie_store::kubernetes::{CalicoGroup, Kubernetes};
 use tortie_store::{Store, StoreError, Stored};
@@ -232,17 +233,12 @@ async fn release_pools(cluster: &Kubernetes) -> anyhow::Result<()> {
         Err(StoreError::KindAbsent(_)) => return Ok(()),
         Err(error) => return Err(error).context("reading the pools"),
     };
-    for Stored { key, mut value, mut version, .. } in pools {
-        while is_protected(&value) {
-            set_protected(&mut value, false);
-            match cluster.update(&key, value, &version).await {
-                Ok(_) | Err(StoreError::NotFound(_)) => break,
-                Err(StoreError::Conflict(_)) => {
-                    let Some(changed) = cluster.get(&key).await? else { break };
-                    (value, version) = (changed.value, changed.version);
-                }
-                Err(error) => return Err(error).context(format!("removing the finalizer of {key}")),
-            }
+    for Stored { key, value, .. } in pools.into_iter().filter(|stored| is_protected(&stored.value)) {
+        release_pool(cluster, &key).await.with_context(|| format!("removing the finalizer of {key}"))?;
+        if is_terminating(&value) {
+            output::line(&format!(
+                "{key} is gone: it was deleted before, and stayed while its addresses were in use"
+            ));
         }
     }
     Ok(())

@@ -34,7 +34,7 @@ pub use blocks::Blocks;
 pub use election::{Claim, DEADLINE, Election, LEASE, PERIOD};
 pub use nodes::Nodes;
 pub use pool_migration::*;
-pub use pools::{Pools, delete_pool};
+pub use pools::{MIGRATION, Pools, delete_pool, release as release_pool};
 
 use copier::Copier;
 use host_endpoints::HostEndpoints;

@@ -9,12 +9,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
+use tortie_api::calico::IpPool;
+use tortie_api::ipam::Block;
+use tortie_api::support::{Pool, is_protected, is_terminating};
 use tortie_api::{Key, Kind};
-use tortie_api::ipam::{Block, is_virtual};
-use tortie_api::support::{Pool, is_protected, is_terminating, set_protected};
-use tortie_ipam::{IpamError, POOLS_FRESH, Records, in_use};
+use tortie_ipam::{Given, IpamError, POOLS_FRESH, Records, in_use};
 use tortie_store::{Store, StoreError, Stored, Version};
 
+use crate::decision::annotation;
+
+/// The annotation of a pool that moves to another one, and of a node whose pods move (`tortie pool migrate`).
+pub const MIGRATION: &str = "tortie.io/pool-migration";
 /// How long agents may give addresses of a pool that was closed or deleted. One that has just read the pools may use them for
 /// [`POOLS_FRESH`]; the rest is for a request on its way.
 pub(crate) const SETTLE: Duration = POOLS_FRESH.saturating_mul(2);
@@ -41,16 +46,26 @@ pub async fn delete_pool(
         Err(StoreError::NotFound(_)) => return Ok(false),
         Err(error) => return Err(error),
     }
-    let Some(Stored { mut value, version, .. }) = store.get(key).await? else { return Ok(true) };
-    if !is_terminating(&value) || !is_protected(&value) {
-        return Ok(true);
+    release(store, key).await?;
+    Ok(true)
+}
+
+/// Removes the finalizer of a pool, so that nothing holds it any more when it is deleted.
+///
+/// # Errors
+/// The store failed.
+pub async fn release(store: &dyn Store, key: &Key) -> Result<(), StoreError> {
+    while let Some(Stored { value, version, .. }) = store.get(key).await?
+        && is_protected(&value)
+    {
+        match store.set_finalizer(key, IpPool::FINALIZER, false, &version).await {
+            // Somebody has changed it meanwhile.
+            Err(StoreError::Conflict(_)) => {}
+            Ok(()) | Err(StoreError::NotFound(_)) => break,
+            Err(error) => return Err(error),
+        }
     }
-    set_protected(&mut value, false);
-    match store.update(key, value, &version).await {
-        // Whoever changed or removed it meanwhile is one of the controllers.
-        Ok(_) | Err(StoreError::Conflict(_) | StoreError::NotFound(_)) => Ok(true),
-        Err(error) => Err(error),
-    }
+    Ok(())
 }
 
 impl Pools {
@@ -65,32 +80,43 @@ impl Pools {
     /// # Errors
     /// The store failed. The next round continues.
     pub async fn round(&mut self, now: Instant) -> Result<(), IpamError> {
-        let pools = self.store.list(Kind::IpPool).await?.items;
-        let deleted: Vec<(Stored, Pool)> = pools
-            .iter()
-            .filter(|stored| is_protected(&stored.value))
-            .filter_map(|stored| Some((stored.clone(), Pool::of(&stored.key, &stored.value)?)))
-            .filter(|(_, pool)| pool.is_terminating)
-            .collect();
-        self.terminating.retain(|name, _| deleted.iter().any(|(_, pool)| pool.name == *name));
-        for stored in pools {
-            let is_open = Pool::of(&stored.key, &stored.value).is_some_and(|pool| !pool.is_terminating);
-            if is_open && !is_protected(&stored.value) {
-                self.write(stored, true).await?;
+        let mut read = Vec::new();
+        for stored in self.store.list(Kind::IpPool).await?.items {
+            match Pool::of(&stored.key, &stored.value) {
+                Some(pool) => read.push((pool, stored)),
+                // A pool that cannot be read has no addresses.
+                None if is_terminating(&stored.value) => release(&*self.store, &stored.key).await?,
+                None => {}
             }
         }
-        if deleted.is_empty() {
-            return Ok(());
+        let (deleted, open): (Vec<_>, Vec<_>) = read.into_iter().partition(|(pool, _)| pool.is_terminating);
+        // What moves the addresses of a pool to another one deletes it, too.
+        let is_due =
+            |stored: &Stored| is_protected(&stored.value) && annotation(&stored.value, MIGRATION).is_none();
+        let deleted: Vec<(Pool, Stored)> = deleted.into_iter().filter(|(_, stored)| is_due(stored)).collect();
+        self.terminating.retain(|name, _| deleted.iter().any(|(pool, _)| pool.name == *name));
+        let open_nets: Vec<IpNet> = open.iter().map(|(pool, _)| pool.cidr).collect();
+        let mut result = Ok(());
+        if !deleted.is_empty() {
+            // A block that appears later belongs to an agent that did not know of the deletion: hence the time to settle.
+            let mut blocks = self.store.list(Kind::IpamBlock).await?.items;
+            // Pools may overlap, and another one still has the block.
+            blocks.retain(|block| {
+                let net = block.value["cidr"].as_str().and_then(|text| text.parse::<IpNet>().ok());
+                !net.is_some_and(|net| open_nets.iter().any(|open| open.contains(&net)))
+            });
+            for (pool, stored) in deleted {
+                result = result.and(self.finalize(stored, &pool, &blocks, now).await);
+            }
         }
-        // A block that appears later belongs to an agent that did not know of the deletion: hence the time to settle.
-        let blocks = self.store.list(Kind::IpamBlock).await?.items;
-        for (stored, pool) in deleted {
-            self.finalize(stored, &pool, &blocks, now).await?;
+        // One pool that the API server does not take back holds no other.
+        for (_, stored) in open.into_iter().filter(|(_, stored)| !is_protected(&stored.value)) {
+            result = result.and(self.write(stored, true).await.map(drop));
         }
-        Ok(())
+        result
     }
 
-    /// Lets a deleted pool go, unless it is in use.
+    /// Lets a deleted pool go, unless one of these blocks is in use.
     async fn finalize(
         &mut self,
         stored: Stored,
@@ -98,13 +124,11 @@ impl Pools {
         blocks: &[Stored],
         now: Instant,
     ) -> Result<(), IpamError> {
-        let used = in_use(&pool.cidr, blocks).map(|used| used.to_string());
+        let used = in_use(&pool.cidr, blocks.iter().map(|block| &block.value)).map(|used| used.to_string());
         let (since, logged) =
             self.terminating.entry(pool.name.clone()).or_insert_with(|| (now, String::new()));
         let has_settled = now.saturating_duration_since(*since) >= SETTLE;
-        if let Some(used) = &used
-            && used != logged
-        {
+        if let Some(used) = used.as_ref().filter(|used| *used != logged) {
             tracing::info!(
                 pool = pool.name,
                 "the pool was deleted, and stays until its addresses are released: {used}; `tortie pool migrate {} NEW` moves what \
@@ -116,37 +140,39 @@ impl Pools {
         if !has_settled {
             return Ok(());
         }
-        self.give_up_empty_blocks(&pool.cidr, blocks).await?;
-        if used.is_none() && self.write(stored, false).await? {
+        let are_as_read = self.give_up_empty_blocks(&pool.cidr, blocks).await?;
+        if used.is_none() && are_as_read && self.write(stored, false).await? {
             tracing::info!(pool = pool.name, "none of the deleted pool's addresses is in use, so it is gone");
         }
         Ok(())
     }
 
-    async fn give_up_empty_blocks(&self, net: &IpNet, blocks: &[Stored]) -> Result<(), IpamError> {
+    /// Takes the empty blocks of a network from their owners. Returns false if one of them is no longer as it was read.
+    async fn give_up_empty_blocks(&self, net: &IpNet, blocks: &[Stored]) -> Result<bool, IpamError> {
+        let mut are_as_read = true;
         for stored in blocks {
             let Ok(block) = serde_json::from_value::<Block>(stored.value.clone()) else { continue };
             let is_empty = !block.deleted && block.check().is_ok() && block.is_empty();
-            let Some(owner) = block.owner().filter(|owner| !is_virtual(owner)) else { continue };
-            if is_empty && net.contains(&block.cidr) && !block.is_of_windows() {
-                self.records.give_up_block(owner, block.cidr, true, Some(block.sequence_number)).await?;
+            if !is_empty || !net.contains(&block.cidr) || block.is_of_windows() {
+                continue;
             }
+            are_as_read &= match block.owner() {
+                Some(owner) => {
+                    let number = Some(block.sequence_number);
+                    self.records.give_up_block(owner, block.cidr, true, number).await? == Given::Up
+                }
+                None => self.records.remove_unowned_block(block.cidr).await?,
+            };
         }
-        Ok(())
+        Ok(are_as_read)
     }
 
     /// Adds or removes the finalizer. Returns false if the pool has changed meanwhile: the next round looks again.
     async fn write(&self, stored: Stored, protected: bool) -> Result<bool, IpamError> {
-        let Stored { key, mut value, version, .. } = stored;
-        set_protected(&mut value, protected);
-        match self.store.update(&key, value, &version).await {
-            Ok(_) => Ok(true),
+        let Stored { key, version, .. } = stored;
+        match self.store.set_finalizer(&key, IpPool::FINALIZER, protected, &version).await {
+            Ok(()) => Ok(true),
             Err(StoreError::Conflict(_) | StoreError::NotFound(_)) => Ok(false),
-            // A pool that the API server does not take back, whoever has written it, must not hold the others.
-            Err(error @ StoreError::Invalid { .. }) => {
-                tracing::error!(%error, "the pool cannot be written, so its deletion is not held while it is in use");
-                Ok(false)
-            }
             Err(error) => Err(error.into()),
         }
     }

@@ -95,7 +95,7 @@ impl Settings {
             vxlan_from_workloads: allow_vxlan_packets_from_workloads.unwrap_or_default(),
             ipip_from_workloads: allow_ipip_packets_from_workloads.unwrap_or_default(),
             vxlan_mtu: vxlan_mtu.filter(is_mtu),
-            vxlan_mtu_v6: vxlan_mtu_v6.filter(is_mtu),
+            vxlan_mtu_v6: vxlan_mtu_v6.filter(|mtu| is_mtu(mtu) && *mtu >= LEAST_IPV6_MTU),
             ipip_mtu: ipip_mtu.filter(is_mtu),
             deny: felix.deny_action(),
             established_flows: established_flows.unwrap_or_default(),
@@ -106,6 +106,9 @@ impl Settings {
         }
     }
 }
+
+/// The least MTU of a link with IPv6 (RFC 8200, 5).
+const LEAST_IPV6_MTU: u32 = 1_280;
 
 /// Whether the kernel takes it. Somebody may have stored another one, which nodes report.
 fn is_mtu(mtu: &u32) -> bool {
@@ -126,9 +129,14 @@ mod tests {
     /// Nodes report them. Otherwise, one typing error would cost all nodes their overlay.
     #[test]
     fn mtus_that_no_link_can_have_have_no_effect() {
-        for (stored, expected) in
-            [(0, None), (67, None), (68, Some(68)), (65_535, Some(65_535)), (65_536, None)]
-        {
+        for (stored, expected) in [
+            (0, None),
+            (67, None),
+            (68, Some(68)),
+            (1_280, Some(1_280)),
+            (65_535, Some(65_535)),
+            (65_536, None),
+        ] {
             let mtu = Some(stored);
             let felix = FelixConfigurationSpec {
                 vxlan_mtu: mtu,
@@ -137,8 +145,9 @@ mod tests {
                 ..FelixConfigurationSpec::default()
             };
             let settings = Settings::new(&felix, BTreeMap::new());
-            let found = [settings.vxlan_mtu, settings.vxlan_mtu_v6, settings.ipip_mtu];
-            assert_eq!(found, [expected; 3], "{stored}");
+            assert_eq!([settings.vxlan_mtu, settings.ipip_mtu], [expected; 2], "{stored}");
+            let of_ipv6 = expected.filter(|mtu| *mtu >= 1_280);
+            assert_eq!(settings.vxlan_mtu_v6, of_ipv6, "{stored}");
         }
     }
 }

@@ -4,8 +4,8 @@ use std::fmt;
 
 use ipnet::IpNet;
 use serde::Deserialize;
+use serde_json::Value;
 use tortie_api::ipam::Attribute;
-use tortie_store::Stored;
 
 /// The users of addresses of a network.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,18 +26,18 @@ impl fmt::Display for InUse {
 /// The users of addresses of a network; `None` if there are none. Addresses that Windows reserves in its blocks and addresses that
 /// rest after their release have no user. One whose attributes cannot be read has.
 #[must_use]
-pub fn in_use(net: &IpNet, blocks: &[Stored]) -> Option<InUse> {
+pub fn in_use<'a>(net: &IpNet, blocks: impl IntoIterator<Item = &'a Value>) -> Option<InUse> {
     let (mut count, mut first) = (0_u64, None);
     for block in blocks {
-        let cidr: Option<IpNet> = block.value["cidr"].as_str().and_then(|text| text.parse().ok());
+        let cidr: Option<IpNet> = block["cidr"].as_str().and_then(|text| text.parse().ok());
         if !cidr.is_some_and(|cidr| net.contains(&cidr)) {
             continue;
         }
-        for offset in block.value["allocations"].as_array().into_iter().flatten() {
+        for offset in block["allocations"].as_array().into_iter().flatten() {
             let Some(attribute) = offset.as_u64().and_then(|index| usize::try_from(index).ok()) else {
                 continue;
             };
-            let attribute = Attribute::deserialize(&block.value["attributes"][attribute]).unwrap_or_default();
+            let attribute = Attribute::deserialize(&block["attributes"][attribute]).unwrap_or_default();
             if attribute.is_windows() || attribute.released_at.is_some() {
                 continue;
             }
@@ -63,14 +63,12 @@ fn owner_of(attribute: &Attribute) -> String {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
-    use tortie_api::{Key, Kind};
+    use serde_json::json;
 
     use super::*;
 
-    fn block(allocations: Value, attributes: Value) -> Stored {
-        let value = json!({"cidr": "10.0.0.0/26", "allocations": allocations, "attributes": attributes});
-        Stored::new(Key::global(Kind::IpamBlock, "10-0-0-0-26"), value, tortie_store::Written::at(1))
+    fn block(allocations: &Value, attributes: &Value) -> Value {
+        json!({"cidr": "10.0.0.0/26", "allocations": allocations, "attributes": attributes})
     }
 
     #[test]
@@ -90,15 +88,25 @@ mod tests {
             ),
             ("10.0.0.0/16", json!([0]), json!([service]), Some("1 address, the first of Service n/s")),
             ("10.0.0.0/16", json!([0]), json!([node]), Some("1 address, the first of node one")),
-            ("10.0.0.0/16", json!([0]), json!([{"handle_id": "h"}]), Some("1 address, the first of handle h")),
-            ("10.0.0.0/16", json!([1]), json!([kept.clone()]), Some("1 address, the first of an unknown owner")),
+            (
+                "10.0.0.0/16",
+                json!([0]),
+                json!([{"handle_id": "h"}]),
+                Some("1 address, the first of handle h"),
+            ),
+            (
+                "10.0.0.0/16",
+                json!([1]),
+                json!([kept.clone()]),
+                Some("1 address, the first of an unknown owner"),
+            ),
             ("10.0.0.0/16", json!([0]), json!([{"releasedAt": "2026-01-01T00:00:00Z"}]), None),
             ("10.0.0.0/16", json!([0]), json!([kept]), None),
             ("10.0.0.0/16", json!([null]), json!([]), None),
             ("10.1.0.0/16", json!([0]), json!([pod]), None),
         ];
         for (within, allocations, attributes, expected) in cases {
-            let found = in_use(&net(within), &[block(allocations.clone(), attributes)]);
+            let found = in_use(&net(within), [&block(&allocations, &attributes)]);
             let message = found.map(|found| found.to_string());
             assert_eq!(message.as_deref(), expected, "{within} {allocations}");
         }

@@ -6,10 +6,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 use tortie_dataplane::{AppliedRoutes, LearnedRouteTable, RouteTableError, SystemRoutes};
-use tortie_kernel::route::{Change, NextHop, Route, RouteKind, RouteSocket};
+use tortie_kernel::route::{Change, NextHop, Route, RouteKind, RouteSocket, RouteWatch};
 
 use crate::Result;
 use crate::dataplane::ROUTE_PROTOCOL;
@@ -37,6 +38,7 @@ pub struct LearnedRoutes {
     wanted: BTreeMap<IpNet, BTreeSet<IpAddr>>,
     /// Whether routes that are not wanted are left alone, because the peers' routes are not complete.
     keeps_unknown: bool,
+    watch: Option<RouteWatch>,
 }
 
 impl LearnedRoutes {
@@ -46,7 +48,7 @@ impl LearnedRoutes {
     /// # Errors
     /// The kernel's refusal.
     pub fn open() -> Result<Self> {
-        Ok(Self { socket: RouteSocket::open()?, wanted: BTreeMap::new(), keeps_unknown: true })
+        Ok(Self { socket: RouteSocket::open()?, wanted: BTreeMap::new(), keeps_unknown: true, watch: None })
     }
 
     /// Deletes all learned routes of the node, also those of an earlier process. Returns how many there were.
@@ -55,8 +57,7 @@ impl LearnedRoutes {
     /// The kernel does not answer, or refuses it.
     pub fn remove_all(mut self) -> Result<usize> {
         self.wanted.clear();
-        self.complete();
-        let Plan { changes, .. } = plan(&self.wanted, &self.socket.routes()?, false);
+        let Plan { changes, .. } = plan(&self.wanted, &self.socket.routes()?, &BTreeSet::new(), false);
         for result in self.socket.change_all(&changes)? {
             crate::error::tolerate_gone(result)?;
         }
@@ -65,6 +66,15 @@ impl LearnedRoutes {
 }
 
 impl LearnedRouteTable for LearnedRoutes {
+    /// Watches the network namespace of the calling thread.
+    fn watch(&mut self, on_change: Arc<dyn Fn() + Send + Sync>) {
+        self.watch = RouteWatch::start(move || on_change())
+            .inspect_err(|error| {
+                tracing::error!(%error, "cannot watch links and routes; the BGP speaker notices changes at its next look");
+            })
+            .ok();
+    }
+
     fn exist(&mut self) -> Result<bool, RouteTableError> {
         Ok(self.socket.routes()?.iter().any(is_learned))
     }
@@ -86,10 +96,10 @@ impl LearnedRouteTable for LearnedRoutes {
     }
 
     fn apply(&mut self, watched: &BTreeSet<IpAddr>) -> Result<AppliedRoutes, RouteTableError> {
-        let kernel = self.socket.routes()?;
-        let Plan { changes, mut applied } = plan(&self.wanted, &kernel, self.keeps_unknown);
-        let others = NextHops::of_others(&kernel);
-        applied.unreachable.extend(watched.iter().filter(|next_hop| others.resolve(**next_hop).is_none()));
+        let (kernel, dead) = self.socket.routes_and_dead_links()?;
+        let Plan { changes, mut applied } = plan(&self.wanted, &kernel, &dead, self.keeps_unknown);
+        let others = NextHops::of_others(&kernel, &dead);
+        applied.unreachable.extend(watched.iter().filter(|next_hop| others.resolve(**next_hop).is_empty()));
         for (change, result) in changes.iter().zip(self.socket.change_all(&changes)?) {
             match result {
                 Err(error) if !(matches!(change, Change::DeleteRoute(_)) && is_gone(&error)) => {
@@ -116,9 +126,14 @@ struct Plan {
     applied: AppliedRoutes,
 }
 
-/// The changes after which the kernel has the wanted routes.
-fn plan(wanted: &BTreeMap<IpNet, BTreeSet<IpAddr>>, kernel: &[Route], keeps_unknown: bool) -> Plan {
-    let others = NextHops::of_others(kernel);
+/// The changes after which the kernel has the wanted routes. Packets take none of the links that are `dead`.
+fn plan(
+    wanted: &BTreeMap<IpNet, BTreeSet<IpAddr>>,
+    kernel: &[Route],
+    dead: &BTreeSet<u32>,
+    keeps_unknown: bool,
+) -> Plan {
+    let others = NextHops::of_others(kernel, dead);
     let mut there: BTreeMap<IpNet, &Route> = BTreeMap::new();
     let mut changes = Vec::new();
     for route in kernel {
@@ -135,14 +150,12 @@ fn plan(wanted: &BTreeMap<IpNet, BTreeSet<IpAddr>>, kernel: &[Route], keeps_unkn
         // Several next hops may lead to one router.
         let mut reachable = BTreeSet::new();
         for next_hop in next_hops {
-            match others.resolve(*next_hop) {
-                Some((gateway, link)) => {
-                    reachable.insert(NextHop { link, gateway: Some(gateway), onlink: true });
-                }
-                None => {
-                    applied.unreachable.insert(*next_hop);
-                }
+            let routers = others.resolve(*next_hop);
+            if routers.is_empty() {
+                applied.unreachable.insert(*next_hop);
             }
+            let hop = |(gateway, link)| NextHop { link, gateway: Some(gateway), onlink: true };
+            reachable.extend(routers.into_iter().map(hop));
         }
         let Some(route) = route_by(*destination, reachable) else {
             let learned = current.filter(|route| is_learned(route));
@@ -176,35 +189,47 @@ fn is_learned(route: &Route) -> bool {
 
 /// The routes by which next hops are reached.
 struct NextHops<'a> {
-    /// The best route to each destination.
+    /// The best route to each destination that packets can take.
     routes: BTreeMap<IpNet, &'a Route>,
+    dead: &'a BTreeSet<u32>,
 }
 
 impl<'a> NextHops<'a> {
-    fn of_others(kernel: &'a [Route]) -> Self {
+    fn of_others(kernel: &'a [Route], dead: &'a BTreeSet<u32>) -> Self {
         let mut best: BTreeMap<IpNet, &Route> = BTreeMap::new();
-        for route in kernel.iter().filter(|route| !is_learned(route)) {
+        let is_alive = |route: &Route| {
+            route.kind == RouteKind::Blackhole
+                || route.next_hops().iter().any(|hop| !dead.contains(&hop.link))
+        };
+        for route in kernel.iter().filter(|route| !is_learned(route) && is_alive(route)) {
             let known = best.entry(route.destination.trunc()).or_insert(route);
-            if route.metric < known.metric {
+            if order(route) < order(known) {
                 *known = route;
             }
         }
-        Self { routes: best }
+        Self { routes: best, dead }
     }
 
-    /// The router by which packets reach the next hop, and its link; `None` if there is no route, or none that packets of
-    /// others can take: to the address of a pod, or into a block of this node.
-    fn resolve(&self, next_hop: IpAddr) -> Option<(IpAddr, u32)> {
+    /// The routers by which packets reach the next hop, with their links: several, if the route to it is a multipath route. None if
+    /// there is no route, or none that packets of others can take: to the address of a pod, or into a block of this node.
+    fn resolve(&self, next_hop: IpAddr) -> Vec<(IpAddr, u32)> {
         let longest = if next_hop.is_ipv4() { 32 } else { 128 };
         let route = (0..=longest).rev().find_map(|length| {
             let network = IpNet::new(next_hop, length).ok()?.trunc();
             self.routes.get(&network)
-        })?;
+        });
+        let Some(route) = route else { return Vec::new() };
         if route.kind == RouteKind::Blackhole || route.protocol == ROUTE_PROTOCOL {
-            return None;
+            return Vec::new();
         }
-        Some((route.gateway.unwrap_or(next_hop), route.link?))
+        let alive = route.next_hops().into_iter().filter(|hop| !self.dead.contains(&hop.link));
+        alive.map(|hop| (hop.gateway.unwrap_or(next_hop), hop.link)).collect()
     }
+}
+
+/// The order of routes to one destination. Of IPv6, [`Route`] has the kernel's default as 0.
+fn order(route: &Route) -> u32 {
+    if route.destination.addr().is_ipv6() && route.metric == 0 { METRIC } else { route.metric }
 }
 
 #[cfg(test)]
@@ -239,7 +264,7 @@ mod tests {
     ) -> (Vec<String>, AppliedRoutes) {
         let wanted =
             wanted.iter().map(|(to, hops)| (net(to), hops.iter().map(|hop| ip(hop)).collect())).collect();
-        let Plan { changes, applied } = plan(&wanted, kernel, keeps_unknown);
+        let Plan { changes, applied } = plan(&wanted, kernel, &BTreeSet::new(), keeps_unknown);
         let shown = |change: &Change| match change {
             Change::AddRoute(route) => format!("add {route}"),
             Change::ReplaceRoute(route) => format!("replace {route}"),
@@ -266,11 +291,67 @@ mod tests {
             ("10.10.0.5", None),
             ("10.10.0.6", None),
         ] {
-            let found = NextHops::of_others(&kernel()).resolve(ip(next_hop));
-            assert_eq!(found, expected.map(|(router, link)| (ip(router), link)), "{next_hop}");
+            let found = NextHops::of_others(&kernel(), &BTreeSet::new()).resolve(ip(next_hop));
+            let expected = Vec::from_iter(expected.map(|(router, link)| (ip(router), link)));
+            assert_eq!(found, expected, "{next_hop}");
         }
-        let found = NextHops::of_others(&[]).resolve(ip("10.9.0.3"));
-        assert_eq!(found, None);
+        assert_eq!(NextHops::of_others(&[], &BTreeSet::new()).resolve(ip("10.9.0.3")), []);
+    }
+
+    /// The kernel's default metric of IPv6 is 1024, and a route has 0 for it.
+    #[test]
+    fn the_default_metric_of_ipv6_is_a_high_one() {
+        let by_default = Route::via(net("::/0"), ip("fd09::1"), 2, 3);
+        let better = Route { metric: 100, ..Route::via(net("::/0"), ip("fd09::2"), 3, 4) };
+        let worse = Route { metric: 2000, ..Route::via(net("::/0"), ip("fd09::3"), 4, 4) };
+        for kernel in [[better.clone(), by_default.clone()], [by_default.clone(), better]] {
+            assert_eq!(
+                NextHops::of_others(&kernel, &BTreeSet::new()).resolve(ip("fd55::1")),
+                [(ip("fd09::2"), 3)]
+            );
+        }
+        let kernel = [worse, by_default];
+        assert_eq!(
+            NextHops::of_others(&kernel, &BTreeSet::new()).resolve(ip("fd55::1")),
+            [(ip("fd09::1"), 2)]
+        );
+    }
+
+    /// A link that is down carries nothing, and the kernel takes the next best route.
+    #[test]
+    fn links_that_are_down_are_not_taken() {
+        let to = |gateway: &str, link| NextHop { link, gateway: Some(ip(gateway)), onlink: false };
+        let both = Route {
+            others: vec![to("10.8.0.254", 3)],
+            ..Route::via(net("0.0.0.0/0"), ip("10.9.0.254"), 2, 3)
+        };
+        let backup = Route { metric: 9, ..Route::via(net("0.0.0.0/0"), ip("10.7.0.254"), 4, 3) };
+        let kernel = [both, backup];
+        for (dead, expected) in [
+            (&[][..], vec![("10.9.0.254", 2), ("10.8.0.254", 3)]),
+            (&[2], vec![("10.8.0.254", 3)]),
+            (&[2, 3], vec![("10.7.0.254", 4)]),
+            (&[2, 3, 4], vec![]),
+        ] {
+            let dead: BTreeSet<u32> = dead.iter().copied().collect();
+            let found = NextHops::of_others(&kernel, &dead).resolve(ip("192.0.2.1"));
+            let expected: Vec<_> = expected.into_iter().map(|(gateway, link)| (ip(gateway), link)).collect();
+            assert_eq!(found, expected, "{dead:?}");
+        }
+    }
+
+    /// Packets to other nodes take all ways of the nodes' network, also by routers of the other family.
+    #[test]
+    fn a_next_hop_behind_several_routers_gives_a_route_by_each() {
+        let to = |gateway: &str, link| NextHop { link, gateway: Some(ip(gateway)), onlink: false };
+        let default =
+            Route { others: vec![to("fe80::1", 3)], ..Route::via(net("0.0.0.0/0"), ip("10.9.0.254"), 2, 3) };
+        let (changes, applied) = planned(&[("10.20.0.0/26", &["192.0.2.1"])], &[default], true);
+        let hops = [("10.9.0.254", 2), ("fe80::1", 3)];
+        let hops = hops.map(|(gateway, link)| NextHop { onlink: true, ..to(gateway, link) });
+        let expected = route_by(net("10.20.0.0/26"), hops.into()).unwrap();
+        assert_eq!(changes, [format!("add {expected}")]);
+        assert_eq!(applied, AppliedRoutes::default());
     }
 
     #[test]

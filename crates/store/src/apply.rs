@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 use tortie_api::manifest::{LAST_APPLIED, Object, Preconditions};
+use tortie_api::support;
 use tortie_api::{Kind, Position};
 
 use crate::{Store, StoreError, Stored};
@@ -224,6 +225,9 @@ fn keep_additions(value: &mut Value, current: &Value, kind: Kind) {
     for field in ["uid", "creationTimestamp"] {
         keep(value, current, &["metadata", field]);
     }
+    if kind == Kind::IpPool && support::is_protected(current) {
+        support::set_protected(value, true);
+    }
     if kind == Kind::Pod {
         keep(value, current, &["spec", "nodeName"]);
         keep(value, current, &["metadata", "ownerReferences"]);
@@ -279,6 +283,8 @@ fn keep(value: &mut Value, current: &Value, path: &[&str]) {
 
 #[cfg(test)]
 mod tests {
+    use tortie_api::calico::IpPool;
+
     use super::*;
 
     const KIND: Kind = Kind::NetworkPolicy;
@@ -298,6 +304,22 @@ mod tests {
         let stored = applied(last, Some(&stored), KIND);
         assert_eq!(applied(last, Some(&stored), KIND), stored, "applying it again changes nothing");
         (stored["metadata"]["labels"].clone(), stored["spec"].clone())
+    }
+
+    /// Without it, the API server would delete a pool in use at once.
+    #[test]
+    fn no_manifest_removes_what_holds_a_deleted_pool() {
+        let finalizers = json!([IpPool::FINALIZER]);
+        let pool = |spec: Value| json!({"metadata": {"name": "p"}, "spec": spec});
+        let mut stored = pool(json!({"cidr": "10.0.0.0/16"}));
+        stored["metadata"]["finalizers"] = finalizers.clone();
+        let new = pool(json!({"cidr": "10.0.0.0/16", "disabled": true}));
+        for written in
+            [replaced(&new, Some(&stored), Kind::IpPool), applied(&new, Some(&stored), Kind::IpPool)]
+        {
+            assert_eq!(written["metadata"]["finalizers"], finalizers, "{written}");
+            assert_eq!(written["spec"]["disabled"], true);
+        }
     }
 
     #[test]

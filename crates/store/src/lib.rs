@@ -37,6 +37,7 @@ use async_trait::async_trait;
 use serde_json::Value;
 use thiserror::Error;
 use tortie_api::manifest::Object;
+use tortie_api::support;
 use tortie_api::{Key, Kind, Position, Positions};
 
 pub use apply::{Applied, applied, check_preconditions, create, identify, replace, replaced, without_record};
@@ -273,6 +274,20 @@ pub trait Store: Send + Sync {
 
     /// Deletes an object, if its version is still `expected` (any version, if that is `None`).
     async fn delete(&self, key: &Key, expected: Option<&Version>) -> Result<Position, StoreError>;
+
+    /// Adds a finalizer to an object with this version, or removes it, and changes nothing else. Only a Kubernetes API keeps deleted
+    /// objects with finalizers.
+    async fn set_finalizer(
+        &self,
+        key: &Key,
+        finalizer: &str,
+        present: bool,
+        expected: &Version,
+    ) -> Result<(), StoreError> {
+        let mut stored = self.get(key).await?.ok_or_else(|| StoreError::NotFound(key.clone()))?;
+        support::set_finalizer(&mut stored.value, finalizer, present);
+        self.update(key, stored.value, expected).await.map(drop)
+    }
 
     /// Stores an object of a manifest, whether or not it exists. Keeps what others added to it; see [`applied`].
     async fn apply(&self, object: &Object) -> Result<Applied, StoreError> {

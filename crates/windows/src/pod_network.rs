@@ -15,7 +15,8 @@ use tracing::{info, warn};
 
 use crate::host::Host;
 use crate::network_spec::{
-    NetworkKind, NetworkSpec, document, gateway, ipv6_subnet, named_adapter, subnet, subnets,
+    NetworkKind, NetworkSpec, document, first_subnet, gateway, ipv6_subnet, named_adapter, subnet, subnets,
+    vni,
 };
 use crate::{Error, KeptRoutes, anchor, bridge};
 
@@ -244,7 +245,8 @@ impl<H: Hcn + ?Sized> NetworkMaker<'_, H> {
             }
             return Ok((self.replace(&network, &found, &wanted, &all)?, None));
         }
-        let block = lacked_ipv6(&network, spec).filter(|_| host.ipv6_refused().is_none());
+        let block =
+            lacked_ipv6(&network, spec).filter(|_| host.wants_ipv6() && host.ipv6_refused().is_none());
         let Some(block) = block else { return Ok((network, None)) };
         let all = hcn.endpoints_of_network(network.id)?;
         let kept = match (other_adapter(&network, spec), in_use(&all)) {
@@ -322,18 +324,6 @@ fn other_adapter(network: &Network, spec: &NetworkSpec) -> Option<String> {
     let wanted = spec.adapter.as_ref()?;
     let found = named_adapter(network)?;
     (!found.eq_ignore_ascii_case(wanted)).then_some(found)
-}
-
-/// The first subnet of IPv4, which has the node's end of the tunnel.
-fn first_subnet(network: &Network) -> Option<&Subnet> {
-    network.subnets().find(|subnet| subnet.ip_address_prefix.parse::<Ipv4Net>().is_ok())
-}
-
-/// The VNI of the network; 0 if it has none.
-pub(crate) fn vni(network: &Network) -> u32 {
-    let mut policies = first_subnet(network).into_iter().flat_map(|subnet| &subnet.policies);
-    let vsid = policies.find_map(|policy| policy.settings::<Vsid>().ok().flatten());
-    vsid.map_or(0, |vsid| vsid.isolation_id)
 }
 
 fn wanted_vni(kind: NetworkKind) -> u32 {

@@ -10,7 +10,7 @@ use tortie_hcn::{Class, Guid, Hcn, HcnExt};
 use tracing::{debug, info};
 
 use crate::Error;
-use crate::pod_network::vni;
+use crate::network_spec::vni;
 
 /// A route to another node, in a form that can be compared.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,6 +19,11 @@ struct NextHop {
     provider: String,
     /// `None` if HNS has an invalid MAC address.
     mac: Option<MacAddress>,
+}
+
+/// Whether two networks share addresses.
+pub(crate) fn overlap(one: &IpNet, other: &IpNet) -> bool {
+    one.contains(other) || other.contains(one)
 }
 
 /// Makes the network's routes match the state. Removals come first, because HNS has one route for a prefix. Returns
@@ -33,7 +38,7 @@ pub(crate) fn sync(
     let found = hcn.network(network)?;
     // HNS knows the network by this VNI. A network that is kept for its pods may have another one than the node should have.
     let mut desired = desired(state, vni(&found));
-    desired.retain(|prefix, _| !kept_subnets.contains(&IpNet::V4(*prefix)));
+    desired.retain(|prefix, _| !kept_subnets.iter().any(|kept| overlap(kept, &IpNet::V4(*prefix))));
     let mut missing = desired.clone();
     let mut surplus = Vec::new();
     for policy in actual(&found) {

@@ -1,3 +1,5 @@
+//! Tests of what nodes announce.
+
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 

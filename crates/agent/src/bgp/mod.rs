@@ -6,9 +6,10 @@ mod runner;
 mod shown;
 mod why;
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tortie_dataplane::LearnedRouteTable;
 use tortie_windows::{FirewallOpening, Host};
 
@@ -33,9 +34,18 @@ pub(crate) struct System {
     learned: Box<dyn LearnedRouteTable>,
     /// The firewall of a Windows node.
     firewall: Option<Arc<FirewallOpening>>,
+    /// Notified when links or routes change.
+    changed: Arc<Notify>,
+    /// The file that says that a speaker has run since the node's start, if the node can tell.
+    marker: Option<PathBuf>,
 }
 
-/// Opens the system for a speaker. Without a speaker, what an earlier one has left is removed.
+/// The name of the marker, in the folder of the agent's sockets, which the node's start empties.
+#[cfg(target_os = "linux")]
+const MARKER: &str = "bgp-speaker";
+
+/// Opens the system for a speaker, in the network namespace of the calling thread. Without a speaker, what an earlier one has left is
+/// removed.
 ///
 /// # Errors
 /// The node cannot run a speaker, or the system refuses.
@@ -43,6 +53,11 @@ pub(crate) fn prepare(
     node: &str,
     is_wanted: bool,
     platform: &Platform,
+    #[cfg_attr(
+        not(target_os = "linux"),
+        expect(unused_variables, reason = "only Linux nodes have a marker")
+    )]
+    run_folder: Option<&Path>,
 ) -> Result<Option<System>, AgentError> {
     if let Platform::Windows { host, .. } = platform
         && let Some(firewall) = host.firewall().filter(|_| !is_wanted)
@@ -51,7 +66,7 @@ pub(crate) fn prepare(
     }
     match platform {
         #[cfg(target_os = "linux")]
-        Platform::Linux => on_linux(is_wanted),
+        Platform::Linux => on_linux(is_wanted, run_folder),
         Platform::Windows { host, network: WindowsNetwork::L2Bridge, .. } => on_windows(host, is_wanted),
         // An earlier agent may have had a network without encapsulation.
         Platform::Windows { host, network: WindowsNetwork::Overlay, .. } if !is_wanted => {
@@ -76,13 +91,25 @@ fn refuse<T>(node: &str, problem: &str) -> Result<T, AgentError> {
 }
 
 #[cfg(target_os = "linux")]
-fn on_linux(is_wanted: bool) -> Result<Option<System>, AgentError> {
+fn on_linux(is_wanted: bool, run_folder: Option<&Path>) -> Result<Option<System>, AgentError> {
     let failed = |error| AgentError::system("the routes of BGP", error);
-    let learned = tortie_linux::LearnedRoutes::open().map_err(failed)?;
+    let mut learned = tortie_linux::LearnedRoutes::open().map_err(failed)?;
+    let marker = run_folder.map(|folder| folder.join(MARKER));
     if is_wanted {
-        return Ok(Some(System { learned: Box::new(learned), firewall: None }));
+        let changed = Arc::new(Notify::new());
+        let notified = changed.clone();
+        learned.watch(Arc::new(move || notified.notify_one()));
+        return Ok(Some(System { learned: Box::new(learned), firewall: None, changed, marker }));
     }
     report_removed(learned.remove_all().map_err(failed)?);
+    if let Some(marker) = marker {
+        match std::fs::remove_file(&marker) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(AgentError::system(format!("the file {}", marker.display()), error));
+            }
+            _ => {}
+        }
+    }
     Ok(None)
 }
 
@@ -90,7 +117,8 @@ fn on_windows(host: &Host, is_wanted: bool) -> Result<Option<System>, AgentError
     let learned = tortie_windows::LearnedRoutes::new(host.clone());
     if is_wanted {
         let firewall = host.firewall().map(|firewall| firewall.bgp.clone());
-        return Ok(Some(System { learned: Box::new(learned), firewall }));
+        let changed = Arc::new(Notify::new());
+        return Ok(Some(System { learned: Box::new(learned), firewall, changed, marker: None }));
     }
     report_removed(learned.remove_all().map_err(|error| AgentError::system("the routes of BGP", error))?);
     Ok(None)

@@ -78,9 +78,14 @@ impl Passwords {
     }
 
     /// Takes an answer. Returns whether the configuration of the speaker may differ. While the API server is away, what is
-    /// known counts.
+    /// known counts; so does a password that may not be read again, because that says nothing about the password.
     pub(super) fn take(&mut self, (name, state): SecretAnswer) -> bool {
         let Some(followed) = self.followed.get_mut(&name) else { return false };
+        let has_password = matches!(followed.known, Some(SecretState::Present(_)));
+        let state = match state {
+            SecretState::Forbidden(problem) if has_password => SecretState::Unavailable(problem),
+            state => state,
+        };
         if let SecretState::Unavailable(problem) = state {
             followed.unavailable = Some(problem);
             followed.failures += 1;
@@ -203,10 +208,18 @@ mod tests {
             (present("one"), true, Some(Ok(b"one".to_vec()))),
             (SecretState::Unavailable("away".to_owned()), false, Some(Ok(b"one".to_vec()))),
             (present("two"), true, Some(Ok(b"two".to_vec()))),
+            // A permission that is taken away, or a token that has ended, says nothing about the password.
+            (SecretState::Forbidden("no".to_owned()), false, Some(Ok(b"two".to_vec()))),
+            (
+                SecretState::Absent,
+                true,
+                Some(absent("there is no Secret n/bgp; create it with the key password")),
+            ),
         ] {
             assert_eq!(passwords.take(("bgp".to_owned(), state.clone())), differs, "{state:?}");
             assert_eq!(passwords.are_awaited(), expected.is_none(), "{state:?}");
-            assert_eq!(passwords.problems().is_empty(), !matches!(state, SecretState::Unavailable(_)));
+            let is_unread = matches!(state, SecretState::Unavailable(_) | SecretState::Forbidden(_));
+            assert_eq!(passwords.problems().is_empty(), !is_unread);
             if let Some(expected) = expected {
                 assert_eq!(passwords.get(&key()), expected, "{state:?}");
             }

@@ -7,13 +7,14 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::stream::{BoxStream, ReadyChunks};
 use ipnet::IpNet;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tortie_bgp::calico::{Derived, Forwarding, forwarding};
 use tortie_bgp::fsm::State;
 use tortie_bgp::rib::{Chosen, OwnRoute, RouteChange, Why};
@@ -29,6 +30,8 @@ use crate::control::Outcome;
 
 /// The interval at which the kernel's routes are compared, and sessions are looked at.
 const LOOK: Duration = Duration::from_secs(10);
+/// The shortest time between two comparisons because of changes of links and routes, which also its own writes are.
+const PAUSE: Duration = Duration::from_millis(250);
 /// How long the routes of an earlier process wait for those of the peers: Calico's restart time.
 const RESTART: Duration = Duration::from_secs(120);
 /// How long a session may be down before it is reported.
@@ -49,6 +52,8 @@ pub(crate) async fn run(
     let mut changes = store.follow(cluster::interests(&node)).ready_chunks(BATCH);
     let mut runner = Runner::new(&node, system, Passwords::new(store.secrets()));
     let mut services = None;
+    let changed = runner.changed.clone();
+    let mut settled = tokio::time::Instant::now();
     let mut look = tokio::time::interval(LOOK);
     look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -68,6 +73,11 @@ pub(crate) async fn run(
             }
             event = next_event(&mut runner.running) => runner.take(event),
             _ = look.tick() => runner.look().await,
+            // The kernel deletes routes by a link that goes down, and a next hop may have another router now.
+            () = changed_after(&changed, settled) => {
+                settled = tokio::time::Instant::now() + PAUSE;
+                runner.is_due = true;
+            }
             Some((question, answer)) = asked.recv() => {
                 // Whoever asked may have gone.
                 let _ = answer.send(runner.answer(question).await);
@@ -86,12 +96,29 @@ pub(crate) async fn run(
     }
 }
 
+/// Waits for a change of links or routes, and not before this time.
+async fn changed_after(changed: &Notify, time: tokio::time::Instant) {
+    tokio::time::sleep_until(time).await;
+    changed.notified().await;
+}
+
 /// The next report of the speaker; `None` if it has ended. Without a speaker, there never is one.
 async fn next_event(running: &mut Option<Running>) -> Option<RouteEvent> {
     match running {
         Some(running) => running.events.recv().await,
         None => std::future::pending().await,
     }
+}
+
+/// An event, and those that are there already.
+fn with_ready(event: RouteEvent, events: &mut mpsc::UnboundedReceiver<RouteEvent>) -> Vec<RouteEvent> {
+    let mut all = vec![event];
+    while all.len() < BATCH
+        && let Ok(next) = events.try_recv()
+    {
+        all.push(next);
+    }
+    all
 }
 
 /// Services and EndpointSlices, while the speaker must know them.
@@ -127,6 +154,8 @@ struct Runner {
     learned: Option<Box<dyn LearnedRouteTable>>,
     /// The firewall of a Windows node.
     firewall: Option<Arc<FirewallOpening>>,
+    changed: Arc<Notify>,
+    marker: Option<PathBuf>,
     /// What the speaker has chosen.
     chosen: BTreeMap<IpNet, Vec<Chosen>>,
     /// Next hops that the speaker does not use, because the node has no route to them.
@@ -146,13 +175,16 @@ struct Runner {
 }
 
 impl Runner {
-    fn new(node: &str, System { learned, firewall }: System, passwords: Passwords) -> Self {
+    fn new(node: &str, system: System, passwords: Passwords) -> Self {
+        let System { learned, firewall, changed, marker } = system;
         Self {
             cluster: Cluster::new(node),
             passwords,
             running: None,
             learned: Some(learned),
             firewall,
+            changed,
+            marker,
             chosen: BTreeMap::new(),
             unreachable: BTreeSet::new(),
             down: BTreeMap::new(),
@@ -223,11 +255,13 @@ impl Runner {
         own: BTreeMap<IpNet, OwnRoute>,
     ) -> Result<Vec<tortie_bgp::speaker::Error>, tortie_bgp::speaker::Error> {
         let is_other = |running: &Running| running.config.identifier != config.identifier;
+        let mut has_told = false;
         if let Some(old) = self.running.take_if(|running| is_other(running)) {
             old.speaker.shut_down("the BGP identifier of the node changes").await?;
+            has_told = true;
         }
         let Some(running) = &mut self.running else {
-            return self.start(config, own).await;
+            return self.start(config, own, has_told).await;
         };
         let mut applied = Ok(Vec::new());
         if running.config != config || !self.left_out.is_empty() || self.of_speaker.is_some() {
@@ -245,22 +279,33 @@ impl Runner {
         applied
     }
 
+    /// Starts a speaker. `has_told` says that an earlier one has told its peers to forget its routes.
     async fn start(
         &mut self,
         config: Config,
         own: BTreeMap<IpNet, OwnRoute>,
+        has_told: bool,
     ) -> Result<Vec<tortie_bgp::speaker::Error>, tortie_bgp::speaker::Error> {
         let Some(learned) = &mut self.learned else { return Ok(Vec::new()) };
         learned.restart();
         self.chosen.clear();
         self.unreachable.clear();
-        let restarted = learned.exist().unwrap_or_else(|error| {
-            tracing::warn!(%error, "cannot read the routes of the kernel; the BGP speaker waits for its peers");
-            true
-        });
-        let waiting = restarted.then_some(RESTART);
+        // A node whose peers tell it no routes forwards packets all the time, too.
+        let has_run = self.marker.as_ref().is_some_and(|marker| marker.exists());
+        let restarted = has_run
+            || learned.exist().unwrap_or_else(|error| {
+                tracing::warn!(%error, "cannot read the routes of the kernel; the BGP speaker waits for its peers");
+                true
+            });
+        let waiting = (restarted && !has_told).then_some(RESTART);
         let (speaker, events, left_out) = Speaker::start(config.clone(), waiting).await?;
         speaker.advertise(own.clone()).await?;
+        if let Some(marker) = &self.marker
+            && let Err(error) = std::fs::write(marker, "")
+        {
+            let marker = marker.display();
+            tracing::warn!(%error, "cannot write {marker}; after a restart, peers forget this node's routes for a moment");
+        }
         tracing::info!(identifier = %config.identifier, peers = config.peers.len(), restarted, "the BGP speaker runs");
         self.running = Some(Running { speaker, events, config, own });
         Ok(left_out)
@@ -268,13 +313,17 @@ impl Runner {
 
     /// Takes a report of the speaker, and those that are there already.
     fn take(&mut self, event: Option<RouteEvent>) {
-        let Some(mut event) = event else {
+        let Some(event) = event else {
             tracing::error!("the BGP speaker has ended; Tortie starts it again");
             self.running = None;
             self.open_firewall();
             return;
         };
-        for _ in 0..BATCH {
+        let events = match &mut self.running {
+            Some(running) => with_ready(event, &mut running.events),
+            None => vec![event],
+        };
+        for event in events {
             match event {
                 RouteEvent::Changed(changes) => {
                     for RouteChange { prefix, routes } in changes {
@@ -287,10 +336,6 @@ impl Runner {
                 }
                 RouteEvent::Complete => self.learned.iter_mut().for_each(|learned| learned.complete()),
             }
-            let Some(next) = self.running.as_mut().and_then(|running| running.events.try_recv().ok()) else {
-                break;
-            };
-            event = next;
         }
         self.is_due = true;
     }
@@ -456,4 +501,92 @@ fn usable(mut config: Config) -> Config {
         config.listen.retain(SocketAddr::is_ipv4);
     }
     config
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::net::Ipv4Addr;
+    use std::path::Path;
+
+    use tortie_bgp::fsm::SessionSettings;
+    use tortie_bgp::rib::PeerRules;
+    use tortie_bgp::speaker::{PeerConfig, Transport};
+    use tortie_dataplane::{AppliedRoutes, RouteTableError, SystemRoutes};
+
+    use super::*;
+
+    /// What is received is processed: a report that is lost leaves a route out of the kernel, or in it.
+    #[test]
+    fn no_report_of_many_is_lost() {
+        let (sender, mut events) = mpsc::unbounded_channel();
+        let total = 2 * BATCH + 3;
+        for _ in 0..total {
+            assert!(sender.send(RouteEvent::Complete).is_ok());
+        }
+        let mut taken = 0;
+        while let Ok(event) = events.try_recv() {
+            taken += with_ready(event, &mut events).len();
+        }
+        assert_eq!(taken, total);
+    }
+
+    /// A node whose peers tell it no routes.
+    struct NoRoutes;
+
+    impl LearnedRouteTable for NoRoutes {
+        fn exist(&mut self) -> Result<bool, RouteTableError> {
+            Ok(false)
+        }
+
+        fn set(&mut self, _: IpNet, _: BTreeSet<IpAddr>) {}
+
+        fn complete(&mut self) {}
+
+        fn restart(&mut self) {}
+
+        fn apply(&mut self, _: &BTreeSet<IpAddr>) -> Result<AppliedRoutes, RouteTableError> {
+            Ok(AppliedRoutes::default())
+        }
+
+        fn routes_to(&mut self, _: &IpNet) -> Result<SystemRoutes, RouteTableError> {
+            Ok(SystemRoutes::default())
+        }
+    }
+
+    /// A speaker with a peer that is away, so that it waits if it counts as restarted.
+    async fn waits(marker: Option<&Path>, has_told: bool) -> bool {
+        let system = System {
+            learned: Box::new(NoRoutes),
+            firewall: None,
+            changed: Arc::new(Notify::new()),
+            marker: marker.map(Path::to_owned),
+        };
+        let mut runner = Runner::new("n", system, Passwords::new(None));
+        let (identifier, peer) = (Ipv4Addr::new(192, 0, 2, 1), IpAddr::from([192, 0, 2, 2]));
+        let mut session = SessionSettings::new(64512, identifier, 64512);
+        session.passive = true;
+        let rules = PeerRules::new(peer, 64512, 64512);
+        let peer =
+            (SocketAddr::new(peer, 179), PeerConfig { session, rules, transport: Transport::default() });
+        let config = Config { identifier, listen: Vec::new(), peers: [peer].into() };
+        runner.start(config, BTreeMap::new(), has_told).await.unwrap();
+        runner.running.unwrap().speaker.status().await.unwrap().deferring
+    }
+
+    /// Peers keep the routes of a node that restarts its agent, whether they have told it some or not. A node that has just started
+    /// forwards nothing, and peers have forgotten what they were told to forget.
+    #[tokio::test]
+    async fn a_speaker_counts_as_restarted_if_one_has_run_since_the_nodes_start() {
+        let folder = tempfile::tempdir().unwrap();
+        let marker = folder.path().join("bgp-speaker");
+        for (marker, has_told, expected) in [
+            (Some(&*marker), false, false),
+            (Some(&*marker), false, true),
+            (Some(&*marker), true, false),
+            (None, false, false),
+        ] {
+            assert_eq!(waits(marker, has_told).await, expected, "{marker:?} {has_told}");
+        }
+    }
 }

@@ -14,6 +14,8 @@ const NODE_SELECTOR_REFUSED: &str =
 
 /// What Linux lets a link have.
 const KERNEL_MTU: Takes = Takes::ZeroOr(68, 65_535);
+/// The same with IPv6 (RFC 8200, 5).
+const IPV6_MTU: Takes = Takes::ZeroOr(1_280, 65_535);
 
 const AWS: &str = "Tortie does not configure cloud providers; configure the instances instead";
 const CONNTRACK_INVALID: &str = "packets that connection tracking reports as invalid are dropped";
@@ -269,7 +271,7 @@ pub(super) const FIELDS: &[Field] = &[
     field("useInternalDataplaneDriver", Bool, Reported(DRIVER), &["true"]),
     field("vxlanEnabled", Bool, Reported(VXLAN_ENABLED), &["true"]),
     field("vxlanMTU", KERNEL_MTU, Implemented, &[]),
-    field("vxlanMTUV6", KERNEL_MTU, Implemented, &[]),
+    field("vxlanMTUV6", IPV6_MTU, Implemented, &[]),
     field("vxlanPort", Integer(1, 65_535), Implemented, &[]),
     field("vxlanVNI", Integer(1, 16_777_215), Implemented, &[]),
     field("windowsManageFirewallRules", Word(&["Enabled", "Disabled"]), Reported(FIREWALL), &["Disabled"]),

@@ -16,7 +16,8 @@ pub use self::annotations::{
 pub use self::pools::{
     Pool, WINDOWS_BLOCK_BITS, WindowsNetwork, WindowsNode, conflicts, ipip_beside_windows,
     is_for_load_balancers, is_protected, is_terminating, is_windows, low_vni_beside_windows, node_networks,
-    overlapping_nodes, plain_beside_overlays, set_protected, unfit_for_windows, without_encapsulation,
+    overlapping_nodes, plain_beside_overlays, set_finalizer, set_protected, unfit_for_windows,
+    without_encapsulation,
 };
 pub use self::takes::Takes;
 use crate::calico::FelixConfiguration;

@@ -105,16 +105,21 @@ pub fn is_protected(pool: &Value) -> bool {
 
 /// Adds [`IpPool::FINALIZER`] to a pool, or removes it.
 pub fn set_protected(pool: &mut Value, protected: bool) {
-    if is_protected(pool) == protected {
+    set_finalizer(pool, IpPool::FINALIZER, protected);
+}
+
+/// Adds a finalizer to an object, or removes it.
+pub fn set_finalizer(object: &mut Value, finalizer: &str, present: bool) {
+    let found = object.pointer("/metadata/finalizers").and_then(Value::as_array);
+    let mut all: Vec<Value> = found.cloned().unwrap_or_default();
+    if all.iter().any(|each| each == finalizer) == present {
         return;
     }
-    let finalizers = pool.pointer("/metadata/finalizers").and_then(Value::as_array);
-    let mut all: Vec<Value> = finalizers.cloned().unwrap_or_default();
-    all.retain(|each| each != IpPool::FINALIZER);
-    if protected {
-        all.push(Value::String(IpPool::FINALIZER.to_owned()));
+    all.retain(|each| each != finalizer);
+    if present {
+        all.push(Value::String(finalizer.to_owned()));
     }
-    let Some(metadata) = pool.pointer_mut("/metadata").and_then(Value::as_object_mut) else { return };
+    let Some(metadata) = object.pointer_mut("/metadata").and_then(Value::as_object_mut) else { return };
     match all.is_empty() {
         true => drop(metadata.remove("finalizers")),
         false => drop(metadata.insert("finalizers".to_owned(), Value::Array(all))),

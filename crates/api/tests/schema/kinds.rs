@@ -117,8 +117,9 @@ fn unchangeable_blocks() -> Value {
         )
     };
     let rule = |rule: String, field: &str| {
-        let message =
-            format!("{field} cannot change; `tortie pool migrate` moves what has addresses of the pool to another one");
+        let message = format!(
+            "{field} cannot change; `tortie pool migrate` moves what has addresses of the pool to another one"
+        );
         json!({"rule": rule, "message": message})
     };
     json!([

@@ -146,7 +146,9 @@ impl<'a> Settings<'a> {
 
     fn port(&self, node: &str) -> u16 {
         let own = self.of_nodes.get(node).and_then(|spec| spec.listen_port);
-        own.or(self.all.listen_port).unwrap_or(DEFAULT_PORT)
+        // In Calico, 0 counts as absent.
+        let given = |port: Option<u16>| port.filter(|port| *port > 0);
+        given(own).or(given(self.all.listen_port)).unwrap_or(DEFAULT_PORT)
     }
 
     fn binds_to_node(&self, node: &str) -> bool {
@@ -179,7 +181,7 @@ pub fn derive(node: &str, resources: &Resources<'_>) -> Derived {
     } else {
         vec![IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)]
     };
-    let mut derivation = peers::Derivation::new(me, &members, identifier, resources, &settings.all);
+    let mut derivation = peers::Derivation::new(me, &members, identifier, resources, &settings);
     derivation.explicit();
     derivation.mesh();
     let (peers, found) = derivation.finish();
@@ -299,7 +301,8 @@ fn duration(text: &str) -> Option<Duration> {
             "ms" => 0.001,
             _ => return None,
         };
-        total += Duration::try_from_secs_f64(number.parse::<f64>().ok()? * seconds).ok()?;
+        let part = Duration::try_from_secs_f64(number.parse::<f64>().ok()? * seconds).ok()?;
+        total = total.checked_add(part)?;
         rest = tail;
     }
     (!text.is_empty()).then_some(total)

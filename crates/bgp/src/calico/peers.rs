@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use tortie_api::calico::{BgpConfigurationSpec, BgpPeer, BgpPeerSpec};
 
-use super::{BgpNode, Peers, Problem, Resources, as_number, duration, password, policy};
+use super::{BgpNode, Peers, Problem, Resources, Settings, as_number, duration, password, policy};
 use crate::codec::{Families, Family};
 use crate::fsm::SessionSettings;
 use crate::rib::{NextHopMode, OwnAddresses, PeerRules};
@@ -17,6 +17,8 @@ pub(super) struct Derivation<'a> {
     identifier: Ipv4Addr,
     resources: &'a Resources<'a>,
     all: &'a BgpConfigurationSpec,
+    /// The settings of this node alone.
+    of_node: Option<&'a BgpConfigurationSpec>,
     peers: Peers,
     problems: Vec<Problem>,
 }
@@ -36,9 +38,10 @@ impl<'a> Derivation<'a> {
         members: &'a [BgpNode<'a>],
         identifier: Ipv4Addr,
         resources: &'a Resources<'a>,
-        all: &'a BgpConfigurationSpec,
+        settings: &'a Settings<'a>,
     ) -> Self {
-        Self { me, members, identifier, resources, all, peers: Peers::new(), problems: Vec::new() }
+        let (all, of_node) = (&settings.all, settings.of_nodes.get(me.name).copied());
+        Self { me, members, identifier, resources, all, of_node, peers: Peers::new(), problems: Vec::new() }
     }
 
     pub(super) fn finish(self) -> (Peers, Vec<Problem>) {
@@ -142,21 +145,28 @@ impl<'a> Derivation<'a> {
     fn reverse(&mut self, peer: &BgpPeer) {
         let spec = &peer.spec;
         let me = self.me;
-        let selects_me = match (&spec.peer_selector, spec.peer_ip.as_deref().and_then(address_and_port)) {
-            (Some(selector), _) => selector.matches(me.labels),
-            (None, Some((address, _))) => {
-                let number = spec.as_number.as_ref().and_then(as_number);
-                me.addresses().any(|own| own == address) && number.is_none_or(|number| number == me.as_number)
-            }
-            (None, None) => false,
-        };
+        // An address is one of a family, and the other end has no session of the other one.
+        let (selects_me, family) =
+            match (&spec.peer_selector, spec.peer_ip.as_deref().and_then(address_and_port)) {
+                (Some(selector), _) => (selector.matches(me.labels), None),
+                (None, Some((address, _))) => {
+                    let number = spec.as_number.as_ref().and_then(as_number);
+                    let is_me = me.addresses().any(|own| own == address)
+                        && number.is_none_or(|number| number == me.as_number);
+                    (is_me, Some(Family::of_address(address)))
+                }
+                (None, None) => (false, None),
+            };
         if !selects_me || spec.local_workload_selector.is_some() {
             return;
         }
         let members = self.members;
         for other in members.iter().filter(|other| other.name != me.name && selects(spec, other)) {
             let local_as = spec.local_as_number.as_ref().and_then(as_number);
-            for remote in ends(other) {
+            let is_meant = |remote: &Remote<'_>| {
+                family.is_none_or(|family| family == Family::of_address(remote.address.ip()))
+            };
+            for remote in ends(other).filter(is_meant) {
                 // What the other end calls its own number is this end's peer.
                 let remote = Remote { as_number: local_as.unwrap_or(remote.as_number), ..remote };
                 self.session_with(peer, remote, me.as_number);
@@ -185,7 +195,8 @@ impl<'a> Derivation<'a> {
             Err(message) => return self.problem(about(), message),
         };
         config.transport.source = (spec.source_address.as_deref() != Some("None")).then_some(own);
-        config.transport.ttl_security = spec.ttl_security;
+        // In Calico, 0 is "off".
+        config.transport.ttl_security = spec.ttl_security.filter(|hops| *hops > 0);
         let restart = self.seconds(about(), "maxRestartTime", spec.max_restart_time.as_deref());
         config.session.restart_time = restart.or(config.session.restart_time);
         config.session.keepalive_time =
@@ -230,8 +241,13 @@ impl<'a> Derivation<'a> {
             rules.client = rules.is_internal() && theirs != Some(cluster);
             rules.cluster_id = cluster.parse().unwrap_or(self.identifier);
         }
-        rules.export =
-            policy::export(me, self.all, self.resources, rules.is_internal(), Family::of_address(address));
+        rules.export = policy::export(
+            me,
+            (self.all, self.of_node),
+            self.resources,
+            rules.is_internal(),
+            Family::of_address(address),
+        );
         PeerConfig { session, rules, transport: Transport::default() }
     }
 

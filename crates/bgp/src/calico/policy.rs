@@ -31,10 +31,10 @@ fn closed(about: &str) -> Policy {
 /// What accepts the networks and addresses of Services that other nodes advertise.
 const SERVICES: &str = "BGPConfiguration default: a network of Services";
 
-/// The routes that a peer receives if its filters do not decide about them.
+/// The routes that a peer receives if its filters do not decide about them, by the settings of all nodes and of this one.
 pub(super) fn export(
     me: &BgpNode<'_>,
-    all: &BgpConfigurationSpec,
+    (all, of_node): (&BgpConfigurationSpec, Option<&BgpConfigurationSpec>),
     resources: &Resources<'_>,
     internal: bool,
     family: Family,
@@ -54,7 +54,7 @@ pub(super) fn export(
         Rule { about, conditions, action: Action::Reject, operations: Vec::new() }
     }));
     rules.extend(
-        communities(all)
+        communities(me.name, of_node, all)
             .filter(|rule| rule.conditions.prefix.as_ref().is_some_and(|prefix| of_family(&prefix.cidr))),
     );
     for block in resources.blocks.iter().filter(|block| of_family(block)) {
@@ -70,9 +70,9 @@ pub(super) fn export(
         let services = settings.all().copied().filter(of_family);
         rules.extend(services.map(|cidr| rule(SERVICES, cidr, In, Action::Accept)));
     }
+    // Also those of a disabled pool, which gives no new addresses, and whose pods go on.
     rules.extend(
         pools()
-            .filter(|pool| !pool.spec.disabled)
             .map(|pool| rule(&format!("IPPool {}", pool.metadata.name), pool.spec.cidr, In, Action::Accept)),
     );
     Policy { rules, accepts_others: false }
@@ -90,17 +90,24 @@ fn own_services() -> Rule {
     }
 }
 
-/// The communities of prefixAdvertisements.
-fn communities(all: &BgpConfigurationSpec) -> impl Iterator<Item = Rule> {
-    all.prefix_advertisements.iter().filter_map(|advertisement| {
+/// The communities of prefixAdvertisements: those of the node, if it has any.
+fn communities<'a>(
+    node: &str,
+    of_node: Option<&'a BgpConfigurationSpec>,
+    all: &'a BgpConfigurationSpec,
+) -> impl Iterator<Item = Rule> {
+    let of_node = of_node.filter(|spec| !spec.prefix_advertisements.is_empty());
+    let object = of_node.map_or_else(|| "default".to_owned(), |_| format!("node.{node}"));
+    let spec = of_node.unwrap_or(all);
+    spec.prefix_advertisements.iter().filter_map(move |advertisement| {
         let value = |name: &String| {
-            let known = all.communities.iter().find(|community| community.name == *name);
+            let known = spec.communities.iter().find(|community| community.name == *name);
             known.map_or(name.as_str(), |community| &community.value).parse::<AnyCommunity>().ok()
         };
         let operations =
             advertisement.communities.iter().filter_map(value).map(Operation::AddCommunity).collect();
         let cidr = advertisement.cidr.parse().ok()?;
-        let about = format!("BGPConfiguration default: prefixAdvertisements {}", advertisement.cidr);
+        let about = format!("BGPConfiguration {object}: prefixAdvertisements {}", advertisement.cidr);
         Some(Rule { operations, ..rule(&about, cidr, MatchOperator::In, Action::Continue) })
     })
 }

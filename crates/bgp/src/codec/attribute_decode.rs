@@ -187,11 +187,12 @@ impl ReceivedAttributes {
             return;
         }
         let (path, aggregator) = (self.as4_path.take(), self.as4_aggregator.take());
-        match self.aggregator {
+        if let (Some(old), Some(new)) = (self.aggregator, aggregator) {
             // Somebody who does not know the new attributes aggregated.
-            Some(old) if old.as_number != u32::from(AS_TRANS) => return,
-            Some(_) => self.aggregator = aggregator.or(self.aggregator),
-            None => {}
+            if old.as_number != u32::from(AS_TRANS) {
+                return;
+            }
+            self.aggregator = Some(new);
         }
         if let (Some(old), Some(path)) = (self.as_path.take_if(|_| path.is_some()), path) {
             self.as_path = Some(old.merged(&path));

@@ -134,6 +134,7 @@ fn nodes_form_a_mesh_of_which_one_end_connects() {
             json!({"asNumber": 64600, "nodeMeshPassword": {"secretKeyRef": {"name": "bgp", "key": "password"}}, "nodeMeshMaxRestartTime": "2m30s", "bindMode": "NodeIP"}),
         ),
         named("node.n10", json!({"listenPort": 1790})),
+        named("node.n9", json!({"listenPort": 0})),
     ];
     assert_eq!(sessions(&cluster, "n1"), ["10.0.0.9:179 65546 passive", "10.0.0.10:1790 64600 passive"]);
     let ten = config(&cluster, "n10");
@@ -252,6 +253,10 @@ fn peers_are_selected_in_every_way() {
             "reachableBy is not supported",
         ),
         (json!({"peerIP": "192.0.2.1", "asNumber": 65001, "keepaliveTime": "often"}), "cannot be read"),
+        (
+            json!({"peerIP": "192.0.2.1", "asNumber": 65001, "keepaliveTime": "10000000000000000000s10000000000000000000s"}),
+            "cannot be read",
+        ),
     ] {
         let problems = derived(&cluster(spec.clone()), "n1").problems;
         assert!(problems.iter().any(|found| found.to_string().contains(problem)), "{spec}: {problems:?}");
@@ -261,6 +266,27 @@ fn peers_are_selected_in_every_way() {
     twice.configurations.clear();
     twice.peers.push(named("z", json!({"peerIP": "10.0.0.2", "nextHopMode": "Keep"})));
     assert_eq!(only(&twice, "n1").rules.next_hop, NextHopMode::Keep);
+}
+
+/// A peering with an address of a node is one of a family: the other end has none of the other family, and the mesh keeps that.
+#[test]
+fn a_peering_by_an_address_leaves_the_other_family_to_the_mesh() {
+    let both = |number: u8| {
+        node(number, json!({}), json!({"projectcalico.org/IPv6Address": format!("fd00::{number}/64")}))
+    };
+    for (address, explicit) in [("10.0.0.2", Family::Ipv4), ("fd00::2", Family::Ipv6)] {
+        let spec = json!({"node": "n1", "peerIP": address, "nextHopMode": "Keep"});
+        let cluster =
+            Cluster { nodes: vec![both(1), both(2)], peers: vec![named("p", spec)], ..Cluster::default() };
+        for name in ["n1", "n2"] {
+            let peers = config(&cluster, name).peers;
+            assert_eq!(peers.len(), 2, "{address} {name}");
+            for (remote, peer) in peers {
+                let is_explicit = peer.rules.next_hop == NextHopMode::Keep;
+                assert_eq!(is_explicit, Family::of_address(remote.ip()) == explicit, "{address} {name}");
+            }
+        }
+    }
 }
 
 #[test]
@@ -279,7 +305,7 @@ fn the_fields_of_a_peer_have_their_effect() {
     assert_eq!(peer.transport.source, Some("10.0.0.1".parse().unwrap()));
     assert_eq!((peer.transport.password, peer.transport.ttl_security), (None, None));
     type Check = fn(&PeerConfig) -> bool;
-    let cases: [(Value, Check); 10] = [
+    let cases: [(Value, Check); 11] = [
         (json!({"localASNumber": 65100}), |p| p.session.local_as == 65100 && p.rules.local_as == 65100),
         (json!({"maxRestartTime": "45s"}), |p| p.session.restart_time == Some(45)),
         (json!({"keepaliveTime": "10s"}), |p| p.session.keepalive_time == Some(10)),
@@ -289,6 +315,7 @@ fn the_fields_of_a_peer_have_their_effect() {
         (json!({"numAllowedLocalASNumbers": 2}), |p| p.rules.allowed_own_as == 2),
         (json!({"sourceAddress": "None"}), |p| p.transport.source.is_none()),
         (json!({"ttlSecurity": 3}), |p| p.transport.ttl_security == Some(3)),
+        (json!({"ttlSecurity": 0}), |p| p.transport.ttl_security.is_none()),
         (json!({"password": {"secretKeyRef": {"name": "bgp", "key": "password"}}}), |p| {
             p.transport.password == Some(Password("secret".to_owned()))
         }),
@@ -393,7 +420,7 @@ fn nodes_tell_what_calico_tells() {
         // A borrowed address of another node's block.
         ("10.10.2.5/32", true, true, true),
         ("10.11.0.0/26", false, false, false),
-        ("10.12.0.0/26", true, false, false),
+        ("10.12.0.0/26", true, true, true),
         ("10.96.0.0/12", true, false, false),
         ("10.96.0.1/32", true, false, false),
         ("192.0.2.7/32", true, false, false),
@@ -414,6 +441,17 @@ fn nodes_tell_what_calico_tells() {
         assert_eq!(route.attributes.local_pref, Some(HIGHEST_PREFERENCE - 2000));
     }
     assert_eq!(derived.problems, []);
+    // A node's own prefixAdvertisements count instead.
+    let of_node = json!({
+        "communities": [{"name": "blue", "value": "64512:9"}],
+        "prefixAdvertisements": [{"cidr": "10.10.0.0/16", "communities": ["blue"]}],
+    });
+    cluster.configurations.push(named("node.n1", of_node));
+    for (name, expected) in [("n1", 9), ("n2", 7)] {
+        let block = judged_own(&only(&cluster, name).rules.export, "10.10.1.0/26", None).unwrap();
+        assert_eq!(block.communities, [Community(64512 << 16 | expected)], "{name}");
+    }
+    cluster.configurations.pop();
     // A reflector passes on what others advertise for Services.
     cluster.nodes[0] = reflector(1, "244.0.0.1");
     cluster.peers = vec![named("rr", json!({"peerSelector": "has(rr)"}))];

@@ -12,14 +12,11 @@ use tortie_bgp::codec::{
 
 use crate::strategies::{attributes, context, family, open, prefix};
 
-/// Whether a peer with two-byte numbers can be told all: AS4_PATH has no confederations, and it is ignored if the
-/// aggregator's number has two bytes (RFC 6793 4.2.3).
+/// Whether a peer with two-byte numbers can be told all: AS4_PATH has no confederations.
 fn survives_two_octets(attributes: &Attributes) -> bool {
-    let is_old = |aggregator: &codec::Aggregator| aggregator.as_number <= 0xffff;
-    !attributes.aggregator.as_ref().is_some_and(is_old)
-        && !attributes.as_path.0.iter().any(|segment| {
-            [SegmentKind::ConfederationSequence, SegmentKind::ConfederationSet].contains(&segment.kind)
-        })
+    !attributes.as_path.0.iter().any(|segment| {
+        [SegmentKind::ConfederationSequence, SegmentKind::ConfederationSet].contains(&segment.kind)
+    })
 }
 
 /// Adjacent sequences may come back as one, because AS4_PATH knows no border between what it replaces and the rest.

@@ -6,5 +6,6 @@ mod decisions;
 mod filters;
 mod network;
 mod oracle;
+mod restarts;
 mod sessions;
 mod tables;

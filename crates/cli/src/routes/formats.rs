@@ -115,12 +115,20 @@ fn bird(routes: &[PodRoute]) -> String {
 
 fn linux(changes: &Changes) -> String {
     let mut text = String::new();
-    let mut write = |verb: &str, PodRoute { destination, next_hop, node, .. }: &PodRoute| {
+    for PodRoute { destination, next_hop, node, .. } in &changes.added {
         let family = if destination.addr().is_ipv4() { "-4" } else { "-6" };
-        let _ = writeln!(text, "ip {family} route {verb} {destination} via {next_hop} # {}", one_line(node));
-    };
-    changes.gone().for_each(|route| write("del", route));
-    changes.added.iter().for_each(|route| write("replace", route));
+        let _ = writeln!(text, "ip {family} route replace {destination} via {next_hop} # {}", one_line(node));
+    }
+    // Run again after an interruption, the commands find routes that are gone already.
+    for PodRoute { destination, next_hop, node, .. } in changes.gone() {
+        let family = if destination.addr().is_ipv4() { "-4" } else { "-6" };
+        let route = format!("{destination} via {next_hop}");
+        let _ = writeln!(
+            text,
+            "[ -z \"$(ip {family} route show exact {route})\" ] || ip {family} route del {route} # {}",
+            one_line(node)
+        );
+    }
     text
 }
 

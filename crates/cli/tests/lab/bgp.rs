@@ -1,6 +1,7 @@
 //! Linux nodes of a lab with BGP speakers: pods of a pool without encapsulation reach each other by learned routes.
 
 use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -52,6 +53,16 @@ fn pods_of_a_pool_without_encapsulation_use_routes_of_bgp() {
         peers.first().is_some_and(|peer| peer["state"] == "Established" && peer["received"] == 1)
     });
     assert_eq!(nodes.map(|node| learned(&lab, node)), before);
+
+    // What takes a route away is noticed at once, not only by the look every ten seconds.
+    let begin = Instant::now();
+    let there = &before[0];
+    let network = there.split_whitespace().next().unwrap();
+    for _ in 0..4 {
+        lab.ok(&["lab", "capture", "primary", "--", "ip", "-4", "route", "del", network, "proto", "85"]);
+        lab.wait_until("the route is back", || learned(&lab, "primary") == *there);
+    }
+    assert!(begin.elapsed() < Duration::from_secs(25), "{:?}", begin.elapsed());
 
     // Without the mesh, nobody has routes of others.
     let off = "apiVersion: projectcalico.org/v3\nkind: BGPConfiguration\nmetadata: {name: default}\nspec: {nodeToNodeMeshEnabled: false}\n";

@@ -78,8 +78,12 @@ async fn conflicting_pools_and_pools_in_use_are_not_changed() {
     let block = Key::global(Kind::IpamBlock, "10-0-0-0-26");
     let steps = [
         (pool("a", "10.0.0.0/16", 26), true, "created"),
-        (pool("a", "10.0.0.0/17", 28), true, "configured"),
-        (pool("a", "10.0.0.0/16", 26), true, "configured"),
+        (
+            pool("a", "10.0.0.0/17", 26),
+            false,
+            "spec.cidr: it cannot change; delete the pool, of which no address is in use",
+        ),
+        (pool("a", "10.0.0.0/16", 28), false, "spec.blockSize: it cannot change; delete the pool"),
         (
             pool("b", "10.0.128.0/17", 26),
             false,

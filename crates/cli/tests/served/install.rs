@@ -102,7 +102,8 @@ fn an_installation_comes_and_goes() {
     assert!(output.status.success() && text.contains("Tortie is ready"), "{text}");
     assert!(text.contains("daemonset/tortie-node unchanged") && !text.contains("created"), "{text}");
 
-    let pool = json!({"metadata": {"name": "p"}, "spec": {"cidr": "10.1.0.0/16", "vxlanMode": "Always", "blockSize": 26}});
+    let metadata = json!({"name": "p", "finalizers": ["projectcalico.org/ippool-finalizer"]});
+    let pool = json!({"metadata": metadata, "spec": {"cidr": "10.1.0.0/16", "vxlanMode": "Always", "blockSize": 26}});
     let pool = format!(
         "apiVersion: crd.projectcalico.org/v1\nkind: IPPool\nmetadata: {}\nspec: {}\n",
         pool["metadata"], pool["spec"]
@@ -123,6 +124,11 @@ fn an_installation_comes_and_goes() {
     let left: Vec<&str> = left.lines().filter(|name| name.contains("tortie")).collect();
     assert_eq!(left, Vec::<&str>::new());
     assert!(servers.kubectl(&["get", "ippools.crd.projectcalico.org", "p"]).is_ok(), "the data is kept");
+    // Nobody would remove it when the pool is deleted.
+    let finalizers = ["get", "ippool", "p", "-o", "jsonpath={.metadata.finalizers}"];
+    assert_eq!(servers.kubectl(&finalizers).unwrap(), "");
+    let held = r#"{"metadata": {"finalizers": ["projectcalico.org/ippool-finalizer"]}}"#;
+    servers.kubectl(&["patch", "ippool", "p", "--type=merge", "-p", held]).unwrap();
 
     let output = with_kubelet(&servers, &["uninstall", "--data", "--timeout", "120"]);
     assert!(output.status.success(), "{}", text_of(&output));

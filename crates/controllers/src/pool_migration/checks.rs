@@ -11,10 +11,11 @@ use tortie_api::support::{self, WindowsNode};
 use tortie_store::Stored;
 
 use super::observed::{
-    self, Given, MIGRATION, MigratingCluster, MigrationRequest, Objects, OldPool, PoolRecord, ReadPool,
-    is_in, is_kept, labels,
+    self, Given, MigratingCluster, MigrationRequest, Objects, OldPool, PoolRecord, ReadPool, is_in, is_kept,
+    labels,
 };
 use super::room;
+use crate::pools::MIGRATION;
 
 /// The annotation of a static pod's image in the API.
 const MIRROR: &str = "kubernetes.io/config.mirror";
@@ -48,7 +49,8 @@ pub(super) fn refusals(
         Some(Err(problem)) => found.push(problem),
         Some(Ok(new)) => {
             found.extend(pair(old, &new));
-            found.extend(other_objects(objects, &new));
+            let has_begun = cluster.old.as_ref().is_some_and(|old| old.record.is_some());
+            found.extend(other_objects(objects, &new, has_begun));
             let windows_nodes = judged(objects, cluster);
             found.extend(selectors(objects, old, &new, &windows_nodes));
             found.extend(stuck_on_windows(objects, old, blocks, given));
@@ -69,8 +71,14 @@ pub(super) fn refusals(
 
 /// What two pools must have in common.
 fn pair(old: &ReadPool, new: &ReadPool) -> Vec<String> {
-    let (ReadPool { name: from, pool: old, .. }, ReadPool { name: to, pool: new, .. }) = (old, new);
     let mut found = Vec::new();
+    if support::is_terminating(&new.value) {
+        found.push(format!(
+            "IPPool {} was deleted, and stays only until its addresses are released; name another pool",
+            new.name
+        ));
+    }
+    let (ReadPool { name: from, pool: old, .. }, ReadPool { name: to, pool: new, .. }) = (old, new);
     if from == to {
         found.push(format!("IPPool {from} cannot move to itself; name another pool"));
         return found;
@@ -133,7 +141,7 @@ fn overlaps(objects: &Objects, old: &ReadPool, new: &str) -> Vec<String> {
 }
 
 /// Conflicts of the new pool with other pools, nodes and Services.
-fn other_objects(objects: &Objects, new: &ReadPool) -> Vec<String> {
+fn other_objects(objects: &Objects, new: &ReadPool, has_begun: bool) -> Vec<String> {
     let mut found = Vec::new();
     let name = &new.name;
     let key = tortie_api::Key::global(tortie_api::Kind::IpPool, name.as_str());
@@ -141,7 +149,11 @@ fn other_objects(objects: &Objects, new: &ReadPool) -> Vec<String> {
     let pools: Vec<support::Pool> =
         objects.pools.iter().filter_map(|stored| support::Pool::of(&stored.key, &stored.value)).collect();
     let nodes = objects.nodes.iter().flat_map(|node| {
-        support::node_networks(&node.value).into_iter().map(|network| (&*node.key.name, network))
+        // Earlier versions began migrations to pools in the nodes' IPv6 networks, and nothing is gained by stopping in the middle.
+        let networks = support::node_networks(&node.value).into_iter();
+        networks
+            .filter(move |net| !has_begun || net.addr().is_ipv4())
+            .map(|network| (&*node.key.name, network))
     });
     let conflict = support::conflicts(&pool, &pools).or_else(|| support::overlapping_nodes(&pool, nodes));
     found.extend(conflict.map(|problem| format!("IPPool {name}: spec.cidr: {problem}")));

@@ -13,12 +13,13 @@ mod read;
 mod room;
 mod run;
 mod steps;
+mod taints;
 
 pub use forecast::forecast;
 pub use observed::{
-    LeftAddress, MIGRATION, MigratingCluster, MigratingNode, MigratingPod, MigratingService,
-    MigrationRequest, NodeRecord, OldBlock, OldPool, PoolRecord, TunnelAddress, WaitingPod, WhichPods,
+    LeftAddress, MigratingCluster, MigratingNode, MigratingPod, MigratingService, MigrationRequest,
+    NodeRecord, OldBlock, OldPool, PoolRecord, TunnelAddress, WaitingPod, WhichPods,
 };
-pub use places::{Taint, Toleration};
 pub use run::{MigrationError, MigrationProgress, PoolMigration, pool_like};
 pub use steps::{MigrationStep, MigrationTimes, next_step};
+pub use taints::{Taint, Toleration};

@@ -13,10 +13,8 @@ use tortie_api::{Key, Kind, Resource};
 use tortie_ipam::{Config, Release};
 use tortie_store::Stored;
 
-use super::places::{Taint, Toleration};
-
-/// The annotation of a pool that moves to another one (a [`PoolRecord`] as JSON) and of a node whose pods move (a [`NodeRecord`]).
-pub const MIGRATION: &str = "tortie.io/pool-migration";
+use super::taints::{Taint, Toleration};
+use crate::pools::MIGRATION;
 
 /// The annotations with a pod's addresses that agents write before the status has them. So can whoever may create pods.
 const POD_IPS: [&str; 2] = ["cni.projectcalico.org/podIP", "cni.projectcalico.org/podIPs"];

@@ -15,7 +15,7 @@ use super::observed::{
     OldPool, PoolRecord, ReadPool, WaitingPod, given, has_address, has_ended, is_in, is_kept, other_pool,
     pod_of, read_pool, record, uid,
 };
-use super::{checks, places};
+use super::{checks, taints};
 use crate::load_balancers::shown;
 
 /// Reads what matters, and checks it.
@@ -37,9 +37,9 @@ pub(super) fn read(objects: &Objects, request: &MigrationRequest, now: Timestamp
         }
         let node = MigratingNode {
             is_schedulable: stored.value["spec"]["unschedulable"] != true,
-            is_ready: places::is_ready(&stored.value),
+            is_ready: taints::is_ready(&stored.value),
             is_windows: support::is_windows(&stored.value),
-            taints: places::taints(&stored.value),
+            taints: taints::taints(&stored.value),
             record: record.filter(|record| record.pool == *old),
             ..MigratingNode::default()
         };
@@ -120,7 +120,7 @@ fn read_pods(
             key: key.clone(),
             uid: uid(pod),
             is_ending: !value["metadata"]["deletionTimestamp"].is_null(),
-            tolerations: places::tolerations(value),
+            tolerations: taints::tolerations(value),
             obstacle: checks::obstacle(objects, request, pod, old),
         });
     }

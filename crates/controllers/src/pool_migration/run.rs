@@ -8,17 +8,18 @@ use ipnet::IpNet;
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 use thiserror::Error;
+use tortie_api::support::is_terminating;
 use tortie_api::{Key, Kind};
 use tortie_ipam::{Fix, IpamError, Records, Release};
 use tortie_store::{Eviction, Evictions, Store, StoreError, Stored};
 
 use super::observed::{
-    MIGRATION, MigratingCluster, MigratingPod, MigrationRequest, NodeRecord, Objects, OldPool, PoolRecord,
-    other_pool, record,
+    MigratingCluster, MigratingPod, MigrationRequest, NodeRecord, Objects, OldPool, PoolRecord, other_pool,
+    record,
 };
 use super::read::read;
 use super::steps::{MigrationStep, MigrationTimes, next_step};
-use crate::pools::delete_pool;
+use crate::pools::{MIGRATION, delete_pool};
 
 /// A migration.
 pub struct PoolMigration {
@@ -244,9 +245,9 @@ impl PoolMigration {
         let target = read(new).await?;
         let of_target: Option<PoolRecord> =
             record(&target.value, &target.key.to_string()).map_err(MigrationError::Record)?;
-        if target.value["spec"]["disabled"] == true || of_target.is_some() {
+        if target.value["spec"]["disabled"] == true || is_terminating(&target.value) || of_target.is_some() {
             let problem = format!(
-                "IPPool {new} was closed meanwhile, so it cannot replace {old}; see its annotation {MIGRATION}"
+                "IPPool {new} was closed or deleted meanwhile, so it cannot replace {old}; see its annotation {MIGRATION}"
             );
             return Err(MigrationError::Record(problem));
         }

@@ -9,9 +9,9 @@ use jiff::{SignedDuration, Timestamp};
 use tortie_api::Key;
 use tortie_ipam::Release;
 
-use super::observed::{MIGRATION, MigratingCluster, MigratingNode, MigratingPod, NodeRecord};
+use super::observed::{MigratingCluster, MigratingNode, MigratingPod, NodeRecord};
 use super::places::has_others;
-use crate::pools::SETTLE;
+use crate::pools::{MIGRATION, SETTLE};
 
 /// A step of a migration.
 #[derive(Debug, Clone, PartialEq)]

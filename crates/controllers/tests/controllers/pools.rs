@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use serde_json::json;
 use tortie_api::Kind;
 use tortie_api::support::is_protected;
-use tortie_controllers::{Pools, delete_pool};
+use tortie_controllers::{MIGRATION, Pools, delete_pool};
 use tortie_ipam::{Ipam, IpamError, Request};
 use tortie_servers::programs::{Program, can_run};
 use tortie_servers::{KubeApi, KubeOptions};
@@ -76,6 +77,10 @@ async fn a_deleted_pool_stays_while_its_addresses_are_in_use() {
     }
     let seen = cluster.kubectl("get ippool used -o jsonpath={.metadata.finalizers}").unwrap();
     assert_eq!(seen, r#"["projectcalico.org/ippool-finalizer"]"#);
+    // What kubectl wrote is as it was, so that it can apply its manifest again.
+    let kept =
+        cluster.kubectl("get ippool used -o jsonpath={.metadata.labels}{.metadata.annotations}").unwrap();
+    assert!(kept.starts_with(r#"{"a":"b"}{"kubectl.kubernetes.io/last-applied-configuration":"#), "{kept}");
 
     let request = |handle: &str| Request { handle: handle.to_owned(), ..Request::default() };
     let first = Request { pools: vec!["used".into()], ..request("first") };
@@ -101,6 +106,51 @@ async fn a_deleted_pool_stays_while_its_addresses_are_in_use() {
     successor.round(start + SETTLED * 2).await.unwrap();
     assert!(cluster.pool("used").await.is_none());
     assert_eq!(cluster.blocks().await, 0);
+}
+
+/// Pools overlap if kubectl makes them so. The addresses belong to the pool that stays.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deleted_pool_whose_addresses_another_one_has_goes() {
+    let Some(cluster) = Cluster::start().await else { return };
+    cluster.create("outer", "10.1.0.0/16");
+    let start = Instant::now();
+    let mut pools = Pools::new(cluster.store.clone());
+    cluster.ipam().assign(&Request { handle: "h".to_owned(), ..Request::default() }).await.unwrap();
+    cluster.create("inner", "10.1.0.0/24");
+    pools.round(start).await.unwrap();
+    cluster.kubectl("delete ippool inner --wait=false").unwrap();
+    pools.round(start).await.unwrap();
+    pools.round(start + SETTLED).await.unwrap();
+    assert!(cluster.pool("inner").await.is_none());
+    // An empty block of the other pool stays with its node, too.
+    cluster.create("inner", "10.1.0.0/24");
+    pools.round(start).await.unwrap();
+    cluster.ipam().release("h").await.unwrap();
+    cluster.kubectl("delete ippool inner --wait=false").unwrap();
+    pools.round(start).await.unwrap();
+    pools.round(start + SETTLED).await.unwrap();
+    assert!(cluster.pool("inner").await.is_none());
+    assert_eq!(cluster.blocks().await, 1);
+}
+
+/// `tortie pool migrate` ends with the deletion of the pool, and must find it until then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deleted_pool_that_moves_is_left_to_the_migration() {
+    let Some(cluster) = Cluster::start().await else { return };
+    cluster.create("old", "10.1.0.0/24");
+    let start = Instant::now();
+    let mut pools = Pools::new(cluster.store.clone());
+    pools.round(start).await.unwrap();
+    let Stored { key, mut value, version, .. } = cluster.pool("old").await.unwrap();
+    value["metadata"]["annotations"] = json!({MIGRATION: "{}"});
+    cluster.store.update(&key, value, &version).await.unwrap();
+    cluster.kubectl("delete ippool old --wait=false").unwrap();
+    for time in [start, start + SETTLED] {
+        pools.round(time).await.unwrap();
+    }
+    assert!(cluster.pool("old").await.is_some());
+    assert!(delete_pool(&*cluster.store, &key, None).await.unwrap());
+    assert!(cluster.pool("old").await.is_none());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -15,7 +15,7 @@ use netlink_packet_route::neighbour::{
 };
 use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteMetric, RouteNextHop,
-    RouteNextHopFlags, RouteScope, RouteType,
+    RouteNextHopFlags, RouteScope, RouteType, RouteVia,
 };
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use tortie_api::net::MacAddress;
@@ -160,9 +160,12 @@ fn route_message(route: &Route) -> RouteMessage {
     }
     if route.others.is_empty() {
         message.attributes.extend(route.link.map(RouteAttribute::Oif));
-        message.attributes.extend(route.gateway.map(|gateway| RouteAttribute::Gateway(gateway.into())));
+        message
+            .attributes
+            .extend(route.gateway.map(|gateway| gateway_attribute(&route.destination, gateway)));
     } else {
-        let hops = route.next_hops().iter().map(next_hop_message).collect();
+        let hops = route.next_hops();
+        let hops = hops.iter().map(|hop| next_hop_message(&route.destination, hop)).collect();
         message.attributes.push(RouteAttribute::MultiPath(hops));
     }
     message.attributes.extend(route.source.map(|source| RouteAttribute::PrefSource(source.into())));
@@ -173,19 +176,34 @@ fn route_message(route: &Route) -> RouteMessage {
     message
 }
 
-fn next_hop_message(hop: &NextHop) -> RouteNextHop {
+/// The next router. One of the other family is in RTA_VIA (Linux 5.2).
+fn gateway_attribute(destination: &IpNet, gateway: IpAddr) -> RouteAttribute {
+    match (destination, gateway) {
+        (IpNet::V4(_), IpAddr::V6(gateway)) => RouteAttribute::Via(RouteVia::Inet6(gateway)),
+        _ => RouteAttribute::Gateway(gateway.into()),
+    }
+}
+
+/// The router that an attribute names.
+fn gateway(attribute: &RouteAttribute) -> Option<IpAddr> {
+    match attribute {
+        RouteAttribute::Gateway(address) => ip(address),
+        RouteAttribute::Via(RouteVia::Inet6(address)) => Some((*address).into()),
+        RouteAttribute::Via(RouteVia::Inet(address)) => Some((*address).into()),
+        _ => None,
+    }
+}
+
+fn next_hop_message(destination: &IpNet, hop: &NextHop) -> RouteNextHop {
     let mut message = RouteNextHop::default();
     message.interface_index = hop.link;
     message.flags = if hop.onlink { RouteNextHopFlags::Onlink } else { RouteNextHopFlags::empty() };
-    message.attributes.extend(hop.gateway.map(|gateway| RouteAttribute::Gateway(gateway.into())));
+    message.attributes.extend(hop.gateway.map(|gateway| gateway_attribute(destination, gateway)));
     message
 }
 
 fn next_hop(message: &RouteNextHop) -> NextHop {
-    let gateway = message.attributes.iter().find_map(|attribute| match attribute {
-        RouteAttribute::Gateway(address) => ip(address),
-        _ => None,
-    });
+    let gateway = message.attributes.iter().find_map(gateway);
     let onlink = message.flags.contains(RouteNextHopFlags::Onlink);
     NextHop { link: message.interface_index, gateway, onlink }
 }
@@ -328,6 +346,11 @@ pub(super) fn address(reply: &Reply) -> Option<Address> {
 }
 
 pub(super) fn route(reply: &Reply) -> Option<Route> {
+    route_and_dead_links(reply).map(|(route, _)| route)
+}
+
+/// A route, and the links of its next hops that the kernel does not use (`RTNH_F_DEAD`), because they are down.
+pub(super) fn route_and_dead_links(reply: &Reply) -> Option<(Route, Vec<u32>)> {
     let RouteNetlinkMessage::NewRoute(message) = parse(reply)? else { return None };
     let header = &message.header;
     let kind = match header.kind {
@@ -342,14 +365,19 @@ pub(super) fn route(reply: &Reply) -> Option<Route> {
     };
     let (mut link, mut gateway, mut source, mut metric, mut mtu) = (None, None, None, 0, None);
     let mut onlink = header.flags.contains(RouteFlags::Onlink);
-    let mut others = Vec::new();
+    let (mut others, mut dead) = (Vec::new(), Vec::new());
     let mut table = u32::from(header.table);
     for attribute in &message.attributes {
         match attribute {
             RouteAttribute::Destination(address) => destination = ip(address)?,
             RouteAttribute::Oif(index) => link = Some(*index),
-            RouteAttribute::Gateway(address) => gateway = ip(address),
+            RouteAttribute::Gateway(_) | RouteAttribute::Via(_) => gateway = self::gateway(attribute),
             RouteAttribute::MultiPath(hops) => {
+                dead.extend(
+                    hops.iter()
+                        .filter(|hop| hop.flags.contains(RouteNextHopFlags::Dead))
+                        .map(|hop| hop.interface_index),
+                );
                 let mut hops = hops.iter().map(next_hop);
                 let first = hops.next()?;
                 (link, gateway, onlink) = (Some(first.link), first.gateway, first.onlink);
@@ -378,8 +406,11 @@ pub(super) fn route(reply: &Reply) -> Option<Route> {
     if kind == RouteKind::Blackhole {
         link = None;
     }
+    if header.flags.contains(RouteFlags::Dead) {
+        dead.extend(link);
+    }
     let protocol = header.protocol.into();
-    Some(Route { destination, kind, link, gateway, onlink, others, source, protocol, metric, mtu })
+    Some((Route { destination, kind, link, gateway, onlink, others, source, protocol, metric, mtu }, dead))
 }
 
 pub(super) fn neighbour(reply: &Reply) -> Option<Neighbour> {

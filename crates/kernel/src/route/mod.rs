@@ -5,6 +5,7 @@ mod rate_limit;
 mod types;
 mod watch;
 
+use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -139,6 +140,19 @@ impl RouteSocket {
         let mut routes = self.dump("list IPv4 routes", &codec::list_routes(false), codec::route)?;
         routes.extend(self.dump("list IPv6 routes", &codec::list_routes(true), codec::route)?);
         Ok(routes)
+    }
+
+    /// The routes as [`routes`](Self::routes) lists them, and the links of their next hops that the kernel does not use, because they
+    /// are down.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn routes_and_dead_links(&mut self) -> Result<(Vec<Route>, BTreeSet<u32>)> {
+        let (v4, v6) = (codec::list_routes(false), codec::list_routes(true));
+        let mut found = self.dump("list IPv4 routes", &v4, codec::route_and_dead_links)?;
+        found.extend(self.dump("list IPv6 routes", &v6, codec::route_and_dead_links)?);
+        let dead = found.iter().flat_map(|(_, dead)| dead).copied().collect();
+        Ok((found.into_iter().map(|(route, _)| route).collect(), dead))
     }
 
     /// The permanent neighbours (static ARP and neighbour discovery entries).

@@ -145,7 +145,7 @@ impl Network {
             self.underlay = Underlay::read(&mut self.socket, state)?;
         }
         self.pod_mtu.set(self.pod_mtu_now(state));
-        let overlays = self.overlay_links(state);
+        let overlays = self.overlay_links(state)?;
         let links = self.endpoint_links(state)?;
         self.forward_ipv6(state);
         self.node.extend(self.without_link(state));
@@ -289,7 +289,7 @@ impl Network {
     }
 
     /// The links of the overlays. Without VXLAN of a family, everything else goes on: pods of this node, and packets that need none.
-    fn overlay_links(&mut self, state: &NodeState) -> OverlayLinks {
+    fn overlay_links(&mut self, state: &NodeState) -> Result<OverlayLinks> {
         let mut links = OverlayLinks::default();
         for overlay in &mut self.overlays {
             let is_known = self.kernel.is_some();
@@ -300,7 +300,8 @@ impl Network {
                     self.retry = true;
                     // The link may be another one now.
                     self.kernel = None;
-                    links.vxlan.extend(overlay.usable(&mut self.socket).map(|link| (overlay.version, link)));
+                    let usable = overlay.usable(&mut self.socket)?;
+                    links.vxlan.extend(usable.map(|link| (overlay.version, link)));
                     continue;
                 }
                 Ok(applied) => applied,
@@ -317,7 +318,7 @@ impl Network {
             self.kernel = None;
         }
         self.node.extend(ipip.condition);
-        links
+        Ok(links)
     }
 
     /// The MTU of new pods: that of the overlays that the node should have. Without any, that of the interfaces with its addresses.

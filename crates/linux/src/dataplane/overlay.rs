@@ -181,10 +181,10 @@ impl Overlay {
     }
 
     /// The link after a change has failed, if packets may still pass it: one with another MTU is better than none.
-    pub(super) fn usable(&self, socket: &mut RouteSocket) -> Option<VxlanLink> {
-        let link = socket.link(&self.name).ok()??;
-        let is_usable = link.up && link.alias == MARK && link.vxlan.is_some();
-        is_usable.then_some(VxlanLink { index: link.index, mtu: link.mtu })
+    pub(super) fn usable(&self, socket: &mut RouteSocket) -> Result<Option<VxlanLink>> {
+        let link = socket.link(&self.name)?;
+        let is_usable = |link: &Link| link.up && link.alias == MARK && link.vxlan.is_some();
+        Ok(link.filter(is_usable).map(|link| VxlanLink { index: link.index, mtu: link.mtu }))
     }
 
     /// The MTU that the link should have; `None` without an overlay.

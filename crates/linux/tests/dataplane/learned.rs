@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use tortie_dataplane::{AppliedRoutes, LearnedRouteTable};
 use tortie_kernel::interface_index;
-use tortie_kernel::route::{Address, Change, NextHop, Route, RouteSocket};
+use tortie_kernel::route::{Address, Change, LinkSetting, NewLink, NewLinkKind, NextHop, Route, RouteSocket};
 use tortie_linux::LearnedRoutes;
 
 use crate::common::cluster::*;
@@ -154,6 +154,69 @@ fn routes_of_both_families_are_written_once_and_found_again() {
             routes.complete();
             assert_eq!(routes.apply(&BTreeSet::new()).unwrap(), AppliedRoutes::default());
             assert_eq!(learned(), []);
+        })
+        .unwrap();
+}
+
+/// A next hop behind two routers, one of which is on a link that goes down: the kernel keeps the other one in its route, and so does
+/// the learned route, which can be withdrawn meanwhile.
+#[test]
+fn a_link_that_is_down_is_left_out_of_learned_routes() {
+    let node = node_of_both_families();
+    node.namespace
+        .run(|| {
+            let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+            let mut socket = RouteSocket::open().unwrap();
+            socket.create(&NewLink { up: true, ..NewLink::new("spare", NewLinkKind::Bridge) }).unwrap();
+            let [first, spare] = ["eth0", "spare"].map(|name| interface_index(name).unwrap());
+            let address = Address { link: spare, address: ip("172.32.0.1"), prefix_length: 24 };
+            socket.change(&Change::AddAddress(address)).unwrap();
+            let other = NextHop { link: spare, gateway: Some(ip("172.32.0.9")), onlink: true };
+            let way = Route::via("10.99.0.0/24".parse().unwrap(), ip("172.31.0.9"), first, 4);
+            socket.change(&Change::AddRoute(Route { others: vec![other], ..way })).unwrap();
+            let up = |socket: &mut RouteSocket, up: bool| {
+                socket.change(&Change::SetLink(spare, vec![LinkSetting::Up(up)])).unwrap();
+            };
+
+            let to: IpNet = "10.65.2.0/26".parse().unwrap();
+            let mut routes = LearnedRoutes::open().unwrap();
+            routes.complete();
+            routes.set(to, [ip("10.99.0.1")].into());
+            let (both, one) = (vec![ip("172.31.0.9"), ip("172.32.0.9")], vec![ip("172.31.0.9")]);
+            for (is_up, expected) in [(true, &both), (false, &one), (true, &both)] {
+                up(&mut socket, is_up);
+                assert_eq!(routes.apply(&BTreeSet::new()).unwrap(), AppliedRoutes::default());
+                assert_eq!(next_hops(), [(to, expected.clone())], "{is_up}");
+                let before = learned();
+                assert_eq!(routes.apply(&BTreeSet::new()).unwrap(), AppliedRoutes::default());
+                assert_eq!(learned(), before, "{is_up}: there is nothing to do");
+            }
+            up(&mut socket, false);
+            routes.set(to, BTreeSet::new());
+            assert_eq!(routes.apply(&BTreeSet::new()).unwrap(), AppliedRoutes::default());
+            assert_eq!(learned(), [], "withdrawn while the link is down");
+        })
+        .unwrap();
+}
+
+/// IPv4 by a router of the other family, as in networks without IPv4 addresses between nodes.
+#[test]
+fn a_next_hop_behind_a_router_of_the_other_family_gets_a_route_by_it() {
+    let node = node_of_both_families();
+    node.namespace
+        .run(|| {
+            let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+            let link = interface_index("eth0").unwrap();
+            let mut socket = RouteSocket::open().unwrap();
+            let way = Route::via("10.99.0.0/24".parse().unwrap(), ip("fe80::9"), link, 4);
+            socket.change(&Change::AddRoute(way)).unwrap();
+            let mut routes = LearnedRoutes::open().unwrap();
+            let to: IpNet = "10.65.2.0/26".parse().unwrap();
+            routes.set(to, [ip("10.99.0.1")].into());
+            for _ in 0..2 {
+                assert_eq!(routes.apply(&BTreeSet::new()).unwrap(), AppliedRoutes::default());
+                assert_eq!(next_hops(), [(to, vec![ip("fe80::9")])]);
+            }
         })
         .unwrap();
 }

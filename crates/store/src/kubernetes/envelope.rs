@@ -45,7 +45,8 @@ pub(crate) fn encode(key: &Key, mut object: Map<String, Value>) -> Result<Map<St
         stored
             .insert("uid".to_owned(), transform_uid(&uid).map_err(|error| format!("metadata.uid: {error}"))?);
     }
-    for field in ["namespace", "resourceVersion", "selfLink", "managedFields"] {
+    let of_the_server = ["namespace", "resourceVersion", "selfLink", "managedFields", "deletionTimestamp"];
+    for field in of_the_server {
         metadata.remove(field);
     }
     if has_own_name(key.kind) {

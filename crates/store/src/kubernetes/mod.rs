@@ -32,6 +32,7 @@ use http::Method;
 use http::header::{ACCEPT, CONTENT_TYPE, HeaderValue};
 use serde_json::{Value, json};
 use tortie_api::manifest::Object;
+use tortie_api::support;
 use tortie_api::{Key, Kind, Position, Positions};
 
 use answer::Operation;
@@ -315,6 +316,28 @@ impl Store for Kubernetes {
             // Another uid is a conflict, too.
             Err(StoreError::Conflict(_)) => Err(self.outdated(key).await),
             result => result,
+        }
+    }
+
+    /// Sends the API server's own form of the object back: [`values::encode`] moves labels and other metadata of Calico's kinds.
+    async fn set_finalizer(
+        &self,
+        key: &Key,
+        finalizer: &str,
+        present: bool,
+        expected: &Version,
+    ) -> Result<(), StoreError> {
+        let (group, path) = self.object_path(key).await?;
+        let get = request(Method::GET, &path, Vec::new());
+        let mut object = self.call(&of_object("get", key, group), get).await?;
+        if object["metadata"]["resourceVersion"] != expected.as_str() {
+            return Err(StoreError::Conflict(key.clone()));
+        }
+        support::set_finalizer(&mut object, finalizer, present);
+        let put = request(Method::PUT, &path, object.to_string().into_bytes());
+        match self.call(&of_object("update", key, group), put).await {
+            Err(StoreError::Conflict(_)) => Err(self.outdated(key).await),
+            result => result.map(drop),
         }
     }
 

@@ -193,7 +193,8 @@ impl WindowsDataplane {
     ) -> Result<Vec<Condition>, Error> {
         let (mut direct, mut conditions) = node_routes::direct(state, network.gateway_v6.is_some());
         // They would take packets away from the pods that are still there.
-        direct.retain(|destination, _| !kept_subnets.is_some_and(|kept| kept.contains(destination)));
+        let is_kept = |net: &IpNet| kept_subnets.into_iter().flatten().any(|kept| routes::overlap(kept, net));
+        direct.retain(|destination, _| !is_kept(destination));
         let own = |version| state.node.as_ref().and_then(|node| node.address(version));
         let ipv4 = own(IpVersion::V4).into_iter().chain([network.gateway.into()]);
         let ipv6 = network.gateway_v6.map(|gateway| own(IpVersion::V6).into_iter().chain([gateway.into()]));

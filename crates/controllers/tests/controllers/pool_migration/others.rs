@@ -73,8 +73,8 @@ async fn a_step_stops_if_somebody_has_begun_something_else() {
             Box::new(moves("third")),
             "IPPool old moves to third since a moment ago",
         ),
-        (false, close.clone(), pool("new"), Box::new(disabled), "IPPool new was closed meanwhile"),
-        (false, close, pool("new"), Box::new(moves("third")), "IPPool new was closed meanwhile"),
+        (false, close.clone(), pool("new"), Box::new(disabled), "IPPool new was closed or deleted meanwhile"),
+        (false, close, pool("new"), Box::new(moves("third")), "IPPool new was closed or deleted meanwhile"),
         (
             true,
             MigrationStep::Cordon("one".into()),

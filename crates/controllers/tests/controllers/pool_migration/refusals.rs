@@ -124,6 +124,11 @@ async fn pools_that_do_not_fit_are_refused() {
         let found = refused(&world, names(old, new)).await.join("\n");
         assert!(found.contains(expected), "{old} {new}: {found}");
     }
+    // IPAM gives no address of a pool that stays only while it is in use.
+    let time = json!("2026-11-27T00:00:00Z");
+    change(&world, &pool("third"), |third| third["metadata"]["deletionTimestamp"] = time).await;
+    let found = refused(&world, names("old", "third")).await.join("\n");
+    assert!(found.contains("IPPool third was deleted, and stays only"), "{found}");
     // It moves elsewhere already.
     change(&world, &pool("old"), |old| set_annotation(old, MIGRATION, &record("third"))).await;
     let found = refused(&world, |_| {}).await.join("\n");
