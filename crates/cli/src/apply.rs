@@ -9,6 +9,7 @@ use tortie_api::manifest::{Object, Preconditions};
 use tortie_api::{Key, Kind, Position, Positions};
 use tortie_store::{Applied, Store, StoreError, Stored, applied, replaced, without_record};
 
+use crate::checks::Writing;
 use crate::concerned::Policies;
 use crate::filenames::Filenames;
 use crate::filter::LabelFilter;
@@ -74,7 +75,7 @@ impl Apply {
         crate::runtime()?.block_on(async {
             let store = self.store.open().await?;
             warn_of_lock(&*store).await;
-            check(&*store, &mut objects).await?;
+            check(&*store, &mut objects, expects).await?;
             if self.skip_exists {
                 anyhow::ensure!(expects == Expects::New, "--skip-exists has an effect with create only");
                 skip_existing(&*store, &mut objects).await?;
@@ -129,7 +130,7 @@ impl Apply {
 }
 
 /// Checks objects against those that are stored, and gives policies of tier default the names under which they are stored.
-pub(crate) async fn check(store: &dyn Store, objects: &mut [Object]) -> anyhow::Result<()> {
+pub(crate) async fn check(store: &dyn Store, objects: &mut [Object], expects: Expects) -> anyhow::Result<()> {
     // Of the two names of a policy in tier default, the manifests may have both.
     let names: BTreeSet<Key> = objects.iter().map(|object| object.key.clone()).collect();
     for object in objects.iter_mut().filter(|object| is_of_default_tier(&object.value)) {
@@ -147,7 +148,11 @@ pub(crate) async fn check(store: &dyn Store, objects: &mut [Object]) -> anyhow::
     }
     refuse_outdated(store, objects).await?;
     without_tier(store, objects).await?;
-    crate::checks::refuse(store, objects).await
+    let how = match expects {
+        Expects::Existing => Writing::Replaced,
+        Expects::New | Expects::Either => Writing::Merged,
+    };
+    crate::checks::refuse(store, objects, how).await
 }
 
 /// Rejects manifests that mean other objects than the stored ones.

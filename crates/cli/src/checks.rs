@@ -17,6 +17,26 @@ use crate::ipam::windows_node;
 use crate::output;
 use crate::store::list;
 
+/// How objects are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Writing {
+    /// They are merged into the stored ones, which keep fields that the manifests leave out.
+    Merged,
+    /// They replace the stored ones.
+    Replaced,
+}
+
+impl Writing {
+    /// The object as it will be stored.
+    fn result(self, object: &Object, before: Option<&Stored>) -> Value {
+        let before = before.map(|before| &before.value);
+        match self {
+            Self::Merged => tortie_store::applied(&object.value, before, object.key.kind),
+            Self::Replaced => tortie_store::replaced(&object.value, before, object.key.kind),
+        }
+    }
+}
+
 /// Rejects objects with fields that Tortie does not support. Prints every problem with its position.
 pub(crate) fn refuse_fields(objects: &[Object]) -> anyhow::Result<()> {
     let fields = objects.iter().flat_map(|object| {
@@ -27,8 +47,8 @@ pub(crate) fn refuse_fields(objects: &[Object]) -> anyhow::Result<()> {
 
 /// Rejects what conflicts with stored objects, as a pool that overlaps with another one. Prints every problem with its
 /// position.
-pub(crate) async fn refuse(store: &dyn Store, objects: &[Object]) -> anyhow::Result<()> {
-    let mut found = pool_problems(store, objects).await?;
+pub(crate) async fn refuse(store: &dyn Store, objects: &[Object], how: Writing) -> anyhow::Result<()> {
+    let mut found = pool_problems(store, objects, how).await?;
     found.extend(settings_beside_windows(store, objects).await?);
     let problems = found.into_iter().map(|(object, error)| at(object, error));
     refuse_problems(&problems.collect::<Vec<_>>())
@@ -158,6 +178,7 @@ pub(crate) fn at(object: &Object, error: FieldError) -> Problem {
 async fn pool_problems<'a>(
     store: &dyn Store,
     objects: &'a [Object],
+    how: Writing,
 ) -> anyhow::Result<Vec<(&'a Object, FieldError)>> {
     let given: Vec<(&Object, Pool)> = objects
         .iter()
@@ -181,14 +202,15 @@ async fn pool_problems<'a>(
         .collect();
     let problems = given.into_iter().flat_map(|(object, pool)| {
         let before = stored.iter().find(|other| other.key == object.key);
-        let changed = before.and_then(|before| refused_change(before, object, &blocks));
+        let after = how.result(object, before);
+        let changed = before.and_then(|before| refused_change(before, &after, &blocks));
         let old = before.and_then(|before| Pool::of(&before.key, &before.value));
         let conflict = conflict(&pool, old.as_ref(), &pools, &networks);
         let had_ipip = old.is_some_and(|old| old.has_ipip);
         let ipip = support::ipip_beside_windows(&pool, windows.iter().map(|node| &*node.name))
             .filter(|_| !had_ipip)
             .map(|problem| FieldError::new("spec.ipipMode", problem));
-        let plain = plain_beside_overlays(before, object, &windows);
+        let plain = plain_beside_overlays(&object.key, before, &after, &windows);
         let errors = changed.into_iter().chain(conflict).chain(ipip).chain(plain);
         errors.map(move |error| (object, error)).collect::<Vec<_>>()
     });
@@ -214,33 +236,30 @@ fn conflict(
 /// What keeps a pool without encapsulation from Windows nodes with overlays, if IPAM gives its addresses to any pod and the pool
 /// was not like that before.
 fn plain_beside_overlays(
+    key: &Key,
     before: Option<&Stored>,
-    object: &Object,
+    after: &Value,
     windows: &[WindowsNode],
 ) -> Option<FieldError> {
     let problem = |value: &Value| {
-        let Ok(Resource::IpPool(pool)) = Resource::read(&object.key, value) else { return None };
+        let Ok(Resource::IpPool(pool)) = Resource::read(key, value) else { return None };
         let is_manual = pool.spec.assignment_mode.as_deref().is_some_and(|mode| mode != "Automatic");
         support::plain_beside_overlays(&pool, windows).filter(|_| !pool.spec.disabled && !is_manual)
     };
-    let before = before.map(|before| &before.value);
-    // The mode that a manifest leaves out may be one that somebody else has set.
-    let after = tortie_store::applied(&object.value, before, object.key.kind);
-    problem(&after).filter(|_| before.and_then(problem).is_none())
+    problem(after).filter(|_| before.and_then(|before| problem(&before.value)).is_none())
 }
 
 /// The change of a pool that is not possible: its blocks stay as they are, so Calico's clients and the definition of the kind refuse
 /// to change its addresses, too (`libcalico-go/lib/clientv3/ippool.go`); and pods keep addresses that the pool no longer is for.
-fn refused_change(before: &Stored, after: &Object, blocks: &[Stored]) -> Option<FieldError> {
+fn refused_change(before: &Stored, after: &Value, blocks: &[Stored]) -> Option<FieldError> {
     let used = in_use(&Pool::of(&before.key, &before.value)?.cidr, blocks.iter().map(|block| &block.value));
     let Ok(Resource::IpPool(old)) = Resource::read(&before.key, &before.value) else { return None };
-    let Resource::IpPool(new) = &after.resource else { return None };
-    // What a manifest leaves out has its default.
+    let Ok(Resource::IpPool(new)) = Resource::read(&before.key, after) else { return None };
     let uses = |pool: &IpPool| pool.spec.allowed_uses.iter().cloned().collect::<BTreeSet<String>>();
     let differs = [
         ("cidr", old.spec.cidr != new.spec.cidr),
         ("blockSize", old.block_size() != new.block_size()),
-        ("allowedUses", used.is_some() && uses(&old) != uses(new)),
+        ("allowedUses", used.is_some() && uses(&old) != uses(&new)),
     ];
     let (field, _) = differs.into_iter().find(|(_, differs)| *differs)?;
     let problem = match used {

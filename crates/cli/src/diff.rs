@@ -53,7 +53,7 @@ impl Diff {
         objects.sort_by_key(|object| object.key.kind.apply_order());
         let changed = crate::runtime()?.block_on(async {
             let store = self.store.open().await?;
-            apply::check(&*store, &mut objects).await?;
+            apply::check(&*store, &mut objects, apply::Expects::Either).await?;
             anyhow::Ok(changed(&*store, &objects).await?)
         })?;
         if self.output == Format::Text {

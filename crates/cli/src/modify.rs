@@ -370,7 +370,7 @@ async fn check(store: &dyn Store, key: &Key, old: &Value, value: &Value) -> anyh
     }
     checks::refuse_fields(&objects)?;
     without_tier(store, &objects).await?;
-    checks::refuse(store, &objects).await
+    checks::refuse(store, &objects, checks::Writing::Replaced).await
 }
 
 #[cfg(test)]

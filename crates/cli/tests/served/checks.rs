@@ -170,6 +170,21 @@ async fn conflicting_pools_and_pools_in_use_are_not_changed() {
 }
 
 /// kubectl and Calico accept such pools. To disable one is the first step of every remedy.
+/// The blocks stay as they are, so nothing changes that must not.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_manifest_may_leave_out_the_block_size_that_somebody_else_has_set() {
+    let cluster = Cluster::new().await;
+    let spec = json!({"cidr": "10.0.0.0/16", "vxlanMode": "Always", "blockSize": 28});
+    cluster.put(&Key::global(Kind::IpPool, "a"), object("IPPool", "a", spec)).await;
+    let without = object("IPPool", "a", json!({"cidr": "10.0.0.0/16", "vxlanMode": "Always"}));
+    let (succeeded, printed) = cluster.applies(&without).await;
+    assert!(succeeded && printed.contains("configured"), "{printed}");
+    let file = cluster.file(&without.to_string());
+    let replaced = cluster.tortie(&["replace", "-f", file.to_str().unwrap()]).output().await.unwrap();
+    let printed = text_of(&replaced);
+    assert!(!replaced.status.success() && printed.contains("spec.blockSize: it cannot change"), "{printed}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pool_that_overlaps_already_may_be_changed() {
     let cluster = Cluster::new().await;
@@ -256,8 +271,13 @@ async fn what_windows_nodes_cannot_use_is_rejected() {
     let patched =
         cluster.tortie(&["patch", "ippool", "d", "--type", "merge", "-p", open]).output().await.unwrap();
     assert!(patched.status.success(), "{}", text_of(&patched));
-    let (succeeded, printed) = cluster.applies(&plain("d", json!({"natOutgoing": true}))).await;
+    let d = plain("d", json!({"natOutgoing": true}));
+    let (succeeded, printed) = cluster.applies(&d).await;
     assert!(succeeded, "{printed}");
+    // A manifest that replaces the pool leaves nothing of it.
+    let file = cluster.file(&d.to_string());
+    let replaced = cluster.tortie(&["replace", "-f", file.to_str().unwrap()]).output().await.unwrap();
+    assert!(!replaced.status.success() && text_of(&replaced).contains(by_vxlan), "{}", text_of(&replaced));
 }
 
 /// Calico stores a policy `x` of tier default as `default.x`: whoever applies or deletes the one means the other.
