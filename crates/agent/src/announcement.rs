@@ -125,7 +125,7 @@ impl Announced {
         self.conditions.subscribe()
     }
 
-    /// Whether somebody must look at the machine's interfaces again, because nobody tells of changes there.
+    /// Returns true if the interfaces must be read at each tick. The system does not report their changes.
     fn needs_looks(&self) -> bool {
         self.finder.methods.ask_the_machine() || self.missing.need_looks()
     }
@@ -175,7 +175,7 @@ async fn annotate(
     }
     annotations.insert(flannel_etcd::SUBNETS, None);
     let own = IpVersion::ALL.map(|version| own_address(current, &annotations, version));
-    let families = match (&announced.etcd_lease, lease) {
+    let mut families = match (&announced.etcd_lease, lease) {
         (Some(etcd_lease), _) => {
             etcd_lease.tell(node, &own)?;
             annotations.extend([etcd_lease.annotation()]);
@@ -193,13 +193,7 @@ async fn annotate(
             let has_address = |version: &IpVersion| {
                 of_flannel.get(Node::FLANNEL_ADDRESS.of(*version)).is_some_and(Option::is_some)
             };
-            // Pods get no addresses that other nodes reach no longer.
-            let lost = announced.missing.given_up();
-            let is_overwritten =
-                |version: &IpVersion| current[Node::FLANNEL_OVERWRITE.of(*version)].is_string();
-            let families = lease.families().into_iter().filter(has_address);
-            let families =
-                families.filter(|version| !lost.contains(version) || is_overwritten(version)).collect();
+            let families = lease.families().into_iter().filter(has_address).collect();
             for names in [Node::FLANNEL_ADDRESS, Node::FLANNEL_DATA] {
                 let is_kept = |name: &str| kept.iter().any(|version| names.of(*version) == name);
                 of_flannel.retain(|name, value| value.is_some() || !is_kept(name));
@@ -208,6 +202,10 @@ async fn annotate(
             families
         }
     };
+    // New pods get no addresses of a family in which other nodes cannot reach this one.
+    let lost = announced.missing.given_up();
+    let is_overwritten = |version: &IpVersion| current[Node::FLANNEL_OVERWRITE.of(*version)].is_string();
+    families.retain(|version| !lost.contains(version) || is_overwritten(version));
     annotations.retain(|name, value| current[*name].as_str() != value.as_deref());
     if !annotations.is_empty() {
         store.annotate_node(node, &annotations).await?;

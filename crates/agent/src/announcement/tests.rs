@@ -312,6 +312,39 @@ async fn what_flanneld_has_announced_stays_while_the_address_is_missing_for_a_mo
     assert_eq!(*conditions.borrow(), []);
 }
 
+/// The annotation of an address that the kubelet does not report stays for ever, and so does what flannel's daemons read. But other
+/// nodes no longer reach pods of that family.
+#[cfg(target_os = "linux")]
+#[tokio::test(start_paused = true)]
+async fn pods_of_a_node_that_has_lost_ipv6_get_ipv4_only() {
+    let own_v6 = Node::ADDRESS_V6;
+    let overwrite = Node::FLANNEL_OVERWRITE.of(IpVersion::V6);
+    for (more, expected) in
+        [(None, &[IpVersion::V4][..]), (Some((overwrite, "2001:db8::7")), &IpVersion::ALL)]
+    {
+        let store = Embedded::in_memory().unwrap();
+        let key = Key::global(Kind::Node, "n");
+        let mut annotations = json!({Node::ADDRESS: "127.0.0.1/8", own_v6: "2001:db8::1/64"});
+        more.into_iter().for_each(|(name, text)| annotations[name] = json!(text));
+        let addresses = json!([{"type": "InternalIP", "address": "127.0.0.1"}]);
+        let metadata = json!({"name": "n", "annotations": annotations});
+        store.create(&key, json!({"metadata": metadata, "status": {"addresses": addresses}})).await.unwrap();
+        let subnets = ["10.5.1.0/24", "fd00:5:1::/64"].map(|net| net.parse().unwrap());
+        let lease = Some(OwnLease::of_subnets(subnets.to_vec(), None));
+        let mut announced =
+            Announced { lease, ..announced(Tunnels::derived(vec![]), AddressMethods::default()) };
+        assert_eq!(
+            annotate(&store, "n", &mut announced).await.unwrap(),
+            IpVersion::ALL,
+            "perhaps for a moment"
+        );
+        tokio::time::sleep(Duration::from_secs(5 * 60)).await;
+        assert_eq!(annotate(&store, "n", &mut announced).await.unwrap(), expected);
+        let after = store.get(&key).await.unwrap().unwrap().value;
+        assert_eq!(after["metadata"]["annotations"][own_v6], "2001:db8::1/64");
+    }
+}
+
 /// Nothing of the Node changes meanwhile.
 #[cfg(target_os = "linux")]
 #[tokio::test(start_paused = true)]
