@@ -2,6 +2,7 @@
 
 use ipnet::IpNet;
 use serde_json::json;
+use tortie_api::net::overlap;
 use tortie_api::support::{Pool, is_for_load_balancers, is_terminating};
 use tortie_api::{Key, Kind};
 use tortie_deploy::{Encapsulation, POOL_NAME, POOL_V6_NAME};
@@ -45,9 +46,7 @@ async fn create(store: &dyn Endpoints, pool: &DefaultPool) -> Result<(), StoreEr
     };
     // A deleted pool stays while its addresses are in use: no other one may have them, or its name.
     let deleted = pools.iter().filter_map(|stored| Pool::of(&stored.key, &stored.value));
-    let is_in_the_way = |other: &Pool| {
-        other.name == name || other.cidr.contains(&pool.cidr) || pool.cidr.contains(&other.cidr)
-    };
+    let is_in_the_way = |other: &Pool| other.name == name || overlap(&other.cidr, &pool.cidr);
     if let Some(other) = deleted.filter(|other| other.is_terminating).find(is_in_the_way) {
         tracing::warn!(
             pool = %pool.cidr,

@@ -111,8 +111,8 @@ impl EtcdLease {
         }
     }
 
-    /// The annotation by which the node remembers its subnets. It has the address that the key has, which may be a former one of the
-    /// node: by it, an agent that starts knows its key.
+    /// The annotation that records the node's subnets, and the address in the node's key. That may be an earlier address of the node.
+    /// An agent that starts recognises its key by it.
     pub(crate) fn annotation(&self) -> (&'static str, Option<String>) {
         let address = self.snapshot.borrow().address.or(self.former);
         (SUBNETS, Some(memory(&self.subnets, address)))

@@ -38,7 +38,7 @@ pub(crate) struct OwnAddresses {
 #[derive(Debug, PartialEq, Eq)]
 enum Decision {
     Keep,
-    /// The interfaces cannot be read, so nothing changes, and what was missing may still be.
+    /// The interfaces cannot be read, so nothing changes.
     Unknown,
     Write(String),
     Missing(Missing),

@@ -4,7 +4,14 @@ use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
+
+/// Whether two networks have an address in common.
+#[must_use]
+pub fn overlap(one: &IpNet, other: &IpNet) -> bool {
+    one.contains(other) || other.contains(one)
+}
 
 /// What a rule does with matching packets (`projectcalico.org/v3` `Rule.action`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

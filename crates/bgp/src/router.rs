@@ -43,7 +43,7 @@ pub struct Router {
     members: BTreeMap<PeerId, Member>,
     rib: Rib,
     deferral: Option<Deferral>,
-    /// What was chosen during the wait.
+    /// Changes that are held back until the wait ends.
     held: BTreeMap<IpNet, RouteChange>,
     seed: u64,
 }

@@ -52,7 +52,6 @@ impl Controllers {
                 identity: format!("{}_{:016x}", host.trim(), random_seed()),
                 namespace: self.namespace,
                 node_grace: Duration::from_secs(self.node_grace),
-                has_finalizers: self.store.is_kubernetes(),
             };
             tokio::select! {
                 () = tortie_controllers::run(config) => {}

@@ -27,6 +27,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tortie_api::{Key, Kind};
+use tortie_ipam::IpamError;
 use tortie_store::backoff::{Backoff, random_seed};
 use tortie_store::{Endpoints, Interest, Store};
 
@@ -44,7 +45,7 @@ use reconciler::Stores;
 const MAX_ROUND: Duration = Duration::from_secs(60);
 /// How long a block must be empty before its node gives it up: Calico's `leakGracePeriod`.
 const EMPTY_GRACE: Duration = Duration::from_secs(15 * 60);
-/// The time between two looks at pools. A pool in use must not be deleted before the first one.
+/// The time between two looks at pools. A new pool has no finalizer, and a deleted one that is not in use stays, at most for so long.
 const POOLS_ROUND: Duration = Duration::from_secs(5);
 /// The name of the Lease.
 pub const LEASE_NAME: &str = "tortie-controllers";
@@ -62,8 +63,6 @@ pub struct Config {
     pub namespace: String,
     /// How long a Node must be missing before what it leaves behind is removed.
     pub node_grace: Duration,
-    /// Whether the datastore is a Kubernetes API, which knows finalizers.
-    pub has_finalizers: bool,
 }
 
 impl Config {
@@ -116,54 +115,41 @@ async fn host_endpoints(store: &dyn Store) {
 }
 
 async fn nodes(config: &Config) {
-    let mut nodes = Nodes::new(config.store.clone(), config.truth(), config.node_grace);
+    let nodes = Nodes::new(config.store.clone(), config.truth(), config.node_grace);
     let period = MAX_ROUND.min(config.node_grace / 4);
-    let mut backoff = Backoff::new(random_seed()).with_max(period);
+    rounds("vanished nodes cannot be looked for", (period, period), nodes, Nodes::round).await;
+}
+
+async fn blocks(config: &Config) {
+    let blocks = Blocks::new(config.store.clone(), EMPTY_GRACE);
+    rounds("empty blocks cannot be looked for", (MAX_ROUND, MAX_ROUND), blocks, Blocks::round).await;
+}
+
+/// Only a Kubernetes API has finalizers.
+async fn pools(config: &Config) {
+    if !config.store.derives_from_kubernetes() {
+        return std::future::pending().await;
+    }
+    let pools = Pools::new(config.store.clone());
+    rounds("deleted pools cannot be looked for", (POOLS_ROUND, MAX_ROUND), pools, Pools::round).await;
+}
+
+/// Runs rounds with this time between them, and at most the second one after failures. `problem` says what a failure means.
+async fn rounds<T>(
+    problem: &str,
+    (period, longest): (Duration, Duration),
+    mut subject: T,
+    mut round: impl AsyncFnMut(&mut T, Instant) -> Result<(), IpamError>,
+) {
+    let mut backoff = Backoff::new(random_seed()).with_max(longest);
     loop {
-        match nodes.round(Instant::now()).await {
+        match round(&mut subject, Instant::now()).await {
             Ok(()) => {
                 backoff.succeeded();
                 tokio::time::sleep(period).await;
             }
             Err(error) => {
-                tracing::warn!(%error, "vanished nodes cannot be looked for; the controllers retry");
-                backoff.wait().await;
-            }
-        }
-    }
-}
-
-async fn blocks(config: &Config) {
-    let mut blocks = Blocks::new(config.store.clone(), EMPTY_GRACE);
-    let mut backoff = Backoff::new(random_seed()).with_max(MAX_ROUND);
-    loop {
-        match blocks.round(Instant::now()).await {
-            Ok(()) => {
-                backoff.succeeded();
-                tokio::time::sleep(MAX_ROUND).await;
-            }
-            Err(error) => {
-                tracing::warn!(%error, "empty blocks cannot be looked for; the controllers retry");
-                backoff.wait().await;
-            }
-        }
-    }
-}
-
-async fn pools(config: &Config) {
-    if !config.has_finalizers {
-        return std::future::pending().await;
-    }
-    let mut pools = Pools::new(config.store.clone());
-    let mut backoff = Backoff::new(random_seed()).with_max(MAX_ROUND);
-    loop {
-        match pools.round(Instant::now()).await {
-            Ok(()) => {
-                backoff.succeeded();
-                tokio::time::sleep(POOLS_ROUND).await;
-            }
-            Err(error) => {
-                tracing::warn!(%error, "deleted pools cannot be looked for; the controllers retry");
+                tracing::warn!(%error, "{problem}; the controllers retry");
                 backoff.wait().await;
             }
         }

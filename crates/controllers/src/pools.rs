@@ -28,11 +28,11 @@ pub(crate) const SETTLE: Duration = POOLS_FRESH.saturating_mul(2);
 pub struct Pools {
     store: Arc<dyn Store>,
     records: Records,
-    /// Deleted pools, by name: since when this process knows it, and what the log says of their use.
+    /// The deleted pools by name, with the time of the first look at them, and the last use that was logged.
     terminating: BTreeMap<String, (Instant, String)>,
 }
 
-/// Deletes a pool of which no address is in use, without waiting until [`Pools`] let it go. Returns false if it did not exist.
+/// Deletes a pool that is not in use, without waiting for [`Pools`] to remove its finalizer. Returns false if it did not exist.
 ///
 /// # Errors
 /// The pool has another version now, or the store failed.
@@ -50,7 +50,7 @@ pub async fn delete_pool(
     Ok(true)
 }
 
-/// Removes the finalizer of a pool, so that nothing holds it any more when it is deleted.
+/// Removes the finalizer of a pool, so that the API server deletes it at once.
 ///
 /// # Errors
 /// The store failed.
@@ -90,7 +90,7 @@ impl Pools {
             }
         }
         let (deleted, open): (Vec<_>, Vec<_>) = read.into_iter().partition(|(pool, _)| pool.is_terminating);
-        // What moves the addresses of a pool to another one deletes it, too.
+        // `tortie pool migrate` deletes the pool that it moves.
         let is_due =
             |stored: &Stored| is_protected(&stored.value) && annotation(&stored.value, MIGRATION).is_none();
         let deleted: Vec<(Pool, Stored)> = deleted.into_iter().filter(|(_, stored)| is_due(stored)).collect();
@@ -98,7 +98,7 @@ impl Pools {
         let open_nets: Vec<IpNet> = open.iter().map(|(pool, _)| pool.cidr).collect();
         let mut result = Ok(());
         if !deleted.is_empty() {
-            // A block that appears later belongs to an agent that did not know of the deletion: hence the time to settle.
+            // Agents that do not know of the deletion yet may still claim blocks, so the pool stays for `SETTLE`.
             let mut blocks = self.store.list(Kind::IpamBlock).await?.items;
             // Pools may overlap, and another one still has the block.
             blocks.retain(|block| {
@@ -109,14 +109,14 @@ impl Pools {
                 result = result.and(self.finalize(stored, &pool, &blocks, now).await);
             }
         }
-        // One pool that the API server does not take back holds no other.
+        // A pool that the API server rejects does not delay the others.
         for (_, stored) in open.into_iter().filter(|(_, stored)| !is_protected(&stored.value)) {
             result = result.and(self.write(stored, true).await.map(drop));
         }
         result
     }
 
-    /// Lets a deleted pool go, unless one of these blocks is in use.
+    /// Removes the finalizer of a deleted pool, unless one of these blocks is in use.
     async fn finalize(
         &mut self,
         stored: Stored,

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::error::Error;
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use ipnet::IpNet;
 
@@ -31,12 +30,6 @@ pub struct SystemRoutes {
 /// The learned routes of a node. A next hop is looked up among the routes of others, so that learned routes cannot depend on each
 /// other. Routes of others are left alone.
 pub trait LearnedRouteTable: Send {
-    /// Calls `on_change`, perhaps from another thread, when links or routes of the system have changed, whoever changed them. A system
-    /// that reports no changes never calls it.
-    fn watch(&mut self, on_change: Arc<dyn Fn() + Send + Sync>) {
-        drop(on_change);
-    }
-
     /// Whether the system has learned routes, for instance of an earlier process.
     ///
     /// # Errors

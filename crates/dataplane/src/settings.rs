@@ -94,9 +94,9 @@ impl Settings {
             vxlan_ports: [felix.vxlan_port(), FelixConfigurationSpec::VXLAN_PORT].into(),
             vxlan_from_workloads: allow_vxlan_packets_from_workloads.unwrap_or_default(),
             ipip_from_workloads: allow_ipip_packets_from_workloads.unwrap_or_default(),
-            vxlan_mtu: vxlan_mtu.filter(is_mtu),
-            vxlan_mtu_v6: vxlan_mtu_v6.filter(|mtu| is_mtu(mtu) && *mtu >= LEAST_IPV6_MTU),
-            ipip_mtu: ipip_mtu.filter(is_mtu),
+            vxlan_mtu: vxlan_mtu.filter(|mtu| FelixConfigurationSpec::MTUS.contains(mtu)),
+            vxlan_mtu_v6: vxlan_mtu_v6.filter(|mtu| FelixConfigurationSpec::MTUS_V6.contains(mtu)),
+            ipip_mtu: ipip_mtu.filter(|mtu| FelixConfigurationSpec::MTUS.contains(mtu)),
             deny: felix.deny_action(),
             established_flows: established_flows.unwrap_or_default(),
             policy_counters: policy_counters.unwrap_or_default(),
@@ -105,14 +105,6 @@ impl Settings {
             pools,
         }
     }
-}
-
-/// The least MTU of a link with IPv6 (RFC 8200, 5).
-const LEAST_IPV6_MTU: u32 = 1_280;
-
-/// Whether the kernel takes it. Somebody may have stored another one, which nodes report.
-fn is_mtu(mtu: &u32) -> bool {
-    (68..=65_535).contains(mtu)
 }
 
 impl Default for Settings {

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde_json::{Map, Value, json};
 use tortie_api::kubernetes::{FlannelBackend, FlannelLease};
-use tortie_api::net::MacAddress;
+use tortie_api::net::{MacAddress, overlap};
 
 use crate::config::with_small_keys;
 
@@ -39,7 +39,7 @@ impl Subnets {
     /// Whether they share an address with others.
     #[must_use]
     pub fn overlap(&self, others: &Self) -> bool {
-        self.nets().any(|net| others.nets().any(|other| net.contains(&other) || other.contains(&net)))
+        self.nets().any(|net| others.nets().any(|other| overlap(&net, &other)))
     }
 
     /// The subnets, IPv4 first.

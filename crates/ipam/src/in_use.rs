@@ -7,13 +7,12 @@ use serde::Deserialize;
 use serde_json::Value;
 use tortie_api::ipam::Attribute;
 
-/// The users of addresses of a network.
+/// The users of addresses of a network, for messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InUse {
-    /// How many there are.
-    pub count: u64,
-    /// The owner of the first one, for messages.
-    pub first: String,
+    count: u64,
+    /// The owner of the first one.
+    first: String,
 }
 
 impl fmt::Display for InUse {

@@ -6,7 +6,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use ipnet::IpNet;
 use tortie_dataplane::{AppliedRoutes, LearnedRouteTable, RouteTableError, SystemRoutes};
@@ -51,6 +50,16 @@ impl LearnedRoutes {
         Ok(Self { socket: RouteSocket::open()?, wanted: BTreeMap::new(), keeps_unknown: true, watch: None })
     }
 
+    /// Calls `on_change`, from another thread, when links or routes in the network namespace of the calling thread have changed,
+    /// whoever changed them.
+    pub fn watch(&mut self, on_change: impl Fn() + Send + 'static) {
+        self.watch = RouteWatch::start(on_change)
+            .inspect_err(|error| {
+                tracing::error!(%error, "cannot watch links and routes; the BGP speaker notices changes at its next look");
+            })
+            .ok();
+    }
+
     /// Deletes all learned routes of the node, also those of an earlier process. Returns how many there were.
     ///
     /// # Errors
@@ -66,15 +75,6 @@ impl LearnedRoutes {
 }
 
 impl LearnedRouteTable for LearnedRoutes {
-    /// Watches the network namespace of the calling thread.
-    fn watch(&mut self, on_change: Arc<dyn Fn() + Send + Sync>) {
-        self.watch = RouteWatch::start(move || on_change())
-            .inspect_err(|error| {
-                tracing::error!(%error, "cannot watch links and routes; the BGP speaker notices changes at its next look");
-            })
-            .ok();
-    }
-
     fn exist(&mut self) -> Result<bool, RouteTableError> {
         Ok(self.socket.routes()?.iter().any(is_learned))
     }
@@ -126,7 +126,7 @@ struct Plan {
     applied: AppliedRoutes,
 }
 
-/// The changes after which the kernel has the wanted routes. Packets take none of the links that are `dead`.
+/// The changes after which the kernel has the wanted routes. Links in `dead` carry no packets.
 fn plan(
     wanted: &BTreeMap<IpNet, BTreeSet<IpAddr>>,
     kernel: &[Route],

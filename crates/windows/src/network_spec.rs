@@ -141,6 +141,7 @@ pub(crate) fn named_adapter(network: &Network) -> Option<String> {
         network.policies.iter().filter_map(|policy| policy.settings::<NetAdapterName>().ok().flatten());
     Some(named.find(|named| !named.network_adapter_name.is_empty())?.network_adapter_name)
 }
+
 /// The first subnet of IPv4, which has the node's end of the tunnel.
 pub(crate) fn first_subnet(network: &Network) -> Option<&Subnet> {
     network.subnets().find(|subnet| subnet.ip_address_prefix.parse::<Ipv4Net>().is_ok())

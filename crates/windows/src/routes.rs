@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use ipnet::{IpNet, Ipv4Net};
+use tortie_api::net::overlap;
 use tortie_dataplane::{Condition, MacAddress, NodeState, Reason, RouteTarget};
 use tortie_hcn::schema::{Modify, Network, Policy, RemoteSubnetRoute, RequestType};
 use tortie_hcn::{Class, Guid, Hcn, HcnExt};
@@ -19,11 +20,6 @@ struct NextHop {
     provider: String,
     /// `None` if HNS has an invalid MAC address.
     mac: Option<MacAddress>,
-}
-
-/// Whether two networks share addresses.
-pub(crate) fn overlap(one: &IpNet, other: &IpNet) -> bool {
-    one.contains(other) || other.contains(one)
 }
 
 /// Makes the network's routes match the state. Removals come first, because HNS has one route for a prefix. Returns

@@ -98,7 +98,7 @@ fn on_linux(is_wanted: bool, run_folder: Option<&Path>) -> Result<Option<System>
     if is_wanted {
         let changed = Arc::new(Notify::new());
         let notified = changed.clone();
-        learned.watch(Arc::new(move || notified.notify_one()));
+        learned.watch(move || notified.notify_one());
         return Ok(Some(System { learned: Box::new(learned), firewall: None, changed, marker }));
     }
     report_removed(learned.remove_all().map_err(failed)?);

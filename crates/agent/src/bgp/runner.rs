@@ -255,13 +255,13 @@ impl Runner {
         own: BTreeMap<IpNet, OwnRoute>,
     ) -> Result<Vec<tortie_bgp::speaker::Error>, tortie_bgp::speaker::Error> {
         let is_other = |running: &Running| running.config.identifier != config.identifier;
-        let mut has_told = false;
+        let mut after_shutdown = false;
         if let Some(old) = self.running.take_if(|running| is_other(running)) {
             old.speaker.shut_down("the BGP identifier of the node changes").await?;
-            has_told = true;
+            after_shutdown = true;
         }
         let Some(running) = &mut self.running else {
-            return self.start(config, own, has_told).await;
+            return self.start(config, own, after_shutdown).await;
         };
         let mut applied = Ok(Vec::new());
         if running.config != config || !self.left_out.is_empty() || self.of_speaker.is_some() {
@@ -279,12 +279,12 @@ impl Runner {
         applied
     }
 
-    /// Starts a speaker. `has_told` says that an earlier one has told its peers to forget its routes.
+    /// Starts a speaker. After a shutdown of the previous one, its peers have removed its routes, so it does not count as restarted.
     async fn start(
         &mut self,
         config: Config,
         own: BTreeMap<IpNet, OwnRoute>,
-        has_told: bool,
+        after_shutdown: bool,
     ) -> Result<Vec<tortie_bgp::speaker::Error>, tortie_bgp::speaker::Error> {
         let Some(learned) = &mut self.learned else { return Ok(Vec::new()) };
         learned.restart();
@@ -292,12 +292,15 @@ impl Runner {
         self.unreachable.clear();
         // A node whose peers tell it no routes forwards packets all the time, too.
         let has_run = self.marker.as_ref().is_some_and(|marker| marker.exists());
-        let restarted = has_run
-            || learned.exist().unwrap_or_else(|error| {
-                tracing::warn!(%error, "cannot read the routes of the kernel; the BGP speaker waits for its peers");
-                true
-            });
-        let waiting = (restarted && !has_told).then_some(RESTART);
+        let mut has_forwarded = || {
+            has_run
+                || learned.exist().unwrap_or_else(|error| {
+                    tracing::warn!(%error, "cannot read the routes of the kernel; the BGP speaker waits for its peers");
+                    true
+                })
+        };
+        let restarted = !after_shutdown && has_forwarded();
+        let waiting = restarted.then_some(RESTART);
         let (speaker, events, left_out) = Speaker::start(config.clone(), waiting).await?;
         speaker.advertise(own.clone()).await?;
         if let Some(marker) = &self.marker
@@ -555,7 +558,7 @@ mod tests {
     }
 
     /// A speaker with a peer that is away, so that it waits if it counts as restarted.
-    async fn waits(marker: Option<&Path>, has_told: bool) -> bool {
+    async fn waits(marker: Option<&Path>, after_shutdown: bool) -> bool {
         let system = System {
             learned: Box::new(NoRoutes),
             firewall: None,
@@ -570,7 +573,7 @@ mod tests {
         let peer =
             (SocketAddr::new(peer, 179), PeerConfig { session, rules, transport: Transport::default() });
         let config = Config { identifier, listen: Vec::new(), peers: [peer].into() };
-        runner.start(config, BTreeMap::new(), has_told).await.unwrap();
+        runner.start(config, BTreeMap::new(), after_shutdown).await.unwrap();
         runner.running.unwrap().speaker.status().await.unwrap().deferring
     }
 
@@ -580,13 +583,13 @@ mod tests {
     async fn a_speaker_counts_as_restarted_if_one_has_run_since_the_nodes_start() {
         let folder = tempfile::tempdir().unwrap();
         let marker = folder.path().join("bgp-speaker");
-        for (marker, has_told, expected) in [
+        for (marker, after_shutdown, expected) in [
             (Some(&*marker), false, false),
             (Some(&*marker), false, true),
             (Some(&*marker), true, false),
             (None, false, false),
         ] {
-            assert_eq!(waits(marker, has_told).await, expected, "{marker:?} {has_told}");
+            assert_eq!(waits(marker, after_shutdown).await, expected, "{marker:?} {after_shutdown}");
         }
     }
 }

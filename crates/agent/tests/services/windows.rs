@@ -397,10 +397,7 @@ async fn a_node_without_ipv6_address_gives_pods_ipv4_only() {
     let message = ipv4_only(&bed, &hns).await;
     assert!(message.contains("the Node has no IPv6 address"), "{message}");
     // It gets one. The network is made anew when the pod has ended.
-    let key = Key::global(Kind::Node, NODE);
-    let mut node = bed.store.get(&key).await.unwrap().unwrap().value;
-    node["metadata"]["annotations"]["projectcalico.org/IPv6Address"] = json!("2001:db8::1/64");
-    put(&*bed.store, &key, node).await;
+    set_ipv6_address(&bed).await;
     let says = async |text: &str| without_ipv6(&bed).await.iter().any(|message| message.contains(text));
     until("the network is in use", async || says("was made without a subnet for fd00::").await).await;
     let call = Invocation { command: Command::Del, ..bed.invocation(Command::Del, "p", "p") };
@@ -456,14 +453,19 @@ async fn a_node_that_loses_its_ipv6_address_gives_no_more_ipv6() {
 async fn a_node_whose_ipv6_pool_goes_misses_no_ipv6() {
     let (bed, hns) = bridged(Config::SERVER_2022, "fd00::/120", None).await;
     ipv4_only(&bed, &hns).await;
-    let key = Key::global(Kind::Node, NODE);
-    let mut node = bed.store.get(&key).await.unwrap().unwrap().value;
-    node["metadata"]["annotations"]["projectcalico.org/IPv6Address"] = json!("2001:db8::1/64");
-    put(&*bed.store, &key, node).await;
+    set_ipv6_address(&bed).await;
     let says = async |text: &str| without_ipv6(&bed).await.iter().any(|message| message.contains(text));
     until("the network is in use", async || says("was made without a subnet for fd00::").await).await;
     bed.store.delete(&Key::global(Kind::IpPool, "six"), None).await.unwrap();
     until("nothing is reported", async || without_ipv6(&bed).await.is_empty()).await;
+}
+
+/// The Node gets an IPv6 address.
+async fn set_ipv6_address(bed: &Bed) {
+    let key = Key::global(Kind::Node, NODE);
+    let mut node = bed.store.get(&key).await.unwrap().unwrap().value;
+    node["metadata"]["annotations"]["projectcalico.org/IPv6Address"] = json!("2001:db8::1/64");
+    put(&*bed.store, &key, node).await;
 }
 
 /// The condition of a node whose pod gets an IPv4 address only.

@@ -2,6 +2,7 @@
 //! `felix/config/config_params.go` of Calico). `crate::support` has the state of all other fields.
 
 use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 
 use serde::Deserialize;
 
@@ -238,6 +239,10 @@ impl FailsafePort {
 }
 
 impl FelixConfigurationSpec {
+    /// The MTUs that Linux lets a link have.
+    pub const MTUS: RangeInclusive<u32> = 68..=65_535;
+    /// Those of a link with IPv6 (RFC 8200, 5).
+    pub const MTUS_V6: RangeInclusive<u32> = 1_280..=65_535;
     /// The settings of one node: its own settings (`node.<name>`) take precedence over those of all nodes.
     #[must_use]
     pub fn or(self, all: &Self) -> Self {

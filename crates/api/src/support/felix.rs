@@ -1,21 +1,26 @@
 //! Every field of FelixConfiguration of Calico v3.32, and what Tortie does with it.
 
+use std::ops::RangeInclusive;
+
 use super::State::{Implemented, Rejected, Reported};
 use super::Takes::{
     AnyCase, Bool, Duration, Integer, Interface, Ipv4, Ipv6, ListsOfRouteTables, Nets, Nothing, NumberOrText,
     Object, Objects, Pattern, Port, Ports, Rate, RouteTables, Text, Texts, Timeouts, Word,
 };
 use super::{Field, Takes, field};
+use crate::calico::FelixConfigurationSpec;
 
 const WIREGUARD_REFUSED: &str = "Tortie does not encrypt packets between nodes, so they would be sent in the clear. Remove the \
      field, or encrypt the network below";
 const NODE_SELECTOR_REFUSED: &str =
     "settings for nodes by their labels are not supported; name the object node.NAME for one node";
 
-/// What Linux lets a link have.
-const KERNEL_MTU: Takes = Takes::ZeroOr(68, 65_535);
-/// The same with IPv6 (RFC 8200, 5).
-const IPV6_MTU: Takes = Takes::ZeroOr(1_280, 65_535);
+const KERNEL_MTU: Takes = mtu(&FelixConfigurationSpec::MTUS);
+const IPV6_MTU: Takes = mtu(&FelixConfigurationSpec::MTUS_V6);
+
+const fn mtu(mtus: &RangeInclusive<u32>) -> Takes {
+    Takes::ZeroOr(*mtus.start() as i64, *mtus.end() as i64)
+}
 
 const AWS: &str = "Tortie does not configure cloud providers; configure the instances instead";
 const CONNTRACK_INVALID: &str = "packets that connection tracking reports as invalid are dropped";

@@ -11,6 +11,7 @@ use super::Takes::{Bool, Integer, Text, Texts, Word};
 use super::{Field, field};
 use crate::calico::{EncapsulationMode, FelixConfiguration, IpPool};
 use crate::kubernetes::Node;
+use crate::net::overlap;
 use crate::{FieldError, Key};
 
 const NOT_CARRIED: &str = "with Never, the default, packets pass between nodes only by routes of BGP (agents with --bgp), by direct routes (agents with --direct-routes) or by those of \
@@ -136,10 +137,6 @@ pub fn node_networks(node: &Value) -> Vec<IpNet> {
         text.parse::<IpNet>().ok().or_else(alone).map(|net| net.trunc())
     };
     texts.filter_map(network).collect()
-}
-
-fn overlap(one: &IpNet, other: &IpNet) -> bool {
-    one.contains(other) || other.contains(one)
 }
 
 /// A pool's conflict with other pools: the name of the first other pool that shares addresses with it.

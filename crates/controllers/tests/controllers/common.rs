@@ -168,7 +168,6 @@ pub(crate) fn start_in(
         identity: identity.to_owned(),
         namespace: namespace.to_owned(),
         node_grace: Duration::from_secs(4),
-        has_finalizers: false,
     };
     Running::new(tokio::spawn(tortie_controllers::run(config)))
 }

@@ -67,7 +67,6 @@ fn start(store: Arc<dyn Endpoints>, kubernetes: Option<Arc<dyn Endpoints>>, name
         identity: namespace.to_owned(),
         namespace: namespace.to_owned(),
         node_grace: Duration::from_secs(1),
-        has_finalizers: true,
     };
     Running::new(tokio::spawn(tortie_controllers::run(config)))
 }

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use tortie_api::net::IpVersion;
+use tortie_api::net::{IpVersion, overlap};
 use tortie_dataplane::{Condition, LocalNode, NodeState, Reason, Report, RouteTarget};
 use tortie_hcn::{Guid, HcnExt};
 
@@ -193,7 +193,7 @@ impl WindowsDataplane {
     ) -> Result<Vec<Condition>, Error> {
         let (mut direct, mut conditions) = node_routes::direct(state, network.gateway_v6.is_some());
         // They would take packets away from the pods that are still there.
-        let is_kept = |net: &IpNet| kept_subnets.into_iter().flatten().any(|kept| routes::overlap(kept, net));
+        let is_kept = |net: &IpNet| kept_subnets.into_iter().flatten().any(|kept| overlap(kept, net));
         direct.retain(|destination, _| !is_kept(destination));
         let own = |version| state.node.as_ref().and_then(|node| node.address(version));
         let ipv4 = own(IpVersion::V4).into_iter().chain([network.gateway.into()]);
