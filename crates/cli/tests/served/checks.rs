@@ -174,9 +174,14 @@ async fn conflicting_pools_and_pools_in_use_are_not_changed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_manifest_may_leave_out_the_block_size_that_somebody_else_has_set() {
     let cluster = Cluster::new().await;
-    let spec = json!({"cidr": "10.0.0.0/16", "vxlanMode": "Always", "blockSize": 28});
-    cluster.put(&Key::global(Kind::IpPool, "a"), object("IPPool", "a", spec)).await;
     let without = object("IPPool", "a", json!({"cidr": "10.0.0.0/16", "vxlanMode": "Always"}));
+    let mut stored = without.clone();
+    stored["spec"]["blockSize"] = json!(28);
+    stored["metadata"]["annotations"] =
+        json!({"kubectl.kubernetes.io/last-applied-configuration": without.to_string()});
+    cluster.put(&Key::global(Kind::IpPool, "a"), stored).await;
+    let without =
+        object("IPPool", "a", json!({"cidr": "10.0.0.0/16", "vxlanMode": "Always", "natOutgoing": true}));
     let (succeeded, printed) = cluster.applies(&without).await;
     assert!(succeeded && printed.contains("configured"), "{printed}");
     let file = cluster.file(&without.to_string());
