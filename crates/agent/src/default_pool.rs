@@ -29,31 +29,50 @@ pub(crate) async fn ensure(store: &dyn Endpoints, pool: &DefaultPool) {
     }
 }
 
-async fn create(store: &dyn Endpoints, pool: &DefaultPool) -> Result<(), StoreError> {
-    let pools = store.list(Kind::IpPool).await?.items;
-    let is_of_family = |stored: &&Stored| {
+/// What to do about the default pool.
+#[derive(Debug, PartialEq, Eq)]
+enum Decision {
+    /// A pool gives addresses of its family.
+    Keep,
+    /// A deleted pool with this name is still in use: no other one may have its addresses, or its name.
+    Wait(String),
+    Create,
+}
+
+fn decide(pools: &[Stored], pool: &DefaultPool, name: &str) -> Decision {
+    let is_of_family = |stored: &Stored| {
         let cidr = stored.value["spec"]["cidr"].as_str().and_then(|text| text.parse::<IpNet>().ok());
         // Nobody knows what a pool that cannot be read is for.
         cidr.is_none_or(|cidr| cidr.addr().is_ipv4() == pool.cidr.addr().is_ipv4())
     };
-    let gives = |stored: &&Stored| !is_for_load_balancers(&stored.value) && !is_terminating(&stored.value);
-    if pools.iter().filter(is_of_family).any(|pool| gives(&pool)) {
-        return Ok(());
+    let gives = |stored: &Stored| !is_for_load_balancers(&stored.value) && !is_terminating(&stored.value);
+    if pools.iter().any(|stored| is_of_family(stored) && gives(stored)) {
+        return Decision::Keep;
     }
+    let deleted = pools.iter().filter_map(|stored| Pool::of(&stored.key, &stored.value));
+    let is_in_the_way = |other: &Pool| other.name == name || overlap(&other.cidr, &pool.cidr);
+    match deleted.filter(|other| other.is_terminating).find(is_in_the_way) {
+        Some(other) => Decision::Wait(other.name),
+        None => Decision::Create,
+    }
+}
+
+async fn create(store: &dyn Endpoints, pool: &DefaultPool) -> Result<(), StoreError> {
     let (name, block_size) = match pool.cidr {
         IpNet::V4(_) => (POOL_NAME, 26),
         IpNet::V6(_) => (POOL_V6_NAME, 122),
     };
-    // A deleted pool stays while its addresses are in use: no other one may have them, or its name.
-    let deleted = pools.iter().filter_map(|stored| Pool::of(&stored.key, &stored.value));
-    let is_in_the_way = |other: &Pool| other.name == name || overlap(&other.cidr, &pool.cidr);
-    if let Some(other) = deleted.filter(|other| other.is_terminating).find(is_in_the_way) {
-        tracing::warn!(
-            pool = %pool.cidr,
-            "no default pool is created, because IPPool {} was deleted and is still in use; create a pool, or restart an agent when it is gone",
-            other.name
-        );
-        return Ok(());
+    match decide(&store.list(Kind::IpPool).await?.items, pool, name) {
+        Decision::Keep => return Ok(()),
+        Decision::Wait(other) => {
+            tracing::warn!(
+                pool = %pool.cidr,
+                "no default pool is created, because IPPool {other} was deleted and is still in use; create a pool, or restart an agent \
+                 when it is gone"
+            );
+            return Ok(());
+        }
+        Decision::Create => {}
     }
     let key = Key::global(Kind::IpPool, name);
     let spec = json!({
@@ -107,20 +126,19 @@ mod tests {
         assert_eq!(store.list(Kind::IpPool).await.unwrap().items.len(), 2);
     }
 
-    /// It stays while its addresses are in use, and so do its name and its addresses.
-    #[tokio::test]
-    async fn a_pool_is_created_beside_a_deleted_one_that_is_not_in_the_way() {
-        for (name, cidr, is_created) in
-            [(POOL_NAME, "10.5.0.0/16", false), ("old", "10.2.1.0/24", false), ("old", "10.5.0.0/16", true)]
-        {
-            let store = Embedded::in_memory().unwrap();
+    #[test]
+    fn a_pool_is_created_beside_a_deleted_one_that_is_not_in_the_way() {
+        for (name, cidr, expected) in [
+            (POOL_NAME, "10.5.0.0/16", Decision::Wait(POOL_NAME.to_owned())),
+            ("old", "10.2.1.0/24", Decision::Wait("old".to_owned())),
+            ("old", "10.5.0.0/16", Decision::Create),
+        ] {
             let metadata = json!({"name": name, "deletionTimestamp": "2026-11-27T00:00:00Z"});
-            let deleted = json!({"metadata": metadata, "spec": {"cidr": cidr, "vxlanMode": "Always"}});
-            store.create(&Key::global(Kind::IpPool, name), deleted).await.unwrap();
-            let (cidr, encapsulation) = ("10.2.0.0/16".parse().unwrap(), Encapsulation::None);
-            ensure(&store, &DefaultPool { cidr, nat_outgoing: true, encapsulation }).await;
-            let pools = store.list(Kind::IpPool).await.unwrap().items.len();
-            assert_eq!(pools, if is_created { 2 } else { 1 }, "{name}");
+            let value = json!({"metadata": metadata, "spec": {"cidr": cidr, "vxlanMode": "Always"}});
+            let deleted = Stored::new(Key::global(Kind::IpPool, name), value, tortie_store::Written::at(1));
+            let cidr = "10.2.0.0/16".parse().unwrap();
+            let pool = DefaultPool { cidr, nat_outgoing: true, encapsulation: Encapsulation::None };
+            assert_eq!(decide(&[deleted], &pool, POOL_NAME), expected, "{name}");
         }
     }
 }
