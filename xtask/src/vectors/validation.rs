@@ -69,6 +69,11 @@ fn stricter(kind: &str, problems: &[String]) -> Option<&'static str> {
     if problems.iter().all(is_out_of_range) {
         return Some("Calico accepts identifiers and ports that no VXLAN packet can have");
     }
+    let is_impossible_mtu =
+        |problem: &String| problem.contains("MTU") && problem.contains("is not 0 or a whole number from");
+    if problems.iter().all(is_impossible_mtu) {
+        return Some("Calico accepts MTUs that no link can have");
+    }
     let ignored =
         |problem: &String| problem.contains("is no network") || problem.contains("missing field `name`");
     problems
