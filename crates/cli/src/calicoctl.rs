@@ -266,7 +266,7 @@ impl EtcdSettings {
             (Some(user), Some(password)) => Some(Login { user: user.clone(), password: password.clone() }),
             _ => anyhow::bail!("etcdUsername and etcdPassword are needed together"),
         };
-        Ok(EtcdConfig { endpoints: endpoints.clone(), tls, login })
+        Ok(EtcdConfig { endpoints: endpoints.clone(), tls: tls.map(Into::into), login })
     }
 }
 

@@ -193,7 +193,7 @@ impl StoreArguments {
 
     fn etcd(&self, urls: &str) -> anyhow::Result<EtcdConfig> {
         let tls = match urls.contains("https:") {
-            true => Some(self.tls(&format!("etcd:{urls}"))?.read()?),
+            true => Some(self.tls(&format!("etcd:{urls}"))?.into()),
             false => None,
         };
         let login = match &self.etcd_user {

@@ -13,7 +13,7 @@ use tortie_servers::programs::{Program, can_run};
 use tortie_servers::{Authority, Etcd as Servers, Identity};
 use tortie_store::conformance::{self, Mirror, Values};
 use tortie_store::etcd::{Etcd, EtcdConfig, Login};
-use tortie_store::rpc::TlsIdentity;
+use tortie_store::rpc::{Certificates, TlsFiles, TlsIdentity};
 use tortie_store::{Interest, Store, StoreError, Stored, Write};
 
 const NEEDED: [Program; 2] = [Program::Etcd, Program::Etcdctl];
@@ -30,6 +30,7 @@ fn identity(authority: &Authority, of: &Identity) -> TlsIdentity {
 fn client(servers: &Servers) -> Etcd {
     let tls =
         servers.authority().map(|authority| identity(authority, &authority.client("root", &[]).unwrap()));
+    let tls = tls.map(Certificates::from);
     Etcd::new(EtcdConfig { endpoints: servers.endpoints(), tls, login: None }).unwrap()
 }
 
@@ -319,6 +320,34 @@ async fn a_user_needs_a_password_and_permission() {
     eventually("get", async || reader.get(&tier("t")).await).await;
 }
 
+/// Certificates are renewed while a client runs.
+#[tokio::test(flavor = "multi_thread")]
+async fn renewed_certificates_are_used() {
+    if !can_run(&NEEDED) {
+        return;
+    }
+    let servers = Servers::start_three_with_tls().unwrap();
+    let authority = servers.authority().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name);
+    let files = TlsFiles { authority: file("authority"), certificate: file("certificate"), key: file("key") };
+    let write = |of: &Identity| {
+        let TlsIdentity { authority, certificate, key } = identity(authority, of);
+        for (path, text) in
+            [(&files.authority, authority), (&files.certificate, certificate), (&files.key, key)]
+        {
+            fs::write(path, text).unwrap();
+        }
+    };
+    write(&authority.expired_client("root", &[]).unwrap());
+    let tls = Some(files.clone().into());
+    let store = Etcd::new(EtcdConfig { endpoints: servers.endpoints(), tls, login: None }).unwrap();
+    let refused = store.get(&tier("t")).await;
+    assert!(matches!(refused, Err(StoreError::Unavailable(_))), "{refused:?}");
+    write(&authority.client("root", &[]).unwrap());
+    eventually("the next connection", async || store.get(&tier("t")).await).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn errors_name_the_member_and_the_cause() {
     if !can_run(&NEEDED) {
@@ -354,8 +383,8 @@ async fn errors_name_the_member_and_the_cause() {
         ),
     ];
     for (name, tls, expected) in table {
-        let store =
-            Etcd::new(EtcdConfig { endpoints: servers.endpoints(), tls: Some(tls), login: None }).unwrap();
+        let tls = Some(tls.into());
+        let store = Etcd::new(EtcdConfig { endpoints: servers.endpoints(), tls, login: None }).unwrap();
         let Err(StoreError::Unavailable(error)) = store.get(&tier("t")).await else { panic!("{name}") };
         assert!(error.contains("https://127.0.0.1:"), "{name}: {error}");
         assert!(error.to_lowercase().contains(expected), "{name}: {error}");

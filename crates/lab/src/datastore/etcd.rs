@@ -41,7 +41,7 @@ pub(super) async fn start(dir: &LabDir, authority: &Authority) -> Result<(Etcd, 
     let mut process = Process::start("etcd".to_owned(), command(&folder, &log)?).map_err(|error| {
         LabError::problem("etcd", format!("{error}; install it: apt-get install etcd-server"))
     })?;
-    let tls = Some(authority.issue("tortie-lab")?);
+    let tls = Some(authority.issue("tortie-lab")?.into());
     let etcd = Etcd::new(EtcdConfig { endpoints: vec![url()], tls, login: None })?;
     let deadline = Instant::now() + START_TIMEOUT;
     while let Err(error) = etcd.barrier(&[Kind::Node]).await {

@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::StreamExt;
+#[cfg(unix)]
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
-use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
@@ -75,12 +74,7 @@ impl Remote {
         let channel = bounded(Endpoint::from_static("http://tortie-store")).connect_with_connector_lazy(
             tower::service_fn(move |_| {
                 let (address, name, tls) = (address.clone(), name.clone(), tls.clone());
-                async move {
-                    let stream = TcpStream::connect(address).await?;
-                    stream.set_nodelay(true)?;
-                    let connector = TlsConnector::from(tls.get());
-                    Ok::<_, std::io::Error>(TokioIo::new(connector.connect(name, stream).await?))
-                }
+                async move { tls.connect(address, name).await }
             }),
         );
         Ok(Self::over(channel))

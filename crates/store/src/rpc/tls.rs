@@ -1,12 +1,17 @@
 //! The certificates of a service or client. Files are read again for each connection, so a renewed certificate is used
 //! without a restart.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use hyper_util::rt::TokioIo;
+use tokio::net::{TcpStream, ToSocketAddrs};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
 use tokio_rustls::rustls::pki_types::pem::PemObject;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig};
 
@@ -14,6 +19,9 @@ use crate::StoreError;
 
 /// The protocol that gRPC needs.
 const ALPN: &[u8] = b"h2";
+
+/// With this, errors begin that say that nothing was sent. hyper's connector without TLS begins them with it, too.
+pub(crate) const CONNECT_ERROR: &str = "tcp connect error";
 
 /// The certificates and the key for mutual TLS, in PEM form.
 #[derive(Clone, PartialEq, Eq)]
@@ -118,6 +126,24 @@ impl<C> Reloaded<C> {
             }
         }
         current.1.clone()
+    }
+}
+
+impl Reloaded<ClientConfig> {
+    /// A new connection to a service that has this name in its certificate.
+    ///
+    /// # Errors
+    /// The service does not accept the connection, or its certificate is of another authority.
+    pub(crate) async fn connect(
+        &self,
+        address: impl ToSocketAddrs,
+        name: ServerName<'static>,
+    ) -> io::Result<TokioIo<TlsStream<TcpStream>>> {
+        let stream = TcpStream::connect(address).await;
+        let stream =
+            stream.map_err(|error| io::Error::new(error.kind(), format!("{CONNECT_ERROR}: {error}")))?;
+        stream.set_nodelay(true)?;
+        Ok(TokioIo::new(TlsConnector::from(self.get()).connect(name, stream).await?))
     }
 }
 
