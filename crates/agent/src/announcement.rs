@@ -19,9 +19,8 @@ use crate::AgentError;
 #[cfg(target_os = "linux")]
 use crate::Extras;
 use crate::flannel::{self, OwnLease};
-#[cfg(target_os = "linux")]
-use crate::flannel_etcd::LeaseKeeper;
-use crate::flannel_etcd::{self, EtcdLease};
+use crate::flannel_etcd::{self, EtcdLease, LeaseKeeper, OwnEnd};
+use crate::flannel_networks::FlannelNetworks;
 use crate::node_address::AddressFinder;
 #[cfg(target_os = "linux")]
 use crate::node_address::Machine;
@@ -59,8 +58,7 @@ pub(crate) struct Announced {
 }
 
 impl Announced {
-    /// Takes the tunnel addresses of a Linux node, and announces them. The MAC addresses are derived from the node's name. With
-    /// flannel's leases in etcd, takes one, which somebody must keep.
+    /// Takes the tunnel addresses of a Linux node, and announces them. The MAC addresses are derived from the node's name.
     #[cfg(target_os = "linux")]
     pub(crate) async fn on_linux(
         store: &dyn Endpoints,
@@ -69,27 +67,9 @@ impl Announced {
         extras: &Extras,
     ) -> Result<(Self, Option<LeaseKeeper>), AgentError> {
         let finder = AddressFinder { methods: extras.address_methods.clone(), machine: Machine::Linux };
-        let (mut etcd_lease, mut keeper, mut missing) = (None, None, MissingAddresses::default());
-        let lease = match &extras.flannel_etcd {
-            Some(etcd) => {
-                let key = Key::global(Kind::Node, node);
-                let stored = store.get(&key).await?.ok_or_else(|| StoreError::NotFound(key.clone()))?;
-                let own = look(node, &stored.value, &finder, true, &mut missing, now()).await?;
-                let current = &stored.value["metadata"]["annotations"];
-                let addresses = IpVersion::ALL.map(|version| own_address(current, &own.annotations, version));
-                let previous = current[flannel_etcd::SUBNETS].as_str();
-                let (taken, keeping) = EtcdLease::acquire(store, node, etcd, &addresses, previous).await?;
-                let lease = OwnLease::of_subnets(taken.subnets().collect(), taken.vni());
-                (etcd_lease, keeper) = (Some(taken), Some(keeping));
-                Some(lease)
-            }
-            None if extras.flannel => Some(OwnLease::read(store, node, &IpVersion::ALL).await?),
-            None => None,
-        };
-        let first = Tunnels::of_linux(store, ipam, node, lease.as_ref()).await?;
-        let (pod_network, ipv6, families, conditions) = Default::default();
-        let mut announced =
-            Self { first, finder, lease, etcd_lease, pod_network, ipv6, families, missing, conditions };
+        let networks = FlannelNetworks::read(store, node, &finder, extras).await?;
+        let first = Tunnels::of_linux(store, ipam, node, networks.lease.as_ref()).await?;
+        let (mut announced, keeper) = Self::new(first, finder, networks);
         let families = annotate(store, node, &mut announced).await?;
         announced.families.send_replace(families);
         Ok((announced, keeper))
@@ -99,19 +79,24 @@ impl Announced {
     pub(crate) async fn on_windows(
         store: &dyn Endpoints,
         node: &str,
-        network: &PodNetwork,
-        current: CurrentPodNetwork,
+        (network, current): (&PodNetwork, CurrentPodNetwork),
         finder: AddressFinder,
-        lease: Option<OwnLease>,
+        networks: FlannelNetworks,
         ipv6: Option<WindowsIpv6>,
-    ) -> Result<Self, AgentError> {
-        let first = Tunnels::of_windows(network);
-        let (etcd_lease, families, missing, conditions) = Default::default();
-        let pod_network = Some(current);
-        let mut announced =
-            Self { first, finder, lease, etcd_lease, pod_network, ipv6, families, missing, conditions };
+    ) -> Result<(Self, Option<LeaseKeeper>), AgentError> {
+        let (announced, keeper) = Self::new(Tunnels::of_windows(network), finder, networks);
+        let mut announced = Self { pod_network: Some(current), ipv6, ..announced };
         annotate(store, node, &mut announced).await?;
-        Ok(announced)
+        Ok((announced, keeper))
+    }
+
+    fn new(first: Tunnels, finder: AddressFinder, networks: FlannelNetworks) -> (Self, Option<LeaseKeeper>) {
+        let FlannelNetworks { lease, etcd, missing } = networks;
+        let (etcd_lease, keeper) = etcd.unzip();
+        let (pod_network, ipv6, families, conditions) = Default::default();
+        let announced =
+            Self { first, finder, lease, etcd_lease, pod_network, ipv6, families, missing, conditions };
+        (announced, keeper)
     }
 
     /// The families of a Linux node's pods, if their addresses are those of flannel's networks.
@@ -174,10 +159,10 @@ async fn annotate(
         annotations.insert(mac, tunnel.and_then(|tunnel| tunnel.mac.clone()));
     }
     annotations.insert(flannel_etcd::SUBNETS, None);
-    let own = IpVersion::ALL.map(|version| own_address(current, &annotations, version));
+    let addresses = IpVersion::ALL.map(|version| own_address(current, &annotations, version));
     let mut families = match (&announced.etcd_lease, lease) {
         (Some(etcd_lease), _) => {
-            etcd_lease.tell(node, &own)?;
+            etcd_lease.tell(node, &OwnEnd { addresses, macs: tunnels.macs(node) })?;
             annotations.extend([etcd_lease.annotation()]);
             annotations.extend(flannel::stale_annotations(node, current));
             lease.map(OwnLease::families).unwrap_or_default()
@@ -291,12 +276,13 @@ async fn announce(
     node: &str,
     announced: &mut Announced,
 ) -> Result<(), AgentError> {
-    let mut unfit = None;
+    // What was announced stays if something does not fit any more, and the rest is up to date.
+    let mut unfit = match &announced.etcd_lease {
+        Some(etcd_lease) => etcd_lease.check(store, node).await.err(),
+        None => None,
+    };
     if announced.pod_network.is_none() {
-        // What was announced stays if something does not fit any more, and the rest is up to date.
-        if let Some(etcd_lease) = &announced.etcd_lease {
-            unfit = etcd_lease.check(store, node).await.err();
-        } else if announced.lease.is_some() {
+        if announced.lease.is_some() && announced.etcd_lease.is_none() {
             match OwnLease::read(store, node, &IpVersion::ALL).await {
                 Ok(lease) => announced.lease = Some(lease),
                 Err(error) => unfit = Some(error),

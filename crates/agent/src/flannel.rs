@@ -41,10 +41,6 @@ pub(crate) fn check(node: &str, extras: &Extras, platform: &Platform) -> Result<
     match platform {
         #[cfg(target_os = "linux")]
         Platform::Linux => Ok(()),
-        Platform::Windows { .. } if extras.flannel_etcd.is_some() => refuse(
-            "leases of flannel in etcd are for Linux nodes only; remove --flannel-etcd (TORTIE_FLANNEL_ETCD), and use flannel with \
-             --kube-subnet-mgr",
-        ),
         Platform::Windows { .. } => Ok(()),
         Platform::Other { .. } => refuse("it cannot take part in flannel; remove --flannel (TORTIE_FLANNEL)"),
     }
@@ -96,7 +92,6 @@ impl OwnLease {
     }
 
     /// With these networks, at least one, IPv4 first.
-    #[cfg(target_os = "linux")]
     pub(crate) fn of_subnets(subnets: Vec<IpNet>, vni: Option<u32>) -> Self {
         Self { subnets, vni }
     }

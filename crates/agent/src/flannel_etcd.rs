@@ -1,17 +1,12 @@
 //! A node whose networks of pods are flannel's leases in etcd. The annotation [`SUBNETS`] remembers them.
-#![cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "Windows nodes have no leases in etcd"))]
 
-use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use tokio::sync::watch;
-use tortie_api::kubernetes::Node;
-use tortie_api::net::IpVersion;
+use tortie_api::net::{IpVersion, MacAddress};
 use tortie_api::{Key, Kind};
-use tortie_calc::vtep_mac;
 use tortie_dataplane::Reason;
 use tortie_flannel::{
     Attributes, Backend, FlannelError, FlannelEtcd, LeaseSnapshot, NetConf, Previous, SubnetManager, Subnets,
@@ -32,11 +27,22 @@ pub(crate) const SUBNETS: &str = "tortie.io/flannel-subnets";
 pub(crate) struct EtcdLease {
     key: String,
     conf: NetConf,
+    /// Whether the node can have IPv6.
+    has_ipv6: bool,
     subnets: Subnets,
     attributes: watch::Sender<Attributes>,
     /// The node's address, as a key of these subnets had it before the agent started.
     former: Option<Ipv4Addr>,
     snapshot: watch::Receiver<Arc<LeaseSnapshot>>,
+}
+
+/// What others must know to reach the pods of a node.
+#[derive(Debug, Clone)]
+pub(crate) struct OwnEnd {
+    /// The addresses of the node, IPv4 first.
+    pub(crate) addresses: [Option<String>; 2],
+    /// The MAC addresses of its tunnels, IPv4 first, once they are known.
+    pub(crate) macs: Option<[MacAddress; 2]>,
 }
 
 /// The part of the agent that keeps the lease, and what it knows.
@@ -47,12 +53,13 @@ pub(crate) struct LeaseKeeper {
 }
 
 impl EtcdLease {
-    /// Takes subnets for a node with these addresses, IPv4 first. Waits while etcd cannot be reached.
+    /// Takes subnets for a node, of IPv4 only unless it can have IPv6. Waits while etcd cannot be reached.
     pub(crate) async fn acquire(
         store: &dyn Store,
         node: &str,
         etcd: &FlannelEtcd,
-        addresses: &[Option<String>; 2],
+        end: &OwnEnd,
+        has_ipv6: bool,
         previous: Option<&str>,
     ) -> Result<(Self, LeaseKeeper), AgentError> {
         let refuse = |problem: String| AgentError::Node { node: node.to_owned(), problem };
@@ -64,7 +71,7 @@ impl EtcdLease {
                 let key = etcd.config_key();
                 check_fit(store, node, &key, &conf).await.map_err(AcquireError::Unfit)?;
                 let attributes =
-                    attributes(node, &conf, addresses).map_err(|text| AcquireError::Unfit(refuse(text)))?;
+                    attributes(&conf, end, has_ipv6).map_err(|text| AcquireError::Unfit(refuse(text)))?;
                 let previous = match previous {
                     // Pods come and go while etcd does not answer.
                     Some((subnets, address)) => {
@@ -86,7 +93,7 @@ impl EtcdLease {
                     let keeper = LeaseKeeper { manager, attributes: wanted, publish };
                     let former = previous.filter(|(former, _)| *former == subnets);
                     let former = former.and_then(|(_, address)| address);
-                    return Ok((Self { key, conf, subnets, attributes, former, snapshot }, keeper));
+                    return Ok((Self { key, conf, has_ipv6, subnets, attributes, former, snapshot }, keeper));
                 }
                 Err(AcquireError::Flannel(FlannelError::Store(error))) if is_passing(&error) => {
                     tracing::warn!(%error, "flannel's etcd does not answer, so the node has no subnet yet; Tortie retries");
@@ -128,10 +135,10 @@ impl EtcdLease {
         check_fit(store, node, &self.key, &self.conf).await
     }
 
-    /// Writes the node's addresses of now, IPv4 first.
-    pub(crate) fn tell(&self, node: &str, addresses: &[Option<String>; 2]) -> Result<(), AgentError> {
+    /// Writes what others must know now.
+    pub(crate) fn tell(&self, node: &str, end: &OwnEnd) -> Result<(), AgentError> {
         let refuse = |problem: String| AgentError::Node { node: node.to_owned(), problem };
-        let now = attributes(node, &self.conf, addresses).map_err(refuse)?;
+        let now = attributes(&self.conf, end, self.has_ipv6).map_err(refuse)?;
         self.attributes.send_if_modified(|known| {
             let differs = *known != now;
             *known = now;
@@ -239,10 +246,10 @@ async fn check_fit(store: &dyn Store, node: &str, key: &str, conf: &NetConf) -> 
     }
 }
 
-/// What a node with these addresses writes.
-fn attributes(node: &str, conf: &NetConf, addresses: &[Option<String>; 2]) -> Result<Attributes, String> {
+/// What a node writes.
+fn attributes(conf: &NetConf, end: &OwnEnd, has_ipv6: bool) -> Result<Attributes, String> {
     let [v4, v6] = IpVersion::ALL.map(|version| {
-        let text = addresses[usize::from(version == IpVersion::V6)].as_deref()?;
+        let text = end.addresses[usize::from(version == IpVersion::V6)].as_deref()?;
         text.parse::<IpAddr>().ok().filter(|address| IpVersion::of(address) == version)
     });
     let lacks = |version: IpVersion, option: &str| {
@@ -251,7 +258,7 @@ fn attributes(node: &str, conf: &NetConf, addresses: &[Option<String>; 2]) -> Re
         )
     };
     let Some(IpAddr::V4(public_ip)) = v4 else { return Err(lacks(IpVersion::V4, "ip")) };
-    let is_dual = conf.networks.len() > 1;
+    let is_dual = has_ipv6 && conf.networks.len() > 1;
     let public_ipv6 = match v6.filter(|_| is_dual) {
         Some(IpAddr::V6(address)) => Some(address),
         _ if is_dual => return Err(lacks(IpVersion::V6, "ip6")),
@@ -260,7 +267,7 @@ fn attributes(node: &str, conf: &NetConf, addresses: &[Option<String>; 2]) -> Re
     let tunnel = match conf.backend {
         Backend::HostGw => Tunnel::HostGw,
         Backend::Vxlan { vni, port: _ } => {
-            Tunnel::Vxlan { vni, macs: IpVersion::ALL.map(|version| vtep_mac(node, version)) }
+            end.macs.map_or(Tunnel::Pending, |macs| Tunnel::Vxlan { vni, macs })
         }
     };
     Ok(Attributes { public_ip, public_ipv6, tunnel })
@@ -286,67 +293,11 @@ pub(crate) fn conditions(node: &str, snapshot: &LeaseSnapshot) -> Vec<Unsupporte
     lost.chain(changed).chain(unreachable).chain(unreadable).collect()
 }
 
-/// How long a Node may be without a lease: a machine that starts gets its lease a moment after its Node.
-const LEASE_DELAY: Duration = Duration::from_secs(60);
-
-/// So many Nodes without a lease have a condition each. If etcd has lost its data, all Nodes of the cluster are without.
-const MOST_NAMED: usize = 10;
-
-/// The other Nodes without a lease.
-#[derive(Default)]
-pub(crate) struct MissingLeases {
-    since: BTreeMap<String, Instant>,
-    /// Those that have been without it for too long.
-    overdue: Vec<String>,
-}
-
-impl MissingLeases {
-    /// Takes the Nodes without a lease now. While etcd does not answer, nobody knows whether they have one, and no time passes.
-    pub(crate) fn update<'a>(
-        &mut self,
-        missing: impl Iterator<Item = &'a str>,
-        is_known: bool,
-        now: Instant,
-    ) {
-        let mut former = std::mem::take(&mut self.since);
-        let is_timed = |name: &str| is_known || self.overdue.iter().any(|overdue| overdue == name);
-        let mut since = |name: &str| former.remove(name).filter(|_| is_timed(name)).unwrap_or(now);
-        self.since = missing.map(|name| (name.to_owned(), since(name))).collect();
-        let is_overdue = |since: &Instant| now.saturating_duration_since(*since) >= LEASE_DELAY;
-        let overdue = self.since.iter().filter(|(_, since)| is_overdue(since));
-        self.overdue = overdue.map(|(name, _)| name.clone()).collect();
-    }
-
-    pub(crate) fn conditions(&self) -> impl Iterator<Item = Unsupported> {
-        let condition = |node: &String, message| Unsupported {
-            object: Key::global(Kind::Node, node),
-            reason: Reason::RouteRefused,
-            message,
-        };
-        let named = move |node| {
-            let message = format!(
-                "no subnet lease in flannel's etcd is that of this Node, so no routes lead to its pods: check flanneld (or Tortie's agent) \
-                 there. If flannel knows the machine by another address, name that in the annotation {}. If another Node has the same address, \
-                 the lease counts as that Node's: delete the Node whose machine is gone",
-                Node::FLANNEL_OVERWRITE.of(IpVersion::V4)
-            );
-            condition(node, message)
-        };
-        let further = self.overdue.get(MOST_NAMED).map(|node| {
-            let count = self.overdue.len() - MOST_NAMED;
-            let message = format!(
-                "{count} further Nodes, of which this is the first, have no subnet lease in flannel's etcd: check whether etcd has lost its \
-                 data, and restart flanneld (or Tortie's agents) there"
-            );
-            condition(node, message)
-        });
-        self.overdue.iter().take(MOST_NAMED).map(named).chain(further)
-    }
-}
-
 #[cfg(all(test, target_os = "linux"))]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::time::Duration;
+
     use serde_json::{Value, json};
     use tortie_servers::programs::{Program, can_run};
     use tortie_servers::{Etcd as Servers, Proxy};
@@ -420,17 +371,23 @@ mod tests {
             NetConf::parse(&conf.to_string()).unwrap()
         };
         let (v4, v6) = (Some("192.0.2.7".to_owned()), Some("2001:db8::7".to_owned()));
-        for (is_dual, addresses, expected) in [
-            (false, [v4.clone(), v6.clone()], Ok(None)),
-            (true, [v4.clone(), v6.clone()], Ok(Some("2001:db8::7".parse().unwrap()))),
-            (true, [v4.clone(), None], Err("--ip6-autodetection-method")),
-            (false, [None, v6.clone()], Err("--ip-autodetection-method")),
-            (false, [v6, None], Err("--ip-autodetection-method")),
+        let macs = Some([MacAddress([2, 0, 0, 0, 0, 4]), MacAddress([2, 0, 0, 0, 0, 6])]);
+        let both = Some("2001:db8::7".parse().unwrap());
+        for (is_dual, has_ipv6, addresses, macs, expected) in [
+            (false, true, [v4.clone(), v6.clone()], macs, Ok(None)),
+            (true, true, [v4.clone(), v6.clone()], macs, Ok(both)),
+            (true, true, [v4.clone(), None], macs, Err("--ip6-autodetection-method")),
+            (false, true, [None, v6.clone()], macs, Err("--ip-autodetection-method")),
+            (false, true, [v6.clone(), None], macs, Err("--ip-autodetection-method")),
+            // A Windows node, before it has a network and after.
+            (true, false, [v4.clone(), v6.clone()], None, Ok(None)),
+            (true, false, [v4.clone(), None], macs, Ok(None)),
+            (true, false, [None, v6], macs, Err("--ip-autodetection-method")),
         ] {
-            match (attributes("n", &conf(is_dual), &addresses), expected) {
+            let end = OwnEnd { addresses: addresses.clone(), macs };
+            match (attributes(&conf(is_dual), &end, has_ipv6), expected) {
                 (Ok(written), Ok(public_ipv6)) => {
-                    let macs = IpVersion::ALL.map(|version| vtep_mac("n", version));
-                    let tunnel = Tunnel::Vxlan { vni: 1, macs };
+                    let tunnel = macs.map_or(Tunnel::Pending, |macs| Tunnel::Vxlan { vni: 1, macs });
                     let public_ip = "192.0.2.7".parse().unwrap();
                     assert_eq!(written, Attributes { public_ip, public_ipv6, tunnel });
                 }
@@ -501,9 +458,10 @@ mod tests {
         let etcd =
             EtcdConfig { endpoints: vec![format!("http://{}", proxy.address())], tls: None, login: None };
         let etcd = FlannelEtcd::new(Etcd::new(etcd).unwrap(), "/coreos.com/network");
-        let addresses = [Some("192.0.2.7".to_owned()), None];
+        let end = |address: &str| OwnEnd { addresses: [Some(address.to_owned()), None], macs: None };
         let had = Some("10.244.7.0/24 192.0.2.7");
-        let acquired = EtcdLease::acquire(&store, "n", &etcd, &addresses, had);
+        let first = end("192.0.2.7");
+        let acquired = EtcdLease::acquire(&store, "n", &etcd, &first, true, had);
         let meanwhile = async {
             while proxy.accepted() == 0 {
                 tokio::time::sleep(Duration::from_millis(10)).await;
@@ -519,7 +477,7 @@ mod tests {
         };
         assert_ne!(lease.subnets.to_string(), "10.244.7.0/24", "another node has it");
         // The node has another address, and nobody has written that to the key yet.
-        lease.tell("n", &[Some("192.0.2.8".to_owned()), None]).unwrap();
+        lease.tell("n", &end("192.0.2.8")).unwrap();
         let remembered = Some(format!("{} 192.0.2.7", lease.subnets));
         assert_eq!(lease.annotation(), (SUBNETS, remembered), "an agent that starts knows its key by it");
     }
@@ -533,55 +491,6 @@ mod tests {
             let refused = check("n", &extras, &Platform::Linux).err().map(|error| error.to_string());
             assert_eq!(refused.is_some(), is_refused, "{refused:?}");
         }
-    }
-
-    #[test]
-    fn a_node_without_a_lease_is_reported_after_a_minute() {
-        let (start, mut missing) = (Instant::now(), MissingLeases::default());
-        for (second, names, is_known, expected) in [
-            (0, &["a", "b"][..], true, &[][..]),
-            (30, &["a", "c"], true, &[]),
-            (59, &["a", "b", "c"], true, &[]),
-            (60, &["a", "b", "c"], true, &["a"]),
-            (95, &["a", "b", "c"], true, &["a", "c"]),
-            (100, &["b", "c"], true, &["c"]),
-            (130, &["a", "b"], true, &["b"]),
-            // etcd is away.
-            (140, &["a", "b", "d"], false, &["b"]),
-            (300, &["a", "b", "d"], false, &["b"]),
-            (350, &["a", "b", "d"], true, &["b"]),
-            (360, &["a", "b", "d"], true, &["a", "b", "d"]),
-            (370, &[], true, &[]),
-        ] {
-            missing.update(names.iter().copied(), is_known, start + Duration::from_secs(second));
-            let found: Vec<Unsupported> = missing.conditions().collect();
-            let nodes: Vec<&str> = found.iter().map(|one| &*one.object.name).collect();
-            assert_eq!(nodes, expected, "{second}");
-            assert!(
-                found
-                    .iter()
-                    .all(|one| one.message.contains("public-ip-overwrite") && one.object.kind == Kind::Node)
-            );
-        }
-    }
-
-    #[test]
-    fn many_nodes_without_a_lease_are_counted() {
-        let names: Vec<String> = (0..25).map(|number| format!("node-{number:02}")).collect();
-        let (start, mut missing) = (Instant::now(), MissingLeases::default());
-        for second in [0, 60] {
-            let now = start + Duration::from_secs(second);
-            missing.update(names.iter().map(String::as_str), true, now);
-        }
-        let found: Vec<Unsupported> = missing.conditions().collect();
-        assert_eq!(found.len(), MOST_NAMED + 1);
-        let last = &found[MOST_NAMED];
-        assert_eq!(&*last.object.name, "node-10");
-        assert!(
-            last.message.starts_with("15 further Nodes, of which this is the first,"),
-            "{}",
-            last.message
-        );
     }
 
     #[test]

@@ -19,12 +19,14 @@ mod dns;
 mod feed;
 mod flannel;
 mod flannel_etcd;
+mod flannel_networks;
 mod health;
 mod http_server;
 mod labels;
 mod local;
 mod locks;
 mod metrics;
+mod missing_leases;
 mod node;
 mod node_address;
 mod obtain;
@@ -123,7 +125,7 @@ pub struct Extras {
     pub direct_routes: bool,
     /// Whether nodes announce the networks of their pods by flannel's annotations. Not with BGP.
     pub flannel: bool,
-    /// flannel's etcd, if the networks of the nodes' pods are leases there instead. Linux nodes only, with `flannel`.
+    /// flannel's etcd, if the networks of the nodes' pods are leases there instead. With `flannel`.
     pub flannel_etcd: Option<FlannelEtcd>,
     /// Whether another CNI plugin connects the pods, and how the agent then recognises them.
     pub policy_only: Option<PolicyOnly>,

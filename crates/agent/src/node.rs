@@ -25,6 +25,7 @@ use crate::cluster_network::cluster_network;
 use crate::cni_config::IpamSource;
 use crate::flannel::OwnLease;
 use crate::flannel_etcd::LeaseKeeper;
+use crate::flannel_networks::FlannelNetworks;
 use crate::node_address::{AddressFinder, Machine};
 use crate::policy_only::PolicyOnly;
 use crate::unsupported::LOCKED;
@@ -234,9 +235,8 @@ async fn prepare_windows(
     let methods = extras.address_methods.clone();
     let finder = AddressFinder { methods, machine: Machine::Windows(host.clone()) };
     let kind = network_kind(store, node, network).await?;
-    let lease =
-        if extras.flannel { Some(OwnLease::read(store, node, &[IpVersion::V4]).await?) } else { None };
-    let mut blocks = match &lease {
+    let networks = FlannelNetworks::read(store, node, &finder, extras).await?;
+    let mut blocks = match &networks.lease {
         Some(lease) => vec![lease.windows_block(node, network)?],
         None => ipam.ensure_blocks().await?,
     }
@@ -254,7 +254,7 @@ async fn prepare_windows(
         Some(IpAddr::V4(address)) => Some(address),
         _ => None,
     };
-    let may_have_ipv6 = network == WindowsNetwork::L2Bridge && lease.is_none();
+    let may_have_ipv6 = network == WindowsNetwork::L2Bridge && !extras.flannel;
     let windows_ipv6 = may_have_ipv6.then(|| WindowsIpv6::new(hcn.clone(), host.clone()));
     let ipv6 = match &windows_ipv6 {
         Some(ipv6) => {
@@ -295,14 +295,15 @@ async fn prepare_windows(
     let current = dataplane.current_network();
     let wiring = WindowsWiring::new(hcn).with_networks(dataplane.networks());
     let wiring = wiring.with_pod_network(current.clone());
-    let ipam_source = lease.as_ref().and_then(OwnLease::windows_addresses).map(IpamSource::Fixed);
-    let announced = Announced::on_windows(store, node, &made, current, finder, lease, windows_ipv6).await?;
+    let ipam_source = networks.lease.as_ref().and_then(OwnLease::windows_addresses).map(IpamSource::Fixed);
+    let (announced, keeper) =
+        Announced::on_windows(store, node, (&made, current), finder, networks, windows_ipv6).await?;
     Ok(Prepared {
         dataplane: Box::new(dataplane),
         wiring: Arc::new(wiring),
         announced: Some(announced),
         ipam_source,
-        keeper: None,
+        keeper,
     })
 }
 

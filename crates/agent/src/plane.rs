@@ -16,7 +16,7 @@ use tortie_store::StoreError;
 use tortie_store::backoff::{Backoff, random_seed};
 
 use crate::control::ShownEndpoint;
-use crate::flannel_etcd::MissingLeases;
+use crate::missing_leases::MissingLeases;
 use crate::pending::Batch;
 use crate::queue::{Batches, Inbox, Question, Work, queue};
 use crate::shared_macs::shared_macs;

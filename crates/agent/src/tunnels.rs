@@ -2,7 +2,9 @@
 
 use std::net::IpAddr;
 
+use tortie_api::net::{IpVersion, MacAddress};
 use tortie_api::{Kind, Resource};
+use tortie_calc::vtep_mac;
 use tortie_ipam::{Family, Ipam, IpamError, Request, Use};
 use tortie_store::{Store, Stored};
 use tortie_windows::PodNetwork;
@@ -29,10 +31,8 @@ pub(crate) struct VxlanTunnel {
 impl Tunnels {
     /// Those of a Windows node.
     pub(crate) fn of_windows(network: &PodNetwork) -> Self {
-        let tunnel = |mac: tortie_api::net::MacAddress| VxlanTunnel {
-            address: network.gateway.into(),
-            mac: Some(mac.to_string()),
-        };
+        let tunnel =
+            |mac: MacAddress| VxlanTunnel { address: network.gateway.into(), mac: Some(mac.to_string()) };
         Self { vxlan: network.router_mac.map(tunnel).into_iter().collect(), ipip: None }
     }
 
@@ -56,10 +56,23 @@ impl Tunnels {
         Self { vxlan: vxlan.collect(), ipip: None }
     }
 
+    /// The MAC addresses of the VXLAN tunnels, IPv4 first. `None` if there is no tunnel.
+    pub(crate) fn macs(&self, node: &str) -> Option<[MacAddress; 2]> {
+        let chosen = self.vxlan.first()?.mac.as_deref();
+        let chosen = chosen.and_then(|mac| mac.parse().ok());
+        let [derived, derived_v6] = derived_macs(node);
+        Some([chosen.unwrap_or(derived), derived_v6])
+    }
+
     /// All addresses.
     pub(crate) fn addresses(&self) -> Vec<IpAddr> {
         self.vxlan.iter().map(|tunnel| tunnel.address).chain(self.ipip).collect()
     }
+}
+
+/// The MAC addresses of the tunnels of a Linux node, IPv4 first.
+pub(crate) fn derived_macs(node: &str) -> [MacAddress; 2] {
+    IpVersion::ALL.map(|version| vtep_mac(node, version))
 }
 
 /// The addresses for VXLAN of a Linux node, one of each family that has a pool. Without any pool, it is an error.

@@ -12,7 +12,7 @@ const PASSWORD: &str = "TORTIE_FLANNEL_ETCD_PASSWORD";
 /// Where flannel's daemons without `--kube-subnet-mgr` keep their leases.
 #[derive(clap::Args, Default)]
 pub(crate) struct FlannelEtcdArguments {
-    /// With --flannel, on Linux nodes: the URLs of flannel's etcd. Pods then have the addresses of a subnet that the agent leases
+    /// With --flannel: the URLs of flannel's etcd. Pods then have the addresses of a subnet that the agent leases
     /// there, as flanneld without --kube-subnet-mgr, and not those of spec.podCIDRs
     #[arg(
         long,
@@ -81,7 +81,7 @@ impl FlannelEtcdArguments {
             let [authority, certificate, key] = files.map(|(option, file)| {
                 file.clone().with_context(|| format!("--flannel-etcd {shown} needs --flannel-etcd-{option}"))
             });
-            Some(TlsFiles { authority: authority?, certificate: certificate?, key: key? }.read()?)
+            Some(TlsFiles { authority: authority?, certificate: certificate?, key: key? }.into())
         } else {
             if let Some((option, _)) = files.iter().find(|(_, file)| file.is_some()) {
                 bail!(

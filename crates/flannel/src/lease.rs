@@ -98,6 +98,9 @@ pub struct Attributes {
 /// The way to a node's pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tunnel {
+    /// Not known yet: the network of a Windows node, which has the MAC address, is made from the subnet. Others read such a key as
+    /// a reservation.
+    Pending,
     /// The node itself.
     HostGw,
     /// VXLAN.
@@ -117,6 +120,7 @@ impl Attributes {
         let mut value =
             json!({"PublicIP": public_ip.to_string(), "PublicIPv6": public_ipv6.map(|ip| ip.to_string())});
         match tunnel {
+            Tunnel::Pending => {}
             Tunnel::HostGw => value["BackendType"] = json!("host-gw"),
             Tunnel::Vxlan { vni, macs: [mac, mac_v6] } => {
                 value["BackendType"] = json!("vxlan");
@@ -135,6 +139,7 @@ impl Attributes {
         let addresses =
             [Some(IpAddr::V4(self.public_ip)), self.public_ipv6.map(IpAddr::V6)].into_iter().flatten();
         let backends = match self.tunnel {
+            Tunnel::Pending => return Vec::new(),
             Tunnel::HostGw => [FlannelBackend::HostGw, FlannelBackend::HostGw],
             Tunnel::Vxlan { vni, macs } => macs.map(|mac| FlannelBackend::Vxlan { vni, mac }),
         };
@@ -148,7 +153,8 @@ impl Attributes {
 pub struct Holder {
     /// Its own address.
     pub public_ip: Ipv4Addr,
-    /// The way to its pods, of each family. None if an administrator has reserved the subnet, and the node has not come yet.
+    /// The way to its pods, of each family. None if the subnet is only reserved: an administrator has done that, or the network of a
+    /// Windows node is not made yet.
     pub leases: Vec<FlannelLease>,
 }
 
@@ -272,6 +278,7 @@ mod tests {
         let data = r#"{"VNI":1,"VtepMAC":"66:01:02:03:04:05"}"#;
         let data_v6 = r#"{"VNI":1,"VtepMAC":"66:01:02:03:04:06"}"#;
         for (tunnel, public_ipv6, name, text) in [
+            (Tunnel::Pending, None, v4, r#"{"PublicIP":"192.0.2.7","PublicIPv6":null}"#.to_owned()),
             (
                 Tunnel::HostGw,
                 None,
@@ -301,7 +308,8 @@ mod tests {
             let subnets = Subnets::of_key_name(name).unwrap();
             let read = Holder::of_value(&subnets, &text).unwrap();
             assert_eq!(read, Holder { public_ip, leases: attributes.leases(&subnets) });
-            assert_eq!(read.leases.len(), subnets.nets().count());
+            let is_pending = tunnel == Tunnel::Pending;
+            assert_eq!(read.leases.len(), if is_pending { 0 } else { subnets.nets().count() });
             // flannel ignores the case of names.
             assert_eq!(Holder::of_value(&subnets, &text.replace("PublicIP", "publicip")), Ok(read));
         }

@@ -87,6 +87,7 @@ pub fn acquisition(
         holder.is_some_and(|holder| {
             let mut pairs = holder.leases.iter().zip(&ways);
             holder.public_ip == public_ip
+                && !ways.is_empty()
                 && holder.leases.len() == ways.len()
                 && pairs.all(|(lease, way)| lease.backend == way.backend)
         })
@@ -320,6 +321,7 @@ mod tests {
             public_ip: OWN,
         };
         let host_gw = Attributes { tunnel: Tunnel::HostGw, ..vxlan(1) };
+        let pending = Attributes { tunnel: Tunnel::Pending, ..vxlan(1) };
         let (reuse, wait) = (Acquisition::Reuse(subnets), Acquisition::Wait(subnets));
         for (written, own, address, expected) in [
             (vxlan(1), vxlan(1), Some(former), reuse),
@@ -329,6 +331,8 @@ mod tests {
             (vxlan(1), vxlan(1), Some(Ipv4Addr::new(192, 0, 2, 8)), wait),
             (vxlan(1), vxlan(1), None, wait),
             (host_gw, vxlan(1), Some(former), wait),
+            // Nothing tells the reservations of two machines apart.
+            (pending, pending, Some(former), wait),
         ] {
             let value = Attributes { public_ip: former, ..written }.value();
             let mut view = view(&[]);

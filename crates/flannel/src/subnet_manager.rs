@@ -124,7 +124,7 @@ impl FlannelEtcd {
         read.map_err(|problem| FlannelError::Config { key, problem })
     }
 
-    /// Takes subnets for a node: those that it has, or had, or free ones. If pods have addresses of those that it had, and somebody
+    /// Takes subnets for a node: those that it has, or had, or free ones. A node without an IPv6 address takes IPv4 only. If pods have addresses of those that it had, and somebody
     /// else has these now, the manager waits for them.
     ///
     /// # Errors
@@ -138,10 +138,11 @@ impl FlannelEtcd {
         let prefix = format!("{}/subnets/", self.prefix);
         let mut backoff = Backoff::new(random_seed());
         let mut view = View::new(prefix.clone(), *ranges);
+        let own_ranges = Ranges { v6: ranges.v6.filter(|_| attributes.public_ipv6.is_some()), ..*ranges };
         loop {
             let Entries { entries, revision } = self.etcd.entries(&prefix).await?;
             view.reset(entries);
-            let acquired = acquisition(&view, ranges, &attributes, previous, random_seed())
+            let acquired = acquisition(&view, &own_ranges, &attributes, previous, random_seed())
                 .map_err(|problem| FlannelError::Full { prefix: prefix.clone(), problem })?;
             let (Acquisition::Reuse(subnets) | Acquisition::Create(subnets) | Acquisition::Wait(subnets)) =
                 acquired;

@@ -17,4 +17,5 @@ mod unsupported;
 mod upgrade;
 mod windows;
 mod windows_bgp;
+mod windows_flannel_etcd;
 mod windows_policy_only;

@@ -268,8 +268,11 @@ impl Nodes {
             Os::Linux if self.is_dual => json!({"type": "host-local",
                 "ranges": [[{"subnet": "usePodCidr"}], [{"subnet": "usePodCidrIPv6"}]]}),
             Os::Linux => json!({"type": "host-local"}),
-            Os::Windows => json!({"type": "host-local",
-                "ranges": [[{"subnet": "10.244.1.0/24", "rangeStart": "10.244.1.3"}]]}),
+            Os::Windows => {
+                let subnet = self.windows_subnet();
+                let start = subnet.replace(".0/24", ".3");
+                json!({"type": "host-local", "ranges": [[{"subnet": subnet, "rangeStart": start}]]})
+            }
         };
         assert_eq!(list["plugins"][0]["ipam"], ipam);
         let mut config = list["plugins"][0].clone();
@@ -300,6 +303,15 @@ impl Nodes {
         let result: Value = serde_json::from_str(&text).unwrap();
         let texts = result["ips"].as_array().unwrap().iter().map(|ip| ip["address"].as_str().unwrap());
         Ok((netns, texts.map(|text| text.split('/').next().unwrap().parse().unwrap()).collect()))
+    }
+
+    /// The network of a Windows node's pods. With leases in etcd, its Node remembers it.
+    fn windows_subnet(&self) -> String {
+        if self.etcd.is_none() {
+            return "10.244.1.0/24".to_owned();
+        }
+        let annotations = self.annotations("ours");
+        annotations["tortie.io/flannel-subnets"].as_str().unwrap().split(' ').next().unwrap().to_owned()
     }
 
     /// An HCN namespace whose container is in the network namespace.

@@ -131,3 +131,56 @@ fn pods_of_tortie_and_flannel_reach_each_other_by_way_of_the_nodes_with_leases_i
     let routes = output_of(&nodes.ours, "ip", &["route"]);
     assert!(routes.contains(&format!("10.244.2.0/24 via {THEIRS} dev eth0")), "{routes}");
 }
+
+#[test]
+#[ignore = "flanneld takes minutes to build: cargo xtask e2e flannel"]
+fn pods_of_a_windows_node_and_flannel_reach_each_other_by_vxlan_with_leases_in_etcd() {
+    if !can_start() {
+        return;
+    }
+    let backend = vxlan();
+    let mut nodes = Nodes::new(Setup { is_in_etcd: true, ..Setup::of(Os::Windows, "Always", &backend) });
+    let (pod, own) = pods_reach_each_other(&nodes, &backend, false);
+    let key = own_key(&nodes);
+    let written = stored(&nodes, &key).unwrap();
+    let mac = written["BackendData"]["VtepMAC"].as_str().unwrap();
+    assert!(mac.to_lowercase().starts_with("00:15:5d:"), "that of the network: {mac}");
+    // The agent starts again: the node has the same subnet, and its pod stays.
+    nodes.kill("agent");
+    nodes.start_agent("Always");
+    until("the agent", || {
+        std::fs::read_to_string(nodes.path("agent")).unwrap().contains("ready to add pods")
+    });
+    assert_eq!(stored(&nodes, &key), Some(written));
+    assert_eq!(reaches(&pod, &nodes.their_pod, THEIR_POD), Some(own[0]));
+    let (_second, addresses) = nodes.add_pod("q");
+    assert_ne!(addresses, own);
+}
+
+#[test]
+#[ignore = "flanneld takes minutes to build: cargo xtask e2e flannel"]
+fn pods_of_a_windows_node_and_flannel_reach_each_other_by_way_of_the_nodes_with_leases_in_etcd() {
+    if !can_start() {
+        return;
+    }
+    let backend = json!({"Type": "host-gw"});
+    let nodes = Nodes::new(Setup { is_in_etcd: true, ..Setup::of(Os::Windows, "Never", &backend) });
+    pods_reach_each_other(&nodes, &backend, false);
+}
+
+/// flanneld has both families, and the Windows node IPv4 only.
+#[test]
+#[ignore = "flanneld takes minutes to build: cargo xtask e2e flannel"]
+fn a_windows_node_and_flannel_with_both_families_have_ipv4_with_leases_in_etcd() {
+    if !can_start() {
+        return;
+    }
+    let backend = vxlan();
+    let nodes = Nodes::new(Setup { is_in_etcd: true, os: Os::Windows, ..Setup::dual("Always", &backend) });
+    let (pod, own) = nodes.add_pod("p");
+    assert_eq!(own.len(), 1);
+    until("a connection to flannel's pod", || reaches(&pod, &nodes.their_pod, THEIR_POD) == Some(own[0]));
+    until("a connection from flannel's pod", || reaches(&nodes.their_pod, &pod, own[0]) == Some(THEIR_POD));
+    let value = stored(&nodes, &own_key(&nodes)).unwrap();
+    assert_eq!((&value["PublicIP"], &value["PublicIPv6"]), (&json!(OURS), &Value::Null));
+}

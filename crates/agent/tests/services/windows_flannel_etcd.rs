@@ -1,0 +1,223 @@
+//! The agent of an emulated Windows node whose subnet is a lease in flannel's etcd, which is real.
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+use tortie_agent::{AgentError, Extras, FlannelEtcd, Host, Platform, StaticRules, WindowsNetwork};
+use tortie_api::{Key, Kind};
+use tortie_hcn::HcnExt;
+use tortie_hcn::schema::{Network, RemoteSubnetRoute};
+use tortie_hns_emulator::{Config, Emulator};
+use tortie_servers::Etcd as Servers;
+use tortie_servers::programs::{Program, can_run};
+use tortie_store::etcd::{Etcd, EtcdConfig};
+use tortie_store::{Embedded, Store};
+
+use crate::common::{NODE, cluster, config, put, until};
+
+const PREFIX: &str = "/coreos.com/network";
+
+/// What the lease of a node of flannel has.
+struct Machine {
+    servers: Servers,
+    store: Arc<Embedded>,
+    hns: Arc<Emulator>,
+    network: WindowsNetwork,
+    dir: tempfile::TempDir,
+    agent: JoinHandle<Result<(), AgentError>>,
+}
+
+impl Machine {
+    /// A machine beside a Linux node of flannel. `None` without the programs.
+    async fn start(network: WindowsNetwork, is_dual: bool) -> Option<Self> {
+        if !can_run(&[Program::Etcd, Program::Etcdctl]) {
+            return None;
+        }
+        let (mode, backend) = match network {
+            WindowsNetwork::Overlay => ("Always", json!({"Type": "vxlan", "VNI": 4096, "Port": 4789})),
+            WindowsNetwork::L2Bridge => ("Never", json!({"Type": "host-gw"})),
+        };
+        let store = cluster().await;
+        store.delete(&Key::global(Kind::IpPool, "default"), None).await.unwrap();
+        for (name, cidr) in [("flannel", "10.244.0.0/16"), ("flannel-v6", "fd00:244::/48")] {
+            let spec =
+                json!({"cidr": cidr, "vxlanMode": mode, "ipipMode": "Never", "assignmentMode": "Manual"});
+            let pool = json!({"metadata": {"name": name}, "spec": spec});
+            put(&*store, &Key::global(Kind::IpPool, name), pool).await;
+        }
+        let machine = Self {
+            servers: Servers::start().unwrap(),
+            store,
+            hns: Arc::new(Emulator::new(Config::new(Config::SERVER_2022, Ipv4Addr::new(192, 0, 2, 1)))),
+            network,
+            dir: tempfile::tempdir().unwrap(),
+            agent: tokio::spawn(async { Ok(()) }),
+        };
+        let conf = json!({
+            "Network": "10.244.0.0/16", "EnableIPv6": is_dual, "IPv6Network": "fd00:244::/48", "Backend": backend,
+        });
+        machine.write("config", &conf);
+        let data = json!({"VNI": 4096, "VtepMAC": "66:01:02:03:04:05"});
+        let other = json!({
+            "PublicIP": "192.0.2.99", "PublicIPv6": "2001:db8::99", "BackendType": backend["Type"],
+            "BackendData": data, "BackendV6Data": data,
+        });
+        machine.write(
+            if is_dual { "subnets/10.244.9.0-24&fd00:244:0:9::-64" } else { "subnets/10.244.9.0-24" },
+            &other,
+        );
+        Some(machine.restart().await)
+    }
+
+    async fn restart(mut self) -> Self {
+        self.agent.abort();
+        let _ = (&mut self.agent).await;
+        let platform = Platform::Windows {
+            hcn: self.hns.clone(),
+            static_rules: StaticRules::default(),
+            host: Host::unknown(),
+            services: Vec::new(),
+            network: self.network,
+        };
+        let etcd = EtcdConfig { endpoints: self.servers.endpoints(), tls: None, login: None };
+        let etcd = FlannelEtcd::new(Etcd::new(etcd).unwrap(), PREFIX);
+        let extras = Extras { flannel: true, flannel_etcd: Some(etcd), ..Extras::default() };
+        let config = config(self.dir.path(), self.store.clone(), platform);
+        self.agent = tokio::spawn(tortie_agent::run_with(config, extras));
+        self
+    }
+
+    fn write(&self, key: &str, value: &Value) {
+        self.servers.etcdctl(&["put", &format!("{PREFIX}/{key}"), &value.to_string()]).unwrap();
+    }
+
+    async fn annotation(&self, name: &str) -> Option<String> {
+        let node = self.store.get(&Key::global(Kind::Node, NODE)).await.unwrap().unwrap().value;
+        node["metadata"]["annotations"][name].as_str().map(str::to_owned)
+    }
+
+    /// The node's subnet, once its Node remembers it.
+    async fn subnet(&self) -> String {
+        until("the subnet", || async { self.annotation("tortie.io/flannel-subnets").await.is_some() }).await;
+        let remembered = self.annotation("tortie.io/flannel-subnets").await.unwrap();
+        remembered.split(' ').next().unwrap().to_owned()
+    }
+
+    fn key(&self, subnet: &str) -> String {
+        format!("{PREFIX}/subnets/{}", subnet.replace('/', "-"))
+    }
+
+    /// All values that a key has had, oldest first.
+    fn history(&self, subnet: &str) -> Vec<Value> {
+        let key = self.key(subnet);
+        let shown = self.servers.etcdctl(&["get", &key, "-w", "json"]).unwrap();
+        let shown: Value = serde_json::from_str(&shown).unwrap();
+        let number = |name: &str| shown["kvs"][0][name].as_u64().unwrap();
+        let revisions = number("create_revision")..=number("mod_revision");
+        let at = |revision: u64| {
+            let revision = format!("--rev={revision}");
+            let value = self.servers.etcdctl(&["get", &key, "--print-value-only", &revision]).unwrap();
+            serde_json::from_str(&value).unwrap()
+        };
+        let mut values: Vec<Value> = revisions.map(at).collect();
+        values.dedup();
+        values
+    }
+
+    fn pod_network(&self) -> Option<Network> {
+        self.hns.network_by_name(tortie_windows::NETWORK).unwrap()
+    }
+
+    /// Waits until the key has the MAC address that HNS has chosen.
+    async fn announces_its_mac(&self, subnet: &str) -> String {
+        until("the MAC address of the network", || async {
+            let announced = self.annotation("projectcalico.org/VXLANTunnelMACAddr").await;
+            let written = self.history(subnet).pop().unwrap();
+            announced.is_some() && written["BackendData"]["VtepMAC"].as_str() == announced.as_deref()
+        })
+        .await;
+        self.annotation("projectcalico.org/VXLANTunnelMACAddr").await.unwrap()
+    }
+
+    async fn reports(&self, reason: &str) -> bool {
+        let report = self.store.get(&Key::global(Kind::NodeReport, NODE)).await.unwrap();
+        report.is_some_and(|report| report.value["status"]["conditions"].to_string().contains(reason))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_windows_node_leases_a_subnet_and_announces_the_mac_address_of_its_network() {
+    let Some(machine) = Machine::start(WindowsNetwork::Overlay, false).await else { return };
+    let subnet = machine.subnet().await;
+    let mac = machine.announces_its_mac(&subnet).await;
+    assert!(mac.starts_with("00:15:5d:"), "HNS has chosen it: {mac}");
+    let network = machine.pod_network().unwrap();
+    assert_eq!(network.subnets().next().unwrap().ip_address_prefix, subnet);
+    // Before it has a network, the key reserves the subnet.
+    let complete = json!({
+        "PublicIP": "192.0.2.1", "PublicIPv6": null, "BackendType": "vxlan",
+        "BackendData": {"VNI": 4096, "VtepMAC": mac},
+    });
+    let reserved = json!({"PublicIP": "192.0.2.1", "PublicIPv6": null});
+    assert_eq!(machine.history(&subnet), [reserved, complete.clone()]);
+    let leads_to_the_other = |network: &Network| {
+        let routes = network.policies.iter().filter_map(|one| one.settings::<RemoteSubnetRoute>().unwrap());
+        routes.map(|route| route.destination_prefix).collect::<Vec<_>>() == ["10.244.9.0/24"]
+    };
+    until("the route to flannel's node", || async {
+        machine.pod_network().is_some_and(|network| leads_to_the_other(&network))
+    })
+    .await;
+    // Others keep their routes while the agent starts again.
+    let machine = machine.restart().await;
+    until("the agent serves", || async {
+        std::os::unix::net::UnixStream::connect(machine.dir.path().join("agent.sock")).is_ok()
+    })
+    .await;
+    assert_eq!(machine.subnet().await, subnet);
+    assert_eq!(machine.announces_its_mac(&subnet).await, mac);
+    assert_eq!(machine.history(&subnet).pop(), Some(complete.clone()));
+    assert_eq!(machine.history(&subnet).len(), 2);
+    // HNS has lost the network, and chooses another address.
+    machine.hns.delete_network(network.id).unwrap();
+    until("the new network", || async {
+        machine.annotation("projectcalico.org/VXLANTunnelMACAddr").await.is_some_and(|new| new != mac)
+    })
+    .await;
+    assert_ne!(machine.announces_its_mac(&subnet).await, mac);
+    // Another machine takes the subnet.
+    machine.write(&format!("subnets/{}", subnet.replace('/', "-")), &json!({"PublicIP": "192.0.2.98"}));
+    until("the condition", || async { machine.reports("SubnetLost").await }).await;
+}
+
+/// Windows nodes have IPv4 only in a cluster with flannel.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_windows_node_takes_no_ipv6_subnet() {
+    let Some(machine) = Machine::start(WindowsNetwork::Overlay, true).await else { return };
+    let subnet = machine.subnet().await;
+    machine.announces_its_mac(&subnet).await;
+    let written = machine.history(&subnet).pop().unwrap();
+    assert_eq!((&written["PublicIPv6"], &written["BackendV6Data"]), (&Value::Null, &Value::Null));
+    until("the route to flannel's node", || async {
+        machine.pod_network().is_some_and(|network| {
+            let mut routes =
+                network.policies.iter().filter_map(|one| one.settings::<RemoteSubnetRoute>().unwrap());
+            routes.any(|route| route.destination_prefix == "10.244.9.0/24")
+        })
+    })
+    .await;
+    assert!(!machine.reports("10.244.9.0-24").await, "the lease of both families can be read");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_windows_node_leases_a_subnet_for_host_gw() {
+    let Some(machine) = Machine::start(WindowsNetwork::L2Bridge, false).await else { return };
+    let subnet = machine.subnet().await;
+    let expected = json!({"PublicIP": "192.0.2.1", "PublicIPv6": null, "BackendType": "host-gw"});
+    assert_eq!(machine.history(&subnet), [expected]);
+    let network = machine.pod_network().unwrap();
+    assert_eq!(network.r#type, tortie_hcn::schema::NetworkMode::L2Bridge);
+    assert_eq!(network.subnets().next().unwrap().ip_address_prefix, subnet);
+}
