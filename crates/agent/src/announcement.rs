@@ -67,7 +67,7 @@ impl Announced {
         extras: &Extras,
     ) -> Result<(Self, Option<LeaseKeeper>), AgentError> {
         let finder = AddressFinder { methods: extras.address_methods.clone(), machine: Machine::Linux };
-        let networks = FlannelNetworks::read(store, node, &finder, extras).await?;
+        let networks = FlannelNetworks::read(store, node, &finder, extras, None).await?;
         let first = Tunnels::of_linux(store, ipam, node, networks.lease.as_ref()).await?;
         let (mut announced, keeper) = Self::new(first, finder, networks);
         let families = annotate(store, node, &mut announced).await?;

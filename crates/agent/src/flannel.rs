@@ -62,6 +62,22 @@ pub(crate) fn unreachable(local: &str, problems: BTreeMap<&str, String>) -> Vec<
     unsupported.collect()
 }
 
+/// Whether a Windows node's network can have the backend.
+pub(crate) fn check_network(node: &str, network: WindowsNetwork, is_vxlan: bool) -> Result<(), AgentError> {
+    let problem = match (is_vxlan, network) {
+        (true, WindowsNetwork::Overlay) | (false, WindowsNetwork::L2Bridge) => return Ok(()),
+        (true, WindowsNetwork::L2Bridge) => {
+            "flannel's IPPool has VXLAN, which a network of type L2Bridge has not: remove --windows-network l2bridge \
+             (TORTIE_WINDOWS_NETWORK)"
+        }
+        (false, WindowsNetwork::Overlay) => {
+            "flannel's IPPool has no VXLAN (backend host-gw), and the node's network is an overlay: add --windows-network \
+             l2bridge (TORTIE_WINDOWS_NETWORK)"
+        }
+    };
+    Err(AgentError::Node { node: node.to_owned(), problem: problem.to_owned() })
+}
+
 /// The networks of the node's pods, and how packets travel there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct OwnLease {
@@ -108,21 +124,9 @@ impl OwnLease {
     /// # Errors
     /// The type does not fit the pool of flannel's network.
     pub(crate) fn windows_block(&self, node: &str, network: WindowsNetwork) -> Result<Ipv4Net, AgentError> {
-        let problem = match (self.vni, network) {
-            (Some(_), WindowsNetwork::Overlay) | (None, WindowsNetwork::L2Bridge) => match self.ipv4() {
-                Some(subnet) => return Ok(subnet),
-                None => NO_NETWORK,
-            },
-            (Some(_), WindowsNetwork::L2Bridge) => {
-                "flannel's IPPool has VXLAN, which a network of type L2Bridge has not: remove --windows-network l2bridge \
-                 (TORTIE_WINDOWS_NETWORK)"
-            }
-            (None, WindowsNetwork::Overlay) => {
-                "flannel's IPPool has no VXLAN (backend host-gw), and the node's network is an overlay: add --windows-network \
-                 l2bridge (TORTIE_WINDOWS_NETWORK)"
-            }
-        };
-        Err(AgentError::Node { node: node.to_owned(), problem: problem.to_owned() })
+        check_network(node, network, self.vni.is_some())?;
+        let refuse = || AgentError::Node { node: node.to_owned(), problem: NO_NETWORK.to_owned() };
+        self.ipv4().ok_or_else(refuse)
     }
 
     /// The addresses of a Windows node's pods: those of its network without the first two, which are gateways. kube-proxy uses the

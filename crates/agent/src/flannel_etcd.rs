@@ -15,10 +15,10 @@ use tortie_flannel::{
 use tortie_store::backoff::{Backoff, random_seed};
 use tortie_store::{Store, StoreError};
 
-use crate::AgentError;
 use crate::cluster_network::cluster_network;
-use crate::flannel::of_networks;
+use crate::flannel::{check_network, of_networks};
 use crate::unsupported::Unsupported;
+use crate::{AgentError, WindowsNetwork};
 
 /// The annotation with the subnets that the node had last, and its address then: it takes them again if they are free or still its own.
 pub(crate) const SUBNETS: &str = "tortie.io/flannel-subnets";
@@ -27,8 +27,6 @@ pub(crate) const SUBNETS: &str = "tortie.io/flannel-subnets";
 pub(crate) struct EtcdLease {
     key: String,
     conf: NetConf,
-    /// Whether the node can have IPv6.
-    has_ipv6: bool,
     subnets: Subnets,
     attributes: watch::Sender<Attributes>,
     /// The node's address, as a key of these subnets had it before the agent started.
@@ -53,13 +51,13 @@ pub(crate) struct LeaseKeeper {
 }
 
 impl EtcdLease {
-    /// Takes subnets for a node, of IPv4 only unless it can have IPv6. Waits while etcd cannot be reached.
+    /// Takes subnets for a node, on Windows for this type of network. Waits while etcd cannot be reached.
     pub(crate) async fn acquire(
         store: &dyn Store,
         node: &str,
         etcd: &FlannelEtcd,
         end: &OwnEnd,
-        has_ipv6: bool,
+        network: Option<WindowsNetwork>,
         previous: Option<&str>,
     ) -> Result<(Self, LeaseKeeper), AgentError> {
         let refuse = |problem: String| AgentError::Node { node: node.to_owned(), problem };
@@ -70,8 +68,11 @@ impl EtcdLease {
                 let (conf, ranges) = etcd.config().await.map_err(AcquireError::Flannel)?;
                 let key = etcd.config_key();
                 check_fit(store, node, &key, &conf).await.map_err(AcquireError::Unfit)?;
-                let attributes =
-                    attributes(&conf, end, has_ipv6).map_err(|text| AcquireError::Unfit(refuse(text)))?;
+                if let Some(network) = network {
+                    check_network(node, network, conf.backend != Backend::HostGw)
+                        .map_err(AcquireError::Unfit)?;
+                }
+                let attributes = attributes(&conf, end).map_err(|text| AcquireError::Unfit(refuse(text)))?;
                 let previous = match previous {
                     // Pods come and go while etcd does not answer.
                     Some((subnets, address)) => {
@@ -83,6 +84,7 @@ impl EtcdLease {
                 };
                 let manager = etcd.acquire(&ranges, attributes, previous).await;
                 let manager = manager.map_err(AcquireError::Flannel)?.with_config(conf.clone());
+                let manager = if network.is_some() { manager.with_ipv4_only() } else { manager };
                 Ok((key, conf, attributes, manager))
             };
             match taken.await {
@@ -93,7 +95,7 @@ impl EtcdLease {
                     let keeper = LeaseKeeper { manager, attributes: wanted, publish };
                     let former = previous.filter(|(former, _)| *former == subnets);
                     let former = former.and_then(|(_, address)| address);
-                    return Ok((Self { key, conf, has_ipv6, subnets, attributes, former, snapshot }, keeper));
+                    return Ok((Self { key, conf, subnets, attributes, former, snapshot }, keeper));
                 }
                 Err(AcquireError::Flannel(FlannelError::Store(error))) if is_passing(&error) => {
                     tracing::warn!(%error, "flannel's etcd does not answer, so the node has no subnet yet; Tortie retries");
@@ -138,7 +140,7 @@ impl EtcdLease {
     /// Writes what others must know now.
     pub(crate) fn tell(&self, node: &str, end: &OwnEnd) -> Result<(), AgentError> {
         let refuse = |problem: String| AgentError::Node { node: node.to_owned(), problem };
-        let now = attributes(&self.conf, end, self.has_ipv6).map_err(refuse)?;
+        let now = attributes(&self.conf, end).map_err(refuse)?;
         self.attributes.send_if_modified(|known| {
             let differs = *known != now;
             *known = now;
@@ -247,7 +249,7 @@ async fn check_fit(store: &dyn Store, node: &str, key: &str, conf: &NetConf) -> 
 }
 
 /// What a node writes.
-fn attributes(conf: &NetConf, end: &OwnEnd, has_ipv6: bool) -> Result<Attributes, String> {
+fn attributes(conf: &NetConf, end: &OwnEnd) -> Result<Attributes, String> {
     let [v4, v6] = IpVersion::ALL.map(|version| {
         let text = end.addresses[usize::from(version == IpVersion::V6)].as_deref()?;
         text.parse::<IpAddr>().ok().filter(|address| IpVersion::of(address) == version)
@@ -258,7 +260,7 @@ fn attributes(conf: &NetConf, end: &OwnEnd, has_ipv6: bool) -> Result<Attributes
         )
     };
     let Some(IpAddr::V4(public_ip)) = v4 else { return Err(lacks(IpVersion::V4, "ip")) };
-    let is_dual = has_ipv6 && conf.networks.len() > 1;
+    let is_dual = conf.networks.len() > 1;
     let public_ipv6 = match v6.filter(|_| is_dual) {
         Some(IpAddr::V6(address)) => Some(address),
         _ if is_dual => return Err(lacks(IpVersion::V6, "ip6")),
@@ -373,19 +375,17 @@ mod tests {
         let (v4, v6) = (Some("192.0.2.7".to_owned()), Some("2001:db8::7".to_owned()));
         let macs = Some([MacAddress([2, 0, 0, 0, 0, 4]), MacAddress([2, 0, 0, 0, 0, 6])]);
         let both = Some("2001:db8::7".parse().unwrap());
-        for (is_dual, has_ipv6, addresses, macs, expected) in [
-            (false, true, [v4.clone(), v6.clone()], macs, Ok(None)),
-            (true, true, [v4.clone(), v6.clone()], macs, Ok(both)),
-            (true, true, [v4.clone(), None], macs, Err("--ip6-autodetection-method")),
-            (false, true, [None, v6.clone()], macs, Err("--ip-autodetection-method")),
-            (false, true, [v6.clone(), None], macs, Err("--ip-autodetection-method")),
-            // A Windows node, before it has a network and after.
-            (true, false, [v4.clone(), v6.clone()], None, Ok(None)),
-            (true, false, [v4.clone(), None], macs, Ok(None)),
-            (true, false, [None, v6], macs, Err("--ip-autodetection-method")),
+        for (is_dual, addresses, macs, expected) in [
+            (false, [v4.clone(), v6.clone()], macs, Ok(None)),
+            (true, [v4.clone(), v6.clone()], macs, Ok(both)),
+            (true, [v4.clone(), None], macs, Err("--ip6-autodetection-method")),
+            (false, [None, v6.clone()], macs, Err("--ip-autodetection-method")),
+            (false, [v6.clone(), None], macs, Err("--ip-autodetection-method")),
+            // A Windows node, before it has a network.
+            (true, [v4, v6], None, Ok(both)),
         ] {
             let end = OwnEnd { addresses: addresses.clone(), macs };
-            match (attributes(&conf(is_dual), &end, has_ipv6), expected) {
+            match (attributes(&conf(is_dual), &end), expected) {
                 (Ok(written), Ok(public_ipv6)) => {
                     let tunnel = macs.map_or(Tunnel::Pending, |macs| Tunnel::Vxlan { vni: 1, macs });
                     let public_ip = "192.0.2.7".parse().unwrap();
@@ -461,7 +461,7 @@ mod tests {
         let end = |address: &str| OwnEnd { addresses: [Some(address.to_owned()), None], macs: None };
         let had = Some("10.244.7.0/24 192.0.2.7");
         let first = end("192.0.2.7");
-        let acquired = EtcdLease::acquire(&store, "n", &etcd, &first, true, had);
+        let acquired = EtcdLease::acquire(&store, "n", &etcd, &first, None, had);
         let meanwhile = async {
             while proxy.accepted() == 0 {
                 tokio::time::sleep(Duration::from_millis(10)).await;

@@ -25,7 +25,7 @@ use crate::cluster_network::cluster_network;
 use crate::cni_config::IpamSource;
 use crate::flannel::OwnLease;
 use crate::flannel_etcd::LeaseKeeper;
-use crate::flannel_networks::FlannelNetworks;
+use crate::flannel_networks::{FlannelNetworks, OnWindows};
 use crate::node_address::{AddressFinder, Machine};
 use crate::policy_only::PolicyOnly;
 use crate::unsupported::LOCKED;
@@ -235,7 +235,11 @@ async fn prepare_windows(
     let methods = extras.address_methods.clone();
     let finder = AddressFinder { methods, machine: Machine::Windows(host.clone()) };
     let kind = network_kind(store, node, network).await?;
-    let networks = FlannelNetworks::read(store, node, &finder, extras).await?;
+    let asked = hcn.clone();
+    let found = tokio::task::spawn_blocking(move || existing_network(&asked, tortie_windows::NETWORK)).await;
+    let mac = found.ok().and_then(|found| found.ok()?.router_mac);
+    let networks =
+        FlannelNetworks::read(store, node, &finder, extras, Some(OnWindows { network, mac })).await?;
     let mut blocks = match &networks.lease {
         Some(lease) => vec![lease.windows_block(node, network)?],
         None => ipam.ensure_blocks().await?,

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use serde::Deserialize;
 use tortie_store::etcd::{EtcdConfig, Login};
 use tortie_store::kubernetes::KubernetesConfig;
-use tortie_store::rpc::TlsIdentity;
+use tortie_store::rpc::{Certificates, TlsFiles, TlsIdentity};
 
 /// The datastore that calicoctl would use.
 #[derive(Debug, Clone, PartialEq)]
@@ -242,31 +242,38 @@ impl EtcdSettings {
     /// # Errors
     /// A file cannot be read, or a part of the certificates or of the login is missing.
     pub(crate) fn config(&self) -> anyhow::Result<EtcdConfig> {
-        let Self { endpoints, user, password, authority, certificate, key } = self;
+        let Self { endpoints, user, password, authority: _, certificate: _, key: _ } = self;
         let has_tls = endpoints.iter().any(|url| url.starts_with("https:"));
         anyhow::ensure!(
             !has_tls || endpoints.iter().all(|url| url.starts_with("https:")),
             "etcdEndpoints mixes http and https; use https for all members"
         );
-        let read = |name: &str, pem: &Option<Pem>| match pem {
-            None => anyhow::bail!("etcdEndpoints has https, so {name} is needed"),
-            Some(Pem::Inline(text)) => Ok(text.clone()),
-            Some(Pem::File(file)) => crate::filenames::read(file),
-        };
-        let tls = match has_tls {
-            false => None,
-            true => Some(TlsIdentity {
-                authority: read("etcdCACertFile", authority)?,
-                certificate: read("etcdCertFile", certificate)?,
-                key: read("etcdKeyFile", key)?,
-            }),
-        };
+        let tls = if has_tls { Some(self.certificates()?) } else { None };
         let login = match (user, password) {
             (None, None) => None,
             (Some(user), Some(password)) => Some(Login { user: user.clone(), password: password.clone() }),
             _ => anyhow::bail!("etcdUsername and etcdPassword are needed together"),
         };
-        Ok(EtcdConfig { endpoints: endpoints.clone(), tls: tls.map(Into::into), login })
+        Ok(EtcdConfig { endpoints: endpoints.clone(), tls, login })
+    }
+
+    /// Files are read again for each connection.
+    fn certificates(&self) -> anyhow::Result<Certificates> {
+        let Self { authority, certificate, key, .. } = self;
+        if let (Some(Pem::File(authority)), Some(Pem::File(certificate)), Some(Pem::File(key))) =
+            (authority, certificate, key)
+        {
+            let [authority, certificate, key] = [authority, certificate, key].map(PathBuf::from);
+            return Ok(TlsFiles { authority, certificate, key }.into());
+        }
+        let read = |name: &str, pem: &Option<Pem>| match pem {
+            None => anyhow::bail!("etcdEndpoints has https, so {name} is needed"),
+            Some(Pem::Inline(text)) => Ok(text.clone()),
+            Some(Pem::File(file)) => crate::filenames::read(file),
+        };
+        let authority = read("etcdCACertFile", authority)?;
+        let (certificate, key) = (read("etcdCertFile", certificate)?, read("etcdKeyFile", key)?);
+        Ok(TlsIdentity { authority, certificate, key }.into())
     }
 }
 

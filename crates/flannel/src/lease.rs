@@ -133,13 +133,22 @@ impl Attributes {
         value.to_string()
     }
 
-    /// The leases of a node with these subnets.
+    /// The leases that others read in the key of a node with these subnets.
     #[must_use]
     pub fn leases(&self, subnets: &Subnets) -> Vec<FlannelLease> {
+        match self.tunnel {
+            Tunnel::Pending => Vec::new(),
+            Tunnel::HostGw | Tunnel::Vxlan { .. } => self.own(subnets),
+        }
+    }
+
+    /// The leases as the node itself knows them: the subnets are its own before it has a tunnel.
+    #[must_use]
+    pub fn own(&self, subnets: &Subnets) -> Vec<FlannelLease> {
         let addresses =
             [Some(IpAddr::V4(self.public_ip)), self.public_ipv6.map(IpAddr::V6)].into_iter().flatten();
         let backends = match self.tunnel {
-            Tunnel::Pending => return Vec::new(),
+            Tunnel::Pending => [FlannelBackend::Unreadable, FlannelBackend::Unreadable],
             Tunnel::HostGw => [FlannelBackend::HostGw, FlannelBackend::HostGw],
             Tunnel::Vxlan { vni, macs } => macs.map(|mac| FlannelBackend::Vxlan { vni, mac }),
         };

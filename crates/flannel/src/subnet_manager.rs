@@ -44,7 +44,7 @@ pub struct FlannelEtcd {
 /// The leases, as a node knows them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LeaseSnapshot {
-    /// The node's own.
+    /// Those of the node's pods.
     pub own: Vec<FlannelLease>,
     /// The node's address as the node's key has it. `None` if the node has written no key since it started.
     pub address: Option<Ipv4Addr>,
@@ -124,7 +124,7 @@ impl FlannelEtcd {
         read.map_err(|problem| FlannelError::Config { key, problem })
     }
 
-    /// Takes subnets for a node: those that it has, or had, or free ones. A node without an IPv6 address takes IPv4 only. If pods have addresses of those that it had, and somebody
+    /// Takes subnets for a node: those that it has, or had, or free ones. If pods have addresses of those that it had, and somebody
     /// else has these now, the manager waits for them.
     ///
     /// # Errors
@@ -138,11 +138,10 @@ impl FlannelEtcd {
         let prefix = format!("{}/subnets/", self.prefix);
         let mut backoff = Backoff::new(random_seed());
         let mut view = View::new(prefix.clone(), *ranges);
-        let own_ranges = Ranges { v6: ranges.v6.filter(|_| attributes.public_ipv6.is_some()), ..*ranges };
         loop {
             let Entries { entries, revision } = self.etcd.entries(&prefix).await?;
             view.reset(entries);
-            let acquired = acquisition(&view, &own_ranges, &attributes, previous, random_seed())
+            let acquired = acquisition(&view, ranges, &attributes, previous, random_seed())
                 .map_err(|problem| FlannelError::Full { prefix: prefix.clone(), problem })?;
             let (Acquisition::Reuse(subnets) | Acquisition::Create(subnets) | Acquisition::Wait(subnets)) =
                 acquired;
@@ -156,6 +155,7 @@ impl FlannelEtcd {
                 term: None,
                 in_force: None,
                 config: None,
+                uses_ipv6: true,
             };
             if let Acquisition::Wait(_) = acquired {
                 return Ok(manager);
@@ -188,6 +188,8 @@ pub struct SubnetManager {
     in_force: Option<NetConf>,
     /// That it is not flannel's any more, when last read.
     config: Option<String>,
+    /// Whether pods have addresses of the IPv6 subnet.
+    uses_ipv6: bool,
 }
 
 impl SubnetManager {
@@ -195,6 +197,13 @@ impl SubnetManager {
     #[must_use]
     pub fn with_config(self, in_force: NetConf) -> Self {
         Self { in_force: Some(in_force), ..self }
+    }
+
+    /// For a node whose pods have IPv4 addresses only. It takes an IPv6 subnet, too, if flannel has both families: a key without one lets
+    /// flanneld panic on nodes that choose a subnet (`IP6Net.Overlaps` in `pkg/ip/ip6net.go`).
+    #[must_use]
+    pub fn with_ipv4_only(self) -> Self {
+        Self { uses_ipv6: false, ..self }
     }
 
     /// The subnets.
@@ -207,8 +216,10 @@ impl SubnetManager {
     #[must_use]
     pub fn snapshot(&self) -> LeaseSnapshot {
         let OwnLease { subnets, attributes, .. } = &self.own_lease;
+        let mut own = attributes.own(subnets);
+        own.retain(|lease| self.uses_ipv6 || lease.subnet.addr().is_ipv4());
         LeaseSnapshot {
-            own: attributes.leases(subnets),
+            own,
             address: self.has,
             others: self.view.others(subnets, attributes.public_ip),
             problems: self.view.problems(),

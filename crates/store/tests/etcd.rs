@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::time::timeout;
 use tortie_api::{Key, Kind, Positions};
 use tortie_servers::programs::{Program, can_run};
 use tortie_servers::{Authority, Etcd as Servers, Identity};
@@ -318,6 +320,29 @@ async fn a_user_needs_a_password_and_permission() {
     member.kill().unwrap();
     member.restart().unwrap();
     eventually("get", async || reader.get(&tier("t")).await).await;
+}
+
+/// A machine that is off does not answer. Nothing was sent to it, so a write goes to the next member at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_goes_on_from_a_member_that_does_not_answer() {
+    if !can_run(&NEEDED) {
+        return;
+    }
+    let servers = Servers::start_three_with_tls().unwrap();
+    let silent = TcpSocket::new_v4().unwrap();
+    silent.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let silent = silent.listen(1).unwrap();
+    let address = silent.local_addr().unwrap();
+    // The kernel drops further attempts.
+    let mut waiting = Vec::new();
+    while let Ok(connected) = timeout(Duration::from_secs(1), TcpStream::connect(address)).await {
+        waiting.push(connected.unwrap());
+    }
+    let authority = servers.authority().unwrap();
+    let tls = Some(identity(authority, &authority.client("root", &[]).unwrap()).into());
+    let endpoints = [vec![format!("https://{address}")], servers.endpoints()].concat();
+    let store = Etcd::new(EtcdConfig { endpoints, tls, login: None }).unwrap();
+    store.create(&tier("t"), json!({"metadata": {"name": "t"}})).await.unwrap();
 }
 
 /// Certificates are renewed while a client runs.

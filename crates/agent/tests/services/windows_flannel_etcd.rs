@@ -8,7 +8,7 @@ use tokio::task::JoinHandle;
 use tortie_agent::{AgentError, Extras, FlannelEtcd, Host, Platform, StaticRules, WindowsNetwork};
 use tortie_api::{Key, Kind};
 use tortie_hcn::HcnExt;
-use tortie_hcn::schema::{Network, RemoteSubnetRoute};
+use tortie_hcn::schema::{Endpoint, Network, RemoteSubnetRoute};
 use tortie_hns_emulator::{Config, Emulator};
 use tortie_servers::Etcd as Servers;
 use tortie_servers::programs::{Program, can_run};
@@ -40,6 +40,10 @@ impl Machine {
             WindowsNetwork::L2Bridge => ("Never", json!({"Type": "host-gw"})),
         };
         let store = cluster().await;
+        let key = Key::global(Kind::Node, NODE);
+        let mut node = store.get(&key).await.unwrap().unwrap().value;
+        node["metadata"]["annotations"]["projectcalico.org/IPv6Address"] = json!("2001:db8::1/64");
+        put(&*store, &key, node).await;
         store.delete(&Key::global(Kind::IpPool, "default"), None).await.unwrap();
         for (name, cidr) in [("flannel", "10.244.0.0/16"), ("flannel-v6", "fd00:244::/48")] {
             let spec =
@@ -106,7 +110,7 @@ impl Machine {
     }
 
     fn key(&self, subnet: &str) -> String {
-        format!("{PREFIX}/subnets/{}", subnet.replace('/', "-"))
+        format!("{PREFIX}/subnets/{}", subnet.replace('/', "-").replace(',', "&"))
     }
 
     /// All values that a key has had, oldest first.
@@ -141,9 +145,34 @@ impl Machine {
         self.annotation("projectcalico.org/VXLANTunnelMACAddr").await.unwrap()
     }
 
+    fn leads_to(&self, expected: &[&str]) -> bool {
+        let Some(network) = self.pod_network() else { return false };
+        let routes = network.policies.iter().filter_map(|one| one.settings::<RemoteSubnetRoute>().unwrap());
+        routes.map(|route| route.destination_prefix).collect::<Vec<_>>() == expected
+    }
+
+    /// The same node after its cluster has moved from `host-gw` to `vxlan`.
+    async fn switch_to_vxlan(mut self) -> Self {
+        for name in ["flannel", "flannel-v6"] {
+            let key = Key::global(Kind::IpPool, name);
+            let mut pool = self.store.get(&key).await.unwrap().unwrap().value;
+            pool["spec"]["vxlanMode"] = json!("Always");
+            put(&*self.store, &key, pool).await;
+        }
+        let backend = json!({"Type": "vxlan", "VNI": 4096, "Port": 4789});
+        self.write("config", &json!({"Network": "10.244.0.0/16", "Backend": backend}));
+        self.network = WindowsNetwork::Overlay;
+        self.restart().await
+    }
+
+    /// The conditions of the node, once it has reported.
+    async fn report(&self) -> Option<String> {
+        let report = self.store.get(&Key::global(Kind::NodeReport, NODE)).await.unwrap()?;
+        Some(report.value["status"]["conditions"].to_string())
+    }
+
     async fn reports(&self, reason: &str) -> bool {
-        let report = self.store.get(&Key::global(Kind::NodeReport, NODE)).await.unwrap();
-        report.is_some_and(|report| report.value["status"]["conditions"].to_string().contains(reason))
+        self.report().await.is_some_and(|report| report.contains(reason))
     }
 }
 
@@ -162,14 +191,7 @@ async fn a_windows_node_leases_a_subnet_and_announces_the_mac_address_of_its_net
     });
     let reserved = json!({"PublicIP": "192.0.2.1", "PublicIPv6": null});
     assert_eq!(machine.history(&subnet), [reserved, complete.clone()]);
-    let leads_to_the_other = |network: &Network| {
-        let routes = network.policies.iter().filter_map(|one| one.settings::<RemoteSubnetRoute>().unwrap());
-        routes.map(|route| route.destination_prefix).collect::<Vec<_>>() == ["10.244.9.0/24"]
-    };
-    until("the route to flannel's node", || async {
-        machine.pod_network().is_some_and(|network| leads_to_the_other(&network))
-    })
-    .await;
+    until("the route to flannel's node", || async { machine.leads_to(&["10.244.9.0/24"]) }).await;
     // Others keep their routes while the agent starts again.
     let machine = machine.restart().await;
     until("the agent serves", || async {
@@ -192,23 +214,58 @@ async fn a_windows_node_leases_a_subnet_and_announces_the_mac_address_of_its_net
     until("the condition", || async { machine.reports("SubnetLost").await }).await;
 }
 
-/// Windows nodes have IPv4 only in a cluster with flannel.
+/// Pods of Windows nodes have IPv4 only in a cluster with flannel. A key without an IPv6 subnet lets flanneld panic elsewhere.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_windows_node_takes_no_ipv6_subnet() {
-    let Some(machine) = Machine::start(WindowsNetwork::Overlay, true).await else { return };
+async fn a_windows_node_takes_an_ipv6_subnet_that_no_pod_uses() {
+    for network in [WindowsNetwork::Overlay, WindowsNetwork::L2Bridge] {
+        let Some(machine) = Machine::start(network, true).await else { return };
+        let subnets = machine.subnet().await;
+        let (subnet, subnet_v6) = subnets.split_once(',').unwrap();
+        assert!(subnet_v6.starts_with("fd00:244:"), "{subnets}");
+        if network == WindowsNetwork::Overlay {
+            machine.announces_its_mac(&subnets).await;
+            let written = machine.history(&subnets).pop().unwrap();
+            assert_eq!(written["PublicIPv6"], "2001:db8::1");
+            assert!(written["BackendV6Data"]["VtepMAC"].is_string(), "{written}");
+            until("the route to flannel's node", || async { machine.leads_to(&["10.244.9.0/24"]) }).await;
+        }
+        let found = machine.pod_network().unwrap();
+        let of_pods: Vec<String> = found.subnets().map(|subnet| subnet.ip_address_prefix.clone()).collect();
+        assert_eq!(of_pods, [subnet]);
+        until("the report", || async { machine.report().await.is_some() }).await;
+        let report = machine.report().await.unwrap();
+        assert!(!report.contains("NetworkDiffers") && !report.contains("10.244.9.0-24"), "{report}");
+    }
+}
+
+/// The network of an earlier mode is replaced when its last pod is gone. Until then, there is no tunnel.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_network_of_another_type_is_replaced_when_it_is_drained() {
+    let Some(machine) = Machine::start(WindowsNetwork::L2Bridge, false).await else { return };
     let subnet = machine.subnet().await;
+    let network = machine.pod_network().unwrap();
+    let endpoint =
+        Endpoint { name: "pod".to_owned(), host_compute_network: network.id, ..Endpoint::default() };
+    let endpoint = machine.hns.create_endpoint(&endpoint).unwrap();
+    let machine = machine.switch_to_vxlan().await;
+    until("the condition", || async { machine.reports("NetworkDiffers").await }).await;
+    assert_eq!(machine.subnet().await, subnet);
+    machine.hns.delete_endpoint(endpoint).unwrap();
     machine.announces_its_mac(&subnet).await;
-    let written = machine.history(&subnet).pop().unwrap();
-    assert_eq!((&written["PublicIPv6"], &written["BackendV6Data"]), (&Value::Null, &Value::Null));
-    until("the route to flannel's node", || async {
-        machine.pod_network().is_some_and(|network| {
-            let mut routes =
-                network.policies.iter().filter_map(|one| one.settings::<RemoteSubnetRoute>().unwrap());
-            routes.any(|route| route.destination_prefix == "10.244.9.0/24")
-        })
-    })
-    .await;
-    assert!(!machine.reports("10.244.9.0-24").await, "the lease of both families can be read");
+}
+
+/// No other node may route a subnet to a node whose agent refuses to run.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_windows_node_with_the_wrong_network_takes_no_subnet() {
+    let Some(mut machine) = Machine::start(WindowsNetwork::L2Bridge, false).await else { return };
+    let subnet = machine.subnet().await;
+    machine.servers.etcdctl(&["del", &machine.key(&subnet)]).unwrap();
+    machine.network = WindowsNetwork::Overlay;
+    let mut machine = machine.restart().await;
+    let refused = (&mut machine.agent).await.unwrap().unwrap_err().to_string();
+    assert!(refused.contains("--windows-network l2bridge"), "{refused}");
+    let keys = machine.servers.etcdctl(&["get", "--prefix", "--keys-only", PREFIX]).unwrap();
+    assert_eq!(keys.split_whitespace().count(), 2, "the configuration and the other node: {keys}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -99,7 +99,8 @@ impl Nodes {
             let spec = json!({"podCIDR": cidrs[0], "podCIDRs": cidrs[..families]});
             let metadata = match (os, node) {
                 (Os::Windows, "ours") => json!({"name": node, "labels": {"kubernetes.io/os": "windows"},
-                    "annotations": {"projectcalico.org/IPv4Address": format!("{OURS}/24")}}),
+                    "annotations": {"projectcalico.org/IPv4Address": format!("{OURS}/24"),
+                        "projectcalico.org/IPv6Address": "2001:db8:31::1/64"}}),
                 _ => json!({"name": node}),
             };
             let spec = if is_in_etcd { json!({}) } else { spec };
@@ -176,7 +177,7 @@ impl Nodes {
         self.folder.path().join(name).display().to_string()
     }
 
-    fn start_flanneld(&mut self) {
+    pub(crate) fn start_flanneld(&mut self) {
         let mut command = Command::new(Program::Flanneld.find().unwrap());
         command.args(["--iface=eth0", "--iptables-forward-rules=false"]);
         match &self.etcd {
@@ -311,7 +312,8 @@ impl Nodes {
             return "10.244.1.0/24".to_owned();
         }
         let annotations = self.annotations("ours");
-        annotations["tortie.io/flannel-subnets"].as_str().unwrap().split(' ').next().unwrap().to_owned()
+        let subnets = annotations["tortie.io/flannel-subnets"].as_str().unwrap();
+        subnets.split([' ', ',']).next().unwrap().to_owned()
     }
 
     /// An HCN namespace whose container is in the network namespace.

@@ -9,7 +9,7 @@ use futures::StreamExt;
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio_rustls::rustls::pki_types::ServerName;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Status};
 use tortie_api::{Key, Kind, Position, Positions};
 
@@ -70,11 +70,13 @@ impl Remote {
         let tls =
             Reloaded::new(certificates.into(), for_client).map_err(|error| unusable(&error.to_string()))?;
         let name = ServerName::try_from(SERVICE_NAME).map_err(|error| unusable(&error.to_string()))?;
-        let (address, tls) = (address.to_owned(), Arc::new(tls));
+        let uri: Result<Uri, _> = format!("https://{address}").parse();
+        let uri = uri.map_err(|error| unusable(&error.to_string()))?;
+        let tls = Arc::new(tls);
         let channel = bounded(Endpoint::from_static("http://tortie-store")).connect_with_connector_lazy(
             tower::service_fn(move |_| {
-                let (address, name, tls) = (address.clone(), name.clone(), tls.clone());
-                async move { tls.connect(address, name).await }
+                let (uri, name, tls) = (uri.clone(), name.clone(), tls.clone());
+                async move { tls.connect(uri, name).await }
             }),
         );
         Ok(Self::over(channel))

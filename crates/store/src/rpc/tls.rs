@@ -1,12 +1,13 @@
 //! The certificates of a service or client. Files are read again for each connection, so a renewed certificate is used
 //! without a restart.
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
+use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioIo;
-use tokio::net::{TcpStream, ToSocketAddrs};
+use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
@@ -14,14 +15,16 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig};
+use tonic::transport::Uri;
+use tower::{BoxError, ServiceExt};
 
 use crate::StoreError;
 
 /// The protocol that gRPC needs.
 const ALPN: &[u8] = b"h2";
 
-/// With this, errors begin that say that nothing was sent. hyper's connector without TLS begins them with it, too.
-pub(crate) const CONNECT_ERROR: &str = "tcp connect error";
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The certificates and the key for mutual TLS, in PEM form.
 #[derive(Clone, PartialEq, Eq)]
@@ -130,20 +133,28 @@ impl<C> Reloaded<C> {
 }
 
 impl Reloaded<ClientConfig> {
-    /// A new connection to a service that has this name in its certificate.
+    /// A new connection to the host and port of a URI, whose service has this name in its certificate. All addresses of the host are
+    /// tried.
     ///
     /// # Errors
-    /// The service does not accept the connection, or its certificate is of another authority.
+    /// The host does not accept the connection in time, or its certificate is of another authority, or it does not speak HTTP/2.
     pub(crate) async fn connect(
         &self,
-        address: impl ToSocketAddrs,
+        uri: Uri,
         name: ServerName<'static>,
-    ) -> io::Result<TokioIo<TlsStream<TcpStream>>> {
-        let stream = TcpStream::connect(address).await;
-        let stream =
-            stream.map_err(|error| io::Error::new(error.kind(), format!("{CONNECT_ERROR}: {error}")))?;
-        stream.set_nodelay(true)?;
-        Ok(TokioIo::new(TlsConnector::from(self.get()).connect(name, stream).await?))
+    ) -> Result<TokioIo<TlsStream<TcpStream>>, BoxError> {
+        let mut tcp = HttpConnector::new();
+        tcp.enforce_http(false);
+        tcp.set_nodelay(true);
+        tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
+        let stream = tcp.oneshot(uri).await?.into_inner();
+        let handshake = TlsConnector::from(self.get()).connect(name, stream);
+        let late = |_| format!("the TLS handshake has taken longer than {} s", HANDSHAKE_TIMEOUT.as_secs());
+        let stream = tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await.map_err(late)??;
+        if stream.get_ref().1.alpn_protocol() != Some(ALPN) {
+            return Err("the service does not speak HTTP/2 over TLS".into());
+        }
+        Ok(TokioIo::new(stream))
     }
 }
 
@@ -184,10 +195,12 @@ fn roots(identity: &TlsIdentity) -> Result<RootCertStore, StoreError> {
     let what = "the authority's certificate";
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(identity.authority.as_bytes()) {
-        roots.add(certificate.map_err(unusable(what))?).map_err(unusable(what))?;
+        if let Err(error) = roots.add(certificate.map_err(unusable(what))?) {
+            tracing::warn!(%error, "a certificate in the file of authorities cannot be used; Tortie does not trust it");
+        }
     }
     match roots.is_empty() {
-        true => Err(unusable(what)("it contains no certificate in PEM form")),
+        true => Err(unusable(what)("the file contains no certificate of an authority in PEM form")),
         false => Ok(roots),
     }
 }

@@ -260,6 +260,6 @@ fn remade(node: &LocalNode, network: &PodNetwork) -> Option<Condition> {
     let (published, now) = (node.vtep(IpVersion::V4)?.mac, network.router_mac?);
     (published != now).then(|| Condition::new(Reason::OverlayRemade, format!(
             "network {NETWORK} has the MAC address {now}, but the other nodes send to {published}: the network was made anew, \
-             and the Node's annotation has to follow"
+             and what the node announces has to follow"
         )))
 }
