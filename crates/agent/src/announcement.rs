@@ -71,6 +71,7 @@ impl Announced {
         let first = Tunnels::of_linux(store, ipam, node, networks.lease.as_ref()).await?;
         let (mut announced, keeper) = Self::new(first, finder, networks);
         let families = annotate(store, node, &mut announced).await?;
+        announced.missing.all_found(node)?;
         announced.families.send_replace(families);
         Ok((announced, keeper))
     }
@@ -87,6 +88,7 @@ impl Announced {
         let (announced, keeper) = Self::new(Tunnels::of_windows(network), finder, networks);
         let mut announced = Self { pod_network: Some(current), ipv6, ..announced };
         annotate(store, node, &mut announced).await?;
+        announced.missing.all_found(node)?;
         Ok((announced, keeper))
     }
 
@@ -135,8 +137,7 @@ impl Announced {
     }
 }
 
-/// Writes the annotations of the Node, unless they are current. A tunnel that the node no longer has is taken out. Fails, and
-/// writes nothing, if a method finds no address. Returns the families of flannel's networks for which the other nodes know the
+/// Writes the annotations of the Node, unless they are current. A tunnel that the node no longer has is taken out. Returns the families of flannel's networks for which the other nodes know the
 /// node's address.
 async fn annotate(
     store: &dyn Endpoints,
@@ -147,7 +148,7 @@ async fn annotate(
     let stored = store.get(&key).await?.ok_or_else(|| StoreError::NotFound(key.clone()))?;
     let current = &stored.value["metadata"]["annotations"];
     let (finder, with_flannel) = (&announced.finder, announced.lease.is_some());
-    let found = look(node, &stored.value, finder, with_flannel, &mut announced.missing, now()).await?;
+    let found = look(&stored.value, finder, with_flannel, &mut announced.missing, now()).await;
     let OwnAddresses { mut annotations, of_flannel: kept } = found;
     announced.report_missing();
     let (tunnels, lease) = (announced.now(), announced.lease.as_ref());

@@ -49,7 +49,8 @@ impl FlannelNetworks {
         let key = Key::global(Kind::Node, node);
         let stored = store.get(&key).await?.ok_or_else(|| StoreError::NotFound(key.clone()))?;
         let (mut missing, now) = (MissingAddresses::default(), tokio::time::Instant::now().into_std());
-        let own = look(node, &stored.value, finder, true, &mut missing, now).await?;
+        let own = look(&stored.value, finder, true, &mut missing, now).await;
+        missing.all_found(node)?;
         let current = &stored.value["metadata"]["annotations"];
         let addresses = IpVersion::ALL.map(|version| own_address(current, &own.annotations, version));
         let [derived, derived_v6] = derived_macs(node);

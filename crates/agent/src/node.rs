@@ -1,6 +1,6 @@
 //! Prepares the node: its dataplane, and on Windows the network of its pods.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -237,7 +237,8 @@ async fn prepare_windows(
     let kind = network_kind(store, node, network).await?;
     let asked = hcn.clone();
     let found = tokio::task::spawn_blocking(move || existing_network(&asked, tortie_windows::NETWORK)).await;
-    let mac = found.ok().and_then(|found| found.ok()?.router_mac);
+    let found = found.ok().and_then(Result::ok);
+    let (has_network, mac) = (found.is_some(), found.and_then(|found| found.router_mac));
     let networks =
         FlannelNetworks::read(store, node, &finder, extras, Some(OnWindows { network, mac })).await?;
     let mut blocks = match &networks.lease {
@@ -247,23 +248,12 @@ async fn prepare_windows(
     .into_iter();
     let block = blocks.next().ok_or_else(|| IpamError::NoPool(format!("node {node}")))?;
     let others: Vec<Ipv4Net> = blocks.collect();
-    let find = async |version| {
-        let found = finder.find(version).await;
-        let found = found.map_err(|problem| AgentError::Node { node: node.to_owned(), problem })?;
-        Ok::<_, AgentError>(found.map(|net| net.addr()))
-    };
-    let known = wait_for(store, node).await?;
-    let own = |found: Option<IpAddr>, version| found.or_else(|| known.own_address(version));
-    let address = match own(find(IpVersion::V4).await?, IpVersion::V4) {
-        Some(IpAddr::V4(address)) => Some(address),
-        _ => None,
-    };
+    let address = windows_address(store, node, &finder, has_network || !host.needs_address()).await?;
     let may_have_ipv6 = network == WindowsNetwork::L2Bridge && !extras.flannel;
     let windows_ipv6 = may_have_ipv6.then(|| WindowsIpv6::new(hcn.clone(), host.clone()));
     let ipv6 = match &windows_ipv6 {
         Some(ipv6) => {
-            let found = find(IpVersion::V6).await?;
-            let has_address = own(found, IpVersion::V6).or(known.reported_address(IpVersion::V6)).is_some();
+            let has_address = address_of(store, node, &finder, IpVersion::V6).await?.is_some();
             ipv6.ensure_block(ipam, has_address).await?
         }
         None => None,
@@ -309,6 +299,48 @@ async fn prepare_windows(
         ipam_source,
         keeper,
     })
+}
+
+/// The node's own address of a family: what a method finds, what somebody has annotated, or what the kubelet reports.
+async fn address_of(
+    store: &dyn Endpoints,
+    node: &str,
+    finder: &AddressFinder,
+    version: IpVersion,
+) -> Result<Option<IpAddr>, AgentError> {
+    let found = finder.find(version).await;
+    let found = found.map_err(|problem| AgentError::Node { node: node.to_owned(), problem })?;
+    let known = wait_for(store, node).await?;
+    let known = || known.own_address(version).or_else(|| known.reported_address(version));
+    Ok(found.map(|net| net.addr()).or_else(known))
+}
+
+/// The IPv4 address of a Windows node. It tells the adapter of the network, and a cloud's controller may report it some time after the
+/// kubelet has registered the node.
+async fn windows_address(
+    store: &dyn Endpoints,
+    node: &str,
+    finder: &AddressFinder,
+    is_optional: bool,
+) -> Result<Option<Ipv4Addr>, AgentError> {
+    let mut told = false;
+    let mut backoff = Backoff::new(random_seed()).with_max(MAX_START_DELAY);
+    loop {
+        match address_of(store, node, finder, IpVersion::V4).await? {
+            Some(IpAddr::V4(address)) => return Ok(Some(address)),
+            _ if is_optional => return Ok(None),
+            _ => {}
+        }
+        if !told {
+            tracing::warn!(
+                node,
+                "the Node has no IPv4 address, which tells the network adapter for pods; Tortie waits for it. Name the adapter (--adapter), or \
+                 let the kubelet report an address (--node-ip)"
+            );
+            told = true;
+        }
+        backoff.wait().await;
+    }
 }
 
 /// The type of the network that the node must have.

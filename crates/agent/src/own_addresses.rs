@@ -60,6 +60,8 @@ pub(crate) struct MissingAddresses {
     since: BTreeMap<IpVersion, (Missing, Instant)>,
     /// The families whose addresses had been missing for long at the last look.
     overdue: BTreeSet<IpVersion>,
+    /// The families in which the method of the operator finds no address, and why. The annotation stays.
+    unfound: BTreeMap<IpVersion, String>,
 }
 
 impl MissingAddresses {
@@ -86,6 +88,14 @@ impl MissingAddresses {
         self.overdue.iter().filter(has_none).copied().collect()
     }
 
+    /// Fails if a method finds no address. An agent that starts cannot tell whether an annotation is still right.
+    pub(crate) fn all_found(&self, node: &str) -> Result<(), AgentError> {
+        let problem = self.unfound.values().next();
+        problem.map_or(Ok(()), |problem| {
+            Err(AgentError::Node { node: node.to_owned(), problem: problem.clone() })
+        })
+    }
+
     /// Whether the interfaces should be looked at at each tick. What has been given up may return too, and is looked at with the next
     /// change of the Node, which kubelets report every few minutes.
     pub(crate) fn need_looks(&self) -> bool {
@@ -95,7 +105,11 @@ impl MissingAddresses {
     /// The conditions of the node.
     pub(crate) fn conditions(&self) -> Vec<Condition> {
         let missing = self.since.iter().map(|(version, (missing, _))| missing.condition(*version));
-        missing.collect()
+        let unfound = self.unfound.iter().map(|(version, problem)| {
+            let message = format!("{problem}. What the node has announced for {version} stays");
+            Condition::new(Reason::RouteRefused, message)
+        });
+        missing.chain(unfound).collect()
     }
 }
 
@@ -124,26 +138,28 @@ impl Missing {
     }
 }
 
-/// Looks which annotations of the node's own addresses may have to change. Fails if a method finds no address.
+/// Looks which annotations of the node's own addresses may have to change. A family whose method finds no address keeps its own.
 pub(crate) async fn look(
-    node: &str,
     value: &Value,
     finder: &AddressFinder,
     with_flannel: bool,
     missing: &mut MissingAddresses,
     now: Instant,
-) -> Result<OwnAddresses, AgentError> {
+) -> OwnAddresses {
     let mut look = OwnAddresses::default();
     for version in IpVersion::ALL {
-        let found = finder.find(version).await;
-        let found = found.map_err(|problem| AgentError::Node { node: node.to_owned(), problem })?;
-        let decision = match found {
-            Some(found) => Decision::Write(found.to_string()),
-            None => decide(value, version, finder, with_flannel),
+        missing.unfound.remove(&version);
+        let decision = match finder.find(version).await {
+            Ok(Some(found)) => Decision::Write(found.to_string()),
+            Ok(None) => decide(value, version, finder, with_flannel),
+            Err(problem) => {
+                missing.unfound.insert(version, problem);
+                Decision::Unknown
+            }
         };
         look.take(version, decision, missing, now);
     }
-    Ok(look)
+    look
 }
 
 impl OwnAddresses {

@@ -197,6 +197,11 @@ impl Host {
         Ok(up.map(|adapter| (adapter.name, adapter.addresses)).collect())
     }
 
+    /// Whether the node's address tells which adapter a network belongs on.
+    pub fn needs_address(&self) -> bool {
+        self.selector.is_none() && self.ip.adapters().is_ok_and(|adapters| !adapters.is_empty())
+    }
+
     /// The adapter for a network of the node with this address.
     pub(crate) fn choose(&self, node: Option<Ipv4Addr>) -> Choice {
         let named = match &self.selector {

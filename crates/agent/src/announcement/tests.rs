@@ -202,7 +202,7 @@ async fn the_address_of_the_kubelet_is_used_unless_there_is_another() {
     }
 }
 
-/// A method has precedence over what the kubelet reports and over an annotation. If it finds nothing, nothing changes. A new
+/// A method has precedence over what the kubelet reports and over an annotation. If it finds nothing, that annotation stays. A new
 /// address is found by a later look.
 #[cfg(target_os = "linux")]
 #[test]
@@ -230,15 +230,23 @@ fn the_address_that_a_method_finds_is_announced() {
             store.create(&key, value.clone()).await.unwrap();
             let ipv4 = method.parse().unwrap();
             let methods = AddressMethods { ipv4, ..AddressMethods::default() };
-            let written = annotate(&store, "n", &mut announced(Tunnels::default(), methods)).await;
+            let tunnels = Tunnels::derived(vec!["10.0.0.1".parse().unwrap()]);
+            let mut announced = announced(tunnels, methods);
+            let written = annotate(&store, "n", &mut announced).await;
             let after = store.get(&key).await.unwrap().unwrap().value;
             match expected {
                 Some(expected) => {
                     assert_eq!(after["metadata"]["annotations"][Node::ADDRESS], expected, "{method}");
                 }
                 None => {
-                    assert!(written.unwrap_err().to_string().contains("eth0 (192.0.2.10/24)"));
-                    assert_eq!(after, value, "{method}");
+                    written.unwrap();
+                    let unfound = announced.missing.all_found("n").unwrap_err().to_string();
+                    assert!(unfound.contains("eth0 (192.0.2.10/24)"), "an agent that starts ends: {unfound}");
+                    let conditions = announced.missing.conditions();
+                    assert!(conditions[0].message.contains("eth0 (192.0.2.10/24)"), "{conditions:?}");
+                    let annotations = &after["metadata"]["annotations"];
+                    assert_eq!(annotations[Node::ADDRESS], value["metadata"]["annotations"][Node::ADDRESS]);
+                    assert_eq!(annotations[Node::VXLAN_ADDRESS], "10.0.0.1", "the rest is written");
                 }
             }
         }

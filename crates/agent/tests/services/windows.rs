@@ -12,8 +12,8 @@ use tortie_cni::transport::Answer;
 use tortie_cni::{Code, Command, Invocation};
 use tortie_hcn::schema::{Acl, Namespace, NetAdapterName, OutBoundNat, SdnRoute, SetPolicy};
 use tortie_hcn::selftest::{HnsReport, NoTraffic, Traffic, run};
-use tortie_hcn::{HcnExt, IpHelper, NoIpHelper, Version};
-use tortie_hns_emulator::{Config, Emulator};
+use tortie_hcn::{Adapter, HcnExt, IpHelper, NoIpHelper, Version};
+use tortie_hns_emulator::{Config, EmulatedHost, Emulator};
 use tortie_ipam::{Ipam, Records};
 use tortie_store::{Embedded, Endpoints, Store};
 
@@ -294,6 +294,41 @@ async fn a_network_of_another_type_is_used_until_it_is_drained() {
     assert_eq!(network.r#type, tortie_hcn::schema::NetworkMode::L2Bridge);
     let success = add(&bed, &hns, "q").await.unwrap().unwrap();
     assert!(success.ips[0].address.starts_with("10.0.0."), "{success:?}");
+}
+
+/// The kubelet, or a cloud's controller after it, reports the address. Nobody has annotated the Node.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_network_of_a_new_node_is_on_the_adapter_with_the_reported_address() {
+    let store = cluster().await;
+    let key = Key::global(Kind::Node, NODE);
+    put(&*store, &key, json!({"metadata": {"name": NODE}})).await;
+    let adapter = |index: u32, name: &str, address: &str| Adapter {
+        index,
+        name: name.to_owned(),
+        mac: Some([0, 0x15, 0x5d, 0, 0, index as u8]),
+        mtu: 1500,
+        is_up: true,
+        addresses: vec![address.parse().unwrap()],
+    };
+    let adapters = vec![adapter(4, "Ethernet", "198.51.100.3/24"), adapter(5, "Ethernet 2", "192.0.2.1/24")];
+    let machine = Arc::new(EmulatedHost::new(adapters, Vec::new()));
+    let hns = Emulator::new(Config::new(Config::SERVER_2022, Ipv4Addr::new(192, 0, 2, 1)));
+    let hns = Arc::new(hns.on_host(machine.clone()));
+    let ip: Arc<dyn IpHelper> = machine;
+    let host = Host::new(ip.clone(), None, Arc::new(HostRoutes::new(ip, None)));
+    let reporting = async {
+        tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+        assert!(hns.network_by_name(tortie_windows::NETWORK).unwrap().is_none(), "which adapter?");
+        let addresses = json!([{"type": "InternalIP", "address": "192.0.2.1"}]);
+        let node = json!({"metadata": {"name": NODE}, "status": {"addresses": addresses}});
+        put(&*store, &key, node).await;
+    };
+    let (bed, ()) = tokio::join!(agent_on_host(store.clone(), &hns, host), reporting);
+    let network = hns.network_by_name(tortie_windows::NETWORK).unwrap().unwrap();
+    let mut names = network.policies.iter().filter_map(|policy| policy.settings::<NetAdapterName>().unwrap());
+    assert_eq!(names.next().unwrap().network_adapter_name, "Ethernet 2");
+    let report = bed.current_report().await;
+    assert!(!report["conditions"].to_string().contains("AdapterDiffers"), "{report}");
 }
 
 /// A cluster with pools of both families, and a Windows node with a network of type L2Bridge.
