@@ -16,8 +16,8 @@ pub(crate) async fn cluster_network(store: &dyn Store, node: &str) -> Result<Clu
     };
     let spec = |name: &str| {
         let stored = stored.iter().find(|stored| stored.key.name == name)?;
-        match Resource::read(&stored.key, &stored.value) {
-            Ok(Resource::FelixConfiguration(felix)) => Some(felix.spec),
+        match Resource::read_what_can_be(&stored.key, &stored.value).0 {
+            Some(Resource::FelixConfiguration(felix)) => Some(felix.spec),
             _ => None,
         }
     };

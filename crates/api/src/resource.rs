@@ -101,7 +101,8 @@ pub enum Resource {
 impl Resource {
     /// The typed view of the readable parts of an object, and the unreadable ones. For kinds whose parts are
     /// independent (labels, networks), unreadable fields are left out: one damaged label of a namespace must not hide
-    /// the others from a Deny rule. Every other kind is read completely or not at all.
+    /// the others from a Deny rule. A setting that cannot be read must not change others, such as the port of VXLAN; if it is
+    /// what happens to packets from pods to their own node, they are dropped. Every other kind is read completely or not at all.
     #[must_use]
     pub fn read_what_can_be(key: &Key, value: &Value) -> (Option<Self>, Vec<FieldError>) {
         let in_parts = matches!(
@@ -113,6 +114,7 @@ impl Resource {
                 | Kind::GlobalNetworkSet
                 | Kind::WorkloadEndpoint
                 | Kind::HostEndpoint
+                | Kind::FelixConfiguration
         );
         let (mut left, mut wrong) = (std::borrow::Cow::Borrowed(value), Vec::new());
         let problems = match Self::read(key, value) {
@@ -128,8 +130,11 @@ impl Resource {
             match Self::read(key, &left) {
                 Ok(resource) => return (Some(resource), wrong),
                 Err(problems) => {
-                    let removed =
-                        problems.iter().filter(|problem| remove(left.to_mut(), &problem.path)).count();
+                    let left = left.to_mut();
+                    let removed = problems.iter().filter(|problem| remove(left, &problem.path)).count();
+                    if problems.iter().any(|problem| problem.path == ENDPOINT_TO_HOST) {
+                        left["spec"]["defaultEndpointToHostAction"] = Value::from("Drop");
+                    }
                     wrong.extend(problems);
                     if removed == 0 {
                         break;
@@ -285,6 +290,8 @@ impl Resource {
 }
 
 /// How many unreadable fields of an object are removed, one after another.
+/// The field of FelixConfiguration that closes if it cannot be read.
+const ENDPOINT_TO_HOST: &str = "spec.defaultEndpointToHostAction";
 const MAX_FIELDS: usize = 32;
 
 /// Removes, in one pass, labels that are not text and networks that are invalid.

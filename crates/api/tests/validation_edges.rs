@@ -2,7 +2,9 @@
 //! and the message names the field.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-use tortie_api::manifest;
+use serde_json::{Value, json};
+use tortie_api::calico::{EndpointToHostAction, PolicyCounters};
+use tortie_api::{Key, Kind, Resource, manifest};
 
 /// The problems with a manifest; none where it is accepted.
 fn problems(kind: &str, name: &str, spec: &str) -> String {
@@ -139,4 +141,40 @@ fn what_calico_rejects_is_rejected() {
         let found = problems(kind, name, &spec);
         assert!(found.contains(expected), "{kind} {name} {spec}: {expected:?} is not in {found:?}");
     }
+}
+
+/// The port of VXLAN must not change because of a typing error in another setting.
+#[test]
+fn a_setting_that_cannot_be_read_leaves_the_others_in_force() {
+    let key = Key::global(Kind::FelixConfiguration, "default");
+    let read = |annotations: Value, spec: Value| {
+        let value = json!({"metadata": {"name": "default", "annotations": annotations}, "spec": spec});
+        match Resource::read_what_can_be(&key, &value) {
+            (Some(Resource::FelixConfiguration(felix)), problems) => (felix.spec, problems.len()),
+            (other, problems) => panic!("{other:?}: {problems:?}"),
+        }
+    };
+    for (annotations, spec) in [
+        (json!({"tortie.io/establishedFlows": "cut", "tortie.io/policyCounters": "Enabled"}), json!({})),
+        (json!({"tortie.io/provenPolicySets": "x", "tortie.io/policyCounters": "Enabled"}), json!({})),
+        (json!({"tortie.io/policyCounters": "Enabled"}), json!({"vxlanMTU": -1})),
+        (
+            json!({"tortie.io/policyCounters": "Enabled"}),
+            json!({"failsafeInboundHostPorts": [{"protocol": "TCP", "port": 84_720}]}),
+        ),
+    ] {
+        let mut spec = spec;
+        spec["vxlanVNI"] = json!(5000);
+        spec["vxlanPort"] = json!(8472);
+        let (found, problems) = read(annotations, spec.clone());
+        assert_eq!((found.vxlan_vni, found.vxlan_port), (Some(5000), Some(8472)), "{spec}");
+        assert_eq!(found.policy_counters, Some(PolicyCounters::Enabled), "{spec}");
+        assert_eq!((found.established_flows, found.vxlan_mtu), (None, None), "{spec}");
+        assert_eq!(found.default_endpoint_to_host_action, None, "{spec}");
+        assert!(problems > 0, "{spec}");
+    }
+    // This one closes.
+    let (found, _) = read(json!({}), json!({"defaultEndpointToHostAction": "Acept", "vxlanPort": 8472}));
+    assert_eq!(found.default_endpoint_to_host_action, Some(EndpointToHostAction::Drop));
+    assert_eq!(found.vxlan_port, Some(8472));
 }

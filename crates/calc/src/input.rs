@@ -51,18 +51,26 @@ pub(crate) fn read(key: &Key, value: Option<&Value>) -> (Option<Input>, Option<S
                 (Some(input), Some(problem))
             }
         },
-        Kind::FelixConfiguration => match Resource::read(key, value) {
-            Ok(resource) => (typed(key, resource), None),
-            Err(problems) => {
-                let closing = FelixConfigurationSpec {
+        Kind::FelixConfiguration => {
+            let (resource, problems) = Resource::read_what_can_be(key, value);
+            let is_read = resource.is_some();
+            let input = resource.and_then(|resource| typed(key, resource)).unwrap_or_else(|| {
+                Input::Felix(Box::new(FelixConfigurationSpec {
                     default_endpoint_to_host_action: Some(EndpointToHostAction::Drop),
                     ..FelixConfigurationSpec::default()
-                };
-                let instead =
-                    "packets from pods to their own node are dropped, and all else is as if it were absent";
-                (Some(Input::Felix(Box::new(closing))), Some(format!("{}; {instead}", in_words(&problems))))
-            }
-        },
+                }))
+            });
+            let instead = match is_read {
+                true => {
+                    "what cannot be read is left out; without a readable defaultEndpointToHostAction, packets from pods to their own node are dropped"
+                }
+                false => {
+                    "packets from pods to their own node are dropped, and all else is as if it were absent"
+                }
+            };
+            let problem = (!problems.is_empty()).then(|| format!("{}; {instead}", in_words(&problems)));
+            (Some(input), problem)
+        }
         _ if policy_id(key).is_some() => {
             (compile(key, value).map(|policy| Input::Policy(Box::new(policy))), None)
         }

@@ -110,8 +110,8 @@ pub(crate) fn from_scratch_with(
 fn felix_of(objects: &Objects) -> FelixConfigurationSpec {
     let felix = |name: &str| {
         let key = Key::global(Kind::FelixConfiguration, name);
-        match objects.get(&key).map(|value| Resource::read(&key, value)) {
-            Some(Ok(Resource::FelixConfiguration(felix))) => felix.spec,
+        match objects.get(&key).map(|value| Resource::read_what_can_be(&key, value).0) {
+            Some(Some(Resource::FelixConfiguration(felix))) => felix.spec,
             Some(_) => FelixConfigurationSpec {
                 default_endpoint_to_host_action: Some(EndpointToHostAction::Drop),
                 ..FelixConfigurationSpec::default()
@@ -131,8 +131,8 @@ fn settings(objects: &Objects) -> Settings {
     // Every node may listen on a port of its own.
     for name in ["default", "node.n0", "node.n1", "node.n2"] {
         let key = Key::global(Kind::FelixConfiguration, name);
-        if let Some(Ok(Resource::FelixConfiguration(felix))) =
-            objects.get(&key).map(|it| Resource::read(&key, it))
+        if let Some(Some(Resource::FelixConfiguration(felix))) =
+            objects.get(&key).map(|it| Resource::read_what_can_be(&key, it).0)
         {
             settings.vxlan_ports.extend(felix.spec.vxlan_port.filter(|port| *port != 0));
         }

@@ -92,9 +92,9 @@ fn message_without(feature: Feature) -> Option<&'static str> {
         Feature::Log => Some("rules with the action Log log nothing; verdicts are not affected"),
         Feature::Counter => Some("rules count no packets; verdicts are not affected"),
         Feature::Reject => Some("what would be rejected is dropped without a word to its sender"),
-        Feature::Masquerade => {
-            Some("natOutgoing is not in force: packets of pods leave the pools with the pods' addresses")
-        }
+        Feature::Masquerade => Some(
+            "natOutgoing is not in force: packets of pods leave the pools with the pods' addresses; and the node's own packets into tunnels may have an address to which no answer comes",
+        ),
         Feature::DestinationNat => Some("hostPorts are not in force: connections to them reach no pod"),
         Feature::Fib => Some(
             "natOutgoing and hostPorts are not in force: packets of pods leave the pools with the pods' addresses, and \

@@ -533,8 +533,8 @@ fn failure(reason: Reason, error: &Error) -> Condition {
     Condition::new(reason, format!("{error}; Tortie retries"))
 }
 
-/// Those of these addresses that are in the node's blocks, and that no endpoint has. An agent that was killed may not have forgotten
-/// their connections. A block may be too large to list its addresses, such as a network of flannel.
+/// Those of these addresses that are in the node's blocks, and that nobody has: no endpoint, no pod and no tunnel of another node that has
+/// borrowed the address. An agent that was killed may not have forgotten their connections. A block may be too large to list its addresses, such as a network of flannel.
 fn free_addresses(state: &NodeState, mut tracked: BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
     let local = state.routes.iter().filter(|(_, target)| matches!(target, RouteTarget::Local));
     let blocks: Vec<&IpNet> = local.map(|(block, _)| block).collect();
@@ -544,6 +544,14 @@ fn free_addresses(state: &NodeState, mut tracked: BTreeSet<IpAddr>) -> BTreeSet<
     }
     for own in state.node.iter().flat_map(LocalNode::vteps) {
         tracked.remove(&own.address);
+    }
+    for (net, target) in &state.routes {
+        if net.prefix_len() == net.max_prefix_len() && !matches!(target, RouteTarget::Local) {
+            tracked.remove(&net.addr());
+        }
+    }
+    for vtep in state.vteps.values() {
+        tracked.remove(&vtep.address);
     }
     if let Some(own) = state.node.as_ref().and_then(LocalNode::ipip_address) {
         tracked.remove(&own.into());

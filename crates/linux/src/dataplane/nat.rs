@@ -1,5 +1,5 @@
 //! Source translation: packets from pods to destinations outside all pools get their node's address, if their pool
-//! says so (`natOutgoing`).
+//! says so (`natOutgoing`). Packets that the node itself sends by a tunnel get the tunnel's address.
 
 use ipnet::IpNet;
 use tortie_dataplane::NodeState;
@@ -8,7 +8,7 @@ use tortie_kernel::nftables::{
 };
 
 use super::Config;
-use super::packet_kinds::are_pods;
+use super::packet_kinds::{are_pods, has_ipip, overlays};
 use super::packet_test::{PacketEnd, Test, in_set, load_address};
 use super::sets::{Family, ranges, set};
 
@@ -27,7 +27,7 @@ pub(super) fn is_part(name: &str) -> bool {
     name == CHAIN || POOLS.iter().any(|(_, all, nat)| [all, nat].contains(&&name))
 }
 
-/// Adds the chain and its sets to a table, if any pool requires it.
+/// Adds the chain and its sets to a table, if any pool or tunnel requires it.
 pub(super) fn add(config: &Config, node: &NodeState, table: &mut Table) {
     let pools = &node.settings.pools;
     let mut rules = Vec::new();
@@ -42,6 +42,7 @@ pub(super) fn add(config: &Config, node: &NodeState, table: &mut Table) {
         table.sets.insert(nat.to_owned(), nets(family, outgoing));
         rules.push(masquerade(family, all, nat));
     }
+    rules.extend(tunnels(config, node).map(|(family, device)| of_tunnel(family, device)));
     if rules.is_empty() {
         return;
     }
@@ -68,12 +69,41 @@ fn masquerade(family: Family, all: &str, nat: &str) -> Rule {
     Rule::new(exprs, "natOutgoing")
 }
 
+/// The links of the node's tunnels.
+fn tunnels<'a>(config: &'a Config, node: &NodeState) -> impl Iterator<Item = (Family, &'a str)> {
+    let vxlan = overlays(node).map(|family| match family {
+        Family::V4 => (family, config.vxlan_device.as_str()),
+        Family::V6 => (family, config.vxlan_v6_device.as_str()),
+    });
+    vxlan.chain(has_ipip(node).then_some((Family::V4, config.ipip_device.as_str())))
+}
+
+/// Matches packets of the node itself that leave by a tunnel with another address than the tunnel's: the source was chosen for the address of
+/// a Service, or a program is bound to it (`StaticNATPostroutingChains` in `felix/rules/static.go` of Calico). Other nodes know no way back
+/// to such an address through the tunnel.
+fn of_tunnel(family: Family, device: &str) -> Rule {
+    let name = [device.as_bytes(), &[0]].concat();
+    let mut exprs = Test::Family(family).exprs();
+    exprs.extend([
+        Expr::Meta { register: 0, key: MetaKey::OutputInterface },
+        Expr::Cmp { register: 0, op: CmpOp::Equal, value: name },
+    ]);
+    exprs.extend(is_of_type(OF_SOURCE | OF_OUTPUT_INTERFACE, CmpOp::NotEqual));
+    exprs.extend(is_local(PacketEnd::Source, CmpOp::Equal));
+    exprs.push(Expr::Masquerade);
+    Rule::new(exprs, "the tunnel's address")
+}
+
 /// Tests whether an address of the packet is the node's own.
 pub(super) fn is_local(side: PacketEnd, op: CmpOp) -> [Expr; 2] {
     let flags = match side {
         PacketEnd::Source => OF_SOURCE,
         PacketEnd::Destination => OF_DESTINATION,
     };
+    is_of_type(flags, op)
+}
+
+fn is_of_type(flags: u32, op: CmpOp) -> [Expr; 2] {
     let value = u32::from(libc::RTN_LOCAL).to_ne_bytes().into();
     [Expr::Fib { register: 0, result: ADDRESS_TYPE, flags }, Expr::Cmp { register: 0, op, value }]
 }
@@ -84,3 +114,5 @@ const ADDRESS_TYPE: u32 = 3;
 const OF_SOURCE: u32 = 1;
 /// `NFTA_FIB_F_DADDR`
 const OF_DESTINATION: u32 = 2;
+/// `NFTA_FIB_F_OIF`
+const OF_OUTPUT_INTERFACE: u32 = 16;

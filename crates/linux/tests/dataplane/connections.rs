@@ -1,10 +1,11 @@
 //! Connections of addresses that change owners: nobody inherits them, on the real kernel.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::common::cluster::*;
+use ipnet::IpNet;
 use tortie_api::calico::EstablishedFlows;
 use tortie_api::net::Action;
 use tortie_dataplane::*;
@@ -88,7 +89,26 @@ fn a_starting_agent_removes_connections_of_unused_addresses() {
     node.restart();
     std::thread::sleep(Duration::from_millis(500));
     assert_eq!(entries(&node), 1, "theirs who are there stay");
+    // Another node has borrowed the address for a pod, and then for its tunnel.
     node.state.endpoints.remove(&server.id());
+    let borrowed = IpNet::from(IpAddr::from(server.address));
+    node.state.routes.insert(borrowed, RouteTarget::Direct { router: Ipv4Addr::new(192, 0, 2, 99).into() });
+    node.restart();
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(entries(&node), 1, "it is in use");
+    node.state.routes.remove(&borrowed);
+    let vtep = Vtep {
+        node: "node-9".to_owned(),
+        address: server.address.into(),
+        mac: MacAddress([0x66, 0, 0, 0, 0, 9]),
+        parent: Ipv4Addr::new(192, 0, 2, 99).into(),
+        mtu: None,
+    };
+    node.state.vteps.insert(vtep.key(), vtep.clone());
+    node.restart();
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(entries(&node), 1, "it is in use");
+    node.state.vteps.remove(&vtep.key());
     node.restart();
     let deadline = Instant::now() + Duration::from_secs(10);
     while entries(&node) > 0 {

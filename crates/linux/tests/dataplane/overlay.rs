@@ -1,10 +1,11 @@
 //! Pods of different nodes reach each other through VXLAN, and nobody else can send packets into it.
 
-use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
 
 use crate::common::cluster::*;
 use ipnet::IpNet;
+use rustix::net::{AddressFamily, SocketType};
 use tortie_api::net::Action;
 use tortie_dataplane::{MacAddress, NodeState, Report, RouteTarget};
 use tortie_kernel::conntrack::Conntrack;
@@ -66,6 +67,26 @@ fn pods_of_two_nodes_connect_over_vxlan() {
         (socket.fdb(link).unwrap().len(), neighbours.count())
     });
     assert_eq!(left.unwrap(), (0, 0));
+}
+
+/// A program of the node may be bound to the node's address, and the source for a Service's address is chosen before the packet goes into a
+/// tunnel. Other nodes would not answer through the tunnel.
+#[test]
+fn what_a_node_sends_by_the_tunnel_has_the_address_of_the_tunnel() {
+    let (nodes, pods) = two_nodes();
+    let listen = || TcpListener::bind(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 80))).unwrap();
+    let server = pods[1].namespace.run(listen).unwrap();
+    let bound = |source: Ipv4Addr| {
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&socket, &SocketAddr::from((source, 0))).unwrap();
+        rustix::net::connect(&socket, &SocketAddr::from((pods[1].address, 80))).unwrap();
+        Some(TcpStream::from(socket))
+    };
+    for (source, expected) in [(node_address(1), vtep(1).address), (Ipv4Addr::UNSPECIFIED, vtep(1).address)] {
+        let found = nodes[0].namespace.run(|| seen(bound(source), &server)).unwrap();
+        assert_eq!(found, Some(expected), "bound to {source}");
+    }
+    assert_eq!(seen(pods[0].connect(pods[1].address, 80), &server), Some(pods[0].address.into()));
 }
 
 /// How many tracked connections lead to a port. It removes them.
