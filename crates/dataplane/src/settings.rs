@@ -31,6 +31,8 @@ pub struct Settings {
     pub vxlan_mtu_v6: Option<u32>,
     /// The MTU of the IPIP link, in bytes; none for that of the node's interface less 20 bytes.
     pub ipip_mtu: Option<u32>,
+    /// Whether the VXLAN links leave checksums to hardware and receivers, on Linux; none leaves the links as they are.
+    pub vxlan_checksum_offload: Option<bool>,
     /// What happens to denied packets.
     pub deny: FilterDenyAction,
     /// What happens to established flows that a changed policy denies (policy decision 20).
@@ -66,8 +68,8 @@ impl Settings {
             port: port.port,
             net: port.net.map(|net| net.0.trunc()),
         };
-        // Exhaustive, so that a new setting does not compile until it has an effect here. The failsafe ports and the
-        // action for denied packets have defaults of their own.
+        // Exhaustive, so that a new setting does not compile until it has an effect here. The failsafe ports, the detection of features and
+        // the action for denied packets have methods of their own.
         let FelixConfigurationSpec {
             failsafe_inbound_host_ports: _,
             failsafe_outbound_host_ports: _,
@@ -80,6 +82,7 @@ impl Settings {
             // It is part of [`ClusterNetwork`](crate::ClusterNetwork).
             vxlan_vni: _,
             vxlan_port: _,
+            feature_detect_override: _,
             nftables_filter_deny_action: _,
             iptables_filter_deny_action: _,
             established_flows,
@@ -97,6 +100,7 @@ impl Settings {
             vxlan_mtu: vxlan_mtu.filter(|mtu| FelixConfigurationSpec::MTUS.contains(mtu)),
             vxlan_mtu_v6: vxlan_mtu_v6.filter(|mtu| FelixConfigurationSpec::MTUS_V6.contains(mtu)),
             ipip_mtu: ipip_mtu.filter(|mtu| FelixConfigurationSpec::MTUS.contains(mtu)),
+            vxlan_checksum_offload: felix.checksum_offload_broken().map(|is_broken| !is_broken),
             deny: felix.deny_action(),
             established_flows: established_flows.unwrap_or_default(),
             policy_counters: policy_counters.unwrap_or_default(),
@@ -117,6 +121,23 @@ impl Default for Settings {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn checksums_are_left_to_others_if_an_operator_says_so() {
+        for (text, expected) in [
+            (None, None),
+            (Some("ChecksumOffloadBroken=true"), Some(false)),
+            (Some("SNATFullyRandom=true, ChecksumOffloadBroken=False"), Some(true)),
+            (Some("ChecksumOffloadBroken=perhaps"), None),
+            (Some("SNATFullyRandom=true"), None),
+        ] {
+            let feature_detect_override = text.map(str::to_owned);
+            let felix =
+                FelixConfigurationSpec { feature_detect_override, ..FelixConfigurationSpec::default() };
+            let settings = Settings::new(&felix, BTreeMap::new());
+            assert_eq!(settings.vxlan_checksum_offload, expected, "{text:?}");
+        }
+    }
 
     /// Nodes report them. Otherwise, one typing error would cost all nodes their overlay.
     #[test]

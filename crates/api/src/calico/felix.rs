@@ -51,6 +51,8 @@ pub struct FelixConfigurationSpec {
     pub vxlan_vni: Option<u32>,
     /// The UDP port of VXLAN; 0 and none mean 4789. Windows nodes have no other.
     pub vxlan_port: Option<u16>,
+    /// Features that are not looked for, as `NAME=true,NAME=false`. Tortie knows [`checksum_offload_broken`](Self::checksum_offload_broken).
+    pub feature_detect_override: Option<String>,
     /// What happens to denied packets, on Linux.
     pub nftables_filter_deny_action: Option<FilterDenyAction>,
     /// The older name of the same setting, used if the newer one is absent.
@@ -258,6 +260,7 @@ impl FelixConfigurationSpec {
             vxlan_port,
             vxlan_mtu_v6,
             ipip_mtu,
+            feature_detect_override,
             nftables_filter_deny_action,
             iptables_filter_deny_action,
             established_flows,
@@ -282,6 +285,7 @@ impl FelixConfigurationSpec {
             vxlan_port: self.vxlan_port.or(vxlan_port),
             vxlan_mtu_v6: self.vxlan_mtu_v6.or(vxlan_mtu_v6),
             ipip_mtu: self.ipip_mtu.or(ipip_mtu),
+            feature_detect_override: self.feature_detect_override.or(feature_detect_override),
             nftables_filter_deny_action: self.nftables_filter_deny_action.or(nftables_filter_deny_action),
             iptables_filter_deny_action: self.iptables_filter_deny_action.or(iptables_filter_deny_action),
             established_flows: self.established_flows.or(established_flows),
@@ -293,6 +297,18 @@ impl FelixConfigurationSpec {
 
     /// The UDP port of VXLAN that has been assigned (RFC 7348), and the only one of Windows nodes.
     pub const VXLAN_PORT: u16 = 4789;
+
+    /// Whether checksums in VXLAN must be computed in the kernel, because a network adapter, a hypervisor or a driver damages those that are
+    /// left to it (`ChecksumOffloadBroken` in `felix/environment/feature_detect.go`); none if nobody has said that.
+    #[must_use]
+    pub fn checksum_offload_broken(&self) -> Option<bool> {
+        let parts = self.feature_detect_override.as_deref()?.split(',');
+        let value = parts
+            .filter_map(|part| part.split_once('='))
+            .find(|(name, _)| name.trim() == "ChecksumOffloadBroken")?
+            .1;
+        value.trim().to_lowercase().parse().ok()
+    }
 
     /// The UDP port of VXLAN.
     #[must_use]

@@ -52,6 +52,7 @@ const MTU: &str = "vxlanMTU and vxlanMTUV6 are the MTUs of the overlays";
 const NAT: &str = "packets that leave all pools get the address of the interface that they leave by";
 const NFTABLES: &str = "marks, chains and intervals of the nftables table are fixed";
 const OPENSTACK: &str = "Tortie does not work with OpenStack";
+const FEATURES: &str = "Tortie knows ChecksumOffloadBroken=true and =false, which has an effect, and looks for nothing else that this can name";
 const REPORTING: &str = "agents write a NodeReport when a condition changes, and once a minute";
 const ROUTES: &str = "agents repair their own routes, and do not change those of others";
 const SERVICE_LOOP: &str = "packets to unused addresses of the Service network are not dropped";
@@ -133,7 +134,12 @@ pub(super) const FIELDS: &[Field] = &[
     field("externalNodesList", Nets, Reported(EXTERNAL_NODES), &["[]"]),
     field("failsafeInboundHostPorts", Objects, Implemented, &[]),
     field("failsafeOutboundHostPorts", Objects, Implemented, &[]),
-    field("featureDetectOverride", Text, Reported(IPTABLES), &[]),
+    field(
+        "featureDetectOverride",
+        Text,
+        Reported(FEATURES),
+        &["", "ChecksumOffloadBroken=true", "ChecksumOffloadBroken=false"],
+    ),
     field("featureGates", Text, Reported(FEATURE_GATES), &[""]),
     field("floatingIPs", Word(&["Enabled", "Disabled"]), Reported(FLOATING), &["Disabled"]),
     field("flowLogsCollectorDebugTrace", Bool, Reported(FLOW_LOGS), &[]),

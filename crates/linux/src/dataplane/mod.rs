@@ -91,9 +91,6 @@ pub struct Config {
     /// The maximum number of rules of a tier that are evaluated one after another. In a tier with more, rules with
     /// addresses, protocols and ports become lookups in sets.
     pub rules_in_a_row: usize,
-    /// Whether the VXLAN link may leave checksums and segmentation to the receiver; off if the receiver is a program
-    /// and not a kernel.
-    pub vxlan_offloads: bool,
     /// If another CNI plugin connects the pods: how their interfaces are recognised. The dataplane then enforces policy,
     /// and leaves routes, links and kernel parameters alone.
     pub policy_only: Option<PolicyOnly>,
@@ -120,7 +117,6 @@ impl Default for Config {
             vxlan_v6_device: "vxlan-v6.calico".to_owned(),
             ipip_device: "tunl0".to_owned(),
             rules_in_a_row: 32,
-            vxlan_offloads: true,
             policy_only: None,
         }
     }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use tortie_api::kubernetes::Node;
 use tortie_api::net::IpVersion;
 use tortie_dataplane::{
     Condition, Endpoint, EndpointId, HostPort, LocalNode, NodeState, Reason, Report, RouteTarget,
@@ -91,7 +92,7 @@ impl Network {
         let done = match (part, self.kernel.take()) {
             (Some(PeerEntries { mut desired, keys }), Some(kernel)) => {
                 desired.addresses.clone_from(&kernel.addresses);
-                let changes = self.plan(&desired, &kernel, Some(&keys));
+                let changes = self.plan(state, &desired, &kernel, Some(&keys));
                 self.carry_out(state, &changes, kernel)
             }
             (_, kernel) => {
@@ -148,13 +149,15 @@ impl Network {
         let overlays = self.overlay_links(state)?;
         let links = self.endpoint_links(state)?;
         self.forward_ipv6(state);
+        self.node.extend(IpVersion::ALL.into_iter().filter_map(|version| without_tunnel(state, version)));
+        self.node.extend(without_address(state));
         self.node.extend(self.without_link(state));
         let desired = desired(state, &overlays, &links, &self.underlay);
         let kernel = match self.kernel.take() {
             Some(kernel) => kernel,
             None => self.read(state, &overlays)?,
         };
-        let changes = self.plan(&desired, &kernel, None);
+        let changes = self.plan(state, &desired, &kernel, None);
         self.carry_out(state, &changes, kernel)?;
         let loses_last = |change: &Change| match change {
             Change::DeleteAddress(address) => {
@@ -225,14 +228,14 @@ impl Network {
 
     /// The necessary changes, of these entries or of all. Only Tortie's routes are changed or deleted. A foreign route in the same place stays,
     /// and is reported if it leads elsewhere.
-    fn plan(&mut self, desired: &Tables, kernel: &Tables, only: Option<&Keys>) -> Vec<Change> {
+    fn plan(
+        &mut self,
+        state: &NodeState,
+        desired: &Tables,
+        kernel: &Tables,
+        only: Option<&Keys>,
+    ) -> Vec<Change> {
         let mut changes = Vec::new();
-        for route in kernel.routes_of(only) {
-            let is_desired = desired.routes.contains_key(&(route.destination, route.metric));
-            changes.extend(
-                (!is_desired && route.protocol == PROTOCOL).then(|| Change::DeleteRoute(route.clone())),
-            );
-        }
         // Nobody has more than one on purpose, and to delete one that is wanted as well would delete it too late.
         changes.extend(kernel.surplus_fdb.iter().copied().map(Change::DeleteFdb));
         // What packets need exists before what they needed goes. The kernel replaces a neighbour of the same address, and an
@@ -264,6 +267,14 @@ impl Network {
                 }
             }
         }
+        // A Node without an address says nothing about the ways to other nodes: the routes of an earlier process stay.
+        let is_kept = |route: &Route| state.node.is_none() && route.gateway.is_some();
+        for route in kernel.routes_of(only) {
+            let is_desired = desired.routes.contains_key(&(route.destination, route.metric));
+            if !is_desired && route.protocol == PROTOCOL && !is_kept(route) {
+                changes.push(Change::DeleteRoute(route.clone()));
+            }
+        }
         changes
     }
 
@@ -285,7 +296,6 @@ impl Network {
                 self.retry = true;
             }
         }
-        self.node.extend(without_tunnel(state));
     }
 
     /// The links of the overlays. Without VXLAN of a family, everything else goes on: pods of this node, and packets that need none.
@@ -293,7 +303,7 @@ impl Network {
         let mut links = OverlayLinks::default();
         for overlay in &mut self.overlays {
             let is_known = self.kernel.is_some();
-            let applied = overlay.apply(state, &self.underlay, &self.config, &mut self.socket, is_known);
+            let applied = overlay.apply(state, &self.underlay, &mut self.socket, is_known);
             let applied = match applied {
                 Err(error) => {
                     self.node.push(without_vxlan(state, overlay.version, &error));
@@ -425,18 +435,32 @@ fn needs_ipv6(state: &NodeState) -> bool {
     state.routes.keys().any(|net| net.addr().is_ipv6()) || pods.into_iter().any(IpAddr::is_ipv6)
 }
 
-/// The condition of a node that has no address for its end of the IPv6 overlay.
-fn without_tunnel(state: &NodeState) -> Option<Condition> {
+/// The condition of a node that has no address for its end of an overlay.
+fn without_tunnel(state: &NodeState, version: IpVersion) -> Option<Condition> {
     let is_overlaid = |(net, target): (&IpNet, &RouteTarget)| {
-        net.addr().is_ipv6() && matches!(target, RouteTarget::Vxlan { .. })
+        IpVersion::of(&net.addr()) == version && matches!(target, RouteTarget::Vxlan { .. })
     };
-    let node = state.node.as_ref().filter(|node| node.vtep(IpVersion::V6).is_none())?;
+    let node = state.node.as_ref().filter(|node| node.vtep(version).is_none())?;
     state.routes.iter().any(is_overlaid).then(|| {
-        let name = &node.name;
+        let (name, annotation) = match version {
+            IpVersion::V4 => (&node.name, Node::ADDRESS),
+            IpVersion::V6 => (&node.name, Node::ADDRESS_V6),
+        };
         let message = format!(
-            "Node {name} has no IPv6 address of its own or no IPv6 tunnel address, so pods of other nodes cannot be reached by \
-             IPv6; give the Node an InternalIP of IPv6 (kubelet --node-ip), or the annotation projectcalico.org/IPv6Address"
+            "Node {name} has no {version} address of its own or no {version} tunnel address, so pods of other nodes cannot be reached by \
+             {version}; give the Node an InternalIP of {version} (kubelet --node-ip) or the annotation {annotation}, and let an IPPool with \
+             allowedUses Tunnel be for it"
         );
+        Condition::new(Reason::RouteRefused, message)
+    })
+}
+
+/// The condition of a node that is in no network.
+fn without_address(state: &NodeState) -> Option<Condition> {
+    let is_elsewhere = |target: &RouteTarget| !matches!(target, RouteTarget::Local);
+    (state.node.is_none() && state.routes.values().any(is_elsewhere)).then(|| {
+        let message = "the Node has no address of its own, so routes to other nodes stay as an earlier process of the agent has left them; give \
+                       the Node an InternalIP (kubelet --node-ip, or the cloud's controller)";
         Condition::new(Reason::RouteRefused, message)
     })
 }

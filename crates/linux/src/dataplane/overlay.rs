@@ -8,7 +8,7 @@ use tortie_dataplane::{ClusterNetwork, Condition, LocalNode, NodeState, Reason, 
 use tortie_kernel::route::{Change, Link, LinkSetting, NewLink, NewLinkKind, RouteSocket, Vxlan};
 use tortie_kernel::{Result, ethtool, interface_index};
 
-use super::{Config, ipv6};
+use super::ipv6;
 
 /// The mark (`ifalias`) of the VXLAN links that Tortie creates.
 pub(crate) const MARK: &str = "tortie overlay";
@@ -117,6 +117,8 @@ struct Wanted {
     vxlan: Vxlan,
     vtep: Vtep,
     mtu: u32,
+    /// Whether it leaves checksums to others; none leaves that as it is.
+    checksum_offload: Option<bool>,
 }
 
 impl Overlay {
@@ -131,7 +133,6 @@ impl Overlay {
         &mut self,
         state: &NodeState,
         underlay: &Underlay,
-        config: &Config,
         socket: &mut RouteSocket,
         is_known: bool,
     ) -> Result<OverlayLink> {
@@ -153,7 +154,7 @@ impl Overlay {
         };
         let links = socket.links()?.into_iter().filter(concerns);
         let (mut ours, foreign): (Vec<_>, Vec<_>) =
-            links.partition(|link| link.name == self.name && is_ours(link, wanted.vxlan));
+            links.partition(|link| link.name == self.name && is_ours(link, &wanted));
         self.foreign = foreign.first().map(foreign_link);
         let mut link = ours.pop();
         if link.is_none() && self.foreign.is_some() {
@@ -173,8 +174,8 @@ impl Overlay {
         if self.version == IpVersion::V6 && (is_changed || !is_known) {
             ipv6::enable_on_overlay(&self.name)?;
         }
-        if (is_changed || !is_known) && !config.vxlan_offloads {
-            ethtool::disable_offloads(&self.name)?;
+        if let Some(on) = wanted.checksum_offload {
+            ethtool::set_transmit_checksum_offload(&self.name, on)?;
         }
         self.made = Some((wanted, index));
         Ok(OverlayLink { link: Some(VxlanLink { index, mtu }), is_changed, foreign: self.foreign.clone() })
@@ -204,7 +205,9 @@ impl Overlay {
             IpVersion::V6 => state.settings.vxlan_mtu_v6,
         };
         let usual = mtu.saturating_sub(overhead(version) - overhead(IpVersion::V4));
-        Some(Wanted { vxlan, vtep, mtu: configured.or(detected).unwrap_or(usual) })
+        let (mtu, checksum_offload) =
+            (configured.or(detected).unwrap_or(usual), state.settings.vxlan_checksum_offload);
+        Some(Wanted { vxlan, vtep, mtu, checksum_offload })
     }
 
     /// Removes Tortie's link, also that of an earlier process if `is_searched`. Returns whether there was one.
@@ -262,11 +265,11 @@ fn is_same_tunnel(one: &Vxlan, other: &Vxlan) -> bool {
     of_one_family && (one.vni, one.port) == (other.vni, other.port)
 }
 
-/// Whether Tortie created a VXLAN link with its name: it has the mark, or it has the right form and is not up yet, as
-/// after a process that ended between the two steps.
-fn is_ours(link: &Link, wanted: Vxlan) -> bool {
-    link.vxlan.is_some()
-        && (link.alias == MARK || (link.alias.is_empty() && !link.up && link.vxlan == Some(wanted)))
+/// Whether Tortie created a VXLAN link with its name: it has the mark, or the right form or the MAC address that is derived from the node's
+/// name, and is not up yet, as after a process that ended between the two steps. Settings and addresses may have changed since.
+fn is_ours(link: &Link, wanted: &Wanted) -> bool {
+    let is_alike = || link.vxlan == Some(wanted.vxlan) || link.mac == Some(wanted.vtep.mac);
+    link.vxlan.is_some() && (link.alias == MARK || link.alias.is_empty() && !link.up && is_alike())
 }
 
 fn foreign_link(link: &Link) -> Condition {

@@ -157,7 +157,12 @@ fn of_pods(config: &Config, interface: MetaKey, chain: &str) -> Vec<Rule> {
 
 /// Packets to the node itself: packets from pods are judged by the pod's policy first.
 fn input_from(config: &Config, node: &NodeState) -> Vec<Rule> {
-    let mut rules: Vec<Rule> = overlays(node).map(|family| vxlan_guard(node, family)).collect();
+    let mut rules: Vec<Rule> = overlays(node).map(|family| vxlan_guard(vxlan(node), family)).collect();
+    if node.node.is_none() && config.policy_only.is_none() {
+        // A Node without an address. An earlier process may have left links, which may have any of these ports.
+        let any = || udp_to(node.settings.vxlan_ports.iter().copied());
+        rules.extend([Family::V4, Family::V6].map(|family| vxlan_guard(any(), family)));
+    }
     rules.extend(has_ipip(node).then(ipip_guard));
     rules.extend(are_pods(config, MetaKey::InputInterface).into_iter().map(find_gateway));
     rules.extend(of_pods(config, MetaKey::InputInterface, FROM_WORKLOAD));
@@ -289,8 +294,7 @@ fn vxlan_peers(node: &NodeState, family: Family) -> Set {
 }
 
 /// VXLAN packets from elsewhere could bypass the pods' policy with any inner source.
-fn vxlan_guard(node: &NodeState, family: Family) -> Rule {
-    let mut guard = vxlan(node);
+fn vxlan_guard(mut guard: Vec<Expr>, family: Family) -> Rule {
     guard.extend(Test::Family(family).exprs());
     guard.extend([
         load_address(PacketEnd::Source, family),

@@ -89,10 +89,15 @@ impl Node {
 
     /// Replaces the dataplane by that of a new process.
     pub(crate) fn restart(&mut self) {
+        assert_eq!(self.restart_with_report(), Report::default());
+    }
+
+    /// The same; and what it reports.
+    pub(crate) fn restart_with_report(&mut self) -> Report {
         let config = self.config.clone();
         self.dataplane = self.namespace.run(|| Stateful::new(Dataplane::open(config).unwrap())).unwrap();
         let deltas = super::deltas(&NodeState::default(), &self.state);
-        assert_eq!(self.apply(&deltas), Report::default());
+        self.apply(&deltas)
     }
 
     /// Changes the node's state.

@@ -372,9 +372,9 @@ fn a_node_with_ipv6_switched_off_goes_on_with_ipv4() {
     assert!(third.reaches(&pods[1], 80));
 }
 
-/// Without an IPv6 address of its own, a node cannot reach IPv6 pods of other nodes, and says so.
+/// Without an address for its end of an overlay, a node cannot reach pods of other nodes in that family, and says so.
 #[test]
-fn a_node_without_an_ipv6_address_reports_that_it_has_no_overlay() {
+fn a_node_without_a_tunnel_address_reports_that_it_has_no_overlay() {
     let underlay = Underlay::new();
     let mut node = Node::new(&underlay, 1);
     join_overlay(&mut node, 1, 2);
@@ -386,6 +386,12 @@ fn a_node_without_an_ipv6_address_reports_that_it_has_no_overlay() {
     assert_eq!(condition.reason, Reason::RouteRefused);
     assert_eq!(report.node_failures().count(), 0, "IPv4 pods can be added");
     assert!(condition.message.contains("projectcalico.org/IPv6Address"), "{condition:?}");
+    let report = node.change(|state| {
+        state.routes.remove(&block_v6(2).into());
+        state.node = Some(LocalNode::ipv4("node-1", node_address(1), None));
+    });
+    let [condition] = &report.node[..] else { panic!("{report:?}") };
+    assert!(condition.message.contains("no IPv4 tunnel address"), "{condition:?}");
 }
 
 /// Sets the ports of the node that a pod wants.

@@ -86,6 +86,18 @@ fn a_half_created_vxlan_link_is_completed() {
     assert!(made.index == begun && made.up && made.alias.starts_with("tortie"), "{made:?}");
 }
 
+/// The process ended between two steps, and the port has changed before the next one.
+#[test]
+fn a_half_created_vxlan_link_with_former_settings_is_made_anew() {
+    let mut node = Node::new(&Underlay::new(), 1);
+    let former = NewLinkKind::Vxlan(Vxlan { port: 8472, ..ours() });
+    let begun = NewLink { mac: Some(vtep(1).mac), ..NewLink::new(DEVICE, former) };
+    inside(&node, |socket| socket.create(&begun).unwrap());
+    assert_eq!(node.change(with_overlay), Report::default());
+    let made = link(&node, DEVICE).unwrap();
+    assert!(made.vxlan == Some(ours()) && made.up && made.alias.starts_with("tortie"), "{made:?}");
+}
+
 #[test]
 fn a_foreign_vxlan_link_is_reported_and_kept() {
     for (name, settings) in [

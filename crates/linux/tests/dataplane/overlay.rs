@@ -9,7 +9,9 @@ use rustix::net::{AddressFamily, SocketType};
 use tortie_api::net::Action;
 use tortie_dataplane::{MacAddress, NodeState, Report, RouteTarget};
 use tortie_kernel::conntrack::Conntrack;
+use tortie_kernel::ethtool;
 use tortie_kernel::interface_index;
+use tortie_kernel::nftables::Nft;
 use tortie_kernel::packet::PacketSocket;
 use tortie_kernel::route::{Address, Change, Route, RouteSocket};
 use tortie_policy::program::*;
@@ -87,6 +89,60 @@ fn what_a_node_sends_by_the_tunnel_has_the_address_of_the_tunnel() {
         assert_eq!(found, Some(expected), "bound to {source}");
     }
     assert_eq!(seen(pods[0].connect(pods[1].address, 80), &server), Some(pods[0].address.into()));
+}
+
+/// Some adapters, hypervisors and drivers damage the checksums that are left to them.
+#[test]
+fn checksums_of_the_overlay_are_computed_in_the_kernel_if_an_operator_says_so() {
+    let (mut nodes, pods) = two_nodes();
+    let [node, _] = &mut nodes;
+    let offloads = |node: &Node| {
+        node.namespace.run(|| ethtool::transmit_checksum_offload("vxlan.calico").unwrap()).unwrap()
+    };
+    assert!(offloads(node));
+    let set = |node: &mut Node, value: Option<bool>| {
+        let report = node.change(|state| Arc::make_mut(&mut state.settings).vxlan_checksum_offload = value);
+        assert_eq!(report, Report::default());
+        assert!(pods[0].reaches(&pods[1], 80) && pods[1].reaches(&pods[0], 80), "{value:?}");
+        offloads(node)
+    };
+    assert!(!set(node, Some(false)));
+    assert!(!set(node, None), "the link stays as it is");
+    assert!(set(node, Some(true)));
+    assert!(!set(node, Some(false)));
+    // Somebody else changes it.
+    node.namespace.run(|| ethtool::set_transmit_checksum_offload("vxlan.calico", true).unwrap()).unwrap();
+    assert_eq!(node.resync(), Report::default());
+    assert!(!offloads(node));
+}
+
+/// A Node may be registered anew, and get its address later. Its pods run on meanwhile.
+#[test]
+fn a_starting_agent_whose_node_has_no_address_keeps_routes_and_guards_the_overlay() {
+    let (mut nodes, pods) = two_nodes();
+    let [node, _] = &mut nodes;
+    let known = node.state.node.take();
+    let gone = block(3).into();
+    let report = node.restart_with_report();
+    let [condition] = &report.node[..] else { panic!("{report:?}") };
+    assert!(condition.message.contains("has no address of its own"), "{condition:?}");
+    assert!(pods[0].reaches(&pods[1], 80) && pods[1].reaches(&pods[0], 80));
+    let guards = |node: &Node| {
+        let listed = || Nft::open().unwrap().list("tortie").unwrap().unwrap();
+        let chains = node.namespace.run(listed).unwrap().chains;
+        chains
+            .values()
+            .flat_map(|chain| &chain.rules)
+            .filter(|rule| rule.comment == "VXLAN only from nodes")
+            .count()
+    };
+    assert_eq!(guards(node), 2, "of both families");
+    // With the address, everything is compared again.
+    node.state.routes.insert(gone, RouteTarget::Vxlan { node: "node-2".to_owned() });
+    node.change(|state| state.node = known);
+    assert_eq!(guards(node), 1);
+    node.change(|state| drop(state.routes.remove(&block(2).into())));
+    assert!(pods[0].is_cut_off(pods[1].address, 80));
 }
 
 /// How many tracked connections lead to a port. It removes them.
