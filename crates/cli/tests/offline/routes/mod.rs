@@ -1,0 +1,180 @@
+//! `tortie routes`: the text for each router, and routers that load it.
+
+mod routers;
+mod since;
+
+use serde_json::{Value, json};
+
+use crate::support::tortie;
+
+fn node(number: u8, name: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {"name": name, "annotations": {
+            "projectcalico.org/IPv4Address": format!("192.0.2.{number}/24"),
+            "projectcalico.org/IPv6Address": format!("fd02::{number}/64"),
+        }},
+        "spec": {"providerID": format!("aws:///eu-west-1a/i-0{number}"), "podCIDRs": [format!("10.9.{number}.0/24")]},
+    })
+}
+
+/// A block with one address of a pod on this node.
+fn block(cidr: &str, affinity: Option<&str>, pod_on: &str) -> Value {
+    let size = 1_usize
+        << (if cidr.contains(':') { 128 } else { 32 }
+            - cidr.split('/').nth(1).unwrap().parse::<u32>().unwrap());
+    let mut allocations = vec![Value::Null; size];
+    allocations[1] = json!(0);
+    let free: Vec<usize> = (0..size).filter(|offset| *offset != 1).collect();
+    json!({
+        "apiVersion": "projectcalico.org/v3", "kind": "IPAMBlock", "metadata": {"name": cidr},
+        "spec": {
+            "cidr": cidr, "affinity": affinity.map(|node| format!("host:{node}")), "allocations": allocations, "unallocated": free,
+            "attributes": [{"handle_id": "h", "secondary": {"node": pod_on, "pod": "p", "namespace": "n"}}],
+            "deleted": false,
+        },
+    })
+}
+
+/// Two nodes with blocks of both families; `two` borrows an address of `one`; a block without an owner has a pod of `one`.
+fn cluster() -> String {
+    let items = [
+        node(1, "one"),
+        node(2, "two"),
+        block("10.244.0.0/30", Some("one"), "two"),
+        block("10.244.0.64/30", Some("two"), "two"),
+        block("10.244.9.0/30", None, "one"),
+        block("fd00:10::/126", Some("one"), "one"),
+    ];
+    json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string()
+}
+
+/// Destination and next hop.
+const ROUTES: [(&str, &str); 5] = [
+    ("10.244.0.0/30", "192.0.2.1"),
+    ("10.244.0.1/32", "192.0.2.2"),
+    ("10.244.0.64/30", "192.0.2.2"),
+    ("10.244.9.1/32", "192.0.2.1"),
+    ("fd00:10::/126", "fd02::1"),
+];
+
+fn ok(arguments: &[&str]) -> String {
+    let all: Vec<&str> = ["routes", "-f", "cluster.json"].iter().chain(arguments).copied().collect();
+    let (code, out, errors) = tortie(&[("cluster.json", &cluster())], &all);
+    assert_eq!((code, errors.as_str()), (0, ""), "{out}");
+    out
+}
+
+/// A Windows node takes packets to its pods in VXLAN only, whatever leads them there. Pod networks are another plugin's.
+#[test]
+fn blocks_of_windows_nodes_get_no_routes() {
+    let mut windows = node(3, "three");
+    windows["metadata"]["labels"] = json!({"kubernetes.io/os": "windows"});
+    let items = [
+        node(1, "one"),
+        windows,
+        block("10.244.0.0/30", Some("one"), "three"),
+        block("10.244.0.64/30", Some("three"), "three"),
+    ];
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string();
+    for router in ["text", "linux", "bird"] {
+        let routes = ["routes", "-f", "cluster.json", "--for", router];
+        let (code, out, errors) = tortie(&[("cluster.json", &list)], &routes);
+        assert_eq!(code, 0, "{errors}");
+        let expected = "note: Windows nodes take packets to their pods in VXLAN only, so these have no route: \
+                        10.244.0.1/32 (Node three), 10.244.0.64/30 (Node three)\n";
+        assert_eq!(errors, expected);
+        // A router's file says so itself.
+        let (comments, lines): (Vec<&str>, Vec<&str>) = out.lines().partition(|line| line.starts_with('#'));
+        assert_eq!(comments, if router == "text" { vec![] } else { vec![format!("# {}", expected.trim())] });
+        let lines = lines.join("\n");
+        assert!(
+            lines.contains("10.244.0.0/30")
+                && !lines.contains("10.244.0.1")
+                && !lines.contains("10.244.0.64"),
+            "{out}"
+        );
+        let (code, out, errors) =
+            tortie(&[("cluster.json", &list)], &[&routes[..], &["--pod-cidrs"]].concat());
+        assert_eq!((code, errors.as_str()), (0, ""));
+        assert!(out.contains("10.9.1.0/24") && out.contains("10.9.3.0/24"), "{out}");
+    }
+}
+
+#[test]
+fn each_router_gets_its_words() {
+    let text = ok(&[]);
+    for (destination, next_hop) in ROUTES {
+        let has = |line: &str| line.split_whitespace().take(2).eq([destination, next_hop]);
+        assert!(text.lines().any(has), "{destination} in {text}");
+    }
+    let parsed: Value = serde_json::from_str(&ok(&["-o", "json"])).unwrap();
+    let found: Vec<(&str, &str)> = parsed
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|route| (route["destination"].as_str().unwrap(), route["nextHop"].as_str().unwrap()))
+        .collect();
+    assert_eq!(found, ROUTES);
+    for (arguments, expected) in [
+        (&["--for", "frr"][..], "ip route 10.244.0.1/32 192.0.2.2"),
+        (&["--for", "frr"], "ipv6 route fd00:10::/126 fd02::1"),
+        (&["--for", "bird"], "route fd00:10::/126 via fd02::1; # one"),
+        (&["--for", "linux"], "ip -6 route replace fd00:10::/126 via fd02::1"),
+        (
+            &["--for", "aws", "--table", "rtb-1"],
+            "aws ec2 create-route --route-table-id rtb-1 --destination-cidr-block 10.244.0.64/30 --instance-id i-02",
+        ),
+        (&["--for", "aws", "--table", "rtb-1"], "--instance-id i-01 --no-source-dest-check"),
+        (
+            &["--for", "azure", "--table", "pods", "--resource-group", "my group"],
+            "az network route-table route create --resource-group 'my group' --route-table-name pods --name tortie-10-244-9-1-32 --address-prefix 10.244.9.1/32 --next-hop-type VirtualAppliance --next-hop-ip-address 192.0.2.1",
+        ),
+        (
+            &["--for", "gcp", "--network", "default"],
+            "gcloud compute routes create tortie-10-244-0-0-30 --network default --destination-range 10.244.0.0/30 --next-hop-address 192.0.2.1",
+        ),
+        (&["--pod-cidrs", "--for", "frr"], "ip route 10.9.2.0/24 192.0.2.2"),
+    ] {
+        let text = ok(arguments);
+        assert!(text.contains(expected), "{arguments:?}: {text}");
+    }
+    assert!(!ok(&["--pod-cidrs"]).contains("10.244."));
+}
+
+#[test]
+fn what_cannot_be_told_is_named_and_ends_with_one() {
+    let of = |items: &[Value], arguments: &[&str]| {
+        let text = json!({"kind": "List", "items": items}).to_string();
+        let all: Vec<&str> = ["routes", "-f", "c.json"].iter().chain(arguments).copied().collect();
+        tortie(&[("c.json", &text)], &all)
+    };
+    let block = || block("10.244.0.0/30", Some("gone"), "one");
+    let mut bare = node(1, "one");
+    bare["metadata"]["annotations"] = json!({});
+    for (items, arguments, code, expected) in [
+        (vec![node(1, "one"), block()], &[][..], 1, "10.244.0.0/30: there is no Node gone"),
+        (
+            vec![bare, self::block("10.244.0.0/30", Some("one"), "one")],
+            &[],
+            1,
+            "Node one has no IPv4 address",
+        ),
+        (vec![block()], &[], 2, "the files have no Nodes"),
+        (vec![node(1, "one")], &["--for", "aws"], 2, "--table"),
+        (vec![node(1, "one")], &["--for", "frr", "-o", "json"], 2, "-o json has no effect"),
+        (vec![node(1, "one")], &["--for", "bird", "--since", "c.json"], 2, "BIRD reads whole files"),
+        (vec![node(1, "one")], &["--since", "c.json"], 2, "is no output of: tortie routes -o json"),
+        (vec![node(1, "one")], &["--since", "none.json"], 2, "--since none.json"),
+    ] {
+        let (found, out, errors) = of(&items, arguments);
+        assert!(found == code && errors.contains(expected), "{arguments:?}: {found} {errors}");
+        assert!(code == 1 || out.is_empty(), "{out}");
+    }
+    // In a router's file, what is left out is a comment of that router.
+    for (router, mark) in [("frr", '!'), ("linux", '#'), ("bird", '#')] {
+        let (_, out, errors) = of(&[node(1, "one"), block()], &["--for", router]);
+        let warning = "warning: 10.244.0.0/30: there is no Node gone";
+        assert!(out.starts_with(&format!("{mark} {warning}\n")) && errors.contains(warning), "{out}{errors}");
+    }
+}
