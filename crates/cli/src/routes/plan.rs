@@ -10,6 +10,7 @@ use serde_json::Value;
 use tortie_api::ipam::Block;
 use tortie_api::kubernetes::Node;
 use tortie_api::net::IpVersion;
+use tortie_api::support::{WindowsNetwork, WindowsNode};
 use tortie_api::{Key, Kind};
 
 /// What the routes depend on.
@@ -26,6 +27,8 @@ struct PlannedNode {
     provider_id: Option<String>,
     pod_cidrs: Vec<IpNet>,
     takes_plain_packets: bool,
+    /// Whether Tortie or flannel puts the pod networks of a Windows node into an overlay. Those of other plugins are not known.
+    has_overlay_of_pod_cidrs: bool,
 }
 
 /// A route to pods.
@@ -90,7 +93,7 @@ impl NodesAndBlocks {
         match key.kind {
             Kind::Node => {
                 let node = Node::deserialize(value).context("the Node cannot be read")?;
-                self.nodes.insert(key.name.clone(), planned_node(&node, value));
+                self.nodes.insert(key.name.clone(), planned_node(key, &node, value));
             }
             Kind::IpamBlock => {
                 let block = Block::deserialize(value).context("the block cannot be read")?;
@@ -103,7 +106,7 @@ impl NodesAndBlocks {
     }
 }
 
-fn planned_node(node: &Node, value: &Value) -> PlannedNode {
+fn planned_node(key: &Key, node: &Node, value: &Value) -> PlannedNode {
     let spec = &value["spec"];
     let own = [IpVersion::V4, IpVersion::V6].into_iter().filter_map(|version| node.own_address(version));
     let mut addresses: Vec<IpAddr> = own.collect();
@@ -117,7 +120,12 @@ fn planned_node(node: &Node, value: &Value) -> PlannedNode {
     pod_cidrs.sort_unstable();
     pod_cidrs.dedup();
     let provider_id = spec["providerID"].as_str().filter(|id| !id.is_empty()).map(str::to_owned);
-    PlannedNode { addresses, provider_id, pod_cidrs, takes_plain_packets: node.takes_plain_packets() }
+    let of_tortie = WindowsNode::of(key, value).and_then(|windows| windows.network);
+    let of_flannel = value["metadata"]["annotations"][Node::FLANNEL_BACKEND].as_str();
+    let takes_plain_packets = node.takes_plain_packets();
+    let has_overlay = of_tortie == Some(WindowsNetwork::Overlay) || of_flannel == Some("vxlan");
+    let has_overlay_of_pod_cidrs = !takes_plain_packets && has_overlay;
+    PlannedNode { addresses, provider_id, pod_cidrs, takes_plain_packets, has_overlay_of_pod_cidrs }
 }
 
 /// The routes by IPAM blocks, or by the pod networks of the Nodes.
@@ -141,8 +149,10 @@ pub(super) fn plan(cluster: &NodesAndBlocks, by_pod_cidrs: bool) -> Planned {
             problems.push(format!("{destination}: there is no Node {name}"));
             continue;
         };
-        // Tortie's IPAM gives addresses of overlays there. Pod networks are those of other plugins.
-        if !node.takes_plain_packets && !by_pod_cidrs {
+        // Tortie's IPAM gives addresses of overlays there. Pod networks may be those of another plugin.
+        let is_in_overlay =
+            if by_pod_cidrs { node.has_overlay_of_pod_cidrs } else { !node.takes_plain_packets };
+        if is_in_overlay {
             in_vxlan_only.push((destination, name.to_owned()));
             continue;
         }

@@ -101,6 +101,31 @@ fn blocks_of_windows_nodes_get_no_routes() {
     }
 }
 
+/// Each row: what the agent of a Windows node or a daemon of flannel has announced, and whether its pod network is in an overlay.
+#[test]
+fn pod_networks_in_overlays_get_no_routes() {
+    for (annotation, value, is_in_overlay) in [
+        ("projectcalico.org/IPv4VXLANTunnelAddr", "10.9.3.2", true),
+        ("flannel.alpha.coreos.com/backend-type", "vxlan", true),
+        ("flannel.alpha.coreos.com/backend-type", "host-gw", false),
+        ("tortie.io/hns-network", "L2Bridge", false),
+        ("example.com/other", "plugin", false),
+    ] {
+        for (os, takes_routes) in [("windows", !is_in_overlay), ("linux", true)] {
+            let mut other = node(3, "three");
+            other["metadata"]["labels"] = json!({"kubernetes.io/os": os});
+            other["metadata"]["annotations"][annotation] = json!(value);
+            let list = json!({"kind": "List", "items": [node(1, "one"), other]}).to_string();
+            let arguments = ["routes", "-f", "cluster.json", "--pod-cidrs", "--for", "bird"];
+            let (code, out, errors) = tortie(&[("cluster.json", &list)], &arguments);
+            let shown = format!("{annotation} {os}: {out}{errors}");
+            assert!(code == 0 && out.contains("route 10.9.1.0/24"), "{shown}");
+            assert_eq!(out.contains("route 10.9.3.0/24"), takes_routes, "{shown}");
+            assert_eq!(errors.contains("VXLAN only"), !takes_routes, "{shown}");
+        }
+    }
+}
+
 #[test]
 fn each_router_gets_its_words() {
     let text = ok(&[]);
