@@ -7,6 +7,7 @@ mod plan;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
+use clap::ValueEnum;
 use serde_json::Value;
 use tortie_api::{Key, Kind};
 
@@ -51,9 +52,7 @@ pub(crate) struct Routes {
 impl Routes {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         crate::log("warn");
-        if self.output == Format::Json && self.router != Router::Text {
-            bail!("-o json has no effect with --for; remove one of them");
-        }
+        self.refuse_unused()?;
         if self.since.is_some() && self.router == Router::Bird {
             bail!(
                 "BIRD reads whole files: leave out --since, and let it read the new file (birdc configure)"
@@ -78,7 +77,7 @@ impl Routes {
                 all.join(", ")
             )
         });
-        note.iter().for_each(|note| output::error_line(note));
+        note.iter().for_each(|note| output::error_line(&output::shown(note)));
         match (self.output, self.router) {
             (Format::Json, _) => {
                 let known = match earlier {
@@ -97,8 +96,34 @@ impl Routes {
                 output::text(&format!("{}{text}", formats::comments(router, &left_out)));
             }
         }
-        warnings(&problems).for_each(|warning| output::error_line(&warning));
+        warnings(&problems).for_each(|warning| output::error_line(&output::shown(&warning)));
         Ok(if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+
+    /// An option that has no effect is an error: its user expects that it has one.
+    fn refuse_unused(&self) -> anyhow::Result<()> {
+        if self.output == Format::Json && self.router != Router::Text {
+            bail!("-o json has no effect with --for; remove one of them");
+        }
+        let of_cloud = [
+            ("table", &self.table, &[Router::Aws, Router::Azure][..]),
+            ("resource-group", &self.resource_group, &[Router::Azure]),
+            ("network", &self.network, &[Router::Gcp]),
+        ];
+        let is_unused = |(_, value, routers): &&(&str, &Option<String>, &[Router])| {
+            value.is_some() && !routers.contains(&self.router)
+        };
+        if let Some((option, ..)) = of_cloud.iter().find(is_unused) {
+            let router = self.router.to_possible_value();
+            let router = router.as_ref().map_or("text", |value| value.get_name());
+            bail!("--{option} has no effect with --for {router}; remove it");
+        }
+        match self.store.given() {
+            Some(option) if !self.filenames.is_empty() => {
+                bail!("--{option} has no effect with files; remove it, or -f")
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Refuses to remove all routes because what they depend on is missing: a file may have been written without it, and an API may not

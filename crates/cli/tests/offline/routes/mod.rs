@@ -126,6 +126,43 @@ fn pod_networks_in_overlays_get_no_routes() {
     }
 }
 
+/// Agents of all nodes write blocks, so a name of an owner may change what a terminal shows.
+#[test]
+fn warnings_have_no_control_characters() {
+    let block = block("10.244.0.0/30", Some("\u{1b}]0;x\u{7}"), "one");
+    let list = json!({"kind": "List", "items": [node(1, "one"), block]}).to_string();
+    for router in ["text", "linux"] {
+        let arguments = ["routes", "-f", "cluster.json", "--for", router];
+        let (code, out, errors) = tortie(&[("cluster.json", &list)], &arguments);
+        assert_eq!(errors, "warning: 10.244.0.0/30: there is no Node \\u{1b}]0;x\\u{7}\n");
+        assert!(code == 1 && !out.contains('\u{1b}'), "{out}");
+    }
+}
+
+#[test]
+fn options_without_effect_are_rejected() {
+    for (arguments, expected) in [
+        (&["--table", "t"][..], "--table has no effect with --for text"),
+        (&["--for", "linux", "--table", "t"], "--table has no effect with --for linux"),
+        (&["--for", "aws", "--table", "t", "--resource-group", "g"], "--resource-group has no effect"),
+        (&["--for", "bird", "--network", "n"], "--network has no effect with --for bird"),
+        (&["--for", "frr", "-o", "json"], "-o json has no effect with --for"),
+        (&["--store", "unix:/s"], "--store has no effect with files"),
+        (&["--config", "c"], "--config has no effect with files"),
+        (&["--calico-group", "crd.projectcalico.org/v1"], "--calico-group has no effect with files"),
+    ] {
+        let all = [&["routes", "-f", "cluster.json"], arguments].concat();
+        let (code, out, errors) = tortie(&[("cluster.json", &cluster())], &all);
+        assert!((code, out.as_str()) == (2, "") && errors.contains(expected), "{arguments:?}: {errors}");
+    }
+    // A variable of the environment is for all commands.
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("cluster.json"), cluster()).unwrap();
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_tortie"));
+    command.current_dir(folder.path()).env("TORTIE_STORE", "unix:/s");
+    assert!(command.args(["routes", "-f", "cluster.json"]).output().unwrap().status.success());
+}
+
 #[test]
 fn each_router_gets_its_words() {
     let text = ok(&[]);
@@ -187,7 +224,6 @@ fn what_cannot_be_told_is_named_and_ends_with_one() {
         ),
         (vec![block()], &[], 2, "the files have no Nodes"),
         (vec![node(1, "one")], &["--for", "aws"], 2, "--table"),
-        (vec![node(1, "one")], &["--for", "frr", "-o", "json"], 2, "-o json has no effect"),
         (vec![node(1, "one")], &["--for", "bird", "--since", "c.json"], 2, "BIRD reads whole files"),
         (vec![node(1, "one")], &["--since", "c.json"], 2, "is no output of: tortie routes -o json"),
         (vec![node(1, "one")], &["--since", "none.json"], 2, "--since none.json"),
