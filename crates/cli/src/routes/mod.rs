@@ -10,13 +10,14 @@ use anyhow::{Context, bail};
 use clap::ValueEnum;
 use serde_json::Value;
 use tortie_api::{Key, Kind};
+use tortie_store::StoreError;
 
 use self::changes::{Changes, Earlier};
 use self::formats::{Cloud, Router};
 use self::plan::{NodesAndBlocks, Planned, PodRoute};
 use crate::filenames::Filenames;
 use crate::output::{self, Format};
-use crate::store::{StoreArguments, list};
+use crate::store::StoreArguments;
 
 #[derive(clap::Args)]
 #[command(mut_arg("files", |files| files.help("Nodes and IPAMBlocks instead of a datastore, as `tortie get nodes,ipamblocks -o json` or kubectl prints them: files, folders, or - for standard input")))]
@@ -63,9 +64,7 @@ impl Routes {
             true => self.of_store()?,
             false => self.of_files()?,
         };
-        if let Some(earlier) = &earlier {
-            self.refuse_without_input(&cluster, earlier)?;
-        }
+        self.refuse_without_input(&cluster, earlier.as_deref())?;
         let planned = plan::plan(&cluster, self.pod_cidrs);
         let earlier = earlier.map(|earlier| Earlier::new(earlier, |route| planned.keeps(route)));
         let Planned { routes, mut problems, in_vxlan_only, .. } = planned;
@@ -127,20 +126,30 @@ impl Routes {
     }
 
     /// Refuses to remove all routes because what they depend on is missing: a file may have been written without it, and an API may not
-    /// serve it for a moment.
-    fn refuse_without_input(&self, cluster: &NodesAndBlocks, earlier: &[PodRoute]) -> anyhow::Result<()> {
-        let Some(missing) = cluster.missing(self.pod_cidrs).filter(|_| !earlier.is_empty()) else {
-            return Ok(());
-        };
+    /// serve it for a moment. A router that loads an empty configuration loses its routes, too.
+    fn refuse_without_input(
+        &self,
+        cluster: &NodesAndBlocks,
+        earlier: Option<&[PodRoute]>,
+    ) -> anyhow::Result<()> {
+        let Some(missing) = cluster.missing(self.pod_cidrs) else { return Ok(()) };
         let remedy = match self.filenames.is_empty() {
             true => "check --store and --calico-group, and that the API serves them",
             false => "write the files with: tortie get nodes,ipamblocks -o json",
         };
-        bail!(
-            "there are no {missing}, and the {} routes of --since would be removed, so nothing is printed: {remedy}; if the cluster has \
-             none any more, remove the routes from the router yourself, and begin with a new file for --since",
-            earlier.len()
-        );
+        let is_for_people = self.router == Router::Text && self.output == Format::Text;
+        match earlier {
+            Some([]) => Ok(()),
+            Some(earlier) => bail!(
+                "there are no {missing}, and the {} routes of --since would be removed, so nothing is printed: {remedy}; if the cluster \
+                 has none any more, remove the routes from the router yourself, and begin with a new file for --since",
+                earlier.len()
+            ),
+            None if is_for_people || missing.is_certain => Ok(()),
+            None => bail!(
+                "there are no {missing}, and a router that loads an empty configuration loses its routes, so nothing is printed: {remedy}"
+            ),
+        }
     }
 
     fn cloud(&self) -> Cloud {
@@ -157,7 +166,13 @@ impl Routes {
             let mut cluster = NodesAndBlocks::default();
             // Nodes come first: a block of a node that is new appears in the next run.
             for kind in [Kind::Node, Kind::IpamBlock] {
-                for stored in list(&*store, kind).await? {
+                let stored = match store.list(kind).await {
+                    Ok(listing) => listing.items,
+                    Err(StoreError::KindAbsent(_)) => continue,
+                    Err(error) => return Err(error.into()),
+                };
+                cluster.serves_blocks = kind == Kind::IpamBlock;
+                for stored in stored {
                     cluster.add(&stored.key, &stored.value).with_context(|| stored.key.to_string())?;
                 }
             }

@@ -1,6 +1,7 @@
 //! The routes to the pods of a cluster: plain data in and out.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::net::IpAddr;
 
 use anyhow::Context;
@@ -18,6 +19,8 @@ use tortie_api::{Key, Kind};
 pub(super) struct NodesAndBlocks {
     nodes: BTreeMap<String, PlannedNode>,
     blocks: Vec<Block>,
+    /// Whether a datastore has the kind of the blocks: it knows that there are none. A file does not.
+    pub(super) serves_blocks: bool,
 }
 
 struct PlannedNode {
@@ -29,6 +32,20 @@ struct PlannedNode {
     takes_plain_packets: bool,
     /// Whether Tortie or flannel puts the pod networks of a Windows node into an overlay. Those of other plugins are not known.
     has_overlay_of_pod_cidrs: bool,
+}
+
+/// What routes depend on, and what is not there.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Missing {
+    kind: &'static str,
+    /// Whether a datastore that has such objects has said that there are none.
+    pub(super) is_certain: bool,
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.kind)
+    }
 }
 
 /// A route to pods.
@@ -77,14 +94,16 @@ impl NodesAndBlocks {
     }
 
     /// What routes depend on, if there is none of it.
-    pub(super) fn missing(&self, by_pod_cidrs: bool) -> Option<&'static str> {
+    pub(super) fn missing(&self, by_pod_cidrs: bool) -> Option<Missing> {
+        let missing = |kind| Some(Missing { kind, is_certain: false });
         if self.nodes.is_empty() {
-            Some("Nodes")
+            missing("Nodes")
         } else if by_pod_cidrs {
             let has_none = self.nodes.values().all(|node| node.pod_cidrs.is_empty());
-            has_none.then_some("Nodes with spec.podCIDRs")
+            has_none.then_some("Nodes with spec.podCIDRs").and_then(missing)
         } else {
-            self.blocks.is_empty().then_some("IPAMBlocks")
+            let is_certain = self.serves_blocks;
+            self.blocks.is_empty().then_some(Missing { kind: "IPAMBlocks", is_certain })
         }
     }
 

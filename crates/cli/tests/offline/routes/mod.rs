@@ -1,5 +1,6 @@
 //! `tortie routes`: the text for each router, and routers that load it.
 
+mod input;
 mod routers;
 mod since;
 
