@@ -61,6 +61,19 @@ pub(super) struct PodRoute {
     /// The cloud's name of the node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) provider_id: Option<String>,
+    /// Whether a router may lack the route: a run that adds or removes it may have been interrupted.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) uncertain: bool,
+}
+
+/// What a route means to a router: destination, next hop and machine. The name of the node means nothing to it.
+pub(super) type Target = (IpNet, IpAddr, Option<String>);
+
+impl PodRoute {
+    /// The target, without the machine if the router does not look at it.
+    pub(super) fn target(&self, by_machine: bool) -> Target {
+        (self.destination, self.next_hop, self.provider_id.clone().filter(|_| by_machine))
+    }
 }
 
 /// The result.
@@ -183,7 +196,7 @@ pub(super) fn plan(cluster: &NodesAndBlocks, by_pod_cidrs: bool) -> Planned {
             continue;
         };
         let (next_hop, provider_id) = (*next_hop, node.provider_id.clone());
-        routes.push(PodRoute { destination, next_hop, node: name.to_owned(), provider_id });
+        routes.push(PodRoute { destination, next_hop, node: name.to_owned(), provider_id, uncertain: false });
     }
     Planned { routes, problems, in_vxlan_only, unknown, without_pod_cidrs }
 }

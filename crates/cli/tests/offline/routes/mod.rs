@@ -127,6 +127,45 @@ fn pod_networks_in_overlays_get_no_routes() {
     }
 }
 
+/// Routes of all networks of a project of Google Cloud share their names.
+#[test]
+fn two_networks_of_a_project_have_two_names_for_one_destination() {
+    let of = |network: &str| ok(&["--for", "gcp", "--network", network]);
+    let has = |text: &str, hash: &str| text.contains(&format!("create tortie-{hash}-10-244-0-0-30 "));
+    assert!(has(&of("default"), "933b5bde") && has(&of("n"), "eb0c3431"));
+    assert!(has(&of("projects/p/global/networks/default"), "933b5bde"), "the same network by its URL");
+}
+
+/// Each row: routes of each family, the cloud, and whether a note says that a table may be too small.
+#[test]
+fn a_table_that_may_be_too_small_is_a_note() {
+    let aws = ["--for", "aws", "--table", "t"];
+    let azure = ["--for", "azure", "--table", "t", "--resource-group", "g"];
+    for (ipv4, ipv6, arguments, expected) in [
+        (500, 500, &aws[..], None),
+        (501, 0, &aws, Some("501 IPv4 routes: a route table of AWS has at most 500")),
+        (0, 501, &aws, Some("501 IPv6 routes: a route table of AWS has at most 500")),
+        (400, 0, &azure, None),
+        (200, 201, &azure, Some("401 routes: a route table of Azure has at most 400")),
+    ] {
+        let mut one = node(1, "one");
+        let ipv4 = (0..ipv4).map(|number| format!("10.{}.{}.0/24", number / 256, number % 256));
+        one["spec"]["podCIDRs"] =
+            ipv4.chain((0..ipv6).map(|number| format!("fd00:{number:x}::/64"))).collect();
+        let list = json!({"kind": "List", "items": [one]}).to_string();
+        let all = [&["routes", "-f", "cluster.json", "--pod-cidrs"], arguments].concat();
+        let (code, out, errors) = tortie(&[("cluster.json", &list)], &all);
+        assert_eq!(code, 0, "{errors}");
+        match expected {
+            None => assert_eq!(errors, ""),
+            Some(expected) => {
+                let note = format!("note: {expected}");
+                assert!(errors.starts_with(&note) && out.starts_with(&format!("# {note}")), "{errors}");
+            }
+        }
+    }
+}
+
 /// Agents of all nodes write blocks, so a name of an owner may change what a terminal shows.
 #[test]
 fn warnings_have_no_control_characters() {
@@ -148,6 +187,8 @@ fn options_without_effect_are_rejected() {
         (&["--for", "aws", "--table", "t", "--resource-group", "g"], "--resource-group has no effect"),
         (&["--for", "bird", "--network", "n"], "--network has no effect with --for bird"),
         (&["--for", "frr", "-o", "json"], "-o json has no effect with --for"),
+        (&["--since", "c.json", "--attempted"], "--attempted has no effect without -o json"),
+        (&["-o", "json", "--attempted"], "--since <FILE>"),
         (&["--store", "unix:/s"], "--store has no effect with files"),
         (&["--config", "c"], "--config has no effect with files"),
         (&["--calico-group", "crd.projectcalico.org/v1"], "--calico-group has no effect with files"),
@@ -195,7 +236,7 @@ fn each_router_gets_its_words() {
         ),
         (
             &["--for", "gcp", "--network", "default"],
-            "gcloud compute routes create tortie-10-244-0-0-30 --network default --destination-range 10.244.0.0/30 --next-hop-address 192.0.2.1",
+            "gcloud compute routes create tortie-933b5bde-10-244-0-0-30 --network default --destination-range 10.244.0.0/30 --next-hop-address 192.0.2.1",
         ),
         (&["--pod-cidrs", "--for", "frr"], "ip route 10.9.2.0/24 192.0.2.2"),
     ] {
@@ -225,7 +266,6 @@ fn what_cannot_be_told_is_named_and_ends_with_one() {
         ),
         (vec![block()], &[], 2, "the files have no Nodes"),
         (vec![node(1, "one")], &["--for", "aws"], 2, "--table"),
-        (vec![node(1, "one")], &["--for", "bird", "--since", "c.json"], 2, "BIRD reads whole files"),
         (vec![node(1, "one")], &["--since", "c.json"], 2, "is no output of: tortie routes -o json"),
         (vec![node(1, "one")], &["--since", "none.json"], 2, "--since none.json"),
     ] {

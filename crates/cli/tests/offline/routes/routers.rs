@@ -7,13 +7,14 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
+use serde_json::{Value, json};
 use tortie_kernel::interface_index;
 use tortie_kernel::namespace::{NetNs, die_with_parent};
 use tortie_kernel::route::{Address, Change, LinkSetting, NewLink, NewLinkKind, RouteSocket};
 use tortie_servers::programs::{Program, can_run};
 
-use super::since::{LATER, later, since};
-use super::{ROUTES, ok};
+use super::since::{LATER, later, since, with_two_at, without_two};
+use super::{ROUTES, cluster, ok};
 
 /// The kernel of a router that runs the commands has the routes, and after the commands of the changes exactly the new ones.
 #[test]
@@ -30,6 +31,87 @@ fn a_linux_router_follows_the_changes() {
     wait_for_routes(&router, "iproute2");
     run(&since(&later(), &["--for", "linux"]).1);
     wait_for(&router, "iproute2", &LATER);
+}
+
+/// The documented loop runs on a router. A run is killed between two commands, another one meets a node that the router does not reach, and
+/// the cluster changes each time. In the end, the router has exactly the routes of the cluster.
+#[test]
+fn a_router_follows_the_documented_loop_after_interruptions() {
+    let (router, folder) = (router(), tempfile::tempdir().unwrap());
+    let path = |name: &str| folder.path().join(name);
+    fs::write(path("known.json"), "[]").unwrap();
+    fs::write(path("loop.sh"), documented_loop()).unwrap();
+    let program = format!(
+        "#!/bin/sh\n[ \"$1\" != get ] || exec cat now.json\nexec {} \"$@\"\n",
+        env!("CARGO_BIN_EXE_tortie")
+    );
+    fs::write(path("tortie"), program).unwrap();
+    fs::set_permissions(path("tortie"), fs::Permissions::from_mode(0o755)).unwrap();
+    let run = |script: &str| {
+        let mut command = Command::new("sh");
+        let programs = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
+        command.arg(script).current_dir(folder.path()).env("PATH", programs).stdin(Stdio::null());
+        router.enter_on_spawn(&mut command).unwrap();
+        let output = command.output().unwrap();
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    fs::write(path("now.json"), cluster()).unwrap();
+    assert_eq!(run("loop.sh"), (true, String::new()));
+    wait_for_routes(&router, "iproute2");
+
+    // The script ends after its first command, which leads a route of `two` to 192.0.2.8.
+    fs::write(path("now.json"), with_two_at(8)).unwrap();
+    let interrupted = documented_loop().replace("sh changes.sh", "head -n 2 changes.sh | sh; exit 1");
+    fs::write(path("interrupted.sh"), interrupted).unwrap();
+    assert!(!run("interrupted.sh").0);
+    let of_two = |host: u8| {
+        let next_hop = format!("192.0.2.{host}");
+        ROUTES.map(|(to, by)| (to, if by == "192.0.2.2" { next_hop.clone() } else { by.to_owned() }))
+    };
+    let some = ROUTES.map(|(to, by)| (to, if to == "10.244.0.1/32" { "192.0.2.8" } else { by }));
+    wait_for(&router, "the interrupted run", &some);
+
+    // A later run does not reach the new address of `two`. The other changes do not wait for it.
+    let mut unreached: Value = serde_json::from_str(&later()).unwrap();
+    let address = json!({"projectcalico.org/IPv4Address": "198.51.100.9/24"});
+    unreached["items"][1]["metadata"]["annotations"] = address;
+    fs::write(path("now.json"), unreached.to_string()).unwrap();
+    for _ in 0..2 {
+        let (succeeded, errors) = run("loop.sh");
+        assert!(!succeeded && errors.contains("failed: 10.244.0.1/32 10.244.9.1/32\n"), "{errors}");
+        let expected = [
+            ("10.244.0.0/30", "192.0.2.1"),
+            ("10.244.0.1/32", "192.0.2.8"),
+            ("10.244.0.128/30", "192.0.2.1"),
+            ("10.244.9.1/32", "192.0.2.1"),
+            ("fd00:10::/126", "fd02::1"),
+        ];
+        wait_for(&router, "the run with a node out of reach", &expected);
+    }
+
+    // The route of the interrupted run is gone, too.
+    fs::write(path("now.json"), without_two()).unwrap();
+    assert_eq!(run("loop.sh"), (true, String::new()));
+    wait_for(&router, "the run without the node", &ROUTES[..1]);
+    // A run that ends before its first command has added nothing.
+    fs::write(path("now.json"), with_two_at(9)).unwrap();
+    fs::write(path("interrupted.sh"), documented_loop().replace("sh changes.sh", "exit 1")).unwrap();
+    assert!(!run("interrupted.sh").0);
+    assert_eq!(run("loop.sh"), (true, String::new()));
+    let all = of_two(9);
+    wait_for(&router, "the last run", &all.each_ref().map(|(to, by)| (*to, by.as_str())));
+    assert_eq!(run("changes.sh"), (true, String::new()), "the same commands once more");
+    assert_eq!(run("loop.sh"), (true, String::new()));
+    assert_eq!(fs::read_to_string(path("changes.sh")).unwrap(), "");
+}
+
+/// The loop in the documentation.
+fn documented_loop() -> String {
+    let lines = include_str!("../../../../../docs/operate.md").lines();
+    let from = lines.skip_while(|line| *line != "    set -e");
+    let all: Vec<&str> = from.map_while(|line| line.strip_prefix("    ")).collect();
+    assert!(all.len() > 3 && all.contains(&"sh changes.sh"), "{all:?}");
+    all.join("\n") + "\n"
 }
 
 /// A router with an interface to the nodes.
