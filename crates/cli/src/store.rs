@@ -50,6 +50,21 @@ impl StoreArguments {
         Self { config: Some(file.to_owned()), ..Self::default() }
     }
 
+    /// An option of the command line, for a command that may read files instead. A variable of the environment is none.
+    pub(crate) fn given(&self) -> Option<&'static str> {
+        let is_set = |variable: &str| std::env::var_os(variable).is_some();
+        let options = [
+            ("store", self.store.is_some() && !is_set("TORTIE_STORE")),
+            ("config", self.config.is_some()),
+            ("tls-authority", self.tls_authority.is_some()),
+            ("tls-certificate", self.tls_certificate.is_some()),
+            ("tls-key", self.tls_key.is_some()),
+            ("etcd-user", self.etcd_user.is_some()),
+            ("calico-group", self.calico_group.is_some() && !is_set("TORTIE_CALICO_GROUP")),
+        ];
+        options.into_iter().find(|(_, is_given)| *is_given).map(|(option, _)| option)
+    }
+
     /// Whether it belongs to the lab on this machine.
     pub(crate) fn is_of_lab(&self) -> bool {
         cfg!(feature = "lab") && self.store.is_none() && matches!(self.calicoctl(), Ok(None))

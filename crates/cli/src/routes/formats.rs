@@ -1,17 +1,18 @@
 //! Routes in the words of routers and clouds.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::net::IpAddr;
 
 use clap::ValueEnum;
 use ipnet::IpNet;
 
-use super::changes::Changes;
+use super::changes::{Changes, Presence};
 use super::plan::PodRoute;
+use super::script::{Script, if_any, one_line, quoted};
 
-/// The most routes of a table by default (AWS: quota of routes per table; Azure: routes per table).
-const AWS_ROUTES: usize = 50;
+/// The most routes of a table by default (AWS: quota of routes per table, for each family; Azure: routes per table).
+const AWS_ROUTES: usize = 500;
 const AZURE_ROUTES: usize = 400;
 
 /// A router, or the client of a cloud.
@@ -60,21 +61,28 @@ fn row(PodRoute { destination, next_hop, node, .. }: &PodRoute) -> Vec<String> {
     vec![destination.to_string(), next_hop.to_string(), node.clone()]
 }
 
-/// The configuration or commands, and what they leave out. `total` is how many routes the router has then.
-pub(super) fn render(
-    router: Router,
-    changes: &Changes,
-    total: usize,
-    cloud: &Cloud,
-) -> (String, Vec<String>) {
+/// What a router reads.
+#[derive(Default)]
+pub(super) struct Rendered {
+    /// The configuration or commands.
+    pub(super) text: String,
+    /// What they leave out.
+    pub(super) problems: Vec<String>,
+    /// What may be a problem.
+    pub(super) notes: Vec<String>,
+}
+
+/// The configuration or commands. `all` are the routes that the router has then.
+pub(super) fn render(router: Router, changes: &Changes, all: &[PodRoute], cloud: &Cloud) -> Rendered {
+    let only = |text| Rendered { text, ..Rendered::default() };
     match router {
-        Router::Text => (String::new(), Vec::new()),
-        Router::Frr => (frr(changes), Vec::new()),
-        Router::Bird => (bird(&changes.added), Vec::new()),
-        Router::Linux => (linux(changes), Vec::new()),
-        Router::Aws => aws(changes, total, cloud),
-        Router::Azure => azure(changes, total, cloud),
-        Router::Gcp => (gcp(changes, cloud), Vec::new()),
+        Router::Text => Rendered::default(),
+        Router::Frr => only(frr(changes)),
+        Router::Bird => only(bird(&changes.added)),
+        Router::Linux => only(linux(changes)),
+        Router::Aws => aws(changes, all, cloud),
+        Router::Azure => azure(changes, all, cloud),
+        Router::Gcp => only(gcp(changes, cloud)),
     }
 }
 
@@ -114,63 +122,74 @@ fn bird(routes: &[PodRoute]) -> String {
 }
 
 fn linux(changes: &Changes) -> String {
-    let mut text = String::new();
+    let mut script = Script::default();
+    let family = |destination: &IpNet| if destination.addr().is_ipv4() { "-4" } else { "-6" };
     for PodRoute { destination, next_hop, node, .. } in &changes.added {
-        let family = if destination.addr().is_ipv4() { "-4" } else { "-6" };
-        let _ = writeln!(text, "ip {family} route replace {destination} via {next_hop} # {}", one_line(node));
+        let command = format!("ip {} route replace {destination} via {next_hop}", family(destination));
+        script.run_for(&command, &destination.to_string(), node);
     }
-    // Run again after an interruption, the commands find routes that are gone already.
+    // After an interruption, the commands find routes that are gone already.
     for PodRoute { destination, next_hop, node, .. } in changes.gone() {
-        let family = if destination.addr().is_ipv4() { "-4" } else { "-6" };
-        let route = format!("{destination} via {next_hop}");
-        let _ = writeln!(
-            text,
-            "[ -z \"$(ip {family} route show exact {route})\" ] || ip {family} route del {route} # {}",
-            one_line(node)
-        );
+        let (family, route) = (family(destination), format!("{destination} via {next_hop}"));
+        let shown = format!("ip {family} route show exact {route}");
+        let command = if_any(&shown, &format!("ip {family} route del {route}"));
+        script.run_for(&command, &destination.to_string(), node);
     }
-    text
+    script.end()
 }
 
 /// AWS sends packets to machines by their ids. A machine drops packets of others until its check of sources is off.
-fn aws(changes: &Changes, total: usize, cloud: &Cloud) -> (String, Vec<String>) {
+fn aws(changes: &Changes, all: &[PodRoute], cloud: &Cloud) -> Rendered {
     let mut problems = Vec::new();
     let mut instances: BTreeMap<&str, &str> = BTreeMap::new();
+    for PodRoute { destination, node, provider_id, .. } in &changes.added {
+        match provider_id.as_deref().and_then(instance) {
+            Some(instance) => drop(instances.insert(node, instance)),
+            None => problems.push(format!(
+                "{destination}: Node {node} has no spec.providerID such as aws:///eu-west-1a/i-0123456789abcdef0, so its machine is not known"
+            )),
+        }
+    }
+    let mut script = Script::default();
+    for instance in instances.values() {
+        let quoted = quoted(instance);
+        let command =
+            format!("aws ec2 modify-instance-attribute --instance-id {quoted} --no-source-dest-check");
+        script.run(&command, instance);
+    }
     let table = quoted(&cloud.table);
     let option = |destination: &IpNet| match destination.addr().is_ipv4() {
-        true => "--destination-cidr-block",
-        false => "--destination-ipv6-cidr-block",
+        true => "destination-cidr-block",
+        false => "destination-ipv6-cidr-block",
     };
-    let mut commands = String::new();
-    for PodRoute { destination, .. } in changes.gone() {
-        let option = option(destination);
-        let _ = writeln!(commands, "aws ec2 delete-route --route-table-id {table} {option} {destination}");
+    for destination in changes.gone_destinations() {
+        let option = option(&destination);
+        let query = format!(
+            "aws ec2 describe-route-tables --route-table-ids {table} --filters Name=route.{option},Values={destination} --query 'RouteTables[].RouteTableId' --output text"
+        );
+        let delete = format!("aws ec2 delete-route --route-table-id {table} --{option} {destination}");
+        script.run(&if_any(&query, &delete), &destination.to_string());
     }
     for PodRoute { destination, node, provider_id, .. } in &changes.added {
-        let Some(instance) = provider_id.as_deref().and_then(instance) else {
-            problems.push(format!(
-                "{destination}: Node {node} has no spec.providerID such as aws:///eu-west-1a/i-0123456789abcdef0, so its machine is not known"
-            ));
-            continue;
-        };
-        instances.insert(node, instance);
-        let verb = if changes.replaces(destination) { "replace-route" } else { "create-route" };
+        let Some(instance) = provider_id.as_deref().and_then(instance) else { continue };
         let (option, instance) = (option(destination), quoted(instance));
-        let _ = writeln!(
-            commands,
-            "aws ec2 {verb} --route-table-id {table} {option} {destination} --instance-id {instance}"
-        );
+        let with = |verb: &str| {
+            format!(
+                "aws ec2 {verb} --route-table-id {table} --{option} {destination} --instance-id {instance}"
+            )
+        };
+        let command = match changes.presence(destination) {
+            Presence::No => with("create-route"),
+            Presence::Yes => with("replace-route"),
+            Presence::Perhaps => format!("{} 2>/dev/null || {}", with("replace-route"), with("create-route")),
+        };
+        script.run_for(&command, &destination.to_string(), node);
     }
-    let mut text = String::new();
-    for instance in instances.values() {
-        let instance = quoted(instance);
-        let _ = writeln!(
-            text,
-            "aws ec2 modify-instance-attribute --instance-id {instance} --no-source-dest-check"
-        );
-    }
-    problems.extend(too_many(total, AWS_ROUTES, "AWS"));
-    (text + &commands, problems)
+    let notes = [true, false].into_iter().filter_map(|is_ipv4| {
+        let of_family = all.iter().filter(|route| route.destination.addr().is_ipv4() == is_ipv4);
+        too_many(of_family, if is_ipv4 { " IPv4" } else { " IPv6" }, AWS_ROUTES, "AWS")
+    });
+    Rendered { text: script.end(), problems, notes: notes.collect() }
 }
 
 /// The id of the machine in a `providerID` of AWS.
@@ -183,113 +202,123 @@ pub(super) fn had(router: Router, route: &PodRoute) -> bool {
     router != Router::Aws || route.provider_id.as_deref().and_then(instance).is_some()
 }
 
-fn azure(changes: &Changes, total: usize, cloud: &Cloud) -> (String, Vec<String>) {
-    let mut text = "# The network interface of each node needs IP forwarding: az network nic update --ip-forwarding true\n".to_owned();
+/// A client of Azure replaces a route that it creates, and deletes one that is not there.
+fn azure(changes: &Changes, all: &[PodRoute], cloud: &Cloud) -> Rendered {
     let (table, group) = (quoted(&cloud.table), quoted(&cloud.resource_group));
-    for route in &changes.removed {
-        let _ = writeln!(
-            text,
-            "az network route-table route delete --resource-group {group} --route-table-name {table} --name {}",
-            name(route)
-        );
-    }
-    for route @ PodRoute { destination, next_hop, .. } in &changes.added {
-        let _ = writeln!(
-            text,
+    let mut script = Script::default();
+    for PodRoute { destination, next_hop, node, .. } in &changes.added {
+        let command = format!(
             "az network route-table route create --resource-group {group} --route-table-name {table} --name {} --address-prefix {destination} --next-hop-type VirtualAppliance --next-hop-ip-address {next_hop}",
-            name(route)
+            name("", destination)
         );
+        script.run_for(&command, &destination.to_string(), node);
     }
-    (text, too_many(total, AZURE_ROUTES, "Azure").into_iter().collect())
+    for destination in changes.gone_destinations() {
+        let command = format!(
+            "az network route-table route delete --resource-group {group} --route-table-name {table} --name {}",
+            name("", &destination)
+        );
+        script.run(&command, &destination.to_string());
+    }
+    let text = format!(
+        "# The network interface of each node needs IP forwarding: az network nic update --ip-forwarding true\n{}",
+        script.end()
+    );
+    let notes = too_many(all.iter(), "", AZURE_ROUTES, "Azure").into_iter().collect();
+    Rendered { text, problems: Vec::new(), notes }
 }
 
+/// A route of Google Cloud cannot be changed: it goes, and comes again.
 fn gcp(changes: &Changes, cloud: &Cloud) -> String {
-    let mut text =
-        "# Each machine needs IP forwarding, which is set when it is created: --can-ip-forward\n".to_owned();
-    for route in &changes.removed {
-        let _ = writeln!(text, "gcloud compute routes delete {} --quiet", name(route));
+    let network = quoted(&cloud.network);
+    let of_network = format!("{:08x}-", fnv1a(network_name(&cloud.network)));
+    let name = |destination: &IpNet| name(&of_network, destination);
+    let delete = |destination: &IpNet| {
+        let name = name(destination);
+        let query = format!("gcloud compute routes list --filter=name={name} --format='value(name)'");
+        if_any(&query, &format!("gcloud compute routes delete {name} --quiet"))
+    };
+    let mut script = Script::default();
+    for destination in changes.gone_destinations() {
+        script.run(&delete(&destination), &destination.to_string());
     }
-    for route @ PodRoute { destination, next_hop, .. } in &changes.added {
-        let network = quoted(&cloud.network);
-        let _ = writeln!(
-            text,
-            "gcloud compute routes create {} --network {network} --destination-range {destination} --next-hop-address {next_hop}",
-            name(route)
+    for PodRoute { destination, next_hop, node, .. } in &changes.added {
+        let (name, subject) = (name(destination), destination.to_string());
+        if changes.presence(destination) != Presence::No {
+            script.run(&delete(destination), &subject);
+        }
+        let command = format!(
+            "gcloud compute routes create {name} --network {network} --destination-range {destination} --next-hop-address {next_hop}"
         );
+        script.run_for(&command, &subject, node);
     }
-    text
+    format!(
+        "# Each machine needs IP forwarding, which is set when it is created: --can-ip-forward\n{}",
+        script.end()
+    )
 }
 
-fn too_many(count: usize, limit: usize, cloud: &str) -> Option<String> {
+fn too_many<'a>(
+    routes: impl Iterator<Item = &'a PodRoute>,
+    family: &str,
+    limit: usize,
+    cloud: &str,
+) -> Option<String> {
+    let destinations: BTreeSet<IpNet> = routes.map(|route| route.destination).collect();
+    let count = destinations.len();
     (count > limit).then(|| {
-        format!("{count} routes: a route table of {cloud} has at most {limit} unless its quota is raised; larger blocks (blockSize of the IPPool) need fewer")
+        format!("{count}{family} routes: a route table of {cloud} has at most {limit} of them unless its quota is raised; larger blocks (blockSize of the IPPool) need fewer")
     })
 }
 
 /// A name of a route from its destination: letters, digits and hyphens. All parts of an address are there, so that two
 /// destinations have two names.
-fn name(route: &PodRoute) -> String {
-    let parts: Vec<String> = match route.destination.network() {
+fn name(of_network: &str, destination: &IpNet) -> String {
+    let parts: Vec<String> = match destination.network() {
         IpAddr::V4(address) => address.octets().iter().map(ToString::to_string).collect(),
         IpAddr::V6(address) => address.segments().iter().map(|part| format!("{part:x}")).collect(),
     };
-    format!("tortie-{}-{}", parts.join("-"), route.destination.prefix_len())
+    format!("tortie-{of_network}{}-{}", parts.join("-"), destination.prefix_len())
 }
 
-/// A node's name in a comment. A name from a file may have line ends, after which a router would read commands.
-fn one_line(name: &str) -> String {
-    name.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+/// The name of a network of Google Cloud, which may be given by its URL, too.
+fn network_name(network: &str) -> &str {
+    network.rsplit('/').next().unwrap_or(network)
 }
 
-/// An argument for a shell.
-fn quoted(text: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:".contains(c);
-    match !text.is_empty() && text.chars().all(is_plain) {
-        true => text.to_owned(),
-        false => format!("'{}'", text.replace('\'', r"'\''")),
-    }
+/// The hash FNV-1a (32 bits). Names of routes are those of a project, and two networks may have routes to the same destination: their
+/// names must differ, and be at most 63 characters long.
+fn fnv1a(text: &str) -> u32 {
+    text.bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn names_in_comments_have_no_line_ends() {
-        assert_eq!(one_line("alpha\nreboot\r"), "alpha?reboot?");
-    }
-
-    #[test]
-    fn arguments_of_a_shell_are_quoted_where_necessary() {
-        for (text, expected) in [
-            ("rtb-0a", "rtb-0a"),
-            ("my group", "'my group'"),
-            ("", "''"),
-            ("it's", r"'it'\''s'"),
-            ("$x", "'$x'"),
-        ] {
-            assert_eq!(quoted(text), expected);
-        }
-    }
-
     /// Two destinations must not have one name, also if they differ only in where zeroes are left out.
     #[test]
     fn names_of_routes_are_valid_and_differ() {
-        let route = |destination: &str| PodRoute {
-            destination: destination.parse().unwrap(),
-            next_hop: "192.0.2.1".parse().unwrap(),
-            node: "n".to_owned(),
-            provider_id: None,
-        };
+        let longest = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff/128";
+        let destinations =
+            ["10.0.0.64/26", "fd00::1:0/112", "fd00:1::/112", "fd00::1/128", "fd00:1::/128", longest];
         let names: Vec<String> =
-            ["10.0.0.64/26", "fd00::1:0/112", "fd00:1::/112", "fd00::1/128", "fd00:1::/128"]
-                .map(|destination| name(&route(destination)))
-                .into();
-        assert_eq!(names[0], "tortie-10-0-0-64-26");
+            destinations.map(|destination| name("01234567-", &destination.parse().unwrap())).into();
+        assert_eq!(names[0], "tortie-01234567-10-0-0-64-26");
         let mut unique = names.clone();
         unique.sort();
         unique.dedup();
         assert_eq!(unique.len(), names.len(), "{names:?}");
-        assert!(names.iter().all(|name| name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')));
+        let is_valid =
+            |name: &String| name.len() <= 63 && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
+        assert!(names.iter().all(is_valid), "{names:?}");
+    }
+
+    /// Published test vectors of FNV-1a.
+    #[test]
+    fn the_hash_is_fnv1a() {
+        for (text, expected) in [("", 0x811c_9dc5), ("a", 0xe40c_292c), ("foobar", 0xbf9c_f968)] {
+            assert_eq!(fnv1a(text), expected, "{text}");
+        }
     }
 }

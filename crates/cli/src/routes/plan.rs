@@ -1,6 +1,7 @@
 //! The routes to the pods of a cluster: plain data in and out.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::net::IpAddr;
 
 use anyhow::Context;
@@ -10,6 +11,7 @@ use serde_json::Value;
 use tortie_api::ipam::Block;
 use tortie_api::kubernetes::Node;
 use tortie_api::net::IpVersion;
+use tortie_api::support::{WindowsNetwork, WindowsNode};
 use tortie_api::{Key, Kind};
 
 /// What the routes depend on.
@@ -17,6 +19,8 @@ use tortie_api::{Key, Kind};
 pub(super) struct NodesAndBlocks {
     nodes: BTreeMap<String, PlannedNode>,
     blocks: Vec<Block>,
+    /// Whether a datastore has the kind of the blocks: it knows that there are none. A file does not.
+    pub(super) serves_blocks: bool,
 }
 
 struct PlannedNode {
@@ -26,6 +30,22 @@ struct PlannedNode {
     provider_id: Option<String>,
     pod_cidrs: Vec<IpNet>,
     takes_plain_packets: bool,
+    /// Whether Tortie or flannel puts the pod networks of a Windows node into an overlay. Those of other plugins are not known.
+    has_overlay_of_pod_cidrs: bool,
+}
+
+/// What routes depend on, and what is not there.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Missing {
+    kind: &'static str,
+    /// Whether a datastore that has such objects has said that there are none.
+    pub(super) is_certain: bool,
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.kind)
+    }
 }
 
 /// A route to pods.
@@ -41,6 +61,19 @@ pub(super) struct PodRoute {
     /// The cloud's name of the node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) provider_id: Option<String>,
+    /// Whether a router may lack the route: a run that adds or removes it may have been interrupted.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) uncertain: bool,
+}
+
+/// What a route means to a router: destination, next hop and machine. The name of the node means nothing to it.
+pub(super) type Target = (IpNet, IpAddr, Option<String>);
+
+impl PodRoute {
+    /// The target, without the machine if the router does not look at it.
+    pub(super) fn target(&self, by_machine: bool) -> Target {
+        (self.destination, self.next_hop, self.provider_id.clone().filter(|_| by_machine))
+    }
 }
 
 /// The result.
@@ -74,14 +107,16 @@ impl NodesAndBlocks {
     }
 
     /// What routes depend on, if there is none of it.
-    pub(super) fn missing(&self, by_pod_cidrs: bool) -> Option<&'static str> {
+    pub(super) fn missing(&self, by_pod_cidrs: bool) -> Option<Missing> {
+        let missing = |kind| Some(Missing { kind, is_certain: false });
         if self.nodes.is_empty() {
-            Some("Nodes")
+            missing("Nodes")
         } else if by_pod_cidrs {
             let has_none = self.nodes.values().all(|node| node.pod_cidrs.is_empty());
-            has_none.then_some("Nodes with spec.podCIDRs")
+            has_none.then_some("Nodes with spec.podCIDRs").and_then(missing)
         } else {
-            self.blocks.is_empty().then_some("IPAMBlocks")
+            let is_certain = self.serves_blocks;
+            self.blocks.is_empty().then_some(Missing { kind: "IPAMBlocks", is_certain })
         }
     }
 
@@ -90,7 +125,7 @@ impl NodesAndBlocks {
         match key.kind {
             Kind::Node => {
                 let node = Node::deserialize(value).context("the Node cannot be read")?;
-                self.nodes.insert(key.name.clone(), planned_node(&node, value));
+                self.nodes.insert(key.name.clone(), planned_node(key, &node, value));
             }
             Kind::IpamBlock => {
                 let block = Block::deserialize(value).context("the block cannot be read")?;
@@ -103,7 +138,7 @@ impl NodesAndBlocks {
     }
 }
 
-fn planned_node(node: &Node, value: &Value) -> PlannedNode {
+fn planned_node(key: &Key, node: &Node, value: &Value) -> PlannedNode {
     let spec = &value["spec"];
     let own = [IpVersion::V4, IpVersion::V6].into_iter().filter_map(|version| node.own_address(version));
     let mut addresses: Vec<IpAddr> = own.collect();
@@ -117,7 +152,12 @@ fn planned_node(node: &Node, value: &Value) -> PlannedNode {
     pod_cidrs.sort_unstable();
     pod_cidrs.dedup();
     let provider_id = spec["providerID"].as_str().filter(|id| !id.is_empty()).map(str::to_owned);
-    PlannedNode { addresses, provider_id, pod_cidrs, takes_plain_packets: node.takes_plain_packets() }
+    let of_tortie = WindowsNode::of(key, value).and_then(|windows| windows.network);
+    let of_flannel = value["metadata"]["annotations"][Node::FLANNEL_BACKEND].as_str();
+    let takes_plain_packets = node.takes_plain_packets();
+    let has_overlay = of_tortie == Some(WindowsNetwork::Overlay) || of_flannel == Some("vxlan");
+    let has_overlay_of_pod_cidrs = !takes_plain_packets && has_overlay;
+    PlannedNode { addresses, provider_id, pod_cidrs, takes_plain_packets, has_overlay_of_pod_cidrs }
 }
 
 /// The routes by IPAM blocks, or by the pod networks of the Nodes.
@@ -141,8 +181,10 @@ pub(super) fn plan(cluster: &NodesAndBlocks, by_pod_cidrs: bool) -> Planned {
             problems.push(format!("{destination}: there is no Node {name}"));
             continue;
         };
-        // Tortie's IPAM gives addresses of overlays there. Pod networks are those of other plugins.
-        if !node.takes_plain_packets && !by_pod_cidrs {
+        // Tortie's IPAM gives addresses of overlays there. Pod networks may be those of another plugin.
+        let is_in_overlay =
+            if by_pod_cidrs { node.has_overlay_of_pod_cidrs } else { !node.takes_plain_packets };
+        if is_in_overlay {
             in_vxlan_only.push((destination, name.to_owned()));
             continue;
         }
@@ -154,7 +196,7 @@ pub(super) fn plan(cluster: &NodesAndBlocks, by_pod_cidrs: bool) -> Planned {
             continue;
         };
         let (next_hop, provider_id) = (*next_hop, node.provider_id.clone());
-        routes.push(PodRoute { destination, next_hop, node: name.to_owned(), provider_id });
+        routes.push(PodRoute { destination, next_hop, node: name.to_owned(), provider_id, uncertain: false });
     }
     Planned { routes, problems, in_vxlan_only, unknown, without_pod_cidrs }
 }

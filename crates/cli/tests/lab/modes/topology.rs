@@ -156,10 +156,10 @@ impl Cluster {
     /// Adds what `tortie routes` prints: to each node the routes to others of its network, and to the router all.
     pub(crate) fn add_routes(&self, [to_nodes, to_router]: [bool; 2]) {
         let routes = self.lab.ok(&["routes", "--for", "linux"]);
-        for line in routes.lines().filter(|line| !line.starts_with('#')) {
-            let words: Vec<&str> = line.split_whitespace().collect();
-            let ["ip", family, "route", "replace", destination, "via", next_hop, "#", name] = words[..]
-            else {
+        for line in routes.lines().filter(|line| line.starts_with("ip ")) {
+            let (command, name) = line.split_once(" # ").unwrap();
+            let words: Vec<&str> = command.split(" || ").next().unwrap().split_whitespace().collect();
+            let ["ip", family, "route", "replace", destination, "via", next_hop] = words[..] else {
                 panic!("{line}");
             };
             let node = NODES.iter().position(|node| *node == name).unwrap();
