@@ -42,7 +42,7 @@ mod reconfigure;
 mod report;
 mod runtime_config;
 mod server;
-mod shared_macs;
+mod shared_ends;
 mod tunnels;
 mod unsupported;
 mod windows_ipv6;

@@ -19,7 +19,7 @@ use crate::control::ShownEndpoint;
 use crate::missing_leases::MissingLeases;
 use crate::pending::Batch;
 use crate::queue::{Batches, Inbox, Question, Work, queue};
-use crate::shared_macs::shared_macs;
+use crate::shared_ends::shared_ends;
 use crate::unsupported::{Unsupported, Watched, out_of_reach};
 use crate::{flannel, flannel_etcd};
 
@@ -128,7 +128,7 @@ fn start_with(
         logged,
         leases: Arc::default(),
         missing_leases: MissingLeases::default(),
-        shared_macs: BTreeMap::new(),
+        shared_ends: BTreeMap::new(),
     };
     thread::Builder::new().name("dataplane".to_owned()).spawn(move || plane.run(&inbox))?;
     Ok(in_force)
@@ -163,7 +163,7 @@ struct Plane {
     /// The Nodes without any of them.
     missing_leases: MissingLeases,
     /// The nodes that share the MAC address of their tunnel with another one.
-    shared_macs: BTreeMap<String, String>,
+    shared_ends: BTreeMap<String, String>,
 }
 
 impl Plane {
@@ -253,7 +253,7 @@ impl Plane {
                 "the dataplane applies what the changes mean for the node"
             );
             if deltas.iter().any(is_of_tunnels) {
-                self.shared_macs = shared_macs(self.calc.state());
+                self.shared_ends = shared_ends(self.calc.state());
             }
             self.report = self.dataplane.apply(self.calc.state(), &deltas);
         }
@@ -370,7 +370,7 @@ impl Plane {
         let mut all = self.watched.all();
         all.extend(out_of_reach(&self.calc.without_direct_route()));
         all.extend(flannel::unreachable(self.watched.node(), self.calc.flannel_problems()));
-        let shared = self.shared_macs.iter().map(|(node, problem)| (node.as_str(), problem.clone()));
+        let shared = self.shared_ends.iter().map(|(node, problem)| (node.as_str(), problem.clone()));
         all.extend(flannel::unreachable(self.watched.node(), shared.collect()));
         all.extend(flannel_etcd::conditions(self.watched.node(), &self.leases));
         all.extend(self.missing_leases.conditions());
