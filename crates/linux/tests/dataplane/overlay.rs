@@ -76,19 +76,19 @@ fn pods_of_two_nodes_connect_over_vxlan() {
 #[test]
 fn what_a_node_sends_by_the_tunnel_has_the_address_of_the_tunnel() {
     let (nodes, pods) = two_nodes();
-    let listen = || TcpListener::bind(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 80))).unwrap();
+    let listen = || TcpListener::bind(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 81))).unwrap();
     let server = pods[1].namespace.run(listen).unwrap();
     let bound = |source: Ipv4Addr| {
         let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
         rustix::net::bind(&socket, &SocketAddr::from((source, 0))).unwrap();
-        rustix::net::connect(&socket, &SocketAddr::from((pods[1].address, 80))).unwrap();
+        rustix::net::connect(&socket, &SocketAddr::from((pods[1].address, 81))).unwrap();
         Some(TcpStream::from(socket))
     };
     for (source, expected) in [(node_address(1), vtep(1).address), (Ipv4Addr::UNSPECIFIED, vtep(1).address)] {
         let found = nodes[0].namespace.run(|| seen(bound(source), &server)).unwrap();
         assert_eq!(found, Some(expected), "bound to {source}");
     }
-    assert_eq!(seen(pods[0].connect(pods[1].address, 80), &server), Some(pods[0].address.into()));
+    assert_eq!(seen(pods[0].connect(pods[1].address, 81), &server), Some(pods[0].address.into()));
 }
 
 /// Some adapters, hypervisors and drivers damage the checksums that are left to them.
