@@ -19,6 +19,7 @@ use super::observed::{
 };
 use super::read::read;
 use super::steps::{MigrationStep, MigrationTimes, next_step};
+use crate::pool_blocks::give_up_block;
 use crate::pools::{MIGRATION, delete_pool};
 
 /// A migration.
@@ -333,10 +334,7 @@ impl PoolMigration {
     ) -> Result<(), MigrationError> {
         let records = Records::new(self.store.clone());
         for (cidr, block) in cluster.blocks.iter().filter(|(cidr, _)| blocks.contains(cidr)) {
-            for owner in &block.owners {
-                records.give_up_block(owner, *cidr, true, None).await?;
-            }
-            records.remove_unowned_block(*cidr).await?;
+            give_up_block(&records, *cidr, &block.owners, None).await?;
         }
         Ok(())
     }
