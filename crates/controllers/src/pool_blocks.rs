@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ipnet::IpNet;
-use tortie_api::Key;
 use tortie_api::ipam::Block;
 use tortie_api::support::Pool;
+use tortie_api::{Key, Kind};
 use tortie_ipam::{Given, IpamError, Records};
 use tortie_store::Stored;
 
@@ -76,11 +76,16 @@ pub(crate) fn empty_blocks(
     empty.into_values().filter(|block| is_of_net(&block.cidr)).collect()
 }
 
-/// Takes empty blocks from their owners, and removes them. Returns false if one of them is in use, or no longer as it was read.
+/// Takes empty blocks from their owners, and removes them. Returns false if one of them is in use, or no longer as it was read. One
+/// with an affinity that cannot be read stays.
 pub(crate) async fn give_up_blocks(records: &Records, blocks: &[EmptyBlock]) -> Result<bool, IpamError> {
     let mut are_gone = true;
     for EmptyBlock { cidr, owners, sequence_number } in blocks {
-        are_gone &= give_up_block(records, *cidr, owners, *sequence_number).await?;
+        match give_up_block(records, *cidr, owners, *sequence_number).await {
+            // Agents write affinities, and one that nobody can read must not keep the pool for ever.
+            Err(IpamError::Damaged { key, .. }) if key.kind == Kind::BlockAffinity => {}
+            given => are_gone &= given?,
+        }
     }
     Ok(are_gone)
 }
@@ -102,7 +107,6 @@ pub(crate) async fn give_up_block(
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
-    use tortie_api::Kind;
     use tortie_store::Written;
 
     use super::*;
@@ -114,7 +118,10 @@ mod tests {
     fn block(cidr: &str, affinity: &str, allocations: &Value) -> Stored {
         let attributes = json!([{"handle_id": "h"}, {"handle_id": "windows-reserved-ipam-handle",
             "secondary": {"note": "windows reserved"}}]);
-        let value = json!({"cidr": cidr, "affinity": affinity, "allocations": allocations, "unallocated": [],
+        let slots = allocations.as_array().unwrap().iter().enumerate();
+        let unallocated: Vec<usize> =
+            slots.filter(|(_, slot)| slot.is_null()).map(|(slot, _)| slot).collect();
+        let value = json!({"cidr": cidr, "affinity": affinity, "allocations": allocations, "unallocated": unallocated,
             "attributes": attributes, "sequenceNumber": 7});
         stored(Kind::IpamBlock, cidr, value)
     }

@@ -206,13 +206,8 @@ async fn a_pool_inside_another_one_can_be_deleted_while_its_addresses_are_in_use
         let arguments = [&["delete", "ippool"], names].concat();
         text_of(&cluster.tortie(&arguments).output().await.unwrap())
     };
-    for names in [&["inner", "outer"][..], &["outer"]] {
-        let refused = delete(names).await;
-        assert!(
-            refused.contains("IPPool") && refused.contains("has addresses in use"),
-            "{names:?}: {refused}"
-        );
-    }
+    let refused = delete(&["inner", "outer"]).await;
+    assert!(refused.contains("IPPool inner has addresses in use"), "{refused}");
     assert_eq!(delete(&["inner"]).await, "IPPool inner deleted\n");
     assert!(cluster.store.get(&block).await.unwrap().is_some());
     // A pool that was deleted keeps nothing for others.
