@@ -194,7 +194,7 @@ fn commands_work_on_a_kubernetes_api() {
 fn deleted_pools_are_left_to_the_controllers(servers: &KubeApi, file: &dyn Fn(&str, &str) -> String) {
     let pool = |name: &str, net: u8| {
         format!(
-            "apiVersion: crd.projectcalico.org/v1\nkind: IPPool\nmetadata: {{name: {name}, labels: {{x: y}}, finalizers: \
+            "apiVersion: crd.projectcalico.org/v1\nkind: IPPool\nmetadata: {{name: {name}, labels: {{app: pools}}, finalizers: \
              [projectcalico.org/ippool-finalizer]}}\nspec: {{cidr: 10.{net}.0.0/16, vxlanMode: Always}}\n"
         )
     };
@@ -203,7 +203,7 @@ fn deleted_pools_are_left_to_the_controllers(servers: &KubeApi, file: &dyn Fn(&s
     let ending = "is being deleted, and gives no more addresses: `tortie controllers` remove it";
     for (name, arguments) in [
         ("deleted", &["delete", "ippool", "deleted"][..]),
-        ("pruned", &["apply", "-f", &left, "--prune", "-l", "x=y"]),
+        ("pruned", &["apply", "-f", &left, "--prune", "-l", "app=pools"]),
     ] {
         let printed = done(servers, arguments);
         assert!(printed.contains(&format!("IPPool {name} {ending}")), "{printed}");
