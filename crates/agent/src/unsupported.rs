@@ -262,8 +262,9 @@ impl Watched {
         self.pools.values().filter_map(|pool| {
             let nodes =
                 self.nodes.iter().flat_map(|(name, nets)| nets.iter().map(|net| (name.as_str(), *net)));
-            let message = support::conflicts(pool, self.pools.values())
+            let problem = support::conflicts(pool, self.pools.values())
                 .or_else(|| support::overlapping_nodes(pool, nodes))?;
+            let message = format!("{problem}; choose another cidr");
             let object = Key::global(Kind::IpPool, &pool.name);
             Some(Unsupported { object, reason: Reason::PoolConflict, message })
         })

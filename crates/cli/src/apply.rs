@@ -110,11 +110,14 @@ impl Apply {
                 positions.advance(object.key.kind, applied.position());
             }
             for key in pruned {
-                let word = if self.dry_run { "would be pruned" } else { "pruned" };
-                if !self.dry_run {
-                    crate::delete::remove(&*store, &key).await.with_context(|| key.to_string())?;
-                }
-                output::line(&format!("{key} {word}"));
+                let done = match self.dry_run {
+                    true => Some(format!("{key} would be pruned")),
+                    false => crate::delete::remove(&store, &key, "pruned")
+                        .await
+                        .with_context(|| key.to_string())?,
+                };
+                // Somebody else may have deleted it.
+                output::line(&done.unwrap_or_else(|| format!("{key} pruned")));
             }
             crate::checks::warn(&*store, &objects).await?;
             if self.wait {

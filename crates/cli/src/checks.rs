@@ -5,12 +5,15 @@ use std::collections::BTreeSet;
 
 use anyhow::bail;
 use ipnet::IpNet;
+use serde::Deserialize as _;
 use serde_json::Value;
 use tortie_api::calico::IpPool;
+use tortie_api::ipam::Block;
 use tortie_api::manifest::{Object, Problem};
 use tortie_api::support::{self, Pool, WindowsNode};
 use tortie_api::{FieldError, Key, Kind, Resource};
-use tortie_ipam::in_use;
+use tortie_controllers::{blocks_outside, networks_of_others};
+use tortie_ipam::{InUse, in_use};
 use tortie_store::{Store, Stored};
 
 use crate::ipam::windows_node;
@@ -144,27 +147,31 @@ pub(crate) async fn warn(store: &dyn Store, objects: &[Object]) -> anyhow::Resul
     Ok(())
 }
 
-/// Rejects the deletion of pools with addresses in use.
+/// Rejects the deletion of pools with addresses in use. Those that another pool has, too, belong to the one that stays.
 pub(crate) async fn refuse_deletion(store: &dyn Store, keys: &[Key]) -> anyhow::Result<()> {
     let pools: Vec<&Key> = keys.iter().filter(|key| key.kind == Kind::IpPool).collect();
     if pools.is_empty() {
         return Ok(());
     }
-    let blocks = list(store, Kind::IpamBlock).await?;
-    for key in pools {
-        let Some(stored) = store.get(key).await? else { continue };
-        let Some(used) = Pool::of(key, &stored.value)
-            .and_then(|pool| in_use(&pool.cidr, blocks.iter().map(|block| &block.value)))
-        else {
-            continue;
-        };
-        bail!(
-            "{key} has addresses in use ({used}): `tortie pool migrate {} NEW` moves what has them to another pool, and deletes this one \
-             then; nothing was deleted",
-            key.name
-        );
+    let stored = list(store, Kind::IpPool).await?;
+    let others = networks_of_others(&stored, &pools);
+    let blocks = blocks_outside(list(store, Kind::IpamBlock).await?, &others);
+    for stored in stored.iter().filter(|stored| pools.contains(&&stored.key)) {
+        let read = Pool::of(&stored.key, &stored.value);
+        let used = read.and_then(|pool| in_use(&pool.cidr, blocks.iter().map(|block| &block.value)));
+        if let Some(used) = used {
+            bail!("{}; nothing was deleted", still_in_use(&stored.key, &used));
+        }
     }
     Ok(())
+}
+
+/// Why a pool cannot be deleted.
+pub(crate) fn still_in_use(pool: &Key, used: &InUse) -> String {
+    format!(
+        "{pool} has addresses in use ({used}): `tortie pool migrate {} NEW` moves what has them to another pool, and deletes this one then",
+        pool.name
+    )
 }
 
 /// A problem of a field, with its line.
@@ -205,7 +212,9 @@ async fn pool_problems<'a>(
         let after = how.result(object, before);
         let changed = before.and_then(|before| refused_change(before, &after, &blocks));
         let old = before.and_then(|before| Pool::of(&before.key, &before.value));
-        let conflict = conflict(&pool, old.as_ref(), &pools, &networks);
+        let is_disabled = |value: &Value| value["spec"]["disabled"] == true;
+        let is_enabled = before.is_some_and(|before| is_disabled(&before.value)) && !is_disabled(&after);
+        let conflict = conflict(&pool, (old.as_ref(), is_enabled), &pools, &networks);
         let had_ipip = old.is_some_and(|old| old.has_ipip);
         let ipip = support::ipip_beside_windows(&pool, windows.iter().map(|node| &*node.name))
             .filter(|_| !had_ipip)
@@ -218,19 +227,25 @@ async fn pool_problems<'a>(
 }
 
 /// The conflict of a pool with others, or with nodes. A pool that is there with this cidr may still be disabled, for instance:
-/// that can be the remedy.
+/// that can be the remedy. One that was disabled, and is to be enabled, is compared as a new one.
 fn conflict(
     pool: &Pool,
-    before: Option<&Pool>,
+    (before, is_enabled): (Option<&Pool>, bool),
     pools: &[Pool],
     nodes: &[(&str, IpNet)],
 ) -> Option<FieldError> {
-    let same = before.filter(|before| before.cidr == pool.cidr);
+    let same = before.filter(|before| before.cidr == pool.cidr && !is_enabled);
     let of_pools = support::conflicts(pool, pools).filter(|_| same.is_none());
     // Only addresses of Services may be in the nodes' networks, so a change of the uses may be a new conflict.
     let was_so = same.is_some_and(|before| !before.is_for_load_balancers);
     let of_nodes = || support::overlapping_nodes(pool, nodes.iter().copied()).filter(|_| !was_so);
-    of_pools.or_else(of_nodes).map(|problem| FieldError::new("spec.cidr", problem))
+    of_pools.or_else(of_nodes).map(|problem| match is_enabled {
+        true => FieldError::new(
+            "spec.disabled",
+            format!("the pool must stay disabled: {problem}; create one with another cidr"),
+        ),
+        false => FieldError::new("spec.cidr", format!("{problem}; choose another cidr")),
+    })
 }
 
 /// What keeps a pool without encapsulation from Windows nodes with overlays, if IPAM gives its addresses to any pod and the pool
@@ -249,10 +264,17 @@ fn plain_beside_overlays(
     problem(after).filter(|_| before.and_then(|before| problem(&before.value)).is_none())
 }
 
+/// Whether a Windows node has a block in this network, from which its HNS network is made.
+fn has_windows_block(cidr: &IpNet, blocks: &[Stored]) -> bool {
+    let read = blocks.iter().filter_map(|stored| Block::deserialize(&stored.value).ok());
+    read.filter(|block| cidr.contains(&block.cidr)).any(|block| block.is_of_windows())
+}
+
 /// The change of a pool that is not possible: its blocks stay as they are, so Calico's clients and the definition of the kind refuse
 /// to change its addresses, too (`libcalico-go/lib/clientv3/ippool.go`); and pods keep addresses that the pool no longer is for.
 fn refused_change(before: &Stored, after: &Value, blocks: &[Stored]) -> Option<FieldError> {
-    let used = in_use(&Pool::of(&before.key, &before.value)?.cidr, blocks.iter().map(|block| &block.value));
+    let cidr = Pool::of(&before.key, &before.value)?.cidr;
+    let used = in_use(&cidr, blocks.iter().map(|block| &block.value));
     let Ok(Resource::IpPool(old)) = Resource::read(&before.key, &before.value) else { return None };
     let Ok(Resource::IpPool(new)) = Resource::read(&before.key, after) else { return None };
     let uses = |pool: &IpPool| pool.spec.allowed_uses.iter().cloned().collect::<BTreeSet<String>>();
@@ -262,13 +284,20 @@ fn refused_change(before: &Stored, after: &Value, blocks: &[Stored]) -> Option<F
         ("allowedUses", used.is_some() && uses(&old) != uses(&new)),
     ];
     let (field, _) = differs.into_iter().find(|(_, differs)| *differs)?;
+    let migrate = format!("`tortie pool migrate {} NEW`", before.key.name);
     let problem = match used {
         Some(used) => format!(
-            "it cannot change while addresses of the pool are in use ({used}); `tortie pool migrate {} NEW` moves what has them to another \
-             pool, which has the new settings",
-            before.key.name
+            "it cannot change while addresses of the pool are in use ({used}); {migrate} moves what has them to another pool, which has the \
+             new settings"
         ),
-        None => "it cannot change; delete the pool, of which no address is in use, and create it with the new settings".to_owned(),
+        None if has_windows_block(&cidr, blocks) => format!(
+            "it cannot change, and Windows nodes keep their blocks of the pool, also if it is deleted; {migrate} says how they get blocks of \
+             another pool, which has the new settings"
+        ),
+        None => format!(
+            "it cannot change; {migrate} replaces the pool by one with the new settings. As none of its addresses is in use, you can also \
+             delete it, which removes its blocks, and create it again when it is gone"
+        ),
     };
     Some(FieldError::new(format!("spec.{field}"), problem))
 }

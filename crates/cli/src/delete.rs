@@ -2,14 +2,16 @@
 
 use std::collections::BTreeSet;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use tortie_api::kubernetes::is_implied;
 use tortie_api::{Key, Kind};
-use tortie_controllers::delete_pool;
-use tortie_store::{Interest, Scope, Store, StoreError, Stored};
+use tortie_controllers::{PoolDeletion, remove_pool};
+use tortie_store::{Endpoints, Interest, Scope, Store, StoreError, Stored};
 
+use crate::checks::still_in_use;
 use crate::filenames::Filenames;
 use crate::manifests::{NOT_UNDERSTOOD, read_all, refuse_managed, stored_name, tier_of};
 use crate::output;
@@ -75,14 +77,14 @@ impl Delete {
             let (mut missing, mut done) = (false, BTreeSet::new());
             for key in keys {
                 if key.kind == Kind::Namespace && !self.dry_run {
-                    delete_pods(&*store, &key.name).await?;
+                    delete_pods(&store, &key.name).await?;
                 }
                 // A namespace contains objects that the manifests may have, too.
                 for key in with_contents(&*store, key).await? {
                     if !done.insert(key.clone()) {
                         continue;
                     }
-                    missing |= !self.delete(&*store, &key).await?;
+                    missing |= !self.delete(&store, &key).await?;
                 }
             }
             Ok(if missing { ExitCode::FAILURE } else { ExitCode::SUCCESS })
@@ -90,7 +92,7 @@ impl Delete {
     }
 
     /// Deletes the object; returns false if it should exist and does not.
-    async fn delete(&self, store: &dyn Store, key: &Key) -> anyhow::Result<bool> {
+    async fn delete(&self, store: &Arc<dyn Endpoints>, key: &Key) -> anyhow::Result<bool> {
         let existed = match self.dry_run {
             true => {
                 let exists = store.get(key).await?.is_some();
@@ -115,44 +117,71 @@ pub(crate) async fn refuse(store: &dyn Store, keys: &[Key]) -> anyhow::Result<()
 }
 
 /// Deletes the object, and says so; returns whether it existed.
-async fn delete(store: &dyn Store, key: &Key) -> anyhow::Result<bool> {
-    let existed = remove(store, key).await?;
-    if existed {
-        output::line(&format!("{key} deleted"));
+async fn delete(store: &Arc<dyn Endpoints>, key: &Key) -> anyhow::Result<bool> {
+    let done = remove(store, key, "deleted").await?;
+    if let Some(done) = &done {
+        output::line(done);
     }
-    Ok(existed)
+    Ok(done.is_some())
 }
 
-/// Deletes an object that [`refuse`] lets go; returns whether it existed.
-pub(crate) async fn remove(store: &dyn Store, key: &Key) -> Result<bool, StoreError> {
-    match key.kind {
-        Kind::IpPool => delete_pool(store, key, None).await,
-        _ => match store.delete(key, None).await {
-            Ok(_) => Ok(true),
-            Err(StoreError::NotFound(_)) => Ok(false),
-            Err(error) => Err(error),
-        },
+/// Deletes an object that [`refuse`] lets go. Returns what to print, where `word` says what has happened; `None` if it did not exist.
+pub(crate) async fn remove(
+    store: &Arc<dyn Endpoints>,
+    key: &Key,
+    word: &str,
+) -> anyhow::Result<Option<String>> {
+    let gone = format!("{key} {word}");
+    if key.kind != Kind::IpPool {
+        return match store.delete(key, None).await {
+            Ok(_) => Ok(Some(gone)),
+            Err(StoreError::NotFound(_)) => Ok(None),
+            Err(error) => Err(error.into()),
+        };
     }
+    let mut is_closed = false;
+    let settle = async |time: Duration| {
+        is_closed = true;
+        output::error_line(&format!(
+            "note: {key} is closed (disabled: true), and deleted in {} s: agents that have read it before may still give its addresses",
+            time.as_secs()
+        ));
+        tokio::time::sleep(time).await;
+    };
+    let removed = remove_pool(store, key, settle).await.with_context(|| match is_closed {
+        true => format!(
+            "{key} was not deleted, and may be closed; delete it again, or set spec.disabled to false"
+        ),
+        false => format!("{key} was not deleted"),
+    })?;
+    Ok(match removed {
+        PoolDeletion::Missing => None,
+        PoolDeletion::Gone => Some(gone),
+        PoolDeletion::Waits(what) => {
+            Some(format!("{key} is being deleted, and gives no more addresses: {what}"))
+        }
+        PoolDeletion::InUse(used) => bail!("{}; it was not deleted", still_in_use(key, &used)),
+    })
 }
 
 /// Deletes the pods of a namespace and waits until their nodes have disconnected them: without the namespace's
 /// policies they would be open meanwhile.
-async fn delete_pods(store: &dyn Store, namespace: &str) -> anyhow::Result<()> {
+async fn delete_pods(store: &Arc<dyn Endpoints>, namespace: &str) -> anyhow::Result<()> {
     // Pods would come back. A Kubernetes API deletes them itself, if others may not.
     for kind in Kind::all().filter(|kind| kind.is_workload()) {
-        for key in within(store, kind, namespace).await? {
+        for key in within(&**store, kind, namespace).await? {
             match delete(store, &key).await {
                 Err(error) if is_forbidden(&error) => {}
                 deleted => drop(deleted?),
             }
         }
     }
-    for key in within(store, Kind::Pod, namespace).await? {
+    for key in within(&**store, Kind::Pod, namespace).await? {
         delete(store, &key).await?;
     }
     let deadline = tokio::time::Instant::now() + DISCONNECT;
     loop {
-        let left = within(store, Kind::WorkloadEndpoint, namespace).await?;
+        let left = within(&**store, Kind::WorkloadEndpoint, namespace).await?;
         match left.first() {
             None => return Ok(()),
             Some(first) if tokio::time::Instant::now() > deadline => bail!(

@@ -14,7 +14,7 @@ use tortie_controllers::{
     MIGRATION, MigratingCluster, MigratingNode, MigrationError, MigrationProgress, MigrationRequest,
     MigrationStep, PoolMigration, WhichPods, forecast, pool_like,
 };
-use tortie_store::{Eviction, Evictions, Store, StoreError, is_locked};
+use tortie_store::{Eviction, Evictions, Permission, Store, StoreError, is_locked};
 
 use crate::output;
 use crate::store::StoreArguments;
@@ -80,8 +80,8 @@ impl Evictions for NoEvictions {
         Err(StoreError::Invalid { key: pod.clone(), problem })
     }
 
-    async fn expect_permission(&self) -> Result<(), StoreError> {
-        Ok(())
+    async fn missing_permissions(&self, _: &[Permission]) -> Result<Vec<Permission>, StoreError> {
+        Ok(Vec::new())
     }
 }
 

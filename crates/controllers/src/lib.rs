@@ -18,6 +18,8 @@ mod load_balancers;
 mod lock;
 mod nodes;
 mod policies;
+mod pool_blocks;
+mod pool_deletion;
 mod pool_migration;
 mod pools;
 mod reconciler;
@@ -34,6 +36,8 @@ use tortie_store::{Endpoints, Interest, Store};
 pub use blocks::Blocks;
 pub use election::{Claim, DEADLINE, Election, LEASE, PERIOD};
 pub use nodes::Nodes;
+pub use pool_blocks::{blocks_outside, networks_of_others};
+pub use pool_deletion::{PoolDeletion, remove_pool};
 pub use pool_migration::*;
 pub use pools::{MIGRATION, Pools, delete_pool, release as release_pool};
 

@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use tortie_api::calico::IpPool;
-use tortie_api::ipam::Block;
 use tortie_api::support::{Pool, is_protected, is_terminating};
 use tortie_api::{Key, Kind};
-use tortie_ipam::{Given, IpamError, POOLS_FRESH, Records, in_use};
+use tortie_ipam::{IpamError, POOLS_FRESH, Records, in_use};
 use tortie_store::{Store, StoreError, Stored, Version};
 
 use crate::decision::annotation;
+use crate::pool_blocks::{EmptyBlock, blocks_outside, empty_blocks, give_up_blocks};
 
 /// The annotation of a pool that moves to another one, and of a node whose pods move (`tortie pool migrate`).
 pub const MIGRATION: &str = "tortie.io/pool-migration";
@@ -32,7 +32,8 @@ pub struct Pools {
     terminating: BTreeMap<String, (Instant, String)>,
 }
 
-/// Deletes a pool that is not in use, without waiting for [`Pools`] to remove its finalizer. Returns false if it did not exist.
+/// Deletes a pool without waiting for [`Pools`] to remove its finalizer. The caller knows that no agent gives addresses of it, or that
+/// other pools have its blocks. Returns false if it did not exist.
 ///
 /// # Errors
 /// The pool has another version now, or the store failed.
@@ -99,14 +100,13 @@ impl Pools {
         let mut result = Ok(());
         if !deleted.is_empty() {
             // Agents that do not know of the deletion yet may still claim blocks, so the pool stays for `SETTLE`.
-            let mut blocks = self.store.list(Kind::IpamBlock).await?.items;
-            // Pools may overlap, and another one still has the block.
-            blocks.retain(|block| {
-                let net = block.value["cidr"].as_str().and_then(|text| text.parse::<IpNet>().ok());
-                !net.is_some_and(|net| open_nets.iter().any(|open| open.contains(&net)))
-            });
+            let blocks = blocks_outside(self.store.list(Kind::IpamBlock).await?.items, &open_nets);
+            let affinities = self.store.list(Kind::BlockAffinity).await?.items;
             for (pool, stored) in deleted {
-                result = result.and(self.finalize(stored, &pool, &blocks, now).await);
+                let used = in_use(&pool.cidr, blocks.iter().map(|block| &block.value));
+                let empty = empty_blocks(&pool.cidr, &open_nets, &blocks, &affinities);
+                let used = used.map(|used| used.to_string());
+                result = result.and(self.finalize(stored, &pool, (used, &empty), now).await);
             }
         }
         // A pool that the API server rejects does not delay the others.
@@ -116,15 +116,14 @@ impl Pools {
         result
     }
 
-    /// Removes the finalizer of a deleted pool, unless one of these blocks is in use.
+    /// Gives up the empty blocks of a deleted pool. Removes its finalizer, unless it is in use.
     async fn finalize(
         &mut self,
         stored: Stored,
         pool: &Pool,
-        blocks: &[Stored],
+        (used, empty): (Option<String>, &[EmptyBlock]),
         now: Instant,
     ) -> Result<(), IpamError> {
-        let used = in_use(&pool.cidr, blocks.iter().map(|block| &block.value)).map(|used| used.to_string());
         let (since, logged) =
             self.terminating.entry(pool.name.clone()).or_insert_with(|| (now, String::new()));
         let has_settled = now.saturating_duration_since(*since) >= SETTLE;
@@ -140,31 +139,11 @@ impl Pools {
         if !has_settled {
             return Ok(());
         }
-        let are_as_read = self.give_up_empty_blocks(&pool.cidr, blocks).await?;
+        let are_as_read = give_up_blocks(&self.records, empty).await?;
         if used.is_none() && are_as_read && self.write(stored, false).await? {
             tracing::info!(pool = pool.name, "none of the deleted pool's addresses is in use, so it is gone");
         }
         Ok(())
-    }
-
-    /// Takes the empty blocks of a network from their owners. Returns false if one of them is no longer as it was read.
-    async fn give_up_empty_blocks(&self, net: &IpNet, blocks: &[Stored]) -> Result<bool, IpamError> {
-        let mut are_as_read = true;
-        for stored in blocks {
-            let Ok(block) = serde_json::from_value::<Block>(stored.value.clone()) else { continue };
-            let is_empty = !block.deleted && block.check().is_ok() && block.is_empty();
-            if !is_empty || !net.contains(&block.cidr) || block.is_of_windows() {
-                continue;
-            }
-            are_as_read &= match block.owner() {
-                Some(owner) => {
-                    let number = Some(block.sequence_number);
-                    self.records.give_up_block(owner, block.cidr, true, number).await? == Given::Up
-                }
-                None => self.records.remove_unowned_block(block.cidr).await?,
-            };
-        }
-        Ok(are_as_read)
     }
 
     /// Adds or removes the finalizer. Returns false if the pool has changed meanwhile: the next round looks again.

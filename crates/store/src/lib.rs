@@ -44,7 +44,7 @@ pub use apply::{Applied, applied, check_preconditions, create, identify, replace
 pub use cache::Cache;
 pub use embedded::Embedded;
 pub use endpoints::Endpoints;
-pub use evictions::{Eviction, Evictions};
+pub use evictions::{Eviction, Evictions, Permission};
 pub use follow::{Change, Event, Follow, SharedWatch, Source, Watch, follow};
 pub use in_force::{
     NotInForce, stale, wait_for_labels, wait_for_pods, wait_for_reports, wait_for_slices, wait_for_workloads,

@@ -139,18 +139,18 @@ pub fn node_networks(node: &Value) -> Vec<IpNet> {
     texts.filter_map(network).collect()
 }
 
-/// A pool's conflict with other pools: the name of the first other pool that shares addresses with it.
+/// A pool's conflict with the first other pool that shares addresses with it, without a remedy.
 #[must_use]
 pub fn conflicts<'a>(pool: &Pool, others: impl IntoIterator<Item = &'a Pool>) -> Option<String> {
     let other =
         others.into_iter().find(|other| other.name != pool.name && overlap(&other.cidr, &pool.cidr))?;
     Some(format!(
-        "{} and {} of IPPool {} overlap: two pods could get one address; choose another cidr",
+        "{} and {} of IPPool {} overlap: two pods could get one address",
         pool.cidr, other.cidr, other.name
     ))
 }
 
-/// A pool's conflict with nodes, which are given with their networks.
+/// A pool's conflict with nodes, which are given with their networks, without a remedy.
 #[must_use]
 pub fn overlapping_nodes<'a>(
     pool: &Pool,
@@ -158,7 +158,7 @@ pub fn overlapping_nodes<'a>(
 ) -> Option<String> {
     let (node, net) = nodes.find(|(_, net)| !pool.is_for_load_balancers && overlap(net, &pool.cidr))?;
     Some(format!(
-        "{} and {net}, the network of node {node}, overlap: packets to nodes would go to pods; choose another cidr",
+        "{} and {net}, the network of node {node}, overlap: packets to nodes would go to pods",
         pool.cidr
     ))
 }

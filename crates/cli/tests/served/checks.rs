@@ -1,6 +1,7 @@
 //! Nothing is accepted and then ignored: what apply and delete reject, and what they warn about.
 
 use std::process::{Output, Stdio};
+use std::time::{Duration, Instant};
 
 use crate::support::{Cluster, text_of};
 use serde_json::{Value, json};
@@ -81,9 +82,9 @@ async fn conflicting_pools_and_pools_in_use_are_not_changed() {
         (
             pool("a", "10.0.0.0/17", 26),
             false,
-            "spec.cidr: it cannot change; delete the pool, of which no address is in use",
+            "spec.cidr: it cannot change; `tortie pool migrate a NEW` replaces the pool by one with the new settings. As none",
         ),
-        (pool("a", "10.0.0.0/16", 28), false, "spec.blockSize: it cannot change; delete the pool"),
+        (pool("a", "10.0.0.0/16", 28), false, "you can also delete it, which removes its blocks"),
         (
             pool("b", "10.0.128.0/17", 26),
             false,
@@ -155,7 +156,19 @@ async fn conflicting_pools_and_pools_in_use_are_not_changed() {
         "{}",
         text_of(&refused)
     );
-    assert!(delete("b").await.status.success());
+    let deleted = text_of(&delete("b").await);
+    for part in ["IPPool b deleted", "note: IPPool b is closed (disabled: true), and deleted in 10 s"] {
+        assert!(deleted.contains(part), "{part:?} in {deleted}");
+    }
+    // A Windows node keeps its block when the pool is deleted.
+    let of_windows = json!({"cidr": "10.0.0.0/26", "affinity": "host:win", "allocations": [0, null], "unallocated": [1],
+        "attributes": [{"handle_id": "windows-reserved-ipam-handle", "secondary": {"note": "windows reserved"}}]});
+    cluster.put(&block, of_windows).await;
+    let (_, printed) = cluster.applies(&pool("a", "10.0.0.0/16", 28)).await;
+    assert!(
+        printed.contains("Windows nodes keep their blocks of the pool, also if it is deleted; `tortie pool migrate a NEW` says"),
+        "{printed}"
+    );
     cluster.store.delete(&block, None).await.unwrap();
     // A tunnel address of a node, which no pod can give back.
     let tunnel = json!({"cidr": "10.0.0.0/26", "affinity": "host:one", "allocations": [0, null], "unallocated": [1],
@@ -166,7 +179,66 @@ async fn conflicting_pools_and_pools_in_use_are_not_changed() {
         "(1 address, the first of node one): `tortie pool migrate a NEW` moves what has them to another pool";
     assert!(refused.contains(expected), "{refused}");
     cluster.store.delete(&block, None).await.unwrap();
-    assert!(delete("a").await.status.success());
+    // Without Nodes, no agent can have read the pool.
+    for node in ["one", "win"] {
+        cluster.store.delete(&Key::global(Kind::Node, node), None).await.unwrap();
+    }
+    assert_eq!(text_of(&delete("a").await), "IPPool a deleted\n");
+}
+
+/// The block of a pod of the outer pool.
+fn used_block() -> Value {
+    json!({"cidr": "10.0.0.0/26", "affinity": "host:one", "allocations": [0], "unallocated": [],
+        "attributes": [{"handle_id": "h", "secondary": {"namespace": "n", "pod": "p"}}]})
+}
+
+/// kubectl and Calico accept such pools. Only one of them is needed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_inside_another_one_can_be_deleted_while_its_addresses_are_in_use() {
+    let cluster = Cluster::new().await;
+    for (name, cidr) in [("outer", "10.0.0.0/16"), ("inner", "10.0.0.0/24")] {
+        let pool = object("IPPool", name, json!({"cidr": cidr, "vxlanMode": "Always"}));
+        cluster.put(&Key::global(Kind::IpPool, name), pool).await;
+    }
+    let block = Key::global(Kind::IpamBlock, "10.0.0.0/26");
+    cluster.put(&block, used_block()).await;
+    let delete = async |names: &[&str]| {
+        let arguments = [&["delete", "ippool"], names].concat();
+        text_of(&cluster.tortie(&arguments).output().await.unwrap())
+    };
+    let refused = delete(&["inner", "outer"]).await;
+    assert!(refused.contains("IPPool inner has addresses in use"), "{refused}");
+    assert_eq!(delete(&["inner"]).await, "IPPool inner deleted\n");
+    assert!(cluster.store.get(&block).await.unwrap().is_some());
+    // A pool that was deleted keeps nothing for others.
+    let mut ending = object("IPPool", "ending", json!({"cidr": "10.0.0.0/15", "vxlanMode": "Always"}));
+    ending["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    cluster.put(&Key::global(Kind::IpPool, "ending"), ending).await;
+    let refused = delete(&["outer"]).await;
+    assert!(refused.contains("IPPool outer has addresses in use"), "{refused}");
+}
+
+/// An agent that has read the pool before it was closed gives an address while the command waits.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_that_gets_into_use_while_it_is_deleted_stays_open() {
+    let cluster = Cluster::new().await;
+    let key = Key::global(Kind::IpPool, "a");
+    let pool = object("IPPool", "a", json!({"cidr": "10.0.0.0/16", "vxlanMode": "Always"}));
+    cluster.put(&key, pool).await;
+    let mut command = cluster.tortie(&["delete", "ippool", "a"]);
+    let deleting = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let spec = async || cluster.store.get(&key).await.unwrap().unwrap().value["spec"].clone();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while spec().await["disabled"] != true {
+        assert!(Instant::now() < deadline);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    cluster.put(&Key::global(Kind::IpamBlock, "10.0.0.0/26"), used_block()).await;
+    let ended = deleting.wait_with_output().await.unwrap();
+    let printed = text_of(&ended);
+    assert!(!ended.status.success() && printed.contains("has addresses in use (1 address"), "{printed}");
+    assert!(printed.contains("it was not deleted"), "{printed}");
+    assert_eq!(spec().await, json!({"cidr": "10.0.0.0/16", "vxlanMode": "Always"}));
 }
 
 /// kubectl and Calico accept such pools. To disable one is the first step of every remedy.
@@ -221,9 +293,34 @@ async fn a_pool_that_overlaps_already_may_be_changed() {
         let (succeeded, printed) = cluster.applies(&object).await;
         assert!(succeeded == good && printed.contains(expected), "{expected:?} in {printed}");
     }
-    let disable = ["patch", "ippool", "part", "--type", "merge", "-p", r#"{"spec": {"disabled": true}}"#];
-    let output = cluster.tortie(&disable).output().await.unwrap();
-    assert!(output.status.success(), "{}", text_of(&output));
+    let patch = async |name: &str, disabled: bool| {
+        let change = json!({"spec": {"disabled": disabled}}).to_string();
+        let arguments = ["patch", "ippool", name, "--type", "merge", "-p", &change];
+        let output = cluster.tortie(&arguments).output().await.unwrap();
+        (output.status.success(), text_of(&output))
+    };
+    let (succeeded, printed) = patch("part", true).await;
+    assert!(succeeded, "{printed}");
+    // All three are disabled now, and would get new conflicts.
+    for (name, expected) in [
+        (
+            "part",
+            "spec.disabled: the pool must stay disabled: 10.0.128.0/17 and 10.0.0.0/16 of IPPool whole overlap",
+        ),
+        (
+            "nodes",
+            "spec.disabled: the pool must stay disabled: 192.0.2.0/25 and 192.0.2.0/24, the network of node one, overlap",
+        ),
+    ] {
+        let (succeeded, printed) = patch(name, false).await;
+        assert!(!succeeded && printed.contains(expected), "{expected:?} in {printed}");
+    }
+    let enabled = json!({"vxlanMode": "Always", "disabled": false});
+    let (succeeded, printed) = cluster.applies(&pool("whole", "10.0.0.0/16", enabled)).await;
+    assert!(!succeeded && printed.contains("of IPPool part overlap"), "{printed}");
+    cluster.store.delete(&Key::global(Kind::IpPool, "whole"), None).await.unwrap();
+    let (succeeded, printed) = patch("part", false).await;
+    assert!(succeeded, "{printed}");
 }
 
 /// What Windows nodes with these annotations rule out.

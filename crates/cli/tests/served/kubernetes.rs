@@ -140,6 +140,7 @@ fn commands_work_on_a_kubernetes_api() {
     assert_eq!(servers.kubectl(&labels).unwrap(), r#"{"app":"other"}"#);
     assert_eq!(label("app=client"), "Pod demo/client changed\n");
 
+    deleted_pools_are_left_to_the_controllers(&servers, &file);
     for kind in Kind::all() {
         let output = tortie(&servers, &["get", kind.plural()]);
         assert!(output.status.success(), "{}: {}", kind.plural(), text_of(&output));
@@ -187,4 +188,33 @@ fn commands_work_on_a_kubernetes_api() {
     );
     assert!(done(&servers, &["delete", "-f", &policy]).contains("allow-client deleted"));
     assert_eq!(explain("demo/client", "81").0, Some(0));
+}
+
+/// The finalizer of the controllers decides when they go.
+fn deleted_pools_are_left_to_the_controllers(servers: &KubeApi, file: &dyn Fn(&str, &str) -> String) {
+    let pool = |name: &str, net: u8| {
+        format!(
+            "apiVersion: crd.projectcalico.org/v1\nkind: IPPool\nmetadata: {{name: {name}, labels: {{app: pools}}, finalizers: \
+             [projectcalico.org/ippool-finalizer]}}\nspec: {{cidr: 10.{net}.0.0/16, vxlanMode: Always}}\n"
+        )
+    };
+    servers.apply(&[pool("left", 1), pool("deleted", 2), pool("pruned", 3)].join("---\n")).unwrap();
+    let left = file("left.yml", &done(servers, &["get", "ippool", "left", "-o", "yaml", "--export"]));
+    let ending = "is being deleted, and gives no more addresses: `tortie controllers` remove it";
+    for (name, arguments) in [
+        ("deleted", &["delete", "ippool", "deleted"][..]),
+        ("pruned", &["apply", "-f", &left, "--prune", "-l", "app=pools"]),
+    ] {
+        let printed = done(servers, arguments);
+        assert!(printed.contains(&format!("IPPool {name} {ending}")), "{printed}");
+        let path = "jsonpath={.metadata.deletionTimestamp}";
+        let object = format!("ippools.crd.projectcalico.org/{name}");
+        assert!(!servers.kubectl(&["get", &object, "-o", path]).unwrap().is_empty(), "{name} is not deleted");
+    }
+    for name in ["left", "deleted", "pruned"] {
+        let object = format!("ippools.crd.projectcalico.org/{name}");
+        let patch = r#"{"metadata":{"finalizers":null}}"#;
+        servers.kubectl(&["patch", &object, "--type=merge", "-p", patch]).unwrap();
+    }
+    done(servers, &["delete", "ippool", "left"]);
 }

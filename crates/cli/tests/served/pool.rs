@@ -314,6 +314,27 @@ impl Bed {
         }
     }
 
+    /// The role of an operator is not enough, and nothing has changed when the command says so.
+    async fn assert_needs_the_documented_role(&self) {
+        self.servers.kubectl(&["delete", "clusterrolebinding", "other-of-the-test"]).unwrap();
+        let forbidden = "must not create pods/eviction; must not update nodes; bind the ClusterRoles";
+        let mut said = String::new();
+        // The authorizer of the API server learns of it a moment later. Otherwise the pool does not fit.
+        self.until("the role is missed", async || {
+            said = self.run(&["--block-size", "24"]).await.1;
+            said.contains(forbidden)
+        })
+        .await;
+        let old = self.store.get(&global(Kind::IpPool, "old")).await.unwrap().unwrap();
+        assert!(old.value["spec"]["disabled"] != true, "{said}");
+        assert!(self.store.get(&global(Kind::IpPool, "new")).await.unwrap().is_none(), "{said}");
+        self.servers.apply(BINDINGS).unwrap();
+        self.until("the role is there", async || {
+            !self.run(&["--block-size", "24"]).await.1.contains("must not")
+        })
+        .await;
+    }
+
     async fn node(&self, name: &str) -> Value {
         self.store.get(&global(Kind::Node, name)).await.unwrap().unwrap().value
     }
@@ -358,6 +379,7 @@ async fn a_pool_of_a_kubernetes_api_is_replaced_while_budgets_hold() {
         all
     })
     .await;
+    bed.assert_needs_the_documented_role().await;
     let (code, refused) = bed.run(&["--block-size", "24"]).await;
     assert!(code == 2 && refused.contains("IPPool new: spec.blockSize: the nodes need"), "{code}: {refused}");
     let (code, planned) = bed.run(&["--dry-run"]).await;

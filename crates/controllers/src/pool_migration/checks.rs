@@ -156,7 +156,7 @@ fn other_objects(objects: &Objects, new: &ReadPool, has_begun: bool) -> Vec<Stri
             .map(|network| (&*node.key.name, network))
     });
     let conflict = support::conflicts(&pool, &pools).or_else(|| support::overlapping_nodes(&pool, nodes));
-    found.extend(conflict.map(|problem| format!("IPPool {name}: spec.cidr: {problem}")));
+    found.extend(conflict.map(|problem| format!("IPPool {name}: spec.cidr: {problem}; choose another cidr")));
     for error in support::rejected(key.kind, &new.value) {
         found.push(format!("IPPool {name}: {}: {}", error.path, error.problem));
     }

@@ -8,6 +8,7 @@
 mod checks;
 mod forecast;
 mod observed;
+mod permissions;
 mod places;
 mod read;
 mod room;

@@ -17,8 +17,10 @@ use super::observed::{
     MigratingCluster, MigratingPod, MigrationRequest, NodeRecord, Objects, OldPool, PoolRecord, other_pool,
     record,
 };
+use super::permissions;
 use super::read::read;
 use super::steps::{MigrationStep, MigrationTimes, next_step};
+use crate::pool_blocks::give_up_block;
 use crate::pools::{MIGRATION, delete_pool};
 
 /// A migration.
@@ -73,7 +75,8 @@ impl MigrationError {
 
 impl PoolMigration {
     /// Carries out steps to the end, which it returns. `on_step` gets each step before the next one, and each error after which it
-    /// tries again. It gives up when nothing has changed for `patience`.
+    /// tries again. It gives up when nothing has changed for `patience`. Before, it looks whether it has all permissions, so that none
+    /// is missed in the middle.
     ///
     /// # Errors
     /// A permission is missing, or the last error when patience has ended.
@@ -84,9 +87,17 @@ impl PoolMigration {
         mut on_step: impl FnMut(Result<&MigrationProgress, &MigrationError>),
     ) -> Result<MigrationStep, MigrationError> {
         let (mut changed, mut last, mut was_closed) = (Instant::now(), None, false);
-        let mut first_seen = None;
+        let (mut first_seen, mut has_permissions) = (None, false);
         loop {
-            let stepped = match self.observe().await {
+            let observed = async {
+                if !has_permissions {
+                    self.expect_permissions().await?;
+                }
+                self.observe().await
+            };
+            let observed = observed.await;
+            has_permissions |= observed.is_ok();
+            let stepped = match observed {
                 Ok(cluster) => {
                     let waited = changed.elapsed();
                     let seen = seen(&mut first_seen, &cluster, Instant::now());
@@ -129,6 +140,12 @@ impl PoolMigration {
                 }
             }
         }
+    }
+
+    /// An error if a permission is missing that any of the steps needs.
+    async fn expect_permissions(&self) -> Result<(), MigrationError> {
+        let missing = self.evictions.missing_permissions(&permissions::needed(&self.request)).await?;
+        permissions::problem(&missing).map_or(Ok(()), |problem| Err(StoreError::Forbidden(problem).into()))
     }
 
     /// What the cluster is like now.
@@ -196,12 +213,7 @@ impl PoolMigration {
             | MigrationStep::Wait(_)
             | MigrationStep::GiveUp(_) => {}
             MigrationStep::CreatePool => self.create_pool().await?,
-            MigrationStep::ClosePool => {
-                if cluster.nodes.values().any(|node| !node.pods.is_empty()) {
-                    self.evictions.expect_permission().await?;
-                }
-                self.close_pool(&cluster).await?;
-            }
+            MigrationStep::ClosePool => self.close_pool(&cluster).await?,
             MigrationStep::Cordon(node) => {
                 let note = |known| Some(NodeRecord { cordoned: true, ..known });
                 self.mark(node, record, note, Some(false)).await?;
@@ -333,10 +345,7 @@ impl PoolMigration {
     ) -> Result<(), MigrationError> {
         let records = Records::new(self.store.clone());
         for (cidr, block) in cluster.blocks.iter().filter(|(cidr, _)| blocks.contains(cidr)) {
-            for owner in &block.owners {
-                records.give_up_block(owner, *cidr, true, None).await?;
-            }
-            records.remove_unowned_block(*cidr).await?;
+            give_up_block(&records, *cidr, &block.owners, None).await?;
         }
         Ok(())
     }

@@ -9,6 +9,7 @@ mod load_balancers;
 mod lock;
 mod nodes;
 mod permissions;
+mod pool_deletion;
 mod pool_migration;
 mod pools;
 mod servers;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use tortie_api::Kind;
+use tortie_api::calico::IpPool;
 use tortie_api::support::is_protected;
 use tortie_controllers::{MIGRATION, Pools, delete_pool};
 use tortie_ipam::{Ipam, IpamError, Request};
@@ -14,19 +15,19 @@ use tortie_servers::{KubeApi, KubeOptions};
 use tortie_store::kubernetes::Kubernetes;
 use tortie_store::{Store, Stored};
 
-use crate::common::global;
+use crate::common::{global, memory, put, value};
 use crate::servers::open;
 
 /// More than agents need to notice a deletion.
-const SETTLED: Duration = Duration::from_secs(10);
+pub(crate) const SETTLED: Duration = Duration::from_secs(10);
 
-struct Cluster {
+pub(crate) struct Cluster {
     servers: KubeApi,
-    store: Arc<Kubernetes>,
+    pub(crate) store: Arc<Kubernetes>,
 }
 
 impl Cluster {
-    async fn start() -> Option<Self> {
+    pub(crate) async fn start() -> Option<Self> {
         if !can_run(&[Program::Kube]) {
             return None;
         }
@@ -36,14 +37,14 @@ impl Cluster {
         Some(Self { servers, store })
     }
 
-    fn create(&self, name: &str, cidr: &str) {
+    pub(crate) fn create(&self, name: &str, cidr: &str) {
         let pool = format!(
             "apiVersion: crd.projectcalico.org/v1\nkind: IPPool\nmetadata: {{name: {name}, labels: {{a: b}}}}\nspec: {{cidr: {cidr}, vxlanMode: Always}}\n"
         );
         self.servers.apply(&pool).unwrap();
     }
 
-    async fn pool(&self, name: &str) -> Option<Stored> {
+    pub(crate) async fn pool(&self, name: &str) -> Option<Stored> {
         self.store.get(&global(Kind::IpPool, name)).await.unwrap()
     }
 
@@ -53,11 +54,11 @@ impl Cluster {
     }
 
     /// An agent that has just started, so it knows no pools yet.
-    fn ipam(&self) -> Ipam {
+    pub(crate) fn ipam(&self) -> Ipam {
         Ipam::new(self.store.clone(), "one", BTreeMap::new())
     }
 
-    async fn blocks(&self) -> usize {
+    pub(crate) async fn blocks(&self) -> usize {
         self.store.list(Kind::IpamBlock).await.unwrap().items.len()
     }
 }
@@ -115,15 +116,17 @@ async fn a_deleted_pool_whose_addresses_another_one_has_goes() {
     cluster.create("outer", "10.1.0.0/16");
     let start = Instant::now();
     let mut pools = Pools::new(cluster.store.clone());
-    cluster.ipam().assign(&Request { handle: "h".to_owned(), ..Request::default() }).await.unwrap();
-    cluster.create("inner", "10.1.0.0/24");
+    let given =
+        cluster.ipam().assign(&Request { handle: "h".to_owned(), ..Request::default() }).await.unwrap();
+    let block = given.block.to_string();
+    cluster.create("inner", &block);
     pools.round(start).await.unwrap();
     cluster.kubectl("delete ippool inner --wait=false").unwrap();
     pools.round(start).await.unwrap();
     pools.round(start + SETTLED).await.unwrap();
     assert!(cluster.pool("inner").await.is_none());
     // An empty block of the other pool stays with its node, too.
-    cluster.create("inner", "10.1.0.0/24");
+    cluster.create("inner", &block);
     pools.round(start).await.unwrap();
     cluster.ipam().release("h").await.unwrap();
     cluster.kubectl("delete ippool inner --wait=false").unwrap();
@@ -131,6 +134,31 @@ async fn a_deleted_pool_whose_addresses_another_one_has_goes() {
     pools.round(start + SETTLED).await.unwrap();
     assert!(cluster.pool("inner").await.is_none());
     assert_eq!(cluster.blocks().await, 1);
+}
+
+/// Without an API server: the test is whoever deletes the pool, and the store keeps it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deleted_pool_loses_its_finalizer_while_an_open_one_has_its_used_block() {
+    for (open, is_free) in [("10.1.0.0/16", true), ("10.1.0.0/26", true), ("10.1.0.0/27", false)] {
+        let store = memory();
+        let finalizers = json!([IpPool::FINALIZER]);
+        for (name, cidr, deleted) in
+            [("inner", "10.1.0.0/26", json!("2026-01-01T00:00:00Z")), ("outer", open, json!(null))]
+        {
+            let metadata = json!({"name": name, "finalizers": finalizers, "deletionTimestamp": deleted});
+            let pool = json!({"metadata": metadata, "spec": {"cidr": cidr, "vxlanMode": "Always"}});
+            put(&*store, &global(Kind::IpPool, name), pool).await;
+        }
+        let used = json!({"cidr": "10.1.0.0/26", "affinity": "host:one", "allocations": [0], "unallocated": [],
+            "attributes": [{"handle_id": "h"}]});
+        put(&*store, &global(Kind::IpamBlock, "10.1.0.0/26"), used).await;
+        let (start, mut pools) = (Instant::now(), Pools::new(store.clone()));
+        for time in [start, start + SETTLED] {
+            pools.round(time).await.unwrap();
+        }
+        let inner = value(&*store, &global(Kind::IpPool, "inner")).await;
+        assert_eq!(is_protected(&inner), !is_free, "{open}: {inner}");
+    }
 }
 
 /// `tortie pool migrate` ends with the deletion of the pool, and must find it until then.

@@ -1,15 +1,17 @@
 //! The subresource `eviction` of pods.
 
 use async_trait::async_trait;
+use futures::{StreamExt as _, TryStreamExt as _, stream};
 use http::Method;
-use serde_json::json;
+use serde_json::{Value, json};
 use tortie_api::Key;
 
 use super::client::{Kubernetes, request};
+use super::group::CalicoGroup;
 use super::objects::ObjectError;
 use super::resources;
 use crate::StoreError;
-use crate::evictions::{Eviction, Evictions};
+use crate::evictions::{Eviction, Evictions, Permission};
 
 #[async_trait]
 impl Evictions for Kubernetes {
@@ -28,23 +30,45 @@ impl Evictions for Kubernetes {
         answer(pod, sent.map(drop))
     }
 
-    async fn expect_permission(&self) -> Result<(), StoreError> {
-        let attributes =
-            json!({"verb": "create", "group": "", "resource": "pods", "subresource": "eviction"});
-        let body = json!({
-            "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": attributes},
-        });
+    async fn missing_permissions(&self, needed: &[Permission]) -> Result<Vec<Permission>, StoreError> {
+        let questions: Vec<_> = needed.iter().map(|needed| self.may(*needed)).collect();
+        let answers: Vec<bool> = stream::iter(questions).buffered(REVIEWS_AT_ONCE).try_collect().await?;
+        let missing = needed.iter().zip(answers).filter(|(_, may)| !may);
+        Ok(missing.map(|(permission, _)| *permission).collect())
+    }
+}
+
+/// How many questions about permissions are asked at a time.
+const REVIEWS_AT_ONCE: usize = 8;
+
+impl Kubernetes {
+    /// Whether the caller has a permission.
+    async fn may(&self, permission: Permission) -> Result<bool, StoreError> {
+        let group = self.group_of(permission.kind).await?;
+        let review = review(group, &permission).ok_or(StoreError::KindAbsent(permission.kind))?;
         let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
-        match self.send_once(request(Method::POST, path, body.to_string().into_bytes())).await {
-            Ok(review) if review["status"]["allowed"] == false => {
-                Err(StoreError::Forbidden(format!("pods of all namespaces cannot be evicted; {REMEDY}")))
-            }
+        match self.send_once(request(Method::POST, path, review.to_string().into_bytes())).await {
+            Ok(review) => Ok(review["status"]["allowed"] != false),
             Err(ObjectError::Unavailable(problem)) => Err(StoreError::Unavailable(problem)),
-            // Whoever must not ask finds out by the first eviction.
-            Ok(_) | Err(ObjectError::NotFound { .. } | ObjectError::Rejected { .. }) => Ok(()),
+            // Whoever must not ask finds out by the first attempt.
+            Err(ObjectError::NotFound { .. } | ObjectError::Rejected { .. }) => Ok(true),
         }
     }
+}
+
+/// The question whether the caller has a permission; `None` for kinds that the API does not have.
+fn review(group: CalicoGroup, permission: &Permission) -> Option<Value> {
+    let Permission { kind, subresource, verb } = permission;
+    let (api_group, _) = resources::api_version(group, *kind)?.split_once('/').unwrap_or_default();
+    let mut attributes =
+        json!({"verb": verb, "group": api_group, "resource": resources::plural(group, *kind)});
+    if let Some(subresource) = subresource {
+        attributes["subresource"] = json!(subresource);
+    }
+    Some(json!({
+        "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": attributes},
+    }))
 }
 
 /// What the refusal of RBAC and other authorizers says (`staging/src/k8s.io/apiserver/pkg/endpoints/handlers/responsewriters/errors.go`
@@ -77,6 +101,40 @@ mod tests {
     use tortie_api::Kind;
 
     use super::*;
+
+    #[test]
+    fn a_question_about_a_permission_names_group_and_resource() {
+        let asked = |group, kind, subresource, verb| {
+            let review = review(group, &Permission { kind, subresource, verb }).unwrap();
+            review["spec"]["resourceAttributes"].clone()
+        };
+        let (crd, native) = (CalicoGroup::Crd, CalicoGroup::Native);
+        for (found, expected) in [
+            (
+                asked(crd, Kind::Pod, Some("eviction"), "create"),
+                json!({"verb": "create", "group": "", "resource": "pods", "subresource": "eviction"}),
+            ),
+            (
+                asked(native, Kind::Node, None, "update"),
+                json!({"verb": "update", "group": "", "resource": "nodes"}),
+            ),
+            (
+                asked(crd, Kind::IpamBlock, None, "delete"),
+                json!({"verb": "delete", "group": "crd.projectcalico.org", "resource": "ipamblocks"}),
+            ),
+            (
+                asked(crd, Kind::IpamConfig, None, "get"),
+                json!({"verb": "get", "group": "crd.projectcalico.org", "resource": "ipamconfigs"}),
+            ),
+            (
+                asked(native, Kind::IpamConfig, None, "get"),
+                json!({"verb": "get", "group": "projectcalico.org", "resource": "ipamconfigurations"}),
+            ),
+        ] {
+            assert_eq!(found, expected);
+        }
+        assert!(review(crd, &Permission { kind: Kind::Profile, subresource: None, verb: "get" }).is_none());
+    }
 
     #[test]
     fn an_answer_for_one_pod_does_not_stop_the_others() {

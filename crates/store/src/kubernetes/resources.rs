@@ -66,7 +66,7 @@ pub(crate) fn name_of_kind(group: CalicoGroup, kind: Kind) -> &'static str {
 }
 
 /// The plural in URLs.
-fn plural(group: CalicoGroup, kind: Kind) -> &'static str {
+pub(super) fn plural(group: CalicoGroup, kind: Kind) -> &'static str {
     match (group, source(kind)) {
         (_, Kind::KubernetesNetworkPolicy) => "networkpolicies",
         (CalicoGroup::Native, Kind::IpamConfig) => "ipamconfigurations",

@@ -11,7 +11,7 @@ use tortie_controllers::{
     MIGRATION, MigratingCluster, MigratingPod, MigrationError, MigrationStep, MigrationTimes, forecast,
     next_step,
 };
-use tortie_store::{Store, StoreError};
+use tortie_store::{Permission, Store, StoreError};
 
 use super::refusals::{begin, change, pool, record, world};
 use super::times;
@@ -268,13 +268,29 @@ async fn a_pool_that_somebody_enables_meanwhile_stays() {
 
 /// The pool stays open for whoever could not go on then.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_permission_to_evict_is_checked_before_the_pool_is_closed() {
-    let world = world().await;
-    world.forbid_evictions();
-    let (migration, _) = world.migration(1000).await;
-    let error = migration.run(Duration::from_secs(60), Duration::from_millis(20), |_| {}).await.unwrap_err();
-    assert!(matches!(error, MigrationError::Store(StoreError::Forbidden(_))), "{error}");
-    assert!(value(&*world.inner, &pool("old")).await["spec"]["disabled"].is_null());
+async fn all_permissions_are_checked_before_anything_is_changed() {
+    for (verb, kind, subresource, expected) in [
+        ("create", Kind::Pod, Some("eviction"), "must not create pods/eviction;"),
+        ("list", Kind::Pod, None, "must not list pods;"),
+        ("update", Kind::Node, None, "must not update nodes;"),
+        ("create", Kind::IpPool, None, "must not create ippools;"),
+        ("update", Kind::IpPool, None, "must not update ippools;"),
+        ("delete", Kind::IpPool, None, "must not delete ippools;"),
+        ("update", Kind::IpamBlock, None, "must not update ipamblocks;"),
+        ("delete", Kind::BlockAffinity, None, "must not delete blockaffinities;"),
+        ("delete", Kind::IpamHandle, None, "must not delete ipamhandles;"),
+    ] {
+        let mut world = world().await;
+        world.forbidden = Some(Permission { kind, subresource, verb });
+        let before = everything(&*world.inner).await;
+        let (migration, _) = world.migration(1000).await;
+        let ended = migration.run(Duration::from_secs(60), Duration::from_millis(20), |_| {}).await;
+        let Err(MigrationError::Store(StoreError::Forbidden(problem))) = ended else {
+            panic!("{verb} {kind:?}: {ended:?}")
+        };
+        assert!(problem.contains(expected) && problem.contains("tortie-pool-migration"), "{problem}");
+        assert_eq!(everything(&*world.inner).await, before, "{verb} {kind:?}");
+    }
 }
 
 /// Without a pause, it would fill the API server with writes for ever.

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tortie_api::{Key, Kind};
 use tortie_controllers::{MIGRATION, MigrationRequest, MigrationStep, PoolMigration, WhichPods, pool_like};
 use tortie_ipam::{Ipam, Request, Snapshot, Use, service_handle, service_owner};
-use tortie_store::{Embedded, Eviction, Evictions, Store, StoreError, Stored, Version};
+use tortie_store::{Embedded, Eviction, Evictions, Permission, Store, StoreError, Stored, Version};
 
 use crate::common::{Disturbed, memory, put};
 
@@ -21,8 +21,6 @@ pub(super) const OLD: &str = "10.1.0.0/24";
 pub(super) const NEW: &str = "10.2.0.0/23";
 /// A pool that has nothing to do with it.
 const THIRD: &str = "10.3.0.0/24";
-/// In place of a pod's name: the migration must evict none.
-const NOBODY: &str = "nobody";
 pub(super) const TUNNEL: &str = "projectcalico.org/IPv4VXLANTunnelAddr";
 
 pub(super) fn net(text: &str) -> IpNet {
@@ -54,6 +52,7 @@ impl Random {
 struct Budgets {
     store: Arc<Disturbed>,
     refusals: Arc<Mutex<BTreeMap<String, usize>>>,
+    forbidden: Option<Permission>,
 }
 
 #[async_trait]
@@ -79,9 +78,8 @@ impl Evictions for Budgets {
         Ok(Eviction::Begun)
     }
 
-    async fn expect_permission(&self) -> Result<(), StoreError> {
-        let is_allowed = self.refusals.lock().unwrap().get(NOBODY).is_none();
-        is_allowed.then_some(()).ok_or_else(|| StoreError::Forbidden("no evictions".to_owned()))
+    async fn missing_permissions(&self, needed: &[Permission]) -> Result<Vec<Permission>, StoreError> {
+        Ok(needed.iter().filter(|needed| self.forbidden == Some(**needed)).copied().collect())
     }
 }
 
@@ -94,6 +92,8 @@ pub(super) struct World {
     /// Pods that never end.
     stuck: BTreeSet<String>,
     refusals: Arc<Mutex<BTreeMap<String, usize>>>,
+    /// A permission that the migration does not have.
+    pub(super) forbidden: Option<Permission>,
     serial: usize,
     /// How many pods have got an address of the closed pool.
     late: usize,
@@ -142,6 +142,7 @@ impl World {
             is_calm: false,
             stuck: BTreeSet::new(),
             refusals: Arc::default(),
+            forbidden: None,
             serial: 0,
             late: 0,
             seen: BTreeMap::new(),
@@ -269,7 +270,8 @@ impl World {
         let old = self.inner.get(&Key::global(Kind::IpPool, "old")).await.unwrap();
         let request = Self::request(&old.map(|old| old.value).unwrap_or_default());
         let store = Arc::new(Disturbed::crashing_after(self.inner.clone(), writes));
-        let evictions = Arc::new(Budgets { store: store.clone(), refusals: self.refusals.clone() });
+        let (refusals, forbidden) = (self.refusals.clone(), self.forbidden);
+        let evictions = Arc::new(Budgets { store: store.clone(), refusals, forbidden });
         (PoolMigration { store: store.clone(), evictions, request }, store)
     }
 
@@ -385,11 +387,6 @@ impl World {
         let address = Ipam::of_load_balancers(self.inner.clone()).assign(&request).await.unwrap().address;
         service["status"] = json!({"loadBalancer": {"ingress": [{"ip": address.to_string()}]}});
         put(&*self.inner, key, service).await;
-    }
-
-    /// The migration gets no permission to evict pods.
-    pub(super) fn forbid_evictions(&self) {
-        self.refusals.lock().unwrap().insert(NOBODY.to_owned(), 0);
     }
 
     /// From here on, nobody is late, and no budget refuses anything.
