@@ -94,7 +94,7 @@ pub(super) fn not_usable(
     let is_own_system = attributes.as_path.count(rules.local_as) > rules.allowed_own_as;
     let reasons = [
         (is_impossible_hop, NotUsable::ImpossibleNextHop),
-        (own.contains(address), NotUsable::OwnNextHop),
+        (own.contains(address) || rules.own_addresses.contains(address), NotUsable::OwnNextHop),
         (is_own_system, NotUsable::OwnAutonomousSystem),
         (attributes.originator_id == Some(identifier), NotUsable::OwnOriginator),
         (is_own_cluster, NotUsable::OwnCluster),

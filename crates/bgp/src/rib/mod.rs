@@ -117,11 +117,13 @@ struct Peer {
 }
 
 impl Peer {
-    /// The own addresses that the peer can use.
+    /// The own addresses that the peer can use as next hops. In the family of the session, that is its local address: the peer may
+    /// have no route to another one.
     fn own_addresses(&self) -> OwnAddresses {
-        let mut addresses = self.rules.own_addresses;
-        self.own_address.into_iter().for_each(|address| addresses.supplement(address));
-        addresses
+        match self.own_address {
+            Some(address) => self.rules.own_addresses.with(address),
+            None => self.rules.own_addresses,
+        }
     }
 }
 

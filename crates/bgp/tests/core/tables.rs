@@ -9,8 +9,8 @@ use tortie_bgp::codec::{
 };
 use tortie_bgp::filter::{Action, Conditions, MatchOperator, Policy, PrefixMatch, Rule};
 use tortie_bgp::rib::{
-    NextHopMode, NotAdvertised, NotUsable, OwnRoute, PeerId, PeerRules, Rib, RouteOutcome, Source, Step,
-    TooManyPrefixes,
+    NextHopMode, NotAdvertised, NotUsable, OwnAddresses, OwnRoute, PeerId, PeerRules, Rib, RouteOutcome,
+    Source, Step, TooManyPrefixes,
 };
 
 use crate::network::address;
@@ -183,6 +183,35 @@ fn attributes_change_at_the_border() {
         let _ = told(&mut rib, external);
         assert_eq!(rib.advertised(external, &prefix("10.1.0.0/16")).unwrap().next_hop.address, expected);
         assert_eq!(rib.advertised(external, &prefix("10.2.0.0/16")).unwrap().next_hop.address, address(0));
+    }
+}
+
+/// RFC 4271 5.1.3: a peer on a link may know no other address of the node than that on the link.
+#[test]
+fn the_own_next_hop_is_the_local_address_of_the_session() {
+    let [internal, _, external] = PEERS.map(|(id, _)| id);
+    let mut rib = rib();
+    let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+    let own_addresses = OwnAddresses { ipv4: "10.1.10.1".parse().ok(), ipv6: "fd00::1".parse().ok() };
+    for id in [internal, external] {
+        rib.set_peer(id, PeerRules { own_addresses, ..rules(id, PEERS[id.0 as usize - 1].1) });
+        rib.up(id, CONTEXT, Ipv4Addr::new(1, 1, 1, id.0 as u8), ip("10.10.1.2"));
+    }
+    for text in ["10.2.0.0/16", "fd02::/64"] {
+        rib.set_own(prefix(text), Some(OwnRoute::here()));
+    }
+    let (announced, _) = told(&mut rib, external);
+    let next_hops: Vec<IpAddr> = announced.iter().map(|(_, told)| told.next_hop.address).collect();
+    assert_eq!(next_hops, [ip("10.10.1.2"), ip("fd00::1")]);
+    // Both are addresses of this node.
+    for own in ["10.10.1.2", "10.1.10.1", "fd00::1"] {
+        announce(
+            &mut rib,
+            internal,
+            "10.3.0.0/16",
+            Attributes { next_hop: ip(own).into(), ..route(internal) },
+        );
+        assert_eq!(best(&rib, "10.3.0.0/16"), None, "{own}");
     }
 }
 
