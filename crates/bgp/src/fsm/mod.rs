@@ -377,7 +377,10 @@ impl Session {
         {
             self.end(now, index, End::Tell(Notification::new(code::CEASE, cease::COLLISION)), out);
         }
-        out.push(Output::Send(id, encode_open(&self.settings.open(self.restarted))));
+        // A lost session has not changed what the kernel does. Without the flag, the peer would remove the routes that it has kept
+        // (RFC 4724 4.2, RFC 8538 4).
+        let has_forwarded = self.restarted || self.established > 0;
+        out.push(Output::Send(id, encode_open(&self.settings.open(self.restarted, has_forwarded))));
         self.connections.push(Connection {
             id,
             outgoing,

@@ -271,6 +271,35 @@ fn a_peer_that_is_back_confirms_its_routes() {
     }
 }
 
+/// What the own OPEN on a new connection says about a restart, and about packets that were forwarded.
+fn own_flags(test: &mut Test, id: ConnectionId) -> (bool, bool) {
+    let context = Context { four_octet: true, internal: true, extended_next_hop: false, families: BOTH };
+    for output in test.0.handle(test.1, Input::Accepted(id)) {
+        if let Output::Send(_, bytes) = output
+            && let Message::Open(open) = Message::decode(&bytes, &context).unwrap()
+        {
+            let restart = open.graceful_restart().unwrap();
+            let forwarding = Family::ALL.map(|family| restart.forwarding(family).unwrap());
+            assert_eq!(forwarding[0], forwarding[1]);
+            return (restart.restarted, forwarding[0]);
+        }
+    }
+    panic!("no OPEN");
+}
+
+/// A peer removes the routes that it has kept, unless the OPEN says that packets were forwarded all the time.
+#[test]
+fn a_lost_session_has_not_stopped_the_forwarding() {
+    let mut test = Test::new(settings());
+    assert_eq!(own_flags(&mut test, IN), (false, false), "nothing is known about the time before");
+    test.input(Input::Closed(IN));
+    test.establish(&open(1, restart(true, false, true)));
+    test.input(Input::Closed(IN));
+    assert_eq!(own_flags(&mut test, NEXT), (false, true));
+    test.0.set_restarted(true);
+    assert_eq!(own_flags(&mut test, ConnectionId(4)), (true, true));
+}
+
 #[test]
 fn messages_that_do_not_fit_the_state_end_the_connection() {
     let refresh = codec::encode_refresh(Family::Ipv4, RefreshKind::Request);
