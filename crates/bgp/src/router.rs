@@ -285,12 +285,9 @@ impl Router {
                 }
             }
             Output::Refresh(family, RefreshKind::Request) => {
-                let session =
-                    self.session(id).and_then(|session| session.connection().zip(session.negotiated()));
-                let Some((connection, (negotiated, _))) = session else { return };
-                let marks = negotiated.enhanced_refresh;
-                let begin = self.rib.refresh(id, family, marks);
-                effects.extend(begin.map(|begin| Effect::Send(connection, begin)));
+                let negotiated = self.session(id).and_then(Session::negotiated);
+                let marks = negotiated.is_some_and(|(negotiated, _)| negotiated.enhanced_refresh);
+                self.rib.refresh(id, family, marks);
             }
             Output::Refresh(family, RefreshKind::Begin) => self.rib.make_stale(id, family),
             Output::Refresh(family, RefreshKind::End) => {

@@ -35,6 +35,11 @@ const LONGEST_INITIAL_UPDATE: Duration = Duration::from_secs(360);
 /// The longest delay of the first attempt to connect.
 const FIRST_DELAY: Duration = Duration::from_millis(100);
 
+/// A timer that expires so late was held up by a pause of this process, in which nothing of the peer was read.
+const LATE: Duration = Duration::from_secs(1);
+/// How long the peer may then take to be heard.
+const GRACE: Duration = Duration::from_secs(10);
+
 /// A connection, by a number that its opener chose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnectionId(pub u64);
@@ -109,6 +114,8 @@ struct Connection {
     outgoing: bool,
     phase: Phase,
     hold_at: Option<Time>,
+    /// Whether the hold time has been prolonged since the peer was heard.
+    is_prolonged: bool,
     keepalive_at: Option<Time>,
 }
 
@@ -314,6 +321,7 @@ impl Session {
 
     fn tick(&mut self, now: Time, out: &mut Vec<Output>) {
         let is_due = |at: Option<Time>| at.is_some_and(|at| at <= now);
+        self.connections.iter_mut().for_each(|connection| connection.prolong(now));
         while let Some(index) = self.connections.iter().position(|connection| is_due(connection.hold_at)) {
             self.end(now, index, End::Tell(Notification::new(code::HOLD_TIMER_EXPIRED, 0)), out);
         }
@@ -386,6 +394,7 @@ impl Session {
             outgoing,
             phase: Phase::OpenSent,
             hold_at: Some(now + LARGE_HOLD_TIME),
+            is_prolonged: false,
             keepalive_at: None,
         });
     }
@@ -601,8 +610,17 @@ impl Connection {
         }
     }
 
+    /// Gives the peer one more chance if this end was late.
+    fn prolong(&mut self, now: Time) {
+        if !self.is_prolonged && self.hold_at.is_some_and(|at| at + LATE <= now) {
+            self.is_prolonged = true;
+            self.hold_at = Some(now + GRACE);
+        }
+    }
+
     /// The peer is there.
     fn heard(&mut self, now: Time) {
+        self.is_prolonged = false;
         let hold_time = self.negotiated().map_or(0, |negotiated| negotiated.hold_time);
         self.hold_at = (hold_time > 0).then(|| now + Duration::from_secs(hold_time.into()));
     }

@@ -86,8 +86,8 @@ struct Received {
     attributes: Arc<Attributes>,
     /// As the policy lets it pass.
     accepted: Option<Arc<Attributes>>,
-    /// Whether it is from before the peer's restart, or before it sends its routes again.
-    stale: bool,
+    /// The round in which it was sent; see [`Peer::round`].
+    round: u32,
 }
 
 /// The routes to a prefix.
@@ -109,6 +109,11 @@ struct Peer {
     rules: PeerRules,
     /// How many routes it sent, in each family.
     received: [u32; 2],
+    /// How many of them are stale.
+    stale: [u32; 2],
+    /// Routes of earlier rounds are stale: they are from before the peer's restart, or from before it began to send its routes
+    /// again.
+    round: [u32; 2],
     session: Option<PeerSession>,
     /// The identifier of the last session; stale routes keep it.
     identifier: Ipv4Addr,
@@ -124,6 +129,20 @@ impl Peer {
             Some(address) => self.rules.own_addresses.with(address),
             None => self.rules.own_addresses,
         }
+    }
+}
+
+impl Peer {
+    fn is_stale(&self, prefix: &IpNet, received: &Received) -> bool {
+        received.round != self.round[position(Family::of(prefix))]
+    }
+
+    /// Counts a route that is gone or sent again.
+    fn forget(&mut self, prefix: &IpNet, old: &Received) {
+        let is_stale = self.is_stale(prefix, old);
+        let family = position(Family::of(prefix));
+        self.received[family] -= 1;
+        self.stale[family] = self.stale[family].saturating_sub(u32::from(is_stale));
     }
 }
 
@@ -186,11 +205,16 @@ impl Rib {
             Some(peer) if peer.rules == rules => return,
             Some(peer) => peer.rules = rules,
             None => {
-                let identifier = Ipv4Addr::UNSPECIFIED;
-                self.peers.insert(
-                    id,
-                    Peer { rules, received: [0; 2], session: None, identifier, own_address: None },
-                );
+                let peer = Peer {
+                    rules,
+                    received: [0; 2],
+                    stale: [0; 2],
+                    round: [0; 2],
+                    session: None,
+                    identifier: Ipv4Addr::UNSPECIFIED,
+                    own_address: None,
+                };
+                self.peers.insert(id, peer);
                 return;
             }
         }
@@ -255,32 +279,37 @@ impl Rib {
             peer.session = None;
         }
         // Routes that are stale for the second time are not kept any longer (RFC 4724 4.2).
-        self.remove_received(id, |prefix, received| !retained.contains(Family::of(prefix)) || received.stale);
+        self.remove_received(id, |prefix, is_stale| is_stale || !retained.contains(Family::of(prefix)));
         retained.iter().for_each(|family| self.make_stale(id, family));
     }
 
     /// Makes all routes of a peer stale, before it sends them again.
     pub fn make_stale(&mut self, id: PeerId, family: Family) {
-        for (prefix, destination) in &mut self.table {
-            if Family::of(prefix) == family {
-                let received = destination.received.iter_mut().find(|received| received.peer == id);
-                received.into_iter().for_each(|received| received.stale = true);
-            }
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let family = position(family);
+        if peer.stale[family] < peer.received[family] {
+            peer.round[family] = peer.round[family].wrapping_add(1);
+            peer.stale[family] = peer.received[family];
         }
     }
 
-    /// Removes stale routes of a peer.
+    /// Removes stale routes of a peer. Without any, this costs nothing, however often the peer asks for it.
     pub fn forget_stale(&mut self, id: PeerId, families: Families) {
-        self.remove_received(id, |prefix, received| received.stale && families.contains(Family::of(prefix)));
+        let has_some = |peer: &Peer| families.iter().any(|family| peer.stale[position(family)] > 0);
+        if self.peers.get(&id).is_some_and(has_some) {
+            self.remove_received(id, |prefix, is_stale| is_stale && families.contains(Family::of(prefix)));
+        }
     }
 
-    fn remove_received(&mut self, id: PeerId, is_gone: impl Fn(&IpNet, &Received) -> bool) {
+    /// Removes routes of a peer. `is_gone` gets the prefix, and whether the route is stale.
+    fn remove_received(&mut self, id: PeerId, is_gone: impl Fn(&IpNet, bool) -> bool) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         for (prefix, destination) in &mut self.table {
-            let before = destination.received.len();
-            destination.received.retain(|received| received.peer != id || !is_gone(prefix, received));
-            if destination.received.len() < before {
-                peer.received[position(Family::of(prefix))] -= 1;
+            let index = destination.received.iter().position(|received| received.peer == id);
+            if let Some(index) = index
+                && is_gone(prefix, peer.is_stale(prefix, &destination.received[index]))
+            {
+                peer.forget(prefix, &destination.received.swap_remove(index));
                 self.marked.insert(*prefix);
             }
         }
@@ -295,8 +324,7 @@ impl Rib {
         for prefix in update.withdrawn {
             let Some(destination) = self.table.get_mut(&prefix) else { continue };
             if let Some(index) = destination.received.iter().position(|received| received.peer == id) {
-                destination.received.swap_remove(index);
-                peer.received[position(Family::of(&prefix))] -= 1;
+                peer.forget(&prefix, &destination.received.swap_remove(index));
                 self.marked.insert(prefix);
             }
         }
@@ -309,11 +337,17 @@ impl Rib {
                 let destination = self.table.entry(prefix).or_default();
                 self.marked.insert(prefix);
                 let attributes = Arc::clone(&attributes);
-                let new = Received { peer: id, attributes, accepted, stale: false };
+                let family = Family::of(&prefix);
+                let round = peer.round[position(family)];
+                let new = Received { peer: id, attributes, accepted, round };
                 match destination.received.iter_mut().find(|received| received.peer == id) {
-                    Some(known) => *known = new,
+                    Some(known) => {
+                        let was_stale = known.round != round;
+                        let stale = &mut peer.stale[position(family)];
+                        *stale = stale.saturating_sub(u32::from(was_stale));
+                        *known = new;
+                    }
                     None => {
-                        let family = Family::of(&prefix);
                         let count = &mut peer.received[position(family)];
                         if let Some(limit) = peer.rules.max_prefixes
                             && *count >= limit
@@ -389,9 +423,10 @@ impl Rib {
         changes
     }
 
-    /// The peer wants to be told everything again. Returns a message to send at once.
-    pub fn refresh(&mut self, id: PeerId, family: Family, marks: bool) -> Option<Vec<u8>> {
-        self.peers.get_mut(&id)?.session.as_mut()?.out.refresh(family, marks)
+    /// The peer wants to be told everything again, with or without marks of beginning and end.
+    pub fn refresh(&mut self, id: PeerId, family: Family, marks: bool) {
+        let session = self.peers.get_mut(&id).and_then(|peer| peer.session.as_mut());
+        session.into_iter().for_each(|session| session.out.refresh(family, marks));
     }
 
     /// Whether there is nothing to tell the peer.

@@ -40,8 +40,10 @@ pub(super) enum Opened {
     Incoming(TcpStream, SocketAddr),
 }
 
-/// How many inputs are taken before routes are decided and sent.
-const BATCH: usize = 256;
+/// How many bytes of messages are taken before routes are decided and sent.
+const BATCH: usize = 512 << 10;
+/// How long timers wait at most while messages are taken.
+const SLICE: Duration = Duration::from_millis(50);
 /// The most reports of connections that wait. A full queue slows down the readers, and by way of TCP the peers.
 const REPORTS: usize = 64;
 
@@ -59,6 +61,8 @@ pub(super) struct Owner {
     reports: (mpsc::Sender<Tagged>, mpsc::Receiver<Tagged>),
     events: mpsc::UnboundedSender<RouteEvent>,
     was_deferring: bool,
+    /// When timers were looked at.
+    ticked: Instant,
 }
 
 impl Owner {
@@ -83,6 +87,7 @@ impl Owner {
             reports: mpsc::channel(REPORTS),
             events,
             was_deferring: true,
+            ticked: Instant::now(),
         }
     }
 
@@ -107,19 +112,37 @@ impl Owner {
                     Some(command) => self.command(command),
                 },
                 Some(opened) = self.opened.1.recv() => self.opened(opened),
-                Some(report) = self.reports.1.recv() => {
-                    self.report(report);
-                    for _ in 0..BATCH {
-                        let Ok(report) = self.reports.1.try_recv() else { break };
-                        self.report(report);
-                    }
-                }
-                () = sleep, if deadline.is_some() => {
-                    let effects = self.router.tick(self.now());
-                    self.carry_out(effects);
-                }
+                Some(report) = self.reports.1.recv() => self.report(report),
+                () = sleep, if deadline.is_some() => {}
             }
+            // What has arrived counts before a hold timer expires.
+            if let Ok(report) = self.reports.1.try_recv() {
+                self.reports(report);
+            }
+            self.tick();
             self.flush();
+        }
+    }
+
+    /// Lets timers expire.
+    fn tick(&mut self) {
+        self.ticked = Instant::now();
+        let effects = self.router.tick(self.now());
+        self.carry_out(effects);
+    }
+
+    /// Takes a report, and those that are there already, up to a limit: peers wait for what is decided, and their sessions for
+    /// KEEPALIVEs.
+    fn reports(&mut self, first: Tagged) {
+        let mut next = Some(first);
+        let mut taken = 0;
+        while let Some(report) = next {
+            taken += match &report {
+                (_, _, Report::Messages(bytes)) => bytes.len(),
+                _ => 0,
+            };
+            self.report(report);
+            next = if taken < BATCH { self.reports.1.try_recv().ok() } else { None };
         }
     }
 
@@ -307,8 +330,12 @@ impl Owner {
                     && let Some((message, others)) = rest.split_at_checked(length)
                 {
                     rest = others;
-                    let effects = self.router.received(now, id, connection, Ok(message));
+                    let effects = self.router.received(self.now(), id, connection, Ok(message));
                     self.carry_out(effects);
+                    // A few bytes may cost a walk through the table.
+                    if self.ticked.elapsed() >= SLICE {
+                        self.tick();
+                    }
                 }
             }
             Report::Broken(notification) => {

@@ -138,6 +138,22 @@ fn a_session_comes_about_and_ends() {
     assert_eq!(test.input(Input::Accepted(IN)), ["6/5 on 2", "close 2"]);
 }
 
+/// What the peer sent during a pause of this process has not been read yet when the timer expires.
+#[test]
+fn a_pause_of_this_end_does_not_count_as_silence_of_the_peer() {
+    for is_heard in [true, false] {
+        let mut test = Test::new(settings());
+        test.establish(&open(1, None));
+        test.1 += seconds(150);
+        assert_eq!(test.input(Input::Tick), ["keepalive on 2"]);
+        if is_heard {
+            test.keepalive(IN);
+        }
+        let later = test.wait(seconds(11));
+        assert_eq!(later.contains(&"4/0 on 2".to_owned()), !is_heard, "{later:?}");
+    }
+}
+
 #[test]
 fn attempts_become_rarer_after_errors() {
     let mut test = Test::new(settings());
