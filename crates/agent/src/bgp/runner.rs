@@ -156,6 +156,8 @@ struct Runner {
     firewall: Option<Arc<FirewallOpening>>,
     changed: Arc<Notify>,
     marker: Option<PathBuf>,
+    /// Whether the last speaker has told its peers to remove its routes, and none has run since.
+    has_taken_leave: bool,
     /// What the speaker has chosen.
     chosen: BTreeMap<IpNet, Vec<Chosen>>,
     /// Next hops that the speaker does not use, because the node has no route to them.
@@ -185,6 +187,7 @@ impl Runner {
             firewall,
             changed,
             marker,
+            has_taken_leave: false,
             chosen: BTreeMap::new(),
             unreachable: BTreeSet::new(),
             down: BTreeMap::new(),
@@ -255,13 +258,12 @@ impl Runner {
         own: BTreeMap<IpNet, OwnRoute>,
     ) -> Result<Vec<tortie_bgp::speaker::Error>, tortie_bgp::speaker::Error> {
         let is_other = |running: &Running| running.config.identifier != config.identifier;
-        let mut after_shutdown = false;
         if let Some(old) = self.running.take_if(|running| is_other(running)) {
+            self.has_taken_leave = true;
             old.speaker.shut_down("the BGP identifier of the node changes").await?;
-            after_shutdown = true;
         }
         let Some(running) = &mut self.running else {
-            return self.start(config, own, after_shutdown).await;
+            return self.start(config, own).await;
         };
         let mut applied = Ok(Vec::new());
         if running.config != config || !self.left_out.is_empty() || self.of_speaker.is_some() {
@@ -279,12 +281,12 @@ impl Runner {
         applied
     }
 
-    /// Starts a speaker. After a shutdown of the previous one, its peers have removed its routes, so it does not count as restarted.
+    /// Starts a speaker. After a shutdown of the previous one, its peers have removed its routes, so it does not count as restarted,
+    /// also if the first attempts fail.
     async fn start(
         &mut self,
         config: Config,
         own: BTreeMap<IpNet, OwnRoute>,
-        after_shutdown: bool,
     ) -> Result<Vec<tortie_bgp::speaker::Error>, tortie_bgp::speaker::Error> {
         let Some(learned) = &mut self.learned else { return Ok(Vec::new()) };
         learned.restart();
@@ -299,7 +301,7 @@ impl Runner {
                     true
                 })
         };
-        let restarted = !after_shutdown && has_forwarded();
+        let restarted = !self.has_taken_leave && has_forwarded();
         let waiting = restarted.then_some(RESTART);
         let (speaker, events, left_out) = Speaker::start(config.clone(), waiting).await?;
         speaker.advertise(own.clone()).await?;
@@ -310,6 +312,7 @@ impl Runner {
             tracing::warn!(%error, "cannot write {marker}; after a restart, peers forget this node's routes for a moment");
         }
         tracing::info!(identifier = %config.identifier, peers = config.peers.len(), restarted, "the BGP speaker runs");
+        self.has_taken_leave = false;
         self.running = Some(Running { speaker, events, config, own });
         Ok(left_out)
     }
@@ -557,39 +560,58 @@ mod tests {
         }
     }
 
-    /// A speaker with a peer that is away, so that it waits if it counts as restarted.
-    async fn waits(marker: Option<&Path>, after_shutdown: bool) -> bool {
+    fn runner(marker: Option<&Path>) -> Runner {
         let system = System {
             learned: Box::new(NoRoutes),
             firewall: None,
             changed: Arc::new(Notify::new()),
             marker: marker.map(Path::to_owned),
         };
-        let mut runner = Runner::new("n", system, Passwords::new(None));
-        let (identifier, peer) = (Ipv4Addr::new(192, 0, 2, 1), IpAddr::from([192, 0, 2, 2]));
+        Runner::new("n", system, Passwords::new(None))
+    }
+
+    /// The configuration of a node with a peer that is away, so that a speaker waits if it counts as restarted.
+    fn config(identifier: Ipv4Addr, listen: Vec<SocketAddr>) -> Config {
+        let peer = IpAddr::from([192, 0, 2, 2]);
         let mut session = SessionSettings::new(64512, identifier, 64512);
         session.passive = true;
         let rules = PeerRules::new(peer, 64512, 64512);
         let peer =
             (SocketAddr::new(peer, 179), PeerConfig { session, rules, transport: Transport::default() });
-        let config = Config { identifier, listen: Vec::new(), peers: [peer].into() };
-        runner.start(config, BTreeMap::new(), after_shutdown).await.unwrap();
-        runner.running.unwrap().speaker.status().await.unwrap().deferring
+        Config { identifier, listen, peers: [peer].into() }
+    }
+
+    async fn waits(runner: &Runner) -> bool {
+        runner.running.as_ref().unwrap().speaker.status().await.unwrap().deferring
     }
 
     /// Peers keep the routes of a node that restarts its agent, whether they have told it some or not. A node that has just started
-    /// forwards nothing, and peers have forgotten what they were told to forget.
+    /// forwards nothing.
     #[tokio::test]
     async fn a_speaker_counts_as_restarted_if_one_has_run_since_the_nodes_start() {
         let folder = tempfile::tempdir().unwrap();
         let marker = folder.path().join("bgp-speaker");
-        for (marker, after_shutdown, expected) in [
-            (Some(&*marker), false, false),
-            (Some(&*marker), false, true),
-            (Some(&*marker), true, false),
-            (None, false, false),
-        ] {
-            assert_eq!(waits(marker, after_shutdown).await, expected, "{marker:?} {after_shutdown}");
+        for (marker, expected) in [(Some(&*marker), false), (Some(&*marker), true), (None, false)] {
+            let mut runner = runner(marker);
+            let config = config(Ipv4Addr::new(192, 0, 2, 1), Vec::new());
+            runner.start(config, BTreeMap::new()).await.unwrap();
+            assert_eq!(waits(&runner).await, expected, "{marker:?}");
         }
+    }
+
+    /// Peers remove the routes of a speaker that tells them so. The next one must not wait for them, whenever it can start.
+    #[tokio::test]
+    async fn a_speaker_after_a_shutdown_does_not_wait_if_its_first_start_fails() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut runner = runner(Some(&folder.path().join("bgp-speaker")));
+        let [old, new] = [1, 9].map(|number| Ipv4Addr::new(192, 0, 2, number));
+        let reserved = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let used = reserved.local_addr().unwrap();
+        runner.apply(config(old, Vec::new()), BTreeMap::new()).await.unwrap();
+        assert!(runner.apply(config(new, vec![used]), BTreeMap::new()).await.is_err());
+        assert!(runner.running.is_none());
+        drop(reserved);
+        runner.apply(config(new, vec![used]), BTreeMap::new()).await.unwrap();
+        assert!(!waits(&runner).await);
     }
 }

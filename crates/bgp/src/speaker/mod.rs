@@ -7,6 +7,8 @@ mod error;
 mod owner;
 mod socket;
 mod status;
+#[cfg(test)]
+mod tests;
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -52,8 +54,14 @@ impl Speaker {
         let owner = Owner::new(config.identifier, seed, restarted, received, events);
         tokio::spawn(owner.run());
         let speaker = Self { commands };
-        let left_out = speaker.apply(config).await?;
-        Ok((speaker, routes, left_out))
+        match speaker.apply(config).await {
+            Ok(left_out) => Ok((speaker, routes, left_out)),
+            Err(error) => {
+                // The next attempt needs the addresses where this one listens.
+                let _ = speaker.shut_down("").await;
+                Err(error)
+            }
+        }
     }
 
     /// Changes the configuration. Sessions whose settings stay the same go on. Addresses that the system does not have, and

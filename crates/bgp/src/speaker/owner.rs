@@ -109,6 +109,9 @@ impl Owner {
                         let _ = done.send(());
                         return;
                     }
+                    Some(Command::Apply(config, done)) => {
+                        let _ = done.send(self.apply(*config).await);
+                    }
                     Some(command) => self.command(command),
                 },
                 Some(opened) = self.opened.1.recv() => self.opened(opened),
@@ -146,8 +149,9 @@ impl Owner {
         }
     }
 
-    /// Ends all sessions, and waits until the peers have been told.
+    /// Ends all sessions, and waits until the peers have been told, and until another speaker can use the addresses.
     async fn shut_down(&mut self, text: &str) {
+        self.close_listeners(&[]).await;
         let mut closed = Vec::new();
         for effect in self.router.shut_down(self.now(), text) {
             match effect {
@@ -166,9 +170,6 @@ impl Owner {
 
     fn command(&mut self, command: Command) {
         match command {
-            Command::Apply(config, done) => {
-                let _ = done.send(self.apply(*config));
-            }
             Command::SetOwn(routes) => {
                 routes.into_iter().for_each(|(prefix, route)| self.router.set_own(prefix, route));
             }
@@ -194,17 +195,18 @@ impl Owner {
                 let why = rib.longest(&of).and_then(|prefix| Some((prefix, rib.why(&prefix)?)));
                 let _ = answer.send(why);
             }
-            Command::ShutDown(..) => {}
+            // They wait for tasks.
+            Command::Apply(..) | Command::ShutDown(..) => {}
         }
     }
 
     /// Makes the configuration real. Sessions whose settings stay the same go on. Returns what is left out. After an error, the
     /// rest is in force.
-    fn apply(&mut self, config: Config) -> Result<Vec<Error>, Error> {
+    async fn apply(&mut self, config: Config) -> Result<Vec<Error>, Error> {
         if config.identifier != self.config.identifier {
             return Err(Error::Identifier { from: self.config.identifier, to: config.identifier });
         }
-        let listening = self.listen(&config);
+        let listening = self.listen(&config).await;
         let mut left_out = Vec::new();
         let old = std::mem::take(&mut self.config.peers);
         for (address, peer) in &old {
@@ -245,15 +247,9 @@ impl Owner {
 
     /// Opens and closes listening sockets. Returns which addresses the system does not have. Passwords of all peers are set
     /// afterwards.
-    fn listen(&mut self, config: &Config) -> Result<Vec<Error>, Error> {
-        self.listeners.retain(|address, (_, task)| {
-            let stays = config.listen.contains(address);
-            if !stays {
-                task.abort();
-            }
-            stays
-        });
-        let mut absent = Vec::new();
+    async fn listen(&mut self, config: &Config) -> Result<Vec<Error>, Error> {
+        self.close_listeners(&config.listen).await;
+        let (mut absent, mut refused) = (Vec::new(), None);
         for address in &config.listen {
             if self.listeners.contains_key(address) {
                 continue;
@@ -264,15 +260,34 @@ impl Owner {
                     absent.push(error);
                     continue;
                 }
-                Err(error) => return Err(error),
+                // The others may be free.
+                Err(error) => {
+                    refused.get_or_insert(error);
+                    continue;
+                }
             };
             let task = tokio::spawn(accept(Arc::clone(&listener), self.opened.0.clone()));
             self.listeners.insert(*address, (listener, task));
+        }
+        if let Some(error) = refused {
+            return Err(error);
         }
         match absent.pop() {
             // No peer could connect.
             Some(last) if self.listeners.is_empty() => Err(last),
             last => Ok(absent.into_iter().chain(last).collect()),
+        }
+    }
+
+    /// Closes the listening sockets at other addresses than these. Their tasks have them open until they have ended, and the system lets
+    /// nobody else listen at an address before.
+    async fn close_listeners(&mut self, stay: &[SocketAddr]) {
+        let gone: Vec<SocketAddr> =
+            self.listeners.keys().filter(|address| !stay.contains(address)).copied().collect();
+        for (_, task) in gone.iter().filter_map(|address| self.listeners.remove(address)) {
+            task.abort();
+            // It ends by that, or by a panic.
+            let _ = task.await;
         }
     }
 
