@@ -135,9 +135,20 @@ impl Router {
         self.rib.set_own(prefix, route);
     }
 
-    /// Sets the cost of the way to a next hop; `None` if there is no way.
-    pub fn set_cost(&mut self, next_hop: IpAddr, cost: Option<u32>) {
-        self.rib.set_cost(next_hop, cost);
+    /// From now on, a route is used only when the cost of the way to its next hop is known. Otherwise, unknown next hops cost nothing.
+    pub fn require_known_next_hops(&mut self) {
+        self.rib.require_known_next_hops();
+    }
+
+    /// The next hops whose costs are needed, each once.
+    pub fn take_unknown_next_hops(&mut self) -> Vec<IpAddr> {
+        self.rib.take_unknown_next_hops()
+    }
+
+    /// Sets the costs of the ways to next hops; `None` if there is no way.
+    pub fn set_costs(&mut self, now: Time, costs: impl IntoIterator<Item = (IpAddr, Option<u32>)>) {
+        self.rib.set_costs(costs);
+        self.end_deferral(now);
     }
 
     /// Forgets the costs of next hops that no route has any more, and returns these next hops.
@@ -317,7 +328,9 @@ impl Router {
                 families.iter().all(|family: Family| member.complete.contains(family))
             })
         };
-        let all = !self.members.is_empty() && self.members.values().all(is_complete);
+        // What is not known yet would be missing from the routes that replace those from before.
+        let all =
+            !self.members.is_empty() && !self.rib.awaits_costs() && self.members.values().all(is_complete);
         if all || deferral.until <= now {
             self.deferral = None;
             self.members.values_mut().for_each(|member| member.session.set_restarted(false));

@@ -160,8 +160,8 @@ struct Runner {
     has_taken_leave: bool,
     /// What the speaker has chosen.
     chosen: BTreeMap<IpNet, Vec<Chosen>>,
-    /// Next hops that the speaker does not use, because the node has no route to them.
-    unreachable: BTreeSet<IpAddr>,
+    /// The next hops of routes, and whether the node has a route to them, as the speaker has been told.
+    next_hops: BTreeMap<IpAddr, Option<bool>>,
     /// Since when each peer has no session.
     down: BTreeMap<SocketAddr, (Instant, Option<String>)>,
     /// Why a part of the configuration is not in force.
@@ -189,7 +189,7 @@ impl Runner {
             marker,
             has_taken_leave: false,
             chosen: BTreeMap::new(),
-            unreachable: BTreeSet::new(),
+            next_hops: BTreeMap::new(),
             down: BTreeMap::new(),
             of_settings: Vec::new(),
             left_out: Vec::new(),
@@ -291,7 +291,7 @@ impl Runner {
         let Some(learned) = &mut self.learned else { return Ok(Vec::new()) };
         learned.restart();
         self.chosen.clear();
-        self.unreachable.clear();
+        self.next_hops.clear();
         // A node whose peers tell it no routes forwards packets all the time, too.
         let has_run = self.marker.as_ref().is_some_and(|marker| marker.exists());
         let mut has_forwarded = || {
@@ -303,7 +303,7 @@ impl Runner {
         };
         let restarted = !self.has_taken_leave && has_forwarded();
         let waiting = restarted.then_some(RESTART);
-        let (speaker, events, left_out) = Speaker::start(config.clone(), waiting).await?;
+        let (speaker, events, left_out) = Speaker::start_asking(config.clone(), waiting).await?;
         speaker.advertise(own.clone()).await?;
         if let Some(marker) = &self.marker
             && let Err(error) = std::fs::write(marker, "")
@@ -341,6 +341,9 @@ impl Runner {
                     }
                 }
                 RouteEvent::Complete => self.learned.iter_mut().for_each(|learned| learned.complete()),
+                RouteEvent::UnknownNextHops(unknown) => {
+                    self.next_hops.extend(unknown.into_iter().map(|next_hop| (next_hop, None)));
+                }
             }
         }
         self.is_due = true;
@@ -372,7 +375,7 @@ impl Runner {
         let Some(running) = &self.running else { return };
         // Whoever announces ever new next hops fills no memory.
         for next_hop in running.speaker.forget_unused_costs().await.unwrap_or_default() {
-            self.unreachable.remove(&next_hop);
+            self.next_hops.remove(&next_hop);
         }
         let Ok(status) = running.speaker.status().await else { return };
         let mut down = BTreeMap::new();
@@ -388,7 +391,7 @@ impl Runner {
         if !std::mem::take(&mut self.is_due) {
             return;
         }
-        let watched = self.unreachable.clone();
+        let watched = self.next_hops.keys().copied().collect();
         let applied = match self.in_kernel(move |learned| learned.apply(&watched)).await {
             None => return,
             Some(Ok(applied)) => applied,
@@ -402,15 +405,28 @@ impl Runner {
             tracing::warn!("{problem}");
         }
         self.of_routes = applied.problems;
-        let Some(running) = &self.running else { return };
-        let costs = applied.unreachable.difference(&self.unreachable).map(|next_hop| (*next_hop, None));
-        let back = self.unreachable.difference(&applied.unreachable).map(|next_hop| (*next_hop, Some(0)));
-        for (next_hop, cost) in costs.chain(back).collect::<Vec<_>>() {
-            tracing::info!(%next_hop, is_reachable = cost.is_some(), "a BGP next hop has changed");
-            // A speaker that has ended is noticed by its reports.
-            let _ = running.speaker.set_cost(next_hop, cost).await;
+        let mut costs = Vec::new();
+        for (next_hop, told) in &mut self.next_hops {
+            let is_reachable = !applied.unreachable.contains(next_hop);
+            if *told != Some(is_reachable) {
+                if told.is_some() || !is_reachable {
+                    tracing::info!(%next_hop, is_reachable, "the way to a BGP next hop has changed, or there is none");
+                }
+                *told = Some(is_reachable);
+                costs.push((*next_hop, is_reachable.then_some(0)));
+            }
         }
-        self.unreachable = applied.unreachable;
+        if let Some(running) = &self.running
+            && !costs.is_empty()
+        {
+            // A speaker that has ended is noticed by its reports.
+            let _ = running.speaker.set_costs(costs).await;
+        }
+    }
+
+    /// The next hops to which the node has no route.
+    fn unreachable(&self) -> impl Iterator<Item = &IpAddr> {
+        self.next_hops.iter().filter(|(_, told)| **told == Some(false)).map(|(next_hop, _)| next_hop)
     }
 
     /// Uses the kernel's routes on a thread that may wait. `None` only after a panic.
@@ -454,7 +470,7 @@ impl Runner {
                 format!("no BGP session with {address}: {why}"),
             ));
         }
-        let next_hops = self.unreachable.iter().map(|next_hop| {
+        let next_hops = self.unreachable().map(|next_hop| {
             format!(
                 "the node has no route to the BGP next hop {next_hop}, so routes by way of it are not used"
             )
@@ -494,7 +510,7 @@ impl Runner {
             Some(Err(error)) => return Outcome::Failed(error.to_string()),
             None => return Outcome::Failed("the kernel's routes cannot be read".to_owned()),
         };
-        let is_unreachable = |next_hop: &IpAddr| self.unreachable.contains(next_hop);
+        let is_unreachable = |next_hop: &IpAddr| self.next_hops.get(next_hop) == Some(&Some(false));
         let forwarding = self.forwarding(prefix);
         let kernel = why::in_kernel(&prefix, &forwarding, &kernel, is_unreachable, self.of_routes.iter());
         Outcome::BgpWhy(Some(why::shown(prefix, found, &shown::addresses(status), kernel)))
@@ -510,108 +526,4 @@ fn usable(mut config: Config) -> Config {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests {
-    use std::net::Ipv4Addr;
-    use std::path::Path;
-
-    use tortie_bgp::fsm::SessionSettings;
-    use tortie_bgp::rib::PeerRules;
-    use tortie_bgp::speaker::{PeerConfig, Transport};
-    use tortie_dataplane::{AppliedRoutes, RouteTableError, SystemRoutes};
-
-    use super::*;
-
-    /// What is received is processed: a report that is lost leaves a route out of the kernel, or in it.
-    #[test]
-    fn no_report_of_many_is_lost() {
-        let (sender, mut events) = mpsc::unbounded_channel();
-        let total = 2 * BATCH + 3;
-        for _ in 0..total {
-            assert!(sender.send(RouteEvent::Complete).is_ok());
-        }
-        let mut taken = 0;
-        while let Ok(event) = events.try_recv() {
-            taken += with_ready(event, &mut events).len();
-        }
-        assert_eq!(taken, total);
-    }
-
-    /// A node whose peers tell it no routes.
-    struct NoRoutes;
-
-    impl LearnedRouteTable for NoRoutes {
-        fn exist(&mut self) -> Result<bool, RouteTableError> {
-            Ok(false)
-        }
-
-        fn set(&mut self, _: IpNet, _: BTreeSet<IpAddr>) {}
-
-        fn complete(&mut self) {}
-
-        fn restart(&mut self) {}
-
-        fn apply(&mut self, _: &BTreeSet<IpAddr>) -> Result<AppliedRoutes, RouteTableError> {
-            Ok(AppliedRoutes::default())
-        }
-
-        fn routes_to(&mut self, _: &IpNet) -> Result<SystemRoutes, RouteTableError> {
-            Ok(SystemRoutes::default())
-        }
-    }
-
-    fn runner(marker: Option<&Path>) -> Runner {
-        let system = System {
-            learned: Box::new(NoRoutes),
-            firewall: None,
-            changed: Arc::new(Notify::new()),
-            marker: marker.map(Path::to_owned),
-        };
-        Runner::new("n", system, Passwords::new(None))
-    }
-
-    /// The configuration of a node with a peer that is away, so that a speaker waits if it counts as restarted.
-    fn config(identifier: Ipv4Addr, listen: Vec<SocketAddr>) -> Config {
-        let peer = IpAddr::from([192, 0, 2, 2]);
-        let mut session = SessionSettings::new(64512, identifier, 64512);
-        session.passive = true;
-        let rules = PeerRules::new(peer, 64512, 64512);
-        let peer =
-            (SocketAddr::new(peer, 179), PeerConfig { session, rules, transport: Transport::default() });
-        Config { identifier, listen, peers: [peer].into() }
-    }
-
-    async fn waits(runner: &Runner) -> bool {
-        runner.running.as_ref().unwrap().speaker.status().await.unwrap().deferring
-    }
-
-    /// Peers keep the routes of a node that restarts its agent, whether they have told it some or not. A node that has just started
-    /// forwards nothing.
-    #[tokio::test]
-    async fn a_speaker_counts_as_restarted_if_one_has_run_since_the_nodes_start() {
-        let folder = tempfile::tempdir().unwrap();
-        let marker = folder.path().join("bgp-speaker");
-        for (marker, expected) in [(Some(&*marker), false), (Some(&*marker), true), (None, false)] {
-            let mut runner = runner(marker);
-            let config = config(Ipv4Addr::new(192, 0, 2, 1), Vec::new());
-            runner.start(config, BTreeMap::new()).await.unwrap();
-            assert_eq!(waits(&runner).await, expected, "{marker:?}");
-        }
-    }
-
-    /// Peers remove the routes of a speaker that tells them so. The next one must not wait for them, whenever it can start.
-    #[tokio::test]
-    async fn a_speaker_after_a_shutdown_does_not_wait_if_its_first_start_fails() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut runner = runner(Some(&folder.path().join("bgp-speaker")));
-        let [old, new] = [1, 9].map(|number| Ipv4Addr::new(192, 0, 2, number));
-        let reserved = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let used = reserved.local_addr().unwrap();
-        runner.apply(config(old, Vec::new()), BTreeMap::new()).await.unwrap();
-        assert!(runner.apply(config(new, vec![used]), BTreeMap::new()).await.is_err());
-        assert!(runner.running.is_none());
-        drop(reserved);
-        runner.apply(config(new, vec![used]), BTreeMap::new()).await.unwrap();
-        assert!(!waits(&runner).await);
-    }
-}
+mod tests;

@@ -7,6 +7,7 @@ mod adj_out;
 mod decision;
 mod export;
 mod import;
+mod next_hops;
 mod why;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -23,6 +24,7 @@ pub use self::why::{CandidateRoute, RouteOutcome, Why};
 use self::adj_out::AdjOut;
 use self::export::{Provenance, exported, may_export, refusal};
 use self::import::{Judge, import, is_unicast};
+use self::next_hops::NextHops;
 use crate::codec::{Attributes, Context, Families, Family, Update};
 use crate::filter::{Candidate, Verdict};
 
@@ -176,8 +178,7 @@ pub struct Rib {
     identifier: Ipv4Addr,
     table: BTreeMap<IpNet, Destination>,
     peers: BTreeMap<PeerId, Peer>,
-    /// The costs of the ways to next hops; `None` if there is no way. Others cost nothing.
-    costs: HashMap<IpAddr, Option<u32>>,
+    next_hops: NextHops,
     /// The prefixes to decide about.
     marked: BTreeSet<IpNet>,
 }
@@ -194,7 +195,7 @@ impl Rib {
             identifier,
             table: BTreeMap::new(),
             peers: BTreeMap::new(),
-            costs: HashMap::new(),
+            next_hops: NextHops::default(),
             marked: BTreeSet::new(),
         }
     }
@@ -331,6 +332,7 @@ impl Rib {
         let own = peer.own_addresses();
         for announcement in update.announced {
             let attributes = Arc::new(announcement.attributes);
+            self.next_hops.note(attributes.next_hop.address);
             let mut judge = Judge::new(self.identifier, &peer.rules, own, Arc::clone(&attributes));
             for prefix in announcement.prefixes.into_iter().filter(is_unicast) {
                 let accepted = judge.accepted(&prefix);
@@ -380,26 +382,43 @@ impl Rib {
         self.table.iter().filter(|(_, destination)| destination.own.is_some()).map(|(prefix, _)| prefix)
     }
 
-    /// Sets the cost of the way to a next hop; `None` if there is no way. Unknown next hops cost nothing.
-    pub fn set_cost(&mut self, next_hop: IpAddr, cost: Option<u32>) {
-        if self.costs.insert(next_hop, cost).unwrap_or(Some(0)) == cost {
+    /// From now on, a route is used only when the cost of the way to its next hop is known (RFC 4271 9.1.2). Otherwise, unknown next
+    /// hops cost nothing.
+    pub fn require_known_next_hops(&mut self) {
+        self.next_hops.require();
+    }
+
+    /// The next hops whose costs are needed, each once.
+    pub fn take_unknown_next_hops(&mut self) -> Vec<IpAddr> {
+        self.next_hops.take_unasked()
+    }
+
+    /// Whether costs are needed that have not been set yet.
+    #[must_use]
+    pub fn awaits_costs(&self) -> bool {
+        self.next_hops.are_awaited()
+    }
+
+    /// Sets the costs of the ways to next hops; `None` if there is no way.
+    pub fn set_costs(&mut self, costs: impl IntoIterator<Item = (IpAddr, Option<u32>)>) {
+        let changed = costs.into_iter().filter(|(next_hop, cost)| self.next_hops.set(*next_hop, *cost));
+        let changed: BTreeSet<IpAddr> = changed.map(|(next_hop, _)| next_hop).collect();
+        if changed.is_empty() {
             return;
         }
-        let leads_there = |received: &Received| received.attributes.next_hop.address == next_hop;
+        let leads_there = |received: &Received| changed.contains(&received.attributes.next_hop.address);
         let concerned = self.table.iter().filter(|(_, d)| d.received.iter().any(leads_there));
         self.marked.extend(concerned.map(|(prefix, _)| *prefix));
     }
 
     /// Forgets the costs of next hops that no received route has any more, and returns these next hops.
     pub fn forget_unused_costs(&mut self) -> Vec<IpAddr> {
-        if self.costs.is_empty() {
+        if self.next_hops.is_empty() {
             return Vec::new();
         }
         let received = self.table.values().flat_map(|destination| &destination.received);
-        let used: BTreeSet<IpAddr> = received.map(|received| received.attributes.next_hop.address).collect();
-        let unused = self.costs.keys().filter(|next_hop| !used.contains(next_hop)).copied().collect();
-        self.costs.retain(|next_hop, _| used.contains(next_hop));
-        unused
+        let used = received.map(|received| received.attributes.next_hop.address).collect();
+        self.next_hops.retain(&used)
     }
 
     /// Decides about all marked prefixes, and returns those whose chosen routes changed.
@@ -407,7 +426,7 @@ impl Rib {
         let mut changes = Vec::new();
         for prefix in std::mem::take(&mut self.marked) {
             let Some(destination) = self.table.get_mut(&prefix) else { continue };
-            let chosen = choose(destination, &self.peers, &self.costs);
+            let chosen = choose(destination, &self.peers, &self.next_hops);
             if chosen != destination.chosen {
                 let old = std::mem::replace(&mut destination.chosen, chosen);
                 changes.push(RouteChange { prefix, routes: destination.chosen.clone() });
@@ -549,11 +568,7 @@ struct Contenders<'a> {
 }
 
 impl<'a> Contenders<'a> {
-    fn of(
-        destination: &'a Destination,
-        peers: &BTreeMap<PeerId, Peer>,
-        costs: &HashMap<IpAddr, Option<u32>>,
-    ) -> Self {
+    fn of(destination: &'a Destination, peers: &BTreeMap<PeerId, Peer>, next_hops: &NextHops) -> Self {
         let mut all = Self { sources: Vec::new(), contenders: Vec::new() };
         if let Some(own) = &destination.own {
             all.sources.push((Source::Own, &own.attributes));
@@ -563,7 +578,7 @@ impl<'a> Contenders<'a> {
             let (Some(attributes), Some(peer)) = (&received.accepted, peers.get(&received.peer)) else {
                 continue;
             };
-            let Some(cost) = costs.get(&attributes.next_hop.address).copied().unwrap_or(Some(0)) else {
+            let Some(cost) = next_hops.cost(attributes.next_hop.address) else {
                 continue;
             };
             let neighbour = Neighbour {
@@ -579,12 +594,8 @@ impl<'a> Contenders<'a> {
 }
 
 /// The routes to use for a destination.
-fn choose(
-    destination: &Destination,
-    peers: &BTreeMap<PeerId, Peer>,
-    costs: &HashMap<IpAddr, Option<u32>>,
-) -> Vec<Chosen> {
-    let Contenders { sources, contenders } = Contenders::of(destination, peers, costs);
+fn choose(destination: &Destination, peers: &BTreeMap<PeerId, Peer>, next_hops: &NextHops) -> Vec<Chosen> {
+    let Contenders { sources, contenders } = Contenders::of(destination, peers, next_hops);
     let chosen = decide(&contenders).into_iter().map(|index| {
         let (source, attributes) = sources[index];
         Chosen { source, attributes: Arc::clone(attributes) }

@@ -55,7 +55,7 @@ impl Rib {
     #[must_use]
     pub fn why(&self, prefix: &IpNet) -> Option<Why> {
         let destination = self.table.get(prefix)?;
-        let Contenders { sources, contenders } = Contenders::of(destination, &self.peers, &self.costs);
+        let Contenders { sources, contenders } = Contenders::of(destination, &self.peers, &self.next_hops);
         let mut lost: HashMap<usize, Step> = HashMap::new();
         let chosen = decide_noting(&contenders, |index, step| {
             lost.insert(index, step);

@@ -25,7 +25,7 @@ use crate::router::{Effect, Router};
 pub(super) enum Command {
     Apply(Box<Config>, oneshot::Sender<Result<Vec<Error>, Error>>),
     SetOwn(Vec<(IpNet, Option<OwnRoute>)>),
-    SetCost(IpAddr, Option<u32>),
+    SetCosts(Vec<(IpAddr, Option<u32>)>),
     ForgetUnusedCosts(oneshot::Sender<Vec<IpAddr>>),
     Refresh(SocketAddr),
     Status(oneshot::Sender<SpeakerStatus>),
@@ -89,6 +89,11 @@ impl Owner {
             was_deferring: true,
             ticked: Instant::now(),
         }
+    }
+
+    /// Uses routes only when the costs of their next hops are known, and asks for these.
+    pub(super) fn require_known_next_hops(&mut self) {
+        self.router.require_known_next_hops();
     }
 
     fn now(&self) -> Time {
@@ -173,7 +178,7 @@ impl Owner {
             Command::SetOwn(routes) => {
                 routes.into_iter().for_each(|(prefix, route)| self.router.set_own(prefix, route));
             }
-            Command::SetCost(next_hop, cost) => self.router.set_cost(next_hop, cost),
+            Command::SetCosts(costs) => self.router.set_costs(self.now(), costs),
             Command::Refresh(peer) => {
                 if let Some(id) = self.ids.get(&peer).copied() {
                     let effects = self.router.request_refresh(id);
@@ -403,6 +408,10 @@ impl Owner {
 
     /// Decides about routes, tells who listens, and tells peers as much as their connections take.
     fn flush(&mut self) {
+        let unknown = self.router.take_unknown_next_hops();
+        if !unknown.is_empty() {
+            let _ = self.events.send(RouteEvent::UnknownNextHops(unknown));
+        }
         let changes = self.router.take_changes();
         if !changes.is_empty() {
             let _ = self.events.send(RouteEvent::Changed(changes));

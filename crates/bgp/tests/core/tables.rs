@@ -260,13 +260,13 @@ fn a_next_hop_without_a_way_is_not_used() {
     announce(&mut rib, a, "10.1.0.0/16", route(a));
     announce(&mut rib, b, "10.1.0.0/16", route(b));
     assert_eq!(best(&rib, "10.1.0.0/16"), Some(Source::Peer(a)));
-    rib.set_cost(address(1), Some(10));
+    rib.set_costs([(address(1), Some(10))]);
     rib.recalculate();
     assert_eq!(best(&rib, "10.1.0.0/16"), Some(Source::Peer(b)));
-    rib.set_cost(address(2), None);
+    rib.set_costs([(address(2), None)]);
     rib.recalculate();
     assert_eq!(best(&rib, "10.1.0.0/16"), Some(Source::Peer(a)));
-    rib.set_cost(address(1), None);
+    rib.set_costs([(address(1), None)]);
     assert_eq!(rib.recalculate()[0].routes, []);
 }
 
@@ -278,7 +278,7 @@ fn costs_of_next_hops_that_no_route_has_are_forgotten() {
     announce(&mut rib, a, "10.1.0.0/16", route(a));
     announce(&mut rib, b, "10.1.0.0/16", route(b));
     for next_hop in [address(1), address(2), address(7)] {
-        rib.set_cost(next_hop, None);
+        rib.set_costs([(next_hop, None)]);
     }
     assert_eq!(rib.forget_unused_costs(), [address(7)]);
     assert_eq!(rib.forget_unused_costs(), [] as [IpAddr; 0]);
@@ -287,6 +287,44 @@ fn costs_of_next_hops_that_no_route_has_are_forgotten() {
     // Without a cost, the next announcement counts until the system was asked.
     announce(&mut rib, b, "10.1.0.0/16", route(b));
     assert_eq!(best(&rib, "10.1.0.0/16"), Some(Source::Peer(b)));
+}
+
+/// RFC 4271 9.1.2: a route is no candidate while nobody knows a way to its next hop.
+#[test]
+fn an_unknown_next_hop_is_asked_for_and_then_used() {
+    let [a, b, external] = PEERS.map(|(id, _)| id);
+    let mut rib = rib();
+    rib.require_known_next_hops();
+    let better = |id| Attributes { local_pref: Some(200), ..route(id) };
+    announce(&mut rib, a, "10.1.0.0/16", route(a));
+    assert_eq!((best(&rib, "10.1.0.0/16"), told(&mut rib, external).0.len()), (None, 0));
+    assert_eq!(rib.take_unknown_next_hops(), [address(1)]);
+    rib.set_costs([(address(1), Some(0))]);
+    assert_eq!(told(&mut rib, external).0.len(), 1);
+    // A better route must not take the place of one that works.
+    for text in ["10.1.0.0/16", "10.2.0.0/16", "10.1.0.0/16"] {
+        announce(&mut rib, b, text, better(b));
+    }
+    assert_eq!(rib.take_unknown_next_hops(), [address(2)], "each is asked for once");
+    assert_eq!(
+        (best(&rib, "10.1.0.0/16"), told(&mut rib, external)),
+        (Some(Source::Peer(a)), (vec![], vec![]))
+    );
+    assert!(rib.awaits_costs());
+    rib.set_costs([(address(2), None)]);
+    assert!(!rib.awaits_costs());
+    assert_eq!((rib.recalculate(), told(&mut rib, external)), (vec![], (vec![], vec![])));
+    rib.set_costs([(address(2), Some(0))]);
+    rib.recalculate();
+    assert_eq!(best(&rib, "10.1.0.0/16"), Some(Source::Peer(b)));
+    // When no route has it any more, it is unknown again.
+    rib.down(b, Families::default());
+    assert_eq!(rib.forget_unused_costs(), [address(2)]);
+    announce(&mut rib, b, "10.1.0.0/16", better(b));
+    assert_eq!(
+        (rib.take_unknown_next_hops(), best(&rib, "10.1.0.0/16")),
+        (vec![address(2)], Some(Source::Peer(a)))
+    );
 }
 
 #[test]
@@ -363,7 +401,7 @@ fn an_explanation_names_what_became_of_each_route_and_what_peers_are_told() {
         assert_eq!(outcome(&rib, other), expected, "{attributes:?}");
     }
     announce(&mut rib, other, text, route(other));
-    rib.set_cost(address(other.0 as usize), None);
+    rib.set_costs([(address(other.0 as usize), None)]);
     rib.recalculate();
     assert_eq!(outcome(&rib, other), RouteOutcome::NextHopUnreachable);
     let reject = |about: &str| {
