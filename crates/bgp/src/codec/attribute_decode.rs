@@ -40,6 +40,8 @@ pub(super) struct ReceivedAttributes {
     pub(super) unreach: Option<(Family, Vec<IpNet>)>,
     /// The types that were there.
     pub(super) kinds: Vec<u8>,
+    /// Whether the list ends within an attribute.
+    pub(super) is_cut: bool,
     /// The errors.
     pub(super) problems: Vec<Malformed>,
 }
@@ -59,6 +61,7 @@ impl ReceivedAttributes {
             let Some((flags, kind, value)) = header(&mut reader) else {
                 // The prefixes at the end of the message are still known, those of MP_REACH_NLRI are not
                 // (RFC 7606 sections 3 (j) and 4).
+                received.is_cut = true;
                 let problem = "the attribute is longer than the list";
                 received.problem(
                     before.clone().rest().get(1).copied().unwrap_or(0),

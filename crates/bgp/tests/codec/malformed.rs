@@ -231,6 +231,36 @@ fn a_list_that_is_cut_short_withdraws_what_is_known() {
     }
 }
 
+/// RFC 7606 5.2: withdrawn routes do not say which announced ones an error has hidden.
+#[test]
+fn withdrawn_routes_do_not_count_as_announced_ones() {
+    let short = vec![0x40, 4, 200, 1];
+    let bad_path = attribute(0x40, 2, &[9, 1, 0, 0, 0, 1]);
+    let unreach = |flags: u8| attribute(flags, 15, &[0, 2, 1, 16, 0xfd, 1]);
+    let with_withdrawn = |attributes: &[Vec<u8>], prefixes: &[u8]| {
+        let list = attributes.concat();
+        let mut content = vec![0, 3, 16, 10, 2];
+        content.extend((list.len() as u16).to_be_bytes());
+        content.extend(list);
+        content.extend(prefixes);
+        message(2, &content)
+    };
+    let reset = || Outcome::Reset(update::MALFORMED_ATTRIBUTES);
+    for (message, expected) in [
+        (with_withdrawn(&[origin(), short.clone()], &[]), reset()),
+        (with_withdrawn(&[origin(), bad_path.clone()], &[]), reset()),
+        (update(&[unreach(0x80), origin(), bad_path.clone()], false), reset()),
+        (update(&[unreach(0x80), short.clone()], false), reset()),
+        // The routes are there, and with them what is to be withdrawn.
+        (with_withdrawn(&[origin(), short], &[16, 10, 1]), Outcome::Withdrawn),
+        (update(&[reach(), unreach(0x80), origin(), bad_path], false), Outcome::Withdrawn),
+        // Nothing but the withdrawn routes was in the message.
+        (update(&[unreach(0xc0)], false), Outcome::Withdrawn),
+    ] {
+        assert_eq!(outcome(&message, &context(true)), expected, "{message:?}");
+    }
+}
+
 #[test]
 fn prefixes_that_cannot_be_read_end_the_session() {
     let cases: [&[u8]; 6] = [
