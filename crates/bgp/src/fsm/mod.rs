@@ -3,6 +3,8 @@
 //! A session has up to one connection that is established, and others that compete to become it. What the standard
 //! describes as one machine for each connection is [`Phase`]; collisions are decided between connections.
 
+mod backoff;
+mod connection;
 mod jitter;
 mod negotiation;
 
@@ -10,6 +12,8 @@ use std::time::Duration;
 
 pub use negotiation::{Negotiated, SessionSettings};
 
+use self::backoff::Backoff;
+use self::connection::{Connection, End, Phase};
 use self::jitter::Jitter;
 use self::negotiation::negotiate;
 use crate::codec::notification::{cease, code};
@@ -23,9 +27,6 @@ pub type Time = Duration;
 
 /// The hold time until the peer's OPEN is there (RFC 4271 8.2.2 suggests four minutes).
 const LARGE_HOLD_TIME: Duration = Duration::from_secs(240);
-/// The time to the second attempt, if the peer did not answer the first; later ones take twice as long each, up to the
-/// usual time. Speakers of a cluster often start at once.
-const SECOND_ATTEMPT: Duration = Duration::from_millis(250);
 /// The longest time to wait for a peer after errors.
 const LONGEST_RETRY: Duration = Duration::from_secs(120);
 /// An established session that is younger wins against a new connection: both may come from one collision.
@@ -34,11 +35,6 @@ const YOUNG: Duration = Duration::from_secs(10);
 const LONGEST_INITIAL_UPDATE: Duration = Duration::from_secs(360);
 /// The longest delay of the first attempt to connect.
 const FIRST_DELAY: Duration = Duration::from_millis(100);
-
-/// A timer that expires so late was held up by a pause of this process, in which nothing of the peer was read.
-const LATE: Duration = Duration::from_secs(1);
-/// How long the peer may then take to be heard.
-const GRACE: Duration = Duration::from_secs(10);
 
 /// A connection, by a number that its opener chose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -100,37 +96,6 @@ pub enum State {
     Established,
 }
 
-/// How far a connection is.
-#[derive(Debug)]
-enum Phase {
-    OpenSent,
-    OpenConfirm(Negotiated),
-    Established { negotiated: Negotiated, since: Time },
-}
-
-#[derive(Debug)]
-struct Connection {
-    id: ConnectionId,
-    outgoing: bool,
-    phase: Phase,
-    hold_at: Option<Time>,
-    /// Whether the hold time has been prolonged since the peer was heard.
-    is_prolonged: bool,
-    keepalive_at: Option<Time>,
-}
-
-/// Why a connection ends.
-enum End {
-    /// It was lost.
-    Lost,
-    /// The peer sent this.
-    Told(Notification),
-    /// This is sent to the peer.
-    Tell(Notification),
-    /// It is replaced by a new one of a peer that restarted.
-    Replaced,
-}
-
 /// A session with one peer.
 #[derive(Debug)]
 pub struct Session {
@@ -144,10 +109,7 @@ pub struct Session {
     retry_at: Option<Time>,
     /// Connections of the peer are rejected until then.
     refuse_until: Option<Time>,
-    /// Errors in a row, which make retries slower.
-    errors: u32,
-    /// Attempts in a row that found nobody.
-    failures: u32,
+    backoff: Backoff,
     /// The families with stale routes, and until when they may be.
     stale: Families,
     stale_until: Option<Time>,
@@ -168,8 +130,7 @@ impl Session {
             connections: Vec::new(),
             retry_at: None,
             refuse_until: None,
-            errors: 0,
-            failures: 0,
+            backoff: Backoff::default(),
             stale: Families::default(),
             stale_until: None,
             last_error: None,
@@ -259,7 +220,7 @@ impl Session {
             }
             Input::ConnectFailed => {
                 self.is_connecting = false;
-                self.failures = self.failures.saturating_add(1);
+                self.backoff.failed();
                 self.retry(now);
             }
             Input::Accepted(id) => self.opened(now, id, false, &mut out),
@@ -361,11 +322,7 @@ impl Session {
             return;
         }
         let usual = Duration::from_secs(self.settings.connect_retry.max(1).into());
-        let delay = if self.errors == 0 && self.failures > 0 {
-            (SECOND_ATTEMPT * 2_u32.saturating_pow((self.failures - 1).min(10))).min(usual)
-        } else {
-            (usual * 2_u32.saturating_pow(self.errors.min(10))).min(LONGEST_RETRY.max(usual))
-        };
+        let delay = self.backoff.delay(usual);
         self.retry_at = Some(now + self.jitter.shortened(delay));
     }
 
@@ -537,8 +494,7 @@ impl Session {
         connection.phase = Phase::Established { negotiated, since: now };
         self.stale = kept;
         self.stale_until = (!kept.is_empty()).then(|| now + LONGEST_INITIAL_UPDATE);
-        self.errors = 0;
-        self.failures = 0;
+        self.backoff.established();
         self.retry_at = None;
         self.established += 1;
         if !lost.is_empty() {
@@ -571,14 +527,11 @@ impl Session {
             self.stale_until = (!retained.is_empty()).then(|| now + wait);
             out.push(Output::Down(retained));
         }
-        let is_collision = |notification: &Notification| {
-            (notification.code, notification.subcode) == (code::CEASE, cease::COLLISION)
+        let age = match &connection.phase {
+            Phase::Established { since, .. } => Some(now.saturating_sub(*since)),
+            Phase::OpenSent | Phase::OpenConfirm(_) => None,
         };
-        if let End::Tell(notification) | End::Told(notification) = &end
-            && !is_collision(notification)
-        {
-            self.errors = self.errors.saturating_add(1);
-        }
+        self.backoff.ended(&end, age);
         if let End::Tell(notification) = &end
             && is_for_too_many_prefixes(notification)
         {
@@ -595,47 +548,5 @@ fn is_for_too_many_prefixes(notification: &Notification) -> bool {
     match notification.data.as_slice() {
         [code::CEASE, cease::MAXIMUM_PREFIXES, ..] if notification.is_hard_reset() => true,
         _ => (notification.code, notification.subcode) == (code::CEASE, cease::MAXIMUM_PREFIXES),
-    }
-}
-
-impl Connection {
-    fn is_established(&self) -> bool {
-        matches!(self.phase, Phase::Established { .. })
-    }
-
-    fn negotiated(&self) -> Option<&Negotiated> {
-        match &self.phase {
-            Phase::OpenSent => None,
-            Phase::OpenConfirm(negotiated) | Phase::Established { negotiated, .. } => Some(negotiated),
-        }
-    }
-
-    /// Gives the peer one more chance if this end was late.
-    fn prolong(&mut self, now: Time) {
-        if !self.is_prolonged && self.hold_at.is_some_and(|at| at + LATE <= now) {
-            self.is_prolonged = true;
-            self.hold_at = Some(now + GRACE);
-        }
-    }
-
-    /// The peer is there.
-    fn heard(&mut self, now: Time) {
-        self.is_prolonged = false;
-        let hold_time = self.negotiated().map_or(0, |negotiated| negotiated.hold_time);
-        self.hold_at = (hold_time > 0).then(|| now + Duration::from_secs(hold_time.into()));
-    }
-
-    /// The families whose routes outlive the session (RFC 4724 4.2, RFC 8538 4).
-    fn retained(&self, end: &End) -> Families {
-        let Phase::Established { negotiated, .. } = &self.phase else { return Families::default() };
-        let both_know_notifications =
-            negotiated.graceful_restart.as_ref().is_some_and(|restart| restart.notification);
-        let survives = match end {
-            End::Lost | End::Replaced => true,
-            End::Told(notification) | End::Tell(notification) => {
-                both_know_notifications && !notification.is_hard_reset()
-            }
-        };
-        if survives { negotiated.retainable() } else { Families::default() }
     }
 }

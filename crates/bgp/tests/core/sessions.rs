@@ -181,6 +181,57 @@ fn attempts_become_rarer_after_errors() {
     );
 }
 
+/// The time until the session wants to connect again.
+fn pause(test: &mut Test) -> Duration {
+    let begin = test.1;
+    while !test.wait(Duration::from_millis(10)).contains(&"connect".to_owned()) {
+        assert!(test.1 - begin < seconds(200), "it never connects");
+    }
+    test.1 - begin
+}
+
+/// A daemon that is not ready accepts connections and closes them without a word.
+#[test]
+fn a_peer_that_closes_connections_is_tried_at_the_usual_times() {
+    let mut test = Test::new(settings());
+    pause(&mut test);
+    test.input(Input::ConnectFailed);
+    let mut pauses = Vec::new();
+    for number in 10..19 {
+        pauses.push(pause(&mut test));
+        test.input(Input::Connected(ConnectionId(number)));
+        test.input(Input::Closed(ConnectionId(number)));
+    }
+    assert!(pauses[0] < seconds(1) && pauses[8] > seconds(3) && pauses[8] < seconds(6), "{pauses:?}");
+}
+
+/// An error that comes back with each session must not make routes come and go all the time.
+#[test]
+fn sessions_that_an_error_ends_soon_become_rarer() {
+    let error = codec::encode_notification(&Notification::new(code::UPDATE, 1));
+    let cease = codec::encode_notification(&Notification::new(code::CEASE, cease::CONFIGURATION_CHANGE));
+    for (name, end, age, is_rarer) in [
+        ("an error", &error, 1, true),
+        ("an error after some minutes", &error, 200, false),
+        ("on purpose", &cease, 1, false),
+    ] {
+        let mut test = Test::new(settings());
+        let mut pauses = Vec::new();
+        for _ in 0..6 {
+            test.establish(&open(1, None));
+            for _ in 0..age {
+                test.wait(seconds(1));
+                test.keepalive(IN);
+            }
+            test.message(IN, end);
+            pauses.push(pause(&mut test));
+            test.input(Input::ConnectFailed);
+        }
+        assert!(pauses[0] < seconds(11), "{name}: {pauses:?}");
+        assert_eq!(pauses[5] > seconds(80), is_rarer, "{name}: {pauses:?}");
+    }
+}
+
 /// RFC 4271 6.8: of two connections, the one stays that the end with the higher identifier opened.
 #[test]
 fn the_higher_identifier_keeps_its_connection() {
