@@ -148,7 +148,12 @@ impl ReceivedAttributes {
         let reader = &mut reader;
         match kind {
             kind::ORIGIN => self.origin = Some(whole(reader, |reader| Origin::from_number(reader.u8()?))?),
-            kind::AS_PATH => self.as_path = Some(AsPath::decode(*reader, context.four_octet)?),
+            kind::AS_PATH => {
+                let path = AsPath::decode(*reader, context.four_octet)?;
+                // An external peer is in no confederation of this end (RFC 5065 5).
+                let may_be = context.internal || !path.has_confederations();
+                self.as_path = Some(may_be.then_some(path)?);
+            }
             kind::AS4_PATH => {
                 self.as4_path = Some(AsPath::decode(*reader, true)?.without_confederations());
             }

@@ -192,6 +192,7 @@ pub(super) fn exported(
             attributes.cluster_list.insert(0, to.cluster_id);
         }
     } else {
+        attributes.as_path = attributes.as_path.without_confederations();
         attributes.as_path.prepend(to.local_as);
         attributes.local_pref = None;
         attributes.originator_id = None;

@@ -95,6 +95,7 @@ fn each_malformed_attribute_is_treated_as_the_table_says() {
     let discarded = || Outcome::Routes(Some(Treatment::AttributeDiscard));
     let withdrawn = || Outcome::Withdrawn;
     let long_segments = &[2, 255, 0, 0, 0, 1];
+    let confederation = &[3, 1, 0, 0, 0xfd, 0xe9, 2, 1, 0, 0, 0, 1];
     let cases: Vec<Case> = vec![
         ("ORIGIN of no byte", internal, 0x40, 1, &[], withdrawn()),
         ("ORIGIN of two bytes", internal, 0x40, 1, &[0, 0], withdrawn()),
@@ -104,6 +105,8 @@ fn each_malformed_attribute_is_treated_as_the_table_says() {
         ("AS_PATH with an empty segment", internal, 0x40, 2, &[2, 0], withdrawn()),
         ("AS_PATH whose segment is too long", internal, 0x40, 2, long_segments, withdrawn()),
         ("AS_PATH with one byte too many", internal, 0x40, 2, &[2, 1, 0, 0, 0, 1, 2], withdrawn()),
+        ("AS_PATH of an external peer with a confederation", external, 0x40, 2, confederation, withdrawn()),
+        ("AS_PATH of an internal peer with a confederation", internal, 0x40, 2, confederation, ignored()),
         ("AS_PATH with wrong flags", internal, 0x80, 2, &[], withdrawn()),
         ("NEXT_HOP of three bytes", internal, 0x40, 3, &[1, 2, 3], withdrawn()),
         ("NEXT_HOP of five bytes", internal, 0x40, 3, &[1, 2, 3, 4, 5], withdrawn()),

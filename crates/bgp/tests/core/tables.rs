@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use tortie_bgp::codec::{
-    Announcement, AsPath, Attributes, Community, Context, Families, Family, Message, RefreshKind, Update,
+    Announcement, AsPath, Attributes, Community, Context, Families, Family, Message, RefreshKind, Segment,
+    SegmentKind, Update,
 };
 use tortie_bgp::filter::{Action, Conditions, MatchOperator, Policy, PrefixMatch, Rule};
 use tortie_bgp::rib::{
@@ -159,6 +160,19 @@ fn a_change_of_the_sender_reaches_those_who_are_told() {
     assert_eq!(announced[0].1.originator_id, Some(Ipv4Addr::new(7, 7, 7, 7)));
     rib.set_peer(internal, rules(internal, 64512));
     assert_eq!(told(&mut rib, other).1, [prefix("10.1.0.0/16")]);
+}
+
+/// An internal peer is in the same confederation, if there is one. Nobody outside may see its segments (RFC 5065 5.3).
+#[test]
+fn segments_of_a_confederation_go_to_internal_peers_only() {
+    let [internal, other, external] = PEERS.map(|(id, _)| id);
+    let mut rib = rib();
+    rib.set_peer(other, PeerRules { client: true, ..rules(other, 64512) });
+    let inside = Segment { kind: SegmentKind::ConfederationSequence, numbers: vec![65001] };
+    let as_path = AsPath([vec![inside], AsPath::sequence([65000]).0].concat());
+    announce(&mut rib, internal, "10.1.0.0/16", Attributes { as_path: as_path.clone(), ..route(internal) });
+    assert_eq!(told(&mut rib, other).0[0].1.as_path, as_path);
+    assert_eq!(told(&mut rib, external).0[0].1.as_path, AsPath::sequence([64512, 65000]));
 }
 
 #[test]
