@@ -1,5 +1,6 @@
 //! Reading of attributes, with the treatment of errors by RFC 7606.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
@@ -34,6 +35,7 @@ pub(super) struct ReceivedAttributes {
     originator_id: Option<Ipv4Addr>,
     cluster_list: Vec<Ipv4Addr>,
     unknown: Vec<UnknownAttribute>,
+    partial: BTreeSet<u8>,
     /// MP_REACH_NLRI.
     pub(super) reach: Option<(NextHop, Vec<IpNet>)>,
     /// MP_UNREACH_NLRI.
@@ -45,6 +47,9 @@ pub(super) struct ReceivedAttributes {
     /// The errors.
     pub(super) problems: Vec<Malformed>,
 }
+
+/// The attributes for peers that know numbers of two bytes only.
+const FOR_OLD_PEERS: [u8; 2] = [kind::AS4_PATH, kind::AS4_AGGREGATOR];
 
 /// An error that ends the session.
 fn reset(subcode: u8, attribute: &[u8]) -> Notification {
@@ -102,17 +107,16 @@ impl ReceivedAttributes {
         if definition.internal_only && !context.internal {
             return Ok(());
         }
-        let is_for_old_peers = [kind::AS4_PATH, kind::AS4_AGGREGATOR].contains(&kind);
-        if is_for_old_peers && context.four_octet {
+        if FOR_OLD_PEERS.contains(&kind) && context.four_octet {
             return Ok(());
         }
         if flags & (flag::OPTIONAL | flag::TRANSITIVE) != definition.flags {
             // The value may still tell which routes to withdraw.
-            self.value(definition, value, whole, context)?;
+            self.value(definition, flags, value, whole, context)?;
             self.problem(kind, Treatment::TreatAsWithdraw, "its flags are not those of the standard");
             return Ok(());
         }
-        self.value(definition, value, whole, context)
+        self.value(definition, flags, value, whole, context)
     }
 
     fn unknown(&mut self, flags: u8, kind: u8, value: &[u8], whole: &[u8]) -> Result<(), Notification> {
@@ -128,11 +132,16 @@ impl ReceivedAttributes {
     fn value(
         &mut self,
         definition: &Definition,
+        flags: u8,
         value: &[u8],
         whole: &[u8],
         context: &Context,
     ) -> Result<(), Notification> {
         if self.read(definition.kind, value, context).is_some() {
+            let is_passed_on = definition.flags == flag::OPTIONAL | flag::TRANSITIVE;
+            if is_passed_on && flags & flag::PARTIAL != 0 {
+                self.partial.insert(definition.kind);
+            }
             return Ok(());
         }
         if definition.malformed == Treatment::SessionReset {
@@ -180,7 +189,7 @@ impl ReceivedAttributes {
                 };
                 // RFC 8092 section 3: the same community twice counts once.
                 let mut communities = list(reader, read)?;
-                let mut seen = std::collections::BTreeSet::new();
+                let mut seen = BTreeSet::new();
                 communities.retain(|community| seen.insert(*community));
                 self.large_communities = communities;
             }
@@ -223,6 +232,8 @@ impl ReceivedAttributes {
             originator_id: self.originator_id,
             cluster_list: self.cluster_list.clone(),
             unknown: self.unknown.clone(),
+            // What AS4_PATH and AS4_AGGREGATOR say is part of others.
+            partial: self.partial.iter().filter(|kind| !FOR_OLD_PEERS.contains(kind)).copied().collect(),
         })
     }
 }

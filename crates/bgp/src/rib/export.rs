@@ -196,6 +196,8 @@ pub(super) fn exported(
         attributes.as_path.prepend(to.local_as);
         attributes.local_pref = None;
         attributes.originator_id = None;
+        // Those that are not transitive (RFC 4360 6).
+        attributes.extended_communities.retain(|community| community[0] & 0x40 == 0);
         attributes.cluster_list.clear();
         // It is for the neighbouring system only (RFC 4271 5.1.4).
         attributes.med = attributes.med.filter(|_| from == Provenance::Own);

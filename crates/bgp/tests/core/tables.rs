@@ -179,13 +179,20 @@ fn segments_of_a_confederation_go_to_internal_peers_only() {
 fn attributes_change_at_the_border() {
     let [internal, other, external] = PEERS.map(|(id, _)| id);
     let mut rib = rib();
-    let attributes = Attributes { med: Some(5), local_pref: Some(300), ..route(internal) };
+    let (transitive, link_bandwidth) = ([0, 2, 0, 1, 0, 0, 0, 1], [0x40, 4, 0, 1, 0, 0, 0, 1]);
+    let attributes = Attributes {
+        med: Some(5),
+        local_pref: Some(300),
+        extended_communities: vec![transitive, link_bandwidth],
+        ..route(internal)
+    };
     announce(&mut rib, internal, "10.1.0.0/16", attributes);
     let own = Attributes { med: Some(6), ..Attributes::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED)) };
     rib.set_own(prefix("10.2.0.0/16"), Some(OwnRoute { attributes: Arc::new(own), interface: None }));
     let (announced, _) = told(&mut rib, external);
     let [(_, passed), (_, own)] = announced.as_slice() else { panic!("{announced:?}") };
     assert_eq!(passed.as_path, AsPath::sequence([64512, 65000]));
+    assert_eq!(passed.extended_communities, [transitive]);
     assert_eq!((passed.med, passed.local_pref, passed.next_hop.address), (None, None, address(0)));
     assert_eq!((own.as_path.clone(), own.med), (AsPath::sequence([64512]), Some(6)));
     let (announced, _) = told(&mut rib, other);
