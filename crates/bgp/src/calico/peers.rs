@@ -199,8 +199,9 @@ impl<'a> Derivation<'a> {
         config.transport.ttl_security = spec.ttl_security.filter(|hops| *hops > 0);
         let restart = self.seconds(about(), "maxRestartTime", spec.max_restart_time.as_deref());
         config.session.restart_time = restart.or(config.session.restart_time);
-        config.session.keepalive_time =
-            self.seconds(about(), "keepaliveTime", spec.keepalive_time.as_deref());
+        // In BIRD, 0 is the default.
+        let keepalive = self.seconds(about(), "keepaliveTime", spec.keepalive_time.as_deref());
+        config.session.keepalive_time = keepalive.filter(|time| *time > 0);
         config.rules.allowed_own_as =
             spec.num_allowed_local_as_numbers.and_then(|number| usize::try_from(number).ok()).unwrap_or(0);
         config.rules.next_hop = match (spec.next_hop_mode.as_deref(), spec.keep_original_next_hop) {

@@ -305,7 +305,8 @@ fn the_fields_of_a_peer_have_their_effect() {
     assert_eq!(peer.transport.source, Some("10.0.0.1".parse().unwrap()));
     assert_eq!((peer.transport.password, peer.transport.ttl_security), (None, None));
     type Check = fn(&PeerConfig) -> bool;
-    let cases: [(Value, Check); 11] = [
+    let cases: [(Value, Check); 12] = [
+        (json!({"keepaliveTime": "0s"}), |p| p.session.keepalive_time.is_none()),
         (json!({"localASNumber": 65100}), |p| p.session.local_as == 65100 && p.rules.local_as == 65100),
         (json!({"maxRestartTime": "45s"}), |p| p.session.restart_time == Some(45)),
         (json!({"keepaliveTime": "10s"}), |p| p.session.keepalive_time == Some(10)),

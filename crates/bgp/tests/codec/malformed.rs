@@ -375,6 +375,25 @@ fn wrong_headers_end_the_session() {
     assert_eq!(Message::decode(&long, &context(true)), Err(expected));
 }
 
+/// RFC 9072 2: with the extended type, the first length is ignored. RFC 4724 3: the last promise counts.
+#[test]
+fn extended_parameters_count_whatever_the_first_length_is() {
+    let restart = |restart_time: u16| vec![64, 2, (restart_time >> 8) as u8, restart_time as u8];
+    let capabilities = [restart(60), restart(90)].concat();
+    for length in [255, 1, 12] {
+        let mut content = vec![4, 0xfd, 0xe8, 0, 90, 1, 1, 1, 1, length, 255];
+        content.extend([0, capabilities.len() as u8 + 3, 2, 0, capabilities.len() as u8]);
+        content.extend(&capabilities);
+        let Ok(Message::Open(open)) = Message::decode(&message(1, &content), &context(true)) else {
+            panic!("{length}")
+        };
+        assert_eq!((open.capabilities.len(), open.graceful_restart().unwrap().restart_time), (2, 90));
+    }
+    let unspecific = Notification::new(code::OPEN, 0);
+    let nothing = [4, 0xfd, 0xe8, 0, 90, 1, 1, 1, 1, 0, 255, 0, 0];
+    assert_eq!(Message::decode(&message(1, &nothing), &context(true)), Err(unspecific));
+}
+
 #[test]
 fn wrong_opens_end_the_session() {
     let good = tortie_bgp::codec::Open::new(65000, 90, Ipv4Addr::new(1, 1, 1, 1), vec![]);
