@@ -453,6 +453,10 @@ impl Session {
             // A peer that connects again has restarted, if it can: it would not do so otherwise.
             let has_restarted = !negotiated.retainable().is_empty() && now.saturating_sub(since) >= YOUNG;
             if !has_restarted || is_outgoing {
+                // Without a hold time, nothing else finds out that the peer has lost the old connection.
+                let silent =
+                    self.connections.iter().find(|old| old.is_established() && old.hold_at.is_none());
+                out.extend(silent.map(|old| Output::Send(old.id, encode_keepalive())));
                 self.end(now, index, collision(), out);
                 return false;
             }

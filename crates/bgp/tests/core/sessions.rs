@@ -271,6 +271,18 @@ fn a_second_connection_means_a_restart_only_if_the_peer_can_restart() {
     }
 }
 
+/// A peer that has crashed answers on the old connection that it does not know it.
+#[test]
+fn a_second_connection_is_a_reason_to_look_at_an_old_one_without_a_hold_time() {
+    let mut test = Test::new(settings());
+    test.establish(&Open { hold_time: 0, ..open(1, None) });
+    assert_eq!(test.wait(seconds(1000)), Vec::<String>::new());
+    test.input(Input::Accepted(NEXT));
+    let forever = Open { hold_time: 0, ..open(1, None) };
+    assert_eq!(test.open(NEXT, &forever), ["keepalive on 2", "6/7 on 3", "close 3"]);
+    assert_eq!(test.input(Input::Closed(IN)), ["close 2", "down, keeps 0"]);
+}
+
 /// RFC 4724 4.2 and RFC 8538: which ends of a session routes survive.
 #[test]
 fn routes_survive_as_the_standards_say() {
