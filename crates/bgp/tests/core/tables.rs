@@ -259,6 +259,8 @@ fn loops_and_impossible_next_hops_are_not_used() {
         ("multicast", hop("224.0.0.5"), false),
         ("loopback", hop("127.0.0.1"), false),
         ("broadcast", hop("255.255.255.255"), false),
+        ("an address of some link", hop("fe80::1"), false),
+        ("another IPv6 address", hop("fd00::1"), true),
     ];
     for (name, attributes, used) in cases {
         let mut rib = rib();
