@@ -287,6 +287,14 @@ impl Router {
                     .for_each(|problem| tracing::warn!(peer = id.0, %problem, "malformed UPDATE"));
                 let end = update.end_of_rib;
                 if let Err(excess) = self.rib.update(id, update) {
+                    let (address, family, limit) = (self.rib.address(id), excess.family, excess.limit);
+                    tracing::error!(
+                        peer = address.map(tracing::field::display),
+                        %family,
+                        limit,
+                        "the peer sent more prefixes than it may, and is rejected for up to two minutes; let it send fewer, such as a \
+                         default route"
+                    );
                     let reason = Notification::too_many_prefixes(excess.family, excess.limit);
                     effects.extend(self.handle(now, id, Input::Reset(reason)));
                 }

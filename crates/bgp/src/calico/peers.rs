@@ -10,6 +10,10 @@ use crate::fsm::SessionSettings;
 use crate::rib::{NextHopMode, OwnAddresses, PeerRules};
 use crate::speaker::{PeerConfig, Transport};
 
+/// The most prefixes of a family that a peer may send: about as many as the Internet has. A peer that sends all of them by mistake
+/// must not exhaust the node's memory.
+const MAX_PREFIXES: u32 = 1_000_000;
+
 /// The peers of a node while they are collected. The first session with an address and port stays.
 pub(super) struct Derivation<'a> {
     me: &'a BgpNode<'a>,
@@ -237,6 +241,7 @@ impl<'a> Derivation<'a> {
         session.families = Families::from_iter([Family::of_address(address)]);
         let mut rules = PeerRules::new(address, local_as, remote.as_number);
         rules.own_addresses = OwnAddresses { ipv4: me.ipv4, ipv6: me.ipv6 };
+        rules.max_prefixes = Some(MAX_PREFIXES);
         let theirs = remote.member.and_then(|member| member.cluster_id);
         if let Some(cluster) = me.cluster_id {
             rules.client = rules.is_internal() && theirs != Some(cluster);

@@ -111,6 +111,15 @@ impl Attributes {
     }
 }
 
+impl Attributes {
+    /// About how many bytes they need in a message.
+    pub(crate) fn weight(&self) -> usize {
+        let unknown: usize = self.unknown.iter().map(|attribute| attribute.value.len() + 4).sum();
+        let numbers = self.as_path.numbers().count() + self.communities.len() + self.cluster_list.len();
+        64 + 4 * numbers + 8 * self.extended_communities.len() + 12 * self.large_communities.len() + unknown
+    }
+}
+
 /// The types of attributes.
 pub(super) mod kind {
     pub(crate) const ORIGIN: u8 = 1;

@@ -514,7 +514,12 @@ impl Session {
         match &end {
             End::Tell(notification) => {
                 out.push(Output::Send(connection.id, encode_notification(notification)));
-                self.last_error = Some(format!("sent: {notification}"));
+                self.last_error = Some(match notification.prefix_limit() {
+                    Some((family, limit)) => format!(
+                        "the peer sent more than {limit} {family} prefixes, which is the limit; let it send fewer, such as a default route"
+                    ),
+                    None => format!("sent: {notification}"),
+                });
             }
             End::Told(notification) => self.last_error = Some(format!("received: {notification}")),
             End::Lost if connection.is_established() => {
@@ -537,7 +542,7 @@ impl Session {
         };
         self.backoff.ended(&end, age);
         if let End::Tell(notification) = &end
-            && is_for_too_many_prefixes(notification)
+            && notification.prefix_limit().is_some()
         {
             // The next session would end in the same way.
             let pause = self.jitter.shortened(LONGEST_RETRY);
@@ -545,12 +550,5 @@ impl Session {
             self.retry_at = (self.is_started && !self.settings.passive).then(|| now + pause);
         }
         self.retry(now);
-    }
-}
-
-fn is_for_too_many_prefixes(notification: &Notification) -> bool {
-    match notification.data.as_slice() {
-        [code::CEASE, cease::MAXIMUM_PREFIXES, ..] if notification.is_hard_reset() => true,
-        _ => (notification.code, notification.subcode) == (code::CEASE, cease::MAXIMUM_PREFIXES),
     }
 }

@@ -29,6 +29,8 @@ pub(super) struct AdjOut {
 
 /// The most prefixes in one call of [`AdjOut::messages`].
 const BATCH: usize = 4096;
+/// About the most bytes in one call: whoever sends them looks between two calls whether the peer takes them.
+const HEAVY: usize = 256 << 10;
 
 impl AdjOut {
     /// For a session of these families, which begins with these prefixes.
@@ -99,13 +101,17 @@ impl AdjOut {
         let mut messages = self.begin_again();
         let mut withdrawn: [Vec<IpNet>; 2] = Default::default();
         let mut groups = Groups::default();
+        let mut weight = 0;
         for _ in 0..BATCH {
+            if weight >= HEAVY {
+                break;
+            }
             let Some((prefix, again)) = self.pending.pop_first() else { break };
             let family = Family::of(&prefix);
             let wanted = Some(&prefix).filter(|_| context.families.contains(family)).and_then(&mut export);
             match (wanted, self.told.get(&prefix)) {
                 (Some(wanted), Some(known)) if *known == wanted && !again => {}
-                (Some(wanted), _) => groups.add(family, prefix, wanted),
+                (Some(wanted), _) => weight += groups.add(family, prefix, wanted),
                 (None, Some(_)) => withdrawn[usize::from(family == Family::Ipv6)].push(prefix),
                 (None, None) => {}
             }
@@ -149,8 +155,10 @@ struct Groups {
 }
 
 impl Groups {
-    fn add(&mut self, family: Family, prefix: IpNet, attributes: Arc<Attributes>) {
+    /// Adds a prefix, and returns the weight of its attributes if they are new.
+    fn add(&mut self, family: Family, prefix: IpNet, attributes: Arc<Attributes>) -> usize {
         let Self { ordered, by_address, by_content } = self;
+        let known = ordered.len();
         let (_, index) = by_address.entry((family, Arc::as_ptr(&attributes))).or_insert_with(|| {
             let index = *by_content.entry((family, Arc::clone(&attributes))).or_insert_with(|| {
                 ordered.push((family, Arc::clone(&attributes), Vec::new()));
@@ -159,5 +167,6 @@ impl Groups {
             (attributes, index)
         });
         ordered[*index].2.push(prefix);
+        if ordered.len() > known { ordered[known].1.weight() } else { 0 }
     }
 }

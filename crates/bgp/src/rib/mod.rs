@@ -529,6 +529,12 @@ impl Rib {
         (peer.received.iter().sum(), peer.session.as_ref().map_or(0, |session| session.out.len()))
     }
 
+    /// The address of a peer.
+    #[must_use]
+    pub fn address(&self, id: PeerId) -> Option<IpAddr> {
+        self.peers.get(&id).map(|peer| peer.rules.address)
+    }
+
     /// The route that a peer was told.
     #[must_use]
     pub fn advertised(&self, id: PeerId, prefix: &IpNet) -> Option<&Arc<Attributes>> {

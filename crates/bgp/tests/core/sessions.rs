@@ -403,6 +403,8 @@ fn too_many_prefixes_reject_the_peer_for_a_while() {
     test.establish(&open(1, None));
     let reason = Notification::too_many_prefixes(Family::Ipv4, 5);
     assert_eq!(test.input(Input::Reset(reason)), ["6/1 on 2", "close 2", "down, keeps 0"]);
+    let why = test.0.last_error().unwrap();
+    assert!(why.contains("more than 5 IPv4 prefixes") && why.contains("let it send fewer"), "{why}");
     assert_eq!(test.input(Input::Accepted(NEXT)), ["6/5 on 3", "close 3"]);
     assert_eq!(test.wait(seconds(121)), Vec::<String>::new(), "it does not connect");
     assert_eq!(test.input(Input::Accepted(NEXT)), ["open on 3"]);

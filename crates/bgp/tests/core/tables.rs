@@ -594,6 +594,28 @@ fn a_peer_may_send_only_so_many() {
     assert_eq!(rib.routes().count(), 0);
 }
 
+/// Otherwise, a peer that does not read costs much memory.
+#[test]
+fn one_call_gives_few_messages_of_heavy_routes() {
+    let [_, _, external] = PEERS.map(|(id, _)| id);
+    let mut rib = rib();
+    for number in 0..1000_u32 {
+        let communities = (0..900).map(|other| Community(number << 16 | other)).collect();
+        let attributes = Attributes { communities, ..Attributes::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED)) };
+        let prefix = IpNet::new(IpAddr::V4(Ipv4Addr::from(0x0a00_0000 | number << 8)), 24).unwrap();
+        rib.set_own(prefix, Some(OwnRoute { attributes: Arc::new(attributes), interface: None }));
+    }
+    rib.recalculate();
+    let mut seen = 0;
+    while !rib.is_idle(external) {
+        let messages = rib.messages(external);
+        let bytes: usize = messages.iter().map(Vec::len).sum();
+        assert!(bytes < 300_000, "{bytes}");
+        seen += messages.len();
+    }
+    assert_eq!(seen, 1000);
+}
+
 #[test]
 fn attributes_that_fit_into_no_message_withdraw_the_route() {
     let [_, _, external] = PEERS.map(|(id, _)| id);
