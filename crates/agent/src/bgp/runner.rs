@@ -259,8 +259,8 @@ impl Runner {
     ) -> Result<Vec<tortie_bgp::speaker::Error>, tortie_bgp::speaker::Error> {
         let is_other = |running: &Running| running.config.identifier != config.identifier;
         if let Some(old) = self.running.take_if(|running| is_other(running)) {
-            self.has_taken_leave = true;
             old.speaker.shut_down("the BGP identifier of the node changes").await?;
+            self.has_taken_leave = true;
         }
         let Some(running) = &mut self.running else {
             return self.start(config, own).await;

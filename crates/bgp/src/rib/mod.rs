@@ -224,6 +224,7 @@ impl Rib {
         for (prefix, destination) in &mut self.table {
             if let Some(received) = destination.received.iter_mut().find(|received| received.peer == id) {
                 received.accepted = import(self.identifier, peer, prefix, &received.attributes);
+                self.next_hops.note(received.accepted.as_deref());
                 self.marked.insert(*prefix);
                 passed_on.push(*prefix);
             }
@@ -332,10 +333,10 @@ impl Rib {
         let own = peer.own_addresses();
         for announcement in update.announced {
             let attributes = Arc::new(announcement.attributes);
-            self.next_hops.note(attributes.next_hop.address);
             let mut judge = Judge::new(self.identifier, &peer.rules, own, Arc::clone(&attributes));
             for prefix in announcement.prefixes.into_iter().filter(is_unicast) {
                 let accepted = judge.accepted(&prefix);
+                self.next_hops.note(accepted.as_deref());
                 let destination = self.table.entry(prefix).or_default();
                 self.marked.insert(prefix);
                 let attributes = Arc::clone(&attributes);

@@ -3,6 +3,8 @@
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 
+use crate::codec::Attributes;
+
 /// The ways to next hops.
 #[derive(Debug, Default)]
 pub(super) struct NextHops {
@@ -22,8 +24,9 @@ impl NextHops {
         self.must_be_known = true;
     }
 
-    /// A route has this next hop.
-    pub(super) fn note(&mut self, next_hop: IpAddr) {
+    /// A route may be used if there is a way to its next hop.
+    pub(super) fn note(&mut self, accepted: Option<&Attributes>) {
+        let Some(next_hop) = accepted.map(|attributes| attributes.next_hop.address) else { return };
         if self.must_be_known && !self.costs.contains_key(&next_hop) && self.unknown.insert(next_hop) {
             self.unasked.push(next_hop);
         }

@@ -42,6 +42,8 @@ pub(super) enum Opened {
 
 /// How many bytes of messages are taken before routes are decided and sent.
 const BATCH: usize = 512 << 10;
+/// What a report counts at least.
+const LEAST: usize = 1 << 10;
 /// How long timers wait at most while messages are taken.
 const SLICE: Duration = Duration::from_millis(50);
 /// The most reports of connections that wait. A full queue slows down the readers, and by way of TCP the peers.
@@ -146,8 +148,8 @@ impl Owner {
         let mut taken = 0;
         while let Some(report) = next {
             taken += match &report {
-                (_, _, Report::Messages(bytes)) => bytes.len(),
-                _ => 0,
+                (_, _, Report::Messages(bytes)) => bytes.len().max(LEAST),
+                _ => LEAST,
             };
             self.report(report);
             next = if taken < BATCH { self.reports.1.try_recv().ok() } else { None };

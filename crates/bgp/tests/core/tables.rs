@@ -340,6 +340,15 @@ fn an_unknown_next_hop_is_asked_for_and_then_used() {
     rib.set_costs([(address(2), Some(0))]);
     rib.recalculate();
     assert_eq!(best(&rib, "10.1.0.0/16"), Some(Source::Peer(b)));
+    // Those of routes that are not used anyway are of no interest, until they may be.
+    let hidden = Attributes { next_hop: address(8).into(), ..route(a) };
+    let closed = Policy { rules: Vec::new(), accepts_others: false };
+    rib.set_peer(a, PeerRules { import: closed, ..rules(a, 64512) });
+    announce(&mut rib, a, "10.1.0.0/16", hidden);
+    assert_eq!(rib.take_unknown_next_hops(), [] as [IpAddr; 0]);
+    rib.set_peer(a, rules(a, 64512));
+    assert_eq!(rib.take_unknown_next_hops(), [address(8)]);
+    announce(&mut rib, a, "10.1.0.0/16", route(a));
     // When no route has it any more, it is unknown again.
     rib.down(b, Families::default());
     assert_eq!(rib.forget_unused_costs(), [address(2)]);
