@@ -135,9 +135,20 @@ impl Router {
         self.rib.set_own(prefix, route);
     }
 
-    /// Sets the cost of the way to a next hop; `None` if there is no way.
-    pub fn set_cost(&mut self, next_hop: IpAddr, cost: Option<u32>) {
-        self.rib.set_cost(next_hop, cost);
+    /// From now on, a route is used only when the cost of the way to its next hop is known. Otherwise, unknown next hops cost nothing.
+    pub fn require_known_next_hops(&mut self) {
+        self.rib.require_known_next_hops();
+    }
+
+    /// The next hops whose costs are needed, each once.
+    pub fn take_unknown_next_hops(&mut self) -> Vec<IpAddr> {
+        self.rib.take_unknown_next_hops()
+    }
+
+    /// Sets the costs of the ways to next hops; `None` if there is no way.
+    pub fn set_costs(&mut self, now: Time, costs: impl IntoIterator<Item = (IpAddr, Option<u32>)>) {
+        self.rib.set_costs(costs);
+        self.end_deferral(now);
     }
 
     /// Forgets the costs of next hops that no route has any more, and returns these next hops.
@@ -276,6 +287,14 @@ impl Router {
                     .for_each(|problem| tracing::warn!(peer = id.0, %problem, "malformed UPDATE"));
                 let end = update.end_of_rib;
                 if let Err(excess) = self.rib.update(id, update) {
+                    let (address, family, limit) = (self.rib.address(id), excess.family, excess.limit);
+                    tracing::error!(
+                        peer = address.map(tracing::field::display),
+                        %family,
+                        limit,
+                        "the peer sent more prefixes than it may, and is rejected for up to two minutes; let it send fewer, such as a \
+                         default route"
+                    );
                     let reason = Notification::too_many_prefixes(excess.family, excess.limit);
                     effects.extend(self.handle(now, id, Input::Reset(reason)));
                 }
@@ -285,12 +304,9 @@ impl Router {
                 }
             }
             Output::Refresh(family, RefreshKind::Request) => {
-                let session =
-                    self.session(id).and_then(|session| session.connection().zip(session.negotiated()));
-                let Some((connection, (negotiated, _))) = session else { return };
-                let marks = negotiated.enhanced_refresh;
-                let begin = self.rib.refresh(id, family, marks);
-                effects.extend(begin.map(|begin| Effect::Send(connection, begin)));
+                let negotiated = self.session(id).and_then(Session::negotiated);
+                let marks = negotiated.is_some_and(|(negotiated, _)| negotiated.enhanced_refresh);
+                self.rib.refresh(id, family, marks);
             }
             Output::Refresh(family, RefreshKind::Begin) => self.rib.make_stale(id, family),
             Output::Refresh(family, RefreshKind::End) => {
@@ -320,7 +336,9 @@ impl Router {
                 families.iter().all(|family: Family| member.complete.contains(family))
             })
         };
-        let all = !self.members.is_empty() && self.members.values().all(is_complete);
+        // What is not known yet would be missing from the routes that replace those from before.
+        let all =
+            !self.members.is_empty() && !self.rib.awaits_costs() && self.members.values().all(is_complete);
         if all || deferral.until <= now {
             self.deferral = None;
             self.members.values_mut().for_each(|member| member.session.set_restarted(false));

@@ -136,6 +136,15 @@ fn addresses_and_routes_are_listed_as_created() {
         let taken = socket.change(&Change::AddRoute(routes[0].clone())).unwrap_err();
         assert_eq!(taken.errno(), Some(17), "{taken}");
         assert!(taken.to_string().contains("10.1.0.5/32"), "{taken}");
+        let refusals = ["10.6.0.0/16", "fd06::/32"].map(|net| net.parse().unwrap());
+        for destination in refusals {
+            for kind in [RouteKind::Unreachable, RouteKind::Prohibit, RouteKind::Throw] {
+                let route = Route { kind, ..Route::blackhole(destination, 80) };
+                socket.change(&Change::AddRoute(route.clone())).unwrap();
+                assert!(socket.routes().unwrap().contains(&route), "{route}");
+                socket.change(&Change::DeleteRoute(route)).unwrap();
+            }
+        }
         let instead = Route::blackhole("10.1.0.5/32".parse().unwrap(), 80);
         socket.change(&Change::ReplaceRoute(instead.clone())).unwrap();
         let listed = socket.routes().unwrap();

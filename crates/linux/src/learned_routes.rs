@@ -198,8 +198,7 @@ impl<'a> NextHops<'a> {
     fn of_others(kernel: &'a [Route], dead: &'a BTreeSet<u32>) -> Self {
         let mut best: BTreeMap<IpNet, &Route> = BTreeMap::new();
         let is_alive = |route: &Route| {
-            route.kind == RouteKind::Blackhole
-                || route.next_hops().iter().any(|hop| !dead.contains(&hop.link))
+            route.kind != RouteKind::Unicast || route.next_hops().iter().any(|hop| !dead.contains(&hop.link))
         };
         for route in kernel.iter().filter(|route| !is_learned(route) && is_alive(route)) {
             let known = best.entry(route.destination.trunc()).or_insert(route);
@@ -219,7 +218,7 @@ impl<'a> NextHops<'a> {
             self.routes.get(&network)
         });
         let Some(route) = route else { return Vec::new() };
-        if route.kind == RouteKind::Blackhole || route.protocol == ROUTE_PROTOCOL {
+        if route.kind != RouteKind::Unicast || route.protocol == ROUTE_PROTOCOL {
             return Vec::new();
         }
         let alive = route.next_hops().into_iter().filter(|hop| !self.dead.contains(&hop.link));
@@ -352,6 +351,19 @@ mod tests {
         let expected = route_by(net("10.20.0.0/26"), hops.into()).unwrap();
         assert_eq!(changes, [format!("add {expected}")]);
         assert_eq!(applied, AppliedRoutes::default());
+    }
+
+    /// Administrators keep what is not there away from the default route so.
+    #[test]
+    fn routes_that_refuse_packets_lead_to_no_next_hop() {
+        for kind in [RouteKind::Blackhole, RouteKind::Unreachable, RouteKind::Prohibit, RouteKind::Throw] {
+            let mut kernel = kernel();
+            kernel.push(Route { kind, ..Route::blackhole(net("10.64.0.0/10"), 4) });
+            let dead = BTreeSet::new();
+            let hops = NextHops::of_others(&kernel, &dead);
+            assert_eq!(hops.resolve(ip("10.66.0.1")), [], "{kind:?}");
+            assert_eq!(hops.resolve(ip("10.9.0.3")), [(ip("10.9.0.3"), 2)]);
+        }
     }
 
     #[test]

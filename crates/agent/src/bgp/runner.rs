@@ -156,10 +156,12 @@ struct Runner {
     firewall: Option<Arc<FirewallOpening>>,
     changed: Arc<Notify>,
     marker: Option<PathBuf>,
+    /// Whether the last speaker has told its peers to remove its routes, and none has run since.
+    has_taken_leave: bool,
     /// What the speaker has chosen.
     chosen: BTreeMap<IpNet, Vec<Chosen>>,
-    /// Next hops that the speaker does not use, because the node has no route to them.
-    unreachable: BTreeSet<IpAddr>,
+    /// The next hops of routes, and whether the node has a route to them, as the speaker has been told.
+    next_hops: BTreeMap<IpAddr, Option<bool>>,
     /// Since when each peer has no session.
     down: BTreeMap<SocketAddr, (Instant, Option<String>)>,
     /// Why a part of the configuration is not in force.
@@ -185,8 +187,9 @@ impl Runner {
             firewall,
             changed,
             marker,
+            has_taken_leave: false,
             chosen: BTreeMap::new(),
-            unreachable: BTreeSet::new(),
+            next_hops: BTreeMap::new(),
             down: BTreeMap::new(),
             of_settings: Vec::new(),
             left_out: Vec::new(),
@@ -255,13 +258,12 @@ impl Runner {
         own: BTreeMap<IpNet, OwnRoute>,
     ) -> Result<Vec<tortie_bgp::speaker::Error>, tortie_bgp::speaker::Error> {
         let is_other = |running: &Running| running.config.identifier != config.identifier;
-        let mut after_shutdown = false;
         if let Some(old) = self.running.take_if(|running| is_other(running)) {
             old.speaker.shut_down("the BGP identifier of the node changes").await?;
-            after_shutdown = true;
+            self.has_taken_leave = true;
         }
         let Some(running) = &mut self.running else {
-            return self.start(config, own, after_shutdown).await;
+            return self.start(config, own).await;
         };
         let mut applied = Ok(Vec::new());
         if running.config != config || !self.left_out.is_empty() || self.of_speaker.is_some() {
@@ -279,17 +281,17 @@ impl Runner {
         applied
     }
 
-    /// Starts a speaker. After a shutdown of the previous one, its peers have removed its routes, so it does not count as restarted.
+    /// Starts a speaker. After a shutdown of the previous one, its peers have removed its routes, so it does not count as restarted,
+    /// also if the first attempts fail.
     async fn start(
         &mut self,
         config: Config,
         own: BTreeMap<IpNet, OwnRoute>,
-        after_shutdown: bool,
     ) -> Result<Vec<tortie_bgp::speaker::Error>, tortie_bgp::speaker::Error> {
         let Some(learned) = &mut self.learned else { return Ok(Vec::new()) };
         learned.restart();
         self.chosen.clear();
-        self.unreachable.clear();
+        self.next_hops.clear();
         // A node whose peers tell it no routes forwards packets all the time, too.
         let has_run = self.marker.as_ref().is_some_and(|marker| marker.exists());
         let mut has_forwarded = || {
@@ -299,9 +301,9 @@ impl Runner {
                     true
                 })
         };
-        let restarted = !after_shutdown && has_forwarded();
+        let restarted = !self.has_taken_leave && has_forwarded();
         let waiting = restarted.then_some(RESTART);
-        let (speaker, events, left_out) = Speaker::start(config.clone(), waiting).await?;
+        let (speaker, events, left_out) = Speaker::start_asking(config.clone(), waiting).await?;
         speaker.advertise(own.clone()).await?;
         if let Some(marker) = &self.marker
             && let Err(error) = std::fs::write(marker, "")
@@ -310,6 +312,7 @@ impl Runner {
             tracing::warn!(%error, "cannot write {marker}; after a restart, peers forget this node's routes for a moment");
         }
         tracing::info!(identifier = %config.identifier, peers = config.peers.len(), restarted, "the BGP speaker runs");
+        self.has_taken_leave = false;
         self.running = Some(Running { speaker, events, config, own });
         Ok(left_out)
     }
@@ -338,6 +341,9 @@ impl Runner {
                     }
                 }
                 RouteEvent::Complete => self.learned.iter_mut().for_each(|learned| learned.complete()),
+                RouteEvent::UnknownNextHops(unknown) => {
+                    self.next_hops.extend(unknown.into_iter().map(|next_hop| (next_hop, None)));
+                }
             }
         }
         self.is_due = true;
@@ -369,7 +375,7 @@ impl Runner {
         let Some(running) = &self.running else { return };
         // Whoever announces ever new next hops fills no memory.
         for next_hop in running.speaker.forget_unused_costs().await.unwrap_or_default() {
-            self.unreachable.remove(&next_hop);
+            self.next_hops.remove(&next_hop);
         }
         let Ok(status) = running.speaker.status().await else { return };
         let mut down = BTreeMap::new();
@@ -385,7 +391,7 @@ impl Runner {
         if !std::mem::take(&mut self.is_due) {
             return;
         }
-        let watched = self.unreachable.clone();
+        let watched = self.next_hops.keys().copied().collect();
         let applied = match self.in_kernel(move |learned| learned.apply(&watched)).await {
             None => return,
             Some(Ok(applied)) => applied,
@@ -399,15 +405,28 @@ impl Runner {
             tracing::warn!("{problem}");
         }
         self.of_routes = applied.problems;
-        let Some(running) = &self.running else { return };
-        let costs = applied.unreachable.difference(&self.unreachable).map(|next_hop| (*next_hop, None));
-        let back = self.unreachable.difference(&applied.unreachable).map(|next_hop| (*next_hop, Some(0)));
-        for (next_hop, cost) in costs.chain(back).collect::<Vec<_>>() {
-            tracing::info!(%next_hop, is_reachable = cost.is_some(), "a BGP next hop has changed");
-            // A speaker that has ended is noticed by its reports.
-            let _ = running.speaker.set_cost(next_hop, cost).await;
+        let mut costs = Vec::new();
+        for (next_hop, told) in &mut self.next_hops {
+            let is_reachable = !applied.unreachable.contains(next_hop);
+            if *told != Some(is_reachable) {
+                if told.is_some() || !is_reachable {
+                    tracing::info!(%next_hop, is_reachable, "the way to a BGP next hop has changed, or there is none");
+                }
+                *told = Some(is_reachable);
+                costs.push((*next_hop, is_reachable.then_some(0)));
+            }
         }
-        self.unreachable = applied.unreachable;
+        if let Some(running) = &self.running
+            && !costs.is_empty()
+        {
+            // A speaker that has ended is noticed by its reports.
+            let _ = running.speaker.set_costs(costs).await;
+        }
+    }
+
+    /// The next hops to which the node has no route.
+    fn unreachable(&self) -> impl Iterator<Item = &IpAddr> {
+        self.next_hops.iter().filter(|(_, told)| **told == Some(false)).map(|(next_hop, _)| next_hop)
     }
 
     /// Uses the kernel's routes on a thread that may wait. `None` only after a panic.
@@ -451,7 +470,7 @@ impl Runner {
                 format!("no BGP session with {address}: {why}"),
             ));
         }
-        let next_hops = self.unreachable.iter().map(|next_hop| {
+        let next_hops = self.unreachable().map(|next_hop| {
             format!(
                 "the node has no route to the BGP next hop {next_hop}, so routes by way of it are not used"
             )
@@ -491,7 +510,7 @@ impl Runner {
             Some(Err(error)) => return Outcome::Failed(error.to_string()),
             None => return Outcome::Failed("the kernel's routes cannot be read".to_owned()),
         };
-        let is_unreachable = |next_hop: &IpAddr| self.unreachable.contains(next_hop);
+        let is_unreachable = |next_hop: &IpAddr| self.next_hops.get(next_hop) == Some(&Some(false));
         let forwarding = self.forwarding(prefix);
         let kernel = why::in_kernel(&prefix, &forwarding, &kernel, is_unreachable, self.of_routes.iter());
         Outcome::BgpWhy(Some(why::shown(prefix, found, &shown::addresses(status), kernel)))
@@ -507,89 +526,4 @@ fn usable(mut config: Config) -> Config {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests {
-    use std::net::Ipv4Addr;
-    use std::path::Path;
-
-    use tortie_bgp::fsm::SessionSettings;
-    use tortie_bgp::rib::PeerRules;
-    use tortie_bgp::speaker::{PeerConfig, Transport};
-    use tortie_dataplane::{AppliedRoutes, RouteTableError, SystemRoutes};
-
-    use super::*;
-
-    /// What is received is processed: a report that is lost leaves a route out of the kernel, or in it.
-    #[test]
-    fn no_report_of_many_is_lost() {
-        let (sender, mut events) = mpsc::unbounded_channel();
-        let total = 2 * BATCH + 3;
-        for _ in 0..total {
-            assert!(sender.send(RouteEvent::Complete).is_ok());
-        }
-        let mut taken = 0;
-        while let Ok(event) = events.try_recv() {
-            taken += with_ready(event, &mut events).len();
-        }
-        assert_eq!(taken, total);
-    }
-
-    /// A node whose peers tell it no routes.
-    struct NoRoutes;
-
-    impl LearnedRouteTable for NoRoutes {
-        fn exist(&mut self) -> Result<bool, RouteTableError> {
-            Ok(false)
-        }
-
-        fn set(&mut self, _: IpNet, _: BTreeSet<IpAddr>) {}
-
-        fn complete(&mut self) {}
-
-        fn restart(&mut self) {}
-
-        fn apply(&mut self, _: &BTreeSet<IpAddr>) -> Result<AppliedRoutes, RouteTableError> {
-            Ok(AppliedRoutes::default())
-        }
-
-        fn routes_to(&mut self, _: &IpNet) -> Result<SystemRoutes, RouteTableError> {
-            Ok(SystemRoutes::default())
-        }
-    }
-
-    /// A speaker with a peer that is away, so that it waits if it counts as restarted.
-    async fn waits(marker: Option<&Path>, after_shutdown: bool) -> bool {
-        let system = System {
-            learned: Box::new(NoRoutes),
-            firewall: None,
-            changed: Arc::new(Notify::new()),
-            marker: marker.map(Path::to_owned),
-        };
-        let mut runner = Runner::new("n", system, Passwords::new(None));
-        let (identifier, peer) = (Ipv4Addr::new(192, 0, 2, 1), IpAddr::from([192, 0, 2, 2]));
-        let mut session = SessionSettings::new(64512, identifier, 64512);
-        session.passive = true;
-        let rules = PeerRules::new(peer, 64512, 64512);
-        let peer =
-            (SocketAddr::new(peer, 179), PeerConfig { session, rules, transport: Transport::default() });
-        let config = Config { identifier, listen: Vec::new(), peers: [peer].into() };
-        runner.start(config, BTreeMap::new(), after_shutdown).await.unwrap();
-        runner.running.unwrap().speaker.status().await.unwrap().deferring
-    }
-
-    /// Peers keep the routes of a node that restarts its agent, whether they have told it some or not. A node that has just started
-    /// forwards nothing, and peers have forgotten what they were told to forget.
-    #[tokio::test]
-    async fn a_speaker_counts_as_restarted_if_one_has_run_since_the_nodes_start() {
-        let folder = tempfile::tempdir().unwrap();
-        let marker = folder.path().join("bgp-speaker");
-        for (marker, after_shutdown, expected) in [
-            (Some(&*marker), false, false),
-            (Some(&*marker), false, true),
-            (Some(&*marker), true, false),
-            (None, false, false),
-        ] {
-            assert_eq!(waits(marker, after_shutdown).await, expected, "{marker:?} {after_shutdown}");
-        }
-    }
-}
+mod tests;

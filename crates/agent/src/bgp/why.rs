@@ -92,6 +92,9 @@ fn rejected(direction: &str, rule: Option<&str>) -> String {
 fn not_usable(reason: NotUsable) -> &'static str {
     match reason {
         NotUsable::ImpossibleNextHop => "its next hop is no address of a router",
+        NotUsable::LinkLocalNextHop => {
+            "its next hop is a link-local address, which leads nowhere from other links; let the peer send a global one"
+        }
         NotUsable::OwnNextHop => "its next hop is this node",
         NotUsable::OwnAutonomousSystem => {
             "the own AS number is in its AS_PATH (numAllowedLocalASNumbers allows that)"

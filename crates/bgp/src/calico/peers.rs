@@ -10,6 +10,10 @@ use crate::fsm::SessionSettings;
 use crate::rib::{NextHopMode, OwnAddresses, PeerRules};
 use crate::speaker::{PeerConfig, Transport};
 
+/// The most prefixes of a family that a peer may send: about as many as the Internet has. A peer that sends all of them by mistake
+/// must not exhaust the node's memory.
+const MAX_PREFIXES: u32 = 1_000_000;
+
 /// The peers of a node while they are collected. The first session with an address and port stays.
 pub(super) struct Derivation<'a> {
     me: &'a BgpNode<'a>,
@@ -199,8 +203,9 @@ impl<'a> Derivation<'a> {
         config.transport.ttl_security = spec.ttl_security.filter(|hops| *hops > 0);
         let restart = self.seconds(about(), "maxRestartTime", spec.max_restart_time.as_deref());
         config.session.restart_time = restart.or(config.session.restart_time);
-        config.session.keepalive_time =
-            self.seconds(about(), "keepaliveTime", spec.keepalive_time.as_deref());
+        // In BIRD, 0 is the default.
+        let keepalive = self.seconds(about(), "keepaliveTime", spec.keepalive_time.as_deref());
+        config.session.keepalive_time = keepalive.filter(|time| *time > 0);
         config.rules.allowed_own_as =
             spec.num_allowed_local_as_numbers.and_then(|number| usize::try_from(number).ok()).unwrap_or(0);
         config.rules.next_hop = match (spec.next_hop_mode.as_deref(), spec.keep_original_next_hop) {
@@ -236,6 +241,7 @@ impl<'a> Derivation<'a> {
         session.families = Families::from_iter([Family::of_address(address)]);
         let mut rules = PeerRules::new(address, local_as, remote.as_number);
         rules.own_addresses = OwnAddresses { ipv4: me.ipv4, ipv6: me.ipv6 };
+        rules.max_prefixes = Some(MAX_PREFIXES);
         let theirs = remote.member.and_then(|member| member.cluster_id);
         if let Some(cluster) = me.cluster_id {
             rules.client = rules.is_internal() && theirs != Some(cluster);

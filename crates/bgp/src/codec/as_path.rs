@@ -143,8 +143,15 @@ impl AsPath {
         self.numbers().any(|number| number > u32::from(u16::MAX))
     }
 
-    /// The path without the segments of confederations, as it goes into AS4_PATH (RFC 6793 3).
-    pub(super) fn without_confederations(&self) -> Self {
+    /// Whether there are segments of a confederation.
+    pub(super) fn has_confederations(&self) -> bool {
+        self.0.iter().any(|segment| segment.kind.is_confederation())
+    }
+
+    /// The path without the segments of confederations, as it leaves its confederation (RFC 5065 5.3), and as it goes into AS4_PATH
+    /// (RFC 6793 3).
+    #[must_use]
+    pub fn without_confederations(&self) -> Self {
         Self(self.0.iter().filter(|segment| !segment.kind.is_confederation()).cloned().collect())
     }
 

@@ -1,5 +1,6 @@
 //! Reading of attributes, with the treatment of errors by RFC 7606.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
@@ -34,15 +35,21 @@ pub(super) struct ReceivedAttributes {
     originator_id: Option<Ipv4Addr>,
     cluster_list: Vec<Ipv4Addr>,
     unknown: Vec<UnknownAttribute>,
+    partial: BTreeSet<u8>,
     /// MP_REACH_NLRI.
     pub(super) reach: Option<(NextHop, Vec<IpNet>)>,
     /// MP_UNREACH_NLRI.
     pub(super) unreach: Option<(Family, Vec<IpNet>)>,
     /// The types that were there.
     pub(super) kinds: Vec<u8>,
+    /// Whether the list ends within an attribute.
+    pub(super) is_cut: bool,
     /// The errors.
     pub(super) problems: Vec<Malformed>,
 }
+
+/// The attributes for peers that know numbers of two bytes only.
+const FOR_OLD_PEERS: [u8; 2] = [kind::AS4_PATH, kind::AS4_AGGREGATOR];
 
 /// An error that ends the session.
 fn reset(subcode: u8, attribute: &[u8]) -> Notification {
@@ -59,6 +66,7 @@ impl ReceivedAttributes {
             let Some((flags, kind, value)) = header(&mut reader) else {
                 // The prefixes at the end of the message are still known, those of MP_REACH_NLRI are not
                 // (RFC 7606 sections 3 (j) and 4).
+                received.is_cut = true;
                 let problem = "the attribute is longer than the list";
                 received.problem(
                     before.clone().rest().get(1).copied().unwrap_or(0),
@@ -99,17 +107,16 @@ impl ReceivedAttributes {
         if definition.internal_only && !context.internal {
             return Ok(());
         }
-        let is_for_old_peers = [kind::AS4_PATH, kind::AS4_AGGREGATOR].contains(&kind);
-        if is_for_old_peers && context.four_octet {
+        if FOR_OLD_PEERS.contains(&kind) && context.four_octet {
             return Ok(());
         }
         if flags & (flag::OPTIONAL | flag::TRANSITIVE) != definition.flags {
             // The value may still tell which routes to withdraw.
-            self.value(definition, value, whole, context)?;
+            self.value(definition, flags, value, whole, context)?;
             self.problem(kind, Treatment::TreatAsWithdraw, "its flags are not those of the standard");
             return Ok(());
         }
-        self.value(definition, value, whole, context)
+        self.value(definition, flags, value, whole, context)
     }
 
     fn unknown(&mut self, flags: u8, kind: u8, value: &[u8], whole: &[u8]) -> Result<(), Notification> {
@@ -125,11 +132,16 @@ impl ReceivedAttributes {
     fn value(
         &mut self,
         definition: &Definition,
+        flags: u8,
         value: &[u8],
         whole: &[u8],
         context: &Context,
     ) -> Result<(), Notification> {
         if self.read(definition.kind, value, context).is_some() {
+            let is_passed_on = definition.flags == flag::OPTIONAL | flag::TRANSITIVE;
+            if is_passed_on && flags & flag::PARTIAL != 0 {
+                self.partial.insert(definition.kind);
+            }
             return Ok(());
         }
         if definition.malformed == Treatment::SessionReset {
@@ -145,7 +157,12 @@ impl ReceivedAttributes {
         let reader = &mut reader;
         match kind {
             kind::ORIGIN => self.origin = Some(whole(reader, |reader| Origin::from_number(reader.u8()?))?),
-            kind::AS_PATH => self.as_path = Some(AsPath::decode(*reader, context.four_octet)?),
+            kind::AS_PATH => {
+                let path = AsPath::decode(*reader, context.four_octet)?;
+                // An external peer is in no confederation of this end (RFC 5065 5).
+                let may_be = context.internal || !path.has_confederations();
+                self.as_path = Some(may_be.then_some(path)?);
+            }
             kind::AS4_PATH => {
                 self.as4_path = Some(AsPath::decode(*reader, true)?.without_confederations());
             }
@@ -172,7 +189,7 @@ impl ReceivedAttributes {
                 };
                 // RFC 8092 section 3: the same community twice counts once.
                 let mut communities = list(reader, read)?;
-                let mut seen = std::collections::BTreeSet::new();
+                let mut seen = BTreeSet::new();
                 communities.retain(|community| seen.insert(*community));
                 self.large_communities = communities;
             }
@@ -215,6 +232,8 @@ impl ReceivedAttributes {
             originator_id: self.originator_id,
             cluster_list: self.cluster_list.clone(),
             unknown: self.unknown.clone(),
+            // What AS4_PATH and AS4_AGGREGATOR say is part of others.
+            partial: self.partial.iter().filter(|kind| !FOR_OLD_PEERS.contains(kind)).copied().collect(),
         })
     }
 }

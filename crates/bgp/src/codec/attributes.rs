@@ -1,5 +1,6 @@
 //! The attributes of a route, and how they are written.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::as_path::{AS_TRANS, AsPath};
@@ -83,6 +84,8 @@ pub struct Attributes {
     pub originator_id: Option<Ipv4Addr>,
     pub cluster_list: Vec<Ipv4Addr>,
     pub unknown: Vec<UnknownAttribute>,
+    /// The types of known attributes that a router on the way has passed on without knowing them (the partial bit).
+    pub partial: BTreeSet<u8>,
 }
 
 impl Attributes {
@@ -103,7 +106,17 @@ impl Attributes {
             originator_id: None,
             cluster_list: Vec::new(),
             unknown: Vec::new(),
+            partial: BTreeSet::new(),
         }
+    }
+}
+
+impl Attributes {
+    /// About how many bytes they need in a message.
+    pub(crate) fn weight(&self) -> usize {
+        let unknown: usize = self.unknown.iter().map(|attribute| attribute.value.len() + 4).sum();
+        let numbers = self.as_path.numbers().count() + self.communities.len() + self.cluster_list.len();
+        64 + 4 * numbers + 8 * self.extended_communities.len() + 12 * self.large_communities.len() + unknown
     }
 }
 
@@ -170,7 +183,9 @@ pub(super) fn encode(attributes: &Attributes, classic_next_hop: bool, four_octet
         originator_id,
         cluster_list,
         unknown,
+        partial,
     } = attributes;
+    let transitive = |kind: u8| if partial.contains(&kind) { TRANSITIVE | flag::PARTIAL } else { TRANSITIVE };
     attribute(out, WELL_KNOWN, kind::ORIGIN, |out| out.push(origin.number()));
     attribute(out, WELL_KNOWN, kind::AS_PATH, |out| as_path.encode(four_octet, out));
     if classic_next_hop && let IpAddr::V4(address) = next_hop.address {
@@ -186,10 +201,10 @@ pub(super) fn encode(attributes: &Attributes, classic_next_hop: bool, four_octet
         attribute(out, WELL_KNOWN, kind::ATOMIC_AGGREGATE, |_| {});
     }
     if let Some(aggregator) = aggregator {
-        encode_aggregator(*aggregator, four_octet, out);
+        encode_aggregator(*aggregator, transitive(kind::AGGREGATOR), four_octet, out);
     }
     if !communities.is_empty() {
-        attribute(out, TRANSITIVE, kind::COMMUNITIES, |out| {
+        attribute(out, transitive(kind::COMMUNITIES), kind::COMMUNITIES, |out| {
             communities.iter().for_each(|community| out.extend(community.0.to_be_bytes()));
         });
     }
@@ -202,7 +217,7 @@ pub(super) fn encode(attributes: &Attributes, classic_next_hop: bool, four_octet
         });
     }
     if !extended_communities.is_empty() {
-        attribute(out, TRANSITIVE, kind::EXTENDED_COMMUNITIES, |out| {
+        attribute(out, transitive(kind::EXTENDED_COMMUNITIES), kind::EXTENDED_COMMUNITIES, |out| {
             extended_communities.iter().for_each(|community| out.extend(community));
         });
     }
@@ -211,7 +226,7 @@ pub(super) fn encode(attributes: &Attributes, classic_next_hop: bool, four_octet
         attribute(out, TRANSITIVE, kind::AS4_PATH, |out| path.encode(true, out));
     }
     if !large_communities.is_empty() {
-        attribute(out, TRANSITIVE, kind::LARGE_COMMUNITIES, |out| {
+        attribute(out, transitive(kind::LARGE_COMMUNITIES), kind::LARGE_COMMUNITIES, |out| {
             for number in large_communities.iter().flat_map(|c| [c.0, c.1, c.2]) {
                 out.extend(number.to_be_bytes());
             }
@@ -222,21 +237,21 @@ pub(super) fn encode(attributes: &Attributes, classic_next_hop: bool, four_octet
     }
 }
 
-fn encode_aggregator(aggregator: Aggregator, four_octet: bool, out: &mut Vec<u8>) {
+fn encode_aggregator(aggregator: Aggregator, flags: u8, four_octet: bool, out: &mut Vec<u8>) {
     let Aggregator { as_number, identifier } = aggregator;
     let four = |out: &mut Vec<u8>| {
         out.extend(as_number.to_be_bytes());
         out.extend(identifier.octets());
     };
     if four_octet {
-        return attribute(out, TRANSITIVE, kind::AGGREGATOR, four);
+        return attribute(out, flags, kind::AGGREGATOR, four);
     }
     let two = u16::try_from(as_number);
-    attribute(out, TRANSITIVE, kind::AGGREGATOR, |out| {
+    attribute(out, flags, kind::AGGREGATOR, |out| {
         out.extend(two.unwrap_or(AS_TRANS).to_be_bytes());
         out.extend(identifier.octets());
     });
     if two.is_err() {
-        attribute(out, TRANSITIVE, kind::AS4_AGGREGATOR, four);
+        attribute(out, flags, kind::AS4_AGGREGATOR, four);
     }
 }

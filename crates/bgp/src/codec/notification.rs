@@ -140,6 +140,22 @@ impl Notification {
         (!text.is_empty()).then_some(text)
     }
 
+    /// The family and the limit, if there were too many prefixes and the sender says so.
+    #[must_use]
+    pub fn prefix_limit(&self) -> Option<(Family, u32)> {
+        let (code, subcode, data) = match (self.is_hard_reset(), self.data.as_slice()) {
+            (true, [code, subcode, data @ ..]) => (*code, *subcode, data),
+            (_, data) => (self.code, self.subcode, data),
+        };
+        match ((code, subcode), data) {
+            ((code::CEASE, cease::MAXIMUM_PREFIXES), [high, low, safi, a, b, c, d]) => {
+                let family = Family::from_numbers(u16::from_be_bytes([*high, *low]), *safi)?;
+                Some((family, u32::from_be_bytes([*a, *b, *c, *d])))
+            }
+            _ => None,
+        }
+    }
+
     /// The name of code and subcode.
     #[must_use]
     pub fn name(&self) -> &'static str {
@@ -191,6 +207,9 @@ impl fmt::Display for Notification {
         {
             let inner = Self { code: *code, subcode: *subcode, data: data.to_vec() };
             write!(f, ": {} ({code}/{subcode})", inner.name())?;
+        }
+        if let Some((family, limit)) = self.prefix_limit() {
+            write!(f, ": {limit} {family} prefixes")?;
         }
         self.communication().map_or(Ok(()), |text| write!(f, ": {text:?}"))
     }

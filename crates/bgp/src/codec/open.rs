@@ -25,7 +25,7 @@ pub struct Open {
 const VERSION: u8 = 4;
 /// The type of the optional parameter with capabilities.
 const CAPABILITIES: u8 = 2;
-/// Length and type that announce extended parameters (RFC 9072).
+/// The type that announces extended parameters (RFC 9072), and the length that is written with it.
 const EXTENDED: u8 = 255;
 
 impl Open {
@@ -70,10 +70,10 @@ impl Open {
         families
     }
 
-    /// The promise for a restart.
+    /// The promise for a restart: the last one counts (RFC 4724 3).
     #[must_use]
     pub fn graceful_restart(&self) -> Option<&GracefulRestart> {
-        self.capabilities.iter().find_map(|capability| match capability {
+        self.capabilities.iter().rev().find_map(|capability| match capability {
             Capability::GracefulRestart(restart) => Some(restart),
             _ => None,
         })
@@ -145,7 +145,8 @@ impl Open {
 fn parameters(mut reader: Reader<'_>) -> Option<Vec<(u8, &[u8])>> {
     let mut length = usize::from(reader.u8()?);
     let mut ahead = reader;
-    let is_extended = length == usize::from(EXTENDED) && ahead.u8() == Some(EXTENDED);
+    // The length before the type has no meaning then, except for 0, which says that nothing follows.
+    let is_extended = length > 0 && ahead.u8() == Some(EXTENDED);
     if is_extended {
         length = usize::from(ahead.u16()?);
         reader = ahead;

@@ -72,6 +72,13 @@ impl Update {
         }
         let classic = received.next_hop.map(|address| NextHop::from(IpAddr::V4(address)));
         let multiprotocol = received.reach.take();
+        let announces = !prefixes.is_empty()
+            || match &multiprotocol {
+                Some((_, prefixes)) => !prefixes.is_empty(),
+                // Routes of another family than those of the session are known, too.
+                None => received.kinds.contains(&kind::MP_REACH),
+            };
+        let hides_nothing = announces || received.kinds == [kind::MP_UNREACH] && !received.is_cut;
         let routes = [
             (!prefixes.is_empty()).then_some((classic, prefixes)),
             multiprotocol.map(|(hop, prefixes)| (Some(hop), prefixes)),
@@ -99,20 +106,20 @@ impl Update {
             }
         }
         update.problems = received.problems;
-        update.apply_problems()
+        update.apply_problems(hides_nothing)
     }
 
-    /// Treats the routes as withdrawn if an attribute demands it.
-    fn apply_problems(mut self) -> Result<Self, Notification> {
+    /// Treats the routes as withdrawn if an attribute demands it. Without routes that are announced, nothing says which ones it was about,
+    /// and some of them could stay though they are gone: then the session ends (RFC 7606 5.2).
+    fn apply_problems(mut self, hides_nothing: bool) -> Result<Self, Notification> {
         if !self.problems.iter().any(|problem| problem.treatment == Treatment::TreatAsWithdraw) {
             return Ok(self);
         }
-        let routes = std::mem::take(&mut self.announced);
-        self.withdrawn.extend(routes.into_iter().flat_map(|announcement| announcement.prefixes));
-        // If nothing says which routes it was about, some of them could stay though they are gone.
-        if self.withdrawn.is_empty() {
+        if !hides_nothing {
             return Err(Notification::new(code::UPDATE, update::MALFORMED_ATTRIBUTES));
         }
+        let routes = std::mem::take(&mut self.announced);
+        self.withdrawn.extend(routes.into_iter().flat_map(|announcement| announcement.prefixes));
         self.end_of_rib = None;
         Ok(self)
     }

@@ -3,6 +3,8 @@
 //! A session has up to one connection that is established, and others that compete to become it. What the standard
 //! describes as one machine for each connection is [`Phase`]; collisions are decided between connections.
 
+mod backoff;
+mod connection;
 mod jitter;
 mod negotiation;
 
@@ -10,6 +12,8 @@ use std::time::Duration;
 
 pub use negotiation::{Negotiated, SessionSettings};
 
+use self::backoff::Backoff;
+use self::connection::{Connection, End, Phase};
 use self::jitter::Jitter;
 use self::negotiation::negotiate;
 use crate::codec::notification::{cease, code};
@@ -23,9 +27,6 @@ pub type Time = Duration;
 
 /// The hold time until the peer's OPEN is there (RFC 4271 8.2.2 suggests four minutes).
 const LARGE_HOLD_TIME: Duration = Duration::from_secs(240);
-/// The time to the second attempt, if the peer did not answer the first; later ones take twice as long each, up to the
-/// usual time. Speakers of a cluster often start at once.
-const SECOND_ATTEMPT: Duration = Duration::from_millis(250);
 /// The longest time to wait for a peer after errors.
 const LONGEST_RETRY: Duration = Duration::from_secs(120);
 /// An established session that is younger wins against a new connection: both may come from one collision.
@@ -95,35 +96,6 @@ pub enum State {
     Established,
 }
 
-/// How far a connection is.
-#[derive(Debug)]
-enum Phase {
-    OpenSent,
-    OpenConfirm(Negotiated),
-    Established { negotiated: Negotiated, since: Time },
-}
-
-#[derive(Debug)]
-struct Connection {
-    id: ConnectionId,
-    outgoing: bool,
-    phase: Phase,
-    hold_at: Option<Time>,
-    keepalive_at: Option<Time>,
-}
-
-/// Why a connection ends.
-enum End {
-    /// It was lost.
-    Lost,
-    /// The peer sent this.
-    Told(Notification),
-    /// This is sent to the peer.
-    Tell(Notification),
-    /// It is replaced by a new one of a peer that restarted.
-    Replaced,
-}
-
 /// A session with one peer.
 #[derive(Debug)]
 pub struct Session {
@@ -137,10 +109,7 @@ pub struct Session {
     retry_at: Option<Time>,
     /// Connections of the peer are rejected until then.
     refuse_until: Option<Time>,
-    /// Errors in a row, which make retries slower.
-    errors: u32,
-    /// Attempts in a row that found nobody.
-    failures: u32,
+    backoff: Backoff,
     /// The families with stale routes, and until when they may be.
     stale: Families,
     stale_until: Option<Time>,
@@ -161,8 +130,7 @@ impl Session {
             connections: Vec::new(),
             retry_at: None,
             refuse_until: None,
-            errors: 0,
-            failures: 0,
+            backoff: Backoff::default(),
             stale: Families::default(),
             stale_until: None,
             last_error: None,
@@ -252,7 +220,7 @@ impl Session {
             }
             Input::ConnectFailed => {
                 self.is_connecting = false;
-                self.failures = self.failures.saturating_add(1);
+                self.backoff.failed();
                 self.retry(now);
             }
             Input::Accepted(id) => self.opened(now, id, false, &mut out),
@@ -314,6 +282,7 @@ impl Session {
 
     fn tick(&mut self, now: Time, out: &mut Vec<Output>) {
         let is_due = |at: Option<Time>| at.is_some_and(|at| at <= now);
+        self.connections.iter_mut().for_each(|connection| connection.prolong(now));
         while let Some(index) = self.connections.iter().position(|connection| is_due(connection.hold_at)) {
             self.end(now, index, End::Tell(Notification::new(code::HOLD_TIMER_EXPIRED, 0)), out);
         }
@@ -353,11 +322,7 @@ impl Session {
             return;
         }
         let usual = Duration::from_secs(self.settings.connect_retry.max(1).into());
-        let delay = if self.errors == 0 && self.failures > 0 {
-            (SECOND_ATTEMPT * 2_u32.saturating_pow((self.failures - 1).min(10))).min(usual)
-        } else {
-            (usual * 2_u32.saturating_pow(self.errors.min(10))).min(LONGEST_RETRY.max(usual))
-        };
+        let delay = self.backoff.delay(usual);
         self.retry_at = Some(now + self.jitter.shortened(delay));
     }
 
@@ -377,12 +342,16 @@ impl Session {
         {
             self.end(now, index, End::Tell(Notification::new(code::CEASE, cease::COLLISION)), out);
         }
-        out.push(Output::Send(id, encode_open(&self.settings.open(self.restarted))));
+        // A lost session has not changed what the kernel does. Without the flag, the peer would remove the routes that it has kept
+        // (RFC 4724 4.2, RFC 8538 4).
+        let has_forwarded = self.restarted || self.established > 0;
+        out.push(Output::Send(id, encode_open(&self.settings.open(self.restarted, has_forwarded))));
         self.connections.push(Connection {
             id,
             outgoing,
             phase: Phase::OpenSent,
             hold_at: Some(now + LARGE_HOLD_TIME),
+            is_prolonged: false,
             keepalive_at: None,
         });
     }
@@ -484,6 +453,10 @@ impl Session {
             // A peer that connects again has restarted, if it can: it would not do so otherwise.
             let has_restarted = !negotiated.retainable().is_empty() && now.saturating_sub(since) >= YOUNG;
             if !has_restarted || is_outgoing {
+                // Without a hold time, nothing else finds out that the peer has lost the old connection.
+                let silent =
+                    self.connections.iter().find(|old| old.is_established() && old.hold_at.is_none());
+                out.extend(silent.map(|old| Output::Send(old.id, encode_keepalive())));
                 self.end(now, index, collision(), out);
                 return false;
             }
@@ -525,8 +498,7 @@ impl Session {
         connection.phase = Phase::Established { negotiated, since: now };
         self.stale = kept;
         self.stale_until = (!kept.is_empty()).then(|| now + LONGEST_INITIAL_UPDATE);
-        self.errors = 0;
-        self.failures = 0;
+        self.backoff.established();
         self.retry_at = None;
         self.established += 1;
         if !lost.is_empty() {
@@ -542,7 +514,12 @@ impl Session {
         match &end {
             End::Tell(notification) => {
                 out.push(Output::Send(connection.id, encode_notification(notification)));
-                self.last_error = Some(format!("sent: {notification}"));
+                self.last_error = Some(match notification.prefix_limit() {
+                    Some((family, limit)) => format!(
+                        "the peer sent more than {limit} {family} prefixes, which is the limit; let it send fewer, such as a default route"
+                    ),
+                    None => format!("sent: {notification}"),
+                });
             }
             End::Told(notification) => self.last_error = Some(format!("received: {notification}")),
             End::Lost if connection.is_established() => {
@@ -559,16 +536,13 @@ impl Session {
             self.stale_until = (!retained.is_empty()).then(|| now + wait);
             out.push(Output::Down(retained));
         }
-        let is_collision = |notification: &Notification| {
-            (notification.code, notification.subcode) == (code::CEASE, cease::COLLISION)
+        let age = match &connection.phase {
+            Phase::Established { since, .. } => Some(now.saturating_sub(*since)),
+            Phase::OpenSent | Phase::OpenConfirm(_) => None,
         };
-        if let End::Tell(notification) | End::Told(notification) = &end
-            && !is_collision(notification)
-        {
-            self.errors = self.errors.saturating_add(1);
-        }
+        self.backoff.ended(&end, age);
         if let End::Tell(notification) = &end
-            && is_for_too_many_prefixes(notification)
+            && notification.prefix_limit().is_some()
         {
             // The next session would end in the same way.
             let pause = self.jitter.shortened(LONGEST_RETRY);
@@ -576,45 +550,5 @@ impl Session {
             self.retry_at = (self.is_started && !self.settings.passive).then(|| now + pause);
         }
         self.retry(now);
-    }
-}
-
-fn is_for_too_many_prefixes(notification: &Notification) -> bool {
-    match notification.data.as_slice() {
-        [code::CEASE, cease::MAXIMUM_PREFIXES, ..] if notification.is_hard_reset() => true,
-        _ => (notification.code, notification.subcode) == (code::CEASE, cease::MAXIMUM_PREFIXES),
-    }
-}
-
-impl Connection {
-    fn is_established(&self) -> bool {
-        matches!(self.phase, Phase::Established { .. })
-    }
-
-    fn negotiated(&self) -> Option<&Negotiated> {
-        match &self.phase {
-            Phase::OpenSent => None,
-            Phase::OpenConfirm(negotiated) | Phase::Established { negotiated, .. } => Some(negotiated),
-        }
-    }
-
-    /// The peer is there.
-    fn heard(&mut self, now: Time) {
-        let hold_time = self.negotiated().map_or(0, |negotiated| negotiated.hold_time);
-        self.hold_at = (hold_time > 0).then(|| now + Duration::from_secs(hold_time.into()));
-    }
-
-    /// The families whose routes outlive the session (RFC 4724 4.2, RFC 8538 4).
-    fn retained(&self, end: &End) -> Families {
-        let Phase::Established { negotiated, .. } = &self.phase else { return Families::default() };
-        let both_know_notifications =
-            negotiated.graceful_restart.as_ref().is_some_and(|restart| restart.notification);
-        let survives = match end {
-            End::Lost | End::Replaced => true,
-            End::Told(notification) | End::Tell(notification) => {
-                both_know_notifications && !notification.is_hard_reset()
-            }
-        };
-        if survives { negotiated.retainable() } else { Families::default() }
     }
 }

@@ -55,9 +55,10 @@ impl SessionSettings {
         self.local_as == self.peer_as
     }
 
-    /// The own OPEN. `restarted` says that this end has just restarted and has forwarded packets all the time.
+    /// The own OPEN. `restarted` says that this end has just restarted, and `has_forwarded` that it has forwarded packets since the
+    /// last session.
     #[must_use]
-    pub fn open(&self, restarted: bool) -> Open {
+    pub fn open(&self, restarted: bool, has_forwarded: bool) -> Open {
         let mut capabilities: Vec<Capability> = self.families.iter().map(Capability::family).collect();
         capabilities.extend([Capability::RouteRefresh, Capability::EnhancedRouteRefresh]);
         if self.extended_next_hop && self.families.contains(Family::Ipv4) {
@@ -66,7 +67,7 @@ impl SessionSettings {
         }
         if let Some(restart_time) = self.restart_time {
             let families =
-                self.families.iter().map(|family| (family.afi(), family.safi(), restarted)).collect();
+                self.families.iter().map(|family| (family.afi(), family.safi(), has_forwarded)).collect();
             capabilities.push(Capability::GracefulRestart(GracefulRestart {
                 restarted,
                 notification: true,
@@ -109,7 +110,7 @@ impl Negotiated {
 /// # Errors
 /// The session must end with this notification.
 pub(super) fn negotiate(settings: &SessionSettings, peer: &Open) -> Result<Negotiated, Notification> {
-    let own = settings.open(false);
+    let own = settings.open(false, false);
     if peer.as_number() != settings.peer_as {
         return Err(Notification::new(code::OPEN, open::BAD_PEER_AS));
     }

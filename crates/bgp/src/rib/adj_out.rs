@@ -18,12 +18,19 @@ pub(super) struct AdjOut {
     pending: BTreeMap<IpNet, bool>,
     /// The families whose first routes are not complete yet.
     initial: Families,
-    /// The families that are being sent again, for peers that want to know the end.
-    refreshed: Families,
+    /// The families that the peer wants to be sent again, and those of them whose beginning and end it wants to know. Requests are
+    /// merged until the answer begins.
+    requested: Families,
+    marked: Families,
+    /// The families that are being sent again, and those of them whose end is marked.
+    again: Families,
+    ends: Families,
 }
 
 /// The most prefixes in one call of [`AdjOut::messages`].
 const BATCH: usize = 4096;
+/// About the most bytes in one call: whoever sends them looks between two calls whether the peer takes them.
+const HEAVY: usize = 256 << 10;
 
 impl AdjOut {
     /// For a session of these families, which begins with these prefixes.
@@ -40,16 +47,32 @@ impl AdjOut {
         self.pending.entry(prefix).or_insert(false);
     }
 
-    /// Everything of a family is sent again. What the peer was told remains known, so that nothing that is withdrawn
-    /// in between is forgotten.
-    pub(super) fn refresh(&mut self, family: Family, marks: bool) -> Option<Vec<u8>> {
-        let of_family = self.told.keys().filter(|prefix| Family::of(prefix) == family);
-        self.pending.extend(of_family.map(|prefix| (*prefix, true)));
-        let marks = marks && !self.initial.contains(family);
-        marks.then(|| {
-            self.refreshed.insert(family);
-            encode_refresh(family, RefreshKind::Begin)
-        })
+    /// Everything of a family is to be sent again. A request during the answer to another one is answered after it, because the
+    /// peer may have changed what it does with the routes.
+    pub(super) fn refresh(&mut self, family: Family, marks: bool) {
+        self.requested.insert(family);
+        if marks {
+            self.marked.insert(family);
+        }
+    }
+
+    /// Begins to send again what was requested. What the peer was told remains known, so that nothing that is withdrawn in between
+    /// is forgotten. Returns the marks of the beginning.
+    fn begin_again(&mut self) -> Vec<Vec<u8>> {
+        let mut marks = Vec::new();
+        for family in Family::ALL {
+            if self.again.contains(family) || !self.requested.remove(family) {
+                continue;
+            }
+            self.again.insert(family);
+            let of_family = self.told.keys().filter(|prefix| Family::of(prefix) == family);
+            self.pending.extend(of_family.map(|prefix| (*prefix, true)));
+            if self.marked.remove(family) && !self.initial.contains(family) {
+                self.ends.insert(family);
+                marks.push(encode_refresh(family, RefreshKind::Begin));
+            }
+        }
+        marks
     }
 
     /// How many routes the peer was told.
@@ -64,7 +87,8 @@ impl AdjOut {
 
     /// Whether there is something to send.
     pub(super) fn is_idle(&self) -> bool {
-        self.pending.is_empty() && self.initial.is_empty() && self.refreshed.is_empty()
+        let families = [self.initial, self.requested, self.again];
+        self.pending.is_empty() && families.into_iter().all(|families| families.is_empty())
     }
 
     /// The next messages. `export` returns the route of a prefix that the peer should receive. Prefixes whose attributes do not fit
@@ -74,15 +98,20 @@ impl AdjOut {
         context: &Context,
         mut export: impl FnMut(&IpNet) -> Option<Arc<Attributes>>,
     ) -> Vec<Vec<u8>> {
+        let mut messages = self.begin_again();
         let mut withdrawn: [Vec<IpNet>; 2] = Default::default();
         let mut groups = Groups::default();
+        let mut weight = 0;
         for _ in 0..BATCH {
+            if weight >= HEAVY {
+                break;
+            }
             let Some((prefix, again)) = self.pending.pop_first() else { break };
             let family = Family::of(&prefix);
             let wanted = Some(&prefix).filter(|_| context.families.contains(family)).and_then(&mut export);
             match (wanted, self.told.get(&prefix)) {
                 (Some(wanted), Some(known)) if *known == wanted && !again => {}
-                (Some(wanted), _) => groups.add(family, prefix, wanted),
+                (Some(wanted), _) => weight += groups.add(family, prefix, wanted),
                 (None, Some(_)) => withdrawn[usize::from(family == Family::Ipv6)].push(prefix),
                 (None, None) => {}
             }
@@ -100,7 +129,6 @@ impl AdjOut {
                 }
             }
         }
-        let mut messages = Vec::new();
         for (family, prefixes) in Family::ALL.into_iter().zip(withdrawn) {
             prefixes.iter().for_each(|prefix| drop(self.told.remove(prefix)));
             messages.extend(encode_withdrawal(family, &prefixes));
@@ -109,7 +137,8 @@ impl AdjOut {
         if self.pending.is_empty() {
             let ends = std::mem::take(&mut self.initial);
             messages.extend(ends.iter().map(encode_end_of_rib));
-            let ends = std::mem::take(&mut self.refreshed);
+            self.again = Families::default();
+            let ends = std::mem::take(&mut self.ends);
             messages.extend(ends.iter().map(|family| encode_refresh(family, RefreshKind::End)));
         }
         messages
@@ -126,8 +155,10 @@ struct Groups {
 }
 
 impl Groups {
-    fn add(&mut self, family: Family, prefix: IpNet, attributes: Arc<Attributes>) {
+    /// Adds a prefix, and returns the weight of its attributes if they are new.
+    fn add(&mut self, family: Family, prefix: IpNet, attributes: Arc<Attributes>) -> usize {
         let Self { ordered, by_address, by_content } = self;
+        let known = ordered.len();
         let (_, index) = by_address.entry((family, Arc::as_ptr(&attributes))).or_insert_with(|| {
             let index = *by_content.entry((family, Arc::clone(&attributes))).or_insert_with(|| {
                 ordered.push((family, Arc::clone(&attributes), Vec::new()));
@@ -136,5 +167,6 @@ impl Groups {
             (attributes, index)
         });
         ordered[*index].2.push(prefix);
+        if ordered.len() > known { ordered[known].1.weight() } else { 0 }
     }
 }

@@ -34,7 +34,7 @@ pub struct PeerRules {
     pub cluster_id: Ipv4Addr,
     /// The next hop that it is told.
     pub next_hop: NextHopMode,
-    /// The own addresses that it may use as next hops.
+    /// The own addresses that it may use as next hops, in families other than that of the session.
     pub own_addresses: OwnAddresses,
     /// How often the own number may be in the path of its routes.
     pub allowed_own_as: usize,
@@ -56,15 +56,14 @@ pub struct OwnAddresses {
 }
 
 impl OwnAddresses {
-    /// Sets the address of its family, if there is none yet.
-    pub fn supplement(&mut self, address: IpAddr) {
+    /// The addresses with this one in its family. An address that no router far away can use replaces none.
+    #[must_use]
+    pub fn with(self, address: IpAddr) -> Self {
         match address {
-            IpAddr::V4(address) => {
-                self.ipv4.get_or_insert(address);
-            }
-            IpAddr::V6(address) => {
-                self.ipv6.get_or_insert(address);
-            }
+            address if address.is_unspecified() => self,
+            IpAddr::V4(address) => Self { ipv4: Some(address), ..self },
+            IpAddr::V6(address) if address.is_unicast_link_local() && self.ipv6.is_some() => self,
+            IpAddr::V6(address) => Self { ipv6: Some(address), ..self },
         }
     }
 
@@ -193,9 +192,12 @@ pub(super) fn exported(
             attributes.cluster_list.insert(0, to.cluster_id);
         }
     } else {
+        attributes.as_path = attributes.as_path.without_confederations();
         attributes.as_path.prepend(to.local_as);
         attributes.local_pref = None;
         attributes.originator_id = None;
+        // Those that are not transitive (RFC 4360 6).
+        attributes.extended_communities.retain(|community| community[0] & 0x40 == 0);
         attributes.cluster_list.clear();
         // It is for the neighbouring system only (RFC 4271 5.1.4).
         attributes.med = attributes.med.filter(|_| from == Provenance::Own);

@@ -67,6 +67,8 @@ pub(super) fn import(
 pub enum NotUsable {
     /// Its next hop is no address of a router.
     ImpossibleNextHop,
+    /// Its next hop is an address of one link, and nothing says of which one.
+    LinkLocalNextHop,
     /// Its next hop is this node.
     OwnNextHop,
     /// The own autonomous system is in its AS_PATH.
@@ -89,12 +91,14 @@ pub(super) fn not_usable(
         || address.is_multicast()
         || address.is_loopback()
         || address == IpAddr::V4(Ipv4Addr::BROADCAST);
+    let is_link_local = matches!(address, IpAddr::V6(address) if address.is_unicast_link_local());
     let is_own_cluster =
         !rules.cluster_id.is_unspecified() && attributes.cluster_list.contains(&rules.cluster_id);
     let is_own_system = attributes.as_path.count(rules.local_as) > rules.allowed_own_as;
     let reasons = [
         (is_impossible_hop, NotUsable::ImpossibleNextHop),
-        (own.contains(address), NotUsable::OwnNextHop),
+        (is_link_local, NotUsable::LinkLocalNextHop),
+        (own.contains(address) || rules.own_addresses.contains(address), NotUsable::OwnNextHop),
         (is_own_system, NotUsable::OwnAutonomousSystem),
         (attributes.originator_id == Some(identifier), NotUsable::OwnOriginator),
         (is_own_cluster, NotUsable::OwnCluster),

@@ -7,6 +7,7 @@ mod adj_out;
 mod decision;
 mod export;
 mod import;
+mod next_hops;
 mod why;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -23,6 +24,7 @@ pub use self::why::{CandidateRoute, RouteOutcome, Why};
 use self::adj_out::AdjOut;
 use self::export::{Provenance, exported, may_export, refusal};
 use self::import::{Judge, import, is_unicast};
+use self::next_hops::NextHops;
 use crate::codec::{Attributes, Context, Families, Family, Update};
 use crate::filter::{Candidate, Verdict};
 
@@ -86,8 +88,8 @@ struct Received {
     attributes: Arc<Attributes>,
     /// As the policy lets it pass.
     accepted: Option<Arc<Attributes>>,
-    /// Whether it is from before the peer's restart, or before it sends its routes again.
-    stale: bool,
+    /// The round in which it was sent; see [`Peer::round`].
+    round: u32,
 }
 
 /// The routes to a prefix.
@@ -109,6 +111,11 @@ struct Peer {
     rules: PeerRules,
     /// How many routes it sent, in each family.
     received: [u32; 2],
+    /// How many of them are stale.
+    stale: [u32; 2],
+    /// Routes of earlier rounds are stale: they are from before the peer's restart, or from before it began to send its routes
+    /// again.
+    round: [u32; 2],
     session: Option<PeerSession>,
     /// The identifier of the last session; stale routes keep it.
     identifier: Ipv4Addr,
@@ -117,11 +124,27 @@ struct Peer {
 }
 
 impl Peer {
-    /// The own addresses that the peer can use.
+    /// The own addresses that the peer can use as next hops. In the family of the session, that is its local address: the peer may
+    /// have no route to another one.
     fn own_addresses(&self) -> OwnAddresses {
-        let mut addresses = self.rules.own_addresses;
-        self.own_address.into_iter().for_each(|address| addresses.supplement(address));
-        addresses
+        match self.own_address {
+            Some(address) => self.rules.own_addresses.with(address),
+            None => self.rules.own_addresses,
+        }
+    }
+}
+
+impl Peer {
+    fn is_stale(&self, prefix: &IpNet, received: &Received) -> bool {
+        received.round != self.round[position(Family::of(prefix))]
+    }
+
+    /// Counts a route that is gone or sent again.
+    fn forget(&mut self, prefix: &IpNet, old: &Received) {
+        let is_stale = self.is_stale(prefix, old);
+        let family = position(Family::of(prefix));
+        self.received[family] -= 1;
+        self.stale[family] = self.stale[family].saturating_sub(u32::from(is_stale));
     }
 }
 
@@ -155,8 +178,7 @@ pub struct Rib {
     identifier: Ipv4Addr,
     table: BTreeMap<IpNet, Destination>,
     peers: BTreeMap<PeerId, Peer>,
-    /// The costs of the ways to next hops; `None` if there is no way. Others cost nothing.
-    costs: HashMap<IpAddr, Option<u32>>,
+    next_hops: NextHops,
     /// The prefixes to decide about.
     marked: BTreeSet<IpNet>,
 }
@@ -173,7 +195,7 @@ impl Rib {
             identifier,
             table: BTreeMap::new(),
             peers: BTreeMap::new(),
-            costs: HashMap::new(),
+            next_hops: NextHops::default(),
             marked: BTreeSet::new(),
         }
     }
@@ -184,11 +206,16 @@ impl Rib {
             Some(peer) if peer.rules == rules => return,
             Some(peer) => peer.rules = rules,
             None => {
-                let identifier = Ipv4Addr::UNSPECIFIED;
-                self.peers.insert(
-                    id,
-                    Peer { rules, received: [0; 2], session: None, identifier, own_address: None },
-                );
+                let peer = Peer {
+                    rules,
+                    received: [0; 2],
+                    stale: [0; 2],
+                    round: [0; 2],
+                    session: None,
+                    identifier: Ipv4Addr::UNSPECIFIED,
+                    own_address: None,
+                };
+                self.peers.insert(id, peer);
                 return;
             }
         }
@@ -197,6 +224,7 @@ impl Rib {
         for (prefix, destination) in &mut self.table {
             if let Some(received) = destination.received.iter_mut().find(|received| received.peer == id) {
                 received.accepted = import(self.identifier, peer, prefix, &received.attributes);
+                self.next_hops.note(received.accepted.as_deref());
                 self.marked.insert(*prefix);
                 passed_on.push(*prefix);
             }
@@ -253,32 +281,37 @@ impl Rib {
             peer.session = None;
         }
         // Routes that are stale for the second time are not kept any longer (RFC 4724 4.2).
-        self.remove_received(id, |prefix, received| !retained.contains(Family::of(prefix)) || received.stale);
+        self.remove_received(id, |prefix, is_stale| is_stale || !retained.contains(Family::of(prefix)));
         retained.iter().for_each(|family| self.make_stale(id, family));
     }
 
     /// Makes all routes of a peer stale, before it sends them again.
     pub fn make_stale(&mut self, id: PeerId, family: Family) {
-        for (prefix, destination) in &mut self.table {
-            if Family::of(prefix) == family {
-                let received = destination.received.iter_mut().find(|received| received.peer == id);
-                received.into_iter().for_each(|received| received.stale = true);
-            }
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let family = position(family);
+        if peer.stale[family] < peer.received[family] {
+            peer.round[family] = peer.round[family].wrapping_add(1);
+            peer.stale[family] = peer.received[family];
         }
     }
 
-    /// Removes stale routes of a peer.
+    /// Removes stale routes of a peer. Without any, this costs nothing, however often the peer asks for it.
     pub fn forget_stale(&mut self, id: PeerId, families: Families) {
-        self.remove_received(id, |prefix, received| received.stale && families.contains(Family::of(prefix)));
+        let has_some = |peer: &Peer| families.iter().any(|family| peer.stale[position(family)] > 0);
+        if self.peers.get(&id).is_some_and(has_some) {
+            self.remove_received(id, |prefix, is_stale| is_stale && families.contains(Family::of(prefix)));
+        }
     }
 
-    fn remove_received(&mut self, id: PeerId, is_gone: impl Fn(&IpNet, &Received) -> bool) {
+    /// Removes routes of a peer. `is_gone` gets the prefix, and whether the route is stale.
+    fn remove_received(&mut self, id: PeerId, is_gone: impl Fn(&IpNet, bool) -> bool) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         for (prefix, destination) in &mut self.table {
-            let before = destination.received.len();
-            destination.received.retain(|received| received.peer != id || !is_gone(prefix, received));
-            if destination.received.len() < before {
-                peer.received[position(Family::of(prefix))] -= 1;
+            let index = destination.received.iter().position(|received| received.peer == id);
+            if let Some(index) = index
+                && is_gone(prefix, peer.is_stale(prefix, &destination.received[index]))
+            {
+                peer.forget(prefix, &destination.received.swap_remove(index));
                 self.marked.insert(*prefix);
             }
         }
@@ -293,8 +326,7 @@ impl Rib {
         for prefix in update.withdrawn {
             let Some(destination) = self.table.get_mut(&prefix) else { continue };
             if let Some(index) = destination.received.iter().position(|received| received.peer == id) {
-                destination.received.swap_remove(index);
-                peer.received[position(Family::of(&prefix))] -= 1;
+                peer.forget(&prefix, &destination.received.swap_remove(index));
                 self.marked.insert(prefix);
             }
         }
@@ -304,14 +336,21 @@ impl Rib {
             let mut judge = Judge::new(self.identifier, &peer.rules, own, Arc::clone(&attributes));
             for prefix in announcement.prefixes.into_iter().filter(is_unicast) {
                 let accepted = judge.accepted(&prefix);
+                self.next_hops.note(accepted.as_deref());
                 let destination = self.table.entry(prefix).or_default();
                 self.marked.insert(prefix);
                 let attributes = Arc::clone(&attributes);
-                let new = Received { peer: id, attributes, accepted, stale: false };
+                let family = Family::of(&prefix);
+                let round = peer.round[position(family)];
+                let new = Received { peer: id, attributes, accepted, round };
                 match destination.received.iter_mut().find(|received| received.peer == id) {
-                    Some(known) => *known = new,
+                    Some(known) => {
+                        let was_stale = known.round != round;
+                        let stale = &mut peer.stale[position(family)];
+                        *stale = stale.saturating_sub(u32::from(was_stale));
+                        *known = new;
+                    }
                     None => {
-                        let family = Family::of(&prefix);
                         let count = &mut peer.received[position(family)];
                         if let Some(limit) = peer.rules.max_prefixes
                             && *count >= limit
@@ -344,26 +383,43 @@ impl Rib {
         self.table.iter().filter(|(_, destination)| destination.own.is_some()).map(|(prefix, _)| prefix)
     }
 
-    /// Sets the cost of the way to a next hop; `None` if there is no way. Unknown next hops cost nothing.
-    pub fn set_cost(&mut self, next_hop: IpAddr, cost: Option<u32>) {
-        if self.costs.insert(next_hop, cost).unwrap_or(Some(0)) == cost {
+    /// From now on, a route is used only when the cost of the way to its next hop is known (RFC 4271 9.1.2). Otherwise, unknown next
+    /// hops cost nothing.
+    pub fn require_known_next_hops(&mut self) {
+        self.next_hops.require();
+    }
+
+    /// The next hops whose costs are needed, each once.
+    pub fn take_unknown_next_hops(&mut self) -> Vec<IpAddr> {
+        self.next_hops.take_unasked()
+    }
+
+    /// Whether costs are needed that have not been set yet.
+    #[must_use]
+    pub fn awaits_costs(&self) -> bool {
+        self.next_hops.are_awaited()
+    }
+
+    /// Sets the costs of the ways to next hops; `None` if there is no way.
+    pub fn set_costs(&mut self, costs: impl IntoIterator<Item = (IpAddr, Option<u32>)>) {
+        let changed = costs.into_iter().filter(|(next_hop, cost)| self.next_hops.set(*next_hop, *cost));
+        let changed: BTreeSet<IpAddr> = changed.map(|(next_hop, _)| next_hop).collect();
+        if changed.is_empty() {
             return;
         }
-        let leads_there = |received: &Received| received.attributes.next_hop.address == next_hop;
+        let leads_there = |received: &Received| changed.contains(&received.attributes.next_hop.address);
         let concerned = self.table.iter().filter(|(_, d)| d.received.iter().any(leads_there));
         self.marked.extend(concerned.map(|(prefix, _)| *prefix));
     }
 
     /// Forgets the costs of next hops that no received route has any more, and returns these next hops.
     pub fn forget_unused_costs(&mut self) -> Vec<IpAddr> {
-        if self.costs.is_empty() {
+        if self.next_hops.is_empty() {
             return Vec::new();
         }
         let received = self.table.values().flat_map(|destination| &destination.received);
-        let used: BTreeSet<IpAddr> = received.map(|received| received.attributes.next_hop.address).collect();
-        let unused = self.costs.keys().filter(|next_hop| !used.contains(next_hop)).copied().collect();
-        self.costs.retain(|next_hop, _| used.contains(next_hop));
-        unused
+        let used = received.map(|received| received.attributes.next_hop.address).collect();
+        self.next_hops.retain(&used)
     }
 
     /// Decides about all marked prefixes, and returns those whose chosen routes changed.
@@ -371,7 +427,7 @@ impl Rib {
         let mut changes = Vec::new();
         for prefix in std::mem::take(&mut self.marked) {
             let Some(destination) = self.table.get_mut(&prefix) else { continue };
-            let chosen = choose(destination, &self.peers, &self.costs);
+            let chosen = choose(destination, &self.peers, &self.next_hops);
             if chosen != destination.chosen {
                 let old = std::mem::replace(&mut destination.chosen, chosen);
                 changes.push(RouteChange { prefix, routes: destination.chosen.clone() });
@@ -387,9 +443,10 @@ impl Rib {
         changes
     }
 
-    /// The peer wants to be told everything again. Returns a message to send at once.
-    pub fn refresh(&mut self, id: PeerId, family: Family, marks: bool) -> Option<Vec<u8>> {
-        self.peers.get_mut(&id)?.session.as_mut()?.out.refresh(family, marks)
+    /// The peer wants to be told everything again, with or without marks of beginning and end.
+    pub fn refresh(&mut self, id: PeerId, family: Family, marks: bool) {
+        let session = self.peers.get_mut(&id).and_then(|peer| peer.session.as_mut());
+        session.into_iter().for_each(|session| session.out.refresh(family, marks));
     }
 
     /// Whether there is nothing to tell the peer.
@@ -473,6 +530,12 @@ impl Rib {
         (peer.received.iter().sum(), peer.session.as_ref().map_or(0, |session| session.out.len()))
     }
 
+    /// The address of a peer.
+    #[must_use]
+    pub fn address(&self, id: PeerId) -> Option<IpAddr> {
+        self.peers.get(&id).map(|peer| peer.rules.address)
+    }
+
     /// The route that a peer was told.
     #[must_use]
     pub fn advertised(&self, id: PeerId, prefix: &IpNet) -> Option<&Arc<Attributes>> {
@@ -512,11 +575,7 @@ struct Contenders<'a> {
 }
 
 impl<'a> Contenders<'a> {
-    fn of(
-        destination: &'a Destination,
-        peers: &BTreeMap<PeerId, Peer>,
-        costs: &HashMap<IpAddr, Option<u32>>,
-    ) -> Self {
+    fn of(destination: &'a Destination, peers: &BTreeMap<PeerId, Peer>, next_hops: &NextHops) -> Self {
         let mut all = Self { sources: Vec::new(), contenders: Vec::new() };
         if let Some(own) = &destination.own {
             all.sources.push((Source::Own, &own.attributes));
@@ -526,7 +585,7 @@ impl<'a> Contenders<'a> {
             let (Some(attributes), Some(peer)) = (&received.accepted, peers.get(&received.peer)) else {
                 continue;
             };
-            let Some(cost) = costs.get(&attributes.next_hop.address).copied().unwrap_or(Some(0)) else {
+            let Some(cost) = next_hops.cost(attributes.next_hop.address) else {
                 continue;
             };
             let neighbour = Neighbour {
@@ -542,12 +601,8 @@ impl<'a> Contenders<'a> {
 }
 
 /// The routes to use for a destination.
-fn choose(
-    destination: &Destination,
-    peers: &BTreeMap<PeerId, Peer>,
-    costs: &HashMap<IpAddr, Option<u32>>,
-) -> Vec<Chosen> {
-    let Contenders { sources, contenders } = Contenders::of(destination, peers, costs);
+fn choose(destination: &Destination, peers: &BTreeMap<PeerId, Peer>, next_hops: &NextHops) -> Vec<Chosen> {
+    let Contenders { sources, contenders } = Contenders::of(destination, peers, next_hops);
     let chosen = decide(&contenders).into_iter().map(|index| {
         let (source, attributes) = sources[index];
         Chosen { source, attributes: Arc::clone(attributes) }

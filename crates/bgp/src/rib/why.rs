@@ -55,15 +55,17 @@ impl Rib {
     #[must_use]
     pub fn why(&self, prefix: &IpNet) -> Option<Why> {
         let destination = self.table.get(prefix)?;
-        let Contenders { sources, contenders } = Contenders::of(destination, &self.peers, &self.costs);
+        let Contenders { sources, contenders } = Contenders::of(destination, &self.peers, &self.next_hops);
         let mut lost: HashMap<usize, Step> = HashMap::new();
         let chosen = decide_noting(&contenders, |index, step| {
             lost.insert(index, step);
         });
         let route = |index: usize, outcome| {
             let (source, attributes) = sources[index];
-            let is_stale = |received: &&Received| Source::Peer(received.peer) == source && received.stale;
-            let stale = destination.received.iter().any(|received| is_stale(&received));
+            let is_stale = |received: &Received| {
+                Source::Peer(received.peer) == source && self.is_stale(prefix, received)
+            };
+            let stale = destination.received.iter().any(is_stale);
             CandidateRoute { source, attributes: Arc::clone(attributes), stale, outcome }
         };
         let mut candidates: Vec<CandidateRoute> = Vec::new();
@@ -106,7 +108,12 @@ impl Rib {
             }
         };
         let source = Source::Peer(route.peer);
-        Some(CandidateRoute { source, attributes: Arc::clone(attributes), stale: route.stale, outcome })
+        let stale = self.is_stale(prefix, route);
+        Some(CandidateRoute { source, attributes: Arc::clone(attributes), stale, outcome })
+    }
+
+    fn is_stale(&self, prefix: &IpNet, route: &Received) -> bool {
+        self.peers.get(&route.peer).is_some_and(|peer| peer.is_stale(prefix, route))
     }
 
     fn told_to_all(

@@ -7,6 +7,8 @@ mod error;
 mod owner;
 mod socket;
 mod status;
+#[cfg(test)]
+mod tests;
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -24,6 +26,9 @@ use crate::rib::{Chosen, OwnRoute, Why};
 /// The most commands that wait.
 const COMMANDS: usize = 64;
 
+/// A speaker, its reports, and what it leaves out.
+pub type Started = (Speaker, mpsc::UnboundedReceiver<RouteEvent>, Vec<Error>);
+
 /// A running speaker. It ends without a word when this is dropped, and its peers keep its routes for the restart time;
 /// [`shut_down`](Self::shut_down) takes leave of them.
 #[derive(Debug)]
@@ -40,20 +45,41 @@ impl Speaker {
     ///
     /// # Errors
     /// It cannot listen.
-    pub async fn start(
+    pub async fn start(config: Config, restarted: Option<Duration>) -> Result<Started, Error> {
+        Self::begin(config, restarted, |_| {}).await
+    }
+
+    /// As [`start`](Self::start), for a reader who knows the ways to next hops. Routes are used, and peers are told about them, only
+    /// when the reader has [said](Self::set_costs) that there is a way. [`RouteEvent::UnknownNextHops`] asks for it.
+    ///
+    /// # Errors
+    /// It cannot listen.
+    pub async fn start_asking(config: Config, restarted: Option<Duration>) -> Result<Started, Error> {
+        Self::begin(config, restarted, Owner::require_known_next_hops).await
+    }
+
+    async fn begin(
         config: Config,
         restarted: Option<Duration>,
-    ) -> Result<(Self, mpsc::UnboundedReceiver<RouteEvent>, Vec<Error>), Error> {
+        prepare: impl FnOnce(&mut Owner),
+    ) -> Result<Started, Error> {
         let (commands, received) = mpsc::channel(COMMANDS);
         let (events, routes) = mpsc::unbounded_channel();
         // Speakers that start at once must not try at once for ever.
         let seed = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64)
             ^ u64::from(u32::from(config.identifier)) << 32;
-        let owner = Owner::new(config.identifier, seed, restarted, received, events);
+        let mut owner = Owner::new(config.identifier, seed, restarted, received, events);
+        prepare(&mut owner);
         tokio::spawn(owner.run());
         let speaker = Self { commands };
-        let left_out = speaker.apply(config).await?;
-        Ok((speaker, routes, left_out))
+        match speaker.apply(config).await {
+            Ok(left_out) => Ok((speaker, routes, left_out)),
+            Err(error) => {
+                // The next attempt needs the addresses where this one listens.
+                let _ = speaker.shut_down("").await;
+                Err(error)
+            }
+        }
     }
 
     /// Changes the configuration. Sessions whose settings stay the same go on. Addresses that the system does not have, and
@@ -83,12 +109,12 @@ impl Speaker {
         self.tell(Command::SetOwn(routes)).await
     }
 
-    /// Sets the cost of the way to a next hop; `None` if there is no way. Unknown next hops cost nothing.
+    /// Sets the costs of the ways to next hops; `None` if there is no way.
     ///
     /// # Errors
     /// The speaker has ended.
-    pub async fn set_cost(&self, next_hop: IpAddr, cost: Option<u32>) -> Result<(), Error> {
-        self.tell(Command::SetCost(next_hop, cost)).await
+    pub async fn set_costs(&self, costs: Vec<(IpAddr, Option<u32>)>) -> Result<(), Error> {
+        self.tell(Command::SetCosts(costs)).await
     }
 
     /// Forgets the costs of next hops that no route of a peer has any more, and returns these next hops.

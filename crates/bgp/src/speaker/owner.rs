@@ -25,7 +25,7 @@ use crate::router::{Effect, Router};
 pub(super) enum Command {
     Apply(Box<Config>, oneshot::Sender<Result<Vec<Error>, Error>>),
     SetOwn(Vec<(IpNet, Option<OwnRoute>)>),
-    SetCost(IpAddr, Option<u32>),
+    SetCosts(Vec<(IpAddr, Option<u32>)>),
     ForgetUnusedCosts(oneshot::Sender<Vec<IpAddr>>),
     Refresh(SocketAddr),
     Status(oneshot::Sender<SpeakerStatus>),
@@ -40,8 +40,12 @@ pub(super) enum Opened {
     Incoming(TcpStream, SocketAddr),
 }
 
-/// How many inputs are taken before routes are decided and sent.
-const BATCH: usize = 256;
+/// How many bytes of messages are taken before routes are decided and sent.
+const BATCH: usize = 512 << 10;
+/// What a report counts at least.
+const LEAST: usize = 1 << 10;
+/// How long timers wait at most while messages are taken.
+const SLICE: Duration = Duration::from_millis(50);
 /// The most reports of connections that wait. A full queue slows down the readers, and by way of TCP the peers.
 const REPORTS: usize = 64;
 
@@ -59,6 +63,8 @@ pub(super) struct Owner {
     reports: (mpsc::Sender<Tagged>, mpsc::Receiver<Tagged>),
     events: mpsc::UnboundedSender<RouteEvent>,
     was_deferring: bool,
+    /// When timers were looked at.
+    ticked: Instant,
 }
 
 impl Owner {
@@ -83,7 +89,13 @@ impl Owner {
             reports: mpsc::channel(REPORTS),
             events,
             was_deferring: true,
+            ticked: Instant::now(),
         }
+    }
+
+    /// Uses routes only when the costs of their next hops are known, and asks for these.
+    pub(super) fn require_known_next_hops(&mut self) {
+        self.router.require_known_next_hops();
     }
 
     fn now(&self) -> Time {
@@ -104,27 +116,49 @@ impl Owner {
                         let _ = done.send(());
                         return;
                     }
+                    Some(Command::Apply(config, done)) => {
+                        let _ = done.send(self.apply(*config).await);
+                    }
                     Some(command) => self.command(command),
                 },
                 Some(opened) = self.opened.1.recv() => self.opened(opened),
-                Some(report) = self.reports.1.recv() => {
-                    self.report(report);
-                    for _ in 0..BATCH {
-                        let Ok(report) = self.reports.1.try_recv() else { break };
-                        self.report(report);
-                    }
-                }
-                () = sleep, if deadline.is_some() => {
-                    let effects = self.router.tick(self.now());
-                    self.carry_out(effects);
-                }
+                Some(report) = self.reports.1.recv() => self.report(report),
+                () = sleep, if deadline.is_some() => {}
             }
+            // What has arrived counts before a hold timer expires.
+            if let Ok(report) = self.reports.1.try_recv() {
+                self.reports(report);
+            }
+            self.tick();
             self.flush();
         }
     }
 
-    /// Ends all sessions, and waits until the peers have been told.
+    /// Lets timers expire.
+    fn tick(&mut self) {
+        self.ticked = Instant::now();
+        let effects = self.router.tick(self.now());
+        self.carry_out(effects);
+    }
+
+    /// Takes a report, and those that are there already, up to a limit: peers wait for what is decided, and their sessions for
+    /// KEEPALIVEs.
+    fn reports(&mut self, first: Tagged) {
+        let mut next = Some(first);
+        let mut taken = 0;
+        while let Some(report) = next {
+            taken += match &report {
+                (_, _, Report::Messages(bytes)) => bytes.len().max(LEAST),
+                _ => LEAST,
+            };
+            self.report(report);
+            next = if taken < BATCH { self.reports.1.try_recv().ok() } else { None };
+        }
+    }
+
+    /// Ends all sessions, and waits until the peers have been told, and until another speaker can use the addresses.
     async fn shut_down(&mut self, text: &str) {
+        self.close_listeners(&[]).await;
         let mut closed = Vec::new();
         for effect in self.router.shut_down(self.now(), text) {
             match effect {
@@ -143,13 +177,10 @@ impl Owner {
 
     fn command(&mut self, command: Command) {
         match command {
-            Command::Apply(config, done) => {
-                let _ = done.send(self.apply(*config));
-            }
             Command::SetOwn(routes) => {
                 routes.into_iter().for_each(|(prefix, route)| self.router.set_own(prefix, route));
             }
-            Command::SetCost(next_hop, cost) => self.router.set_cost(next_hop, cost),
+            Command::SetCosts(costs) => self.router.set_costs(self.now(), costs),
             Command::Refresh(peer) => {
                 if let Some(id) = self.ids.get(&peer).copied() {
                     let effects = self.router.request_refresh(id);
@@ -171,17 +202,18 @@ impl Owner {
                 let why = rib.longest(&of).and_then(|prefix| Some((prefix, rib.why(&prefix)?)));
                 let _ = answer.send(why);
             }
-            Command::ShutDown(..) => {}
+            // They wait for tasks.
+            Command::Apply(..) | Command::ShutDown(..) => {}
         }
     }
 
     /// Makes the configuration real. Sessions whose settings stay the same go on. Returns what is left out. After an error, the
     /// rest is in force.
-    fn apply(&mut self, config: Config) -> Result<Vec<Error>, Error> {
+    async fn apply(&mut self, config: Config) -> Result<Vec<Error>, Error> {
         if config.identifier != self.config.identifier {
             return Err(Error::Identifier { from: self.config.identifier, to: config.identifier });
         }
-        let listening = self.listen(&config);
+        let listening = self.listen(&config).await;
         let mut left_out = Vec::new();
         let old = std::mem::take(&mut self.config.peers);
         for (address, peer) in &old {
@@ -222,15 +254,9 @@ impl Owner {
 
     /// Opens and closes listening sockets. Returns which addresses the system does not have. Passwords of all peers are set
     /// afterwards.
-    fn listen(&mut self, config: &Config) -> Result<Vec<Error>, Error> {
-        self.listeners.retain(|address, (_, task)| {
-            let stays = config.listen.contains(address);
-            if !stays {
-                task.abort();
-            }
-            stays
-        });
-        let mut absent = Vec::new();
+    async fn listen(&mut self, config: &Config) -> Result<Vec<Error>, Error> {
+        self.close_listeners(&config.listen).await;
+        let (mut absent, mut refused) = (Vec::new(), None);
         for address in &config.listen {
             if self.listeners.contains_key(address) {
                 continue;
@@ -241,15 +267,34 @@ impl Owner {
                     absent.push(error);
                     continue;
                 }
-                Err(error) => return Err(error),
+                // The others may be free.
+                Err(error) => {
+                    refused.get_or_insert(error);
+                    continue;
+                }
             };
             let task = tokio::spawn(accept(Arc::clone(&listener), self.opened.0.clone()));
             self.listeners.insert(*address, (listener, task));
+        }
+        if let Some(error) = refused {
+            return Err(error);
         }
         match absent.pop() {
             // No peer could connect.
             Some(last) if self.listeners.is_empty() => Err(last),
             last => Ok(absent.into_iter().chain(last).collect()),
+        }
+    }
+
+    /// Closes the listening sockets at other addresses than these. Their tasks have them open until they have ended, and the system lets
+    /// nobody else listen at an address before.
+    async fn close_listeners(&mut self, stay: &[SocketAddr]) {
+        let gone: Vec<SocketAddr> =
+            self.listeners.keys().filter(|address| !stay.contains(address)).copied().collect();
+        for (_, task) in gone.iter().filter_map(|address| self.listeners.remove(address)) {
+            task.abort();
+            // It ends by that, or by a panic.
+            let _ = task.await;
         }
     }
 
@@ -307,8 +352,12 @@ impl Owner {
                     && let Some((message, others)) = rest.split_at_checked(length)
                 {
                     rest = others;
-                    let effects = self.router.received(now, id, connection, Ok(message));
+                    let effects = self.router.received(self.now(), id, connection, Ok(message));
                     self.carry_out(effects);
+                    // A few bytes may cost a walk through the table.
+                    if self.ticked.elapsed() >= SLICE {
+                        self.tick();
+                    }
                 }
             }
             Report::Broken(notification) => {
@@ -361,6 +410,10 @@ impl Owner {
 
     /// Decides about routes, tells who listens, and tells peers as much as their connections take.
     fn flush(&mut self) {
+        let unknown = self.router.take_unknown_next_hops();
+        if !unknown.is_empty() {
+            let _ = self.events.send(RouteEvent::UnknownNextHops(unknown));
+        }
         let changes = self.router.take_changes();
         if !changes.is_empty() {
             let _ = self.events.send(RouteEvent::Changed(changes));

@@ -1,6 +1,6 @@
 //! What a speaker reports.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use crate::codec::Families;
@@ -14,6 +14,8 @@ pub enum RouteEvent {
     Changed(Vec<RouteChange>),
     /// The first routes are complete: routes of an earlier life of the speaker that were not reported since are gone.
     Complete,
+    /// The costs of these next hops are needed. Only [`Speaker::start_asking`](super::Speaker::start_asking) leads to this.
+    UnknownNextHops(Vec<IpAddr>),
 }
 
 /// The state of a speaker.

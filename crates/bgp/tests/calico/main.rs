@@ -304,8 +304,10 @@ fn the_fields_of_a_peer_have_their_effect() {
     assert_eq!((peer.rules.next_hop, peer.rules.allowed_own_as), (NextHopMode::Auto, 0));
     assert_eq!(peer.transport.source, Some("10.0.0.1".parse().unwrap()));
     assert_eq!((peer.transport.password, peer.transport.ttl_security), (None, None));
+    assert_eq!(peer.rules.max_prefixes, Some(1_000_000));
     type Check = fn(&PeerConfig) -> bool;
-    let cases: [(Value, Check); 11] = [
+    let cases: [(Value, Check); 12] = [
+        (json!({"keepaliveTime": "0s"}), |p| p.session.keepalive_time.is_none()),
         (json!({"localASNumber": 65100}), |p| p.session.local_as == 65100 && p.rules.local_as == 65100),
         (json!({"maxRestartTime": "45s"}), |p| p.session.restart_time == Some(45)),
         (json!({"keepaliveTime": "10s"}), |p| p.session.keepalive_time == Some(10)),

@@ -95,6 +95,7 @@ fn each_malformed_attribute_is_treated_as_the_table_says() {
     let discarded = || Outcome::Routes(Some(Treatment::AttributeDiscard));
     let withdrawn = || Outcome::Withdrawn;
     let long_segments = &[2, 255, 0, 0, 0, 1];
+    let confederation = &[3, 1, 0, 0, 0xfd, 0xe9, 2, 1, 0, 0, 0, 1];
     let cases: Vec<Case> = vec![
         ("ORIGIN of no byte", internal, 0x40, 1, &[], withdrawn()),
         ("ORIGIN of two bytes", internal, 0x40, 1, &[0, 0], withdrawn()),
@@ -104,6 +105,8 @@ fn each_malformed_attribute_is_treated_as_the_table_says() {
         ("AS_PATH with an empty segment", internal, 0x40, 2, &[2, 0], withdrawn()),
         ("AS_PATH whose segment is too long", internal, 0x40, 2, long_segments, withdrawn()),
         ("AS_PATH with one byte too many", internal, 0x40, 2, &[2, 1, 0, 0, 0, 1, 2], withdrawn()),
+        ("AS_PATH of an external peer with a confederation", external, 0x40, 2, confederation, withdrawn()),
+        ("AS_PATH of an internal peer with a confederation", internal, 0x40, 2, confederation, ignored()),
         ("AS_PATH with wrong flags", internal, 0x80, 2, &[], withdrawn()),
         ("NEXT_HOP of three bytes", internal, 0x40, 3, &[1, 2, 3], withdrawn()),
         ("NEXT_HOP of five bytes", internal, 0x40, 3, &[1, 2, 3, 4, 5], withdrawn()),
@@ -231,6 +234,36 @@ fn a_list_that_is_cut_short_withdraws_what_is_known() {
     }
 }
 
+/// RFC 7606 5.2: withdrawn routes do not say which announced ones an error has hidden.
+#[test]
+fn withdrawn_routes_do_not_count_as_announced_ones() {
+    let short = vec![0x40, 4, 200, 1];
+    let bad_path = attribute(0x40, 2, &[9, 1, 0, 0, 0, 1]);
+    let unreach = |flags: u8| attribute(flags, 15, &[0, 2, 1, 16, 0xfd, 1]);
+    let with_withdrawn = |attributes: &[Vec<u8>], prefixes: &[u8]| {
+        let list = attributes.concat();
+        let mut content = vec![0, 3, 16, 10, 2];
+        content.extend((list.len() as u16).to_be_bytes());
+        content.extend(list);
+        content.extend(prefixes);
+        message(2, &content)
+    };
+    let reset = || Outcome::Reset(update::MALFORMED_ATTRIBUTES);
+    for (message, expected) in [
+        (with_withdrawn(&[origin(), short.clone()], &[]), reset()),
+        (with_withdrawn(&[origin(), bad_path.clone()], &[]), reset()),
+        (update(&[unreach(0x80), origin(), bad_path.clone()], false), reset()),
+        (update(&[unreach(0x80), short.clone()], false), reset()),
+        // The routes are there, and with them what is to be withdrawn.
+        (with_withdrawn(&[origin(), short], &[16, 10, 1]), Outcome::Withdrawn),
+        (update(&[reach(), unreach(0x80), origin(), bad_path], false), Outcome::Withdrawn),
+        // Nothing but the withdrawn routes was in the message.
+        (update(&[unreach(0xc0)], false), Outcome::Withdrawn),
+    ] {
+        assert_eq!(outcome(&message, &context(true)), expected, "{message:?}");
+    }
+}
+
 #[test]
 fn prefixes_that_cannot_be_read_end_the_session() {
     let cases: [&[u8]; 6] = [
@@ -340,6 +373,25 @@ fn wrong_headers_end_the_session() {
     let long = message(5, &[0, 1, 1, 1, 0]);
     let expected = Notification::with(code::ROUTE_REFRESH, 1, long.clone());
     assert_eq!(Message::decode(&long, &context(true)), Err(expected));
+}
+
+/// RFC 9072 2: with the extended type, the first length is ignored. RFC 4724 3: the last promise counts.
+#[test]
+fn extended_parameters_count_whatever_the_first_length_is() {
+    let restart = |restart_time: u16| vec![64, 2, (restart_time >> 8) as u8, restart_time as u8];
+    let capabilities = [restart(60), restart(90)].concat();
+    for length in [255, 1, 12] {
+        let mut content = vec![4, 0xfd, 0xe8, 0, 90, 1, 1, 1, 1, length, 255];
+        content.extend([0, capabilities.len() as u8 + 3, 2, 0, capabilities.len() as u8]);
+        content.extend(&capabilities);
+        let Ok(Message::Open(open)) = Message::decode(&message(1, &content), &context(true)) else {
+            panic!("{length}")
+        };
+        assert_eq!((open.capabilities.len(), open.graceful_restart().unwrap().restart_time), (2, 90));
+    }
+    let unspecific = Notification::new(code::OPEN, 0);
+    let nothing = [4, 0xfd, 0xe8, 0, 90, 1, 1, 1, 1, 0, 255, 0, 0];
+    assert_eq!(Message::decode(&message(1, &nothing), &context(true)), Err(unspecific));
 }
 
 #[test]

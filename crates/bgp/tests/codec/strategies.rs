@@ -73,10 +73,18 @@ pub(crate) fn attributes(family: Family) -> impl Strategy<Value = Attributes> {
         option::of(any::<u32>()),
         vec(any::<u32>().prop_map(Ipv4Addr::from), 0..4),
         proptest::collection::btree_map(40..=255u8, vec(any::<u8>(), 0..300), 0..2),
+        any::<bool>(),
     );
     (first, second).prop_map(|(first, second)| {
         let (next_hop, origin, as_path, med, local_pref, atomic_aggregate, aggregator, communities) = first;
-        let (extended_communities, large, originator, cluster_list, unknown) = second;
+        let (extended_communities, large, originator, cluster_list, unknown, is_partial) = second;
+        let present = [
+            (7, aggregator.is_some()),
+            (8, !communities.is_empty()),
+            (16, !extended_communities.is_empty()),
+            (32, !large.is_empty()),
+        ];
+        let partial = present.into_iter().filter(|(_, is_there)| is_partial && *is_there);
         Attributes {
             next_hop,
             origin,
@@ -92,6 +100,7 @@ pub(crate) fn attributes(family: Family) -> impl Strategy<Value = Attributes> {
             originator_id: originator.map(Ipv4Addr::from),
             cluster_list,
             unknown: unknown.into_iter().map(|(kind, value)| UnknownAttribute { kind, value }).collect(),
+            partial: partial.map(|(kind, _)| kind).collect(),
         }
     })
 }

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use tortie_bgp::codec::{self, Capability, Family, GracefulRestart, Open};
+use tortie_bgp::codec::{self, Attributes, Capability, Family, GracefulRestart, Open};
 use tortie_bgp::fsm::{ConnectionId, SessionSettings, State, Time};
 use tortie_bgp::rib::{OwnRoute, PeerId, PeerRules};
 use tortie_bgp::router::Router;
@@ -64,4 +64,28 @@ fn only_peers_that_keep_the_routes_from_before_wait() {
         assert_eq!(changes.iter().map(|change| change.prefix).collect::<Vec<_>>(), [prefix]);
         assert_eq!(router.take_changes(), []);
     }
+}
+
+/// The routes that replace those from before the restart must not lack those whose next hops nobody has looked at yet.
+#[test]
+fn the_wait_lasts_until_all_next_hops_are_known() {
+    let mut router = Router::new(Ipv4Addr::new(5, 5, 5, 5), 7, NOW, Some(WAIT));
+    router.require_known_next_hops();
+    let id = add(&mut router, 1);
+    establish(&mut router, id, true);
+    let connection = ConnectionId(id.0.into());
+    let context =
+        *router.session(id).and_then(|session| session.negotiated()).map(|(n, _)| &n.context).unwrap();
+    let next_hop = IpAddr::from([10, 0, 0, 1]);
+    let prefix = "10.65.0.0/26".parse().unwrap();
+    let route = codec::encode_announcement(&Attributes::new(next_hop), Family::Ipv4, &[prefix], &context);
+    let ends = Family::ALL.map(codec::encode_end_of_rib);
+    for message in route.unwrap().iter().chain(&ends) {
+        router.received(NOW, id, connection, Ok(message));
+    }
+    assert_eq!((router.is_deferring(), router.take_changes()), (true, vec![]));
+    assert_eq!(router.take_unknown_next_hops(), [next_hop]);
+    router.set_costs(NOW, [(next_hop, Some(0))]);
+    assert!(!router.is_deferring());
+    assert_eq!(router.take_changes()[0].prefix, prefix);
 }

@@ -138,6 +138,22 @@ fn a_session_comes_about_and_ends() {
     assert_eq!(test.input(Input::Accepted(IN)), ["6/5 on 2", "close 2"]);
 }
 
+/// What the peer sent during a pause of this process has not been read yet when the timer expires.
+#[test]
+fn a_pause_of_this_end_does_not_count_as_silence_of_the_peer() {
+    for is_heard in [true, false] {
+        let mut test = Test::new(settings());
+        test.establish(&open(1, None));
+        test.1 += seconds(150);
+        assert_eq!(test.input(Input::Tick), ["keepalive on 2"]);
+        if is_heard {
+            test.keepalive(IN);
+        }
+        let later = test.wait(seconds(11));
+        assert_eq!(later.contains(&"4/0 on 2".to_owned()), !is_heard, "{later:?}");
+    }
+}
+
 #[test]
 fn attempts_become_rarer_after_errors() {
     let mut test = Test::new(settings());
@@ -163,6 +179,57 @@ fn attempts_become_rarer_after_errors() {
         pauses[1] < Duration::from_millis(300) && pauses[8] > seconds(3) && pauses[8] < seconds(6),
         "{pauses:?}"
     );
+}
+
+/// The time until the session wants to connect again.
+fn pause(test: &mut Test) -> Duration {
+    let begin = test.1;
+    while !test.wait(Duration::from_millis(10)).contains(&"connect".to_owned()) {
+        assert!(test.1 - begin < seconds(200), "it never connects");
+    }
+    test.1 - begin
+}
+
+/// A daemon that is not ready accepts connections and closes them without a word.
+#[test]
+fn a_peer_that_closes_connections_is_tried_at_the_usual_times() {
+    let mut test = Test::new(settings());
+    pause(&mut test);
+    test.input(Input::ConnectFailed);
+    let mut pauses = Vec::new();
+    for number in 10..19 {
+        pauses.push(pause(&mut test));
+        test.input(Input::Connected(ConnectionId(number)));
+        test.input(Input::Closed(ConnectionId(number)));
+    }
+    assert!(pauses[0] < seconds(1) && pauses[8] > seconds(3) && pauses[8] < seconds(6), "{pauses:?}");
+}
+
+/// An error that comes back with each session must not make routes come and go all the time.
+#[test]
+fn sessions_that_an_error_ends_soon_become_rarer() {
+    let error = codec::encode_notification(&Notification::new(code::UPDATE, 1));
+    let cease = codec::encode_notification(&Notification::new(code::CEASE, cease::CONFIGURATION_CHANGE));
+    for (name, end, age, is_rarer) in [
+        ("an error", &error, 1, true),
+        ("an error after some minutes", &error, 200, false),
+        ("on purpose", &cease, 1, false),
+    ] {
+        let mut test = Test::new(settings());
+        let mut pauses = Vec::new();
+        for _ in 0..6 {
+            test.establish(&open(1, None));
+            for _ in 0..age {
+                test.wait(seconds(1));
+                test.keepalive(IN);
+            }
+            test.message(IN, end);
+            pauses.push(pause(&mut test));
+            test.input(Input::ConnectFailed);
+        }
+        assert!(pauses[0] < seconds(11), "{name}: {pauses:?}");
+        assert_eq!(pauses[5] > seconds(80), is_rarer, "{name}: {pauses:?}");
+    }
 }
 
 /// RFC 4271 6.8: of two connections, the one stays that the end with the higher identifier opened.
@@ -202,6 +269,18 @@ fn a_second_connection_means_a_restart_only_if_the_peer_can_restart() {
             assert_eq!(test.0.connection(), Some(IN));
         }
     }
+}
+
+/// A peer that has crashed answers on the old connection that it does not know it.
+#[test]
+fn a_second_connection_is_a_reason_to_look_at_an_old_one_without_a_hold_time() {
+    let mut test = Test::new(settings());
+    test.establish(&Open { hold_time: 0, ..open(1, None) });
+    assert_eq!(test.wait(seconds(1000)), Vec::<String>::new());
+    test.input(Input::Accepted(NEXT));
+    let forever = Open { hold_time: 0, ..open(1, None) };
+    assert_eq!(test.open(NEXT, &forever), ["keepalive on 2", "6/7 on 3", "close 3"]);
+    assert_eq!(test.input(Input::Closed(IN)), ["close 2", "down, keeps 0"]);
 }
 
 /// RFC 4724 4.2 and RFC 8538: which ends of a session routes survive.
@@ -271,6 +350,35 @@ fn a_peer_that_is_back_confirms_its_routes() {
     }
 }
 
+/// What the own OPEN on a new connection says about a restart, and about packets that were forwarded.
+fn own_flags(test: &mut Test, id: ConnectionId) -> (bool, bool) {
+    let context = Context { four_octet: true, internal: true, extended_next_hop: false, families: BOTH };
+    for output in test.0.handle(test.1, Input::Accepted(id)) {
+        if let Output::Send(_, bytes) = output
+            && let Message::Open(open) = Message::decode(&bytes, &context).unwrap()
+        {
+            let restart = open.graceful_restart().unwrap();
+            let forwarding = Family::ALL.map(|family| restart.forwarding(family).unwrap());
+            assert_eq!(forwarding[0], forwarding[1]);
+            return (restart.restarted, forwarding[0]);
+        }
+    }
+    panic!("no OPEN");
+}
+
+/// A peer removes the routes that it has kept, unless the OPEN says that packets were forwarded all the time.
+#[test]
+fn a_lost_session_has_not_stopped_the_forwarding() {
+    let mut test = Test::new(settings());
+    assert_eq!(own_flags(&mut test, IN), (false, false), "nothing is known about the time before");
+    test.input(Input::Closed(IN));
+    test.establish(&open(1, restart(true, false, true)));
+    test.input(Input::Closed(IN));
+    assert_eq!(own_flags(&mut test, NEXT), (false, true));
+    test.0.set_restarted(true);
+    assert_eq!(own_flags(&mut test, ConnectionId(4)), (true, true));
+}
+
 #[test]
 fn messages_that_do_not_fit_the_state_end_the_connection() {
     let refresh = codec::encode_refresh(Family::Ipv4, RefreshKind::Request);
@@ -295,6 +403,8 @@ fn too_many_prefixes_reject_the_peer_for_a_while() {
     test.establish(&open(1, None));
     let reason = Notification::too_many_prefixes(Family::Ipv4, 5);
     assert_eq!(test.input(Input::Reset(reason)), ["6/1 on 2", "close 2", "down, keeps 0"]);
+    let why = test.0.last_error().unwrap();
+    assert!(why.contains("more than 5 IPv4 prefixes") && why.contains("let it send fewer"), "{why}");
     assert_eq!(test.input(Input::Accepted(NEXT)), ["6/5 on 3", "close 3"]);
     assert_eq!(test.wait(seconds(121)), Vec::<String>::new(), "it does not connect");
     assert_eq!(test.input(Input::Accepted(NEXT)), ["open on 3"]);

@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use tortie_bgp::codec::{
-    Announcement, AsPath, Attributes, Community, Context, Families, Family, Message, RefreshKind, Update,
+    Announcement, AsPath, Attributes, Community, Context, Families, Family, Message, RefreshKind, Segment,
+    SegmentKind, Update,
 };
 use tortie_bgp::filter::{Action, Conditions, MatchOperator, Policy, PrefixMatch, Rule};
 use tortie_bgp::rib::{
-    NextHopMode, NotAdvertised, NotUsable, OwnRoute, PeerId, PeerRules, Rib, RouteOutcome, Source, Step,
-    TooManyPrefixes,
+    NextHopMode, NotAdvertised, NotUsable, OwnAddresses, OwnRoute, PeerId, PeerRules, Rib, RouteOutcome,
+    Source, Step, TooManyPrefixes,
 };
 
 use crate::network::address;
@@ -161,17 +162,37 @@ fn a_change_of_the_sender_reaches_those_who_are_told() {
     assert_eq!(told(&mut rib, other).1, [prefix("10.1.0.0/16")]);
 }
 
+/// An internal peer is in the same confederation, if there is one. Nobody outside may see its segments (RFC 5065 5.3).
+#[test]
+fn segments_of_a_confederation_go_to_internal_peers_only() {
+    let [internal, other, external] = PEERS.map(|(id, _)| id);
+    let mut rib = rib();
+    rib.set_peer(other, PeerRules { client: true, ..rules(other, 64512) });
+    let inside = Segment { kind: SegmentKind::ConfederationSequence, numbers: vec![65001] };
+    let as_path = AsPath([vec![inside], AsPath::sequence([65000]).0].concat());
+    announce(&mut rib, internal, "10.1.0.0/16", Attributes { as_path: as_path.clone(), ..route(internal) });
+    assert_eq!(told(&mut rib, other).0[0].1.as_path, as_path);
+    assert_eq!(told(&mut rib, external).0[0].1.as_path, AsPath::sequence([64512, 65000]));
+}
+
 #[test]
 fn attributes_change_at_the_border() {
     let [internal, other, external] = PEERS.map(|(id, _)| id);
     let mut rib = rib();
-    let attributes = Attributes { med: Some(5), local_pref: Some(300), ..route(internal) };
+    let (transitive, link_bandwidth) = ([0, 2, 0, 1, 0, 0, 0, 1], [0x40, 4, 0, 1, 0, 0, 0, 1]);
+    let attributes = Attributes {
+        med: Some(5),
+        local_pref: Some(300),
+        extended_communities: vec![transitive, link_bandwidth],
+        ..route(internal)
+    };
     announce(&mut rib, internal, "10.1.0.0/16", attributes);
     let own = Attributes { med: Some(6), ..Attributes::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED)) };
     rib.set_own(prefix("10.2.0.0/16"), Some(OwnRoute { attributes: Arc::new(own), interface: None }));
     let (announced, _) = told(&mut rib, external);
     let [(_, passed), (_, own)] = announced.as_slice() else { panic!("{announced:?}") };
     assert_eq!(passed.as_path, AsPath::sequence([64512, 65000]));
+    assert_eq!(passed.extended_communities, [transitive]);
     assert_eq!((passed.med, passed.local_pref, passed.next_hop.address), (None, None, address(0)));
     assert_eq!((own.as_path.clone(), own.med), (AsPath::sequence([64512]), Some(6)));
     let (announced, _) = told(&mut rib, other);
@@ -183,6 +204,35 @@ fn attributes_change_at_the_border() {
         let _ = told(&mut rib, external);
         assert_eq!(rib.advertised(external, &prefix("10.1.0.0/16")).unwrap().next_hop.address, expected);
         assert_eq!(rib.advertised(external, &prefix("10.2.0.0/16")).unwrap().next_hop.address, address(0));
+    }
+}
+
+/// RFC 4271 5.1.3: a peer on a link may know no other address of the node than that on the link.
+#[test]
+fn the_own_next_hop_is_the_local_address_of_the_session() {
+    let [internal, _, external] = PEERS.map(|(id, _)| id);
+    let mut rib = rib();
+    let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+    let own_addresses = OwnAddresses { ipv4: "10.1.10.1".parse().ok(), ipv6: "fd00::1".parse().ok() };
+    for id in [internal, external] {
+        rib.set_peer(id, PeerRules { own_addresses, ..rules(id, PEERS[id.0 as usize - 1].1) });
+        rib.up(id, CONTEXT, Ipv4Addr::new(1, 1, 1, id.0 as u8), ip("10.10.1.2"));
+    }
+    for text in ["10.2.0.0/16", "fd02::/64"] {
+        rib.set_own(prefix(text), Some(OwnRoute::here()));
+    }
+    let (announced, _) = told(&mut rib, external);
+    let next_hops: Vec<IpAddr> = announced.iter().map(|(_, told)| told.next_hop.address).collect();
+    assert_eq!(next_hops, [ip("10.10.1.2"), ip("fd00::1")]);
+    // Both are addresses of this node.
+    for own in ["10.10.1.2", "10.1.10.1", "fd00::1"] {
+        announce(
+            &mut rib,
+            internal,
+            "10.3.0.0/16",
+            Attributes { next_hop: ip(own).into(), ..route(internal) },
+        );
+        assert_eq!(best(&rib, "10.3.0.0/16"), None, "{own}");
     }
 }
 
@@ -209,6 +259,8 @@ fn loops_and_impossible_next_hops_are_not_used() {
         ("multicast", hop("224.0.0.5"), false),
         ("loopback", hop("127.0.0.1"), false),
         ("broadcast", hop("255.255.255.255"), false),
+        ("an address of some link", hop("fe80::1"), false),
+        ("another IPv6 address", hop("fd00::1"), true),
     ];
     for (name, attributes, used) in cases {
         let mut rib = rib();
@@ -231,13 +283,13 @@ fn a_next_hop_without_a_way_is_not_used() {
     announce(&mut rib, a, "10.1.0.0/16", route(a));
     announce(&mut rib, b, "10.1.0.0/16", route(b));
     assert_eq!(best(&rib, "10.1.0.0/16"), Some(Source::Peer(a)));
-    rib.set_cost(address(1), Some(10));
+    rib.set_costs([(address(1), Some(10))]);
     rib.recalculate();
     assert_eq!(best(&rib, "10.1.0.0/16"), Some(Source::Peer(b)));
-    rib.set_cost(address(2), None);
+    rib.set_costs([(address(2), None)]);
     rib.recalculate();
     assert_eq!(best(&rib, "10.1.0.0/16"), Some(Source::Peer(a)));
-    rib.set_cost(address(1), None);
+    rib.set_costs([(address(1), None)]);
     assert_eq!(rib.recalculate()[0].routes, []);
 }
 
@@ -249,7 +301,7 @@ fn costs_of_next_hops_that_no_route_has_are_forgotten() {
     announce(&mut rib, a, "10.1.0.0/16", route(a));
     announce(&mut rib, b, "10.1.0.0/16", route(b));
     for next_hop in [address(1), address(2), address(7)] {
-        rib.set_cost(next_hop, None);
+        rib.set_costs([(next_hop, None)]);
     }
     assert_eq!(rib.forget_unused_costs(), [address(7)]);
     assert_eq!(rib.forget_unused_costs(), [] as [IpAddr; 0]);
@@ -258,6 +310,53 @@ fn costs_of_next_hops_that_no_route_has_are_forgotten() {
     // Without a cost, the next announcement counts until the system was asked.
     announce(&mut rib, b, "10.1.0.0/16", route(b));
     assert_eq!(best(&rib, "10.1.0.0/16"), Some(Source::Peer(b)));
+}
+
+/// RFC 4271 9.1.2: a route is no candidate while nobody knows a way to its next hop.
+#[test]
+fn an_unknown_next_hop_is_asked_for_and_then_used() {
+    let [a, b, external] = PEERS.map(|(id, _)| id);
+    let mut rib = rib();
+    rib.require_known_next_hops();
+    let better = |id| Attributes { local_pref: Some(200), ..route(id) };
+    announce(&mut rib, a, "10.1.0.0/16", route(a));
+    assert_eq!((best(&rib, "10.1.0.0/16"), told(&mut rib, external).0.len()), (None, 0));
+    assert_eq!(rib.take_unknown_next_hops(), [address(1)]);
+    rib.set_costs([(address(1), Some(0))]);
+    assert_eq!(told(&mut rib, external).0.len(), 1);
+    // A better route must not take the place of one that works.
+    for text in ["10.1.0.0/16", "10.2.0.0/16", "10.1.0.0/16"] {
+        announce(&mut rib, b, text, better(b));
+    }
+    assert_eq!(rib.take_unknown_next_hops(), [address(2)], "each is asked for once");
+    assert_eq!(
+        (best(&rib, "10.1.0.0/16"), told(&mut rib, external)),
+        (Some(Source::Peer(a)), (vec![], vec![]))
+    );
+    assert!(rib.awaits_costs());
+    rib.set_costs([(address(2), None)]);
+    assert!(!rib.awaits_costs());
+    assert_eq!((rib.recalculate(), told(&mut rib, external)), (vec![], (vec![], vec![])));
+    rib.set_costs([(address(2), Some(0))]);
+    rib.recalculate();
+    assert_eq!(best(&rib, "10.1.0.0/16"), Some(Source::Peer(b)));
+    // Those of routes that are not used anyway are of no interest, until they may be.
+    let hidden = Attributes { next_hop: address(8).into(), ..route(a) };
+    let closed = Policy { rules: Vec::new(), accepts_others: false };
+    rib.set_peer(a, PeerRules { import: closed, ..rules(a, 64512) });
+    announce(&mut rib, a, "10.1.0.0/16", hidden);
+    assert_eq!(rib.take_unknown_next_hops(), [] as [IpAddr; 0]);
+    rib.set_peer(a, rules(a, 64512));
+    assert_eq!(rib.take_unknown_next_hops(), [address(8)]);
+    announce(&mut rib, a, "10.1.0.0/16", route(a));
+    // When no route has it any more, it is unknown again.
+    rib.down(b, Families::default());
+    assert_eq!(rib.forget_unused_costs(), [address(2)]);
+    announce(&mut rib, b, "10.1.0.0/16", better(b));
+    assert_eq!(
+        (rib.take_unknown_next_hops(), best(&rib, "10.1.0.0/16")),
+        (vec![address(2)], Some(Source::Peer(a)))
+    );
 }
 
 #[test]
@@ -334,7 +433,7 @@ fn an_explanation_names_what_became_of_each_route_and_what_peers_are_told() {
         assert_eq!(outcome(&rib, other), expected, "{attributes:?}");
     }
     announce(&mut rib, other, text, route(other));
-    rib.set_cost(address(other.0 as usize), None);
+    rib.set_costs([(address(other.0 as usize), None)]);
     rib.recalculate();
     assert_eq!(outcome(&rib, other), RouteOutcome::NextHopUnreachable);
     let reject = |about: &str| {
@@ -397,18 +496,86 @@ fn what_is_sent_again_replaces_stale_routes() {
     assert_eq!(told(&mut rib, external).0.len(), 2);
     rib.set_own(prefix("10.4.0.0/16"), None);
     rib.recalculate();
-    let begin = rib.refresh(external, Family::Ipv4, true).unwrap();
-    let kind = |message: &Message| match message {
-        Message::RouteRefresh { kind, .. } => Some(*kind),
-        _ => None,
-    };
-    assert_eq!(kind(&Message::decode(&begin, &CONTEXT).unwrap()), Some(RefreshKind::Begin));
+    rib.refresh(external, Family::Ipv4, true);
     let messages = messages(&mut rib, external);
-    assert_eq!(kind(messages.last().unwrap()), Some(RefreshKind::End));
+    assert_eq!(marks(&messages), [(0, RefreshKind::Begin), (messages.len() - 1, RefreshKind::End)]);
     let updates: Vec<&Update> =
         messages.iter().filter_map(|m| if let Message::Update(u) = m { Some(u) } else { None }).collect();
     assert_eq!(updates[0].withdrawn, [prefix("10.4.0.0/16")]);
     assert_eq!(updates[1].announced[0].prefixes, [prefix("10.3.0.0/16")]);
+}
+
+/// The marks of a refresh, and their positions.
+fn marks(messages: &[Message]) -> Vec<(usize, RefreshKind)> {
+    let mark = |(index, message): (usize, &Message)| match message {
+        Message::RouteRefresh { kind, .. } => Some((index, *kind)),
+        _ => None,
+    };
+    messages.iter().enumerate().filter_map(mark).collect()
+}
+
+/// A request costs 23 bytes, and the answer all routes.
+#[test]
+fn requests_of_a_refresh_that_has_not_begun_are_one_request() {
+    let [_, _, external] = PEERS.map(|(id, _)| id);
+    let mut rib = rib();
+    for number in 0..5000_u32 {
+        let prefix = format!("10.{}.{}.0/24", number >> 8, number & 255).parse().unwrap();
+        rib.set_own(prefix, Some(OwnRoute::here()));
+    }
+    let count = |messages: &[Message]| -> usize {
+        let of = |message: &Message| match message {
+            Message::Update(update) => update.announced.iter().map(|routes| routes.prefixes.len()).sum(),
+            _ => 0,
+        };
+        messages.iter().map(of).sum()
+    };
+    assert_eq!(count(&messages(&mut rib, external)), 5000);
+    (0..1000).for_each(|_| rib.refresh(external, Family::Ipv4, true));
+    let first: Vec<_> =
+        rib.messages(external).iter().map(|m| Message::decode(m, &CONTEXT).unwrap()).collect();
+    assert!((1..5000).contains(&count(&first)), "the answer has begun");
+    assert_eq!(marks(&first), [(0, RefreshKind::Begin)]);
+    // What was sent may be gone by a change of the peer's policy, so all routes come once more, but not a thousand times.
+    (0..1000).for_each(|_| rib.refresh(external, Family::Ipv4, true));
+    let rest = messages(&mut rib, external);
+    assert_eq!(count(&first) + count(&rest), 2 * 5000);
+    let kinds: Vec<RefreshKind> = marks(&rest).into_iter().map(|(_, kind)| kind).collect();
+    assert_eq!(kinds, [RefreshKind::End, RefreshKind::Begin, RefreshKind::End]);
+    assert!(rib.is_idle(external));
+}
+
+/// A message of 23 bytes must not cost a walk through the whole table.
+#[test]
+fn ends_of_routes_and_beginnings_of_a_refresh_cost_little() {
+    let [internal, other, _] = PEERS.map(|(id, _)| id);
+    let mut rib = rib();
+    let prefixes = (0..20_000_u32)
+        .map(|number| IpNet::new(IpAddr::V4(Ipv4Addr::from(0x0a00_0000 | number)), 32).unwrap());
+    let announced = vec![Announcement { attributes: route(internal), prefixes: prefixes.collect() }];
+    rib.update(internal, Update { announced, ..Update::default() }).unwrap();
+    rib.recalculate();
+    let begin = std::time::Instant::now();
+    let end = || Update { end_of_rib: Some(Family::Ipv4), ..Update::default() };
+    for _ in 0..200_000 {
+        rib.update(other, end()).unwrap();
+        rib.update(internal, end()).unwrap();
+        rib.make_stale(other, Family::Ipv4);
+    }
+    // Walks would take minutes.
+    assert!(begin.elapsed().as_secs() < 5, "{:?}", begin.elapsed());
+    assert_eq!(rib.routes().count(), 20_000);
+    (0..200_000).for_each(|_| rib.make_stale(internal, Family::Ipv4));
+    assert!(begin.elapsed().as_secs() < 5, "{:?}", begin.elapsed());
+    // A route that comes again is no longer stale, and one that is withdrawn is not counted twice.
+    announce(&mut rib, internal, "10.0.0.1/32", route(internal));
+    let withdrawn = vec![prefix("10.0.0.2/32"), prefix("10.0.0.1/32")];
+    rib.update(internal, Update { withdrawn, ..Update::default() }).unwrap();
+    announce(&mut rib, internal, "10.0.0.1/32", route(internal));
+    assert_eq!(rib.counts(internal).0, 19_999);
+    rib.update(internal, end()).unwrap();
+    rib.recalculate();
+    assert_eq!((rib.counts(internal).0, rib.routes().count()), (1, 1));
 }
 
 #[test]
@@ -434,6 +601,28 @@ fn a_peer_may_send_only_so_many() {
     rib.remove_peer(internal);
     rib.recalculate();
     assert_eq!(rib.routes().count(), 0);
+}
+
+/// Otherwise, a peer that does not read costs much memory.
+#[test]
+fn one_call_gives_few_messages_of_heavy_routes() {
+    let [_, _, external] = PEERS.map(|(id, _)| id);
+    let mut rib = rib();
+    for number in 0..1000_u32 {
+        let communities = (0..900).map(|other| Community(number << 16 | other)).collect();
+        let attributes = Attributes { communities, ..Attributes::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED)) };
+        let prefix = IpNet::new(IpAddr::V4(Ipv4Addr::from(0x0a00_0000 | number << 8)), 24).unwrap();
+        rib.set_own(prefix, Some(OwnRoute { attributes: Arc::new(attributes), interface: None }));
+    }
+    rib.recalculate();
+    let mut seen = 0;
+    while !rib.is_idle(external) {
+        let messages = rib.messages(external);
+        let bytes: usize = messages.iter().map(Vec::len).sum();
+        assert!(bytes < 300_000, "{bytes}");
+        seen += messages.len();
+    }
+    assert_eq!(seen, 1000);
 }
 
 #[test]

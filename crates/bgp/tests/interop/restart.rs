@@ -27,7 +27,7 @@ fn was_lost(events: &[RouteEvent], prefix: &str) -> bool {
         RouteEvent::Changed(changes) => {
             changes.iter().any(|change| change.prefix.to_string() == prefix && change.routes.is_empty())
         }
-        RouteEvent::Complete => false,
+        RouteEvent::Complete | RouteEvent::UnknownNextHops(_) => false,
     })
 }
 

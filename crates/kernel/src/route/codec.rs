@@ -147,6 +147,9 @@ fn route_message(route: &Route) -> RouteMessage {
     message.header.kind = match route.kind {
         RouteKind::Unicast => RouteType::Unicast,
         RouteKind::Blackhole => RouteType::BlackHole,
+        RouteKind::Unreachable => RouteType::Unreachable,
+        RouteKind::Prohibit => RouteType::Prohibit,
+        RouteKind::Throw => RouteType::Throw,
     };
     message.header.scope = match (route.kind, route.gateway) {
         (RouteKind::Unicast, None) => RouteScope::Link,
@@ -356,6 +359,9 @@ pub(super) fn route_and_dead_links(reply: &Reply) -> Option<(Route, Vec<u32>)> {
     let kind = match header.kind {
         RouteType::Unicast => RouteKind::Unicast,
         RouteType::BlackHole => RouteKind::Blackhole,
+        RouteType::Unreachable => RouteKind::Unreachable,
+        RouteType::Prohibit => RouteKind::Prohibit,
+        RouteType::Throw => RouteKind::Throw,
         _ => return None,
     };
     let mut destination = match header.address_family {
@@ -403,7 +409,7 @@ pub(super) fn route_and_dead_links(reply: &Reply) -> Option<(Route, Vec<u32>)> {
     if destination.addr().is_ipv6() && metric == 1024 {
         metric = 0;
     }
-    if kind == RouteKind::Blackhole {
+    if kind != RouteKind::Unicast {
         link = None;
     }
     if header.flags.contains(RouteFlags::Dead) {

@@ -136,6 +136,12 @@ pub enum RouteKind {
     Unicast,
     /// Drops them.
     Blackhole,
+    /// Drops them, and tells the sender that there is no way (`unreachable` of iproute2).
+    Unreachable,
+    /// Drops them, and tells the sender that somebody forbids it (`prohibit`).
+    Prohibit,
+    /// Leaves them to other tables (`throw`).
+    Throw,
 }
 
 /// A next hop of a route: an outgoing link and the next router.
@@ -212,11 +218,11 @@ impl Route {
     #[must_use]
     pub fn leads_like(&self, other: &Self) -> bool {
         let next_hops = |route: &Self| match route.kind {
-            RouteKind::Blackhole => (route.kind, Vec::new()),
             RouteKind::Unicast => {
                 let hops = route.next_hops().into_iter().map(|hop| (hop.link, hop.gateway));
                 (route.kind, hops.collect())
             }
+            other => (other, Vec::new()),
         };
         next_hops(self) == next_hops(other)
     }
@@ -347,9 +353,13 @@ impl fmt::Display for Change {
 
 impl fmt::Display for Route {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.kind == RouteKind::Blackhole {
-            write!(f, "blackhole ")?;
-        }
+        f.write_str(match self.kind {
+            RouteKind::Unicast => "",
+            RouteKind::Blackhole => "blackhole ",
+            RouteKind::Unreachable => "unreachable ",
+            RouteKind::Prohibit => "prohibit ",
+            RouteKind::Throw => "throw ",
+        })?;
         write!(f, "route to {}", self.destination)?;
         if let Some(gateway) = self.gateway {
             write!(f, " via {gateway}")?;
