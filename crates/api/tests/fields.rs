@@ -73,6 +73,23 @@ fn the_table_marks_exactly_the_fields_that_types_read_as_implemented() {
     }
 }
 
+#[test]
+fn features_that_tortie_does_not_look_for_are_reported() {
+    for (text, expected) in [
+        ("", None),
+        ("ChecksumOffloadBroken=true", None),
+        ("checksumoffloadbroken=False,", None),
+        ("SNATFullyRandom=true,ChecksumOffloadBroken=true", Some("SNATFullyRandom=true has no effect")),
+        ("ChecksumOffloadBroken=", Some("ChecksumOffloadBroken= has no effect")),
+    ] {
+        let value = json!({"spec": {"featureDetectOverride": text}});
+        let found = support::reported(Kind::FelixConfiguration, &value);
+        let found: Vec<String> = found.iter().map(ToString::to_string).collect();
+        assert_eq!(found.len(), usize::from(expected.is_some()), "{text}: {found:?}");
+        assert!(expected.is_none_or(|expected| found[0].contains(expected)), "{text}: {found:?}");
+    }
+}
+
 /// What Tortie stores for Calico's nodes, with the types that validate it.
 #[test]
 fn the_tables_of_kinds_for_calico_have_the_fields_of_their_types() {

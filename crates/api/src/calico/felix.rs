@@ -305,7 +305,7 @@ impl FelixConfigurationSpec {
         let parts = self.feature_detect_override.as_deref()?.split(',');
         let value = parts
             .filter_map(|part| part.split_once('='))
-            .find(|(name, _)| name.trim() == "ChecksumOffloadBroken")?
+            .find(|(name, _)| name.trim().eq_ignore_ascii_case("ChecksumOffloadBroken"))?
             .1;
         value.trim().to_lowercase().parse().ok()
     }

@@ -2,12 +2,15 @@
 
 use std::ops::RangeInclusive;
 
+use serde_json::Value;
+
 use super::State::{Implemented, Rejected, Reported};
 use super::Takes::{
     AnyCase, Bool, Duration, Integer, Interface, Ipv4, Ipv6, ListsOfRouteTables, Nets, Nothing, NumberOrText,
     Object, Objects, Pattern, Port, Ports, Rate, RouteTables, Text, Texts, Timeouts, Word,
 };
 use super::{Field, Takes, field};
+use crate::FieldError;
 use crate::calico::FelixConfigurationSpec;
 
 const WIREGUARD_REFUSED: &str = "Tortie does not encrypt packets between nodes, so they would be sent in the clear. Remove the \
@@ -52,7 +55,6 @@ const MTU: &str = "vxlanMTU and vxlanMTUV6 are the MTUs of the overlays";
 const NAT: &str = "packets that leave all pools get the address of the interface that they leave by";
 const NFTABLES: &str = "marks, chains and intervals of the nftables table are fixed";
 const OPENSTACK: &str = "Tortie does not work with OpenStack";
-const FEATURES: &str = "Tortie knows ChecksumOffloadBroken=true and =false, which has an effect, and looks for nothing else that this can name";
 const REPORTING: &str = "agents write a NodeReport when a condition changes, and once a minute";
 const ROUTES: &str = "agents repair their own routes, and do not change those of others";
 const SERVICE_LOOP: &str = "packets to unused addresses of the Service network are not dropped";
@@ -134,12 +136,7 @@ pub(super) const FIELDS: &[Field] = &[
     field("externalNodesList", Nets, Reported(EXTERNAL_NODES), &["[]"]),
     field("failsafeInboundHostPorts", Objects, Implemented, &[]),
     field("failsafeOutboundHostPorts", Objects, Implemented, &[]),
-    field(
-        "featureDetectOverride",
-        Text,
-        Reported(FEATURES),
-        &["", "ChecksumOffloadBroken=true", "ChecksumOffloadBroken=false"],
-    ),
+    field("featureDetectOverride", Text, Implemented, &[]),
     field("featureGates", Text, Reported(FEATURE_GATES), &[""]),
     field("floatingIPs", Word(&["Enabled", "Disabled"]), Reported(FLOATING), &["Disabled"]),
     field("flowLogsCollectorDebugTrace", Bool, Reported(FLOW_LOGS), &[]),
@@ -302,3 +299,20 @@ pub(super) const FIELDS: &[Field] = &[
     field("xdpEnabled", Bool, Reported(EBPF), &["false"]),
     field("xdpRefreshInterval", Duration, Reported(EBPF), &[]),
 ];
+
+/// The parts of `featureDetectOverride` that have no effect.
+pub(super) fn other_features(spec: &Value) -> Option<FieldError> {
+    let parts = spec["featureDetectOverride"].as_str()?.split(',').map(str::trim);
+    let is_known = |part: &str| {
+        let known = ["ChecksumOffloadBroken=true", "ChecksumOffloadBroken=false"];
+        part.is_empty() || known.iter().any(|known| known.eq_ignore_ascii_case(part))
+    };
+    let others: Vec<&str> = parts.filter(|part| !is_known(part)).collect();
+    (!others.is_empty()).then(|| {
+        let problem = format!(
+            "{} has no effect: Tortie knows ChecksumOffloadBroken=true and =false, and looks for nothing else that this field can name",
+            others.join(",")
+        );
+        FieldError::new("spec.featureDetectOverride", problem)
+    })
+}

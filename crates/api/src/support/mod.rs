@@ -156,10 +156,14 @@ pub fn not_in_force(key: &Key, value: &Value) -> Vec<FieldError> {
 }
 
 fn without_effect(kind: Kind, value: &Value) -> Vec<FieldError> {
-    unsupported(kind, value, |state| match state {
+    let mut found = unsupported(kind, value, |state| match state {
         State::Reported(why) => Some(why),
         State::Implemented | State::Rejected(_) => None,
-    })
+    });
+    if kind == Kind::FelixConfiguration {
+        found.extend(felix::other_features(&value["spec"]));
+    }
+    found
 }
 
 fn unsupported(kind: Kind, value: &Value, why: impl Fn(State) -> Option<&'static str>) -> Vec<FieldError> {
