@@ -6,6 +6,7 @@ mod decisions;
 mod filters;
 mod network;
 mod oracle;
+mod refreshes;
 mod restarts;
 mod sessions;
 mod tables;
