@@ -200,26 +200,50 @@ pub(crate) fn add_subnet(hcn: &(impl Hcn + ?Sized), network: &Network, block: Ip
     Err(Error::NotTaken { object: format!("network {}", network.name), what: "a subnet" })
 }
 
-/// Removes the unused subnets of blocks that other nodes have now.
+/// Removes the subnets of blocks that other nodes have now. Returns those that stay, each with the reason: HNS keeps a subnet
+/// whose addresses endpoints have.
+///
+/// # Errors
+/// HNS does not answer, or the network is gone.
 pub(crate) fn remove_subnets(
     hcn: &(impl Hcn + ?Sized),
     network: Guid,
-    is_of_another: impl Fn(&Ipv4Net) -> bool,
-) -> Result<(), Error> {
-    let network = hcn.network(network)?;
+    is_stale: impl Fn(&Ipv4Net) -> bool,
+) -> Result<Vec<(Ipv4Net, String)>, Error> {
+    let found = hcn.network(network)?;
     // The first one is the node's tunnel end.
-    for subnet in network.subnets().skip(1) {
-        if subnet.ip_address_prefix.parse().is_ok_and(|net| is_of_another(&net)) {
-            let gone = Subnet { id: subnet.id, ..Default::default() };
-            hcn.modify_network(network.id, &Modify::subnets(RequestType::Remove, vec![gone]))?;
-            info!(
-                network = network.name,
-                subnet = subnet.ip_address_prefix,
-                "removed the subnet of a block that is another node's"
-            );
+    let stale = found.subnets().skip(1).filter_map(|subnet| {
+        let net: Ipv4Net = subnet.ip_address_prefix.parse().ok()?;
+        is_stale(&net).then(|| (net, Subnet { id: subnet.id, ..Default::default() }))
+    });
+    let mut removed = Vec::new();
+    for (net, gone) in stale {
+        match hcn.modify_network(network, &Modify::subnets(RequestType::Remove, vec![gone])) {
+            Ok(()) => removed.push((net, "HNS accepted its removal and still shows it".to_owned())),
+            Err(error) if matches!(error.class(), Class::NotFound | Class::Unavailable) => {
+                return Err(error.into());
+            }
+            Err(error) => removed.push((net, error.to_string())),
         }
     }
-    Ok(())
+    if removed.is_empty() {
+        return Ok(removed);
+    }
+    let left = hcn.network(network)?;
+    let (stay, gone): (Vec<_>, Vec<_>) =
+        removed.into_iter().partition(|(net, _)| subnets(&left).any(|subnet| subnet == *net));
+    for (net, _) in gone {
+        info!(network = found.name, subnet = %net, "removed the subnet of a block that is another node's");
+    }
+    Ok(stay)
+}
+
+/// The result of an attempt to replace a network.
+enum Replacement {
+    /// The new network.
+    Made(Network),
+    /// The old one stays, because this many endpoints use it.
+    InUse(usize),
 }
 
 /// Makes a network on a machine.

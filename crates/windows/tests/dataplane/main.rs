@@ -24,5 +24,6 @@ mod saved_report;
 mod services;
 mod sets;
 mod show;
+mod subnets;
 mod trouble;
 mod verdicts;
