@@ -257,54 +257,61 @@ struct NetworkMaker<'a, H: Hcn + ?Sized> {
 impl<H: Hcn + ?Sized> NetworkMaker<'_, H> {
     /// The existing network, or its replacement; and why it lacks IPv6, if it is used nevertheless.
     fn settle(&self, network: Network) -> Result<(Network, Option<String>), Error> {
-        let Self { hcn, host, spec, .. } = self;
+        let Self { host, spec, .. } = self;
         if let Some((found, wanted)) = difference(&network, spec) {
             let (name, routes) = (spec.name.clone(), kept_routes(&network, spec));
             if let Some(adapter) = other_adapter(&network, spec) {
                 return Err(Error::AdapterDiffers { name, found, wanted, adapter, routes });
             }
-            let all = hcn.endpoints_of_network(network.id)?;
-            if let Some(endpoints) = in_use(&all) {
-                return Err(Error::NetworkDiffers { name, found, wanted, endpoints, routes });
-            }
-            return Ok((self.replace(&network, &found, &wanted, &all)?, None));
+            return match self.replace(&network, &found, &wanted)? {
+                Replacement::Made(made) => Ok((made, None)),
+                Replacement::InUse(endpoints) => {
+                    Err(Error::NetworkDiffers { name, found, wanted, endpoints, routes })
+                }
+            };
         }
         let block =
             lacked_ipv6(&network, spec).filter(|_| host.wants_ipv6() && host.ipv6_refused().is_none());
         let Some(block) = block else { return Ok((network, None)) };
-        let all = hcn.endpoints_of_network(network.id)?;
-        let kept = match (other_adapter(&network, spec), in_use(&all)) {
-            (Some(adapter), _) => format!("is on the adapter {adapter}, so it is not made anew"),
-            (None, Some(endpoints)) => format!(
-                "is used by {endpoints} endpoints; the agent makes it anew when none is left: drain the node, and restart the machine if pods \
-                 of DaemonSets keep it in use"
-            ),
-            (None, None) => {
+        let kept = match other_adapter(&network, spec) {
+            Some(adapter) => format!("is on the adapter {adapter}, so it is not made anew"),
+            None => {
                 let found = ipv6_subnet(&network).map_or("none".to_owned(), |net| net.to_string());
                 let (found, wanted) = (format!("IPv6 subnet {found}"), format!("IPv6 subnet {block}"));
-                return Ok((self.replace(&network, &found, &wanted, &all)?, None));
+                match self.replace(&network, &found, &wanted)? {
+                    Replacement::Made(made) => return Ok((made, None)),
+                    Replacement::InUse(endpoints) => format!(
+                        "is used by {endpoints} endpoints; the agent makes it anew when none is left: drain the node, and restart the \
+                         machine if pods of DaemonSets keep it in use"
+                    ),
+                }
             }
         };
         let why = format!("network {} was made without a subnet for {block}, and {kept}", network.name);
         Ok((network, Some(why)))
     }
 
-    fn replace(
-        &self,
-        network: &Network,
-        found: &str,
-        wanted: &str,
-        endpoints: &[Endpoint],
-    ) -> Result<Network, Error> {
+    /// Replaces the network if nothing uses it. Others than this agent, such as kube-proxy, create endpoints at any time, and the
+    /// second network takes a while. So the endpoints are listed again directly before the deletion.
+    fn replace(&self, network: &Network, found: &str, wanted: &str) -> Result<Replacement, Error> {
         let Self { hcn, host, node, spec } = self;
+        if let Some(endpoints) = in_use(&hcn.endpoints_of_network(network.id)?) {
+            return Ok(Replacement::InUse(endpoints));
+        }
         warn!(network = spec.name, found, wanted, "the network differs and is unused; recreating it");
         host.prepare_for_deletion(*node)?;
-        if let Some(own) = endpoints.iter().find(|endpoint| bridge::is_of_node(endpoint)) {
+        let _no_new_endpoint = host.network_lock().replace_network();
+        anchor::hold(*hcn, host, network, spec.kind)?;
+        let all = hcn.endpoints_of_network(network.id)?;
+        if let Some(endpoints) = in_use(&all) {
+            anchor::release(*hcn, host)?;
+            return Ok(Replacement::InUse(endpoints));
+        }
+        if let Some(own) = all.iter().find(|endpoint| bridge::is_of_node(endpoint)) {
             bridge::remove(*hcn, own)?;
         }
-        anchor::hold(*hcn, host, network, spec.kind)?;
         hcn.delete_network(network.id)?;
-        self.create()
+        self.create().map(Replacement::Made)
     }
 
     fn create(&self) -> Result<Network, Error> {

@@ -19,6 +19,7 @@ mod pods;
 mod policy_only;
 mod ports_of_sctp;
 mod programs;
+mod replacement;
 mod restarts;
 mod saved_report;
 mod services;
