@@ -271,8 +271,11 @@ impl Host {
         let Choice { adapter, .. } = self.choose(node);
         let adapters = self.ip.adapters().map_err(|error| Error::Adapter { problem: error.to_string() })?;
         let has_address = || node.and_then(|node| with(&adapters, node.into()).into_iter().next().cloned());
-        let Some(adapter) = adapter.or_else(has_address) else { return Ok(()) };
-        self.routes.keep(&adapter).map_err(|problem| Error::Adapter { problem })
+        Ok(adapter.or_else(has_address))
+    }
+
+    fn keep(&self, adapter: &Adapter, keep_for: KeepFor) -> Result<(), Error> {
+        self.routes.keep(adapter, keep_for).map_err(|problem| Error::Adapter { problem })
     }
 
     /// Prepares for a switch on the adapter: it takes over the addresses, and the system forgets routes.
@@ -280,15 +283,11 @@ impl Host {
     /// # Errors
     /// The adapter must not be used, or its routes cannot be kept.
     pub(crate) fn prepare(&self, choice: &Choice) -> Result<(), Error> {
-        let problem = match (&choice.refused, &choice.adapter) {
-            (Some(why), _) => why.clone(),
-            (None, None) => return Ok(()),
-            (None, Some(adapter)) => match self.routes.keep(adapter) {
-                Ok(()) => return Ok(()),
-                Err(problem) => problem,
-            },
-        };
-        Err(Error::Adapter { problem })
+        match (&choice.refused, &choice.adapter) {
+            (Some(why), _) => Err(Error::Adapter { problem: why.clone() }),
+            (None, None) => Ok(()),
+            (None, Some(adapter)) => self.keep(adapter, KeepFor::Creation),
+        }
     }
 }
 

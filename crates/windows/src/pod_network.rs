@@ -111,7 +111,10 @@ pub fn ensure_network_on(
     };
     let maker = NetworkMaker { hcn, host, node, spec };
     let (found, without_ipv6) = match existing {
-        Some(network) => maker.settle(network)?,
+        Some(network) => {
+            host.network_is_there(node);
+            maker.settle(network)?
+        }
         None => (maker.create()?, None),
     };
     if spec.kind == NetworkKind::L2Bridge {
@@ -328,7 +331,7 @@ impl<H: Hcn + ?Sized> NetworkMaker<'_, H> {
 
     /// If HNS refuses the network with an IPv6 subnet only, it has none, and that is recorded: the pods' IPv4 does not depend on it.
     fn create_on(&self, adapter: Option<String>) -> Result<Network, Error> {
-        let Self { hcn, host, spec, .. } = self;
+        let Self { hcn, host, node, spec } = self;
         let ipv6 = spec.ipv6.filter(|_| host.ipv6_refused().is_none());
         let wanted = NetworkSpec { adapter, ipv6, ..(*spec).clone() };
         let id = match hcn.create_network(&document(&wanted)) {
@@ -339,6 +342,7 @@ impl<H: Hcn + ?Sized> NetworkMaker<'_, H> {
             }
             created => created?,
         };
+        host.network_is_there(*node);
         info!(network = spec.name, %id, block = %spec.block, ?ipv6, kind = ?spec.kind, "created the network of the pods");
         let made = hcn.network(id)?;
         if host.ipv6_refused().is_none() && ipv6.is_some() && ipv6_subnet(&made) != ipv6 {

@@ -1,6 +1,7 @@
 //! The Windows dataplane on one node with an emulated HNS.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
+mod adapter_routes;
 mod bridge;
 mod bridge_ipv6;
 mod builds;
