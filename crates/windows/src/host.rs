@@ -228,9 +228,14 @@ impl Host {
         Ok(up.map(|adapter| (adapter.name, adapter.addresses)).collect())
     }
 
+    /// Whether anything is known about the machine.
+    pub(crate) fn has_adapters(&self) -> bool {
+        self.ip.adapters().is_ok_and(|adapters| !adapters.is_empty())
+    }
+
     /// Whether the node's address tells which adapter a network belongs on.
     pub fn needs_address(&self) -> bool {
-        self.selector.is_none() && self.ip.adapters().is_ok_and(|adapters| !adapters.is_empty())
+        self.selector.is_none() && self.has_adapters()
     }
 
     /// The adapter for a network of the node with this address.

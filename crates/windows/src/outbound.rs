@@ -25,7 +25,7 @@ pub(crate) struct Networks {
     pub(crate) services: Vec<Ipv4Net>,
     /// The pools, and whether packets from each to the outside get the node's address (`natOutgoing`).
     pub(crate) pools: Vec<(Ipv4Net, bool)>,
-    /// The networks of the node itself; `None` until the system has told them.
+    /// The networks of the node itself; `None` while they are not known.
     pub(crate) of_node: Option<Vec<Ipv4Net>>,
     /// The node's address on the underlay, if the network is known.
     pub(crate) provider: Option<Ipv4Addr>,
@@ -83,7 +83,8 @@ impl Networks {
                  Services' networks; name them with --service-cidr"
             }
             (_, None) => {
-                "has no effect on new pods yet: Windows does not tell the node's addresses; the agent tries again"
+                "has no effect on new pods yet: Windows does not tell the node's addresses, or no adapter has the node's address; the \
+                 agent tries again"
             }
             (_, Some(_)) => return None,
         };
