@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ipnet::{IpNet, Ipv4Net};
-use tortie_hcn::{Adapter, IpHelper, IpHelperError, NoIpHelper};
+use tortie_hcn::{Adapter, Guid, IpHelper, IpHelperError, NoIpHelper};
 use tracing::warn;
 
 use crate::adapter::{AdapterSelector, is_virtual, switch, usable};
@@ -34,6 +34,9 @@ pub struct Host {
     network_lock: NetworkLock,
     host_route: Arc<Mutex<Option<HostRouteAnswer>>>,
 }
+
+/// The network to which a HostRoute policy was sent, and why HNS refused it.
+type HostRouteAnswer = (Guid, Option<String>);
 
 /// Why the node's network has no IPv6.
 #[derive(Debug, Default)]

@@ -43,6 +43,8 @@ pub struct PodNetwork {
     pub provider_address: Ipv4Addr,
     /// The blocks for which it has no subnet, each with the reason.
     pub without_subnet: Vec<(Ipv4Net, String)>,
+    /// Why an overlay lacks the policy by which the node reaches its own pods.
+    pub without_host_route: Option<String>,
     /// The pods' gateway in its IPv6 subnet, if it has one.
     pub gateway_v6: Option<Ipv6Addr>,
     /// Why it has no IPv6, although the node's pods could have it.
@@ -119,14 +121,8 @@ pub fn ensure_network_on(
     };
     if spec.kind == NetworkKind::L2Bridge {
         bridge::ensure_node_endpoint(hcn, host, &found, spec.block)?;
-    } else if !found.policies.iter().any(Policy::is::<HostRoute>) {
-        let host_route = vec![Policy::of(&HostRoute::default())];
-        match hcn.modify_network(found.id, &Modify::policies(RequestType::Add, host_route)) {
-            // Not every build lists it.
-            Err(error) if error.class() == Class::AlreadyExists => {}
-            result => result?,
-        }
     }
+    let without_host_route = ensure_host_route(hcn, host, &found)?;
     let mut without_subnet = Vec::new();
     for block in blocks.into_iter().filter(|block| !subnets(&found).any(|subnet| subnet == *block)) {
         match add_subnet(hcn, &found, block) {
@@ -137,9 +133,43 @@ pub fn ensure_network_on(
     }
     let without_ipv6 = host.without_ipv6(spec.ipv6.is_some()).or(without_ipv6);
     let gateway_v6 = bridge::end_v6(&found);
-    let made = PodNetwork { without_subnet, gateway_v6, without_ipv6, ..pod_network(&found, spec)? };
+    let made = PodNetwork {
+        without_subnet,
+        without_host_route,
+        gateway_v6,
+        without_ipv6,
+        ..pod_network(&found, spec)?
+    };
     anchor::release(hcn, host)?;
     Ok(made)
+}
+
+/// Gives an overlay the policy by which the node reaches its own pods, once for each network: not every build lists it. Returns why HNS
+/// refuses it. Nothing else depends on it, and Calico's plugin goes on without it, too.
+fn ensure_host_route(
+    hcn: &(impl Hcn + ?Sized),
+    host: &Host,
+    network: &Network,
+) -> Result<Option<String>, Error> {
+    if network.r#type != NetworkMode::Overlay || network.policies.iter().any(Policy::is::<HostRoute>) {
+        return Ok(None);
+    }
+    if let Some(answer) = host.host_route_answer(network.id) {
+        return Ok(answer);
+    }
+    let host_route = vec![Policy::of(&HostRoute::default())];
+    let answer = match hcn.modify_network(network.id, &Modify::policies(RequestType::Add, host_route)) {
+        Ok(()) => None,
+        Err(error) => match error.class() {
+            Class::AlreadyExists => None,
+            Class::Unavailable | Class::NotFound => return Err(error.into()),
+            // It is sent again.
+            Class::Other if error.is_not_ready() => return Ok(Some(error.to_string())),
+            Class::Other => Some(error.to_string()),
+        },
+    };
+    host.set_host_route_answer(network.id, answer.clone());
+    Ok(answer)
 }
 
 /// The network as it is, for an agent that starts while it differs from the required one: its pods go on using it.
@@ -419,6 +449,7 @@ fn pod_network(network: &Network, spec: &NetworkSpec) -> Result<PodNetwork, Erro
             NetworkKind::L2Bridge => None,
         },
         without_subnet: Vec::new(),
+        without_host_route: None,
         gateway_v6: None,
         without_ipv6: None,
         other_adapter: other_adapter(network, spec),

@@ -85,6 +85,12 @@ impl WindowsDataplane {
             let message = format!("pods with addresses of the block {block} are not connected: {why}");
             Condition::new(Reason::MoreThanOneBlock, message)
         }));
+        report.node.extend(network.without_host_route.as_ref().map(|why| {
+            let message = format!(
+                "network {NETWORK} has no HostRoute policy, so the node may not reach its own pods, and kubelet's probes may fail: {why}"
+            );
+            Condition::new(Reason::RouteRefused, message)
+        }));
         report.node.extend(network.without_ipv6.as_ref().filter(|_| self.host.wants_ipv6()).map(|why| {
             Condition::new(
                 Reason::NetworkWithoutIpv6,
