@@ -365,7 +365,7 @@ impl<H: Hcn + ?Sized> NetworkMaker<'_, H> {
         let ipv6 = spec.ipv6.filter(|_| host.ipv6_refused().is_none());
         let wanted = NetworkSpec { adapter, ipv6, ..(*spec).clone() };
         let id = match hcn.create_network(&document(&wanted)) {
-            Err(error) if ipv6.is_some() && error.class() != Class::Unavailable => {
+            Err(error) if ipv6.is_some() && bridge::may_be_for_ipv6(&error) => {
                 let id = hcn.create_network(&document(&NetworkSpec { ipv6: None, ..wanted }))?;
                 host.refuse_ipv6(format!("HNS refuses the network with it: {error}"));
                 id
