@@ -1,6 +1,6 @@
 //! The machine under HNS: the adapter of the overlay network, and the node's own addresses.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -205,7 +205,7 @@ impl Host {
         &self,
         ends: &[IpAddr],
         metric: u32,
-        desired: &BTreeMap<IpNet, BTreeSet<IpAddr>>,
+        desired: &DesiredRoutes,
     ) -> Result<Vec<String>, IpHelperError> {
         let adapters = self.ip.adapters()?;
         let mut problems = Vec::new();
