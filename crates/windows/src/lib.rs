@@ -53,7 +53,7 @@ pub use firewall_opening::{FirewallOpening, FirewallOpenings};
 pub use firewall_rules::Opening;
 pub use host::Host;
 pub use host_routes::HostRoutes;
-pub use kube_proxy::{kube_proxy_flags, source_vip};
+pub use kube_proxy::{kube_proxy_flags, source_vip, source_vips};
 pub use learned_routes::LearnedRoutes;
 pub use network_lock::NetworkLock;
 pub use network_spec::{NetworkKind, NetworkSpec, adapter_of};
