@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use tortie_api::net::{IpVersion, overlap};
 use tortie_dataplane::{Condition, LocalNode, NodeState, Reason, Report, RouteTarget};
+use tortie_hcn::schema::NetworkMode;
 use tortie_hcn::{Guid, HcnExt};
 
 use super::{WindowsDataplane, note, own_address};
@@ -20,7 +21,9 @@ impl WindowsDataplane {
         let Some(node) = state.node.clone() else { return Ok(()) };
         self.report_settings(&node, state, report);
         let blocks: Vec<Ipv4Net> = own_blocks(state).collect();
-        let Some((block, others)) = blocks.split_first() else { return Ok(()) };
+        let Some((block, others)) = blocks.split_first() else {
+            return self.follow_without_block(state, report);
+        };
         let kind = match self.is_bridge {
             true => NetworkKind::L2Bridge,
             false => NetworkKind::Overlay { vni: node.network.vni },
@@ -128,6 +131,14 @@ impl WindowsDataplane {
             true => self.sync_node_routes(state, network, kept_subnets),
             false => self.sync_overlay_routes(state, network.id, kept_subnets),
         };
+        let synced = match synced {
+            // The same routes would not be taken at once, either, and each attempt takes those away that are there.
+            Err(error @ Error::NotTaken { .. }) => {
+                let reason = kept_subnets.map_or(error.reason(), |_| Reason::RouteRefused);
+                Ok(vec![Condition::new(reason, error.to_string())])
+            }
+            synced => synced,
+        };
         self.routes_refused = synced.inspect_err(|_| self.pod_network = None)?;
         self.routes_due = false;
         if self.routes_refused.is_empty() {
@@ -163,6 +174,22 @@ impl WindowsDataplane {
         }
         self.report_routes(report);
         Ok(())
+    }
+
+    /// The node has no block: somebody has deleted the Node, or released its blocks. A network that is there may still have endpoints.
+    fn follow_without_block(&mut self, state: &NodeState, report: &mut Report) -> Result<(), Error> {
+        let Some(network) = self.hcn.network_by_name(NETWORK)? else { return Ok(()) };
+        if (network.r#type == NetworkMode::L2Bridge) != self.is_bridge {
+            return Ok(());
+        }
+        report.node.push(Condition::new(
+            Reason::RouteRefused,
+            format!(
+                "the node has no IPAM block, and network {NETWORK} keeps its subnets: no route leads to other nodes that have these \
+                 addresses now; the next pod claims a block"
+            ),
+        ));
+        self.follow_in_kept_network(state, report)
     }
 
     /// The network as it is, and its subnets.
