@@ -5,6 +5,7 @@ mod adapter_routes;
 mod bridge;
 mod bridge_ipv6;
 mod builds;
+mod cleanup;
 mod cost;
 mod fault_matrix;
 mod firewall;
