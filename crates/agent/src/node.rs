@@ -283,12 +283,13 @@ async fn prepare_windows(
             Err(error) => return Err(AgentError::system("making the network of the pods", error)),
         }
     };
+    let network_lock = host.network_lock().clone();
     let dataplane = WindowsDataplane::new(hcn.clone()).with_host(host);
     let dataplane = dataplane.with_bridge(network == WindowsNetwork::L2Bridge);
     let dataplane = dataplane.with_static_rules(static_rules).with_services(services);
     let current = dataplane.current_network();
     let wiring = WindowsWiring::new(hcn).with_networks(dataplane.networks());
-    let wiring = wiring.with_pod_network(current.clone());
+    let wiring = wiring.with_pod_network(current.clone()).with_network_lock(network_lock);
     let ipam_source = networks.lease.as_ref().and_then(OwnLease::windows_addresses).map(IpamSource::Fixed);
     let (announced, keeper) =
         Announced::on_windows(store, node, (&made, current), finder, networks, windows_ipv6).await?;

@@ -15,7 +15,7 @@ use tortie_hcn::{Class, Guid, Hcn, HcnExt};
 use tortie_store::{Interest, Store, StoreError, Stored, Version};
 use tortie_windows::{
     Drain, NETWORK, NetworkReport, NodePod, PodOrigin, RECONFIGURATION, Reconfiguration, ReconfigureStep,
-    ReconfiguredNode, UsedNetwork, belongs_to_no_pod, is_of_node, next_step, source_vip,
+    ReconfiguredNode, UsedNetwork, belongs_to_no_pod, is_of_node, next_step, source_vips,
 };
 
 use crate::AgentError;
@@ -245,11 +245,11 @@ impl Reconfiguring {
 /// Who uses the network.
 fn used(hcn: &dyn Hcn) -> Result<Option<UsedNetwork>, tortie_hcn::Error> {
     let Some(network) = hcn.network_by_name(NETWORK)? else { return Ok(None) };
-    let vip = source_vip(&network).ok();
+    let vips: Vec<_> = source_vips(&network).collect();
     let mut endpoints = hcn.endpoints_of_network(network.id)?;
     // The agent's own endpoint goes with the network.
     endpoints.retain(|endpoint| !is_of_node(endpoint));
-    let (others, pods): (Vec<_>, Vec<_>) = endpoints.iter().partition(|it| belongs_to_no_pod(it, vip));
+    let (others, pods): (Vec<_>, Vec<_>) = endpoints.iter().partition(|it| belongs_to_no_pod(it, &vips));
     let others: Vec<Guid> = others.iter().map(|endpoint| endpoint.id).collect();
     let mut balancers = Vec::new();
     for id in hcn.enumerate(tortie_hcn::Kind::LoadBalancer, &Query::all())? {

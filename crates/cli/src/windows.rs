@@ -12,8 +12,8 @@ use tortie_cni::local;
 use tortie_hcn::native::{NativeFirewall, NativeHcn, NativeIpHelper, windows_build};
 use tortie_hcn::schema::Network;
 use tortie_hcn::selftest::{self, HnsReport, NoTraffic};
-use tortie_hcn::{Adapter, HcnExt, IpHelper, IpRoute};
-use tortie_windows::{NETWORK, Opening, SavedReport};
+use tortie_hcn::{Adapter, Hcn, HcnExt, IpHelper, IpRoute};
+use tortie_windows::{Cleanup, NETWORK, SavedReport, clean_up};
 
 use crate::output;
 
@@ -99,17 +99,12 @@ fn save(file: &Path, report: &HnsReport) -> anyhow::Result<()> {
 }
 
 fn cleanup() -> anyhow::Result<ExitCode> {
-    for opening in Opening::ALL {
-        let removed = opening.remove(&NativeFirewall)?;
-        let what = if removed { "is removed from the firewall" } else { "is not in the firewall" };
-        output::line(&format!("the rule {:?} {what}", opening.rule()));
-    }
-    let routes = tortie_windows::remove_node_routes(&NativeIpHelper)?;
-    output::line(&format!("{} of the agent removed", output::count(routes as u64, "route")));
-    if tortie_windows::remove_anchor(&NativeHcn::load(DEADLINE)?)? {
-        output::line("the network that kept the adapter's switch is removed");
-    }
-    Ok(ExitCode::SUCCESS)
+    let hns = NativeHcn::load(DEADLINE).map_err(|error| error.to_string());
+    let hcn = hns.as_ref().map(|hns| hns as &dyn Hcn).map_err(Clone::clone);
+    let Cleanup { done, failed } = clean_up(&NativeFirewall, &NativeIpHelper, hcn);
+    done.iter().for_each(|line| output::line(line));
+    failed.iter().for_each(|line| output::error_line(line));
+    Ok(if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn kube_proxy(node: Option<&str>) -> anyhow::Result<ExitCode> {

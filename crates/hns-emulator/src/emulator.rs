@@ -1,6 +1,6 @@
 //! The emulated HNS: handles calls and keeps objects.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -119,7 +119,8 @@ impl Emulator {
         Ok(flows.is_known(&Key::of(packet), Instant::now()))
     }
 
-    /// Stops and starts HNS. A [`Recorder`](crate::Recorder) can simulate unanswered calls in between.
+    /// Stops and starts HNS. A [`Recorder`](crate::Recorder) can simulate unanswered calls in between. The switch of a lost network
+    /// goes, and the machine gets the adapter back.
     ///
     /// # Errors
     /// The switch cannot apply the new state.
@@ -128,7 +129,16 @@ impl Emulator {
         let before = state.clone();
         state.restart(survives, &self.config)?;
         self.flows().retain(|endpoint, _| state.endpoints.contains_key(endpoint));
-        self.follow(&mut state, before)
+        let adapters: BTreeSet<String> =
+            before.networks.values().filter_map(|network| adapter(network)).collect();
+        self.follow(&mut state, before)?;
+        if let Some(host) = &self.host {
+            let gone: Vec<String> =
+                adapters.into_iter().filter(|name| !is_on_network(&state, name)).collect();
+            drop(state);
+            gone.iter().for_each(|name| host.give_back(name));
+        }
+        Ok(())
     }
 
     /// The packet as the ACLs of the endpoint see it.
@@ -304,11 +314,13 @@ impl Hcn for Emulator {
 fn gone_adapter(before: &State, now: &State, call: &Call) -> Option<String> {
     let Call::Delete { kind: Kind::Network, id } = call else { return None };
     let adapter = adapter(before.networks.get(id)?)?;
-    let is_used = now
-        .networks
-        .values()
-        .any(|network| self::adapter(network).is_some_and(|other| other.eq_ignore_ascii_case(&adapter)));
-    (!is_used).then_some(adapter)
+    (!is_on_network(now, &adapter)).then_some(adapter)
+}
+
+/// Whether a network is on the adapter of this name.
+fn is_on_network(state: &State, name: &str) -> bool {
+    let mut adapters = state.networks.values().filter_map(|network| adapter(network));
+    adapters.any(|other| other.eq_ignore_ascii_case(name))
 }
 
 /// The name of a network's adapter.

@@ -76,6 +76,8 @@ pub(crate) struct AclReconciler {
     /// Endpoints that failed.
     backoff: Backoff<EndpointId>,
     known: BTreeMap<EndpointId, Known>,
+    /// Whether HNS has listed a ProviderAddress policy of an endpoint.
+    lists_provider: bool,
     /// The sets that lists name.
     wanted: BTreeMap<String, Set>,
     /// The sets of a network in HNS, if known.

@@ -4,8 +4,10 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{Ipv4Net, Ipv6Net};
-use tortie_hcn::schema::{Endpoint, IpConfig, Modify, Network, NetworkMode, RequestType, SchemaVersion};
-use tortie_hcn::{Class, Hcn, HcnExt};
+use tortie_hcn::schema::{
+    Endpoint, IpConfig, Modify, Network, NetworkMode, Query, RequestType, SchemaVersion,
+};
+use tortie_hcn::{Class, Guid, Hcn, HcnExt, Kind};
 use tracing::{info, warn};
 
 use crate::host::Host;
@@ -27,6 +29,30 @@ pub(crate) fn node_address_v6(block: Ipv6Net) -> Ipv6Addr {
     Ipv6Addr::from(u128::from(block.network()).saturating_add(2))
 }
 
+/// The GUID namespace of its identifiers. It must never change, because the endpoint is found by it.
+const SPACE: Guid = Guid::from_bytes(*b"tortie-node-end\0");
+
+/// Its identifier, which is derived from the network's.
+fn id(network: Guid) -> Guid {
+    Guid::derived(SPACE, &network.to_string())
+}
+
+/// The node's own endpoint: by its identifier, or by its name if Calico or an earlier agent created it. A network may have an endpoint
+/// for each backend of the cluster, and listing them takes long.
+fn find(hcn: &(impl Hcn + ?Sized), network: &Network) -> Result<Vec<Endpoint>, Error> {
+    let is_own = |endpoint: &Endpoint| endpoint.host_compute_network == network.id && is_of_node(endpoint);
+    let read = |id| match hcn.endpoint(id) {
+        Ok(endpoint) => Ok(Some(endpoint).filter(is_own)),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(Error::from(error)),
+    };
+    if let Some(endpoint) = read(id(network.id))? {
+        return Ok(vec![endpoint]);
+    }
+    let named = hcn.enumerate(Kind::Endpoint, &Query::filter("Name", &name()))?;
+    named.into_iter().filter_map(|id| read(id).transpose()).collect()
+}
+
 /// Whether an endpoint of the network is the node's own: the agent makes it, and removes it with the network.
 #[must_use]
 pub fn is_of_node(endpoint: &Endpoint) -> bool {
@@ -44,7 +70,7 @@ pub(crate) fn ensure_node_endpoint(
     let ipv6 = ipv6_subnet(network);
     let wanted = configurations(block, ipv6.filter(|_| host.ipv6_refused().is_none()));
     let mut known: Option<Endpoint> = None;
-    for endpoint in hcn.endpoints_of_network(network.id)?.into_iter().filter(is_of_node) {
+    for endpoint in find(hcn, network)? {
         if has_all(&endpoint, &wanted) && known.is_none() {
             known = Some(endpoint);
         } else {
@@ -90,7 +116,7 @@ fn create_with_ipv6(
             hcn.delete_endpoint(id)?;
             "HNS gives the node's own endpoint no IPv6 address".to_owned()
         }
-        Err(error) if error.class() == Class::Unavailable => return Err(error.into()),
+        Err(error) if !may_be_for_ipv6(&error) => return Err(error.into()),
         Err(error) => format!("HNS refuses the node's own endpoint with an IPv6 address: {error}"),
     };
     let ipv4 = wanted.into_iter().filter(|config| config.ip_address.parse::<Ipv4Addr>().is_ok()).collect();
@@ -99,12 +125,21 @@ fn create_with_ipv6(
     Ok(hcn.endpoint(id)?)
 }
 
+/// Whether HNS may have refused a document because of its IPv6 addresses. Without them, too, it would refuse one that exists already,
+/// or one for whose switch it is not ready.
+pub(crate) fn may_be_for_ipv6(error: &tortie_hcn::Error) -> bool {
+    match error.class() {
+        Class::Unavailable | Class::AlreadyExists => false,
+        Class::NotFound | Class::Other => !error.is_not_ready(),
+    }
+}
+
 /// Whether the node is connected to its pods by IPv6.
 pub(crate) fn has_ipv6(hcn: &(impl Hcn + ?Sized), network: &Network) -> Result<bool, Error> {
     let Some(end) = end_v6(network) else { return Ok(false) };
-    let endpoints = hcn.endpoints_of_network(network.id)?;
-    let mut of_node = endpoints.iter().filter(|endpoint| is_of_node(endpoint));
-    Ok(of_node.any(|own| of(&own.ip_configurations).any(|address| address == IpAddr::V6(end))))
+    Ok(find(hcn, network)?
+        .iter()
+        .any(|own| of(&own.ip_configurations).any(|address| address == IpAddr::V6(end))))
 }
 
 /// Removes the endpoint, before its network is deleted.
@@ -120,8 +155,13 @@ pub(crate) fn remove(hcn: &(impl Hcn + ?Sized), endpoint: &Endpoint) -> Result<(
 }
 
 fn document(network: &Network, ip_configurations: Vec<IpConfig>) -> Endpoint {
-    let mut endpoint =
-        Endpoint { name: name(), host_compute_network: network.id, ip_configurations, ..Default::default() };
+    let mut endpoint = Endpoint {
+        id: id(network.id),
+        name: name(),
+        host_compute_network: network.id,
+        ip_configurations,
+        ..Default::default()
+    };
     endpoint.base.schema_version = Some(SchemaVersion::V2);
     endpoint
 }

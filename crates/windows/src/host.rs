@@ -1,20 +1,24 @@
 //! The machine under HNS: the adapter of the overlay network, and the node's own addresses.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ipnet::{IpNet, Ipv4Net};
-use tortie_hcn::{Adapter, IpHelper, IpHelperError, NoIpHelper};
+use tortie_hcn::{Adapter, Guid, IpHelper, IpHelperError, NoIpHelper};
 use tracing::warn;
 
 use crate::adapter::{AdapterSelector, is_virtual, switch, usable};
 use crate::firewall_opening::FirewallOpenings;
-use crate::host_routes::HostRoutes;
-use crate::node_routes::Surplus;
+use crate::host_routes::{HostRoutes, KeepFor};
+use crate::network_lock::NetworkLock;
+use crate::node_routes::{DesiredRoutes, Surplus};
 use crate::saved_report::SavedReport;
 use crate::{Error, node_routes};
+
+/// Why no network is made or replaced while nothing tells its adapter: HNS would choose one.
+const ADDRESS_UNKNOWN: &str = "the node's address, which tells the adapter, is not known yet";
 
 /// The machine of a node. Clones share what is known of its routes.
 #[derive(Clone)]
@@ -27,7 +31,12 @@ pub struct Host {
     /// Whether a second network may keep the switch, for instance one of an earlier process.
     anchored: Arc<AtomicBool>,
     ipv6: Arc<Mutex<Ipv6State>>,
+    network_lock: NetworkLock,
+    host_route: Arc<Mutex<Option<HostRouteAnswer>>>,
 }
+
+/// The network to which a HostRoute policy was sent, and why HNS refused it.
+type HostRouteAnswer = (Guid, Option<String>);
 
 /// Why the node's network has no IPv6.
 #[derive(Debug, Default)]
@@ -61,7 +70,17 @@ impl Host {
     /// A machine. Without a selector, the adapter is that with the node's address.
     pub fn new(ip: Arc<dyn IpHelper>, selector: Option<AdapterSelector>, routes: Arc<HostRoutes>) -> Host {
         let anchored = Arc::new(AtomicBool::new(true));
-        Host { ip, selector, routes, firewall: None, selftest: None, anchored, ipv6: Arc::default() }
+        Host {
+            ip,
+            selector,
+            routes,
+            firewall: None,
+            selftest: None,
+            anchored,
+            ipv6: Arc::default(),
+            network_lock: NetworkLock::default(),
+            host_route: Arc::default(),
+        }
     }
 
     /// A machine about which nothing is known: HNS chooses the adapter.
@@ -113,6 +132,21 @@ impl Host {
             self.ip.adapters().inspect_err(|error| warn!(%error, "the last known addresses stay in use"));
         let adapters = read.ok()?;
         Some(adapters.iter().flat_map(usable).collect())
+    }
+
+    /// The lock of the network, for [`WindowsWiring`](crate::WindowsWiring).
+    pub fn network_lock(&self) -> &NetworkLock {
+        &self.network_lock
+    }
+
+    /// What HNS has answered to the HostRoute policy for this network, if it was sent: why it refused it, if it did.
+    pub(crate) fn host_route_answer(&self, network: Guid) -> Option<Option<String>> {
+        let last = self.host_route.lock().unwrap_or_else(PoisonError::into_inner);
+        last.as_ref().filter(|(id, _)| *id == network).map(|(_, answer)| answer.clone())
+    }
+
+    pub(crate) fn set_host_route_answer(&self, network: Guid, answer: Option<String>) {
+        *self.host_route.lock().unwrap_or_else(PoisonError::into_inner) = Some((network, answer));
     }
 
     pub(crate) fn may_be_anchored(&self) -> bool {
@@ -171,7 +205,7 @@ impl Host {
         &self,
         ends: &[IpAddr],
         metric: u32,
-        desired: &BTreeMap<IpNet, BTreeSet<IpAddr>>,
+        desired: &DesiredRoutes,
     ) -> Result<Vec<String>, IpHelperError> {
         let adapters = self.ip.adapters()?;
         let mut problems = Vec::new();
@@ -197,9 +231,14 @@ impl Host {
         Ok(up.map(|adapter| (adapter.name, adapter.addresses)).collect())
     }
 
+    /// Whether anything is known about the machine.
+    pub(crate) fn has_adapters(&self) -> bool {
+        self.ip.adapters().is_ok_and(|adapters| !adapters.is_empty())
+    }
+
     /// Whether the node's address tells which adapter a network belongs on.
     pub fn needs_address(&self) -> bool {
-        self.selector.is_none() && self.ip.adapters().is_ok_and(|adapters| !adapters.is_empty())
+        self.selector.is_none() && self.has_adapters()
     }
 
     /// The adapter for a network of the node with this address.
@@ -219,13 +258,32 @@ impl Host {
     /// Prepares for the end of a network: the adapter of its switch goes, and the system forgets routes.
     ///
     /// # Errors
-    /// The routes cannot be kept.
+    /// The routes cannot be kept, or nothing tells the adapter of the next network.
     pub(crate) fn prepare_for_deletion(&self, node: Option<Ipv4Addr>) -> Result<(), Error> {
+        if node.is_none() && self.needs_address() {
+            return Err(Error::Adapter { problem: ADDRESS_UNKNOWN.to_owned() });
+        }
+        match self.carrier(node)? {
+            Some(adapter) => self.keep(&adapter, KeepFor::Deletion),
+            None => Ok(()),
+        }
+    }
+
+    /// Records that the network is there, and the routes of its adapter, in case it goes without the agent's doing.
+    pub(crate) fn network_is_there(&self, node: Option<Ipv4Addr>) {
+        self.routes.network_is_there(self.carrier(node).ok().flatten().as_ref());
+    }
+
+    /// The adapter that has the node's address, whether a network can be made on it or not.
+    fn carrier(&self, node: Option<Ipv4Addr>) -> Result<Option<Adapter>, Error> {
         let Choice { adapter, .. } = self.choose(node);
         let adapters = self.ip.adapters().map_err(|error| Error::Adapter { problem: error.to_string() })?;
         let has_address = || node.and_then(|node| with(&adapters, node.into()).into_iter().next().cloned());
-        let Some(adapter) = adapter.or_else(has_address) else { return Ok(()) };
-        self.routes.keep(&adapter).map_err(|problem| Error::Adapter { problem })
+        Ok(adapter.or_else(has_address))
+    }
+
+    fn keep(&self, adapter: &Adapter, keep_for: KeepFor) -> Result<(), Error> {
+        self.routes.keep(adapter, keep_for).map_err(|problem| Error::Adapter { problem })
     }
 
     /// Prepares for a switch on the adapter: it takes over the addresses, and the system forgets routes.
@@ -233,15 +291,11 @@ impl Host {
     /// # Errors
     /// The adapter must not be used, or its routes cannot be kept.
     pub(crate) fn prepare(&self, choice: &Choice) -> Result<(), Error> {
-        let problem = match (&choice.refused, &choice.adapter) {
-            (Some(why), _) => why.clone(),
-            (None, None) => return Ok(()),
-            (None, Some(adapter)) => match self.routes.keep(adapter) {
-                Ok(()) => return Ok(()),
-                Err(problem) => problem,
-            },
-        };
-        Err(Error::Adapter { problem })
+        match (&choice.refused, &choice.adapter) {
+            (Some(why), _) => Err(Error::Adapter { problem: why.clone() }),
+            (None, None) => Ok(()),
+            (None, Some(adapter)) => self.keep(adapter, KeepFor::Creation),
+        }
     }
 }
 
@@ -259,8 +313,7 @@ fn choose(adapters: &[Adapter], selector: Option<&AdapterSelector>, node: Option
             (with(adapters, (*address).into()), format!("the address {address}"))
         }
         (None, Some(address)) => (with(adapters, address.into()), format!("the node's address {address}")),
-        // The node has no address yet.
-        (None, None) => return Choice::default(),
+        (None, None) => return Choice::refused(None, ADDRESS_UNKNOWN.to_owned()),
     };
     let name = match selector {
         Some(AdapterSelector::Name(name)) => Some(name.clone()),

@@ -16,12 +16,16 @@ use crate::{Error, NETWORK};
 /// # Errors
 /// The network has no subnet.
 pub fn source_vip(network: &Network) -> Result<Ipv4Addr, Error> {
-    let first: Option<Ipv4Net> = subnets(network).next();
     let no_subnet = || Error::Differs {
         object: format!("network {}", network.name),
         problem: "it has no IPv4 subnet for the source VIP of kube-proxy".to_owned(),
     };
-    first.map(|net| Ipv4Addr::from(u32::from(net.network()) + 2)).ok_or_else(no_subnet)
+    source_vips(network).next().ok_or_else(no_subnet)
+}
+
+/// The same address of each subnet: kube-proxy keeps the one that it was started with, also when another subnet becomes the first.
+pub fn source_vips(network: &Network) -> impl Iterator<Item = Ipv4Addr> {
+    subnets(network).map(|net: Ipv4Net| Ipv4Addr::from(u32::from(net.network()).saturating_add(2)))
 }
 
 /// The flags that kube-proxy needs on this network and version of HNS, one each. `node` is the node's name, if it is not that of

@@ -11,7 +11,7 @@ use tortie_dataplane::{AppliedRoutes, LearnedRouteTable, RouteTableError, System
 use tortie_hcn::{IpHelperError, IpRoute};
 
 use crate::host::Host;
-use crate::node_routes::{self, LEARNED, Surplus, is_of_agent};
+use crate::node_routes::{self, DesiredRoutes, LEARNED, NextHop, Surplus, is_of_agent, is_of_link};
 
 /// The learned routes of a node.
 pub struct LearnedRoutes {
@@ -61,7 +61,7 @@ impl LearnedRouteTable for LearnedRoutes {
     fn apply(&mut self, watched: &BTreeSet<IpAddr>) -> Result<AppliedRoutes, RouteTableError> {
         let routes = self.host.ip().routes()?;
         let mut applied = AppliedRoutes::default();
-        let mut desired: BTreeMap<IpNet, BTreeSet<IpAddr>> = BTreeMap::new();
+        let mut desired = DesiredRoutes::new();
         for (destination, next_hops) in &self.wanted {
             for next_hop in next_hops {
                 match resolve(*next_hop, &routes) {
@@ -98,12 +98,13 @@ fn shown(route: &IpRoute) -> String {
 }
 
 /// The router by which packets reach the next hop; `None` if there is no route.
-fn resolve(next_hop: IpAddr, routes: &[IpRoute]) -> Option<IpAddr> {
+fn resolve(next_hop: IpAddr, routes: &[IpRoute]) -> Option<NextHop> {
     let of_others = routes.iter().filter(|route| !is_of_agent(route.metric));
     let leading = of_others.filter(|route| route.destination.contains(&next_hop));
     let best =
         leading.max_by_key(|route| (route.destination.prefix_len(), std::cmp::Reverse(route.metric)))?;
-    Some(if best.next_hop.is_unspecified() { next_hop } else { best.next_hop })
+    let router = if best.next_hop.is_unspecified() { next_hop } else { best.next_hop };
+    Some(NextHop { router, interface: is_of_link(router).then_some(best.interface) })
 }
 
 #[cfg(test)]
@@ -131,9 +132,33 @@ mod tests {
             ("192.0.2.3", Some("10.9.0.7")),
             ("203.0.113.1", Some("10.9.0.254")),
         ] {
-            let expected = expected.map(|text: &str| text.parse().unwrap());
+            let expected = expected.map(|text: &str| text.parse::<IpAddr>().unwrap().into());
             assert_eq!(resolve(next_hop.parse().unwrap(), &routes), expected, "{next_hop}");
         }
         assert_eq!(resolve("203.0.113.1".parse().unwrap(), &routes[..1]), None);
+    }
+
+    /// A default route by a router's advertisement.
+    #[test]
+    fn a_router_of_the_link_keeps_its_adapter() {
+        let route = |interface, destination: &str, next_hop: &str| IpRoute {
+            interface,
+            destination: destination.parse().unwrap(),
+            next_hop: next_hop.parse().unwrap(),
+            metric: 256,
+            is_own: true,
+        };
+        let routes = [
+            route(3, "fe80::/64", "::"),
+            route(7, "fe80::/64", "::"),
+            route(7, "::/0", "fe80::1"),
+            route(7, "2001:db8::/64", "::"),
+        ];
+        for (next_hop, router, interface) in
+            [("2001:db8:1::3", "fe80::1", Some(7)), ("2001:db8::3", "2001:db8::3", None)]
+        {
+            let expected = NextHop { router: router.parse().unwrap(), interface };
+            assert_eq!(resolve(next_hop.parse().unwrap(), &routes), Some(expected));
+        }
     }
 }

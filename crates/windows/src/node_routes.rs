@@ -23,6 +23,25 @@ pub(crate) fn is_of_agent(metric: u32) -> bool {
     [DIRECT, LEARNED].contains(&metric)
 }
 
+/// Where the packets of a route go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct NextHop {
+    /// The router's address.
+    pub(crate) router: IpAddr,
+    /// The number of the adapter on whose link the router is. Without it, the networks of the adapters tell; an address of the link
+    /// (fe80::/10) needs it, because each link has such addresses.
+    pub(crate) interface: Option<u32>,
+}
+
+impl From<IpAddr> for NextHop {
+    fn from(router: IpAddr) -> NextHop {
+        NextHop { router, interface: None }
+    }
+}
+
+/// Destinations with their next hops, which are never empty.
+pub(crate) type DesiredRoutes = BTreeMap<IpNet, BTreeSet<NextHop>>;
+
 /// What happens to routes with the metric that are not desired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Surplus {
@@ -41,14 +60,14 @@ struct Changes {
     problems: Vec<String>,
 }
 
-/// Makes the routes with a metric equal the desired ones: destinations with their next hops. Returns why some are not in force.
+/// Makes the routes with a metric equal the desired ones. Returns why some are not in force.
 ///
 /// # Errors
 /// The machine does not tell its adapters or routes. Nothing has changed then.
 pub(crate) fn sync(
     ip: &dyn IpHelper,
     metric: u32,
-    desired: &BTreeMap<IpNet, BTreeSet<IpAddr>>,
+    desired: &DesiredRoutes,
     surplus: Surplus,
 ) -> Result<Vec<String>, IpHelperError> {
     let Changes { add, mut remove, mut problems } = changes(desired, metric, &ip.adapters()?, &ip.routes()?);
@@ -93,17 +112,12 @@ pub fn remove_node_routes(ip: &dyn IpHelper) -> Result<usize, IpHelperError> {
     Ok(remove_all(ip, DIRECT)? + remove_all(ip, LEARNED)?)
 }
 
-fn changes(
-    desired: &BTreeMap<IpNet, BTreeSet<IpAddr>>,
-    metric: u32,
-    adapters: &[Adapter],
-    routes: &[IpRoute],
-) -> Changes {
+fn changes(desired: &DesiredRoutes, metric: u32, adapters: &[Adapter], routes: &[IpRoute]) -> Changes {
     let mut changes = Changes::default();
     let mut kept: Vec<&IpRoute> = Vec::new();
-    for (destination, router) in desired.iter().flat_map(|(net, hops)| hops.iter().map(move |hop| (net, hop)))
-    {
-        let Some(interface) = interface_to(*router, adapters, routes) else {
+    for (destination, hop) in desired.iter().flat_map(|(net, hops)| hops.iter().map(move |hop| (net, hop))) {
+        let router = &hop.router;
+        let Some(interface) = interface_to(*hop, adapters, routes) else {
             changes
                 .problems
                 .push(format!("no adapter is in the network of {router}, the next hop to {destination}"));
@@ -133,34 +147,40 @@ fn changes(
 }
 
 /// The adapter on whose link the router is: by the network of an address, or by a route.
-fn interface_to(router: IpAddr, adapters: &[Adapter], routes: &[IpRoute]) -> Option<u32> {
-    let up = || adapters.iter().filter(|adapter| adapter.is_up);
-    let by_network = || up().find(|adapter| networks(adapter).any(|own| own.contains(&router)));
+fn interface_to(hop: NextHop, adapters: &[Adapter], routes: &[IpRoute]) -> Option<u32> {
+    let NextHop { router, interface } = hop;
+    let is_up = |index: u32| adapters.iter().any(|adapter| adapter.is_up && adapter.index == index);
+    if interface.is_some() || is_of_link(router) {
+        return interface.filter(|index| is_up(*index));
+    }
+    let is_near = |adapter: &&Adapter| adapter.is_up && networks(adapter).any(|own| own.contains(&router));
+    let by_network = adapters.iter().find(is_near).map(|adapter| adapter.index);
     let on_link = |route: &&IpRoute| {
         route.next_hop.is_unspecified() && route.destination.prefix_len() > 0 && !is_of_agent(route.metric)
     };
-    let mut by_route = routes.iter().filter(on_link).filter(|it| it.destination.contains(&router));
-    let mut of_route = || by_route.find(|route| up().any(|adapter| adapter.index == route.interface));
-    by_network().map(|adapter| adapter.index).or_else(|| of_route().map(|route| route.interface))
+    let by_route = routes.iter().filter(on_link).filter(|it| it.destination.contains(&router));
+    by_network.or_else(|| by_route.map(|route| route.interface).find(|index| is_up(*index)))
+}
+
+/// Whether each link has such addresses.
+pub(crate) fn is_of_link(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
 }
 
 /// The networks of an adapter's addresses.
 fn networks(adapter: &Adapter) -> impl Iterator<Item = IpNet> {
-    let ipv6 = adapter.addresses.iter().filter(|net| net.addr().is_ipv6()).copied();
-    usable(adapter).map(IpNet::V4).chain(ipv6)
+    let ipv6 = adapter.addresses.iter().filter(|net| net.addr().is_ipv6() && !is_of_link(net.addr()));
+    usable(adapter).map(IpNet::V4).chain(ipv6.copied())
 }
 
 /// The routes to other nodes in the node's network, and conditions about those that need an overlay. Without IPv6 pods, there are none
 /// of IPv6.
-pub(crate) fn direct(
-    state: &NodeState,
-    has_ipv6: bool,
-) -> (BTreeMap<IpNet, BTreeSet<IpAddr>>, Vec<Condition>) {
-    let (mut direct, mut conditions): (BTreeMap<_, BTreeSet<_>>, _) = (BTreeMap::new(), Vec::new());
+pub(crate) fn direct(state: &NodeState, has_ipv6: bool) -> (DesiredRoutes, Vec<Condition>) {
+    let (mut direct, mut conditions): (DesiredRoutes, _) = (DesiredRoutes::new(), Vec::new());
     for (destination, target) in state.routes.iter().filter(|(net, _)| has_ipv6 || net.addr().is_ipv4()) {
         match target {
             RouteTarget::Direct { router } => {
-                direct.entry(*destination).or_default().insert(*router);
+                direct.entry(*destination).or_default().insert((*router).into());
             }
             RouteTarget::Vxlan { node } => conditions.push(Condition::new(
                 Reason::RouteRefused,
@@ -201,10 +221,11 @@ mod tests {
         }
     }
 
-    fn desired(routes: &[(&str, &str)]) -> BTreeMap<IpNet, BTreeSet<IpAddr>> {
-        let mut desired: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
+    fn desired(routes: &[(&str, &str)]) -> DesiredRoutes {
+        let mut desired = DesiredRoutes::new();
         for (net, hop) in routes {
-            desired.entry(net.parse().unwrap()).or_default().insert(hop.parse().unwrap());
+            let hop: IpAddr = hop.parse().unwrap();
+            desired.entry(net.parse().unwrap()).or_default().insert(hop.into());
         }
         desired
     }
@@ -238,6 +259,19 @@ mod tests {
         let old = route(3, BLOCK, "192.0.2.12", DIRECT);
         let found = changes(&wanted, DIRECT, &[adapter(103, "192.0.2.14/24")], std::slice::from_ref(&old));
         assert_eq!((found.add, found.remove), (vec![route(103, BLOCK, "192.0.2.12", DIRECT)], vec![old]));
+    }
+
+    /// Every adapter has the network fe80::/64.
+    #[test]
+    fn a_router_with_an_address_of_the_link_is_on_its_own_adapter() {
+        let link =
+            |index| Adapter { addresses: vec!["fe80::5/64".parse().unwrap()], ..adapter(index, "::/0") };
+        let adapters = [link(3), link(7), Adapter { is_up: false, ..link(9) }];
+        let routes = adapters.each_ref().map(|it| route(it.index, "fe80::/64", "::", 0));
+        for (interface, expected) in [(None, None), (Some(3), Some(3)), (Some(7), Some(7)), (Some(9), None)] {
+            let hop = NextHop { router: "fe80::1".parse().unwrap(), interface };
+            assert_eq!(interface_to(hop, &adapters, &routes), expected, "{interface:?}");
+        }
     }
 
     #[test]

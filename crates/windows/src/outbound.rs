@@ -25,7 +25,7 @@ pub(crate) struct Networks {
     pub(crate) services: Vec<Ipv4Net>,
     /// The pools, and whether packets from each to the outside get the node's address (`natOutgoing`).
     pub(crate) pools: Vec<(Ipv4Net, bool)>,
-    /// The networks of the node itself; `None` until the system has told them.
+    /// The networks of the node itself; `None` while they are not known.
     pub(crate) of_node: Option<Vec<Ipv4Net>>,
     /// The node's address on the underlay, if the network is known.
     pub(crate) provider: Option<Ipv4Addr>,
@@ -83,7 +83,8 @@ impl Networks {
                  Services' networks; name them with --service-cidr"
             }
             (_, None) => {
-                "has no effect on new pods yet: Windows does not tell the node's addresses; the agent tries again"
+                "has no effect on new pods yet: Windows does not tell the node's addresses, or no adapter has the node's address; the \
+                 agent tries again"
             }
             (_, Some(_)) => return None,
         };
@@ -157,14 +158,15 @@ pub(crate) struct RejectedForwarding {
     until: Option<Instant>,
 }
 
-/// Makes the endpoint have the policies that belong to its addresses. `found` is what HNS has.
+/// Makes the endpoint have the policies that belong to its addresses. `found` is what HNS has. `lists_provider` says whether HNS lists
+/// ProviderAddress policies of endpoints: not every build does.
 ///
 /// # Errors
 /// HNS does not answer. What it refuses becomes a condition.
 pub(crate) fn sync(
     hcn: &(impl Hcn + ?Sized),
     found: &Endpoint,
-    networks: &Networks,
+    (networks, lists_provider): (&Networks, bool),
     addresses: &[IpAddr],
     last_rejected: &mut Option<RejectedForwarding>,
     now: Instant,
@@ -182,7 +184,7 @@ pub(crate) fn sync(
         return Ok(last.conditions.clone());
     }
     *last_rejected = None;
-    wanted.extend(provider(found, networks));
+    wanted.extend(provider(found, networks, lists_provider));
     let mut surplus = without(&found.policies, &forwarding_policies(&wanted));
     if networks.of_node.is_none() {
         // What an earlier process wrote is probably right.
@@ -302,16 +304,24 @@ fn without(policies: &[Policy], others: &BTreeSet<ForwardingPolicy>) -> Vec<Poli
     policies.iter().filter(differs).cloned().collect()
 }
 
-/// The policy with the node's address, if the endpoint lists one, which not every build does. The node may have got another
-/// address since.
-fn provider(found: &Endpoint, networks: &Networks) -> Option<Policy> {
-    let listed = found.policies.iter().find(|policy| policy.is::<ProviderAddress>())?;
-    Some(match networks.provider {
+/// Whether HNS lists the ProviderAddress policy of this endpoint.
+pub(crate) fn has_provider(endpoint: &Endpoint) -> bool {
+    endpoint.policies.iter().any(Policy::is::<ProviderAddress>)
+}
+
+/// The policy with the node's address. The node may have got another address since, and a change of the policy may have been
+/// interrupted when the old one was removed.
+fn provider(found: &Endpoint, networks: &Networks, lists_provider: bool) -> Option<Policy> {
+    let listed = found.policies.iter().find(|policy| policy.is::<ProviderAddress>());
+    if listed.is_none() && (networks.is_bridge || !lists_provider) {
+        return None;
+    }
+    match networks.provider {
         Some(address) => {
-            Policy::of(&ProviderAddress { provider_address: address.to_string(), ..Default::default() })
+            Some(Policy::of(&ProviderAddress { provider_address: address.to_string(), ..Default::default() }))
         }
-        None => listed.clone(),
-    })
+        None => listed.cloned(),
+    }
 }
 
 fn differs(endpoint: &Endpoint, problems: &[String]) -> Condition {

@@ -43,6 +43,8 @@ pub struct PodNetwork {
     pub provider_address: Ipv4Addr,
     /// The blocks for which it has no subnet, each with the reason.
     pub without_subnet: Vec<(Ipv4Net, String)>,
+    /// Why an overlay lacks the policy by which the node reaches its own pods.
+    pub without_host_route: Option<String>,
     /// The pods' gateway in its IPv6 subnet, if it has one.
     pub gateway_v6: Option<Ipv6Addr>,
     /// Why it has no IPv6, although the node's pods could have it.
@@ -111,19 +113,16 @@ pub fn ensure_network_on(
     };
     let maker = NetworkMaker { hcn, host, node, spec };
     let (found, without_ipv6) = match existing {
-        Some(network) => maker.settle(network)?,
+        Some(network) => {
+            host.network_is_there(node);
+            maker.settle(network)?
+        }
         None => (maker.create()?, None),
     };
     if spec.kind == NetworkKind::L2Bridge {
         bridge::ensure_node_endpoint(hcn, host, &found, spec.block)?;
-    } else if !found.policies.iter().any(Policy::is::<HostRoute>) {
-        let host_route = vec![Policy::of(&HostRoute::default())];
-        match hcn.modify_network(found.id, &Modify::policies(RequestType::Add, host_route)) {
-            // Not every build lists it.
-            Err(error) if error.class() == Class::AlreadyExists => {}
-            result => result?,
-        }
     }
+    let without_host_route = ensure_host_route(hcn, host, &found)?;
     let mut without_subnet = Vec::new();
     for block in blocks.into_iter().filter(|block| !subnets(&found).any(|subnet| subnet == *block)) {
         match add_subnet(hcn, &found, block) {
@@ -134,9 +133,43 @@ pub fn ensure_network_on(
     }
     let without_ipv6 = host.without_ipv6(spec.ipv6.is_some()).or(without_ipv6);
     let gateway_v6 = bridge::end_v6(&found);
-    let made = PodNetwork { without_subnet, gateway_v6, without_ipv6, ..pod_network(&found, spec)? };
+    let made = PodNetwork {
+        without_subnet,
+        without_host_route,
+        gateway_v6,
+        without_ipv6,
+        ..pod_network(&found, spec)?
+    };
     anchor::release(hcn, host)?;
     Ok(made)
+}
+
+/// Gives an overlay the policy by which the node reaches its own pods, once for each network: not every build lists it. Returns why HNS
+/// refuses it. Nothing else depends on it, and Calico's plugin goes on without it, too.
+fn ensure_host_route(
+    hcn: &(impl Hcn + ?Sized),
+    host: &Host,
+    network: &Network,
+) -> Result<Option<String>, Error> {
+    if network.r#type != NetworkMode::Overlay || network.policies.iter().any(Policy::is::<HostRoute>) {
+        return Ok(None);
+    }
+    if let Some(answer) = host.host_route_answer(network.id) {
+        return Ok(answer);
+    }
+    let host_route = vec![Policy::of(&HostRoute::default())];
+    let answer = match hcn.modify_network(network.id, &Modify::policies(RequestType::Add, host_route)) {
+        Ok(()) => None,
+        Err(error) => match error.class() {
+            Class::AlreadyExists => None,
+            Class::Unavailable | Class::NotFound => return Err(error.into()),
+            // It is sent again.
+            Class::Other if error.is_not_ready() => return Ok(Some(error.to_string())),
+            Class::Other => Some(error.to_string()),
+        },
+    };
+    host.set_host_route_answer(network.id, answer.clone());
+    Ok(answer)
 }
 
 /// The network as it is, for an agent that starts while it differs from the required one: its pods go on using it.
@@ -200,26 +233,50 @@ pub(crate) fn add_subnet(hcn: &(impl Hcn + ?Sized), network: &Network, block: Ip
     Err(Error::NotTaken { object: format!("network {}", network.name), what: "a subnet" })
 }
 
-/// Removes the unused subnets of blocks that other nodes have now.
+/// Removes the subnets of blocks that other nodes have now. Returns those that stay, each with the reason: HNS keeps a subnet
+/// whose addresses endpoints have.
+///
+/// # Errors
+/// HNS does not answer, or the network is gone.
 pub(crate) fn remove_subnets(
     hcn: &(impl Hcn + ?Sized),
     network: Guid,
-    is_of_another: impl Fn(&Ipv4Net) -> bool,
-) -> Result<(), Error> {
-    let network = hcn.network(network)?;
+    is_stale: impl Fn(&Ipv4Net) -> bool,
+) -> Result<Vec<(Ipv4Net, String)>, Error> {
+    let found = hcn.network(network)?;
     // The first one is the node's tunnel end.
-    for subnet in network.subnets().skip(1) {
-        if subnet.ip_address_prefix.parse().is_ok_and(|net| is_of_another(&net)) {
-            let gone = Subnet { id: subnet.id, ..Default::default() };
-            hcn.modify_network(network.id, &Modify::subnets(RequestType::Remove, vec![gone]))?;
-            info!(
-                network = network.name,
-                subnet = subnet.ip_address_prefix,
-                "removed the subnet of a block that is another node's"
-            );
+    let stale = found.subnets().skip(1).filter_map(|subnet| {
+        let net: Ipv4Net = subnet.ip_address_prefix.parse().ok()?;
+        is_stale(&net).then(|| (net, Subnet { id: subnet.id, ..Default::default() }))
+    });
+    let mut removed = Vec::new();
+    for (net, gone) in stale {
+        match hcn.modify_network(network, &Modify::subnets(RequestType::Remove, vec![gone])) {
+            Ok(()) => removed.push((net, "HNS accepted its removal and still shows it".to_owned())),
+            Err(error) if matches!(error.class(), Class::NotFound | Class::Unavailable) => {
+                return Err(error.into());
+            }
+            Err(error) => removed.push((net, error.to_string())),
         }
     }
-    Ok(())
+    if removed.is_empty() {
+        return Ok(removed);
+    }
+    let left = hcn.network(network)?;
+    let (stay, gone): (Vec<_>, Vec<_>) =
+        removed.into_iter().partition(|(net, _)| subnets(&left).any(|subnet| subnet == *net));
+    for (net, _) in gone {
+        info!(network = found.name, subnet = %net, "removed the subnet of a block that is another node's");
+    }
+    Ok(stay)
+}
+
+/// The result of an attempt to replace a network.
+enum Replacement {
+    /// The new network.
+    Made(Network),
+    /// The old one stays, because this many endpoints use it.
+    InUse(usize),
 }
 
 /// Makes a network on a machine.
@@ -233,54 +290,61 @@ struct NetworkMaker<'a, H: Hcn + ?Sized> {
 impl<H: Hcn + ?Sized> NetworkMaker<'_, H> {
     /// The existing network, or its replacement; and why it lacks IPv6, if it is used nevertheless.
     fn settle(&self, network: Network) -> Result<(Network, Option<String>), Error> {
-        let Self { hcn, host, spec, .. } = self;
+        let Self { host, spec, .. } = self;
         if let Some((found, wanted)) = difference(&network, spec) {
             let (name, routes) = (spec.name.clone(), kept_routes(&network, spec));
             if let Some(adapter) = other_adapter(&network, spec) {
                 return Err(Error::AdapterDiffers { name, found, wanted, adapter, routes });
             }
-            let all = hcn.endpoints_of_network(network.id)?;
-            if let Some(endpoints) = in_use(&all) {
-                return Err(Error::NetworkDiffers { name, found, wanted, endpoints, routes });
-            }
-            return Ok((self.replace(&network, &found, &wanted, &all)?, None));
+            return match self.replace(&network, &found, &wanted)? {
+                Replacement::Made(made) => Ok((made, None)),
+                Replacement::InUse(endpoints) => {
+                    Err(Error::NetworkDiffers { name, found, wanted, endpoints, routes })
+                }
+            };
         }
         let block =
             lacked_ipv6(&network, spec).filter(|_| host.wants_ipv6() && host.ipv6_refused().is_none());
         let Some(block) = block else { return Ok((network, None)) };
-        let all = hcn.endpoints_of_network(network.id)?;
-        let kept = match (other_adapter(&network, spec), in_use(&all)) {
-            (Some(adapter), _) => format!("is on the adapter {adapter}, so it is not made anew"),
-            (None, Some(endpoints)) => format!(
-                "is used by {endpoints} endpoints; the agent makes it anew when none is left: drain the node, and restart the machine if pods \
-                 of DaemonSets keep it in use"
-            ),
-            (None, None) => {
+        let kept = match other_adapter(&network, spec) {
+            Some(adapter) => format!("is on the adapter {adapter}, so it is not made anew"),
+            None => {
                 let found = ipv6_subnet(&network).map_or("none".to_owned(), |net| net.to_string());
                 let (found, wanted) = (format!("IPv6 subnet {found}"), format!("IPv6 subnet {block}"));
-                return Ok((self.replace(&network, &found, &wanted, &all)?, None));
+                match self.replace(&network, &found, &wanted)? {
+                    Replacement::Made(made) => return Ok((made, None)),
+                    Replacement::InUse(endpoints) => format!(
+                        "is used by {endpoints} endpoints; the agent makes it anew when none is left: drain the node, and restart the \
+                         machine if pods of DaemonSets keep it in use"
+                    ),
+                }
             }
         };
         let why = format!("network {} was made without a subnet for {block}, and {kept}", network.name);
         Ok((network, Some(why)))
     }
 
-    fn replace(
-        &self,
-        network: &Network,
-        found: &str,
-        wanted: &str,
-        endpoints: &[Endpoint],
-    ) -> Result<Network, Error> {
+    /// Replaces the network if nothing uses it. Others than this agent, such as kube-proxy, create endpoints at any time, and the
+    /// second network takes a while. So the endpoints are listed again directly before the deletion.
+    fn replace(&self, network: &Network, found: &str, wanted: &str) -> Result<Replacement, Error> {
         let Self { hcn, host, node, spec } = self;
+        if let Some(endpoints) = in_use(&hcn.endpoints_of_network(network.id)?) {
+            return Ok(Replacement::InUse(endpoints));
+        }
         warn!(network = spec.name, found, wanted, "the network differs and is unused; recreating it");
         host.prepare_for_deletion(*node)?;
-        if let Some(own) = endpoints.iter().find(|endpoint| bridge::is_of_node(endpoint)) {
+        let _no_new_endpoint = host.network_lock().replace_network();
+        anchor::hold(*hcn, host, network, spec.kind)?;
+        let all = hcn.endpoints_of_network(network.id)?;
+        if let Some(endpoints) = in_use(&all) {
+            anchor::release(*hcn, host)?;
+            return Ok(Replacement::InUse(endpoints));
+        }
+        if let Some(own) = all.iter().find(|endpoint| bridge::is_of_node(endpoint)) {
             bridge::remove(*hcn, own)?;
         }
-        anchor::hold(*hcn, host, network, spec.kind)?;
         hcn.delete_network(network.id)?;
-        self.create()
+        self.create().map(Replacement::Made)
     }
 
     fn create(&self) -> Result<Network, Error> {
@@ -297,17 +361,18 @@ impl<H: Hcn + ?Sized> NetworkMaker<'_, H> {
 
     /// If HNS refuses the network with an IPv6 subnet only, it has none, and that is recorded: the pods' IPv4 does not depend on it.
     fn create_on(&self, adapter: Option<String>) -> Result<Network, Error> {
-        let Self { hcn, host, spec, .. } = self;
+        let Self { hcn, host, node, spec } = self;
         let ipv6 = spec.ipv6.filter(|_| host.ipv6_refused().is_none());
         let wanted = NetworkSpec { adapter, ipv6, ..(*spec).clone() };
         let id = match hcn.create_network(&document(&wanted)) {
-            Err(error) if ipv6.is_some() && error.class() != Class::Unavailable => {
+            Err(error) if ipv6.is_some() && bridge::may_be_for_ipv6(&error) => {
                 let id = hcn.create_network(&document(&NetworkSpec { ipv6: None, ..wanted }))?;
                 host.refuse_ipv6(format!("HNS refuses the network with it: {error}"));
                 id
             }
             created => created?,
         };
+        host.network_is_there(*node);
         info!(network = spec.name, %id, block = %spec.block, ?ipv6, kind = ?spec.kind, "created the network of the pods");
         let made = hcn.network(id)?;
         if host.ipv6_refused().is_none() && ipv6.is_some() && ipv6_subnet(&made) != ipv6 {
@@ -384,6 +449,7 @@ fn pod_network(network: &Network, spec: &NetworkSpec) -> Result<PodNetwork, Erro
             NetworkKind::L2Bridge => None,
         },
         without_subnet: Vec::new(),
+        without_host_route: None,
         gateway_v6: None,
         without_ipv6: None,
         other_adapter: other_adapter(network, spec),

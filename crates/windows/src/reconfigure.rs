@@ -243,18 +243,19 @@ fn free(pods: &[NodePod], drain: Drain, network: Option<&UsedNetwork>, differs: 
     }
 }
 
-/// Whether the endpoint belongs to no pod: a remote one, or that of the source VIP, which nobody attaches.
+/// Whether the endpoint belongs to no pod: a remote one, or one that nobody attaches, with one of the addresses that kube-proxy may
+/// have as its source VIP.
 #[must_use]
-pub fn belongs_to_no_pod(endpoint: &Endpoint, source_vip: Option<Ipv4Addr>) -> bool {
-    let has_source_vip = endpoint
-        .ip_configurations
-        .iter()
-        .any(|own| source_vip.is_some_and(|vip| own.ip_address.parse() == Ok(vip)));
+pub fn belongs_to_no_pod(endpoint: &Endpoint, source_vips: &[Ipv4Addr]) -> bool {
+    let mut own = endpoint.ip_configurations.iter().filter_map(|own| own.ip_address.parse().ok());
+    let has_source_vip = own.any(|address| source_vips.contains(&address));
     endpoint.is_remote() || has_source_vip && endpoint.host_compute_namespace.is_zero()
 }
 
 #[cfg(test)]
 mod tests {
+    use tortie_hcn::schema::IpConfig;
+
     use super::*;
 
     fn wait(text: &str) -> ReconfigureStep {
@@ -394,6 +395,25 @@ mod tests {
                 ReconfigureStep::Restore { schedulable: false },
             ),
         ]);
+    }
+
+    /// After a restart of the machine, another subnet may be the first, and kube-proxy keeps its address.
+    #[test]
+    fn the_source_vip_of_any_subnet_belongs_to_no_pod() {
+        let vips = ["10.244.3.2", "10.244.9.2"].map(|address| address.parse().unwrap());
+        let endpoint = |address: &str, host_compute_namespace| Endpoint {
+            ip_configurations: vec![IpConfig { ip_address: address.into(), ..IpConfig::default() }],
+            host_compute_namespace,
+            ..Endpoint::default()
+        };
+        for (address, namespace, expected) in [
+            ("10.244.3.2", Guid::ZERO, true),
+            ("10.244.9.2", Guid::ZERO, true),
+            ("10.244.9.2", OLD, false),
+            ("10.244.9.3", Guid::ZERO, false),
+        ] {
+            assert_eq!(belongs_to_no_pod(&endpoint(address, namespace), &vips), expected, "{address}");
+        }
     }
 
     #[test]

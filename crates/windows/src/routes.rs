@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 
 use ipnet::{IpNet, Ipv4Net};
-use tortie_api::net::overlap;
 use tortie_dataplane::{Condition, MacAddress, NodeState, Reason, RouteTarget};
 use tortie_hcn::schema::{Modify, Network, Policy, RemoteSubnetRoute, RequestType};
 use tortie_hcn::{Class, Guid, Hcn, HcnExt};
@@ -23,18 +22,18 @@ struct NextHop {
 }
 
 /// Makes the network's routes match the state. Removals come first, because HNS has one route for a prefix. Returns
-/// the conditions of refused routes; the others are in force. No route leads to `kept_subnets`, in which the node still has pods.
+/// the conditions of refused routes; the others are in force. Prefixes for which `is_left_out` holds get no route.
 pub(crate) fn sync(
     hcn: &(impl Hcn + ?Sized),
     network: Guid,
     state: &NodeState,
-    kept_subnets: &[IpNet],
+    is_left_out: impl Fn(&IpNet) -> bool,
 ) -> Result<Vec<Condition>, Error> {
     let unsuitable = unsuitable(state);
     let found = hcn.network(network)?;
     // HNS knows the network by this VNI. A network that is kept for its pods may have another one than the node should have.
     let mut desired = desired(state, vni(&found));
-    desired.retain(|prefix, _| !kept_subnets.iter().any(|kept| overlap(kept, &IpNet::V4(*prefix))));
+    desired.retain(|prefix, _| !is_left_out(&IpNet::V4(*prefix)));
     let mut missing = desired.clone();
     let mut surplus = Vec::new();
     for policy in actual(&found) {

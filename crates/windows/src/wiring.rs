@@ -20,6 +20,7 @@ use tracing::{info, warn};
 use crate::acl::closed;
 use crate::bridge::{self, node_address_v6};
 use crate::endpoint::{documents, endpoint_id, endpoint_name, ensure_closed, find};
+use crate::network_lock::NetworkLock;
 use crate::network_spec::{everything, ipv6_subnet, subnets};
 use crate::outbound::CurrentNetworks;
 use crate::pod_network::{CurrentPodNetwork, add_subnet, pod_gateway, provider_address};
@@ -45,12 +46,25 @@ pub struct WindowsWiring {
     hcn: Arc<dyn Hcn>,
     networks: CurrentNetworks,
     pod_network: CurrentPodNetwork,
+    network_lock: NetworkLock,
+}
+
+/// A pod's endpoint, whether it was created just now, and the pod's addresses in their subnets.
+struct Plugged {
+    endpoint: Endpoint,
+    created: bool,
+    addresses: Vec<InterfaceAddress>,
 }
 
 impl WindowsWiring {
     /// Connects pods through `hcn`.
     pub fn new(hcn: Arc<dyn Hcn>) -> WindowsWiring {
-        WindowsWiring { hcn, networks: CurrentNetworks::default(), pod_network: CurrentPodNetwork::default() }
+        WindowsWiring {
+            hcn,
+            networks: CurrentNetworks::default(),
+            pod_network: CurrentPodNetwork::default(),
+            network_lock: NetworkLock::default(),
+        }
     }
 
     /// New endpoints have the policies that these networks demand ([`WindowsDataplane::networks`](crate::WindowsDataplane)).
@@ -66,8 +80,38 @@ impl WindowsWiring {
         Self { pod_network, ..self }
     }
 
+    /// Creates no endpoint while the network is replaced ([`Host::network_lock`](crate::Host::network_lock)).
+    #[must_use]
+    pub fn with_network_lock(self, network_lock: NetworkLock) -> Self {
+        Self { network_lock, ..self }
+    }
+
     fn plug(&self, pod: &PodAttachment) -> Result<PodInterface, Error> {
         let compartment = compartment(pod)?;
+        let Plugged { endpoint, created, addresses } = self.ensure_endpoint(pod)?;
+        let own = own(pod)?;
+        self.attach(&endpoint, compartment).inspect_err(|_| {
+            if created {
+                // A failed attempt leaves nothing behind. If this fails, too, the next attempt finds the endpoint by
+                // its id.
+                if let Err(error) = self.hcn.delete_endpoint(endpoint.id) {
+                    warn!(endpoint = endpoint.name, %error, "an endpoint without pod stays behind");
+                }
+            }
+        })?;
+        info!(endpoint = endpoint.name, address = %own.address, created, "the pod is connected, closed");
+        Ok(PodInterface {
+            host_mac: None,
+            host_interface: endpoint.name,
+            // On an L2Bridge network, HNS chooses it.
+            mac: endpoint.mac_address.parse().unwrap_or_else(|_| mac(own.address)),
+            addresses,
+        })
+    }
+
+    /// Ensures that the pod's endpoint exists. From then on it keeps its network from being replaced.
+    fn ensure_endpoint(&self, pod: &PodAttachment) -> Result<Plugged, Error> {
+        let _network_stays = self.network_lock.use_network();
         let network = self.hcn.network_by_name(NETWORK)?.ok_or_else(|| Error::NoNetwork(NETWORK.into()))?;
         let own = own(pod)?;
         let leading = self.gateways(&network, own)?;
@@ -93,23 +137,7 @@ impl WindowsWiring {
                 self.create(&endpoint)?
             }
         };
-        self.attach(&endpoint, compartment).inspect_err(|_| {
-            if created {
-                // A failed attempt leaves nothing behind. If this fails, too, the next attempt finds the endpoint by
-                // its id.
-                if let Err(error) = self.hcn.delete_endpoint(endpoint.id) {
-                    warn!(endpoint = endpoint.name, %error, "an endpoint without pod stays behind");
-                }
-            }
-        })?;
-        info!(endpoint = endpoint.name, address = %own.address, created, "the pod is connected, closed");
-        Ok(PodInterface {
-            host_mac: None,
-            host_interface: endpoint.name,
-            // On an L2Bridge network, HNS chooses it.
-            mac: endpoint.mac_address.parse().unwrap_or_else(|_| mac(own.address)),
-            addresses: leading,
-        })
+        Ok(Plugged { endpoint, created, addresses: leading })
     }
 
     /// The pod's addresses in their subnets, each with the gateway there.
@@ -143,6 +171,7 @@ impl WindowsWiring {
     /// Creates the pod's endpoint with an address that HNS chooses. [`connect`](PodWiring::connect) then replaces it by one
     /// with the MAC address that belongs to the address.
     fn choose(&self, container_id: &str, refused: &[Ipv4Addr]) -> Result<Ipv4Addr, Error> {
+        let _network_stays = self.network_lock.use_network();
         let network = self.hcn.network_by_name(NETWORK)?.ok_or_else(|| Error::NoNetwork(NETWORK.into()))?;
         if let Some(known) = find(&*self.hcn, container_id, NETWORK)? {
             match ipv4_address(&known) {

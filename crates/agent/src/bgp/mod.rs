@@ -118,6 +118,8 @@ fn on_windows(host: &Host, is_wanted: bool) -> Result<Option<System>, AgentError
     if is_wanted {
         let firewall = host.firewall().map(|firewall| firewall.bgp.clone());
         let changed = Arc::new(Notify::new());
+        let notified = changed.clone();
+        host.watch(Box::new(move || notified.notify_one()));
         return Ok(Some(System { learned: Box::new(learned), firewall, changed, marker: None }));
     }
     report_removed(learned.remove_all().map_err(|error| AgentError::system("the routes of BGP", error))?);
@@ -127,5 +129,25 @@ fn on_windows(host: &Host, is_wanted: bool) -> Result<Option<System>, AgentError
 fn report_removed(removed: usize) {
     if removed > 0 {
         tracing::info!(removed, "the routes of an earlier agent, with BGP or another network, are removed");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tortie_hcn::IpHelper;
+    use tortie_hns_emulator::EmulatedHost;
+    use tortie_windows::HostRoutes;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_change_of_a_windows_machine_reaches_the_speaker() {
+        let machine = Arc::new(EmulatedHost::new(vec![], vec![]));
+        let ip: Arc<dyn IpHelper> = machine.clone();
+        let host = Host::new(ip.clone(), None, Arc::new(HostRoutes::new(ip, None)));
+        let system = on_windows(&host, true).unwrap().unwrap();
+        machine.change(|_| ());
+        let notified = tokio::time::timeout(std::time::Duration::from_secs(60), system.changed.notified());
+        notified.await.unwrap();
     }
 }

@@ -136,6 +136,8 @@ impl<'a> Reconciliation<'a> {
         // Until it has succeeded, the endpoint's state is unknown.
         known.look = true;
         let (hcn, found) = (self.node.hcn, self.node.find(&job.id, job.endpoint)?);
+        self.acl_reconciler.lists_provider |= outbound::has_provider(&found);
+        let lists_provider = self.acl_reconciler.lists_provider;
         let there = ours(&found);
         // An unchanged list may continue to name sets: it changes meaning together with them.
         let stays = transition(&there, &job.list.numbered(&there)).is_empty();
@@ -158,7 +160,7 @@ impl<'a> Reconciliation<'a> {
         known.host_ports = ports.sync(hcn, &found, &job.id, self.node.state)?;
         // Another CNI plugin has its own configuration for this.
         if found.id == endpoint_id(&job.endpoint.container_id) {
-            let (networks, addresses) = (&self.node.networks, &job.endpoint.addresses);
+            let (networks, addresses) = ((&self.node.networks, lists_provider), &job.endpoint.addresses);
             let last_rejected = &mut known.rejected_ways;
             known.outbound = outbound::sync(hcn, &found, networks, addresses, last_rejected, self.node.now)?;
         }

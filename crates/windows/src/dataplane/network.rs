@@ -1,10 +1,12 @@
 //! Applies the network of the pods and its routes.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use tortie_api::net::{IpVersion, overlap};
 use tortie_dataplane::{Condition, LocalNode, NodeState, Reason, Report, RouteTarget};
+use tortie_hcn::schema::NetworkMode;
 use tortie_hcn::{Guid, HcnExt};
 
 use super::{WindowsDataplane, note, own_address};
@@ -19,7 +21,9 @@ impl WindowsDataplane {
         let Some(node) = state.node.clone() else { return Ok(()) };
         self.report_settings(&node, state, report);
         let blocks: Vec<Ipv4Net> = own_blocks(state).collect();
-        let Some((block, others)) = blocks.split_first() else { return Ok(()) };
+        let Some((block, others)) = blocks.split_first() else {
+            return self.follow_without_block(state, report);
+        };
         let kind = match self.is_bridge {
             true => NetworkKind::L2Bridge,
             false => NetworkKind::Overlay { vni: node.network.vni },
@@ -84,6 +88,12 @@ impl WindowsDataplane {
             let message = format!("pods with addresses of the block {block} are not connected: {why}");
             Condition::new(Reason::MoreThanOneBlock, message)
         }));
+        report.node.extend(network.without_host_route.as_ref().map(|why| {
+            let message = format!(
+                "network {NETWORK} has no HostRoute policy, so the node may not reach its own pods, and kubelet's probes may fail: {why}"
+            );
+            Condition::new(Reason::RouteRefused, message)
+        }));
         report.node.extend(network.without_ipv6.as_ref().filter(|_| self.host.wants_ipv6()).map(|why| {
             Condition::new(
                 Reason::NetworkWithoutIpv6,
@@ -120,6 +130,14 @@ impl WindowsDataplane {
         let synced = match self.is_bridge {
             true => self.sync_node_routes(state, network, kept_subnets),
             false => self.sync_overlay_routes(state, network.id, kept_subnets),
+        };
+        let synced = match synced {
+            // The same routes would not be taken at once, either, and each attempt takes those away that are there.
+            Err(error @ Error::NotTaken { .. }) => {
+                let reason = kept_subnets.map_or(error.reason(), |_| Reason::RouteRefused);
+                Ok(vec![Condition::new(reason, error.to_string())])
+            }
+            synced => synced,
         };
         self.routes_refused = synced.inspect_err(|_| self.pod_network = None)?;
         self.routes_due = false;
@@ -158,6 +176,22 @@ impl WindowsDataplane {
         Ok(())
     }
 
+    /// The node has no block: somebody has deleted the Node, or released its blocks. A network that is there may still have endpoints.
+    fn follow_without_block(&mut self, state: &NodeState, report: &mut Report) -> Result<(), Error> {
+        let Some(network) = self.hcn.network_by_name(NETWORK)? else { return Ok(()) };
+        if (network.r#type == NetworkMode::L2Bridge) != self.is_bridge {
+            return Ok(());
+        }
+        report.node.push(Condition::new(
+            Reason::RouteRefused,
+            format!(
+                "the node has no IPAM block, and network {NETWORK} keeps its subnets: no route leads to other nodes that have these \
+                 addresses now; the next pod claims a block"
+            ),
+        ));
+        self.follow_in_kept_network(state, report)
+    }
+
     /// The network as it is, and its subnets.
     fn kept_network(&self) -> Result<(PodNetwork, Vec<IpNet>), Error> {
         let network = existing_network(&*self.hcn, NETWORK)?;
@@ -174,14 +208,21 @@ impl WindowsDataplane {
         kept_subnets: Option<&[IpNet]>,
     ) -> Result<Vec<Condition>, Error> {
         if let Some(kept_subnets) = kept_subnets {
-            return routes::sync(&*self.hcn, network, state, kept_subnets);
+            let is_left_out = |net: &IpNet| kept_subnets.iter().any(|kept| overlap(kept, net));
+            return routes::sync(&*self.hcn, network, state, is_left_out);
         }
-        let is_of_another = |net: &Ipv4Net| {
-            let mut routes = state.routes.iter();
-            routes.any(|(route, target)| *route == IpNet::V4(*net) && *target != RouteTarget::Local)
-        };
-        remove_subnets(&*self.hcn, network, is_of_another)?;
-        routes::sync(&*self.hcn, network, state, &[])
+        let stay = remove_subnets(&*self.hcn, network, |subnet| is_stale(*subnet, &state.routes))?;
+        // The switch looks for them in the subnet.
+        let is_left_out = |net: &IpNet| stay.iter().any(|(subnet, _)| IpNet::V4(*subnet).contains(net));
+        let mut conditions = routes::sync(&*self.hcn, network, state, is_left_out)?;
+        conditions.extend(stay.iter().map(|(subnet, why)| {
+            let message = format!(
+                "network {NETWORK} keeps its subnet {subnet}, whose addresses other nodes have now, and no route leads to them: {why}; \
+                 remove the endpoints with addresses of the subnet"
+            );
+            Condition::new(Reason::RouteRefused, message)
+        }));
+        Ok(conditions)
     }
 
     /// Applies the routes of the node, which forwards between its adapter and the pods' gateway. Returns what is not in force.
@@ -237,6 +278,17 @@ impl WindowsDataplane {
     }
 }
 
+/// Whether a subnet is of a block that the node has no more, and other nodes have its addresses now. Another node may have single
+/// addresses of an own block.
+fn is_stale(subnet: Ipv4Net, routes: &BTreeMap<IpNet, RouteTarget>) -> bool {
+    let subnet = IpNet::V4(subnet);
+    let own = || routes.iter().filter(|(_, target)| **target == RouteTarget::Local);
+    let is_borrowed = |net: &IpNet| own().any(|(block, _)| block.contains(net));
+    let mut others = routes.iter().filter(|(_, target)| **target != RouteTarget::Local);
+    !own().any(|(block, _)| *block == subnet)
+        && others.any(|(net, _)| overlap(net, &subnet) && !is_borrowed(net))
+}
+
 fn own_blocks(state: &NodeState) -> impl Iterator<Item = Ipv4Net> {
     let own = state.routes.iter().filter(|(_, target)| **target == RouteTarget::Local);
     own.filter_map(|(block, _)| match block {
@@ -262,4 +314,32 @@ fn remade(node: &LocalNode, network: &PodNetwork) -> Option<Condition> {
             "network {NETWORK} has the MAC address {now}, but the other nodes send to {published}: the network was made anew, \
              and what the node announces has to follow"
         )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A pool that is made again with another block size has blocks that are larger or smaller than the subnet.
+    #[test]
+    fn a_subnet_is_stale_if_another_node_has_its_addresses() {
+        let vxlan = || RouteTarget::Vxlan { node: "other".into() };
+        let subnet = "10.1.0.64/26";
+        for (routes, expected) in [
+            (&[][..], false),
+            (&[("10.1.0.0/26", vxlan())], false),
+            (&[(subnet, RouteTarget::Local)], false),
+            (&[(subnet, vxlan())], true),
+            (&[("10.1.0.0/24", vxlan())], true),
+            (&[("10.1.0.64/27", vxlan())], true),
+            (&[("10.1.0.70/32", vxlan())], true),
+            (&[("10.1.0.64/27", RouteTarget::Direct { router: [172, 16, 0, 9].into() })], true),
+            (&[(subnet, RouteTarget::Local), ("10.1.0.70/32", vxlan())], false),
+            (&[(subnet, RouteTarget::Local), ("10.1.0.0/24", vxlan())], false),
+            (&[("10.1.0.0/24", RouteTarget::Local), ("10.1.0.70/32", vxlan())], false),
+        ] {
+            let table = routes.iter().map(|(net, target)| (net.parse().unwrap(), target.clone()));
+            assert_eq!(is_stale(subnet.parse().unwrap(), &table.collect()), expected, "{routes:?}");
+        }
+    }
 }

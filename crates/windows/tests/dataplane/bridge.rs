@@ -61,7 +61,7 @@ fn the_documents_that_create_the_network_and_connect_the_node() {
             "Routes": [{"NextHop": "10.244.3.1", "DestinationPrefix": "0.0.0.0/0"}]}]}],
         "SchemaVersion": {"Major": 2, "Minor": 0}});
     assert_eq!(document(of_network), expected);
-    let expected = json!({"Name": NODE_ENDPOINT, "HostComputeNetwork": made.id,
+    let expected = json!({"ID": endpoint, "Name": NODE_ENDPOINT, "HostComputeNetwork": made.id,
         "IpConfigurations": [{"IpAddress": "10.244.3.2", "PrefixLength": 26}],
         "SchemaVersion": {"Major": 2, "Minor": 0}});
     assert_eq!(document(of_endpoint), expected);
@@ -69,6 +69,40 @@ fn the_documents_that_create_the_network_and_connect_the_node() {
 
     assert_eq!(ensure_network(&*hns, &bridge()).unwrap(), made, "again");
     assert_eq!(hns.take_changes(), []);
+}
+
+/// kube-proxy makes one for each backend of the cluster, and this is asked at each check and at each ADD.
+#[test]
+fn the_nodes_own_endpoint_is_found_without_a_look_at_all_endpoints() {
+    let hns = hns();
+    let network = ensure_network(&*hns, &bridge()).unwrap().id;
+    let remote = |last: u8| Endpoint {
+        host_compute_network: network,
+        flags: tortie_hcn::schema::EndpointFlags::REMOTE_ENDPOINT,
+        ip_configurations: vec![IpConfig { ip_address: format!("10.244.9.{last}"), ..Default::default() }],
+        ..Default::default()
+    };
+    for last in 1..50 {
+        hns.create_endpoint(&remote(last)).unwrap();
+    }
+    let reads = || {
+        hns.take();
+        ensure_network(&*hns, &bridge()).unwrap();
+        WindowsWiring::new(hns.clone()).has_ipv6().unwrap();
+        let is_read = |call: &&Call| matches!(call, Call::Query { kind: Kind::Endpoint, .. });
+        hns.take().iter().filter(is_read).count()
+    };
+    assert!(reads() < 5);
+    // That of an earlier agent has another identifier.
+    let [own] = &node_endpoints(&*hns)[..] else { panic!("one") };
+    hns.inner().restart(tortie_hns_emulator::Survives::Everything).unwrap();
+    let detach = Modify::namespace_endpoint(RequestType::Remove, own.id);
+    hns.modify_namespace(own.host_compute_namespace, &detach).unwrap();
+    hns.delete_endpoint(own.id).unwrap();
+    let earlier = Endpoint { id: Guid::ZERO, host_compute_namespace: Guid::ZERO, ..own.clone() };
+    let earlier = hns.create_endpoint(&Endpoint { base: Default::default(), ..earlier }).unwrap();
+    assert!(reads() < 8);
+    assert_eq!(node_endpoints(&*hns)[0].id, earlier);
 }
 
 #[test]

@@ -15,7 +15,7 @@ use tortie_dataplane::{
     RouteTarget, Settings,
 };
 use tortie_hcn::schema::{self, Modify, RequestType};
-use tortie_hcn::{Call, Guid, Hcn, HcnExt, Kind};
+use tortie_hcn::{Call, Failure, Guid, HResult, Hcn, HcnExt, Kind};
 use tortie_hns_emulator::{Config, Emulator, Recorder, Verdict};
 use tortie_policy::program::{EndOfTier, EndpointProgram, EntityMatch, Flow, Member, Rule, SetId, SetKind};
 use tortie_windows::{
@@ -145,6 +145,31 @@ fn a_network_that_is_refused_with_ipv6_has_none() {
     assert_eq!(hns.take_changes(), [], "it is not made anew at each check");
     // The node has given its IPv6 block up, so what HNS refuses says nothing to it.
     assert_eq!(ensure_network_on(&hns, &bridge(), &[], (&host, None)).unwrap().without_ipv6, None);
+}
+
+/// Without IPv6 a moment later, it would succeed, and IPv6 would be lost until the agent starts again.
+#[test]
+fn a_passing_error_says_nothing_about_ipv6() {
+    for (kind, code) in [
+        (Kind::Network, HResult::HCN_E_SWITCH_NOT_FOUND),
+        (Kind::Network, HResult::HCN_E_NETWORK_ALREADY_EXISTS),
+        (Kind::Endpoint, HResult::HCN_E_PORT_NOT_FOUND),
+        (Kind::Endpoint, HResult::ERROR_ALREADY_EXISTS),
+    ] {
+        let (hns, host) = (hns(), Host::unknown());
+        let mut left = 1;
+        hns.set_fault(move |call| {
+            let is_it = matches!(call, Call::Create { kind: made, .. } if *made == kind) && left > 0;
+            is_it.then(|| {
+                left -= 1;
+                Err(Failure::new(code, "not yet"))
+            })
+        });
+        ensure_network_on(&*hns, &both(), &[], (&host, None)).unwrap_err();
+        let made = remade(&*hns, &host);
+        assert_eq!((made.without_ipv6, made.gateway_v6), (None, Some(GATEWAY_V6.parse().unwrap())), "{code}");
+        assert_eq!(addresses_of_node(&*hns), ["10.244.3.2", GATEWAY_V6]);
+    }
 }
 
 fn remade(hns: &dyn Hcn, host: &Host) -> PodNetwork {

@@ -5,7 +5,7 @@ use std::fs;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::node::*;
 use serde_json::json;
@@ -22,30 +22,30 @@ use tortie_windows::{
     ensure_network_on, remove_anchor,
 };
 
-const GATEWAY: Ipv4Addr = Ipv4Addr::new(172, 16, 0, 254);
+pub(crate) const GATEWAY: Ipv4Addr = Ipv4Addr::new(172, 16, 0, 254);
 
-fn adapter(index: u32, name: &str, addresses: &[&str]) -> Adapter {
+pub(crate) fn adapter(index: u32, name: &str, addresses: &[&str]) -> Adapter {
     let mac = Some([0, 0x15, 0x5d, 0, 0, u8::try_from(index % 100).unwrap()]);
     let addresses = addresses.iter().map(|net| net.parse().unwrap()).collect();
     Adapter { index, name: name.to_owned(), mac, mtu: 1500, is_up: true, addresses }
 }
 
-fn route(interface: u32, destination: &str, next_hop: Ipv4Addr) -> IpRoute {
+pub(crate) fn route(interface: u32, destination: &str, next_hop: Ipv4Addr) -> IpRoute {
     let destination = destination.parse().unwrap();
     IpRoute { interface, destination, next_hop: next_hop.into(), metric: 10, is_own: false }
 }
 
 /// What the system makes for an address.
-fn own(interface: u32, destination: &str) -> IpRoute {
+pub(crate) fn own(interface: u32, destination: &str) -> IpRoute {
     IpRoute { is_own: true, ..route(interface, destination, Ipv4Addr::UNSPECIFIED) }
 }
 
 /// Two routes that a switch loses: that of the metadata service, and one of an administrator.
-fn lost() -> [(&'static str, Ipv4Addr); 2] {
+pub(crate) fn lost() -> [(&'static str, Ipv4Addr); 2] {
     [("169.254.169.254/32", Ipv4Addr::UNSPECIFIED), ("192.168.0.0/16", Ipv4Addr::new(172, 16, 0, 253))]
 }
 
-fn machine() -> Arc<EmulatedHost> {
+pub(crate) fn machine() -> Arc<EmulatedHost> {
     let adapters = vec![
         adapter(4, "Ethernet", &["172.16.0.3/24", "fe80::3/64"]),
         adapter(5, "Ethernet 2", &["198.51.100.3/24", "198.51.100.4/24"]),
@@ -66,13 +66,17 @@ fn machine() -> Arc<EmulatedHost> {
     Arc::new(EmulatedHost::new(adapters, routes))
 }
 
-fn host(machine: &Arc<EmulatedHost>, selector: Option<&str>, file: Option<std::path::PathBuf>) -> Host {
+pub(crate) fn host(
+    machine: &Arc<EmulatedHost>,
+    selector: Option<&str>,
+    file: Option<std::path::PathBuf>,
+) -> Host {
     let ip: Arc<dyn IpHelper> = machine.clone();
     let routes = Arc::new(HostRoutes::new(ip.clone(), file));
     Host::new(ip, selector.map(|text| text.parse().unwrap()), routes)
 }
 
-fn hns(machine: &Arc<EmulatedHost>) -> Emulator {
+pub(crate) fn hns(machine: &Arc<EmulatedHost>) -> Emulator {
     Emulator::new(Config::new(Config::SERVER_2022, NODE)).on_host(machine.clone())
 }
 
@@ -197,7 +201,7 @@ fn a_network_without_the_name_of_its_adapter_is_no_place_for_a_test() {
 }
 
 /// A node on this machine whose network exists.
-fn node_on(machine: &Arc<EmulatedHost>) -> Node {
+pub(crate) fn node_on(machine: &Arc<EmulatedHost>) -> Node {
     let hns = Arc::new(Recorder::new(hns(machine)));
     let host = host(machine, None, None);
     ensure_network_on(&*hns, &spec(), &[], (&host, Some(NODE))).unwrap();
@@ -301,6 +305,56 @@ fn nat_stays_as_it_is_while_the_addresses_of_the_machine_are_unknown() {
     assert_eq!(nat(&json!(node.endpoint().policies)), nat(&before));
 }
 
+fn nat_of(node: &Node) -> Vec<OutBoundNat> {
+    node.endpoint().policies.iter().filter_map(|policy| policy.settings().unwrap()).collect()
+}
+
+/// A lease is renewed, or the link comes back. Each change of OutBoundNAT would end connections of pods.
+#[test]
+fn nat_stays_as_it_is_while_no_adapter_has_the_address_of_the_node() {
+    let machine = machine();
+    let mut node = node_on(&machine);
+    let (start, ahead) = (Instant::now(), Arc::clone(&node.ahead));
+    let clock = Box::new(move || start + *ahead.lock().unwrap());
+    let dataplane = WindowsDataplane::with_clock(node.hns.clone(), clock);
+    let dataplane = dataplane.with_host(host(&machine, None, None));
+    let dataplane = dataplane.with_services(vec!["10.96.0.0/12".parse().unwrap()]);
+    node.wiring = node.wiring.clone().with_networks(dataplane.networks());
+    node.dataplane = Stateful::new(dataplane);
+    let pools = [("10.244.0.0/16".parse().unwrap(), true)].into();
+    let pools = Delta::Settings(Arc::new(Settings::new(&FelixConfigurationSpec::default(), pools)));
+    node.apply(&[local_node(), own_block(), allow_all(), pools]);
+    node.connect();
+    node.apply(&[endpoint(open_program())]);
+    let before = nat_of(&node);
+    assert!(json!(before).to_string().contains("172.16.0.0/24"), "{before:?}");
+    let addresses = |addresses: &[&str]| {
+        let addresses = addresses.iter().map(|net| net.parse().unwrap()).collect();
+        let is_carrier = |adapter: &&mut Adapter| adapter.name == "vEthernet (Ethernet)";
+        machine.change(|state| state.adapters.iter_mut().find(is_carrier).unwrap().addresses = addresses);
+    };
+    let sent = |node: &Node| {
+        let changes = format!("{:?}", node.hns.take_changes());
+        changes.contains("OutBoundNAT")
+    };
+    node.hns.take();
+    for moment in [&["169.254.3.3/16"][..], &[], &["172.16.0.3/24"], &[]] {
+        addresses(moment);
+        node.wait(11);
+        node.dataplane.resync();
+        assert!(!sent(&node), "{moment:?}");
+        assert_eq!(nat_of(&node), before);
+    }
+    // It is not on the machine at all.
+    node.wait(300);
+    node.dataplane.resync();
+    assert_eq!(json!(nat_of(&node)), json!([{"Exceptions": ["10.96.0.0/12", "10.244.0.0/16"]}]));
+    addresses(&["172.16.0.3/24"]);
+    node.wait(11);
+    node.dataplane.resync();
+    assert_eq!(nat_of(&node), before);
+}
+
 /// Other programs may change routes all the time.
 #[test]
 fn a_change_of_a_route_asks_hns_nothing() {
@@ -334,7 +388,7 @@ fn a_change_of_a_route_asks_hns_nothing() {
 }
 
 /// The routes that a switch loses, and that are there.
-fn there(machine: &EmulatedHost) -> Vec<String> {
+pub(crate) fn there(machine: &EmulatedHost) -> Vec<String> {
     let routes = machine.routes().unwrap();
     let is_there = |(net, next_hop): &(&str, Ipv4Addr)| {
         routes
@@ -344,70 +398,12 @@ fn there(machine: &EmulatedHost) -> Vec<String> {
     lost().iter().filter(|route| is_there(route)).map(|(net, _)| (*net).to_owned()).collect()
 }
 
-fn all() -> Vec<String> {
+pub(crate) fn all() -> Vec<String> {
     lost().map(|(net, _)| net.to_owned()).into()
 }
 
-#[test]
-fn routes_that_a_switch_loses_come_back_once_the_address_does() {
-    let machine = machine();
-    machine.change(|state| state.is_slow = true);
-    let (hns, host) = (hns(&machine), host(&machine, None, None));
-    ensure_network_on(&hns, &spec(), &[], (&host, Some(NODE))).unwrap();
-    assert_eq!(there(&machine), [""; 0], "the switch has lost them");
-    let now = Instant::now();
-    let waiting = host.routes().restore(now).unwrap();
-    assert!(
-        waiting.reason == Reason::HostRouteMissing
-            && waiting.message.contains("no adapter has the addresses of Ethernet")
-    );
-    machine.change(|state| state.refuses = 1);
-    machine.settle();
-    let refused = host.routes().restore(now).unwrap();
-    assert!(refused.message.contains("the route to 169.254.169.254/32"), "{}", refused.message);
-    assert_eq!(host.routes().restore(now), None);
-    assert_eq!(there(&machine), all());
-    let others: Vec<_> = machine.routes().unwrap().into_iter().filter(|route| route.interface == 5).collect();
-    assert_eq!(others.len(), 2, "another adapter keeps its own");
-    let all_routes = machine.routes().unwrap();
-    assert_eq!(
-        all_routes.iter().filter(|route| route.destination.prefix_len() == 0).count(),
-        1,
-        "the system's own work"
-    );
-    // Something removes one.
-    machine.change(|state| state.routes.retain(|route| route.destination.to_string() != "192.168.0.0/16"));
-    assert_eq!(host.routes().restore(now + Duration::from_secs(60)), None);
-    assert_eq!(there(&machine), all());
-    // Much later, that was an administrator.
-    assert_eq!(host.routes().restore(now + Duration::from_secs(3_600)), None);
-    machine.change(|state| state.routes.clear());
-    assert_eq!(host.routes().restore(now + Duration::from_secs(3_601)), None);
-    assert_eq!(there(&machine), [""; 0]);
-}
-
-#[test]
-fn a_later_process_brings_back_what_an_earlier_one_kept() {
-    let folder = testkit_folder();
-    let file = folder.join("routes.json");
-    let machine = machine();
-    machine.change(|state| state.is_slow = true);
-    let (hns, first) = (hns(&machine), host(&machine, None, Some(file.clone())));
-    ensure_network_on(&hns, &spec(), &[], (&first, Some(NODE))).unwrap();
-    drop(first);
-    machine.settle();
-    let second = host(&machine, None, Some(file.clone()));
-    let now = Instant::now();
-    assert_eq!(second.routes().restore(now), None);
-    assert_eq!(there(&machine), all());
-    assert!(file.exists());
-    second.routes().restore(now + Duration::from_secs(3_600));
-    assert!(!file.exists(), "they are no longer watched");
-    fs::remove_dir_all(folder).unwrap();
-}
-
 /// A build that refuses the network which keeps the switch.
-fn refuse_second_network(call: &Call) -> Option<Result<String, Failure>> {
+pub(crate) fn refuse_second_network(call: &Call) -> Option<Result<String, Failure>> {
     let Call::Create { kind: Kind::Network, settings, .. } = call else { return None };
     settings.contains("Tortie-anchor").then(|| Err(Failure::new(HResult::E_FAIL, "no")))
 }
@@ -497,55 +493,7 @@ fn a_network_is_made_anew_on_a_switch_whose_adapter_is_not_listed() {
     assert_eq!(hns.networks().unwrap().len(), 1);
 }
 
-/// A network that is made anew takes its adapter's routes with it, and the system may not have brought all back before.
-#[test]
-fn routes_survive_a_network_that_is_made_anew() {
-    let machine = machine();
-    let hns = Recorder::new(hns(&machine));
-    let host = host(&machine, None, None);
-    ensure_network_on(&hns, &spec(), &[], (&host, Some(NODE))).unwrap();
-    machine.change(|state| state.refuses = 1);
-    assert!(host.routes().restore(Instant::now()).is_some(), "one route is not back");
-    // An administrator has added one.
-    machine.change(|state| state.routes.push(route(104, "10.77.0.0/16", Ipv4Addr::new(172, 16, 0, 252))));
-    // At the end of the network, the address is on the physical adapter again, and routes are forgotten.
-    hns.set_fault(refuse_second_network);
-    let other = NetworkSpec { kind: NetworkKind::Overlay { vni: 4_097 }, ..spec() };
-    ensure_network_on(&hns, &other, &[], (&host, Some(NODE))).unwrap();
-    assert_eq!(there(&machine), [""; 0]);
-    assert_eq!(host.routes().restore(Instant::now()), None);
-    assert_eq!(there(&machine), all());
-    let of_administrator = |route: &IpRoute| route.destination.to_string() == "10.77.0.0/16";
-    assert!(machine.routes().unwrap().iter().any(of_administrator));
-}
-
-/// Whoever looks after an hour must find the machine as they left it.
-#[test]
-fn missing_routes_are_not_added_for_ever() {
-    let machine = machine();
-    let (hns, host) = (hns(&machine), host(&machine, None, None));
-    ensure_network_on(&hns, &spec(), &[], (&host, Some(NODE))).unwrap();
-    let now = Instant::now();
-    machine.change(|state| state.refuses = usize::MAX);
-    for minutes in 0..60 {
-        assert!(host.routes().restore(now + Duration::from_secs(60 * minutes)).is_some());
-    }
-    machine.change(|state| state.refuses = 0);
-    let late = host.routes().restore(now + Duration::from_secs(3_600)).unwrap();
-    assert!(late.message.contains("no longer tried: add it, or restart the agent"), "{}", late.message);
-    assert_eq!(there(&machine), [""; 0]);
-    for (net, next_hop) in lost() {
-        machine.add_route(&route(104, net, next_hop)).unwrap();
-    }
-    let now = now + Duration::from_secs(3_601);
-    assert_eq!(host.routes().restore(now), None, "somebody has added them");
-    // Then they are watched as others are.
-    machine.change(|state| state.routes.retain(|route| route.destination.to_string() != "192.168.0.0/16"));
-    assert_eq!(host.routes().restore(now), None);
-    assert_eq!(there(&machine), all());
-}
-
-fn testkit_folder() -> std::path::PathBuf {
+pub(crate) fn testkit_folder() -> std::path::PathBuf {
     let folder = std::env::temp_dir().join(format!("tortie-routes-{}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
     folder
@@ -562,24 +510,6 @@ fn no_network_is_made_while_the_routes_cannot_be_kept() {
     let error = ensure_network_on(&hns, &spec(), &[], (&host, Some(NODE))).unwrap_err().to_string();
     assert!(error.contains("cannot read"), "{error}");
     assert!(hns.network_by_name(NETWORK).unwrap().is_none());
-}
-
-/// Nothing else of the agent runs: it may wait for a datastore that is behind these routes.
-#[test]
-fn a_thread_of_its_own_brings_the_routes_back() {
-    let machine = machine();
-    machine.change(|state| state.is_slow = true);
-    let ip: Arc<dyn IpHelper> = machine.clone();
-    let routes = Arc::new(HostRoutes::new(ip.clone(), None));
-    routes.watch().unwrap();
-    let host = Host::new(ip, None, routes);
-    ensure_network_on(&hns(&machine), &spec(), &[], (&host, Some(NODE))).unwrap();
-    machine.settle();
-    let end = Instant::now() + Duration::from_secs(10);
-    while there(&machine) != all() {
-        assert!(Instant::now() < end, "{:?}", there(&machine));
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 #[test]

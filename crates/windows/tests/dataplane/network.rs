@@ -16,10 +16,10 @@ use tortie_hcn::{Call, Failure, HResult, Hcn, HcnExt};
 use tortie_hns_emulator::{Config, Emulator};
 use tortie_windows::{
     Error, Host, HostRoutes, NETWORK, NetworkKind, NetworkSpec, WindowsDataplane, WindowsWiring,
-    ensure_network, ensure_network_with,
+    ensure_network,
 };
 
-fn vtep(name: &str, last: u8) -> Delta {
+pub(crate) fn vtep(name: &str, last: u8) -> Delta {
     Delta::Vtep(Vtep {
         node: name.into(),
         address: [10, 244, last, 0].into(),
@@ -29,12 +29,12 @@ fn vtep(name: &str, last: u8) -> Delta {
     })
 }
 
-fn route(destination: &str, node: &str) -> Delta {
+pub(crate) fn route(destination: &str, node: &str) -> Delta {
     let target = RouteTarget::Vxlan { node: node.into() };
     Delta::Route(Route { destination: destination.parse().unwrap(), target })
 }
 
-fn routes(node: &Node) -> Vec<(String, String, String)> {
+pub(crate) fn routes(node: &Node) -> Vec<(String, String, String)> {
     let network = node.hns.inner().network_by_name(NETWORK).unwrap().unwrap();
     let read = |policy: &Policy| policy.settings::<RemoteSubnetRoute>().unwrap();
     let mut routes: Vec<_> = network
@@ -380,6 +380,42 @@ fn an_existing_host_route_is_accepted() {
     assert_eq!(node.hns.take_changes().len(), 1, "it was asked for");
 }
 
+/// Only the node's own way to its pods depends on it.
+#[test]
+fn a_refused_host_route_is_reported_and_sent_once() {
+    let mut node = Node::usual();
+    let network = node.hns.network_by_name(NETWORK).unwrap().unwrap().id;
+    let host_route = vec![Policy::of(&HostRoute::default())];
+    node.hns.modify_network(network, &Modify::policies(RequestType::Remove, host_route)).unwrap();
+    node.hns.set_fault(|call| {
+        let is_it = matches!(call, Call::Modify { settings, .. } if settings.contains("HostRoute"));
+        is_it.then(|| Err(Failure::new(HResult::HCN_E_REQUEST_UNSUPPORTED, "not on this build")))
+    });
+    node.hns.take();
+    let deltas = [local_node(), own_block(), local("10.244.4.0/26"), vtep("primary", 1)];
+    let report = node.apply(&[&deltas[..], &[route("10.244.1.0/26", "primary")]].concat());
+    let [refused] = &report.node[..] else { panic!("{report:?}") };
+    assert_eq!(refused.reason, Reason::RouteRefused);
+    assert!(refused.message.contains("no HostRoute") && refused.message.contains("not on this build"));
+    assert_eq!((subnets(&node).len(), routes(&node).len()), (2, 1), "the rest is in force");
+    let sent = |node: &Node| {
+        node.hns.take_changes().iter().filter(|call| format!("{call:?}").contains("HostRoute")).count()
+    };
+    assert_eq!(sent(&node), 1);
+    for last in 2..5 {
+        node.wait(11);
+        assert_eq!(node.apply(&[route(&format!("10.244.{last}0.0/26"), "primary")]).node.len(), 1);
+        node.dataplane.resync();
+    }
+    assert_eq!(sent(&node), 0);
+    // Another network gets it from its creation.
+    node.hns.clear_fault();
+    node.hns.delete_network(network).unwrap();
+    node.wait(11);
+    let report = node.dataplane.resync();
+    assert!(report.node.iter().all(|it| it.reason == Reason::OverlayRemade), "{report:?}");
+}
+
 #[test]
 fn one_bad_route_does_not_block_the_others() {
     let mut node = Node::usual();
@@ -414,6 +450,51 @@ fn one_bad_route_does_not_block_the_others() {
     assert!(report.node[0].message.contains("Remove of the route"), "{report:?}");
 }
 
+/// Each attempt would take the routes away for a moment.
+#[test]
+fn routes_that_hns_does_not_take_are_sent_less_and_less_often() {
+    let mut node = Node::usual();
+    node.hns.set_fault(|call| {
+        let is_it = matches!(call, Call::Modify { settings, .. } if settings.contains("RemoteSubnetRoute"));
+        is_it.then(|| Ok(String::new()))
+    });
+    let report =
+        node.apply(&[local_node(), own_block(), route("10.244.1.0/26", "primary"), vtep("primary", 1)]);
+    assert_eq!(report.node[0].reason, Reason::HnsDidNotTake, "{report:?}");
+    node.hns.take();
+    let mut attempts = 0;
+    for _ in 0..100 {
+        node.wait(1);
+        let report = node.apply(&[]);
+        assert_eq!(report.node[0].reason, Reason::HnsDidNotTake, "{report:?}");
+        let changes = node.hns.take_changes();
+        attempts += usize::from(!changes.is_empty());
+    }
+    assert!((2..10).contains(&attempts), "{attempts}");
+    node.hns.clear_fault();
+    node.wait(60);
+    assert_eq!(node.apply(&[]), Default::default());
+}
+
+/// Somebody has deleted the Node, and its pods are not gone yet.
+#[test]
+fn routes_follow_the_other_nodes_while_the_node_has_no_block() {
+    let mut node = Node::usual();
+    node.apply(&[local_node(), own_block(), route("10.244.1.0/26", "primary"), vtep("primary", 1)]);
+    node.connect();
+    let report = node.apply(&[
+        Delta::RouteRemoved(spec().block.into()),
+        route("10.244.2.0/26", "primary"),
+        route("10.244.3.0/26", "primary"),
+    ]);
+    let [condition] = &report.node[..] else { panic!("{report:?}") };
+    assert!(condition.message.contains("the node has no IPAM block"), "{}", condition.message);
+    assert!(!condition.reason.is_failure() && !report.retry, "{report:?}");
+    let prefixes = || routes(&node).into_iter().map(|(prefix, ..)| prefix).collect::<Vec<_>>();
+    assert_eq!(prefixes(), ["10.244.1.0/26", "10.244.2.0/26"]);
+    assert_eq!(node.apply(&[Delta::RouteRemoved(spec().block.into()), own_block()]), Report::default());
+}
+
 #[test]
 fn unsupported_node_settings_are_reported() {
     // Its networks have one subnet.
@@ -436,71 +517,13 @@ fn unsupported_node_settings_are_reported() {
     assert!(message.contains("10.244.4.0/26") && message.contains("HNS 9.3"), "{message}");
 }
 
-fn local(destination: &str) -> Delta {
+pub(crate) fn local(destination: &str) -> Delta {
     Delta::Route(Route { destination: destination.parse().unwrap(), target: RouteTarget::Local })
 }
 
-fn subnets(node: &Node) -> Vec<String> {
+pub(crate) fn subnets(node: &Node) -> Vec<String> {
     let network = node.hns.inner().network_by_name(NETWORK).unwrap().unwrap();
     network.subnets().map(|subnet| subnet.ip_address_prefix.clone()).collect()
-}
-
-/// The first subnet, which has the node's end of the tunnel, stays, whichever block has the lowest address.
-#[test]
-fn each_block_has_a_subnet() {
-    let mut node = Node::usual();
-    node.apply(&[local_node(), own_block()]);
-    let id = node.hns.network_by_name(NETWORK).unwrap().unwrap().id;
-    node.hns.take();
-    for block in ["10.244.2.0/26", "10.244.9.0/26"] {
-        assert_eq!(node.apply(&[local(block)]), Default::default());
-    }
-    let changes = node.hns.take_changes();
-    assert_eq!(changes.len(), 2, "{changes:?}");
-    let Call::Modify { settings, .. } = &changes[0] else { panic!("{changes:?}") };
-    let expected = json!({"ResourceType": "Subnet", "RequestType": "Add", "Settings": {"Subnets": [{
-        "IpAddressPrefix": "10.244.2.0/26",
-        "Policies": [{"Type": "VSID", "Settings": {"IsolationId": 4096}}],
-        "Routes": [{"NextHop": "10.244.2.1", "DestinationPrefix": "0.0.0.0/0"}]}]}});
-    assert_eq!(serde_json::from_str::<serde_json::Value>(settings).unwrap(), expected);
-    assert_eq!(subnets(&node), ["10.244.3.0/26", "10.244.2.0/26", "10.244.9.0/26"]);
-    // The agent starts again, or HNS has lost the network.
-    let blocks = ["10.244.3.0/26", "10.244.9.0/26"].map(|block| block.parse().unwrap());
-    let low = NetworkSpec { block: "10.244.2.0/26".parse().unwrap(), ..spec() };
-    let overlay = ensure_network_with(&*node.hns, &low, &blocks).unwrap();
-    assert_eq!((overlay.id, overlay.gateway), (id, TUNNEL));
-    assert_eq!(node.hns.take_changes(), []);
-    node.hns.delete_network(id).unwrap();
-    let overlay = ensure_network_with(&*node.hns, &low, &blocks).unwrap();
-    assert_eq!(overlay.gateway, Ipv4Addr::new(10, 244, 2, 1));
-    assert_eq!(subnets(&node).len(), 3);
-}
-
-/// Its subnet would take the packets to the other node.
-#[test]
-fn the_subnet_of_a_block_that_another_node_has_goes() {
-    let mut node = Node::usual();
-    node.apply(&[local_node(), own_block(), local("10.244.4.0/26"), vtep("primary", 1)]);
-    assert_eq!(subnets(&node).len(), 2);
-    assert_eq!(node.apply(&[route("10.244.4.0/26", "primary")]), Default::default());
-    assert_eq!((subnets(&node), routes(&node).len()), (vec!["10.244.3.0/26".to_owned()], 1));
-}
-
-#[test]
-fn a_refused_subnet_is_reported_until_it_is_there() {
-    let mut node = Node::usual();
-    node.apply(&[local_node(), own_block()]);
-    node.hns.set_fault(|call| {
-        let bad = matches!(call, Call::Modify { settings, .. } if settings.contains("10.244.4.0/26"));
-        bad.then(|| Err(Failure::new(HResult::HCN_E_INVALID_SUBNET, "not this one")))
-    });
-    let report = node.apply(&[local("10.244.4.0/26")]);
-    assert_eq!(report.node[0].reason, Reason::MoreThanOneBlock);
-    assert!(report.node[0].message.contains("not this one"), "{report:?}");
-    node.hns.clear_fault();
-    node.wait(11);
-    assert_eq!(node.dataplane.resync(), Default::default());
-    assert_eq!(subnets(&node).len(), 2);
 }
 
 /// HNS gives pods their usual MTU, so another one in the settings is no setting of this node.

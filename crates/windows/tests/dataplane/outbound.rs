@@ -317,10 +317,49 @@ fn endpoints_follow_the_address_of_the_node() {
     node.hns.clear_fault();
     assert_eq!(node.dataplane.resync(), Report::default());
     assert_eq!(policies(&node), json!([route(), provider()]));
-    // A build that does not list it gets none.
+}
+
+fn remove_provider(node: &Node) {
     let listed = node.endpoint().policies.into_iter().filter(Policy::is::<ProviderAddress>).collect();
     let remove = tortie_hcn::schema::Modify::policies(tortie_hcn::schema::RequestType::Remove, listed);
     node.hns.modify_endpoint(endpoint_id(CONTAINER), &remove).unwrap();
+}
+
+/// The agent ended, or HNS did not answer, when the old address was removed.
+#[test]
+fn an_interrupted_change_of_the_address_is_completed() {
+    let mut node = node(&[]);
+    node.connect();
+    let inner = Arc::clone(&node.hns);
+    node.apply(&[endpoint(open_program())]);
+    node.hns.set_fault(move |call| match call {
+        Call::Query { kind: Kind::Network, .. } => {
+            Some(inner.inner().call(call).map(|document| document.replace("172.16.0.3", "172.16.0.33")))
+        }
+        Call::Modify { settings, .. }
+            if settings.contains(r#""RequestType":"Add""#) && settings.contains("ProviderAddress") =>
+        {
+            Some(Err(Failure::new(HResult::ERROR_TIMEOUT, "late")))
+        }
+        _ => None,
+    });
+    assert!(node.dataplane.resync().retry);
+    assert_eq!(policies(&node), json!([route()]));
+    node.hns.clear_fault();
     assert_eq!(node.dataplane.resync(), Report::default());
+    assert_eq!(policies(&node), json!([route(), provider()]));
+}
+
+/// Each attempt could be one more policy that nobody sees.
+#[test]
+fn a_build_that_lists_no_addresses_of_endpoints_gets_none() {
+    let mut node = node(&[]);
+    node.connect();
+    remove_provider(&node);
+    for _ in 0..3 {
+        node.wait(11);
+        assert_eq!(node.apply(&[endpoint(open_program())]), Report::default());
+        assert_eq!(node.dataplane.resync(), Report::default());
+    }
     assert_eq!(policies(&node), json!([route()]));
 }
