@@ -274,7 +274,7 @@ pub(crate) fn remove_subnets(
 /// The result of an attempt to replace a network.
 enum Replacement {
     /// The new network.
-    Made(Network),
+    Made(Box<Network>),
     /// The old one stays, because this many endpoints use it.
     InUse(usize),
 }
@@ -297,7 +297,7 @@ impl<H: Hcn + ?Sized> NetworkMaker<'_, H> {
                 return Err(Error::AdapterDiffers { name, found, wanted, adapter, routes });
             }
             return match self.replace(&network, &found, &wanted)? {
-                Replacement::Made(made) => Ok((made, None)),
+                Replacement::Made(made) => Ok((*made, None)),
                 Replacement::InUse(endpoints) => {
                     Err(Error::NetworkDiffers { name, found, wanted, endpoints, routes })
                 }
@@ -312,7 +312,7 @@ impl<H: Hcn + ?Sized> NetworkMaker<'_, H> {
                 let found = ipv6_subnet(&network).map_or("none".to_owned(), |net| net.to_string());
                 let (found, wanted) = (format!("IPv6 subnet {found}"), format!("IPv6 subnet {block}"));
                 match self.replace(&network, &found, &wanted)? {
-                    Replacement::Made(made) => return Ok((made, None)),
+                    Replacement::Made(made) => return Ok((*made, None)),
                     Replacement::InUse(endpoints) => format!(
                         "is used by {endpoints} endpoints; the agent makes it anew when none is left: drain the node, and restart the \
                          machine if pods of DaemonSets keep it in use"
@@ -344,7 +344,7 @@ impl<H: Hcn + ?Sized> NetworkMaker<'_, H> {
             bridge::remove(*hcn, own)?;
         }
         hcn.delete_network(network.id)?;
-        self.create().map(Replacement::Made)
+        self.create().map(|made| Replacement::Made(Box::new(made)))
     }
 
     fn create(&self) -> Result<Network, Error> {
