@@ -23,6 +23,13 @@ fn remove_route(machine: &EmulatedHost, destination: &str) {
     machine.change(|state| state.routes.retain(|route| route.destination.to_string() != destination));
 }
 
+/// A folder of this test.
+fn folder(test: &str) -> std::path::PathBuf {
+    let folder = std::env::temp_dir().join(format!("tortie-routes-{}-{test}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
 /// The network is made, and its routes are no longer watched.
 fn settled(machine: &Arc<EmulatedHost>, file: Option<std::path::PathBuf>) -> (Emulator, Host) {
     let (hns, host) = (hns(machine), host(machine, None, file));
@@ -79,8 +86,7 @@ fn what_an_administrator_has_changed_since_counts() {
 /// The agent was away when the network went. Whoever has changed a route since is right.
 #[test]
 fn a_later_process_adds_what_the_network_had_unless_something_newer_is_there() {
-    let folder = testkit_folder().join("later");
-    fs::create_dir_all(&folder).unwrap();
+    let folder = folder("later");
     let file = folder.join("routes.json");
     let machine = machine();
     let (hns, first) = settled(&machine, Some(file.clone()));
@@ -163,8 +169,7 @@ fn routes_that_a_failed_attempt_loses_are_not_forgotten() {
 /// DHCP gives the adapter another address for good.
 #[test]
 fn addresses_that_do_not_come_back_are_named_with_a_remedy() {
-    let folder = testkit_folder().join("addresses");
-    fs::create_dir_all(&folder).unwrap();
+    let folder = folder("addresses");
     let file = folder.join("routes.json");
     let machine = machine();
     machine.change(|state| state.is_slow = true);
@@ -224,7 +229,7 @@ fn routes_that_a_switch_loses_come_back_once_the_address_does() {
 
 #[test]
 fn a_later_process_brings_back_what_an_earlier_one_kept() {
-    let folder = testkit_folder();
+    let folder = folder("restart");
     let file = folder.join("routes.json");
     let machine = machine();
     machine.change(|state| state.is_slow = true);

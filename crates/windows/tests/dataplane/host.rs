@@ -1,7 +1,6 @@
 //! The machine under HNS: which adapter a network gets, which addresses reach pods, and routes that a switch loses.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -491,12 +490,6 @@ fn a_network_is_made_anew_on_a_switch_whose_adapter_is_not_listed() {
     ensure_network_on(&hns, &other, &[], (&host, Some(NODE))).unwrap();
     assert_eq!(name_of(hns.inner()).as_deref(), Some("Ethernet"));
     assert_eq!(hns.networks().unwrap().len(), 1);
-}
-
-pub(crate) fn testkit_folder() -> std::path::PathBuf {
-    let folder = std::env::temp_dir().join(format!("tortie-routes-{}", std::process::id()));
-    fs::create_dir_all(&folder).unwrap();
-    folder
 }
 
 #[test]
