@@ -11,7 +11,7 @@ use tortie_dataplane::{AppliedRoutes, LearnedRouteTable, RouteTableError, System
 use tortie_hcn::{IpHelperError, IpRoute};
 
 use crate::host::Host;
-use crate::node_routes::{self, DesiredRoutes, LEARNED, NextHop, Surplus, is_of_agent, is_of_link};
+use crate::node_routes::{self, DesiredRoutes, LEARNED, RouterHop, Surplus, is_of_agent, is_of_link};
 
 /// The learned routes of a node.
 pub struct LearnedRoutes {
@@ -98,13 +98,13 @@ fn shown(route: &IpRoute) -> String {
 }
 
 /// The router by which packets reach the next hop; `None` if there is no route.
-fn resolve(next_hop: IpAddr, routes: &[IpRoute]) -> Option<NextHop> {
+fn resolve(next_hop: IpAddr, routes: &[IpRoute]) -> Option<RouterHop> {
     let of_others = routes.iter().filter(|route| !is_of_agent(route.metric));
     let leading = of_others.filter(|route| route.destination.contains(&next_hop));
     let best =
         leading.max_by_key(|route| (route.destination.prefix_len(), std::cmp::Reverse(route.metric)))?;
     let router = if best.next_hop.is_unspecified() { next_hop } else { best.next_hop };
-    Some(NextHop { router, interface: is_of_link(router).then_some(best.interface) })
+    Some(RouterHop { router, interface: is_of_link(router).then_some(best.interface) })
 }
 
 #[cfg(test)]
@@ -157,7 +157,7 @@ mod tests {
         for (next_hop, router, interface) in
             [("2001:db8:1::3", "fe80::1", Some(7)), ("2001:db8::3", "2001:db8::3", None)]
         {
-            let expected = NextHop { router: router.parse().unwrap(), interface };
+            let expected = RouterHop { router: router.parse().unwrap(), interface };
             assert_eq!(resolve(next_hop.parse().unwrap(), &routes), Some(expected));
         }
     }

@@ -25,7 +25,7 @@ pub(crate) fn is_of_agent(metric: u32) -> bool {
 
 /// Where the packets of a route go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct NextHop {
+pub(crate) struct RouterHop {
     /// The router's address.
     pub(crate) router: IpAddr,
     /// The number of the adapter on whose link the router is. Without it, the networks of the adapters tell; an address of the link
@@ -33,14 +33,14 @@ pub(crate) struct NextHop {
     pub(crate) interface: Option<u32>,
 }
 
-impl From<IpAddr> for NextHop {
-    fn from(router: IpAddr) -> NextHop {
-        NextHop { router, interface: None }
+impl From<IpAddr> for RouterHop {
+    fn from(router: IpAddr) -> RouterHop {
+        RouterHop { router, interface: None }
     }
 }
 
 /// Destinations with their next hops, which are never empty.
-pub(crate) type DesiredRoutes = BTreeMap<IpNet, BTreeSet<NextHop>>;
+pub(crate) type DesiredRoutes = BTreeMap<IpNet, BTreeSet<RouterHop>>;
 
 /// What happens to routes with the metric that are not desired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -147,8 +147,8 @@ fn changes(desired: &DesiredRoutes, metric: u32, adapters: &[Adapter], routes: &
 }
 
 /// The adapter on whose link the router is: by the network of an address, or by a route.
-fn interface_to(hop: NextHop, adapters: &[Adapter], routes: &[IpRoute]) -> Option<u32> {
-    let NextHop { router, interface } = hop;
+fn interface_to(hop: RouterHop, adapters: &[Adapter], routes: &[IpRoute]) -> Option<u32> {
+    let RouterHop { router, interface } = hop;
     let is_up = |index: u32| adapters.iter().any(|adapter| adapter.is_up && adapter.index == index);
     if interface.is_some() || is_of_link(router) {
         return interface.filter(|index| is_up(*index));
@@ -269,7 +269,7 @@ mod tests {
         let adapters = [link(3), link(7), Adapter { is_up: false, ..link(9) }];
         let routes = adapters.each_ref().map(|it| route(it.index, "fe80::/64", "::", 0));
         for (interface, expected) in [(None, None), (Some(3), Some(3)), (Some(7), Some(7)), (Some(9), None)] {
-            let hop = NextHop { router: "fe80::1".parse().unwrap(), interface };
+            let hop = RouterHop { router: "fe80::1".parse().unwrap(), interface };
             assert_eq!(interface_to(hop, &adapters, &routes), expected, "{interface:?}");
         }
     }
