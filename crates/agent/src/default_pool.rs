@@ -31,7 +31,7 @@ pub(crate) async fn ensure(store: &dyn Endpoints, pool: &DefaultPool) {
 
 /// What to do about the default pool.
 #[derive(Debug, PartialEq, Eq)]
-enum Decision {
+enum PoolDecision {
     /// A pool gives addresses of its family.
     Keep,
     /// A deleted pool with this name is still in use: no other one may have its addresses, or its name.
@@ -39,7 +39,7 @@ enum Decision {
     Create,
 }
 
-fn decide(pools: &[Stored], pool: &DefaultPool, name: &str) -> Decision {
+fn decide(pools: &[Stored], pool: &DefaultPool, name: &str) -> PoolDecision {
     let is_of_family = |stored: &Stored| {
         let cidr = stored.value["spec"]["cidr"].as_str().and_then(|text| text.parse::<IpNet>().ok());
         // Nobody knows what a pool that cannot be read is for.
@@ -47,13 +47,13 @@ fn decide(pools: &[Stored], pool: &DefaultPool, name: &str) -> Decision {
     };
     let gives = |stored: &Stored| !is_for_load_balancers(&stored.value) && !is_terminating(&stored.value);
     if pools.iter().any(|stored| is_of_family(stored) && gives(stored)) {
-        return Decision::Keep;
+        return PoolDecision::Keep;
     }
     let deleted = pools.iter().filter_map(|stored| Pool::of(&stored.key, &stored.value));
     let is_in_the_way = |other: &Pool| other.name == name || overlap(&other.cidr, &pool.cidr);
     match deleted.filter(|other| other.is_terminating).find(is_in_the_way) {
-        Some(other) => Decision::Wait(other.name),
-        None => Decision::Create,
+        Some(other) => PoolDecision::Wait(other.name),
+        None => PoolDecision::Create,
     }
 }
 
@@ -63,8 +63,8 @@ async fn create(store: &dyn Endpoints, pool: &DefaultPool) -> Result<(), StoreEr
         IpNet::V6(_) => (POOL_V6_NAME, 122),
     };
     match decide(&store.list(Kind::IpPool).await?.items, pool, name) {
-        Decision::Keep => return Ok(()),
-        Decision::Wait(other) => {
+        PoolDecision::Keep => return Ok(()),
+        PoolDecision::Wait(other) => {
             tracing::warn!(
                 pool = %pool.cidr,
                 "no default pool is created, because IPPool {other} was deleted and is still in use; create a pool, or restart an agent \
@@ -72,7 +72,7 @@ async fn create(store: &dyn Endpoints, pool: &DefaultPool) -> Result<(), StoreEr
             );
             return Ok(());
         }
-        Decision::Create => {}
+        PoolDecision::Create => {}
     }
     let key = Key::global(Kind::IpPool, name);
     let spec = json!({
@@ -129,9 +129,9 @@ mod tests {
     #[test]
     fn a_pool_is_created_beside_a_deleted_one_that_is_not_in_the_way() {
         for (name, cidr, expected) in [
-            (POOL_NAME, "10.5.0.0/16", Decision::Wait(POOL_NAME.to_owned())),
-            ("old", "10.2.1.0/24", Decision::Wait("old".to_owned())),
-            ("old", "10.5.0.0/16", Decision::Create),
+            (POOL_NAME, "10.5.0.0/16", PoolDecision::Wait(POOL_NAME.to_owned())),
+            ("old", "10.2.1.0/24", PoolDecision::Wait("old".to_owned())),
+            ("old", "10.5.0.0/16", PoolDecision::Create),
         ] {
             let metadata = json!({"name": name, "deletionTimestamp": "2026-11-27T00:00:00Z"});
             let value = json!({"metadata": metadata, "spec": {"cidr": cidr, "vxlanMode": "Always"}});

@@ -76,8 +76,10 @@ impl Machine {
     }
 
     async fn restart(mut self) -> Self {
-        self.agent.abort();
-        let _ = (&mut self.agent).await;
+        if !self.agent.is_finished() {
+            self.agent.abort();
+            let _ = (&mut self.agent).await;
+        }
         let platform = Platform::Windows {
             hcn: self.hns.clone(),
             static_rules: StaticRules::default(),
@@ -259,6 +261,9 @@ async fn a_network_of_another_type_is_replaced_when_it_is_drained() {
 async fn a_windows_node_with_the_wrong_network_takes_no_subnet() {
     let Some(mut machine) = Machine::start(WindowsNetwork::L2Bridge, false).await else { return };
     let subnet = machine.subnet().await;
+    // A running agent would write it again.
+    machine.agent.abort();
+    let _ = (&mut machine.agent).await;
     machine.servers.etcdctl(&["del", &machine.key(&subnet)]).unwrap();
     machine.network = WindowsNetwork::Overlay;
     let mut machine = machine.restart().await;
