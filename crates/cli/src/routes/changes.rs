@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::Context;
 use ipnet::IpNet;
 
-use super::plan::{PodRoute, Target};
+use super::plan::{PodRoute, RouteTarget};
 
 /// Routes that come and go. A route that leads to another node is in both lists.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub(super) struct Changes {
 
 /// Whether a router has a route to a destination before the changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Presence {
+pub(super) enum RouteBefore {
     /// No run has added one.
     No,
     /// A run may have been interrupted before or after it has added or removed one.
@@ -38,7 +38,7 @@ impl Changes {
     /// The differences between the routes that a router may have and those of now. Most routers know a node by its address, and that of
     /// AWS by its machine. A route that the router does not certainly have is added again.
     pub(super) fn between(earlier: &[PodRoute], now: &[PodRoute], by_machine: bool) -> Self {
-        let wanted: BTreeSet<Target> = now.iter().map(|route| route.target(by_machine)).collect();
+        let wanted: BTreeSet<RouteTarget> = now.iter().map(|route| route.target(by_machine)).collect();
         let mut changes = Self::default();
         let (mut seen, mut present) = (BTreeSet::new(), BTreeSet::new());
         for route in earlier {
@@ -62,11 +62,11 @@ impl Changes {
     }
 
     /// Whether the router has a route to this destination before the changes.
-    pub(super) fn presence(&self, destination: &IpNet) -> Presence {
+    pub(super) fn presence(&self, destination: &IpNet) -> RouteBefore {
         match self.earlier.get(destination) {
-            None => Presence::No,
-            Some(false) => Presence::Perhaps,
-            Some(true) => Presence::Yes,
+            None => RouteBefore::No,
+            Some(false) => RouteBefore::Perhaps,
+            Some(true) => RouteBefore::Yes,
         }
     }
 
@@ -106,7 +106,7 @@ impl Earlier {
     pub(super) fn attempted(&self, now: &[PodRoute]) -> Vec<PodRoute> {
         let now = self.with_machines(now);
         let Changes { removed, added, .. } = Changes::between(&self.compared, &now, true);
-        let is_added: BTreeSet<Target> = added.iter().map(|route| route.target(true)).collect();
+        let is_added: BTreeSet<RouteTarget> = added.iter().map(|route| route.target(true)).collect();
         let unchanged = now.into_iter().filter(|route| !is_added.contains(&route.target(true)));
         let changed = removed.into_iter().chain(added).map(|route| PodRoute { uncertain: true, ..route });
         sorted(unchanged.chain(changed).chain(self.kept.iter().cloned()))
@@ -151,8 +151,8 @@ fn merged(lists: Vec<Vec<PodRoute>>) -> Vec<PodRoute> {
     let certain = |list: &Vec<PodRoute>| {
         list.iter().filter(|route| !route.uncertain).map(|route| route.target(true)).collect()
     };
-    let certain: Vec<BTreeSet<Target>> = lists.iter().map(certain).collect();
-    let all: BTreeMap<Target, PodRoute> =
+    let certain: Vec<BTreeSet<RouteTarget>> = lists.iter().map(certain).collect();
+    let all: BTreeMap<RouteTarget, PodRoute> =
         lists.into_iter().flatten().map(|route| (route.target(true), route)).collect();
     all.into_iter()
         .map(|(target, route)| {
@@ -199,8 +199,8 @@ mod tests {
         assert_eq!(changes.removed, earlier[1..]);
         assert_eq!(changes.added, now[1..]);
         assert_eq!(changes.gone().collect::<Vec<_>>(), [&earlier[3]]);
-        assert_eq!(changes.presence(&now[1].destination), Presence::Yes);
-        assert_eq!(changes.presence(&now[3].destination), Presence::No);
+        assert_eq!(changes.presence(&now[1].destination), RouteBefore::Yes);
+        assert_eq!(changes.presence(&now[3].destination), RouteBefore::No);
         assert!(Changes::between(&earlier, &earlier, true).is_empty() && !changes.is_empty());
         // The same address on another machine.
         let changes = Changes::between(&earlier[2..3], &now[2..3], false);
@@ -217,7 +217,7 @@ mod tests {
         assert_eq!(merged, [same.clone(), uncertain(&old), uncertain(&new)]);
         let changes = Changes::between(&merged, &[same.clone(), new.clone()], false);
         assert_eq!((&changes.removed[..], &changes.added[..]), (&[uncertain(&old)][..], &[new][..]));
-        assert_eq!(changes.presence(&old.destination), Presence::Perhaps);
+        assert_eq!(changes.presence(&old.destination), RouteBefore::Perhaps);
         let changes = Changes::between(&merged, &[same], false);
         assert_eq!((changes.gone().count(), changes.gone_destinations().len()), (2, 1));
     }

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use clap::ValueEnum;
 use ipnet::IpNet;
 
-use super::changes::{Changes, Presence};
+use super::changes::{Changes, RouteBefore};
 use super::plan::PodRoute;
 use super::script::{Script, if_any, one_line, quoted};
 
@@ -179,9 +179,11 @@ fn aws(changes: &Changes, all: &[PodRoute], cloud: &Cloud) -> Rendered {
             )
         };
         let command = match changes.presence(destination) {
-            Presence::No => with("create-route"),
-            Presence::Yes => with("replace-route"),
-            Presence::Perhaps => format!("{} 2>/dev/null || {}", with("replace-route"), with("create-route")),
+            RouteBefore::No => with("create-route"),
+            RouteBefore::Yes => with("replace-route"),
+            RouteBefore::Perhaps => {
+                format!("{} 2>/dev/null || {}", with("replace-route"), with("create-route"))
+            }
         };
         script.run_for(&command, &destination.to_string(), node);
     }
@@ -244,7 +246,7 @@ fn gcp(changes: &Changes, cloud: &Cloud) -> String {
     }
     for PodRoute { destination, next_hop, node, .. } in &changes.added {
         let (name, subject) = (name(destination), destination.to_string());
-        if changes.presence(destination) != Presence::No {
+        if changes.presence(destination) != RouteBefore::No {
             script.run(&delete(destination), &subject);
         }
         let command = format!(

@@ -67,11 +67,11 @@ pub(super) struct PodRoute {
 }
 
 /// What a route means to a router: destination, next hop and machine. The name of the node means nothing to it.
-pub(super) type Target = (IpNet, IpAddr, Option<String>);
+pub(super) type RouteTarget = (IpNet, IpAddr, Option<String>);
 
 impl PodRoute {
     /// The target, without the machine if the router does not look at it.
-    pub(super) fn target(&self, by_machine: bool) -> Target {
+    pub(super) fn target(&self, by_machine: bool) -> RouteTarget {
         (self.destination, self.next_hop, self.provider_id.clone().filter(|_| by_machine))
     }
 }
