@@ -63,14 +63,11 @@ impl Remote {
     /// The address or the certificates are invalid.
     pub fn tls(address: &str, certificates: impl Into<Certificates>) -> Result<Self, StoreError> {
         let unusable = |problem: &str| StoreError::Unavailable(format!("{address}: {problem}"));
-        if address.rsplit_once(':').is_none_or(|(host, port)| host.is_empty() || port.parse::<u16>().is_err())
-        {
-            return Err(unusable("it is not HOST:PORT"));
-        }
+        let authority = authority(address).ok_or_else(|| unusable("it is not HOST:PORT"))?;
         let tls =
             Reloaded::new(certificates.into(), for_client).map_err(|error| unusable(&error.to_string()))?;
         let name = ServerName::try_from(SERVICE_NAME).map_err(|error| unusable(&error.to_string()))?;
-        let uri: Result<Uri, _> = format!("https://{address}").parse();
+        let uri: Result<Uri, _> = format!("https://{authority}").parse();
         let uri = uri.map_err(|error| unusable(&error.to_string()))?;
         let tls = Arc::new(tls);
         let channel = bounded(Endpoint::from_static("http://tortie-store")).connect_with_connector_lazy(
@@ -195,6 +192,14 @@ impl Source for Remote {
     }
 }
 
+/// `HOST:PORT` as a URI has it: an IPv6 address may lack its brackets.
+fn authority(address: &str) -> Option<String> {
+    let (host, port) = address.rsplit_once(':').filter(|(host, _)| !host.is_empty())?;
+    let port: u16 = port.parse().ok()?;
+    let is_bare = host.parse::<std::net::Ipv6Addr>().is_ok();
+    Some(if is_bare { format!("[{host}]:{port}") } else { format!("{host}:{port}") })
+}
+
 /// No call may wait forever for a service that hangs.
 fn bounded(endpoint: Endpoint) -> Endpoint {
     let (interval, patience) = KEEPALIVE;
@@ -233,4 +238,24 @@ pub(crate) fn describe(status: &Status) -> String {
         cause = error.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_services_may_be_bare_ipv6_addresses() {
+        for (address, expected) in [
+            ("store.example:7777", Some("store.example:7777")),
+            ("192.0.2.1:7777", Some("192.0.2.1:7777")),
+            ("[fd00::1]:7777", Some("[fd00::1]:7777")),
+            ("fd00::1:7777", Some("[fd00::1]:7777")),
+            (":7777", None),
+            ("store.example", None),
+            ("store.example:x", None),
+        ] {
+            assert_eq!(authority(address).as_deref(), expected, "{address}");
+        }
+    }
 }
