@@ -131,8 +131,14 @@ impl Resource {
                 Ok(resource) => return (Some(resource), wrong),
                 Err(problems) => {
                     let left = left.to_mut();
-                    let removed = problems.iter().filter(|problem| remove(left, &problem.path)).count();
-                    if problems.iter().any(|problem| problem.path == ENDPOINT_TO_HOST) {
+                    let paths = problems.iter().map(|problem| match key.kind {
+                        Kind::FelixConfiguration => setting_of(&problem.path),
+                        _ => &problem.path,
+                    });
+                    let removed = paths.clone().filter(|path| remove(left, path)).count();
+                    if key.kind == Kind::FelixConfiguration
+                        && paths.clone().any(|path| ["spec", ENDPOINT_TO_HOST].contains(&path))
+                    {
                         left["spec"]["defaultEndpointToHostAction"] = Value::from("Drop");
                     }
                     wrong.extend(problems);
@@ -289,9 +295,18 @@ impl Resource {
     }
 }
 
-/// How many unreadable fields of an object are removed, one after another.
 /// The field of FelixConfiguration that closes if it cannot be read.
 const ENDPOINT_TO_HOST: &str = "spec.defaultEndpointToHostAction";
+
+/// The setting that a path in a FelixConfiguration belongs to. A part of a setting must not be left out: a failsafe port without its network
+/// would be open to everybody, and a list without its last port would close the node to everybody.
+fn setting_of(path: &str) -> &str {
+    let Some(rest) = path.strip_prefix("spec.") else { return path };
+    let length = rest.find(['.', '[']).unwrap_or(rest.len());
+    &path[.."spec.".len() + length]
+}
+
+/// How many unreadable fields of an object are removed, one after another.
 const MAX_FIELDS: usize = 32;
 
 /// Removes, in one pass, labels that are not text and networks that are invalid.

@@ -162,6 +162,10 @@ fn a_setting_that_cannot_be_read_leaves_the_others_in_force() {
             json!({"tortie.io/policyCounters": "Enabled"}),
             json!({"failsafeInboundHostPorts": [{"protocol": "TCP", "port": 84_720}]}),
         ),
+        (
+            json!({"tortie.io/policyCounters": "Enabled"}),
+            json!({"failsafeInboundHostPorts": [{"protocol": "TCP", "port": 9100, "net": "10.0.0.0/33"}]}),
+        ),
     ] {
         let mut spec = spec;
         spec["vxlanVNI"] = json!(5000);
@@ -171,10 +175,13 @@ fn a_setting_that_cannot_be_read_leaves_the_others_in_force() {
         assert_eq!(found.policy_counters, Some(PolicyCounters::Enabled), "{spec}");
         assert_eq!((found.established_flows, found.vxlan_mtu), (None, None), "{spec}");
         assert_eq!(found.default_endpoint_to_host_action, None, "{spec}");
+        assert_eq!(found.failsafe_inbound_host_ports, None, "the usual ports: {spec}");
         assert!(problems > 0, "{spec}");
     }
     // This one closes.
     let (found, _) = read(json!({}), json!({"defaultEndpointToHostAction": "Acept", "vxlanPort": 8472}));
     assert_eq!(found.default_endpoint_to_host_action, Some(EndpointToHostAction::Drop));
     assert_eq!(found.vxlan_port, Some(8472));
+    let (found, _) = read(json!({}), json!("text"));
+    assert_eq!(found.default_endpoint_to_host_action, Some(EndpointToHostAction::Drop));
 }

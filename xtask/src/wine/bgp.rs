@@ -128,6 +128,8 @@ impl<'a> Cluster<'a> {
             .with_context(|| self.command(&["bgp", "why", of_the_other]).unwrap_or_default())
             .with_context(|| bird.ask("show route all").unwrap_or_default())?;
         }
+        // The speaker runs before the agent answers operators.
+        self.until("the agent answers", || Ok(self.command(&["bgp", "peers"]).is_ok()))?;
         let shown = self.command(&["bgp", "routes"])?;
         ensure!(shown.contains(OF_ONE) && shown.contains(OF_OTHER), "tortie.exe bgp routes: {shown}");
         let peers = self.command(&["bgp", "peers"])?;

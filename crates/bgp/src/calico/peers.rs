@@ -10,9 +10,9 @@ use crate::fsm::SessionSettings;
 use crate::rib::{NextHopMode, OwnAddresses, PeerRules};
 use crate::speaker::{PeerConfig, Transport};
 
-/// The most prefixes of a family that a peer may send: about as many as the Internet has. A peer that sends all of them by mistake
+/// The most prefixes of a family that a peer may send: about twice as many as the Internet has. A peer that sends all of them by mistake
 /// must not exhaust the node's memory.
-const MAX_PREFIXES: u32 = 1_000_000;
+const MAX_PREFIXES: u32 = 2_000_000;
 
 /// The peers of a node while they are collected. The first session with an address and port stays.
 pub(super) struct Derivation<'a> {

@@ -304,7 +304,7 @@ fn the_fields_of_a_peer_have_their_effect() {
     assert_eq!((peer.rules.next_hop, peer.rules.allowed_own_as), (NextHopMode::Auto, 0));
     assert_eq!(peer.transport.source, Some("10.0.0.1".parse().unwrap()));
     assert_eq!((peer.transport.password, peer.transport.ttl_security), (None, None));
-    assert_eq!(peer.rules.max_prefixes, Some(1_000_000));
+    assert_eq!(peer.rules.max_prefixes, Some(2_000_000));
     type Check = fn(&PeerConfig) -> bool;
     let cases: [(Value, Check); 12] = [
         (json!({"keepaliveTime": "0s"}), |p| p.session.keepalive_time.is_none()),
