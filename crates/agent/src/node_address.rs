@@ -146,7 +146,7 @@ impl AddressFinder {
         })
     }
 
-    /// Returns true if no interface of the machine has the address, and `None` if the interfaces cannot be read.
+    /// Returns whether all interfaces of the machine lack the address. Returns `None` if the interfaces cannot be read.
     pub(crate) fn lacks(&self, address: IpAddr) -> Option<bool> {
         let interfaces = self.machine.interfaces().ok().filter(|interfaces| !interfaces.is_empty())?;
         Some(!interfaces.iter().flat_map(|interface| &interface.addresses).any(|net| net.addr() == address))

@@ -36,7 +36,7 @@ pub enum PoolDeletion {
 
 /// How a pool is deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum DeletionMode {
     /// The API server keeps it until its finalizers are removed.
     Kept,
     /// Nobody can get an address that no pool has then.
@@ -46,17 +46,17 @@ enum Way {
 }
 
 /// How this pool is deleted. `others` are the networks of the pools that stay.
-fn way(pool: &Stored, others: &[IpNet], in_kubernetes: bool, has_nodes: bool) -> Way {
+fn deletion_mode(pool: &Stored, others: &[IpNet], in_kubernetes: bool, has_nodes: bool) -> DeletionMode {
     if is_kept(pool, in_kubernetes) {
-        return Way::Kept;
+        return DeletionMode::Kept;
     }
     // A pool that cannot be read gives no addresses.
-    let Some(read) = Pool::of(&pool.key, &pool.value) else { return Way::AtOnce };
+    let Some(read) = Pool::of(&pool.key, &pool.value) else { return DeletionMode::AtOnce };
     // The controllers give addresses to Services, and agents to pods of their nodes.
     let gives = has_nodes || read.is_for_load_balancers;
     match gives && !others.iter().any(|other| other.contains(&read.cidr)) {
-        true => Way::AfterClosing,
-        false => Way::AtOnce,
+        true => DeletionMode::AfterClosing,
+        false => DeletionMode::AtOnce,
     }
 }
 
@@ -79,9 +79,9 @@ pub async fn remove_pool(
     let Some(mut pool) = store.get(key).await? else { return Ok(PoolDeletion::Missing) };
     let others = networks_of_others(&list(&**store, Kind::IpPool).await?, &[key]);
     let has_nodes = !list(&**store, Kind::Node).await?.is_empty();
-    let way = way(&pool, &others, in_kubernetes, has_nodes);
+    let mode = deletion_mode(&pool, &others, in_kubernetes, has_nodes);
     let before = pool.value.pointer("/spec/disabled").cloned();
-    if way == Way::AfterClosing {
+    if mode == DeletionMode::AfterClosing {
         if before != Some(json!(true)) {
             set_disabled(&mut pool.value, Some(json!(true)));
             store.update(key, pool.value, &pool.version).await?;
@@ -98,7 +98,7 @@ pub async fn remove_pool(
         && let Some(net) = Pool::of(key, &pool.value).map(|pool| pool.cidr)
         && let Some(used) = give_up(store, key, &net).await?
     {
-        if way == Way::AfterClosing {
+        if mode == DeletionMode::AfterClosing {
             reopen(&**store, key, before).await?;
         }
         return Ok(PoolDeletion::InUse(used));
@@ -195,21 +195,21 @@ mod tests {
         let of_services = json!({"cidr": "10.1.0.0/24", "allowedUses": ["LoadBalancer"]});
         let net = |text: &str| vec![text.parse::<IpNet>().unwrap()];
         for (metadata, spec, others, in_kubernetes, has_nodes, expected) in [
-            (&plain, &spec, vec![], false, true, Way::AfterClosing),
-            (&plain, &spec, vec![], true, true, Way::AfterClosing),
-            (&protected, &spec, vec![], true, true, Way::Kept),
-            (&protected, &spec, vec![], true, false, Way::Kept),
-            (&deleted, &spec, vec![], true, true, Way::Kept),
+            (&plain, &spec, vec![], false, true, DeletionMode::AfterClosing),
+            (&plain, &spec, vec![], true, true, DeletionMode::AfterClosing),
+            (&protected, &spec, vec![], true, true, DeletionMode::Kept),
+            (&protected, &spec, vec![], true, false, DeletionMode::Kept),
+            (&deleted, &spec, vec![], true, true, DeletionMode::Kept),
             // Another datastore does not look at finalizers.
-            (&protected, &spec, vec![], false, true, Way::AfterClosing),
-            (&plain, &spec, vec![], false, false, Way::AtOnce),
-            (&plain, &of_services, vec![], false, false, Way::AfterClosing),
-            (&plain, &spec, net("10.1.0.0/16"), false, true, Way::AtOnce),
-            (&plain, &spec, net("10.1.0.0/25"), false, true, Way::AfterClosing),
-            (&plain, &json!({"cidr": "x"}), vec![], false, true, Way::AtOnce),
+            (&protected, &spec, vec![], false, true, DeletionMode::AfterClosing),
+            (&plain, &spec, vec![], false, false, DeletionMode::AtOnce),
+            (&plain, &of_services, vec![], false, false, DeletionMode::AfterClosing),
+            (&plain, &spec, net("10.1.0.0/16"), false, true, DeletionMode::AtOnce),
+            (&plain, &spec, net("10.1.0.0/25"), false, true, DeletionMode::AfterClosing),
+            (&plain, &json!({"cidr": "x"}), vec![], false, true, DeletionMode::AtOnce),
         ] {
             let pool = pool(metadata, spec);
-            let found = way(&pool, &others, in_kubernetes, has_nodes);
+            let found = deletion_mode(&pool, &others, in_kubernetes, has_nodes);
             assert_eq!(found, expected, "{} {others:?} {in_kubernetes} {has_nodes}", pool.value);
         }
     }

@@ -274,7 +274,7 @@ impl Host {
         self.routes.network_is_there(self.carrier(node).ok().flatten().as_ref());
     }
 
-    /// The adapter that has the node's address, whether a network can be made on it or not.
+    /// The adapter that has the node's address, even if it cannot carry a network.
     fn carrier(&self, node: Option<Ipv4Addr>) -> Result<Option<Adapter>, Error> {
         let Choice { adapter, .. } = self.choose(node);
         let adapters = self.ip.adapters().map_err(|error| Error::Adapter { problem: error.to_string() })?;

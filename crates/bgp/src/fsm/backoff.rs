@@ -38,7 +38,7 @@ impl Backoff {
         let notification = match end {
             End::Lost if age.is_none() => return self.failed(),
             End::Lost | End::Replaced => return,
-            End::Told(notification) | End::Tell(notification) => notification,
+            End::Received(notification) | End::Send(notification) => notification,
         };
         if (notification.code, notification.subcode) == (code::CEASE, cease::COLLISION) {
             return;

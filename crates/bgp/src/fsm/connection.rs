@@ -35,9 +35,9 @@ pub(super) enum End {
     /// It was lost.
     Lost,
     /// The peer sent this.
-    Told(Notification),
+    Received(Notification),
     /// This is sent to the peer.
-    Tell(Notification),
+    Send(Notification),
     /// It is replaced by a new one of a peer that restarted.
     Replaced,
 }
@@ -76,7 +76,7 @@ impl Connection {
             negotiated.graceful_restart.as_ref().is_some_and(|restart| restart.notification);
         let survives = match end {
             End::Lost | End::Replaced => true,
-            End::Told(notification) | End::Tell(notification) => {
+            End::Received(notification) | End::Send(notification) => {
                 both_know_notifications && !notification.is_hard_reset()
             }
         };

@@ -250,7 +250,7 @@ impl Session {
     fn stop(&mut self, now: Time, notification: &Notification, out: &mut Vec<Output>) {
         self.is_started = false;
         while !self.connections.is_empty() {
-            self.end(now, 0, End::Tell(self.firmly(notification.clone())), out);
+            self.end(now, 0, End::Send(self.firmly(notification.clone())), out);
         }
         self.retry_at = None;
         self.forget_all(out);
@@ -259,7 +259,7 @@ impl Session {
     fn reset(&mut self, now: Time, notification: Notification, out: &mut Vec<Output>) {
         let notification = self.firmly(notification);
         while !self.connections.is_empty() {
-            self.end(now, 0, End::Tell(notification.clone()), out);
+            self.end(now, 0, End::Send(notification.clone()), out);
         }
         self.forget_all(out);
     }
@@ -284,7 +284,7 @@ impl Session {
         let is_due = |at: Option<Time>| at.is_some_and(|at| at <= now);
         self.connections.iter_mut().for_each(|connection| connection.prolong(now));
         while let Some(index) = self.connections.iter().position(|connection| is_due(connection.hold_at)) {
-            self.end(now, index, End::Tell(Notification::new(code::HOLD_TIMER_EXPIRED, 0)), out);
+            self.end(now, index, End::Send(Notification::new(code::HOLD_TIMER_EXPIRED, 0)), out);
         }
         for index in 0..self.connections.len() {
             if is_due(self.connections[index].keepalive_at) {
@@ -340,7 +340,7 @@ impl Session {
         while let Some(index) =
             self.connections.iter().position(|other| other.outgoing == outgoing && !other.is_established())
         {
-            self.end(now, index, End::Tell(Notification::new(code::CEASE, cease::COLLISION)), out);
+            self.end(now, index, End::Send(Notification::new(code::CEASE, cease::COLLISION)), out);
         }
         // A lost session has not changed what the kernel does. Without the flag, the peer would remove the routes that it has kept
         // (RFC 4724 4.2, RFC 8538 4).
@@ -374,10 +374,10 @@ impl Session {
         let message = bytes.and_then(|bytes| Message::decode(bytes, &context));
         let message = match message {
             Ok(Message::Notification(notification)) => {
-                return self.end(now, index, End::Told(notification), out);
+                return self.end(now, index, End::Received(notification), out);
             }
             Ok(message) => message,
-            Err(notification) => return self.end(now, index, End::Tell(notification), out),
+            Err(notification) => return self.end(now, index, End::Send(notification), out),
         };
         let connection = &mut self.connections[index];
         match (&connection.phase, message) {
@@ -416,7 +416,7 @@ impl Session {
                     Phase::Established { .. } => 3,
                 };
                 let notification = Notification::new(code::FINITE_STATE_MACHINE, subcode);
-                self.end(now, index, End::Tell(notification), out);
+                self.end(now, index, End::Send(notification), out);
             }
         }
     }
@@ -425,7 +425,7 @@ impl Session {
     fn opened_by_peer(&mut self, now: Time, index: usize, open: &crate::codec::Open, out: &mut Vec<Output>) {
         let negotiated = match negotiate(&self.settings, open) {
             Ok(negotiated) => negotiated,
-            Err(notification) => return self.end(now, index, End::Tell(notification), out),
+            Err(notification) => return self.end(now, index, End::Send(notification), out),
         };
         let id = self.connections[index].id;
         if !self.survives_collision(now, index, &negotiated, out) {
@@ -447,7 +447,7 @@ impl Session {
         peer: &Negotiated,
         out: &mut Vec<Output>,
     ) -> bool {
-        let collision = || End::Tell(Notification::new(code::CEASE, cease::COLLISION));
+        let collision = || End::Send(Notification::new(code::CEASE, cease::COLLISION));
         let (id, is_outgoing) = (self.connections[index].id, self.connections[index].outgoing);
         if let Some((negotiated, since)) = self.negotiated() {
             // A peer that connects again has restarted, if it can: it would not do so otherwise.
@@ -482,7 +482,7 @@ impl Session {
     fn establish(&mut self, now: Time, index: usize, out: &mut Vec<Output>) {
         let id = self.connections[index].id;
         while let Some(other) = self.connections.iter().position(|connection| connection.id != id) {
-            self.end(now, other, End::Tell(Notification::new(code::CEASE, cease::COLLISION)), out);
+            self.end(now, other, End::Send(Notification::new(code::CEASE, cease::COLLISION)), out);
         }
         let Some(connection) = self.connections.first_mut() else { return };
         let Phase::OpenConfirm(negotiated) = &connection.phase else { return };
@@ -512,7 +512,7 @@ impl Session {
         let connection = self.connections.remove(index);
         let retained = connection.retained(&end);
         match &end {
-            End::Tell(notification) => {
+            End::Send(notification) => {
                 out.push(Output::Send(connection.id, encode_notification(notification)));
                 self.last_error = Some(match notification.prefix_limit() {
                     Some((family, limit)) => format!(
@@ -521,7 +521,7 @@ impl Session {
                     None => format!("sent: {notification}"),
                 });
             }
-            End::Told(notification) => self.last_error = Some(format!("received: {notification}")),
+            End::Received(notification) => self.last_error = Some(format!("received: {notification}")),
             End::Lost if connection.is_established() => {
                 self.last_error = Some("the connection was lost".to_owned());
             }
@@ -541,7 +541,7 @@ impl Session {
             Phase::OpenSent | Phase::OpenConfirm(_) => None,
         };
         self.backoff.ended(&end, age);
-        if let End::Tell(notification) = &end
+        if let End::Send(notification) = &end
             && notification.prefix_limit().is_some()
         {
             // The next session would end in the same way.

@@ -67,7 +67,7 @@ pub(super) fn import(
 pub enum NotUsable {
     /// Its next hop is no address of a router.
     ImpossibleNextHop,
-    /// Its next hop is an address of one link, and nothing says of which one.
+    /// Its next hop is a link-local address, and the message does not name the link.
     LinkLocalNextHop,
     /// Its next hop is this node.
     OwnNextHop,

@@ -78,7 +78,7 @@ pub struct RouteChange {
 }
 
 /// What peers are told for the attributes of a route that no policy changes.
-type Told = HashMap<(*const Attributes, Source, Family), Option<Arc<Attributes>>>;
+type ExportCache = HashMap<(*const Attributes, Source, Family), Option<Arc<Attributes>>>;
 
 /// A route that a peer sent.
 #[derive(Debug)]
@@ -462,7 +462,7 @@ impl Rib {
         let mut messages = Vec::new();
         let own = peer.own_addresses();
         if let Some(PeerSession { context, out }) = &mut peer.session {
-            let mut cache = Told::new();
+            let mut cache = ExportCache::new();
             messages = out.messages(context, |prefix| {
                 let destination = self.table.get(prefix)?;
                 let to = Target { id, rules: &peer.rules, own, context };
@@ -480,7 +480,7 @@ impl Rib {
         prefix: &IpNet,
         destination: &Destination,
         to: &Target<'_>,
-        cache: &mut Told,
+        cache: &mut ExportCache,
     ) -> Option<Result<Arc<Attributes>, NotAdvertised>> {
         let best = destination.chosen.first()?;
         let rules = to.rules;

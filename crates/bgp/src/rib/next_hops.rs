@@ -12,9 +12,9 @@ pub(super) struct NextHops {
     costs: HashMap<IpAddr, Option<u32>>,
     /// Whether a way must be known before it is used. Otherwise, unknown next hops cost nothing.
     must_be_known: bool,
-    /// The next hops whose costs somebody has yet to find out.
+    /// The next hops whose costs are not known yet.
     unknown: BTreeSet<IpAddr>,
-    /// Those of them that nobody has been asked about.
+    /// The unknown next hops whose costs the speaker has not requested yet.
     unasked: Vec<IpAddr>,
 }
 

@@ -7,7 +7,9 @@ use ipnet::IpNet;
 
 use super::export::NotAdvertised;
 use super::import::{NotUsable, not_usable, received};
-use super::{Contenders, Destination, PeerId, Received, Rib, Source, Step, Target, Told, decide_noting};
+use super::{
+    Contenders, Destination, ExportCache, PeerId, Received, Rib, Source, Step, Target, decide_noting,
+};
 use crate::codec::{Attributes, Family};
 use crate::filter::Verdict;
 
@@ -128,7 +130,7 @@ impl Rib {
             }
             let target =
                 Target { id: *id, rules: &peer.rules, own: peer.own_addresses(), context: &session.context };
-            Some((*id, self.told(prefix, destination, &target, &mut Told::new())?))
+            Some((*id, self.told(prefix, destination, &target, &mut ExportCache::new())?))
         });
         if destination.chosen.is_empty() { Vec::new() } else { told.collect() }
     }
