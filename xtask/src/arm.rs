@@ -11,14 +11,14 @@ use std::process::{Command, Output, Stdio};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use crate::{image, setup, workspace};
+use setup::{image, packages, workspace};
 
 /// The manifests with expected verdicts.
 const EXAMPLES: [&str; 2] = ["examples/kubernetes", "examples/boutique"];
 
 /// Builds the programs, and runs what needs no kernel of its own.
 pub(crate) fn run() -> Result<()> {
-    setup::packages(&setup::ARM_PACKAGES)?;
+    packages::install(&packages::ARM_PACKAGES)?;
     let folder = image::programs("arm64")?;
     let programs = Programs { folder };
     println!("{}", programs.tortie(&["version", "--client"])?.trim_end());

@@ -40,6 +40,21 @@ const ROOMS: [&str; 24] = [
     "lab",
     "cli",
 ];
+/// The crates around the program, for development. None of them is part of it.
+const TOOLS: [&str; 8] = [
+    "judges/bench",
+    "judges/e2e",
+    "judges/vectors",
+    "judges/wine",
+    "setup",
+    "setup/programs",
+    "testkit",
+    "xtask",
+];
+/// The crates that are built before anything else, within seconds.
+const TASK_RUNNER: [&str; 3] = ["setup", "setup/programs", "xtask"];
+/// The maximum length of the task runner itself.
+const MAX_TASK_RUNNER_LINES: usize = 1500;
 /// The asynchronous crates; all others are plain functions.
 const ASYNC: [&str; 8] = ["store", "flannel", "ipam", "bgp", "agent", "controllers", "lab", "cli"];
 /// The crates without clocks, files, sockets and threads.
@@ -115,7 +130,9 @@ fn every_crate_is_listed_and_depends_only_on_earlier_ones() {
         }
     }
     for (room, others) in &dependencies {
-        assert!(!others.contains("testkit"), "{room} depends on testkit, which is for tests");
+        for tool in ["testkit", "setup"] {
+            assert!(!others.contains(tool), "{room} depends on {tool}, which is for tests");
+        }
     }
     let architecture = read("ARCHITECTURE.md");
     let mut from = 0;
@@ -305,6 +322,19 @@ fn the_program_runs_no_other_program() {
 }
 
 #[test]
+fn the_task_runner_is_small_and_builds_none_of_the_program() {
+    for tool in TASK_RUNNER {
+        let manifest = read(format!("{tool}/Cargo.toml"));
+        let program =
+            manifest.lines().find(|line| line.starts_with("tortie-") || line.starts_with("testkit"));
+        assert!(program.is_none(), "{tool} depends on the program: {program:?}");
+    }
+    let files = fs::read_dir(workspace().join("xtask/src")).unwrap().flatten();
+    let lines: usize = files.map(|file| fs::read_to_string(file.path()).unwrap().lines().count()).sum();
+    assert!(lines <= MAX_TASK_RUNNER_LINES, "xtask/src has {lines} lines; judges are in judges/");
+}
+
+#[test]
 fn starting_a_program_is_detected() {
     for code in [
         "Command::new(\"ip\")",
@@ -335,7 +365,7 @@ fn every_dependency_is_documented() {
     let table = manifest.split("[workspace.dependencies]").nth(1).unwrap().split("\n[").next().unwrap();
     let listed = read("docs/dependencies.md");
     let mut used = BTreeSet::new();
-    for room in ROOMS.iter().map(|room| format!("crates/{room}")).chain(["xtask".to_owned()]) {
+    for room in ROOMS.iter().map(|room| format!("crates/{room}")).chain(TOOLS.map(str::to_owned)) {
         for line in read(format!("{room}/Cargo.toml")).lines() {
             used.extend(line.split(['.', ' ']).next().map(str::to_owned));
         }
@@ -434,8 +464,9 @@ fn references(line: &str, is_document: bool) -> Vec<String> {
     let parts = text.split(|c: char| !c.is_alphanumeric() && !"/._-".contains(c));
     let parts = parts.map(|part| part.trim_matches('.').trim_start_matches("./"));
     let names = parts.filter(|part| {
-        let is_path =
-            ["crates/", "testkit/", "xtask/", "docs/", "examples/"].iter().any(|root| part.starts_with(root));
+        let is_path = ["crates/", "judges/", "setup/", "testkit/", "xtask/", "docs/", "examples/"]
+            .iter()
+            .any(|root| part.starts_with(root));
         let is_file =
             [".rs", ".md", ".yml", ".yaml", ".toml", ".json", ".proto"].iter().any(|end| part.ends_with(end));
         is_path && is_file || part.ends_with(".md") && !part.starts_with('/') && part.len() > 3

@@ -1,148 +1,16 @@
 //! The programs that the servers consist of, and what a test does without them.
 //!
-//! etcd and etcdctl are Debian packages. The Kubernetes components are one binary that `cargo xtask kube build` makes from
-//! the Go module in `tests/kube`. Its folder is named after the hash of its sources, so another version is another binary.
-//! The programs of nodes, and Kubernetes' own suite, are binaries of `tests/e2e`, which `cargo xtask e2e build` makes. They
-//! take twice as long to build, and the gate does not need them: that is why they are another module.
+//! etcd and etcdctl are Debian packages. The Kubernetes components, the programs of nodes and Kubernetes' own suite are binaries of Go
+//! modules, which `setup/programs` lists.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use sha2::{Digest as _, Sha256};
+pub use test_programs::{CNI, COREDNS, E2E, FLANNEL, GoModule, HELM, KUBE, SKIPPED_FILE};
 
 use crate::Error;
 use crate::error::io;
-
-/// A Go module with programs for tests.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct GoModule {
-    /// Its name: that of its folder in `tests/`, and of the folder in `target/` for its binaries.
-    pub name: &'static str,
-    /// The task of `cargo xtask` that builds it.
-    task: &'static str,
-    /// The files that decide what its binaries are.
-    sources: &'static [&'static str],
-    /// Its binaries: their names, and the packages that they are built from.
-    pub binaries: &'static [(&'static str, &'static str)],
-    /// Whether they contain C.
-    pub cgo: bool,
-}
-
-/// The specification's own driver of plugins.
-pub const CNI: GoModule = GoModule {
-    name: "cni",
-    task: "kube build",
-    sources: &["go.mod", "go.sum"],
-    binaries: &[("cnitool", "github.com/containernetworking/cni/cnitool")],
-    cgo: false,
-};
-/// Helm, which renders charts.
-pub const HELM: GoModule = GoModule {
-    name: "helm",
-    task: "kube build",
-    sources: &["go.mod", "go.sum"],
-    binaries: &[("helm", "helm.sh/helm/v3/cmd/helm")],
-    cgo: false,
-};
-/// The Kubernetes API and its controllers.
-pub const KUBE: GoModule = GoModule {
-    name: "kube",
-    task: "kube build",
-    sources: &["go.mod", "go.sum", "main.go"],
-    binaries: &[("kube", ".")],
-    cgo: false,
-};
-/// The programs of nodes, images of pods, Kubernetes' suite of network tests, and the program that runs it in parallel.
-pub const E2E: GoModule = GoModule {
-    name: "e2e",
-    task: "e2e build",
-    sources: &[
-        "go.mod",
-        "go.sum",
-        "agnhost/main.go",
-        "node/main.go",
-        "policy/policy_test.go",
-        "sctp/association.go",
-        "sctp/go.mod",
-        "sctp/packet.go",
-        "sctp/sctp.go",
-        "sctp/sctp_test.go",
-        "suite/suite_test.go",
-    ],
-    binaries: &[
-        ("agnhost", "./agnhost"),
-        ("node", "./node"),
-        // ginkgo accepts no other ending.
-        ("suite.test", "./suite"),
-        ("policy.test", "./policy"),
-        ("sctp.test", "github.com/ishidawataru/sctp"),
-        ("ginkgo", "github.com/onsi/ginkgo/v2/ginkgo"),
-    ],
-    cgo: false,
-};
-
-/// The DNS of clusters. It needs newer versions of the libraries that it shares with Kubernetes.
-pub const COREDNS: GoModule = GoModule {
-    name: "coredns",
-    task: "e2e build",
-    sources: &["go.mod", "go.sum", "main.go"],
-    binaries: &[("coredns", ".")],
-    cgo: false,
-};
-
-/// The daemon of flannel. It has a backend in C, which tests do not use.
-pub const FLANNEL: GoModule = GoModule {
-    name: "flannel",
-    task: "e2e flannel",
-    sources: &["go.mod", "go.sum"],
-    binaries: &[("flanneld", "github.com/flannel-io/flannel")],
-    cgo: true,
-};
-
-impl GoModule {
-    /// The folder of its sources.
-    #[must_use]
-    pub fn folder(&self) -> PathBuf {
-        workspace().join("tests").join(self.name)
-    }
-
-    /// The folder of all its binaries, of any version.
-    #[must_use]
-    pub fn target(&self) -> PathBuf {
-        // A relative folder is relative to the workspace, where `cargo xtask` runs cargo.
-        let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
-        workspace().join(target).join(self.name)
-    }
-
-    /// Where a binary is or will be: `target/kube/HASH/kube`.
-    ///
-    /// # Errors
-    ///
-    /// The sources cannot be read.
-    pub fn binary(&self, name: &str) -> Result<PathBuf, Error> {
-        let folder = self.folder();
-        let mut contents = Vec::new();
-        for source in self.sources {
-            let path = folder.join(source);
-            contents.push(std::fs::read(&path).map_err(io(format!("reading {}", path.display())))?);
-        }
-        Ok(self.target().join(digest(&contents)).join(name))
-    }
-
-    fn find(&self, name: &str) -> Result<PathBuf, Error> {
-        let binary = self.binary(name)?;
-        let missing = || Error::Missing {
-            program: format!("the binary {name} of tests/{}", self.name),
-            remedy: format!("build it with `cargo xtask {}`, which needs Go", self.task),
-        };
-        binary.exists().then_some(binary).ok_or_else(missing)
-    }
-}
-
-/// A test that misses a program writes a line to this file and succeeds. Without the variable, the test fails.
-/// `cargo xtask test` sets it, and prints the file at its end.
-pub const SKIPPED_FILE: &str = "TORTIE_SKIPPED_TESTS";
 
 /// A program that is not part of this repository.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -217,17 +85,17 @@ impl Program {
             Self::Curl => installed("curl", "curl"),
             Self::Wget => installed("wget", "wget"),
             Self::Netcat => installed("nc.openbsd", "netcat-openbsd"),
-            Self::Kube => KUBE.find("kube"),
-            Self::Node => E2E.find("node"),
-            Self::Agnhost => E2E.find("agnhost"),
-            Self::Suite => E2E.find("suite.test"),
-            Self::Ginkgo => E2E.find("ginkgo"),
-            Self::PolicySuite => E2E.find("policy.test"),
-            Self::SctpTests => E2E.find("sctp.test"),
-            Self::CoreDns => COREDNS.find("coredns"),
-            Self::Flanneld => FLANNEL.find("flanneld"),
-            Self::Cnitool => CNI.find("cnitool"),
-            Self::Helm => HELM.find("helm"),
+            Self::Kube => built(&KUBE, "kube"),
+            Self::Node => built(&E2E, "node"),
+            Self::Agnhost => built(&E2E, "agnhost"),
+            Self::Suite => built(&E2E, "suite.test"),
+            Self::Ginkgo => built(&E2E, "ginkgo"),
+            Self::PolicySuite => built(&E2E, "policy.test"),
+            Self::SctpTests => built(&E2E, "sctp.test"),
+            Self::CoreDns => built(&COREDNS, "coredns"),
+            Self::Flanneld => built(&FLANNEL, "flanneld"),
+            Self::Cnitool => built(&CNI, "cnitool"),
+            Self::Helm => built(&HELM, "helm"),
             Self::Bird => installed("bird", "bird2"),
             Self::Birdc => installed("birdc", "bird2"),
             Self::Gobgpd => installed("gobgpd", "gobgpd"),
@@ -247,6 +115,16 @@ impl Program {
             }
         }
     }
+}
+
+/// Finds a binary of a Go module.
+fn built(module: &GoModule, name: &str) -> Result<PathBuf, Error> {
+    let binary = module.binary(name).map_err(io(format!("looking for {name}")))?;
+    let missing = || Error::Missing {
+        program: format!("the binary {name} of tests/{}", module.name),
+        remedy: format!("build it with `cargo xtask {}`, which needs Go", module.task),
+    };
+    binary.exists().then_some(binary).ok_or_else(missing)
 }
 
 /// Finds the program of a Debian package.
@@ -285,17 +163,6 @@ pub fn can_run(needed: &[Program]) -> bool {
     false
 }
 
-/// The hash of files, as the name of a folder.
-fn digest(files: &[Vec<u8>]) -> String {
-    let mut hash = Sha256::new();
-    for file in files {
-        // The length separates the files from each other.
-        hash.update((file.len() as u64).to_be_bytes());
-        hash.update(file);
-    }
-    hash.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// The workspace's folder.
 pub(crate) fn workspace() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -317,44 +184,4 @@ pub(crate) fn run(mut command: Command) -> Result<String, Error> {
     }
     let output = [text(&output.stdout), text(&output.stderr), output.status.to_string()];
     Err(Error::Command { command: shown, output: output.join("\n").trim().to_owned() })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_go_file_decides_what_the_binaries_are() {
-        for module in [CNI, HELM, KUBE, E2E, COREDNS, FLANNEL] {
-            let mut folders = vec![module.folder()];
-            let mut found = 0;
-            while let Some(folder) = folders.pop() {
-                for entry in std::fs::read_dir(folder).unwrap().flatten() {
-                    let path = entry.path();
-                    if path.is_dir() {
-                        folders.push(path);
-                        continue;
-                    }
-                    if path.extension().is_some_and(|extension| extension == "yaml") {
-                        continue;
-                    }
-                    let relative = path.strip_prefix(module.folder()).unwrap().display().to_string();
-                    assert!(module.sources.contains(&relative.as_str()), "{relative} is not in the hash");
-                    found += 1;
-                }
-            }
-            assert_eq!(found, module.sources.len());
-        }
-    }
-
-    #[test]
-    fn a_change_of_any_source_is_another_binary() {
-        let files = |texts: [&str; 3]| texts.map(|text| text.as_bytes().to_vec()).to_vec();
-        let first = digest(&files(["a", "b", "c"]));
-        assert_eq!(first.len(), 16);
-        assert_eq!(first, digest(&files(["a", "b", "c"])));
-        for other in [["a", "b", "d"], ["a", "d", "c"], ["d", "b", "c"], ["ab", "", "c"]] {
-            assert_ne!(first, digest(&files(other)), "{other:?}");
-        }
-    }
 }

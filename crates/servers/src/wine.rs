@@ -14,26 +14,19 @@ use tempfile::TempDir;
 
 use crate::Error;
 use crate::error::io;
-use crate::programs::{run, workspace};
+use crate::programs::run;
+
+pub use test_programs::{
+    WINDOWS_LIBRARIES as LIBRARIES, WINDOWS_PROGRAMS as PROGRAMS, windows_folder as home,
+};
 
 /// The variable that tells the library where HNS is.
 pub const HNS_ADDRESS: &str = "TORTIE_HNS_ADDRESS";
-/// The libraries that Wine lacks, or whose place an emulated HNS takes.
-pub const LIBRARIES: [&str; 3] = ["computenetwork.dll", "vmcompute.dll", "bcryptprimitives.dll"];
-/// The programs for Windows.
-pub const PROGRAMS: [&str; 2] = ["tortie.exe", "tortie-cni.exe"];
 
 const WINE: &str = "/usr/lib/wine/wine64";
 const WINESERVER: &str = "/usr/lib/wine/wineserver64";
 /// The build of Windows that the machine says it is: Server 2022.
 const BUILD: &str = "20348";
-
-/// The folder of what `cargo xtask windows` has built.
-#[must_use]
-pub fn home() -> PathBuf {
-    let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
-    workspace().join(target).join("wine")
-}
 
 /// A folder with programs for Windows and the libraries for Wine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -117,9 +110,7 @@ pub fn template_unless(home: &Path, making: &Making) -> Result<PathBuf, Error> {
 
 /// The folder for templates of this user.
 fn cache() -> Option<PathBuf> {
-    let named = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let cache = named("XDG_CACHE_HOME").or_else(|| Some(named("HOME")?.join(".cache")))?;
-    Some(cache.join("tortie/wine"))
+    Some(test_programs::cache()?.join("wine"))
 }
 
 /// The template in one of these folders: where there is one, or else in the first that can be written.

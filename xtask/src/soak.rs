@@ -1,0 +1,65 @@
+//! `cargo xtask soak`: what takes too long for every change.
+
+use anyhow::Result;
+use setup::command::cargo_program;
+use setup::{packages, step, workspace};
+
+use crate::gate::OF_CALICO;
+use crate::judge;
+
+/// Runs the random tests with many more cases.
+pub(crate) fn run() -> Result<()> {
+    packages::require_root("the random clusters on the kernel")?;
+    step("oracle and programs, a million verdicts", || random("tortie-calc", "differential", 10_000))?;
+    step("Windows nodes and oracle, a million verdicts", || random("tortie-windows", "clusters", 10))?;
+    step("kernel, programs and oracle, 200,000 flows", || random("tortie-linux", "clusters", 2_000))?;
+    step("mixed clusters and oracle, 100,000 frames", || random("tortie-windows", "mixed", 2_200))?;
+    step("faults of HNS, 500 clusters for each", || random("tortie-windows", "faults", 500))?;
+    step("classes of packets, 3,000 clusters", || random("tortie-calc", "classes", 3_000))?;
+    step("previews, 1,500 changes", || random("tortie-calc", "previews", 1_500))?;
+    let verdicts = workspace()?.join(OF_CALICO[2]);
+    if verdicts.exists() {
+        let verdicts = verdicts.display().to_string();
+        step("Calico's verdicts, by Windows nodes", || {
+            judge("judge-vectors", &[&verdicts, "--on", "emulator"])
+        })?;
+    }
+    step("ten million calls of the CNI plugin", || {
+        let arguments = ["test", "--release", "--package", "tortie-cni", "--lib", "any_call"];
+        setup::run(cargo_program().args(arguments).env("PROPTEST_CASES", "10000000"))
+    })?;
+    step("ten million damaged calls of the CNI plugin, and messages of its socket", || {
+        let arguments = ["test", "--release", "--package", "tortie-cni", "--lib", "no_damage"];
+        setup::run(cargo_program().args(arguments).env("PROPTEST_CASES", "10000000"))
+    })?;
+    step("ten million damaged configurations, as agents read them", || {
+        let arguments = ["test", "--release", "--package", "tortie-agent", "--lib", "no_damage"];
+        setup::run(cargo_program().args(arguments).env("PROPTEST_CASES", "10000000"))
+    })?;
+    step("a million operations of address allocators", || random("tortie-ipam", "model", 1_000))?;
+    step("10,000 of them on etcd and on Kubernetes, with faults", || {
+        packages::servers()?;
+        random("tortie-ipam", "servers", 10_000)
+    })?;
+    step("ten million damaged BGP messages", || {
+        one_random("tortie-bgp", "codec", "no_bytes_panic", 10_000_000)
+    })?;
+    step("5,000 networks of BGP speakers", || one_random("tortie-bgp", "core", "random_networks", 5_000))?;
+    step("5,000 changes under traffic, twice", || random("tortie-linux", "transitions", 5_000))?;
+    let test = ["test", "--release", "--package", "tortie-linux", "--test", "killed"];
+    step("a thousand kills under traffic", || {
+        setup::run(cargo_program().args(test).env("TORTIE_KILLS", "1000"))
+    })
+}
+
+/// Runs a random test with that many cases.
+fn random(package: &str, test: &str, cases: u32) -> Result<()> {
+    let arguments = ["test", "--release", "--package", package, "--test", test, "--", "--nocapture"];
+    setup::run(cargo_program().args(arguments).env("PROPTEST_CASES", cases.to_string()))
+}
+
+/// Runs one random test of a binary, whose other tests would take too long with that many cases.
+fn one_random(package: &str, test: &str, name: &str, cases: u32) -> Result<()> {
+    let arguments = ["test", "--release", "--package", package, "--test", test, name];
+    setup::run(cargo_program().args(arguments).env("PROPTEST_CASES", cases.to_string()))
+}
