@@ -66,15 +66,14 @@ fn lints() -> Job {
 }
 
 fn windows() -> Result<Job> {
-    let mut xtask = Command::new(std::env::current_exe()?);
-    xtask.arg("windows");
-    Ok(Job::new(WINDOWS, xtask))
+    // The build of the workspace has replaced this program's file.
+    Ok(Job::new(WINDOWS, built("xtask", &["windows"])?))
 }
 
 /// Programs for Windows under Wine.
 fn wine() -> Result<Vec<Job>> {
     let job =
-        |name: &str, arguments: &[&str]| Ok(Job::new(name, judge("judge-wine", arguments)?).after(WINDOWS));
+        |name: &str, arguments: &[&str]| Ok(Job::new(name, built("judge-wine", arguments)?).after(WINDOWS));
     [
         job("the programs for Windows, under Wine", &[]),
         job("programs of others for Windows, some of them", &["clients", "--short"]),
@@ -86,7 +85,7 @@ fn wine() -> Result<Vec<Job>> {
 /// The verdicts of others, by each judge.
 fn verdicts() -> Result<Vec<Job>> {
     let [selectors, validation, verdicts] = OF_CALICO;
-    let job = |name: &str, arguments: &[&str]| Ok(Job::new(name, judge("judge-vectors", arguments)?));
+    let job = |name: &str, arguments: &[&str]| Ok(Job::new(name, built("judge-vectors", arguments)?));
     [
         job("published verdicts, by the programs", &[PUBLISHED, "--on", "program"]),
         job("published verdicts, by the oracle", &[PUBLISHED, "--on", "oracle"]),
@@ -102,8 +101,8 @@ fn verdicts() -> Result<Vec<Job>> {
     .collect()
 }
 
-/// A program of `judges/`, which is built already.
-fn judge(name: &str, arguments: &[&str]) -> Result<Command> {
+/// A program of the workspace, which is built already.
+fn built(name: &str, arguments: &[&str]) -> Result<Command> {
     let mut command = Command::new(target_folder()?.join("debug").join(name));
     prepare(command.args(arguments))?;
     Ok(command)

@@ -88,6 +88,8 @@ struct Running {
     child: Child,
     output: tempfile::NamedTempFile,
     begun: Instant,
+    /// The seconds of a core that it has used so far.
+    computed: f64,
 }
 
 /// A job that has ended.
@@ -95,6 +97,7 @@ struct Ended {
     job: Job,
     result: Result<ExitStatus>,
     took: Duration,
+    computed: f64,
     output: String,
 }
 
@@ -115,8 +118,9 @@ impl Ended {
 /// The times of what ran, for the summary.
 #[derive(Default)]
 pub(crate) struct Times {
-    /// Steps and jobs.
-    pub(crate) steps: Vec<(String, Duration)>,
+    steps: Vec<(String, Duration)>,
+    /// The jobs, with the seconds of a core that each has used.
+    jobs: Vec<(String, Duration, f64)>,
     tests: Vec<(String, Duration)>,
 }
 
@@ -134,6 +138,12 @@ impl Times {
         println!("==> seconds of each step:");
         for (name, took) in &self.steps {
             println!("{:>8.1}  {name}", took.as_secs_f64());
+        }
+        let mut jobs: Vec<_> = self.jobs.iter().collect();
+        jobs.sort_by_key(|(_, took, _)| std::cmp::Reverse(*took));
+        println!("==> seconds of each job, and of a core that it used without its servers:");
+        for (name, took, computed) in jobs {
+            println!("{:>8.1} {computed:>8.1}  {name}", took.as_secs_f64());
         }
         let mut tests: Vec<_> = self.tests.iter().collect();
         tests.sort_by_key(|(_, took)| std::cmp::Reverse(*took));
@@ -250,17 +260,28 @@ fn start(mut job: Job) -> Result<Running> {
         .stdout(output.as_file().try_clone()?)
         .stderr(output.as_file().try_clone()?);
     let child = job.command.spawn().with_context(|| format!("{:?}", job.command))?;
-    Ok(Running { job, child, output, begun: Instant::now() })
+    Ok(Running { job, child, output, begun: Instant::now(), computed: 0.0 })
 }
 
 /// How a job ended, if it has. A job that runs too long is killed.
 fn outcome(running: &mut Running) -> Option<Result<ExitStatus>> {
+    // Only until it is waited for.
+    running.computed = computed(running.child.id()).unwrap_or(running.computed);
     match running.child.try_wait() {
         Ok(Some(status)) => Some(Ok(status)),
         Ok(None) if running.begun.elapsed() < DEADLINE => None,
         Ok(None) => Some(kill(&mut running.child)),
         Err(error) => Some(Err(error.into())),
     }
+}
+
+/// The seconds of a core that a process and its ended children have used: `utime` to `cstime` of `/proc/PID/stat` (proc(5)).
+fn computed(process: u32) -> Option<f64> {
+    let text = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    let fields = text.rsplit_once(") ")?.1.split(' ').skip(11).take(4);
+    let ticks: Vec<f64> = fields.map_while(|ticks| ticks.parse().ok()).collect();
+    // Linux counts 100 ticks a second for programs on all its architectures.
+    (ticks.len() == 4).then(|| ticks.iter().sum::<f64>() / 100.0)
 }
 
 fn kill(child: &mut Child) -> Result<ExitStatus> {
@@ -273,19 +294,19 @@ fn finish(running: Running, result: Result<ExitStatus>) -> Ended {
     let text = fs::read(running.output.path());
     let output =
         text.map_or_else(|error| error.to_string(), |text| String::from_utf8_lossy(&text).into_owned());
-    Ended { job: running.job, result, took: running.begun.elapsed(), output }
+    Ended { job: running.job, result, took: running.begun.elapsed(), computed: running.computed, output }
 }
 
 /// Prints the output, and keeps the times.
 fn print(ended: &Ended, times: &mut Times) {
-    let Ended { job, took, output, .. } = ended;
+    let Ended { job, took, computed, output, .. } = ended;
     let how = ended.failure().map_or_else(|| "passed".to_owned(), |failure| format!("FAILED: {failure}"));
     println!("==> {}, {} s: {how}", job.name, took.as_secs());
     println!("{}", output.trim_end());
     if let (Some(_), Some(repeat)) = (ended.failure(), &job.repeat) {
         println!("==> to repeat it: {repeat}");
     }
-    times.steps.push((job.name.clone(), *took));
+    times.jobs.push((job.name.clone(), *took, *computed));
     times.tests.extend(test_times(output).map(|(test, took)| (format!("{} {test}", job.name), took)));
 }
 
@@ -348,7 +369,7 @@ mod tests {
         let passed = "echo 'test a::b ... ok <0.500s>'; echo 'test result: ok. 1 passed; 0 failed'";
         let (result, times) = ran(passed, Some(1));
         result.unwrap();
-        assert_eq!(times.steps.len(), 1);
+        assert_eq!(times.jobs.len(), 1);
         assert_eq!(times.tests, [("j a::b".to_owned(), Duration::from_millis(500))]);
         let lost = ran(passed, Some(2)).0.unwrap_err().to_string();
         assert!(lost.contains("1 of 2 tests passed"), "{lost}");
