@@ -1,14 +1,24 @@
 //! Random cases: as many as necessary for a proof.
+//!
+//! Each case has a seed of its own, which a failure prints. `PROPTEST_RNG_SEED` chooses the seed of the first case, and all others follow
+//! from it. Cases that have failed once are kept in `testkit/corpus.txt`, and come first.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::hash::{BuildHasher as _, RandomState};
 
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, RngSeed, TestCaseError, TestError, TestRunner};
 
-/// The maximum number of rounds of cases.
+/// The maximum number of rounds of the usual number of cases.
 const ROUNDS: usize = 10;
+
+/// The variable that divides the usual number of cases: the gate has one case of so many, and more only while coverage is missing.
+pub const DIVISOR: &str = "TORTIE_RANDOM_DIVISOR";
+
+/// Cases that have failed once: the name of a test as its thread has it, and the seed.
+const CORPUS: &str = include_str!("../corpus.txt");
 
 thread_local! {
     /// The number of runs of this thread's test. With `PROPTEST_RNG_SEED`, each run of a test has other cases, and the same
@@ -24,11 +34,11 @@ pub struct Random {
 }
 
 impl Random {
-    /// `PROPTEST_CASES` if set, otherwise the usual number.
+    /// `PROPTEST_CASES` if set, otherwise the usual number, divided by [`DIVISOR`] if that is set.
     #[must_use]
     pub fn cases(usual: u32) -> Self {
-        let configured = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
-        Self { cases: configured.unwrap_or(usual), shrinks: 0 }
+        let cases = number("PROPTEST_CASES").unwrap_or_else(|| usual.div_ceil(divisor()));
+        Self { cases, shrinks: 0 }
     }
 
     /// The maximum number of steps for shrinking a failing case.
@@ -49,32 +59,55 @@ impl Random {
         self.cases as usize
     }
 
-    /// Runs a test on random cases.
+    /// Runs a test on random cases, and in the first run on those of the corpus before.
     ///
     /// # Errors
     /// The failure on a case.
-    #[expect(clippy::print_stdout, reason = "for whoever reads why a test failed")]
     pub fn run<S: Strategy>(
         self,
         strategy: &S,
         test: impl Fn(S::Value) -> Result<(), TestCaseError>,
     ) -> Result<(), String> {
-        let mut config = Config {
-            cases: self.cases,
+        let run = RUNS.replace(RUNS.get() + 1);
+        let thread = std::thread::current();
+        let name = thread.name().unwrap_or_default();
+        if run == 0 {
+            in_corpus(CORPUS, name).try_for_each(|seed| self.case(seed, name, strategy, &test))?;
+        }
+        let first = match Config::default().rng_seed {
+            RngSeed::Fixed(seed) => seed.wrapping_add(run),
+            RngSeed::Random => RandomState::new().hash_one(run),
+        };
+        (0..self.cases).try_for_each(|number| self.case(seed_of(first, number), name, strategy, &test))
+    }
+
+    /// Runs the case of a seed.
+    #[expect(clippy::print_stdout, reason = "for whoever reads why a test failed")]
+    fn case<S: Strategy>(
+        self,
+        seed: u64,
+        name: &str,
+        strategy: &S,
+        test: &impl Fn(S::Value) -> Result<(), TestCaseError>,
+    ) -> Result<(), String> {
+        let config = Config {
+            cases: 1,
             max_shrink_iters: self.shrinks,
             failure_persistence: None,
+            rng_seed: RngSeed::Fixed(seed),
             ..Config::default()
         };
-        if let RngSeed::Fixed(seed) = &mut config.rng_seed {
-            *seed = seed.wrapping_add(RUNS.replace(RUNS.get() + 1));
-        }
-        TestRunner::new(config).run(strategy, test).map_err(|error| match error {
-            // The reason describes the case better than its input does, except for a panic.
-            TestError::Fail(reason, input) => {
-                println!("the smallest input that fails: {input:?}");
-                reason.to_string()
+        TestRunner::new(config).run(strategy, test).map_err(|error| {
+            println!("to repeat this case: PROPTEST_RNG_SEED={seed} PROPTEST_CASES=1 cargo test … {name}");
+            println!("to keep it, once it is understood: the line \"{name} {seed}\" in testkit/corpus.txt");
+            match error {
+                // The reason describes the case better than its input does, except for a panic.
+                TestError::Fail(reason, input) => {
+                    println!("the smallest input that fails: {input:?}");
+                    reason.to_string()
+                }
+                other => other.to_string(),
             }
-            other => other.to_string(),
         })
     }
 
@@ -92,8 +125,36 @@ impl Random {
     }
 }
 
+/// The number in a variable of the environment.
+fn number(variable: &str) -> Option<u32> {
+    std::env::var(variable).ok()?.parse().ok()
+}
+
+fn divisor() -> u32 {
+    number(DIVISOR).unwrap_or(1).max(1)
+}
+
+/// The seed of a case. That of the first is the seed of all, so that a case is repeated by its own seed.
+fn seed_of(first: u64, number: u32) -> u64 {
+    if number == 0 {
+        return first;
+    }
+    // SplitMix64: neighbours have seeds that have nothing in common.
+    let mut mixed = first.wrapping_add(u64::from(number).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
+
+/// The seeds of a test in the corpus.
+fn in_corpus<'a>(corpus: &'a str, name: &'a str) -> impl Iterator<Item = u64> + 'a {
+    let lines = corpus.lines().filter(|line| !line.starts_with('#'));
+    let pairs = lines.filter_map(|line| line.split_once(' '));
+    pairs.filter(move |(test, _)| *test == name).filter_map(|(_, seed)| seed.trim().parse().ok())
+}
+
 /// Runs another round while coverage is missing. A rare case may be absent from one round by chance. If it is absent
-/// from [`ROUNDS`] rounds, the generator no longer produces it, and the test proves nothing about it.
+/// from [`ROUNDS`] rounds of the usual size, the generator no longer produces it, and the test proves nothing about it.
 ///
 /// # Errors
 /// The failure of a round, or the missing coverage in the end.
@@ -101,13 +162,14 @@ pub fn rounds(
     mut round: impl FnMut() -> Result<(), String>,
     lacking: impl Fn() -> Option<String>,
 ) -> Result<(), String> {
-    for _ in 0..ROUNDS {
+    let rounds = ROUNDS * divisor() as usize;
+    for _ in 0..rounds {
         round()?;
         if lacking().is_none() {
             return Ok(());
         }
     }
-    lacking().map_or(Ok(()), |what| Err(format!("{ROUNDS} rounds prove little: {what}")))
+    lacking().map_or(Ok(()), |what| Err(format!("{rounds} rounds prove little: {what}")))
 }
 
 /// How many cases of each kind there were, and how many passed.
@@ -144,5 +206,71 @@ impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{:26} {:>8} {:>8}", "kind", "asked", "passed")?;
         self.0.iter().try_for_each(|(kind, (total, passed))| writeln!(f, "{kind:26} {total:>8} {passed:>8}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use proptest::prelude::any;
+
+    use super::*;
+
+    /// The values of a run that fails at this value, and the seed in its last case.
+    fn values(random: Random, seed: u64) -> Vec<u64> {
+        let seen = RefCell::new(Vec::new());
+        let test = |value| {
+            seen.borrow_mut().push(value);
+            Ok(())
+        };
+        (0..random.cases)
+            .try_for_each(|number| random.case(seed_of(seed, number), "t", &any::<u64>(), &test))
+            .unwrap();
+        seen.into_inner()
+    }
+
+    #[test]
+    fn a_case_is_repeated_by_its_seed_alone() {
+        let many = Random { cases: 20, shrinks: 0 };
+        let one = Random { cases: 1, shrinks: 0 };
+        let all = values(many, 7);
+        assert_eq!(all, values(many, 7));
+        for (number, value) in (0..).zip(&all) {
+            assert_eq!(values(one, seed_of(7, number)), [*value]);
+        }
+        let distinct: std::collections::BTreeSet<_> = all.iter().collect();
+        assert_eq!(distinct.len(), all.len());
+        assert_ne!(values(many, 8), all);
+    }
+
+    #[test]
+    fn a_failure_on_a_case_is_the_failure_of_the_run() {
+        let random = Random { cases: 50, shrinks: 100 };
+        let test = |value: u8| {
+            if value > 9 { Err(TestCaseError::fail(format!("{value} is large"))) } else { Ok(()) }
+        };
+        assert_eq!(random.run(&any::<u8>(), test).unwrap_err(), "10 is large");
+    }
+
+    #[test]
+    fn the_corpus_has_seeds_of_tests() {
+        let corpus = "# comment\na::b 1\na::c 2\na::b 18446744073709551615\na::b x\n";
+        assert_eq!(in_corpus(corpus, "a::b").collect::<Vec<_>>(), [1, u64::MAX]);
+        assert_eq!(in_corpus(corpus, "a").count(), 0);
+        let is_line = |line: &str| line.split_once(' ').is_some_and(|(_, seed)| seed.parse::<u64>().is_ok());
+        assert!(CORPUS.lines().all(|line| line.starts_with('#') || is_line(line)), "{CORPUS}");
+    }
+
+    #[test]
+    fn rounds_end_when_nothing_is_lacking() {
+        let number = Cell::new(0);
+        let round = || {
+            number.set(number.get() + 1);
+            Ok(())
+        };
+        rounds(round, || (number.get() < 3).then(|| "more".to_owned())).unwrap();
+        assert_eq!(number.get(), 3);
+        assert!(rounds(round, || Some("all".to_owned())).unwrap_err().contains("all"));
     }
 }

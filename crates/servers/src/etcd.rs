@@ -216,7 +216,7 @@ impl MemberPorts {
     }
 }
 
-fn data_folder(folder: &Path, member: &str) -> PathBuf {
+pub(crate) fn data_folder(folder: &Path, member: &str) -> PathBuf {
     folder.join(format!("{member}.data"))
 }
 

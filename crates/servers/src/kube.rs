@@ -11,6 +11,7 @@ use rcgen::KeyPair;
 use crate::authority::file_name;
 use crate::error::write;
 use crate::guard::Guard;
+use crate::prepared;
 use crate::programs::{self, Program};
 use crate::server::listens;
 use crate::{Authority, Error, Etcd, EtcdOptions, EtcdVersion, Identity, Server, ports};
@@ -36,6 +37,8 @@ pub struct KubeOptions {
     pub nodes: bool,
     /// Gives Services IPv6 addresses on request, too.
     pub dual_stack: bool,
+    /// Has the definitions of `deploy/crds` from the start.
+    pub definitions: bool,
     /// More flags of the API server, such as `--etcd-compaction-interval=1s`.
     pub api_flags: Vec<String>,
 }
@@ -62,6 +65,21 @@ impl KubeApi {
     pub fn start(options: &KubeOptions) -> Result<Self, Error> {
         let binary = Program::Kube.find()?;
         let guard = Arc::new(Guard::new("tortie-kube-")?);
+        let is_prepared =
+            !options.dual_stack && prepared::copy_to(guard.folder(), &binary, options.definitions)?;
+        let kube = Self::start_in(guard, binary, options)?;
+        if options.definitions && !is_prepared {
+            kube.create_definitions()?;
+        }
+        Ok(kube)
+    }
+
+    /// Starts the servers without the data that others start from.
+    pub(crate) fn start_on_empty_etcd(options: &KubeOptions) -> Result<Self, Error> {
+        Self::start_in(Arc::new(Guard::new("tortie-kube-")?), Program::Kube.find()?, options)
+    }
+
+    fn start_in(guard: Arc<Guard>, binary: PathBuf, options: &KubeOptions) -> Result<Self, Error> {
         let etcd = Etcd::start_in(
             Arc::clone(&guard),
             &EtcdOptions { version: EtcdVersion::Kubernetes, members: 1, tls: false },

@@ -19,6 +19,7 @@ mod kube;
 mod native;
 pub mod permissions;
 mod ports;
+mod prepared;
 pub mod programs;
 mod proxy;
 mod server;

@@ -169,3 +169,21 @@ fn controllers_and_scheduler_work() {
         server.restart().unwrap();
     }
 }
+
+/// An API server with definitions serves them at once, and those without them do not.
+#[test]
+fn definitions_are_there_from_the_start() {
+    if !can_run(&NEEDED) {
+        return;
+    }
+    let with = KubeApi::start(&KubeOptions { definitions: true, ..KubeOptions::default() }).unwrap();
+    let pools = with.kubectl(&["get", "ippools.crd.projectcalico.org", "-o", "name"]).unwrap();
+    assert_eq!(pools, "");
+    with.apply("{apiVersion: crd.projectcalico.org/v1, kind: IPPool, metadata: {name: p}, spec: {cidr: 10.0.0.0/24}}")
+        .unwrap();
+    let again = KubeApi::start(&KubeOptions { definitions: true, ..KubeOptions::default() }).unwrap();
+    let pools = again.kubectl(&["get", "ippools.crd.projectcalico.org", "-o", "name"]).unwrap();
+    assert_eq!(pools, "", "each API server has its own data");
+    let without = KubeApi::start(&KubeOptions::default()).unwrap();
+    assert!(without.kubectl(&["get", "ippools.crd.projectcalico.org"]).is_err());
+}
