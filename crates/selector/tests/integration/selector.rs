@@ -1,5 +1,4 @@
 //! Compares the selector language with golden values, tables, and a separate evaluator.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::BTreeMap;
 
