@@ -1,5 +1,4 @@
 //! Runs the plugin as a runtime does: environment, standard input, standard output, exit code.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::ffi::OsStr;
 use std::io::{Read, Write};
