@@ -1,5 +1,4 @@
 //! Leases in a real etcd: agents that want subnets at once, others who write there, and failures.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
