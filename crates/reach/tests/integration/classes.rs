@@ -1,5 +1,4 @@
 //! The properties that distinguish two pods: every property in a criterion of a rule, and no others.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use serde_json::{Value, json};
 use tortie_api::{Key, Kind};
