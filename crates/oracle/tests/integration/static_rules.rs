@@ -1,5 +1,4 @@
 //! Static rules in the reports of Windows nodes precede policy (policy decision 26).
-#![allow(missing_docs, clippy::unwrap_used)]
 
 use serde_json::{Value, json};
 use tortie_api::net::Protocol;

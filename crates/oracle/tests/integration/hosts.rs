@@ -1,5 +1,4 @@
 //! Verdicts of the oracle for host endpoints and nodes. Numbers in parentheses are decisions of docs/policy.md.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use serde_json::json;
 use tortie_api::manifest;
