@@ -1,19 +1,15 @@
 //! Compares deploy/crds with the types and tables of the program.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
-
-mod probe;
-mod schema;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use tortie_api::Kind;
 
-/// `UPDATE_CRDS=1 cargo test -p tortie-api --test crds` rewrites the files.
+/// `UPDATE_CRDS=1 cargo test -p tortie-api --test integration crds::` rewrites the files.
 #[test]
 fn the_definitions_are_as_the_types_and_tables_are() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/crds");
-    let expected: BTreeMap<String, String> = schema::files().into_iter().collect();
+    let expected: BTreeMap<String, String> = crate::schema::files().into_iter().collect();
     if std::env::var_os("UPDATE_CRDS").is_some() {
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir_all(&folder).unwrap();
@@ -31,7 +27,7 @@ fn the_definitions_are_as_the_types_and_tables_are() {
     for (name, text) in &expected {
         assert!(
             found[name] == *text,
-            "deploy/crds/{name} is not up to date: UPDATE_CRDS=1 cargo test -p tortie-api --test crds"
+            "deploy/crds/{name} is not up to date: UPDATE_CRDS=1 cargo test -p tortie-api --test integration crds::"
         );
     }
 }
@@ -45,7 +41,7 @@ fn every_kind_of_calico_and_tortie_has_a_definition() {
         ["projectcalico.org/v3", "tortie.io/v1"].contains(&kind.api_version()) && !derived.contains(kind)
     });
     let mut wanted: Vec<&str> = wanted.map(Kind::plural).collect();
-    let files = schema::files();
+    let files = crate::schema::files();
     let mut found: Vec<&str> =
         files.iter().map(|(name, _)| name.split(['_', '.']).rev().nth(1).unwrap()).collect();
     wanted.sort_unstable();

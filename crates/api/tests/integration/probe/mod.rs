@@ -2,7 +2,6 @@
 //!
 //! A deserializer that is asked for a struct gets the names of its fields. Each field is followed in a separate run:
 //! the run gives the type only the path to that field, and ends with an error there.
-#![allow(dead_code, reason = "each test uses a part of it")]
 
 use std::cell::RefCell;
 

@@ -1,5 +1,4 @@
 //! The EndpointSlices that are implied by Services and pods.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use serde_json::{Value, json};
 use tortie_api::kubernetes::{implied_slices, is_implied};

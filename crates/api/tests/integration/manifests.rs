@@ -1,5 +1,4 @@
 //! Manifests: those of the seed are read unchanged; every problem is reported with file, line, object and field.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use proptest::prelude::*;
 use serde_json::json;

@@ -1,8 +1,5 @@
 //! A real API server takes the definitions of deploy/crds, keeps what Calico's objects hold, and rejects values of another
 //! type.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
-
-mod crd_samples;
 
 use serde_json::{Value, json};
 use tortie_servers::programs::{Program, can_run};
@@ -36,7 +33,7 @@ fn every_definition_is_structural(kube: &KubeApi) {
 
 /// Nothing is added, dropped or rewritten, also not in fields of later versions of Calico.
 fn objects_are_kept_unchanged(kube: &KubeApi) {
-    for (kind, spec) in crd_samples::complete() {
+    for (kind, spec) in crate::crd_samples::complete() {
         let name = kind.to_lowercase();
         let object = object(kind, &name, &spec);
         create(kube, &object).unwrap_or_else(|error| panic!("{kind}: {error}"));
@@ -48,7 +45,7 @@ fn objects_are_kept_unchanged(kube: &KubeApi) {
 }
 
 fn wrong_values_are_rejected(kube: &KubeApi) {
-    for (kind, spec, field) in crd_samples::wrong() {
+    for (kind, spec, field) in crate::crd_samples::wrong() {
         let error = create(kube, &object(kind, "wrong", &spec));
         let error = error.map(|_| format!("{kind} {spec} is accepted")).unwrap_err().to_string();
         assert!(error.contains("is invalid") && error.contains(field), "{kind} {spec}: {error}");

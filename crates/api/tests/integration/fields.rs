@@ -1,13 +1,10 @@
 //! Compares the table of fields with the types that read them, and docs/fields.md with both.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
-
-mod probe;
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use probe::{Read, read_by};
+use crate::probe::{Read, read_by};
 use serde_json::{Value, json};
 use tortie_api::calico::{
     BgpConfiguration, BgpFilter, BgpPeer, CalicoNodeStatus, ClusterInformation, FelixConfiguration,
@@ -456,7 +453,7 @@ fn annotations_of_pods_win_over_those_of_namespaces() {
     assert_eq!(requested.addresses, ["10.0.0.5".parse::<std::net::IpAddr>().unwrap()]);
 }
 
-/// `UPDATE_DOCS=1 cargo test -p tortie-api --test fields` rewrites the page.
+/// `UPDATE_DOCS=1 cargo test -p tortie-api --test integration fields::` rewrites the page.
 #[test]
 fn the_page_matches_types_and_tables() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/fields.md");
@@ -467,7 +464,7 @@ fn the_page_matches_types_and_tables() {
     let there = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
         there == page,
-        "docs/fields.md is not up to date: UPDATE_DOCS=1 cargo test -p tortie-api --test fields"
+        "docs/fields.md is not up to date: UPDATE_DOCS=1 cargo test -p tortie-api --test integration fields::"
     );
 }
 

@@ -1,6 +1,5 @@
 //! The edges of validation, where Calico's validators decide: what they accept is accepted, what they reject is rejected,
 //! and the message names the field.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use serde_json::{Value, json};
 use tortie_api::calico::{EndpointToHostAction, PolicyCounters};

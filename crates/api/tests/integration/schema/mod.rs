@@ -43,8 +43,7 @@ impl Definition {
     }
 
     fn text(&self) -> String {
-        let head =
-            "# Generated from the types in crates/api: UPDATE_CRDS=1 cargo test -p tortie-api --test crds\n";
+        let head = "# Generated from the types in crates/api: UPDATE_CRDS=1 cargo test -p tortie-api --test integration crds::\n";
         format!("{head}{}", tortie_api::to_yaml(&self.value()))
     }
 
