@@ -1,6 +1,4 @@
 //! Links, addresses, routes, neighbours: what is written to the real kernel is what is listed.
-#![cfg(target_os = "linux")]
-#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;

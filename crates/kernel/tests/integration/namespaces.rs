@@ -1,6 +1,4 @@
 //! Namespaces, packet sockets, offloads and kernel parameters, on the real kernel.
-#![cfg(target_os = "linux")]
-#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};

@@ -1,8 +1,4 @@
 //! nftables: what is written to the real kernel is what is listed, and what `nft` shows.
-#![cfg(target_os = "linux")]
-#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
-
-mod random_tables;
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -40,7 +36,7 @@ fn random_tables_are_listed_as_created_and_changed() {
         let mut runner =
             TestRunner::new(Config { cases: 150, failure_persistence: None, ..Config::default() });
         let nft = std::cell::RefCell::new(nft);
-        let tables = prop::collection::vec(random_tables::table(), 1..4);
+        let tables = prop::collection::vec(crate::random_tables::table(), 1..4);
         let result = runner.run(&tables, |tables| {
             let mut nft = nft.borrow_mut();
             let mut actual = None;
@@ -78,8 +74,9 @@ fn change_and_list(nft: &mut Nft, desired: &Table, actual: Option<&Table>) -> Re
 #[test]
 fn texts_may_have_the_kernels_maximum_length() {
     let listed = |nft: &mut Nft, beyond: Option<usize>| {
-        let longest = ["table", "chain", "set"].map(random_tables::longest);
-        let mut texts = [longest.to_vec(), vec!["p".repeat(random_tables::MAX_LOG_PREFIX_LENGTH)]].concat();
+        let longest = ["table", "chain", "set"].map(crate::random_tables::longest);
+        let mut texts =
+            [longest.to_vec(), vec!["p".repeat(crate::random_tables::MAX_LOG_PREFIX_LENGTH)]].concat();
         beyond.into_iter().for_each(|text| texts[text].push('+'));
         let [name, chain, set, prefix] = texts.try_into().unwrap();
         let exprs = vec![Expr::Log { group: 1, prefix }, Expr::Verdict(Verdict::Goto(chain.clone()))];
