@@ -1,8 +1,6 @@
 //! Nodes that flannel's annotations describe. Whatever the order of updates, VTEPs and routes are those that a separate, simple
 //! computation gets from the objects.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-#[path = "flannel/leases.rs"]
 mod leases;
 
 use std::cell::RefCell;

@@ -231,7 +231,7 @@ fn kubernetes_policy() -> impl Strategy<Value = Object> {
 }
 
 /// A policy with a peer `nodes`, for all pods.
-#[allow(dead_code, reason = "one of the test binaries needs it")]
+#[allow(dead_code, reason = "the unit tests do not need it")]
 pub(crate) fn policy_of_nodes() -> impl Strategy<Value = Object> {
     let operators = select(vec!["In", "NotIn", "Exists", "DoesNotExist"]);
     (select(vec!["x", "y"]), labels(), operators).prop_map(|(name, labels, operator)| {

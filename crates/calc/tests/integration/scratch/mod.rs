@@ -50,7 +50,6 @@ fn host_port(port: &WorkloadEndpointPort) -> Option<HostPort> {
 }
 
 /// The state of a node that needs Services.
-#[allow(dead_code, reason = "one of the test binaries needs it")]
 pub(crate) fn from_scratch(objects: &Objects) -> NodeState {
     from_scratch_with(objects, false).0
 }

@@ -4,9 +4,7 @@
 //!
 //! `PROPTEST_CASES` sets the number of clusters. Each gets packets between every pair of pods, nodes and some
 //! outsiders.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, dead_code)]
-
-mod questions;
+#![allow(clippy::print_stdout)]
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -15,7 +13,7 @@ use tortie_api::{Key, Kind};
 use tortie_oracle::{Oracle, Peer, Snapshot, Verdict};
 use tortie_reach::{Cell, ClassKind, Classes, Judge, Path, Placement, Stop};
 
-use questions::{End, ends, is_answerable, path, question, sample, whole_clusters};
+use crate::questions::{End, ends, is_answerable, path, question, sample, whole_clusters};
 use testkit::clusters::{Objects, Sent, manifest, snapshot};
 use testkit::random::Random;
 

@@ -1,5 +1,4 @@
 //! From manifests to verdicts. Numbers in brackets are decisions of docs/policy.md.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod cases;
 mod support;

@@ -1,9 +1,5 @@
 //! Whatever the order and the batching of updates, the result equals a from-scratch computation. Each delta changes
 //! something, and names nothing that does not exist yet.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
-
-mod random_objects;
-mod scratch;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -17,8 +13,8 @@ use tortie_calc::Calc;
 use tortie_dataplane::{NodeState, RouteTarget};
 use tortie_policy::program::Member;
 
-use random_objects::{block, endpoint, felix, namespace, node, object, policy_of_nodes, pool};
-use scratch::{NODE, Objects, apply_strictly, assert_order, difference, from_scratch_with, shown};
+use crate::random_objects::{block, endpoint, felix, namespace, node, object, policy_of_nodes, pool};
+use crate::scratch::{NODE, Objects, apply_strictly, assert_order, difference, from_scratch_with, shown};
 
 #[derive(Debug, Clone)]
 enum Step {

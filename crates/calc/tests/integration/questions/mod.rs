@@ -1,5 +1,4 @@
 //! Whole clusters, and packets between all of their ends.
-#![allow(dead_code, reason = "not every test asks everything")]
 
 use std::net::IpAddr;
 

@@ -1,9 +1,6 @@
 //! Realistic clusters, in every sequence in which one may change to another: lists of states, forwards and backwards,
 //! with and without an empty state in between; the objects of each step in several orders; a flush after each object,
 //! after each state, at random, or only at the end. Every flush must report exactly the changes.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
-
-mod scratch;
 
 use serde_json::{Value, json};
 use tortie_api::calico::WorkloadEndpoint;
@@ -11,7 +8,7 @@ use tortie_api::{Key, Kind};
 use tortie_calc::Calc;
 use tortie_dataplane::NodeState;
 
-use scratch::{NODE, Objects, apply_strictly, assert_order, difference, from_scratch, shown};
+use crate::scratch::{NODE, Objects, apply_strictly, assert_order, difference, from_scratch, shown};
 
 fn global(kind: Kind, name: &str, spec: Value) -> (Key, Value) {
     (Key::global(kind, name), json!({"metadata": {"name": name}, "spec": spec}))

@@ -1,6 +1,5 @@
 //! Edge cases that Calico's own code decides (policy decisions 31 to 46). Each case is judged by the oracle and by
 //! the compiled programs, which implement a packet's path separately (`testkit::programs`).
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::net::IpAddr;
 

@@ -1,6 +1,6 @@
 //! Policies and their verdicts. Numbers in brackets are decisions of docs/policy.md.
 
-use crate::support::{calico, cluster, kubernetes, tier};
+use crate::meaning::support::{calico, cluster, kubernetes, tier};
 
 pub(crate) struct Case {
     pub what: &'static str,

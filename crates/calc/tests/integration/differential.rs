@@ -3,7 +3,7 @@
 //!
 //! `PROPTEST_CASES` sets the number of clusters. Each gets several hundred packets. The test prints which features
 //! decided packets, and fails if one decided (almost) none.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
+#![allow(clippy::print_stdout)]
 
 mod conversions;
 

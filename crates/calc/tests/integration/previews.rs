@@ -1,9 +1,7 @@
 //! Checks results that are based on classes: exactly what a preview reports changes, and rules that lint calls never
 //! deciding can be removed without any effect. With both families, with and without host endpoints, and with staged
 //! policies as if they were enforced.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, dead_code)]
-
-mod questions;
+#![allow(clippy::print_stdout)]
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -14,7 +12,7 @@ use tortie_oracle::{Oracle, Question, Snapshot, Verdict};
 use tortie_reach::lint::{Code, lint};
 use tortie_reach::{Change, Classes, Difference, Path};
 
-use questions::{End, ends, ends_of, path, question, sample, whole_clusters};
+use crate::questions::{End, ends, ends_of, path, question, sample, whole_clusters};
 use testkit::clusters::{Objects, Sent, manifest, snapshot};
 use testkit::random::Random;
 

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use tortie_api::{Key, Kind};
 
-use crate::support::{both_say, objects};
+use crate::meaning::support::{both_say, objects};
 
 struct Trap {
     what: &'static str,
