@@ -2,7 +2,7 @@
 
 use std::net::Ipv4Addr;
 
-use crate::support::*;
+use crate::documents::support::*;
 use serde_json::{Value, json};
 use tortie_hcn::schema::{
     DrMacAddress, Endpoint, HostRoute, Modify, Network, Policy, ProviderAddress, RequestType, lenient,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use crate::support::*;
+use crate::documents::support::*;
 use serde_json::{Value, json};
 use tortie_hcn::schema::Acl;
 use tortie_hcn::{Call, Failure, Guid, HResult, Hcn, HcnExt, Kind, Version};

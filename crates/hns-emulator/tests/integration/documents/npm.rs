@@ -10,7 +10,7 @@ use tortie_hns_emulator::{
     Config, Emulator, Packet, PacketDirection, SetReading, SeveralSets, UpdateReplaces, Verdict,
 };
 
-use crate::support::{create, modify};
+use crate::documents::support::{create, modify};
 
 const NODE: Ipv4Addr = Ipv4Addr::new(10, 240, 0, 4);
 /// The pods of the tests: on this node, and elsewhere.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tortie_hcn::{Call, Guid, HResult, Hcn, Kind, Version};
 use tortie_hns_emulator::{Config, Emulator, Packet, PacketDirection, Verdict};
 
-use crate::support::*;
+use crate::documents::support::*;
 
 const NODE: Ipv4Addr = Ipv4Addr::new(172, 16, 0, 3);
 const LAST_WITHOUT: Version = Version::new(11, 9);

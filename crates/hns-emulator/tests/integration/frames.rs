@@ -1,13 +1,8 @@
 //! Real frames: two emulated Windows nodes and a Linux node with a kernel's VXLAN, on one underlay.
-#![cfg(target_os = "linux")]
-#![allow(clippy::unwrap_used, reason = "a test says what it expects by unwrap")]
-
-mod cluster;
-mod l2bridge;
 
 use std::time::Duration;
 
-use cluster::{Cluster, Connection, Location, acl_block_in, connects, is_cut_off, transfer};
+use crate::cluster::{Cluster, Connection, Location, acl_block_in, connects, is_cut_off, transfer};
 use serde_json::json;
 use tortie_hcn::schema::{Modify, Policy, RequestType};
 use tortie_hcn::{Hcn, HcnExt};
@@ -144,10 +139,10 @@ fn interfaces_exist_as_long_as_their_endpoints() {
 
     let other = node.pod(1);
     node.hns.delete_endpoint(other.endpoint).unwrap();
-    let leg = cluster::node_leg(&node.node());
+    let leg = crate::cluster::node_leg(&node.node());
     assert!(leg.is_some());
     node.hns.delete_network(node.network).unwrap();
-    assert_eq!(cluster::node_leg(&node.node()), None);
+    assert_eq!(crate::cluster::node_leg(&node.node()), None);
 }
 
 #[test]
@@ -159,7 +154,7 @@ fn a_failed_attach_leaves_nothing() {
     let detach = Modify::namespace_endpoint(RequestType::Remove, pod.endpoint);
     node.hns.modify_namespace(namespace, &detach).unwrap();
     // A foreign `eth0` is in the way.
-    pod.run(|| cluster::make_dummy_pair("eth0"));
+    pod.run(|| crate::cluster::make_dummy_pair("eth0"));
     let attach = Modify::namespace_endpoint(RequestType::Add, pod.endpoint);
     let error = node.hns.modify_namespace(namespace, &attach).unwrap_err();
     assert!(error.to_string().contains("HCN_E_NAMESPACE_ATTACH_FAILED"), "{error}");

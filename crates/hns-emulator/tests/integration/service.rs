@@ -1,6 +1,4 @@
 //! The emulated HNS as a service: objects outlive clients, and a restarted service takes over the socket.
-#![cfg(target_os = "linux")]
-#![allow(clippy::unwrap_used, reason = "a test says what it expects by unwrap")]
 
 use std::net::Ipv4Addr;
 use std::path::Path;

@@ -2,7 +2,7 @@
 
 use std::net::Ipv4Addr;
 
-use crate::support::*;
+use crate::documents::support::*;
 use serde_json::json;
 use tortie_hcn::schema::{Policy, SetPolicy};
 use tortie_hcn::{Guid, HResult, HcnExt, Kind};

@@ -1,16 +1,11 @@
 //! NodePorts with real frames: a client outside of the cluster, the node itself and its pods, by load balancers as kube-proxy makes
 //! them.
-#![cfg(target_os = "linux")]
-#![allow(clippy::unwrap_used, reason = "a test says what it expects by unwrap")]
-
-#[allow(dead_code, reason = "other tests use the rest")]
-mod cluster;
 
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::time::Duration;
 
-use cluster::{Cluster, Location};
+use crate::cluster::{Cluster, Location};
 use serde_json::json;
 use tortie_hcn::schema::{Endpoint, LoadBalancer, lenient};
 use tortie_hcn::{Guid, HcnExt};

@@ -1,5 +1,4 @@
 //! The selftest of an emulated HNS finds how that HNS was started, for every preset and every option.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod proof;
 

@@ -1,5 +1,4 @@
 //! Documents and calls of the emulated HNS.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod dual_stack;
 mod knobs;

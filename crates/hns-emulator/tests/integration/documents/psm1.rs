@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use tortie_hcn::{Guid, Kind};
 use tortie_hns_emulator::LibraryService;
 
-use crate::others::{hns, old, read};
+use crate::documents::others::{hns, old, read};
 
 fn post(hns: &LibraryService, path: &str, document: &Value) -> Value {
     old(hns, "POST", path, document).unwrap()
