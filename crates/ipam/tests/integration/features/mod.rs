@@ -1,5 +1,4 @@
 //! Features of IPAM beyond one IPv4 address for a pod.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod borrowing;
 mod check;

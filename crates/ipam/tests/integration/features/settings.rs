@@ -5,7 +5,7 @@ use tortie_api::{Key, Kind};
 use tortie_ipam::{Count, Ipam, IpamError};
 use tortie_store::{Embedded, Store};
 
-use crate::support::{allocated, block, cluster, configure, linux, names, put, request, value};
+use crate::features::support::{allocated, block, cluster, configure, linux, names, put, request, value};
 
 async fn reserve(store: &Embedded, cidrs: serde_json::Value) {
     let reservation = json!({

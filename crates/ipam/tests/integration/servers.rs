@@ -1,9 +1,6 @@
 //! Allocators on real etcd and on a real Kubernetes API, with connections that break, hang and are slow.
 //!
 //! `PROPTEST_CASES` sets the number of operations.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
-
-mod common;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -11,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use common::{ipam, request};
+use crate::common::{ipam, request};
 use serde_json::json;
 use tortie_api::ipam::Block;
 use tortie_api::{Key, Kind, Position};

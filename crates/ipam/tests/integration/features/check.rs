@@ -9,7 +9,7 @@ use tortie_api::{Key, Kind};
 use tortie_ipam::{Count, Finding, Fix, Problem, Records, Request, Snapshot, check};
 use tortie_store::{Embedded, Store};
 
-use crate::support::{allocated, block, cluster, linux, names, put, request, value};
+use crate::features::support::{allocated, block, cluster, linux, names, put, request, value};
 
 const GIVEN: &str = "2026-05-01 10:00:00.123456 +0000 UTC";
 const GRACE: i64 = 900;

@@ -12,10 +12,10 @@ use tortie_api::{Key, Kind};
 use tortie_ipam::{Assignment, Count, Family, FollowUp, Ipam, IpamError, Request};
 use tortie_store::{Store, StoreError, Write};
 
-use crate::GONE;
-use crate::client::Client;
 use crate::common::{ipam, request};
-use crate::memory::{Dice, Memory};
+use crate::model::GONE;
+use crate::model::client::Client;
+use crate::model::memory::{Dice, Memory};
 
 const ONE: Count = Count { ipv4: 1, ipv6: 0 };
 /// The number of handles of each node.

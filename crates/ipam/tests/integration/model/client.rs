@@ -11,7 +11,7 @@ use tortie_store::{
     Written,
 };
 
-use crate::memory::{Dice, Memory};
+use crate::model::memory::{Dice, Memory};
 
 /// A client whose requests take time. It dies at some write: before it, or after it and before its answer. The same may
 /// happen to the connection, which is there again after a while.

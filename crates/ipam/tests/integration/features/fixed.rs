@@ -3,7 +3,9 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::support::{allocated, block, cluster, configure, linux, names, put_pool, request, windows};
+use crate::features::support::{
+    allocated, block, cluster, configure, linux, names, put_pool, request, windows,
+};
 use serde_json::json;
 use tortie_api::Kind;
 use tortie_ipam::{Family, IpamError, Request};

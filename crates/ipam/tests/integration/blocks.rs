@@ -1,5 +1,4 @@
 //! Which blocks a node uses: damaged blocks, blocks of other pools, and pools for certain namespaces.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,5 +1,4 @@
 //! Who owns a block: claims that a crash has left, blocks of others, blocks of other sizes, records that are being deleted.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

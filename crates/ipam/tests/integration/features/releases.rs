@@ -7,7 +7,9 @@ use tortie_api::{Key, Kind};
 use tortie_ipam::{Count, Given, IpamError, Records, Release, Request};
 use tortie_store::Store;
 
-use crate::support::{allocated, block, cluster, configure, linux, names, put, request, value, windows};
+use crate::features::support::{
+    allocated, block, cluster, configure, linux, names, put, request, value, windows,
+};
 
 fn release(address: IpAddr, handle: Option<&str>, sequence_number: Option<u64>) -> Release {
     Release { address, handle: handle.map(str::to_owned), sequence_number }

@@ -8,7 +8,7 @@ use tortie_api::{Key, Kind};
 use tortie_ipam::{Count, Family, IpamError, Request};
 use tortie_store::Store;
 
-use crate::support::{allocated, block, cluster, linux, names, put, request, value, windows};
+use crate::features::support::{allocated, block, cluster, linux, names, put, request, value, windows};
 
 /// As Calico writes it for a pod with addresses of both families.
 #[tokio::test]

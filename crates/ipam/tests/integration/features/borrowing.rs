@@ -5,7 +5,9 @@ use tortie_api::{Key, Kind};
 use tortie_ipam::{Ipam, IpamError, Request};
 use tortie_store::Store;
 
-use crate::support::{allocated, block, cluster, configure, linux, names, put, request, value, windows};
+use crate::features::support::{
+    allocated, block, cluster, configure, linux, names, put, request, value, windows,
+};
 
 const OPEN: fn() -> Value = || json!({"strict_affinity": false, "auto_allocate_blocks": true});
 
@@ -98,7 +100,7 @@ async fn nobody_borrows_where_affinity_is_strict_or_the_limit_is_reached() {
 #[tokio::test]
 async fn a_node_borrows_only_from_its_pools() {
     let store = cluster(&[("four", "10.0.0.0/29", Some(29)), ("other", "10.1.0.0/29", Some(29))]).await;
-    crate::support::put_pool(
+    crate::features::support::put_pool(
         &store,
         "other",
         json!({"cidr": "10.1.0.0/29", "blockSize": 29, "allowedUses": ["Tunnel"]}),
@@ -106,7 +108,7 @@ async fn a_node_borrows_only_from_its_pools() {
     .await;
     configure(&store, OPEN()).await;
     let tunnel = Request { intended_use: tortie_ipam::Use::Tunnel, ..request("t") };
-    crate::support::put_pool(
+    crate::features::support::put_pool(
         &store,
         "four",
         json!({"cidr": "10.0.0.0/29", "blockSize": 29, "allowedUses": ["Workload"]}),

@@ -1,5 +1,4 @@
 //! IPAM on a real Kubernetes API: no address is allocated twice, and the records are those of Calico.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -2,19 +2,16 @@
 //! between any two writes, broken connections, nodes that vanish, repairs. The rules are checked with every single write.
 //!
 //! `PROPTEST_CASES` sets the number of runs, of a thousand operations each.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod client;
-#[path = "../common/mod.rs"]
-mod common;
 mod memory;
 mod operations;
 mod repairs;
 
 use std::sync::Arc;
 
+use crate::common::{ipam, request};
 use client::Client;
-use common::{ipam, request};
 use memory::{Dice, Memory};
 use operations::{Model, Options};
 use serde_json::json;

@@ -10,8 +10,8 @@ use tortie_ipam::{
 };
 use tortie_store::{Embedded, Store};
 
-use crate::check::snapshot;
-use crate::support::{allocated, block, cluster, configure, linux, names, put, put_pool, request};
+use crate::features::check::snapshot;
+use crate::features::support::{allocated, block, cluster, configure, linux, names, put, put_pool, request};
 
 /// The pool of the cluster is for this use from now on. `apply` would refuse the change, because addresses are in use.
 async fn use_pool_for(store: &Embedded, intended_use: &str) {

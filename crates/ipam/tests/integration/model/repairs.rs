@@ -13,8 +13,8 @@ use tortie_ipam::{Finding, Fix, IpamError, Records, Release, Snapshot, check};
 use tortie_store::{Store, StoreError, Stored, Version};
 
 use crate::common::ipam;
-use crate::operations::{HANDLES, Model, is_cut};
-use crate::{GONE, NODES};
+use crate::model::operations::{HANDLES, Model, is_cut};
+use crate::model::{GONE, NODES};
 
 impl Model {
     /// A controller that dies and is born again.

@@ -1,5 +1,4 @@
 //! No address is allocated twice, whatever runs concurrently, and wherever a node crashes between two writes.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
