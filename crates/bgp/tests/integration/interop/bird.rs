@@ -10,7 +10,7 @@ use tortie_bgp::rib::PeerRules;
 use tortie_bgp::speaker::{Password, Transport};
 use tortie_servers::programs::{Program, can_run};
 
-use crate::lab::{AS, Daemon, Lab, Tortie, at, config, here, ipv4, ipv6, peer, until};
+use crate::interop::lab::{AS, Daemon, Lab, Tortie, at, config, here, ipv4, ipv6, peer, until};
 
 /// A running BIRD.
 pub(crate) struct Bird {

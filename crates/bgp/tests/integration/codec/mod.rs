@@ -1,5 +1,4 @@
 //! Messages: what is written is read back, what is wrong is treated by the standards, and nothing panics.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod differential;
 mod malformed;

@@ -5,7 +5,7 @@ use std::process::Command;
 use tortie_bgp::codec::{Attributes, Community, LargeCommunity};
 use tortie_servers::programs::{Program, can_run};
 
-use crate::lab::{AS, Lab, Tortie, config, here, ipv4, ipv6, peer, until};
+use crate::interop::lab::{AS, Lab, Tortie, config, here, ipv4, ipv6, peer, until};
 
 /// Routes of Tortie, with communities.
 fn advertise(tortie: &Tortie) {

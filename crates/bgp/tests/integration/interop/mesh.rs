@@ -12,8 +12,8 @@ use tortie_bgp::calico::{Derived, Forwarding, Resources, derive, forwarding};
 use tortie_bgp::rib::RouteChange;
 use tortie_servers::programs::{Program, can_run};
 
-use crate::bird::Bird;
-use crate::lab::{AS, Lab, Tortie, ipv4, until};
+use crate::interop::bird::Bird;
+use crate::interop::lab::{AS, Lab, Tortie, ipv4, until};
 
 const NODES: [u8; 4] = [1, 2, 3, 10];
 /// The nodes with BIRD.

@@ -15,7 +15,7 @@ use tortie_bgp::speaker::{Config, Password, PeerConfig, Speaker};
 
 use tortie_kernel::route::{Address, Change, RouteSocket};
 
-use crate::lab::{AS, Lab, PATIENCE, Tortie, at, config, ipv4, peer, until};
+use crate::interop::lab::{AS, Lab, PATIENCE, Tortie, at, config, ipv4, peer, until};
 
 const CONTEXT: Context =
     Context { four_octet: true, internal: true, extended_next_hop: false, families: Families::BOTH };
@@ -215,7 +215,7 @@ fn a_peer_that_reads_slowly_gets_all_routes_and_costs_little_memory() {
         .map(|number| format!("10.{}.{}.{}/32", number >> 16, number >> 8 & 255, number & 255))
         .collect();
     // Each with attributes of its own, so that each needs a message.
-    let attributes = |number: usize| Attributes { med: Some(number as u32), ..crate::lab::here() };
+    let attributes = |number: usize| Attributes { med: Some(number as u32), ..crate::interop::lab::here() };
     let routes: Vec<(&str, Attributes)> =
         routes.iter().enumerate().map(|(number, prefix)| (prefix.as_str(), attributes(number))).collect();
     tortie.advertise(&routes);
@@ -246,7 +246,7 @@ fn a_peer_that_reads_nothing_leaves_no_connection_behind() {
     let routes: Vec<String> = (0..60_000_u32)
         .map(|number| format!("10.{}.{}.{}/32", number >> 16, number >> 8 & 255, number & 255))
         .collect();
-    let attributes = |number: usize| Attributes { med: Some(number as u32), ..crate::lab::here() };
+    let attributes = |number: usize| Attributes { med: Some(number as u32), ..crate::interop::lab::here() };
     let routes: Vec<(&str, Attributes)> =
         routes.iter().enumerate().map(|(number, prefix)| (prefix.as_str(), attributes(number))).collect();
     let mut script = Script::connect(&lab, 2);
@@ -322,7 +322,7 @@ fn the_last_message_is_sent_before_the_speaker_has_shut_down() {
     let routes: Vec<(IpNet, OwnRoute)> = (0..60_000_u32)
         .map(|number| {
             let prefix = format!("10.{}.{}.{}/32", number >> 16, number >> 8 & 255, number & 255);
-            let attributes = Attributes { med: Some(number), ..crate::lab::here() };
+            let attributes = Attributes { med: Some(number), ..crate::interop::lab::here() };
             (prefix.parse().unwrap(), OwnRoute { attributes: attributes.into(), interface: None })
         })
         .collect();

@@ -14,12 +14,12 @@ use proptest::prelude::*;
 use testkit::random::Random;
 use tortie_bgp::codec::{self, Attributes, Family, Message, Origin, SegmentKind};
 
-use crate::random_bytes;
-use crate::strategies::{attributes, context, family, open};
+use crate::codec::random_bytes;
+use crate::codec::strategies::{attributes, context, family, open};
 
 /// A prefix that the other decoder takes: it rejects multicast as part of a message.
 fn prefix(family: Family) -> impl Strategy<Value = IpNet> {
-    crate::strategies::prefix(family).prop_map(|prefix| match prefix {
+    crate::codec::strategies::prefix(family).prop_map(|prefix| match prefix {
         IpNet::V4(net) if net.broadcast().octets()[0] >= 224 => "10.0.0.0/8".parse().unwrap(),
         IpNet::V6(net) if net.broadcast().octets()[0] == 255 => "2000::/3".parse().unwrap(),
         other => other,

@@ -8,7 +8,7 @@ use tortie_bgp::codec::{
     Context, Families, Family, Message, Notification, Treatment, Update, encode_open, length,
 };
 
-use crate::strategies::context;
+use crate::codec::strategies::context;
 
 fn message(kind: u8, content: &[u8]) -> Vec<u8> {
     let mut message = vec![0xff; 16];

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use tortie_bgp::speaker::{Config, RouteEvent};
 use tortie_servers::programs::{Program, can_run};
 
-use crate::bird::{Bird, ROUTES, session};
-use crate::lab::{AS, Lab, Tortie, config, here, ipv4, peer, until};
+use crate::interop::bird::{Bird, ROUTES, session};
+use crate::interop::lab::{AS, Lab, Tortie, config, here, ipv4, peer, until};
 
 fn tortie() -> Config {
     config(1, [(2, peer(1, 2, AS))])

@@ -11,8 +11,8 @@ use testkit::random::Random;
 use tortie_bgp::fsm::State;
 use tortie_bgp::rib::{CandidateRoute, PeerId, RouteOutcome, Source, Why};
 
-use crate::network::{Network, Numbers, Plan};
-use crate::oracle;
+use crate::core::network::{Network, Numbers, Plan};
+use crate::core::oracle;
 
 fn prefix(number: usize) -> IpNet {
     let text =

@@ -9,7 +9,7 @@ use tortie_bgp::codec::{
 };
 use tortie_bgp::rib::{OwnRoute, Source};
 
-use crate::tables::{CONTEXT, PEERS, announce, best, messages, prefix, rib, route, told, up};
+use crate::core::tables::{CONTEXT, PEERS, announce, best, messages, prefix, rib, route, told, up};
 
 #[test]
 fn what_is_sent_again_replaces_stale_routes() {

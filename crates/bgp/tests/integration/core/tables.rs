@@ -14,7 +14,7 @@ use tortie_bgp::rib::{
     Source, Step, TooManyPrefixes,
 };
 
-use crate::network::address;
+use crate::core::network::address;
 
 pub(crate) const CONTEXT: Context =
     Context { four_octet: true, internal: true, extended_next_hop: false, families: Families::BOTH };

@@ -5,7 +5,7 @@ use proptest::test_runner::TestRunner;
 use testkit::random::Random;
 use tortie_bgp::codec::{self, Context, Families, Family, Message};
 
-use crate::strategies::{attributes, context, open, prefix};
+use crate::codec::strategies::{attributes, context, open, prefix};
 
 /// A source of numbers that is fast enough for ten million messages (xorshift).
 pub(crate) struct Numbers(pub(crate) u64);

@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 
 use ipnet::IpNet;
 
-use crate::network::{Plan, address};
+use crate::core::network::{Plan, address};
 
 /// A route as this model sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]

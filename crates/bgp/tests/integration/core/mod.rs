@@ -1,5 +1,4 @@
 //! Sessions and routing tables in virtual time.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod convergence;
 mod decisions;

@@ -10,7 +10,7 @@ use tortie_bgp::codec::{
     self, AsPath, Attributes, Context, Family, Message, Notification, RefreshKind, SegmentKind,
 };
 
-use crate::strategies::{attributes, context, family, open, prefix};
+use crate::codec::strategies::{attributes, context, family, open, prefix};
 
 /// Whether a peer with two-byte numbers can be told all: AS4_PATH has no confederations.
 fn survives_two_octets(attributes: &Attributes) -> bool {

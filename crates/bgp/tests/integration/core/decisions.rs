@@ -8,7 +8,7 @@ use testkit::random::Random;
 use tortie_bgp::codec::{AsPath, Attributes, Origin};
 use tortie_bgp::rib::{Contender, Neighbour, Step, decide, decide_noting};
 
-use crate::network::address;
+use crate::core::network::address;
 
 fn attributes() -> Attributes {
     Attributes { as_path: AsPath::sequence([1, 2]), ..Attributes::new(address(9)) }

@@ -1,6 +1,4 @@
 //! Tortie's speaker next to others, in network namespaces.
-#![cfg(target_os = "linux")]
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod bird;
 mod exabgp;

@@ -6,7 +6,7 @@ use tortie_bgp::filter::{
     Verdict,
 };
 
-use crate::network::address;
+use crate::core::network::address;
 
 fn attributes() -> Attributes {
     Attributes {

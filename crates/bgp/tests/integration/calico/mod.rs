@@ -1,5 +1,4 @@
 //! The configuration of a speaker from Calico's resources, as tables of cases.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod services;
 

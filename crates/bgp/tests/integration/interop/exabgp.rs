@@ -10,7 +10,7 @@ use tortie_bgp::codec::{AsPath, Attributes, Community, LargeCommunity, UnknownAt
 use tortie_bgp::speaker::Password;
 use tortie_servers::programs::{Program, can_run};
 
-use crate::lab::{AS, Daemon, Lab, Tortie, config, here, ipv4, ipv6, peer, until};
+use crate::interop::lab::{AS, Daemon, Lab, Tortie, config, here, ipv4, ipv6, peer, until};
 
 /// A running ExaBGP on node 2, the peer of node 1.
 struct ExaBgp<'a> {
