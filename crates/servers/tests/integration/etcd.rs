@@ -1,5 +1,4 @@
 //! Real etcd servers, and faults of their members.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::time::{Duration, Instant};
 

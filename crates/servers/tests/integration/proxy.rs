@@ -1,5 +1,4 @@
 //! What the proxy does to connections.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};

@@ -1,5 +1,4 @@
 //! Servers and folders disappear with the value, and with the process that started them, however it ends.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -76,7 +75,7 @@ fn servers_end_with_a_process_that_is_killed_or_exits_without_cleaning_up() {
 /// Starts this test binary as a process that runs etcd.
 fn start_child() -> (Child, i32, PathBuf) {
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "the_child_of_another_test", "--nocapture"])
+        .args(["--exact", "nothing_remains::the_child_of_another_test", "--nocapture"])
         .env(CHILD, "1")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

@@ -1,5 +1,4 @@
 //! What a test does without a program that it needs.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::process::Command;
 
@@ -13,7 +12,7 @@ fn a_test_without_its_program_fails_or_is_recorded() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let run = |skips: bool| {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "a_test_that_needs_etcd"]).env(CHILD, "1").env("PATH", "/nowhere");
+        command.args(["--exact", "missing::a_test_that_needs_etcd"]).env(CHILD, "1").env("PATH", "/nowhere");
         command.env_remove(SKIPPED_FILE);
         if skips {
             command.env(SKIPPED_FILE, file.path());
@@ -24,7 +23,10 @@ fn a_test_without_its_program_fails_or_is_recorded() {
     assert!(!failed.status.success());
     let text =
         String::from_utf8_lossy(&failed.stdout).into_owned() + &String::from_utf8_lossy(&failed.stderr);
-    assert!(text.contains("a_test_that_needs_etcd cannot run: etcd is missing: install it"), "{text}");
+    assert!(
+        text.contains("missing::a_test_that_needs_etcd cannot run: etcd is missing: install it"),
+        "{text}"
+    );
     assert_eq!(std::fs::read_to_string(file.path()).unwrap(), "");
 
     // Each run adds a line.
@@ -32,7 +34,10 @@ fn a_test_without_its_program_fails_or_is_recorded() {
         assert!(run(true).status.success());
         let lines = std::fs::read_to_string(file.path()).unwrap();
         assert_eq!(lines.lines().count(), count);
-        assert!(lines.starts_with("missing: a_test_that_needs_etcd: etcd is missing: install it"), "{lines}");
+        assert!(
+            lines.starts_with("integration: missing::a_test_that_needs_etcd: etcd is missing: install it"),
+            "{lines}"
+        );
     }
 }
 

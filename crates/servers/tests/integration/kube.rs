@@ -1,5 +1,4 @@
 //! A real Kubernetes API.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
