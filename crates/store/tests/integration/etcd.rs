@@ -1,5 +1,4 @@
 //! The etcd backend on real etcd: the conformance suite, Calico's data, others who write to it, and faults.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::fs;
 use std::path::Path;

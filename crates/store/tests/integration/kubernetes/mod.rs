@@ -1,5 +1,4 @@
 //! The Kubernetes backend on the real API server: compare-and-swap, pages, watches, faults, and Calico's format.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod apply;
 mod endpoints;

@@ -11,7 +11,7 @@ use tortie_store::conformance::{Mirror, sample};
 use tortie_store::kubernetes::Kubernetes;
 use tortie_store::{Endpoints, Interest, POD_UID, Scope, Store, StoreError, Version, wait_for_labels};
 
-use crate::{NEEDED, client, namespace, pod, put, start};
+use crate::kubernetes::{NEEDED, client, namespace, pod, put, start};
 
 fn endpoint(namespace: &str, pod: &str) -> Key {
     Key::namespaced(Kind::WorkloadEndpoint, namespace, WorkloadEndpoint::name_for("one", pod, "eth0"))

@@ -1,5 +1,4 @@
 //! A network between followers and their datastore that delays, reorders, cuts and loses: the Kubernetes API and etcd.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};

@@ -1,6 +1,5 @@
 //! Followers of a source with faults: connections break, histories are lost, and kinds are absent. Time is paused, so
 //! that it advances whenever nothing happens.
-#![allow(missing_docs, clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -8,7 +8,7 @@ use tortie_servers::programs::can_run;
 use tortie_servers::{KubeApi, KubeOptions};
 use tortie_store::{SecretData, SecretState, Secrets};
 
-use crate::{NEEDED, client_of, start};
+use crate::kubernetes::{NEEDED, client_of, start};
 
 const ROLE: &str = "apiVersion: rbac.authorization.k8s.io/v1
 kind: Role

@@ -1,12 +1,9 @@
 //! Runs the conformance suite on every backend, and tests the guarantees of the embedded one.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
-
-mod common;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{Authority, Served, answering};
+use crate::common::{Authority, Served, answering};
 use futures::StreamExt;
 use serde_json::json;
 use tempfile::TempDir;
@@ -81,7 +78,7 @@ async fn a_service_of_another_authority_is_refused() {
     // A certificate of the right authority is no certificate of the service.
     let mut other = served.authority.operator();
     other.authority = served.authority.server().authority;
-    let address = common::free_address();
+    let address = crate::common::free_address();
     let certificates = other.into();
     let store = served.store.clone();
     tokio::spawn(tortie_store::rpc::serve_tls(store, address, certificates, Limits::default()));

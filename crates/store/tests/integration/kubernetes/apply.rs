@@ -6,7 +6,7 @@ use tortie_servers::KubeOptions;
 use tortie_servers::programs::can_run;
 use tortie_store::{Applied, Store, StoreError};
 
-use crate::{NEEDED, client, pod, start};
+use crate::kubernetes::{NEEDED, client, pod, start};
 
 const MANIFEST: &str = "
 apiVersion: v1

@@ -8,7 +8,7 @@ use tortie_store::conformance::{Mirror, sample};
 use tortie_store::kubernetes::CalicoGroup;
 use tortie_store::{Store, StoreError};
 
-use crate::{NEEDED, at, client, conforms, eventually, start, tier};
+use crate::kubernetes::{NEEDED, at, client, conforms, eventually, start, tier};
 
 /// The definition of Calico's tiers in the native group, as if by Calico's API server.
 const TIERS: &str = "apiVersion: apiextensions.k8s.io/v1

@@ -6,7 +6,7 @@ use tortie_servers::programs::can_run;
 use tortie_store::conformance::{Mirror, number_of, sample};
 use tortie_store::{Interest, Store, StoreError};
 
-use crate::{NEEDED, at, client, client_of, eventually, pod, put, start, tier};
+use crate::kubernetes::{NEEDED, at, client, client_of, eventually, pod, put, start, tier};
 
 /// A CustomResourceDefinition that is missing, and a permission that is missing, disable nothing else, and may come
 /// later.

@@ -7,7 +7,7 @@ use tortie_servers::{KubeApi, KubeOptions};
 use tortie_store::Store;
 use tortie_store::conformance::Mirror;
 
-use crate::{NEEDED, client, start};
+use crate::kubernetes::{NEEDED, client, start};
 
 /// Calico marks a record before it removes it, and may be killed in between. The record is gone from then on, and whoever
 /// needs its name removes it.
