@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::common::cluster::*;
-use crate::foreign_tables::run;
+use crate::dataplane::foreign_tables::run;
 use tortie_dataplane::*;
 use tortie_kernel::ipset;
 use tortie_kernel::route::{LinkSetting, Route, RouteSocket};

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::sync::Arc;
 
 use crate::common::cluster::*;
-use crate::dual_stack::{dual_nodes, own, pod_v6};
+use crate::dataplane::dual_stack::{dual_nodes, own, pod_v6};
 use tortie_api::calico::EndpointToHostAction;
 use tortie_dataplane::PodWiring as _;
 use tortie_kernel::interface_index;

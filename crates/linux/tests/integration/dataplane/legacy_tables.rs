@@ -12,7 +12,7 @@ use tortie_kernel::namespace::NetNs;
 use tortie_kernel::nftables::leftovers::Marks;
 use tortie_kernel::xtables::{Legacy, LegacyFamily, remove_marked};
 
-use crate::foreign_tables::run;
+use crate::dataplane::foreign_tables::run;
 
 const MARKS: Marks<'static> = Marks { tables: &["calico"], chains: "cali-", comments: "cali:" };
 /// A rule may lead to later chains only, because the kernel refuses loops.

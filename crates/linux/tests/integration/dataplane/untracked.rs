@@ -16,7 +16,7 @@ use tortie_kernel::route::{Address, Change, RouteSocket};
 use tortie_policy::program::*;
 
 use crate::common::cluster::*;
-use crate::dual_stack::{capture, dual_nodes, own, pod_v6, reaches_v6, vtep_v6};
+use crate::dataplane::dual_stack::{capture, dual_nodes, own, pod_v6, reaches_v6, vtep_v6};
 
 const VXLAN: u16 = 4789;
 

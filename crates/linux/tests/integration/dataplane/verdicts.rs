@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::common::filtering::{AfterEachTransaction, UPLINK, configure};
-use crate::random_states::{POD, POD_LINK, SENTINEL, SENTINEL_LINK};
+use crate::dataplane::random_states::{POD, POD_LINK, SENTINEL, SENTINEL_LINK};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use testkit::Stateful;
@@ -169,8 +169,8 @@ fn decides_as_the_oracle(config: Config) {
     let dataplane = node.namespace.run(|| Stateful::new(Dataplane::open(config).unwrap())).unwrap();
     let current = RefCell::new((dataplane, NodeState::default()));
     let counts = RefCell::new((0, 0));
-    let flows = |into| prop::collection::vec(crate::random_states::flow(into), 30);
-    let inputs = (crate::random_states::state(), flows(true), flows(false));
+    let flows = |into| prop::collection::vec(crate::dataplane::random_states::flow(into), 30);
+    let inputs = (crate::dataplane::random_states::state(), flows(true), flows(false));
     let test = |(state, incoming, outgoing): (NodeState, Vec<Flow>, Vec<Flow>)| {
         let (dataplane, old) = &mut *current.borrow_mut();
         node.namespace
@@ -187,7 +187,7 @@ fn decides_as_the_oracle(config: Config) {
                 Ok(())
             })
             .unwrap()?;
-        let endpoint = &state.endpoints[&crate::random_states::id("pod")];
+        let endpoint = &state.endpoints[&crate::dataplane::random_states::id("pod")];
         for (flows, direction) in [(&incoming, Direction::Ingress), (&outgoing, Direction::Egress)] {
             let passed = node.passed(flows, direction);
             counts.borrow_mut().0 += passed.len();
@@ -202,7 +202,7 @@ fn decides_as_the_oracle(config: Config) {
                     "{:?} of {:?}\n{}",
                     direction,
                     flow,
-                    crate::random_states::shown(&state)
+                    crate::dataplane::random_states::shown(&state)
                 );
             }
         }
@@ -229,7 +229,7 @@ fn is_tunnel(flow: &Flow) -> bool {
 
 /// What a state lets through of some flows.
 fn allowed(state: &NodeState, flows: &[Flow], direction: Direction) -> BTreeSet<u32> {
-    let Some(endpoint) = state.endpoints.get(&crate::random_states::id("pod")) else {
+    let Some(endpoint) = state.endpoints.get(&crate::dataplane::random_states::id("pod")) else {
         return BTreeSet::new();
     };
     let allows = |flow: &Flow| evaluate(&endpoint.program, direction, flow, state);
@@ -244,8 +244,8 @@ fn between_transactions_only_flows_of_either_state_pass() {
     let open = |guard| node.namespace.run(|| Stateful::new(Dataplane::open(small(guard)).unwrap())).unwrap();
     let current = RefCell::new((open(true), NodeState::default(), 0u32));
     let counts = Arc::new(Mutex::new((0, 0)));
-    let flows = |into| prop::collection::vec(crate::random_states::flow(into), 12);
-    let inputs = (crate::random_states::state(), flows(true), flows(false));
+    let flows = |into| prop::collection::vec(crate::dataplane::random_states::flow(into), 12);
+    let inputs = (crate::dataplane::random_states::state(), flows(true), flows(false));
     let test = |(mut state, incoming, outgoing): (NodeState, Vec<Flow>, Vec<Flow>)| {
         // Members that no packet of this test has make each set too large for one transaction.
         for (number, (kind, members)) in (0u32..).zip(state.sets.values_mut()) {
@@ -296,7 +296,7 @@ fn between_transactions_only_flows_of_either_state_pass() {
             "case {}: {:#?}\n{}",
             case,
             wrong,
-            crate::random_states::shown(&state)
+            crate::dataplane::random_states::shown(&state)
         );
         *old = state;
         Ok(())
@@ -317,7 +317,7 @@ fn new_members_are_not_added_before_their_rules() {
     let node = Arc::new(Node::new());
     let config = Config { transaction_bytes: 16_000, ..Config::default() };
     let mut dataplane = node.namespace.run(|| Stateful::new(Dataplane::open(config).unwrap())).unwrap();
-    let id = crate::random_states::id("pod");
+    let id = crate::dataplane::random_states::id("pod");
     let (set, policy) = (SetId::new("s:some"), crate::common::cluster::policy_id("some"));
     let state = |members: Vec<IpAddr>, action: Action| {
         let mut state = TestRunnerState::open().0;
@@ -443,8 +443,8 @@ fn a_pod_cannot_use_the_address_of_another() {
     assert_eq!(node.passed(&flows, Direction::Egress), BTreeSet::from([0, 3]));
 
     // The interface of an unknown pod is closed.
-    state.0.endpoints.remove(&crate::random_states::id("pod"));
-    let gone = tortie_dataplane::Delta::EndpointRemoved(crate::random_states::id("pod"));
+    state.0.endpoints.remove(&crate::dataplane::random_states::id("pod"));
+    let gone = tortie_dataplane::Delta::EndpointRemoved(crate::dataplane::random_states::id("pod"));
     node.namespace.run(|| dataplane.apply(&[gone])).unwrap();
     assert_eq!(node.passed(&flows, Direction::Egress), BTreeSet::new());
 }
@@ -501,9 +501,9 @@ impl TestRunnerState {
     fn open() -> Self {
         use proptest::strategy::ValueTree;
         let mut runner = TestRunner::deterministic();
-        let mut state = crate::random_states::state().new_tree(&mut runner).unwrap().current();
-        let open = state.endpoints[&crate::random_states::id("sentinel")].program.clone();
-        let pod = state.endpoints.get_mut(&crate::random_states::id("pod")).unwrap();
+        let mut state = crate::dataplane::random_states::state().new_tree(&mut runner).unwrap().current();
+        let open = state.endpoints[&crate::dataplane::random_states::id("sentinel")].program.clone();
+        let pod = state.endpoints.get_mut(&crate::dataplane::random_states::id("pod")).unwrap();
         std::sync::Arc::make_mut(pod).program = open;
         Self(state)
     }

@@ -12,7 +12,7 @@ use tortie_dataplane::{Failsafe, HostEndpoint, NodeState};
 use tortie_policy::program::*;
 
 use crate::common::filtering::{NODE, UPLINK};
-use crate::random_states::{self, NETS, OUTSIDE, POD, PORTS, parse, policy_id, tiers};
+use crate::dataplane::random_states::{self, NETS, OUTSIDE, POD, PORTS, parse, policy_id, tiers};
 
 /// The path of packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

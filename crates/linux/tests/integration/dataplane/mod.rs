@@ -1,10 +1,6 @@
 //! The Linux dataplane on nodes that are network namespaces.
-#![cfg(target_os = "linux")]
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod bandwidth;
-#[path = "../common/mod.rs"]
-mod common;
 mod complete_changes;
 mod connections;
 mod dual_stack;

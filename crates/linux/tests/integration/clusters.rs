@@ -4,8 +4,7 @@
 //!
 //! `PROPTEST_CASES` sets the number of clusters. Each gets a hundred flows between pods, and with the world. A
 //! disagreement shrinks to a manifest and an `explain` command. The test prints what was covered.
-#![cfg(target_os = "linux")]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)] // helpers of tests
+#![allow(clippy::print_stdout)]
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;

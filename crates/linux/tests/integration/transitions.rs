@@ -9,8 +9,7 @@
 //! change is done.
 //!
 //! `PROPTEST_CASES` sets the number of changes.
-#![cfg(target_os = "linux")]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)] // helpers of tests
+#![allow(clippy::print_stdout)]
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::common::filtering::{AfterEachTransaction, UPLINK, configure};
-use crate::random_hosts::{By, PacketPath, judge};
-use crate::random_states::{POD, POD_LINK, SENTINEL, SENTINEL_LINK};
+use crate::dataplane::random_hosts::{By, PacketPath, judge};
+use crate::dataplane::random_states::{POD, POD_LINK, SENTINEL, SENTINEL_LINK};
 use proptest::prelude::*;
 use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use testkit::Stateful;
@@ -167,7 +167,7 @@ fn table() -> Table {
 fn allowed(state: &NodeState, path: PacketPath, flow: &Flow) -> (bool, By) {
     let (allowed, by) = judge(state, path, flow);
     let by_its_pod = |direction| {
-        let pod = state.endpoints.get(&crate::random_states::id("pod"));
+        let pod = state.endpoints.get(&crate::dataplane::random_states::id("pod"));
         pod.is_some_and(|pod| evaluate(&pod.program, direction, flow, state))
     };
     let by_pod = match path {
@@ -182,7 +182,8 @@ type Flows = Vec<(PacketPath, Vec<Flow>)>;
 
 fn flows(each: usize) -> impl Strategy<Value = Flows> {
     let of = |path| {
-        prop::collection::vec(crate::random_hosts::flow(path), each).prop_map(move |flows| (path, flows))
+        prop::collection::vec(crate::dataplane::random_hosts::flow(path), each)
+            .prop_map(move |flows| (path, flows))
     };
     PacketPath::ALL.map(of).prop_map(Vec::from)
 }
@@ -196,8 +197,8 @@ fn is_expected(report: &Report) -> bool {
 }
 
 fn shown(state: &NodeState) -> String {
-    let host = crate::random_hosts::of_uplink(state);
-    format!("{host:#?}\n{:#?}\n{}", state.settings, crate::random_states::shown(state))
+    let host = crate::dataplane::random_hosts::of_uplink(state);
+    format!("{host:#?}\n{:#?}\n{}", state.settings, crate::dataplane::random_states::shown(state))
 }
 
 /// The number of random states; `PROPTEST_CASES` sets more.
@@ -251,7 +252,7 @@ fn decides_as_the_programs(config: Config) {
         }
         Ok(())
     };
-    let inputs = (crate::random_hosts::state(), flows(20));
+    let inputs = (crate::dataplane::random_hosts::state(), flows(20));
     let lacking = || lacking(&counts.borrow());
     if let Err(error) = Random::cases(300).shrinking(2_000).prove(&inputs, test, lacking) {
         panic!("{error}");
@@ -351,7 +352,9 @@ fn between_transactions_only_flows_of_either_state_pass() {
         let enough = transactions > 100 && passed > 1000;
         (!enough).then(|| format!("{transactions} transactions, {passed} flows"))
     };
-    if let Err(error) = Random::cases(100).prove(&(crate::random_hosts::state(), flows(12)), test, lacking) {
+    if let Err(error) =
+        Random::cases(100).prove(&(crate::dataplane::random_hosts::state(), flows(12)), test, lacking)
+    {
         panic!("{error}");
     }
 }
@@ -436,7 +439,7 @@ fn at_any_interruption_only_flows_of_either_state_pass() {
         let strangers = (0..size).map(|n| Member::Net(stranger(n).into()));
         state.sets.insert(SetId::new("s:strangers"), (SetKind::Nets, strangers.collect()));
         for (interface, program) in hosts {
-            let host = crate::random_hosts::host(Some(interface), &[], program.clone());
+            let host = crate::dataplane::random_hosts::host(Some(interface), &[], program.clone());
             state.host_endpoints.insert(format!("host {interface}"), Arc::new(host));
         }
         let before = opened.lock().unwrap().0;

@@ -14,7 +14,7 @@ use tortie_kernel::{interface_index, sysctl};
 use tortie_policy::program::*;
 
 use crate::common::cluster::*;
-use crate::overlay::tracked_to;
+use crate::dataplane::overlay::tracked_to;
 
 /// A node's own IPv6 address.
 pub(crate) fn own(number: u8) -> Ipv6Addr {

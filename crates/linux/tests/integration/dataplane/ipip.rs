@@ -18,7 +18,7 @@ use tortie_linux::remove_all;
 use tortie_policy::program::*;
 
 use crate::common::cluster::*;
-use crate::dual_stack::capture;
+use crate::dataplane::dual_stack::capture;
 
 /// The address of a node's IPIP link, of its own block.
 fn tunnel(number: u8) -> Ipv4Addr {
