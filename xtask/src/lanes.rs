@@ -20,15 +20,14 @@ const ONE_AT_A_TIME: [&str; 2] = ["tortie-cli/lab", "tortie-cli/cni"];
 const DEADLINE: Duration = Duration::from_secs(30 * 60);
 
 /// The binaries that take longest. They begin first, so that none of them is left alone at the end.
-const LONGEST: [&str; 8] = [
-    "tortie-windows/dataplane",
+const LONGEST: [&str; 7] = [
+    "tortie-windows/integration",
     "lab",
-    "services",
-    "controllers",
+    "tortie-agent/integration",
+    "tortie-controllers/integration",
     "cni",
-    "dataplane",
-    "previews",
-    "differential",
+    "tortie-linux/integration",
+    "tortie-calc/integration",
 ];
 
 /// A test binary.
@@ -216,12 +215,12 @@ mod tests {
     fn the_longest_binaries_begin_first_and_the_others_keep_their_order() {
         let all = vec![
             of("a", "x"),
-            of("tortie-linux", "dataplane"),
+            of("tortie-linux", "integration"),
             of("b", "w"),
-            of("tortie-windows", "dataplane"),
+            of("tortie-windows", "integration"),
         ];
         let sorted: Vec<String> = longest_first(all).iter().map(label).collect();
-        assert_eq!(sorted, ["tortie-windows/dataplane", "tortie-linux/dataplane", "a/x", "b/w"]);
+        assert_eq!(sorted, ["tortie-windows/integration", "tortie-linux/integration", "a/x", "b/w"]);
     }
 
     #[test]

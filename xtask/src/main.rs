@@ -150,27 +150,27 @@ fn soak() -> Result<()> {
         setup::servers()?;
         random("tortie-ipam", "servers", 10_000)
     })?;
-    step("ten million damaged BGP messages", || {
-        one_random("tortie-bgp", "codec", "no_bytes_panic", 10_000_000)
-    })?;
-    step("5,000 networks of BGP speakers", || one_random("tortie-bgp", "core", "random_networks", 5_000))?;
+    step("ten million damaged BGP messages", || one_random("tortie-bgp", "no_bytes_panic", 10_000_000))?;
+    step("5,000 networks of BGP speakers", || one_random("tortie-bgp", "random_networks", 5_000))?;
     step("5,000 changes under traffic, twice", || random("tortie-linux", "transitions", 5_000))?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let test = ["test", "--release", "--package", "tortie-linux", "--test", "killed"];
     step("a thousand kills under traffic", || run(Command::new(cargo).args(test).env("TORTIE_KILLS", "1000")))
 }
 
-/// Runs a random test with that many cases.
-fn random(package: &str, test: &str, cases: u32) -> Result<()> {
+/// Runs the random tests of a module with that many cases.
+fn random(package: &str, module: &str, cases: u32) -> Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let arguments = ["test", "--release", "--package", package, "--test", test, "--", "--nocapture"];
+    let module = &format!("{module}::");
+    let arguments =
+        ["test", "--release", "--package", package, "--test", "integration", module, "--", "--nocapture"];
     run(Command::new(cargo).args(arguments).env("PROPTEST_CASES", cases.to_string()))
 }
 
-/// Runs one random test of a binary, whose other tests would take too long with that many cases.
-fn one_random(package: &str, test: &str, name: &str, cases: u32) -> Result<()> {
+/// Runs one random test of a module, whose other tests would take too long with that many cases.
+fn one_random(package: &str, name: &str, cases: u32) -> Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let arguments = ["test", "--release", "--package", package, "--test", test, name];
+    let arguments = ["test", "--release", "--package", package, "--test", "integration", name];
     run(Command::new(cargo).args(arguments).env("PROPTEST_CASES", cases.to_string()))
 }
 
