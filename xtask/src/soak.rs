@@ -41,10 +41,8 @@ pub(crate) fn run() -> Result<()> {
         packages::servers()?;
         random("tortie-ipam", "servers", 10_000)
     })?;
-    step("ten million damaged BGP messages", || {
-        one_random("tortie-bgp", "codec", "no_bytes_panic", 10_000_000)
-    })?;
-    step("5,000 networks of BGP speakers", || one_random("tortie-bgp", "core", "random_networks", 5_000))?;
+    step("ten million damaged BGP messages", || one_random("tortie-bgp", "no_bytes_panic", 10_000_000))?;
+    step("5,000 networks of BGP speakers", || one_random("tortie-bgp", "random_networks", 5_000))?;
     step("5,000 changes under traffic, twice", || random("tortie-linux", "transitions", 5_000))?;
     let test = ["test", "--release", "--package", "tortie-linux", "--test", "killed"];
     step("a thousand kills under traffic", || {
@@ -52,14 +50,16 @@ pub(crate) fn run() -> Result<()> {
     })
 }
 
-/// Runs a random test with that many cases.
-fn random(package: &str, test: &str, cases: u32) -> Result<()> {
-    let arguments = ["test", "--release", "--package", package, "--test", test, "--", "--nocapture"];
+/// Runs the random tests of a module with that many cases.
+fn random(package: &str, module: &str, cases: u32) -> Result<()> {
+    let module = &format!("{module}::");
+    let arguments =
+        ["test", "--release", "--package", package, "--test", "integration", module, "--", "--nocapture"];
     setup::run(cargo_program().args(arguments).env("PROPTEST_CASES", cases.to_string()))
 }
 
-/// Runs one random test of a binary, whose other tests would take too long with that many cases.
-fn one_random(package: &str, test: &str, name: &str, cases: u32) -> Result<()> {
-    let arguments = ["test", "--release", "--package", package, "--test", test, name];
+/// Runs one random test of a module, whose other tests would take too long with that many cases.
+fn one_random(package: &str, name: &str, cases: u32) -> Result<()> {
+    let arguments = ["test", "--release", "--package", package, "--test", "integration", name];
     setup::run(cargo_program().args(arguments).env("PROPTEST_CASES", cases.to_string()))
 }

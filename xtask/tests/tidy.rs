@@ -5,6 +5,8 @@
 mod circles;
 #[path = "tidy/problems.rs"]
 mod problems;
+#[path = "tidy/targets.rs"]
+mod targets;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -73,14 +75,19 @@ fn read(path: impl AsRef<Path>) -> String {
         .unwrap_or_else(|error| panic!("{}: {error}", path.as_ref().display()))
 }
 
-/// The dependencies of each crate of the program, by package name.
-fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
+/// The packages of the workspace, as `cargo metadata` describes them.
+fn metadata() -> Value {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--no-deps", "--format-version", "1"])
         .current_dir(workspace())
         .output()
         .unwrap();
-    let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// The dependencies of each crate of the program, by package name.
+fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
+    let metadata = metadata();
     let packages = metadata["packages"].as_array().unwrap();
     let rooms = packages.iter().filter_map(|package| {
         let room = package["name"].as_str().unwrap().strip_prefix("tortie-")?;
@@ -478,9 +485,9 @@ fn references(line: &str, is_document: bool) -> Vec<String> {
 fn references_are_detected() {
     for (line, is_document, expected) in [
         (
-            "/// See `crates/calc/tests/classes.rs`, and docs/policy.md.",
+            "/// See `crates/calc/tests/integration/classes.rs`, and docs/policy.md.",
             false,
-            vec!["crates/calc/tests/classes.rs", "docs/policy.md"],
+            vec!["crates/calc/tests/integration/classes.rs", "docs/policy.md"],
         ),
         ("let path = \"docs/policy.md\";", false, vec![]),
         ("[policy](docs/policy.md#18) and hns.md 2.6", true, vec!["docs/policy.md", "hns.md"]),

@@ -1,4 +1,4 @@
-//! An agent in a process without file descriptors. It is the only test in this file, because it uses all of them.
+//! An agent in a process without file descriptors. It is the only test of its binary, because it uses all of them.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod common;

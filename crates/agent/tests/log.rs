@@ -1,4 +1,4 @@
-//! What an agent logs, and how often.
+//! What an agent logs, and how often. The global logger belongs to the whole process, so these tests have one of their own.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod common;

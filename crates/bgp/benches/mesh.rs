@@ -13,7 +13,7 @@
 #[path = "mesh/bird.rs"]
 mod bird;
 #[cfg(target_os = "linux")]
-#[path = "../tests/interop/lab.rs"]
+#[path = "../tests/integration/interop/lab.rs"]
 mod lab;
 #[cfg(target_os = "linux")]
 #[path = "mesh/tortie.rs"]

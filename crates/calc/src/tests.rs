@@ -10,7 +10,7 @@ use tortie_selector::Selector;
 
 use crate::Calc;
 
-#[path = "../tests/random_objects/mod.rs"]
+#[path = "../tests/integration/random_objects/mod.rs"]
 mod random_objects;
 
 proptest! {

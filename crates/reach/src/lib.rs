@@ -3,7 +3,7 @@
 //! [`Classes`] groups pods, nodes, outsiders (addresses of no pod and no node) and ports so that no policy can
 //! distinguish the members of a class. [`Classes::reduced`] keeps the representatives of each class, and [`Judge`]
 //! evaluates them with the [oracle](tortie_oracle). So a cluster of thousands of pods becomes a cluster of some
-//! dozens with the same verdicts. A test with random clusters verifies this (`crates/calc/tests/classes.rs`): each
+//! dozens with the same verdicts. A test with random clusters verifies this (`crates/calc/tests/integration/classes.rs`): each
 //! pair of pods, nodes and outsiders has the verdict of its classes.
 //!
 //! # What is evaluated

@@ -1,5 +1,5 @@
-//! A service in a process with few file descriptors. It is the only test in this file, because the limit applies to the
-//! whole process.
+//! A service in a process with few file descriptors. It is the only test of its binary, because the limit applies
+//! to the whole process.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
 
 mod common;

@@ -1,5 +1,6 @@
 //! The CNI plugin as container runtimes call it: a real agent on a node made of a network namespace, the plugin's process,
-//! and other people's plugins and drivers.
+//! and other people's plugins and drivers. The tests make mounts, which tests of `lab` would see, so they have a binary of their
+//! own.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 

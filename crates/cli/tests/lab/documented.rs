@@ -22,8 +22,7 @@ use Run::{InLab, No, Offline};
 const UP: &str = "tortie lab up --linux 2 --windows 2";
 const OTHER_TEST: &str = "another test of the lab runs it and compares its output";
 const UNDER_WINE: &str = "needs the programs for Windows; `cargo xtask wine` runs it";
-const KUBERNETES: &str =
-    "needs a cluster of Kubernetes; tests/lab/kubernetes.rs and tests/served/install.rs run such commands";
+const KUBERNETES: &str = "needs a cluster of Kubernetes; tests/lab/kubernetes.rs and tests/integration/served/install.rs run such commands";
 const PLACEHOLDER: &str = "its arguments are placeholders";
 const OF_READER: &str = "its files are the reader's";
 const FOREVER: &str = "runs until it is ended";

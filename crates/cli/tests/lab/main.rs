@@ -1,4 +1,5 @@
-//! Runs the lab as a user does: executes the program, and checks its output and leftovers.
+//! Runs the lab as a user does: executes the program, and checks its output and leftovers. The tests compare the machine's
+//! mounts before and after, so they have a binary of their own.
 #![cfg(feature = "lab")]
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
@@ -9,6 +10,10 @@ mod connectivity;
 mod diags;
 mod documented;
 mod dual_stack;
+mod examples_in_lab;
+#[path = "../examples_support/mod.rs"]
+mod examples_support;
+mod exported;
 mod failures;
 mod ipip;
 mod kubernetes;

@@ -1,9 +1,0 @@
-//! Messages: what is written is read back, what is wrong is treated by the standards, and nothing panics.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
-
-mod differential;
-mod malformed;
-mod random_bytes;
-mod round_trip;
-mod strategies;
-mod text;

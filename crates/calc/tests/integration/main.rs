@@ -1,0 +1,14 @@
+//! Tests of calc from outside of the crate: other ways to its results, and random clusters.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+mod calc;
+mod calico_edges;
+mod classes;
+mod differential;
+mod flannel;
+mod meaning;
+mod previews;
+mod questions;
+mod random_objects;
+mod scratch;
+mod states;

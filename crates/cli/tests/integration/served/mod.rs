@@ -1,0 +1,19 @@
+//! Commands against a datastore that the test serves.
+
+mod calicoctl;
+mod chart;
+mod checks;
+mod cluster;
+mod datastore;
+mod diff;
+mod get;
+mod install;
+mod ipam;
+mod kubernetes;
+mod manifests;
+mod modify;
+mod pool;
+mod store;
+mod support;
+mod version;
+mod wait;

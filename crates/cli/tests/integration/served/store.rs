@@ -1,0 +1,110 @@
+//! `tortie store serve` and `tortie certs`: a datastore for machines without Kubernetes and etcd.
+
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::served::support::text_of;
+
+/// A process that is killed when a test fails.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn command(folder: &Path, line: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tortie"));
+    command.args(line.split(' ')).current_dir(folder).env_remove("TORTIE_STORE");
+    command
+}
+
+#[track_caller]
+fn expect(folder: &Path, line: &str, code: i32, expected: &str) {
+    let output = command(folder, line).output().unwrap();
+    let text = text_of(&output);
+    assert!(
+        output.status.code() == Some(code) && text.contains(expected),
+        "{line}: {:?} {text}",
+        output.status.code()
+    );
+}
+
+fn serve(folder: &Path, line: &str) -> Running {
+    let child = command(folder, line).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !folder.join("s.sock").exists() {
+        assert!(Instant::now() < deadline, "the service starts");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Running(child)
+}
+
+fn end(mut running: Running) {
+    let pid = rustix::process::Pid::from_child(&running.0);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert!(running.0.wait().unwrap().success());
+}
+
+const NODE: &str = "apiVersion: v1\nkind: Node\nmetadata: {name: one}\n";
+const SET: &str = "apiVersion: projectcalico.org/v3\nkind: GlobalNetworkSet\nmetadata: {name: s}\nspec: {}\n";
+
+#[test]
+fn machines_share_a_datastore_by_certificates() {
+    let temporary = tempfile::tempdir().unwrap();
+    let folder = temporary.path();
+    std::fs::write(folder.join("node.yml"), NODE).unwrap();
+    std::fs::write(folder.join("set.yml"), SET).unwrap();
+    expect(folder, "certs store", 1, "run tortie certs authority first");
+    expect(folder, "certs authority", 0, "tortie-certs/authority.key");
+    expect(folder, "certs authority", 1, "--renew replaces a certificate");
+    expect(folder, "certs authority --renew", 1, "makes all certificates invalid");
+    expect(folder, "certs node a/b", 1, "cannot be a part");
+    expect(folder, "certs authority --dir other", 0, "other/authority.crt");
+    for line in
+        ["store", "node one", "controllers", "operator ann", "node late --days 1", "operator eve --dir other"]
+    {
+        expect(folder, &format!("certs {line}"), 0, ".crt");
+    }
+    expect(folder, "certs operator ann --renew", 0, "operator-ann.crt");
+    let mode = std::fs::metadata(folder.join("tortie-certs/authority.key")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+
+    let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+    let address = format!("127.0.0.1:{port}");
+    let files = |dir: &str, name: &str| {
+        format!(
+            "--tls-authority {dir}/authority.crt --tls-certificate {dir}/{name}.crt --tls-key {dir}/{name}.key"
+        )
+    };
+    let line = format!(
+        "store serve --data d/s.redb --socket s.sock --listen {address} {}",
+        files("tortie-certs", "store")
+    );
+    let running = serve(folder, &line);
+    expect(folder, "store serve --data d/s.redb --socket other.sock", 1, "d/s.redb");
+    let on = |dir: &str, name: &str, rest: &str| format!("{rest} --store tls:{address} {}", files(dir, name));
+    expect(
+        folder,
+        &on("tortie-certs", "operator-ann", "apply -f node.yml -f set.yml"),
+        0,
+        "Node one created",
+    );
+    expect(folder, &on("tortie-certs", "node-one", "get nodes"), 0, "one");
+    expect(folder, &on("tortie-certs", "node-one", "delete gns s"), 1, "node one may not delete");
+    expect(folder, &on("tortie-certs", "controllers", "get gns"), 0, "s");
+    expect(folder, &on("other", "operator-eve", "get nodes"), 1, "error: ");
+    expect(folder, "get nodes --store unix:s.sock", 0, "one");
+    end(running);
+    assert!(!folder.join("s.sock").exists());
+
+    let running = serve(folder, "store serve --data d/s.redb --socket s.sock");
+    expect(folder, "get gns --store unix:s.sock", 0, "s");
+    end(running);
+    expect(folder, "store serve --listen 127.0.0.1:1", 2, "--tls-authority");
+}
