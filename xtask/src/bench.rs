@@ -77,7 +77,7 @@ pub(crate) fn run(names: &[&str]) -> Result<()> {
     if wanted("cni") || wanted("demo") {
         setup::require_root("the benchmarks of CNI and the demo")?;
         setup::packages(&setup::BENCH_PACKAGES)?;
-        cargo(&["build", "--release", "--package", "tortie-cli"])?;
+        cargo(&["build", "--release", "--package", "tortie-program"])?;
     }
     if wanted("cni") {
         let image = image::programs_with_lab()?;

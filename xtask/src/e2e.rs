@@ -119,7 +119,7 @@ fn flannel() -> Result<()> {
     setup::packages(&setup::SERVER_PACKAGES)?;
     go::build_kube()?;
     go::build(&FLANNEL)?;
-    crate::cargo(&["test", "--package", "tortie-cli", "--test", "cni", "flannel", "--", "--ignored"])
+    crate::cargo(&["test", "--package", "tortie-program", "--test", "cni", "flannel", "--", "--ignored"])
 }
 
 fn build() -> Result<()> {
@@ -409,7 +409,7 @@ fn kubectl_command(arguments: &[&str]) -> Result<Command> {
 
 /// Builds this workspace's command line.
 fn tortie_program() -> Result<PathBuf> {
-    crate::cargo(&["build", "--quiet", "--package", "tortie-cli"])?;
+    crate::cargo(&["build", "--quiet", "--workspace", "--bin", "tortie"])?;
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or(workspace()?.join("target"), PathBuf::from);
     Ok(target.join("debug/tortie"))
 }

@@ -14,7 +14,7 @@ use serde_json::Value;
 const LANES: usize = 2;
 
 /// Binaries of which one runs at a time: `lab` compares the mounts of the machine before and after, and `cni` makes some.
-const ONE_AT_A_TIME: [&str; 2] = ["tortie-cli/lab", "tortie-cli/cni"];
+const ONE_AT_A_TIME: [&str; 2] = ["tortie-program/lab", "tortie-program/cni"];
 
 /// The time after which a binary is killed.
 const DEADLINE: Duration = Duration::from_secs(30 * 60);
@@ -226,14 +226,14 @@ mod tests {
 
     #[test]
     fn binaries_that_disturb_each_other_do_not_run_side_by_side() {
-        let all = vec![of("tortie-cli", "lab"), of("tortie-cli", "cni"), of("a", "x")];
+        let all = vec![of("tortie-program", "lab"), of("tortie-program", "cni"), of("a", "x")];
         let mut queue = Queue { waiting: all.into(), running: Vec::new() };
         let next = |queue: &mut Queue| queue.next().map(|binary| label(&binary));
-        assert_eq!(next(&mut queue).as_deref(), Some("tortie-cli/lab"));
+        assert_eq!(next(&mut queue).as_deref(), Some("tortie-program/lab"));
         assert_eq!(next(&mut queue).as_deref(), Some("a/x"));
         assert_eq!(next(&mut queue), None);
-        queue.ended(&"tortie-cli/lab".to_owned());
-        assert_eq!(next(&mut queue).as_deref(), Some("tortie-cli/cni"));
+        queue.ended(&"tortie-program/lab".to_owned());
+        assert_eq!(next(&mut queue).as_deref(), Some("tortie-program/cni"));
         assert_eq!(next(&mut queue), None);
     }
 

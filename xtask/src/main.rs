@@ -182,9 +182,6 @@ fn ci() -> Result<()> {
     }
     step("formatting", || cargo(&["fmt", "--all", "--check"]))?;
     step("lints", || cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
-    step("lints of the packaged program", || {
-        cargo(&["clippy", "--package", "tortie-cli", "--no-default-features", "--", "-D", "warnings"])
-    })?;
     // The advisory database is not used: it is remote, and its content changes without a change of the project.
     step("licences and sources", || {
         cargo(&["deny", "--log-level", "warn", "check", "licenses", "bans", "sources"])

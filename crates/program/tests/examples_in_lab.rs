@@ -1,5 +1,4 @@
 //! Some manifests of `examples/` in a lab: real connections have the expected verdicts.
-#![cfg(feature = "lab")]
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod examples_support;

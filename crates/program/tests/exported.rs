@@ -1,5 +1,4 @@
 //! A running lab and its export: `explain`, `matrix` and `preview` give the same answers for both.
-#![cfg(feature = "lab")]
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 #[path = "lab/support.rs"]

@@ -47,7 +47,7 @@ impl Daemon {
 
 /// Builds `tortie` for this system.
 pub(super) fn build_tortie() -> Result<PathBuf> {
-    crate::cargo(&["build", "--quiet", "--package", "tortie-cli"])?;
+    crate::cargo(&["build", "--quiet", "--workspace", "--bin", "tortie"])?;
     let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
     Ok(workspace()?.join(target).join("debug/tortie"))
 }

@@ -1,5 +1,4 @@
 //! Runs the lab as a user does: executes the program, and checks its output and leftovers.
-#![cfg(feature = "lab")]
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod bgp;
