@@ -17,7 +17,7 @@ static LAB: OnceLock<&'static dyn Lab> = OnceLock::new();
 
 /// A mixed cluster on this machine, as the subcommands use it.
 pub trait Lab: Sync {
-    /// The subcommand `tortie lab`.
+    /// The subcommand `lab`.
     fn command(&self) -> Command;
 
     /// Runs `tortie lab` with these arguments.
@@ -77,7 +77,7 @@ impl LabVerb {
 impl Subcommand for LabVerb {
     fn augment_subcommands(command: Command) -> Command {
         match lab() {
-            Some(lab) => command.subcommand(lab.command().name(NAME)),
+            Some(lab) => command.subcommand(lab.command()),
             None => command,
         }
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use clap::{ArgMatches, Command, FromArgMatches, Subcommand, ValueEnum};
+use clap::{ArgMatches, Command, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use tokio::signal::unix::{SignalKind, signal};
 use tortie_cli::{Lab, output};
 use tortie_hcn::IpHelper;
@@ -40,10 +40,7 @@ pub(crate) struct LocalLab;
 
 impl Lab for LocalLab {
     fn command(&self) -> Command {
-        let command = Command::new("lab");
-        let command =
-            command.about("Run a mixed cluster on this machine, with real packets and an emulated HNS");
-        LabCommand::augment_subcommands(command).subcommand_required(true).arg_required_else_help(true)
+        LabCommand::command()
     }
 
     fn run(&self, arguments: &ArgMatches) -> anyhow::Result<ExitCode> {
@@ -88,7 +85,9 @@ impl Lab for LocalLab {
     }
 }
 
-#[derive(Subcommand)]
+/// Run a mixed cluster on this machine, with real packets and an emulated HNS
+#[derive(Parser)]
+#[command(name = "lab")]
 enum LabCommand {
     /// Start a cluster, deploy four pods, show who reaches whom before and after a policy, remove everything
     Demo {
