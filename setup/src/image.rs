@@ -198,7 +198,7 @@ enum Contents {
     WithLab,
 }
 
-/// Builds the programs of an architecture, and returns their folder.
+/// Builds the programs of an architecture. Returns the folder in which they have the names of the image.
 fn compile(
     architecture: Architecture,
     profile: &str,
@@ -212,17 +212,37 @@ fn compile(
     let mut cargo = cargo_program();
     cargo.current_dir(&source.folder).env("CARGO_TARGET_DIR", &source.target);
     cargo.args(["build", "--profile", profile, "--target", target]);
-    if contents == Contents::Shipped {
+    let packages = match contents {
+        Contents::Shipped => PROGRAMS.map(|(_, package)| package),
+        Contents::WithLab => ["tortie-program", "tortie-cni"],
+    };
+    cargo.args(packages.iter().flat_map(|package| ["--package", package]));
+    // Before the lab had a crate of its own, it was a feature of this package.
+    let of_earlier = !source.folder.join("crates/program").exists();
+    if of_earlier {
         cargo.arg("--no-default-features");
     }
-    cargo.args(PROGRAMS.iter().flat_map(|(_, package)| ["--package", package]));
     // Rust brings the linker and the C library of these targets; the compiler is for C files of dependencies.
     cargo.env(format!("CARGO_TARGET_{}_LINKER", variable.to_uppercase()), linker()?);
     cargo.env(format!("CC_{variable}"), compiler);
     // No path of the machine that builds is in the programs.
     cargo.env(format!("CARGO_TARGET_{}_RUSTFLAGS", variable.to_uppercase()), remapped(&source.folder)?);
     run(&mut cargo)?;
-    Ok(source.target.join(target).join(profile))
+    let built = source.target.join(target).join(profile);
+    match contents {
+        Contents::Shipped if !of_earlier => packaged(&built),
+        _ => Ok(built),
+    }
+}
+
+/// Copies the built programs into a folder of their own, under the names that they have in the image.
+fn packaged(built: &Path) -> Result<PathBuf> {
+    let folder = built.join("packaged");
+    std::fs::create_dir_all(&folder)?;
+    for (file, name) in [("tortie-packaged", "tortie"), ("tortie-cni", "tortie-cni")] {
+        std::fs::copy(built.join(file), folder.join(name)).with_context(|| file.to_owned())?;
+    }
+    Ok(folder)
 }
 
 /// The linker that comes with Rust.

@@ -14,7 +14,9 @@ use crate::{packages, run, step, target_folder};
 const TARGET: &str = "x86_64-pc-windows-gnu";
 
 /// The packages of the programs, without the lab.
-const PROGRAMS: [&str; 5] = ["--package", "tortie-cli", "--package", "tortie-cni", "--no-default-features"];
+const PROGRAMS: [&str; 4] = ["--package", "tortie-cli", "--package", "tortie-cni"];
+/// The files of the programs, in the order of [`wine::PROGRAMS`].
+const FILES: [&str; 2] = ["tortie-packaged.exe", "tortie-cni.exe"];
 /// The package of the libraries for Wine.
 const LIBRARIES: [&str; 2] = ["--package", "tortie-hns-dll"];
 
@@ -156,7 +158,7 @@ fn build_with(toolchain: &Toolchain) -> Result<Built> {
     }
     step("the programs for Windows", || run(&mut toolchain.cargo("build", &PROGRAMS)?))?;
     let libraries = build_libraries(toolchain)?;
-    put_together(toolchain, WINDOWS_PROGRAMS.into_iter().zip(WINDOWS_PROGRAMS))?;
+    put_together(toolchain, FILES.into_iter().zip(WINDOWS_PROGRAMS))?;
     let built = Built { libraries };
     println!("==> {}\n==> {}", built.tortie().display(), built.plugin().display());
     Ok(built)

@@ -22,24 +22,24 @@ const SHOWN: usize = 10;
 
 /// Jobs of which one runs at a time, by the beginning of their names: tests of labs compare the mounts of the machine before and
 /// after, and those of CNI make some.
-const ONE_AT_A_TIME: [&str; 2] = ["tortie-cli/lab", "tortie-cli/cni"];
+const ONE_AT_A_TIME: [&str; 2] = ["tortie-program/lab", "tortie-program/cni"];
 
 /// The jobs that take longest, by the beginning of their names. They begin first, so that none of them is left alone at the end.
 const LONGEST: [&str; 16] = [
     "lints",
     "the programs for Windows",
     "tortie-windows/dataplane",
-    "tortie-cli/lab",
+    "tortie-program/lab",
     "tortie-agent/services",
     "tortie-controllers/controllers",
-    "tortie-cli/cni",
+    "tortie-program/cni",
     "tortie-linux/dataplane",
     "tortie-calc/previews",
     "tortie-calc/differential",
     "tortie-windows/clusters",
     "tortie-windows/mixed",
     "Calico's verdicts, by this kernel",
-    "tortie-cli/served",
+    "tortie-program/integration/served",
     "tortie-ipam",
     "tortie-linux/clusters",
 ];

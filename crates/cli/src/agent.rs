@@ -18,6 +18,8 @@ use tortie_deploy::{ChainedPlugins, Encapsulation};
 use tortie_hcn::IpHelper;
 
 use crate::flannel_etcd::FlannelEtcdArguments;
+#[cfg(unix)]
+use crate::lab::lab;
 use crate::output;
 use crate::store::StoreArguments;
 
@@ -382,9 +384,8 @@ pub(crate) fn windows_network(name: &str) -> Result<WindowsNetwork, String> {
 /// The machine under an emulated HNS. Of an overlay, nothing needs to be known.
 #[cfg(unix)]
 fn machine(network: WindowsNetwork) -> Arc<dyn IpHelper> {
-    match network {
-        #[cfg(all(target_os = "linux", feature = "lab"))]
-        WindowsNetwork::L2Bridge => Arc::new(tortie_hns_emulator::NodeHost),
+    match (network, lab()) {
+        (WindowsNetwork::L2Bridge, Some(lab)) => lab.machine(),
         _ => Arc::new(tortie_hcn::NoIpHelper),
     }
 }

@@ -123,7 +123,7 @@ impl Apply {
             if self.wait {
                 let applied: Vec<Key> = objects.into_iter().map(|object| object.key).collect();
                 let patience = Duration::from_secs(self.timeout);
-                let slices = self.store.is_of_lab();
+                let slices = self.store.lab().is_some();
                 return crate::wait::in_force(&*store, (&applied, policies), positions, (patience, slices))
                     .await;
             }

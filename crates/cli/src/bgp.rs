@@ -10,6 +10,7 @@ use tortie_agent::control::{
     Answer, Ask, BgpAdvertised, BgpOutcome, BgpPeer, BgpRoute, BgpWhy, Outcome, ask,
 };
 
+use crate::lab::{InLab, lab};
 use crate::output::{self, Format};
 
 #[derive(clap::Subcommand)]
@@ -34,16 +35,21 @@ pub(crate) enum BgpCommand {
 
 #[derive(clap::Args)]
 pub(crate) struct Asking {
-    /// In a lab: the node
-    #[cfg(feature = "lab")]
-    #[arg(long, value_name = "NODE", conflicts_with = "agent_socket")]
-    node: Option<String>,
+    #[command(flatten)]
+    lab: InLab<LabNode>,
     /// The socket of the agent
     #[arg(long, value_name = "PATH", default_value_os_t = tortie_cni::local::control_address())]
     agent_socket: PathBuf,
     /// The output format
     #[arg(short, long, value_enum, default_value_t = Format::Text)]
     output: Format,
+}
+
+#[derive(clap::Args)]
+struct LabNode {
+    /// In a lab: the node
+    #[arg(long, value_name = "NODE", conflicts_with = "agent_socket")]
+    node: Option<String>,
 }
 
 impl BgpCommand {
@@ -91,19 +97,18 @@ impl BgpCommand {
 
 impl Asking {
     fn ask(&self, question: Ask) -> anyhow::Result<Answer> {
-        let answer = ask(&self.socket(), question)?;
+        let answer = ask(&self.socket()?, question)?;
         match answer.outcome {
             Outcome::Failed(problem) => bail!("node {}: {problem}", answer.node),
             _ => Ok(answer),
         }
     }
 
-    fn socket(&self) -> PathBuf {
-        #[cfg(feature = "lab")]
-        if let Some(node) = &self.node {
-            return crate::lab::dir().control_socket(node);
+    fn socket(&self) -> anyhow::Result<PathBuf> {
+        match (self.lab.0.as_ref().and_then(|lab| lab.node.as_ref()), lab()) {
+            (Some(node), Some(lab)) => lab.agent_socket(node),
+            _ => Ok(self.agent_socket.clone()),
         }
-        self.agent_socket.clone()
     }
 }
 

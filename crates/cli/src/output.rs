@@ -66,22 +66,22 @@ pub(crate) fn shown(text: &str) -> String {
 }
 
 /// Prints text unchanged.
-pub(crate) fn text(text: &str) {
+pub fn text(text: &str) {
     note(write!(anstream::stdout(), "{text}"));
 }
 
 /// Prints a line.
-pub(crate) fn line(line: &str) {
+pub fn line(line: &str) {
     note(writeln!(anstream::stdout(), "{line}"));
 }
 
 /// Prints an error.
-pub(crate) fn error(error: &str) {
+pub fn error(error: &str) {
     let _ = writeln!(anstream::stderr(), "error: {error}");
 }
 
 /// Prints a line to standard error unchanged.
-pub(crate) fn error_line(line: &str) {
+pub fn error_line(line: &str) {
     let _ = writeln!(anstream::stderr(), "{line}");
 }
 
@@ -109,7 +109,7 @@ pub(crate) fn columns(rows: &[Vec<String>]) {
 }
 
 /// `1 change`, `2 changes`.
-pub(crate) fn count(count: impl Into<u64>, what: &str) -> String {
+pub fn count(count: impl Into<u64>, what: &str) -> String {
     match count.into() {
         1 => format!("1 {what}"),
         count => format!("{count} {what}s"),

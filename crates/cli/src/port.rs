@@ -92,9 +92,12 @@ fn is_icmp(protocol: Protocol) -> bool {
     [Protocol::ICMP, Protocol::ICMPV6].contains(&protocol)
 }
 
-/// Parses a port for connection attempts.
-#[cfg(feature = "lab")]
-pub(crate) fn tcp(text: &str) -> anyhow::Result<u16> {
+/// Parses a port for connection attempts in a lab, in the forms of `--port`.
+///
+/// # Errors
+///
+/// The text is no port, or one of another protocol than TCP.
+pub fn tcp(text: &str) -> anyhow::Result<u16> {
     match PortSpec::read(text)? {
         PortSpec { protocol: Protocol::TCP, port, .. } => Ok(port),
         PortSpec { protocol, .. } => bail!("the lab tries TCP connections, and cannot try {protocol}"),

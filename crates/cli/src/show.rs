@@ -110,28 +110,12 @@ impl Show {
     }
 
     fn socket(&self, node: &str) -> anyhow::Result<PathBuf> {
-        Ok(match &self.agent_socket {
-            Some(socket) => socket.clone(),
-            None if self.store.is_of_lab() => lab_socket(node)?,
-            None => tortie_cni::local::control_address(),
-        })
+        match (&self.agent_socket, self.store.lab()) {
+            (Some(socket), _) => Ok(socket.clone()),
+            (None, Some(lab)) => lab.agent_socket(node),
+            (None, None) => Ok(tortie_cni::local::control_address()),
+        }
     }
-}
-
-#[cfg(feature = "lab")]
-fn lab_socket(node: &str) -> anyhow::Result<PathBuf> {
-    let dir = crate::lab::dir();
-    if dir.runs_wine(node) {
-        bail!(
-            "node {node} runs under Wine, and its named pipe is not reached from Linux; start the lab without --wine"
-        );
-    }
-    Ok(dir.control_socket(node))
-}
-
-#[cfg(not(feature = "lab"))]
-fn lab_socket(_node: &str) -> anyhow::Result<PathBuf> {
-    Ok(tortie_cni::local::control_address())
 }
 
 /// The node of a pod, if the pod has policy there.

@@ -11,6 +11,7 @@ use tortie_store::rpc::{Remote, TlsFiles};
 use tortie_store::{Endpoints, Store, StoreError, Stored};
 
 use crate::calicoctl::{self, CalicoStore};
+use crate::lab::{Lab, lab};
 
 /// The datastore.
 #[derive(clap::Args, Default)]
@@ -65,9 +66,9 @@ impl StoreArguments {
         options.into_iter().find(|(_, is_given)| *is_given).map(|(option, _)| option)
     }
 
-    /// Whether it belongs to the lab on this machine.
-    pub(crate) fn is_of_lab(&self) -> bool {
-        cfg!(feature = "lab") && self.store.is_none() && matches!(self.calicoctl(), Ok(None))
+    /// The lab on this machine, if the datastore belongs to it.
+    pub(crate) fn lab(&self) -> Option<&'static dyn Lab> {
+        lab().filter(|_| self.store.is_none() && matches!(self.calicoctl(), Ok(None)))
     }
 
     /// Whether it is etcd.
@@ -156,7 +157,7 @@ impl StoreArguments {
             if self.calico_group.is_some() {
                 bail!("--calico-group has no effect without --store kubernetes; remove it");
             }
-            return default_store();
+            return lab().context("say which datastore with --store or TORTIE_STORE")?.store();
         };
         self.refuse_unused(address)?;
         #[cfg(unix)]
@@ -260,23 +261,6 @@ pub(crate) async fn list(store: &dyn Store, kind: Kind) -> Result<Vec<Stored>, S
         Err(StoreError::KindAbsent(_)) => Ok(Vec::new()),
         Err(error) => Err(error),
     }
-}
-
-#[cfg(feature = "lab")]
-fn default_store() -> anyhow::Result<Arc<dyn Endpoints>> {
-    let dir = crate::lab::dir();
-    if !dir.in_use() {
-        bail!(
-            "no lab is running in {}; start one with `tortie lab up`, or say --store",
-            dir.path().display()
-        );
-    }
-    Ok(Arc::new(tortie_lab::client(&dir)))
-}
-
-#[cfg(not(feature = "lab"))]
-fn default_store() -> anyhow::Result<Arc<dyn Endpoints>> {
-    bail!("say which datastore with --store or TORTIE_STORE")
 }
 
 #[cfg(test)]

@@ -37,8 +37,8 @@ fn main() {
             measure("etcd", Arc::new(Etcd::new(config).unwrap())).await;
         }
         if can_run(&[Program::Kube]) {
-            let servers = KubeApi::start(&KubeOptions::default()).unwrap();
-            servers.create_definitions().unwrap();
+            let servers =
+                KubeApi::start(&KubeOptions { definitions: true, ..KubeOptions::default() }).unwrap();
             let config = KubernetesConfig::Kubeconfig(servers.kubeconfig());
             measure("API server", Arc::new(Kubernetes::new(&config).await.unwrap())).await;
         }

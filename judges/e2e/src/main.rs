@@ -129,7 +129,7 @@ fn flannel() -> Result<()> {
     packages::install(&packages::SERVER_PACKAGES)?;
     go::build_kube()?;
     go::build(&FLANNEL)?;
-    setup::cargo(&["test", "--package", "tortie-cli", "--test", "cni", "flannel", "--", "--ignored"])
+    setup::cargo(&["test", "--package", "tortie-program", "--test", "cni", "flannel", "--", "--ignored"])
 }
 
 fn build() -> Result<()> {

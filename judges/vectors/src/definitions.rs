@@ -21,8 +21,7 @@ pub(super) fn replay(file: &str, lines: &[Value]) -> Result<usize> {
     let begun = Instant::now();
     packages::install(&packages::SERVER_PACKAGES)?;
     go::build_kube()?;
-    let kube = KubeApi::start(&KubeOptions::default())?;
-    kube.create_definitions()?;
+    let kube = KubeApi::start(&KubeOptions { definitions: true, ..KubeOptions::default() })?;
 
     let mut tally = Tally::default();
     let mut items = Vec::new();

@@ -12,8 +12,8 @@ use crate::metadata;
 const EXCEPTIONS: [(&str, &str, &str); 8] = [
     ("tortie-agent", "descriptors", "its test uses all file descriptors of the process"),
     ("tortie-agent", "log", "its tests read the global logger of the process"),
-    ("tortie-cli", "cni", "its tests make mounts, which tests of `lab` would see"),
-    ("tortie-cli", "lab", "its tests compare the machine's mounts before and after"),
+    ("tortie-program", "cni", "its tests make mounts, which tests of `lab` would see"),
+    ("tortie-program", "lab", "its tests compare the machine's mounts before and after"),
     ("tortie-linux", "enter", "it enters namespaces with its whole process, which must have one thread"),
     ("tortie-linux", "killed", "it runs itself as the process that is killed"),
     ("tortie-store", "descriptors", "its test limits the file descriptors of the process"),

@@ -26,8 +26,8 @@ async fn an_agent_that_may_not_list_policies_applies_nothing() {
         return;
     }
     let users = vec![("agent".to_owned(), Vec::new())];
-    let servers = KubeApi::start(&KubeOptions { users, ..KubeOptions::default() }).unwrap();
-    servers.create_definitions().unwrap();
+    let servers =
+        KubeApi::start(&KubeOptions { users, definitions: true, ..KubeOptions::default() }).unwrap();
     servers.apply(include_str!("../../../../deploy/rbac.yaml")).unwrap();
     let all = servers.granted(&["clusterrole", "tortie-node"]).unwrap();
     let grant = |is_granted: &dyn Fn(&Permission) -> bool| {

@@ -18,8 +18,7 @@ pub(crate) async fn api_server() -> Option<(KubeApi, Arc<Kubernetes>)> {
     if !can_run(&[Program::Kube]) {
         return None;
     }
-    let servers = KubeApi::start(&KubeOptions::default()).unwrap();
-    servers.create_definitions().unwrap();
+    let servers = KubeApi::start(&KubeOptions { definitions: true, ..KubeOptions::default() }).unwrap();
     let config = KubernetesConfig::Kubeconfig(servers.kubeconfig());
     let store = Arc::new(Kubernetes::new(&config).await.unwrap());
     fill(&*store).await;

@@ -137,8 +137,8 @@ async fn an_agent_notices_each_missing_permission() {
         return;
     }
     let users = (0..90).map(|number| (format!("u{number}"), Vec::new())).collect();
-    let servers = KubeApi::start(&KubeOptions { users, ..KubeOptions::default() }).unwrap();
-    servers.create_definitions().unwrap();
+    let servers =
+        KubeApi::start(&KubeOptions { users, definitions: true, ..KubeOptions::default() }).unwrap();
     servers.apply(include_str!("../../../../deploy/rbac.yaml")).unwrap();
     let admin = open(servers.kubeconfig()).await;
     fill(&admin).await;

@@ -10,8 +10,7 @@ fn a_real_api_server_takes_the_definitions_and_their_objects() {
     if !can_run(&[Program::Kube]) {
         return;
     }
-    let kube = KubeApi::start(&KubeOptions::default()).unwrap();
-    kube.create_definitions().unwrap();
+    let kube = KubeApi::start(&KubeOptions { definitions: true, ..KubeOptions::default() }).unwrap();
     every_definition_is_structural(&kube);
     objects_are_kept_unchanged(&kube);
     wrong_values_are_rejected(&kube);

@@ -169,13 +169,12 @@ impl ConnectivityTest {
     }
 
     fn images(&self) -> anyhow::Result<Images> {
-        #[cfg(feature = "lab")]
-        if self.store.is_of_lab() {
+        if let Some(lab) = self.store.lab() {
             ensure!(
                 self.image.is_none() && self.windows_image.is_none(),
                 "--image has no effect in the lab, which runs no images; remove it"
             );
-            let image = tortie_lab::PROGRAM_IMAGE.to_owned();
+            let image = lab.image().to_owned();
             return Ok(Images { linux: image.clone(), windows: image });
         }
         if !self.store.is_kubernetes() {

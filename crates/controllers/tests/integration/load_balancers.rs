@@ -401,8 +401,7 @@ async fn services_of_a_kubernetes_api_get_addresses_on_both_datastores() {
     if !can_run(&[Program::Kube, Program::Etcd, Program::Etcdctl]) {
         return;
     }
-    let servers = KubeApi::start(&KubeOptions::default()).unwrap();
-    servers.create_definitions().unwrap();
+    let servers = KubeApi::start(&KubeOptions { definitions: true, ..KubeOptions::default() }).unwrap();
     servers.kubectl(&["wait", "crd", "--all", "--for=condition=Established", "--timeout=60s"]).unwrap();
     servers.apply("apiVersion: v1\nkind: Namespace\nmetadata: {name: tortie-system}\n").unwrap();
     let api: Arc<dyn Endpoints> = Arc::new(open(servers.kubeconfig()).await);

@@ -75,9 +75,8 @@ fn start(store: Arc<dyn Endpoints>, kubernetes: Option<Arc<dyn Endpoints>>, name
 fn servers(letter: char, users: usize, audit: Option<&AuditLog>) -> KubeApi {
     let users = (0..users).map(|number| (format!("{letter}{number}"), Vec::new())).collect();
     let flags = audit.map(AuditLog::flags).unwrap_or_default();
-    let options = KubeOptions { users, api_flags: flags, ..KubeOptions::default() };
+    let options = KubeOptions { users, api_flags: flags, definitions: true, ..KubeOptions::default() };
     let servers = KubeApi::start(&options).unwrap();
-    servers.create_definitions().unwrap();
     let plurals = [
         ("adminnetworkpolicies", "v1alpha1"),
         ("baselineadminnetworkpolicies", "v1alpha1"),

@@ -31,8 +31,7 @@ impl Cluster {
         if !can_run(&[Program::Kube]) {
             return None;
         }
-        let servers = KubeApi::start(&KubeOptions::default()).unwrap();
-        servers.create_definitions().unwrap();
+        let servers = KubeApi::start(&KubeOptions { definitions: true, ..KubeOptions::default() }).unwrap();
         let store = Arc::new(open(servers.kubeconfig()).await);
         Some(Self { servers, store })
     }

@@ -140,8 +140,7 @@ async fn automatic_host_endpoints_come_and_go_on_a_kubernetes_api() {
     if !can_run(&[Program::Kube]) {
         return;
     }
-    let servers = KubeApi::start(&KubeOptions::default()).unwrap();
-    servers.create_definitions().unwrap();
+    let servers = KubeApi::start(&KubeOptions { definitions: true, ..KubeOptions::default() }).unwrap();
     servers.apply(CLUSTER).unwrap();
     let store = Arc::new(open(servers.kubeconfig()).await);
     let _running = start(store.clone(), None, "me");

@@ -25,8 +25,7 @@ async fn many_nodes_and_many_pods_at_once() {
     if !can_run(&[Program::Kube]) {
         return;
     }
-    let servers = KubeApi::start(&KubeOptions::default()).unwrap();
-    servers.create_definitions().unwrap();
+    let servers = KubeApi::start(&KubeOptions { definitions: true, ..KubeOptions::default() }).unwrap();
     let config = KubernetesConfig::Kubeconfig(servers.kubeconfig());
     let store: Arc<dyn Store> = Arc::new(Kubernetes::new(&config).await.unwrap());
     let pool = json!({"spec": {"cidr": "10.0.0.0/24", "blockSize": 29, "vxlanMode": "Always"}});

@@ -245,8 +245,7 @@ async fn no_address_is_lost_or_given_twice_on_kubernetes() {
     if !can_run(&[Program::Kube]) {
         return;
     }
-    let servers = KubeApi::start(&KubeOptions::default()).unwrap();
-    servers.create_definitions().unwrap();
+    let servers = KubeApi::start(&KubeOptions { definitions: true, ..KubeOptions::default() }).unwrap();
     let proxy = Proxy::start(SocketAddr::from((Ipv4Addr::LOCALHOST, servers.port()))).unwrap();
     let disturbed = servers.kubeconfig_at("admin", proxy.address().port()).unwrap();
     let open = async |path| {

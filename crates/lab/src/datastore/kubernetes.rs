@@ -38,12 +38,12 @@ impl Kubernetes {
             scheduler: true,
             listen: Some((underlay::LAB, PORT)),
             users: nodes.iter().map(|node| (node.clone(), vec![AGENTS.to_owned()])).collect(),
+            definitions: true,
             ..KubeOptions::default()
         };
         let links = [(dir.kubeconfig(), None), (dir.binary("kube"), Some(Program::Kube.find()?))];
         let start = move || {
             let api = KubeApi::start(&options)?;
-            api.create_definitions()?;
             api.apply(&format!("{ROLES}---\n{BINDING}"))?;
             Ok::<_, LabError>(api)
         };

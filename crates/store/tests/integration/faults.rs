@@ -48,8 +48,7 @@ async fn a_follower_of_the_kubernetes_api_has_the_stored_state_after_each_fault(
     if !can_run(&KUBERNETES) {
         return;
     }
-    let servers = KubeApi::start(&KubeOptions::default()).unwrap();
-    servers.create_definitions().unwrap();
+    let servers = KubeApi::start(&KubeOptions { definitions: true, ..KubeOptions::default() }).unwrap();
     let proxy = proxy_before(servers.port());
     let follower = client_through(&servers, &proxy).await.with_silence(Duration::from_secs(3));
     let kinds = [Kind::Tier, Kind::ServiceAccount, Kind::KubernetesNetworkPolicy];

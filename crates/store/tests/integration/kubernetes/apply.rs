@@ -39,8 +39,7 @@ async fn manifests_are_applied_again() {
     if !can_run(&NEEDED) {
         return;
     }
-    let servers = start(KubeOptions { controllers: true, ..KubeOptions::default() });
-    servers.create_definitions().unwrap();
+    let servers = start(KubeOptions { controllers: true, definitions: true, ..KubeOptions::default() });
     let store = client(&servers).await;
     let apply = async |text: &str| {
         let mut results = Vec::new();

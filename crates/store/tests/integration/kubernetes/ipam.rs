@@ -16,8 +16,7 @@ async fn a_record_that_is_marked_as_deleted_is_gone() {
     if !can_run(&NEEDED) {
         return;
     }
-    let servers = start(KubeOptions::default());
-    servers.create_definitions().unwrap();
+    let servers = start(KubeOptions { definitions: true, ..KubeOptions::default() });
     a_marked_record_is_gone(&servers, json!("true")).await;
 }
 

@@ -70,8 +70,7 @@ async fn a_kubernetes_api_conforms() {
     if !can_run(&NEEDED) {
         return;
     }
-    let servers = start(KubeOptions::default());
-    servers.create_definitions().unwrap();
+    let servers = start(KubeOptions { definitions: true, ..KubeOptions::default() });
     conforms(&servers).await;
 }
 
@@ -255,8 +254,7 @@ async fn objects_of_calico_are_written_as_they_were() {
     if !can_run(&NEEDED) {
         return;
     }
-    let servers = start(KubeOptions::default());
-    servers.create_definitions().unwrap();
+    let servers = start(KubeOptions { definitions: true, ..KubeOptions::default() });
     let store = client(&servers).await;
     let created = "2024-05-06T07:08:09Z";
     let kept = |name: &str| {

@@ -49,8 +49,8 @@ impl Node {
             return None;
         }
         let users = vec![(AGENT.to_owned(), Vec::new())];
-        let api = KubeApi::start(&KubeOptions { users, ..KubeOptions::default() }).unwrap();
-        api.create_definitions().unwrap();
+        let api =
+            KubeApi::start(&KubeOptions { users, definitions: true, ..KubeOptions::default() }).unwrap();
         // The agent has the permissions that `tortie install --policy-only` gives it.
         let permissions: Vec<String> = tortie_deploy::permissions(true).iter().map(to_yaml).collect();
         api.apply(&permissions.join("---\n")).unwrap();

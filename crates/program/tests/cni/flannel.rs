@@ -73,8 +73,7 @@ pub(crate) struct Nodes {
 
 impl Nodes {
     pub(crate) fn new(Setup { os, is_dual, is_in_etcd, vxlan_mode, backend, felix }: Setup<'_>) -> Self {
-        let api = KubeApi::start(&KubeOptions::default()).unwrap();
-        api.create_definitions().unwrap();
+        let api = KubeApi::start(&KubeOptions { definitions: true, ..KubeOptions::default() }).unwrap();
         if !felix.is_null() {
             let felix = json!({
                 "apiVersion": "crd.projectcalico.org/v1", "kind": "FelixConfiguration", "metadata": {"name": "default"},

@@ -221,8 +221,7 @@ async fn real_datastores_are_copied_there_and_back() {
         .expect(0, "the datastore equals the export");
     tortie(&etcd_store, &format!("datastore export -o {folder}/2")).expect(0, "blockaffinities");
 
-    let servers = KubeApi::start(&KubeOptions::default()).unwrap();
-    servers.create_definitions().unwrap();
+    let servers = KubeApi::start(&KubeOptions { definitions: true, ..KubeOptions::default() }).unwrap();
     servers.apply(CLUSTER).unwrap();
     let kubernetes = format!("kubernetes:{}", servers.kubeconfig().display());
     let ran = tortie(&kubernetes, &format!("datastore import -f {folder}/2"))

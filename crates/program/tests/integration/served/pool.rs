@@ -204,9 +204,14 @@ impl Bed {
             return None;
         }
         let users = vec![("operator".to_owned(), Vec::new())];
-        let options = KubeOptions { users, controllers: true, scheduler: true, ..KubeOptions::default() };
+        let options = KubeOptions {
+            users,
+            controllers: true,
+            scheduler: true,
+            definitions: true,
+            ..KubeOptions::default()
+        };
         let servers = Arc::new(KubeApi::start(&options).unwrap());
-        servers.create_definitions().unwrap();
         servers.apply(include_str!("../../../../../deploy/rbac.yaml")).unwrap();
         servers.apply(&documented_role()).unwrap();
         servers.apply(BINDINGS).unwrap();
