@@ -27,7 +27,7 @@ use crate::windows::Built;
 use crate::wine::cluster::{Hns, NODE, windows_kubeconfig};
 use crate::wine::frames::path_of;
 use crate::wine::linux_node::{self, Daemon, LINUX_NODE, add_pod, address};
-use crate::wine::prefix::{Killed, Prefix, output};
+use crate::wine::prefix::{Killed, Prefix, output, plugin_output};
 use crate::wine::underlay::Underlay;
 use crate::wine::wait;
 
@@ -385,7 +385,7 @@ impl Cluster<'_> {
         plugin.env("CNI_PATH", r"C:\opt\cni\bin");
         plugin.env("CNI_ARGS", format!("K8S_POD_NAMESPACE=default;K8S_POD_NAME={pod}"));
         self.underlay.windows.enter_on_spawn(&mut plugin)?;
-        let printed = output(&mut plugin)?.stdout;
+        let printed = plugin_output(&mut plugin)?.stdout;
         Ok(if printed.is_empty() { Value::Null } else { serde_json::from_slice(&printed)? })
     }
 
