@@ -7,12 +7,14 @@ use std::fmt;
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, RngSeed, TestCaseError, TestError, TestRunner};
 
+use crate::repeat;
+
 /// The maximum number of rounds of cases.
 const ROUNDS: usize = 10;
 
 thread_local! {
-    /// The number of runs of this thread's test. With `PROPTEST_RNG_SEED`, each run of a test has other cases, and the same
-    /// ones each time.
+    /// The number of runs of this thread's test. Each run of a test has other cases, and with `PROPTEST_RNG_SEED` the same ones
+    /// each time.
     static RUNS: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -59,22 +61,24 @@ impl Random {
         strategy: &S,
         test: impl Fn(S::Value) -> Result<(), TestCaseError>,
     ) -> Result<(), String> {
-        let mut config = Config {
+        let run = RUNS.replace(RUNS.get() + 1);
+        let config = Config {
             cases: self.cases,
             max_shrink_iters: self.shrinks,
             failure_persistence: None,
+            rng_seed: RngSeed::Fixed(repeat::seed().wrapping_add(run)),
             ..Config::default()
         };
-        if let RngSeed::Fixed(seed) = &mut config.rng_seed {
-            *seed = seed.wrapping_add(RUNS.replace(RUNS.get() + 1));
-        }
-        TestRunner::new(config).run(strategy, test).map_err(|error| match error {
-            // The reason describes the case better than its input does, except for a panic.
-            TestError::Fail(reason, input) => {
-                println!("the smallest input that fails: {input:?}");
-                reason.to_string()
+        TestRunner::new(config).run(strategy, test).map_err(|error| {
+            println!("to repeat the cases up to this one: {}", repeat::command());
+            match error {
+                // The reason describes the case better than its input does, except for a panic.
+                TestError::Fail(reason, input) => {
+                    println!("the smallest input that fails: {input:?}");
+                    reason.to_string()
+                }
+                other => other.to_string(),
             }
-            other => other.to_string(),
         })
     }
 
@@ -107,7 +111,9 @@ pub fn rounds(
             return Ok(());
         }
     }
-    lacking().map_or(Ok(()), |what| Err(format!("{ROUNDS} rounds prove little: {what}")))
+    let failure =
+        |what| format!("{ROUNDS} rounds prove little: {what}\nto repeat them: {}", repeat::command());
+    lacking().map_or(Ok(()), |what| Err(failure(what)))
 }
 
 /// How many cases of each kind there were, and how many passed.
