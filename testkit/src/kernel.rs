@@ -37,6 +37,7 @@ use crate::clusters::Objects;
 use crate::frames;
 use crate::links::{OTHERS, cable, end, keep_to_one_processor, node_parameters, tags};
 use crate::update::update_calc;
+use crate::warnings::printed;
 
 const UPLINK: &str = "uplink";
 const WORLD: &str = "world";
@@ -180,7 +181,7 @@ impl KernelCluster {
     /// The namespace cannot be entered.
     pub fn apply(&mut self, deltas: &[Vec<Delta>; 2]) -> Result<[Report; 2]> {
         let [first, second] = &mut self.nodes;
-        let apply = |node: &mut Node, deltas| node.namespace.run(|| node.dataplane.apply(deltas));
+        let apply = |node: &mut Node, deltas| node.namespace.run(|| printed(|| node.dataplane.apply(deltas)));
         Ok([apply(first, &deltas[0])?, apply(second, &deltas[1])?])
     }
 
@@ -204,7 +205,7 @@ impl KernelCluster {
     /// The namespace cannot be entered.
     pub fn resync(&mut self) -> Result<[Report; 2]> {
         let [first, second] = &mut self.nodes;
-        let resync = |node: &mut Node| node.namespace.run(|| node.dataplane.resync());
+        let resync = |node: &mut Node| node.namespace.run(|| printed(|| node.dataplane.resync()));
         Ok([resync(first)?, resync(second)?])
     }
 

@@ -17,7 +17,9 @@ pub mod links;
 pub mod mixed;
 pub mod programs;
 pub mod random;
+mod repeat;
 mod stateful;
 mod update;
+pub mod warnings;
 
 pub use stateful::Stateful;

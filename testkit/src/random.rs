@@ -6,10 +6,11 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::hash::{BuildHasher as _, RandomState};
 
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, RngSeed, TestCaseError, TestError, TestRunner};
+
+use crate::repeat;
 
 /// The maximum number of rounds of the usual number of cases.
 const ROUNDS: usize = 10;
@@ -21,8 +22,8 @@ pub const DIVISOR: &str = "TORTIE_RANDOM_DIVISOR";
 const CORPUS: &str = include_str!("../corpus.txt");
 
 thread_local! {
-    /// The number of runs of this thread's test. With `PROPTEST_RNG_SEED`, each run of a test has other cases, and the same
-    /// ones each time.
+    /// The number of runs of this thread's test. Each run of a test has other cases, and with `PROPTEST_RNG_SEED` the same ones
+    /// each time.
     static RUNS: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -74,10 +75,7 @@ impl Random {
         if run == 0 {
             in_corpus(CORPUS, name).try_for_each(|seed| self.case(seed, name, strategy, &test))?;
         }
-        let first = match Config::default().rng_seed {
-            RngSeed::Fixed(seed) => seed.wrapping_add(run),
-            RngSeed::Random => RandomState::new().hash_one(run),
-        };
+        let first = repeat::seed().wrapping_add(run);
         (0..self.cases).try_for_each(|number| self.case(seed_of(first, number), name, strategy, &test))
     }
 
@@ -98,7 +96,7 @@ impl Random {
             ..Config::default()
         };
         TestRunner::new(config).run(strategy, test).map_err(|error| {
-            println!("to repeat this case: PROPTEST_RNG_SEED={seed} PROPTEST_CASES=1 cargo test … {name}");
+            println!("to repeat this case: {}", repeat::command(seed, Some("1")));
             println!("to keep it, once it is understood: the line \"{name} {seed}\" in testkit/corpus.txt");
             match error {
                 // The reason describes the case better than its input does, except for a panic.
@@ -169,7 +167,9 @@ pub fn rounds(
             return Ok(());
         }
     }
-    lacking().map_or(Ok(()), |what| Err(format!("{rounds} rounds prove little: {what}")))
+    let repeated = || repeat::command(repeat::seed(), std::env::var("PROPTEST_CASES").ok().as_deref());
+    let failure = |what| format!("{rounds} rounds prove little: {what}\nto repeat them: {}", repeated());
+    lacking().map_or(Ok(()), |what| Err(failure(what)))
 }
 
 /// How many cases of each kind there were, and how many passed.

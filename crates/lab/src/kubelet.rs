@@ -8,6 +8,7 @@ use http::{Method, Request, header};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use tortie_api::Key;
 
 use crate::LabError;
@@ -17,6 +18,10 @@ use crate::pod_status::{PodStatus, condition, timestamp};
 const VERSION: &str = "v1.36.1";
 /// How often a lease is renewed. The controller manager regards a node as lost after 40 s.
 const RENEWAL: Duration = Duration::from_secs(10);
+/// How long a request of a pod is repeated while the API server is too busy for it.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// The delay before it is repeated.
+const REPEAT_DELAY: Duration = Duration::from_millis(500);
 /// The namespace of the leases of nodes.
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
 
@@ -95,7 +100,7 @@ impl Kubelet {
     pub(crate) async fn set_status(&self, key: &Key, uid: &str, status: &PodStatus, containers: &[Value]) {
         let value = status.in_api(containers);
         let patch = json!({"metadata": {"uid": uid}, "status": value});
-        match self.call(Method::PATCH, &format!("{}/status", pod_path(key)), Some(&patch)).await {
+        match self.insist(Method::PATCH, &format!("{}/status", pod_path(key)), &patch).await {
             Ok(_) | Err(ApiError::Status(404 | 409, _)) => {}
             Err(error) => {
                 tracing::error!(pod = %key, error = %error.of(key), "cannot write the pod's status")
@@ -108,10 +113,24 @@ impl Kubelet {
         let options = json!({
             "apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0, "preconditions": {"uid": uid},
         });
-        match self.call(Method::DELETE, &pod_path(key), Some(&options)).await {
+        match self.insist(Method::DELETE, &pod_path(key), &options).await {
             Ok(_) | Err(ApiError::Status(404 | 409, _)) => {}
             Err(error) => {
                 tracing::error!(pod = %key, error = %error.of(key), "cannot end the pod's deletion")
+            }
+        }
+    }
+
+    /// Sends a request, and repeats it while the API server is too busy for it or out of reach: nobody else would end the deletion of a
+    /// pod, or write its status.
+    async fn insist(&self, method: Method, path: &str, body: &Value) -> Result<Value, ApiError> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.call(method.clone(), path, Some(body)).await {
+                Err(ApiError::Status(429 | 500.., _) | ApiError::Other(_)) if Instant::now() < deadline => {
+                    tokio::time::sleep(REPEAT_DELAY).await;
+                }
+                result => return result,
             }
         }
     }

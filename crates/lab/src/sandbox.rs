@@ -17,6 +17,7 @@ use tortie_hcn::schema::Namespace as HcnNamespace;
 use tortie_hcn::{Guid, Hcn, HcnExt, RemoteHcn};
 use tortie_hns_emulator::bind_compartment;
 use tortie_kernel::namespace::NetNs;
+use tortie_servers::wine;
 use tortie_store::{Store, StoreError};
 
 use crate::kubelet::Kubelet;
@@ -364,7 +365,11 @@ impl PodTask {
         }
         let output = child.wait_with_output().await.map_err(running())?;
         let document = serde_json::from_slice(&output.stdout).unwrap_or(Value::Null);
-        if output.status.success() {
+        let has_succeeded = match sandbox.node.programs {
+            Programs::Native => output.status.success(),
+            Programs::Wine(_) => wine::plugin_has_succeeded(&output),
+        };
+        if has_succeeded {
             return Ok(document);
         }
         let answer = String::from_utf8_lossy(&output.stdout);

@@ -19,6 +19,8 @@ const READY: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(50);
 /// How many lines of a log an error shows.
 const LOG_LINES: usize = 15;
+/// How many lines of a log a failed test shows.
+const LOG_LINES_OF_TEST: usize = 60;
 
 /// A server: its process may be killed, paused and restarted. A restart uses the same port and data.
 pub struct Server {
@@ -168,11 +170,25 @@ impl Server {
 
     /// An error of this server, with the end of its log.
     pub(crate) fn failed(&self, problem: &str) -> Error {
+        let log = self.last_lines(LOG_LINES);
+        Error::Server { server: self.name.clone(), problem: problem.to_owned(), log }
+    }
+
+    fn last_lines(&self, count: usize) -> String {
         let text = std::fs::read(&self.log).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
         let lines: Vec<&str> = text.lines().collect();
-        let last = lines[lines.len().saturating_sub(LOG_LINES)..].join("\n");
-        Error::Server { server: self.name.clone(), problem: problem.to_owned(), log: last }
+        lines[lines.len().saturating_sub(count)..].join("\n")
+    }
+}
+
+impl Drop for Server {
+    /// Prints the end of the log if a test fails: it goes with the server.
+    #[expect(clippy::print_stdout, reason = "for whoever reads why a test failed")]
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            println!("the end of the log of {}:\n{}", self.name, self.last_lines(LOG_LINES_OF_TEST));
+        }
     }
 }
 

@@ -5,11 +5,14 @@
 //! program starts Wine's server there, which owns the sockets of all others.
 
 use std::fs;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use rustix::process::Signal;
+use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::Error;
@@ -197,6 +200,18 @@ pub fn command(prefix: &Path, program: &Path) -> Command {
     command
 }
 
+/// Whether a CNI plugin has succeeded under Wine. Wine's server kills the Unix process of a program that has ended, if the process is
+/// still there half a second later (`process_sigkill` in Wine's `server/process.c`), as it may be on a busy machine. Its output is
+/// complete then, and tells the result: a plugin that fails prints a document with a code.
+#[must_use]
+pub fn plugin_has_succeeded(output: &Output) -> bool {
+    if output.status.signal() != Some(Signal::KILL.as_raw()) {
+        return output.status.success();
+    }
+    let document = serde_json::from_slice::<Value>(&output.stdout);
+    output.stdout.is_empty() || document.is_ok_and(|document| document.get("code").is_none())
+}
+
 /// A program of Wine for a machine. Debian's keeps the server's sockets in `/run/user/UID`, if that exists, and otherwise in
 /// `TMPDIR`.
 fn of_machine(program: &str, prefix: &Path) -> Command {
@@ -282,6 +297,27 @@ mod tests {
             "{error}"
         );
         assert_eq!(fs::read_dir(cache).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_plugin_that_wine_has_ended_tells_its_result_by_its_document() {
+        let (good, failed, killed, aborted) = (0, 1 << 8, Signal::KILL.as_raw(), Signal::ABORT.as_raw());
+        let (result, error) = (r#"{"cniVersion": "1.0.0"}"#, r#"{"code": 11, "msg": "later"}"#);
+        for (status, printed, succeeds) in [
+            (good, "", true),
+            (good, result, true),
+            (failed, error, false),
+            (failed, "", false),
+            (killed, "", true),
+            (killed, result, true),
+            (killed, error, false),
+            (killed, &result[..9], false),
+            (aborted, result, false),
+        ] {
+            let status = std::process::ExitStatus::from_raw(status);
+            let output = Output { status, stdout: printed.into(), stderr: Vec::new() };
+            assert_eq!(plugin_has_succeeded(&output), succeeds, "{output:?}");
+        }
     }
 
     #[test]

@@ -33,7 +33,7 @@ use super::frames::{path_of, send};
 use super::linux_node::{self, LINUX_NODE, address, build_tortie};
 use super::plugins;
 use super::powershell::{self, PowerShell};
-use super::prefix::{Killed, Prefix, output};
+use super::prefix::{Killed, Prefix, plugin_output};
 use super::underlay::Underlay;
 use super::wait;
 use setup::windows::{Libraries, POWERSHELL};
@@ -202,7 +202,7 @@ impl<'a> Cluster<'a> {
         let is_lost = |error: io::Error| error.kind() != io::ErrorKind::ConnectionRefused;
         ensure!(reached.err().is_some_and(is_lost), "{closed} is still reached");
         for pod in &pods {
-            output(&mut self.plugin("DEL", pod.name, pod.namespace)?)?;
+            plugin_output(&mut self.plugin("DEL", pod.name, pod.namespace)?)?;
         }
         let network = self.network()?;
         let left = self.hns.emulator.endpoints_of_network(network)?;
@@ -311,7 +311,7 @@ impl<'a> Cluster<'a> {
             let text = String::from_utf8_lossy(&tried.stdout);
             ensure!(!tried.status.success() && text.contains("10.244.3.2"), "{tried:?}");
         }
-        let added = output(&mut self.plugin("ADD", name, namespace)?)?;
+        let added = plugin_output(&mut self.plugin("ADD", name, namespace)?)?;
         let result: Value = serde_json::from_slice(&added.stdout)?;
         let (address, container) = (address(&result)?, NetNs::create()?);
         bind_compartment(&*self.hns.service, namespace, Some(&path_of(&container)))?;

@@ -19,7 +19,7 @@ use tortie_servers::wine::{HNS_ADDRESS, windows_path};
 use super::clients::VERSIONS;
 use super::cluster::{ADDRESS, Hns};
 use super::frames::Frames;
-use super::prefix::{Prefix, output};
+use super::prefix::{Prefix, plugin_output};
 use setup::windows::Libraries;
 use setup::{go, step, workspace};
 
@@ -194,7 +194,7 @@ impl Node {
         }
         for pod in &pods {
             for time in ["DEL", "DEL again"] {
-                let deleted = output(&mut self.command("DEL", pod)?).context(time)?;
+                let deleted = plugin_output(&mut self.command("DEL", pod)?).context(time)?;
                 ensure!(deleted.stdout.is_empty(), "{deleted:?}");
             }
         }
@@ -226,7 +226,7 @@ impl Node {
     }
 
     fn add(&self, pod: &Pod) -> Result<()> {
-        let Output { stdout, .. } = output(&mut self.command("ADD", pod)?)?;
+        let Output { stdout, .. } = plugin_output(&mut self.command("ADD", pod)?)?;
         let result: Value = serde_json::from_slice(&stdout)?;
         let endpoint = self.endpoint(pod)?;
         let namespace: Guid = serde_json::from_value(endpoint["HostComputeNamespace"].clone())?;
@@ -269,12 +269,12 @@ impl Node {
             Ok(())
         };
         // The plugin accepts a container that has not started.
-        output(&mut self.command("ADD", &other)?)?;
+        plugin_output(&mut self.command("ADD", &other)?)?;
         shares(&[pod.name])?;
         self.hns.service.start_container(other.name);
-        output(&mut self.command("ADD", &other)?)?;
+        plugin_output(&mut self.command("ADD", &other)?)?;
         shares(&[pod.name, other.name])?;
-        output(&mut self.command("DEL", &other)?)?;
+        plugin_output(&mut self.command("DEL", &other)?)?;
         shares(&[pod.name])
     }
 

@@ -76,9 +76,18 @@ impl Drop for Killed {
 
 /// The output of a command, which must succeed.
 pub(crate) fn output(command: &mut Command) -> Result<Output> {
+    output_if(command, |output| output.status.success())
+}
+
+/// The output of a CNI plugin, which must succeed.
+pub(crate) fn plugin_output(command: &mut Command) -> Result<Output> {
+    output_if(command, wine::plugin_has_succeeded)
+}
+
+fn output_if(command: &mut Command, has_succeeded: impl Fn(&Output) -> bool) -> Result<Output> {
     let shown = format!("{command:?}");
     let output = command.output().with_context(|| shown.clone())?;
-    if !output.status.success() {
+    if !has_succeeded(&output) {
         let text = [&output.stdout[..], &output.stderr].map(String::from_utf8_lossy).concat();
         bail!("{shown}: {}: {text}", output.status);
     }

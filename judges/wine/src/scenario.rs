@@ -16,7 +16,7 @@ use tortie_hns_emulator::{Config, Packet, PacketDirection, Survives, Verdict};
 use tortie_servers::wine::{HNS_ADDRESS, windows_path};
 
 use super::cluster::{ADDRESS, Cluster, Hns, NODE, hns};
-use super::prefix::{Killed, Prefix, output};
+use super::prefix::{Killed, Prefix, output, plugin_output};
 use super::wait;
 use setup::step;
 use setup::windows::Built;
@@ -310,7 +310,7 @@ impl WindowsNode<'_> {
         plugin.env("CNI_CONTAINERID", pod.name).env("CNI_NETNS", pod.namespace.to_string());
         plugin.env("CNI_IFNAME", "eth0").env("CNI_PATH", r"C:\opt\cni\bin");
         plugin.env("CNI_ARGS", format!("K8S_POD_NAMESPACE=n;K8S_POD_NAME={}", pod.name));
-        let output = output(&mut plugin)?.stdout;
+        let output = plugin_output(&mut plugin)?.stdout;
         Ok(if output.is_empty() { Value::Null } else { serde_json::from_slice(&output)? })
     }
 

@@ -16,12 +16,16 @@ use crate::delete::within;
 
 /// The pause between two looks.
 const PAUSE: Duration = Duration::from_millis(50);
+/// The pause before a datastore is asked again that is out of reach.
+const BUSY: Duration = Duration::from_millis(500);
 /// When something must exist that others make: the lab starts its DNS when there is a Service.
 const SOON: Duration = Duration::from_secs(5);
-/// How long the removal may take.
+/// How long the removal waits until the next object is gone. Kubernetes deletes a namespace in steps, some seconds after the request.
 const REMOVAL: Duration = Duration::from_secs(60);
 /// How long a new namespace may refuse pods: Kubernetes first makes its service account.
 const NEW_NAMESPACE: Duration = Duration::from_secs(20);
+/// How long the datastore may be busy or out of reach.
+const OUTAGE: Duration = Duration::from_secs(60);
 
 /// A namespace that a test created, with everything in it.
 pub(super) struct Deployed<'a> {
@@ -67,7 +71,7 @@ impl<'a> Deployed<'a> {
 
     /// What another test has left.
     pub(super) async fn found(store: &'a dyn Store) -> anyhow::Result<Self> {
-        let existing = store.get(&plan::namespace().0).await?;
+        let existing = read(store, &plan::namespace().0).await?;
         let existing = existing.with_context(|| format!("namespace {NAMESPACE} does not exist"))?;
         if !is_of_test(&existing) {
             bail!(
@@ -180,7 +184,7 @@ impl<'a> Deployed<'a> {
                 if matches!(results.get(name), Some(Ok(_))) {
                     continue;
                 }
-                let pod = self.store.get(&plan::key(Kind::Pod, name)).await?;
+                let pod = read(self.store, &plan::key(Kind::Pod, name)).await?;
                 let pod = pod.map_or(Value::Null, |stored| stored.value);
                 results.insert(name.clone(), look(&pod).ok_or(pod));
             }
@@ -200,7 +204,7 @@ impl<'a> Deployed<'a> {
         let deadline = Instant::now() + patience;
         loop {
             self.ensure_not_stopped()?;
-            let service = self.store.get(&plan::key(Kind::Service, name)).await?;
+            let service = read(self.store, &plan::key(Kind::Service, name)).await?;
             let address = service.and_then(|service| {
                 service.value["spec"]["clusterIP"].as_str().and_then(|text| text.parse().ok())
             });
@@ -216,7 +220,7 @@ impl<'a> Deployed<'a> {
         let deadline = Instant::now() + SOON;
         loop {
             self.ensure_not_stopped()?;
-            let exists = self.store.get(key).await?.is_some();
+            let exists = read(self.store, key).await?.is_some();
             if exists || Instant::now() > deadline {
                 return Ok(exists);
             }
@@ -224,56 +228,117 @@ impl<'a> Deployed<'a> {
         }
     }
 
-    /// Removes everything, and returns how many objects that were. The policy goes last, when all pods are disconnected.
+    /// Removes everything, and returns how many objects that were. The policy goes last, when all pods are disconnected. While the
+    /// datastore is busy or out of reach, the removal waits: whoever gave up would leave pods without anybody to remove them.
     pub(super) async fn remove(&self) -> anyhow::Result<u64> {
-        let namespace = plan::namespace().0;
-        match self.store.get(&namespace).await? {
-            Some(existing) if existing.value["metadata"]["uid"] == self.uid => {}
-            // Somebody else has deleted it.
-            _ => return Ok(0),
-        }
-        let mut removed = 0;
-        let mut deleted = BTreeSet::new();
-        let deadline = Instant::now() + REMOVAL;
+        let mut removal =
+            Removal { deleted: BTreeSet::new(), left: usize::MAX, deadline: Instant::now() + REMOVAL };
         loop {
-            let mut left = within(self.store, Kind::Pod, NAMESPACE).await?;
-            for key in &left {
-                if deleted.insert(key.clone()) {
-                    removed += self.delete(key).await?;
-                }
+            let (pause, given_up) = match self.remove_more(&mut removal).await {
+                Ok(None) => break,
+                Ok(Some(left)) => (PAUSE, anyhow::Error::msg(left)),
+                Err(error) => match outage(&error) {
+                    Some(pause) => (pause, error),
+                    None => return Err(error),
+                },
+            };
+            if Instant::now() > removal.deadline {
+                return Err(given_up);
             }
-            left.extend(within(self.store, Kind::WorkloadEndpoint, NAMESPACE).await?);
-            match left.first() {
-                None => break,
-                Some(first) if Instant::now() > deadline => bail!(
-                    "{first} is still connected after {} seconds: look at the agent of its node, then run `tortie connectivity cleanup`",
-                    REMOVAL.as_secs()
-                ),
-                Some(_) => sleep(PAUSE).await,
-            }
+            sleep(pause).await;
+        }
+        let objects = removal.deleted.iter().filter(|key| key.kind != Kind::Namespace);
+        Ok(objects.count() as u64)
+    }
+
+    /// Deletes what can go now. Returns what is still there, or `None` if nothing is.
+    async fn remove_more(&self, removal: &mut Removal) -> anyhow::Result<Option<String>> {
+        let namespace = plan::namespace().0;
+        let is_ours = |there: &Stored| there.value["metadata"]["uid"] == self.uid;
+        if !self.store.get(&namespace).await?.as_ref().is_some_and(is_ours) {
+            // It is gone, or it is another one of somebody else.
+            return Ok(None);
+        }
+        let mut left = within(self.store, Kind::Pod, NAMESPACE).await?;
+        for key in &left {
+            self.delete(key, removal).await?;
+        }
+        left.extend(within(self.store, Kind::WorkloadEndpoint, NAMESPACE).await?);
+        removal.note(left.len());
+        let seconds = REMOVAL.as_secs();
+        if let Some(first) = left.first() {
+            return Ok(Some(format!(
+                "{first} is still connected after {seconds} seconds: look at the agent of its node, then run `tortie connectivity cleanup`"
+            )));
         }
         for kind in [Kind::Service, Kind::KubernetesNetworkPolicy] {
             for key in within(self.store, kind, NAMESPACE).await? {
-                removed += self.delete(&key).await?;
+                self.delete(&key, removal).await?;
             }
         }
-        self.delete(&namespace).await?;
-        while self.store.get(&namespace).await?.is_some_and(|left| left.value["metadata"]["uid"] == self.uid)
-        {
-            if Instant::now() > deadline {
-                bail!("namespace {NAMESPACE} is deleted, but not gone after {} seconds", REMOVAL.as_secs());
-            }
-            sleep(PAUSE).await;
-        }
-        Ok(removed)
+        self.delete(&namespace, removal).await?;
+        Ok(Some(format!("namespace {NAMESPACE} is deleted, but not gone after {seconds} seconds")))
     }
 
-    async fn delete(&self, key: &Key) -> anyhow::Result<u64> {
-        match self.store.delete(key, None).await {
-            Ok(_) => Ok(1),
-            Err(StoreError::NotFound(_)) => Ok(0),
-            Err(error) => Err(anyhow::Error::from(error).context(key.to_string())),
+    /// Deletes an object, once.
+    async fn delete(&self, key: &Key, removal: &mut Removal) -> anyhow::Result<()> {
+        if removal.deleted.contains(key) {
+            return Ok(());
         }
+        match self.store.delete(key, None).await {
+            Ok(_) => removal.deleted(key),
+            Err(StoreError::NotFound(_)) => {}
+            Err(error) => return Err(anyhow::Error::from(error).context(key.to_string())),
+        }
+        Ok(())
+    }
+}
+
+/// How far a removal is.
+struct Removal {
+    /// The objects whose deletion was accepted.
+    deleted: BTreeSet<Key>,
+    /// The number of pods and endpoints that were still there.
+    left: usize,
+    /// When it is given up, unless something goes until then.
+    deadline: Instant,
+}
+
+impl Removal {
+    fn deleted(&mut self, key: &Key) {
+        self.deleted.insert(key.clone());
+        self.deadline = Instant::now() + REMOVAL;
+    }
+
+    fn note(&mut self, left: usize) {
+        if left < self.left {
+            self.deadline = Instant::now() + REMOVAL;
+        }
+        self.left = left;
+    }
+}
+
+/// Reads an object; again, while the datastore is busy or out of reach.
+async fn read(store: &dyn Store, key: &Key) -> anyhow::Result<Option<Stored>> {
+    let deadline = Instant::now() + OUTAGE;
+    loop {
+        let error = match store.get(key).await {
+            Ok(found) => return Ok(found),
+            Err(error) => anyhow::Error::from(error),
+        };
+        match outage(&error) {
+            Some(pause) if Instant::now() < deadline => sleep(pause).await,
+            _ => return Err(error),
+        }
+    }
+}
+
+/// How long to wait until the next attempt, if the datastore is busy or out of reach.
+fn outage(error: &anyhow::Error) -> Option<Duration> {
+    match error.downcast_ref()? {
+        StoreError::Throttled(time) => Some(*time),
+        StoreError::Unavailable(_) => Some(BUSY),
+        _ => None,
     }
 }
 
@@ -291,4 +356,85 @@ fn waiting(pod: &Value) -> &str {
     let words = [&waiting["message"], &status["message"], &waiting["reason"]].map(|value| value.as_str());
     let said = words.into_iter().flatten().find(|words| !words.is_empty());
     said.or(not_scheduled).unwrap_or(if pod.is_null() { "it is gone" } else { "its node has not started it" })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use async_trait::async_trait;
+    use tortie_api::{Position, Positions};
+    use tortie_store::{Embedded, Follow, Interest, Page, PageToken, Version};
+
+    use super::*;
+
+    /// A datastore that fails the first time that it is asked for something, as a busy API server may.
+    struct Busy {
+        store: Embedded,
+        asked: Mutex<BTreeSet<String>>,
+    }
+
+    impl Busy {
+        fn request(&self, what: String) -> Result<(), StoreError> {
+            match self.asked.lock().unwrap().insert(what) {
+                true => Err(StoreError::Throttled(Duration::from_millis(1))),
+                false => Ok(()),
+            }
+        }
+    }
+
+    #[async_trait]
+    impl Store for Busy {
+        async fn get(&self, key: &Key) -> Result<Option<Stored>, StoreError> {
+            self.request(format!("get {key}"))?;
+            self.store.get(key).await
+        }
+
+        async fn list_page(&self, interest: &Interest, after: Option<PageToken>) -> Result<Page, StoreError> {
+            self.request(format!("list {}", interest.kind.plural()))?;
+            self.store.list_page(interest, after).await
+        }
+
+        async fn create(&self, key: &Key, value: Value) -> Result<Stored, StoreError> {
+            self.store.create(key, value).await
+        }
+
+        async fn update(&self, key: &Key, value: Value, expected: &Version) -> Result<Stored, StoreError> {
+            self.store.update(key, value, expected).await
+        }
+
+        async fn delete(&self, key: &Key, expected: Option<&Version>) -> Result<Position, StoreError> {
+            self.request(format!("delete {key}"))?;
+            self.store.delete(key, expected).await
+        }
+
+        fn follow(&self, interests: Vec<Interest>) -> Follow {
+            self.store.follow(interests)
+        }
+
+        async fn barrier(&self, kinds: &[Kind]) -> Result<Positions, StoreError> {
+            self.store.barrier(kinds).await
+        }
+    }
+
+    /// A removal that gave up at the first error left the namespace with all that is in it.
+    #[tokio::test]
+    async fn a_busy_datastore_leaves_nothing_behind() {
+        let busy = Busy { store: Embedded::in_memory().unwrap(), asked: Mutex::default() };
+        let deployed = Deployed::create(&busy).await.unwrap();
+        let names = ["server-1", "server-2"];
+        for name in names {
+            let metadata = serde_json::json!({"name": name, "namespace": NAMESPACE});
+            deployed
+                .add((plan::key(Kind::Pod, name), serde_json::json!({"metadata": metadata})))
+                .await
+                .unwrap();
+        }
+        assert!(read(&busy, &plan::key(Kind::Pod, names[0])).await.unwrap().is_some());
+        assert_eq!(deployed.remove().await.unwrap(), 2);
+        assert_eq!(busy.store.get(&plan::namespace().0).await.unwrap(), None);
+        for name in names {
+            assert_eq!(busy.store.get(&plan::key(Kind::Pod, name)).await.unwrap(), None);
+        }
+    }
 }

@@ -88,7 +88,10 @@ fn change(cluster: &mut KernelCluster, objects: &Objects) -> Result<(), String> 
         return Err(format!("after the change: {reports:?}"));
     }
     // The next change removes what is left over.
-    cluster.apply(&[vec![], vec![]]).unwrap();
+    let reports = cluster.apply(&[vec![], vec![]]).map_err(|error| format!("{error:#}"))?;
+    if reports != clean {
+        return Err(format!("after the removal of what is left over: {reports:?}"));
+    }
     let changed = cluster.tables().unwrap();
     let reports = cluster.resync().map_err(|error| format!("{error:#}"))?;
     if reports != clean {

@@ -16,6 +16,8 @@ use tempfile::TempDir;
 use tortie_kernel::namespace::{NetNs, with_default_signals};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
+/// How many lines of each log a failed test prints.
+const LINES_OF_LOG: usize = 60;
 /// `nobody`.
 const ORDINARY: u32 = 65_534;
 
@@ -156,6 +158,25 @@ impl Lab {
     }
 }
 
+impl Drop for Lab {
+    /// Prints the logs of a lab whose test fails. They stay while the lab runs, and if it was killed.
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        let mut logs: Vec<_> =
+            fs::read_dir(self.dir().join("logs")).into_iter().flatten().flatten().collect();
+        logs.sort_by_key(fs::DirEntry::path);
+        for log in logs {
+            let text = fs::read(log.path()).unwrap_or_default();
+            let text = String::from_utf8_lossy(&text);
+            let lines: Vec<&str> = text.lines().collect();
+            println!("the end of {}:", log.path().display());
+            println!("{}", lines[lines.len().saturating_sub(LINES_OF_LOG)..].join("\n"));
+        }
+    }
+}
+
 /// The network namespaces of a lab, as its first process sees them.
 pub(crate) struct Namespaces {
     process: String,
@@ -256,6 +277,12 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            println!(
+                "a command printed:\n{}",
+                self.lines.lock().unwrap_or_else(|lines| lines.into_inner()).join("\n")
+            );
+        }
         // It is still running only if a test failed.
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -26,7 +26,7 @@ use super::{
 use crate::cluster::{Hns, NODE, windows_kubeconfig};
 use crate::frames::path_of;
 use crate::linux_node::{self, Daemon, LINUX_NODE, add_pod, address};
-use crate::prefix::{Killed, Prefix, output};
+use crate::prefix::{Killed, Prefix, output, plugin_output};
 use crate::underlay::Underlay;
 use crate::wait;
 use setup::windows::Built;
@@ -385,7 +385,7 @@ impl Cluster<'_> {
         plugin.env("CNI_PATH", r"C:\opt\cni\bin");
         plugin.env("CNI_ARGS", format!("K8S_POD_NAMESPACE=default;K8S_POD_NAME={pod}"));
         self.underlay.windows.enter_on_spawn(&mut plugin)?;
-        let printed = output(&mut plugin)?.stdout;
+        let printed = plugin_output(&mut plugin)?.stdout;
         Ok(if printed.is_empty() { Value::Null } else { serde_json::from_slice(&printed)? })
     }
 

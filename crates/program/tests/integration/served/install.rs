@@ -130,6 +130,18 @@ fn an_installation_comes_and_goes() {
     let held = r#"{"metadata": {"finalizers": ["projectcalico.org/ippool-finalizer"]}}"#;
     servers.kubectl(&["patch", "ippool", "p", "--type=merge", "-p", held]).unwrap();
 
+    // A definition is there as long as one of its objects is.
+    let kept = "apiVersion: crd.projectcalico.org/v1\nkind: GlobalNetworkPolicy\n\
+                metadata: {name: kept, finalizers: [example.com/kept]}\nspec: {}\n";
+    servers.apply(kept).unwrap();
+    let output = with_kubelet(&servers, &["uninstall", "--data", "--timeout", "2"]);
+    let text = text_of(&output);
+    assert!(output.status.code() == Some(1) && text.contains("is still being deleted after 2 s"), "{text}");
+    assert!(!text.contains("nothing of Tortie is left"), "{text}");
+    let policy = ["globalnetworkpolicies.crd.projectcalico.org", "kept"];
+    let release = ["--type=merge", "-p", r#"{"metadata": {"finalizers": null}}"#];
+    servers.kubectl(&[&["patch"][..], &policy, &release].concat()).unwrap();
+
     let output = with_kubelet(&servers, &["uninstall", "--data", "--timeout", "120"]);
     assert!(output.status.success(), "{}", text_of(&output));
     let left = servers.kubectl(&["get", "crds", "-o", "name"]).unwrap();
