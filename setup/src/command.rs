@@ -1,10 +1,11 @@
 //! Commands in the workspace's folder.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 /// The body of `main` of the programs in `judges/`: gives them their arguments, and prints the error.
 #[expect(clippy::print_stderr, reason = "for the terminal of whoever builds")]
@@ -61,6 +62,20 @@ pub fn cargo(arguments: &[&str]) -> Result<()> {
 pub fn program(name: &str) -> Result<PathBuf> {
     cargo(&["build", "--quiet", "--workspace", "--bin", name])?;
     Ok(target_folder()?.join("debug").join(name))
+}
+
+/// The environment in which cargo lints the workspace's own crates while it builds them. `cargo clippy` would compile all libraries a
+/// second time. Warnings are errors. Clippy's driver is a compiler that reads its arguments from a variable, as `cargo clippy` gives
+/// them (clippy, `src/main.rs`).
+///
+/// # Errors
+/// The compiler does not say where it is installed, or clippy is not installed there.
+pub fn linting() -> Result<[(&'static str, OsString); 2]> {
+    let output = Command::new("rustc").args(["--print", "sysroot"]).output().context("rustc")?;
+    let driver = Path::new(String::from_utf8(output.stdout)?.trim()).join("bin/clippy-driver");
+    ensure!(driver.exists(), "clippy is not installed: rustup component add clippy");
+    let arguments = ["-Dwarnings", ""].join("__CLIPPY_HACKERY__");
+    Ok([("RUSTC_WORKSPACE_WRAPPER", driver.into()), ("CLIPPY_ARGS", arguments.into())])
 }
 
 /// Runs a command in the workspace's folder, or in its own.

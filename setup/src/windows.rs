@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail};
 use test_programs::{WINDOWS_LIBRARIES, WINDOWS_PROGRAMS, windows_folder};
 
-use crate::command::cargo_program;
+use crate::command::{cargo_program, linting};
 use crate::{packages, run, step, target_folder};
 
 /// The target. Its programs need no library of Microsoft's compiler.
@@ -83,16 +83,21 @@ impl Toolchain {
         })
     }
 
-    fn cargo(&self, task: &str, packages: &[&str]) -> Result<Command> {
+    /// A command that builds these packages, with lints. Debian's compiler is another version, with other lints.
+    fn build(&self, packages: &[&str]) -> Result<Command> {
         let mut command = match self {
             Self::Installed => cargo_program(),
             Self::Debian => Command::new("/usr/bin/cargo"),
         };
-        command.arg(task);
-        if let Self::Debian = self {
-            command.args(["-Z", "build-std=std,panic_abort"]).env("RUSTC_BOOTSTRAP", "1");
-            // Cargo's own variables would choose the other compiler.
-            command.env("RUSTC", "/usr/bin/rustc").env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO");
+        command.arg("build");
+        match self {
+            Self::Installed => drop(command.envs(linting()?)),
+            Self::Debian => {
+                command.args(["-Z", "build-std=std,panic_abort"]).env("RUSTC_BOOTSTRAP", "1");
+                // Cargo's own variables would choose the other compiler.
+                command.env("RUSTC", "/usr/bin/rustc").env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO");
+                command.env_remove("RUSTC_WORKSPACE_WRAPPER");
+            }
         }
         command.args(["--target", TARGET]).args(packages).arg("--target-dir").arg(self.folder()?);
         Ok(command)
@@ -116,8 +121,8 @@ pub fn libraries() -> Result<Libraries> {
 
 fn build_libraries(toolchain: &Toolchain) -> Result<Libraries> {
     step("the libraries for Wine", || {
-        run(&mut toolchain.cargo("build", &LIBRARIES)?)?;
-        run(&mut toolchain.cargo("build", &RANDOM_NUMBERS)?)
+        run(&mut toolchain.build(&LIBRARIES)?)?;
+        run(&mut toolchain.build(&RANDOM_NUMBERS)?)
     })?;
     // One library serves under two names.
     let files = ["tortie_hns_dll.dll", "tortie_hns_dll.dll", "bcryptprimitives.dll"];
@@ -149,14 +154,7 @@ pub fn build() -> Result<Built> {
 
 fn build_with(toolchain: &Toolchain) -> Result<Built> {
     packages::install(&packages::WINDOWS_PACKAGES)?;
-    if let Toolchain::Installed = toolchain {
-        // Debian's compiler is another version, with other lints.
-        step("lints of the programs for Windows", || {
-            let packages = [&PROGRAMS[..], &LIBRARIES].concat();
-            run(toolchain.cargo("clippy", &packages)?.args(["--", "-D", "warnings"]))
-        })?;
-    }
-    step("the programs for Windows", || run(&mut toolchain.cargo("build", &PROGRAMS)?))?;
+    step("the programs for Windows", || run(&mut toolchain.build(&PROGRAMS)?))?;
     let libraries = build_libraries(toolchain)?;
     put_together(toolchain, FILES.into_iter().zip(WINDOWS_PROGRAMS))?;
     let built = Built { libraries };

@@ -3,11 +3,12 @@
 use std::process::Command;
 
 use anyhow::Result;
-use setup::command::{cargo_program, prepare};
+use setup::command::{cargo_program, linting, prepare};
 use setup::{cargo, go, packages, target_folder, workspace};
 
+use crate::binaries::Binary;
 use crate::scheduler::{self, Job, Times};
-use crate::{licences, test};
+use crate::{binaries, licences};
 
 /// The published verdicts, relative to the workspace. They are not part of the project.
 const PUBLISHED: &str = "../shared/vectors/cyclonus-even.jsonl.gz";
@@ -47,12 +48,12 @@ fn all(times: &mut Times) -> Result<bool> {
     times.step("setup", packages::everything)?;
     times.step("formatting", || cargo(&["fmt", "--all", "--check"]))?;
     times.step("licences and sources", licences::check)?;
-    let binaries = times.step("building programs and tests", test::build)?;
+    let binaries = times.step("building programs and tests, with lints", build)?;
     println!(
         "the random tests of the gate have the same cases each time: {}={} {}={}",
         SEED.0, SEED.1, DIVISOR.0, DIVISOR.1
     );
-    let mut jobs = vec![lints(), windows()?];
+    let mut jobs = vec![windows()?];
     for binary in &binaries {
         jobs.extend(binary.jobs(&[SEED, DIVISOR])?);
     }
@@ -65,10 +66,11 @@ fn all(times: &mut Times) -> Result<bool> {
     Ok(replayed)
 }
 
-fn lints() -> Job {
+/// Builds everything once, with lints. Benchmarks are built for those only.
+fn build() -> Result<Vec<Binary>> {
     let mut cargo = cargo_program();
-    cargo.args(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]);
-    Job::new("lints", cargo)
+    cargo.args(["build", "--workspace", "--all-targets"]).envs(linting()?);
+    binaries::build(prepare(&mut cargo)?)
 }
 
 fn windows() -> Result<Job> {
@@ -110,7 +112,8 @@ fn verdicts() -> Result<Vec<Job>> {
 /// A program of the workspace, which is built already.
 fn built(name: &str, arguments: &[&str]) -> Result<Command> {
     let mut command = Command::new(target_folder()?.join("debug").join(name));
-    prepare(command.args(arguments))?;
+    // With the same environment as the build, what the program builds exists already.
+    prepare(command.args(arguments))?.envs(linting()?);
     Ok(command)
 }
 

@@ -31,7 +31,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
 }
 
 /// Builds all programs and tests of the workspace at once, so that libraries are built once, with the same features for all.
-pub(crate) fn build() -> Result<Vec<Binary>> {
+fn build() -> Result<Vec<Binary>> {
     let mut cargo = cargo_program();
     binaries::build(prepare(cargo.args(["build", "--workspace", "--bins", "--tests"]))?)
 }
