@@ -61,7 +61,8 @@ impl Random {
     ) -> Result<(), String> {
         let mut config = Config {
             cases: self.cases,
-            max_shrink_iters: self.shrinks,
+            // `PROPTEST_MAX_SHRINK_ITERS` may set less.
+            max_shrink_iters: self.shrinks.min(Config::default().max_shrink_iters),
             failure_persistence: None,
             ..Config::default()
         };
