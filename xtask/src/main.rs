@@ -9,6 +9,7 @@ mod image;
 mod kube;
 mod lanes;
 mod manifests;
+mod mutations;
 mod setup;
 mod usage;
 mod vectors;
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
         ["windows", rest @ ..] => windows::run_with(rest),
         ["wine", rest @ ..] => wine::run(rest),
         ["manifests"] => manifests::write(),
+        ["mutations", rest @ ..] => mutations::run(rest),
         ["bench", rest @ ..] => bench::run(rest),
         ["vectors", rest @ ..] => vectors::run(rest),
         _ => {
