@@ -90,7 +90,8 @@ impl Random {
     ) -> Result<(), String> {
         let config = Config {
             cases: 1,
-            max_shrink_iters: self.shrinks,
+            // `PROPTEST_MAX_SHRINK_ITERS` may set less.
+            max_shrink_iters: self.shrinks.min(Config::default().max_shrink_iters),
             failure_persistence: None,
             rng_seed: RngSeed::Fixed(seed),
             ..Config::default()

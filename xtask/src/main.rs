@@ -5,6 +5,7 @@ mod arm;
 mod binaries;
 mod gate;
 mod licences;
+mod mutations;
 mod scheduler;
 mod soak;
 mod test;
@@ -24,6 +25,7 @@ fn main() -> ExitCode {
         ["test", rest @ ..] => test::run(rest),
         ["ci"] => gate::run(),
         ["soak"] => soak::run(),
+        ["mutations", rest @ ..] => mutations::run(rest),
         ["kube", "build"] => go::build_kube().map(|binary| println!("{}", binary.display())),
         ["kube", ..] => judge("judge-e2e", &words),
         ["e2e", ..] => judge("judge-e2e", &words),
