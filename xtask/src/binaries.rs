@@ -124,7 +124,10 @@ pub(crate) fn build(cargo: &mut Command) -> Result<Vec<Binary>> {
 /// The test binary that a message is about (`cargo build --message-format`, `compiler-artifact`).
 fn binary(message: &str) -> Result<Option<Binary>> {
     let message: Value = serde_json::from_str(message).with_context(|| message.to_owned())?;
-    let is_test = message["reason"] == "compiler-artifact" && message["profile"]["test"] == true;
+    let kind = &message["target"]["kind"][0];
+    // Benchmarks are built like tests.
+    let is_test =
+        message["reason"] == "compiler-artifact" && message["profile"]["test"] == true && *kind != "bench";
     let (true, Some(file)) = (is_test, message["executable"].as_str()) else { return Ok(None) };
     let text = |value: &Value| value.as_str().map(str::to_owned).context("a message of cargo lacks a name");
     let manifest = PathBuf::from(text(&message["manifest_path"])?);
@@ -132,7 +135,7 @@ fn binary(message: &str) -> Result<Option<Binary>> {
     let package = fs::read_to_string(&manifest).with_context(|| manifest.display().to_string())?;
     let package = package.lines().find_map(|line| line.strip_prefix("name = \"")?.strip_suffix('"'));
     let package = package.with_context(|| format!("{}: no name", manifest.display()))?.to_owned();
-    let is_program = message["target"]["kind"][0] == "bin";
+    let is_program = *kind == "bin";
     Ok(Some(Binary {
         package,
         name: text(&message["target"]["name"])?,
@@ -166,6 +169,8 @@ mod tests {
         ] {
             assert_eq!(binary(&message(reason, test, executable)).unwrap(), None);
         }
+        let benchmark = message("compiler-artifact", true, "\"/t/x\"").replace("[\"test\"]", "[\"bench\"]");
+        assert_eq!(binary(&benchmark).unwrap(), None);
         assert!(binary("warning: no JSON").is_err());
     }
 

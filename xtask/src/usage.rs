@@ -3,11 +3,8 @@
 /// All tasks.
 pub(crate) const USAGE: &str = "cargo xtask setup           installs what tests, checks and benchmarks need (Debian packages, Go programs); needs root
 cargo xtask test [ARGS]     every test of the workspace; ARGS go to cargo test; needs root
-cargo xtask soak            what takes too long for every change: a million verdicts of random clusters, a million
-                            of emulated Windows nodes, 200,000 flows on this kernel, 100,000 in mixed clusters,
-                            a million operations of address allocators, 10,000 on servers with faults, ten million BGP
-                            messages, 5,000 networks of BGP speakers, 10,000 changes and a thousand kills under traffic;
-                            needs root
+cargo xtask soak            what takes too long for every change: the random tests of policy, dataplanes, addresses, BGP and CNI with up to
+                            ten million cases, and a thousand kills under traffic; needs root
 cargo xtask ci              what must hold before a change lands: formatting, lints, licences, tests
 cargo xtask kube build      builds Kubernetes for tests (tests/kube); needs Go, or installs it
 cargo xtask kube up|down    starts etcd, API server, controller manager and scheduler on loopback; ends them
