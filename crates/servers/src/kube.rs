@@ -108,7 +108,9 @@ impl KubeApi {
         // The last flag of a name counts.
         flags.extend(options.api_flags.iter().cloned());
         let command = component(&binary, "kube-apiserver", flags);
-        let ready = kubectl(&binary, &folder, ADMIN, &["get", "--raw=/readyz", "--request-timeout=5s"]);
+        let answers = kubectl(&binary, &folder, ADMIN, &["get", "--raw=/readyz", "--request-timeout=5s"]);
+        // kubectl is a large program: it does not run before somebody can answer.
+        let ready = move || listens(address) && answers();
         let api = Server::spawn(&guard, "kube-apiserver", command, ready)?;
         api.wait_until_ready()?;
 
@@ -124,14 +126,16 @@ impl KubeApi {
             // Its first visible work. Pods cannot be created before.
             let account = ["get", "serviceaccount", "default", "--namespace=default"];
             let has_account = kubectl(&binary, &folder, ADMIN, &account);
-            let ready = move || listens(port) && has_account();
+            let ready = move || listens(SocketAddrV4::new(Ipv4Addr::LOCALHOST, port)) && has_account();
             controllers = Some(Server::spawn(&guard, "kube-controller-manager", command, ready)?);
         }
         let mut scheduler = None;
         if options.scheduler {
             let port = ports::free_port()?;
             let command = component(&binary, "kube-scheduler", scheduler_flags(port, &admin));
-            scheduler = Some(Server::spawn(&guard, "kube-scheduler", command, move || listens(port))?);
+            scheduler = Some(Server::spawn(&guard, "kube-scheduler", command, move || {
+                listens(SocketAddrV4::new(Ipv4Addr::LOCALHOST, port))
+            })?);
         }
         for server in controllers.iter().chain(&scheduler) {
             server.wait_until_ready()?;

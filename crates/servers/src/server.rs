@@ -1,7 +1,7 @@
 //! One server process.
 
 use std::fmt;
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{SocketAddrV4, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -208,7 +208,6 @@ fn has_ended(process: Pid) -> bool {
 }
 
 /// Whether something accepts connections at this port.
-pub(crate) fn listens(port: u16) -> bool {
-    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-    TcpStream::connect_timeout(&address, Duration::from_secs(1)).is_ok()
+pub(crate) fn listens(address: SocketAddrV4) -> bool {
+    TcpStream::connect_timeout(&address.into(), Duration::from_secs(1)).is_ok()
 }
