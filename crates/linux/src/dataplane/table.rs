@@ -109,7 +109,9 @@ impl PolicyTable {
         }
         if let Err(error) = self.clear_garbage() {
             tracing::warn!(%error, "cannot remove unused objects; Tortie compares the whole table with the kernel's");
-            return self.adopt(state);
+            self.adopt(state)?;
+            // Those that the comparison has found.
+            return Ok(self.clear_garbage()?);
         }
         if dirty.is_empty() {
             return Ok(());

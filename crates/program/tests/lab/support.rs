@@ -160,6 +160,7 @@ impl Lab {
 
 impl Drop for Lab {
     /// Prints the logs of a lab whose test fails. They stay while the lab runs, and if it was killed.
+    #[expect(clippy::print_stdout, reason = "for whoever reads why a test failed")]
     fn drop(&mut self) {
         if !std::thread::panicking() {
             return;
@@ -276,6 +277,7 @@ impl Running {
 }
 
 impl Drop for Running {
+    #[expect(clippy::print_stdout, reason = "for whoever reads why a test failed")]
     fn drop(&mut self) {
         if std::thread::panicking() {
             println!(

@@ -8,7 +8,7 @@ use crate::common::cluster::*;
 use ipnet::{IpNet, Ipv4Net};
 use testkit::Stateful;
 use tortie_dataplane::*;
-use tortie_kernel::nftables::{Nft, Op, Table, Transaction};
+use tortie_kernel::nftables::{Chain, Nft, Op, Table, Transaction};
 use tortie_kernel::route::RouteSocket;
 use tortie_linux::Dataplane;
 use tortie_linux::dataplane::Config;
@@ -104,6 +104,30 @@ fn the_table_of_another_version_with_other_hooks_is_replaced() {
         node.program(&server, open());
         assert!(client.reaches(&server, 80));
     }
+}
+
+/// The removal waits for the next change. If the kernel refuses it, everything is compared, and nothing is left over afterwards.
+#[test]
+fn nothing_is_left_over_after_a_refused_removal() {
+    let config = Config { guard_table: false, ..Config::default() };
+    let (mut node, client, server) = closed_server_on(Node::with(&Underlay::new(), 1, config));
+    let mut endpoint = node.state.endpoints[&server.id()].clone();
+    Arc::make_mut(&mut endpoint).program = Arc::new(open());
+    assert_eq!(node.apply(&[Delta::Endpoint(server.id(), endpoint)]), Report::default());
+    let chains = |node: &Node| {
+        node.namespace.run(|| Nft::open().unwrap().list("tortie").unwrap().unwrap().chains).unwrap()
+    };
+    let denies = |chain: &Chain| chain.rules.iter().any(|rule| rule.comment.starts_with("end of tier"));
+    let left = chains(&node).into_iter().find(|(_, chain)| denies(chain)).unwrap().0;
+    for command in ["add chain inet tortie foreign", &format!("add rule inet tortie foreign jump {left}")] {
+        let output = nft(&node, &[command]);
+        assert!(output.status.success(), "{output:?}");
+    }
+
+    assert_eq!(node.apply(&[]), Report::default());
+    let chains = chains(&node);
+    assert!(!chains.contains_key(&left) && !chains.contains_key("foreign"), "{:?}", chains.keys());
+    assert!(client.reaches(&server, 80));
 }
 
 #[test]
