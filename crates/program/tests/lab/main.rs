@@ -1,6 +1,6 @@
 //! Runs the lab as a user does: executes the program, and checks its output and leftovers. The tests compare the machine's
 //! mounts before and after, so they have a binary of their own.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod bgp;
 mod bgp_ipv6;
