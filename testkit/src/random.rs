@@ -12,11 +12,8 @@ use proptest::test_runner::{Config, RngSeed, TestCaseError, TestError, TestRunne
 
 use crate::repeat;
 
-/// The maximum number of rounds of the usual number of cases.
+/// The maximum number of rounds of cases.
 const ROUNDS: usize = 10;
-
-/// The variable that divides the usual number of cases: the gate has one case of so many, and more only while coverage is missing.
-pub const DIVISOR: &str = "TORTIE_RANDOM_DIVISOR";
 
 /// Cases that have failed once: the name of a test as its thread has it, and the seed.
 const CORPUS: &str = include_str!("../corpus.txt");
@@ -35,11 +32,11 @@ pub struct Random {
 }
 
 impl Random {
-    /// `PROPTEST_CASES` if set, otherwise the usual number, divided by [`DIVISOR`] if that is set.
+    /// `PROPTEST_CASES` if set, otherwise the usual number.
     #[must_use]
     pub fn cases(usual: u32) -> Self {
-        let cases = number("PROPTEST_CASES").unwrap_or_else(|| usual.div_ceil(divisor()));
-        Self { cases, shrinks: 0 }
+        let configured = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
+        Self { cases: configured.unwrap_or(usual), shrinks: 0 }
     }
 
     /// The maximum number of steps for shrinking a failing case.
@@ -97,7 +94,8 @@ impl Random {
             ..Config::default()
         };
         TestRunner::new(config).run(strategy, test).map_err(|error| {
-            println!("to repeat this case: {}", repeat::command(seed, Some("1")));
+            println!("to repeat this case alone: {}", repeat::command(seed, Some("1")));
+            println!("to repeat it after all cases before it, whose state it may need: {}", repeated());
             println!("to keep it, once it is understood: the line \"{name} {seed}\" in testkit/corpus.txt");
             match error {
                 // The reason describes the case better than its input does, except for a panic.
@@ -124,13 +122,9 @@ impl Random {
     }
 }
 
-/// The number in a variable of the environment.
-fn number(variable: &str) -> Option<u32> {
-    std::env::var(variable).ok()?.parse().ok()
-}
-
-fn divisor() -> u32 {
-    number(DIVISOR).unwrap_or(1).max(1)
+/// The command that repeats this thread's test with all of its cases.
+fn repeated() -> String {
+    repeat::command(repeat::seed(), std::env::var("PROPTEST_CASES").ok().as_deref())
 }
 
 /// The seed of a case. That of the first is the seed of all, so that a case is repeated by its own seed.
@@ -153,7 +147,7 @@ fn in_corpus<'a>(corpus: &'a str, name: &'a str) -> impl Iterator<Item = u64> + 
 }
 
 /// Runs another round while coverage is missing. A rare case may be absent from one round by chance. If it is absent
-/// from [`ROUNDS`] rounds of the usual size, the generator no longer produces it, and the test proves nothing about it.
+/// from [`ROUNDS`] rounds, the generator no longer produces it, and the test proves nothing about it.
 ///
 /// # Errors
 /// The failure of a round, or the missing coverage in the end.
@@ -161,15 +155,13 @@ pub fn rounds(
     mut round: impl FnMut() -> Result<(), String>,
     lacking: impl Fn() -> Option<String>,
 ) -> Result<(), String> {
-    let rounds = ROUNDS * divisor() as usize;
-    for _ in 0..rounds {
+    for _ in 0..ROUNDS {
         round()?;
         if lacking().is_none() {
             return Ok(());
         }
     }
-    let repeated = || repeat::command(repeat::seed(), std::env::var("PROPTEST_CASES").ok().as_deref());
-    let failure = |what| format!("{rounds} rounds prove little: {what}\nto repeat them: {}", repeated());
+    let failure = |what| format!("{ROUNDS} rounds prove little: {what}\nto repeat them: {}", repeated());
     lacking().map_or(Ok(()), |what| Err(failure(what)))
 }
 

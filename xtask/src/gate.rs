@@ -22,9 +22,6 @@ pub(crate) const OF_CALICO: [&str; 3] = [
 /// The seed of proptest's random cases, and its value in the gate. A change fails there for its own faults only. Other runs, and `soak`,
 /// look for new cases.
 const SEED: (&str, &str) = ("PROPTEST_RNG_SEED", "1");
-/// The gate has a quarter of the usual random cases (`testkit::random::DIVISOR`), and more only where a test has not covered all that it
-/// must. `cargo xtask mutations` shows that the tests still notice mistakes.
-const DIVISOR: (&str, &str) = ("TORTIE_RANDOM_DIVISOR", "4");
 
 /// The job that builds and checks the programs for Windows.
 const WINDOWS: &str = "the programs for Windows";
@@ -49,13 +46,10 @@ fn all(times: &mut Times) -> Result<bool> {
     times.step("formatting", || cargo(&["fmt", "--all", "--check"]))?;
     times.step("licences and sources", licences::check)?;
     let binaries = times.step("building programs and tests, with lints", build)?;
-    println!(
-        "the random tests of the gate have the same cases each time: {}={} {}={}",
-        SEED.0, SEED.1, DIVISOR.0, DIVISOR.1
-    );
+    println!("the random tests of the gate have the same cases each time: {}={}", SEED.0, SEED.1);
     let mut jobs = vec![windows()?];
     for binary in &binaries {
-        jobs.extend(binary.jobs(&[SEED, DIVISOR])?);
+        jobs.extend(binary.jobs(&[SEED])?);
     }
     jobs.extend(wine()?);
     let replayed = workspace()?.join(PUBLISHED).exists();
