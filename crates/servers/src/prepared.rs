@@ -5,6 +5,7 @@
 //! Services, so only API servers with the usual one use it. The name of a folder with definitions contains their hash.
 
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -22,8 +23,8 @@ const NAME: &str = "prepared-etcd";
 const MEMBER: &str = "etcd-0";
 
 /// Copies the prepared data to the place where the first member of an etcd in this folder expects its own. Prepares them first if
-/// they do not exist, which takes as long as an API server's start on an empty etcd. Copies nothing and returns false if this user may not
-/// write beside the binary.
+/// they do not exist, which takes as long as an API server's start on an empty etcd. Copies nothing and returns false if this user may
+/// neither read them nor make them.
 pub(crate) fn copy_to(folder: &Path, binary: &Path, definitions: bool) -> Result<bool, Error> {
     let home = binary.parent().unwrap_or(binary);
     let name = if definitions { format!("{NAME}-{}", hash_of_definitions()?) } else { NAME.to_owned() };
@@ -38,7 +39,11 @@ pub(crate) fn copy_to(folder: &Path, binary: &Path, definitions: bool) -> Result
             prepare(home, &prepared, definitions)?;
         }
     }
-    copy(&prepared, &data_folder(folder, MEMBER)).map(|()| true)
+    match fs::read_dir(&prepared) {
+        // Another user made them, and etcd's files are for their owner.
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => Ok(false),
+        _ => copy(&prepared, &data_folder(folder, MEMBER)).map(|()| true),
+    }
 }
 
 /// Starts an API server on an empty etcd, ends both, and keeps the data.
@@ -88,4 +93,51 @@ fn copy(from: &Path, to: &Path) -> Result<(), Error> {
     let mut command = Command::new("cp");
     command.args(["--recursive", "--sparse=always", "--no-target-directory", "--"]).arg(from).arg(to);
     programs::run(command).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::process::CommandExt as _;
+
+    use super::*;
+
+    /// The variable with the folder of the binary, for the process of the other user.
+    const HOME: &str = "TORTIE_PREPARED_HOME";
+    /// The user `nobody` of Debian.
+    const NOBODY: u32 = 65534;
+
+    /// Without the variable, it passes: the next test starts it with it.
+    #[test]
+    fn nothing_is_copied_that_another_user_keeps() {
+        let Some(home) = std::env::var_os(HOME).map(PathBuf::from) else { return };
+        let own = TempDir::new().unwrap();
+        assert!(!copy_to(own.path(), &home.join("kube"), false).unwrap());
+        assert_eq!(fs::read_dir(own.path()).unwrap().count(), 0);
+    }
+
+    /// The data of an etcd are readable for the user who made them. Others start their API servers on an empty etcd.
+    #[test]
+    fn data_of_root_do_not_stop_an_ordinary_user() {
+        let is_root = rustix::process::getuid().is_root();
+        assert!(is_root, "run the tests as root: they also switch to an ordinary user");
+        let folder = TempDir::new().unwrap();
+        let home = folder.path().join("home");
+        fs::create_dir_all(home.join(NAME)).unwrap();
+        let program = folder.path().join("tests");
+        fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+        for (path, mode) in [(folder.path(), 0o755), (&home, 0o755), (&home.join(NAME), 0o700)] {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        }
+        let test = "prepared::tests::nothing_is_copied_that_another_user_keeps";
+        let output = Command::new(&program)
+            .args(["--exact", test])
+            .uid(NOBODY)
+            .gid(NOBODY)
+            .env(HOME, &home)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    }
 }
