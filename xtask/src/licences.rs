@@ -113,7 +113,7 @@ fn one<'a, 'b>(words: &'a [&'b str]) -> (bool, &'a [&'b str]) {
             (_, rest) => (false, rest),
         },
         [licence, "WITH", _, rest @ ..] | [licence, rest @ ..] => (ALLOWED.contains(licence), rest),
-        // What is missing is left, so that nothing is satisfied by it.
+        // A missing licence is left over, so that it satisfies nothing.
         [] => (false, &["a licence"]),
     }
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask mutations`: applies the mistakes in `tests/mutations` one after another, and shows that a test notices each.
+//! `cargo xtask mutations`: applies the mistakes in `tests/mutations` one after another, and reports which of them tests notice.
 //!
 //! The header of a patch says what it breaks, and which arguments of `cargo test` choose the test. The tests run in a git
 //! worktree of HEAD in `target/mutations`, which stays. The environment passes through (`PROPTEST_RNG_SEED`).
@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
-/// How long a test may run, for timeout(1), which ends with 124 after that, or with 137 if it had to kill.
+/// The time limit of a test, for timeout(1), which ends with 124 after that, or with 137 if it had to kill.
 const LIMIT: &str = "20m";
 
 /// A mistake.
@@ -124,7 +124,7 @@ fn judge(tree: &Path, test: &[String], name: &str) -> Result<&'static str> {
     })
 }
 
-/// Whether a test has passed, and not none, because no test has the name.
+/// True if a test has passed. It is false if no test has the name.
 fn has_passed(output: &str) -> bool {
     output.lines().any(|line| line.starts_with("test result: ok. ") && !line.contains(" 0 passed"))
 }

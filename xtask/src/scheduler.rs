@@ -17,7 +17,7 @@ const LOOK: Duration = Duration::from_millis(1500);
 const IDLE: f64 = 0.35;
 /// The time after which a job is killed.
 const DEADLINE: Duration = Duration::from_secs(30 * 60);
-/// How many of the slowest tests the summary shows.
+/// The number of the slowest tests that the summary shows.
 const SHOWN: usize = 10;
 
 /// Jobs of which one runs at a time, by the beginning of their names: tests of labs compare the mounts of the machine before and
@@ -49,7 +49,7 @@ pub(crate) struct Job {
     command: Command,
     /// The command by which a person repeats it.
     repeat: Option<String>,
-    /// How many tests it must run.
+    /// The number of tests that it must run.
     tests: Option<usize>,
     /// The job that must have succeeded before.
     after: Option<&'static str>,
@@ -164,7 +164,8 @@ pub(crate) fn run(jobs: Vec<Job>, times: &mut Times) -> Result<()> {
     let mut machine = Machine::new();
     while !(queue.waiting.is_empty() && running.is_empty()) {
         let has_room = running.len() < cores || running.len() < MOST && machine.has_been_idle();
-        if has_room && let Some(job) = queue.next(&running, &ended) {
+        let is_busy = running.iter().any(|running| running.job.is_single());
+        if has_room && let Some(job) = queue.next(is_busy, &ended) {
             let name = job.name.clone();
             match start(job) {
                 Ok(begun) => running.push(begun),
@@ -204,13 +205,8 @@ impl Queue {
         Self { waiting: jobs.into() }
     }
 
-    /// Takes the next job that may run beside the running ones, after those that have ended.
-    fn next(&mut self, running: &[Running], ended: &[String]) -> Option<Job> {
-        let is_busy = running.iter().any(|running| running.job.is_single());
-        self.next_that(is_busy, ended)
-    }
-
-    fn next_that(&mut self, is_busy: bool, ended: &[String]) -> Option<Job> {
+    /// Takes the next job that may run after those that have ended, and beside a single one if one runs.
+    fn next(&mut self, is_busy: bool, ended: &[String]) -> Option<Job> {
         let may_run = |job: &Job| {
             let is_ready = job.after.is_none_or(|before| ended.iter().any(|name| name == before));
             is_ready && !(is_busy && job.is_single())
@@ -262,7 +258,7 @@ fn start(mut job: Job) -> Result<Running> {
     Ok(Running { job, child, output, begun: Instant::now(), computed: 0.0 })
 }
 
-/// How a job ended, if it has. A job that runs too long is killed.
+/// Returns the end of a job, if it has ended. Kills a job that runs too long.
 fn outcome(running: &mut Running) -> Option<Result<ExitStatus>> {
     // Only until it is waited for.
     running.computed = computed(running.child.id()).unwrap_or(running.computed);
@@ -318,7 +314,7 @@ fn test_times(output: &str) -> impl Iterator<Item = (String, Duration)> + '_ {
     })
 }
 
-/// How many tests have passed, by the closing line of the harness.
+/// The number of tests that have passed, by the closing line of the harness.
 fn passed(output: &str) -> usize {
     let closing = output.lines().filter_map(|line| line.strip_prefix("test result: ok. "));
     closing.filter_map(|line| line.split(' ').next()?.parse::<usize>().ok()).sum()
@@ -335,7 +331,7 @@ mod tests {
     /// The names of the jobs that may begin, one after the other, while a single one runs or not.
     fn names(queue: &mut Queue, is_busy: bool, ended: &[&str]) -> Vec<String> {
         let ended: Vec<String> = ended.iter().map(|name| (*name).to_owned()).collect();
-        std::iter::from_fn(|| queue.next_that(is_busy, &ended)).map(|job| job.name).collect()
+        std::iter::from_fn(|| queue.next(is_busy, &ended)).map(|job| job.name).collect()
     }
 
     #[test]
@@ -344,7 +340,7 @@ mod tests {
         let mut queue = Queue::new(single.into_iter().chain([job("a")]).collect());
         assert_eq!(names(&mut queue, true, &[]), ["a"]);
         assert_eq!(queue.waiting.len(), ONE_AT_A_TIME.len());
-        assert_eq!(queue.next_that(false, &[]).unwrap().name, ONE_AT_A_TIME[0]);
+        assert_eq!(queue.next(false, &[]).unwrap().name, ONE_AT_A_TIME[0]);
     }
 
     #[test]

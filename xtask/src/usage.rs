@@ -46,7 +46,7 @@ cargo xtask wine exec PROGRAM [ARGS]
                             runs another Windows program there, on an HNS that accepts what HNS accepts
 cargo xtask manifests       writes the generated files in deploy/
 cargo xtask mutations [--skip-baseline] [NAME…]
-                            shows that the tests notice the mistakes in tests/mutations; needs root, and hours for all of them
+                            reports which mistakes of tests/mutations the tests notice; needs root, and hours for all of them
 cargo xtask bench [NAME]    measurements beside named peers: addresses, bgp, calc, cni, demo, kubernetes, nftables, vxlan,
                             windows; all without NAME
 cargo xtask vectors FILE… [--on program|oracle|kernel|emulator|server]

@@ -1,4 +1,4 @@
-//! What a lab adds to the program. Packages contain no lab, so the lab is in another crate.
+//! The interface by which a lab extends the program. Packages contain no lab, so the lab is in another crate.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

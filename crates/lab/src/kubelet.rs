@@ -18,7 +18,7 @@ use crate::pod_status::{PodStatus, condition, timestamp};
 const VERSION: &str = "v1.36.1";
 /// How often a lease is renewed. The controller manager regards a node as lost after 40 s.
 const RENEWAL: Duration = Duration::from_secs(10);
-/// How long a request of a pod is repeated while the API server is too busy for it.
+/// The time for which a request of a pod is repeated while the API server is too busy for it.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// The delay before it is repeated.
 const REPEAT_DELAY: Duration = Duration::from_millis(500);

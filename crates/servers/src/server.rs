@@ -19,7 +19,7 @@ const READY: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(50);
 /// How many lines of a log an error shows.
 const LOG_LINES: usize = 15;
-/// How many lines of a log a failed test shows.
+/// The number of lines of a log that a failed test shows.
 const LOG_LINES_OF_TEST: usize = 60;
 
 /// A server: its process may be killed, paused and restarted. A restart uses the same port and data.
@@ -207,7 +207,7 @@ fn has_ended(process: Pid) -> bool {
     poll(&mut ends, Some(&now)).is_ok_and(|ended| ended > 0)
 }
 
-/// Whether something accepts connections at this port.
+/// True if something accepts connections at this address.
 pub(crate) fn listens(address: SocketAddrV4) -> bool {
     TcpStream::connect_timeout(&address.into(), Duration::from_secs(1)).is_ok()
 }

@@ -200,7 +200,7 @@ pub fn command(prefix: &Path, program: &Path) -> Command {
     command
 }
 
-/// Whether a CNI plugin has succeeded under Wine. Wine's server kills the Unix process of a program that has ended, if the process is
+/// True if a CNI plugin has succeeded under Wine. Wine's server kills the Unix process of a program that has ended, if the process is
 /// still there half a second later (`process_sigkill` in Wine's `server/process.c`), as it may be on a busy machine. Its output is
 /// complete then, and tells the result: a plugin that fails prints a document with a code.
 #[must_use]

@@ -25,7 +25,7 @@ pub struct GoModule {
     sources: &'static [&'static str],
     /// Its binaries: their names, and the packages that they are built from.
     pub binaries: &'static [(&'static str, &'static str)],
-    /// Whether they contain C.
+    /// True if they contain C.
     pub cgo: bool,
     /// The system that they run on.
     pub system: System,

@@ -27,7 +27,7 @@ struct Target {
     kind: String,
     /// The file of its root module.
     root: PathBuf,
-    /// Whether `cargo test` builds its tests.
+    /// True if `cargo test` builds its tests.
     has_tests: bool,
     has_doctests: bool,
 }
@@ -37,7 +37,7 @@ impl Target {
         self.kind == "test"
     }
 
-    /// Whether it is a program without the harness that calls functions with `#[test]`.
+    /// True for a program without the harness that calls functions with `#[test]`.
     fn is_exempt(&self, code: &str) -> bool {
         self.is_test() && code.contains("\nfn main() {")
     }
@@ -101,7 +101,7 @@ fn module(line: &str) -> Option<&str> {
     name.strip_suffix(';').filter(|_| is_declaration)
 }
 
-/// Whether code contains a test.
+/// True if code contains a test.
 fn has_test(code: &str) -> bool {
     code.lines()
         .any(|line| ["#[test]", "#[tokio::test"].iter().any(|test| line.trim_start().starts_with(test)))

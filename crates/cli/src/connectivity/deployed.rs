@@ -20,11 +20,11 @@ const PAUSE: Duration = Duration::from_millis(50);
 const BUSY: Duration = Duration::from_millis(500);
 /// When something must exist that others make: the lab starts its DNS when there is a Service.
 const SOON: Duration = Duration::from_secs(5);
-/// How long the removal waits until the next object is gone. Kubernetes deletes a namespace in steps, some seconds after the request.
+/// The time that the removal waits until the next object is gone. Kubernetes deletes a namespace in steps, some seconds after the request.
 const REMOVAL: Duration = Duration::from_secs(60);
 /// How long a new namespace may refuse pods: Kubernetes first makes its service account.
 const NEW_NAMESPACE: Duration = Duration::from_secs(20);
-/// How long the datastore may be busy or out of reach.
+/// The time that the datastore may be busy or out of reach.
 const OUTAGE: Duration = Duration::from_secs(60);
 
 /// A namespace that a test created, with everything in it.
@@ -294,7 +294,7 @@ impl<'a> Deployed<'a> {
     }
 }
 
-/// How far a removal is.
+/// The progress of a removal.
 struct Removal {
     /// The objects whose deletion was accepted.
     deleted: BTreeSet<Key>,
@@ -333,7 +333,7 @@ async fn read(store: &dyn Store, key: &Key) -> anyhow::Result<Option<Stored>> {
     }
 }
 
-/// How long to wait until the next attempt, if the datastore is busy or out of reach.
+/// The time until the next attempt, if the datastore is busy or out of reach.
 fn outage(error: &anyhow::Error) -> Option<Duration> {
     match error.downcast_ref()? {
         StoreError::Throttled(time) => Some(*time),

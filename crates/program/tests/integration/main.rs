@@ -1,4 +1,4 @@
-//! The program without a lab: what it says of manifests, and of a datastore.
+//! Runs the program on manifests and on datastores, without a lab.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod examples;
