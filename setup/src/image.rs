@@ -89,7 +89,7 @@ pub fn build_earlier(commit: &str, folder: &Path, output: &Path, name: &str) -> 
     }
     let (architecture, name, output) = (this_machine()?, name.to_owned(), output.to_owned());
     write(&Options { architectures: vec![architecture], profile: QUICK, name, output }, &source)?;
-    Ok(source.target.join(architecture.target).join(QUICK))
+    Ok(source.shipped(architecture, QUICK))
 }
 
 /// Where the sources are, and where cargo writes.
@@ -101,6 +101,22 @@ struct Source {
 impl Source {
     fn present() -> Result<Self> {
         Ok(Self { folder: workspace()?, target: target_folder()? })
+    }
+
+    /// True before the lab had a crate of its own. It was a feature of `tortie-cli` then, and the only program was `tortie`.
+    fn has_lab_as_feature(&self) -> bool {
+        !self.folder.join("crates/program").exists()
+    }
+
+    /// The folder into which cargo builds.
+    fn built(&self, architecture: Architecture, profile: &str) -> PathBuf {
+        self.target.join(architecture.target).join(profile)
+    }
+
+    /// The folder in which the shipped programs have their public names.
+    fn shipped(&self, architecture: Architecture, profile: &str) -> PathBuf {
+        let built = self.built(architecture, profile);
+        if self.has_lab_as_feature() { built } else { built.join("packaged") }
     }
 }
 
@@ -217,9 +233,7 @@ fn compile(
         Contents::WithLab => ["tortie-program", "tortie-cni"],
     };
     cargo.args(packages.iter().flat_map(|package| ["--package", package]));
-    // Before the lab had a crate of its own, it was a feature of this package.
-    let of_earlier = !source.folder.join("crates/program").exists();
-    if of_earlier {
+    if source.has_lab_as_feature() {
         cargo.arg("--no-default-features");
     }
     // Rust brings the linker and the C library of these targets; the compiler is for C files of dependencies.
@@ -228,21 +242,24 @@ fn compile(
     // No path of the machine that builds is in the programs.
     cargo.env(format!("CARGO_TARGET_{}_RUSTFLAGS", variable.to_uppercase()), remapped(&source.folder)?);
     run(&mut cargo)?;
-    let built = source.target.join(target).join(profile);
-    match contents {
-        Contents::Shipped if !of_earlier => packaged(&built),
-        _ => Ok(built),
+    let built = source.built(architecture, profile);
+    if contents == Contents::WithLab {
+        return Ok(built);
     }
+    let shipped = source.shipped(architecture, profile);
+    if shipped != built {
+        copy_packaged(&built, &shipped)?;
+    }
+    Ok(shipped)
 }
 
-/// Copies the built programs into a folder of their own, under the names that they have in the image.
-fn packaged(built: &Path) -> Result<PathBuf> {
-    let folder = built.join("packaged");
-    std::fs::create_dir_all(&folder)?;
+/// Copies the built programs into another folder, under the names that they have in the image.
+fn copy_packaged(built: &Path, folder: &Path) -> Result<()> {
+    std::fs::create_dir_all(folder)?;
     for (file, name) in [("tortie-packaged", "tortie"), ("tortie-cni", "tortie-cni")] {
         std::fs::copy(built.join(file), folder.join(name)).with_context(|| file.to_owned())?;
     }
-    Ok(folder)
+    Ok(())
 }
 
 /// The linker that comes with Rust.
@@ -269,6 +286,16 @@ fn remapped(here: &Path) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn shipped_programs_of_any_commit_are_found() {
+        let folder = std::env::temp_dir().join("tortie-no-such-folder");
+        let earlier = Source { folder, target: "t".into() };
+        let amd64 = ARCHITECTURES[0];
+        assert_eq!(earlier.shipped(amd64, QUICK), Path::new("t/x86_64-unknown-linux-musl/quick"));
+        let present = Source { folder: workspace().unwrap(), ..earlier };
+        assert_eq!(present.shipped(amd64, QUICK), Path::new("t/x86_64-unknown-linux-musl/quick/packaged"));
+    }
 
     #[test]
     fn options_are_read_or_rejected() {
