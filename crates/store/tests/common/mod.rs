@@ -92,11 +92,16 @@ fn for_grpc(mut config: ClientConfig) -> ClientConfig {
 }
 
 /// Waits until the service answers an operator.
+///
+/// The deadline is several times the client's timeout of a call (15 s), because one call can wait that long: the client's
+/// HTTP library hands a request to its connection through a channel of tokio, and a channel whose receiver is dropped at
+/// that moment can keep a message that nobody receives. On busy machines, one in some 10,000 connections that the
+/// service closes at once shows it.
 pub(crate) async fn answering(remote: Remote) -> Arc<dyn Store> {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while let Err(error) = remote.list(Kind::Pod).await {
         assert!(Instant::now() < deadline, "{error}");
-        tokio::task::yield_now().await;
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
     Arc::new(remote)
 }

@@ -7,7 +7,7 @@ use futures::StreamExt;
 use hyper_util::rt::TokioIo;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tonic::transport::Endpoint;
@@ -167,10 +167,12 @@ struct ObjectKey {
 /// that the service allows, so another client gets through when it has ended.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_connection_that_takes_nothing_ends() {
+    /// More than the kernel keeps for a client that takes nothing: up to 4 MiB at the service, and little at the client.
+    const OBJECT_BYTES: usize = 12 << 20;
     let write_timeout = Duration::from_millis(200);
     let served = Served::new(Limits { write_timeout, connections: 1, ..limits() }).await;
     let key = Key::global(Kind::Namespace, "n");
-    served.store.create(&key, json!("x".repeat(32 << 20))).await.unwrap();
+    served.store.create(&key, json!("x".repeat(OBJECT_BYTES))).await.unwrap();
 
     let relay = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = relay.local_addr().unwrap();
@@ -196,7 +198,9 @@ async fn a_connection_that_takes_nothing_ends() {
     });
 
     let (near, _) = relay.accept().await.unwrap();
-    let far = TcpStream::connect(served.address).await.unwrap();
+    let far = TcpSocket::new_v4().unwrap();
+    far.set_recv_buffer_size(1 << 16).unwrap();
+    let far = far.connect(served.address).await.unwrap();
     let (mut near_read, mut near_write) = near.into_split();
     let (mut far_read, mut far_write) = far.into_split();
     tokio::spawn(async move { tokio::io::copy(&mut near_read, &mut far_write).await });
