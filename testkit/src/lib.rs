@@ -3,6 +3,7 @@
 pub mod clusters;
 pub mod emulator;
 pub mod exceptions;
+pub mod executables;
 pub mod flows;
 pub mod frames;
 #[cfg(target_os = "linux")]

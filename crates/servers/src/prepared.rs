@@ -125,7 +125,10 @@ mod tests {
         let home = folder.path().join("home");
         fs::create_dir_all(home.join(NAME)).unwrap();
         let program = folder.path().join("tests");
-        fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+        // Another process writes it: a child that another test starts in the meantime would inherit the open file, and the
+        // kernel starts no program that is open for writing.
+        let mut copy = Command::new("cp");
+        assert!(copy.arg(std::env::current_exe().unwrap()).arg(&program).status().unwrap().success());
         for (path, mode) in [(folder.path(), 0o755), (&home, 0o755), (&home.join(NAME), 0o700)] {
             fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
         }

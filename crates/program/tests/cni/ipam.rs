@@ -1,7 +1,6 @@
 //! Addresses of host-local, which Tortie's plugin implements, and of other IPAM plugins, which it executes.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 
 use serde_json::{Value, json};
 use tortie_api::calico::WorkloadEndpoint;
@@ -249,8 +248,7 @@ fn another_plugin_gets_every_command() {
         fail = node.path("fail").display(),
     );
     let program = node.path("bin/lease");
-    fs::write(&program, script).unwrap();
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    testkit::executables::write_script(&program, &script);
     let config = || json!({"ipam": {"type": "lease", "anything": [1]}});
     let pod = node.pod("p", json!({}));
     let called = || {

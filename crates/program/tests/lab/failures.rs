@@ -278,7 +278,7 @@ fn a_hanging_hns_blocks_only_its_own_pods() {
 /// What a kubelet passes to the plugin of a pod, including its uid.
 #[test]
 fn the_plugin_receives_the_pods_uid() {
-    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::fs::symlink;
     let lab = Lab::new(User::Root);
     let mut running = lab.up(&[]);
     let (bin, log) = (lab.dir().join("bin"), lab.dir().join("told"));
@@ -290,8 +290,7 @@ fn the_plugin_receives_the_pods_uid() {
         log.display(),
         lab.dir().join("real/tortie-cni").display()
     );
-    std::fs::write(bin.join("tortie-cni"), script).unwrap();
-    std::fs::set_permissions(bin.join("tortie-cni"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    testkit::executables::write_script(&bin.join("tortie-cni"), &script);
     lab.ok(&["apply", "-f", &lab.example("policy-demo-pods.yml")]);
     lab.wait_for_pods();
     let log = std::fs::read_to_string(log).unwrap();

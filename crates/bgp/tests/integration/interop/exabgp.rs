@@ -3,7 +3,6 @@
 
 use std::fs::File;
 use std::io::Write as _;
-use std::os::unix::fs::PermissionsExt as _;
 
 use serde_json::{Value, json};
 use tortie_bgp::codec::{AsPath, Attributes, Community, LargeCommunity, UnknownAttribute};
@@ -25,8 +24,7 @@ impl<'a> ExaBgp<'a> {
     fn start(lab: &'a Lab, own_as: u32, options: &str) -> Self {
         let path = |name: &str| lab.path(name).display().to_string();
         let program = |name: &str, line: &str| {
-            std::fs::write(lab.path(name), format!("#!/bin/sh\n{line}\n")).unwrap();
-            std::fs::set_permissions(lab.path(name), std::fs::Permissions::from_mode(0o755)).unwrap();
+            testkit::executables::write_script(&lab.path(name), &format!("#!/bin/sh\n{line}\n"));
         };
         program("speak", &format!("cat {}", path("commands")));
         program("hear", &format!("cat >> {}", path("reports")));

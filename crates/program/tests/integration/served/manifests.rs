@@ -412,8 +412,7 @@ fn kustomizations_are_built_by_kubectl_or_kustomize() {
         let folder = at(program);
         std::fs::create_dir_all(&folder).unwrap();
         let script = folder.join(program);
-        std::fs::write(&script, format!("#!/bin/sh\nexec {kube} {words}\n")).unwrap();
-        std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        testkit::executables::write_script(&script, &format!("#!/bin/sh\nexec {kube} {words}\n"));
         let path = folder.display().to_string();
         for (command, expected) in [
             ("apply", "GlobalNetworkSet built-s created"),

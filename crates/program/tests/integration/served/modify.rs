@@ -1,7 +1,5 @@
 //! `tortie create`, `replace`, `patch`, `edit`, `label`, `annotate` and `delete`, one command after another on one datastore.
 
-use std::os::unix::fs::PermissionsExt;
-
 use serde_json::{Value, json};
 use tortie_api::{Key, Kind};
 use tortie_store::Store;
@@ -221,9 +219,8 @@ async fn an_object_is_changed_in_an_editor() {
             }
             _ => String::new(),
         };
-        std::fs::write(&script, format!("#!/bin/sh\n{other}[ $1 = -w ] && sed -i '{change}' \"$2\"\n"))
-            .unwrap();
-        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let text = format!("#!/bin/sh\n{other}[ $1 = -w ] && sed -i '{change}' \"$2\"\n");
+        testkit::executables::write_script(std::path::Path::new(&script), &text);
         let mut command = cluster.tortie(&["edit", "networkpolicy/db", "-n", "shop"]);
         let output = command.env("KUBE_EDITOR", format!("{script} -w")).output().await.unwrap();
         let printed = text_of(&output);

@@ -45,8 +45,7 @@ fn a_router_follows_the_documented_loop_after_interruptions() {
         "#!/bin/sh\n[ \"$1\" != get ] || exec cat now.json\nexec {} \"$@\"\n",
         env!("CARGO_BIN_EXE_tortie")
     );
-    fs::write(path("tortie"), program).unwrap();
-    fs::set_permissions(path("tortie"), fs::Permissions::from_mode(0o755)).unwrap();
+    testkit::executables::write_script(&path("tortie"), &program);
     let run = |script: &str| {
         let mut command = Command::new("sh");
         let programs = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
