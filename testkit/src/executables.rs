@@ -12,6 +12,7 @@ use std::process::{Command, Stdio};
 ///
 /// # Panics
 /// The script cannot be written.
+#[expect(clippy::expect_used, reason = "a test without its script cannot run")]
 pub fn write_script(path: &Path, text: &str) {
     let mut install = Command::new("install");
     install.args(["-m", "755", "/dev/stdin"]).arg(path).stdin(Stdio::piped());
