@@ -8,7 +8,8 @@ use ipnet::IpNet;
 use serde::Deserialize;
 use serde_json::Value;
 use tortie_api::calico::{
-    EndpointToHostAction, FelixConfigurationSpec, HostEndpointSpec, IpPool, TierDefault, WorkloadEndpointSpec,
+    BgpConfigurationSpec, EndpointToHostAction, FelixConfigurationSpec, HostEndpointSpec, IpPool,
+    TierDefault, WorkloadEndpointSpec,
 };
 use tortie_api::ipam::Block;
 use tortie_api::kubernetes::{EndpointSlice, Node, Service};
@@ -35,6 +36,7 @@ pub(crate) enum Input {
     Node(Node),
     Pool(IpPool),
     Felix(Box<FelixConfigurationSpec>),
+    Bgp(Box<BgpConfigurationSpec>),
     /// The node of a block.
     Block(IpNet, BlockNodes),
 }
@@ -122,6 +124,7 @@ pub(crate) fn typed(key: &Key, resource: Resource) -> Option<Input> {
         (Kind::Node, Resource::Node(node)) => Input::Node(node),
         (Kind::IpPool, Resource::IpPool(pool)) => Input::Pool(pool),
         (Kind::FelixConfiguration, Resource::FelixConfiguration(felix)) => Input::Felix(Box::new(felix.spec)),
+        (Kind::BgpConfiguration, Resource::BgpConfiguration(bgp)) => Input::Bgp(Box::new(bgp.spec)),
         (_, policy) => Input::Policy(Box::new(compile_read(key, &policy)?)),
     })
 }

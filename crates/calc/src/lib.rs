@@ -44,7 +44,7 @@ use subjects::{Backends, Subjects};
 pub use network::{pool_of_network, unfit_for_flannel, vtep_mac};
 
 /// The kinds of object that the state of any node depends on; [`Calc::kinds`] returns those of one node.
-pub const KINDS: [Kind; 19] = [
+pub const KINDS: [Kind; 20] = [
     Kind::Namespace,
     Kind::ServiceAccount,
     Kind::Node,
@@ -64,6 +64,7 @@ pub const KINDS: [Kind; 19] = [
     Kind::WorkloadEndpoint,
     Kind::HostEndpoint,
     Kind::FelixConfiguration,
+    Kind::BgpConfiguration,
 ];
 
 /// The kinds of object that a node's state depends on, with or without the cluster's Services.
@@ -108,11 +109,13 @@ pub struct Finding {
 impl Calc {
     /// For the node of this name, without any state.
     pub fn new(node: impl Into<String>) -> Self {
+        let mut subjects = Subjects::default();
+        let sets = Sets::with_all_nodes(&mut subjects);
         Self {
             node: node.into(),
-            subjects: Subjects::default(),
+            subjects,
             policies: Policies::default(),
-            sets: Sets::default(),
+            sets,
             network: Network::default(),
             flannel_leases: None,
             services: None,
@@ -278,6 +281,7 @@ impl Calc {
             }
             Some(Input::Node(node)) => self.update_node(&key.name, Some(node)),
             Some(Input::Felix(spec)) => self.network.update_felix(&key.name, Some(*spec)),
+            Some(Input::Bgp(spec)) => self.network.update_bgp(&key.name, Some(*spec)),
             Some(Input::Pool(pool)) => self.network.update_pool(&key.name, Some(pool)),
             Some(Input::Block(cidr, nodes)) => self.network.update_block(cidr, nodes),
             None => self.forget(key),
@@ -307,6 +311,7 @@ impl Calc {
             Kind::Node => self.update_node(&key.name, None),
             Kind::IpPool => self.network.update_pool(&key.name, None),
             Kind::FelixConfiguration => self.network.update_felix(&key.name, None),
+            Kind::BgpConfiguration => self.network.update_bgp(&key.name, None),
             Kind::IpamBlock => key
                 .name
                 .parse()

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use sha1::{Digest, Sha1};
-use tortie_api::calico::{EncapsulationMode, FelixConfigurationSpec, IpPool};
+use tortie_api::calico::{BgpConfigurationSpec, EncapsulationMode, FelixConfigurationSpec, IpPool};
 use tortie_api::kubernetes::Node;
 use tortie_api::net::IpVersion;
 use tortie_dataplane::{
@@ -30,6 +30,8 @@ pub(crate) struct Network {
     pools: BTreeMap<String, IpPool>,
     /// FelixConfigurations by name: `default`, and `node.<name>`.
     felix: BTreeMap<String, FelixConfigurationSpec>,
+    /// BGPConfigurations by name: `default`, and `node.<name>`.
+    bgp: BTreeMap<String, BgpConfigurationSpec>,
     /// The node of each block.
     blocks: BTreeMap<IpNet, String>,
     /// The addresses of each block that other nodes have borrowed.
@@ -55,7 +57,7 @@ pub(crate) struct Network {
 /// What may have changed since the last flush.
 #[derive(Default)]
 struct Dirty {
-    /// Pools or FelixConfigurations.
+    /// Pools, FelixConfigurations or BGPConfigurations.
     settings: bool,
     nodes: BTreeSet<String>,
     blocks: BTreeSet<IpNet>,
@@ -142,6 +144,10 @@ impl Network {
         self.dirty.settings |= put(&mut self.felix, name.to_owned(), spec);
     }
 
+    pub(crate) fn update_bgp(&mut self, name: &str, spec: Option<BgpConfigurationSpec>) {
+        self.dirty.settings |= put(&mut self.bgp, name.to_owned(), spec);
+    }
+
     /// Ingests the node that owns a block, if any, and those that have borrowed addresses of it.
     pub(crate) fn update_block(&mut self, cidr: IpNet, nodes: BlockNodes) {
         if self.policy_only {
@@ -200,6 +206,7 @@ impl Network {
             && self.pod_networks.is_empty()
             && self.pools.is_empty()
             && self.felix.is_empty()
+            && self.bgp.is_empty()
     }
 
     fn local_node(&self, name: &str) -> Option<LocalNode> {
@@ -259,7 +266,9 @@ impl Network {
         let pools = self.pools.values().map(|pool| (pool.spec.cidr, pool.spec.nat_outgoing));
         let felix = self.felix.iter().map(|(name, spec)| (name.as_str(), spec));
         let vxlan_ports = FelixConfigurationSpec::vxlan_ports(felix);
-        Settings { vxlan_ports, ..Settings::new(&self.felix(name), pools.collect()) }
+        let bgp = self.bgp.iter().map(|(name, spec)| (name.as_str(), spec));
+        let bgp_ports = BgpConfigurationSpec::listen_ports(bgp);
+        Settings { vxlan_ports, bgp_ports, ..Settings::new(&self.felix(name), pools.collect()) }
     }
 
     pub(crate) fn pools(&self) -> impl Iterator<Item = &IpPool> {

@@ -9,12 +9,13 @@ use tortie_api::Key;
 use tortie_api::kubernetes::Node;
 use tortie_dataplane::{Delta, NodeState};
 use tortie_policy::program::{Lookup, Member, SetId};
-use tortie_policy::{SetSource, SubjectLabels};
+use tortie_policy::{ALL_NODES, SetSource, SubjectLabels};
+use tortie_selector::Selector;
 
 use crate::index::SelectorIndex;
 use crate::keys::ByKey;
 use crate::network::FlannelLeases;
-use crate::nodes::NodeSets;
+use crate::nodes::{NodeSets, problem};
 use crate::slab::{No, Slab};
 use crate::subjects::{Backends, NamedPort, Subject, Subjects, What};
 
@@ -24,6 +25,8 @@ pub(crate) struct Sets {
     table: Slab<ActiveSet>,
     by_selector: SelectorIndex,
     by_nodes: NodeSets,
+    /// The set of all nodes, which is there without a policy.
+    all_nodes: Option<No>,
     by_service: BTreeMap<(String, String), BTreeSet<No>>,
     slices: BTreeMap<Key, Backends>,
     slices_of_service: BTreeMap<(String, String), BTreeSet<Key>>,
@@ -46,6 +49,15 @@ struct ActiveSet {
 type GivenOut<'a> = Option<&'a BTreeSet<Member>>;
 
 impl Sets {
+    /// With the set of all nodes ([`ALL_NODES`]), for ever.
+    pub(crate) fn with_all_nodes(subjects: &mut Subjects) -> Self {
+        let mut sets = Self::default();
+        let all = [(ALL_NODES.clone(), Arc::new(SetSource::Nodes(Selector::all())))];
+        sets.acquire(&all, subjects, &BTreeMap::new());
+        sets.all_nodes = sets.number(&ALL_NODES);
+        sets
+    }
+
     /// Ingests a new subject, or a subject with new labels.
     pub(crate) fn enter(&mut self, subject: &mut Subject, state: &NodeState) {
         for no in self.by_selector.candidates(&subject.labels) {
@@ -88,9 +100,11 @@ impl Sets {
         }
     }
 
-    /// What is wrong with the addresses of a node that a set selects.
+    /// What is wrong with the addresses of a node that a policy selects.
     pub(crate) fn problem_of_node(&self, node: &Node) -> Option<String> {
-        self.by_nodes.problem(node)
+        let own = |no| usize::from(self.all_nodes == Some(no));
+        let is_named = |no: &No| self.table.get(*no).is_some_and(|set| set.references > own(*no));
+        self.by_nodes.of(node).iter().any(is_named).then(|| problem(node)).flatten()
     }
 
     /// Ingests a slice of backends of a Service.
@@ -172,11 +186,14 @@ impl Sets {
         (changed, gone)
     }
 
+    /// Whether nothing is there but the set of all nodes.
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
-        let kept = self.numbers.is_empty() && self.table.is_empty() && self.dirty.is_empty();
+        let only_nodes = |numbers: &mut dyn Iterator<Item = No>| numbers.eq(self.all_nodes);
+        let kept = only_nodes(&mut self.numbers.numbers()) && only_nodes(&mut self.table.numbers());
         let backends = self.slices.is_empty() && self.slices_of_service.is_empty();
-        kept && self.by_nodes.is_empty()
+        kept && self.dirty.is_empty()
+            && only_nodes(&mut self.by_nodes.numbers())
             && self.by_selector.is_empty()
             && self.by_service.is_empty()
             && backends

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ipnet::IpNet;
 use tortie_api::calico::{
-    EndpointToHostAction, EstablishedFlows, FelixConfigurationSpec, FilterDenyAction, PolicyCounters,
-    WindowsPolicySets,
+    BgpConfigurationSpec, BgpFromPods, EndpointToHostAction, EstablishedFlows, FelixConfigurationSpec,
+    FilterDenyAction, PolicyCounters, WindowsPolicySets,
 };
 use tortie_api::net::Protocol;
 
@@ -25,6 +25,10 @@ pub struct Settings {
     pub vxlan_from_workloads: bool,
     /// Whether pods may send IPIP packets, which are otherwise dropped before policy.
     pub ipip_from_workloads: bool,
+    /// The TCP ports on which BGP speakers of nodes listen, to which pods do not connect on nodes (policy decision 48).
+    pub bgp_ports: BTreeSet<u16>,
+    /// What happens to packets from pods to these ports of nodes, before policy.
+    pub bgp_from_pods: BgpFromPods,
     /// The MTU of the overlay and of new pods, in bytes, on Linux; none for that of the node's interface less VXLAN's 50 bytes.
     pub vxlan_mtu: Option<u32>,
     /// The same for the overlay of IPv6; none for that of the node's interface less 70 bytes.
@@ -60,7 +64,7 @@ pub struct Failsafe {
 
 impl Settings {
     /// The settings from FelixConfiguration and IPPools. The ports of VXLAN are those of this node and of Windows nodes; other nodes may have
-    /// more ([`FelixConfigurationSpec::vxlan_ports`]).
+    /// more ([`FelixConfigurationSpec::vxlan_ports`]), as they may of BGP ([`BgpConfigurationSpec::listen_ports`]).
     #[must_use]
     pub fn new(felix: &FelixConfigurationSpec, pools: BTreeMap<IpNet, bool>) -> Self {
         let failsafe = |port: &tortie_api::calico::FailsafePort| Failsafe {
@@ -85,6 +89,7 @@ impl Settings {
             feature_detect_override: _,
             nftables_filter_deny_action: _,
             iptables_filter_deny_action: _,
+            bgp_from_pods,
             established_flows,
             policy_counters,
             windows_policy_sets,
@@ -97,6 +102,8 @@ impl Settings {
             vxlan_ports: [felix.vxlan_port(), FelixConfigurationSpec::VXLAN_PORT].into(),
             vxlan_from_workloads: allow_vxlan_packets_from_workloads.unwrap_or_default(),
             ipip_from_workloads: allow_ipip_packets_from_workloads.unwrap_or_default(),
+            bgp_ports: [BgpConfigurationSpec::PORT].into(),
+            bgp_from_pods: bgp_from_pods.unwrap_or_default(),
             vxlan_mtu: vxlan_mtu.filter(|mtu| FelixConfigurationSpec::MTUS.contains(mtu)),
             vxlan_mtu_v6: vxlan_mtu_v6.filter(|mtu| FelixConfigurationSpec::MTUS_V6.contains(mtu)),
             ipip_mtu: ipip_mtu.filter(|mtu| FelixConfigurationSpec::MTUS.contains(mtu)),

@@ -1,6 +1,6 @@
 //! Evaluates the policies of one endpoint for a packet.
 
-use tortie_api::calico::{Rule, TierDefault};
+use tortie_api::calico::{BgpFromPods, Rule, TierDefault};
 use tortie_api::net::{Action, Direction, Protocol};
 use tortie_api::report::StaticRule;
 use tortie_api::{Key, Kind, Resource};
@@ -100,14 +100,17 @@ impl Oracle<'_> {
 
     /// The fixed rules for every packet that a pod sends, before its policy. A pod may not send tunnel packets,
     /// because another node would accept their contents as packets of its own (unless FelixConfiguration allows
-    /// them); each node listens on the port that is configured for it, and Windows nodes on their own. A pod may not advertise itself as a router. Neighbour discovery between a pod and its node always works
-    /// (policy decisions 22, 38).
+    /// them); each node listens on the port that is configured for it, and Windows nodes on their own. A pod may not advertise itself as a router, and
+    /// not connect to the BGP speaker of a node. Neighbour discovery between a pod and its node always works
+    /// (policy decisions 22, 38, 48).
     pub(super) fn built_in(&self, pod: &Workload, to_own_node: bool, packet: &Packet<'_>) -> Option<Trace> {
         let felix = self.world.felix(&pod.node);
         let icmp_type =
             packet.icmp.filter(|_| packet.protocol == Protocol::ICMPV6).map(|(icmp_type, _)| icmp_type);
         let ports = self.world.vxlan_ports();
         let is_vxlan = packet.protocol == Protocol::UDP && ports.contains(&packet.destination.port);
+        let to_bgp = packet.protocol == Protocol::TCP
+            && self.world.is_bgp_of_a_node(packet.destination.address, packet.destination.port);
         let (verdict, rule) = match icmp_type {
             Some(133 | 135 | 136) if to_own_node => (Verdict::Allow, "a pod and its gateway find each other"),
             Some(134) => (Verdict::Deny, "pods do not advertise routers"),
@@ -118,6 +121,9 @@ impl Oracle<'_> {
                 && felix.allow_ipip_packets_from_workloads != Some(true) =>
             {
                 (Verdict::Deny, "pods do not send IPIP packets")
+            }
+            _ if to_bgp && felix.bgp_from_pods.unwrap_or_default() == BgpFromPods::Drop => {
+                (Verdict::Deny, "pods do not connect to the BGP speakers of nodes")
             }
             _ => return None,
         };

@@ -7,8 +7,8 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use tortie_api::calico::{
-    EncapsulationMode, EndpointToHostAction, FelixConfigurationSpec, HostEndpoint, NetworkSet,
-    WorkloadEndpoint,
+    BgpConfigurationSpec, EncapsulationMode, EndpointToHostAction, FelixConfigurationSpec, HostEndpoint,
+    NetworkSet, WorkloadEndpoint,
 };
 use tortie_api::kubernetes::{EndpointSlice, Node, Pod};
 use tortie_api::net::{IpVersion, Protocol};
@@ -155,6 +155,8 @@ pub(super) struct World {
     felix_of_all: FelixConfigurationSpec,
     /// The UDP ports on which some node listens for VXLAN.
     vxlan_ports: BTreeSet<u16>,
+    /// The TCP ports on which the BGP speaker of some node listens.
+    bgp_ports: BTreeSet<u16>,
     /// The backends of each Service, by namespace and name.
     pub(super) backends: BTreeMap<(String, String), Backends>,
     /// The nodes of pods that use their node's network, by namespace and name.
@@ -180,6 +182,7 @@ impl World {
             felix: BTreeMap::new(),
             felix_of_all: felix(snapshot, "default").unwrap_or_default(),
             vxlan_ports: vxlan_ports(snapshot),
+            bgp_ports: bgp_ports(snapshot),
             backends: BTreeMap::new(),
             on_the_host: BTreeMap::new(),
             nodes: BTreeMap::new(),
@@ -280,6 +283,11 @@ impl World {
     /// The UDP ports on which some node listens for VXLAN.
     pub(super) fn vxlan_ports(&self) -> &BTreeSet<u16> {
         &self.vxlan_ports
+    }
+
+    /// Whether a TCP packet to this address and port reaches the BGP speaker of a node.
+    pub(super) fn is_bgp_of_a_node(&self, address: IpAddr, port: u16) -> bool {
+        self.bgp_ports.contains(&port) && self.nodes_at.contains_key(&address)
     }
 
     /// The settings of a node.
@@ -514,6 +522,15 @@ fn vxlan_ports(snapshot: &Snapshot) -> BTreeSet<u16> {
         _ => None,
     });
     FelixConfigurationSpec::vxlan_ports(felix)
+}
+
+/// The TCP ports on which the BGP speaker of some node, known or not, listens.
+fn bgp_ports(snapshot: &Snapshot) -> BTreeSet<u16> {
+    let bgp = snapshot.resources().filter_map(|(key, resource)| match resource {
+        Resource::BgpConfiguration(bgp) => Some((key.name.as_str(), &bgp.spec)),
+        _ => None,
+    });
+    BgpConfigurationSpec::listen_ports(bgp)
 }
 
 /// The settings object of this name. If it is unreadable, the most restrictive settings.

@@ -1,6 +1,6 @@
 //! Compiles policies of cluster administrators (policy decision 9) into the tiers `kube-admin` and `kube-baseline`.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use serde_json::Value;
 use tortie_api::Cidr;
@@ -142,10 +142,18 @@ fn compile_peer(peer: &ClusterPeer, sets: &mut Sets) -> (EntityMatch, Selector) 
 /// Adds the set of the addresses of these nodes to `sets` and returns its id. A selector of endpoints with the same text has
 /// another id.
 fn node_set(nodes: Selector, sets: &mut Sets) -> SetId {
-    let id = SetId::new(tortie_selector::unique_id("nodes", &nodes.id()));
+    let id = id_of_nodes(&nodes);
     sets.insert(id.clone(), SetSource::Nodes(nodes));
     id
 }
+
+fn id_of_nodes(nodes: &Selector) -> SetId {
+    SetId::new(tortie_selector::unique_id("nodes", &nodes.id()))
+}
+
+/// The id of the set of the addresses of all nodes. Every node has it, because pods do not connect to the nodes' ports of BGP (policy
+/// decision 48). Policies with a peer `nodes` that selects all of them name it, too.
+pub static ALL_NODES: LazyLock<SetId> = LazyLock::new(|| id_of_nodes(&Selector::all()));
 
 /// The pods that a subject or peer selects, if it selects pods.
 fn pods(peer: &ClusterPeer) -> Option<Selector> {

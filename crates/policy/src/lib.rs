@@ -15,6 +15,7 @@ mod kubernetes;
 mod labels;
 pub mod program;
 
+pub use cluster::ALL_NODES;
 pub use compile::{compile, compile_profile, compile_read, policy_id, readable_order};
 pub use compiled::{Compiled, Hook, Order, SetSource};
 pub use labels::{OwnLabels, SubjectLabels, namespace_profile};

@@ -9,13 +9,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use ipnet::Ipv4Net;
-use tortie_api::calico::{FelixConfiguration, WindowsPolicySets};
+use tortie_api::calico::{BgpFromPods, FelixConfiguration, WindowsPolicySets};
 use tortie_api::net::IpVersion;
 use tortie_dataplane::{
     Condition, Dataplane, Delta, Endpoint, EndpointId, LocalNode, NodeState, Reason, Report, Settings,
     ShowError, Shown, not_enforced,
 };
 use tortie_hcn::{Class, Feature, Guid, Hcn, HcnExt, Version};
+use tortie_policy::ALL_NODES;
 use tortie_policy::program::{PolicyId, SetId};
 use tracing::{info, warn};
 
@@ -245,6 +246,10 @@ impl WindowsDataplane {
     }
 
     fn mark_users_of_set(&mut self, state: &NodeState, set: &SetId) {
+        if *set == *ALL_NODES && state.settings.bgp_from_pods == BgpFromPods::Drop {
+            // Every endpoint's list names it.
+            return state.endpoints.keys().for_each(|id| self.acl_reconciler.mark_due(id.clone()));
+        }
         let naming = state.policies.iter().filter(|(_, rules)| rules.set_ids().any(|id| id == set));
         self.mark_users_of_policies(state, &naming.map(|(id, _)| id).collect());
     }

@@ -1,6 +1,7 @@
 //! Calico's BGP kinds (`api/pkg/apis/projectcalico/v3/bgppeer.go`, `bgpconfig.go`, `bgpfilter.go`). They configure
 //! the BGP speakers of nodes, Calico's and Tortie's.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
@@ -101,6 +102,20 @@ pub struct BgpConfigurationSpec {
     pub ipv4_normal_route_priority: Option<u32>,
     #[serde(rename = "ipv6NormalRoutePriority")]
     pub ipv6_normal_route_priority: Option<u32>,
+}
+
+impl BgpConfigurationSpec {
+    /// The TCP port of BGP that has been assigned (RFC 4271).
+    pub const PORT: u16 = 179;
+
+    /// The TCP ports on which the speaker of some node may listen, by the cluster's BGPConfigurations with their names. Port 179 is always
+    /// one, because nodes without Tortie's speaker may have another one.
+    #[must_use]
+    pub fn listen_ports<'a>(all: impl Iterator<Item = (&'a str, &'a Self)>) -> BTreeSet<u16> {
+        let of_nodes = all.filter(|(name, _)| *name == "default" || name.starts_with("node."));
+        let ports = of_nodes.filter_map(|(_, spec)| spec.listen_port);
+        ports.filter(|port| *port != 0).chain([Self::PORT]).collect()
+    }
 }
 
 /// Rules for routes.

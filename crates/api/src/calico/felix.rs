@@ -57,6 +57,10 @@ pub struct FelixConfigurationSpec {
     pub nftables_filter_deny_action: Option<FilterDenyAction>,
     /// The older name of the same setting, used if the newer one is absent.
     pub iptables_filter_deny_action: Option<FilterDenyAction>,
+    /// What happens to packets from pods to the nodes' ports of BGP (policy decision 48). This is not a field of Calico; it comes from
+    /// the annotation [`FelixConfiguration::BGP_FROM_PODS`].
+    #[serde(skip)]
+    pub bgp_from_pods: Option<BgpFromPods>,
     /// What happens to established flows that a changed policy denies (policy decision 20). This is not a field of
     /// Calico; it comes from the annotation [`FelixConfiguration::ESTABLISHED_FLOWS`].
     #[serde(skip)]
@@ -72,6 +76,16 @@ pub struct FelixConfigurationSpec {
     /// [`FelixConfiguration::PROVEN_POLICY_SETS`].
     #[serde(skip)]
     pub proven_policy_sets: Option<BTreeSet<(u32, u32)>>,
+}
+
+/// What happens to packets from pods to the nodes' ports of BGP, before policy.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum BgpFromPods {
+    /// They are dropped: behind natOutgoing, they would come from the address of a node, which is a peer of the others.
+    #[default]
+    Drop,
+    /// Policy decides.
+    Allow,
 }
 
 /// What happens to a packet that policy denies.
@@ -121,6 +135,8 @@ pub enum WindowsPolicySets {
 impl FelixConfiguration {
     /// The lowest VXLAN network identifier of HNS (win-overlay of the CNI plugins).
     pub const LOWEST_WINDOWS_VNI: u32 = 4096;
+    /// The annotation for BGP from pods to nodes: `Drop` or `Allow`.
+    pub const BGP_FROM_PODS: &str = "tortie.io/bgpFromPods";
     /// The annotation for established flows: `Keep` or `Cut`.
     pub const ESTABLISHED_FLOWS: &str = "tortie.io/establishedFlows";
     /// The annotation for policy counters: `Disabled` or `Enabled`.
@@ -132,6 +148,8 @@ impl FelixConfiguration {
 
     /// Reads the settings in annotations.
     pub(crate) fn read_annotations(&mut self) -> Result<(), FieldError> {
+        let bgp = [("Drop", BgpFromPods::Drop), ("Allow", BgpFromPods::Allow)];
+        self.spec.bgp_from_pods = self.annotation(Self::BGP_FROM_PODS, bgp)?;
         let flows = [("Keep", EstablishedFlows::Keep), ("Cut", EstablishedFlows::Cut)];
         self.spec.established_flows = self.annotation(Self::ESTABLISHED_FLOWS, flows)?;
         let counters = [("Disabled", PolicyCounters::Disabled), ("Enabled", PolicyCounters::Enabled)];
@@ -263,6 +281,7 @@ impl FelixConfigurationSpec {
             feature_detect_override,
             nftables_filter_deny_action,
             iptables_filter_deny_action,
+            bgp_from_pods,
             established_flows,
             policy_counters,
             windows_policy_sets,
@@ -288,6 +307,7 @@ impl FelixConfigurationSpec {
             feature_detect_override: self.feature_detect_override.or(feature_detect_override),
             nftables_filter_deny_action: self.nftables_filter_deny_action.or(nftables_filter_deny_action),
             iptables_filter_deny_action: self.iptables_filter_deny_action.or(iptables_filter_deny_action),
+            bgp_from_pods: self.bgp_from_pods.or(bgp_from_pods),
             established_flows: self.established_flows.or(established_flows),
             policy_counters: self.policy_counters.or(policy_counters),
             windows_policy_sets: self.windows_policy_sets.or(windows_policy_sets),

@@ -28,8 +28,8 @@ pub use controllers::{
 };
 pub use endpoint::{EndpointPort, WorkloadEndpoint, WorkloadEndpointPort, WorkloadEndpointSpec};
 pub use felix::{
-    EndpointToHostAction, EstablishedFlows, FailsafePort, FelixConfiguration, FelixConfigurationSpec,
-    FilterDenyAction, PolicyCounters, WindowsPolicySets,
+    BgpFromPods, EndpointToHostAction, EstablishedFlows, FailsafePort, FelixConfiguration,
+    FelixConfigurationSpec, FilterDenyAction, PolicyCounters, WindowsPolicySets,
 };
 pub use host::{HostEndpoint, HostEndpointSpec};
 pub use ipam::{IpReservation, IpReservationSpec, IpamConfig, IpamConfigSpec};

@@ -114,6 +114,7 @@ pub(crate) fn check(key: &Key, value: &Value) -> Vec<FieldError> {
         }
     }
     let known = [
+        FelixConfiguration::BGP_FROM_PODS,
         FelixConfiguration::ESTABLISHED_FLOWS,
         FelixConfiguration::POLICY_COUNTERS,
         FelixConfiguration::WINDOWS_POLICY_SETS,

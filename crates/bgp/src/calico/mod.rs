@@ -31,7 +31,7 @@ use crate::speaker::{Config, Password, PeerConfig};
 
 /// The number of autonomous systems without one of their own.
 const DEFAULT_AS: u32 = 64512;
-const DEFAULT_PORT: u16 = 179;
+const DEFAULT_PORT: u16 = BgpConfigurationSpec::PORT;
 /// The annotations of a Node with what Calico keeps in its own Node (`libcalico-go/lib/backend/k8s/resources/node.go`).
 const AS_NUMBER: &str = "projectcalico.org/ASNumber";
 const CLUSTER_ID: &str = "projectcalico.org/RouteReflectorClusterID";

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use tortie_dataplane::{Delta, EndpointId, NodeState};
+use tortie_policy::ALL_NODES;
 use tortie_policy::program::{Member, PolicyId, SetId};
 
 /// The changed parts of the state.
@@ -40,6 +41,7 @@ impl Dirty {
             Delta::Vtep(_) | Delta::VtepRemoved(..) => {}
             Delta::Settings(_) => self.settings = true,
             Delta::SetCreated(id, ..) | Delta::SetRemoved(id) => {
+                self.skeleton |= *id == *ALL_NODES;
                 drop(self.sets.insert(id.clone(), ChangedSet::Whole))
             }
             Delta::SetChanged { id, added, removed } => {

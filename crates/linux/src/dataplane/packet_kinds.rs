@@ -91,8 +91,17 @@ pub(super) fn has_ipip(node: &NodeState) -> bool {
 
 /// UDP packets to these ports.
 pub(super) fn udp_to(ports: impl IntoIterator<Item = u16>) -> Vec<Expr> {
+    packets_to(17, ports)
+}
+
+/// TCP packets to these ports.
+pub(super) fn tcp_to(ports: impl IntoIterator<Item = u16>) -> Vec<Expr> {
+    packets_to(6, ports)
+}
+
+fn packets_to(protocol: u8, ports: impl IntoIterator<Item = u16>) -> Vec<Expr> {
     exprs(&[
-        Test::Protocol { numbers: vec![17], invert: false },
+        Test::Protocol { numbers: vec![protocol], invert: false },
         Test::Port {
             side: PacketEnd::Destination,
             ranges: port_ranges(ports.into_iter().map(|port| (port, port))),

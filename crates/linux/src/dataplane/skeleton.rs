@@ -17,15 +17,17 @@
 //! each program, however many pods it has.
 
 use std::collections::BTreeSet;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
-use tortie_api::calico::EndpointToHostAction;
+use tortie_api::calico::{BgpFromPods, EndpointToHostAction};
 use tortie_dataplane::NodeState;
 use tortie_kernel::nftables::expr::state;
 use tortie_kernel::nftables::{
     BaseChain, Chain, ChainKind, CmpOp, Element, Expr, Field, Header, Hook, Key, MetaKey, Register, Rule,
     Set, SetSpec, Table, Verdict,
 };
+use tortie_policy::ALL_NODES;
+use tortie_policy::program::Member;
 
 use super::Config;
 use super::cut;
@@ -34,7 +36,7 @@ use super::host_skeleton::{self, HOST_FORWARD_IN, HOST_FORWARD_OUT, HOST_IN, to_
 use super::nat;
 use super::packet_kinds::{
     IPIP_PEERS, ODD_INTERFACES, VXLAN_PEERS, VXLAN_PEERS_6, are_pods, by_flow, has_ipip, in_state, ipip,
-    neighbour_discovery, overlays, udp_to, vxlan, vxlan_peers_of,
+    neighbour_discovery, overlays, tcp_to, udp_to, vxlan, vxlan_peers_of,
 };
 use super::packet_test::{PacketEnd, Test, in_set, load_address, load_address_to};
 use super::sets::{Family, set};
@@ -48,9 +50,14 @@ const INPUT: &str = "input";
 pub(super) const FROM_WORKLOAD: &str = "from-workload";
 pub(super) const TO_WORKLOAD: &str = "to-workload";
 const NEVER_FROM_WORKLOAD: &str = "from-workload-never";
+const BGP_FROM_WORKLOAD: &str = "from-workload-bgp";
 /// The addresses that may come from a pod's interface.
 const OWN_ADDRESSES_4: &str = "own-addresses4";
 const OWN_ADDRESSES_6: &str = "own-addresses6";
+
+/// The addresses of all nodes.
+pub(super) const NODES_4: &str = "nodes4";
+pub(super) const NODES_6: &str = "nodes6";
 
 /// The number of the closed program.
 pub(super) const CLOSED: u32 = 0;
@@ -88,6 +95,7 @@ pub(super) fn skeleton(config: &Config, node: &NodeState) -> Table {
         ),
         (FROM_WORKLOAD, None, from_workload(node)),
         (NEVER_FROM_WORKLOAD, None, never_from_workload(node)),
+        (BGP_FROM_WORKLOAD, None, bgp_from_workload()),
         (TO_WORKLOAD, None, to_workload(config, node)),
         (CLOSED_CHAIN, None, vec![Rule::new(vec![Expr::Verdict(Verdict::Drop)], "")]),
     ];
@@ -106,6 +114,8 @@ pub(super) fn skeleton(config: &Config, node: &NodeState) -> Table {
     });
     let peers = |family| (vxlan_peers_of(family).to_owned(), vxlan_peers(node, family));
     let sets = empty.chain(leads).chain([Family::V4, Family::V6].map(peers));
+    let nodes = |family| (nodes_of(family).to_owned(), nodes(node, family));
+    let sets = sets.chain([Family::V4, Family::V6].map(nodes));
     let sets = sets.chain(has_ipip(node).then(|| (IPIP_PEERS.to_owned(), ipip_peers(node)))).collect();
     let mut table = Table { flags: 0, chains: chains.collect(), sets };
     nat::add(config, node, &mut table);
@@ -116,8 +126,17 @@ pub(super) fn skeleton(config: &Config, node: &NodeState) -> Table {
 /// Whether a chain or a set can exist without endpoints.
 pub(super) fn is_of_skeleton(name: &str) -> bool {
     let base = [FORWARD_FROM, FORWARD_TO, INPUT_FROM, INPUT];
-    let chains = [FROM_WORKLOAD, NEVER_FROM_WORKLOAD, TO_WORKLOAD, CLOSED_CHAIN];
-    let sets = [OWN_ADDRESSES_4, OWN_ADDRESSES_6, ODD_INTERFACES, VXLAN_PEERS, VXLAN_PEERS_6, IPIP_PEERS];
+    let chains = [FROM_WORKLOAD, NEVER_FROM_WORKLOAD, BGP_FROM_WORKLOAD, TO_WORKLOAD, CLOSED_CHAIN];
+    let sets = [
+        OWN_ADDRESSES_4,
+        OWN_ADDRESSES_6,
+        ODD_INTERFACES,
+        VXLAN_PEERS,
+        VXLAN_PEERS_6,
+        IPIP_PEERS,
+        NODES_4,
+        NODES_6,
+    ];
     let is_map = |slot: &Slot| slot.maps().0 == name || slot.maps().1 == name;
     base.contains(&name)
         || chains.contains(&name)
@@ -146,6 +165,14 @@ pub(super) fn own_addresses(family: Family) -> (&'static str, SetSpec) {
         Family::V6 => OWN_ADDRESSES_6,
     };
     (name, SetSpec::hash(&[Field::Interface, family.field()]))
+}
+
+/// The set of all nodes' addresses of a family.
+pub(super) fn nodes_of(family: Family) -> &'static str {
+    match family {
+        Family::V4 => NODES_4,
+        Family::V6 => NODES_6,
+    }
 }
 
 /// Sends packets of pods' interfaces to a chain: those of all interfaces with the prefix, and of the pods' interfaces
@@ -202,7 +229,7 @@ fn goto(chain: &str) -> Expr {
 }
 
 /// What no pod may send, whatever its policy: tunnels, unless they are allowed, because another node would treat
-/// their content as packets of this node (`felix/rules/static.go`); and router advertisements.
+/// their content as packets of this node (`felix/rules/static.go`); router advertisements; and BGP to nodes, unless it is allowed.
 fn never_from_workload(node: &NodeState) -> Vec<Rule> {
     // Of both families: IPv4 in IPv6 is a tunnel, too.
     let ipip_of_pods = Test::Protocol { numbers: vec![4], invert: false }.exprs();
@@ -217,7 +244,22 @@ fn never_from_workload(node: &NodeState) -> Vec<Rule> {
     ];
     let dropped =
         |(_, exprs, comment)| Rule::new([exprs, vec![Expr::Verdict(Verdict::Drop)]].concat(), comment);
-    all.into_iter().filter(|(holds, ..)| *holds).map(dropped).collect()
+    let mut bgp = tcp_to(node.settings.bgp_ports.iter().copied());
+    bgp.push(Expr::Verdict(Verdict::Jump(BGP_FROM_WORKLOAD.to_owned())));
+    let bgp = (node.settings.bgp_from_pods == BgpFromPods::Drop).then(|| Rule::new(bgp, "BGP from pods"));
+    all.into_iter().filter(|(holds, ..)| *holds).map(dropped).chain(bgp).collect()
+}
+
+/// Packets to the ports of BGP. Those to nodes are dropped. Services have been translated by now, and sources not yet: behind natOutgoing, a
+/// pod's packets would come from the address of its node, which is a peer of the others.
+fn bgp_from_workload() -> Vec<Rule> {
+    let to_node = |family| {
+        let mut exprs = Test::Family(family).exprs();
+        let address = load_address(PacketEnd::Destination, family);
+        exprs.extend([address, in_set(nodes_of(family), false), Expr::Verdict(Verdict::Drop)]);
+        Rule::new(exprs, "no BGP from pods to nodes")
+    };
+    vec![to_node(Family::V4), to_node(Family::V6)]
 }
 
 /// Packets from pods. Forbidden packets are dropped. All packets must come from the pod's own addresses, also in an
@@ -291,6 +333,21 @@ fn vxlan_peers(node: &NodeState, family: Family) -> Set {
     let peers = node.vteps.values().filter(|vtep| Family::of(vtep.parent) == family);
     let peers = peers.map(|vtep| Element::key(Key::address(vtep.parent)));
     set(SetSpec::hash(&[family.field()]), peers)
+}
+
+/// The addresses of all nodes of a family.
+fn nodes(node: &NodeState, family: Family) -> Set {
+    let members = node.sets.get(&*ALL_NODES).into_iter().flat_map(|(_, members)| members.iter());
+    let addresses = members.filter_map(address).filter(|address| Family::of(*address) == family);
+    set(SetSpec::hash(&[family.field()]), addresses.map(|address| Element::key(Key::address(address))))
+}
+
+/// The address of a node as the member of a set.
+pub(super) fn address(member: &Member) -> Option<IpAddr> {
+    match member {
+        Member::Net(net) => Some(net.addr()),
+        Member::AddressPort { .. } => None,
+    }
 }
 
 /// VXLAN packets from elsewhere could bypass the pods' policy with any inner source.

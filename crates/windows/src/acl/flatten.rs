@@ -1,12 +1,14 @@
 //! Flattens a program into one list of decisions, of which the first match counts.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
-use tortie_api::net::{Action, Direction, Protocol};
+use tortie_api::calico::BgpFromPods;
+use tortie_api::net::{Action, Direction, PortRange, Protocol};
 use tortie_api::report::ObjectRef;
-use tortie_dataplane::{Condition, Reason};
-use tortie_policy::program::{EndOfTier, EndpointProgram, Lookup, PolicyId, Rule, TierProgram};
+use tortie_dataplane::{Condition, Reason, Settings};
+use tortie_policy::ALL_NODES;
+use tortie_policy::program::{EndOfTier, EndpointProgram, EntityMatch, Lookup, PolicyId, Rule, TierProgram};
 
 use super::region::{Matched, Region, View, matched};
 
@@ -61,6 +63,23 @@ pub(super) fn flatten(
         vec![everything("too many rules")]
     });
     (list, flattener.conditions)
+}
+
+/// The decisions that no pod connects to the nodes' ports of BGP, whatever its policy (policy decision 48). They are part of the list, and not
+/// ACLs of their own, because the same must hold for Services whose backends are nodes.
+pub(super) fn bgp_to_nodes(settings: &Settings, view: View<'_, impl Lookup>) -> Vec<Decision> {
+    let is_empty = view.lookup.set(&ALL_NODES).is_none_or(BTreeSet::is_empty);
+    if is_empty || settings.bgp_from_pods == BgpFromPods::Allow {
+        return Vec::new();
+    }
+    let ports = settings.bgp_ports.iter().map(|port| PortRange { first: *port, last: *port });
+    let nodes =
+        EntityMatch { sets: vec![ALL_NODES.clone()], ports: ports.collect(), ..EntityMatch::default() };
+    let rule = Rule { protocol: Some(Protocol::TCP), destination: nodes, ..Rule::all(Action::Deny) };
+    let origin: Arc<str> = "no BGP from pods to nodes".into();
+    let Matched { exact, vague } = matched(&rule, Direction::Egress, &view);
+    let regions = exact.into_iter().chain(vague);
+    regions.map(|region| Decision { verdict: Verdict::Deny, region, origin: Arc::clone(&origin) }).collect()
 }
 
 struct Flattener<'a, L> {

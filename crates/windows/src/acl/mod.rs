@@ -29,8 +29,8 @@ use tortie_hcn::schema::{Acl, AclAction, AclDirection, AclRuleType, Extra, Polic
 use tortie_policy::program::Lookup;
 
 use decision_rows::{Row, rows};
-use flatten::flatten;
 pub(crate) use flatten::{NO_PROFILE, end_of_tier};
+use flatten::{bgp_to_nodes, flatten};
 use priorities::priorities;
 use ranges::Addresses;
 pub(crate) use ranges::Ports;
@@ -164,8 +164,11 @@ pub(crate) fn render<L: Lookup>(
         }
         for direction in [Direction::Ingress, Direction::Egress] {
             let view = View { family, own: &own, by_name, lookup };
-            let (list, problems) = flatten(&endpoint.program, direction, view);
+            let (mut list, problems) = flatten(&endpoint.program, direction, view);
             conditions.extend(problems);
+            if direction == Direction::Egress {
+                list.splice(..0, bgp_to_nodes(settings, view));
+            }
             let mut rows = rows(&list);
             if (direction, family) == (Direction::Egress, IpVersion::V4) {
                 let judged = services.judge(list);

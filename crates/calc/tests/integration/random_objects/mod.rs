@@ -29,6 +29,7 @@ pub(crate) fn object() -> impl Strategy<Value = Object> {
         2 => block(),
         1 => pool(),
         1 => felix(),
+        1 => bgp(),
     ];
     (whole, weighted(0.1, 0..6_u8)).prop_map(|((key, value), damage)| {
         let of_the_overlay = matches!(key.kind, Kind::Node | Kind::IpamBlock | Kind::IpPool);
@@ -468,6 +469,16 @@ pub(crate) fn pool() -> impl Strategy<Value = Object> {
         let (vxlan, ipip) = if ipip.is_some() && !is_ipv6 { ("Never", mode) } else { (mode, "Never") };
         let spec = json!({"cidr": cidr, "vxlanMode": vxlan, "ipipMode": ipip, "natOutgoing": nat});
         (Key::global(Kind::IpPool, name), json!({"metadata": {"name": name}, "spec": spec}))
+    })
+}
+
+/// Settings of BGP for all nodes, for one, or for nobody.
+pub(crate) fn bgp() -> impl Strategy<Value = Object> {
+    let name = select(vec!["default", "node.n0", "node.n1", "other"]);
+    let port = weighted(0.7, select(vec![0_u16, 179, 1790, 1791]));
+    (name, port).prop_map(|(name, port)| {
+        let spec = fields(vec![("listenPort", port.map(Value::from))]);
+        (Key::global(Kind::BgpConfiguration, name), json!({"metadata": {"name": name}, "spec": spec}))
     })
 }
 

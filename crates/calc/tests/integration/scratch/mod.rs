@@ -22,9 +22,10 @@ use tortie_policy::program::{
     EndOfTier, EndpointProgram, HostEndpointProgram, Member, PolicyId, PolicyRules, Rule, SetId, TierProgram,
 };
 use tortie_policy::{
-    Compiled, Hook, OwnLabels, SetSource, SubjectLabels, compile, compile_profile, namespace_profile,
-    readable_order,
+    ALL_NODES, Compiled, Hook, OwnLabels, SetSource, SubjectLabels, compile, compile_profile,
+    namespace_profile, readable_order,
 };
+use tortie_selector::Selector;
 
 pub(crate) const NODE: &str = "n0";
 pub(crate) type Objects = BTreeMap<Key, Value>;
@@ -100,6 +101,8 @@ pub(crate) fn from_scratch_with(
     state.policies.retain(|id, _| named(id));
     let sets: BTreeSet<&SetId> = state.policies.values().flat_map(|rules| rules.set_ids()).collect();
     state.sets.retain(|id, _| sets.contains(id));
+    let all_nodes = BTreeMap::from([(ALL_NODES.clone(), SetSource::Nodes(Selector::all()))]);
+    name_sets(&all_nodes, &subjects, &mut state);
     let far = network_from_scratch(objects, &mut state, direct);
     let settings = Arc::new(settings(objects));
     (NodeState { settings, services: services::services(objects), ..state }, far)
@@ -134,6 +137,14 @@ fn settings(objects: &Objects) -> Settings {
             objects.get(&key).map(|it| Resource::read_what_can_be(&key, it).0)
         {
             settings.vxlan_ports.extend(felix.spec.vxlan_port.filter(|port| *port != 0));
+        }
+    }
+    for name in ["default", "node.n0", "node.n1", "node.n2"] {
+        let key = Key::global(Kind::BgpConfiguration, name);
+        if let Some(Some(Resource::BgpConfiguration(bgp))) =
+            objects.get(&key).map(|it| Resource::read_what_can_be(&key, it).0)
+        {
+            settings.bgp_ports.extend(bgp.spec.listen_port.filter(|port| *port != 0));
         }
     }
     settings

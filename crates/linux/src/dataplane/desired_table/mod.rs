@@ -16,7 +16,7 @@ mod problems;
 
 use tortie_kernel::nftables::{Chain, Data, Field, Key, SetSpec, Table, Value, Verdict};
 
-use self::parts::{update_peers, update_sets, update_skeleton};
+use self::parts::{update_nodes, update_peers, update_sets, update_skeleton};
 use crate::dataplane::Config;
 use crate::dataplane::change::Change;
 use crate::dataplane::counting;
@@ -150,6 +150,7 @@ impl DesiredTable {
             update_skeleton(around.config, state, kernel, &mut change);
         } else {
             update_peers(state, &dirty.peers, &mut change);
+            update_nodes(state, dirty, &mut change);
         }
         let reshaped = update_sets(state, dirty, kernel, &mut change);
         let mut affected = self.update_pods(state, dirty, around, &mut change);

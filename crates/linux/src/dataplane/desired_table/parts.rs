@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use tortie_dataplane::NodeState;
 use tortie_kernel::nftables::{Key, SetSpec, Table, Value};
+use tortie_policy::ALL_NODES;
 use tortie_policy::program::{Member, SetId};
 
 use crate::dataplane::Config;
@@ -12,7 +13,7 @@ use crate::dataplane::change::Change;
 use crate::dataplane::dirty::{ChangedSet, Dirty};
 use crate::dataplane::packet_kinds::{IPIP_PEERS, VXLAN_PEERS, VXLAN_PEERS_6, has_ipip, vxlan_peers_of};
 use crate::dataplane::sets::{Family, Part, changes, kernel_sets};
-use crate::dataplane::skeleton;
+use crate::dataplane::skeleton::{self, NODES_4, NODES_6};
 
 /// Applies the skeleton; the elements of its sets that belong to pods stay.
 pub(super) fn update_skeleton(config: &Config, state: &NodeState, kernel: &Table, change: &mut Change) {
@@ -29,7 +30,7 @@ pub(super) fn update_skeleton(config: &Config, state: &NodeState, kernel: &Table
         change.set(kernel, name, None);
     }
     for (name, set) in skeleton.sets {
-        if [VXLAN_PEERS, VXLAN_PEERS_6, IPIP_PEERS].contains(&name.as_str())
+        if [VXLAN_PEERS, VXLAN_PEERS_6, IPIP_PEERS, NODES_4, NODES_6].contains(&name.as_str())
             || !kernel.sets.contains_key(&name)
         {
             change.set(kernel, &name, Some(set));
@@ -60,6 +61,22 @@ pub(super) fn update_peers(state: &NodeState, peers: &BTreeSet<IpAddr>, change: 
         let spec = || SetSpec::hash(&[Family::V4.field()]);
         let wanted = there.contains(peer).then(Value::default);
         change.element(IPIP_PEERS, spec, Key::address(*peer), wanted);
+    }
+}
+
+/// Applies the addresses of nodes that have changed: single elements of the sets of [`NODES_4`] and [`NODES_6`].
+pub(super) fn update_nodes(state: &NodeState, dirty: &Dirty, change: &mut Change) {
+    let (Some(ChangedSet::Members(changed)), Some((_, members))) =
+        (dirty.sets.get(&*ALL_NODES), state.sets.get(&*ALL_NODES))
+    else {
+        return;
+    };
+    for member in changed {
+        let Some(address) = skeleton::address(member) else { continue };
+        let family = Family::of(address);
+        let spec = || SetSpec::hash(&[family.field()]);
+        let wanted = members.contains(member).then(Value::default);
+        change.element(skeleton::nodes_of(family), spec, Key::address(address), wanted);
     }
 }
 

@@ -1,6 +1,7 @@
 //! The Linux dataplane on nodes that are network namespaces.
 
 mod bandwidth;
+mod bgp;
 mod complete_changes;
 mod connections;
 mod dual_stack;

@@ -294,6 +294,11 @@ fn the_family_follows_the_protocol_and_node_ports_are_noted() {
         (&["x/a", "node/n", "--port", "icmpv6/134"], 1, "pods do not advertise routers", false),
         (&["x/a", "192.0.2.9", "--port", "udp/4789"], 1, "pods do not send VXLAN packets", false),
         (&["x/a", "192.0.2.9", "--port", "proto/4"], 1, "pods do not send IPIP packets", false),
+        (&["x/a", "node/n", "--port", "179"], 1, "pods do not connect to the BGP speakers of nodes", false),
+        (&["x/a", "fd00::1", "--port", "179"], 1, "pods do not connect to the BGP speakers of nodes", false),
+        (&["x/a", "192.0.2.9", "--port", "179"], 1, "end of tier default", false),
+        (&["x/a", "node/n", "--port", "udp/179"], 1, "end of tier default", false),
+        (&["x/a", "node/n", "--port", "1790"], 1, "end of tier default", false),
         (&["x/a", "fd00::9", "--port", "icmpv6/135"], 1, "end of tier default", false),
         (&["x/a", "node/n", "--port", "icmp/8"], 1, "x/a (10.0.0.1) → node/n (192.0.2.1) ICMP", false),
         (&["fd01::1", "fd00::1", "--port", "icmp/8"], 2, "ask with --port icmpv6/128", false),
@@ -312,6 +317,27 @@ fn the_family_follows_the_protocol_and_node_ports_are_noted() {
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {printed}");
         assert!(printed.contains(expected), "{arguments:?}: {printed}");
         assert_eq!(printed.contains(note), noted, "{arguments:?}: {printed}");
+    }
+
+    // Another port of BGP, and BGP from pods where FelixConfiguration allows it.
+    let bgp = "{apiVersion: projectcalico.org/v3, kind: BGPConfiguration, metadata: {name: node.n}, spec: {listenPort: 1790}}\n";
+    let allowed = "---\n{apiVersion: projectcalico.org/v3, kind: FelixConfiguration, metadata: {name: default, annotations: \
+                   {tortie.io/bgpFromPods: Allow}}}\n";
+    for (text, closed) in [(bgp.to_owned(), true), (format!("{bgp}{allowed}"), false)] {
+        let settings = folder.path().join("bgp.yml");
+        std::fs::write(&settings, text).unwrap();
+        for port in ["179", "1790"] {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_tortie"));
+            let files = ["-f", file.to_str().unwrap(), "-f", settings.to_str().unwrap()];
+            let question = ["x/a", "node/n", "--port", port];
+            let output = command.arg("explain").args(files).args(question).output().unwrap();
+            let printed = String::from_utf8(output.stdout).unwrap();
+            assert_eq!(
+                printed.contains("pods do not connect to the BGP speakers"),
+                closed,
+                "{port}: {printed}"
+            );
+        }
     }
 
     // Tunnels from pods where FelixConfiguration allows them: policy decides.

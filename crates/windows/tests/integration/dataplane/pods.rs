@@ -1,15 +1,17 @@
 //! Pods are added, deleted, and added again; HNS fails in between.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use crate::dataplane::node::*;
 use serde_json::json;
+use tortie_api::calico::BgpFromPods;
 use tortie_api::net::{Action, Direction, IpVersion, PortRange, Protocol};
 use tortie_dataplane::{Delta, PodAddress, PodAttachment, PodWiring, Reason, Settings, WiringError};
 use tortie_hcn::schema::{Acl, AclAction, Endpoint, Modify, Policy, ProviderAddress, RequestType, lenient};
 use tortie_hcn::{Call, Failure, Guid, HResult, Hcn, HcnExt, Kind};
 use tortie_hns_emulator::Config;
-use tortie_policy::program::{EndOfTier, EndpointProgram, Flow, Rule};
+use tortie_policy::ALL_NODES;
+use tortie_policy::program::{EndOfTier, EndpointProgram, Flow, Member, Rule, SetKind};
 use tortie_windows::endpoint_id;
 
 fn changes(node: &Node) -> Vec<&'static str> {
@@ -321,6 +323,45 @@ fn pods_send_no_tunnels_unless_the_settings_allow_them() {
         )]);
         assert_eq!(flows.map(|flow| node.passes(Direction::Egress, &flow)), passes, "{port}");
     }
+}
+
+/// Policy decision 48. A node that joins is closed at once, and the setting opens all.
+#[test]
+fn pods_do_not_connect_to_the_bgp_speakers_of_nodes() {
+    let mut node = Node::usual();
+    node.connect();
+    let nodes = |addresses: &[[u8; 4]]| -> Vec<Member> {
+        addresses.iter().map(|address| Member::Net(IpAddr::from(*address).into())).collect()
+    };
+    let members = nodes(&[[192, 0, 2, 1]]).into_iter().collect();
+    let all = Delta::SetCreated(ALL_NODES.clone(), SetKind::Nets, members);
+    node.apply(&[local_node(), own_block(), allow_all(), all, endpoint(open_program())]);
+    let to = |protocol, destination: [u8; 4], destination_port| Flow {
+        source: POD.into(),
+        destination: destination.into(),
+        protocol,
+        source_port: 40_000,
+        destination_port,
+        icmp: None,
+    };
+    let flows = [
+        to(Protocol::TCP, [192, 0, 2, 1], 179),
+        to(Protocol::TCP, [192, 0, 2, 7], 179),
+        to(Protocol::TCP, [192, 0, 2, 7], 1790),
+        to(Protocol::TCP, [192, 0, 2, 1], 80),
+        to(Protocol::UDP, [192, 0, 2, 1], 179),
+    ];
+    let passes = |node: &Node| flows.map(|flow| node.passes(Direction::Egress, &flow));
+    assert_eq!(passes(&node), [false, true, true, true, true]);
+
+    let added = nodes(&[[192, 0, 2, 7]]);
+    node.apply(&[Delta::SetChanged { id: ALL_NODES.clone(), added, removed: Vec::new() }]);
+    assert_eq!(passes(&node), [false, false, true, true, true]);
+    let ports = Settings { bgp_ports: [179, 1790].into(), ..Settings::default() };
+    node.apply(&[Delta::Settings(ports.clone().into())]);
+    assert_eq!(passes(&node), [false, false, false, true, true]);
+    node.apply(&[Delta::Settings(Settings { bgp_from_pods: BgpFromPods::Allow, ..ports }.into())]);
+    assert_eq!(passes(&node), [true; 5]);
 }
 
 #[test]
