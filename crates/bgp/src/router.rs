@@ -18,6 +18,8 @@ pub enum Effect {
     Connect(PeerId),
     /// Send these bytes.
     Send(ConnectionId, Vec<u8>),
+    /// The next bytes show whether the peer still has the connection: end it if they are not acknowledged within three seconds.
+    Probe(ConnectionId),
     /// End the connection after what was sent before.
     Close(ConnectionId),
 }
@@ -271,6 +273,7 @@ impl Router {
         match output {
             Output::Connect => effects.push(Effect::Connect(id)),
             Output::Send(connection, bytes) => effects.push(Effect::Send(connection, bytes)),
+            Output::Probe(connection) => effects.push(Effect::Probe(connection)),
             Output::Close(connection) => {
                 if let Some(member) = self.members.get_mut(&id) {
                     member.own.remove(&connection);

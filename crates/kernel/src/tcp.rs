@@ -4,6 +4,7 @@ use std::io;
 use std::mem::size_of;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
 
 use crate::sys::{check, set_option};
 use crate::{Error, Result};
@@ -89,6 +90,16 @@ fn storage(address: IpAddr) -> libc::sockaddr_storage {
         }
     }
     storage
+}
+
+/// Ends a connection when what was sent has not been acknowledged for this long (`TCP_USER_TIMEOUT`). Zero means the system's own limit.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn set_user_timeout(socket: BorrowedFd<'_>, limit: Duration) -> Result<()> {
+    let milliseconds = i32::try_from(limit.as_millis()).unwrap_or(i32::MAX);
+    let result = set_option(socket, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, milliseconds);
+    result.map_err(Error::system("set the limit for acknowledgements", "a TCP socket"))
 }
 
 /// Sends packets with this time to live (or hop limit).

@@ -53,6 +53,8 @@ pub(super) struct Cluster {
     pools: BTreeMap<String, IpPool>,
     /// The blocks of the node, by the names of their affinities.
     blocks: BTreeMap<String, IpNet>,
+    /// The blocks of all nodes.
+    all_blocks: BTreeSet<IpNet>,
     /// The addresses that the node has borrowed, by the names of their blocks.
     borrowed: BTreeMap<String, BTreeSet<IpAddr>>,
     information: BTreeMap<String, ClusterInformation>,
@@ -77,6 +79,7 @@ impl Cluster {
             filters: BTreeMap::new(),
             pools: BTreeMap::new(),
             blocks: BTreeMap::new(),
+            all_blocks: BTreeSet::new(),
             borrowed: BTreeMap::new(),
             information: BTreeMap::new(),
             pods: BTreeMap::new(),
@@ -169,8 +172,23 @@ impl Cluster {
         true
     }
 
-    /// Takes a block of any node. Returns whether the node has borrowed other addresses of it than before.
+    /// Takes a block of any node. Returns whether it is new and in no pool, or the node has borrowed other addresses of it than before.
     fn put_block(&mut self, Stored { key, value, .. }: &Stored) -> bool {
+        let new = key.name.parse().ok().filter(|block| self.all_blocks.insert(*block));
+        let is_stray = new.is_some_and(|block| self.is_stray(&block));
+        is_stray | self.put_borrowed(key, value)
+    }
+
+    fn stray_blocks(&self) -> Vec<IpNet> {
+        self.all_blocks.iter().filter(|block| self.is_stray(block)).copied().collect()
+    }
+
+    /// Whether no pool has the block: its pool was deleted, and its pods go on.
+    fn is_stray(&self, block: &IpNet) -> bool {
+        !self.pools.values().any(|pool| pool.spec.cidr.contains(block))
+    }
+
+    fn put_borrowed(&mut self, key: &Key, value: &serde_json::Value) -> bool {
         match serde_json::from_value::<Block>(value.clone()) {
             Ok(block) => {
                 let was_unreadable = self.unreadable.remove(key).is_some();
@@ -210,7 +228,10 @@ impl Cluster {
             Kind::BgpFilter => drop(self.filters.remove(name)),
             Kind::IpPool => drop(self.pools.remove(name)),
             Kind::BlockAffinity => drop(self.blocks.remove(name)),
-            Kind::IpamBlock => drop(self.borrowed.remove(name)),
+            Kind::IpamBlock => {
+                name.parse().ok().filter(|block| self.all_blocks.remove(block));
+                self.borrowed.remove(name);
+            }
             Kind::ClusterInformation => drop(self.information.remove(name)),
             Kind::WorkloadEndpoint => drop(self.pods.remove(key)),
             _ => {}
@@ -263,6 +284,7 @@ impl Cluster {
         let peers: Vec<BgpPeer> = self.peers.values().cloned().collect();
         let filters: Vec<BgpFilter> = self.filters.values().cloned().collect();
         let blocks: Vec<IpNet> = self.blocks.values().copied().collect();
+        let stray_blocks = self.stray_blocks();
         // Whoever creates pods may write any address into their annotations; IPAM says which ones the node has borrowed.
         let is_borrowed = |pod: &&PodAddress| self.borrowed.values().any(|all| all.contains(&pod.address));
         let pods: Vec<PodAddress> = self.pods.values().flatten().filter(is_borrowed).cloned().collect();
@@ -273,6 +295,7 @@ impl Cluster {
             filters: &filters,
             pools: &self.pools(),
             blocks: &blocks,
+            stray_blocks: &stray_blocks,
             pods: &pods,
             service_addresses: &self.services.addresses(),
             secret,
@@ -448,6 +471,25 @@ mod tests {
             let problem = &cluster.problems()[0];
             assert_eq!(problem.contains("the BGP speaker waits"), !runs, "{problem}");
         }
+    }
+
+    /// A node of the mesh may announce the blocks of a deleted pool.
+    #[test]
+    fn blocks_of_all_nodes_that_are_in_no_pool_are_known() {
+        let mut cluster = Cluster::new("one");
+        let block = |cidr: &str| json!({"cidr": cidr, "affinity": "host:two", "allocations": [], "unallocated": [], "attributes": []});
+        let pool = json!({"metadata": {"name": "p"}, "spec": {"cidr": "10.1.0.0/16"}});
+        put(&mut cluster, Kind::IpPool, "p", pool);
+        assert!(!put(&mut cluster, Kind::IpamBlock, "10.1.0.0/26", block("10.1.0.0/26")), "the pool has it");
+        assert!(put(&mut cluster, Kind::IpamBlock, "10.2.0.0/26", block("10.2.0.0/26")));
+        assert!(!put(&mut cluster, Kind::IpamBlock, "10.2.0.0/26", block("10.2.0.0/26")));
+        let stray =
+            |cluster: &Cluster| cluster.stray_blocks().iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(stray(&cluster), ["10.2.0.0/26"]);
+        assert!(cluster.gone(&Key::global(Kind::IpPool, "p")));
+        assert_eq!(stray(&cluster), ["10.1.0.0/26", "10.2.0.0/26"]);
+        assert!(cluster.gone(&Key::global(Kind::IpamBlock, "10.2.0.0/26")));
+        assert_eq!(stray(&cluster), ["10.1.0.0/26"]);
     }
 
     #[test]

@@ -86,6 +86,9 @@ impl<'a> Derivation<'a> {
                 peer.session.restart_time = restart.or(peer.session.restart_time);
                 peer.transport.source = Some(own);
                 peer.transport.password = password.clone();
+                peer.rules.import =
+                    policy::import_of_mesh(self.all, self.resources, Family::of_address(address));
+                peer.rules.next_hops = Some(other.addresses().collect());
                 self.add(remote, peer);
             }
         }

@@ -78,6 +78,31 @@ pub(super) fn export(
     Policy { rules, accepts_others: false }
 }
 
+/// The routes that a node of the mesh may announce: those to pods and to Services. Another one would lead packets of all nodes to that node,
+/// whose owner may not be trusted with them. A BGPPeer has no such limits, because its BGPFilters say what it may announce.
+pub(super) fn import_of_mesh(
+    all: &BgpConfigurationSpec,
+    resources: &Resources<'_>,
+    family: Family,
+) -> Policy {
+    use MatchOperator::In;
+    let pools = resources
+        .pools
+        .iter()
+        .map(|pool| rule(&format!("IPPool {}", pool.metadata.name), pool.spec.cidr, In, Action::Accept));
+    let settings = ServiceSettings::new(all);
+    let services = settings.all().map(|cidr| rule(SERVICES, *cidr, In, Action::Accept));
+    // Their pods go on without the pool.
+    let stray = resources
+        .stray_blocks
+        .iter()
+        .map(|block| rule(&format!("the block {block}, which is in no pool"), *block, In, Action::Accept));
+    let of_family = |rule: &Rule| {
+        rule.conditions.prefix.as_ref().is_some_and(|prefix| Family::of(&prefix.cidr) == family)
+    };
+    Policy { rules: pools.chain(services).chain(stray).filter(of_family).collect(), accepts_others: false }
+}
+
 /// Accepts what the node advertises for Services: its own routes that are no blocks, about which other rules have decided,
 /// and lead to no pod.
 fn own_services() -> Rule {

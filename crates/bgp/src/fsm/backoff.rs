@@ -37,7 +37,7 @@ impl Backoff {
     pub(super) fn ended(&mut self, end: &End, age: Option<Time>) {
         let notification = match end {
             End::Lost if age.is_none() => return self.failed(),
-            End::Lost | End::Replaced => return,
+            End::Lost => return,
             End::Received(notification) | End::Send(notification) => notification,
         };
         if (notification.code, notification.subcode) == (code::CEASE, cease::COLLISION) {

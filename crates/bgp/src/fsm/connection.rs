@@ -15,8 +15,18 @@ const GRACE: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) enum Phase {
     OpenSent,
+    /// The peer's OPEN is there, and another connection is established. Until this time, that one shows whether it still is. The peer may have
+    /// confirmed this end's OPEN meanwhile.
+    Waiting {
+        negotiated: Negotiated,
+        until: Time,
+        is_confirmed: bool,
+    },
     OpenConfirm(Negotiated),
-    Established { negotiated: Negotiated, since: Time },
+    Established {
+        negotiated: Negotiated,
+        since: Time,
+    },
 }
 
 #[derive(Debug)]
@@ -38,8 +48,6 @@ pub(super) enum End {
     Received(Notification),
     /// This is sent to the peer.
     Send(Notification),
-    /// It is replaced by a new one of a peer that restarted.
-    Replaced,
 }
 
 impl Connection {
@@ -50,7 +58,17 @@ impl Connection {
     pub(super) fn negotiated(&self) -> Option<&Negotiated> {
         match &self.phase {
             Phase::OpenSent => None,
-            Phase::OpenConfirm(negotiated) | Phase::Established { negotiated, .. } => Some(negotiated),
+            Phase::Waiting { negotiated, .. }
+            | Phase::OpenConfirm(negotiated)
+            | Phase::Established { negotiated, .. } => Some(negotiated),
+        }
+    }
+
+    /// The end of the wait for the established connection.
+    pub(super) fn waits_until(&self) -> Option<Time> {
+        match self.phase {
+            Phase::Waiting { until, .. } => Some(until),
+            Phase::OpenSent | Phase::OpenConfirm(_) | Phase::Established { .. } => None,
         }
     }
 
@@ -75,7 +93,7 @@ impl Connection {
         let both_know_notifications =
             negotiated.graceful_restart.as_ref().is_some_and(|restart| restart.notification);
         let survives = match end {
-            End::Lost | End::Replaced => true,
+            End::Lost => true,
             End::Received(notification) | End::Send(notification) => {
                 both_know_notifications && !notification.is_hard_reset()
             }

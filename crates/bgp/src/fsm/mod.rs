@@ -31,6 +31,11 @@ const LARGE_HOLD_TIME: Duration = Duration::from_secs(240);
 const LONGEST_RETRY: Duration = Duration::from_secs(120);
 /// An established session that is younger wins against a new connection: both may come from one collision.
 const YOUNG: Duration = Duration::from_secs(10);
+/// How long an established connection may take to end after a probe: the shell ends it if the peer's system acknowledges nothing for
+/// [`UNACKNOWLEDGED`].
+pub(crate) const PROBE: Duration = Duration::from_secs(5);
+/// How long a probed connection may leave what was sent unacknowledged.
+pub(crate) const UNACKNOWLEDGED: Duration = Duration::from_secs(3);
 /// How long a peer that came back may take to send its routes.
 const LONGEST_INITIAL_UPDATE: Duration = Duration::from_secs(360);
 /// The longest delay of the first attempt to connect.
@@ -70,6 +75,8 @@ pub enum Output {
     Connect,
     /// Send these bytes.
     Send(ConnectionId, Vec<u8>),
+    /// The next bytes show whether the peer still has the connection: end it if they are not acknowledged within three seconds.
+    Probe(ConnectionId),
     /// End the connection after what was sent before.
     Close(ConnectionId),
     /// The session is established. All routes are to be sent, then the end of the first routes.
@@ -153,7 +160,7 @@ impl Session {
     #[must_use]
     pub fn state(&self) -> State {
         let of = |connection: &Connection| match connection.phase {
-            Phase::OpenSent => State::OpenSent,
+            Phase::OpenSent | Phase::Waiting { .. } => State::OpenSent,
             Phase::OpenConfirm(_) => State::OpenConfirm,
             Phase::Established { .. } => State::Established,
         };
@@ -201,8 +208,7 @@ impl Session {
     /// When the next timer expires.
     #[must_use]
     pub fn deadline(&self) -> Option<Time> {
-        let timers =
-            self.connections.iter().flat_map(|connection| [connection.hold_at, connection.keepalive_at]);
+        let timers = self.connections.iter().flat_map(|it| [it.hold_at, it.keepalive_at, it.waits_until()]);
         timers.chain([self.retry_at, self.stale_until]).flatten().min()
     }
 
@@ -258,8 +264,9 @@ impl Session {
 
     fn reset(&mut self, now: Time, notification: Notification, out: &mut Vec<Output>) {
         let notification = self.firmly(notification);
-        while !self.connections.is_empty() {
-            self.end(now, 0, End::Send(notification.clone()), out);
+        // The established one is the first, so none that waits for its end is left then.
+        while let Some(last) = self.connections.len().checked_sub(1) {
+            self.end(now, last, End::Send(notification.clone()), out);
         }
         self.forget_all(out);
     }
@@ -285,6 +292,10 @@ impl Session {
         self.connections.iter_mut().for_each(|connection| connection.prolong(now));
         while let Some(index) = self.connections.iter().position(|connection| is_due(connection.hold_at)) {
             self.end(now, index, End::Send(Notification::new(code::HOLD_TIMER_EXPIRED, 0)), out);
+        }
+        while let Some(index) = self.connections.iter().position(|it| is_due(it.waits_until())) {
+            // The peer's system has acknowledged the probe, so the peer has not restarted.
+            self.end(now, index, End::Send(Notification::new(code::CEASE, cease::COLLISION)), out);
         }
         for index in 0..self.connections.len() {
             if is_due(self.connections[index].keepalive_at) {
@@ -380,8 +391,10 @@ impl Session {
             Err(notification) => return self.end(now, index, End::Send(notification), out),
         };
         let connection = &mut self.connections[index];
-        match (&connection.phase, message) {
+        let was_established = connection.is_established();
+        match (&mut connection.phase, message) {
             (Phase::OpenSent, Message::Open(open)) => self.opened_by_peer(now, index, &open, out),
+            (Phase::Waiting { is_confirmed, .. }, Message::Keepalive) => *is_confirmed = true,
             (Phase::OpenConfirm(_), Message::Keepalive) => {
                 connection.heard(now);
                 self.establish(now, index, out);
@@ -412,11 +425,17 @@ impl Session {
             (phase, _) => {
                 let subcode = match phase {
                     Phase::OpenSent => 1,
-                    Phase::OpenConfirm(_) => 2,
+                    Phase::Waiting { .. } | Phase::OpenConfirm(_) => 2,
                     Phase::Established { .. } => 3,
                 };
                 let notification = Notification::new(code::FINITE_STATE_MACHINE, subcode);
                 self.end(now, index, End::Send(notification), out);
+            }
+        }
+        if was_established && self.connection() == Some(id) {
+            // The peer is there, so it has not restarted.
+            while let Some(index) = self.connections.iter().position(|it| it.waits_until().is_some()) {
+                self.end(now, index, End::Send(Notification::new(code::CEASE, cease::COLLISION)), out);
             }
         }
     }
@@ -432,6 +451,11 @@ impl Session {
             return;
         }
         let Some(index) = self.index(id) else { return };
+        self.confirm(now, index, negotiated, out);
+    }
+
+    /// Confirms the OPEN of the peer.
+    fn confirm(&mut self, now: Time, index: usize, negotiated: Negotiated, out: &mut Vec<Output>) {
         let hold_time = Duration::from_secs(negotiated.hold_time.into());
         let connection = &mut self.connections[index];
         connection.hold_at = (!hold_time.is_zero()).then(|| now + hold_time);
@@ -450,9 +474,11 @@ impl Session {
         let collision = || End::Send(Notification::new(code::CEASE, cease::COLLISION));
         let (id, is_outgoing) = (self.connections[index].id, self.connections[index].outgoing);
         if let Some((negotiated, since)) = self.negotiated() {
-            // A peer that connects again has restarted, if it can: it would not do so otherwise.
-            let has_restarted = !negotiated.retainable().is_empty() && now.saturating_sub(since) >= YOUNG;
-            if !has_restarted || is_outgoing {
+            // A peer that connects again may have restarted, if it can. So may somebody who has its address, so the old connection
+            // has to show it: a peer without it resets it, or acknowledges nothing (unlike RFC 4724 5, which believes the new one).
+            let may_have_restarted =
+                !negotiated.retainable().is_empty() && now.saturating_sub(since) >= YOUNG;
+            if !may_have_restarted || is_outgoing {
                 // Without a hold time, nothing else finds out that the peer has lost the old connection.
                 let silent =
                     self.connections.iter().find(|old| old.is_established() && old.hold_at.is_none());
@@ -460,9 +486,14 @@ impl Session {
                 self.end(now, index, collision(), out);
                 return false;
             }
-            if let Some(old) = self.connections.iter().position(Connection::is_established) {
-                self.end(now, old, End::Replaced, out);
-            }
+            let old = self.connection();
+            out.extend(
+                old.into_iter().flat_map(|id| [Output::Probe(id), Output::Send(id, encode_keepalive())]),
+            );
+            let connection = &mut self.connections[index];
+            connection.phase =
+                Phase::Waiting { negotiated: peer.clone(), until: now + PROBE, is_confirmed: false };
+            return false;
         }
         // The end with the higher identifier, or number if identifiers are equal, keeps its own connection.
         let own = (self.settings.identifier, self.settings.local_as);
@@ -525,7 +556,7 @@ impl Session {
             End::Lost if connection.is_established() => {
                 self.last_error = Some("the connection was lost".to_owned());
             }
-            End::Lost | End::Replaced => {}
+            End::Lost => {}
         }
         out.push(Output::Close(connection.id));
         if let Phase::Established { negotiated, .. } = &connection.phase {
@@ -538,7 +569,7 @@ impl Session {
         }
         let age = match &connection.phase {
             Phase::Established { since, .. } => Some(now.saturating_sub(*since)),
-            Phase::OpenSent | Phase::OpenConfirm(_) => None,
+            Phase::OpenSent | Phase::Waiting { .. } | Phase::OpenConfirm(_) => None,
         };
         self.backoff.ended(&end, age);
         if let End::Send(notification) = &end
@@ -550,5 +581,23 @@ impl Session {
             self.retry_at = (self.is_started && !self.settings.passive).then(|| now + pause);
         }
         self.retry(now);
+        if connection.is_established() && self.is_started {
+            self.confirm_waiting(now, out);
+        }
+    }
+
+    /// The established connection has ended, so one that waited for that goes on.
+    fn confirm_waiting(&mut self, now: Time, out: &mut Vec<Output>) {
+        let next = self.connections.iter().enumerate().find_map(|(index, it)| match &it.phase {
+            Phase::Waiting { negotiated, is_confirmed, .. } => {
+                Some((index, negotiated.clone(), *is_confirmed))
+            }
+            Phase::OpenSent | Phase::OpenConfirm(_) | Phase::Established { .. } => None,
+        });
+        let Some((index, negotiated, is_confirmed)) = next else { return };
+        self.confirm(now, index, negotiated, out);
+        if is_confirmed {
+            self.establish(now, index, out);
+        }
     }
 }

@@ -7,11 +7,13 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until};
 
+use super::socket;
 use crate::codec::{Notification, length};
-use crate::fsm::ConnectionId;
+use crate::fsm::{ConnectionId, PROBE, UNACKNOWLEDGED};
 use crate::rib::PeerId;
 
 /// What a connection reports.
@@ -44,6 +46,8 @@ pub(super) struct OpenConnection {
     reader: JoinHandle<()>,
     /// There until [`close`](Self::close).
     writer: Option<JoinHandle<()>>,
+    /// Tells the reader, which has the socket also while the writer waits.
+    probe: Arc<Notify>,
     /// The writer notices that it is dropped, also while it waits for a peer that does not read.
     _closing: oneshot::Sender<()>,
 }
@@ -95,17 +99,27 @@ impl OpenConnection {
                 () = too_long => {}
             }
         });
-        let reader = tokio::spawn(read_all(read, move |report| {
-            let reports = reports.clone();
-            async move { reports.send((peer, id, report)).await.is_ok() }
-        }));
-        Self { out, waiting, reader, writer: Some(writer), _closing }
+        let probe = Arc::new(Notify::new());
+        let probed = Arc::clone(&probe);
+        let reader = tokio::spawn(async move {
+            read_all(read, &probed, |report| {
+                let reports = reports.clone();
+                async move { reports.send((peer, id, report)).await.is_ok() }
+            })
+            .await;
+        });
+        Self { out, waiting, reader, writer: Some(writer), probe, _closing }
     }
 
     /// Queues bytes. If the connection has ended, they are lost, and the end is reported.
     pub(super) fn send(&self, bytes: Vec<u8>) {
         self.waiting.fetch_add(bytes.len(), Ordering::Relaxed);
         let _ = self.out.send(bytes);
+    }
+
+    /// Ends the connection if the peer's system acknowledges nothing for [`UNACKNOWLEDGED`].
+    pub(super) fn probe(&self) {
+        self.probe.notify_one();
     }
 
     /// Closes the connection after everything that was sent.
@@ -145,11 +159,28 @@ async fn write_all(
     let _ = write.shutdown().await;
 }
 
-async fn read_all<F: Future<Output = bool>>(read: OwnedReadHalf, report: impl Fn(Report) -> F) {
+async fn read_all<F: Future<Output = bool>>(
+    read: OwnedReadHalf,
+    probe: &Notify,
+    report: impl Fn(Report) -> F,
+) {
     let mut buffer: Vec<u8> = Vec::new();
+    let mut probed_until = None;
     loop {
         // An idle connection has no buffer.
-        let ready = read.readable().await;
+        let ready = tokio::select! {
+            ready = read.readable() => ready,
+            () = probe.notified() => {
+                limit_acknowledgements(&read, UNACKNOWLEDGED);
+                probed_until = Some(Instant::now() + PROBE);
+                continue;
+            }
+            () = sleep_until(probed_until.unwrap_or_else(Instant::now)), if probed_until.is_some() => {
+                limit_acknowledgements(&read, Duration::ZERO);
+                probed_until = None;
+                continue;
+            }
+        };
         buffer.reserve(READ);
         match ready.and_then(|()| read.try_read_buf(&mut buffer)) {
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
@@ -176,6 +207,12 @@ async fn read_all<F: Future<Output = bool>>(read: OwnedReadHalf, report: impl Fn
             report(Report::Broken(notification)).await;
             return;
         }
+    }
+}
+
+fn limit_acknowledgements(read: &OwnedReadHalf, limit: Duration) {
+    if let Err(error) = socket::set_user_timeout(read.as_ref(), limit) {
+        tracing::warn!(%error, "cannot find out whether the peer still has the connection");
     }
 }
 

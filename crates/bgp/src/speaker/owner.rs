@@ -328,6 +328,10 @@ impl Owner {
                     (Err(error), _) => return tracing::warn!(%error, "connection refused"),
                     (_, Err(_)) => return,
                 };
+                // As in BIRD. The other addresses of this node may be ones that no Node object lists, so agents do not keep pods away from them.
+                if config.transport.source.is_some_and(|source| source != own) {
+                    return tracing::info!(%from, to = %own, "a peer has connected to another address than that of its session");
+                }
                 let connection = self.start(id, stream);
                 let effects = self.router.accepted(now, id, connection, own);
                 self.carry_out(effects);
@@ -380,6 +384,11 @@ impl Owner {
                 Effect::Send(connection, bytes) => {
                     if let Some((_, connection)) = self.connections.get(&connection) {
                         connection.send(bytes);
+                    }
+                }
+                Effect::Probe(connection) => {
+                    if let Some((_, connection)) = self.connections.get(&connection) {
+                        connection.probe();
                     }
                 }
                 Effect::Close(connection) => drop(self.connections.remove(&connection)),

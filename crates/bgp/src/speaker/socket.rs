@@ -88,6 +88,12 @@ pub(super) async fn connect(
     Ok(stream)
 }
 
+/// Ends the connection when what was sent has not been acknowledged for this long. Only Linux has this option: elsewhere, a peer that lost the
+/// connection has to reset it.
+pub(super) fn set_user_timeout(stream: &TcpStream, limit: Duration) -> io::Result<()> {
+    options::set_user_timeout(stream, limit)
+}
+
 /// The lowest time to live of packets that passed fewer routers than `hops`.
 fn lowest(hops: u8) -> u8 {
     TTL - hops.saturating_sub(1)
@@ -102,6 +108,7 @@ mod options {
     use std::io;
     use std::net::IpAddr;
     use std::os::fd::AsFd;
+    use std::time::Duration;
 
     use tortie_kernel::tcp;
 
@@ -123,6 +130,10 @@ mod options {
     pub(super) fn set_min_ttl(socket: &impl AsFd, is_ipv6: bool, ttl: u8) -> io::Result<()> {
         tcp::set_min_ttl(socket.as_fd(), is_ipv6, ttl).map_err(io::Error::other)
     }
+
+    pub(super) fn set_user_timeout(socket: &impl AsFd, limit: Duration) -> io::Result<()> {
+        tcp::set_user_timeout(socket.as_fd(), limit).map_err(io::Error::other)
+    }
 }
 
 /// What other systems lack is refused, and not left out.
@@ -130,6 +141,7 @@ mod options {
 mod options {
     use std::io;
     use std::net::IpAddr;
+    use std::time::Duration;
 
     /// WSAEAFNOSUPPORT.
     pub(super) const NO_FAMILY: i32 = 10047;
@@ -150,6 +162,11 @@ mod options {
 
     pub(super) fn set_min_ttl<S>(_: &S, _: bool, _: u8) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
+    }
+
+    pub(super) fn set_user_timeout<S>(_: &S, _: Duration) -> io::Result<()> {
+        // The peer's answer to the KEEPALIVE resets the connection, or acknowledges it.
+        Ok(())
     }
 }
 

@@ -27,6 +27,7 @@ struct Cluster {
     filters: Vec<Value>,
     pools: Vec<Value>,
     blocks: Vec<IpNet>,
+    stray_blocks: Vec<IpNet>,
     pods: Vec<PodAddress>,
     service_addresses: BTreeSet<IpNet>,
 }
@@ -73,6 +74,7 @@ fn derived(cluster: &Cluster, name: &str) -> Derived {
             filters: &all::<BgpFilter>(&cluster.filters),
             pools: &all::<IpPool>(&cluster.pools),
             blocks: &cluster.blocks,
+            stray_blocks: &cluster.stray_blocks,
             pods: &cluster.pods,
             service_addresses: &cluster.service_addresses,
             secret: &secret,
@@ -388,6 +390,58 @@ fn judged_route(
         Verdict::Unchanged => Some(attributes),
         Verdict::Changed(changed) => Some(*changed),
     }
+}
+
+/// Whatever else a node announces would lead packets of all nodes to it.
+#[test]
+fn nodes_of_the_mesh_may_announce_pods_and_services() {
+    let mut cluster = Cluster {
+        nodes: vec![plain(1), node(2, json!({}), json!({"projectcalico.org/IPv6Address": "fd00::2/64"}))],
+        configurations: vec![named(
+            "default",
+            json!({"serviceClusterIPs": [{"cidr": "10.96.0.0/12"}], "serviceExternalIPs": [{"cidr": "192.0.2.0/28"}],
+                "serviceLoadBalancerIPs": [{"cidr": "198.51.100.7/32"}]}),
+        )],
+        pools: vec![
+            named("plain", json!({"cidr": "10.1.0.0/16"})),
+            named("disabled", json!({"cidr": "10.2.0.0/16", "disabled": true})),
+            named("six", json!({"cidr": "fd01::/48"})),
+        ],
+        stray_blocks: vec!["10.7.0.0/26".parse().unwrap()],
+        ..Cluster::default()
+    };
+    let of_peer = |cluster: &Cluster, address: &str| {
+        let config = config(cluster, "n1");
+        let peer = config.peers.iter().find(|(it, _)| it.ip().to_string() == address).unwrap().1.clone();
+        (peer.rules.import, peer.rules.next_hops)
+    };
+    let (import, next_hops) = of_peer(&cluster, "10.0.0.2");
+    for (prefix, accepted) in [
+        ("10.1.0.0/16", true),
+        ("10.1.3.64/26", true),
+        ("10.2.9.9/32", true),
+        ("10.7.0.0/26", true),
+        ("10.7.0.3/32", true),
+        ("10.96.0.10/32", true),
+        ("192.0.2.3/32", true),
+        ("198.51.100.7/32", true),
+        ("0.0.0.0/0", false),
+        ("10.0.0.0/8", false),
+        ("10.0.0.1/32", false),
+        ("10.7.0.64/26", false),
+        ("192.0.2.16/32", false),
+        ("203.0.113.0/24", false),
+    ] {
+        assert_eq!(judged(&import, prefix, |_| {}).is_some(), accepted, "{prefix}");
+    }
+    let addresses = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect();
+    assert_eq!(next_hops, Some(addresses(&["10.0.0.2", "fd00::2"])));
+
+    // A BGPPeer is as its filters say.
+    cluster.peers = vec![named("all", json!({"peerSelector": "all()"}))];
+    let (import, next_hops) = of_peer(&cluster, "10.0.0.2");
+    assert!(judged(&import, "0.0.0.0/0", |_| {}).is_some());
+    assert_eq!(next_hops, None);
 }
 
 #[test]

@@ -225,6 +225,7 @@ impl Network {
                     self.schedule(delay, Event::Connect { from: node, to: peer.0 as usize });
                 }
                 Effect::Send(end, bytes) => self.send(end, bytes),
+                Effect::Probe(end) => self.probe(end),
                 Effect::Close(end) => self.close(end),
             }
         }
@@ -245,6 +246,15 @@ impl Network {
         sender.latest = at;
         self.updates += usize::from(bytes[18] == 2);
         self.schedule(at - self.now, Event::Bytes { end: Self::other(end), bytes });
+    }
+
+    /// The system ends a connection whose other end acknowledges nothing, or does not know it.
+    fn probe(&mut self, end: ConnectionId) {
+        let is_lost = |end: &End| end.is_dead || self.is_blocked(end.node, end.peer);
+        let is_known = self.ends.get(&Self::other(end)).is_some_and(|other| other.is_open);
+        if self.ends.get(&end).is_some_and(is_lost) || !is_known {
+            self.schedule(Duration::from_secs(3), Event::Closed { end });
+        }
     }
 
     /// One end closes; the other hears of it after everything that was sent.

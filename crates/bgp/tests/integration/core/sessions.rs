@@ -47,6 +47,7 @@ fn names(outputs: &[Output]) -> Vec<String> {
             Message::Notification(n) => format!("{}/{} on {}", n.code, n.subcode, id.0),
             other => format!("{other:?} on {}", id.0),
         },
+        Output::Probe(id) => format!("probe {}", id.0),
         Output::Close(id) => format!("close {}", id.0),
         Output::Up(id) => format!("up {}", id.0),
         Output::Down(families) => format!("down, keeps {}", families.iter().count()),
@@ -250,25 +251,75 @@ fn the_higher_identifier_keeps_its_connection() {
     }
 }
 
+/// Only a peer that can restart connects again, and it has to show that it has: whoever has its address could connect, too.
 #[test]
-fn a_second_connection_means_a_restart_only_if_the_peer_can_restart() {
-    for (restarts, age, replaced) in
-        [(None, 60, false), (restart(false, false, true), 60, true), (restart(false, false, true), 1, false)]
-    {
+fn a_second_connection_of_a_peer_that_cannot_have_restarted_is_rejected() {
+    for (restarts, age) in [(None, 60), (restart(false, false, true), 1)] {
         let mut test = Test::new(settings());
         test.establish(&open(1, restarts.clone()));
         test.wait(seconds(age));
         test.keepalive(IN);
         assert_eq!(test.input(Input::Accepted(NEXT)), ["open on 3"]);
-        let seen = test.open(NEXT, &open(1, restarts));
-        if replaced {
-            assert_eq!(seen, ["close 2", "down, keeps 2", "keepalive on 3"]);
-            assert_eq!(test.keepalive(NEXT), ["up 3"]);
-        } else {
-            assert_eq!(seen, ["6/7 on 3", "close 3"]);
-            assert_eq!(test.0.connection(), Some(IN));
-        }
+        assert_eq!(test.open(NEXT, &open(1, restarts)), ["6/7 on 3", "close 3"]);
+        assert_eq!(test.0.connection(), Some(IN));
     }
+}
+
+/// An established session, and a second connection of a peer that may have restarted.
+fn second_connection() -> Test {
+    let mut test = Test::new(settings());
+    test.establish(&open(1, restart(false, false, true)));
+    test.wait(seconds(60));
+    test.keepalive(IN);
+    assert_eq!(test.input(Input::Accepted(NEXT)), ["open on 3"]);
+    let seen = test.open(NEXT, &open(1, restart(false, true, true)));
+    assert_eq!(seen, ["probe 2", "keepalive on 2"]);
+    assert_eq!((test.0.state(), test.0.connection()), (State::Established, Some(IN)));
+    test
+}
+
+#[test]
+fn a_second_connection_replaces_one_that_the_peer_has_lost() {
+    // The peer has confirmed the OPEN before the old connection ends, or afterwards. It is reset, or leaves the probe unacknowledged.
+    for (is_confirmed, after) in [(false, 0), (true, 0), (false, 3), (true, 3)] {
+        let mut test = second_connection();
+        if is_confirmed {
+            assert_eq!(test.keepalive(NEXT), [""; 0]);
+        }
+        assert_eq!(test.wait(seconds(after)), [""; 0]);
+        let mut seen = test.input(Input::Closed(IN));
+        if !is_confirmed {
+            seen.extend(test.keepalive(NEXT));
+        }
+        assert_eq!(seen, ["close 2", "down, keeps 2", "keepalive on 3", "up 3"], "{is_confirmed} {after}");
+        assert!(!test.wait(seconds(10)).contains(&"close 3".to_owned()));
+    }
+}
+
+#[test]
+fn a_second_connection_does_not_replace_one_that_the_peer_still_has() {
+    // The peer's system acknowledges the probe: nothing happens on the old connection.
+    let mut test = second_connection();
+    assert_eq!(test.wait(seconds(5)), ["6/7 on 3", "close 3"]);
+    assert_eq!(test.0.connection(), Some(IN));
+    // The peer says something.
+    let mut test = second_connection();
+    test.keepalive(NEXT);
+    assert_eq!(test.keepalive(IN), ["6/7 on 3", "close 3"]);
+    assert_eq!(test.0.connection(), Some(IN));
+    // A third one takes the place of the second, and waits in its turn.
+    let mut test = second_connection();
+    let third = ConnectionId(9);
+    assert_eq!(test.input(Input::Accepted(third)), ["6/7 on 3", "close 3", "open on 9"]);
+    assert_eq!(test.open(third, &open(1, restart(false, true, true))), ["probe 2", "keepalive on 2"]);
+    assert_eq!(test.wait(seconds(5)), ["6/7 on 9", "close 9"]);
+    // The operator's end is that of both.
+    let mut test = second_connection();
+    let stop = Notification::shutdown(cease::ADMINISTRATIVE_SHUTDOWN, "x");
+    assert_eq!(
+        test.input(Input::Stop(stop)),
+        ["6/2 on 2", "close 2", "down, keeps 0", "6/2 on 3", "close 3"]
+    );
 }
 
 /// A peer that has crashed answers on the old connection that it does not know it.

@@ -44,6 +44,7 @@ fn derived(node: u8) -> Derived {
         filters: &[],
         pools: &pools(),
         blocks: &[block(node)],
+        stray_blocks: &[],
         pods: &[],
         service_addresses: &BTreeSet::new(),
         secret: &|_| Err(tortie_bgp::calico::NoSecret::Absent("there are no Secrets".to_owned())),

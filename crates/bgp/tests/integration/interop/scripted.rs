@@ -315,6 +315,30 @@ fn an_address_that_is_not_there_is_left_out() {
     assert!(runtime.block_on(speaker.apply(both)).unwrap().is_empty());
 }
 
+#[test]
+fn a_peer_connects_to_the_address_of_its_session_only() {
+    let lab = Lab::new(2);
+    let second: SocketAddr = "10.9.0.77:179".parse().unwrap();
+    let add = || {
+        let link = tortie_kernel::interface_index("eth0").unwrap();
+        let address = Address { link, address: second.ip(), prefix_length: 24 };
+        RouteSocket::open().unwrap().change(&Change::AddAddress(address)).unwrap();
+    };
+    lab.namespace(1).run(add).unwrap();
+    for (source, accepted) in [(Some(ipv4(1)), false), (None, true)] {
+        let mut config = waiting(|peer| peer.transport.source = source);
+        config.listen = vec![SocketAddr::new([0, 0, 0, 0].into(), 179)];
+        let tortie = Tortie::start(&lab, 1, config, false);
+        let stream = lab.namespace(2).run(|| TcpStream::connect(second).unwrap()).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut script = Script { stream, read: Vec::new() };
+        assert_eq!(script.message().is_some(), accepted, "{source:?}");
+        let mut script = Script::connect(&lab, 2);
+        script.establish(&hello(AS, 90));
+        until("the session is established", || tortie.is_established());
+    }
+}
+
 /// Nothing of the runtime works after the answer, so what the peer reads was sent before, although it reads late.
 #[test]
 fn the_last_message_is_sent_before_the_speaker_has_shut_down() {
@@ -351,4 +375,56 @@ fn the_last_message_is_sent_before_the_speaker_has_shut_down() {
     };
     let ended = lab.namespace(1).run(work).unwrap().unwrap();
     assert_eq!((ended.code, ended.subcode), (code::CEASE, cease::ADMINISTRATIVE_SHUTDOWN), "{ended:?}");
+}
+
+/// A peer that can restart.
+fn restarting() -> Open {
+    let families = vec![(1, 1, true)];
+    let restart = GracefulRestart { restarted: false, notification: false, restart_time: 60, families };
+    let capabilities = vec![Capability::family(Family::Ipv4), Capability::GracefulRestart(restart)];
+    Open::new(AS, 90, [10, 9, 0, 2].into(), capabilities)
+}
+
+/// A session that is old enough for its peer to have restarted, with one route.
+fn old_session(lab: &Lab) -> (Tortie, Script) {
+    let tortie = Tortie::start(lab, 1, waiting(|_| {}), false);
+    let mut script = Script::connect(lab, 2);
+    script.establish(&restarting());
+    script.announce("10.30.0.0/16");
+    until("Tortie has the route", || tortie.route("10.30.0.0/16").is_some());
+    std::thread::sleep(Duration::from_millis(10_100));
+    (tortie, script)
+}
+
+#[test]
+fn somebody_with_the_peers_address_does_not_take_over_its_session() {
+    let lab = Lab::new(2);
+    let (tortie, mut script) = old_session(&lab);
+    let mut other = Script::connect(&lab, 2);
+    other.send(&codec::encode_open(&restarting()));
+    other.send(&codec::encode_keepalive());
+    assert_eq!(other.end(), Some(Notification::new(code::CEASE, cease::COLLISION)));
+    assert!(tortie.is_established() && tortie.route("10.30.0.0/16").is_some());
+    script.announce("10.31.0.0/16");
+    until("the session goes on", || tortie.route("10.31.0.0/16").is_some());
+}
+
+/// The machine of the peer acknowledges nothing on the old connection, and does not reset it either.
+#[test]
+fn a_peer_that_has_lost_its_connection_without_a_word_takes_its_session_over() {
+    let lab = Lab::new(2);
+    let (tortie, script) = old_session(&lab);
+    let port = script.stream.local_addr().unwrap().port();
+    let table = format!(
+        "table ip lost {{ chain in {{ type filter hook input priority 0; tcp dport {port} drop; }}; }}"
+    );
+    let mut nft = std::process::Command::new("nft");
+    let status = lab.namespace(2).enter_on_spawn(nft.arg(table)).unwrap().status();
+    assert!(status.expect("this test needs the program nft: apt-get install nftables").success());
+    let mut back = Script::connect(&lab, 2);
+    let begin = std::time::Instant::now();
+    back.establish(&restarting());
+    assert!(begin.elapsed() > Duration::from_secs(2), "the old connection was waited for");
+    back.announce("10.32.0.0/16");
+    until("the new connection counts", || tortie.route("10.32.0.0/16").is_some());
 }
