@@ -30,6 +30,11 @@ const MAX_CONFLICTS: usize = 10;
 /// The maximum number of conditions in a report; the rest is counted.
 const MAX_CONDITIONS: usize = 50;
 
+/// The maximum number of characters of a message, and of objects that cause a condition: messages quote objects, and whoever writes these must
+/// not make a report larger than a datastore takes.
+const MAX_MESSAGE: usize = 1_000;
+const MAX_CAUSES: usize = 20;
+
 /// The id of the system's current start, as kubelets report it; empty if the system does not tell it.
 pub(crate) fn boot_id() -> String {
     #[cfg(windows)]
@@ -240,6 +245,7 @@ fn status<'a>(
     conditions.sort_by_key(|condition| Severity::of(&condition.reason) != Severity::Failure);
     let more = conditions.len().saturating_sub(MAX_CONDITIONS);
     conditions.truncate(MAX_CONDITIONS);
+    conditions.iter_mut().for_each(shorten);
     NodeStatus {
         positions: in_force.positions.clone(),
         endpoints: in_force.endpoints.len(),
@@ -247,6 +253,15 @@ fn status<'a>(
         more,
         ..about.clone()
     }
+}
+
+/// Cuts what is longer than a report should have.
+fn shorten(condition: &mut ReportedCondition) {
+    condition.about.truncate(MAX_CAUSES);
+    let Some((end, _)) = condition.message.char_indices().nth(MAX_MESSAGE) else { return };
+    let more = condition.message[end..].chars().count();
+    condition.message.truncate(end);
+    condition.message.push_str(&format!(" … ({more} characters more)"));
 }
 
 #[cfg(test)]
@@ -301,6 +316,19 @@ mod tests {
         for (name, written, status, requested, expected) in table {
             assert_eq!(next_write(written.as_ref(), &status, &requested, HEARTBEAT), expected, "{name}");
         }
+    }
+
+    /// Selectors and fields that messages quote may be as long as an object.
+    #[test]
+    fn a_report_has_no_long_message() {
+        let condition = |message: String| Condition::new(Reason::NotUnderstood, message);
+        let (long, short) = ("ä".repeat(1_200_000), "ä".repeat(MAX_MESSAGE));
+        let bgp = [condition(long), condition(short.clone())];
+        let status = status(&NodeStatus::default(), &InForce::default(), &Taken::default(), bgp.iter());
+        let [first, second] = &status.conditions[..] else { panic!("{status:?}") };
+        assert_eq!(first.message, format!("{short} … (1199000 characters more)"));
+        assert_eq!(second.message, short);
+        assert!(serde_json::to_vec(&status).unwrap().len() < 10_000);
     }
 
     #[test]

@@ -105,7 +105,19 @@ fn row(kind: Kind) -> (Rights, Rights) {
     }
 }
 
+/// Why a client may do nothing.
+const NO_ROLE: &str =
+    "it names no role; issue one with the organisation tortie:nodes, tortie:components or tortie:operators";
+
 impl Role {
+    /// Why a client with this role may do nothing, whatever it asks for; nothing if it may do something.
+    pub(crate) fn refusal(&self) -> Option<String> {
+        match self {
+            Self::None(_) => Some(format!("{self} may do nothing: {NO_ROLE}")),
+            Self::Node(_) | Self::Controllers | Self::Operator(_) => None,
+        }
+    }
+
     /// # Errors
     /// The client may not read this object.
     pub(crate) fn may_get(&self, key: &Key) -> Result<(), StoreError> {
@@ -194,12 +206,12 @@ impl Role {
         let why = match (self, extent) {
             (_, All) => return Ok(()),
             (_, Own) if is_own() => return Ok(()),
-            (Self::None(_), _) => {
-                "it names no role; issue one with the organisation tortie:nodes, tortie:components or tortie:operators"
-                    .to_owned()
-            }
+            (Self::None(_), _) => NO_ROLE.to_owned(),
             (_, Own) => format!("a node may do this only to its own {}", kind.plural()),
-            (_, No) => format!("this role has no such right on {}; use the certificate of an operator", kind.plural()),
+            (_, No) => format!(
+                "this role has no such right on {}; use the certificate of an operator",
+                kind.plural()
+            ),
         };
         Err(StoreError::Forbidden(format!("{self} may not {verb} {}: {why}", object())))
     }

@@ -288,6 +288,13 @@ pub(crate) fn interest(message: InterestMessage) -> Option<Interest> {
     Some(Interest { kind: known_kind(&kind)?, scope })
 }
 
+impl OneWrite {
+    /// The size of the object.
+    pub(crate) fn json_bytes(&self) -> usize {
+        self.json.as_ref().map_or(0, String::len)
+    }
+}
+
 pub(crate) fn write(message: OneWrite) -> Result<Write, StoreError> {
     let key = key(message.key)?;
     let expected = message.expected.as_deref().map(Version::new);

@@ -12,7 +12,8 @@ use tonic::{Request, Response, Status};
 use tortie_api::{Kind, Position};
 
 use super::client_identity::{Client, Role};
-use super::generated::store_server::{Store as Service, StoreServer};
+use super::generated::store_server::Store as Service;
+use super::limited::Limited;
 use super::listener::{Limits, TlsListener};
 use super::message::{
     self, BarrierReply, BarrierRequest, EncodedEvent, GetReply, GetRequest, ListReply, ListRequest, Refusal,
@@ -21,8 +22,10 @@ use super::message::{
 use super::tls::{Certificates, Reloaded, for_server};
 use crate::{PageToken, Source, Stopped, StoreError, Write, Written};
 
-/// The maximum size of a message.
+/// The maximum size of an answer.
 pub(super) const MAX_MESSAGE_BYTES: usize = 256 << 20;
+/// The maximum size of an object as JSON text: what etcd takes, so that every datastore takes it.
+const MAX_OBJECT_BYTES: usize = 3 << 19;
 
 /// Serves the store to operators on a Unix socket until the future is dropped. An abandoned socket is replaced.
 ///
@@ -69,10 +72,8 @@ pub async fn serve_tls(
         .map_err(|error| unusable(&error))
 }
 
-fn service(store: Arc<dyn Source>) -> StoreServer<Offered> {
-    StoreServer::new(Offered(store))
-        .max_decoding_message_size(MAX_MESSAGE_BYTES)
-        .max_encoding_message_size(MAX_MESSAGE_BYTES)
+fn service(store: Arc<dyn Source>) -> Limited<Offered> {
+    Limited::new(Offered(store))
 }
 
 struct Offered(Arc<dyn Source>);
@@ -109,11 +110,17 @@ impl Service for Offered {
 
     async fn write(&self, request: Request<WriteRequest>) -> Result<Response<WriteReply>, Status> {
         let role = role(&request)?;
-        let writes: Result<Vec<_>, _> = request.into_inner().writes.into_iter().map(message::write).collect();
+        let mut writes = request.into_inner().writes;
+        // The writes before one that is too large are executed.
+        let too_large = writes.iter().position(|write| write.json_bytes() > MAX_OBJECT_BYTES);
+        let problem = too_large.map(|index| too_large_problem(writes[index].json_bytes()));
+        writes.truncate(too_large.unwrap_or(usize::MAX));
+        let writes: Result<Vec<_>, _> = writes.into_iter().map(message::write).collect();
         let writes = writes.map_err(|error| Status::invalid_argument(error.to_string()))?;
-        let (written, refusal, problem) = match self.write_as(&role, writes).await {
-            Ok(written) => (written, Refusal::None, String::new()),
-            Err(Stopped { done, error }) => match error {
+        let (written, refusal, problem) = match (self.write_as(&role, writes).await, problem) {
+            (Ok(written), Some(problem)) => (written, Refusal::Invalid, problem),
+            (Ok(written), None) => (written, Refusal::None, String::new()),
+            (Err(Stopped { done, error }), _) => match error {
                 StoreError::NotFound(_) => (done, Refusal::NotFound, String::new()),
                 StoreError::AlreadyExists(_) => (done, Refusal::AlreadyExists, String::new()),
                 StoreError::Conflict(_) => (done, Refusal::Conflict, String::new()),
@@ -163,9 +170,18 @@ impl Service for Offered {
     }
 }
 
+fn too_large_problem(bytes: usize) -> String {
+    format!(
+        "it has {bytes} bytes as JSON, and an object may have {MAX_OBJECT_BYTES}; divide it, or leave out what nobody reads"
+    )
+}
+
 impl Offered {
     /// Executes the writes before the first one that the client may not do.
     async fn write_as(&self, role: &Role, mut writes: Vec<Write>) -> Result<Vec<Written>, Stopped> {
+        if writes.is_empty() {
+            return Ok(Vec::new());
+        }
         let refused = writes.iter().map(|write| role.may_write(write).err()).enumerate();
         let Some((index, error)) = refused.into_iter().find_map(|(index, error)| Some((index, error?)))
         else {

@@ -215,6 +215,38 @@ async fn a_connection_that_takes_nothing_ends() {
     asking.abort();
 }
 
+/// The writes before an object that is too large are executed, and the answer names it. The limits of messages hold before they are decoded,
+/// so a client without rights gets its answer without a look at what it sends.
+#[tokio::test(flavor = "multi_thread")]
+async fn objects_and_messages_have_limits() {
+    const LIMIT: usize = 3 << 19;
+    let served = Served::new(limits()).await;
+    let operator = served.client(served.authority.operator());
+    let node = served.client(served.authority.issue(node_subject("a")));
+    let stranger = served.client(served.authority.issue(("", "nobody".to_owned())));
+    let handle = |name: &str| Key::global(Kind::IpamHandle, name);
+    let text = |bytes: usize| json!("x".repeat(bytes - 2));
+    let create = |name: &str, bytes: usize| Write::Create(handle(name), text(bytes));
+
+    for (client, name) in [(&operator, "o"), (&node, "n")] {
+        let [first, second, third] = ["1", "2", "3"].map(|number| format!("{name}{number}"));
+        let writes = vec![create(&first, LIMIT), create(&second, LIMIT + 1), create(&third, 10)];
+        let stopped = client.write_all(writes).await.unwrap_err();
+        assert_eq!(stopped.done.len(), 1);
+        let StoreError::Invalid { key, problem } = stopped.error else { panic!("{:?}", stopped.error) };
+        assert_eq!(key, handle(&second));
+        assert!(problem.contains("1572865 bytes") && problem.contains("may have 1572864"), "{problem}");
+        assert!(client.get(&handle(&third)).await.unwrap().is_none(), "what follows is not executed");
+    }
+    let many = |name: &str| (0..20).map(|number| create(&format!("{name}{number}"), LIMIT)).collect();
+    assert_eq!(operator.write_all(many("many-o")).await.unwrap().len(), 20);
+    let stopped = node.write_all(many("many-n")).await.unwrap_err();
+    assert!(stopped.error.to_string().contains("too large"), "{}", stopped.error);
+    assert!(node.get(&handle("many-n0")).await.unwrap().is_none());
+    let stopped = stranger.write_all(many("many-s")).await.unwrap_err();
+    assert!(matches!(stopped.error, StoreError::Forbidden(_)), "{}", stopped.error);
+}
+
 /// Watchers that are behind by a burst get all of it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_burst_ends_no_watch() {
