@@ -1,5 +1,6 @@
 //! The agent's HTTP server: `/healthz`, `/readyz` and `/metrics`.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,7 +13,8 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use crate::health::{Progress, Taken, health, readiness};
@@ -20,9 +22,10 @@ use crate::metrics::Metrics;
 use crate::plane::InForce;
 use tortie_store::backoff::{Backoff, random_seed};
 
-/// The maximum number of connections at a time.
-const MAX_CONNECTIONS: usize = 32;
-/// How long a client may take for its request. Idle connections must not keep the kubelet's probes out.
+/// The maximum number of connections at a time. A further one replaces the oldest: a probe needs milliseconds, and whoever only occupies
+/// connections has the oldest ones.
+const MAX_CONNECTIONS: usize = 128;
+/// How long a client may take for its request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 /// The maximum duration of a connection.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
@@ -70,10 +73,8 @@ pub(crate) async fn serve(address: SocketAddr, paths: Paths, sources: Sources) {
 
 /// Serves until the future is dropped.
 async fn run(listener: TcpListener, paths: Paths, sources: Sources) {
-    let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let mut connections = Connections::default();
     loop {
-        // Closed together with the agent, not before.
-        let Ok(permit) = connections.clone().acquire_owned().await else { return };
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
@@ -83,7 +84,7 @@ async fn run(listener: TcpListener, paths: Paths, sources: Sources) {
             }
         };
         let sources = sources.clone();
-        tokio::spawn(async move {
+        connections.spawn(async move {
             let service = service_fn(|request: Request<Incoming>| {
                 let answer = sources.answer(paths, request.uri().path());
                 async move { Ok::<_, Infallible>(answer) }
@@ -96,8 +97,28 @@ async fn run(listener: TcpListener, paths: Paths, sources: Sources) {
             if let Ok(Err(error)) = timeout(CONNECTION_TIMEOUT, connection).await {
                 tracing::debug!(%error, "a request for health or metrics broke off");
             }
-            drop(permit);
         });
+    }
+}
+
+/// The connections from the oldest to the newest; some have ended.
+#[derive(Default)]
+struct Connections(VecDeque<AbortHandle>);
+
+impl Connections {
+    fn spawn(&mut self, connection: impl Future<Output = ()> + Send + 'static) {
+        self.0.retain(|connection| !connection.is_finished());
+        while self.0.len() >= MAX_CONNECTIONS {
+            let Some(oldest) = self.0.pop_front() else { break };
+            oldest.abort();
+        }
+        self.0.push_back(tokio::spawn(connection).abort_handle());
+    }
+}
+
+impl Drop for Connections {
+    fn drop(&mut self) {
+        self.0.iter().for_each(AbortHandle::abort);
     }
 }
 

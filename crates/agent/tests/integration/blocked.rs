@@ -175,6 +175,35 @@ async fn readyz_tells_what_is_not_in_force() {
     bed.agent.abort();
 }
 
+/// Any process of the machine may connect. The kubelet would restart an agent that does not answer within a second.
+#[tokio::test(flavor = "multi_thread")]
+async fn idle_connections_of_others_keep_no_probe_out() {
+    let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
+    let (store, os, dir) = (cluster().await, FakeOs::default(), tempfile::tempdir().unwrap());
+    let platform = Platform::Other { dataplane: Box::new(os.clone()), wiring: Arc::new(os.clone()) };
+    let extras = Extras { health_address: Some(free), ..Extras::default() };
+    let agent = tokio::spawn(tortie_agent::run_with(config(dir.path(), store.clone(), platform), extras));
+    until("the agent is ready", || async { ready(free).await }).await;
+    let flood = tokio::spawn(async move {
+        let mut held = std::collections::VecDeque::new();
+        loop {
+            held.extend(tokio::net::TcpStream::connect(free).await.ok());
+            if held.len() > 600 {
+                held.pop_front();
+                tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+            }
+        }
+    });
+    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+    for number in 0..20 {
+        let limit = std::time::Duration::from_secs(5);
+        let answer = tokio::time::timeout(limit, asked(free, "/healthz")).await.unwrap_or_default();
+        assert!(answer.starts_with("HTTP/1.1 200"), "{number}: {answer}");
+    }
+    flood.abort();
+    agent.abort();
+}
+
 /// Whether `/readyz` succeeds.
 async fn ready(address: SocketAddr) -> bool {
     asked(address, "/readyz").await.starts_with("HTTP/1.1 200")
