@@ -14,8 +14,8 @@ use tonic::{Code, Status};
 use tortie_api::{Key, Kind, Position, Positions};
 
 use super::generated::store_client::StoreClient;
+use super::limited::MAX_MESSAGE_BYTES;
 use super::message::{self, BarrierRequest, GetRequest, ListRequest, Refusal, WatchRequest, WriteRequest};
-use super::server::MAX_MESSAGE_BYTES;
 use super::tls::{Certificates, Reloaded, for_client};
 use crate::follow::{Follow, Source, Watch, follow};
 use crate::{

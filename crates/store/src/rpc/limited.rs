@@ -13,8 +13,9 @@ use tower::Service;
 
 use super::client_identity::{Client, Role};
 use super::generated::store_server::{Store, StoreServer};
-use super::server::MAX_MESSAGE_BYTES;
 
+/// The maximum size of an answer, in bytes.
+pub(super) const MAX_MESSAGE_BYTES: usize = 256 << 20;
 /// The longest message of a node. Its agent writes single objects and lists of them, of some hundred bytes each.
 const MAX_BYTES_OF_NODE: usize = 4 << 20;
 /// The longest message of others, who import whole clusters.

@@ -22,8 +22,6 @@ use super::message::{
 use super::tls::{Certificates, Reloaded, for_server};
 use crate::{PageToken, Source, Stopped, StoreError, Write, Written};
 
-/// The maximum size of an answer.
-pub(super) const MAX_MESSAGE_BYTES: usize = 256 << 20;
 /// The maximum size of an object as JSON text: what etcd takes, so that every datastore takes it.
 const MAX_OBJECT_BYTES: usize = 3 << 19;
 
